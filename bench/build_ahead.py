@@ -146,7 +146,7 @@ def main() -> int:
         pathlib.Path(args.json_out).write_text(json.dumps(
             {"suite": "build", "device": device_name(), "commit": args.commit, "date": args.date,
              "command": "bench/build_ahead.py", "ceilings": {},
-             "context": {"notes": f"{args.layers} layers, {KV_HEADS} KV heads of {DIM}, linked road; value and other: CPU time"},
+             "context": {"notes": f"{args.layers} layers, {KV_HEADS} KV heads of {DIM}, linked; value and other: CPU time"},
              "rows": table}, indent=1) + "\n")
     return 0
 

@@ -107,7 +107,7 @@ class Layer {
   // The first 32K tokens or the second, in turn.
   void ScoreTokens() {
     std::vector<ScoreTokensWork> work;
-    const int begin = turn_++ % 2 * kVoteTokens;
+    const int begin = round_++ % 2 * kVoteTokens;
     for (int h = 0; h < kHeads; ++h) {
       for (int t = 0; t < kVoteTokens; t += kItemRows) {
         work.push_back({RowsOf(h),
@@ -128,9 +128,9 @@ class Layer {
                *pool_);
   }
 
-  // Keys of one turn of ScoreTokens, read plainly.
+  // Keys of one round of ScoreTokens, read plainly.
   void Read() {
-    const int begin = turn_++ % 2 * kVoteTokens / kGeometry.page_tokens;
+    const int begin = round_++ % 2 * kVoteTokens / kGeometry.page_tokens;
     constexpr int kPages = 64;
     pool_->ParallelFor(kVoteTokens / kGeometry.page_tokens / kPages, [&](int64_t item) {
       Wide sum0{}, sum1{};
@@ -200,7 +200,7 @@ class Layer {
   std::vector<double> covariance_, values_, losses_;
   std::vector<float> rotations_, normals_, queries_, logits_, votes_, max_, sum_, factors_;
   PackedRows format_;
-  int turn_ = 0;
+  int round_ = 0;
 };
 
 struct Case {

@@ -136,12 +136,12 @@ Outcome Run(const Sizes& sizes, uint64_t seed) {
   Outcome outcome;
   outcome.full = fill();
   double sum = 0;
-  constexpr int kTurns = 200;
-  for (int turn = 0; turn < kTurns; ++turn) {
+  constexpr int kRounds = 200;
+  for (int round = 0; round < kRounds; ++round) {
     for (size_t n = live.size() / 8 + 1; n > 0; --n) drop();
     sum += fill();
   }
-  outcome.churn = sum / kTurns;
+  outcome.churn = sum / kRounds;
   for (size_t n = live.size() / 4; n > 0; --n) drop();
   const auto begin = std::chrono::steady_clock::now();
   constexpr int kOps = 200000;

@@ -55,10 +55,10 @@ class Bench {
     store_ = Must(Store::Create(options), "store");
     PeerIdentity peer;
     peer.tenant = "uid:0";
-    session_ =
-        Must(store_->sessions().OpenSession(peer, Road::kLinked, "bench", [](const ArenaGrant&) {}),
-             "session")
-            .session;
+    session_ = Must(store_->sessions().OpenSession(peer, Transport::kLinked, "bench",
+                                                   [](const ArenaGrant&) {}),
+                    "session")
+                   .session;
     model_ = Must(store_->models().RegisterModel(session_, Model()), "model");
   }
 

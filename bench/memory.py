@@ -3,7 +3,7 @@
 
     bench/memory.py [--tokens N] [--json-out FILE] [--commit HASH] [--date DATE]
 
-Raw pages are given back (keep_raw = "no"); what is left is what the plan reads: packed rows with their block
+Raw pages are released (keep_raw = "no"); what is left is what the plan reads: packed rows with their block
 keys and rotations, or coarse rows, raw rows and bases, and the pages of the last tokens.
 """
 

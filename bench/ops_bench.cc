@@ -231,9 +231,9 @@ void ScorePackedBlocks(benchmark::State& state) {
   constexpr int kBlocks = kTokens / 8;
   std::vector<float> out(kGeometry.kv_heads * kBlocks);
   std::vector<ScorePackedWork> work(kGeometry.kv_heads);
-  int turn = 0;
+  int round = 0;
   for ([[maybe_unused]] auto _ : state) {
-    const int begin = turn++ * kBlocks % kTokens, layer = a.NextLayer();
+    const int begin = round++ * kBlocks % kTokens, layer = a.NextLayer();
     for (int h = 0; h < kGeometry.kv_heads; ++h) {
       work[h] = {packed.Rows(layer, 0, h),
                  a.q.data() + h * kGroup * kDim,
@@ -323,9 +323,9 @@ void ScoreUnits(benchmark::State& state, ScoreWork::Kind kind, int queries) {
   constexpr int kUnits = 2048;
   std::vector<float> out(kGeometry.kv_heads * kUnits);
   std::vector<ScoreWork> work(kGeometry.kv_heads);
-  int turn = 0;
+  int round = 0;
   for ([[maybe_unused]] auto _ : state) {
-    const int begin = turn++ * kUnits % kTokens, layer = a.NextLayer();
+    const int begin = round++ * kUnits % kTokens, layer = a.NextLayer();
     for (int h = 0; h < kGeometry.kv_heads; ++h) {
       work[h] = {kind,
                  a.q.data() + h * kGroup * kDim,
@@ -458,9 +458,9 @@ void QuantiseKeys(benchmark::State& state) {
   const QuantisedGroup format{kDim, static_cast<int>(state.range(0)), 64};
   std::vector<std::byte> out(kGeometry.kv_heads * kNew / format.tokens * format.bytes());
   std::vector<QuantiseKeysWork> work;
-  int turn = 0;
+  int round = 0;
   for ([[maybe_unused]] auto _ : state) {
-    const int begin = turn++ * kNew % kTokens, layer = a.NextLayer();
+    const int begin = round++ * kNew % kTokens, layer = a.NextLayer();
     work.clear();
     std::byte* to = out.data();
     for (int h = 0; h < kGeometry.kv_heads; ++h) {
@@ -480,9 +480,9 @@ void Summarize(benchmark::State& state, SummarizeWork::Kind kind) {
   constexpr int kNew = 512, kUnit = 16, kUnits = kNew / kUnit;
   std::vector<std::byte> out(kGeometry.kv_heads * kUnits * 2 * kGeometry.row_bytes());
   std::vector<SummarizeWork> work;
-  int turn = 0;
+  int round = 0;
   for ([[maybe_unused]] auto _ : state) {
-    const int begin = turn++ * kNew % kTokens, layer = a.NextLayer();
+    const int begin = round++ * kNew % kTokens, layer = a.NextLayer();
     work.clear();
     std::byte* to = out.data();
     for (int h = 0; h < kGeometry.kv_heads; ++h) {
@@ -507,9 +507,9 @@ void TopK(benchmark::State& state) {
   const auto n = static_cast<int32_t>(state.range(0)), k = static_cast<int32_t>(state.range(1));
   const Arrays& a = Shared();
   std::vector<int32_t> out(k);
-  int turn = 0;
+  int round = 0;
   for ([[maybe_unused]] auto _ : state) {
-    Simd().top_k({a.q.data() + turn++ % 64 * kDim, n, k, out.data()});
+    Simd().top_k({a.q.data() + round++ % 64 * kDim, n, k, out.data()});
     benchmark::DoNotOptimize(out.data());
   }
   state.SetItemsProcessed(state.iterations() * n);

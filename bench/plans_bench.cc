@@ -4,10 +4,10 @@
 // Inputs rotate over kPrompts prompts of 134 MB each, more than any last-level cache; every plan
 // runs over the same shared pages. CHESS re-selects every 320 tokens and is measured over 320
 // steps, so its share of selections is in the figure. TokenSelect misses its cache when each step's
-// query is another one, and hits when it is the same. Plans take turns, kRounds times: a ratio is
-// the median of the rounds', each against plan `full` of that round, because a shared machine
-// changes its speed from minute to minute. Usage: plans_bench [--json-out FILE] [--commit HASH]
-// [--date DATE] [--tokens N] [--only PLAN]
+// query is another one, and hits when it is the same. Plans are measured in rotation, kRounds
+// times: a ratio is the median of the rounds', each against plan `full` of that round, because a
+// shared machine changes its speed from minute to minute. Usage: plans_bench [--json-out FILE]
+// [--commit HASH] [--date DATE] [--tokens N] [--only PLAN]
 #include <kvstrata/kvstrata.h>
 
 #include <algorithm>
@@ -164,14 +164,14 @@ const Row kRows[] = {
 };
 
 // A row's sequences, one a prompt, and what its steps took.
-class Turns {
+class PlanRounds {
  public:
-  Turns(Run& run, const Row& row) : run_(run), row_(row), q_(kQueryHeads * kDim) {
+  PlanRounds(Run& run, const Row& row) : run_(run), row_(row), q_(kQueryHeads * kDim) {
     for (int p = 0; p < kPrompts; ++p) sequences_.push_back(run_.Open(row.plan, p));
     run_.noise.Fill(q_);
     for (const kvs_sequence s : sequences_) run_.Step(s, q_);
   }
-  ~Turns() {
+  ~PlanRounds() {
     for (const kvs_sequence s : sequences_) Must(kvs_sequence_close(run_.session, s), "close");
   }
   void Take() {
@@ -188,7 +188,7 @@ class Turns {
   double ValueOf(const Timing& t) const { return row_.amortised ? t.mean : t.median; }
   Timing timing() const { return kvstrata::bench::TimingOf(all_); }
   // Against `full`, by rounds; an amortised row's rounds are not alike.
-  double RatioOf(const Turns& full) const {
+  double RatioOf(const PlanRounds& full) const {
     std::vector<double> ratios;
     const double mean = timing().mean;
     for (int i = 0; i < kRounds; ++i) {
@@ -205,10 +205,10 @@ class Turns {
   std::vector<double> rounds_, all_;
 };
 
-nlohmann::json JsonOf(const Turns& turns, const Turns& full, int tokens) {
-  const Timing t = turns.timing();
-  const Row& row = turns.row();
-  const double value = turns.ValueOf(t), ratio = turns.RatioOf(full);
+nlohmann::json JsonOf(const PlanRounds& rounds, const PlanRounds& full, int tokens) {
+  const Timing t = rounds.timing();
+  const Row& row = rounds.row();
+  const double value = rounds.ValueOf(t), ratio = rounds.RatioOf(full);
   std::printf("%-30s %9.1f us   %6.2fx full\n", row.id, value, ratio);
   nlohmann::json r = {{"id", row.id}, {"plan", row.label}, {"tokens", tokens},
                       {"batch", 1},   {"value", value},    {"unit", "us"},
@@ -246,15 +246,15 @@ int main(int argc, char** argv) {
   }
   nlohmann::json out_rows = nlohmann::json::array();
   {
-    std::vector<std::unique_ptr<Turns>> all;
+    std::vector<std::unique_ptr<PlanRounds>> all;
     for (const Row& row : kRows) {
       if (row.must > 0 && !only.empty() && only != row.label) continue;
-      all.push_back(std::make_unique<Turns>(run, row));
+      all.push_back(std::make_unique<PlanRounds>(run, row));
     }
     for (int i = 0; i < kRounds; ++i) {
-      for (const auto& turns : all) turns->Take();
+      for (const auto& rounds : all) rounds->Take();
     }
-    for (const auto& turns : all) out_rows.push_back(JsonOf(*turns, *all.front(), tokens));
+    for (const auto& rounds : all) out_rows.push_back(JsonOf(*rounds, *all.front(), tokens));
   }
   kvs_detach(run.session);
   if (!json_out.empty()) {

@@ -66,7 +66,7 @@ double Timed(const std::function<void()>& body) {
 
 // A core for the daemon, another for this process: the scheduler may put both on one, and then the
 // ring is as slow as a context switch. What is started later inherits it.
-void PinTo(unsigned core) {
+void RunOn(unsigned core) {
   if (std::thread::hardware_concurrency() < 2) return;
   cpu_set_t set;
   CPU_ZERO(&set);
@@ -145,9 +145,9 @@ class RingBench {
   double Hash(const std::vector<int32_t>& prompt) {
     size_t keys = 0;
     const std::span<const int32_t> whole(prompt.data(), kPrompt - 16);
-    PinTo(kDaemonCore);
+    RunOn(kDaemonCore);
     const double us = Timed([&] { keys = chain_.Pages({}, whole).size(); });
-    PinTo(kOwnCore);
+    RunOn(kOwnCore);
     if (keys != whole.size() / 16) std::abort();
     return us;
   }
@@ -238,9 +238,9 @@ int main(int argc, char** argv) {
     if (!std::strcmp(argv[i], "--commit")) commit = argv[i + 1];
     if (!std::strcmp(argv[i], "--date")) date = argv[i + 1];
   }
-  PinTo(kDaemonCore);
+  RunOn(kDaemonCore);
   kvstrata::testing::DaemonProcess daemon;
-  PinTo(kOwnCore);
+  RunOn(kOwnCore);
   nlohmann::json rows = nlohmann::json::array();
   {
     RingBench bench(daemon.socket());

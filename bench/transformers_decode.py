@@ -4,7 +4,7 @@
     transformers_decode.py [--plans "PLAN;PLAN"] [--tokens N] [--steps N] [--json-out FILE] [--commit HASH] [--date DATE]
 
 SmolLM2-135M, one sequence, a prompt of `tokens` of licence texts; then the text's own continuation is fed token by
-token, to all ways in one process by turns of a few tokens, so that a busy neighbour hits all alike.
+token, to all ways in one process in rotation, a few tokens each, so that a busy neighbour hits all alike.
 
 decode/WAY     ms a token: medians; a plan's baseline is `full`, whose own is plain transformers with sdpa
 attention/WAY  of this, the calls that attend: kvstrata's append and attend; of plain sdpa's function (its cache, which
@@ -22,7 +22,7 @@ from transformers_smollm2 import (PLAIN, Way, arguments, attention_calls, kvstra
 
 from kvstrata.daemon import Daemon
 
-TURN, WARM_UP = 4, 8  # tokens
+ROUND, WARM_UP = 4, 8  # tokens
 PLANS = "strata{budget = 512};quest{budget = 512};tokenselect{k = 512}"
 # Least speed-ups: `full` is to take at most 0.6 of plain's time, a plan 0.97 (decode) and 0.8
 # (attention) of `full`'s.
@@ -33,10 +33,10 @@ MUST = {("decode", "full"): 1 / 0.6, ("decode", "strata{budget = 512}"): 1 / 0.9
 def decode(ways: list[Way], prompt: list[int], following: list[int]) -> None:
     for way in ways:
         way.forward(prompt)
-    for number, begin in enumerate(range(0, len(following), TURN)):
+    for number, begin in enumerate(range(0, len(following), ROUND)):
         for i in range(len(ways)):
             way = ways[(i + number) % len(ways)]
-            for token in following[begin:begin + TURN]:
+            for token in following[begin:begin + ROUND]:
                 way.decode(token)
 
 

@@ -4,7 +4,7 @@
     transformers_long_output.py [--plans "PLAN;PLAN"] [--tokens N] [--new N] [--json-out FILE] [--commit HASH] [--date DATE]
 
 SmolLM2-135M, one sequence, a prompt of `tokens` of licence texts, then `new` tokens sampled by each plan's own
-logits (its end token never), all in one process by turns of a few tokens.
+logits (its end token never), all in one process in rotation, a few tokens each.
 
 growth/PLAN/N  attention's calls (append and attend) of a step, ms: p50 of the last N steps; the baseline is p50 of the
                first N. `window`, which reads as much at each step, shows what the machine did meanwhile. N is 200,
@@ -23,7 +23,7 @@ from transformers_smollm2 import (Way, arguments, attention_calls, kvstrata_tran
 
 from kvstrata.daemon import Daemon
 
-TURN, SPANS, SEED, TEMPERATURE = 10, (200, 320), 20261124, 0.8
+ROUND, SPANS, SEED, TEMPERATURE = 10, (200, 320), 20261124, 0.8
 PLANS = 'chess{trigger = "every"};sentencekv;window{n_recent = 1024}'
 JUDGED, MUST = ('chess{trigger = "every"}', "sentencekv"), 1 / 1.15
 
@@ -32,9 +32,9 @@ def generate(ways: list[Way], prompt: list[int], new: int, end: int) -> None:
     print(f"seed {SEED}", flush=True)
     random = [torch.Generator().manual_seed(SEED) for _ in ways]
     logits = [way.forward(prompt) for way in ways]
-    for begin in range(0, new, TURN):
+    for begin in range(0, new, ROUND):
         for i, way in enumerate(ways):
-            for _ in range(min(TURN, new - begin)):
+            for _ in range(min(ROUND, new - begin)):
                 logits[i][end] = -torch.inf
                 token = torch.multinomial(torch.softmax(logits[i] / TEMPERATURE, -1), 1, generator=random[i])
                 logits[i] = way.decode(int(token))

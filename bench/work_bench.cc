@@ -39,7 +39,7 @@ void Must(int code, const char* what) {
   std::exit(1);
 }
 
-void PinTo(unsigned core) {
+void RunOn(unsigned core) {
   cpu_set_t set;
   CPU_ZERO(&set);
   CPU_SET(core, &set);
@@ -111,7 +111,7 @@ class Client {
 
 // Keeps the workers busy until it is killed.
 [[noreturn]] void Load(const std::string& socket) {
-  PinTo(0);
+  RunOn(0);
   Client client(socket, "load", 2);
   for (;;) {
     const kvs_sequence s =
@@ -132,7 +132,7 @@ int main(int argc, char** argv) {
     if (!std::strcmp(argv[i], "--date")) date = argv[i + 1];
   }
   kvstrata::testing::DaemonProcess daemon({"--set", "work.cpus=0"});
-  PinTo(1);
+  RunOn(1);
   std::vector<double> idle, busy;
   pid_t load = -1;
   Client client(daemon.socket(), "decode", 1);

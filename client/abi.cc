@@ -1,5 +1,6 @@
 // The C ABI (include/kvstrata/kvstrata.h) over a Session: finds the handle, checks the arguments,
-// calls, and keeps the thread's last error. The same for both roads. Sequences: abi_sequences.cc.
+// calls, and keeps the thread's last error. The same for both transports. Sequences:
+// abi_sequences.cc.
 #include <unistd.h>
 
 #include <algorithm>
@@ -182,7 +183,7 @@ using namespace kvstrata::client;  // NOLINT
 
 int kvs_abi_version(void) { return KVS_ABI_VERSION; }
 const char* kvs_version(void) { return "0.1.0"; }
-const char* kvs_road(void) { return Road().data(); }
+const char* kvs_transport(void) { return Transport().data(); }
 const char* kvs_code_name(int code) { return CodeName(static_cast<Code>(code)).data(); }
 const char* kvs_error_message(void) { return last_message; }
 const char* kvs_error_reason(void) { return last_reason; }

@@ -220,7 +220,7 @@ Status Connection::VerifySegments() const {
   };
   if (!inside(s.request_ring_offset, shm::kRequestRingBytes) ||
       !inside(s.reply_ring_offset, shm::kReplyRingBytes) ||
-      !inside(s.heat_offset, shm::kHeatEntries * sizeof(uint32_t))) {
+      !inside(s.access_counters_offset, shm::kAccessCounters * sizeof(uint32_t))) {
     return bad("an offset lies outside the session segment");
   }
   return OkStatus();

@@ -26,7 +26,7 @@ namespace kvstrata::client {
 Result<uint64_t> ParseHotCacheBytes(std::string_view text);
 
 // While it lives, the session's GPU is the calling thread's current device: an engine with several
-// may have turned to another one. 0.1 us.
+// may have made another one current. 0.1 us.
 class OnGpu {
  public:
   explicit OnGpu(const Gpu& gpu);

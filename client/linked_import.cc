@@ -1,4 +1,4 @@
-// Imported mode of the linked road (kvstrata.h): the engine's tensors are named to the daemon,
+// Imported mode of the linked transport (kvstrata.h): the engine's tensors are named to the daemon,
 // which copies from them; what is held is copied into them here, from the daemon's pages.
 #include <algorithm>
 #include <cstring>
@@ -284,7 +284,7 @@ Status Session::LoadBlocks(uint64_t sequence, uint32_t first, std::span<const in
 Status Session::State::CopyToBlocks(Sequence* s, const ImportedModel& model, uint32_t first,
                                     uint32_t end, std::span<const int32_t> blocks, void* stream) {
   const TableClaim nothing{s, 0, false};
-  KVS_ASSIGN_OR_RETURN(const int slot, Pin({&nothing, 1}, nullptr));
+  KVS_ASSIGN_OR_RETURN(const int slot, Enter({&nothing, 1}, nullptr));
   const Status copied = CopyPages(*s, model, first, end, blocks, stream);
   if (gpu_session == nullptr) {
     Leave(slot);

@@ -1,5 +1,5 @@
-// What the linked road asks without taking anything, a message over the ring each: what is held of
-// a prompt, what there is room for.
+// What the linked transport asks without taking anything, a message over the ring each: what is
+// held of a prompt, what there is room for.
 #include <cstring>
 #include <string>
 

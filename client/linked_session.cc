@@ -1,4 +1,4 @@
-// Session over mapped memory and rings: the linked road (session.h).
+// Session over mapped memory and rings: the linked transport (session.h).
 #include "client/linked_session.h"
 
 #include <unistd.h>
@@ -36,7 +36,7 @@ std::string TextOf(const char (&text)[N]) {
   return {text, strnlen(text, N)};
 }
 
-// The option, else the environment, else what the daemon uses: both roads then answer alike.
+// The option, else the environment, else what the daemon uses: both transports then answer alike.
 std::string BackendName(const AttachOptions& options, const shm::Welcome& welcome) {
   if (!options.backend.empty()) return options.backend;
   if (const char* name = std::getenv("KVSTRATA_BACKEND"); name != nullptr && *name != '\0') {
@@ -89,7 +89,7 @@ Status SettleBegin(const Sequence& s) {
 
 }  // namespace
 
-std::string_view Road() { return "linked"; }
+std::string_view Transport() { return "linked"; }
 
 Session::Session(std::unique_ptr<State> state) : state_(std::move(state)) {}
 
@@ -140,14 +140,14 @@ void Session::State::OpenTables() {
       memory.get(), shm::TableReader(c.session(), c.tables(), c.table_bytes()));
 }
 
-Result<int> Session::State::Pin(std::span<const TableClaim> claims, int32_t* codes) {
-  KVS_ASSIGN_OR_RETURN(SequenceTables::Pinned pinned, tables->Pin(claims, codes));
-  const int slot = std::move(pinned).Release();
+Result<int> Session::State::Enter(std::span<const TableClaim> claims, int32_t* codes) {
+  KVS_ASSIGN_OR_RETURN(SequenceTables::EnteredEpoch entered, tables->Enter(claims, codes));
+  const int slot = std::move(entered).Release();
   if (gpu_session != nullptr) gpu_session->Entered(slot);
   return slot;
 }
 
-FarRead Session::State::Reader() const {
+DeviceRead Session::State::Reader() const {
   return [this](std::byte* to, const std::byte* from, uint64_t bytes) {
     return memory->Read(to, from, bytes);
   };
@@ -354,7 +354,7 @@ Result<uint32_t> Session::Tokens(uint64_t sequence) {
 Result<std::string> Session::StatusText(uint64_t sequence) {
   KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Current(state_.get(), sequence, true));
   if (s->imported) return std::string("ok");  // its pages are the daemon's to fill: no plan attends
-  KVS_ASSIGN_OR_RETURN(const int slot, state_->PinToRead(s.get()));
+  KVS_ASSIGN_OR_RETURN(const int slot, state_->EnterToRead(s.get()));
   const Status refreshed = s->state->Refresh(s->View());
   Result<std::string> text =
       refreshed.ok() ? s->state->StatusText(s->View()) : Result<std::string>(refreshed);
@@ -386,7 +386,7 @@ Status Session::PrefillDone(uint64_t sequence) {
 Status Session::State::ClosePrompt(Sequence* s) {
   if (gpu_session != nullptr) return s->state->ClosePrompt();
   const TableClaim claim{s, s->state->tokens()};
-  KVS_ASSIGN_OR_RETURN(const int slot, Pin({&claim, 1}, nullptr));
+  KVS_ASSIGN_OR_RETURN(const int slot, Enter({&claim, 1}, nullptr));
   Status done = s->state->Refresh(s->View());
   if (done.ok()) done = s->state->PrefillDone(s->View(), *backend, *executor);
   Leave(slot);
@@ -443,7 +443,7 @@ Status Session::Settle(uint64_t sequence) {
 Status Session::State::CatchUp(Sequence* s) {
   if (gpu_session != nullptr || s->imported) return OkStatus();
   const TableClaim claim{s, s->state->tokens()};
-  KVS_ASSIGN_OR_RETURN(const int slot, Pin({&claim, 1}, nullptr));
+  KVS_ASSIGN_OR_RETURN(const int slot, Enter({&claim, 1}, nullptr));
   const Status refreshed = s->state->Refresh(s->View());
   if (refreshed.ok()) s->state->CatchUp(s->View(), *backend, *executor);
   Leave(slot);
@@ -457,15 +457,15 @@ Result<std::unique_ptr<SessionStep>> Session::StepBegin(std::span<const BatchMem
 }
 
 // The epoch of a step that the sequence is in holds, and its table must not change: then -1.
-Result<int> Session::State::PinToRead(Sequence* s) {
+Result<int> Session::State::EnterToRead(Sequence* s) {
   if (s->in_step) return -1;
   const TableClaim claim{s, s->state->tokens(), false};
-  return Pin({&claim, 1}, nullptr);
+  return Enter({&claim, 1}, nullptr);
 }
 
 Result<PageTable> Session::GetPageTable(uint64_t sequence) {
   KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Current(state_.get(), sequence, true));
-  KVS_ASSIGN_OR_RETURN(const int slot, state_->PinToRead(s.get()));
+  KVS_ASSIGN_OR_RETURN(const int slot, state_->EnterToRead(s.get()));
   const int32_t page_tokens = s->state->geometry().page_tokens;
   const int32_t tokens = s->in_step ? s->step_tokens : s->state->tokens();
   const auto pages = static_cast<uint32_t>((int64_t{tokens} + page_tokens - 1) / page_tokens);
@@ -485,7 +485,7 @@ Result<InspectArray> Session::State::Inspect(const Sequence& s, std::string_view
 
 Result<InspectArray> Session::Inspect(uint64_t sequence, std::string_view name) {
   KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Current(state_.get(), sequence, true));
-  KVS_ASSIGN_OR_RETURN(const int slot, state_->PinToRead(s.get()));
+  KVS_ASSIGN_OR_RETURN(const int slot, state_->EnterToRead(s.get()));
   Status refreshed = s->state->Refresh(s->View());
   Result<InspectArray> array =
       refreshed.ok() ? state_->Inspect(*s.get(), name) : Result<InspectArray>(refreshed);

@@ -1,5 +1,5 @@
-// What the linked road keeps for a session, a sequence and a step, beside what both roads keep
-// (session/session_sequence.h). Internal to linked_*.cc and step.cc; nothing else includes it.
+// What the linked transport keeps for a session, a sequence and a step, beside what both transports
+// keep (session/session_sequence.h). Internal to linked_*.cc and step.cc; nothing else includes it.
 //
 // Lock order: Sequence::mu, then SessionState::mu (maps only), then the ring client's.
 // A Sequence's mu is held by the call that uses it, taken with try_lock: two threads on one
@@ -112,13 +112,13 @@ struct Session::State {
   // Makes what reads the session's tables; after the backend was chosen.
   void OpenTables();
 
-  // SequenceTables::Pin; returns the reader slot, to be given to Leave or left by the GPU.
-  Result<int> Pin(std::span<const TableClaim> claims, int32_t* codes);
+  // SequenceTables::Enter; returns the reader slot, to be given to Leave or left by the GPU.
+  Result<int> Enter(std::span<const TableClaim> claims, int32_t* codes);
   void Leave(int slot) { tables->Leave(slot); }
   // An epoch in which what is committed can be read; -1: nothing is to be left.
-  Result<int> PinToRead(Sequence* s);
+  Result<int> EnterToRead(Sequence* s);
   // Copies from the GPU, and waits for it.
-  FarRead Reader() const;
+  DeviceRead Reader() const;
 
   Result<std::shared_ptr<Sequence>> Find(uint64_t sequence);
   Status ClosePrompt(Sequence* s);
@@ -202,7 +202,7 @@ class SequenceUse {
   std::unique_lock<std::mutex> lock_;
 };
 
-// linked_staging.cc: gives back what the daemon has copied.
+// linked_staging.cc: releases what the daemon has copied.
 void ReleaseStaged(Sequence* s, uint32_t acknowledged);
 
 // linked_late_tokens.cc: FAILED_PRECONDITION LATE_TOKENS, LATE_BOUNDARY where a step of `member`

@@ -1,5 +1,5 @@
 // Blocks of KVS_MEMORY_PROCESS on their way to the daemon (staged_blocks.h). Those of a sequence
-// are given back as the daemon acknowledges them: at its next seal, acknowledged or close, or when
+// are released as the daemon acknowledges them: at its next seal, acknowledged or close, or when
 // another sequence of the session finds none free.
 #include <algorithm>
 #include <chrono>

@@ -1,5 +1,5 @@
-// What the linked road asks of the daemon's workers (kvstrata.h): builds, recompressions, their
-// end.
+// What the linked transport asks of the daemon's workers (kvstrata.h): builds, recompressions,
+// their end.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -43,7 +43,7 @@ Result<Built> Session::Build(uint64_t sequence, std::string_view plan) {
   KVS_RETURN_IF_ERROR(state_->CatchUp(s.get()));
   if (state_->gpu_session == nullptr && !s->imported) {
     const TableClaim claim{s.get(), s->state->tokens(), false};
-    KVS_ASSIGN_OR_RETURN(const int slot, state_->Pin({&claim, 1}, nullptr));
+    KVS_ASSIGN_OR_RETURN(const int slot, state_->Enter({&claim, 1}, nullptr));
     MapBlocks(*s.get());
     state_->Leave(slot);
   }

@@ -1,5 +1,5 @@
-// Session over gRPC: the remote road (session.h). Keeps what the caller must know without asking:
-// the geometry of models and the selections of a step. Everything else is the daemon's.
+// Session over gRPC: the remote transport (session.h). Keeps what the caller must know without
+// asking: the geometry of models and the selections of a step. Everything else is the daemon's.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -29,7 +29,7 @@ Status CheckFits(int64_t bytes, const Shape& shape) {
   if (bytes <= kMaxTensorBytes) return OkStatus();
   return ResourceExhausted("MESSAGE_TOO_LARGE", "a layer of " + std::to_string(shape.tokens) +
                                                     " new tokens has " + std::to_string(bytes) +
-                                                    " bytes; the remote road carries " +
+                                                    " bytes; the remote transport carries " +
                                                     std::to_string(kMaxTensorBytes) +
                                                     " a call: begin steps with fewer tokens");
 }
@@ -135,7 +135,7 @@ struct SessionStep::State {
   }
 };
 
-std::string_view Road() { return "remote"; }
+std::string_view Transport() { return "remote"; }
 
 // --- session -------------------------------------------------------------------------------------
 
@@ -376,8 +376,9 @@ Status Session::CancelWork(uint64_t sequence) {
 
 namespace {
 Status NotImported() {
-  return Unimplemented("REMOTE_IMPORT",
-                       "engines' tensors are lent over the linked road alone; load libkvstrata.so");
+  return Unimplemented(
+      "REMOTE_IMPORT",
+      "engines' tensors are lent over the linked transport alone; load libkvstrata.so");
 }
 }  // namespace
 
@@ -396,7 +397,7 @@ namespace {
 Status NotRemote() {
   return Unimplemented(
       "REMOTE_LATE_TOKENS",
-      "the remote road takes all ids at a step's begin, and no padding: its steps "
+      "the remote transport takes all ids at a step's begin, and no padding: its steps "
       "run in the daemon; pass members[].tokens, or attach on the daemon's machine");
 }
 }  // namespace
@@ -438,8 +439,8 @@ Result<std::unique_ptr<SessionStep>> Session::StepBegin(std::span<const BatchMem
 }
 
 Result<PageTable> Session::GetPageTable(uint64_t) {
-  return Unimplemented("ROAD_REMOTE",
-                       "the remote road maps no pages; load libkvstrata.so for "
+  return Unimplemented("TRANSPORT_REMOTE",
+                       "the remote transport maps no pages; load libkvstrata.so for "
                        "addresses, or ask Compute.GetPageTable for places");
 }
 
@@ -531,7 +532,8 @@ Status SessionStep::Attend(int layer, const Rows& q, const MutableRows& out, flo
 }
 
 Status SessionStep::Replay() {
-  return FailedPrecondition("GRAPH_STALE", "the remote road captures no graphs; make the calls");
+  return FailedPrecondition("GRAPH_STALE",
+                            "the remote transport captures no graphs; make the calls");
 }
 
 Status SessionStep::End(void*) { return state_->End(false); }

@@ -1,4 +1,4 @@
-// Reorder: beams as forks. Both roads.
+// Reorder: beams as forks. Both transports.
 #ifndef KVSTRATA_CLIENT_REORDER_H_
 #define KVSTRATA_CLIENT_REORDER_H_
 

@@ -126,8 +126,8 @@ Status RingClient::Push(shm::MessageType type, uint64_t id, Parts parts,
 
 Status RingClient::AwaitReply(Waiting* own, Clock::time_point deadline) {
   std::unique_lock lock(calls_mu_);
-  const auto has_turn = [&] { return own->answered || !reading_; };
-  if (!own->turn.wait_until(lock, deadline, has_turn)) return Deadline(timeout_);
+  const auto is_ready = [&] { return own->answered || !reading_; };
+  if (!own->ready.wait_until(lock, deadline, is_ready)) return Deadline(timeout_);
   if (own->answered) return OkStatus();
   reading_ = true;
   lock.unlock();
@@ -141,7 +141,7 @@ void RingClient::PassOnReading() {
   if (reading_) return;
   const auto next =
       std::ranges::find_if(waiting_, [](const auto& w) { return !w.second->answered; });
-  if (next != waiting_.end()) next->second->turn.notify_one();
+  if (next != waiting_.end()) next->second->ready.notify_one();
 }
 
 Result<bool> RingClient::TakeFrame() {
@@ -160,7 +160,7 @@ Result<bool> RingClient::TakeFrame() {
   } else {
     std::swap(found->second->frame, frame_);
     found->second->answered = true;
-    found->second->turn.notify_one();
+    found->second->ready.notify_one();
   }
   return true;
 }

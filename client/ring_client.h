@@ -60,7 +60,7 @@ class RingClient {
     shm::MessageType type;
     std::vector<std::byte> frame;
     bool answered = false;
-    std::condition_variable turn;  // its reply is there, or nobody reads the ring
+    std::condition_variable ready;  // its reply is there, or nobody reads the ring
   };
 
   Status Push(shm::MessageType type, uint64_t id, Parts parts, Clock::time_point deadline);

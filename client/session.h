@@ -6,7 +6,7 @@
 // What abi.cc has done before it calls: pointers are not null, counts are sane, strings are text,
 // tensors fit the step (dtype, heads, head_dim, tokens, strides; strides are filled in), layers are
 // in range, handles of sessions and steps are alive, this process is the one that attached. It also
-// keeps which layers were appended and selected. What is left to a road: whether a sequence or
+// keeps which layers were appended and selected. What is left to a transport: whether a sequence or
 // model exists in this session, and everything that the daemon decides.
 //
 // Ownership: a Step keeps its Session alive only through abi.cc; it is destroyed first.
@@ -14,7 +14,7 @@
 // violation that is noticed is FAILED_PRECONDITION SEQUENCE_BUSY).
 // Errors: SEQUENCE_UNKNOWN, MODEL_UNKNOWN, DAEMON_GONE (UNAVAILABLE), DEADLINE (DEADLINE_EXCEEDED),
 // and those that a method names. Cost: a method that says "local" does not cross to the daemon on
-// the linked road; all others wait for it at most AttachOptions::timeout.
+// the linked transport; all others wait for it at most AttachOptions::timeout.
 #ifndef KVSTRATA_CLIENT_SESSION_H_
 #define KVSTRATA_CLIENT_SESSION_H_
 
@@ -123,7 +123,7 @@ struct Built {
 };
 
 struct PageAddress {
-  const void* address = nullptr;  // null: given back, extents hold its rows
+  const void* address = nullptr;  // null: released, extents hold its rows
   uint32_t tier = 0;              // 0 device, 1 host
   uint32_t flags = 0;             // shm::PageFlags
 };
@@ -135,10 +135,10 @@ struct PageTable {
 enum class SelectionKind { kTokens, kUnits };
 
 // "linked" or "remote": of the library that this code was linked into.
-std::string_view Road();
+std::string_view Transport();
 
 // KVSTRATA_SOCKET, else $XDG_RUNTIME_DIR/kvstrata/kvstratad.sock, else /run/kvstrata/kvstratad.sock
-// for root, else /tmp/kvstrata-UID/kvstratad.sock. Defined in abi.cc, for both roads.
+// for root, else /tmp/kvstrata-UID/kvstratad.sock. Defined in abi.cc, for both transports.
 std::string DefaultSocket();
 
 // UNIMPLEMENTED STREAM unless it is null: what a session without a GPU says.
@@ -151,7 +151,7 @@ inline Status NoStream(const void* stream) {
 // The open step of a batch. Destroying it without End drops the new tokens.
 class SessionStep {
  public:
-  struct State;  // the road's
+  struct State;  // the transport's
   explicit SessionStep(std::unique_ptr<State> state);
   ~SessionStep();
   // In a child of fork(): forgets everything, touches nothing shared. Destroy it afterwards.
@@ -189,7 +189,7 @@ class SessionStep {
 
 class Session {
  public:
-  struct State;  // the road's
+  struct State;  // the transport's
   // DAEMON_UNREACHABLE (UNAVAILABLE), SOCKET_INVALID, VERSION_MISMATCH, BACKEND_UNKNOWN, or what
   // the daemon refused with.
   static Result<std::unique_ptr<Session>> Attach(const AttachOptions& options);

@@ -1,13 +1,13 @@
-// SessionStep of the linked road: kernels/step on mapped pages, inside one epoch.
+// SessionStep of the linked transport: kernels/step on mapped pages, inside one epoch.
 #include <algorithm>
 #include <cstring>
 #include <optional>
 
 #include "client/linked_session.h"
 #include "kernels/step/shadow_attention.h"
+#include "session/access_counts.h"
 #include "session/batch_members.h"
 #include "session/member_codes.h"
-#include "session/page_heat.h"
 #include "session/recall_samples.h"
 
 namespace kvstrata::client {
@@ -26,7 +26,7 @@ struct SessionStep::State {
   std::unique_ptr<CudaStep> gpu_step;
   bool ended_on_gpu = false;
   int reader_slot = -1;
-  std::optional<PageHeat> heat;  // on the CPU: what a GPU chose would have to be read
+  std::optional<AccessCounts> access_counts;  // on the CPU: what a GPU chose would have to be read
   std::vector<uint32_t> audits;  // that sample this step, per member; 0: none. Empty: none at all
 
   void SampleRecall();
@@ -102,7 +102,7 @@ Result<std::unique_ptr<SessionStep>> BeginStep(Session::State* session,
     claims.push_back({uses[i].get(), uses[i]->state->tokens() + n});
     KVS_RETURN_IF_ERROR(session->TellDone(uses[i].get()));
   }
-  KVS_ASSIGN_OR_RETURN(const int slot, session->Pin(claims, codes));
+  KVS_ASSIGN_OR_RETURN(const int slot, session->Enter(claims, codes));
   for (size_t i = 0; i < members.size(); ++i) {
     const Status refreshed = uses[i]->state->Refresh(uses[i]->View());
     if (refreshed.ok()) continue;
@@ -139,7 +139,7 @@ Result<std::unique_ptr<SessionStep>> BeginStep(Session::State* session,
 Status SessionStep::State::Begin(std::vector<StepMember> batch, void* stream) {
   if (session->gpu_session == nullptr) {
     step = std::make_unique<Step>(std::move(batch), *session->backend, *session->executor);
-    heat.emplace(session->connection->session());
+    access_counts.emplace(session->connection->session());
     SampleRecall();
     return OkStatus();
   }
@@ -221,7 +221,7 @@ Status SessionStep::Attend(int layer, const Rows& q, const MutableRows& out, flo
   }
   state_->step->Attend(layer, q, out, lse);
   for (int i = 0; i < members(); ++i) {
-    state_->heat->Count(*state_->sequences[i], state_->step->selection(i));
+    state_->access_counts->Count(*state_->sequences[i], state_->step->selection(i));
   }
   return OkStatus();
 }

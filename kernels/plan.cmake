@@ -12,4 +12,4 @@ set(KVS_PLAN_SOURCES
   step/cuda_inspect.cc step/cuda_shadow.cc
   step/cuda_index.cc step/cuda_selector.cc step/cuda_lists.cc step/cuda_fixed.cc step/cuda_selector_rows.cc step/cuda_minmax.cc step/cuda_cascade.cc
   step/cuda_vote.cc step/cuda_bucket.cc step/cuda_sentences.cc step/cuda_block.cc
-  step/cuda_packed.cc step/cuda_spans.cc step/cuda_far_pages.cc step/cuda_hot_pages.cc)
+  step/cuda_packed.cc step/cuda_spans.cc step/cuda_host_pages.cc step/cuda_hot_pages.cc)

@@ -47,7 +47,7 @@ struct Plan {
   std::string name = "full";  // the preset's name; "custom" for a plan of one's own
   SelectorKind selector = SelectorKind::kFull;
   CodecKind codec = CodecKind::kRaw;
-  TierKind tier = TierKind::kDevice;  // where pages are taken first
+  Tier tier = Tier::kDevice;  // where pages are taken first
 
   // Common to all plans (docs/spec/README.md). min_tokens: below it a sequence is attended in full;
   // kAutoTokens only until the sequence is opened (step/break_even.h).

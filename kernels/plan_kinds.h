@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <string_view>
 
+#include "kernels/tier.h"
+
 namespace kvstrata {
 
 enum class SegmenterKind : uint8_t { kNone, kPage, kHierarchy, kSentence, kSpan, kLoss };
@@ -19,12 +21,10 @@ enum class SelectorKind : uint8_t {
   kBlock
 };
 enum class CodecKind : uint8_t { kRaw, kLowRank, kPacked };
-enum class TierKind : uint8_t { kDevice, kHost };
 
 std::string_view NameOf(SegmenterKind k);
 std::string_view NameOf(SelectorKind k);
 std::string_view NameOf(CodecKind k);
-std::string_view NameOf(TierKind k);
 
 }  // namespace kvstrata
 

@@ -106,8 +106,6 @@ int EditDistance(std::string_view a, std::string_view b) {
 
 constinit const OptionTable kCommonTable = {kCommonRows, CheckCompact, CheckRotary};
 
-std::string_view NameOf(TierKind k) { return kTierNames[static_cast<size_t>(k)]; }
-
 std::array<const OptionTable*, 4> TablesOf(const Plan& plan) {
   return {&kCommonTable, kSelectorTables[static_cast<size_t>(plan.selector)],
           kCodecTables[static_cast<size_t>(plan.codec)],

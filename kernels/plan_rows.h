@@ -20,6 +20,7 @@
 #include <type_traits>
 
 #include "kernels/plan_options.h"
+#include "kernels/tier.h"
 
 namespace kvstrata {
 
@@ -35,7 +36,7 @@ inline constexpr NumberRange kFactor = {0, 1e6, true};
 
 // Names by value: of an enumeration in its order, or of false and true.
 using NameList = std::span<const std::string_view>;
-inline constexpr std::string_view kTierNames[] = {"device", "host"};
+inline constexpr std::string_view kTierNames[] = {NameOf(Tier::kDevice), NameOf(Tier::kHost)};
 inline constexpr std::string_view kGroupNames[] = {"max", "softmax"};
 
 // --- values as written ---

@@ -79,18 +79,18 @@ RotaryTable::RotaryTable(const Rotary& rotary) : rotary_(rotary) {
   const int64_t rows = whole * kRadix + rest;
   for (int32_t i = 0; i < pairs; ++i) {
     const double frequency = Frequency(rotary, i);
-    std::complex<double> turn;
+    std::complex<double> rotation;
     std::complex<double> unit;
     for (int64_t row = 0; row < rows; ++row) {
       const int64_t level = row / kRadix;
       if (row % kRadix == 0) {
-        turn = 1;
+        rotation = 1;
         unit = std::polar(1.0, frequency * std::exp2(kDigitBits * level));
       }
       // At most 63 products in double from an exact start: far below fp32's rounding.
-      rows_[row * rotary.dim + i] = static_cast<float>(turn.real());
-      rows_[row * rotary.dim + pairs + i] = static_cast<float>(turn.imag());
-      turn *= unit;
+      rows_[row * rotary.dim + i] = static_cast<float>(rotation.real());
+      rows_[row * rotary.dim + pairs + i] = static_cast<float>(rotation.imag());
+      rotation *= unit;
     }
   }
 }

@@ -33,7 +33,7 @@ struct SequenceView {
   uint64_t version = 0;  // of the table; extents change with it alone
   // By page: 1 where it lies in the host's memory, of a sequence whose steps run on a GPU; null:
   // nowhere.
-  const uint8_t* far_pages = nullptr;
+  const uint8_t* host_pages = nullptr;
 };
 
 }  // namespace kvstrata

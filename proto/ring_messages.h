@@ -53,7 +53,7 @@ struct RegisterModel {
   int32_t keys_pre_rope;   // 0 post_rope, 1 pre_rope; then the rotary parameters below
   int32_t rank, ranks;     // tensor parallel
   int32_t boundary_count;  // token ids that follow, int32
-  int32_t rope_dim;        // channels that turn; 0: the whole head
+  int32_t rope_dim;        // channels that are rotated; 0: the whole head
   int32_t rope_interleaved;
   double rope_theta;
   double scale;  // of logits; 0: 1 / sqrt(head_dim)
@@ -147,7 +147,7 @@ struct Report {
 // What one sampled decode step answers to a RecallRequest (shm_layout.h).
 struct Recall {
   enum Flags : uint32_t {  // nothing was measured, because
-    kRawGone = 1,          // raw pages were given back
+    kRawGone = 1,          // raw pages were released
     kCaptured = 2,         // the layers were captured in, or replayed from, a graph of the engine's
   };
   uint64_t sequence;
@@ -303,7 +303,7 @@ struct Welcome {
   uint64_t daemon_epoch;
   uint64_t session_bytes;
   uint64_t table_bytes;
-  char backend[16];  // the daemon's, so that both roads answer alike unless told otherwise
+  char backend[16];  // the daemon's, so that both transports answer alike unless told otherwise
   char device_uuid[64];
 };
 

@@ -3,7 +3,7 @@
 //
 // Two sealed memfds per session:
 //   session segment  written by both sides: SessionHeader, request ring (client to daemon), reply
-//                    ring (daemon to client), reader slots, heat counters
+//                    ring (daemon to client), reader slots, access counters
 //   table segment    written by the daemon only, mapped read-only by clients: TableHeader, one
 //                    SequenceSlot per sequence of the session, SequenceTables
 // Both start at a 4096-byte boundary; offsets count bytes from the segment's start.
@@ -24,7 +24,7 @@ inline constexpr int kMaxSequences = 4096;  // of one session
 
 inline constexpr uint64_t kRequestRingBytes = uint64_t{16} << 20;
 inline constexpr uint64_t kReplyRingBytes = uint64_t{1} << 20;
-inline constexpr uint64_t kHeatEntries = uint64_t{1} << 20;
+inline constexpr uint64_t kAccessCounters = uint64_t{1} << 20;
 inline constexpr uint64_t kTableSegmentBytes = uint64_t{64} << 20;
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
@@ -67,7 +67,7 @@ struct alignas(4096) SessionHeader {
   uint64_t daemon_epoch;  // of this daemon process; differs after a restart
   uint64_t request_ring_offset;
   uint64_t reply_ring_offset;
-  uint64_t heat_offset;  // uint32 counters: how often a page was selected
+  uint64_t access_counters_offset;  // uint32 counters: how often a page was selected
   uint64_t segment_bytes;
   alignas(64) RingControl request;
   RingControl reply;
@@ -82,7 +82,7 @@ static_assert(sizeof(SessionHeader) == 8192);
 enum PageFlags : uint16_t {
   kPageShared = 1,  // do not write: ask for a private copy first (kGrow)
   kPageSealed = 2,  // full and immutable
-  kPageAbsent = 4,  // its rows were given back: only extents hold them; nothing else is set
+  kPageAbsent = 4,  // its rows were released: only extents hold them; nothing else is set
 };
 
 // Where a page or an index block lies.
@@ -117,8 +117,8 @@ struct SequenceTable {
   uint32_t index_capacity;             // entries after them that are index blocks
   std::atomic<uint32_t> pages;         // published pages
   std::atomic<uint32_t> index_blocks;  // published index blocks
-  uint64_t heat_first;                 // first heat counter of this sequence
-  uint32_t heat_count;                 // its counters, one per page; 0: none
+  uint64_t first_access_counter;       // first access counter of this sequence
+  uint32_t access_counter_count;       // its counters, one per page; 0: none
   uint32_t extent_count;               // immutable
   // PageEntry entries[page_capacity + index_capacity] follows, then ExtentEntry[extent_count].
 };

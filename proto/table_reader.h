@@ -43,14 +43,14 @@ class TableReader {
   TableReader(SessionHeader* session, const TableHeader* tables, uint64_t table_bytes)
       : session_(session), tables_(tables), table_bytes_(table_bytes) {}
 
-  // Pins the current epoch in a free reader slot; -1 when kMaxReaders steps are open.
+  // Enters the current epoch in a free reader slot; -1 when kMaxReaders steps are open.
   int Enter() {
     for (int i = 0; i < kMaxReaders; ++i) {
       std::atomic<uint64_t>& slot = session_->readers[i].epoch;
       uint64_t epoch = tables_->global_epoch.load(std::memory_order_seq_cst);
       uint64_t free_slot = 0;
       if (!slot.compare_exchange_strong(free_slot, epoch, std::memory_order_seq_cst)) continue;
-      // The daemon may have moved on between the load and the store: pin what holds now.
+      // The daemon may have moved on between the load and the store: enter what holds now.
       for (uint64_t now; (now = tables_->global_epoch.load(std::memory_order_seq_cst)) != epoch;) {
         epoch = now;
         slot.store(epoch, std::memory_order_seq_cst);

@@ -41,7 +41,7 @@ kvs_library(kvs_attach
   attach/ring_import.cc
   attach/ring_lookup.cc
   attach/ring_session.cc
-  attach/ring_turn.cc
+  attach/ring_quantum.cc
   attach/ring_work.cc
   attach/unix_listener.cc
   LIBS kvs_telemetry kvs_store kvs_kernels kvs_shm kvs_base Threads::Threads)

@@ -151,7 +151,7 @@ constexpr std::array kKeys = {
     ConfigKey{
         "pool.host_numa", "KVSTRATA_POOL_HOST_NUMA", "auto",
         "auto, interleave, or the number of a NUMA node, 0 to 1023",
-        "where the host pool's memory lies: near the GPU, on all nodes by turns, or on one node",
+        "where the host pool's memory lies: near the GPU, round robin on all nodes, or on one node",
         [](std::string_view v, Config* c) {
           const std::optional<HostNuma> numa = ParseHostNuma(v);
           if (numa) c->host_numa = *numa;
@@ -189,12 +189,12 @@ constexpr std::array kKeys = {
               [](std::string_view v, Config* c) {
                 return SizeIn(v, 0, kPiB, &c->store.pin_limit_bytes);
               }},
-    ConfigKey{
-        "session.max", "KVSTRATA_SESSION_MAX", "1024", "1 to 65536",
-        "sessions at the same time, both roads together; from 64 on the last 16 are operators'",
-        [](std::string_view v, Config* c) {
-          return NumberIn(v, 1, 65536, &c->store.max_sessions);
-        }},
+    ConfigKey{"session.max", "KVSTRATA_SESSION_MAX", "1024", "1 to 65536",
+              "sessions at the same time, both transports together; from 64 on the last 16 are "
+              "operators'",
+              [](std::string_view v, Config* c) {
+                return NumberIn(v, 1, 65536, &c->store.max_sessions);
+              }},
     ConfigKey{"session.headroom_tokens", "KVSTRATA_SESSION_HEADROOM_TOKENS", "64", "1 to 65536",
               "tokens of pages kept ahead of what is committed",
               [](std::string_view v, Config* c) {
@@ -206,13 +206,13 @@ constexpr std::array kKeys = {
                 return DurationIn(v, microseconds(10'000), microseconds(60'000'000),
                                   &c->attach.hello_timeout);
               }},
-    ConfigKey{"health.patience", "KVSTRATA_HEALTH_PATIENCE", "2s", "a duration, 100ms to 600s",
-              "how long a loop that serves clients may take for one turn until health says so; "
-              "loops that copy, write or compute have 15 to 150 times as long",
-              [](std::string_view v, Config* c) {
-                return DurationIn(v, microseconds(100'000), microseconds(600'000'000),
-                                  &c->patience);
-              }},
+    ConfigKey{
+        "health.patience", "KVSTRATA_HEALTH_PATIENCE", "2s", "a duration, 100ms to 600s",
+        "how long a loop that serves clients may take for one iteration until health says so; "
+        "loops that copy, write or compute have 15 to 150 times as long",
+        [](std::string_view v, Config* c) {
+          return DurationIn(v, microseconds(100'000), microseconds(600'000'000), &c->patience);
+        }},
     ConfigKey{"attach.poll", "KVSTRATA_ATTACH_POLL", "50us", "a duration, 0 to 10ms",
               "how long the rings are polled after activity before the daemon sleeps",
               [](std::string_view v, Config* c) {
@@ -223,16 +223,17 @@ constexpr std::array kKeys = {
               [](std::string_view v, Config* c) {
                 return SizeIn(v, 4 * kKiB, 64 * kMiB, &c->attach.reply_backlog_bytes);
               }},
-    ConfigKey{"backend", "KVSTRATA_BACKEND", "", "a backend of this build",
-              "implementation of the ops, for the remote road and for clients that do not choose",
-              [](std::string_view v, Config* c) {
-                c->backend = v;
-                c->attach.backend = v;
-                return !v.empty() && FindBackend(v).ok();
-              },
-              true},
+    ConfigKey{
+        "backend", "KVSTRATA_BACKEND", "", "a backend of this build",
+        "implementation of the ops, for the remote transport and for clients that do not choose",
+        [](std::string_view v, Config* c) {
+          c->backend = v;
+          c->attach.backend = v;
+          return !v.empty() && FindBackend(v).ok();
+        },
+        true},
     ConfigKey{"threads", "KVSTRATA_THREADS", "0", "0 to 1024; 0: all cores",
-              "threads of the remote road's ops",
+              "threads of the remote transport's ops",
               [](std::string_view v, Config* c) { return NumberIn(v, 0, 1024, &c->threads); }},
     ConfigKey{"work.threads", "KVSTRATA_WORK_THREADS", "1",
               "0 to 256; 0: rows are never recompressed",
@@ -284,7 +285,7 @@ constexpr std::array kKeys = {
                 return NumberIn(v, 1, 10'000'000, &c->tier_pages.writer.queue);
               }},
     ConfigKey{"disk.readers", "KVSTRATA_DISK_READERS", "2", "1 to 16",
-              "batches of pages read from disk for opening sequences at once, by turns",
+              "batches of pages read from disk for opening sequences at once, in rounds",
               [](std::string_view v, Config* c) {
                 return NumberIn(v, 1, 16, &c->tier_pages.loads.readers);
               }},

@@ -12,7 +12,7 @@ kvs_library(kvs_memory
   memory/emulated_device.cc
   memory/extent_allocator.cc
   memory/failing_resource.cc
-  memory/host_pinned.cc
+  memory/host_memory.cc
   memory/limiting_resource.cc
   memory/memfd_tensor.cc
   memory/numa_topology.cc

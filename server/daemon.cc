@@ -171,7 +171,7 @@ Status Daemon::Parts::MakeStore() {
   };
   KVS_RETURN_IF_ERROR(FitPools(&config));
   std::vector<StoreDevice> devices = EmulatedDevices(config.devices.emulated);
-  std::unique_ptr<MemoryResource> host = NewHostPinned();
+  std::unique_ptr<MemoryResource> host = NewHostMemory();
   if (devices.empty()) {
     KVS_ASSIGN_OR_RETURN(devices, FindGpus(&host));
   }

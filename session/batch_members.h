@@ -1,6 +1,6 @@
-// BatchMembers: what both roads refuse of a step's members, checked one after the other. What a
-// road alone knows of a sequence (a use by another thread, a step that it is in) it checks between
-// the two functions.
+// BatchMembers: what both transports refuse of a step's members, checked one after the other. What
+// a transport alone knows of a sequence (a use by another thread, a step that it is in) it checks
+// between the two functions.
 #ifndef KVSTRATA_SESSION_BATCH_MEMBERS_H_
 #define KVSTRATA_SESSION_BATCH_MEMBERS_H_
 

@@ -1,5 +1,6 @@
 // Which steps of a sequence an audit of recall samples (docs/design.md, "Recall audits"), on either
-// road. What measures is the road's: kernels/step/shadow_attention.h, kernels/step/cuda_shadow.h.
+// transport. What measures is the transport's: kernels/step/shadow_attention.h,
+// kernels/step/cuda_shadow.h.
 #ifndef KVSTRATA_SESSION_RECALL_SAMPLES_H_
 #define KVSTRATA_SESSION_RECALL_SAMPLES_H_
 

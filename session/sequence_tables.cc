@@ -10,7 +10,7 @@ namespace kvstrata {
 namespace {
 
 // Grow publishes a table that holds the claim, unless something else changes it in between.
-constexpr int kPinAttempts = 4;
+constexpr int kEnterAttempts = 4;
 
 uint32_t PagesFor(const Geometry& g, int32_t tokens) {
   return static_cast<uint32_t>((int64_t{tokens} + g.page_tokens - 1) / g.page_tokens);
@@ -52,7 +52,7 @@ Status SequenceTables::LoadExtents(const shm::TableView& view, SessionSequence* 
                          memory_.Resolve({e.arena, e.flags, e.tier, e.offset}, e.bytes));
     s->extents.push_back({at, static_cast<int64_t>(e.bytes), {e.begin, e.end}});
     if (!memory_.on_gpu() || e.tier != 0) continue;
-    const FarRead read = [this](std::byte* to, const std::byte* from, uint64_t bytes) {
+    const DeviceRead read = [this](std::byte* to, const std::byte* from, uint64_t bytes) {
       return memory_.Read(to, from, bytes);
     };
     KVS_RETURN_IF_ERROR(s->descriptions.Describe(read, &s->extents.back()));
@@ -69,10 +69,10 @@ Status SequenceTables::LoadPages(SessionSequence* s) {
     if ((entry.flags & shm::kPageAbsent) == 0) {
       KVS_ASSIGN_OR_RETURN(at, memory_.Resolve(entry, bytes));
     }
-    const bool far = memory_.on_gpu() && entry.tier != 0;
+    const bool on_host = memory_.on_gpu() && entry.tier != 0;
     s->pages.push_back(at);
-    s->far_pages.push_back(far ? 1 : 0);
-    s->has_far_pages |= far;
+    s->host_pages.push_back(on_host ? 1 : 0);
+    s->has_host_pages |= on_host;
   }
   return OkStatus();
 }
@@ -92,8 +92,8 @@ Status SequenceTables::Load(SessionSequence* s) {
   if (view.table == nullptr) return TableInvalid(s->id);
   if (view.table->version != s->version) {
     s->pages.clear();
-    s->far_pages.clear();
-    s->has_far_pages = false;
+    s->host_pages.clear();
+    s->has_host_pages = false;
     s->blocks.clear();
     // Extents of one table and the next are never in the same place, but for those that are kept.
     if (view.table->version != s->version + 1) s->descriptions.Clear();
@@ -129,15 +129,15 @@ bool SequenceTables::Holds(const TableClaim& claim) {
   return true;
 }
 
-Result<SequenceTables::Pinned> SequenceTables::Pin(std::span<const TableClaim> claims,
-                                                   int32_t* codes) {
-  for (int attempt = 0; attempt < kPinAttempts; ++attempt) {
+Result<SequenceTables::EnteredEpoch> SequenceTables::Enter(std::span<const TableClaim> claims,
+                                                           int32_t* codes) {
+  for (int attempt = 0; attempt < kEnterAttempts; ++attempt) {
     const int slot = reader_.Enter();
     if (slot < 0) {
       return ResourceExhausted("STEPS_OPEN", std::to_string(shm::kMaxReaders) +
                                                  " steps of this session are open; end one");
     }
-    Pinned pinned(&reader_, slot);
+    EnteredEpoch entered(&reader_, slot);
     MemberCodes failed(codes);
     std::vector<size_t> wanting;
     for (size_t i = 0; i < claims.size(); ++i) {
@@ -148,9 +148,9 @@ Result<SequenceTables::Pinned> SequenceTables::Pin(std::span<const TableClaim> c
       TakeIndex(claims[i].sequence);
       if (!Holds(claims[i])) wanting.push_back(i);
     }
-    if (failed.first().ok() && wanting.empty()) return pinned;
-    // The store may need memory that this epoch pins: leave it before asking.
-    { const Pinned leave(std::move(pinned)); }
+    if (failed.first().ok() && wanting.empty()) return entered;
+    // The store may need memory that this epoch keeps: leave it before asking.
+    { const EnteredEpoch leave(std::move(entered)); }
     for (const size_t i : wanting) {
       if (const Status grown = memory_.Grow(claims[i]); !grown.ok()) failed.Add(i, grown);
     }

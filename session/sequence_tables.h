@@ -1,12 +1,13 @@
-// SequenceTables: from a sequence's published table to addresses, on either road: enters an epoch,
-// reads the table, has it grown where a step needs more, resolves what is new. TableMemory is what
-// a road does in its own way; its two kinds are LinkedMemory (client/linked_memory.h: arenas that
-// the process mapped, the store behind a ring) and RemoteMemory (server/rpc/remote_memory.h: the
-// daemon's own arenas and store). tests/e2e/roads_test.cc holds both to the same behaviour.
+// SequenceTables: from a sequence's published table to addresses, on either transport: enters an
+// epoch, reads the table, has it grown where a step needs more, resolves what is new. TableMemory
+// is what a transport does in its own way; its two kinds are LinkedMemory (client/linked_memory.h:
+// arenas that the process mapped, the store behind a ring) and RemoteMemory
+// (server/rpc/remote_memory.h: the daemon's own arenas and store). tests/e2e/transports_test.cc
+// holds both to the same behaviour.
 //
-// Ownership: borrows the memory and the segments. Addresses are valid while the epoch of the Pin is
-// entered; so is `table`. Threads: any, one at a time for a sequence, if the memory's functions
-// may be called so. Cost: Pin resolves entries that are new since the last one; a Grow asks the
+// Ownership: borrows the memory and the segments. Addresses are valid while the epoch of the Enter
+// is entered; so is `table`. Threads: any, one at a time for a sequence, if the memory's functions
+// may be called so. Cost: Enter resolves entries that are new since the last one; a Grow asks the
 // store.
 #ifndef KVSTRATA_SESSION_SEQUENCE_TABLES_H_
 #define KVSTRATA_SESSION_SEQUENCE_TABLES_H_
@@ -49,13 +50,13 @@ class SequenceTables {
       : memory_(*memory), reader_(reader) {}
 
   // An entered epoch; leaves it when destroyed.
-  class Pinned {
+  class EnteredEpoch {
    public:
-    Pinned(shm::TableReader* reader, int slot) : reader_(reader), slot_(slot) {}
-    Pinned(Pinned&& other) noexcept
+    EnteredEpoch(shm::TableReader* reader, int slot) : reader_(reader), slot_(slot) {}
+    EnteredEpoch(EnteredEpoch&& other) noexcept
         : reader_(std::exchange(other.reader_, nullptr)), slot_(other.slot_) {}
-    Pinned& operator=(Pinned&&) = delete;
-    ~Pinned() {
+    EnteredEpoch& operator=(EnteredEpoch&&) = delete;
+    ~EnteredEpoch() {
       if (reader_ != nullptr) reader_->Leave(slot_);
     }
     // From now on the caller has to leave the slot.
@@ -72,7 +73,7 @@ class SequenceTables {
   // Enters an epoch in which every claim holds. STEPS_OPEN (RESOURCE_EXHAUSTED), SEQUENCE_CLOSED
   // (NOT_FOUND: by its key), TABLE_INVALID (DATA_LOSS), or what the memory fails with. codes (may
   // be null) [claims]: a Code as int, of each claim that fails; others are left.
-  Result<Pinned> Pin(std::span<const TableClaim> claims, int32_t* codes);
+  Result<EnteredEpoch> Enter(std::span<const TableClaim> claims, int32_t* codes);
   void Leave(int slot) { reader_.Leave(slot); }
 
   // Reads the table as it is now and resolves what is new. REQUIRES: inside an epoch.

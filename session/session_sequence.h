@@ -1,5 +1,5 @@
-// SessionSequence: what a session keeps of a sequence whose steps it runs, on either road: a linked
-// session (client/linked_session.h) in the engine's process, a remote one
+// SessionSequence: what a session keeps of a sequence whose steps it runs, on either transport: a
+// linked session (client/linked_session.h) in the engine's process, a remote one
 // (server/rpc/remote_session.h) in the daemon. The store is the daemon's, which holds the pages and
 // is told what the steps did, by a ring or by a call.
 //
@@ -34,9 +34,9 @@ struct SessionSequence {
   // the addresses as long as `version` is the published one.
   shm::TableView table;
   uint64_t version = 0;
-  std::vector<std::byte*> pages, blocks;  // null: a page that was given back
-  std::vector<uint8_t> far_pages;         // steps on a GPU: 1 where a page is the host's
-  bool has_far_pages = false;
+  std::vector<std::byte*> pages, blocks;  // null: a page that was released
+  std::vector<uint8_t> host_pages;        // steps on a GPU: 1 where a page is the host's
+  bool has_host_pages = false;
   std::vector<ExtentView> extents;
   ExtentDescriptions descriptions;  // of the extents in a GPU's memory
 
@@ -47,7 +47,7 @@ struct SessionSequence {
             extents.data(),
             static_cast<int32_t>(extents.size()),
             version,
-            has_far_pages ? far_pages.data() : nullptr};
+            has_host_pages ? host_pages.data() : nullptr};
   }
 };
 
@@ -75,7 +75,7 @@ void TakeBack(SessionSequence* s, uint32_t tokens);
 
 // The entry of a page, of the table that was loaded last. A table does not change when its pages
 // fill, so that a page which committed tokens fill is sealed whatever the table says; of one that
-// was given back nothing else is set.
+// was released nothing else is set.
 shm::PageEntry PageEntryOf(const SessionSequence& s, uint32_t page);
 
 // Tells the store how far the index is valid, so that a fork inherits it. tell(first, indexed) is a

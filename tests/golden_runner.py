@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs test vectors through a running kvstratad: every .npz of a folder, by kvs_* calls alone.
 
-Usage: golden_runner.py DIR [--backend ref|simd|cuda] [--plan NAME ...] [--road linked|remote]
+Usage: golden_runner.py DIR [--backend ref|simd|cuda] [--plan NAME ...] [--transport linked|remote]
                         [--socket PATH]
 
 The daemon is started by the runner, with a folder for SeKV's trained parameters (a safetensors file a case);
@@ -499,7 +499,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--backend", choices=("ref", "simd", "cuda"), default="simd")
     parser.add_argument("--plan", nargs="+", action="extend", choices=PLANS, metavar="NAME",
                         help="only these: " + ", ".join(PLANS))
-    parser.add_argument("--road", choices=("linked", "remote"), default="linked")
+    parser.add_argument("--transport", choices=("linked", "remote"), default="linked")
     parser.add_argument("--socket", help="of a running daemon; without it one is started")
     options = parser.parse_args(arguments)
     if not sorted(options.folder.glob("*.npz")):
@@ -528,7 +528,7 @@ def main(arguments: list[str]) -> int:
     with contextlib.ExitStack() as stack:
         socket, folder = (options.socket, None) if options.socket else \
             stack.enter_context(daemon_with_parameters(options.backend))
-        session = stack.enter_context(kvstrata.attach(socket, road=options.road, backend=options.backend,
+        session = stack.enter_context(kvstrata.attach(socket, transport=options.transport, backend=options.backend,
                                                       client_name="golden_runner", timeout_ms=30000))
         for path in sorted(options.folder.glob("*.npz")):
             case = Tally()

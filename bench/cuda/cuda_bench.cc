@@ -19,8 +19,8 @@
 #include <string>
 #include <vector>
 
-#include "bench/cuda/far_pages.h"
 #include "bench/cuda/pack_rows.h"
+#include "bench/cuda/pages_on_host.h"
 #include "bench/cuda/replay_timing.h"
 #include "bench/machine.h"
 #include "kernels/cuda/cuda_ops.h"
@@ -324,7 +324,7 @@ void BenchGather(Report& report) {
   for (const int listed : {128, 512}) {
     const std::string id = "gather/4KiB/" + std::to_string(listed) + "pages";
     if (!report.Wants(id)) continue;
-    const FarPages pages(listed);
+    const PagesOnHost pages(listed);
     const auto graph = [&pages](int which) {
       return std::make_unique<CapturedGraph>(
           [&pages, which](cudaStream_t stream) { return pages.Promote(which, stream); });

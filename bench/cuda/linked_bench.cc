@@ -8,7 +8,7 @@
 // --surprisal: a trace (docs/traces.md) whose surprisal is reported for plan sekv, over and over;
 // without: no such row. Other suites: the memory of plans (pool_rows.h); moves between the tiers,
 // at a move.promote_rate of choice, and a second process (move_rows.h, pool_rows.h); calls of the
-// remote road (remote_rows.h); short sequences (break_even_rows.h).
+// remote transport (remote_rows.h); short sequences (break_even_rows.h).
 //
 // A step is kvs_step_begin, kvs_step_replay, the graph's launch, kvs_step_end, for one new token of
 // each sequence; pages are where the daemon's allocator put them. Values: microseconds of a
@@ -19,7 +19,7 @@
 // .../host are of sequences whose sealed pages were moved to the host's memory, after some steps
 // with the same query. chess: the mean of a whole period of steps, its selection included;
 // sentencekv: the same, the buckets of the sentences that end included. tokenselect_0.9: of ten
-// steps, one of which turns its query away and selects. sekv: factors of rank 16 on the device,
+// steps, one of which moves its query away and selects. sekv: factors of rank 16 on the device,
 // each query head expands spans of 2 % of the tokens; relevance varies by more than the spans'
 // lengths do, so that heads choose apart, but for sekv_agreed, where those of a group have the same
 // query.
@@ -127,10 +127,11 @@ void Measure(const Plan& plan, int batch, int kilotokens, const std::vector<floa
 
 // Plans that are measured with all cold pages in the host's memory, the query the same in each
 // step, and what is selected promoted; against the same steps before, with all pages the GPU's.
-constexpr const char* kFarPlans[] = {"quest", "strata", "sentencekv", "chess", "tokenselect_hit"};
-constexpr int kFarLayers = 8;
+constexpr const char* kHostPagePlans[] = {"quest", "strata", "sentencekv", "chess",
+                                          "tokenselect_hit"};
+constexpr int kHostPageLayers = 8;
 
-void MeasureFar(Plan plan, ordered_json* rows) {
+void MeasureHostPages(Plan plan, ordered_json* rows) {
   const std::string id = IdOf(plan, 1, 128) + "/host";
   const testing::DaemonProcess daemon({"--set", "pool.device=cuda", "--set",
                                        "pool.device_bytes=8GiB", "--set", "pool.arena_bytes=1GiB",
@@ -141,33 +142,34 @@ void MeasureFar(Plan plan, ordered_json* rows) {
   options.timeout_ms = 300000;
   CheckKvs(kvs_attach(daemon.socket().c_str(), &options, &session), "kvs_attach");
   const std::unique_ptr<kvs_session, decltype(&kvs_detach)> detached(session, &kvs_detach);
-  plan.most_layers = kFarLayers;
+  plan.most_layers = kHostPageLayers;
   Steps steps(session, plan, 1, 128 * 1024);
   const auto time = [&] {
     return plan.period > 1 ? steps.TimePeriods(plan.period)
                            : TimeReplays<Steps>({&steps}, steps.layers(), kReplays);
   };
-  const bench::Timing near = time();
+  const bench::Timing on_device = time();
   steps.Demote(daemon.socket());
-  const bench::Timing far = time(), cpu = steps.TimeOnCpu();
+  const bench::Timing on_host = time(), cpu = steps.TimeOnCpu();
   if (!steps.Sound()) {
     std::fprintf(stderr, "%s: an output is not a number\n", id.c_str());
     std::exit(1);
   }
   std::printf(
       "%-28s %9.2f us  p10 %9.2f  p90 %9.2f  %5.3fx of %.2f us on the GPU, %.1f us of CPU\n",
-      id.c_str(), far.median, far.p10, far.p90, far.median / near.median, near.median, cpu.median);
+      id.c_str(), on_host.median, on_host.p10, on_host.p90, on_host.median / on_device.median,
+      on_device.median, cpu.median);
   std::fflush(stdout);
   rows->push_back({{"id", id},
                    {"plan", plan.text},
                    {"tokens", 128 * 1024},
-                   {"value", far.median},
+                   {"value", on_host.median},
                    {"unit", "us"},
-                   {"p10", far.p10},
-                   {"p90", far.p90},
-                   {"n", far.n},
-                   {"on_device_us", near.median},
-                   {"ratio", far.median / near.median},
+                   {"p10", on_host.p10},
+                   {"p90", on_host.p90},
+                   {"n", on_host.n},
+                   {"on_device_us", on_device.median},
+                   {"ratio", on_host.median / on_device.median},
                    {"layers", steps.layers()},
                    {"cpu_us_a_step", cpu.median}});
 }
@@ -208,9 +210,10 @@ void MeasureAll(const std::string& only, const std::vector<float>& trace, Result
     }
   }
   for (const Plan& plan : kPlans) {
-    if (std::ranges::find(kFarPlans, std::string_view(plan.name)) == std::end(kFarPlans)) continue;
+    if (std::ranges::find(kHostPagePlans, std::string_view(plan.name)) == std::end(kHostPagePlans))
+      continue;
     if (!(IdOf(plan, 1, 128) + "/host").starts_with(only)) continue;
-    MeasureFar(plan, results->rows());
+    MeasureHostPages(plan, results->rows());
     results->Write();
   }
 }
@@ -220,8 +223,8 @@ std::vector<Plan> ShortPlans() {
   std::vector<Plan> plans;
   for (const Plan& plan : kPlans) {
     const std::string name = plan.name;
-    const bool turns = plan.steps_a_query > 0;  // grows out of its graph while it is short
-    if (name != "tokenselect_miss" && !turns && !plan.spans && name != "mosaickv") {
+    const bool moves = plan.steps_a_query > 0;  // grows out of its graph while it is short
+    if (name != "tokenselect_miss" && !moves && !plan.spans && name != "mosaickv") {
       plans.push_back(plan);
     }
   }

@@ -23,7 +23,7 @@ struct Plan {
   const char* text;
   int64_t (*rows_read)(int64_t tokens);  // of a layer, summaries included
   int period = 1;                        // steps, of which Begin selects in one
-  int steps_a_query = 0;                 // the query turns away after so many steps; 0: it stays
+  int steps_a_query = 0;                 // the query moves away after so many steps; 0: it stays
   int most_layers = kLayersOfAModel;     // fewer where the daemon's CPUs pack the prompt first
   bool sentences = false;                // boundaries are reported, and the last queries observed
   bool spans = false;                    // surprisal is reported, and text ends with a budget

@@ -103,7 +103,7 @@ class Steps {
            sizeof(BF16);
   }
   void Launch() {
-    if (steps_a_query_ > 0) TurnQuery();
+    if (steps_a_query_ > 0) MoveQuery();
     for (int i = 0; i < steps(); ++i) LaunchStep();
   }
   void LaunchStep() {
@@ -185,11 +185,11 @@ class Steps {
     for (float& x : nats) x = surprisal(rng_);
     return nats;
   }
-  // Two random queries by turns.
-  void TurnQuery() {
-    turned_ = !turned_;
+  // Two random queries, alternating.
+  void MoveQuery() {
+    moved_ = !moved_;
     const size_t n = q_.size();
-    Check(cudaMemcpyAsync(q_.get(), queries_.get() + (turned_ ? n : 0), n * sizeof(BF16),
+    Check(cudaMemcpyAsync(q_.get(), queries_.get() + (moved_ ? n : 0), n * sizeof(BF16),
                           cudaMemcpyDeviceToDevice, stream_),
           "another query");
   }
@@ -301,7 +301,7 @@ class Steps {
   const int layers_;
   std::mt19937 rng_{std::random_device{}()};
   DeviceArray<BF16> rows_, q_, queries_, observed_, out_;
-  bool turned_ = false;
+  bool moved_ = false;
   const bool sentences_;
   const std::vector<float> surprisal_;
   uint32_t held_ = 0;

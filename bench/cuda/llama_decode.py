@@ -247,7 +247,7 @@ def profiled(loop: Loop) -> None:
 
 
 def fresh() -> None:
-    """Gives back the memory of the loop before."""
+    """Releases the memory of the loop before."""
     Loop.current = None
     gc.collect()
     torch.cuda.synchronize()

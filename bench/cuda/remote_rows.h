@@ -1,5 +1,5 @@
-// Rows of linked_bench about the remote road: what a layer's Append, Select and Attend take over
-// gRPC with inline tensors, of a daemon on the GPU and of one on CPUs.
+// Rows of linked_bench about the remote transport: what a layer's Append, Select and Attend take
+// over gRPC with inline tensors, of a daemon on the GPU and of one on CPUs.
 #ifndef KVSTRATA_BENCH_CUDA_REMOTE_ROWS_H_
 #define KVSTRATA_BENCH_CUDA_REMOTE_ROWS_H_
 

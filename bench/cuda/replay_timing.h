@@ -11,8 +11,8 @@
 namespace kvstrata::cuda {
 
 // Microseconds of a node: each replay is timed by itself, with the one before it still running
-// while it is enqueued, so that nothing of the host is in it. Graphs, all of `nodes` nodes, take
-// turns. Graph: a CapturedGraph, or what launches one and has a stream.
+// while it is enqueued, so that nothing of the host is in it. Graphs, all of `nodes` nodes,
+// alternate. Graph: a CapturedGraph, or what launches one and has a stream.
 template <typename Graph>
 bench::Timing TimeReplays(const std::vector<Graph*>& graphs, int nodes, int replays) {
   constexpr int kWarmUps = 5;

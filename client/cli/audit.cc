@@ -78,7 +78,7 @@ void PrintRecall(const Style& style, const Json& document, std::ostream& out) {
   if (style.headers) {
     out << "sequence " << document["sequence"] << ", plan "
         << Printable(document["plan"].get<std::string>()) << ", "
-        << document["road"].get<std::string>() << ": " << document["steps"] << " of "
+        << document["transport"].get<std::string>() << ": " << document["steps"] << " of "
         << document["wanted_steps"] << " decode steps, one in " << document["every"]
         << ", at positions " << document["first_position"] << " .. " << document["last_position"]
         << "; " << document["dropped_steps"]

@@ -8,20 +8,20 @@
 namespace kvstrata::cli {
 namespace {
 
-std::vector<double> Turned(const TraceShape& shape, const uint16_t* row, int64_t position) {
+std::vector<double> Rotated(const TraceShape& shape, const uint16_t* row, int64_t position) {
   std::vector<double> out(static_cast<size_t>(shape.head_dim));
   for (size_t c = 0; c < out.size(); ++c) out[c] = FromBf16(row[c]);
-  shape.rotary.Turn(position, out);
+  shape.rotary.Rotate(position, out);
   return out;
 }
 
 // q . key of positions [0, n) of one KV head as if both were rotated; the query is that of position
-// n - 1. A dot product depends on the distance alone: the query turns by it, the keys stay.
+// n - 1. A dot product depends on the distance alone: the query is rotated by it, the keys stay.
 std::vector<double> RotatedScores(const TraceShape& shape, const KeyRows& keys, const uint16_t* q,
                                   int32_t n) {
   std::vector<double> scores(static_cast<size_t>(n));
   for (int32_t p = 0; p < n; ++p) {
-    const std::vector<double> query = Turned(shape, q, n - 1 - int64_t{p});
+    const std::vector<double> query = Rotated(shape, q, n - 1 - int64_t{p});
     const uint16_t* key = keys.first + p * keys.stride;
     double sum = 0;
     for (size_t c = 0; c < query.size(); ++c) sum += query[c] * double{FromBf16(key[c])};

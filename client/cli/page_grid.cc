@@ -58,7 +58,7 @@ std::string Legend(const std::vector<GridPage>& pages, uint32_t most, const Grid
          " device, " + std::to_string(host) + " host, " + std::to_string(shared) + " shared" +
          (style.colour && shared > 0 ? " (underlined)" : "") + ", " + std::to_string(never) +
          " never selected" +
-         (absent > 0 ? ", " + std::to_string(absent) + " given back (blank)" : "") + "\n";
+         (absent > 0 ? ", " + std::to_string(absent) + " released (blank)" : "") + "\n";
   return out;
 }
 

@@ -15,7 +15,7 @@ struct GridPage {
   bool host = false;      // else device
   bool shared = false;    // with another sequence
   uint32_t selected = 0;  // how often, over steps and layers
-  bool absent = false;    // given back: only a codec holds its rows
+  bool absent = false;    // released: only a codec holds its rows
 };
 
 struct GridStyle {

@@ -126,7 +126,7 @@ Json ReplayDocument(const std::string& path, const Trace& trace, const ReplayRep
             {"kv_heads", shape.kv_heads},
             {"head_dim", shape.head_dim},
             {"page_tokens", shape.page_tokens}}},
-          {"road", kvs_road()},
+          {"transport", kvs_transport()},
           {"steps", report.steps},
           {"layers", report.layers},
           {"overlap_sample", {{"steps", report.overlap_steps}, {"layers", report.overlap_layers}}},

@@ -52,14 +52,14 @@ constexpr Column kRecord[] = {
     {"EXTENTS", "/extents"},
     {"EXTENTS ON DEVICE", "/extent_device_bytes", Bytes},
     {"EXTENTS ON HOST", "/extent_host_bytes", Bytes},
-    {"PAGES GIVEN BACK", "/absent_pages"},
+    {"PAGES RELEASED", "/absent_pages"},
     {"RECOMPRESSION", "/work_error", OrOk},
     {"AGE", "/age_us", Microseconds},
 };
-// A page that was given back lies nowhere.
+// A page that was released lies nowhere.
 std::string TierOrAbsent(const Json& value) {
   const std::string text = value.is_string() ? value.get<std::string>() : "";
-  return text.empty() ? "given back" : text;
+  return text.empty() ? "released" : text;
 }
 
 constexpr Column kExtents[] = {

@@ -13,7 +13,7 @@ constexpr Column kList[] = {
     {"PID", "/pid", nullptr, true},
     {"UID", "/uid", nullptr, true},
     {"TENANT", "/tenant"},
-    {"ROAD", "/road"},
+    {"TRANSPORT", "/transport"},
     {"SEQUENCES", "/sequences", nullptr, true},
     {"USED", "/used_bytes", Bytes, true},
     {"STEPS", "/open_steps", nullptr, true},

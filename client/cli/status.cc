@@ -103,14 +103,14 @@ Result<int> ShowHealth(const Options& options, bool quiet) {
 
 constexpr Column kVersion[] = {{"CLIENT", "/client"},
                                {"ABI", "/abi"},
-                               {"ROAD", "/road"},
+                               {"TRANSPORT", "/transport"},
                                {"DAEMON", "/daemon"},
                                {"COMMIT", "/commit"}};
 
 Result<int> ShowVersion(const Options& options) {
   Json document = {{"client", kvs_version()},
                    {"abi", kvs_abi_version()},
-                   {"road", kvs_road()},
+                   {"transport", kvs_transport()},
                    {"daemon", nullptr},
                    {"commit", nullptr}};
   // A version is wanted with and without a daemon.

@@ -4,7 +4,7 @@
 
 namespace kvstrata::cli {
 
-void TraceRotary::Turn(int64_t position, std::span<double> row) const {
+void TraceRotary::Rotate(int64_t position, std::span<double> row) const {
   const int32_t pairs = dim / 2;
   for (int32_t i = 0; i < pairs; ++i) {
     const double angle = static_cast<double>(position) * std::pow(theta, -2.0 * i / dim);

@@ -8,14 +8,14 @@
 
 namespace kvstrata::cli {
 
-// Pair i of dim / 2 turns by position * theta^(-2i / dim).
+// Pair i of dim / 2 is rotated by position * theta^(-2i / dim).
 struct TraceRotary {
   double theta = 0;
-  int32_t dim = 0;           // channels that turn; 0: rows hold it already, and Turn does nothing
+  int32_t dim = 0;  // channels that are rotated; 0: rows hold it already, and Rotate does nothing
   bool interleaved = false;  // pairs (2i, 2i + 1), else (i, i + dim / 2)
 
-  // Turns a row of one head to its position, in place.
-  void Turn(int64_t position, std::span<double> row) const;
+  // Rotates a row of one head to its position, in place.
+  void Rotate(int64_t position, std::span<double> row) const;
 };
 
 }  // namespace kvstrata::cli

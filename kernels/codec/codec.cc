@@ -34,10 +34,10 @@ Result<std::unique_ptr<StoredRows>> Parse(const SequenceView& view, const Geomet
 
 constexpr std::string_view kSpanArrays[] = {"anchors", "raw",    "spans",     "k_mean",   "v_mean",
                                             "k_rank",  "v_rank", "k_longest", "v_longest"};
-constexpr std::string_view kFarSpanArrays[] = {"anchors", "raw", "spans", "k_rank", "v_rank"};
+constexpr std::string_view kDeviceSpanArrays[] = {"anchors", "raw", "spans", "k_rank", "v_rank"};
 constexpr std::string_view kPackedArrays[] = {"eigenvalues", "rotated_rows", "packed_rows",
                                               "segments", "strategies"};
-constexpr std::string_view kFarPackedArrays[] = {"segments", "strategies"};
+constexpr std::string_view kDevicePackedArrays[] = {"segments", "strategies"};
 
 constexpr Codec kRaw = {};
 constexpr Codec kLowRank = {
@@ -51,7 +51,7 @@ constexpr Codec kLowRank = {
     .parse = Parse<SpanStorage>,
     .status = SpanStatus,
     .arrays = kSpanArrays,
-    .far_arrays = kFarSpanArrays,
+    .device_arrays = kDeviceSpanArrays,
     .inspect = InspectSpans,
     .cost = SpanCost,
 };
@@ -64,7 +64,7 @@ constexpr Codec kPacked = {
     .parse = Parse<PackedStorage>,
     .status = PackedStatus,
     .arrays = kPackedArrays,
-    .far_arrays = kFarPackedArrays,
+    .device_arrays = kDevicePackedArrays,
     .inspect = InspectPacked,
     .cost = PackedCost,
 };

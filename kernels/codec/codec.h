@@ -62,7 +62,7 @@ struct RecompressInput {
   std::span<const uint8_t> boundary;  // by position
   const Backend* backend = nullptr;
   Executor* executor = nullptr;
-  const SegmentPacker* far_packer = nullptr;  // of the GPU that the view lies on, if there is one
+  const SegmentPacker* gpu_packer = nullptr;  // of the GPU that the view lies on, if there is one
   const std::atomic<bool>* cancelled = nullptr;  // checked between heads; Run answers ABORTED
 };
 
@@ -71,25 +71,25 @@ struct RecompressInput {
 struct RecompressReads {
   Run rows;                      // raw rows of all layers
   std::vector<int32_t> extents;  // numbers of the view's
-  bool in_place = false;         // none of that: input.far_packer reads everything where it lies
+  bool in_place = false;         // none of that: input.gpu_packer reads everything where it lies
 };
 
 // An extent in memory of a GPU, which is freed with the last copy of this. Its first bytes, as many
 // as its description has, are the host's alone: whoever copies the extent puts them there.
-struct FarBytes {
+struct DeviceBytes {
   std::shared_ptr<const std::byte> data;
   uint64_t size = 0;
 };
 
 struct ExtentDraft {
   int32_t kept = -1;  // >= 0: extent number `kept` of the view stays; else `bytes`
-  // Header included; of a far one its description alone (extent.h).
+  // Header included; of one on the device its description alone (extent.h).
   std::vector<std::byte> bytes;
   Run tokens;
-  TierKind tier = TierKind::kDevice;
-  FarBytes far = {};  // null: `bytes` is all
+  Tier tier = Tier::kDevice;
+  DeviceBytes on_device = {};  // null: `bytes` is all
 
-  uint64_t size() const { return far.data == nullptr ? bytes.size() : far.size; }
+  uint64_t size() const { return on_device.data == nullptr ? bytes.size() : on_device.size; }
 };
 
 struct RecompressOutput {
@@ -111,7 +111,7 @@ class Recompressor {
   virtual Result<RecompressOutput> Run(const RecompressInput& input) = 0;
 
   // What the next Run reads. Cheap: looks at descriptions alone. Unless `in_place`, that Run must
-  // be given no far_packer.
+  // be given no gpu_packer.
   virtual RecompressReads Reads(const RecompressInput& input) const = 0;
 
   // How urgent it is that this runs: raw bytes that Run would release. For the queue's order.
@@ -152,9 +152,9 @@ struct Codec {
                                                const Geometry& geometry) = nullptr;
   // What it did otherwise than the plan asks; "" nothing.
   std::string (*status)(const CodecProgress& progress) = nullptr;
-  // Names of tests/golden/README.md without "PLAN."; those of `far_arrays` are read of extents that
-  // lie on a GPU, too. REQUIRES of inspect: `name` is one of `arrays`.
-  std::span<const std::string_view> arrays = {}, far_arrays = {};
+  // Names of tests/golden/README.md without "PLAN."; those of `device_arrays` are read of extents
+  // that lie on a GPU, too. REQUIRES of inspect: `name` is one of `arrays`.
+  std::span<const std::string_view> arrays = {}, device_arrays = {};
   Result<InspectArray> (*inspect)(const SelectContext& context, std::string_view name) = nullptr;
   CodecCost (*cost)(const Plan& plan, const Geometry& geometry) = nullptr;
 

@@ -45,7 +45,7 @@ class Arrays {
   uint64_t bytes_ = 0;
 };
 
-// Memory for extents of flushes, which are soon copied away. What is given back serves the next
+// Memory for extents of flushes, which are soon copied away. What is released serves the next
 // ones: allocating and freeing some each time are waits for a GPU that an engine's kernels keep
 // busy. Shared by those who hold some.
 class ExtentMemory : public std::enable_shared_from_this<ExtentMemory> {
@@ -199,7 +199,7 @@ class CudaPacker final : public SegmentPacker {
   const std::shared_ptr<ExtentMemory> extents_;
   mutable Mutex mu_;
   mutable DeviceBuffer scratch_ KVS_GUARDED_BY(mu_);
-  mutable PinnedBuffer staging_ KVS_GUARDED_BY(mu_);  // of PackRows, laid out as its scratch
+  mutable PageLockedBuffer staging_ KVS_GUARDED_BY(mu_);  // of PackRows, laid out as its scratch
   mutable Clock::time_point short_until_ KVS_GUARDED_BY(mu_){};
 };
 
@@ -226,7 +226,7 @@ Status CudaPacker::Begin(const RecompressInput& input) const {
   if (input.cancelled != nullptr && input.cancelled->load(std::memory_order_relaxed)) {
     return {Code::kAborted, "CANCELLED", "recompression was cancelled; nothing has changed"};
   }
-  return Check(ops_.use_device(device_), "turning to the GPU");
+  return Check(ops_.use_device(device_), "making the GPU current");
 }
 
 template <typename T>
@@ -264,7 +264,7 @@ Result<SegmentPlans> CudaPacker::FindPlansLocked(const RecompressInput& input, c
     KVS_RETURN_IF_ERROR(FindRotations(g, rows, first, std::min(kGroup, 2 * heads - first), at));
   }
   SegmentPlans plans;
-  plans.far_storage = memory;
+  plans.device_storage = memory;
   for (int64_t h = 0; h < heads; ++h) {
     plans.heads.push_back(
         {at.R(2 * h), at.R(2 * h + 1), at.Eigenvalues(h), FixedStrategy(plan.packed, g.head_dim)});
@@ -427,7 +427,7 @@ Result<PackedBytes> CudaPacker::Join(const Geometry& g,
 // All heads have one strategy, so that their arrays lie at equal distances.
 Result<PackedBytes> CudaPacker::JoinLocked(const Geometry& g,
                                            std::span<const PackedExtent> pieces) const {
-  KVS_RETURN_IF_ERROR(Check(ops_.use_device(device_), "turning to the GPU"));
+  KVS_RETURN_IF_ERROR(Check(ops_.use_device(device_), "making the GPU current"));
   const PackedPlaces places = PackedPlaces::OfJoined(g, pieces);
   KVS_ASSIGN_OR_RETURN(const std::shared_ptr<std::byte> extent,
                        extents_->Take(static_cast<uint64_t>(places.bytes()), stream_));
@@ -469,7 +469,7 @@ Result<PackedBytes> CudaPacker::JoinLocked(const Geometry& g,
 }  // namespace
 
 Result<std::unique_ptr<SegmentPacker>> NewCudaPacker(const cuda::CudaOps& ops, int device) {
-  KVS_RETURN_IF_ERROR(CudaStatus(ops, ops.use_device(device), "turning to the GPU"));
+  KVS_RETURN_IF_ERROR(CudaStatus(ops, ops.use_device(device), "making the GPU current"));
   cuda::Stream stream = nullptr;
   KVS_RETURN_IF_ERROR(CudaStatus(ops, ops.create_stream(&stream), "making a stream"));
   return std::unique_ptr<SegmentPacker>(std::make_unique<CudaPacker>(ops, device, stream));

@@ -5,7 +5,7 @@
 
 namespace kvstrata {
 
-Status ExtentDescriptions::Describe(const FarRead& read, ExtentView* extent) {
+Status ExtentDescriptions::Describe(const DeviceRead& read, ExtentView* extent) {
   const auto [known, fresh] =
       known_.try_emplace({extent->data, extent->tokens.begin, extent->tokens.end});
   std::vector<std::byte>& copy = known->second;

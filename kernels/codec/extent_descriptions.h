@@ -18,12 +18,12 @@
 namespace kvstrata {
 
 // Copies bytes that the host cannot follow to the host; done when it returns.
-using FarRead = std::function<Status(std::byte* to, const std::byte* from, uint64_t bytes)>;
+using DeviceRead = std::function<Status(std::byte* to, const std::byte* from, uint64_t bytes)>;
 
 class ExtentDescriptions {
  public:
   // Sets the view's description. What `read` failed with, nothing is known of it then.
-  Status Describe(const FarRead& read, ExtentView* extent);
+  Status Describe(const DeviceRead& read, ExtentView* extent);
   // Forgets those that none of `extents` points to.
   void KeepOnly(std::span<const ExtentView> extents);
   // Extents of other tables may lie where these did.

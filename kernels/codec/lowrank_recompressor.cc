@@ -50,9 +50,9 @@ class SpanRecompressor final : public Recompressor {
     const SpanRange range = RangeOf(input, next);
     KVS_ASSIGN_OR_RETURN(SpanExtents e,
                          WriteSpans(input, geometry_, plan_, parameters_.get(), range));
-    output.extents.push_back({-1, std::move(e.summary), range.tokens, TierKind::kDevice});
+    output.extents.push_back({-1, std::move(e.summary), range.tokens, Tier::kDevice});
     output.extents.push_back({-1, std::move(e.factors), range.tokens, plan_.lowrank.factors});
-    output.extents.push_back({-1, std::move(e.raw), range.tokens, TierKind::kDevice});
+    output.extents.push_back({-1, std::move(e.raw), range.tokens, Tier::kDevice});
     output.released = ReleasedRows(input, range.tokens.end);
     return output;
   }

@@ -95,7 +95,7 @@ class PackedRecompressor final : public Recompressor {
     KVS_ASSIGN_OR_RETURN(const PackedState state, ReadState(input.view, geometry_));
     const Work work = NextWork(input, state);
     released_ = released_ || input.prompt_tokens >= 0;
-    const SegmentPacker& packer = input.far_packer == nullptr ? HostPacker() : *input.far_packer;
+    const SegmentPacker& packer = input.gpu_packer == nullptr ? HostPacker() : *input.gpu_packer;
     switch (work.unit) {
       case Unit::kPrompt:
       case Unit::kClose:
@@ -184,15 +184,15 @@ class PackedRecompressor final : public Recompressor {
   // Where plans and pieces are made already, they must lie there too. What is closed at once may
   // need more memory than a GPU has to spare.
   bool PacksInPlace(const RecompressInput& input, const PackedState& s, const Work& work) const {
-    if (input.far_packer == nullptr || work.unit == Unit::kClose) return false;
-    const auto is_far = [](const ExtentView& e) { return e.description != nullptr; };
+    if (input.gpu_packer == nullptr || work.unit == Unit::kClose) return false;
+    const auto is_on_device = [](const ExtentView& e) { return e.description != nullptr; };
     const ExtentView* const extents = input.view.extents;
-    if (work.unit != Unit::kPrompt && !is_far(extents[s.plan])) return false;
+    if (work.unit != Unit::kPrompt && !is_on_device(extents[s.plan])) return false;
     if (work.unit == Unit::kFlush &&
-        !std::all_of(extents + s.final_count, extents + input.view.extent_count, is_far)) {
+        !std::all_of(extents + s.final_count, extents + input.view.extent_count, is_on_device)) {
       return false;
     }
-    return input.far_packer->Packs(input, geometry_, plan_, work.tokens);
+    return input.gpu_packer->Packs(input, geometry_, plan_, work.tokens);
   }
 
   bool MustClose(const PackedState& s) const {
@@ -263,7 +263,7 @@ class PackedRecompressor final : public Recompressor {
     Warn(range->tokens, packed.info, plans, output);
     range->info.loss = packed.info.loss;
     output->extents.push_back(
-        {-1, std::move(packed.bytes), range->tokens, plan_.tier, std::move(packed.far)});
+        {-1, std::move(packed.bytes), range->tokens, plan_.tier, std::move(packed.on_device)});
     return true;
   }
 
@@ -324,7 +324,7 @@ class PackedRecompressor final : public Recompressor {
     while (CanJoin(pieces)) KVS_RETURN_IF_ERROR(JoinLast(packer, &pieces));
     for (Piece& p : pieces) {
       output.extents.push_back({p.kept, std::move(p.packed.bytes), p.extent.tokens, plan_.tier,
-                                std::move(p.packed.far)});
+                                std::move(p.packed.on_device)});
     }
     return output;
   }
@@ -350,8 +350,8 @@ class PackedRecompressor final : public Recompressor {
   Status AddPiece(PackedBytes packed, Tokens tokens, std::vector<Piece>* pieces) const {
     const auto front = static_cast<int64_t>(packed.bytes.size());
     ExtentView view = {packed.bytes.data(), front, tokens};
-    if (packed.far.data != nullptr) {
-      view = {packed.far.data.get(), static_cast<int64_t>(packed.far.size), tokens,
+    if (packed.on_device.data != nullptr) {
+      view = {packed.on_device.data.get(), static_cast<int64_t>(packed.on_device.size), tokens,
               packed.bytes.data(), front};
     }
     KVS_ASSIGN_OR_RETURN(PackedExtent extent, ReadPackedExtent(view, geometry_));

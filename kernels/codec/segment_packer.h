@@ -26,9 +26,9 @@ struct HeadPlan {
 
 // Rotations and a strategy for each (layer, KV head). Movable; the pointers stay valid.
 struct SegmentPlans {
-  std::vector<HeadPlan> heads;                   // [layers][kv_heads]
-  std::vector<float> storage;                    // of plans that were found on the host, not read
-  std::shared_ptr<const std::byte> far_storage;  // of those found on a GPU
+  std::vector<HeadPlan> heads;  // [layers][kv_heads]
+  std::vector<float> storage;   // of plans that were found on the host, not read
+  std::shared_ptr<const std::byte> device_storage;  // of those found on a GPU
 };
 
 // The plans that `extent` holds; valid as long as it is. REQUIRES: extent.has_rotations().
@@ -48,7 +48,7 @@ struct PackedRange {
 
 struct PackedBytes {
   std::vector<std::byte> bytes;  // as of an ExtentDraft
-  FarBytes far = {};
+  DeviceBytes on_device = {};
   PackedInfo info = {};  // with `loss` up to the end of these rows
 };
 

@@ -59,8 +59,8 @@ constexpr CudaOps kOps = {
     {
         .allocate_device = AllocateDevice,
         .free_device = FreeDevice,
-        .allocate_pinned = AllocatePinned,
-        .free_pinned = FreePinned,
+        .allocate_page_locked = AllocatePageLocked,
+        .free_page_locked = FreePageLocked,
         .copy_async = CopyAsync,
         .zero_async = ZeroAsync,
         .synchronize = Synchronize,

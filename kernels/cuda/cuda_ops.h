@@ -73,8 +73,8 @@ struct DeviceMemoryOps {
 struct StreamOps {
   int (*allocate_device)(uint64_t bytes, void** at) = nullptr;
   int (*free_device)(void* at) = nullptr;
-  int (*allocate_pinned)(uint64_t bytes, void** at) = nullptr;
-  int (*free_pinned)(void* at) = nullptr;
+  int (*allocate_page_locked)(uint64_t bytes, void** at) = nullptr;
+  int (*free_page_locked)(void* at) = nullptr;
   int (*copy_async)(void* to, const void* from, uint64_t bytes, Stream stream) = nullptr;
   int (*zero_async)(void* at, uint64_t bytes, Stream stream) = nullptr;
   int (*synchronize)(Stream stream) = nullptr;

@@ -33,21 +33,21 @@ Status DeviceBuffer::Reserve(const cuda::CudaOps& ops, uint64_t bytes) {
   return OkStatus();
 }
 
-void PinnedBuffer::Free() {
-  if (data_ != nullptr) (void)ops_->free_pinned(data_);
+void PageLockedBuffer::Free() {
+  if (data_ != nullptr) (void)ops_->free_page_locked(data_);
   data_ = nullptr;
   bytes_ = 0;
 }
 
-Status PinnedBuffer::Reserve(const cuda::CudaOps& ops, uint64_t bytes) {
+Status PageLockedBuffer::Reserve(const cuda::CudaOps& ops, uint64_t bytes) {
   if (bytes <= bytes_) return OkStatus();
   Free();
   ops_ = &ops;
-  if (const int error = ops.allocate_pinned(bytes, &data_); error != 0) {
+  if (const int error = ops.allocate_page_locked(bytes, &data_); error != 0) {
     data_ = nullptr;
-    return ResourceExhausted("GPU_MEMORY", std::to_string(bytes) +
-                                               " bytes of pinned memory: " + ops.error_text(error) +
-                                               "; free memory of the host, or raise ulimit -l");
+    return ResourceExhausted(
+        "GPU_MEMORY", std::to_string(bytes) + " bytes of page-locked memory: " +
+                          ops.error_text(error) + "; free memory of the host, or raise ulimit -l");
   }
   bytes_ = bytes;
   return OkStatus();

@@ -1,5 +1,5 @@
-// DeviceBuffer, PinnedBuffer: memory of a GPU, and of the host for copies that nobody waits for,
-// that steps (cuda_step.h) and packers (cuda_packer.cc) keep from one run to the next.
+// DeviceBuffer, PageLockedBuffer: memory of a GPU, and of the host for copies that nobody waits
+// for, that steps (cuda_step.h) and packers (cuda_packer.cc) keep from one run to the next.
 //
 // Ownership: borrow the table of ops. Threads: one call at a time. The device is the one that is
 // current in Reserve. Cost: Reserve and Free may wait for the GPU.
@@ -42,12 +42,12 @@ class DeviceBuffer {
 };
 
 // Memory of the host that only grows. What was in it is lost then.
-class PinnedBuffer {
+class PageLockedBuffer {
  public:
-  PinnedBuffer() = default;
-  PinnedBuffer(const PinnedBuffer&) = delete;
-  PinnedBuffer& operator=(const PinnedBuffer&) = delete;
-  ~PinnedBuffer() { Free(); }
+  PageLockedBuffer() = default;
+  PageLockedBuffer(const PageLockedBuffer&) = delete;
+  PageLockedBuffer& operator=(const PageLockedBuffer&) = delete;
+  ~PageLockedBuffer() { Free(); }
 
   // RESOURCE_EXHAUSTED GPU_MEMORY.
   Status Reserve(const cuda::CudaOps& ops, uint64_t bytes);

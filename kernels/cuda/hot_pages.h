@@ -16,7 +16,7 @@ namespace kvstrata::cuda {
 
 struct HotPages {
   uint64_t* entries = nullptr;  // [rows][page_stride]; null: no cache, all is attended in place
-  uint64_t* pages = nullptr;    // [page_stride], addresses of pages, with kFarPage
+  uint64_t* pages = nullptr;    // [page_stride], addresses of pages, with kHostPage
   uint64_t slots = 0;           // address of [layers][slot_count][layer of a page]
   int32_t* owners = nullptr;    // [rows][slot_count], 1 + the page whose slice is there; 0: none
   int32_t* stamps = nullptr;    // [rows][slot_count], tokens of the last step that selected it
@@ -24,7 +24,7 @@ struct HotPages {
 };
 
 // Added to the address of a page in the host's memory.
-inline constexpr uint64_t kFarPage = 1;
+inline constexpr uint64_t kHostPage = 1;
 // Slots a row may have.
 inline constexpr int32_t kHotSlotsMax = 4096;
 

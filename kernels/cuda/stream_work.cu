@@ -45,12 +45,12 @@ int FreeDevice(void* at) {
   return cudaFree(at);
 }
 
-int AllocatePinned(uint64_t bytes, void** at) {
+int AllocatePageLocked(uint64_t bytes, void** at) {
   const BesideCaptures beside;
   return cudaHostAlloc(at, bytes, cudaHostAllocPortable);
 }
 
-int FreePinned(void* at) {
+int FreePageLocked(void* at) {
   const BesideCaptures beside;
   return cudaFreeHost(at);
 }

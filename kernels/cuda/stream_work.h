@@ -18,11 +18,11 @@ using Event = void*;  // cudaEvent_t
 int AllocateDevice(uint64_t bytes, void** at);
 int FreeDevice(void* at);
 // Host memory that copies reach without waiting.
-int AllocatePinned(uint64_t bytes, void** at);
-int FreePinned(void* at);
+int AllocatePageLocked(uint64_t bytes, void** at);
+int FreePageLocked(void* at);
 
 // Between host and device memory in either direction, in the stream's order. Host memory that is
-// not pinned is read before the call returns, or written before it does.
+// not page-locked is read before the call returns, or written before it does.
 int CopyAsync(void* to, const void* from, uint64_t bytes, Stream stream);
 // Zeroes device memory, in the stream's order.
 int ZeroAsync(void* at, uint64_t bytes, Stream stream);

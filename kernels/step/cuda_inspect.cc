@@ -10,7 +10,7 @@ namespace {
 // extents (codec/extent.h), from index rows, from what Begin decides.
 std::vector<std::string_view> ReadFromGpu(const Plan& plan) {
   const Codec& codec = CodecOf(plan);
-  if (codec.stores()) return {codec.far_arrays.begin(), codec.far_arrays.end()};
+  if (codec.stores()) return {codec.device_arrays.begin(), codec.device_arrays.end()};
   if (plan.selector == SelectorKind::kCascade) return {"selections", "page_vectors_bf16"};
   return {};
 }
@@ -33,7 +33,7 @@ Status CheckReadFromGpu(const Plan& plan, std::string_view name) {
 }  // namespace
 
 Result<InspectArray> InspectFromGpu(const SequenceState& state, SequenceView view, size_t blocks,
-                                    const FarRead& read, Executor& executor,
+                                    const DeviceRead& read, Executor& executor,
                                     std::string_view name) {
   KVS_RETURN_IF_ERROR(CheckReadFromGpu(state.plan(), name));
   const auto bytes = static_cast<uint64_t>(state.index().block_bytes);

@@ -14,7 +14,8 @@ namespace kvstrata {
 // As SequenceState::Inspect; the view has `blocks` index blocks, which are copied by `read`. Also
 // UNIMPLEMENTED CUDA_PLAN, which names the arrays that there are. REQUIRES: refreshed from `view`.
 Result<InspectArray> InspectFromGpu(const SequenceState& state, SequenceView view, size_t blocks,
-                                    const FarRead& read, Executor& executor, std::string_view name);
+                                    const DeviceRead& read, Executor& executor,
+                                    std::string_view name);
 
 }  // namespace kvstrata
 

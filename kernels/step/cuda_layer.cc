@@ -160,7 +160,7 @@ Status CudaStep::AttendPart(const CudaPart& part, int layer, const Rows& q, cons
   // What the GPU selects in the layer itself is not there before.
   w.ahead = part.new_tokens == 1 && !SelectsByQuery(part, layer);
   if (part.promotes && Selects(part, layer)) {
-    KVS_RETURN_IF_ERROR(ws_.far_pages_.Promote(*this, part, layer, &w.layer));
+    KVS_RETURN_IF_ERROR(ws_.host_pages_.Promote(*this, part, layer, &w.layer));
     w.ahead = false;
   }
   w.batch = part.count;

@@ -28,7 +28,7 @@ void CutMember(const CudaFrame& frame, const CudaWorkspace& workspace, int membe
     part.selector = selector;
     part.codec = part.selects ? codec : nullptr;
     part.promotes = part.selects && !part.prompt && part.new_tokens == 1 &&
-                    CudaFarPages::MayPromote(frame, member);
+                    CudaHostPages::MayPromote(frame, member);
   }
 }
 

@@ -10,7 +10,7 @@
 //
 // Ownership: borrows the table of ops; outlives the step on the GPU. Threads: the step's; Read once
 // the GPU is done with the step. Cost: a full attention and one or two over what the plan attended
-// per layer; 8 bytes a layer, query head and channel on the GPU, and as much of pinned memory.
+// per layer; 8 bytes a layer, query head and channel on the GPU, and as much of page-locked memory.
 #ifndef KVSTRATA_KERNELS_STEP_CUDA_SHADOW_H_
 #define KVSTRATA_KERNELS_STEP_CUDA_SHADOW_H_
 
@@ -78,8 +78,8 @@ class CudaShadow {
 
   const cuda::CudaOps& ops_;
   const Geometry geometry_;
-  DeviceBuffer results_;  // float [Floats()]
-  PinnedBuffer copied_;   // the same, copied when the step ends
+  DeviceBuffer results_;     // float [Floats()]
+  PageLockedBuffer copied_;  // the same, copied when the step ends
   // For codecs other than raw: positions of a layer as lists of tokens, and queries of one head of
   // each group.
   DeviceBuffer lists_, queries_;

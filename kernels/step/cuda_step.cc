@@ -84,7 +84,7 @@ Status CudaStep::Stage() {
     if (codec != nullptr) KVS_RETURN_IF_ERROR(codec->Stage(this));
   }
   KVS_RETURN_IF_ERROR(ws_.index_.Stage(this));
-  KVS_RETURN_IF_ERROR(ws_.far_pages_.Stage(this));
+  KVS_RETURN_IF_ERROR(ws_.host_pages_.Stage(this));
   int32_t* const starts = memory().StagedStarts();
   int32_t* const visible = memory().StagedVisible();
   starts[members()] = tokens_;

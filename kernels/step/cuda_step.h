@@ -1,6 +1,6 @@
-// CudaStep: a step (docs/design.md, "Two roads, one step") on a GPU, for the plans that CudaServes.
-// Sibling of Step (step.h): the same members, tensors and rules, the same selections but for
-// near-ties, outputs equal within 5e-3.
+// CudaStep: a step (docs/design.md, "Two transports, one step") on a GPU, for the plans that
+// CudaServes. Sibling of Step (step.h): the same members, tensors and rules, the same selections
+// but for near-ties, outputs equal within 5e-3.
 //
 //   Begin -> per layer Append, [Select,] Attend -> End
 //   Begin -> the engine launches a graph that it captured of those layers, Replay -> End
@@ -40,7 +40,7 @@
 // a step counts only in steps of more tokens. A clone in an open step is of what was committed
 // before.
 //
-// Pages in the host's memory (view.far_pages) are attended in place, over the bus. In steps of one
+// Pages in the host's memory (view.host_pages) are attended in place, over the bus. In steps of one
 // new token behind a prompt, of codec raw, what is selected of them is promoted first: copied into
 // a cache on the GPU, where it stays as long as it is selected often (cuda_hot_pages.h). A graph
 // that was captured before any page was the host's is stale then.

@@ -47,7 +47,7 @@ Result<Rows> CudaTensors::OnDevice(const CudaFrame& frame, const Rows& rows, int
   const cuda::CudaOps& ops = frame.ops();
   KVS_RETURN_IF_ERROR(frame.Check(
       ops.copy_async(copy->as<std::byte>(), rows.data, bytes, frame.stream()), "copying a tensor"));
-  // A copy from pinned memory may not be done yet.
+  // A copy from page-locked memory may not be done yet.
   KVS_RETURN_IF_ERROR(frame.Check(ops.synchronize(frame.stream()), "copying a tensor"));
   return Rows{copy->as<std::byte>(), rows.token_stride, rows.head_stride, rows.dtype};
 }

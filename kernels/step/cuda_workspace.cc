@@ -31,7 +31,7 @@ CudaWorkspace::CudaWorkspace(const cuda::CudaOps& ops, const Geometry& geometry,
       selectors_(NewSelectors({&memory_, &packed_, &spans_})),
       codecs_{nullptr, &spans_, &packed_},
       index_(&memory_),
-      far_pages_(&memory_, std::move(hot_cache_budget)),
+      host_pages_(&memory_, std::move(hot_cache_budget)),
       graphs_(geometry.layers),
       lengths_(memory_.AddColumn()) {
   memory_.Add(&pages_);
@@ -71,7 +71,7 @@ Status CudaWorkspace::FitRows(const CudaFrame& frame) {
   Raise(&stride, pages, Generous(pages, kMultiple));
   KVS_RETURN_IF_ERROR(memory_.Fit(&pages_, members, stride));
   KVS_RETURN_IF_ERROR(index_.Fit(frame));
-  KVS_RETURN_IF_ERROR(far_pages_.Fit(frame, pages));
+  KVS_RETURN_IF_ERROR(host_pages_.Fit(frame, pages));
   Raise(&chunk_, chunk, PowerOfTwo(chunk));
   const int64_t tiles = int64_t{chunk_} * geometry_.group() / 64 + 1;
   const int64_t items = std::max<int64_t>({members, kItemsOfMember, tiles});

@@ -27,8 +27,8 @@
 #include "base/status.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/device_buffer.h"
-#include "kernels/step/cuda_far_pages.h"
 #include "kernels/step/cuda_graphs.h"
+#include "kernels/step/cuda_host_pages.h"
 #include "kernels/step/cuda_index.h"
 #include "kernels/step/cuda_packed.h"
 #include "kernels/step/cuda_selector.h"
@@ -82,7 +82,7 @@ class CudaWorkspace {
   const std::vector<std::unique_ptr<CudaSelector>> selectors_;  // by SelectorKind
   const std::array<CudaCodec*, 3> codecs_;                      // by CodecKind
   CudaIndex index_;
-  CudaFarPages far_pages_;
+  CudaHostPages host_pages_;
   CudaTensors tensors_;
   CudaGraphs graphs_;
 

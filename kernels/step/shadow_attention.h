@@ -26,7 +26,7 @@ namespace kvstrata {
 
 // What was measured of one decode token.
 struct ShadowSample {
-  bool raw_gone = false;             // some raw page of the sequence was given back: nothing was
+  bool raw_gone = false;             // some raw page of the sequence was released: nothing was
   std::vector<int32_t> layers;       // measured ones, ascending
   std::vector<float> recall, error;  // [layers][query_heads]
 };

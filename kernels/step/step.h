@@ -1,6 +1,6 @@
-// A step: one forward pass over a batch of sequences (docs/design.md, "Two roads, one step"). Both
-// roads run this code, the client library on mapped pages and the daemon for remote callers, so
-// both give the same bits.
+// A step: one forward pass over a batch of sequences (docs/design.md, "Two transports, one step").
+// Both transports run this code, the client library on mapped pages and the daemon for remote
+// callers, so both give the same bits.
 //
 //   begin (constructor) -> per layer Append, [Select,] Attend -> End
 //

@@ -37,7 +37,7 @@ bool Raise(int32_t* room, int32_t need, int32_t larger) {
 StagingSlots::~StagingSlots() {
   for (const Slot& slot : slots_) {
     if (slot.done != nullptr) (void)ops_.destroy_event(slot.done);
-    if (slot.data != nullptr) (void)ops_.free_pinned(slot.data);
+    if (slot.data != nullptr) (void)ops_.free_page_locked(slot.data);
   }
 }
 
@@ -49,10 +49,11 @@ Status StagingSlots::Fit(uint64_t bytes, uint64_t zero_bytes) {
     KVS_RETURN_IF_ERROR(AwaitOnHost(ops_, slot.done));
     void* data = std::exchange(slot.data, nullptr);
     if (data != nullptr) {
-      KVS_RETURN_IF_ERROR(CudaStatus(ops_, ops_.free_pinned(data), "freeing pinned memory"));
+      KVS_RETURN_IF_ERROR(
+          CudaStatus(ops_, ops_.free_page_locked(data), "freeing page-locked memory"));
     }
     KVS_RETURN_IF_ERROR(
-        CudaStatus(ops_, ops_.allocate_pinned(bytes, &data), "allocating pinned memory"));
+        CudaStatus(ops_, ops_.allocate_page_locked(bytes, &data), "allocating page-locked memory"));
     slot.data = static_cast<std::byte*>(data);
     std::memset(data, 0, zero_bytes);
   }
@@ -87,7 +88,7 @@ Status StagingSlots::AwaitOnHost(const cuda::CudaOps& ops, cuda::Event event) {
 // --- StepMemory ----------------------------------------------------------------------------------
 
 StepMemory::~StepMemory() {
-  AwaitEnd();  // pinned memory must outlive its copies
+  AwaitEnd();  // page-locked memory must outlive its copies
   if (last_work_ != nullptr) (void)ops_.destroy_event(last_work_);
 }
 

@@ -7,8 +7,8 @@
 // addresses with its strides meanwhile: a graph that was captured of a step serves later ones until
 // `generation` changes.
 //
-// A step's columns and words go through pinned memory in one of four slots. A slot is used again
-// when the GPU has begun the step that it was filled for.
+// A step's columns and words go through page-locked memory in one of four slots. A slot is used
+// again when the GPU has begun the step that it was filled for.
 //
 // Ownership: borrows the table of ops. Declared tables live as long as it does. Threads: one call
 // at a time. The device is the one that is current in calls. Cost: growing waits for the GPU.
@@ -52,7 +52,7 @@ class WordTable {
   int32_t stride_ = 0;
 };
 
-// Pinned memory that the copies of a step's Begin are made from, one of four slots a step.
+// Page-locked memory that the copies of a step's Begin are made from, one of four slots a step.
 class StagingSlots {
  public:
   explicit StagingSlots(const cuda::CudaOps& ops) : ops_(ops) {}

@@ -95,7 +95,7 @@ class AttachServer::Loop {
 
   // attach_server.cc
   void Run();
-  void RunTurn();
+  void RunIteration();
   bool DrainRings();
   bool PrepareSleep();
   void CancelSleep();
@@ -171,7 +171,7 @@ class AttachServer::Loop {
   std::atomic<bool> housekeeping_{false};  // is under way
   std::atomic<bool> any_returned_{false};
   Mutex returned_mu_;
-  // Always with room for all that are lent: giving back needs no memory.
+  // Always with room for all that are lent: releasing needs no memory.
   std::vector<Connection*> returned_ KVS_GUARDED_BY(returned_mu_);
 
   // The thread's.

@@ -93,12 +93,12 @@ AttachCounters AttachServer::Loop::counters() const {
 void AttachServer::Loop::Run() {
   WarmUpAllocator();
   while (!stopping_) {
-    Survive("kvs-attach", [this] { RunTurn(); });
+    Survive("kvs-attach", [this] { RunIteration(); });
   }
 }
 
-void AttachServer::Loop::RunTurn() {
-  const Turning turning(&beat_);
+void AttachServer::Loop::RunIteration() {
+  const LoopIteration iteration(&beat_);
   const bool returned = any_returned_.exchange(false, std::memory_order_acquire);
   if (returned) TakeBack();
   const bool worked = DrainRings() || returned;
@@ -119,12 +119,12 @@ void AttachServer::Loop::RunTurn() {
 bool AttachServer::Loop::DrainRings() {
   bool worked = false;
   // While somebody computes for long he may hold the store's lock for long.
-  const Turn& turn = queue_.long_pending() ? kLoopTurnBesideLong : kLoopTurn;
+  const Quantum& quantum = queue_.long_pending() ? kLoopQuantumBesideLong : kLoopQuantum;
   // By index from the back: a connection that ends is taken out of the list meanwhile.
   for (size_t i = open_.size(); i-- > 0;) {
     Connection* c = open_[i];
     const uint64_t before = c->ring->frames();
-    const RingSession::Outcome outcome = c->ring->Drain(turn);
+    const RingSession::Outcome outcome = c->ring->Drain(quantum);
     Count(kFrames, c->ring->frames() - before);
     worked |= outcome != RingSession::Outcome::kIdle;
     OnRing(c, outcome);
@@ -195,7 +195,7 @@ void AttachServer::Loop::OnEvent(const epoll_event& event) {
     if (read(timer_.get(), &expirations, sizeof(expirations)) > 0) Tick();
   } else if (kind != kWake) {  // that one only wakes us
     const auto found = connections_.find(event.data.u64 / kKinds);
-    if (found == connections_.end()) return;  // ended by an earlier event of this turn
+    if (found == connections_.end()) return;  // ended by an earlier event of this iteration
     Connection* const c = found->second.get();
     if (c->lent && kind != kDoorbell) return Mute(c, kind);
     if (kind == kSocket) OnSocket(c, event.events);

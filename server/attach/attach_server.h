@@ -43,7 +43,7 @@ struct AttachOptions {
   std::chrono::microseconds poll{50};                    // 0: sleep at once
   uint64_t reply_backlog_bytes = 1 << 20;                // of one session, beyond its reply ring
   std::chrono::microseconds settle_timeout{60'000'000};  // then it is DEADLINE_EXCEEDED
-  uint32_t threads = 3;                                  // for what takes longer than a turn
+  uint32_t threads = 3;                                  // for what takes longer than a quantum
   std::string backend = "simd";                          // named in Welcome
   ImportSink* imports = nullptr;   // outlives the server; null: engines lend no tensors
   AttachTokens* tokens = nullptr;  // outlives the server; null: none is known

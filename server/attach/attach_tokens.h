@@ -38,7 +38,7 @@ class AttachTokens {
   static constexpr std::chrono::milliseconds kLifetime{10'000};
   static constexpr std::chrono::milliseconds kMaxLifetime{60'000};
 
-  // now: tests turn it.
+  // now: tests set it.
   explicit AttachTokens(std::function<Clock::time_point()> now = Clock::now)
       : now_(std::move(now)) {}
 

@@ -20,7 +20,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kMaxAcceptsPerTurn = 16;
+constexpr int kMaxAcceptsPerIteration = 16;
 constexpr int kMaxHandshakesPerUser = 64;
 constexpr uint64_t kDescriptorsOfSession = 5;
 
@@ -29,7 +29,7 @@ constexpr uint64_t kDescriptorsOfSession = 5;
 // --- admission -----------------------------------------------------------------------------------
 
 void AttachServer::Loop::Accept() {
-  for (int i = 0; i < kMaxAcceptsPerTurn; ++i) {
+  for (int i = 0; i < kMaxAcceptsPerIteration; ++i) {
     UniqueFd socket(accept4(listener_->fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (socket) {
       AdmitSocket(std::move(socket));
@@ -88,7 +88,7 @@ void AttachServer::Loop::AdmitSocket(UniqueFd socket) {
 }
 
 void AttachServer::Loop::OnSocket(Connection* c, uint32_t events) {
-  if (c->state == Connection::State::kFenced) return;  // hung up earlier in this turn
+  if (c->state == Connection::State::kFenced) return;  // hung up earlier in this iteration
   if (c->state == Connection::State::kDetaching) return EndDetached(c);
   if (c->state == Connection::State::kHandshake) {
     return (events & EPOLLIN) != 0 ? OnFirstPacket(c) : Erase(c);
@@ -107,7 +107,7 @@ void AttachServer::Loop::OnSocket(Connection* c, uint32_t events) {
 void AttachServer::Loop::OnLastFrames(Connection* c) {
   const uint64_t before = c->ring->frames();
   Lend(
-      c, FairQueue::Length::kLong, [c] { c->outcome = c->ring->Drain(kLastTurn); },
+      c, FairQueue::Length::kLong, [c] { c->outcome = c->ring->Drain(kLastQuantum); },
       [this, c, before] {
         Count(kFrames, c->ring->frames() - before);
         if (c->outcome == RingSession::Outcome::kDetached) return OnDetach(c);
@@ -163,12 +163,12 @@ Status AttachServer::Loop::OpenSession(Connection* c, const std::string& name,
   }
   c->mailbox = std::make_shared<ArenaMailbox>(std::move(socket));
   Result<SessionSegments> segments = store_->sessions().OpenSession(
-      c->peer, Road::kLinked, name,
+      c->peer, Transport::kLinked, name,
       [box = c->mailbox](const ArenaGrant& grant) { box->Put(grant); }, c->device);
   if (!segments.ok()) return segments.status();
   c->session = segments->session;
   Status status = ResourceExhausted("MEMORY", "the daemon has no memory for a session");
-  Survive("kvs-turn", [&] { status = SendWelcome(c, *segments); });
+  Survive("kvs-long", [&] { status = SendWelcome(c, *segments); });
   if (!status.ok()) {
     store_->sessions().EndSession(c->session, SessionEnd::kDetached);  // the client has got nothing
   }

@@ -67,7 +67,7 @@ struct DescriptorCloser::State {
   ClosingCounters counts KVS_GUARDED_BY(mu);
   bool stopping KVS_GUARDED_BY(mu) = false;
 
-  // The next user, behind the last one, who has a turn; end(): nobody.
+  // The next user, behind the last one, who may have one closed; end(): nobody.
   std::map<uint32_t, User>::iterator NextUser() KVS_REQUIRES(mu) {
     const auto may = [](const auto& entry) {
       return !entry.second.waiting.empty() && entry.second.closing < kPerUser;

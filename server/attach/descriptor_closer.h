@@ -5,7 +5,7 @@
 // whoever serves it, the last descriptor of a large memfd frees all of it; and closing a Unix
 // socket closes the descriptors that wait in it. No thread that serves others may do that.
 //
-// Descriptors wait by user and are taken by turns, at most kPerUser of a user's at a time, by at
+// Descriptors wait by user and are taken in rotation, at most kPerUser of a user's at a time, by at
 // most kMaxThreads threads, which end when there is nothing to do. One that takes longer than
 // `deadline` is interrupted by SIGURG (whose handler, installed here, does nothing), at every Tick
 // again: that ends the wait of a lingering socket. What blocks all the same is late after

@@ -20,7 +20,7 @@ Status FairQueue::Start() {
   try {
     while (threads_.size() < longs_ + 1) {
       threads_.emplace_back([this] { Run(); });
-      pthread_setname_np(threads_.back().native_handle(), "kvs-turn");
+      pthread_setname_np(threads_.back().native_handle(), "kvs-long");
     }
   } catch (const std::system_error& error) {
     return ResourceExhausted("THREADS", std::string("cannot make a thread: ") + error.what() +
@@ -81,14 +81,14 @@ FairQueue::Users::iterator FairQueue::NextUser() {
 
 void FairQueue::Run() {
   WarmUpAllocator();
-  Heartbeat beat("kvs-turn", kPatience);
+  Heartbeat beat("kvs-long", kPatience);
   std::unique_lock<std::mutex> lock(mu_.native());
   const auto ready = [this]() KVS_NO_THREAD_SAFETY_ANALYSIS {
     return stopping_ || NextUser() != users_.end();
   };
   [&]() KVS_NO_THREAD_SAFETY_ANALYSIS {
     for (wake_.wait(lock, ready); !stopping_; wake_.wait(lock, ready)) {
-      const Turning turning(&beat);
+      const LoopIteration iteration(&beat);
       RunOne(&lock);
     }
   }();

@@ -1,8 +1,9 @@
-// FairQueue: threads for what would keep a loop too long, shared by turns among users.
+// FairQueue: threads for what would keep a loop too long, shared among users in rotation.
 //
-// Users take turns, whatever each of them has posted; of a user's tasks short ones come first. Long
-// tasks run on all threads but one, and those of one user on half of these, so that neither a user
-// with many clients nor several keep others' tasks, or anybody's short ones, from beginning.
+// Users are served in rotation, whatever each of them has posted; of a user's tasks short ones come
+// first. Long tasks run on all threads but one, and those of one user on half of these, so that
+// neither a user with many clients nor several keep others' tasks, or anybody's short ones, from
+// beginning.
 //
 // Ownership: owns its threads and what waits. Thread-safety: all methods, from any thread. Tasks do
 // not wait for other tasks; what one throws is a bug of its own. Cost: one allocation and at most
@@ -30,7 +31,7 @@ class FairQueue {
   enum class Length : uint8_t { kShort, kLong };
   using Task = std::function<void()>;
 
-  // REQUIRES: threads >= 2. They are named kvs-turn.
+  // REQUIRES: threads >= 2. They are named kvs-long.
   explicit FairQueue(size_t threads) : longs_(threads - 1), longs_per_user_((longs_ + 1) / 2) {}
   ~FairQueue() { Stop(); }
   FairQueue(const FairQueue&) = delete;
@@ -54,7 +55,7 @@ class FairQueue {
 
   void Run();
   bool MayRun(const User& user, Length length) const KVS_REQUIRES(mu_);
-  // The user whose turn it is, behind the last one; end(): nobody may run anything.
+  // The user to be served now, behind the last one; end(): nobody may run anything.
   Users::iterator NextUser() KVS_REQUIRES(mu_);
   void RunOne(std::unique_lock<std::mutex>* lock) KVS_REQUIRES(mu_);
 

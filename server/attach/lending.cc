@@ -1,6 +1,6 @@
-// What the attach loop has others do: frames that take longer than a turn, and whatever has to wait
-// for the store behind such a frame. A connection that is lent is that thread's alone until it is
-// taken back.
+// What the attach loop has others do: frames that take longer than a quantum, and whatever has to
+// wait for the store behind such a frame. A connection that is lent is that thread's alone until it
+// is taken back.
 #include <unistd.h>
 
 #include <utility>
@@ -24,7 +24,7 @@ void AttachServer::Loop::Lend(Connection* c, FairQueue::Length length, std::func
   }
   c->then = std::move(then);
   queue_.Post(c->peer.uid, length, [this, c, work = std::move(work)] {
-    Survive("kvs-turn", work);
+    Survive("kvs-long", work);
     {
       MutexLock lock(returned_mu_);
       returned_.push_back(c);
@@ -67,7 +67,7 @@ void AttachServer::Loop::LendRing(Connection* c) {
   const auto length =
       c->ring->next_is_long() ? FairQueue::Length::kLong : FairQueue::Length::kShort;
   Lend(
-      c, length, [c] { c->outcome = c->ring->Drain(kLentTurn); },
+      c, length, [c] { c->outcome = c->ring->Drain(kLentQuantum); },
       [this, c, before] {
         Count(kFrames, c->ring->frames() - before);
         open_.push_back(c);
@@ -89,7 +89,7 @@ void AttachServer::Loop::EndSession(Connection* c, SessionEnd how, Then then) {
 void AttachServer::Loop::KeepHouse() {
   if (housekeeping_.exchange(true)) return;
   const auto work = [this] {
-    Survive("kvs-turn", [this] {
+    Survive("kvs-long", [this] {
       if (store_->inspection().Counters().retired_bytes != 0) {
         Count(kReclaims);
         store_->references().Reclaim();

@@ -44,7 +44,7 @@ Status AttachServer::Loop::PassDescriptors(Connection* c, const AttachToken& tok
   c->session = grant.session;
   c->writes = grant.writable;
   Status status = ResourceExhausted("MEMORY", "the daemon has no memory for another connection");
-  Survive("kvs-turn", [&] { status = SendTables(c, *tables); });
+  Survive("kvs-long", [&] { status = SendTables(c, *tables); });
   // It has got nothing that it could write to.
   if (!status.ok() && std::exchange(c->writes, false)) store_->sessions().EndWriter(c->session);
   return status;

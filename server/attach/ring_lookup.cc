@@ -66,9 +66,9 @@ void RingSession::AnswerBox::PutLookedUp(uint64_t id, const Result<PrefixHit>& h
     if (hit->plan) answer.plan = FormatPlan(*hit->plan);
     answer.reply = {hit->held_tokens(),
                     hit->indexed_tokens,
-                    hit->tokens_in(Residence::kDevice),
-                    hit->tokens_in(Residence::kHost),
-                    hit->tokens_in(Residence::kDisk),
+                    hit->tokens_in(Tier::kDevice),
+                    hit->tokens_in(Tier::kHost),
+                    hit->tokens_in(Tier::kDisk),
                     static_cast<uint32_t>(answer.plan.size())};
   }
   {

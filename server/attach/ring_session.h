@@ -16,11 +16,11 @@
 // end of the session in the store. Thread-safety: one thread at a time (the attach server's, or one
 // that it lends the session to). Cost: no system call unless the client sleeps on its reply.
 //
-// Turns: the loop that serves many sessions gives each a Turn, whose budget counts work. A frame
-// that would take more, or that may wait for whoever has the store, is not taken in it
-// (kElsewhere): the loop lends the session to another thread for a turn of its own, and its ring is
-// not looked at meanwhile, so that a session's frames are handled in their order and one that asks
-// for much waits for itself alone.
+// Quanta: the loop that serves many sessions gives each a Quantum, whose budget counts work. A
+// frame that would take more, or that may wait for whoever has the store, is not taken in it
+// (kElsewhere): the loop lends the session to another thread for a quantum of its own, and its ring
+// is not looked at meanwhile, so that a session's frames are handled in their order and one that
+// asks for much waits for itself alone.
 #ifndef KVSTRATA_SERVER_ATTACH_RING_SESSION_H_
 #define KVSTRATA_SERVER_ATTACH_RING_SESSION_H_
 
@@ -57,18 +57,18 @@ struct RingOptions {
 };
 
 // What a session may do in one go. Work is an estimate of CPU time in ns, by what frames ask for.
-struct Turn {
+struct Quantum {
   uint64_t work;
   uint64_t frame_bytes;  // longer ones are left, not even copied
   bool first_unbounded;  // the first frame may take more
   bool may_wait;         // for the store; else only what needs nothing of it is handled
 };
-inline constexpr uint64_t kTurnWork = 200'000;
+inline constexpr uint64_t kQuantumWork = 200'000;
 // The loop's own; that of a session that is lent; and the last one of a client that has hung up.
-inline constexpr Turn kLoopTurn{kTurnWork, 32 << 10, false, true};
-inline constexpr Turn kLoopTurnBesideLong{kTurnWork, 32 << 10, false, false};
-inline constexpr Turn kLentTurn{kTurnWork, ~uint64_t{0}, true, true};
-inline constexpr Turn kLastTurn{500 * kTurnWork, ~uint64_t{0}, true, true};
+inline constexpr Quantum kLoopQuantum{kQuantumWork, 32 << 10, false, true};
+inline constexpr Quantum kLoopQuantumBesideLong{kQuantumWork, 32 << 10, false, false};
+inline constexpr Quantum kLentQuantum{kQuantumWork, ~uint64_t{0}, true, true};
+inline constexpr Quantum kLastQuantum{500 * kQuantumWork, ~uint64_t{0}, true, true};
 
 class RingSession {
  public:
@@ -79,7 +79,7 @@ class RingSession {
     kWorked,     // took at least one frame
     kDetached,   // the client detached: its sequences are closed, its reply is on its way
     kMalformed,  // the client broke the format; see malformed()
-    kElsewhere,  // the next frame is not for a Turn like this; see next_is_long()
+    kElsewhere,  // the next frame is not for a Quantum like this; see next_is_long()
     kFailed,     // there is no memory left even to say so; see malformed()
   };
 
@@ -89,10 +89,10 @@ class RingSession {
   RingSession(const RingSession&) = delete;
   RingSession& operator=(const RingSession&) = delete;
 
-  Outcome Drain(const Turn& turn);
-  // After kElsewhere: whether the frame itself takes more than a turn.
+  Outcome Drain(const Quantum& quantum);
+  // After kElsewhere: whether the frame itself takes more than a quantum.
   bool next_is_long() const { return next_is_long_; }
-  // Whether ending the session takes more than a turn.
+  // Whether ending the session takes more than a quantum.
   bool end_is_long() const;
 
   // Announces that the daemon is about to sleep; false when there is work and it must not.
@@ -160,8 +160,8 @@ class RingSession {
   }
   // The next frame into held_: kWorked; or what there is instead, kIdle: nothing. A frame without
   // memory for its payload is answered and passed over.
-  Outcome TakeFrame(const Turn& turn);
-  Outcome DrainFrames(const Turn& turn, Outcome outcome);
+  Outcome TakeFrame(const Quantum& quantum);
+  Outcome DrainFrames(const Quantum& quantum, Outcome outcome);
   Outcome HandleHeld();
   // Answers a frame that could not be handled; `front`: what there is of its payload.
   void Fail(const shm::FrameHeader& header, std::span<const std::byte> front, const Status& why);

@@ -83,7 +83,7 @@ class CudaHost final : public MemoryResource {
 
  private:
   const std::shared_ptr<RegisteredHost> blocks_;
-  const std::unique_ptr<MemoryResource> upstream_ = NewHostPinned();
+  const std::unique_ptr<MemoryResource> upstream_ = NewHostMemory();
 };
 
 class CudaMemory final : public MemoryResource {
@@ -151,7 +151,7 @@ class CudaMemory final : public MemoryResource {
   }
 
   uint64_t granularity() const override { return granularity_; }
-  Memory memory() const override { return Memory::kCuda; }
+  HandleType handle_type() const override { return HandleType::kCuda; }
   std::string_view name() const override { return "cuda"; }
 
  private:

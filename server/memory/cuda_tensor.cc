@@ -47,7 +47,7 @@ class CudaTensor final : public TensorMemory {
 Result<std::byte*> HostBuffer::Reserve(uint64_t bytes) {
   if (bytes > bytes_) {
     Free();
-    const bool made = ops_ != nullptr ? ops_->allocate_pinned(bytes, &at_) == 0
+    const bool made = ops_ != nullptr ? ops_->allocate_page_locked(bytes, &at_) == 0
                                       : (at_ = std::malloc(bytes)) != nullptr;
     if (!made) {
       at_ = nullptr;
@@ -60,7 +60,7 @@ Result<std::byte*> HostBuffer::Reserve(uint64_t bytes) {
 }
 
 void HostBuffer::Free() {
-  if (ops_ != nullptr && at_ != nullptr) (void)ops_->free_pinned(at_);
+  if (ops_ != nullptr && at_ != nullptr) (void)ops_->free_page_locked(at_);
   if (ops_ == nullptr) std::free(at_);
   at_ = nullptr;
   bytes_ = 0;

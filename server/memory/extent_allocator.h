@@ -1,7 +1,7 @@
 // ExtentAllocator: which parts of an address range [0, capacity) are taken. Best fit, the lower
 // offset on ties; freed extents join their neighbours. Knows no memory: offsets only.
 //
-// Used for arenas (granularity 4096 bytes) and heat counters (granularity 16 counters).
+// Used for arenas (granularity 4096 bytes) and access counters (granularity 16 counters).
 // Thread-safety: none; the store calls under its lock. Errors: freeing what is not taken aborts.
 // Cost: O(log free extents) an operation.
 #ifndef KVSTRATA_SERVER_MEMORY_EXTENT_ALLOCATOR_H_

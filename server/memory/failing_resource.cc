@@ -27,7 +27,7 @@ class FailingResource final : public MemoryResource {
     return upstream_->Reach(at);
   }
   uint64_t granularity() const override { return upstream_->granularity(); }
-  Memory memory() const override { return upstream_->memory(); }
+  HandleType handle_type() const override { return upstream_->handle_type(); }
   std::string_view name() const override { return upstream_->name(); }
 
  private:

@@ -31,7 +31,7 @@ class LimitedResource final : public MemoryResource {
   Status Copy(std::span<const MemoryCopy> copies) override { return upstream_->Copy(copies); }
   Status Reach(const std::byte* at) override { return upstream_->Reach(at); }
   uint64_t granularity() const override { return upstream_->granularity(); }
-  Memory memory() const override { return upstream_->memory(); }
+  HandleType handle_type() const override { return upstream_->handle_type(); }
   std::string_view name() const override { return upstream_->name(); }
 
  private:

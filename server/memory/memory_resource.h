@@ -3,7 +3,7 @@
 // `read_only_fd`.
 //
 // Implementations: emulated_device.cc (the `device` tier without a GPU), cuda_device.cc (with one),
-// host_pinned.cc (`host`).
+// host_memory.cc (`host`).
 // Limits and faults are adaptors around a resource, not flags in it (limiting_resource.cc,
 // failing_resource.cc). Copies between two devices: copy_between.cc.
 // Ownership: a block belongs to whoever allocated it until Free of the same resource.
@@ -29,8 +29,8 @@ namespace kvstrata {
 
 inline constexpr uint64_t kMemoryGranularity = 4096;
 
-// What a block is, hence how its descriptors are mapped; shm::Arena::memory.
-enum class Memory : uint16_t {
+// What the descriptors of a block are, hence how they are mapped; shm::Arena::memory.
+enum class HandleType : uint16_t {
   kMemfd = 0,
   kCuda = 1,  // `base` is an address of the GPU: only Copy may follow it. Both descriptors are the
               // driver's, and whoever maps one chooses how (kernels/cuda/device_memory.h).
@@ -64,7 +64,7 @@ class MemoryResource {
   virtual Result<MemoryBlock> Allocate(uint64_t bytes) = 0;
   virtual uint64_t granularity() const { return kMemoryGranularity; }  // a multiple of that
 
-  // Unmaps the block and gives its memory back: a memfd's at once, even while a client still maps
+  // Unmaps the block and releases its memory: a memfd's at once, even while a client still maps
   // it (it reads zeros), a GPU's when the last client has unmapped it.
   virtual void Free(MemoryBlock block) = 0;
 
@@ -85,7 +85,7 @@ class MemoryResource {
   // takes 0.6 s a GiB, once. RESOURCE_EXHAUSTED HOST_UNREACHABLE.
   virtual Status Reach(const std::byte* /*at*/) { return OkStatus(); }
 
-  virtual Memory memory() const { return Memory::kMemfd; }
+  virtual HandleType handle_type() const { return HandleType::kMemfd; }
 
   virtual std::string_view name() const = 0;
 };
@@ -95,7 +95,7 @@ class MemoryResource {
 Status CopyBetween(MemoryResource& from, MemoryResource& to, std::span<const MemoryCopy> copies);
 
 std::unique_ptr<MemoryResource> NewEmulatedDevice();
-std::unique_ptr<MemoryResource> NewHostPinned();
+std::unique_ptr<MemoryResource> NewHostMemory();
 
 // Memory of the GPUs named, in this order; without a name: of all that this process sees.
 // UNAVAILABLE CUDA_LIBRARY or CUDA_NO_DEVICE; NOT_FOUND DEVICE_UNKNOWN names those that there are.

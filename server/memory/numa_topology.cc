@@ -59,7 +59,7 @@ class PlacedResource final : public MemoryResource {
   void Free(MemoryBlock block) override { upstream_->Free(std::move(block)); }
   Status Copy(std::span<const MemoryCopy> copies) override { return upstream_->Copy(copies); }
   uint64_t granularity() const override { return upstream_->granularity(); }
-  Memory memory() const override { return upstream_->memory(); }
+  HandleType handle_type() const override { return upstream_->handle_type(); }
   std::string_view name() const override { return upstream_->name(); }
 
  private:

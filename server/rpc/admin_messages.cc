@@ -71,10 +71,10 @@ void Write(const SessionInfo& s, v1::Session* out) {
   out->set_client_name(s.client_name);
   // A gRPC server serves a user, not a process: the pid of the connection that made it says
   // nothing.
-  if (s.road == Road::kLinked) out->set_pid(s.peer.pid);
+  if (s.transport == Transport::kLinked) out->set_pid(s.peer.pid);
   out->set_uid(s.peer.uid);
   out->set_tenant(s.peer.tenant);
-  out->set_road(s.road == Road::kLinked ? "linked" : "remote");
+  out->set_transport(s.transport == Transport::kLinked ? "linked" : "remote");
   out->set_sequences(s.sequences);
   out->set_used_bytes(s.used_bytes);
   out->set_age_us(s.age_us);

@@ -24,14 +24,14 @@ void Write(const BlockInfo& block, v1::Block* out) {
   out->set_model(block.model);
   out->set_tokens(block.tokens);
   out->set_bytes(block.bytes);
-  for (const Residence tier : block.tiers) out->add_tiers(std::string(NameOf(tier)));
+  for (const Tier tier : block.tiers) out->add_tiers(std::string(NameOf(tier)));
   out->set_pinned(block.pinned);
 }
 
 void Write(const std::string& key, const BlockVerdict& verdict, v1::BlockVerdict* out) {
   out->set_key(key);
   out->set_verdict(std::string(NameOf(verdict.state)));
-  for (const Residence tier : verdict.tiers) out->add_tiers(std::string(NameOf(tier)));
+  for (const Tier tier : verdict.tiers) out->add_tiers(std::string(NameOf(tier)));
   out->set_detail(verdict.detail);
 }
 

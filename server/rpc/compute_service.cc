@@ -233,8 +233,8 @@ grpc::ServerUnaryReactor* ComputeService::Settle(grpc::CallbackServerContext* ca
                                                  v1::SettleResponse*) {
   Result<std::shared_ptr<RemoteSession>> found = context_->FindSession(request->session());
   if (!found.ok()) return ServiceContext::Answer(call, found.status());
-  // In the session's turn, so that earlier calls count; then whenever the workers are done, again
-  // in its turn. Nothing waits meanwhile.
+  // On the session's strand, so that earlier calls count; then whenever the workers are done, again
+  // on its strand. Nothing waits meanwhile.
   grpc::ServerUnaryReactor* reactor = context_->NewCall();
   const auto catch_up = [call, reactor, request, s = *found](const Status& recompressed) {
     if (call->IsCancelled()) return reactor->Finish(grpc::Status::CANCELLED);

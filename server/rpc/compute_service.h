@@ -1,6 +1,7 @@
-// ComputeService: kvstrata.v1.Compute, the remote road: kernels/step on the daemon's own mappings.
+// ComputeService: kvstrata.v1.Compute, the remote transport: kernels/step on the daemon's own
+// mappings.
 //
-// Threads: gRPC's; every call runs in its session's turn on a work thread. Tensors are read where
+// Threads: gRPC's; every call runs on its session's strand on a work thread. Tensors are read where
 // the message has them and written where the answer has them. Errors: as compute.proto says.
 #ifndef KVSTRATA_SERVER_RPC_COMPUTE_SERVICE_H_
 #define KVSTRATA_SERVER_RPC_COMPUTE_SERVICE_H_

@@ -12,7 +12,7 @@
 namespace kvstrata {
 namespace {
 
-// As in shm::RegisterModel, so that both roads take the same texts.
+// As in shm::RegisterModel, so that both transports take the same texts.
 constexpr size_t kMaxName = 63, kMaxDigest = 79, kMaxLayout = 31, kMaxAdapter = 63;
 constexpr int kMaxBoundaryTokens = 1 << 16;
 constexpr std::string_view kPlanPrefix = "plans.";
@@ -220,8 +220,8 @@ grpc::ServerUnaryReactor* ControlService::OpenSequence(grpc::CallbackServerConte
                                                        v1::OpenSequenceResponse* response) {
   Result<std::shared_ptr<RemoteSession>> found = context_->FindSession(request->session());
   if (!found.ok()) return ServiceContext::Answer(call, found.status());
-  // In the session's turn, so that earlier calls count; then, when the store has read what is on
-  // disk, again in its turn. Nothing waits meanwhile.
+  // On the session's strand, so that earlier calls count; then, when the store has read what is on
+  // disk, again on its strand. Nothing waits meanwhile.
   grpc::ServerUnaryReactor* reactor = context_->NewCall();
   const std::span<const int32_t> tokens(request->tokens().data(),
                                         static_cast<size_t>(request->tokens_size()));

@@ -1,6 +1,6 @@
 // ControlService: kvstrata.v1.Control over the store and this user's remote sessions.
 //
-// Threads: gRPC's; what a session does runs in its turn. Errors: those of the store.
+// Threads: gRPC's; what a session does runs on its strand. Errors: those of the store.
 #ifndef KVSTRATA_SERVER_RPC_CONTROL_SERVICE_H_
 #define KVSTRATA_SERVER_RPC_CONTROL_SERVICE_H_
 

@@ -30,9 +30,9 @@ class Room {
   // REQUIRES: nothing is under way.
   Status Reserve(uint64_t bytes) {
     KVS_RETURN_IF_ERROR(device_.Reserve(ops_, bytes));
-    return pinned_.Reserve(ops_, bytes);
+    return page_locked_.Reserve(ops_, bytes);
   }
-  std::byte* pinned(uint64_t at) const { return pinned_.At<std::byte>(at); }
+  std::byte* page_locked(uint64_t at) const { return page_locked_.At<std::byte>(at); }
   std::byte* device(uint64_t at) const { return device_.as<std::byte>() + at; }
 
   const Geometry geometry;
@@ -42,7 +42,7 @@ class Room {
  private:
   const cuda::CudaOps& ops_;
   DeviceBuffer device_;
-  PinnedBuffer pinned_;
+  PageLockedBuffer page_locked_;
 };
 
 class GpuSteps final : public StepDevice {
@@ -76,7 +76,7 @@ class GpuSteps final : public StepDevice {
   }
   Result<InspectArray> Inspect(const SequenceState& state, const SequenceView& view, size_t blocks,
                                std::string_view name) override {
-    const FarRead read = [this](std::byte* to, const std::byte* from, uint64_t bytes) {
+    const DeviceRead read = [this](std::byte* to, const std::byte* from, uint64_t bytes) {
       return Read(to, from, bytes);
     };
     return InspectFromGpu(state, view, blocks, read, *executor_, name);
@@ -245,9 +245,9 @@ Status GpuStep::Prepare(uint64_t bytes) {
 }
 
 Result<Rows> GpuStep::Upload(const Rows& rows, uint64_t bytes, uint64_t at) {
-  std::memcpy(room_.pinned(at), rows.data, bytes);
+  std::memcpy(room_.page_locked(at), rows.data, bytes);
   KVS_RETURN_IF_ERROR(device_.Check(
-      device_.ops().copy_async(room_.device(at), room_.pinned(at), bytes, device_.stream()),
+      device_.ops().copy_async(room_.device(at), room_.page_locked(at), bytes, device_.stream()),
       "copying a tensor"));
   return Rows{room_.device(at), rows.token_stride, rows.head_stride, rows.dtype};
 }
@@ -283,12 +283,12 @@ Status GpuStep::Attend(int layer, const Rows& q, const MutableRows& out, float* 
   KVS_RETURN_IF_ERROR(device_.Told(step_->Attend(layer, queries, rows, sums)));
   // Outputs and sums in one piece.
   KVS_RETURN_IF_ERROR(
-      device_.Check(device_.ops().copy_async(room_.pinned(out_at), room_.device(out_at),
+      device_.Check(device_.ops().copy_async(room_.page_locked(out_at), room_.device(out_at),
                                              lse_at - out_at + lse_bytes, device_.stream()),
                     "copying a tensor"));
   KVS_RETURN_IF_ERROR(device_.Await());
-  std::memcpy(out.data, room_.pinned(out_at), out_bytes);
-  if (lse != nullptr) std::memcpy(lse, room_.pinned(lse_at), lse_bytes);
+  std::memcpy(out.data, room_.page_locked(out_at), out_bytes);
+  if (lse != nullptr) std::memcpy(lse, room_.page_locked(lse_at), lse_bytes);
   return OkStatus();
 }
 

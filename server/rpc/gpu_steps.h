@@ -1,8 +1,8 @@
 // The StepDevice of pages in the daemon's GPU: CudaStep (kernels/step/cuda_step.h) on a stream of
 // the session's own, of low priority.
 //
-// Tensors go through pinned memory to the GPU and back; every call waits for what it enqueued, at
-// most `patience`, by asking, never in the driver: GPU_STUCK after that, and the next call waits
+// Tensors go through page-locked memory to the GPU and back; every call waits for what it enqueued,
+// at most `patience`, by asking, never in the driver: GPU_STUCK after that, and the next call waits
 // for it first. A step that is dropped waits too, because its pages may go to somebody else; a GPU
 // that is not done with it after `patience` is as good as lost, and its pool with it.
 // Memory of the GPU, outside of the pool: a CudaWorkspace for each step that is open at a time, and

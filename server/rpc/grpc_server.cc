@@ -43,7 +43,7 @@ constexpr int kOutOfDescriptorsPauseMs = 100;
 constexpr int kTickMs = 1000;             // what nobody tells at once is seen then
 constexpr uint32_t kNobody = 0xFFFFFFFF;  // who connected, when the kernel does not say
 constexpr uint64_t kDescriptorsOfConnection = 2;
-constexpr int kMaxAcceptsPerTurn = 16;
+constexpr int kMaxAcceptsPerIteration = 16;
 constexpr size_t kMostClosing = 16;
 constexpr std::chrono::milliseconds kClosingPause{50};
 constexpr uint32_t kLogBurst = 5;  // refusals a second that are worth a line each
@@ -158,7 +158,7 @@ class GrpcServer::Impl {
  private:
   void AcceptLoop();
   // False: it is to stop.
-  bool AwaitTurn();
+  bool AwaitIteration();
   void TellHealth();
   void Tick();
   // False: nobody waits, or nothing can be accepted now.
@@ -226,7 +226,7 @@ Result<UserServer*> GrpcServer::Impl::ServerOf(const PeerIdentity& user) {
   return users_.emplace(user.uid, std::move(server)).first->second.get();
 }
 
-// A server without connections is another user's chance: whose has been idle longest goes.
+// A server without connections makes room for another user: whose has been idle longest goes.
 Status GrpcServer::Impl::MakeRoomForUser() {
   if (users_.size() < kMaxUsers) return OkStatus();
   auto oldest = users_.end();
@@ -252,11 +252,11 @@ Status GrpcServer::Impl::MakeRoomForUser() {
 void GrpcServer::Impl::AcceptLoop() {
   WarmUpAllocator();
   for (bool goes_on = true; goes_on;) {
-    Survive("kvs-grpc-accept", [&] { goes_on = AwaitTurn(); });
+    Survive("kvs-grpc-accept", [&] { goes_on = AwaitIteration(); });
   }
 }
 
-bool GrpcServer::Impl::AwaitTurn() {
+bool GrpcServer::Impl::AwaitIteration() {
   pollfd waits[5] = {{stop_.get(), POLLIN, 0},
                      {options_.listen_fd, POLLIN, 0},
                      {options_.pools_fd, POLLIN, 0},
@@ -264,7 +264,7 @@ bool GrpcServer::Impl::AwaitTurn() {
                      {refused_.fd(), POLLIN, 0}};
   if (poll(waits, 5, kTickMs) < 0) return errno == EINTR;
   if (waits[0].revents != 0) return false;
-  const Turning turning(&beat_);
+  const LoopIteration iteration(&beat_);
   eventfd_t told = 0;
   if (waits[2].revents != 0) (void)eventfd_read(options_.pools_fd, &told);
   if (told != 0) TellHealth();
@@ -276,7 +276,7 @@ bool GrpcServer::Impl::AwaitTurn() {
   if (options_.closer->counters().pending > kMostClosing) {
     options_.closer->Await(Clock::now() + kClosingPause);
   }
-  for (int i = 0; i < kMaxAcceptsPerTurn && AcceptOne(); ++i) {
+  for (int i = 0; i < kMaxAcceptsPerIteration && AcceptOne(); ++i) {
   }
   return true;
 }

@@ -19,9 +19,9 @@ void Write(const PrefixHit& hit, bool by_page, v1::LookupResponse* out) {
   out->set_indexed_tokens(hit.indexed_tokens);
   if (hit.plan) out->set_plan(FormatPlan(*hit.plan));
   out->set_page_tokens(hit.page_tokens);
-  out->set_device_tokens(hit.tokens_in(Residence::kDevice));
-  out->set_host_tokens(hit.tokens_in(Residence::kHost));
-  out->set_disk_tokens(hit.tokens_in(Residence::kDisk));
+  out->set_device_tokens(hit.tokens_in(Tier::kDevice));
+  out->set_host_tokens(hit.tokens_in(Tier::kHost));
+  out->set_disk_tokens(hit.tokens_in(Tier::kDisk));
   for (size_t i = 0; by_page && i < hit.keys.size(); ++i) {
     v1::HeldPage* page = out->add_pages();
     page->set_key(hit.keys[i].data(), hit.keys[i].size());

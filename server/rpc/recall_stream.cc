@@ -94,7 +94,7 @@ Status RecallStream::Begin(const v1::AuditRecallRequest& request) {
   response_.set_sequence(sequence_);
   response_.set_plan(start.sequence.plan.name);
   response_.set_plan_text(FormatPlan(start.sequence.plan));
-  response_.set_road(start.road == Road::kLinked ? "linked" : "remote");
+  response_.set_transport(start.transport == Transport::kLinked ? "linked" : "remote");
   response_.set_every(options.every);
   Write(audit_->Progress(), &response_);
   return OkStatus();

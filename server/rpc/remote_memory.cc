@@ -4,8 +4,8 @@
 
 namespace kvstrata {
 
-// Ids of arenas are never used again, and one that a pinned table names is mapped. What lies there
-// the store itself entered, so nothing is checked against the arena's size.
+// Ids of arenas are never used again, and one that a table of an entered epoch names is mapped.
+// What lies there the store itself entered, so nothing is checked against the arena's size.
 Result<std::byte*> RemoteMemory::Resolve(const shm::PageEntry& entry, uint64_t /*bytes*/) {
   if (entry.arena != last_arena_ || last_base_ == nullptr) {
     last_base_ = nullptr;  // until all of it is known

@@ -38,7 +38,7 @@ RemoteSession::RemoteSession(Store* store, const SessionSegments& segments,
       strand_(std::make_shared<Strand>(queue)),
       memory_(store, device_.get(), session_),
       tables_(&memory_, {segments.header, segments.tables, segments.table_bytes}),
-      heat_(segments.header) {}
+      access_counts_(segments.header) {}
 
 Status RemoteSession::Post(WorkQueue::Task task) {
   // A task keeps this alive.
@@ -64,13 +64,14 @@ void RemoteSession::End(std::shared_ptr<RemoteSession> self, WorkQueue::Task don
     self->device_->Enter();
     self->DropAll();
     self->store_->sessions().EndSession(self->session_, SessionEnd::kDied);
-    LogEvent(LogLevel::kInfo, "session_ended", {{"session", self->session_}, {"road", "remote"}});
+    LogEvent(LogLevel::kInfo, "session_ended",
+             {{"session", self->session_}, {"transport", "remote"}});
     if (done) done();
   });
 }
 
 void RemoteSession::DropAll() {
-  // Steps point into sequences and pin epochs in the session's segment.
+  // Steps point into sequences and enter epochs in the session's segment.
   steps_.clear();
   sequences_.clear();
   device_->Close();
@@ -176,7 +177,7 @@ Result<uint64_t> RemoteSession::StepBegin(std::span<const RemoteMember> members,
     const auto n = static_cast<int32_t>(members[i].tokens.size());
     claims.push_back({sequences[i], sequences[i]->state->tokens() + n});
   }
-  KVS_ASSIGN_OR_RETURN(SequenceTables::Pinned pinned, tables_.Pin(claims, codes->data()));
+  KVS_ASSIGN_OR_RETURN(SequenceTables::EnteredEpoch entered, tables_.Enter(claims, codes->data()));
   for (size_t i = 0; i < sequences.size(); ++i) {
     const RemoteSequence& s = *sequences[i];
     const Status refreshed = s.state->Refresh(s.View());
@@ -198,7 +199,7 @@ Result<uint64_t> RemoteSession::StepBegin(std::span<const RemoteMember> members,
                                .emplace(next_step_, new RemoteStep{std::move(sequences),
                                                                    std::move(tokens),
                                                                    std::vector<bool>(layers),
-                                                                   std::move(pinned),
+                                                                   std::move(entered),
                                                                    std::move(runner),
                                                                    {}})
                                .first->second.get();
@@ -237,7 +238,7 @@ Status RemoteSession::Attend(RemoteStep* step, int layer, const Rows& q, const M
   if (device_->on_gpu()) return OkStatus();  // whose selections would have to be read
   for (int i = 0; i < step->step->batch().members(); ++i) {
     KVS_ASSIGN_OR_RETURN(const Selection* const selection, step->step->SelectionOf(i));
-    heat_.Count(*step->sequences[i], *selection);
+    access_counts_.Count(*step->sequences[i], *selection);
   }
   return OkStatus();
 }
@@ -331,7 +332,7 @@ Status RemoteSession::PrefillDone(uint64_t sequence) {
   KVS_ASSIGN_OR_RETURN(RemoteSequence * s, FindIdle(sequence));
   const TableClaim claim{s, s->state->tokens()};
   {
-    KVS_ASSIGN_OR_RETURN(const auto pinned, tables_.Pin({&claim, 1}, nullptr));
+    KVS_ASSIGN_OR_RETURN(const auto entered, tables_.Enter({&claim, 1}, nullptr));
     KVS_RETURN_IF_ERROR(s->state->Refresh(s->View()));
     KVS_RETURN_IF_ERROR(device_->PrefillDone(s->state.get(), s->View()));
   }
@@ -342,7 +343,7 @@ Status RemoteSession::Settle(uint64_t sequence) {
   KVS_ASSIGN_OR_RETURN(RemoteSequence * s, FindIdle(sequence));
   const TableClaim claim{s, s->state->tokens()};
   {
-    KVS_ASSIGN_OR_RETURN(const auto pinned, tables_.Pin({&claim, 1}, nullptr));
+    KVS_ASSIGN_OR_RETURN(const auto entered, tables_.Enter({&claim, 1}, nullptr));
     KVS_RETURN_IF_ERROR(s->state->Refresh(s->View()));
     device_->CatchUp(s->state.get(), s->View());
   }
@@ -352,7 +353,7 @@ Status RemoteSession::Settle(uint64_t sequence) {
 Result<std::string> RemoteSession::StatusText(RemoteSequence* s) {
   if (s->step != 0) return s->state->StatusText(s->View());
   const TableClaim claim{s, s->state->tokens(), false};
-  KVS_ASSIGN_OR_RETURN(const auto pinned, tables_.Pin({&claim, 1}, nullptr));
+  KVS_ASSIGN_OR_RETURN(const auto entered, tables_.Enter({&claim, 1}, nullptr));
   KVS_RETURN_IF_ERROR(s->state->Refresh(s->View()));
   return s->state->StatusText(s->View());
 }
@@ -365,7 +366,7 @@ Result<InspectArray> RemoteSession::Inspect(uint64_t sequence, std::string_view 
   };
   if (s->step != 0) return inspect();
   const TableClaim claim{s, s->state->tokens(), false};
-  KVS_ASSIGN_OR_RETURN(const auto pinned, tables_.Pin({&claim, 1}, nullptr));
+  KVS_ASSIGN_OR_RETURN(const auto entered, tables_.Enter({&claim, 1}, nullptr));
   KVS_RETURN_IF_ERROR(s->state->Refresh(s->View()));
   return inspect();
 }
@@ -382,7 +383,7 @@ Result<std::vector<shm::PageEntry>> RemoteSession::PageTable(uint64_t sequence, 
   };
   if (s->step != 0) return copy();
   const TableClaim claim{s, s->state->tokens(), false};
-  KVS_ASSIGN_OR_RETURN(const auto pinned, tables_.Pin({&claim, 1}, nullptr));
+  KVS_ASSIGN_OR_RETURN(const auto entered, tables_.Enter({&claim, 1}, nullptr));
   return copy();
 }
 

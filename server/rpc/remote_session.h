@@ -3,7 +3,7 @@
 // to and from it.
 //
 // Handles of steps count from 1 and are never used again in a session.
-// Ownership: owns steps and sequences; End gives all of it back to the store.
+// Ownership: owns steps and sequences; End returns all of it to the store.
 // Threads: constructor, `id` and Post from any thread; everything else inside tasks of Post, which
 // run one after another. Cost: StepBegin resolves tables; Attend is the op itself; the rest are
 // calls of the store. Errors: SEQUENCE_UNKNOWN, STEP_UNKNOWN (NOT_FOUND), SEQUENCE_BUSY
@@ -25,7 +25,7 @@
 #include "server/rpc/step_runner.h"
 #include "server/rpc/work_queue.h"
 #include "server/store/store.h"
-#include "session/page_heat.h"
+#include "session/access_counts.h"
 #include "session/sequence_tables.h"
 
 namespace kvstrata {
@@ -45,8 +45,8 @@ struct RemoteStep {
   std::vector<RemoteSequence*> sequences;    // members; the session keeps them while the step lives
   std::vector<std::vector<int32_t>> tokens;  // ids of the new tokens, per member
   std::vector<bool> appended;                // per layer
-  SequenceTables::Pinned pinned;
-  std::unique_ptr<StepRunner> step;  // after `pinned`: it goes first
+  SequenceTables::EnteredEpoch entered;
+  std::unique_ptr<StepRunner> step;  // after `entered`: it goes first
   std::vector<uint32_t> audits;  // that sample this step, per member; 0: none. Empty: none at all
 
   const Geometry& geometry() const { return sequences.front()->state->geometry(); }
@@ -68,7 +68,7 @@ class RemoteSession {
 
   // --- inside tasks only ---
   // Takes over a sequence that the store opened for this session. Opening it may wait for the disk,
-  // which is for the caller to await (Openings::OpenSequence), outside of the session's turn.
+  // which is for the caller to await (Openings::OpenSequence), outside of the session's strand.
   void AdoptOpened(const OpenedSequence& opened, uint64_t model, std::span<const int32_t> tokens);
   Result<OpenedSequence> ForkSequence(uint64_t sequence);
   Status TruncateSequence(uint64_t sequence, uint32_t tokens);
@@ -81,7 +81,7 @@ class RemoteSession {
   // The new rows of the layer (none: of all) are in the members' pages: the session's client wrote
   // them there (Sessions::PassArenas). NOT_WRITABLE; UNIMPLEMENTED IN_PLACE on a GPU.
   Status AppendInPlace(RemoteStep* step, std::optional<int> layer);
-  // Attends and, on CPUs, counts heat. REQUIRES: tensors were checked against the step.
+  // Attends and, on CPUs, counts accesses. REQUIRES: tensors were checked against the step.
   Status Attend(RemoteStep* step, int layer, const Rows& q, const MutableRows& out, float* lse);
   // Commits, or drops the new tokens; the step is over either way. LAYER_NOT_APPENDED. What a GPU
   // failed to finish is lost with the sequences: all their calls answer why, but CloseSequence.
@@ -91,7 +91,7 @@ class RemoteSession {
                 const float* entropy, const uint8_t* boundary);
   Status PrefillDone(uint64_t sequence);
   // Catches up with what was committed and recompressed. That workers are done with the sequence is
-  // for the caller to await (Recompression::Settle), outside of the session's turn.
+  // for the caller to await (Recompression::Settle), outside of the session's strand.
   Status Settle(uint64_t sequence);
   // SEQUENCE_UNKNOWN, SEQUENCE_BUSY, or why its last commit was refused.
   Status CheckIdle(uint64_t sequence) { return FindIdle(sequence).status(); }
@@ -122,7 +122,7 @@ class RemoteSession {
 
   RemoteMemory memory_;
   SequenceTables tables_;
-  PageHeat heat_;
+  AccessCounts access_counts_;
   std::map<uint64_t, std::unique_ptr<RemoteSequence>> sequences_;
   std::map<uint64_t, std::unique_ptr<RemoteStep>> steps_;  // before sequences_ go, see DropAll
   uint64_t next_step_ = 1;

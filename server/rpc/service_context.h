@@ -55,7 +55,7 @@ class ServiceContext {
   // The session, for whoever ends it; null when somebody else does already.
   std::shared_ptr<RemoteSession> TakeSession(uint64_t session) KVS_EXCLUDES(mu_);
   // DAEMON_STOPPING; SESSION_UNKNOWN (NOT_FOUND) also for a session of another user or of the
-  // linked road.
+  // linked transport.
   Result<std::shared_ptr<RemoteSession>> FindSession(uint64_t session) const KVS_EXCLUDES(mu_);
 
   // Answers at once.
@@ -84,8 +84,8 @@ class ServiceContext {
     }
   }
 
-  // Answers with what fn(RemoteSession&) returns (a Status or a grpc::Status), run in the session's
-  // turn. What fn captures of the call's messages stays until it has answered. A call that was
+  // Answers with what fn(RemoteSession&) returns (a Status or a grpc::Status), run on the session's
+  // strand. What fn captures of the call's messages stays until it has answered. A call that was
   // cancelled while it waited does not run.
   template <typename Fn>
   grpc::ServerUnaryReactor* InSession(grpc::CallbackServerContext* call, uint64_t session, Fn fn) {

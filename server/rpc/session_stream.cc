@@ -63,11 +63,11 @@ SessionStream* SessionStream::Start(ServiceContext* context, SessionStreams* str
   return stream.get();
 }
 
-// Where the pages lie decides, as on the linked road.
+// Where the pages lie decides, as on the linked transport.
 Result<std::unique_ptr<StepDevice>> SessionStream::StepsOf(const std::string& backend,
                                                            uint32_t device) const {
   const GrpcOptions& options = context_->options();
-  if (context_->store().devices().memory(Tier::kDevice) == Memory::kMemfd) {
+  if (context_->store().devices().handle_type(Tier::kDevice) == HandleType::kMemfd) {
     const Backend* found = options.backend;
     if (!backend.empty()) {
       KVS_ASSIGN_OR_RETURN(found, FindBackend(backend));
@@ -75,7 +75,7 @@ Result<std::unique_ptr<StepDevice>> SessionStream::StepsOf(const std::string& ba
     return NewCpuSteps(found, options.executor);
   }
   if (options.cuda == nullptr) {
-    return Unimplemented("ROAD_UNAVAILABLE",
+    return Unimplemented("TRANSPORT_UNAVAILABLE",
                          "the device pool is memory that this daemon does not "
                          "compute on; link libkvstrata.so");
   }
@@ -104,8 +104,8 @@ Status SessionStream::Open(const v1::OpenSessionRequest& request) {
       request.client_name().empty() ? "unnamed" : Printable(request.client_name());
   // Nobody needs descriptors before somebody redeems a token (Sessions::PassArenas).
   KVS_ASSIGN_OR_RETURN(const SessionSegments segments, context_->store().sessions().OpenSession(
-                                                           context_->user(), Road::kRemote, name,
-                                                           [](const ArenaGrant&) {}, device));
+                                                           context_->user(), Transport::kRemote,
+                                                           name, [](const ArenaGrant&) {}, device));
   context_->AddSession(std::make_shared<RemoteSession>(&context_->store(), segments,
                                                        std::move(steps), context_->queue()));
   session_ = segments.session;
@@ -115,7 +115,7 @@ Status SessionStream::Open(const v1::OpenSessionRequest& request) {
   response_.set_version(options.version);
   LogEvent(LogLevel::kInfo, "session_opened",
            {{"session", segments.session},
-            {"road", "remote"},
+            {"transport", "remote"},
             {"uid", context_->user().uid},
             {"client", name}});
   return OkStatus();

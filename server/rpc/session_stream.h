@@ -55,7 +55,7 @@ class SessionStream : public grpc::ServerWriteReactor<v1::OpenSessionResponse> {
   SessionStream(ServiceContext* context, SessionStreams* streams)
       : context_(context), streams_(streams), under_way_(context->calls()) {}
   Status Open(const v1::OpenSessionRequest& request);
-  // ROAD_UNAVAILABLE, BACKEND_UNKNOWN.
+  // TRANSPORT_UNAVAILABLE, BACKEND_UNKNOWN.
   Result<std::unique_ptr<StepDevice>> StepsOf(const std::string& backend, uint32_t device) const;
 
   ServiceContext* const context_;

@@ -51,7 +51,7 @@ class StepDevice {
   virtual bool on_gpu() const = 0;
   // At the start of every task of the session, on the thread that runs it.
   virtual void Enter() {}
-  // Gives all memory back; nothing but Enter is called after it. REQUIRES: no step is open.
+  // Frees all memory; nothing but Enter is called after it. REQUIRES: no step is open.
   virtual void Close() {}
 
   // REQUIRES: as StepBatch; states are refreshed from their views, which stay. Also STEPS_OPEN.

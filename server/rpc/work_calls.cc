@@ -20,10 +20,10 @@ void Write(const BuildResult& built, Response* out) {
   out->set_done(built.done);
 }
 
-// Ends a call of a session in its turn; what it captures stays until then.
+// Ends a call of a session on its strand; what it captures stays until then.
 template <typename Fn>
-void FinishInTurn(grpc::CallbackServerContext* call, grpc::ServerUnaryReactor* reactor,
-                  const std::shared_ptr<RemoteSession>& s, Fn fn) {
+void FinishOnStrand(grpc::CallbackServerContext* call, grpc::ServerUnaryReactor* reactor,
+                    const std::shared_ptr<RemoteSession>& s, Fn fn) {
   if (call->IsCancelled()) return reactor->Finish(grpc::Status::CANCELLED);
   const Status posted = s->Post([reactor, s, fn = std::move(fn)] {
     reactor->Finish(ServiceContext::Outcome([&] { return fn(*s); }));
@@ -55,7 +55,7 @@ grpc::ServerUnaryReactor* ComputeService::Build(grpc::CallbackServerContext* cal
     if (!built.ok()) return reactor->Finish(ToGrpc(built.status()));
     Write(*built, response);
     if (!built->done) return reactor->Finish(grpc::Status::OK);
-    FinishInTurn(call, reactor, s, [request, response](RemoteSession& session) {
+    FinishOnStrand(call, reactor, s, [request, response](RemoteSession& session) {
       return TakeBuilt(session, request->sequence(), response);
     });
   };
@@ -94,8 +94,8 @@ grpc::ServerUnaryReactor* ComputeService::Recompress(grpc::CallbackServerContext
       response->set_released_bytes(after->released_bytes - released);
       response->set_done(after->done);
       if (!waits) return reactor->Finish(grpc::Status::OK);
-      FinishInTurn(call, reactor, s,
-                   [sequence](RemoteSession& session) { return session.Settle(sequence); });
+      FinishOnStrand(call, reactor, s,
+                     [sequence](RemoteSession& session) { return session.Settle(sequence); });
     };
     const bool waits = !request->no_wait();
     asked = requests.Recompress(s->id(), sequence, waits ? SettleDone(answer) : SettleDone());

@@ -61,7 +61,7 @@ void WorkQueue::Run() {
     tasks_.pop_front();
     lock.unlock();
     {
-      const Turning turning(&beat);
+      const LoopIteration iteration(&beat);
       RunTask(task);
       task = nullptr;  // what it holds is released outside the lock
     }
@@ -102,9 +102,9 @@ void Strand::RunOne() {
       tasks_.pop_front();
       if (tasks_.empty()) return;
     }
-    try {  // through the queue, so that sessions take turns
+    try {  // through the queue, so that sessions are served in rotation
       return queue_->Post([self = shared_from_this()] { self->RunOne(); });
-    } catch (const std::bad_alloc&) {  // then out of turn
+    } catch (const std::bad_alloc&) {  // then at once
     }
   }
 }

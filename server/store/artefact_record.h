@@ -37,7 +37,7 @@ std::optional<ArtefactRecord> ParseRecord(std::span<const std::byte> bytes);
 
 // REQUIRES: it has parts.
 inline RawFree RawFreeOf(const ArtefactRecord& record) {
-  return {record.released, record.parts.back().tokens.end, Residence::kDisk};
+  return {record.released, record.parts.back().tokens.end, Tier::kDisk};
 }
 
 // The key of part number `i`.

@@ -46,7 +46,7 @@ class Auditor {
         ++artefacts_[extent.page];
       }
     }
-    references_.erase(nullptr);  // pages that were given back
+    references_.erase(nullptr);  // pages that were released
     for (const auto& [id, hold] : store_.holds.all()) {
       for (const Page* page : hold.kept) ++keeps_[page];
       for (const Page* page : hold.referred) {
@@ -249,16 +249,17 @@ class Auditor {
       owned += session->sequences.size();
       // In a long request tables may be behind, or not published yet.
       if (session->long_request != std::thread::id()) continue;
-      uint64_t heat = 0;
+      uint64_t access_counters = 0;
       for (const auto& [sequence, s] : session->sequences) {
         CheckSequence(*session, *s);
-        heat += SessionMemory::HeatCost(s->heat);
+        access_counters += SessionMemory::CounterCost(s->access_counters);
       }
-      for (const auto& [epoch, slice] : session->retired_heat.items()) {
-        heat += SessionMemory::HeatCost(slice);
+      for (const auto& [epoch, slice] : session->retired_counters.items()) {
+        access_counters += SessionMemory::CounterCost(slice);
       }
       const std::string name = "session " + std::to_string(id);
-      if (heat != session->memory->heat_used()) Find(name + ": heat counters do not add up");
+      if (access_counters != session->memory->counters_used())
+        Find(name + ": access counters do not add up");
       if (session->memory->live_tables() !=
           session->sequences.size() + session->retired_tables.items().size()) {
         Find(name + ": tables do not add up");
@@ -305,9 +306,9 @@ class Auditor {
   void CheckAbsent(const Sequence& s, size_t i) KVS_NO_THREAD_SAFETY_ANALYSIS {
     const std::string name = "sequence " + std::to_string(s.id) + ", page " + std::to_string(i);
     if (shm::Entries(s.table)[i].flags != shm::kPageAbsent) {
-      Find(name + " was given back and its table names it");
+      Find(name + " was released and its table names it");
     }
-    if ((i + 1) * s.page_tokens() > s.tokens) Find(name + " was given back before it was full");
+    if ((i + 1) * s.page_tokens() > s.tokens) Find(name + " was released before it was full");
   }
 
   void CheckExtents(const Session& session, const Sequence& s) KVS_NO_THREAD_SAFETY_ANALYSIS {

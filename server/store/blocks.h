@@ -11,12 +11,9 @@
 #include <vector>
 
 #include "base/status.h"
+#include "kernels/tier.h"
 
 namespace kvstrata {
-
-// Where a look-up finds a value: memory first.
-enum class Residence : uint8_t { kDevice, kHost, kDisk };
-std::string_view NameOf(Residence residence);
 
 // kUnknown: on disk only, and its key and sizes do not say it.
 enum class BlockKind : uint8_t { kUnknown, kPage, kIndex, kRecord, kPart, kPin };
@@ -28,7 +25,7 @@ struct BlockInfo {
   std::string model;    // "": not known
   uint32_t tokens = 0;  // 0: not known
   uint64_t bytes = 0;   // of its buffers
-  std::vector<Residence> tiers;
+  std::vector<Tier> tiers;
   bool pinned = false;
   bool changed = false;  // a series grew since the tier below was given it
 };
@@ -37,7 +34,7 @@ inline constexpr uint64_t kNoMoreBlocks = ~uint64_t{0};
 
 // A copy of a value.
 struct BlockBytes {
-  Residence from = Residence::kDevice;
+  Tier from = Tier::kDevice;
   BlockKind kind = BlockKind::kUnknown;
   std::vector<std::vector<std::byte>> buffers;
   bool changed = false;  // a series grew since the tier below was offered it
@@ -62,7 +59,7 @@ std::string_view NameOf(BlockState state);
 
 struct BlockVerdict {
   BlockState state = BlockState::kGone;
-  std::vector<Residence> tiers;
+  std::vector<Tier> tiers;
   std::string detail;
 };
 

@@ -2,7 +2,7 @@
 // its codec), made by a worker now instead of by the step that needs it first.
 //
 // The life of a build: a request is checked and offered to the workers (queued) -> a worker takes
-// part after part: the rows that it reads are pinned, and copied to the host where they lie in a
+// part after part: the rows that it reads are held, and copied to the host where they lie in a
 // pool that the host cannot read (running) -> what the worker made is copied into pages of the
 // daemon's and entered under its keys; of the sequence's own plan its table names them from then
 // on. A part holds complete index blocks, at most kPartBytes of rows (but for one block), or all
@@ -41,7 +41,7 @@ struct BuildResult {
 };
 using BuildDone = std::function<void(const Result<BuildResult>&)>;
 
-// One part. Given back by PublishBlocks, PublishExtents or AbandonBuild, exactly once.
+// One part. Ended by PublishBlocks, PublishExtents or AbandonBuild, exactly once.
 struct BuildJob {
   static constexpr uint64_t kPartBytes = uint64_t{32} << 20;
 

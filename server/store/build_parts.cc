@@ -21,7 +21,7 @@ uint64_t WholeGranules(int64_t bytes) {
   return (n + kMemoryGranularity - 1) / kMemoryGranularity * kMemoryGranularity;
 }
 
-ExtentDraft DraftOf(uint64_t bytes, uint32_t from, uint32_t to, TierKind tier) {
+ExtentDraft DraftOf(uint64_t bytes, uint32_t from, uint32_t to, Tier tier) {
   ExtentDraft draft;
   draft.bytes.resize(bytes);
   draft.tokens = {static_cast<int32_t>(from), static_cast<int32_t>(to)};

@@ -100,10 +100,10 @@ Status CheckOther(const Sequence& s, const PendingBuild& p, const PageMemory& me
     if (s.pages[i] == nullptr) {
       return InputMissing(p.plan, "raw rows, and those from position " +
                                       std::to_string(i * s.page_tokens()) +
-                                      " on were given back (keep_raw); compute that prompt again");
+                                      " on were released (keep_raw); compute that prompt again");
     }
     if (p.recompressor == nullptr || memory.readable(s.pages[i]->arena->tier)) continue;
-    return Unimplemented("BUILD_FAR",
+    return Unimplemented("BUILD_ON_GPU",
                          "rows of this sequence lie on a GPU, from where extents of "
                          "another plan are not made; open a sequence of that plan");
   }

@@ -100,9 +100,9 @@ class Builds {
   // committed tokens for the prompt. PLAN_*; FAILED_PRECONDITION BUILD_INPUT names what the plan
   // needs and the sequence has not, BUILD_RUNNING: another plan is being built; RESOURCE_EXHAUSTED
   // WORK_QUEUE; UNIMPLEMENTED BUILD_BUCKETS (an operator asks), BUILD_BLOCKS (index blocks of
-  // another plan that end inside of pages), BUILD_FAR (extents of another plan from rows that the
-  // host cannot read). Later: POOL_EXHAUSTED, TABLES_FULL, COPY_FAILED, ABORTED SEQUENCE_CLOSED,
-  // WORK_CANCELLED.
+  // another plan that end inside of pages), BUILD_ON_GPU (extents of another plan from rows that
+  // the host cannot read). Later: POOL_EXHAUSTED, TABLES_FULL, COPY_FAILED, ABORTED
+  // SEQUENCE_CLOSED, WORK_CANCELLED.
   Result<BuildResult> Build(const BuildRequest& request, BuildDone done) KVS_EXCLUDES(store_lock);
 
   // --- workers ---

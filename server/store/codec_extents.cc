@@ -26,7 +26,7 @@ Status CodecExtents::TakeExtents(const Sequence& s, const RecompressOutput& outp
   Status status;
   for (const ExtentDraft& draft : output.extents) {
     if (draft.kept >= 0) continue;
-    const Tier tier = draft.tier == TierKind::kHost ? Tier::kHost : Tier::kDevice;
+    const Tier tier = draft.tier;
     status =
         allocator_.Allocate({session.tenant, kDaemon, nullptr, s.model->id, PoolsOf(session, tier)},
                             draft.size(), 1, &fresh->pages);
@@ -63,10 +63,11 @@ Status CodecExtents::CopyDrafts(const RecompressOutput& output, const FreshPages
   for (const ExtentDraft& draft : output.extents) {
     if (draft.kept >= 0) continue;
     const Page& to = *fresh.pages[next++];
-    const bool far = draft.far.data != nullptr;
+    const bool on_device = draft.on_device.data != nullptr;
     const std::span<const std::byte> bytes = draft.bytes;
     KVS_RETURN_IF_ERROR(
-        far ? memory_.Fill(to, bytes, {draft.far.data.get(), draft.far.size}, packed_by)
+        on_device
+            ? memory_.Fill(to, bytes, {draft.on_device.data.get(), draft.on_device.size}, packed_by)
             : memory_.Fill(to, {}, bytes, to.arena->pool));
   }
   return OkStatus();

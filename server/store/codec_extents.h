@@ -49,9 +49,9 @@ class CodecExtents {
   // `packed_by`: the device in whose memory drafts lie that the host cannot read. COPY_FAILED,
   // DEVICE_FAILED.
   Status CopyDrafts(const RecompressOutput& output, const FreshPages& fresh, PoolId packed_by);
-  // Gives them back, but for those that somebody has referred to meanwhile.
+  // Releases them, but for those that somebody has referred to meanwhile.
   void DropFresh(FreshPages* fresh) KVS_REQUIRES(store_lock);
-  // The same where no table names what is given back.
+  // The same where no table names what is released.
   void Discard(FreshPages* fresh) KVS_REQUIRES(store_lock);
   // Describes an extent's bytes that lie in `page`; null where the host can read them there.
   std::shared_ptr<const std::vector<std::byte>> DescriptionFor(

@@ -37,7 +37,7 @@ class Devices {
     return memory_.name(PoolId::Device(device));
   }
   // What the arenas of a tier are, on every device.
-  Memory memory(Tier tier) const { return memory_.memory(tier); }
+  HandleType handle_type(Tier tier) const { return memory_.handle_type(tier); }
   // The daemon's own mapping of an arena; null if there is none of that id. Valid while a reader is
   // inside an epoch and its table names the arena.
   std::byte* ArenaBase(uint32_t arena) const KVS_EXCLUDES(store_lock);

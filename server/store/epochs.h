@@ -1,9 +1,9 @@
-// Epochs: when may replaced memory be reused? Readers pin the epoch they entered at
+// Epochs: when may replaced memory be reused? Readers keep the epoch they entered at
 // (proto/table_reader.h); the daemon retires what it replaced with the current epoch, increments
 // the epoch, and frees an entry once every reader slot that could see it is 0 or greater.
 //
 // Two scopes, so that a client that parks its readers hurts nobody it shares nothing with: pages
-// wait for the sessions of their tenant, tables and heat counters for their own session.
+// wait for the sessions of their tenant, tables and access counters for their own session.
 // Thread-safety: the store's lock for all of it; reader slots are atomics in shared memory.
 #ifndef KVSTRATA_SERVER_STORE_EPOCHS_H_
 #define KVSTRATA_SERVER_STORE_EPOCHS_H_
@@ -19,7 +19,7 @@ namespace kvstrata {
 
 inline constexpr uint64_t kNoReader = std::numeric_limits<uint64_t>::max();
 
-// The oldest epoch that a session's readers pin; kNoReader when none is inside a step.
+// The oldest epoch that a session's readers entered; kNoReader when none is inside a step.
 uint64_t OldestReader(const shm::SessionHeader& session);
 // Readers inside a step.
 uint32_t CountReaders(const shm::SessionHeader& session);

@@ -113,7 +113,7 @@ bool Eviction::EvictFor(const Taker& taker, PoolId pool, uint64_t bytes) {
     next = page->newer;
     if (only_own && arena.tenant != taker.tenant->id) continue;
     if (!own && (arena.live != 0 || catalog_.Fenced(arena) || emptied.contains(&arena))) continue;
-    if (page->chances > 0) {
+    if (page->credits > 0) {
       next = prefix_.Spare(page);
       continue;
     }

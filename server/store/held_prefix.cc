@@ -11,10 +11,10 @@ namespace {
 
 using Part = PrefixView::Part;
 
-HeldIn FindPart(PrefixView* view, Part part, size_t i, bool superfluous) {
+HeldIn FindPart(PrefixView* view, Part part, size_t i, bool redundant) {
   const HeldIn memory = view->InMemory(part, i);
   if (memory != HeldIn::kNothing) return memory;
-  if (superfluous) return HeldIn::kArtefact;
+  if (redundant) return HeldIn::kArtefact;
   return view->InTier(part, i) ? HeldIn::kTier : HeldIn::kNothing;
 }
 
@@ -39,13 +39,13 @@ PrefixShape::PrefixShape(size_t pages_, uint32_t page_tokens, const IndexLayout&
   if (indexed && block_tokens % page_tokens == 0) block_pages = block_tokens / page_tokens;
 }
 
-HeldPrefix FindHeld(const PrefixShape& shape, const std::vector<bool>& superfluous,
+HeldPrefix FindHeld(const PrefixShape& shape, const std::vector<bool>& redundant,
                     PrefixView* view) {
   HeldPrefix held;
   size_t rows_end = 0;  // pages up to here have a gap
   held.pages.reserve(shape.pages);
   for (size_t i = 0; i < shape.pages; ++i) {
-    const HeldIn where = FindPart(view, Part::kPage, i, !superfluous.empty() && superfluous[i]);
+    const HeldIn where = FindPart(view, Part::kPage, i, !redundant.empty() && redundant[i]);
     if (where == HeldIn::kNothing) break;
     if (where == HeldIn::kArtefact) rows_end = i + 1;
     held.pages.push_back(where);
@@ -63,20 +63,20 @@ HeldPrefix FindHeld(const PrefixShape& shape, const std::vector<bool>& superfluo
 }
 
 // Where units are read whole, the last may not reach beyond what the sequence holds.
-std::vector<bool> SuperfluousPages(const Plan& plan, const std::optional<RawFree>& artefact,
-                                   size_t pages, uint32_t page_tokens) {
+std::vector<bool> RedundantPages(const Plan& plan, const std::optional<RawFree>& artefact,
+                                 size_t pages, uint32_t page_tokens) {
   if (!artefact) return {};
   const auto page = static_cast<int32_t>(page_tokens);
   const int32_t held = static_cast<int32_t>(pages) * page;
   if (CodecOf(plan).whole_units && artefact->end > held) return {};
-  std::vector<bool> superfluous(pages);
+  std::vector<bool> redundant(pages);
   for (const Run& run : artefact->released) {
     const int32_t last = std::min(run.end, held) / page;
     for (int32_t i = (run.begin + page - 1) / page; i < last; ++i) {
-      superfluous[static_cast<size_t>(i)] = true;
+      redundant[static_cast<size_t>(i)] = true;
     }
   }
-  return superfluous;
+  return redundant;
 }
 
 }  // namespace kvstrata

@@ -5,7 +5,7 @@
 //
 // The rule: a page is held where memory has it, else in the tier below; of the plan's shared index
 // the leading blocks that end with held pages are. The prefix ends at the first page that neither
-// has. A page that the prompt's artefact makes superfluous is not fetched from the tier, and may be
+// has. A page that the prompt's artefact makes redundant is not fetched from the tier, and may be
 // missing, as long as nothing else is: then all other pages of the prompt must be there, and the
 // index up to the end of the last one that is missing, or the artefact is of no use and the prompt
 // is held as far as its pages go.
@@ -70,21 +70,20 @@ struct HeldPrefix {
   bool whole = true;  // no page of it is kArtefact
 };
 
-// `superfluous`: by page; empty: none is.
-HeldPrefix FindHeld(const PrefixShape& shape, const std::vector<bool>& superfluous,
-                    PrefixView* view);
+// `redundant`: by page; empty: none is.
+HeldPrefix FindHeld(const PrefixShape& shape, const std::vector<bool>& redundant, PrefixView* view);
 
 // An artefact that a plan without raw rows can open on.
 struct RawFree {
   std::vector<Run> released;  // tokens that need no raw rows
   int32_t end = 0;            // of its last extent
-  Residence where = Residence::kDevice;
+  Tier where = Tier::kDevice;
 };
 
-// Which of the first `pages` of its prompt are superfluous. Empty: none is, or there is no
+// Which of the first `pages` of its prompt are redundant. Empty: none is, or there is no
 // artefact.
-std::vector<bool> SuperfluousPages(const Plan& plan, const std::optional<RawFree>& artefact,
-                                   size_t pages, uint32_t page_tokens);
+std::vector<bool> RedundantPages(const Plan& plan, const std::optional<RawFree>& artefact,
+                                 size_t pages, uint32_t page_tokens);
 
 }  // namespace kvstrata
 

@@ -22,7 +22,7 @@ namespace kvstrata {
 
 struct Page;
 
-// Given back by FinishImport or AbandonImport, exactly once.
+// Ended by FinishImport or AbandonImport, exactly once.
 struct ImportJob {
   uint64_t hold = 0;  // of its pages (page_holds.h)
   uint64_t session = 0, sequence = 0;

@@ -18,7 +18,7 @@ Imports::Imports(StoreParts* store)
       holds_(store->holds),
       steps_(store->steps) {}
 
-// Pages are pinned from the first unit on that the new tokens may complete.
+// Pages are held from the first unit on that the new tokens may complete.
 void Imports::KeepPages(const Sequence& s, ImportJob* job) {
   const uint32_t page_tokens = s.page_tokens();
   uint32_t first_row = s.tokens;

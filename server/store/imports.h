@@ -1,6 +1,6 @@
 // Imports: jobs that fill imported sequences from an engine's tensors (import_job.h).
 //
-// Ownership: a job's hold keeps its pages; it is given back exactly once. Thread-safety: all
+// Ownership: a job's hold keeps its pages; it is released exactly once. Thread-safety: all
 // methods, from any thread; one job of a sequence at a time. Cost: of copies of what lies in a pool
 // that the host cannot reach.
 #ifndef KVSTRATA_SERVER_STORE_IMPORTS_H_

@@ -112,7 +112,7 @@ std::vector<SessionInfo> Inspection::Sessions() const {
     info.fenced = session->fenced;
     info.client_name = session->client_name;
     info.peer = session->peer;
-    info.road = session->road;
+    info.transport = session->transport;
     info.device = memory_.name(PoolId::Device(session->device));
     info.sequences = static_cast<uint32_t>(session->sequences.size());
     info.open_steps = CountReaders(*session->memory->header());
@@ -215,7 +215,7 @@ Result<SequenceDetail> Inspection::Show(uint64_t sequence) const {
     if (block) return detail.index_blocks.push_back(InfoOfPage(page, 0));
     const SessionMemory& memory = *catalog_.SessionOf(now->session)->memory;
     const auto position = static_cast<uint32_t>(detail.pages.size());
-    detail.pages.push_back(InfoOfPage(page, memory.ReadHeat(now->heat, position)));
+    detail.pages.push_back(InfoOfPage(page, memory.ReadCount(now->access_counters, position)));
   };
   VisitPages(sequence, add);
   CountPages(&detail.info);

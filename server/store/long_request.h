@@ -1,6 +1,6 @@
 // LongRequest: what grows with a request's tokens works in pieces.
 //
-// A request that takes, publishes or gives back a page for every few tokens would keep the store's
+// A request that takes, publishes or releases a page for every few tokens would keep the store's
 // lock for as long as its peer likes. It makes a LongRequest, and calls LetOthersIn for the pages
 // that it has been through: whoever waits for the lock has it after some kPiecePages of them. Until
 // it ends, its session is its alone: FindSession and FindSequence wait in other threads, so nothing
@@ -23,7 +23,7 @@ namespace kvstrata {
 
 class SessionCatalog;
 
-// Some 200 us of taking, publishing or giving back.
+// Some 200 us of taking, publishing or releasing.
 inline constexpr uint32_t kPiecePages = 256;
 
 class LongRequest {

@@ -21,25 +21,24 @@ PageOwner NewOwner(std::string_view tenant, const KeyChain& chain, const ModelDe
           device};
 }
 
-Residence ResidenceOf(HeldIn where, const std::optional<RawFree>& artefact) {
+Tier TierOf(HeldIn where, const std::optional<RawFree>& artefact) {
   switch (where) {
     case HeldIn::kDevice:
-      return Residence::kDevice;
+      return Tier::kDevice;
     case HeldIn::kHost:
-      return Residence::kHost;
+      return Tier::kHost;
     case HeldIn::kArtefact:
       return artefact->where;
     default:
-      return Residence::kDisk;
+      return Tier::kDisk;
   }
 }
 
-std::vector<Residence> ResidencesOf(const HeldPrefix& held,
-                                    const std::optional<RawFree>& artefact) {
-  std::vector<Residence> residences;
-  residences.reserve(held.pages.size());
-  for (const HeldIn where : held.pages) residences.push_back(ResidenceOf(where, artefact));
-  return residences;
+std::vector<Tier> TiersOf(const HeldPrefix& held, const std::optional<RawFree>& artefact) {
+  std::vector<Tier> tiers;
+  tiers.reserve(held.pages.size());
+  for (const HeldIn where : held.pages) tiers.push_back(TierOf(where, artefact));
+  return tiers;
 }
 
 }  // namespace
@@ -53,13 +52,8 @@ Lookups::Lookups(StoreParts* store)
       prefixes_(store->prefixes),
       replication_(store->replication) {}
 
-std::string_view NameOf(Residence residence) {
-  constexpr std::string_view kNames[] = {"device", "host", "disk"};
-  return kNames[static_cast<size_t>(residence)];
-}
-
-uint32_t PrefixHit::tokens_in(Residence residence) const {
-  return static_cast<uint32_t>(std::ranges::count(pages, residence)) * page_tokens;
+uint32_t PrefixHit::tokens_in(Tier tier) const {
+  return static_cast<uint32_t>(std::ranges::count(pages, tier)) * page_tokens;
 }
 
 Result<PageOwner> Lookups::OwnerOf(uint64_t session_id, uint64_t model) {
@@ -88,7 +82,7 @@ PrefixHit Lookups::LookupOf(const PageOwner& owner, std::vector<PageKey> keys) {
   const IndexLayout none;
   const HeldPrefix held =
       prefixes_.FindAnywhere({owner.tenant, raw, none, owner.page_tokens, hit.keys}, std::nullopt);
-  hit.pages = ResidencesOf(held, std::nullopt);
+  hit.pages = TiersOf(held, std::nullopt);
   return hit;
 }
 
@@ -113,7 +107,7 @@ Result<PrefixHit> Lookups::LookupAsOpened(const PageOwner& owner, std::span<cons
   const IndexLayout index = IndexOf(*hit.plan, owner.geometry);
   const HeldPrefix held = prefixes_.FindAnywhere(
       {owner.tenant, *hit.plan, index, owner.page_tokens, hit.keys}, artefact);
-  hit.pages = ResidencesOf(held, artefact);
+  hit.pages = TiersOf(held, artefact);
   hit.indexed_tokens =
       static_cast<uint32_t>(held.blocks) * static_cast<uint32_t>(index.block_tokens);
   return hit;

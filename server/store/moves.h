@@ -96,7 +96,7 @@ class Moves {
   // Both return the bytes of what went; replicas only among the coldest.
   uint64_t EvictReplicas(PoolId pool, uint64_t bytes) KVS_REQUIRES(store_lock);
   uint64_t EvictColdest(PoolId pool, uint64_t bytes) KVS_REQUIRES(store_lock);
-  // Gives arenas beyond the capacity back, as far as nobody uses them.
+  // Releases arenas beyond the capacity, as far as nobody uses them.
   void ShrinkToCapacity(PoolId pool) KVS_REQUIRES(store_lock);
   // Evicts all of an arena that nobody uses; whether there was one.
   bool EmptyAnArena(PoolId pool) KVS_REQUIRES(store_lock);

@@ -1,7 +1,7 @@
 // Openings: how a sequence comes to be: its plan, what is held of its prompt, pages for the rest,
 // its first table.
 //
-// Ownership: an Opening is whoever's that opens; what its load holds is given back when it is
+// Ownership: an Opening is whoever's that opens; what its load holds is released when it is
 // finished. Thread-safety: methods that say so are called under the store's lock, all others from
 // any thread. Cost: hashing the tokens, never under the lock; an open works in pieces
 // (long_request.h).

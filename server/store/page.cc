@@ -19,7 +19,7 @@ uint64_t RoundDown(uint64_t bytes, uint64_t to) { return bytes / to * to; }
 // CTAs of an attention read shares of sequences, each share's pages in the order they were taken
 // in. Where that is their order in memory, shares that begin at equal distances meet in the same
 // channels of it (bench/notes/cuda.md, "Where pages lie"). Few at a time change places: what is
-// given back together still lies together. The same for the same calls.
+// released together still lies together. The same for the same calls.
 constexpr size_t kScattered = 16;
 
 void Scatter(uint32_t arena, std::span<uint64_t> offsets) {

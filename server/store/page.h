@@ -71,7 +71,7 @@ struct Page {
   PageKey key{};
   std::unique_ptr<Series> series;  // of a sealed page's positions; null: nothing was reported
   bool series_changed = false;     // since the tier below copied the page
-  uint8_t chances = 0;             // how often eviction passes it over: selectors chose it
+  uint8_t credits = 0;             // how often eviction passes it over: selectors chose it
   Page* older = nullptr;           // the prefix index's list of pages that nobody uses
   Page* newer = nullptr;
 

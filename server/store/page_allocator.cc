@@ -38,7 +38,7 @@ PageAllocator::PageAllocator(StoreParts* store)
 
 Taker TakerOf(const Session& session, const Sequence& s) {
   std::vector<PoolId> pools = PoolsOf(session, Tier::kDevice);
-  if (s.imported || s.plan.tier == TierKind::kHost) std::ranges::reverse(pools);
+  if (s.imported || s.plan.tier == Tier::kHost) std::ranges::reverse(pools);
   if (s.imported) return {session.tenant, kDaemon, nullptr, s.model->id, std::move(pools)};
   return {session.tenant, session.id, &session, s.model->id, std::move(pools)};
 }

@@ -85,7 +85,7 @@ class PageAllocator {
   // Adds `n` pages with a reference each, or none; how many could be had.
   uint32_t TakeByPieces(Session* session, Taker taker, uint64_t bytes, uint32_t n,
                         std::vector<Page*>* out) KVS_REQUIRES(store_lock);
-  // Gives back those behind the first `left`, which no table has named.
+  // Releases those behind the first `left`, which no table has named.
   void Untake(Session* session, std::vector<Page*>* pages, size_t left) KVS_REQUIRES(store_lock);
   // Makes an arena for `bytes` within what its tenant may have.
   bool AddArena(const Taker& taker, PoolId pool, uint64_t bytes) KVS_REQUIRES(store_lock);

@@ -112,7 +112,7 @@ void PageCopies::TakeOver(Page* source, Page* copy) {
   copy->sealed = true;
   copy->key = source->key;
   copy->summary = source->summary;
-  copy->chances = source->chances;
+  copy->credits = source->credits;
   copy->series = std::move(source->series);
   copy->series_changed = source->series_changed;
   if (source->indexed) prefix_.Replace(source, copy);

@@ -9,8 +9,6 @@
 
 namespace kvstrata {
 
-std::string_view NameOf(Tier tier) { return tier == Tier::kDevice ? "device" : "host"; }
-
 PageMemory::PageMemory(std::vector<StoreDevice> devices, uint64_t device_bytes,
                        std::unique_ptr<MemoryResource> host, uint64_t host_bytes)
     : pools_(1 + devices.size()) {
@@ -74,8 +72,8 @@ Status PageMemory::Copy(std::span<const PageCopy> copies) const {
   }
   for (const auto& [pools, some] : by_pools) {
     const auto [from, to] = pools;
-    const bool far = from.tier() == Tier::kDevice && to.tier() == Tier::kDevice;
-    if (far && from != to) {
+    const bool between_devices = from.tier() == Tier::kDevice && to.tier() == Tier::kDevice;
+    if (between_devices && from != to) {
       KVS_RETURN_IF_ERROR(CopyAcross(from, to, some));
       continue;
     }

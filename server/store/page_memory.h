@@ -48,12 +48,12 @@ class PageMemory {
   // "device", with the device's name where there are several; "host".
   std::string NameOfPool(PoolId pool) const;
   // What the arenas of a tier are, on every device.
-  Memory memory(Tier tier) const {
+  HandleType handle_type(Tier tier) const {
     return pools_[(tier == Tier::kHost ? PoolId::Host() : PoolId::Device(0)).index()]
-        .memory->memory();
+        .memory->handle_type();
   }
   // Whether the daemon may follow the tier's addresses.
-  bool readable(Tier tier) const { return memory(tier) == Memory::kMemfd; }
+  bool readable(Tier tier) const { return handle_type(tier) == HandleType::kMemfd; }
   uint64_t granularity(PoolId pool) const { return pools_[pool.index()].memory->granularity(); }
 
   // All are on their way at once.

@@ -91,7 +91,8 @@ bool PageReferences::ReclaimLocked(Tenant* tenant, size_t most) {
     oldest = std::min(oldest, own);
     SessionMemory* memory = session->memory.get();
     session->retired_tables.Reclaim(own, [&](shm::SequenceTable* t) { memory->FreeTable(t); });
-    session->retired_heat.Reclaim(own, [&](HeatSlice heat) { memory->FreeHeat(heat); });
+    session->retired_counters.Reclaim(
+        own, [&](AccessCounters access_counters) { memory->FreeCounters(access_counters); });
   }
   std::vector<Page*> passed;
   const auto free = [&](Page* page) KVS_NO_THREAD_SAFETY_ANALYSIS {

@@ -1,17 +1,14 @@
-// Tier and PoolId: which memory. A tier is a kind of memory, a pool the memory of one device, or of
-// the host. Plain values.
+// PoolId: a pool, the memory of one device or of the host. Plain values.
 #ifndef KVSTRATA_SERVER_STORE_POOL_ID_H_
 #define KVSTRATA_SERVER_STORE_POOL_ID_H_
 
 #include <compare>
 #include <cstddef>
 #include <cstdint>
-#include <string_view>
+
+#include "kernels/tier.h"
 
 namespace kvstrata {
-
-enum class Tier : uint16_t { kDevice = 0, kHost = 1 };
-std::string_view NameOf(Tier tier);
 
 // A pool: that of the host, or that of a device, by its number in the store.
 class PoolId {

@@ -62,7 +62,7 @@ Hit PrefixCatalog::FindPrefix(const PrefixQuestion& q, const std::optional<RawFr
   const PrefixShape shape(q.keys.size(), q.page_tokens, q.index);
   IndexView view(prefix_, device, q, shape, found);
   const HeldPrefix held =
-      FindHeld(shape, SuperfluousPages(q.plan, artefact, q.keys.size(), q.page_tokens), &view);
+      FindHeld(shape, RedundantPages(q.plan, artefact, q.keys.size(), q.page_tokens), &view);
   view.pages.resize(held.pages.size());
   view.blocks.resize(held.blocks);
   return {std::move(view.pages), std::move(view.blocks), held.whole};
@@ -81,7 +81,7 @@ HeldPrefix PrefixCatalog::FindAnywhere(const PrefixQuestion& q,
     FindInMemory(q.tenant, keys, places);
   };
   PrefixSurvey survey(q, shape, memory, tier);
-  return FindHeld(shape, SuperfluousPages(q.plan, artefact, q.keys.size(), q.page_tokens), &survey);
+  return FindHeld(shape, RedundantPages(q.plan, artefact, q.keys.size(), q.page_tokens), &survey);
 }
 
 const Artefact* PrefixCatalog::FindArtefact(const PageKey& key, uint32_t device) const {
@@ -94,14 +94,14 @@ std::optional<RawFree> PrefixCatalog::RawFreeBy(const Plan& plan, const PageKey&
   const Artefact* found = FindArtefact(artefact, device);
   if (found == nullptr || !OpensWithoutRaw(plan)) return std::nullopt;
   const Extent& first = found->extents.front();
-  const Residence where =
-      first.page->arena->tier == Tier::kDevice ? Residence::kDevice : Residence::kHost;
+  const Tier where = first.page->arena->tier;
   return RawFree{found->released, found->extents.back().tokens.end, where};
 }
 
 // Kernels of a GPU compute a prompt from its raw pages alone.
 bool PrefixCatalog::OpensWithoutRaw(const Plan& plan) const {
-  return plan.stored.keep_raw == KeepRaw::kNo && memory_.memory(Tier::kDevice) == Memory::kMemfd;
+  return plan.stored.keep_raw == KeepRaw::kNo &&
+         memory_.handle_type(Tier::kDevice) == HandleType::kMemfd;
 }
 
 void PrefixCatalog::FindInMemory(const std::string& tenant, std::span<const PageKey> keys,

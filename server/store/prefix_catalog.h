@@ -33,7 +33,7 @@ struct StoreParts;
 
 // What memory has of a prompt.
 struct Hit {
-  std::vector<Page*> pages, index_blocks;  // null: a page that an artefact makes superfluous
+  std::vector<Page*> pages, index_blocks;  // null: a page that an artefact makes redundant
   bool whole = true;                       // no page is null
 };
 
@@ -57,7 +57,7 @@ class PrefixCatalog {
       KVS_EXCLUDES(store_lock);
   // One in memory that a session of `device` may map; null if there is none. Its age stays.
   const Artefact* FindArtefact(const PageKey& key, uint32_t device) const KVS_REQUIRES(store_lock);
-  // What an artefact in memory, that a session of `device` may map, makes superfluous of raw pages.
+  // What an artefact in memory, that a session of `device` may map, makes redundant of raw pages.
   std::optional<RawFree> RawFreeBy(const Plan& plan, const PageKey& artefact, uint32_t device) const
       KVS_REQUIRES(store_lock);
   // The same of the artefact of a prompt of `tokens`, in memory or in the tier.
@@ -70,7 +70,7 @@ class PrefixCatalog {
   // ours stays private, unless theirs lies on another device: then it is a replica.
   void EnterPrefix(const Sequence& s, Page* page) KVS_REQUIRES(store_lock);
   // Offers one that is there to the tier below, but for raw pages that the sequence is about to
-  // give back.
+  // release.
   void OfferPage(const Sequence& s, const Page& page) KVS_REQUIRES(store_lock);
   // Pages that it has all the same: behind its artefact, or when it closes.
   void OfferKept(const Sequence& s) KVS_REQUIRES(store_lock);

@@ -43,9 +43,9 @@ struct PrefixHit {
   std::optional<Plan> plan;     // that it answers for; none: raw pages
   std::vector<PageKey> keys;    // of the whole pages that may be held
   // Where the leading held pages are; one without raw rows is where the prompt's artefact lies.
-  std::vector<Residence> pages;
+  std::vector<Tier> pages;
   uint32_t held_tokens() const { return static_cast<uint32_t>(pages.size()) * page_tokens; }
-  uint32_t tokens_in(Residence residence) const;
+  uint32_t tokens_in(Tier tier) const;
 };
 
 using LookupDone = std::function<void(const Result<PrefixHit>&)>;

@@ -134,8 +134,8 @@ void PrefixIndex::Unlink(Page* page) {
 }
 
 Page* PrefixIndex::Spare(Page* page) {
-  KVS_CHECK(page->indexed && page->refs == 0 && !page->pinned && page->chances > 0);
-  --page->chances;
+  KVS_CHECK(page->indexed && page->refs == 0 && !page->pinned && page->credits > 0);
+  --page->credits;
   Page* const next = page->newer;
   if (next == nullptr) return page;
   Unlink(page);

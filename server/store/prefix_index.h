@@ -54,7 +54,7 @@ class PrefixIndex {
   // Null: nobody leaves any unused there. The next one is Page::newer, or older.
   Page* oldest(PoolId pool) const { return lists_[pool.index()].oldest; }
   Page* newest(PoolId pool) const { return lists_[pool.index()].newest; }
-  // Makes a cached page with chances the newest, with one chance less; returns who followed it, or
+  // Makes a cached page with credits the newest, with one credit less; returns who followed it, or
   // the page itself if it was the newest.
   Page* Spare(Page* page);
   size_t size() const { return pages_.size() + replica_count_; }

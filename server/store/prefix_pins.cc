@@ -15,7 +15,7 @@ using std::chrono::microseconds;
 constexpr microseconds kShortest = std::chrono::milliseconds(1);
 constexpr microseconds kLongest = std::chrono::hours(24 * 366);
 
-// What a live sequence has itself. Its last page is not full, and others may have been given back.
+// What a live sequence has itself. Its last page is not full, and others may have been released.
 class SequenceView final : public PrefixView {
  public:
   explicit SequenceView(const Sequence& s) : s_(s) {}
@@ -39,7 +39,7 @@ HeldPrefix FindHeldBy(const Sequence& s, const std::optional<RawFree>& artefact)
   const size_t prompt = UsablePages(s.prompt_tokens, s.page_tokens(), &s.plan);
   if (!artefact || held.pages.size() >= prompt) return held;
   return FindHeld(PrefixShape(prompt, s.page_tokens(), s.index),
-                  SuperfluousPages(s.plan, artefact, prompt, s.page_tokens()), &view);
+                  RedundantPages(s.plan, artefact, prompt, s.page_tokens()), &view);
 }
 
 Status CheckTtl(microseconds ttl) {
@@ -149,7 +149,7 @@ Result<PinInfo> PrefixPins::PinSequence(uint64_t sequence, microseconds ttl) {
   if (!pin.pages.empty() || !pin.artefact.empty()) return AddPin(std::move(pin), ttl);
   return FailedPrecondition(
       "PIN_NOTHING", "sequence " + std::to_string(sequence) +
-                         " has no full page, or gave its first one back and its prompt is not "
+                         " has no full page, or released its first one and its prompt is not "
                          "recompressed");
 }
 
@@ -220,9 +220,9 @@ PinInfo PrefixPins::InfoOf(const PrefixPin& pin) {
   owner.tenant = pin.tenant;
   PinInfo info;
   const PrefixHit hit = lookups_.LookupOf(owner, pin.pages);
-  info.device_pages = static_cast<uint32_t>(std::ranges::count(hit.pages, Residence::kDevice));
-  info.host_pages = static_cast<uint32_t>(std::ranges::count(hit.pages, Residence::kHost));
-  info.disk_pages = static_cast<uint32_t>(std::ranges::count(hit.pages, Residence::kDisk));
+  info.device_pages = static_cast<uint32_t>(std::ranges::count(hit.pages, Tier::kDevice));
+  info.host_pages = static_cast<uint32_t>(std::ranges::count(hit.pages, Tier::kHost));
+  info.disk_pages = static_cast<uint32_t>(std::ranges::count(hit.pages, Tier::kDisk));
   info.ttl_left = std::max(microseconds(0),
                            std::chrono::duration_cast<microseconds>(pin.expires - options_.now()));
   info.pin = pin;

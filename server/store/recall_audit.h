@@ -38,7 +38,7 @@ struct RecallSamples {
   uint32_t audit = 0;
   int32_t position = 0;   // of the decode token
   int32_t heads = 0;      // query heads
-  bool raw_gone = false;  // nothing was measured: raw pages were given back
+  bool raw_gone = false;  // nothing was measured: raw pages were released
   uint32_t dropped = 0;   // sampled steps so far that did not arrive
   std::span<const int32_t> layers;
   std::span<const float> recall, error;

@@ -36,7 +36,7 @@ Status RawGone(uint64_t sequence, const Plan& plan) {
   return FailedPrecondition(
       "RECALL_RAW_GONE",
       "raw pages of sequence " + std::to_string(sequence) +
-          " were given back: its codec holds their rows alone, so there is no full attention to "
+          " were released: its codec holds their rows alone, so there is no full attention to "
           "measure plan " +
           plan.name +
           " against; open the sequence with keep_raw = \"host\" in its plan and audit that");
@@ -82,7 +82,7 @@ Result<RecallStart> RecallAudits::StartRecallAudit(uint64_t sequence, const Reca
                                             std::move(listener));
   if (++next_recall_ == 0) next_recall_ = 1;  // 0 says none
   AskRecall(session, *s, {s->recall->number(), options.every});
-  RecallStart start{s->recall, inspection_.InfoOf(*s), session->road};
+  RecallStart start{s->recall, inspection_.InfoOf(*s), session->transport};
   inspection_.CountPages(&start.sequence);
   return start;
 }

@@ -2,7 +2,7 @@
 // work, what an operator sees of it. The workers are server/work's.
 //
 // The life of one: a commit, a report or the end of a prompt makes a sequence due -> the store
-// offers it to the sink (queued) -> a worker takes it: its pages and extents are pinned, the series
+// offers it to the sink (queued) -> a worker takes it: its pages and extents are held, the series
 // copied (running) -> what lies in a pool that the host cannot read, and the run reads, is copied
 // to the host, unless a GPU does the run's work where it lies -> the worker runs a clone of the
 // sequence's Recompressor, without any lock -> what it drafted is copied into extents and published
@@ -39,7 +39,7 @@ class RecompressSink {
   virtual void WithdrawBuild(uint64_t sequence) = 0;
 };
 
-// One unit of work. Given back by PublishRecompression or AbandonRecompression, exactly once.
+// One unit of work. Ended by PublishRecompression or AbandonRecompression, exactly once.
 struct RecompressJob {
   uint64_t hold = 0;  // of its pages (page_holds.h)
   uint64_t sequence = 0;
@@ -48,7 +48,7 @@ struct RecompressJob {
   std::string plan;  // the preset's name
   // Clone it, run the clone. Null: released pages are to be placed, nothing else.
   std::shared_ptr<const Recompressor> recompressor;
-  // Backend, executor and far_packer are the worker's to fill in.
+  // Backend, executor and gpu_packer are the worker's to fill in.
   RecompressInput input;
   uint64_t waited_us = 0;
 
@@ -65,7 +65,7 @@ struct RecompressJob {
 struct RecompressResult {
   uint32_t extents = 0;         // of the sequence now
   uint64_t written_bytes = 0;   // of new extents
-  uint64_t released_bytes = 0;  // raw pages given back or moved to host
+  uint64_t released_bytes = 0;  // raw pages released or moved to host
 };
 
 // What `kvstrata work ls` shows: sequences whose plan has a codec and that are not at rest.

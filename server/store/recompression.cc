@@ -258,7 +258,7 @@ Status Recompression::StageRecompression(RecompressJob* job) {
   }
   const RecompressReads reads = job->recompressor->Reads(job->input);
   if (reads.in_place) return OkStatus();
-  job->input.far_packer = nullptr;
+  job->input.gpu_packer = nullptr;
   const int32_t rows = job->geometry.page_tokens;
   auto next = kept.begin();  // in the order of KeepPages
   for (size_t i = 0; i < job->pages.size(); ++i) {

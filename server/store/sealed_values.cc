@@ -15,10 +15,6 @@ std::string NameOfKey(const PageKey& key) {
   return {reinterpret_cast<const char*>(key.data()), key.size()};
 }
 
-Residence ResidenceOf(const Page& page) {
-  return page.arena->tier == Tier::kDevice ? Residence::kDevice : Residence::kHost;
-}
-
 }  // namespace
 
 SealedValues::SealedValues(StoreParts* store)
@@ -47,7 +43,7 @@ BlockInfo SealedValues::InfoOfBlock(const Page& page) const {
     if (!page.summary) info.tokens = static_cast<uint32_t>(desc.geometry.page_tokens);
   }
   info.bytes = page.bytes;
-  info.tiers = {ResidenceOf(page)};
+  info.tiers = {page.arena->tier};
   info.pinned = page.pinned;
   info.changed = page.series_changed;
   return info;
@@ -86,7 +82,7 @@ std::vector<ArtefactRecord::Part> SealedValues::PartsOf(const PageKey& key,
   record->key = NameOfKey(key);
   record->kind = BlockKind::kRecord;
   record->tokens = artefact->prompt_tokens;
-  record->tiers = {Residence::kHost};  // in the daemon's own memory, of no pool
+  record->tiers = {Tier::kHost};  // in the daemon's own memory, of no pool
   const auto model = models_.all().find(artefact->extents.front().page->model);
   if (model != models_.all().end()) record->model = model->second->desc.name;
   return parts;
@@ -106,7 +102,7 @@ std::vector<BlockInfo> SealedValues::ArtefactBlocks() const {
       part.model = record.model;
       part.tokens = static_cast<uint32_t>(parts[i].tokens.end - parts[i].tokens.begin);
       part.bytes = parts[i].bytes;
-      part.tiers = {parts[i].tier == Tier::kDevice ? Residence::kDevice : Residence::kHost};
+      part.tiers = {parts[i].tier};
     }
   }
   return found;
@@ -149,8 +145,7 @@ Result<BlockBytes> SealedValues::CopyBlock(const PageKey& key) {
       if (page->series != nullptr) series = page->series->Encode();
       hold = holds_.Keep(page);
     } else if (const Artefact* artefact = artefacts_.Peek(key); artefact != nullptr) {
-      return BlockBytes{
-          Residence::kHost, BlockKind::kRecord, {EncodeRecord(RecordOf(*artefact))}, true};
+      return BlockBytes{Tier::kHost, BlockKind::kRecord, {EncodeRecord(RecordOf(*artefact))}, true};
     }
   }
   if (page == nullptr) {
@@ -158,7 +153,7 @@ Result<BlockBytes> SealedValues::CopyBlock(const PageKey& key) {
     copy.kind = BlockKind::kPart;
   }
   if (page == nullptr) return NotFound("BLOCK_UNKNOWN", "memory has nothing under this key");
-  copy.from = ResidenceOf(*page);
+  copy.from = page->arena->tier;
   copy.buffers.emplace_back(page->bytes);
   const Status read = memory_.Read(*page, copy.buffers.front().data());
   if (!series.empty()) copy.buffers.push_back(std::move(series));

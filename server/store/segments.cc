@@ -12,9 +12,9 @@ namespace {
 
 constexpr uint64_t kRequestOffset = sizeof(shm::SessionHeader);
 constexpr uint64_t kReplyOffset = kRequestOffset + shm::kRequestRingBytes;
-constexpr uint64_t kHeatOffset = kReplyOffset + shm::kReplyRingBytes;
-constexpr uint64_t kSessionBytes = kHeatOffset + shm::kHeatEntries * sizeof(uint32_t);
-constexpr uint64_t kHeatGranularity = 16;  // a cache line: two sequences never share one
+constexpr uint64_t kAccessCountersOffset = kReplyOffset + shm::kReplyRingBytes;
+constexpr uint64_t kSessionBytes = kAccessCountersOffset + shm::kAccessCounters * sizeof(uint32_t);
+constexpr uint64_t kAccessCounterGranularity = 16;  // a cache line: two sequences never share one
 static_assert(kSessionBytes % kMemoryGranularity == 0);
 
 void FillHeader(shm::SessionHeader* h, uint64_t session, uint64_t daemon_epoch) {
@@ -24,7 +24,7 @@ void FillHeader(shm::SessionHeader* h, uint64_t session, uint64_t daemon_epoch) 
   h->daemon_epoch = daemon_epoch;
   h->request_ring_offset = kRequestOffset;
   h->reply_ring_offset = kReplyOffset;
-  h->heat_offset = kHeatOffset;
+  h->access_counters_offset = kAccessCountersOffset;
   h->segment_bytes = kSessionBytes;
 }
 
@@ -57,7 +57,7 @@ SessionMemory::SessionMemory(MemoryBlock session, MemoryBlock table)
       buffer_(std::make_unique<Buffer>(boost::interprocess::create_only,
                                        table_.base + sizeof(shm::TableHeader),
                                        table_.bytes - sizeof(shm::TableHeader))),
-      heat_(shm::kHeatEntries, kHeatGranularity) {}
+      access_counters_(shm::kAccessCounters, kAccessCounterGranularity) {}
 
 SessionMemory::~SessionMemory() {
   buffer_.reset();
@@ -102,37 +102,38 @@ uint64_t SessionMemory::OffsetOf(const shm::SequenceTable* table) const {
   return static_cast<uint64_t>(reinterpret_cast<const std::byte*>(table) - table_.base);
 }
 
-uint32_t* SessionMemory::Heat(uint64_t i) const {
-  return reinterpret_cast<uint32_t*>(session_.base + kHeatOffset) + i;
+uint32_t* SessionMemory::Counter(uint64_t i) const {
+  return reinterpret_cast<uint32_t*>(session_.base + kAccessCountersOffset) + i;
 }
 
-HeatSlice SessionMemory::NewHeat(uint32_t count) {
+AccessCounters SessionMemory::NewCounters(uint32_t count) {
   if (count == 0) return {};
-  const std::optional<uint64_t> first = heat_.Allocate(count);
+  const std::optional<uint64_t> first = access_counters_.Allocate(count);
   if (!first) return {};
   for (uint32_t i = 0; i < count; ++i) {
-    std::atomic_ref<uint32_t>(*Heat(*first + i)).store(0, std::memory_order_relaxed);
+    std::atomic_ref<uint32_t>(*Counter(*first + i)).store(0, std::memory_order_relaxed);
   }
   return {*first, count};
 }
 
-void SessionMemory::FreeHeat(HeatSlice slice) {
-  if (slice.count != 0) heat_.Free(slice.first, slice.count);
+void SessionMemory::FreeCounters(AccessCounters slice) {
+  if (slice.count != 0) access_counters_.Free(slice.first, slice.count);
 }
 
-uint64_t SessionMemory::HeatCost(HeatSlice slice) {
-  return (slice.count + kHeatGranularity - 1) / kHeatGranularity * kHeatGranularity;
+uint64_t SessionMemory::CounterCost(AccessCounters slice) {
+  return (slice.count + kAccessCounterGranularity - 1) / kAccessCounterGranularity *
+         kAccessCounterGranularity;
 }
 
-uint32_t SessionMemory::ReadHeat(HeatSlice slice, uint32_t i) const {
+uint32_t SessionMemory::ReadCount(AccessCounters slice, uint32_t i) const {
   if (i >= slice.count) return 0;
-  return std::atomic_ref<uint32_t>(*Heat(slice.first + i)).load(std::memory_order_relaxed);
+  return std::atomic_ref<uint32_t>(*Counter(slice.first + i)).load(std::memory_order_relaxed);
 }
 
-void SessionMemory::CopyHeat(HeatSlice from, HeatSlice to) {
+void SessionMemory::CopyCounts(AccessCounters from, AccessCounters to) {
   for (uint32_t i = 0; i < std::min(from.count, to.count); ++i) {
-    std::atomic_ref<uint32_t>(*Heat(to.first + i))
-        .fetch_add(ReadHeat(from, i), std::memory_order_relaxed);
+    std::atomic_ref<uint32_t>(*Counter(to.first + i))
+        .fetch_add(ReadCount(from, i), std::memory_order_relaxed);
   }
 }
 

@@ -1,5 +1,5 @@
 // SessionMemory: the two memfds of a session (proto/shm_layout.h), and what the daemon places in
-// them: sequence slots, tables, slices of the heat counters.
+// them: sequence slots, tables, slices of the access counters.
 //
 // Tables are PODs in memory that Boost.Interprocess manages (ADR 8): a managed external
 // buffer over the table segment behind its header, without locks, because only the daemon writes
@@ -26,8 +26,8 @@
 
 namespace kvstrata {
 
-// A run of heat counters; count 0: none.
-struct HeatSlice {
+// A run of access counters; count 0: none.
+struct AccessCounters {
   uint64_t first = 0;
   uint32_t count = 0;
 };
@@ -61,13 +61,13 @@ class SessionMemory {
   size_t live_tables() const { return live_tables_; }
 
   // Zeroed counters; count 0 when there are none left, which only loses statistics.
-  HeatSlice NewHeat(uint32_t count);
-  void FreeHeat(HeatSlice slice);
-  uint32_t ReadHeat(HeatSlice slice, uint32_t i) const;
+  AccessCounters NewCounters(uint32_t count);
+  void FreeCounters(AccessCounters slice);
+  uint32_t ReadCount(AccessCounters slice, uint32_t i) const;
   // Adds the counts of `from` to `to`. Counts that a client adds meanwhile may be lost.
-  void CopyHeat(HeatSlice from, HeatSlice to);
-  uint64_t heat_used() const { return heat_.used(); }
-  static uint64_t HeatCost(HeatSlice slice);
+  void CopyCounts(AccessCounters from, AccessCounters to);
+  uint64_t counters_used() const { return access_counters_.used(); }
+  static uint64_t CounterCost(AccessCounters slice);
 
  private:
   using Buffer = boost::interprocess::basic_managed_external_buffer<
@@ -75,11 +75,11 @@ class SessionMemory {
       boost::interprocess::null_index>;
 
   SessionMemory(MemoryBlock session, MemoryBlock table);
-  uint32_t* Heat(uint64_t i) const;
+  uint32_t* Counter(uint64_t i) const;
 
   MemoryBlock session_, table_;
   std::unique_ptr<Buffer> buffer_;
-  ExtentAllocator heat_;
+  ExtentAllocator access_counters_;
   std::vector<uint32_t> free_slots_;
   uint32_t next_slot_ = 0;
   size_t live_tables_ = 0;

@@ -150,12 +150,12 @@ struct Sequence {
   std::optional<uint32_t> truncate_to;
   Series series;
 
-  std::vector<Page*> pages, index_blocks;  // one reference each; null: a page that was given back
+  std::vector<Page*> pages, index_blocks;  // one reference each; null: a page that was released
   std::vector<Extent> extents;             // one reference each, ordered by their tokens
   std::optional<CodecState> codec;         // none: codec raw
   shm::SequenceTable* table = nullptr;     // the current version
   uint64_t version = 0;
-  HeatSlice heat;
+  AccessCounters access_counters;
   std::shared_ptr<RecallAudit> recall;  // null: none is running
   Clock::time_point opened;
 
@@ -199,7 +199,7 @@ struct Session {
   uint64_t id = 0;
   Tenant* tenant = nullptr;
   PeerIdentity peer;
-  Road road = Road::kLinked;
+  Transport transport = Transport::kLinked;
   uint32_t device = 0;  // whose memory its sequences get; it maps no other device's
   std::string client_name;
   ArenaSink sink;
@@ -222,7 +222,7 @@ struct Session {
   std::unordered_set<uint64_t> imports;        // models whose sequences are imported
   std::unordered_map<uint32_t, bool> granted;  // arena -> writable
   RetireQueue<shm::SequenceTable*> retired_tables;
-  RetireQueue<HeatSlice> retired_heat;
+  RetireQueue<AccessCounters> retired_counters;
 };
 
 }  // namespace kvstrata

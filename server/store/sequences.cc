@@ -41,7 +41,7 @@ Result<OpenedSequence> Sequences::ForkSequence(uint64_t session_id, uint64_t seq
   child->truncate_to.reset();
   child->table = nullptr;
   child->version = 0;
-  child->heat = {};
+  child->access_counters = {};
   child->recall = nullptr;
   child->held_tokens = parent->tokens;
   if (child->codec) child->codec->OnFork();
@@ -88,7 +88,7 @@ void Sequences::CloseLocked(Session* session, Sequence* s) {
   // Nobody finds it any more: what follows is done in pieces.
   const Outside outside(session, s);
   const std::unique_ptr<Sequence> leaving = catalog_.TakeSequence(session, s);
-  // No look-up gets past a page that was given back, unless by the prompt's artefact: what lies
+  // No look-up gets past a page that was released, unless by the prompt's artefact: what lies
   // behind it would be cached in vain.
   const bool artefact = s->codec && artefacts_.Contains(s->codec->prompt_key);
   const auto hole =

@@ -71,7 +71,7 @@ class Sequences {
   void CloseLocked(Session* session, Sequence* s) KVS_REQUIRES(store_lock);
 
  private:
-  // Gives the pages of a sequence that closes their chances, by what its steps selected.
+  // Gives the pages of a sequence that closes their credits, by what its steps selected.
   static void NoteSelected(const Session& session, const Sequence& s);
   // keys.cc
   Status EnterKey(uint64_t session, uint64_t sequence, std::string_view key)

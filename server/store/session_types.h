@@ -21,7 +21,7 @@ struct PeerIdentity {
   std::string tenant;  // "uid:1000"
 };
 
-enum class Road : uint8_t { kLinked, kRemote };
+enum class Transport : uint8_t { kLinked, kRemote };
 
 // An arena that a session may map. Descriptors stay owned by the store.
 struct ArenaGrant {
@@ -29,7 +29,7 @@ struct ArenaGrant {
   uint64_t bytes = 0;
   Tier tier = Tier::kDevice;
   bool writable = false;
-  Memory memory = Memory::kMemfd;
+  HandleType handle_type = HandleType::kMemfd;
   int fd = -1;  // read-only or writable descriptor, as `writable` says
 };
 // Called, under the store's lock, before a table that names the arena is published.

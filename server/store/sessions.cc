@@ -53,7 +53,7 @@ Status Sessions::CheckRoomForSession(const Tenant& tenant) const {
                                (reserved ? ", some for operators" : "") + "); try again later");
 }
 
-Result<SessionSegments> Sessions::OpenSession(const PeerIdentity& peer, Road road,
+Result<SessionSegments> Sessions::OpenSession(const PeerIdentity& peer, Transport transport,
                                               std::string_view client_name, ArenaSink sink,
                                               uint32_t device) {
   StoreLock lock(mu_);
@@ -71,7 +71,7 @@ Result<SessionSegments> Sessions::OpenSession(const PeerIdentity& peer, Road roa
   session->place = std::move(place);
   session->tenant = tenant;
   session->peer = peer;
-  session->road = road;
+  session->transport = transport;
   session->device = device;
   session->client_name = client_name.substr(0, kMaxName);
   session->sink = std::move(sink);

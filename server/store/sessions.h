@@ -37,7 +37,7 @@ class Sessions {
 
   // Its sequences get memory of `device` and of the host, and see no other device's: pages of a
   // prefix that lie on another one are copied when they open.
-  Result<SessionSegments> OpenSession(const PeerIdentity& peer, Road road,
+  Result<SessionSegments> OpenSession(const PeerIdentity& peer, Transport transport,
                                       std::string_view client_name, ArenaSink sink,
                                       uint32_t device = 0) KVS_EXCLUDES(store_lock);
   // Idempotent; kEof may be followed by kDied. kDetached and kDied unmap the segments and close

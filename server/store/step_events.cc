@@ -57,7 +57,7 @@ CopyPlan StepEvents::PlanPrivateCopies(Session* session, const Sequence& s, uint
   const auto visit = [&](Page* page, const shm::PageEntry& entry, bool index, size_t position,
                          uint64_t rows) KVS_NO_THREAD_SAFETY_ANALYSIS {
     catalog_.LetOthersIn(session, 1);
-    if (page == nullptr) return;  // given back, hence full: nobody writes there
+    if (page == nullptr) return;  // released, hence full: nobody writes there
     if (!Writable(s, page)) {
       PlannedCopy& planned = plan.copies.emplace_back();
       planned.source = page;
@@ -183,7 +183,7 @@ void StepEvents::SealLocked(Session* session, Sequence* s, std::span<const PageK
     if (block->sealed) break;  // so are those before it
     if (!Writable(*s, block)) continue;
     const Page* last_page = s->pages[size_t{i + 1} * block_tokens / s->page_tokens() - 1];
-    if (last_page == nullptr) continue;  // given back, and its key with it
+    if (last_page == nullptr) continue;  // released, and its key with it
     block->key = IndexBlockKey(last_page->key, s->index);
     block->sealed = block->summary = true;
     prefixes_.EnterPrefix(*s, block);

@@ -27,7 +27,7 @@ Store::Store(std::unique_ptr<StoreParts> parts) : parts_(std::move(parts)) {}
 Store::~Store() = default;
 
 Result<std::unique_ptr<Store>> Store::Create(const StoreOptions& options) {
-  return Create(options, NewEmulatedDevice(), NewHostPinned());
+  return Create(options, NewEmulatedDevice(), NewHostMemory());
 }
 
 Result<std::unique_ptr<Store>> Store::Create(const StoreOptions& options,

@@ -8,7 +8,7 @@
 //                  imports fill one from an engine's own tensors
 //   its prefix     lookups and leases say and hold what there is, pins spare it, prefixes has it,
 //                  values are its bytes, for the tier below and for operators
-//   its memory     capacity counts, moves and replication place, eviction and references give back
+//   its memory     capacity counts, moves and replication place, eviction and references release
 //   its workers    recompression, requests (builds), recalls (audits of what a plan loses)
 //   all of it      inspection
 //

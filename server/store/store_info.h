@@ -29,7 +29,7 @@ struct SessionInfo {
   uint64_t session = 0;
   std::string client_name;
   PeerIdentity peer;
-  Road road = Road::kLinked;
+  Transport transport = Transport::kLinked;
   std::string device;   // whose memory it gets
   bool fenced = false;  // ended, but its process lives and may still read its arenas
   uint32_t sequences = 0, open_steps = 0;
@@ -57,7 +57,7 @@ struct PageInfo {
   uint32_t arena = 0;
   uint64_t offset = 0;
   Tier tier = Tier::kDevice;
-  bool absent = false;  // given back: all else is zero but `selected`
+  bool absent = false;  // released: all else is zero but `selected`
   bool sealed = false, shared = false;
   uint32_t references = 0, selected = 0;
 };
@@ -100,7 +100,7 @@ struct ResizedPool {
 struct RecallStart {
   std::shared_ptr<RecallAudit> audit;
   SequenceInfo sequence;  // as it is now
-  Road road = Road::kLinked;
+  Transport transport = Transport::kLinked;
 };
 // What an eviction drops, or would, of one tier.
 struct EvictedTier {

@@ -60,7 +60,7 @@ struct StoreOptions {
   std::function<void(PoolId, const Status&)> on_pool_failure;
   // Percent of a pool's capacity: above the first, MoveSome makes room, until the second.
   uint32_t high_percent = 90, low_percent = 80;
-  // The clock for pins; tests turn it.
+  // The clock for pins; tests set it.
   std::function<std::chrono::steady_clock::time_point()> now = std::chrono::steady_clock::now;
   // After a failed recompression (no memory, say), doubled with each that follows, up to 64 times.
   std::chrono::microseconds recompress_retry{1'000'000};

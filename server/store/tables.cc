@@ -111,18 +111,20 @@ void Tables::Publish(Session* session, Sequence* s, shm::SequenceTable* table) {
             s->index_blocks.size() <= table->index_capacity &&
             s->extents.size() == table->extent_count);
   SessionMemory& memory = *session->memory;
-  if (s->heat.count < table->page_capacity) {
+  if (s->access_counters.count < table->page_capacity) {
     // Without room for more counters the old ones stay: pages beyond them are not counted.
-    if (const HeatSlice heat = memory.NewHeat(table->page_capacity); heat.count != 0) {
-      memory.CopyHeat(s->heat, heat);
-      if (s->heat.count != 0) session->retired_heat.Push(session->tenant->epoch, s->heat);
-      s->heat = heat;
+    if (const AccessCounters access_counters = memory.NewCounters(table->page_capacity);
+        access_counters.count != 0) {
+      memory.CopyCounts(s->access_counters, access_counters);
+      if (s->access_counters.count != 0)
+        session->retired_counters.Push(session->tenant->epoch, s->access_counters);
+      s->access_counters = access_counters;
     }
   }
   table->version = ++s->version;
   table->sequence_id = s->id;
-  table->heat_first = s->heat.first;
-  table->heat_count = s->heat.count;
+  table->first_access_counter = s->access_counters.first;
+  table->access_counter_count = s->access_counters.count;
   shm::PageEntry* const entries = shm::Entries(table);
   WriteEntries(session, *s, s->pages, 0, entries);
   WriteEntries(session, *s, s->index_blocks, 0, entries + table->page_capacity);
@@ -163,15 +165,16 @@ void Tables::Unpublish(Session* session, Sequence* s) {
   slot.truncate_to.store(0, std::memory_order_seq_cst);
   memory.FreeSlot(s->slot);
   session->retired_tables.Push(session->tenant->epoch, s->table);
-  if (s->heat.count != 0) session->retired_heat.Push(session->tenant->epoch, s->heat);
+  if (s->access_counters.count != 0)
+    session->retired_counters.Push(session->tenant->epoch, s->access_counters);
   s->table = nullptr;
-  s->heat = {};
+  s->access_counters = {};
 }
 
 void Tables::PassArena(const Session& session, const Arena& arena) {
   if (!session.sink) return;
   const bool writable = session.sink_writes && arena.writer == session.id;
-  session.sink({arena.id, arena.block.bytes, arena.tier, writable, memory_.memory(arena.tier),
+  session.sink({arena.id, arena.block.bytes, arena.tier, writable, memory_.handle_type(arena.tier),
                 writable ? arena.block.fd.get() : arena.block.read_only_fd.get()});
 }
 

@@ -32,7 +32,7 @@ class Tables {
   explicit Tables(StoreParts* store);
 
   // Room for a table of the sequence as it is, or with so many extents. RESOURCE_EXHAUSTED
-  // TABLES_FULL. It is published, or given back to the session's memory.
+  // TABLES_FULL. It is published, or released to the session's memory.
   Result<shm::SequenceTable*> ReserveTable(Session* session, const Sequence& s,
                                            uint32_t page_capacity) KVS_REQUIRES(store_lock);
   Result<shm::SequenceTable*> ReserveTable(Session* session, const Sequence& s,

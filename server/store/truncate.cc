@@ -26,7 +26,7 @@ Status Sequences::CheckTruncate(const Sequence& s, uint32_t tokens) {
                                                      " are its prompt; open a sequence with the "
                                                      "tokens to keep: it is held for them");
   }
-  // Rows of an extent cannot be cut, and a page that was given back has left no key.
+  // Rows of an extent cannot be cut, and a page that was released has left no key.
   uint32_t packed = 0;
   for (const Extent& e : s.extents) packed = std::max(packed, static_cast<uint32_t>(e.tokens.end));
   const uint32_t whole = tokens / s.page_tokens();
@@ -103,7 +103,7 @@ Status Sequences::TruncateKey(uint64_t session_id, std::string_view key, uint32_
   KVS_RETURN_IF_ERROR(devices_.CheckHeld(*s));
   Session* const owner = catalog_.SessionOf(s->session);
   // Commits of a linked owner may be on their way.
-  const bool may_have = owner->road == Road::kLinked && tokens <= s->capacity_tokens();
+  const bool may_have = owner->transport == Transport::kLinked && tokens <= s->capacity_tokens();
   if (tokens <= s->tokens || !may_have) KVS_RETURN_IF_ERROR(CheckTruncate(*s, tokens));
   if (s->truncate_to && *s->truncate_to <= tokens) return OkStatus();
   EndWorkBeyond(s);

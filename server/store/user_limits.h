@@ -125,7 +125,7 @@ class UserLimits {
   std::map<std::string, std::map<Limit, uint64_t>> set_ KVS_GUARDED_BY(mu_);  // by operators
 };
 
-// One of a limit's, given back when it goes. A copy has none: what is copied takes a place of its
+// One of a limit's, released when it goes. A copy has none: what is copied takes a place of its
 // own, or needs none.
 class UserPlace {
  public:

@@ -68,7 +68,7 @@ void Moves::NoteFill() {
 
 // Pages that a codec's plan has on host lie there because it needs them no more.
 void Moves::NotePromotion(Session* session, const Sequence& s) {
-  if (!wake_mover_ || s.imported || s.codec || s.plan.tier == TierKind::kHost) return;
+  if (!wake_mover_ || s.imported || s.codec || s.plan.tier == Tier::kHost) return;
   const auto on_host = [&](const Page* p) KVS_NO_THREAD_SAFETY_ANALYSIS {
     catalog_.LetOthersIn(session, 1);
     return p->sealed && p->arena->tier == Tier::kHost;
@@ -162,7 +162,7 @@ CopyPlan Moves::PlanDemotion(PoolId device, uint64_t bytes) {
   for (Page *page = prefix_.oldest(device), *next = nullptr; page != nullptr; page = next) {
     next = page->newer;
     if (page->summary) continue;  // small, and read by every selection
-    if (page->chances > 0) {
+    if (page->credits > 0) {
       next = prefix_.Spare(page);
       continue;
     }
@@ -231,7 +231,7 @@ uint64_t Moves::EvictColdest(PoolId pool, uint64_t bytes) {
   Page* next = nullptr;
   for (Page* page = prefix_.oldest(pool); page != nullptr && evicted < bytes && pages < kEvictions;
        page = next) {
-    if (page->chances > 0) {
+    if (page->credits > 0) {
       next = prefix_.Spare(page);
       continue;
     }

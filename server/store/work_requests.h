@@ -28,7 +28,7 @@ struct WorkProgress {
   bool done = true;  // nothing is due, queued or running, or it was cancelled
   WorkInfo work;     // unset when done
   uint32_t extents = 0;
-  uint64_t released_bytes = 0;  // raw bytes given back or moved to host since it was opened
+  uint64_t released_bytes = 0;  // raw bytes released or moved to host since it was opened
 };
 
 class WorkRequests {

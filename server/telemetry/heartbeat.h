@@ -1,13 +1,13 @@
 // Heartbeats: which of the daemon's loops hangs.
 //
-// Each loop has a Heartbeat for its life and marks what it does as turns (Turn). A loop that waits
-// for work is in none and healthy, however long it waits; one that is in the same turn for longer
-// than its patience hangs: in a system call, in a driver, behind a lock. Who asks for health asks
-// HangingLoops(); nothing here has a thread or a timer.
+// Each loop has a Heartbeat for its life and marks what it does as iterations (LoopIteration). A
+// loop that waits for work is in none and healthy, however long it waits; one that is in the same
+// iteration for longer than its patience hangs: in a system call, in a driver, behind a lock. Who
+// asks for health asks HangingLoops(); nothing here has a thread or a timer.
 //
 // Ownership: a Heartbeat belongs to its loop; the process knows all that live. Thread-safety: a
-// Heartbeat is marked by one thread at a time and read by any; HangingLoops from any. Cost: a turn
-// is two reads of the clock at most and two relaxed stores.
+// Heartbeat is marked by one thread at a time and read by any; HangingLoops from any. Cost: an
+// iteration is two reads of the clock at most and two relaxed stores.
 #ifndef KVSTRATA_SERVER_TELEMETRY_HEARTBEAT_H_
 #define KVSTRATA_SERVER_TELEMETRY_HEARTBEAT_H_
 
@@ -22,13 +22,13 @@ namespace kvstrata {
 
 class Heartbeat {
  public:
-  // `patience`: how many times as long as a loop that serves clients a turn may take.
+  // `patience`: how many times as long as a loop that serves clients an iteration may take.
   explicit Heartbeat(std::string_view thread, uint32_t patience = 1);
   ~Heartbeat();
   Heartbeat(const Heartbeat&) = delete;
   Heartbeat& operator=(const Heartbeat&) = delete;
 
-  // A turn begins, behind the last one or after a wait.
+  // An iteration begins, behind the last one or after a wait.
   void Begin() {
     const auto now = std::chrono::steady_clock::now().time_since_epoch();
     since_us_.store(std::chrono::duration_cast<std::chrono::microseconds>(now).count(),
@@ -45,12 +45,12 @@ class Heartbeat {
   std::atomic<int64_t> since_us_{0};  // 0: it waits
 };
 
-class Turning {
+class LoopIteration {
  public:
-  explicit Turning(Heartbeat* beat) : beat_(beat) { beat_->Begin(); }
-  ~Turning() { beat_->End(); }
-  Turning(const Turning&) = delete;
-  Turning& operator=(const Turning&) = delete;
+  explicit LoopIteration(Heartbeat* beat) : beat_(beat) { beat_->Begin(); }
+  ~LoopIteration() { beat_->End(); }
+  LoopIteration(const LoopIteration&) = delete;
+  LoopIteration& operator=(const LoopIteration&) = delete;
 
  private:
   Heartbeat* const beat_;
@@ -61,7 +61,7 @@ struct HangingLoop {
   std::chrono::seconds since{};
 };
 
-// Loops whose turn has taken longer than their patience times `limit`; the longest first.
+// Loops whose iteration has taken longer than their patience times `limit`; the longest first.
 std::vector<HangingLoop> HangingLoops(std::chrono::microseconds limit);
 
 }  // namespace kvstrata

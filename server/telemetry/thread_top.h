@@ -31,7 +31,7 @@ inline void LogSurvived(std::string_view thread, std::string_view why) noexcept 
   } catch (const std::exception&) {
     // There is not even memory to say so.
   }
-  // Somebody else gives some back meanwhile; and a thread that fails again and again spins no core.
+  // Somebody else frees some meanwhile; and a thread that fails again and again spins no core.
   std::this_thread::sleep_for(std::chrono::milliseconds(10));
 }
 

@@ -1,4 +1,4 @@
-// The index on disk: written in turn to two files, read at start.
+// The index on disk: written to two files alternately, read at start.
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -38,7 +38,7 @@ std::vector<IoRequest> Requests(Op op, uint32_t file, uint64_t offset, std::byte
 
 }  // namespace
 
-// All entries; describes them in `*header`, which is of the next checkpoint. The writer's turn is
+// All entries; describes them in `*header`, which is of the next checkpoint. The writer's side is
 // held: meanwhile entries may leave, but none come, so buckets stay. Look-ups are let in between.
 std::vector<std::byte> DiskTier::Impl::EncodeEntries(CheckpointHeader* header) {
   constexpr size_t kBuckets = 4096;  // at a time
@@ -63,8 +63,8 @@ std::vector<std::byte> DiskTier::Impl::EncodeEntries(CheckpointHeader* header) {
 }
 
 Status DiskTier::Impl::Checkpoint(Deadline deadline) {
-  const disk::HeldTurn turn(&writer_.turn, deadline);
-  if (!turn.held()) return disk::DeadlineExceeded("another writer");
+  const disk::HeldSide held_side(&writer_.lock, deadline);
+  if (!held_side.held()) return disk::DeadlineExceeded("another writer");
   KVS_RETURN_IF_ERROR(MayAsk());
   OverwriteCondemned(deadline);
   KVS_RETURN_IF_ERROR(FlushWritten(deadline));

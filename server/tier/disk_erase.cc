@@ -63,8 +63,8 @@ void DiskTier::Impl::OverwriteCondemned(Deadline deadline) {
 }
 
 Status DiskTier::Impl::Erase(std::span<const std::string> keys, Deadline deadline) {
-  const disk::HeldTurn turn(&writer_.turn, deadline);
-  if (!turn.held()) return disk::DeadlineExceeded("another writer");
+  const disk::HeldSide held_side(&writer_.lock, deadline);
+  if (!held_side.held()) return disk::DeadlineExceeded("another writer");
   KVS_RETURN_IF_ERROR(MayAsk());
   OverwriteCondemned(deadline);
   std::vector<Condemned> slots;

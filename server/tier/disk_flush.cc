@@ -66,8 +66,8 @@ Transfer DiskTier::Impl::MarkTransfer(uint32_t i, Errors* failed) {
 }
 
 Status DiskTier::Impl::Flush(Deadline deadline) {
-  const disk::HeldTurn turn(&writer_.turn, deadline);
-  if (!turn.held()) return disk::DeadlineExceeded("another writer");
+  const disk::HeldSide held_side(&writer_.lock, deadline);
+  if (!held_side.held()) return disk::DeadlineExceeded("another writer");
   KVS_RETURN_IF_ERROR(MayAsk());
   OverwriteCondemned(deadline);
   return FlushWritten(deadline);

@@ -10,8 +10,8 @@ Result<uint64_t> DiskTier::Impl::Resize(uint64_t budget_bytes, Deadline deadline
   DiskTierOptions options = options_;
   options.budget_bytes = budget_bytes;
   KVS_RETURN_IF_ERROR(Check(options));
-  const disk::HeldTurn writes(&writer_.turn, deadline);
-  const disk::HeldTurn reads(&reader_.turn, deadline);
+  const disk::HeldSide writes(&writer_.lock, deadline);
+  const disk::HeldSide reads(&reader_.lock, deadline);
   if (!writes.held() || !reads.held()) return disk::DeadlineExceeded("another user");
   const uint64_t checkpoint = std::max(checkpoint_bytes_, disk::CheckpointBytes(budget_bytes));
   if (budget_bytes < options_.segment_bytes + 2 * checkpoint) {

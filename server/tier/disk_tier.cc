@@ -115,8 +115,8 @@ std::vector<DiskTier::Impl::PlannedPut> DiskTier::Impl::PlanPuts(std::span<TierP
 
 void DiskTier::Impl::Put(std::span<TierPut> requests, Deadline deadline,
                          const std::stop_token& cancel) {
-  const disk::HeldTurn turn(&writer_.turn, deadline);
-  const Status may = turn.held() ? MayAsk() : disk::DeadlineExceeded("another writer");
+  const disk::HeldSide held_side(&writer_.lock, deadline);
+  const Status may = held_side.held() ? MayAsk() : disk::DeadlineExceeded("another writer");
   if (!may.ok()) {
     for (TierPut& request : requests) request.status = may;
     return;
@@ -207,8 +207,8 @@ std::vector<DiskTier::Impl::PlannedGet> DiskTier::Impl::PlanGets(std::span<TierG
 
 void DiskTier::Impl::Get(std::span<TierGet> requests, Deadline deadline,
                          const std::stop_token& cancel) {
-  const disk::HeldTurn turn(&reader_.turn, deadline);
-  const Status may = turn.held() ? MayAsk() : disk::DeadlineExceeded("another reader");
+  const disk::HeldSide held_side(&reader_.lock, deadline);
+  const Status may = held_side.held() ? MayAsk() : disk::DeadlineExceeded("another reader");
   if (!may.ok()) {
     for (TierGet& request : requests) request.status = may;
     return;
@@ -366,8 +366,8 @@ Status DiskTier::Impl::AddMemory(std::shared_ptr<std::byte> memory, uint64_t byt
     memory_.push_back(memory);
   }
   for (disk::Side* side : {&reader_, &writer_}) {
-    const disk::HeldTurn turn(&side->turn, deadline);
-    if (!turn.held()) return disk::DeadlineExceeded("another user");
+    const disk::HeldSide held_side(&side->lock, deadline);
+    if (!held_side.held()) return disk::DeadlineExceeded("another user");
     side->transfers.queue().AddMemory(memory.get(), bytes);
   }
   return OkStatus();

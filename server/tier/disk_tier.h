@@ -11,7 +11,7 @@
 // with their header where that has room before them (`header_room`).
 // Thread-safety: all methods, from any thread. Calls of the read side (Get) run one at a time,
 // those of the write side (Put, Erase, Flush, Checkpoint) too, a read beside a write; the others
-// hold a lock for a look-up. Who waits for its turn longer than its deadline gets
+// hold a lock for a look-up. Who waits for a side longer than its deadline gets
 // DEADLINE_EXCEEDED. So one thread that reads in batches keeps the device busy, and one that
 // writes. Errors: DEADLINE_EXCEEDED DISK_DEADLINE; UNAVAILABLE DISK_BREAKER: the device failed
 // repeatedly and is left alone for a while. A request may get INVALID_ARGUMENT DISK_VALUE; others
@@ -91,7 +91,7 @@ class DiskTier {
   Status Checkpoint(Deadline deadline);
 
   // Another budget, until the next Open: more files, reserved, or fewer, whose values leave;
-  // returns how many did. Takes the turns of both sides. Checkpoints' files grow, and never shrink.
+  // returns how many did. Holds both sides. Checkpoints' files grow, and never shrink.
   // INVALID_ARGUMENT DISK_BUDGET; RESOURCE_EXHAUSTED DISK_SPACE: nothing changed;
   // FAILED_PRECONDITION RESIZE_PINNED: pins keep some of the files that would go.
   Result<uint64_t> Resize(uint64_t budget_bytes, Deadline deadline);
@@ -117,7 +117,7 @@ class DiskTier {
   void Unpin(std::span<const std::string> keys);
 
   // Memory that buffers lie in: io_uring registers it, where RLIMIT_MEMLOCK allows. The tier keeps
-  // it for as long as it lives. Takes the turns of both sides.
+  // it for as long as it lives. Holds both sides.
   Status AddMemory(std::shared_ptr<std::byte> memory, uint64_t bytes, Deadline deadline);
 
   DiskTierStats Stats() const;

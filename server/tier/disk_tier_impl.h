@@ -3,7 +3,7 @@
 // disk_checkpoint.cc: the checkpoint; disk_resize.cc: another budget; disk_check.cc: what keeps it
 // from opening.
 //
-// Locks: a side's turn, then mu_. mu_ is a leaf and never held around I/O.
+// Locks: a side's, then mu_. mu_ is a leaf and never held around I/O.
 #ifndef KVSTRATA_SERVER_TIER_DISK_TIER_IMPL_H_
 #define KVSTRATA_SERVER_TIER_DISK_TIER_IMPL_H_
 
@@ -27,7 +27,7 @@ namespace kvstrata {
 namespace disk {
 
 // A lock that is waited for until a deadline.
-class Turn {
+class DeadlineLock {
  public:
   bool Take(Deadline deadline) KVS_NO_THREAD_SAFETY_ANALYSIS {
     std::unique_lock lock(mu_.native());
@@ -36,7 +36,7 @@ class Turn {
     taken_ = true;
     return true;
   }
-  void GiveBack() {
+  void Release() {
     MutexLock lock(mu_);
     taken_ = false;
     free_.notify_one();
@@ -48,28 +48,28 @@ class Turn {
   bool taken_ KVS_GUARDED_BY(mu_) = false;
 };
 
-class HeldTurn {
+class HeldSide {
  public:
-  HeldTurn(Turn* turn, Deadline deadline) : turn_(turn), held_(turn->Take(deadline)) {}
-  HeldTurn(const HeldTurn&) = delete;
-  HeldTurn& operator=(const HeldTurn&) = delete;
-  ~HeldTurn() {
-    if (held_) turn_->GiveBack();
+  HeldSide(DeadlineLock* lock, Deadline deadline) : lock_(lock), held_(lock->Take(deadline)) {}
+  HeldSide(const HeldSide&) = delete;
+  HeldSide& operator=(const HeldSide&) = delete;
+  ~HeldSide() {
+    if (held_) lock_->Release();
   }
   bool held() const { return held_; }
 
  private:
-  Turn* const turn_;
+  DeadlineLock* const lock_;
   const bool held_;
 };
 
-// One of the two sides: whoever has the turn uses queue and scratch.
+// One of the two sides: whoever holds its lock uses queue and scratch.
 struct Side {
   Side(std::unique_ptr<IoQueue> queue, uint32_t depth)
       : scratch(TransferQueue::kMaxRunning + depth), transfers(std::move(queue)) {
     transfers.queue().AddMemory(scratch.base(), scratch.bytes());
   }
-  Turn turn;
+  DeadlineLock lock;
   Scratch scratch;
   TransferQueue transfers;
 };
@@ -190,7 +190,7 @@ class DiskTier::Impl {
   void EnterFound(disk::NamedEntry found) KVS_EXCLUDES(mu_);
   void FreeUnheld() KVS_EXCLUDES(mu_);
 
-  // disk_resize.cc; both turns are held
+  // disk_resize.cc; both sides are held
   Status Grow(uint32_t from, uint32_t to, uint64_t checkpoint_bytes) KVS_EXCLUDES(mu_);
   // Has both queues know the files of new segments.
   Status AddNewFiles();
@@ -207,17 +207,17 @@ class DiskTier::Impl {
   }
 
   const DiskTierOptions options_;
-  disk::TierDirectory directory_;  // of both turns, but for what is constant
+  disk::TierDirectory directory_;  // of both sides together, but for what is constant
   const uint32_t segments_count_;  // at the start
-  uint64_t checkpoint_bytes_;      // of each of its files; both turns change it
+  uint64_t checkpoint_bytes_;      // of each of its files; both sides held change it
   const std::string queue_name_;
   const Status degraded_;
   disk::StoreId store_{};  // constant after Start
 
   mutable Mutex mu_;
   std::vector<std::shared_ptr<std::byte>> memory_ KVS_GUARDED_BY(mu_);  // that queues registered
-  disk::Side reader_, writer_;                                          // whose turn it is
-  size_t added_ = 0;  // segments that both queues know; of both turns
+  disk::Side reader_, writer_;                                          // each under its lock
+  size_t added_ = 0;  // segments that both queues know; of both sides together
 
   disk::Index index_ KVS_GUARDED_BY(mu_);
   disk::SegmentTable table_ KVS_GUARDED_BY(mu_);

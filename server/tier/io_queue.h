@@ -50,7 +50,7 @@ class IoQueue {
   // The number by which requests name `fd`, which must stay open. RESOURCE_EXHAUSTED IO_FILES.
   virtual Result<uint32_t> AddFile(int fd) = 0;
 
-  // A hint that requests will use this memory: io_uring pins it and spares the kernel its pages'
+  // A hint that requests will use this memory: io_uring locks it and spares the kernel its pages'
   // look-up. It stays mapped as it is for as long as the queue lives.
   virtual void AddMemory(std::byte* base, uint64_t bytes) = 0;
 

@@ -111,14 +111,14 @@ Status GrowTierDirectory(uint32_t from, uint32_t to, uint64_t segment_bytes,
 
 void CutLongerSegments(uint64_t segment_bytes, TierDirectory* dir) {
   for (const uint32_t i : dir->longer) {
-    // What it does not give back is no harm: nobody reads it.
+    // What it does not release is no harm: nobody reads it.
     (void)!ftruncate(dir->segments[i].get(), static_cast<off_t>(segment_bytes));
   }
 }
 
 void ShrinkTierDirectory(uint32_t segments, TierDirectory* dir) {
   for (size_t i = segments; i < dir->segments.size(); ++i) {
-    // What it does not give back is there at the next start, which deletes it.
+    // What it does not release is there at the next start, which deletes it.
     (void)!ftruncate(dir->segments[i].get(), 0);
   }
 }

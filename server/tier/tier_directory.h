@@ -35,9 +35,9 @@ Result<TierDirectory> OpenTierDirectory(const std::string& path, uint32_t segmen
 // DISK_SPACE, and those of TierPlace.
 Status GrowTierDirectory(uint32_t from, uint32_t to, uint64_t segment_bytes,
                          uint64_t checkpoint_bytes, TierDirectory* dir);
-// Gives back what the files of `longer` have beyond a segment.
+// Releases what the files of `longer` have beyond a segment.
 void CutLongerSegments(uint64_t segment_bytes, TierDirectory* dir);
-// Gives the space of segments from `segments` on back. Their files stay open, and are filled again
+// Releases the space of segments from `segments` on. Their files stay open, and are filled again
 // by Grow: somebody may still write to them.
 void ShrinkTierDirectory(uint32_t segments, TierDirectory* dir);
 

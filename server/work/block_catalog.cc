@@ -15,7 +15,7 @@ namespace kvstrata {
 namespace {
 
 constexpr size_t kLooks = 65536;  // records and slots of one list
-constexpr size_t kTurn = 256;     // of them under a lock
+constexpr size_t kBatch = 256;    // of them under a lock
 constexpr std::chrono::seconds kGetTimeout{10};
 
 // One list: a walk over memory's records, its artefacts, and the disk's slots.
@@ -77,7 +77,7 @@ class Walk {
   void NoteDisk(std::vector<BlockInfo>* found) const {
     for (BlockInfo& block : *found) {
       if (tier_ != nullptr && !KnownSizes(tier_, block.key).empty())
-        block.tiers.push_back(Residence::kDisk);
+        block.tiers.push_back(Tier::kDisk);
     }
   }
 
@@ -119,7 +119,7 @@ class Walk {
     BlockInfo info;
     info.key = value.key;
     for (const uint64_t size : value.sizes) info.bytes += size;
-    info.tiers = {Residence::kDisk};
+    info.tiers = {Tier::kDisk};
     info.pinned = pinned_.contains(value.key);
     const auto fits = models_.equal_range(value.sizes.front());
     if (value.key.size() != sizeof(PageKey)) {
@@ -151,7 +151,7 @@ class Walk {
 };
 
 bool Passes(const BlockFilter& filter, const BlockInfo& block) {
-  const auto there = [&filter](Residence tier) { return NameOf(tier) == filter.tier; };
+  const auto there = [&filter](Tier tier) { return NameOf(tier) == filter.tier; };
   if (!filter.model.empty() && block.model != filter.model) return false;
   return filter.tier.empty() || std::ranges::any_of(block.tiers, there);
 }
@@ -170,7 +170,7 @@ BlockList BlockCatalog::List(const BlockFilter& filter, uint64_t after, size_t l
   Walk walk(store_, tier_, after);
   BlockList list;
   for (size_t looks = 0; looks < kLooks && list.blocks.size() < limit && !walk.ended();) {
-    const size_t n = std::min(kTurn, limit - list.blocks.size());
+    const size_t n = std::min(kBatch, limit - list.blocks.size());
     for (BlockInfo& block : walk.Next(n)) {
       if (Passes(filter, block)) list.blocks.push_back(std::move(block));
     }
@@ -198,7 +198,7 @@ Result<BlockBytes> BlockCatalog::Get(const std::string& key) const {
   if (get.status.code() == Code::kNotFound) return Unknown();
   KVS_RETURN_IF_ERROR(get.status);
   BlockBytes bytes;
-  bytes.from = Residence::kDisk;
+  bytes.from = Tier::kDisk;
   for (const auto& buffer : get.buffers) bytes.buffers.emplace_back(buffer.begin(), buffer.end());
   return bytes;
 }
@@ -218,7 +218,7 @@ Result<BlockVerdict> BlockCatalog::Verify(const std::string& key) const {
   const Code code = get.status.code();
   if (code == Code::kNotFound || code == Code::kInvalidArgument) return verdict;
   if (!get.status.ok() && get.status.code() != Code::kDataLoss) return get.status;
-  verdict.tiers.push_back(Residence::kDisk);
+  verdict.tiers.push_back(Tier::kDisk);
   verdict.state = get.status.ok() ? BlockState::kSound : BlockState::kCorrupt;
   verdict.detail = get.status.message();
   const bool compare = get.status.ok() && memory.ok() && memory->kind != BlockKind::kRecord;

@@ -117,7 +117,7 @@ void DiskValueTier::Serve() {
   WarmUpAllocator();
   Heartbeat beat(kThread, kPatience);
   while (std::optional<CallQueue::Task> task = queue_.Next()) {
-    const Turning turning(&beat);
+    const LoopIteration iteration(&beat);
     Survive(kThread, [&] { queue_.Run(std::move(*task)); });
   }
 }

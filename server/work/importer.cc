@@ -299,7 +299,7 @@ void Importer::Run() {
   WarmUpAllocator();
   Heartbeat beat("kvs-import", kPatience);
   while (const std::unique_ptr<Job> job = AwaitJob()) {
-    const Turning turning(&beat);
+    const LoopIteration iteration(&beat);
     Status status = ResourceExhausted("MEMORY", "the daemon has no memory to copy these blocks");
     Survive("kvs-import", [&] { status = RunJob(*job); });
     Survive("kvs-import", [&] { Finish(*job, status); });

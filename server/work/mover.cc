@@ -63,7 +63,7 @@ void Mover::Run() {
       const auto began = Clock::now();
       std::optional<uint64_t> bytes;
       Survive("kvs-move", [&] {
-        const Turning turning(&beat);
+        const LoopIteration iteration(&beat);
         bytes = store_->moves().MoveSome(kPieceBytes);
       });
       if (!bytes) break;

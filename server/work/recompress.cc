@@ -59,8 +59,8 @@ void LogFailure(const RecompressJob& job, const Status& why) {
 }  // namespace
 
 RecompressQueue::RecompressQueue(const WorkOptions& options, Store* store, const Backend* backend,
-                                 std::vector<const SegmentPacker*> far_packers)
-    : options_(options), store_(store), backend_(backend), far_packers_(std::move(far_packers)) {
+                                 std::vector<const SegmentPacker*> gpu_packers)
+    : options_(options), store_(store), backend_(backend), gpu_packers_(std::move(gpu_packers)) {
   try {
     for (uint32_t i = 0; i < options_.threads; ++i) {
       threads_.emplace_back([this] { Run(); });
@@ -151,7 +151,7 @@ void RecompressQueue::Run() {
   while (!stopping()) {
     Executor* const executor = pool ? pool.get() : &InlineExecutor();
     const Entry next = Next();
-    const Turning turning(&beat);
+    const LoopIteration iteration(&beat);
     Survive("kvs-work", [&] {
       if (next.build) {
         RunBuild(&store_->builds(), next.sequence, *backend_, executor);
@@ -169,7 +169,7 @@ void RecompressQueue::Recompress(uint64_t sequence, Executor* executor) {
   RecompressJob job = std::move(*taken);
   job.input.backend = backend_;
   job.input.executor = executor;
-  if (!far_packers_.empty()) job.input.far_packer = far_packers_[job.device];
+  if (!gpu_packers_.empty()) job.input.gpu_packer = gpu_packers_[job.device];
   const Clock::time_point start = Clock::now();
   std::unique_ptr<Recompressor> next;
   RecompressOutput output;

@@ -40,10 +40,10 @@ class RecompressQueue final : public RecompressSink {
  public:
   static constexpr std::chrono::milliseconds kRetryEvery{200};
 
-  // `far_packers`: of the GPUs that the device pools are on, by the store's numbers, borrowed;
+  // `gpu_packers`: of the GPUs that the device pools are on, by the store's numbers, borrowed;
   // empty: there is none.
   RecompressQueue(const WorkOptions& options, Store* store, const Backend* backend,
-                  std::vector<const SegmentPacker*> far_packers = {});
+                  std::vector<const SegmentPacker*> gpu_packers = {});
   // Stop.
   ~RecompressQueue() override;
   // Cancels what runs (of a build after the part under way), drops what waits, joins. The store
@@ -75,7 +75,7 @@ class RecompressQueue final : public RecompressSink {
   const WorkOptions options_;
   Store* const store_;
   const Backend* const backend_;
-  const std::vector<const SegmentPacker*> far_packers_;
+  const std::vector<const SegmentPacker*> gpu_packers_;
 
   mutable Mutex mu_;
   std::condition_variable wake_;

@@ -11,7 +11,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Where others wait, so much less is read in a turn: 12 ms of a disk of 1.3 GB/s.
+// Where others wait, so much less is read in a round: 12 ms of a disk of 1.3 GB/s.
 constexpr uint64_t kSharedBatches = 4;
 constexpr size_t kProbes = 64;  // keys whose sizes are asked for together
 constexpr const char* kLoads = "tier-load";
@@ -25,23 +25,23 @@ TierLoads::TierLoads(const TierLoadsOptions& options, ValueTier* tier, TierBuffe
 bool TierLoads::Add(TierLoad load) {
   const Deadline deadline = load.asked + options_.load_timeout;
   const auto loading = std::make_shared<Loading>(Loading{std::move(load), deadline});
-  LoadingPtr turn;
+  LoadingPtr round;
   {
     MutexLock lock(mu_);
     if (cancelled_ || waiting_.size() >= kMostWaiting) {
       ++counters_.refused_loads;
       return false;
     }
-    if (turns_ < options_.readers && Clock::now() >= deadline) {  // else its turn finds it so
+    if (rounds_ < options_.readers && Clock::now() >= deadline) {  // else its round finds it so
       ++counters_.late_loads;
       return false;
     }
     waiting_.push_back(loading);
-    turn = BeginTurn();
-    if (turn == nullptr) return true;
+    round = BeginRound();
+    if (round == nullptr) return true;
     ++serving_;
   }
-  if (!Ask(turn)) return EndTurn(turn, false), true;
+  if (!Ask(round)) return EndRound(round, false), true;
   Leave();
   return true;
 }
@@ -64,7 +64,7 @@ void TierLoads::Await() {
   {
     std::unique_lock<std::mutex> lock(mu_.native());
     ended_.wait(lock,
-                [this]() KVS_NO_THREAD_SAFETY_ANALYSIS { return turns_ == 0 && serving_ == 0; });
+                [this]() KVS_NO_THREAD_SAFETY_ANALYSIS { return rounds_ == 0 && serving_ == 0; });
     [&]() KVS_NO_THREAD_SAFETY_ANALYSIS { std::swap(waiting, waiting_); }();
   }
   for (const LoadingPtr& loading : waiting) loading->load.done();
@@ -85,11 +85,11 @@ void TierLoads::Count(uint64_t TierLoadsCounters::*what, uint64_t n) {
   counters_.*what += n;
 }
 
-TierLoads::LoadingPtr TierLoads::BeginTurn() {
-  if (cancelled_ || waiting_.empty() || turns_ >= options_.readers) return nullptr;
+TierLoads::LoadingPtr TierLoads::BeginRound() {
+  if (cancelled_ || waiting_.empty() || rounds_ >= options_.readers) return nullptr;
   LoadingPtr next = std::move(waiting_.front());
   waiting_.pop_front();
-  ++turns_;
+  ++rounds_;
   return next;
 }
 
@@ -105,7 +105,7 @@ bool TierLoads::Ask(const LoadingPtr& loading) {
   uint64_t bytes = options_.batch_bytes;
   {
     MutexLock lock(mu_);
-    const bool alone = waiting_.empty() && turns_ == 1;
+    const bool alone = waiting_.empty() && rounds_ == 1;
     if (!alone) bytes /= kSharedBatches;
   }
   return Survive(kLoads, [&] {
@@ -148,7 +148,7 @@ void TierLoads::Came(const LoadingPtr& loading) {
   bool more = false;
   Survive(kLoads, [&] { more = !cancelled() && Take(loading.get()); });
   loading->gets.clear();
-  EndTurn(loading, more);
+  EndRound(loading, more);
 }
 
 bool TierLoads::Take(Loading* loading) {
@@ -168,15 +168,15 @@ bool TierLoads::Take(Loading* loading) {
   return more && late == 0 && loading->read < loading->load.keys.size();
 }
 
-void TierLoads::EndTurn(LoadingPtr loading, bool more) {
+void TierLoads::EndRound(LoadingPtr loading, bool more) {
   for (;;) {
     LoadingPtr next;
     {
       MutexLock lock(mu_);
-      --turns_;
+      --rounds_;
       more = more && !cancelled_;
       if (more) waiting_.push_back(loading);
-      next = BeginTurn();
+      next = BeginRound();
     }
     const bool asked = next == nullptr || Ask(next);
     if (!more) Survive(kLoads, [&] { loading->load.done(); });

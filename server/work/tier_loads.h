@@ -1,6 +1,6 @@
-// TierLoads: reads pages of opening sequences back from a tier, by turns.
+// TierLoads: reads pages of opening sequences back from a tier, in rounds.
 //
-// A turn is a batch of one load, so that a load with much to read delays the others by a batch of
+// A round is a batch of one load, so that a load with much to read delays the others by a batch of
 // its own and no more; while one batch is copied into pages the tier reads another. A load has no
 // thread of its own: its caller asks the tier for the first batch, and the tier's thread, when it
 // has copied a batch, for the next. Each ends within `load_timeout` of its request. What is read
@@ -48,7 +48,7 @@ class TierLoads {
  public:
   static constexpr size_t kMostWaiting = 256;
 
-  // `idle` is called whenever no load waits for its turn any more, with no lock held.
+  // `idle` is called whenever no load waits for its next round any more, with no lock held.
   TierLoads(const TierLoadsOptions& options, ValueTier* tier, TierBuffers* buffers,
             std::function<void()> idle);
 
@@ -71,8 +71,8 @@ class TierLoads {
   };
   using LoadingPtr = std::shared_ptr<Loading>;
 
-  // A load whose turn begins; none: none waits, or enough have theirs.
-  LoadingPtr BeginTurn() KVS_REQUIRES(mu_);
+  // A load whose round begins; none: none waits, or enough are read.
+  LoadingPtr BeginRound() KVS_REQUIRES(mu_);
   // Asks the tier for a batch; false: the load ends instead.
   bool Ask(const LoadingPtr& loading) KVS_EXCLUDES(mu_);
   // The first of the keys, as many as a batch takes; at least one.
@@ -81,8 +81,8 @@ class TierLoads {
   void Came(const LoadingPtr& loading) KVS_EXCLUDES(mu_);
   // Copies the batch; whether there is more of the load to read.
   bool Take(Loading* loading) KVS_EXCLUDES(mu_);
-  // Ends a turn and begins the next: a load that goes on waits behind the others.
-  void EndTurn(LoadingPtr loading, bool more) KVS_EXCLUDES(mu_);
+  // Ends a round and begins the next: a load that goes on waits behind the others.
+  void EndRound(LoadingPtr loading, bool more) KVS_EXCLUDES(mu_);
   // This thread, which counts in `serving_`, looks at no load any more.
   void Leave() KVS_EXCLUDES(mu_);
   bool cancelled() const KVS_EXCLUDES(mu_);
@@ -96,8 +96,8 @@ class TierLoads {
 
   mutable Mutex mu_;
   std::condition_variable ended_;
-  std::deque<LoadingPtr> waiting_ KVS_GUARDED_BY(mu_);  // for their next turn
-  size_t turns_ KVS_GUARDED_BY(mu_) = 0;                // loads whose turn it is
+  std::deque<LoadingPtr> waiting_ KVS_GUARDED_BY(mu_);  // for their next round
+  size_t rounds_ KVS_GUARDED_BY(mu_) = 0;               // loads that are read now
   size_t serving_ KVS_GUARDED_BY(mu_) = 0;              // threads that ask for or take a batch
   bool cancelled_ KVS_GUARDED_BY(mu_) = false;
   TierLoadsCounters counters_ KVS_GUARDED_BY(mu_);

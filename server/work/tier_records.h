@@ -1,8 +1,8 @@
 // NoteRecords: has a tier's loads read what lies there of artefacts' records when a daemon
 // starts, so that look-ups know what they say (server/store/artefact_ledger.h).
 //
-// In the background, batches by turns with opens, whose time it may take no more than they take of
-// each other's. What is late or refused is left out: the store knows it once an open reads it.
+// In the background, batches alternating with opens, whose time it may take no more than they take
+// of each other's. What is late or refused is left out: the store knows it once an open reads it.
 // Ownership: borrows all; the tier ends its loads before the others end. Cost: a look at every key
 // of the tier, then a small read a record.
 #ifndef KVSTRATA_SERVER_WORK_TIER_RECORDS_H_

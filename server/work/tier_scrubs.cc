@@ -93,7 +93,7 @@ void TierScrubs::Run() {
   WarmUpAllocator();
   Heartbeat beat(kThread, kPatience);
   while (ValueScrub* scrub = Next()) {
-    const Turning turning(&beat);
+    const LoopIteration iteration(&beat);
     std::optional<Status> end = Stopping();
     if (!refuses() && !Survive(kThread, [&] { end = scrub->GoOn(timeout_); })) {
       end = ResourceExhausted("MEMORY", "the daemon has no memory to scrub");

@@ -168,7 +168,7 @@ void TierWriter::Write() {
   WarmUpAllocator();
   Heartbeat beat(kThread, kPatience);
   for (auto keys = NextOffers(); keys; keys = NextOffers()) {
-    const Turning turning(&beat);
+    const LoopIteration iteration(&beat);
     const bool written = Survive(kThread, [&] {
       Batch batch;
       for (const PageKey& key : *keys) {

@@ -39,7 +39,7 @@ struct TierWriterOptions {
 struct TierWriterCounters {
   uint64_t written = 0;
   uint64_t dropped = 0;  // offers that the queue had no room for, or the stop no time
-  uint64_t gone = 0;     // left memory before their turn
+  uint64_t gone = 0;     // left memory before they were written
   uint64_t failed = 0;   // the tier did not take them
   uint64_t refused = 0;  // offers while it was drained
 };
@@ -60,7 +60,7 @@ class TierWriter {
 
   void Offer(const PageKey& key) KVS_EXCLUDES(mu_);
 
-  // Turns offers away from now on and has the writer make a checkpoint, where the tier has one,
+  // Refuses offers from now on and has the writer make a checkpoint, where the tier has one,
   // when none waits any more: ask again until `drained`. Never waits. What the checkpoint returned,
   // once; the next call has it tried again.
   Status Drain() KVS_EXCLUDES(mu_);

@@ -129,7 +129,7 @@ def test_help_and_version_need_no_daemon(cli):
     for words in (["seq", "map"], ["plan"], ["replay"], ["config", "check"]):
         expect(cli(*words, "--help"), 0, "Usage")
     version = json.loads(expect(cli("version", "-o", "json"), 0).stdout)
-    assert version["client"] and version["abi"] == 1 and version["daemon"] is None
+    assert version["client"] and version["abi"] == 2 and version["daemon"] is None
     expect(cli("--version"), 0, version["client"])
 
 

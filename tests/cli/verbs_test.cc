@@ -132,9 +132,9 @@ TEST(Verbs, DidYouMean) {
   EXPECT_NE(
       UnknownVerb(table.app, {"-o", "json", "seq", "mpa", "3"}).find("did you mean 'seq map'?"),
       std::string::npos);
-  const std::string far = UnknownVerb(table.app, {"frobnicate"});
-  EXPECT_EQ(far.find("did you mean"), std::string::npos);
-  EXPECT_NE(far.find("There are status"), std::string::npos);
+  const std::string unlike_any = UnknownVerb(table.app, {"frobnicate"});
+  EXPECT_EQ(unlike_any.find("did you mean"), std::string::npos);
+  EXPECT_NE(unlike_any.find("There are status"), std::string::npos);
   EXPECT_EQ(UnknownVerb(table.app, {"seq", "show", "x"}), "");
   EXPECT_EQ(EditDistance("kitten", "sitting"), 3u);
 }

@@ -1,4 +1,4 @@
-// What the C ABI does by itself, over a fake road: arguments, handles, error texts, layers.
+// What the C ABI does by itself, over a fake transport: arguments, handles, error texts, layers.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -66,7 +66,7 @@ class AbiTest : public ::testing::Test {
 TEST_F(AbiTest, LibraryNamesItself) {
   EXPECT_EQ(kvs_abi_version(), KVS_ABI_VERSION);
   EXPECT_STREQ(kvs_version(), "0.1.0");
-  EXPECT_STREQ(kvs_road(), "fake");
+  EXPECT_STREQ(kvs_transport(), "fake");
   EXPECT_STREQ(kvs_code_name(KVS_DATA_LOSS), "DATA_LOSS");
   EXPECT_STREQ(kvs_code_name(99), "UNKNOWN");
 }

@@ -121,7 +121,7 @@ TEST_F(AttachTest, SegmentsAreVerified) {
       {[](FakeDaemon* d) { d->ReplaceSession(SealedMemfd(d->welcome().session_bytes, 0)); },
        "not sealed"},
       {[](FakeDaemon* d) { d->ReplaceSession(SealedMemfd(d->welcome().session_bytes)); }, "magic"},
-      {[](FakeDaemon* d) { d->header()->heat_offset = uint64_t{1} << 60; }, "offset"},
+      {[](FakeDaemon* d) { d->header()->access_counters_offset = uint64_t{1} << 60; }, "offset"},
       {[](FakeDaemon* d) { d->header()->reply_ring_offset += 4; }, "offset"},
       {[](FakeDaemon* d) { d->tables()->magic = 0; }, "magic"},
   };

@@ -1,4 +1,4 @@
-// Extents as the linked road sees them, over a daemon in this process whose codec copies rows
+// Extents as the linked transport sees them, over a daemon in this process whose codec copies rows
 // (tests/fakes/copying_codec.h): mapped read-only, checked, unchanged under a parked reader.
 #include <gtest/gtest.h>
 #include <sys/socket.h>
@@ -238,7 +238,7 @@ TEST_F(ExtentsTest, StepsForksAndPrivateCopiesGoOnWithHoles) {
 
 TEST_F(ExtentsTest, AParkedReaderSeesItsBytesThroughManyRecompressions) {
   control_->unit = 16;
-  control_->merge = true;  // each run replaces the extent and gives pages back
+  control_->merge = true;  // each run replaces the extent and releases pages
   const uint64_t id = Open(KeepRaw::kNo), other = Open(KeepRaw::kNo);
   ASSERT_TRUE(Append(id, 100).ok());
   ASSERT_TRUE(session_->Settle(id).ok());

@@ -63,7 +63,8 @@ class FakeDaemon {
     EXPECT_EQ(bind(listener_.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
     EXPECT_EQ(listen(listener_.get(), 4), 0);
     const uint64_t rings = sizeof(shm::SessionHeader);
-    session_bytes_ = rings + shm::kRequestRingBytes + shm::kReplyRingBytes + shm::kHeatEntries * 4;
+    session_bytes_ =
+        rings + shm::kRequestRingBytes + shm::kReplyRingBytes + shm::kAccessCounters * 4;
     session_ = SealedMemfd(session_bytes_);
     table_ = SealedMemfd(kTableBytes);
     doorbell_.Reset(eventfd(0, EFD_NONBLOCK));
@@ -73,7 +74,7 @@ class FakeDaemon {
     header_->version = tables_->version = shm::kVersion;
     header_->request_ring_offset = rings;
     header_->reply_ring_offset = rings + shm::kRequestRingBytes;
-    header_->heat_offset = rings + shm::kRequestRingBytes + shm::kReplyRingBytes;
+    header_->access_counters_offset = rings + shm::kRequestRingBytes + shm::kReplyRingBytes;
     requests_ = {&header_->request, Base() + header_->request_ring_offset, shm::kRequestRingBytes};
     replies_ = {&header_->reply, Base() + header_->reply_ring_offset, shm::kReplyRingBytes};
     welcome_.type = shm::kWelcome;

@@ -1,4 +1,4 @@
-// A Session that knows no daemon: remembers calls, answers what a road would. For abi_test.cc.
+// A Session that knows no daemon: remembers calls, answers what a transport would. For abi_test.cc.
 #include "tests/client/fake_session.h"
 
 #include <algorithm>
@@ -31,7 +31,7 @@ Status UnlessOpen(uint64_t sequence) {
 }
 }  // namespace
 
-std::string_view Road() { return "fake"; }
+std::string_view Transport() { return "fake"; }
 
 Session::Session(std::unique_ptr<State> state) : state_(std::move(state)) {}
 Session::~Session() { ++testing::Log().detached; }

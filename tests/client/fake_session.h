@@ -1,4 +1,4 @@
-// What the fake road (fake_session.cc) saw, for tests of the C ABI's own work.
+// What the fake transport (fake_session.cc) saw, for tests of the C ABI's own work.
 #ifndef KVSTRATA_TESTS_CLIENT_FAKE_SESSION_H_
 #define KVSTRATA_TESTS_CLIENT_FAKE_SESSION_H_
 

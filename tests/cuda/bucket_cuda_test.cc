@@ -460,7 +460,7 @@ class PickedBuckets {
   std::vector<SentenceTable> host_tables_;  // of the mirrors
 };
 
-constexpr int32_t kFar = 1 << 24;  // a window behind everything
+constexpr int32_t kBehindAll = 1 << 24;  // a window behind everything
 
 TEST(PickBuckets, TakesTheBestBucketsUpToTau) {
   Rng rng(TestSeed());
@@ -478,11 +478,12 @@ TEST(PickBuckets, TakesTheBestBucketsUpToTau) {
       const PickBucketsBatch w = picked.Work();
       CapturedGraph graph([&](cudaStream_t s) { return kvs_cuda_ops()->pick_buckets(w, s); });
       // Windows that cut a bucket, that cut none, that leave nothing.
-      const std::vector<int32_t> windows = {kFar, std::max(1, listed * 3), 200050};
+      const std::vector<int32_t> windows = {kBehindAll, std::max(1, listed * 3), 200050};
       ASSERT_NO_FATAL_FAILURE(picked.Step(graph, {9, 90, 900}, {5, 80, 0}, windows));
       if (dtype != DType::kBF16) continue;
       picked.Flatten();
-      ASSERT_NO_FATAL_FAILURE(picked.Step(graph, {10, 91, 907}, {5, 80, 0}, {kFar, 1, kFar}));
+      ASSERT_NO_FATAL_FAILURE(
+          picked.Step(graph, {10, 91, 907}, {5, 80, 0}, {kBehindAll, 1, kBehindAll}));
     }
   }
 }
@@ -497,7 +498,7 @@ TEST(PickBuckets, AveragesTheQueriesOfTheSentence) {
   std::vector<int32_t> tokens = {100, 1000, 31}, from = {99, 999, 30};
   for (int i = 0; i < 40; ++i) {
     SCOPED_TRACE("step " + std::to_string(i));
-    std::vector<int32_t> windows = {kFar, kFar, i % 5 == 2 ? 0 : kFar};
+    std::vector<int32_t> windows = {kBehindAll, kBehindAll, i % 5 == 2 ? 0 : kBehindAll};
     if (i % 7 == 3) {
       ASSERT_NO_FATAL_FAILURE(picked.Step(graph, tokens, from, windows));
     }
@@ -508,7 +509,7 @@ TEST(PickBuckets, AveragesTheQueriesOfTheSentence) {
   // Without buckets nothing is picked, and no query is kept.
   ASSERT_NO_FATAL_FAILURE(picked.Step(graph, tokens, {-1, -1, -1}, {0, 0, 0}));
   for (int32_t& t : tokens) ++t;
-  ASSERT_NO_FATAL_FAILURE(picked.Step(graph, tokens, from, {kFar, kFar, kFar}));
+  ASSERT_NO_FATAL_FAILURE(picked.Step(graph, tokens, from, {kBehindAll, kBehindAll, kBehindAll}));
 }
 
 // Small enough for racecheck (bench/cuda/run_gpu.sh).
@@ -517,7 +518,8 @@ TEST(PickBuckets, OfFewBuckets) {
   PickedBuckets picked(rng, 64, 30, 3, 40, DType::kBF16);
   const PickBucketsBatch w = picked.Work();
   CapturedGraph graph([&](cudaStream_t s) { return kvs_cuda_ops()->pick_buckets(w, s); });
-  ASSERT_NO_FATAL_FAILURE(picked.Step(graph, {9, 90, 900}, {5, 80, 0}, {kFar, 60, kFar}));
+  ASSERT_NO_FATAL_FAILURE(
+      picked.Step(graph, {9, 90, 900}, {5, 80, 0}, {kBehindAll, 60, kBehindAll}));
 }
 
 TEST(PickBuckets, RefusesShapes) {

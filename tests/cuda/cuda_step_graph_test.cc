@@ -49,7 +49,7 @@ TEST(CudaStep, NewRowsThatNothingAttendsAreAppended) {
   CapturedGraph graph(twins.stream.get(), [&](cudaStream_t) {
     for (int layer = 0; layer < twins.geometry.layers; ++layer) {
       const Tensors& t = tensors[static_cast<size_t>(layer)];
-      EXPECT_TRUE(device->Append(layer, t.k.On(Memory::kDevice), t.v.On(Memory::kDevice)).ok());
+      EXPECT_TRUE(device->Append(layer, t.k.On(Tier::kDevice), t.v.On(Tier::kDevice)).ok());
     }
     return 0;
   });
@@ -100,15 +100,14 @@ TEST(CudaStep, RefusesUnderCapture) {
   Tensors& t = tensors[0];
   EXPECT_EQ(step->ReadSelection(0).status().reason(), "SELECTION_NONE");
   CapturedGraph graph(twins.stream.get(), [&](cudaStream_t) {
-    EXPECT_EQ(step->Append(0, t.k.On(Memory::kHost), t.v.On(Memory::kHost)).reason(),
+    EXPECT_EQ(step->Append(0, t.k.On(Tier::kHost), t.v.On(Tier::kHost)).reason(),
               "CAPTURE_HOST_TENSOR");
-    EXPECT_TRUE(step->Append(0, t.k.On(Memory::kDevice), t.v.On(Memory::kDevice)).ok());
-    EXPECT_EQ(step->Attend(0, t.q.On(Memory::kHost), t.out.Out(Memory::kDevice), nullptr).reason(),
+    EXPECT_TRUE(step->Append(0, t.k.On(Tier::kDevice), t.v.On(Tier::kDevice)).ok());
+    EXPECT_EQ(step->Attend(0, t.q.On(Tier::kHost), t.out.Out(Tier::kDevice), nullptr).reason(),
               "CAPTURE_HOST_TENSOR");
     // fp32 queries are copied, into memory that is not there yet.
-    EXPECT_EQ(
-        step->Attend(0, t.q.On(Memory::kDevice), t.out.Out(Memory::kDevice), nullptr).reason(),
-        "CAPTURE_ALLOCATES");
+    EXPECT_EQ(step->Attend(0, t.q.On(Tier::kDevice), t.out.Out(Tier::kDevice), nullptr).reason(),
+              "CAPTURE_ALLOCATES");
     EXPECT_EQ(step->ReadSelection(0).status().reason(), "CAPTURE_READ");
     EXPECT_EQ(step->End(twins.stream.get()).reason(), "CAPTURE_END");
     const auto another =
@@ -141,7 +140,7 @@ TEST(CudaStep, RepeatedCallsBecomeGraphs) {
       for (int i = 0; i < steps; ++i) {
         for (Tensors& t : tensors) t.Draw(twins.rng);
         ASSERT_NO_FATAL_FAILURE(twins.Pack());
-        ASSERT_NO_FATAL_FAILURE(twins.RunWith(twins.Each(1), tensors, Memory::kDevice));
+        ASSERT_NO_FATAL_FAILURE(twins.RunWith(twins.Each(1), tensors, Tier::kDevice));
       }
     };
     ASSERT_NO_FATAL_FAILURE(run(20));

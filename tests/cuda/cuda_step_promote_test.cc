@@ -42,7 +42,7 @@ TEST(CudaStep, SelectedSlicesStayOnTheGpu) {
     const int32_t moved = s.CompletePages(twins.geometry);
     std::vector<Tensors> tensors = twins.NewTensors(1, {});
     for (int i = 0; i < 4; ++i) {
-      ASSERT_NO_FATAL_FAILURE(twins.RunWith({1}, tensors, Memory::kDevice));
+      ASSERT_NO_FATAL_FAILURE(twins.RunWith({1}, tensors, Tier::kDevice));
       Check(cudaDeviceSynchronize(), "a step");
       for (int32_t p = 0; p < moved && i < 2; ++p) {
         const auto page = static_cast<size_t>(p);
@@ -76,8 +76,8 @@ TEST(CudaStep, CapturedLayersPromote) {
   EXPECT_EQ(replays.captures, 1);
   EXPECT_EQ(replays.refused, 1);
   for (const auto& s : twins.sequences) {
-    for (size_t i = 0; i < s->far_pages.size(); ++i) s->MovePage(twins.geometry, i, false);
-    EXPECT_TRUE(s->far_pages.empty());
+    for (size_t i = 0; i < s->host_pages.size(); ++i) s->MovePage(twins.geometry, i, false);
+    EXPECT_TRUE(s->host_pages.empty());
   }
   ASSERT_NO_FATAL_FAILURE(replays.Step());
   EXPECT_EQ(replays.captures, 1);

@@ -76,12 +76,12 @@ TEST(CudaStep, SummarizesAPrefixThatIsHeldWithoutIndex) {
 TEST(CudaStep, TensorsOfTheHostAndOfAnyStride) {
   Twins twins(Small(), {kStrata, kQuest, kTokens});
   ASSERT_NO_FATAL_FAILURE(Prefill(twins, {200, 210, 220}));
-  for (const Memory memory : {Memory::kHost, Memory::kDevice}) {
+  for (const Tier tier : {Tier::kHost, Tier::kDevice}) {
     for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
       for (const int64_t gap : {0, 4, 16}) {
         SCOPED_TRACE(std::to_string(gap) + " bytes between rows");
-        ASSERT_NO_FATAL_FAILURE(twins.Run({1, 1, 1}, {dtype, memory, gap}));
-        ASSERT_NO_FATAL_FAILURE(twins.Run({3, 1, 2}, {dtype, memory, gap}));
+        ASSERT_NO_FATAL_FAILURE(twins.Run({1, 1, 1}, {dtype, tier, gap}));
+        ASSERT_NO_FATAL_FAILURE(twins.Run({3, 1, 2}, {dtype, tier, gap}));
       }
     }
   }
@@ -123,7 +123,7 @@ TEST(CudaStep, LeavesTheEpochWhenTheGpuIsDone) {
   slot = 17;
   auto step = twins.Begin({1}, {&slots[3], 0});
   for (int layer = 0; layer < 2; ++layer) {
-    Twins::Enqueue(*step, layer, tensors[static_cast<size_t>(layer)], Memory::kDevice);
+    Twins::Enqueue(*step, layer, tensors[static_cast<size_t>(layer)], Tier::kDevice);
   }
   wait();
   EXPECT_EQ(slot.load(), 17u);
@@ -144,7 +144,7 @@ TEST(CudaStep, LeavesTheEpochWhenTheGpuIsDone) {
   slot = 19;
   step = twins.Begin({1}, {&slots[3], 6});
   CapturedGraph graph(twins.stream.get(), [&](cudaStream_t) {
-    Twins::Enqueue(*step, 0, tensors[0], Memory::kDevice);
+    Twins::Enqueue(*step, 0, tensors[0], Tier::kDevice);
     step.reset();
     return 0;
   });
@@ -182,7 +182,7 @@ TEST(CudaStep, OrdersTheStreamsOfItsSteps) {
 }
 
 // Steps on streams in turn see each other's tokens.
-TEST(CudaStep, StreamsTakeTurns) {
+TEST(CudaStep, StreamsAlternate) {
   Twins twins(Small(), {kStrata, "full"});
   ASSERT_NO_FATAL_FAILURE(Prefill(twins, {200, 300}));
   TestStream other;
@@ -194,12 +194,12 @@ TEST(CudaStep, StreamsTakeTurns) {
     ASSERT_TRUE(device.ok()) << device.status().ToString();
     for (int layer = 0; layer < 2; ++layer) {
       Tensors& t = tensors[static_cast<size_t>(layer)];
-      ASSERT_NO_FATAL_FAILURE(Twins::Enqueue(*device.value(), layer, t, Memory::kDevice));
+      ASSERT_NO_FATAL_FAILURE(Twins::Enqueue(*device.value(), layer, t, Tier::kDevice));
       twins.RunHost(host, layer, t);
     }
     const std::vector<bool> equal = {twins.CompareSelections(host, *device.value(), 1, 0),
                                      twins.CompareSelections(host, *device.value(), 1, 1)};
-    ASSERT_NO_FATAL_FAILURE(twins.CompareOutputs({1, 1}, equal, tensors[1], Memory::kDevice));
+    ASSERT_NO_FATAL_FAILURE(twins.CompareOutputs({1, 1}, equal, tensors[1], Tier::kDevice));
     ASSERT_TRUE(device.value()->End(stream).ok());
     host.End();
   }

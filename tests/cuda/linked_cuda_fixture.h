@@ -1,4 +1,4 @@
-// The linked road on a GPU, end to end: a real daemon whose device pool is the GPU's,
+// The linked transport on a GPU, end to end: a real daemon whose device pool is the GPU's,
 // libkvstrata.so, tensors of the GPU and of the host, graphs of the caller's. Every answer is held
 // to attention in double over the rows that the test wrote and the positions that kvs_selection
 // names; where a codec keeps less of rows, to a daemon without a GPU.

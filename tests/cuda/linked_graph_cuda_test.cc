@@ -1,4 +1,4 @@
-// Graphs that a caller captures of its layers, on the linked road (linked_cuda_fixture.h).
+// Graphs that a caller captures of its layers, on the linked transport (linked_cuda_fixture.h).
 #include "tests/cuda/linked_cuda_fixture.h"
 #include "tests/e2e/operator.h"
 
@@ -58,9 +58,9 @@ TEST_F(LinkedCuda, AGraphPromotesWhatItSelects) {
     }
   };
   ASSERT_NO_FATAL_FAILURE(decode(3, "GRAPH_STALE"));
-  for (int turn = 0; turn < 3; ++turn) {
+  for (int round = 0; round < 3; ++round) {
     EXPECT_GT(admin.Demote(s.handle).pages(), 0u);
-    ASSERT_NO_FATAL_FAILURE(decode(30, turn == 0 ? "GRAPH_STALE" : nullptr));
+    ASSERT_NO_FATAL_FAILURE(decode(30, round == 0 ? "GRAPH_STALE" : nullptr));
     EXPECT_GT(admin.Prefetch(s.handle).pages(), 0u);
     ASSERT_NO_FATAL_FAILURE(decode(3, nullptr));
   }

@@ -112,7 +112,7 @@ class Problem {
     Check(cudaMemcpy(near_.data(), rows_.DeviceLayer().pages, near_.size() * 8,
                      cudaMemcpyDeviceToHost),
           "reading a page table");
-    is_far_.assign(near_.size(), 0);
+    is_on_host_.assign(near_.size(), 0);
     table_ = DeviceArray<uint64_t>(near_);
     tagged_ = DeviceArray<uint64_t>(near_);
     std::vector<HotPages> hot;
@@ -130,7 +130,7 @@ class Problem {
     for (int32_t& n : committed_) n -= 1 + Below(rng, 20);
     device_committed_ = DeviceArray<int32_t>(committed_);
     now_ = DeviceArray<int32_t>(rows_.tokens);
-    for (size_t i = 0; i < is_far_.size(); ++i) is_far_[i] = Below(rng, 4) > 0 ? 1 : 0;
+    for (size_t i = 0; i < is_on_host_.size(); ++i) is_on_host_[i] = Below(rng, 4) > 0 ? 1 : 0;
     Rebase();
   }
   ~Problem() { cudaFreeHost(host_); }
@@ -140,7 +140,7 @@ class Problem {
     SCOPED_TRACE("step " + std::to_string(step));
     if (step % 4 == 3) {
       for (int i = 0; i < 9; ++i) {
-        is_far_[static_cast<size_t>(Below(rng_, static_cast<int>(is_far_.size())))] ^= 1;
+        is_on_host_[static_cast<size_t>(Below(rng_, static_cast<int>(is_on_host_.size())))] ^= 1;
       }
       Rebase();
     }
@@ -183,9 +183,9 @@ class Problem {
   void Rebase() {
     std::vector<uint64_t> table = near_, tagged = near_;
     for (size_t i = 0; i < table.size(); ++i) {
-      if (is_far_[i] == 0) continue;
+      if (is_on_host_[i] == 0) continue;
       table[i] = reinterpret_cast<uint64_t>(HostPage(i));
-      tagged[i] = table[i] | kFarPage;
+      tagged[i] = table[i] | kHostPage;
     }
     table_.Write(table);
     tagged_.Write(tagged);
@@ -242,9 +242,9 @@ class Problem {
   const Case case_;
   Rng& rng_;
   PagedBatch rows_;
-  std::byte* host_ = nullptr;  // pinned; all pages, as in rows_.memory()
+  std::byte* host_ = nullptr;  // page-locked; all pages, as in rows_.memory()
   std::vector<uint64_t> near_;
-  std::vector<uint8_t> is_far_;
+  std::vector<uint8_t> is_on_host_;
   DeviceArray<uint64_t> table_, tagged_;
   std::vector<std::unique_ptr<Cache>> caches_;
   std::vector<HotPages> host_hot_;

@@ -1,6 +1,7 @@
-// Recall audits of sequences whose steps run on a GPU, on both roads: near what a daemon without a
-// GPU measures on the same data, exact where nothing is lost, and no bit of the answers changes.
-#include "tests/cuda/road_engines.h"
+// Recall audits of sequences whose steps run on a GPU, on both transports: near what a daemon
+// without a GPU measures on the same data, exact where nothing is lost, and no bit of the answers
+// changes.
+#include "tests/cuda/transport_engines.h"
 #include "tests/e2e/operator.h"
 #include "tests/fakes/daemon_process.h"
 
@@ -63,7 +64,7 @@ TEST_P(RecallCuda, IsNearWhatCpusMeasure) {
   Decoding on_cpu(&cpu, GetParam(), 0);
   const v1::AuditRecallResponse want = Audited(cpus.socket(), &cpu, &on_cpu);
 
-  EXPECT_EQ(got.road(), "linked");
+  EXPECT_EQ(got.transport(), "linked");
   EXPECT_EQ(got.first_position(), want.first_position());
   ASSERT_EQ(got.layers_size(), want.layers_size());
   ASSERT_EQ(got.all().recall().samples(), want.all().recall().samples());
@@ -86,7 +87,7 @@ TEST_P(RecallCuda, IsNearWhatCpusMeasure) {
   }
 }
 
-TEST_P(RecallCuda, IsTheSameOnBothRoads) {
+TEST_P(RecallCuda, IsTheSameOnBothTransports) {
   const std::string& socket = GpuDaemon().socket();
   LinkedEngine linked(socket, Digest("linked"), true);
   RemoteEngine remote(socket, Digest("remote"));
@@ -94,7 +95,7 @@ TEST_P(RecallCuda, IsTheSameOnBothRoads) {
   Decoding b(&remote, GetParam(), 0);
   const v1::AuditRecallResponse of_linked = Audited(socket, &linked, &a);
   v1::AuditRecallResponse of_remote = Audited(socket, &remote, &b);
-  EXPECT_EQ(of_remote.road(), "remote");
+  EXPECT_EQ(of_remote.transport(), "remote");
   EXPECT_EQ(of_linked.all().SerializeAsString(), of_remote.all().SerializeAsString());
 }
 
@@ -117,7 +118,7 @@ TEST(RecallCudaGraph, OfTheEnginesIsNotMeasured) {
   Decoding d(&engine, "quest{budget = 64, min_tokens = 0}", 0);
   d.Decode(3);
   const auto fill = [&] {
-    for (int layer = 0; layer < RoadModel::kLayers; ++layer) {
+    for (int layer = 0; layer < TransportModel::kLayers; ++layer) {
       engine.FillLayer(layer, d.tokens(), {7});
     }
   };
@@ -127,7 +128,7 @@ TEST(RecallCudaGraph, OfTheEnginesIsNotMeasured) {
   cudaGraph_t captured = nullptr;
   cudaGraphExec_t graph = nullptr;
   Check(cudaStreamBeginCapture(engine.stream(), cudaStreamCaptureModeThreadLocal), "BeginCapture");
-  for (int layer = 0; layer < RoadModel::kLayers; ++layer) {
+  for (int layer = 0; layer < TransportModel::kLayers; ++layer) {
     engine.CallLayer(step, layer, 1, nullptr);
   }
   Check(cudaStreamEndCapture(engine.stream(), &captured), "EndCapture");

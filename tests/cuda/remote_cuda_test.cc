@@ -1,8 +1,8 @@
-// The remote road of a daemon on a GPU, end to end: Compute's steps run on the daemon's own GPU and
-// answer the bits of the linked road.
+// The remote transport of a daemon on a GPU, end to end: Compute's steps run on the daemon's own
+// GPU and answer the bits of the linked transport.
 #include <thread>
 
-#include "tests/cuda/road_engines.h"
+#include "tests/cuda/transport_engines.h"
 #include "tests/e2e/operator.h"
 #include "tests/fakes/daemon_process.h"
 
@@ -35,8 +35,8 @@ INSTANTIATE_TEST_SUITE_P(
                       "chess{page = 16, pages_per_chunk = 2, chunks_per_grid = 4, window = 2, "
                       "trigger = \"every\", every = 1, min_tokens = 0}"));
 
-// Models of two digests share no prefix: each road computes for itself.
-TEST_P(RemoteCudaPlan, GivesTheBitsOfTheLinkedRoad) {
+// Models of two digests share no prefix: each transport computes for itself.
+TEST_P(RemoteCudaPlan, GivesTheBitsOfTheLinkedTransport) {
   LinkedEngine linked(daemon_.socket(), "linked", true);
   RemoteEngine remote(daemon_.socket(), "remote");
   EXPECT_EQ(remote.client().opened().backend(), "cuda");
@@ -114,7 +114,7 @@ TEST_F(RemoteCuda, SelectNamesWhatAttendReads) {
   ASSERT_TRUE(attended.ok()) << attended.status().ToString();
   const v1::MemberSelection& a = selected->members(0);
   const v1::MemberSelection& b = attended->selection().members(0);
-  ASSERT_EQ(a.groups_size(), RoadModel::kKvHeads);
+  ASSERT_EQ(a.groups_size(), TransportModel::kKvHeads);
   uint64_t rows = 0;
   for (int g = 0; g < a.groups_size(); ++g) {
     EXPECT_EQ(a.groups(g).SerializeAsString(), b.groups(g).SerializeAsString());

@@ -41,9 +41,9 @@ class Pages {
                      cudaMemcpyDeviceToHost),
           "reading addresses");
   }
-  RecompressInput Input(bool far) const {
+  RecompressInput Input(bool on_device) const {
     RecompressInput input;
-    input.view.pages = far ? device_.data() : pages_.TableOf(0);
+    input.view.pages = on_device ? device_.data() : pages_.TableOf(0);
     input.backend = *FindBackend("simd");
     input.executor = &InlineExecutor();
     return input;
@@ -61,16 +61,16 @@ struct ReadBack {
 
 // What an extent of a GPU is once it is copied: bytes there, the first of them here.
 void Read(const PackedBytes& packed, const Geometry& g, Run tokens, ReadBack* out) {
-  ASSERT_NE(packed.far.data, nullptr);
-  out->bytes.resize(packed.far.size);
-  Check(
-      cudaMemcpy(out->bytes.data(), packed.far.data.get(), packed.far.size, cudaMemcpyDeviceToHost),
-      "reading an extent");
-  ASSERT_LE(packed.bytes.size(), packed.far.size);
+  ASSERT_NE(packed.on_device.data, nullptr);
+  out->bytes.resize(packed.on_device.size);
+  Check(cudaMemcpy(out->bytes.data(), packed.on_device.data.get(), packed.on_device.size,
+                   cudaMemcpyDeviceToHost),
+        "reading an extent");
+  ASSERT_LE(packed.bytes.size(), packed.on_device.size);
   std::ranges::copy(packed.bytes, out->bytes.begin());
   EXPECT_EQ(static_cast<int64_t>(packed.bytes.size()),
             DescriptionBytes(std::span(packed.bytes).first(kExtentFrontBytes),
-                             static_cast<int64_t>(packed.far.size)));
+                             static_cast<int64_t>(packed.on_device.size)));
   EXPECT_TRUE(VerifyExtent(out->bytes).ok());
   const ExtentView view{out->bytes.data(), static_cast<int64_t>(out->bytes.size()), tokens};
   Result<PackedExtent> extent = ReadPackedExtent(view, g);
@@ -78,9 +78,9 @@ void Read(const PackedBytes& packed, const Geometry& g, Run tokens, ReadBack* ou
   out->extent = std::move(*extent);
 }
 
-ExtentView FarView(const PackedBytes& packed, Run tokens) {
-  return {packed.far.data.get(), static_cast<int64_t>(packed.far.size), tokens, packed.bytes.data(),
-          static_cast<int64_t>(packed.bytes.size())};
+ExtentView DeviceView(const PackedBytes& packed, Run tokens) {
+  return {packed.on_device.data.get(), static_cast<int64_t>(packed.on_device.size), tokens,
+          packed.bytes.data(), static_cast<int64_t>(packed.bytes.size())};
 }
 
 void ExpectRotation(const float* r, int dim) {
@@ -134,20 +134,20 @@ TEST_P(SegmentPackerCuda, PacksAsTheHostDoes) {
   ASSERT_TRUE(made.ok()) << made.status().ToString();
   const SegmentPacker& gpu = **made;
   const Pages pages(g_, kTokens, rng_);
-  const RecompressInput far = pages.Input(true), near = pages.Input(false);
+  const RecompressInput on_device = pages.Input(true), on_host = pages.Input(false);
   const kvstrata::Run segment = {g_.page_tokens / 2, kTokens};  // nor need it begin with a page
-  ASSERT_TRUE(gpu.Packs(far, g_, plan_, segment));
-  EXPECT_FALSE(gpu.Packs(near, g_, plan_, segment)) << "pages of the host";
-  Result<SegmentPlans> plans = gpu.FindPlans(far, g_, plan_, segment);
+  ASSERT_TRUE(gpu.Packs(on_device, g_, plan_, segment));
+  EXPECT_FALSE(gpu.Packs(on_host, g_, plan_, segment)) << "pages of the host";
+  Result<SegmentPlans> plans = gpu.FindPlans(on_device, g_, plan_, segment);
   ASSERT_TRUE(plans.ok()) << plans.status().ToString();
-  Result<SegmentPlans> host_plans = HostPacker().FindPlans(near, g_, plan_, segment);
+  Result<SegmentPlans> host_plans = HostPacker().FindPlans(on_host, g_, plan_, segment);
   ASSERT_TRUE(host_plans.ok()) << host_plans.status().ToString();
 
   PackedRange range = {segment, true, {}};
   range.info.plan_begin = segment.begin;
   range.info.plan_end = segment.end;
   range.info.loss = 1;
-  Result<PackedBytes> packed = gpu.PackRange(far, g_, plan_, *plans, range, {});
+  Result<PackedBytes> packed = gpu.PackRange(on_device, g_, plan_, *plans, range, {});
   ASSERT_TRUE(packed.ok()) << packed.status().ToString();
   ReadBack read;
   ASSERT_NO_FATAL_FAILURE(Read(*packed, g_, segment, &read));
@@ -157,9 +157,9 @@ TEST_P(SegmentPackerCuda, PacksAsTheHostDoes) {
 
   // The host, with the GPU's rotations; and with its own, which must lose as much.
   Result<PackedBytes> same =
-      HostPacker().PackRange(near, g_, plan_, PlansIn(read.extent), range, {});
+      HostPacker().PackRange(on_host, g_, plan_, PlansIn(read.extent), range, {});
   ASSERT_TRUE(same.ok()) << same.status().ToString();
-  Result<PackedBytes> own = HostPacker().PackRange(near, g_, plan_, *host_plans, range, {});
+  Result<PackedBytes> own = HostPacker().PackRange(on_host, g_, plan_, *host_plans, range, {});
   ASSERT_TRUE(own.ok()) << own.status().ToString();
   EXPECT_NEAR(packed->info.loss, same->info.loss, 1e-4 * same->info.loss);
   EXPECT_NEAR(packed->info.loss, own->info.loss, 1e-3 * own->info.loss);
@@ -187,18 +187,18 @@ TEST_P(SegmentPackerCuda, GoesOnWithThePlansOfAnExtent) {
   ASSERT_TRUE(made.ok()) << made.status().ToString();
   const SegmentPacker& gpu = **made;
   const Pages pages(g_, kTokens, rng_);
-  const RecompressInput far = pages.Input(true);
-  const Result<SegmentPlans> plans = gpu.FindPlans(far, g_, plan_, {0, kTokens});
+  const RecompressInput on_device = pages.Input(true);
+  const Result<SegmentPlans> plans = gpu.FindPlans(on_device, g_, plan_, {0, kTokens});
   ASSERT_TRUE(plans.ok()) << plans.status().ToString();
   PackedRange range = {{0, 3072}, true, {}};
   range.info.plan_end = kTokens;
-  Result<PackedBytes> first = gpu.PackRange(far, g_, plan_, *plans, range, {});
+  Result<PackedBytes> first = gpu.PackRange(on_device, g_, plan_, *plans, range, {});
   ASSERT_TRUE(first.ok()) << first.status().ToString();
-  const Result<PackedExtent> on_gpu = ReadPackedExtent(FarView(*first, range.tokens), g_);
+  const Result<PackedExtent> on_gpu = ReadPackedExtent(DeviceView(*first, range.tokens), g_);
   ASSERT_TRUE(on_gpu.ok()) << on_gpu.status().ToString();
   range.tokens = {3072, kTokens};
   range.info.loss = first->info.loss;
-  Result<PackedBytes> rest = gpu.PackRange(far, g_, plan_, PlansIn(*on_gpu), range, {});
+  Result<PackedBytes> rest = gpu.PackRange(on_device, g_, plan_, PlansIn(*on_gpu), range, {});
   ASSERT_TRUE(rest.ok()) << rest.status().ToString();
   ReadBack read;
   ASSERT_NO_FATAL_FAILURE(Read(*rest, g_, range.tokens, &read));
@@ -207,7 +207,7 @@ TEST_P(SegmentPackerCuda, GoesOnWithThePlansOfAnExtent) {
   // All at once: the same rows, the same loss.
   range.tokens = {0, kTokens};
   range.info.loss = 0;
-  Result<PackedBytes> whole = gpu.PackRange(far, g_, plan_, *plans, range, {});
+  Result<PackedBytes> whole = gpu.PackRange(on_device, g_, plan_, *plans, range, {});
   ASSERT_TRUE(whole.ok()) << whole.status().ToString();
   EXPECT_NEAR(rest->info.loss, whole->info.loss, 1e-6 * whole->info.loss);
   ReadBack all;
@@ -227,8 +227,8 @@ TEST_P(SegmentPackerCuda, FlushesAndJoins) {
   const SegmentPacker& gpu = **made;
   constexpr int32_t kBegin = 1024, kBuffer = 32, kFlushes = 3;
   const Pages pages(g_, kTokens, rng_);
-  const RecompressInput far = pages.Input(true);
-  const Result<SegmentPlans> plans = gpu.FindPlans(far, g_, plan_, {0, kBegin});
+  const RecompressInput on_device = pages.Input(true);
+  const Result<SegmentPlans> plans = gpu.FindPlans(on_device, g_, plan_, {0, kBegin});
   ASSERT_TRUE(plans.ok()) << plans.status().ToString();
   std::vector<PackedBytes> packed;
   std::vector<ReadBack> read(kFlushes);
@@ -238,14 +238,14 @@ TEST_P(SegmentPackerCuda, FlushesAndJoins) {
     PackedRange range = {{kBegin + i * kBuffer, kBegin + (i + 1) * kBuffer}, false, {}};
     range.info.buffer = kBuffer;
     range.info.loss = i == 0 ? 0 : packed.back().info.loss;
-    Result<PackedBytes> piece = gpu.PackRange(far, g_, plan_, *plans, range, losses);
+    Result<PackedBytes> piece = gpu.PackRange(on_device, g_, plan_, *plans, range, losses);
     ASSERT_TRUE(piece.ok()) << piece.status().ToString();
     packed.push_back(std::move(*piece));
     ASSERT_NO_FATAL_FAILURE(Read(packed.back(), g_, range.tokens, &read[static_cast<size_t>(i)]));
     on_host.push_back(read[static_cast<size_t>(i)].extent);
     losses.push_back(on_host.back().flushes[0]);
     EXPECT_NEAR(packed.back().info.loss, std::accumulate(losses.begin(), losses.end(), 0.0), 1e-9);
-    Result<PackedExtent> extent = ReadPackedExtent(FarView(packed.back(), range.tokens), g_);
+    Result<PackedExtent> extent = ReadPackedExtent(DeviceView(packed.back(), range.tokens), g_);
     ASSERT_TRUE(extent.ok()) << extent.status().ToString();
     on_gpu.push_back(std::move(*extent));
   }
@@ -266,10 +266,10 @@ TEST_P(SegmentPackerCuda, StopsWhenItIsCancelled) {
   auto made = NewCudaPacker(*kvs_cuda_ops(), 0);
   ASSERT_TRUE(made.ok()) << made.status().ToString();
   const Pages pages(g_, 64, rng_);
-  RecompressInput far = pages.Input(true);
+  RecompressInput on_device = pages.Input(true);
   const std::atomic<bool> cancelled = true;
-  far.cancelled = &cancelled;
-  EXPECT_EQ((*made)->FindPlans(far, g_, plan_, {0, 64}).status().code(), Code::kAborted);
+  on_device.cancelled = &cancelled;
+  EXPECT_EQ((*made)->FindPlans(on_device, g_, plan_, {0, 64}).status().code(), Code::kAborted);
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, SegmentPackerCuda,

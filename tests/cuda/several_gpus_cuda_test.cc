@@ -1,6 +1,6 @@
 // A daemon with a pool on each of several GPUs, and sessions on each: captured steps at the same
-// time, a prefix that another GPU computed, an engine that has turned to another GPU, packing, and
-// a sticky error on one. Skipped with fewer than two.
+// time, a prefix that another GPU computed, an engine that has made another GPU current, packing,
+// and a sticky error on one. Skipped with fewer than two.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -215,7 +215,7 @@ TEST_F(SeveralGpus, APrefixOfTheOtherGpuIsHeld) {
 }
 
 // The thread's current device is GPU 0 in all calls of a session on GPU 1, and stays that.
-TEST_F(SeveralGpus, AnEngineMayHaveTurnedToAnotherGpu) {
+TEST_F(SeveralGpus, AnEngineMayHaveMadeAnotherGpuCurrent) {
   auto ids = Ids(200, 3);
   const std::unique_ptr<Client> client = Attach(1);
   Check(cudaSetDevice(0), "cudaSetDevice");

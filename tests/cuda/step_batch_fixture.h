@@ -61,14 +61,14 @@ class TwinPieces {
   // The GPU's copy of piece `i` goes to the host's memory, or back; NaN stay where it was.
   // REQUIRES: the GPU is idle.
   void Move(size_t i, bool to_host, int64_t bytes) {
-    if (far_ == nullptr) {
-      void* far = nullptr;
-      Check(cudaMallocHost(&far, host_.size()), "cudaMallocHost");
-      far_.reset(static_cast<std::byte*>(far));
+    if (on_host_ == nullptr) {
+      void* on_host = nullptr;
+      Check(cudaMallocHost(&on_host, host_.size()), "cudaMallocHost");
+      on_host_.reset(static_cast<std::byte*>(on_host));
     }
     const auto offset = host_pieces[i] - host_.data();
     std::byte* const from = device_pieces[i];
-    std::byte* const to = (to_host ? far_.get() : device_.get()) + offset;
+    std::byte* const to = (to_host ? on_host_.get() : device_.get()) + offset;
     if (to == from) return;
     const auto size = static_cast<size_t>(bytes);
     Check(cudaMemcpy(to, from, size, cudaMemcpyDefault), "moving a page");
@@ -80,12 +80,12 @@ class TwinPieces {
   std::vector<std::byte*> host_pieces, device_pieces;
 
  private:
-  struct FreePinned {
+  struct FreePageLocked {
     void operator()(std::byte* memory) const { cudaFreeHost(memory); }
   };
   std::vector<std::byte> host_;
   DeviceArray<std::byte> device_;
-  std::unique_ptr<std::byte, FreePinned> far_;
+  std::unique_ptr<std::byte, FreePageLocked> on_host_;
 };
 
 // The extents of a sequence, which its codec's Recompressor makes of the host's pages: on the
@@ -189,14 +189,14 @@ struct TwinSequence {
     return extents->DeviceView({.pages = pages.device_pieces.data(),
                                 .index_blocks = blocks.device_pieces.data(),
                                 .tokens = on_device->tokens(),
-                                .far_pages = far_pages.empty() ? nullptr : far_pages.data()});
+                                .host_pages = host_pages.empty() ? nullptr : host_pages.data()});
   }
   // Page `i`, which is complete, goes to the host's memory, or back.
   void MovePage(const Geometry& g, size_t i, bool to_host) {
-    far_pages.resize(pages.device_pieces.size());
-    far_pages[i] = to_host ? 1 : 0;
+    host_pages.resize(pages.device_pieces.size());
+    host_pages[i] = to_host ? 1 : 0;
     pages.Move(i, to_host, g.page_bytes());
-    if (std::ranges::count(far_pages, 1) == 0) far_pages.clear();
+    if (std::ranges::count(host_pages, 1) == 0) host_pages.clear();
   }
   int32_t CompletePages(const Geometry& g) const { return on_device->tokens() / g.page_tokens; }
   // Makes the extents that are due. Nobody may read the GPU's rows of them any more: they become
@@ -267,8 +267,8 @@ struct TwinSequence {
   std::unique_ptr<TwinExtents> extents = std::make_unique<TwinExtents>();
   // By layer: where near-ties made the last selection of selector vote another one; hits keep it.
   std::map<int, Difference> tied;
-  int32_t bounded = 0;             // tokens whose boundaries were reported
-  std::vector<uint8_t> far_pages;  // as of SequenceView; empty: none
+  int32_t bounded = 0;              // tokens whose boundaries were reported
+  std::vector<uint8_t> host_pages;  // as of SequenceView; empty: none
 };
 
 }  // namespace kvstrata::cuda

@@ -30,7 +30,7 @@ class Replays {
     for (int i = 0; i < Batch(); ++i) {
       equal.push_back(twins_.CompareSelections(host, *device, last, i));
     }
-    ASSERT_NO_FATAL_FAILURE(twins_.CompareOutputs(n_, equal, tensors_.back(), Memory::kDevice));
+    ASSERT_NO_FATAL_FAILURE(twins_.CompareOutputs(n_, equal, tensors_.back(), Tier::kDevice));
     ASSERT_TRUE(device->End(twins_.stream.get()).ok());
     host.End();
     ASSERT_NO_FATAL_FAILURE(twins_.ReportBoundaries());
@@ -44,7 +44,7 @@ class Replays {
     refused += device.Replay().ok() ? 0 : 1;
     graph_ = std::make_unique<CapturedGraph>(twins_.stream.get(), [&](cudaStream_t) {
       for (int layer = 0; layer < twins_.geometry.layers; ++layer) {
-        Twins::Enqueue(device, layer, tensors_[static_cast<size_t>(layer)], Memory::kDevice);
+        Twins::Enqueue(device, layer, tensors_[static_cast<size_t>(layer)], Tier::kDevice);
       }
       return 0;
     });

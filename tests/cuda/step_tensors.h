@@ -7,14 +7,13 @@
 
 #include "kernels/page_view.h"
 #include "kernels/step/step_batch.h"
+#include "kernels/tier.h"
 #include "tests/cuda/device_array.h"
 #include "tests/cuda/elements.h"
 
 namespace kvstrata::cuda {
 
 // Where a test's tensors lie.
-enum class Memory { kDevice, kHost };
-
 // A tensor [tokens][heads][dim] with `gap` bytes after each head and token, on host and GPU.
 class Tensor {
  public:
@@ -33,16 +32,16 @@ class Tensor {
     std::ranges::fill(host_, std::byte{0xFF});
     device_.Poison();
   }
-  Rows On(Memory memory) const {
-    return {memory == Memory::kHost ? host_.data() : device_.get(), token_stride_, head_stride_,
+  Rows On(Tier tier) const {
+    return {tier == Tier::kHost ? host_.data() : device_.get(), token_stride_, head_stride_,
             dtype_};
   }
-  MutableRows Out(Memory memory) {
-    return {memory == Memory::kHost ? host_.data() : device_.get(), token_stride_, head_stride_,
+  MutableRows Out(Tier tier) {
+    return {tier == Tier::kHost ? host_.data() : device_.get(), token_stride_, head_stride_,
             dtype_};
   }
-  std::vector<float> Read(Memory memory) {
-    if (memory == Memory::kDevice) {
+  std::vector<float> Read(Tier tier) {
+    if (tier == Tier::kDevice) {
       const std::vector<std::byte> bytes = device_.Read();
       std::ranges::copy(bytes, host_.begin());
     }
@@ -87,7 +86,7 @@ struct Tensors {
 
 struct TensorKind {
   DType dtype = DType::kBF16;
-  Memory memory = Memory::kDevice;
+  Tier tier = Tier::kDevice;
   int64_t gap = 0;  // bytes between rows
 };
 

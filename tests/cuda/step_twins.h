@@ -74,21 +74,21 @@ class Twins {
   void Run(const std::vector<int32_t>& n, TensorKind kind = {}) {
     const int32_t tokens = std::accumulate(n.begin(), n.end(), 0);
     std::vector<Tensors> tensors = NewTensors(tokens, kind);
-    RunWith(n, tensors, kind.memory);
+    RunWith(n, tensors, kind.tier);
   }
-  void RunWith(const std::vector<int32_t>& n, std::vector<Tensors>& tensors, Memory memory) {
+  void RunWith(const std::vector<int32_t>& n, std::vector<Tensors>& tensors, Tier tier) {
     Step host(HostMembers(n), RefBackend(), InlineExecutor());
     const auto device = Begin(n);
     ASSERT_NE(device, nullptr);
     for (int layer = 0; layer < geometry.layers; ++layer) {
       Tensors& t = tensors[static_cast<size_t>(layer)];
-      ASSERT_NO_FATAL_FAILURE(Enqueue(*device, layer, t, memory));
+      ASSERT_NO_FATAL_FAILURE(Enqueue(*device, layer, t, tier));
       RunHost(host, layer, t);
       std::vector<bool> equal(n.size());
       for (size_t i = 0; i < n.size(); ++i) {
         equal[i] = CompareSelections(host, *device, layer, static_cast<int>(i));
       }
-      ASSERT_NO_FATAL_FAILURE(CompareOutputs(n, equal, t, memory));
+      ASSERT_NO_FATAL_FAILURE(CompareOutputs(n, equal, t, tier));
     }
     ASSERT_TRUE(device->End(stream.get()).ok());
     host.End();
@@ -104,19 +104,19 @@ class Twins {
       ASSERT_NO_FATAL_FAILURE(s->ReportBoundaries(rng, boundary_every));
     }
   }
-  static void Enqueue(CudaStep& step, int layer, Tensors& t, Memory memory) {
-    const Status appended = step.Append(layer, t.k.On(memory), t.v.On(memory));
+  static void Enqueue(CudaStep& step, int layer, Tensors& t, Tier tier) {
+    const Status appended = step.Append(layer, t.k.On(tier), t.v.On(tier));
     ASSERT_TRUE(appended.ok()) << appended.ToString();
-    const Status attended = step.Attend(layer, t.q.On(memory), t.out.Out(memory),
-                                        reinterpret_cast<float*>(t.lse.Out(memory).data));
+    const Status attended = step.Attend(layer, t.q.On(tier), t.out.Out(tier),
+                                        reinterpret_cast<float*>(t.lse.Out(tier).data));
     ASSERT_TRUE(attended.ok()) << attended.ToString();
   }
   void RunHost(Step& step, int layer, Tensors& t) {
-    const Rows q = t.q.On(Memory::kHost);
-    queries = t.q.Read(Memory::kHost);
+    const Rows q = t.q.On(Tier::kHost);
+    queries = t.q.Read(Tier::kHost);
     expected.assign(queries.size(), NAN);
     expected_lse.assign(queries.size() / static_cast<size_t>(geometry.head_dim), NAN);
-    step.Append(layer, t.k.On(Memory::kHost), t.v.On(Memory::kHost));
+    step.Append(layer, t.k.On(Tier::kHost), t.v.On(Tier::kHost));
     const int64_t row = geometry.head_dim * int64_t{sizeof(float)};
     step.Attend(layer, q,
                 {reinterpret_cast<std::byte*>(expected.data()), geometry.query_heads * row, row,
@@ -208,8 +208,8 @@ class Twins {
     return mean;
   }
   void CompareOutputs(const std::vector<int32_t>& n, const std::vector<bool>& equal, Tensors& t,
-                      Memory memory) {
-    const std::vector<float> out = t.out.Read(memory), lse = t.lse.Read(memory);
+                      Tier tier) {
+    const std::vector<float> out = t.out.Read(tier), lse = t.lse.Read(tier);
     const auto heads = static_cast<size_t>(geometry.query_heads);
     const size_t token = heads * static_cast<size_t>(geometry.head_dim);
     size_t row = 0;
@@ -242,7 +242,7 @@ class Twins {
     ASSERT_NE(device, nullptr);
     for (int layer = 0; layer < geometry.layers; ++layer) {
       ASSERT_NO_FATAL_FAILURE(
-          Enqueue(*device, layer, tensors[static_cast<size_t>(layer)], Memory::kDevice));
+          Enqueue(*device, layer, tensors[static_cast<size_t>(layer)], Tier::kDevice));
     }
     Check(cudaStreamSynchronize(stream.get()), "a step that is given up");
   }
@@ -263,7 +263,7 @@ class Twins {
       for (int32_t i = 0; i < s->CompletePages(geometry); ++i) {
         if (Below(rng, odds) != 0) continue;
         const auto page = static_cast<size_t>(i);
-        s->MovePage(geometry, page, s->far_pages.empty() || s->far_pages[page] == 0);
+        s->MovePage(geometry, page, s->host_pages.empty() || s->host_pages[page] == 0);
       }
     }
   }

@@ -8,8 +8,8 @@
 #include <csignal>
 #include <filesystem>
 
-#include "tests/cuda/road_engines.h"
 #include "tests/cuda/small_client.h"
+#include "tests/cuda/transport_engines.h"
 #include "tests/e2e/operator.h"
 #include "tests/fakes/daemon_process.h"
 
@@ -137,7 +137,7 @@ TEST_F(StickyError, IsFoundByARemoteStep) {
     failed = step.status();
     if (!step.ok()) break;
     const v1::TensorRef k = remote.Tensor('k', 0, at, id);
-    for (int layer = 0; failed.ok() && layer < RoadModel::kLayers; ++layer) {
+    for (int layer = 0; failed.ok() && layer < TransportModel::kLayers; ++layer) {
       failed = remote.client().Append(*step, layer, k, k);
     }
     const Status ended = remote.client().End(*step, !failed.ok());

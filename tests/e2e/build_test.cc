@@ -1,6 +1,6 @@
-// Building and recompressing on request against a real daemon, on both roads and by an operator:
-// what was built is used and not made again, what is missing is named, what is cancelled leaves
-// nothing behind.
+// Building and recompressing on request against a real daemon, on both transports and by an
+// operator: what was built is used and not made again, what is missing is named, what is cancelled
+// leaves nothing behind.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -221,10 +221,12 @@ TEST_P(BuildTest, RecompressIsAskedFollowedAndRefused) {
   EXPECT_EQ(admin_.Audit(), "");
 }
 
-INSTANTIATE_TEST_SUITE_P(Roads, BuildTest, ::testing::Values(&Linked, &Remote),
-                         [](const auto& road) { return road.index == 0 ? "Linked" : "Remote"; });
+INSTANTIATE_TEST_SUITE_P(Transports, BuildTest, ::testing::Values(&Linked, &Remote),
+                         [](const auto& transport) {
+                           return transport.index == 0 ? "Linked" : "Remote";
+                         });
 
-// The raw pages that the sequence has, by position; given back ones are empty.
+// The raw pages that the sequence has, by position; released ones are empty.
 std::vector<std::string> RawPages(const Engine& engine, kvs_sequence s) {
   std::vector<kvs_page> pages(256);
   size_t n = 0;

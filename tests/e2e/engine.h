@@ -1,5 +1,5 @@
-// What the end-to-end tests share: the two libraries as function tables (both roads in one process)
-// and a toy engine that drives sequences through them.
+// What the end-to-end tests share: the two libraries as function tables (both transports in one
+// process) and a toy engine that drives sequences through them.
 #ifndef KVSTRATA_TESTS_E2E_ENGINE_H_
 #define KVSTRATA_TESTS_E2E_ENGINE_H_
 
@@ -18,7 +18,7 @@
 
 namespace kvstrata::testing {
 
-// The C ABI of one library, by name. RTLD_LOCAL keeps the roads apart.
+// The C ABI of one library, by name. RTLD_LOCAL keeps the transports apart.
 struct Abi {
 #define KVS_ABI_FUNCTIONS(X) \
   X(kvs_attach)              \
@@ -50,7 +50,7 @@ struct Abi {
   X(kvs_array_free)          \
   X(kvs_error_message)       \
   X(kvs_error_reason)        \
-  X(kvs_road)                \
+  X(kvs_transport)           \
   X(kvs_sequence_status)     \
   X(kvs_tensors_register) X(kvs_blocks_seal) X(kvs_blocks_acknowledged) X(kvs_blocks_load)
 #define X(name) decltype(&::name) name = nullptr;

@@ -61,7 +61,7 @@ TEST_F(LifecycleTest, EveryPlanDecodesLikeFullBelowMinTokens) {
 }
 
 // 160 tokens of prompt on 10 pages; a step reads the first 4 positions and the last 20.
-TEST_F(LifecycleTest, HeatIsOfThePagesThatStepsRead) {
+TEST_F(LifecycleTest, AccessCountsAreOfThePagesThatStepsRead) {
   Engine engine(Linked(), daemon_.socket());
   Operator op(daemon_.socket());
   std::vector<int32_t> history = Prompt(160, 3);

@@ -185,22 +185,22 @@ TEST_P(CodecTest, DamagedArtefactsAreBuiltAgain) {
     EXPECT_TRUE(SameBits(Serve(daemon->socket(), &held, &bytes), want_)) << "round " << i;
     EXPECT_GT(bytes, 0u);
     EXPECT_EQ(Operator(daemon->socket()).Status().artefact_hits(), 0u);
-    // A plan that keeps none may give raw pages back before they are written.
+    // A plan that keeps none may release raw pages before they are written.
     EXPECT_TRUE(held == kUsable || !GetParam().raw_stays) << held;
     daemon->Stop(SIGKILL);
   }
   ServeAgain();
 }
 
-class RoadTest : public PersistTest {};
+class TransportTest : public PersistTest {};
 
 // A prompt that opens without its raw pages: its end attends what the codec holds, which here is
 // nearly every bit, whatever the chunks that it comes in; so does what is decoded behind it.
-TEST_P(RoadTest, ThePromptsEndAttendsWhatTheCodecHolds) {
+TEST_P(TransportTest, ThePromptsEndAttendsWhatTheCodecHolds) {
   constexpr float kBFloat = 0.02f;
   for (const Abi* abi : {&Linked(), &Remote()}) {
     ToyModel model;
-    model.digest += abi->kvs_road();
+    model.digest += abi->kvs_transport();
     std::vector<int32_t> ids = Prompt(kPrompt, 11);
     {
       const auto daemon = Start();
@@ -243,7 +243,7 @@ TEST_P(RoadTest, ThePromptsEndAttendsWhatTheCodecHolds) {
 
 // Every element of every vector is kept, in bf16.
 INSTANTIATE_TEST_SUITE_P(
-    Roads, RoadTest,
+    Transports, TransportTest,
     ::testing::Values(PersistCase{
         "NearlyLossless",
         "{selector = \"full\", codec = \"packed\", keep = 64, truncate = false, min_tokens = 0, "

@@ -1,5 +1,5 @@
-// Recall audits of live sequences on a real daemon, on both roads: what they say, every way they
-// end, and that a daemon which does not listen costs samples and no step.
+// Recall audits of live sequences on a real daemon, on both transports: what they say, every way
+// they end, and that a daemon which does not listen costs samples and no step.
 // The numbers' definition: tests/kernels/shadow_attention_test.cc,
 // tests/python/test_recall_audit.py.
 #include <numeric>
@@ -75,7 +75,7 @@ TEST_P(RecallTest, SamplesOneStepInEveryUntilItHasEnough) {
   EXPECT_EQ(r.sequence(), sequence_);
   EXPECT_EQ(r.plan(), "window");
   EXPECT_NE(r.plan_text().find("n_recent = 28"), std::string::npos) << r.plan_text();
-  EXPECT_EQ(r.road(), GetParam());
+  EXPECT_EQ(r.transport(), GetParam());
   EXPECT_EQ(r.every(), 4u);
   EXPECT_EQ(r.steps(), 3u);
   EXPECT_EQ(r.dropped_steps(), 0u);
@@ -190,7 +190,7 @@ TEST_P(RecallTest, RawPagesThatGoWhileItRunsEndIt) {
   sequence_ = engine_.Open(kPackedOnly, Prompt(500, 3));
   engine_.Run(sequence_, Prompt(500, 3), 0);
   at_ = 500;
-  const auto call = Begun(1, 8);  // before the prompt is complete nothing is given back
+  const auto call = Begun(1, 8);  // before the prompt is complete nothing is released
   ASSERT_EQ(abi().kvs_prefill_done(engine_.session(), sequence_), KVS_OK) << engine_.error();
   ASSERT_EQ(abi().kvs_settle(engine_.session(), sequence_), KVS_OK) << engine_.error();
   Decode(1);
@@ -235,7 +235,7 @@ TEST_P(RecallTest, AStoppingDaemonSaysSo) {
   EXPECT_EQ(ended.code(), Code::kUnavailable) << ended.ToString();
 }
 
-INSTANTIATE_TEST_SUITE_P(Roads, RecallTest, ::testing::Values("linked", "remote"),
+INSTANTIATE_TEST_SUITE_P(Transports, RecallTest, ::testing::Values("linked", "remote"),
                          [](const auto& test) { return std::string(test.param); });
 
 TEST(RecallOfADeadClient, Ends) {

@@ -85,7 +85,7 @@ TEST_F(RecompressTest, DecodeStaysRightWhileRowsAreRecompressed) {
   EXPECT_GT(admin_.Status().released_bytes(), 0u);
   EXPECT_EQ(admin_.Audit(), "");
   EXPECT_EQ(admin_.Work().work_size(), 0);
-  // The address of a page that was given back is NULL.
+  // The address of a page that was released is NULL.
   std::vector<kvs_page> pages(64);
   size_t n = 0;
   uint64_t version = 0;
@@ -99,7 +99,7 @@ TEST_F(RecompressTest, DecodeStaysRightWhileRowsAreRecompressed) {
   EXPECT_EQ(admin_.Audit(), "");
 }
 
-TEST_F(RecompressTest, BothRoadsGiveTheSameBits) {
+TEST_F(RecompressTest, BothTransportsGiveTheSameBits) {
   ToyModel remote_model;
   remote_model.digest = "toy-remote";  // no prefix in common
   Engine linked(Linked(), daemon_.socket()), remote(Remote(), daemon_.socket(), remote_model);
@@ -126,7 +126,7 @@ TEST_F(RecompressTest, BothRoadsGiveTheSameBits) {
 TEST_F(RecompressTest, SpansOfAHeldPrefix) {
   for (const Abi* abi : {&Linked(), &Remote()}) {
     ToyModel model;
-    model.digest += abi->kvs_road();
+    model.digest += abi->kvs_transport();
     Engine engine(*abi, daemon_.socket(), model);
     std::vector<int32_t> prompt = Prompt(400, 3);
     std::vector<float> nats;

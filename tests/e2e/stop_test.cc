@@ -1,4 +1,4 @@
-// SIGTERM at random moments beside clients of both roads that work, hang, or do not read: the
+// SIGTERM at random moments beside clients of both transports that work, hang, or do not read: the
 // daemon always ends with 0, its checkpoint written, its sockets gone; and clients hear of it soon.
 //   KVS_STOP_CYCLES=200 stop_e2e_test
 #include <sys/socket.h>
@@ -152,7 +152,7 @@ TEST_F(StopTest, PeersThatDoNotReadHoldUpNothing) {
   StopsCleanly(daemon.get());
 }
 
-TEST_F(StopTest, AtAnyMomentBesideClientsOfBothRoads) {
+TEST_F(StopTest, AtAnyMomentBesideClientsOfBothTransports) {
   for (int cycle = 0; cycle < Cycles() && !HasFailure(); ++cycle) {
     SCOPED_TRACE(cycle);
     auto daemon = Start();

@@ -125,7 +125,7 @@ int FloodPools(const std::string& socket, int) {
   });
 }
 
-// A neighbour that wants little: a session on either road, a sequence, an end; `rounds` times.
+// A neighbour that wants little: a session on either transport, a sequence, an end; `rounds` times.
 int Victim(const std::string& socket, int rounds) {
   const Abi& abi = Linked();  // while we may read it
   Become(kVictim);

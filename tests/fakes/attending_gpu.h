@@ -158,8 +158,8 @@ inline const cuda::CudaOps& FakeOps() {
   static const cuda::CudaOps ops = [] {
     cuda::CudaOps fake;
     fake.error_text = [](int) { return "on purpose"; };
-    fake.allocate_device = fake.allocate_pinned = Allocate;
-    fake.free_device = fake.free_pinned = Free;
+    fake.allocate_device = fake.allocate_page_locked = Allocate;
+    fake.free_device = fake.free_page_locked = Free;
     fake.copy_async = [](void* to, const void* from, uint64_t bytes, cuda::Stream) {
       std::memcpy(to, from, bytes);
       return 0;

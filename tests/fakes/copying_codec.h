@@ -28,7 +28,7 @@ struct CodecControl {
   std::atomic<int> runs{0};           // begun
   std::atomic<bool> merge{false};     // one extent instead of one more: old ones are replaced
   std::atomic<bool> nonsense{false};  // drafts that make no sense
-  std::atomic<TierKind> tier{TierKind::kDevice};
+  std::atomic<Tier> tier{Tier::kDevice};
   std::atomic<int64_t> padding{0};  // bytes behind an extent's rows
   std::mutex mu;
   Status fail;        // guarded by mu
@@ -73,14 +73,14 @@ class CopyingCodec final : public Recompressor {
     int32_t begin = merge ? 0 : Done(in);
     if (!merge) {
       for (int32_t i = 0; i < in.view.extent_count; ++i) {
-        out.extents.push_back({i, {}, in.view.extents[i].tokens, TierKind::kDevice});
+        out.extents.push_back({i, {}, in.view.extents[i].tokens, Tier::kDevice});
       }
     }
     for (; begin < target; begin = merge ? target : begin + control_->unit) {
       const kvstrata::Run tokens{begin, merge ? target : begin + control_->unit};
       out.extents.push_back({-1, Rows(in, tokens), tokens, control_->tier});
     }
-    if (control_->nonsense) out.extents.push_back({7, {}, {0, 1}, TierKind::kDevice});
+    if (control_->nonsense) out.extents.push_back({7, {}, {0, 1}, Tier::kDevice});
     const kvstrata::Run released{control_->released_from,
                                  std::min(target, control_->released_to.load())};
     if (released.begin < released.end) out.released = {released};

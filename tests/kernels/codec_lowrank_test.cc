@@ -220,7 +220,7 @@ TEST(SpanCodec, WaitsForItsInputs) {
 
 TEST(SpanCodec, FactorsGoWhereThePlanSays) {
   const Inputs in(SmallGeometry(), 120, kSeed);
-  for (const TierKind tier : {TierKind::kHost, TierKind::kDevice}) {
+  for (const Tier tier : {Tier::kHost, Tier::kDevice}) {
     Plan plan = SpanPlan();
     plan.lowrank.factors = tier;
     CodecSequence s(plan, in.g, in);
@@ -230,9 +230,9 @@ TEST(SpanCodec, FactorsGoWhereThePlanSays) {
     const auto output = s.recompressor().Run(s.Input());
     ASSERT_TRUE(output.ok()) << output.status().ToString();
     ASSERT_EQ(output->extents.size(), 3u);
-    EXPECT_EQ(output->extents[0].tier, TierKind::kDevice);
+    EXPECT_EQ(output->extents[0].tier, Tier::kDevice);
     EXPECT_EQ(output->extents[1].tier, tier);
-    EXPECT_EQ(output->extents[2].tier, TierKind::kDevice);
+    EXPECT_EQ(output->extents[2].tier, Tier::kDevice);
   }
 }
 

@@ -322,7 +322,7 @@ TEST(PackedStrategy, ThresholdsDecide) {
 
 // The front of an extent that is made elsewhere: a description that parsers read without a look at
 // the rest, the losses of flushes included.
-TEST(PackedCodec, FrontOfAFarExtentIsItsDescription) {
+TEST(PackedCodec, FrontOfAnExtentOfTheDeviceIsItsDescription) {
   Geometry g;
   g.layers = 2;
   g.kv_heads = 3;

@@ -352,15 +352,16 @@ TEST_P(CodecTest, DescriptionsAreEnoughToParse) {
   s->PrefillDone();
   s->Commit(in.n);
   s->Settle();
-  UnreadableExtents far(s->extents());
-  const SequenceView near_view = s->View(), far_view = far.Of(near_view);
+  UnreadableExtents unreadable(s->extents());
+  const SequenceView readable_view = s->View(), unreadable_view = unreadable.Of(readable_view);
   const Geometry& g = s->geometry();
-  EXPECT_EQ(KindOf(far_view.extents[0]), KindOf(near_view.extents[0]));
+  EXPECT_EQ(KindOf(unreadable_view.extents[0]), KindOf(readable_view.extents[0]));
   if (packed()) {
-    const auto a = *PackedStorage::Parse(near_view, g), b = *PackedStorage::Parse(far_view, g);
+    const auto a = *PackedStorage::Parse(readable_view, g),
+               b = *PackedStorage::Parse(unreadable_view, g);
     ASSERT_EQ(a->segments().size(), b->segments().size());
-    for (int i = 0; i < near_view.extent_count; ++i) {
-      const ExtentView &there = near_view.extents[i], &here = far_view.extents[i];
+    for (int i = 0; i < readable_view.extent_count; ++i) {
+      const ExtentView &there = readable_view.extents[i], &here = unreadable_view.extents[i];
       for (int h = 0; h < g.kv_heads; ++h) {
         const PackedHead &x = a->head(i, 0, h), &y = b->head(i, 0, h);
         ExpectSamePlace(x.keys.data, there, y.keys.data, here);
@@ -370,20 +371,20 @@ TEST_P(CodecTest, DescriptionsAreEnoughToParse) {
         EXPECT_EQ(x.block, y.block);
       }
     }
-    ExpectSamePlace(a->head(0, 0, 1).r_v, near_view.extents[0], b->head(0, 0, 1).r_v,
-                    far_view.extents[0]);
+    ExpectSamePlace(a->head(0, 0, 1).r_v, readable_view.extents[0], b->head(0, 0, 1).r_v,
+                    unreadable_view.extents[0]);
     return;
   }
-  const auto a = *SpanStorage::Parse(near_view, g), b = *SpanStorage::Parse(far_view, g);
+  const auto a = *SpanStorage::Parse(readable_view, g), b = *SpanStorage::Parse(unreadable_view, g);
   EXPECT_EQ(a->spans(), b->spans());
   EXPECT_EQ(a->anchors(), b->anchors());
   EXPECT_TRUE(std::equal(a->parts()[0].raw_positions,
                          a->parts()[0].raw_positions + a->parts()[0].raw_count,
                          b->parts()[0].raw_positions));
-  ExpectSamePlace(a->parts()[0].raw_rows, near_view.extents[2], b->parts()[0].raw_rows,
-                  far_view.extents[2]);
+  ExpectSamePlace(a->parts()[0].raw_rows, readable_view.extents[2], b->parts()[0].raw_rows,
+                  unreadable_view.extents[2]);
   const LowRankSpan x = a->Factors(0, 0, 1), y = b->Factors(0, 0, 1);
-  ExpectSamePlace(x.v.left, near_view.extents[1], y.v.left, far_view.extents[1]);
+  ExpectSamePlace(x.v.left, readable_view.extents[1], y.v.left, unreadable_view.extents[1]);
 }
 
 TEST_P(CodecTest, DamagedDescriptionsAreRefused) {
@@ -393,19 +394,19 @@ TEST_P(CodecTest, DamagedDescriptionsAreRefused) {
   s->PrefillDone();
   s->Commit(in.n);
   s->Settle();
-  UnreadableExtents far(s->extents());
-  const SequenceView view = far.Of(s->View());
+  UnreadableExtents unreadable(s->extents());
+  const SequenceView view = unreadable.Of(s->View());
   const auto parse = [&] {
     return packed() ? PackedStorage::Parse(view, s->geometry()).status()
                     : SpanStorage::Parse(view, s->geometry()).status();
   };
   ASSERT_TRUE(parse().ok()) << parse().ToString();
-  for (size_t i = 0; i < far.views().size(); ++i) {
-    far.description(i)[0] ^= std::byte{1};
+  for (size_t i = 0; i < unreadable.views().size(); ++i) {
+    unreadable.description(i)[0] ^= std::byte{1};
     EXPECT_EQ(parse().reason(), "EXTENT_INVALID");
-    far.description(i)[0] ^= std::byte{1};
+    unreadable.description(i)[0] ^= std::byte{1};
     // Up to 256 bytes a description may be longer than what is read of it.
-    int64_t& described = far.views()[i].description_bytes;
+    int64_t& described = unreadable.views()[i].description_bytes;
     const int64_t whole = described;
     for (described = 0; described < whole; described += 1 + described / 3) {
       const Status status = parse();

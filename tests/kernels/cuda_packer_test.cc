@@ -105,11 +105,11 @@ TEST_F(CudaPacker, ASpareExtentShowsNothingOfTheOneBefore) {
   const Result<PackedBytes> expected = HostPacker().Join(geometry_, pieces);
   ASSERT_TRUE(expected.ok()) << expected.status().ToString();
   const auto expect_joined = [&](const PackedBytes& joined) {
-    ASSERT_EQ(joined.far.size, expected->bytes.size());
+    ASSERT_EQ(joined.on_device.size, expected->bytes.size());
     const size_t front = joined.bytes.size();
-    ASSERT_LT(front, joined.far.size);
-    EXPECT_EQ(std::memcmp(joined.far.data.get() + front, expected->bytes.data() + front,
-                          joined.far.size - front),
+    ASSERT_LT(front, joined.on_device.size);
+    EXPECT_EQ(std::memcmp(joined.on_device.data.get() + front, expected->bytes.data() + front,
+                          joined.on_device.size - front),
               0);
   };
   const std::byte* before = nullptr;
@@ -117,20 +117,20 @@ TEST_F(CudaPacker, ASpareExtentShowsNothingOfTheOneBefore) {
     const Result<PackedBytes> joined = packer_->Join(geometry_, pieces);
     ASSERT_TRUE(joined.ok()) << joined.status().ToString();
     expect_joined(*joined);
-    before = joined->far.data.get();
-    std::memset(const_cast<std::byte*>(before), 0xEE, joined->far.size);
+    before = joined->on_device.data.get();
+    std::memset(const_cast<std::byte*>(before), 0xEE, joined->on_device.size);
   }
   calls = {};
   const Result<PackedBytes> joined = packer_->Join(geometry_, pieces);
   ASSERT_TRUE(joined.ok()) << joined.status().ToString();
-  EXPECT_EQ(joined->far.data.get(), before);
+  EXPECT_EQ(joined->on_device.data.get(), before);
   expect_joined(*joined);
   EXPECT_EQ(calls.allocations, 0);
   EXPECT_EQ(calls.waits, 1);
   // Held by two at a time they are two.
   const Result<PackedBytes> another = packer_->Join(geometry_, pieces);
   ASSERT_TRUE(another.ok());
-  EXPECT_NE(another->far.data.get(), before);
+  EXPECT_NE(another->on_device.data.get(), before);
   EXPECT_EQ(calls.allocations, 1);
 }
 
@@ -139,7 +139,7 @@ TEST_F(CudaPacker, ExtentsOutliveTheirPacker) {
   Result<PackedBytes> joined = packer->Join(geometry_, Pieces());
   ASSERT_TRUE(joined.ok());
   packer.reset();
-  std::memset(const_cast<std::byte*>(joined->far.data.get()), 0, joined->far.size);
+  std::memset(const_cast<std::byte*>(joined->on_device.data.get()), 0, joined->on_device.size);
 }
 
 }  // namespace

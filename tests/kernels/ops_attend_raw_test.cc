@@ -78,8 +78,8 @@ Partial RunCase(Attend attend, const Case& c, const Inputs& in) {
   return p;
 }
 
-// A row turned to `place`, straight from the definition.
-std::vector<double> TurnedTo(int64_t place, std::vector<double> x, const Rotary& r) {
+// A row rotated to `place`, straight from the definition.
+std::vector<double> RotatedTo(int64_t place, std::vector<double> x, const Rotary& r) {
   std::vector<double> y = x;
   for (int i = 0; i < r.dim / 2; ++i) {
     const double angle = static_cast<double>(place) / std::pow(r.theta, 2.0 * i / r.dim);
@@ -93,19 +93,19 @@ std::vector<double> TurnedTo(int64_t place, std::vector<double> x, const Rotary&
 // The partial in double, by neither backend's code.
 Partial Direct(const Case& c, const Inputs& in) {
   Partial p;
-  std::vector<std::pair<int, std::vector<double>>> rows;  // position, turned key
+  std::vector<std::pair<int, std::vector<double>>> rows;  // position, rotated key
   for (const kvstrata::Run& run : c.runs) {
     for (int t = run.begin; t < run.end; ++t) {
       std::vector<double> k(c.dim);
       for (int d = 0; d < c.dim; ++d) k[d] = in.k.Get(t, d);
       const int place = c.row_place < 0 ? t : c.row_place + static_cast<int>(rows.size());
-      rows.emplace_back(t, TurnedTo(place, k, c.rotary));
+      rows.emplace_back(t, RotatedTo(place, k, c.rotary));
     }
   }
   for (int i = 0; i < c.queries; ++i) {
     for (int g = 0; g < c.group; ++g) {
       const float* from = in.q.data() + i * in.q_token + int64_t{g} * c.dim;
-      const auto q = TurnedTo(c.query_place + i, {from, from + c.dim}, c.rotary);
+      const auto q = RotatedTo(c.query_place + i, {from, from + c.dim}, c.rotary);
       double m = -INFINITY, l = 0;
       std::vector<double> scores, o(c.dim);
       for (const auto& [t, k] : rows) {
@@ -137,7 +137,7 @@ class AttendRaw : public SimdTest {
     EXPECT_LE(RelativeL2(simd.l, ref.l), 1e-5);
     EXPECT_LE(RelativeL2(simd.o, ref.o), 1e-5);
   }
-  // Scores sum up to 256 products of turned channels, each within 2^-20 at these places.
+  // Scores sum up to 256 products of rotated channels, each within 2^-20 at these places.
   void ExpectLikeDirect(const Case& c) {
     SCOPED_TRACE(random_.Trace());
     SCOPED_TRACE(Describe(c));
@@ -239,7 +239,7 @@ TEST_P(AttendRaw, RotatesRandomShapesAndPlaces) {
   }
 }
 
-// Turning queries and keys by the same number of places changes nothing but rounding.
+// Rotating queries and keys by the same number of places changes nothing but rounding.
 TEST_P(AttendRaw, OnlyDistancesBetweenPlacesMatter) {
   Case c{DType::kBF16, 128, 3, 4, 200, 16, 0, {{0, 204}}, 0.1f};
   c.rotary = {10000, 128};

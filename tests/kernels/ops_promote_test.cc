@@ -17,10 +17,10 @@ class SmallCache {
       : memory_(2 * kPages * kLayers * kLayerBytes), slots_(kLayers * kSlots * kLayerBytes) {
     for (std::byte& b : memory_) b = static_cast<std::byte>(random.Below(256));
   }
-  // Page `page` lies at one of two places; `far` in the host's memory.
-  void Move(int page, bool far) {
+  // Page `page` lies at one of two places; `on_host` in the host's memory.
+  void Move(int page, bool on_host) {
     place_[page] ^= 1;
-    tagged_[page] = Address(page) | (far ? kFarPage : 0);
+    tagged_[page] = Address(page) | (on_host ? kHostPage : 0);
   }
   void Rebase() {
     RebaseRef({Hot(), tagged_, 0, kPages, kLayers, kHeads, kLayerBytes});
@@ -52,14 +52,14 @@ class SmallCache {
     const int32_t* const at = std::find(own, own + kSlots, page + 1);
     return at == own + kSlots ? -1 : static_cast<int>(at - own);
   }
-  bool IsFar(int page) const { return (pages_[page] & kFarPage) != 0; }
+  bool IsOnHost(int page) const { return (pages_[page] & kHostPage) != 0; }
   int32_t Stamp(int row, int slot) const { return stamps_[row * kSlots + slot]; }
   // Entries name slots that hold the page's slice, or the page.
   void ExpectEntries() const {
     for (int row = 0; row < kLayers * kHeads; ++row) {
       const int head = row % kHeads, layer = row / kHeads;
       for (int page = 0; page < kPages; ++page) {
-        const uint64_t own = pages_[page] & ~kFarPage, entry = entries_[row * kPages + page];
+        const uint64_t own = pages_[page] & ~kHostPage, entry = entries_[row * kPages + page];
         if (SlotOf(row, page) < 0) {
           EXPECT_EQ(entry, own);
           continue;
@@ -148,7 +148,7 @@ TEST(PromoteRef, KeepsWhatWasSelectedLast) {
     }
     wanted.insert(wanted.end(), units.begin(), units.end());
     wanted.push_back(kPages - 2);
-    std::erase_if(wanted, [&](int page) { return !cache.IsFar(page); });
+    std::erase_if(wanted, [&](int page) { return !cache.IsOnHost(page); });
     const Placed before[kHeads] = {PlacedIn(cache, 0), PlacedIn(cache, 1)};
     const Promoted done = cache.Promote(units, now);
     total.hits += done.hits;

@@ -79,28 +79,28 @@ TEST_P(ScoreBits, EveryFormatRunAndQueryCount) {
 TEST_P(ScoreBits, AdversarialScales) {
   SCOPED_TRACE(random_.Trace());
   for (int bits : {2, 3, 4}) {
-    for (int turn = 0; turn < 8; ++turn) {
+    for (int round = 0; round < 8; ++round) {
       const QuantisedGroup f{128, bits, 64};
       PagedFixture keys(random_, DType::kF32, 128, 16, f.dim);
       auto q = NormalFloats(random_, static_cast<size_t>(4 * f.dim));
       const int odd = random_.Below(f.dim);
       for (int t = 0; t < 128; ++t) {
         for (int c = 0; c < f.dim; ++c) {
-          if (turn == 1) keys.Set(t, c, 3);
-          if (turn == 2) keys.Set(t, c, std::ldexp(keys.Get(t, c), -23));
-          if (turn == 3) keys.Set(t, c, 60000 * (random_.Below(2) - 0.5f));
-          if (turn == 4) keys.Set(t, c, std::ldexp(keys.Get(t, c), -140));
-          if (turn == 5) keys.Set(t, c, keys.Get(t, c) + 100);
+          if (round == 1) keys.Set(t, c, 3);
+          if (round == 2) keys.Set(t, c, std::ldexp(keys.Get(t, c), -23));
+          if (round == 3) keys.Set(t, c, 60000 * (random_.Below(2) - 0.5f));
+          if (round == 4) keys.Set(t, c, std::ldexp(keys.Get(t, c), -140));
+          if (round == 5) keys.Set(t, c, keys.Get(t, c) + 100);
         }
-        if (turn == 6) keys.Set(t, odd, 1000 * keys.Get(t, odd));
+        if (round == 6) keys.Set(t, odd, 1000 * keys.Get(t, odd));
       }
       for (size_t i = 0; i < q.size(); ++i) {
-        if (turn == 7) q[i] *= static_cast<int>(i) % f.dim == odd ? 1e4f : 1.0f;
-        if (turn == 0 && i < 128) q[i] = 0;
-        if (turn == 0 && i >= 128 && i < 256) q[i] = std::ldexp(q[i], -130);
+        if (round == 7) q[i] *= static_cast<int>(i) % f.dim == odd ? 1e4f : 1.0f;
+        if (round == 0 && i < 128) q[i] = 0;
+        if (round == 0 && i >= 128 && i < 256) q[i] = std::ldexp(q[i], -130);
       }
       const QuantisedFixture rows(random_, keys, f, 2);
-      SCOPED_TRACE(NameOf(f) + " turn " + std::to_string(turn));
+      SCOPED_TRACE(NameOf(f) + " round " + std::to_string(round));
       ExpectLikeRef({rows.rows, {0, 128}, q.data(), 4, 1.0f});
     }
   }
@@ -165,7 +165,7 @@ TEST_P(ScoreBits, MonotoneInEveryCode) {
     const auto q = NormalFloats(random_, static_cast<size_t>(f.dim));
     const float largest = *std::max_element(
         q.begin(), q.end(), [](float a, float b) { return std::abs(a) < std::abs(b); });
-    for (int turn = 0; turn < 20; ++turn) {
+    for (int round = 0; round < 20; ++round) {
       const int c = random_.Below(f.dim);
       if (std::abs(q[c]) < std::abs(largest) / 32) continue;  // may round to nothing
       // Tokens alike but for channel c, which rises.

@@ -145,7 +145,7 @@ TEST(Plan, OptionsOfThePapersAreSet) {
   EXPECT_EQ(sekv.zoom.rows, 0);
   EXPECT_EQ(sekv.zoom.rows_share, 0.5);
   EXPECT_EQ(sekv.lowrank.parameters, "model-1.safetensors");
-  EXPECT_EQ(sekv.lowrank.factors, TierKind::kDevice);
+  EXPECT_EQ(sekv.lowrank.factors, Tier::kDevice);
   EXPECT_EQ(sekv.stored.keep_raw, KeepRaw::kNo);
   const Plan fixed = MustParse(
       "mosaickv{share = 0.0625, strategy = \"fixed\", keep = 48, neighbours = 4, block = 16, "
@@ -224,7 +224,7 @@ TEST(Plan, OptionsAreSet) {
   EXPECT_EQ(quest.minmax.recent, 30);
   EXPECT_EQ(quest.min_tokens, 0);
   EXPECT_EQ(quest.n_dense_layers, 2);
-  EXPECT_EQ(quest.tier, TierKind::kHost);
+  EXPECT_EQ(quest.tier, Tier::kHost);
   const Plan automatic = MustParse("quest{min_tokens = \"auto\", batch = 8}");
   EXPECT_EQ(automatic.min_tokens, kAutoTokens);
   EXPECT_EQ(automatic.batch, 8);
@@ -296,7 +296,7 @@ void RandomPapers(Random& r, Plan& p) {
     p.lowrank.r_max = r.Int(1, 256);
     p.lowrank.d_route = r.Int(1, 256), p.lowrank.local = r.Int(0, 1 << 29);
     p.lowrank.parameters = r.Coin() ? "" : "a-" + std::to_string(r.Int(0, 9)) + ".b_c";
-    p.lowrank.factors = static_cast<TierKind>(r.Int(0, 1));
+    p.lowrank.factors = static_cast<Tier>(r.Int(0, 1));
   }
   if (p.codec != CodecKind::kRaw) {
     p.stored.keep_raw = static_cast<KeepRaw>(r.Int(0, 2));
@@ -361,7 +361,7 @@ void RandomEnds(Random& r, Plan& p) {
 Plan RandomPlan(Random& r) {
   Plan p = MustParse(kStarts[r.Int(0, static_cast<int>(std::size(kStarts)) - 1)]);
   if (r.Coin()) p.name = "custom";
-  p.tier = r.Coin() ? TierKind::kHost : TierKind::kDevice;
+  p.tier = r.Coin() ? Tier::kHost : Tier::kDevice;
   p.min_tokens = r.Coin() ? kAutoTokens : r.Int(0, 1 << 29);
   if (p.min_tokens == kAutoTokens) p.batch = r.Int(1, 4096);
   p.n_dense_layers = r.Int(0, 512);

@@ -18,7 +18,7 @@ Geometry RotaryGeometry(Rotary rotary) {
   return {.layers = 2, .query_heads = 6, .kv_heads = 2, .head_dim = 64, .rotary = rotary};
 }
 
-// Rope.rotate: channels [0, dim) as dim / 2 complex numbers, turned.
+// Rope.rotate: channels [0, dim) as dim / 2 complex numbers, rotated.
 Doubles Rotate(const float* x, int64_t position, const Geometry& g) {
   const Rotary& r = g.rotary;
   Doubles y(x, x + g.head_dim);

@@ -34,7 +34,7 @@ def daemon() -> Iterator[Daemon]:
 
 @pytest.fixture(params=["linked", "remote"])
 def session(daemon: Daemon, request: pytest.FixtureRequest) -> Iterator[kvstrata.Session]:
-    with kvstrata.attach(daemon.socket, road=request.param, client_name="pytest") as opened:
+    with kvstrata.attach(daemon.socket, transport=request.param, client_name="pytest") as opened:
         yield opened
 
 

@@ -1,4 +1,4 @@
-"""The ctypes binding, both roads: tensors in and out, selections, errors that name what is wrong."""
+"""The ctypes binding, both transports: tensors in and out, selections, errors that name what is wrong."""
 
 import gc
 import subprocess
@@ -274,12 +274,12 @@ def test_use_after_close(session: kvstrata.Session, toy: Toy):
 
 def test_nobody_listens(tmp_path, session: kvstrata.Session):
     with pytest.raises(kvstrata.Unavailable):
-        kvstrata.attach(tmp_path / "none.sock", road=session.road, timeout_ms=500)
+        kvstrata.attach(tmp_path / "none.sock", transport=session.transport, timeout_ms=500)
 
 
 def test_library_errors(tmp_path, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(kvstrata.InvalidArgument, match="linked, remote"):
-        kvstrata.attach(road="scenic")
+        kvstrata.attach(transport="scenic")
     monkeypatch.setenv("KVSTRATA_LIBRARY", str(tmp_path / "gone.so"))
     with pytest.raises(kvstrata.KvstrataError, match="LIBRARY_MISSING"):
         kvstrata.attach()

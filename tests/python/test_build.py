@@ -1,4 +1,4 @@
-"""Sequence.build, recompress and cancel_work, over both roads."""
+"""Sequence.build, recompress and cancel_work, over both transports."""
 
 from __future__ import annotations
 

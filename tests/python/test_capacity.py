@@ -1,4 +1,4 @@
-"""Admission, on both roads: what there is room for, refusals that say what fits, reservations that are kept."""
+"""Admission, on both transports: what there is room for, refusals that say what fits, reservations that are kept."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PLANS = ("full", "quest{budget = 16, min_tokens = 0}")
 @pytest.fixture(params=["linked", "remote"])
 def session(request: pytest.FixtureRequest) -> Iterator[kvstrata.Session]:
     with (Daemon("--set", "pool.device_bytes=1MiB", "--set", "pool.host_bytes=1MiB") as daemon,
-          kvstrata.attach(daemon.socket, road=request.param) as opened):
+          kvstrata.attach(daemon.socket, transport=request.param) as opened):
         yield opened
 
 

@@ -37,7 +37,7 @@ COMBINATIONS = {
     "block over raw": '{selector = "block", codec = "raw", page = 16, share = 0.1, min_tokens = 0}',
     "full over packed": '{selector = "full", codec = "packed", max_loss = 1, min_tokens = 0}',
     "window over packed": '{selector = "window", codec = "packed", max_loss = 1, n_sink = 4, n_recent = 64, min_tokens = 0}',
-    "packed, raw pages given back": '{selector = "minmax", codec = "packed", max_loss = 1, budget = 64, keep_raw = "no", '
+    "packed, raw pages released": '{selector = "minmax", codec = "packed", max_loss = 1, budget = 64, keep_raw = "no", '
                                     "min_tokens = 0}",
     "coarse rest": 'quest{budget = 64, rest = "mean", min_tokens = 0}',
     "tree": 'chess{trigger = "every", every = 1, page = 16, window = 2, rest = "mean", tree = true, min_tokens = 0}',

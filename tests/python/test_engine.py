@@ -55,11 +55,11 @@ def test_it_writes_english(real: Engine, linked: kvstrata.Session):
     assert "Paris" in text
 
 
-@pytest.mark.parametrize("road", ["linked", "remote"])
-def test_chunks_and_roads_agree_with_own_cache(tiny: Engine, daemon: Daemon, road: str):
+@pytest.mark.parametrize("transport", ["linked", "remote"])
+def test_chunks_and_transports_agree_with_own_cache(tiny: Engine, daemon: Daemon, transport: str):
     ids = tiny.tokenizer.encode(WORDS)[:300]
     want = tiny.prefill(tiny.own_cache(), ids)
-    with kvstrata.attach(daemon.socket, road=road) as session:
+    with kvstrata.attach(daemon.socket, transport=transport) as session:
         tiny.attach(session)
         cache = tiny.open("full", [])
         for part in (1, 33, 299):

@@ -21,7 +21,7 @@ def test_admin_sees_a_linked_engine(daemon: Daemon, client: Client, random: np.r
         with session.open(toy.register(session), "quest{budget = 32}") as sequence:
             toy.feed(session, sequence, 0, 64)
             sequence.settle()
-            assert [s.client_name for s in client.sessions() if s.road == "linked"] == ["watched"]
+            assert [s.client_name for s in client.sessions() if s.transport == "linked"] == ["watched"]
             mine = [s for s in client.sequences() if s.sequence == sequence.handle]
             assert [(s.tokens, s.plan, s.model_name) for s in mine] == [(64, "quest", "toy")]
             assert mine[0].device_bytes + mine[0].host_bytes > 0

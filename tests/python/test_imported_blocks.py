@@ -120,8 +120,8 @@ def test_errors_name_the_field(linked: kvstrata.Session, toy: Toy, blocks: Block
             sequence.seal(BLOCK_TOKENS, [1], toy.ids[BLOCK_TOKENS:2 * BLOCK_TOKENS])
 
 
-def test_the_remote_road_has_no_block_calls(daemon: Daemon, toy: Toy, blocks: Blocks):
-    with kvstrata.attach(daemon.socket, road="remote") as session, pytest.raises(kvstrata.Unimplemented):
+def test_the_remote_transport_has_no_block_calls(daemon: Daemon, toy: Toy, blocks: Blocks):
+    with kvstrata.attach(daemon.socket, transport="remote") as session, pytest.raises(kvstrata.Unimplemented):
         lend(session, toy, blocks)
 
 

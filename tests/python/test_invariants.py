@@ -246,15 +246,15 @@ def test_moving_bytes_changes_nothing(stream: Stream, daemon: Daemon, linked: kv
                                       name: str):
     plan = PLANS[name] % "min_tokens = 0" if name in PLANS else name
     with Client(daemon.socket) as client:
-        turns = itertools.cycle([client.demote, client.prefetch])
-        moved = run(linked, stream, plan, between=lambda sequence: next(turns)(sequence.handle))
+        alternating = itertools.cycle([client.demote, client.prefetch])
+        moved = run(linked, stream, plan, between=lambda sequence: next(alternating)(sequence.handle))
     assert np.array_equal(moved.out, answers[name].out)
     assert same_tokens(moved, answers[name])
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_both_roads_give_the_same_bits(stream: Stream, daemon: Daemon, answers: dict[str, Answer], name: str):
-    with kvstrata.attach(daemon.socket, road="remote", client_name="invariants") as remote:
-        far = run(remote, stream, PLANS[name] % "min_tokens = 0")
-    assert np.array_equal(far.out, answers[name].out)
-    assert same_tokens(far, answers[name])
+def test_both_transports_give_the_same_bits(stream: Stream, daemon: Daemon, answers: dict[str, Answer], name: str):
+    with kvstrata.attach(daemon.socket, transport="remote", client_name="invariants") as remote:
+        of_remote = run(remote, stream, PLANS[name] % "min_tokens = 0")
+    assert np.array_equal(of_remote.out, answers[name].out)
+    assert same_tokens(of_remote, answers[name])

@@ -1,4 +1,4 @@
-"""Keys of sequences, both roads: what one session opened another closes or truncates, in a step and out of one."""
+"""Keys of sequences, both transports: what one session opened another closes or truncates, in a step and out of one."""
 
 import itertools
 import subprocess
@@ -25,7 +25,7 @@ def toy(random: np.random.Generator) -> Toy:
 
 @pytest.fixture(params=["linked", "remote"])
 def scheduler(daemon: Daemon, request: pytest.FixtureRequest):
-    with kvstrata.attach(daemon.socket, road=request.param, client_name="scheduler") as opened:
+    with kvstrata.attach(daemon.socket, transport=request.param, client_name="scheduler") as opened:
         yield opened
 
 
@@ -139,7 +139,7 @@ def test_the_least_that_waits_counts(session: kvstrata.Session, scheduler: kvstr
     named = session.open(toy.register(session), "full", key=KEY)
     toy.feed(session, named, 0, N)
     refuses("TRUNCATE_TOKENS", lambda: scheduler.truncate_key(KEY, 1000))
-    if session.road == "remote":
+    if session.transport == "remote":
         refuses("TRUNCATE_TOKENS", lambda: scheduler.truncate_key(KEY, N + 1))
     else:  # it may have committed more than the daemon has been told
         scheduler.truncate_key(KEY, N + 1)

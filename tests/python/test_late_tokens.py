@@ -154,8 +154,8 @@ def test_padding_leaves_no_trace(session: kvstrata.Session, toy: Toy, plan: str)
         sequence.settle()
 
 
-def test_the_remote_road_has_neither(daemon: Daemon, toy: Toy):
-    with kvstrata.attach(daemon.socket, road="remote") as remote:
+def test_the_remote_transport_has_neither(daemon: Daemon, toy: Toy):
+    with kvstrata.attach(daemon.socket, transport="remote") as remote:
         sequence = remote.open(toy.register(remote))
         for call in (lambda: remote.step([(sequence, 1)]), lambda: remote.step([], padding=[(sequence, 1)]),
                      lambda: remote.late_tokens([(sequence, [1])])):

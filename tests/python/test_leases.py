@@ -1,4 +1,4 @@
-"""Look-ups with a lease, both roads: one session asks, everything that may go goes, another session opens."""
+"""Look-ups with a lease, both transports: one session asks, everything that may go goes, another session opens."""
 
 import time
 from collections.abc import Iterator
@@ -69,7 +69,7 @@ def test_ends_by_its_time_and_is_renewed(client: Client, session: kvstrata.Sessi
 
 def test_ends_with_its_session(daemon: Daemon, client: Client, session: kvstrata.Session, toy: Toy):
     compute(session, toy)
-    with kvstrata.attach(daemon.socket, road=session.road, client_name="scheduler") as scheduler:
+    with kvstrata.attach(daemon.socket, transport=session.transport, client_name="scheduler") as scheduler:
         assert scheduler.lookup(toy.register(scheduler), toy.ids, PLAN, lease_ms=60000).held > 0
     end = time.monotonic() + 10
     while client.sequences():  # a stream that is cancelled ends its session a moment later

@@ -24,7 +24,7 @@ def toy(random: np.random.Generator) -> Toy:
 
 
 @pytest.fixture(params=["linked", "remote"])
-def road(request: pytest.FixtureRequest) -> str:
+def transport(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
@@ -42,8 +42,8 @@ def handles(client: Client) -> set[int]:
     return {s.sequence for s in client.sequences()}
 
 
-def test_with_shows_the_first_error_of_a_daemon_that_dies(road: str, toy: Toy):
-    with Daemon() as own, kvstrata.attach(own.socket, road=road, timeout_ms=2000) as session:
+def test_with_shows_the_first_error_of_a_daemon_that_dies(transport: str, toy: Toy):
+    with Daemon() as own, kvstrata.attach(own.socket, transport=transport, timeout_ms=2000) as session:
         model = toy.register(session)
         with pytest.raises(ZeroDivisionError), session.open(model) as sequence:
             toy.feed(session, sequence, 0, 4)
@@ -56,8 +56,8 @@ def test_with_shows_the_first_error_of_a_daemon_that_dies(road: str, toy: Toy):
         sequence.close()
 
 
-def test_close_of_a_sequence_whose_daemon_is_gone_is_no_error(road: str, toy: Toy):
-    with Daemon() as own, kvstrata.attach(own.socket, road=road, timeout_ms=2000) as session:
+def test_close_of_a_sequence_whose_daemon_is_gone_is_no_error(transport: str, toy: Toy):
+    with Daemon() as own, kvstrata.attach(own.socket, transport=transport, timeout_ms=2000) as session:
         sequence = session.open(toy.register(session))
         own.process.kill()
         own.process.wait()
@@ -156,9 +156,9 @@ def test_garbage_cycles_through_an_open_step_leave_no_sequence(daemon: Daemon, s
         assert eventually(lambda: not handles(client) & mine)
 
 
-def test_dropped_sessions_detach(daemon: Daemon, road: str, toy: Toy):
+def test_dropped_sessions_detach(daemon: Daemon, transport: str, toy: Toy):
     with Client(daemon.socket) as client:
-        session = kvstrata.attach(daemon.socket, road=road, client_name="dropped")
+        session = kvstrata.attach(daemon.socket, transport=transport, client_name="dropped")
         sequence = session.open(toy.register(session))
         handle = sequence.handle
         assert handle in handles(client)
@@ -170,14 +170,14 @@ def test_dropped_sessions_detach(daemon: Daemon, road: str, toy: Toy):
                           and all(s.client_name != "dropped" for s in client.sessions()))
 
 
-def test_what_is_dropped_after_its_session_was_closed_is_let_be(daemon: Daemon, road: str, toy: Toy):
+def test_what_is_dropped_after_its_session_was_closed_is_let_be(daemon: Daemon, transport: str, toy: Toy):
     """Handles of a closed session may be somebody else's by then."""
     for _ in range(20):
-        session = kvstrata.attach(daemon.socket, road=road)
+        session = kvstrata.attach(daemon.socket, transport=transport)
         sequence = session.open(toy.register(session))
         step = session.step([(sequence, toy.ids[:1])])
         session.close()
-        with kvstrata.attach(daemon.socket, road=road) as other:
+        with kvstrata.attach(daemon.socket, transport=transport) as other:
             mine = other.open(toy.register(other))
             theirs = other.step([(mine, toy.ids[:1])])
             del sequence, step, session
@@ -211,13 +211,13 @@ def test_drops_in_many_threads(daemon: Daemon, session: kvstrata.Session, toy: T
         assert len(set(opened)) == 120 and eventually(lambda: not handles(client) & set(opened))
 
 
-def test_the_interpreter_ends_with_everything_open(daemon: Daemon, road: str):
+def test_the_interpreter_ends_with_everything_open(daemon: Daemon, transport: str):
     program = ("import sys, kvstrata\n"
-               "session = kvstrata.attach(sys.argv[1], road=sys.argv[2])\n"
+               "session = kvstrata.attach(sys.argv[1], transport=sys.argv[2])\n"
                "model = session.register_model('m', 'ends', layers=1, query_heads=1, kv_heads=1, head_dim=64)\n"
                "sequence = session.open(model)\n"
                "step = session.step([(sequence, [1])])\n"
                "print('open')\n")
-    done = subprocess.run([sys.executable, "-c", program, daemon.socket, road], capture_output=True, text=True,
+    done = subprocess.run([sys.executable, "-c", program, daemon.socket, transport], capture_output=True, text=True,
                           timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "open\n", "")

@@ -1,4 +1,4 @@
-"""max_loss of the codecs through a daemon: what is stored, what the status and the log say, on both roads."""
+"""max_loss of the codecs through a daemon: what is stored, what the status and the log say, on both transports."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ def decode(session: kvstrata.Session, toy: Toy, plan: str, surprisal: np.ndarray
         return np.array(out), sequence.status
 
 
-def attach(daemon: Daemon, road: str) -> kvstrata.Session:
-    return kvstrata.attach(daemon.socket, road=road, client_name="pytest")
+def attach(daemon: Daemon, transport: str) -> kvstrata.Session:
+    return kvstrata.attach(daemon.socket, transport=transport, client_name="pytest")
 
 
 def error(got: np.ndarray, want: np.ndarray) -> float:
     return float(np.linalg.norm(got - want) / np.linalg.norm(want))
 
 
-def test_random_keys_are_packed_more_mildly_on_both_roads_alike(random: np.random.Generator):
+def test_random_keys_are_packed_more_mildly_on_both_transports_alike(random: np.random.Generator):
     full, outputs = None, {}
-    for road in ("linked", "remote"):
+    for transport in ("linked", "remote"):
         for limit in ("", ", max_loss = 1"):
             # A daemon each, for its log.
-            with Daemon() as daemon, attach(daemon, road) as session:
+            with Daemon() as daemon, attach(daemon, transport) as session:
                 toy = Toy(np.random.default_rng(7), PROMPT + STEPS + 1)
-                outputs[road, limit], status = decode(session, toy, NONSENSE % limit)
+                outputs[transport, limit], status = decode(session, toy, NONSENSE % limit)
                 if full is None:
                     full, _ = decode(session, toy, "full")
                 log = daemon.said()
@@ -65,9 +65,9 @@ def test_random_keys_are_packed_more_mildly_on_both_roads_alike(random: np.rando
     assert error(outputs["linked", ""], full) < error(outputs["linked", ", max_loss = 1"], full) / 1.5
 
 
-@pytest.mark.parametrize("road", ["linked", "remote"])
-def test_rows_that_nothing_keeps_stay_raw_and_are_attended(daemon: Daemon, road: str):
-    with attach(daemon, road) as session:
+@pytest.mark.parametrize("transport", ["linked", "remote"])
+def test_rows_that_nothing_keeps_stay_raw_and_are_attended(daemon: Daemon, transport: str):
+    with attach(daemon, transport) as session:
         toy = Toy(np.random.default_rng(8), PROMPT + STEPS + 1)
         out, status = decode(session, toy, "mosaickv{max_loss = 0.1, share = 0.3, min_tokens = 0}")
         want, _ = decode(session, toy, "full")
@@ -76,11 +76,11 @@ def test_rows_that_nothing_keeps_stay_raw_and_are_attended(daemon: Daemon, road:
     assert "these rows and what follows them stay raw" in daemon.said()
 
 
-@pytest.mark.parametrize("road", ["linked", "remote"])
-def test_spans_whose_factors_lose_too_much_keep_their_rows(daemon: Daemon, road: str):
+@pytest.mark.parametrize("transport", ["linked", "remote"])
+def test_spans_whose_factors_lose_too_much_keep_their_rows(daemon: Daemon, transport: str):
     surprisal = np.full(PROMPT, 0.1, np.float32)
     surprisal[::40] = 9
-    with attach(daemon, road) as session:
+    with attach(daemon, transport) as session:
         toy = Toy(np.random.default_rng(9), PROMPT + STEPS + 1)
         plan = "sekv{r_max = 2, local = 16, rows = 0, min_tokens = 0%s}"
         out, status = decode(session, toy, plan % "", surprisal)

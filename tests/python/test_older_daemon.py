@@ -1,4 +1,4 @@
-"""A daemon of an older release: what it does not know is named with both versions, on the CLI and the remote road."""
+"""A daemon of an older release: what it does not know is named with both versions, on the CLI and remotely."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def test_its_status_comes_with_a_warning_once(older: str) -> None:
     assert OLD in done.stderr
 
 
-def test_the_remote_road_names_both_versions(older: str) -> None:
-    with kvstrata.attach(older, road="remote", timeout_ms=5000) as session:
+def test_the_remote_transport_names_both_versions(older: str) -> None:
+    with kvstrata.attach(older, transport="remote", timeout_ms=5000) as session:
         model = session.register_model("toy", "digest", layers=2, query_heads=4, kv_heads=2, head_dim=64,
                                        page_tokens=16)
         with pytest.raises(kvstrata.KvstrataError) as refused:
@@ -90,7 +90,7 @@ def test_the_remote_road_names_both_versions(older: str) -> None:
 
 
 def test_a_reservation_that_it_does_not_know_is_refused(older: str) -> None:
-    with kvstrata.attach(older, road="remote") as session:
+    with kvstrata.attach(older, transport="remote") as session:
         model = session.register_model("m", "d", layers=1, query_heads=1, kv_heads=1, head_dim=64)
         session.open(model).close()
         with pytest.raises(kvstrata.Unimplemented, match="reserve_tokens is 100"):

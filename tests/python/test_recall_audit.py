@@ -114,8 +114,8 @@ def test_the_program(daemon: Daemon, session: kvstrata.Session, random: np.rando
     decoded: list[int] = []
     with prefilled(toy, session, PLANS[0]) as sequence:
         document = json.loads(audited("--every", "2", "--steps", "3", "-o", "json"))
-        assert (document["sequence"], document["plan"], document["road"]) == (
-            sequence.handle, "window", session.road)
+        assert (document["sequence"], document["plan"], document["transport"]) == (
+            sequence.handle, "window", session.transport)
         assert (document["every"], document["wanted_steps"], document["steps"]) == (2, 3, 3)
         assert [row["layer"] for row in document["layers"]] == list(range(LAYERS))
         assert document["all"]["recall"]["samples"] == 3 * LAYERS * HEADS

@@ -76,7 +76,7 @@ class Case:
 def test_random_cases_answer_as_the_reference(daemon: Daemon, backend: str):
     first = int(os.environ.get("KVS_TEST_SEED", secrets.randbelow(2**31)))
     with (kvstrata.attach(daemon.socket, backend=backend) as linked,
-          kvstrata.attach(daemon.socket, backend=backend, road="remote") as remote):
+          kvstrata.attach(daemon.socket, backend=backend, transport="remote") as remote):
         for seed in range(first, first + CASES):
             case = Case(seed)
             out, selected = case.run(linked)
@@ -152,7 +152,7 @@ def test_full_is_the_post_rope_run_within_bf16(model_file: str, daemon: Daemon):
     with kvstrata.attach(daemon.socket) as session:
         want = logits_of(after, session, "full", ids[:580], ids[580:])
         got = logits_of(before, session, "full", ids[:580], ids[580:])
-    # Keys are rounded to bf16 before the turn instead of after it: other noise of the same size. When this
+    # Keys are rounded to bf16 before the rotation instead of after it: other noise of the same size. When this
     # was written it was 0.04 of the logits' spread; an own cache's other order of sums alone makes 0.016.
     off = np.abs(got - want).max()
     assert off < 0.1 * want.std(), f"off by {off:.3g}, spread {want.std():.3g}"

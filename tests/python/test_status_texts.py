@@ -1,4 +1,4 @@
-"""Every text that a status can be, on both roads: provoked, and held to the table of docs/plans.md.
+"""Every text that a status can be, on both transports: provoked, and held to the table of docs/plans.md.
 
 tests/kernels/notice_test.cc holds that table to the program's own list, so that none is left out here.
 """
@@ -112,7 +112,7 @@ def test_each_text_is_seen(session: kvstrata.Session, random: np.random.Generato
     assert "every 3 pages" in p.run(CHESS % "[0.5, 0.5]", generated=1)
     p.run(CHESS % "[inf, inf]", generated=1, entropy=True)
     missing = set(documented()) - set(p.seen)
-    assert not missing, f"never seen on the {session.road} road: {missing}"
+    assert not missing, f"never seen on the {session.transport} transport: {missing}"
 
 
 def test_the_smallest_budget_that_is_named_holds(session: kvstrata.Session, random: np.random.Generator):

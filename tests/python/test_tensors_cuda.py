@@ -72,7 +72,7 @@ def check(outs: list[Any], toy: Toy, t: int) -> None:
 
 def test_a_session_says_where_its_pages_lie(gpu: Daemon, session: kvstrata.Session):
     assert session.on_gpu
-    with kvstrata.attach(gpu.socket, road="remote") as remote:
+    with kvstrata.attach(gpu.socket, transport="remote") as remote:
         assert not remote.on_gpu
 
 

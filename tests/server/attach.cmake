@@ -18,7 +18,7 @@ kvs_test(server_disk_sick_test disk_sick_test.cc tier/test_queues.cc LIBS kvs_wo
 kvs_test(server_lookup_open_test lookup_open_test.cc LIBS kvs_work)
 kvs_test(server_disk_artefacts_test disk_artefacts_test.cc tier/test_queues.cc LIBS kvs_work)
 kvs_test(server_attach_descriptors_test attach_descriptors_test.cc LIBS kvs_attach)
-kvs_test(server_attach_turns_test attach_turns_test.cc LIBS kvs_attach)
+kvs_test(server_attach_quanta_test attach_quanta_test.cc LIBS kvs_attach)
 kvs_test(server_attach_tokens_test attach_tokens_test.cc LIBS kvs_attach)
 kvs_test(server_attach_redeem_test attach_redeem_test.cc LIBS kvs_attach)
 kvs_test(server_attach_segments_test attach_segments_test.cc LIBS kvs_attach)

@@ -190,7 +190,7 @@ TEST(DescriptorCloserTest, OneUsersDoNotHoldUpAnothers) {
 
 TEST(DescriptorCloserTest, AUserIsToldToStop) {
   DescriptorCloser closer({std::chrono::milliseconds(0), std::chrono::hours(1)});
-  std::vector<LingeringSocket> lingering = Lingering(2);  // as many as have a turn
+  std::vector<LingeringSocket> lingering = Lingering(2);  // as many as are closed at once
   for (LingeringSocket& l : lingering) closer.Put(l.Take(), 1);
   for (size_t i = 2; i < DescriptorCloser::kMaxWaiting; ++i) {
     EXPECT_TRUE(closer.MayTake(1));

@@ -52,7 +52,7 @@ class AttachRedeemTest : public AttachFixture {
     self.uid = geteuid();
     self.tenant = "uid:" + std::to_string(geteuid());
     const uint64_t session =
-        store_->sessions().OpenSession(self, Road::kRemote, "grpc", std::move(sink))->session;
+        store_->sessions().OpenSession(self, Transport::kRemote, "grpc", std::move(sink))->session;
     ModelDesc model;
     model.name = "small";
     model.digest = "digest";

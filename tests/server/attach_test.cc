@@ -155,7 +155,7 @@ TEST_F(AttachTest, WelcomeSaysWhatIsMapped) {
   EXPECT_EQ(session.client_name, "engine");
   EXPECT_EQ(session.peer.pid, static_cast<uint32_t>(getpid()));
   EXPECT_EQ(session.peer.tenant, "uid:" + std::to_string(geteuid()));
-  EXPECT_EQ(session.road, Road::kLinked);
+  EXPECT_EQ(session.transport, Transport::kLinked);
   EXPECT_TRUE(client.Call(shm::kPing).ok());
 }
 
@@ -511,10 +511,10 @@ TEST_F(AttachTest, RepliesWaitForTheirReader) {
   Client client = Attach(), other = Attach();
   constexpr uint64_t kPings = 10'000;  // five times what the reply ring holds
   for (uint64_t i = 1; i <= kPings; ++i) ASSERT_TRUE(client.Send(shm::kPing, i, {}));
-  // Each ping of the other is at least one turn of the loop, which would take 64 frames more.
-  constexpr uint64_t kTurns = 2 * kPings / 64;
-  for (uint64_t i = 0; i < kTurns; ++i) ASSERT_TRUE(other.Call(shm::kPing).ok());
-  EXPECT_LT(server_->counters().frames, kTurns + 2200) << "what waits has a bound";
+  // Each ping of the other is at least one iteration of the loop, which would take 64 frames more.
+  constexpr uint64_t kIterations = 2 * kPings / 64;
+  for (uint64_t i = 0; i < kIterations; ++i) ASSERT_TRUE(other.Call(shm::kPing).ok());
+  EXPECT_LT(server_->counters().frames, kIterations + 2200) << "what waits has a bound";
   for (uint64_t i = 1; i <= kPings; ++i) {
     const Reply reply = client.Read();
     ASSERT_TRUE(reply.ok()) << i;

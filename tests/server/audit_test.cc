@@ -153,7 +153,7 @@ class Driver {
       emulated.push_back({"emulated-" + std::to_string(i), NewEmulatedDevice()});
     }
     store_ =
-        std::move(Store::Create(SmallPools(96, 64), std::move(emulated), NewHostPinned())).value();
+        std::move(Store::Create(SmallPools(96, 64), std::move(emulated), NewHostMemory())).value();
     store_->moves().SetMoveSink([] {});
   }
 
@@ -228,7 +228,7 @@ class Driver {
     if (sessions_.size() == 3) return;
     sessions_.push_back(
         std::make_unique<TestSession>(store_.get(), Below(3) == 0 ? "uid:2" : "uid:1",
-                                      Road::kLinked, static_cast<uint32_t>(Below(devices_))));
+                                      Transport::kLinked, static_cast<uint32_t>(Below(devices_))));
   }
   void Open() {
     if (sessions_.empty()) return;

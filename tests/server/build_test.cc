@@ -26,7 +26,7 @@ class BuildTest : public ::testing::Test {
  protected:
   ~BuildTest() override { control_->Hold(false); }
 
-  void Start(WorkOptions work = {}, bool far = false, bool codec = false) {
+  void Start(WorkOptions work = {}, bool gpu = false, bool codec = false) {
     StoreOptions options = SmallPools(1024, 1024);
     if (codec) {
       options.new_recompressor =
@@ -36,10 +36,10 @@ class BuildTest : public ::testing::Test {
         return std::make_unique<CopyingCodec>(control_, geometry);
       };
     }
-    if (far) {
+    if (gpu) {
       auto fail = std::make_shared<std::atomic<bool>>(false);
-      store_ =
-          std::move(*Store::Create(options, std::make_unique<FarMemory>(fail), NewHostPinned()));
+      store_ = std::move(
+          *Store::Create(options, std::make_unique<FakeGpuMemory>(fail), NewHostMemory()));
     } else {
       store_ = NewStore(options);
     }

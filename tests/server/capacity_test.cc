@@ -256,7 +256,7 @@ TEST_P(CapacityTest, AReservationIsAllOrNothing) {
   EXPECT_EQ(Now().open_tokens, 0u);
   ExpectClean(*store_);
   ASSERT_TRUE(store_->sequences().CloseSequence(session_->id(), opened->sequence).ok());
-  EXPECT_EQ(UsedBytes(*store_), 0u) << "what was not used is given back";
+  EXPECT_EQ(UsedBytes(*store_), 0u) << "what was not used is released";
   EXPECT_EQ(Now().open_tokens, room.open_tokens);
 }
 
@@ -286,8 +286,8 @@ TEST_P(CapacityTest, AReservationCountsAsItsUsersBytes) {
 }
 
 TEST_P(CapacityTest, AReservationOfAGpusPoolGoesOnInHostMemory) {
-  auto far = std::make_unique<FarMemory>(std::make_shared<std::atomic<bool>>(), kPage);
-  auto store = Store::Create(SmallPools(32, 64), std::move(far), NewHostPinned());
+  auto gpu = std::make_unique<FakeGpuMemory>(std::make_shared<std::atomic<bool>>(), kPage);
+  auto store = Store::Create(SmallPools(32, 64), std::move(gpu), NewHostMemory());
   ASSERT_TRUE(store.ok()) << store.status().ToString();
   store_ = *std::move(store);
   session_ = std::make_unique<TestSession>(store_.get());

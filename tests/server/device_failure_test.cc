@@ -27,7 +27,7 @@ class DeviceFailure : public ::testing::Test {
       return std::make_unique<CopyingCodec>(std::make_shared<CodecControl>(), geometry);
     };
     Result<std::unique_ptr<Store>> store =
-        Store::Create(options, NewLosableResource(NewEmulatedDevice(), lost_), NewHostPinned());
+        Store::Create(options, NewLosableResource(NewEmulatedDevice(), lost_), NewHostMemory());
     ASSERT_TRUE(store.ok()) << store.status().ToString();
     store_ = std::move(*store);
     session_ = std::make_unique<TestSession>(store_.get());

@@ -46,9 +46,9 @@ class DiskArtefactsTest : public ::testing::Test {
     // Nobody is late on a busy machine.
     pages_options_.loads.load_timeout = std::chrono::seconds(60);
   }
-  std::unique_ptr<Machine> Start(bool far = false) {
+  std::unique_ptr<Machine> Start(bool gpu = false) {
     return std::make_unique<Machine>(
-        options_, pages_options_, 512, far,
+        options_, pages_options_, 512, gpu,
         [this](const Plan& plan, const Geometry& geometry,
                std::shared_ptr<const SpanParameters>) -> std::unique_ptr<Recompressor> {
           if (plan.codec == CodecKind::kRaw) return nullptr;
@@ -73,11 +73,11 @@ class DiskArtefactsTest : public ::testing::Test {
     machine.Settle();
   }
   // Leaves the prompt's pages and its artefact on disk.
-  void Write(const char* plan, bool far = false) {
-    const auto machine = Start(far);
+  void Write(const char* plan, bool gpu = false) {
+    const auto machine = Start(gpu);
     TestSession session(machine->store.get());
     const TestSequence s = Prompt(*machine, &session, plan);
-    machine->Settle();  // before raw pages are given back
+    machine->Settle();  // before raw pages are released
     Settle(*machine, session, s);
     EXPECT_EQ(machine->store->inspection().Counters().artefacts, 1u);
     EXPECT_EQ(machine->pages->counters().failed, 0u);
@@ -204,8 +204,8 @@ TEST_F(DiskArtefactsTest, RawPagesThatThePlanGivesBackAreNotRead) {
 // prompt from raw pages alone. A look-up says so before.
 TEST_F(DiskArtefactsTest, WithoutTheRestOfItsPromptAnArtefactIsNotRead) {
   const std::vector<int32_t> tokens = Tokens(kPrompt);
-  const auto held = [&](bool far, uint64_t artefacts) {
-    const auto machine = Start(far);
+  const auto held = [&](bool gpu, uint64_t artefacts) {
+    const auto machine = Start(gpu);
     TestSession session(machine->store.get());
     const LookupPlan plan{kKeepsNone, ""};
     std::promise<size_t> records;
@@ -237,7 +237,7 @@ TEST_F(DiskArtefactsTest, RawPagesThatThePlanGivesBackAreNotWritten) {
   EXPECT_EQ(machine->disk->Stats().entries, 0u);
   Settle(*machine, session, s);
   EXPECT_EQ(machine->disk->Stats().entries, 7u) << "the record and its parts";
-  // What is not given back is written when the sequence closes.
+  // What is not released is written when the sequence closes.
   const std::vector<int32_t> tokens = Tokens(kPrompt, 5000);
   const Result<OpenedSequence> opened = machine->Open(session, kKeepsNone, tokens);
   ASSERT_TRUE(opened.ok());
@@ -287,13 +287,13 @@ TEST_F(DiskArtefactsTest, APinOfASequenceKeepsItsArtefact) {
   ExpectClean(*machine->store);
 }
 
-// Pages behind those that were given back too: without them the artefact would be of no use.
+// Pages behind those that were released too: without them the artefact would be of no use.
 TEST_F(DiskArtefactsTest, APinOfASequenceKeepsWhatAnOpenNeeds) {
   control_->released_from = 32;
   control_->released_to = 96;
   for (const bool first_too : {false, true}) {
     if (first_too) control_->released_from = 0;
-    const size_t given_back = first_too ? 6 : 4;
+    const size_t released = first_too ? 6 : 4;
     const auto machine = Start();
     TestSession session(machine->store.get());
     const int32_t n = first_too ? kPrompt - 1 : kPrompt;  // another artefact
@@ -301,8 +301,8 @@ TEST_F(DiskArtefactsTest, APinOfASequenceKeepsWhatAnOpenNeeds) {
     Settle(*machine, session, s);
     const Result<PinInfo> made = machine->store->pins().PinSequence(s.id(), std::chrono::hours(1));
     ASSERT_TRUE(made.ok()) << made.status().ToString();
-    EXPECT_EQ(made->pin.pages.size(), 12 - given_back);
-    EXPECT_EQ(made->device_pages, 12 - given_back);
+    EXPECT_EQ(made->pin.pages.size(), 12 - released);
+    EXPECT_EQ(made->device_pages, 12 - released);
     ASSERT_TRUE(s.Close().ok());
     machine->Settle();
     EraseAll(machine->disk.get());
@@ -314,7 +314,7 @@ TEST_F(DiskArtefactsTest, APinOfASequenceKeepsWhatAnOpenNeeds) {
 }
 
 TEST_F(DiskArtefactsTest, ExtentsComeBackToTheirTiers) {
-  for (const TierKind tier : {TierKind::kHost, TierKind::kDevice}) {
+  for (const Tier tier : {Tier::kHost, Tier::kDevice}) {
     control_->tier = tier;
     const ScratchDir dir;
     options_.directory = dir.path() + "/tier";
@@ -325,7 +325,7 @@ TEST_F(DiskArtefactsTest, ExtentsComeBackToTheirTiers) {
     const Result<SequenceDetail> detail = machine->store->inspection().Show(s.id());
     ASSERT_EQ(detail->extents.size(), 6u);
     for (const ExtentInfo& extent : detail->extents) {
-      EXPECT_EQ(extent.tier, tier == TierKind::kHost ? Tier::kHost : Tier::kDevice);
+      EXPECT_EQ(extent.tier, tier);
     }
   }
 }

@@ -9,7 +9,7 @@
 
 #include "server/work/disk_value_tier.h"
 #include "server/work/tier_pages.h"
-#include "tests/fakes/far_memory.h"
+#include "tests/fakes/fake_gpu_memory.h"
 #include "tests/server/store_fixture.h"
 
 namespace kvstrata::testing {
@@ -19,7 +19,7 @@ using SteadyClock = std::chrono::steady_clock;
 // A store over a disk: what a daemon is between two starts.
 struct Machine {
   explicit Machine(const DiskTierOptions& disk_options, TierPagesOptions options = {},
-                   uint64_t pool_pages = 256, bool far = false,
+                   uint64_t pool_pages = 256, bool gpu = false,
                    decltype(StoreOptions::new_recompressor) codec = nullptr,
                    DiskValueTierOptions value_options = {}) {
     Result<std::unique_ptr<DiskTier>> opened =
@@ -30,9 +30,10 @@ struct Machine {
     values = std::make_unique<DiskValueTier>(value_options, disk.get());
     StoreOptions pools = SmallPools(pool_pages, 64);
     pools.new_recompressor = std::move(codec);
-    if (far) {
+    if (gpu) {
       auto fail = std::make_shared<std::atomic<bool>>(false);
-      store = std::move(*Store::Create(pools, std::make_unique<FarMemory>(fail), NewHostPinned()));
+      store =
+          std::move(*Store::Create(pools, std::make_unique<FakeGpuMemory>(fail), NewHostMemory()));
     } else {
       store = NewStore(pools);
     }

@@ -97,7 +97,7 @@ class Patient {
     TestSequence fresh = TestSequence::Prompt(&other_, "full", Tokens(33, 200000 + 100 * asked_));
     ASSERT_TRUE(fresh.Close().ok());
     ++asked_;
-    std::this_thread::sleep_for(kLoadTimeout / 10);  // else a healthy disk is asked far more often
+    std::this_thread::sleep_for(kLoadTimeout / 10);  // else a healthy disk is asked much more often
   }
   void Measure() {
     auto begin = SteadyClock::now();

@@ -22,7 +22,7 @@ shm::TableReader ReaderOf(const SessionMemory& m) {
   return shm::TableReader(m.header(), m.tables(), m.table_bytes());
 }
 
-TEST(Epochs, OldestReaderIsTheSmallestPinnedEpoch) {
+TEST(Epochs, OldestReaderIsTheSmallestEnteredEpoch) {
   auto memory = NewMemory();
   shm::TableReader reader = ReaderOf(*memory);
   EXPECT_EQ(OldestReader(*memory->header()), kNoReader);
@@ -69,7 +69,7 @@ TEST(SessionMemory, HeaderSaysWhereThingsAre) {
   EXPECT_EQ(h.daemon_epoch, 99u);
   EXPECT_EQ(h.request_ring_offset, sizeof(shm::SessionHeader));
   EXPECT_EQ(h.reply_ring_offset, h.request_ring_offset + shm::kRequestRingBytes);
-  EXPECT_EQ(h.heat_offset, h.reply_ring_offset + shm::kReplyRingBytes);
+  EXPECT_EQ(h.access_counters_offset, h.reply_ring_offset + shm::kReplyRingBytes);
   EXPECT_EQ(h.segment_bytes, memory->session_bytes());
   EXPECT_EQ(memory->tables()->global_epoch, 1u);
 }
@@ -89,22 +89,22 @@ TEST(SessionMemory, TablesFillTheSegmentAndReturn) {
   EXPECT_NE(memory->NewTable(4000000, 0), nullptr);
 }
 
-TEST(SessionMemory, HeatKeepsItsCountsWhenItMoves) {
+TEST(SessionMemory, AccessCountersKeepTheirCountsWhenTheyMove) {
   auto memory = NewMemory();
-  const HeatSlice small = memory->NewHeat(4), other = memory->NewHeat(4);
+  const AccessCounters small = memory->NewCounters(4), other = memory->NewCounters(4);
   auto* counters = reinterpret_cast<uint32_t*>(reinterpret_cast<std::byte*>(memory->header()) +
-                                               memory->header()->heat_offset);
+                                               memory->header()->access_counters_offset);
   counters[small.first + 2] = 7;
   counters[other.first] = 1;
-  const HeatSlice large = memory->NewHeat(40);
-  memory->CopyHeat(small, large);
-  memory->FreeHeat(small);
-  EXPECT_EQ(memory->ReadHeat(large, 2), 7u);
-  EXPECT_EQ(memory->ReadHeat(large, 0), 0u);
-  EXPECT_EQ(memory->ReadHeat(large, 40), 0u);  // beyond the slice
-  const HeatSlice again = memory->NewHeat(4);  // reuses the freed place, zeroed
+  const AccessCounters large = memory->NewCounters(40);
+  memory->CopyCounts(small, large);
+  memory->FreeCounters(small);
+  EXPECT_EQ(memory->ReadCount(large, 2), 7u);
+  EXPECT_EQ(memory->ReadCount(large, 0), 0u);
+  EXPECT_EQ(memory->ReadCount(large, 40), 0u);          // beyond the slice
+  const AccessCounters again = memory->NewCounters(4);  // reuses the freed place, zeroed
   EXPECT_EQ(again.first, small.first);
-  EXPECT_EQ(memory->ReadHeat(again, 2), 0u);
+  EXPECT_EQ(memory->ReadCount(again, 2), 0u);
 }
 
 // Readers in other threads see whole tables only; a table is poisoned just before it is freed.

@@ -1,4 +1,4 @@
-// Heartbeats: a loop that waits is healthy, one that hangs in a turn is told.
+// Heartbeats: a loop that waits is healthy, one that hangs in an iteration is told.
 #include "server/telemetry/heartbeat.h"
 
 #include <gtest/gtest.h>
@@ -21,11 +21,11 @@ bool Hangs(std::string_view thread, microseconds limit) {
   return false;
 }
 
-TEST(HeartbeatTest, TurnsHangAndWaitsDoNot) {
+TEST(HeartbeatTest, IterationsHangAndWaitsDoNot) {
   Heartbeat beat("test-loop"), patient("test-patient", 1'000'000'000);
   EXPECT_FALSE(Hangs("test-loop", microseconds(0)));
   {
-    const Turning turning(&beat), both(&patient);
+    const LoopIteration iteration(&beat), both(&patient);
     EXPECT_TRUE(Eventually([] { return Hangs("test-loop", microseconds(1)); }));
     EXPECT_FALSE(Hangs("test-loop", std::chrono::hours(1)));
     EXPECT_FALSE(Hangs("test-patient", microseconds(1)));

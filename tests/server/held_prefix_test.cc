@@ -28,16 +28,16 @@ class Written final : public PrefixView {
   const std::string_view pages_, blocks_;
 };
 
-// Blocks of two pages of 16 tokens. `gaps`: 's' where a page is superfluous.
+// Blocks of two pages of 16 tokens. `gaps`: 's' where a page is redundant.
 HeldPrefix Find(std::string_view pages, std::string_view gaps = "", std::string_view blocks = "",
                 bool has_index = false) {
   IndexLayout index;
   if (has_index) index.kind = IndexLayout::Kind::kMinMax;
   index.block_tokens = 32;
-  std::vector<bool> superfluous;
-  for (const char c : gaps) superfluous.push_back(c == 's');
+  std::vector<bool> redundant;
+  for (const char c : gaps) redundant.push_back(c == 's');
   Written view(pages, blocks);
-  return FindHeld(PrefixShape(pages.size(), 16, index), superfluous, &view);
+  return FindHeld(PrefixShape(pages.size(), 16, index), redundant, &view);
 }
 
 // As Written, and 'a' where the artefact stands for a page.
@@ -68,7 +68,7 @@ TEST(HeldPrefix, BlocksEndWithHeldPages) {
   EXPECT_EQ(Find("xxxxx", "", "-x", true).pages.size(), 5u) << "it is computed again";
 }
 
-TEST(HeldPrefix, SuperfluousPagesMayBeMissing) {
+TEST(HeldPrefix, RedundantPagesMayBeMissing) {
   const HeldPrefix held = Find("x--x", "-ss-");
   EXPECT_EQ(Text(held), "xaax");
   EXPECT_FALSE(held.whole);
@@ -79,7 +79,7 @@ TEST(HeldPrefix, SuperfluousPagesMayBeMissing) {
 TEST(HeldPrefix, WithoutAllOfTheRestAnArtefactIsOfNoUse) {
   EXPECT_EQ(Text(Find("x--xx-", "-ss---")), "x");
   const HeldPrefix held = Find("xddxx-", "-ss---");
-  EXPECT_EQ(Text(held), "xddxx") << "superfluous pages are fetched then";
+  EXPECT_EQ(Text(held), "xddxx") << "redundant pages are fetched then";
   EXPECT_TRUE(held.whole);
 }
 
@@ -91,13 +91,13 @@ TEST(HeldPrefix, NorWithoutTheIndexOfWhatIsMissing) {
 TEST(HeldPrefix, NoRowsOfASpanThatIsCut) {
   Plan plan;
   plan.codec = CodecKind::kLowRank;
-  const RawFree artefact{{{0, 30}, {40, 80}}, 80, Residence::kHost};
-  EXPECT_TRUE(SuperfluousPages(plan, std::nullopt, 4, 16).empty());
-  EXPECT_TRUE(SuperfluousPages(plan, artefact, 4, 16).empty());
+  const RawFree artefact{{{0, 30}, {40, 80}}, 80, Tier::kHost};
+  EXPECT_TRUE(RedundantPages(plan, std::nullopt, 4, 16).empty());
+  EXPECT_TRUE(RedundantPages(plan, artefact, 4, 16).empty());
   const std::vector<bool> want = {true, false, false, true, true};
-  EXPECT_EQ(SuperfluousPages(plan, artefact, 5, 16), want) << "whole pages";
+  EXPECT_EQ(RedundantPages(plan, artefact, 5, 16), want) << "whole pages";
   plan.codec = CodecKind::kPacked;
-  EXPECT_EQ(SuperfluousPages(plan, artefact, 4, 16), (std::vector<bool>{true, false, false, true}));
+  EXPECT_EQ(RedundantPages(plan, artefact, 4, 16), (std::vector<bool>{true, false, false, true}));
 }
 
 }  // namespace

@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "server/work/importer.h"
-#include "tests/fakes/far_memory.h"
+#include "tests/fakes/fake_gpu_memory.h"
 #include "tests/fakes/lent_blocks.h"
 
 namespace kvstrata::testing {
@@ -118,11 +118,11 @@ inline int CopyPages(int, const cuda::PageCopy* pages, uint64_t count) {
     std::memcpy(pages[i].to, pages[i].from, pages[i].shape.width);
   return 0;
 }
-inline int AllocatePinned(uint64_t bytes, void** at) {
+inline int AllocatePageLocked(uint64_t bytes, void** at) {
   *at = std::malloc(bytes);
   return *at == nullptr ? 2 : 0;
 }
-inline int FreePinned(void* at) {
+inline int FreePageLocked(void* at) {
   std::free(at);
   return 0;
 }
@@ -135,8 +135,8 @@ inline const cuda::CudaOps& Ops() {
     table.open_ipc = OpenIpc;
     table.close_ipc = CloseIpc;
     table.copy_pages = CopyPages;
-    table.allocate_pinned = AllocatePinned;
-    table.free_pinned = FreePinned;
+    table.allocate_page_locked = AllocatePageLocked;
+    table.free_page_locked = FreePageLocked;
     return table;
   }();
   return ops;
@@ -164,8 +164,9 @@ class Lender {
     pools.device_bytes = uint64_t{1} << 20;
     pools.headroom_tokens = 16;
     const auto never = std::make_shared<std::atomic<bool>>(false);
-    store_ = std::move(Store::Create(pools, std::make_unique<FarMemory>(never), NewHostPinned()))
-                 .value();
+    store_ =
+        std::move(Store::Create(pools, std::make_unique<FakeGpuMemory>(never), NewHostMemory()))
+            .value();
     importer_ = std::make_unique<Importer>(options, store_.get(), &Backends().front());
     session_ = OpenSession(&model_);
     PeerIdentity peer;
@@ -181,7 +182,7 @@ class Lender {
     PeerIdentity peer;
     peer.tenant = "uid:1";
     const Result<SessionSegments> segments =
-        store_->sessions().OpenSession(peer, Road::kLinked, "test", [](const ArenaGrant&) {});
+        store_->sessions().OpenSession(peer, Transport::kLinked, "test", [](const ArenaGrant&) {});
     EXPECT_TRUE(segments.ok()) << segments.status().ToString();
     ModelDesc desc;
     desc.name = "lent";
@@ -247,7 +248,7 @@ class Lender {
   }
   const std::byte* AddressOf(const PageInfo& page) {
     const std::byte* base = store_->devices().ArenaBase(page.arena);
-    if (store_->devices().memory(page.tier) != Memory::kMemfd) base += kFarShift;
+    if (store_->devices().handle_type(page.tier) != HandleType::kMemfd) base += kGpuShift;
     return base + page.offset;
   }
   void ExpectClean() {

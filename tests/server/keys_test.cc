@@ -112,7 +112,7 @@ TEST_F(KeysTest, AWishThatCannotBeDoneAnyMoreIsRefusedOnce) {
 }
 
 TEST_F(KeysTest, OfARemoteOwnerTheDaemonKnowsAll) {
-  TestSession remote(store_.get(), "uid:1", Road::kRemote);
+  TestSession remote(store_.get(), "uid:1", Transport::kRemote);
   TestSequence s = TestSequence::Prompt(&remote, "full", Tokens(100));
   ASSERT_TRUE(store_->sequences().GiveKey(remote.id(), s.opened(), "r").ok());
   EXPECT_EQ(store_->sequences().TruncateKey(scheduler_.id(), "r", 101).reason(), "TRUNCATE_TOKENS");

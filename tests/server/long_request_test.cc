@@ -66,7 +66,7 @@ class ToldMemory final : public MemoryResource {
     return memory_->Allocate(bytes);
   }
   void Free(MemoryBlock block) override { memory_->Free(std::move(block)); }
-  Memory memory() const override { return memory_->memory(); }
+  HandleType handle_type() const override { return memory_->handle_type(); }
   std::string_view name() const override { return memory_->name(); }
 
  private:
@@ -81,7 +81,7 @@ class LongRequestTest : public ::testing::Test {
     options.device_bytes = uint64_t{2} << 30;
     options.host_bytes = 0;
     options.arena_bytes = uint64_t{8} << 20;
-    store_ = *Store::Create(options, std::make_unique<ToldMemory>(&on_arena_), NewHostPinned());
+    store_ = *Store::Create(options, std::make_unique<ToldMemory>(&on_arena_), NewHostMemory());
   }
 
   // Whether any of several who take the lock again and again got in while `request` had it in
@@ -178,9 +178,9 @@ TEST_F(LongRequestTest, EveryLongRequestLetsOthersIn) {
 // further than without it.
 TEST_F(LongRequestTest, AnArtefactMayGoWhileAnOpenLooksForPages) {
   constexpr char kPlan[] = "window{codec = \"packed\", max_loss = 1, keep_raw = \"no\"}";
-  constexpr int32_t kPages = 600, kGivenBack = 10;
+  constexpr int32_t kPages = 600, kReleased = 10;
   const auto control = std::make_shared<testing::CodecControl>();
-  control->released_to = kGivenBack * 16;
+  control->released_to = kReleased * 16;
   StoreOptions options = testing::SmallPools(4096, 64);
   options.new_recompressor = [&](const Plan&, const Geometry& geometry, auto) {
     return std::make_unique<testing::CopyingCodec>(control, geometry);
@@ -196,7 +196,7 @@ TEST_F(LongRequestTest, AnArtefactMayGoWhileAnOpenLooksForPages) {
     }
     // Pins its pages, and not the artefact.
     PrefixPin pin = store_->pins().PinSequence(made.id(), std::chrono::hours(1))->pin;
-    ASSERT_EQ(pin.pages.size(), size_t{kPages - kGivenBack});
+    ASSERT_EQ(pin.pages.size(), size_t{kPages - kReleased});
     ASSERT_TRUE(store_->pins().RemovePin(pin.id).ok());
     pin.artefact.clear();
     store_->pins().RestorePins({pin});

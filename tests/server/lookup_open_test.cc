@@ -118,7 +118,7 @@ class LookupOpen : public ::testing::TestWithParam<const char*> {
     };
     std::vector<StoreDevice> devices;
     for (const char* name : {"a", "b"}) devices.push_back({name, NewEmulatedDevice()});
-    auto store = Store::Create(options, std::move(devices), NewHostPinned());
+    auto store = Store::Create(options, std::move(devices), NewHostMemory());
     ASSERT_TRUE(store.ok()) << store.status().ToString();
     store_ = std::move(*store);
     pages_ =
@@ -128,7 +128,7 @@ class LookupOpen : public ::testing::TestWithParam<const char*> {
     records_ += records.get_future().get();
     for (uint32_t i = 0; i < 4; ++i) {
       sessions_.push_back(
-          std::make_unique<TestSession>(store_.get(), "uid:1", Road::kLinked, i % 2));
+          std::make_unique<TestSession>(store_.get(), "uid:1", Transport::kLinked, i % 2));
     }
   }
   void Stop() {
@@ -188,7 +188,7 @@ class LookupOpen : public ::testing::TestWithParam<const char*> {
     TestSequence s(sessions_[session].get(), opened, tokens);
     ASSERT_TRUE(s.Append(tokens.subspan(opened.held_tokens)).ok());
     if (opened.plan.codec != CodecKind::kRaw && !OneIn(5)) {
-      control_->tier = OneIn(2) ? TierKind::kHost : TierKind::kDevice;
+      control_->tier = OneIn(2) ? Tier::kHost : Tier::kDevice;
       control_->released_from = OneIn(3) ? static_cast<int32_t>(Pick(300)) : 0;
       control_->released_to = static_cast<int32_t>(OneIn(2) ? Pick(kLongest) : kLongest);
       ASSERT_TRUE(store_->steps().PrefillDone(sessions_[session]->id(), s.id()).ok());
@@ -289,9 +289,9 @@ class LookupOpen : public ::testing::TestWithParam<const char*> {
     ASSERT_EQ(hit->held_tokens(), opened->held_tokens);
     ASSERT_EQ(hit->indexed_tokens, opened->indexed_tokens);
     ASSERT_EQ(FormatPlan(hit->plan.value_or(Plan{})), FormatPlan(opened->plan));
-    EXPECT_EQ(hit->tokens_in(Residence::kDevice) + hit->tokens_in(Residence::kHost) +
-                  hit->tokens_in(Residence::kDisk),
-              hit->held_tokens());
+    EXPECT_EQ(
+        hit->tokens_in(Tier::kDevice) + hit->tokens_in(Tier::kHost) + hit->tokens_in(Tier::kDisk),
+        hit->held_tokens());
     const StoreCounters after = store_->inspection().Counters();
     held_ += opened->held_tokens != 0;
     beyond_raw_ += hit->held_tokens() > raw->held_tokens();

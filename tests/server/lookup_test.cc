@@ -6,7 +6,7 @@
 namespace kvstrata::testing {
 namespace {
 
-using enum Residence;
+using enum Tier;
 
 // A tier that holds keys and can read nothing.
 class KeysOnly final : public PageTier {
@@ -87,7 +87,7 @@ TEST_F(LookupTest, AHoleInMemoryIsFilledByTheTier) {
       store_->lookups()
           .Lookup(session_.id(), session_.model(), std::vector<PageKey>{keys[4], keys[5], keys[3]})
           .value();
-  EXPECT_EQ(tail.pages, (std::vector<Residence>{kDevice, kDisk, kDevice}));
+  EXPECT_EQ(tail.pages, (std::vector<Tier>{kDevice, kDisk, kDevice}));
 }
 
 TEST_F(LookupTest, KeysFindWhatTokensFind) {

@@ -102,10 +102,10 @@ TEST_P(Conformance, RefusesSizesThatAreNoPages) {
 
 INSTANTIATE_TEST_SUITE_P(
     All, Conformance,
-    ::testing::Values(Factory{"device", NewEmulatedDevice}, Factory{"host", NewHostPinned},
+    ::testing::Values(Factory{"device", NewEmulatedDevice}, Factory{"host", NewHostMemory},
                       Factory{"limited",
-                              [] { return NewLimitedResource(NewHostPinned(), &kBytes); }},
-                      Factory{"failing", [] { return NewFailingResource(NewHostPinned(), 1); }}),
+                              [] { return NewLimitedResource(NewHostMemory(), &kBytes); }},
+                      Factory{"failing", [] { return NewFailingResource(NewHostMemory(), 1); }}),
     [](const auto& param) { return std::string(param.param.name); });
 
 TEST(LimitedResource, GivesNoMoreThanItsCapacityAndTakesBack) {

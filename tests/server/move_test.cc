@@ -59,7 +59,7 @@ class MoveTest : public ::testing::Test {
     StoreOptions options = SmallPools(256, 256);
     options.promote_rate = promote_rate;
     Result<std::unique_ptr<Store>> store =
-        Store::Create(options, std::make_unique<CountingDevice>(&batches_), NewHostPinned());
+        Store::Create(options, std::make_unique<CountingDevice>(&batches_), NewHostMemory());
     ASSERT_TRUE(store.ok()) << store.status().ToString();
     store_ = std::move(*store);
     session_ = std::make_unique<TestSession>(store_.get());

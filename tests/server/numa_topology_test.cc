@@ -115,7 +115,7 @@ TEST(NumaTopology, BlocksOfThisMachineArePlacedAndWork) {
     EXPECT_EQ(placed.reason(), "NUMA_PLACEMENT");
     std::printf("not placed here: %s\n", placed.ToString().c_str());
   }
-  const auto memory = NewPlacedResource(NewHostPinned(), *machine, nodes);
+  const auto memory = NewPlacedResource(NewHostMemory(), *machine, nodes);
   Result<MemoryBlock> block = memory->Allocate(1 << 20);
   ASSERT_TRUE(block.ok());
   block->base[12345] = std::byte{7};

@@ -1,4 +1,4 @@
-// In which order pages are taken and given back.
+// In which order pages are taken and released.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -51,7 +51,7 @@ class PagePoolsTest : public ::testing::Test {
     return n;
   }
 
-  PageMemory memory_{OneDevice(), kArena, NewHostPinned(), kArena};
+  PageMemory memory_{OneDevice(), kArena, NewHostMemory(), kArena};
   PagePools pools_{&memory_, kArena};
 };
 

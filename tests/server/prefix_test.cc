@@ -152,7 +152,7 @@ class PrefixIndexTest : public ::testing::Test {
     return devices;
   }
 
-  PageMemory memory_{TwoDevices(), 1 << 20, NewHostPinned(), 1 << 20};
+  PageMemory memory_{TwoDevices(), 1 << 20, NewHostMemory(), 1 << 20};
   PagePools pools_{&memory_, 1 << 20};
   bool arena_ = pools_.AddArena(kDevice, 0, 1, 4096) && pools_.AddArena(kOther, 0, 1, 4096);
   PrefixIndex index_;
@@ -188,16 +188,16 @@ TEST_F(PrefixIndexTest, CachedPagesAreListedOldestFirst) {
   EXPECT_EQ(index_.cached_bytes(kDevice), 0u);
 }
 
-TEST_F(PrefixIndexTest, WhatHasChancesIsPassedOver) {
+TEST_F(PrefixIndexTest, WhatHasCreditsIsPassedOver) {
   Page *a = NewPage(1), *b = NewPage(2);
   for (Page* page : {a, b}) ASSERT_TRUE(index_.Insert(page));
   for (Page* page : {a, b}) Cache(page);
-  a->chances = 2;
+  a->credits = 2;
   EXPECT_EQ(index_.Spare(a), b);
   EXPECT_EQ(index_.oldest(kDevice), b);
   EXPECT_EQ(b->newer, a);
   EXPECT_EQ(index_.Spare(a), a) << "it was the newest";
-  EXPECT_EQ(a->chances, 0);
+  EXPECT_EQ(a->credits, 0);
   EXPECT_EQ(a->newer, nullptr);
   EXPECT_EQ(index_.cached_bytes(kDevice), 2 * 4096u);
 }

@@ -193,7 +193,7 @@ TEST_F(RecompressTest, UnderPressureTheLargestGoFirst) {
       order.push_back(id);
     });
   }
-  control_->tier = TierKind::kHost;
+  control_->tier = Tier::kHost;
   control_->Hold(false);
   ASSERT_TRUE(Eventually([&] {
     std::lock_guard lock(mu);

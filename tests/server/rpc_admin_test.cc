@@ -109,7 +109,7 @@ TEST_F(RpcAdminTest, SessionsAndSequencesAreListed) {
   ASSERT_EQ(sessions.value().sessions_size(), 1);
   const v1::Session& s = sessions.value().sessions(0);
   EXPECT_EQ(s.client_name(), "test");
-  EXPECT_EQ(s.road(), "remote");
+  EXPECT_EQ(s.transport(), "remote");
   EXPECT_EQ(s.uid(), geteuid());
   EXPECT_EQ(s.pid(), 0u);
   EXPECT_EQ(s.sequences(), 1u);
@@ -130,7 +130,7 @@ TEST_F(RpcAdminTest, SessionsAndSequencesAreListed) {
   EXPECT_GE(shown.value().pages_size(), 3);
   EXPECT_TRUE(shown.value().pages(0).sealed());
   EXPECT_EQ(shown.value().pages(0).tier(), "device");
-  EXPECT_GT(shown.value().pages(0).selected(), 0u);  // heat of both layers
+  EXPECT_GT(shown.value().pages(0).selected(), 0u);  // accesses of both layers
   EXPECT_GE(shown.value().index_blocks_size(), 1);
   show.set_sequence(sequence + 1000);
   EXPECT_EQ(Admin(&v1::Admin::Stub::ShowSequence, show).status().reason(), "SEQUENCE_UNKNOWN");

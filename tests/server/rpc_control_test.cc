@@ -34,7 +34,7 @@ TEST_F(RpcControlTest, OpenSessionSaysWhatIsThere) {
   const auto sessions = daemon_.store().inspection().Sessions();
   ASSERT_EQ(sessions.size(), 1u);
   EXPECT_EQ(sessions[0].client_name, "test");
-  EXPECT_EQ(sessions[0].road, Road::kRemote);
+  EXPECT_EQ(sessions[0].transport, Transport::kRemote);
   EXPECT_EQ(sessions[0].peer.uid, geteuid());
 }
 
@@ -85,7 +85,7 @@ TEST_F(RpcControlTest, ALinkedSessionIsNotReachedOverGrpc) {
   PeerIdentity peer;
   peer.uid = geteuid();
   peer.tenant = "uid:" + std::to_string(geteuid());
-  const auto linked = daemon_.store().sessions().OpenSession(peer, Road::kLinked, "engine",
+  const auto linked = daemon_.store().sessions().OpenSession(peer, Transport::kLinked, "engine",
                                                              [](const ArenaGrant&) {});
   ASSERT_TRUE(linked.ok());
   EXPECT_EQ(Ping(linked.value().session).reason(), "SESSION_UNKNOWN");

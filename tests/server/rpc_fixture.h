@@ -68,7 +68,7 @@ class RpcDaemon {
     std::vector<StoreDevice> devices;
     devices.push_back({"emulated", std::move(device)});
     if (second_device) devices.push_back({"emulated-1", std::move(second_device)});
-    store_ = std::move(Store::Create(options, std::move(devices), NewHostPinned())).value();
+    store_ = std::move(Store::Create(options, std::move(devices), NewHostMemory())).value();
     listener_ = std::move(UnixListener::Listen(path(), SOCK_STREAM, -1)).value();
     executor_ = NewThreadPool(2);
     GrpcOptions grpc;

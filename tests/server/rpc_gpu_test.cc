@@ -4,7 +4,7 @@
 #include <atomic>
 #include <cstdlib>
 
-#include "tests/fakes/far_memory.h"
+#include "tests/fakes/fake_gpu_memory.h"
 #include "tests/server/rpc_fixture.h"
 
 namespace kvstrata::test {
@@ -41,8 +41,8 @@ const cuda::CudaOps& FakeOps() {
     fake.error_text = [](int) { return "on purpose"; };
     fake.is_sticky = [](int code) { return code == kStickyError; };
     fake.use_device = [](int) { return 0; };
-    fake.allocate_device = fake.allocate_pinned = Allocate;
-    fake.free_device = fake.free_pinned = Free;
+    fake.allocate_device = fake.allocate_page_locked = Allocate;
+    fake.free_device = fake.free_page_locked = Free;
     fake.copy_async = [](void* to, const void* from, uint64_t bytes, cuda::Stream) {
       if (gpu.error == 0) std::memcpy(to, from, bytes);
       return gpu.error.load();
@@ -140,7 +140,7 @@ class RpcGpuTest : public ::testing::Test {
         options->cuda_patience = std::chrono::milliseconds(30);
         options->cuda_devices = {0};
       },
-      std::make_unique<testing::FarMemory>(std::make_shared<std::atomic<bool>>(false))};
+      std::make_unique<testing::FakeGpuMemory>(std::make_shared<std::atomic<bool>>(false))};
   RpcClient client_{daemon_.Connect()};
   std::mt19937 random_{7};
   uint64_t model_ = RegisterModel();
@@ -248,10 +248,10 @@ TEST_F(RpcGpuTest, ASessionThatEndsGivesAllBack) {
 TEST(RpcGpuPool, WithoutOpsIsRefused) {
   RpcDaemon daemon(
       uint64_t{64} << 20, nullptr,
-      std::make_unique<testing::FarMemory>(std::make_shared<std::atomic<bool>>(false)));
+      std::make_unique<testing::FakeGpuMemory>(std::make_shared<std::atomic<bool>>(false)));
   const Status refused = RpcClient(daemon.Connect()).failure;
   EXPECT_EQ(refused.code(), Code::kUnimplemented);
-  EXPECT_EQ(refused.reason(), "ROAD_UNAVAILABLE");
+  EXPECT_EQ(refused.reason(), "TRANSPORT_UNAVAILABLE");
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // A store with a pool for each of three devices: who gets whose memory, prefixes that are met from
-// another device, and what is told and changed by device. Runs on emulated devices, and on far
+// another device, and what is told and changed by device. Runs on emulated devices, and on gpu
 // ones, whose memory no other device's Copy can touch.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -39,7 +39,7 @@ class SeveralDevices : public ::testing::TestWithParam<bool> {
       devices.push_back({NameOf(i), NewLosableResource(NewMemory(), lost_[i])});
     }
     Result<std::unique_ptr<Store>> store =
-        Store::Create(options, std::move(devices), NewHostPinned());
+        Store::Create(options, std::move(devices), NewHostMemory());
     ASSERT_TRUE(store.ok()) << store.status().ToString();
     store_ = std::move(*store);
     store_->moves().SetMoveSink([] {});
@@ -58,12 +58,12 @@ class SeveralDevices : public ::testing::TestWithParam<bool> {
 
   static std::unique_ptr<MemoryResource> NewMemory() {
     if (!GetParam()) return NewEmulatedDevice();
-    return std::make_unique<FarMemory>(std::make_shared<std::atomic<bool>>(false));
+    return std::make_unique<FakeGpuMemory>(std::make_shared<std::atomic<bool>>(false));
   }
   static std::string NameOf(uint32_t device) { return "device-" + std::to_string(device); }
   TestSession* Attach(uint32_t device) {
     sessions_.push_back(
-        std::make_unique<TestSession>(store_.get(), "uid:1", Road::kLinked, device));
+        std::make_unique<TestSession>(store_.get(), "uid:1", Transport::kLinked, device));
     device_of_.push_back(device);
     return sessions_.back().get();
   }
@@ -114,7 +114,7 @@ class SeveralDevices : public ::testing::TestWithParam<bool> {
 };
 
 INSTANTIATE_TEST_SUITE_P(Memory, SeveralDevices, ::testing::Bool(),
-                         [](const auto& p) { return p.param ? "far" : "emulated"; });
+                         [](const auto& p) { return p.param ? "gpu" : "emulated"; });
 
 TEST_P(SeveralDevices, PagesComeFromTheSessionsDevice) {
   std::vector<TestSequence> sequences;

@@ -1,4 +1,4 @@
-// Extents in the store: published beside pages, raw pages given back or moved, shared, pinned,
+// Extents in the store: published beside pages, raw pages released or moved, shared, held,
 // retired; what fails leaves the sequence as it was.
 #include <gtest/gtest.h>
 
@@ -110,7 +110,7 @@ TEST_F(ExtentsTest, ATableNamesThem) {
 }
 
 // What a GPU has packed lacks its front, which the host has.
-TEST_F(ExtentsTest, AFarExtentGetsItsFrontWhenItIsCopied) {
+TEST_F(ExtentsTest, AnExtentOfTheDeviceGetsItsFrontWhenItIsCopied) {
   Start();
   TestSequence s = Prompt(100, KeepRaw::kHost);
   Result<RecompressJob> job = store_->recompression().TakeRecompression(s.id());
@@ -119,10 +119,11 @@ TEST_F(ExtentsTest, AFarExtentGetsItsFrontWhenItIsCopied) {
   Result<RecompressOutput> ran = next->Run(job->input);
   ASSERT_TRUE(ran.ok()) << ran.status().ToString();
   for (ExtentDraft& draft : ran->extents) {
-    const auto far = std::make_shared<std::vector<std::byte>>(draft.bytes);
-    std::fill_n(far->begin(), sizeof(ExtentHeader), std::byte{0xEE});
+    const auto on_device = std::make_shared<std::vector<std::byte>>(draft.bytes);
+    std::fill_n(on_device->begin(), sizeof(ExtentHeader), std::byte{0xEE});
     draft.bytes.resize(sizeof(ExtentHeader));
-    draft.far = {std::shared_ptr<const std::byte>(far, far->data()), far->size()};
+    draft.on_device = {std::shared_ptr<const std::byte>(on_device, on_device->data()),
+                       on_device->size()};
   }
   const Result<RecompressResult> done = store_->recompression().PublishRecompression(
       std::move(*job), std::move(next), std::move(*ran));
@@ -273,7 +274,7 @@ TEST_F(ExtentsTest, RowsThatTheIndexStillWantsStay) {
 
 TEST_F(ExtentsTest, ExtentsLieWhereTheDraftAsks) {
   Start();
-  control_->tier = TierKind::kHost;
+  control_->tier = Tier::kHost;
   TestSequence s = Prompt(40, KeepRaw::kNo);
   ASSERT_TRUE(Recompress(store_.get(), s.id()).ok());
   EXPECT_EQ(s.Table().extent(0)->tier, 1);
@@ -597,7 +598,7 @@ TEST_F(ExtentsTest, TheAuditSeesWhatIsWrong) {
   EXPECT_TRUE(finds("its table names another place"));
   entry.offset -= 4096;
   shm::Entries(inside.table)[2].flags = shm::kPageSealed;
-  EXPECT_TRUE(finds("was given back and its table names it"));
+  EXPECT_TRUE(finds("was released and its table names it"));
   shm::Entries(inside.table)[2].flags = shm::kPageAbsent;
   ++inside.extents[0].page->refs;
   EXPECT_TRUE(finds("counts 2 references, 1 were found"));

@@ -19,7 +19,7 @@
 #include "kernels/plan.h"
 #include "proto/table_reader.h"
 #include "server/store/store.h"
-#include "tests/fakes/far_memory.h"
+#include "tests/fakes/fake_gpu_memory.h"
 
 namespace kvstrata::testing {
 
@@ -66,13 +66,14 @@ inline uint64_t UsedBytes(const Store& store) {
 
 class TestSession {
  public:
-  explicit TestSession(Store* store, const std::string& tenant = "uid:1", Road road = Road::kLinked,
-                       uint32_t device = 0)
+  explicit TestSession(Store* store, const std::string& tenant = "uid:1",
+                       Transport transport = Transport::kLinked, uint32_t device = 0)
       : store_(store) {
     PeerIdentity peer;
     peer.tenant = tenant;
     Result<SessionSegments> segments = store->sessions().OpenSession(
-        peer, road, "test", [this](const ArenaGrant& g) { grants_[g.arena] = g.writable; }, device);
+        peer, transport, "test", [this](const ArenaGrant& g) { grants_[g.arena] = g.writable; },
+        device);
     EXPECT_TRUE(segments.ok()) << segments.status().ToString();
     segments_ = *segments;
     reader_ = shm::TableReader(segments_.header, segments_.tables, segments_.table_bytes);
@@ -129,9 +130,9 @@ class TestSequence {
   std::byte* At(const shm::PageEntry* e) const {
     std::byte* base = session_->store()->devices().ArenaBase(e->arena);
     EXPECT_NE(base, nullptr);
-    const bool far =
-        session_->store()->devices().memory(static_cast<Tier>(e->tier)) != Memory::kMemfd;
-    return base + e->offset + (far ? kFarShift : 0);
+    const bool gpu =
+        session_->store()->devices().handle_type(static_cast<Tier>(e->tier)) != HandleType::kMemfd;
+    return base + e->offset + (gpu ? kGpuShift : 0);
   }
 
   // One step: begin (grow if needed, catch the index up), write the rows, commit.

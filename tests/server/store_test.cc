@@ -148,7 +148,7 @@ TEST(Store, LimitsOfSessionsAndSequences) {
   auto store = NewStore(options);
   TestSession a(store.get()), b(store.get());
   PeerIdentity peer{0, 0, 0, "uid:1"};
-  EXPECT_EQ(store->sessions().OpenSession(peer, Road::kLinked, "c", nullptr).status().reason(),
+  EXPECT_EQ(store->sessions().OpenSession(peer, Transport::kLinked, "c", nullptr).status().reason(),
             "SESSION_LIMIT");
   for (int i = 0; i < shm::kMaxSequences; ++i) ASSERT_TRUE(a.Open("full", {}).ok()) << i;
   EXPECT_EQ(a.Open("full", {}).status().reason(), "SEQUENCE_LIMIT");
@@ -269,15 +269,16 @@ TEST(Store, DecodingExtendsTheTableAheadOfNeed) {
   ExpectClean(*store);
 }
 
-TEST(Store, HeatIsKeptWhenATableGrows) {
+TEST(Store, AccessCountsAreKeptWhenATableGrows) {
   auto store = NewStore(SmallPools(64, 64));
   TestSession session(store.get());
   TestSequence s = TestSequence::Prompt(&session, "full", Tokens(40));
-  auto* heat = reinterpret_cast<uint32_t*>(reinterpret_cast<std::byte*>(session.segments().header) +
-                                           session.segments().header->heat_offset);
-  heat[s.Table().table->heat_first + 1] = 42;
+  auto* access_counters =
+      reinterpret_cast<uint32_t*>(reinterpret_cast<std::byte*>(session.segments().header) +
+                                  session.segments().header->access_counters_offset);
+  access_counters[s.Table().table->first_access_counter + 1] = 42;
   ASSERT_TRUE(s.Append(Tokens(960, 40)).ok());
-  EXPECT_GE(s.Table().table->heat_count, 1000u / 16);
+  EXPECT_GE(s.Table().table->access_counter_count, 1000u / 16);
   EXPECT_EQ(store->inspection().Show(s.id())->pages[1].selected, 42u);
   ExpectClean(*store);
 }
@@ -566,7 +567,7 @@ TEST(Store, FailedMemoryIsAShortageAndTakesNothing) {
     StoreOptions options = SmallPools(256, 256);
     Result<std::unique_ptr<Store>> created =
         Store::Create(options, NewFailingResource(NewEmulatedDevice(), successes),
-                      NewFailingResource(NewHostPinned(), 0));
+                      NewFailingResource(NewHostMemory(), 0));
     ASSERT_TRUE(created.ok());
     Store* store = created->get();
     TestSession session(store);

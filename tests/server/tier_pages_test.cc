@@ -27,8 +27,8 @@ class TierPagesTest : public ::testing::Test {
     options_.segment_bytes = 1 << 20;
   }
   // Leaves `n` tokens on disk.
-  void Write(std::string_view plan, int32_t n, bool far = false) {
-    const Machine machine(options_, {}, 256, far);
+  void Write(std::string_view plan, int32_t n, bool gpu = false) {
+    const Machine machine(options_, {}, 256, gpu);
     TestSession session(machine.store.get());
     TestSequence s = TestSequence::Prompt(&session, plan, Tokens(n));
     EXPECT_TRUE(s.Append(-1).ok());  // completes the index of what is before it
@@ -115,7 +115,7 @@ TEST_F(TierPagesTest, ALeaseReadsWhatItHolds) {
       [&](const Result<PrefixHit>& hit) { answer.set_value(hit); });
   const Result<PrefixHit> hit = answer.get_future().get();
   ASSERT_TRUE(hit.ok()) << hit.status().ToString();
-  EXPECT_EQ(hit->tokens_in(Residence::kDevice), 640u);
+  EXPECT_EQ(hit->tokens_in(Tier::kDevice), 640u);
   const uint64_t read = machine.pages->counters().read;
   EXPECT_GT(read, 0u);
   machine.store->eviction().Evict(false);
@@ -124,9 +124,9 @@ TEST_F(TierPagesTest, ALeaseReadsWhatItHolds) {
   EXPECT_EQ(machine.pages->counters().read, read) << "an open finds it in memory";
 }
 
-TEST_F(TierPagesTest, PagesOfAGpuTakeTheSameRoad) {
-  Write("full", 100, /*far=*/true);
-  const Machine machine(options_, {}, 256, /*far=*/true);
+TEST_F(TierPagesTest, PagesOfAGpuGoTheSameWay) {
+  Write("full", 100, /*gpu=*/true);
+  const Machine machine(options_, {}, 256, /*gpu=*/true);
   EXPECT_EQ(HeldAfterwards(machine, "full", 100), 96u);
 }
 
@@ -242,7 +242,7 @@ TEST_F(TierPagesTest, AFullDiskKeepsWhatIsPinnedAlsoAfterARestart) {
   const PrefixHit hit =
       machine.store->lookups().Lookup(session.id(), session.model(), Tokens(50 * 16 + 1)).value();
   EXPECT_EQ(hit.held_tokens(), 800u);
-  EXPECT_EQ(hit.tokens_in(Residence::kDisk), 800u);
+  EXPECT_EQ(hit.tokens_in(Tier::kDisk), 800u);
   EXPECT_EQ(ReadPins(machine.values.get(), SteadyClock::now() + seconds(30)).size(), 1u);
   ASSERT_TRUE(machine.store->pins().RemovePin(pins[0].id).ok());
   EXPECT_TRUE(ReadPins(machine.values.get(), SteadyClock::now() + seconds(30)).empty());
@@ -403,19 +403,19 @@ class DiskReadersTest : public TierPagesTest {
     machine.Settle();
     ASSERT_EQ(machine.pages->counters().written, static_cast<uint64_t>(n * kPages));
   }
-  // A load of prompt number `i`: `turn` is called in each of its turns, `done` at its end.
-  TierLoad LoadOf(int i, std::function<void()> turn, std::function<void()> done) {
+  // A load of prompt number `i`: `round` is called in each of its rounds, `done` at its end.
+  TierLoad LoadOf(int i, std::function<void()> round, std::function<void()> done) {
     TierLoad load;
     load.keys = keys_[static_cast<size_t>(i)];
     load.asked = SteadyClock::now();
-    load.take = [turn = std::move(turn)](size_t, std::span<const LoadedValue> values) {
-      turn();
+    load.take = [round = std::move(round)](size_t, std::span<const LoadedValue> values) {
+      round();
       return std::ranges::none_of(values, &LoadedValue::empty);
     };
     load.done = std::move(done);
     return load;
   }
-  // A page a turn.
+  // A page a round.
   static TierPagesOptions Readers(uint32_t n) {
     TierPagesOptions options;
     options.loads.readers = n;
@@ -432,14 +432,14 @@ TEST_F(DiskReadersTest, AnOpenBehindALongLoadIsServedMeanwhile) {
   std::promise<void> short_done, long_done;
   std::shared_future<void> short_is_done = short_done.get_future().share();
   bool meanwhile = false;
-  const auto turn = [&, asked = false]() mutable {
+  const auto round = [&, asked = false]() mutable {
     if (std::exchange(asked, true)) return;
     // The long load does not go on before the short one has ended.
     ASSERT_TRUE(machine.pages->Load(LoadOf(
         1, [] {}, [&] { short_done.set_value(); })));
     meanwhile = short_is_done.wait_for(seconds(20)) == std::future_status::ready;
   };
-  ASSERT_TRUE(machine.pages->Load(LoadOf(0, turn, [&] { long_done.set_value(); })));
+  ASSERT_TRUE(machine.pages->Load(LoadOf(0, round, [&] { long_done.set_value(); })));
   ASSERT_EQ(long_done.get_future().wait_for(seconds(40)), std::future_status::ready);
   EXPECT_TRUE(meanwhile);
   short_is_done.wait();
@@ -447,26 +447,26 @@ TEST_F(DiskReadersTest, AnOpenBehindALongLoadIsServedMeanwhile) {
   EXPECT_EQ(machine.pages->counters().late_loads, 0u);
 }
 
-TEST_F(DiskReadersTest, OneReaderServesLoadsByTurns) {
+TEST_F(DiskReadersTest, OneReaderServesLoadsInRounds) {
   WriteLoads(3);
   const Machine machine(options_, Readers(1));
-  std::string turns;  // the one reader's
+  std::string rounds;  // the one reader's
   std::promise<void> all_done;
   int done = 0;
-  const auto note = [&](char name) { return [&turns, name] { turns += name; }; };
+  const auto note = [&](char name) { return [&rounds, name] { rounds += name; }; };
   const auto end = [&] {
     if (++done == 3) all_done.set_value();
   };
   const auto first = [&] {
-    if (turns.empty()) {
+    if (rounds.empty()) {
       EXPECT_TRUE(machine.pages->Load(LoadOf(1, note('b'), end)));
       EXPECT_TRUE(machine.pages->Load(LoadOf(2, note('c'), end)));
     }
-    turns += 'a';
+    rounds += 'a';
   };
   ASSERT_TRUE(machine.pages->Load(LoadOf(0, first, end)));
   ASSERT_EQ(all_done.get_future().wait_for(seconds(30)), std::future_status::ready);
-  EXPECT_EQ(turns, "abcabcabcabcabcabc");
+  EXPECT_EQ(rounds, "abcabcabcabcabcabc");
 }
 
 TEST_F(DiskReadersTest, EachLoadHasItsOwnDeadline) {

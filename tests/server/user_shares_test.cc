@@ -19,8 +19,9 @@ class UserSharesTest : public ::testing::Test {
     StoreOptions options = SmallPools(64, 0);
     options.arena_bytes = kGranularity;
     options.user_limits = std::make_shared<UserLimits>(limits);
-    auto device = std::make_unique<FarMemory>(std::make_shared<std::atomic<bool>>(), kGranularity);
-    auto store = Store::Create(options, std::move(device), NewHostPinned());
+    auto device =
+        std::make_unique<FakeGpuMemory>(std::make_shared<std::atomic<bool>>(), kGranularity);
+    auto store = Store::Create(options, std::move(device), NewHostMemory());
     ASSERT_TRUE(store.ok()) << store.status().ToString();
     store_ = *std::move(store);
   }

@@ -31,7 +31,7 @@ class WatermarksTest : public ::testing::Test {
     const Result<PrefixHit> hit =
         store_->lookups().Lookup(session_->id(), session_->model(), tokens);
     EXPECT_TRUE(hit.ok());
-    return hit->tokens_in(tier == Tier::kDevice ? Residence::kDevice : Residence::kHost) / 16;
+    return hit->tokens_in(tier) / 16;
   }
   PoolInfo Pool(Tier tier) const { return store_->inspection().Pools()[static_cast<size_t>(tier)]; }
   uint64_t MoveAll(uint64_t piece = 4 * kPage) {
@@ -224,9 +224,9 @@ constexpr const char* kQuest = "quest{min_tokens = 0}";
 // Counts as a client's steps do.
 void Select(const TestSession& session, const TestSequence& s, uint32_t page, uint32_t times) {
   shm::SessionHeader* header = session.segments().header;
-  auto* heat =
-      reinterpret_cast<uint32_t*>(reinterpret_cast<std::byte*>(header) + header->heat_offset);
-  heat[s.Table().table->heat_first + page] += times;
+  auto* access_counters = reinterpret_cast<uint32_t*>(reinterpret_cast<std::byte*>(header) +
+                                                      header->access_counters_offset);
+  access_counters[s.Table().table->first_access_counter + page] += times;
 }
 
 TEST_F(WatermarksTest, WhatSelectorsChoseOutlivesWhatIsYounger) {

@@ -18,9 +18,9 @@ inline constexpr uint32_t kCapacity = 256;  // pages of a table, index blocks to
 class PublishedTables {
  public:
   PublishedTables()
-      : session_(Zeroed(sizeof(shm::SessionHeader) + kHeat * sizeof(uint32_t))),
+      : session_(Zeroed(sizeof(shm::SessionHeader) + kAccessCounters * sizeof(uint32_t))),
         tables_(Zeroed(kBytes)) {
-    header()->heat_offset = sizeof(shm::SessionHeader);
+    header()->access_counters_offset = sizeof(shm::SessionHeader);
     tables()->global_epoch = 1;
   }
 
@@ -32,7 +32,9 @@ class PublishedTables {
     return reinterpret_cast<shm::SequenceTable*>(tables_.get() + sizeof(shm::TableHeader) +
                                                  i * kTableBytes);
   }
-  uint32_t* heat() { return reinterpret_cast<uint32_t*>(session_.get() + header()->heat_offset); }
+  uint32_t* access_counters() {
+    return reinterpret_cast<uint32_t*>(session_.get() + header()->access_counters_offset);
+  }
   // Steps that are inside an epoch.
   int readers() {
     int n = 0;
@@ -61,7 +63,7 @@ class PublishedTables {
   };
   using Memory = std::unique_ptr<std::byte, Free>;
 
-  static constexpr uint64_t kHeat = 4096, kTables = 4;
+  static constexpr uint64_t kAccessCounters = 4096, kTables = 4;
   static constexpr uint64_t kTableBytes =
       sizeof(shm::SequenceTable) + 2 * kCapacity * sizeof(shm::PageEntry);
   static constexpr uint64_t kBytes = sizeof(shm::TableHeader) + kTables * kTableBytes;

@@ -44,7 +44,7 @@ class RecallSamplesTest : public ::testing::Test {
 
 const auto kMeasured = [](int) { return true; };
 
-TEST_F(RecallSamplesTest, StepsWhoseTurnItIsAreSampled) {
+TEST_F(RecallSamplesTest, StepsThatAreDueAreSampled) {
   Decoding(0, 20), Decoding(1, 21), Decoding(2, 20);
   EXPECT_TRUE(Sample(kMeasured).empty());
   for (const uint32_t slot : {0u, 1u}) Audit(slot, 7 + slot, 4);

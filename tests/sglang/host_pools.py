@@ -1,5 +1,5 @@
-"""HiCache on a machine without a GPU, for the tests: SGLang pins its host pools by CUDA, and moves pages between them
-and its device pool by CUDA kernels. Here they are not pinned, and torch moves pages."""
+"""HiCache on a machine without a GPU, for the tests: SGLang page-locks its host pools, and moves pages between them
+and its device pool by CUDA kernels. Here they are not page-locked, and torch moves pages."""
 
 from __future__ import annotations
 

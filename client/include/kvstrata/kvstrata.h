@@ -1,8 +1,8 @@
 /* kvstrata: the C ABI of the client library.
  *
- * Two libraries implement this header: libkvstrata.so (linked road: the daemon's memory is mapped
- * into this process and the ops run here, no crossing per step) and libkvstrata_remote.so (every
- * call goes to the daemon over gRPC; for tools and tests). Both give the same bits.
+ * Two libraries implement this header: libkvstrata.so (linked transport: the daemon's memory is
+ * mapped into this process and the ops run here, no crossing per step) and libkvstrata_remote.so
+ * (every call goes to the daemon over gRPC; for tools and tests). Both give the same bits.
  *
  * Conventions
  *   - Functions return a kvs_code; 0 is success. kvs_error_message() and kvs_error_reason()
@@ -15,8 +15,8 @@
  *   - Threads: a session may be used from many threads; one sequence, and one step, from one thread
  *     at a time. A child of fork() is refused with KVS_FAILED_PRECONDITION (FORKED): attach anew.
  *   - Every wait has a deadline (kvs_attach_options.timeout_ms). When the daemon dies, calls that
- *     ask it return KVS_UNAVAILABLE; what is answered in this process (linked road: append, attend,
- *     status, tokens, plan) goes on, on memory that stays mapped until kvs_detach.
+ *     ask it return KVS_UNAVAILABLE; what is answered in this process (linked transport: append,
+ *     attend, status, tokens, plan) goes on, on memory that stays mapped until kvs_detach.
  */
 #ifndef KVSTRATA_H_
 #define KVSTRATA_H_
@@ -29,7 +29,7 @@ extern "C" {
 #endif
 
 #define KVS_API __attribute__((visibility("default")))
-#define KVS_ABI_VERSION 1
+#define KVS_ABI_VERSION 2
 
 typedef enum kvs_code { /* gRPC's numbers */
                         KVS_OK = 0,
@@ -59,7 +59,7 @@ typedef uint64_t kvs_sequence; /* never 0; unique in the daemon's life */
 /* ---- library ---- */
 KVS_API int kvs_abi_version(void);
 KVS_API const char* kvs_version(void);       /* "0.1.0" */
-KVS_API const char* kvs_road(void);          /* "linked" or "remote" */
+KVS_API const char* kvs_transport(void);     /* "linked" or "remote" */
 KVS_API const char* kvs_code_name(int code); /* "INVALID_ARGUMENT" */
 KVS_API const char* kvs_error_message(void); /* of this thread's last failure; "" if none */
 KVS_API const char* kvs_error_reason(void);  /* stable, for programs: "PLAN_UNKNOWN" */
@@ -77,8 +77,8 @@ typedef struct kvs_attach_options {
   uint32_t timeout_ms; /* of every wait; 0: 5000 */
 } kvs_attach_options;
 
-/* socket: the daemon's PATH; NULL: KVSTRATA_SOCKET, else the default path. The linked road dials
- * PATH.attach beside it. options may be NULL. */
+/* socket: the daemon's PATH; NULL: KVSTRATA_SOCKET, else the default path. The linked transport
+ * dials PATH.attach beside it. options may be NULL. */
 KVS_API int kvs_attach(const char* socket, const kvs_attach_options* options, kvs_session** out);
 /* Closes all sequences, unmaps everything. Open steps end first. NULL is allowed. */
 KVS_API void kvs_detach(kvs_session* session);
@@ -102,11 +102,11 @@ typedef struct kvs_model_desc {
   int32_t rank, ranks;            /* tensor parallel; 0, 1 */
   const int32_t* boundary_tokens; /* token ids that end a sentence; may be NULL */
   size_t boundary_count;
-  /* Rotary embedding of keys_pre_rope 1; else all 0 (MODEL_ROPE). Pair i of rope_dim / 2 turns by
-   * position * rope_theta^(-2i / rope_dim). Part of the identity of pages: models that differ here
-   * share none. Frequency scaling is not known: store scaled models' keys after it. */
+  /* Rotary embedding of keys_pre_rope 1; else all 0 (MODEL_ROPE). Pair i of rope_dim / 2 is rotated
+   * by position * rope_theta^(-2i / rope_dim). Part of the identity of pages: models that differ
+   * here share none. Frequency scaling is not known: store scaled models' keys after it. */
   double rope_theta;        /* 1 to 1e12 */
-  int32_t rope_dim;         /* channels that turn, the first of a head; 0: all */
+  int32_t rope_dim;         /* channels that are rotated, the first of a head; 0: all */
   int32_t rope_interleaved; /* 0: pairs (i, i + rope_dim / 2); 1: pairs (2i, 2i + 1) */
   double scale; /* of a query's products with keys, before the softmax; 0: 1 / sqrt(head_dim) */
 } kvs_model_desc;
@@ -235,8 +235,8 @@ KVS_API int kvs_sequence_close(kvs_session* session, kvs_sequence sequence);
  * memory that is kept until it ends, and then commits nothing of this sequence (of its others all).
  * From then on the owner's calls with the sequence answer KVS_NOT_FOUND (SEQUENCE_CLOSED,
  * SEQUENCE_UNKNOWN; of a batch, that member's code), but for those that this process answers
- * itself: the linked road's tokens and plan. The owner's kvs_sequence_close answers it too, and
- * forgets the sequence here. The key is free when this returns.
+ * itself: the linked transport's tokens and plan. The owner's kvs_sequence_close answers it too,
+ * and forgets the sequence here. The key is free when this returns.
  * KVS_NOT_FOUND KEY_UNKNOWN. */
 KVS_API int kvs_close_key(kvs_session* session, const char* key);
 /* Has the live sequence that was opened with this key cut to `tokens`, by whichever session of this
@@ -348,7 +348,8 @@ typedef struct kvs_step_options {
  * has begun. */
 KVS_API int kvs_step_begin(kvs_session* session, const kvs_step_member* members, size_t n,
                            void* stream, kvs_step** out, int32_t* codes);
-/* The same; options NULL: none. Padding and late tokens: linked road only (remote: UNIMPLEMENTED).
+/* The same; options NULL: none. Padding and late tokens: linked transport only (remote:
+ * UNIMPLEMENTED).
  */
 KVS_API int kvs_step_begin_with(kvs_session* session, const kvs_step_member* members, size_t n,
                                 const kvs_step_options* options, kvs_step** out, int32_t* codes);
@@ -397,7 +398,7 @@ KVS_API void kvs_step_abort(kvs_step* step);
  * is held, kvs_blocks_seal as blocks fill. A sequence of such a model runs no steps:
  * kvs_step_begin, kvs_sequence_fork and kvs_attend are for sessions that own their pages
  * (SEQUENCE_IMPORTED). kvs_report takes positions that are acknowledged; kvs_prefill_done comes
- * after what was sealed before it; kvs_settle waits for all copies. Linked road only (remote:
+ * after what was sealed before it; kvs_settle waits for all copies. Linked transport only (remote:
  * UNIMPLEMENTED). */
 typedef enum kvs_memory_kind {
   KVS_MEMORY_MEMFD = 1,    /* sealed with F_SEAL_SHRINK */
@@ -482,11 +483,11 @@ typedef struct kvs_cost {
 KVS_API int kvs_attend_cost(kvs_step* step, uint32_t member, kvs_cost* out);
 
 /* ---- page tables and intermediate arrays ---- */
-/* Where a sequence's pages are: for tools and engines that attend themselves. Linked road only
+/* Where a sequence's pages are: for tools and engines that attend themselves. Linked transport only
  * (remote: UNIMPLEMENTED). The address is valid until the sequence is closed or its table changes.
  */
 typedef struct kvs_page {
-  const void* address; /* NULL: its rows were given back, the plan's codec holds them */
+  const void* address; /* NULL: its rows were released, the plan's codec holds them */
   uint32_t tier;       /* 0 device, 1 host */
   uint32_t flags;      /* 1 shared, 2 sealed, 4 absent */
 } kvs_page;

@@ -7,7 +7,7 @@
 // (causal). Queries that see no row of the slice get m = -inf, l = 0, o = 0.
 //
 // Whoever makes the items splits positions by length (kAttendSliceRows), never by thread count, so
-// answers are the same bits on every road and machine size (ADR 11).
+// answers are the same bits on every transport and machine size (ADR 11).
 // Sums accumulate in fp32 (ref: double). Work items are independent.
 // Cost: reads each K and V row once per 8 (queries * group) or fewer; decode is bound by memory.
 //
@@ -15,7 +15,7 @@
 // `rotary`, queries and keys come as they are before it, and s_i = scale * R(place of q) q .
 // R(place of i) k_i. A place is the position that the embedding uses: a row's own, or (compact) its
 // rank among the attended rows. Visibility goes by positions in either case.
-// Cost of it: each key is turned once per item, for all its queries (rotate_rows-inl.h; the ratio
+// Cost of it: each key is rotated once per item, for all its queries (rotate_rows-inl.h; the ratio
 // to keys stored after rotary embedding is in docs/plans.md).
 #ifndef KVSTRATA_KERNELS_OPS_ATTEND_RAW_ATTEND_RAW_H_
 #define KVSTRATA_KERNELS_OPS_ATTEND_RAW_ATTEND_RAW_H_

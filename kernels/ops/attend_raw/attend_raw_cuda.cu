@@ -12,18 +12,19 @@ namespace {
 template <typename T, int kDim>
 __device__ __forceinline__ void AttendStrips(const Arguments& a, Shared<kDim>& shared) {
   const int warp = threadIdx.x / 32;
-  const Turn& turn = shared.turn;
-  WarpAttention<T, kDim> attention(a, shared, turn.sequence, turn.head);
-  attention.Run(a.rows, turn.rows, turn.sequence, turn.head, turn.begin, turn.end, turn.step);
+  const CtaTask& task = shared.task;
+  WarpAttention<T, kDim> attention(a, shared, task.sequence, task.head);
+  attention.Run(a.rows, task.rows, task.sequence, task.head, task.begin, task.end, task.step);
   attention.SumWeights();
   attention.Store(shared, warp, a.group);
   __syncthreads();
 }
 
 template <typename T, int kDim>
-__device__ __forceinline__ FourChannels<T> NewValue(const Arguments& a, const Turn& turn, int i) {
-  if (turn.rows.newest < 0) return {};
-  return NewChannels<T>(a.new_v, turn.sequence, turn.head, i % Shape<kDim>::kColumns);
+__device__ __forceinline__ FourChannels<T> NewValue(const Arguments& a, const CtaTask& task,
+                                                    int i) {
+  if (task.rows.newest < 0) return {};
+  return NewChannels<T>(a.new_v, task.sequence, task.head, i % Shape<kDim>::kColumns);
 }
 
 // Value i of the item ([query head][column of four channels]) to the output or to the partial.
@@ -32,11 +33,11 @@ template <typename T, int kDim>
 __device__ __forceinline__ void StoreResult(const Arguments& a, const Shared<kDim>& shared, int i,
                                             WeightedRow sum, const FourChannels<T>& new_value) {
   constexpr int kColumns = Shape<kDim>::kColumns;
-  const Turn& turn = shared.turn;
+  const CtaTask& task = shared.task;
   const int head = i / kColumns;
-  if (turn.rows.newest >= 0) sum.Add(shared.new_score[head], 1.0f, new_value.floats());
+  if (task.rows.newest >= 0) sum.Add(shared.new_score[head], 1.0f, new_value.floats());
   const int64_t kv_heads = a.rows.layer.kv_heads;
-  const int64_t row = (turn.sequence * kv_heads + turn.head) * a.group + head;
+  const int64_t row = (task.sequence * kv_heads + task.head) * a.group + head;
   StoreResult(a.with, a.to, a.partial, a.batch * kv_heads * a.group, row, kDim, i % kColumns, sum);
 }
 
@@ -45,25 +46,25 @@ __device__ __forceinline__ void StoreResult(const Arguments& a, const Shared<kDi
 template <typename T, int kDim>
 __device__ __forceinline__ void MergeSplits(const Arguments& a, Shared<kDim>& shared) {
   constexpr int kColumns = Shape<kDim>::kColumns, kTeams = kThreads / kColumns;
-  const Turn& turn = shared.turn;
-  const int heads = CeilDivide(a.group - turn.merger, turn.mergers);
+  const CtaTask& task = shared.task;
+  const int heads = CeilDivide(a.group - task.merger, task.mergers);
   int parts = kTeams;
   while (parts > 1 && parts * heads > kTeams) parts /= 2;
   const int team = threadIdx.x / kColumns, column = threadIdx.x % kColumns, part = team % parts;
-  if (turn.rows.newest >= 0) ScoreNewRow<T>(a, shared);
+  if (task.rows.newest >= 0) ScoreNewRow<T>(a, shared);
 #pragma unroll 1
   for (int h = team / parts; h - team / parts < heads; h += kTeams / parts) {
-    const int head = turn.merger + min(h, heads - 1) * turn.mergers;
+    const int head = task.merger + min(h, heads - 1) * task.mergers;
     const int value = head * kColumns + column;
-    const FourChannels<T> new_value = NewValue<T, kDim>(a, turn, value);
+    const FourChannels<T> new_value = NewValue<T, kDim>(a, task, value);
     WeightedRow row;
     if (part == 0) row = CtaRow(shared, head, column);
-    if (h < heads) AwaitSplits<kDim>(a, turn, head, column, part, parts, row);
+    if (h < heads) AwaitSplits<kDim>(a, task, head, column, part, parts, row);
     shared.part_o[threadIdx.x] = row.o;
     shared.part_ml[threadIdx.x] = {row.m, row.l};
     __syncthreads();
     if (h >= heads) continue;
-    if (part == parts - 1) EmptySums(a, turn, head, column, kColumns);
+    if (part == parts - 1) EmptySums(a, task, head, column, kColumns);
     if (part != 0) continue;
 #pragma unroll 1
     for (int i = 1; i < parts; ++i) {
@@ -78,28 +79,28 @@ __device__ __forceinline__ void MergeSplits(const Arguments& a, Shared<kDim>& sh
 template <typename T, int kDim>
 __device__ __forceinline__ void StoreWhole(const Arguments& a, Shared<kDim>& shared) {
   constexpr int kColumns = Shape<kDim>::kColumns;
-  if (shared.turn.rows.newest >= 0) {
+  if (shared.task.rows.newest >= 0) {
     ScoreNewRow<T>(a, shared);
     __syncthreads();
   }
 #pragma unroll 1
   for (int i = threadIdx.x; i < a.group * kColumns; i += kThreads) {
     StoreResult<T>(a, shared, i, CtaRow(shared, i / kColumns, i % kColumns),
-                   NewValue<T, kDim>(a, shared.turn, i));
+                   NewValue<T, kDim>(a, shared.task, i));
   }
 }
 
 template <typename T, int kDim>
-__device__ __forceinline__ void TakeTurn(const Arguments& a, Shared<kDim>& shared) {
+__device__ __forceinline__ void DoTask(const Arguments& a, Shared<kDim>& shared) {
   AttendStrips<T, kDim>(a, shared);
-  const Turn& turn = shared.turn;
-  if (turn.sharers.count > 1) {
+  const CtaTask& task = shared.task;
+  if (task.sharers.count > 1) {
     PostSplit(a, shared);
-    if (turn.merger >= 0) MergeSplits<T>(a, shared);
+    if (task.merger >= 0) MergeSplits<T>(a, shared);
   } else {
     StoreWhole<T>(a, shared);
   }
-  if (turn.rows.newest >= 0 && turn.begin == 0) StoreNewRow<T, kDim>(a, turn);
+  if (task.rows.newest >= 0 && task.begin == 0) StoreNewRow<T, kDim>(a, task);
 }
 
 // Into the L2, where a selection may ask for any part of it: a line a thread.
@@ -123,14 +124,14 @@ __global__ void __launch_bounds__(kThreads, Shape<kDim>::kCtasPerSm)
     WaitForPrevious();
   }
   if (a.batch == 1) {
-    OnlyTurn(a.rows, a.group, a.by_heads, shared.turn);
+    OnlyTask(a.rows, a.group, a.by_heads, shared.task);
   } else {
-    FirstTurn<kThreads>(a.rows, a.batch * a.rows.layer.kv_heads, shared.turn);
+    FirstTask<kThreads>(a.rows, a.batch * a.rows.layer.kv_heads, shared.task);
   }
-  if (shared.turn.sequence < 0) return;
+  if (shared.task.sequence < 0) return;
   do {
-    TakeTurn<T, kDim>(a, shared);
-  } while (a.batch > 1 && NextTurn(a.rows, shared.turn));
+    DoTask<T, kDim>(a, shared);
+  } while (a.batch > 1 && NextTask(a.rows, shared.task));
 }
 
 bool IsValid(const AttendRawBatch& w) {

@@ -15,7 +15,7 @@ namespace {
 using Vector = std::vector<double>;
 
 // A row before and after rotary embedding to `place`.
-Vector Turned(const Rotary& rotary, Vector row, int32_t place) {
+Vector Rotated(const Rotary& rotary, Vector row, int32_t place) {
   for (int32_t i = 0; i < rotary.pairs(); ++i) {
     const double angle = place * RotaryTable::Frequency(rotary, i);
     double& x = row[rotary.interleaved ? 2 * i : i];
@@ -30,7 +30,7 @@ Vector QueryOf(const AttendWork& w, int token, int head) {
   const float* q = w.q + token * w.q_token + int64_t{head} * w.k.dim;
   Vector row(q, q + w.k.dim);
   return w.rotary == nullptr ? row
-                             : Turned(w.rotary->rotary(), std::move(row), w.query_place + token);
+                             : Rotated(w.rotary->rotary(), std::move(row), w.query_place + token);
 }
 
 // A row of the work's runs.
@@ -49,7 +49,7 @@ std::vector<KeyRow> KeysOfRuns(const AttendWork& w) {
       for (size_t c = 0; c < key.size(); ++c) key[c] = ToFloat(k[c]);
       const auto rank = static_cast<int32_t>(rows.size());
       const int32_t place = w.row_place < 0 ? t : w.row_place + rank;
-      if (w.rotary != nullptr) key = Turned(w.rotary->rotary(), std::move(key), place);
+      if (w.rotary != nullptr) key = Rotated(w.rotary->rotary(), std::move(key), place);
       rows.push_back({t, std::move(key)});
     }
   }

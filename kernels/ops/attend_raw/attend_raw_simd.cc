@@ -21,7 +21,7 @@ void AttendTyped(const AttendWork& w) {
   if (w.rotary == nullptr) {
     return few ? AttendFew<T, StoredKeys<T>>(w) : AttendMany<T>(w, nullptr);
   }
-  if (few) return AttendFew<T, TurnedKeys<T>>(w);
+  if (few) return AttendFew<T, RotatedKeys<T>>(w);
   RowRotator rotator(w);
   AttendMany<T>(w, &rotator);
 }

@@ -36,7 +36,7 @@ inline constexpr int kValuePairs = 1;
 
 // Online softmax of up to kHeads queries. Vectors: lane h * kRows + r.
 struct DecodeState {
-  const float* q;  // [H][dim], scaled, in pair order, or turned (half order)
+  const float* q;  // [H][dim], scaled, in pair order, or rotated (half order)
   float* o;        // [H][dim], in pair order
   int32_t position[kHeads];
   alignas(64) float m[kN];  // equal over r
@@ -49,7 +49,7 @@ HWY_INLINE void PrefetchRow(const std::byte* row, int64_t bytes) {
   for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(row + at);
 }
 
-// Scores of the tile, whose keys lie at `keys`, of K: as stored (K is T), or turned (K is float).
+// Scores of the tile, whose keys lie at `keys`, of K: as stored (K is T), or rotated (K is float).
 // Rows that a query does not see get -inf. Prefetches the tile's values.
 template <typename T, typename K, int H>
 HWY_INLINE void ScoreTile(const RowTile& tile, const std::byte* const* keys, int dim, bool prefetch,
@@ -225,12 +225,12 @@ class StoredKeys {
   HWY_INLINE const std::byte* const* Of(const RowTile& tile) { return tile.k; }
 };
 
-// ... or turned, one tile at a time.
+// ... or rotated, one tile at a time.
 template <typename T>
-class TurnedKeys {
+class RotatedKeys {
  public:
   using Row = float;
-  explicit TurnedKeys(const AttendWork& w) : rotator_(w) {
+  explicit RotatedKeys(const AttendWork& w) : rotator_(w) {
     for (int i = 0; i < kDecodeTileRows; ++i) {
       rows_[i] = reinterpret_cast<const std::byte*>(keys_ + i * w.k.dim);
     }
@@ -247,7 +247,7 @@ class TurnedKeys {
   alignas(64) float keys_[kDecodeTileRows * kHeadDimMax];
 };
 
-// Keys is StoredKeys<T> or TurnedKeys<T>. REQUIRES: queries * group <= kDecodeQueriesMax
+// Keys is StoredKeys<T> or RotatedKeys<T>. REQUIRES: queries * group <= kDecodeQueriesMax
 template <typename T, typename Keys>
 HWY_NOINLINE void AttendFew(const AttendWork& w) {
   constexpr int kStates = kDecodeQueriesMax / kHeads;

@@ -38,16 +38,16 @@ __device__ __forceinline__ FourChannels<T> NewChannels(const DeviceSource& from,
 // The scaled scores of the item's new row, to shared.new_score. Barrier afterwards.
 template <typename T, int kDim>
 __device__ __forceinline__ void ScoreNewRow(const Arguments& a, Shared<kDim>& shared) {
-  const Turn& turn = shared.turn;
+  const CtaTask& task = shared.task;
   const int lane = threadIdx.x % 32;
 #pragma unroll 1
   for (int head = threadIdx.x / 32; head < a.group; head += kWarps) {
     const auto* const q = reinterpret_cast<const FourChannels<T>*>(
-        a.q + turn.sequence * a.q_stride + int64_t{turn.head * a.group + head} * kDim * 2);
+        a.q + task.sequence * a.q_stride + int64_t{task.head * a.group + head} * kDim * 2);
     float score = 0;
     for (int column = lane; column < Shape<kDim>::kColumns; column += 32) {
       const float4 x = q[column].floats();
-      const float4 k = NewChannels<T>(a.new_k, turn.sequence, turn.head, column).floats();
+      const float4 k = NewChannels<T>(a.new_k, task.sequence, task.head, column).floats();
       score += x.x * k.x + x.y * k.y + x.z * k.z + x.w * k.w;
     }
     for (int step = 16; step > 0; step /= 2) score += __shfl_xor_sync(kAllLanes, score, step);
@@ -56,19 +56,19 @@ __device__ __forceinline__ void ScoreNewRow(const Arguments& a, Shared<kDim>& sh
 }
 
 template <typename T, int kDim>
-__device__ __forceinline__ void StoreNewRow(const Arguments& a, const Turn& turn) {
+__device__ __forceinline__ void StoreNewRow(const Arguments& a, const CtaTask& task) {
   constexpr int kColumns = Shape<kDim>::kColumns;
   if (static_cast<int>(threadIdx.x) >= 2 * kColumns) return;
   const PagedLayer& l = a.rows.layer;
-  const int32_t page = turn.rows.newest >> a.rows.page_shift;
-  const int32_t slot = turn.rows.newest - (page << a.rows.page_shift);
+  const int32_t page = task.rows.newest >> a.rows.page_shift;
+  const int32_t slot = task.rows.newest - (page << a.rows.page_shift);
   const bool is_value = threadIdx.x >= kColumns;
   const int column = threadIdx.x % kColumns;
-  const uint64_t row = l.pages[int64_t{turn.sequence} * l.page_stride + page] +
-                       (is_value ? l.value_offset : l.key_offset) + turn.head * l.head_stride +
+  const uint64_t row = l.pages[int64_t{task.sequence} * l.page_stride + page] +
+                       (is_value ? l.value_offset : l.key_offset) + task.head * l.head_stride +
                        slot * l.slot_stride;
   reinterpret_cast<FourChannels<T>*>(row)[column] =
-      NewChannels<T>(is_value ? a.new_v : a.new_k, turn.sequence, turn.head, column);
+      NewChannels<T>(is_value ? a.new_v : a.new_k, task.sequence, task.head, column);
 }
 
 }  // namespace kvstrata::cuda

@@ -79,7 +79,7 @@ struct PrefillSpace {
   int dim, rows, padded;  // rows: queries * group; padded to a whole number of panels
   std::unique_ptr<float[], void (*)(float*)> memory;
   float* q;         // [padded / kPanel][dim][kPanel], scaled, in the order of k
-  float* k;         // [kPrefillTileRows][dim], in pair order, or turned (half order)
+  float* k;         // [kPrefillTileRows][dim], in pair order, or rotated (half order)
   float* v;         // [kPrefillTileRows][dim], in pair order
   float* s;         // [kPrefillTileRows][kPanel]
   float* m;         // [padded]

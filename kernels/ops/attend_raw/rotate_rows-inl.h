@@ -1,12 +1,12 @@
-// Rotary embedding on the fly: rows of keys and queries, turned to their places as they are read.
+// Rotary embedding on the fly: rows of keys and queries, rotated to their places as they are read.
 // Included once per Highway target.
 //
-// Turned rows are fp32 in "half order": the first channels of all pairs, then the second ones, then
-// the channels that do not turn. Both layouts of pairs meet there, and a dot product of two turned
-// rows is that of the rows in their own order.
-// Cost a row: two complex products a pair (the turn, then the row), once for all queries of the KV
-// head; one product a pair more where the row's position / 64 is not that of the row before and at
-// least 64.
+// Rotated rows are fp32 in "half order": the first channels of all pairs, then the second ones,
+// then the channels that are not rotated. Both layouts of pairs meet there, and a dot product of
+// two rotated rows is that of the rows in their own order.
+// Cost a row: two complex products a pair (the rotation, then the row), once for all queries of the
+// KV head; one product a pair more where the row's position / 64 is not that of the row before and
+// at least 64.
 #if defined(KVSTRATA_KERNELS_OPS_ATTEND_RAW_ROTATE_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVSTRATA_KERNELS_OPS_ATTEND_RAW_ROTATE_ROWS_INL_H_
 #undef KVSTRATA_KERNELS_OPS_ATTEND_RAW_ROTATE_ROWS_INL_H_
@@ -24,12 +24,12 @@ HWY_BEFORE_NAMESPACE();
 namespace kvstrata {
 namespace HWY_NAMESPACE {
 
-struct Turn {
+struct Rotation {
   VF cos, sin;
 };
 
-// The product of two turns' pairs [i, i + N); each [pairs] cosines, then [pairs] sines.
-HWY_INLINE Turn Compose(const float* a, const float* b, int pairs, int i) {
+// The product of two rotations' pairs [i, i + N); each [pairs] cosines, then [pairs] sines.
+HWY_INLINE Rotation Compose(const float* a, const float* b, int pairs, int i) {
   const DF d;
   const VF ac = hn::LoadU(d, a + i), as = hn::LoadU(d, a + pairs + i);
   const VF bc = hn::LoadU(d, b + i), bs = hn::LoadU(d, b + pairs + i);
@@ -55,7 +55,7 @@ HWY_INLINE void LoadPairs(const T* row, const Rotary& rotary, int i, VF& x, VF& 
   }
 }
 
-// Turns the rows of one work item. REQUIRES: work.rotary is not null.
+// Rotates the rows of one work item. REQUIRES: work.rotary is not null.
 class RowRotator {
  public:
   explicit RowRotator(const AttendWork& work)
@@ -87,11 +87,11 @@ class RowRotator {
     const float* fine = work_.rotary->Row(0, place % RotaryTable::kRadix);
     int i = 0;
     for (; i + n <= pairs; i += n) {
-      const Turn turn = Compose(coarse_, fine, pairs, i);
+      const Rotation rotation = Compose(coarse_, fine, pairs, i);
       VF x, y;
       LoadPairs(row, rotary_, i, x, y);
-      hn::StoreU(hn::NegMulAdd(y, turn.sin, hn::Mul(x, turn.cos)), d, out + i);
-      hn::StoreU(hn::MulAdd(x, turn.sin, hn::Mul(y, turn.cos)), d, out + pairs + i);
+      hn::StoreU(hn::NegMulAdd(y, rotation.sin, hn::Mul(x, rotation.cos)), d, out + i);
+      hn::StoreU(hn::MulAdd(x, rotation.sin, hn::Mul(y, rotation.cos)), d, out + pairs + i);
     }
     for (; i < pairs; ++i) {
       float cos, sin;
@@ -106,7 +106,7 @@ class RowRotator {
     for (; c < dim; ++c) out[c] = ToFloat(row[c]);
   }
 
-  // Makes coarse_ the turn by `block` * 64 positions.
+  // Makes coarse_ the rotation by `block` * 64 positions.
   HWY_INLINE void Seek(int32_t block) {
     if (block == block_) return;
     block_ = block;
@@ -124,9 +124,9 @@ class RowRotator {
     const int pairs = rotary_.pairs();
     int i = 0;
     for (; i + n <= pairs; i += n) {
-      const Turn turn = Compose(a, b, pairs, i);
-      hn::StoreU(turn.cos, d, product_ + i);
-      hn::StoreU(turn.sin, d, product_ + pairs + i);
+      const Rotation rotation = Compose(a, b, pairs, i);
+      hn::StoreU(rotation.cos, d, product_ + i);
+      hn::StoreU(rotation.sin, d, product_ + pairs + i);
     }
     for (; i < pairs; ++i) ComposeOne(a, b, pairs, i, product_ + i, product_ + pairs + i);
   }

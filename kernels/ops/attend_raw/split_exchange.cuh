@@ -80,12 +80,12 @@ __device__ __forceinline__ WeightedRow CtaRow(const Shared<kDim>& shared, int he
 template <int kDim>
 __device__ __forceinline__ void PostSplit(const Arguments& a, const Shared<kDim>& shared) {
   constexpr int kColumns = Shape<kDim>::kColumns;
-  const Turn& turn = shared.turn;
-  const int32_t slot = turn.sharers.Slot(turn.cta - turn.sharers.first);
+  const CtaTask& task = shared.task;
+  const int32_t slot = task.sharers.Slot(task.cta - task.sharers.first);
 #pragma unroll 1
   for (int i = threadIdx.x; i < a.group * kColumns; i += kThreads) {
     const int head = i / kColumns, column = i % kColumns;
-    if (turn.Merges(head)) continue;
+    if (task.Merges(head)) continue;
     const WeightedRow row = CtaRow(shared, head, column);
     const int64_t at = int64_t{slot} * a.group + head;
     Post(&a.split_o[at * kColumns + column], row.o);
@@ -95,11 +95,11 @@ __device__ __forceinline__ void PostSplit(const Arguments& a, const Shared<kDim>
 
 // Adds four channels of a head of the other CTAs' splits part, part + parts, ... to `row`.
 template <int kDim>
-__device__ __forceinline__ void AwaitSplits(const Arguments& a, const Turn& turn, int head,
+__device__ __forceinline__ void AwaitSplits(const Arguments& a, const CtaTask& task, int head,
                                             int column, int part, int parts, WeightedRow& row) {
   constexpr int kAtOnce = 8;
-  const Sharers& sharers = turn.sharers;
-  const int own = turn.cta - sharers.first;
+  const Sharers& sharers = task.sharers;
+  const int own = task.cta - sharers.first;
   const auto at = [&](int split) { return int64_t{sharers.Slot(split)} * a.group + head; };
 #pragma unroll 1
   for (int first = part; first < sharers.count; first += kAtOnce * parts) {
@@ -138,10 +138,10 @@ __device__ __forceinline__ void AwaitSplits(const Arguments& a, const Turn& turn
 }
 
 // Makes the sums of a head's other splits 0 again, by `threads` threads. Barrier before.
-__device__ __forceinline__ void EmptySums(const Arguments& a, const Turn& turn, int head,
+__device__ __forceinline__ void EmptySums(const Arguments& a, const CtaTask& task, int head,
                                           int thread, int threads) {
-  const Sharers& sharers = turn.sharers;
-  const int own = turn.cta - sharers.first;
+  const Sharers& sharers = task.sharers;
+  const int own = task.cta - sharers.first;
 #pragma unroll 1
   for (int split = thread; split < sharers.count; split += threads) {
     if (split != own) a.split_ml[int64_t{sharers.Slot(split)} * a.group + head] = {0, 0};

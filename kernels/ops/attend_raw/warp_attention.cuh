@@ -56,7 +56,7 @@ struct Shape {
 
 template <int kDim>
 struct Shared {
-  Turn turn;
+  CtaTask task;
   float m[kWarps][kHeads], l[kWarps][kHeads];
   float new_score[kHeads];
   union {  // a warp's own, up to the barrier when all have their sums

@@ -4,11 +4,11 @@
 // that get no rows start last: they too wait for the memory, to find that out. Or, `by_heads`, it
 // is [KV heads][CTAs an item], so that one head's CTAs start after the other's.
 // Several: items in order make one row of strips, cut into equal shares, whatever the lengths; a
-// share may begin and end inside items, and its CTA takes one turn for each item it touches.
+// share may begin and end inside items, and its CTA takes one task for each item it touches.
 //
 // An item that several CTAs share is merged by CTAs that need not wait long for the others, nor
 // those for them: of one sequence the last ones, which start last, a share of the query heads each;
-// of several the first one, whose last turn it is, while for the others it is the first. A CTA
+// of several the first one, whose last task it is, while for the others it is the first. A CTA
 // posts at most two splits: slot 2 * cta is of its first item, 2 * cta + 1 of a later one.
 #ifndef KVSTRATA_KERNELS_OPS_ATTEND_RAW_WORK_SHARE_CUH_
 #define KVSTRATA_KERNELS_OPS_ATTEND_RAW_WORK_SHARE_CUH_
@@ -42,7 +42,7 @@ struct Cut {
   int32_t strips, workers;
 
   // With as many workers for each item, shares of equally long items end where items end, and no
-  // CTA needs a second turn: worth an eighth of the workers.
+  // CTA needs a second task: worth an eighth of the workers.
   static __device__ __forceinline__ Cut Of(int32_t strips, int32_t items, int32_t ctas) {
     const int32_t each = ctas / items;
     if (each * items * 8 >= ctas * 7) {
@@ -80,7 +80,7 @@ struct Sharers {
 };
 
 // What a CTA does next, in shared memory.
-struct Turn {
+struct CtaTask {
   AttendedRows rows;
   Sharers sharers;
   int32_t cta;             // its number; where there is one sequence, those of a KV head follow
@@ -111,34 +111,34 @@ struct Turn {
   }
 };
 
-// The only turn of a CTA where there is one sequence.
-__device__ __forceinline__ void OnlyTurn(const RowSource& from, int group, bool by_heads,
-                                         Turn& turn) {
+// The only task of a CTA where there is one sequence.
+__device__ __forceinline__ void OnlyTask(const RowSource& from, int group, bool by_heads,
+                                         CtaTask& task) {
   if (threadIdx.x == 0) {
     const int head = by_heads ? blockIdx.y : blockIdx.x;
     const int32_t i = by_heads ? blockIdx.x : blockIdx.y, ctas = by_heads ? gridDim.x : gridDim.y;
-    turn.cta = head * ctas + i;
-    turn.rows = AttendedRows::Of(from, 0, head);
-    const int32_t strips = turn.rows.strips();
+    task.cta = head * ctas + i;
+    task.rows = AttendedRows::Of(from, 0, head);
+    const int32_t strips = task.rows.strips();
     const int32_t each = ShareStrips(strips, ctas), count = CeilDivide(strips, each);
-    turn.sequence = i < count ? 0 : -1;
-    turn.head = head;
+    task.sequence = i < count ? 0 : -1;
+    task.head = head;
     // Whole rounds are dealt out in turn, so that what runs at one time reads neighbouring pages:
     // up to 2 % faster than shares in one piece (bench/notes/cuda.md, "Where pages lie").
     const int32_t dealt = min(each, kRoundStrips);
-    turn.begin = i * dealt;
-    turn.end = dealt < kRoundStrips ? min(turn.begin + dealt, strips) : strips;
-    turn.step = count * kRoundStrips;
-    turn.sharers = {head * ctas, count, false};
-    turn.mergers = min(group, count);
-    turn.merger = count - 1 - i < turn.mergers ? count - 1 - i : -1;
+    task.begin = i * dealt;
+    task.end = dealt < kRoundStrips ? min(task.begin + dealt, strips) : strips;
+    task.step = count * kRoundStrips;
+    task.sharers = {head * ctas, count, false};
+    task.mergers = min(group, count);
+    task.merger = count - 1 - i < task.mergers ? count - 1 - i : -1;
   }
   __syncthreads();
 }
 
-// The first turn where there are several. Every thread counts the strips of a run of items.
+// The first task where there are several. Every thread counts the strips of a run of items.
 template <int kThreads>
-__device__ __forceinline__ void FirstTurn(const RowSource& from, int32_t items, Turn& turn) {
+__device__ __forceinline__ void FirstTask(const RowSource& from, int32_t items, CtaTask& task) {
   __shared__ int32_t warp_strips[kThreads / 32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, heads = from.layer.kv_heads;
   const int32_t each = (items + kThreads - 1) / kThreads;
@@ -156,8 +156,8 @@ __device__ __forceinline__ void FirstTurn(const RowSource& from, int32_t items, 
   }
   if (lane == 31) warp_strips[warp] = before;
   if (threadIdx.x == 0) {
-    turn.cta = blockIdx.x;
-    turn.sequence = -1;
+    task.cta = blockIdx.x;
+    task.sequence = -1;
   }
   before -= own;
   __syncthreads();
@@ -169,32 +169,32 @@ __device__ __forceinline__ void FirstTurn(const RowSource& from, int32_t items, 
   const Cut cut = Cut::Of(all, items, gridDim.x);
   const int32_t cta = blockIdx.x, begin = cut.Begin(cta);
   if (cta < cut.workers && begin >= before && begin < before + own) {
-    turn.cut = cut;
-    turn.share_end = cut.Begin(cta + 1);
+    task.cut = cut;
+    task.share_end = cut.Begin(cta + 1);
 #pragma unroll 1
     for (int32_t i = first;; ++i) {
-      turn.rows = AttendedRows::Of(from, i / heads, i % heads);
-      turn.item_begin = before;
-      before += turn.rows.strips();
+      task.rows = AttendedRows::Of(from, i / heads, i % heads);
+      task.item_begin = before;
+      before += task.rows.strips();
       if (begin >= before) continue;
-      turn.Take(i / heads, i % heads, begin);
+      task.Take(i / heads, i % heads, begin);
       break;
     }
   }
   __syncthreads();
 }
 
-// The next turn of a share, if it goes on; false if not. For all threads.
-__device__ __forceinline__ bool NextTurn(const RowSource& from, Turn& turn) {
-  const int32_t strip = turn.item_begin + turn.end;
-  if (strip >= turn.share_end) return false;
-  __syncthreads();  // `turn` is read until here
+// The next task of a share, if it goes on; false if not. For all threads.
+__device__ __forceinline__ bool NextTask(const RowSource& from, CtaTask& task) {
+  const int32_t strip = task.item_begin + task.end;
+  if (strip >= task.share_end) return false;
+  __syncthreads();  // `task` is read until here
   if (threadIdx.x == 0) {
-    const bool last_head = turn.head + 1 == from.layer.kv_heads;
-    const int sequence = turn.sequence + (last_head ? 1 : 0), head = last_head ? 0 : turn.head + 1;
-    turn.rows = AttendedRows::Of(from, sequence, head);
-    turn.item_begin = strip;
-    turn.Take(sequence, head, strip);
+    const bool last_head = task.head + 1 == from.layer.kv_heads;
+    const int sequence = task.sequence + (last_head ? 1 : 0), head = last_head ? 0 : task.head + 1;
+    task.rows = AttendedRows::Of(from, sequence, head);
+    task.item_begin = strip;
+    task.Take(sequence, head, strip);
   }
   __syncthreads();
   return true;

@@ -1,7 +1,7 @@
 // A CTA a matrix. A sweep is a round-robin tournament (as in jacobi-inl.h, but nobody moves: who
 // meets whom follows from the round's number). In a round all pairs' angles are taken first; then
-// each thread turns, for its two pairs of columns, some pairs of rows of A from both sides and some
-// rows of V from the right. Neighbouring lanes have neighbouring columns: no bank conflicts.
+// each thread rotates, for its two pairs of columns, some pairs of rows of A from both sides and
+// some rows of V from the right. Neighbouring lanes have neighbouring columns: no bank conflicts.
 //
 // Predicted for 512 matrices of 128 x 128 on an H100 (four a SM, one after the other): a round
 // reads and writes A and V once, 2048 wavefronts of shared memory, and issues about as much; with
@@ -30,7 +30,7 @@ struct MatrixShape {
 template <int kDim>
 struct Shared {
   float2 angles[kDim / 2];    // cosine, sine
-  float2 diagonal[kDim / 2];  // of the pairs that turn, after it
+  float2 diagonal[kDim / 2];  // of the pairs that are rotated, after it
   int order[kDim];            // by descending value
   uint32_t largest;           // magnitude in the matrix, as bits
 };
@@ -42,10 +42,10 @@ struct Pair {
 // Everybody meets everybody in kDim - 1 rounds.
 template <int kDim>
 __device__ __forceinline__ Pair PairOf(int round, int k) {
-  constexpr int kTurning = kDim - 1;
-  if (k == 0) return {kTurning, round};
+  constexpr int kMoving = kDim - 1;
+  if (k == 0) return {kMoving, round};
   const int p = round + k, q = round - k;
-  return {p >= kTurning ? p - kTurning : p, q < 0 ? q + kTurning : q};
+  return {p >= kMoving ? p - kMoving : p, q < 0 ? q + kMoving : q};
 }
 
 // What makes element pq zero; the identity if it is small enough.
@@ -69,7 +69,7 @@ __device__ __forceinline__ bool TakeAngle(const float* a, int round, int k, floa
   return true;
 }
 
-__device__ __forceinline__ void Turn(float2 angle, float& x, float& y) {
+__device__ __forceinline__ void ApplyRotation(float2 angle, float& x, float& y) {
   const float old = x;
   x = angle.x * old - angle.y * y;
   y = angle.y * old + angle.x * y;
@@ -78,7 +78,7 @@ __device__ __forceinline__ void Turn(float2 angle, float& x, float& y) {
 // All rows of V in the columns of a pair. Everything is read before the first write: the compiler
 // cannot know that rows do not overlap.
 template <int kDim>
-__device__ __forceinline__ void TurnVectors(float* v, const Pair& column, float2 angle) {
+__device__ __forceinline__ void RotateVectors(float* v, const Pair& column, float2 angle) {
   constexpr int kStride = MatrixShape<kDim>::kStride, kEach = kDim / kWarps;
   float* row = v + threadIdx.x / 32 * kStride;
   float x[kEach], y[kEach];
@@ -89,7 +89,7 @@ __device__ __forceinline__ void TurnVectors(float* v, const Pair& column, float2
   }
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
-    Turn(angle, x[i], y[i]);
+    ApplyRotation(angle, x[i], y[i]);
     row[i * kWarps * kStride + column.p] = x[i];
     row[i * kWarps * kStride + column.q] = y[i];
   }
@@ -97,8 +97,8 @@ __device__ __forceinline__ void TurnVectors(float* v, const Pair& column, float2
 
 // All pairs of rows of A in the columns of pair `l`, from both sides. Reads first, as above.
 template <int kDim>
-__device__ __forceinline__ void TurnMatrix(float* a, int round, int l, const Pair& column,
-                                           float2 angle, const Shared<kDim>& shared) {
+__device__ __forceinline__ void RotateMatrix(float* a, int round, int l, const Pair& column,
+                                             float2 angle, const Shared<kDim>& shared) {
   constexpr int kStride = MatrixShape<kDim>::kStride, kEach = MatrixShape<kDim>::kPairs / kWarps;
   const int warp = threadIdx.x / 32;
   float pp[kEach], pq[kEach], qp[kEach], qq[kEach];
@@ -112,10 +112,10 @@ __device__ __forceinline__ void TurnMatrix(float* a, int round, int l, const Pai
   for (int i = 0; i < kEach; ++i) {
     const int k = warp + i * kWarps;
     const float2 rows = shared.angles[k];
-    Turn(rows, pp[i], qp[i]);
-    Turn(rows, pq[i], qq[i]);
-    Turn(angle, pp[i], pq[i]);
-    Turn(angle, qp[i], qq[i]);
+    ApplyRotation(rows, pp[i], qp[i]);
+    ApplyRotation(rows, pq[i], qq[i]);
+    ApplyRotation(angle, pp[i], pq[i]);
+    ApplyRotation(angle, qp[i], qq[i]);
     if (k == l && angle.y != 0) {
       pp[i] = shared.diagonal[k].x;
       qq[i] = shared.diagonal[k].y;
@@ -127,20 +127,20 @@ __device__ __forceinline__ void TurnMatrix(float* a, int round, int l, const Pai
   }
 }
 
-// Whether any pair turned.
+// Whether any pair was rotated.
 template <int kDim>
 __device__ __forceinline__ bool Round(float* a, float* v, int round, float done,
                                       Shared<kDim>& shared) {
   constexpr int kPairs = MatrixShape<kDim>::kPairs;
   const int own = static_cast<int>(threadIdx.x);
-  const bool turns = own < kPairs && TakeAngle<kDim>(a, round, own, done, shared);
-  if (!__syncthreads_or(turns)) return false;
+  const bool rotates = own < kPairs && TakeAngle<kDim>(a, round, own, done, shared);
+  if (!__syncthreads_or(rotates)) return false;
 #pragma unroll 1
   for (int l = own % 32; l < kPairs; l += 32) {
     const Pair column = PairOf<kDim>(round, l);
     const float2 angle = shared.angles[l];
-    TurnMatrix<kDim>(a, round, l, column, angle, shared);
-    TurnVectors<kDim>(v, column, angle);
+    RotateMatrix<kDim>(a, round, l, column, angle, shared);
+    RotateVectors<kDim>(v, column, angle);
   }
   __syncthreads();
   return true;
@@ -236,12 +236,12 @@ __global__ void __launch_bounds__(kThreads, 1) EigenKernel(const __grid_constant
   const float done = kDone * __uint_as_float(shared.largest);
 #pragma unroll 1
   for (int sweep = 0; sweep < kSweepsMax; ++sweep) {
-    bool turned = false;
+    bool rotated = false;
 #pragma unroll 1
     for (int round = 0; round < kDim - 1; ++round) {
-      turned |= Round<kDim>(a, v, round, done, shared);
+      rotated |= Round<kDim>(a, v, round, done, shared);
     }
-    if (!turned) break;
+    if (!rotated) break;
   }
   Sort<kDim>(a, reinterpret_cast<float*>(item.values), shared);
   Write<kDim>(v, reinterpret_cast<float*>(item.vectors), shared);

@@ -49,8 +49,8 @@ class Jacobi {
     const double pp = At(p, p), pq = At(p, q), qq = At(q, q);
     const JacobiAngle j = AngleFor(pp, pq, qq);
     for (int i = 0; i < n_; ++i) {
-      Turn(j, At(p, i), At(q, i));
-      Turn(j, v_[int64_t{p} * n_ + i], v_[int64_t{q} * n_ + i]);
+      ApplyRotation(j, At(p, i), At(q, i));
+      ApplyRotation(j, v_[int64_t{p} * n_ + i], v_[int64_t{q} * n_ + i]);
     }
     for (int i = 0; i < n_; ++i) At(i, p) = At(p, i), At(i, q) = At(q, i);
     At(p, p) = pp - j.t * pq;
@@ -58,7 +58,7 @@ class Jacobi {
     At(p, q) = At(q, p) = 0;
   }
 
-  static void Turn(const JacobiAngle& j, double& x, double& y) {
+  static void ApplyRotation(const JacobiAngle& j, double& x, double& y) {
     const double old = x;
     x = j.c * old - j.s * y;
     y = j.s * old + j.c * y;

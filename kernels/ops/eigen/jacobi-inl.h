@@ -140,18 +140,18 @@ class Jacobi {
     const VD one = hn::Set(d, 1.0);
     for (int k = 0; k < half_; k += kDoubles) {
       const VD p = hn::Load(d, pp + k), x = hn::Load(d, pq + k), q = hn::Load(d, qq + k);
-      const auto turn = hn::Gt(hn::Abs(x), hn::Set(d, done_));
+      const auto rotate = hn::Gt(hn::Abs(x), hn::Set(d, done_));
       // As AngleFor.
       const VD theta = hn::Div(hn::Sub(q, p), hn::Add(x, x));
       const VD root = hn::Sqrt(hn::MulAdd(theta, theta, one));
       const VD size = hn::Div(one, hn::Add(hn::Abs(theta), root));
-      const VD t = hn::IfThenElseZero(turn, hn::CopySign(size, theta));
+      const VD t = hn::IfThenElseZero(rotate, hn::CopySign(size, theta));
       const VD cosine = hn::Div(one, hn::Sqrt(hn::MulAdd(t, t, one)));
       hn::Store(cosine, d, c + k);
       hn::Store(hn::Mul(t, cosine), d, s + k);
       hn::Store(hn::NegMulAdd(t, x, p), d, pp + k);
       hn::Store(hn::MulAdd(t, x, q), d, qq + k);
-      hn::Store(hn::IfThenZeroElse(turn, x), d, pq + k);
+      hn::Store(hn::IfThenZeroElse(rotate, x), d, pq + k);
     }
   }
 

@@ -14,7 +14,7 @@ inline constexpr int kJacobiSweepsMax = 40;  // it takes 6 to 10; NaNs must end 
 // Elements off the diagonal smaller than this share of the matrix's largest are left alone.
 inline constexpr double kJacobiDone = 0x1p-60;
 
-// Turns (x_p, x_q) into (c x_p - s x_q, s x_p + c x_q); t = s / c.
+// Rotates (x_p, x_q) into (c x_p - s x_q, s x_p + c x_q); t = s / c.
 struct JacobiAngle {
   double c = 1, s = 0, t = 0;
 };

@@ -84,7 +84,7 @@ struct HotRow {
   int32_t* stamps;
   int32_t slot_count;
 
-  static constexpr int32_t kMissing = -1, kNear = -2;
+  static constexpr int32_t kMissing = -1, kOnDevice = -2;
 
   static __device__ __forceinline__ HotRow Of(const Arguments& a, const HotPages& hot, int head) {
     const int64_t row = a.rows.layer.hot_row + head;
@@ -101,12 +101,12 @@ struct HotRow {
   __device__ __forceinline__ uint64_t Slot(int32_t slot) const {
     return slots + static_cast<uint64_t>(slot) * layer_bytes;
   }
-  // Where the page's slice is; kNear: the page is the GPU's own.
+  // Where the page's slice is; kOnDevice: the page is the GPU's own.
   __device__ __forceinline__ int32_t Find(int32_t page) const {
-    if (page < 0) return kNear;
+    if (page < 0) return kOnDevice;
     const uint64_t own = pages[page];
     const uint64_t inside = entries[page] + key_offset - slots;
-    if ((own & kFarPage) == 0) return kNear;
+    if ((own & kHostPage) == 0) return kOnDevice;
     return inside < static_cast<uint64_t>(slot_count) * layer_bytes
                ? static_cast<int32_t>(static_cast<uint32_t>(inside >> 4) /
                                       static_cast<uint32_t>(layer_bytes >> 4))
@@ -214,7 +214,7 @@ __device__ void CopySlices(const Arguments& a, const HotRow& row, int head, int3
       const uint32_t i = min(first + j * step, all - 1);
       const uint32_t half = i / pieces, slice = half / 2;
       const uint64_t at = of_head + (half % 2) * to_values + uint64_t{i % pieces} * 16;
-      from[j] = (row.pages[shared.missing[slice]] & ~kFarPage) + row.key_offset + at;
+      from[j] = (row.pages[shared.missing[slice]] & ~kHostPage) + row.key_offset + at;
       to[j] = row.Slot(shared.victims[slice]) + at;
     }
 #pragma unroll
@@ -233,7 +233,7 @@ __device__ void Commit(const HotRow& row, int32_t count, int32_t now, const Shar
   for (auto i = static_cast<int32_t>(threadIdx.x); i < count; i += kThreads) {
     const int32_t slot = shared.victims[i], page = shared.missing[i];
     const int32_t evicted = row.owners[slot] - 1;
-    if (evicted >= 0) row.entries[evicted] = row.pages[evicted] & ~kFarPage;
+    if (evicted >= 0) row.entries[evicted] = row.pages[evicted] & ~kHostPage;
     row.entries[page] = row.Slot(slot) - row.key_offset;
     row.owners[slot] = page + 1;
     row.stamps[slot] = now;
@@ -306,7 +306,7 @@ __global__ void __launch_bounds__(kRebaseThreads)
     const auto layer = static_cast<uint64_t>(row / w.kv_heads);
     uint64_t* const entry = hot.entries + int64_t{row} * hot.page_stride + page;
     const uint64_t inside = *entry + layer * w.layer_bytes - (hot.slots + layer * layer_slots);
-    *entry = address & ~kFarPage;
+    *entry = address & ~kHostPage;
     if (inside >= layer_slots) continue;
     const int64_t slot = int64_t{row} * hot.slot_count +
                          static_cast<int64_t>(inside / static_cast<uint64_t>(w.layer_bytes));

@@ -22,7 +22,7 @@ class List {
   void Promote(Promoted* done) {
     std::vector<int32_t> missing;
     std::vector<bool> is_selected(static_cast<size_t>(hot_.slot_count));
-    for (const int32_t page : FarPages()) {
+    for (const int32_t page : PagesOnHost()) {
       int32_t* const slot = std::find(owners_, owners_ + hot_.slot_count, page + 1);
       if (slot == owners_ + hot_.slot_count) {
         missing.push_back(page);
@@ -39,7 +39,7 @@ class List {
 
  private:
   // Complete pages of the host's memory that the head attends, ascending.
-  std::vector<int32_t> FarPages() const {
+  std::vector<int32_t> PagesOnHost() const {
     std::vector<int32_t> pages;
     const DeviceSelection& s = w_.selection;
     if (s.recent_begin[sequence_] <= s.sink_end[sequence_]) return pages;  // in full
@@ -47,8 +47,8 @@ class List {
     const int32_t complete = w_.committed[sequence_] / page_tokens;
     for (const Run& run : AttendedRuns(s, sequence_, head_, now_)) {
       for (int32_t page = run.begin / page_tokens; page * page_tokens < run.end; ++page) {
-        const bool is_far = page < complete && (hot_.pages[page] & kFarPage) != 0;
-        if (is_far && (pages.empty() || pages.back() != page)) pages.push_back(page);
+        const bool is_on_host = page < complete && (hot_.pages[page] & kHostPage) != 0;
+        if (is_on_host && (pages.empty() || pages.back() != page)) pages.push_back(page);
       }
     }
     return pages;
@@ -69,7 +69,7 @@ class List {
   void Place(int32_t page, int32_t slot, Promoted* done) {
     if (owners_[slot] != 0) {
       const int32_t evicted = owners_[slot] - 1;
-      entries_[evicted] = hot_.pages[evicted] & ~kFarPage;
+      entries_[evicted] = hot_.pages[evicted] & ~kHostPage;
       ++done->evictions;
     }
     owners_[slot] = page + 1;
@@ -81,7 +81,7 @@ class List {
     for (const int64_t offset : {w_.layer.key_offset, w_.layer.value_offset}) {
       const int64_t at = offset + head_ * w_.layer.head_stride;
       std::memcpy(reinterpret_cast<std::byte*>(entries_[page]) + at,
-                  reinterpret_cast<const std::byte*>(hot_.pages[page] & ~kFarPage) + at,
+                  reinterpret_cast<const std::byte*>(hot_.pages[page] & ~kHostPage) + at,
                   static_cast<size_t>(w_.layer.head_stride));
     }
   }
@@ -111,7 +111,7 @@ void RebaseRef(const RebaseBatch& w) {
     if (hot.pages[page] == w.pages[page]) continue;
     hot.pages[page] = w.pages[page];
     for (int64_t row = 0; row < int64_t{w.layers} * w.kv_heads; ++row) {
-      hot.entries[row * hot.page_stride + page] = w.pages[page] & ~kFarPage;
+      hot.entries[row * hot.page_stride + page] = w.pages[page] & ~kHostPage;
       for (int64_t s = row * hot.slot_count; s < (row + 1) * hot.slot_count; ++s) {
         if (hot.owners[s] == page + 1) hot.owners[s] = hot.stamps[s] = 0;
       }

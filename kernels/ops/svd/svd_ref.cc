@@ -11,16 +11,16 @@
 namespace kvstrata {
 namespace {
 
-// One-sided Jacobi (Hestenes): turns the rows of the shorter side until they are orthogonal. Their
-// norms are then the singular values, and no Gram matrix has squared the small ones away.
+// One-sided Jacobi (Hestenes): rotates the rows of the shorter side until they are orthogonal.
+// Their norms are then the singular values, and no Gram matrix has squared the small ones away.
 class OneSided {
  public:
   explicit OneSided(const SvdWork& w)
       : wide_(w.n <= w.dim), m_(std::min(w.n, w.dim)), len_(std::max(w.n, w.dim)) {
     rows_.resize(int64_t{m_} * len_);
-    turns_.assign(int64_t{m_} * m_, 0.0);
+    rotations_.assign(int64_t{m_} * m_, 0.0);
     for (int i = 0; i < m_; ++i) {
-      turns_[int64_t{i} * m_ + i] = 1;
+      rotations_[int64_t{i} * m_ + i] = 1;
       for (int j = 0; j < len_; ++j) {
         rows_[int64_t{i} * len_ + j] =
             wide_ ? w.x[int64_t{i} * w.dim + j] : w.x[int64_t{j} * w.dim + i];
@@ -62,12 +62,12 @@ class OneSided {
     const double pp = Dot(p, p), pq = Dot(p, q), qq = Dot(q, q);
     if (!(std::fabs(pq) > 0x1p-50 * std::sqrt(pp * qq))) return false;
     const JacobiAngle j = AngleFor(pp, pq, qq);
-    Turn(j, &rows_[int64_t{p} * len_], &rows_[int64_t{q} * len_], len_);
-    Turn(j, &turns_[int64_t{p} * m_], &turns_[int64_t{q} * m_], m_);
+    ApplyRotation(j, &rows_[int64_t{p} * len_], &rows_[int64_t{q} * len_], len_);
+    ApplyRotation(j, &rotations_[int64_t{p} * m_], &rotations_[int64_t{q} * m_], m_);
     return true;
   }
 
-  static void Turn(const JacobiAngle& j, double* x, double* y, int n) {
+  static void ApplyRotation(const JacobiAngle& j, double* x, double* y, int n) {
     for (int i = 0; i < n; ++i) {
       const double old = x[i];
       x[i] = j.c * old - j.s * y[i];
@@ -75,9 +75,9 @@ class OneSided {
     }
   }
 
-  // Element i of singular vector k of the short side (a row of turns_) or of the long one.
+  // Element i of singular vector k of the short side (a row of rotations_) or of the long one.
   float Component(int k, int i, bool is_short, double s) const {
-    return static_cast<float>(is_short ? turns_[int64_t{k} * m_ + i]
+    return static_cast<float>(is_short ? rotations_[int64_t{k} * m_ + i]
                                        : rows_[int64_t{k} * len_ + i] / s);
   }
 
@@ -90,7 +90,7 @@ class OneSided {
 
   bool wide_;  // n <= dim: the rows are X's own, else its columns
   int m_, len_;
-  std::vector<double> rows_, turns_;
+  std::vector<double> rows_, rotations_;
 };
 
 }  // namespace

@@ -59,15 +59,15 @@ struct BlockScores {
 // The scores of a lane's rows of a tile that count, times `scale`; -inf for the others.
 __device__ void KeepTile(const LaneScores& s, bool wide, int row, Candidates units, float scale,
                          float (&out)[2][2]) {
-  const int lane = threadIdx.x % 32, near = row + lane / 4, far = near + 8;
-  const bool near_counts = near >= units.first && near < units.last;
-  const bool far_counts = far >= units.first && far < units.last;
+  const int lane = threadIdx.x % 32, first_row = row + lane / 4, second_row = first_row + 8;
+  const bool first_counts = first_row >= units.first && first_row < units.last;
+  const bool second_counts = second_row >= units.first && second_row < units.last;
   // In groups up to 4, lanes t and t + 2 hold the same scores: one takes row g, one row g + 8.
-  const bool take_far = !wide && (lane & 2) != 0;
+  const bool take_second = !wide && (lane & 2) != 0;
   for (int i = 0; i < 2; ++i) {
-    const float x = take_far ? s.row_g8[i] : s.row_g[i];
-    out[0][i] = (take_far ? far_counts : near_counts) ? x * scale : -INFINITY;
-    out[1][i] = far_counts && wide ? s.row_g8[i] * scale : -INFINITY;
+    const float x = take_second ? s.row_g8[i] : s.row_g[i];
+    out[0][i] = (take_second ? second_counts : first_counts) ? x * scale : -INFINITY;
+    out[1][i] = second_counts && wide ? s.row_g8[i] * scale : -INFINITY;
   }
 }
 

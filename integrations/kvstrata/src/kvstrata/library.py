@@ -1,7 +1,7 @@
 """Finds and declares libkvstrata: the functions of kvstrata.h with their C types.
 
 Looked for in this order: KVSTRATA_LIBRARY (a file, or a folder that holds both libraries), beside this
-package, build/lib of a source tree around it, the system's search path. Loaded once a road for the
+package, build/lib of a source tree around it, the system's search path. Loaded once a transport for the
 process.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from .errors import KvstrataError, error_of
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 NAMES = {"linked": "libkvstrata.so", "remote": "libkvstrata_remote.so"}
 
 
@@ -122,7 +122,7 @@ _P = c.POINTER
 _FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "kvs_abi_version": (_INT, ()),
     "kvs_version": (_TEXT, ()),
-    "kvs_road": (_TEXT, ()),
+    "kvs_transport": (_TEXT, ()),
     "kvs_code_name": (_TEXT, (_INT,)),
     "kvs_error_message": (_TEXT, ()),
     "kvs_error_reason": (_TEXT, ()),
@@ -214,16 +214,16 @@ def _candidates(name: str) -> Iterator[str]:
         yield str(parent / "build" / "lib" / name)
 
 
-def find(road: str = "linked") -> str:
-    """Path of the library of a road; a bare name where the system's search path is to find it."""
-    if road not in NAMES:
-        raise error_of(3, "ROAD_UNKNOWN", f"road {road!r}; allowed: {', '.join(NAMES)}")
-    name = NAMES[road]
+def find(transport: str = "linked") -> str:
+    """Path of the library of a transport; a bare name where the system's search path is to find it."""
+    if transport not in NAMES:
+        raise error_of(3, "TRANSPORT_UNKNOWN", f"transport {transport!r}; allowed: {', '.join(NAMES)}")
+    name = NAMES[transport]
     if given := os.environ.get("KVSTRATA_LIBRARY"):
         path = pathlib.Path(given)
         if path.is_dir():
             path = path / name
-        elif road != "linked":
+        elif transport != "linked":
             path = path.with_name(name)
         if not path.exists():
             raise KvstrataError(f"KVSTRATA_LIBRARY = {given!r}: there is no {path}", "LIBRARY_MISSING")
@@ -231,8 +231,8 @@ def find(road: str = "linked") -> str:
     return next((path for path in _candidates(name) if os.path.exists(path)), name)
 
 
-def load(road: str = "linked") -> Library:
-    path = find(road)
+def load(transport: str = "linked") -> Library:
+    path = find(transport)
     if path not in _loaded:
         if os.sep not in path:
             try:

@@ -79,7 +79,7 @@ def _member(sequence: Sequence, ids: npt.NDArray[np.int32] | int) -> lib.StepMem
 
 class PageTableEntry(NamedTuple):
     """A page of a sequence in this process's memory. tier: 0 device, 1 host; flags: 1 shared, 2 sealed,
-    4 absent (address 0: given back, the plan's codec holds its rows)."""
+    4 absent (address 0: released, the plan's codec holds its rows)."""
 
     address: int
     tier: int
@@ -185,11 +185,11 @@ class Model:
 class Session:
     """An attachment to a daemon. Closes its sequences when it is closed."""
 
-    def __init__(self, socket: str | os.PathLike[str] | None = None, *, road: str = "linked",
+    def __init__(self, socket: str | os.PathLike[str] | None = None, *, transport: str = "linked",
                  backend: str | None = None, threads: int = 0, timeout_ms: int = 0,
                  client_name: str | None = None, device_uuid: str | None = None) -> None:
         self._handle: int | None = None
-        self._lib = lib.load(road)
+        self._lib = lib.load(transport)
         encode = lambda text: None if text is None else os.fspath(text).encode()
         options = lib.AttachOptions(c.sizeof(lib.AttachOptions), encode(device_uuid), encode(client_name),
                                     encode(backend), threads, timeout_ms)
@@ -205,8 +205,8 @@ class Session:
         self._detach = _finalizer(self, self._lib.kvs_detach, out.value)
 
     @property
-    def road(self) -> str:
-        return self._lib.kvs_road().decode()
+    def transport(self) -> str:
+        return self._lib.kvs_transport().decode()
 
     @property
     def handle(self) -> int:
@@ -333,7 +333,7 @@ class Session:
 
     def register_tensors(self, model: Model, layer: int, keys: BlockTensor, values: BlockTensor) -> None:
         """Lends an engine's own paged tensors of one layer to the daemon, which only reads them; once a layer, before
-        the model's sequences are opened. Linked road only. TENSOR_* name the field that cannot be."""
+        the model's sequences are opened. Linked transport only. TENSOR_* name the field that cannot be."""
         memory = keys.memory.native()
         # The library takes two tensors of one handle to lie in one memory.
         other = memory if values.memory == keys.memory else values.memory.native()
@@ -515,7 +515,7 @@ class Sequence:
         return take_array(self._lib, array)
 
     def page_table(self) -> tuple[list[PageTableEntry], int]:
-        """Pages and the table's version. Linked road only."""
+        """Pages and the table's version. Linked transport only."""
         count, version = c.c_size_t(), c.c_uint64()
         call = self._lib.kvs_page_table
         self._lib.check(call(self.session.handle, self.handle, None, 0, count, version))
@@ -672,8 +672,8 @@ class Step:
 
     def _check_device(self, name: str, on_cuda: bool) -> None:
         if on_cuda and not self._session.on_gpu:
-            raise error_of(3, "TENSOR_DEVICE", f"{name} is a GPU's, but this session's pages are not, or its road is "
-                           f"remote; pass {name} in host memory")
+            raise error_of(3, "TENSOR_DEVICE", f"{name} is a GPU's, but this session's pages are not, or its "
+                           f"transport is remote; pass {name} in host memory")
 
     def selected_tokens(self, member: int = 0) -> list[npt.NDArray[np.int32]]:
         """Positions that the last layer attended, always-on included: one array a group of heads."""

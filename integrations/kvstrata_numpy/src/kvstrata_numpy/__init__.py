@@ -6,7 +6,7 @@
     cache       OwnCache (numpy keeps keys and values), DaemonCache (they live in kvstratad's pages)
     engine      prefill in chunks, greedy decoding, surprisal and entropy
     trace       records and reads traces (.safetensors)
-    download    fetches the demo's model, pinned and checked
+    download    fetches the demo's model, of one digest
     picture     draws which pages each step selected
 
 docs/engine.md explains the whole.

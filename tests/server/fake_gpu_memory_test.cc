@@ -7,11 +7,11 @@
 namespace kvstrata::testing {
 namespace {
 
-class FarMemoryTest : public ::testing::TestWithParam<const char*> {
+class FakeGpuMemoryTest : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
     Result<std::unique_ptr<Store>> store = Store::Create(
-        SmallPools(512, 512), std::make_unique<FarMemory>(copies_fail_), NewHostPinned());
+        SmallPools(512, 512), std::make_unique<FakeGpuMemory>(copies_fail_), NewHostMemory());
     ASSERT_TRUE(store.ok()) << store.status().ToString();
     store_ = std::move(*store);
     session_ = std::make_unique<TestSession>(store_.get());
@@ -22,10 +22,10 @@ class FarMemoryTest : public ::testing::TestWithParam<const char*> {
   std::unique_ptr<TestSession> session_;
 };
 
-INSTANTIATE_TEST_SUITE_P(Plans, FarMemoryTest, ::testing::Values("full", "quest"),
+INSTANTIATE_TEST_SUITE_P(Plans, FakeGpuMemoryTest, ::testing::Values("full", "quest"),
                          [](const auto& test) { return std::string(test.param); });
 
-TEST_P(FarMemoryTest, AForkWritesACopyOfTheTail) {
+TEST_P(FakeGpuMemoryTest, AForkWritesACopyOfTheTail) {
   TestSequence parent = TestSequence::Prompt(session_.get(), GetParam(), Tokens(39));
   Result<TestSequence> child = parent.Fork();
   ASSERT_TRUE(child.ok()) << child.status().ToString();
@@ -36,7 +36,7 @@ TEST_P(FarMemoryTest, AForkWritesACopyOfTheTail) {
   ExpectClean(*store_);
 }
 
-TEST_P(FarMemoryTest, PagesMoveToTheHostAndBack) {
+TEST_P(FakeGpuMemoryTest, PagesMoveToTheHostAndBack) {
   TestSequence s = TestSequence::Prompt(session_.get(), GetParam(), Tokens(100));
   for (const Tier tier : {Tier::kHost, Tier::kDevice}) {
     const Result<MoveResult> moved = store_->moves().Move(s.id(), tier);
@@ -49,7 +49,7 @@ TEST_P(FarMemoryTest, PagesMoveToTheHostAndBack) {
   ExpectClean(*store_);
 }
 
-TEST_P(FarMemoryTest, AFailedCopyChangesNothing) {
+TEST_P(FakeGpuMemoryTest, AFailedCopyChangesNothing) {
   TestSequence parent = TestSequence::Prompt(session_.get(), GetParam(), Tokens(39));
   Result<TestSequence> child = parent.Fork();
   ASSERT_TRUE(child.ok()) << child.status().ToString();
@@ -95,23 +95,23 @@ Status Recompress(Store* store, uint64_t sequence) {
   }
 }
 
-class FarRecompression : public ::testing::TestWithParam<const char*> {
+class GpuRecompression : public ::testing::TestWithParam<const char*> {
  protected:
   // The same prompt packed in a pool that is out of reach, or in one that is not: its extents as a
   // client sees them.
-  std::vector<std::vector<std::byte>> Extents(bool far) {
+  std::vector<std::vector<std::byte>> Extents(bool gpu) {
     StoreOptions options = SmallPools(2048, 2048);
     options.new_recompressor = NewRecompressor;
-    auto device = far ? std::make_unique<FarMemory>(copies_fail_) : NewEmulatedDevice();
+    auto device = gpu ? std::make_unique<FakeGpuMemory>(copies_fail_) : NewEmulatedDevice();
     Result<std::unique_ptr<Store>> store =
-        Store::Create(options, std::move(device), NewHostPinned());
+        Store::Create(options, std::move(device), NewHostMemory());
     EXPECT_TRUE(store.ok()) << store.status().ToString();
     TestSession session(store->get());
     TestSequence s = TestSequence::Prompt(&session, GetParam(), Tokens(150));
     EXPECT_TRUE((*store)->steps().PrefillDone(session.id(), s.id()).ok());
     for (const int32_t first : {150, 170, 200}) {
       EXPECT_TRUE(s.Append(Tokens(40, first * 10)).ok());
-      if (far && first == 170) {
+      if (gpu && first == 170) {
         *copies_fail_ = true;
         EXPECT_EQ(Recompress(store->get(), s.id()).reason(), "COPY_FAILED");
         *copies_fail_ = false;
@@ -140,22 +140,22 @@ class FarRecompression : public ::testing::TestWithParam<const char*> {
 };
 
 INSTANTIATE_TEST_SUITE_P(
-    Packed, FarRecompression,
+    Packed, GpuRecompression,
     ::testing::Values(
         "mosaickv{max_loss = 1, min_tokens = 0, segment = 64, buffer = 16}",
         "mosaickv{max_loss = 1, min_tokens = 0, segment = 64, buffer = 16, keep_raw = \"no\"}"));
 
-TEST_P(FarRecompression, GivesTheBytesOfNearMemory) {
+TEST_P(GpuRecompression, GivesTheBytesOfHostMemory) {
   const auto near_bytes = Extents(false);
   EXPECT_GT(near_bytes.size(), 3u);
   EXPECT_EQ(Extents(true), near_bytes);
 }
 
 // A GPU's client measures like any other, but for what its graphs run.
-TEST(FarMemory, RecallIsAuditedUntilAStepWasCaptured) {
+TEST(FakeGpuMemory, RecallIsAuditedUntilAStepWasCaptured) {
   Result<std::unique_ptr<Store>> store = Store::Create(
-      SmallPools(64, 64), std::make_unique<FarMemory>(std::make_shared<std::atomic<bool>>(false)),
-      NewHostPinned());
+      SmallPools(64, 64),
+      std::make_unique<FakeGpuMemory>(std::make_shared<std::atomic<bool>>(false)), NewHostMemory());
   ASSERT_TRUE(store.ok());
   TestSession session(store->get());
   TestSequence s = TestSequence::Prompt(&session, "full", Tokens(20));
@@ -175,7 +175,7 @@ TEST(FarMemory, RecallIsAuditedUntilAStepWasCaptured) {
   EXPECT_EQ(session.reader().Recall(s.opened().slot).audit, 0u) << "still asked for";
 }
 
-TEST(FarMemory, PlansThatItDoesNotServeAreRefused) {
+TEST(FakeGpuMemory, PlansThatItDoesNotServeAreRefused) {
   StoreOptions options = SmallPools(64, 64);
   options.serves = [](const Plan& plan, const Geometry&) {
     return plan.selector == SelectorKind::kFull

@@ -1,4 +1,4 @@
-#include "kernels/step/cuda_far_pages.h"
+#include "kernels/step/cuda_host_pages.h"
 
 #include <algorithm>
 #include <utility>
@@ -8,18 +8,18 @@
 
 namespace kvstrata {
 
-CudaFarPages::CudaFarPages(StepMemory* memory, std::shared_ptr<HotCacheBudget> budget)
+CudaHostPages::CudaHostPages(StepMemory* memory, std::shared_ptr<HotCacheBudget> budget)
     : budget_(std::move(budget)), committed_(memory->AddColumn()) {
   memory->Add(&pages_);
   memory->Add(&tables_);
 }
 
-bool CudaFarPages::MayPromote(const CudaFrame& frame, int member) {
-  return frame.member(member).view.far_pages != nullptr && frame.CodecOf(member) == nullptr &&
+bool CudaHostPages::MayPromote(const CudaFrame& frame, int member) {
+  return frame.member(member).view.host_pages != nullptr && frame.CodecOf(member) == nullptr &&
          frame.SelectorOf(member) != nullptr;
 }
 
-Status CudaFarPages::Fit(const CudaFrame& frame, int32_t pages) {
+Status CudaHostPages::Fit(const CudaFrame& frame, int32_t pages) {
   constexpr int32_t kMultiple = 64, kTableWords = sizeof(cuda::HotPages) / sizeof(uint64_t);
   bool any = pages_.stride() > 0;
   for (int i = 0; i < frame.members(); ++i) any |= MayPromote(frame, i);
@@ -32,7 +32,7 @@ Status CudaFarPages::Fit(const CudaFrame& frame, int32_t pages) {
   return memory.Fit(&counters_, lists * int64_t{sizeof(uint32_t)});
 }
 
-Status CudaFarPages::Stage(CudaFrame* frame) {
+Status CudaHostPages::Stage(CudaFrame* frame) {
   for (int i = 0; i < frame->members(); ++i) {
     SequenceState& state = frame->state(i);
     std::shared_ptr<CudaHotPages>& hot = state.on_gpu.hot_pages;
@@ -49,13 +49,13 @@ Status CudaFarPages::Stage(CudaFrame* frame) {
   return OkStatus();
 }
 
-Status CudaFarPages::Follow(CudaFrame* frame, int member) {
+Status CudaHostPages::Follow(CudaFrame* frame, int member) {
   const StepMember& m = frame->member(member);
   std::shared_ptr<CudaHotPages>& hot = m.state->on_gpu.hot_pages;
   const int32_t page_tokens = frame->geometry().page_tokens;
   const int32_t count = (m.view.tokens + m.new_tokens + page_tokens - 1) / page_tokens;
   if (hot == nullptr || count > hot->page_stride()) {
-    hot.reset();  // gives back what the next one takes
+    hot.reset();  // releases what the next one takes
     KVS_ASSIGN_OR_RETURN(hot, CudaHotPages::Create(frame->ops(), frame->geometry(), m.state->plan(),
                                                    pages_.stride(), budget_));
   }
@@ -64,8 +64,8 @@ Status CudaFarPages::Follow(CudaFrame* frame, int member) {
   known.resize(static_cast<size_t>(count));
   int32_t first = count, last = 0;
   for (int32_t i = 0; i < count; ++i) {
-    const uint64_t far = m.view.far_pages[i] != 0 ? cuda::kFarPage : 0;
-    const uint64_t address = reinterpret_cast<uint64_t>(m.view.pages[i]) | far;
+    const uint64_t host = m.view.host_pages[i] != 0 ? cuda::kHostPage : 0;
+    const uint64_t address = reinterpret_cast<uint64_t>(m.view.pages[i]) | host;
     if (known[static_cast<size_t>(i)] == address) continue;
     known[static_cast<size_t>(i)] = address;
     first = std::min(first, i);
@@ -86,8 +86,8 @@ Status CudaFarPages::Follow(CudaFrame* frame, int member) {
   return frame->Check(frame->ops().rebase(w, frame->stream()), "op rebase");
 }
 
-Status CudaFarPages::Promote(const CudaFrame& frame, const CudaPart& part, int layer,
-                             cuda::PagedLayer* pages) {
+Status CudaHostPages::Promote(const CudaFrame& frame, const CudaPart& part, int layer,
+                              cuda::PagedLayer* pages) {
   pages->hot = tables_.Row<cuda::HotPages>(part.first);
   pages->hot_row = layer * frame.geometry().kv_heads;
   cuda::PromoteBatch w;

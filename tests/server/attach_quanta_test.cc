@@ -25,14 +25,14 @@ Bytes LookupOf(uint64_t model, const std::vector<int32_t>& tokens) {
   return payload;
 }
 
-class AttachTurnsTest : public AttachFixture {
+class AttachQuantaTest : public AttachFixture {
  protected:
   void SetUp() override { StartServer(); }
 };
 
 // How many of the long requests were answered when all of the pings were. Requests are as many as
 // the ring has room for, sent again and again.
-TEST_F(AttachTurnsTest, PingsDoNotWaitForLookups) {
+TEST_F(AttachQuantaTest, PingsDoNotWaitForLookups) {
   Client victim = Attach("victim"), noisy = Attach("noisy");
   const Bytes lookup = LookupOf(noisy.Register(), std::vector<int32_t>(kMany, 7));
   std::atomic<bool> stop{false};
@@ -61,7 +61,7 @@ TEST_F(AttachTurnsTest, PingsDoNotWaitForLookups) {
 }
 
 // Events and requests behind a long one see what it did, and their answers come in their order.
-TEST_F(AttachTurnsTest, ASessionsFramesKeepTheirOrder) {
+TEST_F(AttachQuantaTest, ASessionsFramesKeepTheirOrder) {
   StoreOptions large = SmallStore();
   large.device_bytes = uint64_t{64} << 20;
   TearDown();
@@ -90,7 +90,7 @@ TEST_F(AttachTurnsTest, ASessionsFramesKeepTheirOrder) {
 }
 
 // A long request is the last thing of a client that hangs up, dies or breaks the format.
-TEST_F(AttachTurnsTest, EndsBehindLongRequests) {
+TEST_F(AttachQuantaTest, EndsBehindLongRequests) {
   Client other = Attach("other");
   for (int round = 0; round < 30; ++round) {
     Client client = Attach();
@@ -113,7 +113,7 @@ TEST_F(AttachTurnsTest, EndsBehindLongRequests) {
 }
 
 // What a commit brought counts, however long it is, if its client closes at once.
-TEST_F(AttachTurnsTest, LongCommitsBeforeAHangUpCount) {
+TEST_F(AttachQuantaTest, LongCommitsBeforeAHangUpCount) {
   StoreOptions large = SmallStore();
   large.device_bytes = uint64_t{64} << 20;
   TearDown();
@@ -192,7 +192,7 @@ TEST(FairQueueTest, StopDropsWhatWaits) {
   EXPECT_EQ(ran, 2);
 }
 
-TEST(FairQueueTest, UsersTakeTurns) {
+TEST(FairQueueTest, UsersAreServedInRotation) {
   FairQueue queue(2);
   ASSERT_TRUE(queue.Start().ok());
   Gate gate;

@@ -1,8 +1,8 @@
 // Memory that the daemon has but must not touch, as a GPU's: `base` is mapped without access, only
-// Copy moves bytes, and clients see them kFarShift away: below, as above it the address space may
+// Copy moves bytes, and clients see them kGpuShift away: below, as above it the address space may
 // end.
-#ifndef KVSTRATA_TESTS_FAKES_FAR_MEMORY_H_
-#define KVSTRATA_TESTS_FAKES_FAR_MEMORY_H_
+#ifndef KVSTRATA_TESTS_FAKES_FAKE_GPU_MEMORY_H_
+#define KVSTRATA_TESTS_FAKES_FAKE_GPU_MEMORY_H_
 
 #include <sys/mman.h>
 
@@ -16,17 +16,17 @@
 
 namespace kvstrata::testing {
 
-inline constexpr std::ptrdiff_t kFarShift = -(std::ptrdiff_t{1} << 38);
+inline constexpr std::ptrdiff_t kGpuShift = -(std::ptrdiff_t{1} << 38);
 
-class FarMemory final : public MemoryResource {
+class FakeGpuMemory final : public MemoryResource {
  public:
-  explicit FarMemory(std::shared_ptr<std::atomic<bool>> copies_fail,
-                     uint64_t granularity = kMemoryGranularity)
+  explicit FakeGpuMemory(std::shared_ptr<std::atomic<bool>> copies_fail,
+                         uint64_t granularity = kMemoryGranularity)
       : copies_fail_(std::move(copies_fail)), granularity_(granularity) {}
 
   Result<MemoryBlock> Allocate(uint64_t bytes) override {
     KVS_ASSIGN_OR_RETURN(MemoryBlock block, upstream_->Allocate(bytes));
-    void* const client = block.base + kFarShift;
+    void* const client = block.base + kGpuShift;
     KVS_CHECK(mmap(client, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED_NOREPLACE,
                    block.fd.get(), 0) == client);
     KVS_CHECK(mprotect(block.base, bytes, PROT_NONE) == 0);
@@ -39,7 +39,7 @@ class FarMemory final : public MemoryResource {
       std::lock_guard lock(mu_);
       blocks_.erase(block.base);
     }
-    munmap(block.base + kFarShift, block.bytes);
+    munmap(block.base + kGpuShift, block.bytes);
     upstream_->Free(std::move(block));
   }
   Status Copy(std::span<const MemoryCopy> copies) override {
@@ -51,17 +51,17 @@ class FarMemory final : public MemoryResource {
     return OkStatus();
   }
   uint64_t granularity() const override { return granularity_; }
-  Memory memory() const override { return Memory::kCuda; }
-  std::string_view name() const override { return "far"; }
+  HandleType handle_type() const override { return HandleType::kCuda; }
+  std::string_view name() const override { return "fake gpu"; }
 
  private:
-  // The client's mapping of a far address; host memory as it is.
+  // The client's mapping of an address of the GPU; host memory as it is.
   const std::byte* Reachable(const std::byte* at) {
     std::lock_guard lock(mu_);
     const auto after = blocks_.upper_bound(at);
     if (after == blocks_.begin()) return at;
     const auto& [base, bytes] = *std::prev(after);
-    return at < base + bytes ? at + kFarShift : at;
+    return at < base + bytes ? at + kGpuShift : at;
   }
 
   std::mutex mu_;
@@ -73,4 +73,4 @@ class FarMemory final : public MemoryResource {
 
 }  // namespace kvstrata::testing
 
-#endif  // KVSTRATA_TESTS_FAKES_FAR_MEMORY_H_
+#endif  // KVSTRATA_TESTS_FAKES_FAKE_GPU_MEMORY_H_

@@ -1,11 +1,11 @@
-// CudaFarPages: how steps on a GPU attend pages that lie in the host's memory. What a layer
+// CudaHostPages: how steps on a GPU attend pages that lie in the host's memory. What a layer
 // selects of them is promoted first: copied into the sequence's cache on the GPU
 // (cuda_hot_pages.h), where it stays as long as it is selected often. The rest is attended in
 // place, over the bus.
 //
 // Belongs to a workspace, as a CudaSelector does. Threads: one call at a time.
-#ifndef KVSTRATA_KERNELS_STEP_CUDA_FAR_PAGES_H_
-#define KVSTRATA_KERNELS_STEP_CUDA_FAR_PAGES_H_
+#ifndef KVSTRATA_KERNELS_STEP_CUDA_HOST_PAGES_H_
+#define KVSTRATA_KERNELS_STEP_CUDA_HOST_PAGES_H_
 
 #include <cstdint>
 #include <memory>
@@ -21,10 +21,10 @@ namespace kvstrata {
 
 class CudaFrame;  // cuda_frame.h
 
-class CudaFarPages {
+class CudaHostPages {
  public:
   // budget: of the sequences' caches; null: as much as the GPU has.
-  CudaFarPages(StepMemory* memory, std::shared_ptr<HotCacheBudget> budget);
+  CudaHostPages(StepMemory* memory, std::shared_ptr<HotCacheBudget> budget);
 
   // Whether the member has pages in the host's memory, of which selected ones are promoted.
   static bool MayPromote(const CudaFrame& frame, int member);
@@ -47,4 +47,4 @@ class CudaFarPages {
 
 }  // namespace kvstrata
 
-#endif  // KVSTRATA_KERNELS_STEP_CUDA_FAR_PAGES_H_
+#endif  // KVSTRATA_KERNELS_STEP_CUDA_HOST_PAGES_H_

@@ -1,8 +1,9 @@
-// Pages in pinned host memory, and a hot cache that op promote fills from them: two selections by
-// turns, each of which evicts all of the other, so that every promotion copies all that it selects.
-// One layer of Llama-3.1-8B: a slice is 4 KiB of keys and 4 KiB of values at another place.
-#ifndef KVSTRATA_BENCH_CUDA_FAR_PAGES_H_
-#define KVSTRATA_BENCH_CUDA_FAR_PAGES_H_
+// Pages in page-locked host memory, and a hot cache that op promote fills from them: two
+// selections, alternating, each of which evicts all of the other, so that every promotion copies
+// all that it selects. One layer of Llama-3.1-8B: a slice is 4 KiB of keys and 4 KiB of values at
+// another place.
+#ifndef KVSTRATA_BENCH_CUDA_PAGES_ON_HOST_H_
+#define KVSTRATA_BENCH_CUDA_PAGES_ON_HOST_H_
 
 #include <cuda_runtime_api.h>
 
@@ -18,14 +19,14 @@
 
 namespace kvstrata::cuda {
 
-class FarPages {
+class PagesOnHost {
  public:
   static constexpr int32_t kPages = 8192, kPageTokens = 16, kKvHeads = 8, kDim = 128;
   static constexpr int64_t kPieceBytes = kPageTokens * kDim * 2;
   static constexpr int64_t kPageBytes = 2 * kKvHeads * kPieceBytes;
 
   // Each selection has `listed` pages of each KV head.
-  explicit FarPages(int32_t listed)
+  explicit PagesOnHost(int32_t listed)
       : listed_(listed),
         slots_(static_cast<size_t>(listed * kPageBytes)),
         owners_(Zeros<int32_t>(kKvHeads * listed)),
@@ -83,7 +84,7 @@ class FarPages {
   void Place() {
     std::vector<uint64_t> pages;
     for (int32_t i = 0; i < kPages; ++i) {
-      pages.push_back(reinterpret_cast<uint64_t>(memory_.get() + i * kPageBytes) | kFarPage);
+      pages.push_back(reinterpret_cast<uint64_t>(memory_.get() + i * kPageBytes) | kHostPage);
     }
     std::shuffle(pages.begin(), pages.end(), rng_);
     const DeviceArray<uint64_t> device(pages);
@@ -106,12 +107,12 @@ class FarPages {
     for (int which = 0; which < 2; ++which) units_[which] = DeviceArray<int32_t>(units[which]);
   }
 
-  struct FreePinned {
+  struct FreePageLocked {
     void operator()(std::byte* memory) const { cudaFreeHost(memory); }
   };
   const int32_t listed_;
   std::mt19937 rng_{std::random_device{}()};
-  std::unique_ptr<std::byte, FreePinned> memory_;
+  std::unique_ptr<std::byte, FreePageLocked> memory_;
   DeviceArray<std::byte> slots_;
   DeviceArray<int32_t> owners_, stamps_;
   DeviceArray<uint64_t> entries_, pages_;
@@ -122,4 +123,4 @@ class FarPages {
 
 }  // namespace kvstrata::cuda
 
-#endif  // KVSTRATA_BENCH_CUDA_FAR_PAGES_H_
+#endif  // KVSTRATA_BENCH_CUDA_PAGES_ON_HOST_H_

@@ -1,4 +1,4 @@
-#include "session/page_heat.h"
+#include "session/access_counts.h"
 
 #include <algorithm>
 #include <atomic>
@@ -6,7 +6,7 @@
 
 namespace kvstrata {
 
-void PageHeat::Mark(const Selection& selection, int32_t page_tokens, uint64_t pages) {
+void AccessCounts::Mark(const Selection& selection, int32_t page_tokens, uint64_t pages) {
   marks_.assign((pages + 63) / 64, 0);
   // Pages hold a power of two of tokens: runs are many, and divisions slow.
   const int shift = std::countr_zero(static_cast<uint32_t>(page_tokens));
@@ -22,19 +22,21 @@ void PageHeat::Mark(const Selection& selection, int32_t page_tokens, uint64_t pa
   }
 }
 
-void PageHeat::Count(const SessionSequence& s, const Selection& selection) {
+void AccessCounts::Count(const SessionSequence& s, const Selection& selection) {
   // Plan full would count every page in every layer and say nothing.
   if (s.state->plan().selector == SelectorKind::kFull) return;
-  const uint64_t first = s.table.table->heat_first;
-  const uint64_t count = std::min<uint64_t>(s.table.table->heat_count, s.table.pages);
-  if (count == 0 || first > shm::kHeatEntries || count > shm::kHeatEntries - first) return;
+  const uint64_t first = s.table.table->first_access_counter;
+  const uint64_t count = std::min<uint64_t>(s.table.table->access_counter_count, s.table.pages);
+  if (count == 0 || first > shm::kAccessCounters || count > shm::kAccessCounters - first) return;
   Mark(selection, s.state->geometry().page_tokens, count);
-  auto* const heat =
-      reinterpret_cast<uint32_t*>(reinterpret_cast<std::byte*>(&session_) + session_.heat_offset) +
+  auto* const access_counters =
+      reinterpret_cast<uint32_t*>(reinterpret_cast<std::byte*>(&session_) +
+                                  session_.access_counters_offset) +
       first;
   for (size_t w = 0; w < marks_.size(); ++w) {
     for (uint64_t bits = marks_[w]; bits != 0; bits &= bits - 1) {
-      std::atomic_ref<uint32_t> at(heat[w * 64 + static_cast<size_t>(std::countr_zero(bits))]);
+      std::atomic_ref<uint32_t> at(
+          access_counters[w * 64 + static_cast<size_t>(std::countr_zero(bits))]);
       // Not fetch_add: a sequence has one step at a time, and a lost count would not matter.
       at.store(at.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
     }

@@ -1,12 +1,12 @@
-// The `host` tier. Without a GPU nothing reads it by DMA and nothing has to be pinned: pinning (by
-// registration with the device) arrives with the first backend that copies.
+// The `host` tier: memfds, not page-locked. Where there is a GPU, cuda_device.cc registers them
+// with it.
 #include "server/memory/memory_resource.h"
 #include "server/memory/sealed_memfd.h"
 
 namespace kvstrata {
 namespace {
 
-class HostPinned final : public MemoryResource {
+class HostMemory final : public MemoryResource {
  public:
   Result<MemoryBlock> Allocate(uint64_t bytes) override {
     return MapSealedMemfd("kvstrata-host", bytes);
@@ -17,6 +17,6 @@ class HostPinned final : public MemoryResource {
 
 }  // namespace
 
-std::unique_ptr<MemoryResource> NewHostPinned() { return std::make_unique<HostPinned>(); }
+std::unique_ptr<MemoryResource> NewHostMemory() { return std::make_unique<HostMemory>(); }
 
 }  // namespace kvstrata
