@@ -163,10 +163,8 @@ class Lender {
     pools.host_bytes = host_pages * static_cast<uint64_t>(geometry_.page_bytes());
     pools.device_bytes = uint64_t{1} << 20;
     pools.headroom_tokens = 16;
-    const auto never = std::make_shared<std::atomic<bool>>(false);
-    store_ =
-        std::move(Store::Create(pools, std::make_unique<FakeGpuMemory>(never), NewHostMemory()))
-            .value();
+    auto gpu = std::make_unique<FakeGpuMemory>(std::make_shared<std::atomic<bool>>(false));
+    store_ = std::move(*Store::Create(pools, std::move(gpu), NewHostMemory()));
     importer_ = std::make_unique<Importer>(options, store_.get(), &Backends().front());
     session_ = OpenSession(&model_);
     PeerIdentity peer;

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Proves the limits of the tree: lines of a function and of a header, declarations of a class, and
-that no document or comment refers to what the repository does not have (docs/testing.md, "Limits").
+"""Proves the limits of the tree: lines of a function and of a header, declarations of a class, words
+of a document's sentence, and that no document or comment refers to what the repository does not have
+(docs/testing.md, "Limits").
 
 What exceeds a limit today stands in tests/tree/exceeded.toml with its figure, and has to keep it.
 
@@ -19,11 +20,16 @@ import cpp_measures
 import exceeded
 import python_measures
 import references
+import sentences
 
-LIMITS = {"function": 60, "header": 300, "class": 40, "dangling": 0}
+LIMITS = {"function": 60, "header": 300, "class": 40, "dangling": 0, "sentence": 0}
+WORDS = 30
 UNITS = {"function": "lines", "header": "lines", "class": "declarations",
-         "dangling": "references of a file to what is not there"}
+         "dangling": "references of a file to what is not there",
+         "sentence": f"sentences of a document with more than {WORDS} words"}
 WORST = 10
+# Whose sentences count; specifications, decisions and notes are not among them.
+DOCUMENTS = re.compile(r"^(docs/[^/]+|README|CONTRIBUTING)\.md$")
 
 CPP = (".h", ".cc", ".cu", ".cuh", ".c")
 HEADERS = (".h", ".cuh")
@@ -43,7 +49,7 @@ class Figures:
 
     def __init__(self):
         self.of = {kind: {} for kind in LIMITS}  # kind -> what -> figure
-        self.dangling = {}  # file -> texts
+        self.named = {"dangling": {}, "sentence": {}}  # kind -> file -> texts
         self.unparsed = []
 
     def add(self, kind, file, named):
@@ -52,6 +58,11 @@ class Figures:
             seen[name] += 1
             number = f" #{seen[name]}" if seen[name] > 1 else ""
             self.of[kind][f"{file}: {name}{number}"] = figure
+
+    def note(self, kind, file, texts):
+        if texts:
+            self.named[kind][str(file)] = texts
+            self.of[kind][str(file)] = len(texts)
 
 
 def files(root):
@@ -71,9 +82,9 @@ def measured(root):
         else:
             dangling = [d for comment in comments(root, file, figures)
                         for d in references.dangling_in_text(root, file, comment)]
-        if dangling:
-            figures.dangling[str(file)] = dangling
-            figures.of["dangling"][str(file)] = len(dangling)
+        figures.note("dangling", file, dangling)
+        if DOCUMENTS.match(str(file)):
+            figures.note("sentence", file, sentences.longer_than(WORDS, (root / file).read_text()))
     return figures
 
 
@@ -102,7 +113,7 @@ def print_worst(figures):
         print(f"{kind}: {len(figures.of[kind])} measured, {over} over {limit} {UNITS[kind]}; the worst:")
         worst = sorted(figures.of[kind].items(), key=lambda item: (-item[1], item[0]))
         for what, figure in worst[:WORST]:
-            names = f": {', '.join(sorted(set(figures.dangling[what])))}" if kind == "dangling" else ""
+            names = f": {', '.join(sorted(set(figures.named[kind][what])))}" if kind == "dangling" else ""
             print(f"  {figure:5} {what}{names}")
 
 
@@ -111,8 +122,9 @@ def failures(figures, listed):
         for complaint in exceeded.complaints(kind, figures.of[kind], limit, listed.get(kind, {})):
             yield f"{kind} {complaint}"
             file = complaint.split(": ")[0]
-            if kind == "dangling" and file in figures.dangling:
-                yield f"  {file} names {', '.join(figures.dangling[file])}"
+            if file in figures.named.get(kind, {}):
+                says = "names" if kind == "dangling" else "has"
+                yield f"  {file} {says} {', '.join(figures.named[kind][file])}"
     for place in figures.unparsed:
         yield f"unparsed {place}: the parser does not understand these lines (cpp_measures.ATTRIBUTES)"
     for section in listed.keys() - LIMITS.keys() - {check_layers.SECTION}:

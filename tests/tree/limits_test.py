@@ -63,7 +63,7 @@ class Tree(unittest.TestCase):
         self.assertIn(f" {max(1, sum(t.startswith(KINDS) for t in texts))} failed", out)
 
 
-KINDS = ("function ", "header ", "class ", "dangling ", "unparsed ")
+KINDS = ("function ", "header ", "class ", "dangling ", "sentence ", "unparsed ")
 
 
 class Limits(Tree):
@@ -172,6 +172,20 @@ class References(Tree):
     def assert_dangles(self, path, text, name):
         self.write(path, text)
         self.assert_fails(f"dangling {path}: 1, the limit is 0", f"{path} names {name}")
+
+    def test_a_sentence_too_long(self):
+        at_the_limit = "Word " + "word " * 28 + "word."
+        self.write("docs/b.md", f"{at_the_limit} {at_the_limit}\n\n- {at_the_limit}\n- {at_the_limit}\n")
+        self.assert_passes()
+        self.write("docs/b.md", f"Short. {at_the_limit[:-1]}\nmore, `code` and [a link](a.md).\n")
+        self.assert_fails("sentence docs/b.md: 1, the limit is 0", "docs/b.md has 35 words: 'Word word")
+
+    def test_long_sentences_that_are_no_prose(self):
+        many = "word " * 40
+        self.write("docs/b.md", f"# {many}\n\n| {many} |\n\n```\n{many}\n```\n\n    {many}\n\n"
+                                f"<!-- bench:a -->\n{many}\n<!-- /bench -->\n")
+        self.write("docs/spec/c.md", f"{many}\n")
+        self.assert_passes()
 
     def test_a_link_to_no_file(self):
         self.assert_dangles("README.md", "[x](docs/b.md)\n", "docs/b.md")

@@ -348,8 +348,7 @@ typedef struct kvs_step_options {
  * has begun. */
 KVS_API int kvs_step_begin(kvs_session* session, const kvs_step_member* members, size_t n,
                            void* stream, kvs_step** out, int32_t* codes);
-/* The same; options NULL: none. Padding and late tokens: linked transport only (remote:
- * UNIMPLEMENTED).
+/* The same; options NULL: none. Padding and late tokens: linked only (remote: UNIMPLEMENTED).
  */
 KVS_API int kvs_step_begin_with(kvs_session* session, const kvs_step_member* members, size_t n,
                                 const kvs_step_options* options, kvs_step** out, int32_t* codes);
