@@ -17,7 +17,7 @@ shm::Arena PacketOf(const ArenaGrant& grant) {
   packet.bytes = grant.bytes;
   packet.tier = static_cast<uint16_t>(grant.tier);
   packet.writable = grant.writable ? 1 : 0;
-  packet.memory = static_cast<uint16_t>(grant.memory);
+  packet.memory = static_cast<uint16_t>(grant.handle_type);
   return packet;
 }
 
