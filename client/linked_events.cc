@@ -76,7 +76,9 @@ Status Session::State::TellAll(Sequence* s, std::chrono::steady_clock::time_poin
   while (true) {
     KVS_RETURN_IF_ERROR(TellDone(s));
     if (s->deferred.empty()) return OkStatus();
-    if (std::ranges::none_of(s->deferred, [&](const auto& e) { return Waits(e); })) {
+    // One that waited for the GPU a moment ago may be done by now: it lacks no ids.
+    if (s->deferred.front().missing > 0 &&
+        std::ranges::none_of(s->deferred, [&](const auto& e) { return Waits(e); })) {
       return IdsMissing(*s);
     }
     if (std::chrono::steady_clock::now() >= deadline) {
