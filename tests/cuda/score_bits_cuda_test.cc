@@ -175,7 +175,8 @@ class ScoreBitsCase {
     for (int i = 0; i < shape_.group; ++i) {
       const float* row = &got[(first + i) * work_.candidate_stride];
       const float* expected = want.data() + int64_t{i} * n;
-      EXPECT_LE(RelativeError({row, row + n}, {expected, expected + n}), 1e-3) << b << " " << h;
+      // The op's bound is of sums that cancel: of the logits themselves it is three times that.
+      EXPECT_LE(RelativeError({row, row + n}, {expected, expected + n}), 3e-3) << b << " " << h;
       for (int t = n; t < work_.candidate_stride; ++t) ASSERT_TRUE(std::isnan(row[t])) << t;
     }
   }
