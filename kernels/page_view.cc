@@ -1,6 +1,7 @@
 #include "kernels/page_view.h"
 
 #include <algorithm>
+#include <numeric>
 #include <string>
 
 #include "base/check.h"
@@ -16,6 +17,25 @@ constexpr float kMaxScale = 1e6f;
 Status BadField(std::string_view field, int64_t value, std::string_view allowed) {
   return InvalidArgument("GEOMETRY_INVALID", std::string(field) + " is " + std::to_string(value) +
                                                  "; allowed: " + std::string(allowed));
+}
+
+// The least multiple of `unit` that is at least that.
+int32_t BlockTokens(int64_t unit) {
+  return static_cast<int32_t>((std::max<int64_t>(kIndexBlockTokens, unit) + unit - 1) / unit *
+                              unit);
+}
+
+// Gives each level its place in the block. REQUIRES: all but units_per_block, offset and
+// block_bytes is set.
+void Place(IndexLayout* index) {
+  for (int i = 0; i < index->level_count; ++i) {
+    IndexLevel& level = index->levels[i];
+    level.units_per_block = index->block_tokens / level.unit_tokens;
+    level.offset = index->block_bytes;
+    index->block_bytes += int64_t{index->layers} * index->fields * index->kv_heads *
+                          level.units_per_block * index->row_bytes();
+  }
+  index->block_bytes = (index->block_bytes + 63) / 64 * 64;
 }
 
 // Numbers the fields: what the selector ranks by, then the coarse rows; a mean of keys is both.
@@ -54,10 +74,10 @@ Status Validate(const Geometry& g) {
 }
 
 bool IndexLayout::operator==(const IndexLayout& o) const {
-  if (kind != o.kind || dtype != o.dtype || layers != o.layers || kv_heads != o.kv_heads ||
-      head_dim != o.head_dim || fields != o.fields || block_tokens != o.block_tokens ||
-      block_bytes != o.block_bytes || level_count != o.level_count || key_mean != o.key_mean ||
-      value_mean != o.value_mean) {
+  if (kind != o.kind || dtype != o.dtype || bits != o.bits || layers != o.layers ||
+      kv_heads != o.kv_heads || head_dim != o.head_dim || fields != o.fields ||
+      block_tokens != o.block_tokens || block_bytes != o.block_bytes ||
+      level_count != o.level_count || key_mean != o.key_mean || value_mean != o.value_mean) {
     return false;
   }
   return std::equal(levels.begin(), levels.begin() + level_count, o.levels.begin(),
@@ -87,18 +107,25 @@ IndexLayout MakeIndexLayout(IndexLayout::Kind kind, const Geometry& g, const int
     KVS_CHECK(tokens <= (int64_t{1} << 30));
     index.levels[i].unit_tokens = static_cast<int32_t>(tokens);
   }
-  const int64_t coarsest = tokens;
-  index.block_tokens = static_cast<int32_t>(
-      std::max<int64_t>(coarsest, (kIndexBlockTokens + coarsest - 1) / coarsest * coarsest));
+  index.block_tokens = BlockTokens(tokens);
+  Place(&index);
+  return index;
+}
 
-  for (int i = 0; i < level_count; ++i) {
-    IndexLevel& level = index.levels[i];
-    level.units_per_block = index.block_tokens / level.unit_tokens;
-    level.offset = index.block_bytes;
-    index.block_bytes += int64_t{index.layers} * index.fields * index.kv_heads *
-                         level.units_per_block * index.head_dim * SizeOf(index.dtype);
-  }
-  index.block_bytes = (index.block_bytes + 63) / 64 * 64;
+IndexLayout MakeBitsLayout(const Geometry& g, int32_t bits, int32_t tokens) {
+  IndexLayout index;
+  index.kind = IndexLayout::Kind::kBits;
+  index.bits = bits;
+  index.layers = g.layers;
+  index.kv_heads = g.kv_heads;
+  index.head_dim = g.head_dim;
+  index.fields = 1;
+  index.level_count = 1;
+  index.levels[0].unit_tokens = tokens;
+  KVS_CHECK(index.group().IsValid());
+  // A block is shared with the last page that it covers, which must end where it does.
+  index.block_tokens = BlockTokens(std::lcm(tokens, g.page_tokens));
+  Place(&index);
   return index;
 }
 

@@ -6,6 +6,7 @@
 // An index block holds the summaries of a run of tokens, made by a plan's segmenter:
 //     level by level, each [layer][field][kv_head][unit][dim]
 // so that one (layer, field, head) of a block is one contiguous run of rows for the scoring op.
+// Units of keys in few bits are sealed groups instead, [layer][kv_head][group] (docs/spec/bits.md).
 #ifndef KVSTRATA_KERNELS_PAGE_VIEW_H_
 #define KVSTRATA_KERNELS_PAGE_VIEW_H_
 
@@ -16,6 +17,7 @@
 
 #include "base/status.h"
 #include "kernels/dtype.h"
+#include "kernels/ops/quantise_keys/quantised_group.h"
 #include "kernels/rotary.h"
 
 namespace kvstrata {
@@ -101,15 +103,17 @@ struct IndexLevel {
   int64_t offset = 0;  // bytes from the block's start
 };
 
-// The index of a plan: none, min/max rows (Quest), or means at one or more levels (CHESS).
+// The index of a plan: none, min/max rows (Quest), means at one or more levels (CHESS), or the keys
+// themselves in few bits, a group of tokens a unit.
 // Level 0 summarises tokens; level i > 0 summarises the rows of level i - 1.
 struct IndexLayout {
-  enum class Kind : uint8_t { kNone = 0, kMinMax = 1, kMean = 2 };
+  enum class Kind : uint8_t { kNone = 0, kMinMax = 1, kMean = 2, kBits = 3 };
 
   Kind kind = Kind::kNone;
   DType dtype = DType::kBF16;  // of the rows: kMinMax the keys' own; kMean bf16 or f32
+  int32_t bits = 0;            // kBits: of a channel's code
   int32_t layers = 0, kv_heads = 0, head_dim = 0;
-  int32_t fields = 0;        // rows a unit has: kMinMax 2 (min, then max), kMean 1; coarse rows
+  int32_t fields = 0;        // rows a unit has: kMinMax 2 (min, then max), else 1; coarse rows
   int32_t block_tokens = 0;  // tokens a block covers
   int64_t block_bytes = 0;   // a multiple of 64
   int32_t level_count = 0;
@@ -126,15 +130,21 @@ struct IndexLayout {
   // Complete units of a level in a sequence of `tokens`.
   int32_t UnitsFor(int level, int32_t tokens) const { return tokens / levels[level].unit_tokens; }
 
+  // kBits: a unit's bytes.
+  QuantisedGroup group() const { return {head_dim, bits, levels[0].unit_tokens}; }
+  // Bytes of a unit's row of one field.
+  int64_t row_bytes() const {
+    return kind == Kind::kBits ? group().bytes() : head_dim * SizeOf(dtype);
+  }
   // Byte offset, inside its block, of row `unit` (counted from the block's first unit).
   int64_t RowOffset(int level, int layer, int field, int head, int unit_in_block) const {
     const int64_t rows = (int64_t{layer} * fields + field) * kv_heads + head;
     return levels[level].offset +
-           (rows * levels[level].units_per_block + unit_in_block) * head_dim * SizeOf(dtype);
+           (rows * levels[level].units_per_block + unit_in_block) * row_bytes();
   }
   // Bytes from a unit's row of one field of the finest level to that of the next.
   int64_t field_stride() const {
-    return int64_t{kv_heads} * levels[0].units_per_block * head_dim * SizeOf(dtype);
+    return int64_t{kv_heads} * levels[0].units_per_block * row_bytes();
   }
   // Bytes from a unit's row of one layer to that of the next.
   int64_t layer_stride(int level) const {
@@ -142,7 +152,7 @@ struct IndexLayout {
   }
   // The dtype of the coarse rows, which lie in slots of `dtype`: bf16, unless the slots are fp32.
   DType coarse_dtype() const { return dtype == DType::kF32 ? DType::kF32 : DType::kBF16; }
-  // All rows of one field, dressed as pages: row u is unit u of the level.
+  // All rows of one field, dressed as pages: row u is unit u of the level. Not of kBits.
   PagedRows Rows(std::byte* const* blocks, int level, int layer, int field, int head) const {
     return {blocks,
             RowOffset(level, layer, field, head, 0),
@@ -165,6 +175,10 @@ struct IndexLayout {
 // of the rows of kMean.
 IndexLayout MakeIndexLayout(IndexLayout::Kind kind, const Geometry& g, const int32_t* unit_tokens,
                             int level_count, bool coarse = false, DType mean_dtype = DType::kBF16);
+
+// Lays out an index of kBits over groups of `tokens`. A block covers whole groups and whole pages,
+// and about 512 tokens if it can. REQUIRES: the group is valid (QuantisedGroup::IsValid).
+IndexLayout MakeBitsLayout(const Geometry& g, int32_t bits, int32_t tokens);
 
 }  // namespace kvstrata
 

@@ -1,9 +1,9 @@
 set(KVS_PLAN_SOURCES
   plan.cc plan_axes.cc plan_options.cc plan_rows.cc plan_needs.cc
-  segment/segmenter.cc segment/complete_units.cc segment/page.cc segment/hierarchy.cc
+  segment/segmenter.cc segment/complete_units.cc segment/page.cc segment/hierarchy.cc segment/bits.cc
   select/selector.cc select/selector_rows.cc select/fixed_selection.cc select/full.cc select/window.cc select/minmax.cc select/cascade.cc select/cascade_trigger.cc select/affinity.cc
   select/unit_scores.cc select/vote.cc select/token_scores.cc
-  select/block.cc select/bucket.cc select/importance.cc select/sentence_ends.cc select/sentence_queries.cc
+  select/block.cc select/bits.cc select/bucket.cc select/importance.cc select/sentence_ends.cc select/sentence_queries.cc
   select/zoom.cc select/span_bucket.cc select/span_rows.cc select/notice.cc
   step/sequence_state.cc step/reported_series.cc step/status_text.cc step/shadow_attention.cc step/step_batch.cc step/step_cost.cc
   step/step.cc step/step_tiles.cc step/step_works.cc step/break_even.cc

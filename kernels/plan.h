@@ -6,7 +6,8 @@
 //     {selector = "cascade", rho = [0.5, 0.2, 0.1]}      a plan of one's own
 // Named plans of the daemon's configuration ([plans.NAME]) are resolved by the daemon before this.
 //
-// Presets: full, window, quest, chess, tokenselect, sentencekv, sekv, mosaickv, strata.
+// Presets: full, window, quest, chess, tokenselect, sentencekv, sekv, mosaickv, bits,
+// strata.
 // Other names answer INVALID_ARGUMENT with the nearest known one ("did you mean"). A combination
 // that cannot work is refused here, with the reason.
 //
@@ -27,6 +28,7 @@
 #include "kernels/page_view.h"
 #include "kernels/plan_kinds.h"
 #include "kernels/segment/index_options.h"
+#include "kernels/select/bits_options.h"
 #include "kernels/select/block_options.h"
 #include "kernels/select/bucket_options.h"
 #include "kernels/select/cascade_options.h"
@@ -61,7 +63,7 @@ struct Plan {
 
   // Declared beside what reads them; those of other selectors, codecs and segmenters than the
   // plan's have their defaults. One word for one thing: `sinks` and `recent` are always attended,
-  // `budget` is what is chosen beside them, `index.unit` is what is chosen as a whole.
+  // `budget` is what is chosen beside them, `index.unit` is what the index keeps together.
   IndexOptions index;
   WindowOptions window;
   MinMaxOptions minmax;
@@ -70,6 +72,7 @@ struct Plan {
   BucketOptions bucket;
   ZoomOptions zoom;
   BlockOptions block;
+  BitsOptions bits;
   LowRankOptions lowrank;
   PackedOptions packed;
   StoredOptions stored;  // of codecs lowrank and packed
@@ -99,6 +102,10 @@ std::string_view DescribePreset(std::string_view name);
 
 // The index that the plan's segmenter keeps beside the pages; kind kNone for full and window.
 IndexLayout IndexOf(const Plan& plan, const Geometry& geometry);
+
+// The memory of that index over that of keys and values in 16 bits, whatever the model; 0 without
+// an index.
+double IndexShare(const Plan& plan);
 
 }  // namespace kvstrata
 

@@ -8,11 +8,11 @@ namespace {
 using enum SelectorKind;
 using enum CodecKind;
 
-constexpr std::string_view kSelectorNames[] = {"full", "window", "minmax", "cascade",
-                                               "vote", "bucket", "zoom",   "block"};
+constexpr std::string_view kSelectorNames[] = {"full",   "window", "minmax", "cascade", "vote",
+                                               "bucket", "zoom",   "block",  "bits"};
 constexpr std::string_view kCodecNames[] = {"raw", "lowrank", "packed"};
-constexpr std::string_view kSegmenterNames[] = {"none",     "page", "hierarchy",
-                                                "sentence", "span", "loss"};
+constexpr std::string_view kSegmenterNames[] = {"none", "page", "hierarchy", "sentence",
+                                                "span", "loss", "bits"};
 
 // kvstrata's own (docs/spec/beyond.md): Quest's extremes, the heads' scores normalised before they
 // are summed, pages of 32, sinks and a recent window. What won at equal bytes on real traces; the
@@ -48,6 +48,10 @@ constexpr PresetRow kPresets[] = {
      nullptr},
     {"mosaickv", kBlock,
      "MosaicKV: keys and values packed to about a third, a tenth of the blocks attended", nullptr},
+    {"bits", kBits,
+     "kvstrata's own: per layer and KV head, the 2048 tokens with the largest weights by keys in "
+     "two bits",
+     nullptr},
     {"strata", kMinMax,
      "kvstrata's own: Quest's extremes with the heads' scores normalised, pages of 32, 2048 tokens",
      AdjustStrata},
@@ -60,6 +64,8 @@ constexpr std::string_view kExtremes =
     "'page' keeps";
 constexpr std::string_view kLevels =
     "it cascades over grids, chunks and pages, whose means only segmenter 'hierarchy' keeps";
+constexpr std::string_view kQuantised =
+    "it scores tokens by their keys in few bits, which only segmenter 'bits' keeps";
 constexpr std::string_view kSpansOnly = "codec 'lowrank' stores the spans of segmenter 'span'";
 
 // Each selector's preset comes first among its combinations.
@@ -83,6 +89,8 @@ constexpr Combination kCombinations[] = {
      "cuts"},
     {kBlock, kRaw, SegmenterKind::kPage,
      "its blocks over codec 'raw' are pages, whose means only segmenter 'page' keeps"},
+    {kBits, kRaw, SegmenterKind::kBits, kQuantised},
+    {kBits, kPacked, SegmenterKind::kBits, kQuantised},
 };
 
 // Why a selector and a codec never go together.
@@ -134,6 +142,7 @@ Plan DefaultsOf(const Combination& c) {
   plan.codec = c.codec;
   plan.name = kPresets[static_cast<size_t>(c.selector)].name;
   if (c.selector == kCascade) plan.index.unit = 32;
+  if (c.selector == kBits) plan.index.unit = 64;
   return plan;
 }
 

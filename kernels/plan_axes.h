@@ -31,7 +31,7 @@ struct PresetRow {
   std::string_view description;
   void (*adjust)(Plan*);  // null: the selector's defaults
 };
-// The papers' by SelectorKind, then our own; also the order in which tables show them.
+// One of each selector by SelectorKind, then others; also the order in which tables show them.
 std::span<const PresetRow> PresetRows();
 
 // What was written of the axes; nothing: to be chosen. A segmenter only says which codec is meant

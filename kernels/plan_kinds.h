@@ -9,7 +9,7 @@
 
 namespace kvstrata {
 
-enum class SegmenterKind : uint8_t { kNone, kPage, kHierarchy, kSentence, kSpan, kLoss };
+enum class SegmenterKind : uint8_t { kNone, kPage, kHierarchy, kSentence, kSpan, kLoss, kBits };
 enum class SelectorKind : uint8_t {
   kFull,
   kWindow,
@@ -18,7 +18,8 @@ enum class SelectorKind : uint8_t {
   kVote,
   kBucket,
   kZoom,
-  kBlock
+  kBlock,
+  kBits
 };
 enum class CodecKind : uint8_t { kRaw, kLowRank, kPacked };
 

@@ -26,9 +26,11 @@ std::string MinTokensText(const Plan& plan) {
 
 bool IsAuto(const Plan& plan) { return plan.min_tokens == kAutoTokens; }
 
-// Whether the selector leaves rows out, over some codec as they are.
-bool SkipsRows(const Plan& plan) {
-  return plan.selector != SelectorKind::kFull && plan.selector != SelectorKind::kZoom;
+// Whether the selector leaves rows out, over some codec as they are, of models whose keys are
+// stored before rotary embedding (selector bits serves no such model).
+bool CanCompact(const Plan& plan) {
+  return plan.selector != SelectorKind::kFull && plan.selector != SelectorKind::kZoom &&
+         plan.selector != SelectorKind::kBits;
 }
 
 constexpr PlanOption kCommonRows[] = {
@@ -40,7 +42,7 @@ constexpr PlanOption kCommonRows[] = {
      [] { return IntAllowed(0, kMaxTokens) + ", or \"auto\""; }},
     Rows::Int<&Plan::batch, 1, 4096>("batch").When(IsAuto, "min_tokens = \"auto\""),
     Rows::Int<&Plan::n_dense_layers, 0, 512>("n_dense_layers"),
-    Rows::Flag<&Plan::compact>("compact").If(SkipsRows).When(OverRaw, "codec = \"raw\""),
+    Rows::Flag<&Plan::compact>("compact").If(CanCompact).When(OverRaw, "codec = \"raw\""),
 };
 
 Status CheckCompact(const Plan& plan) {
@@ -82,9 +84,9 @@ Status CheckRotary(const Plan& plan, const Geometry& geometry) {
 
 constexpr OptionTable kNoOptions = {};
 
-constexpr const OptionTable* kSelectorTables[] = {&kNoOptions,    &kWindowTable, &kMinMaxTable,
-                                                  &kCascadeTable, &kVoteTable,   &kBucketTable,
-                                                  &kZoomTable,    &kBlockTable};  // by SelectorKind
+constexpr const OptionTable* kSelectorTables[] = {
+    &kNoOptions,   &kWindowTable, &kMinMaxTable, &kCascadeTable, &kVoteTable,
+    &kBucketTable, &kZoomTable,   &kBlockTable,  &kBitsTable};  // by SelectorKind
 constexpr const OptionTable* kCodecTables[] = {&kNoOptions, &kLowRankTable,
                                                &kPackedTable};  // by CodecKind
 

@@ -79,6 +79,7 @@ struct OptionTable {
 extern const OptionTable kCommonTable;                                       // plan_options.cc
 extern const OptionTable kWindowTable, kMinMaxTable, kCascadeTable;          // select/NAME.cc
 extern const OptionTable kVoteTable, kBucketTable, kZoomTable, kBlockTable;  // select/NAME.cc
+extern const OptionTable kBitsTable;                                         // select/NAME.cc
 extern const OptionTable kLowRankTable, kPackedTable;  // codec/NAME_options.cc
 extern const OptionTable kStoredTable;                 // codec/codec.cc
 

@@ -33,11 +33,12 @@ import kvstrata  # noqa: E402
 from safetensors.numpy import save_file  # noqa: E402
 from kvstrata.daemon import Daemon  # noqa: E402
 
-PLANS = ("full", "window", "quest", "chess", "tokenselect", "sentencekv", "sekv", "mosaickv", "rawblocks")
+PLANS = ("full", "window", "quest", "chess", "tokenselect", "sentencekv", "sekv", "mosaickv", "rawblocks", "bits")
 # rawblocks is no preset but the block selector over raw pages.
 CUSTOM = {"rawblocks": 'segmenter = "page", selector = "block", codec = "raw"'}
 # Options that the vectors spell as the reference's arguments, and what they leave unsaid.
-SPELLED = {("rawblocks", "block"): "page", ("sekv", "budget"): "rows"}
+SPELLED = {("rawblocks", "block"): "page", ("sekv", "budget"): "rows", ("bits", "group"): "unit",
+           ("bits", "n_sink"): "sinks", ("bits", "n_recent"): "recent"}
 # Raw pages stay, so that "rotated_rows" can be looked at. What a codec loses is what the vectors are of.
 IMPLIED = {"mosaickv": {"strategy": "search", "keep_raw": "host", "max_loss": 1}, "sekv": {"max_loss": 1}}
 PAGE_TOKENS = 16
@@ -47,6 +48,10 @@ SCORE_TOLERANCE = 1e-4  # of the largest
 # cuda counts votes by fp16 weights and ranks buckets by bf16 means (docs/cuda.md): where that turns a near-tie, a
 # row that fp32 noise would leave alone is another one. One row in so many may be, of a plan over a case.
 TURNED = {"cuda": {"tokenselect": 20, "sentencekv": 20}}
+
+# simd rounds a query to 8 bits where it scores keys in few (docs/spec/bits.md, "Precision"): so many tokens of a
+# row may be others.
+OTHERS = {"simd": {"bits": 2}}
 
 Arrays = dict[str, np.ndarray]
 
@@ -259,6 +264,11 @@ def answered(lists: list[np.ndarray], group: int, groups: int) -> np.ndarray:
     return lists[group * len(lists) // groups]
 
 
+def is_near(got: np.ndarray, expected: np.ndarray, others: int) -> bool:
+    """Whether at most `others` tokens are others than expected."""
+    return len(got) == len(expected) and len(np.setxor1d(got, expected)) <= 2 * others
+
+
 def compare_rows(arrays: Arrays, plan: str, outcome: Outcome, what: str,
                  backend: str) -> tuple[str, np.ndarray]:
     """The problem, if any, and [T, L, Hq]: whether what a head attends agrees."""
@@ -280,7 +290,7 @@ def compare_rows(arrays: Arrays, plan: str, outcome: Outcome, what: str,
                 continue
             width = heads // groups
             agrees[t, at, group * width:(group + 1) * width] = False
-            if stable[row]:
+            if stable[row] and not is_near(got, expected[row], OTHERS.get(backend, {}).get(plan, 0)):
                 problems.append(f"step {t} layer {at} group {group}: {len(got)} instead of "
                                 f"{len(expected[row])}, differing {np.setxor1d(got, expected[row])[:8]}")
     turned = TURNED.get(backend, {}).get(plan)
@@ -423,7 +433,9 @@ def check_plan(case: str, arrays: Arrays, plan: str, outcome: Outcome, backend: 
             tally.check(case, f"{plan}.{what}", problem)
             agrees &= same
     limit = max(OUT_TOLERANCE[backend], OUT_TOLERANCE_OF.get(plan, 0))
-    tally.check(case, f"{plan}.out", compare_out(arrays, plan, outcome, agrees, limit))
+    # Where every row may have another token and has, there is no output to compare.
+    if agrees.any() or plan not in OTHERS.get(backend, {}):
+        tally.check(case, f"{plan}.out", compare_out(arrays, plan, outcome, agrees, limit))
     check_per_step(case, arrays, plan, outcome, tally)
     for name, got in outcome.inspected.items():
         if name == "packed_rows":

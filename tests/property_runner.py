@@ -70,6 +70,8 @@ def random_case(seed: int) -> dict:
                      "max_channel_loss": pick(rng, 0.2, 0.35), "close_loss": pick(rng, 2.0, 6.0)},
         "rawblocks": {"block": pick(rng, 4, 8, 16), "share": round(float(rng.uniform(0.1, 0.6)), 3),
                       "n_recent": int(rng.integers(1, 40))},
+        "bits": {"bits": pick(rng, 2, 3, 4), "group": pick(rng, 16, 32, 48), "budget": int(rng.integers(8, 80)),
+                 "n_sink": int(rng.integers(0, 40)), "n_recent": int(rng.integers(1, 40))},
     }
     return {**shape, "plans": plans}
 

@@ -1,5 +1,5 @@
-// Options of segmenters `page` and `hierarchy`, and of whoever reads the index that they keep.
-// Their rows: index_rows.h.
+// Options of segmenters `page`, `hierarchy` and `bits`, and of whoever reads the index that they
+// keep. Their rows: index_rows.h.
 #ifndef KVSTRATA_KERNELS_SEGMENT_INDEX_OPTIONS_H_
 #define KVSTRATA_KERNELS_SEGMENT_INDEX_OPTIONS_H_
 
@@ -14,7 +14,7 @@ enum class RestKind : uint8_t { kDrop, kMean };
 std::string_view NameOf(RestKind k);
 
 struct IndexOptions {
-  int32_t unit = 16;  // `page`: tokens of a unit; quest 16, chess 32 (papers)
+  int32_t unit = 16;  // `page`: tokens of a unit; quest 16, chess 32 (papers), bits 64 (ours)
   int32_t pages_per_chunk = 8, chunks_per_grid = 8;  // hierarchy alone (docs/spec/chess.md)
   RestKind rest = RestKind::kDrop;
 

@@ -4,6 +4,7 @@ namespace kvstrata {
 
 const Segmenter& PageSegmenterInstance();
 const Segmenter& HierarchySegmenterInstance();
+const Segmenter& BitsSegmenterInstance();
 
 namespace {
 
@@ -25,8 +26,8 @@ const Segmenter& NoSegmenterInstance() {
 
 const Segmenter& SegmenterOf(SegmenterKind kind) {
   static constexpr const Segmenter& (*kInstances[])() = {
-      NoSegmenterInstance, PageSegmenterInstance, HierarchySegmenterInstance,
-      NoSegmenterInstance, NoSegmenterInstance,   NoSegmenterInstance};  // by SegmenterKind
+      NoSegmenterInstance, PageSegmenterInstance, HierarchySegmenterInstance, NoSegmenterInstance,
+      NoSegmenterInstance, NoSegmenterInstance,   BitsSegmenterInstance};  // by SegmenterKind
   return kInstances[static_cast<size_t>(kind)]();
 }
 

@@ -3,9 +3,9 @@
 // up to date.
 //
 // Implementations: page.cc (Quest's min/max), hierarchy.cc (CHESS's page, chunk and grid means);
-// `none` has no index. Summaries are functions of the raw keys alone, so building them token by
-// token, in chunks or at once gives the same bits.
-// Threads: stateless; any.
+// bits.cc (keys in few bits); `none` has no index. Summaries are functions of the raw keys alone,
+// so building them token by token, in chunks or at once gives the same bits. Threads: stateless;
+// any.
 #ifndef KVSTRATA_KERNELS_SEGMENT_SEGMENTER_H_
 #define KVSTRATA_KERNELS_SEGMENT_SEGMENTER_H_
 

@@ -32,10 +32,11 @@ struct SelectionRule {
 // REQUIRES: plan came from ParsePlan.
 SelectionRule SelectionRuleOf(const Plan& plan, int32_t tokens);
 
-// Which units compete, how many are taken, and where all are attended: of selectors minmax and
-// vote, on both machines (kernels/cuda/candidates.h). Each in the selector's own file.
+// Which units compete, how many are taken, and where all are attended: of selectors minmax,
+// vote and bits, on both machines (kernels/cuda/candidates.h). Each in the selector's own file.
 cuda::CandidateRule MinMaxCandidates(const Plan& plan);
 cuda::CandidateRule VoteCandidates(const Plan& plan);
+cuda::CandidateRule BitsCandidates(const Plan& plan);
 
 }  // namespace kvstrata
 

@@ -3,7 +3,7 @@
 // A selector belongs to one sequence and keeps what it needs between steps. It reads summaries and
 // scores, never values; it moves no bytes, takes no lock, knows no transport. It only emits a
 // Selection. Implementations: fixed_selection.cc (of full.cc and window.cc) minmax.cc cascade.cc
-// vote.cc bucket.cc zoom.cc block.cc, one row each in selector_rows.h.
+// vote.cc bucket.cc zoom.cc block.cc bits.cc, one row each in selector_rows.h.
 // Threads: one call at a time for a selector. Deterministic: ties go to the lower index.
 #ifndef KVSTRATA_KERNELS_SELECT_SELECTOR_H_
 #define KVSTRATA_KERNELS_SELECT_SELECTOR_H_

@@ -29,6 +29,7 @@ std::unique_ptr<Selector> NewVoteSelector(const Plan& plan, const Geometry& geom
 std::unique_ptr<Selector> NewBucketSelector(const Plan& plan, const Geometry& geometry);
 std::unique_ptr<Selector> NewZoomSelector(const Plan& plan, const Geometry& geometry);
 std::unique_ptr<Selector> NewBlockSelector(const Plan& plan, const Geometry& geometry);
+std::unique_ptr<Selector> NewBitsSelector(const Plan& plan, const Geometry& geometry);
 uint32_t CascadeNeeds(const Plan& plan);
 uint32_t BucketNeeds(const Plan& plan);
 SelectionRule FullRule(const Plan& plan, int32_t tokens);
@@ -39,6 +40,7 @@ SelectionRule VoteRule(const Plan& plan, int32_t tokens);
 SelectionRule BucketRule(const Plan& plan, int32_t tokens);
 SelectionRule ZoomRule(const Plan& plan, int32_t tokens);
 SelectionRule BlockRule(const Plan& plan, int32_t tokens);
+SelectionRule BitsRule(const Plan& plan, int32_t tokens);
 
 inline uint32_t NeedsNothing(const Plan&) { return 0; }
 // A prompt attends everything; selection begins behind it.
@@ -53,6 +55,7 @@ inline constexpr SelectorRow kSelectorRows[] = {
     {NewBucketSelector, BucketNeeds, BucketRule},
     {NewZoomSelector, NeedsPromptsEnd, ZoomRule},
     {NewBlockSelector, NeedsPromptsEnd, BlockRule},
+    {NewBitsSelector, NeedsPromptsEnd, BitsRule},
 };  // by SelectorKind
 
 // The rows that are in use: these. Alone in its file, so that a test can be linked with its own

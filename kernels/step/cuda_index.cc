@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/check.h"
 #include "kernels/step/cuda_frame.h"
 
 namespace kvstrata {
@@ -57,6 +58,7 @@ Status CudaIndex::SummarizeLevel(CudaFrame* frame, int first, int count, int lev
     units = std::max(units, index.UnitsFor(level, state.tokens()) -
                                 index.UnitsFor(level, state.indexed_tokens()));
   }
+  KVS_CHECK(index.kind != IndexLayout::Kind::kBits);  // CudaServes refuses its plans
   const bool means = index.kind == IndexLayout::Kind::kMean;
   const PageLayout layout = PageLayout::Of(frame->geometry());
   cuda::SummarizeBatch w;

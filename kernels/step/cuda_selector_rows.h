@@ -69,7 +69,8 @@ inline constexpr CudaSelectorRow kCudaSelectorRows[] = {
     {kOverRaw, "op expand_spans by buckets", CudaBucketServes, NewCudaBucket},
     {kOverLowRank, "", ServesAll, NewCudaZoom},
     {kOverPacked, "the selector's half over ops score and pick", CudaBlockServes, NewCudaBlock},
-};  // by SelectorKind
+    {0, "op score_bits fused into vote", ServesAll, nullptr},  // bits
+};                                                             // by SelectorKind
 
 // The rows that are in use: these. Alone in its file, as SelectorRows.
 std::span<const CudaSelectorRow> CudaSelectorRows();

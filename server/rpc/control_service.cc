@@ -1,7 +1,9 @@
 #include "server/rpc/control_service.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
+#include <cstdio>
 #include <string>
 #include <vector>
 
@@ -133,12 +135,24 @@ std::vector<std::string> NamedPlans(const GrpcOptions& options) {
   return names;
 }
 
+// What `plan ls` and `plan show` say of a plan beside its options.
+std::string Describe(const Plan& plan) {
+  std::string text;
+  if (IsPreset(plan.name)) text = DescribePreset(plan.name);
+  const double share = IndexShare(plan);
+  if (share == 0) return text;
+  std::array<char, 80> memory;
+  std::snprintf(memory.data(), memory.size(), "index: %.1f %% of keys and values in 16 bits",
+                100 * share);
+  return text + (text.empty() ? "" : "; ") + memory.data();
+}
+
 Status WritePlan(const Store& store, const std::string& text, std::string_view origin,
                  v1::Plan* out) {
   KVS_ASSIGN_OR_RETURN(const Plan plan, store.plans().ResolvePlan(text));
   out->set_name(origin == "configuration" ? text : plan.name);
   out->set_text(FormatPlan(plan));
-  if (IsPreset(plan.name)) out->set_description(std::string(DescribePreset(plan.name)));
+  out->set_description(Describe(plan));
   out->set_segmenter(std::string(NameOf(plan.segmenter())));
   out->set_selector(std::string(NameOf(plan.selector)));
   out->set_codec(std::string(NameOf(plan.codec)));

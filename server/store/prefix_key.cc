@@ -28,6 +28,7 @@ enum class Tag : uint8_t {
   kIndexLayout,
   kRotary,
   kScale,
+  kIndexBits,
 };
 
 void Add(SHA256_CTX* context, Tag tag, const void* data, uint64_t bytes) {
@@ -118,6 +119,9 @@ PageKey IndexBlockKey(const PageKey& last_page, const IndexLayout& layout) {
     numbers[11 + 3 * i] = level.offset;
   }
   Add(&context, Tag::kIndexLayout, numbers);
+  if (layout.kind == IndexLayout::Kind::kBits) {
+    Add(&context, Tag::kIndexBits, std::array<int64_t, 1>{layout.bits});
+  }
   return Finish(&context);
 }
 

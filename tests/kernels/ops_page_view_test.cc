@@ -137,6 +137,42 @@ TEST(IndexLayout, CoarseRowsAreFurtherFields) {
   EXPECT_EQ(shared.fields, 2);
 }
 
+TEST(IndexLayout, GroupsOfBitsFillTheBlock) {
+  const IndexLayout index = MakeBitsLayout(kLlama, 2, 64);
+  EXPECT_EQ(index.kind, IndexLayout::Kind::kBits);
+  EXPECT_EQ(index.block_tokens, 512);
+  EXPECT_EQ(index.row_bytes(), 4 * 128 + 64 * 128 * 2 / 8);
+  EXPECT_EQ(index.block_bytes, int64_t{32} * 8 * 8 * index.row_bytes());
+  std::set<int64_t> offsets;
+  for (int layer = 0; layer < 32; ++layer) {
+    for (int head = 0; head < 8; ++head) {
+      for (int u = 0; u < 8; ++u) offsets.insert(index.RowOffset(0, layer, 0, head, u));
+    }
+  }
+  EXPECT_EQ(offsets.size(), size_t{32} * 8 * 8);
+  EXPECT_EQ(*offsets.rbegin(), index.block_bytes - index.row_bytes());
+  EXPECT_EQ(index.RowOffset(0, 0, 0, 0, 1), index.row_bytes()) << "groups of a head are together";
+  // 7 to 9 % of keys and values in 16 bits.
+  const double share = static_cast<double>(index.block_bytes) / index.block_tokens /
+                       (static_cast<double>(kLlama.page_bytes()) / kLlama.page_tokens);
+  EXPECT_NEAR(share, 2.0 / 32 + 1.0 / 64, 1e-9);
+}
+
+// It is found by the last page that it covers.
+TEST(IndexLayout, BlocksOfBitsEndWithPages) {
+  for (int32_t page : {16, 32, 64}) {
+    for (int32_t unit = 16; unit <= 256; unit += 16) {
+      Geometry g = kLlama;
+      g.page_tokens = page;
+      const IndexLayout index = MakeBitsLayout(g, 2, unit);
+      EXPECT_EQ(index.block_tokens % page, 0) << page << " " << unit;
+      EXPECT_EQ(index.block_tokens, index.levels[0].units_per_block * unit) << page << " " << unit;
+      EXPECT_GE(index.block_tokens, 512);
+      EXPECT_LE(index.block_tokens, 1024 + 512);
+    }
+  }
+}
+
 TEST(IndexLayout, EqualityComparesWhatIsUsed) {
   const int32_t units[] = {32, 8, 8}, other[] = {32, 8, 4};
   const IndexLayout a = MakeIndexLayout(IndexLayout::Kind::kMean, kLlama, units, 3);
@@ -148,6 +184,9 @@ TEST(IndexLayout, EqualityComparesWhatIsUsed) {
   IndexLayout c = MakeIndexLayout(IndexLayout::Kind::kMean, kLlama, units, 2), d = c;
   d.levels[2].unit_tokens = 77;  // beyond level_count
   EXPECT_TRUE(c == d);
+  EXPECT_FALSE(MakeBitsLayout(kLlama, 2, 64) == MakeBitsLayout(kLlama, 3, 64));
+  EXPECT_FALSE(MakeBitsLayout(kLlama, 2, 64) == MakeBitsLayout(kLlama, 2, 32));
+  EXPECT_TRUE(MakeBitsLayout(kLlama, 2, 64) == MakeBitsLayout(kLlama, 2, 64));
   EXPECT_TRUE(MakeIndexLayout(IndexLayout::Kind::kNone, kLlama, nullptr, 0) == IndexLayout{});
 }
 

@@ -332,11 +332,13 @@ constexpr std::string_view kStarts[] = {"full",
                                         "sentencekv",
                                         "sekv",
                                         "mosaickv",
+                                        "bits",
                                         "full{codec = 'packed'}",
                                         "window{codec = 'packed'}",
                                         "quest{codec = 'packed'}",
                                         "chess{codec = 'packed'}",
                                         "tokenselect{codec = 'packed'}",
+                                        "bits{codec = 'packed'}",
                                         "sentencekv{codec = 'lowrank'}",
                                         "mosaickv{codec = 'raw'}"};
 
@@ -351,6 +353,10 @@ void RandomEnds(Random& r, Plan& p) {
   }
   if (p.selector == SelectorKind::kMinMax) {
     p.minmax = {r.Int(0, 1 << 29), r.Int(1, 1 << 29), r.Int(0, 1 << 29), r.Coin()};
+  }
+  if (p.selector == SelectorKind::kBits) {
+    p.bits = {r.Int(2, 4), r.Int(0, 1 << 29), r.Int(1, 1 << 29), r.Int(0, 1 << 29)};
+    p.index.unit = 16 * r.Int(1, 16);
   }
   if (p.selector == SelectorKind::kBlock) {
     p.block.group_softmax = r.Coin();
@@ -369,7 +375,7 @@ Plan RandomPlan(Random& r) {
   if (p.codec == CodecKind::kPacked) RandomPacked(r, p);
   RandomEnds(r, p);
   if (p.codec == CodecKind::kRaw && p.selector != SelectorKind::kFull &&
-      p.index.rest == RestKind::kDrop) {
+      p.selector != SelectorKind::kBits && p.index.rest == RestKind::kDrop) {
     p.compact = r.Coin();
   }
   if (p.selector != SelectorKind::kCascade) return p;
@@ -422,7 +428,7 @@ TEST(Plan, FormatWritesEveryOption) {
 TEST(Plan, EveryPresetIsDescribedAndParses) {
   EXPECT_THAT(PresetNames(),
               ::testing::ElementsAre("full", "window", "quest", "chess", "tokenselect",
-                                     "sentencekv", "sekv", "mosaickv", "strata"));
+                                     "sentencekv", "sekv", "mosaickv", "bits", "strata"));
   for (const std::string_view name : PresetNames()) {
     EXPECT_FALSE(DescribePreset(name).empty()) << name;
     EXPECT_EQ(MustParse(name).name, name);
@@ -458,6 +464,10 @@ TEST(Plan, KeysBeforeRotaryEmbeddingRuleOutWhatCannotRotateThem) {
     EXPECT_EQ(status.reason(), "PLAN_UNIMPLEMENTED") << plan;
     EXPECT_THAT(status.message(), HasSubstr("keys_pre_rope = 1")) << plan;
   }
+  const Status bits = CheckGeometry(MustParse("bits"), g);
+  EXPECT_EQ(bits.reason(), "PLAN_COMBINATION");
+  EXPECT_THAT(bits.message(), HasSubstr("keys_pre_rope = 0"));
+  EXPECT_THAT(bits.message(), HasSubstr("tokenselect"));
   const Status rest = CheckGeometry(MustParse("quest{rest = 'mean'}"), g);
   EXPECT_EQ(rest.reason(), "PLAN_COMBINATION");
   EXPECT_THAT(rest.message(), HasSubstr("rest = \"mean\""));
@@ -486,6 +496,12 @@ TEST(Plan, IndexFollowsTheSegmenter) {
   const IndexLayout block = IndexOf(MustParse("{selector = 'block', codec = 'raw', page = 8}"), g);
   EXPECT_EQ(block.kind, IndexLayout::Kind::kMean);
   EXPECT_EQ(block.levels[0].unit_tokens, 8);
+  const IndexLayout bits = IndexOf(MustParse("bits{bits = 3, unit = 32}"), g);
+  EXPECT_EQ(bits.kind, IndexLayout::Kind::kBits);
+  EXPECT_EQ(bits.group(), (QuantisedGroup{64, 3, 32}));
+  EXPECT_EQ(IndexShare(MustParse("bits")), 2.0 / 32 + 1.0 / 64);
+  EXPECT_EQ(IndexShare(MustParse("quest")), 1.0 / 16);
+  EXPECT_EQ(IndexShare(MustParse("tokenselect")), 0);
   for (const char* text : {"tokenselect", "sentencekv", "sekv", "mosaickv"}) {
     EXPECT_EQ(IndexOf(MustParse(text), g).kind, IndexLayout::Kind::kNone) << text;
   }

@@ -62,6 +62,9 @@ constexpr Written kTexts[] = {
      "strata{codec = \"raw\", tier = \"device\", min_tokens = 4096, n_dense_layers = "
      "0, compact = false, n_sink = 4, n_recent = 64, page = 32, budget = 2048, group "
      "= \"softmax\", rest = \"drop\"}"},
+    {"bits",
+     "bits{codec = \"raw\", tier = \"device\", min_tokens = 4096, n_dense_layers = 0, "
+     "bits = 2, unit = 64, sinks = 4, recent = 64, budget = 2048}"},
     {"{selector = 'full', codec = 'packed'}",
      "{segmenter = \"none\", selector = \"full\", codec = \"packed\", tier = "
      "\"device\", min_tokens = 4096, n_dense_layers = 0, strategy = \"fixed\", keep = "
@@ -156,7 +159,8 @@ TEST(PlanText, NamesTheSegmenterThatFollows) {
                              {"selector = \"bucket\", codec = \"raw\"", "sentence"},
                              {"selector = \"bucket\", codec = \"lowrank\"", "span"},
                              {"selector = \"block\", codec = \"packed\"", "loss"},
-                             {"selector = \"block\", codec = \"raw\"", "page"}};
+                             {"selector = \"block\", codec = \"raw\"", "page"},
+                             {"selector = \"bits\"", "bits"}};
   for (const Segmented& p : plans) {
     const std::string named = "segmenter = \"" + std::string(p.segmenter) + "\", ";
     const std::string text = TextOf("{" + std::string(p.plan) + "}");

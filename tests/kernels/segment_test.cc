@@ -204,11 +204,45 @@ TEST_P(Segment, TokenByTokenInChunksAndAtOnceAreTheSameBytes) {
         "{selector = \"block\", codec = \"raw\", rest = \"mean\"}",
         "chess{page = 4, pages_per_chunk = 4, chunks_per_grid = 2}",
         "chess{page = 4, pages_per_chunk = 4, chunks_per_grid = 2, "
-        "rest = \"mean\"}"}) {
+        "rest = \"mean\"}",
+        "bits{unit = 16}", "bits{unit = 48, bits = 3}"}) {
     const auto at_once = IndexedInChunks(in, plan, in.n, backend());
     ASSERT_FALSE(at_once.empty());
     EXPECT_EQ(IndexedInChunks(in, plan, 1, backend()), at_once) << plan;
     EXPECT_EQ(IndexedInChunks(in, plan, 37, backend()), at_once) << plan;
+  }
+}
+
+// What ref makes of the keys themselves, in more than one block; of the group that is filling
+// nothing.
+TEST_P(Segment, GroupsAreTheirKeysInFewBits) {
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+    for (const char* plan : {"bits", "bits{bits = 3, unit = 48}", "bits{bits = 4, unit = 256}"}) {
+      SCOPED_TRACE(plan);
+      const Inputs in(SmallGeometry(dtype), 1100, kSeed);
+      HeldSequence sequence(in.g, plan);
+      RunTo(sequence, in, in.n, 512, backend());
+      Settle(sequence, backend());
+      const IndexLayout& index = sequence.state->index();
+      const SequenceView view = sequence.View();
+      const int64_t bytes = index.group().bytes();
+      const int32_t groups = index.UnitsFor(0, in.n);
+      ASSERT_GT(sequence.blocks().size(), 1u);
+      for (int layer = 0; layer < 2; ++layer) {
+        for (int head = 0; head < 2; ++head) {
+          const PagedRows keys = KeysOf(view.pages, PageLayout::Of(in.g), layer, head);
+          for (int32_t group = 0; group <= groups; ++group) {
+            const std::byte* got = index.Row(view.index_blocks, 0, layer, 0, head, group);
+            std::vector<std::byte> expected(bytes, std::byte{0xFF});
+            const QuantiseKeysWork work{keys, group * index.levels[0].unit_tokens, index.group(),
+                                        expected.data()};
+            if (group < groups) QuantiseKeysRef(&work, 1, InlineExecutor());
+            ASSERT_TRUE(std::equal(expected.begin(), expected.end(), got))
+                << "seed " << kSeed << " layer " << layer << " head " << head << " group " << group;
+          }
+        }
+      }
+    }
   }
 }
 

@@ -51,6 +51,7 @@ TEST(CudaServes, NamesTheKeyThatItDoesNotServe) {
         {"mosaickv{codec = \"raw\"}", "codec = \"raw\""},
         {"quest{rest = \"mean\"}", "rest = \"mean\""},
         {"quest{codec = \"packed\"}", "codec = \"packed\" under selector \"minmax\""},
+        {"bits", "codec = \"raw\" under selector \"bits\""},
         {"window{codec = \"packed\"}", "codec = \"packed\" under selector \"window\""},
         {"quest{page = 24}", "page = 24"}}) {
     const Status status = Serves(plan);

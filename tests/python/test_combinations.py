@@ -27,6 +27,7 @@ PRESETS = {
     "sekv": "sekv{max_loss = 1, local = 32, rows_share = 0.6, min_tokens = 0}",
     "mosaickv": "mosaickv{max_loss = 1, share = 0.1, min_tokens = 0}",
     "strata": "strata{budget = 64, min_tokens = 0}",
+    "bits": "bits{budget = 64, min_tokens = 0}",
 }
 COMBINATIONS = {
     "cascade over packed": '{selector = "cascade", codec = "packed", max_loss = 1, trigger = "every", every = 1, page = 16, '
@@ -34,6 +35,7 @@ COMBINATIONS = {
     "vote over packed": '{selector = "vote", codec = "packed", max_loss = 1, k = 48, n_init = 4, n_local = 16, min_tokens = 0}',
     "bucket over lowrank": '{selector = "bucket", codec = "lowrank", tau = 64, local = 32, min_tokens = 0}',
     "minmax over packed": '{selector = "minmax", codec = "packed", max_loss = 1, budget = 64, min_tokens = 0}',
+    "bits over packed": '{selector = "bits", codec = "packed", max_loss = 1, budget = 64, min_tokens = 0}',
     "block over raw": '{selector = "block", codec = "raw", page = 16, share = 0.1, min_tokens = 0}',
     "full over packed": '{selector = "full", codec = "packed", max_loss = 1, min_tokens = 0}',
     "window over packed": '{selector = "window", codec = "packed", max_loss = 1, n_sink = 4, n_recent = 64, min_tokens = 0}',

@@ -86,7 +86,7 @@ def outcome_of(arrays: dict[str, np.ndarray], plan: str, turned: int) -> golden_
 
 @pytest.mark.parametrize("backend, plan, turned, passes", [
     ("simd", "sentencekv", 0, True), ("simd", "sentencekv", 1, False), ("cuda", "sentencekv", 1, True),
-    ("cuda", "sentencekv", 2, False), ("cuda", "quest", 1, False)])
+    ("cuda", "sentencekv", 2, False), ("cuda", "quest", 1, False), ("simd", "bits", 3, True), ("ref", "bits", 1, False)])
 def test_near_ties_of_a_gpu_are_few_and_of_some_plans(backend: str, plan: str, turned: int, passes: bool):
     with np.load(CASE.with_name("case_003.npz")) as file:
         arrays = {name: file[name] for name in file.files}

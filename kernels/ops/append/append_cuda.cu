@@ -178,7 +178,8 @@ bool IsValid(const AppendBatch& w) {
   const bool index_ok = w.index.kind == IndexLayout::Kind::kNone ? w.index.level_count == 0
                         : w.index.kind == IndexLayout::Kind::kMinMax
                             ? w.index.level_count == 1 && w.index.dtype == l.dtype
-                            : w.index.level_count <= 3 && w.index.dtype != DType::kF16;
+                            : w.index.kind == IndexLayout::Kind::kMean &&
+                                  w.index.level_count <= 3 && w.index.dtype != DType::kF16;
   return (l.head_dim == 64 || l.head_dim == 128 || l.head_dim == 256) && l.dtype != DType::kF32 &&
          l.page_tokens > 0 && l.kv_heads > 0 && l.slot_stride % 16 == 0 &&
          l.head_stride % 16 == 0 && l.key_offset % 16 == 0 && l.value_offset % 16 == 0 &&

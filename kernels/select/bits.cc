@@ -1,0 +1,210 @@
+// Selector `bits`: per layer and KV head, the tokens that most attention goes to by keys in few
+// bits (docs/spec/bits.md). Sinks and the recent window slide along. Tokens whose group was not
+// sealed before the step are scored by the keys themselves, wherever they lie.
+#include <algorithm>
+#include <string>
+
+#include "kernels/plan_rows.h"
+#include "kernels/select/no_inspection.h"
+#include "kernels/select/selection_rule.h"
+#include "kernels/select/selector.h"
+#include "kernels/select/token_scores.h"
+
+namespace kvstrata {
+namespace {
+
+// Logits in flight, 32 MiB: more tokens than that go group of KV heads by group of KV heads.
+constexpr int64_t kLogits = int64_t{8} << 20;
+// Tokens that one work item scores, in whole groups.
+constexpr int32_t kTile = 2048;
+
+class BitsSelector final : public Selector {
+ public:
+  explicit BitsSelector(const Plan& plan) : rule_(BitsCandidates(plan)) {}
+
+  void Begin(const SelectContext&) override {}
+  void PrefillDone(const SelectContext&) override {}
+
+  void Select(const SelectContext& context, int layer, const float* q, Selection* out) override {
+    const int32_t n = context.view.tokens + 1;
+    const cuda::Candidates candidates = cuda::CandidatesOf(rule_, n);
+    if (candidates.full) return out->SetFull(n);
+    const Geometry& g = *context.geometry;
+    const Call call = CallOf(context, layer, q, {candidates.first, candidates.last});
+    out->Reset(n, g.kv_heads);
+    for (Run heads; heads.end < g.kv_heads;) {
+      heads = {heads.end, std::min(heads.end + HeadsAtOnce(g, call.range), g.kv_heads)};
+      Score(call, heads);
+      context.executor->ParallelFor(heads.end - heads.begin, [&](int64_t i) {
+        Pick(call, votes_.data() + i * call.count(), &out->runs[heads.begin + i]);
+      });
+    }
+    out->scored_bytes = ScoredBytes(call);
+  }
+
+  // Nothing outlives a call.
+  std::unique_ptr<Selector> Clone() const override {
+    auto copy = std::make_unique<BitsSelector>(*this);
+    copy->Forget();
+    return copy;
+  }
+  Result<InspectArray> Inspect(const SelectContext&, std::string_view name) const override {
+    return NothingToInspect("bits", name);
+  }
+
+ private:
+  // One layer of a step: its candidates, of which those below `sealed` have quantised keys.
+  struct Call {
+    const SelectContext& context;
+    int layer;
+    const float* q;
+    Run range;
+    int32_t sealed;
+
+    int32_t count() const { return range.end - range.begin; }
+    int32_t tokens() const { return context.view.tokens + 1; }
+  };
+
+  static Call CallOf(const SelectContext& context, int layer, const float* q, Run range) {
+    const int32_t unit = context.index->levels[0].unit_tokens;
+    const int32_t sealed = context.view.tokens / unit * unit;
+    return {context, layer, q, range, std::clamp(sealed, range.begin, range.end)};
+  }
+
+  static int32_t HeadsAtOnce(const Geometry& g, Run range) {
+    const int64_t own = int64_t{g.group()} * (range.end - range.begin);
+    return static_cast<int32_t>(std::clamp<int64_t>(kLogits / own, 1, g.kv_heads));
+  }
+
+  // votes_[i]: the scores of the candidates for KV head heads.begin + i.
+  void Score(const Call& call, Run heads) {
+    const Geometry& g = *call.context.geometry;
+    const int32_t group = g.group(), n = call.count();
+    const int64_t own = int64_t{group} * n;
+    logits_.resize((heads.end - heads.begin) * own);
+    votes_.resize(int64_t{heads.end - heads.begin} * n);
+    max_.resize(group), sum_.resize(group);
+    AddQuantised(call, heads);
+    call.context.backend->score_bits(works_.data(), static_cast<int64_t>(works_.size()),
+                                     *call.context.executor);
+    tail_.Score(call.context, call.layer, call.q, heads, {call.sealed, call.range.end},
+                g.logit_scale(), logits_.data() + (call.sealed - call.range.begin), n);
+    for (int32_t i = 0; i < heads.end - heads.begin; ++i) {
+      call.context.backend->vote({logits_.data() + i * own, n, group, n, max_.data(), sum_.data(),
+                                  votes_.data() + int64_t{i} * n},
+                                 *call.context.executor);
+    }
+  }
+
+  void AddQuantised(const Call& call, Run heads) {
+    const Geometry& g = *call.context.geometry;
+    const IndexLayout& index = *call.context.index;
+    const int32_t tile = kTile / index.group().tokens * index.group().tokens;
+    works_.clear();
+    for (int head = heads.begin; head < heads.end; ++head) {
+      ScoreBitsWork w;
+      w.rows = {index.group(), call.context.view.index_blocks,
+                index.RowOffset(0, call.layer, 0, head, 0), index.levels[0].units_per_block};
+      w.q = call.q + int64_t{head} * g.group() * g.head_dim;
+      w.queries = g.group();
+      w.scale = g.logit_scale();
+      w.out_query = call.count();
+      float* const own = logits_.data() + int64_t{head - heads.begin} * g.group() * call.count();
+      for (int32_t t = call.range.begin; t < call.sealed; t = w.run.end) {
+        w.run = {t, std::min((t / tile + 1) * tile, call.sealed)};
+        w.out = own + (t - call.range.begin);
+        works_.push_back(w);
+      }
+    }
+  }
+
+  void Pick(const Call& call, const float* votes, std::vector<Run>* runs) const {
+    std::vector<int32_t> tokens(std::min(rule_.take, call.count()));
+    call.context.backend->top_k({votes, call.count(), rule_.take, tokens.data()});
+    AppendRun({0, call.range.begin}, runs);
+    for (const int32_t t : tokens) {
+      AppendRun({call.range.begin + t, call.range.begin + t + 1}, runs);
+    }
+    AppendRun({call.range.end, call.tokens()}, runs);
+  }
+
+  static int64_t ScoredBytes(const Call& call) {
+    const QuantisedGroup group = call.context.index->group();
+    const int32_t groups =
+        call.range.begin < call.sealed
+            ? (call.sealed + group.tokens - 1) / group.tokens - call.range.begin / group.tokens
+            : 0;
+    return groups * call.context.geometry->kv_heads * group.bytes() +
+           KeyBytes(call.context, call.layer, {call.sealed, call.range.end});
+  }
+
+  void Forget() {
+    works_ = {}, tail_ = {};
+    logits_ = {}, votes_ = {}, max_ = {}, sum_ = {};
+  }
+
+  cuda::CandidateRule rule_;
+
+  // Scratch for the current call.
+  std::vector<ScoreBitsWork> works_;
+  TokenScores tail_;
+  std::vector<float> logits_, votes_, max_, sum_;
+};
+
+// What QuantisedGroup::IsValid asks.
+SetResult SetUnit(const OptionValue& value, Plan* plan) {
+  const int64_t* v = std::get_if<int64_t>(&value);
+  if (v == nullptr || *v < 16 || *v > 256 || *v % 16 != 0) return SetResult::kRefused;
+  plan->index.unit = static_cast<int32_t>(*v);
+  return SetResult::kOk;
+}
+
+using Rows = RowsOf<&Plan::bits>;
+constexpr PlanOption kRows[] = {
+    Rows::OneOf<&BitsOptions::bits, 2, 3, 4>("bits"),
+    {"unit", SetUnit, [](const Plan& p) { return std::to_string(p.index.unit); },
+     [] { return IntAllowed(16, 256) + ", a multiple of 16"; }},
+    Rows::Int<&BitsOptions::sinks, 0, kMaxTokens>("sinks"),
+    Rows::Int<&BitsOptions::recent, 1, kMaxTokens>("recent"),
+    Rows::Int<&BitsOptions::budget, 0, kMaxTokens>("budget"),
+};
+
+// A channel's minimum and step say little of keys that are yet to be turned, each by its position.
+Status CheckStoredAfterRotary(const Plan&, const Geometry& geometry) {
+  if (!geometry.pre_rope()) return OkStatus();
+  return InvalidArgument("PLAN_COMBINATION",
+                         "selector 'bits' quantises keys as attention reads them, and this model's "
+                         "are stored before rotary embedding (keys_pre_rope = 1); register it "
+                         "with keys_pre_rope = 0, or use plan \"tokenselect\"");
+}
+
+}  // namespace
+
+constinit const OptionTable kBitsTable = {kRows, nullptr, CheckStoredAfterRotary};
+
+cuda::CandidateRule BitsCandidates(const Plan& plan) {
+  return {1, plan.bits.sinks, plan.bits.recent, plan.bits.budget, plan.min_tokens};
+}
+
+// Choosing reads a token's code and its share of the scales, beside a key and a value of 16 bits.
+SelectionRule BitsRule(const Plan& plan, int32_t tokens) {
+  // On a CPU score_bits, vote and top_k take 14.5 ns a token and KV head
+  // (bench/notes/score_bits.md: ops alone, no step was measured), attending one 80
+  // (docs/measured.md); less what reading is counted as.
+  constexpr double kCpuRowsAToken = 0.18;
+  SelectionRule rule;
+  rule.always = plan.bits.sinks + plan.bits.recent;
+  rule.units = plan.bits.budget;
+  rule.rows = rule.always + rule.units;
+  const double share = plan.bits.bits / 32.0 + 1.0 / plan.index.unit;
+  rule.scored = share * tokens;
+  rule.cpu_rows = std::max(kCpuRowsAToken - share, 0.0) * tokens;
+  rule.gpu_us = 10;  // as of selector vote, not measured
+  return rule;
+}
+
+std::unique_ptr<Selector> NewBitsSelector(const Plan& plan, const Geometry&) {
+  return std::make_unique<BitsSelector>(plan);
+}
+
+}  // namespace kvstrata

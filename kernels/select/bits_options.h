@@ -1,0 +1,19 @@
+// Options of selector `bits` (docs/spec/bits.md), in tokens but for `bits`. Tokens of a group are
+// `unit` of IndexOptions. Rows: bits.cc.
+#ifndef KVSTRATA_KERNELS_SELECT_BITS_OPTIONS_H_
+#define KVSTRATA_KERNELS_SELECT_BITS_OPTIONS_H_
+
+#include <cstdint>
+
+namespace kvstrata {
+
+struct BitsOptions {
+  int32_t bits = 2;                               // of a channel's code
+  int32_t sinks = 4, recent = 64, budget = 2048;  // per KV head
+
+  bool operator==(const BitsOptions&) const = default;
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_KERNELS_SELECT_BITS_OPTIONS_H_

@@ -1,0 +1,234 @@
+// Selector `bits` against docs/spec/bits.md in double precision.
+#include "gmock/gmock.h"
+#include "kernels/codec/packed.h"
+#include "tests/kernels/codec_fixture.h"
+#include "tests/kernels/quantised_keys.h"
+#include "tests/kernels/select_fixture.h"
+
+namespace kvstrata {
+namespace {
+
+constexpr uint64_t kSeed = 47;
+
+Geometry SmallGeometry(int32_t kv_heads = 2, int32_t group = 2) {
+  return {.layers = 2, .query_heads = kv_heads * group, .kv_heads = kv_heads, .head_dim = 64};
+}
+
+// The keys of one (layer, KV head) as scores see them in the step whose token is row n - 1: those
+// of groups that were full before it quantised, the others as they are.
+std::vector<Doubles> SeenKeys(const Inputs& in, const Plan& p, int32_t n, int layer, int head) {
+  std::byte* const first = reinterpret_cast<std::byte*>(const_cast<float*>(in.Key(0, layer, head)));
+  const int64_t slot = int64_t{in.g.layers} * in.g.kv_heads * in.g.head_dim * 4;
+  const PagedRows keys = {&first, 0, slot, in.n, in.g.head_dim, DType::kF32};
+  const QuantisedGroup format = {in.g.head_dim, p.bits.bits, p.index.unit};
+  std::vector<std::byte> group(format.bytes());
+  std::vector<Doubles> seen;
+  for (int32_t t = 0; t < n; ++t) {
+    const float* key = in.Key(t, layer, head);
+    if (t >= (n - 1) / format.tokens * format.tokens) {
+      seen.emplace_back(key, key + in.g.head_dim);
+      continue;
+    }
+    if (t % format.tokens == 0) {
+      const QuantiseKeysWork work{keys, t, format, group.data()};
+      QuantiseKeysRef(&work, 1, InlineExecutor());
+    }
+    Doubles& row = seen.emplace_back();
+    for (int c = 0; c < in.g.head_dim; ++c) {
+      row.push_back(QuantisedAt(format, group.data(), t % format.tokens, c));
+    }
+  }
+  return seen;
+}
+
+// Scores of the candidates of one KV head (rule 3).
+Doubles Scores(const Inputs& in, const std::vector<Doubles>& seen, int layer, int head,
+               kvstrata::Run range) {
+  const auto n = static_cast<int32_t>(seen.size());
+  Doubles scores(range.end - range.begin, 0.0);
+  for (int g = 0; g < in.g.group(); ++g) {
+    const float* q = in.Query(n - 1, layer, head * in.g.group() + g);
+    Doubles logits;
+    for (int32_t t = range.begin; t < range.end; ++t) {
+      logits.push_back(in.g.logit_scale() *
+                       std::inner_product(seen[t].begin(), seen[t].end(), q, 0.0));
+    }
+    const Doubles p = Softmax(logits);
+    for (size_t t = 0; t < p.size(); ++t) scores[t] += p[t];
+  }
+  return scores;
+}
+
+bool InFull(const Plan& p, int32_t n) {
+  return n < p.min_tokens || p.bits.sinks + p.bits.recent + p.bits.budget >= n;
+}
+
+// Positions that are in one of both only.
+size_t Differing(const Ints& a, const Ints& b) {
+  Ints differing;
+  std::ranges::set_symmetric_difference(a, b, std::back_inserter(differing));
+  return differing.size();
+}
+
+class Bits : public EachBackend {
+ protected:
+  // simd rounds queries to 8 bits: a near-tie may go the other way.
+  bool exact() const { return GetParam() == "ref"; }
+
+  // Holds a selection to the rules; counts rows that noise of fp32 could turn.
+  void ExpectChosen(const Selection& got, const Inputs& in, const Plan& p, int32_t n, int layer,
+                    int* skipped) const {
+    ASSERT_EQ(got.full, InFull(p, n));
+    if (got.full) return;
+    ASSERT_EQ(got.groups(), in.g.kv_heads);
+    const kvstrata::Run range = {p.bits.sinks, n - p.bits.recent};
+    for (int head = 0; head < in.g.kv_heads; ++head) {
+      const Doubles scores = Scores(in, SeenKeys(in, p, n, layer, head), layer, head, range);
+      Ints chosen = TopK(scores, p.bits.budget);
+      for (int32_t& t : chosen) t += range.begin;
+      const Ints expected = UnionOf(UnionOf(Upto(0, range.begin), chosen), Upto(range.end, n));
+      const Ints positions = PositionsOf(got.runs[head]);
+      ASSERT_EQ(positions.size(), expected.size()) << "n " << n;
+      if (!IsStable(scores, p.bits.budget)) {
+        ++*skipped;
+        continue;
+      }
+      if (exact()) {
+        ASSERT_EQ(positions, expected) << "seed " << kSeed << " n " << n << " layer " << layer;
+      } else {
+        ASSERT_LE(Differing(positions, expected), 2 * 2u)
+            << "seed " << kSeed << " n " << n << " layer " << layer;
+      }
+    }
+  }
+};
+
+constexpr const char* kPlans[] = {
+    "budget = 24, recent = 12, unit = 16",
+    "budget = 24, sinks = 0, recent = 1, unit = 64",  // many candidates are not sealed
+    "budget = 16, sinks = 21, recent = 30, unit = 48, bits = 3",
+    "budget = 16, sinks = 70, recent = 5, unit = 64, bits = 4",  // sinks beyond a group
+    "budget = 20, recent = 12, unit = 256",                      // nothing is sealed
+    "budget = 24, recent = 12, unit = 16, min_tokens = 110"};
+
+TEST_P(Bits, FollowsTheSpecificationStepByStep) {
+  const Inputs in(SmallGeometry(2, 3), 180, kSeed);
+  int skipped = 0;
+  for (const std::string options : kPlans) {
+    SCOPED_TRACE(options);
+    const bool min = options.find("min_tokens") != std::string::npos;
+    Selecting s(in, "bits{" + options + (min ? "}" : ", min_tokens = 0}"), backend());
+    s.Prompt(30);
+    s.PrefillDone();
+    for (int32_t n = 31; n <= in.n; ++n) {
+      const auto got = s.Step();
+      for (int layer = 0; layer < 2; ++layer) {
+        ASSERT_NO_FATAL_FAILURE(ExpectChosen(got[layer], in, s.plan(), n, layer, &skipped));
+      }
+    }
+  }
+  EXPECT_LT(skipped, 20);
+}
+
+// More tokens than an index block holds and than a work item scores.
+TEST_P(Bits, FollowsItOverManyBlocks) {
+  const Inputs in(SmallGeometry(), 4400, kSeed);
+  for (const char* plan : {"bits{budget = 64, min_tokens = 0}",
+                           "bits{budget = 64, unit = 48, bits = 3, min_tokens = 0}"}) {
+    Selecting s(in, plan, backend());
+    int skipped = 0;
+    s.Prompt(4399, 512);
+    s.PrefillDone();
+    s.Begin();
+    ASSERT_NO_FATAL_FAILURE(ExpectChosen(s.Select(1), in, s.plan(), 4400, 1, &skipped)) << plan;
+    EXPECT_LT(skipped, 2);
+  }
+}
+
+// Nothing of a call is left for the next one, or for a fork.
+TEST_P(Bits, ACallLeavesNothingBehind) {
+  const Inputs in(SmallGeometry(), 90, kSeed);
+  const std::string plan = "bits{budget = 20, recent = 8, unit = 16, min_tokens = 0}";
+  Selecting steady(in, plan, backend()), shaky(in, plan, backend());
+  for (Selecting* s : {&steady, &shaky}) {
+    s->Prompt(60);
+    s->PrefillDone();
+  }
+  for (int i = 0; i < 25; ++i) {
+    shaky.Begin();
+    shaky.Select(i % 2);
+    Selecting fork(shaky);
+    const auto expected = steady.Step();
+    const auto again = shaky.Step(), forked = fork.Step();
+    for (int layer = 0; layer < 2; ++layer) {
+      ASSERT_EQ(again[layer].runs, expected[layer].runs) << i;
+      ASSERT_EQ(forked[layer].runs, expected[layer].runs) << i;
+    }
+  }
+}
+
+TEST_P(Bits, TiesGoToTheLowerToken) {
+  Inputs in(SmallGeometry(), 60, kSeed);
+  std::fill(in.keys.begin(), in.keys.end(), 1.0f);
+  Selecting s(in, "bits{budget = 5, sinks = 2, recent = 3, unit = 16, min_tokens = 0}", backend());
+  std::fill(in.queries.begin(), in.queries.end(), 0.0f);
+  s.Prompt(50);
+  s.PrefillDone();
+  for (int i = 0; i < 3; ++i) {
+    const Selection got = s.Step()[1];
+    EXPECT_EQ(PositionsOf(got.runs[0]), UnionOf(Upto(0, 7), Upto(s.tokens() - 3, s.tokens())));
+  }
+}
+
+// A step reads whole groups, and keys where none is sealed.
+TEST_P(Bits, CountsTheBytesThatItScores) {
+  const Inputs in(SmallGeometry(), 120, kSeed);
+  Selecting s(in, "bits{budget = 20, sinks = 20, recent = 8, unit = 16, min_tokens = 0}",
+              backend());
+  s.Prompt(105);
+  s.PrefillDone();
+  // Candidates are 20 .. 97: groups 1 to 5, and keys 96 and 97.
+  const int64_t group = 4 * 64 + 16 * 64 * 2 / 8;
+  EXPECT_EQ(s.Step()[0].scored_bytes, 2 * (5 * group + 2 * 128));
+}
+
+TEST_P(Bits, KeepsNoArrays) {
+  const Inputs in(SmallGeometry(), 20, kSeed);
+  Selecting s(in, "bits", backend());
+  s.Prompt(20);
+  EXPECT_EQ(s.Inspect("scores").status().reason(), "INSPECT_UNKNOWN");
+  EXPECT_EQ(s.StatusText(), "");
+}
+
+// Where a codec has packed the keys of a group that is not sealed, those are what is scored. Of one
+// KV head without sealed groups that is what selector vote chooses.
+TEST_P(Bits, ReachesPackedRows) {
+  const Inputs in(SmallGeometry(1), 160, kSeed);
+  const Plan plan = PlanOf(
+      "bits{codec = 'packed', max_loss = 1, budget = 24, sinks = 5, recent = 9, unit = 256, "
+      "min_tokens = 0, segment = 64, buffer = 32, keep = 48}");
+  const Plan votes = PlanOf(
+      "tokenselect{codec = 'packed', max_loss = 1, k = 24, n_init = 5, n_local = 9, theta = 1, "
+      "min_tokens = 0, segment = 64, buffer = 32, keep = 48}");
+  CodecSequence sequence(plan, in.g, in, nullptr, GetParam());
+  sequence.Commit(150);
+  sequence.PrefillDone();
+  sequence.Settle();
+  const auto packed = PackedStorage::Parse(sequence.View(), sequence.geometry());
+  ASSERT_TRUE(packed.ok()) << packed.status().ToString();
+  ASSERT_GT((*packed)->end(), 5);
+  const IndexLayout index = IndexOf(plan, in.g);
+  SelectContext context = sequence.Context(packed->get());
+  context.index = &index;
+  Selection got, voted;
+  NewSelector(plan, in.g)->Select(context, 1, in.Query(150, 1, 0), &got);
+  NewSelector(votes, in.g)->Select(context, 1, in.Query(150, 1, 0), &voted);
+  ASSERT_FALSE(got.full);
+  EXPECT_EQ(got.runs, voted.runs);
+  EXPECT_EQ(got.scored_bytes, voted.scored_bytes);
+}
+
+KVS_FOR_EACH_BACKEND(Bits);
+
+}  // namespace
+}  // namespace kvstrata
