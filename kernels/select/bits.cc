@@ -188,10 +188,9 @@ cuda::CandidateRule BitsCandidates(const Plan& plan) {
 
 // Choosing reads a token's code and its share of the scales, beside a key and a value of 16 bits.
 SelectionRule BitsRule(const Plan& plan, int32_t tokens) {
-  // On a CPU score_bits, vote and top_k take 14.5 ns a token and KV head
-  // (bench/notes/score_bits.md: ops alone, no step was measured), attending one 80
-  // (docs/measured.md); less what reading is counted as.
-  constexpr double kCpuRowsAToken = 0.18;
+  // What choosing takes on a CPU, in rows that attention reads meanwhile
+  // (bench/notes/score_bits.md, "A step"), less what reading is counted as.
+  constexpr double kCpuRowsAToken = 0.32;
   SelectionRule rule;
   rule.always = plan.bits.sinks + plan.bits.recent;
   rule.units = plan.bits.budget;
