@@ -41,7 +41,7 @@
 
 namespace kvstrata::cuda {
 
-inline constexpr uint32_t kCudaOpsVersion = 8;  // of this table: loader and library must agree
+inline constexpr uint32_t kCudaOpsVersion = 9;  // of this table: loader and library must agree
 
 // What a loader asks first. The version stays at the table's beginning, in all versions.
 struct RuntimeOps {

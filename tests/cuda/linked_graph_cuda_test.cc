@@ -7,7 +7,7 @@ namespace {
 
 class LinkedCudaGraph : public LinkedCuda, public ::testing::WithParamInterface<const char*> {};
 INSTANTIATE_TEST_SUITE_P(Plans, LinkedCudaGraph,
-                         ::testing::Values(kQuest, kChess, kMosaic, kSentences));
+                         ::testing::Values(kQuest, kChess, kMosaic, kSentences, kBits));
 
 TEST_P(LinkedCudaGraph, OfTheCallersServesLaterSteps) {
   LinkedSequence a, b;

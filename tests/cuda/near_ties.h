@@ -14,8 +14,8 @@
 
 namespace kvstrata::cuda {
 
-// Whether two selections are the same but for units (selector vote: tokens) whose scores by `q`
-// [query_heads][head_dim] are within 1 % of each other, or, of selector cascade, for pages that
+// Whether two selections are the same but for units (selectors vote, bits: tokens) whose scores by
+// `q` [query_heads][head_dim] are within 1 % of each other, or, of selector cascade, for pages that
 // hang on scores within 1e-5 of their level's largest; *equal: they are the same. reused: both go
 // on with an earlier selection.
 class NearTies {
@@ -27,6 +27,7 @@ class NearTies {
     *equal = want.runs == got.runs && want.units == got.units && want.full == got.full;
     if (sequence_.plan.selector == SelectorKind::kVote) return AgreeOnTokens(want, got);
     if (*equal) return true;
+    if (sequence_.plan.selector == SelectorKind::kBits) return BitsAgree(want, got);
     if (sequence_.plan.selector == SelectorKind::kBucket) return AgreeOnSizes(want, got);
     if (want.full || got.full || want.units.size() != got.units.size()) return false;
     if (sequence_.plan.selector == SelectorKind::kZoom) return SpansAgree(want, got);
@@ -127,9 +128,57 @@ class NearTies {
     }
     return true;
   }
+  bool BitsAgree(const Selection& want, const Selection& got) const {
+    if (want.full || got.full || want.runs.size() != got.runs.size()) return false;
+    for (int head = 0; head < g_.kv_heads; ++head) {
+      const std::vector<int32_t> a = TokensOf(want, head), b = TokensOf(got, head);
+      if (a.size() != b.size()) return false;
+      std::vector<int32_t> missing, extra;
+      std::ranges::set_difference(a, b, std::back_inserter(missing));
+      std::ranges::set_difference(b, a, std::back_inserter(extra));
+      const std::vector<double> votes = BitsVotes(want.tokens, head);
+      for (const int32_t m : missing) {
+        for (const int32_t e : extra) {
+          if (votes[m] - votes[e] > 1e-2 * votes[m]) return false;
+        }
+      }
+    }
+    return true;
+  }
+  // What the softmax of a KV head's queries gives each candidate, by the host's quantised keys; 0
+  // outside.
+  std::vector<double> BitsVotes(int32_t n, int head) const {
+    const Plan& plan = sequence_.plan;
+    const IndexLayout& index = sequence_.on_host->index();
+    const kvstrata::Run range = {plan.bits.sinks, n - plan.bits.recent};
+    const int32_t count = range.end - range.begin;
+    std::vector<float> logits(static_cast<size_t>(g_.group() * count));
+    const ScoreBitsWork w{{index.group(), sequence_.blocks.host_pieces.data(),
+                           index.RowOffset(0, layer_, 0, head, 0), index.levels[0].units_per_block},
+                          range,
+                          q_ + int64_t{head} * g_.group() * g_.head_dim,
+                          g_.group(),
+                          g_.logit_scale(),
+                          logits.data(),
+                          count};
+    FindBackend("ref").value()->score_bits(&w, 1, InlineExecutor());
+    std::vector<double> votes(static_cast<size_t>(n));
+    for (int i = 0; i < g_.group(); ++i) {
+      const auto own =
+          std::span(logits).subspan(static_cast<size_t>(i * count), static_cast<size_t>(count));
+      const float top = *std::ranges::max_element(own);
+      double sum = 0;
+      for (const float x : own) sum += std::exp(double{x} - top);
+      for (int32_t t = 0; t < count; ++t) {
+        votes[static_cast<size_t>(range.begin + t)] +=
+            std::exp(double{own[static_cast<size_t>(t)]} - top) / sum;
+      }
+    }
+    return votes;
+  }
   bool AgreeOnTokens(const Selection& want, const Selection& got) const {
     if (want.full || got.full) return want.full == got.full && want.runs == got.runs;
-    const std::vector<int32_t> a = TokensOf(want), b = TokensOf(got);
+    const std::vector<int32_t> a = TokensOf(want, 0), b = TokensOf(got, 0);
     Difference d;
     std::ranges::set_difference(a, b, std::back_inserter(d.missing));
     std::ranges::set_difference(b, a, std::back_inserter(d.extra));
@@ -145,9 +194,9 @@ class NearTies {
     }
     return true;
   }
-  static std::vector<int32_t> TokensOf(const Selection& s) {
+  static std::vector<int32_t> TokensOf(const Selection& s, int list) {
     std::vector<int32_t> tokens;
-    for (const Run& run : s.runs[0]) {
+    for (const Run& run : s.runs[static_cast<size_t>(list)]) {
       for (int32_t t = run.begin; t < run.end; ++t) tokens.push_back(t);
     }
     return tokens;
