@@ -341,7 +341,6 @@ inline constexpr char kTokens[] =
 inline constexpr char kSentences[] =
     "sentencekv{tau = 64, n_obs = 16, start = 4, recent = 16, max_length = 24, min_tokens = 0}";
 inline constexpr char kQuest[] = "quest{budget = 64, min_tokens = 0}";
-inline constexpr char kBits[] = "bits{unit = 32, budget = 64, recent = 48, min_tokens = 0}";
 inline constexpr char kChess[] =
     "chess{page = 16, pages_per_chunk = 2, chunks_per_grid = 4, window = 2, rho = [0.6, 0.6, 0.5], "
     "trigger = \"every\", every = 1, min_tokens = 0}";

@@ -14,6 +14,8 @@
 namespace kvstrata::cuda {
 namespace {
 
+constexpr char kBits[] = "bits{unit = 32, budget = 64, recent = 48, min_tokens = 0}";
+
 TEST_F(LinkedCuda, DecodesAsDenseAttentionDoes) {
   for (const bool on_gpu : {true, false}) {
     LinkedSequence s;

@@ -10,6 +10,7 @@
 
 #include "kernels/codec/lowrank.h"
 #include "kernels/codec/packed.h"
+#include "tests/cuda/bits_votes.h"
 #include "tests/cuda/step_batch_fixture.h"
 
 namespace kvstrata::cuda {
@@ -136,7 +137,7 @@ class NearTies {
       std::vector<int32_t> missing, extra;
       std::ranges::set_difference(a, b, std::back_inserter(missing));
       std::ranges::set_difference(b, a, std::back_inserter(extra));
-      const std::vector<double> votes = BitsVotes(want.tokens, head);
+      const std::vector<double> votes = BitsVotes(sequence_, g_, layer_, q_, want.tokens, head);
       for (const int32_t m : missing) {
         for (const int32_t e : extra) {
           if (votes[m] - votes[e] > 1e-2 * votes[m]) return false;
@@ -144,37 +145,6 @@ class NearTies {
       }
     }
     return true;
-  }
-  // What the softmax of a KV head's queries gives each candidate, by the host's quantised keys; 0
-  // outside.
-  std::vector<double> BitsVotes(int32_t n, int head) const {
-    const Plan& plan = sequence_.plan;
-    const IndexLayout& index = sequence_.on_host->index();
-    const kvstrata::Run range = {plan.bits.sinks, n - plan.bits.recent};
-    const int32_t count = range.end - range.begin;
-    std::vector<float> logits(static_cast<size_t>(g_.group() * count));
-    const ScoreBitsWork w{{index.group(), sequence_.blocks.host_pieces.data(),
-                           index.RowOffset(0, layer_, 0, head, 0), index.levels[0].units_per_block},
-                          range,
-                          q_ + int64_t{head} * g_.group() * g_.head_dim,
-                          g_.group(),
-                          g_.logit_scale(),
-                          logits.data(),
-                          count};
-    FindBackend("ref").value()->score_bits(&w, 1, InlineExecutor());
-    std::vector<double> votes(static_cast<size_t>(n));
-    for (int i = 0; i < g_.group(); ++i) {
-      const auto own =
-          std::span(logits).subspan(static_cast<size_t>(i * count), static_cast<size_t>(count));
-      const float top = *std::ranges::max_element(own);
-      double sum = 0;
-      for (const float x : own) sum += std::exp(double{x} - top);
-      for (int32_t t = 0; t < count; ++t) {
-        votes[static_cast<size_t>(range.begin + t)] +=
-            std::exp(double{own[static_cast<size_t>(t)]} - top) / sum;
-      }
-    }
-    return votes;
   }
   bool AgreeOnTokens(const Selection& want, const Selection& got) const {
     if (want.full || got.full) return want.full == got.full && want.runs == got.runs;
