@@ -24,7 +24,8 @@ MUST_RATIO["linked/sentencekv/b8/128K"] = 35  # its bytes grow with the batch
 MUST_CALL_US = 12  # of the CPU, a linked call outside a graph
 MUST_HOST = {"linked/quest/b1/128K/host": 1 / 1.3, "linked/sentencekv/b1/128K/host": 1 / 1.3}
 MUST_RATIO |= {"chunk/tokenselect/512of1024K": 20, "chunk/full/512of128K": 0.6}
-MUST_US = {"linked/full/b1/1K": 10, "linked/full/b1/4K": 10,
+MUST_US = {"linked/bits/b1/128K": 45, "linked/bits/b1/1024K": 197,
+           "linked/full/b1/1K": 10, "linked/full/b1/4K": 10,
            "attend_raw/full/b1/1K": 10, "attend_raw/full/b1/2K": 10, "attend_raw/full/b1/4K": 10,
            "attend_raw/pages/b1/2048of128K": 8, "attend_raw/tokens/b1/2688of128K": 8,
            "pack/64K": 60000, "flush/32": 15}

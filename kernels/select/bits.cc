@@ -198,7 +198,7 @@ SelectionRule BitsRule(const Plan& plan, int32_t tokens) {
   const double share = plan.bits.bits / 32.0 + 1.0 / plan.index.unit;
   rule.scored = share * tokens;
   rule.cpu_rows = std::max(kCpuRowsAToken - share, 0.0) * tokens;
-  rule.gpu_us = 10;  // as of selector vote, not measured
+  rule.gpu_us = 10;  // as of selector vote, whose kernels these are; not measured
   return rule;
 }
 

@@ -52,6 +52,9 @@ class CudaFrame : public StepBatch {
   cuda::DeviceRows IndexRowsOf(int first, int level, int layer) const {
     return ws_.index_.RowsOf(*this, first, level, layer);
   }
+  cuda::DeviceGroups IndexGroupsOf(int first, int layer) const {
+    return ws_.index_.GroupsOf(*this, first, layer);
+  }
 
   // Whether the selector chooses in this layer.
   bool Selects(const CudaPart& part, int layer) const;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "base/check.h"
 #include "kernels/step/cuda_frame.h"
 
 namespace kvstrata {
@@ -40,6 +39,10 @@ Status CudaIndex::Summarize(CudaFrame* frame) {
     const IndexLayout& index = frame->state(first).index();
     for (last = first + 1; last < frame->members() && frame->state(last).index() == index;) ++last;
     if (index.kind == IndexLayout::Kind::kNone) continue;
+    if (index.kind == IndexLayout::Kind::kBits) {
+      KVS_RETURN_IF_ERROR(Quantise(frame, first, last - first));
+      continue;
+    }
     for (int level = 0; level < index.level_count; ++level) {
       KVS_RETURN_IF_ERROR(SummarizeLevel(frame, first, last - first, level));
     }
@@ -52,13 +55,7 @@ Status CudaIndex::Summarize(CudaFrame* frame) {
 
 Status CudaIndex::SummarizeLevel(CudaFrame* frame, int first, int count, int level) {
   const IndexLayout& index = frame->state(first).index();
-  int32_t units = 0;
-  for (int i = first; i < first + count; ++i) {
-    const SequenceState& state = frame->state(i);
-    units = std::max(units, index.UnitsFor(level, state.tokens()) -
-                                index.UnitsFor(level, state.indexed_tokens()));
-  }
-  KVS_CHECK(index.kind != IndexLayout::Kind::kBits);  // CudaServes refuses its plans
+  const int32_t units = UnitsOf(*frame, first, count, level);
   const bool means = index.kind == IndexLayout::Kind::kMean;
   const PageLayout layout = PageLayout::Of(frame->geometry());
   cuda::SummarizeBatch w;
@@ -78,6 +75,53 @@ Status CudaIndex::SummarizeLevel(CudaFrame* frame, int first, int count, int lev
   w.summary_layer_stride = index.layer_stride(level);
   if (units > 0) frame->NoteLaunch();
   return frame->Check(frame->ops().summarize(w, frame->stream()), "op summarize");
+}
+
+// A launch takes so many layers of members.
+Status CudaIndex::Quantise(CudaFrame* frame, int first, int count) {
+  constexpr int kMostLayers = 65535;
+  const IndexLayout& index = frame->state(first).index();
+  const int most = std::max(kMostLayers / index.layers, 1);
+  for (int end = first + count; first < end; first += most) {
+    cuda::QuantiseKeysBatch w;
+    w.keys = cuda::KeyRows(frame->PagesOf(first, 0));
+    w.groups = GroupsOf(*frame, first, 0);
+    w.from = frame->memory().On(from_, first);
+    w.to = frame->memory().On(to_, first);
+    w.batch = std::min(most, end - first);
+    w.groups_max = UnitsOf(*frame, first, w.batch, 0);
+    w.layers = index.layers;
+    w.key_layer_stride = PageLayout::Of(frame->geometry()).layer_stride;
+    w.group_layer_stride = index.layer_stride(0);
+    if (w.groups_max > 0) frame->NoteLaunch();
+    KVS_RETURN_IF_ERROR(
+        frame->Check(frame->ops().quantise_keys(w, frame->stream()), "op quantise_keys"));
+  }
+  return OkStatus();
+}
+
+int32_t CudaIndex::UnitsOf(const CudaFrame& frame, int first, int count, int level) {
+  const IndexLayout& index = frame.state(first).index();
+  int32_t units = 0;
+  for (int i = first; i < first + count; ++i) {
+    const SequenceState& state = frame.state(i);
+    units = std::max(units, index.UnitsFor(level, state.tokens()) -
+                                index.UnitsFor(level, state.indexed_tokens()));
+  }
+  return units;
+}
+
+cuda::DeviceGroups CudaIndex::GroupsOf(const CudaFrame& frame, int first, int layer) const {
+  const IndexLayout& index = frame.state(first).index();
+  cuda::DeviceGroups groups;
+  groups.blocks = blocks_.Row<uint64_t>(first);
+  groups.block_stride = blocks_.stride();
+  groups.block_groups = index.levels[0].units_per_block;
+  groups.kv_heads = index.kv_heads;
+  groups.format = index.group();
+  groups.offset = index.RowOffset(0, layer, 0, 0, 0);
+  groups.head_stride = index.levels[0].units_per_block * index.row_bytes();
+  return groups;
 }
 
 cuda::DeviceRows CudaIndex::RowsOf(const CudaFrame& frame, int first, int level, int layer) const {

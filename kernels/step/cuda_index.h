@@ -9,6 +9,7 @@
 
 #include "base/status.h"
 #include "kernels/cuda/batch.h"
+#include "kernels/ops/quantise_keys/device_groups.h"
 #include "kernels/step/step_memory.h"
 
 namespace kvstrata {
@@ -23,11 +24,15 @@ class CudaIndex {
   Status Stage(CudaFrame* frame);
   // Rows of the units that were completed since the index was written last, in all layers.
   Status Summarize(CudaFrame* frame);
-  // The index of members from `first` on: field 0 of a level.
+  // The index of members from `first` on: field 0 of a level, and of keys in few bits the groups.
   cuda::DeviceRows RowsOf(const CudaFrame& frame, int first, int level, int layer) const;
+  cuda::DeviceGroups GroupsOf(const CudaFrame& frame, int first, int layer) const;
 
  private:
   Status SummarizeLevel(CudaFrame* frame, int first, int count, int level);
+  Status Quantise(CudaFrame* frame, int first, int count);
+  // The most units of a level that one of these members completed.
+  static int32_t UnitsOf(const CudaFrame& frame, int first, int count, int level);
 
   const StepMemory::Column from_, to_;  // tokens: the rows written before, and now
   WordTable blocks_;                    // addresses, by member

@@ -47,6 +47,7 @@ std::unique_ptr<CudaSelector> NewCudaVote(const CudaSelectorSource& from);
 std::unique_ptr<CudaSelector> NewCudaBucket(const CudaSelectorSource& from);
 std::unique_ptr<CudaSelector> NewCudaZoom(const CudaSelectorSource& from);
 std::unique_ptr<CudaSelector> NewCudaBlock(const CudaSelectorSource& from);
+std::unique_ptr<CudaSelector> NewCudaBits(const CudaSelectorSource& from);
 
 template <const FixedSelection& kFixed>
 std::unique_ptr<CudaSelector> MakeCudaFixed(const CudaSelectorSource& from) {
@@ -69,8 +70,8 @@ inline constexpr CudaSelectorRow kCudaSelectorRows[] = {
     {kOverRaw, "op expand_spans by buckets", CudaBucketServes, NewCudaBucket},
     {kOverLowRank, "", ServesAll, NewCudaZoom},
     {kOverPacked, "the selector's half over ops score and pick", CudaBlockServes, NewCudaBlock},
-    {0, "op score_bits fused into vote", ServesAll, nullptr},  // bits
-};                                                             // by SelectorKind
+    {kOverRaw, "op attend_packed over lists of tokens", CudaBitsServes, NewCudaBits},
+};  // by SelectorKind
 
 // The rows that are in use: these. Alone in its file, as SelectorRows.
 std::span<const CudaSelectorRow> CudaSelectorRows();

@@ -31,6 +31,11 @@ TEST(CudaStep, CapturedLayersServeLaterSteps) {
   ServeLaterSteps({kQuest, kStrata, kStrata, "full", kWindow, kChess});
 }
 
+// Groups are sealed by the Begin behind the step that completed them.
+TEST(CudaStep, CapturedLayersVoteByKeysInFewBits) {
+  ServeLaterSteps({kBits, kBits, kFourBits, "full", kThreeBits, kQuest});
+}
+
 // Without kStrata, new rows are left to the captured attention.
 TEST(CudaStep, CapturedAttentionTakesNewRows) {
   ServeLaterSteps({kQuest, kQuest, kQuest, "full", kWindow, kChess});
@@ -65,7 +70,7 @@ TEST(CudaStep, NewRowsThatNothingAttendsAreAppended) {
 // Captured while all members are shorter than min_tokens, a graph selects nothing, and is stale
 // once one is longer; the one captured then serves short members, too.
 TEST(CudaStep, AGraphOfShortMembersIsStaleOnceOneIsLonger) {
-  for (const char* plan : {"quest{budget = 64, min_tokens = 150}", kTokens}) {
+  for (const char* plan : {"quest{budget = 64, min_tokens = 150}", kTokens, kBits}) {
     SCOPED_TRACE(plan);
     Twins twins(OneLayer(), {plan, "full", plan});
     ASSERT_NO_FATAL_FAILURE(Prefill(twins, {130, 300, 120}));
@@ -129,6 +134,7 @@ TEST(CudaStep, RepeatedCallsBecomeGraphs) {
        {std::vector<std::string>{kQuest, kStrata, kStrata, "full"},
         {kTokens, kTokens, kChess},
         {kSentences, kQuest},
+        {kBits, kBits, kFourBits},
         {kMosaic}}) {
     SCOPED_TRACE(plans.front());
     Twins twins(Small(), plans, 2 * kCapacity);

@@ -9,7 +9,7 @@ constexpr const char* kPromoting[] = {kQuest,  "strata{budget = 64, min_tokens =
                                       kTokens, kSentences,
                                       kChess,  kChessAlways,
                                       kWindow, "quest{budget = 32, page = 32, min_tokens = 0}",
-                                      "full"};
+                                      "full",  kBits};
 
 // Pages come and go between memories; selections drift, slices are promoted and evicted.
 TEST(CudaStep, PagesOfTheHostAreAttendedInPlaceOrPromoted) {
@@ -33,7 +33,8 @@ TEST(CudaStep, PagesOfTheHostAreAttendedInPlaceOrPromoted) {
 TEST(CudaStep, SelectedSlicesStayOnTheGpu) {
   for (const char* plan :
        {"quest{budget = 64, min_tokens = 0}", kStrata, kTokens,
-        "sentencekv{tau = 48, n_obs = 20, start = 5, recent = 12, min_tokens = 0}", kWindow}) {
+        "sentencekv{tau = 48, n_obs = 20, start = 5, recent = 12, min_tokens = 0}", kWindow,
+        kFourBits}) {
     SCOPED_TRACE(plan);
     Twins twins(Small(), {plan});
     ASSERT_NO_FATAL_FAILURE(Prefill(twins, {300}));
@@ -59,8 +60,8 @@ TEST(CudaStep, SelectedSlicesStayOnTheGpu) {
 // A graph of steps that promote serves those that need not; of steps that do not it is stale where
 // pages are the host's.
 TEST(CudaStep, CapturedLayersPromote) {
-  Twins twins(Small(), {kQuest, kTokens, kSentences, kStrata}, 2 * kCapacity);
-  ASSERT_NO_FATAL_FAILURE(Prefill(twins, {140, 200, 333, 160}));
+  Twins twins(Small(), {kQuest, kTokens, kSentences, kStrata, kBits}, 2 * kCapacity);
+  ASSERT_NO_FATAL_FAILURE(Prefill(twins, {140, 200, 333, 160, 240}));
   ASSERT_NO_FATAL_FAILURE(twins.Run(twins.Each(1)));
   const auto replay = [&twins](Replays& replays, int steps) {
     for (int i = 0; i < steps; ++i) {
@@ -84,7 +85,7 @@ TEST(CudaStep, CapturedLayersPromote) {
   ASSERT_NO_FATAL_FAILURE(replay(replays, 30));
   // Tables that have to grow.
   const int captures = replays.captures;
-  ASSERT_NO_FATAL_FAILURE(twins.Run({1, 1, 1, 900}));
+  ASSERT_NO_FATAL_FAILURE(twins.Run({1, 1, 1, 900, 1}));
   ASSERT_NO_FATAL_FAILURE(replay(replays, 20));
   EXPECT_EQ(replays.captures, captures + 1);
   twins.ExpectFewTies();
@@ -104,14 +105,16 @@ TEST(CudaStep, PromotedSlicesAreEvicted) {
 }
 
 TEST(CudaStep, AForkBeginsWithoutPromotedSlices) {
-  Twins twins(Small(), {kQuest});
-  ASSERT_NO_FATAL_FAILURE(Prefill(twins, {260}));
-  twins.MovePages(2);
-  for (int i = 0; i < 3; ++i) ASSERT_NO_FATAL_FAILURE(twins.Run({1}));
-  twins.Fork(0);
-  twins.MovePages(2);
-  for (int i = 0; i < 20; ++i) ASSERT_NO_FATAL_FAILURE(twins.Run(twins.Each(1)));
-  twins.ExpectFewTies();
+  for (const char* plan : {kQuest, kBits}) {
+    Twins twins(Small(), {plan});
+    ASSERT_NO_FATAL_FAILURE(Prefill(twins, {260}));
+    twins.MovePages(2);
+    for (int i = 0; i < 3; ++i) ASSERT_NO_FATAL_FAILURE(twins.Run({1}));
+    twins.Fork(0);
+    twins.MovePages(2);
+    for (int i = 0; i < 20; ++i) ASSERT_NO_FATAL_FAILURE(twins.Run(twins.Each(1)));
+    twins.ExpectFewTies();
+  }
 }
 
 }  // namespace

@@ -43,45 +43,47 @@ TEST(CudaStep, OtherShapesOfModels) {
     g.query_heads = query_heads;
     g.kv_heads = kv_heads;
     g.head_dim = head_dim;
-    Twins twins(g, {kQuest, kStrata, kChess, kTokens, kSentences});
-    ASSERT_NO_FATAL_FAILURE(Prefill(twins, {200, 260, 230, 300, 310}));
+    Twins twins(g, {kQuest, kStrata, kChess, kTokens, kSentences, kBits, kFourBits});
+    ASSERT_NO_FATAL_FAILURE(Prefill(twins, {200, 260, 230, 300, 310, 280, 190}));
     for (int i = 0; i < 4; ++i) ASSERT_NO_FATAL_FAILURE(twins.Run(twins.Each(1)));
   }
 }
 
 TEST(CudaStep, MembersOfDifferentPlansAndStages) {
-  Twins twins(Small(), {"full", kStrata, kTokens, kQuest, kWindow, kTokens, kStrata, kChess,
-                        kChessAlways, kSentences, kSentences, kLongSentences, kSentences});
+  Twins twins(Small(),
+              {"full", kStrata, kTokens, kQuest, kWindow, kTokens, kStrata, kChess, kChessAlways,
+               kSentences, kSentences, kLongSentences, kSentences, kBits, kThreeBits, kBits});
   ASSERT_NO_FATAL_FAILURE(
-      twins.Run({200, 180, 300, 170, 151, 90, 180, 190, 260, 220, 160, 199, 110}));
+      twins.Run({200, 180, 300, 170, 151, 90, 180, 190, 260, 220, 160, 199, 110, 210, 250, 140}));
   // Two prompts go on while the others decode.
-  for (const size_t i : {0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11}) {
+  for (const size_t i : {0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11, 13, 14, 15}) {
     ASSERT_NO_FATAL_FAILURE(twins.sequences[i]->ClosePrompt(RefBackend()));
   }
   for (int i = 0; i < 20; ++i) {
-    ASSERT_NO_FATAL_FAILURE(twins.Run({1, 1, 1, i % 7 == 3 ? 4 : 1, 1, i % 3 == 0 ? 17 : 1, 1, 1, 1,
-                                       1, i % 5 == 2 ? 3 : 1, 1, i % 4 == 0 ? 25 : 1}));
+    ASSERT_NO_FATAL_FAILURE(
+        twins.Run({1, 1, 1, i % 7 == 3 ? 4 : 1, 1, i % 3 == 0 ? 17 : 1, 1, 1, 1, 1,
+                   i % 5 == 2 ? 3 : 1, 1, i % 4 == 0 ? 25 : 1, 1, 1, i % 6 == 1 ? 5 : 1}));
   }
   twins.ExpectFewTies();
 }
 
 TEST(CudaStep, SummarizesAPrefixThatIsHeldWithoutIndex) {
-  Twins twins(Small(), {kStrata, kQuest, kChess});
-  ASSERT_NO_FATAL_FAILURE(twins.Run({333, 280, 299}));
+  Twins twins(Small(), {kStrata, kQuest, kChess, kBits});
+  ASSERT_NO_FATAL_FAILURE(twins.Run({333, 280, 299, 310}));
   for (const auto& s : twins.sequences) s->ForgetIndex(twins.geometry);
   ASSERT_NO_FATAL_FAILURE(twins.ClosePrompts());
   for (int i = 0; i < 3; ++i) ASSERT_NO_FATAL_FAILURE(twins.Run(twins.Each(1)));
 }
 
 TEST(CudaStep, TensorsOfTheHostAndOfAnyStride) {
-  Twins twins(Small(), {kStrata, kQuest, kTokens});
-  ASSERT_NO_FATAL_FAILURE(Prefill(twins, {200, 210, 220}));
+  Twins twins(Small(), {kStrata, kQuest, kTokens, kBits});
+  ASSERT_NO_FATAL_FAILURE(Prefill(twins, {200, 210, 220, 230}));
   for (const Tier tier : {Tier::kHost, Tier::kDevice}) {
     for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
       for (const int64_t gap : {0, 4, 16}) {
         SCOPED_TRACE(std::to_string(gap) + " bytes between rows");
-        ASSERT_NO_FATAL_FAILURE(twins.Run({1, 1, 1}, {dtype, tier, gap}));
-        ASSERT_NO_FATAL_FAILURE(twins.Run({3, 1, 2}, {dtype, tier, gap}));
+        ASSERT_NO_FATAL_FAILURE(twins.Run({1, 1, 1, 1}, {dtype, tier, gap}));
+        ASSERT_NO_FATAL_FAILURE(twins.Run({3, 1, 2, 1}, {dtype, tier, gap}));
       }
     }
   }
@@ -90,8 +92,8 @@ TEST(CudaStep, TensorsOfTheHostAndOfAnyStride) {
 
 // Small enough for racecheck (bench/cuda/run_gpu.sh): what only whole steps call, too.
 TEST(CudaStep, AFewStepsOfEverySelector) {
-  Twins twins(OneLayer(), {kTokens, kChess, kSentences});
-  ASSERT_NO_FATAL_FAILURE(Prefill(twins, {190, 170, 180}));
+  Twins twins(OneLayer(), {kTokens, kChess, kSentences, kBits});
+  ASSERT_NO_FATAL_FAILURE(Prefill(twins, {190, 170, 180, 190}));
   for (int i = 0; i < 2; ++i) ASSERT_NO_FATAL_FAILURE(twins.Run(twins.Each(1)));
 }
 

@@ -14,6 +14,8 @@
 namespace kvstrata::cuda {
 namespace {
 
+constexpr char kBits[] = "bits{unit = 32, budget = 64, recent = 48, min_tokens = 0}";
+
 TEST_F(LinkedCuda, DecodesAsDenseAttentionDoes) {
   for (const bool on_gpu : {true, false}) {
     LinkedSequence s;
@@ -29,7 +31,7 @@ TEST_F(LinkedCuda, DecodesAsDenseAttentionDoes) {
 TEST_F(LinkedCuda, PlansSelect) {
   // SentenceKV first: it asks for queries of the prompt that a held prefix has not.
   for (const char* plan : {kSentences, kQuest, kTokens, "strata{budget = 64, min_tokens = 0}",
-                           "window{n_sink = 4, n_recent = 64, min_tokens = 0}", kChess}) {
+                           "window{n_sink = 4, n_recent = 64, min_tokens = 0}", kChess, kBits}) {
     SCOPED_TRACE(plan);
     LinkedSequence s;
     Open(plan, Ids(600), &s);
@@ -43,7 +45,7 @@ TEST_F(LinkedCuda, PlansSelect) {
 
 TEST_F(LinkedCuda, PagesOnTheHostAreAttendedInPlace) {
   testing::Operator admin(daemon_.socket());
-  for (const char* plan : {kSentences, "full", kQuest, kTokens, kChess}) {
+  for (const char* plan : {kSentences, "full", kQuest, kTokens, kChess, kBits}) {
     SCOPED_TRACE(plan);
     LinkedSequence s;
     Open(plan, Ids(600), &s);
@@ -61,7 +63,7 @@ TEST_F(LinkedCuda, PagesOnTheHostAreAttendedInPlace) {
 
 TEST_F(LinkedCuda, WhatIsTakenBackIsNotAttended) {
   testing::Operator admin(daemon_.socket());
-  for (const char* plan : {kSentences, "full", kQuest, kTokens, kChess}) {
+  for (const char* plan : {kSentences, "full", kQuest, kTokens, kChess, kBits}) {
     for (const uint32_t left : {630u, 612u, 600u}) {
       SCOPED_TRACE(std::string(plan) + ", " + std::to_string(left));
       LinkedSequence s;
@@ -278,7 +280,7 @@ TEST_F(LinkedCuda, APrefixIsSharedAndAForkIsNot) {
 // A fork in an open step takes what was committed: it decodes on a stream of its own while the
 // parent's layers are not all enqueued, and the parent keeps the row that it writes meanwhile.
 TEST_F(LinkedCuda, AForkInAnOpenStepTakesWhatWasCommitted) {
-  for (const char* plan : {"full", kQuest, kChess, kTokens, kSentences, kMosaic}) {
+  for (const char* plan : {"full", kQuest, kChess, kTokens, kSentences, kMosaic, kBits}) {
     for (const int length : {300, 304}) {  // of which the open step begins no page, or one
       SCOPED_TRACE(std::string(plan) + " after " + std::to_string(length));
       LinkedSequence s, child;

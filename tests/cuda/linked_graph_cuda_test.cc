@@ -5,9 +5,11 @@
 namespace kvstrata::cuda {
 namespace {
 
+constexpr char kBits[] = "bits{unit = 32, budget = 64, recent = 48, min_tokens = 0}";
+
 class LinkedCudaGraph : public LinkedCuda, public ::testing::WithParamInterface<const char*> {};
 INSTANTIATE_TEST_SUITE_P(Plans, LinkedCudaGraph,
-                         ::testing::Values(kQuest, kChess, kMosaic, kSentences));
+                         ::testing::Values(kQuest, kChess, kMosaic, kSentences, kBits));
 
 TEST_P(LinkedCudaGraph, OfTheCallersServesLaterSteps) {
   LinkedSequence a, b;

@@ -10,12 +10,13 @@
 
 #include "kernels/codec/lowrank.h"
 #include "kernels/codec/packed.h"
+#include "tests/cuda/bits_votes.h"
 #include "tests/cuda/step_batch_fixture.h"
 
 namespace kvstrata::cuda {
 
-// Whether two selections are the same but for units (selector vote: tokens) whose scores by `q`
-// [query_heads][head_dim] are within 1 % of each other, or, of selector cascade, for pages that
+// Whether two selections are the same but for units (selectors vote, bits: tokens) whose scores by
+// `q` [query_heads][head_dim] are within 1 % of each other, or, of selector cascade, for pages that
 // hang on scores within 1e-5 of their level's largest; *equal: they are the same. reused: both go
 // on with an earlier selection.
 class NearTies {
@@ -27,6 +28,7 @@ class NearTies {
     *equal = want.runs == got.runs && want.units == got.units && want.full == got.full;
     if (sequence_.plan.selector == SelectorKind::kVote) return AgreeOnTokens(want, got);
     if (*equal) return true;
+    if (sequence_.plan.selector == SelectorKind::kBits) return BitsAgree(want, got);
     if (sequence_.plan.selector == SelectorKind::kBucket) return AgreeOnSizes(want, got);
     if (want.full || got.full || want.units.size() != got.units.size()) return false;
     if (sequence_.plan.selector == SelectorKind::kZoom) return SpansAgree(want, got);
@@ -127,9 +129,26 @@ class NearTies {
     }
     return true;
   }
+  bool BitsAgree(const Selection& want, const Selection& got) const {
+    if (want.full || got.full || want.runs.size() != got.runs.size()) return false;
+    for (int head = 0; head < g_.kv_heads; ++head) {
+      const std::vector<int32_t> a = TokensOf(want, head), b = TokensOf(got, head);
+      if (a.size() != b.size()) return false;
+      std::vector<int32_t> missing, extra;
+      std::ranges::set_difference(a, b, std::back_inserter(missing));
+      std::ranges::set_difference(b, a, std::back_inserter(extra));
+      const std::vector<double> votes = BitsVotes(sequence_, g_, layer_, q_, want.tokens, head);
+      for (const int32_t m : missing) {
+        for (const int32_t e : extra) {
+          if (votes[m] - votes[e] > 1e-2 * votes[m]) return false;
+        }
+      }
+    }
+    return true;
+  }
   bool AgreeOnTokens(const Selection& want, const Selection& got) const {
     if (want.full || got.full) return want.full == got.full && want.runs == got.runs;
-    const std::vector<int32_t> a = TokensOf(want), b = TokensOf(got);
+    const std::vector<int32_t> a = TokensOf(want, 0), b = TokensOf(got, 0);
     Difference d;
     std::ranges::set_difference(a, b, std::back_inserter(d.missing));
     std::ranges::set_difference(b, a, std::back_inserter(d.extra));
@@ -145,9 +164,9 @@ class NearTies {
     }
     return true;
   }
-  static std::vector<int32_t> TokensOf(const Selection& s) {
+  static std::vector<int32_t> TokensOf(const Selection& s, int list) {
     std::vector<int32_t> tokens;
-    for (const Run& run : s.runs[0]) {
+    for (const Run& run : s.runs[static_cast<size_t>(list)]) {
       for (int32_t t = run.begin; t < run.end; ++t) tokens.push_back(t);
     }
     return tokens;

@@ -221,6 +221,7 @@ struct TwinSequence {
   std::unique_ptr<TwinSequence> Fork(Rng& rng, const Geometry& g, int32_t capacity) const {
     auto child = std::make_unique<TwinSequence>(rng, g, plan, capacity);
     child->pages.CopyFrom(pages, g.page_bytes());
+    child->blocks.CopyFrom(blocks, on_host->index().block_bytes);
     child->on_host = on_host->Clone();
     child->on_device = on_device->Clone();
     child->tied = tied;

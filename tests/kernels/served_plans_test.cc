@@ -23,13 +23,27 @@ Status Serves(const char* plan, const Geometry& g = Llama()) {
 
 TEST(CudaServes, PlansOfAllPresets) {
   for (const char* plan :
-       {"full", "window", "quest", "quest{page = 64, n_dense_layers = 2}",
-        "quest{group = \"softmax\"}", "strata", "strata{n_sink = 0}", "chess",
-        "chess{page = 64, rho = [0.9, 0.9, 0.9], trigger = \"always\"}", "tokenselect",
-        "tokenselect{theta = 1, append_departed = true, cosine = \"head\"}", "mosaickv",
+       {"full",
+        "window",
+        "quest",
+        "quest{page = 64, n_dense_layers = 2}",
+        "quest{group = \"softmax\"}",
+        "strata",
+        "strata{n_sink = 0}",
+        "chess",
+        "chess{page = 64, rho = [0.9, 0.9, 0.9], trigger = \"always\"}",
+        "tokenselect",
+        "tokenselect{theta = 1, append_departed = true, cosine = \"head\"}",
+        "mosaickv",
         "mosaickv{share = 0.0625, keep = 16, neighbours = 2, block = 16, truncate = false}",
-        "full{codec = \"packed\"}", "sentencekv", "sentencekv{pool = 1, n_dense_layers = 2}",
-        "sekv", "sekv{rows = 0, n_dense_layers = 2}"}) {
+        "full{codec = \"packed\"}",
+        "sentencekv",
+        "sentencekv{pool = 1, n_dense_layers = 2}",
+        "sekv",
+        "sekv{rows = 0, n_dense_layers = 2}",
+        "bits",
+        "bits{bits = 3, unit = 32, sinks = 0}",
+        "bits{unit = 128, recent = 128}"}) {
     EXPECT_TRUE(Serves(plan).ok()) << Serves(plan).ToString();
   }
 }
@@ -51,7 +65,9 @@ TEST(CudaServes, NamesTheKeyThatItDoesNotServe) {
         {"mosaickv{codec = \"raw\"}", "codec = \"raw\""},
         {"quest{rest = \"mean\"}", "rest = \"mean\""},
         {"quest{codec = \"packed\"}", "codec = \"packed\" under selector \"minmax\""},
-        {"bits", "codec = \"raw\" under selector \"bits\""},
+        {"bits{codec = \"packed\"}", "codec = \"packed\" under selector \"bits\""},
+        {"bits{unit = 48}", "unit = 48"},
+        {"bits{unit = 128}", "recent = 64 below unit = 128"},
         {"window{codec = \"packed\"}", "codec = \"packed\" under selector \"window\""},
         {"quest{page = 24}", "page = 24"}}) {
     const Status status = Serves(plan);
@@ -92,11 +108,14 @@ std::string LineOf(const std::string& pair, std::string_view text) {
 }
 
 // Values that some option or other takes, and that are not its default.
-constexpr std::string_view kValues[] = {
-    "true",        "false",           "2",         "24",         "0",           "1",
-    "0.5",         "[0.9, 0.9, 0.9]", "\"mean\"",  "\"drop\"",   "\"softmax\"", "\"max\"",
-    "\"literal\"", "\"search\"",      "\"fixed\"", "\"head\"",   "\"flat\"",    "\"every\"",
-    "\"always\"",  "\"or\"",          "\"host\"",  "\"device\"", "\"no\""};
+constexpr std::string_view kValues[] = {"true",      "false",       "2",
+                                        "24",        "48",          "0",
+                                        "1",         "0.5",         "[0.9, 0.9, 0.9]",
+                                        "\"mean\"",  "\"drop\"",    "\"softmax\"",
+                                        "\"max\"",   "\"literal\"", "\"search\"",
+                                        "\"fixed\"", "\"head\"",    "\"flat\"",
+                                        "\"every\"", "\"always\"",  "\"or\"",
+                                        "\"host\"",  "\"device\"",  "\"no\""};
 
 // The lines of one pair: that it is not served at all; of each option the first value that is not;
 // or that it is served.

@@ -6,10 +6,10 @@
 // Others are not written, nor is a sequence that is attended in full.
 //
 // Groups of a multiple of 32 tokens, head_dim 64, 128 or 256, 1 to 8 queries a KV head, all finite.
-// A query is a number of fp16, high, and in groups of up to 4 heads what that leaves, low. Times
-// the steps of a group it is rounded to fp16 once more; sums in fp32, so that an error is at most
-// 2^-10 of the sum of |q step code| and 2^-11 of that of |q minimum|. Cost: reads each group once;
-// one kernel.
+// A query is fp16, which bf16 and fp16 ones are but for elements of less than 2^-14 of the largest.
+// Its products with the steps of a group have what rounding leaves beside them in groups of up to
+// four heads; in others an error is at most 2^-11 of the sum of |q step code|. Sums in fp32. Cost:
+// reads each group once; one kernel.
 #ifndef KVSTRATA_KERNELS_OPS_SCORE_BITS_SCORE_BITS_CUDA_H_
 #define KVSTRATA_KERNELS_OPS_SCORE_BITS_SCORE_BITS_CUDA_H_
 

@@ -1,55 +1,17 @@
 #include <algorithm>
 #include <cmath>
-#include <cstddef>
 
-#include "kernels/cuda/exp2.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/row_scores.cuh"
 #include "kernels/ops/reuse/reuse.cuh"
-#include "kernels/ops/vote/vote_cuda.h"
+#include "kernels/ops/vote/vote_sums.cuh"
 
 namespace kvstrata::cuda {
 namespace {
 
 constexpr int kTileRows = 16;
-constexpr int kTiles = 4;                       // of a block
-constexpr int kBlockRows = kTileRows * kTiles;  // candidates that share a maximum
-constexpr int kWarps = 8;                       // of a CTA of the first kernel
-constexpr int kSumWarps = 4;                    // of a CTA of the second kernel
-constexpr int kSumBlocks = 2 * kSumWarps;       // blocks that it sums
-constexpr int kHeadTile = 32;                   // heads that it sums at a time
-constexpr int kSumCtas = 660;                   // of one wave, five on each of 132 SMs
-constexpr float kWeightScale = 32768.0f;        // exp() of a block's maximum as fp16
-// Weights up to here are kept in the L2: 4 % less time at 128K tokens; with 64 MB of them, as at
-// 1M, 0.6 % more.
-constexpr int64_t kStaysBytes = int64_t{24} << 20;
-constexpr float kLog2E = 1.4426950408889634f;
-
-// A maximum and the sum of 2^(x - maximum).
-struct Softmax {
-  float max = -INFINITY, sum = 0;
-
-  __device__ static float Shift(float max) { return max == -INFINITY ? 0.0f : max; }
-  __device__ void Add(float other_max, float other_sum) {
-    const float to = fmaxf(max, other_max), shift = Shift(to);
-    sum = sum * Exp2(max - shift) + other_sum * Exp2(other_max - shift);
-    max = to;
-  }
-};
-
-// The scratch of a call. Blocks are numbered by position (candidate / 64), so that they lie in
-// whole pages; a sequence has `blocks` slots from the block of its first candidate on.
-struct Scratch {
-  int blocks = 0, splits = 0;
-  bool stays = false;          // in the L2 until the second kernel, if the rows do not push it out
-  __half* weights = nullptr;   // [batch][blocks][query_heads][16 rows][4 tiles]
-  float* block_max = nullptr;  // [batch][blocks][query_heads], of scores times log2(e)
-  float2* heads = nullptr;     // [batch][splits][query_heads], maximum and sum
-
-  __device__ __half* WeightsOf(int64_t sequence, int block, int query_heads, int head) const {
-    return weights + ((sequence * blocks + block) * query_heads + head) * kBlockRows;
-  }
-};
+constexpr int kTiles = 4;         // of a block
+constexpr int kHeadsAtOnce = 32;  // whose weights a thread of the second kernel asks for together
 
 // What a lane holds of a block: its two queries, in 4 tiles, of one row (groups up to 4) or two.
 struct BlockScores {
@@ -69,14 +31,6 @@ __device__ void KeepTile(const LaneScores& s, bool wide, int row, Candidates uni
     out[0][i] = (take_second ? second_counts : first_counts) ? x * scale : -INFINITY;
     out[1][i] = second_counts && wide ? s.row_g8[i] * scale : -INFINITY;
   }
-}
-
-// Over the lanes that hold the block's other rows of the same queries.
-template <typename Combine>
-__device__ float AcrossRows(float x, bool wide, Combine combine) {
-  if (!wide) x = combine(x, __shfl_xor_sync(~0u, x, 2));
-  for (int step = 4; step < 32; step *= 2) x = combine(x, __shfl_xor_sync(~0u, x, step));
-  return x;
 }
 
 __device__ float BlockMax(const BlockScores& s, int query, bool wide) {
@@ -125,25 +79,6 @@ __device__ void KeepBlock(const VoteBatch& w, const Scratch& scratch, const Bloc
                         first + i] = max;
     }
   }
-}
-
-// The CTA's maximum and sum of each head from its warps', in order of the warps.
-__device__ void KeepTotals(const VoteBatch& w, const Scratch& scratch, const Softmax (&totals)[2],
-                           bool wide, int sequence, int first_head, int group) {
-  __shared__ float2 warps[kWarps][8];
-  const int lane = threadIdx.x % 32;
-  if (lane < (wide ? 4 : 2)) {
-    for (int i = 0; i < 2; ++i) {
-      warps[threadIdx.x / 32][LaneQuery(lane, wide) + i] = {totals[i].max, totals[i].sum};
-    }
-  }
-  __syncthreads();
-  const int query = threadIdx.x;
-  if (query >= group) return;
-  Softmax all;
-  for (int warp = 0; warp < kWarps; ++warp) all.Add(warps[warp][query].x, warps[warp][query].y);
-  scratch.heads[(int64_t{sequence} * scratch.splits + blockIdx.x) * w.query_heads + first_head +
-                query] = {all.max, all.sum};
 }
 
 // The tokens of a sequence; kNoQuery where a cached selection serves its query. For all threads.
@@ -211,66 +146,17 @@ __global__ __launch_bounds__(kWarps * 32, 2) void WeightKernel(const __grid_cons
   KeepTotals(w, scratch, totals, wide, sequence, head * group, group);
 }
 
-// Maximum (0 for -inf) and 1 / sum of each of `heads` heads over all splits, in a fixed order: by
-// the whole CTA of the second kernel, with a barrier at the end.
-__device__ void HeadTotals(const Scratch& scratch, int64_t sequence, int query_heads, int first,
-                           int heads, float2* out) {
-  __shared__ float2 parts[kSumWarps][kHeadTile];
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  for (int head = lane; head - lane < heads; head += kHeadTile) {
-    const float2* from = scratch.heads + sequence * scratch.splits * query_heads + first + head;
-    Softmax all;
-#pragma unroll 4
-    for (int split = warp; split < scratch.splits; split += kSumWarps) {
-      const float2 part = head < heads ? from[int64_t{split} * query_heads] : float2{-INFINITY, 0};
-      all.Add(part.x, part.y);
-    }
-    parts[warp][lane] = {all.max, all.sum};
-    __syncthreads();
-    if (warp == 0 && head < heads) {
-      Softmax total;
-      for (int i = 0; i < kSumWarps; ++i) total.Add(parts[i][lane].x, parts[i][lane].y);
-      const float inverse = total.sum == 0 ? 0.0f : 1.0f / (total.sum * kWeightScale);
-      out[head] = {Softmax::Shift(total.max), inverse};
-    }
-    __syncthreads();
-  }
-}
-
-// A thread's share of a block: one row of each of the four tiles.
-struct RowVotes {
-  float at[kTiles] = {};
+// Which candidates of their block the four weights of a row are of.
+struct RowOfTiles {  // one row of each tile
+  __device__ static int Candidate(int row, int i) { return i * kTileRows + row; }
 };
-
-// The sum over the heads, in order. weights, block_max: of the block's first head that counts.
-__device__ RowVotes SumHeads(const uint2* weights, const float* block_max, const float2* totals,
-                             int heads) {
-  RowVotes votes;
-  for (int tile = 0; tile < heads; tile += kHeadTile) {
-    // All loads of the tile before the first use of one.
-    uint2 bits[kHeadTile];
-#pragma unroll
-    for (int h = 0; h < kHeadTile; ++h) {
-      if (tile + h < heads) bits[h] = weights[(tile + h) * kTileRows];
-    }
-#pragma unroll
-    for (int h = 0; h < kHeadTile; ++h) {
-      if (tile + h >= heads) continue;
-      const float2 total = totals[tile + h];
-      const float weight = Exp2(block_max[tile + h] - total.x) * total.y;
-      const float2 low = __half22float2(reinterpret_cast<const __half2&>(bits[h].x));
-      const float2 high = __half22float2(reinterpret_cast<const __half2&>(bits[h].y));
-      votes.at[0] += weight * low.x;
-      votes.at[1] += weight * low.y;
-      votes.at[2] += weight * high.x;
-      votes.at[3] += weight * high.y;
-    }
-  }
-  return votes;
-}
+struct RowOfFour {  // that follow each other (vote_bits_cuda.cu)
+  __device__ static int Candidate(int row, int i) { return 4 * row + i; }
+};
 
 // Grid (CTAs, output_rows, batch), the CTAs of a list taking 8 blocks in turn: thread i sums row
 // i % 16 of block i / 16.
+template <typename Row>
 __global__ __launch_bounds__(kSumWarps * 32) void VoteKernel(VoteBatch w, Scratch scratch) {
   extern __shared__ float2 totals[];
   WaitForPrevious();
@@ -289,69 +175,38 @@ __global__ __launch_bounds__(kSumWarps * 32) void VoteKernel(VoteBatch w, Scratc
   for (; slot < count; slot += step) {
     const int64_t cell = (sequence * scratch.blocks + slot) * w.query_heads + first_head;
     const auto* weights = reinterpret_cast<const uint2*>(scratch.weights + cell * kBlockRows) + row;
-    const RowVotes votes = SumHeads(weights, scratch.block_max + cell, totals, heads);
-    for (int tile = 0; tile < kTiles; ++tile) {
-      const int unit = (first_block + slot) * kBlockRows + tile * kTileRows + row;
-      if (unit >= units.first && unit < units.last) out[unit - units.first] = votes.at[tile];
+    const RowVotes votes = SumHeads<kHeadsAtOnce>(weights, scratch.block_max + cell, totals, heads);
+    for (int i = 0; i < kTiles; ++i) {
+      const int unit = (first_block + slot) * kBlockRows + Row::Candidate(row, i);
+      if (unit >= units.first && unit < units.last) out[unit - units.first] = votes.at[i];
     }
   }
 }
 
-// Bytes of a call's scratch, and where its parts begin. REQUIRES: a valid shape.
-struct ScratchShape {
-  explicit ScratchShape(const VoteBatch& w) {
-    // One wave of two CTAs on each of 132 SMs; runs of less than 512 candidates do not pay.
-    constexpr int kCtas = 264;
-    blocks = (w.candidate_stride + kBlockRows - 1) / kBlockRows + 1;  // the first may begin inside
-    const int rows = w.rows.kv_heads * w.batch;
-    splits = std::max(1, std::min((kCtas + rows / 2) / rows, (blocks + kWarps - 1) / kWarps));
-    const int64_t cells = int64_t{w.batch} * blocks * w.query_heads;
-    heads_at = cells * kBlockRows * static_cast<int64_t>(sizeof(__half));
-    block_max_at =
-        heads_at + int64_t{w.batch} * splits * w.query_heads * static_cast<int64_t>(sizeof(float2));
-    bytes = block_max_at + cells * static_cast<int64_t>(sizeof(float));
-  }
-  int blocks = 0, splits = 0;
-  int64_t heads_at = 0, block_max_at = 0, bytes = 0;
-};
-
-Scratch ScratchOf(const VoteBatch& w) {
-  const ScratchShape shape(w);
-  auto* at = static_cast<std::byte*>(w.scratch);
-  Scratch s;
-  s.blocks = shape.blocks;
-  s.splits = shape.splits;
-  s.stays = shape.heads_at <= kStaysBytes;
-  s.weights = reinterpret_cast<__half*>(at);
-  s.heads = reinterpret_cast<float2*>(at + shape.heads_at);
-  s.block_max = reinterpret_cast<float*>(at + shape.block_max_at);
-  return s;
-}
-
 template <typename T, int kDim>
-int Launch(const VoteBatch& w, Stream stream) {
-  const Scratch scratch = ScratchOf(w);
+int LaunchWeights(const VoteBatch& w, const Scratch& scratch, Stream stream) {
   constexpr int kBytes = sizeof(Shared<kDim>);
   if (const int error = AllowShared(WeightKernel<T, kDim>, kBytes); error != 0) return error;
   const dim3 runs(scratch.splits, w.rows.kv_heads, w.batch);
-  if (const int error =
-          LaunchDependent(WeightKernel<T, kDim>, runs, kWarps * 32, kBytes, stream, w, scratch);
-      error != 0) {
-    return error;
-  }
+  return LaunchDependent(WeightKernel<T, kDim>, runs, kWarps * 32, kBytes, stream, w, scratch);
+}
+
+template <typename Row>
+int LaunchSums(const VoteBatch& w, const Scratch& scratch, Stream stream) {
   const int lists = w.output_rows * w.batch;
   const dim3 sums(std::clamp(kSumCtas / lists, 1, (scratch.blocks + kSumBlocks - 1) / kSumBlocks),
                   w.output_rows, w.batch);
   const int heads = w.query_heads / w.output_rows;
-  return LaunchDependent(VoteKernel, sums, kSumWarps * 32, heads * sizeof(float2), stream, w,
+  return LaunchDependent(VoteKernel<Row>, sums, kSumWarps * 32, heads * sizeof(float2), stream, w,
                          scratch);
 }
 
 bool IsValid(const VoteBatch& w) {
-  return w.fields >= 1 && w.fields <= 2 && w.rows.kv_heads >= 1 &&
-         w.query_heads % w.rows.kv_heads == 0 && w.query_heads <= 8 * w.rows.kv_heads &&
-         (w.output_rows == 1 || w.output_rows == w.rows.kv_heads) && w.scratch != nullptr &&
-         (w.reuse.caches == nullptr || (w.rule.unit_tokens == 1 && w.tokens == w.reuse.voting));
+  return w.fields >= 1 && w.fields <= 2 && w.kv_heads() >= 1 && w.query_heads % w.kv_heads() == 0 &&
+         w.query_heads <= 8 * w.kv_heads() &&
+         (w.output_rows == 1 || w.output_rows == w.kv_heads()) && w.scratch != nullptr &&
+         (w.reuse.caches == nullptr ||
+          (w.rule.unit_tokens == 1 && w.tokens == w.reuse.voting && !w.of_groups()));
 }
 
 }  // namespace
@@ -361,8 +216,15 @@ int64_t VoteScratchBytes(const VoteBatch& w) { return ScratchShape(w).bytes; }
 int VoteCuda(const VoteBatch& w, Stream stream) {
   if (w.batch == 0 || w.candidate_stride == 0) return cudaSuccess;
   if (!IsValid(w)) return cudaErrorInvalidValue;
-  return ForRows(w.rows.dtype, w.rows.head_dim,
-                 [&]<typename T, int kDim>() { return Launch<T, kDim>(w, stream); });
+  const Scratch scratch = Scratch::Of(w);
+  if (w.of_groups()) {
+    const int error = LaunchBitsWeights(w, scratch, stream);
+    return error != 0 ? error : LaunchSums<RowOfFour>(w, scratch, stream);
+  }
+  const int error = ForRows(w.rows.dtype, w.rows.head_dim, [&]<typename T, int kDim>() {
+    return LaunchWeights<T, kDim>(w, scratch, stream);
+  });
+  return error != 0 ? error : LaunchSums<RowOfTiles>(w, scratch, stream);
 }
 
 }  // namespace kvstrata::cuda

@@ -7,18 +7,23 @@
 // own (strata). score: q . row with fields 1, Quest's bound with fields 2 (score_cuda.h). A head
 // without any score above -inf votes for nothing. Sequences attended in full are left out.
 //
+// With `groups` the candidates are tokens, scored by their quantised keys (docs/spec/bits.md 3):
+// score = q . k~ as op score_bits has it (score_bits_cuda.h). All of them are in groups that were
+// sealed before the step: rule.recent_tokens >= tokens of a group, which are a multiple of 32.
+//
 // Two kernels. The first reads each row once for its group and keeps, for each head and candidate,
 // exp(score - the maximum of its block of 64 candidates) as fp16 times 2^15: 2 bytes with a
 // relative error of 2^-12 down to e^-20 below the block's maximum, and the second needs no
 // exponential. (A bf16 score of 20 would be off by 0.04, its vote by 4 %; an fp32 one takes twice
 // the bytes.) Sums in fp32 in a fixed order: the same input gives the same bits. Relative error <=
 // 5e-3. Rows bf16 or fp16, head_dim 64, 128 or 256, 1 to 8 queries a KV head, all finite. Cost,
-// bytes a layer: candidates * (rows + 4 * query_heads) + the votes.
+// bytes a layer: candidates * (rows, or groups, + 4 * query_heads) + the votes.
 #ifndef KVSTRATA_KERNELS_OPS_VOTE_VOTE_CUDA_H_
 #define KVSTRATA_KERNELS_OPS_VOTE_VOTE_CUDA_H_
 
 #include "kernels/cuda/candidates.h"
 #include "kernels/cuda/device_rows.h"
+#include "kernels/ops/quantise_keys/device_groups.h"
 #include "kernels/ops/reuse/reuse.h"
 
 namespace kvstrata::cuda {
@@ -27,7 +32,9 @@ struct VoteBatch {
   DeviceRows rows;  // the keys (KeyRows), or summaries as in ScoreBatch
   int32_t fields = 1;
   int64_t field_stride = 0;
-  float scale = 1.0f;  // > 0
+  DeviceGroups groups;  // with a format in place of rows
+  bool ahead = false;   // with groups alone, launch.cuh: of tokens and groups
+  float scale = 1.0f;   // > 0
   CandidateRule rule;
   const int32_t* tokens = nullptr;  // device [batch]
   const void* q = nullptr;          // device [batch][query_heads][head_dim]
@@ -38,7 +45,11 @@ struct VoteBatch {
   int32_t candidate_stride = 0;  // candidates a sequence may have
   void* scratch = nullptr;       // device, VoteScratchBytes, 16-byte aligned; any contents
   // With caches: whether votes are counted is decided first, and `tokens` is reuse.voting, written.
+  // Not with groups.
   Reuse reuse;
+
+  constexpr bool of_groups() const { return groups.format.dim > 0; }
+  constexpr int32_t kv_heads() const { return of_groups() ? groups.kv_heads : rows.kv_heads; }
 };
 
 // Depends on the shape alone (batch, query_heads, kv_heads, candidate_stride).

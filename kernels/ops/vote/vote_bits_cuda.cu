@@ -1,0 +1,438 @@
+// The first kernel of op vote over quantised keys: weights of blocks of 64 candidates, two tiles of
+// 32 tokens (bits_tile.cuh). Tiles come through a ring in shared memory, several ahead. What a lane
+// copies of the codes it alone reads; the scales of a group are the whole warp's.
+#include <algorithm>
+#include <cstdint>
+
+#include "kernels/ops/score_bits/bits_query.cuh"
+#include "kernels/ops/vote/vote_weights.cuh"
+
+namespace kvstrata::cuda {
+namespace {
+
+constexpr int kTileTokens = 32;
+constexpr int kBlockTiles = kBlockRows / kTileTokens;
+constexpr int kLog2WeightScale = 15;
+
+// What a ring holds of a block: its first token, and of which tiles there are scales.
+struct BlockNote {
+  int32_t token = 0;
+  bool first_fresh = false, second_fresh = false;
+};
+
+template <int kDim, int kBits>
+struct BitsRing {
+  static constexpr int kPieces = BitsTile<kDim, kBits>::kPieces;
+  static constexpr int kStages = kPieces <= 1 ? 4 : kPieces <= 4 ? 3 : 2;
+  static constexpr int kScales = kDim / 4;  // 16-byte pieces of minima and steps
+  uint4 codes[kStages][kBlockTiles][kPieces][32];
+  uint4 scales[kStages][kBlockTiles][kScales];
+  BlockNote notes[kStages];
+};
+
+// How warps take turns. A turn is a whole group, or two where a group is no multiple of a block.
+struct Turns {
+  int32_t group_tokens = 0, groups = 0;
+  uint32_t block_inverse = 0;  // 2^31 / groups of an index block, rounded up
+
+  static Turns Of(const DeviceGroups& groups) {
+    const auto n = static_cast<uint32_t>(groups.block_groups);
+    return {groups.format.tokens, groups.format.tokens % kBlockRows == 0 ? 1 : 2,
+            (0x80000000u + n - 1) / n};
+  }
+  // The index block of a group. REQUIRES: (group + 1) * groups of a block < 2^31.
+  __device__ int BlockOf(int group) const {
+    return static_cast<int>(__umulhi(2 * static_cast<uint32_t>(group), block_inverse));
+  }
+};
+
+// The blocks of a warp, in order. A tile is fresh if it is the first of its group in a turn.
+class BlockWalk {
+ public:
+  // Over the tokens [begin, end), whole blocks.
+  __device__ BlockWalk(const Turns& turns, int begin, int end)
+      : turns_(turns), begin_(begin), end_(end) {
+    const int warp = static_cast<int>(blockIdx.x * kWarps + threadIdx.x / 32);
+    turn_ = begin / (turns.group_tokens * turns.groups) + warp;
+    Enter();
+  }
+
+  __device__ bool done() const { return token_ >= end_; }
+  __device__ int token() const { return token_; }  // the block's first
+  __device__ int group() const { return group_; }  // of the first tile
+  __device__ int in_group() const { return in_group_; }
+  __device__ bool first_fresh() const { return fresh_; }
+  __device__ bool second_fresh() const { return in_group_ + kTileTokens == turns_.group_tokens; }
+
+  __device__ void Next() {
+    token_ += kBlockRows;
+    if (token_ == turn_end_) {
+      turn_ += static_cast<int>(gridDim.x) * kWarps;
+      return Enter();
+    }
+    in_group_ += kBlockRows;
+    fresh_ = in_group_ == turns_.group_tokens;
+    if (in_group_ >= turns_.group_tokens) NextGroup();
+  }
+
+ private:
+  __device__ void Enter() {
+    const int tokens = turns_.group_tokens * turns_.groups, first = turn_ * tokens;
+    token_ = max(first, begin_);
+    turn_end_ = min(first + tokens, end_);
+    group_ = turn_ * turns_.groups;
+    in_group_ = token_ - first;
+    if (in_group_ >= turns_.group_tokens) NextGroup();
+    fresh_ = true;
+  }
+  __device__ void NextGroup() {
+    in_group_ -= turns_.group_tokens;
+    ++group_;
+  }
+
+  const Turns& turns_;
+  const int begin_, end_;
+  int turn_, token_ = 0, turn_end_ = 0, group_ = 0, in_group_ = 0;
+  bool fresh_ = true;
+};
+
+// Copies a warp's blocks into its ring, several ahead of what is scored.
+template <int kDim, int kBits>
+class BlockCopier {
+ public:
+  using Ring = BitsRing<kDim, kBits>;
+  using Tile = BitsTile<kDim, kBits>;
+
+  // Tiles from token `last` on are not read, where they are of another group than the tile before.
+  __device__ BlockCopier(const DeviceGroups& groups, const GroupOffsets& f, const Turns& turns,
+                         int64_t sequence, int head, const BlockWalk& walk, int last, Ring* ring)
+      : groups_(groups),
+        f_(f),
+        turns_(turns),
+        blocks_(groups.blocks + sequence * groups.block_stride),
+        head_offset_(groups.offset + head * groups.head_stride),
+        last_(last),
+        ring_(ring),
+        walk_(walk) {
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once_));
+  }
+
+  // Starts the copy of the next block; of nothing after the last, but as a group of copies. The
+  // note of the block that is not there has a token beyond all.
+  __device__ void Issue(int stage) {
+    BlockNote note{walk_.token(), walk_.first_fresh(), false};
+    if (!walk_.done()) {
+      if (note.first_fresh) {
+        FindGroup(walk_.group());
+        CopyScales(stage, 0);
+      }
+      const char* const from = group_at_ + walk_.in_group() * (Tile::kTileStride / kTileTokens);
+      if (walk_.second_fresh()) {
+        CopyTile(stage, 0, from);
+        note.second_fresh = note.token + kTileTokens < last_;
+        if (note.second_fresh) {
+          FindGroup(walk_.group() + 1);
+          CopyScales(stage, 1);
+          CopyTile(stage, 1, group_at_);
+        }
+      } else {
+        CopyTile(stage, 0, from);
+        CopyTile(stage, 1, from + Tile::kTileStride);
+      }
+      walk_.Next();
+    }
+    ring_->notes[stage] = note;
+    asm volatile("cp.async.commit_group;" ::: "memory");
+  }
+
+ private:
+  __device__ void FindGroup(int group) {
+    const int block = turns_.BlockOf(group);
+    group_at_ = reinterpret_cast<const char*>(blocks_[block]) + head_offset_ +
+                (group - block * groups_.block_groups) * f_.bytes;
+  }
+
+  __device__ void CopyScales(int stage, int tile) const {
+#pragma unroll
+    for (int i = threadIdx.x % 32; i < Ring::kScales; i += 32) {
+      Copy(&ring_->scales[stage][tile][i], group_at_ + 16 * i);
+    }
+  }
+
+  // from: the group, moved to the tile's tokens.
+  __device__ void CopyTile(int stage, int tile, const char* from) const {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < Ring::kPieces; ++i) {
+      constexpr int kWords = Tile::Shape::kWords;
+      const int plane = i < kWords ? Tile::LowAt(f_, lane) : Tile::HighAt(f_, lane);
+      Copy(&ring_->codes[stage][tile][i][lane], from + (plane + i % kWords * Tile::WordStride(f_)));
+    }
+  }
+
+  // The L2 drops these bytes before what else is in it.
+  __device__ void Copy(uint4* to, const char* from) const {
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::256B [%0], [%1], 16, %2;" ::"r"(
+                     static_cast<uint32_t>(__cvta_generic_to_shared(to))),
+                 "l"(__cvta_generic_to_global(from)), "l"(once_)
+                 : "memory");
+  }
+
+  const DeviceGroups& groups_;
+  const GroupOffsets& f_;
+  const Turns& turns_;
+  const uint64_t* blocks_;
+  const int64_t head_offset_;
+  const int last_;
+  Ring* ring_;
+  uint64_t once_;
+  BlockWalk walk_;
+  const char* group_at_ = nullptr;
+};
+
+// The logits of block after block, before their factor. By whole warps.
+template <int kDim, int kBits>
+class BlockScorer {
+ public:
+  using Ring = BitsRing<kDim, kBits>;
+
+  // Loads begin here; the ring is the warp's own.
+  __device__ BlockScorer(const GroupOffsets& f, Ring* ring, BlockCopier<kDim, kBits>* copier)
+      : f_(f), ring_(ring), copier_(copier) {
+#pragma unroll
+    for (int stage = 0; stage < Ring::kStages; ++stage) copier_->Issue(stage);
+  }
+
+  // The next block: c[tile][i] of the tile's tokens 4g + 2i (c0, c1) and 4g + 2i + 1 (c2, c3). Of a
+  // tile that was not read they are anything. Returns the first token; `end` or more: there is
+  // none.
+  __device__ int Next(const LaneQueryPairs<kDim, kBits>& query, int group, int end,
+                      float (&c)[kBlockTiles][2][4]) {
+    asm volatile("cp.async.wait_group %0;" ::"n"(Ring::kStages - 1) : "memory");
+    __syncwarp();
+    const BlockNote note = ring_->notes[stage_];
+    if (note.token >= end) return note.token;
+    if (note.first_fresh) FoldTile(0, query, group);
+    Multiply(0, c[0]);
+    if (note.second_fresh) FoldTile(1, query, group);
+    Multiply(1, c[1]);
+    __syncwarp();
+    copier_->Issue(stage_);
+    stage_ = stage_ + 1 == Ring::kStages ? 0 : stage_ + 1;
+    return note.token;
+  }
+
+ private:
+  __device__ void FoldTile(int tile, const LaneQueryPairs<kDim, kBits>& query, int group) {
+    Fold(reinterpret_cast<const char*>(ring_->scales[stage_][tile]), f_, query, group, folded_,
+         base_);
+  }
+
+  __device__ void Multiply(int tile, float (&c)[2][4]) const {
+    const int lane = threadIdx.x % 32;
+    BitsTile<kDim, kBits> words;
+    words.Take(lane, [&](int i) { return ring_->codes[stage_][tile][i][lane]; });
+#pragma unroll
+    for (int i = 0; i < 8; ++i) c[i / 4][i % 4] = base_[i % 2];
+    words.Multiply(folded_, c);
+  }
+
+  const GroupOffsets& f_;
+  Ring* ring_;
+  BlockCopier<kDim, kBits>* copier_;
+  int stage_ = 0;
+  LanePairs<kDim, kBits> folded_ = {};
+  float base_[2] = {};
+};
+
+// The logits of a block's tiles that lie outside [first, last) become -inf.
+__device__ void Mask(float (&c)[kBlockTiles][2][4], int token, Candidates units) {
+#pragma unroll
+  for (int i = 0; i < kBlockTiles * 4; ++i) {
+    const int at = token + i / 4 * kTileTokens + static_cast<int>(threadIdx.x) % 32 / 4 * 4 + i % 4;
+    if (at >= units.first && at < units.last) continue;
+    c[i / 4][i % 4 / 2][2 * (i % 2)] = c[i / 4][i % 4 / 2][2 * (i % 2) + 1] = -INFINITY;
+  }
+}
+
+// In groups up to 4, lanes t and t + 2 hold a query and what is left of it: lanes t < 2 get the
+// sums of the first tile in c[0], lanes t >= 2 those of the second.
+__device__ void JoinColumns(float (&c)[kBlockTiles][2][4]) {
+  const bool second = (threadIdx.x & 2) != 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    float &a = c[0][i / 4][i % 4], &b = c[1][i / 4][i % 4];
+    const float other = __shfl_xor_sync(~0u, second ? a : b, 2);
+    a = (second ? b : a) + other;
+  }
+}
+
+// What a warp keeps of its blocks for this lane's two queries.
+class BlockKeeper {
+ public:
+  // factor: of log2(e) in it; > 0.
+  __device__ BlockKeeper(const VoteBatch& w, const Scratch& scratch, int sequence, int first_head,
+                         int group, const float (&factor)[2])
+      : query_heads_(w.query_heads), wide_(group > 4), factor_{factor[0], factor[1]} {
+    const int lane = threadIdx.x % 32, query = LaneQuery(lane, wide_);
+    const int64_t cell = int64_t{sequence} * scratch.blocks * w.query_heads + first_head + query;
+    const int row = lane / 4 + (!wide_ && (lane & 2) != 0 ? 8 : 0);
+    weights_ = reinterpret_cast<uint2*>(scratch.weights + cell * kBlockRows) + row;
+    block_max_ = scratch.block_max + cell;
+    real_ = min(max(group - query, 0), 2);
+    writes_max_ = row == 0;
+  }
+
+  // c: as of JoinColumns. slot: the block's.
+  __device__ void Keep(const float (&c)[kBlockTiles][2][4], int slot) {
+    uint2* const weights = weights_ + int64_t{slot} * query_heads_ * (kBlockRows / 4);
+    float* const block_max = block_max_ + int64_t{slot} * query_heads_;
+#pragma unroll
+    for (int q = 0; q < 2; ++q) {
+      float max = Max(c[0], q);
+      if (wide_) max = fmaxf(max, Max(c[1], q));
+      max = factor_[q] * AcrossRows(max, wide_, [](float a, float b) { return fmaxf(a, b); });
+      const float shift = max - kLog2WeightScale;
+      uint2* const out = weights + q * (kBlockRows / 4);
+      float sum = Weigh(c[0], q, shift, out);
+      if (wide_) sum += Weigh(c[1], q, shift, out + 8);
+      Add(q, max, sum);
+      if (q < real_ && writes_max_) block_max[q] = max;
+    }
+  }
+
+  // Over all lanes.
+  __device__ void Totals(Softmax (&totals)[2]) const {
+#pragma unroll
+    for (int q = 0; q < 2; ++q) {
+      const float sum = AcrossRows(sum_[q], wide_, [](float a, float b) { return a + b; });
+      totals[q].max = max_[q];
+      totals[q].sum = sum / kWeightScale;
+    }
+  }
+
+ private:
+  __device__ static float Max(const float (&c)[2][4], int q) {
+    return fmaxf(fmaxf(c[0][q], c[0][2 + q]), fmaxf(c[1][q], c[1][2 + q]));
+  }
+
+  // Writes the weights of four tokens; returns their sum.
+  __device__ float Weigh(const float (&c)[2][4], int q, float shift, uint2* out) const {
+    float p[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) p[i] = Exp2(fmaf(c[i / 2][2 * (i % 2) + q], factor_[q], -shift));
+    if (q < real_) {
+      const __half2 low = __floats2half2_rn(p[0], p[1]), high = __floats2half2_rn(p[2], p[3]);
+      *out = {BitsOf(low), BitsOf(high)};
+    }
+    return p[0] + p[1] + (p[2] + p[3]);
+  }
+
+  // All lanes of a query have the same maxima, and each the sums of its own tokens.
+  __device__ void Add(int q, float max, float sum) {
+    const float to = fmaxf(max_[q], max);
+    sum_[q] = sum_[q] * Exp2(max_[q] - to) + sum * Exp2(max - to);
+    max_[q] = to;
+  }
+
+  const int query_heads_;
+  const bool wide_;
+  const float factor_[2];
+  uint2* weights_;    // this lane's first row of the first slot
+  float* block_max_;  // of the first slot
+  int real_;          // of its queries
+  bool writes_max_;
+  float max_[2] = {-INFINITY, -INFINITY}, sum_[2] = {};
+};
+
+// Grid (splits, kv_heads, batch). Warps take turns (TileWalk) over all CTAs: what is read at one
+// time lies side by side.
+template <int kDim, int kBits>
+__global__ __launch_bounds__(kWarps * 32, kDim == 256 ? 1 : 2) void WeightBitsKernel(
+    const __grid_constant__ VoteBatch w, const __grid_constant__ GroupOffsets f,
+    const __grid_constant__ Turns turns, const Scratch scratch) {
+  extern __shared__ uint4 dynamic[];
+  auto* rings = reinterpret_cast<BitsRing<kDim, kBits>*>(dynamic);
+  const int head = blockIdx.y, sequence = blockIdx.z;
+  const int group = w.query_heads / w.groups.kv_heads;
+  LetNextStart();
+  if (!w.ahead) WaitForPrevious();
+  const Candidates units = CandidatesOf(w.rule, w.tokens[sequence]);
+  if (units.full) {
+    if (w.ahead) WaitForPrevious();
+    return;
+  }
+
+  const int begin = units.first / kBlockRows * kBlockRows;
+  const int end = (units.last + kBlockRows - 1) / kBlockRows * kBlockRows;
+  auto* const ring = &rings[threadIdx.x / 32];
+  BlockCopier<kDim, kBits> copier(w.groups, f, turns, sequence, head, BlockWalk(turns, begin, end),
+                                  units.last, ring);
+  BlockScorer<kDim, kBits> scorer(f, ring, &copier);
+  if (w.ahead) WaitForPrevious();
+  if (scratch.zeroed != nullptr && blockIdx.x == 0) {
+    int4* const own =
+        scratch.zeroed + (int64_t{sequence} * w.groups.kv_heads + head) * scratch.zeroed_of_head;
+    for (int i = threadIdx.x; i < scratch.zeroed_of_head; i += kWarps * 32) own[i] = {};
+  }
+  const auto query = LaneQueryPairs<kDim, kBits>::Load(
+      w.q, w.q_dtype, (int64_t{sequence} * w.query_heads + head * group) * kDim, group);
+  float factor[2];
+  query.Factors(w.scale * kLog2E, factor);
+
+  BlockKeeper keeper(w, scratch, sequence, head * group, group, factor);
+  while (true) {
+    float c[kBlockTiles][2][4];
+    const int token = scorer.Next(query, group, end, c);
+    if (token >= end) break;
+    if (token < units.first || token + kBlockRows > units.last) Mask(c, token, units);
+    if (group <= 4) JoinColumns(c);
+    keeper.Keep(c, (token - begin) / kBlockRows);
+  }
+  Softmax totals[2];
+  keeper.Totals(totals);
+  KeepTotals(w, scratch, totals, group > 4, sequence, head * group, group);
+}
+
+template <int kDim, int kBits>
+int Launch(const VoteBatch& w, const Scratch& scratch, Stream stream) {
+  constexpr int kBytes = kWarps * static_cast<int>(sizeof(BitsRing<kDim, kBits>));
+  if (const int error = AllowShared(WeightBitsKernel<kDim, kBits>, kBytes); error != 0) {
+    return error;
+  }
+  const dim3 grid(scratch.splits, w.groups.kv_heads, w.batch);
+  return LaunchDependent(WeightBitsKernel<kDim, kBits>, grid, kWarps * 32, kBytes, stream, w,
+                         GroupOffsets::Of(w.groups.format), Turns::Of(w.groups), scratch);
+}
+
+template <int kDim>
+int LaunchBits(const VoteBatch& w, const Scratch& scratch, Stream stream) {
+  switch (w.groups.format.bits) {
+    case 2:
+      return Launch<kDim, 2>(w, scratch, stream);
+    case 3:
+      return Launch<kDim, 3>(w, scratch, stream);
+    default:
+      return Launch<kDim, 4>(w, scratch, stream);
+  }
+}
+
+}  // namespace
+
+int LaunchBitsWeights(const VoteBatch& w, const Scratch& scratch, Stream stream) {
+  const QuantisedGroup& f = w.groups.format;
+  if (!f.IsValid() || f.tokens % kTileTokens != 0 || w.groups.block_groups < 1 ||
+      w.rule.unit_tokens != 1 || w.rule.recent_tokens < f.tokens) {
+    return cudaErrorInvalidValue;
+  }
+  switch (f.dim) {
+    case 64:
+      return LaunchBits<64>(w, scratch, stream);
+    case 128:
+      return LaunchBits<128>(w, scratch, stream);
+    default:
+      return LaunchBits<256>(w, scratch, stream);
+  }
+}
+
+}  // namespace kvstrata::cuda

@@ -1,0 +1,121 @@
+// What the first kernels of op vote leave to the second (vote_cuda.cu): weights of blocks of 64
+// candidates, and maxima and sums of heads. Rows of keys or summaries have their first kernel in
+// vote_cuda.cu, quantised keys theirs in vote_bits_cuda.cu.
+#ifndef KVSTRATA_KERNELS_OPS_VOTE_VOTE_WEIGHTS_CUH_
+#define KVSTRATA_KERNELS_OPS_VOTE_VOTE_WEIGHTS_CUH_
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+
+#include "kernels/cuda/exp2.cuh"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/row_scores.cuh"
+#include "kernels/ops/vote/vote_cuda.h"
+
+namespace kvstrata::cuda {
+
+inline constexpr int kBlockRows = 64;            // candidates that share a maximum
+inline constexpr int kWarps = 8;                 // of a CTA of a first kernel
+inline constexpr float kWeightScale = 32768.0f;  // exp() of a block's maximum as fp16
+inline constexpr float kLog2E = 1.4426950408889634f;
+
+// A maximum and the sum of 2^(x - maximum).
+struct Softmax {
+  float max = -INFINITY, sum = 0;
+
+  __device__ static float Shift(float max) { return max == -INFINITY ? 0.0f : max; }
+  __device__ void Add(float other_max, float other_sum) {
+    const float to = fmaxf(max, other_max), shift = Shift(to);
+    sum = sum * Exp2(max - shift) + other_sum * Exp2(other_max - shift);
+    max = to;
+  }
+};
+
+// Bytes of a call's scratch, and where its parts begin. REQUIRES: a valid shape.
+struct ScratchShape {
+  explicit ScratchShape(const VoteBatch& w) {
+    // One wave of two CTAs on each of 132 SMs; runs of less than 512 candidates do not pay.
+    constexpr int kCtas = 264;
+    blocks = (w.candidate_stride + kBlockRows - 1) / kBlockRows + 1;  // the first may begin inside
+    const int rows = w.kv_heads() * w.batch;
+    splits = std::max(1, std::min((kCtas + rows / 2) / rows, (blocks + kWarps - 1) / kWarps));
+    const int64_t cells = int64_t{w.batch} * blocks * w.query_heads;
+    heads_at = cells * kBlockRows * static_cast<int64_t>(sizeof(__half));
+    block_max_at =
+        heads_at + int64_t{w.batch} * splits * w.query_heads * static_cast<int64_t>(sizeof(float2));
+    bytes = block_max_at + cells * static_cast<int64_t>(sizeof(float));
+  }
+  int blocks = 0, splits = 0;
+  int64_t heads_at = 0, block_max_at = 0, bytes = 0;
+};
+
+// The scratch of a call. Blocks are numbered by position (candidate / 64), so that they lie in
+// whole pages; a sequence has `blocks` slots from the block of its first candidate on.
+struct Scratch {
+  int blocks = 0, splits = 0;
+  bool stays = false;          // in the L2 until the second kernel, if the rows do not push it out
+  __half* weights = nullptr;   // [batch][blocks][query_heads][16 rows][4]
+  float* block_max = nullptr;  // [batch][blocks][query_heads], of scores times log2(e)
+  float2* heads = nullptr;     // [batch][splits][query_heads], maximum and sum
+  int4* zeroed = nullptr;      // [batch][kv_heads][zeroed_of_head], by a first kernel of groups
+  int zeroed_of_head = 0;
+
+  // At w.scratch.
+  static Scratch Of(const VoteBatch& w) {
+    // Weights up to here are kept in the L2: 4 % less time at 128K tokens; with 64 MB of them, as
+    // at 1M, 0.6 % more.
+    constexpr int64_t kStaysBytes = int64_t{24} << 20;
+    const ScratchShape shape(w);
+    auto* at = static_cast<std::byte*>(w.scratch);
+    Scratch s;
+    s.blocks = shape.blocks;
+    s.splits = shape.splits;
+    s.stays = shape.heads_at <= kStaysBytes;
+    s.weights = reinterpret_cast<__half*>(at);
+    s.heads = reinterpret_cast<float2*>(at + shape.heads_at);
+    s.block_max = reinterpret_cast<float*>(at + shape.block_max_at);
+    return s;
+  }
+
+  __device__ __half* WeightsOf(int64_t sequence, int block, int query_heads, int head) const {
+    return weights + ((sequence * blocks + block) * query_heads + head) * kBlockRows;
+  }
+};
+
+// The CTA's maximum and sum of each head from its warps', in order of the warps. totals: of this
+// lane's two queries (LaneQuery), the same in all lanes of them.
+__device__ inline void KeepTotals(const VoteBatch& w, const Scratch& scratch,
+                                  const Softmax (&totals)[2], bool wide, int sequence,
+                                  int first_head, int group) {
+  __shared__ float2 warps[kWarps][8];
+  const int lane = threadIdx.x % 32;
+  if (lane < (wide ? 4 : 2)) {
+    for (int i = 0; i < 2; ++i) {
+      warps[threadIdx.x / 32][LaneQuery(lane, wide) + i] = {totals[i].max, totals[i].sum};
+    }
+  }
+  __syncthreads();
+  const int query = threadIdx.x;
+  if (query >= group) return;
+  Softmax all;
+  for (int warp = 0; warp < kWarps; ++warp) all.Add(warps[warp][query].x, warps[warp][query].y);
+  scratch.heads[(int64_t{sequence} * scratch.splits + blockIdx.x) * w.query_heads + first_head +
+                query] = {all.max, all.sum};
+}
+
+// Over the lanes that hold a block's other candidates of the same queries.
+template <typename Combine>
+__device__ float AcrossRows(float x, bool wide, Combine combine) {
+  if (!wide) x = combine(x, __shfl_xor_sync(~0u, x, 2));
+  for (int step = 4; step < 32; step *= 2) x = combine(x, __shfl_xor_sync(~0u, x, step));
+  return x;
+}
+
+// The first kernel, of quantised keys. Weights of a block are four candidates that follow each
+// other in each of 16 rows. cudaErrorInvalidValue for a shape that it does not take.
+int LaunchBitsWeights(const VoteBatch& work, const Scratch& scratch, Stream stream);
+
+}  // namespace kvstrata::cuda
+
+#endif  // KVSTRATA_KERNELS_OPS_VOTE_VOTE_WEIGHTS_CUH_
