@@ -5,11 +5,16 @@
 namespace kvstrata::cuda {
 namespace {
 
-constexpr const char* kPromoting[] = {kQuest,  "strata{budget = 64, min_tokens = 0}",
-                                      kTokens, kSentences,
-                                      kChess,  kChessAlways,
-                                      kWindow, "quest{budget = 32, page = 32, min_tokens = 0}",
-                                      "full"};
+constexpr const char* kPromoting[] = {
+    kQuest,
+    "quest{page = 32, n_sink = 4, n_recent = 64, group = \"softmax\", budget = 64, min_tokens = 0}",
+    kTokens,
+    kSentences,
+    kChess,
+    kChessAlways,
+    kWindow,
+    "quest{budget = 32, page = 32, min_tokens = 0}",
+    "full"};
 
 // Pages come and go between memories; selections drift, slices are promoted and evicted.
 TEST(CudaStep, PagesOfTheHostAreAttendedInPlaceOrPromoted) {
@@ -92,8 +97,9 @@ TEST(CudaStep, CapturedLayersPromote) {
 
 // Many more pages than slots: what is promoted is evicted and promoted again.
 TEST(CudaStep, PromotedSlicesAreEvicted) {
-  Twins twins(Small(),
-              {"quest{budget = 32, min_tokens = 0}", "strata{budget = 16, min_tokens = 0}"});
+  Twins twins(Small(), {"quest{budget = 32, min_tokens = 0}",
+                        "quest{page = 32, n_sink = 4, n_recent = 64, group = \"softmax\", budget = "
+                        "16, min_tokens = 0}"});
   ASSERT_NO_FATAL_FAILURE(Prefill(twins, {900, 800}));
   twins.MovePages(1);
   for (int i = 0; i < 40; ++i) ASSERT_NO_FATAL_FAILURE(twins.Run(twins.Each(1)));

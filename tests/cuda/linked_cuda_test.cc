@@ -28,7 +28,9 @@ TEST_F(LinkedCuda, DecodesAsDenseAttentionDoes) {
 
 TEST_F(LinkedCuda, PlansSelect) {
   // SentenceKV first: it asks for queries of the prompt that a held prefix has not.
-  for (const char* plan : {kSentences, kQuest, kTokens, "strata{budget = 64, min_tokens = 0}",
+  for (const char* plan : {kSentences, kQuest, kTokens,
+                           "quest{page = 32, n_sink = 4, n_recent = 64, group = \"softmax\", "
+                           "budget = 64, min_tokens = 0}",
                            "window{n_sink = 4, n_recent = 64, min_tokens = 0}", kChess}) {
     SCOPED_TRACE(plan);
     LinkedSequence s;

@@ -6,7 +6,8 @@ namespace kvstrata::cuda {
 
 inline constexpr const char* kWindow = "window{n_sink = 4, n_recent = 60, min_tokens = 150}";
 inline constexpr const char* kQuest = "quest{budget = 64, n_dense_layers = 1, min_tokens = 150}";
-inline constexpr const char* kStrata = "strata{budget = 96, min_tokens = 0}";
+inline constexpr const char* kStrata =
+    "quest{page = 32, n_sink = 4, n_recent = 64, group = \"softmax\", budget = 96, min_tokens = 0}";
 inline constexpr const char* kChess =
     "chess{page = 16, pages_per_chunk = 2, chunks_per_grid = 3, window = 2, rho = [0.7, 0.6, 0.6], "
     "trigger = \"every\", every = 1, min_tokens = 150, n_dense_layers = 1}";

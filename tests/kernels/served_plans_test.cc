@@ -24,7 +24,7 @@ Status Serves(const char* plan, const Geometry& g = Llama()) {
 TEST(CudaServes, PlansOfAllPresets) {
   for (const char* plan :
        {"full", "window", "quest", "quest{page = 64, n_dense_layers = 2}",
-        "quest{group = \"softmax\"}", "strata", "strata{n_sink = 0}", "chess",
+        "quest{group = \"softmax\"}", "quest{page = 32, n_sink = 4, group = \"softmax\"}", "chess",
         "chess{page = 64, rho = [0.9, 0.9, 0.9], trigger = \"always\"}", "tokenselect",
         "tokenselect{theta = 1, append_departed = true, cosine = \"head\"}", "mosaickv",
         "mosaickv{share = 0.0625, keep = 16, neighbours = 2, block = 16, truncate = false}",
@@ -51,7 +51,7 @@ TEST(CudaServes, NamesTheKeyThatItDoesNotServe) {
         {"mosaickv{codec = \"raw\"}", "codec = \"raw\""},
         {"quest{rest = \"mean\"}", "rest = \"mean\""},
         {"quest{codec = \"packed\"}", "codec = \"packed\" under selector \"minmax\""},
-        {"bits", "codec = \"raw\" under selector \"bits\""},
+        {"strata", "codec = \"raw\" under selector \"bits\""},
         {"window{codec = \"packed\"}", "codec = \"packed\" under selector \"window\""},
         {"quest{page = 24}", "page = 24"}}) {
     const Status status = Serves(plan);
