@@ -5,9 +5,9 @@
                       [--date DATE]
 
 Without --trace SmolLM2-135M-Instruct reads a document (7.7K tokens, four layers recorded) into
-build/DOCUMENT.safetensors, once: the GPL-3 text, on which `strata` was chosen, or what Python documents of
-its language, which it had not seen. Replays every preset, each plan at a tenth of the tokens, and beside each
-paper's preset `strata` with the budget that makes it read as many bytes a step (attention and selection).
+build/DOCUMENT.safetensors, once: the GPL-3 text, or what Python documents of its language. Replays every preset,
+each plan at a tenth of the tokens, and beside each paper's preset `strata` with the budget that makes it read as many
+bytes a step (attention and selection): where its index fits into them.
 Everything goes through `kvstrata replay` on a daemon of its own.
 """
 
@@ -30,7 +30,7 @@ from kvstrata.machine import device_name  # noqa: E402
 CLI = ROOT / "build" / "bin" / "kvstrata"
 DOCUMENTS = {"gpl-3": "0,9,19,29", "pydoc": "3,12,21,27"}  # recorded layers
 LAYERS, KV_HEADS, ROW_PAIR = 4, 3, 256  # of the trace; bytes of a key and a value of 64 x bf16
-PAGE, SINKS, RECENT = 32, 32, 80        # strata's: page, and what is always on, rounded outwards
+ALWAYS = 4 + 64                         # tokens that strata always attends
 PRESETS = ["quest", 'chess{trigger = "every"}', "tokenselect", "sentencekv", "sekv{max_loss = 1}", "mosaickv{max_loss = 1}"]
 
 
@@ -43,7 +43,7 @@ def tenth(tokens: int) -> dict[str, str]:
             "sentencekv": f"sentencekv{{tau = {n - 64}}}",
             "sekv": "sekv{max_loss = 1, rows_share = 0.1}",
             "mosaickv": "mosaickv{max_loss = 1, share = 0.1}",
-            "strata": f"strata{{budget = {(n - 96) // PAGE * PAGE}}}"}
+            "strata": f"strata{{budget = {n - ALWAYS}}}"}
 
 
 def trace_of(document: str, *, reading: bool = False) -> pathlib.Path:
@@ -82,10 +82,9 @@ def read_bytes(report: dict) -> float:
 
 
 def strata_at(total: float, select: float) -> str:
-    """Strata with the budget that reads `total` bytes a step, `select` of them to choose; 0: it cannot."""
-    rows = (total - select) / (LAYERS * KV_HEADS * ROW_PAIR)
-    budget = int(rows - SINKS - RECENT) // PAGE * PAGE
-    return f"strata{{budget = {budget}}}" if budget >= PAGE else ""
+    """Strata with the budget that reads `total` bytes a step, `select` of them to choose; "": none does."""
+    budget = int((total - select) / (LAYERS * KV_HEADS * ROW_PAIR)) - ALWAYS
+    return f"strata{{budget = {budget}}}" if budget >= 1 else ""
 
 
 def mean(value: object) -> float | None:

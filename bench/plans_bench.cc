@@ -155,7 +155,7 @@ struct Row {
 const Row kRows[] = {
     {"full/32K/b1", "full", "full", 60, 0},
     {"quest/2048/32K/b1", "quest{budget = 2048}", "quest", 400, 6},
-    {"bits/2048/32K/b1", "bits{budget = 2048}", "bits", 200, 0},
+    {"strata/2048/32K/b1", "strata{budget = 2048}", "strata", 200, 0},
     {"chess/1pct/32K/b1/amortised", "chess{trigger = \"every\", every = 10}", "chess",
      320 * kPrompts, 20, false, true},
     {"tokenselect/miss/32K/b1", "tokenselect", "tokenselect", 100, 1.25},

@@ -10,12 +10,13 @@ import math
 from kept_results import is_older, result_of
 
 WIDTH, HEIGHT = 540, 420
-LEFT, RIGHT, TOP, BOTTOM = 60, 438, 66, 344
+LEFT, RIGHT, TOP, BOTTOM = 60, 430, 66, 344
 LABEL_GAP = 17  # between two names at the right edge
 
 # A colour a plan, for the light and the dark ground.
 COLOURS = {
-    "strata": ("#0550ae", "#79c0ff"), "quest": ("#bc4c00", "#ffa657"), "chess": ("#116329", "#7ee787"),
+    "strata": ("#0550ae", "#79c0ff"), "quest_softmax": ("#1b7c83", "#56d4dd"), "quest": ("#bc4c00", "#ffa657"),
+    "chess": ("#116329", "#7ee787"),
     "tokenselect": ("#a40e26", "#ff9492"), "sentencekv": ("#6639ba", "#d2a8ff"),
     "mosaickv": ("#7d4e00", "#e3b341"), "sekv": ("#99286e", "#ff9bce"), "full": ("#57606a", "#9da7b3"),
 }
@@ -163,20 +164,20 @@ def loss():
     result = result_of(suite)
     points = {}
     for row in result["rows"]:
-        plan = "strata" if row["plan"].startswith("strata") else row["id"].split("/")[1]
+        plan = row["id"].split("/")[-1].split(" ")[0]
         points.setdefault(plan, set()).add((row["accuracy"]["KB_a_step_and_layer"], row["accuracy"]["output_error"]))
     axes = Axes("Attention error over bytes read", "relative error of attention's output; lower is better",
                 "KB that a token reads in one layer", (320, 5200),
                 [(500, "500"), (1000, "1,000"), (2000, "2,000"), (4000, "4,000")],
                 (0.002, 1), [(v, str(v)) for v in (0.003, 0.01, 0.03, 0.1, 0.3, 1)],
-                [f"SmolLM2-135M-Instruct on a text that strata was not tuned on, {result['date']}"],
+                [f"SmolLM2-135M-Instruct on a text that no plan was tuned on, {result['date']}"],
                 WIDTH - 24)
     all_series = []
     for plan in reversed(COLOURS):
         if plan in points:
             at = sorted(points[plan])
-            left_of = plan == "strata"
-            x, y = at[-1] if plan in ("strata", "sentencekv") else at[0]
+            left_of = plan in ("strata", "quest_softmax")
+            x, y = at[-1] if left_of or plan == "sentencekv" else at[0]
             beside = (axes.x(x) + (-12 if left_of else 12), axes.y(y) + (5 if left_of else -5),
                       "end" if left_of else "start")
             all_series.append(Series(plan, at, is_older(suite, plan), beside))

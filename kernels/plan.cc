@@ -140,9 +140,6 @@ Result<Plan> StartOf(std::string_view preset, const toml::table& options) {
   KVS_ASSIGN_OR_RETURN(const Combination* combination, Combine(choice));
   Plan plan = DefaultsOf(*combination);
   plan.name = preset.empty() ? "custom" : preset;
-  if (preset.empty()) return plan;
-  KVS_ASSIGN_OR_RETURN(const PresetRow* row, FindPreset(preset));
-  if (row->adjust != nullptr) row->adjust(&plan);
   return plan;
 }
 

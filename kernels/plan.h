@@ -6,8 +6,7 @@
 //     {selector = "cascade", rho = [0.5, 0.2, 0.1]}      a plan of one's own
 // Named plans of the daemon's configuration ([plans.NAME]) are resolved by the daemon before this.
 //
-// Presets: full, window, quest, chess, tokenselect, sentencekv, sekv, mosaickv, bits,
-// strata.
+// Presets: full, window, quest, chess, tokenselect, sentencekv, sekv, mosaickv, strata.
 // Other names answer INVALID_ARGUMENT with the nearest known one ("did you mean"). A combination
 // that cannot work is refused here, with the reason.
 //

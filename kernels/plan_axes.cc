@@ -14,47 +14,27 @@ constexpr std::string_view kCodecNames[] = {"raw", "lowrank", "packed"};
 constexpr std::string_view kSegmenterNames[] = {"none", "page", "hierarchy", "sentence",
                                                 "span", "loss", "bits"};
 
-// kvstrata's own (docs/spec/beyond.md): Quest's extremes, the heads' scores normalised before they
-// are summed, pages of 32, sinks and a recent window. What won at equal bytes on real traces; the
-// table is in docs/plans.md.
-void AdjustStrata(Plan* plan) {
-  plan->index.unit = 32;
-  plan->minmax.sinks = 4;
-  plan->minmax.recent = 64;
-  plan->minmax.group_softmax = true;
-}
-
 constexpr PresetRow kPresets[] = {
-    {"full", kFull, "every token, every step: the baseline that the others are measured against",
-     nullptr},
-    {"window", kWindow, "StreamingLLM: the first 4 and the last 2044 tokens", nullptr},
+    {"full", kFull, "every token, every step: the baseline that the others are measured against"},
+    {"window", kWindow, "StreamingLLM: the first 4 and the last 2044 tokens"},
     {"quest", kMinMax,
-     "Quest: per layer and KV head, the pages with the largest possible logit, 2048 tokens",
-     nullptr},
+     "Quest: per layer and KV head, the pages with the largest possible logit, 2048 tokens"},
     {"chess", kCascade,
-     "CHESS: one page list for all layers and heads, chosen anew when the model is uncertain",
-     nullptr},
+     "CHESS: one page list for all layers and heads, chosen anew when the model is uncertain"},
     {"tokenselect", kVote,
      "TokenSelect: per layer, the 2048 tokens that most heads attend to, kept while queries stay "
-     "alike",
-     nullptr},
+     "alike"},
     {"sentencekv", kBucket,
      "SentenceKV: per layer and KV head, the important tokens of the sentences nearest to the one "
-     "being written",
-     nullptr},
+     "being written"},
     {"sekv", kZoom,
      "SeKV: per layer and head, spans as one row each, expanded from low-rank factors where a "
-     "query asks for it",
-     nullptr},
+     "query asks for it"},
     {"mosaickv", kBlock,
-     "MosaicKV: keys and values packed to about a third, a tenth of the blocks attended", nullptr},
-    {"bits", kBits,
+     "MosaicKV: keys and values packed to about a third, a tenth of the blocks attended"},
+    {"strata", kBits,
      "kvstrata's own: per layer and KV head, the 2048 tokens with the largest weights by keys in "
-     "two bits",
-     nullptr},
-    {"strata", kMinMax,
-     "kvstrata's own: Quest's extremes with the heads' scores normalised, pages of 32, 2048 tokens",
-     AdjustStrata},
+     "two bits"},
 };
 
 constexpr std::string_view kNoSummaries =

@@ -24,14 +24,13 @@ struct PlanAxis {
 };
 extern const PlanAxis kSelectorAxis, kCodecAxis, kSegmenterAxis;
 
-// A named plan: a selector in its own combination, and what else the name changes.
+// A named plan: a selector in its own combination, with its defaults.
 struct PresetRow {
   std::string_view name;
   SelectorKind selector;
   std::string_view description;
-  void (*adjust)(Plan*);  // null: the selector's defaults
 };
-// One of each selector by SelectorKind, then others; also the order in which tables show them.
+// One of each selector by SelectorKind; also the order in which tables show them.
 std::span<const PresetRow> PresetRows();
 
 // What was written of the axes; nothing: to be chosen. A segmenter only says which codec is meant

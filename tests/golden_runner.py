@@ -34,8 +34,9 @@ from safetensors.numpy import save_file  # noqa: E402
 from kvstrata.daemon import Daemon  # noqa: E402
 
 PLANS = ("full", "window", "quest", "chess", "tokenselect", "sentencekv", "sekv", "mosaickv", "rawblocks", "bits")
-# rawblocks is no preset but the block selector over raw pages.
+# rawblocks is no preset but the block selector over raw pages; rule bits is that of preset strata.
 CUSTOM = {"rawblocks": 'segmenter = "page", selector = "block", codec = "raw"'}
+PRESETS = {"bits": "strata"}
 # Options that the vectors spell as the reference's arguments, and what they leave unsaid.
 SPELLED = {("rawblocks", "block"): "page", ("sekv", "budget"): "rows", ("bits", "group"): "unit",
            ("bits", "n_sink"): "sinks", ("bits", "n_recent"): "recent"}
@@ -118,7 +119,8 @@ def plan_text(name: str, options: dict[str, Any] | None, parameters: str | None 
     text = ", ".join(f"{k} = {toml_value(v)}" for k, v in given.items())
     if name in CUSTOM:
         return "{" + ", ".join(filter(None, [CUSTOM[name], text])) + "}"
-    return name if not text else f"{name}{{{text}}}"
+    preset = PRESETS.get(name, name)
+    return preset if not text else f"{preset}{{{text}}}"
 
 
 def write_parameters(folder: pathlib.Path, case: str, arrays: Arrays) -> str:

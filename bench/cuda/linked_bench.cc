@@ -127,8 +127,8 @@ void Measure(const Plan& plan, int batch, int kilotokens, const std::vector<floa
 
 // Plans that are measured with all cold pages in the host's memory, the query the same in each
 // step, and what is selected promoted; against the same steps before, with all pages the GPU's.
-constexpr const char* kHostPagePlans[] = {"quest",      "strata", "bits",
-                                          "sentencekv", "chess",  "tokenselect_hit"};
+constexpr const char* kHostPagePlans[] = {"quest",      "quest_softmax", "strata",
+                                          "sentencekv", "chess",         "tokenselect_hit"};
 constexpr int kHostPageLayers = 8;
 
 void MeasureHostPages(Plan plan, ordered_json* rows) {

@@ -43,9 +43,12 @@ inline constexpr float kSpanQueryScale = 16;  // of normal queries: relevance ou
 inline const Plan kPlans[] = {
     {"full", "full", [](int64_t n) { return n; }},
     {"quest", "quest{budget = 2048, min_tokens = 0}", [](int64_t n) { return n / 16 + 2048; }},
-    {"strata", "strata{budget = 2048, min_tokens = 0}", [](int64_t n) { return n / 32 + 2048; }},
+    {"quest_softmax",
+     "quest{page = 32, n_sink = 4, n_recent = 64, group = \"softmax\", budget = 2048, "
+     "min_tokens = 0}",
+     [](int64_t n) { return n / 32 + 2048; }},
     // 40 bytes of 512 a token, and the always-on ones.
-    {"bits", "bits{budget = 2048, min_tokens = 0}",
+    {"strata", "strata{budget = 2048, min_tokens = 0}",
      [](int64_t n) { return n * 40 / 512 + 2048 + 68; }},
     // 1 %, a sink and a window of 16 pages that is half of 320 tokens longer at the mean.
     {"chess", "chess{trigger = \"every\", every = 10, min_tokens = 0}",

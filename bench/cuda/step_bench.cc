@@ -59,7 +59,9 @@ constexpr int64_t kTokenRows = 2048 + 128 + 512;  // that TokenSelect attends
 const BenchPlan kPlans[] = {
     {"full", "full", [](int64_t n) { return n; }},
     {"quest", "quest{min_tokens = 0}", [](int64_t n) { return n / 16 + 2048 + 1; }},
-    {"strata", "strata{min_tokens = 0}", [](int64_t n) { return n / 32 + 2048 + 68; }},
+    {"quest_softmax",
+     "quest{page = 32, n_sink = 4, n_recent = 64, group = \"softmax\", min_tokens = 0}",
+     [](int64_t n) { return n / 32 + 2048 + 68; }},
     {"tokenselect_miss", "tokenselect{theta = 1, min_tokens = 0}",
      [](int64_t n) { return n / 2 + kTokenRows; }},
     {"tokenselect_hit", "tokenselect{min_tokens = 0}", [](int64_t) { return kTokenRows; }},

@@ -65,7 +65,7 @@ class CudaBits final : public CudaSelector {
   }
 
  private:
-  static constexpr int32_t kMultiple = 64;  // tokens, in growing
+  static constexpr int32_t kMultiple = 1024;  // tokens, in growing
 
   struct Room {
     int32_t members = 0;

@@ -1,4 +1,4 @@
-// Selector minmax (quest, strata) on a GPU, as kernels/select/minmax.cc does it on a CPU: pages are
+// Selector minmax (quest) on a GPU, as kernels/select/minmax.cc does it on a CPU: pages are
 // scored by the extremes of their keys, which the index holds, and the best are picked.
 #include <algorithm>
 

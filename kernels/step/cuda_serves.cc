@@ -46,8 +46,8 @@ Status PlanUnserved(std::string_view key, std::string_view value, std::string_vi
   return Unimplemented(
       "CUDA_PLAN", std::string(key) + " = " + std::string(value) +
                        " is not served on a GPU: " + std::string(missing) +
-                       " is missing there; served are selectors full, window, minmax (quest, "
-                       "strata), cascade (chess), vote (tokenselect), bucket (sentencekv) and bits "
+                       " is missing there; served are selectors full, window, minmax (quest), "
+                       "cascade (chess), vote (tokenselect), bucket (sentencekv) and bits (strata) "
                        "over codec raw, block (mosaickv) and full over codec packed, with rest = "
                        "\"drop\", and zoom over codec lowrank (sekv); use one of them, or backend "
                        "simd");

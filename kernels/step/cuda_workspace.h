@@ -10,7 +10,7 @@
 // Ownership: borrows the table of ops. Threads: one call at a time; one step at a time, too: steps
 // that are open together need a workspace each. The device is the one that is current in calls.
 // Cost: about 2 MB, 52 MB once prompts come in chunks, and, for plans with an index, 4 bytes a
-// unit, KV head and sequence, and twice that for strata; for chess 19 bytes a page and sequence,
+// unit, KV head and sequence, and twice that for softmax; for chess 19 bytes a page and sequence,
 // and 8 a channel of all layers and KV heads; for tokenselect, of each sequence that one launch
 // serves, 2 bytes a token and query head, and 4 a token; for sentencekv 4 bytes a listed token,
 // sequence and KV head, and at the end of a prompt up to 256 MB; what codecs take: cuda_packed.h,

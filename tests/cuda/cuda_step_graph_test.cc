@@ -28,7 +28,7 @@ void ServeLaterSteps(const std::vector<std::string>& plans) {
 }
 
 TEST(CudaStep, CapturedLayersServeLaterSteps) {
-  ServeLaterSteps({kQuest, kStrata, kStrata, "full", kWindow, kChess});
+  ServeLaterSteps({kQuest, kQuestSoftmax, kQuestSoftmax, "full", kWindow, kChess});
 }
 
 // Groups are sealed by the Begin behind the step that completed them.
@@ -36,7 +36,7 @@ TEST(CudaStep, CapturedLayersVoteByKeysInFewBits) {
   ServeLaterSteps({kBits, kBits, kFourBits, "full", kThreeBits, kQuest});
 }
 
-// Without kStrata, new rows are left to the captured attention.
+// Without kQuestSoftmax, new rows are left to the captured attention.
 TEST(CudaStep, CapturedAttentionTakesNewRows) {
   ServeLaterSteps({kQuest, kQuest, kQuest, "full", kWindow, kChess});
 }
@@ -97,7 +97,7 @@ TEST(CudaStep, AGraphOfShortMembersIsStaleOnceOneIsLonger) {
 }
 
 TEST(CudaStep, RefusesUnderCapture) {
-  Twins twins(Small(), {kStrata});
+  Twins twins(Small(), {kQuestSoftmax});
   ASSERT_NO_FATAL_FAILURE(Prefill(twins, {200}));
   std::vector<Tensors> tensors = twins.NewTensors(1, {.dtype = DType::kF32});
   auto step = twins.Begin({1});
@@ -131,7 +131,7 @@ TEST(CudaStep, RefusesUnderCapture) {
 // library's own, which go when buffers grow and stay when steps of other shapes run in between.
 TEST(CudaStep, RepeatedCallsBecomeGraphs) {
   for (const std::vector<std::string>& plans :
-       {std::vector<std::string>{kQuest, kStrata, kStrata, "full"},
+       {std::vector<std::string>{kQuest, kQuestSoftmax, kQuestSoftmax, "full"},
         {kTokens, kTokens, kChess},
         {kSentences, kQuest},
         {kBits, kBits, kFourBits},

@@ -5,11 +5,17 @@
 namespace kvstrata::cuda {
 namespace {
 
-constexpr const char* kPromoting[] = {kQuest,  "strata{budget = 64, min_tokens = 0}",
-                                      kTokens, kSentences,
-                                      kChess,  kChessAlways,
-                                      kWindow, "quest{budget = 32, page = 32, min_tokens = 0}",
-                                      "full",  kBits};
+constexpr const char* kPromoting[] = {
+    kQuest,
+    "quest{page = 32, n_sink = 4, n_recent = 64, group = \"softmax\", budget = 64, min_tokens = 0}",
+    kTokens,
+    kSentences,
+    kChess,
+    kChessAlways,
+    kWindow,
+    "quest{budget = 32, page = 32, min_tokens = 0}",
+    "full",
+    kBits};
 
 // Pages come and go between memories; selections drift, slices are promoted and evicted.
 TEST(CudaStep, PagesOfTheHostAreAttendedInPlaceOrPromoted) {
@@ -32,7 +38,7 @@ TEST(CudaStep, PagesOfTheHostAreAttendedInPlaceOrPromoted) {
 // The same query again reads nothing of the host's memory.
 TEST(CudaStep, SelectedSlicesStayOnTheGpu) {
   for (const char* plan :
-       {"quest{budget = 64, min_tokens = 0}", kStrata, kTokens,
+       {"quest{budget = 64, min_tokens = 0}", kQuestSoftmax, kTokens,
         "sentencekv{tau = 48, n_obs = 20, start = 5, recent = 12, min_tokens = 0}", kWindow,
         kFourBits}) {
     SCOPED_TRACE(plan);
@@ -60,7 +66,7 @@ TEST(CudaStep, SelectedSlicesStayOnTheGpu) {
 // A graph of steps that promote serves those that need not; of steps that do not it is stale where
 // pages are the host's.
 TEST(CudaStep, CapturedLayersPromote) {
-  Twins twins(Small(), {kQuest, kTokens, kSentences, kStrata, kBits}, 2 * kCapacity);
+  Twins twins(Small(), {kQuest, kTokens, kSentences, kQuestSoftmax, kBits}, 2 * kCapacity);
   ASSERT_NO_FATAL_FAILURE(Prefill(twins, {140, 200, 333, 160, 240}));
   ASSERT_NO_FATAL_FAILURE(twins.Run(twins.Each(1)));
   const auto replay = [&twins](Replays& replays, int steps) {
@@ -93,8 +99,9 @@ TEST(CudaStep, CapturedLayersPromote) {
 
 // Many more pages than slots: what is promoted is evicted and promoted again.
 TEST(CudaStep, PromotedSlicesAreEvicted) {
-  Twins twins(Small(),
-              {"quest{budget = 32, min_tokens = 0}", "strata{budget = 16, min_tokens = 0}"});
+  Twins twins(Small(), {"quest{budget = 32, min_tokens = 0}",
+                        "quest{page = 32, n_sink = 4, n_recent = 64, group = \"softmax\", budget = "
+                        "16, min_tokens = 0}"});
   ASSERT_NO_FATAL_FAILURE(Prefill(twins, {900, 800}));
   twins.MovePages(1);
   for (int i = 0; i < 40; ++i) ASSERT_NO_FATAL_FAILURE(twins.Run(twins.Each(1)));

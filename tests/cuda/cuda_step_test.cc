@@ -43,16 +43,16 @@ TEST(CudaStep, OtherShapesOfModels) {
     g.query_heads = query_heads;
     g.kv_heads = kv_heads;
     g.head_dim = head_dim;
-    Twins twins(g, {kQuest, kStrata, kChess, kTokens, kSentences, kBits, kFourBits});
+    Twins twins(g, {kQuest, kQuestSoftmax, kChess, kTokens, kSentences, kBits, kFourBits});
     ASSERT_NO_FATAL_FAILURE(Prefill(twins, {200, 260, 230, 300, 310, 280, 190}));
     for (int i = 0; i < 4; ++i) ASSERT_NO_FATAL_FAILURE(twins.Run(twins.Each(1)));
   }
 }
 
 TEST(CudaStep, MembersOfDifferentPlansAndStages) {
-  Twins twins(Small(),
-              {"full", kStrata, kTokens, kQuest, kWindow, kTokens, kStrata, kChess, kChessAlways,
-               kSentences, kSentences, kLongSentences, kSentences, kBits, kThreeBits, kBits});
+  Twins twins(Small(), {"full", kQuestSoftmax, kTokens, kQuest, kWindow, kTokens, kQuestSoftmax,
+                        kChess, kChessAlways, kSentences, kSentences, kLongSentences, kSentences,
+                        kBits, kThreeBits, kBits});
   ASSERT_NO_FATAL_FAILURE(
       twins.Run({200, 180, 300, 170, 151, 90, 180, 190, 260, 220, 160, 199, 110, 210, 250, 140}));
   // Two prompts go on while the others decode.
@@ -68,7 +68,7 @@ TEST(CudaStep, MembersOfDifferentPlansAndStages) {
 }
 
 TEST(CudaStep, SummarizesAPrefixThatIsHeldWithoutIndex) {
-  Twins twins(Small(), {kStrata, kQuest, kChess, kBits});
+  Twins twins(Small(), {kQuestSoftmax, kQuest, kChess, kBits});
   ASSERT_NO_FATAL_FAILURE(twins.Run({333, 280, 299, 310}));
   for (const auto& s : twins.sequences) s->ForgetIndex(twins.geometry);
   ASSERT_NO_FATAL_FAILURE(twins.ClosePrompts());
@@ -76,7 +76,7 @@ TEST(CudaStep, SummarizesAPrefixThatIsHeldWithoutIndex) {
 }
 
 TEST(CudaStep, TensorsOfTheHostAndOfAnyStride) {
-  Twins twins(Small(), {kStrata, kQuest, kTokens, kBits});
+  Twins twins(Small(), {kQuestSoftmax, kQuest, kTokens, kBits});
   ASSERT_NO_FATAL_FAILURE(Prefill(twins, {200, 210, 220, 230}));
   for (const Tier tier : {Tier::kHost, Tier::kDevice}) {
     for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
@@ -114,7 +114,7 @@ TEST(CudaStep, RefusesPlansThatItDoesNotServe) {
 
 // The reader's slot is written when the step has ended or was given up, behind all of its work.
 TEST(CudaStep, LeavesTheEpochWhenTheGpuIsDone) {
-  Twins twins(Small(), {kStrata});
+  Twins twins(Small(), {kQuestSoftmax});
   ASSERT_NO_FATAL_FAILURE(Prefill(twins, {200}));
   alignas(4096) static uint64_t slots[512];
   Check(kvs_cuda_ops()->register_host(slots, sizeof(slots), false), "registering");
@@ -160,7 +160,7 @@ TEST(CudaStep, LeavesTheEpochWhenTheGpuIsDone) {
 
 // The second of two steps, on another stream, does not begin before the first is done.
 TEST(CudaStep, OrdersTheStreamsOfItsSteps) {
-  Twins twins(Small(), {kStrata});
+  Twins twins(Small(), {kQuestSoftmax});
   ASSERT_NO_FATAL_FAILURE(Prefill(twins, {200}));
   TestStream other;
   std::atomic<bool> held = true;
@@ -185,7 +185,7 @@ TEST(CudaStep, OrdersTheStreamsOfItsSteps) {
 
 // Steps on streams in turn see each other's tokens.
 TEST(CudaStep, StreamsAlternate) {
-  Twins twins(Small(), {kStrata, "full"});
+  Twins twins(Small(), {kQuestSoftmax, "full"});
   ASSERT_NO_FATAL_FAILURE(Prefill(twins, {200, 300}));
   TestStream other;
   for (int i = 0; i < 6; ++i) {

@@ -14,7 +14,7 @@
 namespace kvstrata::cuda {
 namespace {
 
-constexpr char kBits[] = "bits{unit = 32, budget = 64, recent = 48, min_tokens = 0}";
+constexpr char kBits[] = "strata{unit = 32, budget = 64, recent = 48, min_tokens = 0}";
 
 TEST_F(LinkedCuda, DecodesAsDenseAttentionDoes) {
   for (const bool on_gpu : {true, false}) {
@@ -30,7 +30,9 @@ TEST_F(LinkedCuda, DecodesAsDenseAttentionDoes) {
 
 TEST_F(LinkedCuda, PlansSelect) {
   // SentenceKV first: it asks for queries of the prompt that a held prefix has not.
-  for (const char* plan : {kSentences, kQuest, kTokens, "strata{budget = 64, min_tokens = 0}",
+  for (const char* plan : {kSentences, kQuest, kTokens,
+                           "quest{page = 32, n_sink = 4, n_recent = 64, group = \"softmax\", "
+                           "budget = 64, min_tokens = 0}",
                            "window{n_sink = 4, n_recent = 64, min_tokens = 0}", kChess, kBits}) {
     SCOPED_TRACE(plan);
     LinkedSequence s;

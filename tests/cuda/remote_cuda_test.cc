@@ -30,7 +30,7 @@ INSTANTIATE_TEST_SUITE_P(
     Plans, RemoteCudaPlan,
     ::testing::Values("full", kQuest, kTokens, kMosaic,
                       "window{n_sink = 4, n_recent = 64, min_tokens = 0}",
-                      "bits{unit = 32, budget = 64, recent = 48, min_tokens = 0}",
+                      "strata{unit = 32, budget = 64, recent = 48, min_tokens = 0}",
                       "sentencekv{tau = 64, n_obs = 16, start = 4, recent = 16, min_tokens = 0}",
                       "sekv{max_loss = 1, r_max = 8, d_route = 16, local = 30, min_tokens = 0}",
                       "chess{page = 16, pages_per_chunk = 2, chunks_per_grid = 4, window = 2, "

@@ -6,7 +6,8 @@ namespace kvstrata::cuda {
 
 inline constexpr const char* kWindow = "window{n_sink = 4, n_recent = 60, min_tokens = 150}";
 inline constexpr const char* kQuest = "quest{budget = 64, n_dense_layers = 1, min_tokens = 150}";
-inline constexpr const char* kStrata = "strata{budget = 96, min_tokens = 0}";
+inline constexpr const char* kQuestSoftmax =
+    "quest{page = 32, n_sink = 4, n_recent = 64, group = \"softmax\", budget = 96, min_tokens = 0}";
 inline constexpr const char* kChess =
     "chess{page = 16, pages_per_chunk = 2, chunks_per_grid = 3, window = 2, rho = [0.7, 0.6, 0.6], "
     "trigger = \"every\", every = 1, min_tokens = 150, n_dense_layers = 1}";
@@ -37,19 +38,20 @@ inline constexpr const char* kLongSpans =
     "sekv{max_loss = 1, alpha = 2, r_max = 40, d_route = 64, local = 20, rows = 0, min_tokens = 0, "
     "n_dense_layers = 1}";
 inline constexpr const char* kBits =
-    "bits{unit = 32, sinks = 4, recent = 40, budget = 48, min_tokens = 150}";
+    "strata{unit = 32, sinks = 4, recent = 40, budget = 48, min_tokens = 150}";
 // Groups that are no multiple of 64, the unit of op vote; dense layers; all of it in full at first.
 inline constexpr const char* kThreeBits =
-    "bits{bits = 3, unit = 96, sinks = 7, recent = 96, budget = 30, n_dense_layers = 1, min_tokens "
+    "strata{bits = 3, unit = 96, sinks = 7, recent = 96, budget = 30, n_dense_layers = 1, "
+    "min_tokens "
     "= "
     "0}";
 inline constexpr const char* kFourBits =
-    "bits{bits = 4, unit = 64, sinks = 0, recent = 65, budget = 40, min_tokens = 0}";
+    "strata{bits = 4, unit = 64, sinks = 0, recent = 65, budget = 40, min_tokens = 0}";
 inline constexpr const char* kPlans[] = {
-    "full",  kWindow,    kQuest,         "quest{budget = 70, min_tokens = 0}",
-    kStrata, kChess,     kChessAlways,   kChessEntropy,
-    kTokens, kSentences, kLongSentences, kAllSentences,
-    kBits,   kThreeBits, kFourBits};
+    "full",        kWindow,    kQuest,         "quest{budget = 70, min_tokens = 0}",
+    kQuestSoftmax, kChess,     kChessAlways,   kChessEntropy,
+    kTokens,       kSentences, kLongSentences, kAllSentences,
+    kBits,         kThreeBits, kFourBits};
 // Codec packed. Lengths are multiples of a block: where a short one is chosen, the CPU may choose
 // one more.
 inline constexpr const char* kMosaic =

@@ -195,7 +195,7 @@ TEST(VoteCuda, OneGraphServesGrowingSequencesAndRepeats) {
   EXPECT_EQ(std::memcmp(first.data(), again.data(), first.size() * sizeof(float)), 0);
 }
 
-// Strata: units of an index by Quest's bound, a softmax of each head, one output per KV head.
+// Units of an index by Quest's bound, a softmax of each head, one output per KV head.
 TEST(VoteCuda, VotesForUnitsByTheirBounds) {
   std::mt19937_64 rng(TestSeed());
   const Geometry g{2, 8, 2, 128, 16, DType::kBF16};

@@ -57,7 +57,7 @@ const PersistCase kRaw[] = {
     {"Sentencekv", kSentences, (kPrompt - 32) / kPage* kPage, false, true},
     {"Chess", "chess{min_tokens = 0}", kUsable, false, true},
     {"Quest", "quest{min_tokens = 0, budget = 128}", kUsable, false, true},
-    {"Bits", "bits{min_tokens = 0, budget = 128}", kUsable, false, true},
+    {"Bits", "strata{min_tokens = 0, budget = 128}", kUsable, false, true},
 };
 std::string NameOf(const ::testing::TestParamInfo<PersistCase>& info) { return info.param.name; }
 

@@ -1,5 +1,5 @@
 // The part of a test vector (tests/golden/README.md) that is about keys in few bits: options of
-// plan `bits`, and the keys of one (layer, KV head) in place.
+// rule `bits`, and the keys of one (layer, KV head) in place.
 #ifndef KVSTRATA_TESTS_KERNELS_GOLDEN_BITS_H_
 #define KVSTRATA_TESTS_KERNELS_GOLDEN_BITS_H_
 

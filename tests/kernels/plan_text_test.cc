@@ -59,11 +59,7 @@ constexpr Written kTexts[] = {
      "0, neighbours = 1, block = 8, truncate = true, segment = 65536, buffer = 32, "
      "closing = \"loss\", close_loss = 256.0, max_loss = 0.3, keep_raw = \"auto\"}"},
     {"strata",
-     "strata{codec = \"raw\", tier = \"device\", min_tokens = 4096, n_dense_layers = "
-     "0, compact = false, n_sink = 4, n_recent = 64, page = 32, budget = 2048, group "
-     "= \"softmax\", rest = \"drop\"}"},
-    {"bits",
-     "bits{codec = \"raw\", tier = \"device\", min_tokens = 4096, n_dense_layers = 0, "
+     "strata{codec = \"raw\", tier = \"device\", min_tokens = 4096, n_dense_layers = 0, "
      "bits = 2, unit = 64, sinks = 4, recent = 64, budget = 2048}"},
     {"{selector = 'full', codec = 'packed'}",
      "{segmenter = \"none\", selector = \"full\", codec = \"packed\", tier = "
@@ -111,7 +107,6 @@ constexpr Words kWords[] = {
     {"window{sinks = 8, recent = 100}", "window{n_sink = 8, n_recent = 100}"},
     {"quest{sinks = 8, recent = 100, unit = 32, budget = 64}",
      "quest{n_sink = 8, n_recent = 100, page = 32, budget = 64}"},
-    {"strata{sinks = 8, recent = 100, unit = 8}", "strata{n_sink = 8, n_recent = 100, page = 8}"},
     {"chess{unit = 16, sinks = 2, recent = 5}", "chess{page = 16, sinks = 2, window = 5}"},
     {"tokenselect{budget = 64, sinks = 8, recent = 100}",
      "tokenselect{k = 64, n_init = 8, n_local = 100}"},

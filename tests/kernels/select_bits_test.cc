@@ -117,7 +117,7 @@ TEST_P(Bits, FollowsTheSpecificationStepByStep) {
   for (const std::string options : kPlans) {
     SCOPED_TRACE(options);
     const bool min = options.find("min_tokens") != std::string::npos;
-    Selecting s(in, "bits{" + options + (min ? "}" : ", min_tokens = 0}"), backend());
+    Selecting s(in, "strata{" + options + (min ? "}" : ", min_tokens = 0}"), backend());
     s.Prompt(30);
     s.PrefillDone();
     for (int32_t n = 31; n <= in.n; ++n) {
@@ -133,8 +133,8 @@ TEST_P(Bits, FollowsTheSpecificationStepByStep) {
 // More tokens than an index block holds and than a work item scores.
 TEST_P(Bits, FollowsItOverManyBlocks) {
   const Inputs in(SmallGeometry(), 4400, kSeed);
-  for (const char* plan : {"bits{budget = 64, min_tokens = 0}",
-                           "bits{budget = 64, unit = 48, bits = 3, min_tokens = 0}"}) {
+  for (const char* plan : {"strata{budget = 64, min_tokens = 0}",
+                           "strata{budget = 64, unit = 48, bits = 3, min_tokens = 0}"}) {
     Selecting s(in, plan, backend());
     int skipped = 0;
     s.Prompt(4399, 512);
@@ -148,7 +148,7 @@ TEST_P(Bits, FollowsItOverManyBlocks) {
 // Nothing of a call is left for the next one, or for a fork.
 TEST_P(Bits, ACallLeavesNothingBehind) {
   const Inputs in(SmallGeometry(), 90, kSeed);
-  const std::string plan = "bits{budget = 20, recent = 8, unit = 16, min_tokens = 0}";
+  const std::string plan = "strata{budget = 20, recent = 8, unit = 16, min_tokens = 0}";
   Selecting steady(in, plan, backend()), shaky(in, plan, backend());
   for (Selecting* s : {&steady, &shaky}) {
     s->Prompt(60);
@@ -170,7 +170,8 @@ TEST_P(Bits, ACallLeavesNothingBehind) {
 TEST_P(Bits, TiesGoToTheLowerToken) {
   Inputs in(SmallGeometry(), 60, kSeed);
   std::fill(in.keys.begin(), in.keys.end(), 1.0f);
-  Selecting s(in, "bits{budget = 5, sinks = 2, recent = 3, unit = 16, min_tokens = 0}", backend());
+  Selecting s(in, "strata{budget = 5, sinks = 2, recent = 3, unit = 16, min_tokens = 0}",
+              backend());
   std::fill(in.queries.begin(), in.queries.end(), 0.0f);
   s.Prompt(50);
   s.PrefillDone();
@@ -183,7 +184,7 @@ TEST_P(Bits, TiesGoToTheLowerToken) {
 // A step reads whole groups, and keys where none is sealed.
 TEST_P(Bits, CountsTheBytesThatItScores) {
   const Inputs in(SmallGeometry(), 120, kSeed);
-  Selecting s(in, "bits{budget = 20, sinks = 20, recent = 8, unit = 16, min_tokens = 0}",
+  Selecting s(in, "strata{budget = 20, sinks = 20, recent = 8, unit = 16, min_tokens = 0}",
               backend());
   s.Prompt(105);
   s.PrefillDone();
@@ -194,7 +195,7 @@ TEST_P(Bits, CountsTheBytesThatItScores) {
 
 TEST_P(Bits, KeepsNoArrays) {
   const Inputs in(SmallGeometry(), 20, kSeed);
-  Selecting s(in, "bits", backend());
+  Selecting s(in, "strata", backend());
   s.Prompt(20);
   EXPECT_EQ(s.Inspect("scores").status().reason(), "INSPECT_UNKNOWN");
   EXPECT_EQ(s.StatusText(), "");
@@ -205,7 +206,7 @@ TEST_P(Bits, KeepsNoArrays) {
 TEST_P(Bits, ReachesPackedRows) {
   const Inputs in(SmallGeometry(1), 160, kSeed);
   const Plan plan = PlanOf(
-      "bits{codec = 'packed', max_loss = 1, budget = 24, sinks = 5, recent = 9, unit = 256, "
+      "strata{codec = 'packed', max_loss = 1, budget = 24, sinks = 5, recent = 9, unit = 256, "
       "min_tokens = 0, segment = 64, buffer = 32, keep = 48}");
   const Plan votes = PlanOf(
       "tokenselect{codec = 'packed', max_loss = 1, k = 24, n_init = 5, n_local = 9, theta = 1, "

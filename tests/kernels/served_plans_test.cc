@@ -28,8 +28,7 @@ TEST(CudaServes, PlansOfAllPresets) {
         "quest",
         "quest{page = 64, n_dense_layers = 2}",
         "quest{group = \"softmax\"}",
-        "strata",
-        "strata{n_sink = 0}",
+        "quest{page = 32, n_sink = 4, group = \"softmax\"}",
         "chess",
         "chess{page = 64, rho = [0.9, 0.9, 0.9], trigger = \"always\"}",
         "tokenselect",
@@ -41,9 +40,9 @@ TEST(CudaServes, PlansOfAllPresets) {
         "sentencekv{pool = 1, n_dense_layers = 2}",
         "sekv",
         "sekv{rows = 0, n_dense_layers = 2}",
-        "bits",
-        "bits{bits = 3, unit = 32, sinks = 0}",
-        "bits{unit = 128, recent = 128}"}) {
+        "strata",
+        "strata{bits = 3, unit = 32, sinks = 0}",
+        "strata{unit = 128, recent = 128}"}) {
     EXPECT_TRUE(Serves(plan).ok()) << Serves(plan).ToString();
   }
 }
@@ -65,9 +64,9 @@ TEST(CudaServes, NamesTheKeyThatItDoesNotServe) {
         {"mosaickv{codec = \"raw\"}", "codec = \"raw\""},
         {"quest{rest = \"mean\"}", "rest = \"mean\""},
         {"quest{codec = \"packed\"}", "codec = \"packed\" under selector \"minmax\""},
-        {"bits{codec = \"packed\"}", "codec = \"packed\" under selector \"bits\""},
-        {"bits{unit = 48}", "unit = 48"},
-        {"bits{unit = 128}", "recent = 64 below unit = 128"},
+        {"strata{codec = \"packed\"}", "codec = \"packed\" under selector \"bits\""},
+        {"strata{unit = 48}", "unit = 48"},
+        {"strata{unit = 128}", "recent = 64 below unit = 128"},
         {"window{codec = \"packed\"}", "codec = \"packed\" under selector \"window\""},
         {"quest{page = 24}", "page = 24"}}) {
     const Status status = Serves(plan);

@@ -27,7 +27,6 @@ PRESETS = {
     "sekv": "sekv{max_loss = 1, local = 32, rows_share = 0.6, min_tokens = 0}",
     "mosaickv": "mosaickv{max_loss = 1, share = 0.1, min_tokens = 0}",
     "strata": "strata{budget = 64, min_tokens = 0}",
-    "bits": "bits{budget = 64, min_tokens = 0}",
 }
 COMBINATIONS = {
     "cascade over packed": '{selector = "cascade", codec = "packed", max_loss = 1, trigger = "every", every = 1, page = 16, '
@@ -41,6 +40,7 @@ COMBINATIONS = {
     "window over packed": '{selector = "window", codec = "packed", max_loss = 1, n_sink = 4, n_recent = 64, min_tokens = 0}',
     "packed, raw pages released": '{selector = "minmax", codec = "packed", max_loss = 1, budget = 64, keep_raw = "no", '
                                     "min_tokens = 0}",
+    "softmax of heads": 'quest{group = "softmax", page = 32, n_sink = 4, n_recent = 64, budget = 64, min_tokens = 0}',
     "coarse rest": 'quest{budget = 64, rest = "mean", min_tokens = 0}',
     "tree": 'chess{trigger = "every", every = 1, page = 16, window = 2, rest = "mean", tree = true, min_tokens = 0}',
     "drift": 'mosaickv{max_loss = 1, strategy = "search", closing = "drift", min_segment = 256, min_tokens = 0}',

@@ -125,7 +125,7 @@ def test_on_a_stream_of_the_caller(gpu: Daemon, random: np.random.Generator):
 
 
 @pytest.mark.parametrize(("plan", "first"), [  # each its own prompt, which nobody holds
-    ("quest{budget = 64, min_tokens = 0}", 3), ("strata{budget = 64, min_tokens = 0}", 4),
+    ("quest{budget = 64, min_tokens = 0}", 3), ('quest{group = "softmax", budget = 64, min_tokens = 0}', 4),
     ("tokenselect{k = 64, n_init = 16, n_local = 32, min_tokens = 0}", 5),
     ('chess{min_tokens = 0, page = 16, window = 2, trigger = "every"}', 6)])
 def test_the_same_tokens_are_chosen_in_place(plan: str, first: int, gpu: Daemon, random: np.random.Generator,

@@ -4,7 +4,7 @@
 //   votes[b][o][u - first] = sum over the query heads h of output o of
 //                            softmax over u in [first, last) of (scale * score(h, u))
 // with output_rows 1 all heads vote for one list (TokenSelect), with kv_heads each group for its
-// own (strata). score: q . row with fields 1, Quest's bound with fields 2 (score_cuda.h). A head
+// own (minmax). score: q . row with fields 1, Quest's bound with fields 2 (score_cuda.h). A head
 // without any score above -inf votes for nothing. Sequences attended in full are left out.
 //
 // With `groups` the candidates are tokens, scored by their quantised keys (docs/spec/bits.md 3):
