@@ -12,8 +12,8 @@
 
 #include "base/status.h"
 #include "kernels/plan.h"
-#include "server/store/blocks.h"
 #include "server/store/prefix_key.h"
+#include "server/store/value_info.h"
 
 namespace kvstrata {
 
