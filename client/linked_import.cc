@@ -4,7 +4,7 @@
 #include <cstring>
 #include <string>
 
-#include "client/linked_session.h"
+#include "client/linked_lending.h"
 
 namespace kvstrata::client {
 namespace {
@@ -162,7 +162,7 @@ Status Session::RegisterTensors(uint64_t model, int32_t layer, const LentTensor&
   }
   std::shared_ptr<StagedBlocks> staged;
   if (keys.kind == KVS_MEMORY_PROCESS) {
-    KVS_ASSIGN_OR_RETURN(staged, state_->StagedFor(model, keys, geometry));
+    KVS_ASSIGN_OR_RETURN(staged, Lending(state_.get()).StagedFor(model, keys, geometry));
     same_memory = true;
   }
   const LentTensor read_keys = staged ? staged->TensorOf(layer, 0) : keys;
@@ -190,11 +190,10 @@ Status Session::RegisterTensors(uint64_t model, int32_t layer, const LentTensor&
   return OkStatus();
 }
 
-Result<std::shared_ptr<StagedBlocks>> Session::State::StagedFor(uint64_t model,
-                                                                const LentTensor& tensor,
-                                                                const Geometry& geometry) {
-  std::lock_guard<std::mutex> lock(mu);
-  if (const auto it = imported_models.find(model); it != imported_models.end()) {
+Result<std::shared_ptr<StagedBlocks>> Lending::StagedFor(uint64_t model, const LentTensor& tensor,
+                                                         const Geometry& geometry) {
+  std::lock_guard<std::mutex> lock(session_.mu);
+  if (const auto it = session_.imported_models.find(model); it != session_.imported_models.end()) {
     if (it->second.staged != nullptr) return it->second.staged;
   }
   KVS_ASSIGN_OR_RETURN(
@@ -211,7 +210,7 @@ Status Session::SealBlocks(uint64_t sequence, uint32_t first, std::span<const in
                            std::to_string(blocks.size()) + " blocks and " +
                                std::to_string(tokens.size()) +
                                " tokens; allowed: " + std::to_string(state_->ring->max_tokens()) +
-                               " of both together; seal them in parts");
+                               " of both together; seal fewer at a time");
   }
   ImportedModel model;
   {
@@ -219,22 +218,22 @@ Status Session::SealBlocks(uint64_t sequence, uint32_t first, std::span<const in
     const auto it = state_->imported_models.find(s->model);
     if (it != state_->imported_models.end()) model = it->second;
   }
-  if (model.staged == nullptr) return state_->Seal(sequence, first, blocks, tokens);
-  return state_->SealStaged(s.get(), model, {first, blocks, tokens});
+  if (model.staged == nullptr) return Lending(state_.get()).Seal(sequence, {first, blocks, tokens});
+  return Lending(state_.get()).SealStaged(s.get(), model, {first, blocks, tokens});
 }
 
-Status Session::State::Seal(uint64_t sequence, uint32_t first, std::span<const int32_t> blocks,
-                            std::span<const int32_t> tokens) {
-  const shm::SealBlocks request{sequence, first, static_cast<uint32_t>(blocks.size()),
-                                static_cast<uint32_t>(tokens.size()), 0};
-  return ring->Call(shm::kSealBlocks,
-                    {BytesOf(request), std::as_bytes(blocks), std::as_bytes(tokens)}, nullptr);
+Status Lending::Seal(uint64_t sequence, const SealedBlocks& all) {
+  const shm::SealBlocks request{sequence, all.first, static_cast<uint32_t>(all.blocks.size()),
+                                static_cast<uint32_t>(all.tokens.size()), 0};
+  return session_.ring->Call(
+      shm::kSealBlocks, {BytesOf(request), std::as_bytes(all.blocks), std::as_bytes(all.tokens)},
+      nullptr);
 }
 
-Result<uint32_t> Session::State::Acknowledged(uint64_t sequence) {
+Result<uint32_t> Lending::Acknowledged(uint64_t sequence) {
   const shm::SequenceRef request{sequence};
   std::vector<std::byte> payload;
-  KVS_RETURN_IF_ERROR(ring->Call(shm::kAcknowledged, {BytesOf(request)}, &payload));
+  KVS_RETURN_IF_ERROR(session_.ring->Call(shm::kAcknowledged, {BytesOf(request)}, &payload));
   shm::AcknowledgedReply reply{};
   if (payload.size() < sizeof(reply)) {
     return Internal("REPLY_INVALID",
@@ -246,7 +245,7 @@ Result<uint32_t> Session::State::Acknowledged(uint64_t sequence) {
 
 Result<uint32_t> Session::Acknowledged(uint64_t sequence) {
   KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Of(state_.get(), sequence, false));
-  KVS_ASSIGN_OR_RETURN(const uint32_t tokens, state_->Acknowledged(sequence));
+  KVS_ASSIGN_OR_RETURN(const uint32_t tokens, Lending(state_.get()).Acknowledged(sequence));
   ReleaseStaged(s.get(), tokens);
   return tokens;
 }
@@ -267,7 +266,7 @@ Status Session::LoadBlocks(uint64_t sequence, uint32_t first, std::span<const in
     model = it->second;
   }
   KVS_RETURN_IF_ERROR(CheckBlocks(model, blocks));
-  KVS_ASSIGN_OR_RETURN(const uint32_t held, state_->Acknowledged(sequence));
+  KVS_ASSIGN_OR_RETURN(const uint32_t held, Lending(state_.get()).Acknowledged(sequence));
   const auto block_tokens = static_cast<uint32_t>(model.layers.front().keys.block_tokens);
   if (first % block_tokens != 0 || first > held) {
     return InvalidArgument("ARGUMENT_RANGE",
@@ -276,34 +275,36 @@ Status Session::LoadBlocks(uint64_t sequence, uint32_t first, std::span<const in
                                " tokens that are held or acknowledged");
   }
   const uint64_t asked = first + uint64_t{blocks.size()} * block_tokens;
-  return state_->CopyToBlocks(s.get(), model, first,
-                              static_cast<uint32_t>(std::min<uint64_t>(asked, held)), blocks,
-                              stream);
+  return Lending(state_.get())
+      .CopyToBlocks(s.get(), model, first, static_cast<uint32_t>(std::min<uint64_t>(asked, held)),
+                    blocks, stream);
 }
 
-Status Session::State::CopyToBlocks(Sequence* s, const ImportedModel& model, uint32_t first,
-                                    uint32_t end, std::span<const int32_t> blocks, void* stream) {
+Status Lending::CopyToBlocks(Sequence* s, const ImportedModel& model, uint32_t first, uint32_t end,
+                             std::span<const int32_t> blocks, void* stream) {
   const TableClaim nothing{s, 0, false};
-  KVS_ASSIGN_OR_RETURN(const int slot, Enter({&nothing, 1}, nullptr));
+  KVS_ASSIGN_OR_RETURN(const int slot, session_.Enter({&nothing, 1}, nullptr));
   const Status copied = CopyPages(*s, model, first, end, blocks, stream);
-  if (gpu_session == nullptr) {
-    Leave(slot);
+  if (session_.gpu_session == nullptr) {
+    session_.Leave(slot);
     return copied;
   }
   // The GPU leaves the epoch when it has read the pages.
-  const Status left = CudaStatus(
-      *gpu.ops, gpu.ops->write_value(gpu_session->ExitOf(slot), 0, stream), "loading blocks");
+  const Status left =
+      CudaStatus(*session_.gpu.ops,
+                 session_.gpu.ops->write_value(session_.gpu_session->ExitOf(slot), 0, stream),
+                 "loading blocks");
   if (!left.ok()) {
-    (void)gpu.ops->synchronize(stream);
-    Leave(slot);
+    (void)session_.gpu.ops->synchronize(stream);
+    session_.Leave(slot);
     return copied.ok() ? left : copied;
   }
-  (void)gpu_session->Ended(slot);
+  (void)session_.gpu_session->Ended(slot);
   return copied;
 }
 
-Status Session::State::CopyPages(const Sequence& s, const ImportedModel& model, uint32_t first,
-                                 uint32_t end, std::span<const int32_t> blocks, void* stream) {
+Status Lending::CopyPages(const Sequence& s, const ImportedModel& model, uint32_t first,
+                          uint32_t end, std::span<const int32_t> blocks, void* stream) {
   const Geometry& g = s.state->geometry();
   const PageLayout layout = PageLayout::Of(g);
   const auto page_tokens = static_cast<uint32_t>(g.page_tokens);
@@ -325,7 +326,7 @@ Status Session::State::CopyPages(const Sequence& s, const ImportedModel& model, 
     for (int32_t layer = 0; layer < g.layers; ++layer) {
       const ImportedModel::Layer& to = model.layers[static_cast<size_t>(layer)];
       const auto copy = [&](const LentTensor& t, int64_t offset) {
-        return CopyRun(gpu, layout, t,
+        return CopyRun(session_.gpu, layout, t,
                        {page + offset, t.address + block * t.block_stride + slot * t.slot_stride,
                         static_cast<int32_t>(n)},
                        stream);

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <thread>
 
+#include "client/linked_lending.h"
 #include "kernels/step/cuda_inspect.h"
 
 namespace kvstrata::client {
@@ -324,7 +325,7 @@ Status Session::Close(uint64_t sequence) {
   KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Of(state_.get(), sequence, false));
   const Status told = state_->TellAll(s.get(), state_->Deadline());
   if (!told.ok() && told.reason() != kIdsMissing) return told;  // those are not kept
-  state_->AwaitStaged(s.get());
+  Lending(state_.get()).AwaitStaged(s.get());
   {
     std::lock_guard<std::mutex> lock(state_->mu);
     state_->sequences.erase(sequence);
@@ -347,7 +348,7 @@ Status Session::TruncateKey(std::string_view key, uint32_t tokens) {
 
 Result<uint32_t> Session::Tokens(uint64_t sequence) {
   KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Current(state_.get(), sequence, true));
-  if (s->imported) return state_->Acknowledged(sequence);
+  if (s->imported) return Lending(state_.get()).Acknowledged(sequence);
   return static_cast<uint32_t>(s->state->tokens());
 }
 

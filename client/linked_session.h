@@ -78,12 +78,6 @@ struct ImportedModel {
   std::shared_ptr<StagedBlocks> staged;  // null: the daemon reads the tensors themselves
 };
 
-// Blocks of positions from `first` on, and their tokens.
-struct SealPart {
-  uint32_t first = 0;
-  std::span<const int32_t> blocks, tokens;
-};
-
 struct Session::State {
   // Constant after Attach.
   AttachOptions options;
@@ -138,27 +132,6 @@ struct Session::State {
   // Tells the daemon how far the index is valid, so that a fork inherits it.
   Status TellIndexed(Sequence* s);
 
-  // linked_import.cc
-  Result<std::shared_ptr<StagedBlocks>> StagedFor(uint64_t model, const LentTensor& tensor,
-                                                  const Geometry& geometry);
-  Result<uint32_t> Acknowledged(uint64_t sequence);
-  Status Seal(uint64_t sequence, uint32_t first, std::span<const int32_t> blocks,
-              std::span<const int32_t> tokens);
-  // linked_staging.cc
-  Status SealStaged(Sequence* s, const ImportedModel& model, const SealPart& all);
-  // One to `most`, waiting for one. IMPORT_QUEUE.
-  Result<std::vector<int32_t>> TakeStaged(Sequence* s, StagedBlocks* staged, size_t most);
-  void ReleaseStagedOf(Sequence* s);
-  void ReleaseStagedOfOthers(const Sequence* s);
-  // Waits until the daemon reads none of them. What it has not copied by the deadline is never used
-  // again.
-  void AwaitStaged(Sequence* s);
-  // Positions [first, end), which the daemon holds.
-  Status CopyToBlocks(Sequence* s, const ImportedModel& model, uint32_t first, uint32_t end,
-                      std::span<const int32_t> blocks, void* stream);
-  Status CopyPages(const Sequence& s, const ImportedModel& model, uint32_t first, uint32_t end,
-                   std::span<const int32_t> blocks, void* stream);
-
   // A report's events.
   Status TellReport(Sequence* s, uint32_t first, uint32_t n, const float* surprisal,
                     const float* entropy, const uint8_t* boundary);
@@ -201,9 +174,6 @@ class SequenceUse {
   std::shared_ptr<Sequence> sequence_;
   std::unique_lock<std::mutex> lock_;
 };
-
-// linked_staging.cc: releases what the daemon has copied.
-void ReleaseStaged(Sequence* s, uint32_t acknowledged);
 
 // linked_late_tokens.cc: FAILED_PRECONDITION LATE_TOKENS, LATE_BOUNDARY where a step of `member`
 // cannot begin for what is known of its ids and those before.

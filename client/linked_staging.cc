@@ -6,7 +6,7 @@
 #include <string>
 #include <thread>
 
-#include "client/linked_session.h"
+#include "client/linked_lending.h"
 
 namespace kvstrata::client {
 namespace {
@@ -21,7 +21,7 @@ Status QueueFull(int32_t blocks) {
 }
 
 // TENSORS_MISSING, BLOCKS_TOKENS, BLOCK_UNKNOWN: what would be copied is all there.
-Status CheckPart(const ImportedModel& model, const SealPart& part) {
+Status CheckBlocks(const ImportedModel& model, const SealedBlocks& all) {
   int32_t blocks = INT32_MAX;
   for (size_t layer = 0; layer < model.layers.size(); ++layer) {
     const auto& [keys, values] = model.layers[layer];
@@ -33,17 +33,17 @@ Status CheckPart(const ImportedModel& model, const SealPart& part) {
     blocks = std::min({blocks, keys.blocks, values.blocks});
   }
   const auto block_tokens = static_cast<size_t>(model.layers.front().keys.block_tokens);
-  if (part.tokens.size() != part.blocks.size() * block_tokens) {
-    return InvalidArgument("BLOCKS_TOKENS", std::to_string(part.blocks.size()) + " blocks of " +
+  if (all.tokens.size() != all.blocks.size() * block_tokens) {
+    return InvalidArgument("BLOCKS_TOKENS", std::to_string(all.blocks.size()) + " blocks of " +
                                                 std::to_string(block_tokens) + " and " +
-                                                std::to_string(part.tokens.size()) +
+                                                std::to_string(all.tokens.size()) +
                                                 " tokens; pass a block's tokens for each");
   }
-  for (size_t i = 0; i < part.blocks.size(); ++i) {
-    if (part.blocks[i] >= 0 && part.blocks[i] < blocks) continue;
+  for (size_t i = 0; i < all.blocks.size(); ++i) {
+    if (all.blocks[i] >= 0 && all.blocks[i] < blocks) continue;
     return InvalidArgument("BLOCK_UNKNOWN", "blocks[" + std::to_string(i) + "] is " +
-                                                std::to_string(part.blocks[i]) +
-                                                "; allowed: 0 to " + std::to_string(blocks - 1));
+                                                std::to_string(all.blocks[i]) + "; allowed: 0 to " +
+                                                std::to_string(blocks - 1));
   }
   return OkStatus();
 }
@@ -69,18 +69,18 @@ void ReleaseStaged(Sequence* s, uint32_t acknowledged) {
 }
 
 // A failed copy takes all that was on its way with it, and its own engine is to hear why.
-void Session::State::ReleaseStagedOf(Sequence* s) {
+void Lending::ReleaseStagedOf(Sequence* s) {
   if (s->staged.empty()) return;
   const Result<uint32_t> tokens = Acknowledged(s->id);
   if (!tokens.ok() && s->import_failed.ok()) s->import_failed = tokens.status();
   ReleaseStaged(s, tokens.ok() ? *tokens : UINT32_MAX);
 }
 
-void Session::State::ReleaseStagedOfOthers(const Sequence* s) {
+void Lending::ReleaseStagedOfOthers(const Sequence* s) {
   std::vector<std::shared_ptr<Sequence>> others;
   {
-    std::lock_guard<std::mutex> lock(mu);
-    for (const auto& [id, other] : sequences) {
+    std::lock_guard<std::mutex> lock(session_.mu);
+    for (const auto& [id, other] : session_.sequences) {
       if (other.get() != s && other->imported) others.push_back(other);
     }
   }
@@ -90,9 +90,8 @@ void Session::State::ReleaseStagedOfOthers(const Sequence* s) {
   }
 }
 
-Result<std::vector<int32_t>> Session::State::TakeStaged(Sequence* s, StagedBlocks* staged,
-                                                        size_t most) {
-  const auto deadline = Deadline();
+Result<std::vector<int32_t>> Lending::TakeStaged(Sequence* s, StagedBlocks* staged, size_t most) {
+  const auto deadline = session_.Deadline();
   while (true) {
     std::vector<int32_t> taken = staged->Take(most);
     if (!taken.empty()) return taken;
@@ -105,9 +104,9 @@ Result<std::vector<int32_t>> Session::State::TakeStaged(Sequence* s, StagedBlock
   }
 }
 
-Status Session::State::SealStaged(Sequence* s, const ImportedModel& model, const SealPart& all) {
+Status Lending::SealStaged(Sequence* s, const ImportedModel& model, const SealedBlocks& all) {
   KVS_RETURN_IF_ERROR(std::exchange(s->import_failed, OkStatus()));
-  KVS_RETURN_IF_ERROR(CheckPart(model, all));
+  KVS_RETURN_IF_ERROR(CheckBlocks(model, all));
   const auto block_tokens = static_cast<size_t>(model.layers.front().keys.block_tokens);
   for (size_t done = 0; done < all.blocks.size();) {
     KVS_ASSIGN_OR_RETURN(const std::vector<int32_t> to,
@@ -115,7 +114,7 @@ Status Session::State::SealStaged(Sequence* s, const ImportedModel& model, const
     CopyBlocks(model, all.blocks.subspan(done, to.size()), to);
     const size_t at = done * block_tokens, n = to.size() * block_tokens;
     const Status sealed =
-        Seal(s->id, all.first + static_cast<uint32_t>(at), to, all.tokens.subspan(at, n));
+        Seal(s->id, {all.first + static_cast<uint32_t>(at), to, all.tokens.subspan(at, n)});
     if (!sealed.ok()) {
       model.staged->GiveBack(to);
       return sealed;
@@ -126,8 +125,8 @@ Status Session::State::SealStaged(Sequence* s, const ImportedModel& model, const
   return OkStatus();
 }
 
-void Session::State::AwaitStaged(Sequence* s) {
-  const auto deadline = Deadline();
+void Lending::AwaitStaged(Sequence* s) {
+  const auto deadline = session_.Deadline();
   while (!s->staged.empty() && Clock::now() < deadline) {
     ReleaseStagedOf(s);
     if (!s->staged.empty()) std::this_thread::sleep_for(std::chrono::microseconds(100));

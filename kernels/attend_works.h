@@ -19,7 +19,7 @@
 namespace kvstrata {
 
 // The queries of a few new tokens for the heads that share a list of rows (those of one KV head, or
-// one query head), in one layer, and the partial of one part of what they attend.
+// one query head), in one layer, and the partial of one slice of what they attend.
 struct QueryTile {
   int layer = 0, kv_head = 0;
   int32_t first_head = 0, group = 0;  // query heads
@@ -46,7 +46,7 @@ struct QueryTile {
   }
 };
 
-// Calls fn(part, list) for the parts of a tile that share one of `lists` lists, and its number
+// Calls fn(heads, list) for the heads of a tile that share one of `lists` lists, and its number
 // there; without lists once for all of it, with 0.
 template <typename Fn>
 void ForHeads(size_t lists, const QueryTile& tile, const Fn& fn) {

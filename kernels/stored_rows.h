@@ -1,8 +1,8 @@
 // StoredRows: the reading side of a codec: what a sequence's extents hold, parsed, as the CPU's
 // steps and selectors read it. Rows below end() are read here, rows from there on on pages.
 //
-// A step asks for the parts of a selection (PlanParts), then for the work items of each part and
-// tile of queries (AddPart): every part is one more partial of the tile's merge
+// A step asks for the slices of a selection (PlanSlices), then for the work items of each slice and
+// tile of queries (AddSlice): every slice is one more partial of the tile's merge
 // (docs/spec/README.md, "Merge"). A selector asks for scores of keys. What a codec's own selectors
 // need beyond that, its class has.
 //
@@ -10,7 +10,7 @@
 // they are parsed. One conformance suite for all (tests/kernels/stored_rows_test.cc).
 //
 // Threads: immutable; any. Ownership: points into the extents; valid as long as they are. Cost: a
-// call a part and tile, or a KV head; nothing here is called row by row.
+// call a slice and tile, or a KV head; nothing here is called row by row.
 #ifndef KVSTRATA_KERNELS_STORED_ROWS_H_
 #define KVSTRATA_KERNELS_STORED_ROWS_H_
 
@@ -24,19 +24,19 @@
 
 namespace kvstrata {
 
-// What a group of heads attends in one piece of what is stored.
-struct StoredPart {
+// What a group of heads attends of what is stored as one partial of its merge.
+struct StoredSlice {
   int32_t kind = 0, source = 0;         // the codec's own
   size_t first_run = 0, run_count = 0;  // of the plan
 };
 
-// Parts of several tiles, and their runs.
+// Slices of several tiles, and their runs.
 struct StoredPlan {
-  std::vector<StoredPart> parts;
+  std::vector<StoredSlice> slices;
   std::vector<Run> runs;
 
-  std::span<const Run> RunsOf(const StoredPart& part) const {
-    return std::span(runs).subspan(part.first_run, part.run_count);
+  std::span<const Run> RunsOf(const StoredSlice& slice) const {
+    return std::span(runs).subspan(slice.first_run, slice.run_count);
   }
 };
 
@@ -88,18 +88,18 @@ class StoredRows {
   // the plan's index.
   bool has_means() const { return has_means_; }
 
-  // Adds the parts that query heads from `first_head` on read of a selection, and that share a list
-  // of it. Positions below `stored_end` <= end() are read here.
-  virtual void PlanParts(const Selection& selection, int32_t first_head, int32_t stored_end,
-                         StoredPlan* plan) const = 0;
+  // Adds the slices that query heads from `first_head` on read of a selection, and that share a
+  // list of it. Positions below `stored_end` <= end() are read here.
+  virtual void PlanSlices(const Selection& selection, int32_t first_head, int32_t stored_end,
+                          StoredPlan* plan) const = 0;
 
-  // Adds the items of one part for a tile, which write its whole partial. runs: the part's, of a
+  // Adds the items of one slice for a tile, which write its whole partial. runs: the slice's, of a
   // plan that outlives the items.
-  virtual void AddPart(const Selection& selection, const StoredPart& part,
-                       std::span<const Run> runs, const QueryTile& tile,
-                       AttendWorks* works) const = 0;
+  virtual void AddSlice(const Selection& selection, const StoredSlice& slice,
+                        std::span<const Run> runs, const QueryTile& tile,
+                        AttendWorks* works) const = 0;
 
-  // Adds what those parts read: a row that several queries attend once.
+  // Adds what those slices read: a row that several queries attend once.
   virtual void CountReads(const HeadReads& reads, ReadCost* cost) const = 0;
 
   // Appends the positions of a selection's chosen units that are not in its runs.

@@ -9,7 +9,7 @@ kvs_library(kvs_telemetry telemetry/heartbeat.cc telemetry/log.cc telemetry/read
 target_link_libraries(kvs_telemetry PRIVATE spdlog::spdlog)
 
 kvs_library(kvs_work
-  work/block_catalog.cc
+  work/value_catalog.cc
   work/block_rows.cc
   work/build.cc
   work/tier_pages.cc

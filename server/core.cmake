@@ -27,8 +27,8 @@ kvs_library(kvs_store
   store/artefact_record.cc
   store/artefacts.cc
   store/audit.cc
-  store/blocks.cc
-  store/build_parts.cc
+  store/value_info.cc
+  store/build_pieces.cc
   store/builds.cc
   store/capacity.cc
   store/capacity_counter.cc

@@ -27,7 +27,6 @@
 #include "server/start_memory.h"
 #include "server/telemetry/heartbeat.h"
 #include "server/telemetry/thread_top.h"
-#include "server/work/block_catalog.h"
 #include "server/work/disk_value_tier.h"
 #include "server/work/importer.h"
 #include "server/work/mover.h"
@@ -35,6 +34,7 @@
 #include "server/work/recompress.h"
 #include "server/work/tier_pages.h"
 #include "server/work/tier_records.h"
+#include "server/work/value_catalog.h"
 
 #ifndef KVS_VERSION
 #define KVS_VERSION "0.0.0"
@@ -107,7 +107,7 @@ struct Daemon::Parts {
   std::unique_ptr<Mover> mover;
   std::unique_ptr<WorkQueue> replications;  // one thread: the second open of a prefix finds it
   std::unique_ptr<TierPages> tier_pages;    // null: no tier
-  std::unique_ptr<BlockCatalog> blocks;
+  std::unique_ptr<ValueCatalog> catalog;
   const cuda::CudaOps* cuda = nullptr;                  // null: no GPU
   std::vector<int> cuda_devices;                        // numbers in this process, by device
   std::vector<std::unique_ptr<SegmentPacker>> packers;  // by device; none: no GPU
@@ -395,7 +395,7 @@ Status Daemon::Parts::Start() {
       LogEvent(LogLevel::kInfo, "artefact_records", {{"records", records}});
     });
   }
-  blocks = std::make_unique<BlockCatalog>(store.get(), disk_values.get());
+  catalog = std::make_unique<ValueCatalog>(store.get(), disk_values.get());
   KVS_ASSIGN_OR_RETURN(const Backend* backend, FindBackend(config.backend));
   std::vector<const SegmentPacker*> borrowed;
   for (const auto& packer : packers) borrowed.push_back(packer.get());
@@ -446,11 +446,11 @@ Status Daemon::Parts::StartGrpc() {
     if (!c) return std::nullopt;
     return CgroupInfo{c->file, c->limit, c->charged, c->reclaimable, c->available()};
   };
-  options.blocks.list = [this](const BlockFilter& filter, uint64_t after, size_t limit) {
-    return blocks->List(filter, after, limit);
+  options.values.list = [this](const ValueFilter& filter, uint64_t after, size_t limit) {
+    return catalog->List(filter, after, limit);
   };
-  options.blocks.get = [this](const std::string& key) { return blocks->Get(key); };
-  options.blocks.verify = [this](const std::string& key) { return blocks->Verify(key); };
+  options.values.get = [this](const std::string& key) { return catalog->Get(key); };
+  options.values.verify = [this](const std::string& key) { return catalog->Verify(key); };
   options.check_resize = [this](Tier tier, uint64_t bytes, std::string_view device) {
     return CheckResize(tier, bytes, device);
   };

@@ -3,8 +3,8 @@ find_library(KVS_GRPC_REFLECTION grpc++_reflection REQUIRED)
 kvs_library(kvs_rpc
   rpc/admin_messages.cc
   rpc/admin_service.cc
-  rpc/block_messages.cc
-  rpc/block_stream.cc
+  rpc/value_messages.cc
+  rpc/value_stream.cc
   rpc/calls_under_way.cc
   rpc/compute_service.cc
   rpc/control_service.cc

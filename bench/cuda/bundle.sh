@@ -10,7 +10,7 @@ set -euo pipefail
 build=$1 out=$2
 root=$(cd "$(dirname "$0")/../.." && pwd)
 rm -rf "$out" && mkdir -p "$out/bin" "$out/lib"
-cp "$build"/lib/libkvstrata_cuda.so "$build"/lib/libkvstrata.so.0 "$out/lib/"
+cp "$build"/lib/libkvstrata_cuda.so "$build"/lib/libkvstrata.so.2 "$out/lib/"
 cp "$build"/bin/{gpu_tests,kvstratad,libsticky_error.so} "$build"/bin/{cuda,selection,step,chunk,linked}_bench "$out/bin/"
 cp "$root"/bench/cuda/{dense_baselines.py,selection_baseline.py,llama_decode.py,compare.py,run_gpu.sh} "$out/"
 mkdir -p "$out/tests" "$out/integrations/kvstrata/src/kvstrata"

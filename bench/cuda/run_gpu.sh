@@ -31,7 +31,7 @@ if wants tests; then
   done
 fi
 if wants golden && [ -n "${GOLDEN:-}" ]; then
-  KVSTRATA_LIBRARY=$here/lib/libkvstrata.so.0 KVSTRATAD=$here/bin/kvstratad \
+  KVSTRATA_LIBRARY=$here/lib/libkvstrata.so.2 KVSTRATAD=$here/bin/kvstratad \
     python3 "$here/tests/golden_runner.py" "$GOLDEN" --backend cuda || failed=1
 fi
 # Of each op the cases that take seconds even so; side by side, as the time goes into the CPU.
@@ -118,7 +118,7 @@ if wants dense; then
 fi
 # A model's decode loop, with transformers' modules; batch 1 in the mode in which dense attention is fastest there.
 if wants decode; then
-  export PYTHONPATH=$here/integrations/kvstrata/src KVSTRATA_LIBRARY=$here/lib/libkvstrata.so.0 KVSTRATAD=$here/bin/kvstratad
+  export PYTHONPATH=$here/integrations/kvstrata/src KVSTRATA_LIBRARY=$here/lib/libkvstrata.so.2 KVSTRATAD=$here/bin/kvstratad
   python3 "$here/llama_decode.py" --check || failed=1
   python3 "$here/llama_decode.py" --compiled max-autotune-no-cudagraphs --batches 1 --json-out "$out/decode-b1.json" "${stamp[@]}" || failed=1
   python3 "$here/llama_decode.py" --compiled default --json-out "$out/decode.json" "${stamp[@]}" || failed=1

@@ -24,7 +24,7 @@ constexpr std::array<Hint, 24> kHints = {{
     {"SESSION_UNKNOWN", "list them: kvstrata session ls"},
     {"MODEL_UNKNOWN", "list them: kvstrata model ls"},
     {"PLAN_UNKNOWN", "list them: kvstrata plan ls"},
-    {"BLOCK_UNKNOWN", "list them: kvstrata block ls"},
+    {"VALUE_UNKNOWN", "list them: kvstrata value ls"},
     {"DISK_BREAKER", "see what the disk failed at: kvstrata tier show"},
     {"DRAIN_DEADLINE",
      "ask again: kvstrata tier drain --timeout 5m; or kvstrata tier drain --resume"},

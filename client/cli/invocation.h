@@ -55,7 +55,7 @@ void AddPool(CLI::App& app, Invocation& invocation);  // pool, evict
 void AddPin(CLI::App& app, Invocation& invocation);
 void AddLookup(CLI::App& app, Invocation& invocation);
 void AddAudit(CLI::App& app, Invocation& invocation);
-void AddBlock(CLI::App& app, Invocation& invocation);
+void AddValue(CLI::App& app, Invocation& invocation);
 void AddTier(CLI::App& app, Invocation& invocation);
 void AddQuota(CLI::App& app, Invocation& invocation);
 void AddWork(CLI::App& app, Invocation& invocation);

@@ -11,7 +11,7 @@ namespace {
 using AddNoun = void (*)(CLI::App&, Invocation&);
 constexpr std::array<AddNoun, 17> kNouns = {
     AddStatus, AddPlan,   AddModel,  AddSession,   AddSequence,  AddPool,
-    AddTier,   AddBlock,  AddLookup, AddPin,       AddQuota,     AddWork,
+    AddTier,   AddValue,  AddLookup, AddPin,       AddQuota,     AddWork,
     AddAudit,  AddConfig, AddReplay, AddCalibrate, AddCompletion};
 
 void SetFormat(Invocation& invocation, const std::string& name) {

@@ -135,7 +135,7 @@ class CudaPacker final : public SegmentPacker {
   Result<PackedBytes> PackRange(const RecompressInput& input, const Geometry& g, const Plan& plan,
                                 const SegmentPlans& plans, const PackedRange& range,
                                 std::span<const double> recent) const override KVS_EXCLUDES(mu_);
-  Result<PackedBytes> Join(const Geometry& g, std::span<const PackedExtent> pieces) const override
+  Result<PackedBytes> Join(const Geometry& g, std::span<const PackedExtent> extents) const override
       KVS_EXCLUDES(mu_);
 
  private:
@@ -181,7 +181,7 @@ class CudaPacker final : public SegmentPacker {
                                       const Plan& plan, const SegmentPlans& plans,
                                       const PackedRange& range,
                                       std::span<const double> recent) const KVS_REQUIRES(mu_);
-  Result<PackedBytes> JoinLocked(const Geometry& g, std::span<const PackedExtent> pieces) const
+  Result<PackedBytes> JoinLocked(const Geometry& g, std::span<const PackedExtent> extents) const
       KVS_REQUIRES(mu_);
   static PackedBytes Described(const PackedPlaces& places, std::shared_ptr<std::byte> extent);
   Status CopyRotations(const SegmentPlans& plans, const PackedPlaces& places, uint64_t dim,
@@ -419,16 +419,16 @@ Result<double> CudaPacker::PackRows(const Geometry& g, const Plan& plan, const S
 }
 
 Result<PackedBytes> CudaPacker::Join(const Geometry& g,
-                                     std::span<const PackedExtent> pieces) const {
+                                     std::span<const PackedExtent> extents) const {
   MutexLock lock(mu_);
-  return Noting(JoinLocked(g, pieces));
+  return Noting(JoinLocked(g, extents));
 }
 
 // All heads have one strategy, so that their arrays lie at equal distances.
 Result<PackedBytes> CudaPacker::JoinLocked(const Geometry& g,
-                                           std::span<const PackedExtent> pieces) const {
+                                           std::span<const PackedExtent> extents) const {
   KVS_RETURN_IF_ERROR(Check(ops_.use_device(device_), "making the GPU current"));
-  const PackedPlaces places = PackedPlaces::OfJoined(g, pieces);
+  const PackedPlaces places = PackedPlaces::OfJoined(g, extents);
   KVS_ASSIGN_OR_RETURN(const std::shared_ptr<std::byte> extent,
                        extents_->Take(static_cast<uint64_t>(places.bytes()), stream_));
   const auto heads = static_cast<int32_t>(HeadCount(g));
@@ -440,11 +440,11 @@ Result<PackedBytes> CudaPacker::JoinLocked(const Geometry& g,
   copy.rows = heads;
   copy.heads = 1;
   const auto append = [&](PackedRows PackedHead::*rows, uint64_t PackedEntry::*to, int64_t before,
-                          const PackedExtent& piece, int64_t count) {
-    const auto from = [&](size_t h) { return AddressOf((piece.heads[h].*rows).data); };
+                          const PackedExtent& each, int64_t count) {
+    const auto from = [&](size_t h) { return AddressOf((each.heads[h].*rows).data); };
     const auto target = [&](size_t h) { return places.entry(h).*to; };
-    const int64_t stride = (piece.heads[0].*rows).stride;
-    copy.from = (piece.heads[0].*rows).data;
+    const int64_t stride = (each.heads[0].*rows).stride;
+    copy.from = (each.heads[0].*rows).data;
     copy.from_row_stride = distance(from);
     copy.to = extent.get() + target(0) + before * stride;
     copy.to_row_stride = distance(target);
@@ -452,15 +452,15 @@ Result<PackedBytes> CudaPacker::JoinLocked(const Geometry& g,
     return Check(ops_.copy_rows(copy, stream_), "op copy_rows");
   };
   int64_t done = 0;
-  for (const PackedExtent& piece : pieces) {
-    const int32_t block = piece.heads[0].block;
+  for (const PackedExtent& each : extents) {
+    const int32_t block = each.heads[0].block;
     using Head = PackedHead;
     using Entry = PackedEntry;
-    KVS_RETURN_IF_ERROR(append(&Head::keys, &Entry::keys, done, piece, piece.rows()));
-    KVS_RETURN_IF_ERROR(append(&Head::values, &Entry::values, done, piece, piece.rows()));
+    KVS_RETURN_IF_ERROR(append(&Head::keys, &Entry::keys, done, each, each.rows()));
+    KVS_RETURN_IF_ERROR(append(&Head::values, &Entry::values, done, each, each.rows()));
     KVS_RETURN_IF_ERROR(
-        append(&Head::blocks, &Entry::blocks, done / block, piece, piece.rows() / block));
-    done += piece.rows();
+        append(&Head::blocks, &Entry::blocks, done / block, each, each.rows() / block));
+    done += each.rows();
   }
   KVS_RETURN_IF_ERROR(Check(ops_.synchronize(stream_), "joining extents"));
   return Described(places, extent);

@@ -21,7 +21,7 @@ class OnHost final : public SegmentPacker {
                                 const PackedRange& range,
                                 std::span<const double> recent) const override;
   Result<PackedBytes> Join(const Geometry& geometry,
-                           std::span<const PackedExtent> pieces) const override;
+                           std::span<const PackedExtent> extents) const override;
 };
 
 // One rotation: eigenvectors and eigenvalues of the covariance of `rows`; the sum of its squares.
@@ -165,17 +165,17 @@ Result<PackedBytes> OnHost::PackRange(const RecompressInput& input, const Geomet
 }
 
 Result<PackedBytes> OnHost::Join(const Geometry& geometry,
-                                 std::span<const PackedExtent> pieces) const {
-  PackedPlaces out = PackedPlaces::OfJoined(geometry, pieces);
+                                 std::span<const PackedExtent> extents) const {
+  PackedPlaces out = PackedPlaces::OfJoined(geometry, extents);
   out.Allocate();
-  for (size_t h = 0; h < pieces.back().heads.size(); ++h) {
+  for (size_t h = 0; h < extents.back().heads.size(); ++h) {
     std::byte* keys = out.At<std::byte>(out.entry(h).keys);
     std::byte* values = out.At<std::byte>(out.entry(h).values);
     std::byte* blocks = out.At<std::byte>(out.entry(h).blocks);
-    for (const PackedExtent& piece : pieces) {
-      Append(piece.heads[h].keys, piece.rows(), &keys);
-      Append(piece.heads[h].values, piece.rows(), &values);
-      Append(piece.heads[h].blocks, piece.rows() / piece.heads[h].block, &blocks);
+    for (const PackedExtent& extent : extents) {
+      Append(extent.heads[h].keys, extent.rows(), &keys);
+      Append(extent.heads[h].values, extent.rows(), &values);
+      Append(extent.heads[h].blocks, extent.rows() / extent.heads[h].block, &blocks);
     }
   }
   const PackedInfo info = out.info();

@@ -44,12 +44,12 @@ class SpanStorage final : public StoredRows {
   static Result<std::unique_ptr<SpanStorage>> Parse(const SequenceView& view,
                                                     const Geometry& geometry);
 
-  // Parts of a range: its raw rows, which are always on, the spans that are expanded (units) and
+  // Slices of a part: its raw rows, which are always on, the spans that are expanded (units) and
   // those that are read as one row (coarse).
-  void PlanParts(const Selection& selection, int32_t first_head, int32_t stored_end,
-                 StoredPlan* plan) const override;
-  void AddPart(const Selection& selection, const StoredPart& part, std::span<const Run> runs,
-               const QueryTile& tile, AttendWorks* works) const override;
+  void PlanSlices(const Selection& selection, int32_t first_head, int32_t stored_end,
+                  StoredPlan* plan) const override;
+  void AddSlice(const Selection& selection, const StoredSlice& slice, std::span<const Run> runs,
+                const QueryTile& tile, AttendWorks* works) const override;
   void CountReads(const HeadReads& reads, ReadCost* cost) const override;
   void AppendUnits(std::span<const int32_t> units, std::vector<Run>* runs) const override;
   // Computes those of spans at once, in fp32.

@@ -84,25 +84,25 @@ void AddMeans(const SpanStorage& spans, const Selection& selection, int part, co
 
 }  // namespace
 
-void SpanStorage::PlanParts(const Selection&, int32_t, int32_t, StoredPlan* plan) const {
+void SpanStorage::PlanSlices(const Selection&, int32_t, int32_t, StoredPlan* plan) const {
   for (size_t i = 0; i < parts_.size(); ++i) {
     const auto source = static_cast<int32_t>(i);
-    if (parts_[i].raw_count > 0) plan->parts.push_back({kRawRows, source, 0, 0});
+    if (parts_[i].raw_count > 0) plan->slices.push_back({kRawRows, source, 0, 0});
     if (parts_[i].span_count == 0) continue;
-    plan->parts.push_back({kFactors, source, 0, 0});
-    plan->parts.push_back({kMeans, source, 0, 0});
+    plan->slices.push_back({kFactors, source, 0, 0});
+    plan->slices.push_back({kMeans, source, 0, 0});
   }
 }
 
-void SpanStorage::AddPart(const Selection& selection, const StoredPart& part, std::span<const Run>,
-                          const QueryTile& tile, AttendWorks* works) const {
-  switch (part.kind) {
+void SpanStorage::AddSlice(const Selection& selection, const StoredSlice& slice,
+                           std::span<const Run>, const QueryTile& tile, AttendWorks* works) const {
+  switch (slice.kind) {
     case kRawRows:
-      return AddRawRows(*this, part.source, tile, works);
+      return AddRawRows(*this, slice.source, tile, works);
     case kFactors:
-      return AddFactors(*this, selection, part.source, tile, works);
+      return AddFactors(*this, selection, slice.source, tile, works);
     default:
-      return AddMeans(*this, selection, part.source, tile, works);
+      return AddMeans(*this, selection, slice.source, tile, works);
   }
 }
 

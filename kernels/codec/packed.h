@@ -35,7 +35,7 @@ struct PackedHead {
   PackedRows keys, values;             // row i is token begin + i
   PackedRows blocks;                   // row j is block j of this extent
   int32_t block = 0;                   // tokens of a block; the last may be short
-  const float* eigenvalues = nullptr;  // of K^T K [head_dim], descending; null in a piece
+  const float* eigenvalues = nullptr;  // of K^T K [head_dim], descending; null in later ones
 };
 
 class PackedStorage final : public StoredRows {
@@ -54,18 +54,18 @@ class PackedStorage final : public StoredRows {
   static Result<std::unique_ptr<PackedStorage>> Parse(const SequenceView& view,
                                                       const Geometry& geometry);
 
-  // Rows from end() on are raw: the update buffer. A part is rows of one segment.
-  void PlanParts(const Selection& selection, int32_t first_head, int32_t stored_end,
-                 StoredPlan* plan) const override;
-  void AddPart(const Selection& selection, const StoredPart& part, std::span<const Run> runs,
-               const QueryTile& tile, AttendWorks* works) const override;
+  // Rows from end() on are raw: the update buffer. A slice is rows of one segment.
+  void PlanSlices(const Selection& selection, int32_t first_head, int32_t stored_end,
+                  StoredPlan* plan) const override;
+  void AddSlice(const Selection& selection, const StoredSlice& slice, std::span<const Run> runs,
+                const QueryTile& tile, AttendWorks* works) const override;
   void CountReads(const HeadReads& reads, ReadCost* cost) const override;
   // Blocks are runs.
   void AppendUnits(std::span<const int32_t>, std::vector<Run>*) const override {}
   void AddScores(const KeyScores& scores, ScoreWorks* works) const override;
   int64_t KeyBytes(int layer, Run range) const override;
 
-  // One per extent, ascending, without gaps from position 0 on; parts of one segment have the same
+  // One per extent, ascending, without gaps from position 0 on; those of one segment have the same
   // plan_begin and are all final or all not.
   const std::vector<Segment>& segments() const { return segments_; }
   const PackedHead& head(int segment, int layer, int kv_head) const {
@@ -110,7 +110,7 @@ std::string PackedStatus(const CodecProgress& progress);
 CodecCost PackedCost(const Plan& plan, const Geometry& geometry);
 // Arrays of tests/golden/README.md: "eigenvalues", "rotated_rows" and "packed_rows" (first segment,
 // layer 0, head 0; rotated rows need the raw pages), "segments" (flat start, stop, final),
-// "strategies" [segments][layers * kv_heads][3] (pieces of a segment are one), "packed_bytes" i32
+// "strategies" [segments][layers * kv_heads][3] (extents of a segment are one), "packed_bytes" i32
 // pairs are not.
 Result<InspectArray> InspectPacked(const SelectContext& context, std::string_view name);
 

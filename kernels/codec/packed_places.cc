@@ -53,21 +53,21 @@ void PackedPlaces::AddHead(const Strategy& s, bool rotations) {
 }
 
 PackedPlaces PackedPlaces::OfJoined(const Geometry& geometry,
-                                    std::span<const PackedExtent> pieces) {
-  const PackedExtent& last = pieces.back();
+                                    std::span<const PackedExtent> extents) {
+  const PackedExtent& last = extents.back();
   PackedInfo info = last.info;
-  for (const PackedExtent& piece : pieces) {
-    info.refused_loss = std::max(info.refused_loss, piece.info.refused_loss);
-    info.worst_loss = std::max(info.worst_loss, piece.info.worst_loss);
+  for (const PackedExtent& extent : extents) {
+    info.refused_loss = std::max(info.refused_loss, extent.info.refused_loss);
+    info.worst_loss = std::max(info.worst_loss, extent.info.worst_loss);
   }
-  PackedPlaces places(geometry, {pieces.front().tokens.begin, last.tokens.end}, false,
+  PackedPlaces places(geometry, {extents.front().tokens.begin, last.tokens.end}, false,
                       last.truncated, info);
   for (const PackedHead& h : last.heads) {
     places.AddHead({h.keys.keep, h.keys.neighbours, h.block}, false);
   }
   auto flushes = places.flushes_.begin();
-  for (const PackedExtent& piece : pieces) {
-    flushes = std::copy_n(piece.flushes, piece.rows() / piece.info.buffer, flushes);
+  for (const PackedExtent& extent : extents) {
+    flushes = std::copy_n(extent.flushes, extent.rows() / extent.info.buffer, flushes);
   }
   return places;
 }

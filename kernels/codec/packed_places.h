@@ -20,8 +20,8 @@ class PackedPlaces {
                const PackedInfo& info);
 
   void AddHead(const Strategy& s, bool rotations);
-  // Joins consecutive pieces of one temporary segment; no row is packed again.
-  static PackedPlaces OfJoined(const Geometry& geometry, std::span<const PackedExtent> pieces);
+  // Joins consecutive extents of one temporary segment; no row is packed again.
+  static PackedPlaces OfJoined(const Geometry& geometry, std::span<const PackedExtent> extents);
   // What these rows have lost; `before`: the flushes before them (temporary only).
   void NoteLoss(double loss, std::span<const double> before);
   // See PackedInfo.

@@ -12,8 +12,8 @@ constexpr int32_t kScoreTile = 2048;
 }  // namespace
 
 // Selected rows of each segment, cut at kPackedSliceRows.
-void PackedStorage::PlanParts(const Selection& selection, int32_t first_head, int32_t stored_end,
-                              StoredPlan* plan) const {
+void PackedStorage::PlanSlices(const Selection& selection, int32_t first_head, int32_t stored_end,
+                               StoredPlan* plan) const {
   const auto& lists = selection.runs;
   const std::vector<Run>& selected = lists[ListOf(lists.size(), first_head, geometry_.query_heads)];
   size_t r = 0;
@@ -27,12 +27,12 @@ void PackedStorage::PlanParts(const Selection& selection, int32_t first_head, in
               std::min(selected[at].end, segment.end) - segment.begin};
       while (run.begin < run.end) {
         if (room == 0) {
-          plan->parts.push_back({0, static_cast<int32_t>(i), plan->runs.size(), 0});
+          plan->slices.push_back({0, static_cast<int32_t>(i), plan->runs.size(), 0});
           room = kPackedSliceRows;
         }
         const int32_t taken = std::min(room, run.end - run.begin);
         plan->runs.push_back({run.begin, run.begin + taken});
-        ++plan->parts.back().run_count;
+        ++plan->slices.back().run_count;
         run.begin += taken;
         room -= taken;
       }
@@ -40,10 +40,10 @@ void PackedStorage::PlanParts(const Selection& selection, int32_t first_head, in
   }
 }
 
-// Pieces of a segment share its rotation, hence one rotated query.
-void PackedStorage::AddPart(const Selection&, const StoredPart& part, std::span<const Run> runs,
-                            const QueryTile& tile, AttendWorks* works) const {
-  const PackedHead& own = head(part.source, tile.layer, tile.kv_head);
+// Extents of a segment share its rotation, hence one rotated query.
+void PackedStorage::AddSlice(const Selection&, const StoredSlice& slice, std::span<const Run> runs,
+                             const QueryTile& tile, AttendWorks* works) const {
+  const PackedHead& own = head(slice.source, tile.layer, tile.kv_head);
   auto w = AttendWorks::ItemOf<AttendPackedWork>(tile);
   w.k = own.keys;
   w.v = own.values;

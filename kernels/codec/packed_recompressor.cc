@@ -4,7 +4,7 @@
 // has lost so far. So a clone, a restart and a sequence that found its prefix packed go on from
 // the view alone, and when a worker lags, the same units follow each other later.
 //
-// The open segment's extents (pieces) join like the digits of a counter in base 8, without packing
+// The open segment's extents join like the digits of a counter in base 8, without packing
 // a row twice: a reader meets few of them, and a flush copies few bytes.
 //
 // What would lose more than the plan's max_loss is packed by a milder strategy (loss_limit.h), and
@@ -181,8 +181,8 @@ class PackedRecompressor final : public Recompressor {
     return {Unit::kRelease, {0, s.final_end}};
   }
 
-  // Where plans and pieces are made already, they must lie there too. What is closed at once may
-  // need more memory than a GPU has to spare.
+  // Where plans and open extents are made already, they must lie there too. What is closed at once
+  // may need more memory than a GPU has to spare.
   bool PacksInPlace(const RecompressInput& input, const PackedState& s, const Work& work) const {
     if (input.gpu_packer == nullptr || work.unit == Unit::kClose) return false;
     const auto is_on_device = [](const ExtentView& e) { return e.description != nullptr; };
@@ -292,7 +292,7 @@ class PackedRecompressor final : public Recompressor {
 
   // --- the open segment ---
 
-  struct Piece {
+  struct OpenExtent {
     PackedExtent extent;
     int32_t kept = -1;   // of the view, or
     PackedBytes packed;  // new
@@ -303,51 +303,51 @@ class PackedRecompressor final : public Recompressor {
     KVS_ASSIGN_OR_RETURN(const PackedExtent plan,
                          ReadPackedExtent(input.view.extents[state.plan], geometry_));
     if (!plan.has_rotations()) return DamagedExtent(plan.tokens, "has no rotations");
-    KVS_ASSIGN_OR_RETURN(std::vector<Piece> pieces, ReadPieces(input.view, state.final_count));
+    KVS_ASSIGN_OR_RETURN(std::vector<OpenExtent> open, ReadOpen(input.view, state.final_count));
     PackedRange range = {tokens, false, {}};
     range.info.plan_begin = plan.tokens.begin;
     range.info.buffer = plan_.packed.buffer;
-    range.info.loss = pieces.empty() ? 0 : state.last.loss;
+    range.info.loss = open.empty() ? 0 : state.last.loss;
     SegmentPlans plans = PlansIn(plan);
-    if (!pieces.empty()) TakeStrategies(pieces.back().extent, &plans);
+    if (!open.empty()) TakeStrategies(open.back().extent, &plans);
     RecompressOutput output = {KeepFirst(input.view, state.final_count),
                                ReleasedRows(input, state.final_end)};
     KVS_ASSIGN_OR_RETURN(LimitedPack limited, PackWithinLimit(packer, input, geometry_, plan_,
-                                                              range, LossesOf(pieces), &plans));
+                                                              range, LossesOf(open), &plans));
     PackedBytes& packed = limited.packed;
     if (!limited.fits) {
       range.info = packed.info;
       return Stop(input, state, range);
     }
     Warn(tokens, packed.info, plans, &output);
-    KVS_RETURN_IF_ERROR(AddPiece(std::move(packed), tokens, &pieces));
-    while (CanJoin(pieces)) KVS_RETURN_IF_ERROR(JoinLast(packer, &pieces));
-    for (Piece& p : pieces) {
+    KVS_RETURN_IF_ERROR(AddOpen(std::move(packed), tokens, &open));
+    while (CanJoin(open)) KVS_RETURN_IF_ERROR(JoinLast(packer, &open));
+    for (OpenExtent& p : open) {
       output.extents.push_back({p.kept, std::move(p.packed.bytes), p.extent.tokens, plan_.tier,
                                 std::move(p.packed.on_device)});
     }
     return output;
   }
 
-  Result<std::vector<Piece>> ReadPieces(const SequenceView& view, int32_t first) const {
-    std::vector<Piece> pieces;
+  Result<std::vector<OpenExtent>> ReadOpen(const SequenceView& view, int32_t first) const {
+    std::vector<OpenExtent> open;
     for (int32_t i = first; i < view.extent_count; ++i) {
       KVS_ASSIGN_OR_RETURN(PackedExtent extent, ReadPackedExtent(view.extents[i], geometry_));
-      pieces.push_back({std::move(extent), i, {}});
+      open.push_back({std::move(extent), i, {}});
     }
-    return pieces;
+    return open;
   }
 
-  static std::vector<double> LossesOf(const std::vector<Piece>& pieces) {
+  static std::vector<double> LossesOf(const std::vector<OpenExtent>& open) {
     std::vector<double> losses;
-    for (const Piece& p : pieces) {
+    for (const OpenExtent& p : open) {
       const int32_t flushes = p.extent.rows() / p.extent.info.buffer;
       losses.insert(losses.end(), p.extent.flushes, p.extent.flushes + flushes);
     }
     return losses;
   }
 
-  Status AddPiece(PackedBytes packed, Tokens tokens, std::vector<Piece>* pieces) const {
+  Status AddOpen(PackedBytes packed, Tokens tokens, std::vector<OpenExtent>* open) const {
     const auto front = static_cast<int64_t>(packed.bytes.size());
     ExtentView view = {packed.bytes.data(), front, tokens};
     if (packed.on_device.data != nullptr) {
@@ -355,16 +355,16 @@ class PackedRecompressor final : public Recompressor {
               packed.bytes.data(), front};
     }
     KVS_ASSIGN_OR_RETURN(PackedExtent extent, ReadPackedExtent(view, geometry_));
-    pieces->push_back({std::move(extent), -1, std::move(packed)});
+    open->push_back({std::move(extent), -1, std::move(packed)});
     return OkStatus();
   }
 
-  bool CanJoin(const std::vector<Piece>& pieces) const {
-    if (pieces.size() < kJoined) return false;
-    const int32_t rows = pieces.back().extent.rows();
+  bool CanJoin(const std::vector<OpenExtent>& open) const {
+    if (open.size() < kJoined) return false;
+    const int32_t rows = open.back().extent.rows();
     int64_t bytes = 0;
-    for (auto p = pieces.end() - kJoined; p != pieces.end(); ++p) {
-      if (p->extent.rows() != rows || !SameStrategies(p->extent, pieces.back().extent)) {
+    for (auto p = open.end() - kJoined; p != open.end(); ++p) {
+      if (p->extent.rows() != rows || !SameStrategies(p->extent, open.back().extent)) {
         return false;
       }
       bytes += p->extent.bytes;
@@ -372,14 +372,14 @@ class PackedRecompressor final : public Recompressor {
     return bytes <= extent_bytes_;
   }
 
-  Status JoinLast(const SegmentPacker& packer, std::vector<Piece>* pieces) const {
-    const auto first = pieces->end() - kJoined;
+  Status JoinLast(const SegmentPacker& packer, std::vector<OpenExtent>* open) const {
+    const auto first = open->end() - kJoined;
     std::vector<PackedExtent> extents;
-    for (auto p = first; p != pieces->end(); ++p) extents.push_back(p->extent);
+    for (auto p = first; p != open->end(); ++p) extents.push_back(p->extent);
     KVS_ASSIGN_OR_RETURN(PackedBytes joined, packer.Join(geometry_, extents));
     const Tokens tokens = {extents.front().tokens.begin, extents.back().tokens.end};
-    pieces->erase(first, pieces->end());
-    return AddPiece(std::move(joined), tokens, pieces);
+    open->erase(first, open->end());
+    return AddOpen(std::move(joined), tokens, open);
   }
 
   Plan plan_;

@@ -76,7 +76,7 @@ class SegmentPacker {
 
   // Extents of one temporary segment that follow each other, as one; no row is packed again.
   virtual Result<PackedBytes> Join(const Geometry& geometry,
-                                   std::span<const PackedExtent> pieces) const = 0;
+                                   std::span<const PackedExtent> extents) const = 0;
 };
 
 const SegmentPacker& HostPacker();

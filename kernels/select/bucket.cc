@@ -101,6 +101,30 @@ void AppendMean(const Row& row, const Bucket& bucket, const PagedRows& keys,
   for (const double x : sum) means->push_back(static_cast<float>(x / count));
 }
 
+// What of a list of each row is looked into.
+struct Ragged {
+  std::vector<int32_t> values, offsets = {0};
+};
+template <typename Fn>
+Ragged Flat(std::span<const Row> rows, const Fn& list) {
+  Ragged flat;
+  for (const Row& row : rows) {
+    const std::vector<int32_t> own = list(row);
+    flat.values.insert(flat.values.end(), own.begin(), own.end());
+    flat.offsets.push_back(static_cast<int32_t>(flat.values.size()));
+  }
+  return flat;
+}
+// What is in the prompt's buckets, or was kept for them.
+std::vector<int32_t> KeptOf(const Row& row) {
+  if (!row.kept.empty()) return row.kept;
+  std::vector<int32_t> all;
+  for (const Bucket& b : row.buckets) {
+    for (int32_t t = b.tokens.begin; t < b.tokens.end; ++t) all.push_back(t);
+  }
+  return all;
+}
+
 class BucketSelector final : public Selector {
  public:
   BucketSelector(const Plan& plan, const Geometry& geometry)
@@ -179,15 +203,16 @@ class BucketSelector final : public Selector {
 
   Result<InspectArray> Inspect(const SelectContext&, std::string_view name) const override {
     if (name == "importance") return Importance();
-    if (name == "kept") return ArrayOf(InspectArray::Type::kI32, Flat(KeptOf).values);
-    if (name == "kept_offsets") return ArrayOf(InspectArray::Type::kI32, Flat(KeptOf).offsets);
+    if (name == "kept") return ArrayOf(InspectArray::Type::kI32, Flat(rows_, KeptOf).values);
+    if (name == "kept_offsets")
+      return ArrayOf(InspectArray::Type::kI32, Flat(rows_, KeptOf).offsets);
     if (name == "bucket_sizes") {
       return ArrayOf(InspectArray::Type::kI32,
-                     Flat([this](const Row& r) { return Sizes(r); }).values);
+                     Flat(rows_, [this](const Row& r) { return Sizes(r); }).values);
     }
     if (name == "bucket_sizes_offsets") {
       return ArrayOf(InspectArray::Type::kI32,
-                     Flat([this](const Row& r) { return Sizes(r); }).offsets);
+                     Flat(rows_, [this](const Row& r) { return Sizes(r); }).offsets);
     }
     if (name == "bucket_means") return Means();
     return NotFound("INSPECT_UNKNOWN", "array '" + std::string(name) +
@@ -340,28 +365,6 @@ class BucketSelector final : public Selector {
 
   // --- Inspect ---
 
-  struct Ragged {
-    std::vector<int32_t> values, offsets = {0};
-  };
-  template <typename Fn>
-  Ragged Flat(const Fn& list) const {
-    Ragged flat;
-    for (const Row& row : rows_) {
-      const std::vector<int32_t> own = list(row);
-      flat.values.insert(flat.values.end(), own.begin(), own.end());
-      flat.offsets.push_back(static_cast<int32_t>(flat.values.size()));
-    }
-    return flat;
-  }
-  // What is in the prompt's buckets, or was kept for them.
-  static std::vector<int32_t> KeptOf(const Row& row) {
-    if (!row.kept.empty()) return row.kept;
-    std::vector<int32_t> all;
-    for (const Bucket& b : row.buckets) {
-      for (int32_t t = b.tokens.begin; t < b.tokens.end; ++t) all.push_back(t);
-    }
-    return all;
-  }
   std::vector<int32_t> Sizes(const Row& row) const {
     std::vector<int32_t> sizes;
     for (const Bucket& b : row.buckets) sizes.push_back(SupplyOf(row, b).Below(b.tokens.end));

@@ -14,7 +14,7 @@ namespace kvstrata {
 struct SegmentRoom {
   // The most that ops attend_packed and score_packed take.
   static constexpr int32_t kMost = 512;
-  // Pieces that an open segment has, now more, now fewer: 7 each of 1, 8, 64 and 512 flushes.
+  // Extents that an open segment has, now more, now fewer: 7 each of 1, 8, 64 and 512 flushes.
   static constexpr int32_t kMostPieces = 28;
 
   // What a sequence with so many extents, `final` of which stay, is given: flushes and joins

@@ -65,14 +65,14 @@ void StepTiles::PlanStored(Tile* tile) {
   const Selection& selection = ChunkOf(*tile).selection;
   const StoredRows* const stored = m.state->stored();
   if (stored != nullptr) {
-    stored->PlanParts(selection, tile->first_head, StoredEnd(m), &stored_);
+    stored->PlanSlices(selection, tile->first_head, StoredEnd(m), &stored_);
   }
-  tile->parts = stored_.parts.size() - tile->first_part;
+  tile->stored = stored_.slices.size() - tile->first_stored;
   const bool has_means = stored != nullptr && stored->has_means();
   if (!has_means && !selection.coarse.empty()) tile->levels = m.state->index().level_count;
 }
 
-// Slices, stored parts and tiles of one chunk.
+// Slices, stored slices and tiles of one chunk.
 void StepTiles::PlanChunk(int index) {
   const StepChunk& chunk = chunks_[index];
   const StepMember& m = members_[chunk.member];
@@ -90,7 +90,7 @@ void StepTiles::PlanChunk(int index) {
     tile.first_head = i * group;
     tile.group = group;
     tile.first_slice = slices_.size();
-    tile.first_part = stored_.parts.size();
+    tile.first_stored = stored_.slices.size();
     if (i < lists) {
       tile.history = CutRuns(selection.runs[i], from, start, start + chunk.count);
     } else {
@@ -117,7 +117,7 @@ void StepTiles::Plan() {
   tiles_.clear();
   slices_.clear();
   runs_.clear();
-  stored_.parts.clear();
+  stored_.slices.clear();
   stored_.runs.clear();
   for (int i = 0; i < static_cast<int>(chunks_.size()); ++i) PlanChunk(i);
 }

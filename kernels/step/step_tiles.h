@@ -32,7 +32,7 @@ std::vector<StepChunk> CutChunks(std::span<const StepMember> members);
 // without its raw pages, a segment may reach into the new tokens.
 int32_t StoredEnd(const StepMember& member);
 
-// A part of the positions that a group of heads attends on pages.
+// Some of the positions that a group of heads attends on pages.
 struct Slice {
   size_t first_run = 0, run_count = 0;
   int32_t begin = 0, end = 0;  // first position, and one past the last
@@ -41,18 +41,18 @@ struct Slice {
 
 struct Tile {
   int chunk = 0, kv_head = 0;
-  int32_t first_head = 0, group = 0;   // query heads
-  int32_t begin = 0, queries = 0;      // of the member's new tokens
-  int32_t start = 0;                   // position of the first of them
-  int32_t history = 0;                 // rows of the list before the chunk's first new token
-  size_t first_slice = 0, slices = 0;  // those that some query sees
-  size_t first_part = 0, parts = 0;
+  int32_t first_head = 0, group = 0;    // query heads
+  int32_t begin = 0, queries = 0;       // of the member's new tokens
+  int32_t start = 0;                    // position of the first of them
+  int32_t history = 0;                  // rows of the list before the chunk's first new token
+  size_t first_slice = 0, slices = 0;   // those that some query sees
+  size_t first_stored = 0, stored = 0;  // slices of what a codec stores
   int32_t levels = 0;  // of the index, whose means of what was not selected are attended
 
   // Positions that the last query sees end here.
   int32_t visible_end() const { return start + queries; }
   int32_t rows() const { return queries * group; }  // of a partial
-  int32_t partials() const { return static_cast<int32_t>(slices + parts) + levels; }
+  int32_t partials() const { return static_cast<int32_t>(slices + stored) + levels; }
   int64_t partial_rows() const { return int64_t{partials()} * rows(); }
 };
 
@@ -72,10 +72,10 @@ class StepTiles {
   std::span<const Run> RunsOf(const Slice& slice) const {
     return std::span(runs_).subspan(slice.first_run, slice.run_count);
   }
-  std::span<const StoredPart> PartsOf(const Tile& tile) const {
-    return std::span(stored_.parts).subspan(tile.first_part, tile.parts);
+  std::span<const StoredSlice> StoredOf(const Tile& tile) const {
+    return std::span(stored_.slices).subspan(tile.first_stored, tile.stored);
   }
-  std::span<const Run> RunsOf(const StoredPart& part) const { return stored_.RunsOf(part); }
+  std::span<const Run> RunsOf(const StoredSlice& slice) const { return stored_.RunsOf(slice); }
 
  private:
   int32_t CutRuns(const std::vector<Run>& selected, int32_t from, int32_t history, int32_t end);

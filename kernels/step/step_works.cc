@@ -21,24 +21,24 @@ void PlaceRows(const StepTiles& tiles, const Tile& tile, const Slice& slice, Att
   work->row_place = slice.rank;
 }
 
-// `part` becomes the tile's next.
-void NextPart(const Tile& tile, QueryTile* part) {
-  part->m += tile.rows();
-  part->l += tile.rows();
-  part->o += int64_t{tile.rows()} * part->dim;
+// `next` becomes the tile's next partial.
+void NextPartial(const Tile& tile, QueryTile* next) {
+  next->m += tile.rows();
+  next->l += tile.rows();
+  next->o += int64_t{tile.rows()} * next->dim;
 }
 
 }  // namespace
 
 // One work item a slice, of rows on pages.
-void StepWorks::AddSlices(const StepTiles& tiles, const Tile& tile, QueryTile* part) {
+void StepWorks::AddSlices(const StepTiles& tiles, const Tile& tile, QueryTile* next) {
   const StepMember& m = tiles.MemberOf(tile);
   const PageLayout layout = PageLayout::Of(m.state->geometry());
-  const PagedRows k = KeysOf(m.view.pages, layout, part->layer, tile.kv_head);
-  const PagedRows v = ValuesOf(m.view.pages, layout, part->layer, tile.kv_head);
+  const PagedRows k = KeysOf(m.view.pages, layout, next->layer, tile.kv_head);
+  const PagedRows v = ValuesOf(m.view.pages, layout, next->layer, tile.kv_head);
   const int32_t end = tile.visible_end();
   for (const Slice& slice : tiles.SlicesOf(tile)) {
-    auto w = AttendWorks::ItemOf<AttendWork>(*part);
+    auto w = AttendWorks::ItemOf<AttendWork>(*next);
     w.k = k;
     w.v = v;
     w.position = tile.start;
@@ -55,22 +55,22 @@ void StepWorks::AddSlices(const StepTiles& tiles, const Tile& tile, QueryTile* p
       }
       works_.Add(w, first);
     }
-    NextPart(tile, part);
+    NextPartial(tile, next);
   }
 }
 
-// Coarse rows of what was not selected, a part a level of the index.
-void StepWorks::AddLevels(const StepTiles& tiles, const Tile& tile, QueryTile* part) {
+// Coarse rows of what was not selected, a partial a level of the index.
+void StepWorks::AddLevels(const StepTiles& tiles, const Tile& tile, QueryTile* next) {
   const StepMember& m = tiles.MemberOf(tile);
   const IndexLayout& index = m.state->index();
   const auto& lists = tiles.ChunkOf(tile).selection.coarse;
   for (int32_t level = 0; level < tile.levels; ++level) {
     const auto rows = [&](int32_t field) {
-      return index.Rows(m.view.index_blocks, level, part->layer, field, tile.kv_head);
+      return index.Rows(m.view.index_blocks, level, next->layer, field, tile.kv_head);
     };
     const PagedRows k = rows(index.key_mean), v = rows(index.value_mean);
     const auto log_count = std::log(static_cast<float>(index.levels[level].unit_tokens));
-    ForHeads(lists.size(), *part, [&](const QueryTile& heads, size_t list) {
+    ForHeads(lists.size(), *next, [&](const QueryTile& heads, size_t list) {
       auto w = AttendWorks::ItemOf<AttendCoarseWork>(heads);
       w.k = k;
       w.v = v;
@@ -82,7 +82,7 @@ void StepWorks::AddLevels(const StepTiles& tiles, const Tile& tile, QueryTile* p
       }
       works_.Add(w, first);
     });
-    NextPart(tile, part);
+    NextPartial(tile, next);
   }
 }
 
@@ -123,14 +123,14 @@ void StepWorks::RunTiles(const StepTiles& tiles, std::span<const Tile> round,
         g.logit_scale(), t.q + token * t.q_token + int64_t{tile.first_head} * g.head_dim,
         t.q_token,       m + row,
         l + row,         o + row * g.head_dim};
-    QueryTile part = first;
-    AddSlices(tiles, tile, &part);
-    for (const StoredPart& stored : tiles.PartsOf(tile)) {
-      tiles.MemberOf(tile).state->stored()->AddPart(tiles.ChunkOf(tile).selection, stored,
-                                                    tiles.RunsOf(stored), part, &works_);
-      NextPart(tile, &part);
+    QueryTile next = first;
+    AddSlices(tiles, tile, &next);
+    for (const StoredSlice& stored : tiles.StoredOf(tile)) {
+      tiles.MemberOf(tile).state->stored()->AddSlice(tiles.ChunkOf(tile).selection, stored,
+                                                     tiles.RunsOf(stored), next, &works_);
+      NextPartial(tile, &next);
     }
-    AddLevels(tiles, tile, &part);
+    AddLevels(tiles, tile, &next);
     AddMerge(tile, first, token, t);
     row += tile.partial_rows();
   }

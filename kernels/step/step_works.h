@@ -38,8 +38,8 @@ class StepWorks {
  private:
   void RunTiles(const StepTiles& tiles, std::span<const Tile> round,
                 std::span<const int32_t> first_row, const LayerTensors& t);
-  void AddSlices(const StepTiles& tiles, const Tile& tile, QueryTile* part);
-  void AddLevels(const StepTiles& tiles, const Tile& tile, QueryTile* part);
+  void AddSlices(const StepTiles& tiles, const Tile& tile, QueryTile* next);
+  void AddLevels(const StepTiles& tiles, const Tile& tile, QueryTile* next);
   void AddMerge(const Tile& tile, const QueryTile& first, int64_t token, const LayerTensors& t);
 
   const Backend& backend_;

@@ -50,9 +50,9 @@ RingSession::Outcome RingSession::OnLookup(const Frame& frame) {
     return Malformed("Lookup of a wrong size");
   }
   open.plan.assign(plan.data(), strnlen(plan.data(), plan.size()));
-  open.lease = std::chrono::milliseconds(in.lease_ms);
   ++opening_;
   store_->leases().LookupLeased(session_, in.model, tokens, open,
+                                std::chrono::milliseconds(in.lease_ms),
                                 [box = box_, id = frame.header.id](const Result<PrefixHit>& hit) {
                                   box->PutLookedUp(id, hit);
                                 });

@@ -15,47 +15,47 @@
 namespace kvstrata {
 namespace {
 
-// Blocks of host memory. One is registered when a copy first meets it, not when it is made: that
-// touches all of it, 0.6 s a GiB, and the store makes blocks under its lock.
+// Mappings of host memory. One is registered when a copy first meets it, not when it is made: that
+// touches all of it, 0.6 s a GiB, and the store makes mappings under its lock.
 class RegisteredHost {
  public:
   explicit RegisteredHost(const cuda::CudaOps& ops) : ops_(ops) {}
 
   void Add(std::byte* base, uint64_t bytes) {
     std::lock_guard lock(mu_);
-    blocks_[base] = std::make_shared<Block>(bytes);
+    mappings_[base] = std::make_shared<Registered>(bytes);
   }
   void Remove(std::byte* base) {
-    std::shared_ptr<Block> block;
+    std::shared_ptr<Registered> memory;
     {
       std::lock_guard lock(mu_);
-      const auto it = blocks_.find(base);
-      block = std::move(it->second);
-      blocks_.erase(it);
+      const auto it = mappings_.find(base);
+      memory = std::move(it->second);
+      mappings_.erase(it);
     }
-    if (block->error == 0) (void)ops_.unregister_host(base);
+    if (memory->error == 0) (void)ops_.unregister_host(base);
   }
-  // 0, or why the block cannot be had: a copy is slower then, and as right. Does nothing for
+  // 0, or why the mapping cannot be had: a copy is slower then, and as right. Does nothing for
   // another kind of memory.
   int Reach(const std::byte* at) {
     std::byte* base = nullptr;
-    std::shared_ptr<Block> block;
+    std::shared_ptr<Registered> memory;
     {
       std::lock_guard lock(mu_);
-      const auto after = blocks_.upper_bound(at);
-      if (after == blocks_.begin()) return 0;
-      std::tie(base, block) = *std::prev(after);
+      const auto after = mappings_.upper_bound(at);
+      if (after == mappings_.begin()) return 0;
+      std::tie(base, memory) = *std::prev(after);
     }
-    if (at >= base + block->bytes) return 0;
-    std::call_once(block->once,
-                   [&] { block->error = ops_.register_host(base, block->bytes, false); });
-    return block->error;
+    if (at >= base + memory->bytes) return 0;
+    std::call_once(memory->once,
+                   [&] { memory->error = ops_.register_host(base, memory->bytes, false); });
+    return memory->error;
   }
 
  private:
   static constexpr int kNotTried = -1;
-  struct Block {
-    explicit Block(uint64_t n) : bytes(n) {}
+  struct Registered {
+    explicit Registered(uint64_t n) : bytes(n) {}
     const uint64_t bytes;
     std::once_flag once;
     int error = kNotTried;  // of the registration; 0: it is
@@ -63,26 +63,26 @@ class RegisteredHost {
 
   const cuda::CudaOps& ops_;
   std::mutex mu_;
-  std::map<std::byte*, std::shared_ptr<Block>, std::less<>> blocks_;
+  std::map<std::byte*, std::shared_ptr<Registered>, std::less<>> mappings_;
 };
 
 class CudaHost final : public MemoryResource {
  public:
-  explicit CudaHost(std::shared_ptr<RegisteredHost> blocks) : blocks_(std::move(blocks)) {}
+  explicit CudaHost(std::shared_ptr<RegisteredHost> mappings) : mappings_(std::move(mappings)) {}
 
-  Result<MemoryBlock> Allocate(uint64_t bytes) override {
-    KVS_ASSIGN_OR_RETURN(MemoryBlock block, upstream_->Allocate(bytes));
-    blocks_->Add(block.base, block.bytes);
-    return block;
+  Result<MappedMemory> Allocate(uint64_t bytes) override {
+    KVS_ASSIGN_OR_RETURN(MappedMemory memory, upstream_->Allocate(bytes));
+    mappings_->Add(memory.base, memory.bytes);
+    return memory;
   }
-  void Free(MemoryBlock block) override {
-    if (block.base != nullptr) blocks_->Remove(block.base);
-    upstream_->Free(std::move(block));
+  void Free(MappedMemory memory) override {
+    if (memory.base != nullptr) mappings_->Remove(memory.base);
+    upstream_->Free(std::move(memory));
   }
   std::string_view name() const override { return upstream_->name(); }
 
  private:
-  const std::shared_ptr<RegisteredHost> blocks_;
+  const std::shared_ptr<RegisteredHost> mappings_;
   const std::unique_ptr<MemoryResource> upstream_ = NewHostMemory();
 };
 
@@ -92,13 +92,13 @@ class CudaMemory final : public MemoryResource {
              std::shared_ptr<RegisteredHost> host)
       : ops_(ops), device_(device), granularity_(granularity), host_(std::move(host)) {}
 
-  Result<MemoryBlock> Allocate(uint64_t bytes) override {
+  Result<MappedMemory> Allocate(uint64_t bytes) override {
     if (bytes == 0 || bytes % granularity_ != 0) {
       return InvalidArgument("MEMORY_SIZE", "bytes is " + std::to_string(bytes) +
                                                 "; allowed on this GPU: positive multiples of " +
                                                 std::to_string(granularity_));
     }
-    MemoryBlock block;
+    MappedMemory memory;
     cuda::DeviceArena arena;
     int fd = -1;
     if (const int error = ops_.create_arena(device_, bytes, &arena, &fd); error != 0) {
@@ -108,19 +108,19 @@ class CudaMemory final : public MemoryResource {
                                    " bytes of the GPU could not be had: " + ops_.error_text(error) +
                                    "; lower pool.device_bytes, or free the GPU");
     }
-    block.fd.Reset(fd);
-    block.read_only_fd.Reset(fcntl(fd, F_DUPFD_CLOEXEC, 0));
-    block.base = AddressOf(arena.address);
-    block.bytes = bytes;
-    if (block.read_only_fd) return block;
-    Free(std::move(block));
+    memory.fd.Reset(fd);
+    memory.read_only_fd.Reset(fcntl(fd, F_DUPFD_CLOEXEC, 0));
+    memory.base = AddressOf(arena.address);
+    memory.bytes = bytes;
+    if (memory.read_only_fd) return memory;
+    Free(std::move(memory));
     return ResourceExhausted("MEMORY_EXHAUSTED",
                              "no descriptor is left for an arena; raise RLIMIT_NOFILE");
   }
 
-  void Free(MemoryBlock block) override {
-    if (block.base == nullptr) return;
-    cuda::DeviceArena arena{reinterpret_cast<uint64_t>(block.base), block.bytes};
+  void Free(MappedMemory memory) override {
+    if (memory.base == nullptr) return;
+    cuda::DeviceArena arena{reinterpret_cast<uint64_t>(memory.base), memory.bytes};
     // An error is of work long past, or the GPU is lost: either way nothing is mapped afterwards.
     (void)ops_.release_arena(device_, &arena);
   }

@@ -10,12 +10,12 @@ namespace {
 
 class EmulatedDevice final : public MemoryResource {
  public:
-  Result<MemoryBlock> Allocate(uint64_t bytes) override {
-    KVS_ASSIGN_OR_RETURN(MemoryBlock block, MapSealedMemfd("kvstrata-device", bytes));
-    (void)madvise(block.base, block.bytes, MADV_HUGEPAGE);  // advice: shmem may not have them
-    return block;
+  Result<MappedMemory> Allocate(uint64_t bytes) override {
+    KVS_ASSIGN_OR_RETURN(MappedMemory memory, MapSealedMemfd("kvstrata-device", bytes));
+    (void)madvise(memory.base, memory.bytes, MADV_HUGEPAGE);  // advice: shmem may not have them
+    return memory;
   }
-  void Free(MemoryBlock block) override { UnmapSealedMemfd(std::move(block)); }
+  void Free(MappedMemory memory) override { UnmapSealedMemfd(std::move(memory)); }
   std::string_view name() const override { return "emulated"; }
 };
 

@@ -10,14 +10,14 @@ class FailingResource final : public MemoryResource {
                   std::shared_ptr<const std::atomic<bool>> lost)
       : upstream_(std::move(upstream)), left_(successes), lost_(std::move(lost)) {}
 
-  Result<MemoryBlock> Allocate(uint64_t bytes) override {
+  Result<MappedMemory> Allocate(uint64_t bytes) override {
     KVS_RETURN_IF_ERROR(CheckLost());
     if (left_ == 0) return ResourceExhausted("MEMORY_EXHAUSTED", "injected failure");
-    KVS_ASSIGN_OR_RETURN(MemoryBlock block, upstream_->Allocate(bytes));
+    KVS_ASSIGN_OR_RETURN(MappedMemory memory, upstream_->Allocate(bytes));
     --left_;
-    return block;
+    return memory;
   }
-  void Free(MemoryBlock block) override { upstream_->Free(std::move(block)); }
+  void Free(MappedMemory memory) override { upstream_->Free(std::move(memory)); }
   Status Copy(std::span<const MemoryCopy> copies) override {
     KVS_RETURN_IF_ERROR(CheckLost());
     return upstream_->Copy(copies);

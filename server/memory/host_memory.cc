@@ -8,10 +8,10 @@ namespace {
 
 class HostMemory final : public MemoryResource {
  public:
-  Result<MemoryBlock> Allocate(uint64_t bytes) override {
+  Result<MappedMemory> Allocate(uint64_t bytes) override {
     return MapSealedMemfd("kvstrata-host", bytes);
   }
-  void Free(MemoryBlock block) override { UnmapSealedMemfd(std::move(block)); }
+  void Free(MappedMemory memory) override { UnmapSealedMemfd(std::move(memory)); }
   std::string_view name() const override { return "host"; }
 };
 

@@ -11,7 +11,7 @@ class LimitedResource final : public MemoryResource {
   LimitedResource(std::unique_ptr<MemoryResource> upstream, const uint64_t* capacity)
       : upstream_(std::move(upstream)), capacity_(capacity) {}
 
-  Result<MemoryBlock> Allocate(uint64_t bytes) override {
+  Result<MappedMemory> Allocate(uint64_t bytes) override {
     const uint64_t left = *capacity_ - std::min(used_, *capacity_);
     if (bytes > left) {
       return ResourceExhausted("POOL_EXHAUSTED", "pool '" + std::string(name()) + "' has " +
@@ -19,14 +19,14 @@ class LimitedResource final : public MemoryResource {
                                                      std::to_string(*capacity_) + " bytes left, " +
                                                      std::to_string(bytes) + " are needed");
     }
-    KVS_ASSIGN_OR_RETURN(MemoryBlock block, upstream_->Allocate(bytes));
-    used_ += block.bytes;
-    return block;
+    KVS_ASSIGN_OR_RETURN(MappedMemory memory, upstream_->Allocate(bytes));
+    used_ += memory.bytes;
+    return memory;
   }
-  void Free(MemoryBlock block) override {
-    KVS_CHECK(block.bytes <= used_);
-    used_ -= block.bytes;
-    upstream_->Free(std::move(block));
+  void Free(MappedMemory memory) override {
+    KVS_CHECK(memory.bytes <= used_);
+    used_ -= memory.bytes;
+    upstream_->Free(std::move(memory));
   }
   Status Copy(std::span<const MemoryCopy> copies) override { return upstream_->Copy(copies); }
   Status Reach(const std::byte* at) override { return upstream_->Reach(at); }

@@ -1,12 +1,12 @@
-// MemoryResource: where a pool's arenas come from. A block is one sealed memfd, or memory of a GPU:
-// the daemon maps it read-write, the one session that writes it gets `fd`, other sessions get
+// MemoryResource: where a pool's arenas come from. A mapping is one sealed memfd, or memory of a
+// GPU: the daemon maps it read-write, the one session that writes it gets `fd`, other sessions get
 // `read_only_fd`.
 //
 // Implementations: emulated_device.cc (the `device` tier without a GPU), cuda_device.cc (with one),
 // host_memory.cc (`host`).
 // Limits and faults are adaptors around a resource, not flags in it (limiting_resource.cc,
 // failing_resource.cc). Copies between two devices: copy_between.cc.
-// Ownership: a block belongs to whoever allocated it until Free of the same resource.
+// Ownership: a mapping belongs to whoever allocated it until Free of the same resource.
 // Thread-safety: none needed, the store calls under its lock; but Copy from any thread.
 // Units: bytes. Cost: a few system calls; memory is touched only when used.
 #ifndef KVSTRATA_SERVER_MEMORY_MEMORY_RESOURCE_H_
@@ -29,7 +29,7 @@ namespace kvstrata {
 
 inline constexpr uint64_t kMemoryGranularity = 4096;
 
-// What the descriptors of a block are, hence how they are mapped; shm::Arena::memory.
+// What the descriptors of a mapping are, hence how they are mapped; shm::Arena::memory.
 enum class HandleType : uint16_t {
   kMemfd = 0,
   kCuda = 1,  // `base` is an address of the GPU: only Copy may follow it. Both descriptors are the
@@ -47,8 +47,8 @@ struct MemoryCopy {
   CopyShape shape;
 };
 
-struct MemoryBlock {
-  std::byte* base = nullptr;  // the daemon's mapping; zeros when new; null: no block
+struct MappedMemory {
+  std::byte* base = nullptr;  // the daemon's mapping; zeros when new; null: none
   uint64_t bytes = 0;
   UniqueFd fd;
   UniqueFd read_only_fd;
@@ -58,19 +58,19 @@ class MemoryResource {
  public:
   virtual ~MemoryResource() = default;
 
-  // A zeroed block. INVALID_ARGUMENT MEMORY_SIZE when `bytes` is 0 or no multiple of granularity();
-  // RESOURCE_EXHAUSTED (POOL_EXHAUSTED, MEMORY_EXHAUSTED) when there is none; UNAVAILABLE
-  // DEVICE_FAILED: the device is lost to this process, all later calls answer the same.
-  virtual Result<MemoryBlock> Allocate(uint64_t bytes) = 0;
+  // A zeroed mapping. INVALID_ARGUMENT MEMORY_SIZE when `bytes` is 0 or no multiple of
+  // granularity(); RESOURCE_EXHAUSTED (POOL_EXHAUSTED, MEMORY_EXHAUSTED) when there is none;
+  // UNAVAILABLE DEVICE_FAILED: the device is lost to this process, all later calls answer the same.
+  virtual Result<MappedMemory> Allocate(uint64_t bytes) = 0;
   virtual uint64_t granularity() const { return kMemoryGranularity; }  // a multiple of that
 
-  // Unmaps the block and releases its memory: a memfd's at once, even while a client still maps
+  // Unmaps it and releases its memory: a memfd's at once, even while a client still maps
   // it (it reads zeros), a GPU's when the last client has unmapped it.
-  virtual void Free(MemoryBlock block) = 0;
+  virtual void Free(MappedMemory memory) = 0;
 
-  // Each between a block of this resource and one of any resource of the daemon, or other memory of
-  // its own; done when it returns. Many at once are faster than one after the other.
-  // INTERNAL COPY_FAILED; UNAVAILABLE DEVICE_FAILED as above.
+  // Each between a mapping of this resource and one of any resource of the daemon, or other memory
+  // of its own; done when it returns. Many at once are faster than one after the other. INTERNAL
+  // COPY_FAILED; UNAVAILABLE DEVICE_FAILED as above.
   virtual Status Copy(std::span<const MemoryCopy> copies) {
     for (const auto& [to, from, shape] : copies) {
       for (uint64_t i = 0; i < shape.rows; ++i) {
@@ -80,9 +80,9 @@ class MemoryResource {
     return OkStatus();
   }
 
-  // Lets kernels of this resource's device follow addresses of the block of any resource of the
-  // daemon that holds `at`; done when it returns, until the block is freed. Any thread. Host memory
-  // takes 0.6 s a GiB, once. RESOURCE_EXHAUSTED HOST_UNREACHABLE.
+  // Lets kernels of this resource's device follow addresses of the mapping of any resource of the
+  // daemon that holds `at`; done when it returns, until the mapping is freed. Any thread. Host
+  // memory takes 0.6 s a GiB, once. RESOURCE_EXHAUSTED HOST_UNREACHABLE.
   virtual Status Reach(const std::byte* /*at*/) { return OkStatus(); }
 
   virtual HandleType handle_type() const { return HandleType::kMemfd; }
@@ -90,7 +90,7 @@ class MemoryResource {
   virtual std::string_view name() const = 0;
 };
 
-// Copies from blocks of one device into another's, through memory of the host; done when it
+// Copies from mappings of one device into another's, through memory of the host; done when it
 // returns. Errors as Copy; an empty Copy of each says whose DEVICE_FAILED is.
 Status CopyBetween(MemoryResource& from, MemoryResource& to, std::span<const MemoryCopy> copies);
 
@@ -111,7 +111,7 @@ struct CudaDevices {
 };
 Result<CudaDevices> NewCudaDevices(std::span<const std::string> uuids);
 
-// Gives out no block that would make it more than `*capacity` bytes of `upstream`; the caller may
+// Gives out no mapping that would make it more than `*capacity` bytes of `upstream`; the caller may
 // change that, and keeps it.
 std::unique_ptr<MemoryResource> NewLimitedResource(std::unique_ptr<MemoryResource> upstream,
                                                    const uint64_t* capacity);

@@ -51,12 +51,12 @@ class PlacedResource final : public MemoryResource {
                  std::shared_ptr<const NumaTopology> topology, NumaNodes nodes)
       : upstream_(std::move(upstream)), topology_(std::move(topology)), nodes_(std::move(nodes)) {}
 
-  Result<MemoryBlock> Allocate(uint64_t bytes) override {
-    KVS_ASSIGN_OR_RETURN(MemoryBlock block, upstream_->Allocate(bytes));
-    (void)topology_->Place(nodes_, block.base, block.bytes);
-    return block;
+  Result<MappedMemory> Allocate(uint64_t bytes) override {
+    KVS_ASSIGN_OR_RETURN(MappedMemory memory, upstream_->Allocate(bytes));
+    (void)topology_->Place(nodes_, memory.base, memory.bytes);
+    return memory;
   }
-  void Free(MemoryBlock block) override { upstream_->Free(std::move(block)); }
+  void Free(MappedMemory memory) override { upstream_->Free(std::move(memory)); }
   Status Copy(std::span<const MemoryCopy> copies) override { return upstream_->Copy(copies); }
   uint64_t granularity() const override { return upstream_->granularity(); }
   HandleType handle_type() const override { return upstream_->handle_type(); }

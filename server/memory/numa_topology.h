@@ -36,7 +36,7 @@ struct HostNuma {
 // "auto", "interleave", or a number below 1024.
 std::optional<HostNuma> ParseHostNuma(std::string_view text);
 
-// Where blocks lie: on the one node, or page by page over several. None: the kernel decides.
+// Where mappings lie: on the one node, or page by page over several. None: the kernel decides.
 using NumaNodes = std::vector<uint32_t>;
 
 class NumaTopology {
@@ -73,8 +73,8 @@ class NumaTopology {
 // `root` is put before every path.
 std::string PciBusIdOf(const std::string& gpu_uuid, const std::string& root = "");
 
-// Places each block of `upstream` before it is touched. What cannot be placed lies where the kernel
-// puts it.
+// Places each mapping of `upstream` before it is touched. What cannot be placed lies where the
+// kernel puts it.
 std::unique_ptr<MemoryResource> NewPlacedResource(std::unique_ptr<MemoryResource> upstream,
                                                   std::shared_ptr<const NumaTopology> topology,
                                                   NumaNodes nodes);

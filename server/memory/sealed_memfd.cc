@@ -21,30 +21,31 @@ Status SystemError(const char* call, uint64_t bytes) {
 
 }  // namespace
 
-Result<MemoryBlock> MapSealedMemfd(const char* name, uint64_t bytes, Writers writers) {
+Result<MappedMemory> MapSealedMemfd(const char* name, uint64_t bytes, Writers writers) {
   if (bytes == 0 || bytes % kMemoryGranularity != 0) {
     return InvalidArgument("MEMORY_SIZE", "bytes is " + std::to_string(bytes) +
                                               "; allowed: positive multiples of 4096");
   }
-  MemoryBlock block;
-  block.bytes = bytes;
-  block.fd.Reset(memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!block.fd) return SystemError("memfd_create", bytes);
-  if (ftruncate(block.fd.get(), static_cast<off_t>(bytes)) != 0) {
+  MappedMemory memory;
+  memory.bytes = bytes;
+  memory.fd.Reset(memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!memory.fd) return SystemError("memfd_create", bytes);
+  if (ftruncate(memory.fd.get(), static_cast<off_t>(bytes)) != 0) {
     return SystemError("ftruncate", bytes);
   }
   // A memfd is born 0777: whoever holds a read-only descriptor could open it again for writing.
-  if (fchmod(block.fd.get(), 0600) != 0) return SystemError("fchmod", bytes);
-  const std::string self = "/proc/self/fd/" + std::to_string(block.fd.get());
-  block.read_only_fd.Reset(open(self.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!block.read_only_fd) return SystemError("open read-only", bytes);
-  void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, block.fd.get(), 0);
+  if (fchmod(memory.fd.get(), 0600) != 0) return SystemError("fchmod", bytes);
+  const std::string self = "/proc/self/fd/" + std::to_string(memory.fd.get());
+  memory.read_only_fd.Reset(open(self.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!memory.read_only_fd) return SystemError("open read-only", bytes);
+  void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory.fd.get(), 0);
   if (at == MAP_FAILED) return SystemError("mmap", bytes);
-  block.base = static_cast<std::byte*>(at);
+  memory.base = static_cast<std::byte*>(at);
   // Behind our own mapping: whoever opens the file anew, as our own user may through /proc, maps
   // and writes nothing any more.
   const int future = writers == Writers::kDaemon ? F_SEAL_FUTURE_WRITE : 0;
-  if (fcntl(block.fd.get(), F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL | future) != 0) {
+  if (fcntl(memory.fd.get(), F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL | future) !=
+      0) {
     const Status status = SystemError("F_ADD_SEALS", bytes);
     munmap(at, bytes);
     return status;
@@ -54,16 +55,16 @@ Result<MemoryBlock> MapSealedMemfd(const char* name, uint64_t bytes, Writers wri
     munmap(at, bytes);
     return status;
   }
-  return block;
+  return memory;
 }
 
-void UnmapSealedMemfd(MemoryBlock block) {
-  if (block.base == nullptr) return;
+void UnmapSealedMemfd(MappedMemory memory) {
+  if (memory.base == nullptr) return;
   // If the hole cannot be punched (nobody can where the daemon alone writes) the memory returns
   // when the last mapping and descriptor go: later, not never.
-  (void)fallocate(block.fd.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
-                  static_cast<off_t>(block.bytes));
-  munmap(block.base, block.bytes);
+  (void)fallocate(memory.fd.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
+                  static_cast<off_t>(memory.bytes));
+  munmap(memory.base, memory.bytes);
 }
 
 }  // namespace kvstrata

@@ -14,12 +14,12 @@ namespace kvstrata {
 enum class Writers { kSeveral, kDaemon };
 
 // `name` is what /proc shows. Errors as MemoryResource::Allocate.
-Result<MemoryBlock> MapSealedMemfd(const char* name, uint64_t bytes,
-                                   Writers writers = Writers::kSeveral);
+Result<MappedMemory> MapSealedMemfd(const char* name, uint64_t bytes,
+                                    Writers writers = Writers::kSeveral);
 
 // Unmaps, and punches the memory out, so that it returns whoever else still maps it; that of
 // kDaemon returns when nobody maps it or has a descriptor of it.
-void UnmapSealedMemfd(MemoryBlock block);
+void UnmapSealedMemfd(MappedMemory memory);
 
 }  // namespace kvstrata
 

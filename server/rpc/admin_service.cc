@@ -7,11 +7,11 @@
 #include <string>
 
 #include "server/rpc/admin_messages.h"
-#include "server/rpc/block_messages.h"
-#include "server/rpc/block_stream.h"
 #include "server/rpc/prefix_messages.h"
 #include "server/rpc/recall_stream.h"
 #include "server/rpc/scrub_stream.h"
+#include "server/rpc/value_messages.h"
+#include "server/rpc/value_stream.h"
 #include "server/telemetry/log.h"
 
 namespace kvstrata {
@@ -263,41 +263,41 @@ grpc::ServerUnaryReactor* AdminService::ListPins(grpc::CallbackServerContext* ca
   });
 }
 
-grpc::ServerUnaryReactor* AdminService::ListBlocks(grpc::CallbackServerContext* call,
-                                                   const v1::ListBlocksRequest* request,
-                                                   v1::ListBlocksResponse* response) {
-  if (!context_->options().blocks.list) return Missing(call, "LIST_BLOCKS");
+grpc::ServerUnaryReactor* AdminService::ListValues(grpc::CallbackServerContext* call,
+                                                   const v1::ListValuesRequest* request,
+                                                   v1::ListValuesResponse* response) {
+  if (!context_->options().values.list) return Missing(call, "LIST_VALUES");
   return context_->InQueue(call, [this, request, response]() -> Status {
     KVS_RETURN_IF_ERROR(context_->CheckAdmin());
     KVS_RETURN_IF_ERROR(CheckFilter(*request));
-    const uint32_t limit = request->limit() == 0 ? kMaxBlocks : request->limit();
-    const BlockList list = context_->options().blocks.list({request->model_name(), request->tier()},
+    const uint32_t limit = request->limit() == 0 ? kMaxListed : request->limit();
+    const ValueList list = context_->options().values.list({request->model_name(), request->tier()},
                                                            request->after(), limit);
-    for (const BlockInfo& block : list.blocks) Write(block, response->add_blocks());
+    for (const ValueInfo& value : list.values) Write(value, response->add_values());
     response->set_next(list.next);
     return OkStatus();
   });
 }
 
-grpc::ServerWriteReactor<v1::GetBlockResponse>* AdminService::GetBlock(
-    grpc::CallbackServerContext*, const v1::GetBlockRequest* request) {
-  return BlockStream::Start(context_, *request);
+grpc::ServerWriteReactor<v1::GetValueResponse>* AdminService::GetValue(
+    grpc::CallbackServerContext*, const v1::GetValueRequest* request) {
+  return ValueStream::Start(context_, *request);
 }
 
 grpc::ServerUnaryReactor* AdminService::Verify(grpc::CallbackServerContext* call,
                                                const v1::VerifyRequest* request,
                                                v1::VerifyResponse* response) {
-  if (!context_->options().blocks.verify) return Missing(call, "VERIFY");
+  if (!context_->options().values.verify) return Missing(call, "VERIFY");
   return context_->InQueue(call, [this, request, response]() -> Status {
     KVS_RETURN_IF_ERROR(context_->CheckAdmin());
     if (request->keys_size() > kMaxVerified) {
       return InvalidArgument(
-          "BLOCK_KEY", std::to_string(request->keys_size()) + " keys; allowed: at most 64 a call");
+          "VALUE_KEY", std::to_string(request->keys_size()) + " keys; allowed: at most 64 a call");
     }
-    for (const std::string& key : request->keys()) KVS_RETURN_IF_ERROR(CheckBlockKey(key));
+    for (const std::string& key : request->keys()) KVS_RETURN_IF_ERROR(CheckValueKey(key));
     for (const std::string& key : request->keys()) {
-      KVS_ASSIGN_OR_RETURN(const BlockVerdict verdict, context_->options().blocks.verify(key));
-      Write(key, verdict, response->add_blocks());
+      KVS_ASSIGN_OR_RETURN(const ValueVerdict verdict, context_->options().values.verify(key));
+      Write(key, verdict, response->add_values());
     }
     return OkStatus();
   });

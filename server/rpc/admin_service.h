@@ -2,7 +2,7 @@
 // neither root nor the daemon's own answers PERMISSION_DENIED ADMIN_ONLY.
 //
 // Threads: gRPC's; moves, evictions and audits run on work threads. Errors: those of the store;
-// UNIMPLEMENTED for a call that GrpcOptions leaves out (BlockCalls).
+// UNIMPLEMENTED for a call that GrpcOptions leaves out (ValueCalls).
 #ifndef KVSTRATA_SERVER_RPC_ADMIN_SERVICE_H_
 #define KVSTRATA_SERVER_RPC_ADMIN_SERVICE_H_
 
@@ -59,10 +59,10 @@ class AdminService final : public v1::Admin::CallbackService {
                                   v1::UnpinResponse*) override;
   grpc::ServerUnaryReactor* ListPins(grpc::CallbackServerContext*, const v1::ListPinsRequest*,
                                      v1::ListPinsResponse*) override;
-  grpc::ServerUnaryReactor* ListBlocks(grpc::CallbackServerContext*, const v1::ListBlocksRequest*,
-                                       v1::ListBlocksResponse*) override;
-  grpc::ServerWriteReactor<v1::GetBlockResponse>* GetBlock(grpc::CallbackServerContext*,
-                                                           const v1::GetBlockRequest*) override;
+  grpc::ServerUnaryReactor* ListValues(grpc::CallbackServerContext*, const v1::ListValuesRequest*,
+                                       v1::ListValuesResponse*) override;
+  grpc::ServerWriteReactor<v1::GetValueResponse>* GetValue(grpc::CallbackServerContext*,
+                                                           const v1::GetValueRequest*) override;
   grpc::ServerUnaryReactor* Verify(grpc::CallbackServerContext*, const v1::VerifyRequest*,
                                    v1::VerifyResponse*) override;
   grpc::ServerWriteReactor<v1::ScrubResponse>* Scrub(grpc::CallbackServerContext*,

@@ -337,13 +337,12 @@ grpc::ServerUnaryReactor* ControlService::Lookup(grpc::CallbackServerContext* ca
     const Result<std::vector<PageKey>> keys = ReadPageKeys(*request);
     if (!keys.ok()) return answer(keys.status());
     Store& store = context_->store();
-    LookupPlan open = ReadLookupPlan(*request);
-    open.lease = std::chrono::milliseconds(request->lease_ms());
     // A lease has a plan, which page keys have not: refused as it is without one.
     if (!keys->empty() && request->lease_ms() == 0)
       return answer(store.lookups().Lookup(s->id(), request->model(), *keys));
     // A plan's parameters may be a file that has to be read, which others do not wait for.
-    store.leases().LookupLeased(s->id(), request->model(), tokens, open, answer);
+    store.leases().LookupLeased(s->id(), request->model(), tokens, ReadLookupPlan(*request),
+                                std::chrono::milliseconds(request->lease_ms()), answer);
   });
   if (!posted.ok()) reactor->Finish(ToGrpc(posted));
   return reactor;

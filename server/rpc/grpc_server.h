@@ -45,9 +45,9 @@
 #include "kernels/executor.h"
 #include "server/attach/attach_tokens.h"
 #include "server/attach/descriptor_closer.h"
-#include "server/store/blocks.h"
 #include "server/store/store.h"
 #include "server/store/tier_scrub.h"
+#include "server/store/value_info.h"
 
 namespace kvstrata {
 
@@ -78,11 +78,11 @@ struct CgroupInfo {
   uint64_t limit_bytes = 0, charged_bytes = 0, reclaimable_bytes = 0, available_bytes = 0;
 };
 
-// Values one by one (server/work/block_catalog.h). Any thread; get and verify wait for the disk.
-struct BlockCalls {
-  std::function<BlockList(const BlockFilter& filter, uint64_t after, size_t limit)> list;
-  std::function<Result<BlockBytes>(const std::string& key)> get;
-  std::function<Result<BlockVerdict>(const std::string& key)> verify;
+// Values one by one (server/work/value_catalog.h). Any thread; get and verify wait for the disk.
+struct ValueCalls {
+  std::function<ValueList(const ValueFilter& filter, uint64_t after, size_t limit)> list;
+  std::function<Result<ValueBytes>(const std::string& key)> get;
+  std::function<Result<ValueVerdict>(const std::string& key)> verify;
 };
 
 struct GrpcOptions {
@@ -120,7 +120,7 @@ struct GrpcOptions {
   // Admin.Drain and its `resume`; any thread, never waits. Null with `disk`.
   std::function<Status()> drain;
   std::function<void()> resume;
-  BlockCalls blocks;  // null: UNIMPLEMENTED
+  ValueCalls values;  // null: UNIMPLEMENTED
 };
 
 class GrpcServer {

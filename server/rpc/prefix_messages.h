@@ -34,7 +34,7 @@ Result<std::vector<PageKey>> ReadPageKeys(const Request& request) {
 
 template <typename Request>
 LookupPlan ReadLookupPlan(const Request& request) {
-  return {request.plan(), request.device_uuid(), {}};
+  return {request.plan(), request.device_uuid()};
 }
 
 void Write(const PrefixHit& hit, bool by_page, v1::LookupResponse* out);

@@ -7,7 +7,7 @@ namespace {
 
 size_t BytesOf(const ArtefactRecord& record) {
   constexpr size_t kEntry = 256;  // the record, the list's and the map's nodes
-  return kEntry + record.parts.size() * sizeof(ArtefactRecord::Part) +
+  return kEntry + record.extents.size() * sizeof(ArtefactRecord::Stored) +
          record.released.size() * sizeof(Run);
 }
 

@@ -3,7 +3,7 @@
 // the daemon starts (server/work/tier_records.h); it may have left the tier since.
 //
 // Records that make no page redundant are not kept: they change no look-up. Thread-safety: all
-// methods, from any thread. Cost: 40 bytes a part, kMaxBytes in all; what was noted first is
+// methods, from any thread. Cost: 40 bytes an extent, kMaxBytes in all; what was noted first is
 // forgotten first.
 #ifndef KVSTRATA_SERVER_STORE_ARTEFACT_LEDGER_H_
 #define KVSTRATA_SERVER_STORE_ARTEFACT_LEDGER_H_

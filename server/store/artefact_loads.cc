@@ -34,22 +34,22 @@ void PrefixLoads::LoadArtefact(const std::shared_ptr<Opening>& o, PageTier* tier
     if (o->record) ledger_.Note(o->artefact, *o->record);
     return true;
   };
-  load.done = [this, o, tier, then] { LoadParts(o, tier, then); };
+  load.done = [this, o, tier, then] { LoadExtents(o, tier, then); };
   if (!tier->Load(std::move(load))) then();
 }
 
-void PrefixLoads::LoadParts(const std::shared_ptr<Opening>& o, PageTier* tier,
-                            std::function<void()> then) {
+void PrefixLoads::LoadExtents(const std::shared_ptr<Opening>& o, PageTier* tier,
+                              std::function<void()> then) {
   if (!o->record || o->record->prompt_tokens != o->tokens) return then();
   if (!WantsArtefact(*o, *tier)) return then();
   TierLoad load;
   load.asked = o->asked;
-  for (size_t i = 0; i < o->record->parts.size(); ++i) {
-    load.keys.push_back(PartKey(o->artefact, i, o->record->parts[i]));
+  for (size_t i = 0; i < o->record->extents.size(); ++i) {
+    load.keys.push_back(ExtentKey(o->artefact, i, o->record->extents[i]));
   }
   load.take = [this, o](size_t first, std::span<const LoadedValue> values) {
     for (const LoadedValue& value : values) {
-      if (!TakePart(o.get(), first++, value)) return false;
+      if (!TakeExtent(o.get(), first++, value)) return false;
     }
     return true;
   };
@@ -60,11 +60,11 @@ void PrefixLoads::LoadParts(const std::shared_ptr<Opening>& o, PageTier* tier,
   if (!tier->Load(std::move(load))) then();
 }
 
-bool PrefixLoads::TakePart(Opening* o, size_t i, const LoadedValue& value) {
-  const ArtefactRecord::Part& part = o->record->parts[i];
+bool PrefixLoads::TakeExtent(Opening* o, size_t i, const LoadedValue& value) {
+  const ArtefactRecord::Stored& extent = o->record->extents[i];
   const Sequence& s = *o->sequence;
   if (value.size() != 1) return false;
-  if (!VerifyPart(part, value.front(), s.model->desc.geometry).ok()) return false;
+  if (!VerifyExtent(extent, value.front(), s.model->desc.geometry).ok()) return false;
   Page* page = nullptr;
   {
     StoreLock lock(mu_);
@@ -72,7 +72,7 @@ bool PrefixLoads::TakePart(Opening* o, size_t i, const LoadedValue& value) {
     if (!session.ok()) return false;
     std::vector<Page*> taken;
     const Taker taker{(*session)->tenant, kDaemon, nullptr, s.model->id,
-                      PoolsOf(**session, part.tier)};
+                      PoolsOf(**session, extent.tier)};
     if (!allocator_.Allocate(taker, value.front().size(), 1, &taken).ok()) return false;
     page = taken.front();
     page->sealed = true;
@@ -80,17 +80,17 @@ bool PrefixLoads::TakePart(Opening* o, size_t i, const LoadedValue& value) {
   }
   if (page->bytes != value.front().size()) return false;
   if (!memory_.Write(*page, value.front().data()).ok()) return false;
-  o->parts.push_back({page, part.bytes, part.tokens, part.checksum,
-                      extents_.DescriptionFor(*page, value.front().first(part.bytes))});
+  o->extents.push_back({page, extent.bytes, extent.tokens, extent.checksum,
+                        extents_.DescriptionFor(*page, value.front().first(extent.bytes))});
   return true;
 }
 
 void PrefixLoads::EnterLoadedArtefact(Opening* o) {
-  if (o->parts.size() != o->record->parts.size()) return;
+  if (o->extents.size() != o->record->extents.size()) return;
   StoreLock lock(mu_);
   if (artefacts_.Contains(o->artefact)) return;  // somebody was faster
   // All that a Recompressor needs to go on lies in the extents (codec.h).
-  extents_.EnterArtefact({o->artefact, std::move(o->parts), o->sequence->codec->recompressor,
+  extents_.EnterArtefact({o->artefact, std::move(o->extents), o->sequence->codec->recompressor,
                           std::move(o->record->released), o->record->prompt_tokens,
                           std::move(o->record->series)});
   ++counters_.loaded_artefacts;

@@ -17,20 +17,20 @@ struct RecordHeader {
   uint64_t magic;
   uint32_t version;
   uint32_t prompt_tokens;
-  uint32_t parts;
+  uint32_t extents;
   uint32_t released;
   uint64_t series_bytes;
 };
 static_assert(sizeof(RecordHeader) == 32);
 
-struct PartEntry {
+struct ExtentEntry {
   uint64_t bytes;
   uint64_t checksum;
   int32_t begin, end;
   uint32_t tier;
   uint32_t zero;
 };
-static_assert(sizeof(PartEntry) == 32 && sizeof(Run) == 8);
+static_assert(sizeof(ExtentEntry) == 32 && sizeof(Run) == 8);
 
 template <typename T>
 void Append(const T& value, std::vector<std::byte>* bytes) {
@@ -52,17 +52,17 @@ bool Within(const Run& run, int32_t begin, uint32_t prompt_tokens) {
          static_cast<uint32_t>(run.end) <= prompt_tokens;
 }
 
-bool TakeParts(uint32_t n, std::span<const std::byte>* bytes, ArtefactRecord* record) {
+bool TakeExtents(uint32_t n, std::span<const std::byte>* bytes, ArtefactRecord* record) {
   int32_t begin = 0;
   for (uint32_t i = 0; i < n; ++i) {
-    PartEntry e;
+    ExtentEntry e;
     if (!TakePod(bytes, &e)) return false;
-    const ArtefactRecord::Part part{
+    const ArtefactRecord::Stored stored{
         e.bytes, e.checksum, {e.begin, e.end}, static_cast<Tier>(e.tier)};
-    if (!Within(part.tokens, begin, record->prompt_tokens)) return false;
+    if (!Within(stored.tokens, begin, record->prompt_tokens)) return false;
     if (e.bytes == 0 || e.tier >= kTiers) return false;
     begin = e.begin;
-    record->parts.push_back(part);
+    record->extents.push_back(stored);
   }
   return true;
 }
@@ -83,7 +83,7 @@ bool TakeReleased(uint32_t n, std::span<const std::byte>* bytes, ArtefactRecord*
 ArtefactRecord RecordOf(const Artefact& artefact) {
   ArtefactRecord record{artefact.prompt_tokens, {}, artefact.released, artefact.series};
   for (const Extent& e : artefact.extents) {
-    record.parts.push_back({e.bytes, e.checksum, e.tokens, e.page->arena->tier});
+    record.extents.push_back({e.bytes, e.checksum, e.tokens, e.page->arena->tier});
   }
   return record;
 }
@@ -92,12 +92,12 @@ std::vector<std::byte> EncodeRecord(const ArtefactRecord& record) {
   const std::vector<std::byte> series = record.series.Encode();
   std::vector<std::byte> bytes;
   Append(RecordHeader{RecordHeader::kMagic, RecordHeader::kVersion, record.prompt_tokens,
-                      static_cast<uint32_t>(record.parts.size()),
+                      static_cast<uint32_t>(record.extents.size()),
                       static_cast<uint32_t>(record.released.size()), series.size()},
          &bytes);
-  for (const ArtefactRecord::Part& part : record.parts) {
-    Append(PartEntry{part.bytes, part.checksum, part.tokens.begin, part.tokens.end,
-                     static_cast<uint32_t>(part.tier), 0},
+  for (const ArtefactRecord::Stored& stored : record.extents) {
+    Append(ExtentEntry{stored.bytes, stored.checksum, stored.tokens.begin, stored.tokens.end,
+                       static_cast<uint32_t>(stored.tier), 0},
            &bytes);
   }
   for (const Run& run : record.released) Append(run, &bytes);
@@ -113,7 +113,7 @@ std::optional<ArtefactRecord> ParseRecord(std::span<const std::byte> bytes) {
   if (h.magic != RecordHeader::kMagic || h.version != RecordHeader::kVersion) return std::nullopt;
   ArtefactRecord record;
   record.prompt_tokens = h.prompt_tokens;
-  if (h.parts == 0 || !TakeParts(h.parts, &bytes, &record)) return std::nullopt;
+  if (h.extents == 0 || !TakeExtents(h.extents, &bytes, &record)) return std::nullopt;
   if (!TakeReleased(h.released, &bytes, &record)) return std::nullopt;
   const size_t behind = bytes.size() - std::min<size_t>(bytes.size(), h.series_bytes);
   if (bytes.size() < h.series_bytes || behind > 1) return std::nullopt;
@@ -123,31 +123,32 @@ std::optional<ArtefactRecord> ParseRecord(std::span<const std::byte> bytes) {
   return record;
 }
 
-PageKey PartKey(const PageKey& artefact, size_t i, const ArtefactRecord::Part& part) {
+PageKey ExtentKey(const PageKey& artefact, size_t i, const ArtefactRecord::Stored& stored) {
   std::string text = "kvstrata artefact part 1";
   text.append(reinterpret_cast<const char*>(artefact.data()), artefact.size());
-  const std::array<uint64_t, 5> numbers = {i, part.bytes, part.checksum,
-                                           static_cast<uint64_t>(part.tokens.begin),
-                                           static_cast<uint64_t>(part.tokens.end)};
+  const std::array<uint64_t, 5> numbers = {i, stored.bytes, stored.checksum,
+                                           static_cast<uint64_t>(stored.tokens.begin),
+                                           static_cast<uint64_t>(stored.tokens.end)};
   text.append(reinterpret_cast<const char*>(numbers.data()), sizeof(numbers));
   PageKey key;
   SHA256(reinterpret_cast<const unsigned char*>(text.data()), text.size(), key.data());
   return key;
 }
 
-Status VerifyPart(const ArtefactRecord::Part& part, std::span<const std::byte> value,
-                  const Geometry& geometry) {
-  if (value.size() < part.bytes) {
-    return {Code::kDataLoss, "EXTENT_INVALID", "a part of an artefact is shorter than its record"};
+Status VerifyExtent(const ArtefactRecord::Stored& stored, std::span<const std::byte> value,
+                    const Geometry& geometry) {
+  if (value.size() < stored.bytes) {
+    return {Code::kDataLoss, "EXTENT_INVALID",
+            "an extent of an artefact is shorter than its record"};
   }
-  const ExtentView view{value.data(), static_cast<int64_t>(part.bytes), part.tokens};
+  const ExtentView view{value.data(), static_cast<int64_t>(stored.bytes), stored.tokens};
   KVS_RETURN_IF_ERROR(CheckExtent(view, geometry, KindOf(view)));
-  const std::span<const std::byte> extent = value.first(part.bytes);
+  const std::span<const std::byte> extent = value.first(stored.bytes);
   KVS_RETURN_IF_ERROR(VerifyExtent(extent));
   ExtentHeader header;
   std::memcpy(&header, extent.data(), sizeof(header));
-  if (header.checksum == part.checksum) return OkStatus();
-  return {Code::kDataLoss, "EXTENT_CHECKSUM", "a part of an artefact is not the record's"};
+  if (header.checksum == stored.checksum) return OkStatus();
+  return {Code::kDataLoss, "EXTENT_CHECKSUM", "an extent of an artefact is not the record's"};
 }
 
 }  // namespace kvstrata

@@ -137,7 +137,7 @@ class Auditor {
     }
     uint64_t taken[kMaxPools] = {}, used[kMaxPools] = {};
     for (const auto& [id, arena] : store_.pools.arenas()) {
-      taken[arena->pool.index()] += arena->block.bytes;
+      taken[arena->pool.index()] += arena->memory.bytes;
       used[arena->pool.index()] += arena->extents.used();
       auto& tiles = extents[arena.get()];
       for (const auto& [offset, bytes] : arena->extents.free_extents()) {
@@ -153,7 +153,7 @@ class Auditor {
         }
         end = offset + bytes;
       }
-      if (end != arena->block.bytes) Find("arena " + std::to_string(id) + " is not covered");
+      if (end != arena->memory.bytes) Find("arena " + std::to_string(id) + " is not covered");
       if (arena->live != live[arena.get()]) {
         Find("arena " + std::to_string(id) + " counts " + std::to_string(arena->live) +
              " pages in use, has " + std::to_string(live[arena.get()]));

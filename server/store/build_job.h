@@ -2,13 +2,13 @@
 // its codec), made by a worker now instead of by the step that needs it first.
 //
 // The life of a build: a request is checked and offered to the workers (queued) -> a worker takes
-// part after part: the rows that it reads are held, and copied to the host where they lie in a
+// piece after piece: the rows that it reads are held, and copied to the host where they lie in a
 // pool that the host cannot read (running) -> what the worker made is copied into pages of the
 // daemon's and entered under its keys; of the sequence's own plan its table names them from then
-// on. A part holds complete index blocks, at most kPartBytes of rows (but for one block), or all
+// on. A piece holds complete index blocks, at most kPieceBytes of rows (but for one block), or all
 // extents of a plan that is not the sequence's. What is made is a function of keys and reports
 // alone, so that two who make the same bytes under one key never differ. A close cancels between
-// parts, and a codec's run between heads.
+// pieces, and a codec's run between heads.
 #ifndef KVSTRATA_SERVER_STORE_BUILD_JOB_H_
 #define KVSTRATA_SERVER_STORE_BUILD_JOB_H_
 
@@ -41,9 +41,9 @@ struct BuildResult {
 };
 using BuildDone = std::function<void(const Result<BuildResult>&)>;
 
-// One part. Ended by PublishBlocks, PublishExtents or AbandonBuild, exactly once.
+// One piece. Ended by PublishBlocks, PublishExtents or AbandonBuild, exactly once.
 struct BuildJob {
-  static constexpr uint64_t kPartBytes = uint64_t{32} << 20;
+  static constexpr uint64_t kPieceBytes = uint64_t{32} << 20;
 
   uint64_t hold = 0;   // of its pages (page_holds.h)
   uint64_t build = 0;  // the request's number

@@ -1,13 +1,13 @@
-// Builds: what a plan keeps beside a sequence's rows, made on request (build_job.h), part after
-// part by the workers.
+// Builds: what a plan keeps beside a sequence's rows, made on request (build_job.h), piece after
+// piece by the workers.
 //
 // A sequence has one build at a time; the same plan asked for again waits for that one. Builds wait
 // in the workers' queue, which is bounded, so a request may be refused; they end with the sequence
 // and with the workers.
-// Ownership: a part's hold keeps the pages that it reads. Thread-safety: methods that say so are
+// Ownership: a piece's hold keeps the pages that it reads. Thread-safety: methods that say so are
 // called under the store's lock, all others from any thread. Answers (BuildDone) are given without
 // it: at once in the caller's thread or later in a worker's. Cost: of a request, hashing nothing
-// and a look at the sequence; of a part, the copies that its methods name. Errors of requests:
+// and a look at the sequence; of a piece, the copies that its methods name. Errors of requests:
 // SEQUENCE_UNKNOWN, DEVICE_FAILED, UNAVAILABLE WORK_STOPPED (no workers), and those that a method
 // names.
 #ifndef KVSTRATA_SERVER_STORE_BUILDS_H_
@@ -76,13 +76,13 @@ struct PendingBuild {
   std::string parameters_digest;
 
   bool begun = false;    // a worker came for it
-  bool running = false;  // a worker has a part of it
+  bool running = false;  // a worker has a piece of it
   std::chrono::steady_clock::time_point since;
   std::shared_ptr<std::atomic<bool>> cancelled = std::make_shared<std::atomic<bool>>(false);
   std::vector<BuildDone> waiters;
 };
 
-// A page, or an index block, that is copied to the host for a part.
+// A page, or an index block, that is copied to the host for a piece.
 struct StagedPage {
   const Page* page = nullptr;
   std::byte** address = nullptr;  // null: to `to`
@@ -106,7 +106,7 @@ class Builds {
   Result<BuildResult> Build(const BuildRequest& request, BuildDone done) KVS_EXCLUDES(store_lock);
 
   // --- workers ---
-  // The next part; takes as long as the copies from pools that the host cannot read. ABORTED
+  // The next piece; takes as long as the copies from pools that the host cannot read. ABORTED
   // BUILD_OVER when there is none: the request is answered then.
   Result<BuildJob> TakeBuild(uint64_t sequence) KVS_EXCLUDES(store_lock);
   // Copies the blocks into pages and enters them.
@@ -116,7 +116,7 @@ class Builds {
   // The request ends with `why`.
   void AbandonBuild(BuildJob job, const Status& why) KVS_EXCLUDES(store_lock);
 
-  // Ends the sequence's build; whether a worker had a part of it.
+  // Ends the sequence's build; whether a worker had a piece of it.
   bool EndBuildLocked(uint64_t sequence, const Status& why) KVS_REQUIRES(store_lock);
   // The workers stop.
   void EndAllLocked(const Status& why) KVS_REQUIRES(store_lock);
@@ -134,7 +134,7 @@ class Builds {
   void AnswerLocked(std::vector<BuildDone> waiters, const Result<BuildResult>& result)
       KVS_REQUIRES(store_lock);
 
-  // build_parts.cc
+  // build_pieces.cc
   PendingBuild* PendingOf(const BuildJob& job) KVS_REQUIRES(store_lock);
   // Rows whose blocks are made next; empty: none.
   Run NextBlocks(const Sequence& s, PendingBuild* p) const KVS_REQUIRES(store_lock);

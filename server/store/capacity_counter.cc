@@ -59,10 +59,10 @@ uint64_t CapacityCounter::CountRoom(const Taker& taker, PoolId pool, uint64_t by
     const uint64_t goes = evicted(*arena);
     const bool empties = arena->extents.used() == goes;
     if (MayTakeFrom(taker, *arena)) {
-      pages += empties ? arena->block.bytes / bytes : FreePagesOf(*arena, bytes) + goes / bytes;
+      pages += empties ? arena->memory.bytes / bytes : FreePagesOf(*arena, bytes) + goes / bytes;
     } else if (empties && !catalog_.Fenced(*arena)) {
-      dropped += arena->block.bytes;
-      if (arena->tenant == taker.tenant->id) own_dropped += arena->block.bytes;
+      dropped += arena->memory.bytes;
+      if (arena->tenant == taker.tenant->id) own_dropped += arena->memory.bytes;
     }
   }
   const uint64_t capacity = memory_.capacity(pool), taken = pools_.taken(pool) - dropped;

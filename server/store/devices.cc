@@ -76,7 +76,7 @@ Result<uint32_t> Devices::FindDevice(std::string_view name) const {
 std::byte* Devices::ArenaBase(uint32_t id) const {
   StoreLock lock(mu_);
   const Arena* arena = pools_.Find(id);
-  return arena == nullptr ? nullptr : arena->block.base;
+  return arena == nullptr ? nullptr : arena->memory.base;
 }
 
 Status Devices::ReachFromDevice(uint32_t id, uint32_t device) const {

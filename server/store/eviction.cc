@@ -119,7 +119,7 @@ bool Eviction::EvictFor(const Taker& taker, PoolId pool, uint64_t bytes) {
     }
     if (own) victims.push_back(page);
     if (!own) emptied.insert(&arena);
-    expected += own ? page->bytes : arena.block.bytes;
+    expected += own ? page->bytes : arena.memory.bytes;
   }
   if (!emptied.empty()) {
     for (Page* page = prefix_.oldest(pool); page != nullptr; page = page->newer) {

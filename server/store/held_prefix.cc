@@ -9,13 +9,13 @@
 namespace kvstrata {
 namespace {
 
-using Part = PrefixView::Part;
+using Kind = PrefixView::Kind;
 
-HeldIn FindPart(PrefixView* view, Part part, size_t i, bool redundant) {
-  const HeldIn memory = view->InMemory(part, i);
+HeldIn FindIn(PrefixView* view, Kind kind, size_t i, bool redundant) {
+  const HeldIn memory = view->InMemory(kind, i);
   if (memory != HeldIn::kNothing) return memory;
   if (redundant) return HeldIn::kArtefact;
-  return view->InTier(part, i) ? HeldIn::kTier : HeldIn::kNothing;
+  return view->InTier(kind, i) ? HeldIn::kTier : HeldIn::kNothing;
 }
 
 }  // namespace
@@ -45,14 +45,14 @@ HeldPrefix FindHeld(const PrefixShape& shape, const std::vector<bool>& redundant
   size_t rows_end = 0;  // pages up to here have a gap
   held.pages.reserve(shape.pages);
   for (size_t i = 0; i < shape.pages; ++i) {
-    const HeldIn where = FindPart(view, Part::kPage, i, !redundant.empty() && redundant[i]);
+    const HeldIn where = FindIn(view, Kind::kPage, i, !redundant.empty() && redundant[i]);
     if (where == HeldIn::kNothing) break;
     if (where == HeldIn::kArtefact) rows_end = i + 1;
     held.pages.push_back(where);
   }
   const size_t most = shape.block_pages == 0 ? 0 : held.pages.size() / shape.block_pages;
   while (held.blocks < most &&
-         FindPart(view, Part::kBlock, held.blocks, false) != HeldIn::kNothing) {
+         FindIn(view, Kind::kIndexBlock, held.blocks, false) != HeldIn::kNothing) {
     ++held.blocks;
   }
   held.whole = rows_end == 0;

@@ -21,9 +21,9 @@
 #include <vector>
 
 #include "kernels/plan.h"
-#include "server/store/blocks.h"
 #include "server/store/pool_id.h"
 #include "server/store/prefix_key.h"
+#include "server/store/value_info.h"
 
 namespace kvstrata {
 
@@ -56,12 +56,12 @@ inline HeldIn InMemoryOf(Tier tier) {
 // them begin at the first and leave none out.
 class PrefixView {
  public:
-  enum class Part : uint8_t { kPage, kBlock };
+  enum class Kind : uint8_t { kPage, kIndexBlock };
   virtual ~PrefixView() = default;
   // kDevice, kHost or kNothing.
-  virtual HeldIn InMemory(Part part, size_t i) = 0;
+  virtual HeldIn InMemory(Kind kind, size_t i) = 0;
   // Asked of what is not in memory.
-  virtual bool InTier(Part part, size_t i) = 0;
+  virtual bool InTier(Kind kind, size_t i) = 0;
 };
 
 struct HeldPrefix {

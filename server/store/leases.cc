@@ -31,14 +31,15 @@ Leases::Leases(StoreParts* store)
       openings_(store->openings),
       sequences_(store->sequences) {}
 
-Status Leases::CheckLease(uint64_t session, uint64_t model, const LookupPlan& open) {
-  if (open.lease < std::chrono::milliseconds(1) || open.lease > kLongestLease) {
-    return InvalidArgument("LEASE_TIME", "lease_ms is " + std::to_string(open.lease.count()) +
+Status Leases::CheckLease(uint64_t session, uint64_t model, const LookupPlan& open,
+                          std::chrono::milliseconds lease) {
+  if (lease < std::chrono::milliseconds(1) || lease > kLongestLease) {
+    return InvalidArgument("LEASE_TIME", "lease_ms is " + std::to_string(lease.count()) +
                                              "; allowed: 0 (none) to " +
                                              std::to_string(kLongestLease.count()));
   }
   if (open.plan.empty()) {
-    return InvalidArgument("LEASE_PLAN", "lease_ms is " + std::to_string(open.lease.count()) +
+    return InvalidArgument("LEASE_PLAN", "lease_ms is " + std::to_string(lease.count()) +
                                              " and plan is empty; a lease holds what an open of a "
                                              "plan finds: name the plan, and tokens");
   }
@@ -87,7 +88,7 @@ void Leases::EnterLease(uint64_t session_id, const LeasedPrompt& prompt, uint64_
 void Leases::AnswerLeased(const Leasing& leasing, const LeasedPrompt& prompt,
                           const Result<OpenedSequence>& opened) {
   if (!opened.ok()) return leasing.done(opened.status());
-  EnterLease(leasing.session, prompt, opened->sequence, leasing.open.lease);
+  EnterLease(leasing.session, prompt, opened->sequence, leasing.lease);
   const Result<PrefixHit> hit =
       lookups_.Lookup(leasing.session, leasing.model, leasing.tokens, leasing.open, Files::kRead);
   leasing.done(hit.ok() ? Within(*hit, *opened) : hit);
@@ -96,7 +97,7 @@ void Leases::AnswerLeased(const Leasing& leasing, const LeasedPrompt& prompt,
 void Leases::HoldHit(const std::shared_ptr<const Leasing>& leasing, const PrefixHit& hit) {
   if (hit.pages.empty()) return leasing->done(hit);
   const LeasedPrompt prompt = LeasedPromptOf(leasing->model, hit, leasing->tokens);
-  if (RenewLease(leasing->session, prompt, hit, leasing->open.lease)) return leasing->done(hit);
+  if (RenewLease(leasing->session, prompt, hit, leasing->lease)) return leasing->done(hit);
   OpenOptions options;
   options.hold.only_held = true;
   openings_.OpenSequence(
@@ -108,13 +109,15 @@ void Leases::HoldHit(const std::shared_ptr<const Leasing>& leasing, const Prefix
 }
 
 void Leases::LookupLeased(uint64_t session, uint64_t model, std::span<const int32_t> tokens,
-                          const LookupPlan& open, LookupDone done) {
-  if (open.lease.count() == 0) {
+                          const LookupPlan& open, std::chrono::milliseconds lease,
+                          LookupDone done) {
+  if (lease.count() == 0) {
     return lookups_.Lookup(session, model, tokens, open, std::move(done));
   }
-  if (const Status status = CheckLease(session, model, open); !status.ok()) return done(status);
+  if (const Status status = CheckLease(session, model, open, lease); !status.ok())
+    return done(status);
   const auto leasing = std::make_shared<const Leasing>(
-      Leasing{session, model, {tokens.begin(), tokens.end()}, open, std::move(done)});
+      Leasing{session, model, {tokens.begin(), tokens.end()}, open, lease, std::move(done)});
   lookups_.Lookup(session, model, leasing->tokens, open,
                   [this, leasing](const Result<PrefixHit>& hit) {
                     if (!hit.ok()) return leasing->done(hit);

@@ -30,13 +30,14 @@ class Leases {
  public:
   explicit Leases(StoreParts* store);
 
-  // As Lookups::Lookup. With a lease (`open` without one takes none) what is answered stays held so
-  // long, or until the session ends: the daemon opens the plan for the session, as OpenSequence
-  // does, on what is held alone, and closes it then. `done` may come in the tier's thread, too. The
-  // same prompt and plan again renew the lease. INVALID_ARGUMENT LEASE_TIME, LEASE_PLAN,
-  // LEASE_DEVICE; RESOURCE_EXHAUSTED SEQUENCE_LIMIT, TABLES_FULL: nothing is answered then.
+  // As Lookups::Lookup. What is answered stays held for the lease (0: not at all), or until the
+  // session ends: the daemon opens the plan for the session, as OpenSequence does, on what is held
+  // alone, and closes it then. `done` may come in the tier's thread, too. The same prompt and plan
+  // again renew the lease. INVALID_ARGUMENT LEASE_TIME, LEASE_PLAN, LEASE_DEVICE;
+  // RESOURCE_EXHAUSTED SEQUENCE_LIMIT, TABLES_FULL: nothing is answered then.
   void LookupLeased(uint64_t session, uint64_t model, std::span<const int32_t> tokens,
-                    const LookupPlan& open, LookupDone done) KVS_EXCLUDES(store_lock);
+                    const LookupPlan& open, std::chrono::milliseconds lease, LookupDone done)
+      KVS_EXCLUDES(store_lock);
   // Ends the leases whose time is over. For housekeeping; no I/O.
   void ExpireLeases(std::chrono::steady_clock::time_point now) KVS_EXCLUDES(store_lock);
 
@@ -46,6 +47,7 @@ class Leases {
     uint64_t session = 0, model = 0;
     std::vector<int32_t> tokens;
     LookupPlan open;
+    std::chrono::milliseconds lease{0};
     LookupDone done;
   };
   // Renews the lease of what was found, or opens it.
@@ -53,8 +55,8 @@ class Leases {
       KVS_EXCLUDES(store_lock);
   void AnswerLeased(const Leasing& leasing, const LeasedPrompt& prompt,
                     const Result<OpenedSequence>& opened) KVS_EXCLUDES(store_lock);
-  Status CheckLease(uint64_t session, uint64_t model, const LookupPlan& open)
-      KVS_EXCLUDES(store_lock);
+  Status CheckLease(uint64_t session, uint64_t model, const LookupPlan& open,
+                    std::chrono::milliseconds lease) KVS_EXCLUDES(store_lock);
   // Whether the prompt's lease, if there is one, holds all of `hit`; it then ends anew.
   bool RenewLease(uint64_t session, const LeasedPrompt& prompt, const PrefixHit& hit,
                   std::chrono::milliseconds lease) KVS_EXCLUDES(store_lock);

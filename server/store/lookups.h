@@ -44,7 +44,7 @@ class Lookups {
                            const LookupPlan& open = {}, Files files = Files::kRead)
       KVS_EXCLUDES(store_lock);
   // The same, never waiting for a file: calls `done` once, at once in this thread, or later in the
-  // replication queue's. A plan's lease is Leases' to give (leases.h).
+  // replication queue's.
   void Lookup(uint64_t session, uint64_t model, std::span<const int32_t> tokens,
               const LookupPlan& open, LookupDone done) KVS_EXCLUDES(store_lock);
   // Raw pages whose keys are known. In memory another tenant's keys are a miss; the tier below

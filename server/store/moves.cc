@@ -54,23 +54,7 @@ Result<MoveResult> Moves::Move(uint64_t sequence, Tier to, MoveLimit limit) {
     const Taker taker{tenant, kDaemon, nullptr, s->model->id, {pool}, limit.evicts};
     KVS_RETURN_IF_ERROR(copies_.TakeCopies(session, taker, &plan));
   }
-  const Status copied = copies_.Copy(plan, geometry);
-  StoreLock lock(mu_);
-  const Result<Sequence*> s = copied.ok() ? catalog_.FindSequence(sequence) : copied;
-  if (!s.ok()) {
-    copies_.Discard(&plan);
-    return s.status();
-  }
-  Session* const session = catalog_.SessionOf((*s)->session);
-  const LongRequest request(&catalog_, session);
-  KVS_RETURN_IF_ERROR(copies_.SwapIn(session, *s, &plan));
-  MoveResult result;
-  result.version = (*s)->version;
-  for (const PlannedCopy& c : plan.copies) {
-    result.pages += c.used;
-    result.bytes += c.used ? c.copy->bytes : 0;
-  }
-  return result;
+  return copies_.CopyAndSwapIn(0, sequence, geometry, &plan);
 }
 
 }  // namespace kvstrata

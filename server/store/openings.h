@@ -55,9 +55,9 @@ struct Opening {
   Clock::time_point asked;
   uint64_t load = 0;              // a hold of what is on its way here; 0: none
   std::vector<bool> loads_index;  // per key of the load: it is an index block's
-  // The artefact on its way here: its record, and of its parts those that have come.
+  // The artefact on its way here: its record, and of its extents those that have come.
   std::optional<ArtefactRecord> record;
-  std::vector<Extent> parts;
+  std::vector<Extent> extents;
   PrefixQuestion question() const {
     return {tenant, sequence->plan, sequence->index, sequence->page_tokens(), keys};
   }

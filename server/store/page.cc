@@ -101,7 +101,7 @@ uint64_t PagePools::AddArena(PoolId id, uint32_t tenant, uint64_t writer, uint64
   if (bytes > left) return 0;
   const uint64_t needed = RoundDown(bytes + granularity - 1, granularity);
   const uint64_t size = std::min(left, std::max(pool.arena_bytes, needed));
-  Result<MemoryBlock> block = memory_.Allocate(id, size);
+  Result<MappedMemory> block = memory_.Allocate(id, size);
   if (!block.ok()) return 0;
   pool.taken += size;
   const uint32_t number = next_arena_++;
@@ -116,8 +116,8 @@ void PagePools::Drop(Arena* arena) {
   const auto key = std::make_tuple(arena->pool, arena->tenant, arena->writer);
   std::erase(by_writer_[key], arena);
   if (by_writer_[key].empty()) by_writer_.erase(key);
-  pools_[arena->pool.index()].taken -= arena->block.bytes;
-  memory_.Free(arena->pool, std::move(arena->block));
+  pools_[arena->pool.index()].taken -= arena->memory.bytes;
+  memory_.Free(arena->pool, std::move(arena->memory));
   arenas_.erase(arena->id);
 }
 

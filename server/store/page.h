@@ -1,6 +1,6 @@
 // Page records, arenas and pools: who owns which bytes.
 //
-// An Arena is one memory block of one tier and tenant, written by one session or by the daemon. A
+// An Arena is memory of one tier and tenant, written by one session or by the daemon. A
 // Page is an extent of an arena: a KV page or an index block. Pages count references; the life of a
 // page is in docs/design.md.
 //
@@ -32,21 +32,21 @@ inline constexpr uint64_t kDaemon = ~uint64_t{0};  // Arena::writer: filled by M
 inline constexpr int kTiers = 2;
 
 struct Arena {
-  Arena(uint32_t id_, PoolId pool_, uint32_t tenant_, uint64_t writer_, MemoryBlock block_)
+  Arena(uint32_t id_, PoolId pool_, uint32_t tenant_, uint64_t writer_, MappedMemory memory_)
       : id(id_),
         pool(pool_),
         tier(pool_.tier()),
         tenant(tenant_),
         writer(writer_),
-        block(std::move(block_)),
-        extents(block.bytes, kMemoryGranularity) {}
+        memory(std::move(memory_)),
+        extents(memory.bytes, kMemoryGranularity) {}
 
   const uint32_t id;
   const PoolId pool;
   const Tier tier;  // of the pool
   const uint32_t tenant;
   uint64_t writer;  // a session, kOrphan or kDaemon
-  MemoryBlock block;
+  MappedMemory memory;
   ExtentAllocator extents;
   uint32_t live = 0;     // pages with refs > 0
   uint64_t retired = 0;  // bytes of pages that wait for readers or holds
@@ -75,7 +75,7 @@ struct Page {
   Page* older = nullptr;           // the prefix index's list of pages that nobody uses
   Page* newer = nullptr;
 
-  std::byte* base() const { return arena->block.base + offset; }
+  std::byte* base() const { return arena->memory.base + offset; }
 };
 
 class PagePools {

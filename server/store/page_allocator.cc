@@ -32,7 +32,7 @@ PageAllocator::PageAllocator(StoreParts* store)
   pools_.on_drop = [this](const Arena& arena) KVS_NO_THREAD_SAFETY_ANALYSIS {
     Tenant* const tenant = catalog_.tenant(arena.tenant);
     for (Session* s : tenant->sessions) s->granted.erase(arena.id);
-    user_limits_->Give(tenant->user, LimitOf(arena.pool), arena.block.bytes);
+    user_limits_->Give(tenant->user, LimitOf(arena.pool), arena.memory.bytes);
   };
 }
 

@@ -144,4 +144,25 @@ Status PageCopies::SwapIn(Session* session, Sequence* s, CopyPlan* plan) {
   return OkStatus();
 }
 
+Result<MoveResult> PageCopies::CopyAndSwapIn(uint64_t session_id, uint64_t sequence,
+                                             const Geometry& geometry, CopyPlan* plan) {
+  const Status copied = Copy(*plan, geometry);
+  StoreLock lock(mu_);
+  const Result<Sequence*> s = copied.ok() ? catalog_.FindSequenceFor(session_id, sequence) : copied;
+  if (!s.ok()) {
+    Discard(plan);
+    return s.status();
+  }
+  Session* const session = catalog_.SessionOf((*s)->session);
+  const LongRequest request(&catalog_, session);
+  KVS_RETURN_IF_ERROR(SwapIn(session, *s, plan));
+  MoveResult result;
+  result.version = (*s)->version;
+  for (const PlannedCopy& c : plan->copies) {
+    result.pages += c.used;
+    result.bytes += c.used ? c.copy->bytes : 0;
+  }
+  return result;
+}
+
 }  // namespace kvstrata

@@ -16,6 +16,7 @@
 #include "kernels/page_view.h"
 #include "server/store/copy_rate.h"
 #include "server/store/page_memory.h"
+#include "server/store/store_info.h"
 #include "server/store/store_lock.h"
 
 namespace kvstrata {
@@ -60,9 +61,11 @@ class PageCopies {
   void Hold(CopyPlan* plan, std::span<const PlannedCopy> copies) KVS_REQUIRES(store_lock);
   // `geometry`: of the pages of which some rows are copied.
   Status Copy(const CopyPlan& plan, const Geometry& geometry) KVS_EXCLUDES(store_lock);
-  // Puts the copies in the place of their sources where those still are, ends the hold and
-  // publishes. TABLES_FULL: it was discarded.
-  Status SwapIn(Session* session, Sequence* s, CopyPlan* plan) KVS_REQUIRES(store_lock);
+  // Copies, and puts the copies in the place of their sources where the sequence (of that session;
+  // 0: of any) still has those. Ends the hold in any case. What took its place, and the version of
+  // the table that says so. SEQUENCE_UNKNOWN, COPY_FAILED, TABLES_FULL: nothing came of the plan.
+  Result<MoveResult> CopyAndSwapIn(uint64_t session, uint64_t sequence, const Geometry& geometry,
+                                   CopyPlan* plan) KVS_EXCLUDES(store_lock);
   // Nothing comes of the plan.
   void Discard(CopyPlan* plan) KVS_REQUIRES(store_lock);
   // Makes the copy what the source was, to the prefix index too.
@@ -70,6 +73,8 @@ class PageCopies {
 
  private:
   bool StepsRun() const KVS_EXCLUDES(store_lock);
+  // Of CopyAndSwapIn, once the bytes are there.
+  Status SwapIn(Session* session, Sequence* s, CopyPlan* plan) KVS_REQUIRES(store_lock);
 
   StoreMutex& mu_;
   PageMemory& memory_;

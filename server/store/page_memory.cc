@@ -33,14 +33,14 @@ std::string PageMemory::NameOfPool(PoolId pool) const {
   return pool.tier() == Tier::kHost || devices() == 1 ? tier : tier + " " + name(pool);
 }
 
-Result<MemoryBlock> PageMemory::Allocate(PoolId pool, uint64_t bytes) {
-  Result<MemoryBlock> block = pools_[pool.index()].memory->Allocate(bytes);
-  (void)Noted(pool, block.status());
-  return block;
+Result<MappedMemory> PageMemory::Allocate(PoolId pool, uint64_t bytes) {
+  Result<MappedMemory> memory = pools_[pool.index()].memory->Allocate(bytes);
+  (void)Noted(pool, memory.status());
+  return memory;
 }
 
-void PageMemory::Free(PoolId pool, MemoryBlock block) {
-  pools_[pool.index()].memory->Free(std::move(block));
+void PageMemory::Free(PoolId pool, MappedMemory memory) {
+  pools_[pool.index()].memory->Free(std::move(memory));
 }
 
 void PageMemory::SetCapacity(PoolId pool, uint64_t bytes) {

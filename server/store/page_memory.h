@@ -1,11 +1,10 @@
 // PageMemory: the memory behind the pools, one resource for each device and one for the host: what
 // it is, copies between its pages, and whether a device is lost.
 //
-// Ownership: owns the resources, and none of their blocks. Thread-safety: copies and all questions,
-// from any thread without the store's lock, while the pages in question are held (page_holds.h);
-// what makes, frees or counts arenas, under that lock. Units: bytes.
-// Errors: those of MemoryResource. A DEVICE_FAILED is kept: that pool answers nothing but it from
-// then on.
+// Ownership: owns the resources, and nothing that they made. Thread-safety: copies and all
+// questions, from any thread without the store's lock, while the pages in question are held
+// (page_holds.h); what makes, frees or counts arenas, under that lock. Units: bytes. Errors: those
+// of MemoryResource. A DEVICE_FAILED is kept: that pool answers nothing but it from then on.
 #ifndef KVSTRATA_SERVER_STORE_PAGE_MEMORY_H_
 #define KVSTRATA_SERVER_STORE_PAGE_MEMORY_H_
 
@@ -75,8 +74,8 @@ class PageMemory {
   Status failure(PoolId pool) const KVS_EXCLUDES(failures_mu_);
 
   // --- under the store's lock ---
-  Result<MemoryBlock> Allocate(PoolId pool, uint64_t bytes);
-  void Free(PoolId pool, MemoryBlock block);
+  Result<MappedMemory> Allocate(PoolId pool, uint64_t bytes);
+  void Free(PoolId pool, MappedMemory memory);
   uint64_t capacity(PoolId pool) const { return pools_[pool.index()].capacity; }
   // Rounded down to whole granules; what is taken beyond it stays until it is dropped.
   void SetCapacity(PoolId pool, uint64_t bytes);

@@ -23,7 +23,7 @@ struct PrefixPin {
   uint64_t bytes = 0;                 // of all that it keeps; what the limit counts
   std::vector<PageKey> pages;         // of the prefix, in order; none that its artefact stands for
   std::vector<PageKey> index_blocks;  // of a pinned sequence's plan
-  std::vector<PageKey> artefact;      // of its prompt: the record, then the parts; empty: none
+  std::vector<PageKey> artefact;      // of its prompt: the record, then the extents; empty: none
   std::chrono::steady_clock::time_point expires;
 
   uint32_t tokens() const { return static_cast<uint32_t>(pages.size()) * page_tokens; }

@@ -19,13 +19,13 @@ class IndexView final : public PrefixView {
             const std::function<void(Page*)>& found)
       : prefix_(prefix), device_(device), question_(question), shape_(shape), found_(found) {}
 
-  HeldIn InMemory(Part part, size_t i) override {
-    if (part == Part::kPage) return Note(i, question_.keys[i], &pages);
+  HeldIn InMemory(Kind kind, size_t i) override {
+    if (kind == Kind::kPage) return Note(i, question_.keys[i], &pages);
     const PageKey& last = question_.keys[(i + 1) * shape_.block_pages - 1];
     return Note(i, IndexBlockKey(last, question_.index), &blocks);
   }
   // What of it is wanted was read before.
-  bool InTier(Part, size_t) override { return false; }
+  bool InTier(Kind, size_t) override { return false; }
 
   std::vector<Page*> pages, blocks;  // as far as somebody asked; null: it is not there
 
@@ -135,8 +135,8 @@ std::optional<RawFree> PrefixCatalog::RawFreeAnywhere(const Plan& plan, const Pa
   if (tier == nullptr || !tier->Holds(artefact)) return std::nullopt;
   const std::shared_ptr<const ArtefactRecord> record = ledger_.Find(artefact);
   if (record == nullptr || record->prompt_tokens != tokens) return std::nullopt;
-  for (size_t i = 0; i < record->parts.size(); ++i) {
-    if (!tier->Holds(PartKey(artefact, i, record->parts[i]))) return std::nullopt;
+  for (size_t i = 0; i < record->extents.size(); ++i) {
+    if (!tier->Holds(ExtentKey(artefact, i, record->extents[i]))) return std::nullopt;
   }
   return RawFreeOf(*record);
 }

@@ -12,8 +12,8 @@
 
 #include "base/status.h"
 #include "kernels/plan.h"
-#include "server/store/blocks.h"
 #include "server/store/prefix_key.h"
+#include "server/store/value_info.h"
 
 namespace kvstrata {
 
@@ -21,7 +21,6 @@ namespace kvstrata {
 struct LookupPlan {
   std::string plan;    // as OpenSequence takes it; "": none, raw pages wherever they lie
   std::string device;  // with a plan: of the session that will open; "": see the look-up
-  std::chrono::milliseconds lease{0};  // how long what is answered stays held; 0: not at all
 };
 
 // The longest lease of a look-up.

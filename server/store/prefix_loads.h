@@ -2,7 +2,7 @@
 // prefix, its prompt's artefact.
 //
 // Bytes are copied outside of the lock, into pages that the opening's load holds. An artefact comes
-// whole or not at all: it is entered when its record and every part came and were verified, else
+// whole or not at all: it is entered when its record and every extent came and were verified, else
 // what came of it is let go and the prompt is recompressed.
 // Thread-safety: methods that say so are called under the store's lock, all others without it, from
 // any thread. Cost: of copies; the tier reads.
@@ -63,9 +63,9 @@ class PrefixLoads {
                   std::span<const PageKey> keys) KVS_EXCLUDES(store_lock);
   // Asked before its record is read, and behind it.
   bool WantsArtefact(const Opening& o, const PageTier& tier) KVS_EXCLUDES(store_lock);
-  void LoadParts(const std::shared_ptr<Opening>& o, PageTier* tier, std::function<void()> then)
+  void LoadExtents(const std::shared_ptr<Opening>& o, PageTier* tier, std::function<void()> then)
       KVS_EXCLUDES(store_lock);
-  bool TakePart(Opening* o, size_t i, const LoadedValue& value) KVS_EXCLUDES(store_lock);
+  bool TakeExtent(Opening* o, size_t i, const LoadedValue& value) KVS_EXCLUDES(store_lock);
   void EnterLoadedArtefact(Opening* o) KVS_EXCLUDES(store_lock);
 
   StoreMutex& mu_;

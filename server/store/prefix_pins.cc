@@ -20,12 +20,12 @@ class SequenceView final : public PrefixView {
  public:
   explicit SequenceView(const Sequence& s) : s_(s) {}
 
-  HeldIn InMemory(Part part, size_t i) override {
-    const std::vector<Page*>& pages = part == Part::kPage ? s_.pages : s_.index_blocks;
+  HeldIn InMemory(Kind kind, size_t i) override {
+    const std::vector<Page*>& pages = kind == Kind::kPage ? s_.pages : s_.index_blocks;
     const Page* const page = i < pages.size() ? pages[i] : nullptr;
     return page == nullptr || !page->sealed ? HeldIn::kNothing : InMemoryOf(page->arena->tier);
   }
-  bool InTier(Part, size_t) override { return false; }
+  bool InTier(Kind, size_t) override { return false; }
 
  private:
   const Sequence& s_;
@@ -140,8 +140,8 @@ Result<PinInfo> PrefixPins::PinSequence(uint64_t sequence, microseconds ttl) {
     if (artefact != nullptr) {
       const ArtefactRecord record = RecordOf(*artefact);
       pin.artefact.push_back(artefact->key);
-      for (size_t i = 0; i < record.parts.size(); ++i) {
-        pin.artefact.push_back(PartKey(artefact->key, i, record.parts[i]));
+      for (size_t i = 0; i < record.extents.size(); ++i) {
+        pin.artefact.push_back(ExtentKey(artefact->key, i, record.extents[i]));
         pin.bytes += artefact->extents[i].page->bytes;
       }
     }

@@ -30,8 +30,8 @@ void PrefixSurvey::AskMemory(std::span<const PageKey> keys, size_t i,
   }
 }
 
-HeldIn PrefixSurvey::InMemory(Part part, size_t i) {
-  if (part == Part::kPage) {
+HeldIn PrefixSurvey::InMemory(Kind kind, size_t i) {
+  if (kind == Kind::kPage) {
     AskMemory(pages_, i, &page_places_);
     return page_places_[i];
   }
@@ -42,8 +42,8 @@ HeldIn PrefixSurvey::InMemory(Part part, size_t i) {
   return block_places_[i];
 }
 
-bool PrefixSurvey::InTier(Part part, size_t i) {
-  return tier_ != nullptr && tier_->Holds(part == Part::kPage ? pages_[i] : block_keys_[i]);
+bool PrefixSurvey::InTier(Kind kind, size_t i) {
+  return tier_ != nullptr && tier_->Holds(kind == Kind::kPage ? pages_[i] : block_keys_[i]);
 }
 
 }  // namespace kvstrata

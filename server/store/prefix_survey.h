@@ -38,8 +38,8 @@ class PrefixSurvey final : public PrefixView {
   PrefixSurvey(const PrefixQuestion& question, const PrefixShape& shape, Memory memory,
                const PageTier* tier);
 
-  HeldIn InMemory(Part part, size_t i) override;
-  bool InTier(Part part, size_t i) override;
+  HeldIn InMemory(Kind kind, size_t i) override;
+  bool InTier(Kind kind, size_t i) override;
 
  private:
   // Has memory say where keys from the first that was not asked for up to number `i` lie.

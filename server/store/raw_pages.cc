@@ -4,7 +4,6 @@
 #include <optional>
 #include <string>
 
-#include "server/store/long_request.h"
 #include "server/store/store_parts.h"
 
 namespace kvstrata {
@@ -121,17 +120,8 @@ Status RawPages::PlaceRaw(uint64_t sequence, uint64_t* bytes) {
     KVS_RETURN_IF_ERROR(PlanPlacing(s, &plan, bytes));
     if (plan.copies.empty()) return OkStatus();
   }
-  const Status copied = copies_.Copy(plan, geometry);
-  StoreLock lock(mu_);
-  const Result<Sequence*> s = copied.ok() ? catalog_.FindSequence(sequence) : copied;
-  if (!s.ok()) {
-    copies_.Discard(&plan);
-    return s.status();
-  }
-  Session* const session = catalog_.SessionOf((*s)->session);
-  const LongRequest request(&catalog_, session);
-  KVS_RETURN_IF_ERROR(copies_.SwapIn(session, *s, &plan));
-  for (const PlannedCopy& c : plan.copies) *bytes += c.used ? c.copy->bytes : 0;
+  KVS_ASSIGN_OR_RETURN(const MoveResult moved, copies_.CopyAndSwapIn(0, sequence, geometry, &plan));
+  *bytes += moved.bytes;
   return OkStatus();
 }
 

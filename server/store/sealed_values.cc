@@ -33,10 +33,10 @@ void SealedValues::NoteRecord(const PageKey& artefact, std::span<const std::byte
   }
 }
 
-BlockInfo SealedValues::InfoOfBlock(const Page& page) const {
-  BlockInfo info;
+ValueInfo SealedValues::InfoOfPage(const Page& page) const {
+  ValueInfo info;
   info.key = NameOfKey(page.key);
-  info.kind = page.summary ? BlockKind::kIndex : BlockKind::kPage;
+  info.kind = page.summary ? ValueKind::kIndex : ValueKind::kPage;
   if (const auto model = models_.all().find(page.model); model != models_.all().end()) {
     const ModelDesc& desc = model->second->desc;
     info.model = desc.name;
@@ -49,16 +49,16 @@ BlockInfo SealedValues::InfoOfBlock(const Page& page) const {
   return info;
 }
 
-std::vector<BlockInfo> SealedValues::Blocks(uint64_t* cursor, size_t records) const {
-  std::vector<BlockInfo> found;
+std::vector<ValueInfo> SealedValues::PageValues(uint64_t* cursor, size_t records) const {
+  std::vector<ValueInfo> found;
   for (const uint64_t last = *cursor + records; *cursor < last;) {
     StoreLock lock(mu_);
     const auto& all = pools_.records();
     const uint64_t end = std::min({last, *cursor + kUnderLock, uint64_t{all.size()}});
     for (; *cursor < end; ++*cursor) {
-      if (all[*cursor].indexed && !all[*cursor].replica) found.push_back(InfoOfBlock(all[*cursor]));
+      if (all[*cursor].indexed && !all[*cursor].replica) found.push_back(InfoOfPage(all[*cursor]));
     }
-    if (*cursor >= all.size()) *cursor = kNoMoreBlocks;
+    if (*cursor >= all.size()) *cursor = kNoMoreValues;
   }
   return found;
 }
@@ -70,59 +70,59 @@ std::vector<PageKey> SealedValues::ArtefactKeys() const {
   return keys;
 }
 
-std::vector<ArtefactRecord::Part> SealedValues::PartsOf(const PageKey& key,
-                                                        BlockInfo* record) const {
-  std::vector<ArtefactRecord::Part> parts;
+std::vector<ArtefactRecord::Stored> SealedValues::ExtentsOf(const PageKey& key,
+                                                            ValueInfo* record) const {
+  std::vector<ArtefactRecord::Stored> extents;
   StoreLock lock(mu_);
   const Artefact* artefact = artefacts_.Peek(key);
-  if (artefact == nullptr) return parts;
+  if (artefact == nullptr) return extents;
   for (const Extent& e : artefact->extents) {
-    parts.push_back({e.bytes, e.checksum, e.tokens, e.page->arena->tier});
+    extents.push_back({e.bytes, e.checksum, e.tokens, e.page->arena->tier});
   }
   record->key = NameOfKey(key);
-  record->kind = BlockKind::kRecord;
+  record->kind = ValueKind::kRecord;
   record->tokens = artefact->prompt_tokens;
   record->tiers = {Tier::kHost};  // in the daemon's own memory, of no pool
   const auto model = models_.all().find(artefact->extents.front().page->model);
   if (model != models_.all().end()) record->model = model->second->desc.name;
-  return parts;
+  return extents;
 }
 
-std::vector<BlockInfo> SealedValues::ArtefactBlocks() const {
-  std::vector<BlockInfo> found;
+std::vector<ValueInfo> SealedValues::ArtefactValues() const {
+  std::vector<ValueInfo> found;
   for (const PageKey& key : ArtefactKeys()) {
-    BlockInfo record;
-    const std::vector<ArtefactRecord::Part> parts = PartsOf(key, &record);
-    if (parts.empty()) continue;
+    ValueInfo record;
+    const std::vector<ArtefactRecord::Stored> extents = ExtentsOf(key, &record);
+    if (extents.empty()) continue;
     found.push_back(record);
-    for (size_t i = 0; i < parts.size(); ++i) {
-      BlockInfo& part = found.emplace_back();
-      part.key = NameOfKey(PartKey(key, i, parts[i]));
-      part.kind = BlockKind::kPart;
-      part.model = record.model;
-      part.tokens = static_cast<uint32_t>(parts[i].tokens.end - parts[i].tokens.begin);
-      part.bytes = parts[i].bytes;
-      part.tiers = {parts[i].tier};
+    for (size_t i = 0; i < extents.size(); ++i) {
+      ValueInfo& extent = found.emplace_back();
+      extent.key = NameOfKey(ExtentKey(key, i, extents[i]));
+      extent.kind = ValueKind::kExtent;
+      extent.model = record.model;
+      extent.tokens = static_cast<uint32_t>(extents[i].tokens.end - extents[i].tokens.begin);
+      extent.bytes = extents[i].bytes;
+      extent.tiers = {extents[i].tier};
     }
   }
   return found;
 }
 
-bool SealedValues::HoldsBlock(const PageKey& key) const {
+bool SealedValues::HoldsPage(const PageKey& key) const {
   StoreLock lock(mu_);
   return prefix_.Find(key) != nullptr;
 }
 
-Page* SealedValues::KeepPart(const PageKey& wanted, uint64_t* hold) {
+Page* SealedValues::KeepExtent(const PageKey& wanted, uint64_t* hold) {
   for (const PageKey& key : ArtefactKeys()) {
-    BlockInfo record;
-    const std::vector<ArtefactRecord::Part> parts = PartsOf(key, &record);
-    for (size_t i = 0; i < parts.size(); ++i) {
-      if (PartKey(key, i, parts[i]) != wanted) continue;
+    ValueInfo record;
+    const std::vector<ArtefactRecord::Stored> extents = ExtentsOf(key, &record);
+    for (size_t i = 0; i < extents.size(); ++i) {
+      if (ExtentKey(key, i, extents[i]) != wanted) continue;
       StoreLock lock(mu_);
       const Artefact* artefact = artefacts_.Peek(key);
       const bool same = artefact != nullptr && i < artefact->extents.size() &&
-                        artefact->extents[i].checksum == parts[i].checksum;
+                        artefact->extents[i].checksum == extents[i].checksum;
       if (!same) return nullptr;  // built anew meanwhile
       *hold = holds_.Keep(artefact->extents[i].page);
       return artefact->extents[i].page;
@@ -131,8 +131,8 @@ Page* SealedValues::KeepPart(const PageKey& wanted, uint64_t* hold) {
   return nullptr;
 }
 
-Result<BlockBytes> SealedValues::CopyBlock(const PageKey& key) {
-  BlockBytes copy;
+Result<ValueBytes> SealedValues::CopyValue(const PageKey& key) {
+  ValueBytes copy;
   uint64_t hold = 0;
   Page* page = nullptr;
   std::vector<std::byte> series;
@@ -140,19 +140,19 @@ Result<BlockBytes> SealedValues::CopyBlock(const PageKey& key) {
     StoreLock lock(mu_);
     page = prefix_.Find(key);
     if (page != nullptr) {
-      copy.kind = page->summary ? BlockKind::kIndex : BlockKind::kPage;
+      copy.kind = page->summary ? ValueKind::kIndex : ValueKind::kPage;
       copy.changed = page->series_changed;
       if (page->series != nullptr) series = page->series->Encode();
       hold = holds_.Keep(page);
     } else if (const Artefact* artefact = artefacts_.Peek(key); artefact != nullptr) {
-      return BlockBytes{Tier::kHost, BlockKind::kRecord, {EncodeRecord(RecordOf(*artefact))}, true};
+      return ValueBytes{Tier::kHost, ValueKind::kRecord, {EncodeRecord(RecordOf(*artefact))}, true};
     }
   }
   if (page == nullptr) {
-    page = KeepPart(key, &hold);
-    copy.kind = BlockKind::kPart;
+    page = KeepExtent(key, &hold);
+    copy.kind = ValueKind::kExtent;
   }
-  if (page == nullptr) return NotFound("BLOCK_UNKNOWN", "memory has nothing under this key");
+  if (page == nullptr) return NotFound("VALUE_UNKNOWN", "memory has nothing under this key");
   copy.from = page->arena->tier;
   copy.buffers.emplace_back(page->bytes);
   const Status read = memory_.Read(*page, copy.buffers.front().data());
@@ -174,9 +174,9 @@ std::vector<SealedValue> SealedValues::Sealed(const PageKey& key) const {
   if (artefact == nullptr) return {};
   const ArtefactRecord record = RecordOf(*artefact);
   std::vector<SealedValue> values;
-  for (size_t i = 0; i < record.parts.size(); ++i) {
+  for (size_t i = 0; i < record.extents.size(); ++i) {
     const Page& page = *artefact->extents[i].page;
-    values.push_back({PartKey(key, i, record.parts[i]), {page.bytes}, true});
+    values.push_back({ExtentKey(key, i, record.extents[i]), {page.bytes}, true});
   }
   // It is offered when it was built anew: what is there of it was not good enough.
   values.push_back({key, {EncodeRecord(record).size()}, true});

@@ -1,6 +1,6 @@
-// SealedValues: what lies under a key, as bytes: pages, index blocks, artefacts' records and parts
-// (docs/disk_format.md, "Values"). For the tier below, which writes them, and for operators, who
-// list and copy them (blocks.h).
+// SealedValues: what lies under a key, as bytes: pages, index blocks, artefacts' records and
+// extents (docs/disk_format.md, "Values"). For the tier below, which writes them, and for
+// operators, who list and copy them (value_info.h).
 //
 // Thread-safety: all methods, from any thread. Bytes are copied outside of the lock, while a hold
 // keeps their page. Cost: of the copy; lists hold the lock for 256 records, or for one artefact, at
@@ -15,10 +15,10 @@
 
 #include "base/status.h"
 #include "server/store/artefact_record.h"
-#include "server/store/blocks.h"
 #include "server/store/page_tier.h"
 #include "server/store/prefix_key.h"
 #include "server/store/store_lock.h"
+#include "server/store/value_info.h"
 
 namespace kvstrata {
 
@@ -34,7 +34,7 @@ class SealedValues {
   explicit SealedValues(StoreParts* store);
 
   // --- for the tier below (page_tier.h) ---
-  // What is to be written for an offered key: a page or index block, or the parts of an artefact
+  // What is to be written for an offered key: a page or index block, or the extents of an artefact
   // and at last its record, which is of no use without all of them. Empty: it left memory.
   std::vector<SealedValue> Sealed(const PageKey& key) const KVS_EXCLUDES(store_lock);
   // Copies the buffers of one of them; false: it is not there any more, or of another size.
@@ -45,26 +45,27 @@ class SealedValues {
   // It has this value of an artefact's key; nothing if that is no record.
   void NoteRecord(const PageKey& artefact, std::span<const std::byte> value);
 
-  // --- for operators (blocks.h) ---
+  // --- for operators (value_info.h) ---
   // Pages and index blocks under a key, of at most `records` records from `*cursor` on (0: the
-  // first), which it moves; at the end it is kNoMoreBlocks.
-  std::vector<BlockInfo> Blocks(uint64_t* cursor, size_t records) const KVS_EXCLUDES(store_lock);
-  // Records and parts of artefacts.
-  std::vector<BlockInfo> ArtefactBlocks() const KVS_EXCLUDES(store_lock);
+  // first), which it moves; at the end it is kNoMoreValues.
+  std::vector<ValueInfo> PageValues(uint64_t* cursor, size_t records) const
+      KVS_EXCLUDES(store_lock);
+  // Records and extents of artefacts.
+  std::vector<ValueInfo> ArtefactValues() const KVS_EXCLUDES(store_lock);
   // Whether a page or index block is under this key. A look-up.
-  bool HoldsBlock(const PageKey& key) const KVS_EXCLUDES(store_lock);
-  // A copy of any of these. NOT_FOUND BLOCK_UNKNOWN: memory has none.
-  Result<BlockBytes> CopyBlock(const PageKey& key) KVS_EXCLUDES(store_lock);
+  bool HoldsPage(const PageKey& key) const KVS_EXCLUDES(store_lock);
+  // A copy of any of these. NOT_FOUND VALUE_UNKNOWN: memory has none.
+  Result<ValueBytes> CopyValue(const PageKey& key) KVS_EXCLUDES(store_lock);
 
  private:
-  BlockInfo InfoOfBlock(const Page& page) const KVS_REQUIRES(store_lock);
+  ValueInfo InfoOfPage(const Page& page) const KVS_REQUIRES(store_lock);
   // The keys of all artefacts, now.
   std::vector<PageKey> ArtefactKeys() const KVS_EXCLUDES(store_lock);
-  // Parts of one, in order; empty: it is gone.
-  std::vector<ArtefactRecord::Part> PartsOf(const PageKey& artefact, BlockInfo* record) const
+  // Extents of one, in order; empty: it is gone.
+  std::vector<ArtefactRecord::Stored> ExtentsOf(const PageKey& artefact, ValueInfo* record) const
       KVS_EXCLUDES(store_lock);
-  // Keeps the extent of that part readable; null if there is none any more.
-  Page* KeepPart(const PageKey& part, uint64_t* hold) KVS_EXCLUDES(store_lock);
+  // Keeps the extent under that key readable; null if there is none any more.
+  Page* KeepExtent(const PageKey& key, uint64_t* hold) KVS_EXCLUDES(store_lock);
 
   StoreMutex& mu_;
   ArtefactLedger& ledger_;

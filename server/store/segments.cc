@@ -33,8 +33,8 @@ void FillHeader(shm::SessionHeader* h, uint64_t session, uint64_t daemon_epoch) 
 Result<std::unique_ptr<SessionMemory>> SessionMemory::Create(uint64_t session,
                                                              uint64_t daemon_epoch,
                                                              uint64_t global_epoch) {
-  KVS_ASSIGN_OR_RETURN(MemoryBlock segment, MapSealedMemfd("kvstrata-session", kSessionBytes));
-  Result<MemoryBlock> table =
+  KVS_ASSIGN_OR_RETURN(MappedMemory segment, MapSealedMemfd("kvstrata-session", kSessionBytes));
+  Result<MappedMemory> table =
       MapSealedMemfd("kvstrata-tables", shm::kTableSegmentBytes, Writers::kDaemon);
   if (!table.ok()) {
     UnmapSealedMemfd(std::move(segment));
@@ -51,7 +51,7 @@ Result<std::unique_ptr<SessionMemory>> SessionMemory::Create(uint64_t session,
   return memory;
 }
 
-SessionMemory::SessionMemory(MemoryBlock session, MemoryBlock table)
+SessionMemory::SessionMemory(MappedMemory session, MappedMemory table)
     : session_(std::move(session)),
       table_(std::move(table)),
       buffer_(std::make_unique<Buffer>(boost::interprocess::create_only,

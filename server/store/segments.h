@@ -74,10 +74,10 @@ class SessionMemory {
       char, boost::interprocess::rbtree_best_fit<boost::interprocess::null_mutex_family>,
       boost::interprocess::null_index>;
 
-  SessionMemory(MemoryBlock session, MemoryBlock table);
+  SessionMemory(MappedMemory session, MappedMemory table);
   uint32_t* Counter(uint64_t i) const;
 
-  MemoryBlock session_, table_;
+  MappedMemory session_, table_;
   std::unique_ptr<Buffer> buffer_;
   ExtentAllocator access_counters_;
   std::vector<uint32_t> free_slots_;

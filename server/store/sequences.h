@@ -79,6 +79,8 @@ class Sequences {
   // The live sequence of the session's user that has it. KEY_UNKNOWN.
   Result<uint64_t> FindKey(uint64_t session, std::string_view key) KVS_REQUIRES(store_lock);
   // truncate.cc
+  Status TruncateKeyNow(uint64_t session, std::string_view key, uint32_t tokens)
+      KVS_EXCLUDES(store_lock);
   Status TruncateNow(uint64_t session, uint64_t sequence, uint32_t tokens,
                      std::span<const int32_t> tail) KVS_EXCLUDES(store_lock);
   static Status CheckTruncate(const Sequence& s, uint32_t tokens);

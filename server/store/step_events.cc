@@ -119,16 +119,7 @@ Status StepEvents::Grow(uint64_t session_id, uint64_t sequence, uint32_t tokens,
       return OkStatus();
     }
   }
-  const Status copied = copies_.Copy(plan, geometry);
-  StoreLock lock(mu_);
-  const Result<Sequence*> s = copied.ok() ? catalog_.FindSequence(session_id, sequence) : copied;
-  if (!s.ok()) {
-    copies_.Discard(&plan);
-    return s.status();
-  }
-  Session* session = catalog_.SessionOf(session_id);
-  const LongRequest request(&catalog_, session);
-  return copies_.SwapIn(session, *s, &plan);
+  return copies_.CopyAndSwapIn(session_id, sequence, geometry, &plan).status();
 }
 
 void StepEvents::KeepSeries(const Sequence& s, Page* page, Series series) {

@@ -174,8 +174,8 @@ void Tables::Unpublish(Session* session, Sequence* s) {
 void Tables::PassArena(const Session& session, const Arena& arena) {
   if (!session.sink) return;
   const bool writable = session.sink_writes && arena.writer == session.id;
-  session.sink({arena.id, arena.block.bytes, arena.tier, writable, memory_.handle_type(arena.tier),
-                writable ? arena.block.fd.get() : arena.block.read_only_fd.get()});
+  session.sink({arena.id, arena.memory.bytes, arena.tier, writable, memory_.handle_type(arena.tier),
+                writable ? arena.memory.fd.get() : arena.memory.read_only_fd.get()});
 }
 
 }  // namespace kvstrata

@@ -14,7 +14,7 @@ struct ScrubProgress {
   uint64_t values = 0, bytes = 0;  // read, whether sound or not
   uint64_t corrupt = 0;            // of them: damaged, or unreadable; they have left
   uint64_t late = 0;               // not answered in time; they stay, unchecked
-  uint64_t orphans = 0;            // parts of artefacts whose record is gone; erased at the end
+  uint64_t orphans = 0;            // extents of artefacts whose record is gone; erased at the end
 };
 
 struct TierScrub {

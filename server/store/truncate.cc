@@ -95,7 +95,11 @@ bool Sequences::EndWish(Session* session, Sequence* s, uint32_t tokens) {
   return true;
 }
 
-Status Sequences::TruncateKey(uint64_t session_id, std::string_view key, uint32_t tokens) {
+Status Sequences::TruncateKey(uint64_t session, std::string_view key, uint32_t tokens) {
+  return answers_.TellAfter([&] { return TruncateKeyNow(session, key, tokens); });
+}
+
+Status Sequences::TruncateKeyNow(uint64_t session_id, std::string_view key, uint32_t tokens) {
   StoreLock lock(mu_);
   KVS_ASSIGN_OR_RETURN(const uint64_t sequence, FindKey(session_id, key));
   KVS_ASSIGN_OR_RETURN(Sequence * s, catalog_.FindSequence(sequence));

@@ -285,7 +285,7 @@ void Moves::ShrinkToCapacity(PoolId pool) {
     pools_.DropEmpty(pool, may_drop);
     uint64_t coming = 0;  // of arenas that only their last readers hold
     for (const auto& [arena, bytes] : RetiredBytes(pool)) {
-      if (bytes == arena->extents.used()) coming += arena->block.bytes;
+      if (bytes == arena->extents.used()) coming += arena->memory.bytes;
     }
     if (pools_.taken(pool) <= memory_.capacity(pool) + coming) return;
     if (!EmptyAnArena(pool) && !eviction_.EvictArtefact(pool)) return;

@@ -66,7 +66,7 @@ Result<BuiltExtents> Recompress(BuildJob* job, const Backend& backend, Executor*
 
 // Blocks need no result: they are where the job says. Without memory the build is given up, as
 // after any failure.
-Result<BuiltExtents> RunPart(BuildJob* job, const Backend& backend, Executor* executor) {
+Result<BuiltExtents> RunPiece(BuildJob* job, const Backend& backend, Executor* executor) {
   try {
     if (job->recompressor != nullptr) return Recompress(job, backend, executor);
     Summarise(job, backend, executor);
@@ -83,7 +83,7 @@ void RunBuild(Builds* builds, uint64_t sequence, const Backend& backend, Executo
   while (true) {
     Result<BuildJob> job = builds->TakeBuild(sequence);
     if (!job.ok()) break;
-    Result<BuiltExtents> made = RunPart(&*job, backend, executor);
+    Result<BuiltExtents> made = RunPiece(&*job, backend, executor);
     if (made.ok() && job->recompressor == nullptr) {
       builds->PublishBlocks(std::move(*job));
     } else if (made.ok()) {

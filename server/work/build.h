@@ -1,4 +1,4 @@
-// A worker's part in a build (server/store/build_job.h): index rows from keys, extents of a codec
+// A worker's share of a build (server/store/build_job.h): index rows from keys, extents of a codec
 // from rows.
 #ifndef KVSTRATA_SERVER_WORK_BUILD_H_
 #define KVSTRATA_SERVER_WORK_BUILD_H_
@@ -11,7 +11,7 @@
 
 namespace kvstrata {
 
-// Makes and hands over part after part until the sequence's build is over. Takes as long as that:
+// Makes and hands over piece after piece until the sequence's build is over. Takes as long as that:
 // index rows read all keys once; a codec takes seconds. Holds no lock.
 void RunBuild(Builds* builds, uint64_t sequence, const Backend& backend, Executor* executor);
 

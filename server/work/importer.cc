@@ -26,11 +26,11 @@ Status ClosedMeanwhile(uint64_t sequence) {
                 "sequence " + std::to_string(sequence) + " was closed meanwhile");
 }
 
-// How many blocks make a part.
-size_t BlocksOfPart(const ImportedTensors& tensors) {
+// How many blocks make a piece.
+size_t BlocksOfPiece(const ImportedTensors& tensors) {
   const Geometry& g = tensors.geometry();
   const auto block = static_cast<uint64_t>(g.page_bytes() / g.page_tokens * tensors.block_tokens());
-  return std::max<size_t>(1, Importer::kPartBytes / block);
+  return std::max<size_t>(1, Importer::kPieceBytes / block);
 }
 
 // What may be told of a position is its number: token ids are users' text.
@@ -311,9 +311,9 @@ Status Importer::RunJob(const Job& job) {
   if (job.ends_prompt) return store_->steps().PrefillDone(record.session, record.sequence);
   const auto block_tokens = static_cast<uint32_t>(record.tensors->block_tokens());
   const std::span<const int32_t> blocks(job.blocks);
-  const size_t part = BlocksOfPart(*record.tensors);
-  for (size_t i = 0; i < blocks.size(); i += part) {
-    const std::span<const int32_t> ids = blocks.subspan(i, std::min(part, blocks.size() - i));
+  const size_t piece = BlocksOfPiece(*record.tensors);
+  for (size_t i = 0; i < blocks.size(); i += piece) {
+    const std::span<const int32_t> ids = blocks.subspan(i, std::min(piece, blocks.size() - i));
     const uint32_t first = job.first + static_cast<uint32_t>(i) * block_tokens;
     const uint32_t end = first + static_cast<uint32_t>(ids.size()) * block_tokens;
     std::vector<int32_t> tokens;
@@ -322,7 +322,7 @@ Status Importer::RunJob(const Job& job) {
       if (record.closed) return ClosedMeanwhile(record.sequence);
       tokens.assign(record.tokens.begin() + record.copied, record.tokens.begin() + end);
     }
-    KVS_RETURN_IF_ERROR(CopyPart(record, first, ids, tokens));
+    KVS_RETURN_IF_ERROR(CopyPiece(record, first, ids, tokens));
     MutexLock lock(mu_);
     if (record.closed) return ClosedMeanwhile(record.sequence);
     *record.waiting -= end - record.copied;
@@ -353,8 +353,8 @@ void Importer::Finish(const Job& job, const Status& status) {
   answers.Tell();
 }
 
-Status Importer::CopyPart(const Record& record, uint32_t first, std::span<const int32_t> blocks,
-                          std::span<const int32_t> tokens) {
+Status Importer::CopyPiece(const Record& record, uint32_t first, std::span<const int32_t> blocks,
+                           std::span<const int32_t> tokens) {
   KVS_ASSIGN_OR_RETURN(ImportJob job,
                        store_->imports().BeginImport(record.session, record.sequence,
                                                      static_cast<uint32_t>(tokens.size())));

@@ -1,13 +1,13 @@
 // Importer: the thread ("kvs-import") that copies what engines seal in tensors of their own into
-// the daemon's pages. A part of at most kPartBytes at a time: pages are taken
+// the daemon's pages. A piece of at most kPieceBytes at a time: pages are taken
 // (Imports::BeginImport), rows fetched by pread or by copy engine, layer by layer, and put where
 // pages have them (block_rows.h), the plan's summaries computed on the CPU, the tokens committed
 // (Imports::FinishImport). From then on they are acknowledged, and to everybody else pages as any.
 //
-// Parts are copied in the order in which blocks were sealed, of all sessions in one queue. A copy
+// Pieces are copied in the order in which blocks were sealed, of all sessions in one queue. A copy
 // that fails forgets what its sequence has sealed behind it. The death of an engine in the middle
-// of a part costs that part: its memory is kept until the part's end, the pages are the store's to
-// free. Ownership: borrows the store and the backend, which outlive it; outlives all
+// of a piece costs that piece: its memory is kept until the piece's end, the pages are the store's
+// to free. Ownership: borrows the store and the backend, which outlive it; outlives all
 // SessionImports. Thread-safety: NewSession from any thread. One lock, never around a call of the
 // store.
 #ifndef KVSTRATA_SERVER_WORK_IMPORTER_H_
@@ -42,10 +42,10 @@ struct ImporterOptions {
 
 class Importer final : public ImportSink {
  public:
-  static constexpr uint64_t kPartBytes = uint64_t{16} << 20;  // of pages, but for one block
+  static constexpr uint64_t kPieceBytes = uint64_t{16} << 20;  // of pages, but for one block
 
   Importer(const ImporterOptions& options, Store* store, const Backend* backend);
-  // Ends after the part under way, and waits for tensors' release, a second at most.
+  // Ends after the piece under way, and waits for tensors' release, a second at most.
   ~Importer() override;
 
   std::unique_ptr<SessionImport> NewSession(uint64_t session, uint32_t device,
@@ -94,8 +94,8 @@ class Importer final : public ImportSink {
   std::unique_ptr<Job> AwaitJob() KVS_EXCLUDES(mu_);
   void ReportLateReleases();
   Status RunJob(const Job& job) KVS_EXCLUDES(mu_);
-  Status CopyPart(const Record& record, uint32_t first, std::span<const int32_t> blocks,
-                  std::span<const int32_t> tokens) KVS_EXCLUDES(mu_);
+  Status CopyPiece(const Record& record, uint32_t first, std::span<const int32_t> blocks,
+                   std::span<const int32_t> tokens) KVS_EXCLUDES(mu_);
   Status CopyLayers(const Record& record, const ImportJob& job, uint32_t first,
                     std::span<const int32_t> blocks, uint32_t end);
   void Finish(const Job& job, const Status& status) KVS_EXCLUDES(mu_);

@@ -46,7 +46,7 @@ class RecompressQueue final : public RecompressSink {
                   std::vector<const SegmentPacker*> gpu_packers = {});
   // Stop.
   ~RecompressQueue() override;
-  // Cancels what runs (of a build after the part under way), drops what waits, joins. The store
+  // Cancels what runs (of a build after the piece under way), drops what waits, joins. The store
   // answers waiting settles. Idempotent.
   void Stop() KVS_EXCLUDES(mu_);
 

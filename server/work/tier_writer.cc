@@ -119,14 +119,14 @@ void TierWriter::Resume() {
     MutexLock lock(mu_);
     if (std::exchange(drains_, Drains::kNo) == Drains::kNo) return;
   }
-  std::vector<BlockInfo> here = store_->values().ArtefactBlocks();
-  std::erase_if(here, [](const BlockInfo& b) { return b.kind != BlockKind::kRecord; });
-  for (uint64_t cursor = 0; cursor != kNoMoreBlocks;) {
-    std::ranges::move(store_->values().Blocks(&cursor, kPutValues), std::back_inserter(here));
-    for (const BlockInfo& block : here) {
+  std::vector<ValueInfo> here = store_->values().ArtefactValues();
+  std::erase_if(here, [](const ValueInfo& b) { return b.kind != ValueKind::kRecord; });
+  for (uint64_t cursor = 0; cursor != kNoMoreValues;) {
+    std::ranges::move(store_->values().PageValues(&cursor, kPutValues), std::back_inserter(here));
+    for (const ValueInfo& value : here) {
       PageKey key{};
-      std::ranges::copy(block.key, key.begin());
-      if (block.changed || !Has(tier_, key)) Offer(key);
+      std::ranges::copy(value.key, key.begin());
+      if (value.changed || !Has(tier_, key)) Offer(key);
     }
     here.clear();
   }

@@ -3,7 +3,7 @@
 // Its thread ("kvs-tier-write") takes keys from a bounded queue of offers, copies what is still in
 // memory and puts it in batches. A value that changed (more was reported of a page's positions; an
 // artefact was built again) is forgotten and put again. An artefact's record is put last, when all
-// of its parts are there. A page is held for the length of a copy into the buffers.
+// of its extents are there. A page is held for the length of a copy into the buffers.
 //
 // Ownership: borrows what it is given. Thread-safety: all methods, from any thread; one lock of its
 // own, held for a look at the queue. Errors: only those of drains; the others are counted, and
@@ -35,7 +35,7 @@ struct TierWriterOptions {
   uint64_t batch_bytes = uint64_t{64} << 20;  // of one batch, but for its first value
 };
 
-// Since start; pages, index blocks, parts and records of artefacts alike.
+// Since start; pages, index blocks, extents and records of artefacts alike.
 struct TierWriterCounters {
   uint64_t written = 0;
   uint64_t dropped = 0;  // offers that the queue had no room for, or the stop no time

@@ -39,7 +39,7 @@ Result<bool> ValueScrub::Plan(std::vector<TierGet>* gets, std::chrono::microseco
   }
 }
 
-void ValueScrub::NoteParts(const TierGet& get) {
+void ValueScrub::NoteExtents(const TierGet& get) {
   if (get.buffers.size() != 1 || get.key.size() != sizeof(PageKey)) return;
   const std::span<const std::byte> bytes = get.buffers.front();
   ExtentHeader header{};
@@ -52,17 +52,17 @@ void ValueScrub::NoteParts(const TierGet& get) {
   if (!record) return;
   PageKey artefact{};
   std::ranges::copy(get.key, artefact.begin());
-  for (size_t i = 0; i < record->parts.size(); ++i) {
-    named_.insert(TierNameOf(PartKey(artefact, i, record->parts[i])));
+  for (size_t i = 0; i < record->extents.size(); ++i) {
+    named_.insert(TierNameOf(ExtentKey(artefact, i, record->extents[i])));
   }
 }
 
 void ValueScrub::EraseOrphans() {
-  for (const BlockInfo& block : store_->values().ArtefactBlocks()) named_.insert(block.key);
+  for (const ValueInfo& value : store_->values().ArtefactValues()) named_.insert(value.key);
   std::vector<std::string> orphans;
   std::ranges::copy_if(parts_, std::back_inserter(orphans),
                        [this](const std::string& key) { return !named_.contains(key); });
-  // A record that was written behind the scrub's back loses parts here: it is built again then.
+  // A record that was written behind the scrub's back loses extents here: it is built again then.
   const Status erased = ForgetAndWait(tier_, orphans, Clock::now() + kForgetTimeout);
   if (!erased.ok()) return log_->Warn("tier_forget_failed", erased);
   so_far_.orphans = orphans.size();
@@ -84,7 +84,7 @@ std::optional<Status> ValueScrub::Batch(std::chrono::microseconds timeout) {
     if (!get.status.ok() && !lost) continue;  // erased or replaced meanwhile, or late
     ++so_far_.values;
     for (const auto& buffer : get.buffers) bytes += buffer.size();
-    if (!lost) NoteParts(get);
+    if (!lost) NoteExtents(get);
   }
   so_far_.bytes += bytes;
   if (!*more) {

@@ -1,4 +1,4 @@
-// ValueScrub: one reading of every value of a tier, in batches, at a rate; at its end parts of
+// ValueScrub: one reading of every value of a tier, in batches, at a rate; at its end extents of
 // artefacts that no record names are erased.
 //
 // Ownership: borrows all that it is given. Thread-safety: one thread at a time.
@@ -39,9 +39,9 @@ class ValueScrub {
   std::optional<Status> Batch(std::chrono::microseconds timeout);
   // Whether there is more to read.
   Result<bool> Plan(std::vector<TierGet>* gets, std::chrono::microseconds timeout);
-  void NoteParts(const TierGet& get);
-  // Parts that no record names: it was lost, or made anew of other parts. Those that memory has may
-  // have theirs yet to come.
+  void NoteExtents(const TierGet& get);
+  // Extents that no record names: it was lost, or made anew of other extents. Those that memory has
+  // may have theirs yet to come.
   void EraseOrphans();
 
   const TierScrub scrub_;

@@ -48,7 +48,7 @@ def as_nobody(cli, *words):
         library = next(line.split("=>")[1].split("(")[0].strip()
                        for line in subprocess.run(["ldd", cli.program], capture_output=True,
                                                   text=True).stdout.splitlines() if "libkvstrata" in line)
-        shutil.copy(library, os.path.join(folder, "libkvstrata.so.0"))
+        shutil.copy(library, os.path.join(folder, os.path.basename(library)))
         return subprocess.run(["setpriv", "--reuid=65534", "--clear-groups", copy, *words],
                               env={"LD_LIBRARY_PATH": folder, "KVSTRATA_SOCKET": cli.socket},
                               timeout=DEADLINE_S, capture_output=True, text=True)
@@ -283,22 +283,22 @@ def numbers_of(value):
 
 def disk_numbers_are_exact_in_any_reader(cli):
     for words in (["status"], ["model", "ls"], ["session", "ls"], ["seq", "ls"], ["pool", "ls"], ["work", "ls"],
-                  ["tier", "ls"], ["pin", "ls"], ["config", "show"], ["block", "ls", "--limit", "1"], ["audit"]):
+                  ["tier", "ls"], ["pin", "ls"], ["config", "show"], ["value", "ls", "--limit", "1"], ["audit"]):
         document = json.loads(expect(cli(*words, "-o", "json"), 0).stdout)
         assert max([abs(n) for n in numbers_of(document)], default=0) <= 2 ** 53, (words, document)
     status = json.loads(cli("status", "-o", "json").stdout)
     assert isinstance(status["daemon_epoch"], str) and int(status["daemon_epoch"]) > 0, status
-    assert isinstance(json.loads(cli("block", "ls", "-o", "json").stdout)["next"], str)
+    assert isinstance(json.loads(cli("value", "ls", "-o", "json").stdout)["next"], str)
 
 
 def daemon_keeps_nothing_of_a_replay(cli):
     path = os.path.join(cli.folder, "gone.safetensors")
     with open(path, "wb") as file:
         file.write(trace_bytes())
-    models, blocks = (json.loads(cli(*words, "-o", "json").stdout) for words in (["model", "ls"], ["block", "ls"]))
+    models, values = (json.loads(cli(*words, "-o", "json").stdout) for words in (["model", "ls"], ["value", "ls"]))
     expect(cli("replay", path, "--plan", "quest{min_tokens = 0}", "--plan", "mosaickv{min_tokens = 0}"), 0)
     assert json.loads(cli("model", "ls", "-o", "json").stdout) == models
-    assert json.loads(cli("block", "ls", "-o", "json").stdout) == blocks
+    assert json.loads(cli("value", "ls", "-o", "json").stdout) == values
     expect(cli("audit"), 0, "yes")
     expect(cli("calibrate", path, "--out", os.path.join(cli.folder, "gone.toml")), 0)
     assert json.loads(cli("model", "ls", "-o", "json").stdout) == models
@@ -504,65 +504,65 @@ def wait_for_disk(cli, values):
     raise AssertionError(f"the disk did not take {values} values: {shown}")
 
 
-def disk_lists_blocks(cli):
+def disk_lists_values(cli):
     path = os.path.join(cli.folder, "b.safetensors")
     with open(path, "wb") as file:
         file.write(trace_bytes())
     expect(cli("replay", path, "--plan", "quest{min_tokens = 0}", "--keep"), 0)
     wait_for_disk(cli, 37)
-    listed = json.loads(expect(cli("block", "ls", "-o", "json"), 0).stdout)
-    pages = [b for b in listed["blocks"] if b["kind"] == "page"]
+    listed = json.loads(expect(cli("value", "ls", "-o", "json"), 0).stdout)
+    pages = [b for b in listed["values"] if b["kind"] == "page"]
     assert len(pages) == 37 and listed["next"] == "0", listed
     assert all(p["tokens"] == 16 and p["model"] and p["tiers"][-1] == "disk" for p in pages), pages
-    on_disk = {b["key"] for b in listed["blocks"] if "disk" in b["tiers"]}
+    on_disk = {b["key"] for b in listed["values"] if "disk" in b["tiers"]}
     assert on_disk == {key.hex() for _, _, key in slots_on_disk(os.path.join(cli.folder, "tier"))}, listed
-    expect(cli("block", "ls"), 0, "KIND", "device,disk")
-    some = json.loads(expect(cli("block", "ls", "--limit", "5", "-o", "json"), 0).stdout)
-    assert some["blocks"] == listed["blocks"][:5] and some["next"] != "0", some
-    rest = json.loads(cli("block", "ls", "--after", some["next"], "--limit", "0", "-o", "json").stdout)
-    assert some["blocks"] + rest["blocks"] == listed["blocks"], rest
-    expect(cli("block", "ls", "--limit", "5"), 0, f'--after {some["next"]}')
-    assert json.loads(cli("block", "ls", "--tier", "host", "-o", "json").stdout)["blocks"] == []
-    expect(cli("block", "ls", "--tier", "moon"), 2, "disk")
-    expect(cli("block", "ls", "--model", "nothing"), 5, "MODEL_UNKNOWN")
+    expect(cli("value", "ls"), 0, "KIND", "device,disk")
+    some = json.loads(expect(cli("value", "ls", "--limit", "5", "-o", "json"), 0).stdout)
+    assert some["values"] == listed["values"][:5] and some["next"] != "0", some
+    rest = json.loads(cli("value", "ls", "--after", some["next"], "--limit", "0", "-o", "json").stdout)
+    assert some["values"] + rest["values"] == listed["values"], rest
+    expect(cli("value", "ls", "--limit", "5"), 0, f'--after {some["next"]}')
+    assert json.loads(cli("value", "ls", "--tier", "host", "-o", "json").stdout)["values"] == []
+    expect(cli("value", "ls", "--tier", "moon"), 2, "disk")
+    expect(cli("value", "ls", "--model", "nothing"), 5, "MODEL_UNKNOWN")
 
 
-def disk_gets_blocks(cli):
-    key = next(b for b in json.loads(cli("block", "ls", "-o", "json").stdout)["blocks"]
+def disk_gets_values(cli):
+    key = next(b for b in json.loads(cli("value", "ls", "-o", "json").stdout)["values"]
                if b["kind"] == "page")["key"]
     out = os.path.join(cli.folder, "page.bin")
-    got = json.loads(expect(cli("block", "get", key, "--out", out, "-o", "json"), 0).stdout)
+    got = json.loads(expect(cli("value", "get", key, "--out", out, "-o", "json"), 0).stdout)
     with open(out, "rb") as file:
         memory = file.read()
     assert len(memory) == got["bytes"] == sum(got["buffers"]) and got["tier"] == "device", got
     assert os.stat(out).st_mode & 0o777 == 0o600
-    expect(cli("block", "get", key, "--out", out), 1, "BLOCK_FILE", "--force")
+    expect(cli("value", "get", key, "--out", out), 1, "VALUE_FILE", "--force")
     expect(cli("evict", "--yes"), 0)
-    got = json.loads(expect(cli("block", "get", key, "--out", out, "--force", "-o", "json"), 0).stdout)
+    got = json.loads(expect(cli("value", "get", key, "--out", out, "--force", "-o", "json"), 0).stdout)
     with open(out, "rb") as file:
         assert file.read() == memory and got["tier"] == "disk", got
-    expect(cli("block", "get", "00" * 32, "--out", out + ".no"), 5, "BLOCK_UNKNOWN", "kvstrata block ls")
+    expect(cli("value", "get", "00" * 32, "--out", out + ".no"), 5, "VALUE_UNKNOWN", "kvstrata value ls")
     assert not os.path.exists(out + ".no")
-    expect(cli("block", "get", "12zz", "--out", out), 2, "KEY_TEXT")
-    expect(cli("block", "get", "1234", "--out", out), 2, "BLOCK_KEY")
-    expect(cli("block", "get", key), 2, "--out")
+    expect(cli("value", "get", "12zz", "--out", out), 2, "KEY_TEXT")
+    expect(cli("value", "get", "1234", "--out", out), 2, "VALUE_KEY")
+    expect(cli("value", "get", key), 2, "--out")
     import pty
     leader, follower = pty.openpty()
-    expect(cli("block", "get", key, "--force", "--out", os.ttyname(follower)), 1, "BLOCK_FILE", "terminal")
+    expect(cli("value", "get", key, "--force", "--out", os.ttyname(follower)), 1, "VALUE_FILE", "terminal")
     os.close(leader)
     os.close(follower)
 
 
-def disk_verifies_blocks(cli):
-    """What disk_gets_blocks left on disk alone."""
+def disk_verifies_values(cli):
+    """What disk_gets_values left on disk alone."""
     slots = slots_on_disk(os.path.join(cli.folder, "tier"))
     sound, damaged = slots[0][2].hex(), slots[1][2].hex()
-    expect(cli("block", "verify", sound, damaged), 0, "VERDICT", "sound")
+    expect(cli("value", "verify", sound, damaged), 0, "VERDICT", "sound")
     damage(slots[1])
-    found = json.loads(expect(cli("block", "verify", sound, damaged, "-o", "json"), 1).stdout)["blocks"]
+    found = json.loads(expect(cli("value", "verify", sound, damaged, "-o", "json"), 1).stdout)["values"]
     assert [b["verdict"] for b in found] == ["sound", "corrupt"] and found[1]["detail"], found
     assert found[0]["tiers"] == ["disk"], found
-    expect(cli("block", "verify", damaged), 1, "gone")
+    expect(cli("value", "verify", damaged), 1, "gone")
     assert json.loads(cli("tier", "show", "-o", "json").stdout)["corrupt"] == 1
 
 
@@ -572,7 +572,7 @@ def disk_is_scrubbed(cli):
     clean = json.loads(expect(cli("tier", "scrub", "-o", "json"), 0).stdout)
     assert clean["done"] and clean["values"] == values > 30 and clean["corrupt"] == clean["late"] == 0, clean
     expect(cli("tier", "scrub", "--rate", "100GiB"), 0, "CORRUPT")
-    live = {b["key"] for b in json.loads(cli("block", "ls", "-o", "json").stdout)["blocks"]}
+    live = {b["key"] for b in json.loads(cli("value", "ls", "-o", "json").stdout)["values"]}
     for slot in [s for s in slots_on_disk(folder) if s[2].hex() in live][3:6]:
         damage(slot)
     found = json.loads(expect(cli("tier", "scrub", "-o", "json"), 1).stdout)
@@ -606,9 +606,9 @@ def disk_is_drained(cli):
     wait_for_state(cli, "serving, draining the disk")
     shown = json.loads(cli("tier", "show", "-o", "json").stdout)
     assert shown["draining"] and shown["refused"] > 0 and shown["entries"] == before, shown
-    blocks = json.loads(cli("block", "ls", "--limit", "0", "-o", "json").stdout)["blocks"]
-    missing = sum("disk" not in b["tiers"] for b in blocks)
-    assert missing > 0, blocks
+    values = json.loads(cli("value", "ls", "--limit", "0", "-o", "json").stdout)["values"]
+    missing = sum("disk" not in b["tiers"] for b in values)
+    assert missing > 0, values
     resumed = json.loads(expect(cli("tier", "drain", "--resume", "-o", "json"), 0).stdout)
     assert not resumed["draining"] and not resumed["drained"], resumed
     wait_for_disk(cli, before + missing)

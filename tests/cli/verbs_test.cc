@@ -55,8 +55,8 @@ TEST(Verbs, AreThese) {
       "seq build",    "seq recompress", "pool ls",    "tier",        "tier ls",      "work",
       "work ls",      "evict",          "audit",      "config",      "config show",  "config check",
       "replay",       "calibrate",      "completion", "lookup",      "pin",          "pin ls",
-      "pin add",      "pin rm",         "tier show",  "block",       "block ls",     "block get",
-      "block verify", "tier scrub",     "tier drain", "tier resize", "quota",        "quota ls",
+      "pin add",      "pin rm",         "tier show",  "value",       "value ls",     "value get",
+      "value verify", "tier scrub",     "tier drain", "tier resize", "quota",        "quota ls",
       "quota set",    "quota reset"};
   std::sort(names.begin(), names.end());
   std::sort(expected.begin(), expected.end());

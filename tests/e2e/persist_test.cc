@@ -163,21 +163,21 @@ TEST_P(PersistTest, AfterKill) {
 
 class CodecTest : public PersistTest {};
 
-// A flipped byte in any part of an artefact, or a part that is gone, makes the next daemon build it
-// again, and write what is missing: the one after finds it.
+// A flipped byte in any extent of an artefact, or an extent that is gone, makes the next daemon
+// build it again, and write what is missing: the one after finds it.
 TEST_P(CodecTest, DamagedArtefactsAreBuiltAgain) {
   ServeFirst(SIGKILL);
-  const auto parts = [this] {
+  const auto extents = [this] {
     std::vector<DiskSlot> found = DiskSlots(tier());
     std::erase_if(found, [](const DiskSlot& slot) {
       return !slot.payload.starts_with("KVEX") && slot.payload != "KVSARTF1";
     });
     return found;
   };
-  const size_t count = parts().size();
+  const size_t count = extents().size();
   ASSERT_GE(count, 2u);
   for (size_t i = 0; i < 2 * count; ++i) {
-    const std::vector<DiskSlot> now = parts();
+    const std::vector<DiskSlot> now = extents();
     ASSERT_EQ(now.size(), count) << "round " << i;
     i % 2 == 0 ? FlipByte(now[i / 2]) : Remove(now[i / 2]);
     const auto daemon = Start();

@@ -24,23 +24,23 @@ class FakeGpuMemory final : public MemoryResource {
                          uint64_t granularity = kMemoryGranularity)
       : copies_fail_(std::move(copies_fail)), granularity_(granularity) {}
 
-  Result<MemoryBlock> Allocate(uint64_t bytes) override {
-    KVS_ASSIGN_OR_RETURN(MemoryBlock block, upstream_->Allocate(bytes));
-    void* const client = block.base + kGpuShift;
+  Result<MappedMemory> Allocate(uint64_t bytes) override {
+    KVS_ASSIGN_OR_RETURN(MappedMemory memory, upstream_->Allocate(bytes));
+    void* const client = memory.base + kGpuShift;
     KVS_CHECK(mmap(client, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED_NOREPLACE,
-                   block.fd.get(), 0) == client);
-    KVS_CHECK(mprotect(block.base, bytes, PROT_NONE) == 0);
+                   memory.fd.get(), 0) == client);
+    KVS_CHECK(mprotect(memory.base, bytes, PROT_NONE) == 0);
     std::lock_guard lock(mu_);
-    blocks_[block.base] = bytes;
-    return block;
+    mappings_[memory.base] = bytes;
+    return memory;
   }
-  void Free(MemoryBlock block) override {
+  void Free(MappedMemory memory) override {
     {
       std::lock_guard lock(mu_);
-      blocks_.erase(block.base);
+      mappings_.erase(memory.base);
     }
-    munmap(block.base + kGpuShift, block.bytes);
-    upstream_->Free(std::move(block));
+    munmap(memory.base + kGpuShift, memory.bytes);
+    upstream_->Free(std::move(memory));
   }
   Status Copy(std::span<const MemoryCopy> copies) override {
     if (*copies_fail_) return Internal("COPY_FAILED", "injected failure");
@@ -58,14 +58,14 @@ class FakeGpuMemory final : public MemoryResource {
   // The client's mapping of an address of the GPU; host memory as it is.
   const std::byte* Reachable(const std::byte* at) {
     std::lock_guard lock(mu_);
-    const auto after = blocks_.upper_bound(at);
-    if (after == blocks_.begin()) return at;
+    const auto after = mappings_.upper_bound(at);
+    if (after == mappings_.begin()) return at;
     const auto& [base, bytes] = *std::prev(after);
     return at < base + bytes ? at + kGpuShift : at;
   }
 
   std::mutex mu_;
-  std::map<const std::byte*, uint64_t> blocks_;
+  std::map<const std::byte*, uint64_t> mappings_;
   const std::unique_ptr<MemoryResource> upstream_ = NewEmulatedDevice();
   const std::shared_ptr<std::atomic<bool>> copies_fail_;
   const uint64_t granularity_;

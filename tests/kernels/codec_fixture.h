@@ -241,12 +241,12 @@ inline void AttendStored(const StoredRows& stored, const Geometry& g, const Back
                          const Selection& selection, const float* q, int layer, int query_head,
                          Attention* a) {
   StoredPlan plan;
-  stored.PlanParts(selection, query_head, stored.end(), &plan);
-  const auto parts = static_cast<int32_t>(plan.parts.size());
-  std::vector<float> m(plan.parts.size()), l(m.size()), o(m.size() * a->o.size());
+  stored.PlanSlices(selection, query_head, stored.end(), &plan);
+  const auto slices = static_cast<int32_t>(plan.slices.size());
+  std::vector<float> m(plan.slices.size()), l(m.size()), o(m.size() * a->o.size());
   AttendWorks works;
-  for (int32_t i = 0; i < parts; ++i) {
-    const StoredPart& part = plan.parts[static_cast<size_t>(i)];
+  for (int32_t i = 0; i < slices; ++i) {
+    const StoredSlice& slice = plan.slices[static_cast<size_t>(i)];
     const QueryTile tile{layer,
                          query_head / g.group(),
                          query_head,
@@ -261,10 +261,10 @@ inline void AttendStored(const StoredRows& stored, const Geometry& g, const Back
                          m.data() + i,
                          l.data() + i,
                          o.data() + int64_t{i} * g.head_dim};
-    stored.AddPart(selection, part, plan.RunsOf(part), tile, &works);
+    stored.AddSlice(selection, slice, plan.RunsOf(slice), tile, &works);
   }
   works.Attend(backend, InlineExecutor());
-  for (int32_t i = 0; i < parts; ++i) {
+  for (int32_t i = 0; i < slices; ++i) {
     a->Merge(m[static_cast<size_t>(i)], l[static_cast<size_t>(i)],
              o.data() + int64_t{i} * g.head_dim);
   }

@@ -39,24 +39,24 @@ class ToyRows final : public StoredRows {
     return int64_t{g.layers} * g.kv_heads * kUnit * 2 * g.head_dim * SizeOf(DType::kF32);
   }
 
-  void PlanParts(const Selection& selection, int32_t first_head, int32_t stored_end,
-                 StoredPlan* plan) const override {
+  void PlanSlices(const Selection& selection, int32_t first_head, int32_t stored_end,
+                  StoredPlan* plan) const override {
     const auto& lists = selection.runs;
     for (const Run& run : lists[ListOf(lists.size(), first_head, g_.query_heads)]) {
       const int32_t end = std::min(run.end, stored_end);
       for (int32_t t = run.begin; t < end;) {
         const int32_t unit = t / kUnit, stop = std::min(end, (unit + 1) * kUnit);
-        plan->parts.push_back({0, unit, plan->runs.size(), 1});
+        plan->slices.push_back({0, unit, plan->runs.size(), 1});
         plan->runs.push_back({t - unit * kUnit, stop - unit * kUnit});
         t = stop;
       }
     }
   }
-  void AddPart(const Selection&, const StoredPart& part, std::span<const Run> runs,
-               const QueryTile& tile, AttendWorks* works) const override {
+  void AddSlice(const Selection&, const StoredSlice& slice, std::span<const Run> runs,
+                const QueryTile& tile, AttendWorks* works) const override {
     auto w = AttendWorks::ItemOf<AttendWork>(tile);
-    w.k = Side(part.source, tile.layer, tile.kv_head, 0);
-    w.v = Side(part.source, tile.layer, tile.kv_head, 1);
+    w.k = Side(slice.source, tile.layer, tile.kv_head, 0);
+    w.v = Side(slice.source, tile.layer, tile.kv_head, 1);
     w.position = kUnit;  // every query sees every row
     w.runs = runs.data();
     w.run_count = static_cast<int32_t>(runs.size());

@@ -300,6 +300,17 @@ TEST_F(BuildTest, ACloseAndACancelEndIt) {
   ExpectClean(*store_);
 }
 
+TEST_F(BuildTest, AWishToTruncateTellsWhoWaits) {
+  Start({}, false, true);
+  control_->Hold(true);
+  TestSequence s = Prompt("full", 610);
+  ASSERT_TRUE(store_->sequences().GiveKey(session_->id(), s.opened(), "a").ok());
+  Built built = Ask(s, "mosaickv{min_tokens = 0}");
+  ASSERT_TRUE(store_->sequences().TruncateKey(session_->id(), "a", 600).ok());
+  ASSERT_EQ(built.wait_for(0s), std::future_status::ready) << "nobody else calls the store";
+  EXPECT_EQ(built.get().status().reason(), "SEQUENCE_TRUNCATED");
+}
+
 TEST_F(BuildTest, AFullQueueRefuses) {
   Start({.threads = 1, .queue = 1}, false, true);
   control_->Hold(true);

@@ -157,7 +157,7 @@ class DiskArtefactsTest : public ::testing::Test {
   static bool IsRecord(const Value& value) {
     return ParseRecord(value.buffers.front()).has_value();
   }
-  static bool IsPart(const Value& value) {
+  static bool IsExtent(const Value& value) {
     const ExtentView view{
         value.buffers.front().data(), static_cast<int64_t>(value.buffers.front().size()), {}};
     return KindOf(view) == ExtentKind::kRawRows && std::memcmp(view.data, "KVEX", 4) == 0;
@@ -236,7 +236,7 @@ TEST_F(DiskArtefactsTest, RawPagesThatThePlanGivesBackAreNotWritten) {
   machine->Settle();
   EXPECT_EQ(machine->disk->Stats().entries, 0u);
   Settle(*machine, session, s);
-  EXPECT_EQ(machine->disk->Stats().entries, 7u) << "the record and its parts";
+  EXPECT_EQ(machine->disk->Stats().entries, 7u) << "the record and its extents";
   // What is not released is written when the sequence closes.
   const std::vector<int32_t> tokens = Tokens(kPrompt, 5000);
   const Result<OpenedSequence> opened = machine->Open(session, kKeepsNone, tokens);
@@ -399,15 +399,15 @@ TEST_F(DiskArtefactsTest, WhatIsNotTheRecordsIsAMiss) {
     return true;
   };
   const std::function<bool(Value*)> changes[] = {
-      [&](Value* v) { return IsPart(*v) && shift(v, 64 + 128 * 3); },  // a row
-      [&](Value* v) { return IsPart(*v) && shift(v, 48); },            // the extent's checksum
-      [&](Value* v) { return IsPart(*v) && shift(v, 8); },             // its first token
-      [&](Value* v) { return IsPart(*v) && shift(v, 16); },            // its layers
-      [&](Value* v) { return IsRecord(*v) && shift(v, 8); },           // the record's version
-      [&](Value* v) { return IsRecord(*v) && shift(v, 12); },          // its prompt
-      [&](Value* v) { return IsRecord(*v) && shift(v, 16); },          // its parts
-      [&](Value* v) { return IsRecord(*v) && shift(v, 32 + 8); },      // a part's checksum
-      [&](Value* v) { return IsRecord(*v) && shift(v, 32 + 24); },     // nothing wrong: a tier
+      [&](Value* v) { return IsExtent(*v) && shift(v, 64 + 128 * 3); },  // a row
+      [&](Value* v) { return IsExtent(*v) && shift(v, 48); },            // the extent's checksum
+      [&](Value* v) { return IsExtent(*v) && shift(v, 8); },             // its first token
+      [&](Value* v) { return IsExtent(*v) && shift(v, 16); },            // its layers
+      [&](Value* v) { return IsRecord(*v) && shift(v, 8); },             // the record's version
+      [&](Value* v) { return IsRecord(*v) && shift(v, 12); },            // its prompt
+      [&](Value* v) { return IsRecord(*v) && shift(v, 16); },            // its extents
+      [&](Value* v) { return IsRecord(*v) && shift(v, 32 + 8); },        // an extent's checksum
+      [&](Value* v) { return IsRecord(*v) && shift(v, 32 + 24); },       // nothing wrong: a tier
       [&](Value* v) {
         if (!IsRecord(*v)) return false;
         v->buffers.front().pop_back();
@@ -434,19 +434,19 @@ TEST_F(DiskArtefactsTest, APartThatIsNotWrittenLeavesNoRecord) {
     options_.new_queue = [&plan](uint32_t depth) {
       return IoQueueChoice{NewFaultyQueue(NewPreadQueue(depth), depth, &plan), OkStatus()};
     };
-    std::atomic<int> parts{0};
+    std::atomic<int> extents{0};
     const auto machine = Start();
     TestSession session(machine->store.get());
     const TestSequence s = Prompt(*machine, &session, kKeeps);
     machine->Settle();
     plan.Set([&](const IoRequest& r) -> std::optional<IoFault> {
-      const bool part = r.op == IoRequest::Op::kWrite && r.bytes > 8192 &&
-                        std::memcmp(r.data + 4096, "KVEX", 4) == 0;
-      if (!part || ++parts != 3) return std::nullopt;
+      const bool extent = r.op == IoRequest::Op::kWrite && r.bytes > 8192 &&
+                          std::memcmp(r.data + 4096, "KVEX", 4) == 0;
+      if (!extent || ++extents != 3) return std::nullopt;
       return IoFault{IoFault::Kind::kFail, static_cast<uint32_t>(error)};
     });
     Settle(*machine, session, s);
-    EXPECT_EQ(parts, 6);
+    EXPECT_EQ(extents, 6);
     EXPECT_EQ(machine->pages->counters().failed, 1u);
     for (const Value& value : Values(machine->disk.get())) EXPECT_FALSE(IsRecord(value));
     plan.Set(nullptr);

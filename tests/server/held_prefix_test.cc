@@ -13,18 +13,18 @@ namespace {
 class Written final : public PrefixView {
  public:
   Written(std::string_view pages, std::string_view blocks) : pages_(pages), blocks_(blocks) {}
-  HeldIn InMemory(Part part, size_t i) override {
-    const char letter = At(part, i);
+  HeldIn InMemory(Kind kind, size_t i) override {
+    const char letter = At(kind, i);
     if (letter == 'x') return HeldIn::kDevice;
     return letter == 'h' ? HeldIn::kHost : HeldIn::kNothing;
   }
-  bool InTier(Part part, size_t i) override {
-    EXPECT_EQ(InMemory(part, i), HeldIn::kNothing) << "the tier costs more";
-    return At(part, i) == 'd';
+  bool InTier(Kind kind, size_t i) override {
+    EXPECT_EQ(InMemory(kind, i), HeldIn::kNothing) << "the tier costs more";
+    return At(kind, i) == 'd';
   }
 
  private:
-  char At(Part part, size_t i) const { return part == Part::kPage ? pages_.at(i) : blocks_.at(i); }
+  char At(Kind kind, size_t i) const { return kind == Kind::kPage ? pages_.at(i) : blocks_.at(i); }
   const std::string_view pages_, blocks_;
 };
 

@@ -18,10 +18,8 @@ class LeasesTest : public ::testing::TestWithParam<const char*> {
   ~LeasesTest() override { ExpectClean(*store_); }
 
   Result<PrefixHit> Lookup(milliseconds lease, const LookupPlan& open = {GetParam(), ""}) {
-    LookupPlan leased = open;
-    leased.lease = lease;
     std::promise<Result<PrefixHit>> answer;
-    store_->leases().LookupLeased(scheduler_.id(), scheduler_.model(), kPrompt, leased,
+    store_->leases().LookupLeased(scheduler_.id(), scheduler_.model(), kPrompt, open, lease,
                                   [&](const Result<PrefixHit>& hit) { answer.set_value(hit); });
     return answer.get_future().get();
   }

@@ -61,11 +61,11 @@ bool Await(const std::function<bool()>& condition) {
 class ToldMemory final : public MemoryResource {
  public:
   explicit ToldMemory(const std::function<void()>* on_allocate) : on_allocate_(on_allocate) {}
-  Result<MemoryBlock> Allocate(uint64_t bytes) override {
+  Result<MappedMemory> Allocate(uint64_t bytes) override {
     if (*on_allocate_) (*on_allocate_)();
     return memory_->Allocate(bytes);
   }
-  void Free(MemoryBlock block) override { memory_->Free(std::move(block)); }
+  void Free(MappedMemory memory) override { memory_->Free(std::move(memory)); }
   HandleType handle_type() const override { return memory_->handle_type(); }
   std::string_view name() const override { return memory_->name(); }
 

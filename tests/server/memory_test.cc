@@ -43,60 +43,60 @@ std::string VmFlags(const void* at) {
   return "";
 }
 
-TEST_P(Conformance, BlockIsZeroedAndWritable) {
-  Result<MemoryBlock> block = memory_->Allocate(kBytes);
-  ASSERT_TRUE(block.ok()) << block.status().ToString();
-  ASSERT_EQ(block->bytes, kBytes);
-  for (uint64_t i = 0; i < kBytes; i += 997) ASSERT_EQ(block->base[i], std::byte{0});
-  block->base[kBytes - 1] = std::byte{7};
+TEST_P(Conformance, MemoryIsZeroedAndWritable) {
+  Result<MappedMemory> memory = memory_->Allocate(kBytes);
+  ASSERT_TRUE(memory.ok()) << memory.status().ToString();
+  ASSERT_EQ(memory->bytes, kBytes);
+  for (uint64_t i = 0; i < kBytes; i += 997) ASSERT_EQ(memory->base[i], std::byte{0});
+  memory->base[kBytes - 1] = std::byte{7};
   std::byte seen{};
-  ASSERT_EQ(pread(block->read_only_fd.get(), &seen, 1, kBytes - 1), 1);
+  ASSERT_EQ(pread(memory->read_only_fd.get(), &seen, 1, kBytes - 1), 1);
   EXPECT_EQ(seen, std::byte{7});
-  memory_->Free(std::move(*block));
+  memory_->Free(std::move(*memory));
 }
 
-TEST_P(Conformance, BlockIsSealedPrivateAndStaysOutOfDumpsAndChildren) {
-  Result<MemoryBlock> block = memory_->Allocate(kBytes);
-  ASSERT_TRUE(block.ok());
-  EXPECT_EQ(fcntl(block->fd.get(), F_GET_SEALS), F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL);
-  EXPECT_NE(ftruncate(block->fd.get(), 4096), 0);
+TEST_P(Conformance, MemoryIsSealedPrivateAndStaysOutOfDumpsAndChildren) {
+  Result<MappedMemory> memory = memory_->Allocate(kBytes);
+  ASSERT_TRUE(memory.ok());
+  EXPECT_EQ(fcntl(memory->fd.get(), F_GET_SEALS), F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL);
+  EXPECT_NE(ftruncate(memory->fd.get(), 4096), 0);
   struct stat info {};
-  ASSERT_EQ(fstat(block->fd.get(), &info), 0);
+  ASSERT_EQ(fstat(memory->fd.get(), &info), 0);
   EXPECT_EQ(info.st_mode & 0777, 0600u);
-  const std::string flags = VmFlags(block->base);
+  const std::string flags = VmFlags(memory->base);
   EXPECT_NE(flags.find(" dd "), std::string::npos) << flags;  // MADV_DONTDUMP
   EXPECT_NE(flags.find(" dc "), std::string::npos) << flags;  // MADV_DONTFORK
-  memory_->Free(std::move(*block));
+  memory_->Free(std::move(*memory));
 }
 
 TEST_P(Conformance, ReadOnlyDescriptorCannotBeMappedForWriting) {
-  Result<MemoryBlock> block = memory_->Allocate(kBytes);
-  ASSERT_TRUE(block.ok());
-  const int fd = block->read_only_fd.get();
+  Result<MappedMemory> memory = memory_->Allocate(kBytes);
+  ASSERT_TRUE(memory.ok());
+  const int fd = memory->read_only_fd.get();
   EXPECT_EQ(mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0), MAP_FAILED);
   void* readable = mmap(nullptr, kBytes, PROT_READ, MAP_SHARED, fd, 0);
   ASSERT_NE(readable, MAP_FAILED);
   EXPECT_NE(mprotect(readable, kBytes, PROT_READ | PROT_WRITE), 0);
   munmap(readable, kBytes);
-  memory_->Free(std::move(*block));
+  memory_->Free(std::move(*memory));
 }
 
 TEST_P(Conformance, FreedMemoryReturnsWhileAClientStillMapsIt) {
-  Result<MemoryBlock> block = memory_->Allocate(kBytes);
-  ASSERT_TRUE(block.ok());
-  block->base[0] = std::byte{7};
-  void* client = mmap(nullptr, kBytes, PROT_READ, MAP_SHARED, block->read_only_fd.get(), 0);
+  Result<MappedMemory> memory = memory_->Allocate(kBytes);
+  ASSERT_TRUE(memory.ok());
+  memory->base[0] = std::byte{7};
+  void* client = mmap(nullptr, kBytes, PROT_READ, MAP_SHARED, memory->read_only_fd.get(), 0);
   ASSERT_NE(client, MAP_FAILED);
-  memory_->Free(std::move(*block));
+  memory_->Free(std::move(*memory));
   EXPECT_EQ(*static_cast<std::byte*>(client), std::byte{0});
   munmap(client, kBytes);
 }
 
 TEST_P(Conformance, RefusesSizesThatAreNoPages) {
   for (const uint64_t bytes : {uint64_t{0}, uint64_t{1}, uint64_t{4097}}) {
-    const Result<MemoryBlock> block = memory_->Allocate(bytes);
-    ASSERT_FALSE(block.ok());
-    EXPECT_EQ(block.status().reason(), "MEMORY_SIZE");
+    const Result<MappedMemory> memory = memory_->Allocate(bytes);
+    ASSERT_FALSE(memory.ok());
+    EXPECT_EQ(memory.status().reason(), "MEMORY_SIZE");
   }
 }
 
@@ -111,14 +111,14 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(LimitedResource, GivesNoMoreThanItsCapacityAndTakesBack) {
   uint64_t capacity = 2 * kBytes;
   auto memory = NewLimitedResource(NewEmulatedDevice(), &capacity);
-  Result<MemoryBlock> a = memory->Allocate(kBytes), b = memory->Allocate(kBytes);
+  Result<MappedMemory> a = memory->Allocate(kBytes), b = memory->Allocate(kBytes);
   ASSERT_TRUE(a.ok() && b.ok());
   EXPECT_EQ(memory->Allocate(4096).status().reason(), "POOL_EXHAUSTED");
   memory->Free(std::move(*a));
   capacity = kBytes / 2;  // below what is out
   EXPECT_EQ(memory->Allocate(4096).status().reason(), "POOL_EXHAUSTED");
   capacity = 2 * kBytes;
-  Result<MemoryBlock> c = memory->Allocate(kBytes);
+  Result<MappedMemory> c = memory->Allocate(kBytes);
   EXPECT_TRUE(c.ok());
   memory->Free(std::move(*b));
   memory->Free(std::move(*c));
@@ -126,7 +126,7 @@ TEST(LimitedResource, GivesNoMoreThanItsCapacityAndTakesBack) {
 
 TEST(FailingResource, FailsFromTheGivenAllocationOn) {
   auto memory = NewFailingResource(NewEmulatedDevice(), 1);
-  Result<MemoryBlock> a = memory->Allocate(4096);
+  Result<MappedMemory> a = memory->Allocate(4096);
   ASSERT_TRUE(a.ok());
   EXPECT_EQ(memory->Allocate(4096).status().reason(), "MEMORY_EXHAUSTED");
   memory->Free(std::move(*a));

@@ -40,8 +40,8 @@ TEST(CopyRate, BurstsAreShortAtALowRate) {
 class CountingDevice final : public MemoryResource {
  public:
   explicit CountingDevice(std::vector<size_t>* batches) : batches_(batches) {}
-  Result<MemoryBlock> Allocate(uint64_t bytes) override { return upstream_->Allocate(bytes); }
-  void Free(MemoryBlock block) override { upstream_->Free(std::move(block)); }
+  Result<MappedMemory> Allocate(uint64_t bytes) override { return upstream_->Allocate(bytes); }
+  void Free(MappedMemory memory) override { upstream_->Free(std::move(memory)); }
   Status Copy(std::span<const MemoryCopy> copies) override {
     batches_->push_back(copies.size());
     return upstream_->Copy(copies);

@@ -116,12 +116,12 @@ TEST(NumaTopology, BlocksOfThisMachineArePlacedAndWork) {
     std::printf("not placed here: %s\n", placed.ToString().c_str());
   }
   const auto memory = NewPlacedResource(NewHostMemory(), *machine, nodes);
-  Result<MemoryBlock> block = memory->Allocate(1 << 20);
-  ASSERT_TRUE(block.ok());
-  block->base[12345] = std::byte{7};
-  EXPECT_EQ(block->base[12345], std::byte{7});
+  Result<MappedMemory> mapped = memory->Allocate(1 << 20);
+  ASSERT_TRUE(mapped.ok());
+  mapped->base[12345] = std::byte{7};
+  EXPECT_EQ(mapped->base[12345], std::byte{7});
   EXPECT_EQ(memory->name(), "host");
-  memory->Free(std::move(*block));
+  memory->Free(std::move(*mapped));
 }
 
 TEST(PciBusId, IsWhatTheDriverSays) {

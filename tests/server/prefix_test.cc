@@ -19,7 +19,7 @@ using testing::Tokens;
 TEST(PageMap, AgreesWithAMap) {
   std::vector<std::unique_ptr<Arena>> arenas;
   for (const PoolId pool : {PoolId::Device(0), PoolId::Host()}) {
-    arenas.push_back(std::make_unique<Arena>(1, pool, 7, kDaemon, MemoryBlock{}));
+    arenas.push_back(std::make_unique<Arena>(1, pool, 7, kDaemon, MappedMemory{}));
   }
   for (uint32_t seed = 1; seed <= 20; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));

@@ -8,10 +8,10 @@
 #include <memory>
 #include <thread>
 
-#include "server/work/block_catalog.h"
 #include "server/work/pin_records.h"
 #include "server/work/tier_pages.h"
 #include "server/work/tier_records.h"
+#include "server/work/value_catalog.h"
 #include "tests/fakes/memory_value_tier.h"
 #include "tests/server/store_fixture.h"
 
@@ -153,13 +153,13 @@ TEST_F(TierPagesInMemory, PinsAndRecordsAreRead) {
 TEST_F(TierPagesInMemory, AScrubAndAnOperatorFindTheDamage) {
   Start();
   Write();
-  const BlockCatalog blocks(store_.get(), &tier_);
-  const BlockList list = blocks.List({}, 0, 100);
-  ASSERT_EQ(list.blocks.size(), 20u);
-  EXPECT_TRUE(blocks.Get(list.blocks[0].key).ok());
-  tier_.Damage(list.blocks[0].key);
-  tier_.Damage(list.blocks[1].key);
-  EXPECT_EQ(blocks.Verify(list.blocks[0].key).value().state, BlockState::kCorrupt);
+  const ValueCatalog catalog(store_.get(), &tier_);
+  const ValueList list = catalog.List({}, 0, 100);
+  ASSERT_EQ(list.values.size(), 20u);
+  EXPECT_TRUE(catalog.Get(list.values[0].key).ok());
+  tier_.Damage(list.values[0].key);
+  tier_.Damage(list.values[1].key);
+  EXPECT_EQ(catalog.Verify(list.values[0].key).value().state, ValueState::kCorrupt);
   ScrubProgress last;
   std::promise<Status> end;
   TierScrub scrub;

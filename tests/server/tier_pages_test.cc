@@ -111,7 +111,7 @@ TEST_F(TierPagesTest, ALeaseReadsWhatItHolds) {
   const TestSession session(machine.store.get());
   std::promise<Result<PrefixHit>> answer;
   machine.store->leases().LookupLeased(
-      session.id(), session.model(), Tokens(641), {kQuest, "", std::chrono::seconds(30)},
+      session.id(), session.model(), Tokens(641), {kQuest, ""}, std::chrono::seconds(30),
       [&](const Result<PrefixHit>& hit) { answer.set_value(hit); });
   const Result<PrefixHit> hit = answer.get_future().get();
   ASSERT_TRUE(hit.ok()) << hit.status().ToString();

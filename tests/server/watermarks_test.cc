@@ -255,7 +255,7 @@ TEST_F(WatermarksTest, OfAPrefixTheEndGoesFirst) {
   for (int32_t i = 1; i <= 3; ++i) {
     TestSequence::Prompt(session_.get(), "full", Tokens(12 * 16, 100'000 * i));
     uint64_t cursor = 0;
-    const size_t here = store_->values().Blocks(&cursor, 10'000).size();
+    const size_t here = store_->values().PageValues(&cursor, 10'000).size();
     EXPECT_EQ(here, Held(40, 0, Tier::kDevice) + 12 * i) << "no page lies behind a gap";
   }
   EXPECT_LT(Held(40, 0, Tier::kDevice), 30u);

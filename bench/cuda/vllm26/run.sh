@@ -10,7 +10,7 @@ began=$(date +%s)
 [ -d "$bundle/bin" ] || tar -C "$bundle" -xzf "$bundle/programs.tar.gz" || exit 1
 integrations=$here/../../../integrations
 export PYTHONPATH=$site:$integrations/kvstrata/src:$integrations/kvstrata_vllm/src
-export KVSTRATA_LIBRARY=$bundle/lib/libkvstrata.so.0 KVSTRATAD=$bundle/bin/kvstratad LD_LIBRARY_PATH=$bundle/lib
+export KVSTRATA_LIBRARY=$bundle/lib/libkvstrata.so.2 KVSTRATAD=$bundle/bin/kvstratad LD_LIBRARY_PATH=$bundle/lib
 # The machine has no network; vLLM's process group of one is made over the loopback.
 export VLLM_HOST_IP=127.0.0.1 GLOO_SOCKET_IFNAME=lo NCCL_SOCKET_IFNAME=lo OMP_NUM_THREADS=2 TOKENIZERS_PARALLELISM=false
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader

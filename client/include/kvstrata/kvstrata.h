@@ -265,10 +265,10 @@ KVS_API int kvs_sequence_plan(kvs_session* session, kvs_sequence sequence, char*
                               size_t capacity);
 /* The prompt is complete: the plan selects, segments, compresses as it does after prefill. */
 KVS_API int kvs_prefill_done(kvs_session* session, kvs_sequence sequence);
-/* Series of positions [first, first + n), in order, in parts; any array may be NULL. Nats. After a
- * prefix hit they go on at `held`. Nothing that this engine computed predicts the token at `held`:
- * surprisal may begin at held + 1, and that token then counts 0 nats. REPORT_ORDER names the
- * position to go on at. */
+/* Series of positions [first, first + n), in order, in one call or several; any array may be NULL.
+ * Nats. After a prefix hit they go on at `held`. Nothing that this engine computed predicts the
+ * token at `held`: surprisal may begin at held + 1, and that token then counts 0 nats.
+ * REPORT_ORDER names the position to go on at. */
 KVS_API int kvs_report(kvs_session* session, kvs_sequence sequence, uint32_t first, uint32_t n,
                        const float* surprisal, const float* entropy, const uint8_t* boundary);
 /* Waits until everything committed and reported so far is in force and published. */

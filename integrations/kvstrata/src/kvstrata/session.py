@@ -446,8 +446,8 @@ class Sequence:
                entropy: npt.ArrayLike | None = None, boundary: npt.ArrayLike | None = None) -> None:
         """Series of the positions from `first` on, nats and 0/1; all given ones of one length.
 
-        In order, in parts. After a prefix hit go on at `held`; surprisal at held + 1, because nothing that
-        this engine computed predicts the token at `held`: it counts 0 nats then.
+        In order, in one call or several. After a prefix hit go on at `held`; surprisal at held + 1, because
+        nothing that this engine computed predicts the token at `held`: it counts 0 nats then.
         """
         kinds = ((surprisal, np.float32), (entropy, np.float32), (boundary, np.uint8))
         arrays = [None if x is None else np.ascontiguousarray(x, kind).reshape(-1) for x, kind in kinds]

@@ -1,4 +1,4 @@
-// Parts of builds (build_job.h): what comes next, what a worker gets, how it is entered.
+// Pieces of builds (build_job.h): what comes next, what a worker gets, how it is entered.
 #include <algorithm>
 #include <new>
 #include <string>
@@ -69,7 +69,7 @@ Run Builds::NextBlocks(const Sequence& s, PendingBuild* p) const {
   if (from >= end) return {};
   const uint64_t bytes = uint64_t{block / s.page_tokens()} *
                          static_cast<uint64_t>(s.model->desc.geometry.page_bytes());
-  const auto blocks = static_cast<uint32_t>(std::max<uint64_t>(BuildJob::kPartBytes / bytes, 1));
+  const auto blocks = static_cast<uint32_t>(std::max<uint64_t>(BuildJob::kPieceBytes / bytes, 1));
   const uint64_t to = (uint64_t{from / block} + blocks) * block;
   return {static_cast<int32_t>(from), static_cast<int32_t>(std::min<uint64_t>(to, end))};
 }

@@ -1,4 +1,4 @@
-#include "server/work/block_catalog.h"
+#include "server/work/value_catalog.h"
 
 #include <algorithm>
 #include <chrono>
@@ -31,8 +31,8 @@ class Walk {
   // Where the next list goes on.
   uint64_t position() const { return ended() ? 0 : uint64_t{phase_} << kPhaseShift | at_; }
 
-  // The blocks of the next `n` records or slots.
-  std::vector<BlockInfo> Next(size_t n) {
+  // The values of the next `n` records or slots.
+  std::vector<ValueInfo> Next(size_t n) {
     switch (phase_) {
       case kPages:
         return Pages(n);
@@ -55,18 +55,18 @@ class Walk {
     at_ = 0;
   }
 
-  std::vector<BlockInfo> Pages(size_t n) {
-    std::vector<BlockInfo> found = store_->values().Blocks(&at_, n);
-    if (at_ == kNoMoreBlocks) Enter(kArtefacts);
+  std::vector<ValueInfo> Pages(size_t n) {
+    std::vector<ValueInfo> found = store_->values().PageValues(&at_, n);
+    if (at_ == kNoMoreValues) Enter(kArtefacts);
     NoteDisk(&found);
     return found;
   }
 
-  std::vector<BlockInfo> Artefacts(size_t n) {
-    std::vector<BlockInfo> all = store_->values().ArtefactBlocks();
+  std::vector<ValueInfo> Artefacts(size_t n) {
+    std::vector<ValueInfo> all = store_->values().ArtefactValues();
     const size_t first = std::min<size_t>(at_, all.size());
     const size_t last = std::min(all.size(), first + n);
-    std::vector<BlockInfo> found(all.begin() + static_cast<ptrdiff_t>(first),
+    std::vector<ValueInfo> found(all.begin() + static_cast<ptrdiff_t>(first),
                                  all.begin() + static_cast<ptrdiff_t>(last));
     at_ = last;
     if (last == all.size()) Enter(kDisk);
@@ -74,16 +74,16 @@ class Walk {
     return found;
   }
 
-  void NoteDisk(std::vector<BlockInfo>* found) const {
-    for (BlockInfo& block : *found) {
-      if (tier_ != nullptr && !KnownSizes(tier_, block.key).empty())
-        block.tiers.push_back(Tier::kDisk);
+  void NoteDisk(std::vector<ValueInfo>* found) const {
+    for (ValueInfo& value : *found) {
+      if (tier_ != nullptr && !KnownSizes(tier_, value.key).empty())
+        value.tiers.push_back(Tier::kDisk);
     }
   }
 
-  std::vector<BlockInfo> OnDisk(size_t n) {
+  std::vector<ValueInfo> OnDisk(size_t n) {
     if (!known_) LearnDisk();
-    std::vector<BlockInfo> found;
+    std::vector<ValueInfo> found;
     TierWalk walk{at_, n, {}, {}};
     // A tier that cannot be walked shows nothing more.
     const Status walked = WalkOn(tier_, &walk, std::chrono::steady_clock::now() + kGetTimeout);
@@ -92,8 +92,7 @@ class Walk {
       PageKey key{};
       const bool page_key = value.key.size() == key.size();
       if (page_key) std::ranges::copy(value.key, key.begin());
-      if (artefacts_.contains(value.key) || (page_key && store_->values().HoldsBlock(key)))
-        continue;
+      if (artefacts_.contains(value.key) || (page_key && store_->values().HoldsPage(key))) continue;
       found.push_back(InfoOf(value));
     }
     if (at_ == kWalkEnd) Enter(kEnd);
@@ -103,7 +102,7 @@ class Walk {
   // What tells kinds on disk apart, once a list.
   void LearnDisk() {
     known_ = true;
-    for (const BlockInfo& block : store_->values().ArtefactBlocks()) artefacts_.insert(block.key);
+    for (const ValueInfo& value : store_->values().ArtefactValues()) artefacts_.insert(value.key);
     for (const ModelInfo& model : store_->inspection().Models()) {
       const auto bytes = static_cast<uint64_t>(model.desc.geometry.page_bytes());
       models_.emplace(WholeBlocks(bytes), model.desc);
@@ -115,25 +114,25 @@ class Walk {
     }
   }
 
-  BlockInfo InfoOf(const TierValue& value) const {
-    BlockInfo info;
+  ValueInfo InfoOf(const TierValue& value) const {
+    ValueInfo info;
     info.key = value.key;
     for (const uint64_t size : value.sizes) info.bytes += size;
     info.tiers = {Tier::kDisk};
     info.pinned = pinned_.contains(value.key);
     const auto fits = models_.equal_range(value.sizes.front());
     if (value.key.size() != sizeof(PageKey)) {
-      info.kind = BlockKind::kPin;
+      info.kind = ValueKind::kPin;
       const auto pin = pins_.find(value.key);
       if (pin == pins_.end()) return info;
       info.model = pin->second.pin.model_name;
       info.tokens = pin->second.pin.tokens();
     } else if (value.sizes.size() == 1 && info.bytes % kValueAlignment != 0) {
-      info.kind = BlockKind::kRecord;  // all others are whole blocks
+      info.kind = ValueKind::kRecord;  // all others are whole blocks
     } else if (value.sizes.size() == 2 || fits.first != fits.second) {
-      info.kind = BlockKind::kPage;  // none but pages have a series beside them
+      info.kind = ValueKind::kPage;  // none but pages have a series beside them
     }
-    if (info.kind == BlockKind::kPage && std::distance(fits.first, fits.second) == 1) {
+    if (info.kind == ValueKind::kPage && std::distance(fits.first, fits.second) == 1) {
       info.model = fits.first->second.name;
       info.tokens = static_cast<uint32_t>(fits.first->second.geometry.page_tokens);
     }
@@ -150,14 +149,14 @@ class Walk {
   std::map<std::string, PinInfo> pins_;        // by the name of the record
 };
 
-bool Passes(const BlockFilter& filter, const BlockInfo& block) {
+bool Passes(const ValueFilter& filter, const ValueInfo& value) {
   const auto there = [&filter](Tier tier) { return NameOf(tier) == filter.tier; };
-  if (!filter.model.empty() && block.model != filter.model) return false;
-  return filter.tier.empty() || std::ranges::any_of(block.tiers, there);
+  if (!filter.model.empty() && value.model != filter.model) return false;
+  return filter.tier.empty() || std::ranges::any_of(value.tiers, there);
 }
 
 Status Unknown() {
-  return NotFound("BLOCK_UNKNOWN", "neither memory nor the disk has anything under this key");
+  return NotFound("VALUE_UNKNOWN", "neither memory nor the disk has anything under this key");
 }
 
 bool SameBytes(const std::vector<std::byte>& memory, std::span<const std::byte> disk) {
@@ -166,13 +165,13 @@ bool SameBytes(const std::vector<std::byte>& memory, std::span<const std::byte> 
 
 }  // namespace
 
-BlockList BlockCatalog::List(const BlockFilter& filter, uint64_t after, size_t limit) const {
+ValueList ValueCatalog::List(const ValueFilter& filter, uint64_t after, size_t limit) const {
   Walk walk(store_, tier_, after);
-  BlockList list;
-  for (size_t looks = 0; looks < kLooks && list.blocks.size() < limit && !walk.ended();) {
-    const size_t n = std::min(kBatch, limit - list.blocks.size());
-    for (BlockInfo& block : walk.Next(n)) {
-      if (Passes(filter, block)) list.blocks.push_back(std::move(block));
+  ValueList list;
+  for (size_t looks = 0; looks < kLooks && list.values.size() < limit && !walk.ended();) {
+    const size_t n = std::min(kBatch, limit - list.values.size());
+    for (ValueInfo& value : walk.Next(n)) {
+      if (Passes(filter, value)) list.values.push_back(std::move(value));
     }
     looks += n;
   }
@@ -180,16 +179,16 @@ BlockList BlockCatalog::List(const BlockFilter& filter, uint64_t after, size_t l
   return list;
 }
 
-Result<BlockBytes> BlockCatalog::InMemory(const std::string& name) const {
+Result<ValueBytes> ValueCatalog::InMemory(const std::string& name) const {
   PageKey key{};
   if (name.size() != key.size()) return Unknown();
   std::ranges::copy(name, key.begin());
-  return store_->values().CopyBlock(key);
+  return store_->values().CopyValue(key);
 }
 
-Result<BlockBytes> BlockCatalog::Get(const std::string& key) const {
-  Result<BlockBytes> memory = InMemory(key);
-  if (memory.status().reason() != "BLOCK_UNKNOWN") return memory;
+Result<ValueBytes> ValueCatalog::Get(const std::string& key) const {
+  Result<ValueBytes> memory = InMemory(key);
+  if (memory.status().reason() != "VALUE_UNKNOWN") return memory;
   const ValueSizes sizes = tier_ != nullptr ? KnownSizes(tier_, key) : ValueSizes();
   if (sizes.empty()) return Unknown();
   TierGet get = NewTierGet(key, sizes.all(), nullptr);
@@ -197,18 +196,18 @@ Result<BlockBytes> BlockCatalog::Get(const std::string& key) const {
   GetAndWait(tier_, {&get, 1}, std::chrono::steady_clock::now() + kGetTimeout);
   if (get.status.code() == Code::kNotFound) return Unknown();
   KVS_RETURN_IF_ERROR(get.status);
-  BlockBytes bytes;
+  ValueBytes bytes;
   bytes.from = Tier::kDisk;
   for (const auto& buffer : get.buffers) bytes.buffers.emplace_back(buffer.begin(), buffer.end());
   return bytes;
 }
 
-Result<BlockVerdict> BlockCatalog::Verify(const std::string& key) const {
-  BlockVerdict verdict;
-  const Result<BlockBytes> memory = InMemory(key);
-  if (!memory.ok() && memory.status().reason() != "BLOCK_UNKNOWN") return memory.status();
+Result<ValueVerdict> ValueCatalog::Verify(const std::string& key) const {
+  ValueVerdict verdict;
+  const Result<ValueBytes> memory = InMemory(key);
+  if (!memory.ok() && memory.status().reason() != "VALUE_UNKNOWN") return memory.status();
   if (memory.ok()) verdict.tiers.push_back(memory->from);
-  verdict.state = memory.ok() ? BlockState::kUnchecked : BlockState::kGone;
+  verdict.state = memory.ok() ? ValueState::kUnchecked : ValueState::kGone;
   const ValueSizes sizes = tier_ != nullptr ? KnownSizes(tier_, key) : ValueSizes();
   if (sizes.empty()) return verdict;
   TierGet get = NewTierGet(key, sizes.all(), nullptr);
@@ -219,11 +218,11 @@ Result<BlockVerdict> BlockCatalog::Verify(const std::string& key) const {
   if (code == Code::kNotFound || code == Code::kInvalidArgument) return verdict;
   if (!get.status.ok() && get.status.code() != Code::kDataLoss) return get.status;
   verdict.tiers.push_back(Tier::kDisk);
-  verdict.state = get.status.ok() ? BlockState::kSound : BlockState::kCorrupt;
+  verdict.state = get.status.ok() ? ValueState::kSound : ValueState::kCorrupt;
   verdict.detail = get.status.message();
-  const bool compare = get.status.ok() && memory.ok() && memory->kind != BlockKind::kRecord;
+  const bool compare = get.status.ok() && memory.ok() && memory->kind != ValueKind::kRecord;
   if (compare && !SameBytes(memory->buffers.front(), get.buffers.front())) {
-    verdict.state = BlockState::kCorrupt;
+    verdict.state = ValueState::kCorrupt;
     verdict.detail =
         "the copies in memory and on disk differ, and the disk's has its checksum: memory is "
         "damaged, or an engine computed it anew with other bits";

@@ -1,7 +1,7 @@
 // Values as an operator sees them: what memory and the tier below hold under a key
 // (docs/disk_format.md, "Values"). Plain values.
-#ifndef KVSTRATA_SERVER_STORE_BLOCKS_H_
-#define KVSTRATA_SERVER_STORE_BLOCKS_H_
+#ifndef KVSTRATA_SERVER_STORE_VALUE_INFO_H_
+#define KVSTRATA_SERVER_STORE_VALUE_INFO_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -16,12 +16,12 @@
 namespace kvstrata {
 
 // kUnknown: on disk only, and its key and sizes do not say it.
-enum class BlockKind : uint8_t { kUnknown, kPage, kIndex, kRecord, kPart, kPin };
-std::string_view NameOf(BlockKind kind);
+enum class ValueKind : uint8_t { kUnknown, kPage, kIndex, kRecord, kExtent, kPin };
+std::string_view NameOf(ValueKind kind);
 
-struct BlockInfo {
+struct ValueInfo {
   std::string key;  // 32 bytes; of a pin's record its name
-  BlockKind kind = BlockKind::kUnknown;
+  ValueKind kind = ValueKind::kUnknown;
   std::string model;    // "": not known
   uint32_t tokens = 0;  // 0: not known
   uint64_t bytes = 0;   // of its buffers
@@ -30,39 +30,39 @@ struct BlockInfo {
   bool changed = false;  // a series grew since the tier below was given it
 };
 
-inline constexpr uint64_t kNoMoreBlocks = ~uint64_t{0};
+inline constexpr uint64_t kNoMoreValues = ~uint64_t{0};
 
 // A copy of a value.
-struct BlockBytes {
+struct ValueBytes {
   Tier from = Tier::kDevice;
-  BlockKind kind = BlockKind::kUnknown;
+  ValueKind kind = ValueKind::kUnknown;
   std::vector<std::vector<std::byte>> buffers;
   bool changed = false;  // a series grew since the tier below was offered it
 };
 
-struct BlockFilter {
+struct ValueFilter {
   std::string model;  // "": all
   std::string tier;   // "device", "host", "disk"; "": all
 };
-struct BlockList {
-  std::vector<BlockInfo> blocks;
+struct ValueList {
+  std::vector<ValueInfo> values;
   uint64_t next = 0;  // where the next list begins; 0: that was all
 };
 
-enum class BlockState : uint8_t {
+enum class ValueState : uint8_t {
   kSound,
   kCorrupt,
   kGone,
   kUnchecked,  // in memory only, which has no checksums
 };
-std::string_view NameOf(BlockState state);
+std::string_view NameOf(ValueState state);
 
-struct BlockVerdict {
-  BlockState state = BlockState::kGone;
+struct ValueVerdict {
+  ValueState state = ValueState::kGone;
   std::vector<Tier> tiers;
   std::string detail;
 };
 
 }  // namespace kvstrata
 
-#endif  // KVSTRATA_SERVER_STORE_BLOCKS_H_
+#endif  // KVSTRATA_SERVER_STORE_VALUE_INFO_H_

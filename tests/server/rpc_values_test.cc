@@ -1,9 +1,9 @@
 // Values one by one over a real channel: a store over a disk, some of it damaged.
 #include <set>
 
-#include "server/work/block_catalog.h"
 #include "server/work/disk_value_tier.h"
 #include "server/work/tier_pages.h"
+#include "server/work/value_catalog.h"
 #include "tests/fakes/disk_slots.h"
 #include "tests/server/rpc_fixture.h"
 #include "tests/server/tier/scratch_dir.h"
@@ -16,14 +16,14 @@ using ::kvstrata::testing::DiskSlots;
 
 constexpr int kPages = 10;
 
-class RpcBlocksTest : public ::testing::Test {
+class RpcValuesTest : public ::testing::Test {
  protected:
-  RpcBlocksTest() {
+  RpcValuesTest() {
     const uint64_t sequence = client_.Open(model_, "full", {}).value().sequence();
     EXPECT_TRUE(client_.Run(sequence, Ids(kPages * 16 + 5), &random_).ok());
     EXPECT_TRUE(Eventually([&] { return disk_->Stats().entries == kPages; }));
   }
-  ~RpcBlocksTest() override {
+  ~RpcValuesTest() override {
     client_.Cancel();
     daemon_.server().Shutdown(std::chrono::milliseconds(0));
     pages_.reset();
@@ -36,27 +36,27 @@ class RpcBlocksTest : public ::testing::Test {
     EXPECT_TRUE(Eventually([&] { return daemon_.store().inspection().Sessions().empty(); }));
     EXPECT_EQ(daemon_.store().eviction().Evict(false).pages(), static_cast<uint64_t>(kPages));
   }
-  v1::ListBlocksResponse List(const v1::ListBlocksRequest& request) {
-    v1::ListBlocksResponse response;
-    const Status s = Call(*client_.admin, &v1::Admin::Stub::ListBlocks, request, &response);
+  v1::ListValuesResponse List(const v1::ListValuesRequest& request) {
+    v1::ListValuesResponse response;
+    const Status s = Call(*client_.admin, &v1::Admin::Stub::ListValues, request, &response);
     EXPECT_TRUE(s.ok()) << s.ToString();
     return response;
   }
-  Result<v1::BlockVerdict> Verify(const std::string& key) {
+  Result<v1::ValueVerdict> Verify(const std::string& key) {
     v1::VerifyRequest request;
     request.add_keys(key);
     v1::VerifyResponse response;
     KVS_RETURN_IF_ERROR(Call(*client_.admin, &v1::Admin::Stub::Verify, request, &response));
-    return response.blocks(0);
+    return response.values(0);
   }
   Status Get(const std::string& key, std::string* bytes, std::string* tier) {
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() + kDeadline);
-    v1::GetBlockRequest request;
+    v1::GetValueRequest request;
     request.set_key(key);
-    const auto stream = client_.admin->GetBlock(&context, request);
+    const auto stream = client_.admin->GetValue(&context, request);
     bytes->clear();
-    for (v1::GetBlockResponse piece; stream->Read(&piece);) {
+    for (v1::GetValueResponse piece; stream->Read(&piece);) {
       if (!piece.tier().empty()) *tier = piece.tier();
       *bytes += piece.data();
     }
@@ -84,7 +84,7 @@ class RpcBlocksTest : public ::testing::Test {
   std::unique_ptr<DiskTier> disk_;
   std::unique_ptr<DiskValueTier> values_;
   std::unique_ptr<TierPages> pages_;
-  std::unique_ptr<BlockCatalog> blocks_;
+  std::unique_ptr<ValueCatalog> catalog_;
   RpcDaemon daemon_{
       uint64_t{64} << 20, [this](Store* store, GrpcOptions* options) {
         DiskTierOptions tier;
@@ -97,12 +97,12 @@ class RpcBlocksTest : public ::testing::Test {
         TierPagesOptions slow;  // a busy machine is no reason to fail
         slow.loads.load_timeout = kDeadline;
         pages_ = std::make_unique<TierPages>(slow, store, values_.get(), values_->Hooks());
-        blocks_ = std::make_unique<BlockCatalog>(store, values_.get());
-        options->blocks.list = [this](const BlockFilter& f, uint64_t after, size_t n) {
-          return blocks_->List(f, after, n);
+        catalog_ = std::make_unique<ValueCatalog>(store, values_.get());
+        options->values.list = [this](const ValueFilter& f, uint64_t after, size_t n) {
+          return catalog_->List(f, after, n);
         };
-        options->blocks.get = [this](const std::string& k) { return blocks_->Get(k); };
-        options->blocks.verify = [this](const std::string& k) { return blocks_->Verify(k); };
+        options->values.get = [this](const std::string& k) { return catalog_->Get(k); };
+        options->values.verify = [this](const std::string& k) { return catalog_->Verify(k); };
         options->scrub = [this](TierScrub scrub) {
           return pages_->scrubs().Begin(std::move(scrub));
         };
@@ -126,62 +126,62 @@ class RpcBlocksTest : public ::testing::Test {
   uint64_t model_ = client_.RegisterModel();
 };
 
-TEST_F(RpcBlocksTest, MemoryAndDiskAreListedOnceEach) {
-  v1::ListBlocksResponse all = List({});
-  ASSERT_EQ(all.blocks_size(), kPages);
+TEST_F(RpcValuesTest, MemoryAndDiskAreListedOnceEach) {
+  v1::ListValuesResponse all = List({});
+  ASSERT_EQ(all.values_size(), kPages);
   EXPECT_EQ(all.next(), 0u);
-  for (const v1::Block& block : all.blocks()) {
-    EXPECT_EQ(block.kind(), "page");
-    EXPECT_EQ(block.model(), "toy");
-    EXPECT_EQ(block.tokens(), 16u);
-    ASSERT_EQ(block.tiers_size(), 2);
-    EXPECT_EQ(block.tiers(0), "device");
-    EXPECT_EQ(block.tiers(1), "disk");
+  for (const v1::Value& value : all.values()) {
+    EXPECT_EQ(value.kind(), "page");
+    EXPECT_EQ(value.model(), "toy");
+    EXPECT_EQ(value.tokens(), 16u);
+    ASSERT_EQ(value.tiers_size(), 2);
+    EXPECT_EQ(value.tiers(0), "device");
+    EXPECT_EQ(value.tiers(1), "disk");
   }
   Forget();  // the model goes with its last session and page
   RpcClient next{daemon_.Connect()};
   next.RegisterModel();
   all = List({});
-  ASSERT_EQ(all.blocks_size(), kPages);
-  for (const v1::Block& block : all.blocks()) {
-    ASSERT_EQ(block.tiers_size(), 1);
-    EXPECT_EQ(block.tiers(0), "disk");
-    EXPECT_EQ(block.kind(), "page") << "told by its size";
+  ASSERT_EQ(all.values_size(), kPages);
+  for (const v1::Value& value : all.values()) {
+    ASSERT_EQ(value.tiers_size(), 1);
+    EXPECT_EQ(value.tiers(0), "disk");
+    EXPECT_EQ(value.kind(), "page") << "told by its size";
   }
 }
 
-TEST_F(RpcBlocksTest, AListGoesOnWhereItEnded) {
-  v1::ListBlocksRequest request;
+TEST_F(RpcValuesTest, AListGoesOnWhereItEnded) {
+  v1::ListValuesRequest request;
   request.set_limit(3);
   std::set<std::string> keys;
-  int blocks = 0;
+  int values = 0;
   do {
-    const v1::ListBlocksResponse some = List(request);
-    EXPECT_LE(some.blocks_size(), 3);
-    blocks += some.blocks_size();
-    for (const v1::Block& block : some.blocks()) keys.insert(block.key());
+    const v1::ListValuesResponse some = List(request);
+    EXPECT_LE(some.values_size(), 3);
+    values += some.values_size();
+    for (const v1::Value& value : some.values()) keys.insert(value.key());
     request.set_after(some.next());
   } while (request.after() != 0);
-  EXPECT_EQ(blocks, kPages);
+  EXPECT_EQ(values, kPages);
   EXPECT_EQ(keys.size(), static_cast<size_t>(kPages));
 }
 
-TEST_F(RpcBlocksTest, ListsAreFiltered) {
-  v1::ListBlocksRequest request;
+TEST_F(RpcValuesTest, ListsAreFiltered) {
+  v1::ListValuesRequest request;
   request.set_tier("host");
-  EXPECT_EQ(List(request).blocks_size(), 0);
+  EXPECT_EQ(List(request).values_size(), 0);
   request.set_tier("disk");
-  EXPECT_EQ(List(request).blocks_size(), kPages);
+  EXPECT_EQ(List(request).values_size(), kPages);
   request.set_model_name("another");
-  EXPECT_EQ(List(request).blocks_size(), 0);
+  EXPECT_EQ(List(request).values_size(), 0);
   request.set_tier("moon");
-  v1::ListBlocksResponse response;
-  EXPECT_EQ(Call(*client_.admin, &v1::Admin::Stub::ListBlocks, request, &response).reason(),
-            "BLOCK_FILTER");
+  v1::ListValuesResponse response;
+  EXPECT_EQ(Call(*client_.admin, &v1::Admin::Stub::ListValues, request, &response).reason(),
+            "VALUE_FILTER");
 }
 
-TEST_F(RpcBlocksTest, BytesAreTheSameFromMemoryAndDisk) {
-  const std::string key = List({}).blocks(4).key();
+TEST_F(RpcValuesTest, BytesAreTheSameFromMemoryAndDisk) {
+  const std::string key = List({}).values(4).key();
   std::string memory, disk, tier;
   ASSERT_TRUE(Get(key, &memory, &tier).ok());
   EXPECT_EQ(tier, "device");
@@ -190,11 +190,11 @@ TEST_F(RpcBlocksTest, BytesAreTheSameFromMemoryAndDisk) {
   ASSERT_TRUE(Get(key, &disk, &tier).ok());
   EXPECT_EQ(tier, "disk");
   EXPECT_EQ(memory, disk);
-  EXPECT_EQ(Get(std::string(32, 'x'), &disk, &tier).reason(), "BLOCK_UNKNOWN");
-  EXPECT_EQ(Get("short", &disk, &tier).reason(), "BLOCK_KEY");
+  EXPECT_EQ(Get(std::string(32, 'x'), &disk, &tier).reason(), "VALUE_UNKNOWN");
+  EXPECT_EQ(Get("short", &disk, &tier).reason(), "VALUE_KEY");
 }
 
-TEST_F(RpcBlocksTest, ADamagedValueIsFoundAndLeaves) {
+TEST_F(RpcValuesTest, ADamagedValueIsFoundAndLeaves) {
   const std::vector<DiskSlot> slots = DiskSlots(dir_.path() + "/tier");
   ASSERT_EQ(slots.size(), static_cast<size_t>(kPages));
   FlipByte(slots[3]);
@@ -208,8 +208,8 @@ TEST_F(RpcBlocksTest, ADamagedValueIsFoundAndLeaves) {
   EXPECT_EQ(disk_->Stats().entries, kPages - 1u);
 }
 
-TEST_F(RpcBlocksTest, ACopyInMemoryThatDiffersIsFound) {
-  const std::string key = List({}).blocks(0).key();
+TEST_F(RpcValuesTest, ACopyInMemoryThatDiffersIsFound) {
+  const std::string key = List({}).values(0).key();
   v1::ListSequencesRequest all;
   v1::ListSequencesResponse sequences;
   ASSERT_TRUE(Call(*client_.admin, &v1::Admin::Stub::ListSequences, all, &sequences).ok());
@@ -226,7 +226,7 @@ TEST_F(RpcBlocksTest, ACopyInMemoryThatDiffersIsFound) {
   EXPECT_EQ(disk_->Stats().entries, static_cast<uint64_t>(kPages)) << "the disk's is sound";
 }
 
-TEST_F(RpcBlocksTest, AScrubReadsEveryValueAndFindsTheDamagedOnes) {
+TEST_F(RpcValuesTest, AScrubReadsEveryValueAndFindsTheDamagedOnes) {
   v1::ScrubResponse last;
   ASSERT_TRUE(Scrub(&last).ok());
   EXPECT_TRUE(last.done());
@@ -245,7 +245,7 @@ TEST_F(RpcBlocksTest, AScrubReadsEveryValueAndFindsTheDamagedOnes) {
   EXPECT_EQ(last.values(), kPages - 2u);
 }
 
-TEST_F(RpcBlocksTest, AScrubEndsWithItsClientAndLetsOpensIn) {
+TEST_F(RpcValuesTest, AScrubEndsWithItsClientAndLetsOpensIn) {
   Forget();
   grpc::ClientContext context;
   v1::ScrubRequest request;
@@ -268,7 +268,7 @@ TEST_F(RpcBlocksTest, AScrubEndsWithItsClientAndLetsOpensIn) {
   EXPECT_EQ(other.values(), static_cast<uint64_t>(kPages));
 }
 
-TEST_F(RpcBlocksTest, AScrubEndsWithTheDaemon) {
+TEST_F(RpcValuesTest, AScrubEndsWithTheDaemon) {
   grpc::ClientContext context;
   v1::ScrubRequest request;
   request.set_bytes_per_second(1);
@@ -281,7 +281,7 @@ TEST_F(RpcBlocksTest, AScrubEndsWithTheDaemon) {
   EXPECT_EQ(FromGrpc(stream->Finish()).reason(), "DAEMON_STOPPING");
 }
 
-TEST_F(RpcBlocksTest, ADrainedDiskTakesNothingUntilItIsResumed) {
+TEST_F(RpcValuesTest, ADrainedDiskTakesNothingUntilItIsResumed) {
   v1::DrainRequest request;
   v1::DrainResponse response;
   const auto drain = [&] {
@@ -304,7 +304,7 @@ TEST_F(RpcBlocksTest, ADrainedDiskTakesNothingUntilItIsResumed) {
       << "what memory has and the disk has not";
 }
 
-TEST_F(RpcBlocksTest, CapacitiesChangeAndNameTheirKeys) {
+TEST_F(RpcValuesTest, CapacitiesChangeAndNameTheirKeys) {
   v1::ResizeRequest request;
   v1::ResizeResponse response;
   const auto resize = [&](const char* tier, uint64_t bytes) {

@@ -1,8 +1,8 @@
-#include "server/rpc/block_stream.h"
+#include "server/rpc/value_stream.h"
 
 #include <algorithm>
 
-#include "server/rpc/block_messages.h"
+#include "server/rpc/value_messages.h"
 
 namespace kvstrata {
 namespace {
@@ -11,8 +11,8 @@ constexpr size_t kPiece = size_t{1} << 20;  // a client takes messages of 4 MiB
 
 }  // namespace
 
-BlockStream* BlockStream::Start(ServiceContext* context, const v1::GetBlockRequest& request) {
-  auto* stream = new BlockStream;  // ends in OnDone, which waits for Finish
+ValueStream* ValueStream::Start(ServiceContext* context, const v1::GetValueRequest& request) {
+  auto* stream = new ValueStream;  // ends in OnDone, which waits for Finish
   context->queue()->Post([stream, context, key = request.key()] {
     const Status status = stream->Fetch(context, key);
     if (!status.ok()) return stream->Finish(ToGrpc(status));
@@ -21,21 +21,21 @@ BlockStream* BlockStream::Start(ServiceContext* context, const v1::GetBlockReque
   return stream;
 }
 
-Status BlockStream::Fetch(ServiceContext* context, const std::string& key) {
+Status ValueStream::Fetch(ServiceContext* context, const std::string& key) {
   KVS_RETURN_IF_ERROR(context->CheckAdmin());
-  KVS_RETURN_IF_ERROR(CheckBlockKey(key));
-  if (!context->options().blocks.get)
-    return Unimplemented("ADMIN_BLOCKS_UNIMPLEMENTED", "no blocks");
-  KVS_ASSIGN_OR_RETURN(const BlockBytes block, context->options().blocks.get(key));
-  response_.set_tier(std::string(NameOf(block.from)));
-  for (const auto& buffer : block.buffers) {
+  KVS_RETURN_IF_ERROR(CheckValueKey(key));
+  if (!context->options().values.get)
+    return Unimplemented("ADMIN_VALUES_UNIMPLEMENTED", "no values");
+  KVS_ASSIGN_OR_RETURN(const ValueBytes value, context->options().values.get(key));
+  response_.set_tier(std::string(NameOf(value.from)));
+  for (const auto& buffer : value.buffers) {
     response_.add_buffers(buffer.size());
     bytes_.append(reinterpret_cast<const char*>(buffer.data()), buffer.size());
   }
   return OkStatus();
 }
 
-void BlockStream::WriteNext() {
+void ValueStream::WriteNext() {
   const size_t n = std::min(kPiece, bytes_.size() - at_);
   response_.set_data(bytes_.substr(at_, n));
   at_ += n;
@@ -43,7 +43,7 @@ void BlockStream::WriteNext() {
   StartWriteAndFinish(&response_, grpc::WriteOptions(), grpc::Status::OK);
 }
 
-void BlockStream::OnWriteDone(bool ok) {
+void ValueStream::OnWriteDone(bool ok) {
   if (at_ == bytes_.size()) return;  // finished already
   if (!ok) return Finish(grpc::Status::CANCELLED);
   response_.Clear();

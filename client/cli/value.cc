@@ -1,4 +1,4 @@
-// block ls|get|verify: values of memory and disk, one by one.
+// value ls|get|verify: values of memory and disk, one by one.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -17,7 +17,7 @@ namespace kvstrata::cli {
 namespace {
 
 constexpr std::string_view kPin = "pin/";
-constexpr uint32_t kOneAnswer = 4096;  // blocks
+constexpr uint32_t kOneAnswer = 4096;  // values
 
 // Pins' records have names, all others are bytes.
 std::string KeyText(const std::string& key) { return key.starts_with(kPin) ? key : ToHex(key); }
@@ -53,34 +53,34 @@ struct Listing {
 
 Result<int> List(const Options& options, const Listing& wanted) {
   KVS_ASSIGN_OR_RETURN(auto connection, Connection::Dial(options));
-  v1::ListBlocksRequest request;
+  v1::ListValuesRequest request;
   request.set_tier(wanted.tier);
   request.set_after(wanted.after);
   if (!wanted.model.empty()) {
     KVS_ASSIGN_OR_RETURN(const v1::Model model, NamedModel(connection.get(), wanted.model));
     request.set_model_name(model.name());
   }
-  Json document = {{"blocks", Json::array()}};
-  Json& blocks = document["blocks"];
+  Json document = {{"values", Json::array()}};
+  Json& values = document["values"];
   do {
-    const uint64_t left = wanted.limit == 0 ? kOneAnswer : wanted.limit - blocks.size();
+    const uint64_t left = wanted.limit == 0 ? kOneAnswer : wanted.limit - values.size();
     request.set_limit(static_cast<uint32_t>(std::min<uint64_t>(left, kOneAnswer)));
     KVS_ASSIGN_OR_RETURN(const auto answer,
-                         connection->Call(&v1::Admin::Stub::ListBlocks, request));
-    for (const v1::Block& block : answer.blocks()) {
-      Json row = {{"key", KeyText(block.key())},
-                  {"kind", block.kind()},
-                  {"model", block.model()},
-                  {"tokens", block.tokens()},
-                  {"bytes", block.bytes()}};
-      row["tiers"] = std::vector<std::string>(block.tiers().begin(), block.tiers().end());
-      row["pinned"] = block.pinned();
-      blocks.push_back(std::move(row));
+                         connection->Call(&v1::Admin::Stub::ListValues, request));
+    for (const v1::Value& value : answer.values()) {
+      Json row = {{"key", KeyText(value.key())},
+                  {"kind", value.kind()},
+                  {"model", value.model()},
+                  {"tokens", value.tokens()},
+                  {"bytes", value.bytes()}};
+      row["tiers"] = std::vector<std::string>(value.tiers().begin(), value.tiers().end());
+      row["pinned"] = value.pinned();
+      values.push_back(std::move(row));
     }
     request.set_after(answer.next());
-  } while (request.after() != 0 && (wanted.limit == 0 || blocks.size() < wanted.limit));
+  } while (request.after() != 0 && (wanted.limit == 0 || values.size() < wanted.limit));
   document["next"] = std::to_string(request.after());  // uses all 64 bits
-  PrintList(options.style, document, "blocks", kList, std::cout);
+  PrintList(options.style, document, "values", kList, std::cout);
   if (request.after() != 0 && options.style.format == Format::kTable) {
     std::cerr << "there may be more: --after " << request.after() << "\n";
   }
@@ -96,7 +96,7 @@ struct Fetch {
 };
 
 Status FileError(const Fetch& fetch, const std::string& why) {
-  return {Code::kFailedPrecondition, "BLOCK_FILE", "file '" + fetch.file + "': " + why};
+  return {Code::kFailedPrecondition, "VALUE_FILE", "file '" + fetch.file + "': " + why};
 }
 
 // Values are users' text in other words: mode 0600, and never to a terminal.
@@ -121,14 +121,14 @@ bool WriteAll(int fd, std::string_view data) {
 }
 
 Result<int> Get(const Options& options, const Fetch& fetch) {
-  v1::GetBlockRequest request;
+  v1::GetValueRequest request;
   KVS_ASSIGN_OR_RETURN(*request.mutable_key(), KeyOf(fetch.key));
   KVS_ASSIGN_OR_RETURN(auto connection, Connection::Dial(options));
   UniqueFd file;
   Status local;
   Json document = {{"key", fetch.key}, {"file", fetch.file}, {"tier", ""}, {"bytes", uint64_t{0}}};
   document["buffers"] = Json::array();
-  const auto take = [&](const v1::GetBlockResponse& piece) -> Status {
+  const auto take = [&](const v1::GetValueResponse& piece) -> Status {
     if (!file) {  // not before there is something to write
       KVS_ASSIGN_OR_RETURN(file, Create(fetch));
       document["tier"] = piece.tier();
@@ -139,7 +139,7 @@ Result<int> Get(const Options& options, const Fetch& fetch) {
     return OkStatus();
   };
   const Status ended =
-      connection->Stream(&v1::Admin::Stub::GetBlock, request, [&](const auto& piece) {
+      connection->Stream(&v1::Admin::Stub::GetValue, request, [&](const auto& piece) {
         if (local.ok()) local = take(piece);
       });
   KVS_RETURN_IF_ERROR(local);
@@ -155,28 +155,28 @@ constexpr Column kVerdicts[] = {{"KEY", "/key"},
 
 Result<int> Verify(const Options& options, const std::vector<std::string>& keys) {
   KVS_ASSIGN_OR_RETURN(auto connection, Connection::Dial(options));
-  Json document = {{"blocks", Json::array()}};
+  Json document = {{"values", Json::array()}};
   bool finding = false;
   for (const std::string& text : keys) {  // a call each: the timeout is one value's
     v1::VerifyRequest request;
     KVS_ASSIGN_OR_RETURN(*request.add_keys(), KeyOf(text));
     KVS_ASSIGN_OR_RETURN(const auto answer, connection->Call(&v1::Admin::Stub::Verify, request));
-    for (const v1::BlockVerdict& block : answer.blocks()) {
-      finding |= block.verdict() == "corrupt" || block.verdict() == "gone";
-      Json row = {{"key", KeyText(block.key())}, {"verdict", block.verdict()}};
-      row["tiers"] = std::vector<std::string>(block.tiers().begin(), block.tiers().end());
-      row["detail"] = block.detail();
-      document["blocks"].push_back(std::move(row));
+    for (const v1::ValueVerdict& value : answer.values()) {
+      finding |= value.verdict() == "corrupt" || value.verdict() == "gone";
+      Json row = {{"key", KeyText(value.key())}, {"verdict", value.verdict()}};
+      row["tiers"] = std::vector<std::string>(value.tiers().begin(), value.tiers().end());
+      row["detail"] = value.detail();
+      document["values"].push_back(std::move(row));
     }
   }
-  PrintList(options.style, document, "blocks", kVerdicts, std::cout);
+  PrintList(options.style, document, "values", kVerdicts, std::cout);
   return finding ? kFailed : kOk;
 }
 
 }  // namespace
 
-void AddBlock(CLI::App& app, Invocation& invocation) {
-  CLI::App* noun = app.add_subcommand("block", "Blocks: values of memory and disk, one by one");
+void AddValue(CLI::App& app, Invocation& invocation) {
+  CLI::App* noun = app.add_subcommand("value", "Values of memory and disk, one by one");
   noun->require_subcommand(1);
 
   CLI::App* list = noun->add_subcommand("ls", "What memory and disk hold, and under which key");
@@ -190,7 +190,7 @@ void AddBlock(CLI::App& app, Invocation& invocation) {
 
   CLI::App* get = noun->add_subcommand("get", "Write the raw bytes of a value to a file");
   auto fetch = std::make_shared<Fetch>();
-  get->add_option("KEY", fetch->key, "As block ls prints it")->required();
+  get->add_option("KEY", fetch->key, "As value ls prints it")->required();
   get->add_option("--out", fetch->file, "The file; it must not exist")->required();
   get->add_flag("--force", fetch->force, "Overwrite the file");
   Runs(get, invocation, [&invocation, fetch] { return Get(invocation.options, *fetch); });
@@ -198,7 +198,7 @@ void AddBlock(CLI::App& app, Invocation& invocation) {
   CLI::App* verify =
       noun->add_subcommand("verify", "Read values again and check them; exit 1 on a finding");
   auto keys = std::make_shared<std::vector<std::string>>();
-  verify->add_option("KEY", *keys, "As block ls prints it; several")->required();
+  verify->add_option("KEY", *keys, "As value ls prints it; several")->required();
   Runs(verify, invocation, [&invocation, keys] { return Verify(invocation.options, *keys); });
 }
 

@@ -1,40 +1,40 @@
-// BlockCatalog: values one by one, in memory and on disk, as an operator lists, fetches and
-// verifies them (Admin.ListBlocks, GetBlock, Verify).
+// ValueCatalog: values one by one, in memory and on disk, as an operator lists, fetches and
+// verifies them (Admin.ListValues, GetValue, Verify).
 //
 // Ownership: borrows store and tier (null: there is none), which outlive it. Thread-safety: all
 // methods, from any thread. Blocking: Get and Verify wait for the disk, 10 s at most. Cost: a list
 // holds the store's lock for 256 records at a time, the tier's for 256 slots.
-#ifndef KVSTRATA_SERVER_WORK_BLOCK_CATALOG_H_
-#define KVSTRATA_SERVER_WORK_BLOCK_CATALOG_H_
+#ifndef KVSTRATA_SERVER_WORK_VALUE_CATALOG_H_
+#define KVSTRATA_SERVER_WORK_VALUE_CATALOG_H_
 
 #include <cstdint>
 #include <string>
 
-#include "server/store/blocks.h"
 #include "server/store/store.h"
+#include "server/store/value_info.h"
 #include "server/tier/value_tier.h"
 
 namespace kvstrata {
 
-class BlockCatalog {
+class ValueCatalog {
  public:
-  BlockCatalog(Store* store, ValueTier* tier) : store_(store), tier_(tier) {}
+  ValueCatalog(Store* store, ValueTier* tier) : store_(store), tier_(tier) {}
 
   // At most `limit` values behind `after` (0: from the first one on): what memory has, then what
   // the disk alone has. Fewer, or none, before the end where many were looked at. What changes
   // between two calls may be missed, or come twice. The kind of what only the disk has is told by
   // its key and sizes: where those fit a registered model's pages, a page.
-  BlockList List(const BlockFilter& filter, uint64_t after, size_t limit) const;
+  ValueList List(const ValueFilter& filter, uint64_t after, size_t limit) const;
 
-  // From memory, else from disk. NOT_FOUND BLOCK_UNKNOWN; what ValueTier::Get says.
-  Result<BlockBytes> Get(const std::string& key) const;
+  // From memory, else from disk. NOT_FOUND VALUE_UNKNOWN; what ValueTier::Get says.
+  Result<ValueBytes> Get(const std::string& key) const;
 
-  // Reads it from disk and checks it there, then compares a page, index block or part in memory
+  // Reads it from disk and checks it there, then compares a page, index block or extent in memory
   // with it; not what may change under its key (series, records). DISK_DEADLINE, DISK_BREAKER.
-  Result<BlockVerdict> Verify(const std::string& key) const;
+  Result<ValueVerdict> Verify(const std::string& key) const;
 
  private:
-  Result<BlockBytes> InMemory(const std::string& key) const;
+  Result<ValueBytes> InMemory(const std::string& key) const;
 
   Store* const store_;
   ValueTier* const tier_;
@@ -42,4 +42,4 @@ class BlockCatalog {
 
 }  // namespace kvstrata
 
-#endif  // KVSTRATA_SERVER_WORK_BLOCK_CATALOG_H_
+#endif  // KVSTRATA_SERVER_WORK_VALUE_CATALOG_H_
