@@ -2,6 +2,7 @@
 // bits (docs/spec/bits.md). Sinks and the recent window slide along. Tokens whose group was not
 // sealed before the step are scored by the keys themselves, wherever they lie.
 #include <algorithm>
+#include <atomic>
 #include <string>
 
 #include "kernels/plan_rows.h"
@@ -32,12 +33,14 @@ class BitsSelector final : public Selector {
     const Geometry& g = *context.geometry;
     const Call call = CallOf(context, layer, q, {candidates.first, candidates.last});
     out->Reset(n, g.kv_heads);
-    for (Run heads; heads.end < g.kv_heads;) {
-      heads = {heads.end, std::min(heads.end + HeadsAtOnce(g, call.range), g.kv_heads)};
-      Score(call, heads);
-      context.executor->ParallelFor(heads.end - heads.begin, [&](int64_t i) {
-        Pick(call, votes_.data() + i * call.count(), &out->runs[heads.begin + i]);
-      });
+    if (HeadsFillThreads(g.kv_heads, context.executor->concurrency())) {
+      ChooseByThread(call, out);
+    } else {
+      scratch_.resize(std::max<size_t>(scratch_.size(), 1));
+      for (Run heads; heads.end < g.kv_heads;) {
+        heads = {heads.end, std::min(heads.end + HeadsAtOnce(g, call.range), g.kv_heads)};
+        Choose(call, heads, &scratch_[0], out);
+      }
     }
     out->scored_bytes = ScoredBytes(call);
   }
@@ -45,7 +48,7 @@ class BitsSelector final : public Selector {
   // Nothing outlives a call.
   std::unique_ptr<Selector> Clone() const override {
     auto copy = std::make_unique<BitsSelector>(*this);
-    copy->Forget();
+    copy->scratch_ = {};
     return copy;
   }
   Result<InspectArray> Inspect(const SelectContext&, std::string_view name) const override {
@@ -65,6 +68,13 @@ class BitsSelector final : public Selector {
     int32_t tokens() const { return context.view.tokens + 1; }
   };
 
+  // For one Choose at a time.
+  struct Scratch {
+    std::vector<ScoreBitsWork> works;
+    TokenScores tail;
+    std::vector<float> logits, votes, max, sum;
+  };
+
   static Call CallOf(const SelectContext& context, int layer, const float* q, Run range) {
     const int32_t unit = context.index->levels[0].unit_tokens;
     const int32_t sealed = context.view.tokens / unit * unit;
@@ -76,31 +86,61 @@ class BitsSelector final : public Selector {
     return static_cast<int32_t>(std::clamp<int64_t>(kLogits / own, 1, g.kv_heads));
   }
 
-  // votes_[i]: the scores of the candidates for KV head heads.begin + i.
-  void Score(const Call& call, Run heads) {
+  // Whether the threads are busy for three quarters of the time if each takes a KV head at a time.
+  static bool HeadsFillThreads(int32_t heads, int32_t threads) {
+    const int32_t rounds = (heads + threads - 1) / threads;
+    return 4 * heads >= 3 * rounds * threads;
+  }
+
+  // KV head by KV head: its logits are read from the cache of the core that wrote them.
+  void ChooseByThread(const Call& call, Selection* out) {
+    const int32_t heads = call.context.geometry->kv_heads;
+    SelectContext context = call.context;
+    context.executor = &InlineExecutor();
+    const Call own = {context, call.layer, call.q, call.range, call.sealed};
+    const int threads = std::min(call.context.executor->concurrency(), heads);
+    scratch_.resize(std::max<size_t>(scratch_.size(), threads));
+    std::atomic<int32_t> next{0};
+    call.context.executor->ParallelFor(threads, [&](int64_t i) {
+      for (int32_t head; (head = next.fetch_add(1, std::memory_order_relaxed)) < heads;) {
+        Choose(own, {head, head + 1}, &scratch_[i], out);
+      }
+    });
+  }
+
+  void Choose(const Call& call, Run heads, Scratch* scratch, Selection* out) const {
+    Score(call, heads, scratch);
+    call.context.executor->ParallelFor(heads.end - heads.begin, [&](int64_t i) {
+      Pick(call, scratch->votes.data() + i * call.count(), &out->runs[heads.begin + i]);
+    });
+  }
+
+  // votes[i]: the scores of the candidates for KV head heads.begin + i.
+  static void Score(const Call& call, Run heads, Scratch* s) {
     const Geometry& g = *call.context.geometry;
+    const Backend& backend = *call.context.backend;
     const int32_t group = g.group(), n = call.count();
     const int64_t own = int64_t{group} * n;
-    logits_.resize((heads.end - heads.begin) * own);
-    votes_.resize(int64_t{heads.end - heads.begin} * n);
-    max_.resize(group), sum_.resize(group);
-    AddQuantised(call, heads);
-    call.context.backend->score_bits(works_.data(), static_cast<int64_t>(works_.size()),
-                                     *call.context.executor);
-    tail_.Score(call.context, call.layer, call.q, heads, {call.sealed, call.range.end},
-                g.logit_scale(), logits_.data() + (call.sealed - call.range.begin), n);
+    s->logits.resize((heads.end - heads.begin) * own);
+    s->votes.resize(int64_t{heads.end - heads.begin} * n);
+    s->max.resize(group), s->sum.resize(group);
+    AddQuantised(call, heads, s);
+    backend.score_bits(s->works.data(), static_cast<int64_t>(s->works.size()),
+                       *call.context.executor);
+    s->tail.Score(call.context, call.layer, call.q, heads, {call.sealed, call.range.end},
+                  g.logit_scale(), s->logits.data() + (call.sealed - call.range.begin), n);
     for (int32_t i = 0; i < heads.end - heads.begin; ++i) {
-      call.context.backend->vote({logits_.data() + i * own, n, group, n, max_.data(), sum_.data(),
-                                  votes_.data() + int64_t{i} * n},
-                                 *call.context.executor);
+      backend.vote({s->logits.data() + i * own, n, group, n, s->max.data(), s->sum.data(),
+                    s->votes.data() + int64_t{i} * n},
+                   *call.context.executor);
     }
   }
 
-  void AddQuantised(const Call& call, Run heads) {
+  static void AddQuantised(const Call& call, Run heads, Scratch* s) {
     const Geometry& g = *call.context.geometry;
     const IndexLayout& index = *call.context.index;
     const int32_t tile = kTile / index.group().tokens * index.group().tokens;
-    works_.clear();
+    s->works.clear();
     for (int head = heads.begin; head < heads.end; ++head) {
       ScoreBitsWork w;
       w.rows = {index.group(), call.context.view.index_blocks,
@@ -109,11 +149,12 @@ class BitsSelector final : public Selector {
       w.queries = g.group();
       w.scale = g.logit_scale();
       w.out_query = call.count();
-      float* const own = logits_.data() + int64_t{head - heads.begin} * g.group() * call.count();
+      float* const own =
+          s->logits.data() + int64_t{head - heads.begin} * g.group() * call.count();
       for (int32_t t = call.range.begin; t < call.sealed; t = w.run.end) {
         w.run = {t, std::min((t / tile + 1) * tile, call.sealed)};
         w.out = own + (t - call.range.begin);
-        works_.push_back(w);
+        s->works.push_back(w);
       }
     }
   }
@@ -138,17 +179,8 @@ class BitsSelector final : public Selector {
            KeyBytes(call.context, call.layer, {call.sealed, call.range.end});
   }
 
-  void Forget() {
-    works_ = {}, tail_ = {};
-    logits_ = {}, votes_ = {}, max_ = {}, sum_ = {};
-  }
-
   cuda::CandidateRule rule_;
-
-  // Scratch for the current call.
-  std::vector<ScoreBitsWork> works_;
-  TokenScores tail_;
-  std::vector<float> logits_, votes_, max_, sum_;
+  std::vector<Scratch> scratch_;  // one, or one a thread
 };
 
 // What QuantisedGroup::IsValid asks.

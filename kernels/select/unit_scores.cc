@@ -64,7 +64,7 @@ void UnitScores::Score(const SelectContext& context, int layer, const float* q,
   }
 }
 
-void SumSoftmax(const Backend& backend, Executor& executor, const float* logits, int64_t stride,
+void SumSoftmax(const Backend& backend, Executor& executor, float* logits, int64_t stride,
                 int32_t heads, int32_t n, float* votes, std::vector<float>* scratch) {
   if (n == 0) return;
   scratch->resize(2 * static_cast<size_t>(heads));

@@ -38,8 +38,8 @@ class UnitScores {
 };
 
 // Sums of the heads' softmax over n units: logits [heads][n] from `stride` floats apart, votes [n].
-// `scratch` is overwritten.
-void SumSoftmax(const Backend& backend, Executor& executor, const float* logits, int64_t stride,
+// Logits and `scratch` are overwritten.
+void SumSoftmax(const Backend& backend, Executor& executor, float* logits, int64_t stride,
                 int32_t heads, int32_t n, float* votes, std::vector<float>* scratch);
 
 // The rest: units of `candidates` that are not in `chosen` (ascending), as runs of `level`.

@@ -24,7 +24,7 @@ struct ScoreTokensWork {
 };
 
 struct VoteWork {
-  const float* logits = nullptr;  // [heads][n], rows `stride` floats apart
+  float* logits = nullptr;  // [heads][n], rows `stride` floats apart; overwritten
   int64_t stride = 0;
   int32_t heads = 0;
   int32_t n = 0;

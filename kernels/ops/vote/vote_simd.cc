@@ -111,10 +111,11 @@ HWY_INLINE VF ShiftOf(float max) {
   return hn::Set(DF(), max == -std::numeric_limits<float>::infinity() ? 0.0f : max);
 }
 
+// Leaves exp(logit - max) in place of each logit of a head.
 void SumHead(const VoteWork& w, int64_t h) {
   const DF d;
   constexpr auto n = static_cast<int64_t>(kN);
-  const float* logits = w.logits + h * w.stride;
+  float* logits = w.logits + h * w.stride;
   VF top[2] = {hn::Set(d, -std::numeric_limits<float>::infinity()), top[0]};
   for (int64_t t = 0; t < w.n; t += 2 * n) {
     top[0] = hn::Max(top[0], LoadLogits(logits + t, w.n - t));
@@ -123,33 +124,64 @@ void SumHead(const VoteWork& w, int64_t h) {
   const float max = hn::GetLane(hn::MaxOfLanes(d, hn::Max(top[0], top[1])));
   const VF shift = ShiftOf(max);
   VF sum[2] = {hn::Zero(d), hn::Zero(d)};
-  for (int64_t t = 0; t < w.n; t += 2 * n) {
-    const VF a = LoadLogits(logits + t, w.n - t);
-    sum[0] = hn::Add(sum[0], ExpNonPositive(hn::Sub(a, shift)));
-    if (t + n >= w.n) break;
-    const VF b = LoadLogits(logits + t + n, w.n - t - n);
-    sum[1] = hn::Add(sum[1], ExpNonPositive(hn::Sub(b, shift)));
+  int64_t t = 0;
+  for (; t + 2 * n <= w.n; t += 2 * n) {
+    const VF a = ExpNonPositive(hn::Sub(hn::LoadU(d, logits + t), shift));
+    const VF b = ExpNonPositive(hn::Sub(hn::LoadU(d, logits + t + n), shift));
+    hn::StoreU(a, d, logits + t);
+    hn::StoreU(b, d, logits + t + n);
+    sum[0] = hn::Add(sum[0], a);
+    sum[1] = hn::Add(sum[1], b);
+  }
+  for (int i = 0; t < w.n; t += n, ++i) {
+    float lanes[kN];
+    const VF p = ExpNonPositive(hn::Sub(LoadLogits(logits + t, w.n - t), shift));
+    hn::StoreU(p, d, lanes);
+    std::copy(lanes, lanes + std::min(n, w.n - t), logits + t);
+    sum[i] = hn::Add(sum[i], p);
   }
   w.max[h] = max;
   w.sum[h] = hn::GetLane(hn::SumOfLanes(d, hn::Add(sum[0], sum[1])));
 }
 
-// votes[t..t + kVoteTile) of all heads.
-void VoteTile(const VoteWork& w, int64_t tile) {
+// Adds what the heads [first, first + H) give to the votes of the positions [begin, end).
+template <int H>
+HWY_INLINE void AddVotes(const VoteWork& w, int32_t first, int64_t begin, int64_t end,
+                         float* votes) {
   const DF d;
   constexpr auto n = static_cast<int64_t>(kN);
+  const float* p[H];
+  VF weight[H];
+#pragma GCC unroll 4
+  for (int h = 0; h < H; ++h) {
+    const float sum = w.sum[first + h];  // 0: all of the head's exponentials are
+    p[h] = w.logits + (first + h) * w.stride + begin;
+    weight[h] = hn::Set(d, sum == 0 ? 0 : 1 / sum);
+  }
+  const int64_t count = end - begin, whole = count - count % n;
+  for (int64_t t = 0; t < whole; t += n) {
+    VF sum = hn::Load(d, votes + t);
+#pragma GCC unroll 4
+    for (int h = 0; h < H; ++h) sum = hn::MulAdd(hn::LoadU(d, p[h] + t), weight[h], sum);
+    hn::Store(sum, d, votes + t);
+  }
+  if (whole == count) return;
+  VF sum = hn::Load(d, votes + whole);
+  for (int h = 0; h < H; ++h) {
+    float lanes[kN] = {};
+    std::copy(p[h] + whole, p[h] + count, lanes);
+    sum = hn::MulAdd(hn::LoadU(d, lanes), weight[h], sum);
+  }
+  hn::Store(sum, d, votes + whole);
+}
+
+// votes[t..t + kVoteTile) of all heads.
+void VoteTile(const VoteWork& w, int64_t tile) {
   const int64_t begin = tile * kVoteTile, end = std::min<int64_t>(begin + kVoteTile, w.n);
   alignas(64) float votes[kVoteTile] = {};
-  for (int32_t h = 0; h < w.heads; ++h) {
-    if (w.sum[h] == 0) continue;
-    const float* logits = w.logits + h * w.stride;
-    const VF shift = ShiftOf(w.max[h]), weight = hn::Set(d, 1 / w.sum[h]);
-    for (int64_t t = begin; t < end; t += n) {
-      const VF p = ExpNonPositive(hn::Sub(LoadLogits(logits + t, end - t), shift));
-      float* to = votes + (t - begin);
-      hn::Store(hn::MulAdd(p, weight, hn::Load(d, to)), d, to);
-    }
-  }
+  int32_t h = 0;
+  for (; h + 4 <= w.heads; h += 4) AddVotes<4>(w, h, begin, end, votes);
+  for (; h < w.heads; ++h) AddVotes<1>(w, h, begin, end, votes);
   std::copy(votes, votes + (end - begin), w.votes + begin);
 }
 
