@@ -222,7 +222,7 @@ cuda::CandidateRule BitsCandidates(const Plan& plan) {
 SelectionRule BitsRule(const Plan& plan, int32_t tokens) {
   // What choosing takes on a CPU, in rows that attention reads meanwhile
   // (bench/notes/score_bits.md, "A step"), less what reading is counted as.
-  constexpr double kCpuRowsAToken = 0.32;
+  constexpr double kCpuRowsAToken = 0.23;
   SelectionRule rule;
   rule.always = plan.bits.sinks + plan.bits.recent;
   rule.units = plan.bits.budget;
