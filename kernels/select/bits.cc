@@ -149,8 +149,7 @@ class BitsSelector final : public Selector {
       w.queries = g.group();
       w.scale = g.logit_scale();
       w.out_query = call.count();
-      float* const own =
-          s->logits.data() + int64_t{head - heads.begin} * g.group() * call.count();
+      float* const own = s->logits.data() + int64_t{head - heads.begin} * g.group() * call.count();
       for (int32_t t = call.range.begin; t < call.sealed; t = w.run.end) {
         w.run = {t, std::min((t / tile + 1) * tile, call.sealed)};
         w.out = own + (t - call.range.begin);

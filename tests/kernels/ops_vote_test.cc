@@ -60,7 +60,7 @@ TEST_P(VoteTest, VotesOfAnyNumberOfHeadsAndPositions) {
         std::vector<float> logits = NormalFloats(random_, static_cast<size_t>(heads * stride));
         for (float& x : logits) x *= spread;
         for (int h = 0; h < heads; ++h) {
-          for (int64_t t = n; t < stride; ++t) logits[h * stride + t] = kInf;  // neither read nor written
+          for (int64_t t = n; t < stride; ++t) logits[h * stride + t] = kInf;  // not to be read
         }
         ExpectLikeRef(logits, stride, heads, n);
       }
