@@ -149,8 +149,7 @@ class BitsSelector final : public Selector {
       w.queries = g.group();
       w.scale = g.logit_scale();
       w.out_query = call.count();
-      float* const own =
-          s->logits.data() + int64_t{head - heads.begin} * g.group() * call.count();
+      float* const own = s->logits.data() + int64_t{head - heads.begin} * g.group() * call.count();
       for (int32_t t = call.range.begin; t < call.sealed; t = w.run.end) {
         w.run = {t, std::min((t / tile + 1) * tile, call.sealed)};
         w.out = own + (t - call.range.begin);
@@ -222,7 +221,7 @@ cuda::CandidateRule BitsCandidates(const Plan& plan) {
 SelectionRule BitsRule(const Plan& plan, int32_t tokens) {
   // What choosing takes on a CPU, in rows that attention reads meanwhile
   // (bench/notes/score_bits.md, "A step"), less what reading is counted as.
-  constexpr double kCpuRowsAToken = 0.32;
+  constexpr double kCpuRowsAToken = 0.23;
   SelectionRule rule;
   rule.always = plan.bits.sinks + plan.bits.recent;
   rule.units = plan.bits.budget;

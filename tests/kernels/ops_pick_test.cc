@@ -62,6 +62,34 @@ TEST_P(Pick, ScoresThatDifferInTheirLastBits) {
   ExpectLikeRef(scores);
 }
 
+// Of many scores simd guesses a threshold from every few-th of them.
+TEST_P(Pick, ManyScoresHoweverTheyAreSpread) {
+  constexpr int n = 32773;
+  const auto expect = [&](const std::vector<float>& scores) {
+    SCOPED_TRACE(random_.Trace());
+    for (int k : {1, 40, 2048, 6000, 20000, n - 1}) {
+      EXPECT_EQ(RunOp(TopKSimd, scores, k), RunOp(TopKRef, scores, k)) << k;
+    }
+  };
+  const std::vector<float> random = NormalFloats(random_, n);
+  expect(random);
+  std::vector<float> scores = random;
+  std::ranges::sort(scores);
+  expect(scores);
+  for (float& x : scores) x = static_cast<float>(random_.Below(6));  // more ties than are held
+  expect(scores);
+  for (float above : {-9.0f, 9.0f}) {  // those that are looked at lie above all others, or below
+    scores = random;
+    for (int i = 0; i < 1024; ++i) scores[static_cast<size_t>(int64_t{i} * n / 1024)] += above;
+    expect(scores);
+  }
+  scores = random;
+  for (int i = 0; i < n; i += 3) scores[i] = kNaN;
+  for (int i = 1; i < n; i += 5) scores[i] = kInf;
+  expect(scores);
+  expect(std::vector<float>(n, -kInf));
+}
+
 KVS_INSTANTIATE_SIMD(Pick);
 
 TEST(CeilShare, CountsLikeTheSpec) {

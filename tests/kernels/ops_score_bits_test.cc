@@ -294,7 +294,7 @@ void ExpectGoldenStep(const Backend& backend, const GoldenArrays& golden, int la
   const int queries = step.heads / step.kv_heads;
   const bool exact = backend.name == "ref";
   for (int head = 0; head < step.kv_heads; ++head, want += queries * n, scores += n) {
-    const auto got = LogitsOf(backend, step, golden.Get("keys_bf16", "<u2"), head);
+    std::vector<float> got = LogitsOf(backend, step, golden.Get("keys_bf16", "<u2"), head);
     const std::vector<float> expected(want, want + queries * n);
     EXPECT_LE(RelativeL2(got, expected), exact ? 1e-6 : 1e-2);
     std::vector<float> max(queries), sum(queries), votes(n);

@@ -2,8 +2,8 @@
 //
 // TopK gives the indices of the k largest scores in ascending order of index; equal scores keep the
 // lower index; NaN ranks below everything. k >= n gives all of them; k <= 0 none.
-// ref: full sort; simd: bisection for the threshold, at most 35 passes over the scores and no
-// allocation. Exact: all backends agree bit for bit.
+// ref: full sort; simd: bisection for the threshold, at most 35 passes over the scores, or over
+// those that reach a guess; 70 KB of stack, no allocation. Exact: all backends agree bit for bit.
 // CeilShare and the literal cascade's quantile live here too, so that every selector counts alike
 // (docs/spec/README.md "A share of n units"; docs/spec/chess.md 4).
 #ifndef KVSTRATA_KERNELS_OPS_PICK_PICK_H_
