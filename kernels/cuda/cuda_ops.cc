@@ -99,9 +99,6 @@ constexpr CudaOps kOps = {
         .promote = PromoteCuda,
         .quantise_keys = QuantiseKeysCuda,
         .score_bits = ScoreBitsCuda,
-        .vote_pick_scratch_bytes = VotePickScratchBytes,
-        .vote_pick_exchange_bytes = VotePickExchangeBytes,
-        .vote_pick = VotePickCuda,
     },
     {
         .append = AppendCuda,

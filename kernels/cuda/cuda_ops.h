@@ -38,7 +38,6 @@
 #include "kernels/ops/score_bits/score_bits_cuda.h"
 #include "kernels/ops/summarize/summarize_cuda.h"
 #include "kernels/ops/vote/vote_cuda.h"
-#include "kernels/ops/vote_pick/vote_pick_cuda.h"
 
 namespace kvstrata::cuda {
 
@@ -116,9 +115,6 @@ struct SelectionOps {
   int (*promote)(const PromoteBatch& work, Stream stream) = nullptr;
   int (*quantise_keys)(const QuantiseKeysBatch& work, Stream stream) = nullptr;
   int (*score_bits)(const ScoreBitsBatch& work, Stream stream) = nullptr;
-  int64_t (*vote_pick_scratch_bytes)(const VotePickBatch& work) = nullptr;
-  int64_t (*vote_pick_exchange_bytes)(const VotePickBatch& work) = nullptr;
-  int (*vote_pick)(const VotePickBatch& work, Stream stream) = nullptr;
 };
 
 // What writes new rows, and attends raw, packed and low-rank ones.

@@ -1,7 +1,7 @@
 // Selector bits on a GPU, as kernels/select/bits.cc does it on a CPU: each KV head votes for tokens
-// by its keys in few bits, which the index holds, and takes the best of them (op vote_pick). Plans
-// that are served have a window of at least a group, so that every candidate is in a group that was
-// sealed before the step.
+// by its keys in few bits, which the index holds, and takes the best of them. Plans that are served
+// have a window of at least a group, so that every candidate is in a group that was sealed before
+// the step.
 #include <algorithm>
 
 #include "kernels/step/cuda_frame.h"
@@ -26,17 +26,15 @@ class CudaBits final : public CudaSelector {
       room.members = std::max(room.members, frame.memory().members());
     }
     if (room == room_) return OkStatus();
-    const Status fits = FitTo(room, frame);
-    if (!fits.ok()) room_ = {};  // all of it is asked for again
-    return fits;
+    room_ = {};  // until all of it is there
+    KVS_RETURN_IF_ERROR(FitTo(room, frame));
+    room_ = room;
+    return OkStatus();
   }
 
   Status Select(CudaFrame* frame, const CudaPart& part, int layer, const Rows& q) override {
-    cuda::VotePickBatch w = BatchOf(*frame, part);
-    w.vote.groups = frame->IndexGroupsOf(part.first, layer);
-    w.vote.q = q.data;
-    w.vote.q_dtype = q.dtype;
-    return frame->Check(frame->ops().vote_pick(w, frame->stream()), "op vote_pick");
+    KVS_RETURN_IF_ERROR(Vote(*frame, part, layer, q));
+    return Pick(*frame, part);
   }
 
   cuda::DeviceSelection SelectionOf(const CudaFrame&, const CudaPart& part) const override {
@@ -74,48 +72,63 @@ class CudaBits final : public CudaSelector {
   };
 
   Status FitTo(const Room& room, const CudaFrame& frame) {
+    const Geometry& g = frame.geometry();
     StepMemory& memory = frame.memory();
     memory.NoteGrowth();
-    room_ = room;
-    KVS_RETURN_IF_ERROR(lists_.Fit(&memory, room.members, frame.geometry().kv_heads, room.list));
-    cuda::VotePickBatch shape = ShapeOf(frame.geometry());
-    int64_t scratch = 0, exchange = 0;
-    for (shape.vote.batch = 1; shape.vote.batch <= room.members; ++shape.vote.batch) {
-      scratch = std::max(scratch, frame.ops().vote_pick_scratch_bytes(shape));
-      exchange = std::max(exchange, frame.ops().vote_pick_exchange_bytes(shape));
-    }
-    KVS_RETURN_IF_ERROR(memory.Fit(&scratch_, scratch));
-    return memory.FitZeroed(&exchange_, exchange);
+    const int64_t lists = int64_t{room.members} * g.kv_heads;
+    KVS_RETURN_IF_ERROR(memory.Fit(&votes_, lists * room.tokens * int64_t{sizeof(float)}));
+    KVS_RETURN_IF_ERROR(lists_.Fit(&memory, room.members, g.kv_heads, room.list));
+    cuda::VoteBatch vote;
+    vote.rows.kv_heads = g.kv_heads;
+    vote.query_heads = g.query_heads;
+    vote.output_rows = g.kv_heads;
+    vote.candidate_stride = room.tokens;
+    KVS_RETURN_IF_ERROR(
+        memory.Fit(&vote_scratch_, VoteScratchBytes(frame.ops(), vote, room.members)));
+    return memory.FitZeroed(&pick_scratch_,
+                            PickScratchBytes(frame.ops(), room.members, g.kv_heads, room.tokens));
   }
 
-  // What a batch has in every step and layer, for any number of members.
-  cuda::VotePickBatch ShapeOf(const Geometry& g) const {
-    cuda::VotePickBatch w;
-    w.vote.groups.kv_heads = w.vote.output_rows = g.kv_heads;
-    w.vote.groups.format.dim = g.head_dim;
-    w.vote.query_heads = g.query_heads;
-    w.vote.candidate_stride = room_.tokens;
-    w.pick.scratch_lists = room_.members * g.kv_heads;
-    return w;
+  float* VotesOf(const CudaFrame& frame, const CudaPart& part) const {
+    return votes_.as<float>() + int64_t{part.first} * frame.geometry().kv_heads * room_.tokens;
   }
 
-  // But for groups and queries.
-  cuda::VotePickBatch BatchOf(const CudaFrame& frame, const CudaPart& part) const {
-    cuda::VotePickBatch w = ShapeOf(frame.geometry());
-    w.vote.batch = part.count;
-    w.vote.rule = BitsCandidates(part.plan);
-    w.vote.tokens = frame.VisibleFrom(frame.FirstRow(part));
-    w.vote.ahead = true;
-    w.vote.scale = frame.geometry().logit_scale();
-    w.vote.scratch = scratch_.as<std::byte>();
-    lists_.WriteTo(part, &w.pick);
-    w.pick.scratch = exchange_.as<std::byte>();
-    return w;
+  Status Vote(const CudaFrame& frame, const CudaPart& part, int layer, const Rows& q) {
+    cuda::VoteBatch w;
+    w.groups = frame.IndexGroupsOf(part.first, layer);
+    w.ahead = true;
+    w.scale = frame.geometry().logit_scale();
+    w.rule = BitsCandidates(part.plan);
+    w.tokens = frame.VisibleFrom(frame.FirstRow(part));
+    w.q = q.data;
+    w.q_dtype = q.dtype;
+    w.batch = part.count;
+    w.query_heads = frame.geometry().query_heads;
+    w.output_rows = frame.geometry().kv_heads;
+    w.candidate_stride = room_.tokens;
+    w.votes = VotesOf(frame, part);
+    w.scratch = vote_scratch_.as<std::byte>();
+    return frame.Check(frame.ops().vote(w, frame.stream()), "op vote");
+  }
+
+  Status Pick(const CudaFrame& frame, const CudaPart& part) {
+    cuda::PickBatch w;
+    w.scores = VotesOf(frame, part);
+    w.score_stride = room_.tokens;
+    w.batch = part.count;
+    w.groups = frame.geometry().kv_heads;
+    w.rule = BitsCandidates(part.plan);
+    w.tokens = frame.VisibleFrom(frame.FirstRow(part));
+    w.ahead = true;
+    lists_.WriteTo(part, &w);
+    w.scratch = pick_scratch_.as<std::byte>();
+    w.scratch_lists = room_.members * w.groups;
+    return frame.Check(frame.ops().pick(w, frame.stream()), "op pick");
   }
 
   Room room_;
   CudaLists lists_;
-  DeviceBuffer scratch_, exchange_;  // of the op
+  DeviceBuffer votes_, vote_scratch_, pick_scratch_;
 };
 
 }  // namespace

@@ -17,15 +17,13 @@ class ListKeys {
     return ((n + warps - 1) / warps + 3) / 4 * 4;
   }
 
-  // n keys of `list`, those of CTA `cta` of `ctas`; first: the unit of key 0. room: keys that
-  // `shared` has room for.
-  __device__ ListKeys(const PickBatch& w, int list, int n, int first, int cta, int ctas,
-                      uint32_t* shared, int32_t room)
+  // n keys of `list`, those of CTA `cta` of `ctas`. room: keys that `shared` has room for.
+  __device__ ListKeys(const PickBatch& w, int list, int n, int cta, int ctas, uint32_t* shared,
+                      int32_t room)
       : scores_(w.scores),
         f32_(w.dtype == DType::kF32),
         at_(int64_t{list} * w.score_stride),
         n_(n),
-        first_(first),
         shared_(shared) {
     const int warps = static_cast<int>(blockDim.x) / 32, per_warp = PerWarp(n, ctas * warps);
     chunk_ = cta * warps * per_warp;
@@ -33,9 +31,6 @@ class ListKeys {
     end_ = min(begin_ + per_warp, n);
     staged_ = per_warp * warps <= room;
   }
-
-  // The unit of key i of the list.
-  __device__ int32_t UnitAt(int i) const { return first_ + i; }
 
   // visit(i, keys) for the warp's keys in vectors of 4, lane by lane in ascending order; all lanes
   // visit equally often, beyond the end keys that are absent. A lane always visits the same keys.
@@ -120,7 +115,7 @@ class ListKeys {
   const void* scores_;
   const bool f32_;
   const int64_t at_;  // the list's first score
-  const int n_, first_;
+  const int n_;
   uint32_t* shared_;
   int begin_, end_, chunk_;  // the warp's keys, and the CTA's first
   bool staged_;

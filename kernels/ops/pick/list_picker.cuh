@@ -10,19 +10,19 @@
 #include <cstdint>
 
 #include "kernels/cuda/warp_sums.cuh"
-#include "kernels/ops/pick/boundary.cuh"
+#include "kernels/ops/pick/list_keys.cuh"
 #include "kernels/ops/pick/picker_memory.cuh"
 
 namespace kvstrata::cuda {
 
 // Every thread calls every function.
-template <typename Exchange, typename Keys>
+template <typename Exchange>
 class ListPicker {
  public:
-  // keys: as ListKeys (list_keys.cuh). The units of the `take` largest go to `out`.
-  __device__ ListPicker(const Keys& keys, const Exchange& exchange, int32_t take, int32_t* out,
-                        PickerMemory& s)
-      : keys_(keys), exchange_(exchange), take_(take), out_(out), s_(s) {}
+  // The `take` largest keys go to `out` as indices + first.
+  __device__ ListPicker(const ListKeys& keys, const Exchange& exchange, int32_t take, int32_t first,
+                        int32_t* out, PickerMemory& s)
+      : keys_(keys), exchange_(exchange), take_(take), first_(first), out_(out), s_(s) {}
 
   // REQUIRES: histograms in shared memory are zero, and a barrier since.
   __device__ void Pick() {
@@ -226,7 +226,7 @@ class ListPicker {
       for (int j = 0; j < 4; ++j) {
         if (keys[j] < b.top) continue;
         const bool tie = keys[j] == b.top;
-        if (!tie || equal < b.need) out_[above + min(equal, b.need)] = keys_.UnitAt(i + j);
+        if (!tie || equal < b.need) out_[above + min(equal, b.need)] = first_ + i + j;
         above += !tie;
         equal += tie;
       }
@@ -241,9 +241,9 @@ class ListPicker {
   static constexpr int kOffsets = 32 * kCtasOfLane;
   static_assert(kOffsets <= kPickCtasMax);
 
-  Keys keys_;
+  ListKeys keys_;
   Exchange exchange_;
-  const int32_t take_;
+  const int32_t take_, first_;
   int32_t* out_;
   PickerMemory& s_;
 };

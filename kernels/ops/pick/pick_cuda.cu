@@ -5,8 +5,6 @@
 #include "kernels/cuda/launch.cuh"
 #include "kernels/ops/pick/cluster_exchange.cuh"
 #include "kernels/ops/pick/global_exchange.cuh"
-#include "kernels/ops/pick/launch_together.cuh"
-#include "kernels/ops/pick/list_keys.cuh"
 #include "kernels/ops/pick/list_picker.cuh"
 #include "kernels/ops/pick/pick_cuda.h"
 
@@ -50,11 +48,10 @@ __device__ __forceinline__ void PickFromList(const PickBatch& w, const Exchange&
     }
   }
   if (units.full || rule.take <= 0) return;
-  const ListKeys keys(w, list, units.count(), units.first, exchange.cta(), exchange.ctas(),
-                      memory.keys, room);
+  const ListKeys keys(w, list, units.count(), exchange.cta(), exchange.ctas(), memory.keys, room);
   int32_t* out = w.lists != nullptr ? reinterpret_cast<int32_t*>(w.lists[list])
                                     : w.units + int64_t{list} * w.list_stride;
-  ListPicker<Exchange, ListKeys>(keys, exchange, rule.take, out, memory).Pick();
+  ListPicker<Exchange>(keys, exchange, rule.take, units.first, out, memory).Pick();
 }
 
 __device__ PickerMemory& Memory() {
@@ -136,14 +133,34 @@ Division Divide(const PickBatch& w) {
 
 size_t SharedBytes(int32_t room) { return sizeof(PickerMemory) + room * sizeof(uint32_t); }
 
+// CTAs that meet: cooperative, or clusters.
+template <typename... Args>
+int LaunchTogether(void (*kernel)(Args...), const cudaLaunchAttribute& together, dim3 grid,
+                   const Division& division, Stream stream, Args... args) {
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0] = together;
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = dim3(division.threads);
+  config.dynamicSmemBytes = SharedBytes(division.room);
+  config.stream = static_cast<cudaStream_t>(stream);
+  config.attrs = attributes;
+  config.numAttrs = DeviceAttribute(cudaDevAttrComputeCapabilityMajor) >= 9 ? 2 : 1;
+  return cudaLaunchKernelEx(&config, kernel, args...);
+}
+
 // Lists whose counters lie at the beginning of the scratch.
 int32_t ScratchLists(const PickBatch& w) { return std::max(w.scratch_lists, Lists(w)); }
 
 int LaunchClusters(const PickBatch& w, dim3 grid, const Division& division, Stream stream) {
   const int most = static_cast<int>(SharedBytes(kPickKeysOfCta));
   if (const int error = AllowShared(PickByClusterKernel, most); error != 0) return error;
-  return LaunchTogether(PickByClusterKernel, ClusterOf(kClusterCtas), grid, division.threads,
-                        SharedBytes(division.room), stream, w, division.room);
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {kClusterCtas, 1, 1};
+  return LaunchTogether(PickByClusterKernel, cluster, grid, division, stream, w, division.room);
 }
 
 int Launch(const PickBatch& w, const Division& division, Stream stream) {
@@ -157,8 +174,11 @@ int Launch(const PickBatch& w, const Division& division, Stream stream) {
     return LaunchDependent(PickKernel, grid, division.threads, SharedBytes(division.room), stream,
                            w, scratch, segments, division.room);
   }
-  return LaunchTogether(PickKernel, Cooperative(), grid, division.threads,
-                        SharedBytes(division.room), stream, w, scratch, segments, division.room);
+  cudaLaunchAttribute cooperative{};
+  cooperative.id = cudaLaunchAttributeCooperative;
+  cooperative.val.cooperative = 1;
+  return LaunchTogether(PickKernel, cooperative, grid, division, stream, w, scratch, segments,
+                        division.room);
 }
 
 }  // namespace

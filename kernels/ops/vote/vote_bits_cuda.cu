@@ -370,11 +370,6 @@ __global__ __launch_bounds__(kWarps * 32, kDim == 256 ? 1 : 2) void WeightBitsKe
                                   units.last, ring);
   BlockScorer<kDim, kBits> scorer(f, ring, &copier);
   if (w.ahead) WaitForPrevious();
-  if (scratch.zeroed != nullptr && blockIdx.x == 0) {
-    int4* const own =
-        scratch.zeroed + (int64_t{sequence} * w.groups.kv_heads + head) * scratch.zeroed_of_head;
-    for (int i = threadIdx.x; i < scratch.zeroed_of_head; i += kWarps * 32) own[i] = {};
-  }
   const auto query = LaneQueryPairs<kDim, kBits>::Load(
       w.q, w.q_dtype, (int64_t{sequence} * w.query_heads + head * group) * kDim, group);
   float factor[2];

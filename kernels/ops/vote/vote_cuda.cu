@@ -1,17 +1,24 @@
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/row_scores.cuh"
 #include "kernels/ops/reuse/reuse.cuh"
-#include "kernels/ops/vote/vote_sums.cuh"
+#include "kernels/ops/vote/vote_weights.cuh"
 
 namespace kvstrata::cuda {
 namespace {
 
 constexpr int kTileRows = 16;
-constexpr int kTiles = 4;         // of a block
-constexpr int kHeadsAtOnce = 32;  // whose weights a thread of the second kernel asks for together
+constexpr int kTiles = 4;                  // of a block
+constexpr int kSumWarps = 4;               // of a CTA of the second kernel
+constexpr int kSumBlocks = 2 * kSumWarps;  // blocks that it sums
+constexpr int kHeadTile = 32;              // heads that it sums at a time
+constexpr int kSumCtas = 660;              // of one wave, five on each of 132 SMs
+// Weights up to here are kept in the L2: 4 % less time at 128K tokens; with 64 MB of them, as at
+// 1M, 0.6 % more.
+constexpr int64_t kStaysBytes = int64_t{24} << 20;
 
 // What a lane holds of a block: its two queries, in 4 tiles, of one row (groups up to 4) or two.
 struct BlockScores {
@@ -146,6 +153,37 @@ __global__ __launch_bounds__(kWarps * 32, 2) void WeightKernel(const __grid_cons
   KeepTotals(w, scratch, totals, wide, sequence, head * group, group);
 }
 
+// Maximum (0 for -inf) and 1 / sum of each of `heads` heads over all splits, in a fixed order: by
+// the whole CTA of the second kernel, with a barrier at the end.
+__device__ void HeadTotals(const Scratch& scratch, int64_t sequence, int query_heads, int first,
+                           int heads, float2* out) {
+  __shared__ float2 parts[kSumWarps][kHeadTile];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  for (int head = lane; head - lane < heads; head += kHeadTile) {
+    const float2* from = scratch.heads + sequence * scratch.splits * query_heads + first + head;
+    Softmax all;
+#pragma unroll 4
+    for (int split = warp; split < scratch.splits; split += kSumWarps) {
+      const float2 part = head < heads ? from[int64_t{split} * query_heads] : float2{-INFINITY, 0};
+      all.Add(part.x, part.y);
+    }
+    parts[warp][lane] = {all.max, all.sum};
+    __syncthreads();
+    if (warp == 0 && head < heads) {
+      Softmax total;
+      for (int i = 0; i < kSumWarps; ++i) total.Add(parts[i][lane].x, parts[i][lane].y);
+      const float inverse = total.sum == 0 ? 0.0f : 1.0f / (total.sum * kWeightScale);
+      out[head] = {Softmax::Shift(total.max), inverse};
+    }
+    __syncthreads();
+  }
+}
+
+// A thread's share of a block: four candidates.
+struct RowVotes {
+  float at[kTiles] = {};
+};
+
 // Which candidates of their block the four weights of a row are of.
 struct RowOfTiles {  // one row of each tile
   __device__ static int Candidate(int row, int i) { return i * kTileRows + row; }
@@ -153,6 +191,33 @@ struct RowOfTiles {  // one row of each tile
 struct RowOfFour {  // that follow each other (vote_bits_cuda.cu)
   __device__ static int Candidate(int row, int i) { return 4 * row + i; }
 };
+
+// The sum over the heads, in order. weights, block_max: of the block's first head that counts.
+__device__ RowVotes SumHeads(const uint2* weights, const float* block_max, const float2* totals,
+                             int heads) {
+  RowVotes votes;
+  for (int tile = 0; tile < heads; tile += kHeadTile) {
+    // All loads of the tile before the first use of one.
+    uint2 bits[kHeadTile];
+#pragma unroll
+    for (int h = 0; h < kHeadTile; ++h) {
+      if (tile + h < heads) bits[h] = weights[(tile + h) * kTileRows];
+    }
+#pragma unroll
+    for (int h = 0; h < kHeadTile; ++h) {
+      if (tile + h >= heads) continue;
+      const float2 total = totals[tile + h];
+      const float weight = Exp2(block_max[tile + h] - total.x) * total.y;
+      const float2 low = __half22float2(reinterpret_cast<const __half2&>(bits[h].x));
+      const float2 high = __half22float2(reinterpret_cast<const __half2&>(bits[h].y));
+      votes.at[0] += weight * low.x;
+      votes.at[1] += weight * low.y;
+      votes.at[2] += weight * high.x;
+      votes.at[3] += weight * high.y;
+    }
+  }
+  return votes;
+}
 
 // Grid (CTAs, output_rows, batch), the CTAs of a list taking 8 blocks in turn: thread i sums row
 // i % 16 of block i / 16.
@@ -175,12 +240,43 @@ __global__ __launch_bounds__(kSumWarps * 32) void VoteKernel(VoteBatch w, Scratc
   for (; slot < count; slot += step) {
     const int64_t cell = (sequence * scratch.blocks + slot) * w.query_heads + first_head;
     const auto* weights = reinterpret_cast<const uint2*>(scratch.weights + cell * kBlockRows) + row;
-    const RowVotes votes = SumHeads<kHeadsAtOnce>(weights, scratch.block_max + cell, totals, heads);
+    const RowVotes votes = SumHeads(weights, scratch.block_max + cell, totals, heads);
     for (int i = 0; i < kTiles; ++i) {
       const int unit = (first_block + slot) * kBlockRows + Row::Candidate(row, i);
       if (unit >= units.first && unit < units.last) out[unit - units.first] = votes.at[i];
     }
   }
+}
+
+// Bytes of a call's scratch, and where its parts begin. REQUIRES: a valid shape.
+struct ScratchShape {
+  explicit ScratchShape(const VoteBatch& w) {
+    // One wave of two CTAs on each of 132 SMs; runs of less than 512 candidates do not pay.
+    constexpr int kCtas = 264;
+    blocks = (w.candidate_stride + kBlockRows - 1) / kBlockRows + 1;  // the first may begin inside
+    const int rows = w.kv_heads() * w.batch;
+    splits = std::max(1, std::min((kCtas + rows / 2) / rows, (blocks + kWarps - 1) / kWarps));
+    const int64_t cells = int64_t{w.batch} * blocks * w.query_heads;
+    heads_at = cells * kBlockRows * static_cast<int64_t>(sizeof(__half));
+    block_max_at =
+        heads_at + int64_t{w.batch} * splits * w.query_heads * static_cast<int64_t>(sizeof(float2));
+    bytes = block_max_at + cells * static_cast<int64_t>(sizeof(float));
+  }
+  int blocks = 0, splits = 0;
+  int64_t heads_at = 0, block_max_at = 0, bytes = 0;
+};
+
+Scratch ScratchOf(const VoteBatch& w) {
+  const ScratchShape shape(w);
+  auto* at = static_cast<std::byte*>(w.scratch);
+  Scratch s;
+  s.blocks = shape.blocks;
+  s.splits = shape.splits;
+  s.stays = shape.heads_at <= kStaysBytes;
+  s.weights = reinterpret_cast<__half*>(at);
+  s.heads = reinterpret_cast<float2*>(at + shape.heads_at);
+  s.block_max = reinterpret_cast<float*>(at + shape.block_max_at);
+  return s;
 }
 
 template <typename T, int kDim>
@@ -216,7 +312,7 @@ int64_t VoteScratchBytes(const VoteBatch& w) { return ScratchShape(w).bytes; }
 int VoteCuda(const VoteBatch& w, Stream stream) {
   if (w.batch == 0 || w.candidate_stride == 0) return cudaSuccess;
   if (!IsValid(w)) return cudaErrorInvalidValue;
-  const Scratch scratch = Scratch::Of(w);
+  const Scratch scratch = ScratchOf(w);
   if (w.of_groups()) {
     const int error = LaunchBitsWeights(w, scratch, stream);
     return error != 0 ? error : LaunchSums<RowOfFour>(w, scratch, stream);

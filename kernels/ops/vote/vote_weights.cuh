@@ -4,9 +4,7 @@
 #ifndef KVSTRATA_KERNELS_OPS_VOTE_VOTE_WEIGHTS_CUH_
 #define KVSTRATA_KERNELS_OPS_VOTE_VOTE_WEIGHTS_CUH_
 
-#include <algorithm>
 #include <cmath>
-#include <cstddef>
 
 #include "kernels/cuda/exp2.cuh"
 #include "kernels/cuda/launch.cuh"
@@ -32,24 +30,6 @@ struct Softmax {
   }
 };
 
-// Bytes of a call's scratch, and where its parts begin. REQUIRES: a valid shape.
-struct ScratchShape {
-  explicit ScratchShape(const VoteBatch& w) {
-    // One wave of two CTAs on each of 132 SMs; runs of less than 512 candidates do not pay.
-    constexpr int kCtas = 264;
-    blocks = (w.candidate_stride + kBlockRows - 1) / kBlockRows + 1;  // the first may begin inside
-    const int rows = w.kv_heads() * w.batch;
-    splits = std::max(1, std::min((kCtas + rows / 2) / rows, (blocks + kWarps - 1) / kWarps));
-    const int64_t cells = int64_t{w.batch} * blocks * w.query_heads;
-    heads_at = cells * kBlockRows * static_cast<int64_t>(sizeof(__half));
-    block_max_at =
-        heads_at + int64_t{w.batch} * splits * w.query_heads * static_cast<int64_t>(sizeof(float2));
-    bytes = block_max_at + cells * static_cast<int64_t>(sizeof(float));
-  }
-  int blocks = 0, splits = 0;
-  int64_t heads_at = 0, block_max_at = 0, bytes = 0;
-};
-
 // The scratch of a call. Blocks are numbered by position (candidate / 64), so that they lie in
 // whole pages; a sequence has `blocks` slots from the block of its first candidate on.
 struct Scratch {
@@ -58,25 +38,6 @@ struct Scratch {
   __half* weights = nullptr;   // [batch][blocks][query_heads][16 rows][4]
   float* block_max = nullptr;  // [batch][blocks][query_heads], of scores times log2(e)
   float2* heads = nullptr;     // [batch][splits][query_heads], maximum and sum
-  int4* zeroed = nullptr;      // [batch][kv_heads][zeroed_of_head], by a first kernel of groups
-  int zeroed_of_head = 0;
-
-  // At w.scratch.
-  static Scratch Of(const VoteBatch& w) {
-    // Weights up to here are kept in the L2: 4 % less time at 128K tokens; with 64 MB of them, as
-    // at 1M, 0.6 % more.
-    constexpr int64_t kStaysBytes = int64_t{24} << 20;
-    const ScratchShape shape(w);
-    auto* at = static_cast<std::byte*>(w.scratch);
-    Scratch s;
-    s.blocks = shape.blocks;
-    s.splits = shape.splits;
-    s.stays = shape.heads_at <= kStaysBytes;
-    s.weights = reinterpret_cast<__half*>(at);
-    s.heads = reinterpret_cast<float2*>(at + shape.heads_at);
-    s.block_max = reinterpret_cast<float*>(at + shape.block_max_at);
-    return s;
-  }
 
   __device__ __half* WeightsOf(int64_t sequence, int block, int query_heads, int head) const {
     return weights + ((sequence * blocks + block) * query_heads + head) * kBlockRows;
