@@ -25,7 +25,7 @@ PLANS = [
     Plan("window", "the first and the last tokens"),
     Plan("quest", "pages, by their keys' extremes (Quest)", "quest"),
     Plan("quest_softmax", "pages of 32, by extremes balanced over heads", "quest_softmax"),
-    Plan("strata", "tokens, by keys in two bits (ours)", "strata", where="CPU; every engine"),
+    Plan("strata", "tokens, by keys in two bits (ours)", "strata"),
     Plan("chess", "pages in a hierarchy, rarely chosen anew (CHESS)", "chess"),
     Plan("tokenselect", "tokens that heads vote for (TokenSelect)", "tokenselect_0.9"),
     Plan("sentencekv", "tokens of sentences near the present one (SentenceKV)", "sentencekv"),
