@@ -10,6 +10,6 @@ set(KVS_PLAN_SOURCES
   step/cuda_serves.cc step/cuda_workspace.cc step/step_memory.cc step/cuda_graphs.cc step/repeated_call.cc
   step/cuda_frame.cc step/cuda_parts.cc step/cuda_step.cc step/cuda_layer.cc step/cuda_tensors.cc step/cuda_selection.cc
   step/cuda_inspect.cc step/cuda_shadow.cc
-  step/cuda_index.cc step/cuda_selector.cc step/cuda_lists.cc step/cuda_fixed.cc step/cuda_selector_rows.cc step/cuda_minmax.cc step/cuda_bits.cc step/cuda_cascade.cc
+  step/cuda_index.cc step/cuda_selector.cc step/cuda_lists.cc step/cuda_scored_lists.cc step/cuda_fixed.cc step/cuda_selector_rows.cc step/cuda_minmax.cc step/cuda_bits.cc step/cuda_cascade.cc
   step/cuda_vote.cc step/cuda_bucket.cc step/cuda_sentences.cc step/cuda_block.cc
   step/cuda_packed.cc step/cuda_spans.cc step/cuda_host_pages.cc step/cuda_hot_pages.cc)

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "kernels/step/cuda_frame.h"
-#include "kernels/step/cuda_lists.h"
+#include "kernels/step/cuda_scored_lists.h"
 #include "kernels/step/cuda_selector_rows.h"
 
 namespace kvstrata {
@@ -17,33 +17,31 @@ class CudaBits final : public CudaSelector {
   bool IdlesWhenShort() const override { return true; }
 
   Status Fit(const CudaFrame& frame, std::span<const CudaPart>) override {
-    Room room = room_;
+    CudaScoredLists::Room need;
     for (int i = 0; i < frame.members(); ++i) {
       if (!Has(frame, i)) continue;
-      const int32_t tokens = frame.RoomFor(i);
-      Raise(&room.tokens, tokens, Generous(tokens, kMultiple));
-      room.list = std::max(room.list, frame.plan(i).bits.budget);
-      room.members = std::max(room.members, frame.memory().members());
+      need.units = std::max(need.units, frame.RoomFor(i));
+      need.list = std::max(need.list, frame.plan(i).bits.budget);
     }
-    if (room == room_) return OkStatus();
-    room_ = {};  // until all of it is there
-    KVS_RETURN_IF_ERROR(FitTo(room, frame));
-    room_ = room;
-    return OkStatus();
+    return need.units == 0 ? OkStatus() : best_.Fit(frame, need, kMultiple);
   }
 
   Status Select(CudaFrame* frame, const CudaPart& part, int layer, const Rows& q) override {
-    KVS_RETURN_IF_ERROR(Vote(*frame, part, layer, q));
-    return Pick(*frame, part);
+    const cuda::CandidateRule rule = BitsCandidates(part.plan);
+    cuda::VoteBatch keys;
+    keys.groups = frame->IndexGroupsOf(part.first, layer);
+    keys.ahead = true;
+    KVS_RETURN_IF_ERROR(best_.Vote(*frame, part, rule, q, keys));
+    return best_.Pick(*frame, part, rule);
   }
 
   cuda::DeviceSelection SelectionOf(const CudaFrame&, const CudaPart& part) const override {
-    return lists_.SelectionOf(part, 1);
+    return best_.lists().SelectionOf(part, 1);
   }
 
   Result<Selection> Read(const CudaFrame& frame, const CudaPart& part, int member,
                          int32_t n) const override {
-    KVS_ASSIGN_OR_RETURN(const CudaLists::Read lists, lists_.ReadMember(frame, member));
+    KVS_ASSIGN_OR_RETURN(const CudaLists::Read lists, best_.lists().ReadMember(frame, member));
     if (lists.recent_begin == 0) return Selection::Full(n);
     const int32_t heads = frame.geometry().kv_heads, unit = part.plan.index.unit;
     Selection selection;
@@ -54,7 +52,7 @@ class CudaBits final : public CudaSelector {
       std::vector<Run>& runs = selection.runs[head];
       AppendRun({0, lists.sink_end}, &runs);
       for (int32_t i = 0; i < lists.counts[head]; ++i) {
-        const int32_t token = lists.units[static_cast<size_t>(head * lists_.stride() + i)];
+        const int32_t token = lists.units[static_cast<size_t>(head * best_.lists().stride() + i)];
         AppendRun({token, token + 1}, &runs);
       }
       AppendRun({lists.recent_begin, n}, &runs);
@@ -65,70 +63,7 @@ class CudaBits final : public CudaSelector {
  private:
   static constexpr int32_t kMultiple = 1024;  // tokens, in growing
 
-  struct Room {
-    int32_t members = 0;
-    int32_t tokens = 0, list = 0;  // of a (member, KV head): candidates, chosen ones
-    bool operator==(const Room&) const = default;
-  };
-
-  Status FitTo(const Room& room, const CudaFrame& frame) {
-    const Geometry& g = frame.geometry();
-    StepMemory& memory = frame.memory();
-    memory.NoteGrowth();
-    const int64_t lists = int64_t{room.members} * g.kv_heads;
-    KVS_RETURN_IF_ERROR(memory.Fit(&votes_, lists * room.tokens * int64_t{sizeof(float)}));
-    KVS_RETURN_IF_ERROR(lists_.Fit(&memory, room.members, g.kv_heads, room.list));
-    cuda::VoteBatch vote;
-    vote.rows.kv_heads = g.kv_heads;
-    vote.query_heads = g.query_heads;
-    vote.output_rows = g.kv_heads;
-    vote.candidate_stride = room.tokens;
-    KVS_RETURN_IF_ERROR(
-        memory.Fit(&vote_scratch_, VoteScratchBytes(frame.ops(), vote, room.members)));
-    return memory.FitZeroed(&pick_scratch_,
-                            PickScratchBytes(frame.ops(), room.members, g.kv_heads, room.tokens));
-  }
-
-  float* VotesOf(const CudaFrame& frame, const CudaPart& part) const {
-    return votes_.as<float>() + int64_t{part.first} * frame.geometry().kv_heads * room_.tokens;
-  }
-
-  Status Vote(const CudaFrame& frame, const CudaPart& part, int layer, const Rows& q) {
-    cuda::VoteBatch w;
-    w.groups = frame.IndexGroupsOf(part.first, layer);
-    w.ahead = true;
-    w.scale = frame.geometry().logit_scale();
-    w.rule = BitsCandidates(part.plan);
-    w.tokens = frame.VisibleFrom(frame.FirstRow(part));
-    w.q = q.data;
-    w.q_dtype = q.dtype;
-    w.batch = part.count;
-    w.query_heads = frame.geometry().query_heads;
-    w.output_rows = frame.geometry().kv_heads;
-    w.candidate_stride = room_.tokens;
-    w.votes = VotesOf(frame, part);
-    w.scratch = vote_scratch_.as<std::byte>();
-    return frame.Check(frame.ops().vote(w, frame.stream()), "op vote");
-  }
-
-  Status Pick(const CudaFrame& frame, const CudaPart& part) {
-    cuda::PickBatch w;
-    w.scores = VotesOf(frame, part);
-    w.score_stride = room_.tokens;
-    w.batch = part.count;
-    w.groups = frame.geometry().kv_heads;
-    w.rule = BitsCandidates(part.plan);
-    w.tokens = frame.VisibleFrom(frame.FirstRow(part));
-    w.ahead = true;
-    lists_.WriteTo(part, &w);
-    w.scratch = pick_scratch_.as<std::byte>();
-    w.scratch_lists = room_.members * w.groups;
-    return frame.Check(frame.ops().pick(w, frame.stream()), "op pick");
-  }
-
-  Room room_;
-  CudaLists lists_;
-  DeviceBuffer votes_, vote_scratch_, pick_scratch_;
+  CudaScoredLists best_;
 };
 
 }  // namespace

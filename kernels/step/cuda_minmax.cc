@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "kernels/step/cuda_frame.h"
-#include "kernels/step/cuda_lists.h"
+#include "kernels/step/cuda_scored_lists.h"
 #include "kernels/step/cuda_selector_rows.h"
 
 namespace kvstrata {
@@ -17,35 +17,31 @@ class CudaMinMax final : public CudaSelector {
   bool ReadsAhead(const Plan& plan) const override { return !plan.minmax.group_softmax; }
 
   Status Fit(const CudaFrame& frame, std::span<const CudaPart>) override {
-    Room room = room_;
+    CudaScoredLists::Room need;
     for (int i = 0; i < frame.members(); ++i) {
       if (!Has(frame, i)) continue;
       const cuda::CandidateRule rule = MinMaxCandidates(frame.plan(i));
-      const int32_t units = frame.RoomFor(i) / rule.unit_tokens + 1;
-      Raise(&room.units, units, Generous(units, kMultiple));
-      room.list = std::max(room.list, rule.take);
-      room.members = std::max(room.members, frame.memory().members());
+      need.units = std::max(need.units, frame.RoomFor(i) / rule.unit_tokens + 1);
+      need.list = std::max(need.list, rule.take);
     }
-    if (room == room_) return OkStatus();
-    room_ = {};  // until all of it is there
-    KVS_RETURN_IF_ERROR(FitTo(room, frame));
-    room_ = room;
-    return OkStatus();
+    return need.units == 0 ? OkStatus() : best_.Fit(frame, need, kMultiple);
   }
 
   Status Select(CudaFrame* frame, const CudaPart& part, int layer, const Rows& q) override {
-    KVS_RETURN_IF_ERROR(part.plan.minmax.group_softmax ? Vote(*frame, part, layer, q)
-                                                       : Score(*frame, part, layer, q));
-    return Pick(*frame, part);
+    const cuda::CandidateRule rule = MinMaxCandidates(part.plan);
+    KVS_RETURN_IF_ERROR(part.plan.minmax.group_softmax
+                            ? best_.Vote(*frame, part, rule, q, ExtremesOf(*frame, part, layer))
+                            : Score(*frame, part, layer, q));
+    return best_.Pick(*frame, part, rule);
   }
 
   cuda::DeviceSelection SelectionOf(const CudaFrame&, const CudaPart& part) const override {
-    return lists_.SelectionOf(part, part.plan.index.unit);
+    return best_.lists().SelectionOf(part, part.plan.index.unit);
   }
 
   Result<Selection> Read(const CudaFrame& frame, const CudaPart& part, int member,
                          int32_t n) const override {
-    KVS_ASSIGN_OR_RETURN(const CudaLists::Read lists, lists_.ReadMember(frame, member));
+    KVS_ASSIGN_OR_RETURN(const CudaLists::Read lists, best_.lists().ReadMember(frame, member));
     if (lists.recent_begin == 0) return Selection::Full(n);
     const Geometry& g = frame.geometry();
     const int32_t page = part.plan.index.unit;
@@ -57,7 +53,7 @@ class CudaMinMax final : public CudaSelector {
       std::vector<Run>& runs = selection.runs[head];
       AppendRun({0, lists.sink_end}, &runs);
       for (int32_t i = 0; i < lists.counts[head]; ++i) {
-        const int32_t unit = lists.units[static_cast<size_t>(head * lists_.stride() + i)];
+        const int32_t unit = lists.units[static_cast<size_t>(head * best_.lists().stride() + i)];
         selection.units[head].push_back(unit);
         AppendRun({unit * page, (unit + 1) * page}, &runs);
       }
@@ -69,32 +65,12 @@ class CudaMinMax final : public CudaSelector {
  private:
   static constexpr int32_t kMultiple = 64;  // units, in growing
 
-  struct Room {
-    int32_t members = 0;
-    int32_t units = 0, list = 0;  // of a (member, KV head): candidates, chosen ones
-    bool operator==(const Room&) const = default;
-  };
-
-  Status FitTo(const Room& room, const CudaFrame& frame) {
-    const Geometry& g = frame.geometry();
-    StepMemory& memory = frame.memory();
-    memory.NoteGrowth();
-    const int64_t lists = int64_t{room.members} * g.kv_heads;
-    KVS_RETURN_IF_ERROR(memory.Fit(&scores_, lists * room.units * int64_t{sizeof(float)}));
-    KVS_RETURN_IF_ERROR(lists_.Fit(&memory, room.members, g.kv_heads, room.list));
-    cuda::VoteBatch vote;
-    vote.rows.kv_heads = g.kv_heads;
-    vote.batch = room.members;
-    vote.query_heads = g.query_heads;
-    vote.output_rows = g.kv_heads;
-    vote.candidate_stride = room.units;
-    KVS_RETURN_IF_ERROR(memory.Fit(&vote_scratch_, frame.ops().vote_scratch_bytes(vote)));
-    return memory.FitZeroed(&pick_scratch_,
-                            PickScratchBytes(frame.ops(), room.members, g.kv_heads, room.units));
-  }
-
-  float* ScoresOf(const CudaFrame& frame, const CudaPart& part) const {
-    return scores_.as<float>() + int64_t{part.first} * frame.geometry().kv_heads * room_.units;
+  static cuda::VoteBatch ExtremesOf(const CudaFrame& frame, const CudaPart& part, int layer) {
+    cuda::VoteBatch w;
+    w.rows = frame.IndexRowsOf(part.first, 0, layer);
+    w.fields = 2;
+    w.field_stride = frame.state(part.first).index().field_stride();
+    return w;
   }
 
   Status Score(const CudaFrame& frame, const CudaPart& part, int layer, const Rows& q) {
@@ -108,49 +84,13 @@ class CudaMinMax final : public CudaSelector {
     w.q_dtype = q.dtype;
     w.batch = part.count;
     w.query_heads = frame.geometry().query_heads;
-    w.unit_stride = room_.units;
-    w.scores = ScoresOf(frame, part);
+    w.unit_stride = best_.units();
+    w.scores = best_.ScoresOf(frame, part);
     w.ahead = true;
     return frame.Check(frame.ops().score(w, frame.stream()), "op score");
   }
 
-  Status Vote(const CudaFrame& frame, const CudaPart& part, int layer, const Rows& q) {
-    cuda::VoteBatch w;
-    w.rows = frame.IndexRowsOf(part.first, 0, layer);
-    w.fields = 2;
-    w.field_stride = frame.state(part.first).index().field_stride();
-    w.scale = frame.geometry().logit_scale();
-    w.rule = MinMaxCandidates(part.plan);
-    w.tokens = frame.VisibleFrom(frame.FirstRow(part));
-    w.q = q.data;
-    w.q_dtype = q.dtype;
-    w.batch = part.count;
-    w.query_heads = frame.geometry().query_heads;
-    w.output_rows = frame.geometry().kv_heads;
-    w.candidate_stride = room_.units;
-    w.votes = ScoresOf(frame, part);
-    w.scratch = vote_scratch_.as<std::byte>();
-    return frame.Check(frame.ops().vote(w, frame.stream()), "op vote");
-  }
-
-  Status Pick(const CudaFrame& frame, const CudaPart& part) {
-    cuda::PickBatch w;
-    w.scores = ScoresOf(frame, part);
-    w.score_stride = room_.units;
-    w.batch = part.count;
-    w.groups = frame.geometry().kv_heads;
-    w.rule = MinMaxCandidates(part.plan);
-    w.tokens = frame.VisibleFrom(frame.FirstRow(part));
-    w.ahead = true;
-    lists_.WriteTo(part, &w);
-    w.scratch = pick_scratch_.as<std::byte>();
-    w.scratch_lists = room_.members * w.groups;
-    return frame.Check(frame.ops().pick(w, frame.stream()), "op pick");
-  }
-
-  Room room_;
-  CudaLists lists_;
-  DeviceBuffer scores_, vote_scratch_, pick_scratch_;
+  CudaScoredLists best_;
 };
 
 }  // namespace

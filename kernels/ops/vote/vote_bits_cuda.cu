@@ -115,6 +115,7 @@ class BlockCopier {
         ring_(ring),
         walk_(walk) {
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once_));
+    AskForIndexBlock();
   }
 
   // Starts the copy of the next block; of nothing after the last, but as a group of copies. The
@@ -123,7 +124,7 @@ class BlockCopier {
     BlockNote note{walk_.token(), walk_.first_fresh(), false};
     if (!walk_.done()) {
       if (note.first_fresh) {
-        FindGroup(walk_.group());
+        group_at_ = AddressOf(walk_.group(), index_block_at_);
         CopyScales(stage, 0);
       }
       const char* const from = group_at_ + walk_.in_group() * (Tile::kTileStride / kTileTokens);
@@ -131,7 +132,8 @@ class BlockCopier {
         CopyTile(stage, 0, from);
         note.second_fresh = note.token + kTileTokens < last_;
         if (note.second_fresh) {
-          FindGroup(walk_.group() + 1);
+          const int group = walk_.group() + 1;
+          group_at_ = AddressOf(group, blocks_[turns_.BlockOf(group)]);
           CopyScales(stage, 1);
           CopyTile(stage, 1, group_at_);
         }
@@ -140,16 +142,23 @@ class BlockCopier {
         CopyTile(stage, 1, from + Tile::kTileStride);
       }
       walk_.Next();
+      AskForIndexBlock();
     }
     ring_->notes[stage] = note;
     asm volatile("cp.async.commit_group;" ::: "memory");
   }
 
  private:
-  __device__ void FindGroup(int group) {
-    const int block = turns_.BlockOf(group);
-    group_at_ = reinterpret_cast<const char*>(blocks_[block]) + head_offset_ +
-                (group - block * groups_.block_groups) * f_.bytes;
+  // A block ahead of the copy that needs it, which would wait for the L2 otherwise.
+  __device__ void AskForIndexBlock() {
+    if (!walk_.done() && walk_.first_fresh()) {
+      index_block_at_ = blocks_[turns_.BlockOf(walk_.group())];
+    }
+  }
+
+  __device__ const char* AddressOf(int group, uint64_t index_block) const {
+    const int first = turns_.BlockOf(group) * groups_.block_groups;
+    return reinterpret_cast<const char*>(index_block) + head_offset_ + (group - first) * f_.bytes;
   }
 
   __device__ void CopyScales(int stage, int tile) const {
@@ -187,6 +196,7 @@ class BlockCopier {
   Ring* ring_;
   uint64_t once_;
   BlockWalk walk_;
+  uint64_t index_block_at_ = 0;  // of the walk's group
   const char* group_at_ = nullptr;
 };
 
@@ -345,7 +355,7 @@ class BlockKeeper {
   float max_[2] = {-INFINITY, -INFINITY}, sum_[2] = {};
 };
 
-// Grid (splits, kv_heads, batch). Warps take turns (TileWalk) over all CTAs: what is read at one
+// Grid (splits, kv_heads, batch). Warps take turns (BlockWalk) over all CTAs: what is read at one
 // time lies side by side.
 template <int kDim, int kBits>
 __global__ __launch_bounds__(kWarps * 32, kDim == 256 ? 1 : 2) void WeightBitsKernel(

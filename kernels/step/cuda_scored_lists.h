@@ -1,0 +1,47 @@
+// CudaScoredLists: a list of units for each member and KV head, the best by scores that an op
+// wrote: the room for scores and lists, op vote for KV heads by themselves, and op pick. Private to
+// selectors on a GPU (minmax, bits).
+#ifndef KVSTRATA_KERNELS_STEP_CUDA_SCORED_LISTS_H_
+#define KVSTRATA_KERNELS_STEP_CUDA_SCORED_LISTS_H_
+
+#include <cstdint>
+
+#include "kernels/cuda/candidates.h"
+#include "kernels/step/cuda_lists.h"
+
+namespace kvstrata {
+
+class CudaScoredLists {
+ public:
+  // What a (member, KV head) needs: candidates, and chosen ones.
+  struct Room {
+    int32_t units = 0, list = 0;
+    bool operator==(const Room&) const = default;
+  };
+
+  // Room for `need` of each member. Units grow by multiples of `multiple`, so that graphs serve
+  // many steps.
+  Status Fit(const CudaFrame& frame, const Room& need, int32_t multiple);
+  int32_t units() const { return room_.units; }
+  const CudaLists& lists() const { return lists_; }
+
+  // Scores of a part's members: float [members][kv_heads][units()].
+  float* ScoresOf(const CudaFrame& frame, const CudaPart& part) const;
+  // Writes them by op vote. vote: what is scored; the rest is filled in.
+  Status Vote(const CudaFrame& frame, const CudaPart& part, const cuda::CandidateRule& rule,
+              const Rows& q, cuda::VoteBatch vote) const;
+  // Makes lists of them by op pick.
+  Status Pick(const CudaFrame& frame, const CudaPart& part, const cuda::CandidateRule& rule) const;
+
+ private:
+  Status FitTo(const CudaFrame& frame, int32_t members, const Room& room);
+
+  int32_t members_ = 0;
+  Room room_;
+  CudaLists lists_;
+  DeviceBuffer scores_, vote_scratch_, pick_scratch_;
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_KERNELS_STEP_CUDA_SCORED_LISTS_H_
