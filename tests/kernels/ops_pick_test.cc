@@ -76,8 +76,10 @@ TEST_P(Pick, ManyScoresHoweverTheyAreSpread) {
   std::vector<float> scores = random;
   std::ranges::sort(scores);
   expect(scores);
-  for (float& x : scores) x = static_cast<float>(random_.Below(6));  // more ties than are held
-  expect(scores);
+  for (int levels : {6, 200}) {  // more ties than are held, and ties among those that are
+    for (float& x : scores) x = static_cast<float>(random_.Below(levels));
+    expect(scores);
+  }
   for (float above : {-9.0f, 9.0f}) {  // those that are looked at lie above all others, or below
     scores = random;
     for (int i = 0; i < 1024; ++i) scores[static_cast<size_t>(int64_t{i} * n / 1024)] += above;
