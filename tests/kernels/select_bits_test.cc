@@ -167,6 +167,27 @@ TEST_P(Bits, ACallLeavesNothingBehind) {
   }
 }
 
+// Two threads take a head at a time; three would be idle for a third of it, and share each.
+TEST_P(Bits, AnyNumberOfThreadsChoosesAlike) {
+  const Inputs in(SmallGeometry(4), 3000, kSeed);
+  const std::string plan = "strata{budget = 64, min_tokens = 0}";
+  Selecting alone(in, plan, backend());
+  alone.Prompt(2990, 512);
+  alone.PrefillDone();
+  std::vector<Selection> expected;
+  for (int i = 0; i < 10; ++i) expected.push_back(alone.Step()[1]);
+  for (int threads : {2, 3, 4}) {
+    const std::unique_ptr<Executor> pool = NewThreadPool(threads);
+    Selecting several(in, plan, backend());
+    several.executor = pool.get();
+    several.Prompt(2990, 512);
+    several.PrefillDone();
+    for (const Selection& one : expected) {
+      ASSERT_EQ(several.Step()[1].runs, one.runs) << threads << " threads";
+    }
+  }
+}
+
 TEST_P(Bits, TiesGoToTheLowerToken) {
   Inputs in(SmallGeometry(), 60, kSeed);
   std::fill(in.keys.begin(), in.keys.end(), 1.0f);

@@ -111,7 +111,7 @@ class Selecting {
     c.view = held_.View();
     c.view.tokens = tokens_;
     c.backend = &backend_;
-    c.executor = &InlineExecutor();
+    c.executor = executor;
     const auto reported = std::min<size_t>(boundary.size(), reported_boundaries);
     c.boundary = {boundary.data(), std::min<size_t>(reported, tokens_)};
     c.prompt_tokens = prompt_;
@@ -126,6 +126,7 @@ class Selecting {
   std::vector<uint8_t> boundary;          // by position
   size_t reported_boundaries = SIZE_MAX;  // how many of them are reported
   const StoredRows* stored = nullptr;
+  Executor* executor = &InlineExecutor();
 
  private:
   int64_t QueryToken() const { return int64_t{in_.g.layers} * in_.g.query_heads * in_.g.head_dim; }
