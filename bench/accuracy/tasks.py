@@ -1,0 +1,113 @@
+"""Prompts with reference answers, from task files that a folder holds.
+
+A folder DIR has ruler/<length>/<task>.jsonl.xz and longbench/multi_news.jsonl.xz, as RULER and LongBench write them. They
+are not part of this repository. task_files.json has the digest of each, so that results of two machines are of the same
+prompts. A file that is not there is left out, by name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import lzma
+import pathlib
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+DIGESTS = json.loads((pathlib.Path(__file__).parent / "task_files.json").read_text())
+GROUPS = {"niah": "needles", "qa": "questions", "vt": "variables", "fwe": "frequent words", "cwe": "common words",
+          "multi": "summaries"}  # of tasks, by the first word of their names
+TURN = re.compile(r"<\|start_header_id\|>(\w+)<\|end_header_id\|>(.*?)(?=<\|eot_id\|>|<\|start_header_id\|>|\Z)", re.DOTALL)
+SUMMARY = "Write a one-page summary of all news.\n\n{}\n\nSummary:"
+ANSWER_TOKENS = 128  # of a reference answer that count; summaries have more
+NEW_TOKENS = 32      # that a greedy answer may have at least; and twice those of the reference
+
+Tokens = Callable[[str], list[int]]
+
+
+class Prompt(NamedTuple):
+    """key: folder/length/task/number of its sample. begun: what the assistant's turn begins with."""
+
+    key: str
+    system: str
+    asked: list[tuple[str, str]]
+    begun: str
+    outputs: list[str]
+
+    @property
+    def task(self) -> str:
+        return self.key.split("/")[-2]
+
+    @property
+    def reference(self) -> str:
+        """All outputs, or of a question, whose outputs are one answer in other words, the first."""
+        outputs = self.outputs[:1] if self.task.startswith("qa_") else self.outputs
+        return (" " if self.begun else "") + ", ".join(outputs)
+
+    def score(self, answer: str) -> float:
+        """Share of the outputs that the answer has; of a question, whether it has one of them."""
+        found = [output.lower() in answer.lower() for output in self.outputs]
+        return float(any(found)) if self.task.startswith("qa_") else sum(found) / len(found)
+
+    @property
+    def is_scored(self) -> bool:
+        """Summaries are judged by their loss alone."""
+        return not self.key.startswith("longbench/")
+
+
+def group_of(key: str) -> str:
+    """Of a prompt's key: its length, and what kind of task it is."""
+    *where, task, _ = key.split("/")
+    word = task.split("_")[0]
+    return f"{where[-1]} {GROUPS.get(word, word)}"
+
+
+def prompts(folder: pathlib.Path, counts: dict[str, int], left_out: Callable[[str], None]) -> list[Prompt]:
+    """counts: prompts a task, by the beginning of a file's name ("ruler/4096/": 25); the longest that fits counts. Every
+    task's first prompt comes before any second one. left_out gets the name of each known file that is not there.
+
+    Errors: SystemExit, a file is not the one that its name says.
+    """
+    ranked: list[tuple[int, Prompt]] = []
+    for name, digest in DIGESTS.items():
+        fitting = [prefix for prefix in counts if name.startswith(prefix)]
+        count = counts[max(fitting, key=len)] if fitting else 0
+        if count:
+            path = folder / f"{name}.jsonl.xz"
+            if path.exists():
+                ranked += enumerate(_read(path, name, digest, count))
+            else:
+                left_out(name)
+    return [prompt for _, prompt in sorted(ranked, key=lambda pair: pair[0])]
+
+
+def _read(path: pathlib.Path, name: str, digest: str, count: int) -> Iterator[Prompt]:
+    content = path.read_bytes()
+    found = hashlib.sha256(content).hexdigest()
+    if found != digest:
+        raise SystemExit(f"accuracy: {path} has SHA-256 {found[:16]}..., {name} is {digest[:16]}...; fetch it again, or "
+                         "leave it out with --prompts")
+    with lzma.open(io.BytesIO(content), "rt", encoding="utf-8") as lines:
+        for i, line in zip(range(count), lines):
+            yield prompt_of(f"{name}/{i}", json.loads(line))
+
+
+def prompt_of(key: str, sample: dict[str, Any]) -> Prompt:
+    """Of RULER's fields (`input`: a chat in Llama-3's template, `outputs`), or of LongBench's."""
+    if "context" in sample:
+        return Prompt(key, "", [("user", SUMMARY.format(sample["context"]))], "", sample["answers"])
+    turns = TURN.findall(sample["input"])
+    begun = turns.pop()[1].strip() if turns and turns[-1][0] == "assistant" else ""
+    system = "".join(text.strip() for role, text in turns if role == "system")
+    return Prompt(key, system, [(role, text.strip()) for role, text in turns if role != "system"], begun, sample["outputs"])
+
+
+def ids_of(prompt: Prompt, tokenizer: Any) -> tuple[list[int], list[int]]:
+    """Of the prompt in the model's own chat template, up to where the answer begins, and of the reference answer."""
+    system = [{"role": "system", "content": prompt.system}] if prompt.system else []
+    turns = system + [{"role": role, "content": text} for role, text in prompt.asked]
+    chat = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    of: Tokens = lambda text: list(tokenizer(text, add_special_tokens=False).input_ids)
+    return of(chat) + of(prompt.begun), of(prompt.reference)[:ANSWER_TOKENS]
