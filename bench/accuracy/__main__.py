@@ -45,10 +45,13 @@ def measure(engine: Any, prompt: tasks.Prompt, ids: list[int], reference: list[i
     new_tokens = max(tasks.NEW_TOKENS, 2 * len(reference)) if prompt.is_scored else 0
     answers = engine.answers(ids, reference, [grid.for_prompt(text, len(ids)) for text in texts], new_tokens)
     decoded = [engine.tokenizer.decode(answer.said) for answer in answers]
-    return {text: {"plan": answer.plan, "nats": answer.loss, "right": answer.right, "status": answer.status,
-                   "score": prompt.score(said) if prompt.is_scored else 0.0, "rows": answer.rows,
-                   "attend_bytes": answer.attend_bytes, "select_bytes": answer.select_bytes}
-            for text, answer, said in zip(texts, answers, decoded)}
+    found = {text: {"plan": answer.plan, "nats": answer.loss, "right": answer.right, "status": answer.status,
+                    "score": prompt.score(said) if prompt.is_scored else 0.0, "rows": answer.rows,
+                    "attend_bytes": answer.attend_bytes, "select_bytes": answer.select_bytes}
+             for text, answer, said in zip(texts, answers, decoded)}
+    if figures.FULL in found:
+        found[figures.FULL]["parted_from_plain"] = engine.parted_from_plain(ids, answers[texts.index(figures.FULL)].said)
+    return found
 
 
 def run(args: argparse.Namespace, texts: list[str]) -> None:
@@ -72,8 +75,8 @@ def run(args: argparse.Namespace, texts: list[str]) -> None:
             line = {"id": prompt.key, "model": args.model_name, "prompt": len(ids), "answer": len(reference),
                     "scored": prompt.is_scored, "seconds": round(time.perf_counter() - begin, 1),
                     "plans": line["plans"] | found}
-            with args.keep.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+            with args.keep.open("ab", buffering=0) as file:  # one write, which other shards' lines do not part
+                file.write((json.dumps(line) + "\n").encode())
             say(number, len(todo), line)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from kvstrata.daemon import Daemon
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 import kvstrata
 import kvstrata_transformers
@@ -93,6 +93,17 @@ class Engine:
             decoding = Decoding(self, cache, [Answer(row.sequence.plan) for row in cache.rows], reference)
             decoding.run(ids[-1], new_tokens)
             return decoding.answers
+
+    def parted_from_plain(self, ids: list[int], said: list[int]) -> tuple[int, float] | None:
+        """Where plain transformers, greedily behind the same prompt, says another token than `said`, and by how many
+        logits it prefers its own; None: nowhere."""
+        cache = DynamicCache()
+        for i, token in enumerate(said):
+            logits = self._forward(cache, [ids if i == 0 else [said[i - 1]]])[0]
+            best = int(logits.argmax())
+            if best != token:
+                return i, float(logits[best] - logits[token])
+        return None
 
     def _hold(self, ids: list[int], plans: list[str]) -> Any:
         """An open cache that has the prompt, and what plans need of the model."""

@@ -50,6 +50,12 @@ def solved(lines: Iterable[Line]) -> list[Line]:
     return [line for task in tasks.values() if reached(task) >= SOLVED for line in task]
 
 
+def parted(lines: Iterable[Line]) -> tuple[int, int, list[float]]:
+    """Greedy answers of full that are those of plain transformers, of how many, and how many logits the others hang on."""
+    found = [line["plans"][FULL]["parted_from_plain"] for line in lines if "parted_from_plain" in line["plans"][FULL]]
+    return found.count(None), len(found), sorted(where[1] for where in found if where)
+
+
 def row(name: str, text: str, group: str, lines: list[Line]) -> dict[str, Any]:
     """A result row (docs/results.md): its value is the loss against full; the rest is in `accuracy`."""
     of_plan = [line["plans"][text] for line in lines]

@@ -31,12 +31,15 @@ def result(lines: list[figures.Line], rows: list[dict[str, Any]], args: argparse
     return {"suite": "accuracy", "device": args.device_name or device_name(), "commit": args.commit, "date": args.date,
             "command": "bench/accuracy --tasks DIR --keep FILE --json-out OUT", "ceilings": {},
             "context": {"notes": "transformers; every plan decodes behind the same prompt, which was computed under full; "
-                                 "intervals are of 95 %, over prompts", "prompts": counts,
+                                 "intervals are of 95 %, over prompts", "prompts": counts, "as_plain": figures.parted(lines),
                         "hours": round(sum(line["seconds"] for line in lines) / 3600, 2)}, "rows": rows}
 
 
 def page(lines: list[figures.Line], rows: list[dict[str, Any]]) -> str:
-    parts = ["# What plans cost in answers", "", summary(lines)]
+    equal, of, ties = figures.parted(lines)
+    parts = ["# What plans cost in answers", "", summary(lines), "",
+             f"`full` gives the tokens of plain transformers in {equal} of {of} greedy answers." +
+             (f" In the others plain prefers its own token by {', '.join(f'{tie:.2g}' for tie in ties)} logits." if ties else "")]
     groups = list(dict.fromkeys(row["id"].split("/", 2)[2] for row in rows))
     for group in groups:
         of_group = [row for row in rows if row["id"].split("/", 2)[2] == group]
