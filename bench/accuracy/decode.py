@@ -25,7 +25,7 @@ import kvstrata_transformers
 
 COUNTED_STEPS = 4  # whose bytes are counted
 SETTLE_SECONDS = 600
-GPU_POOL = ("--set", "pool.device=cuda", "--set", "pool.device_bytes=6GiB")
+GPU_POOL = ("--set", "pool.device=cuda", "--set", "pool.device_bytes=3GiB")
 
 
 @dataclass

@@ -24,6 +24,14 @@ BY_BUDGET = {
 # As their papers have them; with what they always attend they read most of a short prompt.
 PRESETS = {f"{name}_preset": f"{name}{{min_tokens = 0}}"
            for name in ("quest", "chess", "tokenselect", "sentencekv", "sekv", "mosaickv", "strata")}
+# Settings of our own under which answers hold better than under a paper's.
+NAMED = {
+    "sentencekv_words_10%": "sentencekv{max_length = 1, r = 4, tau = 10%-64, min_tokens = 0}",
+    "sentencekv_words_25%": "sentencekv{max_length = 1, r = 4, tau = 25%-64, min_tokens = 0}",
+    "mosaickv_half_25%": "mosaickv{keep = 32, share = 0.25, min_tokens = 0}",
+    "mosaickv_search_25%": 'mosaickv{strategy = "search", share = 0.25, min_tokens = 0}',
+    "chess_always_25%": 'chess{page = 16, window = 1, rho = [0.63, 0.63, 0.63], trigger = "always", min_tokens = 0}',
+}
 # strata at the bytes of quest: its index takes 1/64 of the prompt's rows more (docs/plans.md, "Memory").
 EQUAL_BYTES = {f"strata_at_quest_{p}%": f"strata{{budget = {p - 100 / 64:.2f}%-68, min_tokens = 0}}" for p in BUDGETS}
 
@@ -39,7 +47,7 @@ def at(text: str, budget: float) -> str:
 def grid(budgets: tuple[float, ...] = BUDGETS) -> dict[str, str]:
     """Names and texts, which still have shares of the prompt."""
     by_budget = {f"{name}_{p:g}%": at(text, p) for p in budgets for name, text in BY_BUDGET.items()}
-    return by_budget | EQUAL_BYTES | PRESETS
+    return by_budget | EQUAL_BYTES | PRESETS | NAMED
 
 
 def for_prompt(text: str, tokens: int) -> str:
