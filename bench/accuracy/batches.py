@@ -1,7 +1,7 @@
 """Training batches of retrieval tasks: a function of (seed, step, row length), made by processes ahead of the GPU.
 
-A row is one context of generated.py with several questions, each a turn of a chat; the first is asked as RULER asks. Only
-answers are learned. So a row of 20,000 tokens gives up to 24 answers, where RULER's form gives one.
+A row is one context of generated.py with several questions, each a turn of a chat; the first is asked as RULER asks.
+Only answers are learned. So a row of 20,000 tokens gives up to 24 answers, where RULER's form gives one.
 
 Standard library, numpy and tokenizers: workers do not load torch.
 """
@@ -33,20 +33,21 @@ from generated import Drawn, Needles, sentences_of  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Prose besides made sentences. Not the texts that our measurements read (licences, Python's language reference).
-STDLIB = ("argparse", "asyncio/base_events", "collections/__init__", "concurrent/futures/_base", "contextlib", "csv", "ctypes/util",
-          "datetime", "decimal", "difflib", "doctest", "email/message", "enum", "fractions", "functools", "heapq", "imaplib",
-          "inspect", "ipaddress", "locale", "logging/__init__", "mailbox", "multiprocessing/pool", "optparse", "os", "pathlib",
-          "pickletools", "random", "shutil", "smtplib", "socket", "ssl", "statistics", "string", "subprocess", "tarfile",
-          "tempfile", "threading", "traceback", "turtle", "typing", "unittest/case", "unittest/mock", "urllib/request",
-          "uuid", "warnings", "zipfile/__init__")
+STDLIB = ("argparse", "asyncio/base_events", "collections/__init__", "concurrent/futures/_base", "contextlib",
+          "csv", "ctypes/util", "datetime", "decimal", "difflib", "doctest", "email/message", "enum", "fractions",
+          "functools", "heapq", "imaplib", "inspect", "ipaddress", "locale", "logging/__init__", "mailbox",
+          "multiprocessing/pool", "optparse", "os", "pathlib", "pickletools", "random", "shutil", "smtplib",
+          "socket", "ssl", "statistics", "string", "subprocess", "tarfile", "tempfile", "threading", "traceback",
+          "turtle", "typing", "unittest/case", "unittest/mock", "urllib/request", "uuid", "warnings",
+          "zipfile/__init__")
 SLACK = 0.02  # of a row's length: what it may be shorter by
 
 
 class Batch(NamedTuple):
-    """Rows of equal length. `ids` [rows, length] int32, padded with the end marker behind the last answer. Answer tokens,
-    flat: `places` [n] is the flat index of the position that says the token, `targets` [n] the token, `weights` [n] sums
-    to 1 over the batch, `tasks` [n] an index of TASKS. A row of k questions weighs sqrt(k): more than one of a single
-    question, less than k of them. `used`: tokens without padding."""
+    """Rows of equal length. `ids` [rows, length] int32, padded with the end marker behind the last answer. Answer
+    tokens, flat: `places` [n] is the flat index of the position that says the token, `targets` [n] the token,
+    `weights` [n] sums to 1 over the batch, `tasks` [n] an index of TASKS. A row of k questions weighs sqrt(k): more
+    than one of a single question, less than k of them. `used`: tokens without padding."""
     ids: np.ndarray
     places: np.ndarray
     targets: np.ndarray
@@ -205,9 +206,22 @@ def _held_out(task: str, length: int, samples: int) -> list[Prompt]:
     """Of RULER's own form. Their seeds are those of no training row, whose names begin with a number."""
     assert _chat is not None
     chat = _chat
-    found = [generated.sample(task, f"held-out/{length}/{i}", length, lambda text: len(chat.encode(text)))
-             for i in range(samples)]
+    found = [generated.sample(task, f"held-out/{length}/{i}", length, lambda text: len(chat.encode(text)),
+                              slack=round(SLACK * length)) for i in range(samples)]
     return [Prompt(chat.of_ruler(sample), sample["outputs"]) for sample in found]
+
+
+class Later:
+    """A call that a pool begins when it is told to; result() makes it here if it was not."""
+
+    def __init__(self, call: Callable[[], list[Prompt]]) -> None:
+        self._call, self._future = call, None
+
+    def begin(self, pool: ProcessPoolExecutor) -> None:
+        self._future = pool.submit(self._call)
+
+    def result(self) -> list[Prompt]:
+        return self._future.result() if self._future else self._call()
 
 
 class Ahead:
@@ -217,6 +231,7 @@ class Ahead:
     def __init__(self, folder: pathlib.Path, seed: int, workers: int, ahead: int) -> None:
         self._folder, self._seed, self._ahead = folder, seed, ahead if workers else 1
         self._made: deque[tuple[int, int, int, Future[Batch] | None]] = deque()
+        self._later: deque[Later] = deque()
         self._pool = ProcessPoolExecutor(workers, get_context("fork"), _begin_worker, (folder,)) if workers else None
         if self._pool:
             self._pool.submit(int).result()  # forks all of them now
@@ -226,6 +241,8 @@ class Ahead:
     def take(self, step: int, shape: Callable[[int], tuple[int, int]]) -> Batch:
         """Of this step. shape: (rows, length) of a step, asked as its making begins."""
         self.prepare(step, shape)
+        if step % 8 == 0:
+            self.begin_held_out(1)
         at, rows, length, future = self._made.popleft()
         if at != step:
             raise ValueError(f"batch {step} is asked for after {at - 1}")
@@ -252,16 +269,18 @@ class Ahead:
         except BrokenExecutor:
             return None
 
-    def held_out(self, tasks: Sequence[str], lengths: Sequence[int], samples: int
-                 ) -> list[tuple[str, int, Callable[[], list[Prompt]]]]:
-        """(task, length, prompts to wait for); they are made behind the batches that were asked for."""
-        found = []
-        for length in lengths:
-            for task in tasks:
-                work = functools.partial(_held_out, task, length, samples)
-                future = self._pool.submit(work) if self._pool else None
-                found.append((task, length, future.result if future else work))
+    def held_out(self, tasks: Sequence[str], lengths: Sequence[int], samples: int) -> list[tuple[str, int, Later]]:
+        """(task, length, prompts). One of them begins with every eighth batch, so that batches do not wait for them."""
+        found = [(task, length, Later(functools.partial(_held_out, task, length, samples)))
+                 for length in lengths for task in tasks]
+        self._later.extend(later for _, _, later in found)
         return found
+
+    def begin_held_out(self, most: int | None = None) -> None:
+        """Begins the next ones, all without `most`."""
+        while self._pool and self._later and most != 0:
+            self._later.popleft().begin(self._pool)
+            most = None if most is None else most - 1
 
     def close(self) -> None:
         if self._pool:

@@ -1,4 +1,5 @@
-"""Chats of SmolLM2 in token ids: of RULER's prompts, of their reference answers, and of several questions about one text.
+"""Chats of SmolLM2 in token ids: of RULER's prompts, of their reference answers, and of several questions about one
+text.
 
 A prompt is cut as bench/answers.py cuts it: the turns of its Llama-3 template, stripped, become ChatML, and what the
 assistant's turn begins with follows the header. An answer is " " and its references, with ", " between two.
@@ -15,7 +16,8 @@ from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
-TURN = re.compile(r"<\|start_header_id\|>(\w+)<\|end_header_id\|>(.*?)(?=<\|eot_id\|>|<\|start_header_id\|>|\Z)", re.DOTALL)
+TURN = re.compile(r"<\|start_header_id\|>(\w+)<\|end_header_id\|>(.*?)(?=<\|eot_id\|>|<\|start_header_id\|>|\Z)",
+                  re.DOTALL)
 START, END = "<|im_start|>", "<|im_end|>"
 
 
@@ -63,7 +65,8 @@ class Chat:
         return ids, answers
 
     def of_ruler(self, sample: dict) -> list[int]:
-        """A prompt of RULER's files (or generated.py's). Errors: ValueError, not one question and the answer's begin."""
+        """A prompt of RULER's files (or generated.py's). Errors: ValueError, not one question and the answer's
+        begin."""
         turns = TURN.findall(sample["input"])
         if [role for role, _ in turns] != ["system", "user", "assistant"]:
             raise ValueError(f"turns of {[role for role, _ in turns]}; wanted are system, user, assistant")

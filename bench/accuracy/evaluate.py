@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """RULER's score of SmolLM2 with full attention, base or tuned: greedy answers to the prompts of RULER files.
 
-    bench/accuracy/evaluate.py --model FOLDER [--adapter FILE] [--rope-theta N] [--device cuda] [--samples N] [--out FILE] DIR ...
+    bench/accuracy/evaluate.py --model FOLDER [--adapter FILE] [--rope-theta N] [--device cuda] [--samples N] [--out
+    FILE] DIR ...
 
-DIR has one <task>.jsonl or <task>.jsonl.xz a task, of RULER's form. Prompts are cut as bench/answers.py cuts them. Prints a
-line a task: the mean share of references that are in the answer (qa_*: whether any is), percent. --adapter: of
-train_retrieval.py, with its RoPE base; without it the base model.
+DIR has one <task>.jsonl or <task>.jsonl.xz a task, of RULER's form. Prompts are cut as bench/answers.py cuts them.
+Prints a line a task: the mean share of references that are in the answer (qa_*: whether any is), percent. --adapter:
+of train_retrieval.py, with its RoPE base; without it the base model.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ def prompts_of(chat: Chat, folders: Sequence[pathlib.Path], count: int) -> list[
         if not paths:
             raise SystemExit(f"evaluate: no <task>.jsonl or <task>.jsonl.xz in {folder}")
         found += [(folder.name, path.name.split(".")[0],
-                   [Prompt(chat.of_ruler(sample), sample["outputs"]) for sample in samples(path, count)]) for path in paths]
+                   [Prompt(chat.of_ruler(sample), sample["outputs"]) for sample in samples(path, count)])
+                  for path in paths]
     return found
 
 

@@ -3,12 +3,13 @@
 
     bench/accuracy/generated.py TASK LENGTH [--seed N] [--samples N] [--tokenizer FOLDER] [--essay FILE]
 
-prints JSON lines of the form of RULER's files: `index`, `input` (a chat in Llama-3's template, with what the assistant's
-turn begins with), `outputs` (reference strings), `length` (tokens of `input`). As there, an answer scores the share of
-`outputs` that it contains.
+prints JSON lines of the form of RULER's files: `index`, `input` (a chat in Llama-3's template, with what the
+assistant's turn begins with), `outputs` (reference strings), `length` (tokens of `input`). As there, an answer scores
+the share of `outputs` that it contains.
 
-Two things differ from RULER. Words are made by rule (words.py), and so is the essay, unless a text is given. `outputs` of
-niah_multivalue are in the order of the text (RULER's are in that of drawing), which is the one that a model can know.
+Two things differ from RULER. Words are made by rule (words.py), and so is the essay, unless a text is given.
+`outputs` of niah_multivalue are in the order of the text (RULER's are in that of drawing), which is the one that a
+model can know.
 
 Everything that a sample has follows from (task, seed, length, count, essay), on every machine.
 """
@@ -70,7 +71,8 @@ class Needles:
         return self.values * self.queries > 1
 
 
-NIAH = {"niah_single_1": Needles("noise"), "niah_single_2": Needles("essay"), "niah_single_3": Needles("essay", value="uuid"),
+NIAH = {"niah_single_1": Needles("noise"), "niah_single_2": Needles("essay"),
+        "niah_single_3": Needles("essay", value="uuid"),
         "niah_multikey_1": Needles("essay", keys=4), "niah_multikey_2": Needles("needles"),
         "niah_multikey_3": Needles("needles", key="uuid", value="uuid"), "niah_multivalue": Needles("essay", values=4),
         "niah_multiquery": Needles("essay", keys=4, queries=4)}
@@ -151,7 +153,8 @@ def niah(recipe: Needles, units: int, draw: random.Random, essay: Sequence[str])
     groups = [draw.sample(keys, recipe.queries) if recipe.queries < len(keys) else keys[:recipe.queries]]
     left = [key for key in keys if key not in groups[0]]
     groups += [[key] for key in left[:recipe.asked - 1]]
-    questions = tuple(needle_question(recipe.value, group, [v for key in group for v in values_of[key]]) for group in groups)
+    questions = tuple(needle_question(recipe.value, group, [v for key in group for v in values_of[key]])
+                      for group in groups)
     what = f"Some special magic {recipe.value}s are" if recipe.many else f"A special magic {recipe.value} is"
     ending = f"{recipe.value}s" if recipe.many else recipe.value
     begin = (f"{what} hidden within the following text. Make sure to memorize it. I will quiz you about the {ending} "
@@ -195,7 +198,8 @@ def vt(units: int, draw: random.Random, chains: int = 1, hops: int = 4) -> Drawn
                 f"{hops + 1} variables are assgined the value {value}, they are: ")  # RULER's spelling
 
     value, names = shown[0]
-    solved = f"Question: Find all variables that are assigned the value {value} in the text {begun(value)} {' '.join(names)}"
+    solved = (f"Question: Find all variables that are assigned the value {value} in the text {begun(value)} "
+              f"{' '.join(names)}")
     return Drawn(HELPFUL, f" {VT} {example} {solved}\n\n\n\n{VT}\n\n{text}\n", tuple(
         Question(f"Question: Find all variables that are assigned the value {value} in the text above.",
                  " " + begun(value), tuple(names)) for value, names in found))
@@ -208,15 +212,16 @@ def _listing(common: Sequence[str], times: int, rare: Sequence[str], rare_times:
 
 
 def cwe(units: int, draw: random.Random, common: int = 10) -> Drawn:
-    """The `common` words that are listed 30 times, among `units` that are there 3 times; after a small solved example."""
+    """The `common` words that are listed 30 times, among `units` that are there 3 times; after a small solved
+    example."""
     pool: dict[str, None] = {}
     while len(pool) < 2 * common + 20 + units:
         pool[draw.choice((*words.ADJECTIVES, *words.NOUNS)) if len(pool) < 400 else words.made_word(draw)] = None
     order = list(pool)
     shown, own, few, rare = (order[:common], order[common:2 * common], order[2 * common:2 * common + 20],
                              order[2 * common + 20:])
-    begin = ("Below is a numbered list of words. In these words, some appear more often than others. Memorize the ones that "
-             "appear most often.\n")
+    begin = ("Below is a numbered list of words. In these words, some appear more often than others. Memorize the ones "
+             "that appear most often.\n")
     ask = f"Question: What are the {common} most common words in the above list?"
     answer = f" Answer: The top {common} words that appear most often in the list are:"
     solved = " ".join(f"{i}. {word}" for i, word in enumerate(shown, 1))
@@ -232,8 +237,8 @@ def fwe(units: int, draw: random.Random, alpha: float = 2.0) -> Drawn:
     total = sum(k ** -alpha for k in range(1, 100_000))
     text = [word for k, word in enumerate(coded, 1) for _ in range(int(units * k ** -alpha / total))]
     draw.shuffle(text)
-    return Drawn(HELPFUL, "Read the following coded text and track the frequency of each coded word. Find the three most "
-                 f"frequently appeared coded words. {' '.join(text)}\n", (Question(
+    return Drawn(HELPFUL, "Read the following coded text and track the frequency of each coded word. Find the three "
+                 f"most frequently appeared coded words. {' '.join(text)}\n", (Question(
                      "Question: Do not provide any explanation. Please ignore the dots '....'. What are the three most "
                      "frequently appeared words in the above coded text?",
                      " Answer: According to the coded text above, the three most frequently appeared words are:",
@@ -289,12 +294,13 @@ def prompt_text(one: Drawn, question: Question) -> str:
             f"<|start_header_id|>assistant<|end_header_id|>{question.begun}")
 
 
-def sample(task: str, seed: int | str, length: int, count: Count, essay: Sequence[str] | None = None) -> dict:
-    """The task at `length` tokens at most, with one question; `essay`: sentences. Errors: KeyError, no such task;
-    ValueError, the task does not fit."""
+def sample(task: str, seed: int | str, length: int, count: Count, essay: Sequence[str] | None = None, slack: int = 0
+           ) -> dict:
+    """The task at `length` tokens at most, with one question; `essay`: sentences; slack: of fitted(). Errors:
+    KeyError, no such task; ValueError, the task does not fit."""
     text = made_essay(seed) if essay is None else essay
     one = fitted(lambda units: drawn(task, units, random.Random(f"{task}/{seed}"), text),
-                 lambda made: count(prompt_text(made, made.questions[0])), length)
+                 lambda made: count(prompt_text(made, made.questions[0])), length, slack=slack)
     said = prompt_text(one, one.questions[0])
     return {"input": said, "outputs": list(one.questions[0].outputs), "length": count(said)}
 
@@ -305,7 +311,7 @@ def main() -> int:
     parser.add_argument("length", type=int)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--samples", type=int, default=25)
-    parser.add_argument("--tokenizer", type=pathlib.Path, help="a folder with tokenizer.json; without it, 4 bytes a token")
+    parser.add_argument("--tokenizer", type=pathlib.Path, help="a folder with tokenizer.json; else 4 bytes a token")
     parser.add_argument("--essay", type=pathlib.Path)
     args = parser.parse_args()
 

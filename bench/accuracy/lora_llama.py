@@ -1,12 +1,12 @@
 """SmolLM2 (a Llama) with frozen weights and a low-rank adapter on attention: forward for training, greedy decoding.
 
-Effective weights W + scale * B A are made once a step, for all layers by a few batched products, rounded to the model's type
-and used like plain ones. So what is trained is what a merged model computes, and activations are those of the plain model:
-beside the residual stream a token keeps about 16 KB a layer in bf16 for the backward pass (weights of the MLP are frozen, so
-its inputs are not kept), 475 KB in 30 layers.
+Effective weights W + scale * B A are made once a step, for all layers by a few batched products, rounded to the
+model's type and used like plain ones. So what is trained is what a merged model computes, and activations are those
+of the plain model: beside the residual stream a token keeps about 16 KB a layer in bf16 for the backward pass
+(weights of the MLP are frozen, so its inputs are not kept), 475 KB in 30 layers.
 
 `transformers` is not used: its norms and rotations are a dozen kernels each, over fp32 copies that backward keeps.
-tests/python/test_retrieval_training.py holds logits and greedy answers to it.
+tests/transformers/test_retrieval.py holds logits and greedy answers to it.
 """
 
 from __future__ import annotations
@@ -99,13 +99,14 @@ class Adapter(torch.nn.Module):
 
     def tensors(self) -> dict[str, Tensor]:
         """Of each layer by its name in the model, bf16."""
-        return {f"model.layers.{i}.self_attn.{part}.lora_{side}": factor[i].detach().to("cpu", torch.bfloat16).contiguous()
-                for part in PARTS for side in "AB" for factor in [getattr(self, f"{part}_{side}")]
-                for i in range(len(factor))}
+        return {f"model.layers.{i}.self_attn.{part}.lora_{side}": of_layer.contiguous()
+                for part in PARTS for side in "AB"
+                for i, of_layer in enumerate(getattr(self, f"{part}_{side}").detach().to("cpu", torch.bfloat16))}
 
 
 class Llama:
-    """Frozen. Weights of the MLP, norms and embeddings are in `dtype`, those of attention in fp32 until they are used."""
+    """Frozen. Weights of the MLP, norms and embeddings are in `dtype`, those of attention in fp32 until they are
+    used."""
 
     def __init__(self, folder: pathlib.Path, device: torch.device, dtype: torch.dtype) -> None:
         self.shape, self.device, self.dtype = shape_of(folder), device, dtype
@@ -149,8 +150,8 @@ class Llama:
         return F.linear(F.silu(gate) * up, self.mlp_out[layer])
 
     def hidden(self, ids: Tensor, weights: Attention, turn: Rope, cache: Cache | None = None) -> Tensor:
-        """ids [rows, n] to what the head reads, [rows, n, width]. Positions begin at 0; attention is causal. With a cache,
-        keys and values are put at its beginning."""
+        """ids [rows, n] to what the head reads, [rows, n, width]. Positions begin at 0; attention is causal. With a
+        cache, keys and values are put at its beginning."""
         n, group = ids.shape[1], self.shape.heads // self.shape.kv_heads
         turn = Rope(turn.cos[:n, None], turn.sin[:n, None])
         x = F.embedding(ids, self.embedding)
@@ -185,7 +186,8 @@ class Llama:
         return self.logits(self._normed(x[:, 0], self.norm))
 
     @torch.no_grad()
-    def answers(self, prompts: Sequence[Sequence[int]], weights: Attention, turn: Rope, most: int, stop: int) -> list[list[int]]:
+    def answers(self, prompts: Sequence[Sequence[int]], weights: Attention, turn: Rope, most: int, stop: int
+                ) -> list[list[int]]:
         """Greedy, all rows at once; `most` tokens at most, the stop token left out. turn: long enough for both."""
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
         longest, s = int(lengths.max()), self.shape
@@ -193,9 +195,10 @@ class Llama:
         for i, prompt in enumerate(prompts):
             ids[i, :len(prompt)] = torch.tensor(prompt)
         room = (len(prompts), s.kv_heads, longest + most, s.head_dim)
-        cache = Cache(*([torch.zeros(room, device=self.device, dtype=self.dtype) for _ in range(s.layers)] for _ in "kv"))
+        cache = Cache(*([torch.zeros(room, device=self.device, dtype=self.dtype) for _ in range(s.layers)]
+                        for _ in ("keys", "values")))
         hidden = self.hidden(ids, weights, turn, cache)
-        token = self.logits(hidden[torch.arange(len(prompts)), lengths - 1]).argmax(-1)
+        token = self.logits(hidden[torch.arange(len(prompts), device=self.device), lengths - 1]).argmax(-1)
         said, going = [token], token != stop
         while len(said) < most and bool(going.any()):
             token = self.decoded(token, lengths + len(said) - 1, weights, turn, cache).argmax(-1)

@@ -5,9 +5,10 @@
                                       [--resume FOLDER] [--seed 1] [--device cuda] [--workers 15] [--attention auto]
 
 One call ends by itself within --minutes, a held-out evaluation included; the next one with the same --state goes on.
---budget-minutes is how long training takes in all calls together: lengths and learning rate follow its share that is gone
-(--steps: the share of steps instead, and the run is exactly repeatable on a CPU). --resume: where a state lies if --state
-has none; --out is such a folder. Both are written every two minutes, whole or not at all (--state) and file by file (--out):
+--budget-minutes is how long training takes in all calls together: lengths and learning rate follow its share that is
+gone (--steps: the share of steps instead, and the run is exactly repeatable on a CPU). --resume: where a state lies
+if --state has none; --out is such a folder. Both are written every two minutes, whole or not at all (--state) and
+file by file (--out):
 
     adapter.safetensors   factors, bf16, by layer; rope_theta, scale and context in its metadata (tuned.py reads it)
     log.jsonl             a line every --log-every steps, one a call's evaluation
@@ -15,11 +16,11 @@ has none; --out is such a folder. Both are written every two minutes, whole or n
 
 There is no other state: step i's rows and text follow from the seed and i, and nothing is dropped out at random.
 
-RoPE base 5e5: the smallest round one with which no dimension has turned further at 22,528 tokens than any had at the 8,192
-that the model has seen (of those that do not turn full circle in them): 1e5 * 2.75^(ln 1e5 / ln 1304) = 5.1e5. A larger one
-moves short distances further from what the model knows. Before training, nats a token of news text at 1-2K, 3-4K, 11-12K
-and 13-14K tokens: 2.68, 2.33, 3.77, 7.22 with the model's own 1e5; 2.74, 2.48, 2.72, 3.14 with 5e5; 2.83, 2.63, 3.00, 3.39
-with 1e6.
+RoPE base 5e5: the smallest round one with which no dimension has turned further at 22,528 tokens than any had at the
+8,192 that the model has seen (of those that do not turn full circle in them): 1e5 * 2.75^(ln 1e5 / ln 1304) = 5.1e5.
+A larger one moves short distances further from what the model knows. Before training, nats a token of news text at
+1-2K, 3-4K, 11-12K and 13-14K tokens: 2.68, 2.33, 3.77, 7.22 with the model's own 1e5; 2.74, 2.48, 2.72, 3.14 with
+5e5; 2.83, 2.63, 3.00, 3.39 with 1e6.
 
 What keeps text as it was: every fourth step, KL of the base (own RoPE base) to the adapted model on plain text.
 """
@@ -41,7 +42,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 import torch  # noqa: E402
@@ -51,20 +51,21 @@ from torch.nn import functional as F  # noqa: E402
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
 import generated  # noqa: E402
-from batches import TASKS, Ahead, Batch, text_rows  # noqa: E402
+from batches import TASKS, Ahead, Batch, Later, text_rows  # noqa: E402
 from chat import Chat  # noqa: E402
 from evaluate import MOST, answers, device_of, scored  # noqa: E402
-from lora_llama import Adapter, Llama, Rope  # noqa: E402
+from lora_llama import Adapter, Llama  # noqa: E402
 
 RANK, SCALE, ROPE_THETA = 16, 2.0, 5e5
-LENGTHS = (128, 192, 256, 384, 512, 1024, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 20480, 22528)  # few: plans of kernels
-PHASES = ((0.3, 4096 / 22528), (0.55, 8192 / 22528), (0.75, 16384 / 22528), (1.0, 1.0))  # until this share of training,
-#                                                                                          rows of that share of --longest
+# Few of them: cuDNN plans each shape once.
+LENGTHS = (128, 192, 256, 384, 512, 1024, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 20480, 22528)
+# Until this share of training, rows of at most that share of --longest.
+PHASES = ((0.12, 4096 / 22528), (0.35, 8192 / 22528), (0.65, 16384 / 22528), (1.0, 1.0))
 WARM_UP, LAST_RATE, CLIP = 0.02, 0.05, 1.0
-TEXT_EVERY, TEXT_ROWS, TEXT_LENGTH, TEXT_PLACES, TEXT_WEIGHT = 4, 2, 2048, 512, 0.5
+TEXT_EVERY, TEXT_ROWS, TEXT_LENGTH, TEXT_PLACES, TEXT_WEIGHT = 4, 2, 2048, 512, 1.0
 ATTENTION = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
 SAVE_SECONDS, MARGIN_SECONDS = 120, 15
-H100_TOKENS_A_SECOND = {4096: 180e3, 8192: 140e3, 22528: 75e3}  # predicted on paper, docs of lora_llama.py
+H100_TOKENS_A_SECOND = {4096: 180e3, 8192: 140e3, 22528: 75e3}  # predicted on paper
 
 
 @dataclass
@@ -84,8 +85,8 @@ class Schedule:
         self._args, self._standing = args, standing
 
     def share(self, step: int) -> float:
-        gone = step / self._args.steps if self._args.steps else self._standing.seconds / (60 * self._args.budget_minutes)
-        return min(1.0, gone)
+        args = self._args
+        return min(1.0, step / args.steps if args.steps else self._standing.seconds / (60 * args.budget_minutes))
 
     def rate(self, step: int) -> float:
         share = self.share(step)
@@ -150,8 +151,9 @@ def load(folders: list[pathlib.Path], adapter: Adapter, adam: torch.optim.AdamW,
         for name, p in adapter.named_parameters():
             p.copy_(weights[name])
             if name in first:
-                adam.state[p] = {"step": torch.tensor(float(where["adam_steps"]), device=p.device if adam.defaults["fused"] else "cpu"),
-                                 "exp_avg": first[name].to(p.device), "exp_avg_sq": second[name].to(p.device)}
+                steps = torch.tensor(float(where["adam_steps"]), device=p.device if adam.defaults["fused"] else "cpu")
+                adam.state[p] = {"step": steps, "exp_avg": first[name].to(p.device),
+                                 "exp_avg_sq": second[name].to(p.device)}
     log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     print(f"goes on from {folder}: step {where['step']}, {where['seconds']:.0f} s", flush=True)
     return Standing(where["step"], where["tokens"], where["seconds"], where["skipped"], log)
@@ -226,9 +228,9 @@ class Trainer:
         return float(kl.detach())
 
 
-def fastest_attention(llama: Llama, turn: Rope, length: int) -> tuple[str, bool]:
-    """Of forward and backward at two rows of this length: (kernel, whether keys are repeated for it). One that fails, or
-    says something else than flash with repeated keys, is not taken. Errors: RuntimeError, none works."""
+def fastest_attention(llama: Llama, length: int) -> tuple[str, bool]:
+    """Of forward and backward at two rows of this length: (kernel, whether keys are repeated for it). One that fails,
+    or says something else than flash with repeated keys, is not taken. Errors: RuntimeError, none works."""
     s, shape = llama.shape, (2, length)
     q = torch.randn(*shape, s.heads, s.head_dim, device=llama.device, dtype=llama.dtype).transpose(1, 2)
     k, v = torch.randn(2, *shape, s.kv_heads, s.head_dim, device=llama.device, dtype=llama.dtype).transpose(2, 3)
@@ -250,8 +252,8 @@ def fastest_attention(llama: Llama, turn: Rope, length: int) -> tuple[str, bool]
                 times.append(time.perf_counter() - begin)
             known = known or found
             apart = max(float((a.float() - b.float()).norm() / b.float().norm()) for a, b in zip(found, known))
-            print(f"attention {name}{', keys repeated' if repeats else ''}: {1e3 * min(times):.1f} ms, apart {apart:.1e}",
-                  flush=True)
+            print(f"attention {name}{', keys repeated' if repeats else ''}: {1e3 * min(times):.1f} ms, "
+                  f"apart {apart:.1e}", flush=True)
             if apart < 0.02 and min(times) < best[0]:
                 best = (min(times), name, repeats)
         except RuntimeError as error:
@@ -262,26 +264,29 @@ def fastest_attention(llama: Llama, turn: Rope, length: int) -> tuple[str, bool]
 
 
 @contextlib.contextmanager
-def attention_kernel(llama: Llama, turn: Rope, args: argparse.Namespace) -> Iterator[None]:
+def attention_kernel(llama: Llama, args: argparse.Namespace) -> Iterator[None]:
     """The kernel of causal attention in training: the fastest, or the one of --attention with keys repeated."""
     if llama.device.type == "cpu":
         yield
         return
-    name, llama.repeats_kv = (fastest_attention(llama, turn, min(16384, args.longest)) if args.attention == "auto"
+    name, llama.repeats_kv = (fastest_attention(llama, min(16384, args.longest)) if args.attention == "auto"
                               else (args.attention, True))
     print(f"attention: {name}{', keys repeated' if llama.repeats_kv else ''}", flush=True)
     with sdpa_kernel(ATTENTION[name]):
         yield
 
 
-def log_line(standing: Standing, found: list[dict], rate: float, seconds: float, tokens: int, lengths: list[int]) -> dict:
+def log_line(standing: Standing, found: list[dict], rate: float, seconds: float, tokens: int, lengths: list[int]
+             ) -> dict:
     """Of the steps since the last line."""
-    sums = sum(one["sums"] for one in found)
-    by_task = {name: {"loss": round(float(sums[0, i] / sums[1, i]), 4), "right": round(float(sums[2, i] / sums[1, i]), 3)}
+    sums = torch.stack([one["sums"] for one in found]).sum(0)
+    loss, right = sums[0] / sums[1], sums[2] / sums[1]
+    by_task = {name: {"loss": round(float(loss[i]), 4), "right": round(float(right[i]), 3)}
                for i, name in enumerate(TASKS) if sums[1, i]}
     kl = [one["kl"] for one in found if one["kl"] is not None]
-    return {"step": standing.step, "tokens": standing.tokens, "loss": round(float(sums[0].sum() / sums[1].sum().clamp(min=1)), 4),
-            "tasks": by_task, "kl": round(statistics.fmean(kl), 4) if kl else None, "rate": rate,
+    return {"step": standing.step, "tokens": standing.tokens,
+            "loss": round(float(sums[0].sum() / sums[1].sum().clamp(min=1)), 4), "tasks": by_task,
+            "kl": round(statistics.fmean(kl), 4) if kl else None, "rate": rate,
             "norm": round(statistics.median(one["norm"] for one in found), 3), "skipped": standing.skipped,
             "length": round(statistics.fmean(lengths)), "tokens_a_second": round(tokens / seconds),
             "seconds": round(standing.seconds, 1)}
@@ -314,7 +319,8 @@ def train(trainer: Trainer, data: Ahead, standing: Standing, until: float, args:
             saved = last = time.monotonic()
 
 
-def evaluation(trainer: Trainer, llama: Llama, chat: Chat, prompts: list, until: float) -> dict:
+def evaluation(trainer: Trainer, llama: Llama, chat: Chat, prompts: list[tuple[str, int, Later]],
+               until: float) -> dict:
     """Percent by task and length, of held-out generated prompts; what there is no time for is left out."""
     found: dict[str, dict[str, float]] = {}
     with torch.no_grad():
@@ -326,7 +332,7 @@ def evaluation(trainer: Trainer, llama: Llama, chat: Chat, prompts: list, until:
             print(f"evaluation: no time for {task} at {length} and what follows", flush=True)
             break
         try:
-            some = made()
+            some = made.result()
         except ValueError as error:  # the task does not fit into so few tokens
             print(f"evaluation: {task} at {length}: {error}", flush=True)
             continue
@@ -392,12 +398,13 @@ def main() -> int:
 
     predict(args)
     end = begin + 60 * args.minutes - MARGIN_SECONDS
-    with attention_kernel(llama, trainer.turn, args):
+    with attention_kernel(llama, args):
         schedule = Schedule(args, standing)
         data.prepare(standing.step, schedule.shape)
         prompts = data.held_out(generated.TASKS, args.evaluation_lengths, args.evaluation_samples)
         print(f"training begins after {time.monotonic() - begin:.0f} s", flush=True)
         train(trainer, data, standing, end - args.evaluation_seconds, args, keep)
+        data.begin_held_out()
         keep()
     found = evaluation(trainer, llama, chat, prompts, end)
     standing.log.append({"step": standing.step, "evaluation": found, "samples": args.evaluation_samples,

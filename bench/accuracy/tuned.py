@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""SmolLM2 tuned for retrieval as a Hugging Face folder: the base's weights plus the adapter's change, with its RoPE base.
+"""SmolLM2 tuned for retrieval as a Hugging Face folder: the base's weights plus the adapter's change, with its RoPE
+base.
 
     bench/accuracy/tuned.py [--adapter FILE] [--base FOLDER] [--folder FOLDER]
 
-Without --folder it lies in kvstrata's cache, named by the adapter's digest, and is made where it is not there. numpy alone;
-540 MB, a few seconds. Any engine that reads Hugging Face folders loads it.
+Without --folder it lies in kvstrata's cache, named by the adapter's digest, and is made where it is not there. numpy
+alone; 540 MB, a few seconds. Any engine that reads Hugging Face folders loads it.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ sys.path += [str(ROOT / "integrations" / name / "src") for name in ("kvstrata", 
 
 
 class Adapter(NamedTuple):
-    """`changes`: by the name of the weight in the model, [out, in] fp32, to be added to it. `context`: tokens that it was
-    trained with at most."""
+    """`changes`: by the name of the weight in the model, [out, in] fp32, to be added to it. `context`: tokens that it
+    was trained with at most."""
     changes: dict[str, np.ndarray]
     rope_theta: float
     context: int

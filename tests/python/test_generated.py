@@ -1,4 +1,5 @@
-"""bench/accuracy/generated.py: samples follow from seeds, are as long as asked, and hold their answers as often as RULER's."""
+"""bench/accuracy/generated.py: samples follow from seeds, are as long as asked, and hold their answers as often as
+RULER's."""
 
 from __future__ import annotations
 

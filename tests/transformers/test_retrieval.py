@@ -1,5 +1,6 @@
-"""bench/accuracy: the forward pass that trains against transformers, a training that stops and goes on against one that does
-not, the merged folder against the adapted model, and prompts as bench/answers.py cuts them. On a tiny random model."""
+"""bench/accuracy: the forward pass that trains against transformers, a training that stops and goes on against one
+that does not, the merged folder against the adapted model, and prompts as bench/answers.py cuts them. On a tiny
+random model."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from kvstrata_numpy import gguf_file  # noqa: E402
 from kvstrata_numpy.tokenizer import Tokenizer  # noqa: E402
 from lora_llama import Llama  # noqa: E402
 
-LENGTH, STEPS = 2048, 6
+LENGTH, STEPS = 3072, 4
 CPU = torch.device("cpu")
 
 
@@ -38,9 +39,9 @@ def folder(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> pa
     made = tmp_path_factory.mktemp("model")
     torch.manual_seed(1)
     LlamaForCausalLM(LlamaConfig(
-        vocab_size=len(tokenizer.vocabulary), hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=16, max_position_embeddings=512, tie_word_embeddings=True, initializer_range=0.2,
-        bos_token_id=1, eos_token_id=2)).save_pretrained(made)
+        vocab_size=len(tokenizer.vocabulary), hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=512,
+        tie_word_embeddings=True, initializer_range=0.2, bos_token_id=1, eos_token_id=2)).save_pretrained(made)
     tokenizer.save(str(made / "tokenizer.json"))
     (made / "tokenizer_config.json").write_text("{}")
     return made
@@ -48,10 +49,11 @@ def folder(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> pa
 
 def trained(folder: pathlib.Path, out: pathlib.Path, *more: str) -> list[dict]:
     """The log's lines, without what a clock says."""
-    subprocess.run([sys.executable, ROOT / "bench/accuracy/train_retrieval.py", "--model", folder, "--out", out, "--state",
-                    out / "state", "--device", "cpu", "--workers", "2", "--steps", str(STEPS), "--tokens", str(2 * LENGTH),
-                    "--shortest", str(LENGTH), "--longest", str(LENGTH), "--log-every", "1", "--evaluation-samples", "2",
-                    "--evaluation-lengths", str(LENGTH), *more], check=True)
+    options = {"--model": folder, "--out": out, "--state": out / "state", "--device": "cpu", "--workers": 2,
+               "--steps": STEPS, "--tokens": 2 * LENGTH, "--shortest": LENGTH, "--longest": LENGTH, "--log-every": 1,
+               "--evaluation-samples": 1, "--evaluation-lengths": LENGTH}
+    subprocess.run([sys.executable, ROOT / "bench/accuracy/train_retrieval.py",
+                    *(str(part) for pair in options.items() for part in pair), *more], check=True)
     lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     return [{k: v for k, v in line.items() if k not in ("seconds", "tokens_a_second")} for line in lines]
 
@@ -64,8 +66,8 @@ def whole(folder: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> tup
 
 def test_stopped_and_gone_on_is_as_if_not_stopped(folder: pathlib.Path, whole: tuple[pathlib.Path, list[dict]],
                                                   tmp_path: pathlib.Path):
-    trained(folder, tmp_path, "--stop-at", "3", "--evaluation-lengths")
-    resumed = trained(folder, tmp_path)
+    trained(folder, tmp_path, "--stop-at", "2", "--evaluation-lengths")
+    resumed = trained(folder, tmp_path, "--evaluation-lengths")
     assert [line for line in resumed if "loss" in line] == [line for line in whole[1] if "loss" in line]
     assert len(resumed) == STEPS + 2
     assert (tmp_path / "weights.safetensors").read_bytes() == (whole[0] / "weights.safetensors").read_bytes()
@@ -100,7 +102,8 @@ def test_greedy_answers_of_a_batch_are_those_of_transformers(folder: pathlib.Pat
     theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     for prompt, said in zip(prompts, found):
         ids = torch.tensor([prompt])
-        expected = theirs.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False, eos_token_id=2)
+        expected = theirs.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False,
+                                   eos_token_id=2)
         expected = expected[0, len(prompt):].tolist()
         assert said == (expected[:expected.index(2)] if 2 in expected else expected)
 
