@@ -74,13 +74,14 @@ def row(name: str, text: str, group: str, lines: list[Line]) -> dict[str, Any]:
         accuracy |= {"relative_score": value, "relative_low": low, "relative_high": high, "scored_prompts": len(scored)}
     if any(line["scored"] for line in lines):
         accuracy["score"] = statistics.fmean(line["plans"][text]["score"] for line in lines if line["scored"])
-    return {"id": f"accuracy/{name}/{group}", "plan": text, "value": loss, "unit": "nats a token above full",
-            "better": "smaller", "n": len(lines), "accuracy": accuracy}
+    short = {key: round(value, 4) for key, value in accuracy.items()}
+    return {"id": f"accuracy/{name}/{group}", "plan": text, "value": round(loss, 4), "unit": "nats a token above full",
+            "better": "smaller", "n": len(lines), "accuracy": short}
 
 
 def rows(lines: list[Line], plans: dict[str, str]) -> list[dict[str, Any]]:
-    """Of each plan over all prompts, over each model, and over each group of tasks of each model."""
-    groups: dict[str, list[Line]] = {"all": lines}
+    """Of each plan over each model's prompts, and over each group of its tasks."""
+    groups: dict[str, list[Line]] = {}
     for line in lines:
         groups.setdefault(line["model"], []).append(line)
         groups.setdefault(f"{line['model']} {group_of(line['id'])}", []).append(line)

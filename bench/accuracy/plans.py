@@ -29,7 +29,6 @@ NAMED = {
     "sentencekv_words_10%": "sentencekv{max_length = 1, r = 4, tau = 10%-64, min_tokens = 0}",
     "sentencekv_words_25%": "sentencekv{max_length = 1, r = 4, tau = 25%-64, min_tokens = 0}",
     "mosaickv_half_25%": "mosaickv{keep = 32, share = 0.25, min_tokens = 0}",
-    "mosaickv_search_25%": 'mosaickv{strategy = "search", share = 0.25, min_tokens = 0}',
     "chess_always_25%": 'chess{page = 16, window = 1, rho = [0.63, 0.63, 0.63], trigger = "always", min_tokens = 0}',
 }
 # strata at the bytes of quest: its index takes 1/64 of the prompt's rows more (docs/plans.md, "Memory").
