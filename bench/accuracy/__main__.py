@@ -40,12 +40,14 @@ def folder_of(model: str) -> pathlib.Path:
     return hugging_face.cached() if model == "smollm2" else pathlib.Path(model)
 
 
-def measure(engine: Any, prompt: tasks.Prompt, ids: list[int], reference: list[int], texts: list[str]) -> dict[str, Any]:
-    """By text, of one prompt."""
+def measure(engine: Any, prompt: tasks.Prompt, ids: list[int], reference: list[int], names: dict[str, str]
+            ) -> dict[str, Any]:
+    """By text, of one prompt. names: of the texts."""
+    texts = list(names)
     new_tokens = max(tasks.NEW_TOKENS, 2 * len(reference)) if prompt.is_scored else 0
     answers = engine.answers(ids, reference, [grid.for_prompt(text, len(ids)) for text in texts], new_tokens)
     decoded = [engine.tokenizer.decode(answer.said) for answer in answers]
-    found = {text: {"plan": answer.plan, "nats": answer.loss, "right": answer.right, "status": answer.status,
+    found = {text: {"name": names[text], "plan": answer.plan, "nats": answer.loss, "right": answer.right, "status": answer.status,
                     "score": prompt.score(said) if prompt.is_scored else 0.0, "rows": answer.rows,
                     "attend_bytes": answer.attend_bytes, "select_bytes": answer.select_bytes}
              for text, answer, said in zip(texts, answers, decoded)}
@@ -54,22 +56,47 @@ def measure(engine: Any, prompt: tasks.Prompt, ids: list[int], reference: list[i
     return found
 
 
-def run(args: argparse.Namespace, texts: list[str]) -> None:
+def counts_of(texts: list[str]) -> dict[str, int]:
+    split = [text.rpartition("=") for text in texts]
+    if wrong := [f"{name}{equals}{count}" for name, equals, count in split if not (name and count.isdecimal())]:
+        raise SystemExit(f"accuracy: --prompts {' '.join(wrong)}: wanted NAME=N, as in ruler/4096/=25")
+    return {name: int(count) for name, _, count in split}
+
+
+def shard_of(text: str) -> tuple[int, int]:
+    part, _, parts = text.partition("/")
+    if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
+        raise SystemExit(f"accuracy: --shard {text}: wanted I/N, from 1/N to N/N")
+    return int(part), int(parts)
+
+
+def prompts_of(args: argparse.Namespace) -> list[tasks.Prompt]:
+    """Errors: SystemExit, there are none."""
+    counts = counts_of(args.prompts or DEFAULT_COUNTS)
+    found = tasks.prompts(args.tasks, counts, lambda name: print(f"{name}: not in {args.tasks}, left out", flush=True))
+    if not found:
+        raise SystemExit(f"accuracy: no prompt: --tasks {args.tasks} has none of --prompts "
+                         f"{' '.join(args.prompts or DEFAULT_COUNTS)}; known are {', '.join(tasks.DIGESTS)}")
+    return found
+
+
+def run(args: argparse.Namespace, names: dict[str, str]) -> None:
+    """names: of the plans' texts."""
+    part, parts = shard_of(args.shard)
+    todo, known = prompts_of(args), kept(args.keep)
+    left = [prompt for prompt in todo[part - 1::parts] if missing_of(known, args.model_name, prompt, names)]
+    if not left:
+        print(f"{args.keep} has all of it already", flush=True)
+        return
     import decode
-    counts = {name: int(count) for name, _, count in (text.partition("=") for text in args.prompts or DEFAULT_COUNTS)}
-    part, parts = map(int, args.shard.split("/"))
-    todo = tasks.prompts(args.tasks, counts, lambda name: print(f"{name}: not in {args.tasks}, left out", flush=True))
-    known = kept(args.keep)
     with decode.engine(folder_of(args.model), args.device) as engine:
-        for number, prompt in list(enumerate(todo, 1))[part - 1::parts]:
+        for number, prompt in enumerate(left, 1):
             begin = time.perf_counter()
             line = known.get((args.model_name, prompt.key), {"plans": {}})
-            missing = [text for text in [figures.FULL, *texts] if text not in line["plans"]]
-            if not missing:
-                continue
+            missing = missing_of(known, args.model_name, prompt, names)
             ids, reference = tasks.ids_of(prompt, engine.tokenizer)
             if len(ids) + len(reference) > engine.context:
-                print(f"{number}/{len(todo)} {prompt.key}: {len(ids)} tokens exceed the model's context, left out", flush=True)
+                print(f"{number}/{len(left)} {prompt.key}: {len(ids)} tokens exceed the model's context, left out", flush=True)
                 continue
             found = measure(engine, prompt, ids, reference, missing)
             line = {"id": prompt.key, "model": args.model_name, "prompt": len(ids), "answer": len(reference),
@@ -77,13 +104,21 @@ def run(args: argparse.Namespace, texts: list[str]) -> None:
                     "plans": line["plans"] | found}
             with args.keep.open("ab", buffering=0) as file:  # one write, which other shards' lines do not part
                 file.write((json.dumps(line) + "\n").encode())
-            say(number, len(todo), line)
+            say(number, len(left), line)
+
+
+def missing_of(known: dict[tuple[str, str], figures.Line], model: str, prompt: tasks.Prompt, names: dict[str, str]
+               ) -> dict[str, str]:
+    """Texts, with their names, that are not known of the prompt; full first."""
+    plans = known.get((model, prompt.key), {"plans": {}})["plans"]
+    return {text: name for text, name in ({figures.FULL: figures.FULL} | names).items() if text not in plans}
 
 
 def say(number: int, of: int, line: figures.Line) -> None:
     """A bar, and how the plans did."""
     full = line["plans"][figures.FULL]
-    worst = sorted(line["plans"].items(), key=lambda pair: -pair[1]["nats"])[:2]
+    worst = sorted(((text, plan) for text, plan in line["plans"].items() if text != figures.FULL),
+                   key=lambda pair: -pair[1]["nats"])[:2]
     bar = "#" * round(20 * number / of)
     print(f"[{bar:20}] {number}/{of} {line['id']} ({line['prompt']} tokens, {line['seconds']} s): full {full['nats']:.3f}, "
           f"score {full['score']:.2f}; most lost by " +
@@ -94,14 +129,35 @@ def kept(path: pathlib.Path) -> dict[tuple[str, str], figures.Line]:
     """By model and prompt; of two lines of one prompt the later, which has what the earlier had."""
     if not path.exists():
         return {}
-    lines = [json.loads(text) for text in path.read_text().splitlines()]
-    return {(line["model"], line["id"]): line for line in lines}
+    found = {}
+    for number, text in enumerate(path.read_text().splitlines(), 1):
+        try:
+            line = json.loads(text)
+        except ValueError as error:
+            raise SystemExit(f"accuracy: --keep {path}: line {number} is not whole ({error}); take it out") from error
+        found[line["model"], line["id"]] = line
+    return found
+
+
+def plans_of(lines: list[figures.Line]) -> dict[str, str]:
+    """Names and texts of what was kept; names of the grid where a line has none."""
+    of_grid = {text: name for name, text in grid.grid().items()}
+    return {plan.get("name") or of_grid.get(text, text): text for line in lines for text, plan in line["plans"].items()
+            if text != figures.FULL}
+
+
+def report_of(args: argparse.Namespace) -> None:
+    import report
+    lines = list(kept(args.keep).values())
+    if not lines:
+        raise SystemExit(f"accuracy: --keep {args.keep} has no line; run with --tasks first")
+    report.write(lines, named(args.plan) or plans_of(lines), args)
 
 
 def named(texts: list[str]) -> dict[str, str]:
     split = [text.partition("=") for text in texts]
     for name, equals, text in split:
-        if not (name and equals and text):
+        if not (name and equals and text) or "{" in name:
             raise SystemExit(f"accuracy: --plan '{name}{equals}{text}': wanted NAME=PLAN")
     return {name: text for name, _, text in split}
 
@@ -124,11 +180,12 @@ def main() -> int:
     args = parser.parse_args()
     args.model_name = args.model_name or pathlib.Path(args.model).name
     chosen = named(args.plan) or grid.grid()
+    if not (args.tasks or args.report or args.json_out):
+        parser.error("nothing is asked for: --tasks DIR runs, --report and --json-out write what --keep has")
     if args.tasks:
-        run(args, list(chosen.values()))
+        run(args, {text: name for name, text in chosen.items()})
     if args.report or args.json_out:
-        import report
-        report.write(list(kept(args.keep).values()), chosen, args)
+        report_of(args)
     return 0
 
 

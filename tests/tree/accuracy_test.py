@@ -94,5 +94,26 @@ class Figures(unittest.TestCase):
             self.assertEqual(rows["accuracy/pages/m 4096 variables"]["value"], 0.5)
 
 
+class Mistakes(unittest.TestCase):
+    """Said at once, before a model is loaded."""
+
+    def said(self, *arguments):
+        with tempfile.TemporaryDirectory() as folder:
+            done = subprocess.run([sys.executable, str(ROOT / "bench/accuracy"), "--keep", f"{folder}/kept", *arguments],
+                                  capture_output=True, text=True)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertNotIn("Traceback", done.stderr)
+        return done.stderr
+
+    def test_mistakes_are_named(self):
+        for arguments, text in ((["--tasks", ".", "--shard", "0/2"], "--shard 0/2"), (["--tasks", ".", "--shard", "1"], "I/N"),
+                                (["--tasks", ".", "--prompts", "ruler/4096/"], "wanted NAME=N"),
+                                (["--tasks", "/nowhere"], "no prompt"), (["--tasks", ".", "--prompts", "rulr=1"], "known are"),
+                                (["--tasks", ".", "--plan", "quest{budget = 10%}"], "wanted NAME=PLAN"),
+                                (["--report", "x.md"], "no line"), ([], "nothing is asked for")):
+            with self.subTest(arguments):
+                self.assertIn(text, self.said(*arguments))
+
+
 if __name__ == "__main__":
     unittest.main()
