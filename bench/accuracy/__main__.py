@@ -47,7 +47,8 @@ def measure(engine: Any, prompt: tasks.Prompt, ids: list[int], reference: list[i
     new_tokens = max(tasks.NEW_TOKENS, 2 * len(reference)) if prompt.is_scored else 0
     answers = engine.answers(ids, reference, [grid.for_prompt(text, len(ids)) for text in texts], new_tokens)
     decoded = [engine.tokenizer.decode(answer.said) for answer in answers]
-    found = {text: {"name": names[text], "plan": answer.plan, "nats": answer.loss, "right": answer.right, "status": answer.status,
+    found = {text: {"name": names[text], "plan": answer.plan, "status": answer.status,
+                    "nats": answer.loss, "right": answer.right,
                     "score": prompt.score(said) if prompt.is_scored else 0.0, "rows": answer.rows,
                     "attend_bytes": answer.attend_bytes, "select_bytes": answer.select_bytes}
              for text, answer, said in zip(texts, answers, decoded)}

@@ -1,8 +1,8 @@
 """Chats of SmolLM2 in token ids: of RULER's prompts, of their reference answers, and of several questions about one
 text.
 
-A prompt is cut as bench/answers.py cuts it: the turns of its Llama-3 template, stripped, become ChatML, and what the
-assistant's turn begins with follows the header. An answer is " " and its references, with ", " between two.
+The turns of a prompt's Llama-3 template, stripped (tasks.prompt_of), become ChatML, and what the assistant's turn begins
+with follows the header. An answer is " " and its references, with ", " between two.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ from __future__ import annotations
 import json
 import lzma
 import pathlib
-import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
-TURN = re.compile(r"<\|start_header_id\|>(\w+)<\|end_header_id\|>(.*?)(?=<\|eot_id\|>|<\|start_header_id\|>|\Z)",
-                  re.DOTALL)
+from tasks import prompt_of
+
 START, END = "<|im_start|>", "<|im_end|>"
 
 
@@ -67,10 +66,12 @@ class Chat:
     def of_ruler(self, sample: dict) -> list[int]:
         """A prompt of RULER's files (or generated.py's). Errors: ValueError, not one question and the answer's
         begin."""
-        turns = TURN.findall(sample["input"])
-        if [role for role, _ in turns] != ["system", "user", "assistant"]:
-            raise ValueError(f"turns of {[role for role, _ in turns]}; wanted are system, user, assistant")
-        return self.prompt(*(text for _, text in turns))
+        prompt = prompt_of("", sample)
+        if [role for role, _ in prompt.asked] != ["user"] or not (prompt.system and prompt.begun):
+            raise ValueError(f"turns of {[role for role, _ in prompt.asked]}; wanted is one user's, behind a system's, and "
+                             "what the assistant's begins with")
+        return self.prompt(prompt.system, prompt.asked[0][1], prompt.begun)
+
 
 
 def samples(path: pathlib.Path, count: int) -> list[dict]:
@@ -78,9 +79,3 @@ def samples(path: pathlib.Path, count: int) -> list[dict]:
     opened = lzma.open if path.suffix == ".xz" else open
     with opened(path, "rt", encoding="utf-8") as file:
         return [json.loads(line) for _, line in zip(range(count), file)]
-
-
-def score(task: str, answer: str, outputs: Sequence[str]) -> float:
-    """RULER's: the share of references that the answer contains; of a question's (qa_*), whether it contains one."""
-    found = [output.lower() in answer.lower() for output in outputs]
-    return float(any(found)) if task.startswith("qa_") else sum(found) / len(found)

@@ -87,7 +87,7 @@ class Engine:
         answers at most; 0: none are decoded."""
         with contextlib.closing(self._hold(ids[:-1], plans)), \
              contextlib.closing(kvstrata_transformers.cache(self.model, plans)) as cache:
-            self._forward(cache, [ids[:-1]] * len(plans))
+            self.forward(cache, [ids[:-1]] * len(plans))
             for row in cache.rows:
                 _settle(row.sequence)
             decoding = Decoding(self, cache, [Answer(row.sequence.plan) for row in cache.rows], reference)
@@ -99,7 +99,7 @@ class Engine:
         logits it prefers its own; None: nowhere."""
         cache = DynamicCache()
         for i, token in enumerate(said):
-            logits = self._forward(cache, [ids if i == 0 else [said[i - 1]]])[0]
+            logits = self.forward(cache, [ids if i == 0 else [said[i - 1]]])[0]
             best = int(logits.argmax())
             if best != token:
                 return i, float(logits[best] - logits[token])
@@ -110,10 +110,10 @@ class Engine:
         with contextlib.closing(kvstrata_transformers.cache(self.model)) as bare:
             surprised = [plan for plan in plans if kvstrata.Need.SURPRISAL in bare.session.plan_needs(plan).flags]
         held = kvstrata_transformers.cache(self.model, surprised[0] if surprised else "full")
-        self._forward(held, [ids])
+        self.forward(held, [ids])
         return held
 
-    def _forward(self, cache: Any, rows: list[list[int]]) -> torch.Tensor:
+    def forward(self, cache: Any, rows: list[list[int]]) -> torch.Tensor:
         """fp32 logits [rows][vocabulary] behind each row's last token."""
         with torch.no_grad():
             ids = torch.tensor(rows, device=self.model.device)
@@ -134,7 +134,7 @@ class Decoding:
         fed = torch.full((n, copies), first)
         for i, token in enumerate(self._reference):
             with self._counted(copies) if i < COUNTED_STEPS else contextlib.nullcontext():
-                logits = self._engine._forward(self._cache, fed.view(-1, 1).tolist()).view(n, copies, -1)
+                logits = self._engine.forward(self._cache, fed.view(-1, 1).tolist()).view(n, copies, -1)
             self._note(logits[:, 0], token)
             fed[:, 0] = token
             if copies == 2:
@@ -157,7 +157,7 @@ class Decoding:
                 self._cache.batch_select_indices(torch.tensor([places[k] for k in stay]))
             rows, fed = [rows[k] for k in stay], [fed[k] for k in stay]
             places = list(range(len(rows)))
-            fed = self._engine._forward(self._cache, [[token] for token in fed]).argmax(-1).tolist()
+            fed = self._engine.forward(self._cache, [[token] for token in fed]).argmax(-1).tolist()
             self._say(rows, fed)
 
     def _ended(self, answer: Answer) -> bool:

@@ -4,7 +4,7 @@
     bench/accuracy/evaluate.py --model FOLDER [--adapter FILE] [--rope-theta N] [--device cuda] [--samples N] [--out
     FILE] DIR ...
 
-DIR has one <task>.jsonl or <task>.jsonl.xz a task, of RULER's form. Prompts are cut as bench/answers.py cuts them.
+DIR has one <task>.jsonl or <task>.jsonl.xz a task, of RULER's form.
 Prints a line a task: the mean share of references that are in the answer (qa_*: whether any is), percent. --adapter:
 of train_retrieval.py, with its RoPE base; without it the base model.
 """
@@ -25,8 +25,9 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 import tuned  # noqa: E402
 from batches import Prompt  # noqa: E402
-from chat import Chat, samples, score  # noqa: E402
+from chat import Chat, samples  # noqa: E402
 from lora_llama import PARTS, Attention, Llama, Rope  # noqa: E402
+from tasks import score  # noqa: E402
 
 TOKENS_AT_ONCE = 131072  # of a batch of prompts, padding included
 MOST = 96  # tokens of an answer: four uuids are cut, every other answer fits

@@ -24,7 +24,7 @@ BY_BUDGET = {
 # As their papers have them; with what they always attend they read most of a short prompt.
 PRESETS = {f"{name}_preset": f"{name}{{min_tokens = 0}}"
            for name in ("quest", "chess", "tokenselect", "sentencekv", "sekv", "mosaickv", "strata")}
-# Settings of our own under which answers hold better than under a paper's.
+# Settings beside the papers', which may hold answers better.
 NAMED = {
     "sentencekv_words_10%": "sentencekv{max_length = 1, r = 4, tau = 10%-64, min_tokens = 0}",
     "sentencekv_words_25%": "sentencekv{max_length = 1, r = 4, tau = 25%-64, min_tokens = 0}",

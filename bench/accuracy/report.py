@@ -65,9 +65,9 @@ def table(rows: list[dict[str, Any]]) -> str:
         a = row["accuracy"]
         score = (f"{a['relative_score']:.3f} ({a['relative_low']:.2f} to {a['relative_high']:.2f})"
                  if "relative_score" in a else "")
+        loss = f"{row['value']:+.3f}" + (f" ± {a['interval']:.3f}" if "interval" in a else "")
         cells = [f"`{row['id'].split('/')[1]}`", f"{a['tokens_a_step'] / a['tokens_of_prompt']:.1%}",
-                 f"{a['of_full_bytes']:.1%}", f"{a['MB_a_step']:.1f}", f"{row['value']:+.3f} ± {a['interval']:.3f}" if row["n"] > 1 else f"{row['value']:+.3f}",
+                 f"{a['of_full_bytes']:.1%}", f"{a['MB_a_step']:.1f}", loss,
                  f"{a['exact']} of {a['exact_under_full']}", score]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
-

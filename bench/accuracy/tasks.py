@@ -13,7 +13,7 @@ import json
 import lzma
 import pathlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 DIGESTS = json.loads((pathlib.Path(__file__).parent / "task_files.json").read_text())
@@ -47,14 +47,18 @@ class Prompt(NamedTuple):
         return (" " if self.begun else "") + ", ".join(outputs)
 
     def score(self, answer: str) -> float:
-        """Share of the outputs that the answer has; of a question, whether it has one of them."""
-        found = [output.lower() in answer.lower() for output in self.outputs]
-        return float(any(found)) if self.task.startswith("qa_") else sum(found) / len(found)
+        return score(self.task, answer, self.outputs)
 
     @property
     def is_scored(self) -> bool:
         """Summaries are judged by their loss alone."""
         return not self.key.startswith("longbench/")
+
+
+def score(task: str, answer: str, outputs: Sequence[str]) -> float:
+    """RULER's: the share of the outputs that the answer has; of a question (qa_*), whether it has one of them."""
+    found = [output.lower() in answer.lower() for output in outputs]
+    return float(any(found)) if task.startswith("qa_") else sum(found) / len(found)
 
 
 def group_of(key: str) -> str:

@@ -86,6 +86,14 @@ def test_an_essay_that_is_given_is_the_haystack():
     assert len(essay) == 3 and made["input"].count(essay[1]) > 10
 
 
+def test_needles_do_not_part_the_essay():
+    essay = [f"Sentence {i} is here." for i in range(2000)]
+    made = sample("niah_multikey_1", 7, 3000, count, essay)
+    text = made["input"].split("afterwards.\n")[1].rpartition("\n")[0]
+    left = re.sub(r"One of the special magic numbers for \S+ is: \d+\. ?", "", text)
+    assert re.findall(r"Sentence (\d+)", left) == [str(i) for i in range(left.count("Sentence"))]
+
+
 @pytest.mark.parametrize("slack", [0, 40])
 def test_most_units_are_found_with_few_tries(slack: int):
     tried: list[int] = []

@@ -1,6 +1,6 @@
 """bench/accuracy: the forward pass that trains against transformers, a training that stops and goes on against one
-that does not, the merged folder against the adapted model, and prompts as bench/answers.py cuts them. On a tiny
-random model."""
+that does not, the merged folder against the adapted model, and prompts as the plans' measurement cuts them. On a
+tiny random model."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import sys
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "bench" / "accuracy"), str(ROOT / "tests" / "python")]
 
 import generated  # noqa: E402
+import tasks  # noqa: E402
 import tiny_gguf  # noqa: E402
 import tuned  # noqa: E402
 from chat import Chat  # noqa: E402
@@ -27,6 +28,8 @@ from lora_llama import Llama  # noqa: E402
 
 LENGTH, STEPS = 3072, 4
 CPU = torch.device("cpu")
+CHATML = ("{% for turn in messages %}<|im_start|>{{ turn['role'] }}\n{{ turn['content'] }}<|im_end|>\n{% endfor %}"
+          "<|im_start|>{{ 'assistant\n' }}")
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +46,8 @@ def folder(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> pa
         num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=512,
         tie_word_embeddings=True, initializer_range=0.2, bos_token_id=1, eos_token_id=2)).save_pretrained(made)
     tokenizer.save(str(made / "tokenizer.json"))
-    (made / "tokenizer_config.json").write_text("{}")
+    (made / "tokenizer_config.json").write_text(json.dumps(
+        {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": CHATML}))
     return made
 
 
@@ -108,17 +112,9 @@ def test_greedy_answers_of_a_batch_are_those_of_transformers(folder: pathlib.Pat
         assert said == (expected[:expected.index(2)] if 2 in expected else expected)
 
 
-def test_prompts_are_cut_as_answers_cuts_them(folder: pathlib.Path, tokenizer: Tokenizer):
-    sys.path.insert(0, str(ROOT / "bench"))
-    import answers
-
-    class WithTokenizer:
-        pass
-
-    engine = WithTokenizer()
-    engine.tokenizer = tokenizer
-    chat = Chat(folder)
+def test_prompts_are_cut_as_plans_are_asked_them(folder: pathlib.Path):
+    chat, theirs = Chat(folder), AutoTokenizer.from_pretrained(folder)
     for task in ("vt", "niah_multiquery", "fwe"):
         sample = generated.sample(task, 3, 9000, len)
-        ids, _ = answers.tokens_of(engine, answers.Prompt(f"1/{task}/0", sample))
+        ids, _ = tasks.ids_of(tasks.prompt_of(f"1/{task}/0", sample), theirs)
         assert chat.of_ruler(sample) == ids

@@ -132,7 +132,7 @@ class KvstrataCache(Cache):
     def _open(self, ids: torch.Tensor, mask: torch.Tensor) -> None:
         """ids and mask in host memory."""
         ids, mask = self._whole_prompts(ids, mask)
-        if len(ids) % len(self._plans):
+        if not self._plans or len(ids) % len(self._plans):
             raise ValueError(f"{len(self._plans)} plans for a batch of {len(ids)} rows; give one, or one for each row")
         repeats = len(ids) // len(self._plans)
         for i, (row_ids, real) in enumerate(zip(ids, mask.bool())):
