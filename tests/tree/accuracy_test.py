@@ -68,6 +68,38 @@ class Prompts(unittest.TestCase):
             self.assertNotIn("ruler/8192/fwe", missing)
 
 
+class OwnPrompts(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def test_prompts_of_a_file(self):
+        path = self.folder / "mine.jsonl"
+        path.write_text("".join(json.dumps(SAMPLE) + "\n" for _ in range(3)))
+        found = tasks.own_prompts(path, 2)
+        self.assertEqual([prompt.key for prompt in found], ["own/mine/0", "own/mine/1"])
+        self.assertTrue(found[0].is_scored)
+
+    def test_windows_of_a_text_do_not_overlap(self):
+        path = self.folder / "book.txt"
+        text = " ".join(f"word{i}" for i in range(6000))
+        path.write_text(text)
+        first, second = tasks.own_prompts(path, 2)
+        self.assertEqual((first.key, first.is_scored, first.asked), ("text/4096/book/0", False, []))
+        self.assertTrue(text.startswith(first.begun + first.reference))
+        self.assertNotIn(second.begun, first.begun + first.reference)
+        ids, reference = tasks.ids_of(first, lambda text, add_special_tokens: unittest.mock.Mock(input_ids=text.split()))
+        self.assertEqual((ids + reference)[:2000], text.split()[:2000])
+        self.assertGreater(len(reference), 100)
+
+    def test_what_is_wrong_is_named(self):
+        (self.folder / "short.txt").write_text("too short")
+        for name, error in (("short.txt", "a text has"), ("prompts.csv", "wanted a name that ends in")):
+            with self.assertRaisesRegex(SystemExit, f"{name}: {error}"):
+                tasks.own_prompts(self.folder / name, 1)
+
+
 class Figures(unittest.TestCase):
     def test_the_score_is_of_tasks_that_full_solves(self):
         lines = [line(f"ruler/4096/vt/{i}", (1.0, 1.0), (2.0, 0.5)) for i in range(4)]
