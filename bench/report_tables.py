@@ -76,12 +76,13 @@ def answers():
     head = ["plan", "tokens read", "bytes read", "loss, SmolLM2", "loss, tuned", "score kept, tuned", "95 % interval"]
     result = result_of("accuracy")
     rows = {row["id"].removeprefix("accuracy/"): row for row in result["rows"]}
+    prompts = rows["full/smollm2"]["n"]  # a plan that was measured on fewer of them has another mean
     lines = []
     for name in dict.fromkeys(key.split("/")[0] for key in rows):
         base, tuned = (rows.get(f"{name}/{model}") for model in ("smollm2", MODEL))
         a = tuned["accuracy"]
         lines.append([f"`{name}`", f"{a['tokens_a_step'] / a['tokens_of_prompt']:.1%}", f"{a['of_full_bytes']:.1%}",
-                      f"{base['value']:+.3f} ± {base['accuracy']['interval']:.3f}" if base else NOT_MEASURED,
+                      f"{base['value']:+.3f} ± {base['accuracy']['interval']:.3f}" if base and base["n"] == prompts else NOT_MEASURED,
                       f"{tuned['value']:+.3f} ± {a['interval']:.3f}", f"{a['relative_score']:.3f}",
                       f"{a['relative_low']:.2f} to {a['relative_high']:.2f}"])
     return [*grid(head, lines), "", note(result)]
