@@ -3,6 +3,7 @@
 TABLES names each and the function that makes its lines. What was not measured says so; no figure is typed.
 """
 import dataclasses
+import re
 
 from kept_results import figure, is_older, note, number, result_of, row_of
 
@@ -88,6 +89,32 @@ def answers():
     return [*grid(head, lines), "", note(result)]
 
 
+LOSSES = (0.01, 0.02, 0.05)  # nats a token
+
+
+def least_share(rows, plan, model, loss):
+    """The smallest measured share of the tokens with which the plan loses at most `loss` in the mean."""
+    shares = sorted((row["accuracy"]["tokens_a_step"] / row["accuracy"]["tokens_of_prompt"], row["value"])
+                    for row in rows if row["id"].endswith(f"/{model}") and is_by_budget(row["id"].split("/")[1], plan))
+    fitting = [share for share, lost in shares if lost <= loss]
+    return f"{fitting[0]:.0%}" if fitting else f"above {shares[-1][0]:.0%}"
+
+
+def is_by_budget(name, plan):
+    """tokenselect_10% is tokenselect's, tokenselect_head_10% is not; strata_at_quest_10% is strata's."""
+    return re.fullmatch(rf"{plan}(_at_quest)?_[\d.]+%", name) is not None
+
+
+def budgets():
+    """What share of the tokens each plan needs for a loss, on both models."""
+    result = result_of("accuracy")
+    names = [plan.name for plan in PLANS if plan.name not in ("full", "window")]
+    names.insert(names.index("tokenselect") + 1, "tokenselect_head")
+    head = ["plan", *(f"{loss} nats, {model}" for model in ("SmolLM2", "tuned") for loss in LOSSES)]
+    return [*grid(head, [[f"`{name}`", *(least_share(result["rows"], name, model, loss) for model in ("smollm2", MODEL)
+                                        for loss in LOSSES)] for name in names]), "", note(result)]
+
+
 def memory_cell(plan):
     row = row_of("cuda-pool", f"memory/{plan.name}/128K")
     if not row:
@@ -155,5 +182,5 @@ def cold():
     return [*grid(["plan", "pages on the GPU, us", "pages in host memory, us"], cells), "", note(result_of(suite))]
 
 
-TABLES = {"plans": plans, "answers": answers, "decode": decode, "linked-h200": lambda: linked("cuda-linked-h200"),
+TABLES = {"plans": plans, "answers": answers, "budgets": budgets, "decode": decode, "linked-h200": lambda: linked("cuda-linked-h200"),
           "linked-h100": lambda: linked("cuda-linked"), "memory": memory, "cold": cold}
