@@ -27,15 +27,19 @@ ALPHA, L_MIN, R_MAX, D_ROUTE, HIDDEN = 2.0, 4, 32, 32, 64
 GATE_FLOOR, MAX_LOSS, ANCHOR_SLACK, TEMPERATURE = 0.05, 0.3, 1e-6, 0.1
 TAU_AT_START, POSITIVE, COVERAGE, MINED, MINED_FLOOR = 0.05, 10.0, 0.9, 64, 0.5
 
+MATRICES = 8192  # that are decomposed by one call
+
 
 class Parameters(torch.nn.Module):
     """W [L, H, d', d], tau [L, H] and the gates' network, all fp32. Begin: W is 0 until begin_at(); tau is permissive,
-    and gates are near 1."""
+    and gates are near 1. What is learned of W is `directions`, of which `scale` is a constant factor a head: keys of
+    different heads differ in norm tenfold, and one learning rate is to turn all of them as far."""
 
     def __init__(self, layers: int, heads: int, head_dim: int, seed: int) -> None:
         super().__init__()
         random = torch.Generator().manual_seed(seed)
-        self.W = torch.nn.Parameter(torch.zeros(layers, heads, D_ROUTE, head_dim))
+        self.directions = torch.nn.Parameter(torch.zeros(layers, heads, D_ROUTE, head_dim))
+        self.register_buffer("scale", torch.ones(layers, heads, 1, 1))
         self.tau = torch.nn.Parameter(torch.full((layers, heads), TAU_AT_START))
         self.g_phi = torch.nn.Sequential(torch.nn.Linear(R_MAX + head_dim, HIDDEN), torch.nn.GELU(),
                                          torch.nn.Linear(HIDDEN, HIDDEN), torch.nn.GELU(), torch.nn.Linear(HIDDEN, R_MAX))
@@ -53,11 +57,16 @@ class Parameters(torch.nn.Module):
         kv_heads, dim = k_mean.shape[2], k_mean.shape[4]
         rows = k_mean.transpose(1, 2)[:, :, length > 0]  # [L, K, spans, d]
         _, vectors = torch.linalg.eigh(rows.transpose(-1, -2) @ rows)
-        directions = vectors[..., -self.W.shape[2]:].transpose(-1, -2)  # [L, K, d', d]
+        directions = vectors[..., -D_ROUTE:].transpose(-1, -2)  # [L, K, d', d]
+        group = self.directions.shape[1] // kv_heads
         norm = (rows @ directions.transpose(-1, -2)).norm(dim=-1).mean(-1)
         # With W = c P: relevance = c (P q . P k) / (|P k| sqrt(d')), so c = |P k| sqrt(d' / d).
-        w = directions * (norm * math.sqrt(self.W.shape[2] / dim))[..., None, None]
-        self.W.copy_(w.repeat_interleave(self.W.shape[1] // kv_heads, dim=1))
+        self.scale.copy_((norm * math.sqrt(D_ROUTE / dim)).repeat_interleave(group, dim=1)[..., None, None])
+        self.directions.copy_(directions.repeat_interleave(group, dim=1))
+
+    @property
+    def W(self) -> Tensor:
+        return self.scale * self.directions
 
     def gates(self, spectrum: Tensor, k_mean: Tensor) -> Tensor:
         """Of spectra [..., R] (padded with 0), with mean keys [..., d]."""
@@ -68,9 +77,8 @@ class Parameters(torch.nn.Module):
 
     def tensors(self) -> dict[str, Tensor]:
         """As the daemon reads them. tau stays within [0, 1], outside of which it would mean the same as there."""
-        found = {name: value.detach().float().cpu().contiguous() for name, value in self.state_dict().items()}
-        found["tau"] = found["tau"].clamp(0, 1)
-        return found
+        learned = {"W": self.W, "tau": self.tau.clamp(0, 1)} | {f"g_phi.{k}": v for k, v in self.g_phi.state_dict().items()}
+        return {name: value.detach().float().cpu().contiguous() for name, value in learned.items()}
 
 
 def segment(surprisal: np.ndarray, local: int) -> list[tuple[int, int]]:
@@ -146,7 +154,9 @@ def factors_of(rows: Tensor) -> Factors:
     can tell from 0."""
     tall = rows.shape[-2] > rows.shape[-1]
     gram = rows.transpose(-1, -2) @ rows if tall else rows @ rows.transpose(-1, -2)
-    values, vectors = torch.linalg.eigh(gram.flatten(0, 2))
+    # In parts: a solver's workspace for all of a batch's matrices is more than 2^31 elements.
+    parts = [torch.linalg.eigh(part) for part in gram.flatten(0, 2).split(MATRICES)]
+    values, vectors = (torch.cat(column) for column in zip(*parts))
     rank = min(R_MAX, gram.shape[-1])
     s = values.flip(-1)[:, :rank].clamp(min=0).sqrt().unflatten(0, gram.shape[:3])
     v = vectors.flip(-1)[..., :rank].unflatten(0, gram.shape[:3])

@@ -150,7 +150,7 @@ class Trainer:
         loss.backward()
         # Apart, because squared singular values are thousands: together they would leave routers no step at all.
         norms = [float(torch.nn.utils.clip_grad_norm_(group, CLIP)) for group in
-                 ([self.parameters.W], [self.parameters.tau], list(self.parameters.g_phi.parameters()))]
+                 ([self.parameters.directions], [self.parameters.tau], list(self.parameters.g_phi.parameters()))]
         for group in self.adam.param_groups:
             group["lr"] = rate
         if all(map(math.isfinite, norms)):

@@ -47,7 +47,7 @@ class Case:
         learned = {}
         if self.parameters is not None:
             with torch.no_grad():
-                self.parameters.W.normal_(generator=torch.Generator().manual_seed(SEED))
+                self.parameters.directions.normal_(generator=torch.Generator().manual_seed(SEED))
                 self.parameters.tau.fill_(0.6)
                 self.parameters.g_phi[4].weight *= 40
                 self.parameters.g_phi[4].bias -= 4
@@ -170,7 +170,7 @@ def test_the_loss_of_a_batch_falls(folder: pathlib.Path):
         losses[-1].backward()
         assert all(p.grad is not None and bool(p.grad.abs().sum() > 0) for p in parameters.parameters())
         adam.step()
-    assert float(losses[-1]) < float(losses[0])
+    assert losses[-1].item() < losses[0].item()
 
 
 def test_a_stop_changes_nothing(folder: pathlib.Path, tmp_path: pathlib.Path):
