@@ -89,7 +89,8 @@ class OwnPrompts(unittest.TestCase):
         self.assertEqual((first.key, first.is_scored, first.asked), ("text/4096/book/0", False, []))
         self.assertTrue(text.startswith(first.begun + first.reference))
         self.assertNotIn(second.begun, first.begun + first.reference)
-        ids, reference = tasks.ids_of(first, lambda text, add_special_tokens: unittest.mock.Mock(input_ids=text.split()))
+        ids, reference = tasks.ids_of(first, unittest.mock.Mock(
+            side_effect=lambda text, **_: unittest.mock.Mock(input_ids=text.split())))
         self.assertEqual((ids + reference)[:2000], text.split()[:2000])
         self.assertGreater(len(reference), 100)
 
