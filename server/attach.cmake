@@ -27,22 +27,29 @@ kvs_library(kvs_work
   LIBS kvs_telemetry kvs_store kvs_tier kvs_kernels Threads::Threads)
 
 kvs_library(kvs_attach
+  attach/answer_box.cc
   attach/arena_mailbox.cc
   attach/attach_server.cc
   attach/attach_tokens.cc
+  attach/awaited_requests.cc
   attach/connections.cc
   attach/descriptor_closer.cc
   attach/descriptor_inbox.cc
   attach/fair_queue.cc
   attach/lending.cc
+  attach/open_sequences.cc
   attach/packet.cc
   attach/passing.cc
   attach/peer.cc
+  attach/reply_ring.cc
+  attach/ring_handlers.cc
   attach/ring_import.cc
   attach/ring_lookup.cc
   attach/ring_session.cc
   attach/ring_quantum.cc
+  attach/ring_sequences.cc
   attach/ring_work.cc
+  attach/session_tensors.cc
   attach/unix_listener.cc
   LIBS kvs_telemetry kvs_store kvs_kernels kvs_shm kvs_base Threads::Threads)
 
