@@ -27,19 +27,22 @@ kvs_library(kvs_work
   LIBS kvs_telemetry kvs_store kvs_tier kvs_kernels Threads::Threads)
 
 kvs_library(kvs_attach
+  attach/admission.cc
   attach/answer_box.cc
   attach/arena_mailbox.cc
   attach/attach_server.cc
+  attach/attach_state.cc
   attach/attach_tokens.cc
   attach/awaited_requests.cc
-  attach/connections.cc
+  attach/connection_ends.cc
+  attach/connection_lending.cc
   attach/descriptor_closer.cc
   attach/descriptor_inbox.cc
+  attach/event_poll.cc
   attach/fair_queue.cc
-  attach/lending.cc
+  attach/housekeeping.cc
   attach/open_sequences.cc
   attach/packet.cc
-  attach/passing.cc
   attach/peer.cc
   attach/reply_ring.cc
   attach/ring_handlers.cc
@@ -50,7 +53,9 @@ kvs_library(kvs_attach
   attach/ring_sequences.cc
   attach/ring_work.cc
   attach/session_tensors.cc
+  attach/token_passing.cc
   attach/unix_listener.cc
+  attach/welcomes.cc
   LIBS kvs_telemetry kvs_store kvs_kernels kvs_shm kvs_base Threads::Threads)
 
 kvs_library(kvs_config config.cc config_keys.cc config_limits.cc config_values.cc machine_check.cc pool_memory.cc start_memory.cc
