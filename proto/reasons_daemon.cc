@@ -24,11 +24,13 @@ constexpr Reason kRows[] = {
     {"SOCKET_PATH", kStart,
      "The socket's path is too long, or something else than a socket lies there.",
      "choose another socket.path of at most 100 bytes"},
-    {"SOCKET_DIRECTORY", kStart, "The folder of the socket does not exist.",
-     "create it, or name another socket.path"},
+    {"SOCKET_DIRECTORY", kStart,
+     "The folder of the socket does not exist, is no folder, or lets other users replace what lies "
+     "there.",
+     "make it the daemon's user's, mode 0755 or less; or name another socket.path"},
     {"SOCKET_PERMISSION", kStart,
-     "The socket, its lock or its folder is another user's, or others may replace what lies there.",
-     "give the folder to the daemon's user, mode 0755 or less"},
+     "The socket or its lock is another user's, or may not be made or given to socket.group.",
+     "remove what another user left there; or name another socket.path"},
     {"SOCKET_IN_USE", kStart,
      "Another daemon serves this path, or another program listens there. The message has its pid "
      "where it is known.",

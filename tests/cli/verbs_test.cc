@@ -58,7 +58,7 @@ TEST(Verbs, AreThese) {
       "replay",       "calibrate",      "completion", "lookup",      "pin",          "pin ls",
       "pin add",      "pin rm",         "tier show",  "value",       "value ls",     "value get",
       "value verify", "tier scrub",     "tier drain", "tier resize", "quota",        "quota ls",
-      "events",       "quota set",  "quota reset", "explain"};
+      "events",       "doctor",         "quota set",  "quota reset", "explain"};
   std::sort(names.begin(), names.end());
   std::sort(expected.begin(), expected.end());
   EXPECT_EQ(names, expected);
@@ -105,6 +105,7 @@ TEST(Verbs, TheIssuesVerbsExist) {
                            "version",
                            "completion bash",
                            "explain",
+                           "doctor --config x.toml --set a=b --set c=d -o json",
                            "events",
                            "events -f --after 7 -o json",
                            "explain POOL_EXHAUSTED -o json",
