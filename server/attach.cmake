@@ -5,7 +5,9 @@ find_package(PkgConfig REQUIRED)
 find_package(Threads REQUIRED)
 pkg_check_modules(TOMLPLUSPLUS REQUIRED IMPORTED_TARGET tomlplusplus)
 
-kvs_library(kvs_telemetry telemetry/heartbeat.cc telemetry/log.cc telemetry/readiness.cc LIBS kvs_base)
+kvs_library(kvs_telemetry telemetry/event_ring.cc telemetry/heartbeat.cc telemetry/log.cc telemetry/readiness.cc
+  telemetry/refusals.cc telemetry/state_watch.cc telemetry/traffic.cc
+  LIBS kvs_base kvs_reasons)
 target_link_libraries(kvs_telemetry PRIVATE spdlog::spdlog)
 
 kvs_library(kvs_work

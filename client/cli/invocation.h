@@ -62,6 +62,7 @@ void AddWork(CLI::App& app, Invocation& invocation);
 void AddConfig(CLI::App& app, Invocation& invocation);
 void AddReplay(CLI::App& app, Invocation& invocation);
 void AddCalibrate(CLI::App& app, Invocation& invocation);
+void AddEvents(CLI::App& app, Invocation& invocation);
 void AddExplain(CLI::App& app, Invocation& invocation);
 void AddCompletion(CLI::App& app, Invocation& invocation);
 

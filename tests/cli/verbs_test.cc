@@ -58,7 +58,7 @@ TEST(Verbs, AreThese) {
       "replay",       "calibrate",      "completion", "lookup",      "pin",          "pin ls",
       "pin add",      "pin rm",         "tier show",  "value",       "value ls",     "value get",
       "value verify", "tier scrub",     "tier drain", "tier resize", "quota",        "quota ls",
-      "quota set",    "quota reset",    "explain"};
+      "events",       "quota set",  "quota reset", "explain"};
   std::sort(names.begin(), names.end());
   std::sort(expected.begin(), expected.end());
   EXPECT_EQ(names, expected);
@@ -105,6 +105,8 @@ TEST(Verbs, TheIssuesVerbsExist) {
                            "version",
                            "completion bash",
                            "explain",
+                           "events",
+                           "events -f --after 7 -o json",
                            "explain POOL_EXHAUSTED -o json",
                            "status -o json --timeout 500ms --socket /x",
                            "-o yaml seq ls --no-headers"}) {
