@@ -34,6 +34,7 @@ def commands(out, commit, date):
                      *common],
         "pydoc-fidelity": [sys.executable, str(ROOT / "bench" / "fidelity.py"), "--document", "pydoc",
                            "--json-out", file("pydoc-fidelity"), *common],
+        "missed": [sys.executable, str(ROOT / "bench" / "missed.py"), "--json-out", file("missed"), *common],
         "options": [sys.executable, str(ROOT / "bench" / "options.py"), "--json-out", file("options"), *common],
         "demo": [sys.executable, str(ROOT / "integrations" / "demo.py"), "--json-out",
                      file("demo"), *common],
