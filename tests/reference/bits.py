@@ -7,6 +7,7 @@ from . import core
 from .core import Selection
 
 LARGEST = np.float32(65504)
+AIM = 0.85                  # of max_missed (rule 5)
 BYTE_OF = (0, 2, 1, 3)      # where the codes of channels 4 i + c are in word i
 
 
@@ -146,4 +147,4 @@ class Bits:
         if not self.max_missed:
             return core.top_k(scores, self.budget)
         most = len(scores) if self.budget is None else self.budget
-        return core.top_k(scores, min(most, take(scores, self.max_missed * heads)))
+        return core.top_k(scores, min(most, take(scores, AIM * self.max_missed * heads)))

@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "kernels/dtype.h"
+#include "kernels/ops/quantise_keys/noise_groups.h"
 #include "kernels/ops/score_bits/score_bits.h"
 
 namespace kvstrata {

@@ -50,13 +50,6 @@ struct ScoreBitsWork {
   int64_t out_query = 0;
 };
 
-// Groups whose steps stand for all: the last of every so many, or of the fewer that there are. The
-// first group is not among many: keys of sinks are unlike others.
-inline constexpr int32_t kNoiseEvery = 8;
-constexpr int32_t FirstOfNoise(int32_t groups) {
-  return groups < kNoiseEvery ? groups - 1 : kNoiseEvery - 1;
-}
-
 struct BitsNoiseWork {
   QuantisedRows rows;
   int32_t groups = 0;        // sealed ones; of none there is no noise
