@@ -6,6 +6,7 @@
 DIR: see tasks.py. --prompts ruler/4096/=25 ...: how many of each task, by the beginning of its name. --model: smollm2, or
 a folder with a model of transformers. --plan NAME=TEXT: only these plans (plans.py has the grid, and P%). --device cuda:
 pages of a GPU, and the model in bf16; else two cores and fp32. --shard I/N: every N-th prompt, for several processes.
+--own FILE=N: prompts of your own, or the windows of a text.
 
 A line a prompt is added to FILE as soon as it is known; plans that FILE has already of a prompt are not run again, so a
 run that was stopped goes on where it was, and a plan that is added later costs its own time only.
@@ -57,10 +58,10 @@ def measure(engine: Any, prompt: tasks.Prompt, ids: list[int], reference: list[i
     return found
 
 
-def counts_of(texts: list[str]) -> dict[str, int]:
+def counts_of(option: str, texts: list[str]) -> dict[str, int]:
     split = [text.rpartition("=") for text in texts]
     if wrong := [f"{name}{equals}{count}" for name, equals, count in split if not (name and count.isdecimal())]:
-        raise SystemExit(f"accuracy: --prompts {' '.join(wrong)}: wanted NAME=N, as in ruler/4096/=25")
+        raise SystemExit(f"accuracy: {option} {' '.join(wrong)}: wanted NAME=N, as in --prompts ruler/4096/=25")
     return {name: int(count) for name, _, count in split}
 
 
@@ -73,8 +74,11 @@ def shard_of(text: str) -> tuple[int, int]:
 
 def prompts_of(args: argparse.Namespace) -> list[tasks.Prompt]:
     """Errors: SystemExit, there are none."""
-    counts = counts_of(args.prompts or DEFAULT_COUNTS)
-    found = tasks.prompts(args.tasks, counts, lambda name: print(f"{name}: not in {args.tasks}, left out", flush=True))
+    own = counts_of("--own", args.own)
+    found = [prompt for path, count in own.items() for prompt in tasks.own_prompts(pathlib.Path(path), count)]
+    if args.tasks:
+        counts = counts_of("--prompts", args.prompts or DEFAULT_COUNTS)
+        found += tasks.prompts(args.tasks, counts, lambda name: print(f"{name}: not in {args.tasks}, left out", flush=True))
     if not found:
         raise SystemExit(f"accuracy: no prompt: --tasks {args.tasks} has none of --prompts "
                          f"{' '.join(args.prompts or DEFAULT_COUNTS)}; known are {', '.join(tasks.DIGESTS)}")
@@ -90,7 +94,7 @@ def run(args: argparse.Namespace, names: dict[str, str]) -> None:
         print(f"{args.keep} has all of it already", flush=True)
         return
     import decode
-    with decode.engine(folder_of(args.model), args.device) as engine:
+    with decode.engine(folder_of(args.model), args.device, args.dtype) as engine:
         for number, prompt in enumerate(left, 1):
             begin = time.perf_counter()
             line = known.get((args.model_name, prompt.key), {"plans": {}})
@@ -172,6 +176,8 @@ def main() -> int:
     parser.add_argument("--model-name", help="in results; default: the model's, or its folder's name")
     parser.add_argument("--plan", action="append", default=[], metavar="NAME=PLAN")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--dtype", choices=["bf16", "fp32"], help="of the model and its pages; default: bf16 on a GPU, else fp32")
+    parser.add_argument("--own", nargs="+", default=[], metavar="FILE=N", help="N prompts of a .jsonl, or windows of a .txt")
     parser.add_argument("--shard", default="1/1", metavar="I/N")
     parser.add_argument("--report", type=pathlib.Path, metavar="FILE.md")
     parser.add_argument("--json-out", type=pathlib.Path, metavar="FILE.json")
@@ -181,9 +187,9 @@ def main() -> int:
     args = parser.parse_args()
     args.model_name = args.model_name or pathlib.Path(args.model).name
     chosen = named(args.plan) or grid.grid()
-    if not (args.tasks or args.report or args.json_out):
-        parser.error("nothing is asked for: --tasks DIR runs, --report and --json-out write what --keep has")
-    if args.tasks:
+    if not (args.tasks or args.own or args.report or args.json_out):
+        parser.error("nothing is asked for: --tasks DIR or --own FILE=N runs, --report and --json-out write what --keep has")
+    if args.tasks or args.own:
         run(args, {text: name for name, text in chosen.items()})
     if args.report or args.json_out:
         report_of(args)

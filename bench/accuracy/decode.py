@@ -72,9 +72,8 @@ def _settle(sequence: kvstrata.Sequence) -> None:
 class Engine:
     """A model in transformers, and a daemon of its own. Threads: one at a time."""
 
-    def __init__(self, folder: pathlib.Path, device: str, socket: str) -> None:
+    def __init__(self, folder: pathlib.Path, device: str, dtype: torch.dtype, socket: str) -> None:
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
-        dtype = torch.float32 if device == "cpu" else torch.bfloat16
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval().to(device)
         if dtype != torch.float32:
             self.model.set_output_embeddings(ExactHead(self.model.get_output_embeddings()))
@@ -196,8 +195,11 @@ class Decoding:
 
 
 @contextlib.contextmanager
-def engine(folder: pathlib.Path, device: str) -> Iterator[Engine]:
-    with Daemon(*(GPU_POOL if device.startswith("cuda") else ())) as daemon:
-        made = Engine(folder, device, daemon.socket)
+def engine(folder: pathlib.Path, device: str, dtype: str | None = None) -> Iterator[Engine]:
+    """dtype: bf16 or fp32; None is bf16 on a GPU, fp32 on a CPU."""
+    on_gpu = device.startswith("cuda")
+    exact = dtype == "fp32" if dtype else not on_gpu
+    with Daemon(*(GPU_POOL if on_gpu else ())) as daemon:
+        made = Engine(folder, device, torch.float32 if exact else torch.bfloat16, daemon.socket)
         yield made
         kvstrata_transformers.disable(made.model)

@@ -3,6 +3,9 @@
 A folder DIR has ruler/<length>/<task>.jsonl.xz and longbench/multi_news.jsonl.xz, as RULER and LongBench write them. They
 are not part of this repository. task_files.json has the digest of each, so that results of two machines are of the same
 prompts. A file that is not there is left out, by name.
+
+Own files are read beside them: FILE.jsonl or FILE.jsonl.xz in RULER's form, and FILE.txt, a text of which every window is
+a prompt and the words behind it are the reference.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ TURN = re.compile(r"<\|start_header_id\|>(\w+)<\|end_header_id\|>(.*?)(?=<\|eot_
 SUMMARY = "Write a one-page summary of all news.\n\n{}\n\nSummary:"
 ANSWER_TOKENS = 128  # of a reference answer that count; summaries have more
 NEW_TOKENS = 32      # that a greedy answer may have at least; and twice those of the reference
+WINDOW_TOKENS = 4096  # of a text's window, about: it is cut by characters, which every model's tokenizer has alike
+CHARACTERS_A_TOKEN = 4
 
 Tokens = Callable[[str], list[int]]
 
@@ -51,8 +56,8 @@ class Prompt(NamedTuple):
 
     @property
     def is_scored(self) -> bool:
-        """Summaries are judged by their loss alone."""
-        return not self.key.startswith("longbench/")
+        """Summaries and texts are judged by their loss alone."""
+        return not self.key.startswith(("longbench/", "text/"))
 
 
 def score(task: str, answer: str, outputs: Sequence[str]) -> float:
@@ -87,6 +92,38 @@ def prompts(folder: pathlib.Path, counts: dict[str, int], left_out: Callable[[st
     return [prompt for _, prompt in sorted(ranked, key=lambda pair: pair[0])]
 
 
+def own_prompts(path: pathlib.Path, count: int) -> list[Prompt]:
+    """The first `count` of a file: own/<its name>/N, or text/<tokens>/<its name>/N.
+
+    Errors: SystemExit, the file is not of a known form, or a text is shorter than a window.
+    """
+    name = path.name.split(".")[0]
+    if path.suffix == ".txt":
+        found = [_window(f"text/{WINDOW_TOKENS}/{name}/{i}", part) for i, part in enumerate(_parts(path.read_text())[:count])]
+        if not found:
+            raise SystemExit(f"accuracy: --own {path}: a text has {_WINDOW + _BEHIND} characters or more")
+        return found
+    if not path.name.endswith((".jsonl", ".jsonl.xz")):
+        raise SystemExit(f"accuracy: --own {path}: wanted a name that ends in .jsonl, .jsonl.xz or .txt")
+    with (lzma.open if path.suffix == ".xz" else open)(path, "rt", encoding="utf-8") as lines:
+        return [prompt_of(f"own/{name}/{i}", json.loads(line)) for i, line in zip(range(count), lines)]
+
+
+_WINDOW, _BEHIND = WINDOW_TOKENS * CHARACTERS_A_TOKEN, 2 * ANSWER_TOKENS * CHARACTERS_A_TOKEN
+
+
+def _parts(text: str) -> list[str]:
+    """Windows with what is behind them, which do not overlap."""
+    whole = _WINDOW + _BEHIND
+    return [text[begin:begin + whole] for begin in range(0, len(text) - whole + 1, whole)]
+
+
+def _window(key: str, part: str) -> Prompt:
+    """Cut at the first space behind the window, which begins the reference as it begins an answer."""
+    cut = part.index(" ", _WINDOW)
+    return Prompt(key, "", [], part[:cut], [part[cut + 1:]])
+
+
 def _read(path: pathlib.Path, name: str, digest: str, count: int) -> Iterator[Prompt]:
     content = path.read_bytes()
     found = hashlib.sha256(content).hexdigest()
@@ -109,9 +146,14 @@ def prompt_of(key: str, sample: dict[str, Any]) -> Prompt:
 
 
 def ids_of(prompt: Prompt, tokenizer: Any) -> tuple[list[int], list[int]]:
-    """Of the prompt in the model's own chat template, up to where the answer begins, and of the reference answer."""
+    """Of the prompt in the model's own chat template, up to where the answer begins, and of the reference answer. A
+    prompt without a turn is its text alone; so are the turns of a model without a template, one behind the other."""
+    of: Tokens = lambda text: list(tokenizer(text, add_special_tokens=False).input_ids)
+    reference = of(prompt.reference)[:ANSWER_TOKENS]
+    if not prompt.asked or tokenizer.chat_template is None:
+        turns = [prompt.system, *(text for _, text in prompt.asked), prompt.begun]
+        return list(tokenizer("\n".join(turn for turn in turns if turn)).input_ids), reference
     system = [{"role": "system", "content": prompt.system}] if prompt.system else []
     turns = system + [{"role": role, "content": text} for role, text in prompt.asked]
     chat = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-    of: Tokens = lambda text: list(tokenizer(text, add_special_tokens=False).input_ids)
-    return of(chat) + of(prompt.begun), of(prompt.reference)[:ANSWER_TOKENS]
+    return of(chat) + of(prompt.begun), reference

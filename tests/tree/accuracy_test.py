@@ -13,6 +13,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench" / "accuracy"))
 
 import figures  # noqa: E402
+import gemma  # noqa: E402
 import plans  # noqa: E402
 import tasks  # noqa: E402
 
@@ -66,6 +67,54 @@ class Prompts(unittest.TestCase):
                 found = tasks.prompts(pathlib.Path(folder), {"ruler/4096/": 5, "ruler/8192/": 0}, missing.append)
             self.assertEqual([prompt.key for prompt in found], ["ruler/4096/vt/0"])
             self.assertNotIn("ruler/8192/fwe", missing)
+
+
+class OwnPrompts(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def test_prompts_of_a_file(self):
+        path = self.folder / "mine.jsonl"
+        path.write_text("".join(json.dumps(SAMPLE) + "\n" for _ in range(3)))
+        found = tasks.own_prompts(path, 2)
+        self.assertEqual([prompt.key for prompt in found], ["own/mine/0", "own/mine/1"])
+        self.assertTrue(found[0].is_scored)
+
+    def test_windows_of_a_text_do_not_overlap(self):
+        path = self.folder / "book.txt"
+        text = " ".join(f"word{i}" for i in range(6000))
+        path.write_text(text)
+        first, second = tasks.own_prompts(path, 2)
+        self.assertEqual((first.key, first.is_scored, first.asked), ("text/4096/book/0", False, []))
+        self.assertTrue(text.startswith(first.begun + first.reference))
+        self.assertNotIn(second.begun, first.begun + first.reference)
+        ids, reference = tasks.ids_of(first, unittest.mock.Mock(
+            side_effect=lambda text, **_: unittest.mock.Mock(input_ids=text.split())))
+        self.assertEqual((ids + reference)[:2000], text.split()[:2000])
+        self.assertGreater(len(reference), 100)
+
+    def test_what_is_wrong_is_named(self):
+        (self.folder / "short.txt").write_text("too short")
+        for name, error in (("short.txt", "a text has"), ("prompts.csv", "wanted a name that ends in")):
+            with self.assertRaisesRegex(SystemExit, f"{name}: {error}"):
+                tasks.own_prompts(self.folder / name, 1)
+
+
+class Gemma(unittest.TestCase):
+    def test_weights_have_their_names_in_transformers(self):
+        self.assertEqual(gemma.name_of("token_embd.weight"), "model.embed_tokens.weight")
+        self.assertEqual(gemma.name_of("blk.17.attn_k_norm.weight"), "model.layers.17.self_attn.k_norm.weight")
+        with self.assertRaises(KeyError):
+            gemma.name_of("blk.0.attn_bias.weight")
+
+    def test_three_layers_attend_to_everything(self):
+        self.assertEqual([i for i, kind in enumerate(gemma.CONFIG["layer_types"]) if kind == "full_attention"], [5, 11, 17])
+
+    def test_another_file_is_refused(self):
+        with tempfile.NamedTemporaryFile() as file, self.assertRaisesRegex(ValueError, "wanted is a5fd3b62"):
+            gemma.check(pathlib.Path(file.name))
 
 
 class Figures(unittest.TestCase):
