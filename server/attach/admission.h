@@ -1,5 +1,7 @@
 // Admission: the listener of the attach server, and how a connection begins: accepted, with its
-// peer's credentials from the kernel, before a byte of it is read. The loop's.
+// peer's credentials from the kernel, before a byte of it is read.
+//
+// Ownership: owns the listener. Thread-safety: the loop's.
 #ifndef KVSTRATA_SERVER_ATTACH_ADMISSION_H_
 #define KVSTRATA_SERVER_ATTACH_ADMISSION_H_
 

@@ -27,8 +27,9 @@ void AnswerBox::PutBuilt(uint64_t id, const Result<BuildResult>& result) {
   Tell();
 }
 
-void AnswerBox::PutLookedUp(uint64_t id, const Result<PrefixHit>& hit) {
-  LookupAnswer answer{id, hit.status(), {}, ""};
+void AnswerBox::PutLookedUp(uint64_t id, std::chrono::steady_clock::time_point begun,
+                            const Result<PrefixHit>& hit) {
+  LookupAnswer answer{id, hit.status(), {}, "", begun};
   if (hit.ok()) {
     if (hit->plan) answer.plan = FormatPlan(*hit->plan);
     answer.reply = {hit->held_tokens(),

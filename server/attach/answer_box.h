@@ -8,6 +8,7 @@
 #define KVSTRATA_SERVER_ATTACH_ANSWER_BOX_H_
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -23,11 +24,13 @@
 
 namespace kvstrata {
 
-// What an answered open is to be told to the import: nothing unless the sequence is imported.
+// What is kept of an open until its answer; `tokens` only where the engine lends the model's
+// tensors.
 struct OpenRequest {
   uint64_t model = 0;
   std::vector<int32_t> tokens;
   uint32_t asked = 0;  // tokens that pages were taken for
+  std::chrono::steady_clock::time_point begun;
 };
 struct OpenAnswer {
   uint64_t id = 0;
@@ -39,6 +42,7 @@ struct LookupAnswer {
   Status status;
   shm::LookupReply reply{};
   std::string plan;  // in text form; "": of raw pages
+  std::chrono::steady_clock::time_point begun;
 };
 struct LateAnswers {
   std::vector<std::pair<uint64_t, Status>> settled;
@@ -56,7 +60,8 @@ class AnswerBox {
   void PutOpened(uint64_t id, const OpenRequest& request, const Result<OpenedSequence>& opened)
       KVS_EXCLUDES(mu_);
   void PutBuilt(uint64_t id, const Result<BuildResult>& result) KVS_EXCLUDES(mu_);
-  void PutLookedUp(uint64_t id, const Result<PrefixHit>& hit) KVS_EXCLUDES(mu_);
+  void PutLookedUp(uint64_t id, std::chrono::steady_clock::time_point begun,
+                   const Result<PrefixHit>& hit) KVS_EXCLUDES(mu_);
 
   // Without a lock.
   bool any() const { return any_.load(std::memory_order_acquire); }

@@ -1,7 +1,7 @@
 // AttachServer::Loop: the attach server's one thread: it polls the rings and what it watches, and
-// has its parts do what follows. How a connection begins: admission.h, welcomes.h, token_passing.h;
-// how it ends: connection_ends.h. What others do for it, so that it neither computes for long nor
-// waits for who does: connection_lending.h, housekeeping.h.
+// has its parts do what follows. How a connection begins: admission.h, handshake.h,
+// token_passing.h; how it ends: connection_ends.h. What others do for it, so that it neither
+// computes for long nor waits for who does: connection_lending.h, housekeeping.h.
 #ifndef KVSTRATA_SERVER_ATTACH_ATTACH_LOOP_H_
 #define KVSTRATA_SERVER_ATTACH_ATTACH_LOOP_H_
 
@@ -19,9 +19,9 @@
 #include "server/attach/attach_state.h"
 #include "server/attach/connection_ends.h"
 #include "server/attach/connection_lending.h"
+#include "server/attach/handshake.h"
 #include "server/attach/housekeeping.h"
 #include "server/attach/token_passing.h"
-#include "server/attach/welcomes.h"
 #include "server/telemetry/heartbeat.h"
 
 namespace kvstrata {
@@ -56,7 +56,7 @@ class AttachServer::Loop {
   ConnectionLending lending_{&state_};
   ConnectionEnds ends_{&state_, &lending_};
   TokenPassing passing_{&state_, &lending_, &ends_};
-  Welcomes welcomes_{&state_, &lending_, &ends_, &passing_};
+  Handshake handshake_{&state_, &lending_, &ends_, &passing_};
   Admission admission_;
   Housekeeping housekeeping_{&state_};
 

@@ -246,7 +246,7 @@ void AttachServer::Loop::OnSocket(AttachConnection* c, uint32_t events) {
   if (c->state == State::kFenced) return;  // hung up earlier in this iteration
   if (c->state == State::kDetaching) return ends_.EndDetached(c);
   if (c->state == State::kHandshake) {
-    return (events & EPOLLIN) != 0 ? welcomes_.OnFirstPacket(c) : ends_.Erase(c);
+    return (events & EPOLLIN) != 0 ? handshake_.OnFirstPacket(c) : ends_.Erase(c);
   }
   if (c->state == State::kPassed) {
     const bool hung_up = (events & (EPOLLHUP | EPOLLRDHUP | EPOLLERR)) != 0;
@@ -274,7 +274,7 @@ void AttachServer::Loop::OnDead(AttachConnection* c) {
   if (c->state == State::kHandshake) return ends_.Erase(c);
   if (c->writes) return passing_.EndWriter(c);
   if (c->state == State::kPassed) return passing_.EndPassing(c, "died");
-  ends_.Bury(c);
+  ends_.EndDead(c);
 }
 
 // --- the public class ----------------------------------------------------------------------------

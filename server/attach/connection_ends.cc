@@ -6,11 +6,13 @@
 #include <utility>
 
 #include "server/attach/packet.h"
+#include "server/telemetry/refusals.h"
 
 namespace kvstrata {
 
 void ConnectionEnds::Refuse(AttachConnection* c, const Status& why) {
   state_->counts.Count(AttachCounts::kRefused);
+  CountRefusal(why.reason());
   uint64_t suppressed = 0;
   if (state_->MayLog(&suppressed)) {
     LogEvent(LogLevel::kWarn, "attach_refused",
@@ -53,7 +55,7 @@ void ConnectionEnds::HangUp(AttachConnection* c, std::string_view why) {
   });
 }
 
-void ConnectionEnds::Bury(AttachConnection* c) {
+void ConnectionEnds::EndDead(AttachConnection* c) {
   // A dead client's last commits are in the ring, whole or not at all; nobody will use them.
   LogEvent(LogLevel::kInfo, "died", {{"session", c->session}, {"pid", c->peer.pid}});
   EndSession(c, SessionEnd::kDied, [this, c] {

@@ -1,5 +1,6 @@
 // ConnectionEnds: how a connection of the attach server ends (attach_server.h, "the life of a
-// connection"): refused, detached, hung up or dead. The loop's.
+// connection"): refused, detached, hung up or dead. Thread-safety: the loop's. The store ends a
+// session in a thread that the connection is lent to.
 #ifndef KVSTRATA_SERVER_ATTACH_CONNECTION_ENDS_H_
 #define KVSTRATA_SERVER_ATTACH_CONNECTION_ENDS_H_
 
@@ -21,7 +22,7 @@ class ConnectionEnds {
   void EndDetached(AttachConnection* c);
   void HangUp(AttachConnection* c, std::string_view why);
   // Its process is gone.
-  void Bury(AttachConnection* c);
+  void EndDead(AttachConnection* c);
 
   // Closes what the client can see; the pidfd stays.
   void CloseChannels(AttachConnection* c);

@@ -2,7 +2,8 @@
 // than a quantum, and whatever has to wait for the store behind such a frame. A connection that is
 // lent is that thread's alone until it is taken back.
 //
-// Locks: its own, a leaf.
+// Ownership: connections stay the table's, which erases none that is lent. Thread-safety: the
+// loop's; a thread that is done returns the connection under a lock of its own, a leaf.
 #ifndef KVSTRATA_SERVER_ATTACH_CONNECTION_LENDING_H_
 #define KVSTRATA_SERVER_ATTACH_CONNECTION_LENDING_H_
 

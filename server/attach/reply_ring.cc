@@ -10,6 +10,7 @@ namespace kvstrata {
 
 void ReplyRing::Answer(uint64_t id, const Status& status, std::span<const std::byte> head,
                        std::span<const std::byte> tail) {
+  if (!status.ok()) NoteRefusal(status, client_);
   shm::ErrorReply reply{};
   reply.code = static_cast<int32_t>(status.code());
   reply.payload_bytes = static_cast<uint32_t>(head.size() + tail.size());

@@ -14,14 +14,17 @@
 
 #include "base/status.h"
 #include "proto/ring.h"
+#include "server/telemetry/refusals.h"
 
 namespace kvstrata {
 
 class ReplyRing {
  public:
-  ReplyRing(shm::RingProducer ring, uint64_t backlog_bytes)
-      : ring_(ring), backlog_bytes_(backlog_bytes) {}
+  // `client`: whom refusals are for; its texts are constants.
+  ReplyRing(shm::RingProducer ring, uint64_t backlog_bytes, const Refused& client)
+      : ring_(ring), backlog_bytes_(backlog_bytes), client_(client) {}
 
+  // One that is not OK is counted and told in the log as a refusal.
   void Answer(uint64_t id, const Status& status, std::span<const std::byte> head = {},
               std::span<const std::byte> tail = {});
   // Has the ring take what waits, as far as it has room.
@@ -44,6 +47,7 @@ class ReplyRing {
 
   shm::RingProducer ring_;
   const uint64_t backlog_bytes_;
+  const Refused client_;
   std::deque<Waiting> backlog_;
   uint64_t backlog_used_ = 0;
 };

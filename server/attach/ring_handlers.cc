@@ -1,6 +1,9 @@
 #include "server/attach/ring_handlers.h"
 
+#include <chrono>
 #include <utility>
+
+#include "server/telemetry/traffic.h"
 
 namespace kvstrata::ring {
 
@@ -64,7 +67,10 @@ bool AnswerLate(RingState* state) {
   const LateAnswers late = state->box->Take();
   state->awaited.EndOpenings(late.opened.size() + late.looked_up.size());
   for (const auto& [id, request, opened] : late.opened) {
-    if (opened.ok()) state->tensors.Opened(request.model, request.tokens, *opened);
+    if (opened.ok()) {
+      NoteTime(Timed::kOpen, std::chrono::steady_clock::now() - request.begun);
+      state->tensors.Opened(request.model, request.tokens, *opened);
+    }
     AnswerOpened(state, id, opened, request.asked);
   }
   for (const LookupAnswer& answer : late.looked_up) AnswerLookedUp(state, answer);

@@ -1,11 +1,13 @@
 // Look-ups of a session: answered at once, but where a plan's parameters are to be read first, or a
 // lease reads what it is to hold; what it has room for; and what a plan's text means.
+#include <chrono>
 #include <cstring>
 #include <utility>
 
 #include "server/attach/frame_reader.h"
 #include "server/attach/packet.h"
 #include "server/attach/ring_handlers.h"
+#include "server/telemetry/traffic.h"
 
 namespace kvstrata::ring {
 namespace {
@@ -15,6 +17,8 @@ shm::Room MessageOf(const Room& room) { return {room.tokens, room.bytes}; }
 shm::PoolCapacity MessageOf(const PoolCapacity& pool) {
   return {MessageOf(pool.free), MessageOf(pool.after_eviction), MessageOf(pool.limit)};
 }
+
+using Clock = std::chrono::steady_clock;
 
 }  // namespace
 
@@ -68,8 +72,8 @@ Malformed OnLookup(RingState* state, const RingFrame& frame) {
   state->awaited.BeginOpening();
   state->store->leases().LookupLeased(
       state->session, in.model, tokens, open, std::chrono::milliseconds(in.lease_ms),
-      [box = state->box, id = frame.header.id](const Result<PrefixHit>& hit) {
-        box->PutLookedUp(id, hit);
+      [box = state->box, id = frame.header.id, begun = Clock::now()](const Result<PrefixHit>& hit) {
+        box->PutLookedUp(id, begun, hit);
       });
   AnswerLate(state);
   return kHandled;
@@ -77,6 +81,7 @@ Malformed OnLookup(RingState* state, const RingFrame& frame) {
 
 void AnswerLookedUp(RingState* state, const LookupAnswer& answer) {
   if (!answer.status.ok()) return state->replies.Answer(answer.id, answer.status);
+  NoteTime(Timed::kLookup, Clock::now() - answer.begun);
   state->replies.Answer(answer.id, OkStatus(), BytesOf(answer.reply),
                         std::as_bytes(std::span(answer.plan)));
 }

@@ -1,5 +1,6 @@
 // Models, sequences and what is reported of them.
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -7,6 +8,7 @@
 #include "server/attach/frame_reader.h"
 #include "server/attach/packet.h"
 #include "server/attach/ring_handlers.h"
+#include "server/telemetry/log.h"
 
 namespace kvstrata::ring {
 namespace {
@@ -51,6 +53,11 @@ void AnswerOpened(RingState* state, uint64_t id, const Result<OpenedSequence>& o
   if (!opened.ok()) return state->replies.Answer(id, opened.status());
   const OpenedSequence& s = opened.value();
   state->sequences.Open(s.sequence);
+  LogEvent(LogLevel::kDebug, "sequence_opened",
+           {{"session", state->session},
+            {"sequence", s.sequence},
+            {"plan", s.plan.name},
+            {"held_tokens", s.held_tokens}});
   state->sequences.NoteTokens(s.sequence, tokens);
   const std::string plan = FormatPlan(s.plan);
   // Ends that the frame has no room for are reported by the engine again, as if never stored.
@@ -109,7 +116,8 @@ Malformed OnOpen(RingState* state, const RingFrame& frame) {
   if (!ReadText(in.key, &key)) return "OpenSequence with a key that does not end";
   const std::string_view text(plan.data(), strnlen(plan.data(), plan.size()));
   const uint64_t id = frame.header.id;
-  OpenRequest request{in.model, {}, std::max(in.tokens, in.reserve_tokens)};
+  OpenRequest request{
+      in.model, {}, std::max(in.tokens, in.reserve_tokens), std::chrono::steady_clock::now()};
   if (state->tensors.LendsFor(in.model)) request.tokens.assign(tokens.begin(), tokens.end());
   const OpenOptions options{
       {in.max_held_tokens, (in.flags & shm::OpenSequence::kOnlyReported) != 0}, in.reserve_tokens};
@@ -145,8 +153,12 @@ Malformed OnClose(RingState* state, const RingFrame& frame) {
   if (!Take(&rest, &in) || !rest.empty()) return "CloseSequence of a wrong size";
   state->sequences.Close(in.sequence);
   state->tensors.Closed(in.sequence);
-  state->replies.Answer(frame.header.id,
-                        state->store->sequences().CloseSequence(state->session, in.sequence));
+  const Status closed = state->store->sequences().CloseSequence(state->session, in.sequence);
+  if (closed.ok()) {
+    LogEvent(LogLevel::kDebug, "sequence_closed",
+             {{"session", state->session}, {"sequence", in.sequence}});
+  }
+  state->replies.Answer(frame.header.id, closed);
   return kHandled;
 }
 

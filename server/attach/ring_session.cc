@@ -50,7 +50,9 @@ RingSession::RingSession(std::byte* base, const SessionSegments& segments, Store
       state_{.store = store,
              .session = segments.session,
              .box = std::make_shared<AnswerBox>(std::move(options.wake)),
-             .replies = {RepliesOf(base_, bytes_), options.backlog_bytes},
+             .replies = {RepliesOf(base_, bytes_),
+                         options.backlog_bytes,
+                         {"ring", options.peer.uid, options.peer.pid, segments.session, ""}},
              .awaited = AwaitedRequests(options.settle_timeout),
              .sequences = OpenSequences(segments.session),
              .tensors = {std::move(options.import), std::move(options.take_descriptor)}} {}

@@ -43,6 +43,7 @@ struct RingOptions {
   std::function<void()> wake;             // the loop, from any thread; null: it polls
   std::unique_ptr<SessionImport> import;  // null: engines lend no tensors here
   SessionTensors::TakeDescriptor take_descriptor;
+  PeerIdentity peer;  // whose session it is, for the log
 };
 
 // What a session may do in one go. Work is an estimate of CPU time in ns, by what frames ask for.

@@ -1,7 +1,9 @@
 // TokenPassing: connections that redeem a token (attach_tokens.h) instead of saying Hello: a
 // process without the library fetches descriptors of a session of gRPC's. It has no ring and says
 // nothing more; arenas that the session is granted later follow as they do on a session's own
-// connection. The loop's.
+// connection.
+//
+// Thread-safety: the loop's. A token is redeemed by a thread that the connection is lent to.
 #ifndef KVSTRATA_SERVER_ATTACH_TOKEN_PASSING_H_
 #define KVSTRATA_SERVER_ATTACH_TOKEN_PASSING_H_
 

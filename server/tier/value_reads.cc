@@ -103,12 +103,16 @@ Status ValueReads::FinishGet(const PlannedGet& get, std::byte* scratch, int erro
 }
 
 Status ValueReads::Lose(const PlannedGet& get, bool reuse, Status why) {
-  MutexLock lock(state_->mu);
-  const auto it = state_->index.find(get.request->key);
-  // Erased meanwhile: its slot may have been written again under the read.
-  if (it == state_->index.end() || it->second.generation != get.generation) return Miss();
-  state_->condemned.push_back({state_->Forget(it), reuse});
-  if (why.reason() == "DISK_CORRUPT") ++state_->stats.corrupt;
+  {
+    MutexLock lock(state_->mu);
+    const auto it = state_->index.find(get.request->key);
+    // Erased meanwhile: its slot may have been written again under the read.
+    if (it == state_->index.end() || it->second.generation != get.generation) return Miss();
+    state_->condemned.push_back({state_->Forget(it), reuse});
+    if (why.reason() == "DISK_CORRUPT") ++state_->stats.corrupt;
+  }
+  const DiskTierOptions& options = state_->options;
+  if (options.lost) options.lost(get.request->key, get.at.segment, why);
   return why;
 }
 

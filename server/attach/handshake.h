@@ -1,7 +1,9 @@
-// Welcomes: a connection's first packet, and what opens its session: Hello, the session of the
-// store, its ring, Welcome. One that redeems a token goes to TokenPassing. The loop's.
-#ifndef KVSTRATA_SERVER_ATTACH_WELCOMES_H_
-#define KVSTRATA_SERVER_ATTACH_WELCOMES_H_
+// Handshake: a connection's first packet, and what opens its session: Hello, the session of the
+// store, its ring, Welcome. One that redeems a token goes to TokenPassing.
+//
+// Thread-safety: the loop's. A session is opened by a thread that the connection is lent to.
+#ifndef KVSTRATA_SERVER_ATTACH_HANDSHAKE_H_
+#define KVSTRATA_SERVER_ATTACH_HANDSHAKE_H_
 
 #include <cstddef>
 #include <string>
@@ -15,10 +17,10 @@
 
 namespace kvstrata {
 
-class Welcomes {
+class Handshake {
  public:
-  Welcomes(AttachState* state, ConnectionLending* lending, ConnectionEnds* ends,
-           TokenPassing* passing)
+  Handshake(AttachState* state, ConnectionLending* lending, ConnectionEnds* ends,
+            TokenPassing* passing)
       : state_(state), lending_(lending), ends_(ends), passing_(passing) {}
 
   void OnFirstPacket(AttachConnection* c);
@@ -38,4 +40,4 @@ class Welcomes {
 
 }  // namespace kvstrata
 
-#endif  // KVSTRATA_SERVER_ATTACH_WELCOMES_H_
+#endif  // KVSTRATA_SERVER_ATTACH_HANDSHAKE_H_

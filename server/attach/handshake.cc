@@ -1,4 +1,4 @@
-#include "server/attach/welcomes.h"
+#include "server/attach/handshake.h"
 
 #include <fcntl.h>
 #include <sys/eventfd.h>
@@ -13,7 +13,7 @@
 
 namespace kvstrata {
 
-void Welcomes::OnFirstPacket(AttachConnection* c) {
+void Handshake::OnFirstPacket(AttachConnection* c) {
   // One byte more than a Hello, to tell a longer packet.
   struct {
     shm::Hello hello;
@@ -39,7 +39,7 @@ void Welcomes::OnFirstPacket(AttachConnection* c) {
   passing_->OnRedeem(c, redeem, bytes);
 }
 
-void Welcomes::OnHello(AttachConnection* c, const shm::Hello& hello, size_t bytes) {
+void Handshake::OnHello(AttachConnection* c, const shm::Hello& hello, size_t bytes) {
   if (const Status status = CheckHello(hello, bytes); !status.ok()) return ends_->Refuse(c, status);
   std::string name, uuid;
   KVS_CHECK(ReadText(hello.client_name, &name) && ReadText(hello.device_uuid, &uuid));
@@ -50,8 +50,8 @@ void Welcomes::OnHello(AttachConnection* c, const shm::Hello& hello, size_t byte
       [=, this] { OnWelcomed(c, name, c->status); });
 }
 
-Status Welcomes::OpenSession(AttachConnection* c, const std::string& name,
-                             const std::string& uuid) {
+Status Handshake::OpenSession(AttachConnection* c, const std::string& name,
+                              const std::string& uuid) {
   KVS_ASSIGN_OR_RETURN(c->device, state_->store->devices().FindDevice(Printable(uuid)));
   UniqueFd socket(fcntl(c->socket.get(), F_DUPFD_CLOEXEC, 0));
   c->doorbell.Reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -75,7 +75,7 @@ Status Welcomes::OpenSession(AttachConnection* c, const std::string& name,
   return status;
 }
 
-void Welcomes::OnWelcomed(AttachConnection* c, const std::string& name, const Status& status) {
+void Handshake::OnWelcomed(AttachConnection* c, const std::string& name, const Status& status) {
   if (!status.ok()) return ends_->Refuse(c, status);
   c->state = AttachConnection::State::kOpen;
   state_->connections.Serve(c);
@@ -89,7 +89,7 @@ void Welcomes::OnWelcomed(AttachConnection* c, const std::string& name, const St
             {"device", state_->store->devices().DeviceName(c->device)}});
 }
 
-Status Welcomes::SendWelcome(AttachConnection* c, const SessionSegments& segments) {
+Status Handshake::SendWelcome(AttachConnection* c, const SessionSegments& segments) {
   c->inbox = std::make_unique<DescriptorInbox>(c->socket.get(), &state_->closer, c->peer.uid);
   if (state_->options.imports != nullptr) LetPassDescriptors(c->socket.get(), true);
   RingOptions ring{state_->options.reply_backlog_bytes, state_->options.settle_timeout,
@@ -97,6 +97,7 @@ Status Welcomes::SendWelcome(AttachConnection* c, const SessionSegments& segment
   if (state_->options.imports != nullptr) {
     ring.import = state_->options.imports->NewSession(segments.session, c->device, c->peer);
   }
+  ring.peer = c->peer;
   ring.take_descriptor = [inbox = c->inbox.get()](uint32_t number) { return inbox->Take(number); };
   KVS_ASSIGN_OR_RETURN(c->ring, RingSession::Map(segments, state_->store, std::move(ring)));
   // Edge-triggered: each ring of the bell is one event.
