@@ -18,6 +18,7 @@ class Plan:
     reads: str
     linked: str = ""  # as ids of cuda-linked call it; "": not there
     where: str = "CPU, GPU; every engine"
+    preset: bool = True  # not options of another
 
 
 # Neither vLLM nor SGLang tells the surprisal of a prompt's tokens, which spans are cut by.
@@ -25,7 +26,7 @@ PLANS = [
     Plan("full", "everything", "full"),
     Plan("window", "the first and the last tokens"),
     Plan("quest", "pages, by their keys' extremes (Quest)", "quest"),
-    Plan("quest_softmax", "pages of 32, by extremes balanced over heads", "quest_softmax"),
+    Plan("quest_softmax", "pages of 32, by extremes balanced over heads", "quest_softmax", preset=False),
     Plan("strata", "tokens, by keys in two bits (ours)", "strata"),
     Plan("chess", "pages in a hierarchy, rarely chosen anew (CHESS)", "chess"),
     Plan("tokenselect", "tokens that heads vote for (TokenSelect)", "tokenselect_0.9"),
@@ -135,7 +136,7 @@ def plans():
                 ("speed-up", "cuda-linked-h200"))
     sources = "; ".join(f"{what}: {short_note(suite)}" for what, suite in measured) + "."
     lines = grid(head, [[f"`{p.name}`", p.reads, read_cell(p), error_cell(p), answers_cell(p), memory_cell(p),
-                        speed_cell(p), p.where] for p in PLANS])
+                        speed_cell(p), p.where] for p in PLANS if p.preset])
     return [*lines, "", sources]
 
 

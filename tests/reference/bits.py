@@ -100,9 +100,10 @@ def noise(q, keys, bits, group, sealed):
 def take(votes, missed):
     """How many of the largest votes to take so that those that are left sum to at most `missed` (rule 4)."""
     counts = np.bincount(np.asarray(votes, np.float32).view(np.uint32) >> 19)
-    middles = (np.arange(len(counts), dtype=np.uint32) << 19 | 1 << 18).view(np.float32).astype(np.float64)
+    used = np.flatnonzero(counts)
+    middles = (used.astype(np.uint32) << 19 | 1 << 18).view(np.float32).astype(np.float64)
     taken, room = len(votes), missed
-    for count, middle in zip(counts, middles):
+    for count, middle in zip(counts[used], middles):
         if room // middle < count:
             return taken - int(room // middle)
         taken, room = taken - int(count), room - count * middle
