@@ -30,6 +30,7 @@
 #include "kernels/ops/mean_query/mean_query_cuda.h"
 #include "kernels/ops/observe/observe_cuda.h"
 #include "kernels/ops/pick/pick_cuda.h"
+#include "kernels/ops/pick_bits/pick_bits_cuda.h"
 #include "kernels/ops/pick_buckets/pick_buckets_cuda.h"
 #include "kernels/ops/promote/promote_cuda.h"
 #include "kernels/ops/quantise_keys/quantise_keys_cuda.h"
@@ -41,7 +42,7 @@
 
 namespace kvstrata::cuda {
 
-inline constexpr uint32_t kCudaOpsVersion = 9;  // of this table: loader and library must agree
+inline constexpr uint32_t kCudaOpsVersion = 10;  // of this table: loader and library must agree
 
 // What a loader asks first. The version stays at the table's beginning, in all versions.
 struct RuntimeOps {
@@ -115,6 +116,8 @@ struct SelectionOps {
   int (*promote)(const PromoteBatch& work, Stream stream) = nullptr;
   int (*quantise_keys)(const QuantiseKeysBatch& work, Stream stream) = nullptr;
   int (*score_bits)(const ScoreBitsBatch& work, Stream stream) = nullptr;
+  int64_t (*pick_bits_scratch_bytes)(const PickBitsBatch& work) = nullptr;
+  int (*pick_bits)(const PickBitsBatch& work, Stream stream) = nullptr;
 };
 
 // What writes new rows, and attends raw, packed and low-rank ones.

@@ -1,7 +1,7 @@
 // Selector bits on a GPU, as kernels/select/bits.cc does it on a CPU: each KV head votes for tokens
-// by its keys in few bits, which the index holds, and takes the best of them. Plans that are served
-// have a window of at least a group, so that every candidate is in a group that was sealed before
-// the step.
+// by its keys in few bits, which the index holds, and takes the best of them: by op pick_bits, or,
+// on a device without it, by ops vote and pick. Plans that are served have a window of at least a
+// group, so that every candidate is in a group that was sealed before the step.
 #include <algorithm>
 
 #include "kernels/step/cuda_frame.h"
@@ -23,7 +23,9 @@ class CudaBits final : public CudaSelector {
       need.units = std::max(need.units, frame.RoomFor(i));
       need.list = std::max(need.list, frame.plan(i).bits.budget);
     }
-    return need.units == 0 ? OkStatus() : best_.Fit(frame, need, kMultiple);
+    if (need.units == 0) return OkStatus();
+    one_pass_ = frame.ops().pick_bits != nullptr && ScratchBytes(frame, 1, need.units) > 0;
+    return one_pass_ ? FitOnePass(frame, need) : best_.Fit(frame, need, kMultiple);
   }
 
   Status Select(CudaFrame* frame, const CudaPart& part, int layer, const Rows& q) override {
@@ -31,17 +33,18 @@ class CudaBits final : public CudaSelector {
     cuda::VoteBatch keys;
     keys.groups = frame->IndexGroupsOf(part.first, layer);
     keys.ahead = true;
+    if (one_pass_) return PickInOnePass(*frame, part, rule, q, keys);
     KVS_RETURN_IF_ERROR(best_.Vote(*frame, part, rule, q, keys));
     return best_.Pick(*frame, part, rule);
   }
 
   cuda::DeviceSelection SelectionOf(const CudaFrame&, const CudaPart& part) const override {
-    return best_.lists().SelectionOf(part, 1);
+    return chosen().SelectionOf(part, 1);
   }
 
   Result<Selection> Read(const CudaFrame& frame, const CudaPart& part, int member,
                          int32_t n) const override {
-    KVS_ASSIGN_OR_RETURN(const CudaLists::Read lists, best_.lists().ReadMember(frame, member));
+    KVS_ASSIGN_OR_RETURN(const CudaLists::Read lists, chosen().ReadMember(frame, member));
     if (lists.recent_begin == 0) return Selection::Full(n);
     const int32_t heads = frame.geometry().kv_heads, unit = part.plan.index.unit;
     Selection selection;
@@ -52,7 +55,7 @@ class CudaBits final : public CudaSelector {
       std::vector<Run>& runs = selection.runs[head];
       AppendRun({0, lists.sink_end}, &runs);
       for (int32_t i = 0; i < lists.counts[head]; ++i) {
-        const int32_t token = lists.units[static_cast<size_t>(head * best_.lists().stride() + i)];
+        const int32_t token = lists.units[static_cast<size_t>(head * chosen().stride() + i)];
         AppendRun({token, token + 1}, &runs);
       }
       AppendRun({lists.recent_begin, n}, &runs);
@@ -63,7 +66,64 @@ class CudaBits final : public CudaSelector {
  private:
   static constexpr int32_t kMultiple = 1024;  // tokens, in growing
 
-  CudaScoredLists best_;
+  static int64_t ScratchBytes(const CudaFrame& frame, int32_t members, int32_t units) {
+    cuda::PickBitsBatch w;
+    w.vote.groups.kv_heads = w.vote.output_rows = frame.geometry().kv_heads;
+    w.vote.query_heads = frame.geometry().query_heads;
+    w.vote.candidate_stride = units;
+    int64_t bytes = 0;
+    for (int32_t unit = 32; unit <= 256; unit += 32) {
+      w.vote.groups.format.tokens = unit;
+      for (w.vote.batch = 1; w.vote.batch <= members; ++w.vote.batch) {
+        bytes = std::max(bytes, frame.ops().pick_bits_scratch_bytes(w));
+      }
+    }
+    return bytes;
+  }
+
+  const CudaLists& chosen() const { return one_pass_ ? lists_ : best_.lists(); }
+
+  Status FitOnePass(const CudaFrame& frame, const CudaScoredLists::Room& need) {
+    CudaScoredLists::Room room = room_;
+    Raise(&room.units, need.units, Generous(need.units, kMultiple));
+    room.list = std::max(room.list, need.list);
+    const int32_t members = std::max(members_, frame.memory().members());
+    if (room == room_ && members == members_) return OkStatus();
+    room_ = {}, members_ = 0;  // until all of it is there
+    StepMemory& memory = frame.memory();
+    memory.NoteGrowth();
+    KVS_RETURN_IF_ERROR(lists_.Fit(&memory, members, frame.geometry().kv_heads, room.list));
+    KVS_RETURN_IF_ERROR(memory.Fit(&scratch_, ScratchBytes(frame, members, room.units)));
+    room_ = room, members_ = members;
+    return OkStatus();
+  }
+
+  Status PickInOnePass(const CudaFrame& frame, const CudaPart& part,
+                       const cuda::CandidateRule& rule, const Rows& q,
+                       const cuda::VoteBatch& keys) const {
+    cuda::PickBitsBatch w;
+    w.vote = keys;
+    w.vote.scale = frame.geometry().logit_scale();
+    w.vote.rule = rule;
+    w.vote.tokens = frame.VisibleFrom(frame.FirstRow(part));
+    w.vote.q = q.data;
+    w.vote.q_dtype = q.dtype;
+    w.vote.batch = part.count;
+    w.vote.query_heads = frame.geometry().query_heads;
+    w.vote.output_rows = frame.geometry().kv_heads;
+    w.vote.candidate_stride = room_.units;
+    w.vote.scratch = scratch_.as<std::byte>();
+    lists_.WriteTo(part, &w.pick);
+    return frame.Check(frame.ops().pick_bits(w, frame.stream()), "op pick_bits");
+  }
+
+  bool one_pass_ = false;
+  // In one pass.
+  int32_t members_ = 0;
+  CudaScoredLists::Room room_;
+  CudaLists lists_;
+  DeviceBuffer scratch_;
+  CudaScoredLists best_;  // elsewhere
 };
 
 }  // namespace

@@ -1,0 +1,502 @@
+// The kernels of op pick_bits that score: of a sample, and of all.
+#include <algorithm>
+#include <cstdint>
+
+#include "kernels/cuda/warp_sums.cuh"
+#include "kernels/ops/pick/cluster_exchange.cuh"
+#include "kernels/ops/pick_bits/kept_tokens.cuh"
+
+namespace kvstrata::cuda {
+namespace {
+
+// A vote by an estimate that is far too small, and what one of its heads has at least.
+constexpr float kHuge = 0x1p60f, kHugeExponent = 56;
+constexpr int kSampleBlocks = 4;  // of a warp at most
+constexpr int kSampleTokens = 8192, kSampleTokensMost = kClusterCtas * kWarps * kSampleBlocks * 64;
+// Votes of a sample are counted in bins of an eighth of an octave, from 2^-125 to 8.
+constexpr int kSampleBins = 1024;
+[[maybe_unused]] constexpr int kBinShift = 20, kFirstBin = 16;
+
+// Exponents of a lane's tokens and two queries: x[tile][i] of token 4g + i / 2, query i % 2. In
+// groups up to 4 the lane's only tile is number t / 2 of the block.
+template <bool kWide>
+struct LaneExponents {
+  static constexpr int kTiles = kWide ? 2 : 1;
+  float x[kTiles][8];
+
+  __device__ LaneExponents(const float (&c)[kBlockTiles][2][4], const float (&factor)[2],
+                           const float (&minus)[2]) {
+#pragma unroll
+    for (int i = 0; i < 8 * kTiles; ++i) {
+      x[i / 8][i % 8] = fmaf(c[i / 8][i / 4 % 2][i % 4], factor[i % 2], minus[i % 2]);
+    }
+  }
+};
+
+// The votes of the two tokens that are this lane's of the quad of lanes t with the same t / 2: 4g +
+// 2 (t % 2) and the next, of tile t / 2. p: weights, as exponents are.
+template <bool kWide>
+__device__ void SumVotes(const float (&p)[kWide ? 2 : 1][8], float (&votes)[2]) {
+  const bool second = (threadIdx.x & 2) != 0, odd = (threadIdx.x & 1) != 0;
+  float four[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    four[i] = p[0][2 * i] + p[0][2 * i + 1];
+    if constexpr (kWide) {
+      const float other = p[1][2 * i] + p[1][2 * i + 1];
+      const float sent = __shfl_xor_sync(~0u, second ? four[i] : other, 2);
+      four[i] = (second ? other : four[i]) + sent;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float sent = __shfl_xor_sync(~0u, odd ? four[i] : four[2 + i], 1);
+    votes[i] = (odd ? four[2 + i] : four[i]) + sent;
+  }
+}
+
+struct ListPlace {
+  int head, sequence, list, group;
+
+  __device__ static ListPlace Of(const VoteBatch& w) {
+    const int head = blockIdx.y, sequence = blockIdx.z;
+    return {head, sequence, sequence * w.groups.kv_heads + head, w.query_heads / w.groups.kv_heads};
+  }
+  __device__ int64_t FirstElement(const VoteBatch& w, int dim) const {
+    return (int64_t{sequence} * w.query_heads + head * group) * dim;
+  }
+};
+
+struct BlockRange {
+  int begin, end;  // whole blocks
+
+  __device__ static BlockRange Of(Candidates units) {
+    return {units.first / kBlockRows * kBlockRows,
+            (units.last + kBlockRows - 1) / kBlockRows * kBlockRows};
+  }
+};
+
+// How many turns there are to one that is sampled: a power of two.
+[[maybe_unused]] __device__ int SampledOf(int candidates) {
+  int every = 1;
+  while (candidates / every > kSampleTokensMost ||
+         (candidates / every > kSampleTokens && every < 64)) {
+    every *= 2;
+  }
+  return every;
+}
+
+template <bool kWide>
+struct SampleMemory {
+  float exponents[kWarps][kSampleBlocks][kWide ? 16 : 8][32];
+  float2 of_warps[kWarps][8];
+  int32_t tokens_of_warps[kWarps];
+  int2 of_cta[8];  // maximum and sum of each head, as bits; others of the cluster read it
+  int32_t tokens_of_cta;
+  float log_sum[8];
+  alignas(16) int32_t bins[kSampleBins];
+  int32_t sums[kSampleBins / 4 / 32];
+  float cut;
+};
+
+[[maybe_unused]] __device__ inline void ClusterBarrier() {
+  ArriveAtCluster();
+  WaitForCluster();
+}
+
+// The lower edge of the bin that the rank-th largest of the sampled votes is in; 0 if there is no
+// such bin. By the first CTA of a cluster.
+template <bool kWide>
+__device__ float FindCut(SampleMemory<kWide>& s, float rank_of_tokens) {
+  constexpr int kThreads = kSampleBins / 4;
+  const int at = kThreads - 1 - static_cast<int>(threadIdx.x), lane = threadIdx.x % 32;
+  int4 bins = {};
+  int32_t sum = 0, inclusive = 0;
+  if (threadIdx.x == 0) s.cut = 0;
+  if (at >= 0) {
+#pragma unroll
+    for (int j = 0; j < kClusterCtas; ++j) {
+      const int4 x = LoadFromCta(reinterpret_cast<const int4*>(s.bins) + at, j);
+      bins = {bins.x + x.x, bins.y + x.y, bins.z + x.z, bins.w + x.w};
+    }
+    sum = bins.x + bins.y + bins.z + bins.w;
+    inclusive = WarpInclusiveSum(sum);
+    if (lane == 31) s.sums[threadIdx.x / 32] = inclusive;
+  }
+  __syncthreads();
+  if (at >= 0) {
+    int32_t before = 0, all = 0;
+    for (int i = 0; i < kThreads / 32; ++i) {
+      if (i < static_cast<int>(threadIdx.x) / 32) before += s.sums[i];
+      all += s.sums[i];
+    }
+    const auto rank = static_cast<int32_t>(rank_of_tokens * static_cast<float>(all)) + 1;
+    Digit found{~0u, 0, 0};
+    FindInBins(bins, at, before + inclusive - sum, rank, &found);
+    if (found.digit != ~0u && found.digit > 0) {
+      s.cut = __uint_as_float((found.digit + kFirstBin) << kBinShift);
+    }
+  }
+  __syncthreads();
+  return s.cut;
+}
+
+// Grid (a cluster, kv_heads, batch): the Aim of the first round.
+template <int kDim, int kBits, bool kWide>
+__global__ __launch_bounds__(kWarps * 32) void SampleKernel(const __grid_constant__ VoteBatch w,
+                                                            const __grid_constant__ GroupOffsets f,
+                                                            const __grid_constant__ Turns turns,
+                                                            Aim* aims, float margin) {
+#if __CUDA_ARCH__ >= 900
+  extern __shared__ uint4 dynamic[];
+  using Ring = BitsRing<kDim, kBits>;
+  auto* const rings = reinterpret_cast<Ring*>(dynamic);
+  auto& s = *reinterpret_cast<SampleMemory<kWide>*>(rings + kWarps);
+  const ListPlace at = ListPlace::Of(w);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  for (int i = threadIdx.x; i < kSampleBins; i += kWarps * 32) s.bins[i] = 0;
+  LetNextStart();
+  if (!w.ahead) WaitForPrevious();
+  const Candidates units = CandidatesOf(w.rule, w.tokens[at.sequence]);
+  if (units.full) {  // of all CTAs of the cluster
+    if (w.ahead) WaitForPrevious();
+    return;
+  }
+  const BlockRange range = BlockRange::Of(units);
+  const SomeTurns some{range.begin / (turns.group_tokens * turns.groups), SampledOf(units.count())};
+  BlockCopier<kDim, kBits, SomeTurns> copier(
+      w.groups, f, turns, at.sequence, at.head,
+      BlockWalk<SomeTurns>(turns, some, range.begin, range.end), units.last, &rings[warp]);
+  BlockScorer<kDim, kBits, SomeTurns> scorer(f, &rings[warp], &copier);
+  if (w.ahead) WaitForPrevious();
+  const auto query =
+      LaneQueryPairs<kDim, kBits>::Load(w.q, w.q_dtype, at.FirstElement(w, kDim), at.group);
+  float factor[2];
+  query.Factors(w.scale * kLog2E, factor);
+
+  constexpr int kValues = kWide ? 16 : 8;
+  const float none[2] = {0, 0};
+  float most[2] = {-INFINITY, -INFINITY};
+  int blocks = 0, tokens = 0;
+  for (; blocks < kSampleBlocks; ++blocks) {
+    float c[kBlockTiles][2][4];
+    const int token = scorer.Next(query, at.group, range.end, c);
+    if (token >= range.end) break;
+    Mask(c, token, units);
+    tokens += min(token + kBlockRows, units.last) - max(token, units.first);
+    if constexpr (!kWide) JoinColumns(c);
+    const LaneExponents<kWide> e(c, factor, none);
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) {
+      const float x = e.x[i / 8][i % 8];
+      most[i % 2] = fmaxf(most[i % 2], x);
+      s.exponents[warp][blocks][i][lane] = x;
+    }
+  }
+  asm volatile("cp.async.wait_all;" ::: "memory");
+
+  // Sums of the heads, by maxima: over the warp, the CTA, the cluster.
+  const int first_query = LaneQuery(lane, kWide);
+#pragma unroll
+  for (int q = 0; q < 2; ++q) {
+    const float top = AcrossRows(most[q], kWide, [](float a, float b) { return fmaxf(a, b); });
+    const float shift = Softmax::Shift(top);
+    float sum = 0;
+    for (int b = 0; b < blocks; ++b) {
+#pragma unroll
+      for (int i = q; i < kValues; i += 2) sum += Exp2(s.exponents[warp][b][i][lane] - shift);
+    }
+    sum = AcrossRows(sum, kWide, [](float a, float b) { return a + b; });
+    if (lane < (kWide ? 4 : 2)) s.of_warps[warp][first_query + q] = {top, sum};
+  }
+  if (lane == 0) s.tokens_of_warps[warp] = tokens;
+  __syncthreads();
+  if (threadIdx.x < 8) {
+    Softmax all;
+    if (static_cast<int>(threadIdx.x) < at.group) {
+      for (int i = 0; i < kWarps; ++i) {
+        all.Add(s.of_warps[i][threadIdx.x].x, s.of_warps[i][threadIdx.x].y);
+      }
+    }
+    s.of_cta[threadIdx.x] = {__float_as_int(all.max), __float_as_int(all.sum)};
+  }
+  if (threadIdx.x == 8) {
+    int32_t sum = 0;
+    for (int i = 0; i < kWarps; ++i) sum += s.tokens_of_warps[i];
+    s.tokens_of_cta = sum;
+  }
+  ClusterBarrier();
+  if (threadIdx.x < 8) {
+    Softmax all;
+    int32_t seen = 0;
+    for (int i = 0; i < kClusterCtas; ++i) {
+      const int2 part = LoadFromCta(&s.of_cta[threadIdx.x], i);
+      all.Add(__int_as_float(part.x), __int_as_float(part.y));
+      seen += LoadFromCta(&s.tokens_of_cta, i);
+    }
+    // The largest weight counts once: a token that holds most of the sum is the only one of its
+    // kind, and an estimate that is too large is what the proof does not forgive.
+    const float times = static_cast<float>(units.count()) / static_cast<float>(max(seen, 1));
+    s.log_sum[threadIdx.x] = static_cast<int>(threadIdx.x) < at.group
+                                 ? all.max + log2f(fmaxf(all.sum - 1, 0.0f) * times + 1)
+                                 : INFINITY;
+  }
+  __syncthreads();
+
+  const float minus[2] = {s.log_sum[first_query], s.log_sum[first_query + 1]};
+  for (int b = 0; b < blocks; ++b) {
+    float p[kWide ? 2 : 1][8], votes[2];
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) {
+      p[i / 8][i % 8] = Exp2(s.exponents[warp][b][i][lane] - minus[i % 2]);
+    }
+    SumVotes<kWide>(p, votes);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      // Tokens that do not count have 0 and the lowest bin, as those of no weight.
+      const int bin = static_cast<int>(__float_as_uint(votes[i]) >> kBinShift) - kFirstBin;
+      atomicAdd(&s.bins[min(max(bin, 0), kSampleBins - 1)], 1);
+    }
+  }
+  ClusterBarrier();
+  if (blockIdx.x == 0) {
+    const float part = margin * static_cast<float>(w.rule.take) / static_cast<float>(units.count());
+    const float cut = FindCut(s, part);
+    if (threadIdx.x < 8) aims[at.list].log_sum[threadIdx.x] = s.log_sum[threadIdx.x];
+    if (threadIdx.x == 0) {
+      aims[at.list].cut = cut;
+      aims[at.list].scale = ScaleOf(cut, max(w.rule.take, 1), at.group);
+      aims[at.list].wanted = 1;
+    }
+  }
+  ClusterBarrier();  // the first CTA has read what the others have
+#endif
+}
+
+// Keeps quads of a warp.
+template <bool kWide>
+class QuadKeeper {
+ public:
+  __device__ QuadKeeper(const Kept& kept, const Aim& aim, int list, const float (&factor)[2])
+      : room_(kept.room), factor_{factor[0], factor[1]}, cut_(aim.cut), scale_(aim.scale) {
+    const int lane = threadIdx.x % 32, query = LaneQuery(lane, kWide);
+    for (int q = 0; q < 2; ++q) minus_[q] = -aim.log_sum[query + q];
+    const int64_t segment = int64_t{list} * kept.warps + blockIdx.x * kWarps + threadIdx.x / 32;
+    tokens_ = kept.tokens + segment * kept.room;
+    weights_ = kept.weights + segment * kept.room * kQuad + lane % kQuad;
+    bit_ = kWide ? lane & ~3 : lane & ~1;
+    first_ = lane / 4 * 4 + (kWide ? 0 : (lane & 2) / 2 * kTileTokens);
+  }
+
+  // c: as of JoinColumns. base: what is to be added to it, joined as well. token: the block's
+  // first.
+  __device__ void Keep(const float (&c)[kBlockTiles][2][4], const float (&base)[2], int token) {
+    const float minus[2] = {fmaf(base[0], factor_[0], minus_[0]),
+                            fmaf(base[1], factor_[1], minus_[1])};
+    const LaneExponents<kWide> e(c, factor_, minus);
+    float p[kTiles][8], votes[2];
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) p[tile][i] = Exp2(e.x[tile][i]);
+#pragma unroll
+      for (int q = 0; q < 2; ++q) {
+        sum_[q] += p[tile][q] + p[tile][2 + q] + (p[tile][4 + q] + p[tile][6 + q]);
+      }
+    }
+    SumVotes<kWide>(p, votes);
+    const float vote = fmaxf(votes[0], votes[1]);
+    const uint32_t reach = __ballot_sync(~0u, vote >= cut_);
+    if (reach == 0) return;
+    const uint32_t quads = (reach | reach >> 1) & 0x55555555u;
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      const int bit = bit_ + 2 * tile;
+      if ((quads >> bit & 1) == 0) continue;
+      const int at = count_ + __popc(quads & ((1u << bit) - 1));
+      if (at >= room_) continue;  // never
+      uint4 halves;
+      halves.x = Pair(p[tile][0], p[tile][1]), halves.y = Pair(p[tile][2], p[tile][3]);
+      halves.z = Pair(p[tile][4], p[tile][5]), halves.w = Pair(p[tile][6], p[tile][7]);
+      weights_[at * kQuad] = halves;
+      if (threadIdx.x % kQuad == 0) tokens_[at] = token + first_ + tile * kTileTokens;
+    }
+    count_ += __popc(quads);
+    if (__any_sync(~0u, vote > kHuge)) {
+#pragma unroll
+      for (int i = 0; i < 8 * kTiles; ++i) {
+        const float x = e.x[i / 8][i % 8];
+        if (x > kHugeExponent) huge_[i % 2] = fmaxf(huge_[i % 2], x);
+      }
+    }
+  }
+
+  __device__ int count() const { return count_; }
+  // Over all lanes.
+  __device__ HeadPart Part(int q) const {
+    return {AcrossRows(sum_[q], kWide, [](float a, float b) { return a + b; }),
+            AcrossRows(huge_[q], kWide, [](float a, float b) { return fmaxf(a, b); })};
+  }
+
+ private:
+  static constexpr int kTiles = kWide ? 2 : 1, kQuad = kWide ? 4 : 2;
+
+  __device__ uint32_t Pair(float a, float b) const {
+    return BitsOf(__floats2half2_rn(a * scale_, b * scale_));
+  }
+
+  const int room_;
+  const float factor_[2];
+  float minus_[2];
+  const float cut_, scale_;
+  int32_t* tokens_;
+  uint4* weights_;  // this lane's piece of the first quad
+  int bit_;         // of this lane's quad among those that reach the cut; of the first tile
+  int first_;       // its first token in the block
+  int count_ = 0;
+  float sum_[2] = {}, huge_[2] = {-INFINITY, -INFINITY};
+};
+
+// Grid (splits, kv_heads, batch). Warps take turns (BlockWalk) over all CTAs.
+template <int kDim, int kBits, bool kWide, bool kWhole>
+__global__ __launch_bounds__(kWarps * 32, kDim == 256 ? 1 : 2) void FilterKernel(
+    const __grid_constant__ VoteBatch w, const __grid_constant__ GroupOffsets f,
+    const __grid_constant__ Turns turns, const __grid_constant__ Kept kept, const Aim* aims,
+    bool again) {
+  extern __shared__ uint4 dynamic[];
+  __shared__ HeadPart of_warps[kWarps][8];
+  auto* const ring = reinterpret_cast<BitsRing<kDim, kBits>*>(dynamic) + threadIdx.x / 32;
+  const ListPlace at = ListPlace::Of(w);
+  LetNextStart();
+  const bool waits = again || !w.ahead;
+  if (waits) WaitForPrevious();
+  const Candidates units = CandidatesOf(w.rule, w.tokens[at.sequence]);
+  if (units.full || (again && aims[at.list].wanted == 0)) {
+    if (!waits) WaitForPrevious();
+    return;
+  }
+  const BlockRange range = BlockRange::Of(units);
+  const AllTurns all{range.begin / (turns.group_tokens * turns.groups)};
+  BlockCopier<kDim, kBits, AllTurns, kWhole> copier(
+      w.groups, f, turns, at.sequence, at.head,
+      BlockWalk<AllTurns, kWhole>(turns, all, range.begin, range.end), units.last, ring);
+  BlockScorer<kDim, kBits, AllTurns, kWhole> scorer(f, ring, &copier);
+  if (!waits) WaitForPrevious();
+  const auto query =
+      LaneQueryPairs<kDim, kBits>::Load(w.q, w.q_dtype, at.FirstElement(w, kDim), at.group);
+  float factor[2];
+  query.Factors(w.scale * kLog2E, factor);
+  QuadKeeper<kWide> keeper(kept, aims[at.list], at.list, factor);
+  while (true) {
+    float c[kBlockTiles][2][4];
+    const int token = scorer.Next(query, kWide ? 8 : 4, range.end, c);
+    if (token >= range.end) break;
+    if (token < units.first || token + kBlockRows > units.last) Mask(c, token, units);
+    if constexpr (!kWide) JoinColumns(c);
+    float base[2] = {};
+    if constexpr (kWhole) {
+#pragma unroll
+      for (int q = 0; q < 2; ++q) {
+        base[q] = scorer.base(q);
+        if constexpr (!kWide) base[q] += __shfl_xor_sync(~0u, base[q], 2);
+      }
+    }
+    keeper.Keep(c, base, token);
+  }
+
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  for (int q = 0; q < 2; ++q) {
+    const HeadPart part = keeper.Part(q);
+    if (lane < (kWide ? 4 : 2)) of_warps[warp][LaneQuery(lane, kWide) + q] = part;
+  }
+  if (lane == 0) {
+    kept.counts[int64_t{at.list} * kept.warps + blockIdx.x * kWarps + warp] = keeper.count();
+  }
+  __syncthreads();
+  if (static_cast<int>(threadIdx.x) >= at.group) return;
+  HeadPart sum{0, -INFINITY};
+  for (int i = 0; i < kWarps; ++i) {
+    sum.sum += of_warps[i][threadIdx.x].sum;
+    sum.huge = fmaxf(sum.huge, of_warps[i][threadIdx.x].huge);
+  }
+  kept.parts[(int64_t{at.list} * kept.splits + blockIdx.x) * 8 + threadIdx.x] = sum;
+}
+
+template <int kDim, int kBits, bool kWide>
+int LaunchSampleOf(const PickBitsBatch& work, const Kept& kept, Stream stream) {
+  const VoteBatch& w = work.vote;
+  constexpr int kBytes = kWarps * static_cast<int>(sizeof(BitsRing<kDim, kBits>)) +
+                         static_cast<int>(sizeof(SampleMemory<kWide>));
+  const auto kernel = SampleKernel<kDim, kBits, kWide>;
+  if (const int error = AllowShared(kernel, kBytes); error != 0) return error;
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim = {kClusterCtas, 1, 1};
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(kClusterCtas, w.groups.kv_heads, w.batch);
+  config.blockDim = dim3(kWarps * 32);
+  config.dynamicSmemBytes = kBytes;
+  config.stream = static_cast<cudaStream_t>(stream);
+  config.attrs = attributes;
+  config.numAttrs = 2;
+  return cudaLaunchKernelEx(&config, kernel, w, GroupOffsets::Of(w.groups.format),
+                            Turns::Of(w.groups), kept.aims, work.margin);
+}
+
+template <int kDim, int kBits, bool kWide, bool kWhole>
+int LaunchFilterOf(const PickBitsBatch& work, const Kept& kept, int round, Stream stream) {
+  const VoteBatch& w = work.vote;
+  constexpr int kBytes = kWarps * static_cast<int>(sizeof(BitsRing<kDim, kBits>));
+  const auto kernel = FilterKernel<kDim, kBits, kWide, kWhole>;
+  if (const int error = AllowShared(kernel, kBytes); error != 0) return error;
+  const dim3 grid(kept.splits, w.groups.kv_heads, w.batch);
+  const Aim* const aims = kept.aims + int64_t{round} * w.groups.kv_heads * w.batch;
+  return LaunchDependent(kernel, grid, kWarps * 32, kBytes, stream, w,
+                         GroupOffsets::Of(w.groups.format), Turns::Of(w.groups), kept, aims,
+                         round > 0);
+}
+
+// launch.template operator()<kDim, kBits, kWide>() of the work's shape.
+template <typename Launch>
+int ForShape(const VoteBatch& w, Launch launch) {
+  const auto of_wide = [&]<int kDim, int kBits>() {
+    return w.query_heads > 4 * w.groups.kv_heads ? launch.template operator()<kDim, kBits, true>()
+                                                 : launch.template operator()<kDim, kBits, false>();
+  };
+#ifdef KVS_ONE_SHAPE
+  return launch.template operator()<128, 2, false>();
+#else
+  const auto of_bits = [&]<int kDim>() {
+    return w.groups.format.bits == 2   ? of_wide.template operator()<kDim, 2>()
+           : w.groups.format.bits == 3 ? of_wide.template operator()<kDim, 3>()
+                                       : of_wide.template operator()<kDim, 4>();
+  };
+  return w.groups.format.dim == 64    ? of_bits.template operator()<64>()
+         : w.groups.format.dim == 128 ? of_bits.template operator()<128>()
+                                      : of_bits.template operator()<256>();
+#endif
+}
+
+}  // namespace
+
+int LaunchSample(const PickBitsBatch& work, const Kept& kept, Stream stream) {
+  return ForShape(work.vote, [&]<int kDim, int kBits, bool kWide>() {
+    return LaunchSampleOf<kDim, kBits, kWide>(work, kept, stream);
+  });
+}
+
+int LaunchFilter(const PickBitsBatch& work, const Kept& kept, int round, Stream stream) {
+  return ForShape(work.vote, [&]<int kDim, int kBits, bool kWide>() {
+    // Groups of whole blocks have kernels of their own for the usual two bits.
+    if constexpr (kBits == 2) {
+      if (work.vote.groups.format.tokens % kBlockRows == 0) {
+        return LaunchFilterOf<kDim, kBits, kWide, true>(work, kept, round, stream);
+      }
+    }
+    return LaunchFilterOf<kDim, kBits, kWide, false>(work, kept, round, stream);
+  });
+}
+
+}  // namespace kvstrata::cuda
