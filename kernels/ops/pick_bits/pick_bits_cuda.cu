@@ -109,6 +109,7 @@ class Chooser {
   // Stages the tokens with a vote of at least `floor`; returns how many there are.
   __device__ int32_t Collect(float floor) {
     floor_ = floor;
+    __syncthreads();  // what the call before counted has been read
     if (threadIdx.x == 0) s_.count = 0, s_.top_bits = 0;
     __syncthreads();
     uint32_t top = 0;
