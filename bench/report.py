@@ -54,7 +54,7 @@ def accuracy_table(result, rows, goals):
     keys = list(dict.fromkeys(k for r in rows for k in r["accuracy"]))
     compared = any("ratio" in r for r in rows)
     judged = goals and any("must" in r for r in rows)
-    name = (lambda r: r["plan"]) if result["suite"] == "accuracy" else (lambda r: r["id"])
+    name = (lambda r: r["plan"]) if result["suite"] == "demo" else (lambda r: r["id"])
     head = ["plan", *(k.replace("_", " ") for k in keys), *(["ratio"] if compared else []),
             *(["must"] if judged else [])]
     lines = ["| " + " | ".join(head) + " |", "| --- |" + " --- |" * (len(head) - 1)]

@@ -8,6 +8,7 @@ import html
 import math
 
 from kept_results import is_older, result_of
+from report_tables import MODEL
 
 WIDTH, HEIGHT = 540, 420
 LEFT, RIGHT, TOP, BOTTOM = 60, 430, 66, 344
@@ -32,7 +33,7 @@ class Series:
 
 @dataclasses.dataclass
 class Axes:
-    """Both are logarithmic; ticks are (value, text), the first and the last x are the edges."""
+    """Both are logarithmic but for y_is_linear; ticks are (value, text), the first and the last x are the edges."""
     title: str
     subtitle: str
     x_label: str
@@ -42,11 +43,15 @@ class Axes:
     y_ticks: list
     notes: list
     right: float = RIGHT
+    y_is_linear: bool = False
 
     def x(self, value):
         return _between(value, self.x_edges, LEFT, self.right)
 
     def y(self, value):
+        if self.y_is_linear:
+            low, high = self.y_edges
+            return BOTTOM + (value - low) / (high - low) * (TOP - BOTTOM)
         return _between(value, self.y_edges, BOTTOM, TOP)
 
 
@@ -186,4 +191,24 @@ def loss():
     return picture(axes, all_series)
 
 
-PLOTS = {"speed.svg": speed, "loss.svg": loss}
+def answers():
+    """How much of full's score a plan's answers keep, over the share of full's bytes that a token reads."""
+    result = result_of("accuracy")
+    ending = f"/{MODEL}"
+    rows = {r["id"].removeprefix("accuracy/").removesuffix(ending): r for r in result["rows"] if r["id"].endswith(ending)}
+    all_series = []
+    for plan in reversed(COLOURS):
+        found = [rows[f"{plan}_{budget}%"]["accuracy"] for budget in (5, 10, 25) if f"{plan}_{budget}%" in rows]
+        if found:
+            all_series.append(Series(plan, sorted((a["of_full_bytes"], min(a["relative_score"], 1)) for a in found)))
+    prompts = rows["full"]["accuracy"]
+    axes = Axes("Answers kept over bytes read", "score relative to reading everything; higher is better",
+                "share of the cache's bytes that a token reads", (0.04, 1),
+                [(v, f"{v:.0%}") for v in (0.05, 0.1, 0.2, 0.5, 1)], (0, 1.05),
+                [(v, f"{v:.0%}") for v in (0, 0.25, 0.5, 0.75, 1)],
+                [f"RULER at 4K to 16K, {prompts['scored_prompts']} prompts, SmolLM2-135M tuned, {result['date']}",
+                 "three points a plan: 5, 10 and 25 % of the tokens"], y_is_linear=True)
+    return picture(axes, all_series)
+
+
+PLOTS = {"speed.svg": speed, "loss.svg": loss, "answers.svg": answers}

@@ -7,15 +7,15 @@ import dataclasses
 from kept_results import figure, is_older, note, number, result_of, row_of
 
 NOT_MEASURED = "not measured"
+MODEL = "smollm2-retrieval"  # whose answers are scored
 
 
 @dataclasses.dataclass
 class Plan:
-    """Where its figures are kept. `answers`: ids of suite `answers` that the preset comes to."""
+    """Where its figures are kept."""
     name: str
     reads: str
     linked: str = ""  # as ids of cuda-linked call it; "": not there
-    answers: tuple = ()
     where: str = "CPU, GPU; every engine"
 
 
@@ -29,10 +29,8 @@ PLANS = [
     Plan("chess", "pages in a hierarchy, rarely chosen anew (CHESS)", "chess"),
     Plan("tokenselect", "tokens that heads vote for (TokenSelect)", "tokenselect_0.9"),
     Plan("sentencekv", "tokens of sentences near the present one (SentenceKV)", "sentencekv"),
-    Plan("mosaickv", "blocks of compressed tokens (MosaicKV)", "mosaickv",
-         ("answers/mosaickv_d/2/all", "answers/mosaickv_3d/8/all")),
-    Plan("sekv", "summaries of spans, some expanded (SeKV)", "sekv", ("answers/sekv_25%/all",),
-         "CPU, GPU; transformers"),
+    Plan("mosaickv", "blocks of compressed tokens (MosaicKV)", "mosaickv"),
+    Plan("sekv", "summaries of spans, some expanded (SeKV)", "sekv", "CPU, GPU; transformers"),
 ]
 DECODED = next(p for p in PLANS if p.name == "quest_softmax")  # strata, once its loop is measured
 LENGTHS = (("32K", "b1/32K"), ("128K", "b1/128K"), ("1M", "b1/1024K"), ("8 x 128K", "b8/128K"))
@@ -54,22 +52,39 @@ def short_note(suite):
 
 
 def error_cell(plan):
-    row = row_of("accuracy", f"demo/{plan.name}")
-    mark = "\\*" if is_older("accuracy", plan.name) else ""
+    row = row_of("demo", f"demo/{plan.name}")
+    mark = "\\*" if is_older("demo", plan.name) else ""
     return number(row["accuracy"]["output_error"], 2) + mark if row else NOT_MEASURED
 
 
 def read_cell(plan):
-    row = row_of("accuracy", f"demo/{plan.name}")
-    mark = "\\*" if is_older("accuracy", plan.name) else ""
+    row = row_of("demo", f"demo/{plan.name}")
+    mark = "\\*" if is_older("demo", plan.name) else ""
     return number(row["accuracy"]["MB_read"], 3) + mark if row else NOT_MEASURED
 
 
 def answers_cell(plan):
-    if plan.name == "full":
-        return "0"
-    losses = sorted(row["value"] for row in (row_of("answers", i) for i in plan.answers) if row)
-    return " to ".join(number(x, 2) for x in losses) or NOT_MEASURED
+    """What is kept of the answers with a tenth of the tokens, and for how many of the bytes."""
+    row = row_of("accuracy", f"accuracy/{plan.name}{'' if plan.name == 'full' else '_10%'}/{MODEL}")
+    if not row:
+        return NOT_MEASURED
+    return f"{min(row['accuracy']['relative_score'], 1):.1%} for {row['accuracy']['of_full_bytes']:.0%}"
+
+
+def answers():
+    """Each plan of suite `accuracy`, over the prompts of both models."""
+    head = ["plan", "tokens read", "bytes read", "loss, SmolLM2", "loss, tuned", "score kept, tuned", "95 % interval"]
+    result = result_of("accuracy")
+    rows = {row["id"].removeprefix("accuracy/"): row for row in result["rows"]}
+    lines = []
+    for name in dict.fromkeys(key.split("/")[0] for key in rows):
+        base, tuned = (rows.get(f"{name}/{model}") for model in ("smollm2", MODEL))
+        a = tuned["accuracy"]
+        lines.append([f"`{name}`", f"{a['tokens_a_step'] / a['tokens_of_prompt']:.1%}", f"{a['of_full_bytes']:.1%}",
+                      f"{base['value']:+.3f} ± {base['accuracy']['interval']:.3f}" if base else NOT_MEASURED,
+                      f"{tuned['value']:+.3f} ± {a['interval']:.3f}", f"{a['relative_score']:.3f}",
+                      f"{a['relative_low']:.2f} to {a['relative_high']:.2f}"])
+    return [*grid(head, lines), "", note(result)]
 
 
 def memory_cell(plan):
@@ -86,9 +101,9 @@ def speed_cell(plan):
 
 
 def plans():
-    head = ["plan", "a token reads", "MB read", "attention error", "answers' loss", "GPU memory, GiB", "GPU speed-up",
+    head = ["plan", "a token reads", "MB read", "attention error", "answers kept, for bytes", "GPU memory, GiB", "GPU speed-up",
             "runs on"]
-    measured = (("MB read, attention error", "accuracy"), ("answers' loss", "answers"), ("GPU memory", "cuda-pool"),
+    measured = (("MB read, attention error", "demo"), ("answers kept", "accuracy"), ("GPU memory", "cuda-pool"),
                 ("speed-up", "cuda-linked-h200"))
     sources = "; ".join(f"{what}: {short_note(suite)}" for what, suite in measured) + "."
     lines = grid(head, [[f"`{p.name}`", p.reads, read_cell(p), error_cell(p), answers_cell(p), memory_cell(p),
@@ -139,5 +154,5 @@ def cold():
     return [*grid(["plan", "pages on the GPU, us", "pages in host memory, us"], cells), "", note(result_of(suite))]
 
 
-TABLES = {"plans": plans, "decode": decode, "linked-h200": lambda: linked("cuda-linked-h200"),
+TABLES = {"plans": plans, "answers": answers, "decode": decode, "linked-h200": lambda: linked("cuda-linked-h200"),
           "linked-h100": lambda: linked("cuda-linked"), "memory": memory, "cold": cold}

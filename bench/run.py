@@ -35,8 +35,8 @@ def commands(out, commit, date):
         "pydoc-fidelity": [sys.executable, str(ROOT / "bench" / "fidelity.py"), "--document", "pydoc",
                            "--json-out", file("pydoc-fidelity"), *common],
         "options": [sys.executable, str(ROOT / "bench" / "options.py"), "--json-out", file("options"), *common],
-        "accuracy": [sys.executable, str(ROOT / "integrations" / "demo.py"), "--json-out",
-                     file("accuracy"), *common],
+        "demo": [sys.executable, str(ROOT / "integrations" / "demo.py"), "--json-out",
+                     file("demo"), *common],
     }
 
 

@@ -7,7 +7,7 @@ Starts a kvstratad of its own, attaches SmolLM2-135M-Instruct (fetched once, che
 document once, and for each plan opens the same prompt (a prefix hit), writes an answer, and compares the
 plan with `full` on full's own tokens. Ends with a table and a picture. --socket or KVSTRATA_SOCKET uses a
 running daemon, KVSTRATA_MODEL another Llama-family GGUF, DEMO_OUT the picture's folder. --json-out keeps
-the table as suite `accuracy` (docs/results.md).
+the table as suite `demo` (docs/results.md).
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def write_results(path: str, rows: list[Row], context: int, commit: str, date: s
                           "top-1_as_full": r.agreement, "ms_a_token": statistics.median(r.step_ms),
                           "device_MB": r.device_bytes / 1e6, "host_MB": r.host_bytes / 1e6}}
             for r in rows]
-    result = {"suite": "accuracy", "device": device_name(), "commit": commit, "date": date,
+    result = {"suite": "demo", "device": device_name(), "commit": commit, "date": date,
               "command": "make demo", "ceilings": {}, "rows": kept,
               "context": {"notes": "SmolLM2-135M-Instruct Q4_1 on the GPL-3 text; " + "; ".join(r.text for r in rows)}}
     pathlib.Path(path).write_text(json.dumps(result, indent=1) + "\n")

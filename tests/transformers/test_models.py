@@ -154,7 +154,7 @@ def test_disable_and_the_environment(daemon: Daemon, monkeypatch: pytest.MonkeyP
     model = small("llama")
     kvstrata_transformers.enable(model, socket=daemon.socket)
     kvstrata_transformers.enable(model, "window{n_recent = 64}", socket=daemon.socket)  # anew, under another plan
-    assert "n_recent = 64" in kvstrata_transformers.cache(model)._plan
+    assert "n_recent = 64" in kvstrata_transformers.cache(model)._plans[0]
     kvstrata_transformers.disable(model)
     kvstrata_transformers.disable(model)
     assert not (model._forward_pre_hooks or model._forward_hooks or model.base_model._forward_hooks)

@@ -115,3 +115,31 @@ def test_no_plan_pays_for_what_it_does_not_need(model, text_ids):
         model.generate(torch.tensor([text_ids[:50]]), past_key_values=cache, max_new_tokens=1)
         assert (cache.rows[0].surprisal is not None) == wanted
         cache.close()
+
+
+def test_plans_side_by_side_are_each_by_itself(model, text_ids, recorded: Recorded):
+    """A plan a row: what a row's plan chooses, and its logits, are those of a batch that it has alone."""
+    plans = ["full", "quest{budget = 64, min_tokens = 0}", "strata{budget = 64, min_tokens = 0}", CHESS]
+    ids, more = text_ids[6000:6400], text_ids[6400:6404]
+
+    def decoded(of: list[str]) -> torch.Tensor:
+        cache = kvstrata_transformers.cache(model, of)
+        with torch.no_grad():
+            model(torch.tensor([ids] * len(of)), past_key_values=cache, use_cache=True, logits_to_keep=1)
+            logits = [model(torch.tensor([[token]] * len(of)), past_key_values=cache, use_cache=True).logits[:, -1]
+                      for token in more]
+        assert [row.sequence.plan.split("{")[0] for row in cache.rows] == [plan.split("{")[0] for plan in of]
+        cache.close()
+        return torch.stack(logits, 1)  # [row][step][vocabulary]
+
+    together = decoded(plans)
+    for row, plan in enumerate(plans):
+        torch.testing.assert_close(together[row], decoded([plan])[0], rtol=1e-3, atol=2e-3)
+    assert not torch.equal(together[0], together[1]), "quest read everything"
+
+
+def test_plans_that_do_not_divide_a_batch_are_refused(model, text_ids):
+    cache = kvstrata_transformers.cache(model, ["full", "quest"])
+    with pytest.raises(ValueError, match="2 plans for a batch of 3 rows"), torch.no_grad():
+        model(torch.tensor([text_ids[:20]] * 3), past_key_values=cache, use_cache=True)
+    assert not cache.rows

@@ -82,7 +82,7 @@ class ReportTest(unittest.TestCase):
     def test_a_mark_goes_when_a_suite_is_measured_anew(self):
         self.report()
         self.assertIn("0.65\\*", (self.root / "README.md").read_text())
-        self.change("accuracy-cpu2.json", lambda r: r.update(commit="0123456789ab"))
+        self.change("demo-cpu2.json", lambda r: r.update(commit="0123456789ab"))
         self.report()
         self.assertNotIn("\\*", (self.root / "README.md").read_text())
 

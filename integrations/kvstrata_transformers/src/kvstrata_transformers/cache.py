@@ -9,7 +9,7 @@ computed at all (`begin`). Threads: one at a time.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -31,10 +31,11 @@ Watch = Callable[[int, kvstrata.Step], None]
 
 @dataclass
 class Row:
-    """A row of the batch. first: the column of its first token that is computed; tokens: committed; surprisal
-    [prompt]: if the plan needs it."""
+    """A row of the batch. needs: its plan's; first: the column of its first token that is computed; tokens: committed;
+    surprisal [prompt]: if the plan needs it."""
 
     sequence: kvstrata.Sequence
+    needs: kvstrata.Need
     prompt: list[int]
     first: int
     tokens: int
@@ -97,7 +98,7 @@ class KvstrataCache(Cache):
     rows: empty before the first pass. watch: called as watch(layer of the model, step) after each layer's attention.
     """
 
-    def __init__(self, engine: Engine, plan: str) -> None:
+    def __init__(self, engine: Engine, plan: str | Sequence[str]) -> None:
         pages, windows = engine.served.pages_of, engine.served.windows
         super().__init__(layers=[PagesLayer(self, i) if i in pages else DynamicSlidingWindowLayer(windows[i])
                                  for i in range(len(pages) + len(windows))])
@@ -105,8 +106,9 @@ class KvstrataCache(Cache):
         self.columns = 0
         self.watch: Watch | None = None
         self.session = engine.session
-        self._engine, self._plan = engine, plan
-        self._needs = self.session.plan_needs(plan).flags
+        self._engine = engine
+        self._plans = [plan] if isinstance(plan, str) else list(plan)
+        self._needs = [self.session.plan_needs(text).flags for text in self._plans]
         self._prompts: tuple[torch.Tensor, torch.Tensor] | None = None
         self._pass: Pass | None = None
 
@@ -130,14 +132,18 @@ class KvstrataCache(Cache):
     def _open(self, ids: torch.Tensor, mask: torch.Tensor) -> None:
         """ids and mask in host memory."""
         ids, mask = self._whole_prompts(ids, mask)
-        only_reported = kvstrata.Need.SURPRISAL in self._needs
-        for row_ids, real in zip(ids, mask.bool()):
+        if not self._plans or len(ids) % len(self._plans):
+            raise ValueError(f"{len(self._plans)} plans for a batch of {len(ids)} rows; give one, or one for each row")
+        repeats = len(ids) // len(self._plans)
+        for i, (row_ids, real) in enumerate(zip(ids, mask.bool())):
+            plan, needs = self._plans[i // repeats], self._needs[i // repeats]
             prompt = row_ids[real].tolist()
             # What is held for a layer of ours is not there for a layer of transformers' own.
             known = [] if self._engine.served.windows else prompt
-            sequence = self.session.open(self._engine.model, self._plan, known, only_reported=only_reported)
+            only_reported = kvstrata.Need.SURPRISAL in needs
+            sequence = self.session.open(self._engine.model, plan, known, only_reported=only_reported)
             padding = int(real.int().argmax())
-            self.rows.append(Row(sequence, prompt, padding + sequence.held, sequence.held,
+            self.rows.append(Row(sequence, needs, prompt, padding + sequence.held, sequence.held,
                                  np.zeros(len(prompt), np.float32) if only_reported else None))
 
     def _whole_prompts(self, ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -260,11 +266,12 @@ class KvstrataCache(Cache):
     def report_entropy(self, logits: torch.Tensor) -> None:
         """logits [batch][positions][vocabulary] of the pass that was committed last; drafts are left out, because they
         may be taken back."""
-        if kvstrata.Need.ENTROPY not in self._needs or logits.shape[1] != 1:
+        wanted = [i for i, row in enumerate(self.rows)
+                  if kvstrata.Need.ENTROPY in row.needs and row.tokens > len(row.prompt)]
+        if not wanted or logits.shape[1] != 1:
             return
-        for row, entropy in zip(self.rows, entropies(logits[:, -1])):
-            if row.tokens > len(row.prompt):
-                row.sequence.report(row.tokens - 1, entropy=[entropy])
+        for i, entropy in zip(wanted, entropies(logits[wanted, -1])):
+            self.rows[i].sequence.report(self.rows[i].tokens - 1, entropy=[entropy])
 
     # What generate() does to rows and columns
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -189,8 +189,9 @@ def disable(model: Any) -> None:
         engine.detach(model)
 
 
-def cache(model: Any, plan: str | None = None) -> KvstrataCache:
-    """An empty cache for past_key_values, for several turns; plan None: enable()'s. Unavailable: no daemon."""
+def cache(model: Any, plan: str | Sequence[str] | None = None) -> KvstrataCache:
+    """An empty cache for past_key_values, for several turns. plan None: enable()'s; several: the batch's rows divided
+    among them in order, so that plans can be compared in one batch. Unavailable: no daemon."""
     engine = _engine_of(model)
     if engine is None:
         raise ValueError("the model is not enabled; call kvstrata_transformers.enable(model) first")

@@ -1,0 +1,73 @@
+"""The Markdown page and the result file of what bench/accuracy kept."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+from typing import Any
+
+import figures
+
+HEAD = ["plan", "tokens read", "bytes read", "MB a token", "loss, nats", "exact", "score of full's"]
+
+
+def write(lines: list[figures.Line], chosen: dict[str, str], args: argparse.Namespace) -> None:
+    """lines: of all models and prompts."""
+    rows = figures.rows(lines, chosen)
+    if args.json_out:
+        args.json_out.write_text(json.dumps(result(lines, rows, args), indent=1) + "\n")
+    if args.report:
+        args.report.write_text(page(lines, rows))
+
+
+def result(lines: list[figures.Line], rows: list[dict[str, Any]], args: argparse.Namespace) -> dict[str, Any]:
+    from kvstrata.machine import device_name
+    counts: dict[str, int] = {}
+    for line in lines:
+        task = f"{line['model']} {line['id'].rsplit('/', 1)[0]}"
+        counts[task] = counts.get(task, 0) + 1
+    return {"suite": "accuracy", "device": args.device_name or device_name(), "commit": args.commit, "date": args.date,
+            "command": "bench/accuracy --tasks DIR --keep FILE --json-out OUT", "ceilings": {},
+            "context": {"notes": "transformers; every plan decodes behind the same prompt, which was computed under full; "
+                                 "intervals are of 95 %, over prompts", "prompts": counts, "as_plain": figures.parted(lines),
+                        "hours": round(sum(line["seconds"] for line in lines) / 3600, 2)}, "rows": rows}
+
+
+def page(lines: list[figures.Line], rows: list[dict[str, Any]]) -> str:
+    equal, of, ties = figures.parted(lines)
+    parts = ["# What plans cost in answers", "", summary(lines), "",
+             f"`full` gives the tokens of plain transformers in {equal} of {of} greedy answers." +
+             (f" In the others plain prefers its own token by {', '.join(f'{tie:.2g}' for tie in ties)} logits." if ties else "")]
+    groups = list(dict.fromkeys(row["id"].split("/", 2)[2] for row in rows))
+    for group in groups:
+        of_group = [row for row in rows if row["id"].split("/", 2)[2] == group]
+        n = max(row["n"] for row in of_group)
+        parts += ["", f"## {group} ({n} prompts)", "", table(of_group)]
+    return "\n".join(parts) + "\n"
+
+
+def summary(lines: list[figures.Line]) -> str:
+    models = ", ".join(dict.fromkeys(line["model"] for line in lines))
+    solved = figures.solved(lines)
+    mean = statistics.fmean(line["plans"][figures.FULL]["score"] for line in solved) if solved else math.nan
+    return (f"{len(lines)} prompts, {models}. Loss: nats a token of the reference answer above `full`, ± 95 %. Exact: answers "
+            f"whose every token is the likeliest, of those under `full`. Score: of the tasks where `full` reaches "
+            f"{figures.SOLVED:.0%} ({len(solved)} prompts, on which it has {mean:.0%}), what the plan's own answer has of the "
+            "references, over what `full`'s has, with the ends of its 95 % interval. Bytes: keys, values and what is chosen "
+            "by, of what `full` reads.")
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    lines = ["| " + " | ".join(HEAD) + " |", "| " + " | ".join(["---"] * len(HEAD)) + " |"]
+    for row in rows:
+        a = row["accuracy"]
+        score = (f"{a['relative_score']:.3f} ({a['relative_low']:.2f} to {a['relative_high']:.2f})"
+                 if "relative_score" in a else "")
+        loss = f"{row['value']:+.3f}" + (f" ± {a['interval']:.3f}" if "interval" in a else "")
+        cells = [f"`{row['id'].split('/')[1]}`", f"{a['tokens_a_step'] / a['tokens_of_prompt']:.1%}",
+                 f"{a['of_full_bytes']:.1%}", f"{a['MB_a_step']:.1f}", loss,
+                 f"{a['exact']} of {a['exact_under_full']}", score]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)

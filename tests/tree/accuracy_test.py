@@ -1,0 +1,151 @@
+"""bench/accuracy without a model: prompts from files, shares of a prompt, lines that are kept, and figures of them."""
+import hashlib
+import json
+import lzma
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+import unittest.mock
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "bench" / "accuracy"))
+
+import figures  # noqa: E402
+import plans  # noqa: E402
+import tasks  # noqa: E402
+
+SAMPLE = {"input": "<|begin_of_text|><|start_header_id|>system<|end_header_id|>Be brief<|eot_id|><|start_header_id|>user"
+                   "<|end_header_id|>What is 1?<|eot_id|><|start_header_id|>assistant<|end_header_id|> It is",
+          "outputs": ["one", "uno"]}
+
+
+def line(key, full, plan, model="m", read=10.0):
+    """Of a prompt with (nats, score) of full and of a plan."""
+    of = lambda nats, score, attended: {"plan": "", "nats": nats, "score": score, "right": score == 1.0, "status": "ok",
+                                        "rows": 50.0, "attend_bytes": attended, "select_bytes": 1.0}
+    return {"id": key, "model": model, "prompt": 100, "answer": 2, "scored": True, "seconds": 1.0,
+            "plans": {"full": of(*full, 100.0), "quest": of(*plan, read)}}
+
+
+class Plans(unittest.TestCase):
+    def test_shares_are_of_the_prompt(self):
+        self.assertEqual(plans.for_prompt(plans.at(plans.BY_BUDGET["strata"], 10), 4000), "strata{budget = 332, min_tokens = 0}")
+        self.assertEqual(plans.at(plans.BY_BUDGET["sekv"], 25), "sekv{rows_share = 0.25, local = 128, min_tokens = 0}")
+        self.assertIn("k = 1,", plans.for_prompt(plans.at(plans.BY_BUDGET["tokenselect"], 5), 1000))
+
+    def test_every_name_has_its_text(self):
+        grid = plans.grid()
+        self.assertEqual(len(set(grid.values())), len(grid))
+        self.assertFalse([text for text in grid.values() if "P%" in text or "ROOT" in text or "P/" in text])
+
+
+class Prompts(unittest.TestCase):
+    def test_a_chat_and_where_its_answer_begins(self):
+        prompt = tasks.prompt_of("ruler/4096/niah_multivalue/0", SAMPLE)
+        self.assertEqual((prompt.system, prompt.asked, prompt.begun), ("Be brief", [("user", "What is 1?")], "It is"))
+        self.assertEqual(prompt.reference, " one, uno")
+        self.assertEqual(prompt.score("Uno!"), 0.5)
+
+    def test_a_question_has_one_answer_in_many_words(self):
+        prompt = tasks.prompt_of("ruler/4096/qa_1/0", SAMPLE)
+        self.assertEqual((prompt.reference, prompt.score("uno"), prompt.score("two")), (" one", 1.0, 0.0))
+
+    def test_files_are_known_by_their_digest(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "ruler/4096/vt.jsonl.xz")
+            path.parent.mkdir(parents=True)
+            path.write_bytes(lzma.compress(json.dumps(SAMPLE).encode()))
+            missing = []
+            with self.assertRaisesRegex(SystemExit, "ruler/4096/vt is"):
+                tasks.prompts(pathlib.Path(folder), {"ruler/4096/": 1}, missing.append)
+            self.assertIn("ruler/4096/fwe", missing)
+            known = {"ruler/4096/vt": hashlib.sha256(path.read_bytes()).hexdigest()}
+            with unittest.mock.patch.dict(tasks.DIGESTS, known):
+                found = tasks.prompts(pathlib.Path(folder), {"ruler/4096/": 5, "ruler/8192/": 0}, missing.append)
+            self.assertEqual([prompt.key for prompt in found], ["ruler/4096/vt/0"])
+            self.assertNotIn("ruler/8192/fwe", missing)
+
+
+class OwnPrompts(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def test_prompts_of_a_file(self):
+        path = self.folder / "mine.jsonl"
+        path.write_text("".join(json.dumps(SAMPLE) + "\n" for _ in range(3)))
+        found = tasks.own_prompts(path, 2)
+        self.assertEqual([prompt.key for prompt in found], ["own/mine/0", "own/mine/1"])
+        self.assertTrue(found[0].is_scored)
+
+    def test_windows_of_a_text_do_not_overlap(self):
+        path = self.folder / "book.txt"
+        text = " ".join(f"word{i}" for i in range(6000))
+        path.write_text(text)
+        first, second = tasks.own_prompts(path, 2)
+        self.assertEqual((first.key, first.is_scored, first.asked), ("text/4096/book/0", False, []))
+        self.assertTrue(text.startswith(first.begun + first.reference))
+        self.assertNotIn(second.begun, first.begun + first.reference)
+        ids, reference = tasks.ids_of(first, lambda text, add_special_tokens: unittest.mock.Mock(input_ids=text.split()))
+        self.assertEqual((ids + reference)[:2000], text.split()[:2000])
+        self.assertGreater(len(reference), 100)
+
+    def test_what_is_wrong_is_named(self):
+        (self.folder / "short.txt").write_text("too short")
+        for name, error in (("short.txt", "a text has"), ("prompts.csv", "wanted a name that ends in")):
+            with self.assertRaisesRegex(SystemExit, f"{name}: {error}"):
+                tasks.own_prompts(self.folder / name, 1)
+
+
+class Figures(unittest.TestCase):
+    def test_the_score_is_of_tasks_that_full_solves(self):
+        lines = [line(f"ruler/4096/vt/{i}", (1.0, 1.0), (2.0, 0.5)) for i in range(4)]
+        lines += [line(f"ruler/4096/fwe/{i}", (1.0, 0.0), (2.0, 1.0)) for i in range(4)]
+        row = figures.row("quest", "quest", "all", lines)
+        self.assertEqual(row["accuracy"]["scored_prompts"], 4)
+        self.assertEqual(row["accuracy"]["relative_score"], 0.5)
+        self.assertEqual(row["value"], 1.0)
+        self.assertAlmostEqual(row["accuracy"]["of_full_bytes"], 0.11)
+
+    def test_intervals_are_over_prompts(self):
+        mean, error = figures.mean_and_error([1.0, 2.0, 3.0])
+        self.assertEqual(mean, 2.0)
+        self.assertAlmostEqual(error, 1.96 / 3 ** 0.5)
+
+    def test_a_report_of_what_was_kept(self):
+        with tempfile.TemporaryDirectory() as folder:
+            kept, page, result = (pathlib.Path(folder, name) for name in ("kept.jsonl", "page.md", "result.json"))
+            kept.write_text("".join(json.dumps(line(f"ruler/4096/vt/{i}", (1.0, 1.0), (1.5, 1.0))) + "\n" for i in range(3)))
+            subprocess.run([sys.executable, str(ROOT / "bench/accuracy"), "--keep", str(kept), "--plan", "pages=quest",
+                            "--report", str(page), "--json-out", str(result), "--device-name", "a test"], check=True)
+            self.assertIn("| `pages` | 50.0% | 11.0% |", page.read_text())
+            rows = {row["id"]: row for row in json.loads(result.read_text())["rows"]}
+            self.assertEqual(rows["accuracy/pages/m 4096 variables"]["value"], 0.5)
+
+
+class Mistakes(unittest.TestCase):
+    """Said at once, before a model is loaded."""
+
+    def said(self, *arguments):
+        with tempfile.TemporaryDirectory() as folder:
+            done = subprocess.run([sys.executable, str(ROOT / "bench/accuracy"), "--keep", f"{folder}/kept", *arguments],
+                                  capture_output=True, text=True)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertNotIn("Traceback", done.stderr)
+        return done.stderr
+
+    def test_mistakes_are_named(self):
+        for arguments, text in ((["--tasks", ".", "--shard", "0/2"], "--shard 0/2"), (["--tasks", ".", "--shard", "1"], "I/N"),
+                                (["--tasks", ".", "--prompts", "ruler/4096/"], "wanted NAME=N"),
+                                (["--tasks", "/nowhere"], "no prompt"), (["--tasks", ".", "--prompts", "rulr=1"], "known are"),
+                                (["--tasks", ".", "--plan", "quest{budget = 10%}"], "wanted NAME=PLAN"),
+                                (["--report", "x.md"], "no line"), ([], "nothing is asked for")):
+            with self.subTest(arguments):
+                self.assertIn(text, self.said(*arguments))
+
+
+if __name__ == "__main__":
+    unittest.main()
