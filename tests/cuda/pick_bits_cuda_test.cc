@@ -1,5 +1,5 @@
-// What op pick_bits takes is what TopKRef takes of the reference's votes, but for votes within 1 %
-// of each other.
+// What op pick_bits takes is what TopKRef takes of the reference's votes, but for votes close to
+// each other (Tolerance).
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstring>
 #include <functional>
+#include <future>
 #include <iterator>
 #include <span>
 #include <string>
@@ -23,7 +24,7 @@ namespace {
 class PickBitsCase {
  public:
   PickBitsCase(const VoteBitsShape& s, int32_t take, Rng& rng)
-      : vote_(s, rng), lists_(static_cast<size_t>(s.batch * s.kv_heads)) {
+      : vote_(s, rng), lists_(static_cast<size_t>(s.batch * s.kv_heads)), tolerance_(Tolerance(s)) {
     vote_.work().rule.take = take;
     work_.vote = vote_.work();
     work_.vote.votes = nullptr;
@@ -44,6 +45,10 @@ class PickBitsCase {
   PickBitsBatch& work() { return work_; }
   void SetTokens(const std::vector<int32_t>& tokens) {
     vote_.SetTokens(tokens);
+    references_.clear();
+    PoisonAll();
+  }
+  void PoisonAll() {
     scratch_.Poison();
     PoisonSelection();
   }
@@ -55,6 +60,27 @@ class PickBitsCase {
   void Run() {
     ASSERT_EQ(kvs_cuda_ops()->pick_bits(work_, nullptr), 0);
     Check(cudaDeviceSynchronize(), "pick_bits");
+  }
+  // By list; computed once for the tokens that are set, each list by a thread.
+  const std::vector<float>& Reference(size_t list) {
+    if (references_.empty()) {
+      std::vector<std::future<std::vector<float>>> lists;
+      for (int i = 0; i < static_cast<int>(lists_); ++i) {
+        lists.push_back(std::async(std::launch::async, [this, i] {
+          const int heads = work_.vote.output_rows, b = i / heads;
+          const Candidates c = CandidatesOf(work_.vote.rule, vote_.tokens(b));
+          return c.full ? std::vector<float>() : vote_.Reference(b, i % heads, c);
+        }));
+      }
+      for (auto& one : lists) references_.push_back(one.get());
+    }
+    return references_[list];
+  }
+  // How far apart votes may be that are chosen the other way: 1 %. In groups above 4 heads products
+  // of query and step are fp16: a logit, which deviates by q_size, is off by 3e-4 of that (standard
+  // deviation), and of thousands of tokens two are off by four times as much, one up and one down.
+  static float Tolerance(const VoteBitsShape& s) {
+    return std::max(1e-2f, s.group > 4 ? 2.5e-3f * s.q_size : 0.0f);
   }
   // exactly: ties alone, which are for the lower index. least: votes below it are all alike.
   void ExpectTheBest(bool exactly = false, float least = 0) {
@@ -78,7 +104,7 @@ class PickBitsCase {
       ASSERT_EQ(std::ranges::adjacent_find(got, std::greater_equal()), got.end());
       ASSERT_GE(got.front(), c.first);
       ASSERT_LT(got.back(), c.last);
-      const std::vector<float> votes = vote_.Reference(b, static_cast<int>(list) % heads, c);
+      const std::vector<float>& votes = Reference(list);
       std::vector<int32_t> want(taken), missing, extra;
       TopKRef({votes.data(), c.count(), take, want.data()});
       for (int32_t& u : want) u += c.first;
@@ -93,7 +119,7 @@ class PickBitsCase {
       for (const int32_t u : extra)
         fewest = std::min(fewest, votes[static_cast<size_t>(u - c.first)]);
       if (!missing.empty()) {
-        ASSERT_LE(most - fewest, 1e-2f * most + least);
+        ASSERT_LE(most - fewest, tolerance_ * most + least);
       }
       if (least == 0) {
         EXPECT_LE(missing.size(), taken / 50 + 2);
@@ -119,6 +145,8 @@ class PickBitsCase {
  private:
   VoteBitsCase vote_;
   const size_t lists_;
+  const float tolerance_;
+  std::vector<std::vector<float>> references_;
   PickBitsBatch work_;
   DeviceArray<int32_t> units_, counts_, sink_end_, recent_begin_;
   DeviceArray<std::byte> scratch_;
@@ -167,7 +195,7 @@ TEST(PickBitsCuda, TakesNearlyAllOfRaggedBatches) {
 }
 
 // Votes that are all alike: nothing is left out, and the first tokens are taken. More of them than
-// the last kernel has room for, and than it marks at a time.
+// the choice has room for in shared memory.
 TEST(PickBitsCuda, TakesTheFirstOfEqualKeys) {
   Rng rng(TestSeed());
   for (const int tokens : {5000, 400000, 1100000}) {
@@ -188,10 +216,10 @@ TEST(PickBitsCuda, TakesTheFirstOfEqualKeys) {
 
 TEST(PickBitsCuda, TakesFromLongSequences) {
   Rng rng(TestSeed());
-  for (const float q_size : {0.3f, 1.0f, 3.0f}) {
+  for (const float q_size : {0.3f, 2.0f}) {
     VoteBitsShape s;
     s.batch = 1;
-    s.kv_heads = 2;
+    s.kv_heads = 1;
     s.tokens_max = 300000;
     s.q_size = q_size;
     PickBitsCase c(s, 2048, rng);
@@ -205,15 +233,16 @@ TEST(PickBitsCuda, TakesFromLongSequences) {
 TEST(PickBitsCuda, TakesTheSameInTheSecondRound) {
   Rng rng(TestSeed());
   for (const int group : {4, 8}) {
+    VoteBitsShape s;
+    s.batch = 3;
+    s.group = group;
+    s.tokens_max = 20000;
+    PickBitsCase c(s, 1500, rng);
+    c.SetTokens({19990, 15000, 1700});
     for (const float margin : {0.02f, 0.4f, 0.95f, 1e6f}) {
-      VoteBitsShape s;
-      s.batch = 3;
-      s.group = group;
-      s.tokens_max = 40000;
       SCOPED_TRACE("group " + std::to_string(group) + " margin " + std::to_string(margin));
-      PickBitsCase c(s, 1500, rng);
       c.work().margin = margin;
-      c.SetTokens({39990, 30000, 1700});
+      c.PoisonAll();
       ASSERT_NO_FATAL_FAILURE(c.Run());
       ASSERT_NO_FATAL_FAILURE(c.ExpectTheBest());
       const std::vector<bool> again = c.NeededAgain();
@@ -229,10 +258,10 @@ TEST(PickBitsCuda, HoldsForHugeLogits) {
   Rng rng(TestSeed());
   for (const float q_size : {40.0f, 300.0f}) {
     VoteBitsShape s;
-    s.tokens_max = 60000;
+    s.tokens_max = 30000;
     s.q_size = q_size;
     PickBitsCase c(s, 2, rng);
-    c.SetTokens({59990, 55555});
+    c.SetTokens({29990, 25555});
     ASSERT_NO_FATAL_FAILURE(c.Run());
     ASSERT_NO_FATAL_FAILURE(c.ExpectTheBest(false, 1e-11f));
   }
@@ -261,20 +290,20 @@ TEST(PickBitsCuda, NoticesAnEstimateThatIsTooLarge) {
 TEST(PickBitsCuda, SeldomNeedsTheSecondRound) {
   Rng rng(TestSeed());
   size_t again = 0, lists = 0;
-  for (int i = 0; i < 6; ++i) {
+  for (const float q_size : {1.0f, 2.0f, 3.5f}) {
     VoteBitsShape s;
     s.batch = 1;
     s.kv_heads = 8;
-    s.tokens_max = 100000;
-    s.q_size = 1.0f + 0.5f * static_cast<float>(i);
-    PickBitsCase c(s, 2048, rng);
-    c.SetTokens({99990});
+    s.tokens_max = 50000;
+    s.q_size = q_size;
+    PickBitsCase c(s, 1024, rng);
+    c.SetTokens({49990});
     ASSERT_NO_FATAL_FAILURE(c.Run());
     ASSERT_NO_FATAL_FAILURE(c.ExpectTheBest());
     for (const bool one : c.NeededAgain()) again += one ? 1 : 0, ++lists;
   }
   std::printf("%zu of %zu lists needed it\n", again, lists);
-  EXPECT_LE(again, 4u);
+  EXPECT_LE(again, 2u);
 }
 
 TEST(PickBitsCuda, OneGraphServesGrowingSequences) {

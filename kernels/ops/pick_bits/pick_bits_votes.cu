@@ -1,10 +1,11 @@
-// The kernels of op pick_bits that score: of a sample, and of all.
+// The kernels of op pick_bits that score: of a sample, of all, and of all again where it is needed.
 #include <algorithm>
 #include <cstdint>
 
 #include "kernels/cuda/warp_sums.cuh"
-#include "kernels/ops/pick/cluster_exchange.cuh"
+#include "kernels/ops/pick_bits/cluster_bins.cuh"
 #include "kernels/ops/pick_bits/kept_tokens.cuh"
+#include "kernels/ops/pick_bits/list_chooser.cuh"
 
 namespace kvstrata::cuda {
 namespace {
@@ -14,7 +15,6 @@ constexpr float kHuge = 0x1p60f, kHugeExponent = 56;
 constexpr int kSampleBlocks = 4;  // of a warp at most
 constexpr int kSampleTokens = 8192, kSampleTokensMost = kClusterCtas * kWarps * kSampleBlocks * 64;
 // Votes of a sample are counted in bins of an eighth of an octave, from 2^-125 to 8.
-constexpr int kSampleBins = 1024;
 [[maybe_unused]] constexpr int kBinShift = 20, kFirstBin = 16;
 
 // Exponents of a lane's tokens and two queries: x[tile][i] of token 4g + i / 2, query i % 2. In
@@ -94,51 +94,17 @@ struct SampleMemory {
   int2 of_cta[8];  // maximum and sum of each head, as bits; others of the cluster read it
   int32_t tokens_of_cta;
   float log_sum[8];
-  alignas(16) int32_t bins[kSampleBins];
-  int32_t sums[kSampleBins / 4 / 32];
-  float cut;
+  ClusterBins bins;
 };
 
-[[maybe_unused]] __device__ inline void ClusterBarrier() {
-  ArriveAtCluster();
-  WaitForCluster();
-}
-
-// The lower edge of the bin that the rank-th largest of the sampled votes is in; 0 if there is no
-// such bin. By the first CTA of a cluster.
-template <bool kWide>
-__device__ float FindCut(SampleMemory<kWide>& s, float rank_of_tokens) {
-  constexpr int kThreads = kSampleBins / 4;
-  const int at = kThreads - 1 - static_cast<int>(threadIdx.x), lane = threadIdx.x % 32;
-  int4 bins = {};
-  int32_t sum = 0, inclusive = 0;
-  if (threadIdx.x == 0) s.cut = 0;
-  if (at >= 0) {
-#pragma unroll
-    for (int j = 0; j < kClusterCtas; ++j) {
-      const int4 x = LoadFromCta(reinterpret_cast<const int4*>(s.bins) + at, j);
-      bins = {bins.x + x.x, bins.y + x.y, bins.z + x.z, bins.w + x.w};
-    }
-    sum = bins.x + bins.y + bins.z + bins.w;
-    inclusive = WarpInclusiveSum(sum);
-    if (lane == 31) s.sums[threadIdx.x / 32] = inclusive;
-  }
-  __syncthreads();
-  if (at >= 0) {
-    int32_t before = 0, all = 0;
-    for (int i = 0; i < kThreads / 32; ++i) {
-      if (i < static_cast<int>(threadIdx.x) / 32) before += s.sums[i];
-      all += s.sums[i];
-    }
-    const auto rank = static_cast<int32_t>(rank_of_tokens * static_cast<float>(all)) + 1;
-    Digit found{~0u, 0, 0};
-    FindInBins(bins, at, before + inclusive - sum, rank, &found);
-    if (found.digit != ~0u && found.digit > 0) {
-      s.cut = __uint_as_float((found.digit + kFirstBin) << kBinShift);
-    }
-  }
-  __syncthreads();
-  return s.cut;
+// What this part of the sampled votes reach: the lower edge of a bin. 0 where that is the lowest
+// bin, or the part is more than all. By all threads of a CTA.
+[[maybe_unused]] __device__ float VoteOfPart(ClusterBins& bins, float part, int32_t all) {
+  const float rank = part * static_cast<float>(all) + 1;
+  if (!(rank <= static_cast<float>(all))) return 0;
+  const uint32_t bin = bins.Find(static_cast<int32_t>(rank)).digit;
+  __syncthreads();  // all have read it
+  return bin > 0 ? __uint_as_float((bin + kFirstBin) << kBinShift) : 0.0f;
 }
 
 // Grid (a cluster, kv_heads, batch): the Aim of the first round.
@@ -154,12 +120,12 @@ __global__ __launch_bounds__(kWarps * 32) void SampleKernel(const __grid_constan
   auto& s = *reinterpret_cast<SampleMemory<kWide>*>(rings + kWarps);
   const ListPlace at = ListPlace::Of(w);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  for (int i = threadIdx.x; i < kSampleBins; i += kWarps * 32) s.bins[i] = 0;
-  LetNextStart();
+  s.bins.Clear();
   if (!w.ahead) WaitForPrevious();
   const Candidates units = CandidatesOf(w.rule, w.tokens[at.sequence]);
   if (units.full) {  // of all CTAs of the cluster
     if (w.ahead) WaitForPrevious();
+    LetNextStart();
     return;
   }
   const BlockRange range = BlockRange::Of(units);
@@ -169,6 +135,7 @@ __global__ __launch_bounds__(kWarps * 32) void SampleKernel(const __grid_constan
       BlockWalk<SomeTurns>(turns, some, range.begin, range.end), units.last, &rings[warp]);
   BlockScorer<kDim, kBits, SomeTurns> scorer(f, &rings[warp], &copier);
   if (w.ahead) WaitForPrevious();
+  LetNextStart();  // all that was before is complete: FilterKernel reads what it has left
   const auto query =
       LaneQueryPairs<kDim, kBits>::Load(w.q, w.q_dtype, at.FirstElement(w, kDim), at.group);
   float factor[2];
@@ -178,6 +145,7 @@ __global__ __launch_bounds__(kWarps * 32) void SampleKernel(const __grid_constan
   const float none[2] = {0, 0};
   float most[2] = {-INFINITY, -INFINITY};
   int blocks = 0, tokens = 0;
+#pragma unroll 1  // few blocks: what is unrolled would wait for its own code
   for (; blocks < kSampleBlocks; ++blocks) {
     float c[kBlockTiles][2][4];
     const int token = scorer.Next(query, at.group, range.end, c);
@@ -202,6 +170,7 @@ __global__ __launch_bounds__(kWarps * 32) void SampleKernel(const __grid_constan
     const float top = AcrossRows(most[q], kWide, [](float a, float b) { return fmaxf(a, b); });
     const float shift = Softmax::Shift(top);
     float sum = 0;
+#pragma unroll 1
     for (int b = 0; b < blocks; ++b) {
 #pragma unroll
       for (int i = q; i < kValues; i += 2) sum += Exp2(s.exponents[warp][b][i][lane] - shift);
@@ -225,7 +194,7 @@ __global__ __launch_bounds__(kWarps * 32) void SampleKernel(const __grid_constan
     for (int i = 0; i < kWarps; ++i) sum += s.tokens_of_warps[i];
     s.tokens_of_cta = sum;
   }
-  ClusterBarrier();
+  MeetCluster();
   if (threadIdx.x < 8) {
     Softmax all;
     int32_t seen = 0;
@@ -244,6 +213,7 @@ __global__ __launch_bounds__(kWarps * 32) void SampleKernel(const __grid_constan
   __syncthreads();
 
   const float minus[2] = {s.log_sum[first_query], s.log_sum[first_query + 1]};
+#pragma unroll 1
   for (int b = 0; b < blocks; ++b) {
     float p[kWide ? 2 : 1][8], votes[2];
 #pragma unroll
@@ -255,21 +225,23 @@ __global__ __launch_bounds__(kWarps * 32) void SampleKernel(const __grid_constan
     for (int i = 0; i < 2; ++i) {
       // Tokens that do not count have 0 and the lowest bin, as those of no weight.
       const int bin = static_cast<int>(__float_as_uint(votes[i]) >> kBinShift) - kFirstBin;
-      atomicAdd(&s.bins[min(max(bin, 0), kSampleBins - 1)], 1);
+      s.bins.Count(min(max(bin, 0), ClusterBins::kCount - 1));
     }
   }
-  ClusterBarrier();
+  const int32_t all = s.bins.Share();
   if (blockIdx.x == 0) {
-    const float part = margin * static_cast<float>(w.rule.take) / static_cast<float>(units.count());
-    const float cut = FindCut(s, part);
+    const float part = static_cast<float>(w.rule.take) / static_cast<float>(units.count());
+    const float cut = VoteOfPart(s.bins, margin * part, all);
+    // Where all are kept, weights near the last vote that is chosen are to have all their bits.
+    const float scaled_by = cut > 0 ? cut : VoteOfPart(s.bins, part, all) / 4;
     if (threadIdx.x < 8) aims[at.list].log_sum[threadIdx.x] = s.log_sum[threadIdx.x];
     if (threadIdx.x == 0) {
       aims[at.list].cut = cut;
-      aims[at.list].scale = ScaleOf(cut, max(w.rule.take, 1), at.group);
+      aims[at.list].scale = ScaleOf(scaled_by, max(w.rule.take, 1), at.group);
       aims[at.list].wanted = 1;
     }
   }
-  ClusterBarrier();  // the first CTA has read what the others have
+  MeetCluster();  // the first CTA has read what the others have
 #endif
 }
 
@@ -277,15 +249,21 @@ __global__ __launch_bounds__(kWarps * 32) void SampleKernel(const __grid_constan
 template <bool kWide>
 class QuadKeeper {
  public:
-  __device__ QuadKeeper(const Kept& kept, const Aim& aim, int list, const float (&factor)[2])
-      : room_(kept.room), factor_{factor[0], factor[1]}, cut_(aim.cut), scale_(aim.scale) {
-    const int lane = threadIdx.x % 32, query = LaneQuery(lane, kWide);
-    for (int q = 0; q < 2; ++q) minus_[q] = -aim.log_sum[query + q];
-    const int64_t segment = int64_t{list} * kept.warps + blockIdx.x * kWarps + threadIdx.x / 32;
+  __device__ QuadKeeper(const Kept& kept, int list, const float (&factor)[2])
+      : room_(kept.room), factor_{factor[0], factor[1]} {
+    const int lane = threadIdx.x % 32;
+    const int64_t segment = (int64_t{list} * kept.splits + blockIdx.x) * kWarps + threadIdx.x / 32;
     tokens_ = kept.tokens + segment * kept.room;
     weights_ = kept.weights + segment * kept.room * kQuad + lane % kQuad;
     bit_ = kWide ? lane & ~3 : lane & ~1;
     first_ = lane / 4 * 4 + (kWide ? 0 : (lane & 2) / 2 * kTileTokens);
+  }
+
+  // By what it keeps from here on.
+  __device__ void Take(const Aim& aim) {
+    const int query = LaneQuery(threadIdx.x % 32, kWide);
+    cut_ = aim.cut, scale_ = aim.scale;
+    for (int q = 0; q < 2; ++q) minus_[q] = -aim.log_sum[query + q];
   }
 
   // c: as of JoinColumns. base: what is to be added to it, joined as well. token: the block's
@@ -347,8 +325,7 @@ class QuadKeeper {
 
   const int room_;
   const float factor_[2];
-  float minus_[2];
-  const float cut_, scale_;
+  float minus_[2] = {}, cut_ = 0, scale_ = 0;
   int32_t* tokens_;
   uint4* weights_;  // this lane's piece of the first quad
   int bit_;         // of this lane's quad among those that reach the cut; of the first tile
@@ -357,40 +334,35 @@ class QuadKeeper {
   float sum_[2] = {}, huge_[2] = {-INFINITY, -INFINITY};
 };
 
-// Grid (splits, kv_heads, batch). Warps take turns (BlockWalk) over all CTAs.
-template <int kDim, int kBits, bool kWide, bool kWhole>
-__global__ __launch_bounds__(kWarps * 32, kDim == 256 ? 1 : 2) void FilterKernel(
-    const __grid_constant__ VoteBatch w, const __grid_constant__ GroupOffsets f,
-    const __grid_constant__ Turns turns, const __grid_constant__ Kept kept, const Aim* aims,
-    bool again) {
-  extern __shared__ uint4 dynamic[];
-  __shared__ HeadPart of_warps[kWarps][8];
-  auto* const ring = reinterpret_cast<BitsRing<kDim, kBits>*>(dynamic) + threadIdx.x / 32;
-  const ListPlace at = ListPlace::Of(w);
-  LetNextStart();
-  const bool waits = again || !w.ahead;
-  if (waits) WaitForPrevious();
-  const Candidates units = CandidatesOf(w.rule, w.tokens[at.sequence]);
-  if (units.full || (again && aims[at.list].wanted == 0)) {
-    if (!waits) WaitForPrevious();
-    return;
-  }
+// Keeps quads of this warp's run of a list's tokens, and the sums of the CTA. ready(): the aim is
+// there, asked when the first block has been scored. of_warps: [kWarps][8], shared.
+template <int kDim, int kBits, bool kWide, bool kWhole, typename Ready>
+__device__ void FilterRun(const VoteBatch& w, const GroupOffsets& f, const Turns& turns,
+                          const Kept& kept, const Aim& aim, const ListPlace& at, Candidates units,
+                          BitsRing<kDim, kBits>* ring, HeadPart (*of_warps)[8], Ready ready) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int of_list = static_cast<int>(blockIdx.x) * kWarps + warp;
   const BlockRange range = BlockRange::Of(units);
-  const AllTurns all{range.begin / (turns.group_tokens * turns.groups)};
+  const TurnRuns runs = TurnRuns::Of(kept, units);
+  const int end = min(range.end, runs.FirstOf(of_list + 1) * kept.turn_tokens);
   BlockCopier<kDim, kBits, AllTurns, kWhole> copier(
       w.groups, f, turns, at.sequence, at.head,
-      BlockWalk<AllTurns, kWhole>(turns, all, range.begin, range.end), units.last, ring);
+      BlockWalk<AllTurns, kWhole>(turns, AllTurns{runs.FirstOf(of_list)}, 0, 1, range.begin, end),
+      units.last, ring);
   BlockScorer<kDim, kBits, AllTurns, kWhole> scorer(f, ring, &copier);
-  if (!waits) WaitForPrevious();
   const auto query =
       LaneQueryPairs<kDim, kBits>::Load(w.q, w.q_dtype, at.FirstElement(w, kDim), at.group);
   float factor[2];
   query.Factors(w.scale * kLog2E, factor);
-  QuadKeeper<kWide> keeper(kept, aims[at.list], at.list, factor);
-  while (true) {
+  QuadKeeper<kWide> keeper(kept, at.list, factor);
+  for (bool first = true;; first = false) {
     float c[kBlockTiles][2][4];
-    const int token = scorer.Next(query, kWide ? 8 : 4, range.end, c);
-    if (token >= range.end) break;
+    const int token = scorer.Next(query, kWide ? 8 : 4, end, c);
+    if (first) {
+      ready();
+      keeper.Take(aim);
+    }
+    if (token >= end) break;
     if (token < units.first || token + kBlockRows > units.last) Mask(c, token, units);
     if constexpr (!kWide) JoinColumns(c);
     float base[2] = {};
@@ -404,14 +376,12 @@ __global__ __launch_bounds__(kWarps * 32, kDim == 256 ? 1 : 2) void FilterKernel
     keeper.Keep(c, base, token);
   }
 
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   for (int q = 0; q < 2; ++q) {
     const HeadPart part = keeper.Part(q);
     if (lane < (kWide ? 4 : 2)) of_warps[warp][LaneQuery(lane, kWide) + q] = part;
   }
-  if (lane == 0) {
-    kept.counts[int64_t{at.list} * kept.warps + blockIdx.x * kWarps + warp] = keeper.count();
-  }
+  const int64_t cta = int64_t{at.list} * kept.splits + blockIdx.x;
+  if (lane == 0) kept.counts[cta * kWarps + warp] = keeper.count();
   __syncthreads();
   if (static_cast<int>(threadIdx.x) >= at.group) return;
   HeadPart sum{0, -INFINITY};
@@ -419,7 +389,65 @@ __global__ __launch_bounds__(kWarps * 32, kDim == 256 ? 1 : 2) void FilterKernel
     sum.sum += of_warps[i][threadIdx.x].sum;
     sum.huge = fmaxf(sum.huge, of_warps[i][threadIdx.x].huge);
   }
-  kept.parts[(int64_t{at.list} * kept.splits + blockIdx.x) * 8 + threadIdx.x] = sum;
+  kept.parts[cta * 8 + threadIdx.x] = sum;
+}
+
+// Grid (splits, kv_heads, batch). SampleKernel lets it start when all before the op is complete, so
+// that only the aim is waited for: codes are on the way and scored while the sample is looked at.
+template <int kDim, int kBits, bool kWide, bool kWhole>
+__global__ __launch_bounds__(kWarps * 32, kDim == 256 ? 1 : 2) void FilterKernel(
+    const __grid_constant__ VoteBatch w, const __grid_constant__ GroupOffsets f,
+    const __grid_constant__ Turns turns, const __grid_constant__ Kept kept) {
+  extern __shared__ uint4 dynamic[];
+  __shared__ HeadPart of_warps[kWarps][8];
+  auto* const ring = reinterpret_cast<BitsRing<kDim, kBits>*>(dynamic) + threadIdx.x / 32;
+  const ListPlace at = ListPlace::Of(w);
+  LetNextStart();
+  const Candidates units = CandidatesOf(w.rule, __ldcg(&w.tokens[at.sequence]));
+  if (units.full) return WaitForPrevious();
+  FilterRun<kDim, kBits, kWide, kWhole>(w, f, turns, kept, kept.aims[at.list], at, units, ring,
+                                        of_warps, [] { WaitForPrevious(); });
+}
+
+// Grid (a cluster, kv_heads, batch): the second round of lists whose choice was not proved. A list
+// is one cluster's, which is slow, and rare; the others cost no more than a kernel that returns.
+template <int kDim, int kBits, bool kWide>
+__global__ __launch_bounds__(kWarps *
+                             32) void AgainKernel(const __grid_constant__ PickBitsBatch work,
+                                                  const __grid_constant__ GroupOffsets f,
+                                                  const __grid_constant__ Turns turns,
+                                                  const __grid_constant__ Kept kept) {
+#if __CUDA_ARCH__ >= 900
+  extern __shared__ uint4 dynamic[];
+  __shared__ HeadPart of_warps[kWarps][8];
+  const VoteBatch& w = work.vote;
+  const ListPlace at = ListPlace::Of(w);
+  LetNextStart();
+  WaitForPrevious();
+  const int32_t tokens = w.tokens[at.sequence];
+  const Candidates units = CandidatesOf(w.rule, tokens);
+  const Aim& aim = kept.aims[w.groups.kv_heads * w.batch + at.list];
+  if (tokens == kNoQuery || units.full || aim.wanted == 0) return;
+  FilterRun<kDim, kBits, kWide, false>(
+      w, f, turns, kept, aim, at, units,
+      reinterpret_cast<BitsRing<kDim, kBits>*>(dynamic) + threadIdx.x / 32, of_warps, [] {});
+  asm volatile("cp.async.wait_all;" ::: "memory");  // the ring's room is the chooser's now
+  __threadfence();
+  __syncthreads();
+  MeetCluster();
+  ListChooser chooser(kept, aim, at.list, at.group, units,
+                      *reinterpret_cast<ChooserMemory*>(dynamic));
+  chooser.Begin();
+  // By exact sums: what was left out is below a vote that `take` tokens reach.
+  int32_t count = 0;
+#pragma unroll 1
+  for (const float floor : {aim.cut * (1 - 4 * kSafety), 0.0f}) {
+    if (count < w.rule.take) count = chooser.Collect(floor);
+  }
+  const int32_t take = min(w.rule.take, count);
+  if (take > 0) chooser.Write(chooser.FindLast(take), ListOf(work.pick, at.list));
+  MeetCluster();  // none ends while others read what it has
+#endif
 }
 
 template <int kDim, int kBits, bool kWide>
@@ -427,35 +455,29 @@ int LaunchSampleOf(const PickBitsBatch& work, const Kept& kept, Stream stream) {
   const VoteBatch& w = work.vote;
   constexpr int kBytes = kWarps * static_cast<int>(sizeof(BitsRing<kDim, kBits>)) +
                          static_cast<int>(sizeof(SampleMemory<kWide>));
-  const auto kernel = SampleKernel<kDim, kBits, kWide>;
-  if (const int error = AllowShared(kernel, kBytes); error != 0) return error;
-  cudaLaunchAttribute attributes[2]{};
-  attributes[0].id = cudaLaunchAttributeClusterDimension;
-  attributes[0].val.clusterDim = {kClusterCtas, 1, 1};
-  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(kClusterCtas, w.groups.kv_heads, w.batch);
-  config.blockDim = dim3(kWarps * 32);
-  config.dynamicSmemBytes = kBytes;
-  config.stream = static_cast<cudaStream_t>(stream);
-  config.attrs = attributes;
-  config.numAttrs = 2;
-  return cudaLaunchKernelEx(&config, kernel, w, GroupOffsets::Of(w.groups.format),
-                            Turns::Of(w.groups), kept.aims, work.margin);
+  return LaunchClusters(SampleKernel<kDim, kBits, kWide>, w.groups.kv_heads, w.batch, kBytes,
+                        stream, w, GroupOffsets::Of(w.groups.format), Turns::Of(w.groups),
+                        kept.aims, work.margin);
 }
 
 template <int kDim, int kBits, bool kWide, bool kWhole>
-int LaunchFilterOf(const PickBitsBatch& work, const Kept& kept, int round, Stream stream) {
+int LaunchFilterOf(const PickBitsBatch& work, const Kept& kept, Stream stream) {
   const VoteBatch& w = work.vote;
   constexpr int kBytes = kWarps * static_cast<int>(sizeof(BitsRing<kDim, kBits>));
   const auto kernel = FilterKernel<kDim, kBits, kWide, kWhole>;
   if (const int error = AllowShared(kernel, kBytes); error != 0) return error;
   const dim3 grid(kept.splits, w.groups.kv_heads, w.batch);
-  const Aim* const aims = kept.aims + int64_t{round} * w.groups.kv_heads * w.batch;
   return LaunchDependent(kernel, grid, kWarps * 32, kBytes, stream, w,
-                         GroupOffsets::Of(w.groups.format), Turns::Of(w.groups), kept, aims,
-                         round > 0);
+                         GroupOffsets::Of(w.groups.format), Turns::Of(w.groups), kept);
+}
+
+template <int kDim, int kBits, bool kWide>
+int LaunchAgainOf(const PickBitsBatch& work, const Kept& kept, int choose_bytes, Stream stream) {
+  const VoteBatch& w = work.vote;
+  constexpr int kRings = kWarps * static_cast<int>(sizeof(BitsRing<kDim, kBits>));
+  return LaunchClusters(AgainKernel<kDim, kBits, kWide>, w.groups.kv_heads, w.batch,
+                        std::max(kRings, choose_bytes), stream, work,
+                        GroupOffsets::Of(w.groups.format), Turns::Of(w.groups), kept);
 }
 
 // launch.template operator()<kDim, kBits, kWide>() of the work's shape.
@@ -487,15 +509,21 @@ int LaunchSample(const PickBitsBatch& work, const Kept& kept, Stream stream) {
   });
 }
 
-int LaunchFilter(const PickBitsBatch& work, const Kept& kept, int round, Stream stream) {
+int LaunchFilter(const PickBitsBatch& work, const Kept& kept, Stream stream) {
   return ForShape(work.vote, [&]<int kDim, int kBits, bool kWide>() {
     // Groups of whole blocks have kernels of their own for the usual two bits.
     if constexpr (kBits == 2) {
       if (work.vote.groups.format.tokens % kBlockRows == 0) {
-        return LaunchFilterOf<kDim, kBits, kWide, true>(work, kept, round, stream);
+        return LaunchFilterOf<kDim, kBits, kWide, true>(work, kept, stream);
       }
     }
-    return LaunchFilterOf<kDim, kBits, kWide, false>(work, kept, round, stream);
+    return LaunchFilterOf<kDim, kBits, kWide, false>(work, kept, stream);
+  });
+}
+
+int LaunchAgain(const PickBitsBatch& work, const Kept& kept, int choose_bytes, Stream stream) {
+  return ForShape(work.vote, [&]<int kDim, int kBits, bool kWide>() {
+    return LaunchAgainOf<kDim, kBits, kWide>(work, kept, choose_bytes, stream);
   });
 }
 

@@ -59,17 +59,20 @@ struct SomeTurns {
   }
 };
 
-// The blocks of a warp, in order. A tile is fresh if it is the first of its group in a turn.
-// kWhole: groups are of whole blocks.
+// The blocks of a warp, in order: of every `step`-th turn from number `turn` on. A tile is fresh if
+// it is the first of its group in a turn. kWhole: groups are of whole blocks.
 template <typename TurnAt = AllTurns, bool kWhole = false>
 class BlockWalk {
  public:
   // Over the tokens [begin, end), whole blocks.
-  __device__ BlockWalk(const Turns& turns, TurnAt turn_at, int begin, int end)
-      : turns_(turns), turn_at_(turn_at), begin_(begin), end_(end) {
-    turn_ = static_cast<int>(blockIdx.x * kWarps + threadIdx.x / 32);
+  __device__ BlockWalk(const Turns& turns, TurnAt turn_at, int turn, int step, int begin, int end)
+      : turns_(turns), turn_at_(turn_at), begin_(begin), end_(end), turn_(turn), step_(step) {
     Enter();
   }
+  // Warps take turns over all CTAs: what is read at one time lies side by side.
+  __device__ BlockWalk(const Turns& turns, TurnAt turn_at, int begin, int end)
+      : BlockWalk(turns, turn_at, static_cast<int>(blockIdx.x * kWarps + threadIdx.x / 32),
+                  static_cast<int>(gridDim.x) * kWarps, begin, end) {}
 
   __device__ bool done() const { return token_ >= end_; }
   __device__ int token() const { return token_; }  // the block's first
@@ -83,7 +86,7 @@ class BlockWalk {
   __device__ void Next() {
     token_ += kBlockRows;
     if (token_ == turn_end_) {
-      turn_ += static_cast<int>(gridDim.x) * kWarps;
+      turn_ += step_;
       return Enter();
     }
     in_group_ += kBlockRows;
@@ -115,7 +118,9 @@ class BlockWalk {
   const Turns& turns_;
   const TurnAt turn_at_;
   const int begin_, end_;
-  int turn_, token_ = 0, turn_end_ = 0, group_ = 0, in_group_ = 0;
+  int turn_;
+  const int step_;
+  int token_ = 0, turn_end_ = 0, group_ = 0, in_group_ = 0;
   bool fresh_ = true;
 };
 
@@ -248,13 +253,15 @@ class BlockScorer {
     __syncwarp();
     const BlockNote note = ring_->notes[stage_];
     if (note.token >= end) return note.token;
-    if (note.first_fresh) FoldTile(0, query, group);
-    Multiply(0, c[0]);
-    if (!kWhole && note.second_fresh) FoldTile(1, query, group);
-    Multiply(1, c[1]);
-    __syncwarp();
-    copier_->Issue(stage_);
-    stage_ = stage_ + 1 == Ring::kStages ? 0 : stage_ + 1;
+    if constexpr (kWhole) {
+      ScoreWhole(note.first_fresh, query, group, c);
+    } else {
+      if (note.first_fresh) FoldTile(0, query, group);
+      Multiply(0, c[0]);
+      if (note.second_fresh) FoldTile(1, query, group);
+      Multiply(1, c[1]);
+      CopyNext();
+    }
     return note.token;
   }
 
@@ -267,12 +274,41 @@ class BlockScorer {
          base_);
   }
 
-  __device__ void Multiply(int tile, float (&c)[2][4]) const {
-    const int lane = threadIdx.x % 32;
-    BitsTile<kDim, kBits> words;
-    words.Take(lane, [&](int i) { return ring_->codes[stage_][tile][i][lane]; });
+  // The warp has read the stage: the block after those under way is copied there.
+  __device__ void CopyNext() {
+    __syncwarp();
+    copier_->Issue(stage_);
+    stage_ = stage_ + 1 == Ring::kStages ? 0 : stage_ + 1;
+  }
+
+  // Both tiles share their folded query, so all words are loaded at once, their stage is copied to
+  // before they are multiplied, and four chains of products hide each other's latency.
+  __device__ void ScoreWhole(bool fresh, const LaneQueryPairs<kDim, kBits>& query, int group,
+                             float (&c)[kBlockTiles][2][4]) {
+    if (fresh) FoldTile(0, query, group);
+    BitsTile<kDim, kBits> words[kBlockTiles];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) c[i / 4][i % 4] = kWhole ? 0.0f : base_[i % 2];
+    for (int tile = 0; tile < kBlockTiles; ++tile) Take(tile, words[tile]);
+    CopyNext();
+#pragma unroll
+    for (int i = 0; i < 8 * kBlockTiles; ++i) c[i / 8][i / 4 % 2][i % 4] = 0;
+#pragma unroll
+    for (int u = 0; u < BitsTile<kDim, kBits>::Shape::kWords; ++u) {
+#pragma unroll
+      for (int tile = 0; tile < kBlockTiles; ++tile) words[tile].MultiplyWord(u, folded_, c[tile]);
+    }
+  }
+
+  __device__ void Take(int tile, BitsTile<kDim, kBits>& words) const {
+    const int lane = threadIdx.x % 32;
+    words.Take(lane, [&](int i) { return ring_->codes[stage_][tile][i][lane]; });
+  }
+
+  __device__ void Multiply(int tile, float (&c)[2][4]) const {
+    BitsTile<kDim, kBits> words;
+    Take(tile, words);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) c[i / 4][i % 4] = base_[i % 2];
     words.Multiply(folded_, c);
   }
 

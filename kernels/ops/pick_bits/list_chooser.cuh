@@ -1,0 +1,345 @@
+// A list's choice among the tokens that were kept of it, by a cluster: each CTA has the segments of
+// an eighth of the list, so tokens that follow each other, and writes what of them is chosen.
+#ifndef KVSTRATA_KERNELS_OPS_PICK_BITS_LIST_CHOOSER_CUH_
+#define KVSTRATA_KERNELS_OPS_PICK_BITS_LIST_CHOOSER_CUH_
+
+#include "kernels/ops/pick_bits/cluster_bins.cuh"
+#include "kernels/ops/pick_bits/kept_tokens.cuh"
+
+namespace kvstrata::cuda {
+
+inline constexpr int kStaged = 4096;      // tokens of a CTA that shared memory has room for
+inline constexpr int kRanked = 128;       // of the list that are ranked one against another
+inline constexpr int kSplitsMost = 272;   // CTAs of a list that read codes
+inline constexpr int kMarkWords = 32768;  // at most, of a CTA: a bit for each of its tokens
+// fp16 weights, sums in another order: what a vote may be off by.
+inline constexpr float kSafety = 2e-3f;
+inline constexpr float kMostHalf = 65504;  // larger weights count as this
+
+// A token and its vote as one number: the larger is chosen first.
+using Place = uint64_t;
+__device__ inline Place PlaceOf(float vote, int token) {
+  return uint64_t{__float_as_uint(vote)} << 32 | static_cast<uint32_t>(~token);
+}
+__device__ inline float VoteOf(Place x) { return __uint_as_float(static_cast<uint32_t>(x >> 32)); }
+__device__ inline int TokenOf(Place x) { return static_cast<int>(~static_cast<uint32_t>(x)); }
+
+// The places that the one looked for is among, as places less the floor's: [low, low + 2^width).
+struct PlaceRange {
+  // Digits are of ten bits, but for the first one: an octave of votes is 256 digits, and what is
+  // four octaves above the floor or more has the last one. (The cut lies an octave or two below
+  // the last vote that is chosen.)
+  static constexpr int kAll = 64, kFirstShift = 32 + 15;
+  Place low = 0;
+  int width = kAll;
+
+  __device__ int shift() const { return width == kAll ? kFirstShift : max(width - 10, 0); }
+  // REQUIRES: narrowed.
+  __device__ bool Holds(Place x) const { return x >= low && (x - low) >> width == 0; }
+  __device__ int DigitOf(Place x) const {
+    return static_cast<int>(min((x - low) >> shift(), Place{ClusterBins::kCount - 1}));
+  }
+  __device__ PlaceRange Narrowed(uint32_t digit) const {
+    const bool open = width == kAll && digit == ClusterBins::kCount - 1;  // no vote has a sign
+    return {low + (Place{digit} << shift()), open ? kAll - 1 : shift()};
+  }
+};
+
+struct ChooserMemory {
+  Place staged[kStaged];
+  ClusterBins bins[2];            // in turns: others may still read the ones before
+  Place ranked[kRanked];          // of this CTA; others read them
+  int2 told;                      // of this CTA: places above the range, and in it
+  Place all_ranked[kRanked];      // of the cluster
+  int32_t taken[kClusterCtas];    // by each CTA
+  int32_t segments[kSplitsMost];  // quads of each
+  int32_t sums[kWarps];
+  float weights[8];  // what a head's kept weight counts in a vote
+  float log_sum[8];  // exact
+  float exact_of_estimate[8];
+  bool huge[8];
+  int32_t count, ranked_count, above;
+  Place last;        // the last one that is chosen
+  uint32_t marks[];  // of the CTA's tokens
+};
+
+// Every thread of every CTA of the cluster calls every function.
+class ListChooser {
+ public:
+  __device__ ListChooser(const Kept& kept, const Aim& aim, int list, int group, Candidates units,
+                         ChooserMemory& s)
+      : kept_(kept),
+        aim_(aim),
+        list_(list),
+        group_(group),
+        cta_(blockIdx.x),
+        units_(units),
+        first_segment_((list * kClusterCtas + cta_) * kept.splits),
+        s_(s) {}
+
+  // Sums of heads, and how much segments hold. Barrier at the end.
+  __device__ void Begin() {
+    for (int i = threadIdx.x; i < kept_.splits; i += blockDim.x) {
+      s_.segments[i] = kept_.counts[first_segment_ + i];
+    }
+    SumHead(threadIdx.x / 32);
+    __syncthreads();
+    for (int i = threadIdx.x % 32; i < kept_.splits; i += 32) most_ = max(most_, s_.segments[i]);
+    most_ = static_cast<int32_t>(__reduce_max_sync(~0u, static_cast<uint32_t>(most_)));
+  }
+
+  // The largest factor by which a vote by the estimates is too small.
+  __device__ float MostRatio() const { return Fold(s_.exact_of_estimate, 0, true); }
+  __device__ float LeastRatio() const { return Fold(s_.exact_of_estimate, INFINITY, false); }
+  __device__ bool AnyHuge() const {
+    bool any = false;
+    for (int h = 0; h < group_; ++h) any |= s_.huge[h];
+    return any;
+  }
+  __device__ float log_sum(int head) const { return s_.log_sum[head]; }
+
+  // Stages the tokens with a vote of at least `floor`; returns how many the list has.
+  __device__ int32_t Collect(float floor) {
+    floor_ = floor;
+    range_ = {};
+    ClusterBins& bins = NextBins();
+    if (threadIdx.x == 0) s_.count = 0;
+    bins.Clear();
+    FromMemory<kQuadsAtOnce>([&](bool counts, Place place) {
+      const uint32_t reach = __ballot_sync(~0u, counts);
+      if (reach == 0) return;
+      int32_t at = 0;
+      const int lane = threadIdx.x % 32, leader = __ffs(reach) - 1;
+      if (lane == leader) at = atomicAdd(&s_.count, __popc(reach));
+      at = __shfl_sync(~0u, at, leader) + __popc(reach & ((1u << lane) - 1));
+      if (!counts) return;
+      bins.Count(range_.DigitOf(place - Floor()));
+      if (at < kStaged) s_.staged[at] = place;
+    });
+    __syncthreads();
+    count_ = s_.count;
+    return bins.Share();
+  }
+
+  // The take-th largest place. REQUIRES: Collect gave at least take > 0.
+  __device__ Place FindLast(int32_t take) {
+    Digit digit = bins_->Find(take);
+    int32_t need = take - digit.above;
+    range_ = range_.Narrowed(digit.digit);
+    while (digit.population > kRanked) {
+      ClusterBins& bins = NextBins();
+      bins.Clear();
+      ForEach([&](bool counts, Place place) {
+        const Place x = place - Floor();
+        if (counts && range_.Holds(x)) bins.Count(range_.DigitOf(x));
+      });
+      bins.Share();
+      digit = bins.Find(need);
+      need -= digit.above;
+      range_ = range_.Narrowed(digit.digit);
+    }
+    return RankAmong(need);
+  }
+
+  // Writes all tokens down to `last`, in order. REQUIRES: FindLast.
+  __device__ void Write(Place last, int32_t* out) {
+    const TurnRuns runs = TurnRuns::Of(kept_, units_);
+    const int of_cta = kept_.splits * runs.turns * kept_.turn_tokens;
+    const int first = runs.first_turn * kept_.turn_tokens + cta_ * of_cta, words = of_cta / 32;
+    for (int i = threadIdx.x; i < words; i += blockDim.x) s_.marks[i] = 0;
+    __syncthreads();
+    ForEach([&](bool counts, Place place) {
+      const int at = TokenOf(place) - first;
+      if (counts && place >= last) atomicOr(&s_.marks[at / 32], 1u << at % 32);
+    });
+    __syncthreads();
+    const int each = (words + static_cast<int>(blockDim.x) - 1) / static_cast<int>(blockDim.x);
+    const int begin = min(static_cast<int>(threadIdx.x) * each, words);
+    const int end = min(begin + each, words);
+    int32_t own = 0;
+    for (int i = begin; i < end; ++i) own += __popc(s_.marks[i]);
+    int32_t at = ExclusiveSum(own);
+    for (int j = 0; j < cta_; ++j) at += s_.taken[j];
+    for (int i = begin; i < end; ++i) {
+      for (uint32_t marks = s_.marks[i]; marks != 0; marks &= marks - 1) {
+        out[at++] = first + 32 * i + __ffs(marks) - 1;
+      }
+    }
+  }
+
+ private:
+  static constexpr int kQuadsAtOnce = 4;
+
+  // By a whole warp.
+  __device__ void SumHead(int head) {
+    const int lane = threadIdx.x % 32;
+    const HeadPart* const parts = kept_.parts + int64_t{list_} * kept_.splits * 8 + head;
+    float sum = 0, huge = -INFINITY;
+    for (int i = lane; i < kept_.splits && head < group_; i += 32) {
+      const HeadPart part = parts[i * 8];
+      sum += part.sum;
+      huge = fmaxf(huge, part.huge);
+    }
+    for (int step = 16; step > 0; step /= 2) {
+      sum += __shfl_xor_sync(~0u, sum, step);
+      huge = fmaxf(huge, __shfl_xor_sync(~0u, huge, step));
+    }
+    if (lane != 0) return;
+    const bool there = head < group_ && sum > 0;
+    // Estimated sum / exact sum.
+    const float ratio = there ? fmaxf(1 / sum, 0x1p-100f) : 0.0f;
+    s_.exact_of_estimate[head] = ratio;
+    s_.weights[head] = ratio / aim_.scale;
+    s_.huge[head] = huge > -INFINITY;
+    s_.log_sum[head] = s_.huge[head] ? aim_.log_sum[head] + huge
+                       : there       ? aim_.log_sum[head] + log2f(sum)
+                                     : INFINITY;
+  }
+
+  __device__ float Fold(const float* of_heads, float x, bool largest) const {
+    for (int h = 0; h < group_; ++h) x = largest ? fmaxf(x, of_heads[h]) : fminf(x, of_heads[h]);
+    return x;
+  }
+
+  __device__ Place Floor() const { return uint64_t{__float_as_uint(floor_)} << 32; }
+  __device__ ClusterBins& NextBins() {
+    bins_ = bins_ == &s_.bins[0] ? &s_.bins[1] : &s_.bins[0];
+    return *bins_;
+  }
+
+  // The need-th largest place of the range, by a look at all that it holds; how many each CTA
+  // takes.
+  __device__ Place RankAmong(int32_t need) {
+    if (threadIdx.x == 0) s_.ranked_count = s_.above = 0;
+    __syncthreads();
+    ForEach([&](bool counts, Place place) {
+      if (!counts) return;
+      const Place x = place - Floor();
+      if (range_.Holds(x)) {
+        s_.ranked[atomicAdd(&s_.ranked_count, 1)] = place;
+      } else if (x >= range_.low) {
+        atomicAdd(&s_.above, 1);
+      }
+    });
+    __syncthreads();
+    if (threadIdx.x == 0) s_.told = {s_.above, s_.ranked_count};
+    MeetCluster();
+    static_assert(kWarps == kClusterCtas);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;  // warp j reads what CTA j has
+    const int2 told = LoadFromCta(&s_.told, lane % kClusterCtas);
+    const int32_t inclusive = WarpInclusiveSum(lane < kClusterCtas ? told.y : 0);
+    const int32_t end = __shfl_sync(~0u, inclusive, warp), n = __shfl_sync(~0u, told.y, warp);
+    const int32_t above = __shfl_sync(~0u, told.x, warp), all = __shfl_sync(~0u, inclusive, 31);
+    for (int i = lane; i < n; i += 32) {
+      const int2 x = LoadFromCta(reinterpret_cast<const int2*>(&s_.ranked[i]), warp);
+      s_.all_ranked[end - n + i] =
+          uint64_t{static_cast<uint32_t>(x.y)} << 32 | static_cast<uint32_t>(x.x);
+    }
+    __syncthreads();
+    if (static_cast<int>(threadIdx.x) < all) {
+      const Place own = s_.all_ranked[threadIdx.x];
+      int32_t larger = 0;
+      for (int i = 0; i < all; ++i) larger += s_.all_ranked[i] > own ? 1 : 0;
+      if (larger == need - 1) s_.last = own;
+    }
+    __syncthreads();
+    const Place last = s_.last;
+    int32_t taken = 0;
+    for (int i = lane; i < n; i += 32) taken += s_.all_ranked[end - n + i] >= last ? 1 : 0;
+    taken = __reduce_add_sync(~0u, taken);
+    if (lane == 0) s_.taken[warp] = above + taken;
+    __syncthreads();
+    return last;
+  }
+
+  // Over the CTA.
+  __device__ int32_t ExclusiveSum(int32_t x) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int32_t inclusive = WarpInclusiveSum(x);
+    if (lane == 31) s_.sums[warp] = inclusive;
+    __syncthreads();
+    int32_t before = inclusive - x;
+    for (int i = 0; i < warp; ++i) before += s_.sums[i];
+    return before;
+  }
+
+  // visit(counts, place) of all tokens that this CTA's segments hold, from memory: a warp visits 32
+  // quads of a segment together. kAtOnce: loads of a lane under way.
+  template <int kAtOnce, typename Visit>
+  __device__ void FromMemory(Visit visit) const {
+    const int segments = kept_.splits, all = segments * ((most_ + 31) / 32);
+    for (int base = threadIdx.x / 32; base < all; base += kWarps * kAtOnce) {
+      uint4 pieces[kAtOnce][2];
+      int tokens[kAtOnce];
+      int64_t at[kAtOnce];
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        const int i = base + j * kWarps, segment = i % segments;
+        const int quad = i / segments * 32 + static_cast<int>(threadIdx.x % 32);
+        tokens[j] = -4, at[j] = 0;
+        pieces[j][0] = pieces[j][1] = {};
+        if (i >= all || quad >= s_.segments[segment]) continue;
+        at[j] = (int64_t{first_segment_} + segment) * kept_.room + quad;
+        tokens[j] = kept_.tokens[at[j]];
+        pieces[j][0] = kept_.weights[at[j] * kept_.quad];
+        pieces[j][1] = kept_.weights[at[j] * kept_.quad + 1];
+      }
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        if (__any_sync(~0u, tokens[j] >= 0) == 0) continue;
+        float votes[4] = {};
+        Add(pieces[j][0], 0, votes);
+        Add(pieces[j][1], 2, votes);
+        if (kept_.quad == 4 && tokens[j] >= 0) {
+          Add(kept_.weights[at[j] * 4 + 2], 4, votes);
+          Add(kept_.weights[at[j] * 4 + 3], 6, votes);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int token = tokens[j] + i;
+          const bool counts = token >= units_.first && token < units_.last && votes[i] >= floor_;
+          visit(counts, PlaceOf(votes[i], token));
+        }
+      }
+    }
+  }
+
+  // The weights of two heads.
+  __device__ void Add(const uint4& piece, int head, float (&votes)[4]) const {
+    const uint32_t pairs[4] = {piece.x, piece.y, piece.z, piece.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 pair = __half22float2(reinterpret_cast<const __half2&>(pairs[i]));
+      votes[i] += fminf(pair.x, kMostHalf) * s_.weights[head] +
+                  fminf(pair.y, kMostHalf) * s_.weights[head + 1];
+    }
+  }
+
+  // visit(counts, place) of what Collect found in this CTA's segments.
+  template <typename Visit>
+  __device__ void ForEach(Visit visit) const {
+    if (count_ > kStaged) return FromMemory<1>(visit);
+    for (int i = threadIdx.x; i < count_; i += blockDim.x) visit(true, s_.staged[i]);
+  }
+
+  const Kept& kept_;
+  const Aim& aim_;
+  const int list_, group_, cta_;
+  const Candidates units_;
+  const int first_segment_;
+  ChooserMemory& s_;
+  ClusterBins* bins_ = nullptr;
+  PlaceRange range_;
+  int32_t most_ = 0, count_ = 0;  // quads of a segment at most; tokens of this CTA
+  float floor_ = 0;
+};
+
+// Where a list's choice goes.
+__device__ inline int32_t* ListOf(const PickBatch& pick, int list) {
+  return pick.lists != nullptr ? reinterpret_cast<int32_t*>(pick.lists[list])
+                               : pick.units + int64_t{list} * pick.list_stride;
+}
+
+}  // namespace kvstrata::cuda
+
+#endif  // KVSTRATA_KERNELS_OPS_PICK_BITS_LIST_CHOOSER_CUH_
