@@ -3,65 +3,10 @@
 #ifndef KVSTRATA_KERNELS_OPS_PICK_BITS_LIST_CHOOSER_CUH_
 #define KVSTRATA_KERNELS_OPS_PICK_BITS_LIST_CHOOSER_CUH_
 
-#include "kernels/ops/pick_bits/cluster_bins.cuh"
+#include "kernels/ops/pick_bits/chooser_memory.cuh"
 #include "kernels/ops/pick_bits/kept_tokens.cuh"
 
 namespace kvstrata::cuda {
-
-inline constexpr int kStaged = 4096;      // tokens of a CTA that shared memory has room for
-inline constexpr int kRanked = 128;       // of the list that are ranked one against another
-inline constexpr int kSplitsMost = 272;   // CTAs of a list that read codes
-inline constexpr int kMarkWords = 32768;  // at most, of a CTA: a bit for each of its tokens
-// fp16 weights, sums in another order: what a vote may be off by.
-inline constexpr float kSafety = 2e-3f;
-inline constexpr float kMostHalf = 65504;  // larger weights count as this
-
-// A token and its vote as one number: the larger is chosen first.
-using Place = uint64_t;
-__device__ inline Place PlaceOf(float vote, int token) {
-  return uint64_t{__float_as_uint(vote)} << 32 | static_cast<uint32_t>(~token);
-}
-__device__ inline float VoteOf(Place x) { return __uint_as_float(static_cast<uint32_t>(x >> 32)); }
-__device__ inline int TokenOf(Place x) { return static_cast<int>(~static_cast<uint32_t>(x)); }
-
-// The places that the one looked for is among, as places less the floor's: [low, low + 2^width).
-struct PlaceRange {
-  // Digits are of ten bits, but for the first one: an octave of votes is 256 digits, and what is
-  // four octaves above the floor or more has the last one. (The cut lies an octave or two below
-  // the last vote that is chosen.)
-  static constexpr int kAll = 64, kFirstShift = 32 + 15;
-  Place low = 0;
-  int width = kAll;
-
-  __device__ int shift() const { return width == kAll ? kFirstShift : max(width - 10, 0); }
-  // REQUIRES: narrowed.
-  __device__ bool Holds(Place x) const { return x >= low && (x - low) >> width == 0; }
-  __device__ int DigitOf(Place x) const {
-    return static_cast<int>(min((x - low) >> shift(), Place{ClusterBins::kCount - 1}));
-  }
-  __device__ PlaceRange Narrowed(uint32_t digit) const {
-    const bool open = width == kAll && digit == ClusterBins::kCount - 1;  // no vote has a sign
-    return {low + (Place{digit} << shift()), open ? kAll - 1 : shift()};
-  }
-};
-
-struct ChooserMemory {
-  Place staged[kStaged];
-  ClusterBins bins[2];            // in turns: others may still read the ones before
-  Place ranked[kRanked];          // of this CTA; others read them
-  int2 told;                      // of this CTA: places above the range, and in it
-  Place all_ranked[kRanked];      // of the cluster
-  int32_t taken[kClusterCtas];    // by each CTA
-  int32_t segments[kSplitsMost];  // quads of each
-  int32_t sums[kWarps];
-  float weights[8];  // what a head's kept weight counts in a vote
-  float log_sum[8];  // exact
-  float exact_of_estimate[8];
-  bool huge[8];
-  int32_t count, ranked_count, above;
-  Place last;        // the last one that is chosen
-  uint32_t marks[];  // of the CTA's tokens
-};
 
 // Every thread of every CTA of the cluster calls every function.
 class ListChooser {
