@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """What each plan loses and reads on a real trace, and kvstrata's own plan at equal bytes.
 
-    bench/fidelity.py [--document gpl-3|pydoc | --trace FILE] [--steps N] [--json-out FILE] [--commit HASH]
+    bench/fidelity.py [--document NAME | --trace FILE] [--steps N] [--json-out FILE] [--commit HASH]
                       [--date DATE]
 
 Without --trace SmolLM2-135M-Instruct reads a document (7.7K tokens, four layers recorded) into
-build/DOCUMENT.safetensors, once: the GPL-3 text, or what Python documents of its language. Replays every preset,
+build/DOCUMENT.safetensors, once: the GPL-3 text, what Python documents of its language, or one of four that no rule was
+made by (TEXTS). Replays every preset,
 each plan at a tenth of the tokens, and beside each paper's preset `strata` with the budget that makes it read as many
 bytes a step (attention and selection): where its index fits into them.
 Everything goes through `kvstrata replay` on a daemon of its own.
@@ -14,12 +15,14 @@ Everything goes through `kvstrata replay` on a daemon of its own.
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import os
 import pathlib
 import pydoc_data.topics
 import subprocess
 import sys
+import sysconfig
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "integrations" / "kvstrata" / "src"), str(ROOT / "integrations" / "kvstrata_numpy" / "src")]
@@ -28,10 +31,29 @@ from kvstrata.daemon import Daemon  # noqa: E402
 from kvstrata.machine import device_name  # noqa: E402
 
 CLI = ROOT / "build" / "bin" / "kvstrata"
-DOCUMENTS = {"gpl-3": "0,9,19,29", "pydoc": "3,12,21,27"}  # recorded layers
+# Recorded layers. The last four came when strata's rule stood.
+DOCUMENTS = {"gpl-3": "0,9,19,29", "pydoc": "3,12,21,27", "code": "2,10,18,28", "licence": "1,7,16,25",
+             "table": "5,13,20,26", "docstrings": "4,11,22,29"}
 LAYERS, KV_HEADS, ROW_PAIR = 4, 3, 256  # of the trace; bytes of a key and a value of 64 x bf16
 ALWAYS = 4 + 64                         # tokens that strata always attends
 PRESETS = ["quest", 'chess{trigger = "every"}', "tokenselect", "sentencekv", "sekv{max_loss = 1}", "mosaickv{max_loss = 1}"]
+
+
+def _library(name: str) -> str:
+    return pathlib.Path(sysconfig.get_path("stdlib"), name).read_text()
+
+
+def _docstrings(name: str) -> str:
+    described = (ast.FunctionDef, ast.ClassDef, ast.Module)
+    return "\n\n".join(ast.get_docstring(node) or "" for node in ast.walk(ast.parse(_library(name))) if isinstance(node, described))
+
+
+TEXTS = {"pydoc": lambda: "\n\n".join(body for _, body in sorted(pydoc_data.topics.topics.items())),
+         "code": lambda: _library("argparse.py"),
+         "licence": lambda: "".join(pathlib.Path("/usr/share/common-licenses", name).read_text()
+                                    for name in ("MPL-1.1", "LGPL-2.1")),
+         "table": lambda: _library("html/entities.py"),
+         "docstrings": lambda: _docstrings("turtle.py") + _docstrings("difflib.py")}
 
 
 def tenth(tokens: int) -> dict[str, str]:
@@ -55,9 +77,9 @@ def trace_of(document: str, *, reading: bool = False) -> pathlib.Path:
     tokens = ["--tokens", "2048", "--steps", "5888", "--read"] if reading else ["--tokens", "7936", "--steps", "128"]
     command = [sys.executable, "-m", "kvstrata_numpy.trace", "--out", str(path), *tokens, "--tail", "64",
                "--layers", DOCUMENTS[document]]
-    if document == "pydoc":
-        text = path.with_name("pydoc.txt")
-        text.write_text("\n\n".join(body for _, body in sorted(pydoc_data.topics.topics.items())))
+    if document in TEXTS:
+        text = path.with_name(f"{document}.txt")
+        text.write_text(TEXTS[document]())
         command += ["--doc", str(text)]
     subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path[:2])})
     return path

@@ -8,7 +8,6 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 # measured anew has another commit, so its mark goes by itself.
 OLDER = {
     ("demo", "f815c15ba4"): ("sekv", "mosaickv"),
-    ("pydoc-fidelity", "9ce66369ea"): ("sekv", "mosaickv"),
     ("cuda-linked", "505383e6a4"): ("sekv",),
 }
 

@@ -156,6 +156,9 @@ const Row kRows[] = {
     {"full/32K/b1", "full", "full", 60, 0},
     {"quest/2048/32K/b1", "quest{budget = 2048}", "quest", 400, 6},
     {"strata/2048/32K/b1", "strata{budget = 2048}", "strata", 200, 0},
+    // Budgets at which answers lose about as little (docs/accuracy.md): 29 and 5 % of the tokens.
+    {"quest/29pct/32K/b1", "quest{budget = 9504}", "quest_29pct", 200, 0},
+    {"strata/5pct/32K/b1", "strata{budget = 1570}", "strata_5pct", 200, 0},
     {"chess/1pct/32K/b1/amortised", "chess{trigger = \"every\", every = 10}", "chess",
      320 * kPrompts, 20, false, true},
     {"tokenselect/miss/32K/b1", "tokenselect", "tokenselect", 100, 1.25},

@@ -3,6 +3,7 @@
 TABLES names each and the function that makes its lines. What was not measured says so; no figure is typed.
 """
 import dataclasses
+import re
 
 from kept_results import figure, is_older, note, number, result_of, row_of
 
@@ -76,15 +77,42 @@ def answers():
     head = ["plan", "tokens read", "bytes read", "loss, SmolLM2", "loss, tuned", "score kept, tuned", "95 % interval"]
     result = result_of("accuracy")
     rows = {row["id"].removeprefix("accuracy/"): row for row in result["rows"]}
+    prompts = rows["full/smollm2"]["n"]  # a plan that was measured on fewer of them has another mean
     lines = []
     for name in dict.fromkeys(key.split("/")[0] for key in rows):
         base, tuned = (rows.get(f"{name}/{model}") for model in ("smollm2", MODEL))
         a = tuned["accuracy"]
         lines.append([f"`{name}`", f"{a['tokens_a_step'] / a['tokens_of_prompt']:.1%}", f"{a['of_full_bytes']:.1%}",
-                      f"{base['value']:+.3f} ± {base['accuracy']['interval']:.3f}" if base else NOT_MEASURED,
+                      f"{base['value']:+.3f} ± {base['accuracy']['interval']:.3f}" if base and base["n"] == prompts else NOT_MEASURED,
                       f"{tuned['value']:+.3f} ± {a['interval']:.3f}", f"{a['relative_score']:.3f}",
                       f"{a['relative_low']:.2f} to {a['relative_high']:.2f}"])
     return [*grid(head, lines), "", note(result)]
+
+
+LOSSES = (0.01, 0.02, 0.05)  # nats a token
+
+
+def least_share(rows, plan, model, loss):
+    """The smallest measured share of the tokens with which the plan loses at most `loss` in the mean."""
+    shares = sorted((row["accuracy"]["tokens_a_step"] / row["accuracy"]["tokens_of_prompt"], row["value"])
+                    for row in rows if row["id"].endswith(f"/{model}") and is_by_budget(row["id"].split("/")[1], plan))
+    fitting = [share for share, lost in shares if lost <= loss]
+    return f"{fitting[0]:.0%}" if fitting else f"above {shares[-1][0]:.0%}"
+
+
+def is_by_budget(name, plan):
+    """tokenselect_10% is tokenselect's, tokenselect_head_10% is not; strata_at_quest_10% is strata's."""
+    return re.fullmatch(rf"{plan}(_at_quest)?_[\d.]+%", name) is not None
+
+
+def budgets():
+    """What share of the tokens each plan needs for a loss, on both models."""
+    result = result_of("accuracy")
+    names = [plan.name for plan in PLANS if plan.name not in ("full", "window")]
+    names.insert(names.index("tokenselect") + 1, "tokenselect_head")
+    head = ["plan", *(f"{loss} nats, {model}" for model in ("SmolLM2", "tuned") for loss in LOSSES)]
+    return [*grid(head, [[f"`{name}`", *(least_share(result["rows"], name, model, loss) for model in ("smollm2", MODEL)
+                                        for loss in LOSSES)] for name in names]), "", note(result)]
 
 
 def memory_cell(plan):
@@ -154,5 +182,5 @@ def cold():
     return [*grid(["plan", "pages on the GPU, us", "pages in host memory, us"], cells), "", note(result_of(suite))]
 
 
-TABLES = {"plans": plans, "answers": answers, "decode": decode, "linked-h200": lambda: linked("cuda-linked-h200"),
+TABLES = {"plans": plans, "answers": answers, "budgets": budgets, "decode": decode, "linked-h200": lambda: linked("cuda-linked-h200"),
           "linked-h100": lambda: linked("cuda-linked"), "memory": memory, "cold": cold}

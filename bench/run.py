@@ -32,8 +32,9 @@ def commands(out, commit, date):
         "memory": [sys.executable, str(ROOT / "bench" / "memory.py"), "--json-out", file("memory"), *common],
         "fidelity": [sys.executable, str(ROOT / "bench" / "fidelity.py"), "--json-out", file("fidelity"),
                      *common],
-        "pydoc-fidelity": [sys.executable, str(ROOT / "bench" / "fidelity.py"), "--document", "pydoc",
-                           "--json-out", file("pydoc-fidelity"), *common],
+        **{f"{document}-fidelity": [sys.executable, str(ROOT / "bench" / "fidelity.py"), "--document", document,
+                                    "--json-out", file(f"{document}-fidelity"), *common]
+           for document in ("pydoc", "code", "licence", "table", "docstrings")},
         "options": [sys.executable, str(ROOT / "bench" / "options.py"), "--json-out", file("options"), *common],
         "demo": [sys.executable, str(ROOT / "integrations" / "demo.py"), "--json-out",
                      file("demo"), *common],

@@ -1,0 +1,434 @@
+"""SeKV's attention in torch, with gradients for what it learns (docs/spec/sekv.md).
+
+A row is a text: its prompt [N], which full attention has read and which is cut into spans, and T tokens behind it, which
+are decoded all at once by the mixed-resolution attention, given the text's own tokens. So keys, values and spans of a
+prompt are those that a daemon has, and do not depend on what is learned, except for the gates.
+
+Shapes: L layers, B rows, K KV heads, G query heads a KV head, H = K G, S spans (padded with length 0), d = head_dim, R =
+r_max. Spans and factors are held to the numpy reference by tests/transformers/test_sekv_training.py. Not rounded here:
+factors and rows, which a daemon stores in bf16.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lora_llama import Attention, Llama, Rope
+
+ALPHA, L_MIN, R_MAX, D_ROUTE, HIDDEN = 2.0, 4, 32, 32, 64
+GATE_FLOOR, MAX_LOSS, ANCHOR_SLACK, TEMPERATURE = 0.05, 0.3, 1e-6, 0.1
+TAU_AT_START, POSITIVE, COVERAGE, MINED, MINED_FLOOR = 0.05, 10.0, 0.9, 64, 0.5
+
+MATRICES = 8192  # that are decomposed by one call
+
+
+class Parameters(torch.nn.Module):
+    """W [L, H, d', d], tau [L, H] and the gates' network, all fp32. Begin: W is 0 until begin_at(); tau is permissive,
+    and gates are near 1. What is learned of W is `directions`, of which `scale` is a constant factor a head: keys of
+    different heads differ in norm tenfold, and one learning rate is to turn all of them as far."""
+
+    def __init__(self, layers: int, heads: int, head_dim: int, seed: int) -> None:
+        super().__init__()
+        random = torch.Generator().manual_seed(seed)
+        self.directions = torch.nn.Parameter(torch.zeros(layers, heads, D_ROUTE, head_dim))
+        self.register_buffer("scale", torch.ones(layers, heads, 1, 1))
+        self.tau = torch.nn.Parameter(torch.full((layers, heads), TAU_AT_START))
+        self.g_phi = torch.nn.Sequential(torch.nn.Linear(R_MAX + head_dim, HIDDEN), torch.nn.GELU(),
+                                         torch.nn.Linear(HIDDEN, HIDDEN), torch.nn.GELU(), torch.nn.Linear(HIDDEN, R_MAX))
+        with torch.no_grad():
+            for layer in (self.g_phi[0], self.g_phi[2], self.g_phi[4]):
+                layer.weight.copy_(torch.randn(layer.weight.shape, generator=random) / math.sqrt(layer.in_features))
+                layer.bias.zero_()
+            self.g_phi[4].weight *= 0.1
+            self.g_phi[4].bias += 2.0
+
+    @torch.no_grad()
+    def begin_at(self, k_mean: Tensor, length: Tensor) -> None:
+        """W: principal directions of the mean keys [L, B, K, S, d], so scaled that the relevance of a key of usual norm
+        is about the logit of its coarse row, q . k / sqrt(d). length [B, S]."""
+        kv_heads, dim = k_mean.shape[2], k_mean.shape[4]
+        rows = k_mean.transpose(1, 2)[:, :, length > 0]  # [L, K, spans, d]
+        _, vectors = torch.linalg.eigh(rows.transpose(-1, -2) @ rows)
+        directions = vectors[..., -D_ROUTE:].transpose(-1, -2)  # [L, K, d', d]
+        group = self.directions.shape[1] // kv_heads
+        norm = (rows @ directions.transpose(-1, -2)).norm(dim=-1).mean(-1)
+        # With W = c P: relevance = c (P q . P k) / (|P k| sqrt(d')), so c = |P k| sqrt(d' / d).
+        self.scale.copy_((norm * math.sqrt(D_ROUTE / dim)).repeat_interleave(group, dim=1)[..., None, None])
+        self.directions.copy_(directions.repeat_interleave(group, dim=1))
+
+    @property
+    def W(self) -> Tensor:
+        return self.scale * self.directions
+
+    def gates(self, spectrum: Tensor, k_mean: Tensor) -> Tensor:
+        """Of spectra [..., R] (padded with 0), with mean keys [..., d]."""
+        first = spectrum[..., :1]
+        scaled = torch.where(first > 0, spectrum / first.clamp(min=1e-30), spectrum)
+        norm = k_mean.norm(dim=-1, keepdim=True)
+        return self.g_phi(torch.cat((scaled, k_mean / norm.clamp(min=1e-30)), dim=-1)).sigmoid()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """As the daemon reads them. tau stays within [0, 1], outside of which it would mean the same as there."""
+        learned = {"W": self.W, "tau": self.tau.clamp(0, 1)} | {f"g_phi.{k}": v for k, v in self.g_phi.state_dict().items()}
+        return {name: value.detach().float().cpu().contiguous() for name, value in learned.items()}
+
+
+def segment(surprisal: np.ndarray, local: int) -> list[tuple[int, int]]:
+    """Spans of a prompt by its surprisal [N], nats."""
+    h = surprisal.astype(np.float64)
+    h[0] = 0
+    anchor = h > h.mean() + ALPHA * h.std() + ANCHOR_SLACK
+    anchor[0] = True
+    end = max(len(h) - local, 0)
+    stops = [*np.flatnonzero(anchor[:end]).tolist(), end]
+    return [(a + 1, b) for a, b in zip(stops, stops[1:]) if b - a - 1 >= L_MIN]
+
+
+class Group(NamedTuple):
+    """Spans of similar length: `places` [n, longest] of flattened [B N], padded with places of the same span; `real`
+    says which are; `row` and `span` [n]."""
+    places: Tensor
+    real: Tensor
+    row: Tensor
+    span: Tensor
+
+
+class Factors(NamedTuple):
+    """Of a group, of keys or of values: left singular vectors [L, K, n, longest, r], singular values [L, K, n, R]
+    (padded with 0), and the squared norm of the rows [L, K, n]."""
+    left: Tensor
+    spectrum: Tensor
+    squared: Tensor
+
+
+@dataclass
+class Spans:
+    """Of a batch. length [B, S]; member [B, S, N], 1 where a token is a span's; groups by length."""
+    length: Tensor
+    member: Tensor
+    log_length: Tensor
+    groups: list[Group]
+
+    @property
+    def raw(self) -> Tensor:
+        """[B]: prompt tokens that are in no span."""
+        return self.member.shape[2] - self.length.sum(1)
+
+
+def spans_of(found: Sequence[Sequence[tuple[int, int]]], tokens: int, device: torch.device, dtype: torch.dtype) -> Spans:
+    most = max(1, max(map(len, found)))
+    length = torch.zeros(len(found), most, dtype=torch.long)
+    member = torch.zeros(len(found), most, tokens, dtype=dtype)
+    by_size: dict[int, list[tuple[int, int, int, int]]] = {}
+    for row, spans in enumerate(found):
+        for i, (a, b) in enumerate(spans):
+            length[row, i] = b - a
+            member[row, i, a:b] = 1
+            by_size.setdefault(1 << max(3, (b - a - 1).bit_length()), []).append((row, i, a, b))
+    groups = []
+    for size, members in sorted(by_size.items()):
+        row, span, begin, end = (torch.tensor(column) for column in zip(*members))
+        offset = torch.arange(size)
+        real = offset < (end - begin)[:, None]
+        places = row[:, None] * tokens + torch.minimum(begin[:, None] + offset, end[:, None] - 1)
+        groups.append(Group(*(t.to(device) for t in (places, real, row, span))))
+    return Spans(length.to(device), member.to(device), length.clamp(min=1).log().to(device), groups)
+
+
+def rows_of(x: Tensor, group: Group) -> Tensor:
+    """[L, K, n, longest, d] of x [L, B, K, N, d], fp32; rows that are no token's are 0."""
+    flat = x.transpose(1, 2).flatten(2, 3)
+    return flat[:, :, group.places].float() * group.real[..., None]
+
+
+def factors_of(rows: Tensor) -> Factors:
+    """By the eigenvectors of the smaller Gram matrix: singular values below 3e-4 of the first are noise, which no gate
+    can tell from 0."""
+    tall = rows.shape[-2] > rows.shape[-1]
+    gram = rows.transpose(-1, -2) @ rows if tall else rows @ rows.transpose(-1, -2)
+    # In parts: a solver's workspace for all of a batch's matrices is more than 2^31 elements.
+    parts = [torch.linalg.eigh(part) for part in gram.flatten(0, 2).split(MATRICES)]
+    values, vectors = (torch.cat(column) for column in zip(*parts))
+    rank = min(R_MAX, gram.shape[-1])
+    s = values.flip(-1)[:, :rank].clamp(min=0).sqrt().unflatten(0, gram.shape[:3])
+    v = vectors.flip(-1)[..., :rank].unflatten(0, gram.shape[:3])
+    left = rows @ (v / s.clamp(min=1e-6)[..., None, :]) if tall else v
+    return Factors(left, F.pad(s, (0, R_MAX - rank)), rows.square().sum((-1, -2)))
+
+
+def stored(x: Tensor, group: Group, factors: Factors, gates: Tensor) -> Tensor:
+    """x [L, B, K, N, d] with the rows of those spans replaced that are stored as factors; gates [L, K, n, R]."""
+    n, dim = group.real.sum(-1), x.shape[-1]
+    within = torch.arange(R_MAX, device=x.device) < n.clamp(max=min(R_MAX, dim))[:, None]
+    kept = within & ((gates >= GATE_FLOOR) | (torch.arange(R_MAX, device=x.device) == 0))
+    smaller = kept.sum(-1) * (n + dim) < n * dim
+    held = (kept * factors.spectrum.square() * (1 - (1 - gates).square())).sum(-1)
+    lost = ((factors.squared - held).clamp(min=0) / factors.squared.clamp(min=1e-30)).sqrt()
+    factored = smaller & (lost <= MAX_LOSS)
+    if not bool(factored.any()):
+        return x
+    rows, rank = rows_of(x, group), factors.left.shape[-1]
+    scaled = factors.left * (gates * kept)[..., None, :rank]
+    remade = torch.where(factored[..., None, None], scaled @ (factors.left.transpose(-1, -2) @ rows), rows).to(x.dtype)
+    flat = x.transpose(1, 2).flatten(2, 3).clone()
+    flat[:, :, group.places[group.real]] = remade[:, :, group.real]
+    return flat.unflatten(2, (x.shape[1], x.shape[3])).transpose(1, 2)
+
+
+def relevance(q: Tensor, k_mean: Tensor, log_length: Tensor, w: Tensor) -> Tensor:
+    """Logits [B, K, G, T, S] of q [B, K, G, T, d], k_mean [B, K, S, d]; w [H, d', d] of one layer."""
+    w = w.unflatten(0, q.shape[1:3])
+    asked = torch.einsum("kgrd,bkgtd->bkgtr", w, q)
+    known = torch.einsum("kgrd,bksd->bkgsr", w, k_mean)
+    known = known / known.norm(dim=-1, keepdim=True).clamp(min=1e-30)
+    return asked @ known.transpose(-1, -2) / math.sqrt(w.shape[2]) + log_length[:, None, None, None]
+
+
+@torch.no_grad()
+def expanded(logits: Tensor, length: Tensor, tau: Tensor, room: Tensor, passed_over: int | None = 8) -> Tensor:
+    """Which spans a query expands, [B, K, G, T, S]: above tau [K, G], in descending relevance, what fits in room [B, T].
+    Of those that do not fit only the first `passed_over` are passed over; what follows the next one stays coarse. None:
+    all are, as a daemon does."""
+    threshold = torch.logit(tau.clamp(0, 1))[None, :, :, None, None]
+    may = (logits > threshold) & (length > 0)[:, None, None, None]
+    order = logits.masked_fill(~may, -math.inf).argsort(dim=-1, descending=True)
+    more = (length - 1)[:, None, None, None].expand_as(order).gather(-1, order)
+    going = may.gather(-1, order)
+    left = room[:, None, None, :, None]
+    for _ in range(length.shape[1] if passed_over is None else passed_over):
+        over = going & ((more * going).cumsum(-1) > left)
+        first = over & (over.cumsum(-1) == 1)
+        if passed_over is None and not bool(first.any()):
+            break
+        going = going & ~first
+    taken = going & ((more * going).cumsum(-1) <= left)
+    return torch.zeros_like(may).scatter(-1, order, taken)
+
+
+class Mixed(NamedTuple):
+    """Logits of one layer's rows, each [B, K, G, T, .]: prompt tokens, spans' means, tokens behind the prompt."""
+    tokens: Tensor
+    coarse: Tensor
+    behind: Tensor
+
+
+def attend(logits: Mixed, zoom: Tensor, member: Tensor, values: Tensor, v_mean: Tensor, v_behind: Tensor) -> Tensor:
+    """[B, K, G, T, d]: one softmax over raw rows, means where zoom [.., S] is 0 and tokens where it is 1. Linear in zoom
+    before it is normalised, so that gradients reach the spans that were not expanded too."""
+    sizes = [part.shape[-1] for part in logits]
+    joined = torch.cat(logits, dim=-1)
+    weights = (joined - joined.amax(-1, keepdim=True).detach()).exp()
+    open_ = torch.einsum("bkgts,bsn->bkgtn", zoom.to(member.dtype), member) + (1 - member.sum(1))[:, None, None, None]
+    real = (member.sum(-1) > 0)[:, None, None, None]
+    weights = weights * torch.cat((open_, (1 - zoom) * real, torch.ones_like(logits.behind)), dim=-1)
+    tokens, coarse, behind = weights.split(sizes, dim=-1)
+    top = (torch.einsum("bkgtn,bknd->bkgtd", tokens, values) + torch.einsum("bkgts,bksd->bkgtd", coarse, v_mean)
+           + torch.einsum("bkgtn,bknd->bkgtd", behind, v_behind))
+    return top / weights.sum(-1, keepdim=True)
+
+
+@dataclass
+class Batch:
+    """What full attention says of rows, and what does not depend on parameters. keys, values [L, B, K, N, d]; k_mean,
+    v_mean [L, B, K, S, d], rounded to bf16; teacher [B, T, vocabulary], log-probabilities; wanted
+    [L, B, K, G, T, S], the spans that hold most mass, and mined [L, B, K, G, T]."""
+    ids: Tensor
+    tokens: int
+    spans: Spans
+    keys: Tensor
+    values: Tensor
+    k_mean: Tensor
+    v_mean: Tensor
+    factors: list[tuple[Factors, Factors]]
+    teacher: Tensor
+    wanted: Tensor
+    mined: Tensor
+
+
+class Found(NamedTuple):
+    """Of a forward pass: logits [B, T, vocabulary], and by layer: zoom loss, expanded spans and their rows a query head,
+    error of attention against full attention of the same queries (relative L2), where it was asked for."""
+    logits: Tensor
+    zoom: Tensor
+    expanded: Tensor
+    rows: Tensor
+    error: Tensor
+
+
+def zoom_loss(logits: Tensor, wanted: Tensor, mined: Tensor, length: Tensor) -> Tensor:
+    """Of one layer: cross-entropy with weighted positives, a mean over spans, then over mined queries."""
+    real = (length > 0)[:, None, None, None]
+    each = torch.where(wanted, POSITIVE * F.softplus(-logits), F.softplus(logits)) * real
+    by_query = each.sum(-1) / real.sum(-1).clamp(min=1)
+    return (by_query * mined).sum() / mined.sum().clamp(min=1)
+
+
+class Student(Llama):
+    """The frozen model, read by full attention or decoded by SeKV's."""
+
+    def __init__(self, folder, device: torch.device, dtype: torch.dtype, context: int) -> None:  # type: ignore[no-untyped-def]
+        super().__init__(folder, device, dtype)
+        self.weights: Attention = self.attention(None)
+        self.turn = self.rope(self.shape.rope_theta, context)
+
+    @torch.no_grad()
+    def read(self, ids: Tensor, behind: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Full attention: keys, values [L, B, K, n, d], queries of the last `behind` tokens [L, B, H, behind, d], and
+        what the head reads."""
+        n, s, kept = ids.shape[1], self.shape, ([], [], [])
+        turn = Rope(self.turn.cos[:n, None], self.turn.sin[:n, None])
+        x = F.embedding(ids, self.embedding)
+        for i, (before, after) in enumerate(self.norms):
+            q, k, v = self._projected(self._normed(x, before), self.weights.qkv[i], turn)
+            for into, part in zip(kept, (k, v, q[:, :, n - behind:])):
+                into.append(part)
+            k, v = (t.repeat_interleave(s.heads // s.kv_heads, dim=1) for t in (k, v))
+            attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = x + F.linear(attended.transpose(1, 2).flatten(2), self.weights.out[i])
+            x = x + self._mlp(self._normed(x, after), i)
+        return *(torch.stack(part) for part in kept), self._normed(x, self.norm)  # type: ignore[return-value]
+
+    @torch.no_grad()
+    def surprisal(self, ids: Tensor, hidden: Tensor) -> np.ndarray:
+        """[B, n], nats; 0 of the first token."""
+        found = torch.zeros(ids.shape, device=ids.device)
+        for row in range(len(ids)):
+            for a in range(0, ids.shape[1] - 1, 1024):
+                b = min(a + 1024, ids.shape[1] - 1)
+                found[row, a + 1:b + 1] = F.cross_entropy(self.logits(hidden[row, a:b]), ids[row, a + 1:b + 1], reduction="none")
+        return found.cpu().numpy()
+
+    @torch.no_grad()
+    def batch(self, ids: Tensor, behind: int, local: int) -> Batch:
+        """ids [B, N + behind]; the last `behind` tokens are those that are decoded."""
+        n = ids.shape[1] - behind
+        keys, values, queries, hidden = self.read(ids, behind)
+        surprisal = self.surprisal(ids[:, :n], hidden[:, :n])
+        spans = spans_of([segment(row, local) for row in surprisal], n, self.device, torch.float32)
+        h = torch.from_numpy(surprisal).to(self.device)
+        weight = spans.member * h[:, None]
+        total = weight.sum(-1, keepdim=True)
+        uniform = spans.member / spans.length.clamp(min=1)[..., None]
+        weight = torch.where(total > 0, weight / total.clamp(min=1e-30), uniform)
+        k_mean, v_mean = (torch.einsum("bsn,lbknd->lbksd", weight, x[..., :n, :].float()).bfloat16().float()
+                          for x in (keys, values))
+        wanted, mined = self._targets(queries, keys, spans, n, local)
+        prompt = [x[..., :n, :].contiguous() for x in (keys, values)]
+        factors = [(factors_of(rows_of(prompt[0], g)), factors_of(rows_of(prompt[1], g))) for g in spans.groups]
+        teacher = self.logits(hidden[:, n:]).log_softmax(-1)
+        return Batch(ids, n, spans, *prompt, k_mean, v_mean, factors, teacher, wanted, mined)
+
+    def _seen(self, behind: int) -> Tensor:
+        return torch.ones(behind, behind, dtype=torch.bool, device=self.device).tril()
+
+    def _targets(self, queries: Tensor, keys: Tensor, spans: Spans, n: int, local: int) -> tuple[Tensor, Tensor]:
+        """(wanted, mined) of all layers by full attention's mass."""
+        wanted, mined, behind = [], [], queries.shape[3]
+        for q, k in zip(queries, keys):
+            q = q.unflatten(1, (self.shape.kv_heads, -1)).float()
+            logits = torch.einsum("bkgtd,bknd->bkgtn", q, k.float()) / math.sqrt(self.shape.head_dim)
+            logits[..., n:].masked_fill_(~self._seen(behind), -math.inf)
+            mass = logits.softmax(-1)
+            far = mass[..., :max(n - local, 0)].sum(-1)
+            on_spans = torch.einsum("bkgtn,bsn->bkgts", mass[..., :n], spans.member)
+            ranked, order = on_spans.sort(dim=-1, descending=True)
+            before = ranked.cumsum(-1) - ranked
+            most = before < COVERAGE * ranked.sum(-1, keepdim=True) - 1e-12
+            wanted.append(torch.zeros_like(most).scatter(-1, order, most))
+            rank = far.argsort(dim=-1, descending=True).argsort(dim=-1)
+            mined.append((far > MINED_FLOOR) & (rank < MINED))
+        return torch.stack(wanted), torch.stack(mined)
+
+    def decode(self, batch: Batch, parameters: Parameters | None, share: float, errors: bool = False) -> Found:
+        """The tokens behind the prompt, each under a budget of `share` of the tokens before and with it. None: without
+        trained parameters."""
+        n, behind, s = batch.tokens, batch.ids.shape[1] - batch.tokens, self.shape
+        turn = Rope(self.turn.cos[n:n + behind, None], self.turn.sin[n:n + behind, None])
+        known = self._rows(batch, parameters)
+        at = torch.arange(n + 1, n + behind + 1, device=self.device)
+        persistent = (batch.spans.raw + (batch.spans.length > 0).sum(1))[:, None] + at - n
+        room = ((share * at).ceil().long() - persistent).clamp(min=0)
+        x, by_layer = F.embedding(batch.ids[:, n:], self.embedding), []
+        for i, (before, after) in enumerate(self.norms):
+            q, k, v = self._projected(self._normed(x, before), self.weights.qkv[i], turn)
+            q = q.unflatten(1, (s.kv_heads, -1))
+            out, told = self._attended(i, q, k, v, batch, known, parameters, room, errors)
+            by_layer.append(told)
+            out = out.flatten(1, 2).transpose(1, 2).flatten(2).to(self.dtype)
+            x = x + F.linear(out, self.weights.out[i])
+            x = x + self._mlp(self._normed(x, after), i)
+        logits = self.logits(self._normed(x, self.norm))
+        return Found(logits, *(torch.stack(column) for column in zip(*by_layer)))
+
+    @torch.no_grad()
+    def _rows(self, batch: Batch, parameters: Parameters | None) -> tuple[Tensor, Tensor]:
+        """Keys and values as expanded spans have them."""
+        keys, values = batch.keys, batch.values
+        for group, (of_keys, of_values) in zip(batch.spans.groups, batch.factors):
+            mean = batch.k_mean[:, group.row, :, group.span].permute(1, 2, 0, 3)
+            gates = [torch.ones_like(f.spectrum) if parameters is None else parameters.gates(f.spectrum, mean)
+                     for f in (of_keys, of_values)]
+            keys, values = stored(keys, group, of_keys, gates[0]), stored(values, group, of_values, gates[1])
+        return keys, values
+
+    def _attended(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch, known: tuple[Tensor, Tensor],
+                  parameters: Parameters | None, room: Tensor, errors: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Attention of a layer's queries [B, K, G, T, d]; k, v [B, K, T, d] of the same tokens."""
+        spans, scale = batch.spans, 1 / math.sqrt(q.shape[-1])
+        q, k, v = q.float(), k.float(), v.float()
+        keys, values, k_mean, v_mean = known[0][layer].float(), known[1][layer].float(), batch.k_mean[layer], batch.v_mean[layer]
+        log_length = spans.log_length[:, None, None, None]
+        logits = Mixed(torch.einsum("bkgtd,bknd->bkgtn", q, keys) * scale,
+                       torch.einsum("bkgtd,bksd->bkgts", q, k_mean) * scale + log_length,
+                       (torch.einsum("bkgtd,bknd->bkgtn", q, k) * scale).masked_fill(~self._seen(q.shape[3]), -math.inf))
+        if parameters is None:
+            scores, tau = logits.coarse, torch.zeros(q.shape[1:3], device=q.device)
+        else:  # queries are constants here: what a router learns is to change its choice, not the layers before it
+            scores = relevance(q.detach(), k_mean, spans.log_length, parameters.W[layer])
+            tau = parameters.tau[layer].unflatten(0, q.shape[1:3])
+        hard = expanded(scores, spans.length, tau, room)
+        soft = ((scores.sigmoid() - tau[None, :, :, None, None]) / TEMPERATURE).sigmoid()
+        zoom = hard + soft - soft.detach() if torch.is_grad_enabled() else hard.float()
+        out = attend(logits, zoom, spans.member, values, v_mean, v)
+        told = [zoom_loss(scores, batch.wanted[layer], batch.mined[layer], spans.length), self._count(scores, tau, spans),
+                (hard * (spans.length - 1)[:, None, None, None]).sum(-1).float().mean()]
+        return out, (*told, self._error(out, q, k, v, layer, batch) if errors else out.new_zeros(()))
+
+    def _count(self, scores: Tensor, tau: Tensor, spans: Spans) -> Tensor:
+        """Spans above the threshold, a mean over queries, straight-through."""
+        apart = (scores.sigmoid() - tau[None, :, :, None, None])
+        soft = (apart / TEMPERATURE).sigmoid()
+        counted = ((apart > 0) + soft - soft.detach()) * (spans.length > 0)[:, None, None, None]
+        return counted.sum(-1).mean()
+
+    def _error(self, out: Tensor, q: Tensor, k: Tensor, v: Tensor, layer: int, batch: Batch) -> Tensor:
+        """Relative L2 against full attention of the same queries, a mean over heads and tokens."""
+        keys = torch.cat((batch.keys[layer].float(), k), dim=2)
+        values = torch.cat((batch.values[layer].float(), v), dim=2)
+        logits = torch.einsum("bkgtd,bknd->bkgtn", q, keys) / math.sqrt(q.shape[-1])
+        logits[..., batch.tokens:].masked_fill_(~self._seen(q.shape[3]), -math.inf)
+        full = torch.einsum("bkgtn,bknd->bkgtd", logits.softmax(-1), values)
+        return ((out - full).norm(dim=-1) / full.norm(dim=-1)).mean()
+
+
+def gate_losses(batch: Batch, parameters: Parameters) -> tuple[Tensor, Tensor]:
+    """(sum of (1 - g)^2 s^2, sum of gates), each divided by the number of spectra."""
+    lost, held, spectra = 0.0, 0.0, 0
+    for group, both in zip(batch.spans.groups, batch.factors):
+        mean = batch.k_mean[:, group.row, :, group.span].permute(1, 2, 0, 3)
+        rank = group.real.sum(-1).clamp(max=min(R_MAX, mean.shape[-1]))
+        within = torch.arange(R_MAX, device=mean.device) < rank[:, None]
+        for factors in both:
+            gates = parameters.gates(factors.spectrum, mean) * within
+            lost = lost + ((1 - gates).square() * factors.spectrum.square() * within).sum()
+            held = held + gates.sum()
+            spectra += factors.squared.numel()
+    return lost / spectra, held / spectra  # type: ignore[union-attr,return-value]
