@@ -20,6 +20,7 @@ struct ClusterBins {
   static constexpr int kCount = 1024, kGroup = 32, kGroups = kCount / kGroup;
   alignas(16) int32_t bins[kCount];
   int32_t groups[kGroups];  // sums of bins, from the largest bins down
+  int32_t of_all[kGroups];  // the same of the cluster
   int32_t total;            // of the cluster
   Digit found;
 
@@ -41,7 +42,8 @@ struct ClusterBins {
     }
     MeetCluster();
     if (thread < 32) {
-      const int32_t all = __reduce_add_sync(~0u, GroupOfAll(thread));
+      of_all[thread] = GroupOfAll(thread);
+      const int32_t all = __reduce_add_sync(~0u, of_all[thread]);
       if (thread == 0) total = all;
     }
     __syncthreads();
@@ -52,7 +54,7 @@ struct ClusterBins {
   __device__ Digit Find(int32_t need) {
     if (threadIdx.x < 32) {
       const int lane = threadIdx.x;
-      const int32_t sum = GroupOfAll(lane), above = WarpInclusiveSum(sum) - sum;
+      const int32_t sum = of_all[lane], above = WarpInclusiveSum(sum) - sum;
       const int group = __ffs(__ballot_sync(~0u, above < need && need <= above + sum)) - 1;
       FindInGroup(group, __shfl_sync(~0u, above, group), need);
     }

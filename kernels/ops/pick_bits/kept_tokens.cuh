@@ -8,6 +8,9 @@
 
 namespace kvstrata::cuda {
 
+// A CTA's dynamic shared memory: 227 KB, less what kernels have besides.
+inline constexpr int kSharedMost = 226 << 10;
+
 // By what a list's tokens are kept. Scores are times log2(e).
 struct Aim {
   float log_sum[8];  // of each head, estimated; +inf for one that is not there

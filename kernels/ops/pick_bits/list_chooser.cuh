@@ -20,17 +20,21 @@ class ListChooser {
         cta_(blockIdx.x),
         units_(units),
         first_segment_((list * kClusterCtas + cta_) * kept.splits),
+        first_step_(1 << (31 - __clz(kept.splits))),
         s_(s) {}
 
-  // Sums of heads, and how much segments hold. Barrier at the end.
+  // Needs nothing that the kernels before have kept.
+  __device__ void ClearMarks() {
+    const int end = MarkAt(WordsOfCta());
+    for (int i = threadIdx.x; i < end; i += blockDim.x) s_.marks[i] = 0;
+  }
+
+  // Sums of heads, and where segments end. Barrier at the end. REQUIRES: ClearMarks.
   __device__ void Begin() {
-    for (int i = threadIdx.x; i < kept_.splits; i += blockDim.x) {
-      s_.segments[i] = kept_.counts[first_segment_ + i];
-    }
+    if (threadIdx.x < 32) FindEnds();
     SumHead(threadIdx.x / 32);
     __syncthreads();
-    for (int i = threadIdx.x % 32; i < kept_.splits; i += 32) most_ = max(most_, s_.segments[i]);
-    most_ = static_cast<int32_t>(__reduce_max_sync(~0u, static_cast<uint32_t>(most_)));
+    quads_ = s_.ends[kept_.splits - 1];
   }
 
   // The largest factor by which a vote by the estimates is too small.
@@ -50,16 +54,25 @@ class ListChooser {
     ClusterBins& bins = NextBins();
     if (threadIdx.x == 0) s_.count = 0;
     bins.Clear();
-    FromMemory<kQuadsAtOnce>([&](bool counts, Place place) {
-      const uint32_t reach = __ballot_sync(~0u, counts);
-      if (reach == 0) return;
-      int32_t at = 0;
-      const int lane = threadIdx.x % 32, leader = __ffs(reach) - 1;
-      if (lane == leader) at = atomicAdd(&s_.count, __popc(reach));
-      at = __shfl_sync(~0u, at, leader) + __popc(reach & ((1u << lane) - 1));
-      if (!counts) return;
-      bins.Count(range_.DigitOf(place - Floor()));
-      if (at < kStaged) s_.staged[at] = place;
+    FromMemory<kQuadsAtOnce>([&](uint32_t counts, const Place (&places)[4]) {
+      const uint32_t before = (1u << threadIdx.x % 32) - 1;
+      int32_t at = 0, all = 0;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const uint32_t reach = __ballot_sync(~0u, (counts >> i & 1) != 0);
+        at += __popc(reach & before), all += __popc(reach);
+      }
+      if (all == 0) return;
+      int32_t first = 0;
+      if (threadIdx.x % 32 == 0) first = atomicAdd(&s_.count, all);
+      at += __shfl_sync(~0u, first, 0);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if ((counts >> i & 1) == 0) continue;
+        bins.Count(range_.DigitOf(places[i] - Floor()));
+        if (at < kStaged) s_.staged[at] = places[i];
+        ++at;
+      }
     });
     __syncthreads();
     count_ = s_.count;
@@ -68,15 +81,16 @@ class ListChooser {
 
   // The take-th largest place. REQUIRES: Collect gave at least take > 0.
   __device__ Place FindLast(int32_t take) {
+    if (threadIdx.x == 0) s_.told = {0, 0};  // all have read the one before: bins were shared since
     Digit digit = bins_->Find(take);
     int32_t need = take - digit.above;
     range_ = range_.Narrowed(digit.digit);
     while (digit.population > kRanked) {
       ClusterBins& bins = NextBins();
       bins.Clear();
-      ForEach([&](bool counts, Place place) {
+      ForEach([&](Place place) {
         const Place x = place - Floor();
-        if (counts && range_.Holds(x)) bins.Count(range_.DigitOf(x));
+        if (range_.Holds(x)) bins.Count(range_.DigitOf(x));
       });
       bins.Share();
       digit = bins.Find(need);
@@ -86,27 +100,23 @@ class ListChooser {
     return RankAmong(need);
   }
 
-  // Writes all tokens down to `last`, in order. REQUIRES: FindLast.
+  // Writes all tokens down to `last`, in order; once. REQUIRES: FindLast.
   __device__ void Write(Place last, int32_t* out) {
-    const TurnRuns runs = TurnRuns::Of(kept_, units_);
-    const int of_cta = kept_.splits * runs.turns * kept_.turn_tokens;
-    const int first = runs.first_turn * kept_.turn_tokens + cta_ * of_cta, words = of_cta / 32;
-    for (int i = threadIdx.x; i < words; i += blockDim.x) s_.marks[i] = 0;
-    __syncthreads();
-    ForEach([&](bool counts, Place place) {
+    const int words = WordsOfCta(), first = FirstOfCta();
+    ForEach([&](Place place) {
       const int at = TokenOf(place) - first;
-      if (counts && place >= last) atomicOr(&s_.marks[at / 32], 1u << at % 32);
+      if (place >= last) atomicOr(&s_.marks[MarkAt(at / 32)], 1u << at % 32);
     });
     __syncthreads();
     const int each = (words + static_cast<int>(blockDim.x) - 1) / static_cast<int>(blockDim.x);
     const int begin = min(static_cast<int>(threadIdx.x) * each, words);
     const int end = min(begin + each, words);
     int32_t own = 0;
-    for (int i = begin; i < end; ++i) own += __popc(s_.marks[i]);
+    for (int i = begin; i < end; ++i) own += __popc(s_.marks[MarkAt(i)]);
     int32_t at = ExclusiveSum(own);
     for (int j = 0; j < cta_; ++j) at += s_.taken[j];
     for (int i = begin; i < end; ++i) {
-      for (uint32_t marks = s_.marks[i]; marks != 0; marks &= marks - 1) {
+      for (uint32_t marks = s_.marks[MarkAt(i)]; marks != 0; marks &= marks - 1) {
         out[at++] = first + 32 * i + __ffs(marks) - 1;
       }
     }
@@ -115,9 +125,30 @@ class ListChooser {
  private:
   static constexpr int kQuadsAtOnce = 4;
 
+  // The CTA's tokens, chosen or not: from the first one of its first segment's turns.
+  __device__ int WordsOfCta() const {
+    return kept_.splits * TurnRuns::Of(kept_, units_).turns * kept_.turn_tokens / 32;
+  }
+  __device__ int FirstOfCta() const {
+    return TurnRuns::Of(kept_, units_).first_turn * kept_.turn_tokens + cta_ * 32 * WordsOfCta();
+  }
+
+  // By a whole warp.
+  __device__ void FindEnds() {
+    int32_t before = 0;
+    for (int first = 0; first < kept_.splits; first += 32) {
+      const int i = first + static_cast<int>(threadIdx.x);
+      const int32_t quads = i < kept_.splits ? kept_.counts[first_segment_ + i] : 0;
+      const int32_t end = before + WarpInclusiveSum(quads);
+      if (i < kept_.splits) s_.ends[i] = end;
+      before = __shfl_sync(~0u, end, 31);
+    }
+  }
+
   // By a whole warp.
   __device__ void SumHead(int head) {
     const int lane = threadIdx.x % 32;
+    const float estimate = aim_.log_sum[head], scale = aim_.scale;
     const HeadPart* const parts = kept_.parts + int64_t{list_} * kept_.splits * 8 + head;
     float sum = 0, huge = -INFINITY;
     for (int i = lane; i < kept_.splits && head < group_; i += 32) {
@@ -134,10 +165,10 @@ class ListChooser {
     // Estimated sum / exact sum.
     const float ratio = there ? fmaxf(1 / sum, 0x1p-100f) : 0.0f;
     s_.exact_of_estimate[head] = ratio;
-    s_.weights[head] = ratio / aim_.scale;
+    s_.weights[head] = ratio / scale;
     s_.huge[head] = huge > -INFINITY;
-    s_.log_sum[head] = s_.huge[head] ? aim_.log_sum[head] + huge
-                       : there       ? aim_.log_sum[head] + log2f(sum)
+    s_.log_sum[head] = s_.huge[head] ? estimate + huge
+                       : there       ? estimate + log2f(sum)
                                      : INFINITY;
   }
 
@@ -155,19 +186,17 @@ class ListChooser {
   // The need-th largest place of the range, by a look at all that it holds; how many each CTA
   // takes.
   __device__ Place RankAmong(int32_t need) {
-    if (threadIdx.x == 0) s_.ranked_count = s_.above = 0;
-    __syncthreads();
-    ForEach([&](bool counts, Place place) {
-      if (!counts) return;
+    int32_t own_above = 0;
+    ForEach([&](Place place) {
       const Place x = place - Floor();
       if (range_.Holds(x)) {
-        s_.ranked[atomicAdd(&s_.ranked_count, 1)] = place;
+        s_.ranked[atomicAdd(&s_.told.y, 1)] = place;
       } else if (x >= range_.low) {
-        atomicAdd(&s_.above, 1);
+        ++own_above;
       }
     });
-    __syncthreads();
-    if (threadIdx.x == 0) s_.told = {s_.above, s_.ranked_count};
+    own_above = __reduce_add_sync(~0u, own_above);
+    if (threadIdx.x % 32 == 0) atomicAdd(&s_.told.x, own_above);
     MeetCluster();
     static_assert(kWarps == kClusterCtas);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;  // warp j reads what CTA j has
@@ -192,8 +221,7 @@ class ListChooser {
     int32_t taken = 0;
     for (int i = lane; i < n; i += 32) taken += s_.all_ranked[end - n + i] >= last ? 1 : 0;
     taken = __reduce_add_sync(~0u, taken);
-    if (lane == 0) s_.taken[warp] = above + taken;
-    __syncthreads();
+    if (lane == 0) s_.taken[warp] = above + taken;  // read behind Write's barriers
     return last;
   }
 
@@ -208,30 +236,29 @@ class ListChooser {
     return before;
   }
 
-  // visit(counts, place) of all tokens that this CTA's segments hold, from memory: a warp visits 32
-  // quads of a segment together. kAtOnce: loads of a lane under way.
+  // visit(counts, places) of each quad that this CTA's segments hold, from memory, by whole warps;
+  // counts: a bit for each place that counts. kAtOnce: loads of a lane under way.
   template <int kAtOnce, typename Visit>
   __device__ void FromMemory(Visit visit) const {
-    const int segments = kept_.splits, all = segments * ((most_ + 31) / 32);
-    for (int base = threadIdx.x / 32; base < all; base += kWarps * kAtOnce) {
+    const int stride = static_cast<int>(blockDim.x), lane = threadIdx.x % 32;
+    for (int base = threadIdx.x; base - lane < quads_; base += stride * kAtOnce) {
       uint4 pieces[kAtOnce][2];
       int tokens[kAtOnce];
       int64_t at[kAtOnce];
 #pragma unroll
       for (int j = 0; j < kAtOnce; ++j) {
-        const int i = base + j * kWarps, segment = i % segments;
-        const int quad = i / segments * 32 + static_cast<int>(threadIdx.x % 32);
+        const int quad = base + j * stride;
         tokens[j] = -4, at[j] = 0;
         pieces[j][0] = pieces[j][1] = {};
-        if (i >= all || quad >= s_.segments[segment]) continue;
-        at[j] = (int64_t{first_segment_} + segment) * kept_.room + quad;
+        if (quad >= quads_) continue;
+        at[j] = PlaceInMemory(quad);
         tokens[j] = kept_.tokens[at[j]];
         pieces[j][0] = kept_.weights[at[j] * kept_.quad];
         pieces[j][1] = kept_.weights[at[j] * kept_.quad + 1];
       }
 #pragma unroll
       for (int j = 0; j < kAtOnce; ++j) {
-        if (__any_sync(~0u, tokens[j] >= 0) == 0) continue;
+        if (base - lane + j * stride >= quads_) break;
         float votes[4] = {};
         Add(pieces[j][0], 0, votes);
         Add(pieces[j][1], 2, votes);
@@ -239,14 +266,28 @@ class ListChooser {
           Add(kept_.weights[at[j] * 4 + 2], 4, votes);
           Add(kept_.weights[at[j] * 4 + 3], 6, votes);
         }
+        uint32_t counts = 0;
+        Place places[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int token = tokens[j] + i;
-          const bool counts = token >= units_.first && token < units_.last && votes[i] >= floor_;
-          visit(counts, PlaceOf(votes[i], token));
+          places[i] = PlaceOf(votes[i], token);
+          if (token >= units_.first && token < units_.last && votes[i] >= floor_) counts |= 1u << i;
         }
+        visit(counts, places);
       }
     }
+  }
+
+  // Of the CTA's quad-th quad, over its segments.
+  __device__ int64_t PlaceInMemory(int quad) const {
+    int segment = 0;  // the first one that ends behind it
+    for (int step = first_step_; step > 0; step /= 2) {
+      const int next = segment + step;
+      if (next < kept_.splits && s_.ends[next - 1] <= quad) segment = next;
+    }
+    const int before = segment > 0 ? s_.ends[segment - 1] : 0;
+    return (int64_t{first_segment_} + segment) * kept_.room + (quad - before);
   }
 
   // The weights of two heads.
@@ -260,11 +301,19 @@ class ListChooser {
     }
   }
 
-  // visit(counts, place) of what Collect found in this CTA's segments.
+  // visit(place) of what Collect found in this CTA's segments.
   template <typename Visit>
   __device__ void ForEach(Visit visit) const {
-    if (count_ > kStaged) return FromMemory<1>(visit);
-    for (int i = threadIdx.x; i < count_; i += blockDim.x) visit(true, s_.staged[i]);
+    if (count_ <= kStaged) {
+      for (int i = threadIdx.x; i < count_; i += blockDim.x) visit(s_.staged[i]);
+      return;
+    }
+    FromMemory<1>([&](uint32_t counts, const Place (&places)[4]) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if ((counts >> i & 1) != 0) visit(places[i]);
+      }
+    });
   }
 
   const Kept& kept_;
@@ -272,10 +321,11 @@ class ListChooser {
   const int list_, group_, cta_;
   const Candidates units_;
   const int first_segment_;
+  const int first_step_;  // the largest power of two that is no more than all segments
   ChooserMemory& s_;
   ClusterBins* bins_ = nullptr;
   PlaceRange range_;
-  int32_t most_ = 0, count_ = 0;  // quads of a segment at most; tokens of this CTA
+  int32_t quads_ = 0, count_ = 0;  // of this CTA: quads, and tokens that Collect found
   float floor_ = 0;
 };
 

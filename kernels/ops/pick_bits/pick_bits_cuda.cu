@@ -45,11 +45,15 @@ __global__ __launch_bounds__(kWarps * 32) void ChooseKernel(const __grid_constan
             group = w.vote.query_heads / heads;
   const bool leads = blockIdx.x == 0 && threadIdx.x == 0;
   LetNextStart();
-  WaitForPrevious();
-  const int32_t tokens = w.vote.tokens[sequence];
-  if (tokens == kNoQuery) return;
+  // FilterKernel has started, so that all before the op is complete.
+  const int32_t tokens = __ldcg(&w.vote.tokens[sequence]);
   const int32_t take = w.vote.rule.take;
   const Candidates units = CandidatesOf(w.vote.rule, tokens);
+  const Aim& aim = kept.aims[list];
+  ListChooser chooser(kept, aim, list, group, units, s);
+  if (!units.full) chooser.ClearMarks();
+  WaitForPrevious();
+  if (tokens == kNoQuery) return;
   if (leads) {
     w.pick.counts[list] = units.full ? 0 : take;
     if (blockIdx.y == 0) {
@@ -57,13 +61,11 @@ __global__ __launch_bounds__(kWarps * 32) void ChooseKernel(const __grid_constan
       w.pick.recent_begin[sequence] = units.full ? 0 : units.last;
     }
   }
-  const Aim& aim = kept.aims[list];
   Aim& second = kept.aims[heads * w.vote.batch + list];
   if (units.full || take <= 0) {
     if (leads) second.wanted = 0;
     return;
   }
-  ListChooser chooser(kept, aim, list, group, units, s);
   chooser.Begin();
   float reached;
   const bool proved = ChooseProved(chooser, aim, take, ListOf(w.pick, list), &reached);
@@ -132,7 +134,7 @@ struct Layout {
   // Words of marks that a CTA of a cluster needs.
   static int MarksOf(const Kept& kept) { return kept.splits * kept.room * 4 / 32; }
   static int ChooseBytes(const Kept& kept) {
-    return static_cast<int>(sizeof(ChooserMemory)) + 4 * MarksOf(kept);
+    return static_cast<int>(sizeof(ChooserMemory)) + 4 * MarkAt(MarksOf(kept));
   }
   bool fits() const { return std::max(MarksOf(first), MarksOf(again)) <= kMarkWords; }
 };

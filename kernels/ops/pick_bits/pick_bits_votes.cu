@@ -12,8 +12,7 @@ namespace {
 
 // A vote by an estimate that is far too small, and what one of its heads has at least.
 constexpr float kHuge = 0x1p60f, kHugeExponent = 56;
-constexpr int kSampleBlocks = 4;  // of a warp at most
-constexpr int kSampleTokens = 8192, kSampleTokensMost = kClusterCtas * kWarps * kSampleBlocks * 64;
+constexpr int kSampleTokens = 8192;
 // Votes of a sample are counted in bins of an eighth of an octave, from 2^-125 to 8.
 [[maybe_unused]] constexpr int kBinShift = 20, kFirstBin = 16;
 
@@ -76,26 +75,42 @@ struct BlockRange {
   }
 };
 
+template <int kDim, bool kWide>
+struct SampleMemory {
+  // Of a warp at most: what shared memory has room for beside the rings.
+  static constexpr int kBlocks = kDim == 256 && kWide ? 3 : 4;
+  static constexpr int kTokensMost = kClusterCtas * kWarps * kBlocks * kBlockRows;
+  static constexpr int kValues = kWide ? 16 : 8;
+  float exponents[kWarps][kBlocks][kValues][32];
+  float2 of_warps[8][kWarps];  // maximum and sum of each head
+  int32_t tokens_of_warps[kWarps];
+  int2 of_cta[8];  // the same, as bits; others of the cluster read it
+  int32_t tokens_of_cta;
+  float log_sum[8];
+  ClusterBins bins;
+};
+
 // How many turns there are to one that is sampled: a power of two.
-[[maybe_unused]] __device__ int SampledOf(int candidates) {
+[[maybe_unused]] __device__ int SampledOf(int candidates, int most) {
   int every = 1;
-  while (candidates / every > kSampleTokensMost ||
-         (candidates / every > kSampleTokens && every < 64)) {
+  while (candidates / every > most || (candidates / every > kSampleTokens && every < 64)) {
     every *= 2;
   }
   return every;
 }
 
-template <bool kWide>
-struct SampleMemory {
-  float exponents[kWarps][kSampleBlocks][kWide ? 16 : 8][32];
-  float2 of_warps[kWarps][8];
-  int32_t tokens_of_warps[kWarps];
-  int2 of_cta[8];  // maximum and sum of each head, as bits; others of the cluster read it
-  int32_t tokens_of_cta;
-  float log_sum[8];
-  ClusterBins bins;
-};
+// Of eight lanes that follow each other: the maximum and the sum by it, in all of them.
+__device__ float2 JoinEight(float max, float sum) {
+  float top = max;
+  for (int step = 1; step < 8; step *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
+  sum *= Exp2(max - Softmax::Shift(top));
+  for (int step = 1; step < 8; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
+  return {top, sum};
+}
+__device__ int32_t SumOfEight(int32_t x) {
+  for (int step = 1; step < 8; step *= 2) x += __shfl_xor_sync(~0u, x, step);
+  return x;
+}
 
 // What this part of the sampled votes reach: the lower edge of a bin. 0 where that is the lowest
 // bin, or the part is more than all. By all threads of a CTA.
@@ -107,117 +122,98 @@ struct SampleMemory {
   return bin > 0 ? __uint_as_float((bin + kFirstBin) << kBinShift) : 0.0f;
 }
 
-// Grid (a cluster, kv_heads, batch): the Aim of the first round.
-template <int kDim, int kBits, bool kWide>
-__global__ __launch_bounds__(kWarps * 32) void SampleKernel(const __grid_constant__ VoteBatch w,
-                                                            const __grid_constant__ GroupOffsets f,
-                                                            const __grid_constant__ Turns turns,
-                                                            Aim* aims, float margin) {
-#if __CUDA_ARCH__ >= 900
-  extern __shared__ uint4 dynamic[];
-  using Ring = BitsRing<kDim, kBits>;
-  auto* const rings = reinterpret_cast<Ring*>(dynamic);
-  auto& s = *reinterpret_cast<SampleMemory<kWide>*>(rings + kWarps);
-  const ListPlace at = ListPlace::Of(w);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  s.bins.Clear();
-  if (!w.ahead) WaitForPrevious();
-  const Candidates units = CandidatesOf(w.rule, w.tokens[at.sequence]);
-  if (units.full) {  // of all CTAs of the cluster
-    if (w.ahead) WaitForPrevious();
-    LetNextStart();
-    return;
-  }
-  const BlockRange range = BlockRange::Of(units);
-  const SomeTurns some{range.begin / (turns.group_tokens * turns.groups), SampledOf(units.count())};
-  BlockCopier<kDim, kBits, SomeTurns> copier(
-      w.groups, f, turns, at.sequence, at.head,
-      BlockWalk<SomeTurns>(turns, some, range.begin, range.end), units.last, &rings[warp]);
-  BlockScorer<kDim, kBits, SomeTurns> scorer(f, &rings[warp], &copier);
-  if (w.ahead) WaitForPrevious();
-  LetNextStart();  // all that was before is complete: FilterKernel reads what it has left
-  const auto query =
-      LaneQueryPairs<kDim, kBits>::Load(w.q, w.q_dtype, at.FirstElement(w, kDim), at.group);
-  float factor[2];
-  query.Factors(w.scale * kLog2E, factor);
-
-  constexpr int kValues = kWide ? 16 : 8;
-  const float none[2] = {0, 0};
-  float most[2] = {-INFINITY, -INFINITY};
+// What a warp has scored of the sample; its exponents are in SampleMemory.
+struct WarpSample {
   int blocks = 0, tokens = 0;
+  float most[2] = {-INFINITY, -INFINITY};  // of a lane's queries
+};
+
+template <int kDim, int kBits, bool kWide>
+__device__ WarpSample ScoreSample(const LaneQueryPairs<kDim, kBits>& query,
+                                  const float (&factor)[2], int group, Candidates units, int end,
+                                  BlockScorer<kDim, kBits, SomeTurns>* scorer,
+                                  SampleMemory<kDim, kWide>& s) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const float none[2] = {0, 0};
+  WarpSample own;
 #pragma unroll 1  // few blocks: what is unrolled would wait for its own code
-  for (; blocks < kSampleBlocks; ++blocks) {
+  for (; own.blocks < s.kBlocks; ++own.blocks) {
     float c[kBlockTiles][2][4];
-    const int token = scorer.Next(query, at.group, range.end, c);
-    if (token >= range.end) break;
+    const int token = scorer->Next(query, group, end, c);
+    if (token >= end) break;
     Mask(c, token, units);
-    tokens += min(token + kBlockRows, units.last) - max(token, units.first);
+    own.tokens += min(token + kBlockRows, units.last) - max(token, units.first);
     if constexpr (!kWide) JoinColumns(c);
     const LaneExponents<kWide> e(c, factor, none);
 #pragma unroll
-    for (int i = 0; i < kValues; ++i) {
+    for (int i = 0; i < s.kValues; ++i) {
       const float x = e.x[i / 8][i % 8];
-      most[i % 2] = fmaxf(most[i % 2], x);
-      s.exponents[warp][blocks][i][lane] = x;
+      own.most[i % 2] = fmaxf(own.most[i % 2], x);
+      s.exponents[warp][own.blocks][i][lane] = x;
     }
   }
   asm volatile("cp.async.wait_all;" ::: "memory");
+  return own;
+}
 
-  // Sums of the heads, by maxima: over the warp, the CTA, the cluster.
-  const int first_query = LaneQuery(lane, kWide);
+// Maxima and sums of the heads, and how many tokens: of the warp, then of the CTA.
+template <int kDim, bool kWide>
+__device__ void SumSample(const WarpSample& own, SampleMemory<kDim, kWide>& s) {
+  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
 #pragma unroll
   for (int q = 0; q < 2; ++q) {
-    const float top = AcrossRows(most[q], kWide, [](float a, float b) { return fmaxf(a, b); });
+    const float top = AcrossRows(own.most[q], kWide, [](float a, float b) { return fmaxf(a, b); });
     const float shift = Softmax::Shift(top);
     float sum = 0;
 #pragma unroll 1
-    for (int b = 0; b < blocks; ++b) {
+    for (int b = 0; b < own.blocks; ++b) {
 #pragma unroll
-      for (int i = q; i < kValues; i += 2) sum += Exp2(s.exponents[warp][b][i][lane] - shift);
+      for (int i = q; i < s.kValues; i += 2) sum += Exp2(s.exponents[warp][b][i][lane] - shift);
     }
     sum = AcrossRows(sum, kWide, [](float a, float b) { return a + b; });
-    if (lane < (kWide ? 4 : 2)) s.of_warps[warp][first_query + q] = {top, sum};
+    if (lane < (kWide ? 4 : 2)) s.of_warps[LaneQuery(lane, kWide) + q][warp] = {top, sum};
   }
-  if (lane == 0) s.tokens_of_warps[warp] = tokens;
+  if (lane == 0) s.tokens_of_warps[warp] = own.tokens;
   __syncthreads();
-  if (threadIdx.x < 8) {
-    Softmax all;
-    if (static_cast<int>(threadIdx.x) < at.group) {
-      for (int i = 0; i < kWarps; ++i) {
-        all.Add(s.of_warps[i][threadIdx.x].x, s.of_warps[i][threadIdx.x].y);
-      }
-    }
-    s.of_cta[threadIdx.x] = {__float_as_int(all.max), __float_as_int(all.sum)};
-  }
-  if (threadIdx.x == 8) {
-    int32_t sum = 0;
-    for (int i = 0; i < kWarps; ++i) sum += s.tokens_of_warps[i];
-    s.tokens_of_cta = sum;
-  }
+  static_assert(kWarps == 8 && kClusterCtas == 8);
+  if (thread >= 8 * kWarps) return;
+  const float2 part = s.of_warps[thread / 8][thread % 8];
+  const float2 all = JoinEight(part.x, part.y);
+  const int32_t tokens = SumOfEight(s.tokens_of_warps[thread % 8]);
+  if (thread % 8 == 0) s.of_cta[thread / 8] = {__float_as_int(all.x), __float_as_int(all.y)};
+  if (thread == 0) s.tokens_of_cta = tokens;
+}
+
+// The estimates, of what the cluster's CTAs have. Barriers at both ends.
+template <int kDim, bool kWide>
+__device__ void EstimateSums(int candidates, int group, SampleMemory<kDim, kWide>& s) {
   MeetCluster();
-  if (threadIdx.x < 8) {
-    Softmax all;
-    int32_t seen = 0;
-    for (int i = 0; i < kClusterCtas; ++i) {
-      const int2 part = LoadFromCta(&s.of_cta[threadIdx.x], i);
-      all.Add(__int_as_float(part.x), __int_as_float(part.y));
-      seen += LoadFromCta(&s.tokens_of_cta, i);
-    }
+  if (const int thread = threadIdx.x; thread < 8 * kClusterCtas) {
+    const int head = thread / 8;
+    const int2 part = LoadFromCta(&s.of_cta[head], thread % 8);
+    const int32_t seen = SumOfEight(LoadFromCta(&s.tokens_of_cta, thread % 8));
+    const float2 all = JoinEight(__int_as_float(part.x), __int_as_float(part.y));
     // The largest weight counts once: a token that holds most of the sum is the only one of its
     // kind, and an estimate that is too large is what the proof does not forgive.
-    const float times = static_cast<float>(units.count()) / static_cast<float>(max(seen, 1));
-    s.log_sum[threadIdx.x] = static_cast<int>(threadIdx.x) < at.group
-                                 ? all.max + log2f(fmaxf(all.sum - 1, 0.0f) * times + 1)
-                                 : INFINITY;
+    const float times = static_cast<float>(candidates) / static_cast<float>(max(seen, 1));
+    if (thread % 8 == 0) {
+      s.log_sum[head] =
+          head < group ? all.x + log2f(fmaxf(all.y - 1, 0.0f) * times + 1) : INFINITY;
+    }
   }
   __syncthreads();
+}
 
-  const float minus[2] = {s.log_sum[first_query], s.log_sum[first_query + 1]};
+// The votes by the estimates, into the cluster's bins.
+template <int kDim, bool kWide>
+__device__ void CountSample(int blocks, SampleMemory<kDim, kWide>& s) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, query = LaneQuery(lane, kWide);
+  const float minus[2] = {s.log_sum[query], s.log_sum[query + 1]};
 #pragma unroll 1
   for (int b = 0; b < blocks; ++b) {
     float p[kWide ? 2 : 1][8], votes[2];
 #pragma unroll
-    for (int i = 0; i < kValues; ++i) {
+    for (int i = 0; i < s.kValues; ++i) {
       p[i / 8][i % 8] = Exp2(s.exponents[warp][b][i][lane] - minus[i % 2]);
     }
     SumVotes<kWide>(p, votes);
@@ -228,18 +224,64 @@ __global__ __launch_bounds__(kWarps * 32) void SampleKernel(const __grid_constan
       s.bins.Count(min(max(bin, 0), ClusterBins::kCount - 1));
     }
   }
+}
+
+// By all threads of one CTA. all: votes in the cluster's bins.
+template <int kDim, bool kWide>
+__device__ void WriteAim(int take, int candidates, float margin, int group, int32_t all,
+                         SampleMemory<kDim, kWide>& s, Aim* aim) {
+  const float part = static_cast<float>(take) / static_cast<float>(candidates);
+  const float cut = VoteOfPart(s.bins, margin * part, all);
+  // Where all are kept, weights near the last vote that is chosen are to have all their bits.
+  const float scaled_by = cut > 0 ? cut : VoteOfPart(s.bins, part, all) / 4;
+  if (threadIdx.x < 8) aim->log_sum[threadIdx.x] = s.log_sum[threadIdx.x];
+  if (threadIdx.x == 0) {
+    aim->cut = cut;
+    aim->scale = ScaleOf(scaled_by, max(take, 1), group);
+    aim->wanted = 1;
+  }
+}
+
+// Grid (a cluster, kv_heads, batch): the Aim of the first round.
+template <int kDim, int kBits, bool kWide>
+__global__ __launch_bounds__(kWarps * 32) void SampleKernel(const __grid_constant__ VoteBatch w,
+                                                            const __grid_constant__ GroupOffsets f,
+                                                            const __grid_constant__ Turns turns,
+                                                            Aim* aims, float margin) {
+#if __CUDA_ARCH__ >= 900
+  extern __shared__ uint4 dynamic[];
+  auto* const rings = reinterpret_cast<BitsRing<kDim, kBits>*>(dynamic);
+  auto* const ring = rings + threadIdx.x / 32;
+  auto& s = *reinterpret_cast<SampleMemory<kDim, kWide>*>(rings + kWarps);
+  const ListPlace at = ListPlace::Of(w);
+  s.bins.Clear();
+  if (!w.ahead) WaitForPrevious();
+  const Candidates units = CandidatesOf(w.rule, w.tokens[at.sequence]);
+  if (units.full) {  // of all CTAs of the cluster
+    if (w.ahead) WaitForPrevious();
+    LetNextStart();
+    return;
+  }
+  const BlockRange range = BlockRange::Of(units);
+  const SomeTurns some{range.begin / (turns.group_tokens * turns.groups),
+                       SampledOf(units.count(), s.kTokensMost)};
+  BlockCopier<kDim, kBits, SomeTurns> copier(
+      w.groups, f, turns, at.sequence, at.head,
+      BlockWalk<SomeTurns>(turns, some, range.begin, range.end), units.last, ring);
+  BlockScorer<kDim, kBits, SomeTurns> scorer(f, ring, &copier);
+  if (w.ahead) WaitForPrevious();
+  LetNextStart();  // all that was before is complete: FilterKernel reads what it has left
+  const auto query =
+      LaneQueryPairs<kDim, kBits>::Load(w.q, w.q_dtype, at.FirstElement(w, kDim), at.group);
+  float factor[2];
+  query.Factors(w.scale * kLog2E, factor);
+  const WarpSample own = ScoreSample(query, factor, at.group, units, range.end, &scorer, s);
+  SumSample(own, s);
+  EstimateSums(units.count(), at.group, s);
+  CountSample(own.blocks, s);
   const int32_t all = s.bins.Share();
   if (blockIdx.x == 0) {
-    const float part = static_cast<float>(w.rule.take) / static_cast<float>(units.count());
-    const float cut = VoteOfPart(s.bins, margin * part, all);
-    // Where all are kept, weights near the last vote that is chosen are to have all their bits.
-    const float scaled_by = cut > 0 ? cut : VoteOfPart(s.bins, part, all) / 4;
-    if (threadIdx.x < 8) aims[at.list].log_sum[threadIdx.x] = s.log_sum[threadIdx.x];
-    if (threadIdx.x == 0) {
-      aims[at.list].cut = cut;
-      aims[at.list].scale = ScaleOf(scaled_by, max(w.rule.take, 1), at.group);
-      aims[at.list].wanted = 1;
-    }
+    WriteAim(w.rule.take, units.count(), margin, at.group, all, s, &aims[at.list]);
   }
   MeetCluster();  // the first CTA has read what the others have
 #endif
@@ -423,8 +465,9 @@ __global__ __launch_bounds__(kWarps *
   const VoteBatch& w = work.vote;
   const ListPlace at = ListPlace::Of(w);
   LetNextStart();
+  // FilterKernel has started, so that all before the op is complete.
+  const int32_t tokens = __ldcg(&w.tokens[at.sequence]);
   WaitForPrevious();
-  const int32_t tokens = w.tokens[at.sequence];
   const Candidates units = CandidatesOf(w.rule, tokens);
   const Aim& aim = kept.aims[w.groups.kv_heads * w.batch + at.list];
   if (tokens == kNoQuery || units.full || aim.wanted == 0) return;
@@ -437,6 +480,7 @@ __global__ __launch_bounds__(kWarps *
   MeetCluster();
   ListChooser chooser(kept, aim, at.list, at.group, units,
                       *reinterpret_cast<ChooserMemory*>(dynamic));
+  chooser.ClearMarks();
   chooser.Begin();
   // By exact sums: what was left out is below a vote that `take` tokens reach.
   int32_t count = 0;
@@ -454,7 +498,8 @@ template <int kDim, int kBits, bool kWide>
 int LaunchSampleOf(const PickBitsBatch& work, const Kept& kept, Stream stream) {
   const VoteBatch& w = work.vote;
   constexpr int kBytes = kWarps * static_cast<int>(sizeof(BitsRing<kDim, kBits>)) +
-                         static_cast<int>(sizeof(SampleMemory<kWide>));
+                         static_cast<int>(sizeof(SampleMemory<kDim, kWide>));
+  static_assert(kBytes <= kSharedMost);
   return LaunchClusters(SampleKernel<kDim, kBits, kWide>, w.groups.kv_heads, w.batch, kBytes,
                         stream, w, GroupOffsets::Of(w.groups.format), Turns::Of(w.groups),
                         kept.aims, work.margin);
@@ -464,6 +509,7 @@ template <int kDim, int kBits, bool kWide, bool kWhole>
 int LaunchFilterOf(const PickBitsBatch& work, const Kept& kept, Stream stream) {
   const VoteBatch& w = work.vote;
   constexpr int kBytes = kWarps * static_cast<int>(sizeof(BitsRing<kDim, kBits>));
+  static_assert(kBytes <= kSharedMost);
   const auto kernel = FilterKernel<kDim, kBits, kWide, kWhole>;
   if (const int error = AllowShared(kernel, kBytes); error != 0) return error;
   const dim3 grid(kept.splits, w.groups.kv_heads, w.batch);
@@ -475,6 +521,7 @@ template <int kDim, int kBits, bool kWide>
 int LaunchAgainOf(const PickBitsBatch& work, const Kept& kept, int choose_bytes, Stream stream) {
   const VoteBatch& w = work.vote;
   constexpr int kRings = kWarps * static_cast<int>(sizeof(BitsRing<kDim, kBits>));
+  static_assert(kRings <= kSharedMost);
   return LaunchClusters(AgainKernel<kDim, kBits, kWide>, w.groups.kv_heads, w.batch,
                         std::max(kRings, choose_bytes), stream, work,
                         GroupOffsets::Of(w.groups.format), Turns::Of(w.groups), kept);
