@@ -1,7 +1,8 @@
 // Selector bits on a GPU, as kernels/select/bits.cc does it on a CPU: each KV head votes for tokens
-// by its keys in few bits, which the index holds, and takes the best of them: by op pick_bits, or,
-// on a device without it, by ops vote and pick. Plans that are served have a window of at least a
-// group, so that every candidate is in a group that was sealed before the step.
+// by its keys in few bits, which the index holds, and takes the best of them: by op pick_bits where
+// that is the faster way and the device and the shape have it, else by ops vote and pick. Plans
+// that are served have a window of at least a group, so that every candidate is in a group that was
+// sealed before the step.
 #include <algorithm>
 
 #include "kernels/step/cuda_frame.h"
@@ -24,7 +25,9 @@ class CudaBits final : public CudaSelector {
       need.list = std::max(need.list, frame.plan(i).bits.budget);
     }
     if (need.units == 0) return OkStatus();
-    one_pass_ = frame.ops().pick_bits != nullptr && ScratchBytes(frame, 1, need.units) > 0;
+    int32_t units = room_.units;
+    Raise(&units, need.units, Generous(need.units, kMultiple));
+    one_pass_ = (one_pass_ || IsFasterInOnePass(frame, units)) && TakesOnePass(frame, units);
     return one_pass_ ? FitOnePass(frame, need) : best_.Fit(frame, need, kMultiple);
   }
 
@@ -66,6 +69,23 @@ class CudaBits final : public CudaSelector {
  private:
   static constexpr int32_t kMultiple = 1024;  // tokens, in growing
 
+  // Where the op is the faster way. Measured on an H100, 128 channels, 2 bits, groups of 4 heads
+  // (bench/notes/score_bits.md): 8 lists of 32K and of 128K tokens take longer by it, 8 of 1M and
+  // 64 of 128K less long. By lines through these points 8 lists cross at 1.3M candidates, and 16
+  // take 7 % less with 2M. Nothing was measured of many lists that are shorter.
+  static constexpr int32_t kLongList = 128 << 10;
+  static constexpr int64_t kManyCandidates = int64_t{2} << 20;  // of all lists
+
+  // By the room of the workspace, so that what has grown into it stays there.
+  static bool IsFasterInOnePass(const CudaFrame& frame, int32_t units) {
+    const int64_t lists = int64_t{frame.memory().members()} * frame.geometry().kv_heads;
+    return units >= kLongList && lists * units >= kManyCandidates;
+  }
+  static bool TakesOnePass(const CudaFrame& frame, int32_t units) {
+    return frame.ops().pick_bits != nullptr && ScratchBytes(frame, 1, units) > 0;
+  }
+
+  // 0: of some unit the op does not take such lists.
   static int64_t ScratchBytes(const CudaFrame& frame, int32_t members, int32_t units) {
     cuda::PickBitsBatch w;
     w.vote.groups.kv_heads = w.vote.output_rows = frame.geometry().kv_heads;
@@ -75,7 +95,9 @@ class CudaBits final : public CudaSelector {
     for (int32_t unit = 32; unit <= 256; unit += 32) {
       w.vote.groups.format.tokens = unit;
       for (w.vote.batch = 1; w.vote.batch <= members; ++w.vote.batch) {
-        bytes = std::max(bytes, frame.ops().pick_bits_scratch_bytes(w));
+        const int64_t own = frame.ops().pick_bits_scratch_bytes(w);
+        if (own == 0) return 0;
+        bytes = std::max(bytes, own);
       }
     }
     return bytes;

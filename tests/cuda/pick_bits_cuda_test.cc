@@ -176,6 +176,22 @@ TEST(PickBitsCuda, TakesWhatVoteAndPickTakeOfEveryShape) {
   }
 }
 
+// What takes most of shared memory: rings and, of a sample, exponents.
+TEST(PickBitsCuda, TakesTheLargestFormat) {
+  Rng rng(TestSeed());
+  for (const int bits : {3, 4}) {
+    VoteBitsShape s;
+    s.group = 8;
+    s.format = {256, bits, 64};
+    s.tokens_max = 20000;
+    SCOPED_TRACE(bits);
+    PickBitsCase c(s, 700, rng);
+    c.SetTokens({19990, 9000});
+    ASSERT_NO_FATAL_FAILURE(c.Run());
+    ASSERT_NO_FATAL_FAILURE(c.ExpectTheBest());
+  }
+}
+
 // Nearly all is taken; sequences in full among the others.
 TEST(PickBitsCuda, TakesNearlyAllOfRaggedBatches) {
   Rng rng(TestSeed());

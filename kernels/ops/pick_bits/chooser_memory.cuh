@@ -21,12 +21,12 @@ __host__ __device__ constexpr int MarkAt(int word) { return word + word / 32; }
 
 struct ChooserMemory {
   Place staged[kStaged];
-  ClusterBins bins[2];            // in turns: others may still read the ones before
-  Place ranked[kRanked];          // of this CTA; others read them
-  int2 told;                      // of this CTA: places above the range, and in it; counted
-  Place all_ranked[kRanked];      // of the cluster
-  int32_t taken[kClusterCtas];    // by each CTA
-  int32_t ends[kSplitsMost];      // quads of all segments up to each
+  ClusterBins bins[2];          // in turns: others may still read the ones before
+  Place ranked[kRanked];        // of this CTA; others read them
+  int2 told;                    // of this CTA: places above the range, and in it; counted
+  Place all_ranked[kRanked];    // of the cluster
+  int32_t taken[kClusterCtas];  // by each CTA
+  int32_t ends[kSplitsMost];    // quads of all segments up to each
   int32_t sums[kWarps];
   float weights[8];  // what a head's kept weight counts in a vote
   float log_sum[8];  // exact

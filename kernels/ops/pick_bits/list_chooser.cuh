@@ -3,8 +3,7 @@
 #ifndef KVSTRATA_KERNELS_OPS_PICK_BITS_LIST_CHOOSER_CUH_
 #define KVSTRATA_KERNELS_OPS_PICK_BITS_LIST_CHOOSER_CUH_
 
-#include "kernels/ops/pick_bits/chooser_memory.cuh"
-#include "kernels/ops/pick_bits/kept_tokens.cuh"
+#include "kernels/ops/pick_bits/kept_quads.cuh"
 
 namespace kvstrata::cuda {
 
@@ -19,8 +18,7 @@ class ListChooser {
         group_(group),
         cta_(blockIdx.x),
         units_(units),
-        first_segment_((list * kClusterCtas + cta_) * kept.splits),
-        first_step_(1 << (31 - __clz(kept.splits))),
+        quads_(kept, list, units, s),
         s_(s) {}
 
   // Needs nothing that the kernels before have kept.
@@ -31,10 +29,9 @@ class ListChooser {
 
   // Sums of heads, and where segments end. Barrier at the end. REQUIRES: ClearMarks.
   __device__ void Begin() {
-    if (threadIdx.x < 32) FindEnds();
+    if (threadIdx.x < 32) quads_.FindEnds();
     SumHead(threadIdx.x / 32);
     __syncthreads();
-    quads_ = s_.ends[kept_.splits - 1];
   }
 
   // The largest factor by which a vote by the estimates is too small.
@@ -54,7 +51,7 @@ class ListChooser {
     ClusterBins& bins = NextBins();
     if (threadIdx.x == 0) s_.count = 0;
     bins.Clear();
-    FromMemory<kQuadsAtOnce>([&](uint32_t counts, const Place (&places)[4]) {
+    quads_.Visit<kQuadsAtOnce>(floor_, [&](uint32_t counts, const Place(&places)[4]) {
       const uint32_t before = (1u << threadIdx.x % 32) - 1;
       int32_t at = 0, all = 0;
 #pragma unroll
@@ -134,18 +131,6 @@ class ListChooser {
   }
 
   // By a whole warp.
-  __device__ void FindEnds() {
-    int32_t before = 0;
-    for (int first = 0; first < kept_.splits; first += 32) {
-      const int i = first + static_cast<int>(threadIdx.x);
-      const int32_t quads = i < kept_.splits ? kept_.counts[first_segment_ + i] : 0;
-      const int32_t end = before + WarpInclusiveSum(quads);
-      if (i < kept_.splits) s_.ends[i] = end;
-      before = __shfl_sync(~0u, end, 31);
-    }
-  }
-
-  // By a whole warp.
   __device__ void SumHead(int head) {
     const int lane = threadIdx.x % 32;
     const float estimate = aim_.log_sum[head], scale = aim_.scale;
@@ -167,9 +152,7 @@ class ListChooser {
     s_.exact_of_estimate[head] = ratio;
     s_.weights[head] = ratio / scale;
     s_.huge[head] = huge > -INFINITY;
-    s_.log_sum[head] = s_.huge[head] ? estimate + huge
-                       : there       ? estimate + log2f(sum)
-                                     : INFINITY;
+    s_.log_sum[head] = s_.huge[head] ? estimate + huge : there ? estimate + log2f(sum) : INFINITY;
   }
 
   __device__ float Fold(const float* of_heads, float x, bool largest) const {
@@ -236,71 +219,6 @@ class ListChooser {
     return before;
   }
 
-  // visit(counts, places) of each quad that this CTA's segments hold, from memory, by whole warps;
-  // counts: a bit for each place that counts. kAtOnce: loads of a lane under way.
-  template <int kAtOnce, typename Visit>
-  __device__ void FromMemory(Visit visit) const {
-    const int stride = static_cast<int>(blockDim.x), lane = threadIdx.x % 32;
-    for (int base = threadIdx.x; base - lane < quads_; base += stride * kAtOnce) {
-      uint4 pieces[kAtOnce][2];
-      int tokens[kAtOnce];
-      int64_t at[kAtOnce];
-#pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) {
-        const int quad = base + j * stride;
-        tokens[j] = -4, at[j] = 0;
-        pieces[j][0] = pieces[j][1] = {};
-        if (quad >= quads_) continue;
-        at[j] = PlaceInMemory(quad);
-        tokens[j] = kept_.tokens[at[j]];
-        pieces[j][0] = kept_.weights[at[j] * kept_.quad];
-        pieces[j][1] = kept_.weights[at[j] * kept_.quad + 1];
-      }
-#pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) {
-        if (base - lane + j * stride >= quads_) break;
-        float votes[4] = {};
-        Add(pieces[j][0], 0, votes);
-        Add(pieces[j][1], 2, votes);
-        if (kept_.quad == 4 && tokens[j] >= 0) {
-          Add(kept_.weights[at[j] * 4 + 2], 4, votes);
-          Add(kept_.weights[at[j] * 4 + 3], 6, votes);
-        }
-        uint32_t counts = 0;
-        Place places[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int token = tokens[j] + i;
-          places[i] = PlaceOf(votes[i], token);
-          if (token >= units_.first && token < units_.last && votes[i] >= floor_) counts |= 1u << i;
-        }
-        visit(counts, places);
-      }
-    }
-  }
-
-  // Of the CTA's quad-th quad, over its segments.
-  __device__ int64_t PlaceInMemory(int quad) const {
-    int segment = 0;  // the first one that ends behind it
-    for (int step = first_step_; step > 0; step /= 2) {
-      const int next = segment + step;
-      if (next < kept_.splits && s_.ends[next - 1] <= quad) segment = next;
-    }
-    const int before = segment > 0 ? s_.ends[segment - 1] : 0;
-    return (int64_t{first_segment_} + segment) * kept_.room + (quad - before);
-  }
-
-  // The weights of two heads.
-  __device__ void Add(const uint4& piece, int head, float (&votes)[4]) const {
-    const uint32_t pairs[4] = {piece.x, piece.y, piece.z, piece.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float2 pair = __half22float2(reinterpret_cast<const __half2&>(pairs[i]));
-      votes[i] += fminf(pair.x, kMostHalf) * s_.weights[head] +
-                  fminf(pair.y, kMostHalf) * s_.weights[head + 1];
-    }
-  }
-
   // visit(place) of what Collect found in this CTA's segments.
   template <typename Visit>
   __device__ void ForEach(Visit visit) const {
@@ -308,7 +226,7 @@ class ListChooser {
       for (int i = threadIdx.x; i < count_; i += blockDim.x) visit(s_.staged[i]);
       return;
     }
-    FromMemory<1>([&](uint32_t counts, const Place (&places)[4]) {
+    quads_.Visit<1>(floor_, [&](uint32_t counts, const Place(&places)[4]) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         if ((counts >> i & 1) != 0) visit(places[i]);
@@ -320,12 +238,11 @@ class ListChooser {
   const Aim& aim_;
   const int list_, group_, cta_;
   const Candidates units_;
-  const int first_segment_;
-  const int first_step_;  // the largest power of two that is no more than all segments
+  const KeptQuads quads_;
   ChooserMemory& s_;
   ClusterBins* bins_ = nullptr;
   PlaceRange range_;
-  int32_t quads_ = 0, count_ = 0;  // of this CTA: quads, and tokens that Collect found
+  int32_t count_ = 0;  // tokens of this CTA that Collect found
   float floor_ = 0;
 };
 

@@ -197,8 +197,7 @@ __device__ void EstimateSums(int candidates, int group, SampleMemory<kDim, kWide
     // kind, and an estimate that is too large is what the proof does not forgive.
     const float times = static_cast<float>(candidates) / static_cast<float>(max(seen, 1));
     if (thread % 8 == 0) {
-      s.log_sum[head] =
-          head < group ? all.x + log2f(fmaxf(all.y - 1, 0.0f) * times + 1) : INFINITY;
+      s.log_sum[head] = head < group ? all.x + log2f(fmaxf(all.y - 1, 0.0f) * times + 1) : INFINITY;
     }
   }
   __syncthreads();
