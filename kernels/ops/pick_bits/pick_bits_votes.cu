@@ -79,7 +79,6 @@ template <int kDim, bool kWide>
 struct SampleMemory {
   // Of a warp at most: what shared memory has room for beside the rings.
   static constexpr int kBlocks = kDim == 256 && kWide ? 3 : 4;
-  static constexpr int kTokensMost = kClusterCtas * kWarps * kBlocks * kBlockRows;
   static constexpr int kValues = kWide ? 16 : 8;
   float exponents[kWarps][kBlocks][kValues][32];
   float2 of_warps[8][kWarps];  // maximum and sum of each head
@@ -90,8 +89,9 @@ struct SampleMemory {
   ClusterBins bins;
 };
 
-// How many turns there are to one that is sampled: a power of two.
-[[maybe_unused]] __device__ int SampledOf(int candidates, int most) {
+// How many turns there are to one that is sampled: a power of two. blocks: of a warp at most.
+[[maybe_unused]] __device__ int SampledOf(int candidates, int blocks) {
+  const int most = kClusterCtas * kWarps * blocks * kBlockRows;
   int every = 1;
   while (candidates / every > most || (candidates / every > kSampleTokens && every < 64)) {
     every *= 2;
@@ -100,14 +100,14 @@ struct SampleMemory {
 }
 
 // Of eight lanes that follow each other: the maximum and the sum by it, in all of them.
-__device__ float2 JoinEight(float max, float sum) {
+[[maybe_unused]] __device__ float2 JoinEight(float max, float sum) {
   float top = max;
   for (int step = 1; step < 8; step *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
   sum *= Exp2(max - Softmax::Shift(top));
   for (int step = 1; step < 8; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
   return {top, sum};
 }
-__device__ int32_t SumOfEight(int32_t x) {
+[[maybe_unused]] __device__ int32_t SumOfEight(int32_t x) {
   for (int step = 1; step < 8; step *= 2) x += __shfl_xor_sync(~0u, x, step);
   return x;
 }
@@ -263,7 +263,7 @@ __global__ __launch_bounds__(kWarps * 32) void SampleKernel(const __grid_constan
   }
   const BlockRange range = BlockRange::Of(units);
   const SomeTurns some{range.begin / (turns.group_tokens * turns.groups),
-                       SampledOf(units.count(), s.kTokensMost)};
+                       SampledOf(units.count(), s.kBlocks)};
   BlockCopier<kDim, kBits, SomeTurns> copier(
       w.groups, f, turns, at.sequence, at.head,
       BlockWalk<SomeTurns>(turns, some, range.begin, range.end), units.last, ring);
