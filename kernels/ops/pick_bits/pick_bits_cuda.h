@@ -21,7 +21,8 @@
 //
 // Cost, bytes a layer: candidates * groups, and 36 (of groups above 4 heads 68) for each quad of
 // tokens with one that was kept, written and read. No state between calls. Shapes as those of op
-// vote over groups, lists of up to some 8 million tokens; compute capability 9.0 (clusters).
+// vote over groups, lists of up to some 8 million tokens; compute capability 9.0 (clusters). Few
+// lists, and short ones, take less time by ops vote and pick (kernels/step/cuda_bits.cc).
 #ifndef KVSTRATA_KERNELS_OPS_PICK_BITS_PICK_BITS_CUDA_H_
 #define KVSTRATA_KERNELS_OPS_PICK_BITS_PICK_BITS_CUDA_H_
 
