@@ -35,6 +35,7 @@ def commands(out, commit, date):
         **{f"{document}-fidelity": [sys.executable, str(ROOT / "bench" / "fidelity.py"), "--document", document,
                                     "--json-out", file(f"{document}-fidelity"), *common]
            for document in ("pydoc", "code", "licence", "table", "docstrings")},
+        "missed": [sys.executable, str(ROOT / "bench" / "missed.py"), "--json-out", file("missed"), *common],
         "options": [sys.executable, str(ROOT / "bench" / "options.py"), "--json-out", file("options"), *common],
         "demo": [sys.executable, str(ROOT / "integrations" / "demo.py"), "--json-out",
                      file("demo"), *common],

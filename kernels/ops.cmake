@@ -49,11 +49,13 @@ set(KVS_OPS_SOURCES
   ops/rotate_pack/rotate_pack_simd.cc
   ops/score/score_ref.cc
   ops/score/score_simd.cc
+  ops/score_bits/bits_noise.cc
   ops/score_bits/score_bits_ref.cc
   ops/score_bits/score_bits_simd.cc
   ops/summarize/summarize_ref.cc
   ops/summarize/summarize_simd.cc
   ops/svd/svd_ref.cc
   ops/svd/svd_simd.cc
+  ops/take/take.cc
   ops/vote/vote_ref.cc
   ops/vote/vote_simd.cc)

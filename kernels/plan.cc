@@ -279,7 +279,7 @@ std::string FormatPlan(const Plan& plan) {
   std::string_view separator;
   for (const OptionTable* table : TablesOf(plan)) {
     for (const PlanOption& o : table->rows) {
-      if (!o.UsedBy(plan)) continue;
+      if (!o.PrintedFor(plan)) continue;
       text += std::string(separator) + std::string(o.name) + " = " + o.text(plan);
       separator = ", ";
     }

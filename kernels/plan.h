@@ -90,7 +90,8 @@ Result<Plan> ParsePlan(std::string_view text);
 // PLAN_UNIMPLEMENTED (keys before rotary embedding under a codec), when a sequence is opened.
 Status CheckGeometry(const Plan& plan, const Geometry& geometry);
 
-// The text of a plan with every option that its axes read, so that Parse(Format(p)) == p.
+// The text of a plan with every option that its axes read (but max_missed where it is 0), so that
+// Parse(Format(p)) == p.
 std::string FormatPlan(const Plan& plan);
 
 // Names of all presets of this build, in the order in which tables show them.

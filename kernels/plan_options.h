@@ -41,12 +41,16 @@ struct PlanOption {
   // Options that another option's value switches off: when it is read, and what to say otherwise.
   PlanCondition used = nullptr;
   std::string_view needs = {};
+  // Null: always. Of an option that is younger than stored artefacts, which are found by texts
+  // without it: where it is not at its default.
+  PlanCondition printed = nullptr;
 
   bool IsCalled(std::string_view written) const {
     return written == name || (!native.empty() && written == native);
   }
   bool ReadBy(const Plan& p) const { return read == nullptr || read(p); }
   bool UsedBy(const Plan& p) const { return ReadBy(p) && (used == nullptr || used(p)); }
+  bool PrintedFor(const Plan& p) const { return UsedBy(p) && (printed == nullptr || printed(p)); }
 
   constexpr PlanOption Or(std::string_view word) const {
     PlanOption option = *this;

@@ -5,7 +5,9 @@ find_package(PkgConfig REQUIRED)
 find_package(Threads REQUIRED)
 pkg_check_modules(TOMLPLUSPLUS REQUIRED IMPORTED_TARGET tomlplusplus)
 
-kvs_library(kvs_telemetry telemetry/heartbeat.cc telemetry/log.cc telemetry/readiness.cc LIBS kvs_base)
+kvs_library(kvs_telemetry telemetry/event_ring.cc telemetry/heartbeat.cc telemetry/log.cc telemetry/readiness.cc
+  telemetry/refusals.cc telemetry/state_watch.cc telemetry/traffic.cc
+  LIBS kvs_base kvs_reasons)
 target_link_libraries(kvs_telemetry PRIVATE spdlog::spdlog)
 
 kvs_library(kvs_work
@@ -46,7 +48,8 @@ kvs_library(kvs_attach
   attach/unix_listener.cc
   LIBS kvs_telemetry kvs_store kvs_kernels kvs_shm kvs_base Threads::Threads)
 
-kvs_library(kvs_config config.cc config_keys.cc config_limits.cc config_values.cc machine_check.cc pool_memory.cc start_memory.cc
+kvs_library(kvs_config doctor.cc doctor_disk.cc doctor_limits.cc doctor_peers.cc
+  config.cc config_keys.cc config_limits.cc config_values.cc machine_check.cc pool_memory.cc start_memory.cc
   LIBS kvs_attach kvs_work kvs_kernels)
 target_link_libraries(kvs_config PRIVATE PkgConfig::TOMLPLUSPLUS)
 

@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "server/daemon.h"
+#include "server/doctor.h"
 #include "server/machine_check.h"
 #include "server/telemetry/readiness.h"
 
@@ -25,12 +26,19 @@ LoadedConfig Load(const CommandLine& line) {
   if (!line.log_level.empty()) sources.flags.emplace_back("log.level", line.log_level);
   LoadedConfig loaded = ReadConfig(sources);
   loaded.mistakes.insert(loaded.mistakes.begin(), mistakes.begin(), mistakes.end());
-  if (line.check && loaded.complete) {
+  if (line.check && !line.deep && loaded.complete) {
     for (const Status& mistake : CheckMachine(loaded.config)) loaded.mistakes.push_back(mistake);
     loaded.mistakes.push_back(CheckGpus(loaded.config));
   }
   std::erase_if(loaded.mistakes, [](const Status& status) { return status.ok(); });
   return loaded;
+}
+
+int TellFindings(const LoadedConfig& loaded, bool json) {
+  const std::vector<Finding> findings = Examine(loaded);
+  const std::string text = json ? JsonOf(findings) : TextOf(findings);
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  return IsHealthy(findings) ? kExitClean : kExitFailed;
 }
 
 int TellCheck(const LoadedConfig& loaded) {

@@ -14,14 +14,19 @@ struct CommandLine {
   std::string socket, file, log_level;
   std::vector<std::string> settings;  // KEY=VALUE
   bool check = false;                 // --check-config
+  bool deep = false;                  // --deep: and what doctor.h looks at
+  bool json = false;                  // -o json
   int ready_fd = -1;
 };
 
-// With all mistakes: of the flags, of the configuration and, to check, of what this machine is.
+// With all mistakes: of the flags, of the configuration and, to check (but not deep), of what this
+// machine is.
 LoadedConfig Load(const CommandLine& line);
 
 // The end of --check-config: warnings to stderr, the good news to stdout; the exit code.
 int TellCheck(const LoadedConfig& loaded);
+// The same of --deep: all findings to stdout.
+int TellFindings(const LoadedConfig& loaded, bool json);
 
 }  // namespace kvstrata
 

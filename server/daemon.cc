@@ -26,6 +26,7 @@
 #include "server/rpc/work_queue.h"
 #include "server/start_memory.h"
 #include "server/telemetry/heartbeat.h"
+#include "server/telemetry/state_watch.h"
 #include "server/telemetry/thread_top.h"
 #include "server/work/disk_value_tier.h"
 #include "server/work/importer.h"
@@ -119,6 +120,7 @@ struct Daemon::Parts {
   AttachTokens attach_tokens;
   std::unique_ptr<AttachServer> attach;
   std::unique_ptr<GrpcServer> grpc;
+  std::unique_ptr<StateWatch> watch;
   bool settled = false;
 
   Status Start();
@@ -128,6 +130,7 @@ struct Daemon::Parts {
   void SettleDisk();
   void Settle();
   std::string Health() const;
+  DaemonState State() const;
   DiskInfo Disk() const;
   Status CheckResize(Tier tier, uint64_t bytes, std::string_view device) const;
   Status MakeStore();
@@ -228,6 +231,13 @@ void Daemon::Parts::TellPoolFailure(PoolId pool, const Status& why) const {
 
 Status Daemon::Parts::OpenDisk() {
   if (config.disk.directory.empty()) return OkStatus();
+  config.disk.lost = [](std::string_view key, uint32_t segment, const Status& why) {
+    LogEvent(LogLevel::kError, "value_lost",
+             {{"key", ValueKeyText(key)},
+              {"segment", segment},
+              {"reason", why.reason()},
+              {"why", why.message()}});
+  };
   KVS_ASSIGN_OR_RETURN(disk, DiskTier::Open(config.disk, Clock::now() + config.disk_start_timeout));
   config.disk_values.readers = config.tier_pages.loads.readers;
   disk_values = std::make_unique<DiskValueTier>(config.disk_values, disk.get());
@@ -288,6 +298,7 @@ void Daemon::Parts::SettleDisk() {
 void Daemon::Parts::Settle() {
   if (settled) return;
   settled = true;
+  watch.reset();
   attach->Stop();
   work->Stop();  // what waits for it over gRPC has its answer then
   store->recalls().EndRecallAudits(Unavailable("DAEMON_STOPPING", "the daemon is stopping"));
@@ -364,6 +375,24 @@ std::string Daemon::Parts::Health() const {
   }
   const std::string illness = disk == nullptr ? "" : disk_values->Stats().illness;
   return illness.empty() ? "serving" : "degraded: " + illness;
+}
+
+DaemonState Daemon::Parts::State() const {
+  DaemonState state;
+  state.health = Health();
+  const StoreCounters counters = store->inspection().Counters();
+  state.evicted_pages = counters.evicted_pages;
+  state.evicted_stored_pages = counters.evicted_stored_pages;
+  for (const PoolInfo& pool : store->inspection().Pools()) {
+    if (pool.capacity_bytes == 0) continue;
+    const uint64_t percent = pool.used_bytes * 100 / pool.capacity_bytes;
+    state.fullest_percent = std::max(state.fullest_percent, static_cast<uint32_t>(percent));
+  }
+  if (disk != nullptr) {
+    state.draining = tier_pages->writer().draining();
+    state.disk_evicted = disk_values->Stats().evicted;
+  }
+  return state;
 }
 
 // Libraries abort when they get no thread while they start, and the standard library throws.
@@ -467,6 +496,7 @@ Status Daemon::Parts::StartGrpc() {
   }
   options.config = [items = ItemsOf(config)] { return items; };
   KVS_ASSIGN_OR_RETURN(grpc, GrpcServer::Start(options));
+  watch = std::make_unique<StateWatch>([this] { return State(); });
   return OkStatus();
 }
 

@@ -26,8 +26,16 @@ int Run(int argc, char** argv) {
       ->type_name("PATH");
   app.add_option("--config", flags.file, "TOML file; default /etc/kvstrata/kvstratad.toml if any")
       ->type_name("FILE");
-  app.add_flag("--check-config", flags.check,
-               "check the configuration against this machine and exit with 0 or 1");
+  CLI::Option* const check =
+      app.add_flag("--check-config", flags.check,
+                   "check the configuration against this machine and exit with 0 or 1");
+  app.add_flag("--deep", flags.deep,
+               "with --check-config: look at limits, disk, sockets, clocks, GPUs too; prints all")
+      ->needs(check);
+  app.add_option_function<std::string>(
+         "-o,--output", [&flags](const std::string& form) { flags.json = form == "json"; },
+         "form of --deep: text or json")
+      ->check(CLI::IsMember({"text", "json"}));
   app.add_option("--set", flags.settings, "override one key; may be repeated")
       ->type_name("KEY=VALUE")
       ->allow_extra_args(false);
@@ -40,6 +48,7 @@ int Run(int argc, char** argv) {
     return app.exit(error) == 0 ? kvstrata::kExitClean : kvstrata::kExitUsage;
   }
   const kvstrata::LoadedConfig loaded = kvstrata::Load(flags);
+  if (flags.deep) return kvstrata::TellFindings(loaded, flags.json);
   for (const kvstrata::Status& mistake : loaded.mistakes) {
     std::fprintf(stderr, "kvstratad: %s\n", mistake.ToString().c_str());
   }

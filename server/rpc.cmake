@@ -5,6 +5,7 @@ kvs_library(kvs_rpc
   rpc/admin_service.cc
   rpc/value_messages.cc
   rpc/value_stream.cc
+  rpc/call_records.cc
   rpc/calls_under_way.cc
   rpc/compute_service.cc
   rpc/control_service.cc
@@ -26,6 +27,7 @@ kvs_library(kvs_rpc
   rpc/service_context.cc
   rpc/session_stream.cc
   rpc/tensor_ref.cc
+  rpc/watch_stream.cc
   rpc/work_calls.cc
   rpc/work_queue.cc
   LIBS kvs_attach kvs_store kvs_session kvs_kernels kvs_proto kvs_shm ${KVS_GRPC_REFLECTION})

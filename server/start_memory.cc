@@ -44,7 +44,7 @@ std::string MiB(uint64_t bytes) { return std::to_string(bytes / kMiB) + " MiB"; 
 uint32_t OpThreads(const Config& config) { return config.threads != 0 ? config.threads : Cores(); }
 
 uint32_t StartThreads(const Config& config) {
-  constexpr uint32_t kOthers = 31;  // loops, the remote transport's queue, gRPC's
+  constexpr uint32_t kOthers = 32;  // loops, the remote transport's queue, gRPC's
   return kOthers + config.work.threads + config.tier_pages.loads.readers + OpThreads(config);
 }
 

@@ -72,6 +72,9 @@ def random_case(seed: int) -> dict:
                       "n_recent": int(rng.integers(1, 40))},
         "bits": {"bits": pick(rng, 2, 3, 4), "group": pick(rng, 16, 32, 48), "budget": int(rng.integers(8, 80)),
                  "n_sink": int(rng.integers(0, 40)), "n_recent": int(rng.integers(1, 40))},
+        "missed": {"bits": pick(rng, 2, 3, 4), "group": pick(rng, 16, 32, 48), "budget": pick(rng, None, 60),
+                   "max_missed": round(float(10 ** rng.uniform(-3, -0.5)), 4), "n_sink": int(rng.integers(0, 40)),
+                   "n_recent": int(rng.integers(1, 40))},
     }
     return {**shape, "plans": plans}
 

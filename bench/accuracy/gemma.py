@@ -65,16 +65,21 @@ def weights(gguf_file: pathlib.Path) -> dict:
     return found
 
 
-def write(gguf_file: pathlib.Path, folder: pathlib.Path) -> None:
-    """The whole folder or nothing. Errors: FileExistsError; ValueError, another file than the one that is known."""
-    from safetensors.torch import save_file
-    from transformers import AutoTokenizer
-    if folder.exists():
-        raise FileExistsError(f"{folder} is there already; remove it, or name another folder")
+def check(gguf_file: pathlib.Path) -> None:
+    """Errors: ValueError, another file than the one that is known."""
     with open(gguf_file, "rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != SHA256:
         raise ValueError(f"{gguf_file} has SHA-256 {digest}, wanted is {SHA256}; fetch it again")
+
+
+def write(gguf_file: pathlib.Path, folder: pathlib.Path) -> None:
+    """The whole folder or nothing. Errors: FileExistsError, and check()'s."""
+    from safetensors.torch import save_file
+    from transformers import AutoTokenizer
+    if folder.exists():
+        raise FileExistsError(f"{folder} is there already; remove it, or name another folder")
+    check(gguf_file)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=folder.name) as beside:
         made = pathlib.Path(beside) / "folder"

@@ -232,7 +232,7 @@ def rows_of(plans: dict[str, str], found: dict[str, list[Share]], planted: Plant
             value, layers, tokens = mean_over_layers(some)
             if not layers:
                 continue
-            rows.append({"id": f"needles/{name}/{task or 'all'}", "plan": text, "value": round(value, 4), "unit": "share",
+            rows.append({"id": f"needles/{args.mass:.0%}/{name}/{task or 'all'}", "plan": text, "value": round(value, 4), "unit": "share",
                          "better": "larger", "n": tokens, "needles": {"layers": layers, "mass": args.mass,
                                                                       "tokens": len(planted.ids) + args.segment}})
             print(f"{name:10} {task or 'all':18} {value:.4f} of {tokens} tokens in {layers} layers", flush=True)

@@ -28,6 +28,7 @@ GATE_FLOOR, MAX_LOSS, ANCHOR_SLACK, TEMPERATURE = 0.05, 0.3, 1e-6, 0.1
 TAU_AT_START, POSITIVE, COVERAGE, MINED, MINED_FLOOR = 0.05, 10.0, 0.9, 64, 0.5
 
 MATRICES = 8192  # that are decomposed by one call
+BATCHED = 32     # channels up to which a GPU decomposes a batch at once; larger matrices one by one, slower than a CPU
 
 
 class Parameters(torch.nn.Module):
@@ -155,8 +156,9 @@ def factors_of(rows: Tensor) -> Factors:
     tall = rows.shape[-2] > rows.shape[-1]
     gram = rows.transpose(-1, -2) @ rows if tall else rows @ rows.transpose(-1, -2)
     # In parts: a solver's workspace for all of a batch's matrices is more than 2^31 elements.
-    parts = [torch.linalg.eigh(part) for part in gram.flatten(0, 2).split(MATRICES)]
-    values, vectors = (torch.cat(column) for column in zip(*parts))
+    solver = gram.device if gram.shape[-1] <= BATCHED else torch.device("cpu")
+    parts = [torch.linalg.eigh(part.to(solver)) for part in gram.flatten(0, 2).split(MATRICES)]
+    values, vectors = (torch.cat(column).to(gram.device) for column in zip(*parts))
     rank = min(R_MAX, gram.shape[-1])
     s = values.flip(-1)[:, :rank].clamp(min=0).sqrt().unflatten(0, gram.shape[:3])
     v = vectors.flip(-1)[..., :rank].unflatten(0, gram.shape[:3])

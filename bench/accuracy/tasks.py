@@ -147,11 +147,12 @@ def prompt_of(key: str, sample: dict[str, Any]) -> Prompt:
 
 def ids_of(prompt: Prompt, tokenizer: Any) -> tuple[list[int], list[int]]:
     """Of the prompt in the model's own chat template, up to where the answer begins, and of the reference answer. A
-    prompt without a turn is its text alone."""
+    prompt without a turn is its text alone; so are the turns of a model without a template, one behind the other."""
     of: Tokens = lambda text: list(tokenizer(text, add_special_tokens=False).input_ids)
     reference = of(prompt.reference)[:ANSWER_TOKENS]
-    if not prompt.asked:
-        return of(prompt.begun), reference
+    if not prompt.asked or tokenizer.chat_template is None:
+        turns = [prompt.system, *(text for _, text in prompt.asked), prompt.begun]
+        return list(tokenizer("\n".join(turn for turn in turns if turn)).input_ids), reference
     system = [{"role": "system", "content": prompt.system}] if prompt.system else []
     turns = system + [{"role": role, "content": text} for role, text in prompt.asked]
     chat = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)

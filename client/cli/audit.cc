@@ -39,6 +39,8 @@ struct RecallArguments {
 };
 
 std::string LayerName(const Json& value) { return value.get<int32_t>() < 0 ? "all" : value.dump(); }
+// What max_missed limits.
+std::string Missed(const Json& value) { return Fixed4(1 - value.get<double>()); }
 std::string Error(const Json& value) {
   std::array<char, 32> text;
   std::snprintf(text.data(), text.size(), "%.3g", value.get<double>());
@@ -47,9 +49,10 @@ std::string Error(const Json& value) {
 
 constexpr Column kLayers[] = {
     {"LAYER", "/layer", LayerName, true},     {"SAMPLES", "/recall/samples", nullptr, true},
-    {"RECALL", "/recall/mean", Fixed4, true}, {"P5", "/recall/p5", Fixed4, true},
-    {"MIN", "/recall/min", Fixed4, true},     {"ERROR", "/error/mean", Error, true},
-    {"P95", "/error/p95", Error, true},       {"MAX", "/error/max", Error, true},
+    {"MISSED", "/recall/mean", Missed, true}, {"RECALL", "/recall/mean", Fixed4, true},
+    {"P5", "/recall/p5", Fixed4, true},       {"MIN", "/recall/min", Fixed4, true},
+    {"ERROR", "/error/mean", Error, true},    {"P95", "/error/p95", Error, true},
+    {"MAX", "/error/max", Error, true},
 };
 
 // One line a bin, from the first that has samples to the last.

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "client/cli/invocation.h"
+#include "proto/reasons.h"
 
 namespace kvstrata::cli {
 namespace {
@@ -26,8 +27,14 @@ struct Place {
   std::vector<Word> verbs, options, arguments;
 };
 
-// {"a", "b"} of the type name "TEXT:{a,b}" that CLI::IsMember gives.
+// {"a", "b"} of the type name "TEXT:{a,b}" that CLI::IsMember gives; of REASON all there are, which
+// no help should list.
 std::vector<std::string> Choices(const CLI::Option& option) {
+  if (option.get_name() == "REASON") {
+    std::vector<std::string> names;
+    for (const Reason& reason : AllReasons()) names.emplace_back(reason.name);
+    return names;
+  }
   const std::string type = option.get_type_name();
   const size_t open = type.find('{'), close = type.rfind('}');
   std::vector<std::string> out;

@@ -2,10 +2,11 @@
 
 #include <unistd.h>
 
-#include <array>
 #include <charconv>
 #include <cstdlib>
 #include <string_view>
+
+#include "proto/reasons.h"
 
 namespace kvstrata::cli {
 namespace {
@@ -14,45 +15,6 @@ std::string Environment(const char* name) {
   const char* value = std::getenv(name);
   return value == nullptr ? "" : value;
 }
-
-struct Hint {
-  std::string_view reason;
-  std::string_view next;
-};
-constexpr std::array<Hint, 24> kHints = {{
-    {"SEQUENCE_UNKNOWN", "list them: kvstrata seq ls"},
-    {"SESSION_UNKNOWN", "list them: kvstrata session ls"},
-    {"MODEL_UNKNOWN", "list them: kvstrata model ls"},
-    {"PLAN_UNKNOWN", "list them: kvstrata plan ls"},
-    {"VALUE_UNKNOWN", "list them: kvstrata value ls"},
-    {"DISK_BREAKER", "see what the disk failed at: kvstrata tier show"},
-    {"DRAIN_DEADLINE",
-     "ask again: kvstrata tier drain --timeout 5m; or kvstrata tier drain --resume"},
-    {"RESIZE_DEADLINE",
-     "see whether it is done: kvstrata tier ls, kvstrata pool ls; wait longer: --timeout 5m"},
-    {"WORK_DEADLINE",
-     "see it: kvstrata work ls; ask again to wait for the same work: --timeout 5m"},
-    {"RESIZE_PINNED", "list them: kvstrata pin ls"},
-    {"SCRUB_RUNNING", "wait for it, or end it where it was begun"},
-    {"PIN_UNKNOWN", "list them: kvstrata pin ls"},
-    {"PIN_MISS", "see what is held: kvstrata lookup MODEL FILE"},
-    {"PIN_LIMIT", "see what is pinned: kvstrata pin ls; end one: kvstrata pin rm PIN"},
-    {"POOL_EXHAUSTED", "see who holds what: kvstrata session ls; drop the cache: kvstrata evict"},
-    {"DEADLINE", "wait longer: --timeout 30s; is it alive? kvstrata health"},
-    {"DEADLINE_EXCEEDED", "wait longer: --timeout 30s; is it alive? kvstrata health"},
-    {"SOCKET_INVALID", "name the daemon's socket: --socket PATH or KVSTRATA_SOCKET"},
-    {"RECALL_TIMEOUT",
-     "wait longer: --timeout 5m; ask for less: --steps 2, --every 1; is it "
-     "decoding? kvstrata seq ls"},
-    {"RECALL_RUNNING",
-     "one audit of a sequence at a time; look again with kvstrata audit --recall"},
-    {"RECALL_RAW_GONE",
-     "audit a sequence whose plan has keep_raw = \"host\"; replay a trace of it: "
-     "kvstrata replay"},
-    {"SEQUENCE_CLOSED", "list those that live: kvstrata seq ls"},
-    {"SESSION_ENDED", "list those that live: kvstrata session ls"},
-    {"TRACE_FOREIGN", "docs/traces.md says how one is written"},
-}};
 
 }  // namespace
 
@@ -80,8 +42,8 @@ int ExitCodeOf(const Status& status) {
 }
 
 std::string NextStep(const Status& status, const Options& options) {
-  for (const Hint& hint : kHints) {
-    if (hint.reason == status.reason()) return std::string(hint.next);
+  if (const auto at = FindReason(status.reason()); at && !AllReasons()[*at].next.empty()) {
+    return std::string(AllReasons()[*at].next);
   }
   if (status.code() == Code::kUnavailable) {
     return "start a daemon: kvstratad --socket " + options.socket +
@@ -91,7 +53,7 @@ std::string NextStep(const Status& status, const Options& options) {
     return "run it as the daemon's own user or root: sudo kvstrata --socket " + options.socket +
            " ...";
   }
-  return status.reason().starts_with("TRACE_") ? "docs/traces.md describes every field" : "";
+  return "";
 }
 
 void PrintError(const Status& status, const Options& options, std::ostream& out) {

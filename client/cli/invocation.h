@@ -62,6 +62,9 @@ void AddWork(CLI::App& app, Invocation& invocation);
 void AddConfig(CLI::App& app, Invocation& invocation);
 void AddReplay(CLI::App& app, Invocation& invocation);
 void AddCalibrate(CLI::App& app, Invocation& invocation);
+void AddDoctor(CLI::App& app, Invocation& invocation);
+void AddEvents(CLI::App& app, Invocation& invocation);
+void AddExplain(CLI::App& app, Invocation& invocation);
 void AddCompletion(CLI::App& app, Invocation& invocation);
 
 // The command table with everything above in it.
@@ -69,7 +72,7 @@ void BuildTable(CLI::App& app, Invocation& invocation);
 
 // 0 .. 6 for a failure; docs/cli.md.
 int ExitCodeOf(const Status& status);
-// What to do about a failure, "" if its message says it already.
+// What to do about a failure (proto/reasons.h), "" if its message says it already.
 std::string NextStep(const Status& status, const Options& options);
 // Three lines, or with -o json one object {"error": {...}}.
 void PrintError(const Status& status, const Options& options, std::ostream& out);

@@ -16,17 +16,13 @@ std::vector<const CLI::App*> Verbs(const CLI::App& app) { return app.get_subcomm
 
 std::string Describe(const std::string& path, const std::string& word,
                      const std::vector<const CLI::App*>& verbs) {
-  std::string known, best;
-  size_t least = 3;  // two typing errors at most
+  std::string known;
+  std::vector<std::string> names;
   for (const CLI::App* verb : verbs) {
-    const std::string& name = verb->get_name();
-    known += (known.empty() ? "" : ", ") + name;
-    const size_t distance = EditDistance(name, word);
-    if (distance < least) {
-      least = distance;
-      best = name;
-    }
+    names.push_back(verb->get_name());
+    known += (known.empty() ? "" : ", ") + names.back();
   }
+  const std::string best(Nearest(word, std::vector<std::string_view>(names.begin(), names.end())));
   return "no verb '" + path + word + "'; " +
          (best.empty() ? "" : "did you mean '" + path + best + "'? ") + "There are " + known;
 }
@@ -52,6 +48,18 @@ size_t EditDistance(std::string_view a, std::string_view b) {
     }
   }
   return row[b.size()];
+}
+
+std::string_view Nearest(std::string_view word, std::span<const std::string_view> names) {
+  std::string_view best;
+  size_t least = std::max<size_t>(2, word.size() / 3) + 1;
+  for (const std::string_view name : names) {
+    const size_t distance = EditDistance(name, word);
+    if (distance >= least) continue;
+    least = distance;
+    best = name;
+  }
+  return best;
 }
 
 std::string UnknownVerb(const CLI::App& app, const std::vector<std::string>& words) {

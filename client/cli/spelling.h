@@ -3,6 +3,7 @@
 #define KVSTRATA_CLIENT_CLI_SPELLING_H_
 
 #include <CLI/CLI.hpp>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -11,6 +12,10 @@ namespace kvstrata::cli {
 
 // Insertions, deletions, substitutions between two words.
 size_t EditDistance(std::string_view a, std::string_view b);
+
+// The one of `names` that `word` was probably meant to be: two typing errors away at most, or, of
+// long words, a third of them; "": none.
+std::string_view Nearest(std::string_view word, std::span<const std::string_view> names);
 
 // "no verb 'seq lst'; did you mean 'ls'? ..." for the first word that names no subcommand where one
 // is due; "" if the command line fails for another reason. `words` are argv without the program.

@@ -39,6 +39,18 @@ constexpr Column kPools[] = {
     {"FAILURE", "/failure"},
 };
 
+constexpr Column kRefusals[] = {{"REFUSED BECAUSE", "/reason"}, {"TIMES", "/count", nullptr, true}};
+
+void PrintRefusals(const Style& style, const Json& document) {
+  Json some = {{"refusals", Json::array()}};
+  for (const Json& refusal : document["refusals"]) {
+    if (refusal["count"] != 0) some["refusals"].push_back(refusal);
+  }
+  if (some["refusals"].empty() || !style.headers) return;
+  std::cout << "\n";
+  PrintList(style, some, "refusals", kRefusals, std::cout);
+}
+
 Result<int> ShowStatus(const Options& options) {
   KVS_ASSIGN_OR_RETURN(const auto answer,
                        Ask(options, &v1::Admin::Stub::GetStatus, v1::GetStatusRequest()));
@@ -54,6 +66,7 @@ Result<int> ShowStatus(const Options& options) {
     PrintList(options.style, document, "pools", kPools, std::cout);
     PrintCgroups(options.style, document, std::cout);
     PrintUsersAtLimits(options.style, document, std::cout);
+    PrintRefusals(options.style, document);
   }
   return kOk;
 }

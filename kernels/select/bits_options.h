@@ -1,5 +1,5 @@
-// Options of selector `bits` (docs/spec/bits.md), in tokens but for `bits`. Tokens of a group are
-// `unit` of IndexOptions. Rows: bits.cc.
+// Options of selector `bits` (docs/spec/bits.md), in tokens but for `bits` and `max_missed`. Tokens
+// of a group are `unit` of IndexOptions. Rows: bits.cc.
 #ifndef KVSTRATA_KERNELS_SELECT_BITS_OPTIONS_H_
 #define KVSTRATA_KERNELS_SELECT_BITS_OPTIONS_H_
 
@@ -10,6 +10,9 @@ namespace kvstrata {
 struct BitsOptions {
   int32_t bits = 2;                               // of a channel's code
   int32_t sinks = 4, recent = 64, budget = 2048;  // per KV head
+  // The share of attention that a KV head may leave out, mean over its query heads: as many tokens
+  // are chosen as that takes, at most `budget`. 0: always `budget`.
+  double max_missed = 0;
 
   bool operator==(const BitsOptions&) const = default;
 };

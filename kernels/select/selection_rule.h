@@ -38,6 +38,10 @@ cuda::CandidateRule MinMaxCandidates(const Plan& plan);
 cuda::CandidateRule VoteCandidates(const Plan& plan);
 cuda::CandidateRule BitsCandidates(const Plan& plan);
 
+// Of selector bits with max_missed: the votes that a KV head of `group` query heads may leave out,
+// on both machines.
+double BitsMissed(const Plan& plan, int32_t group);
+
 }  // namespace kvstrata
 
 #endif  // KVSTRATA_KERNELS_SELECT_SELECTION_RULE_H_

@@ -5,6 +5,7 @@
 // sealed before the step.
 #include <algorithm>
 
+#include "kernels/plan_rows.h"
 #include "kernels/step/cuda_frame.h"
 #include "kernels/step/cuda_scored_lists.h"
 #include "kernels/step/cuda_selector_rows.h"
@@ -151,6 +152,10 @@ class CudaBits final : public CudaSelector {
 }  // namespace
 
 Status CudaBitsServes(const Plan& plan) {
+  if (plan.bits.max_missed > 0) {
+    return PlanUnserved("max_missed", NumberText(plan.bits.max_missed),
+                        "op take over votes in the GPU's memory");
+  }
   if (plan.index.unit % 32 != 0) {
     return PlanUnserved("unit", std::to_string(plan.index.unit),
                         "op vote over groups that are no multiple of 32 tokens");

@@ -13,6 +13,7 @@
 #include "base/descriptors.h"
 #include "server/attach/attach_loop.h"
 #include "server/attach/packet.h"
+#include "server/telemetry/refusals.h"
 #include "server/telemetry/thread_top.h"
 
 namespace kvstrata {
@@ -197,6 +198,7 @@ Status AttachServer::Loop::SendWelcome(Connection* c, const SessionSegments& seg
   if (options_.imports != nullptr) {
     ring.import = options_.imports->NewSession(segments.session, c->device, c->peer);
   }
+  ring.peer = c->peer;
   ring.take_descriptor = [inbox = c->inbox.get()](uint32_t number) { return inbox->Take(number); };
   KVS_ASSIGN_OR_RETURN(c->ring, RingSession::Map(segments, store_, std::move(ring)));
   // Edge-triggered: each ring of the bell is one event.
@@ -223,6 +225,7 @@ Status AttachServer::Loop::SendWelcome(Connection* c, const SessionSegments& seg
 
 void AttachServer::Loop::Refuse(Connection* c, const Status& why) {
   Count(kRefused);
+  CountRefusal(why.reason());
   uint64_t suppressed = 0;
   if (MayLog(&suppressed)) {
     LogEvent(LogLevel::kWarn, "attach_refused",

@@ -6,6 +6,7 @@
 #include "server/attach/frame_reader.h"
 #include "server/attach/packet.h"
 #include "server/attach/ring_session.h"
+#include "server/telemetry/traffic.h"
 
 namespace kvstrata {
 namespace {
@@ -15,6 +16,8 @@ shm::Room MessageOf(const Room& room) { return {room.tokens, room.bytes}; }
 shm::PoolCapacity MessageOf(const PoolCapacity& pool) {
   return {MessageOf(pool.free), MessageOf(pool.after_eviction), MessageOf(pool.limit)};
 }
+
+using Clock = std::chrono::steady_clock;
 
 }  // namespace
 
@@ -51,17 +54,18 @@ RingSession::Outcome RingSession::OnLookup(const Frame& frame) {
   }
   open.plan.assign(plan.data(), strnlen(plan.data(), plan.size()));
   ++opening_;
-  store_->leases().LookupLeased(session_, in.model, tokens, open,
-                                std::chrono::milliseconds(in.lease_ms),
-                                [box = box_, id = frame.header.id](const Result<PrefixHit>& hit) {
-                                  box->PutLookedUp(id, hit);
-                                });
+  store_->leases().LookupLeased(
+      session_, in.model, tokens, open, std::chrono::milliseconds(in.lease_ms),
+      [box = box_, id = frame.header.id, begun = Clock::now()](const Result<PrefixHit>& hit) {
+        box->PutLookedUp(id, begun, hit);
+      });
   AnswerLate();
   return Outcome::kWorked;
 }
 
-void RingSession::AnswerBox::PutLookedUp(uint64_t id, const Result<PrefixHit>& hit) {
-  LookedUp answer{id, hit.status(), {}, ""};
+void RingSession::AnswerBox::PutLookedUp(uint64_t id, Clock::time_point begun,
+                                         const Result<PrefixHit>& hit) {
+  LookedUp answer{id, hit.status(), {}, "", begun};
   if (hit.ok()) {
     if (hit->plan) answer.plan = FormatPlan(*hit->plan);
     answer.reply = {hit->held_tokens(),
@@ -80,6 +84,7 @@ void RingSession::AnswerBox::PutLookedUp(uint64_t id, const Result<PrefixHit>& h
 
 void RingSession::AnswerLookedUp(const LookedUp& answer) {
   if (!answer.status.ok()) return Answer(answer.id, answer.status);
+  NoteTime(Timed::kLookup, Clock::now() - answer.begun);
   Answer(answer.id, OkStatus(), BytesOf(answer.reply), std::as_bytes(std::span(answer.plan)));
 }
 

@@ -8,6 +8,8 @@
 #include "server/attach/frame_reader.h"
 #include "server/attach/packet.h"
 #include "server/telemetry/log.h"
+#include "server/telemetry/refusals.h"
+#include "server/telemetry/traffic.h"
 
 namespace kvstrata {
 namespace {
@@ -156,6 +158,9 @@ RingSession::Outcome RingSession::Handle(const Frame& frame) {
 
 void RingSession::Answer(uint64_t id, const Status& status, std::span<const std::byte> head,
                          std::span<const std::byte> tail) {
+  if (!status.ok()) {
+    NoteRefusal(status, {"ring", options_.peer.uid, options_.peer.pid, session_, ""});
+  }
   shm::ErrorReply reply{};
   reply.code = static_cast<int32_t>(status.code());
   reply.payload_bytes = static_cast<uint32_t>(head.size() + tail.size());
@@ -188,6 +193,11 @@ void RingSession::AnswerOpened(uint64_t id, const Result<OpenedSequence>& opened
   if (!opened.ok()) return Answer(id, opened.status());
   const OpenedSequence& s = opened.value();
   sequences_.try_emplace(s.sequence);
+  LogEvent(LogLevel::kDebug, "sequence_opened",
+           {{"session", session_},
+            {"sequence", s.sequence},
+            {"plan", s.plan.name},
+            {"held_tokens", s.held_tokens}});
   NoteTokens(s.sequence, tokens);
   const std::string plan = FormatPlan(s.plan);
   // Ends that the frame has no room for are reported by the engine again, as if never stored.
@@ -267,7 +277,8 @@ RingSession::Outcome RingSession::OnOpen(const Frame& frame) {
   if (!ReadText(in.key, &key)) return Malformed("OpenSequence with a key that does not end");
   const std::string_view text(plan.data(), strnlen(plan.data(), plan.size()));
   const uint64_t id = frame.header.id;
-  OpenRequest request{in.model, {}, std::max(in.tokens, in.reserve_tokens)};
+  OpenRequest request{
+      in.model, {}, std::max(in.tokens, in.reserve_tokens), std::chrono::steady_clock::now()};
   if (imported_models_.contains(in.model)) request.tokens.assign(tokens.begin(), tokens.end());
   const OpenOptions options{
       {in.max_held_tokens, (in.flags & shm::OpenSequence::kOnlyReported) != 0}, in.reserve_tokens};
@@ -317,7 +328,12 @@ RingSession::Outcome RingSession::OnClose(const Frame& frame) {
   if (!Take(&rest, &in) || !rest.empty()) return Malformed("CloseSequence of a wrong size");
   sequences_.erase(in.sequence);
   if (imported_.erase(in.sequence) != 0) options_.import->Closed(in.sequence);
-  Answer(frame.header.id, store_->sequences().CloseSequence(session_, in.sequence));
+  const Status closed = store_->sequences().CloseSequence(session_, in.sequence);
+  if (closed.ok()) {
+    LogEvent(LogLevel::kDebug, "sequence_closed",
+             {{"session", session_}, {"sequence", in.sequence}});
+  }
+  Answer(frame.header.id, closed);
   return Outcome::kWorked;
 }
 
@@ -423,7 +439,10 @@ bool RingSession::AnswerLate() {
   }
   opening_ -= opened.size() + looked_up.size();
   for (const auto& [id, request, sequence] : opened) {
-    if (sequence.ok()) NoteImported(request, *sequence);
+    if (sequence.ok()) {
+      NoteTime(Timed::kOpen, std::chrono::steady_clock::now() - request.begun);
+      NoteImported(request, *sequence);
+    }
     AnswerOpened(id, sequence, request.asked);
   }
   for (const LookedUp& answer : looked_up) AnswerLookedUp(answer);

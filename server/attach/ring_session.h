@@ -54,6 +54,7 @@ struct RingOptions {
   std::unique_ptr<SessionImport> import;  // null: engines lend no tensors here
   // A descriptor that the client has sent under this number; -1: it has not. Null: as if none came.
   std::function<PassedFd(uint32_t)> take_descriptor;
+  PeerIdentity peer;  // whose session it is, for the log
 };
 
 // What a session may do in one go. Work is an estimate of CPU time in ns, by what frames ask for.
@@ -121,6 +122,7 @@ class RingSession {
     uint64_t model = 0;
     std::vector<int32_t> tokens;
     uint32_t asked = 0;  // tokens that pages were taken for
+    std::chrono::steady_clock::time_point begun;
   };
   struct Open {
     uint64_t id = 0;
@@ -132,6 +134,7 @@ class RingSession {
     Status status;
     shm::LookupReply reply{};
     std::string plan;  // in text form; "": of raw pages
+    std::chrono::steady_clock::time_point begun;
   };
   // Where the store's late answers arrive; outlives the session, as long as the store needs.
   struct AnswerBox {
@@ -139,7 +142,8 @@ class RingSession {
     void PutOpened(uint64_t id, const OpenRequest& request, const Result<OpenedSequence>& opened)
         KVS_EXCLUDES(mu);
     void PutBuilt(uint64_t id, const Result<BuildResult>& result) KVS_EXCLUDES(mu);
-    void PutLookedUp(uint64_t id, const Result<PrefixHit>& hit) KVS_EXCLUDES(mu);
+    void PutLookedUp(uint64_t id, std::chrono::steady_clock::time_point begun,
+                     const Result<PrefixHit>& hit) KVS_EXCLUDES(mu);
     void Tell();
 
     const std::function<void()> wake;

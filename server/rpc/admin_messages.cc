@@ -3,6 +3,9 @@
 #include <string>
 #include <string_view>
 
+#include "server/telemetry/refusals.h"
+#include "server/telemetry/traffic.h"
+
 namespace kvstrata {
 namespace {
 
@@ -166,6 +169,38 @@ void WriteCatalog(const Store& store, v1::GetStatusResponse* out) {
   out->set_promoted_pages(counters.promoted_pages);
   out->set_demoted_pages(counters.demoted_pages);
   out->set_replicated_pages(counters.replicated_pages);
+}
+
+void WriteTelemetry(const Store& store, v1::GetStatusResponse* out) {
+  for (const auto& [reason, count] : Refusals()) {
+    v1::Refusal* refusal = out->add_refusals();
+    refusal->set_reason(std::string(reason));
+    refusal->set_count(count);
+  }
+  for (size_t i = 0; i < kTimed; ++i) {
+    const auto what = static_cast<Timed>(i);
+    const LatencyHistogram times = TimesOf(what);
+    v1::Latency* latency = out->add_latencies();
+    latency->set_what(std::string(NameOf(what)));
+    latency->set_count(times.count());
+    latency->set_sum_us(times.sum_us);
+    for (size_t bin = 0; bin < kLatencyBounds; ++bin) {
+      latency->add_bounds_us(LatencyBoundUs(bin));
+    }
+    for (const uint64_t count : times.counts) latency->add_counts(count);
+  }
+  const auto add = [out](std::string_view path, uint64_t bytes) {
+    v1::Traffic* traffic = out->add_traffic();
+    traffic->set_path(std::string(path));
+    traffic->set_bytes(bytes);
+  };
+  for (size_t i = 0; i < kBytePaths; ++i) {
+    add(NameOf(static_cast<BytePath>(i)), BytesOf(static_cast<BytePath>(i)));
+  }
+  const StoreCounters counters = store.inspection().Counters();
+  add("device_to_host", counters.demoted_bytes);
+  add("host_to_device", counters.promoted_bytes);
+  add("device_to_device", counters.replicated_bytes);
 }
 
 void Write(const DiskInfo& d, v1::Disk* out) {

@@ -12,6 +12,7 @@
 #include "server/rpc/scrub_stream.h"
 #include "server/rpc/value_messages.h"
 #include "server/rpc/value_stream.h"
+#include "server/rpc/watch_stream.h"
 #include "server/telemetry/log.h"
 
 namespace kvstrata {
@@ -57,6 +58,7 @@ grpc::ServerUnaryReactor* AdminService::GetStatus(grpc::CallbackServerContext* c
   response->set_health(options.health ? options.health() : "serving");
   response->set_socket(options.socket_path);
   WriteCatalog(context_->store(), response);
+  WriteTelemetry(context_->store(), response);
   for (const PoolInfo& p : context_->store().inspection().Pools()) {
     Write(p, response->add_pools());
   }
@@ -306,6 +308,11 @@ grpc::ServerUnaryReactor* AdminService::Verify(grpc::CallbackServerContext* call
 grpc::ServerWriteReactor<v1::ScrubResponse>* AdminService::Scrub(grpc::CallbackServerContext*,
                                                                  const v1::ScrubRequest* request) {
   return ScrubStream::Start(context_, *request);
+}
+
+grpc::ServerWriteReactor<v1::WatchResponse>* AdminService::Watch(grpc::CallbackServerContext*,
+                                                                 const v1::WatchRequest* request) {
+  return WatchStream::Start(context_, *request);
 }
 
 grpc::ServerUnaryReactor* AdminService::Drain(grpc::CallbackServerContext* call,

@@ -67,6 +67,8 @@ class AdminService final : public v1::Admin::CallbackService {
                                    v1::VerifyResponse*) override;
   grpc::ServerWriteReactor<v1::ScrubResponse>* Scrub(grpc::CallbackServerContext*,
                                                      const v1::ScrubRequest*) override;
+  grpc::ServerWriteReactor<v1::WatchResponse>* Watch(grpc::CallbackServerContext*,
+                                                     const v1::WatchRequest*) override;
   // quota_calls.cc
   grpc::ServerUnaryReactor* ListQuotas(grpc::CallbackServerContext*, const v1::ListQuotasRequest*,
                                        v1::ListQuotasResponse*) override;

@@ -10,6 +10,7 @@
 #include "kernels/plan_needs.h"
 #include "server/attach/packet.h"
 #include "server/rpc/prefix_messages.h"
+#include "server/telemetry/log.h"
 
 namespace kvstrata {
 namespace {
@@ -255,6 +256,11 @@ grpc::ServerUnaryReactor* ControlService::OpenSequence(grpc::CallbackServerConte
     const Status posted = s->Post([reactor, request, response, tokens, s, opened = *opened] {
       reactor->Finish(ServiceContext::Outcome([&] {
         s->AdoptOpened(opened, request->model(), tokens);
+        LogEvent(LogLevel::kDebug, "sequence_opened",
+                 {{"session", s->id()},
+                  {"sequence", opened.sequence},
+                  {"plan", opened.plan.name},
+                  {"held_tokens", opened.held_tokens}});
         Write(opened, response);
         response->set_reserved_tokens(request->reserve_tokens());
         return OkStatus();
@@ -298,7 +304,12 @@ grpc::ServerUnaryReactor* ControlService::CloseSequence(grpc::CallbackServerCont
                                                         const v1::CloseSequenceRequest* request,
                                                         v1::CloseSequenceResponse*) {
   return context_->InSession(call, request->session(), [request](RemoteSession& s) {
-    return s.CloseSequence(request->sequence());
+    const Status closed = s.CloseSequence(request->sequence());
+    if (closed.ok()) {
+      LogEvent(LogLevel::kDebug, "sequence_closed",
+               {{"session", s.id()}, {"sequence", request->sequence()}});
+    }
+    return closed;
   });
 }
 

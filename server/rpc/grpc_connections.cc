@@ -22,8 +22,8 @@ Status GrpcConnections::Open() {
   return Internal("GRPC_START", std::string("epoll: ") + std::strerror(errno));
 }
 
-Status GrpcConnections::Add(uint32_t uid, UserPlace place, int socket) {
-  PassedFd copy(UniqueFd(fcntl(socket, F_DUPFD_CLOEXEC, 0)), closer_, uid);
+Status GrpcConnections::Add(const PeerIdentity& peer, UserPlace place, int socket) {
+  PassedFd copy(UniqueFd(fcntl(socket, F_DUPFD_CLOEXEC, 0)), closer_, peer.uid);
   epoll_event event{};  // of itself: EPOLLHUP, when both ways are shut
   event.data.fd = copy.get();
   if (!copy || epoll_ctl(ended_.get(), EPOLL_CTL_ADD, copy.get(), &event) != 0) {
@@ -31,8 +31,11 @@ Status GrpcConnections::Add(uint32_t uid, UserPlace place, int socket) {
                              std::string("a connection's copy: ") + std::strerror(errno));
   }
   const int number = copy.get();
-  connections_.emplace(number, Connection{uid, std::move(place), std::move(copy)});
-  ++users_[uid].connections;
+  connections_.emplace(number, Connection{peer.uid, peer.pid, std::move(place), std::move(copy)});
+  User& user = users_[peer.uid];
+  ++user.connections;
+  ++user.processes[peer.pid];
+  NoteProcess(&user);
   return OkStatus();
 }
 
@@ -55,7 +58,13 @@ void GrpcConnections::Ended(int copy) {
   epoll_ctl(ended_.get(), EPOLL_CTL_DEL, copy, nullptr);
   User& user = users_[found->second.uid];
   if (--user.connections == 0) user.ended = Clock::now();
+  if (--user.processes[found->second.pid] == 0) user.processes.erase(found->second.pid);
+  NoteProcess(&user);
   connections_.erase(found);
+}
+
+void GrpcConnections::NoteProcess(User* user) {
+  *user->only = user->processes.size() == 1 ? user->processes.begin()->first : 0;
 }
 
 void GrpcConnections::CutAll() {

@@ -12,19 +12,24 @@
 #ifndef KVSTRATA_SERVER_RPC_GRPC_CONNECTIONS_H_
 #define KVSTRATA_SERVER_RPC_GRPC_CONNECTIONS_H_
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <unordered_map>
 
 #include "base/status.h"
 #include "base/unique_fd.h"
 #include "server/attach/descriptor_closer.h"
+#include "server/store/session_types.h"
 #include "server/store/user_limits.h"
 
 namespace kvstrata {
+
+using UserProcess = std::shared_ptr<const std::atomic<uint32_t>>;
 
 class GrpcConnections {
  public:
@@ -39,7 +44,7 @@ class GrpcConnections {
 
   // Keeps a copy of a connection, and the place. DESCRIPTORS (RESOURCE_EXHAUSTED): there is none
   // for it.
-  Status Add(uint32_t uid, UserPlace place, int socket);
+  Status Add(const PeerIdentity& peer, UserPlace place, int socket);
   // Forgets connections that have ended.
   void Collect();
   // Ends all of them, for both sides, whatever was not sent yet. They are collected later.
@@ -49,17 +54,26 @@ class GrpcConnections {
   std::optional<Clock::time_point> IdleSince(uint32_t uid) const;
   void Forget(uint32_t uid) { users_.erase(uid); }
 
+  // Which process has all connections of a user, hence made every call that arrives now; 0: there
+  // are several, or none. Read from any thread; the same one for as long as the user is not
+  // forgotten.
+  UserProcess ProcessOf(uint32_t uid) { return users_[uid].only; }
+
  private:
   struct Connection {
     uint32_t uid;
+    uint32_t pid;
     UserPlace place;
     PassedFd copy;
   };
   struct User {
     size_t connections = 0;
-    Clock::time_point ended;  // the last one
+    Clock::time_point ended;               // the last one
+    std::map<uint32_t, size_t> processes;  // connections of each
+    std::shared_ptr<std::atomic<uint32_t>> only = std::make_shared<std::atomic<uint32_t>>(0);
   };
   void Ended(int copy);
+  static void NoteProcess(User* user);
 
   DescriptorCloser* const closer_;
   UniqueFd ended_;

@@ -21,6 +21,7 @@
 #include "base/unique_fd.h"
 #include "server/attach/peer.h"
 #include "server/rpc/admin_service.h"
+#include "server/rpc/call_records.h"
 #include "server/rpc/compute_service.h"
 #include "server/rpc/control_service.h"
 #include "server/rpc/grpc_connections.h"
@@ -31,6 +32,7 @@
 #include "server/store/user_name.h"
 #include "server/telemetry/heartbeat.h"
 #include "server/telemetry/log.h"
+#include "server/telemetry/refusals.h"
 #include "server/telemetry/thread_top.h"
 
 namespace kvstrata {
@@ -66,8 +68,9 @@ class WithoutThreads final : public grpc::ServerBuilderOption {
 class UserServer {
  public:
   UserServer(const GrpcOptions& options, const PeerIdentity& user, bool admin, WorkQueue* queue,
-             CallsUnderWay* all_calls)
-      : calls_(all_calls),
+             CallsUnderWay* all_calls, UserProcess process)
+      : process_(std::move(process)),
+        calls_(all_calls),
         context_(options, user, admin, queue, &calls_),
         control_(&context_),
         compute_(&context_),
@@ -81,7 +84,9 @@ class UserServer {
     builder.SetMaxReceiveMessageSize(GrpcServer::kMaxMessageBytes);
     builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxConcurrentCalls);
     builder.SetResourceQuota(quota);
-    builder.experimental().SetInterceptorCreators(NameMalformedRequests());
+    InterceptorFactories interceptors = NameMalformedRequests();
+    interceptors.push_back(RecordCalls(context_.user().uid, process_));
+    builder.experimental().SetInterceptorCreators(std::move(interceptors));
     if (!context_.CheckAdmin().ok()) builder.SetOption(std::make_unique<WithoutThreads>());
     builder.SetSyncServerOption(grpc::ServerBuilder::NUM_CQS, 1);
     builder.SetSyncServerOption(grpc::ServerBuilder::MIN_POLLERS, 1);
@@ -123,6 +128,7 @@ class UserServer {
   }
 
  private:
+  const UserProcess process_;
   CallsUnderWay calls_;
   ServiceContext context_;
   ControlService control_;
@@ -169,7 +175,7 @@ class GrpcServer::Impl {
   Status StartServerOf(uint32_t uid, uint32_t gid);
   Result<UserServer*> ServerOf(const PeerIdentity& user);
   Status MakeRoomForUser();
-  void Refuse(const Status& why);
+  void Refuse(const Status& why, const PeerIdentity& peer = {});
 
   const GrpcOptions options_;
   grpc::ResourceQuota quota_{"kvstrata"};
@@ -220,8 +226,8 @@ Result<UserServer*> GrpcServer::Impl::ServerOf(const PeerIdentity& user) {
   KVS_RETURN_IF_ERROR(MakeRoomForUser());
   PeerIdentity identity = user;
   identity.pid = 0;  // the server serves all processes of the user
-  auto server =
-      std::make_unique<UserServer>(options_, identity, IsOperator(user.uid), queue_.get(), &calls_);
+  auto server = std::make_unique<UserServer>(options_, identity, IsOperator(user.uid), queue_.get(),
+                                             &calls_, connections_.ProcessOf(user.uid));
   KVS_RETURN_IF_ERROR(server->Start(quota_));
   return users_.emplace(user.uid, std::move(server)).first->second.get();
 }
@@ -315,7 +321,7 @@ void GrpcServer::Impl::Serve(UniqueFd connection) {
   }
   const Status admitted = Admit(*peer, &connection);
   if (admitted.ok()) return;
-  Refuse(admitted);
+  Refuse(admitted, *peer);
   refused_.Add(std::move(connection), peer->uid, admitted);
 }
 
@@ -329,16 +335,21 @@ Status GrpcServer::Impl::Admit(const PeerIdentity& peer, UniqueFd* connection) {
   if (!IsOperator(peer.uid)) KVS_RETURN_IF_ERROR(CheckDescriptors(kDescriptorsOfConnection));
   KVS_ASSIGN_OR_RETURN(UserPlace place, UserPlace::Take(limits, peer.tenant, Limit::kConnections));
   KVS_ASSIGN_OR_RETURN(UserServer* const server, ServerOf(peer));
-  KVS_RETURN_IF_ERROR(connections_.Add(peer.uid, std::move(place), connection->get()));
+  KVS_RETURN_IF_ERROR(connections_.Add(peer, std::move(place), connection->get()));
   server->Take(std::move(*connection));
   return OkStatus();
 }
 
-void GrpcServer::Impl::Refuse(const Status& why) {
+void GrpcServer::Impl::Refuse(const Status& why, const PeerIdentity& peer) {
+  CountRefusal(why.reason());
   uint64_t suppressed = 0;
   if (!refusals_.Allow(NowSeconds(), &suppressed)) return;
   LogEvent(LogLevel::kWarn, "connection_refused",
-           {{"reason", why.reason()}, {"why", why.message()}, {"suppressed", suppressed}});
+           {{"reason", why.reason()},
+            {"uid", peer.uid},
+            {"pid", peer.pid},
+            {"why", why.message()},
+            {"suppressed", suppressed}});
 }
 
 void GrpcServer::Impl::EndServing(std::chrono::milliseconds grace) {

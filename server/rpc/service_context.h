@@ -44,6 +44,7 @@ class ServiceContext {
   static Status Stopping() { return Unavailable("DAEMON_STOPPING", "the daemon is stopping"); }
   // From now on calls that need a session or the queue are answered with it.
   void EndServing() { stopping_ = true; }
+  bool stopping() const { return stopping_; }
 
   // OK, or PERMISSION_DENIED ADMIN_ONLY.
   Status CheckAdmin() const;

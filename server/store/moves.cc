@@ -54,7 +54,11 @@ Result<MoveResult> Moves::Move(uint64_t sequence, Tier to, MoveLimit limit) {
     const Taker taker{tenant, kDaemon, nullptr, s->model->id, {pool}, limit.evicts};
     KVS_RETURN_IF_ERROR(copies_.TakeCopies(session, taker, &plan));
   }
-  return copies_.CopyAndSwapIn(0, sequence, geometry, &plan);
+  const Result<MoveResult> moved = copies_.CopyAndSwapIn(0, sequence, geometry, &plan);
+  if (!moved.ok()) return moved;
+  StoreLock lock(mu_);
+  (to == Tier::kDevice ? counters_.promoted_bytes : counters_.demoted_bytes) += moved->bytes;
+  return moved;
 }
 
 }  // namespace kvstrata

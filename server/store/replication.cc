@@ -124,6 +124,7 @@ void Replication::EnterReplica(const Page& source, Page* copy, uint32_t device) 
     prefix_.InsertReplica(copy);
   }
   ++counters_.replicated_pages;
+  counters_.replicated_bytes += copy->bytes;
 }
 
 }  // namespace kvstrata

@@ -89,6 +89,8 @@ struct StoreCounters {
   uint64_t evicted_pages = 0, evicted_stored_pages = 0;  // from memory; of these, in the tier below
   uint64_t promoted_pages = 0, demoted_pages = 0;        // by MoveSome
   uint64_t replicated_pages = 0;  // from one device to another, because a sequence opened on them
+  // What was copied by moves, an operator's too, and for replicas.
+  uint64_t promoted_bytes = 0, demoted_bytes = 0, replicated_bytes = 0;
   uint64_t sessions = 0, sequences = 0, models = 0;  // now
 };
 // A pool, or all of a tier, after the capacity was changed.

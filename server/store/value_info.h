@@ -19,6 +19,9 @@ namespace kvstrata {
 enum class ValueKind : uint8_t { kUnknown, kPage, kIndex, kRecord, kExtent, kPin };
 std::string_view NameOf(ValueKind kind);
 
+// As the CLI shows a key: 64 hexadecimal digits; of a pin's record its name.
+std::string ValueKeyText(std::string_view key);
+
 struct ValueInfo {
   std::string key;  // 32 bytes; of a pin's record its name
   ValueKind kind = ValueKind::kUnknown;

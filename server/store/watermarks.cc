@@ -197,6 +197,7 @@ uint64_t Moves::FinishDemotion(const CopyPlan& demotions, bool copied) {
       references_.Retire(d.source);
       bytes += d.copy->bytes;
       ++counters_.demoted_pages;
+      counters_.demoted_bytes += d.copy->bytes;
     }  // else somebody uses the page again, or it was evicted
   }
   holds_.End(demotions.hold);

@@ -4,9 +4,13 @@
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <memory>
 #include <utility>
+
+#include "server/telemetry/event_ring.h"
 
 namespace kvstrata {
 namespace {
@@ -15,6 +19,8 @@ namespace {
 constexpr char kJsonMembers = '\x1e';
 
 LogFormat g_format = LogFormat::kText;
+// Of what the ring keeps: an operator finds incidents there whatever the log leaves out.
+std::atomic<LogLevel> g_kept{LogLevel::kInfo};
 
 constexpr spdlog::level::level_enum ToSpdlog(LogLevel level) {
   switch (level) {
@@ -74,6 +80,7 @@ class JsonPayload : public spdlog::custom_flag_formatter {
 
 void InitLog(LogLevel level, LogFormat format) {
   g_format = format;
+  g_kept = std::min(level, LogLevel::kInfo);
   auto formatter = std::make_unique<spdlog::pattern_formatter>(spdlog::pattern_time_type::utc);
   formatter->add_flag<JsonPayload>('*');
   formatter->set_pattern(format == LogFormat::kJson
@@ -88,6 +95,7 @@ void InitLog(LogLevel level, LogFormat format) {
 }
 
 void LogEvent(LogLevel level, std::string_view event, std::initializer_list<LogField> fields) {
+  if (level >= g_kept.load(std::memory_order_relaxed)) RecentEvents().Add(level, event, fields);
   spdlog::logger* logger = spdlog::default_logger_raw();
   if (!logger->should_log(ToSpdlog(level))) return;
   const std::string line = FormatEvent(g_format, event, fields);

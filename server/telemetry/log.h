@@ -4,6 +4,8 @@
 //     2026-11-21T12:00:00.000123Z info event=attached session=7 client=numpy
 //     {"ts":"2026-11-21T12:00:00.000123Z","level":"info","event":"attached","session":7,...}
 //
+// The last ones are kept too (event_ring.h).
+//
 // Event names and keys are stable. Never put prompt text or token ids here. Lines that other code
 // writes through spdlog come out as {"msg": ...} in JSON.
 // Thread-safety: any thread after InitLog. Cost: formatting and one write; nothing below the level.

@@ -271,12 +271,15 @@ Status DiskTier::Impl::FinishGet(const PlannedGet& get, std::byte* scratch, int 
 }
 
 Status DiskTier::Impl::Lose(const PlannedGet& get, bool reuse, Status why) {
-  MutexLock lock(mu_);
-  const auto it = index_.find(get.request->key);
-  // Erased meanwhile: its slot may have been written again under the read.
-  if (it == index_.end() || it->second.generation != get.generation) return Miss();
-  condemned_.push_back({Forget(it), reuse});
-  if (why.reason() == "DISK_CORRUPT") ++stats_.corrupt;
+  {
+    MutexLock lock(mu_);
+    const auto it = index_.find(get.request->key);
+    // Erased meanwhile: its slot may have been written again under the read.
+    if (it == index_.end() || it->second.generation != get.generation) return Miss();
+    condemned_.push_back({Forget(it), reuse});
+    if (why.reason() == "DISK_CORRUPT") ++stats_.corrupt;
+  }
+  if (options_.lost) options_.lost(get.request->key, get.at.segment, why);
   return why;
 }
 

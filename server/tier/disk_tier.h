@@ -38,6 +38,9 @@ struct DiskTierOptions {
   uint64_t segment_bytes = 256ull << 20;  // a value must fit; never changes for a directory
   uint32_t depth = 64;                    // requests in flight, of reads and of writes
   std::function<IoQueueChoice(uint32_t depth)> new_queue = NewIoQueue;
+  // Hears of each value that left because its slot could not be read or failed its check; from the
+  // thread that read, without locks. Null: nobody does.
+  std::function<void(std::string_view key, uint32_t segment, const Status& why)> lost;
 };
 
 struct DiskTierStats {

@@ -13,6 +13,7 @@
 #include "server/telemetry/heartbeat.h"
 #include "server/telemetry/log.h"
 #include "server/telemetry/thread_top.h"
+#include "server/telemetry/traffic.h"
 #include "server/work/block_rows.h"
 
 namespace kvstrata {
@@ -393,6 +394,7 @@ Status Importer::CopyLayers(const Record& record, const ImportJob& job, uint32_t
     for (const int32_t block : blocks) rows.AddPieces(block, &pieces);
     KVS_ASSIGN_OR_RETURN(std::byte* const bounce, bounce_.Reserve(rows.bytes() * blocks.size()));
     KVS_RETURN_IF_ERROR(side.memory->Read(pieces, bounce));
+    NoteBytes(BytePath::kEngineToMemory, rows.bytes() * blocks.size());
     // Runs of positions that lie in one block and in one page.
     for (uint32_t p = job.tokens, n = 0; p < end; p += n) {
       const uint32_t slot = (p - first) % block_tokens, page_slot = p % page_tokens;

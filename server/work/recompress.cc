@@ -13,6 +13,7 @@
 #include "server/telemetry/heartbeat.h"
 #include "server/telemetry/log.h"
 #include "server/telemetry/thread_top.h"
+#include "server/telemetry/traffic.h"
 #include "server/work/build.h"
 
 namespace kvstrata {
@@ -191,6 +192,8 @@ void RecompressQueue::Recompress(uint64_t sequence, Executor* executor) {
   const Result<RecompressResult> done = store_->recompression().PublishRecompression(
       std::move(job), std::move(next), std::move(output));
   if (!done.ok()) return LogFailure(logged, done.status());
+  const int64_t publish_us = MicrosSince(start) - run_us;
+  NoteTime(Timed::kPublish, std::chrono::microseconds(publish_us));
   if (!warning.empty()) {
     LogEvent(LogLevel::kWarn, "max_loss",
              {{"sequence", logged.sequence}, {"plan", logged.plan}, {"why", warning}});
@@ -203,7 +206,7 @@ void RecompressQueue::Recompress(uint64_t sequence, Executor* executor) {
             {"released_bytes", done->released_bytes},
             {"waited_us", logged.waited_us},
             {"run_us", run_us},
-            {"publish_us", MicrosSince(start) - run_us}});
+            {"publish_us", publish_us}});
 }
 
 }  // namespace kvstrata

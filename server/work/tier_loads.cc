@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "server/telemetry/thread_top.h"
+#include "server/telemetry/traffic.h"
 #include "server/work/tier_records.h"
 
 namespace kvstrata {
@@ -110,6 +111,7 @@ bool TierLoads::Ask(const LoadingPtr& loading) {
   }
   return Survive(kLoads, [&] {
     loading->gets = PlanReads(keys, bytes);
+    loading->asked = Clock::now();
     tier_->Get(loading->gets,
                {loading->deadline, end_reads_.get_token(), [this, loading] { Came(loading); }});
   });
@@ -156,11 +158,15 @@ bool TierLoads::Take(Loading* loading) {
   uint64_t read = 0, late = 0;
   for (const TierGet& get : loading->gets) {
     values.emplace_back();
-    if (get.status.ok()) values.back().assign(get.buffers.begin(), get.buffers.end());
+    if (get.status.ok()) {
+      values.back().assign(get.buffers.begin(), get.buffers.end());
+      for (const auto& buffer : get.buffers) NoteBytes(BytePath::kDiskToMemory, buffer.size());
+    }
     read += get.status.ok();
     late += get.status.code() == Code::kDeadlineExceeded;
     if (!get.status.ok()) log_.Warn("tier_read_failed", get.status);
   }
+  NoteTime(Timed::kDiskLoad, Clock::now() - loading->asked);
   Count(&TierLoadsCounters::read, read);
   Count(&TierLoadsCounters::late_loads, late != 0);
   const bool more = loading->load.take(loading->read, values);

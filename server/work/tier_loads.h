@@ -68,6 +68,7 @@ class TierLoads {
     Deadline deadline;
     size_t read = 0;  // keys
     std::vector<TierGet> gets;
+    std::chrono::steady_clock::time_point asked;  // for these
   };
   using LoadingPtr = std::shared_ptr<Loading>;
 

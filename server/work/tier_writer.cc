@@ -9,6 +9,7 @@
 
 #include "server/telemetry/heartbeat.h"
 #include "server/telemetry/thread_top.h"
+#include "server/telemetry/traffic.h"
 #include "server/tier/blocking_calls.h"
 
 namespace kvstrata {
@@ -253,6 +254,7 @@ void TierWriter::PutAll(Batch* batch) {
     const Code code = put.status.code();
     const bool untimely = code == Code::kAborted || code == Code::kDeadlineExceeded;
     if (put.status.ok()) {
+      for (const auto& buffer : put.buffers) NoteBytes(BytePath::kMemoryToDisk, buffer.size());
       std::ranges::copy(put.key, stored.emplace_back().begin());
     } else if (stops && untimely) {
       ++dropped;

@@ -133,6 +133,18 @@ def test_help_and_version_need_no_daemon(cli):
     expect(cli("--version"), 0, version["client"])
 
 
+def test_explain_needs_no_daemon(cli):
+    told = json.loads(expect(cli("explain", "pool_exhausted", "-o", "json"), 0).stdout)
+    assert told["reason"] == "POOL_EXHAUSTED" and told["area"] == "memory" and "evict" in told["next"], told
+    expect(cli("explain", "POOL_EXAUSTED"), 5, "REASON_UNKNOWN", "did you mean 'POOL_EXHAUSTED'?", "kvstrata explain")
+    reasons = json.loads(expect(cli("explain", "-o", "json"), 0).stdout)["reasons"]
+    assert len(reasons) > 250 and all(r["meaning"] for r in reasons), len(reasons)
+    completion = subprocess.run(
+        ["bash", "-c", f"source <({cli.program} completion bash); COMP_WORDS=(kvstrata explain POOL_E) COMP_CWORD=2; "
+                       "_kvstrata; echo ${COMPREPLY[*]}"], capture_output=True, text=True, timeout=DEADLINE_S)
+    assert "POOL_EXHAUSTED" in completion.stdout.split(), completion
+
+
 def test_completions_parse(cli):
     script = expect(cli("completion", "bash"), 0).stdout
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)

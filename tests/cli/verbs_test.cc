@@ -14,6 +14,7 @@
 #include "client/cli/connection.h"
 #include "client/cli/invocation.h"
 #include "client/cli/spelling.h"
+#include "proto/reasons.h"
 
 namespace kvstrata::cli {
 namespace {
@@ -57,7 +58,7 @@ TEST(Verbs, AreThese) {
       "replay",       "calibrate",      "completion", "lookup",      "pin",          "pin ls",
       "pin add",      "pin rm",         "tier show",  "value",       "value ls",     "value get",
       "value verify", "tier scrub",     "tier drain", "tier resize", "quota",        "quota ls",
-      "quota set",    "quota reset"};
+      "events",       "doctor",         "quota set",  "quota reset", "explain"};
   std::sort(names.begin(), names.end());
   std::sort(expected.begin(), expected.end());
   EXPECT_EQ(names, expected);
@@ -103,6 +104,11 @@ TEST(Verbs, TheIssuesVerbsExist) {
                            "evict --dry-run",
                            "version",
                            "completion bash",
+                           "explain",
+                           "doctor --config x.toml --set a=b --set c=d -o json",
+                           "events",
+                           "events -f --after 7 -o json",
+                           "explain POOL_EXHAUSTED -o json",
                            "status -o json --timeout 500ms --socket /x",
                            "-o yaml seq ls --no-headers"}) {
     std::istringstream words(line);
@@ -137,6 +143,15 @@ TEST(Verbs, DidYouMean) {
   EXPECT_NE(unlike_any.find("There are status"), std::string::npos);
   EXPECT_EQ(UnknownVerb(table.app, {"seq", "show", "x"}), "");
   EXPECT_EQ(EditDistance("kitten", "sitting"), 3u);
+}
+
+// Words of long names may be further away.
+TEST(Verbs, NearestNames) {
+  const std::vector<std::string_view> names = {"POOL_EXHAUSTED", "POOL_SIZE", "PIN_MISS"};
+  EXPECT_EQ(Nearest("POOL_EXAUSTED", names), "POOL_EXHAUSTED");
+  EXPECT_EQ(Nearest("POL_EXAUSTD", names), "POOL_EXHAUSTED");
+  EXPECT_EQ(Nearest("PIN_MIS", names), "PIN_MISS");
+  EXPECT_EQ(Nearest("FROBNICATE", names), "");
 }
 
 std::string Shell(const std::string& script, const std::string& command) {
@@ -204,6 +219,16 @@ TEST(Errors, ExitCodes) {
   EXPECT_EQ(exit(Code::kNotFound, "SEQUENCE_UNKNOWN"), 5);
   EXPECT_EQ(exit(Code::kInvalidArgument, "PLAN_UNKNOWN"), 5);
   EXPECT_EQ(exit(Code::kDeadlineExceeded, "DEADLINE"), 6);
+}
+
+// The next step of an error is that of the table.
+TEST(Errors, NextStepsAreThoseOfTheTable) {
+  for (const Reason& reason : AllReasons()) {
+    if (reason.next.empty()) continue;
+    EXPECT_EQ(NextStep({Code::kAborted, reason.name, "why"}, Options{}), reason.next);
+  }
+  EXPECT_EQ(FindReason("POOL_EXHAUSTE"), std::nullopt);
+  EXPECT_EQ(FindReason(""), std::nullopt);
 }
 
 TEST(Errors, PrintReasonMessageAndNextStep) {

@@ -75,8 +75,8 @@ class DaemonProcess {
                                                       .replace_filename("kvstratad")
                                                       .string();
     std::vector<std::string> args = {
-        binary,        "--socket", socket(), "--ready-fd", std::to_string(ready_fd),
-        "--log-level", "warn"};
+        binary,  "--socket",      socket(), "--ready-fd", std::to_string(ready_fd),
+        "--set", "log.level=warn"};
     args.insert(args.end(), extra.begin(), extra.end());
     std::vector<char*> argv;
     for (std::string& a : args) argv.push_back(a.data());

@@ -1,6 +1,6 @@
 # One suite per op: every simd target of this CPU held to ref.
 foreach(op append attend_coarse attend_lowrank attend_packed attend_raw covariance merge pick
-        quantise_keys rotate_pack score score_bits summarize vote executor page_view backend)
+        quantise_keys rotate_pack score score_bits summarize take vote executor page_view backend)
   kvs_test(ops_${op}_test ops_${op}_test.cc LIBS kvs_kernels)
 endforeach()
 # Of ops that a GPU alone has, refs to what they say.

@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <cmath>
+#include <map>
 
 #include "kernels/backend.h"
 #include "tests/kernels/golden_bits.h"
@@ -219,6 +221,56 @@ TEST_P(ScoreBits, QueriesThatAreNoNumbersStayInTheirRow) {
     EXPECT_EQ(after[57 + t], before[57 + t]);
     EXPECT_TRUE(std::isnan(after[19 + t]));
     EXPECT_FALSE(std::isfinite(after[38 + t]));
+  }
+}
+
+// BitsNoise foretells how far the logits of quantised keys lie from the keys' own.
+TEST_P(ScoreBits, NoiseIsTheVarianceOfWhatQuantisingDoesToLogits) {
+  SCOPED_TRACE(random_.Trace());
+  constexpr int kGroups = 40, kQueries = 3;
+  const QuantisedGroup f{128, 2, 64};
+  const PagedFixture keys(random_, DType::kBF16, kGroups * f.tokens, 16, f.dim);
+  const QuantisedFixture rows(random_, keys, f, kGroups);
+  const auto q = NormalFloats(random_, static_cast<size_t>(kQueries * f.dim));
+  std::vector<float> noise(kQueries + 1, 7.0f);
+  BitsNoise({rows.rows, kGroups, q.data(), kQueries, 0.1f, noise.data()});
+  EXPECT_EQ(noise[kQueries], 7);
+  const kvstrata::Run all{0, kGroups * f.tokens};
+  const auto seen = Scores(ScoreBitsRef, {rows.rows, all, q.data(), kQueries, 0.1f});
+  std::vector<float> exact(static_cast<size_t>(kQueries * all.end));
+  const ScoreTokensWork work{keys.rows, all, q.data(), kQueries, 0.1f, exact.data(), all.end};
+  ScoreTokensRef(&work, 1, InlineExecutor());
+  for (int i = 0; i < kQueries; ++i) {
+    double squares = 0;
+    for (int t = 0; t < all.end; ++t) {
+      const double off = seen[i * (all.end + 3) + t] - exact[i * all.end + t];
+      squares += off * off;
+    }
+    EXPECT_NEAR(noise[i], squares / all.end, 0.1 * squares / all.end);
+  }
+}
+
+TEST_P(ScoreBits, NoiseIsOfTheLastGroupOfEveryEight) {
+  SCOPED_TRACE(random_.Trace());
+  const QuantisedGroup f{64, 3, 16};
+  const PagedFixture keys(random_, DType::kBF16, 20 * f.tokens, 16, f.dim);
+  const QuantisedFixture rows(random_, keys, f, 20);
+  const auto q = NormalFloats(random_, static_cast<size_t>(f.dim));
+  const auto expected = [&](const std::vector<int>& groups) {
+    double sum = 0;
+    for (int g : groups) {
+      for (int c = 0; c < f.dim; ++c) {
+        sum += std::pow(q[c] * StepOf(f, rows.rows.Group(g), c) * 0.5, 2) / 12;
+      }
+    }
+    return groups.empty() ? 0 : sum / static_cast<double>(groups.size());
+  };
+  const std::map<int, std::vector<int>> cases = {{0, {}},   {1, {0}},      {7, {6}},     {8, {7}},
+                                                 {15, {7}}, {16, {7, 15}}, {20, {7, 15}}};
+  for (const auto& [groups, of] : cases) {
+    float noise = kNaN;
+    BitsNoise({rows.rows, groups, q.data(), 1, 0.5f, &noise});
+    EXPECT_NEAR(noise, expected(of), 1e-5 * expected(of)) << groups;
   }
 }
 

@@ -1,3 +1,5 @@
+#include <cmath>
+
 #include "kernels/ops/vote/vote.h"
 #include "tests/kernels/ops_fixture.h"
 
@@ -86,6 +88,49 @@ TEST_P(VoteTest, MaskedPositionsGetNoVoteAndMaskedHeadsGiveNone) {
   double total = 0;
   for (float vote : votes) total += vote;
   EXPECT_NEAR(total, 2, 1e-5);
+}
+
+// A head's share of all attention, by the formula of docs/spec/bits.md 3.
+double ShareOf(const std::vector<float>& logits, const std::vector<float>& always, double noise,
+               int t) {
+  double own = 0, all = 0;
+  for (float x : logits) own += std::exp(static_cast<double>(x));
+  for (float x : always) all += std::exp(static_cast<double>(x));
+  return std::exp(static_cast<double>(logits[t])) / (own * std::exp(-noise / 2) + all);
+}
+
+TEST_P(VoteTest, SharesOfAllAttentionCountWhatIsAlwaysAttendedAndTheNoise) {
+  SCOPED_TRACE(random_.Trace());
+  constexpr int kHeads = 3, kN = 1300, kAlways = 7;
+  std::vector<float> logits = NormalFloats(random_, kHeads * kN),
+                     always = NormalFloats(random_, kHeads * kAlways);
+  for (float& x : always) x += 6;  // most attention goes there
+  const std::vector<float> noise = {0.0f, 0.7f, 3.0f};
+  std::vector<float> max(kHeads), sum(kHeads), votes(kN);
+  for (const auto op : {VoteRef, VoteSimd}) {
+    std::vector<float> own = logits;
+    VoteWork work{own.data(), kN, kHeads, kN, max.data(), sum.data(), votes.data()};
+    work.always = always.data(), work.always_n = kAlways, work.noise = noise.data();
+    op(work, InlineExecutor());
+    for (int t = 0; t < kN; t += 13) {
+      double expected = 0;
+      for (int h = 0; h < kHeads; ++h) {
+        const auto mine = logits.begin() + h * kN;
+        const auto others = always.begin() + h * kAlways;
+        expected += ShareOf({mine, mine + kN}, {others, others + kAlways}, noise[h], t);
+      }
+      EXPECT_NEAR(votes[t], expected, 3e-6 * expected) << t;
+    }
+  }
+}
+
+// Nothing is left for others where all attention goes to what is always attended.
+TEST_P(VoteTest, LogitsFarAboveTheOthersLeaveThemNothing) {
+  std::vector<float> logits(200, 0.0f), always = {150.0f}, max(1), sum(1), votes(200, kNaN);
+  VoteWork work{logits.data(), 200, 1, 200, max.data(), sum.data(), votes.data()};
+  work.always = always.data(), work.always_n = 1;
+  VoteSimd(work, InlineExecutor());
+  for (float vote : votes) EXPECT_LT(vote, 1e-30);
 }
 
 KVS_INSTANTIATE_SIMD(VoteTest);

@@ -61,6 +61,12 @@ constexpr Written kTexts[] = {
     {"strata",
      "strata{codec = \"raw\", tier = \"device\", min_tokens = 4096, n_dense_layers = 0, "
      "bits = 2, unit = 64, sinks = 4, recent = 64, budget = 2048}"},
+    {"strata{max_missed = 0.01}",
+     "strata{codec = \"raw\", tier = \"device\", min_tokens = 4096, n_dense_layers = 0, "
+     "bits = 2, unit = 64, sinks = 4, recent = 64, max_missed = 0.01, budget = \"all\"}"},
+    {"strata{budget = 512, max_missed = 0.01}",
+     "strata{codec = \"raw\", tier = \"device\", min_tokens = 4096, n_dense_layers = 0, "
+     "bits = 2, unit = 64, sinks = 4, recent = 64, max_missed = 0.01, budget = 512}"},
     {"{selector = 'full', codec = 'packed'}",
      "{segmenter = \"none\", selector = \"full\", codec = \"packed\", tier = "
      "\"device\", min_tokens = 4096, n_dense_layers = 0, strategy = \"fixed\", keep = "

@@ -145,6 +145,136 @@ TEST_P(Bits, FollowsItOverManyBlocks) {
   }
 }
 
+// With max_missed: each candidate's share of all attention of its KV head (rule 3), what quantised
+// keys say of it against what the keys themselves say.
+struct Shares {
+  Doubles estimated, exact;
+};
+
+// The variance of a query's logits by the steps of the groups that stand for all.
+double NoiseOf(const std::vector<Doubles>& seen, const Inputs& in, const Plan& p, int layer,
+               int head, const float* q) {
+  const auto n = static_cast<int32_t>(seen.size());
+  const int32_t unit = p.index.unit, groups = (n - 1) / unit;
+  double sum = 0;
+  int32_t count = 0;
+  for (int32_t g = groups < 8 ? groups - 1 : 7; g >= 0 && g < groups; g += 8, ++count) {
+    for (int c = 0; c < in.g.head_dim; ++c) {
+      double low = 1e9, high = -1e9;
+      for (int32_t t = g * unit; t < (g + 1) * unit; ++t) {
+        const double x = in.Key(t, layer, head)[c];
+        low = std::min(low, x), high = std::max(high, x);
+      }
+      const double step = (high - low) / ((1 << p.bits.bits) - 1);
+      sum += std::pow(q[c] * in.g.logit_scale() * step, 2) / 12;
+    }
+  }
+  return count == 0 ? 0 : sum / count;
+}
+
+Shares SharesOf(const Inputs& in, const Plan& p, int32_t n, int layer, int head) {
+  const std::vector<Doubles> seen = SeenKeys(in, p, n, layer, head);
+  const auto always = [&](int32_t t) { return t < p.bits.sinks || t >= n - p.bits.recent; };
+  Shares shares{Doubles(n, 0.0), Doubles(n, 0.0)};
+  for (int g = 0; g < in.g.group(); ++g) {
+    const float* q = in.Query(n - 1, layer, head * in.g.group() + g);
+    const double factor = std::exp(-NoiseOf(seen, in, p, layer, head, q) / 2);
+    Doubles own(n), exact(n);
+    double all = 0, all_exact = 0;
+    for (int32_t t = 0; t < n; ++t) {
+      exact[t] = std::exp(in.g.logit_scale() * Dot(q, in.Key(t, layer, head), in.g.head_dim));
+      own[t] =
+          std::exp(in.g.logit_scale() * std::inner_product(seen[t].begin(), seen[t].end(), q, 0.0));
+      all += always(t) ? exact[t] : factor * own[t];
+      all_exact += exact[t];
+    }
+    for (int32_t t = 0; t < n; ++t) {
+      shares.estimated[t] += own[t] / all;
+      shares.exact[t] += exact[t] / all_exact;
+    }
+  }
+  return shares;
+}
+
+// What the chosen positions leave out, as a mean over the query heads: by the estimate, and truly;
+// and the smallest candidate that is chosen, which would be left out next.
+struct LeftOut {
+  double estimated = 0, exact = 0, next = 1;
+
+  LeftOut(const Shares& shares, const Ints& positions, Run candidates, int32_t group);
+};
+
+LeftOut::LeftOut(const Shares& shares, const Ints& positions, Run candidates, int32_t group) {
+  size_t at = 0;
+  for (int32_t t = 0; t < static_cast<int32_t>(shares.exact.size()); ++t) {
+    if (at < positions.size() && positions[at] == t) {
+      ++at;
+      const bool competes = t >= candidates.begin && t < candidates.end;
+      if (competes) next = std::min(next, shares.estimated[t] / group);
+      continue;
+    }
+    estimated += shares.estimated[t] / group, exact += shares.exact[t] / group;
+  }
+}
+
+// The rule, of any query, model and length: by the estimate no more is left out than max_missed, to
+// the width of a bin, and not much less where more could be; and what is truly left out is near it.
+TEST_P(Bits, ChoosesAsManyAsMaxMissedTakes) {
+  const Inputs in(SmallGeometry(2, 3), 700, kSeed);
+  for (const double missed : {0.3, 0.05, 0.01, 0.001}) {
+    const std::string text = "strata{recent = 12, unit = 16, min_tokens = 0, max_missed = ";
+    Selecting s(in, text + std::to_string(missed) + "}", backend());
+    s.Prompt(640);
+    s.PrefillDone();
+    const double aim = 0.85 * missed;
+    double truly = 0;
+    int lists = 0;
+    for (int32_t n = 641; n <= in.n; ++n) {
+      const auto got = s.Step();
+      for (int head = n % 6 == 0 ? 0 : 2; head < 2; ++head, ++lists) {
+        const Shares shares = SharesOf(in, s.plan(), n, 1, head);
+        const Ints positions = PositionsOf(got[1].runs[head]);
+        const LeftOut left(shares, positions, {4, n - 12}, 3);
+        const double slack = exact() ? 0.04 : 0.3;
+        ASSERT_LE(left.estimated, aim * (1 + slack)) << "seed " << kSeed << " n " << n;
+        ASSERT_GE(left.estimated + left.next, aim * (1 - slack))
+            << "seed " << kSeed << " n " << n;
+        truly += left.exact;
+      }
+    }
+    EXPECT_NEAR(truly / lists, aim, 0.35 * aim) << missed;
+  }
+}
+
+TEST_P(Bits, MaxMissedKeepsTheBudgetAsItsLimit) {
+  const Inputs in(SmallGeometry(), 200, kSeed);
+  Selecting s(in, "strata{recent = 8, unit = 16, min_tokens = 0, max_missed = 0.0001, budget = 21}",
+              backend());
+  s.Prompt(180);
+  s.PrefillDone();
+  for (int i = 0; i < 20; ++i) {
+    const Selection got = s.Step()[0];
+    ASSERT_FALSE(got.full);
+    for (const auto& runs : got.runs) EXPECT_EQ(PositionsOf(runs).size(), 4 + 8 + 21u);
+  }
+}
+
+// What is always attended may hold it by itself.
+TEST_P(Bits, MaxMissedMayChooseNothing) {
+  Inputs in(SmallGeometry(), 200, kSeed);
+  for (int layer = 0; layer < 2; ++layer) {
+    for (int head = 0; head < 2; ++head) {
+      float* const sink = const_cast<float*>(in.Key(0, layer, head));
+      std::fill(sink, sink + 64, 20.0f);
+    }
+  }
+  std::fill(in.queries.begin(), in.queries.end(), 1.0f);
+  Selecting s(in, "strata{recent = 8, unit = 16, min_tokens = 0, max_missed = 0.01}", backend());
+  s.Prompt(199);
+  s.PrefillDone();
+  EXPECT_EQ(PositionsOf(s.Step()[0].runs[1]), UnionOf(Upto(0, 4), Upto(192, 200)));
+}
+
 // Nothing of a call is left for the next one, or for a fork.
 TEST_P(Bits, ACallLeavesNothingBehind) {
   const Inputs in(SmallGeometry(), 90, kSeed);

@@ -65,6 +65,7 @@ TEST(CudaServes, NamesTheKeyThatItDoesNotServe) {
         {"quest{rest = \"mean\"}", "rest = \"mean\""},
         {"quest{codec = \"packed\"}", "codec = \"packed\" under selector \"minmax\""},
         {"strata{codec = \"packed\"}", "codec = \"packed\" under selector \"bits\""},
+        {"strata{max_missed = 0.01}", "max_missed = 0.01"},
         {"strata{unit = 48}", "unit = 48"},
         {"strata{unit = 128}", "recent = 64 below unit = 128"},
         {"window{codec = \"packed\"}", "codec = \"packed\" under selector \"window\""},

@@ -7,6 +7,7 @@ from . import core
 from .core import Selection
 
 LARGEST = np.float32(65504)
+AIM = 0.85                  # of max_missed (rule 5)
 BYTE_OF = (0, 2, 1, 3)      # where the codes of channels 4 i + c are in word i
 
 
@@ -87,11 +88,32 @@ def approximate(keys, bits, group, sealed):
     return seen
 
 
-class Bits:
-    """Selector of one layer; one token list a KV head."""
+def noise(q, keys, bits, group, sealed):
+    """Variance [Hq] of the logits of quantised keys around the true ones, by every eighth sealed group (rule 3)."""
+    if sealed == 0:
+        return np.zeros(len(q))
+    steps = np.array([quantise(keys[g * group:(g + 1) * group], bits)[1] for g in range(min(7, sealed - 1), sealed, 8)])
+    squares = np.repeat((steps.astype(np.float64) ** 2).mean(axis=0), len(q) // keys.shape[1], axis=0)
+    return (np.asarray(q, np.float64) ** 2 * squares).sum(axis=1) / 12 / q.shape[1]
 
-    def __init__(self, bits=2, group=64, budget=2048, n_sink=4, n_recent=64, min_tokens=4096):
-        self.bits, self.group, self.budget = bits, group, budget
+
+def take(votes, missed):
+    """How many of the largest votes to take so that those that are left sum to at most `missed` (rule 4)."""
+    counts = np.bincount(np.asarray(votes, np.float32).view(np.uint32) >> 19)
+    middles = (np.arange(len(counts), dtype=np.uint32) << 19 | 1 << 18).view(np.float32).astype(np.float64)
+    taken, room = len(votes), missed
+    for count, middle in zip(counts, middles):
+        if room // middle < count:
+            return taken - int(room // middle)
+        taken, room = taken - int(count), room - count * middle
+    return taken
+
+
+class Bits:
+    """Selector of one layer; one token list a KV head. With max_missed `budget` is a limit alone; None: there is none."""
+
+    def __init__(self, bits=2, group=64, budget=2048, n_sink=4, n_recent=64, min_tokens=4096, max_missed=0):
+        self.bits, self.group, self.budget, self.max_missed = bits, group, budget, max_missed
         self.n_sink, self.n_recent, self.min_tokens = n_sink, n_recent, min_tokens
         self.logits = None              # of the last selection [Hq, candidates]
         self.scores = None              # of the last selection [Hkv, candidates]
@@ -99,12 +121,30 @@ class Bits:
     def select(self, q, keys):
         """Selection of a decode step; q [Hq, d], keys [N, Hkv, d], the current token last."""
         n, (heads, d), kv_heads = len(keys), q.shape, keys.shape[1]
-        if core.attends_in_full(n, self.n_sink + self.n_recent, self.budget, self.min_tokens):
+        budget = 0 if self.max_missed else self.budget
+        if core.attends_in_full(n, self.n_sink + self.n_recent, budget, self.min_tokens):
             return Selection.full(n)
-        stop = n - self.n_recent
-        seen = approximate(keys, self.bits, self.group, (n - 1) // self.group)[self.n_sink:stop]
-        shared = np.repeat(seen, heads // kv_heads, axis=1)
-        self.logits = np.einsum("hd,nhd->hn", np.asarray(q, np.float64), shared) / math.sqrt(d)
-        self.scores = core.softmax(self.logits).reshape(kv_heads, heads // kv_heads, -1).sum(axis=1)
-        chosen = tuple(self.n_sink + core.top_k(s, self.budget) for s in self.scores)
+        stop, sealed = n - self.n_recent, (n - 1) // self.group
+        logits_of = lambda rows: np.einsum("hd,nhd->hn", np.asarray(q, np.float64), np.repeat(
+            rows, heads // kv_heads, axis=1)) / math.sqrt(d)
+        self.logits = logits_of(approximate(keys, self.bits, self.group, sealed)[self.n_sink:stop])
+        shares = core.softmax(self.logits)
+        if self.max_missed:
+            always = logits_of(np.concatenate([keys[:self.n_sink], keys[stop:]]).astype(np.float64))
+            shares = self.shares(always, noise(q, keys, self.bits, self.group, sealed))
+        self.scores = shares.reshape(kv_heads, heads // kv_heads, -1).sum(axis=1)
+        chosen = tuple(self.n_sink + self.choose(s, heads // kv_heads) for s in self.scores)
         return Selection(n, ((0, self.n_sink), (stop, n)), chosen, (core.EMPTY,) * kv_heads)
+
+    def shares(self, always, variance):
+        """Each candidate's share of all attention [Hq, candidates]; `always`: logits of what is always attended."""
+        top = np.maximum(self.logits.max(axis=1), always.max(axis=1))[:, None]
+        own = np.exp(self.logits - top)
+        return own / (own.sum(axis=1) * np.exp(-variance / 2) + np.exp(always - top).sum(axis=1))[:, None]
+
+    def choose(self, scores, heads):
+        """The candidates that one KV head of so many query heads takes."""
+        if not self.max_missed:
+            return core.top_k(scores, self.budget)
+        most = len(scores) if self.budget is None else self.budget
+        return core.top_k(scores, min(most, take(scores, AIM * self.max_missed * heads)))

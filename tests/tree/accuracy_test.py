@@ -13,6 +13,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench" / "accuracy"))
 
 import figures  # noqa: E402
+import gemma  # noqa: E402
 import plans  # noqa: E402
 import tasks  # noqa: E402
 
@@ -89,7 +90,8 @@ class OwnPrompts(unittest.TestCase):
         self.assertEqual((first.key, first.is_scored, first.asked), ("text/4096/book/0", False, []))
         self.assertTrue(text.startswith(first.begun + first.reference))
         self.assertNotIn(second.begun, first.begun + first.reference)
-        ids, reference = tasks.ids_of(first, lambda text, add_special_tokens: unittest.mock.Mock(input_ids=text.split()))
+        ids, reference = tasks.ids_of(first, unittest.mock.Mock(
+            side_effect=lambda text, **_: unittest.mock.Mock(input_ids=text.split())))
         self.assertEqual((ids + reference)[:2000], text.split()[:2000])
         self.assertGreater(len(reference), 100)
 
@@ -98,6 +100,21 @@ class OwnPrompts(unittest.TestCase):
         for name, error in (("short.txt", "a text has"), ("prompts.csv", "wanted a name that ends in")):
             with self.assertRaisesRegex(SystemExit, f"{name}: {error}"):
                 tasks.own_prompts(self.folder / name, 1)
+
+
+class Gemma(unittest.TestCase):
+    def test_weights_have_their_names_in_transformers(self):
+        self.assertEqual(gemma.name_of("token_embd.weight"), "model.embed_tokens.weight")
+        self.assertEqual(gemma.name_of("blk.17.attn_k_norm.weight"), "model.layers.17.self_attn.k_norm.weight")
+        with self.assertRaises(KeyError):
+            gemma.name_of("blk.0.attn_bias.weight")
+
+    def test_three_layers_attend_to_everything(self):
+        self.assertEqual([i for i, kind in enumerate(gemma.CONFIG["layer_types"]) if kind == "full_attention"], [5, 11, 17])
+
+    def test_another_file_is_refused(self):
+        with tempfile.NamedTemporaryFile() as file, self.assertRaisesRegex(ValueError, "wanted is a5fd3b62"):
+            gemma.check(pathlib.Path(file.name))
 
 
 class Figures(unittest.TestCase):

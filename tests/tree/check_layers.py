@@ -25,7 +25,7 @@ ALLOWED = {
     "client/cli": ["base", "client/include", "client", "proto"],
     "client": ["base", "kernels", "proto", "session"],
     "server/memory": ["base", "kernels"],
-    "server/telemetry": ["base"],
+    "server/telemetry": ["base", "proto"],
     "server/tier": ["base"],
     "server/store": ["base", "kernels", "proto", "server/memory"],
     "server/attach": ["base", "kernels", "proto", "server/store", "server/telemetry"],

@@ -14,6 +14,10 @@
 // bit.
 //
 // Work items are independent. Cost: reads each group once for every 4 queries. No allocation.
+//
+// BitsNoise: by how much such logits scatter around those of the keys (docs/spec/bits.md 3): the
+// variance of a channel that is rounded to a multiple of `step` is step^2 / 12, and channels err by
+// themselves. One implementation, in fp64. Cost: the steps of one group in eight.
 #ifndef KVSTRATA_KERNELS_OPS_SCORE_BITS_SCORE_BITS_H_
 #define KVSTRATA_KERNELS_OPS_SCORE_BITS_SCORE_BITS_H_
 
@@ -46,6 +50,16 @@ struct ScoreBitsWork {
   int64_t out_query = 0;
 };
 
+struct BitsNoiseWork {
+  QuantisedRows rows;
+  int32_t groups = 0;        // sealed ones; of none there is no noise
+  const float* q = nullptr;  // [queries][dim]
+  int32_t queries = 1;
+  float scale = 1.0f;
+  float* out = nullptr;  // [queries], variance of a logit
+};
+
+void BitsNoise(const BitsNoiseWork& work);
 void ScoreBitsRef(const ScoreBitsWork* work, int64_t n, Executor& executor);
 void ScoreBitsSimd(const ScoreBitsWork* work, int64_t n, Executor& executor);
 

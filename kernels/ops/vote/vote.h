@@ -5,6 +5,11 @@
 // once for all of them. Vote: votes[t] = sum over the heads of softmax_t(logits[h][t]), in two
 // passes (maximum and sum, then votes), heads in order. Sums in fp32 (ref: double). Work items are
 // independent. No allocation.
+//
+// With `always` the softmax is over these logits, too, which get no votes: a vote is a share of all
+// attention. With `noise` the logits of the n scatter around the true ones, and a sum of
+// exponentials is by exp(noise / 2) too large for it: it counts that much less
+// (docs/spec/bits.md 3).
 #ifndef KVSTRATA_KERNELS_OPS_VOTE_VOTE_H_
 #define KVSTRATA_KERNELS_OPS_VOTE_VOTE_H_
 
@@ -28,9 +33,15 @@ struct VoteWork {
   int64_t stride = 0;
   int32_t heads = 0;
   int32_t n = 0;
-  float* max = nullptr;    // scratch [heads]
-  float* sum = nullptr;    // scratch [heads]
-  float* votes = nullptr;  // [n], written
+  float* max = nullptr;           // scratch [heads]
+  float* sum = nullptr;           // scratch [heads]
+  float* votes = nullptr;         // [n], written
+  const float* always = nullptr;  // [heads][always_n]
+  int32_t always_n = 0;
+  const float* noise = nullptr;  // [heads], variances; null: none
+
+  // A head's sum of exp(logit - shift), of which `sum` is of the n.
+  double WithAlways(int64_t head, double shift, double sum) const;
 };
 
 void ScoreTokensRef(const ScoreTokensWork* work, int64_t n, Executor& executor);

@@ -31,7 +31,7 @@ void SumHead(const VoteWork& w, int64_t h) {
   double sum = 0;
   for (int32_t t = 0; t < w.n; ++t) sum += std::exp(logits[t] - ShiftOf(max));
   w.max[h] = max;
-  w.sum[h] = static_cast<float>(sum);
+  w.sum[h] = static_cast<float>(w.WithAlways(h, ShiftOf(max), sum));
 }
 
 void VoteFor(const VoteWork& w, int64_t t) {
@@ -44,6 +44,12 @@ void VoteFor(const VoteWork& w, int64_t t) {
 }
 
 }  // namespace
+
+double VoteWork::WithAlways(int64_t head, double shift, double own) const {
+  double total = noise == nullptr ? own : own * std::exp(-noise[head] / 2);
+  for (int32_t i = 0; i < always_n; ++i) total += std::exp(always[head * always_n + i] - shift);
+  return total;
+}
 
 void ScoreTokensRef(const ScoreTokensWork* work, int64_t n, Executor& executor) {
   executor.ParallelFor(n, [work](int64_t i) {

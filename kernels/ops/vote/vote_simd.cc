@@ -141,7 +141,8 @@ void SumHead(const VoteWork& w, int64_t h) {
     sum[i] = hn::Add(sum[i], p);
   }
   w.max[h] = max;
-  w.sum[h] = hn::GetLane(hn::SumOfLanes(d, hn::Add(sum[0], sum[1])));
+  const float own = hn::GetLane(hn::SumOfLanes(d, hn::Add(sum[0], sum[1])));
+  w.sum[h] = static_cast<float>(w.WithAlways(h, hn::GetLane(shift), own));
 }
 
 // Adds what the heads [first, first + H) give to the votes of the positions [begin, end).

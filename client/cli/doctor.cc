@@ -1,0 +1,58 @@
+// doctor: whether kvstratad would start on this machine and do well, check by check, with the fix
+// of each that it would not. Runs `kvstratad --check-config --deep`, so that there is one truth.
+#include <iostream>
+#include <memory>
+
+#include "client/cli/connection.h"
+#include "client/cli/daemon_program.h"
+#include "client/cli/invocation.h"
+
+namespace kvstrata::cli {
+namespace {
+
+struct Wanted {
+  std::string file;
+  std::vector<std::string> settings;
+};
+
+Result<int> Examine(const Options& options, bool socket_given, const Wanted& wanted) {
+  std::vector<std::string> command = {DaemonProgram(), "--check-config", "--deep"};
+  if (!wanted.file.empty()) command.insert(command.end(), {"--config", wanted.file});
+  if (socket_given) command.insert(command.end(), {"--socket", options.socket});
+  for (const std::string& setting : wanted.settings) {
+    command.insert(command.end(), {"--set", setting});
+  }
+  if (options.style.format != Format::kTable) command.insert(command.end(), {"-o", "json"});
+  KVS_ASSIGN_OR_RETURN(const Finished finished, RunChild(std::move(command), options.timeout));
+  if (options.style.format == Format::kTable) {
+    std::cout << finished.output;
+  } else {
+    const Json document = Json::parse(finished.output, nullptr, /*allow_exceptions=*/false);
+    if (document.is_discarded()) {
+      return FailedPrecondition("RPC_UNIMPLEMENTED",
+                                "kvstratad does not know --deep: " + finished.output +
+                                    "; install both programs from one release");
+    }
+    PrintDocument(options.style.format, document, std::cout);
+  }
+  return finished.exit_code == 0 ? kOk : kFailed;
+}
+
+}  // namespace
+
+void AddDoctor(CLI::App& app, Invocation& invocation) {
+  CLI::App* noun = app.add_subcommand(
+      "doctor", "Whether kvstratad would start here and do well; the fix of what is wrong");
+  auto wanted = std::make_shared<Wanted>();
+  noun->add_option("--config", wanted->file, "The daemon's TOML file (default: the daemon's)")
+      ->type_name("FILE");
+  noun->add_option("--set", wanted->settings, "As kvstratad's; may be repeated")
+      ->type_name("KEY=VALUE")
+      ->allow_extra_args(false);
+  const CLI::Option* socket = app.get_option("--socket");
+  Runs(noun, invocation, [&invocation, wanted, socket] {
+    return Examine(invocation.options, socket->count() != 0, *wanted);
+  });
+}
+
+}  // namespace kvstrata::cli

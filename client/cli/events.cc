@@ -1,0 +1,121 @@
+// events: what happened in the daemon, as in its log: the last 1,000 events, and what comes.
+#include <ctime>
+#include <iostream>
+#include <memory>
+
+#include "client/cli/connection.h"
+#include "client/cli/invocation.h"
+
+namespace kvstrata::cli {
+namespace {
+
+struct Wanted {
+  uint64_t after = 0;
+  bool follow = false;
+};
+
+// "2026-11-21T12:00:00.000123Z"
+std::string TimeText(int64_t us) {
+  const time_t seconds = us / 1000000;
+  std::tm utc{};
+  gmtime_r(&seconds, &utc);
+  char text[64];
+  const size_t n = std::strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%S", &utc);
+  std::snprintf(text + n, sizeof(text) - n, ".%06dZ", static_cast<int>(us % 1000000));
+  return text;
+}
+
+// Numbers, true and false are told as such; what cannot be read as one stays text.
+Json ValueOf(const v1::EventField& field) {
+  if (field.text()) return field.value();
+  Json value = Json::parse(field.value(), nullptr, /*allow_exceptions=*/false);
+  return value.is_discarded() ? Json(field.value()) : value;
+}
+
+Json ToJson(const v1::Event& event) {
+  Json fields = Json::object();
+  for (const v1::EventField& field : event.fields()) fields[field.key()] = ValueOf(field);
+  return {{"number", event.number()},
+          {"time", TimeText(event.time_us())},
+          {"level", event.level()},
+          {"event", event.name()},
+          {"fields", fields}};
+}
+
+std::string Details(const Json& fields) {
+  std::string text;
+  for (const auto& [key, value] : fields.items()) {
+    const std::string shown = value.is_string() ? value.get<std::string>() : value.dump();
+    if (shown.empty() || shown == "0") continue;
+    const bool quoted = shown.find_first_of(" =\"") != std::string::npos;  // as in the log
+    text += (text.empty() ? "" : " ") + key + "=" + (quoted ? value.dump() : Printable(shown));
+  }
+  return text.empty() ? "-" : text;
+}
+
+constexpr Column kList[] = {{"NUMBER", "/number", nullptr, true},
+                            {"TIME", "/time"},
+                            {"LEVEL", "/level"},
+                            {"EVENT", "/event"},
+                            {"DETAILS", "/fields", Details}};
+
+void PrintNext(const Style& style, const Json& event) {
+  if (style.format == Format::kYaml) std::cout << "---\n";
+  if (style.format == Format::kJson) {
+    std::cout << event.dump(-1, ' ', false, Json::error_handler_t::replace) << "\n";
+  } else {
+    const Style rows{style.format, false};
+    style.format == Format::kYaml
+        ? PrintDocument(style.format, event, std::cout)
+        : PrintList(rows, {{"events", {event}}}, "events", kList, std::cout);
+  }
+  std::cout.flush();
+}
+
+void WarnOfMissed(uint64_t missed) {
+  if (missed == 0) return;
+  std::cerr << "kvstrata: " << missed
+            << " events were gone before they could be told; the daemon's log has them\n";
+}
+
+Result<int> Show(const Options& options, const Wanted& wanted) {
+  KVS_ASSIGN_OR_RETURN(auto connection, Connection::Dial(options));
+  v1::WatchRequest request;
+  request.set_after(wanted.after);
+  request.set_follow(wanted.follow);
+  Json document = {{"events", Json::array()}, {"missed", 0}};
+  uint64_t missed = 0;
+  const auto each = [&](const v1::WatchResponse& batch) {
+    missed += batch.missed();
+    if (wanted.follow) WarnOfMissed(batch.missed());
+    for (const v1::Event& event : batch.events()) {
+      if (wanted.follow) {
+        PrintNext(options.style, ToJson(event));
+      } else {
+        document["events"].push_back(ToJson(event));
+      }
+    }
+  };
+  const Status ended =
+      connection->Stream(&v1::Admin::Stub::Watch, request, each,
+                         wanted.follow ? Connection::Lasts::kForever : Connection::Lasts::kWait);
+  if (!ended.ok()) return ended;
+  document["missed"] = missed;
+  PrintList(options.style, document, "events", kList, std::cout);
+  if (options.style.format == Format::kTable) WarnOfMissed(missed);
+  return kOk;
+}
+
+}  // namespace
+
+void AddEvents(CLI::App& app, Invocation& invocation) {
+  CLI::App* noun = app.add_subcommand(
+      "events", "What happened: refusals, operators' verbs, evictions, damage, states");
+  auto wanted = std::make_shared<Wanted>();
+  noun->add_flag("-f,--follow", wanted->follow, "Go on with what comes, until Ctrl-C");
+  noun->add_option("--after", wanted->after, "Only behind the event of this number (default: all)")
+      ->type_name("NUMBER");
+  Runs(noun, invocation, [&invocation, wanted] { return Show(invocation.options, *wanted); });
+}
+
+}  // namespace kvstrata::cli

@@ -1,0 +1,17 @@
+// The rows of the table of reasons, by file; proto/reasons.h is what others include.
+#ifndef KVSTRATA_PROTO_REASON_ROWS_H_
+#define KVSTRATA_PROTO_REASON_ROWS_H_
+
+#include <span>
+
+#include "proto/reasons.h"
+
+namespace kvstrata {
+
+std::span<const Reason> DaemonReasons();   // areas start, connect, memory, disk, work, admin
+std::span<const Reason> EngineReasons();   // areas sequence, plan, tensor
+std::span<const Reason> ProgramReasons();  // areas library, program
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_PROTO_REASON_ROWS_H_

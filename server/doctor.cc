@@ -1,0 +1,154 @@
+#include "server/doctor.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+#include <set>
+#include <utility>
+
+#include "proto/reasons.h"
+#include "server/doctor_checks.h"
+#include "server/machine_check.h"
+#include "server/telemetry/log.h"
+
+namespace kvstrata {
+namespace doctor {
+
+Finding Ok(std::string check, std::string what) {
+  return {std::move(check), Verdict::kOk, "", std::move(what), ""};
+}
+
+Finding Warn(std::string check, std::string what, std::string fix) {
+  return {std::move(check), Verdict::kWarn, "", std::move(what), std::move(fix)};
+}
+
+// Without a fix of its own: the table's, else the message says it.
+Finding Fail(std::string check, const Status& why, std::string fix) {
+  const auto at = FindReason(why.reason());
+  if (fix.empty() && at) fix = AllReasons()[*at].next;
+  if (fix.empty()) fix = "do what the message says; kvstrata explain " + why.reason();
+  return {std::move(check), Verdict::kFail, why.reason(), why.message(), std::move(fix)};
+}
+
+std::string MiBText(uint64_t bytes) { return std::to_string(bytes >> 20) + " MiB"; }
+
+std::optional<std::string> FirstWordOf(const std::string& path) {
+  std::ifstream file(path);
+  std::string word;
+  if (file >> word) return word;
+  return std::nullopt;
+}
+
+namespace {
+
+using Check = Finding (*)(const Config&);
+constexpr Check kChecks[] = {CheckMemory,
+                             CheckOvercommit,
+                             CheckMappings,
+                             CheckMemlock,
+                             CheckDescriptorLimit,
+                             CheckThreadLimit,
+                             CheckCpus,
+                             CheckNuma,
+                             CheckGpu,
+                             CheckFreeDisk,
+                             CheckDirectIo,
+                             CheckIoUring,
+                             CheckSocket,
+                             CheckBacklog,
+                             CheckSharedMemory,
+                             CheckProcessNamespaces,
+                             CheckPassedDescriptors,
+                             CheckClocks};
+
+// Which check a mistake of CheckMachine belongs to, by the beginning of its reason.
+constexpr std::pair<std::string_view, std::string_view> kCheckOf[] = {
+    {"POOL_", "memory"},          {"MEMORY", "address_space"},
+    {"SOCKET_", "socket"},        {"NUMA_", "numa"},
+    {"WORK_CPUS", "cpus"},        {"DISK_", "disk_space"},
+    {"PARAMETERS_", "parameters"}};
+
+std::string CheckOf(const Status& mistake) {
+  for (const auto& [reason, check] : kCheckOf) {
+    if (mistake.reason().starts_with(reason)) return std::string(check);
+  }
+  return "machine";
+}
+
+std::string Json(std::string_view text) {
+  const std::string member = FormatEvent(LogFormat::kJson, text, {});
+  return member.substr(member.find(':') + 1);
+}
+
+}  // namespace
+}  // namespace doctor
+
+std::string_view NameOf(Verdict verdict) {
+  static constexpr std::string_view kNames[] = {"OK", "WARN", "FAIL"};
+  return kNames[static_cast<size_t>(verdict)];
+}
+
+std::vector<Finding> Examine(const LoadedConfig& loaded) {
+  std::vector<Finding> findings;
+  for (const Status& mistake : loaded.mistakes) {
+    findings.push_back(doctor::Fail("configuration", mistake));
+  }
+  for (const std::string& warning : loaded.config.warnings) {
+    findings.push_back(doctor::Warn("configuration", warning, "rename the variable, or unset it"));
+  }
+  if (findings.empty()) {
+    const std::string from = loaded.config.file.empty() ? "no file" : loaded.config.file;
+    findings.push_back(doctor::Ok(
+        "configuration",
+        from + ", " + std::to_string(loaded.config.entries.size()) + " keys, without a mistake"));
+  }
+  if (!loaded.complete) return findings;  // of what follows nothing is known
+  std::set<std::string> failed;
+  for (const Status& mistake : CheckMachine(loaded.config)) {
+    // A running daemon has the disk: what is asked is whether a start would find it sound.
+    if (mistake.reason() == "DISK_LOCKED") continue;
+    findings.push_back(doctor::Fail(doctor::CheckOf(mistake), mistake));
+    failed.insert(findings.back().check);
+  }
+  for (const doctor::Check check : doctor::kChecks) {
+    Finding finding = check(loaded.config);
+    if (!failed.contains(finding.check)) findings.push_back(std::move(finding));
+  }
+  return findings;
+}
+
+bool IsHealthy(const std::vector<Finding>& findings) {
+  return std::ranges::none_of(findings,
+                              [](const Finding& f) { return f.verdict == Verdict::kFail; });
+}
+
+std::string TextOf(const std::vector<Finding>& findings) {
+  std::string out;
+  for (const Finding& f : findings) {
+    std::string head(NameOf(f.verdict));
+    head.resize(6, ' ');
+    head += f.check;
+    head.resize(std::max<size_t>(head.size() + 1, 26), ' ');
+    out += head + (f.reason.empty() ? "" : f.reason + ": ") + f.what + "\n";
+    if (!f.fix.empty()) out += std::string(26, ' ') + "fix: " + f.fix + "\n";
+  }
+  return out;
+}
+
+std::string JsonOf(const std::vector<Finding>& findings) {
+  std::string out = std::string("{\"healthy\":") + (IsHealthy(findings) ? "true" : "false") +
+                    ",\"uid\":" + std::to_string(geteuid()) + ",\"checks\":[";
+  const char* comma = "";
+  for (const Finding& f : findings) {
+    out += comma;
+    out += "{\"check\":" + doctor::Json(f.check) +
+           ",\"verdict\":" + doctor::Json(NameOf(f.verdict)) +
+           ",\"reason\":" + doctor::Json(f.reason) + ",\"what\":" + doctor::Json(f.what) +
+           ",\"fix\":" + doctor::Json(f.fix) + "}";
+    comma = ",";
+  }
+  return out + "]}\n";
+}
+
+}  // namespace kvstrata

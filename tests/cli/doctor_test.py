@@ -1,0 +1,334 @@
+#!/usr/bin/env python3
+"""`kvstrata doctor` on seeded misconfigurations: each is found by its check, with a fix, and what follows the fix is
+found no more.
+
+Usage: doctor_test.py --cli PATH. Some need root, to be nobody; ends with `N passed, N failed`.
+"""
+import argparse
+import ctypes
+import json
+import os
+import resource
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import traceback
+
+DEADLINE_S = 60
+NOBODY = 65534
+MISSING = []  # what was not checked, and why
+
+
+def deny(*calls):
+    """A seccomp filter under which these system calls of x86-64 answer EPERM; in the child."""
+    def install():
+        bpf = [struct.pack("HBBI", 0x20, 0, 0, 0)]  # load the number
+        for i, number in enumerate(calls):
+            bpf.append(struct.pack("HBBI", 0x15, len(calls) - i, 0, number))
+        bpf.append(struct.pack("HBBI", 0x06, 0, 0, 0x7FFF0000))  # allow
+        bpf.append(struct.pack("HBBI", 0x06, 0, 0, 0x00050000 | 1))  # EPERM
+        code = ctypes.create_string_buffer(b"".join(bpf))
+        program = struct.pack("HxxxxxxP", len(bpf), ctypes.addressof(code))
+        libc = ctypes.CDLL(None, use_errno=True)
+        assert libc.prctl(38, 1, 0, 0, 0) == 0
+        assert libc.prctl(22, 2, ctypes.c_char_p(program)) == 0, ctypes.get_errno()
+    return install
+
+
+def limit(what, value):
+    return lambda: resource.setrlimit(what, (value, value))
+
+
+class Doctor:
+    def __init__(self, program, folder):
+        self.program, self.folder = program, folder
+        self.socket = os.path.join(folder, "k.sock")
+
+    def __call__(self, *words, setup=None, as_nobody=False, **env):
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("KVSTRATA_")}
+        environment.update({"KVSTRATA_SOCKET": self.socket, **env})
+        command = [self.program, "doctor", "-o", "json", *words]
+        if as_nobody:
+            command = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", *command]
+        done = subprocess.run(command, env=environment, timeout=DEADLINE_S, capture_output=True, text=True,
+                              preexec_fn=setup)
+        assert done.returncode in (0, 1), f"{command}: exit {done.returncode}\n{done.stdout}{done.stderr}"
+        told = json.loads(done.stdout)
+        fails = [c for c in told["checks"] if c["verdict"] == "FAIL"]
+        assert told["healthy"] == (not fails) == (done.returncode == 0), told
+        for check in told["checks"]:
+            assert (check["fix"] != "") == (check["verdict"] != "OK"), check
+        return told["checks"]
+
+
+def found(checks, name, verdict, reason="", words=""):
+    """The finding, or None."""
+    return next((c for c in checks if c["check"] == name and c["verdict"] == verdict and
+                 reason in c["reason"] and words in c["what"] + c["fix"]), None)
+
+
+def seeded(doctor, wrong, right, name, verdict, reason="", words=""):
+    """What `wrong` seeds is found; with `right` instead it is not. Both: words, or words and keywords."""
+    def run(what):
+        words_, keywords = what if isinstance(what, tuple) else (what, {})
+        return doctor(*words_, **keywords)
+    checks = run(wrong)
+    assert found(checks, name, verdict, reason, words), f"no {verdict} {name} {reason} {words!r} in {checks}"
+    checks = run(right)
+    assert not found(checks, name, verdict, reason), f"still {verdict} {name} {reason} in {checks}"
+
+
+def setting(*settings):
+    return [word for s in settings for word in ("--set", s)]
+
+
+# ---- configuration
+
+def test_all_mistakes_at_once(doctor):
+    checks = doctor(*setting("pool.hosst_bytes=1GiB", "log.level=loud", "work.queue=none"))
+    wrong = [c for c in checks if c["check"] == "configuration" and c["verdict"] == "FAIL"]
+    assert [c["reason"] for c in wrong] == ["CONFIG_KEY", "CONFIG_VALUE", "CONFIG_VALUE"], wrong
+    assert "pool.host_bytes" in wrong[0]["what"]
+    assert found(checks, "clocks", "OK") or found(checks, "clocks", "WARN"), "the machine is looked at all the same"
+
+
+def test_a_misspelt_variable(doctor):
+    seeded(doctor, ([], {"KVSTRATA_POOL_HOST_BYTE": "1GiB"}), ([], {"KVSTRATA_POOL_HOST_BYTES": "64MiB"}),
+           "configuration", "WARN", words="KVSTRATA_POOL_HOST_BYTE")
+
+
+def test_watermarks_the_wrong_way_round(doctor):
+    seeded(doctor, setting("pool.high_percent=50", "pool.low_percent=80"),
+           setting("pool.high_percent=80", "pool.low_percent=50"), "configuration", "FAIL", "CONFIG_VALUE")
+
+
+def test_a_file_that_is_none(doctor):
+    path = os.path.join(doctor.folder, "broken.toml")
+    with open(path, "w") as file:
+        file.write("[pool\n")
+    seeded(doctor, ["--config", path], [], "configuration", "FAIL", "CONFIG_SYNTAX", ":1:")
+    seeded(doctor, ["--config", path + ".not"], [], "configuration", "FAIL", "CONFIG_FILE")
+
+
+# ---- memory, limits
+
+def test_pools_beyond_the_machine(doctor):
+    seeded(doctor, setting("pool.host_bytes=15TiB"), setting("pool.host_bytes=64MiB", "pool.device_bytes=64MiB"),
+           "memory", "FAIL", "POOL_BEYOND")
+
+
+def test_a_memlock_limit_beside_a_disk(doctor):
+    if not may_be_nobody():
+        return
+    disk = setting("disk.path=" + nobodys(doctor, "locked"), "disk.budget_bytes=64MiB", "disk.segment_bytes=16MiB")
+    small = limit(resource.RLIMIT_MEMLOCK, 64 << 10)
+    seeded(doctor, (disk, {"setup": small, "as_nobody": True}), ([], {"setup": small, "as_nobody": True}),
+           "memlock", "WARN", words="65536")
+
+
+def test_a_memlock_limit_beside_a_gpu(doctor):
+    if not may_be_nobody():
+        return
+    gpu, host = setting("pool.device=cuda"), setting("pool.host_bytes=4MiB")
+    small, large = (limit(resource.RLIMIT_MEMLOCK, n) for n in (64 << 10, 8 << 20))
+    seeded(doctor, (gpu + host, {"setup": small, "as_nobody": True}), (gpu + host, {"setup": large, "as_nobody": True}),
+           "memlock", "FAIL", "HOST_UNREACHABLE", "memlock: -1")
+
+
+def test_no_gpu(doctor):
+    if os.path.exists("/dev/nvidiactl"):
+        MISSING.append("no GPU: there is one")
+        return
+    seeded(doctor, setting("pool.device=cuda"), setting("pool.device=emulated"), "gpu", "FAIL", "CUDA_NO_DEVICE")
+
+
+def test_few_descriptors(doctor):
+    few, many = limit(resource.RLIMIT_NOFILE, 256), limit(resource.RLIMIT_NOFILE, 8192)
+    seeded(doctor, ([], {"setup": few}), ([], {"setup": many}), "descriptors", "WARN", words="LimitNOFILE")
+    seeded(doctor, ([], {"setup": many, "KVSTRATA_SESSION_MAX": "65536"}), ([], {"setup": many}), "descriptors", "WARN")
+
+
+def test_few_threads(doctor):
+    if not may_be_nobody():
+        return
+    few, many = limit(resource.RLIMIT_NPROC, 8), limit(resource.RLIMIT_NPROC, 4096)
+    small = setting("pool.host_bytes=64MiB", "pool.device_bytes=64MiB")
+    seeded(doctor, (small, {"setup": few, "as_nobody": True}), (small, {"setup": many, "as_nobody": True}),
+           "threads", "FAIL", "THREADS")
+
+
+def test_little_address_space(doctor):
+    little, much = limit(resource.RLIMIT_AS, 256 << 20), limit(resource.RLIMIT_AS, 64 << 30)
+    seeded(doctor, ([], {"setup": little}), ([], {"setup": much}), "address_space", "FAIL", "MEMORY", "RLIMIT_AS")
+
+
+def test_cores_that_are_not_there(doctor):
+    seeded(doctor, setting("work.cpus=1000"), setting("work.cpus=0"), "cpus", "FAIL", "WORK_CPUS")
+
+
+def test_more_workers_than_cores(doctor):
+    if os.cpu_count() < 2:
+        MISSING.append("workers: one core")
+        return
+    seeded(doctor, setting("work.threads=256"), setting("work.threads=1"), "cpus", "WARN", words="work.threads")
+
+
+def test_a_numa_node_that_is_not_there(doctor):
+    seeded(doctor, setting("pool.host_numa=77"), setting("pool.host_numa=auto"), "numa", "FAIL", "NUMA_NODE")
+
+
+# ---- disk
+
+def test_a_disk_folder_without_a_parent(doctor):
+    right = setting(f"disk.path={doctor.folder}/tier", "disk.budget_bytes=64MiB", "disk.segment_bytes=16MiB")
+    seeded(doctor, setting(f"disk.path={doctor.folder}/no/such/tier", "disk.budget_bytes=64MiB",
+                           "disk.segment_bytes=16MiB"), right, "disk_space", "FAIL", "DISK_PATH")
+
+
+def test_a_budget_beyond_the_disk(doctor):
+    folder = f"disk.path={doctor.folder}/tier"
+    seeded(doctor, setting(folder, "disk.budget_bytes=1TiB"),
+           setting(folder, "disk.budget_bytes=64MiB", "disk.segment_bytes=16MiB"), "disk_space", "FAIL", "DISK_SPACE")
+
+
+def test_a_disk_that_is_memory(doctor):
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
+        if subprocess.run(["stat", "-f", "-c", "%T", memory], capture_output=True, text=True).stdout.strip() != "tmpfs":
+            MISSING.append("tmpfs: /dev/shm is none")
+            return
+        rest = ("disk.budget_bytes=32MiB", "disk.segment_bytes=8MiB")
+        seeded(doctor, setting(f"disk.path={memory}/tier", *rest), setting(f"disk.path={doctor.folder}/tier", *rest),
+               "o_direct", "WARN", words="tmpfs")
+
+
+def test_a_folder_of_another_user(doctor):
+    if not may_be_nobody():
+        return
+    theirs = os.path.join(doctor.folder, "theirs")
+    os.mkdir(theirs, 0o755)
+    rest = ("disk.budget_bytes=64MiB", "disk.segment_bytes=16MiB")
+    seeded(doctor, (setting(f"disk.path={theirs}/tier", *rest), {"as_nobody": True}),
+           (setting("disk.path=" + nobodys(doctor, "mine"), *rest), {"as_nobody": True}),
+           "disk_space", "FAIL", "DISK_PERMISSION")
+
+
+def test_a_filter_that_forbids_io_uring(doctor):
+    disk = setting(f"disk.path={doctor.folder}/tier", "disk.budget_bytes=64MiB", "disk.segment_bytes=16MiB")
+    if not found(doctor(*disk), "io_uring", "OK"):
+        MISSING.append("io_uring: this machine has none")
+        return
+    seeded(doctor, (disk, {"setup": deny(425)}), disk, "io_uring", "WARN", words="seccomp")
+
+
+# ---- sockets, descriptors
+
+def test_a_socket_path_that_is_too_long(doctor):
+    seeded(doctor, ["--socket", "/tmp/" + "x" * 120], ["--socket", doctor.socket], "configuration", "FAIL")
+
+
+def test_a_socket_folder_that_is_not_there(doctor):
+    seeded(doctor, ["--socket", f"{doctor.folder}/no/k.sock"], [], "socket", "FAIL", "SOCKET_DIRECTORY")
+
+
+def test_a_socket_folder_for_everybody(doctor):
+    shared = os.path.join(doctor.folder, "shared")
+    os.mkdir(shared)
+    os.chmod(shared, 0o777)
+    def mended():
+        os.chmod(shared, 0o755)
+    seeded(doctor, ["--socket", f"{shared}/k.sock"], (["--socket", f"{shared}/k.sock"], {"setup": mended}),
+           "socket", "FAIL", "SOCKET_DIRECTORY", "mode 0755")
+
+
+def test_a_file_where_the_socket_should_be(doctor):
+    path = os.path.join(doctor.folder, "file.sock")
+    open(path, "w").close()
+    seeded(doctor, ["--socket", path], (["--socket", path], {"setup": lambda: os.unlink(path)}),
+           "socket", "FAIL", "SOCKET_PATH")
+
+
+def test_a_stale_socket(doctor):
+    path = os.path.join(doctor.folder, "stale.sock")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+    seeded(doctor, ["--socket", path], (["--socket", path], {"setup": lambda: os.unlink(path)}), "socket", "WARN",
+           words="left behind")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen(1)
+        assert found(doctor("--socket", path), "socket", "OK", words="served")
+
+
+def test_a_filter_that_forbids_memfds(doctor):
+    seeded(doctor, ([], {"setup": deny(319)}), [], "shared_memory", "FAIL", "MEMORY_EXHAUSTED", "memfd_create")
+
+
+def test_a_parameters_folder_that_is_not_there(doctor):
+    seeded(doctor, setting(f"parameters.directory={doctor.folder}/none"),
+           setting(f"parameters.directory={doctor.folder}"), "parameters", "FAIL", "PARAMETERS_DIRECTORY")
+
+
+# ---- the forms of the answer
+
+def test_text_has_every_check_and_fix(doctor):
+    environment = {**os.environ, "KVSTRATA_SOCKET": doctor.socket}
+    done = subprocess.run([doctor.program, "doctor", *setting("work.cpus=1000")], env=environment,
+                          timeout=DEADLINE_S, capture_output=True, text=True)
+    assert done.returncode == 1, done
+    lines = done.stdout.splitlines()
+    assert any(line.startswith("FAIL  cpus") and "WORK_CPUS" in line for line in lines), done.stdout
+    assert any(line.strip().startswith("fix: taskset") for line in lines), done.stdout
+    checks = {c["check"] for c in doctor(*setting("work.cpus=1000"))}
+    assert checks == {line.split()[1] for line in lines if not line.startswith(" ")}, (checks, lines)
+
+
+def may_be_nobody():
+    if os.geteuid() == 0 and shutil.which("setpriv"):
+        return True
+    MISSING.append("nobody: needs root and setpriv")
+    return False
+
+
+def nobodys(doctor, name):
+    """The path of a tier in a folder of nobody's."""
+    folder = os.path.join(doctor.folder, name)
+    os.mkdir(folder, 0o700)
+    os.chown(folder, NOBODY, NOBODY)
+    return os.path.join(folder, "tier")
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--cli", required=True)
+    options = parser.parse_args()
+    passed = failed = 0
+    for name, test in [(n, t) for n, t in globals().items() if n.startswith("test_")]:
+        with tempfile.TemporaryDirectory(prefix="kvs-doctor-") as folder:
+            os.chmod(folder, 0o755)
+            # Where nobody can run them, whatever the build folder's mode.
+            build = os.path.dirname(options.cli)
+            for program in ("kvstrata", "kvstratad"):
+                shutil.copy(os.path.join(build, program), folder)
+            doctor = Doctor(os.path.join(folder, "kvstrata"), folder)
+            library = os.path.join(build, "..", "lib")
+            os.environ["LD_LIBRARY_PATH"] = os.path.join(folder, "lib")
+            shutil.copytree(library, os.path.join(folder, "lib"),
+                            ignore=lambda _, names: [n for n in names if not n.startswith("libkvstrata.so")])
+            try:
+                test(doctor)
+                passed += 1
+            except Exception:
+                failed += 1
+                print(f"FAILED {name}")
+                traceback.print_exc()
+    for line in sorted(set(MISSING)):
+        print(f"not checked: {line}")
+    print(f"{passed} passed, {failed} failed")
+    return 1 if failed or not passed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
