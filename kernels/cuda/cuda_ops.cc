@@ -99,6 +99,8 @@ constexpr CudaOps kOps = {
         .promote = PromoteCuda,
         .quantise_keys = QuantiseKeysCuda,
         .score_bits = ScoreBitsCuda,
+        .always = AlwaysCuda,
+        .take = TakeCuda,
     },
     {
         .append = AppendCuda,

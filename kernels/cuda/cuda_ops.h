@@ -14,6 +14,7 @@
 #include "kernels/cuda/batch.h"
 #include "kernels/cuda/device_memory.h"
 #include "kernels/cuda/stream_work.h"
+#include "kernels/ops/always/always_cuda.h"
 #include "kernels/ops/append/append_cuda.h"
 #include "kernels/ops/attend_chunk/attend_chunk_cuda.h"
 #include "kernels/ops/attend_packed/attend_packed_cuda.h"
@@ -37,11 +38,12 @@
 #include "kernels/ops/score/score_cuda.h"
 #include "kernels/ops/score_bits/score_bits_cuda.h"
 #include "kernels/ops/summarize/summarize_cuda.h"
+#include "kernels/ops/take/take_cuda.h"
 #include "kernels/ops/vote/vote_cuda.h"
 
 namespace kvstrata::cuda {
 
-inline constexpr uint32_t kCudaOpsVersion = 9;  // of this table: loader and library must agree
+inline constexpr uint32_t kCudaOpsVersion = 10;  // of this table: loader and library must agree
 
 // What a loader asks first. The version stays at the table's beginning, in all versions.
 struct RuntimeOps {
@@ -115,6 +117,8 @@ struct SelectionOps {
   int (*promote)(const PromoteBatch& work, Stream stream) = nullptr;
   int (*quantise_keys)(const QuantiseKeysBatch& work, Stream stream) = nullptr;
   int (*score_bits)(const ScoreBitsBatch& work, Stream stream) = nullptr;
+  int (*always)(const AlwaysBatch& work, Stream stream) = nullptr;
+  int (*take)(const TakeBatch& work, Stream stream) = nullptr;
 };
 
 // What writes new rows, and attends raw, packed and low-rank ones.

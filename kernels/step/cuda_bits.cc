@@ -4,7 +4,7 @@
 // the step.
 #include <algorithm>
 
-#include "kernels/plan_rows.h"
+#include "kernels/select/selection_rule.h"
 #include "kernels/step/cuda_frame.h"
 #include "kernels/step/cuda_scored_lists.h"
 #include "kernels/step/cuda_selector_rows.h"
@@ -19,21 +19,42 @@ class CudaBits final : public CudaSelector {
 
   Status Fit(const CudaFrame& frame, std::span<const CudaPart>) override {
     CudaScoredLists::Room need;
+    bool shares = false;
     for (int i = 0; i < frame.members(); ++i) {
       if (!Has(frame, i)) continue;
-      need.units = std::max(need.units, frame.RoomFor(i));
-      need.list = std::max(need.list, frame.plan(i).bits.budget);
+      const BitsOptions& bits = frame.plan(i).bits;
+      const int32_t units = frame.RoomFor(i);
+      need.units = std::max(need.units, units);
+      // With max_missed a list may hold all that there is room for.
+      const int32_t most = units <= best_.units() ? best_.units() : Generous(units, kMultiple);
+      need.list = std::max(need.list, SharesIn(bits) ? std::min(bits.budget, most) : bits.budget);
+      shares = shares || SharesIn(bits);
     }
-    return need.units == 0 ? OkStatus() : best_.Fit(frame, need, kMultiple);
+    if (need.units == 0) return OkStatus();
+    if (shares) KVS_RETURN_IF_ERROR(FitAlways(frame));
+    return best_.Fit(frame, need, kMultiple);
   }
+  // With max_missed the newest key is scored, too, and op always reads after what is before it.
+  bool ReadsAhead(const Plan& plan) const override { return !SharesIn(plan.bits); }
+  bool AttendsNewest(const Plan& plan) const override { return !SharesIn(plan.bits); }
 
   Status Select(CudaFrame* frame, const CudaPart& part, int layer, const Rows& q) override {
     const cuda::CandidateRule rule = BitsCandidates(part.plan);
     cuda::VoteBatch keys;
     keys.groups = frame->IndexGroupsOf(part.first, layer);
     keys.ahead = true;
+    if (!SharesIn(part.plan.bits)) {
+      KVS_RETURN_IF_ERROR(best_.Vote(*frame, part, rule, q, keys));
+      return best_.Pick(*frame, part, rule);
+    }
+    cuda::AlwaysBatch always = AlwaysOf(*frame, part, layer, q);
+    always.groups = keys.groups;
+    always.rule = rule;
+    KVS_RETURN_IF_ERROR(frame->Check(frame->ops().always(always, frame->stream()), "op always"));
+    keys.always = always.always;
     KVS_RETURN_IF_ERROR(best_.Vote(*frame, part, rule, q, keys));
-    return best_.Pick(*frame, part, rule);
+    return best_.PickMost(*frame, part, rule, BitsMissed(part.plan, frame->geometry().group()),
+                          part.plan.bits.budget);
   }
 
   cuda::DeviceSelection SelectionOf(const CudaFrame&, const CudaPart& part) const override {
@@ -49,6 +70,10 @@ class CudaBits final : public CudaSelector {
     selection.Reset(n, heads);
     const int32_t groups = (lists.recent_begin + unit - 1) / unit - lists.sink_end / unit;
     selection.scored_bytes = groups * heads * frame.state(member).index().row_bytes();
+    if (SharesIn(part.plan.bits)) {
+      const int32_t always = lists.sink_end + (n - lists.recent_begin);
+      selection.scored_bytes += always * heads * frame.geometry().row_bytes();
+    }
     for (int head = 0; head < heads; ++head) {
       std::vector<Run>& runs = selection.runs[head];
       AppendRun({0, lists.sink_end}, &runs);
@@ -64,16 +89,42 @@ class CudaBits final : public CudaSelector {
  private:
   static constexpr int32_t kMultiple = 1024;  // tokens, in growing
 
+  // Whether votes are shares of all attention.
+  static bool SharesIn(const BitsOptions& bits) { return bits.max_missed > 0; }
+
+  Status FitAlways(const CudaFrame& frame) {
+    StepMemory& memory = frame.memory();
+    if (memory.members() <= always_members_) return OkStatus();
+    memory.NoteGrowth();
+    const int64_t heads = int64_t{memory.members()} * frame.geometry().query_heads;
+    KVS_RETURN_IF_ERROR(memory.Fit(&always_, heads * cuda::kAlwaysFloats * int64_t{sizeof(float)}));
+    always_members_ = memory.members();
+    return OkStatus();
+  }
+
+  cuda::AlwaysBatch AlwaysOf(const CudaFrame& frame, const CudaPart& part, int layer,
+                             const Rows& q) const {
+    const Geometry& g = frame.geometry();
+    cuda::AlwaysBatch w;
+    w.keys = cuda::KeyRows(frame.PagesOf(part.first, layer));
+    w.scale = g.logit_scale();
+    w.tokens = frame.VisibleFrom(frame.FirstRow(part));
+    w.q = q.data;
+    w.q_dtype = q.dtype;
+    w.batch = part.count;
+    w.query_heads = g.query_heads;
+    w.always = always_.as<float>() + int64_t{part.first} * g.query_heads * cuda::kAlwaysFloats;
+    return w;
+  }
+
   CudaScoredLists best_;
+  DeviceBuffer always_;  // of op always
+  int32_t always_members_ = 0;
 };
 
 }  // namespace
 
 Status CudaBitsServes(const Plan& plan) {
-  if (plan.bits.max_missed > 0) {
-    return PlanUnserved("max_missed", NumberText(plan.bits.max_missed),
-                        "op take over votes in the GPU's memory");
-  }
   if (plan.index.unit % 32 != 0) {
     return PlanUnserved("unit", std::to_string(plan.index.unit),
                         "op vote over groups that are no multiple of 32 tokens");

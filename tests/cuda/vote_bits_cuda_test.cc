@@ -24,6 +24,7 @@ struct Shape {
   DType q_dtype = DType::kBF16;
   int sinks = 37, recent = 301;
   bool per_head = true;
+  bool shares = false;  // with `always`
   int tokens_max = 5000;
   float q_size = 2.0f;  // logits of a few units, as real heads have
 };
@@ -56,6 +57,7 @@ class VoteBitsCase {
     scratch_ =
         DeviceArray<std::byte>(static_cast<size_t>(kvs_cuda_ops()->vote_scratch_bytes(work_)));
     work_.scratch = scratch_.get();
+    if (s.shares) DrawAlways(rng);
   }
 
   VoteBatch& work() { return work_; }
@@ -112,8 +114,27 @@ class VoteBitsCase {
           n};
       ScoreBitsRef(&w, 1, InlineExecutor());
     }
-    VoteRef({logits.data(), n, heads, n, max.data(), sum.data(), votes.data()}, InlineExecutor());
+    VoteWork w{logits.data(), n, heads, n, max.data(), sum.data(), votes.data()};
+    const auto own = static_cast<size_t>(b * work_.query_heads + row * heads);
+    if (shape_.shares) {
+      w.always = &always_logits_[own];
+      w.always_n = 1;
+      w.noise = &noise_[own];
+    }
+    VoteRef(w, InlineExecutor());
     return votes;
+  }
+  // One row that is always attended, as far above the others as sinks are, and noise.
+  void DrawAlways(Rng& rng) {
+    std::vector<float> always;
+    for (int i = 0; i < shape_.batch * work_.query_heads; ++i) {
+      always_logits_.push_back(8 + 3 * Normal(rng));
+      noise_.push_back(std::abs(Normal(rng)));
+      const float log2 = always_logits_.back() * 1.4426950408889634f;
+      always.insert(always.end(), {log2, 1.0f, std::exp(-noise_.back() / 2)});
+    }
+    device_always_ = DeviceArray<float>(always);
+    work_.always = device_always_.get();
   }
 
   Shape shape_;
@@ -122,7 +143,8 @@ class VoteBitsCase {
   std::vector<int32_t> tokens_now_;
   DeviceArray<std::byte> device_q_, scratch_;
   DeviceArray<int32_t> tokens_;
-  DeviceArray<float> votes_;
+  DeviceArray<float> votes_, device_always_;
+  std::vector<float> always_logits_, noise_;  // by query head
   VoteBatch work_;
 };
 
@@ -154,6 +176,19 @@ TEST(VoteBitsCuda, IsTheReferenceForEveryShape) {
     }
   }
   std::printf("worst relative error %.2g\n", worst);
+}
+
+TEST(VoteBitsCuda, MakesSharesOfAllAttention) {
+  Rng rng(TestSeed());
+  for (const int group : {1, 4, 8}) {
+    Shape s;
+    s.group = group;
+    s.shares = true;
+    VoteBitsCase vote(s, rng);
+    vote.SetTokens({4999, 400 + Below(rng, 4000)});
+    ASSERT_NO_FATAL_FAILURE(vote.Run());
+    vote.ExpectReference();
+  }
 }
 
 // Candidates that end at each place of a block, the last group sealed by the token before.
