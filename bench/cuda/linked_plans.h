@@ -61,6 +61,9 @@ inline const Plan kPlans[] = {
      .text = "strata{min_tokens = 0, budget = ",
      .rows_read = [](int64_t n) { return n * 40 / 512 + n * 5 / 100 + 68; },
      .percent = 5},
+    // The same, and what finding that many takes: random keys have no smaller share.
+    {"strata_missed", "strata{max_missed = 0.01, budget = 2048, min_tokens = 0}",
+     [](int64_t n) { return n * 40 / 512 + 2048 + 68; }},
     // 1 %, a sink and a window of 16 pages that is half of 320 tokens longer at the mean.
     {"chess", "chess{trigger = \"every\", every = 10, min_tokens = 0}",
      [](int64_t n) { return n / 100 + 17 * 32 + 160; }, 320},

@@ -101,6 +101,8 @@ constexpr CudaOps kOps = {
         .score_bits = ScoreBitsCuda,
         .pick_bits_scratch_bytes = PickBitsScratchBytes,
         .pick_bits = PickBitsCuda,
+        .always = AlwaysCuda,
+        .take = TakeCuda,
     },
     {
         .append = AppendCuda,

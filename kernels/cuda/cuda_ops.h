@@ -14,6 +14,7 @@
 #include "kernels/cuda/batch.h"
 #include "kernels/cuda/device_memory.h"
 #include "kernels/cuda/stream_work.h"
+#include "kernels/ops/always/always_cuda.h"
 #include "kernels/ops/append/append_cuda.h"
 #include "kernels/ops/attend_chunk/attend_chunk_cuda.h"
 #include "kernels/ops/attend_packed/attend_packed_cuda.h"
@@ -38,6 +39,7 @@
 #include "kernels/ops/score/score_cuda.h"
 #include "kernels/ops/score_bits/score_bits_cuda.h"
 #include "kernels/ops/summarize/summarize_cuda.h"
+#include "kernels/ops/take/take_cuda.h"
 #include "kernels/ops/vote/vote_cuda.h"
 
 namespace kvstrata::cuda {
@@ -118,6 +120,8 @@ struct SelectionOps {
   int (*score_bits)(const ScoreBitsBatch& work, Stream stream) = nullptr;
   int64_t (*pick_bits_scratch_bytes)(const PickBitsBatch& work) = nullptr;
   int (*pick_bits)(const PickBitsBatch& work, Stream stream) = nullptr;
+  int (*always)(const AlwaysBatch& work, Stream stream) = nullptr;
+  int (*take)(const TakeBatch& work, Stream stream) = nullptr;
 };
 
 // What writes new rows, and attends raw, packed and low-rank ones.

@@ -353,6 +353,10 @@ TEST(PickBitsCuda, RefusesWhatItDoesNotTake) {
   work.vote.groups.format.tokens = 48;
   EXPECT_NE(kvs_cuda_ops()->pick_bits(work, nullptr), 0);
   work = c.work();
+  const DeviceArray<float> always(1);
+  work.vote.always = always.get();
+  EXPECT_NE(kvs_cuda_ops()->pick_bits(work, nullptr), 0);
+  work = c.work();
   work.vote.groups = {};
   EXPECT_NE(kvs_cuda_ops()->pick_bits(work, nullptr), 0);
 }

@@ -22,6 +22,7 @@ struct VoteBitsShape {
   DType q_dtype = DType::kBF16;
   int sinks = 37, recent = 301;
   bool per_head = true;
+  bool shares = false;  // with `always`
   int tokens_max = 5000;
   float q_size = 2.0f;  // logits of a few units, as real heads have
   bool alike = false;   // all keys are the same
@@ -59,6 +60,7 @@ class VoteBitsCase {
     scratch_ =
         DeviceArray<std::byte>(static_cast<size_t>(kvs_cuda_ops()->vote_scratch_bytes(work_)));
     work_.scratch = scratch_.get();
+    if (s.shares) DrawAlways(rng);
   }
 
   VoteBatch& work() { return work_; }
@@ -115,11 +117,30 @@ class VoteBitsCase {
           n};
       ScoreBitsRef(&w, 1, InlineExecutor());
     }
-    VoteRef({logits.data(), n, heads, n, max.data(), sum.data(), votes.data()}, InlineExecutor());
+    VoteWork w{logits.data(), n, heads, n, max.data(), sum.data(), votes.data()};
+    const auto own = static_cast<size_t>(b * work_.query_heads + row * heads);
+    if (shape_.shares) {
+      w.always = &always_logits_[own];
+      w.always_n = 1;
+      w.noise = &noise_[own];
+    }
+    VoteRef(w, InlineExecutor());
     return votes;
   }
 
  private:
+  // One row that is always attended, as far above the others as sinks are, and noise.
+  void DrawAlways(Rng& rng) {
+    std::vector<float> always;
+    for (int i = 0; i < shape_.batch * work_.query_heads; ++i) {
+      always_logits_.push_back(8 + 3 * Normal(rng));
+      noise_.push_back(std::abs(Normal(rng)));
+      const float log2 = always_logits_.back() * 1.4426950408889634f;
+      always.insert(always.end(), {log2, 1.0f, std::exp(-noise_.back() / 2)});
+    }
+    device_always_ = DeviceArray<float>(always);
+    work_.always = device_always_.get();
+  }
   void MakePeak() {
     const Geometry& g = data_.geometry();
     const PageLayout layout = PageLayout::Of(g);
@@ -155,7 +176,8 @@ class VoteBitsCase {
   std::vector<int32_t> tokens_now_;
   DeviceArray<std::byte> device_q_, scratch_;
   DeviceArray<int32_t> tokens_;
-  DeviceArray<float> votes_;
+  DeviceArray<float> votes_, device_always_;
+  std::vector<float> always_logits_, noise_;  // by query head
   VoteBatch work_;
 };
 

@@ -44,6 +44,19 @@ TEST(VoteBitsCuda, IsTheReferenceForEveryShape) {
   std::printf("worst relative error %.2g\n", worst);
 }
 
+TEST(VoteBitsCuda, MakesSharesOfAllAttention) {
+  Rng rng(TestSeed());
+  for (const int group : {1, 4, 8}) {
+    VoteBitsShape s;
+    s.group = group;
+    s.shares = true;
+    VoteBitsCase vote(s, rng);
+    vote.SetTokens({4999, 400 + Below(rng, 4000)});
+    ASSERT_NO_FATAL_FAILURE(vote.Run());
+    vote.ExpectReference();
+  }
+}
+
 // Candidates that end at each place of a block, the last group sealed by the token before.
 TEST(VoteBitsCuda, TakesEveryLength) {
   Rng rng(TestSeed());

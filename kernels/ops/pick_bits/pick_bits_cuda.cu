@@ -146,7 +146,7 @@ bool IsValid(const PickBitsBatch& work) {
          w.groups.kv_heads >= 1 && w.query_heads % w.groups.kv_heads == 0 &&
          w.query_heads <= 8 * w.groups.kv_heads && w.output_rows == w.groups.kv_heads &&
          w.rule.unit_tokens == 1 && w.rule.recent_tokens >= f.tokens && w.scratch != nullptr &&
-         w.reuse.caches == nullptr && work.pick.list_stride >= w.rule.take &&
+         w.reuse.caches == nullptr && w.always == nullptr && work.pick.list_stride >= w.rule.take &&
          work.pick.takes == nullptr;
 }
 
