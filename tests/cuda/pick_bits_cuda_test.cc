@@ -284,7 +284,8 @@ TEST(PickBitsCuda, HoldsForHugeLogits) {
 }
 
 // What one head finds in the first group, which is in every sample, makes the estimate of its sum
-// several times too large: many of the best tokens do not reach the cut, and that is noticed.
+// up to 16 times too large: some of the best tokens may not reach the cut. More than `take` do, so
+// that only a proof that counts how far the estimate is off asks for the second round.
 TEST(PickBitsCuda, NoticesAnEstimateThatIsTooLarge) {
   Rng rng(TestSeed());
   for (const float peak : {10.0f, 14.0f}) {
@@ -294,7 +295,6 @@ TEST(PickBitsCuda, NoticesAnEstimateThatIsTooLarge) {
     s.tokens_max = 120000;
     s.peak = peak;
     PickBitsCase c(s, 2048, rng);
-    c.work().margin = 1.5f;
     c.SetTokens({119990});
     ASSERT_NO_FATAL_FAILURE(c.Run());
     ASSERT_NO_FATAL_FAILURE(c.ExpectTheBest());
