@@ -33,7 +33,7 @@ TEST(CudaStep, CapturedLayersServeLaterSteps) {
 
 // Groups are sealed by the Begin behind the step that completed them.
 TEST(CudaStep, CapturedLayersVoteByKeysInFewBits) {
-  ServeLaterSteps({kBits, kBits, kFourBits, "full", kThreeBits, kQuest, kMissed});
+  ServeLaterSteps({kBits, kMissed, kFourBits, "full", kThreeBits, kQuest});
 }
 
 // Without kQuestSoftmax, new rows are left to the captured attention.

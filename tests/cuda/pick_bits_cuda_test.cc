@@ -121,9 +121,9 @@ class PickBitsCase {
       if (!missing.empty()) {
         ASSERT_LE(most - fewest, tolerance_ * most + least);
       }
-      if (least == 0) {
-        EXPECT_LE(missing.size(), taken / 50 + 2);
-      }
+      const auto counts_here = std::ranges::count_if(
+          missing, [&](int32_t u) { return votes[static_cast<size_t>(u - c.first)] > least; });
+      EXPECT_LE(static_cast<size_t>(counts_here), taken / 50 + 2);
     }
   }
   // Whether the second round was needed, by list: after a Run.
@@ -170,7 +170,10 @@ TEST(PickBitsCuda, TakesWhatVoteAndPickTakeOfEveryShape) {
         PickBitsCase c(s, take, rng);
         c.SetTokens({Below(rng, 6000), 5990 + Below(rng, 11)});
         ASSERT_NO_FATAL_FAILURE(c.Run());
-        ASSERT_NO_FATAL_FAILURE(c.ExpectTheBest());
+        // A list this short gives a sample that can be off by any factor (pick_bits_cuda.h).
+        const float alike =
+            std::ldexp(static_cast<float>(group), -38) / static_cast<float>(std::max(take, 1));
+        ASSERT_NO_FATAL_FAILURE(c.ExpectTheBest(false, alike));
       }
     }
   }
