@@ -304,7 +304,7 @@ constexpr std::array kKeys = {
               }},
     ConfigKey{"parameters.directory", "KVSTRATA_PARAMETERS_DIRECTORY", "",
               "a directory's absolute path; '': none",
-              "where the files lie that plans name by `parameters` (SeKV, trained)",
+              "where the files lie that plans name by `parameters` (SeKV, trained), before those shipped",
               [](std::string_view v, Config* c) {
                 c->store.parameters_directory = v;
                 return v.empty() || v.front() == '/';

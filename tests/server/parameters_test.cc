@@ -15,7 +15,7 @@ namespace {
 
 TEST(ParameterFilesTest, NamesOfOtherPlacesAreRefused) {
   ParameterFiles files(
-      "/tmp", [](auto, auto&, auto&, auto&) { return Result<SpanParameters>(SpanParameters{}); });
+      {"/tmp"}, [](auto, auto&, auto&, auto&) { return Result<SpanParameters>(SpanParameters{}); });
   Plan plan;
   EXPECT_EQ(files.Get(plan, SmallModel().geometry)->values, nullptr) << "none named";
   for (const char* name : {"/etc/passwd", "../x", "a/b", "..", ".", ".hidden", "a..b"}) {
@@ -24,7 +24,7 @@ TEST(ParameterFilesTest, NamesOfOtherPlacesAreRefused) {
   }
   plan.lowrank.parameters = "kvstrata-no-such-file";
   EXPECT_EQ(files.Get(plan, SmallModel().geometry).status().reason(), "PARAMETERS_MISSING");
-  ParameterFiles nowhere("", nullptr);
+  ParameterFiles nowhere({""}, nullptr);
   EXPECT_EQ(nowhere.Get(plan, SmallModel().geometry).status().reason(), "PARAMETERS_MISSING");
 }
 
@@ -61,7 +61,7 @@ class ParameterFolder : public ::testing::Test {
 };
 
 TEST_F(ParameterFolder, WhatIsNoFileOfParametersIsNotRead) {
-  ParameterFiles files(folder_, Parser());
+  ParameterFiles files({folder_}, Parser());
   const auto refused = [&] { return files.Get(plan_, SmallModel().geometry).status(); };
   const auto path = folder_ / "p.safetensors";
   EXPECT_EQ(refused().reason(), "PARAMETERS_MISSING");
@@ -86,7 +86,7 @@ TEST_F(ParameterFolder, WhatIsNoFileOfParametersIsNotRead) {
 }
 
 TEST_F(ParameterFolder, ARefusalIsRememberedUntilTheFileChanges) {
-  ParameterFiles files(folder_, Parser());
+  ParameterFiles files({folder_}, Parser());
   Write();
   sound_ = false;
   for (int i = 0; i < 3; ++i) {
@@ -100,7 +100,7 @@ TEST_F(ParameterFolder, ARefusalIsRememberedUntilTheFileChanges) {
 }
 
 TEST_F(ParameterFolder, NobodyReadsWhoMayNotWait) {
-  ParameterFiles files(folder_, Parser());
+  ParameterFiles files({folder_}, Parser());
   Write();
   const Geometry geometry = SmallModel().geometry;
   EXPECT_EQ(files.Get(plan_, geometry, Files::kKnown).status().reason(), kFileUnread);
