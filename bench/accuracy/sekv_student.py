@@ -28,7 +28,6 @@ from lora_llama import Attention, Llama, Rope
 ALPHA, L_MIN, R_MAX, HIDDEN = 2.0, 4, 32, 64
 GATE_FLOOR, MAX_LOSS, ANCHOR_SLACK = 0.05, 0.3, 1e-6
 TEMPERATURE = 1.0  # of the straight-through choice, in nats of relevance
-POSITIVE, COVERAGE, MINED, MINED_FLOOR = 10.0, 0.9, 64, 0.5
 
 MATRICES = 512   # that are decomposed by one call
 BATCHED = 32     # channels up to which a GPU decomposes a batch at once; larger ones one by one, slower than CPUs do
@@ -269,8 +268,7 @@ def attend(logits: Mixed, zoom: Tensor, member: Tensor, values: Tensor, v_mean: 
 class Batch:
     """What full attention says of rows, and what does not depend on parameters. keys, values [L, B, K, N, d]; k_mean,
     v_mean [L, B, K, S, d], rounded to bf16; known, keys and values as expanded spans have them while all gates are open;
-    hidden [B, T, width], what the head reads; wanted [L, B, K, G, T, S], the spans that hold most mass, and mined
-    [L, B, K, G, T]. factors of each group, None where only open gates were asked for and no such span is factored."""
+    hidden [B, T, width], what the head reads; factors of each group, None where only open gates were asked for and no such span is factored."""
     ids: Tensor
     tokens: int
     spans: Spans
@@ -281,25 +279,25 @@ class Batch:
     known: tuple[Tensor, Tensor]
     factors: list[tuple[Factors, Factors] | None]
     hidden: Tensor
-    wanted: Tensor
-    mined: Tensor
 
 
 class Found(NamedTuple):
-    """Of a forward pass: logits [B, T, vocabulary], and by layer: zoom loss, rows that expansions add a query head, error
-    of attention against full attention of the same queries (relative L2), where it was asked for."""
+    """Of a forward pass: logits [B, T, vocabulary], and by layer: rows that expansions add a query head; and where it
+    was asked for, against full attention of the same queries, the zoom loss and attention's error (relative L2)."""
     logits: Tensor
-    zoom: Tensor
     rows: Tensor
+    zoom: Tensor
     error: Tensor
 
 
-def zoom_loss(logits: Tensor, wanted: Tensor, mined: Tensor, length: Tensor) -> Tensor:
-    """Of one layer: cross-entropy with weighted positives, a mean over spans, then over mined queries."""
-    real = (length > 0)[:, None, None, None]
-    each = torch.where(wanted, POSITIVE * F.softplus(-logits), F.softplus(logits)) * real
-    by_query = each.sum(-1) / real.sum(-1).clamp(min=1)
-    return (by_query * mined).sum() / mined.sum().clamp(min=1)
+def zoom_loss(scores: Tensor, mass: Tensor, length: Tensor) -> Tensor:
+    """Of one layer: KL of relevance, as a distribution over spans, from full attention's mass on them [B, K, G, T, S].
+    A mean over queries, weighted with their mass on spans."""
+    real, on_spans = (length > 0)[:, None, None, None], mass.sum(-1)
+    wanted = mass / on_spans.clamp(min=1e-9)[..., None]
+    said = scores.masked_fill(~real, -1e4).log_softmax(-1)
+    apart = (wanted * (wanted.clamp(min=1e-9).log() - said)).sum(-1)
+    return (apart * on_spans).sum() / on_spans.sum().clamp(min=1e-9)
 
 
 class Student(Llama):
@@ -311,15 +309,14 @@ class Student(Llama):
         self.turn = self.rope(self.shape.rope_theta, context)
 
     @torch.no_grad()
-    def read(self, ids: Tensor, behind: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Full attention: keys, values [L, B, K, n, d], queries of the last `behind` tokens [L, B, H, behind, d], and
-        what the head reads."""
-        n, s, kept = ids.shape[1], self.shape, ([], [], [])
+    def read(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Full attention: keys, values [L, B, K, n, d], and what the head reads."""
+        n, s, kept = ids.shape[1], self.shape, ([], [])
         turn = Rope(self.turn.cos[:n, None], self.turn.sin[:n, None])
         x = F.embedding(ids, self.embedding)
         for i, (before, after) in enumerate(self.norms):
             q, k, v = self._projected(self._normed(x, before), self.weights.qkv[i], turn)
-            for into, part in zip(kept, (k, v, q[:, :, n - behind:])):
+            for into, part in zip(kept, (k, v)):
                 into.append(part)
             k, v = (t.repeat_interleave(s.heads // s.kv_heads, dim=1) for t in (k, v))
             attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -342,7 +339,7 @@ class Student(Llama):
         """ids [B, N + behind]; the last `behind` tokens are those that are decoded. gated: for gates that are not all
         open, which takes factors of all spans."""
         n = ids.shape[1] - behind
-        keys, values, queries, hidden = self.read(ids, behind)
+        keys, values, hidden = self.read(ids)
         surprisal = self.surprisal(ids[:, :n], hidden[:, :n])
         spans = spans_of([segment(row, local) for row in surprisal], n, self.device, torch.float32)
         h = torch.from_numpy(surprisal).to(self.device)
@@ -352,11 +349,10 @@ class Student(Llama):
         weight = torch.where(total > 0, weight / total.clamp(min=1e-30), uniform)
         k_mean, v_mean = (torch.einsum("bsn,lbknd->lbksd", weight, x[..., :n, :].float()).bfloat16().float()
                           for x in (keys, values))
-        wanted, mined = self._targets(queries, keys, spans, n, local)
         prompt = [x[..., :n, :].contiguous() for x in (keys, values)]
         factors = [(factors_of(rows_of(prompt[0], g)), factors_of(rows_of(prompt[1], g)))
                    if gated or may_be_factored(g.real.shape[1], self.shape.head_dim) else None for g in spans.groups]
-        made = Batch(ids, n, spans, *prompt, k_mean, v_mean, (prompt[0], prompt[1]), factors, hidden[:, n:].clone(), wanted, mined)
+        made = Batch(ids, n, spans, *prompt, k_mean, v_mean, (prompt[0], prompt[1]), factors, hidden[:, n:].clone())
         made.known = self._rows(made, None)
         if not gated:
             made.factors = []
@@ -369,27 +365,11 @@ class Student(Llama):
     def _seen(self, behind: int) -> Tensor:
         return torch.ones(behind, behind, dtype=torch.bool, device=self.device).tril()
 
-    def _targets(self, queries: Tensor, keys: Tensor, spans: Spans, n: int, local: int) -> tuple[Tensor, Tensor]:
-        """(wanted, mined) of all layers by full attention's mass."""
-        wanted, mined, behind = [], [], queries.shape[3]
-        for q, k in zip(queries, keys):
-            q = q.unflatten(1, (self.shape.kv_heads, -1)).float()
-            logits = torch.einsum("bkgtd,bknd->bkgtn", q, k.float()) / math.sqrt(self.shape.head_dim)
-            logits[..., n:].masked_fill_(~self._seen(behind), -math.inf)
-            mass = logits.softmax(-1)
-            far = mass[..., :max(n - local, 0)].sum(-1)
-            on_spans = torch.einsum("bkgtn,bsn->bkgts", mass[..., :n], spans.member)
-            ranked, order = on_spans.sort(dim=-1, descending=True)
-            before = ranked.cumsum(-1) - ranked
-            most = before < COVERAGE * ranked.sum(-1, keepdim=True) - 1e-12
-            wanted.append(torch.zeros_like(most).scatter(-1, order, most))
-            rank = far.argsort(dim=-1, descending=True).argsort(dim=-1)
-            mined.append((far > MINED_FLOOR) & (rank < MINED))
-        return torch.stack(wanted), torch.stack(mined)
-
-    def decode(self, batch: Batch, parameters: Parameters | None, share: float, errors: bool = False) -> Found:
+    def decode(self, batch: Batch, parameters: Parameters | None, share: float, errors: bool = False, through: bool = False
+               ) -> Found:
         """The tokens behind the prompt, each under a budget of `share` of the tokens before and with it. None: without
-        trained parameters."""
+        trained parameters. Gradients of routers are the zoom loss's; through: also those of logits and errors, straight
+        through the choice, which takes tenfold memory."""
         n, behind, s = batch.tokens, batch.ids.shape[1] - batch.tokens, self.shape
         turn = Rope(self.turn.cos[n:n + behind, None], self.turn.sin[n:n + behind, None])
         known = self._rows(batch, parameters) if parameters is not None and parameters.gated else batch.known
@@ -402,7 +382,7 @@ class Student(Llama):
             q, k, v = self._projected(self._normed(x, before), self.weights.qkv[i], turn)
             q = q.unflatten(1, (s.kv_heads, -1))
             router = None if parameters is None else (routers[i], parameters.tau[i])  # type: ignore[index]
-            out, told = self._attended(i, q, k, v, batch, known, router, room, errors)
+            out, told = self._attended(i, q, k, v, batch, known, router, room, (errors, through))
             by_layer.append(told)
             out = out.flatten(1, 2).transpose(1, 2).flatten(2).to(self.dtype)
             x = x + F.linear(out, self.weights.out[i])
@@ -423,7 +403,7 @@ class Student(Llama):
         return keys, values
 
     def _attended(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch, known: tuple[Tensor, Tensor],
-                  router: tuple[Tensor, Tensor] | None, room: Tensor, errors: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
+                  router: tuple[Tensor, Tensor] | None, room: Tensor, asked: tuple[bool, bool]) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Attention of a layer's queries [B, K, G, T, d]; k, v [B, K, T, d] of the same tokens."""
         spans, scale = batch.spans, 1 / math.sqrt(q.shape[-1])
         q, k, v = q.float(), k.float(), v.float()
@@ -436,19 +416,22 @@ class Student(Llama):
             scores, tau = logits.coarse, torch.zeros(q.shape[1:3], device=q.device)
         else:  # queries are constants here: what a router learns is to change its choice, not the layers before it
             scores, tau = relevance(q.detach(), k_mean, spans.log_length, router[0]), router[1].unflatten(0, q.shape[1:3])
+        errors, through = asked
         hard = expanded(scores, spans.length, tau, room, PASSED_OVER if torch.is_grad_enabled() else None)
-        zoom = chosen_softly(scores, hard, spans.length) if torch.is_grad_enabled() else hard.float()
-        out = attend(logits, zoom, spans.member, values, v_mean, v)
-        told = [zoom_loss(scores, batch.wanted[layer], batch.mined[layer], spans.length),
-                (hard * (spans.length - 1)[:, None, None, None]).sum(-1).float().mean()]
-        return out, (*told, self._error(out, q, k, v, layer, batch) if errors else out.new_zeros(()))
+        out = attend(logits, chosen_softly(scores, hard, spans.length) if through else hard.float(), spans.member, values, v_mean, v)
+        rows = (hard * (spans.length - 1)[:, None, None, None]).sum(-1).float().mean()
+        if not errors:
+            return out, (rows, out.new_zeros(()), out.new_zeros(()))
+        mass, full = self._full(q, k, v, layer, batch)
+        return out, (rows, zoom_loss(scores, mass, spans.length), ((out - full).norm(dim=-1) / full.norm(dim=-1)).mean())
 
-    def _error(self, out: Tensor, q: Tensor, k: Tensor, v: Tensor, layer: int, batch: Batch) -> Tensor:
-        """Relative L2 against full attention of the same queries, a mean over heads and tokens."""
-        with torch.no_grad():
-            keys = torch.cat((batch.keys[layer].float(), k), dim=2)
-            values = torch.cat((batch.values[layer].float(), v), dim=2)
-            logits = torch.einsum("bkgtd,bknd->bkgtn", q, keys) / math.sqrt(q.shape[-1])
-            logits[..., batch.tokens:].masked_fill_(~self._seen(q.shape[3]), -math.inf)
-            full = torch.einsum("bkgtn,bknd->bkgtd", logits.softmax(-1), values)
-        return ((out - full).norm(dim=-1) / full.norm(dim=-1)).mean()
+    @torch.no_grad()
+    def _full(self, q: Tensor, k: Tensor, v: Tensor, layer: int, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Full attention of the same queries: its mass on spans [B, K, G, T, S], and its output."""
+        keys = torch.cat((batch.keys[layer].float(), k), dim=2)
+        values = torch.cat((batch.values[layer].float(), v), dim=2)
+        logits = torch.einsum("bkgtd,bknd->bkgtn", q, keys) / math.sqrt(q.shape[-1])
+        logits[..., batch.tokens:].masked_fill_(~self._seen(q.shape[3]), -math.inf)
+        weights = logits.softmax(-1)
+        mass = torch.einsum("bkgtn,bsn->bkgts", weights[..., :batch.tokens], batch.spans.member)
+        return mass, torch.einsum("bkgtn,bknd->bkgtd", weights, values)

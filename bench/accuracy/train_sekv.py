@@ -58,14 +58,14 @@ SAVE_SECONDS = 60
 class Setting(NamedTuple):
     """The peak learning rate, and weights of the losses."""
     rate: float
-    kl: float
     zoom: float
+    kl: float
     error: float
 
 
 def setting(text: str) -> Setting:
-    rate, kl, zoom, error = map(float, text.split(","))
-    return Setting(rate, kl, zoom, error)
+    rate, zoom, kl, error = map(float, text.split(","))
+    return Setting(rate, zoom, kl, error)
 
 
 class Texts:
@@ -165,11 +165,11 @@ class Trainer:
 
     def step(self, batch: Batch, number: int, rate: float, weights: Setting) -> dict[str, float]:
         share = random.Random(f"share/{self._args.seed}/{number}").uniform(*SHARES)
-        found = self.student.decode(batch, self.parameters, share, errors=True)
+        found = self.student.decode(batch, self.parameters, share, errors=True, through=bool(weights.kl or weights.error))
         said, teacher = found.logits.log_softmax(-1).flatten(0, 1), self.student.teacher(batch).flatten(0, 1)
         kl = F.kl_div(said, teacher, reduction="batchmean", log_target=True)
         zoom, error = found.zoom.mean(), found.error.mean()
-        (weights.kl * kl + weights.zoom * zoom + weights.error * error).backward()
+        (weights.zoom * zoom + weights.kl * kl + weights.error * error).backward()
         norm = torch.nn.utils.clip_grad_norm_(self.parameters.routers(), CLIP)
         for group, times in zip(self.adam.param_groups, (1.0, STRETCH)):
             group["lr"] = rate * times
@@ -376,7 +376,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--local", type=int, default=128, help="the plan's option; as bench/accuracy/plans.py has it")
     parser.add_argument("--window", type=int, default=32, help="batches")
     parser.add_argument("--refresh", type=int, default=16, help="steps until a batch gives way")
-    parser.add_argument("--try", dest="try_", type=setting, nargs="+", default=[setting("3e-4,1,0,1")], metavar="RATE,KL,ZOOM,ERROR")
+    parser.add_argument("--try", dest="try_", type=setting, nargs="+", default=[setting("1e-3,1,0,0")], metavar="RATE,ZOOM,KL,ERROR")
     parser.add_argument("--try-steps", type=int, default=100)
     parser.add_argument("--try-seconds", type=float, default=1e9, help="of each, at most")
     parser.add_argument("--fill-seconds", type=float, default=1e9, help="of filling the window, at most")

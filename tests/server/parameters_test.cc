@@ -146,6 +146,40 @@ TEST_F(ParameterFolder, AnOpenReadsInTheQueuesThread) {
   store->replication().SetReplicationQueue(nullptr);
 }
 
+// What comes with the daemon is found without configuration, without its ending, and behind what
+// the configuration has.
+TEST_F(ParameterFolder, NamesAreLookedForInEachFolder) {
+  const auto own = folder_ / "own", shipped = folder_ / "shipped";
+  std::filesystem::create_directory(own);
+  std::filesystem::create_directory(shipped);
+  const auto put = [](const std::filesystem::path& path, const std::string& more) {
+    std::ofstream(path) << std::string("\2\0\0\0\0\0\0\0{}", 10) << more;
+  };
+  size_t bytes = 0;
+  const auto parse = [&](std::span<const std::byte> file, auto&, auto&,
+                         auto&) -> Result<SpanParameters> {
+    bytes = file.size();
+    return SpanParameters{};
+  };
+  plan_.lowrank.parameters = "tiny";
+  const auto found = [&](const std::vector<std::string>& folders) {
+    bytes = 0;
+    ParameterFiles files(folders, parse);
+    const auto got = files.Get(plan_, SmallModel().geometry);
+    EXPECT_TRUE(got.ok() || got.status().reason() == "PARAMETERS_MISSING") << got.status().ToString();
+    return bytes;
+  };
+  EXPECT_EQ(found({"", shipped}), 0u);
+  put(shipped / "tiny.safetensors", "");
+  EXPECT_EQ(found({"", shipped}), 10u);
+  EXPECT_EQ(found({own, shipped}), 10u);
+  put(own / "tiny.safetensors", "own");
+  EXPECT_EQ(found({own, shipped}), 13u);
+  put(own / "tiny", "exact");
+  EXPECT_EQ(found({own, shipped}), 15u);
+  EXPECT_EQ(found({folder_ / "none", shipped}), 10u);
+}
+
 TEST(ParameterFilesTest, EachIsLoadedOncePerShape) {
   const auto folder = std::filesystem::temp_directory_path() / "kvstrata-parameters-test";
   std::filesystem::create_directories(folder);

@@ -119,13 +119,13 @@ def check_step(case: Case, keys: torch.Tensor, values: torch.Tensor) -> None:
     np.testing.assert_allclose(out.view(-1, DIM), wanted, rtol=3e-2, atol=2e-2)
 
 
-def test_losses_are_the_references():
-    random = np.random.default_rng(SEED)
-    logits, mass = random.normal(size=30) * 3, random.random(30)
-    y = sekv.zoom_targets(mass)
-    found = ours.zoom_loss(torch.tensor(logits).view(1, 1, 1, 1, -1), torch.tensor(y > 0).view(1, 1, 1, 1, -1),
-                           torch.ones(1, 1, 1, 1, dtype=torch.bool), torch.full((1, 30), 4))
-    assert float(found) == pytest.approx(sekv.zoom_loss(sekv.sigmoid(logits), y), rel=1e-6)
+def test_the_zoom_loss_is_of_the_whole_distribution():
+    """0 where relevance is the log of the mass, whatever is added to it, and spans that are none have no part in it."""
+    random, length = torch.Generator().manual_seed(SEED), torch.tensor([[4, 9, 5, 6, 0, 0]])
+    mass = torch.rand(1, 2, 3, 5, 6, generator=random) * (length > 0)
+    scores = mass.clamp(min=1e-9).log() + torch.randn(1, 2, 3, 5, 1, generator=random)
+    assert float(ours.zoom_loss(scores, mass, length)) == pytest.approx(0, abs=1e-6)
+    assert float(ours.zoom_loss(scores.flip(-1), mass, length)) > 0.1
 
 
 @pytest.fixture(scope="module")
@@ -193,16 +193,18 @@ def test_a_budget_passes_over_alike(student: ours.Student):
     assert torch.equal(ours.expanded(logits, length, tau, room), ours.expanded(logits, length, tau, room, passed_over=12))
 
 
-def test_the_loss_of_a_batch_falls(student: ours.Student):
-    """Of routers, and every one of them has a gradient."""
+@pytest.mark.parametrize("through", [False, True])
+def test_the_loss_of_a_batch_falls(student: ours.Student, through: bool):
+    """Of routers, and every one of them has a gradient; by the zoom loss alone, and through the choice."""
     batch, parameters = made_of(student, 256, SEED), ours.Parameters(2, 4, 32, SEED)
     adam, losses = torch.optim.Adam(parameters.routers(), lr=3e-3), []
     for _ in range(12):
-        found = student.decode(batch, parameters, 0.5, errors=True)
+        found = student.decode(batch, parameters, 0.5, errors=True, through=through)
         kl = torch.nn.functional.kl_div(found.logits.log_softmax(-1), student.teacher(batch), reduction="sum", log_target=True) / 32
-        losses.append((kl + found.error.mean()).item())
+        loss = kl + found.error.mean() if through else found.zoom.mean()
+        losses.append(loss.item())
         adam.zero_grad()
-        (kl + found.error.mean()).backward()
+        loss.backward()
         assert all(p.grad is not None and bool(p.grad.abs().sum() > 0) for p in parameters.routers())
         adam.step()
     assert min(losses[6:]) < losses[0]
@@ -236,7 +238,7 @@ def test_a_stop_changes_nothing(folder: pathlib.Path, tmp_path: pathlib.Path):
 
 def test_what_loses_more_is_not_kept(folder: pathlib.Path, tmp_path: pathlib.Path):
     """A learning rate that harms: what is saved is what training began with."""
-    told = trained(folder, tmp_path, "--try", "30,1,0,0", "--steps", "2")
+    told = trained(folder, tmp_path, "--try", "30,0,1,0", "--steps", "2")
     best = min(told["checks"], key=lambda row: row["kl"])
     assert told["best"] == best["kl"] and told["best_step"] == 0 == best["step"] and len(told["checks"]) > 1
     assert torch.equal(load_file(tmp_path / "tiny.safetensors")["W"], torch.eye(32).expand(2, 4, 32, 32))
