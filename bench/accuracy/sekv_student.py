@@ -290,11 +290,13 @@ class Found(NamedTuple):
     error: Tensor
 
 
-def zoom_loss(scores: Tensor, mass: Tensor, length: Tensor) -> Tensor:
-    """Of one layer: KL of relevance, as a distribution over spans, from full attention's mass on them [B, K, G, T, S].
-    A mean over queries, weighted with their mass on spans."""
+def zoom_loss(scores: Tensor, mass: Tensor, length: Tensor, power: float = 0.0) -> Tensor:
+    """Of one layer: KL of relevance, as a distribution over spans, from full attention's mass on them [B, K, G, T, S],
+    each divided by the rows that its expansion adds, to that power: 1 asks for the most mass a row. A mean over queries,
+    weighted with their mass on spans."""
     real, on_spans = (length > 0)[:, None, None, None], mass.sum(-1)
-    wanted = mass / on_spans.clamp(min=1e-9)[..., None]
+    wanted = mass / (length - 1).clamp(min=1)[:, None, None, None] ** power
+    wanted = wanted / wanted.sum(-1, keepdim=True).clamp(min=1e-9)
     said = scores.masked_fill(~real, -1e4).log_softmax(-1)
     apart = (wanted * (wanted.clamp(min=1e-9).log() - said)).sum(-1)
     return (apart * on_spans).sum() / on_spans.sum().clamp(min=1e-9)
@@ -365,8 +367,8 @@ class Student(Llama):
     def _seen(self, behind: int) -> Tensor:
         return torch.ones(behind, behind, dtype=torch.bool, device=self.device).tril()
 
-    def decode(self, batch: Batch, parameters: Parameters | None, share: float, errors: bool = False, through: bool = False
-               ) -> Found:
+    def decode(self, batch: Batch, parameters: Parameters | None, share: float, errors: bool = False, through: bool = False,
+               power: float = 0.0) -> Found:
         """The tokens behind the prompt, each under a budget of `share` of the tokens before and with it. None: without
         trained parameters. Gradients of routers are the zoom loss's; through: also those of logits and errors, straight
         through the choice, which takes tenfold memory."""
@@ -382,7 +384,7 @@ class Student(Llama):
             q, k, v = self._projected(self._normed(x, before), self.weights.qkv[i], turn)
             q = q.unflatten(1, (s.kv_heads, -1))
             router = None if parameters is None else (routers[i], parameters.tau[i])  # type: ignore[index]
-            out, told = self._attended(i, q, k, v, batch, known, router, room, (errors, through))
+            out, told = self._attended(i, q, k, v, batch, known, router, room, (errors, through, power))
             by_layer.append(told)
             out = out.flatten(1, 2).transpose(1, 2).flatten(2).to(self.dtype)
             x = x + F.linear(out, self.weights.out[i])
@@ -403,7 +405,7 @@ class Student(Llama):
         return keys, values
 
     def _attended(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch, known: tuple[Tensor, Tensor],
-                  router: tuple[Tensor, Tensor] | None, room: Tensor, asked: tuple[bool, bool]) -> tuple[Tensor, tuple[Tensor, ...]]:
+                  router: tuple[Tensor, Tensor] | None, room: Tensor, asked: tuple[bool, bool, float]) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Attention of a layer's queries [B, K, G, T, d]; k, v [B, K, T, d] of the same tokens."""
         spans, scale = batch.spans, 1 / math.sqrt(q.shape[-1])
         q, k, v = q.float(), k.float(), v.float()
@@ -416,14 +418,14 @@ class Student(Llama):
             scores, tau = logits.coarse, torch.zeros(q.shape[1:3], device=q.device)
         else:  # queries are constants here: what a router learns is to change its choice, not the layers before it
             scores, tau = relevance(q.detach(), k_mean, spans.log_length, router[0]), router[1].unflatten(0, q.shape[1:3])
-        errors, through = asked
+        errors, through, power = asked
         hard = expanded(scores, spans.length, tau, room, PASSED_OVER if torch.is_grad_enabled() else None)
         out = attend(logits, chosen_softly(scores, hard, spans.length) if through else hard.float(), spans.member, values, v_mean, v)
         rows = (hard * (spans.length - 1)[:, None, None, None]).sum(-1).float().mean()
         if not errors:
             return out, (rows, out.new_zeros(()), out.new_zeros(()))
         mass, full = self._full(q, k, v, layer, batch)
-        return out, (rows, zoom_loss(scores, mass, spans.length), ((out - full).norm(dim=-1) / full.norm(dim=-1)).mean())
+        return out, (rows, zoom_loss(scores, mass, spans.length, power), ((out - full).norm(dim=-1) / full.norm(dim=-1)).mean())
 
     @torch.no_grad()
     def _full(self, q: Tensor, k: Tensor, v: Tensor, layer: int, batch: Batch) -> tuple[Tensor, Tensor]:

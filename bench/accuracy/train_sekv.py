@@ -56,16 +56,17 @@ SAVE_SECONDS = 60
 
 
 class Setting(NamedTuple):
-    """The peak learning rate, and weights of the losses."""
+    """The peak learning rate, weights of the losses, and the zoom loss's power."""
     rate: float
     zoom: float
     kl: float
     error: float
+    power: float
 
 
 def setting(text: str) -> Setting:
-    rate, zoom, kl, error = map(float, text.split(","))
-    return Setting(rate, zoom, kl, error)
+    rate, zoom, kl, error, power = map(float, text.split(","))
+    return Setting(rate, zoom, kl, error, power)
 
 
 class Texts:
@@ -165,7 +166,8 @@ class Trainer:
 
     def step(self, batch: Batch, number: int, rate: float, weights: Setting) -> dict[str, float]:
         share = random.Random(f"share/{self._args.seed}/{number}").uniform(*SHARES)
-        found = self.student.decode(batch, self.parameters, share, errors=True, through=bool(weights.kl or weights.error))
+        found = self.student.decode(batch, self.parameters, share, errors=True, through=bool(weights.kl or weights.error),
+                                    power=weights.power)
         said, teacher = found.logits.log_softmax(-1).flatten(0, 1), self.student.teacher(batch).flatten(0, 1)
         kl = F.kl_div(said, teacher, reduction="batchmean", log_target=True)
         zoom, error = found.zoom.mean(), found.error.mean()
@@ -376,7 +378,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--local", type=int, default=128, help="the plan's option; as bench/accuracy/plans.py has it")
     parser.add_argument("--window", type=int, default=32, help="batches")
     parser.add_argument("--refresh", type=int, default=16, help="steps until a batch gives way")
-    parser.add_argument("--try", dest="try_", type=setting, nargs="+", default=[setting("1e-3,1,0,0")], metavar="RATE,ZOOM,KL,ERROR")
+    parser.add_argument("--try", dest="try_", type=setting, nargs="+", default=[setting("1e-3,1,0,0,1")], metavar="RATE,ZOOM,KL,ERROR,POWER")
+    parser.add_argument("--then", type=setting, metavar="RATE,ZOOM,KL,ERROR,POWER", help="in the place of what was chosen")
     parser.add_argument("--try-steps", type=int, default=100)
     parser.add_argument("--try-seconds", type=float, default=1e9, help="of each, at most")
     parser.add_argument("--fill-seconds", type=float, default=1e9, help="of filling the window, at most")
@@ -409,6 +412,7 @@ def main() -> int:
     if run.standing.setting is None:
         run.check()
         run.choose()
+    run.standing.setting = args.then or run.standing.setting
     run.train()
     run.gates()
     run.finish()

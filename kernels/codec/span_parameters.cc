@@ -61,9 +61,9 @@ Result<SpanParameters> ParseSpanParameters(std::span<const std::byte> bytes,
   p.r_max = plan.lowrank.r_max;
   const std::vector<int64_t> heads = {geometry.layers, geometry.query_heads};
   const int64_t in = int64_t{plan.lowrank.r_max} + geometry.head_dim;
-  KVS_RETURN_IF_ERROR(ReadTensor(
-      *file, name, "W",
-      {geometry.layers, geometry.query_heads, p.d_route, geometry.head_dim}, &p.w));
+  KVS_RETURN_IF_ERROR(
+      ReadTensor(*file, name, "W",
+                 {geometry.layers, geometry.query_heads, p.d_route, geometry.head_dim}, &p.w));
   KVS_RETURN_IF_ERROR(ReadTensor(*file, name, "tau", heads, &p.tau));
   if (file->tensors().contains("norm")) {
     KVS_RETURN_IF_ERROR(ReadTensor(*file, name, "norm", heads, &p.norm));

@@ -39,9 +39,10 @@ Status Unreadable(const std::string& name, int error) {
   switch (error) {
     case ENOENT:
       return NotFound("PARAMETERS_MISSING",
-                      file + "neither the daemon's parameters.directory nor the folder that it "
-                             "comes with (share/kvstrata/parameters) has such a file; name one of "
-                             "theirs, or leave `parameters` out for the untrained fallback");
+                      file +
+                          "neither the daemon's parameters.directory nor the folder that it "
+                          "comes with (share/kvstrata/parameters) has such a file; name one of "
+                          "theirs, or leave `parameters` out for the untrained fallback");
     case EACCES:
     case EPERM:
       return {Code::kPermissionDenied, "PARAMETERS_UNREADABLE",

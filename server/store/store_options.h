@@ -53,7 +53,7 @@ struct StoreOptions {
   StepsOn steps_on = StepsOn::kCpu;  // what min_tokens = "auto" is for
   // Where plans' `parameters` lie, in this order; "": no such folder.
   std::string parameters_directory, shipped_parameters;
-  uint64_t pin_limit_bytes = 0;      // of all pins together; 0: half of both pools
+  uint64_t pin_limit_bytes = 0;  // of all pins together; 0: half of both pools
   // Bytes a second from host to device by moves while a step runs; 0: as fast as it goes.
   uint64_t promote_rate = 0;
   // Called once when a pool's device is lost (DEVICE_FAILED). In any thread, perhaps under the

@@ -49,7 +49,8 @@ std::shared_ptr<SpanParameters> Begun(const Geometry& g, Plan plan) {
   plan.lowrank.d_route = g.head_dim;
   auto p = Trained(g, plan, 0);
   const size_t square = size_t(g.head_dim) * g.head_dim;
-  for (size_t i = 0; i < p->w.size(); ++i) p->w[i] = i % square % (g.head_dim + 1) == 0 ? 1.0f : 0.0f;
+  for (size_t i = 0; i < p->w.size(); ++i)
+    p->w[i] = i % square % (g.head_dim + 1) == 0 ? 1.0f : 0.0f;
   p->norm.assign(p->tau.size(), 1.0f);
   return p;
 }

@@ -166,7 +166,8 @@ TEST_F(ParameterFolder, NamesAreLookedForInEachFolder) {
     bytes = 0;
     ParameterFiles files(folders, parse);
     const auto got = files.Get(plan_, SmallModel().geometry);
-    EXPECT_TRUE(got.ok() || got.status().reason() == "PARAMETERS_MISSING") << got.status().ToString();
+    EXPECT_TRUE(got.ok() || got.status().reason() == "PARAMETERS_MISSING")
+        << got.status().ToString();
     return bytes;
   };
   EXPECT_EQ(found({"", shipped}), 0u);

@@ -126,6 +126,7 @@ def test_the_zoom_loss_is_of_the_whole_distribution():
     scores = mass.clamp(min=1e-9).log() + torch.randn(1, 2, 3, 5, 1, generator=random)
     assert float(ours.zoom_loss(scores, mass, length)) == pytest.approx(0, abs=1e-6)
     assert float(ours.zoom_loss(scores.flip(-1), mass, length)) > 0.1
+    assert float(ours.zoom_loss(scores - (length - 1).clamp(min=1).log(), mass, length, 1.0)) == pytest.approx(0, abs=1e-6)
 
 
 @pytest.fixture(scope="module")
@@ -238,7 +239,7 @@ def test_a_stop_changes_nothing(folder: pathlib.Path, tmp_path: pathlib.Path):
 
 def test_what_loses_more_is_not_kept(folder: pathlib.Path, tmp_path: pathlib.Path):
     """A learning rate that harms: what is saved is what training began with."""
-    told = trained(folder, tmp_path, "--try", "30,0,1,0", "--steps", "2")
+    told = trained(folder, tmp_path, "--try", "30,0,1,0,0", "--steps", "2")
     best = min(told["checks"], key=lambda row: row["kl"])
     assert told["best"] == best["kl"] and told["best_step"] == 0 == best["step"] and len(told["checks"]) > 1
     assert torch.equal(load_file(tmp_path / "tiny.safetensors")["W"], torch.eye(32).expand(2, 4, 32, 32))
