@@ -391,7 +391,8 @@ TEST(SpanParametersFile, ReadsEveryTensorOrNamesIt) {
   more.push_back({"norm", {2, 4}});
   EXPECT_EQ(Parse(FileOf(more), g, plan)->norm.size(), 8u);
   more.back().shape = {2, 3};
-  EXPECT_THAT(std::string(Parse(FileOf(more), g, plan).status().message()), HasSubstr("'norm'"));
+  EXPECT_THAT(std::string(Parse(FileOf(more), g, plan).status().message()),
+              ::testing::HasSubstr("'norm'"));
 }
 
 TEST(SpanParametersFile, HasDirectionsOfItsOwnWhereThePlanNamesNone) {

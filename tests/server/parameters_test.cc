@@ -187,7 +187,7 @@ TEST(ParameterFilesTest, EachIsLoadedOncePerShape) {
   std::ofstream(folder / "p.safetensors") << std::string("\2\0\0\0\0\0\0\0{}", 10);
   int loads = 0;
   ParameterFiles files(
-      folder, [&loads](auto, const std::string& name, auto&, auto&) -> Result<SpanParameters> {
+      {folder}, [&loads](auto, const std::string& name, auto&, auto&) -> Result<SpanParameters> {
         EXPECT_EQ(name, "p.safetensors");
         ++loads;
         if (loads == 3) return InvalidArgument("PARAMETERS_INVALID", "tensor W");
