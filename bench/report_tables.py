@@ -125,15 +125,16 @@ def memory_cell(plan):
 
 
 def speed_cell(plan):
-    rows = [row_of("cuda-linked-h200", f"linked/{plan.linked}/{length}") for length in ("b1/128K", "b1/1024K")]
-    return ", ".join(cell(row, digits=2) + "x" for row in rows) if all(rows) else NOT_MEASURED
+    rows = [row_of("cuda-linked", f"linked/{plan.linked}/{length}") for length in ("b1/128K", "b1/1024K")]
+    mark = "\\*" if is_older("cuda-linked", plan.name) else ""
+    return ", ".join(cell(row, digits=2) + "x" for row in rows) + mark if all(rows) else NOT_MEASURED
 
 
 def plans():
     head = ["plan", "a token reads", "MB read", "attention error", "answers kept, for bytes", "GPU memory, GiB", "GPU speed-up",
             "runs on"]
     measured = (("MB read, attention error", "demo"), ("answers kept", "accuracy"), ("GPU memory", "cuda-pool"),
-                ("speed-up", "cuda-linked-h200"))
+                ("speed-up", "cuda-linked"))
     sources = "; ".join(f"{what}: {short_note(suite)}" for what, suite in measured) + "."
     lines = grid(head, [[f"`{p.name}`", p.reads, read_cell(p), error_cell(p), answers_cell(p), memory_cell(p),
                         speed_cell(p), p.where] for p in PLANS if p.preset])

@@ -13,6 +13,7 @@ RUN apt-get -q update && apt-get -q install -y --no-install-recommends $(sed 's/
     && rm -rf /var/lib/apt/lists/*
 COPY --from=build /src/build/bin/kvstratad /src/build/bin/kvstrata /usr/bin/
 COPY --from=build /src/build/lib/libkvstrata.so* /usr/lib/
+COPY --from=build /src/parameters/*.safetensors /usr/share/kvstrata/parameters/
 VOLUME /run/kvstrata
 HEALTHCHECK --interval=5s --timeout=3s CMD ["kvstrata", "--socket", "/run/kvstrata/kvstratad.sock", "health", "-q"]
 ENTRYPOINT ["kvstratad", "--socket", "/run/kvstrata/kvstratad.sock"]

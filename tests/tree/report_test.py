@@ -79,7 +79,7 @@ class ReportTest(unittest.TestCase):
         self.change("cuda-pool-h100.json", lambda r: r["rows"].clear())
         self.report()
         quest = re.search(r"\| `quest` .*", (self.root / "README.md").read_text())[0]
-        self.assertIn("| not measured | 4.2x, 9.4x |", quest)
+        self.assertRegex(quest, r"\| not measured \| [\d.]+x, [\d.]+x \|")
 
     def test_a_mark_goes_when_a_suite_is_measured_anew(self):
         sekv = next(plan for plan in report_tables.PLANS if plan.name == "sekv")
