@@ -8,6 +8,7 @@
 # make image  the container image `kvstrata`, compiled inside, by docker, podman or buildah
 # make bundle dist/gpu: GPU tests and benchmarks for a machine with a GPU (bench/cuda/run_gpu.sh);
 #             TRACE=file (docs/traces.md): plan sekv too
+# make version V=1.2.3  writes a new version where it stands; the changelogs want words
 # make build  build/bin/kvstratad, build/bin/kvstrata, build/lib/libkvstrata.so
 # make all    tests and benchmarks too
 # Each installs what it needs (docker/packages.apt, integrations/requirements.txt).
@@ -25,7 +26,7 @@ JOBS   := $(shell nproc)
 REPORTS := $(abspath $(BUILD))/asan/report
 SANITIZED := ASAN_OPTIONS=log_path=$(REPORTS) UBSAN_OPTIONS=log_path=$(REPORTS):print_stacktrace=1
 
-.PHONY: demo demo-numpy demo-transformers demo-vllm demo-sglang test test-transformers test-vllm test-sglang build all bench image bundle asan asan-daemon asan-rpc tsan golden tidy format format-check clean
+.PHONY: demo demo-numpy demo-transformers demo-vllm demo-sglang test test-transformers test-vllm test-sglang build all bench image bundle asan asan-daemon asan-rpc tsan golden tidy format format-check version clean
 
 demo: demo-$(ENGINE)
 demo-numpy: build
@@ -111,6 +112,9 @@ format:
 	git ls-files '*.cc' '*.h' '*.cu' '*.cuh' | xargs clang-format -i
 format-check:
 	git ls-files '*.cc' '*.h' '*.cu' '*.cuh' | xargs clang-format --dry-run -Werror
+
+version:
+	$(PYTHON) tests/tree/check_version.py . --set $(V)
 
 clean:
 	rm -rf $(BUILD)
