@@ -17,6 +17,14 @@ def rows(count, seed):
     return np.random.default_rng(seed).standard_normal((count, HEADS, DIM), dtype=np.float32)
 
 
+def asked(socket):
+    """By gRPC, which an engine does not need."""
+    import google.protobuf
+    from kvstrata.grpc import Client
+    with Client(socket) as client:
+        return f", daemon {client.status().version}, protobuf {google.protobuf.__version__}"
+
+
 def main(socket, *options):
     with kvstrata.attach(socket, client_name="decode.py") as session:
         model = session.register_model("decode.py", "sha256:decode.py", layers=LAYERS, query_heads=HEADS, kv_heads=HEADS,
@@ -33,10 +41,7 @@ def main(socket, *options):
             assert sequence.tokens == len(PROMPT) + 1, sequence.tokens
     said = kvstrata.library.load().path
     if "--grpc" in options:
-        import google.protobuf
-        import kvstrata.grpc
-        with kvstrata.grpc.Client(socket) as client:
-            said += f", daemon {client.status().version}, protobuf {google.protobuf.__version__}"
+        said += asked(socket)
     print(f"decoded a step with {said}")
 
 
