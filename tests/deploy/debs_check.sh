@@ -32,7 +32,7 @@ socket=/run/kvstrata/kvstratad.sock
 for deb in "$debs"/*.deb; do
   tree=$(mktemp -d "$root/tmp/tree.XXXXXX")
   dpkg-deb -R "$deb" "$tree"
-  sed -i 's/0\.1\.0/&+next/' "$tree/DEBIAN/control"
+  sed -i 's/0\.1\.0/&+next/g' "$tree/DEBIAN/control"
   [ ! -f "$tree/etc/kvstrata/kvstratad.toml" ] || echo '# of the next release' >> "$tree/etc/kvstrata/kvstratad.toml"
   dpkg-deb --root-owner-group -b "$tree" "$root/tmp/new" > /dev/null
   rm -rf "$tree"
