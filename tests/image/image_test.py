@@ -149,7 +149,7 @@ def run_as_sidecar(builder):
         container.await_health(("kvstrata", "health", "-q"))
 
 
-def enter_namespaces(words):
+def enter_namespaces(program, words):
     """Starts this program again, in a mount namespace whose root crun can pivot away from, where the machine's may be a
     chroot, and with cgroups of version 2, which crun asks for though it is to leave them alone."""
     script = """set -eu
@@ -160,7 +160,7 @@ def enter_namespaces(words):
         umount -R -l /sys/fs/cgroup 2>/dev/null || true
         mount -t cgroup2 none /sys/fs/cgroup
         exec "$@" """
-    os.execvp("unshare", ["unshare", "--mount", "sh", "-c", script, "sh", sys.executable, "-B", __file__, *words, INSIDE])
+    os.execvp("unshare", ["unshare", "--mount", "sh", "-c", script, "sh", sys.executable, "-B", program, *words, INSIDE])
 
 
 def main():
@@ -174,7 +174,7 @@ def main():
         print("SKIPPED: wants root and docker/image.apt")
         return 77
     if not arguments.inside:
-        enter_namespaces(sys.argv[1:])
+        enter_namespaces(__file__, sys.argv[1:])
     folder = arguments.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     builder = Builder(folder)
