@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Debian's packages of what `make build` made, judged by lintian: build_debs.sh BUILD OUT. Wants deploy/debian.apt.
 set -euo pipefail
 source=$(cd "$(dirname "$0")/.." && pwd)

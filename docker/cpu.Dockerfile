@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # kvstrata without a GPU: stage `build` compiles, stage `daemon` runs kvstratad, stage `engine` runs
 # the small engine against it. Build: docker build -f docker/cpu.Dockerfile --target daemon .
 FROM debian:12 AS build

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Writes seccomp.json: SystemCallFilter= of deploy/systemd/kvstratad.service as a profile for containers. It has io_uring,
 which Docker's own forbids.
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Debian's packages in a bare Debian 12: installed, the unit's command run, a step decoded by python3-kvstrata and by the
 # wheel; upgraded with a changed configuration, purged. Root; needs no systemd that runs, and mounts nothing outside.
 #   debs_check.sh DEBS WHEEL FOLDER     FOLDER keeps the bare root's archive
@@ -34,7 +35,7 @@ for deb in "$debs"/*.deb; do
   dpkg-deb -R "$deb" "$tree"
   sed -i 's/0\.1\.0/&+next/g' "$tree/DEBIAN/control"
   [ ! -f "$tree/etc/kvstrata/kvstratad.toml" ] || echo '# of the next release' >> "$tree/etc/kvstrata/kvstratad.toml"
-  dpkg-deb --root-owner-group -b "$tree" "$root/tmp/new" > /dev/null
+  dpkg-deb --root-owner-group -Znone -b "$tree" "$root/tmp/new" > /dev/null
   rm -rf "$tree"
 done
 

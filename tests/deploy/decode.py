@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attaches by the installed package, decodes one step, and asks the daemon about it. Prints which library it was.
 
     decode.py SOCKET [--grpc]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """docker/compose.yaml by the schema of the compose specification (check-jsonschema has it), deploy/kubernetes by those of
 Kubernetes (kubernetes-validate has them), each with a mistake that must be found; and what no schema can say: that images,
 users and sockets are those of the Dockerfile."""

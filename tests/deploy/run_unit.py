@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs what kvstratad.service says, without systemd: its ExecStart as its User and Group, with its RuntimeDirectory,
 StateDirectory and UMask, until it says READY=1; then the commands, each a word list of a shell, and SIGTERM.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What systemd says of deploy/systemd/kvstratad.service: nothing is wrong with it, and its exposure is at most 4.0, with
 what a GPU needs too. Without the sandbox it is worse, so that the score says something. Exit code 77: no systemd."""
 

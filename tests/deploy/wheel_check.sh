@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # The wheel in an empty environment beside what vLLM's tests have of protobuf and gRPC, and LMCache: nobody's requirements
 # are broken, a step is decoded, the daemon is asked by gRPC.
 #   wheel_check.sh WHEEL BUILD

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """docker/cuda.Dockerfile upon the image of cpu.Dockerfile, as image_test builds it, run where there is no driver: it finds
 its CUDA backend, and says what is missing of the machine. Beside the CPU image, which starts on the same machine.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The image of docker/cpu.Dockerfile, without Docker: its stage `daemon` is built by buildah from the
 binaries that were just made, and run by podman and crun as docker/compose.yaml runs it: as its user, read-only, without
 capabilities, under docker/seccomp.json. Its HEALTHCHECK, the CLI, an engine outside (with --python) and `docker stop`'s

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What somebody's program needs of the installed library: attaches to argv[1] and says which library it runs with. */
 #include <kvstrata/kvstrata.h>
 #include <stdio.h>

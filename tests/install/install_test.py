@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Installs this build, component by component, below a DESTDIR, then compiles and runs a C program that finds the
 library by pkg-config, and one that finds it by CMake's find_package, against the daemon that was installed.
 
