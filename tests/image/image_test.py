@@ -17,6 +17,7 @@ import glob
 import json
 import os
 import pathlib
+import resource
 import shutil
 import subprocess
 import sys
@@ -86,6 +87,12 @@ def build(builder, binaries, libraries):
             "--pull-never", "--tag", IMAGE, "--file", str(dockerfile), str(ROOT / "docker"))
 
 
+def limits():
+    """podman raises them unless it is told, which a build machine may forbid. io_uring takes more than 4,096 files."""
+    files, processes = (resource.getrlimit(kind)[1] for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC))
+    return "--ulimit", f"nofile={files}:{files}", "--ulimit", f"nproc={processes}:{processes}"
+
+
 class Container:
     """`podman run` of the image, as long as the `with` lasts; the end must be a clean one."""
 
@@ -95,7 +102,7 @@ class Container:
         self.name = f"kvstrata-{os.getpid()}"
         self.log = builder.folder / "daemon.log"
         self.started = [*self.podman, "run", "--rm", "--name", self.name, "--cgroups=disabled", "--network=host",
-                        "--ulimit", "nofile=65536:65536", "--ulimit", "nproc=2000:2000", "--no-healthcheck", "--read-only",
+                        *limits(), "--no-healthcheck", "--read-only",
                         "--cap-drop=all", "--security-opt=no-new-privileges", *options, image]
 
     def __enter__(self):
