@@ -1,10 +1,9 @@
 #include "kernels/codec/cuda_packer.h"
 
-#include <sys/random.h>
-
 #include <algorithm>
 #include <chrono>
 #include <numeric>
+#include <random>
 #include <utility>
 
 #include "base/check.h"
@@ -349,12 +348,10 @@ Result<PackedBytes> CudaPacker::PackRangeLocked(const RecompressInput& input, co
 }
 
 PackedBytes CudaPacker::Described(const PackedPlaces& places, std::shared_ptr<std::byte> extent) {
-  // Not std::random_device: with it libkvstrata would ask for glibc 2.36, which engines' images
-  // lack.
-  uint64_t build = 0;
-  KVS_CHECK(getrandom(&build, sizeof(build), 0) == sizeof(build));
+  std::random_device random;
   const auto bytes = static_cast<uint64_t>(places.bytes());
-  return {places.Front(build), {std::move(extent), bytes}, places.info()};
+  return {
+      places.Front(uint64_t{random()} << 32 | random()), {std::move(extent), bytes}, places.info()};
 }
 
 Status CudaPacker::CopyRotations(const SegmentPlans& plans, const PackedPlaces& places,

@@ -53,7 +53,7 @@ inside python3 /tmp/run_unit.py "kvstrata --socket $socket status" \
   "! setpriv --reuid=nobody --regid=nogroup --clear-groups kvstrata --socket $socket health"
 expect "what the disk tier left" "$(inside stat -c %U:%a /var/lib/kvstrata/disk)" kvstrata:700
 
-inside sh -c 'apt-get -q install -y --no-install-recommends /tmp/new/*.deb'
+inside sh -c 'apt-get -q install -y --no-install-recommends -o Dpkg::Options::=--force-confold /tmp/new/*.deb'
 expect "the version" "$(inside dpkg-query -W -f '${Version}' kvstrata)" 0.1.0+next
 expect "the changed configuration" "$(grep -c '300MiB\|next release' "$root/etc/kvstrata/kvstratad.toml")" 1
 inside python3 /tmp/run_unit.py "/tmp/venv/bin/python /tmp/decode.py $socket"
