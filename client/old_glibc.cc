@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <sys/random.h>
 
+#include <cstdint>
+
 #include "base/check.h"
 
 // As its manual says: four bytes of the kernel's generator; never fails.
