@@ -15,6 +15,6 @@ cd "$out/kvstrata"
 # Debian's tools alone, whatever Python comes first elsewhere.
 PATH=/usr/sbin:/usr/bin:/sbin:/bin KVS_BUILD=$build dpkg-buildpackage --build=binary --no-sign --no-check-builddeps
 cd ..
-lintian --fail-on error,warning --show-overrides ./*.changes
+lintian --fail-on error,warning ./*.changes
 rm -rf kvstrata
 ls ./*.deb
