@@ -149,7 +149,7 @@ def _row(plan, tokens):
 
 def speed():
     """How many times faster than dense attention a layer's attention is, over the length."""
-    suite = "cuda-linked-h200"
+    suite = "cuda-linked"
     result = result_of(suite)
     ratios = {r["id"]: r["ratio"] for r in result["rows"] if "ratio" in r}
     lengths = {"32K": 32768, "128K": 131072, "1024K": 1048576}

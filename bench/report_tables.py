@@ -18,6 +18,7 @@ class Plan:
     reads: str
     linked: str = ""  # as ids of cuda-linked call it; "": not there
     where: str = "CPU, GPU; every engine"
+    preset: bool = True  # not options of another
 
 
 # Neither vLLM nor SGLang tells the surprisal of a prompt's tokens, which spans are cut by.
@@ -25,7 +26,7 @@ PLANS = [
     Plan("full", "everything", "full"),
     Plan("window", "the first and the last tokens"),
     Plan("quest", "pages, by their keys' extremes (Quest)", "quest"),
-    Plan("quest_softmax", "pages of 32, by extremes balanced over heads", "quest_softmax"),
+    Plan("quest_softmax", "pages of 32, by extremes balanced over heads", "quest_softmax", preset=False),
     Plan("strata", "tokens, by keys in two bits (ours)", "strata"),
     Plan("chess", "pages in a hierarchy, rarely chosen anew (CHESS)", "chess"),
     Plan("tokenselect", "tokens that heads vote for (TokenSelect)", "tokenselect_0.9"),
@@ -124,18 +125,19 @@ def memory_cell(plan):
 
 
 def speed_cell(plan):
-    rows = [row_of("cuda-linked-h200", f"linked/{plan.linked}/{length}") for length in ("b1/128K", "b1/1024K")]
-    return ", ".join(cell(row, digits=2) + "x" for row in rows) if all(rows) else NOT_MEASURED
+    rows = [row_of("cuda-linked", f"linked/{plan.linked}/{length}") for length in ("b1/128K", "b1/1024K")]
+    mark = "\\*" if is_older("cuda-linked", plan.name) else ""
+    return ", ".join(cell(row, digits=2) + "x" for row in rows) + mark if all(rows) else NOT_MEASURED
 
 
 def plans():
     head = ["plan", "a token reads", "MB read", "attention error", "answers kept, for bytes", "GPU memory, GiB", "GPU speed-up",
             "runs on"]
     measured = (("MB read, attention error", "demo"), ("answers kept", "accuracy"), ("GPU memory", "cuda-pool"),
-                ("speed-up", "cuda-linked-h200"))
+                ("speed-up", "cuda-linked"))
     sources = "; ".join(f"{what}: {short_note(suite)}" for what, suite in measured) + "."
     lines = grid(head, [[f"`{p.name}`", p.reads, read_cell(p), error_cell(p), answers_cell(p), memory_cell(p),
-                        speed_cell(p), p.where] for p in PLANS])
+                        speed_cell(p), p.where] for p in PLANS if p.preset])
     return [*lines, "", sources]
 
 

@@ -2,7 +2,7 @@
 #   library  libkvstrata.so.N, which an engine links; needs libc alone
 #   remote   libkvstrata_remote.so.N, the same ABI over gRPC, for tools
 #   devel    headers, kvstrata.pc, find_package(kvstrata), for both libraries
-#   daemon   kvstratad, kvstrata, their completions, configuration, systemd's unit and its user
+#   daemon   kvstratad, kvstrata, their completions, parameters, configuration, systemd's unit and its user
 #   cuda     libkvstrata_cuda.so, beside the library, and what it needs of the unit
 include(CMakePackageConfigHelpers)
 
@@ -42,6 +42,12 @@ if(KVS_SERVER)
   install(FILES ${CMAKE_SOURCE_DIR}/deploy/systemd/kvstratad.service DESTINATION lib/systemd/system COMPONENT daemon)
   install(FILES ${CMAKE_SOURCE_DIR}/deploy/systemd/kvstrata.sysusers DESTINATION lib/sysusers.d
     RENAME kvstrata.conf COMPONENT daemon)
+  # Trained parameters, where the daemon finds them; a tree may have none.
+  install(DIRECTORY DESTINATION ${CMAKE_INSTALL_DATADIR}/kvstrata/parameters COMPONENT daemon)
+  if(IS_DIRECTORY ${CMAKE_SOURCE_DIR}/parameters)
+    install(DIRECTORY ${CMAKE_SOURCE_DIR}/parameters/ DESTINATION ${CMAKE_INSTALL_DATADIR}/kvstrata/parameters
+      COMPONENT daemon FILES_MATCHING PATTERN "*.safetensors")
+  endif()
   # They come from the program's own table of commands.
   foreach(shell_and_file bash:bash-completion/completions/kvstrata zsh:zsh/vendor-completions/_kvstrata
       fish:fish/vendor_completions.d/kvstrata.fish)

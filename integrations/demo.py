@@ -89,7 +89,7 @@ def plans(prompt: int) -> list[Row]:
             Row("tokenselect", f"tokenselect{{k = {budget - 192}, n_init = 64, n_local = 128, min_tokens = 0}}"),
             Row("sentencekv", f"sentencekv{{tau = {budget - 64}, min_tokens = 0}}"),
             Row("sekv", "sekv{rows_share = 0.25, local = 128, min_tokens = 0}"),
-            Row("mosaickv", "mosaickv{strategy = \"search\", share = 0.125, min_tokens = 0}"),
+            Row("mosaickv", "mosaickv{keep = 48, max_loss = 1, truncate = false, share = 0.125, min_tokens = 0}"),
             Row("strata", f"strata{{budget = {budget}, min_tokens = 0}}")]
 
 

@@ -12,6 +12,7 @@ set(KVS_OPS_SOURCES
   selection.cc
   rotary.cc
   simd_target.cc
+  ops/always/always_ref.cc
   ops/append/append_ref.cc
   ops/append/append_simd.cc
   ops/attend_chunk/attend_chunk_ref.cc

@@ -302,14 +302,15 @@ constexpr std::array kKeys = {
                 return DurationIn(v, microseconds(0), microseconds(86'400'000'000),
                                   &c->disk_values.checkpoint_interval);
               }},
-    ConfigKey{"parameters.directory", "KVSTRATA_PARAMETERS_DIRECTORY", "",
-              "a directory's absolute path; '': none",
-              "where the files lie that plans name by `parameters` (SeKV, trained)",
-              [](std::string_view v, Config* c) {
-                c->store.parameters_directory = v;
-                return v.empty() || v.front() == '/';
-              },
-              true},
+    ConfigKey{
+        "parameters.directory", "KVSTRATA_PARAMETERS_DIRECTORY", "",
+        "a directory's absolute path; '': none",
+        "where the files lie that plans name by `parameters` (SeKV, trained), before those shipped",
+        [](std::string_view v, Config* c) {
+          c->store.parameters_directory = v;
+          return v.empty() || v.front() == '/';
+        },
+        true},
     ConfigKey{"shutdown.timeout", "KVSTRATA_SHUTDOWN_TIMEOUT", "4s", "a duration, 100ms to 5s",
               "a shutdown that takes longer is cut short, with exit code 1",
               [](std::string_view v, Config* c) {

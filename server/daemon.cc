@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <new>
 #include <optional>
 #include <span>
@@ -56,6 +57,14 @@ constexpr std::chrono::milliseconds kGrace{150};
 constexpr std::chrono::seconds kResizeTimeout{10};
 // How much of what waits for the disk a stop still writes; the rest is dropped.
 constexpr uint64_t kMostBytesAtStop = uint64_t{64} << 20;
+
+// Beside the binary, <prefix>/bin/kvstratad: of an installation, and of a build tree.
+std::string ShippedParameters() {
+  std::error_code unknown;
+  const auto binary = std::filesystem::read_symlink("/proc/self/exe", unknown);
+  if (unknown) return "";
+  return binary.parent_path().parent_path() / "share/kvstrata/parameters";
+}
 
 std::vector<ConfigItem> ItemsOf(const Config& config) {
   std::vector<ConfigItem> items;
@@ -168,6 +177,7 @@ Result<std::vector<StoreDevice>> Daemon::Parts::FindGpus(std::unique_ptr<MemoryR
 Status Daemon::Parts::MakeStore() {
   config.store.new_recompressor = NewRecompressor;
   config.store.parse_parameters = ParseSpanParameters;
+  config.store.shipped_parameters = ShippedParameters();
   pools_failed.Reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   config.store.on_pool_failure = [this](PoolId pool, const Status& why) {
     TellPoolFailure(pool, why);

@@ -11,7 +11,9 @@ factors and rows, which a daemon stores in bf16.
 
 from __future__ import annotations
 
+import concurrent.futures
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -23,25 +25,27 @@ from torch.nn import functional as F
 
 from lora_llama import Attention, Llama, Rope
 
-ALPHA, L_MIN, R_MAX, D_ROUTE, HIDDEN = 2.0, 4, 32, 32, 64
-GATE_FLOOR, MAX_LOSS, ANCHOR_SLACK, TEMPERATURE = 0.05, 0.3, 1e-6, 0.1
-TAU_AT_START, POSITIVE, COVERAGE, MINED, MINED_FLOOR = 0.05, 10.0, 0.9, 64, 0.5
+ALPHA, L_MIN, R_MAX, HIDDEN = 2.0, 4, 32, 64
+GATE_FLOOR, MAX_LOSS, ANCHOR_SLACK = 0.05, 0.3, 1e-6
+TEMPERATURE = 1.0  # of the straight-through choice, in nats of relevance
 
-MATRICES = 8192  # that are decomposed by one call
-BATCHED = 32     # channels up to which a GPU decomposes a batch at once; larger matrices one by one, slower than a CPU
+MATRICES = 512   # that are decomposed by one call
+BATCHED = 32     # channels up to which a GPU decomposes a batch at once; larger ones one by one, slower than CPUs do
+PASSED_OVER = 4  # spans, in training
+OPEN_GATE = 20.0  # of which the sigmoid is 1 in fp32
 
 
 class Parameters(torch.nn.Module):
-    """W [L, H, d', d], tau [L, H] and the gates' network, all fp32. Begin: W is 0 until begin_at(); tau is permissive,
-    and gates are near 1. What is learned of W is `directions`, of which `scale` is a constant factor a head: keys of
-    different heads differ in norm tenfold, and one learning rate is to turn all of them as far."""
+    """Routers W = (1 + turn) diag(e^stretch) [L, H, d, d], tau [L, H] and the gates' network, all fp32. They begin as the
+    untrained rule: W is 1, tau 0 and gates are 1. `gated`: whether gates are computed; else they are 1."""
 
     def __init__(self, layers: int, heads: int, head_dim: int, seed: int) -> None:
         super().__init__()
         random = torch.Generator().manual_seed(seed)
-        self.directions = torch.nn.Parameter(torch.zeros(layers, heads, D_ROUTE, head_dim))
-        self.register_buffer("scale", torch.ones(layers, heads, 1, 1))
-        self.tau = torch.nn.Parameter(torch.full((layers, heads), TAU_AT_START))
+        self.turn = torch.nn.Parameter(torch.zeros(layers, heads, head_dim, head_dim))
+        self.stretch = torch.nn.Parameter(torch.zeros(layers, heads, head_dim))
+        self.register_buffer("tau", torch.zeros(layers, heads))
+        self.gated = False
         self.g_phi = torch.nn.Sequential(torch.nn.Linear(R_MAX + head_dim, HIDDEN), torch.nn.GELU(),
                                          torch.nn.Linear(HIDDEN, HIDDEN), torch.nn.GELU(), torch.nn.Linear(HIDDEN, R_MAX))
         with torch.no_grad():
@@ -49,25 +53,15 @@ class Parameters(torch.nn.Module):
                 layer.weight.copy_(torch.randn(layer.weight.shape, generator=random) / math.sqrt(layer.in_features))
                 layer.bias.zero_()
             self.g_phi[4].weight *= 0.1
-            self.g_phi[4].bias += 2.0
-
-    @torch.no_grad()
-    def begin_at(self, k_mean: Tensor, length: Tensor) -> None:
-        """W: principal directions of the mean keys [L, B, K, S, d], so scaled that the relevance of a key of usual norm
-        is about the logit of its coarse row, q . k / sqrt(d). length [B, S]."""
-        kv_heads, dim = k_mean.shape[2], k_mean.shape[4]
-        rows = k_mean.transpose(1, 2)[:, :, length > 0]  # [L, K, spans, d]
-        _, vectors = torch.linalg.eigh(rows.transpose(-1, -2) @ rows)
-        directions = vectors[..., -D_ROUTE:].transpose(-1, -2)  # [L, K, d', d]
-        group = self.directions.shape[1] // kv_heads
-        norm = (rows @ directions.transpose(-1, -2)).norm(dim=-1).mean(-1)
-        # With W = c P: relevance = c (P q . P k) / (|P k| sqrt(d')), so c = |P k| sqrt(d' / d).
-        self.scale.copy_((norm * math.sqrt(D_ROUTE / dim)).repeat_interleave(group, dim=1)[..., None, None])
-        self.directions.copy_(directions.repeat_interleave(group, dim=1))
+            self.g_phi[4].bias += 6.0
 
     @property
     def W(self) -> Tensor:
-        return self.scale * self.directions
+        one = torch.eye(self.turn.shape[-1], device=self.turn.device)
+        return (one + self.turn) * self.stretch.exp()[..., None, :]
+
+    def routers(self) -> list[torch.nn.Parameter]:
+        return [self.turn, self.stretch]
 
     def gates(self, spectrum: Tensor, k_mean: Tensor) -> Tensor:
         """Of spectra [..., R] (padded with 0), with mean keys [..., d]."""
@@ -77,8 +71,11 @@ class Parameters(torch.nn.Module):
         return self.g_phi(torch.cat((scaled, k_mean / norm.clamp(min=1e-30)), dim=-1)).sigmoid()
 
     def tensors(self) -> dict[str, Tensor]:
-        """As the daemon reads them. tau stays within [0, 1], outside of which it would mean the same as there."""
-        learned = {"W": self.W, "tau": self.tau.clamp(0, 1)} | {f"g_phi.{k}": v for k, v in self.g_phi.state_dict().items()}
+        """As the daemon reads them. `norm` takes the place of |W k_mean|: relevance is not divided by it."""
+        gates = self.g_phi.state_dict()
+        if not self.gated:
+            gates["4.weight"], gates["4.bias"] = torch.zeros_like(gates["4.weight"]), torch.full_like(gates["4.bias"], OPEN_GATE)
+        learned = {"W": self.W, "tau": self.tau, "norm": torch.ones_like(self.tau)} | {f"g_phi.{k}": v for k, v in gates.items()}
         return {name: value.detach().float().cpu().contiguous() for name, value in learned.items()}
 
 
@@ -150,20 +147,37 @@ def rows_of(x: Tensor, group: Group) -> Tensor:
     return flat[:, :, group.places].float() * group.real[..., None]
 
 
+_SOLVERS = concurrent.futures.ThreadPoolExecutor(os.cpu_count(), initializer=lambda: torch.set_num_threads(1))
+
+
+def eigenvectors(gram: Tensor) -> tuple[Tensor, Tensor]:
+    """Of matrices [n, c, c], ascending. In parts: a solver's workspace for all of a batch's matrices is more than 2^31
+    elements. Larger ones by all CPUs, one part each."""
+    if gram.shape[-1] <= BATCHED:
+        parts = [torch.linalg.eigh(part) for part in gram.split(16 * MATRICES)]
+    else:
+        parts = list(_SOLVERS.map(torch.linalg.eigh, gram.cpu().split(MATRICES)))
+    values, vectors = (torch.cat(column).to(gram.device) for column in zip(*parts))
+    return values, vectors
+
+
 def factors_of(rows: Tensor) -> Factors:
     """By the eigenvectors of the smaller Gram matrix: singular values below 3e-4 of the first are noise, which no gate
     can tell from 0."""
     tall = rows.shape[-2] > rows.shape[-1]
     gram = rows.transpose(-1, -2) @ rows if tall else rows @ rows.transpose(-1, -2)
-    # In parts: a solver's workspace for all of a batch's matrices is more than 2^31 elements.
-    solver = gram.device if gram.shape[-1] <= BATCHED else torch.device("cpu")
-    parts = [torch.linalg.eigh(part.to(solver)) for part in gram.flatten(0, 2).split(MATRICES)]
-    values, vectors = (torch.cat(column).to(gram.device) for column in zip(*parts))
+    values, vectors = eigenvectors(gram.flatten(0, 2))
     rank = min(R_MAX, gram.shape[-1])
     s = values.flip(-1)[:, :rank].clamp(min=0).sqrt().unflatten(0, gram.shape[:3])
     v = vectors.flip(-1)[..., :rank].unflatten(0, gram.shape[:3])
     left = rows @ (v / s.clamp(min=1e-6)[..., None, :]) if tall else v
     return Factors(left, F.pad(s, (0, R_MAX - rank)), rows.square().sum((-1, -2)))
+
+
+def may_be_factored(longest: int, dim: int) -> bool:
+    """Whether a span of so many tokens is smaller as factors if all gates are open."""
+    rank = min(R_MAX, dim, longest)
+    return rank * (longest + dim) < longest * dim
 
 
 def stored(x: Tensor, group: Group, factors: Factors, gates: Tensor) -> Tensor:
@@ -186,33 +200,46 @@ def stored(x: Tensor, group: Group, factors: Factors, gates: Tensor) -> Tensor:
 
 
 def relevance(q: Tensor, k_mean: Tensor, log_length: Tensor, w: Tensor) -> Tensor:
-    """Logits [B, K, G, T, S] of q [B, K, G, T, d], k_mean [B, K, S, d]; w [H, d', d] of one layer."""
+    """Logits [B, K, G, T, S] of q [B, K, G, T, d], k_mean [B, K, S, d]; w [H, d', d] of one layer. Not divided by
+    |W k_mean|: with w = 1 it is the coarse row's own logit."""
     w = w.unflatten(0, q.shape[1:3])
     asked = torch.einsum("kgrd,bkgtd->bkgtr", w, q)
     known = torch.einsum("kgrd,bksd->bkgsr", w, k_mean)
-    known = known / known.norm(dim=-1, keepdim=True).clamp(min=1e-30)
     return asked @ known.transpose(-1, -2) / math.sqrt(w.shape[2]) + log_length[:, None, None, None]
 
 
 @torch.no_grad()
-def expanded(logits: Tensor, length: Tensor, tau: Tensor, room: Tensor, passed_over: int | None = 8) -> Tensor:
+def expanded(logits: Tensor, length: Tensor, tau: Tensor, room: Tensor, passed_over: int | None = None) -> Tensor:
     """Which spans a query expands, [B, K, G, T, S]: above tau [K, G], in descending relevance, what fits in room [B, T].
-    Of those that do not fit only the first `passed_over` are passed over; what follows the next one stays coarse. None:
-    all are, as a daemon does."""
+    What does not fit is passed over, as a daemon does: all of it, or only the first `passed_over` spans, for what a GPU
+    starts few kernels; what follows the next one then stays coarse."""
     threshold = torch.logit(tau.clamp(0, 1))[None, :, :, None, None]
     may = (logits > threshold) & (length > 0)[:, None, None, None]
     order = logits.masked_fill(~may, -math.inf).argsort(dim=-1, descending=True)
     more = (length - 1)[:, None, None, None].expand_as(order).gather(-1, order)
-    going = may.gather(-1, order)
-    left = room[:, None, None, :, None]
-    for _ in range(length.shape[1] if passed_over is None else passed_over):
+    going, left = may.gather(-1, order), room[:, None, None, :, None]
+    for _ in range(passed_over or 0):
         over = going & ((more * going).cumsum(-1) > left)
-        first = over & (over.cumsum(-1) == 1)
-        if passed_over is None and not bool(first.any()):
-            break
-        going = going & ~first
-    taken = going & ((more * going).cumsum(-1) <= left)
+        going = going & ~(over & (over.cumsum(-1) == 1))
+    if passed_over is not None:
+        taken = going & ((more * going).cumsum(-1) <= left)
+    else:
+        taken, left = torch.zeros_like(going), left.expand_as(order)[..., 0]
+        for i, cost in enumerate(more.unbind(-1)):
+            taken[..., i] = going[..., i] & (cost <= left)
+            left = left - cost * taken[..., i]
     return torch.zeros_like(may).scatter(-1, order, taken)
+
+
+def chosen_softly(scores: Tensor, hard: Tensor, length: Tensor) -> Tensor:
+    """`hard`, with the gradient of a sigmoid around what the budget cuts off: the middle between the least relevant
+    span that is expanded and the most relevant one that is not."""
+    known, real = scores.detach(), (length > 0)[:, None, None, None]
+    least = known.masked_fill(~hard, math.inf).amin(-1, keepdim=True)
+    most = known.masked_fill(hard | ~real, -math.inf).amax(-1, keepdim=True)
+    cut = torch.where(least.isinf(), most, torch.where(most.isinf(), least, (least + most) / 2))
+    soft = ((scores - cut.nan_to_num(0, 0, 0)) / TEMPERATURE).sigmoid()
+    return hard + soft - soft.detach()
 
 
 class Mixed(NamedTuple):
@@ -240,8 +267,8 @@ def attend(logits: Mixed, zoom: Tensor, member: Tensor, values: Tensor, v_mean: 
 @dataclass
 class Batch:
     """What full attention says of rows, and what does not depend on parameters. keys, values [L, B, K, N, d]; k_mean,
-    v_mean [L, B, K, S, d], rounded to bf16; teacher [B, T, vocabulary], log-probabilities; wanted
-    [L, B, K, G, T, S], the spans that hold most mass, and mined [L, B, K, G, T]."""
+    v_mean [L, B, K, S, d], rounded to bf16; known, keys and values as expanded spans have them while all gates are open;
+    hidden [B, T, width], what the head reads; factors of each group, None where only open gates were asked for and no such span is factored."""
     ids: Tensor
     tokens: int
     spans: Spans
@@ -249,28 +276,30 @@ class Batch:
     values: Tensor
     k_mean: Tensor
     v_mean: Tensor
-    factors: list[tuple[Factors, Factors]]
-    teacher: Tensor
-    wanted: Tensor
-    mined: Tensor
+    known: tuple[Tensor, Tensor]
+    factors: list[tuple[Factors, Factors] | None]
+    hidden: Tensor
 
 
 class Found(NamedTuple):
-    """Of a forward pass: logits [B, T, vocabulary], and by layer: zoom loss, expanded spans and their rows a query head,
-    error of attention against full attention of the same queries (relative L2), where it was asked for."""
+    """Of a forward pass: logits [B, T, vocabulary], and by layer: rows that expansions add a query head; and where it
+    was asked for, against full attention of the same queries, the zoom loss and attention's error (relative L2)."""
     logits: Tensor
-    zoom: Tensor
-    expanded: Tensor
     rows: Tensor
+    zoom: Tensor
     error: Tensor
 
 
-def zoom_loss(logits: Tensor, wanted: Tensor, mined: Tensor, length: Tensor) -> Tensor:
-    """Of one layer: cross-entropy with weighted positives, a mean over spans, then over mined queries."""
-    real = (length > 0)[:, None, None, None]
-    each = torch.where(wanted, POSITIVE * F.softplus(-logits), F.softplus(logits)) * real
-    by_query = each.sum(-1) / real.sum(-1).clamp(min=1)
-    return (by_query * mined).sum() / mined.sum().clamp(min=1)
+def zoom_loss(scores: Tensor, mass: Tensor, length: Tensor, power: float = 0.0) -> Tensor:
+    """Of one layer: KL of relevance, as a distribution over spans, from full attention's mass on them [B, K, G, T, S],
+    each divided by the rows that its expansion adds, to that power: 1 asks for the most mass a row. A mean over queries,
+    weighted with their mass on spans."""
+    real, on_spans = (length > 0)[:, None, None, None], mass.sum(-1)
+    wanted = mass / (length - 1).clamp(min=1)[:, None, None, None] ** power
+    wanted = wanted / wanted.sum(-1, keepdim=True).clamp(min=1e-9)
+    said = scores.masked_fill(~real, -1e4).log_softmax(-1)
+    apart = (wanted * (wanted.clamp(min=1e-9).log() - said)).sum(-1)
+    return (apart * on_spans).sum() / on_spans.sum().clamp(min=1e-9)
 
 
 class Student(Llama):
@@ -282,15 +311,14 @@ class Student(Llama):
         self.turn = self.rope(self.shape.rope_theta, context)
 
     @torch.no_grad()
-    def read(self, ids: Tensor, behind: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Full attention: keys, values [L, B, K, n, d], queries of the last `behind` tokens [L, B, H, behind, d], and
-        what the head reads."""
-        n, s, kept = ids.shape[1], self.shape, ([], [], [])
+    def read(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Full attention: keys, values [L, B, K, n, d], and what the head reads."""
+        n, s, kept = ids.shape[1], self.shape, ([], [])
         turn = Rope(self.turn.cos[:n, None], self.turn.sin[:n, None])
         x = F.embedding(ids, self.embedding)
         for i, (before, after) in enumerate(self.norms):
             q, k, v = self._projected(self._normed(x, before), self.weights.qkv[i], turn)
-            for into, part in zip(kept, (k, v, q[:, :, n - behind:])):
+            for into, part in zip(kept, (k, v)):
                 into.append(part)
             k, v = (t.repeat_interleave(s.heads // s.kv_heads, dim=1) for t in (k, v))
             attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -309,10 +337,11 @@ class Student(Llama):
         return found.cpu().numpy()
 
     @torch.no_grad()
-    def batch(self, ids: Tensor, behind: int, local: int) -> Batch:
-        """ids [B, N + behind]; the last `behind` tokens are those that are decoded."""
+    def batch(self, ids: Tensor, behind: int, local: int, gated: bool = False) -> Batch:
+        """ids [B, N + behind]; the last `behind` tokens are those that are decoded. gated: for gates that are not all
+        open, which takes factors of all spans."""
         n = ids.shape[1] - behind
-        keys, values, queries, hidden = self.read(ids, behind)
+        keys, values, hidden = self.read(ids)
         surprisal = self.surprisal(ids[:, :n], hidden[:, :n])
         spans = spans_of([segment(row, local) for row in surprisal], n, self.device, torch.float32)
         h = torch.from_numpy(surprisal).to(self.device)
@@ -322,39 +351,31 @@ class Student(Llama):
         weight = torch.where(total > 0, weight / total.clamp(min=1e-30), uniform)
         k_mean, v_mean = (torch.einsum("bsn,lbknd->lbksd", weight, x[..., :n, :].float()).bfloat16().float()
                           for x in (keys, values))
-        wanted, mined = self._targets(queries, keys, spans, n, local)
         prompt = [x[..., :n, :].contiguous() for x in (keys, values)]
-        factors = [(factors_of(rows_of(prompt[0], g)), factors_of(rows_of(prompt[1], g))) for g in spans.groups]
-        teacher = self.logits(hidden[:, n:]).log_softmax(-1)
-        return Batch(ids, n, spans, *prompt, k_mean, v_mean, factors, teacher, wanted, mined)
+        factors = [(factors_of(rows_of(prompt[0], g)), factors_of(rows_of(prompt[1], g)))
+                   if gated or may_be_factored(g.real.shape[1], self.shape.head_dim) else None for g in spans.groups]
+        made = Batch(ids, n, spans, *prompt, k_mean, v_mean, (prompt[0], prompt[1]), factors, hidden[:, n:].clone())
+        made.known = self._rows(made, None)
+        if not gated:
+            made.factors = []
+        return made
+
+    def teacher(self, batch: Batch) -> Tensor:
+        """Log-probabilities [B, T, vocabulary]."""
+        return self.logits(batch.hidden).log_softmax(-1)
 
     def _seen(self, behind: int) -> Tensor:
         return torch.ones(behind, behind, dtype=torch.bool, device=self.device).tril()
 
-    def _targets(self, queries: Tensor, keys: Tensor, spans: Spans, n: int, local: int) -> tuple[Tensor, Tensor]:
-        """(wanted, mined) of all layers by full attention's mass."""
-        wanted, mined, behind = [], [], queries.shape[3]
-        for q, k in zip(queries, keys):
-            q = q.unflatten(1, (self.shape.kv_heads, -1)).float()
-            logits = torch.einsum("bkgtd,bknd->bkgtn", q, k.float()) / math.sqrt(self.shape.head_dim)
-            logits[..., n:].masked_fill_(~self._seen(behind), -math.inf)
-            mass = logits.softmax(-1)
-            far = mass[..., :max(n - local, 0)].sum(-1)
-            on_spans = torch.einsum("bkgtn,bsn->bkgts", mass[..., :n], spans.member)
-            ranked, order = on_spans.sort(dim=-1, descending=True)
-            before = ranked.cumsum(-1) - ranked
-            most = before < COVERAGE * ranked.sum(-1, keepdim=True) - 1e-12
-            wanted.append(torch.zeros_like(most).scatter(-1, order, most))
-            rank = far.argsort(dim=-1, descending=True).argsort(dim=-1)
-            mined.append((far > MINED_FLOOR) & (rank < MINED))
-        return torch.stack(wanted), torch.stack(mined)
-
-    def decode(self, batch: Batch, parameters: Parameters | None, share: float, errors: bool = False) -> Found:
+    def decode(self, batch: Batch, parameters: Parameters | None, share: float, errors: bool = False, through: bool = False,
+               power: float = 0.0) -> Found:
         """The tokens behind the prompt, each under a budget of `share` of the tokens before and with it. None: without
-        trained parameters."""
+        trained parameters. Gradients of routers are the zoom loss's; through: also those of logits and errors, straight
+        through the choice, which takes tenfold memory."""
         n, behind, s = batch.tokens, batch.ids.shape[1] - batch.tokens, self.shape
         turn = Rope(self.turn.cos[n:n + behind, None], self.turn.sin[n:n + behind, None])
-        known = self._rows(batch, parameters)
+        known = self._rows(batch, parameters) if parameters is not None and parameters.gated else batch.known
+        routers = None if parameters is None else parameters.W
         at = torch.arange(n + 1, n + behind + 1, device=self.device)
         persistent = (batch.spans.raw + (batch.spans.length > 0).sum(1))[:, None] + at - n
         room = ((share * at).ceil().long() - persistent).clamp(min=0)
@@ -362,7 +383,8 @@ class Student(Llama):
         for i, (before, after) in enumerate(self.norms):
             q, k, v = self._projected(self._normed(x, before), self.weights.qkv[i], turn)
             q = q.unflatten(1, (s.kv_heads, -1))
-            out, told = self._attended(i, q, k, v, batch, known, parameters, room, errors)
+            router = None if parameters is None else (routers[i], parameters.tau[i])  # type: ignore[index]
+            out, told = self._attended(i, q, k, v, batch, known, router, room, (errors, through, power))
             by_layer.append(told)
             out = out.flatten(1, 2).transpose(1, 2).flatten(2).to(self.dtype)
             x = x + F.linear(out, self.weights.out[i])
@@ -372,17 +394,18 @@ class Student(Llama):
 
     @torch.no_grad()
     def _rows(self, batch: Batch, parameters: Parameters | None) -> tuple[Tensor, Tensor]:
-        """Keys and values as expanded spans have them."""
+        """Keys and values as expanded spans have them. None: all gates are open."""
         keys, values = batch.keys, batch.values
-        for group, (of_keys, of_values) in zip(batch.spans.groups, batch.factors):
+        for group, factors in zip(batch.spans.groups, batch.factors, strict=True):
+            if factors is None:
+                continue
             mean = batch.k_mean[:, group.row, :, group.span].permute(1, 2, 0, 3)
-            gates = [torch.ones_like(f.spectrum) if parameters is None else parameters.gates(f.spectrum, mean)
-                     for f in (of_keys, of_values)]
-            keys, values = stored(keys, group, of_keys, gates[0]), stored(values, group, of_values, gates[1])
+            gates = [torch.ones_like(f.spectrum) if parameters is None else parameters.gates(f.spectrum, mean) for f in factors]
+            keys, values = stored(keys, group, factors[0], gates[0]), stored(values, group, factors[1], gates[1])
         return keys, values
 
     def _attended(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch, known: tuple[Tensor, Tensor],
-                  parameters: Parameters | None, room: Tensor, errors: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
+                  router: tuple[Tensor, Tensor] | None, room: Tensor, asked: tuple[bool, bool, float]) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Attention of a layer's queries [B, K, G, T, d]; k, v [B, K, T, d] of the same tokens."""
         spans, scale = batch.spans, 1 / math.sqrt(q.shape[-1])
         q, k, v = q.float(), k.float(), v.float()
@@ -391,46 +414,26 @@ class Student(Llama):
         logits = Mixed(torch.einsum("bkgtd,bknd->bkgtn", q, keys) * scale,
                        torch.einsum("bkgtd,bksd->bkgts", q, k_mean) * scale + log_length,
                        (torch.einsum("bkgtd,bknd->bkgtn", q, k) * scale).masked_fill(~self._seen(q.shape[3]), -math.inf))
-        if parameters is None:
+        if router is None:
             scores, tau = logits.coarse, torch.zeros(q.shape[1:3], device=q.device)
         else:  # queries are constants here: what a router learns is to change its choice, not the layers before it
-            scores = relevance(q.detach(), k_mean, spans.log_length, parameters.W[layer])
-            tau = parameters.tau[layer].unflatten(0, q.shape[1:3])
-        hard = expanded(scores, spans.length, tau, room)
-        soft = ((scores.sigmoid() - tau[None, :, :, None, None]) / TEMPERATURE).sigmoid()
-        zoom = hard + soft - soft.detach() if torch.is_grad_enabled() else hard.float()
-        out = attend(logits, zoom, spans.member, values, v_mean, v)
-        told = [zoom_loss(scores, batch.wanted[layer], batch.mined[layer], spans.length), self._count(scores, tau, spans),
-                (hard * (spans.length - 1)[:, None, None, None]).sum(-1).float().mean()]
-        return out, (*told, self._error(out, q, k, v, layer, batch) if errors else out.new_zeros(()))
+            scores, tau = relevance(q.detach(), k_mean, spans.log_length, router[0]), router[1].unflatten(0, q.shape[1:3])
+        errors, through, power = asked
+        hard = expanded(scores, spans.length, tau, room, PASSED_OVER if torch.is_grad_enabled() else None)
+        out = attend(logits, chosen_softly(scores, hard, spans.length) if through else hard.float(), spans.member, values, v_mean, v)
+        rows = (hard * (spans.length - 1)[:, None, None, None]).sum(-1).float().mean()
+        if not errors:
+            return out, (rows, out.new_zeros(()), out.new_zeros(()))
+        mass, full = self._full(q, k, v, layer, batch)
+        return out, (rows, zoom_loss(scores, mass, spans.length, power), ((out - full).norm(dim=-1) / full.norm(dim=-1)).mean())
 
-    def _count(self, scores: Tensor, tau: Tensor, spans: Spans) -> Tensor:
-        """Spans above the threshold, a mean over queries, straight-through."""
-        apart = (scores.sigmoid() - tau[None, :, :, None, None])
-        soft = (apart / TEMPERATURE).sigmoid()
-        counted = ((apart > 0) + soft - soft.detach()) * (spans.length > 0)[:, None, None, None]
-        return counted.sum(-1).mean()
-
-    def _error(self, out: Tensor, q: Tensor, k: Tensor, v: Tensor, layer: int, batch: Batch) -> Tensor:
-        """Relative L2 against full attention of the same queries, a mean over heads and tokens."""
+    @torch.no_grad()
+    def _full(self, q: Tensor, k: Tensor, v: Tensor, layer: int, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Full attention of the same queries: its mass on spans [B, K, G, T, S], and its output."""
         keys = torch.cat((batch.keys[layer].float(), k), dim=2)
         values = torch.cat((batch.values[layer].float(), v), dim=2)
         logits = torch.einsum("bkgtd,bknd->bkgtn", q, keys) / math.sqrt(q.shape[-1])
         logits[..., batch.tokens:].masked_fill_(~self._seen(q.shape[3]), -math.inf)
-        full = torch.einsum("bkgtn,bknd->bkgtd", logits.softmax(-1), values)
-        return ((out - full).norm(dim=-1) / full.norm(dim=-1)).mean()
-
-
-def gate_losses(batch: Batch, parameters: Parameters) -> tuple[Tensor, Tensor]:
-    """(sum of (1 - g)^2 s^2, sum of gates), each divided by the number of spectra."""
-    lost, held, spectra = 0.0, 0.0, 0
-    for group, both in zip(batch.spans.groups, batch.factors):
-        mean = batch.k_mean[:, group.row, :, group.span].permute(1, 2, 0, 3)
-        rank = group.real.sum(-1).clamp(max=min(R_MAX, mean.shape[-1]))
-        within = torch.arange(R_MAX, device=mean.device) < rank[:, None]
-        for factors in both:
-            gates = parameters.gates(factors.spectrum, mean) * within
-            lost = lost + ((1 - gates).square() * factors.spectrum.square() * within).sum()
-            held = held + gates.sum()
-            spectra += factors.squared.numel()
-    return lost / spectra, held / spectra  # type: ignore[union-attr,return-value]
+        weights = logits.softmax(-1)
+        mass = torch.einsum("bkgtn,bsn->bkgts", weights[..., :batch.tokens], batch.spans.member)
+        return mass, torch.einsum("bkgtn,bknd->bkgtd", weights, values)

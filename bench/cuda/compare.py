@@ -15,17 +15,17 @@ MUST_RATIO = {f"attend_raw/full/b{b}/{k}K": 0.95 for b in (1, 8) for k in (128, 
 for plan, ratios in {"full": (None, 0.95, 0.95), "quest": (2.2, 5.5, 11), "chess": (5, 12, 45),
                      "tokenselect_miss": (None, 1.4, 1.5), "tokenselect_0.9": (None, 6, 12),
                      "sentencekv": (None, 9, 70), "mosaickv": (None, 8, 16),
-                     "sekv": (None, 4, 5.5), "sekv_agreed": (None, 4, 5.5)}.items():
+                     "strata": (None, 4, 7), "sekv": (None, 4, 5.5), "sekv_agreed": (None, 4, 5.5)}.items():
     for length, ratio in zip(("32K", "128K", "1024K"), ratios):
         if ratio:
             MUST_RATIO[f"step/{plan}/b1/{length}"] = MUST_RATIO[f"linked/{plan}/b1/{length}"] = ratio
 MUST_RATIO["linked/full/b8/128K"] = MUST_RATIO["linked/full/b8/1024K"] = 0.95
+MUST_RATIO["linked/strata/b8/128K"] = 6.5
 MUST_RATIO["linked/sentencekv/b8/128K"] = 35  # its bytes grow with the batch
 MUST_CALL_US = 12  # of the CPU, a linked call outside a graph
 MUST_HOST = {"linked/quest/b1/128K/host": 1 / 1.3, "linked/sentencekv/b1/128K/host": 1 / 1.3}
 MUST_RATIO |= {"chunk/tokenselect/512of1024K": 20, "chunk/full/512of128K": 0.6}
-MUST_US = {"linked/bits/b1/128K": 45, "linked/bits/b1/1024K": 197,
-           "linked/full/b1/1K": 10, "linked/full/b1/4K": 10,
+MUST_US = {"linked/full/b1/1K": 10, "linked/full/b1/4K": 10,
            "attend_raw/full/b1/1K": 10, "attend_raw/full/b1/2K": 10, "attend_raw/full/b1/4K": 10,
            "attend_raw/pages/b1/2048of128K": 8, "attend_raw/tokens/b1/2688of128K": 8,
            "pack/64K": 60000, "flush/32": 15}

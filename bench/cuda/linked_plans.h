@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "kernels/segment/span_rule.h"
@@ -29,6 +30,7 @@ struct Plan {
   bool spans = false;                    // surprisal is reported, and text ends with a budget
   bool agreed = false;                   // the query heads of a group have the same query
   bool surprisals = false;               // random ones are reported where none are given
+  int percent = 0;                       // of the tokens; text ends with a budget of them
 };
 inline constexpr int kObserved = 32;     // last prompt tokens, which go through attention
 inline constexpr double kSentence = 27;  // median of its tokens (the paper's corpora: 25 to 30)
@@ -49,6 +51,18 @@ inline const Plan kPlans[] = {
      [](int64_t n) { return n / 32 + 2048; }},
     // 40 bytes of 512 a token, and the always-on ones.
     {"strata", "strata{budget = 2048, min_tokens = 0}",
+     [](int64_t n) { return n * 40 / 512 + 2048 + 68; }},
+    // Budgets at which answers lose about as little (docs/accuracy.md).
+    {.name = "quest_29pct",
+     .text = "quest{min_tokens = 0, budget = ",
+     .rows_read = [](int64_t n) { return n / 16 + n * 29 / 100; },
+     .percent = 29},
+    {.name = "strata_5pct",
+     .text = "strata{min_tokens = 0, budget = ",
+     .rows_read = [](int64_t n) { return n * 40 / 512 + n * 5 / 100 + 68; },
+     .percent = 5},
+    // The same, and what finding that many takes: random keys have no smaller share.
+    {"strata_missed", "strata{max_missed = 0.01, budget = 2048, min_tokens = 0}",
      [](int64_t n) { return n * 40 / 512 + 2048 + 68; }},
     // 1 %, a sink and a window of 16 pages that is half of 320 tokens longer at the mean.
     {"chess", "chess{trigger = \"every\", every = 10, min_tokens = 0}",
@@ -105,6 +119,12 @@ inline int32_t SpanBudget(const std::vector<float>& surprisal) {
     rows -= s.end - s.begin - 1;
   }
   return rows;
+}
+
+inline std::string TextOf(const Plan& plan, int32_t tokens, const std::vector<float>& surprisal) {
+  const std::string text = plan.text;
+  if (plan.spans) return text + std::to_string(SpanBudget(surprisal)) + "}";
+  return plan.percent > 0 ? text + std::to_string(tokens / 100 * plan.percent) + "}" : text;
 }
 
 // The model's layers. The daemon's CPUs factor the spans of every layer: so many tokens in 56 s (16

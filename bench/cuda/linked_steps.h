@@ -60,8 +60,7 @@ class Steps {
     Check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
     const kvs_model model = RegisterModel();
     const std::vector<uint8_t> ends = NextBoundaries(tokens);
-    const std::string text =
-        plan.spans ? plan.text + std::to_string(SpanBudget(surprisal_)) + "}" : plan.text;
+    const std::string text = TextOf(plan, tokens, surprisal_);
     for (int i = 0; i < batch; ++i) Open(model, text.c_str(), tokens, i, ends);
     reported_ = static_cast<uint32_t>(tokens);
     Step([this](kvs_step* step) { Layers(step, Batch(), true); });  // memory before the capture

@@ -36,6 +36,7 @@ if wants golden && [ -n "${GOLDEN:-}" ]; then
 fi
 # Of each op the cases that take seconds even so; side by side, as the time goes into the CPU.
 checked=(
+  'AlwaysCuda.*'
   AppendCuda.StepGraphSeesOneLength
   AttendChunkCuda.EveryOutputType
   AttendPackedCuda.PartialsOfOtherOpsAreMerged
@@ -48,12 +49,15 @@ checked=(
   CascadeCuda.SharesFromNothingToEverything
   CovarianceCuda.OfFewRows
   EigenCuda.EndsOnNaNs
+  'PickBitsCuda.OneGraph*:PickBitsCuda.TakesTheSameInTheSecondRound'
   'PickCudaWays.BatchesOfSeveralSizesShareScratch/*'
   PickCuda.ClustersShareScratchWithOtherWays
   PromoteCuda.FollowsASmallBatch
   RotatePackCuda.TiesGoToTheLowerGroup
   ScoreCuda.FeedsPickInOneGraph
   SummarizeCuda.OneGraphServesEveryRange
+  TakeCuda.PickTakesOfEachListWhatItSays
+  VoteBitsCuda.MakesSharesOfAllAttention
   VoteCuda.VotesForUnitsByTheirBounds
   CudaStep.AFewStepsOfEverySelector
 )

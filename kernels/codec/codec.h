@@ -43,12 +43,15 @@ struct SpanParameters {
   int32_t layers = 0, query_heads = 0, head_dim = 0, d_route = 0, r_max = 0;
   std::vector<float> w;    // [layers][query_heads][d_route][head_dim]
   std::vector<float> tau;  // [layers][query_heads]
+  // [layers][query_heads], what relevance is divided by in place of |W k_mean|; empty: by that.
+  std::vector<float> norm = {};
   // g_phi.{0,2,4}: weight [out][in], bias [out]; in = r_max + head_dim, 64, 64; out = 64, 64,
   // r_max.
   std::vector<float> weight[3], bias[3];
 };
 // Reads the bytes of a safetensors file called `name`: "W" [L, Hq, d', d], "tau" [L, Hq],
-// "g_phi.0.weight", ... (f32). INVALID_ARGUMENT PARAMETERS_INVALID names the tensor, its shape and
+// "g_phi.0.weight", ... (f32), and perhaps "norm" [L, Hq]. d' is the plan's d_route; where that is
+// 0, W's own, at most head_dim. INVALID_ARGUMENT PARAMETERS_INVALID names the tensor, its shape and
 // the expected one.
 Result<SpanParameters> ParseSpanParameters(std::span<const std::byte> file, const std::string& name,
                                            const Geometry& geometry, const Plan& plan);

@@ -28,7 +28,7 @@ constexpr PlanOption kRows[] = {
     Rows::Number<&LowRankOptions::alpha, kDeviations>("alpha"),
     Rows::Int<&LowRankOptions::l_min, 1, kMaxTokens>("l_min"),
     Rows::Int<&LowRankOptions::r_max, 1, 256>("r_max"),
-    Rows::Int<&LowRankOptions::d_route, 1, 256>("d_route"),
+    Rows::Int<&LowRankOptions::d_route, 0, 256>("d_route"),
     Rows::Int<&LowRankOptions::local, 0, kMaxTokens>("local"),
     {"parameters", SetParameters, [](const Plan& p) { return Quoted(p.lowrank.parameters); },
      [] {

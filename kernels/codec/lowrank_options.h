@@ -12,7 +12,7 @@ namespace kvstrata {
 
 struct LowRankOptions {
   double alpha = 2.0;
-  int32_t l_min = 4, r_max = 32, d_route = 32;
+  int32_t l_min = 4, r_max = 32, d_route = 0;
   int32_t local = 512;         // last tokens of the prompt that stay raw
   std::string parameters;      // file of trained parameters in the daemon's folder; "" untrained
   Tier factors = Tier::kHost;  // where they are put, if there is room

@@ -10,8 +10,15 @@
 namespace kvstrata {
 namespace {
 
-// 1 / |W k| of a query head's W [d_route][head_dim]; 0 where |W k| is 0.
-float InverseNorm(const float* w, int32_t d_route, const std::vector<BF16>& k) {
+// What a query head's relevance of mean key k is multiplied with: 1 / |W k| of its W
+// [d_route][head_dim], or what the parameters have in its place; 0 for 1 / 0.
+float InverseNorm(const SpanParameters& parameters, int64_t head, const std::vector<BF16>& k) {
+  if (!parameters.norm.empty()) {
+    const float norm = parameters.norm[head];
+    return norm > 0 ? 1 / norm : 0.0f;
+  }
+  const int32_t d_route = parameters.d_route;
+  const float* w = parameters.w.data() + head * d_route * parameters.head_dim;
   double squares = 0;
   for (int32_t i = 0; i < d_route; ++i) {
     double dot = 0;
@@ -195,9 +202,8 @@ Result<SpanExtents> WriteSpans(const RecompressInput& input, const Geometry& geo
       SpanForm form = CompressSpan(source, plan, parameters, *input.backend);
       summary.SetMeans(h, i, form);
       for (int q = first; parameters != nullptr && q < first + geometry.group(); ++q) {
-        const int64_t router = (int64_t{h.layer} * geometry.query_heads + q) * parameters->d_route;
-        const float* w = parameters->w.data() + router * geometry.head_dim;
-        summary.SetInverseNorm(h.layer, q, i, InverseNorm(w, parameters->d_route, form.k_mean));
+        const int64_t head = int64_t{h.layer} * geometry.query_heads + q;
+        summary.SetInverseNorm(h.layer, q, i, InverseNorm(*parameters, head, form.k_mean));
       }
       forms[h.flat].push_back(std::move(form));
     }

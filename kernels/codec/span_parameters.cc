@@ -37,6 +37,15 @@ Status ReadTensor(const Safetensors& file, const std::string& path, const std::s
   return OkStatus();
 }
 
+// d' of the plan, or else of the file; 32, the paper's, where its W cannot be one.
+int32_t RoutesOf(const Safetensors& file, const Geometry& geometry, const Plan& plan) {
+  if (plan.lowrank.d_route > 0) return plan.lowrank.d_route;
+  const auto w = file.tensors().find("W");
+  if (w == file.tensors().end() || w->second.shape.size() != 4) return 32;
+  const int64_t routes = w->second.shape[2];
+  return routes >= 1 && routes <= geometry.head_dim ? static_cast<int32_t>(routes) : 32;
+}
+
 }  // namespace
 
 Result<SpanParameters> ParseSpanParameters(std::span<const std::byte> bytes,
@@ -48,14 +57,17 @@ Result<SpanParameters> ParseSpanParameters(std::span<const std::byte> bytes,
   p.layers = geometry.layers;
   p.query_heads = geometry.query_heads;
   p.head_dim = geometry.head_dim;
-  p.d_route = plan.lowrank.d_route;
+  p.d_route = RoutesOf(*file, geometry, plan);
   p.r_max = plan.lowrank.r_max;
+  const std::vector<int64_t> heads = {geometry.layers, geometry.query_heads};
   const int64_t in = int64_t{plan.lowrank.r_max} + geometry.head_dim;
-  KVS_RETURN_IF_ERROR(ReadTensor(
-      *file, name, "W",
-      {geometry.layers, geometry.query_heads, plan.lowrank.d_route, geometry.head_dim}, &p.w));
   KVS_RETURN_IF_ERROR(
-      ReadTensor(*file, name, "tau", {geometry.layers, geometry.query_heads}, &p.tau));
+      ReadTensor(*file, name, "W",
+                 {geometry.layers, geometry.query_heads, p.d_route, geometry.head_dim}, &p.w));
+  KVS_RETURN_IF_ERROR(ReadTensor(*file, name, "tau", heads, &p.tau));
+  if (file->tensors().contains("norm")) {
+    KVS_RETURN_IF_ERROR(ReadTensor(*file, name, "norm", heads, &p.norm));
+  }
   const std::vector<int64_t> shapes[] = {
       {kHidden, in}, {kHidden, kHidden}, {plan.lowrank.r_max, kHidden}};
   for (size_t i = 0; i < 3; ++i) {

@@ -99,6 +99,10 @@ constexpr CudaOps kOps = {
         .promote = PromoteCuda,
         .quantise_keys = QuantiseKeysCuda,
         .score_bits = ScoreBitsCuda,
+        .pick_bits_scratch_bytes = PickBitsScratchBytes,
+        .pick_bits = PickBitsCuda,
+        .always = AlwaysCuda,
+        .take = TakeCuda,
     },
     {
         .append = AppendCuda,

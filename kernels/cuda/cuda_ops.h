@@ -14,6 +14,7 @@
 #include "kernels/cuda/batch.h"
 #include "kernels/cuda/device_memory.h"
 #include "kernels/cuda/stream_work.h"
+#include "kernels/ops/always/always_cuda.h"
 #include "kernels/ops/append/append_cuda.h"
 #include "kernels/ops/attend_chunk/attend_chunk_cuda.h"
 #include "kernels/ops/attend_packed/attend_packed_cuda.h"
@@ -30,6 +31,7 @@
 #include "kernels/ops/mean_query/mean_query_cuda.h"
 #include "kernels/ops/observe/observe_cuda.h"
 #include "kernels/ops/pick/pick_cuda.h"
+#include "kernels/ops/pick_bits/pick_bits_cuda.h"
 #include "kernels/ops/pick_buckets/pick_buckets_cuda.h"
 #include "kernels/ops/promote/promote_cuda.h"
 #include "kernels/ops/quantise_keys/quantise_keys_cuda.h"
@@ -37,11 +39,12 @@
 #include "kernels/ops/score/score_cuda.h"
 #include "kernels/ops/score_bits/score_bits_cuda.h"
 #include "kernels/ops/summarize/summarize_cuda.h"
+#include "kernels/ops/take/take_cuda.h"
 #include "kernels/ops/vote/vote_cuda.h"
 
 namespace kvstrata::cuda {
 
-inline constexpr uint32_t kCudaOpsVersion = 9;  // of this table: loader and library must agree
+inline constexpr uint32_t kCudaOpsVersion = 10;  // of this table: loader and library must agree
 
 // What a loader asks first. The version stays at the table's beginning, in all versions.
 struct RuntimeOps {
@@ -115,6 +118,10 @@ struct SelectionOps {
   int (*promote)(const PromoteBatch& work, Stream stream) = nullptr;
   int (*quantise_keys)(const QuantiseKeysBatch& work, Stream stream) = nullptr;
   int (*score_bits)(const ScoreBitsBatch& work, Stream stream) = nullptr;
+  int64_t (*pick_bits_scratch_bytes)(const PickBitsBatch& work) = nullptr;
+  int (*pick_bits)(const PickBitsBatch& work, Stream stream) = nullptr;
+  int (*always)(const AlwaysBatch& work, Stream stream) = nullptr;
+  int (*take)(const TakeBatch& work, Stream stream) = nullptr;
 };
 
 // What writes new rows, and attends raw, packed and low-rank ones.

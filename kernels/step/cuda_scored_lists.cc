@@ -23,6 +23,7 @@ Status CudaScoredLists::FitTo(const CudaFrame& frame, int32_t members, const Roo
   const int64_t lists = int64_t{members} * g.kv_heads;
   KVS_RETURN_IF_ERROR(memory.Fit(&scores_, lists * room.units * int64_t{sizeof(float)}));
   KVS_RETURN_IF_ERROR(lists_.Fit(&memory, members, g.kv_heads, room.list));
+  KVS_RETURN_IF_ERROR(memory.Fit(&takes_, lists * int64_t{sizeof(int32_t)}));
   cuda::VoteBatch vote;
   vote.rows.kv_heads = g.kv_heads;
   vote.query_heads = g.query_heads;
@@ -54,8 +55,8 @@ Status CudaScoredLists::Vote(const CudaFrame& frame, const CudaPart& part,
   return frame.Check(frame.ops().vote(vote, frame.stream()), "op vote");
 }
 
-Status CudaScoredLists::Pick(const CudaFrame& frame, const CudaPart& part,
-                             const cuda::CandidateRule& rule) const {
+cuda::PickBatch CudaScoredLists::PickOf(const CudaFrame& frame, const CudaPart& part,
+                                        const cuda::CandidateRule& rule) const {
   cuda::PickBatch w;
   w.scores = ScoresOf(frame, part);
   w.score_stride = room_.units;
@@ -67,6 +68,32 @@ Status CudaScoredLists::Pick(const CudaFrame& frame, const CudaPart& part,
   lists_.WriteTo(part, &w);
   w.scratch = pick_scratch_.as<std::byte>();
   w.scratch_lists = members_ * w.groups;
+  return w;
+}
+
+Status CudaScoredLists::Pick(const CudaFrame& frame, const CudaPart& part,
+                             const cuda::CandidateRule& rule) const {
+  return frame.Check(frame.ops().pick(PickOf(frame, part, rule), frame.stream()), "op pick");
+}
+
+Status CudaScoredLists::PickMost(const CudaFrame& frame, const CudaPart& part,
+                                 const cuda::CandidateRule& rule, double missed,
+                                 int32_t most) const {
+  cuda::PickBatch w = PickOf(frame, part, rule);
+  cuda::TakeBatch take;
+  take.votes = ScoresOf(frame, part);
+  take.vote_stride = room_.units;
+  take.batch = part.count;
+  take.groups = w.groups;
+  take.rule = rule;
+  take.tokens = w.tokens;
+  take.missed = missed;
+  take.most = std::min(most, w.list_stride);
+  take.takes = takes_.as<int32_t>() + int64_t{part.first} * w.groups;
+  KVS_RETURN_IF_ERROR(frame.Check(frame.ops().take(take, frame.stream()), "op take"));
+  w.takes = take.takes;
+  w.take_each = true;
+  w.ahead = false;  // of the takes
   return frame.Check(frame.ops().pick(w, frame.stream()), "op pick");
 }
 

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "base/check.h"
-#include "base/unique_fd.h"
 
 namespace kvstrata {
 namespace {
@@ -22,7 +21,7 @@ Status CheckName(const std::string& name) {
   return InvalidArgument("PARAMETERS_NAME",
                          "parameters = '" + name +
                              "'; allowed: the name of a file in the daemon's parameters.directory, "
-                             "without '/' and '..'");
+                             "or of one that it comes with, without '/' and '..'");
 }
 
 // Files of another geometry or of other ranks are others.
@@ -40,7 +39,10 @@ Status Unreadable(const std::string& name, int error) {
   switch (error) {
     case ENOENT:
       return NotFound("PARAMETERS_MISSING",
-                      file + "the daemon's parameters.directory has no such file");
+                      file +
+                          "neither the daemon's parameters.directory nor the folder that it "
+                          "comes with (share/kvstrata/parameters) has such a file; name one of "
+                          "theirs, or leave `parameters` out for the untrained fallback");
     case EACCES:
     case EPERM:
       return {Code::kPermissionDenied, "PARAMETERS_UNREADABLE",
@@ -122,12 +124,24 @@ Result<Parameters> ParameterFiles::Read(const Plan& plan, const Geometry& geomet
   return parameters;
 }
 
+UniqueFd ParameterFiles::Open(const std::string& name) const {
+  errno = ENOENT;
+  for (const std::string& folder : folders_) {
+    for (const char* const ending : {"", ".safetensors"}) {
+      if (folder.empty()) continue;
+      const std::string path = folder + "/" + name + ending;
+      // O_NONBLOCK: opening a FIFO would wait for its writer.
+      UniqueFd fd(open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+      if (fd || errno != ENOENT) return fd;
+    }
+  }
+  return {};
+}
+
 Result<Parameters> ParameterFiles::Load(const Plan& plan, const Geometry& geometry,
                                         const std::string& key) {
   const std::string& name = plan.lowrank.parameters;
-  const std::string path = directory_ + "/" + name;
-  // O_NONBLOCK: opening a FIFO would wait for its writer.
-  const UniqueFd fd(open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  const UniqueFd fd = Open(name);
   if (!fd) return Unreadable(name, errno);
   struct stat st {};
   if (fstat(fd.get(), &st) != 0) return Unreadable(name, errno);
@@ -151,12 +165,7 @@ std::optional<Result<Parameters>> ParameterFiles::Known(const Plan& plan,
                                                         const Geometry& geometry) {
   if (plan.lowrank.parameters.empty()) return Parameters{};
   if (const Status status = CheckName(plan.lowrank.parameters); !status.ok()) return status;
-  if (directory_.empty() || !parse_) {
-    return NotFound("PARAMETERS_MISSING",
-                    "parameters = '" + plan.lowrank.parameters +
-                        "': the daemon's parameters.directory is not set; set it, or leave "
-                        "`parameters` out for the untrained fallback");
-  }
+  if (!parse_) return Unreadable(plan.lowrank.parameters, ENOENT);
   MutexLock lock(mu_);
   const auto found = loaded_.find(CacheKey(plan, geometry));
   if (found == loaded_.end()) return std::nullopt;

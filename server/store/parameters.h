@@ -1,9 +1,11 @@
-// ParameterFiles: trained parameters that plans name (lowrank.parameters), from one folder of the
-// daemon's configuration, each loaded once per geometry and shared by all sequences.
+// ParameterFiles: trained parameters that plans name (lowrank.parameters), from the folder of the
+// daemon's configuration and from the one that comes with it, each loaded once per geometry and
+// shared by all sequences.
 //
-// A name is a plain file in the folder: '/', '..' and a leading '.' are refused, links are not
-// followed, and nothing but a regular file of at most kMaxBytes that begins as safetensors do is
-// read, so that a client can neither reach anything else nor keep a thread busy. A file that
+// A name is a plain file in one of the folders, the configuration's first, with or without its
+// ".safetensors": '/', '..' and a leading '.' are refused, links are not followed, and nothing but
+// a regular file of at most kMaxBytes that begins as safetensors do is read, so that a client can
+// neither reach anything else nor keep a thread busy. A file that
 // changes later is not read again before a restart; one that was refused is, once it has changed.
 // Thread-safety: all methods from any thread; the lock is not held while a file is read.
 // Cost: Get reads and hashes a file, once a shape, a second a GiB: in a thread that may
@@ -23,9 +25,11 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/status.h"
 #include "base/sync.h"
+#include "base/unique_fd.h"
 #include "kernels/codec/codec.h"
 
 struct stat;
@@ -49,9 +53,10 @@ class ParameterFiles {
   // Takes a file's bytes and its name.
   using Parser = std::function<Result<SpanParameters>(
       std::span<const std::byte>, const std::string&, const Geometry&, const Plan&)>;
-  // `directory` "": there are none. `parse` is kernels' ParseSpanParameters; null: none can be.
-  ParameterFiles(std::string directory, Parser parse)
-      : directory_(std::move(directory)), parse_(std::move(parse)) {}
+  // Folders, searched in this order; "" is none. `parse` is kernels' ParseSpanParameters; null:
+  // none can be.
+  ParameterFiles(std::vector<std::string> folders, Parser parse)
+      : folders_(std::move(folders)), parse_(std::move(parse)) {}
 
   Result<Parameters> Get(const Plan& plan, const Geometry& geometry, Files files = Files::kRead)
       KVS_EXCLUDES(mu_);
@@ -69,11 +74,13 @@ class ParameterFiles {
   std::optional<Result<Parameters>> Known(const Plan& plan, const Geometry& geometry)
       KVS_EXCLUDES(mu_);
   static Identity IdentityOf(const struct stat& st);
+  // The first file of the name; errno of the last one tried where there is none.
+  UniqueFd Open(const std::string& name) const;
   Result<Parameters> Load(const Plan& plan, const Geometry& geometry, const std::string& key)
       KVS_EXCLUDES(mu_);
   Result<Parameters> Read(const Plan& plan, const Geometry& geometry, int fd, uint64_t bytes) const;
 
-  const std::string directory_;
+  const std::vector<std::string> folders_;
   const Parser parse_;
   Mutex mu_;
   std::map<std::string, Parameters> loaded_ KVS_GUARDED_BY(mu_);  // by name and shape

@@ -22,7 +22,8 @@ std::string_view Trim(std::string_view text) {
 Plans::Plans(const StoreOptions& options, Named named)
     : options_(options),
       named_(std::move(named)),
-      parameters_(options.parameters_directory, options.parse_parameters) {}
+      parameters_({options.parameters_directory, options.shipped_parameters},
+                  options.parse_parameters) {}
 
 Result<Plans::Named> Plans::Parse(const StoreOptions& options) {
   Named plans;

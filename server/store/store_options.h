@@ -51,8 +51,9 @@ struct StoreOptions {
   // sequence opens.
   std::function<Status(const Plan&, const Geometry&)> serves;
   StepsOn steps_on = StepsOn::kCpu;  // what min_tokens = "auto" is for
-  std::string parameters_directory;  // where plans' `parameters` lie; "": there are none
-  uint64_t pin_limit_bytes = 0;      // of all pins together; 0: half of both pools
+  // Where plans' `parameters` lie, in this order; "": no such folder.
+  std::string parameters_directory, shipped_parameters;
+  uint64_t pin_limit_bytes = 0;  // of all pins together; 0: half of both pools
   // Bytes a second from host to device by moves while a step runs; 0: as fast as it goes.
   uint64_t promote_rate = 0;
   // Called once when a pool's device is lost (DEVICE_FAILED). In any thread, perhaps under the

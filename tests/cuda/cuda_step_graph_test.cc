@@ -33,7 +33,7 @@ TEST(CudaStep, CapturedLayersServeLaterSteps) {
 
 // Groups are sealed by the Begin behind the step that completed them.
 TEST(CudaStep, CapturedLayersVoteByKeysInFewBits) {
-  ServeLaterSteps({kBits, kBits, kFourBits, "full", kThreeBits, kQuest});
+  ServeLaterSteps({kBits, kMissed, kFourBits, "full", kThreeBits, kQuest});
 }
 
 // Without kQuestSoftmax, new rows are left to the captured attention.
@@ -134,7 +134,7 @@ TEST(CudaStep, RepeatedCallsBecomeGraphs) {
        {std::vector<std::string>{kQuest, kQuestSoftmax, kQuestSoftmax, "full"},
         {kTokens, kTokens, kChess},
         {kSentences, kQuest},
-        {kBits, kBits, kFourBits},
+        {kBits, kMissed, kFourBits},
         {kMosaic}}) {
     SCOPED_TRACE(plans.front());
     Twins twins(Small(), plans, 2 * kCapacity);

@@ -52,7 +52,7 @@ TEST(CudaStep, OtherShapesOfModels) {
 TEST(CudaStep, MembersOfDifferentPlansAndStages) {
   Twins twins(Small(), {"full", kQuestSoftmax, kTokens, kQuest, kWindow, kTokens, kQuestSoftmax,
                         kChess, kChessAlways, kSentences, kSentences, kLongSentences, kSentences,
-                        kBits, kThreeBits, kBits});
+                        kBits, kThreeBits, kMissed});
   ASSERT_NO_FATAL_FAILURE(
       twins.Run({200, 180, 300, 170, 151, 90, 180, 190, 260, 220, 160, 199, 110, 210, 250, 140}));
   // Two prompts go on while the others decode.

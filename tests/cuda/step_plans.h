@@ -47,11 +47,17 @@ inline constexpr const char* kThreeBits =
     "0}";
 inline constexpr const char* kFourBits =
     "strata{bits = 4, unit = 64, sinks = 0, recent = 65, budget = 40, min_tokens = 0}";
+// Lists as long as that takes.
+inline constexpr const char* kMissed =
+    "strata{unit = 32, sinks = 4, recent = 40, max_missed = 0.1, min_tokens = 150}";
+inline constexpr const char* kMissedLimited =
+    "strata{unit = 64, sinks = 0, recent = 65, max_missed = 0.01, budget = 70, min_tokens = 0}";
 inline constexpr const char* kPlans[] = {
     "full",        kWindow,    kQuest,         "quest{budget = 70, min_tokens = 0}",
     kQuestSoftmax, kChess,     kChessAlways,   kChessEntropy,
     kTokens,       kSentences, kLongSentences, kAllSentences,
-    kBits,         kThreeBits, kFourBits};
+    kBits,         kThreeBits, kFourBits,      kMissed,
+    kMissedLimited};
 // Codec packed. Lengths are multiples of a block: where a short one is chosen, the CPU may choose
 // one more.
 inline constexpr const char* kMosaic =

@@ -38,9 +38,9 @@ inline Plan SpanPlan() {
 }
 
 inline SpanParameters SomeParameters(const Geometry& g, const Plan& plan) {
-  SpanParameters p{
-      g.layers, g.query_heads, g.head_dim, plan.lowrank.d_route, plan.lowrank.r_max, {}, {}, {},
-      {}};
+  SpanParameters p;
+  p.layers = g.layers, p.query_heads = g.query_heads, p.head_dim = g.head_dim;
+  p.d_route = plan.lowrank.d_route, p.r_max = plan.lowrank.r_max;
   p.w.resize(static_cast<size_t>(g.layers * g.query_heads * plan.lowrank.d_route * g.head_dim));
   for (size_t i = 0; i < p.w.size(); ++i) p.w[i] = static_cast<float>(i % 97) - 48;
   p.tau.assign(static_cast<size_t>(g.layers * g.query_heads), 0.25f);

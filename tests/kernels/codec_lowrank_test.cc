@@ -386,6 +386,27 @@ TEST(SpanParametersFile, ReadsEveryTensorOrNamesIt) {
     EXPECT_EQ(Parse(FileOf(wrong), g, plan).status().reason(), "PARAMETERS_INVALID");
   }
   EXPECT_EQ(Parse("{", g, plan).status().reason(), "PARAMETERS_INVALID");
+  EXPECT_TRUE(loaded->norm.empty());
+  std::vector<Tensor> more = good;
+  more.push_back({"norm", {2, 4}});
+  EXPECT_EQ(Parse(FileOf(more), g, plan)->norm.size(), 8u);
+  more.back().shape = {2, 3};
+  EXPECT_THAT(std::string(Parse(FileOf(more), g, plan).status().message()),
+              ::testing::HasSubstr("'norm'"));
+}
+
+TEST(SpanParametersFile, HasDirectionsOfItsOwnWhereThePlanNamesNone) {
+  const Geometry g = SmallGeometry();
+  Plan plan = SpanPlan();
+  std::vector<Tensor> file = {{"W", {2, 4, 48, 64}},        {"tau", {2, 4}},
+                              {"g_phi.0.weight", {64, 72}}, {"g_phi.0.bias", {64}},
+                              {"g_phi.2.weight", {64, 64}}, {"g_phi.2.bias", {64}},
+                              {"g_phi.4.weight", {8, 64}},  {"g_phi.4.bias", {8}}};
+  EXPECT_FALSE(Parse(FileOf(file), g, plan).ok()) << "the plan says 16";
+  plan.lowrank.d_route = 0;
+  EXPECT_EQ(Parse(FileOf(file), g, plan)->d_route, 48);
+  file[0].shape[2] = 65;
+  EXPECT_EQ(Parse(FileOf(file), g, plan).status().reason(), "PARAMETERS_INVALID");
 }
 
 TEST(SpanCodec, InspectionNamesWhatItHas) {

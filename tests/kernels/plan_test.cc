@@ -83,7 +83,7 @@ TEST(Plan, PresetsOfThePapersHaveTheirDefaults) {
   EXPECT_EQ(sekv.lowrank.alpha, 2);
   EXPECT_EQ(sekv.lowrank.l_min, 4);
   EXPECT_EQ(sekv.lowrank.r_max, 32);
-  EXPECT_EQ(sekv.lowrank.d_route, 32);
+  EXPECT_EQ(sekv.lowrank.d_route, 0);
   EXPECT_EQ(sekv.lowrank.local, 512);
   EXPECT_EQ(sekv.zoom.rows, -1);
   EXPECT_EQ(sekv.zoom.rows_share, 0.25);
@@ -294,7 +294,7 @@ void RandomPapers(Random& r, Plan& p) {
   if (p.codec == CodecKind::kLowRank) {
     p.lowrank.alpha = 100 * r.Share(), p.lowrank.l_min = r.Int(1, 1 << 29),
     p.lowrank.r_max = r.Int(1, 256);
-    p.lowrank.d_route = r.Int(1, 256), p.lowrank.local = r.Int(0, 1 << 29);
+    p.lowrank.d_route = r.Int(0, 256), p.lowrank.local = r.Int(0, 1 << 29);
     p.lowrank.parameters = r.Coin() ? "" : "a-" + std::to_string(r.Int(0, 9)) + ".b_c";
     p.lowrank.factors = static_cast<Tier>(r.Int(0, 1));
   }

@@ -51,7 +51,7 @@ constexpr Written kTexts[] = {
     {"sekv",
      "sekv{codec = \"lowrank\", tier = \"device\", min_tokens = 4096, n_dense_layers "
      "= 0, rows = -1, rows_share = 0.25, alpha = 2.0, l_min = 4, r_max = 32, d_route "
-     "= 32, local = 512, parameters = \"\", factors = \"host\", max_loss = 0.3, "
+     "= 0, local = 512, parameters = \"\", factors = \"host\", max_loss = 0.3, "
      "keep_raw = \"auto\"}"},
     {"mosaickv",
      "mosaickv{codec = \"packed\", tier = \"device\", min_tokens = 4096, "
@@ -81,7 +81,7 @@ constexpr Written kTexts[] = {
     {"sentencekv{codec = 'lowrank'}",
      "sentencekv{codec = \"lowrank\", tier = \"device\", min_tokens = 4096, "
      "n_dense_layers = 0, tau = 1024, max_length = 100, per_query_head = false, alpha "
-     "= 2.0, l_min = 4, r_max = 32, d_route = 32, local = 512, parameters = \"\", "
+     "= 2.0, l_min = 4, r_max = 32, d_route = 0, local = 512, parameters = \"\", "
      "factors = \"host\", max_loss = 0.3, keep_raw = \"auto\"}"},
     {"mosaickv{codec = 'raw'}",
      "mosaickv{codec = \"raw\", tier = \"device\", min_tokens = 4096, n_dense_layers "

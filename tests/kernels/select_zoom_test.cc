@@ -44,11 +44,25 @@ std::shared_ptr<SpanParameters> Trained(const Geometry& g, const Plan& plan, flo
   return p;
 }
 
+// What training begins with: W is 1, relevance is not divided by |W k_mean|, no threshold.
+std::shared_ptr<SpanParameters> Begun(const Geometry& g, Plan plan) {
+  plan.lowrank.d_route = g.head_dim;
+  auto p = Trained(g, plan, 0);
+  const size_t square = size_t(g.head_dim) * g.head_dim;
+  for (size_t i = 0; i < p->w.size(); ++i)
+    p->w[i] = i % square % (g.head_dim + 1) == 0 ? 1.0f : 0.0f;
+  p->norm.assign(p->tau.size(), 1.0f);
+  return p;
+}
+
 class SpanRun {
  public:
   SpanRun(const Inputs& in, const std::string& text, const std::string& backend, float tau = -1)
+      : SpanRun(in, text, backend, tau < 0 ? nullptr : Trained(in.g, PlanOf(text), tau)) {}
+  SpanRun(const Inputs& in, const std::string& text, const std::string& backend,
+          std::shared_ptr<SpanParameters> parameters)
       : plan(PlanOf(text)),
-        sequence(plan, in.g, in, tau < 0 ? nullptr : Trained(in.g, plan, tau), backend),
+        sequence(plan, in.g, in, std::move(parameters), backend),
         selector(NewSelector(plan, in.g)),
         in_(in) {}
 
@@ -225,6 +239,28 @@ TEST_P(Zoom, ExpandsByRelevanceWithinTheBudget) {
   }
   EXPECT_GT(expanded, 1000);
   EXPECT_LT(skipped, counted / 10);
+}
+
+TEST_P(Zoom, ANormTakesThePlaceOfItsRoutersLength) {
+  const Inputs in(SmallGeometry(), 300, kSeed);
+  const std::string text = std::string("sekv{") + kCommon + ", rows = 0}";
+  const auto logits_of = [&](const std::shared_ptr<SpanParameters>& parameters) {
+    SpanRun run(in, text, GetParam(), parameters);
+    run.Prompt(280);
+    run.Select(0);
+    run.Select(1);
+    EXPECT_EQ(run.spans->trained(), parameters != nullptr);
+    return *run.selector->Inspect(run.Context(), "relevance_logits");
+  };
+  const auto floats = [](const InspectArray& array) {
+    std::vector<float> all(array.bytes.size() / sizeof(float));
+    std::memcpy(all.data(), array.bytes.data(), array.bytes.size());
+    return all;
+  };
+  const std::vector<float> untrained = floats(logits_of(nullptr));
+  const std::vector<float> begun = floats(logits_of(Begun(in.g, PlanOf(text))));
+  ASSERT_EQ(begun.size(), untrained.size());
+  for (size_t i = 0; i < begun.size(); ++i) ASSERT_NEAR(begun[i], untrained[i], 1e-4) << i;
 }
 
 // The one row that is left goes to a pair of tokens, however many longer spans come before it.

@@ -42,7 +42,8 @@ TEST(CudaServes, PlansOfAllPresets) {
         "sekv{rows = 0, n_dense_layers = 2}",
         "strata",
         "strata{bits = 3, unit = 32, sinks = 0}",
-        "strata{unit = 128, recent = 128}"}) {
+        "strata{unit = 128, recent = 128}",
+        "strata{max_missed = 0.01}"}) {
     EXPECT_TRUE(Serves(plan).ok()) << Serves(plan).ToString();
   }
 }
@@ -65,7 +66,6 @@ TEST(CudaServes, NamesTheKeyThatItDoesNotServe) {
         {"quest{rest = \"mean\"}", "rest = \"mean\""},
         {"quest{codec = \"packed\"}", "codec = \"packed\" under selector \"minmax\""},
         {"strata{codec = \"packed\"}", "codec = \"packed\" under selector \"bits\""},
-        {"strata{max_missed = 0.01}", "max_missed = 0.01"},
         {"strata{unit = 48}", "unit = 48"},
         {"strata{unit = 128}", "recent = 64 below unit = 128"},
         {"window{codec = \"packed\"}", "codec = \"packed\" under selector \"window\""},

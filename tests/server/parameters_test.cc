@@ -15,7 +15,7 @@ namespace {
 
 TEST(ParameterFilesTest, NamesOfOtherPlacesAreRefused) {
   ParameterFiles files(
-      "/tmp", [](auto, auto&, auto&, auto&) { return Result<SpanParameters>(SpanParameters{}); });
+      {"/tmp"}, [](auto, auto&, auto&, auto&) { return Result<SpanParameters>(SpanParameters{}); });
   Plan plan;
   EXPECT_EQ(files.Get(plan, SmallModel().geometry)->values, nullptr) << "none named";
   for (const char* name : {"/etc/passwd", "../x", "a/b", "..", ".", ".hidden", "a..b"}) {
@@ -24,7 +24,7 @@ TEST(ParameterFilesTest, NamesOfOtherPlacesAreRefused) {
   }
   plan.lowrank.parameters = "kvstrata-no-such-file";
   EXPECT_EQ(files.Get(plan, SmallModel().geometry).status().reason(), "PARAMETERS_MISSING");
-  ParameterFiles nowhere("", nullptr);
+  ParameterFiles nowhere({""}, nullptr);
   EXPECT_EQ(nowhere.Get(plan, SmallModel().geometry).status().reason(), "PARAMETERS_MISSING");
 }
 
@@ -61,7 +61,7 @@ class ParameterFolder : public ::testing::Test {
 };
 
 TEST_F(ParameterFolder, WhatIsNoFileOfParametersIsNotRead) {
-  ParameterFiles files(folder_, Parser());
+  ParameterFiles files({folder_}, Parser());
   const auto refused = [&] { return files.Get(plan_, SmallModel().geometry).status(); };
   const auto path = folder_ / "p.safetensors";
   EXPECT_EQ(refused().reason(), "PARAMETERS_MISSING");
@@ -86,7 +86,7 @@ TEST_F(ParameterFolder, WhatIsNoFileOfParametersIsNotRead) {
 }
 
 TEST_F(ParameterFolder, ARefusalIsRememberedUntilTheFileChanges) {
-  ParameterFiles files(folder_, Parser());
+  ParameterFiles files({folder_}, Parser());
   Write();
   sound_ = false;
   for (int i = 0; i < 3; ++i) {
@@ -100,7 +100,7 @@ TEST_F(ParameterFolder, ARefusalIsRememberedUntilTheFileChanges) {
 }
 
 TEST_F(ParameterFolder, NobodyReadsWhoMayNotWait) {
-  ParameterFiles files(folder_, Parser());
+  ParameterFiles files({folder_}, Parser());
   Write();
   const Geometry geometry = SmallModel().geometry;
   EXPECT_EQ(files.Get(plan_, geometry, Files::kKnown).status().reason(), kFileUnread);
@@ -146,13 +146,48 @@ TEST_F(ParameterFolder, AnOpenReadsInTheQueuesThread) {
   store->replication().SetReplicationQueue(nullptr);
 }
 
+// What comes with the daemon is found without configuration, without its ending, and behind what
+// the configuration has.
+TEST_F(ParameterFolder, NamesAreLookedForInEachFolder) {
+  const auto own = folder_ / "own", shipped = folder_ / "shipped";
+  std::filesystem::create_directory(own);
+  std::filesystem::create_directory(shipped);
+  const auto put = [](const std::filesystem::path& path, const std::string& more) {
+    std::ofstream(path) << std::string("\2\0\0\0\0\0\0\0{}", 10) << more;
+  };
+  size_t bytes = 0;
+  const auto parse = [&](std::span<const std::byte> file, auto&, auto&,
+                         auto&) -> Result<SpanParameters> {
+    bytes = file.size();
+    return SpanParameters{};
+  };
+  plan_.lowrank.parameters = "tiny";
+  const auto found = [&](const std::vector<std::string>& folders) {
+    bytes = 0;
+    ParameterFiles files(folders, parse);
+    const auto got = files.Get(plan_, SmallModel().geometry);
+    EXPECT_TRUE(got.ok() || got.status().reason() == "PARAMETERS_MISSING")
+        << got.status().ToString();
+    return bytes;
+  };
+  EXPECT_EQ(found({"", shipped}), 0u);
+  put(shipped / "tiny.safetensors", "");
+  EXPECT_EQ(found({"", shipped}), 10u);
+  EXPECT_EQ(found({own, shipped}), 10u);
+  put(own / "tiny.safetensors", "own");
+  EXPECT_EQ(found({own, shipped}), 13u);
+  put(own / "tiny", "exact");
+  EXPECT_EQ(found({own, shipped}), 15u);
+  EXPECT_EQ(found({folder_ / "none", shipped}), 10u);
+}
+
 TEST(ParameterFilesTest, EachIsLoadedOncePerShape) {
   const auto folder = std::filesystem::temp_directory_path() / "kvstrata-parameters-test";
   std::filesystem::create_directories(folder);
   std::ofstream(folder / "p.safetensors") << std::string("\2\0\0\0\0\0\0\0{}", 10);
   int loads = 0;
   ParameterFiles files(
-      folder, [&loads](auto, const std::string& name, auto&, auto&) -> Result<SpanParameters> {
+      {folder}, [&loads](auto, const std::string& name, auto&, auto&) -> Result<SpanParameters> {
         EXPECT_EQ(name, "p.safetensors");
         ++loads;
         if (loads == 3) return InvalidArgument("PARAMETERS_INVALID", "tensor W");

@@ -1,5 +1,5 @@
 """bench/accuracy/train_sekv.py: the forward pass that trains against the numpy reference, and a training of a tiny model
-that stops and goes on, and whose loss falls."""
+that begins as the untrained rule, whose loss falls, and that stops, goes on and keeps its best."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "bench" / "accuracy"), str(ROOT / "tests" / "python")]
 
+import sekv_gates  # noqa: E402
 import sekv_student as ours  # noqa: E402
 import tiny_gguf  # noqa: E402
 from kvstrata_numpy import gguf_file  # noqa: E402
@@ -47,12 +48,14 @@ class Case:
         learned = {}
         if self.parameters is not None:
             with torch.no_grad():
-                self.parameters.directions.normal_(generator=torch.Generator().manual_seed(SEED))
+                self.parameters.turn.normal_(generator=torch.Generator().manual_seed(SEED))
+                self.parameters.turn *= 0.3
                 self.parameters.tau.fill_(0.6)
                 self.parameters.g_phi[4].weight *= 40
-                self.parameters.g_phi[4].bias -= 4
+                self.parameters.g_phi[4].bias -= 8
+            self.parameters.gated = True
             named = {k: v.numpy() for k, v in self.parameters.tensors().items()}
-            learned = {"w": named["W"][0], "tau": named["tau"][0], "mlp": named}
+            learned = {"w": named["W"][0], "tau": named["tau"][0], "norm": named["norm"][0], "mlp": named}
         self.reference = sekv.SeKV(KV_HEADS * GROUP, budget=budget, alpha=ours.ALPHA, local=LOCAL, min_tokens=0, **learned)
         self.reference.prefill(self.keys, self.values, self.surprisal)
         found = ours.segment(self.surprisal, LOCAL)
@@ -116,13 +119,14 @@ def check_step(case: Case, keys: torch.Tensor, values: torch.Tensor) -> None:
     np.testing.assert_allclose(out.view(-1, DIM), wanted, rtol=3e-2, atol=2e-2)
 
 
-def test_losses_are_the_references():
-    random = np.random.default_rng(SEED)
-    logits, mass = random.normal(size=30) * 3, random.random(30)
-    y = sekv.zoom_targets(mass)
-    found = ours.zoom_loss(torch.tensor(logits).view(1, 1, 1, 1, -1), torch.tensor(y > 0).view(1, 1, 1, 1, -1),
-                           torch.ones(1, 1, 1, 1, dtype=torch.bool), torch.full((1, 30), 4))
-    assert float(found) == pytest.approx(sekv.zoom_loss(sekv.sigmoid(logits), y), rel=1e-6)
+def test_the_zoom_loss_is_of_the_whole_distribution():
+    """0 where relevance is the log of the mass, whatever is added to it, and spans that are none have no part in it."""
+    random, length = torch.Generator().manual_seed(SEED), torch.tensor([[4, 9, 5, 6, 0, 0]])
+    mass = torch.rand(1, 2, 3, 5, 6, generator=random) * (length > 0)
+    scores = mass.clamp(min=1e-9).log() + torch.randn(1, 2, 3, 5, 1, generator=random)
+    assert float(ours.zoom_loss(scores, mass, length)) == pytest.approx(0, abs=1e-6)
+    assert float(ours.zoom_loss(scores.flip(-1), mass, length)) > 0.1
+    assert float(ours.zoom_loss(scores - (length - 1).clamp(min=1).log(), mass, length, 1.0)) == pytest.approx(0, abs=1e-6)
 
 
 @pytest.fixture(scope="module")
@@ -146,31 +150,80 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 def trained(folder: pathlib.Path, out: pathlib.Path, *more: str) -> dict:
     options = {"--model": folder, "--texts": folder / "texts.jsonl.xz", "--out": out, "--state": out / "state",
-               "--device": "cpu", "--steps": 4, "--tokens": 256, "--longest": 256, "--behind": 16, "--local": 32,
-               "--log-every": 1, "--held": 2, "--held-prompt": 128, "--held-shares": 0.5, "--name": "tiny"}
+               "--device": "cpu", "--steps": 4, "--tokens": 256, "--prompts": 256, "--behind": 16, "--local": 32,
+               "--window": 2, "--refresh": 2, "--log-every": 1, "--check-every": 2, "--choice": 2, "--held": 2,
+               "--held-prompt": 128, "--held-behind": 16, "--held-shares": 0.5, "--share": 0.5, "--gate-steps": 20,
+               "--name": "tiny"}
     subprocess.run([sys.executable, ROOT / "bench/accuracy/train_sekv.py",
                     *(str(part) for pair in options.items() for part in pair), *more], check=True)
     return json.loads((out / "tiny.json").read_text())
 
 
-def test_the_loss_of_a_batch_falls(folder: pathlib.Path):
-    """Of the routers', the thresholds' and the gates' losses together."""
-    student = ours.Student(folder, CPU, torch.float32, 512)
-    ids = torch.randint(3, len(student.embedding), (2, 256 + 16), generator=torch.Generator().manual_seed(SEED))
-    batch = student.batch(ids, 16, 32)
-    parameters = ours.Parameters(2, 4, 32, SEED)
-    parameters.begin_at(batch.k_mean, batch.spans.length)
-    adam, losses = torch.optim.AdamW(parameters.parameters(), lr=1e-2), []
-    for _ in range(8):
-        found = student.decode(batch, parameters, 0.5)
-        lost, held = ours.gate_losses(batch, parameters)
-        kl = torch.nn.functional.kl_div(found.logits.log_softmax(-1), batch.teacher, reduction="sum", log_target=True) / 32
-        losses.append(kl + found.zoom.mean() + 0.1 * found.expanded.mean() + 0.5 * lost + 0.01 * held)
+@pytest.fixture(scope="module")
+def student(folder: pathlib.Path) -> ours.Student:
+    return ours.Student(folder, CPU, torch.float32, 512)
+
+
+def made_of(student: ours.Student, tokens: int, seed: int, gated: bool = False) -> ours.Batch:
+    ids = torch.randint(3, len(student.embedding), (2, tokens + 16), generator=torch.Generator().manual_seed(seed))
+    return student.batch(ids, 16, 32, gated)
+
+
+def test_parameters_begin_as_the_untrained_rule(student: ours.Student):
+    """Exactly: the same spans, the same logits, and so the same loss. What is saved has open gates too."""
+    batch, parameters = made_of(student, 256, SEED, gated=True), ours.Parameters(2, 4, 32, SEED)
+    with torch.no_grad():
+        untrained, begun = (student.decode(batch, p, 0.5, errors=True) for p in (None, parameters))
+        assert untrained.rows.sum() > 0, "nothing is expanded in this case"
+        assert all(torch.equal(one, other) for one, other in zip(untrained, begun))
+        saved = parameters.tensors()
+        assert torch.equal(saved["W"], torch.eye(32).expand(2, 4, 32, 32)) and not saved["tau"].any()
+        parameters.g_phi.load_state_dict({k.removeprefix("g_phi."): v for k, v in saved.items() if k.startswith("g_phi.")})
+        assert bool((parameters.gates(torch.rand(5, ours.R_MAX), torch.rand(5, 32)) == 1).all())
+
+
+def test_open_gates_need_no_factors_of_short_spans(student: ours.Student):
+    plain, gated = (made_of(student, 256, SEED, which) for which in (False, True))
+    assert all(torch.equal(one, other) for one, other in zip(plain.known, gated.known))
+
+
+def test_a_budget_passes_over_alike(student: ours.Student):
+    random = torch.Generator().manual_seed(SEED)
+    logits, length = torch.randn(2, 2, 2, 5, 12, generator=random), torch.randint(0, 30, (2, 12), generator=random)
+    tau, room = torch.full((2, 2), 0.2), torch.randint(0, 90, (2, 5), generator=random)
+    assert torch.equal(ours.expanded(logits, length, tau, room), ours.expanded(logits, length, tau, room, passed_over=12))
+
+
+@pytest.mark.parametrize("through", [False, True])
+def test_the_loss_of_a_batch_falls(student: ours.Student, through: bool):
+    """Of routers, and every one of them has a gradient; by the zoom loss alone, and through the choice."""
+    batch, parameters = made_of(student, 256, SEED), ours.Parameters(2, 4, 32, SEED)
+    adam, losses = torch.optim.Adam(parameters.routers(), lr=3e-3), []
+    for _ in range(12):
+        found = student.decode(batch, parameters, 0.5, errors=True, through=through)
+        kl = torch.nn.functional.kl_div(found.logits.log_softmax(-1), student.teacher(batch), reduction="sum", log_target=True) / 32
+        loss = kl + found.error.mean() if through else found.zoom.mean()
+        losses.append(loss.item())
         adam.zero_grad()
-        losses[-1].backward()
-        assert all(p.grad is not None and bool(p.grad.abs().sum() > 0) for p in parameters.parameters())
+        loss.backward()
+        assert all(p.grad is not None and bool(p.grad.abs().sum() > 0) for p in parameters.routers())
         adam.step()
-    assert losses[-1].item() < losses[0].item()
+    assert min(losses[6:]) < losses[0]
+
+
+def test_gates_learn_what_components_are_worth(student: ours.Student):
+    """Those of tiny singular values close, those of large ones stay open."""
+    parameters, n = ours.Parameters(2, 4, 32, SEED), 400
+    spectrum = torch.zeros(n, ours.R_MAX)
+    spectrum[:, :8], spectrum[:, 8:16] = 5.0, 0.01
+    spectra = sekv_gates.Spectra(spectrum, torch.randn(n, 32, generator=torch.Generator().manual_seed(SEED)),
+                                 (torch.arange(ours.R_MAX) < 16).expand(n, -1))
+    before = sekv_gates.losses(parameters, spectra)
+    sekv_gates.train(parameters, spectra, 600, SEED)
+    after, gates = sekv_gates.losses(parameters, spectra), parameters.gates(spectra.spectrum, spectra.mean)
+    assert after[1] < before[1] and gates[:, :8].min() > 0.9 and gates[:, 8:16].mean() < 0.9 and parameters.gated
+    drawn = sekv_gates.spectra_of(made_of(student, 256, SEED), 4, SEED)
+    assert len(drawn.mean) and bool((drawn.spectrum.amax(-1) > 0).all()) and not drawn.spectrum[~drawn.within].any()
 
 
 def test_a_stop_changes_nothing(folder: pathlib.Path, tmp_path: pathlib.Path):
@@ -178,7 +231,15 @@ def test_a_stop_changes_nothing(folder: pathlib.Path, tmp_path: pathlib.Path):
     trained(folder, tmp_path / "parted", "--stop-at", "2")
     parted = trained(folder, tmp_path / "parted")
     timeless = [[{k: v for k, v in line.items() if k != "seconds"} for line in one["log"]] for one in (whole, parted)]
-    assert timeless[0] == timeless[1]
+    assert timeless[0] == timeless[1] and whole["checks"] == parted["checks"]
     one, other = (load_file(tmp_path / name / "tiny.safetensors") for name in ("whole", "parted"))
     assert sorted(one) == sorted(other) and all(torch.equal(one[name], other[name]) for name in one)
-    assert one["W"].shape == (2, 4, ours.D_ROUTE, 32)
+    assert one["W"].shape == (2, 4, 32, 32)
+
+
+def test_what_loses_more_is_not_kept(folder: pathlib.Path, tmp_path: pathlib.Path):
+    """A learning rate that harms: what is saved is what training began with."""
+    told = trained(folder, tmp_path, "--try", "30,0,1,0,0", "--steps", "2")
+    best = min(told["checks"], key=lambda row: row["kl"])
+    assert told["best"] == best["kl"] and told["best_step"] == 0 == best["step"] and len(told["checks"]) > 1
+    assert torch.equal(load_file(tmp_path / "tiny.safetensors")["W"], torch.eye(32).expand(2, 4, 32, 32))

@@ -34,24 +34,26 @@ __device__ __forceinline__ void PickFromList(const PickBatch& w, const Exchange&
   if (!w.ahead) WaitForPrevious();
   const int32_t tokens = w.tokens[sequence];
   CandidateRule rule = w.rule;
-  if (w.takes != nullptr) rule.take = w.takes[sequence];
+  int32_t take = w.rule.take;
+  if (w.takes != nullptr) take = w.takes[w.take_each ? list : sequence];
+  if (!w.take_each) rule.take = take;
   WaitForPrevious();
   LetNextStart();
   // The CTAs of a list see the same: all return, or all meet.
   if (tokens == kNoQuery) return;
   const Candidates units = CandidatesOf(rule, tokens);
   if (blockIdx.x == 0 && threadIdx.x == 0) {
-    w.counts[list] = units.full ? 0 : rule.take;
+    w.counts[list] = units.full ? 0 : take;
     if (list % w.groups == 0) {
       w.sink_end[sequence] = units.full ? 0 : units.first * w.rule.unit_tokens;
       w.recent_begin[sequence] = units.full ? 0 : units.last * w.rule.unit_tokens;
     }
   }
-  if (units.full || rule.take <= 0) return;
+  if (units.full || take <= 0) return;
   const ListKeys keys(w, list, units.count(), exchange.cta(), exchange.ctas(), memory.keys, room);
   int32_t* out = w.lists != nullptr ? reinterpret_cast<int32_t*>(w.lists[list])
                                     : w.units + int64_t{list} * w.list_stride;
-  ListPicker<Exchange>(keys, exchange, rule.take, units.first, out, memory).Pick();
+  ListPicker<Exchange>(keys, exchange, take, units.first, out, memory).Pick();
 }
 
 __device__ PickerMemory& Memory() {

@@ -45,8 +45,10 @@ struct PickBatch {
   CandidateRule rule;
   const int32_t* tokens = nullptr;  // device [batch]
   // device [batch], units to take of each sequence in place of rule.take, at most list_stride where
-  // not all are taken; null: rule.take.
+  // not all are taken; null: rule.take. With take_each device [batch][groups], of each list, at
+  // most list_stride and its candidates: whether all are attended is then rule's to say.
   const int32_t* takes = nullptr;
+  bool take_each = false;
   bool ahead = false;  // launch.cuh; of tokens and takes
   // The selection (batch.h), written: units [batch][groups][list_stride], counts [batch][groups],
   // sink_end [batch], recent_begin [batch]. REQUIRES: list_stride >= rule.take.

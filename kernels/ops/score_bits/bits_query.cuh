@@ -11,19 +11,24 @@
 
 namespace kvstrata::cuda {
 
-__device__ inline void LoadFourFloats(const void* q, DType dtype, int64_t at, float* out) {
+// Four elements of a query as they lie in memory, and as floats. Loads are all asked for before the
+// first is looked at: a lane has several, and each waits for the L2. Not through the L1, which in a
+// kernel that reads queries before WaitForPrevious may have those of before.
+__device__ inline uint4 LoadFour(const void* q, DType dtype, int64_t at) {
   if (dtype == DType::kF32) {
-    const float4 four = *reinterpret_cast<const float4*>(static_cast<const float*>(q) + at);
-    out[0] = four.x, out[1] = four.y, out[2] = four.z, out[3] = four.w;
-    return;
+    return __ldcg(reinterpret_cast<const uint4*>(static_cast<const float*>(q) + at));
   }
-  const uint2 four = *reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(q) + at);
-  const uint32_t pairs[2] = {four.x, four.y};
+  const uint2 four = __ldcg(reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(q) + at));
+  return {four.x, four.y, 0, 0};
+}
+__device__ inline void FourFloats(const uint4& four, DType dtype, float* out) {
+  const uint32_t words[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
   for (int e = 0; e < 4; ++e) {
-    const auto bits = static_cast<uint16_t>(pairs[e / 2] >> (16 * (e % 2)));
-    out[e] = dtype == DType::kF16 ? FloatOf(__ushort_as_half(bits))
-                                  : FloatOf(__ushort_as_bfloat16(bits));
+    const uint32_t half = words[e / 2] >> (16 * (e % 2));
+    const float of_half = FloatOf(__ushort_as_half(static_cast<uint16_t>(half)));
+    const uint32_t of_others = dtype == DType::kF32 ? words[e] : half << 16;  // bf16: the high half
+    out[e] = dtype == DType::kF16 ? of_half : __uint_as_float(of_others);
   }
 }
 
@@ -40,15 +45,24 @@ struct LaneQueryPairs {
                                         int group) {
     const int lane = threadIdx.x % 32, t = lane % 4;
     const int query = group > 4 ? lane / 4 : lane / 4 % 4;
-    float x[Shape::kRuns][Shape::kLaneChannels] = {};
+    constexpr int kFours = Shape::kLaneChannels / 4;  // of a run
+    uint4 fours[Shape::kRuns][kFours] = {};
+    if (query < group) {
+#pragma unroll
+      for (int m = 0; m < Shape::kRuns; ++m) {
+        const int64_t at = first_element + int64_t{query} * kDim + m * Shape::kRunChannels +
+                           Shape::kLaneChannels * t;
+#pragma unroll
+        for (int i = 0; i < kFours; ++i) fours[m][i] = LoadFour(q, dtype, at + 4 * i);
+      }
+    }
+    float x[Shape::kRuns][Shape::kLaneChannels];
     float largest = 0;
 #pragma unroll
     for (int m = 0; m < Shape::kRuns; ++m) {
-      const int64_t at = first_element + int64_t{query} * kDim + m * Shape::kRunChannels +
-                         Shape::kLaneChannels * t;
 #pragma unroll
       for (int i = 0; i < Shape::kLaneChannels; i += 4) {
-        if (query < group) LoadFourFloats(q, dtype, at + i, &x[m][i]);
+        FourFloats(fours[m][i / 4], dtype, &x[m][i]);
 #pragma unroll
         for (int e = 0; e < 4; ++e) largest = fmaxf(largest, fabsf(x[m][i + e]));
       }

@@ -147,22 +147,25 @@ struct BitsTile {
   // c[i] += (2^exponent + codes) . query, for the tokens 4g + 2i (c0, c1) and 4g + 2i + 1 (c2, c3).
   __device__ void Multiply(const LanePairs<kDim, kBits>& query, float (&c)[2][4]) const {
 #pragma unroll
-    for (int u = 0; u < Shape::kWords; ++u) {
-      const uint32_t words[4] = {low[u].x, low[u].y, low[u].z, low[u].w};
-      const uint4& bits = high[kBits == 3 ? u : 0];
-      const uint32_t highs[4] = {bits.x, bits.y, bits.z, bits.w};
+    for (int u = 0; u < Shape::kWords; ++u) MultiplyWord(u, query, c);
+  }
+
+  // The share of the lanes' words number u.
+  __device__ void MultiplyWord(int u, const LanePairs<kDim, kBits>& query, float (&c)[2][4]) const {
+    const uint32_t words[4] = {low[u].x, low[u].y, low[u].z, low[u].w};
+    const uint4& bits = high[kBits == 3 ? u : 0];
+    const uint32_t highs[4] = {bits.x, bits.y, bits.z, bits.w};
 #pragma unroll
-      for (int m = 0; m < Shape::kRuns; ++m) {
-        const uint32_t b0 = BitsOf(query.at[m][u][0]), b1 = BitsOf(query.at[m][u][1]);
-        const int first = Shape::kPlaneBits * m;
+    for (int m = 0; m < Shape::kRuns; ++m) {
+      const uint32_t b0 = BitsOf(query.at[m][u][0]), b1 = BitsOf(query.at[m][u][1]);
+      const int first = Shape::kPlaneBits * m;
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const uint32_t a = words[2 * i], b = words[2 * i + 1];
-          const uint32_t ha = highs[2 * i], hb = highs[2 * i + 1];
-          MmaM16N8K16<__half>(c[i], CodePair<kBits>(a, ha, first), CodePair<kBits>(b, hb, first),
-                              CodePair<kBits>(a, ha, first + 8), CodePair<kBits>(b, hb, first + 8),
-                              b0, b1);
-        }
+      for (int i = 0; i < 2; ++i) {
+        const uint32_t a = words[2 * i], b = words[2 * i + 1];
+        const uint32_t ha = highs[2 * i], hb = highs[2 * i + 1];
+        MmaM16N8K16<__half>(c[i], CodePair<kBits>(a, ha, first), CodePair<kBits>(b, hb, first),
+                            CodePair<kBits>(a, ha, first + 8), CodePair<kBits>(b, hb, first + 8),
+                            b0, b1);
       }
     }
   }

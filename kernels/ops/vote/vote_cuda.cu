@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/row_scores.cuh"
+#include "kernels/ops/always/always.h"
 #include "kernels/ops/reuse/reuse.cuh"
 #include "kernels/ops/vote/vote_weights.cuh"
 
@@ -153,10 +154,15 @@ __global__ __launch_bounds__(kWarps * 32, 2) void WeightKernel(const __grid_cons
   KeepTotals(w, scratch, totals, wide, sequence, head * group, group);
 }
 
+__device__ void AddAlways(const float* of_head, Softmax* total) {
+  total->sum *= of_head[2];
+  total->Add(of_head[0], of_head[1]);
+}
+
 // Maximum (0 for -inf) and 1 / sum of each of `heads` heads over all splits, in a fixed order: by
 // the whole CTA of the second kernel, with a barrier at the end.
-__device__ void HeadTotals(const Scratch& scratch, int64_t sequence, int query_heads, int first,
-                           int heads, float2* out) {
+__device__ void HeadTotals(const Scratch& scratch, const float* always, int64_t sequence,
+                           int query_heads, int first, int heads, float2* out) {
   __shared__ float2 parts[kSumWarps][kHeadTile];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   for (int head = lane; head - lane < heads; head += kHeadTile) {
@@ -172,6 +178,9 @@ __device__ void HeadTotals(const Scratch& scratch, int64_t sequence, int query_h
     if (warp == 0 && head < heads) {
       Softmax total;
       for (int i = 0; i < kSumWarps; ++i) total.Add(parts[i][lane].x, parts[i][lane].y);
+      if (always != nullptr) {
+        AddAlways(always + (sequence * query_heads + first + head) * kAlwaysFloats, &total);
+      }
       const float inverse = total.sum == 0 ? 0.0f : 1.0f / (total.sum * kWeightScale);
       out[head] = {Softmax::Shift(total.max), inverse};
     }
@@ -234,7 +243,7 @@ __global__ __launch_bounds__(kSumWarps * 32) void VoteKernel(VoteBatch w, Scratc
   const int heads = w.query_heads / w.output_rows, first_head = heads * blockIdx.y;
   const int row = threadIdx.x % 16;
   float* out = w.votes + (sequence * w.output_rows + blockIdx.y) * w.candidate_stride;
-  HeadTotals(scratch, sequence, w.query_heads, first_head, heads, totals);
+  HeadTotals(scratch, w.always, sequence, w.query_heads, first_head, heads, totals);
   const int step = static_cast<int>(gridDim.x) * kSumBlocks;
   int slot = static_cast<int>(blockIdx.x) * kSumBlocks + static_cast<int>(threadIdx.x) / 16;
   for (; slot < count; slot += step) {

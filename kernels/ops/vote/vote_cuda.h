@@ -11,6 +11,9 @@
 // score = q . k~ as op score_bits has it (score_bits_cuda.h). All of them are in groups that were
 // sealed before the step: rule.recent_tokens >= tokens of a group, which are a multiple of 32.
 //
+// With `always` a vote is a share of all attention: the softmax is over what is always attended,
+// too, and the sum over the candidates counts as op always says (always.h).
+//
 // Two kernels. The first reads each row once for its group and keeps, for each head and candidate,
 // exp(score - the maximum of its block of 64 candidates) as fp16 times 2^15: 2 bytes with a
 // relative error of 2^-12 down to e^-20 below the block's maximum, and the second needs no
@@ -40,10 +43,11 @@ struct VoteBatch {
   const void* q = nullptr;          // device [batch][query_heads][head_dim]
   DType q_dtype = DType::kBF16;
   int32_t batch = 0, query_heads = 0;
-  int32_t output_rows = 1;       // 1 or kv_heads
-  float* votes = nullptr;        // device [batch][output_rows][candidate_stride]
-  int32_t candidate_stride = 0;  // candidates a sequence may have
-  void* scratch = nullptr;       // device, VoteScratchBytes, 16-byte aligned; any contents
+  int32_t output_rows = 1;        // 1 or kv_heads
+  const float* always = nullptr;  // device [batch][query_heads][kAlwaysFloats], or null
+  float* votes = nullptr;         // device [batch][output_rows][candidate_stride]
+  int32_t candidate_stride = 0;   // candidates a sequence may have
+  void* scratch = nullptr;        // device, VoteScratchBytes, 16-byte aligned; any contents
   // With caches: whether votes are counted is decided first, and `tokens` is reuse.voting, written.
   // Not with groups.
   Reuse reuse;
