@@ -16,9 +16,9 @@ import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
 PREFIX = "/opt/kvstrata"
-# Of every component, a file below the prefix that it must have; and what nobody else's may be.
 # A tree may have no trained parameters.
 OPTIONAL = r"share/kvstrata/parameters/.*\.safetensors"
+# Of every component the files below the prefix that it must have, and may.
 EXPECTED = {
     "library": {r"lib/libkvstrata\.so\.\d+", r"lib/libkvstrata\.so\.[\d.]+"},
     "remote": {r"lib/libkvstrata_remote\.so\.\d+", r"lib/libkvstrata_remote\.so\.[\d.]+"},
