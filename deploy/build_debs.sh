@@ -6,7 +6,7 @@ source=$(cd "$(dirname "$0")/.." && pwd)
 build=$(realpath "$1")
 mkdir -p "$2"
 out=$(realpath "$2")
-rm -rf "$out"/*
+rm -rf "${out:?}"/*
 # From a copy, since debhelper writes into its source. A checkout's files, committed or not.
 cd "$source"
 mkdir "$out/kvstrata"

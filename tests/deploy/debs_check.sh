@@ -29,11 +29,12 @@ inside() { chroot "$root" env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin DEBIAN_FRONT
 expect() { [ "$2" = "$3" ] || { echo "debs: $1 is '$2', not '$3'"; exit 1; }; }
 socket=/run/kvstrata/kvstratad.sock
 
+version=$(dpkg-deb -f "$debs"/kvstrata_*.deb Version)
 # The next release of the same packages: another version, another default configuration.
 for deb in "$debs"/*.deb; do
   tree=$(mktemp -d "$root/tmp/tree.XXXXXX")
   dpkg-deb -R "$deb" "$tree"
-  sed -i 's/0\.1\.0/&+next/g' "$tree/DEBIAN/control"
+  sed -i "s/$version/&+next/g" "$tree/DEBIAN/control"
   [ ! -f "$tree/etc/kvstrata/kvstratad.toml" ] || echo '# of the next release' >> "$tree/etc/kvstrata/kvstratad.toml"
   dpkg-deb --root-owner-group -Znone -b "$tree" "$root/tmp/new" > /dev/null
   rm -rf "$tree"
@@ -54,7 +55,8 @@ inside python3 /tmp/run_unit.py "kvstrata --socket $socket status" \
 expect "what the disk tier left" "$(inside stat -c %U:%a /var/lib/kvstrata/disk)" kvstrata:700
 
 inside sh -c 'apt-get -q install -y --no-install-recommends -o Dpkg::Options::=--force-confold /tmp/new/*.deb'
-expect "the version" "$(inside dpkg-query -W -f '${Version}' kvstrata)" 0.1.0+next
+# shellcheck disable=SC2016  # dpkg-query's own expansion
+expect "the version" "$(inside dpkg-query -W -f '${Version}' kvstrata)" "$version+next"
 expect "the changed configuration" "$(grep -c '300MiB\|next release' "$root/etc/kvstrata/kvstratad.toml")" 1
 inside python3 /tmp/run_unit.py "/tmp/venv/bin/python /tmp/decode.py $socket"
 

@@ -24,7 +24,7 @@ try() { env -u KVSTRATA_LIBRARY "$folder/$1/bin/python" "$here/decode.py" "$fold
 
 new vllm
 # shellcheck disable=SC2086  # a list on purpose
-install vllm "$wheel[grpc]" $of_vllm typing-extensions
+install vllm "${wheel}[grpc]" $of_vllm typing-extensions
 try vllm
 
 new lmcache
@@ -38,8 +38,8 @@ for line in importlib.metadata.requires("lmcache"):
     if re.match(rf"({sys.argv[1]})\b", line) and ";" not in line:
         print(line)
 EOF
-install lmcache "$wheel[grpc]" typing-extensions -r "$folder/asked"
+install lmcache "${wheel}[grpc]" typing-extensions -r "$folder/asked"
 try lmcache
 
 kill "$daemon" && wait "$daemon" && daemon=
-echo "wheel: decoded beside vLLM's" $of_vllm "and $lmcache's" $(cat "$folder/asked")
+echo "wheel: decoded beside vLLM's ${of_vllm//$'\n'/ } and $lmcache's $(tr '\n' ' ' < "$folder/asked")"

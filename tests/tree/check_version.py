@@ -1,17 +1,18 @@
 #!/usr/bin/env python3
-"""Proves that everything that has to name the version itself names the one of VERSION: Python's packages, the
-changelogs of users and of Debian. CMake, and with it all of C++, reads the file.
+"""Proves that everything that has to name the version itself names the one of VERSION: Python's packages, images in
+Kubernetes' manifests, the changelogs of users and of Debian. CMake, and with it all of C++, reads the file.
 
 Usage: check_version.py ROOT                 checks; ends with `N passed, N failed`
-       check_version.py ROOT --set 1.2.3     writes VERSION and Python's packages, then checks; changelogs want words
+       check_version.py ROOT --set 1.2.3     writes VERSION, Python's packages and manifests, then checks; changelogs want words
 """
 import pathlib
 import re
 import sys
 
 NUMBER = r"(\d+\.\d+\.\d+)"
-PYTHON = ((r"integrations/*/src/*/__init__.py", rf'^__version__ = "{NUMBER}"$'),
-          (r"integrations/*/pyproject.toml", rf'"kvstrata=={NUMBER}"'))
+NAMED = ((r"integrations/*/src/*/__init__.py", rf'^__version__ = "{NUMBER}"$'),
+          (r"integrations/*/pyproject.toml", rf'"kvstrata=={NUMBER}"'),
+          (r"deploy/kubernetes/*.yaml", rf"image: kvstrata:{NUMBER}$"))
 # The newest section of a changelog is the first.
 CHANGELOGS = (("CHANGELOG.md", rf"^## {NUMBER} "), ("debian/changelog", rf"^kvstrata \({NUMBER}\) "))
 
@@ -24,7 +25,7 @@ def places(root, globs):
 
 def write(root, version):
     (root / "VERSION").write_text(version + "\n")
-    for path, pattern in places(root, PYTHON):
+    for path, pattern in places(root, NAMED):
         text = path.read_text()
         for found in reversed(list(pattern.finditer(text))):
             text = text[:found.start(1)] + version + text[found.end(1):]
@@ -34,7 +35,7 @@ def write(root, version):
 def check(root):
     version = (root / "VERSION").read_text().strip()
     passed, failed = 0, []
-    for path, pattern in places(root, PYTHON + CHANGELOGS):
+    for path, pattern in places(root, NAMED + CHANGELOGS):
         name = path.relative_to(root).as_posix()
         found = pattern.findall(path.read_text()) if path.exists() else []
         wanted = 0 if name == "integrations/kvstrata/pyproject.toml" else 1
