@@ -10,7 +10,7 @@ import sys
 
 LICENCE = "SPDX-License-Identifier: Apache-2.0"
 # "": all of the tree.
-FOLDERS = ("deploy", "docker", "tests/deploy", "tests/image", "tests/install")
+FOLDERS = ("deploy", "tests/deploy", "tests/install")
 COMMENT = {".cc": "//", ".h": "//", ".cu": "//", ".cuh": "//", ".proto": "//", ".c": "//", ".py": "#", ".sh": "#",
            ".cmake": "#", ".yaml": "#", ".yml": "#", ".toml": "#", ".service": "#", ".conf": "#", ".Dockerfile": "#",
            "CMakeLists.txt": "#"}
