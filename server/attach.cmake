@@ -29,22 +29,34 @@ kvs_library(kvs_work
   LIBS kvs_telemetry kvs_store kvs_tier kvs_kernels Threads::Threads)
 
 kvs_library(kvs_attach
+  attach/admission.cc
+  attach/answer_box.cc
   attach/arena_mailbox.cc
   attach/attach_server.cc
+  attach/attach_state.cc
   attach/attach_tokens.cc
-  attach/connections.cc
+  attach/awaited_requests.cc
+  attach/connection_ends.cc
+  attach/connection_lending.cc
   attach/descriptor_closer.cc
   attach/descriptor_inbox.cc
+  attach/event_poll.cc
   attach/fair_queue.cc
-  attach/lending.cc
+  attach/handshake.cc
+  attach/housekeeping.cc
+  attach/open_sequences.cc
   attach/packet.cc
-  attach/passing.cc
   attach/peer.cc
+  attach/reply_ring.cc
+  attach/ring_handlers.cc
   attach/ring_import.cc
   attach/ring_lookup.cc
   attach/ring_session.cc
   attach/ring_quantum.cc
+  attach/ring_sequences.cc
   attach/ring_work.cc
+  attach/session_tensors.cc
+  attach/token_passing.cc
   attach/unix_listener.cc
   LIBS kvs_telemetry kvs_store kvs_kernels kvs_shm kvs_base Threads::Threads)
 
