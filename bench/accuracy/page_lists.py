@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """What lists of pages by key affinity keep of the answers, by whose list it is, and by what it is chosen. No daemon.
 
-    bench/accuracy/page_lists.py --model FOLDER [--length 4096] [--tasks TASK ...] [--prompts N] [--seed N]
-                                 [--rules NAME ...] [--caches FOLDER] [--out FILE.jsonl]
+    bench/accuracy/page_lists.py --model FOLDER [--length 4096] [--contexts NAME ...] [--seed N] [--rules NAME ...]
+                                 [--caches FOLDER] [--out FILE.jsonl]
 
-Generated prompts (generated.py), each computed once in full. From its last token on every rule decodes twice: given the
-reference answer, and going on with its own most likely token. A prompt's line goes to --out as soon as it is known.
---caches: where prompts' keys and values are kept (200 MB each at 4K), so that other rules are tried without computing
-them again.
+Generated contexts (generated.py) with several questions each: a context is computed once in full, then every question,
+but for its last token. From there on all rules are rows of one batch, which are given the reference answer token by
+token. A question's line goes to --out as soon as it is known. --caches: where keys and values of contexts are kept
+(200 MB each at 4K), so that other rules are tried without computing them again.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import json
 import math
 import os
 import pathlib
+import random
 import statistics
 import sys
 from collections.abc import Sequence
@@ -31,14 +32,18 @@ from torch.nn import functional as F  # noqa: E402
 
 import generated  # noqa: E402
 from chat import Chat  # noqa: E402
+from generated import Drawn, Needles  # noqa: E402
 from lora_llama import Attention, Cache, Llama, Rope  # noqa: E402
-from tasks import score  # noqa: E402
 
-TASKS = ("niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multikey_2", "niah_multivalue", "niah_multiquery", "vt",
-         "fwe")
+CONTEXTS = {
+    "words": Needles("needles", asked=4),
+    "values": Needles("essay", keys=6, values=2, queries=3, asked=3),
+    "variables": 3,  # chains
+    "uuids": Needles("needles", key="uuid", value="uuid", asked=3),
+}
 SHARE = 0.25   # of the prompt's tokens that a step reads, where rho leaves it open
 ROOT = 0.63    # a share of each of three levels
-MOST = 48      # tokens of a greedy answer
+MOST = 48      # tokens of a reference answer that are given
 
 
 class Rule(NamedTuple):
@@ -136,18 +141,18 @@ def cascade(rule: Rule, scores: Sequence[Tensor], tokens: int, window_start: int
 
 
 class Decoding:
-    """All rules side by side: row 2 i is given the reference, row 2 i + 1 goes on alone. Keys and values of the prompt
-    are shared, [layers, kv_heads, tokens, d]; those of what follows are a row's own."""
+    """All rules side by side, one a row. Keys and values of the prompt are shared, [layers, kv_heads, tokens, d]; those
+    of what follows are a row's own."""
 
     def __init__(self, llama: Llama, weights: Attention, turn: Rope, cache: Cache, rules: Sequence[Rule]) -> None:
         self.llama, self.weights, self.turn, self.rules = llama, weights, turn, rules
         self.keys = torch.stack([k[0] for k in cache.keys])
         self.values = torch.stack([v[0] for v in cache.values])
         self.tokens, self.said = self.keys.shape[2], 0
-        room = (llama.shape.layers, 2 * len(rules), llama.shape.kv_heads, MOST + 1, llama.shape.head_dim)
+        room = (llama.shape.layers, len(rules), llama.shape.kv_heads, MOST + 1, llama.shape.head_dim)
         self.own_keys, self.own_values = torch.zeros(room), torch.zeros(room)
         self.pages = {(r.page, r.chunk): Pages(self.keys, r) for r in rules}
-        shape = (llama.shape.layers, len(rules), 2, llama.shape.kv_heads, self.tokens)
+        shape = (llama.shape.layers, len(rules), llama.shape.kv_heads, self.tokens)
         self.attended = torch.zeros(shape, dtype=torch.bool)  # of the prompt, as the last selections left it
         self.read = torch.zeros(len(rules), dtype=torch.float64)
 
@@ -159,26 +164,25 @@ class Decoding:
         return -(-(self.tokens + self.said) // rule.page) - rule.window
 
     def _anchor(self, rule: Rule, i: int, layer: int) -> Tensor:
-        """[2, kv_heads, 1, d]: the mean of the window's pages, what was said included."""
+        """[kv_heads, 1, d]: the mean of the window's pages, what was said included."""
         begin = self._window_start(rule) * rule.page
-        held = self.keys[layer, :, begin:].expand(2, -1, -1, -1)
-        keys = torch.cat((held, self.own_keys[layer, 2 * i:2 * i + 2, :, max(0, begin - self.tokens):self.said]), 2)
-        n = keys.shape[2]
-        parts = [keys[:, :, p:p + rule.page].mean(2) for p in range(0, n, rule.page)]
-        anchor = torch.stack(parts).mean(0)[:, :, None]
+        own = self.own_keys[layer, i, :, max(0, begin - self.tokens):self.said]
+        keys = torch.cat((self.keys[layer, :, begin:], own), 1)
+        parts = [keys[:, p:p + rule.page].mean(1) for p in range(0, keys.shape[1], rule.page)]
+        anchor = torch.stack(parts).mean(0)[:, None]
         return anchor - self.pages[rule.page, rule.chunk].mean[layer] if rule.anchor == "centred" else anchor
 
     def _scores(self, rule: Rule, i: int, layer: int, q: Tensor | None) -> list[Tensor]:
-        """Of grids, chunks and pages, [2, kv_heads, units] each. q [2, kv_heads, group, d]."""
+        """Of grids, chunks and pages, [kv_heads, units] each. q [kv_heads, group, d]."""
         pages, found = self.pages[rule.page, rule.chunk], []
         for level in range(3):
             rows = pages.rows(layer, level, rule.anchor == "centred").transpose(-1, -2)
             if rule.anchor in ("keys", "centred"):
-                found.append((self._anchor(rule, i, layer) @ rows)[:, :, 0])
+                found.append((self._anchor(rule, i, layer) @ rows)[:, 0])
             elif rule.anchor == "query":
-                found.append((q @ rows).mean(2))
+                found.append((q @ rows).mean(1))
             else:
-                found.append((q @ rows / math.sqrt(q.shape[-1])).softmax(-1).sum(2))
+                found.append((q @ rows / math.sqrt(q.shape[-1])).softmax(-1).sum(1))
         return found
 
     def _select(self, rule: Rule, i: int, layer: int, scores: list[Tensor]) -> None:
@@ -188,7 +192,7 @@ class Decoding:
         mask = F.pad(mask, (0, self.tokens - mask.shape[-1]))[..., :self.tokens]
         mask[..., :rule.page] = True
         mask[..., window * rule.page:] = True
-        self.attended[layer, i] = mask  # [2, kv_heads or 1, tokens]
+        self.attended[layer, i] = mask  # [kv_heads or 1, tokens]
 
     def _select_before(self) -> None:
         """Lists of the whole model, by keys that are there."""
@@ -197,16 +201,16 @@ class Decoding:
                 self.attended[:, i] = True
             elif rule.lists == "model" and self._due(rule):
                 parts = [self._scores(rule, i, layer, None) for layer in range(self.llama.shape.layers)]
-                summed = [sum(part[level].sum(1, keepdim=True) for part in parts) for level in range(3)]
+                summed = [sum(part[level].sum(0, keepdim=True) for part in parts) for level in range(3)]
                 for layer in range(self.llama.shape.layers):
                     self._select(rule, i, layer, summed)
 
     def _select_in(self, layer: int, q: Tensor) -> None:
         for i, rule in enumerate(self.rules):
             if rule.lists in ("layer", "head") and self._due(rule):
-                scores = self._scores(rule, i, layer, q[2 * i:2 * i + 2])
+                scores = self._scores(rule, i, layer, q[i])
                 if rule.lists == "layer":
-                    scores = [s.sum(1, keepdim=True) for s in scores]
+                    scores = [s.sum(0, keepdim=True) for s in scores]
                 self._select(rule, i, layer, scores)
 
     def _attend(self, layer: int, q: Tensor) -> Tensor:
@@ -214,7 +218,7 @@ class Decoding:
         scale, rows = q.shape[-1] ** -0.5, q.shape[0]
         over = q.transpose(0, 1).flatten(1, 2) @ self.keys[layer].transpose(-1, -2)  # [kv_heads, rows group, tokens]
         over = over.unflatten(1, (rows, -1)).transpose(0, 1) * scale
-        mask = self.attended[layer].flatten(0, 1)[:, :, None]
+        mask = self.attended[layer][:, :, None]
         own = q @ self.own_keys[layer][:, :, :self.said + 1].transpose(-1, -2) * scale
         shares = torch.cat((over.masked_fill(~mask, -math.inf), own), -1).softmax(-1)
         held = shares[..., :self.tokens].transpose(0, 1).flatten(1, 2) @ self.values[layer]
@@ -235,62 +239,92 @@ class Decoding:
             x = x + F.linear(self._attend(i, q).reshape(len(ids), 1, -1), self.weights.out[i])
             x = x + llama._mlp(llama._normed(x, after), i)
         self.said += 1
-        self.read += self.attended[:, :, 0].double().mean((0, 2, 3))
+        self.read += self.attended.double().mean((0, 2, 3))
         return llama.logits(llama._normed(x[:, 0], llama.norm))
 
 
-@torch.no_grad()
-def computed(llama: Llama, weights: Attention, turn: Rope, ids: list[int], kept: pathlib.Path | None) -> Cache:
-    """Keys and values of the prompt but for its last token, from `kept` if they are there; else kept there."""
-    if kept is not None and kept.exists():
-        found = torch.load(kept)
-        return Cache(*(list(found[name].unbind(0)) for name in ("keys", "values")))
-    s, n = llama.shape, len(ids) - 1
-    cache = Cache(*([torch.zeros(1, s.kv_heads, n, s.head_dim) for _ in range(s.layers)] for _ in range(2)))
-    llama.hidden(torch.tensor([ids[:-1]]), weights, turn, cache)
-    if kept is not None:
-        part = kept.with_suffix(".part")
-        torch.save({"keys": torch.stack(cache.keys), "values": torch.stack(cache.values)}, part)
-        part.rename(kept)
-    return cache
+def drawn(name: str, seed: int, length: int, chat: Chat) -> Drawn:
+    """A context of CONTEXTS, of at most `length` tokens with its first question."""
+    essay, recipe = generated.made_essay(seed), CONTEXTS[name]
+
+    def of(units: int) -> Drawn:
+        draw = random.Random(f"page_lists/{name}/{seed}")
+        return generated.niah(recipe, units, draw, essay) if isinstance(recipe, Needles) else generated.vt(units, draw, recipe)
+    return generated.fitted(of, lambda one: len(asked(chat, one, 0)), length, slack=32)
+
+
+def asked(chat: Chat, one: Drawn, question: int) -> list[int]:
+    return chat.prompt(one.system, one.context + one.questions[question].text, one.questions[question].begun)
+
+
+def outputs_ends(chat: Chat, outputs: Sequence[str]) -> list[range]:
+    """Where each output lies in the reference answer's tokens; those that do not end within MOST are left out."""
+    ends = [0] + [len(chat.encode(" " + ", ".join(outputs[:i + 1]))) for i in range(len(outputs))]
+    return [range(begin, end) for begin, end in zip(ends, ends[1:]) if end <= MOST]
+
+
+class Computed:
+    """Keys and values of a context, behind which questions are asked."""
+
+    def __init__(self, llama: Llama, weights: Attention, turn: Rope, ids: list[int], kept: pathlib.Path | None) -> None:
+        self.llama, self.weights, self.turn, self.ids = llama, weights, turn, ids
+        if kept is not None and kept.exists():
+            self.keys, self.values = torch.load(kept)
+            return
+        s = llama.shape
+        cache = Cache(*([torch.zeros(1, s.kv_heads, len(ids), s.head_dim) for _ in range(s.layers)] for _ in range(2)))
+        with torch.no_grad():
+            llama.hidden(torch.tensor([ids]), weights, turn, cache)
+        self.keys, self.values = torch.cat(cache.keys), torch.cat(cache.values)
+        if kept is not None:
+            torch.save((self.keys, self.values), kept.with_suffix(".part"))
+            kept.with_suffix(".part").rename(kept)
+
+    @torch.no_grad()
+    def with_behind(self, ids: list[int]) -> Cache:
+        """Of the context and `ids` behind it, which attend to all before them."""
+        llama, begin, n = self.llama, len(self.ids), len(ids)
+        here = Rope(*(part[begin:begin + n, None] for part in self.turn))
+        seen = torch.ones(n, begin + n, dtype=torch.bool).tril(begin)
+        group = llama.shape.heads // llama.shape.kv_heads
+        x, cache = F.embedding(torch.tensor([ids]), llama.embedding), Cache([], [])
+        for i, (before, after) in enumerate(llama.norms):
+            q, k, v = llama._projected(llama._normed(x, before), self.weights.qkv[i], here)
+            cache.keys.append(torch.cat((self.keys[i][None], k), 2))
+            cache.values.append(torch.cat((self.values[i][None], v), 2))
+            k, v = (part[-1].repeat_interleave(group, dim=1) for part in (cache.keys, cache.values))
+            attended = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+            x = x + F.linear(attended.transpose(1, 2).flatten(2), self.weights.out[i])
+            x = x + llama._mlp(llama._normed(x, after), i)
+        return cache
 
 
 @torch.no_grad()
-def judged(decoding: Decoding, first: int, reference: list[int], stop: int) -> list[dict]:
-    """Of each rule: nats a token of the reference, whether each of its tokens is the likeliest, the greedy answer's
-    tokens, the share of the prompt's rows that a step reads. first: the prompt's last token."""
-    rules = decoding.rules
-    fed = torch.full((len(rules), 2), first)
-    found = [{"nats": [], "right": True, "said": []} for _ in rules]
-    most = min(MOST, 2 * len(reference))
-    for i in range(most):
-        logits = decoding.step(fed.flatten()).unflatten(0, (len(rules), 2))
-        fed = logits.argmax(-1)
-        for rule, one in enumerate(found):
-            if stop not in one["said"]:
-                one["said"].append(int(fed[rule, 1]))
-            if i < len(reference):
-                one["nats"].append(-float(logits[rule, 0].double().log_softmax(-1)[reference[i]]))
-                one["right"] &= int(fed[rule, 0]) == reference[i]
-        if i < len(reference):
-            fed[:, 0] = reference[i]
-        elif all(stop in one["said"] for one in found):
-            break
-    for one, read in zip(found, (decoding.read / decoding.said).tolist()):
-        one["read"] = read
-    return found
+def judged(decoding: Decoding, first: int, reference: list[int], outputs: Sequence[range]) -> list[dict]:
+    """Of each rule: nats of the reference's tokens; the share of outputs each of whose tokens is the likeliest; whether
+    all are; the share of the prompt's rows that a step reads. first: the prompt's last token."""
+    nats, said, fed = [], [], first
+    for token in reference:
+        logits = decoding.step(torch.full((len(decoding.rules),), fed))
+        nats.append(-logits.double().log_softmax(-1)[:, token])
+        said.append(logits.argmax(-1) == token)
+        fed = token
+    right, lost = torch.stack(said, 1), torch.stack(nats, 1)
+    return [{"nats": lost[i].tolist(), "right": bool(right[i].all()), "read": float(decoding.read[i]) / decoding.said,
+             "found": statistics.fmean(float(right[i, list(where)].all()) for where in outputs)}
+            for i in range(len(decoding.rules))]
 
 
 def report(lines: Sequence[dict]) -> str:
     """Means over prompts, of each rule."""
     rules = {name: [line["rules"][name] for line in lines] for name in lines[0]["rules"]}
-    whole = statistics.fmean(one["score"] for one in rules["full"]) if "full" in rules else 1
-    rows = ["| rule | tokens read | nats lost | exact | score kept |", "| --- | --- | --- | --- | --- |"]
+    whole = statistics.fmean(one["found"] for one in rules["full"])
+    rows = ["| rule | tokens read | nats lost | exact | outputs kept |", "| --- | --- | --- | --- | --- |"]
     for name, ones in rules.items():
         lost = [statistics.fmean(one["nats"]) - statistics.fmean(full["nats"]) for one, full in zip(ones, rules["full"])]
         rows.append(f"| {name} | {100 * statistics.fmean(o['read'] for o in ones):.1f}% | {statistics.fmean(lost):+.3f} | "
                     f"{sum(o['right'] for o in ones)} of {len(ones)} | "
-                    f"{statistics.fmean(o['score'] for o in ones) / whole:.3f} |")
+                    f"{statistics.fmean(o['found'] for o in ones) / whole:.3f} |")
     return "\n".join(rows)
 
 
@@ -298,32 +332,31 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", type=pathlib.Path, required=True)
     parser.add_argument("--length", type=int, default=4096)
-    parser.add_argument("--tasks", nargs="+", default=TASKS)
-    parser.add_argument("--prompts", type=int, default=1, help="of each task")
+    parser.add_argument("--contexts", nargs="+", choices=CONTEXTS, default=list(CONTEXTS))
     parser.add_argument("--seed", type=int, default=22)
     parser.add_argument("--rules", nargs="+", choices=RULES, default=list(RULES))
     parser.add_argument("--caches", type=pathlib.Path)
     parser.add_argument("--out", type=pathlib.Path, help="JSON lines, appended")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    print(f"seed {args.seed}", flush=True)
     chat, llama = Chat(args.model), Llama(args.model, torch.device("cpu"), torch.float32)
     weights, turn = llama.attention(None), llama.rope(llama.shape.rope_theta, args.length + 1024)
     names = ["full", *(name for name in args.rules if name != "full")]
     lines = []
-    for number in range(args.prompts):
-        for task in args.tasks:
-            seed = f"{args.seed}/{number}"
-            sample = generated.sample(task, seed, args.length, lambda text: len(chat.encode(text)))
-            reference = chat.encode(" " + ", ".join(sample["outputs"]))[:MOST]
-            ids = chat.of_ruler(sample)
-            kept = args.caches and args.caches / f"{task}-{args.length}-{seed.replace('/', '-')}.pt"
-            cache = computed(llama, weights, turn, ids, kept)
-            decoding = Decoding(llama, weights, turn, cache, [RULES[name] for name in names])
-            found = judged(decoding, ids[-1], reference, chat.end)
-            for one in found:
-                one["score"] = score(task, chat.decode(one["said"]), sample["outputs"])
-            lines.append({"task": task, "seed": seed, "rules": dict(zip(names, found))})
-            print(f"{task} seed {seed}: " + ", ".join(f"{n} {o['score']:.2f}" for n, o in zip(names, found)), flush=True)
+    for name in args.contexts:
+        one = drawn(name, args.seed, args.length, chat)
+        prompts = [asked(chat, one, i) for i in range(len(one.questions))]
+        shared = len(os.path.commonprefix(prompts))
+        kept = args.caches and args.caches / f"{name}-{args.length}-{args.seed}.pt"
+        context = Computed(llama, weights, turn, prompts[0][:shared], kept)
+        for i, (ids, question) in enumerate(zip(prompts, one.questions)):
+            reference = chat.encode(" " + ", ".join(question.outputs))[:MOST]
+            cache = context.with_behind(ids[shared:-1])
+            decoding = Decoding(llama, weights, turn, cache, [RULES[rule] for rule in names])
+            found = judged(decoding, ids[-1], reference, outputs_ends(chat, question.outputs))
+            lines.append({"context": name, "seed": args.seed, "question": i, "tokens": len(ids), "rules": dict(zip(names, found))})
+            print(f"{name} {i}: " + ", ".join(f"{n} {o['found']:.2f}" for n, o in zip(names, found)), flush=True)
             if args.out:
                 with args.out.open("a") as file:
                     file.write(json.dumps(lines[-1]) + "\n")
