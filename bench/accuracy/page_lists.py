@@ -49,7 +49,8 @@ MOST = 48      # tokens of a reference answer that are given
 class Rule(NamedTuple):
     """lists: of the whole `model`, a `layer`, a KV `head`; full: everything is attended.
     anchor: `keys`, the mean of the window's pages, `centred`, the same minus the mean of all; `query`, the step's own,
-    means over the query heads that share a list; `votes`, each query head's shares of a softmax over pages, added.
+    its mean over a KV head's group; `max`, the largest product of the group's; `votes`, each query head's shares of a
+    softmax over units, added. Of a list that several KV heads share, these are sums.
     when: it selects at the end of the `prompt`, when a `page` completes, at each `step`. rho: shares of grids, chunks and
     pages; a third of 0 fills up to SHARE."""
     lists: str
@@ -76,6 +77,8 @@ RULES = {
     "layer query step cascade": Rule("layer", "query", rho=CASCADE),
     "layer query prompt": Rule("layer", "query", when="prompt"),
     "layer query page": Rule("layer", "query", when="page"),
+    "layer max step": Rule("layer", "max"),
+    "head max step": Rule("head", "max"),
     "layer votes step": Rule("layer", "votes"),
     "layer votes step cascade": Rule("layer", "votes", rho=CASCADE),
     "head query step": Rule("head", "query"),
@@ -181,6 +184,8 @@ class Decoding:
                 found.append((self._anchor(rule, i, layer) @ rows)[:, 0])
             elif rule.anchor == "query":
                 found.append((q @ rows).mean(1))
+            elif rule.anchor == "max":
+                found.append((q @ rows).amax(1))
             else:
                 found.append((q @ rows / math.sqrt(q.shape[-1])).softmax(-1).sum(1))
         return found

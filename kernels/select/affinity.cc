@@ -1,6 +1,7 @@
 #include "kernels/select/affinity.h"
 
 #include <algorithm>
+#include <span>
 
 namespace kvstrata {
 namespace {
@@ -40,10 +41,11 @@ class HeadAffinity {
         dim_(context.geometry->head_dim) {}
 
   // out [counts.total()], level by level.
-  void Score(int32_t window_start, bool centred, float* out) const {
-    Vector anchor = MeanOfPages(window_start, true);
+  void Score(const AffinityRequest& request, float* out) const {
+    Vector anchor =
+        request.q != nullptr ? MeanQuery(request.q) : MeanOfPages(request.window_start, true);
     float constant = 0;  // of the centred product: (a - m).(v - m) = (a - m).v - (a - m).m
-    if (centred) {
+    if (request.centred) {
       const Vector mean = MeanOfPages(0, false);
       for (int c = 0; c < dim_; ++c) anchor[c] -= mean[c];
       constant = Dot(anchor, mean);
@@ -64,7 +66,7 @@ class HeadAffinity {
       // Inline: this already runs inside a ParallelFor.
       if (w.units.end > 0) context_.backend->score(&w, 1, InlineExecutor());
     }
-    for (float* score = begin; centred && score < out; ++score) *score -= constant;
+    for (float* score = begin; request.centred && score < out; ++score) *score -= constant;
   }
 
  private:
@@ -94,6 +96,17 @@ class HeadAffinity {
       ++count;
     }
     Divide(count, &sum);
+    return sum;
+  }
+
+  // fp32 mean of the group's queries, in the order of heads.
+  Vector MeanQuery(const float* q) const {
+    const int32_t group = context_.geometry->group();
+    Vector sum{};
+    for (int32_t i = head_ * group; i < (head_ + 1) * group; ++i) {
+      for (int c = 0; c < dim_; ++c) sum[c] += q[int64_t{i} * dim_ + c];
+    }
+    Divide(group, &sum);
     return sum;
   }
 
@@ -140,32 +153,42 @@ class HeadAffinity {
   const int layer_, head_, dim_;
 };
 
-}  // namespace
-
-AffinityScores ScoreAffinity(const SelectContext& context, int32_t tokens, int32_t window_start,
-                             bool centred) {
-  const Counts counts(*context.index, tokens);
-  const int64_t heads = int64_t{context.geometry->layers} * context.geometry->kv_heads;
-  const int64_t total = counts.total();
-  std::vector<float> parts(static_cast<size_t>(heads * total));  // [layer, head][unit]
-  context.executor->ParallelFor(heads, [&](int64_t i) {
-    const int layer = static_cast<int>(i / context.geometry->kv_heads);
-    const int head = static_cast<int>(i % context.geometry->kv_heads);
-    HeadAffinity(context, counts, layer, head)
-        .Score(window_start, centred, parts.data() + i * total);
-  });
-
-  // A sum of thousands of channels: fp32 within a head, double across heads, in their order.
-  std::vector<double> sums(static_cast<size_t>(total));
-  for (int64_t i = 0; i < heads; ++i) {
-    const float* part = parts.data() + i * total;
-    for (int64_t u = 0; u < total; ++u) sums[u] += part[u];
-  }
+// A sum of thousands of channels: fp32 within a head, double across heads, in their order.
+// parts [heads][total]
+AffinityScores Sum(const Counts& counts, std::span<const float> parts) {
+  const size_t total = counts.total();
+  std::vector<double> sums(total);
+  for (size_t i = 0; i < parts.size(); ++i) sums[i % total] += parts[i];
   AffinityScores scores;
   auto at = sums.begin();
   for (int level = 0; level < 3; ++level) {
     scores[level].assign(at, at + counts.units[level]);
     at += counts.units[level];
+  }
+  return scores;
+}
+
+}  // namespace
+
+std::vector<AffinityScores> ScoreAffinity(const SelectContext& context,
+                                          const AffinityRequest& request) {
+  using Lists = CascadeOptions::Lists;
+  const Counts counts(*context.index, request.tokens);
+  const int32_t kv_heads = context.geometry->kv_heads;
+  const int64_t heads = int64_t{request.layers.end - request.layers.begin} * kv_heads;
+  const int64_t total = counts.total();
+  std::vector<float> parts(static_cast<size_t>(heads * total));  // [layer, head][unit]
+  context.executor->ParallelFor(heads, [&](int64_t i) {
+    const int layer = request.layers.begin + static_cast<int>(i / kv_heads);
+    HeadAffinity(context, counts, layer, static_cast<int>(i % kv_heads))
+        .Score(request, parts.data() + i * total);
+  });
+  const int64_t shared = request.lists == Lists::kModel   ? heads
+                         : request.lists == Lists::kLayer ? kv_heads
+                                                          : 1;  // heads of a list
+  std::vector<AffinityScores> scores;
+  for (int64_t i = 0; i < heads; i += shared) {
+    scores.push_back(Sum(counts, {parts.data() + i * total, static_cast<size_t>(shared * total)}));
   }
   return scores;
 }

@@ -203,6 +203,9 @@ Status CudaCascadeServes(const Plan& plan) {
   if (plan.cascade.pruning != CascadeOptions::Pruning::kTop) {
     return PlanUnserved("cascade", "\"literal\"", "op cascade by quantiles");
   }
+  if (plan.cascade.lists != CascadeOptions::Lists::kModel) {
+    return PlanUnserved("lists", "\"layer\" or \"head\"", "op cascade by layer");
+  }
   if (plan.cascade.centred) return PlanUnserved("centred", "true", "op cascade of centred vectors");
   return CudaIndexServes(plan);
 }
