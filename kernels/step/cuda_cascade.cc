@@ -204,7 +204,8 @@ Status CudaCascadeServes(const Plan& plan) {
     return PlanUnserved("cascade", "\"literal\"", "op cascade by quantiles");
   }
   if (plan.cascade.lists != CascadeOptions::Lists::kModel) {
-    return PlanUnserved("lists", "\"layer\" or \"head\"", "op cascade by layer");
+    const bool by_layer = plan.cascade.lists == CascadeOptions::Lists::kLayer;
+    return PlanUnserved("lists", by_layer ? "\"layer\"" : "\"head\"", "op cascade by layer");
   }
   if (plan.cascade.centred) return PlanUnserved("centred", "true", "op cascade of centred vectors");
   return CudaIndexServes(plan);
