@@ -447,6 +447,11 @@ SelectionRule CascadeRule(const Plan& plan, int32_t tokens) {
   rule.always = (own.sinks + own.recent + own.every) * rule.unit_tokens;
   rule.units = static_cast<int32_t>(share * tokens / rule.unit_tokens);
   rule.rows = (own.sinks + own.recent + own.every / 2.0) * rule.unit_tokens + share * tokens;
+  if (own.by_query && own.trigger == CascadeOptions::Trigger::kAlways) {
+    // As selector block does: a mean key a page, in every step.
+    rule.scored = static_cast<double>(tokens) / rule.unit_tokens / 2;
+    rule.cpu_rows = 570;
+  }
   return rule;
 }
 
