@@ -12,6 +12,7 @@
 namespace kvstrata {
 namespace {
 
+using Floats = std::vector<float>;
 using Ints = std::vector<int32_t>;
 
 constexpr uint64_t kSeed = 57;
@@ -28,24 +29,34 @@ class PageLists : public EachBackend {
     RunTo(*s, in_, kPrompt, kPrompt, backend());
     PrefillDone(*s, backend());
   }
-  // Scores of the pages from the second on that lie before the window, of a KV head.
-  std::vector<double> Scores(int32_t n, int layer, int head) const {
-    const int32_t window = (n - 1 + kPage - 1) / kPage - 1;
-    std::vector<double> scores;
-    for (int32_t page = 1; page < window; ++page) {
-      double score = 0;
-      for (int c = 0; c < in_.g.head_dim; ++c) {
-        float key = 0, query = 0;
-        for (int32_t t = page * kPage; t < (page + 1) * kPage; ++t) {
-          key += in_.Key(t, layer, head)[c];
-        }
-        for (int i = 0; i < in_.g.group(); ++i) {
-          query += in_.Query(n - 1, layer, head * in_.g.group() + i)[c];
-        }
-        score += double{ToFloat(FromFloat<BF16>(key / kPage))} * query /
-                 static_cast<float>(in_.g.group());
+  static int32_t WindowStart(int32_t n) { return (n - 1 + kPage - 1) / kPage - 1; }
+  // Of a KV head, its means over the group of the step's queries.
+  Floats QueryOf(int32_t n, int layer, int head) const {
+    Floats mean(in_.g.head_dim);
+    for (int c = 0; c < in_.g.head_dim; ++c) {
+      for (int i = 0; i < in_.g.group(); ++i) {
+        mean[c] += in_.Query(n - 1, layer, head * in_.g.group() + i)[c];
       }
-      scores.push_back(score);
+      mean[c] /= static_cast<float>(in_.g.group());
+    }
+    return mean;
+  }
+  // The mean of the keys of [begin, end), a complete page's as it is stored.
+  Floats KeysOf(int32_t begin, int32_t end, int layer, int head) const {
+    Floats mean(in_.g.head_dim);
+    for (int c = 0; c < in_.g.head_dim; ++c) {
+      for (int32_t t = begin; t < end; ++t) mean[c] += in_.Key(t, layer, head)[c];
+      mean[c] /= static_cast<float>(end - begin);
+      if (end - begin == kPage) mean[c] = ToFloat(FromFloat<BF16>(mean[c]));
+    }
+    return mean;
+  }
+  // Scores of the pages from the second on that lie before the window, of a KV head.
+  std::vector<double> Scores(const Floats& anchor, int32_t n, int layer, int head) const {
+    std::vector<double> scores;
+    for (int32_t page = 1; page < WindowStart(n); ++page) {
+      const Floats key = KeysOf(page * kPage, (page + 1) * kPage, layer, head);
+      scores.push_back(std::inner_product(key.begin(), key.end(), anchor.begin(), 0.0));
     }
     return scores;
   }
@@ -59,9 +70,7 @@ class PageLists : public EachBackend {
     Ints table(order.begin(), order.begin() + static_cast<int64_t>(k));
     for (int32_t& page : table) ++page;
     table.push_back(0);
-    for (int32_t page = (n - 1 + kPage - 1) / kPage - 1; page < (n + kPage - 1) / kPage; ++page) {
-      table.push_back(page);
-    }
+    for (int32_t page = WindowStart(n); page * kPage < n; ++page) table.push_back(page);
     std::ranges::sort(table);
     return table;
   }
@@ -69,34 +78,40 @@ class PageLists : public EachBackend {
   Inputs in_{{.layers = 3, .query_heads = 6, .kv_heads = 2, .head_dim = 64}, kEnd, kSeed};
 };
 
-TEST_P(PageLists, EachIsChosenByItsOwnQueries) {
-  HeldSequence by_layer(in_.g, Text("lists = \"layer\", anchor = \"query\", trigger = \"always\"")),
-      by_head(in_.g, Text("lists = \"head\", anchor = \"query\", trigger = \"always\""));
-  Prefill(&by_layer);
-  Prefill(&by_head);
-  int compared = 0;
-  for (int32_t n = kPrompt + 1; n <= kEnd; ++n) {
-    const auto layers = RunStep(by_layer, in_, 1, backend()).selections;
-    const auto heads = RunStep(by_head, in_, 1, backend()).selections;
-    for (int layer = 0; layer < in_.g.layers; ++layer) {
-      ASSERT_EQ(layers[layer].groups(), 1);
-      ASSERT_EQ(heads[layer].groups(), in_.g.kv_heads);
-      ASSERT_GT(heads[layer].scored_bytes, 0);
-      std::vector<double> sum(Scores(n, layer, 0).size());
-      for (int head = 0; head < in_.g.kv_heads; ++head) {
-        const std::vector<double> own = Scores(n, layer, head);
-        for (size_t i = 0; i < own.size(); ++i) sum[i] += own[i];
-        const Ints table = Table(own, n);
+// Every step's lists, of one page of window: a quarter of what each list scores, or its sum.
+TEST_P(PageLists, EachIsChosenByItsOwnAnchor) {
+  for (const bool by_query : {true, false}) {
+    const std::string anchor = by_query ? "anchor = \"query\", " : "anchor = \"keys\", ";
+    HeldSequence by_layer(in_.g, Text(anchor + "lists = \"layer\", trigger = \"always\"")),
+        by_head(in_.g, Text(anchor + "lists = \"head\", trigger = \"always\""));
+    Prefill(&by_layer);
+    Prefill(&by_head);
+    int compared = 0;
+    for (int32_t n = kPrompt + 1; n <= kEnd; ++n) {
+      const auto layers = RunStep(by_layer, in_, 1, backend()).selections;
+      const auto heads = RunStep(by_head, in_, 1, backend()).selections;
+      for (int layer = 0; layer < in_.g.layers; ++layer) {
+        ASSERT_EQ(layers[layer].groups(), 1);
+        ASSERT_EQ(heads[layer].groups(), in_.g.kv_heads);
+        ASSERT_EQ(heads[layer].scored_bytes > 0, by_query || n > kPrompt + 1);
+        std::vector<double> sum(WindowStart(n) - 1);
+        for (int head = 0; head < in_.g.kv_heads; ++head) {
+          const Floats own = by_query ? QueryOf(n, layer, head)
+                                      : KeysOf(WindowStart(n) * kPage, n - 1, layer, head);
+          const std::vector<double> scores = Scores(own, n, layer, head);
+          for (size_t i = 0; i < sum.size(); ++i) sum[i] += scores[i];
+          const Ints table = Table(scores, n);
+          if (table.empty()) continue;
+          ASSERT_EQ(heads[layer].units[head], table) << "seed " << kSeed << " n " << n;
+          ++compared;
+        }
+        const Ints table = Table(sum, n);
         if (table.empty()) continue;
-        ASSERT_EQ(heads[layer].units[head], table) << "seed " << kSeed << " n " << n;
-        ++compared;
+        ASSERT_EQ(layers[layer].units[0], table) << "seed " << kSeed << " n " << n;
       }
-      const Ints table = Table(sum, n);
-      if (table.empty()) continue;
-      ASSERT_EQ(layers[layer].units[0], table) << "seed " << kSeed << " n " << n;
     }
+    EXPECT_GT(compared, 140) << anchor;  // of 162
   }
-  EXPECT_GT(compared, 140);  // of 162
 }
 
 TEST_P(PageLists, StayUntilASelectionIsDue) {
@@ -139,6 +154,16 @@ TEST_P(PageLists, AStepThatWasGivenUpChoosesNothing) {
         {reinterpret_cast<std::byte*>(out.data()), in_.g.query_heads * head, head, DType::kF32},
         nullptr);
   }
+  EXPECT_EQ(RunStep(other, in_, 1, backend()).out, RunStep(plain, in_, 1, backend()).out);
+}
+
+TEST_P(PageLists, ATokenThatIsTakenBackTakesItsChoiceWithIt) {
+  const std::string text = Text("lists = \"head\", anchor = \"query\", trigger = \"every\"");
+  HeldSequence plain(in_.g, text), other(in_.g, text);
+  Prefill(&plain);
+  Prefill(&other);
+  RunStep(other, Inputs(in_.g, kEnd, kSeed + 1), 1, backend());
+  other.state->Truncate(kPrompt);
   EXPECT_EQ(RunStep(other, in_, 1, backend()).out, RunStep(plain, in_, 1, backend()).out);
 }
 
