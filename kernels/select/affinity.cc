@@ -42,34 +42,43 @@ class HeadAffinity {
 
   // out [counts.total()], level by level.
   void Score(const AffinityRequest& request, float* out) const {
-    Vector anchor =
-        request.q != nullptr ? MeanQuery(request.q) : MeanOfPages(request.window_start, true);
-    float constant = 0;  // of the centred product: (a - m).(v - m) = (a - m).v - (a - m).m
-    if (request.centred) {
-      const Vector mean = MeanOfPages(0, false);
-      for (int c = 0; c < dim_; ++c) anchor[c] -= mean[c];
-      constant = Dot(anchor, mean);
+    if (request.q != nullptr) {
+      const int32_t group = context_.geometry->group();
+      return ScoreBy(request.q + int64_t{head_} * group * dim_, group, out);
     }
-    float* const begin = out;
+    Vector anchor = MeanOfPages(request.window_start, true);
+    if (!request.centred) return ScoreBy(anchor.data(), 1, out);
+    // (a - m).(v - m) = (a - m).v - (a - m).m
+    const Vector mean = MeanOfPages(0, false);
+    for (int c = 0; c < dim_; ++c) anchor[c] -= mean[c];
+    const float constant = Dot(anchor.data(), mean);
+    ScoreBy(anchor.data(), 1, out);
+    for (float* score = out; score < out + counts_.total(); ++score) *score -= constant;
+  }
+
+ private:
+  // By the largest product with one of the anchors, [count][head_dim].
+  void ScoreBy(const float* anchors, int32_t count, float* out) const {
     std::array<ScoreWork, 3> works;
     for (int level = 0; level < 3; ++level) {
       ScoreWork& w = works[level];
       w.kind = ScoreWork::Kind::kDot;
-      w.q = anchor.data();
+      w.q = anchors;
+      w.queries = count;
       w.rows = index_.Rows(context_.view.index_blocks, level, layer_, 0, head_);
       w.units = {0, counts_.complete[level]};
       w.out = out;
       out += counts_.complete[level];
-      if (counts_.units[level] > counts_.complete[level]) *out++ = Dot(anchor, Filling(level));
+      if (counts_.units[level] > counts_.complete[level]) {
+        *out++ = LargestDot(anchors, count, Filling(level));
+      }
     }
     for (const ScoreWork& w : works) {
       // Inline: this already runs inside a ParallelFor.
       if (w.units.end > 0) context_.backend->score(&w, 1, InlineExecutor());
     }
-    for (float* score = begin; request.centred && score < out; ++score) *score -= constant;
   }
 
- private:
   void AddStored(int level, int32_t unit, Vector* sum) const {
     const auto* row = reinterpret_cast<const BF16*>(
         index_.Row(context_.view.index_blocks, level, layer_, 0, head_, unit));
@@ -96,17 +105,6 @@ class HeadAffinity {
       ++count;
     }
     Divide(count, &sum);
-    return sum;
-  }
-
-  // fp32 mean of the group's queries, in the order of heads.
-  Vector MeanQuery(const float* q) const {
-    const int32_t group = context_.geometry->group();
-    Vector sum{};
-    for (int32_t i = head_ * group; i < (head_ + 1) * group; ++i) {
-      for (int c = 0; c < dim_; ++c) sum[c] += q[int64_t{i} * dim_ + c];
-    }
-    Divide(group, &sum);
     return sum;
   }
 
@@ -141,7 +139,15 @@ class HeadAffinity {
     return sum;
   }
 
-  float Dot(const Vector& a, const Vector& b) const {
+  float LargestDot(const float* anchors, int32_t count, const Vector& v) const {
+    float largest = Dot(anchors, v);
+    for (int32_t i = 1; i < count; ++i) {
+      largest = std::max(largest, Dot(anchors + int64_t{i} * dim_, v));
+    }
+    return largest;
+  }
+
+  float Dot(const float* a, const Vector& b) const {
     double sum = 0;
     for (int c = 0; c < dim_; ++c) sum += double{a[c]} * double{b[c]};
     return static_cast<float>(sum);

@@ -30,7 +30,7 @@ struct AffinityRequest {
   CascadeOptions::Lists lists = CascadeOptions::Lists::kModel;
   Run layers;                // whose rows are scored
   const float* q = nullptr;  // [query_heads][head_dim] of the one layer in `layers`, in place of
-                             // the window's mean: of each KV head the mean over its group
+                             // the window's mean: of each KV head the largest of its group's
 };
 
 // Scores of each list: one, one a layer, or one a layer and KV head; sums over what shares it.

@@ -30,16 +30,14 @@ class PageLists : public EachBackend {
     PrefillDone(*s, backend());
   }
   static int32_t WindowStart(int32_t n) { return (n - 1 + kPage - 1) / kPage - 1; }
-  // Of a KV head, its means over the group of the step's queries.
-  Floats QueryOf(int32_t n, int layer, int head) const {
-    Floats mean(in_.g.head_dim);
-    for (int c = 0; c < in_.g.head_dim; ++c) {
-      for (int i = 0; i < in_.g.group(); ++i) {
-        mean[c] += in_.Query(n - 1, layer, head * in_.g.group() + i)[c];
-      }
-      mean[c] /= static_cast<float>(in_.g.group());
+  // Of a KV head.
+  std::vector<Floats> QueriesOf(int32_t n, int layer, int head) const {
+    std::vector<Floats> queries;
+    for (int i = 0; i < in_.g.group(); ++i) {
+      const float* q = in_.Query(n - 1, layer, head * in_.g.group() + i);
+      queries.emplace_back(q, q + in_.g.head_dim);
     }
-    return mean;
+    return queries;
   }
   // The mean of the keys of [begin, end), a complete page's as it is stored.
   Floats KeysOf(int32_t begin, int32_t end, int layer, int head) const {
@@ -52,11 +50,17 @@ class PageLists : public EachBackend {
     return mean;
   }
   // Scores of the pages from the second on that lie before the window, of a KV head.
-  std::vector<double> Scores(const Floats& anchor, int32_t n, int layer, int head) const {
+  std::vector<double> Scores(const std::vector<Floats>& anchors, int32_t n, int layer,
+                             int head) const {
     std::vector<double> scores;
     for (int32_t page = 1; page < WindowStart(n); ++page) {
       const Floats key = KeysOf(page * kPage, (page + 1) * kPage, layer, head);
-      scores.push_back(std::inner_product(key.begin(), key.end(), anchor.begin(), 0.0));
+      double largest = -INFINITY;
+      for (const Floats& anchor : anchors) {
+        largest =
+            std::max(largest, std::inner_product(key.begin(), key.end(), anchor.begin(), 0.0));
+      }
+      scores.push_back(largest);
     }
     return scores;
   }
@@ -96,8 +100,9 @@ TEST_P(PageLists, EachIsChosenByItsOwnAnchor) {
         ASSERT_EQ(heads[layer].scored_bytes > 0, by_query || n > kPrompt + 1);
         std::vector<double> sum(WindowStart(n) - 1);
         for (int head = 0; head < in_.g.kv_heads; ++head) {
-          const Floats own = by_query ? QueryOf(n, layer, head)
-                                      : KeysOf(WindowStart(n) * kPage, n - 1, layer, head);
+          const std::vector<Floats> own =
+              by_query ? QueriesOf(n, layer, head)
+                       : std::vector<Floats>{KeysOf(WindowStart(n) * kPage, n - 1, layer, head)};
           const std::vector<double> scores = Scores(own, n, layer, head);
           for (size_t i = 0; i < sum.size(); ++i) sum[i] += scores[i];
           const Ints table = Table(scores, n);
