@@ -167,6 +167,7 @@ void RingSession::Answer(uint64_t id, const Status& status, std::span<const std:
   CopyText(status.reason(), reply.reason);
   CopyText(status.message(), reply.message);
   if (backlog_.empty() && TryPush(id, BytesOf(reply), head, tail)) return;
+  NoteReplyWaits();
   Waiting waiting{id, {}};
   for (const auto part : {BytesOf(reply), head, tail}) {
     waiting.bytes.insert(waiting.bytes.end(), part.begin(), part.end());
