@@ -263,8 +263,9 @@ void CheckTogether(const GivenByKey& given, Config* config, Mistakes* mistakes) 
   if (!c.disk.directory.empty()) Note(DiskTier::Check(c.disk), mistakes);
   if (Result<HttpAddress> address = ParseHttpAddress(c.http_listen); address.ok()) {
     config->http = std::move(address).value();
-  } else {
-    mistakes->push_back(address.status());
+  } else if (const auto found = given.find("http.listen"); IsHttpAddress(c.http_listen)) {
+    mistakes->push_back({address.status().code(), address.status().reason(),
+                         found->second.where + ": " + address.status().message()});
   }
   if (const Status status = CheckSocketPath(c.socket); !status.ok()) {
     const auto found = given.find("socket.path");

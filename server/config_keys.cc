@@ -331,8 +331,8 @@ constexpr std::array kKeys = {
         "127.0.0.1:PORT, [::1]:PORT or unix:/PATH; '': nowhere",
         "where /metrics, /livez, /readyz and /healthz are served, to everybody on this machine",
         [](std::string_view v, Config* c) {
-          c->http_listen = v;  // looked at by CheckTogether, which says what is wrong
-          return true;
+          c->http_listen = v;
+          return IsHttpAddress(v);  // CheckTogether says what is wrong with its host
         },
         true},
     ConfigKey{"recall.every", "KVSTRATA_RECALL_EVERY", "4096", "1 to 1000000000; 0: never",

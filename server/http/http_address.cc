@@ -22,6 +22,12 @@ Status Refused(std::string_view text, std::string_view why) {
                                             "'' (nowhere)");
 }
 
+bool ParsePort(std::string_view text, uint16_t* port) {
+  const char* const end = text.data() + text.size();
+  const auto parsed = std::from_chars(text.data(), end, *port);
+  return parsed.ec == std::errc() && parsed.ptr == end;
+}
+
 Status CannotListen(std::string_view where, int error) {
   const std::string text = "http.listen = '" + std::string(where) + "': " + std::strerror(error);
   if (error == EADDRINUSE) {
@@ -35,6 +41,14 @@ Status CannotListen(std::string_view where, int error) {
 }
 
 }  // namespace
+
+bool IsHttpAddress(std::string_view text) {
+  if (text.empty()) return true;
+  if (text.starts_with(kUnixPrefix)) return text.substr(kUnixPrefix.size()).starts_with('/');
+  const size_t colon = text.rfind(':');
+  uint16_t port = 0;
+  return colon != std::string_view::npos && colon != 0 && ParsePort(text.substr(colon + 1), &port);
+}
 
 Result<HttpAddress> ParseHttpAddress(std::string_view text) {
   HttpAddress address;
@@ -52,8 +66,7 @@ Result<HttpAddress> ParseHttpAddress(std::string_view text) {
     return Refused(text, "it is not loopback, and what is served there has no authentication");
   }
   address.kind = host == kIpv4Loopback ? HttpAddress::Kind::kIpv4 : HttpAddress::Kind::kIpv6;
-  const auto [end, error] = std::from_chars(port.data(), port.data() + port.size(), address.port);
-  if (error != std::errc() || end != port.data() + port.size()) {
+  if (!ParsePort(port, &address.port)) {
     return Refused(text, "its port is none of 0 .. 65535");
   }
   return address;

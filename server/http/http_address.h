@@ -23,6 +23,9 @@ struct HttpAddress {
   std::string path;   // of kUnix
 };
 
+// Whether it is an address at all, of whatever host: HOST:PORT, unix:/PATH, or "".
+bool IsHttpAddress(std::string_view text);
+
 // "127.0.0.1:9465", "[::1]:9465", "unix:/run/kvstrata/http.sock"; "": nowhere.
 Result<HttpAddress> ParseHttpAddress(std::string_view text);
 

@@ -202,6 +202,8 @@ class MetricsTest : public ::testing::Test {
  protected:
   static void Steps();
   static void Tiers();
+  static void MoreThanFits(Daemon* daemon, Engine* engine);
+  static void Limits(Daemon* daemon, Engine* engine);
   static void Codecs();
   static void Rings();
   static void SickDisk();
@@ -335,44 +337,51 @@ void MetricsTest::Tiers() {
   EXPECT_TRUE(daemon.Reaches("kvstrata_disk_read_pages_total"));
   EXPECT_TRUE(daemon.Reaches("kvstrata_duration_seconds_count{what=\"disk_load\"}"));
   EXPECT_TRUE(daemon.Reaches("kvstrata_transfer_bytes_total{path=\"disk_to_memory\"}"));
-  // More than memory and disk take.
+  MoreThanFits(&daemon, &engine);
+  Limits(&daemon, &engine);
+}
+
+void MetricsTest::MoreThanFits(Daemon* daemon, Engine* engine) {
   for (int i = 0; i < 60; ++i) {
-    const kvs_sequence one = engine.Prefill("full", Prompt(40 * kPage, 100 + i));
-    ASSERT_NE(one, 0u) << engine.error();
-    Linked().kvs_sequence_close(engine.session(), one);
+    const kvs_sequence one = engine->Prefill("full", Prompt(40 * kPage, 100 + i));
+    ASSERT_NE(one, 0u) << engine->error();
+    Linked().kvs_sequence_close(engine->session(), one);
   }
-  EXPECT_TRUE(daemon.Reaches("kvstrata_moved_pages_total{path=\"device_to_host\"}"));
-  EXPECT_TRUE(daemon.Reaches("kvstrata_disk_evicted_values_total"));
-  const Values values = daemon.Scrape();
+  EXPECT_TRUE(daemon->Reaches("kvstrata_moved_pages_total{path=\"device_to_host\"}"));
+  EXPECT_TRUE(daemon->Reaches("kvstrata_disk_evicted_values_total"));
+  const Values values = daemon->Scrape();
   EXPECT_GT(values.at("kvstrata_evicted_pages_total{stored=\"true\"}") +
                 values.at("kvstrata_evicted_pages_total{stored=\"false\"}"),
             0);
+}
+
+void MetricsTest::Limits(Daemon* daemon, Engine* engine) {
   v1::ResizeRequest resize;
   resize.set_tier("host");
   resize.set_bytes(3 << 20);
-  (void)daemon.Ask<v1::ResizeResponse>(&v1::Admin::Stub::Resize, resize);
+  (void)daemon->Ask<v1::ResizeResponse>(&v1::Admin::Stub::Resize, resize);
   resize.set_tier("disk");
   resize.set_bytes(12 << 20);
-  (void)daemon.Ask<v1::ResizeResponse>(&v1::Admin::Stub::Resize, resize);
-  EXPECT_TRUE(daemon.asked().ok()) << daemon.asked().ToString();
-  EXPECT_TRUE(daemon.Reaches("kvstrata_pool_capacity_bytes{tier=\"host\",device=\"\"}", 2 << 20));
+  (void)daemon->Ask<v1::ResizeResponse>(&v1::Admin::Stub::Resize, resize);
+  EXPECT_TRUE(daemon->asked().ok()) << daemon->asked().ToString();
+  EXPECT_TRUE(daemon->Reaches("kvstrata_pool_capacity_bytes{tier=\"host\",device=\"\"}", 2 << 20));
   v1::SetQuotaRequest quota;
   quota.set_user("uid:" + std::to_string(geteuid()));
   quota.set_limit("sequences");
   quota.set_value(1);
-  (void)daemon.Ask<v1::SetQuotaResponse>(&v1::Admin::Stub::SetQuota, quota);
-  ASSERT_EQ(engine.Open("full", Prompt(kPage, 9)), 0u);
-  EXPECT_TRUE(daemon.Reaches(
+  (void)daemon->Ask<v1::SetQuotaResponse>(&v1::Admin::Stub::SetQuota, quota);
+  ASSERT_EQ(engine->Open("full", Prompt(kPage, 9)), 0u);
+  EXPECT_TRUE(daemon->Reaches(
       "kvstrata_user_refusals_total{user=\"uid:" + std::to_string(geteuid()) + "\"}"));
-  daemon.Drain(false);
-  const std::vector<DiskSlot> slots = DiskSlots(daemon.tier());
+  daemon->Drain(false);
+  const std::vector<DiskSlot> slots = DiskSlots(daemon->tier());
   ASSERT_FALSE(slots.empty());
   FlipByte(slots.back());
-  EXPECT_EQ(daemon.Scrub(), 1u);
-  EXPECT_TRUE(daemon.Reaches("kvstrata_disk_corrupt_values_total"));
-  EXPECT_EQ(Get(daemon.http(), "/nothing").substr(0, 12), "HTTP/1.1 404");
-  EXPECT_NE(Get(daemon.http(), "no path").substr(0, 12), "HTTP/1.1 200");
-  EXPECT_TRUE(daemon.Reaches("kvstrata_http_dropped_total{why=\"malformed\"}"));
+  EXPECT_EQ(daemon->Scrub(), 1u);
+  EXPECT_TRUE(daemon->Reaches("kvstrata_disk_corrupt_values_total"));
+  EXPECT_EQ(Get(daemon->http(), "/nothing").substr(0, 12), "HTTP/1.1 404");
+  EXPECT_NE(Get(daemon->http(), "no path").substr(0, 12), "HTTP/1.1 200");
+  EXPECT_TRUE(daemon->Reaches("kvstrata_http_dropped_total{why=\"malformed\"}"));
 }
 
 void MetricsTest::Codecs() {
