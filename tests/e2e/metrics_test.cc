@@ -301,7 +301,7 @@ TEST_F(MetricsTest, RemoteStepsCountToo) {
 
 void MetricsTest::Tiers() {
   Daemon daemon(&moved_,
-                {"pool.device_bytes=2MiB", "pool.host_bytes=2MiB", "pool.arena_bytes=256KiB",
+                {"pool.device_bytes=8MiB", "pool.host_bytes=4MiB", "pool.arena_bytes=1MiB",
                  "pool.high_percent=60", "pool.low_percent=30"});
   Engine engine(Linked(), daemon.socket());
   ASSERT_EQ(engine.code(), KVS_OK);
@@ -342,11 +342,22 @@ void MetricsTest::Tiers() {
 }
 
 void MetricsTest::MoreThanFits(Daemon* daemon, Engine* engine) {
-  for (int i = 0; i < 60; ++i) {
-    const kvs_sequence one = engine->Prefill("full", Prompt(40 * kPage, 100 + i));
-    ASSERT_NE(one, 0u) << engine->error();
-    Linked().kvs_sequence_close(engine->session(), one);
-  }
+  int prompts = 0;
+  const auto fill = [&](int n) {
+    for (int i = 0; i < n; ++i) {
+      const kvs_sequence one = engine->Prefill("full", Prompt(40 * kPage, 100 + prompts++));
+      ASSERT_NE(one, 0u) << engine->error();
+      Linked().kvs_sequence_close(engine->session(), one);
+    }
+  };
+  fill(60);
+  // Each leaves 40 pages to be written: sooner or later a look finds some.
+  EXPECT_TRUE(Eventually(
+      [&] {
+        fill(4);
+        return HasFailure() || daemon->Scrape().at("kvstrata_disk_waiting_pages") > 0;
+      },
+      2 * kPatienceMs));
   EXPECT_TRUE(daemon->Reaches("kvstrata_moved_pages_total{path=\"device_to_host\"}"));
   EXPECT_TRUE(daemon->Reaches("kvstrata_disk_evicted_values_total"));
   const Values values = daemon->Scrape();
@@ -358,13 +369,13 @@ void MetricsTest::MoreThanFits(Daemon* daemon, Engine* engine) {
 void MetricsTest::Limits(Daemon* daemon, Engine* engine) {
   v1::ResizeRequest resize;
   resize.set_tier("host");
-  resize.set_bytes(3 << 20);
+  resize.set_bytes(6 << 20);
   (void)daemon->Ask<v1::ResizeResponse>(&v1::Admin::Stub::Resize, resize);
   resize.set_tier("disk");
   resize.set_bytes(12 << 20);
   (void)daemon->Ask<v1::ResizeResponse>(&v1::Admin::Stub::Resize, resize);
   EXPECT_TRUE(daemon->asked().ok()) << daemon->asked().ToString();
-  EXPECT_TRUE(daemon->Reaches("kvstrata_pool_capacity_bytes{tier=\"host\",device=\"\"}", 2 << 20));
+  EXPECT_TRUE(daemon->Reaches("kvstrata_pool_capacity_bytes{tier=\"host\",device=\"\"}", 4 << 20));
   v1::SetQuotaRequest quota;
   quota.set_user("uid:" + std::to_string(geteuid()));
   quota.set_limit("sequences");
