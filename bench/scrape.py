@@ -4,9 +4,10 @@
     bench/scrape.py [--tokens N] [--pairs N] [--json-out FILE] [--commit HASH] [--date DATE]
 
 Two windows of a second make a pair, in random order: steps of a sequence of N tokens under plan `quest`, one after the
-other, with one scrape by another process in the middle of one window. A pair's ratio is the mean time of a step in the
-window with the scrape over that in the other, by the clock; `cpu` is the same by the CPU time of the thread that steps,
-which a busy machine does not stretch. Medians of all pairs, and their quartiles (must: at most 1.01).
+other, with one scrape by another process in the middle of one window. A pair's ratio is the median time of a step in the
+window with the scrape over that in the other, by the clock. `mean` is the same of the means, which a busy machine
+stretches at random; `cpu` of the CPU time of the thread that steps. Medians of all pairs, and their quartiles (must: at
+most 1.01).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import statistics
 import subprocess
 import sys
 import time
+from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "integrations" / "kvstrata" / "src")]
@@ -73,6 +75,13 @@ def port_of(daemon: Daemon) -> int:
     return int(line.split("listen=127.0.0.1:")[1].split()[0].strip('"'))
 
 
+class Took(NamedTuple):
+    """Seconds of a step in a window."""
+    median: float
+    mean: float
+    cpu: float
+
+
 class Steps:
     def __init__(self, session: kvstrata.Session, tokens: int, plan: str) -> None:
         rng = np.random.default_rng(1)
@@ -94,20 +103,24 @@ class Steps:
                 step.append(layer, keys, keys)
                 step.attend(layer, self.rows[:n])
 
-    def window(self, scraper: Scraper | None) -> tuple[float, float]:
-        """Mean seconds of a step, by the clock and by the thread's CPU time."""
-        one = np.zeros(1, np.int32)
-        begin, cpu, n, told = time.perf_counter(), time.thread_time(), 0, False
-        while (now := time.perf_counter()) < begin + WINDOW_S:
+    def window(self, scraper: Scraper | None) -> Took:
+        one, times, told = np.zeros(1, np.int32), [], False
+        begin, cpu = time.perf_counter(), time.thread_time()
+        now = begin
+        while now < begin + WINDOW_S:
             if scraper and not told and now > begin + WINDOW_S / 2:
                 scraper.scrape()
                 told = True
-            self.step(one)
-            n += 1
-        took = (now - begin) / n, (time.thread_time() - cpu) / n
+            before, now = now, self.timed(one)
+            times.append(now - before)
+        cpu = time.thread_time() - cpu
         if scraper:
             assert scraper.answered() > 10_000
-        return took
+        return Took(statistics.median(times), statistics.fmean(times), cpu / len(times))
+
+    def timed(self, ids: np.ndarray) -> float:
+        self.step(ids)
+        return time.perf_counter()
 
 
 def main() -> None:
@@ -121,7 +134,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.scrape:
         return scrape_when_told(args.scrape)
-    order, wall, cpu, alone = random.Random(1), [], [], []
+    order, pairs = random.Random(1), []
     with (Daemon("--set", "http.listen=127.0.0.1:0", "--set", "recall.every=0") as daemon,
           kvstrata.attach(daemon.socket, threads=1) as session):
         scraper, steps = Scraper(port_of(daemon)), Steps(session, args.tokens, "quest{min_tokens = 0}")
@@ -130,17 +143,16 @@ def main() -> None:
             which = [scraper, None]
             order.shuffle(which)
             took = {s is not None: steps.window(s) for s in which}
-            wall.append(took[True][0] / took[False][0])
-            cpu.append(took[True][1] / took[False][1])
-            alone.append(took[False][0] * 1e6)
+            pairs.append((took[True], took[False]))
         scraper.end()
-    rows = []
-    for name, ratios in (("scrape/wall", wall), ("scrape/cpu", cpu)):
+    rows, step_us = [], statistics.median(alone.median for _, alone in pairs) * 1e6
+    for name in Took._fields:
+        ratios = [getattr(beside, name) / getattr(alone, name) for beside, alone in pairs]
         low, median, high = statistics.quantiles(ratios, n=4)
-        rows.append({"id": name, "value": median, "unit": "x", "p25": low, "p75": high, "n": len(ratios),
-                     "step_us": statistics.median(alone), "must": MOST})
-        print(f"{name:12} {median:.4f}  quartiles {low:.4f} {high:.4f}  {len(ratios)} pairs, "
-              f"a step takes {statistics.median(alone):.0f} us, load {os.getloadavg()[0]:.1f}")
+        rows.append({"id": f"scrape/{name}", "value": median, "unit": "x", "p25": low, "p75": high, "n": len(ratios),
+                     "step_us": step_us, "must": MOST})
+        print(f"scrape/{name:7} {median:.4f}  quartiles {low:.4f} {high:.4f}")
+    print(f"{len(pairs)} pairs, a step takes {step_us:.0f} us, load {os.getloadavg()[0]:.1f}")
     if args.json_out:
         result = {"suite": "scrape", "device": device_name(), "commit": args.commit, "date": args.date,
                   "command": "bench/scrape.py", "context": {"load": os.getloadavg()[0]}, "ceilings": {}, "rows": rows}
