@@ -4,8 +4,8 @@
     bench/scrape.py [--tokens N] [--pairs N] [--json-out FILE] [--commit HASH] [--date DATE]
 
 Two windows of a second make a pair, in random order: steps of a sequence of N tokens under plan `quest`, one after the
-other, with one scrape by another process in the middle of one window. A pair's ratio is the median time of a step in the
-window with the scrape over that in the other, by the clock. `mean` is the same of the means, which a busy machine
+other, with one scrape by another process in the middle of one window. A pair's ratio is the median time of a step in
+the window with the scrape over that in the other, by the clock. `mean` is the same of the means, which a busy machine
 stretches at random; `cpu` of the CPU time of the thread that steps. Medians of all pairs, and their quartiles (must: at
 most 1.01).
 """
@@ -86,7 +86,8 @@ class Steps:
     def __init__(self, session: kvstrata.Session, tokens: int, plan: str) -> None:
         rng = np.random.default_rng(1)
         self.session = session
-        self.rows = (rng.standard_normal((CHUNK, HEADS, DIM)).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+        noise = rng.standard_normal((CHUNK, HEADS, DIM)).astype(np.float32)
+        self.rows = (noise.view(np.uint32) >> 16).astype(np.uint16)
         model = session.register_model("scrape", "scrape", layers=LAYERS, query_heads=HEADS, kv_heads=KV_HEADS,
                                        head_dim=DIM, page_tokens=16)
         ids = np.arange(tokens, dtype=np.int32)
@@ -156,7 +157,8 @@ def main() -> None:
     print(f"{len(pairs)} pairs, a step takes {step_us:.0f} us, {load}")
     if args.json_out:
         result = {"suite": "scrape", "device": device_name(), "commit": args.commit, "date": args.date,
-                  "command": "bench/scrape.py", "context": {"notes": f"{args.tokens} tokens, medians of {len(pairs)} pairs, {load}"}, "ceilings": {}, "rows": rows}
+                  "command": "bench/scrape.py", "ceilings": {}, "rows": rows,
+                  "context": {"notes": f"{args.tokens} tokens, medians of {len(pairs)} pairs, {load}"}}
         pathlib.Path(args.json_out).write_text(json.dumps(result, indent=1) + "\n")
 
 
