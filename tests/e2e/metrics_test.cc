@@ -46,9 +46,11 @@ const std::map<std::string_view, const char*> kUnmoved = {
     {"process_max_fds", "is the machine's"},
     {"process_start_time_seconds", "never changes"},
     {"kvstrata_pool_lost", "takes a GPU that fails: tests/server/device_failure_test.cc"},
-    {"kvstrata_disk_late_loads_total", "takes a disk that is slow: tests/server/disk_sick_test.cc"},
+    {"kvstrata_disk_late_loads_total",
+     "takes a disk that is slow: tests/server/tier_pages_test.cc"},
     {"kvstrata_disk_refused_loads_total", "takes a disk that is slow: the same"},
-    {"kvstrata_disk_deadlines_total", "takes a disk that hangs: the same"},
+    {"kvstrata_disk_deadlines_total",
+     "takes a disk that hangs: tests/server/tier/value_tier_test.cc"},
 };
 
 using Values = std::map<std::string, double>;  // by series: name{labels}
@@ -300,9 +302,8 @@ TEST_F(MetricsTest, RemoteStepsCountToo) {
 }
 
 void MetricsTest::Tiers() {
-  Daemon daemon(&moved_,
-                {"pool.device_bytes=8MiB", "pool.host_bytes=4MiB", "pool.arena_bytes=1MiB",
-                 "pool.high_percent=60", "pool.low_percent=30"});
+  Daemon daemon(&moved_, {"pool.device_bytes=8MiB", "pool.host_bytes=4MiB", "pool.arena_bytes=1MiB",
+                          "pool.high_percent=60", "pool.low_percent=30"});
   Engine engine(Linked(), daemon.socket());
   ASSERT_EQ(engine.code(), KVS_OK);
   EXPECT_EQ(engine.Open("ful", Prompt(kPage, 1)), 0u);
