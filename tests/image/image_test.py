@@ -75,6 +75,7 @@ def build(builder, binaries, libraries):
     built = [(file, "/src/build/lib/") for file in glob.glob(f"{libraries}/libkvstrata*.so*")]
     built += [(binaries / name, "/src/build/bin/") for name in ("kvstratad", "kvstrata")]
     built += [(ROOT / "docker/runtime.apt", "/src/docker/")]
+    built += [(file, "/src/parameters/") for file in (ROOT / "parameters").glob("*.safetensors")]
     builder.image_of(built, "localhost/build")  # COPY --from=build finds it by its name
     dockerfile = builder.folder / "daemon.Dockerfile"
     dockerfile.write_text(stage("daemon"))
