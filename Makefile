@@ -44,7 +44,7 @@ demo-sglang: build $(SGLANG_VENV)/.installed
 	@$(SGLANG_VENV)/bin/python integrations/demo_sglang.py
 
 # Tests of faults run once: what fails at a rate is a failure. Others run a second time on a busy machine.
-test: all asan asan-daemon $(BUILD)/.image_packages
+test: all asan asan-daemon $(BUILD)/.image_packages $(BUILD)/tools/promtool
 	cd $(BUILD) && ctest --parallel $(JOBS) -L faults --output-on-failure --no-tests=error
 	cd $(BUILD) && ctest --parallel $(JOBS) -LE faults --repeat until-pass:2 --output-on-failure --no-tests=error
 
@@ -159,6 +159,9 @@ $(BUILD)/.deb_packages: deploy/debian.apt
 $(BUILD)/.image_packages: docker/image.apt
 	docker/install_packages.sh docker/image.apt
 	mkdir -p $(BUILD) && touch $@
+
+$(BUILD)/tools/promtool: $(BUILD)/.packages
+	docker/fetch_promtool.sh $@
 
 $(BUILD)/build.ninja: $(BUILD)/.packages CMakePresets.json
 	cmake --preset cpu -DKVS_PYTHON=$(abspath $(VENV))/bin/python

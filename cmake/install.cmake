@@ -42,12 +42,9 @@ if(KVS_SERVER)
   install(FILES ${CMAKE_SOURCE_DIR}/deploy/systemd/kvstratad.service DESTINATION lib/systemd/system COMPONENT daemon)
   install(FILES ${CMAKE_SOURCE_DIR}/deploy/systemd/kvstrata.sysusers DESTINATION lib/sysusers.d
     RENAME kvstrata.conf COMPONENT daemon)
-  # Trained parameters, where the daemon finds them; a tree may have none.
-  install(DIRECTORY DESTINATION ${CMAKE_INSTALL_DATADIR}/kvstrata/parameters COMPONENT daemon)
-  if(IS_DIRECTORY ${CMAKE_SOURCE_DIR}/parameters)
-    install(DIRECTORY ${CMAKE_SOURCE_DIR}/parameters/ DESTINATION ${CMAKE_INSTALL_DATADIR}/kvstrata/parameters
-      COMPONENT daemon FILES_MATCHING PATTERN "*.safetensors")
-  endif()
+  # Trained parameters, where the daemon finds them.
+  install(DIRECTORY ${CMAKE_SOURCE_DIR}/parameters/ DESTINATION ${CMAKE_INSTALL_DATADIR}/kvstrata/parameters
+    COMPONENT daemon FILES_MATCHING PATTERN "*.safetensors")
   # They come from the program's own table of commands.
   foreach(shell_and_file bash:bash-completion/completions/kvstrata zsh:zsh/vendor-completions/_kvstrata
       fish:fish/vendor_completions.d/kvstrata.fish)

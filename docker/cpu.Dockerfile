@@ -6,7 +6,7 @@ COPY docker/packages.apt docker/install_packages.sh /src/docker/
 RUN /src/docker/install_packages.sh
 COPY . /src
 ARG KVS_COMMIT=unknown
-RUN cd /src && make build && mkdir -p parameters
+RUN cd /src && make build
 
 FROM debian:12-slim AS daemon
 COPY --from=build /src/docker/runtime.apt /tmp/runtime.apt
@@ -16,7 +16,7 @@ RUN apt-get -q update && apt-get -q install -y --no-install-recommends $(sed 's/
     && install -d -o kvstrata -g kvstrata /run/kvstrata && install -d -m 700 -o kvstrata -g kvstrata /var/lib/kvstrata
 COPY --from=build /src/build/bin/kvstratad /src/build/bin/kvstrata /usr/bin/
 COPY --from=build /src/build/lib/libkvstrata.so* /usr/lib/
-COPY --from=build /src/parameters/ /usr/share/kvstrata/parameters/
+COPY --from=build /src/parameters/*.safetensors /usr/share/kvstrata/parameters/
 COPY --from=build /src/LICENSE /usr/share/doc/kvstrata/
 # A number, so that Kubernetes can see that it is not root. Volumes get this user's folders as they are.
 USER 10001:10001

@@ -7,21 +7,26 @@ set(KVS_TIER_SOURCES
   blocking_calls.cc
   call_queue.cc
   checkpoint.cc
+  checkpoint_files.cc
   disk_check.cc
-  disk_checkpoint.cc
-  disk_erase.cc
-  disk_flush.cc
   disk_resize.cc
   disk_space.cc
-  disk_start.cc
   disk_tier.cc
   format.cc
   pread_queue.cc
+  segment_marks.cc
   segment_table.cc
+  slot_erasure.cc
   tier_directory.cc
+  tier_files.cc
   tier_place.cc
+  tier_start.cc
+  tier_state.cc
+  tier_victims.cc
   transfer_queue.cc
-  uring_queue.cc)
+  uring_queue.cc
+  value_reads.cc
+  value_writes.cc)
 list(TRANSFORM KVS_TIER_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/tier/)
 set(KVS_TIER_SOURCES ${KVS_TIER_SOURCES} PARENT_SCOPE)  # for the negative controls
 kvs_library(kvs_tier ${KVS_TIER_SOURCES} LIBS kvs_base Threads::Threads)

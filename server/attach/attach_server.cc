@@ -21,6 +21,7 @@ namespace kvstrata {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+using State = AttachConnection::State;
 
 constexpr auto kTick = std::chrono::milliseconds(100);
 constexpr auto kEpollEvery = std::chrono::microseconds(200);  // while rings keep us awake
@@ -45,20 +46,20 @@ Status StartError(const char* what) {
 // --- start and stop ------------------------------------------------------------------------------
 
 Status AttachServer::Loop::Start() {
-  epoll_.Reset(epoll_create1(EPOLL_CLOEXEC));
+  const bool opened = state_.events.Open();
   stop_event_.Reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   timer_.Reset(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
-  wake_ = std::make_shared<const UniqueFd>(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!epoll_ || !stop_event_ || !timer_ || !*wake_) return StartError("descriptors");
+  if (!opened || !stop_event_ || !timer_) return StartError("descriptors");
   const long tick_ns = std::chrono::nanoseconds(kTick).count();
   const itimerspec every{{0, tick_ns}, {0, tick_ns}};
   if (timerfd_settime(timer_.get(), 0, &every, nullptr) != 0) return StartError("timer");
-  if (!Watch(stop_event_.get(), kStop, 0, EPOLLIN) || !Watch(timer_.get(), kTimer, 0, EPOLLIN) ||
-      !Watch(wake_->get(), kWake, 0, EPOLLIN | EPOLLET)) {
+  if (!state_.events.Watch(stop_event_.get(), EventPoll::kStop, 0, EPOLLIN) ||
+      !state_.events.Watch(timer_.get(), EventPoll::kTimer, 0, EPOLLIN) ||
+      !state_.events.WatchWake()) {
     return StartError("epoll");
   }
-  KVS_RETURN_IF_ERROR(queue_.Start());
-  ArmListener(true);
+  KVS_RETURN_IF_ERROR(state_.queue.Start());
+  admission_.Listen();
   try {
     thread_ = std::thread([this] { Run(); });
   } catch (const std::system_error& error) {
@@ -73,19 +74,19 @@ void AttachServer::Loop::Stop() {
   const uint64_t one = 1;
   KVS_CHECK(write(stop_event_.get(), &one, sizeof(one)) == sizeof(one));
   thread_.join();
-  queue_.Stop();
-  for (const auto& [number, c] : connections_) CloseChannels(c.get());
-  open_.clear();
-  connections_.clear();
-  listener_.reset();
-  closer_.Await(Clock::now() + kAwaitClosing);
+  state_.queue.Stop();
+  for (const auto& [number, c] : state_.connections.all()) ends_.CloseChannels(c.get());
+  state_.connections.Clear();
+  admission_.Close();
+  state_.closer.Await(Clock::now() + kAwaitClosing);
 }
 
 AttachCounters AttachServer::Loop::counters() const {
-  const auto at = [this](Counter c) { return counts_[c].load(std::memory_order_relaxed); };
+  using enum AttachCounts::Counter;
+  const auto at = [this](AttachCounts::Counter c) { return state_.counts.of(c); };
   return {at(kAccepted),  at(kAttached), at(kPassed),   at(kRefused),
           at(kTimedOut),  at(kDetached), at(kHungUp),   at(kDied),
-          at(kMalformed), at(kFrames),   at(kReclaims), closer_.counters()};
+          at(kMalformed), at(kFrames),   at(kReclaims), state_.closer.counters()};
 }
 
 // --- the loop ------------------------------------------------------------------------------------
@@ -99,11 +100,10 @@ void AttachServer::Loop::Run() {
 
 void AttachServer::Loop::RunIteration() {
   const LoopIteration iteration(&beat_);
-  const bool returned = any_returned_.exchange(false, std::memory_order_acquire);
-  if (returned) TakeBack();
+  const bool returned = lending_.TakeBack();
   const bool worked = DrainRings() || returned;
   const Clock::time_point now = Clock::now();
-  if (worked) busy_until_ = now + options_.poll;
+  if (worked) busy_until_ = now + state_.options.poll;
   if (now < busy_until_) {
     if (now >= next_poll_) {
       Poll(0);
@@ -119,34 +119,34 @@ void AttachServer::Loop::RunIteration() {
 bool AttachServer::Loop::DrainRings() {
   bool worked = false;
   // While somebody computes for long he may hold the store's lock for long.
-  const Quantum& quantum = queue_.long_pending() ? kLoopQuantumBesideLong : kLoopQuantum;
+  const Quantum& quantum = state_.queue.long_pending() ? kLoopQuantumBesideLong : kLoopQuantum;
   // By index from the back: a connection that ends is taken out of the list meanwhile.
-  for (size_t i = open_.size(); i-- > 0;) {
-    Connection* c = open_[i];
+  for (size_t i = state_.connections.open().size(); i-- > 0;) {
+    AttachConnection* c = state_.connections.open()[i];
     const uint64_t before = c->ring->frames();
     const RingSession::Outcome outcome = c->ring->Drain(quantum);
-    Count(kFrames, c->ring->frames() - before);
+    state_.counts.Count(AttachCounts::kFrames, c->ring->frames() - before);
     worked |= outcome != RingSession::Outcome::kIdle;
     OnRing(c, outcome);
   }
   return worked;
 }
 
-void AttachServer::Loop::OnRing(Connection* c, RingSession::Outcome outcome) {
+void AttachServer::Loop::OnRing(AttachConnection* c, RingSession::Outcome outcome) {
   uint64_t suppressed = 0;
   switch (outcome) {
     case RingSession::Outcome::kIdle:
     case RingSession::Outcome::kWorked:
       return;
     case RingSession::Outcome::kDetached:
-      return OnDetach(c);
+      return ends_.OnDetach(c);
     case RingSession::Outcome::kElsewhere:
       return LendRing(c);
     case RingSession::Outcome::kFailed:
-      return HangUp(c, c->ring->malformed());
+      return ends_.HangUp(c, c->ring->malformed());
     case RingSession::Outcome::kMalformed:
-      Count(kMalformed);
-      if (MayLog(&suppressed)) {
+      state_.counts.Count(AttachCounts::kMalformed);
+      if (state_.MayLog(&suppressed)) {
         LogEvent(LogLevel::kWarn, "client_malformed",
                  {{"session", c->session},
                   {"pid", c->peer.pid},
@@ -154,50 +154,49 @@ void AttachServer::Loop::OnRing(Connection* c, RingSession::Outcome outcome) {
                   {"why", c->ring->malformed()},
                   {"suppressed", suppressed}});
       }
-      return HangUp(c, "malformed frame");
+      return ends_.HangUp(c, "malformed frame");
   }
 }
 
 bool AttachServer::Loop::PrepareSleep() {
   bool may_sleep = true;
-  for (Connection* c : open_) may_sleep &= c->ring->PrepareSleep();
+  for (AttachConnection* c : state_.connections.open()) may_sleep &= c->ring->PrepareSleep();
   return may_sleep;
 }
 
 void AttachServer::Loop::CancelSleep() {
-  for (Connection* c : open_) c->ring->CancelSleep();
+  for (AttachConnection* c : state_.connections.open()) c->ring->CancelSleep();
 }
 
 // Room in a reply ring comes without a doorbell.
 int AttachServer::Loop::SleepMs() const {
-  const bool retry = std::any_of(open_.begin(), open_.end(),
-                                 [](const Connection* c) { return c->ring->has_backlog(); });
+  const bool retry = std::ranges::any_of(
+      state_.connections.open(), [](const AttachConnection* c) { return c->ring->has_backlog(); });
   return retry ? kBacklogRetryMs : -1;
 }
 
 void AttachServer::Loop::Poll(int timeout_ms) {
   std::array<epoll_event, 64> events;
   if (timeout_ms != 0) beat_.End();
-  const int n = epoll_wait(epoll_.get(), events.data(), events.size(), timeout_ms);
-  KVS_CHECK(n >= 0 || errno == EINTR);
+  const int n = state_.events.Wait(events, timeout_ms);
   if (timeout_ms != 0) beat_.Begin();
   for (int i = 0; i < n; ++i) OnEvent(events[i]);
 }
 
 void AttachServer::Loop::OnEvent(const epoll_event& event) {
-  const auto kind = static_cast<Kind>(event.data.u64 % kKinds);
+  using enum EventPoll::Kind;
+  const EventPoll::Kind kind = EventPoll::KindOf(event);
   if (kind == kStop) {
     stopping_ = true;
   } else if (kind == kListener) {
-    Accept();
+    admission_.Accept();
   } else if (kind == kTimer) {
     uint64_t expirations;
     if (read(timer_.get(), &expirations, sizeof(expirations)) > 0) Tick();
   } else if (kind != kWake) {  // that one only wakes us
-    const auto found = connections_.find(event.data.u64 / kKinds);
-    if (found == connections_.end()) return;  // ended by an earlier event of this iteration
-    Connection* const c = found->second.get();
-    if (c->lent && kind != kDoorbell) return Mute(c, kind);
+    AttachConnection* const c = state_.connections.Find(EventPoll::NumberOf(event));
+    if (c == nullptr) return;  // ended by an earlier event of this iteration
+    if (c->lent && kind != kDoorbell) return lending_.Mute(c, kind);
     if (kind == kSocket) OnSocket(c, event.events);
     if (kind == kPidfd) OnDead(c);
     // A doorbell only wakes us; its counter is never read, since the client could make that block.
@@ -205,67 +204,77 @@ void AttachServer::Loop::OnEvent(const epoll_event& event) {
 }
 
 void AttachServer::Loop::Tick() {
-  if (!listening_) ArmListener(true);
-  TickCloser();
-  KeepHouse();
-  for (Connection* c : open_) c->ring->ExpireSettles();
+  admission_.Listen();
+  housekeeping_.TickCloser();
+  housekeeping_.KeepHouse();
+  for (AttachConnection* c : state_.connections.open()) c->ring->ExpireSettles();
   const Clock::time_point now = Clock::now();
-  EndPassedOver();
-  std::vector<Connection*> late, detaching, unserved;
-  for (const auto& [number, c] : connections_) {
+  passing_.EndPassedOver();
+  std::vector<AttachConnection*> late, detaching, unserved;
+  for (const auto& [number, c] : state_.connections.all()) {
     if (c->lent) continue;
-    if (c->state == Connection::State::kHandshake && now >= c->deadline) late.push_back(c.get());
-    if (c->state == Connection::State::kDetaching && now >= c->deadline) {
-      detaching.push_back(c.get());
-    }
-    const bool served =
-        c->state == Connection::State::kOpen || c->state == Connection::State::kPassed;
+    if (c->state == State::kHandshake && now >= c->deadline) late.push_back(c.get());
+    if (c->state == State::kDetaching && now >= c->deadline) detaching.push_back(c.get());
+    const bool served = c->state == State::kOpen || c->state == State::kPassed;
     if (served && !c->mailbox->Flush()) unserved.push_back(c.get());
   }
-  for (Connection* c : late) {
-    Count(kTimedOut);
-    Refuse(c, Status(Code::kDeadlineExceeded, "HELLO_TIMEOUT", "no Hello packet in time"));
+  for (AttachConnection* c : late) {
+    state_.counts.Count(AttachCounts::kTimedOut);
+    ends_.Refuse(c, Status(Code::kDeadlineExceeded, "HELLO_TIMEOUT", "no Hello packet in time"));
   }
-  for (Connection* c : detaching) EndDetached(c);
-  for (Connection* c : unserved) {
+  for (AttachConnection* c : detaching) ends_.EndDetached(c);
+  for (AttachConnection* c : unserved) {
     constexpr std::string_view kWhy = "arena packets are not read";
-    c->state == Connection::State::kPassed ? EndPassing(c, kWhy) : HangUp(c, kWhy);
+    c->state == State::kPassed ? passing_.EndPassing(c, kWhy) : ends_.HangUp(c, kWhy);
   }
 }
 
-void AttachServer::Loop::TickCloser() {
-  closer_.Tick();
-  const ClosingCounters counts = closer_.counters();
-  if (counts.late > late_closings_) {
-    LogEvent(LogLevel::kError, "descriptor_close_late",
-             {{"descriptors", counts.late},
-              {"uid", counts.late_user},
-              {"why",
-               "descriptors that this user's clients passed do not close; they keep a thread "
-               "each"}});
+void AttachServer::Loop::LendRing(AttachConnection* c) {
+  const uint64_t before = c->ring->frames();
+  const auto length =
+      c->ring->next_is_long() ? FairQueue::Length::kLong : FairQueue::Length::kShort;
+  lending_.Lend(
+      c, length, [c] { c->outcome = c->ring->Drain(kLentQuantum); },
+      [this, c, before] {
+        state_.counts.Count(AttachCounts::kFrames, c->ring->frames() - before);
+        state_.connections.Serve(c);
+        OnRing(c, c->outcome);
+      });
+}
+
+void AttachServer::Loop::OnSocket(AttachConnection* c, uint32_t events) {
+  if (c->state == State::kFenced) return;  // hung up earlier in this iteration
+  if (c->state == State::kDetaching) return ends_.EndDetached(c);
+  if (c->state == State::kHandshake) {
+    return (events & EPOLLIN) != 0 ? handshake_.OnFirstPacket(c) : ends_.Erase(c);
   }
-  late_closings_ = counts.late;
+  if (c->state == State::kPassed) {
+    const bool hung_up = (events & (EPOLLHUP | EPOLLRDHUP | EPOLLERR)) != 0;
+    return passing_.EndPassing(c, hung_up ? "eof" : "a packet after the token");
+  }
+  if ((events & (EPOLLHUP | EPOLLRDHUP | EPOLLERR)) != 0) return OnLastFrames(c);
+  if (c->inbox->Receive()) return;
+  state_.counts.Count(AttachCounts::kMalformed);
+  ends_.HangUp(c, "a packet after Hello that is no descriptor");
 }
 
-bool AttachServer::Loop::Watch(int fd, Kind kind, uint64_t number, uint32_t events) {
-  epoll_event event{};
-  event.events = events;
-  event.data.u64 = number * kKinds + kind;
-  return epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) == 0;
+// What a client commits and then closes at once still counts.
+void AttachServer::Loop::OnLastFrames(AttachConnection* c) {
+  const uint64_t before = c->ring->frames();
+  lending_.Lend(
+      c, FairQueue::Length::kLong, [c] { c->outcome = c->ring->Drain(kLastQuantum); },
+      [this, c, before] {
+        state_.counts.Count(AttachCounts::kFrames, c->ring->frames() - before);
+        if (c->outcome == RingSession::Outcome::kDetached) return ends_.OnDetach(c);
+        ends_.HangUp(c, "eof");
+      });
 }
 
-void AttachServer::Loop::ArmListener(bool on) {
-  epoll_event event{};
-  event.events = EPOLLIN;
-  event.data.u64 = kListener;
-  const int op = on ? EPOLL_CTL_ADD : EPOLL_CTL_DEL;
-  if (epoll_ctl(epoll_.get(), op, listener_->fd(), &event) == 0) listening_ = on;
-}
-
-bool AttachServer::Loop::MayLog(uint64_t* suppressed) {
-  const auto now =
-      std::chrono::duration_cast<std::chrono::seconds>(Clock::now().time_since_epoch());
-  return limiter_.Allow(now.count(), suppressed);
+void AttachServer::Loop::OnDead(AttachConnection* c) {
+  if (c->state == State::kHandshake) return ends_.Erase(c);
+  if (c->writes) return passing_.EndWriter(c);
+  if (c->state == State::kPassed) return passing_.EndPassing(c, "died");
+  ends_.EndDead(c);
 }
 
 // --- the public class ----------------------------------------------------------------------------

@@ -1,14 +1,15 @@
 // Look-ups of a session: answered at once, but where a plan's parameters are to be read first, or a
-// lease reads what it is to hold; and what it has room for.
+// lease reads what it is to hold; what it has room for; and what a plan's text means.
+#include <chrono>
 #include <cstring>
 #include <utility>
 
 #include "server/attach/frame_reader.h"
 #include "server/attach/packet.h"
-#include "server/attach/ring_session.h"
+#include "server/attach/ring_handlers.h"
 #include "server/telemetry/traffic.h"
 
-namespace kvstrata {
+namespace kvstrata::ring {
 namespace {
 
 shm::Room MessageOf(const Room& room) { return {room.tokens, room.bytes}; }
@@ -21,27 +22,42 @@ using Clock = std::chrono::steady_clock;
 
 }  // namespace
 
-RingSession::Outcome RingSession::OnCapacity(const Frame& frame) {
+Malformed OnCapacity(RingState* state, const RingFrame& frame) {
   shm::Capacity in;
   std::span<const std::byte> rest = frame.payload;
   std::span<const char> plan;
   if (!Take(&rest, &in) || !TakeArray(&rest, (uint64_t{in.plan_bytes} + 3) & ~uint64_t{3}, &plan) ||
       !rest.empty()) {
-    return Malformed("Capacity of a wrong size");
+    return "Capacity of a wrong size";
   }
-  const Result<Capacity> room = store_->capacity().CountCapacity(
-      session_, in.model, {plan.data(), strnlen(plan.data(), plan.size())});
+  const Result<Capacity> room = state->store->capacity().CountCapacity(
+      state->session, in.model, {plan.data(), strnlen(plan.data(), plan.size())});
   if (!room.ok()) {
-    Answer(frame.header.id, room.status());
-    return Outcome::kWorked;
+    state->replies.Answer(frame.header.id, room.status());
+    return kHandled;
   }
   const shm::CapacityReply reply{MessageOf(room->device), MessageOf(room->host), room->open_tokens,
                                  0};
-  Answer(frame.header.id, OkStatus(), BytesOf(reply));
-  return Outcome::kWorked;
+  state->replies.Answer(frame.header.id, OkStatus(), BytesOf(reply));
+  return kHandled;
 }
 
-RingSession::Outcome RingSession::OnLookup(const Frame& frame) {
+Malformed OnPlanText(RingState* state, const RingFrame& frame) {
+  shm::PlanText in;
+  std::span<const std::byte> rest = frame.payload;
+  std::span<const char> plan;
+  if (!Take(&rest, &in) || !TakeArray(&rest, (uint64_t{in.plan_bytes} + 3) & ~uint64_t{3}, &plan) ||
+      !rest.empty()) {
+    return "PlanText of a wrong size";
+  }
+  const Result<Plan> named =
+      state->store->plans().ResolvePlan({plan.data(), strnlen(plan.data(), plan.size())});
+  const std::string text = named.ok() ? FormatPlan(*named) : "";
+  state->replies.Answer(frame.header.id, named.status(), std::as_bytes(std::span(text)));
+  return kHandled;
+}
+
+Malformed OnLookup(RingState* state, const RingFrame& frame) {
   shm::Lookup in;
   std::span<const std::byte> rest = frame.payload;
   std::span<const char> plan;
@@ -50,42 +66,24 @@ RingSession::Outcome RingSession::OnLookup(const Frame& frame) {
   if (!Take(&rest, &in) || !TakeArray(&rest, (uint64_t{in.plan_bytes} + 3) & ~uint64_t{3}, &plan) ||
       !TakeArray(&rest, in.tokens, &tokens) || !rest.empty() ||
       !ReadText(in.device_uuid, &open.device)) {
-    return Malformed("Lookup of a wrong size");
+    return "Lookup of a wrong size";
   }
   open.plan.assign(plan.data(), strnlen(plan.data(), plan.size()));
-  ++opening_;
-  store_->leases().LookupLeased(
-      session_, in.model, tokens, open, std::chrono::milliseconds(in.lease_ms),
-      [box = box_, id = frame.header.id, begun = Clock::now()](const Result<PrefixHit>& hit) {
+  state->awaited.BeginOpening();
+  state->store->leases().LookupLeased(
+      state->session, in.model, tokens, open, std::chrono::milliseconds(in.lease_ms),
+      [box = state->box, id = frame.header.id, begun = Clock::now()](const Result<PrefixHit>& hit) {
         box->PutLookedUp(id, begun, hit);
       });
-  AnswerLate();
-  return Outcome::kWorked;
+  AnswerLate(state);
+  return kHandled;
 }
 
-void RingSession::AnswerBox::PutLookedUp(uint64_t id, Clock::time_point begun,
-                                         const Result<PrefixHit>& hit) {
-  LookedUp answer{id, hit.status(), {}, "", begun};
-  if (hit.ok()) {
-    if (hit->plan) answer.plan = FormatPlan(*hit->plan);
-    answer.reply = {hit->held_tokens(),
-                    hit->indexed_tokens,
-                    hit->tokens_in(Tier::kDevice),
-                    hit->tokens_in(Tier::kHost),
-                    hit->tokens_in(Tier::kDisk),
-                    static_cast<uint32_t>(answer.plan.size())};
-  }
-  {
-    MutexLock lock(mu);
-    looked_up.push_back(std::move(answer));
-  }
-  Tell();
-}
-
-void RingSession::AnswerLookedUp(const LookedUp& answer) {
-  if (!answer.status.ok()) return Answer(answer.id, answer.status);
+void AnswerLookedUp(RingState* state, const LookupAnswer& answer) {
+  if (!answer.status.ok()) return state->replies.Answer(answer.id, answer.status);
   NoteTime(Timed::kLookup, Clock::now() - answer.begun);
-  Answer(answer.id, OkStatus(), BytesOf(answer.reply), std::as_bytes(std::span(answer.plan)));
+  state->replies.Answer(answer.id, OkStatus(), BytesOf(answer.reply),
+                        std::as_bytes(std::span(answer.plan)));
 }
 
-}  // namespace kvstrata
+}  // namespace kvstrata::ring

@@ -22,20 +22,6 @@ constexpr uint64_t kTokenWork = 20;  // of a sequence: its pages are taken, shar
 
 constexpr size_t kKeptBytes = 64 << 10;  // of a payload's memory, between frames
 
-// Whoever is in Drain takes what he puts into the box himself.
-class Serving {
- public:
-  explicit Serving(std::atomic<std::thread::id>* who) : who_(who) {
-    who_->store(std::this_thread::get_id());
-  }
-  ~Serving() { who_->store({}); }
-  Serving(const Serving&) = delete;
-  Serving& operator=(const Serving&) = delete;
-
- private:
-  std::atomic<std::thread::id>* const who_;
-};
-
 Status NoMemory() {
   return ResourceExhausted("MEMORY", "the daemon has no memory for this request; raise its limit");
 }
@@ -43,10 +29,10 @@ Status NoMemory() {
 }  // namespace
 
 RingSession::Outcome RingSession::Drain(const Quantum& quantum) {
-  const Serving serving(&box_->serving);
+  const AnswerBox::Serving serving(state_.box.get());
   try {
-    FlushBacklog();
-    return DrainFrames(quantum, AnswerLate() ? Outcome::kWorked : Outcome::kIdle);
+    state_.replies.Flush();
+    return DrainFrames(quantum, ring::AnswerLate(&state_) ? Outcome::kWorked : Outcome::kIdle);
   } catch (const std::exception& error) {
     malformed_ = error.what();
     return Outcome::kFailed;
@@ -99,17 +85,17 @@ RingSession::Outcome RingSession::HandleHeld() {
   const shm::FrameHeader header = *std::exchange(held_, std::nullopt);
   ++frames_;
   Outcome outcome = Outcome::kWorked;
-  const size_t opening = opening_;
+  const size_t opening = state_.awaited.opening();
   try {
     outcome = Handle({header, payload_});
   } catch (const std::bad_alloc&) {
-    opening_ = std::min(opening, opening_);
+    state_.awaited.DropOpenings(opening);
     Fail(header, payload_, NoMemory());
   } catch (const std::length_error&) {
-    opening_ = std::min(opening, opening_);
+    state_.awaited.DropOpenings(opening);
     Fail(header, payload_, NoMemory());
   } catch (const std::system_error& error) {
-    opening_ = std::min(opening, opening_);
+    state_.awaited.DropOpenings(opening);
     Fail(header, payload_,
          ResourceExhausted("THREADS", std::string("the daemon is out of threads, descriptors or "
                                                   "locks: ") +
@@ -121,9 +107,9 @@ RingSession::Outcome RingSession::HandleHeld() {
 
 void RingSession::Fail(const shm::FrameHeader& header, std::span<const std::byte> front,
                        const Status& why) {
-  settling_.erase(header.id);
-  if (header.id != 0) return Answer(header.id, why);
-  if (uint64_t sequence = 0; Take(&front, &sequence)) NoteEvent(sequence, why);
+  state_.awaited.Answered(header.id);
+  if (header.id != 0) return state_.replies.Answer(header.id, why);
+  if (uint64_t sequence = 0; Take(&front, &sequence)) state_.sequences.NoteEvent(sequence, why);
 }
 
 uint64_t RingSession::WorkOf(const shm::FrameHeader& header) const {
@@ -145,10 +131,11 @@ uint64_t RingSession::WorkOf(const shm::FrameHeader& header) const {
     case shm::kCloseSequence:
     case shm::kPrefillDone:
     case shm::kBuild:  // looks at every page, and hashes a key for each block that is there
-      return Take(&front, &sequence) ? work + kTokenWork * TokensOf(sequence) : work;
+      return Take(&front, &sequence) ? work + kTokenWork * state_.sequences.TokensOf(sequence)
+                                     : work;
     case shm::kGrow: {
       if (!Take(&front, &grow)) return work;
-      const uint64_t covered = TokensOf(grow.sequence);
+      const uint64_t covered = state_.sequences.TokensOf(grow.sequence);
       // A table that grows is written anew.
       return work + covered + kTokenWork * (grow.tokens - std::min<uint64_t>(grow.tokens, covered));
     }
@@ -162,20 +149,7 @@ uint64_t RingSession::WorkOf(const shm::FrameHeader& header) const {
 }
 
 bool RingSession::end_is_long() const {
-  uint64_t work = 0;
-  for (const auto& [id, state] : sequences_) work += kFrameWork + kTokenWork * state.tokens;
-  return work > kQuantumWork;
-}
-
-void RingSession::NoteTokens(uint64_t sequence, uint64_t tokens) {
-  const auto found = sequences_.find(sequence);
-  if (found == sequences_.end()) return;
-  found->second.tokens = std::max(found->second.tokens, static_cast<uint32_t>(tokens));
-}
-
-uint32_t RingSession::TokensOf(uint64_t sequence) const {
-  const auto found = sequences_.find(sequence);
-  return found == sequences_.end() ? 0 : found->second.tokens;
+  return state_.sequences.WorkToClose(kFrameWork, kTokenWork) > kQuantumWork;
 }
 
 }  // namespace kvstrata

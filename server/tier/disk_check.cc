@@ -2,7 +2,7 @@
 // and the start agree.
 #include <algorithm>
 
-#include "server/tier/disk_tier_impl.h"
+#include "server/tier/tier_budget.h"
 
 namespace kvstrata {
 

@@ -2,73 +2,54 @@
 #include <algorithm>
 #include <string>
 
-#include "server/tier/disk_tier_impl.h"
+#include "server/tier/tier_budget.h"
 
-namespace kvstrata {
+namespace kvstrata::disk {
 
-Result<uint64_t> DiskTier::Impl::Resize(uint64_t budget_bytes, Deadline deadline) {
-  DiskTierOptions options = options_;
+Result<uint64_t> TierResize::Run(uint64_t budget_bytes, Deadline deadline) {
+  DiskTierOptions options = state_->options;
   options.budget_bytes = budget_bytes;
-  KVS_RETURN_IF_ERROR(Check(options));
-  const disk::HeldSide writes(&writer_.lock, deadline);
-  const disk::HeldSide reads(&reader_.lock, deadline);
-  if (!writes.held() || !reads.held()) return disk::DeadlineExceeded("another user");
-  const uint64_t checkpoint = std::max(checkpoint_bytes_, disk::CheckpointBytes(budget_bytes));
-  if (budget_bytes < options_.segment_bytes + 2 * checkpoint) {
+  KVS_RETURN_IF_ERROR(DiskTier::Check(options));
+  const HeldSide writes(&files_->writer().lock, deadline);
+  const HeldSide reads(&files_->reader().lock, deadline);
+  if (!writes.held() || !reads.held()) return DeadlineExceeded("another user");
+  const uint64_t checkpoint = std::max(files_->checkpoint_bytes(), CheckpointBytes(budget_bytes));
+  if (budget_bytes < state_->options.segment_bytes + 2 * checkpoint) {
     return InvalidArgument(
         "DISK_BUDGET", "disk.budget_bytes = " + std::to_string(budget_bytes) + "; the least is " +
-                           std::to_string(options_.segment_bytes + 2 * checkpoint) +
+                           std::to_string(state_->options.segment_bytes + 2 * checkpoint) +
                            ", a segment and the checkpoints' files, which "
                            "never shrink");
   }
   const auto wanted =
-      static_cast<uint32_t>((budget_bytes - 2 * checkpoint) / options_.segment_bytes);
+      static_cast<uint32_t>((budget_bytes - 2 * checkpoint) / state_->options.segment_bytes);
   uint32_t is = 0;
   {
-    MutexLock lock(mu_);
-    is = table_.size();
+    MutexLock lock(state_->mu);
+    is = state_->table.size();
   }
   if (wanted < is) return Shrink(wanted);
-  KVS_RETURN_IF_ERROR(disk::CheckSpace(options));
+  KVS_RETURN_IF_ERROR(CheckSpace(options));
   KVS_RETURN_IF_ERROR(Grow(is, wanted, checkpoint));
   return uint64_t{0};
 }
 
-Status DiskTier::Impl::Grow(uint32_t from, uint32_t to, uint64_t checkpoint_bytes) {
-  KVS_RETURN_IF_ERROR(
-      disk::GrowTierDirectory(from, to, options_.segment_bytes, checkpoint_bytes, &directory_));
-  checkpoint_bytes_ = checkpoint_bytes;
-  if (const Status added = AddNewFiles(); !added.ok()) {
-    disk::ShrinkTierDirectory(from, &directory_);
-    return added;
-  }
-  MutexLock lock(mu_);
-  table_.Grow(to);
-  for (uint32_t i = from; i < to; ++i) table_.at(i).flushed = generation_;
+Status TierResize::Grow(uint32_t from, uint32_t to, uint64_t checkpoint_bytes) {
+  KVS_RETURN_IF_ERROR(files_->Grow(from, to, checkpoint_bytes));
+  MutexLock lock(state_->mu);
+  state_->table.Grow(to);
+  for (uint32_t i = from; i < to; ++i) state_->table.at(i).flushed = state_->generation;
   return OkStatus();
 }
 
-Status DiskTier::Impl::AddNewFiles() {
-  for (; added_ < directory_.segments.size(); ++added_) {
-    for (disk::Side* side : {&reader_, &writer_}) {
-      const int fd = directory_.segments[added_].get();
-      KVS_ASSIGN_OR_RETURN(const uint32_t file, side->transfers.queue().AddFile(fd));
-      if (file != FileOf(static_cast<uint32_t>(added_))) {
-        return Internal("IO_FILES", "one queue refused a file before: restart to grow");
-      }
-    }
-  }
-  return OkStatus();
-}
-
-Result<uint64_t> DiskTier::Impl::Shrink(uint32_t segments) {
+Result<uint64_t> TierResize::Shrink(uint32_t segments) {
   uint64_t forgotten = 0;
   {
-    MutexLock lock(mu_);
+    MutexLock lock(state_->mu);
     uint64_t pinned = 0;
-    for (uint32_t i = segments; i < table_.size(); ++i) {
-      for (const std::string* key : table_.at(i).keys) {
-        pinned += key != nullptr && pinned_.contains(*key);
+    for (uint32_t i = segments; i < state_->table.size(); ++i) {
+      for (const std::string* key : state_->table.at(i).keys) {
+        pinned += key != nullptr && state_->pinned.contains(*key);
       }
     }
     if (pinned != 0) {
@@ -76,19 +57,20 @@ Result<uint64_t> DiskTier::Impl::Shrink(uint32_t segments) {
                                                      " pinned values lie in the files that would "
                                                      "go; unpin them, or give up fewer bytes");
     }
-    for (uint32_t i = segments; i < table_.size(); ++i) {
-      const std::vector<const std::string*> keys = table_.at(i).keys;
+    for (uint32_t i = segments; i < state_->table.size(); ++i) {
+      const std::vector<const std::string*> keys = state_->table.at(i).keys;
       for (const std::string* key : keys) {
         if (key == nullptr) continue;
-        Forget(index_.find(*key));
+        state_->Forget(state_->index.find(*key));
         ++forgotten;
       }
     }
-    std::erase_if(condemned_, [segments](const Condemned& c) { return c.at.segment >= segments; });
-    table_.Shrink(segments);
+    std::erase_if(state_->condemned,
+                  [segments](const Condemned& c) { return c.at.segment >= segments; });
+    state_->table.Shrink(segments);
   }
-  disk::ShrinkTierDirectory(segments, &directory_);
+  files_->Shrink(segments);
   return forgotten;
 }
 
-}  // namespace kvstrata
+}  // namespace kvstrata::disk

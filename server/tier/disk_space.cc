@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "server/tier/disk_tier_impl.h"
+#include "server/tier/tier_budget.h"
 
 namespace kvstrata {
 namespace {

@@ -126,7 +126,7 @@ class DiskTier {
   DiskTierStats Stats() const;
 
  private:
-  class Impl;
+  struct Impl;
   explicit DiskTier(std::unique_ptr<Impl> impl);
   const std::unique_ptr<Impl> impl_;
 };

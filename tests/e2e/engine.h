@@ -25,6 +25,7 @@ struct Abi {
   X(kvs_detach)              \
   X(kvs_ping)                \
   X(kvs_model_register)      \
+  X(kvs_lookup)              \
   X(kvs_sequence_open)       \
   X(kvs_sequence_fork)       \
   X(kvs_sequence_close)      \

@@ -101,6 +101,15 @@ class Watcher {
     context.set_deadline(std::chrono::system_clock::now() + kDeadline);
     return FromGrpc((stub_.get()->*method)(&context, request, response));
   }
+  // How often the daemon refused with that reason; nullopt: it does not count such.
+  std::optional<uint64_t> Refusals(const std::string& reason) {
+    v1::GetStatusResponse status;
+    EXPECT_TRUE(Call(&v1::Admin::Stub::GetStatus, v1::GetStatusRequest(), &status).ok());
+    for (const auto& refusal : status.refusals()) {
+      if (refusal.reason() == reason) return refusal.count();
+    }
+    return std::nullopt;
+  }
   v1::Admin::Stub* stub() { return stub_.get(); }
 
  private:
@@ -188,6 +197,7 @@ TEST_F(EventsTest, WhoCannotAttachIsNamed) {
   ASSERT_EQ(send(fd.get(), "hello", 5, 0), 5);
   EXPECT_TRUE(watcher().Tells("attach_refused",
                               {{"reason", "HELLO_MALFORMED"}, {"pid", MyPid()}, {"uid", Me()}}));
+  EXPECT_EQ(watcher().Refusals("HELLO_MALFORMED"), 1u);
 }
 
 TEST_F(EventsTest, OperatorsVerbsHaveWhoAndWhat) {
@@ -314,26 +324,23 @@ TEST_F(EventsTest, SignalsAreTold) {
 
 // Every reason is there at zero; what was refused moves its own.
 TEST_F(EventsTest, CountersMove) {
-  const auto count = [this](const std::string& reason) -> std::optional<uint64_t> {
-    v1::GetStatusResponse status;
-    EXPECT_TRUE(watcher().Call(&v1::Admin::Stub::GetStatus, v1::GetStatusRequest(), &status).ok());
-    for (const auto& refusal : status.refusals()) {
-      if (refusal.reason() == reason) return refusal.count();
-    }
-    return std::nullopt;
-  };
   for (const char* reason : {"POOL_EXHAUSTED", "PIN_UNKNOWN", "DISK_CORRUPT", "ATTACH_RATE"}) {
-    EXPECT_EQ(count(reason), 0u) << reason;
+    EXPECT_EQ(watcher().Refusals(reason), 0u) << reason;
   }
   v1::UnpinRequest unpin;
   unpin.set_pin(99);
   v1::UnpinResponse unpinned;
   (void)watcher().Call(&v1::Admin::Stub::Unpin, unpin, &unpinned);
-  EXPECT_EQ(count("PIN_UNKNOWN"), 1u);
+  EXPECT_EQ(watcher().Refusals("PIN_UNKNOWN"), 1u);
 
   {
     Engine engine(Linked(), daemon_->socket());
-    ASSERT_NE(engine.Prefill("full", Prompt(8 * kPage, 3)), 0u);
+    const std::vector<int32_t> prompt = Prompt(8 * kPage, 3);
+    ASSERT_NE(engine.Prefill("full", prompt), 0u);
+    kvs_lookup_result held{sizeof(held)};
+    ASSERT_EQ(engine.abi().kvs_lookup(engine.session(), engine.handle(), nullptr, prompt.data(),
+                                      prompt.size(), &held),
+              KVS_OK);
   }
   v1::GetStatusResponse status;
   const auto moved = [&](const std::string& what) {
@@ -347,6 +354,7 @@ TEST_F(EventsTest, CountersMove) {
     return false;
   };
   EXPECT_TRUE(moved("open"));
+  EXPECT_TRUE(moved("lookup"));
   EXPECT_TRUE(moved("rpc"));
   EXPECT_FALSE(moved("publish"));
   EXPECT_TRUE(Eventually([&] { return moved("memory_to_disk"); }));

@@ -79,11 +79,7 @@ def build(builder, binaries, libraries):
     builder.image_of([(debian(builder.folder), "/")], BASE)
     built = [(file, "/src/build/lib/") for file in glob.glob(f"{libraries}/libkvstrata*.so*")]
     built += [(binaries / name, "/src/build/bin/") for name in ("kvstratad", "kvstrata")]
-    parameters = ROOT / "parameters"
-    if not parameters.is_dir():
-        parameters = builder.folder / "parameters"
-        parameters.mkdir(exist_ok=True)
-    built += [(parameters, "/src/parameters/")]
+    built += [(file, "/src/parameters/") for file in (ROOT / "parameters").glob("*.safetensors")]
     built += [(ROOT / "docker/runtime.apt", "/src/docker/"), (ROOT / "LICENSE", "/src/")]
     builder.image_of(built, "localhost/build")  # COPY --from=build finds it by its name
     dockerfile = builder.folder / "daemon.Dockerfile"

@@ -1,23 +1,24 @@
-// The index on disk: written to two files alternately, read at start.
+#include "server/tier/checkpoint_files.h"
+
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
 
-#include "server/tier/disk_tier_impl.h"
 #include "server/tier/guard.h"
 
-namespace kvstrata {
+namespace kvstrata::disk {
 
-using disk::CheckpointHeader;
-using disk::kBlockBytes;
-using disk::NamedEntry;
 using Op = IoRequest::Op;
 
 namespace {
 
 // Zeroed memory of whole blocks that O_DIRECT takes.
 std::shared_ptr<std::byte> AlignedBlocks(uint64_t bytes) {
-  const uint64_t whole = disk::BlocksOf(bytes) * kBlockBytes;
+  const uint64_t whole = BlocksOf(bytes) * kBlockBytes;
   auto* data = static_cast<std::byte*>(std::aligned_alloc(kBlockBytes, whole));
   KVS_CHECK(data != nullptr);
   std::memset(data, 0, whole);
@@ -40,37 +41,37 @@ std::vector<IoRequest> Requests(Op op, uint32_t file, uint64_t offset, std::byte
 
 // All entries; describes them in `*header`, which is of the next checkpoint. The writer's side is
 // held: meanwhile entries may leave, but none come, so buckets stay. Look-ups are let in between.
-std::vector<std::byte> DiskTier::Impl::EncodeEntries(CheckpointHeader* header) {
+std::vector<std::byte> CheckpointFiles::EncodeEntries(CheckpointHeader* header) {
   constexpr size_t kBuckets = 4096;  // at a time
   std::vector<std::byte> bytes;
   *header = {};
   for (size_t bucket = 0, buckets = kBuckets; bucket < buckets;) {
-    MutexLock lock(mu_);
-    buckets = index_.bucket_count();
+    MutexLock lock(state_->mu);
+    buckets = state_->index.bucket_count();
     for (const size_t end = std::min(buckets, bucket + kBuckets); bucket < end; ++bucket) {
-      for (auto it = index_.begin(bucket); it != index_.end(bucket); ++it) {
-        disk::AppendEntry(it->first, it->second, &bytes);
+      for (auto it = state_->index.begin(bucket); it != state_->index.end(bucket); ++it) {
+        AppendEntry(it->first, it->second, &bytes);
         ++header->entries;
       }
     }
-    header->sequence = checkpoint_sequence_ + 1;
-    header->generation = generation_;
+    header->sequence = state_->checkpoint_sequence + 1;
+    header->generation = state_->generation;
   }
-  header->store = store_;
+  header->store = state_->store;
   header->entry_bytes = bytes.size();
-  header->entry_checksum = disk::ChecksumOf(bytes.data(), bytes.size());
+  header->entry_checksum = ChecksumOf(bytes.data(), bytes.size());
   return bytes;
 }
 
-Status DiskTier::Impl::Checkpoint(Deadline deadline) {
-  const disk::HeldSide held_side(&writer_.lock, deadline);
-  if (!held_side.held()) return disk::DeadlineExceeded("another writer");
-  KVS_RETURN_IF_ERROR(MayAsk());
-  OverwriteCondemned(deadline);
-  KVS_RETURN_IF_ERROR(FlushWritten(deadline));
+Status CheckpointFiles::Write(Deadline deadline) {
+  const HeldSide held_side(&files_->writer().lock, deadline);
+  if (!held_side.held()) return DeadlineExceeded("another writer");
+  KVS_RETURN_IF_ERROR(state_->MayAsk());
+  erasure_->OverwriteCondemned(deadline);
+  KVS_RETURN_IF_ERROR(marks_->FlushWritten(deadline));
   CheckpointHeader header;
   const std::vector<std::byte> entries = EncodeEntries(&header);
-  const uint64_t most = checkpoint_bytes_ - kBlockBytes;
+  const uint64_t most = files_->checkpoint_bytes() - kBlockBytes;
   if (entries.size() > most) {
     return ResourceExhausted("DISK_CHECKPOINT", "the index has " + std::to_string(entries.size()) +
                                                     " bytes, its file " + std::to_string(most) +
@@ -78,34 +79,33 @@ Status DiskTier::Impl::Checkpoint(Deadline deadline) {
   }
   {
     // From here on the file may count as this checkpoint, whatever the writes below say.
-    MutexLock lock(mu_);
-    checkpoint_sequence_ = header.sequence;
-    for (uint32_t i = 0; i < table_.size(); ++i) table_.at(i).dirty = false;
+    MutexLock lock(state_->mu);
+    state_->checkpoint_sequence = header.sequence;
+    for (uint32_t i = 0; i < state_->table.size(); ++i) state_->table.at(i).dirty = false;
   }
-  disk::Seal(&header);
+  Seal(&header);
   const std::shared_ptr<std::byte> blocks = AlignedBlocks(kBlockBytes + entries.size());
   std::memcpy(blocks.get(), &header, kBlockBytes);
   std::ranges::copy(entries, blocks.get() + kBlockBytes);  // there may be none
-  const uint32_t file = checkpoint_file(header.sequence);
-  const uint64_t bytes = disk::BlocksOf(entries.size()) * kBlockBytes;
+  const uint32_t file = files_->FileOfCheckpoint(header.sequence);
+  const uint64_t bytes = BlocksOf(entries.size()) * kBlockBytes;
   const std::vector<IoRequest> flush = {{Op::kFlush, file}};
   for (const auto& phase :
        {Requests(Op::kWrite, file, kBlockBytes, blocks.get() + kBlockBytes, bytes), flush,
         Requests(Op::kWrite, file, 0, blocks.get(), kBlockBytes), flush}) {
     if (phase.empty()) continue;
-    const int error = writer_.transfers.RunOne(phase, blocks, deadline);
+    const int error = files_->writer().transfers.RunOne(phase, blocks, deadline);
     if (error == 0) continue;
     if (error == ETIMEDOUT) {
-      ObserveDeadline();
-      return disk::DeadlineExceeded("the disk");
+      state_->ObserveDeadline();
+      return DeadlineExceeded("the disk");
     }
     return {Code::kDataLoss, "DISK_IO", std::string("checkpoint: ") + std::strerror(error)};
   }
   return OkStatus();
 }
 
-// Entries of the newest checkpoint that is whole; raises checkpoint_sequence_ and generation_.
-std::optional<DiskTier::Impl::Covered> DiskTier::Impl::LoadCheckpoint(Deadline deadline) {
+std::optional<CheckpointFiles::Covered> CheckpointFiles::Load(Deadline deadline) {
   struct Candidate {
     uint32_t which = 0;
     CheckpointHeader header{};
@@ -113,46 +113,57 @@ std::optional<DiskTier::Impl::Covered> DiskTier::Impl::LoadCheckpoint(Deadline d
   std::vector<Candidate> candidates;
   const std::shared_ptr<std::byte> block = AlignedBlocks(kBlockBytes);
   for (uint32_t which = 0; which < 2; ++which) {
-    const uint32_t file = segments_count_ + which;
+    const uint32_t file = files_->FileOfCheckpoint(which);
     const auto read = Requests(Op::kRead, file, 0, block.get(), kBlockBytes);
-    if (reader_.transfers.RunOne(read, block, deadline) != 0) continue;
+    if (files_->reader().transfers.RunOne(read, block, deadline) != 0) continue;
     Candidate candidate{which};
     std::memcpy(&candidate.header, block.get(), kBlockBytes);
-    if (disk::Look(candidate.header) != disk::Seen::kWhole) continue;
-    if (candidate.header.store == store_) candidates.push_back(candidate);
+    if (Look(candidate.header) != Seen::kWhole) continue;
+    if (candidate.header.store == state_->store) candidates.push_back(candidate);
   }
   std::sort(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& b) {
     return a.header.sequence > b.header.sequence;
   });
   for (const Candidate& candidate : candidates) {
     auto entries = LoadEntries(candidate.which, candidate.header, deadline);
-    MutexLock lock(mu_);
+    MutexLock lock(state_->mu);
     // Also of one that cannot be used: its number must not be given again.
-    checkpoint_sequence_ = std::max(checkpoint_sequence_, candidate.header.sequence);
+    state_->checkpoint_sequence = std::max(state_->checkpoint_sequence, candidate.header.sequence);
     if (!entries) continue;
-    generation_ = std::max(generation_, candidate.header.generation);
+    state_->generation = std::max(state_->generation, candidate.header.generation);
     return Covered{std::move(*entries), candidate.header.sequence};
   }
   return std::nullopt;
 }
 
-std::optional<std::vector<NamedEntry>> DiskTier::Impl::LoadEntries(uint32_t which,
-                                                                   const CheckpointHeader& header,
-                                                                   Deadline deadline) {
-  if (header.entry_bytes > checkpoint_bytes_ - kBlockBytes) return std::nullopt;
-  const uint64_t bytes = disk::BlocksOf(header.entry_bytes) * kBlockBytes;
+std::optional<std::vector<NamedEntry>> CheckpointFiles::LoadEntries(uint32_t which,
+                                                                    const CheckpointHeader& header,
+                                                                    Deadline deadline) {
+  if (header.entry_bytes > files_->checkpoint_bytes() - kBlockBytes) return std::nullopt;
+  const uint64_t bytes = BlocksOf(header.entry_bytes) * kBlockBytes;
   const std::shared_ptr<std::byte> blocks = AlignedBlocks(bytes + kBlockBytes);
-  const auto read = Requests(Op::kRead, segments_count_ + which, kBlockBytes, blocks.get(), bytes);
-  if (!read.empty() && reader_.transfers.RunOne(read, blocks, deadline) != 0) return std::nullopt;
-  const disk::Checksum is = disk::ChecksumOf(blocks.get(), header.entry_bytes);
+  const auto read =
+      Requests(Op::kRead, files_->FileOfCheckpoint(which), kBlockBytes, blocks.get(), bytes);
+  TransferQueue& transfers = files_->reader().transfers;
+  if (!read.empty() && transfers.RunOne(read, blocks, deadline) != 0) return std::nullopt;
+  const Checksum is = ChecksumOf(blocks.get(), header.entry_bytes);
   if (is != header.entry_checksum && Holds(Guard::kCheckpointChecksum)) return std::nullopt;
-  auto entries = disk::ParseEntries({blocks.get(), header.entry_bytes}, header.entries);
+  auto entries = ParseEntries({blocks.get(), header.entry_bytes}, header.entries);
   if (!entries) return std::nullopt;
   // A smaller budget than the checkpoint's: those files are gone.
-  std::erase_if(*entries,
-                [this](const NamedEntry& e) { return e.entry.at.segment >= segments_count_; });
+  std::erase_if(*entries, [this](const NamedEntry& e) {
+    return e.entry.at.segment >= files_->first_segments();
+  });
   if (!Plausible(*entries)) return std::nullopt;
   return entries;
 }
 
-}  // namespace kvstrata
+// Whether entries of a checkpoint can be true of these segments.
+bool CheckpointFiles::Plausible(std::span<const NamedEntry> entries) const {
+  return std::all_of(entries.begin(), entries.end(), [&](const NamedEntry& named) {
+    return named.entry.at.segment < files_->first_segments() && !named.key.empty() &&
+           !named.entry.sizes.empty();
+  });
+}
+
+}  // namespace kvstrata::disk
