@@ -29,6 +29,7 @@ def commands(out, commit, date):
         "reuse": [sys.executable, str(ROOT / "bench" / "reuse.py"), "--json-out", file("reuse"), *common],
         "work": [str(BIN / "work_bench"), "--json-out", file("work"), *common],
         "build": [sys.executable, str(ROOT / "bench" / "build_ahead.py"), "--json-out", file("build"), *common],
+        "scrape": [sys.executable, str(ROOT / "bench" / "scrape.py"), "--json-out", file("scrape"), *common],
         "memory": [sys.executable, str(ROOT / "bench" / "memory.py"), "--json-out", file("memory"), *common],
         "fidelity": [sys.executable, str(ROOT / "bench" / "fidelity.py"), "--json-out", file("fidelity"),
                      *common],

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <string>
 #include <thread>
+#include <utility>
 
 namespace kvstrata::client {
 namespace {
@@ -98,11 +99,17 @@ bool RingClient::Offer(shm::MessageType type, Parts parts) {
   uint64_t bytes = 0;
   for (const auto& part : parts) bytes += part.size();
   std::unique_lock<std::timed_mutex> lock(post_mu_, std::try_to_lock);
-  if (!lock.owns_lock() || !producer_.HasHalfFree(bytes) || !producer_.Push(type, 0, parts)) {
+  if (!lock.owns_lock()) return false;
+  if (!producer_.HasHalfFree(bytes) || !producer_.Push(type, 0, parts)) {
+    NoteFull();
     return false;
   }
   if (producer_.ConsumerSleeps()) connection_->RingDoorbell();
   return true;
+}
+
+void RingClient::NoteFull() {
+  connection_->session()->steps.ring_full.fetch_add(1, std::memory_order_relaxed);
 }
 
 Status RingClient::Push(shm::MessageType type, uint64_t id, Parts parts,
@@ -113,7 +120,8 @@ Status RingClient::Push(shm::MessageType type, uint64_t id, Parts parts,
   // Not for an event: it should not have to wait for the daemon to take the pad.
   if (id != 0) producer_.StartOver(kWarmBytes);
   const auto spin_until = Clock::now() + kSpin;
-  while (!producer_.Push(type, id, parts)) {  // full: the daemon is behind
+  for (bool found_full = false; !producer_.Push(type, id, parts);) {  // full: the daemon is behind
+    if (!std::exchange(found_full, true)) NoteFull();
     const auto now = Clock::now();
     if (now >= deadline) return Deadline(timeout_);
     if (!connection_->Poll()) return DaemonGone();

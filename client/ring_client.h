@@ -63,6 +63,7 @@ class RingClient {
     std::condition_variable ready;  // its reply is there, or nobody reads the ring
   };
 
+  void NoteFull();
   Status Push(shm::MessageType type, uint64_t id, Parts parts, Clock::time_point deadline);
   Status AwaitReply(Waiting* own, Clock::time_point deadline);
   // Somebody who waits reads the ring, unless somebody does. REQUIRES: calls_mu_ is held.

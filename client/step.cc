@@ -9,6 +9,7 @@
 #include "session/batch_members.h"
 #include "session/member_codes.h"
 #include "session/recall_samples.h"
+#include "session/step_counts.h"
 
 namespace kvstrata::client {
 
@@ -220,8 +221,10 @@ Status SessionStep::Attend(int layer, const Rows& q, const MutableRows& out, flo
     return state_->gpu_step->Attend(layer, q, out, lse);
   }
   state_->step->Attend(layer, q, out, lse);
+  shm::StepCounts* const counts = &state_->session->connection->session()->steps;
   for (int i = 0; i < members(); ++i) {
     state_->access_counts->Count(*state_->sequences[i], state_->step->selection(i));
+    CountSelection(state_->step->member(i), state_->step->selection(i), counts);
   }
   return OkStatus();
 }
@@ -372,6 +375,7 @@ void SessionStep::State::AbortOnGpu() {
 
 Status SessionStep::End(void* stream) {
   if (!state_->session->connection->Poll()) return DaemonGone();
+  CountDecodes(state_->batch(), &state_->session->connection->session()->steps);
   if (on_gpu()) return state_->EndOnGpu(stream);
   KVS_RETURN_IF_ERROR(state_->Commit());
   for (size_t i = 0; i < state_->audits.size(); ++i) {

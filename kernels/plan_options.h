@@ -62,6 +62,11 @@ struct PlanOption {
     option.read = condition;
     return option;
   }
+  constexpr PlanOption PrintedIf(PlanCondition condition) const {
+    PlanOption option = *this;
+    option.printed = condition;
+    return option;
+  }
   constexpr PlanOption When(PlanCondition condition, std::string_view what) const {
     PlanOption option = *this;
     option.used = condition;

@@ -37,6 +37,18 @@ constexpr Reason kRows[] = {
      "stop that one, or choose another socket.path"},
     {"SOCKET_SYSTEM", kStart, "The kernel refused a call on the socket. The message has its error.",
      ""},
+    {"HTTP_LISTEN", kStart,
+     "http.listen names what is not loopback, or no address. What is served there has no "
+     "authentication.",
+     "http.listen = \"127.0.0.1:9465\", or unix:/run/kvstrata/http.sock; for other machines, a "
+     "proxy "
+     "of yours in front"},
+    {"HTTP_IN_USE", kStart, "Another process listens where http.listen says.",
+     "choose another port, or stop who listens there: ss -ltnp"},
+    {"HTTP_PORT", kStart, "The daemon's user may not listen on the port of http.listen.",
+     "choose a port above 1023"},
+    {"HTTP_SYSTEM", kStart,
+     "The kernel refused a call on the socket of http.listen. The message has its error.", ""},
     {"GRPC_START", kStart,
      "gRPC or the loop that accepts for it cannot start: descriptors or threads are short.",
      "raise LimitNOFILE and the cgroup's pids.max"},

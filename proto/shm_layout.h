@@ -60,6 +60,19 @@ struct alignas(64) ReaderSlot {
 };
 static_assert(sizeof(ReaderSlot) == 64);
 
+// What the session's steps did since it began, counted by whoever runs them (session/step_counts.h)
+// for telemetry; they only grow. Nothing depends on them, so a client that leaves them 0, or lies,
+// spoils its share of a statistic.
+struct alignas(64) StepCounts {
+  std::atomic<uint64_t> decoded;    // decode steps, one for each member
+  std::atomic<uint64_t> in_full;    // of these: shorter than their plan's min_tokens
+  std::atomic<uint64_t> selected;   // selections of a layer, by selectors that keep theirs
+  std::atomic<uint64_t> reused;     // of these: an earlier step's
+  std::atomic<uint64_t> ring_full;  // requests and events that found no room in the request ring
+  uint64_t reserved[3];
+};
+static_assert(sizeof(StepCounts) == 64);
+
 struct alignas(4096) SessionHeader {
   uint32_t magic;
   uint32_t version;
@@ -72,10 +85,12 @@ struct alignas(4096) SessionHeader {
   alignas(64) RingControl request;
   RingControl reply;
   ReaderSlot readers[kMaxReaders];
+  StepCounts steps;
 };
 static_assert(offsetof(SessionHeader, request) == 64);
 static_assert(offsetof(SessionHeader, reply) == 256);
 static_assert(offsetof(SessionHeader, readers) == 448);
+static_assert(offsetof(SessionHeader, steps) == 4544);
 static_assert(sizeof(SessionHeader) == 8192);
 
 // --- table segment ------------------------------------------------------------------------------

@@ -5,7 +5,8 @@ find_package(PkgConfig REQUIRED)
 find_package(Threads REQUIRED)
 pkg_check_modules(TOMLPLUSPLUS REQUIRED IMPORTED_TARGET tomlplusplus)
 
-kvs_library(kvs_telemetry telemetry/event_ring.cc telemetry/heartbeat.cc telemetry/log.cc telemetry/readiness.cc
+kvs_library(kvs_telemetry telemetry/event_ring.cc telemetry/heartbeat.cc telemetry/log.cc telemetry/metric_table.cc
+  telemetry/metric_text.cc telemetry/readiness.cc
   telemetry/refusals.cc telemetry/state_watch.cc telemetry/traffic.cc
   LIBS kvs_base kvs_reasons)
 target_link_libraries(kvs_telemetry PRIVATE spdlog::spdlog)
@@ -60,9 +61,11 @@ kvs_library(kvs_attach
   attach/unix_listener.cc
   LIBS kvs_telemetry kvs_store kvs_kernels kvs_shm kvs_base Threads::Threads)
 
-kvs_library(kvs_config doctor.cc doctor_disk.cc doctor_limits.cc doctor_peers.cc
+kvs_library(kvs_http http/http_address.cc http/http_server.cc LIBS kvs_telemetry Boost::headers Threads::Threads)
+
+kvs_library(kvs_config doctor.cc doctor_disk.cc doctor_http.cc doctor_limits.cc doctor_peers.cc
   config.cc config_keys.cc config_limits.cc config_values.cc machine_check.cc pool_memory.cc start_memory.cc
-  LIBS kvs_attach kvs_work kvs_kernels)
+  LIBS kvs_attach kvs_http kvs_work kvs_kernels)
 target_link_libraries(kvs_config PRIVATE PkgConfig::TOMLPLUSPLUS)
 
 # The version that the daemon tells; the commit is that of the last configure, or of KVS_COMMIT in the
@@ -75,16 +78,15 @@ if(NOT KVS_COMMIT)
     set(KVS_COMMIT $ENV{KVS_COMMIT})
   endif()
 endif()
-kvs_library(kvs_daemon command_line.cc daemon.cc run_daemon.cc stop_watchdog.cc LIBS kvs_config kvs_rpc)
+kvs_library(kvs_pages pages/health.cc pages/healthz.cc pages/livez.cc pages/metrics.cc pages/pages.cc
+  pages/process_numbers.cc pages/readyz.cc LIBS kvs_http kvs_rpc kvs_store kvs_telemetry)
+kvs_library(kvs_daemon command_line.cc daemon.cc page_server.cc part_health.cc run_daemon.cc stop_watchdog.cc LIBS kvs_config kvs_pages kvs_rpc)
 set_source_files_properties(daemon.cc PROPERTIES COMPILE_DEFINITIONS
   "KVS_VERSION=\"${PROJECT_VERSION}\";KVS_COMMIT=\"${KVS_COMMIT}\"")
 
 add_executable(kvstratad main.cc)
 target_link_libraries(kvstratad PRIVATE kvs_daemon CLI11::CLI11)
-install(TARGETS kvstratad RUNTIME DESTINATION bin)
 # Trained parameters, which the daemon finds beside its folder; in a build tree they are a link.
-install(DIRECTORY ${CMAKE_SOURCE_DIR}/parameters/ DESTINATION share/kvstrata/parameters
-        FILES_MATCHING PATTERN "*.safetensors")
 file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/share/kvstrata)
 file(CREATE_LINK ${CMAKE_SOURCE_DIR}/parameters ${CMAKE_BINARY_DIR}/share/kvstrata/parameters SYMBOLIC)
 # jemalloc serves the daemon executable alone: in a library it breaks dlopen, and sanitizers have

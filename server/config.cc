@@ -252,7 +252,8 @@ void ApplyUserLimits(const GivenByKey& given, Config* c, Mistakes* mistakes) {
 }
 
 // What no key sees alone.
-void CheckTogether(const GivenByKey& given, const Config& c, Mistakes* mistakes) {
+void CheckTogether(const GivenByKey& given, Config* config, Mistakes* mistakes) {
+  const Config& c = *config;
   const auto low = given.find("pool.low_percent");
   if (low != given.end() && c.store.low_percent > c.store.high_percent) {
     mistakes->push_back(
@@ -260,6 +261,12 @@ void CheckTogether(const GivenByKey& given, const Config& c, Mistakes* mistakes)
                    "at most pool.high_percent, which is " + std::to_string(c.store.high_percent)));
   }
   if (!c.disk.directory.empty()) Note(DiskTier::Check(c.disk), mistakes);
+  if (Result<HttpAddress> address = ParseHttpAddress(c.http_listen); address.ok()) {
+    config->http = std::move(address).value();
+  } else if (const auto found = given.find("http.listen"); IsHttpAddress(c.http_listen)) {
+    mistakes->push_back({address.status().code(), address.status().reason(),
+                         found->second.where + ": " + address.status().message()});
+  }
   if (const Status status = CheckSocketPath(c.socket); !status.ok()) {
     const auto found = given.find("socket.path");
     mistakes->push_back(InvalidArgument(
@@ -316,7 +323,7 @@ LoadedConfig ReadConfig(const ConfigSources& sources) {
   ApplyKeys(given, path, &config, &loaded.mistakes);
   ApplyPlans(given, &config, &loaded.mistakes);
   ApplyUserLimits(given, &config, &loaded.mistakes);
-  CheckTogether(given, config, &loaded.mistakes);
+  CheckTogether(given, &config, &loaded.mistakes);
   if (given.count("socket.path") == 0) config.socket_directory = mode;
   return loaded;
 }

@@ -24,6 +24,7 @@
 
 #include "base/status.h"
 #include "server/attach/attach_server.h"
+#include "server/http/http_address.h"
 #include "server/memory/numa_topology.h"
 #include "server/store/store.h"
 #include "server/store/user_limits.h"
@@ -79,6 +80,8 @@ struct Config {
   LogLevel log_level = LogLevel::kInfo;
   LogFormat log_format = LogFormat::kText;
   bool coredump = false;
+  HttpAddress http;                      // of kNone: nothing is served
+  std::string http_listen;               // http.listen as it was given
   std::map<Limit, LimitSetting> limits;  // of every user that has none of its own
   std::map<std::string, std::map<Limit, LimitSetting>> user_limits;
 

@@ -327,6 +327,21 @@ constexpr std::array kKeys = {
                 return v == "json" || v == "text";
               },
               true},
+    ConfigKey{
+        "http.listen", "KVSTRATA_HTTP_LISTEN", "",
+        "127.0.0.1:PORT, [::1]:PORT or unix:/PATH; '': nowhere",
+        "where /metrics, /livez, /readyz and /healthz are served, to everybody on this machine",
+        [](std::string_view v, Config* c) {
+          c->http_listen = v;
+          return IsHttpAddress(v);  // CheckTogether says what is wrong with its host
+        },
+        true},
+    ConfigKey{"recall.every", "KVSTRATA_RECALL_EVERY", "4096", "1 to 1000000000; 0: never",
+              "of decode steps whose plan selects, about one in so many is measured beside full "
+              "attention, for the metrics",
+              [](std::string_view v, Config* c) {
+                return NumberIn(v, 0, 1'000'000'000, &c->store.recall_every);
+              }},
     ConfigKey{"debug.coredump", "KVSTRATA_DEBUG_COREDUMP", "false", "true, false",
               "allow core dumps and debuggers; a dump holds users' caches",
               [](std::string_view v, Config* c) {

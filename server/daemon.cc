@@ -22,10 +22,13 @@
 #include "server/config_limits.h"
 #include "server/memory/cgroup.h"
 #include "server/memory/numa_topology.h"
+#include "server/page_server.h"
+#include "server/part_health.h"
 #include "server/pool_memory.h"
 #include "server/rpc/grpc_server.h"
 #include "server/rpc/work_queue.h"
 #include "server/start_memory.h"
+#include "server/store/session_totals.h"
 #include "server/telemetry/heartbeat.h"
 #include "server/telemetry/state_watch.h"
 #include "server/telemetry/thread_top.h"
@@ -82,10 +85,81 @@ std::vector<StoreDevice> EmulatedDevices(uint32_t count) {
   return devices;
 }
 
+std::optional<CgroupInfo> ReadCgroup() {
+  const std::optional<CgroupMemory> c = ReadCgroupMemory();
+  if (!c) return std::nullopt;
+  return CgroupInfo{c->file, c->limit, c->charged, c->reclaimable, c->available()};
+}
+
+// The host pool's memory, of `host`, on the NUMA nodes that it belongs to. gpus: by UUID.
+Result<std::unique_ptr<MemoryResource>> PlaceHost(const HostNuma& numa,
+                                                  std::unique_ptr<MemoryResource> host,
+                                                  std::span<const std::string> gpus) {
+  const bool automatic = numa.kind == HostNuma::Kind::kAuto;
+  if (automatic && gpus.empty()) return host;
+  const auto warn = [](const Status& why) {
+    LogEvent(LogLevel::kWarn, "host_numa", {{"reason", why.reason()}, {"why", why.message()}});
+  };
+  const auto topology = NumaTopology::OfThisMachine();
+  if (!topology.ok()) {
+    warn(topology.status());
+    return host;
+  }
+  std::vector<std::string> devices;
+  for (const std::string& gpu : gpus) devices.push_back(PciBusIdOf(gpu));
+  KVS_ASSIGN_OR_RETURN(NumaNodes nodes, (*topology)->Choose(numa, devices));
+  if (nodes.empty()) return host;
+  if (const Status placed = (*topology)->TryPlace(nodes); !placed.ok()) {
+    warn(placed);
+    return host;
+  }
+  std::string text;
+  for (const uint32_t node : nodes) text += (text.empty() ? "" : ",") + std::to_string(node);
+  LogEvent(LogLevel::kInfo, "host_numa", {{"nodes", text}});
+  return NewPlacedResource(std::move(host), *topology, std::move(nodes));
+}
+
+DiskInfo DiskInfoOf(const std::string& path, const DiskTier& disk, const DiskValueTier& disk_values,
+                    TierPages* tier_pages) {
+  const DiskTierStats stats = disk.Stats();
+  const TierStats values = disk_values.Stats();
+  const TierPagesCounters counters = tier_pages->counters();
+  DiskInfo info;
+  info.path = path;
+  info.queue = stats.queue;
+  info.degraded = stats.degraded.message();
+  info.direct = stats.direct;
+  info.breaker_open = stats.breaker_open;
+  info.capacity_bytes = stats.capacity_bytes;
+  info.used_bytes = stats.used_bytes;
+  info.entries = stats.entries;
+  info.waiting = tier_pages->writer().waiting();
+  info.written = counters.written;
+  info.dropped = counters.dropped;
+  info.gone = counters.gone;
+  info.failed = counters.failed;
+  info.evicted = values.evicted;
+  info.read = counters.read;
+  info.late_loads = counters.late_loads;
+  info.refused_loads = counters.refused_loads;
+  info.corrupt = stats.corrupt;
+  info.io_errors = stats.io_errors;
+  info.deadlines = stats.deadlines;
+  info.stopped_segments = stats.stopped_segments;
+  info.sick = !values.illness.empty();
+  info.draining = tier_pages->writer().draining();
+  info.drained = tier_pages->writer().drained();
+  info.refused = counters.refused;
+  return info;
+}
+
 }  // namespace
 
 int ExitCodeOf(const Status& status) {
-  if (status.reason() == "SOCKET_IN_USE" || status.reason() == "DISK_LOCKED") return kExitInUse;
+  if (status.reason() == "SOCKET_IN_USE" || status.reason() == "DISK_LOCKED" ||
+      status.reason() == "HTTP_IN_USE") {
+    return kExitInUse;
+  }
   switch (status.code()) {
     case Code::kOk:
       return kExitClean;
@@ -129,23 +203,21 @@ struct Daemon::Parts {
   AttachTokens attach_tokens;
   std::unique_ptr<AttachServer> attach;
   std::unique_ptr<GrpcServer> grpc;
+  std::unique_ptr<PageServer> pages;  // null: none are served
   std::unique_ptr<StateWatch> watch;
   bool settled = false;
 
   Status Start();
-  Status CheckThreads() const;
   Status OpenDisk();
   void RestorePins();
   void SettleDisk();
   void Settle();
-  std::string Health() const;
+  std::string HealthOf(std::span<const PartHealth> parts) const;
+  std::vector<PartHealth> PartsOf(std::span<const PoolInfo> pools) const;
+  DaemonNumbers Numbers() const;
   DaemonState State() const;
-  DiskInfo Disk() const;
   Status CheckResize(Tier tier, uint64_t bytes, std::string_view device) const;
   Status MakeStore();
-  // The host pool's memory, of `host`, on the NUMA nodes that it belongs to. gpus: by UUID.
-  Result<std::unique_ptr<MemoryResource>> PlaceHost(std::unique_ptr<MemoryResource> host,
-                                                    std::span<const std::string> gpus) const;
   Result<std::vector<StoreDevice>> FindGpus(std::unique_ptr<MemoryResource>* host);
   void TellPoolFailure(PoolId pool, const Status& why) const;
   Status StartGrpc();
@@ -196,37 +268,11 @@ Status Daemon::Parts::MakeStore() {
   config.store.user_limits =
       std::make_shared<UserLimits>(UserLimitsOf(config, device_bytes, config.store.host_bytes));
   const bool gpus = config.devices.emulated == 0;
-  KVS_ASSIGN_OR_RETURN(host,
-                       PlaceHost(std::move(host), gpus ? std::span<const std::string>(device_names)
-                                                       : std::span<const std::string>()));
+  KVS_ASSIGN_OR_RETURN(host, PlaceHost(config.host_numa, std::move(host),
+                                       gpus ? std::span<const std::string>(device_names)
+                                            : std::span<const std::string>()));
   KVS_ASSIGN_OR_RETURN(store, Store::Create(config.store, std::move(devices), std::move(host)));
   return OkStatus();
-}
-
-Result<std::unique_ptr<MemoryResource>> Daemon::Parts::PlaceHost(
-    std::unique_ptr<MemoryResource> host, std::span<const std::string> gpus) const {
-  const bool automatic = config.host_numa.kind == HostNuma::Kind::kAuto;
-  if (automatic && gpus.empty()) return host;
-  const auto warn = [](const Status& why) {
-    LogEvent(LogLevel::kWarn, "host_numa", {{"reason", why.reason()}, {"why", why.message()}});
-  };
-  const auto topology = NumaTopology::OfThisMachine();
-  if (!topology.ok()) {
-    warn(topology.status());
-    return host;
-  }
-  std::vector<std::string> devices;
-  for (const std::string& gpu : gpus) devices.push_back(PciBusIdOf(gpu));
-  KVS_ASSIGN_OR_RETURN(NumaNodes nodes, (*topology)->Choose(config.host_numa, devices));
-  if (nodes.empty()) return host;
-  if (const Status placed = (*topology)->TryPlace(nodes); !placed.ok()) {
-    warn(placed);
-    return host;
-  }
-  std::string text;
-  for (const uint32_t node : nodes) text += (text.empty() ? "" : ",") + std::to_string(node);
-  LogEvent(LogLevel::kInfo, "host_numa", {{"nodes", text}});
-  return NewPlacedResource(std::move(host), *topology, std::move(nodes));
 }
 
 void Daemon::Parts::TellPoolFailure(PoolId pool, const Status& why) const {
@@ -309,6 +355,7 @@ void Daemon::Parts::Settle() {
   if (settled) return;
   settled = true;
   watch.reset();
+  pages.reset();
   attach->Stop();
   work->Stop();  // what waits for it over gRPC has its answer then
   store->recalls().EndRecallAudits(Unavailable("DAEMON_STOPPING", "the daemon is stopping"));
@@ -334,84 +381,63 @@ Status Daemon::Parts::CheckResize(Tier tier, uint64_t bytes, std::string_view de
   return grows ? CheckCapacities(host, emulated) : OkStatus();
 }
 
-DiskInfo Daemon::Parts::Disk() const {
-  const DiskTierStats stats = disk->Stats();
-  const TierStats values = disk_values->Stats();
-  const TierPagesCounters counters = tier_pages->counters();
-  DiskInfo info;
-  info.path = config.disk.directory;
-  info.queue = stats.queue;
-  info.degraded = stats.degraded.message();
-  info.direct = stats.direct;
-  info.breaker_open = stats.breaker_open;
-  info.capacity_bytes = stats.capacity_bytes;
-  info.used_bytes = stats.used_bytes;
-  info.entries = stats.entries;
-  info.waiting = tier_pages->writer().waiting();
-  info.written = counters.written;
-  info.dropped = counters.dropped;
-  info.gone = counters.gone;
-  info.failed = counters.failed;
-  info.evicted = values.evicted;
-  info.read = counters.read;
-  info.late_loads = counters.late_loads;
-  info.refused_loads = counters.refused_loads;
-  info.corrupt = stats.corrupt;
-  info.io_errors = stats.io_errors;
-  info.deadlines = stats.deadlines;
-  info.stopped_segments = stats.stopped_segments;
-  info.sick = !values.illness.empty();
-  info.draining = tier_pages->writer().draining();
-  info.drained = tier_pages->writer().drained();
-  info.refused = counters.refused;
-  return info;
-}
-
-std::string Daemon::Parts::Health() const {
+std::string Daemon::Parts::HealthOf(std::span<const PartHealth> parts) const {
   for (const HangingLoop& loop : HangingLoops(config.patience)) {
     return "hangs: " + loop.thread + " has not answered for " + std::to_string(loop.since.count()) +
            " s";
   }
-  for (const ClosingCounters& closing : {attach->counters().closing, grpc_closer.counters()}) {
-    if (closing.late == 0) continue;
-    return "degraded: " + std::to_string(closing.late) + " descriptors that clients of user " +
-           std::to_string(closing.late_user) + (closing.late == 1 ? "" : " and others") +
-           " passed do not close";
+  for (const PartHealth& part : parts) {
+    if (!part.failure.empty()) return "degraded: " + part.failure;
   }
-  for (const PoolInfo& pool : store->inspection().Pools()) {
-    if (pool.failure.empty()) continue;
-    return "degraded: the " + std::string(NameOf(pool.tier)) + " pool" +
-           (device_names.size() > 1 ? " of " + pool.device : "") + " is lost: " + pool.failure;
-  }
-  const std::string illness = disk == nullptr ? "" : disk_values->Stats().illness;
-  return illness.empty() ? "serving" : "degraded: " + illness;
+  return "serving";
 }
 
+std::vector<PartHealth> Daemon::Parts::PartsOf(std::span<const PoolInfo> pools) const {
+  const ClosingCounters closing[] = {attach->counters().closing, grpc_closer.counters()};
+  return HealthOfParts(closing, pools, disk == nullptr ? "" : disk_values->Stats().illness);
+}
+
+DaemonNumbers Daemon::Parts::Numbers() const {
+  DaemonNumbers numbers;
+  numbers.taken = Clock::now();
+  numbers.pools = store->inspection().Pools();
+  numbers.parts = PartsOf(numbers.pools);
+  numbers.counters = store->inspection().Counters();
+  if (disk != nullptr) {
+    numbers.disk = DiskInfoOf(config.disk.directory, *disk, *disk_values, tier_pages.get());
+  }
+  if (config.http.kind == HttpAddress::Kind::kNone) return numbers;
+  numbers.pins = store->pins().PinUse();
+  numbers.users = config.store.user_limits->Report();
+  numbers.sessions = ReadSessionTotals();
+  numbers.recall = store->recalls().Sampled();
+  numbers.cgroup = ReadCgroup();
+  return numbers;
+}
+
+// Once a second: whoever asks for a page gets what was found then.
 DaemonState Daemon::Parts::State() const {
+  DaemonNumbers numbers = Numbers();
   DaemonState state;
-  state.health = Health();
-  const StoreCounters counters = store->inspection().Counters();
-  state.evicted_pages = counters.evicted_pages;
-  state.evicted_stored_pages = counters.evicted_stored_pages;
-  for (const PoolInfo& pool : store->inspection().Pools()) {
+  state.health = HealthOf(numbers.parts);
+  state.evicted_pages = numbers.counters.evicted_pages;
+  state.evicted_stored_pages = numbers.counters.evicted_stored_pages;
+  for (const PoolInfo& pool : numbers.pools) {
     if (pool.capacity_bytes == 0) continue;
     const uint64_t percent = pool.used_bytes * 100 / pool.capacity_bytes;
     state.fullest_percent = std::max(state.fullest_percent, static_cast<uint32_t>(percent));
   }
-  if (disk != nullptr) {
-    state.draining = tier_pages->writer().draining();
-    state.disk_evicted = disk_values->Stats().evicted;
+  if (numbers.disk) {
+    state.draining = numbers.disk->draining;
+    state.disk_evicted = numbers.disk->evicted;
   }
+  if (pages != nullptr) pages->Put(std::move(numbers));
   return state;
 }
 
-// Libraries abort when they get no thread while they start, and the standard library throws.
-Status Daemon::Parts::CheckThreads() const {
-  return CheckSpareThreads(static_cast<int>(StartThreads(config)));
-}
-
 Status Daemon::Parts::Start() {
-  KVS_RETURN_IF_ERROR(CheckThreads());
+  // Libraries abort when they get no thread while they start, and the standard library throws.
+  KVS_RETURN_IF_ERROR(CheckSpareThreads(static_cast<int>(StartThreads(config))));
   if (config.socket_directory != 0) {
     KVS_RETURN_IF_ERROR(MakeSocketDirectory(config.socket, config.socket_directory));
   }
@@ -478,13 +504,9 @@ Status Daemon::Parts::StartGrpc() {
   options.version = DaemonVersion();
   options.commit = DaemonCommit();
   options.started = started;
-  options.health = [this] { return Health(); };
+  options.health = [this] { return HealthOf(PartsOf(store->inspection().Pools())); };
   options.pools_fd = pools_failed.get();
-  options.cgroup = []() -> std::optional<CgroupInfo> {
-    const std::optional<CgroupMemory> c = ReadCgroupMemory();
-    if (!c) return std::nullopt;
-    return CgroupInfo{c->file, c->limit, c->charged, c->reclaimable, c->available()};
-  };
+  options.cgroup = ReadCgroup;
   options.values.list = [this](const ValueFilter& filter, uint64_t after, size_t limit) {
     return catalog->List(filter, after, limit);
   };
@@ -494,7 +516,9 @@ Status Daemon::Parts::StartGrpc() {
     return CheckResize(tier, bytes, device);
   };
   if (disk != nullptr) {
-    options.disk = [this] { return Disk(); };
+    options.disk = [this] {
+      return DiskInfoOf(config.disk.directory, *disk, *disk_values, tier_pages.get());
+    };
     options.drain = [this] { return tier_pages->writer().Drain(); };
     options.resume = [this] { tier_pages->writer().Resume(); };
     options.resize_disk = [this](uint64_t bytes) {
@@ -506,6 +530,9 @@ Status Daemon::Parts::StartGrpc() {
   }
   options.config = [items = ItemsOf(config)] { return items; };
   KVS_ASSIGN_OR_RETURN(grpc, GrpcServer::Start(options));
+  if (config.http.kind != HttpAddress::Kind::kNone) {
+    KVS_ASSIGN_OR_RETURN(pages, PageServer::Start(config, Numbers()));
+  }
   watch = std::make_unique<StateWatch>([this] { return State(); });
   return OkStatus();
 }

@@ -31,7 +31,11 @@ Finding CheckProcessNamespaces(const Config& config);
 Finding CheckSharedMemory(const Config& config);
 Finding CheckPassedDescriptors(const Config& config);
 Finding CheckGpu(const Config& config);
+Finding CheckMps(const Config& config);
 Finding CheckClocks(const Config& config);
+
+// doctor_http.cc
+Finding CheckHttp(const Config& config);
 
 // Of several files.
 Finding Ok(std::string check, std::string what);

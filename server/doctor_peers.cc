@@ -9,6 +9,7 @@
 
 #include <cerrno>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <ctime>
 #include <fstream>
@@ -119,6 +120,33 @@ Finding CheckGpu(const Config& config) {
   }
   if (const Status gpus = CheckGpus(config); !gpus.ok()) return Fail("gpu", gpus);
   return Ok("gpu", "the configured GPUs answer (pool.device = \"" + config.device + "\")");
+}
+
+// Clients of one MPS server share its faults and its user; whoever has another directory is none.
+Finding CheckMps(const Config& config) {
+  if (config.devices.emulated != 0) return Ok("mps", "no GPU is configured");
+  const char* const named = std::getenv("CUDA_MPS_PIPE_DIRECTORY");
+  const std::string folder = named != nullptr ? named : "/tmp/nvidia-mps";  // NVIDIA's default
+  const bool there = access((folder + "/control").c_str(), F_OK) == 0;
+  if (!there && named == nullptr) {
+    return Ok("mps",
+              "CUDA_MPS_PIPE_DIRECTORY is not set and no MPS server is there: engines of the "
+              "same GPU run without MPS too");
+  }
+  if (!there) {
+    return Warn("mps",
+                "CUDA_MPS_PIPE_DIRECTORY is '" + folder +
+                    "' and no control daemon is there: CUDA "
+                    "goes on without MPS",
+                "unset it, or start nvidia-cuda-mps-control -d with the same directory");
+  }
+  return Warn(
+      "mps",
+      "MPS serves from '" + folder +
+          "': a fatal fault of one client of a GPU ends all of "
+          "them, the daemon and its pool among them; a server takes clients of one user",
+      "run the daemon and its engines as one user with the same CUDA_MPS_PIPE_DIRECTORY, or "
+      "all of them without MPS (docs/operations.md)");
 }
 
 Finding CheckClocks(const Config&) {

@@ -33,12 +33,12 @@ import kvstrata  # noqa: E402
 from safetensors.numpy import save_file  # noqa: E402
 from kvstrata.daemon import Daemon  # noqa: E402
 
-PLANS = ("full", "window", "quest", "chess", "tokenselect", "sentencekv", "sekv", "mosaickv", "rawblocks", "bits",
-         "missed")
+PLANS = ("full", "window", "quest", "chess", "chess_lists", "tokenselect", "sentencekv", "sekv", "mosaickv", "rawblocks",
+         "bits", "missed")
 # rawblocks is no preset but the block selector over raw pages; rule bits is that of preset strata, missed the same
-# with max_missed.
+# with max_missed; chess_lists is chess with lists by layer or KV head.
 CUSTOM = {"rawblocks": 'segmenter = "page", selector = "block", codec = "raw"'}
-PRESETS = {"bits": "strata", "missed": "strata"}
+PRESETS = {"bits": "strata", "missed": "strata", "chess_lists": "chess"}
 # Options that the vectors spell as the reference's arguments, and what they leave unsaid.
 SPELLED = {("rawblocks", "block"): "page", ("sekv", "budget"): "rows", ("bits", "group"): "unit",
            ("bits", "n_sink"): "sinks", ("bits", "n_recent"): "recent", ("missed", "group"): "unit",
@@ -249,6 +249,8 @@ def walk(arrays: Arrays, plan: str) -> Iterator[tuple[int, int, int, int]]:
     lists = {"full": 1, "window": 1, "chess": 1, "tokenselect": 1, "sekv": heads}.get(plan, kv_heads)
     if options.get("per_query_head"):
         lists = heads
+    if options.get("lists") == "layer":
+        lists = 1
     tokens = rows_of(arrays, f"{plan}.tokens") if f"{plan}.tokens" in arrays else None
     units = rows_of(arrays, f"{plan}.units")
     row = 0

@@ -146,7 +146,7 @@ def kept(path: pathlib.Path) -> dict[tuple[str, str], figures.Line]:
 
 def plans_of(lines: list[figures.Line]) -> dict[str, str]:
     """Names and texts of what was kept; names of the grid where a line has none."""
-    of_grid = {text: name for name, text in grid.grid().items()}
+    of_grid = {text: name for name, text in (grid.grid() | grid.ON_CPUS).items()}
     return {plan.get("name") or of_grid.get(text, text): text for line in lines for text, plan in line["plans"].items()
             if text != figures.FULL}
 
@@ -186,7 +186,7 @@ def main() -> int:
     parser.add_argument("--date", default="")
     args = parser.parse_args()
     args.model_name = args.model_name or pathlib.Path(args.model).name
-    chosen = named(args.plan) or grid.grid()
+    chosen = named(args.plan) or grid.grid() | (grid.ON_CPUS if args.device == "cpu" else {})
     if not (args.tasks or args.own or args.report or args.json_out):
         parser.error("nothing is asked for: --tasks DIR or --own FILE=N runs, --report and --json-out write what --keep has")
     if args.tasks or args.own:

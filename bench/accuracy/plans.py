@@ -34,6 +34,11 @@ NAMED = {
     "chess_flat_25%": 'chess{page = 16, window = 1, rho = [1, 1, 0.25], trigger = "always", min_tokens = 0}',
     "chess_always_25%": 'chess{page = 16, window = 1, rho = [0.63, 0.63, 0.63], trigger = "always", min_tokens = 0}',
 }
+# The same, of what a GPU refuses: with --device cpu alone.
+ON_CPUS = {
+    "chess_layer_25%": 'chess{page = 16, window = 1, rho = [1, 1, 0.25], lists = "layer", anchor = "query", '
+                       'trigger = "always", min_tokens = 0}',
+}
 # strata at the bytes of quest: its index takes 1/64 of the prompt's rows more (docs/plans.md, "Memory").
 EQUAL_BYTES = {f"strata_at_quest_{p}%": f"strata{{budget = {p - 100 / 64:.2f}%-68, min_tokens = 0}}" for p in BUDGETS}
 

@@ -96,7 +96,8 @@ Result<std::string> StateOf(Connection* connection, const std::string& health) {
   return std::string(writes ? "serving" : "serving, draining the disk");
 }
 
-Result<int> ShowHealth(const Options& options, bool quiet) {
+// `live`: whether to restart it, which is no cure for a lost part.
+Result<int> ShowHealth(const Options& options, bool quiet, bool live) {
   KVS_ASSIGN_OR_RETURN(auto connection, Connection::Dial(options));
   KVS_ASSIGN_OR_RETURN(const std::string health, connection->Health());
   KVS_ASSIGN_OR_RETURN(const std::string state, StateOf(connection.get(), health));
@@ -111,7 +112,7 @@ Result<int> ShowHealth(const Options& options, bool quiet) {
   }
   const Json document = {{"healthy", serving}, {"health", health}, {"state", state}, {"why", why}};
   if (!quiet) PrintRecord(options.style, document, kHealth, std::cout);
-  return serving ? kOk : kFailed;
+  return serving || (live && health == "SERVING") ? kOk : kFailed;
 }
 
 constexpr Column kVersion[] = {{"CLIENT", "/client"},
@@ -141,10 +142,13 @@ Result<int> ShowVersion(const Options& options) {
 void AddStatus(CLI::App& app, Invocation& invocation) {
   Runs(app.add_subcommand("status", "What the daemon is and holds"), invocation,
        [&invocation] { return ShowStatus(invocation.options); });
-  auto quiet = std::make_shared<bool>(false);
+  auto quiet = std::make_shared<bool>(false), live = std::make_shared<bool>(false);
   CLI::App* health = app.add_subcommand("health", "Exit 0 if the daemon serves, 1 if it does not");
   health->add_flag("-q,--quiet", *quiet, "Print nothing, only exit");
-  Runs(health, invocation, [&invocation, quiet] { return ShowHealth(invocation.options, *quiet); });
+  health->add_flag("--live", *live,
+                   "Exit 0 as long as a restart would not help: when degraded too");
+  Runs(health, invocation,
+       [&invocation, quiet, live] { return ShowHealth(invocation.options, *quiet, *live); });
   Runs(app.add_subcommand("version", "Versions of this program, the library and the daemon"),
        invocation, [&invocation] { return ShowVersion(invocation.options); });
 }

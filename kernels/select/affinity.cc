@@ -1,6 +1,7 @@
 #include "kernels/select/affinity.h"
 
 #include <algorithm>
+#include <span>
 
 namespace kvstrata {
 namespace {
@@ -40,34 +41,44 @@ class HeadAffinity {
         dim_(context.geometry->head_dim) {}
 
   // out [counts.total()], level by level.
-  void Score(int32_t window_start, bool centred, float* out) const {
-    Vector anchor = MeanOfPages(window_start, true);
-    float constant = 0;  // of the centred product: (a - m).(v - m) = (a - m).v - (a - m).m
-    if (centred) {
-      const Vector mean = MeanOfPages(0, false);
-      for (int c = 0; c < dim_; ++c) anchor[c] -= mean[c];
-      constant = Dot(anchor, mean);
+  void Score(const AffinityRequest& request, float* out) const {
+    if (request.q != nullptr) {
+      const int32_t group = context_.geometry->group();
+      return ScoreBy(request.q + int64_t{head_} * group * dim_, group, out);
     }
-    float* const begin = out;
+    Vector anchor = MeanOfPages(request.window_start, true);
+    if (!request.centred) return ScoreBy(anchor.data(), 1, out);
+    // (a - m).(v - m) = (a - m).v - (a - m).m
+    const Vector mean = MeanOfPages(0, false);
+    for (int c = 0; c < dim_; ++c) anchor[c] -= mean[c];
+    const float constant = Dot(anchor.data(), mean);
+    ScoreBy(anchor.data(), 1, out);
+    for (float* score = out; score < out + counts_.total(); ++score) *score -= constant;
+  }
+
+ private:
+  // By the largest product with one of the anchors, [count][head_dim].
+  void ScoreBy(const float* anchors, int32_t count, float* out) const {
     std::array<ScoreWork, 3> works;
     for (int level = 0; level < 3; ++level) {
       ScoreWork& w = works[level];
       w.kind = ScoreWork::Kind::kDot;
-      w.q = anchor.data();
+      w.q = anchors;
+      w.queries = count;
       w.rows = index_.Rows(context_.view.index_blocks, level, layer_, 0, head_);
       w.units = {0, counts_.complete[level]};
       w.out = out;
       out += counts_.complete[level];
-      if (counts_.units[level] > counts_.complete[level]) *out++ = Dot(anchor, Filling(level));
+      if (counts_.units[level] > counts_.complete[level]) {
+        *out++ = LargestDot(anchors, count, Filling(level));
+      }
     }
     for (const ScoreWork& w : works) {
       // Inline: this already runs inside a ParallelFor.
       if (w.units.end > 0) context_.backend->score(&w, 1, InlineExecutor());
     }
-    for (float* score = begin; centred && score < out; ++score) *score -= constant;
   }
 
- private:
   void AddStored(int level, int32_t unit, Vector* sum) const {
     const auto* row = reinterpret_cast<const BF16*>(
         index_.Row(context_.view.index_blocks, level, layer_, 0, head_, unit));
@@ -128,7 +139,15 @@ class HeadAffinity {
     return sum;
   }
 
-  float Dot(const Vector& a, const Vector& b) const {
+  float LargestDot(const float* anchors, int32_t count, const Vector& v) const {
+    float largest = Dot(anchors, v);
+    for (int32_t i = 1; i < count; ++i) {
+      largest = std::max(largest, Dot(anchors + int64_t{i} * dim_, v));
+    }
+    return largest;
+  }
+
+  float Dot(const float* a, const Vector& b) const {
     double sum = 0;
     for (int c = 0; c < dim_; ++c) sum += double{a[c]} * double{b[c]};
     return static_cast<float>(sum);
@@ -140,32 +159,42 @@ class HeadAffinity {
   const int layer_, head_, dim_;
 };
 
-}  // namespace
-
-AffinityScores ScoreAffinity(const SelectContext& context, int32_t tokens, int32_t window_start,
-                             bool centred) {
-  const Counts counts(*context.index, tokens);
-  const int64_t heads = int64_t{context.geometry->layers} * context.geometry->kv_heads;
-  const int64_t total = counts.total();
-  std::vector<float> parts(static_cast<size_t>(heads * total));  // [layer, head][unit]
-  context.executor->ParallelFor(heads, [&](int64_t i) {
-    const int layer = static_cast<int>(i / context.geometry->kv_heads);
-    const int head = static_cast<int>(i % context.geometry->kv_heads);
-    HeadAffinity(context, counts, layer, head)
-        .Score(window_start, centred, parts.data() + i * total);
-  });
-
-  // A sum of thousands of channels: fp32 within a head, double across heads, in their order.
-  std::vector<double> sums(static_cast<size_t>(total));
-  for (int64_t i = 0; i < heads; ++i) {
-    const float* part = parts.data() + i * total;
-    for (int64_t u = 0; u < total; ++u) sums[u] += part[u];
-  }
+// A sum of thousands of channels: fp32 within a head, double across heads, in their order.
+// parts [heads][total]
+AffinityScores Sum(const Counts& counts, std::span<const float> parts) {
+  const size_t total = counts.total();
+  std::vector<double> sums(total);
+  for (size_t i = 0; i < parts.size(); ++i) sums[i % total] += parts[i];
   AffinityScores scores;
   auto at = sums.begin();
   for (int level = 0; level < 3; ++level) {
     scores[level].assign(at, at + counts.units[level]);
     at += counts.units[level];
+  }
+  return scores;
+}
+
+}  // namespace
+
+std::vector<AffinityScores> ScoreAffinity(const SelectContext& context,
+                                          const AffinityRequest& request) {
+  using Lists = CascadeOptions::Lists;
+  const Counts counts(*context.index, request.tokens);
+  const int32_t kv_heads = context.geometry->kv_heads;
+  const int64_t heads = int64_t{request.layers.end - request.layers.begin} * kv_heads;
+  const int64_t total = counts.total();
+  std::vector<float> parts(static_cast<size_t>(heads * total));  // [layer, head][unit]
+  context.executor->ParallelFor(heads, [&](int64_t i) {
+    const int layer = request.layers.begin + static_cast<int>(i / kv_heads);
+    HeadAffinity(context, counts, layer, static_cast<int>(i % kv_heads))
+        .Score(request, parts.data() + i * total);
+  });
+  const int64_t shared = request.lists == Lists::kModel   ? heads
+                         : request.lists == Lists::kLayer ? kv_heads
+                                                          : 1;  // heads of a list
+  std::vector<AffinityScores> scores;
+  for (int64_t i = 0; i < heads; i += shared) {
+    scores.push_back(Sum(counts, {parts.data() + i * total, static_cast<size_t>(shared * total)}));
   }
   return scores;
 }

@@ -1,9 +1,12 @@
 // Selector `cascade`: one page list for all layers and heads, from key-key affinity (CHESS;
 // docs/spec/chess.md). Selects at the end of the prompt and then when a trigger fires; in between a
 // step costs nothing. The window's start stays where the last selection put it, so the list grows.
+// With `lists` a layer, or a KV head, has a list of its own; with `anchor = "query"` it is chosen
+// by the query of the first step after a selection is due.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <span>
 
 #include "kernels/inspect_array.h"
 #include "kernels/plan_needs.h"
@@ -141,46 +144,64 @@ class RestTree {
   std::vector<CoarseRun> rows_;
 };
 
+// What a list attends beside sinks and window, and what it leaves, where the plan attends that.
+struct PageList {
+  Units selected;
+  std::vector<CoarseRun> rest;
+};
+
 class CascadeSelector final : public Selector {
  public:
-  explicit CascadeSelector(const Plan& plan) : plan_(plan) {}
+  CascadeSelector(const Plan& plan, const Geometry& geometry)
+      : plan_(plan),
+        lists_a_layer_(plan.cascade.lists == CascadeOptions::Lists::kHead ? geometry.kv_heads : 1),
+        lists_(IsOfModel() ? 1 : geometry.layers * lists_a_layer_),
+        layers_(geometry.layers) {}
 
   void Begin(const SelectContext& context) override {
     scored_bytes_ = 0;
     if (context.prompt_tokens < 0) return;
     if (trigger_.Advance(plan_, context.entropy, context.prompt_tokens, context.view.tokens)) {
-      SelectPages(context, trigger_.selected_at());
+      SelectionDue(context, trigger_.selected_at());
     }
   }
 
   void PrefillDone(const SelectContext& context) override {
     trigger_.PromptDone(context.view.tokens);
-    SelectPages(context, context.view.tokens);
+    SelectionDue(context, context.view.tokens);
   }
 
-  void Truncate(int32_t tokens) override { trigger_.Truncate(plan_, tokens); }
+  void Truncate(int32_t tokens) override {
+    trigger_.Truncate(plan_, tokens);
+    if (plan_.cascade.by_query && queried_at_ >= tokens) SetDue();
+  }
 
   CascadeTrigger* trigger() override { return &trigger_; }
 
-  void Select(const SelectContext& context, int, const float*, Selection* out) override {
+  void Select(const SelectContext& context, int layer, const float* q, Selection* out) override {
     const int32_t n = context.view.tokens + 1;
     if (n < plan_.min_tokens) return out->SetFull(n);
-    out->Reset(n, 1);
-    out->scored_bytes = scored_bytes_;
-    const int32_t pages = (n + plan_.index.unit - 1) / plan_.index.unit;
-    const int32_t sinks = std::min(plan_.cascade.sinks, pages);
-    // Selected pages lie between sinks and window; the union is their concatenation.
-    const int32_t window = std::max(window_start_, sinks);
-    Units& table = out->units[0];
-    for (int32_t p = 0; p < sinks; ++p) table.push_back(p);
-    table.insert(table.end(), selected_.begin(), selected_.end());
-    for (int32_t p = window; p < pages; ++p) table.push_back(p);
-    std::vector<Run>& runs = out->runs[0];
-    AppendRun({0, std::min(sinks * plan_.index.unit, n)}, &runs);
-    for (const int32_t p : selected_)
-      AppendRun({p * plan_.index.unit, (p + 1) * plan_.index.unit}, &runs);
-    AppendRun({window * plan_.index.unit, n}, &runs);
-    if (plan_.index.rest != RestKind::kDrop) out->coarse.assign(1, rest_);
+    Layer& own = layers_[layer];
+    int64_t scored = scored_bytes_;
+    if (own.due) {
+      own.next = Choose(context, {layer, layer + 1}, q, &scored);
+      queried_at_ = n - 1;
+    }
+    const std::span<const PageList> lists = own.next.empty() ? ListsOf(layer) : own.next;
+    const int groups = static_cast<int>(lists.size());
+    out->Reset(n, groups);
+    out->scored_bytes = scored;
+    if (plan_.index.rest != RestKind::kDrop) out->coarse.resize(lists.size());
+    for (int group = 0; group < groups; ++group) Emit(lists[group], group, out);
+  }
+
+  void Advance(int32_t) override {
+    for (size_t layer = 0; layer < layers_.size(); ++layer) {
+      Layer& own = layers_[layer];
+      if (own.next.empty()) continue;
+      std::ranges::move(own.next, lists_.begin() + static_cast<int64_t>(layer) * lists_a_layer_);
+      own = {};
+    }
   }
 
   std::string StatusText(const SelectContext& context) const override {
@@ -192,7 +213,9 @@ class CascadeSelector final : public Selector {
   }
 
   std::unique_ptr<Selector> Clone() const override {
-    return std::make_unique<CascadeSelector>(*this);
+    auto copy = std::make_unique<CascadeSelector>(*this);
+    for (Layer& layer : copy->layers_) layer.next.clear();
+    return copy;
   }
 
   Result<InspectArray> Inspect(const SelectContext& context, std::string_view name) const override {
@@ -200,13 +223,13 @@ class CascadeSelector final : public Selector {
       return ArrayOf(InspectArray::Type::kI32, Units{trigger_.selections()});
     if (name == "page_vectors_bf16") return PageVectors(context);
     static constexpr std::string_view kScores[] = {"page_scores", "chunk_scores", "grid_scores"};
-    for (size_t level = 0; level < scores_.size(); ++level) {
+    for (size_t level = 0; IsOfModel() && level < scores_.size(); ++level) {
       if (name == kScores[level]) return ArrayOf(InspectArray::Type::kF32, scores_[level]);
     }
     return NotFound("INSPECT_UNKNOWN",
                     "array '" + std::string(name) +
-                        "': selector 'cascade' keeps selections, page_vectors_bf16, grid_scores, "
-                        "chunk_scores, page_scores");
+                        "': selector 'cascade' keeps selections, page_vectors_bf16 and, with lists "
+                        "= \"model\", grid_scores, chunk_scores, page_scores");
   }
 
  private:
@@ -217,26 +240,78 @@ class CascadeSelector final : public Selector {
                                     : std::ranges::any_of(plan_.cascade.thresholds, infinite);
   }
 
-  // Chooses pages anew as of `tokens`, whatever came after.
-  void SelectPages(const SelectContext& context, int32_t tokens) {
+  // Of a plan that chooses by queries: what a layer's next step does.
+  struct Layer {
+    bool due = false;
+    std::vector<PageList> next;  // chosen by the step under way; empty: nothing
+  };
+
+  bool IsOfModel() const { return plan_.cascade.lists == CascadeOptions::Lists::kModel; }
+  std::span<const PageList> ListsOf(int layer) const {
+    if (IsOfModel()) return lists_;
+    return std::span(lists_).subspan(static_cast<size_t>(layer) * lists_a_layer_, lists_a_layer_);
+  }
+  void SetDue() {
+    for (Layer& layer : layers_) layer.due = true;
+  }
+
+  // Pages are chosen anew as of `tokens`, whatever came after: now, or by the next queries.
+  void SelectionDue(const SelectContext& context, int32_t tokens) {
     window_start_ = CascadeTrigger::WindowStart(plan_, tokens);
     if (tokens < plan_.index.unit) return;  // no complete page yet: everything is in the window
-    scores_ = ScoreAffinity(context, tokens, window_start_, plan_.cascade.centred);
-    // Every mean of every level was read, in all layers: a layer's share.
-    for (const auto& level : scores_) {
-      scored_bytes_ += static_cast<int64_t>(level.size()) * context.index->kv_heads *
+    if (plan_.cascade.by_query) return SetDue();
+    lists_ = Choose(context, {0, context.geometry->layers}, nullptr, &scored_bytes_);
+  }
+
+  // The lists of `layers`, as of the last selection. `q`: of the one layer, if it chooses by that.
+  // Adds a layer's share of the bytes that are read: every mean of every level.
+  std::vector<PageList> Choose(const SelectContext& context, Run layers, const float* q,
+                               int64_t* scored_bytes) {
+    std::vector<AffinityScores> scores =
+        ScoreAffinity(context, {trigger_.selected_at(), window_start_, plan_.cascade.centred,
+                                plan_.cascade.lists, layers, q});
+    for (const auto& level : scores[0]) {
+      *scored_bytes += static_cast<int64_t>(level.size()) * context.index->kv_heads *
                        context.index->head_dim * SizeOf(context.index->dtype);
     }
-    const CascadeInput input{scores_,
+    std::vector<PageList> lists;
+    for (const AffinityScores& own : scores) lists.push_back(ListBy(context, own));
+    if (IsOfModel()) scores_ = std::move(scores[0]);
+    return lists;
+  }
+
+  PageList ListBy(const SelectContext& context, const AffinityScores& scores) const {
+    const CascadeInput input{scores,
                              plan_.index.pages_per_chunk,
                              plan_.index.chunks_per_grid,
                              plan_.cascade.rho,
                              {std::min(plan_.cascade.sinks, window_start_), window_start_}};
-    selected_ = plan_.cascade.pruning == CascadeOptions::Pruning::kTop
-                    ? CascadeTop(input, *context.backend)
-                    : CascadeLiteral(input);
-    if (plan_.index.rest == RestKind::kDrop) return;
-    rest_ = RestTree(selected_, input.candidates, *context.index, plan_.cascade.tree).Rows();
+    PageList list;
+    list.selected = plan_.cascade.pruning == CascadeOptions::Pruning::kTop
+                        ? CascadeTop(input, *context.backend)
+                        : CascadeLiteral(input);
+    if (plan_.index.rest != RestKind::kDrop) {
+      list.rest =
+          RestTree(list.selected, input.candidates, *context.index, plan_.cascade.tree).Rows();
+    }
+    return list;
+  }
+
+  void Emit(const PageList& list, int group, Selection* out) const {
+    const int32_t unit = plan_.index.unit, n = out->tokens;
+    const int32_t pages = (n + unit - 1) / unit;
+    const int32_t sinks = std::min(plan_.cascade.sinks, pages);
+    // Selected pages lie between sinks and window; the union is their concatenation.
+    const int32_t window = std::max(window_start_, sinks);
+    Units& table = out->units[group];
+    for (int32_t p = 0; p < sinks; ++p) table.push_back(p);
+    table.insert(table.end(), list.selected.begin(), list.selected.end());
+    for (int32_t p = window; p < pages; ++p) table.push_back(p);
+    std::vector<Run>& runs = out->runs[group];
+    AppendRun({0, std::min(sinks * unit, n)}, &runs);
+    for (const int32_t p : list.selected) AppendRun({p * unit, (p + 1) * unit}, &runs);
+    AppendRun({window * unit, n}, &runs);
+    if (plan_.index.rest != RestKind::kDrop) out->coarse[group] = list.rest;
   }
 
   InspectArray PageVectors(const SelectContext& context) const {
@@ -262,9 +337,11 @@ class CascadeSelector final : public Selector {
   CascadeTrigger trigger_;
   int64_t scored_bytes_ = 0;  // a layer's share of the selection that this step began with
   int32_t window_start_ = 0;  // first window page of the last selection; 0: everything is attended
-  Units selected_;            // pages of the last selection
-  std::vector<CoarseRun> rest_;  // what it left, where the plan attends that
-  AffinityScores scores_;        // of the last selection, for Inspect
+  int32_t queried_at_ = 0;    // position of the last query that chose
+  int32_t lists_a_layer_;
+  std::vector<PageList> lists_;  // of the last selection: one, or by layer, or layer and KV head
+  std::vector<Layer> layers_;
+  AffinityScores scores_;  // of the last selection, for Inspect; of one list for all alone
 };
 
 struct RhoPreset {
@@ -293,6 +370,8 @@ SetResult SetThresholds(const OptionValue& value, Plan* plan) {
 }
 
 constexpr std::string_view kPruningNames[] = {"top", "literal"};
+constexpr std::string_view kListsNames[] = {"model", "layer", "head"};
+constexpr std::string_view kAnchorNames[] = {"keys", "query"};
 constexpr std::string_view kTriggerNames[] = {"entropy", "every", "always"};
 constexpr std::string_view kCombineNames[] = {"and", "or"};
 
@@ -318,10 +397,30 @@ constexpr PlanOption kRows[] = {
     Rows::Flag<&CascadeOptions::centred>("centred"),
     kRestRow,
     Rows::Flag<&CascadeOptions::tree>("tree"),
+    Rows::Name<&CascadeOptions::lists, kListsNames>("lists").PrintedIf(
+        [](const Plan& p) { return p.cascade.lists != CascadeOptions::Lists::kModel; }),
+    Rows::Name<&CascadeOptions::by_query, kAnchorNames>("anchor").PrintedIf(
+        [](const Plan& p) { return p.cascade.by_query; }),
 };
+
+Status CheckAnchor(const Plan& plan) {
+  const CascadeOptions& own = plan.cascade;
+  if (!own.by_query) return OkStatus();
+  if (own.lists == CascadeOptions::Lists::kModel) {
+    return InvalidArgument("PLAN_COMBINATION",
+                           "anchor = \"query\" chooses in each layer by its own query, and "
+                           "lists = \"model\" is one list for all; use lists = \"layer\" or "
+                           "\"head\"");
+  }
+  if (!own.centred) return OkStatus();
+  return InvalidArgument("PLAN_COMBINATION",
+                         "centred = true takes a mean page from the window's pages and all others, "
+                         "and anchor = \"query\" is no page; use anchor = \"keys\"");
+}
 
 Status CheckCascade(const Plan& plan) {
   KVS_RETURN_IF_ERROR(CheckGrid(plan.index));
+  KVS_RETURN_IF_ERROR(CheckAnchor(plan));
   if (!plan.cascade.tree || plan.index.rest != RestKind::kDrop) return OkStatus();
   return InvalidArgument(
       "PLAN_COMBINATION",
@@ -348,11 +447,16 @@ SelectionRule CascadeRule(const Plan& plan, int32_t tokens) {
   rule.always = (own.sinks + own.recent + own.every) * rule.unit_tokens;
   rule.units = static_cast<int32_t>(share * tokens / rule.unit_tokens);
   rule.rows = (own.sinks + own.recent + own.every / 2.0) * rule.unit_tokens + share * tokens;
+  if (own.by_query && own.trigger == CascadeOptions::Trigger::kAlways) {
+    // As selector block does: a mean key a page, in every step.
+    rule.scored = static_cast<double>(tokens) / rule.unit_tokens / 2;
+    rule.cpu_rows = 570;
+  }
   return rule;
 }
 
-std::unique_ptr<Selector> NewCascadeSelector(const Plan& plan, const Geometry&) {
-  return std::make_unique<CascadeSelector>(plan);
+std::unique_ptr<Selector> NewCascadeSelector(const Plan& plan, const Geometry& geometry) {
+  return std::make_unique<CascadeSelector>(plan, geometry);
 }
 
 }  // namespace kvstrata

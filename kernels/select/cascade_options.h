@@ -10,7 +10,10 @@ namespace kvstrata {
 struct CascadeOptions {
   enum class Pruning : uint8_t { kTop, kLiteral };
   enum class Trigger : uint8_t { kEntropy, kEvery, kAlways };
+  enum class Lists : uint8_t { kModel, kLayer, kHead };  // what shares a list; kHead: KV heads
 
+  Lists lists = Lists::kModel;
+  bool by_query = false;                        // `anchor = "query"`: the step's, not the window
   int32_t sinks = 1, recent = 16;               // pages; recent: `window`
   std::array<double, 3> rho = {0.5, 0.2, 0.1};  // shares of grids, chunks, pages ("aggressive")
   Pruning pruning = Pruning::kTop;              // `cascade`

@@ -203,6 +203,10 @@ Status CudaCascadeServes(const Plan& plan) {
   if (plan.cascade.pruning != CascadeOptions::Pruning::kTop) {
     return PlanUnserved("cascade", "\"literal\"", "op cascade by quantiles");
   }
+  if (plan.cascade.lists != CascadeOptions::Lists::kModel) {
+    const bool by_layer = plan.cascade.lists == CascadeOptions::Lists::kLayer;
+    return PlanUnserved("lists", by_layer ? "\"layer\"" : "\"head\"", "op cascade by layer");
+  }
   if (plan.cascade.centred) return PlanUnserved("centred", "true", "op cascade of centred vectors");
   return CudaIndexServes(plan);
 }

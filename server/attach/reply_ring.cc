@@ -5,6 +5,7 @@
 #include "proto/ring_messages.h"
 #include "server/attach/frame_reader.h"
 #include "server/attach/packet.h"
+#include "server/telemetry/traffic.h"
 
 namespace kvstrata {
 
@@ -17,6 +18,7 @@ void ReplyRing::Answer(uint64_t id, const Status& status, std::span<const std::b
   CopyText(status.reason(), reply.reason);
   CopyText(status.message(), reply.message);
   if (backlog_.empty() && TryPush(id, BytesOf(reply), head, tail)) return;
+  NoteReplyWaits();
   Waiting waiting{id, {}};
   for (const auto part : {BytesOf(reply), head, tail}) {
     waiting.bytes.insert(waiting.bytes.end(), part.begin(), part.end());

@@ -7,6 +7,7 @@
 #include "session/batch_members.h"
 #include "session/member_codes.h"
 #include "session/recall_samples.h"
+#include "session/step_counts.h"
 
 namespace kvstrata {
 namespace {
@@ -38,7 +39,8 @@ RemoteSession::RemoteSession(Store* store, const SessionSegments& segments,
       strand_(std::make_shared<Strand>(queue)),
       memory_(store, device_.get(), session_),
       tables_(&memory_, {segments.header, segments.tables, segments.table_bytes}),
-      access_counts_(segments.header) {}
+      access_counts_(segments.header),
+      step_counts_(&segments.header->steps) {}
 
 Status RemoteSession::Post(WorkQueue::Task task) {
   // A task keeps this alive.
@@ -239,6 +241,7 @@ Status RemoteSession::Attend(RemoteStep* step, int layer, const Rows& q, const M
   for (int i = 0; i < step->step->batch().members(); ++i) {
     KVS_ASSIGN_OR_RETURN(const Selection* const selection, step->step->SelectionOf(i));
     access_counts_.Count(*step->sequences[i], *selection);
+    CountSelection(step->step->batch().member(i), *selection, step_counts_);
   }
   return OkStatus();
 }
@@ -260,6 +263,7 @@ Status RemoteSession::StepEnd(uint64_t step, bool abort) {
 
 Status RemoteSession::Commit(RemoteStep* step) {
   Status failed;
+  CountDecodes(step->step->batch(), step_counts_);
   std::vector<uint32_t> first;
   for (RemoteSequence* s : step->sequences) first.push_back(s->state->tokens());
   for (size_t i = 0; i < step->sequences.size(); ++i) {

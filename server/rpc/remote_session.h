@@ -123,6 +123,7 @@ class RemoteSession {
   RemoteMemory memory_;
   SequenceTables tables_;
   AccessCounts access_counts_;
+  shm::StepCounts* const step_counts_;
   std::map<uint64_t, std::unique_ptr<RemoteSequence>> sequences_;
   std::map<uint64_t, std::unique_ptr<RemoteStep>> steps_;  // before sequences_ go, see DropAll
   uint64_t next_step_ = 1;

@@ -1,6 +1,8 @@
 #include "server/store/recall_audits.h"
 
 #include <algorithm>
+#include <cmath>
+#include <numeric>
 #include <string>
 
 #include "server/store/store_parts.h"
@@ -53,13 +55,44 @@ Status Captured(uint64_t sequence, int32_t position) {
           "layer), or replay a trace (kvstrata replay)");
 }
 
+bool SelectsNow(const Sequence& s) {
+  return s.plan.selector != SelectorKind::kFull &&
+         int64_t{s.tokens} + 1 >= int64_t{s.plan.min_tokens};
+}
+
+// Whether the arrays are what a step of the model measures: a client may say anything.
+bool IsSound(const RecallSamples& samples, const Geometry& g) {
+  const size_t n = samples.layers.size() * static_cast<size_t>(std::max(samples.heads, 0));
+  const auto finite = [](float x) { return std::isfinite(x) && x >= 0; };
+  return n != 0 && samples.heads == g.query_heads &&
+         samples.layers.size() <= static_cast<size_t>(g.layers) && samples.recall.size() == n &&
+         samples.error.size() == n && std::ranges::all_of(samples.recall, finite) &&
+         std::ranges::all_of(samples.error, finite);
+}
+
+double Mean(std::span<const float> values) {
+  return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+}
+
 }  // namespace
 
 RecallAudits::RecallAudits(StoreParts* store)
     : mu_(store->mu),
+      options_(store->options),
       answers_(store->answers),
       catalog_(store->catalog),
-      inspection_(store->inspection) {}
+      inspection_(store->inspection) {
+  for (const std::string_view plan : PresetNames()) {
+    if (plan != "full") sampled_.push_back({plan});  // which never selects
+  }
+  sampled_.push_back({"other"});
+}
+
+uint32_t RecallAudits::NextNumber() {
+  const uint32_t number = next_recall_;
+  if (++next_recall_ == 0) next_recall_ = 1;  // 0 says none
+  return number;
+}
 
 Result<RecallStart> RecallAudits::StartRecallAudit(uint64_t sequence, const RecallOptions& options,
                                                    RecallAudit::Listener listener) {
@@ -78,9 +111,9 @@ Result<RecallStart> RecallAudits::StartRecallAudit(uint64_t sequence, const Reca
   if (std::find(s->pages.begin(), s->pages.end(), nullptr) != s->pages.end())
     return RawGone(sequence, s->plan);
   Session* session = catalog_.SessionOf(s->session);
-  s->recall = std::make_shared<RecallAudit>(next_recall_, options, g.layers, g.query_heads,
+  s->sampled = 0;
+  s->recall = std::make_shared<RecallAudit>(NextNumber(), options, g.layers, g.query_heads,
                                             std::move(listener));
-  if (++next_recall_ == 0) next_recall_ = 1;  // 0 says none
   AskRecall(session, *s, {s->recall->number(), options.every});
   RecallStart start{s->recall, inspection_.InfoOf(*s), session->transport};
   inspection_.CountPages(&start.sequence);
@@ -98,6 +131,10 @@ void RecallAudits::AddRecall(uint64_t session, uint64_t sequence, const RecallSa
   {
     StoreLock lock(mu_);
     const Result<Sequence*> s = catalog_.FindSequence(session, sequence);
+    if (s.ok() && (*s)->sampled != 0 && (*s)->sampled == samples.audit) {
+      StopSample(catalog_.SessionOf(session), *s);
+      return TakeSample(**s, samples);
+    }
     if (!s.ok() || !(*s)->recall || (*s)->recall->number() != samples.audit) return;  // it ended
     audit = (*s)->recall;
     if (samples.captured) unmeasured = Captured(sequence, samples.position);
@@ -125,7 +162,41 @@ void RecallAudits::EndRecallAudits(const Status& why) {
   });
 }
 
+// Gaps are random, with a mean of recall_every: batches whose sequences commit in turn would else
+// have the same one sampled again and again.
+void RecallAudits::NoteDecode(Session* session, Sequence* s) {
+  if (options_.recall_every == 0 || !SelectsNow(*s)) return;
+  if (until_sample_ == 0) {
+    until_sample_ = 1 + random_() % (2 * options_.recall_every - 1);
+  }
+  if (--until_sample_ != 0 || s->recall || s->sampled != 0) return;
+  if (std::ranges::find(s->pages, nullptr) != s->pages.end()) return;  // no full attention any more
+  s->sampled = NextNumber();
+  AskRecall(session, *s, {s->sampled, 1});
+}
+
+void RecallAudits::StopSample(Session* session, Sequence* s) {
+  if (s->sampled == 0) return;
+  s->sampled = 0;
+  AskRecall(session, *s, {});
+}
+
+void RecallAudits::TakeSample(const Sequence& s, const RecallSamples& samples) {
+  if (samples.raw_gone || samples.captured || !IsSound(samples, s.model->desc.geometry)) return;
+  auto row = std::ranges::find(sampled_, std::string_view(s.plan.name), &SampledRecall::plan);
+  if (row == sampled_.end()) --row;
+  ++row->steps;
+  row->recall = std::min(Mean(samples.recall), 1.0);
+  row->error = Mean(samples.error);
+}
+
+std::vector<SampledRecall> RecallAudits::Sampled() const {
+  StoreLock lock(mu_);
+  return sampled_;
+}
+
 void RecallAudits::StopRecall(Sequence* s, const Status& why) {
+  StopSample(catalog_.SessionOf(s->session), s);
   if (!s->recall) return;
   AskRecall(catalog_.SessionOf(s->session), *s, {});
   answers_.Add([audit = std::move(s->recall)](const Status& end) { audit->End(end); }, why);

@@ -1,5 +1,7 @@
 // RecallAudits: recall audits of sequences (recall_audit.h): asking for samples, taking them, and
-// every way to end.
+// every way to end. And recall in the background: of the decode steps that select, about one in
+// StoreOptions::recall_every is measured, whoever's it is, so that a plan that loses more than it
+// should is seen without anybody asking. An operator's audit of that sequence goes first.
 //
 // Ownership: an audit is its sequence's until it ends, and its caller's. Thread-safety: methods
 // that say so are called under the store's lock, all others from any thread; listeners are called
@@ -8,6 +10,10 @@
 #define KVSTRATA_SERVER_STORE_RECALL_AUDITS_H_
 
 #include <cstdint>
+#include <random>
+#include <span>
+#include <string_view>
+#include <vector>
 
 #include "base/status.h"
 #include "proto/shm_layout.h"
@@ -22,7 +28,15 @@ class Inspection;
 struct Sequence;
 struct Session;
 class SessionCatalog;
+struct StoreOptions;
 struct StoreParts;
+
+// Of the sequences of one preset, since the start.
+struct SampledRecall {
+  std::string_view plan;  // the name of a preset that selects; "other": of one's own
+  uint64_t steps = 0;
+  double recall = 0, error = 0;  // of the last one: means over layers and heads
+};
 
 class RecallAudits {
  public:
@@ -42,18 +56,30 @@ class RecallAudits {
       KVS_EXCLUDES(store_lock);
   void EndRecallAudits(const Status& why) KVS_EXCLUDES(store_lock);
 
+  // A decode step of the sequence was committed.
+  void NoteDecode(Session* session, Sequence* s) KVS_REQUIRES(store_lock);
+  // Every preset, sampled or not.
+  std::vector<SampledRecall> Sampled() const KVS_EXCLUDES(store_lock);
+
   // Hands the end to Answers: the listener is not called under the lock.
   void StopRecall(Sequence* s, const Status& why) KVS_REQUIRES(store_lock);
 
  private:
+  uint32_t NextNumber() KVS_REQUIRES(store_lock);
   void AskRecall(Session* session, const Sequence& s, shm::RecallRequest request)
       KVS_REQUIRES(store_lock);
+  void StopSample(Session* session, Sequence* s) KVS_REQUIRES(store_lock);
+  void TakeSample(const Sequence& s, const RecallSamples& samples) KVS_REQUIRES(store_lock);
 
   StoreMutex& mu_;
+  const StoreOptions& options_;
   Answers& answers_;
   SessionCatalog& catalog_;
   Inspection& inspection_;
   uint32_t next_recall_ KVS_GUARDED_BY(store_lock) = 1;
+  std::vector<SampledRecall> sampled_ KVS_GUARDED_BY(store_lock);
+  std::minstd_rand random_ KVS_GUARDED_BY(store_lock);
+  uint64_t until_sample_ KVS_GUARDED_BY(store_lock) = 0;  // decode steps
 };
 
 }  // namespace kvstrata

@@ -57,9 +57,12 @@ SessionMemory::SessionMemory(MappedMemory session, MappedMemory table)
       buffer_(std::make_unique<Buffer>(boost::interprocess::create_only,
                                        table_.base + sizeof(shm::TableHeader),
                                        table_.bytes - sizeof(shm::TableHeader))),
-      access_counters_(shm::kAccessCounters, kAccessCounterGranularity) {}
+      access_counters_(shm::kAccessCounters, kAccessCounterGranularity) {
+  counted_.emplace(header());
+}
 
 SessionMemory::~SessionMemory() {
+  counted_.reset();
   buffer_.reset();
   UnmapSealedMemfd(std::move(session_));
   UnmapSealedMemfd(std::move(table_));

@@ -23,6 +23,7 @@
 #include "proto/shm_layout.h"
 #include "server/memory/extent_allocator.h"
 #include "server/memory/memory_resource.h"
+#include "server/store/session_totals.h"
 
 namespace kvstrata {
 
@@ -83,6 +84,7 @@ class SessionMemory {
   std::vector<uint32_t> free_slots_;
   uint32_t next_slot_ = 0;
   size_t live_tables_ = 0;
+  std::optional<CountedSession> counted_;
 };
 
 }  // namespace kvstrata

@@ -157,6 +157,7 @@ struct Sequence {
   uint64_t version = 0;
   AccessCounters access_counters;
   std::shared_ptr<RecallAudit> recall;  // null: none is running
+  uint32_t sampled = 0;                 // the sample that was asked for in the background; 0: none
   Clock::time_point opened;
 
   uint32_t page_tokens() const { return static_cast<uint32_t>(model->desc.geometry.page_tokens); }

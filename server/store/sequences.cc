@@ -43,6 +43,7 @@ Result<OpenedSequence> Sequences::ForkSequence(uint64_t session_id, uint64_t seq
   child->version = 0;
   child->access_counters = {};
   child->recall = nullptr;
+  child->sampled = 0;
   child->held_tokens = parent->tokens;
   if (child->codec) child->codec->OnFork();
   // Pages ahead of the tokens stay the parent's; all index blocks that may have rows are shared.

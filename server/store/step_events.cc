@@ -23,7 +23,8 @@ StepEvents::StepEvents(StoreParts* store)
       copies_(store->copies),
       prefixes_(store->prefixes),
       recompression_(store->recompression),
-      extents_(store->extents) {}
+      extents_(store->extents),
+      recalls_(store->recalls) {}
 
 Status StepEvents::ExtendLocked(Session* session, Sequence* s, uint64_t tokens) {
   const size_t old_pages = s->pages.size(), old_blocks = s->index_blocks.size();
@@ -256,6 +257,7 @@ Status StepEvents::CommitRows(uint64_t session_id, uint64_t sequence, uint32_t f
     Session* session = catalog_.SessionOf(session_id);
     const LongRequest request(&catalog_, session);
     KVS_RETURN_IF_ERROR(CheckCommit(session, *s, first, tokens, indexed_tokens));
+    if (!by_daemon && tokens.size() == 1 && s->prefill_done) recalls_.NoteDecode(session, s);
     if (s->tail.size() + tokens.size() < s->page_tokens()) {
       return CommitLocked(session, s, {}, tokens, indexed_tokens);
     }

@@ -29,6 +29,7 @@ class PageCopies;
 class PageReferences;
 class PrefixCatalog;
 class PrefixIndex;
+class RecallAudits;
 class Recompression;
 struct Sequence;
 struct Session;
@@ -99,6 +100,7 @@ class StepEvents {
   PrefixCatalog& prefixes_;
   Recompression& recompression_;
   CodecExtents& extents_;
+  RecallAudits& recalls_;
 };
 
 }  // namespace kvstrata

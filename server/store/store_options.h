@@ -61,6 +61,9 @@ struct StoreOptions {
   std::function<void(PoolId, const Status&)> on_pool_failure;
   // Percent of a pool's capacity: above the first, MoveSome makes room, until the second.
   uint32_t high_percent = 90, low_percent = 80;
+  // Of decode steps whose plan selects, about one in so many is measured beside full attention
+  // (recall_audits.h); 0: none.
+  uint32_t recall_every = 4096;
   // The clock for pins; tests set it.
   std::function<std::chrono::steady_clock::time_point()> now = std::chrono::steady_clock::now;
   // After a failed recompression (no memory, say), doubled with each that follows, up to 64 times.

@@ -13,6 +13,7 @@ struct Counts {
 };
 std::array<Counts, kTimed> g_times;
 std::array<std::atomic<uint64_t>, kBytePaths> g_bytes;
+std::atomic<uint64_t> g_waiting_replies;
 
 }  // namespace
 
@@ -45,6 +46,8 @@ void NoteBytes(BytePath path, uint64_t bytes) {
   g_bytes[static_cast<size_t>(path)].fetch_add(bytes, std::memory_order_relaxed);
 }
 
+void NoteReplyWaits() { g_waiting_replies.fetch_add(1, std::memory_order_relaxed); }
+
 LatencyHistogram TimesOf(Timed what) {
   const Counts& counts = g_times[static_cast<size_t>(what)];
   LatencyHistogram out;
@@ -58,5 +61,7 @@ LatencyHistogram TimesOf(Timed what) {
 uint64_t BytesOf(BytePath path) {
   return g_bytes[static_cast<size_t>(path)].load(std::memory_order_relaxed);
 }
+
+uint64_t RepliesThatWaited() { return g_waiting_replies.load(std::memory_order_relaxed); }
 
 }  // namespace kvstrata

@@ -1,5 +1,5 @@
-// Traffic: how long what clients wait for takes, and how many bytes went which way, since the
-// start.
+// Traffic: how long what clients wait for takes, how many bytes went which way, and how many
+// replies found no room, since the start.
 //
 // Histograms have fixed bounds, a power of four each, so that those of several daemons add up.
 // Thread-safety: any thread. Cost: three relaxed increments.
@@ -45,9 +45,12 @@ std::string_view NameOf(BytePath path);  // "disk_to_memory"
 
 void NoteTime(Timed what, std::chrono::steady_clock::duration took);
 void NoteBytes(BytePath path, uint64_t bytes);
+// A reply ring had no room: the reply waits in the daemon.
+void NoteReplyWaits();
 
 LatencyHistogram TimesOf(Timed what);
 uint64_t BytesOf(BytePath path);
+uint64_t RepliesThatWaited();
 
 }  // namespace kvstrata
 

@@ -271,6 +271,53 @@ def test_a_parameters_folder_that_is_not_there(doctor):
            setting(f"parameters.directory={doctor.folder}"), "parameters", "FAIL", "PARAMETERS_DIRECTORY")
 
 
+# ---- http.listen, MPS
+
+def test_an_address_that_is_not_loopback(doctor):
+    seeded(doctor, setting("http.listen=0.0.0.0:9465"), setting("http.listen=127.0.0.1:0"), "configuration", "FAIL",
+           "HTTP_LISTEN", "authentication")
+
+
+def test_a_port_that_is_taken(doctor):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        taken = setting(f"http.listen=127.0.0.1:{listener.getsockname()[1]}")
+        checks = doctor(*taken)
+        assert found(checks, "http", "FAIL", "HTTP_IN_USE", "another port"), checks
+    assert found(doctor(*taken), "http", "OK", words="is free")
+
+
+def test_a_port_that_a_daemon_serves(doctor):
+    ours = setting("http.listen=unix:" + doctor.folder + "/http.sock")
+    ready, tell = os.pipe()
+    small = setting("pool.host_bytes=64MiB", "pool.device_bytes=64MiB")
+    daemon = subprocess.Popen([os.path.join(doctor.folder, "kvstratad"), "--socket", doctor.socket, "--ready-fd",
+                               str(tell), *ours, *small], pass_fds=[tell], stderr=subprocess.DEVNULL)
+    os.close(tell)
+    try:
+        assert os.read(ready, 1), "the daemon did not start"
+        assert found(doctor(*ours), "http", "OK", words="served by a daemon")
+    finally:
+        os.close(ready)
+        daemon.terminate()
+        daemon.wait(DEADLINE_S)
+
+
+def test_an_http_folder_that_is_not_there(doctor):
+    seeded(doctor, setting(f"http.listen=unix:{doctor.folder}/no/http.sock"),
+           setting(f"http.listen=unix:{doctor.folder}/http.sock"), "http", "FAIL", "SOCKET_DIRECTORY", "mkdir")
+
+
+def test_mps(doctor):
+    gpu = setting("pool.device=cuda")
+    pipes = os.path.join(doctor.folder, "mps")
+    os.mkdir(pipes)
+    seeded(doctor, (gpu, {"CUDA_MPS_PIPE_DIRECTORY": pipes}), setting("pool.device=emulated"), "mps", "WARN",
+           words="without MPS")
+    os.mkfifo(os.path.join(pipes, "control"))
+    seeded(doctor, (gpu, {"CUDA_MPS_PIPE_DIRECTORY": pipes}), setting("pool.device=emulated"), "mps", "WARN",
+           words="one user")
+
+
 # ---- the forms of the answer
 
 def test_text_has_every_check_and_fix(doctor):

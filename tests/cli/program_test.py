@@ -199,6 +199,7 @@ def daemon_reports(cli):
     expect(cli("status"), 0, "VERSION", "CAPACITY")
     expect(cli("health"), 0, "SERVING", "serving")
     assert cli("health", "-q").stdout == ""
+    expect(cli("health", "--live"), 0, "SERVING")
     assert json.loads(cli("version", "-o", "json").stdout)["daemon"] == status["version"]
 
 

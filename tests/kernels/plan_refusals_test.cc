@@ -140,6 +140,8 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"chess{thresholds = [0.5, -1]}", kBadInput, "PLAN_OPTION_INVALID", {"from 0 to inf"}},
         Bad{"chess{thresholds = [nan, 1]}", kBadInput, "PLAN_OPTION_INVALID", {"'thresholds'"}},
         Bad{"chess{cascade = \"both\"}", kBadInput, "PLAN_OPTION_INVALID", {"\"literal\""}},
+        Bad{"chess{lists = \"page\"}", kBadInput, "PLAN_OPTION_INVALID", {"\"head\""}},
+        Bad{"chess{anchor = \"query\"}", kBadInput, "PLAN_COMBINATION", {"lists = \"layer\""}},
         Bad{"chess{trigger = \"often\"}", kBadInput, "PLAN_OPTION_INVALID", {"\"entropy\""}},
         Bad{"chess{combine = \"xor\"}", kBadInput, "PLAN_OPTION_INVALID", {"\"and\" or \"or\""}},
         Bad{"full{tier = \"tape\"}", kBadInput, "PLAN_OPTION_INVALID", {"\"device\" or \"host\""}},

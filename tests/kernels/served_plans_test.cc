@@ -52,6 +52,7 @@ TEST(CudaServes, NamesTheKeyThatItDoesNotServe) {
   for (const auto& [plan, key] :
        {std::pair{"chess{cascade = \"literal\"}", "cascade = \"literal\""},
         {"chess{centred = true}", "centred = true"},
+        {"chess{lists = \"layer\"}", "lists = \"layer\""},
         {"chess{rest = \"mean\"}", "rest = \"mean\""},
         {"chess{page = 48}", "page = 48"},
         {"tokenselect{max_pool = 3}", "max_pool = 3"},

@@ -160,6 +160,8 @@ const KeyCase kKeyCases[] = {
     {"shutdown.timeout", "KVSTRATA_SHUTDOWN_TIMEOUT", "1s", "6s"},
     {"log.level", "KVSTRATA_LOG_LEVEL", "warn", "loud"},
     {"log.format", "KVSTRATA_LOG_FORMAT", "json", "xml"},
+    {"http.listen", "KVSTRATA_HTTP_LISTEN", "127.0.0.1:9465", "9465"},
+    {"recall.every", "KVSTRATA_RECALL_EVERY", "0", "-1"},
     {"debug.coredump", "KVSTRATA_DEBUG_COREDUMP", "true", "yes"},
     {"limits.sessions", "KVSTRATA_LIMITS_SESSIONS", "0", "-1"},
     {"limits.attaches_per_second", "KVSTRATA_LIMITS_ATTACHES_PER_SECOND", "50", "50/s"},
@@ -213,6 +215,20 @@ TEST_F(ConfigTest, EveryKeyIsCovered) {
   ASSERT_EQ(config.entries.size(), std::size(kKeyCases));
   for (size_t i = 0; i < config.entries.size(); ++i) {
     EXPECT_EQ(config.entries[i].key, kKeyCases[i].key);
+  }
+}
+
+TEST_F(ConfigTest, HttpIsServedOnLoopbackOnly) {
+  for (const char* listen : {"0.0.0.0:9465", "[::]:9465", "10.0.0.1:9465", "localhost:9465"}) {
+    sources_.flags = {{"http.listen", listen}};
+    const Status status = Fail();
+    EXPECT_EQ(status.reason(), "HTTP_LISTEN") << listen;
+    EXPECT_THAT(status.message(), HasSubstr("flag: http.listen"));
+    EXPECT_THAT(status.message(), HasSubstr("allowed: 127.0.0.1:PORT"));
+  }
+  for (const char* listen : {"9465", "unix:http.sock", "127.0.0.1:99999", "127.0.0.1:"}) {
+    sources_.flags = {{"http.listen", listen}};
+    EXPECT_EQ(Fail().reason(), "CONFIG_VALUE") << listen;
   }
 }
 

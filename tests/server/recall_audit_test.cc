@@ -7,6 +7,7 @@
 #include <limits>
 #include <numeric>
 
+#include "server/store/session_totals.h"
 #include "tests/server/store_fixture.h"
 
 namespace kvstrata {
@@ -237,6 +238,178 @@ TEST_F(StoreRecallTest, OptionsNameTheirRange) {
       store_->recalls().StartRecallAudit(opened->sequence, {.steps = 257}, {}).status();
   EXPECT_THAT(status.message(), HasSubstr("16 layers of 256 query heads: 1 .. 256"));
   EXPECT_TRUE(store_->recalls().StartRecallAudit(opened->sequence, {.steps = 256}, {}).ok());
+}
+
+// Recall in the background: the store asks by itself, about one step in `recall_every`.
+class BackgroundRecallTest : public ::testing::Test {
+ protected:
+  static std::unique_ptr<Store> StoreThatSamples(uint32_t every) {
+    StoreOptions options = SmallPools(512, 128);
+    options.recall_every = every;
+    return NewStore(options);
+  }
+  void Serve(uint32_t every, std::string_view plan = "quest{page = 16, min_tokens = 0}") {
+    store_ = StoreThatSamples(every);
+    session_ = std::make_unique<TestSession>(store_.get());
+    s_ = std::make_unique<TestSequence>(TestSequence::Prompt(session_.get(), plan, Tokens(40)));
+  }
+  void EndPrompt() { ASSERT_TRUE(store_->steps().PrefillDone(session_->id(), s_->id()).ok()); }
+  shm::RecallRequest Asked() { return session_->reader().Recall(s_->opened().slot); }
+  // Steps until it is asked for a sample, and not much longer than that may take.
+  ::testing::AssertionResult Sampled(int most) {
+    for (int i = 0; i < most; ++i) {
+      EXPECT_TRUE(s_->Append(Tokens(1, 1000 + i)).ok());
+      if (Asked().audit != 0) return ::testing::AssertionSuccess();
+    }
+    return ::testing::AssertionFailure() << "not asked in " << most << " steps";
+  }
+  void Answer(const StepSamples& samples, int32_t heads = 2) {
+    store_->recalls().AddRecall(session_->id(), s_->id(), samples.Of(Asked().audit, 41, heads));
+  }
+  SampledRecall Of(std::string_view plan) {
+    for (const SampledRecall& row : store_->recalls().Sampled()) {
+      if (row.plan == plan) return row;
+    }
+    ADD_FAILURE() << plan;
+    return {};
+  }
+
+  const StepSamples one_{{0}, {0.5f, 0.25f}, {1, 2}};
+  std::unique_ptr<Store> store_;
+  std::unique_ptr<TestSession> session_;
+  std::unique_ptr<TestSequence> s_;
+};
+
+TEST_F(BackgroundRecallTest, AsksForTheNextStepAndKeepsItsMeans) {
+  Serve(4);
+  EXPECT_FALSE(Sampled(40)) << "of a prompt";
+  EndPrompt();
+  ASSERT_TRUE(Sampled(8));
+  EXPECT_EQ(Asked().every, 1u);
+  EXPECT_EQ(Of("quest").steps, 0u);
+  Answer(one_);
+  EXPECT_EQ(Asked().audit, 0u);
+  EXPECT_EQ(Of("quest").steps, 1u);
+  EXPECT_NEAR(Of("quest").recall, 0.375, 1e-9);
+  EXPECT_NEAR(Of("quest").error, 1.5, 1e-9);
+  EXPECT_EQ(Of("chess").steps, 0u);
+  EXPECT_EQ(Of("other").steps, 0u);
+  ExpectClean(*store_);
+}
+
+TEST_F(BackgroundRecallTest, IsOneStepInSoMany) {
+  Serve(8);
+  EndPrompt();
+  int sampled = 0;
+  for (int i = 0; i < 2000; ++i) {
+    ASSERT_TRUE(s_->Append(Tokens(1, 1000 + i)).ok());
+    if (Asked().audit == 0) continue;
+    ++sampled;
+    Answer(one_);
+  }
+  EXPECT_GT(sampled, 200);
+  EXPECT_LT(sampled, 300);
+  EXPECT_EQ(Of("quest").steps, static_cast<uint64_t>(sampled));
+}
+
+TEST_F(BackgroundRecallTest, LeavesAloneWhatDoesNotSelect) {
+  Serve(1, "full");
+  EndPrompt();
+  EXPECT_FALSE(Sampled(50));
+  Serve(1, "quest{page = 16, min_tokens = 4096}");
+  EndPrompt();
+  EXPECT_FALSE(Sampled(50));
+  Serve(0);
+  EndPrompt();
+  EXPECT_FALSE(Sampled(50));
+}
+
+TEST_F(BackgroundRecallTest, WhatNoStepMeasuresIsNotTaken) {
+  Serve(1);
+  EndPrompt();
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const StepSamples wrong[] = {{{}, {}, {}},
+                               {{0}, {0.5f}, {1, 2}},
+                               {{0}, {nan, 0}, {1, 2}},
+                               {{0, 1}, {1, 1, 1, 1}, {0, 0, 0, 0}},
+                               {{0}, {-1, 0}, {1, 2}}};
+  for (const StepSamples& samples : wrong) {
+    ASSERT_TRUE(Sampled(4));
+    Answer(samples);
+    EXPECT_EQ(Asked().audit, 0u) << "it is over all the same";
+  }
+  ASSERT_TRUE(Sampled(4));
+  Answer(one_, 7);
+  EXPECT_EQ(Of("quest").steps, 0u);
+}
+
+TEST_F(BackgroundRecallTest, AnOperatorsAuditGoesFirst) {
+  Serve(1);
+  EndPrompt();
+  ASSERT_TRUE(Sampled(4));
+  const uint32_t background = Asked().audit;
+  const auto start =
+      store_->recalls().StartRecallAudit(s_->id(), {.every = 4, .steps = 1}, nullptr);
+  ASSERT_TRUE(start.ok()) << start.status().ToString();
+  EXPECT_EQ(Asked().audit, start->audit->number());
+  EXPECT_EQ(Asked().every, 4u);
+  ASSERT_TRUE(s_->Append(Tokens(20, 2000)).ok());
+  EXPECT_EQ(Asked().audit, start->audit->number());
+  // The answer to what was asked before counts for neither.
+  store_->recalls().AddRecall(session_->id(), s_->id(), one_.Of(background, 44, 2));
+  EXPECT_EQ(Of("quest").steps, 0u);
+  EXPECT_EQ(start->audit->Progress().steps, 0u);
+}
+
+TEST_F(BackgroundRecallTest, EndsWithItsSequence) {
+  Serve(1);
+  EndPrompt();
+  ASSERT_TRUE(Sampled(4));
+  const Result<TestSequence> fork = s_->Fork();
+  ASSERT_TRUE(fork.ok());
+  EXPECT_EQ(session_->reader().Recall(fork->opened().slot).audit, 0u);
+  const uint32_t slot = s_->opened().slot;
+  ASSERT_TRUE(store_->sequences().CloseSequence(session_->id(), s_->id()).ok());
+  EXPECT_EQ(session_->reader().Recall(slot).audit, 0u);
+}
+
+// Words that clients write: they may say anything, and totals only grow.
+TEST(SessionTotalsTest, SumsWhatSessionsSayAndOutlivesThem) {
+  const auto store = NewStore(SmallPools(64, 64));
+  const StepTotals before = ReadSessionTotals().steps;
+  TestSession one(store.get()), other(store.get(), "uid:2");
+  shm::StepCounts& words = one.segments().header->steps;
+  words.decoded = 5;
+  words.in_full = 2;
+  other.segments().header->steps.decoded = 7;
+  EXPECT_EQ(ReadSessionTotals().steps.decoded - before.decoded, 12u);
+  EXPECT_EQ(ReadSessionTotals().steps.in_full - before.in_full, 2u);
+  words.decoded = 1;
+  EXPECT_EQ(ReadSessionTotals().steps.decoded - before.decoded, 12u);
+  words.decoded = 4;
+  EXPECT_EQ(ReadSessionTotals().steps.decoded - before.decoded, 15u);
+  words.selected = ~uint64_t{0};
+  EXPECT_EQ(ReadSessionTotals().steps.selected - before.selected, CountedSession::kMostAtOnce);
+  words.reused = 3;
+  store->sessions().EndSession(one.id(), SessionEnd::kDied);
+  EXPECT_EQ(ReadSessionTotals().steps.decoded - before.decoded, 15u);
+  EXPECT_EQ(ReadSessionTotals().steps.reused - before.reused, 3u) << "said last";
+}
+
+TEST(SessionTotalsTest, DepthIsNoMoreThanARing) {
+  const auto store = NewStore(SmallPools(64, 64));
+  TestSession one(store.get()), other(store.get());
+  one.segments().header->request.tail = 100;
+  one.segments().header->request.head = 40;
+  other.segments().header->request.tail = 30;
+  RingDepths depths = ReadSessionTotals().requests;
+  EXPECT_EQ(depths.bytes, 90u);
+  EXPECT_EQ(depths.fullest, 60u);
+  one.segments().header->request.tail = ~uint64_t{0};
+  other.segments().header->request.head = 31;  // nonsense
+  depths = ReadSessionTotals().requests;
+  EXPECT_EQ(depths.bytes, shm::kRequestRingBytes);
+  EXPECT_EQ(depths.fullest, shm::kRequestRingBytes);
 }
 
 }  // namespace

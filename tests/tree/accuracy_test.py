@@ -6,6 +6,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+import tomllib
 import unittest
 import unittest.mock
 
@@ -14,6 +15,7 @@ sys.path.insert(0, str(ROOT / "bench" / "accuracy"))
 
 import figures  # noqa: E402
 import gemma  # noqa: E402
+import named_plans  # noqa: E402
 import plans  # noqa: E402
 import tasks  # noqa: E402
 
@@ -40,6 +42,33 @@ class Plans(unittest.TestCase):
         grid = plans.grid()
         self.assertEqual(len(set(grid.values())), len(grid))
         self.assertFalse([text for text in grid.values() if "P%" in text or "ROOT" in text or "P/" in text])
+
+
+class NamedPlans(unittest.TestCase):
+    def test_the_file_has_what_the_results_say(self):
+        plans_of_file = tomllib.loads(named_plans.FILE.read_text())["plans"]
+        by_loss = named_plans.by_loss(named_plans.result())
+        self.assertGreaterEqual(plans_of_file.items(), {one.name: one.text for one in by_loss}.items())
+        calibrated = [one for model in named_plans.MODELS for one in named_plans.kept(model.name, named_plans.FILE.read_text())]
+        self.assertEqual(named_plans.FILE.read_text(), named_plans.toml_of(named_plans.result(), calibrated))
+
+    def test_the_cheapest_that_holds_the_loss(self):
+        of = lambda name, plan, value, read: {"id": f"accuracy/{name}/smollm2", "plan": plan, "value": value, "n": 9, "accuracy": {
+            "interval": 0.01, "of_full_bytes": read, "tokens_a_step": 10, "tokens_of_prompt": 100}}
+        rows = [of("strata_5%", "strata{budget = 5%-68, min_tokens = 0}", 0.03, 0.1),
+                of("strata_10%", "strata{budget = 10%-68, min_tokens = 0}", 0.015, 0.2),
+                of("strata_25%", "strata{budget = 25%-68, min_tokens = 0}", 0.01, 0.3), of("strata_preset", "strata", 0, 0.0)]
+        found = {one.name: one.text for one in named_plans.by_loss({"rows": rows})}
+        self.assertEqual(found, {"smollm2-135m-strata-0_01nats": "strata{budget = 1980}",
+                                 "smollm2-135m-strata-0_02nats": "strata{budget = 751}",
+                                 "smollm2-135m-strata-0_05nats": "strata{budget = 342}"})
+
+    def test_of_a_calibration_what_is_the_models(self):
+        toml = ("# Plans calibrated\n\n[plans]\n# min_tokens: of this machine\nquest_calibrated = 'quest{min_tokens = 512}'\n"
+                "# thresholds: 99th\n# min_tokens: of this machine\n"
+                "chess_calibrated = 'chess{thresholds = [2.5, 3.0], min_tokens = 512}'\n")
+        wanted = named_plans.Named("m-chess", "chess{thresholds = [2.5, 3.0]}", ["thresholds: 99th"])
+        self.assertEqual(named_plans.of_calibration("m", toml), [wanted])
 
 
 class Prompts(unittest.TestCase):

@@ -4,8 +4,8 @@
     base <- {proto, kernels} <- session <- {client, server} ; inside kernels ops <- {segment, select, codec} <- step,
     and neither of select and codec knows the other, but what they share (stored_rows.h); what still does is in
     exceeded.toml, [include]
-    inside server memory <- store <- {attach, rpc, work} <- daemon <- main; tier (disk) <- {work,
-    daemon}
+    inside server memory <- store <- {attach, rpc, work} <- pages <- daemon <- main; tier (disk) <- {work,
+    daemon}; http <- {pages, daemon}
 
 Usage: check_layers.py ROOT. Prints every forbidden include and ends with `N passed, N failed`.
 """
@@ -27,14 +27,17 @@ ALLOWED = {
     "server/memory": ["base", "kernels"],
     "server/telemetry": ["base", "proto"],
     "server/tier": ["base"],
+    "server/http": ["base", "server/telemetry"],
     "server/store": ["base", "kernels", "proto", "server/memory"],
     "server/attach": ["base", "kernels", "proto", "server/store", "server/telemetry"],
     "server/rpc": ["base", "kernels", "proto", "session", "server/store", "server/telemetry",
                    "server/attach"],
     "server/work": ["base", "kernels", "server/memory", "server/store", "server/telemetry",
                     "server/tier"],
+    "server/pages": ["base", "server/store", "server/rpc", "server/telemetry", "server/http"],
     "server": ["base", "kernels", "proto", "server/memory", "server/store", "server/attach",
-               "server/rpc", "server/work", "server/telemetry", "server/tier"],
+               "server/rpc", "server/work", "server/telemetry", "server/tier", "server/http",
+               "server/pages"],
     "tests": ["*"],
     "bench": ["*"],
 }

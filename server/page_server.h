@@ -1,0 +1,37 @@
+// PageServer: the daemon's pages (server/pages/pages.h) at http.listen.
+//
+// Thread-safety: Put from any thread; made and destroyed by the daemon. Errors: those of
+// ListenOnLoopback, UnixListener::Listen and HttpServer::Start.
+#ifndef KVSTRATA_SERVER_PAGE_SERVER_H_
+#define KVSTRATA_SERVER_PAGE_SERVER_H_
+
+#include <memory>
+
+#include "base/status.h"
+#include "server/attach/unix_listener.h"
+#include "server/config.h"
+#include "server/http/http_server.h"
+#include "server/pages/pages.h"
+
+namespace kvstrata {
+
+class PageServer {
+ public:
+  // Serves when it returns; pages tell `numbers` until others are put. REQUIRES: config.http is
+  // some address.
+  static Result<std::unique_ptr<PageServer>> Start(const Config& config, DaemonNumbers numbers);
+
+  void Put(DaemonNumbers numbers) { source_.numbers.Put(std::move(numbers)); }
+
+ private:
+  PageServer() = default;
+  Status Listen(const Config& config);
+
+  PageSource source_;
+  std::unique_ptr<UnixListener> path_;  // null: a port
+  std::unique_ptr<HttpServer> server_;
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_PAGE_SERVER_H_

@@ -1,0 +1,65 @@
+// DaemonNumbers: what the daemon's pages tell, looked up once a second by kvs-watch: a scrape takes
+// no lock that a step could wait for, however many come. LatestNumbers is where it is put.
+//
+// Plain values; LatestNumbers: any thread, a leaf lock for as long as a pointer is copied.
+#ifndef KVSTRATA_SERVER_PAGES_DAEMON_NUMBERS_H_
+#define KVSTRATA_SERVER_PAGES_DAEMON_NUMBERS_H_
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/sync.h"
+#include "server/rpc/grpc_server.h"
+#include "server/store/recall_audits.h"
+#include "server/store/session_totals.h"
+#include "server/store/store_info.h"
+#include "server/store/user_limits.h"
+
+namespace kvstrata {
+
+// A part of the daemon that may fail by itself.
+struct PartHealth {
+  std::string_view part;  // "descriptors", "pools", "disk"
+  std::string failure;    // "": well
+  bool needed = false;    // without it the daemon is not ready
+};
+
+struct DaemonNumbers {
+  std::chrono::steady_clock::time_point taken;
+  std::vector<PartHealth> parts;
+  std::vector<PoolInfo> pools;
+  StoreCounters counters;
+  std::optional<DiskInfo> disk;
+  PinLimits pins;
+  std::vector<UserReport> users;
+  SessionTotals sessions;
+  std::vector<SampledRecall> recall;
+  std::optional<CgroupInfo> cgroup;
+};
+
+class LatestNumbers {
+ public:
+  void Put(DaemonNumbers numbers) KVS_EXCLUDES(mu_) {
+    auto latest = std::make_shared<const DaemonNumbers>(std::move(numbers));
+    MutexLock lock(mu_);
+    latest_.swap(latest);
+  }
+  // REQUIRES: some were put.
+  std::shared_ptr<const DaemonNumbers> Get() const KVS_EXCLUDES(mu_) {
+    MutexLock lock(mu_);
+    return latest_;
+  }
+
+ private:
+  mutable Mutex mu_;
+  std::shared_ptr<const DaemonNumbers> latest_ KVS_GUARDED_BY(mu_);
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_PAGES_DAEMON_NUMBERS_H_

@@ -1,0 +1,33 @@
+#include "server/part_health.h"
+
+#include <algorithm>
+
+namespace kvstrata {
+namespace {
+
+std::string HealthOfDescriptors(std::span<const ClosingCounters> closing) {
+  const auto late = std::ranges::find_if(closing, [](const auto& c) { return c.late != 0; });
+  if (late == closing.end()) return "";
+  return std::to_string(late->late) + " descriptors that clients of user " +
+         std::to_string(late->late_user) + (late->late == 1 ? "" : " and others") +
+         " passed do not close";
+}
+
+std::string HealthOfPools(std::span<const PoolInfo> pools) {
+  const auto lost = std::ranges::find_if(pools, [](const auto& p) { return !p.failure.empty(); });
+  if (lost == pools.end()) return "";
+  const bool several = std::ranges::count(pools, Tier::kDevice, &PoolInfo::tier) > 1;
+  return "the " + std::string(NameOf(lost->tier)) + " pool" +
+         (several ? " of " + lost->device : "") + " is lost: " + lost->failure;
+}
+
+}  // namespace
+
+std::vector<PartHealth> HealthOfParts(std::span<const ClosingCounters> closing,
+                                      std::span<const PoolInfo> pools, std::string illness) {
+  return {{"descriptors", HealthOfDescriptors(closing), false},
+          {"pools", HealthOfPools(pools), true},
+          {"disk", std::move(illness), false}};
+}
+
+}  // namespace kvstrata

@@ -1,0 +1,21 @@
+// PartHealth of the daemon's parts (server/pages/daemon_numbers.h), from what they say of
+// themselves. Pure; any thread.
+#ifndef KVSTRATA_SERVER_PART_HEALTH_H_
+#define KVSTRATA_SERVER_PART_HEALTH_H_
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "server/attach/descriptor_closer.h"
+#include "server/pages/daemon_numbers.h"
+
+namespace kvstrata {
+
+// "descriptors", "pools", "disk", each with the first failure that it has. illness: the disk's.
+std::vector<PartHealth> HealthOfParts(std::span<const ClosingCounters> closing,
+                                      std::span<const PoolInfo> pools, std::string illness);
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_PART_HEALTH_H_

@@ -1,0 +1,150 @@
+#include "server/telemetry/metric_table.h"
+
+#include <algorithm>
+
+namespace kvstrata {
+namespace {
+
+using enum MetricType;
+
+constexpr Metric kRows[] = {
+    // --- the daemon
+    {"kvstrata_build_info", kGauge, "", "version,commit", "1, with what this daemon is."},
+    {"kvstrata_snapshot_age_seconds", kGauge, "seconds", "",
+     "How old the numbers of the store and the disk are: they are looked up once a second."},
+    {"kvstrata_healthy", kGauge, "", "", "1 while the daemon serves and lacks nothing."},
+    {"kvstrata_degraded", kGauge, "", "what",
+     "1 while that part hangs, is lost or is ill: what /readyz?verbose lists."},
+    {"kvstrata_draining", kGauge, "", "", "1 while the disk takes no new values."},
+    {"kvstrata_sessions", kGauge, "sessions", "", "Sessions that are open, on both transports."},
+    {"kvstrata_sequences", kGauge, "sequences", "", "Sequences that are open."},
+    {"kvstrata_models", kGauge, "models", "", "Models that are registered."},
+
+    // --- requests
+    {"kvstrata_duration_seconds", kHistogram, "seconds", "what",
+     "How long it took: open, lookup, rpc of a client; disk_load, a batch that an open waits for; "
+     "publish, of a recompression."},
+    {"kvstrata_refusals_total", kCounter, "refusals", "reason",
+     "What clients were told instead of an answer, by reason."},
+    {"kvstrata_lookup_tokens_total", kCounter, "tokens", "",
+     "Tokens of prompts that sequences were opened with."},
+    {"kvstrata_lookup_hit_tokens_total", kCounter, "tokens", "",
+     "Tokens of these that were held already."},
+    {"kvstrata_artefact_hits_total", kCounter, "prompts", "",
+     "Recompressed prompts that a sequence was opened on."},
+    {"kvstrata_loaded_pages_total", kCounter, "pages", "",
+     "Pages and index blocks that came from disk because a sequence opened on them."},
+    {"kvstrata_loaded_artefacts_total", kCounter, "prompts", "",
+     "Recompressed prompts that came from disk."},
+
+    // --- steps
+    {"kvstrata_decode_steps_total", kCounter, "steps", "",
+     "Decode steps that ended, one for each sequence in a batch."},
+    {"kvstrata_decode_steps_in_full_total", kCounter, "steps", "",
+     "Decode steps of a plan that selects, whose sequence is shorter than the plan's break-even "
+     "length (min_tokens): it is attended in full."},
+    {"kvstrata_selections_total", kCounter, "selections", "",
+     "A layer's selections by selectors that keep theirs (vote, cascade), on CPUs."},
+    {"kvstrata_selections_kept_total", kCounter, "selections", "",
+     "Selections of these that an earlier step had made."},
+    {"kvstrata_recall_samples_total", kCounter, "steps", "plan",
+     "Decode steps that were measured beside full attention in the background."},
+    {"kvstrata_recall_ratio", kGauge, "ratio", "plan",
+     "Share of full attention on what the plan attended, of the last sample; 0 without a sample."},
+    {"kvstrata_recall_error_ratio", kGauge, "ratio", "plan",
+     "Relative error of the plan's output, of the last sample; 0 without a sample."},
+
+    // --- rings
+    {"kvstrata_ring_depth_bytes", kGauge, "bytes", "ring",
+     "What waits in the rings of all sessions together: requests, replies."},
+    {"kvstrata_ring_fullest_bytes", kGauge, "bytes", "ring",
+     "What waits in the ring of the session where most does."},
+    {"kvstrata_ring_full_total", kCounter, "messages", "ring", "Messages that found a ring full."},
+
+    // --- pools
+    {"kvstrata_pool_capacity_bytes", kGauge, "bytes", "tier,device", "What the pool may take."},
+    {"kvstrata_pool_used_bytes", kGauge, "bytes", "tier,device",
+     "Pages, index blocks and extents that something refers to."},
+    {"kvstrata_pool_cached_bytes", kGauge, "bytes", "tier,device",
+     "Of the used ones, what no sequence needs: it goes when room is needed."},
+    {"kvstrata_pool_pinned_bytes", kGauge, "bytes", "tier,device",
+     "Of the used ones, what only pins keep."},
+    {"kvstrata_pool_retired_bytes", kGauge, "bytes", "tier,device",
+     "What was replaced and a reader may still see."},
+    {"kvstrata_pool_lost", kGauge, "", "tier,device", "1 when the daemon has lost its device."},
+    {"kvstrata_prefix_pages", kGauge, "pages", "", "Pages that the prefix index names."},
+    {"kvstrata_artefacts", kGauge, "prompts", "",
+     "Recompressed prompts that the next sequence can use."},
+    {"kvstrata_pins_used_bytes", kGauge, "bytes", "", "What pins keep, all together."},
+    {"kvstrata_pins_limit_bytes", kGauge, "bytes", "", "What pins may keep (pin.limit_bytes)."},
+    {"kvstrata_evicted_pages_total", kCounter, "pages", "stored",
+     "Pages and index blocks that left memory for others: stored on disk too, or lost."},
+    {"kvstrata_moved_pages_total", kCounter, "pages", "path",
+     "Pages that were moved between pools in the background, or for a sequence that opened."},
+    {"kvstrata_transfer_bytes_total", kCounter, "bytes", "path", "Bytes that went this way."},
+    {"kvstrata_publications_total", kCounter, "tables", "", "Tables of sequences, published."},
+    {"kvstrata_recompressions_total", kCounter, "runs", "result",
+     "Runs of a plan's codec over a sequence: published, failed."},
+    {"kvstrata_recompressed_bytes_total", kCounter, "bytes", "", "Extents that these wrote."},
+    {"kvstrata_released_bytes_total", kCounter, "bytes", "",
+     "Raw pages that were given up for extents, or moved to the host."},
+
+    // --- the disk tier; 0 without one
+    {"kvstrata_disk_capacity_bytes", kGauge, "bytes", "", "What values may take on disk."},
+    {"kvstrata_disk_used_bytes", kGauge, "bytes", "", "What they take."},
+    {"kvstrata_disk_values", kGauge, "values", "", "Values on disk."},
+    {"kvstrata_disk_waiting_pages", kGauge, "pages", "", "Pages that wait to be written."},
+    {"kvstrata_disk_written_pages_total", kCounter, "pages", "", "Pages that were written."},
+    {"kvstrata_disk_read_pages_total", kCounter, "pages", "", "Pages that were read."},
+    {"kvstrata_disk_unwritten_pages_total", kCounter, "pages", "why",
+     "Pages that were not written: dropped (the queue was full), gone (evicted before), failed "
+     "(the disk did not take them), draining."},
+    {"kvstrata_disk_evicted_values_total", kCounter, "values", "",
+     "Values that gave their place on a full disk."},
+    {"kvstrata_disk_late_loads_total", kCounter, "loads", "",
+     "Loads that disk.load_timeout ended: the sequence opened with less."},
+    {"kvstrata_disk_refused_loads_total", kCounter, "loads", "",
+     "Loads that were not begun because too many waited."},
+    {"kvstrata_disk_corrupt_values_total", kCounter, "values", "",
+     "Values that failed their check and left."},
+    {"kvstrata_disk_io_errors_total", kCounter, "errors", "", "Errors of the device."},
+    {"kvstrata_disk_deadlines_total", kCounter, "requests", "",
+     "Requests that the device did not answer in time."},
+    {"kvstrata_disk_stopped_segments", kGauge, "segments", "",
+     "Segments that take no more writes, after errors."},
+    {"kvstrata_disk_breaker_open", kGauge, "", "", "1 while the disk is left alone, after errors."},
+
+    // --- users
+    {"kvstrata_user_sequences", kGauge, "sequences", "user", "Sequences that the user has open."},
+    {"kvstrata_user_used_bytes", kGauge, "bytes", "user,tier", "Arenas that the user holds."},
+    {"kvstrata_user_refusals_total", kCounter, "refusals", "user",
+     "Requests that a limit of the user's refused."},
+
+    // --- the process
+    {"kvstrata_cgroup_limit_bytes", kGauge, "bytes", "",
+     "Memory that the daemon's cgroup may be charged; 0: no limit."},
+    {"kvstrata_cgroup_charged_bytes", kGauge, "bytes", "", "Memory that it is charged."},
+    {"kvstrata_http_requests_total", kCounter, "requests", "path",
+     "Requests to http.listen that were answered; other: a path that there is not."},
+    {"kvstrata_http_dropped_total", kCounter, "connections", "why",
+     "Connections to http.listen that were closed without an answer: busy (too many), late (the "
+     "deadline), malformed."},
+    {"process_cpu_seconds_total", kCounter, "seconds", "", "CPU time of the process."},
+    {"process_resident_memory_bytes", kGauge, "bytes", "",
+     "Memory of the process that is present, shared memory among it."},
+    {"process_open_fds", kGauge, "descriptors", "", "Descriptors that are open."},
+    {"process_max_fds", kGauge, "descriptors", "", "Descriptors that may be."},
+    {"process_start_time_seconds", kGauge, "seconds", "", "When the process began, since 1970."},
+};
+
+}  // namespace
+
+std::span<const Metric> AllMetrics() { return kRows; }
+
+std::optional<size_t> FindMetric(std::string_view name) {
+  const auto* const row = std::ranges::find(kRows, name, &Metric::name);
+  if (row == std::ranges::end(kRows)) return std::nullopt;
+  return static_cast<size_t>(row - kRows);
+}
+
+}  // namespace kvstrata

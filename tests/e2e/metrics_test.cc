@@ -1,0 +1,501 @@
+// What /metrics of a real daemon tells: every metric of the table moves when what it counts
+// happens, all are there at 0 before, and probes answer. What takes a GPU or a device that hangs is
+// named.
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <set>
+#include <sstream>
+
+#include "base/unique_fd.h"
+#include "kvstrata/v1/admin.grpc.pb.h"
+#include "proto/status_map.h"
+#include "server/telemetry/metric_table.h"
+#include "tests/e2e/engine.h"
+#include "tests/e2e/main.h"
+#include "tests/fakes/daemon_process.h"
+#include "tests/fakes/disk_slots.h"
+
+namespace kvstrata::testing {
+namespace {
+
+constexpr uint32_t kPage = 16;
+constexpr int kPatienceMs = 30'000;
+constexpr const char* kShort = "quest{min_tokens = 4096}";
+constexpr const char* kVote =
+    "tokenselect{min_tokens = 0, k = 32, n_init = 4, n_local = 16, theta = 0.0}";
+constexpr const char* kPacked =
+    "{selector = \"full\", codec = \"packed\", keep = 64, truncate = false, min_tokens = 0, "
+    "keep_raw = \"no\"}";
+
+// Metrics that nothing here moves, and why.
+const std::map<std::string_view, const char*> kUnmoved = {
+    {"kvstrata_build_info", "says what the daemon is"},
+    {"kvstrata_pins_limit_bytes", "is configured"},
+    {"kvstrata_cgroup_limit_bytes", "is the machine's"},
+    {"kvstrata_cgroup_charged_bytes", "0 without a limit, which is the machine's"},
+    {"process_max_fds", "is the machine's"},
+    {"process_start_time_seconds", "never changes"},
+    {"kvstrata_pool_lost", "takes a GPU that fails: tests/server/device_failure_test.cc"},
+    {"kvstrata_disk_late_loads_total",
+     "takes a disk that is slow: tests/server/tier_pages_test.cc"},
+    {"kvstrata_disk_refused_loads_total", "takes a disk that is slow: the same"},
+    {"kvstrata_disk_deadlines_total",
+     "takes a disk that hangs: tests/server/tier/value_tier_test.cc"},
+};
+
+using Values = std::map<std::string, double>;  // by series: name{labels}
+
+// "kvstrata_sessions" of a series' name, a histogram's parts among it.
+std::string MetricOf(const std::string& series) {
+  std::string name = series.substr(0, series.find('{'));
+  for (const std::string_view part : {"_bucket", "_sum", "_count"}) {
+    if (!FindMetric(name) && name.ends_with(part)) name.resize(name.size() - part.size());
+  }
+  return name;
+}
+
+std::string Get(const std::string& path, const std::string& target,
+                const std::string& header = "") {
+  const UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_un at{};
+  at.sun_family = AF_UNIX;
+  std::strncpy(at.sun_path, path.c_str(), sizeof(at.sun_path) - 1);
+  if (connect(fd.get(), reinterpret_cast<const sockaddr*>(&at), sizeof(at)) != 0) return "";
+  const std::string request = "GET " + target + " HTTP/1.1\r\nHost: x\r\n" + header + "\r\n";
+  (void)send(fd.get(), request.data(), request.size(), MSG_NOSIGNAL);
+  std::string text;
+  for (char part[4096];;) {
+    pollfd wait{fd.get(), POLLIN, 0};
+    if (poll(&wait, 1, kPatienceMs) != 1) return "late";
+    const ssize_t n = read(fd.get(), part, sizeof(part));
+    if (n <= 0) return text;
+    text.append(part, static_cast<size_t>(n));
+  }
+}
+
+// A daemon that serves pages, and what its metrics have done since it began.
+class Daemon {
+ public:
+  explicit Daemon(std::set<std::string>* moved, const std::vector<std::string>& settings = {})
+      : moved_(moved) {
+    char folder[] = "/tmp/kvstrata-metrics.XXXXXX";
+    EXPECT_NE(mkdtemp(folder), nullptr);
+    folder_ = folder;
+    std::vector<std::string> flags;
+    for (const std::string& s : settings) {
+      flags.insert(flags.end(), {"--set", s});
+    }
+    for (const std::string& s :
+         {"http.listen=unix:" + http(), "disk.path=" + tier(),
+          std::string("disk.budget_bytes=16MiB"), std::string("disk.segment_bytes=1MiB"),
+          std::string("disk.load_timeout=60s")}) {
+      flags.insert(flags.end(), {"--set", s});
+    }
+    process_ = std::make_unique<DaemonProcess>(flags);
+    stub_ = v1::Admin::NewStub(
+        grpc::CreateChannel("unix:" + process_->socket(), grpc::InsecureChannelCredentials()));
+    first_ = Scrape();
+  }
+  ~Daemon() {
+    Scrape();
+    process_.reset();
+    std::filesystem::remove_all(folder_);
+  }
+
+  std::string http() const { return folder_ + "/http.sock"; }
+  std::string tier() const { return folder_ + "/tier"; }
+  std::string socket() const { return process_->socket(); }
+  pid_t pid() const { return process_->pid(); }
+  const Values& first() const { return first_; }
+
+  Values Scrape() {
+    const std::string page = Get(http(), "/metrics");
+    EXPECT_TRUE(page.starts_with("HTTP/1.1 200 OK\r\n")) << page.substr(0, 200);
+    Values values;
+    std::istringstream lines(page.substr(std::min(page.find("\r\n\r\n"), page.size())));
+    for (std::string line; std::getline(lines, line);) {
+      const size_t space = line.rfind(' ');
+      if (line.empty() || line[0] == '#' || line[0] == '\r' || space == line.npos) continue;
+      values[line.substr(0, space)] = std::stod(line.substr(space + 1));
+    }
+    for (const auto& [series, value] : values) {
+      const auto before = first_.find(series);
+      const double was = before == first_.end() ? 0 : before->second;
+      if (!first_.empty() && value != was) moved_->insert(MetricOf(series));
+    }
+    return values;
+  }
+  // Scrapes until the series has more than `least`.
+  ::testing::AssertionResult Reaches(const std::string& series, double least = 0) {
+    double last = -1;
+    const bool there = Eventually(
+        [&] {
+          const Values values = Scrape();
+          const auto found = values.find(series);
+          last = found == values.end() ? -1 : found->second;
+          return last > least;
+        },
+        kPatienceMs);
+    if (there) return ::testing::AssertionSuccess();
+    return ::testing::AssertionFailure() << series << " stays at " << last;
+  }
+
+  template <typename Response, typename Request>
+  Response Ask(grpc::Status (v1::Admin::Stub::*method)(grpc::ClientContext*, const Request&,
+                                                       Response*),
+               const Request& request) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(30));
+    Response response;
+    asked_ = FromGrpc((stub_.get()->*method)(&context, request, &response));
+    return response;
+  }
+  const kvstrata::Status& asked() const { return asked_; }
+  void Drain(bool resume) {
+    v1::DrainRequest request;
+    request.set_resume(resume);
+    ASSERT_TRUE(Eventually(
+        [&] {
+          const v1::DrainResponse r = Ask<v1::DrainResponse>(&v1::Admin::Stub::Drain, request);
+          return resume ? !r.draining() : r.drained();
+        },
+        kPatienceMs));
+  }
+  uint64_t Scrub() {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(30));
+    const auto reader = stub_->Scrub(&context, v1::ScrubRequest());
+    v1::ScrubResponse last;
+    while (reader->Read(&last)) {
+    }
+    EXPECT_TRUE(reader->Finish().ok());
+    return last.corrupt();
+  }
+
+ private:
+  std::set<std::string>* const moved_;
+  std::string folder_;
+  std::unique_ptr<DaemonProcess> process_;
+  std::unique_ptr<v1::Admin::Stub> stub_;
+  kvstrata::Status asked_;
+  Values first_;
+};
+
+// The daemon has heard of each step before the next one begins, and may have asked for a sample.
+void Decode(Engine* engine, kvs_sequence s, uint32_t at, int n) {
+  for (int i = 0; i < n; ++i) {
+    engine->Run(s, {i}, at + static_cast<uint32_t>(i));
+    ASSERT_EQ(engine->code(), KVS_OK) << engine->error();
+    ASSERT_EQ(engine->abi().kvs_settle(engine->session(), s), KVS_OK) << engine->error();
+  }
+}
+
+class MetricsTest : public ::testing::Test {
+ protected:
+  static void Steps();
+  static void Tiers();
+  static void MoreThanFits(Daemon* daemon, Engine* engine);
+  static void Limits(Daemon* daemon, Engine* engine);
+  static void Codecs();
+  static void Rings();
+  static void SickDisk();
+
+  static inline std::set<std::string> moved_;
+};
+
+TEST_F(MetricsTest, AllAreThereAtZero) {
+  Daemon daemon(&moved_);
+  std::set<std::string> told;
+  for (const auto& [series, value] : daemon.first()) {
+    const std::string name = MetricOf(series);
+    told.insert(name);
+    const std::optional<size_t> row = FindMetric(name);
+    ASSERT_TRUE(row) << series;
+    const bool counts = AllMetrics()[*row].type != MetricType::kGauge;
+    if (counts && !series.starts_with("process_") && !series.starts_with("kvstrata_http_")) {
+      EXPECT_EQ(value, 0) << series;
+    }
+  }
+  for (const Metric& metric : AllMetrics()) {
+    if (metric.labels.starts_with("user")) continue;  // of users that came
+    EXPECT_TRUE(told.contains(std::string(metric.name))) << metric.name;
+  }
+  for (const char* series :
+       {"kvstrata_refusals_total{reason=\"POOL_EXHAUSTED\"}",
+        "kvstrata_recall_samples_total{plan=\"quest\"}",
+        "kvstrata_recall_samples_total{plan=\"other\"}",
+        "kvstrata_duration_seconds_count{what=\"publish\"}",
+        "kvstrata_ring_full_total{ring=\"reply\"}", "kvstrata_degraded{what=\"loops\"}"}) {
+    EXPECT_TRUE(daemon.first().contains(series)) << series;
+  }
+}
+
+TEST_F(MetricsTest, ProbesAnswer) {
+  Daemon daemon(&moved_);
+  for (const char* path : {"/livez", "/readyz", "/healthz"}) {
+    const std::string page = Get(daemon.http(), path);
+    EXPECT_TRUE(page.starts_with("HTTP/1.1 200 OK\r\n")) << page;
+    EXPECT_TRUE(page.ends_with("\r\n\r\nok\n")) << page;
+  }
+  EXPECT_TRUE(Get(daemon.http(), "/readyz?verbose")
+                  .ends_with("[+] loops ok\n[+] descriptors ok\n[+] pools ok\n[+] disk ok\nok\n"));
+  const std::string open =
+      Get(daemon.http(), "/metrics", "Accept: application/openmetrics-text; version=1.0.0\r\n");
+  EXPECT_NE(open.find("Content-Type: application/openmetrics-text; version=1.0.0"), open.npos);
+  EXPECT_TRUE(open.ends_with("# EOF\n"));
+  EXPECT_FALSE(Get(daemon.http(), "/metrics").ends_with("# EOF\n"));
+}
+
+void MetricsTest::Steps() {
+  Daemon daemon(&moved_, {"recall.every=3"});
+  Engine engine(Linked(), daemon.socket());
+  ASSERT_EQ(engine.code(), KVS_OK);
+  const kvs_sequence s = engine.Prefill(kShort, Prompt(100, 1));
+  ASSERT_NE(s, 0u) << engine.error();
+  Decode(&engine, s, 100, 5);
+  EXPECT_TRUE(daemon.Reaches("kvstrata_decode_steps_in_full_total", 4));
+  EXPECT_TRUE(daemon.Reaches("kvstrata_decode_steps_total", 4));
+  const kvs_sequence vote = engine.Prefill(kVote, Prompt(200, 2));
+  ASSERT_NE(vote, 0u) << engine.error();
+  Decode(&engine, vote, 200, 40);
+  EXPECT_TRUE(daemon.Reaches("kvstrata_selections_total", 79));
+  EXPECT_TRUE(daemon.Reaches("kvstrata_selections_kept_total"));
+  EXPECT_TRUE(daemon.Reaches("kvstrata_recall_samples_total{plan=\"tokenselect\"}", 3));
+  const Values values = daemon.Scrape();
+  EXPECT_EQ(values.at("kvstrata_decode_steps_in_full_total"), 5);
+  EXPECT_EQ(values.at("kvstrata_decode_steps_total"), 45);
+  EXPECT_LT(values.at("kvstrata_selections_kept_total"), values.at("kvstrata_selections_total"));
+  EXPECT_GT(values.at("kvstrata_recall_ratio{plan=\"tokenselect\"}"), 0.1);
+  EXPECT_LT(values.at("kvstrata_recall_ratio{plan=\"tokenselect\"}"), 1);
+  EXPECT_EQ(values.at("kvstrata_recall_samples_total{plan=\"quest\"}"), 0);  // never selected
+  // What a step reads stays while its pages are moved.
+  kvs_step* const step = engine.Begin(vote, {7});
+  ASSERT_NE(step, nullptr) << engine.error();
+  v1::MoveRequest move;
+  move.set_sequence(vote);
+  (void)daemon.Ask<v1::MoveResponse>(&v1::Admin::Stub::Demote, move);
+  EXPECT_TRUE(daemon.asked().ok()) << daemon.asked().ToString();
+  EXPECT_TRUE(daemon.Reaches("kvstrata_pool_retired_bytes{tier=\"device\",device=\"emulated\"}"));
+  Linked().kvs_step_abort(step);
+}
+
+// The same over the remote transport, whose steps the daemon runs.
+TEST_F(MetricsTest, RemoteStepsCountToo) {
+  Daemon daemon(&moved_, {"recall.every=2"});
+  Engine engine(Remote(), daemon.socket());
+  const kvs_sequence s = engine.Prefill(kVote, Prompt(200, 5));
+  ASSERT_NE(s, 0u) << engine.error();
+  Decode(&engine, s, 200, 10);
+  EXPECT_TRUE(daemon.Reaches("kvstrata_decode_steps_total", 9));
+  EXPECT_TRUE(daemon.Reaches("kvstrata_selections_total", 19));
+  EXPECT_TRUE(daemon.Reaches("kvstrata_recall_samples_total{plan=\"tokenselect\"}"));
+}
+
+void MetricsTest::Tiers() {
+  Daemon daemon(&moved_, {"pool.device_bytes=8MiB", "pool.host_bytes=4MiB", "pool.arena_bytes=1MiB",
+                          "pool.high_percent=60", "pool.low_percent=30"});
+  Engine engine(Linked(), daemon.socket());
+  ASSERT_EQ(engine.code(), KVS_OK);
+  EXPECT_EQ(engine.Open("ful", Prompt(kPage, 1)), 0u);
+  EXPECT_TRUE(daemon.Reaches("kvstrata_refusals_total{reason=\"PLAN_UNKNOWN\"}"));
+  const kvs_sequence s = engine.Prefill("full", Prompt(8 * kPage, 3));
+  ASSERT_NE(s, 0u) << engine.error();
+  v1::PinRequest pin;
+  pin.set_sequence(s);
+  pin.set_ttl_us(3'600'000'000);
+  const auto pinned = daemon.Ask<v1::PinResponse>(&v1::Admin::Stub::Pin, pin);
+  EXPECT_TRUE(daemon.Reaches("kvstrata_sequences"));
+  EXPECT_TRUE(
+      daemon.Reaches("kvstrata_user_sequences{user=\"uid:" + std::to_string(geteuid()) + "\"}"));
+  Linked().kvs_sequence_close(engine.session(), s);
+  EXPECT_TRUE(daemon.Reaches("kvstrata_pins_used_bytes"));
+  EXPECT_TRUE(daemon.Reaches("kvstrata_pool_pinned_bytes{tier=\"device\",device=\"emulated\"}"));
+  v1::UnpinRequest unpin;
+  unpin.set_pin(pinned.pin().pin());
+  (void)daemon.Ask<v1::UnpinResponse>(&v1::Admin::Stub::Unpin, unpin);
+  // Written; gone from memory; read for who opens them.
+  daemon.Drain(false);
+  EXPECT_TRUE(daemon.Reaches("kvstrata_draining"));
+  ASSERT_NE(engine.Prefill("full", Prompt(4 * kPage, 4)), 0u);
+  EXPECT_TRUE(daemon.Reaches("kvstrata_disk_unwritten_pages_total{why=\"draining\"}"));
+  daemon.Drain(true);
+  EXPECT_TRUE(daemon.Reaches("kvstrata_disk_written_pages_total", 7));
+  (void)daemon.Ask<v1::EvictResponse>(&v1::Admin::Stub::Evict, v1::EvictRequest());
+  uint32_t held = 0;
+  const kvs_sequence again = engine.Open("full", Prompt(8 * kPage, 3), &held);
+  ASSERT_NE(again, 0u) << engine.error();
+  EXPECT_GT(held, 0u);
+  EXPECT_TRUE(daemon.Reaches("kvstrata_disk_read_pages_total"));
+  EXPECT_TRUE(daemon.Reaches("kvstrata_duration_seconds_count{what=\"disk_load\"}"));
+  EXPECT_TRUE(daemon.Reaches("kvstrata_transfer_bytes_total{path=\"disk_to_memory\"}"));
+  MoreThanFits(&daemon, &engine);
+  Limits(&daemon, &engine);
+}
+
+void MetricsTest::MoreThanFits(Daemon* daemon, Engine* engine) {
+  int prompts = 0;
+  const auto fill = [&](int n) {
+    for (int i = 0; i < n; ++i) {
+      const kvs_sequence one = engine->Prefill("full", Prompt(40 * kPage, 100 + prompts++));
+      ASSERT_NE(one, 0u) << engine->error();
+      Linked().kvs_sequence_close(engine->session(), one);
+    }
+  };
+  fill(60);
+  // Each leaves 40 pages to be written: sooner or later a look finds some.
+  EXPECT_TRUE(Eventually(
+      [&] {
+        fill(4);
+        return HasFailure() || daemon->Scrape().at("kvstrata_disk_waiting_pages") > 0;
+      },
+      2 * kPatienceMs));
+  EXPECT_TRUE(daemon->Reaches("kvstrata_moved_pages_total{path=\"device_to_host\"}"));
+  EXPECT_TRUE(daemon->Reaches("kvstrata_disk_evicted_values_total"));
+  const Values values = daemon->Scrape();
+  EXPECT_GT(values.at("kvstrata_evicted_pages_total{stored=\"true\"}") +
+                values.at("kvstrata_evicted_pages_total{stored=\"false\"}"),
+            0);
+}
+
+void MetricsTest::Limits(Daemon* daemon, Engine* engine) {
+  v1::ResizeRequest resize;
+  resize.set_tier("host");
+  resize.set_bytes(6 << 20);
+  (void)daemon->Ask<v1::ResizeResponse>(&v1::Admin::Stub::Resize, resize);
+  resize.set_tier("disk");
+  resize.set_bytes(12 << 20);
+  (void)daemon->Ask<v1::ResizeResponse>(&v1::Admin::Stub::Resize, resize);
+  EXPECT_TRUE(daemon->asked().ok()) << daemon->asked().ToString();
+  EXPECT_TRUE(daemon->Reaches("kvstrata_pool_capacity_bytes{tier=\"host\",device=\"\"}", 4 << 20));
+  v1::SetQuotaRequest quota;
+  quota.set_user("uid:" + std::to_string(geteuid()));
+  quota.set_limit("sequences");
+  quota.set_value(1);
+  (void)daemon->Ask<v1::SetQuotaResponse>(&v1::Admin::Stub::SetQuota, quota);
+  ASSERT_EQ(engine->Open("full", Prompt(kPage, 9)), 0u);
+  EXPECT_TRUE(daemon->Reaches(
+      "kvstrata_user_refusals_total{user=\"uid:" + std::to_string(geteuid()) + "\"}"));
+  daemon->Drain(false);
+  const std::vector<DiskSlot> slots = DiskSlots(daemon->tier());
+  ASSERT_FALSE(slots.empty());
+  FlipByte(slots.back());
+  EXPECT_EQ(daemon->Scrub(), 1u);
+  EXPECT_TRUE(daemon->Reaches("kvstrata_disk_corrupt_values_total"));
+  EXPECT_EQ(Get(daemon->http(), "/nothing").substr(0, 12), "HTTP/1.1 404");
+  EXPECT_NE(Get(daemon->http(), "no path").substr(0, 12), "HTTP/1.1 200");
+  EXPECT_TRUE(daemon->Reaches("kvstrata_http_dropped_total{why=\"malformed\"}"));
+}
+
+void MetricsTest::Codecs() {
+  Daemon daemon(&moved_);
+  Engine engine(Linked(), daemon.socket());
+  const std::vector<int32_t> prompt = Prompt(500, 1);
+  kvs_sequence s = engine.Prefill(kPacked, prompt);
+  ASSERT_NE(s, 0u) << engine.error();
+  ASSERT_EQ(Linked().kvs_settle(engine.session(), s), KVS_OK) << engine.error();
+  Decode(&engine, s, 500, 40);
+  ASSERT_EQ(Linked().kvs_settle(engine.session(), s), KVS_OK) << engine.error();
+  EXPECT_TRUE(daemon.Reaches("kvstrata_recompressions_total{result=\"published\"}"));
+  EXPECT_TRUE(daemon.Reaches("kvstrata_released_bytes_total"));
+  EXPECT_TRUE(daemon.Reaches("kvstrata_artefacts"));
+  EXPECT_TRUE(daemon.Reaches("kvstrata_duration_seconds_count{what=\"publish\"}"));
+  Linked().kvs_sequence_close(engine.session(), s);
+  s = engine.Open(kPacked, prompt);
+  ASSERT_NE(s, 0u) << engine.error();
+  EXPECT_TRUE(daemon.Reaches("kvstrata_artefact_hits_total"));
+  Linked().kvs_sequence_close(engine.session(), s);
+  ASSERT_TRUE(Eventually([&] { return daemon.Scrape().at("kvstrata_disk_waiting_pages") == 0; },
+                         kPatienceMs));
+  (void)daemon.Ask<v1::EvictResponse>(&v1::Admin::Stub::Evict, v1::EvictRequest());
+  s = engine.Open(kPacked, prompt);
+  ASSERT_NE(s, 0u) << engine.error();
+  EXPECT_TRUE(daemon.Reaches("kvstrata_loaded_artefacts_total"));
+}
+
+// A daemon that stands still lets requests of 6 MB pile up, which then find no room.
+void MetricsTest::Rings() {
+  Daemon daemon(&moved_);
+  kvs_attach_options options{};
+  options.size = sizeof(options);
+  options.timeout_ms = 100;
+  kvs_session* session = nullptr;
+  ASSERT_EQ(Linked().kvs_attach(daemon.socket().c_str(), &options, &session), KVS_OK);
+  kvs_model model = 0;
+  const kvs_model_desc desc = ToyModel().Desc();
+  ASSERT_EQ(Linked().kvs_model_register(session, &desc, &model), KVS_OK);
+  const std::vector<int32_t> prompt = Prompt(1'500'000, 1);
+  bool waited = false;
+  for (int i = 0; i < 50 && !waited; ++i) {
+    ASSERT_EQ(kill(daemon.pid(), SIGSTOP), 0);
+    for (int k = 0; k < 4; ++k) {
+      kvs_sequence s = 0;
+      EXPECT_NE(Linked().kvs_sequence_open(session, model, "full", prompt.data(), prompt.size(), &s,
+                                           nullptr),
+                KVS_OK);
+    }
+    ASSERT_EQ(kill(daemon.pid(), SIGCONT), 0);
+    // The look of kvs-watch that was due comes while the daemon hashes these.
+    for (int k = 0; k < 20 && !waited; ++k) {
+      const Values values = daemon.Scrape();
+      waited = values.at("kvstrata_ring_depth_bytes{ring=\"request\"}") > 0 &&
+               values.at("kvstrata_ring_fullest_bytes{ring=\"request\"}") > 0;
+    }
+  }
+  EXPECT_TRUE(waited) << "nobody saw what waits in a ring";
+  EXPECT_TRUE(daemon.Reaches("kvstrata_ring_full_total{ring=\"request\"}"));
+  Linked().kvs_detach(session);
+}
+
+// A disk whose files may not grow, nor be written beyond their first page.
+void MetricsTest::SickDisk() {
+  Daemon daemon(&moved_);
+  EXPECT_TRUE(Get(daemon.http(), "/healthz").starts_with("HTTP/1.1 200"));
+  Engine engine(Linked(), daemon.socket());
+  ASSERT_NE(engine.Prefill("full", Prompt(8 * kPage, 49)), 0u) << engine.error();
+  // From here on: its arena, which is a file too, has its size by now.
+  const rlimit none{4096, RLIM_INFINITY};
+  ASSERT_EQ(prlimit(daemon.pid(), RLIMIT_FSIZE, &none, nullptr), 0);
+  for (int i = 0; i < 40; ++i) {
+    const kvs_sequence s = engine.Prefill("full", Prompt(8 * kPage, 50 + i));
+    ASSERT_NE(s, 0u) << engine.error();
+    Linked().kvs_sequence_close(engine.session(), s);
+  }
+  EXPECT_TRUE(daemon.Reaches("kvstrata_disk_io_errors_total"));
+  EXPECT_TRUE(daemon.Reaches("kvstrata_disk_unwritten_pages_total{why=\"failed\"}"));
+  EXPECT_TRUE(daemon.Reaches("kvstrata_disk_stopped_segments"));
+  EXPECT_TRUE(daemon.Reaches("kvstrata_degraded{what=\"disk\"}"));
+  EXPECT_EQ(daemon.Scrape().at("kvstrata_healthy"), 0);
+  EXPECT_TRUE(Get(daemon.http(), "/healthz").starts_with("HTTP/1.1 503"));
+  const std::string ready = Get(daemon.http(), "/readyz?verbose");
+  EXPECT_TRUE(ready.starts_with("HTTP/1.1 200")) << ready;  // sequences open with less
+  EXPECT_NE(ready.find("\n[-] disk: "), ready.npos) << ready;
+}
+
+TEST_F(MetricsTest, EveryMetricOfTheTableMoves) {
+  Steps();
+  Tiers();
+  Codecs();
+  Rings();
+  SickDisk();
+  for (const Metric& metric : AllMetrics()) {
+    const auto unmoved = kUnmoved.find(metric.name);
+    if (unmoved != kUnmoved.end()) {
+      std::printf("not moved: %s: %s\n", unmoved->first.data(), unmoved->second);
+      continue;
+    }
+    EXPECT_TRUE(moved_.contains(std::string(metric.name))) << metric.name;
+  }
+}
+
+}  // namespace
+}  // namespace kvstrata::testing
