@@ -47,6 +47,7 @@ struct SequenceInfo {
   uint32_t tokens = 0, capacity_tokens = 0, pages = 0, shared_pages = 0, index_blocks = 0;
   uint64_t version = 0, device_bytes = 0, host_bytes = 0, age_us = 0;
   uint32_t prompt_tokens = 0, held_tokens = 0;
+  uint64_t steps = 0;  // that committed tokens
   // Extents of its codec; their bytes are in device_bytes and host_bytes too.
   uint32_t extents = 0, absent_pages = 0;
   uint64_t extent_device_bytes = 0, extent_host_bytes = 0;
