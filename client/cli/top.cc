@@ -1,7 +1,6 @@
 // top: a daemon live: state, rates, tiers, and of each sequence what its steps select.
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <iostream>
 #include <memory>
 #include <optional>
@@ -27,16 +26,6 @@ struct Wanted {
   std::string filter;
 };
 
-bool HasAscii(const Wanted& wanted) {
-  if (wanted.ascii) return true;
-  for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"}) {
-    const char* value = std::getenv(name);
-    if (value == nullptr || *value == 0) continue;
-    return std::strcmp(value, "C") == 0 || std::strcmp(value, "POSIX") == 0;
-  }
-  return false;
-}
-
 // Sorted and filtered, sampled as far as `room` rows from `first` on show them.
 Status Prepare(TopSource* source, const Wanted& wanted, size_t first, size_t room, TopView* view) {
   Arrange(wanted.sort, wanted.filter, &view->rows);
@@ -60,7 +49,7 @@ Result<int> Once(const Options& options, const Wanted& wanted) {
   TopLook look;
   look.columns = SizeOfScreen({100, 0}).columns;
   look.colour = ColourWanted();
-  look.ascii = HasAscii(wanted);
+  look.ascii = wanted.ascii;
   look.filter = wanted.filter;
   std::vector<std::string> lines = TopHeader(view, look);
   for (std::string& line : TopTable(view, look)) lines.push_back(std::move(line));
@@ -73,7 +62,7 @@ class LiveTop {
   LiveTop(const Options& options, const Wanted& wanted, Terminal* terminal)
       : source_(Impatient(options)), wanted_(wanted), terminal_(*terminal) {
     look_.colour = ColourWanted();
-    look_.ascii = HasAscii(wanted);
+    look_.ascii = wanted.ascii;
   }
 
   // Until `q`, or the daemon is away for too long.

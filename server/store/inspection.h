@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "base/status.h"
-#include "server/store/selection_totals.h"
 #include "server/store/store_info.h"
 #include "server/store/store_lock.h"
 
@@ -42,6 +41,8 @@ class Inspection {
   // load for each page. NOT_FOUND SEQUENCE_UNKNOWN.
   Result<SelectionSample> Selections(uint64_t sequence, uint32_t buckets,
                                      uint32_t bucket_tokens = 0) const KVS_EXCLUDES(store_lock);
+  // The `most` newest ones, in the order of their numbers.
+  std::vector<LiveSequence> Newest(size_t most, uint32_t buckets) const KVS_EXCLUDES(store_lock);
   AuditReport Audit() const KVS_EXCLUDES(store_lock);
   StoreCounters Counters() const KVS_EXCLUDES(store_lock);
 
@@ -54,6 +55,8 @@ class Inspection {
   // Lets others in, too.
   uint64_t BytesOf(std::span<const uint64_t> sequences) const KVS_REQUIRES(store_lock);
   std::string_view WhyUncounted(const Sequence& s, const Session& session) const
+      KVS_REQUIRES(store_lock);
+  SelectionSample SampleOf(const Sequence& s, uint32_t buckets, uint32_t bucket_tokens) const
       KVS_REQUIRES(store_lock);
   // Calls visit(sequence, page, whether it is an index block) for the sequence's pages and blocks,
   // as long as it is there.

@@ -12,6 +12,7 @@
 #include "kernels/page_view.h"
 #include "kernels/plan.h"
 #include "server/store/recall_audit.h"
+#include "server/store/selection_totals.h"
 #include "server/store/session_types.h"
 
 namespace kvstrata {
@@ -53,6 +54,12 @@ struct SequenceInfo {
   uint64_t extent_device_bytes = 0, extent_host_bytes = 0;
   std::string work_error;  // of its last recompression; "" if it published
   std::string key;         // that its engine gave it; "": none
+};
+// A sequence with what its steps selected since it opened.
+struct LiveSequence {
+  SequenceInfo info;
+  std::string client;  // its session's name
+  SelectionSample sample;
 };
 struct PageInfo {
   uint32_t arena = 0;
