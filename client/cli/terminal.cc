@@ -186,7 +186,8 @@ int Terminal::Decode() {
     return kNoKey;
   }
   input_.erase(0, 1);
-  return first == '\r' ? kEnter : first == '\b' ? kBackspace : first;
+  if (first == '\r') return kEnter;
+  return first == '\b' ? static_cast<int>(kBackspace) : first;
 }
 
 int Terminal::ReadKey(std::chrono::milliseconds wait) {
