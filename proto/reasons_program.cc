@@ -90,6 +90,8 @@ constexpr Reason kRows[] = {
     {"RESIZE_DEADLINE", kProgram, "The daemon did not answer in time and goes on resizing.",
      "see whether it is done: kvstrata tier ls, kvstrata pool ls; wait longer: --timeout 5m"},
     {"TOKENS_TEXT", kProgram, "A file of token ids holds something else.", ""},
+    {"TERMINAL_NONE", kProgram, "There is no terminal to draw on, or TERM says that it cannot.",
+     "kvstrata top --once prints a frame"},
     {"TOKENS_UNREADABLE", kProgram, "A file of token ids cannot be read.", ""},
     {"TRACE_FOREIGN", kProgram, "The file is no trace.", "docs/traces.md says how one is written"},
     {"TRACE_HEADER", kProgram, "The header of the safetensors file is damaged.",

@@ -78,8 +78,14 @@ if(NOT KVS_COMMIT)
     set(KVS_COMMIT $ENV{KVS_COMMIT})
   endif()
 endif()
-kvs_library(kvs_pages pages/health.cc pages/healthz.cc pages/livez.cc pages/metrics.cc pages/pages.cc
-  pages/process_numbers.cc pages/readyz.cc LIBS kvs_http kvs_rpc kvs_store kvs_telemetry)
+# The status page lies in the program: status.html as it is, as a string.
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/pages/status.html)
+file(READ pages/status.html KVS_STATUS_HTML)
+configure_file(pages/status_html.cc.in pages/status_html.cc @ONLY)
+kvs_library(kvs_pages pages/health.cc pages/healthz.cc pages/livez.cc pages/local_request.cc pages/metrics.cc pages/pages.cc
+  pages/process_numbers.cc pages/readyz.cc pages/status.cc pages/status_data.cc
+  ${CMAKE_CURRENT_BINARY_DIR}/pages/status_html.cc
+  LIBS kvs_http kvs_rpc kvs_store kvs_telemetry OpenSSL::Crypto)
 kvs_library(kvs_daemon command_line.cc daemon.cc page_server.cc part_health.cc run_daemon.cc stop_watchdog.cc LIBS kvs_config kvs_pages kvs_rpc)
 set_source_files_properties(daemon.cc PROPERTIES COMPILE_DEFINITIONS
   "KVS_VERSION=\"${PROJECT_VERSION}\";KVS_COMMIT=\"${KVS_COMMIT}\"")

@@ -76,6 +76,7 @@ kvs_library(kvs_store
   store/sequences.cc
   store/series.cc
   store/session_catalog.cc
+  store/selection_totals.cc
   store/session_totals.cc
   store/sessions.cc
   store/step_events.cc

@@ -412,6 +412,12 @@ DaemonNumbers Daemon::Parts::Numbers() const {
   numbers.sessions = ReadSessionTotals();
   numbers.recall = store->recalls().Sampled();
   numbers.cgroup = ReadCgroup();
+  if (pages != nullptr && pages->watched()) {
+    LiveNumbers& live = numbers.live.emplace();
+    live.sequences = store->inspection().Newest(LiveNumbers::kMostSequences, LiveNumbers::kBuckets);
+    live.all_sequences = numbers.counters.sequences;
+    live.work = store->recompression().Work();
+  }
   return numbers;
 }
 
@@ -431,7 +437,10 @@ DaemonState Daemon::Parts::State() const {
     state.draining = numbers.disk->draining;
     state.disk_evicted = numbers.disk->evicted;
   }
-  if (pages != nullptr) pages->Put(std::move(numbers));
+  if (pages != nullptr) {
+    pages->MakeAudit([this] { return store->inspection().Audit(); });
+    pages->Put(std::move(numbers));
+  }
   return state;
 }
 

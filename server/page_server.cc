@@ -15,6 +15,7 @@ Result<std::unique_ptr<PageServer>> PageServer::Start(const Config& config, Daem
   pages->source_.patience = config.patience;
   pages->source_.version = DaemonVersion();
   pages->source_.commit = DaemonCommit();
+  pages->source_.started = std::chrono::steady_clock::now();
   pages->Put(std::move(numbers));
   KVS_RETURN_IF_ERROR(pages->Listen(config));
   return pages;

@@ -5,6 +5,7 @@
 #ifndef KVSTRATA_SERVER_PAGE_SERVER_H_
 #define KVSTRATA_SERVER_PAGE_SERVER_H_
 
+#include <functional>
 #include <memory>
 
 #include "base/status.h"
@@ -22,6 +23,10 @@ class PageServer {
   static Result<std::unique_ptr<PageServer>> Start(const Config& config, DaemonNumbers numbers);
 
   void Put(DaemonNumbers numbers) { source_.numbers.Put(std::move(numbers)); }
+  // Whether somebody has the status page open, which wants DaemonNumbers::live.
+  bool watched() const { return source_.status.watched(); }
+  // What the status page had asked for.
+  void MakeAudit(const std::function<AuditReport()>& audit) { source_.audits.MakeWanted(audit); }
 
  private:
   PageServer() = default;

@@ -24,6 +24,7 @@ kvs_library(kvs_rpc
   rpc/remote_memory.cc
   rpc/remote_session.cc
   rpc/scrub_stream.cc
+  rpc/selection_calls.cc
   rpc/service_context.cc
   rpc/session_stream.cc
   rpc/tensor_ref.cc

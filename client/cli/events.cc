@@ -1,9 +1,9 @@
 // events: what happened in the daemon, as in its log: the last 1,000 events, and what comes.
-#include <ctime>
 #include <iostream>
 #include <memory>
 
 #include "client/cli/connection.h"
+#include "client/cli/event_text.h"
 #include "client/cli/invocation.h"
 
 namespace kvstrata::cli {
@@ -14,50 +14,11 @@ struct Wanted {
   bool follow = false;
 };
 
-// "2026-11-21T12:00:00.000123Z"
-std::string TimeText(int64_t us) {
-  const time_t seconds = us / 1000000;
-  std::tm utc{};
-  gmtime_r(&seconds, &utc);
-  char text[64];
-  const size_t n = std::strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%S", &utc);
-  std::snprintf(text + n, sizeof(text) - n, ".%06dZ", static_cast<int>(us % 1000000));
-  return text;
-}
-
-// Numbers, true and false are told as such; what cannot be read as one stays text.
-Json ValueOf(const v1::EventField& field) {
-  if (field.text()) return field.value();
-  Json value = Json::parse(field.value(), nullptr, /*allow_exceptions=*/false);
-  return value.is_discarded() ? Json(field.value()) : value;
-}
-
-Json ToJson(const v1::Event& event) {
-  Json fields = Json::object();
-  for (const v1::EventField& field : event.fields()) fields[field.key()] = ValueOf(field);
-  return {{"number", event.number()},
-          {"time", TimeText(event.time_us())},
-          {"level", event.level()},
-          {"event", event.name()},
-          {"fields", fields}};
-}
-
-std::string Details(const Json& fields) {
-  std::string text;
-  for (const auto& [key, value] : fields.items()) {
-    const std::string shown = value.is_string() ? value.get<std::string>() : value.dump();
-    if (shown.empty() || shown == "0") continue;
-    const bool quoted = shown.find_first_of(" =\"") != std::string::npos;  // as in the log
-    text += (text.empty() ? "" : " ") + key + "=" + (quoted ? value.dump() : Printable(shown));
-  }
-  return text.empty() ? "-" : text;
-}
-
 constexpr Column kList[] = {{"NUMBER", "/number", nullptr, true},
                             {"TIME", "/time"},
                             {"LEVEL", "/level"},
                             {"EVENT", "/event"},
-                            {"DETAILS", "/fields", Details}};
+                            {"DETAILS", "/fields", EventDetails}};
 
 void PrintNext(const Style& style, const Json& event) {
   if (style.format == Format::kYaml) std::cout << "---\n";

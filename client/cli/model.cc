@@ -5,6 +5,7 @@
 #include "client/cli/connection.h"
 #include "client/cli/invocation.h"
 #include "client/cli/named_model.h"
+#include "client/cli/watch.h"
 
 namespace kvstrata::cli {
 namespace {
@@ -63,8 +64,8 @@ Result<int> Show(const Options& options, const std::string& wanted) {
 void AddModel(CLI::App& app, Invocation& invocation) {
   CLI::App* noun = app.add_subcommand("model", "Models: geometries that engines registered");
   noun->require_subcommand(1);
-  Runs(noun->add_subcommand("ls", "All registered models"), invocation,
-       [&invocation] { return List(invocation.options); });
+  Shows(noun->add_subcommand("ls", "All registered models"), invocation,
+        [&invocation] { return List(invocation.options); });
   auto model = std::make_shared<std::string>();
   CLI::App* show = noun->add_subcommand("show", "One model's geometry and sizes");
   show->add_option("MODEL", *model, "Its number or name")->required();

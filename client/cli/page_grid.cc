@@ -69,6 +69,8 @@ int Shade(uint32_t selected, uint32_t most) {
   return 1 + static_cast<int>((uint64_t{selected} * 4 - 1) / most);
 }
 
+std::string ShadeGlyph(int shade, bool ascii) { return Glyph(false, shade, ascii); }
+
 std::string DrawGrid(const std::vector<GridPage>& pages, const GridStyle& style) {
   uint32_t most = 0;
   for (const GridPage& page : pages) most = std::max(most, page.selected);

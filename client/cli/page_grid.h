@@ -27,6 +27,8 @@ struct GridStyle {
 
 // 0 never selected, 1 .. 4 quarters of `most`. REQUIRES: selected <= most.
 int Shade(uint32_t selected, uint32_t most);
+// A cell of that weight, of a page on the device.
+std::string ShadeGlyph(int shade, bool ascii);
 
 // Rows of cells with a label each, an empty line, and the legend.
 std::string DrawGrid(const std::vector<GridPage>& pages, const GridStyle& style);

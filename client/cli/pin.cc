@@ -6,6 +6,7 @@
 #include "client/cli/invocation.h"
 #include "client/cli/named_model.h"
 #include "client/cli/token_file.h"
+#include "client/cli/watch.h"
 
 namespace kvstrata::cli {
 namespace {
@@ -96,8 +97,8 @@ void SetTtl(Wanted* wanted, const std::string& text) {
 void AddPin(CLI::App& app, Invocation& invocation) {
   CLI::App* noun = app.add_subcommand("pin", "Pins: prefixes that eviction spares");
   noun->require_subcommand(1);
-  Runs(noun->add_subcommand("ls", "All pins, where their pages are, and their time"), invocation,
-       [&invocation] { return List(invocation.options); });
+  Shows(noun->add_subcommand("ls", "All pins, where their pages are, and their time"), invocation,
+        [&invocation] { return List(invocation.options); });
 
   CLI::App* add = noun->add_subcommand("add", "Pin what is held of a prompt, or a sequence");
   auto wanted = std::make_shared<Wanted>();

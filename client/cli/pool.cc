@@ -7,6 +7,7 @@
 #include "client/cli/cgroup_table.h"
 #include "client/cli/connection.h"
 #include "client/cli/invocation.h"
+#include "client/cli/watch.h"
 
 namespace kvstrata::cli {
 namespace {
@@ -77,8 +78,8 @@ Result<int> Evict(const Options& options, bool dry_run, bool yes) {
 void AddPool(CLI::App& app, Invocation& invocation) {
   CLI::App* noun = app.add_subcommand("pool", "Pools: the memory of each tier");
   noun->require_subcommand(1);
-  Runs(noun->add_subcommand("ls", "Capacity, use and cache of every pool"), invocation,
-       [&invocation] { return List(invocation.options); });
+  Shows(noun->add_subcommand("ls", "Capacity, use and cache of every pool"), invocation,
+        [&invocation] { return List(invocation.options); });
 
   CLI::App* evict = app.add_subcommand("evict", "Drop cached pages that no sequence uses");
   auto dry_run = std::make_shared<bool>(false), yes = std::make_shared<bool>(false);

@@ -7,6 +7,7 @@
 #include "client/cli/connection.h"
 #include "client/cli/invocation.h"
 #include "client/cli/quota_table.h"
+#include "client/cli/watch.h"
 
 namespace kvstrata::cli {
 namespace {
@@ -82,8 +83,8 @@ void AddUserAndLimit(CLI::App* verb, Wanted* wanted) {
 void AddQuota(CLI::App& app, Invocation& invocation) {
   CLI::App* noun = app.add_subcommand("quota", "Quotas: what each user may hold, and holds");
   noun->require_subcommand(1);
-  Runs(noun->add_subcommand("ls", "All users, what they hold, and their limits"), invocation,
-       [&invocation] { return List(invocation.options); });
+  Shows(noun->add_subcommand("ls", "All users, what they hold, and their limits"), invocation,
+        [&invocation] { return List(invocation.options); });
 
   auto wanted = std::make_shared<Wanted>();
   CLI::App* set = noun->add_subcommand("set", "Change a limit until the daemon ends");

@@ -11,6 +11,7 @@
 #include "client/cli/invocation.h"
 #include "client/cli/page_grid.h"
 #include "client/cli/progress_line.h"
+#include "client/cli/watch.h"
 
 namespace kvstrata::cli {
 namespace {
@@ -264,19 +265,19 @@ void AddSequence(CLI::App& app, Invocation& invocation) {
 
   CLI::App* ls = noun->add_subcommand("ls", "All sequences");
   ls->add_option("--session", args->session, "Only those of this session");
-  Runs(ls, invocation, [&invocation, args] { return List(invocation.options, args->session); });
+  Shows(ls, invocation, [&invocation, args] { return List(invocation.options, args->session); });
 
   CLI::App* show = add("show", "One sequence");
   show->add_flag("--pages", args->pages, "And every page (always there with -o json and yaml)");
-  Runs(show, invocation,
-       [&invocation, args] { return Show(invocation.options, args->sequence, args->pages); });
+  Shows(show, invocation,
+        [&invocation, args] { return Show(invocation.options, args->sequence, args->pages); });
 
   CLI::App* map = add("map", "Draw its pages by tier and by how often steps selected them");
   map->add_option("--columns", args->columns,
                   "Pages a row (default: what the terminal fits, or 64)")
       ->check(CLI::Range(1, 1024));
   map->add_flag("--ascii", args->ascii, "Without Unicode");
-  Runs(map, invocation, [&invocation, args] {
+  Shows(map, invocation, [&invocation, args] {
     return Map(invocation.options, args->sequence, args->columns, args->ascii);
   });
 

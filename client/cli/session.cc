@@ -3,6 +3,7 @@
 
 #include "client/cli/connection.h"
 #include "client/cli/invocation.h"
+#include "client/cli/watch.h"
 
 namespace kvstrata::cli {
 namespace {
@@ -33,10 +34,10 @@ Result<int> List(const Options& options) {
 void AddSession(CLI::App& app, Invocation& invocation) {
   CLI::App* noun = app.add_subcommand("session", "Sessions: attached engines and tools");
   noun->require_subcommand(1);
-  Runs(noun->add_subcommand("ls",
-                            "All sessions, what they hold, whether they are in a step or ended "
-                            "while their process lives"),
-       invocation, [&invocation] { return List(invocation.options); });
+  Shows(noun->add_subcommand("ls",
+                             "All sessions, what they hold, whether they are in a step or ended "
+                             "while their process lives"),
+        invocation, [&invocation] { return List(invocation.options); });
 }
 
 }  // namespace kvstrata::cli

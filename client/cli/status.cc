@@ -6,6 +6,7 @@
 #include "client/cli/connection.h"
 #include "client/cli/invocation.h"
 #include "client/cli/quota_table.h"
+#include "client/cli/watch.h"
 #include "kvstrata/kvstrata.h"
 
 namespace kvstrata::cli {
@@ -140,8 +141,8 @@ Result<int> ShowVersion(const Options& options) {
 }  // namespace
 
 void AddStatus(CLI::App& app, Invocation& invocation) {
-  Runs(app.add_subcommand("status", "What the daemon is and holds"), invocation,
-       [&invocation] { return ShowStatus(invocation.options); });
+  Shows(app.add_subcommand("status", "What the daemon is and holds"), invocation,
+        [&invocation] { return ShowStatus(invocation.options); });
   auto quiet = std::make_shared<bool>(false), live = std::make_shared<bool>(false);
   CLI::App* health = app.add_subcommand("health", "Exit 0 if the daemon serves, 1 if it does not");
   health->add_flag("-q,--quiet", *quiet, "Print nothing, only exit");

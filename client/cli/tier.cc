@@ -8,6 +8,7 @@
 #include "client/cli/connection.h"
 #include "client/cli/invocation.h"
 #include "client/cli/progress_line.h"
+#include "client/cli/watch.h"
 
 namespace kvstrata::cli {
 namespace {
@@ -165,10 +166,10 @@ Result<int> Resize(const Options& options, const std::string& tier, const std::s
 void AddTier(CLI::App& app, Invocation& invocation) {
   CLI::App* noun = app.add_subcommand("tier", "Tiers: the disk below memory");
   noun->require_subcommand(1);
-  Runs(noun->add_subcommand("ls", "What the disk tier holds, what it failed at, and why"),
-       invocation, [&invocation] { return List(invocation.options); });
-  Runs(noun->add_subcommand("show", "All of the disk tier's state and counters"), invocation,
-       [&invocation] { return Show(invocation.options); });
+  Shows(noun->add_subcommand("ls", "What the disk tier holds, what it failed at, and why"),
+        invocation, [&invocation] { return List(invocation.options); });
+  Shows(noun->add_subcommand("show", "All of the disk tier's state and counters"), invocation,
+        [&invocation] { return Show(invocation.options); });
 
   CLI::App* scrub = noun->add_subcommand(
       "scrub", "Read and check every value on disk; exit 1 when something was corrupt");

@@ -12,6 +12,7 @@
 #include "client/cli/hex.h"
 #include "client/cli/invocation.h"
 #include "client/cli/named_model.h"
+#include "client/cli/watch.h"
 
 namespace kvstrata::cli {
 namespace {
@@ -186,7 +187,7 @@ void AddValue(CLI::App& app, Invocation& invocation) {
       ->check(CLI::IsMember({"device", "host", "disk"}));
   list->add_option("--limit", listing->limit, "At most so many; 0: all (default: 1000)");
   list->add_option("--after", listing->after, "Go on where a list ended: its `next`");
-  Runs(list, invocation, [&invocation, listing] { return List(invocation.options, *listing); });
+  Shows(list, invocation, [&invocation, listing] { return List(invocation.options, *listing); });
 
   CLI::App* get = noun->add_subcommand("get", "Write the raw bytes of a value to a file");
   auto fetch = std::make_shared<Fetch>();

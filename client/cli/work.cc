@@ -3,6 +3,7 @@
 
 #include "client/cli/connection.h"
 #include "client/cli/invocation.h"
+#include "client/cli/watch.h"
 
 namespace kvstrata::cli {
 namespace {
@@ -30,8 +31,8 @@ Result<int> List(const Options& options) {
 void AddWork(CLI::App& app, Invocation& invocation) {
   CLI::App* noun = app.add_subcommand("work", "Work: sequences that are being recompressed");
   noun->require_subcommand(1);
-  Runs(noun->add_subcommand("ls", "What runs, what waits, and why something failed"), invocation,
-       [&invocation] { return List(invocation.options); });
+  Shows(noun->add_subcommand("ls", "What runs, what waits, and why something failed"), invocation,
+        [&invocation] { return List(invocation.options); });
 }
 
 }  // namespace kvstrata::cli

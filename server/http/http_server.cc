@@ -91,6 +91,8 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
     asked.path = target.substr(0, query);
     asked.query = target.substr(std::min(query + 1, target.size()));
     asked.accept = ViewOf(request[http::field::accept]);
+    asked.host = ViewOf(request[http::field::host]);
+    asked.fetch_site = ViewOf(request["Sec-Fetch-Site"]);
     try {
       Send(answer_(asked), head);
     } catch (const std::exception&) {
@@ -106,6 +108,12 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
     response_.set(http::field::content_type,
                   beast::string_view(answer.type.data(), answer.type.size()));
     response_.set(http::field::cache_control, "no-store");
+    response_.set("X-Content-Type-Options", "nosniff");
+    if (!answer.policy.empty()) {
+      response_.set("Content-Security-Policy", answer.policy);
+      response_.set("Referrer-Policy", "no-referrer");
+      response_.set("Cross-Origin-Resource-Policy", "same-origin");
+    }
     if (answer.status == 405) response_.set(http::field::allow, "GET, HEAD");
     response_.content_length(answer.body.size());
     if (!head) response_.body() = std::move(answer.body);

@@ -30,11 +30,14 @@ namespace kvstrata {
 struct HttpRequest {
   std::string_view path, query;  // "/readyz", "verbose"
   std::string_view accept;
+  std::string_view host;        // "localhost:9465"
+  std::string_view fetch_site;  // Sec-Fetch-Site, which browsers send: "same-origin", "cross-site"
 };
 struct HttpAnswer {
   unsigned status = 200;
   std::string_view type = "text/plain; charset=utf-8";
   std::string body;
+  std::string policy;  // Content-Security-Policy; "": none
 };
 struct HttpPath {
   std::string_view path;

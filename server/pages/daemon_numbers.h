@@ -16,6 +16,7 @@
 #include "base/sync.h"
 #include "server/rpc/grpc_server.h"
 #include "server/store/recall_audits.h"
+#include "server/store/recompress_job.h"
 #include "server/store/session_totals.h"
 #include "server/store/store_info.h"
 #include "server/store/user_limits.h"
@@ -29,6 +30,16 @@ struct PartHealth {
   bool needed = false;    // without it the daemon is not ready
 };
 
+// What the status page shows besides; looked up only while somebody has it open.
+struct LiveNumbers {
+  static constexpr size_t kMostSequences = 64;  // the newest
+  static constexpr uint32_t kBuckets = 128;
+
+  std::vector<LiveSequence> sequences;
+  size_t all_sequences = 0;
+  std::vector<WorkInfo> work;
+};
+
 struct DaemonNumbers {
   std::chrono::steady_clock::time_point taken;
   std::vector<PartHealth> parts;
@@ -40,6 +51,7 @@ struct DaemonNumbers {
   SessionTotals sessions;
   std::vector<SampledRecall> recall;
   std::optional<CgroupInfo> cgroup;
+  std::optional<LiveNumbers> live;
 };
 
 class LatestNumbers {

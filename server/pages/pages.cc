@@ -8,10 +8,9 @@ struct PageRow {
   HttpAnswer (*answer)(PageSource*, const HttpRequest&);
 };
 constexpr PageRow kPages[] = {
-    {"/metrics", MetricsPage},
-    {"/livez", LivezPage},
-    {"/readyz", ReadyzPage},
-    {"/healthz", HealthzPage},
+    {"/metrics", MetricsPage},  {"/livez", LivezPage}, {"/readyz", ReadyzPage},
+    {"/healthz", HealthzPage},  {"/", StatusPage},     {"/status.json", StatusDataPage},
+    {"/audit.json", AuditPage},
 };
 
 }  // namespace

@@ -6,6 +6,7 @@
 #define KVSTRATA_SERVER_PAGES_PAGES_H_
 
 #include <chrono>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "server/http/http_server.h"
 #include "server/pages/daemon_numbers.h"
 #include "server/pages/label_cap.h"
+#include "server/pages/page_requests.h"
 
 namespace kvstrata {
 
@@ -25,6 +27,9 @@ struct PageSource {
   LabelCap users{kMostUsers};            // of the pages' thread
   std::chrono::microseconds patience{};  // with a loop, until it counts as hanging
   std::string_view version, commit;
+  std::chrono::steady_clock::time_point started;
+  PageAudits audits;
+  WatchedPage status;  // whether somebody looks at it
 };
 
 // All, in the order of HttpCounts::answered.
@@ -36,6 +41,15 @@ HttpAnswer MetricsPage(PageSource* source, const HttpRequest& request);
 HttpAnswer LivezPage(PageSource* source, const HttpRequest& request);
 HttpAnswer ReadyzPage(PageSource* source, const HttpRequest& request);
 HttpAnswer HealthzPage(PageSource* source, const HttpRequest& request);
+// The status page, what it asks for once a second (`?after=N`: events behind that number only), and
+// its audit.
+HttpAnswer StatusPage(PageSource* source, const HttpRequest& request);
+HttpAnswer StatusDataPage(PageSource* source, const HttpRequest& request);
+HttpAnswer AuditPage(PageSource* source, const HttpRequest& request);
+
+// local_request.cc: a refusal for what a page of somebody else's in an operator's browser asked: by
+// a name that leads here (DNS rebinding), or from another site. Nothing: it may be answered.
+std::optional<HttpAnswer> RefuseForeign(const HttpRequest& request);
 
 // health.cc: what these three share. "loops" is looked up now, so that a daemon whose kvs-watch
 // hangs is found out; the rest is of the latest numbers.

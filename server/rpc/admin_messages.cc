@@ -3,6 +3,7 @@
 #include <string>
 #include <string_view>
 
+#include "server/store/session_totals.h"
 #include "server/telemetry/refusals.h"
 #include "server/telemetry/traffic.h"
 
@@ -103,6 +104,7 @@ void Write(const SequenceInfo& s, v1::Sequence* out) {
   out->set_host_bytes(s.host_bytes);
   out->set_prompt_tokens(s.prompt_tokens);
   out->set_held_tokens(s.held_tokens);
+  out->set_steps(s.steps);
   out->set_age_us(s.age_us);
   out->set_extents(s.extents);
   out->set_extent_device_bytes(s.extent_device_bytes);
@@ -172,6 +174,11 @@ void WriteCatalog(const Store& store, v1::GetStatusResponse* out) {
 }
 
 void WriteTelemetry(const Store& store, v1::GetStatusResponse* out) {
+  const StepTotals steps = ReadSessionTotals().steps;
+  out->set_decode_steps(steps.decoded);
+  out->set_decode_steps_in_full(steps.in_full);
+  out->set_selections(steps.selected);
+  out->set_selections_kept(steps.reused);
   for (const auto& [reason, count] : Refusals()) {
     v1::Refusal* refusal = out->add_refusals();
     refusal->set_reason(std::string(reason));

@@ -18,7 +18,7 @@ void Write(const ExtentInfo& e, v1::ExtentInfo* out);
 void Write(const WorkInfo& w, v1::Work* out);
 void Write(const PageInfo& p, v1::PageInfo* out);
 void WriteCatalog(const Store& store, v1::GetStatusResponse* out);
-// Refusals, latencies and bytes.
+// Refusals, latencies, bytes and steps.
 void WriteTelemetry(const Store& store, v1::GetStatusResponse* out);
 void Write(const DiskInfo& d, v1::Disk* out);
 void Write(const LimitNumbers& n, v1::UserNumbers* out);

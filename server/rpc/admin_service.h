@@ -69,6 +69,10 @@ class AdminService final : public v1::Admin::CallbackService {
                                                      const v1::ScrubRequest*) override;
   grpc::ServerWriteReactor<v1::WatchResponse>* Watch(grpc::CallbackServerContext*,
                                                      const v1::WatchRequest*) override;
+  // selection_calls.cc
+  grpc::ServerUnaryReactor* SampleSelections(grpc::CallbackServerContext*,
+                                             const v1::SampleSelectionsRequest*,
+                                             v1::SampleSelectionsResponse*) override;
   // quota_calls.cc
   grpc::ServerUnaryReactor* ListQuotas(grpc::CallbackServerContext*, const v1::ListQuotasRequest*,
                                        v1::ListQuotasResponse*) override;

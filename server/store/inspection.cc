@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <set>
 #include <unordered_map>
 
@@ -180,6 +181,7 @@ SequenceInfo Inspection::InfoOf(const Sequence& s) const {
   info.age_us = AgeUs(s.opened);
   info.prompt_tokens = s.prompt_tokens;
   info.held_tokens = s.held_tokens;
+  info.steps = s.steps;
   info.extents = static_cast<uint32_t>(s.extents.size());
   for (const Extent& e : s.extents) {
     const bool device = e.page->arena->tier == Tier::kDevice;
@@ -220,6 +222,58 @@ Result<SequenceDetail> Inspection::Show(uint64_t sequence) const {
   VisitPages(sequence, add);
   CountPages(&detail.info);
   return detail;
+}
+
+std::string_view Inspection::WhyUncounted(const Sequence& s, const Session& session) const {
+  if (s.plan.selector == SelectorKind::kFull) return "full";
+  const bool emulated = memory_.name(PoolId::Device(session.device)).starts_with("emulated");
+  return emulated ? "" : "gpu";
+}
+
+SelectionSample Inspection::SampleOf(const Sequence& s, uint32_t buckets,
+                                     uint32_t bucket_tokens) const {
+  const Session& session = *catalog_.SessionOf(s.session);
+  SelectionSample sample;
+  sample.page_tokens = s.page_tokens();
+  sample.layers = static_cast<uint32_t>(s.model->desc.geometry.layers);
+  sample.uncounted = WhyUncounted(s, session);
+  SelectionTotals& totals = sample.totals;
+  totals.tokens = s.tokens;
+  totals.steps = s.steps;
+  const uint32_t pages = s.PagesFor(s.tokens);
+  const uint32_t width = std::max(BucketPages(pages, buckets), bucket_tokens / sample.page_tokens);
+  totals.bucket_tokens = width * sample.page_tokens;
+  totals.counts.resize((pages + width - 1) / width);
+  for (uint32_t page = 0; page < pages; ++page) {
+    totals.counts[page / width] += session.memory->ReadCount(s.access_counters, page);
+  }
+  return sample;
+}
+
+Result<SelectionSample> Inspection::Selections(uint64_t sequence, uint32_t buckets,
+                                               uint32_t bucket_tokens) const {
+  StoreLock lock(mu_);
+  KVS_ASSIGN_OR_RETURN(const Sequence* s, catalog_.PeekSequence(sequence));
+  return SampleOf(*s, buckets, bucket_tokens);
+}
+
+std::vector<LiveSequence> Inspection::Newest(size_t most, uint32_t buckets) const {
+  StoreLock lock(mu_);
+  std::vector<uint64_t> ids;
+  for (const auto& [id, s] : catalog_.sequences()) ids.push_back(id);
+  const size_t n = std::min(most, ids.size());
+  std::partial_sort(ids.begin(), ids.begin() + static_cast<ptrdiff_t>(n), ids.end(),
+                    std::greater<>());
+  std::vector<LiveSequence> live;
+  for (size_t i = n; i-- > 0;) {
+    mu_.Yield();
+    const Result<const Sequence*> s = catalog_.PeekSequence(ids[i]);
+    if (!s.ok()) continue;  // closed meanwhile
+    live.push_back(
+        {InfoOf(**s), catalog_.SessionOf((*s)->session)->client_name, SampleOf(**s, buckets, 0)});
+    CountPages(&live.back().info);
+  }
+  return live;
 }
 
 StoreCounters Inspection::Counters() const {

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "base/status.h"
@@ -23,6 +24,7 @@ class PageMemory;
 class PagePools;
 class PrefixIndex;
 struct Sequence;
+struct Session;
 class SessionCatalog;
 struct StoreParts;
 
@@ -35,6 +37,12 @@ class Inspection {
   std::vector<ModelInfo> Models() const KVS_EXCLUDES(store_lock);
   std::vector<SequenceInfo> Sequences(uint64_t session) const KVS_EXCLUDES(store_lock);  // 0: all
   Result<SequenceDetail> Show(uint64_t sequence) const KVS_EXCLUDES(store_lock);
+  // In buckets of at least `bucket_tokens`, a power of two of pages, and at most `buckets`. Cost: a
+  // load for each page. NOT_FOUND SEQUENCE_UNKNOWN.
+  Result<SelectionSample> Selections(uint64_t sequence, uint32_t buckets,
+                                     uint32_t bucket_tokens = 0) const KVS_EXCLUDES(store_lock);
+  // The `most` newest ones, in the order of their numbers.
+  std::vector<LiveSequence> Newest(size_t most, uint32_t buckets) const KVS_EXCLUDES(store_lock);
   AuditReport Audit() const KVS_EXCLUDES(store_lock);
   StoreCounters Counters() const KVS_EXCLUDES(store_lock);
 
@@ -46,6 +54,10 @@ class Inspection {
  private:
   // Lets others in, too.
   uint64_t BytesOf(std::span<const uint64_t> sequences) const KVS_REQUIRES(store_lock);
+  std::string_view WhyUncounted(const Sequence& s, const Session& session) const
+      KVS_REQUIRES(store_lock);
+  SelectionSample SampleOf(const Sequence& s, uint32_t buckets, uint32_t bucket_tokens) const
+      KVS_REQUIRES(store_lock);
   // Calls visit(sequence, page, whether it is an index block) for the sequence's pages and blocks,
   // as long as it is there.
   template <typename Visit>

@@ -141,6 +141,7 @@ struct Sequence {
   uint32_t indexed_tokens = 0;  // index rows are valid up to here
   uint32_t held_tokens = 0;     // found at open
   uint32_t prompt_tokens = 0;
+  uint64_t steps = 0;  // that committed tokens
   bool prefill_done = false;
   bool imported = false;      // import_job.h
   PageKey last_key{};         // of the last whole page; zeros: none

@@ -12,6 +12,7 @@
 #include "kernels/page_view.h"
 #include "kernels/plan.h"
 #include "server/store/recall_audit.h"
+#include "server/store/selection_totals.h"
 #include "server/store/session_types.h"
 
 namespace kvstrata {
@@ -47,11 +48,18 @@ struct SequenceInfo {
   uint32_t tokens = 0, capacity_tokens = 0, pages = 0, shared_pages = 0, index_blocks = 0;
   uint64_t version = 0, device_bytes = 0, host_bytes = 0, age_us = 0;
   uint32_t prompt_tokens = 0, held_tokens = 0;
+  uint64_t steps = 0;  // that committed tokens
   // Extents of its codec; their bytes are in device_bytes and host_bytes too.
   uint32_t extents = 0, absent_pages = 0;
   uint64_t extent_device_bytes = 0, extent_host_bytes = 0;
   std::string work_error;  // of its last recompression; "" if it published
   std::string key;         // that its engine gave it; "": none
+};
+// A sequence with what its steps selected since it opened.
+struct LiveSequence {
+  SequenceInfo info;
+  std::string client;  // its session's name
+  SelectionSample sample;
 };
 struct PageInfo {
   uint32_t arena = 0;

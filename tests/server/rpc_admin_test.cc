@@ -223,6 +223,9 @@ TEST_F(RpcAdminTest, AnotherUserMayCallNothingOfAdmin) {
   refused(&v1::Admin::Stub::ListSessions, v1::ListSessionsRequest(), "ListSessions");
   refused(&v1::Admin::Stub::ListSequences, v1::ListSequencesRequest(), "ListSequences");
   refused(&v1::Admin::Stub::ShowSequence, show, "ShowSequence");
+  v1::SampleSelectionsRequest sample;
+  sample.set_sequence(sequence);
+  refused(&v1::Admin::Stub::SampleSelections, sample, "SampleSelections");
   refused(&v1::Admin::Stub::ListPools, v1::ListPoolsRequest(), "ListPools");
   refused(&v1::Admin::Stub::ListWork, v1::ListWorkRequest(), "ListWork");
   refused(&v1::Admin::Stub::GetConfig, v1::GetConfigRequest(), "GetConfig");

@@ -137,6 +137,12 @@ class Client:
     def show_sequence(self, sequence: int) -> admin_pb2.ShowSequenceResponse:
         return self.call(self.admin.ShowSequence, admin_pb2.ShowSequenceRequest(sequence=sequence))
 
+    def sample_selections(self, sequence: int, buckets: int = 0, since: admin_pb2.SelectionCursor | None = None
+                          ) -> admin_pb2.SampleSelectionsResponse:
+        """What steps selected of a sequence since the answer whose `cursor` is `since`, in at most 512 buckets."""
+        return self.call(self.admin.SampleSelections, admin_pb2.SampleSelectionsRequest(
+            sequence=sequence, buckets=buckets, since=since))
+
     def audit(self) -> admin_pb2.AuditResponse:
         return self.call(self.admin.Audit, admin_pb2.AuditRequest())
 

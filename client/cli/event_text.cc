@@ -1,0 +1,50 @@
+#include "client/cli/event_text.h"
+
+#include <cstdio>
+#include <ctime>
+
+namespace kvstrata::cli {
+namespace {
+
+// "2026-11-21T12:00:00.000123Z"
+std::string TimeText(int64_t us) {
+  const time_t seconds = us / 1000000;
+  std::tm utc{};
+  gmtime_r(&seconds, &utc);
+  char text[64];
+  const size_t n = std::strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%S", &utc);
+  std::snprintf(text + n, sizeof(text) - n, ".%06dZ", static_cast<int>(us % 1000000));
+  return text;
+}
+
+// Numbers, true and false are told as such; what cannot be read as one stays text.
+Json ValueOf(const v1::EventField& field) {
+  if (field.text()) return field.value();
+  Json value = Json::parse(field.value(), nullptr, /*allow_exceptions=*/false);
+  return value.is_discarded() ? Json(field.value()) : value;
+}
+
+}  // namespace
+
+Json ToJson(const v1::Event& event) {
+  Json fields = Json::object();
+  for (const v1::EventField& field : event.fields()) fields[field.key()] = ValueOf(field);
+  return {{"number", event.number()},
+          {"time", TimeText(event.time_us())},
+          {"level", event.level()},
+          {"event", event.name()},
+          {"fields", fields}};
+}
+
+std::string EventDetails(const Json& fields) {
+  std::string text;
+  for (const auto& [key, value] : fields.items()) {
+    const std::string shown = value.is_string() ? value.get<std::string>() : value.dump();
+    if (shown.empty() || shown == "0") continue;
+    const bool quoted = shown.find_first_of(" =\"") != std::string::npos;  // as in the log
+    text += (text.empty() ? "" : " ") + key + "=" + (quoted ? value.dump() : Printable(shown));
+  }
+  return text.empty() ? "-" : text;
+}
+
+}  // namespace kvstrata::cli

@@ -1,0 +1,19 @@
+// Events of the daemon as documents and as text. Pure functions.
+#ifndef KVSTRATA_CLIENT_CLI_EVENT_TEXT_H_
+#define KVSTRATA_CLIENT_CLI_EVENT_TEXT_H_
+
+#include <string>
+
+#include "client/cli/printer.h"
+#include "kvstrata/v1/admin.pb.h"
+
+namespace kvstrata::cli {
+
+// {"number", "time", "level", "event", "fields": {...}}
+Json ToJson(const v1::Event& event);
+// Those of `fields` that say something, as the log has them: key=value.
+std::string EventDetails(const Json& fields);
+
+}  // namespace kvstrata::cli
+
+#endif  // KVSTRATA_CLIENT_CLI_EVENT_TEXT_H_

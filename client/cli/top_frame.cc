@@ -1,0 +1,147 @@
+#include "client/cli/top_frame.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+
+#include "client/cli/selection_strip.h"
+#include "client/cli/terminal.h"
+
+namespace kvstrata::cli {
+namespace {
+
+constexpr const char* kRed = "\x1b[31m";
+constexpr const char* kGreen = "\x1b[32m";
+constexpr const char* kBold = "\x1b[1m";
+constexpr const char* kInverse = "\x1b[7m";
+constexpr const char* kReset = "\x1b[0m";
+
+constexpr int kBarCells = 20;
+constexpr int kWideColumns = 100;  // from here on with the client's name and host memory
+constexpr int kFewestStripCells = 8;
+constexpr int kMostStripCells = 64;
+
+std::string Painted(const TopLook& look, const char* colour, const std::string& text) {
+  return look.colour ? colour + text + kReset : text;
+}
+
+std::string Fixed1(double value) {
+  char text[32];
+  std::snprintf(text, sizeof(text), value < 1e6 ? "%.1f" : "%.3g", value);
+  return text;
+}
+std::string WholePercent(double share) {
+  return share < 0 ? "-" : std::to_string(std::lround(share * 100)) + " %";
+}
+
+std::string Padded(const std::string& text, size_t width, bool right) {
+  const std::string shown = ClipLine(text, static_cast<int>(width));
+  const std::string space(width - std::min(width, Width(shown)), ' ');
+  return right ? space + shown : shown + space;
+}
+
+std::string Bar(const TopTier& tier, const TopLook& look) {
+  const double part = tier.capacity_bytes == 0 ? 0
+                                               : static_cast<double>(tier.used_bytes) /
+                                                     static_cast<double>(tier.capacity_bytes);
+  const int full = std::clamp(static_cast<int>(std::ceil(part * kBarCells)), 0, kBarCells);
+  const std::string done(static_cast<size_t>(full), '#');
+  return "[" + Painted(look, part > 0.95 ? kRed : kGreen, done) +
+         std::string(static_cast<size_t>(kBarCells - full), '.') + "]";
+}
+
+struct TableColumn {
+  const char* header;
+  size_t width;
+  bool right, wide;  // wide: only on a wide terminal
+  std::string (*text)(const TopRow&);
+};
+std::string SelectedText(const TopRow& row) {
+  if (row.uncounted == "full") return "all";
+  return row.sampled && row.steps_per_second > 0 ? WholePercent(row.selected_share) : "-";
+}
+constexpr TableColumn kColumns[] = {
+    {"SEQ", 7, true, false, [](const TopRow& row) { return std::to_string(row.sequence); }},
+    {"CLIENT", 14, false, true, [](const TopRow& row) { return Printable(row.client); }},
+    {"PLAN", 12, false, false, [](const TopRow& row) { return Printable(row.plan); }},
+    {"TOKENS", 8, true, false, [](const TopRow& row) { return std::to_string(row.tokens); }},
+    {"TOK/S", 7, true, false, [](const TopRow& row) { return Fixed1(row.tokens_per_second); }},
+    {"DEVICE", 10, true, false, [](const TopRow& row) { return Bytes(row.device_bytes); }},
+    {"HOST", 10, true, true, [](const TopRow& row) { return Bytes(row.host_bytes); }},
+    {"SELECTED", 8, true, false, SelectedText},
+};
+
+// The columns of a row, or with null their headers.
+std::string Cells(const TopRow* row, const TopLook& look) {
+  std::string line;
+  for (const TableColumn& column : kColumns) {
+    if (column.wide && look.columns < kWideColumns) continue;
+    line += (line.empty() ? "" : " ") +
+            Padded(row == nullptr ? column.header : column.text(*row), column.width, column.right);
+  }
+  return line + "  ";
+}
+
+std::string StripOf(const TopRow& row, int cells, bool ascii) {
+  if (row.uncounted == "full") return "attends everything";
+  if (row.uncounted == "gpu") return "not counted on a GPU";
+  if (!row.sampled) return "";
+  return SelectionStrip(row.selected, cells, ascii);
+}
+
+}  // namespace
+
+std::vector<std::string> TopHeader(const TopView& view, const TopLook& look) {
+  const bool serves = view.health == "serving" && look.trouble.empty();
+  std::vector<std::string> lines;
+  lines.push_back(Painted(look, kBold, "kvstratad " + Printable(view.version)) + "  " +
+                  Painted(look, serves ? kGreen : kRed,
+                          Printable(look.trouble.empty() ? view.health : look.trouble)) +
+                  "  up " + Microseconds(view.uptime_us) + "  sessions " +
+                  std::to_string(view.sessions) + "  sequences " + std::to_string(view.sequences) +
+                  "  models " + std::to_string(view.models));
+  lines.push_back("steps " + Fixed1(view.steps_per_second) + "/s  tokens " +
+                  Fixed1(view.tokens_per_second) + "/s  moved " +
+                  Bytes(view.moved_bytes_per_second) + "/s  prefix hits " +
+                  WholePercent(view.hit_share) + "  kept " + WholePercent(view.kept_share) +
+                  "  in full " + WholePercent(view.in_full_share));
+  for (const TopTier& tier : view.tiers) {
+    lines.push_back(Padded(tier.name, 7, false) + Bar(tier, look) + " " +
+                    Padded(Bytes(tier.used_bytes), 10, true) + " of " +
+                    Padded(Bytes(tier.capacity_bytes), 10, true) + "  " + tier.note);
+  }
+  return lines;
+}
+
+size_t TopTableRoom(const TopView& view, const TopLook& look) {
+  if (look.rows == 0) return view.rows.size();
+  const int taken =
+      2 + static_cast<int>(view.tiers.size()) + 2 + 1;  // an empty line, headers; keys
+  return static_cast<size_t>(std::max(1, look.rows - taken));
+}
+
+std::vector<std::string> TopTable(const TopView& view, const TopLook& look) {
+  const std::string headers = Cells(nullptr, look);
+  const int strip = std::clamp(look.columns - static_cast<int>(Width(headers)), kFewestStripCells,
+                               kMostStripCells);
+  std::string title = "selected in the last " + Fixed1(view.seconds) + " s";
+  if (static_cast<int>(title.size()) > strip) title = "in " + Fixed1(view.seconds) + " s";
+  std::vector<std::string> lines{"", Painted(look, kBold, headers + title)};
+  const size_t end = std::min(view.rows.size(), look.first + TopTableRoom(view, look));
+  for (size_t i = look.first; i < end; ++i) {
+    const TopRow& row = view.rows[i];
+    std::string cells = Cells(&row, look);
+    if (static_cast<int>(i) == look.marked) {
+      cells[0] = '>';  // numbers have fewer digits than the column
+      cells = Painted(look, kInverse, cells);
+    }
+    lines.push_back(cells + StripOf(row, strip, look.ascii));
+  }
+  if (view.rows.empty()) {
+    lines.emplace_back(look.filter.empty() ? "no sequences"
+                                           : "no sequence has '" + Printable(look.filter) + "'");
+  }
+  return lines;
+}
+
+}  // namespace kvstrata::cli

@@ -1,0 +1,55 @@
+// What `kvstrata top` shows of a daemon at one moment, and of the time since the moment before.
+// Plain values.
+#ifndef KVSTRATA_CLIENT_CLI_TOP_VIEW_H_
+#define KVSTRATA_CLIENT_CLI_TOP_VIEW_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "client/cli/printer.h"
+
+namespace kvstrata::cli {
+
+struct TopTier {
+  std::string name;  // "device", "host", "disk"
+  uint64_t used_bytes = 0, capacity_bytes = 0;
+  std::string note;  // "cached 1.0 MiB"
+};
+
+struct TopRow {
+  uint64_t sequence = 0;
+  std::string client, model, plan, key;
+  uint32_t tokens = 0;
+  double tokens_per_second = 0, steps_per_second = 0;
+  uint64_t device_bytes = 0, host_bytes = 0, age_us = 0;
+  // Of those that were sampled twice.
+  bool sampled = false;
+  double selected_share = 0;       // of its pages, by a layer of a step on average
+  std::vector<uint32_t> selected;  // by bucket of tokens, since the moment before
+  std::string uncounted;           // why not: "full", "gpu"
+};
+
+struct TopView {
+  std::string version, health;
+  uint64_t uptime_us = 0, sessions = 0, sequences = 0, models = 0;
+  double seconds = 0;  // since the moment before; 0: there was none, and rates are 0
+  double steps_per_second = 0, tokens_per_second = 0, moved_bytes_per_second = 0;
+  // Of the same time; below 0: nothing of the kind happened.
+  double hit_share = -1, kept_share = -1, in_full_share = -1;
+  std::vector<TopTier> tiers;
+  std::vector<TopRow> rows;
+};
+
+enum class TopSort { kTokensPerSecond, kTokens, kMemory, kAge, kSequence };
+inline constexpr int kTopSorts = 5;
+const char* NameOf(TopSort sort);  // "tokens/s"
+
+// Keeps the rows whose number, client, model, plan or key has `filter` in it, the first one first.
+void Arrange(TopSort sort, const std::string& filter, std::vector<TopRow>* rows);
+
+Json ToJson(const TopView& view);
+
+}  // namespace kvstrata::cli
+
+#endif  // KVSTRATA_CLIENT_CLI_TOP_VIEW_H_

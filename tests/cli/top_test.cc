@@ -1,0 +1,109 @@
+// The frame of `kvstrata top`: strips, sorting and filtering, what fits where.
+#include <gtest/gtest.h>
+
+#include "client/cli/selection_strip.h"
+#include "client/cli/terminal.h"
+#include "client/cli/top_frame.h"
+
+namespace kvstrata::cli {
+namespace {
+
+TEST(SelectionStripTest, ACellHasTheMostSelectedOfItsBuckets) {
+  const std::vector<uint32_t> selected = {0, 0, 1, 100, 0, 50, 26, 25};
+  EXPECT_EQ(SelectionStrip(selected, 8, true), "..14.221");
+  EXPECT_EQ(SelectionStrip(selected, 4, true), ".422");
+  EXPECT_EQ(SelectionStrip(selected, 3, true), ".42");
+  EXPECT_EQ(SelectionStrip(selected, 8, false), "··░█·▒▒░");
+  EXPECT_EQ(SelectionStrip(selected, 16, true), "....1144..222211");
+  EXPECT_EQ(SelectionStrip(std::vector<uint32_t>{0, 0}, 4, true), "....");
+  EXPECT_EQ(SelectionStrip({}, 4, true), "");
+}
+
+TEST(SelectionStripTest, AShareIsOfPagesLayersAndSteps) {
+  EXPECT_EQ(SelectedShare(0, 100, 2, 0), 0);
+  EXPECT_EQ(SelectedShare(50, 100, 2, 1), 0.25);
+  EXPECT_EQ(SelectedShare(500, 100, 2, 1), 1);
+}
+
+TEST(ClipLineTest, ColoursTakeNoCellsAndEnd) {
+  EXPECT_EQ(ClipLine("abcdef", 3), "abc");
+  EXPECT_EQ(ClipLine("░▒▓█", 2), "░▒");
+  EXPECT_EQ(ClipLine("\x1b[31mabcdef\x1b[0m", 3), "\x1b[31mabc\x1b[0m");
+  EXPECT_EQ(ClipLine("\x1b[31mab\x1b[0mcdef", 3), "\x1b[31mab\x1b[0mc");
+  EXPECT_EQ(ClipLine("ab\x1b[31", 3), "ab\x1b[31\x1b[0m");
+  EXPECT_EQ(ClipLine("", 3), "");
+}
+
+TopView ViewOf(int rows) {
+  TopView view;
+  view.version = "1.2.3";
+  view.health = "serving";
+  view.seconds = 2;
+  view.tiers = {{"device", 512, 1024, "cached 0 B"}, {"host", 0, 0, ""}};
+  for (int i = 0; i < rows; ++i) {
+    TopRow& row = view.rows.emplace_back();
+    row.sequence = static_cast<uint64_t>(i + 1);
+    row.plan = i % 2 == 0 ? "quest" : "a plan of a long name";
+    row.client = "engine " + std::to_string(i);
+    row.tokens = static_cast<uint32_t>(1000 - i);
+    row.tokens_per_second = i;
+    row.steps_per_second = 1;
+    row.sampled = true;
+    row.selected_share = 0.12;
+    row.selected = {1, 0, 4};
+  }
+  return view;
+}
+
+TEST(TopViewTest, ArrangeSortsAndFilters) {
+  std::vector<TopRow> rows = ViewOf(4).rows;
+  Arrange(TopSort::kTokensPerSecond, "", &rows);
+  EXPECT_EQ(rows[0].sequence, 4u);
+  Arrange(TopSort::kTokens, "", &rows);
+  EXPECT_EQ(rows[0].sequence, 1u);
+  Arrange(TopSort::kSequence, "quest", &rows);
+  ASSERT_EQ(rows.size(), 2u);
+  Arrange(TopSort::kSequence, "engine 2", &rows);
+  ASSERT_EQ(rows.size(), 1u);
+  EXPECT_EQ(rows[0].sequence, 3u);
+}
+
+TEST(TopFrameTest, NoLineOfTheTableIsWiderThanTheScreen) {
+  const TopView view = ViewOf(5);
+  for (const int columns : {80, 100, 140, 200}) {
+    TopLook look;
+    look.columns = columns;
+    look.ascii = true;
+    for (const std::string& line : TopTable(view, look)) {
+      EXPECT_LE(Width(line), static_cast<size_t>(columns)) << line;
+    }
+    EXPECT_EQ(TopTable(view, look)[1].find("CLIENT") != std::string::npos, columns >= 100);
+  }
+}
+
+TEST(TopFrameTest, RowsFitBetweenTheHeaderAndTheKeys) {
+  const TopView view = ViewOf(100);
+  TopLook look;
+  look.rows = 24;
+  look.first = 90;
+  look.marked = 95;
+  const std::vector<std::string> lines = TopTable(view, look);
+  EXPECT_EQ(TopHeader(view, look).size() + TopTableRoom(view, look) + 2 + 1, 24u);
+  EXPECT_EQ(lines.size(), 2u + 10u);
+  EXPECT_NE(lines[2].find(" 91 "), std::string::npos) << lines[2];
+  EXPECT_EQ(lines[7][0], '>');
+}
+
+TEST(TopFrameTest, TroubleAndNamesOfOthersAreSaid) {
+  TopView view = ViewOf(1);
+  view.rows[0].plan = "a\x1b[2Jb";
+  TopLook look;
+  look.trouble = "AWAY";
+  EXPECT_NE(TopHeader(view, look)[0].find("AWAY"), std::string::npos);
+  EXPECT_NE(TopTable(view, look)[2].find("a\\x1b[2Jb"), std::string::npos);
+  view.rows[0].uncounted = "gpu";
+  EXPECT_NE(TopTable(view, look)[2].find("not counted on a GPU"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace kvstrata::cli
