@@ -22,25 +22,25 @@ constexpr Column kRecord[] = {
     {"SESSIONS", "/sessions"},
     {"SEQUENCES", "/sequences"},
     {"MODELS", "/models"},
-    {"CACHED PREFIX PAGES", "/prefix_pages"},
-    {"PREFIX HIT RATE", "/hit_rate", Percent},
-    {"TABLES PUBLISHED", "/publications"},
-    {"AWAITING READERS", "/retired_bytes", Bytes},
+    {"CACHED-PREFIX-PAGES", "/prefix_pages"},
+    {"PREFIX-HIT-RATE", "/hit_rate", Percent},
+    {"TABLES-PUBLISHED", "/publications"},
+    {"AWAITING-READERS", "/retired_bytes", Bytes},
     {"RECOMPRESSIONS", "/recompressions"},
-    {"RECOMPRESSIONS FAILED", "/recompress_failures"},
-    {"EXTENTS WRITTEN", "/recompressed_bytes", Bytes},
-    {"RAW PAGES RELEASED", "/released_bytes", Bytes},
+    {"RECOMPRESSIONS-FAILED", "/recompress_failures"},
+    {"EXTENTS-WRITTEN", "/recompressed_bytes", Bytes},
+    {"RAW-PAGES-RELEASED", "/released_bytes", Bytes},
 };
 constexpr Column kPools[] = {
     {"POOL", "/tier"},
-    {"DEVICE", "/device"},
-    {"USED", "/used_bytes", Bytes, true},
-    {"CACHED", "/cached_bytes", Bytes, true},
-    {"CAPACITY", "/capacity_bytes", Bytes, true},
-    {"FAILURE", "/failure"},
+    {"DEVICE", "/device", nullptr, false, 4},
+    {"USED", "/used_bytes", Bytes, true, 2},
+    {"CACHED", "/cached_bytes", Bytes, true, 1},
+    {"CAPACITY", "/capacity_bytes", Bytes, true, 2},
+    {"FAILURE", "/failure", nullptr, false, 3, 12},
 };
 
-constexpr Column kRefusals[] = {{"REFUSED BECAUSE", "/reason"}, {"TIMES", "/count", nullptr, true}};
+constexpr Column kRefusals[] = {{"REFUSED-BECAUSE", "/reason"}, {"TIMES", "/count", nullptr, true}};
 
 void PrintRefusals(const Style& style, const Json& document) {
   Json some = {{"refusals", Json::array()}};
@@ -62,7 +62,7 @@ Result<int> ShowStatus(const Options& options) {
                            static_cast<double>(answer.lookup_tokens());
   }
   PrintRecord(options.style, document, kRecord, std::cout);
-  if (options.style.format == Format::kTable) {
+  if (options.style.IsTable()) {
     std::cout << "\n";
     PrintList(options.style, document, "pools", kPools, std::cout);
     PrintCgroups(options.style, document, std::cout);
