@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Debian's packages in a bare Debian 12: installed, the unit's command run, a step decoded by python3-kvstrata and by the
-# wheel; upgraded with a changed configuration, purged. Root; needs no systemd that runs, and mounts nothing outside.
+# wheel, seen in `kvstrata top`, /metrics and the status page; upgraded with a changed configuration, purged. Root; needs
+# no systemd that runs, and mounts nothing outside.
 #   debs_check.sh DEBS WHEEL FOLDER     FOLDER keeps the bare root's archive
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -44,12 +45,13 @@ inside apt-get -q update
 inside sh -c 'apt-get -q install -y --no-install-recommends /tmp/debs/*.deb python3-grpcio python3-protobuf python3-venv'
 expect "the user's shell" "$(inside getent passwd kvstrata | cut -d: -f6,7)" /var/lib/kvstrata:/usr/sbin/nologin
 expect "the unit" "$(inside systemctl is-enabled kvstratad)" enabled
-sed -i 's|^# path = .*|path = "/var/lib/kvstrata/disk"|; s|^# budget_bytes.*|budget_bytes = "300MiB"\nsegment_bytes = "64MiB"|' \
-  "$root/etc/kvstrata/kvstratad.toml"
+sed -i 's|^# path = .*|path = "/var/lib/kvstrata/disk"|; s|^# budget_bytes.*|budget_bytes = "300MiB"\nsegment_bytes = "64MiB"|
+  s|^# listen = .*|listen = "127.0.0.1:9465"|' "$root/etc/kvstrata/kvstratad.toml"
 inside python3 -m venv /tmp/venv
 inside /tmp/venv/bin/pip -q install --no-index --find-links /tmp/wheels numpy kvstrata
 inside python3 /tmp/run_unit.py "kvstrata --socket $socket status" \
-  "python3 /tmp/decode.py $socket --grpc" "/tmp/venv/bin/python /tmp/decode.py $socket" \
+  "python3 /tmp/decode.py $socket --grpc" \
+  "/tmp/venv/bin/python /tmp/decode.py $socket --page 127.0.0.1:9465 -- kvstrata --socket $socket top --once" \
   "setpriv --reuid=kvstrata --regid=kvstrata --clear-groups kvstrata --socket $socket health" \
   "! setpriv --reuid=nobody --regid=nogroup --clear-groups kvstrata --socket $socket health"
 expect "what the disk tier left" "$(inside stat -c %U:%a /var/lib/kvstrata/disk)" kvstrata:700
