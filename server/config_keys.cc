@@ -330,7 +330,7 @@ constexpr std::array kKeys = {
     ConfigKey{
         "http.listen", "KVSTRATA_HTTP_LISTEN", "",
         "127.0.0.1:PORT, [::1]:PORT or unix:/PATH; '': nowhere",
-        "where /metrics, /livez, /readyz and /healthz are served, to everybody on this machine",
+        "where /metrics, the probes and the status page are served, to everybody on this machine",
         [](std::string_view v, Config* c) {
           c->http_listen = v;
           return IsHttpAddress(v);  // CheckTogether says what is wrong with its host

@@ -58,7 +58,7 @@ TEST(Verbs, AreThese) {
       "replay",       "calibrate",      "completion", "lookup",      "pin",          "pin ls",
       "pin add",      "pin rm",         "tier show",  "value",       "value ls",     "value get",
       "value verify", "tier scrub",     "tier drain", "tier resize", "quota",        "quota ls",
-      "events",       "doctor",         "quota set",  "quota reset", "explain"};
+      "events",       "doctor",         "quota set",  "quota reset", "explain",      "top"};
   std::sort(names.begin(), names.end());
   std::sort(expected.begin(), expected.end());
   EXPECT_EQ(names, expected);
@@ -109,6 +109,11 @@ TEST(Verbs, TheIssuesVerbsExist) {
                            "events",
                            "events -f --after 7 -o json",
                            "explain POOL_EXHAUSTED -o json",
+                           "top -d 500ms --filter quest --retry 5s --ascii",
+                           "top --once -o json",
+                           "seq map 1 -w",
+                           "seq map 1 --watch=500ms",
+                           "pool ls -w 1s -o yaml",
                            "status -o json --timeout 500ms --socket /x",
                            "-o yaml seq ls --no-headers"}) {
     std::istringstream words(line);

@@ -80,6 +80,7 @@ class Browser:
 
     def open(self, url: str) -> None:
         self._call("Page.navigate", {"url": url})
+        self.wait_for("location.href !== 'about:blank' && document.readyState === 'complete'")
 
     def value(self, expression: str):
         """What the page's script says of it."""

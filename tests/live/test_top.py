@@ -155,20 +155,27 @@ def test_a_signal_leaves_the_terminal_as_it_was(cli: str, daemon: Daemon, name: 
         assert cooked(screen)
 
 
-def test_it_stops_and_goes_on(cli: str, daemon: Daemon, engine: Engine):
-    with top(cli, daemon) as screen:
+def test_ctrl_z_stops_it_and_fg_goes_on(cli: str, daemon: Daemon):
+    """In a shell, since the kernel stops nobody whom no shell could wake."""
+    screen = Screen(["/bin/bash", "--norc", "--noprofile", "-i"], PS1="READY ")
+    try:
+        screen.wait_for("READY")
+        screen.press(f"{cli} --socket {daemon.socket} top --delay 300ms\r")
+        screen.wait_for("TOKENS", "q quit")
         before = len(screen.said)
-        os.kill(screen.pid, signal.SIGTSTP)
-        _, status = os.waitpid(screen.pid, os.WUNTRACED)
-        assert os.WIFSTOPPED(status)
-        screen.read(1)
-        assert cooked(screen) and b"\x1b[?1049l" in screen.said[before:]
+        screen.press("\x1a")
+        screen.wait_until(lambda _: b"Stopped" in screen.said[before:])
+        left = screen.said[before:]
+        assert left.index(b"\x1b[?25h\x1b[?1049l") < left.index(b"Stopped")
         before = len(screen.said)
-        os.kill(screen.pid, signal.SIGCONT)
+        screen.press("fg\r")
         screen.wait_until(lambda _: b"\x1b[?1049h" in screen.said[before:] and b"q quit" in screen.said[before:])
-        assert not cooked(screen)
         screen.press("q")
-        assert os.waitstatus_to_exitcode(screen.wait_end()) == 0
+        screen.wait_until(lambda _: b"READY" in screen.said[before:].rsplit(b"\x1b[?1049l", 1)[-1])
+        screen.press("echo code=$?\r")
+        screen.wait_until(lambda _: b"code=0" in screen.said[before:])
+    finally:
+        screen.close()
 
 
 # ---- a daemon that goes away ----
