@@ -32,7 +32,7 @@ def pipe() -> list[int]:
 class Browser:
     """REQUIRES: find_chromium()."""
 
-    def __init__(self, width: int = 1200, height: int = 1100) -> None:
+    def __init__(self, width: int = 1200, height: int = 830) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="kvs-chromium-")
         to_browser, self._to = pipe()
         self._from, from_browser = pipe()

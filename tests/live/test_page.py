@@ -128,6 +128,7 @@ def browser() -> Iterator[Browser]:
 
 def keep(browser: Browser, name: str) -> None:
     if folder := os.environ.get("KVS_SCREENSHOTS"):
+        browser.wait_for(f"{PAINTED}.every(rows => rows >= 30)")  # which fills the picture
         browser.screenshot(pathlib.Path(folder) / name)
 
 
