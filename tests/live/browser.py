@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
 import pathlib
@@ -19,24 +20,33 @@ def find_chromium() -> str | None:
     return os.environ.get("KVS_CHROMIUM") or shutil.which("chromium")
 
 
+def pipe() -> list[int]:
+    """Of descriptors that are neither 3 nor 4."""
+    made = os.pipe()
+    high = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in made]
+    for end in made:
+        os.close(end)
+    return high
+
+
 class Browser:
     """REQUIRES: find_chromium()."""
 
-    def __init__(self, width: int = 1200, height: int = 1100) -> None:
+    def __init__(self, width: int = 1200, height: int = 830) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="kvs-chromium-")
-        to_browser, self._to = os.pipe()
-        self._from, from_browser = os.pipe()
-        # The browser reads descriptor 3 and writes 4.
+        to_browser, self._to = pipe()
+        self._from, from_browser = pipe()
+        # The browser reads descriptor 3 and writes 4. bash, since other shells know descriptors of one digit only.
         shell = f"exec 3<&{to_browser} 4>&{from_browser}; exec \"$0\" \"$@\""
         self.process = subprocess.Popen(
-            ["/bin/sh", "-c", shell, find_chromium(), "--headless=new", "--no-sandbox", "--disable-gpu",
+            ["/bin/bash", "-c", shell, find_chromium(), "--headless=new", "--no-sandbox", "--disable-gpu",
              "--disable-dev-shm-usage", "--no-first-run", "--hide-scrollbars", "--remote-debugging-pipe",
              f"--user-data-dir={self._folder.name}", f"--window-size={width},{height}", "about:blank"],
             pass_fds=[to_browser, from_browser], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         os.close(to_browser)
         os.close(from_browser)
         self._last, self._unread = 0, b""
-        self.console: list[str] = []  # what pages complain of
+        self.console: list[str] = []  # errors of pages
         target = self._call("Target.createTarget", {"url": "about:blank"})["targetId"]
         self._session = self._call("Target.attachToTarget", {"targetId": target, "flatten": True})["sessionId"]
         self._call("Emulation.setDeviceMetricsOverride",
@@ -57,7 +67,7 @@ class Browser:
 
     def _note(self, message: dict) -> None:
         parameters = message.get("params", {})
-        if message.get("method") == "Log.entryAdded":
+        if message.get("method") == "Log.entryAdded" and parameters["entry"]["level"] == "error":
             self.console.append(parameters["entry"]["text"])
         if message.get("method") == "Runtime.exceptionThrown":
             self.console.append(json.dumps(parameters["exceptionDetails"]))

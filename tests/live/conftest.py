@@ -64,7 +64,8 @@ class Engine(threading.Thread):
 
     def stop(self) -> None:
         self.ended.set()
-        self.join(30)
+        if self.ident is not None:  # it was started
+            self.join(30)
         assert not self.is_alive()
         try:
             self.session.close()

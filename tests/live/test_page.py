@@ -128,6 +128,7 @@ def browser() -> Iterator[Browser]:
 
 def keep(browser: Browser, name: str) -> None:
     if folder := os.environ.get("KVS_SCREENSHOTS"):
+        browser.wait_for(f"{PAINTED}.every(rows => rows >= 30)")  # which fills the picture
         browser.screenshot(pathlib.Path(folder) / name)
 
 
@@ -151,7 +152,7 @@ def test_the_page_shows_what_happens(daemon: Daemon, engine: Engine, browser: Br
         browser.wait_for(f"document.querySelector('[data-sequence=\"{sequence}\"]') !== null")
     browser.wait_for("/decode steps [1-9]/.test(document.getElementById('rates').textContent)")
     browser.wait_for(f"{PAINTED}.every(rows => rows >= 8)")
-    browser.wait_for("document.getElementById('events').textContent.includes('session_opened')")
+    browser.wait_for("document.getElementById('events').textContent.includes('client=live')")
     browser.value("document.getElementById('ask').click()")
     browser.wait_for("document.getElementById('audit').textContent.includes('the books balance')")
     keep(browser, "status_page.png")

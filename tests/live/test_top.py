@@ -111,7 +111,7 @@ def test_keys(cli: str, daemon: Daemon, engine: Engine):
         screen.press("a")
         screen.wait_for("the books balance", "2 sequences", gone=("times selected",))
         screen.press("e")
-        screen.wait_for("session_opened", gone=("the books",))
+        screen.wait_for("client=live", gone=("the books",))
         screen.press("?")
         screen.wait_for("Ctrl-Z stops", "SELECTED")
         screen.press("\x1b")

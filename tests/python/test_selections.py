@@ -27,6 +27,7 @@ def prefilled(toy: Toy, session: kvstrata.Session, plan: str) -> kvstrata.Sequen
     sequence = session.open(toy.register(session), plan)
     toy.feed(session, sequence, 0, PROMPT)
     sequence.prefill_done()
+    sequence.settle()
     return sequence
 
 
