@@ -15,7 +15,7 @@ constexpr Reason kRows[] = {
      "look at its log; attach again"},
     {"DAEMON_UNREACHABLE", kLibrary, "No daemon listens at the socket.", ""},
     {"DEADLINE", kLibrary, "The daemon did not answer in time.",
-     "wait longer: --timeout 30s; is it alive? kvstrata health"},
+     "wait longer: --timeout 30s; is it stopped? ps -C kvstratad -o pid,stat,args"},
     {"EXCEPTION", kLibrary, "The library met an error that it does not know: a bug.", "report it"},
     {"FORKED", kLibrary, "The session belongs to the parent process.", "attach anew after fork()"},
     {"HANDLE_INVALID", kLibrary, "A handle was ended, or never came from this library.", ""},

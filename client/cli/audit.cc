@@ -39,8 +39,6 @@ struct RecallArguments {
 };
 
 std::string LayerName(const Json& value) { return value.get<int32_t>() < 0 ? "all" : value.dump(); }
-// What max_missed limits.
-std::string Missed(const Json& value) { return Fixed4(1 - value.get<double>()); }
 std::string Error(const Json& value) {
   std::array<char, 32> text;
   std::snprintf(text.data(), text.size(), "%.3g", value.get<double>());
@@ -48,10 +46,10 @@ std::string Error(const Json& value) {
 }
 
 constexpr Column kLayers[] = {
-    {"LAYER", "/layer", LayerName, true},     {"SAMPLES", "/recall/samples", nullptr, true},
-    {"MISSED", "/recall/mean", Missed, true}, {"RECALL", "/recall/mean", Fixed4, true},
-    {"P5", "/recall/p5", Fixed4, true},       {"MIN", "/recall/min", Fixed4, true},
-    {"ERROR", "/error/mean", Error, true},    {"P95", "/error/p95", Error, true},
+    {"LAYER", "/layer", LayerName, true},  {"SAMPLES", "/recall/samples", nullptr, true},
+    {"MISSED", "/missed", Fixed4, true},   {"RECALL", "/recall/mean", Fixed4, true},
+    {"P5", "/recall/p5", Fixed4, true},    {"MIN", "/recall/min", Fixed4, true},
+    {"ERROR", "/error/mean", Error, true}, {"P95", "/error/p95", Error, true},
     {"MAX", "/error/max", Error, true},
 };
 
@@ -76,6 +74,15 @@ void PrintHistogram(const char* name, const Json& histogram, const Json& bounds,
   }
 }
 
+// With `missed` in each layer, which is what max_missed limits.
+Json RecallDocument(const v1::AuditRecallResponse& response) {
+  Json document = ToJson(response);
+  const auto add = [](Json* row) { (*row)["missed"] = 1 - (*row)["recall"]["mean"].get<double>(); };
+  for (Json& layer : document["layers"]) add(&layer);
+  add(&document["all"]);
+  return document;
+}
+
 void PrintRecall(const Style& style, const Json& document, std::ostream& out) {
   if (style.IsDocument()) return PrintDocument(style.format, document, out);
   if (style.headers && style.IsTable()) {
@@ -92,6 +99,12 @@ void PrintRecall(const Style& style, const Json& document, std::ostream& out) {
   PrintList(style, rows, "rows", kLayers, out);
   if (!style.headers || !style.IsTable()) return;
   const Json& all = document["all"];
+  if (all["recall"]["min"] == 1.0 && document["plan"] != "full") {
+    out << "\nEvery sampled step attended everything, so this says nothing of the plan: the "
+           "sequence "
+           "is shorter than\nits min_tokens, or has nothing yet that the plan could choose from "
+           "(surprisal, packed blocks).\n";
+  }
   PrintHistogram("recall", all["recall"]["histogram"], document["recall_bounds"], out);
   PrintHistogram("output error", all["error"]["histogram"], document["error_bounds"], out);
 }
@@ -115,7 +128,8 @@ Result<int> AuditRecall(Options options, const RecallArguments& args) {
       });
   progress.Clear();
   // What was sampled before it ended early is worth its table too.
-  if (last.has_all() && last.steps() > 0) PrintRecall(options.style, ToJson(last), std::cout);
+  if (last.has_all() && last.steps() > 0)
+    PrintRecall(options.style, RecallDocument(last), std::cout);
   if (!ended.ok()) return ended;
   return kOk;
 }

@@ -2,6 +2,7 @@
 
 #include <cstdio>
 #include <ctime>
+#include <sstream>
 
 namespace kvstrata::cli {
 namespace {
@@ -45,6 +46,24 @@ std::string EventDetails(const Json& fields) {
     text += (text.empty() ? "" : " ") + key + "=" + (quoted ? value.dump() : Printable(shown));
   }
   return text.empty() ? "-" : text;
+}
+
+std::string FoldedEvent(const Json& event, size_t width) {
+  constexpr size_t kIndent = 4, kDay = 11, kToMillis = 12;  // "2026-11-21T", "12:00:00.000"
+  const auto time = event["time"].get<std::string>().substr(kDay, kToMillis);
+  std::string out = event["number"].dump() + "  " + time + "  " +
+                    event["level"].get<std::string>() + "  " +
+                    Printable(event["event"].get<std::string>());
+  std::istringstream details(EventDetails(event["fields"]));
+  size_t cells = width;  // so that the first word begins a line
+  for (std::string word; details >> word;) {
+    const size_t wanted = Width(word);
+    const bool fits = cells + 1 + wanted <= width;
+    out += fits ? " " : "\n" + std::string(kIndent, ' ');
+    out += word;
+    cells = (fits ? cells + 1 : kIndent) + wanted;
+  }
+  return out;
 }
 
 }  // namespace kvstrata::cli

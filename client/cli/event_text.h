@@ -2,6 +2,7 @@
 #ifndef KVSTRATA_CLIENT_CLI_EVENT_TEXT_H_
 #define KVSTRATA_CLIENT_CLI_EVENT_TEXT_H_
 
+#include <cstddef>
 #include <string>
 
 #include "client/cli/printer.h"
@@ -13,6 +14,9 @@ namespace kvstrata::cli {
 Json ToJson(const v1::Event& event);
 // Those of `fields` that say something, as the log has them: key=value.
 std::string EventDetails(const Json& fields);
+// An event for a terminal: a line with number, time of day, level and name, and below it the
+// details, folded at spaces so that no line has more than `width` cells where a word allows it.
+std::string FoldedEvent(const Json& event, size_t width);
 
 }  // namespace kvstrata::cli
 

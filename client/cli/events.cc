@@ -1,6 +1,10 @@
 // events: what happened in the daemon, as in its log: the last 1,000 events, and what comes.
+#include <algorithm>
+#include <array>
 #include <iostream>
 #include <memory>
+#include <string_view>
+#include <vector>
 
 #include "client/cli/connection.h"
 #include "client/cli/event_text.h"
@@ -12,7 +16,16 @@ namespace {
 struct Wanted {
   uint64_t after = 0;
   bool follow = false;
+  std::string level = "debug", name;  // at least; "": any
 };
+
+constexpr std::array<std::string_view, 4> kLevels = {"debug", "info", "warning", "error"};
+
+bool IsWanted(const Wanted& wanted, const v1::Event& event) {
+  const auto rank = [](std::string_view level) { return std::ranges::find(kLevels, level); };
+  return rank(event.level()) >= rank(wanted.level) &&
+         (wanted.name.empty() || wanted.name == event.name());
+}
 
 constexpr Column kList[] = {{"NUMBER", "/number", nullptr, true},
                             {"TIME", "/time", nullptr, false, 2},
@@ -21,6 +34,10 @@ constexpr Column kList[] = {{"NUMBER", "/number", nullptr, true},
                             {"DETAILS", "/fields", EventDetails, false, 3, 24}};
 
 void PrintNext(const Style& style, const Json& event) {
+  if (style.format == Format::kTable && style.width != 0) {
+    std::cout << FoldedEvent(event, style.width) << std::endl;
+    return;
+  }
   if (style.format == Format::kYaml) std::cout << "---\n";
   if (style.format == Format::kJson) {
     std::cout << event.dump(-1, ' ', false, Json::error_handler_t::replace) << "\n";
@@ -50,6 +67,7 @@ Result<int> Show(const Options& options, const Wanted& wanted) {
     missed += batch.missed();
     if (wanted.follow) WarnOfMissed(batch.missed());
     for (const v1::Event& event : batch.events()) {
+      if (!IsWanted(wanted, event)) continue;
       if (wanted.follow) {
         PrintNext(options.style, ToJson(event));
       } else {
@@ -62,7 +80,11 @@ Result<int> Show(const Options& options, const Wanted& wanted) {
                          wanted.follow ? Connection::Lasts::kForever : Connection::Lasts::kWait);
   if (!ended.ok()) return ended;
   document["missed"] = missed;
-  PrintList(options.style, document, "events", kList, std::cout);
+  if (options.style.format == Format::kTable && options.style.width != 0) {
+    for (const Json& event : document["events"]) PrintNext(options.style, event);
+  } else {
+    PrintList(options.style, document, "events", kList, std::cout);
+  }
   if (options.style.IsTable()) WarnOfMissed(missed);
   return kOk;
 }
@@ -76,6 +98,9 @@ void AddEvents(CLI::App& app, Invocation& invocation) {
   noun->add_flag("-f,--follow", wanted->follow, "Go on with what comes, until Ctrl-C");
   noun->add_option("--after", wanted->after, "Only behind the event of this number (default: all)")
       ->type_name("NUMBER");
+  noun->add_option("--level", wanted->level, "Only of this level or a worse one (default: debug)")
+      ->check(CLI::IsMember(std::vector<std::string>(kLevels.begin(), kLevels.end())));
+  noun->add_option("--event", wanted->name, "Only events of this name")->type_name("NAME");
   Runs(noun, invocation, [&invocation, wanted] { return Show(invocation.options, *wanted); });
 }
 

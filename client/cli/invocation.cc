@@ -45,6 +45,12 @@ std::string NextStep(const Status& status, const Options& options) {
   if (const auto at = FindReason(status.reason()); at && !AllReasons()[*at].next.empty()) {
     return std::string(AllReasons()[*at].next);
   }
+  constexpr const char* kPackaged = "/run/kvstrata/kvstratad.sock";
+  if (status.code() == Code::kUnavailable && options.socket != kPackaged &&
+      access(kPackaged, F_OK) == 0) {
+    return std::string("there is a daemon's socket at ") + kPackaged +
+           ": export KVSTRATA_SOCKET=" + kPackaged;
+  }
   if (status.code() == Code::kUnavailable) {
     return "start a daemon: kvstratad --socket " + options.socket +
            "; or name a running one's socket: --socket PATH, KVSTRATA_SOCKET";

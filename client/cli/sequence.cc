@@ -28,6 +28,7 @@ constexpr Column kList[] = {
     {"HOST", "/host_bytes", Bytes, true, 6},
     {"AGE", "/age_us", Microseconds, true, 2},
     {"KEY", "/key", OrDash},
+    {"PLAN-TEXT", "/plan_text"},
 };
 std::string OrOk(const Json& value) {
   const std::string text = value.is_string() ? value.get<std::string>() : "";

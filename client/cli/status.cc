@@ -40,6 +40,14 @@ constexpr Column kPools[] = {
     {"FAILURE", "/failure", nullptr, false, 3, 12},
 };
 
+constexpr Column kDisks[] = {
+    {"DISK", "/path", nullptr, false, 4},
+    {"USED", "/used_bytes", Bytes, true, 2},
+    {"CAPACITY", "/capacity_bytes", Bytes, true, 2},
+    {"ENTRIES", "/entries", nullptr, true, 1},
+    {"DEGRADED", "/degraded", OrDash, false, 3, 12},
+};
+
 constexpr Column kRefusals[] = {{"REFUSED-BECAUSE", "/reason"}, {"TIMES", "/count", nullptr, true}};
 
 void PrintRefusals(const Style& style, const Json& document) {
@@ -65,6 +73,10 @@ Result<int> ShowStatus(const Options& options) {
   if (options.style.IsTable()) {
     std::cout << "\n";
     PrintList(options.style, document, "pools", kPools, std::cout);
+    if (!document["disks"].empty()) {
+      std::cout << "\n";
+      PrintList(options.style, document, "disks", kDisks, std::cout);
+    }
     PrintCgroups(options.style, document, std::cout);
     PrintUsersAtLimits(options.style, document, std::cout);
     PrintRefusals(options.style, document);
@@ -72,7 +84,7 @@ Result<int> ShowStatus(const Options& options) {
   return kOk;
 }
 
-constexpr Column kHealth[] = {{"HEALTH", "/health"}, {"STATE", "/state"}, {"WHY", "/why", OrDash}};
+constexpr Column kHealth[] = {{"STATE", "/state"}, {"WHY", "/why", OrDash}, {"GRPC", "/health"}};
 
 // Parts whose loss leaves a daemon that serves with less.
 constexpr const char* kParts[] = {"kvstrata.pool.device", "kvstrata.pool.host", "kvstrata.disk"};

@@ -327,6 +327,9 @@ void AddTop(CLI::App& app, Invocation& invocation) {
   noun->add_flag("-b,--once", wanted->once, "One frame as text, after one delay");
   noun->add_flag("--ascii", wanted->ascii, "Without Unicode");
   Runs(noun, invocation, [&invocation, wanted]() -> Result<int> {
+    if (const Style& style = invocation.options.style; !style.IsTable() && !style.IsDocument()) {
+      throw CLI::ValidationError("--output", "top is a frame or a document: table, json or yaml");
+    }
     const bool document = invocation.options.style.IsDocument();
     return wanted->once || document ? Once(invocation.options, *wanted)
                                     : Live(invocation.options, *wanted);

@@ -13,6 +13,7 @@ namespace {
 constexpr const char* kRed = "\x1b[31m";
 constexpr const char* kGreen = "\x1b[32m";
 constexpr const char* kBold = "\x1b[1m";
+constexpr const char* kDim = "\x1b[2m";
 constexpr const char* kInverse = "\x1b[7m";
 constexpr const char* kReset = "\x1b[0m";
 
@@ -38,6 +39,16 @@ std::string Padded(const std::string& text, size_t width, bool right) {
   const std::string shown = ClipLine(text, static_cast<int>(width));
   const std::string space(width - std::min(width, Width(shown)), ' ');
   return right ? space + shown : shown + space;
+}
+
+// The fields that fit into `columns` cells, whole, from the first on.
+std::string Fitting(const std::vector<std::string>& fields, int columns) {
+  std::string line;
+  for (const std::string& field : fields) {
+    if (Width(line) + 2 + Width(field) > static_cast<size_t>(columns)) break;
+    line += (line.empty() ? "" : "  ") + field;
+  }
+  return line;
 }
 
 std::string Bar(const TopTier& tier, const TopLook& look) {
@@ -71,13 +82,23 @@ constexpr TableColumn kColumns[] = {
     {"SELECTED", 8, true, false, SelectedText},
 };
 
+// Of the first column: numbers of other users than the first are long.
+size_t NumberWidth(const TopView& view) {
+  size_t width = kColumns[0].width;
+  for (const TopRow& row : view.rows) {
+    width = std::max(width, std::to_string(row.sequence).size() + 1);
+  }
+  return width;
+}
+
 // The columns of a row, or with null their headers.
-std::string Cells(const TopRow* row, const TopLook& look) {
+std::string Cells(const TopRow* row, const TopLook& look, size_t number_width) {
   std::string line;
   for (const TableColumn& column : kColumns) {
     if (column.wide && look.columns < kWideColumns) continue;
+    const size_t width = &column == &kColumns[0] ? number_width : column.width;
     line += (line.empty() ? "" : " ") +
-            Padded(row == nullptr ? column.header : column.text(*row), column.width, column.right);
+            Padded(row == nullptr ? column.header : column.text(*row), width, column.right);
   }
   return line + "  ";
 }
@@ -100,11 +121,13 @@ std::vector<std::string> TopHeader(const TopView& view, const TopLook& look) {
                   "  up " + Microseconds(view.uptime_us) + "  sessions " +
                   std::to_string(view.sessions) + "  sequences " + std::to_string(view.sequences) +
                   "  models " + std::to_string(view.models));
-  lines.push_back("steps " + Fixed1(view.steps_per_second) + "/s  tokens " +
-                  Fixed1(view.tokens_per_second) + "/s  moved " +
-                  Bytes(view.moved_bytes_per_second) + "/s  prefix hits " +
-                  WholePercent(view.hit_share) + "  kept " + WholePercent(view.kept_share) +
-                  "  in full " + WholePercent(view.in_full_share));
+  lines.push_back(Fitting(
+      {"steps " + Fixed1(view.steps_per_second) + "/s",
+       "tokens " + Fixed1(view.tokens_per_second) + "/s",
+       "moved " + Bytes(view.moved_bytes_per_second) + "/s",
+       "in full " + WholePercent(view.in_full_share), "prefix hits " + WholePercent(view.hit_share),
+       "kept " + WholePercent(view.kept_share)},
+      look.columns));
   for (const TopTier& tier : view.tiers) {
     lines.push_back(Padded(tier.name, 7, false) + Bar(tier, look) + " " +
                     Padded(Bytes(tier.used_bytes), 10, true) + " of " +
@@ -121,7 +144,8 @@ size_t TopTableRoom(const TopView& view, const TopLook& look) {
 }
 
 std::vector<std::string> TopTable(const TopView& view, const TopLook& look) {
-  const std::string headers = Cells(nullptr, look);
+  const size_t number_width = NumberWidth(view);
+  const std::string headers = Cells(nullptr, look, number_width);
   const int strip = std::clamp(look.columns - static_cast<int>(Width(headers)), kFewestStripCells,
                                kMostStripCells);
   std::string title = "selected in the last " + Fixed1(view.seconds) + " s";
@@ -130,10 +154,12 @@ std::vector<std::string> TopTable(const TopView& view, const TopLook& look) {
   const size_t end = std::min(view.rows.size(), look.first + TopTableRoom(view, look));
   for (size_t i = look.first; i < end; ++i) {
     const TopRow& row = view.rows[i];
-    std::string cells = Cells(&row, look);
+    std::string cells = Cells(&row, look, number_width);
     if (static_cast<int>(i) == look.marked) {
       cells[0] = '>';  // numbers have fewer digits than the column
       cells = Painted(look, kInverse, cells);
+    } else if (!look.trouble.empty()) {
+      cells = Painted(look, kDim, cells);  // of the last answer that came
     }
     lines.push_back(cells + StripOf(row, strip, look.ascii));
   }

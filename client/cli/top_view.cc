@@ -1,6 +1,7 @@
 #include "client/cli/top_view.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace kvstrata::cli {
 namespace {
@@ -8,7 +9,8 @@ namespace {
 bool ComesFirst(TopSort sort, const TopRow& a, const TopRow& b) {
   switch (sort) {
     case TopSort::kTokensPerSecond:
-      return a.tokens_per_second > b.tokens_per_second;
+      // By what is shown at a glance: rows that are as fast keep their places.
+      return std::lround(a.tokens_per_second) > std::lround(b.tokens_per_second);
     case TopSort::kTokens:
       return a.tokens > b.tokens;
     case TopSort::kMemory:

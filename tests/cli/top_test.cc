@@ -81,6 +81,27 @@ TEST(TopFrameTest, NoLineOfTheTableIsWiderThanTheScreen) {
   }
 }
 
+TEST(TopFrameTest, RatesAreThereWholeOrNotAtAll) {
+  TopView view = ViewOf(1);
+  view.hit_share = view.kept_share = view.in_full_share = 0.5;
+  TopLook look;
+  for (look.columns = 40; look.columns < 120; ++look.columns) {
+    const std::string rates = TopHeader(view, look)[1];
+    EXPECT_LE(Width(rates), static_cast<size_t>(look.columns));
+    EXPECT_TRUE(rates.ends_with("/s") || rates.ends_with("%")) << rates;
+  }
+}
+
+TEST(TopFrameTest, LongNumbersOfSequencesAreWhole) {
+  TopView view = ViewOf(2);
+  view.rows[1].sequence = 1000000000002;
+  TopLook look;
+  look.marked = 0;
+  const std::vector<std::string> lines = TopTable(view, look);
+  EXPECT_NE(lines[3].find(" 1000000000002 "), std::string::npos) << lines[3];
+  EXPECT_EQ(lines[1].find("PLAN"), lines[3].find("a plan"));
+}
+
 TEST(TopFrameTest, RowsFitBetweenTheHeaderAndTheKeys) {
   const TopView view = ViewOf(100);
   TopLook look;

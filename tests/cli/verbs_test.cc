@@ -12,12 +12,25 @@
 
 #include "client/cli/completion.h"
 #include "client/cli/connection.h"
+#include "client/cli/event_text.h"
 #include "client/cli/invocation.h"
 #include "client/cli/spelling.h"
 #include "proto/reasons.h"
 
 namespace kvstrata::cli {
 namespace {
+
+TEST(EventText, FoldsAtSpaces) {
+  const Json event = {{"number", 17},
+                      {"time", "2026-11-21T12:00:00.000123Z"},
+                      {"level", "warning"},
+                      {"event", "refused"},
+                      {"fields", {{"reason", "POOL_EXHAUSTED"}, {"zero", 0}, {"why", "no room"}}}};
+  const std::string head = "17  12:00:00.000  warning  refused\n";
+  EXPECT_EQ(FoldedEvent(event, 80), head + "    reason=POOL_EXHAUSTED why=\"no room\"");
+  EXPECT_EQ(FoldedEvent(event, 34), head + "    reason=POOL_EXHAUSTED why=\"no\n    room\"");
+  EXPECT_EQ(FoldedEvent(event, 5), head + "    reason=POOL_EXHAUSTED\n    why=\"no\n    room\"");
+}
 
 struct Table {
   CLI::App app{"", "kvstrata"};

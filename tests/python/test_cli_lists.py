@@ -93,5 +93,5 @@ def test_names_go_through_pipes(cli: Program) -> None:
     shown = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=DEADLINE_S,
                            env=cli.environment, check=False)
     assert shown.returncode == 0 and shown.stdout.splitlines() == cli.names("seq", "ls"), shown
-    assert cli.names("health") == ["SERVING"]
+    assert cli.names("health") == ["serving"]
     assert cli.names("pool", "ls") == ["emulated", "host"]
