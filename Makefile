@@ -6,8 +6,14 @@
 # make test-vllm  kvstrata_vllm with vLLM 0.32 on the CPU; ARGS=--full runs all cases
 # make test-sglang  kvstrata_sglang with SGLang 0.5.23 on the CPU; ARGS=--full runs all cases
 # make image  the container image `kvstrata`, compiled inside, by docker, podman or buildah
+# make image-cuda  the image `kvstrata-cuda` of that one, with the CUDA backend of this build
+# make install PREFIX=/usr/local  what `make build` made; DESTDIR as usual
+# make deb, make test-deb  Debian's packages in build/deb; tried in a bare Debian 12 in build/debs
+# make wheel, make test-wheel  Python's package with the library in it, in dist/wheels; tried beside vLLM's protobuf
+# make test-image-cuda  what the image kvstrata-cuda says without a driver
 # make bundle dist/gpu: GPU tests and benchmarks for a machine with a GPU (bench/cuda/run_gpu.sh);
 #             TRACE=file (docs/traces.md): plan sekv too
+# make version V=1.2.3  writes a new version where it stands; the changelogs want words
 # make build  build/bin/kvstratad, build/bin/kvstrata, build/lib/libkvstrata.so
 # make all    tests and benchmarks too
 # Each installs what it needs (docker/packages.apt, integrations/requirements.txt).
@@ -25,7 +31,7 @@ JOBS   := $(shell nproc)
 REPORTS := $(abspath $(BUILD))/asan/report
 SANITIZED := ASAN_OPTIONS=log_path=$(REPORTS) UBSAN_OPTIONS=log_path=$(REPORTS):print_stacktrace=1
 
-.PHONY: demo demo-numpy demo-transformers demo-vllm demo-sglang test test-transformers test-vllm test-sglang build all bench image bundle asan asan-daemon asan-rpc tsan golden tidy format format-check clean
+.PHONY: demo demo-numpy demo-transformers demo-vllm demo-sglang test test-transformers test-vllm test-sglang build all bench image image-cuda test-image-cuda install deb test-deb wheel test-wheel bundle asan asan-daemon asan-rpc tsan golden tidy format format-check version clean
 
 demo: demo-$(ENGINE)
 demo-numpy: build
@@ -97,6 +103,30 @@ image:
 	$(or $(CONTAINERS),$(error install docker, podman or buildah)) build --file docker/cpu.Dockerfile --target daemon \
 	  --build-arg KVS_COMMIT=$$(git rev-parse --short HEAD) --tag kvstrata .
 
+image-cuda:
+	$(or $(CONTAINERS),$(error install docker, podman or buildah)) build --file docker/cuda.Dockerfile --tag kvstrata-cuda \
+	  $(dir $(or $(wildcard $(BUILD)/lib/libkvstrata_cuda.so),$(error there is no CUDA backend: make build beside an nvcc 12.5)))
+
+test-image-cuda: build $(BUILD)/.image_packages
+	$(PYTHON) -B tests/image/cuda_image_test.py --bin $(BUILD)/bin --lib $(BUILD)/lib --folder $(BUILD)/image
+
+PREFIX := /usr/local
+install: build
+	for component in library remote devel daemon cuda; do \
+	  cmake --install $(BUILD) --prefix $(PREFIX) --component $$component || exit; done
+
+deb: build $(BUILD)/.deb_packages
+	deploy/build_debs.sh $(BUILD) $(BUILD)/deb
+
+test-deb: deb wheel
+	tests/deploy/debs_check.sh $(BUILD)/deb dist/wheels/kvstrata-$$(cat VERSION)-*.whl $(BUILD)/debs
+
+wheel: build
+	$(VENV)/bin/python integrations/build_wheel.py $(BUILD)/lib/libkvstrata.so dist/wheels
+
+test-wheel: wheel
+	tests/deploy/wheel_check.sh dist/wheels/kvstrata-$$(cat VERSION)-*.whl $(BUILD)
+
 bundle: all
 	bench/cuda/bundle.sh $(BUILD) dist/gpu $(TRACE)
 
@@ -112,11 +142,18 @@ format:
 format-check:
 	git ls-files '*.cc' '*.h' '*.cu' '*.cuh' | xargs clang-format --dry-run -Werror
 
+version:
+	$(PYTHON) tests/tree/check_version.py . --set $(V)
+
 clean:
 	rm -rf $(BUILD)
 
 $(BUILD)/.packages: docker/packages.apt
 	docker/install_packages.sh
+	mkdir -p $(BUILD) && touch $@
+
+$(BUILD)/.deb_packages: deploy/debian.apt
+	docker/install_packages.sh deploy/debian.apt
 	mkdir -p $(BUILD) && touch $@
 
 $(BUILD)/.image_packages: docker/image.apt

@@ -182,7 +182,7 @@ using namespace kvstrata::client;  // NOLINT
 // ---- library ----
 
 int kvs_abi_version(void) { return KVS_ABI_VERSION; }
-const char* kvs_version(void) { return "0.1.0"; }
+const char* kvs_version(void) { return KVS_VERSION; }
 const char* kvs_transport(void) { return Transport().data(); }
 const char* kvs_code_name(int code) { return CodeName(static_cast<Code>(code)).data(); }
 const char* kvs_error_message(void) { return last_message; }

@@ -83,7 +83,7 @@ Status StructSize(std::string_view name, const void* caller, size_t size, size_t
   if (std::any_of(bytes + ours, bytes + size, [](unsigned char b) { return b != 0; })) {
     return InvalidArgument("STRUCT_SIZE", Name(name) +
                                               " sets fields that this library (version "
-                                              "0.1.0) does not know; install a newer one");
+                                              KVS_VERSION ") does not know; install a newer one");
   }
   return OkStatus();
 }

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Executes the Dockerfile's steps in a debootstrap root, where no Docker engine runs: installs the
 # package list in a bare Debian 12, builds this checkout there, starts the daemon and asks its health.
 # Root; about 10 minutes. Usage: docker/debootstrap_check.sh [FOLDER]

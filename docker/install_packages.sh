@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Installs docker/packages.apt, or the list that is given, where something of it is missing. Root, or
 # a user with sudo.
 set -eu

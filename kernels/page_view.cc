@@ -63,7 +63,7 @@ Status Validate(const Geometry& g) {
     return BadField("page_tokens", g.page_tokens, "16, 32, 64");
   }
   if (!IsDType(static_cast<int>(g.dtype))) {
-    return BadField("dtype", static_cast<int>(g.dtype), "1 (f32), 2 (f16), 3 (bf16)");
+    return BadField("dtype", static_cast<int>(g.dtype), AllDTypes("KVS"));
   }
   if (!(g.scale >= 0 && g.scale <= kMaxScale)) {
     return InvalidArgument("GEOMETRY_INVALID", "scale is " + std::to_string(g.scale) +

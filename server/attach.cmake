@@ -92,10 +92,7 @@ set_source_files_properties(daemon.cc PROPERTIES COMPILE_DEFINITIONS
 
 add_executable(kvstratad main.cc)
 target_link_libraries(kvstratad PRIVATE kvs_daemon CLI11::CLI11)
-install(TARGETS kvstratad RUNTIME DESTINATION bin)
 # Trained parameters, which the daemon finds beside its folder; in a build tree they are a link.
-install(DIRECTORY ${CMAKE_SOURCE_DIR}/parameters/ DESTINATION share/kvstrata/parameters
-        FILES_MATCHING PATTERN "*.safetensors")
 file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/share/kvstrata)
 file(CREATE_LINK ${CMAKE_SOURCE_DIR}/parameters ${CMAKE_BINARY_DIR}/share/kvstrata/parameters SYMBOLIC)
 # jemalloc serves the daemon executable alone: in a library it breaks dlopen, and sanitizers have

@@ -24,7 +24,7 @@ enum ExitCode : int {
 };
 int ExitCodeOf(const Status& status);
 
-std::string_view DaemonVersion();  // "0.1.0"
+std::string_view DaemonVersion();  // "1.2.3"
 std::string_view DaemonCommit();   // of the source tree at build time; "unknown"
 
 class Daemon {

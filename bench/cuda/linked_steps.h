@@ -7,7 +7,6 @@
 #include <grpcpp/grpcpp.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -19,8 +18,8 @@
 
 #include "bench/cuda/linked_plans.h"
 #include "bench/cuda/replay_timing.h"
+#include "bench/cuda/step_tensors.h"
 #include "client/include/kvstrata/kvstrata.h"
-#include "kernels/dtype.h"
 #include "kvstrata/v1/admin.grpc.pb.h"
 #include "tests/cuda/device_array.h"
 #include "tests/fakes/model_desc.h"
@@ -50,16 +49,12 @@ class Steps {
         digest_(digest),
         steps_a_query_(plan.steps_a_query),
         layers_(LayersOf(plan, batch, tokens)),
-        rows_(Random(int64_t{2} * kChunk * kKvHeads * kDim)),
-        q_(plan.spans ? SpanQueries(batch, plan.agreed) : Random(int64_t{batch} * kHeads * kDim)),
-        queries_(Random(int64_t{2} * batch * kHeads * kDim)),
-        observed_(Random(int64_t{kObserved} * kHeads * kDim)),
-        out_(static_cast<size_t>(std::max(batch, kObserved)) * kHeads * kDim),
+        tensors_(plan, batch),
         sentences_(plan.sentences),
         surprisal_(plan.surprisals ? RandomSurprisal(tokens) : std::move(surprisal)) {
     Check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
     const kvs_model model = RegisterModel();
-    const std::vector<uint8_t> ends = NextBoundaries(tokens);
+    const std::vector<uint8_t> ends = ends_.Next(tokens);
     const std::string text = TextOf(plan, tokens, surprisal_);
     for (int i = 0; i < batch; ++i) Open(model, text.c_str(), tokens, i, ends);
     reported_ = static_cast<uint32_t>(tokens);
@@ -97,12 +92,9 @@ class Steps {
   cudaStream_t stream() const { return stream_; }
   kvs_sequence sequence() const { return members_.front().sequence; }
   uint32_t held() const { return held_; }  // tokens of the last prompt that were there already
-  size_t tensor_bytes() const {
-    return (rows_.size() + q_.size() + queries_.size() + observed_.size() + out_.size()) *
-           sizeof(BF16);
-  }
+  size_t tensor_bytes() const { return tensors_.bytes(); }
   void Launch() {
-    if (steps_a_query_ > 0) MoveQuery();
+    if (steps_a_query_ > 0) tensors_.MoveQuery(stream_);
     for (int i = 0; i < steps(); ++i) LaunchStep();
   }
   void LaunchStep() {
@@ -154,59 +146,13 @@ class Steps {
     }
     return times;
   }
-  bool Sound() const {
-    const std::vector<BF16> out = out_.Read();
-    return std::all_of(out.begin(), out.begin() + int64_t{Batch()} * kHeads * kDim,
-                       [](BF16 x) { return std::isfinite(ToFloat(x)); });
-  }
+  bool Sound() const { return tensors_.Sound(); }
 
  private:
-  // Sentence ends among the next `count` tokens; lengths are lognormal, cut at the plan's 100.
-  std::vector<uint8_t> NextBoundaries(int32_t count) {
-    std::lognormal_distribution<double> length(std::log(kSentence), 0.5);
-    std::vector<uint8_t> ends(static_cast<size_t>(count));
-    for (uint8_t& end : ends) {
-      if (--left_in_sentence_ > 0) continue;
-      end = 1;
-      left_in_sentence_ = std::max(1, static_cast<int>(length(rng_)));
-    }
-    return ends;
-  }
   void Report(kvs_sequence sequence, uint32_t first, const std::vector<uint8_t>& ends) {
     CheckKvs(kvs_report(session_, sequence, first, static_cast<uint32_t>(ends.size()), nullptr,
                         nullptr, ends.data()),
              "kvs_report");
-  }
-  // Exponential: one in 20 is an anchor at alpha = 2, about as in prose.
-  std::vector<float> RandomSurprisal(int32_t tokens) {
-    std::exponential_distribution<float> surprisal;
-    std::vector<float> nats(static_cast<size_t>(tokens));
-    for (float& x : nats) x = surprisal(rng_);
-    return nats;
-  }
-  // Two random queries, alternating.
-  void MoveQuery() {
-    moved_ = !moved_;
-    const size_t n = q_.size();
-    Check(cudaMemcpyAsync(q_.get(), queries_.get() + (moved_ ? n : 0), n * sizeof(BF16),
-                          cudaMemcpyDeviceToDevice, stream_),
-          "another query");
-  }
-  std::vector<BF16> Random(int64_t n) {
-    std::normal_distribution<float> normal;
-    std::vector<BF16> values(static_cast<size_t>(n));
-    for (BF16& x : values) x = FromFloat<BF16>(normal(rng_));
-    return values;
-  }
-  std::vector<BF16> SpanQueries(int batch, bool agreed) {
-    std::vector<BF16> q = Random(int64_t{batch} * kHeads * kDim);
-    for (BF16& x : q) x = FromFloat<BF16>(kSpanQueryScale * ToFloat(x));
-    constexpr size_t kGroup = kHeads / kKvHeads;
-    for (size_t head = 0; agreed && head < q.size() / kDim; ++head) {
-      std::copy_n(q.begin() + static_cast<int64_t>(head / kGroup * kGroup * kDim), kDim,
-                  q.begin() + static_cast<int64_t>(head * kDim));
-    }
-    return q;
   }
   kvs_model RegisterModel() {
     const kvs_model_desc desc =
@@ -254,7 +200,7 @@ class Steps {
   void Step(const Fn& work) {
     StepOf(members_, work);
     if (!sentences_) return;
-    const std::vector<uint8_t> ends = NextBoundaries(1);
+    const std::vector<uint8_t> ends = ends_.Next(1);
     for (const kvs_step_member& member : members_) Report(member.sequence, reported_, ends);
     ++reported_;
   }
@@ -262,15 +208,8 @@ class Steps {
   // `tokens` new rows, of one sequence or of a batch. calls: gets what each layer's selection and
   // attention take.
   void Layers(kvs_step* step, int32_t tokens, bool attend, CallTimes* calls = nullptr) {
-    const auto tensor = [tokens](BF16* data, int heads) {
-      return kvs_tensor{data, KVS_BF16, heads, kDim, tokens, 0, 0};
-    };
-    // A prompt's chunks begin anywhere in them: were they all the same, units that are selected
-    // would lie as regularly, at addresses that share channels of the memory.
-    const int64_t first = attend ? 0 : static_cast<int64_t>(rng_() % kChunk);
-    const kvs_tensor rows = tensor(rows_.get() + first * kKvHeads * kDim, kKvHeads),
-                     q = tensor(tokens == kObserved ? observed_.get() : q_.get(), kHeads),
-                     o = tensor(out_.get(), kHeads);
+    const kvs_tensor rows = attend ? tensors_.StepRows(tokens) : tensors_.PromptRows(tokens),
+                     q = tensors_.Queries(tokens), o = tensors_.Output(tokens);
     for (int layer = 0; layer < layers_; ++layer) {
       CheckKvs(kvs_append(step, layer, &rows, &rows), "kvs_append");
       if (!attend) continue;
@@ -298,13 +237,11 @@ class Steps {
   const std::string digest_;
   const int steps_a_query_;
   const int layers_;
-  std::mt19937 rng_{std::random_device{}()};
-  DeviceArray<BF16> rows_, q_, queries_, observed_, out_;
-  bool moved_ = false;
+  StepTensors tensors_;
   const bool sentences_;
   const std::vector<float> surprisal_;
   uint32_t held_ = 0;
-  int left_in_sentence_ = 1;
+  SentenceEnds ends_;
   uint32_t reported_ = 0;
   const int32_t id_ = 0;                  // of every new token
   std::vector<kvs_step_member> members_;  // of a decode step

@@ -278,7 +278,7 @@ bool RunSpans(const std::vector<float>& surprisal, const std::string& only, bool
   for (const bool agree : {false, true}) {
     Row row{agree ? "sekv_agreed" : "sekv", batch, tokens, 0};
     if (surprisal.empty() || !row.id().starts_with(only)) continue;
-    const SpanStep step(surprisal, agree, batch, tokens, kRotatedBytes);
+    const sekv::SpanStep step(surprisal, agree, batch, tokens, kRotatedBytes);
     row.bytes = step.BytesOf();
     sound &= Report(row, MeasureOps(step, stages, row.id()), rows);
   }
@@ -297,10 +297,11 @@ int Run(const std::string& only, bool stages, const std::vector<float>& surprisa
       sound &= Report(row, Measure(ServedSteps(plan, batch, tokens), stages, row.id()), rows);
     }
     sound &= RunSpans(surprisal, only, stages, batch, tokens, rows);
-    const Row row{"mosaickv", batch, tokens, PackedStep::BytesOf(batch, tokens)};
+    const Row row{"mosaickv", batch, tokens, mosaickv::PackedStep::BytesOf(batch, tokens)};
     if (!row.id().starts_with(only)) continue;
-    sound &=
-        Report(row, MeasureOps(PackedStep(batch, tokens, kRotatedBytes), stages, row.id()), rows);
+    sound &= Report(
+        row, MeasureOps(mosaickv::PackedStep(batch, tokens, kRotatedBytes), stages, row.id()),
+        rows);
   }
   return sound ? 0 : 1;
 }

@@ -22,7 +22,7 @@ Result<int> AuditBooks(const Options& options) {
   KVS_ASSIGN_OR_RETURN(const auto answer,
                        Ask(options, &v1::Admin::Stub::Audit, v1::AuditRequest()));
   PrintRecord(options.style, ToJson(answer), kBooks, std::cout);
-  if (options.style.format == Format::kTable) {
+  if (options.style.IsTable()) {
     for (const std::string& finding : answer.findings()) {
       std::cout << "finding: " << Printable(finding) << "\n";
     }
@@ -77,8 +77,8 @@ void PrintHistogram(const char* name, const Json& histogram, const Json& bounds,
 }
 
 void PrintRecall(const Style& style, const Json& document, std::ostream& out) {
-  if (style.format != Format::kTable) return PrintDocument(style.format, document, out);
-  if (style.headers) {
+  if (style.IsDocument()) return PrintDocument(style.format, document, out);
+  if (style.headers && style.IsTable()) {
     out << "sequence " << document["sequence"] << ", plan "
         << Printable(document["plan"].get<std::string>()) << ", "
         << document["transport"].get<std::string>() << ": " << document["steps"] << " of "
@@ -90,7 +90,7 @@ void PrintRecall(const Style& style, const Json& document, std::ostream& out) {
   Json rows = {{"rows", document["layers"]}};
   rows["rows"].push_back(document["all"]);
   PrintList(style, rows, "rows", kLayers, out);
-  if (!style.headers) return;
+  if (!style.headers || !style.IsTable()) return;
   const Json& all = document["all"];
   PrintHistogram("recall", all["recall"]["histogram"], document["recall_bounds"], out);
   PrintHistogram("output error", all["error"]["histogram"], document["error_bounds"], out);

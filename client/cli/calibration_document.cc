@@ -132,18 +132,18 @@ std::string Tokens(const Json& value) {
 constexpr Column kChess[] = {
     {"PAGES", "/pages"},
     {"THRESHOLDS", "/thresholds"},
-    {"EXCEED BOTH", "/share_over", Percent},
-    {"MEAN P50", "/mean/p50", Fixed4},
-    {"MEAN P99", "/mean/p99", Fixed4},
-    {"VARIANCE P50", "/variance/p50", Fixed4},
-    {"VARIANCE P99", "/variance/p99", Fixed4},
+    {"EXCEED-BOTH", "/share_over", Percent},
+    {"MEAN-P50", "/mean/p50", Fixed4},
+    {"MEAN-P99", "/mean/p99", Fixed4},
+    {"VARIANCE-P50", "/variance/p50", Fixed4},
+    {"VARIANCE-P99", "/variance/p99", Fixed4},
 };
 constexpr Column kSekv[] = {
     {"ALPHA", "/alpha", Fixed2, true},
     {"ANCHORS", "/anchor_share", Percent, true},
     {"PERSISTENT", "/persistent_share", Percent, true},
     {"SPANS", "/spans", nullptr, true},
-    {"SMALLEST BUDGET", "/smallest_budget/rows", nullptr, true},
+    {"SMALLEST-BUDGET", "/smallest_budget/rows", nullptr, true},
     {"SHARE", "/smallest_budget/share", Percent, true},
 };
 constexpr Column kLengths[] = {
@@ -156,20 +156,20 @@ constexpr Column kCosine[] = {
     {"P5", "/flattened/p5", Fixed4, true},
     {"P50", "/flattened/p50", Fixed4, true},
     {"P95", "/flattened/p95", Fixed4, true},
-    {"SMALLEST HEAD P5", "/smallest_head/p5", Fixed4, true},
-    {"P50", "/smallest_head/p50", Fixed4, true},
-    {"P95", "/smallest_head/p95", Fixed4, true},
+    {"SMALLEST-P5", "/smallest_head/p5", Fixed4, true},
+    {"SMALLEST-P50", "/smallest_head/p50", Fixed4, true},
+    {"SMALLEST-P95", "/smallest_head/p95", Fixed4, true},
 };
 constexpr Column kCache[] = {
     {"THETA", "/theta", Fixed2, true},
     {"HITS", "/hit_rate", Percent, true},
-    {"HITS PER HEAD", "/hit_rate_per_head", Percent, true},
+    {"HITS-PER-HEAD", "/hit_rate_per_head", Percent, true},
 };
 constexpr Column kStrategies[] = {
     {"KEEP", "/keep", nullptr, true},
     {"NEIGHBOURS", "/neighbours", nullptr, true},
     {"BLOCK", "/block", nullptr, true},
-    {"SEGMENTS X HEADS", "/count", nullptr, true},
+    {"SEGMENTS-X-HEADS", "/count", nullptr, true},
 };
 constexpr Column kLosses[] = {
     {"KEEP", "/keep", nullptr, true},        {"LOSS", "/loss/mean", Fixed4, true},
@@ -179,15 +179,15 @@ constexpr Column kLosses[] = {
 constexpr Column kPoints[] = {
     {"PLAN", "/plan"},
     {"TOKENS", "/tokens", nullptr, true},
-    {"FULL MS", "/full_ms", Fixed2, true},
-    {"PLAN MS", "/plan_ms", Fixed2, true},
+    {"FULL-MS", "/full_ms", Fixed2, true},
+    {"PLAN-MS", "/plan_ms", Fixed2, true},
     {"RATIO", "/ratio", Fixed2, true},
     {"SPARSE", "/sparse", YesNo},
 };
 constexpr Column kBreakEven[] = {{"PLAN", "/plan"},
-                                 {"BREAK-EVEN TOKENS", "/break_even_tokens", Tokens, true},
-                                 {"STATUS", "/status"}};
-constexpr Column kPlans[] = {{"NAME", "/name"}, {"TEXT", "/text"}};
+                                 {"BREAK-EVEN-TOKENS", "/break_even_tokens", Tokens, true},
+                                 {"STATUS", "/status", nullptr, false, 1, 16}};
+constexpr Column kPlans[] = {{"NAME", "/name"}, {"TEXT", "/text", nullptr, false, 1, 24}};
 
 class Tables {
  public:
@@ -285,7 +285,8 @@ Json CalibrationDocument(const std::vector<Trace>& traces, const std::vector<std
 }
 
 void PrintCalibration(const Style& style, const Json& document, std::ostream& out) {
-  if (style.format != Format::kTable) return PrintDocument(style.format, document, out);
+  if (style.IsDocument()) return PrintDocument(style.format, document, out);
+  if (!style.IsTable()) return PrintList(style, document, "plans", kPlans, out);
   Tables tables(style, out);
   if (tables.Heading("chess: entropy of pages of 32 generated tokens", document["chess"])) {
     tables.Record(document["chess"], kChess);

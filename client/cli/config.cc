@@ -12,8 +12,11 @@
 namespace kvstrata::cli {
 namespace {
 
-constexpr Column kList[] = {
-    {"KEY", "/key"}, {"VALUE", "/value"}, {"ORIGIN", "/origin"}, {"DESCRIPTION", "/description"}};
+constexpr Column kList[] = {{"KEY", "/key"},
+                            {"VALUE", "/value", nullptr, false, 3, 16},
+                            {"ORIGIN", "/origin", nullptr, false, 2},
+                            {"DESCRIPTION", "/description", nullptr, false, 1, 20}};
+constexpr Column kChecked[] = {{"FILE", "/file"}, {"VALID", "/valid"}, {"OUTPUT", "/output"}};
 
 Result<int> Show(const Options& options) {
   KVS_ASSIGN_OR_RETURN(const auto answer,
@@ -27,12 +30,12 @@ Result<int> Check(const Options& options, const std::string& file) {
       Finished finished,
       RunChild({DaemonProgram(), "--config", file, "--check-config"}, options.timeout));
   const bool valid = finished.exit_code == 0;
-  if (options.style.format == Format::kTable) {
+  if (options.style.IsTable()) {
     (valid ? std::cout : std::cerr) << finished.output;
   } else {
     while (finished.output.ends_with('\n')) finished.output.pop_back();
-    PrintDocument(options.style.format,
-                  {{"file", file}, {"valid", valid}, {"output", finished.output}}, std::cout);
+    PrintRecord(options.style, {{"file", file}, {"valid", valid}, {"output", finished.output}},
+                kChecked, std::cout);
   }
   return valid ? kOk : kFailed;
 }

@@ -10,6 +10,12 @@
 namespace kvstrata::cli {
 namespace {
 
+constexpr Column kChecks[] = {{"CHECK", "/check"},
+                              {"VERDICT", "/verdict"},
+                              {"REASON", "/reason"},
+                              {"WHAT", "/what"},
+                              {"FIX", "/fix"}};
+
 struct Wanted {
   std::string file;
   std::vector<std::string> settings;
@@ -22,9 +28,9 @@ Result<int> Examine(const Options& options, bool socket_given, const Wanted& wan
   for (const std::string& setting : wanted.settings) {
     command.insert(command.end(), {"--set", setting});
   }
-  if (options.style.format != Format::kTable) command.insert(command.end(), {"-o", "json"});
+  if (!options.style.IsTable()) command.insert(command.end(), {"-o", "json"});
   KVS_ASSIGN_OR_RETURN(const Finished finished, RunChild(std::move(command), options.timeout));
-  if (options.style.format == Format::kTable) {
+  if (options.style.IsTable()) {
     std::cout << finished.output;
   } else {
     const Json document = Json::parse(finished.output, nullptr, /*allow_exceptions=*/false);
@@ -33,7 +39,7 @@ Result<int> Examine(const Options& options, bool socket_given, const Wanted& wan
                                 "kvstratad does not know --deep: " + finished.output +
                                     "; install both programs from one release");
     }
-    PrintDocument(options.style.format, document, std::cout);
+    PrintList(options.style, document, "checks", kChecks, std::cout);
   }
   return finished.exit_code == 0 ? kOk : kFailed;
 }

@@ -15,17 +15,17 @@ struct Wanted {
 };
 
 constexpr Column kList[] = {{"NUMBER", "/number", nullptr, true},
-                            {"TIME", "/time"},
-                            {"LEVEL", "/level"},
-                            {"EVENT", "/event"},
-                            {"DETAILS", "/fields", EventDetails}};
+                            {"TIME", "/time", nullptr, false, 2},
+                            {"LEVEL", "/level", nullptr, false, 1},
+                            {"EVENT", "/event", nullptr, false, 4},
+                            {"DETAILS", "/fields", EventDetails, false, 3, 24}};
 
 void PrintNext(const Style& style, const Json& event) {
   if (style.format == Format::kYaml) std::cout << "---\n";
   if (style.format == Format::kJson) {
     std::cout << event.dump(-1, ' ', false, Json::error_handler_t::replace) << "\n";
   } else {
-    const Style rows{style.format, false};
+    const Style rows{style.format, false, style.width};
     style.format == Format::kYaml
         ? PrintDocument(style.format, event, std::cout)
         : PrintList(rows, {{"events", {event}}}, "events", kList, std::cout);
@@ -63,7 +63,7 @@ Result<int> Show(const Options& options, const Wanted& wanted) {
   if (!ended.ok()) return ended;
   document["missed"] = missed;
   PrintList(options.style, document, "events", kList, std::cout);
-  if (options.style.format == Format::kTable) WarnOfMissed(missed);
+  if (options.style.IsTable()) WarnOfMissed(missed);
   return kOk;
 }
 

@@ -13,7 +13,9 @@
 namespace kvstrata::cli {
 namespace {
 
-constexpr Column kList[] = {{"REASON", "/reason"}, {"AREA", "/area"}, {"MEANING", "/meaning"}};
+constexpr Column kList[] = {{"REASON", "/reason"},
+                            {"AREA", "/area", nullptr, false, 1},
+                            {"MEANING", "/meaning", nullptr, false, 2, 24}};
 constexpr Column kRecord[] = {
     {"REASON", "/reason"}, {"AREA", "/area"}, {"MEANING", "/meaning"}, {"NEXT", "/next", OrDash}};
 

@@ -23,18 +23,19 @@ std::string OrRawPages(const Json& plan) {
 }
 
 constexpr Column kRecord[] = {
-    {"TOKENS", "/tokens"},         {"HELD TOKENS", "/held_tokens"}, {"ON DEVICE", "/device_tokens"},
-    {"ON HOST", "/host_tokens"},   {"ON DISK", "/disk_tokens"},     {"PAGE TOKENS", "/page_tokens"},
+    {"TOKENS", "/tokens"},         {"HELD-TOKENS", "/held_tokens"}, {"ON-DEVICE", "/device_tokens"},
+    {"ON-HOST", "/host_tokens"},   {"ON-DISK", "/disk_tokens"},     {"PAGE-TOKENS", "/page_tokens"},
     {"PLAN", "/plan", OrRawPages},
 };
 constexpr Column kPlanned[] = {
-    {"TOKENS", "/tokens"},           {"HELD TOKENS", "/held_tokens"},
-    {"INDEXED", "/indexed_tokens"},  {"ON DEVICE", "/device_tokens"},
-    {"ON HOST", "/host_tokens"},     {"ON DISK", "/disk_tokens"},
-    {"PAGE TOKENS", "/page_tokens"}, {"PLAN", "/plan"},
+    {"TOKENS", "/tokens"},           {"HELD-TOKENS", "/held_tokens"},
+    {"INDEXED", "/indexed_tokens"},  {"ON-DEVICE", "/device_tokens"},
+    {"ON-HOST", "/host_tokens"},     {"ON-DISK", "/disk_tokens"},
+    {"PAGE-TOKENS", "/page_tokens"}, {"PLAN", "/plan"},
 };
-constexpr Column kPages[] = {
-    {"PAGE", "/page", nullptr, true}, {"KEY", "/key"}, {"TIER", "/tier", OrDash}};
+constexpr Column kPages[] = {{"PAGE", "/page", nullptr, true},
+                             {"KEY", "/key", nullptr, false, 1},
+                             {"TIER", "/tier", OrDash}};
 
 Result<v1::LookupPrefixRequest> RequestOf(const Wanted& wanted) {
   v1::LookupPrefixRequest request;
@@ -79,7 +80,7 @@ Result<int> Lookup(const Options& options, const Wanted& wanted) {
   const Json document = Document(request, answer);
   PrintRecord(options.style, document,
               wanted.plan.empty() ? std::span<const Column>(kRecord) : kPlanned, std::cout);
-  if (wanted.pages && options.style.format == Format::kTable) {
+  if (wanted.pages && options.style.IsTable()) {
     std::cout << "\n";
     PrintList(options.style, document, "pages", kPages, std::cout);
   }

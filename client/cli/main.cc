@@ -5,6 +5,7 @@
 #include <string>
 
 #include "client/cli/invocation.h"
+#include "client/cli/list_fit.h"
 #include "client/cli/spelling.h"
 
 namespace kvstrata::cli {
@@ -29,6 +30,7 @@ int Run(int argc, char** argv) {
     return UsageError(app, error, argc, argv);
   }
   if (invocation.options.socket.empty()) invocation.options.socket = DefaultSocket();
+  invocation.options.style.width = LineWidth();
   const Result<int> result = invocation.run();
   if (result.ok()) return *result;
   PrintError(result.status(), invocation.options, std::cerr);

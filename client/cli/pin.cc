@@ -15,15 +15,15 @@ constexpr std::chrono::hours kLongest(24 * 366);
 
 constexpr Column kList[] = {
     {"PIN", "/pin", nullptr, true},
-    {"TENANT", "/tenant"},
-    {"MODEL", "/model_name"},
-    {"TOKENS", "/tokens", nullptr, true},
-    {"BYTES", "/bytes", Bytes, true},
-    {"PAGES", "/pages", nullptr, true},
-    {"DEVICE", "/device_pages", nullptr, true},
-    {"HOST", "/host_pages", nullptr, true},
-    {"DISK", "/disk_pages", nullptr, true},
-    {"TTL LEFT", "/ttl_left_us", Microseconds, true},
+    {"TENANT", "/tenant", nullptr, false, 3},
+    {"MODEL", "/model_name", nullptr, false, 6, 12},
+    {"TOKENS", "/tokens", nullptr, true, 5},
+    {"BYTES", "/bytes", Bytes, true, 4},
+    {"PAGES", "/pages", nullptr, true, 2},
+    {"DEVICE", "/device_pages", nullptr, true, 1},
+    {"HOST", "/host_pages", nullptr, true, 1},
+    {"DISK", "/disk_pages", nullptr, true, 1},
+    {"TTL-LEFT", "/ttl_left_us", Microseconds, true, 7},
 };
 constexpr Column kRecord[] = {
     {"PIN", "/pin"},
@@ -31,12 +31,12 @@ constexpr Column kRecord[] = {
     {"MODEL", "/model_name"},
     {"TOKENS", "/tokens"},
     {"PAGES", "/pages"},
-    {"INDEX BLOCKS", "/index_blocks"},
+    {"INDEX-BLOCKS", "/index_blocks"},
     {"BYTES", "/bytes", Bytes},
-    {"ON DEVICE", "/device_pages"},
-    {"ON HOST", "/host_pages"},
-    {"ON DISK", "/disk_pages"},
-    {"TTL LEFT", "/ttl_left_us", Microseconds},
+    {"ON-DEVICE", "/device_pages"},
+    {"ON-HOST", "/host_pages"},
+    {"ON-DISK", "/disk_pages"},
+    {"TTL-LEFT", "/ttl_left_us", Microseconds},
 };
 
 struct Wanted {

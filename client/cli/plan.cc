@@ -10,12 +10,12 @@ namespace {
 
 constexpr Column kList[] = {
     {"NAME", "/name"},
-    {"SEGMENTER", "/segmenter"},
-    {"SELECTOR", "/selector"},
-    {"CODEC", "/codec"},
-    {"TIER", "/tier"},
-    {"ORIGIN", "/origin"},
-    {"DESCRIPTION", "/description"},
+    {"SEGMENTER", "/segmenter", nullptr, false, 3},
+    {"SELECTOR", "/selector", nullptr, false, 4},
+    {"CODEC", "/codec", nullptr, false, 4},
+    {"TIER", "/tier", nullptr, false, 1},
+    {"ORIGIN", "/origin", nullptr, false, 0},
+    {"DESCRIPTION", "/description", nullptr, false, 5, 24},
 };
 constexpr Column kRecord[] = {
     {"NAME", "/name"},           {"DESCRIPTION", "/description"},
@@ -24,7 +24,7 @@ constexpr Column kRecord[] = {
     {"ORIGIN", "/origin"},       {"TEXT", "/text"},
 };
 
-constexpr Column kNeeds[] = {{"NEEDS", "/name"}, {"WHAT", "/text"}};
+constexpr Column kNeeds[] = {{"NEEDS", "/name"}, {"WHAT", "/text", nullptr, false, 1, 24}};
 
 Result<int> List(const Options& options) {
   KVS_ASSIGN_OR_RETURN(const auto answer,
@@ -39,7 +39,7 @@ Result<int> Show(const Options& options, const std::string& plan) {
   KVS_ASSIGN_OR_RETURN(const auto answer, Ask(options, &v1::Control::Stub::ShowPlan, request));
   const Json document = ToJson(answer);
   PrintRecord(options.style, document, kRecord, std::cout);
-  if (options.style.format == Format::kTable) {
+  if (options.style.IsTable()) {
     std::cout << "\n";
     PrintList(options.style, document, "needs", kNeeds, std::cout);
   }

@@ -14,22 +14,31 @@ namespace {
 
 constexpr Column kList[] = {
     {"TIER", "/tier"},
-    {"DEVICE", "/device"},
-    {"CAPACITY", "/capacity_bytes", Bytes, true},
-    {"USED", "/used_bytes", Bytes, true},
-    {"CACHED", "/cached_bytes", Bytes, true},
-    {"PINNED", "/pinned_bytes", Bytes, true},
-    {"AWAITING READERS", "/retired_bytes", Bytes, true},
-    {"ARENAS", "/arenas", nullptr, true},
-    {"ARENA SIZE", "/arena_bytes", Bytes, true},
-    {"FAILURE", "/failure"},
+    {"DEVICE", "/device", nullptr, false, 9},
+    {"CAPACITY", "/capacity_bytes", Bytes, true, 7},
+    {"USED", "/used_bytes", Bytes, true, 7},
+    {"CACHED", "/cached_bytes", Bytes, true, 5},
+    {"PINNED", "/pinned_bytes", Bytes, true, 4},
+    {"AWAITING-READERS", "/retired_bytes", Bytes, true},
+    {"ARENAS", "/arenas", nullptr, true, 1},
+    {"ARENA-SIZE", "/arena_bytes", Bytes, true},
+    {"FAILURE", "/failure", nullptr, false, 8, 12},
 };
+
+// A pool is called what `tier resize --device` takes, that of the host by its tier.
+std::string PoolName(const Json& pool) {
+  const std::string device = pool.value("device", "");
+  return Printable(device.empty() ? pool.value("tier", "") : device);
+}
+constexpr Column kNames[] = {{"POOL", "", PoolName}};
 
 Result<int> List(const Options& options) {
   KVS_ASSIGN_OR_RETURN(const auto answer,
                        Ask(options, &v1::Admin::Stub::ListPools, v1::ListPoolsRequest()));
   const Json document = ToJson(answer);
-  PrintList(options.style, document, "pools", kList, std::cout);
+  const bool names = options.style.format == Format::kName;
+  PrintList(options.style, document, "pools", names ? std::span<const Column>(kNames) : kList,
+            std::cout);
   PrintCgroups(options.style, document, std::cout);
   return kOk;
 }
@@ -38,9 +47,9 @@ constexpr Column kEvicted[] = {
     {"TIER", "/tier"},
     {"PAGES", "/pages", nullptr, true},
     {"BYTES", "/bytes", Bytes, true},
-    {"ALSO ON DISK", "/stored_pages", nullptr, true},
+    {"ALSO-ON-DISK", "/stored_pages", nullptr, true},
     {"RECOMPRESSED", "/artefact_pages", nullptr, true},
-    {"KEPT BY PINS", "/pinned_bytes", Bytes, true},
+    {"KEPT-BY-PINS", "/pinned_bytes", Bytes, true},
 };
 
 // Dropping the cache costs the next requests their prefix: somebody must have said so.

@@ -4,7 +4,10 @@
 #include <array>
 #include <cctype>
 #include <cstdio>
+#include <utility>
 #include <vector>
+
+#include "client/cli/list_fit.h"
 
 namespace kvstrata::cli {
 namespace {
@@ -36,6 +39,63 @@ void Pad(std::string* line, const std::string& cell, size_t width, bool right, b
   if (right) *line += space;
   *line += cell;
   if (!right && !last) *line += space;
+}
+
+using Cells = std::vector<std::vector<std::string>>;
+
+// Lines of a list, headers and all; columns that do not fit are left out.
+void PrintCells(const Style& style, std::span<const Column> columns, Cells& cells,
+                std::ostream& out) {
+  std::vector<size_t> widths(columns.size(), 0);
+  for (const auto& line : cells) {
+    for (size_t i = 0; i < line.size(); ++i) widths[i] = std::max(widths[i], Width(line[i]));
+  }
+  if (style.format == Format::kTable) widths = Fit(columns, std::move(widths), style.width);
+  size_t last = widths.size() - 1;
+  while (widths[last] == 0 && last > 0) --last;
+  for (auto& line : cells) {
+    std::string text;
+    for (size_t i = 0; i <= last; ++i) {
+      if (widths[i] == 0) continue;
+      if (i > 0) text += "  ";
+      Pad(&text, Cut(std::move(line[i]), widths[i]), widths[i], columns[i].right, i == last);
+    }
+    out << text << "\n";
+  }
+}
+
+// The document's own value, so that numbers are numbers; what is computed as a table shows it.
+std::string CsvCell(const Json& row, const Column& column) {
+  const Json::json_pointer pointer{std::string(column.pointer)};
+  const Json value = row.contains(pointer) ? row.at(pointer) : Json();
+  if (value.is_null()) return "";
+  std::string text = value.dump();
+  if (value.is_string()) text = Printable(value.get_ref<const std::string&>());
+  if (value.is_structured()) text = Cell(row, column);
+  if (text.find_first_of(",\"") == std::string::npos) return text;
+  std::string quoted = "\"";
+  for (const char c : text) quoted += c == '"' ? std::string("\"\"") : std::string(1, c);
+  return quoted + "\"";
+}
+
+void PrintCsv(const Style& style, std::span<const Json> rows, std::span<const Column> columns,
+              std::ostream& out) {
+  const auto line = [&](const auto& cell_of) {
+    const char* comma = "";
+    for (const Column& column : columns) out << std::exchange(comma, ",") << cell_of(column);
+    out << "\n";
+  };
+  if (style.headers) line([](const Column& column) { return std::string(column.header); });
+  for (const Json& row : rows) {
+    line([&row](const Column& column) { return CsvCell(row, column); });
+  }
+}
+
+// csv and name, of a list and of a record alike.
+void PrintRows(const Style& style, std::span<const Json> rows, std::span<const Column> columns,
+               std::ostream& out) {
+  if (style.format == Format::kCsv) return PrintCsv(style, rows, columns, out);
+  for (const Json& row : rows) out << Cell(row, columns.front()) << "\n";
 }
 
 bool IsPlainYaml(const std::string& text) {
@@ -127,33 +187,27 @@ void PrintDocument(Format format, const Json& document, std::ostream& out) {
 
 void PrintList(const Style& style, const Json& document, std::string_view rows,
                std::span<const Column> columns, std::ostream& out) {
-  if (style.format != Format::kTable) return PrintDocument(style.format, document, out);
-  std::vector<std::vector<std::string>> cells;
+  if (style.IsDocument()) return PrintDocument(style.format, document, out);
+  const Json& list = document.at(std::string(rows));
+  if (!style.IsTable()) {
+    return PrintRows(style, list.get_ref<const Json::array_t&>(), columns, out);
+  }
+  Cells cells;
   if (style.headers) {
     cells.emplace_back();
     for (const Column& column : columns) cells.back().emplace_back(column.header);
   }
-  for (const Json& row : document.at(std::string(rows))) {
+  for (const Json& row : list) {
     cells.emplace_back();
     for (const Column& column : columns) cells.back().push_back(Cell(row, column));
   }
-  std::vector<size_t> widths(columns.size(), 0);
-  for (const auto& line : cells) {
-    for (size_t i = 0; i < line.size(); ++i) widths[i] = std::max(widths[i], Width(line[i]));
-  }
-  for (const auto& line : cells) {
-    std::string text;
-    for (size_t i = 0; i < line.size(); ++i) {
-      if (i > 0) text += "  ";
-      Pad(&text, line[i], widths[i], columns[i].right, i + 1 == line.size());
-    }
-    out << text << "\n";
-  }
+  PrintCells(style, columns, cells, out);
 }
 
 void PrintRecord(const Style& style, const Json& document, std::span<const Column> columns,
                  std::ostream& out) {
-  if (style.format != Format::kTable) return PrintDocument(style.format, document, out);
+  if (style.IsDocument()) return PrintDocument(style.format, document, out);
+  if (!style.IsTable()) return PrintRows(style, {&document, 1}, columns, out);
   size_t width = 0;
   for (const Column& column : columns) width = std::max(width, Width(column.header));
   for (const Column& column : columns) {

@@ -1,5 +1,6 @@
-// Printer: one document, three forms. A verb makes a JSON document (its keys are docs/cli.md's
-// contract) and says how a table shows it; -o json and -o yaml print the document itself.
+// Printer: one document, six forms. A verb makes a JSON document (its keys are docs/cli.md's
+// contract) and says how a table shows it; -o json and -o yaml print the document itself, -o csv
+// its rows with the document's values, -o name the first column of each.
 //
 // Pure functions that write to the stream they are given. Text from other processes (client names)
 // has its control characters escaped in tables, so that nobody can repaint an operator's terminal.
@@ -17,19 +18,28 @@ namespace kvstrata::cli {
 
 using Json = nlohmann::ordered_json;
 
-enum class Format { kTable, kJson, kYaml };
+enum class Format { kTable, kWide, kJson, kYaml, kCsv, kName };
 
 struct Style {
   Format format = Format::kTable;
   bool headers = true;  // --no-headers: rows only, for `cut` and `awk`
+  size_t width = 0;     // cells that a line of a list may have; 0: any number
+
+  // With titles, notes and further lists around the list that csv and name have alone.
+  bool IsTable() const { return format == Format::kTable || format == Format::kWide; }
+  bool IsDocument() const { return format == Format::kJson || format == Format::kYaml; }
 };
 
 // One column of a list, or one line of a record.
 struct Column {
-  std::string_view header;
+  std::string_view header;   // no spaces in it
   std::string_view pointer;  // JSON pointer into the row: "/geometry/layers"
   std::string (*format)(const Json& value) = nullptr;  // null: as it is
   bool right = false;                                  // aligned to the right: numbers
+  // Of a list that is too wide the column of the lowest rank falls away first, of equal ones the
+  // last. The first column is what the row is called: it never does.
+  uint8_t rank = 0;
+  uint8_t shortest = 0;  // text that may be cut at its end, to no fewer cells; 0: never cut
 };
 
 // Prints `document`; as a table, one line per element of document[rows].
@@ -38,7 +48,7 @@ void PrintList(const Style& style, const Json& document, std::string_view rows,
 // Prints `document`; as a table, one "HEADER  value" line per column.
 void PrintRecord(const Style& style, const Json& document, std::span<const Column> columns,
                  std::ostream& out);
-// -o json or -o yaml of any document. REQUIRES: format is not kTable.
+// -o json or -o yaml of any document. REQUIRES: it is one of these two.
 void PrintDocument(Format format, const Json& document, std::ostream& out);
 
 // YAML 1.2 of a JSON document, block style; strings that could be read as anything else are quoted.

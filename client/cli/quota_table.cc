@@ -40,15 +40,36 @@ std::string HeldOf(const Json& row) {
 
 constexpr Column kQuotas[] = {
     {"USER", "/user"},
-    {"SESSIONS", "", HeldOf<0>, true},
+    {"SESSIONS", "", HeldOf<0>, true, 4},
     {"ATTACHES/S", "", HeldOf<1>, true},
     {"CONNECTIONS", "", HeldOf<2>, true},
-    {"MODELS", "", HeldOf<3>, true},
-    {"SEQUENCES", "", HeldOf<4>, true},
-    {"DEVICE", "", HeldOf<5>, true},
-    {"HOST", "", HeldOf<6>, true},
+    {"MODELS", "", HeldOf<3>, true, 1},
+    {"SEQUENCES", "", HeldOf<4>, true, 3},
+    {"DEVICE", "", HeldOf<5>, true, 5},
+    {"HOST", "", HeldOf<6>, true, 2},
     {"QUEUED", "", HeldOf<7>, true},
-    {"REFUSED", "/refused", nullptr, true},
+    {"REFUSED", "/refused", nullptr, true, 6},
+};
+// For programs each number has a column.
+constexpr Column kNumbers[] = {
+    {"USER", "/user"},
+    {"SESSIONS", "/used/sessions"},
+    {"SESSIONS-LIMIT", "/limits/sessions"},
+    {"ATTACHES/S", "/used/attaches_per_second"},
+    {"ATTACHES/S-LIMIT", "/limits/attaches_per_second"},
+    {"CONNECTIONS", "/used/connections"},
+    {"CONNECTIONS-LIMIT", "/limits/connections"},
+    {"MODELS", "/used/models"},
+    {"MODELS-LIMIT", "/limits/models"},
+    {"SEQUENCES", "/used/sequences"},
+    {"SEQUENCES-LIMIT", "/limits/sequences"},
+    {"DEVICE", "/used/device_bytes"},
+    {"DEVICE-LIMIT", "/limits/device_bytes"},
+    {"HOST", "/used/host_bytes"},
+    {"HOST-LIMIT", "/limits/host_bytes"},
+    {"QUEUED", "/used/queued_work"},
+    {"QUEUED-LIMIT", "/limits/queued_work"},
+    {"REFUSED", "/refused"},
 };
 
 // "sessions 500 of 512, models 256 of 256"
@@ -67,23 +88,24 @@ std::string NearLimits(const Json& row) {
 constexpr Column kAtLimits[] = {
     {"USER", "/user"},
     {"REFUSED", "/refused", nullptr, true},
-    {"NEAR ITS LIMITS", "", NearLimits},
+    {"NEAR-ITS-LIMITS", "", NearLimits, false, 1, 24},
 };
 
 }  // namespace
 
 void PrintQuotas(const Style& style, const Json& document, std::ostream& out) {
-  if (style.format != Format::kTable) return PrintDocument(style.format, document, out);
+  if (style.IsDocument()) return PrintDocument(style.format, document, out);
   Json rows = {{"users", Json::array()}};
   if (document.contains("defaults")) {
     rows["users"].push_back({{"user", "default"}, {"limits", document.at("defaults")}});
   }
   for (const Json& user : document.at("users")) rows["users"].push_back(user);
-  PrintList(style, rows, "users", kQuotas, out);
+  PrintList(style, rows, "users", style.IsTable() ? std::span<const Column>(kQuotas) : kNumbers,
+            out);
 }
 
 void PrintUsersAtLimits(const Style& style, const Json& document, std::ostream& out) {
-  if (style.format != Format::kTable || !style.headers) return;
+  if (!style.IsTable() || !style.headers) return;
   Json rows = {{"users", Json::array()}};
   for (const Json& user : document.at("users")) {
     const bool refused = user.value("refused", uint64_t{0}) != 0;

@@ -17,20 +17,20 @@ std::string Whole(const Json& value) { return std::to_string(std::llround(value.
 
 constexpr Column kTable[] = {
     {"PLAN", "/plan"},
-    {"KV TOKENS", "/kv_tokens_per_step", Fixed2, true},
-    {"ROWS", "/cost_per_step/rows", Whole, true},
+    {"KV-TOKENS", "/kv_tokens_per_step", Fixed2, true, 5},
+    {"ROWS", "/cost_per_step/rows", Whole, true, 1},
     {"COARSE", "/cost_per_step/coarse_rows", Whole, true},
-    {"ATTEND", "/cost_per_step/attend_bytes", Bytes, true},
-    {"SELECT", "/cost_per_step/select_bytes", Bytes, true},
-    {"RECALL", "/mass_recall/mean", Fixed4, true},
-    {"P5", "/mass_recall/p5", Fixed4, true},
-    {"OVERLAP", "/oracle_overlap", Fixed4, true},
-    {"ERROR", "/output_error/mean", Fixed4, true},
-    {"P95", "/output_error/p95", Fixed4, true},
+    {"ATTEND", "/cost_per_step/attend_bytes", Bytes, true, 4},
+    {"SELECT", "/cost_per_step/select_bytes", Bytes, true, 2},
+    {"RECALL", "/mass_recall/mean", Fixed4, true, 7},
+    {"P5", "/mass_recall/p5", Fixed4, true, 2},
+    {"OVERLAP", "/oracle_overlap", Fixed4, true, 3},
+    {"ERROR", "/output_error/mean", Fixed4, true, 6},
+    {"P95", "/output_error/p95", Fixed4, true, 2},
     {"CODEC", "/output_error/codec/mean", Fixed4, true},
     {"SELECTIONS", "/selections", nullptr, true},
-    {"MS/STEP", "/ms_per_step/median", Fixed2, true},
-    {"STATUS", "/status"},
+    {"MS/STEP", "/ms_per_step/median", Fixed2, true, 6},
+    {"STATUS", "/status", nullptr, false, 8, 16},
 };
 
 Json Spread(const Distribution& d) { return {{"mean", d.Mean()}, {"p95", d.Percentile(95)}}; }
@@ -135,7 +135,7 @@ Json ReplayDocument(const std::string& path, const Trace& trace, const ReplayRep
 
 void PrintReplay(const Style& style, const Json& document, std::ostream& out) {
   PrintList(style, document, "plans", kTable, out);
-  if (style.format != Format::kTable || !style.headers) return;
+  if (!style.IsTable() || !style.headers) return;
   const Json& sample = document["overlap_sample"];
   out << "\n"
       << document["trace"]["prompt_tokens"] << " tokens of prompt, " << document["steps"]

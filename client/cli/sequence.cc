@@ -18,15 +18,15 @@ namespace {
 
 constexpr Column kList[] = {
     {"SEQUENCE", "/sequence", nullptr, true},
-    {"SESSION", "/session", nullptr, true},
-    {"MODEL", "/model_name"},
-    {"PLAN", "/plan"},
-    {"TOKENS", "/tokens", nullptr, true},
-    {"PAGES", "/pages", nullptr, true},
+    {"SESSION", "/session", nullptr, true, 5},
+    {"MODEL", "/model_name", nullptr, false, 3, 12},
+    {"PLAN", "/plan", nullptr, false, 7, 12},
+    {"TOKENS", "/tokens", nullptr, true, 8},
+    {"PAGES", "/pages", nullptr, true, 1},
     {"SHARED", "/shared_pages", nullptr, true},
-    {"DEVICE", "/device_bytes", Bytes, true},
-    {"HOST", "/host_bytes", Bytes, true},
-    {"AGE", "/age_us", Microseconds, true},
+    {"DEVICE", "/device_bytes", Bytes, true, 6},
+    {"HOST", "/host_bytes", Bytes, true, 6},
+    {"AGE", "/age_us", Microseconds, true, 2},
     {"KEY", "/key", OrDash},
 };
 std::string OrOk(const Json& value) {
@@ -41,19 +41,19 @@ constexpr Column kRecord[] = {
     {"MODEL", "/model_name"},
     {"PLAN", "/plan_text"},
     {"TOKENS", "/tokens"},
-    {"PROMPT TOKENS", "/prompt_tokens"},
-    {"HELD AT OPEN", "/held_tokens"},
-    {"CAPACITY TOKENS", "/capacity_tokens"},
+    {"PROMPT-TOKENS", "/prompt_tokens"},
+    {"HELD-AT-OPEN", "/held_tokens"},
+    {"CAPACITY-TOKENS", "/capacity_tokens"},
     {"PAGES", "/pages"},
-    {"SHARED PAGES", "/shared_pages"},
-    {"INDEX BLOCKS", "/index_blocks"},
-    {"TABLE VERSION", "/version"},
+    {"SHARED-PAGES", "/shared_pages"},
+    {"INDEX-BLOCKS", "/index_blocks"},
+    {"TABLE-VERSION", "/version"},
     {"DEVICE", "/device_bytes", Bytes},
     {"HOST", "/host_bytes", Bytes},
     {"EXTENTS", "/extents"},
-    {"EXTENTS ON DEVICE", "/extent_device_bytes", Bytes},
-    {"EXTENTS ON HOST", "/extent_host_bytes", Bytes},
-    {"PAGES RELEASED", "/absent_pages"},
+    {"EXTENTS-ON-DEVICE", "/extent_device_bytes", Bytes},
+    {"EXTENTS-ON-HOST", "/extent_host_bytes", Bytes},
+    {"PAGES-RELEASED", "/absent_pages"},
     {"RECOMPRESSION", "/work_error", OrOk},
     {"AGE", "/age_us", Microseconds},
 };
@@ -121,11 +121,11 @@ Result<int> Show(const Options& options, uint64_t sequence, bool pages) {
   KVS_ASSIGN_OR_RETURN(const auto answer, Fetch(options, sequence));
   const Json document = Document(answer);
   PrintRecord(options.style, document, kRecord, std::cout);
-  if (answer.extents_size() > 0 && options.style.format == Format::kTable) {
+  if (answer.extents_size() > 0 && options.style.IsTable()) {
     std::cout << "\n";
     PrintList(options.style, document, "extents_in_order", kExtents, std::cout);
   }
-  if (pages && options.style.format == Format::kTable) {
+  if (pages && options.style.IsTable()) {
     std::cout << "\n";
     PrintList(options.style, document, "pages_in_order", kPages, std::cout);
   }
@@ -147,8 +147,8 @@ int64_t PageTokens(const v1::Sequence& sequence) {
 
 Result<int> Map(const Options& options, uint64_t sequence, int columns, bool ascii) {
   KVS_ASSIGN_OR_RETURN(const auto answer, Fetch(options, sequence));
-  if (options.style.format != Format::kTable) {
-    PrintDocument(options.style.format, Document(answer), std::cout);
+  if (!options.style.IsTable()) {
+    PrintList(options.style, Document(answer), "pages_in_order", kPages, std::cout);
     return kOk;
   }
   std::vector<GridPage> pages;
@@ -167,7 +167,7 @@ Result<int> Map(const Options& options, uint64_t sequence, int columns, bool asc
 constexpr Column kMoved[] = {{"SEQUENCE", "/sequence"},
                              {"PAGES", "/pages"},
                              {"BYTES", "/bytes", Bytes},
-                             {"TABLE VERSION", "/version"}};
+                             {"TABLE-VERSION", "/version"}};
 
 Result<int> Move(const Options& options, uint64_t sequence, bool demote) {
   v1::MoveRequest request;
@@ -183,8 +183,8 @@ Result<int> Move(const Options& options, uint64_t sequence, bool demote) {
 
 constexpr Column kBuilt[] = {{"SEQUENCE", "/sequence"},
                              {"PLAN", "/plan"},
-                             {"INDEXED TOKENS", "/indexed_tokens"},
-                             {"BLOCKS BUILT", "/built_blocks"},
+                             {"INDEXED-TOKENS", "/indexed_tokens"},
+                             {"BLOCKS-BUILT", "/built_blocks"},
                              {"EXTENTS", "/extents"}};
 
 Result<int> Build(const Options& options, uint64_t sequence, const std::string& plan) {
@@ -201,7 +201,7 @@ Result<int> Build(const Options& options, uint64_t sequence, const std::string& 
 }
 
 constexpr Column kRecompressed[] = {
-    {"SEQUENCE", "/sequence"}, {"EXTENTS", "/extents"}, {"GIVEN UP", "/released_bytes", Bytes}};
+    {"SEQUENCE", "/sequence"}, {"EXTENTS", "/extents"}, {"GIVEN-UP", "/released_bytes", Bytes}};
 
 // Waits until nothing is due; who stops it leaves the work going on.
 Result<int> Recompress(const Options& options, uint64_t sequence) {
@@ -230,7 +230,7 @@ Result<int> Recompress(const Options& options, uint64_t sequence) {
   return kOk;
 }
 
-constexpr Column kCancelled[] = {{"SEQUENCE", "/sequence"}, {"WAS RUNNING", "/was_running", YesNo}};
+constexpr Column kCancelled[] = {{"SEQUENCE", "/sequence"}, {"WAS-RUNNING", "/was_running", YesNo}};
 
 Result<int> Cancel(const Options& options, uint64_t sequence) {
   v1::CancelWorkRequest request;

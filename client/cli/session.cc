@@ -10,16 +10,16 @@ namespace {
 
 constexpr Column kList[] = {
     {"SESSION", "/session", nullptr, true},
-    {"CLIENT", "/client_name"},
-    {"PID", "/pid", nullptr, true},
-    {"UID", "/uid", nullptr, true},
-    {"TENANT", "/tenant"},
+    {"CLIENT", "/client_name", nullptr, false, 7, 12},
+    {"PID", "/pid", nullptr, true, 6},
+    {"UID", "/uid", nullptr, true, 1},
+    {"TENANT", "/tenant", nullptr, false, 2},
     {"TRANSPORT", "/transport"},
-    {"SEQUENCES", "/sequences", nullptr, true},
-    {"USED", "/used_bytes", Bytes, true},
-    {"STEPS", "/open_steps", nullptr, true},
-    {"AGE", "/age_us", Microseconds, true},
-    {"FENCED", "/fenced", YesNo},
+    {"SEQUENCES", "/sequences", nullptr, true, 4},
+    {"USED", "/used_bytes", Bytes, true, 5},
+    {"STEPS", "/open_steps", nullptr, true, 1},
+    {"AGE", "/age_us", Microseconds, true, 3},
+    {"FENCED", "/fenced", YesNo, false, 3},
 };
 
 Result<int> List(const Options& options) {

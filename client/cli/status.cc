@@ -22,25 +22,25 @@ constexpr Column kRecord[] = {
     {"SESSIONS", "/sessions"},
     {"SEQUENCES", "/sequences"},
     {"MODELS", "/models"},
-    {"CACHED PREFIX PAGES", "/prefix_pages"},
-    {"PREFIX HIT RATE", "/hit_rate", Percent},
-    {"TABLES PUBLISHED", "/publications"},
-    {"AWAITING READERS", "/retired_bytes", Bytes},
+    {"CACHED-PREFIX-PAGES", "/prefix_pages"},
+    {"PREFIX-HIT-RATE", "/hit_rate", Percent},
+    {"TABLES-PUBLISHED", "/publications"},
+    {"AWAITING-READERS", "/retired_bytes", Bytes},
     {"RECOMPRESSIONS", "/recompressions"},
-    {"RECOMPRESSIONS FAILED", "/recompress_failures"},
-    {"EXTENTS WRITTEN", "/recompressed_bytes", Bytes},
-    {"RAW PAGES RELEASED", "/released_bytes", Bytes},
+    {"RECOMPRESSIONS-FAILED", "/recompress_failures"},
+    {"EXTENTS-WRITTEN", "/recompressed_bytes", Bytes},
+    {"RAW-PAGES-RELEASED", "/released_bytes", Bytes},
 };
 constexpr Column kPools[] = {
     {"POOL", "/tier"},
-    {"DEVICE", "/device"},
-    {"USED", "/used_bytes", Bytes, true},
-    {"CACHED", "/cached_bytes", Bytes, true},
-    {"CAPACITY", "/capacity_bytes", Bytes, true},
-    {"FAILURE", "/failure"},
+    {"DEVICE", "/device", nullptr, false, 4},
+    {"USED", "/used_bytes", Bytes, true, 2},
+    {"CACHED", "/cached_bytes", Bytes, true, 1},
+    {"CAPACITY", "/capacity_bytes", Bytes, true, 2},
+    {"FAILURE", "/failure", nullptr, false, 3, 12},
 };
 
-constexpr Column kRefusals[] = {{"REFUSED BECAUSE", "/reason"}, {"TIMES", "/count", nullptr, true}};
+constexpr Column kRefusals[] = {{"REFUSED-BECAUSE", "/reason"}, {"TIMES", "/count", nullptr, true}};
 
 void PrintRefusals(const Style& style, const Json& document) {
   Json some = {{"refusals", Json::array()}};
@@ -62,7 +62,7 @@ Result<int> ShowStatus(const Options& options) {
                            static_cast<double>(answer.lookup_tokens());
   }
   PrintRecord(options.style, document, kRecord, std::cout);
-  if (options.style.format == Format::kTable) {
+  if (options.style.IsTable()) {
     std::cout << "\n";
     PrintList(options.style, document, "pools", kPools, std::cout);
     PrintCgroups(options.style, document, std::cout);
@@ -97,7 +97,8 @@ Result<std::string> StateOf(Connection* connection, const std::string& health) {
   return std::string(writes ? "serving" : "serving, draining the disk");
 }
 
-Result<int> ShowHealth(const Options& options, bool quiet) {
+// `live`: whether to restart it, which is no cure for a lost part.
+Result<int> ShowHealth(const Options& options, bool quiet, bool live) {
   KVS_ASSIGN_OR_RETURN(auto connection, Connection::Dial(options));
   KVS_ASSIGN_OR_RETURN(const std::string health, connection->Health());
   KVS_ASSIGN_OR_RETURN(const std::string state, StateOf(connection.get(), health));
@@ -112,7 +113,7 @@ Result<int> ShowHealth(const Options& options, bool quiet) {
   }
   const Json document = {{"healthy", serving}, {"health", health}, {"state", state}, {"why", why}};
   if (!quiet) PrintRecord(options.style, document, kHealth, std::cout);
-  return serving ? kOk : kFailed;
+  return serving || (live && health == "SERVING") ? kOk : kFailed;
 }
 
 constexpr Column kVersion[] = {{"CLIENT", "/client"},
@@ -142,10 +143,13 @@ Result<int> ShowVersion(const Options& options) {
 void AddStatus(CLI::App& app, Invocation& invocation) {
   Shows(app.add_subcommand("status", "What the daemon is and holds"), invocation,
         [&invocation] { return ShowStatus(invocation.options); });
-  auto quiet = std::make_shared<bool>(false);
+  auto quiet = std::make_shared<bool>(false), live = std::make_shared<bool>(false);
   CLI::App* health = app.add_subcommand("health", "Exit 0 if the daemon serves, 1 if it does not");
   health->add_flag("-q,--quiet", *quiet, "Print nothing, only exit");
-  Runs(health, invocation, [&invocation, quiet] { return ShowHealth(invocation.options, *quiet); });
+  health->add_flag("--live", *live,
+                   "Exit 0 as long as a restart would not help: when degraded too");
+  Runs(health, invocation,
+       [&invocation, quiet, live] { return ShowHealth(invocation.options, *quiet, *live); });
   Runs(app.add_subcommand("version", "Versions of this program, the library and the daemon"),
        invocation, [&invocation] { return ShowVersion(invocation.options); });
 }

@@ -1,5 +1,6 @@
 // The command table: global options and one row per noun. Help, completions and docs/cli.md follow
 // it.
+#include <algorithm>
 #include <array>
 
 #include "client/cli/invocation.h"
@@ -14,10 +15,27 @@ constexpr std::array<AddNoun, 21> kNouns = {
     AddValue,  AddLookup,    AddPin,    AddQuota,   AddWork,     AddAudit,   AddConfig,
     AddReplay, AddCalibrate, AddDoctor, AddEvents,  AddTop,      AddExplain, AddCompletion};
 
+struct Form {
+  const char* name;
+  Format format;
+};
+constexpr std::array<Form, 6> kForms = {{{"table", Format::kTable},
+                                         {"wide", Format::kWide},
+                                         {"json", Format::kJson},
+                                         {"yaml", Format::kYaml},
+                                         {"csv", Format::kCsv},
+                                         {"name", Format::kName}}};
+
+std::vector<std::string> FormNames() {
+  std::vector<std::string> names;
+  for (const Form& form : kForms) names.emplace_back(form.name);
+  return names;
+}
+
+// REQUIRES: `name` is one of kForms.
 void SetFormat(Invocation& invocation, const std::string& name) {
-  invocation.options.style.format = name == "json"   ? Format::kJson
-                                    : name == "yaml" ? Format::kYaml
-                                                     : Format::kTable;
+  const auto* const form = std::ranges::find(kForms, name, &Form::name);
+  invocation.options.style.format = form->format;
 }
 
 void SetTimeout(Invocation& invocation, const std::string& text) {
@@ -31,7 +49,7 @@ void AddGlobalOptions(CLI::App& app, Invocation& invocation) {
   app.add_option_function<std::string>(
          "-o,--output", [&invocation](const std::string& name) { SetFormat(invocation, name); },
          "Form of the answer (default: table)")
-      ->check(CLI::IsMember({"table", "json", "yaml"}));
+      ->check(CLI::IsMember(FormNames()));
   app.add_option("--socket", invocation.options.socket,
                  "The daemon's socket (default: KVSTRATA_SOCKET, else the daemon's own default)");
   app.add_option_function<std::string>(

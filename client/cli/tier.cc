@@ -21,15 +21,15 @@ std::string Errors(const Json& row) {
 constexpr Column kList[] = {
     {"PATH", "/path"},
     {"QUEUE", "/queue"},
-    {"CAPACITY", "/capacity_bytes", Bytes, true},
-    {"USED", "/used_bytes", Bytes, true},
-    {"ENTRIES", "/entries", nullptr, true},
-    {"WAITING", "/waiting", nullptr, true},
-    {"WRITTEN", "/written", nullptr, true},
-    {"READ", "/read", nullptr, true},
-    {"DROPPED", "/dropped", nullptr, true},
-    {"ERRORS", "", Errors, true},
-    {"DEGRADED", "/degraded", OrDash},
+    {"CAPACITY", "/capacity_bytes", Bytes, true, 5},
+    {"USED", "/used_bytes", Bytes, true, 5},
+    {"ENTRIES", "/entries", nullptr, true, 4},
+    {"WAITING", "/waiting", nullptr, true, 3},
+    {"WRITTEN", "/written", nullptr, true, 1},
+    {"READ", "/read", nullptr, true, 1},
+    {"DROPPED", "/dropped", nullptr, true, 2},
+    {"ERRORS", "", Errors, true, 6},
+    {"DEGRADED", "/degraded", OrDash, false, 7, 12},
 };
 
 Result<int> List(const Options& options) {
@@ -45,25 +45,25 @@ constexpr Column kRecord[] = {
     {"QUEUE", "/queue"},
     {"O_DIRECT", "/direct", YesNo},
     {"DEGRADED", "/degraded", OrDash},
-    {"BREAKER OPEN", "/breaker_open", YesNo},
-    {"STOPPED SEGMENTS", "/stopped_segments"},
+    {"BREAKER-OPEN", "/breaker_open", YesNo},
+    {"STOPPED-SEGMENTS", "/stopped_segments"},
     {"CAPACITY", "/capacity_bytes", Bytes},
     {"USED", "/used_bytes", Bytes},
     {"ENTRIES", "/entries"},
     {"WAITING", "/waiting"},
     {"WRITTEN", "/written"},
-    {"ALREADY GONE", "/gone"},
-    {"DROPPED, QUEUE FULL", "/dropped"},
+    {"ALREADY-GONE", "/gone"},
+    {"DROPPED-QUEUE-FULL", "/dropped"},
     {"FAILED", "/failed"},
     {"EVICTED", "/evicted"},
     {"READ", "/read"},
-    {"LATE LOADS", "/late_loads"},
-    {"REFUSED LOADS", "/refused_loads"},
+    {"LATE-LOADS", "/late_loads"},
+    {"REFUSED-LOADS", "/refused_loads"},
     {"CORRUPT", "/corrupt"},
-    {"I/O ERRORS", "/io_errors"},
+    {"IO-ERRORS", "/io_errors"},
     {"DEADLINES", "/deadlines"},
     {"DRAINING", "/draining", YesNo},
-    {"REFUSED, DRAINING", "/refused"},
+    {"REFUSED-DRAINING", "/refused"},
 };
 
 Result<int> Show(const Options& options) {
@@ -78,7 +78,7 @@ Result<int> Show(const Options& options) {
 
 constexpr Column kScrubbed[] = {
     {"VALUES", "/values"}, {"BYTES", "/bytes", Bytes}, {"CORRUPT", "/corrupt"},
-    {"NOT READ", "/late"}, {"ORPHANS", "/orphans"},
+    {"NOT-READ", "/late"}, {"ORPHANS", "/orphans"},
 };
 
 Result<int> Scrub(const Options& options, uint64_t rate) {
@@ -108,7 +108,7 @@ Result<int> Scrub(const Options& options, uint64_t rate) {
 
 constexpr Column kDrained[] = {
     {"DRAINING", "/draining", YesNo},
-    {"SAFE TO STOP", "/drained", YesNo},
+    {"SAFE-TO-STOP", "/drained", YesNo},
     {"ENTRIES", "/entries"},
     {"REFUSED", "/refused"},
 };
@@ -140,9 +140,9 @@ constexpr Column kResized[] = {
     {"TIER", "/tier"},
     {"CAPACITY", "/capacity_bytes", Bytes},
     {"TAKEN", "/taken_bytes", Bytes},
-    {"BEYOND CAPACITY", "/beyond_bytes", Bytes},
+    {"BEYOND-CAPACITY", "/beyond_bytes", Bytes},
     {"EVICTED", "/evicted"},
-    {"UNTIL RESTART, THEN", "/key"},
+    {"RESTART-TAKES", "/key"},
 };
 
 Result<int> Resize(const Options& options, const std::string& tier, const std::string& device,

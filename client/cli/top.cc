@@ -42,7 +42,7 @@ Result<int> Once(const Options& options, const Wanted& wanted) {
   std::this_thread::sleep_for(wanted.every);
   KVS_ASSIGN_OR_RETURN(view, source.Look());
   KVS_RETURN_IF_ERROR(Prepare(&source, wanted, 0, SIZE_MAX, &view));
-  if (options.style.format != Format::kTable) {
+  if (options.style.IsDocument()) {
     PrintDocument(options.style.format, ToJson(view), std::cout);
     return kOk;
   }
@@ -327,7 +327,7 @@ void AddTop(CLI::App& app, Invocation& invocation) {
   noun->add_flag("-b,--once", wanted->once, "One frame as text, after one delay");
   noun->add_flag("--ascii", wanted->ascii, "Without Unicode");
   Runs(noun, invocation, [&invocation, wanted]() -> Result<int> {
-    const bool document = invocation.options.style.format != Format::kTable;
+    const bool document = invocation.options.style.IsDocument();
     return wanted->once || document ? Once(invocation.options, *wanted)
                                     : Live(invocation.options, *wanted);
   });

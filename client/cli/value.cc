@@ -38,11 +38,11 @@ std::string Number(const Json& value) {
 
 constexpr Column kList[] = {
     {"KEY", "/key"},
-    {"KIND", "/kind", OrDash},
-    {"MODEL", "/model", OrDash},
-    {"TOKENS", "/tokens", Number, true},
-    {"BYTES", "/bytes", nullptr, true},
-    {"TIERS", "/tiers", Words},
+    {"KIND", "/kind", OrDash, false, 4},
+    {"MODEL", "/model", OrDash, false, 1, 12},
+    {"TOKENS", "/tokens", Number, true, 2},
+    {"BYTES", "/bytes", nullptr, true, 3},
+    {"TIERS", "/tiers", Words, false, 2},
     {"PINNED", "/pinned", YesNo},
 };
 
@@ -82,7 +82,7 @@ Result<int> List(const Options& options, const Listing& wanted) {
   } while (request.after() != 0 && (wanted.limit == 0 || values.size() < wanted.limit));
   document["next"] = std::to_string(request.after());  // uses all 64 bits
   PrintList(options.style, document, "values", kList, std::cout);
-  if (request.after() != 0 && options.style.format == Format::kTable) {
+  if (request.after() != 0 && options.style.IsTable()) {
     std::cerr << "there may be more: --after " << request.after() << "\n";
   }
   return kOk;
@@ -150,9 +150,9 @@ Result<int> Get(const Options& options, const Fetch& fetch) {
 }
 
 constexpr Column kVerdicts[] = {{"KEY", "/key"},
-                                {"VERDICT", "/verdict"},
-                                {"TIERS", "/tiers", Words},
-                                {"DETAIL", "/detail", OrDash}};
+                                {"VERDICT", "/verdict", nullptr, false, 3},
+                                {"TIERS", "/tiers", Words, false, 1},
+                                {"DETAIL", "/detail", OrDash, false, 2, 20}};
 
 Result<int> Verify(const Options& options, const std::vector<std::string>& keys) {
   KVS_ASSIGN_OR_RETURN(auto connection, Connection::Dial(options));

@@ -46,15 +46,17 @@ Result<int> Captured(const std::function<Result<int>()>& show, std::string* text
   return code;
 }
 
-void Append(Format format, const std::string& frame) {
-  if (format == Format::kTable) {
+void Append(const Style& style, const std::string& frame) {
+  if (style.IsTable()) {
     std::cout << TimeNow() << "\n" << frame << "\n";
-  } else if (format == Format::kYaml) {
+  } else if (style.format == Format::kYaml) {
     std::cout << "---\ntime: \"" << TimeNow() << "\"\n" << frame;
-  } else {
+  } else if (style.format == Format::kJson) {
     Json line = {{"time", TimeNow()}};
     line.update(Json::parse(frame));
     std::cout << line.dump(-1, ' ', false, Json::error_handler_t::replace) << "\n";
+  } else {
+    std::cout << frame << "\n";
   }
   std::cout.flush();
 }
@@ -64,7 +66,7 @@ Result<int> AppendFrames(const Options& options, milliseconds every,
   for (;;) {
     std::string frame;
     KVS_ASSIGN_OR_RETURN(const int code, Captured(show, &frame));
-    Append(options.style.format, frame);
+    Append(options.style, frame);
     if (!std::cout) return code;  // whoever read it went
     std::this_thread::sleep_for(every);
   }
@@ -109,7 +111,7 @@ Result<int> RedrawFrames(milliseconds every, const std::function<Result<int>()>&
 
 Result<int> Watch(const Options& options, milliseconds every,
                   const std::function<Result<int>()>& show) {
-  if (isatty(STDOUT_FILENO) != 1 || options.style.format != Format::kTable) {
+  if (isatty(STDOUT_FILENO) != 1 || !options.style.IsTable()) {
     return AppendFrames(options, every, show);
   }
   const auto terminal = Terminal::Open();

@@ -1,9 +1,9 @@
 // -w, --watch: a verb that shows something shows it again and again.
 //
 // On a terminal each frame takes the place of the one before, `q` and Ctrl-C end it, and a daemon
-// that went away is said and asked again for a minute. Elsewhere frames follow each other, each
-// with its time, until one fails: as a table behind a line of its own, as JSON one line a frame, as
-// YAML one document a frame, both with the key `time`.
+// that went away is said and asked again for a minute. Elsewhere frames follow each other,
+// until one fails: a table behind a line with its time, as JSON one line a frame, as YAML one
+// document a frame, both with the key `time`; csv and names behind an empty line, without a time.
 #ifndef KVSTRATA_CLIENT_CLI_WATCH_H_
 #define KVSTRATA_CLIENT_CLI_WATCH_H_
 

@@ -10,13 +10,13 @@ namespace {
 
 constexpr Column kList[] = {
     {"SEQUENCE", "/sequence", nullptr, true},
-    {"SESSION", "/session", nullptr, true},
-    {"PLAN", "/plan"},
-    {"STATE", "/state"},
-    {"WAITING", "/waiting_us", Microseconds, true},
-    {"RELEASABLE", "/releasable_bytes", Bytes, true},
+    {"SESSION", "/session", nullptr, true, 1},
+    {"PLAN", "/plan", nullptr, false, 3, 12},
+    {"STATE", "/state", nullptr, false, 6},
+    {"WAITING", "/waiting_us", Microseconds, true, 4},
+    {"RELEASABLE", "/releasable_bytes", Bytes, true, 2},
     {"RUNS", "/runs", nullptr, true},
-    {"LAST ERROR", "/error", OrDash},
+    {"LAST-ERROR", "/error", OrDash, false, 5, 20},
 };
 
 Result<int> List(const Options& options) {

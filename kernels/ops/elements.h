@@ -3,20 +3,16 @@
 #ifndef KVSTRATA_KERNELS_OPS_ELEMENTS_H_
 #define KVSTRATA_KERNELS_OPS_ELEMENTS_H_
 
-#include "kernels/dtype.h"
+#include "kernels/element.h"
 
 namespace kvstrata {
 
 inline float ElementAt(const void* values, DType dtype, int64_t i) {
-  if (dtype == DType::kF32) return static_cast<const float*>(values)[i];
-  if (dtype == DType::kF16) return ToFloat(static_cast<const F16*>(values)[i]);
-  return ToFloat(static_cast<const BF16*>(values)[i]);
+  return WithElement(dtype, [&]<typename T>() { return ToFloat(static_cast<const T*>(values)[i]); });
 }
 
 inline void SetElement(void* values, DType dtype, int64_t i, float x) {
-  if (dtype == DType::kF32) static_cast<float*>(values)[i] = x;
-  if (dtype == DType::kF16) static_cast<F16*>(values)[i] = FromFloat<F16>(x);
-  if (dtype == DType::kBF16) static_cast<BF16*>(values)[i] = FromFloat<BF16>(x);
+  WithElement(dtype, [&]<typename T>() { static_cast<T*>(values)[i] = FromFloat<T>(x); });
 }
 
 }  // namespace kvstrata

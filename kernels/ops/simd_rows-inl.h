@@ -33,9 +33,13 @@ using VF = hn::VFromD<DF>;
 inline constexpr size_t kN = hn::MaxLanes(DF());
 inline constexpr int kHeadDimMax = 256;
 
-// The N elements at p as fp32, in order.
+// The N elements at p as fp32, in order; one by one for types that no instruction below widens.
 template <typename T>
-HWY_INLINE VF LoadFloats(const T* p);
+HWY_INLINE VF LoadFloats(const T* p) {
+  float lanes[kN];
+  for (size_t i = 0; i < kN; ++i) lanes[i] = ToFloat(p[i]);
+  return hn::LoadU(DF(), lanes);
+}
 
 template <>
 HWY_INLINE VF LoadFloats<float>(const float* p) {

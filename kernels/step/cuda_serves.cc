@@ -29,8 +29,9 @@ Status ServesModel(const Geometry& geometry) {
   if (geometry.pre_rope()) {
     return ModelUnserved("keys stored before rotary embedding are not served on a GPU");
   }
-  if (geometry.dtype == DType::kF32) {
-    return ModelUnserved("dtype f32 is not served on a GPU; bf16 and f16 are");
+  if (geometry.dtype != DType::kF16 && geometry.dtype != DType::kBF16) {
+    return ModelUnserved("dtype " + std::string(NameOf(geometry.dtype)) +
+                         " is not served on a GPU; bf16 and f16 are");
   }
   if (geometry.group() > kGroupMax) {
     return ModelUnserved(std::to_string(geometry.group()) +

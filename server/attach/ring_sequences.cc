@@ -28,7 +28,7 @@ Status ReadModel(const shm::RegisterModel& in, std::span<const int32_t> boundari
   KVS_RETURN_IF_ERROR(text("adapter", in.adapter, &out->adapter));
   if (!IsDType(in.dtype)) {
     return InvalidArgument("MODEL_DTYPE", "model dtype " + std::to_string(in.dtype) +
-                                              "; allowed: 1 (f32), 2 (f16), 3 (bf16)");
+                                              "; allowed: " + AllDTypes("KVS"));
   }
   if (in.keys_pre_rope != 0 && in.keys_pre_rope != 1) {
     return InvalidArgument("MODEL_KEYS", "model keys_pre_rope " + std::to_string(in.keys_pre_rope) +

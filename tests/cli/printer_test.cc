@@ -5,6 +5,7 @@
 
 #include <sstream>
 
+#include "client/cli/list_fit.h"
 #include "client/cli/page_grid.h"
 
 namespace kvstrata::cli {
@@ -38,6 +39,64 @@ TEST(Printer, NoHeadersLeavesTheRows) { EXPECT_EQ(List({.headers = false}).subst
 
 TEST(Printer, AnEmptyListIsItsHeaders) {
   EXPECT_EQ(List({}, {{"things", Json::array()}}), "NAME  USED  DIM\n");
+}
+
+TEST(Printer, CsvHasTheDocumentsValues) {
+  EXPECT_EQ(List({.format = Format::kCsv}, {{"things",
+                                             {{{"name", "a, \"b\"\n"}, {"used", 1536}},
+                                              {{"name", "c"}, {"geometry", {{"dim", 64}}}}}}}),
+            "NAME,USED,DIM\n"
+            "\"a, \"\"b\"\"\\x0a\",1536,\n"
+            "c,,64\n");
+  EXPECT_EQ(List({.format = Format::kCsv, .headers = false}).substr(0, 6), "llama,");
+}
+
+TEST(Printer, NameIsTheFirstColumn) {
+  EXPECT_EQ(List({.format = Format::kName}), "llama\na\\x1b[31mb\n-\n");
+  std::ostringstream out;
+  PrintRecord({.format = Format::kName}, Document()["things"][0], kColumns, out);
+  EXPECT_EQ(out.str(), "llama\n");
+}
+
+constexpr Column kRanked[] = {{"NAME", "/name"},
+                              {"SIZE", "/size", nullptr, true, 2},
+                              {"AGE", "/age", nullptr, true},
+                              {"WHY", "/why", nullptr, false, 1, 8}};
+
+std::string Ranked(size_t width, Format format = Format::kTable) {
+  const Json document = {
+      {"things", {{{"name", "llama"}, {"size", 1024}, {"age", 7}, {"why", "it was asked for"}}}}};
+  std::ostringstream out;
+  PrintList({format, true, width}, document, "things", kRanked, out);
+  return out.str();
+}
+
+// Text is cut before a column goes; then the lowest rank goes first; the name stays.
+TEST(Printer, ColumnsFallAwayByRank) {
+  const std::string all =
+      "NAME   SIZE  AGE  WHY\n"
+      "llama  1024    7  it was asked for\n";
+  EXPECT_EQ(Ranked(0), all);
+  EXPECT_EQ(Ranked(34), all);
+  EXPECT_EQ(Ranked(33),
+            "NAME   SIZE  AGE  WHY\n"
+            "llama  1024    7  it was asked...\n");
+  EXPECT_EQ(Ranked(26),
+            "NAME   SIZE  AGE  WHY\n"
+            "llama  1024    7  it wa...\n");
+  EXPECT_EQ(Ranked(25),
+            "NAME   SIZE  WHY\n"
+            "llama  1024  it was as...\n");
+  EXPECT_EQ(Ranked(20),
+            "NAME   SIZE\n"
+            "llama  1024\n");
+  EXPECT_EQ(Ranked(3), "NAME\nllama\n");
+  EXPECT_EQ(Ranked(20, Format::kWide), all);
+}
+
+TEST(Printer, CutsBetweenCharacters) {
+  EXPECT_EQ(Cut("\u00e4\u00f6\u00fc\u00df\u00e9\u00e8", 5), "\u00e4\u00f6...");
+  EXPECT_EQ(Cut("\u00e4\u00f6\u00fc", 3), "\u00e4\u00f6\u00fc");
 }
 
 TEST(Printer, JsonIsTheDocument) {

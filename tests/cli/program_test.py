@@ -199,6 +199,7 @@ def daemon_reports(cli):
     expect(cli("status"), 0, "VERSION", "CAPACITY")
     expect(cli("health"), 0, "SERVING", "serving")
     assert cli("health", "-q").stdout == ""
+    expect(cli("health", "--live"), 0, "SERVING")
     assert json.loads(cli("version", "-o", "json").stdout)["daemon"] == status["version"]
 
 
@@ -377,7 +378,7 @@ def daemon_looks_up(cli):
         file.write("[0, 1, 2]\n" + " ".join(str(i) for i in range(3, 100)))
     assert json.loads(cli("lookup", model["name"], text, "-o", "json").stdout)["held_tokens"] == 96
     with open(text) as file:
-        expect(cli("lookup", model["name"], "-", stdin=file), 0, "HELD TOKENS", "96")
+        expect(cli("lookup", model["name"], "-", stdin=file), 0, "HELD-TOKENS", "96")
     assert found["plan"] == "" and found["indexed_tokens"] == 0, found
     expect(cli("lookup", model["name"], text), 0, "PLAN", "raw pages")
     planned = json.loads(expect(cli("lookup", model["name"], path, "--plan", "sentencekv", "-o", "json"), 0).stdout)
@@ -412,12 +413,12 @@ def daemon_pins(cli):
     listed = json.loads(cli("pin", "ls", "-o", "json").stdout)
     assert [p["pin"] for p in listed["pins"]] == [pin["pin"]] and listed["used_bytes"] == pin["bytes"], listed
     assert listed["limit_bytes"] > listed["used_bytes"], listed
-    expect(cli("pin", "ls"), 0, "TTL LEFT", model)
+    expect(cli("pin", "ls"), 0, "TTL-LEFT", model)
     before = json.loads(cli("evict", "--dry-run", "-o", "json").stdout)
     assert before["dry_run"] and before["pages"] == sum(t["pages"] for t in before["tiers"]), before
     assert sum(t["pinned_bytes"] for t in before["tiers"]) == pin["bytes"], before
     assert json.loads(cli("evict", "--dry-run", "-o", "json").stdout) == before, "it does nothing"
-    expect(cli("evict", "--yes"), 0, "KEPT BY PINS")
+    expect(cli("evict", "--yes"), 0, "KEPT-BY-PINS")
     assert json.loads(cli("lookup", model, path, "-o", "json").stdout)["device_tokens"] == 592
     expect(cli("audit"), 0, "yes")
     expect(cli("pin", "rm", str(pin["pin"])), 0)
@@ -481,7 +482,7 @@ def disk_is_shown(cli):
     assert shown["path"] == os.path.join(cli.folder, "tier") and shown["capacity_bytes"] % (1 << 20) == 0, shown
     assert shown["queue"] in ("io_uring", "pread") and not shown["breaker_open"] and shown["entries"] == 0, shown
     assert json.loads(cli("tier", "ls", "-o", "json").stdout)["tiers"] == [shown]
-    expect(cli("tier", "show"), 0, "BREAKER OPEN", "STOPPED SEGMENTS")
+    expect(cli("tier", "show"), 0, "BREAKER-OPEN", "STOPPED-SEGMENTS")
 
 
 def slots_on_disk(folder):
@@ -614,7 +615,7 @@ def disk_is_drained(cli):
     with open(path, "wb") as file:
         file.write(trace_bytes(prompt=400))
     expect(cli("replay", path, "--plan", "full", "--keep"), 0)
-    expect(cli("tier", "show"), 0, "REFUSED, DRAINING")
+    expect(cli("tier", "show"), 0, "REFUSED-DRAINING")
     wait_for_state(cli, "serving, draining the disk")
     shown = json.loads(cli("tier", "show", "-o", "json").stdout)
     assert shown["draining"] and shown["refused"] > 0 and shown["entries"] == before, shown
@@ -624,7 +625,7 @@ def disk_is_drained(cli):
     resumed = json.loads(expect(cli("tier", "drain", "--resume", "-o", "json"), 0).stdout)
     assert not resumed["draining"] and not resumed["drained"], resumed
     wait_for_disk(cli, before + missing)
-    expect(cli("tier", "drain"), 0, "SAFE TO STOP  ", "yes")
+    expect(cli("tier", "drain"), 0, "SAFE-TO-STOP  ", "yes")
     expect(cli("tier", "drain", "--resume"), 0)
     wait_for_state(cli, "serving")
 
@@ -635,9 +636,9 @@ def daemon_resizes_pools(cli):
         return {pool["tier"]: pool["capacity_bytes"] for pool in pools}
     for group in json.loads(cli("pool", "ls", "-o", "json").stdout)["cgroups"]:
         assert group["available_bytes"] <= group["limit_bytes"], group
-        expect(cli("pool", "ls"), 0, "CGROUP LIMIT", group["file"])
+        expect(cli("pool", "ls"), 0, "CGROUP-LIMIT", group["file"])
     before = capacity()
-    expect(cli("tier", "resize", "256MiB", "--tier", "device"), 0, "UNTIL RESTART", "pool.device_bytes", "256.0 MiB")
+    expect(cli("tier", "resize", "256MiB", "--tier", "device"), 0, "RESTART-TAKES", "pool.device_bytes", "256.0 MiB")
     assert capacity() == {**before, "device": 256 << 20}, capacity()
     back = json.loads(expect(
         cli("tier", "resize", str(before["device"]), "--tier", "device", "-o", "json"), 0).stdout)

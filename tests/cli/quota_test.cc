@@ -40,7 +40,7 @@ TEST(QuotaTable, WhoIsNearALimitOrWasRefusedIsShown) {
       {"users", {User("uid:1", 7, 0, 0), User("uid:2", 8, 4096, 0), User("uid:3", 0, 0, 2)}}};
   EXPECT_EQ(AtLimits(document),
             "\n"
-            "USER   REFUSED  NEAR ITS LIMITS\n"
+            "USER   REFUSED  NEAR-ITS-LIMITS\n"
             "uid:2        0  sessions 8 of 10, host_bytes 4.0 KiB of 4.0 KiB\n"
             "uid:3        2  -\n");
   EXPECT_EQ(AtLimits({{"users", {User("uid:1", 7, 0, 0)}}}), "") << "nobody: no table";

@@ -65,7 +65,7 @@ class AbiTest : public ::testing::Test {
 
 TEST_F(AbiTest, LibraryNamesItself) {
   EXPECT_EQ(kvs_abi_version(), KVS_ABI_VERSION);
-  EXPECT_STREQ(kvs_version(), "0.1.0");
+  EXPECT_STREQ(kvs_version(), KVS_VERSION);
   EXPECT_STREQ(kvs_transport(), "fake");
   EXPECT_STREQ(kvs_code_name(KVS_DATA_LOSS), "DATA_LOSS");
   EXPECT_STREQ(kvs_code_name(99), "UNKNOWN");

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Proves what libkvstrata.so needs and exports: libc alone, and kvs_* alone.
+"""Proves what libkvstrata.so needs and exports: libc alone, an old one, and kvs_* alone.
 
 Usage: check_library.py LIBRARY HEADER [--any-needed]. Ends with `N passed, N failed`.
 """
@@ -8,6 +8,8 @@ import subprocess
 import sys
 
 ALLOWED_NEEDED = re.compile(r"^(libc\.so\.6|libm\.so\.6|ld-linux[-\w]*\.so\.\d)$")
+
+NEWEST_GLIBC = 35
 
 
 def readelf(*args):
@@ -33,6 +35,10 @@ def main(library, header, *options):
     if "--any-needed" not in options:
         foreign = [n for n in needed if not ALLOWED_NEEDED.match(n)]
         checks[f"needs more than libc: {foreign}"] = not foreign
+        # Ubuntu 22.04's, which is below vLLM's images: the wheel is for that and newer.
+        versions = set(re.findall(r"GLIBC_(2\.\d+)", readelf("-V", library)))
+        newer = sorted(v for v in versions if int(v[2:]) > NEWEST_GLIBC)
+        checks[f"asks for a newer glibc than 2.{NEWEST_GLIBC}: {newer}"] = not newer
     failed = [text for text, good in checks.items() if not good]
     print("".join(f"{library}: {text}\n" for text in failed)
           + f"{len(checks) - len(failed)} passed, {len(failed)} failed")

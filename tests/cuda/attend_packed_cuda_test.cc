@@ -116,21 +116,168 @@ struct Attention {
   std::vector<float> out, lse;
 };
 
-class Problem {
+// The segments of all sequences and KV heads, on the host.
+class Segments {
  public:
-  Problem(Rng& rng, const Case& c) : case_(c) {
-    for (const auto& sequence : c.rows) stride_ = std::max(stride_, sequence.size());
+  Segments(Rng& rng, const Case& c) : kv_heads_(c.kv_heads) {
+    for (const auto& sequence : c.rows) {
+      counts_.push_back(static_cast<int32_t>(sequence.size()));
+      stride_ = std::max(stride_, sequence.size());
+    }
     for (const auto& sequence : c.rows) {
       for (size_t i = 0; i < stride_; ++i) {
         for (int h = 0; h < c.kv_heads; ++h) {
-          segments_.emplace_back(rng, c, i < sequence.size() ? sequence[i] : 1);
-          rotated_by_.push_back(segments_.size() - 1);
+          all_.emplace_back(rng, c, i < sequence.size() ? sequence[i] : 1);
+          rotated_by_.push_back(all_.size() - 1);
           if (c.extents && i > 0 && Below(rng, 2) == 0) GoOn();
         }
       }
     }
     NumberBlocks();
-    Choose(rng);
+  }
+
+  int batch() const { return static_cast<int>(counts_.size()); }
+  int kv_heads() const { return kv_heads_; }
+  // How many a sequence may have, and how many it has.
+  size_t stride() const { return stride_; }
+  const std::vector<int32_t>& counts() const { return counts_; }
+  int Count(int b) const { return counts_[static_cast<size_t>(b)]; }
+  // [batch][stride][kv_heads]
+  const std::vector<Segment>& all() const { return all_; }
+  // The segment whose rotations that one has.
+  size_t RotatedBy(size_t i) const { return rotated_by_[i]; }
+  Segment& At(int b, int i, int h) { return all_[Index(b, i, h)]; }
+  const Segment& At(int b, int i, int h) const { return all_[Index(b, i, h)]; }
+
+  int32_t Blocks(int b, int h) const {
+    const int count = Count(b);
+    return count == 0 ? 0 : At(b, count - 1, h).first_block + At(b, count - 1, h).end_block();
+  }
+  int32_t MostBlocks() const {
+    int32_t most = 0;
+    for (int b = 0; b < batch(); ++b) {
+      for (int h = 0; h < kv_heads_; ++h) most = std::max(most, Blocks(b, h));
+    }
+    return most;
+  }
+  // Another length, of all KV heads.
+  void Shorten(int b, int i, int32_t rows) {
+    for (int h = 0; h < kv_heads_; ++h) At(b, i, h).rows = rows;
+    NumberBlocks();
+  }
+
+ private:
+  size_t Index(int b, int i, int h) const {
+    return (static_cast<size_t>(b) * stride_ + static_cast<size_t>(i)) *
+               static_cast<size_t>(kv_heads_) +
+           static_cast<size_t>(h);
+  }
+  void NumberBlocks() {
+    for (int b = 0; b < batch(); ++b) {
+      for (int h = 0; h < kv_heads_; ++h) {
+        int32_t before = 0;
+        for (int i = 0; i < Count(b); ++i) {
+          At(b, i, h).first_block = before;
+          before += At(b, i, h).end_block();
+        }
+      }
+    }
+  }
+  // The last segment has the rotations of the one before of its KV head.
+  void GoOn() {
+    const size_t before = all_.size() - 1 - static_cast<size_t>(kv_heads_);
+    all_.back().r_k = all_[before].r_k;
+    all_.back().r_v = all_[before].r_v;
+    rotated_by_.back() = rotated_by_[before];
+  }
+
+  const int kv_heads_;
+  size_t stride_ = 1;
+  std::vector<int32_t> counts_;
+  std::vector<Segment> all_;
+  std::vector<size_t> rotated_by_;
+};
+
+// Which blocks of each head are attended: some between the first and the last few, which the heads
+// of a sequence may number differently. On the host and on the device.
+class Choice {
+ public:
+  Choice(Rng& rng, const Case& c, const Segments& segments)
+      : chosen_(c.chosen), kv_heads_(c.kv_heads), stride_(segments.MostBlocks() + 1) {
+    for (int b = 0; b < segments.batch(); ++b) {
+      int32_t least = segments.Blocks(b, 0);
+      for (int h = 1; h < kv_heads_; ++h) least = std::min(least, segments.Blocks(b, h));
+      const bool some = chosen_ == Chosen::kSome;
+      sink_end_.push_back(some ? std::min(least, Below(rng, 3)) : 0);
+      recent_begin_.push_back(some ? std::max(sink_end_.back(), least - Below(rng, 4)) : stride_);
+      for (int h = 0; h < kv_heads_; ++h) {
+        const int odds = 1 + Below(rng, 9);
+        AddList(rng, static_cast<size_t>(b), segments.Blocks(b, h), odds);
+      }
+    }
+    d_units_ = DeviceArray<int32_t>(units_);
+    d_counts_ = DeviceArray<int32_t>(counts_);
+    d_sink_end_ = DeviceArray<int32_t>(sink_end_);
+    d_recent_begin_ = DeviceArray<int32_t>(recent_begin_);
+  }
+
+  bool all() const { return chosen_ == Chosen::kAll; }
+  bool Has(int b, int h, int32_t block) const {
+    if (all()) return true;
+    const auto at = static_cast<size_t>(b);
+    if (block < sink_end_[at] || block >= recent_begin_[at]) return true;
+    const size_t list = at * static_cast<size_t>(kv_heads_) + static_cast<size_t>(h);
+    const int32_t* first = &units_[list * static_cast<size_t>(stride_)];
+    return std::binary_search(first, first + counts_[list], block);
+  }
+  // What is not chosen.
+  void PoisonOthers(Segments* segments) const {
+    if (all()) return;
+    for (int b = 0; b < segments->batch(); ++b) {
+      for (int h = 0; h < kv_heads_; ++h) {
+        for (int i = 0; i < segments->Count(b); ++i) {
+          Segment& s = segments->At(b, i, h);
+          for (int32_t block = 0; block < s.end_block(); ++block) {
+            if (!Has(b, h, s.first_block + block)) s.PoisonBlock(block);
+          }
+        }
+      }
+    }
+  }
+  DeviceSelection OnDevice() const {
+    return {1,
+            kv_heads_,
+            stride_,
+            d_units_.get(),
+            d_counts_.get(),
+            d_sink_end_.get(),
+            d_recent_begin_.get()};
+  }
+
+ private:
+  void AddList(Rng& rng, size_t b, int32_t blocks, int odds) {
+    std::vector<int32_t> list;
+    if (chosen_ == Chosen::kSome) {
+      for (int32_t u = sink_end_[b]; u < std::min(recent_begin_[b], blocks); ++u) {
+        if (Below(rng, odds) == 0) list.push_back(u);
+      }
+    }
+    counts_.push_back(static_cast<int32_t>(list.size()));
+    list.resize(static_cast<size_t>(stride_), 1 << 30);
+    units_.insert(units_.end(), list.begin(), list.end());
+  }
+
+  const Chosen chosen_;
+  const int kv_heads_;
+  const int32_t stride_;
+  std::vector<int32_t> units_, counts_, sink_end_, recent_begin_;
+  DeviceArray<int32_t> d_units_, d_counts_, d_sink_end_, d_recent_begin_;
+};
+
+class Problem {
+ public:
+  Problem(Rng& rng, const Case& c) : case_(c), segments_(rng, c), choice_(rng, c, segments_) {
+    choice_.PoisonOthers(&segments_);
     q_bytes_ = RandomElements(rng, c.q_dtype, QueryElements());
     Upload();
   }
@@ -139,15 +286,7 @@ class Problem {
     AttendPackedBatch w;
     w.layer = Layer();
     w.queries = Queries();
-    if (case_.chosen != Chosen::kAll) {
-      w.selection = {1,
-                     case_.kv_heads,
-                     list_stride_,
-                     d_units_.get(),
-                     d_unit_counts_.get(),
-                     d_sink_end_.get(),
-                     d_recent_begin_.get()};
-    }
+    if (!choice_.all()) w.selection = choice_.OnDevice();
     w.scale = Scale();
     w.to = {out_.get(), case_.out_dtype, lse_.get()};
     w.counters = counters_.get();
@@ -182,7 +321,7 @@ class Problem {
   }
   void ExpectScoresLikeRef(int32_t first) const {
     SCOPED_TRACE(Describe(case_));
-    const int32_t stride = MostBlocks() + 5;
+    const int32_t stride = segments_.MostBlocks() + 5;
     const DeviceArray<float> scores(Lists() * static_cast<size_t>(stride));
     const ScorePackedBatch work{Layer(), Queries(), scores.get(), stride, first, first > 0};
     Check(kvs_cuda_ops()->score_packed(work, nullptr), "score_packed");
@@ -207,8 +346,7 @@ class Problem {
   // Other lengths: the first rows of the segments, and all blocks of them.
   void Shorten(int b, size_t i, int32_t rows) {
     case_.rows[static_cast<size_t>(b)][i] = rows;
-    for (int h = 0; h < case_.kv_heads; ++h) At(b, static_cast<int>(i), h).rows = rows;
-    NumberBlocks();
+    segments_.Shorten(b, static_cast<int>(i), rows);
     UploadTable();
   }
 
@@ -221,100 +359,11 @@ class Problem {
  private:
   float Scale() const { return case_.sharpness / std::sqrt(static_cast<float>(case_.dim)); }
   size_t Lists() const { return case_.rows.size() * static_cast<size_t>(case_.kv_heads); }
-  int SegmentCount(int b) const {
-    return static_cast<int>(case_.rows[static_cast<size_t>(b)].size());
-  }
-  size_t Index(int b, int i, int h) const {
-    return (static_cast<size_t>(b) * stride_ + static_cast<size_t>(i)) *
-               static_cast<size_t>(case_.kv_heads) +
-           static_cast<size_t>(h);
-  }
-  Segment& At(int b, int i, int h) { return segments_[Index(b, i, h)]; }
-  const Segment& At(int b, int i, int h) const { return segments_[Index(b, i, h)]; }
-  int32_t Blocks(int b, int h) const {
-    const int count = SegmentCount(b);
-    return count == 0 ? 0 : At(b, count - 1, h).first_block + At(b, count - 1, h).end_block();
-  }
-  int32_t MostBlocks() const {
-    int32_t most = 0;
-    for (int b = 0; b < batch(); ++b) {
-      for (int h = 0; h < case_.kv_heads; ++h) most = std::max(most, Blocks(b, h));
-    }
-    return most;
-  }
-  void NumberBlocks() {
-    for (int b = 0; b < batch(); ++b) {
-      for (int h = 0; h < case_.kv_heads; ++h) {
-        int32_t before = 0;
-        for (int i = 0; i < SegmentCount(b); ++i) {
-          At(b, i, h).first_block = before;
-          before += At(b, i, h).end_block();
-        }
-      }
-    }
-  }
-  // The last segment has the rotations of the one before of its KV head.
-  void GoOn() {
-    const size_t before = segments_.size() - 1 - static_cast<size_t>(case_.kv_heads);
-    segments_.back().r_k = segments_[before].r_k;
-    segments_.back().r_v = segments_[before].r_v;
-    rotated_by_.back() = rotated_by_[before];
-  }
-  // Chooses for each head some blocks between the first and the last few, which the heads of a
-  // sequence may number differently. What is not chosen is poisoned.
-  void Choose(Rng& rng) {
-    list_stride_ = MostBlocks() + 1;
-    for (int b = 0; b < batch(); ++b) {
-      int32_t least = Blocks(b, 0);
-      for (int h = 1; h < case_.kv_heads; ++h) least = std::min(least, Blocks(b, h));
-      const bool some = case_.chosen == Chosen::kSome;
-      sink_end_.push_back(some ? std::min(least, Below(rng, 3)) : 0);
-      recent_begin_.push_back(some ? std::max(sink_end_.back(), least - Below(rng, 4))
-                                   : MostBlocks() + 1);
-      for (int h = 0; h < case_.kv_heads; ++h) AddList(rng, b, h, 1 + Below(rng, 9));
-    }
-    if (case_.chosen == Chosen::kAll) return;
-    for (int b = 0; b < batch(); ++b) {
-      for (int h = 0; h < case_.kv_heads; ++h) PoisonOthers(b, h);
-    }
-  }
-  void AddList(Rng& rng, int b, int h, int odds) {
-    const auto at = static_cast<size_t>(b);
-    std::vector<int32_t> list;
-    if (case_.chosen == Chosen::kSome) {
-      for (int32_t u = sink_end_[at]; u < std::min(recent_begin_[at], Blocks(b, h)); ++u) {
-        if (Below(rng, odds) == 0) list.push_back(u);
-      }
-    }
-    unit_counts_.push_back(static_cast<int32_t>(list.size()));
-    list.resize(static_cast<size_t>(list_stride_), 1 << 30);
-    units_.insert(units_.end(), list.begin(), list.end());
-  }
-  bool Has(int b, int h, int32_t block) const {
-    if (case_.chosen == Chosen::kAll) return true;
-    const auto at = static_cast<size_t>(b);
-    if (block < sink_end_[at] || block >= recent_begin_[at]) return true;
-    const size_t list = at * static_cast<size_t>(case_.kv_heads) + static_cast<size_t>(h);
-    const int32_t* first = &units_[list * static_cast<size_t>(list_stride_)];
-    return std::binary_search(first, first + unit_counts_[list], block);
-  }
-  void PoisonOthers(int b, int h) {
-    for (int i = 0; i < SegmentCount(b); ++i) {
-      Segment& s = At(b, i, h);
-      for (int32_t block = 0; block < s.end_block(); ++block) {
-        if (!Has(b, h, s.first_block + block)) s.PoisonBlock(block);
-      }
-    }
-  }
   void Upload() {
-    for (const Segment& s : segments_) device_segments_.emplace_back(s);
-    table_ = DeviceArray<PackedSegment>(segments_.size());
+    for (const Segment& s : segments_.all()) device_segments_.emplace_back(s);
+    table_ = DeviceArray<PackedSegment>(segments_.all().size());
     counts_ = DeviceArray<int32_t>(case_.rows.size());
     UploadTable();
-    d_units_ = DeviceArray<int32_t>(units_);
-    d_unit_counts_ = DeviceArray<int32_t>(unit_counts_);
-    d_sink_end_ = DeviceArray<int32_t>(sink_end_);
-    d_recent_begin_ = DeviceArray<int32_t>(recent_begin_);
     q_ = DeviceArray<std::byte>(q_bytes_);
     out_ = DeviceArray<std::byte>(QueryElements() * static_cast<size_t>(SizeOf(case_.out_dtype)));
     lse_ = DeviceArray<float>(QueryRows());
@@ -324,20 +373,18 @@ class Problem {
   }
   void UploadTable() {
     std::vector<PackedSegment> table;
-    for (size_t i = 0; i < segments_.size(); ++i) {
-      table.push_back(device_segments_[i].Of(segments_[i]));
-      table.back().r_k = device_segments_[rotated_by_[i]].r_k.address();
-      table.back().r_v = device_segments_[rotated_by_[i]].r_v.address();
+    for (size_t i = 0; i < segments_.all().size(); ++i) {
+      table.push_back(device_segments_[i].Of(segments_.all()[i]));
+      table.back().r_k = device_segments_[segments_.RotatedBy(i)].r_k.address();
+      table.back().r_v = device_segments_[segments_.RotatedBy(i)].r_v.address();
     }
     table_.Write(table);
-    std::vector<int32_t> counts;
-    for (int b = 0; b < batch(); ++b) counts.push_back(SegmentCount(b));
-    counts_.Write(counts);
+    counts_.Write(segments_.counts());
   }
   PackedLayer Layer() const {
     int32_t keep_max = 0;
-    for (const Segment& s : segments_) keep_max = std::max(keep_max, s.strategy.keep);
-    return {table_.get(),   counts_.get(), static_cast<int32_t>(stride_),
+    for (const Segment& s : segments_.all()) keep_max = std::max(keep_max, s.strategy.keep);
+    return {table_.get(),   counts_.get(), static_cast<int32_t>(segments_.stride()),
             case_.kv_heads, case_.dim,     case_.truncated,
             keep_max};
   }
@@ -358,14 +405,14 @@ class Problem {
   }
   void ExpectedOf(int b, int h, Attention& a) const {
     const auto group = static_cast<size_t>(case_.group), dim = static_cast<size_t>(case_.dim);
-    const auto parts = static_cast<size_t>(SegmentCount(b));
+    const auto parts = static_cast<size_t>(segments_.Count(b));
     const size_t row = static_cast<size_t>(b * case_.kv_heads + h) * group;
     std::vector<float> m(parts * group + 1), l(parts * group + 1), o(parts * group * dim + 1);
     for (size_t i = 0; i < parts; ++i) {
-      const Segment& s = At(b, static_cast<int>(i), h);
+      const Segment& s = segments_.At(b, static_cast<int>(i), h);
       std::vector<kvstrata::Run> runs;
       for (int32_t block = 0; block < s.end_block(); ++block) {
-        if (!Has(b, h, s.first_block + block)) continue;
+        if (!choice_.Has(b, h, s.first_block + block)) continue;
         const int32_t first = block * s.strategy.block;
         runs.push_back({first, std::min(first + s.strategy.block, s.rows)});
       }
@@ -390,9 +437,9 @@ class Problem {
     MergeRef(&merge, 1, InlineExecutor());
   }
   std::vector<float> ScoresOf(int b, int h) const {
-    std::vector<float> scores(static_cast<size_t>(Blocks(b, h)) + 1);
-    for (int i = 0; i < SegmentCount(b); ++i) {
-      const Segment& s = At(b, i, h);
+    std::vector<float> scores(static_cast<size_t>(segments_.Blocks(b, h)) + 1);
+    for (int i = 0; i < segments_.Count(b); ++i) {
+      const Segment& s = segments_.At(b, i, h);
       const std::vector<float> q = RotatedQueries(b, h, s);
       ScorePackedWork work;
       work.rows = s.blocks;
@@ -407,15 +454,11 @@ class Problem {
   }
 
   Case case_;
-  size_t stride_ = 1;               // segments a sequence may have
-  std::vector<Segment> segments_;   // [batch][stride][kv_heads]
-  std::vector<size_t> rotated_by_;  // the segment whose rotations each one has
+  Segments segments_;
+  const Choice choice_;
   std::vector<DeviceSegment> device_segments_;
   DeviceArray<PackedSegment> table_;
   DeviceArray<int32_t> counts_;
-  int32_t list_stride_ = 0;
-  std::vector<int32_t> units_, unit_counts_, sink_end_, recent_begin_;
-  DeviceArray<int32_t> d_units_, d_unit_counts_, d_sink_end_, d_recent_begin_;
   std::vector<std::byte> q_bytes_;
   DeviceArray<std::byte> q_;
 

@@ -36,7 +36,7 @@ class CheckedSpans : public SpanProblem {
   }
   void ExpectReplayed(CapturedGraph& graph) {
     SCOPED_TRACE(Describe(case_));
-    out_.Poison();
+    outputs_.out.Poison();
     graph.Replay();
     ExpectChoice();
     ExpectOutputs();
@@ -62,7 +62,7 @@ class CheckedSpans : public SpanProblem {
     EXPECT_LE(RelativeError(got_spans, want_spans), 1e-4);
   }
   void ExpectScores() const {
-    const std::vector<float> relevance = relevance_.Read(), coarse = coarse_.Read();
+    const std::vector<float> relevance = outputs_.relevance.Read(), coarse = outputs_.coarse.Read();
     std::vector<float> want_relevance(relevance.size()), want_coarse(coarse.size());
     ScoreSpansBatch w = Scores();
     w.layer = HostLayer();
@@ -80,10 +80,10 @@ class CheckedSpans : public SpanProblem {
   // head has it.
   void ExpectChoice() {
     ExpectCountersAreZero();
-    const std::vector<float> relevance = relevance_.Read(), coarse = coarse_.Read();
+    const std::vector<float> relevance = outputs_.relevance.Read(), coarse = outputs_.coarse.Read();
     std::vector<float> chosen(coarse.size());
-    lists_.assign(list_.size(), 0);
-    counts_.assign(list_counts_.size(), -1);
+    lists_.assign(outputs_.list.size(), 0);
+    counts_.assign(outputs_.list_counts.size(), -1);
     ExpandSpansBatch w = Expansion();
     w.layer = HostLayer();
     w.relevance = relevance.data();
@@ -97,8 +97,8 @@ class CheckedSpans : public SpanProblem {
       EXPECT_EQ(coarse[i] == kNone, chosen[i] == kNone) << i;
       expanded_ += chosen[i] == kNone ? 1 : 0;
     }
-    EXPECT_EQ(list_counts_.Read(), counts_);
-    const std::vector<uint32_t> lists = list_.Read();
+    EXPECT_EQ(outputs_.list_counts.Read(), counts_);
+    const std::vector<uint32_t> lists = outputs_.list.Read();
     for (int item = 0; item < batch() * case_.kv_heads; ++item)
       EXPECT_EQ(List(item, lists), List(item, lists_));
   }
@@ -108,7 +108,7 @@ class CheckedSpans : public SpanProblem {
     return {from, from + counts_[static_cast<size_t>(item)]};
   }
   void ExpectCountersAreZero() const {
-    for (uint32_t x : counters_.Read()) EXPECT_EQ(x, 0u);
+    for (uint32_t x : outputs_.counters.Read()) EXPECT_EQ(x, 0u);
   }
   // Factors of spans that no head of the group reads.
   void PoisonWhatIsCoarse() {
@@ -128,8 +128,9 @@ class CheckedSpans : public SpanProblem {
     }
   }
   void ExpectOutputs() const {
-    const std::vector<float> out = Floats(case_.out_dtype, out_.Read()), lse = lse_.Read();
-    const std::vector<float> coarse = coarse_.Read();
+    const std::vector<float> out = Floats(case_.out_dtype, outputs_.out.Read()),
+                             lse = outputs_.lse.Read();
+    const std::vector<float> coarse = outputs_.coarse.Read();
     std::vector<float> want(out.size()), want_lse(lse.size());
     AttendSpansBatch w = Attention();
     w.layer = HostLayer();

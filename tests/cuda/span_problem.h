@@ -12,6 +12,36 @@
 
 namespace kvstrata::cuda {
 
+// What the device has of a batch's layer, as the ops take it.
+struct SpanArrays {
+  DeviceArray<std::byte> q, page_bytes;
+  DeviceArray<uint64_t> pages;
+  DeviceArray<float> w, tau;
+  DeviceArray<SpanPart> parts;
+  DeviceArray<SpanRouter> routers;
+  DeviceArray<int32_t> counts, room, tokens, window;
+};
+
+// What the ops write.
+struct SpanOutputs {
+  SpanOutputs() = default;
+  // stride: of a row of scores.
+  SpanOutputs(const SpanCase& c, size_t batch, size_t stride)
+      : relevance(batch * static_cast<size_t>(c.kv_heads * c.group) * stride),
+        coarse(relevance.size()),
+        lse(relevance.size() / stride),
+        list_counts(batch * static_cast<size_t>(c.kv_heads)),
+        chosen(relevance.size() / 32),
+        list(list_counts.size() * kSpanPieces * stride),
+        counters(std::vector<uint32_t>(list_counts.size(), 0)),
+        out(lse.size() * static_cast<size_t>(c.dim * SizeOf(c.out_dtype))) {}
+
+  DeviceArray<float> relevance, coarse, lse, workspace;
+  DeviceArray<int32_t> list_counts;
+  DeviceArray<uint32_t> chosen, list, counters;
+  DeviceArray<std::byte> out;
+};
+
 // One layer of a batch, its queries and pages, and everything on the device.
 class SpanProblem {
  public:
@@ -36,27 +66,35 @@ class SpanProblem {
   }
 
   ScoreSpansBatch Scores() const {
-    return {Layer(), Queries(), relevance_.get(), coarse_.get(), ahead_};
+    return {Layer(), Queries(), outputs_.relevance.get(), outputs_.coarse.get(), ahead_};
   }
   ExpandSpansBatch Expansion() const {
-    return {Layer(),         batch(),     relevance_.get(),   coarse_.get(),
-            d_room_.get(),   list_.get(), list_counts_.get(), chosen_.get(),
-            counters_.get(), ahead_};
+    return {Layer(),
+            batch(),
+            outputs_.relevance.get(),
+            outputs_.coarse.get(),
+            arrays_.room.get(),
+            outputs_.list.get(),
+            outputs_.list_counts.get(),
+            outputs_.chosen.get(),
+            outputs_.counters.get(),
+            ahead_};
   }
   AttendSpansBatch Attention() const {
     AttendSpansBatch w;
     w.layer = Layer();
     w.queries = Queries();
-    w.coarse = coarse_.get();
-    w.list = list_.get();
-    w.counts = list_counts_.get();
-    w.pages = {d_pages_.get(), page_stride_, kPage,     case_.kv_heads, case_.dim, case_.dtype, 0,
-               HeadsBytes(),   HeadBytes(),  RowBytes()};
-    w.window_begin = d_window_.get();
-    w.tokens = d_tokens_.get();
-    w.to = {out_.get(), case_.out_dtype, lse_.get()};
-    w.counters = counters_.get();
-    w.workspace = workspace_.get();
+    w.coarse = outputs_.coarse.get();
+    w.list = outputs_.list.get();
+    w.counts = outputs_.list_counts.get();
+    w.pages = {arrays_.pages.get(), page_stride_, kPage, case_.kv_heads,
+               case_.dim,           case_.dtype,  0,     HeadsBytes(),
+               HeadBytes(),         RowBytes()};
+    w.window_begin = arrays_.window.get();
+    w.tokens = arrays_.tokens.get();
+    w.to = {outputs_.out.get(), case_.out_dtype, outputs_.lse.get()};
+    w.counters = outputs_.counters.get();
+    w.workspace = outputs_.workspace.get();
     w.ahead = ahead_;
     return w;
   }
@@ -72,8 +110,8 @@ class SpanProblem {
       tokens = std::min(tokens + 1 + Below(rng, 5), page_stride_ * kPage);
       case_.room[static_cast<size_t>(b)] = Below(rng, 400);
     }
-    d_tokens_.Write(tokens_);
-    d_room_.Write(case_.room);
+    arrays_.tokens.Write(tokens_);
+    arrays_.room.Write(case_.room);
   }
   int batch() const { return static_cast<int>(parts_.size()); }
 
@@ -99,8 +137,10 @@ class SpanProblem {
     return spans;
   }
   SpanLayer Layer() const {
-    return {d_parts_.get(), d_counts_.get(), d_routers_.get(), part_stride_, span_stride_,
-            kLayer,         case_.kv_heads,  case_.group,      case_.dim,    case_.dtype};
+    return {arrays_.parts.get(), arrays_.counts.get(), arrays_.routers.get(),
+            part_stride_,        span_stride_,         kLayer,
+            case_.kv_heads,      case_.group,          case_.dim,
+            case_.dtype};
   }
   // The same over the host's extents, for refs.
   SpanLayer HostLayer() const {
@@ -110,12 +150,14 @@ class SpanProblem {
     layer.routers = host_.routers.data();
     return layer;
   }
-  SpanQueries Queries() const { return {q_.get(), query_heads() * RowBytes(), batch(), Scale()}; }
+  SpanQueries Queries() const {
+    return {arrays_.q.get(), query_heads() * RowBytes(), batch(), Scale()};
+  }
 
   void DrawQueries(Rng& rng) {
     const auto count = static_cast<size_t>(batch() * query_heads() * case_.dim);
     host_.queries = RandomElements(rng, case_.dtype, count);
-    q_ = DeviceArray<std::byte>(host_.queries);
+    arrays_.q = DeviceArray<std::byte>(host_.queries);
     routers_ = case_.trained ? query_heads() : 0;
     d_route_ = 1 + Below(rng, std::min(case_.dim, 48));
     host_.w.resize(static_cast<size_t>(kLayers * routers_ * d_route_ * case_.dim), std::nanf(""));
@@ -137,13 +179,13 @@ class SpanProblem {
         }
       }
     }
-    d_page_bytes_ = DeviceArray<std::byte>(host_.page_bytes);
+    arrays_.page_bytes = DeviceArray<std::byte>(host_.page_bytes);
     std::vector<uint64_t> addresses;
     for (size_t i = 0; i < count; ++i) {
-      addresses.push_back(d_page_bytes_.address() + i * bytes);
+      addresses.push_back(arrays_.page_bytes.address() + i * bytes);
       host_.pages.push_back(reinterpret_cast<uint64_t>(host_.page_bytes.data()) + i * bytes);
     }
-    d_pages_ = DeviceArray<uint64_t>(addresses);
+    arrays_.pages = DeviceArray<uint64_t>(addresses);
   }
   std::byte* HostPage(int b, int32_t page) const {
     return const_cast<std::byte*>(host_.page_bytes.data()) +
@@ -153,8 +195,8 @@ class SpanProblem {
     std::vector<SpanPart> table(static_cast<size_t>(batch() * std::max(part_stride_, 1)));
     std::vector<SpanRouter> routers;
     host_.parts = table;
-    d_w_ = DeviceArray<float>(host_.w);
-    d_tau_ = DeviceArray<float>(host_.tau);
+    arrays_.w = DeviceArray<float>(host_.w);
+    arrays_.tau = DeviceArray<float>(host_.tau);
     for (int b = 0; b < batch(); ++b) {
       const SpanPart *before = nullptr, *host_before = nullptr;
       for (size_t i = 0; i < parts_[static_cast<size_t>(b)].size(); ++i) {
@@ -167,32 +209,21 @@ class SpanProblem {
         host_before = &host;
       }
       host_.counts.push_back(static_cast<int32_t>(parts_[static_cast<size_t>(b)].size()));
-      routers.push_back({d_w_.address(), d_tau_.address(), routers_, d_route_});
+      routers.push_back({arrays_.w.address(), arrays_.tau.address(), routers_, d_route_});
       host_.routers.push_back({reinterpret_cast<uint64_t>(host_.w.data()),
                                reinterpret_cast<uint64_t>(host_.tau.data()), routers_, d_route_});
     }
-    d_parts_ = DeviceArray<SpanPart>(table);
-    d_counts_ = DeviceArray<int32_t>(host_.counts);
-    d_routers_ = DeviceArray<SpanRouter>(routers);
-    d_room_ = DeviceArray<int32_t>(case_.room);
-    d_tokens_ = DeviceArray<int32_t>(tokens_);
-    d_window_ = DeviceArray<int32_t>(window_begin_);
-    const auto rows = static_cast<size_t>(batch() * query_heads());
-    const auto stride = static_cast<size_t>(span_stride_);
-    relevance_ = DeviceArray<float>(rows * stride);
-    coarse_ = DeviceArray<float>(rows * stride);
-    chosen_ = DeviceArray<uint32_t>(rows * stride / 32);
-    list_ =
-        DeviceArray<uint32_t>(static_cast<size_t>(batch() * case_.kv_heads * kSpanPieces) * stride);
-    list_counts_ = DeviceArray<int32_t>(static_cast<size_t>(batch() * case_.kv_heads));
-    counters_ = DeviceArray<uint32_t>(
-        std::vector<uint32_t>(static_cast<size_t>(batch() * case_.kv_heads), 0));
-    out_ = DeviceArray<std::byte>(rows * static_cast<size_t>(case_.dim * SizeOf(case_.out_dtype)));
-    lse_ = DeviceArray<float>(rows);
+    arrays_.parts = DeviceArray<SpanPart>(table);
+    arrays_.counts = DeviceArray<int32_t>(host_.counts);
+    arrays_.routers = DeviceArray<SpanRouter>(routers);
+    arrays_.room = DeviceArray<int32_t>(case_.room);
+    arrays_.tokens = DeviceArray<int32_t>(tokens_);
+    arrays_.window = DeviceArray<int32_t>(window_begin_);
+    outputs_ = SpanOutputs(case_, parts_.size(), static_cast<size_t>(span_stride_));
     AttendSpansBatch w;
     w.layer = Layer();
     w.queries = Queries();
-    workspace_ = DeviceArray<float>(
+    outputs_.workspace = DeviceArray<float>(
         static_cast<size_t>(kvs_cuda_ops()->attend_spans_workspace_bytes(w) / 4));
   }
 
@@ -203,13 +234,8 @@ class SpanProblem {
   std::vector<int32_t> window_begin_, tokens_;
   int routers_ = 0, d_route_ = 0;
   HostArrays host_;
-  DeviceArray<std::byte> q_, d_page_bytes_, out_;
-  DeviceArray<uint64_t> d_pages_;
-  DeviceArray<float> d_w_, d_tau_, relevance_, coarse_, lse_, workspace_;
-  DeviceArray<SpanPart> d_parts_;
-  DeviceArray<SpanRouter> d_routers_;
-  DeviceArray<int32_t> d_counts_, d_room_, d_tokens_, d_window_, list_counts_;
-  DeviceArray<uint32_t> chosen_, list_, counters_;
+  SpanArrays arrays_;
+  SpanOutputs outputs_;
 };
 
 }  // namespace kvstrata::cuda

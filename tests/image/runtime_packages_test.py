@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """docker/runtime.apt names exactly the packages of the shared libraries that the binaries load.
 
     runtime_packages_test.py FILE...      # kvstratad, kvstrata and the libraries

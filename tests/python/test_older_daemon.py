@@ -67,7 +67,7 @@ def test_a_call_that_it_does_not_know_names_both_versions(older: str) -> None:
     assert done.returncode != 0
     assert "RPC_UNIMPLEMENTED" in done.stderr
     assert f"the daemon is {OLD} (f00)" in done.stderr
-    assert "kvstrata 0.1.0" in done.stderr
+    assert f"kvstrata {kvstrata.__version__}" in done.stderr
     assert "restart the daemon" in done.stderr
 
 

@@ -1,6 +1,8 @@
-"""Both packages build as wheels, with stubs, type marks and nothing generated left out."""
+"""Packages build as wheels, with stubs, type marks and nothing generated left out."""
 
+import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -35,3 +37,19 @@ def test_wheel(package: str, tmp_path: pathlib.Path):
     code = {"kvstrata": "import kvstrata, kvstrata.grpc", "kvstrata_numpy": "import kvstrata_numpy.tokenizer"}
     subprocess.run([sys.executable, "-c", code[package]], check=True, timeout=120,
                    env={"PYTHONPATH": str(target)})
+
+
+def test_wheel_with_the_library(tmp_path: pathlib.Path):
+    """What `make wheel` builds of this build's library: for a glibc as old as vLLM's images have, found before all others."""
+    library = pathlib.Path(os.environ["KVSTRATA_LIBRARY"]) / "libkvstrata.so"
+    subprocess.run([sys.executable, INTEGRATIONS / "build_wheel.py", library, tmp_path], check=True, timeout=300)
+    (wheel,) = tmp_path.glob("*.whl")
+    found = re.fullmatch(r"kvstrata-[\d.]+-py3-none-manylinux_2_(\d+)_\w+\.whl", wheel.name)
+    assert found and int(found[1]) <= 35, wheel.name
+    target = tmp_path / "site"
+    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index",
+                    "--disable-pip-version-check", "--target", target, wheel], check=True, timeout=300)
+    code = "import kvstrata.library; print(kvstrata.library.load().path)"
+    path = subprocess.run([sys.executable, "-c", code], check=True, timeout=120, text=True, stdout=subprocess.PIPE,
+                          env={"PYTHONPATH": str(target)}).stdout.strip()
+    assert path == str(target / "kvstrata/libkvstrata.so")

@@ -382,7 +382,7 @@ TEST_F(DaemonTest, ExitCodes) {
   EXPECT_EQ(Run({"--help"}), 0);
   EXPECT_THAT(Output(), HasSubstr("--ready-fd"));
   EXPECT_EQ(Run({"--version"}), 0);
-  EXPECT_THAT(Output(), HasSubstr("0.1.0"));
+  EXPECT_THAT(Output(), HasSubstr(KVS_VERSION));
   EXPECT_EQ(Run({"--no-such-flag"}), 2);
   EXPECT_EQ(Run({"--socket"}), 2);
   EXPECT_EQ(Run({"--socket", socket_, "--set", "pool.device_byte=1GiB"}), 2);

@@ -26,6 +26,7 @@ import zipfile
 import prune
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
+VERSION = (ROOT / "VERSION").read_text().strip()
 WHEELS = ROOT / "build" / "vllm26" / "wheels"
 VLLM = "vllm==0.26.0"
 REQUIRED = ("annotated-types==0.8.0", "cachetools==8.0.1", "cbor2==6.3.0", "distro==1.9.0", "fastapi==0.136.3",
@@ -47,7 +48,7 @@ LIBRARIES = {"_C_stable_libtorch": True, "_moe_C_stable_libtorch": True, "vllm_f
              "spinloop": True, "cumem_allocator": True}
 LEFT_OUT = ("third_party/deep_gemm/", "third_party/fmha_sm100/", "third_party/tml_fa4/")
 PART_BYTES = 38 << 20
-PLUGIN = {"METADATA": "Metadata-Version: 2.1\nName: kvstrata-vllm\nVersion: 0.1.0\n",
+PLUGIN = {"METADATA": "Metadata-Version: 2.1\nName: kvstrata-vllm\nVersion: " + VERSION + "\n",
           "entry_points.txt": "[vllm.general_plugins]\nkvstrata = kvstrata_vllm:register\n"}
 
 
@@ -94,7 +95,7 @@ def fill(site: pathlib.Path, python: str, arch: int) -> None:
     for name in NAMED:
         (site / f"{name}.py").write_text(STAND_IN)
     # The package itself is the source tree's; vLLM finds it by this.
-    plugin = site / "kvstrata_vllm-0.1.0.dist-info"
+    plugin = site / f"kvstrata_vllm-{VERSION}.dist-info"
     plugin.mkdir()
     for name, text in PLUGIN.items():
         (plugin / name).write_text(text)

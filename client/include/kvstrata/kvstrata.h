@@ -58,7 +58,7 @@ typedef uint64_t kvs_sequence; /* never 0; unique in the daemon's life */
 
 /* ---- library ---- */
 KVS_API int kvs_abi_version(void);
-KVS_API const char* kvs_version(void);       /* "0.1.0" */
+KVS_API const char* kvs_version(void);       /* "1.2.3" */
 KVS_API const char* kvs_transport(void);     /* "linked" or "remote" */
 KVS_API const char* kvs_code_name(int code); /* "INVALID_ARGUMENT" */
 KVS_API const char* kvs_error_message(void); /* of this thread's last failure; "" if none */

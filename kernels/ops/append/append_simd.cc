@@ -15,6 +15,13 @@ namespace kvstrata {
 namespace HWY_NAMESPACE {
 
 // N fp32 values to the page's type, rounded as FromFloat rounds.
+template <typename T>
+HWY_INLINE void StoreFloats(VF x, T* out) {
+  float lanes[kN];
+  hn::StoreU(x, DF(), lanes);
+  for (size_t i = 0; i < kN; ++i) out[i] = FromFloat<T>(lanes[i]);
+}
+
 HWY_INLINE void StoreFloats(VF x, float* out) { hn::StoreU(x, DF(), out); }
 
 HWY_INLINE void StoreFloats(VF x, BF16* out) {
@@ -29,17 +36,13 @@ HWY_INLINE void StoreFloats(VF x, BF16* out) {
   hn::StoreU(narrow, d16, reinterpret_cast<uint16_t*>(out));
 }
 
-HWY_INLINE void StoreFloats(VF x, F16* out) {
+// Highway's emulation truncates.
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_NEON
+HWY_INLINE void StoreFloats(VF x, F16* out) {
   const hn::Rebind<hwy::float16_t, DF> d16;
   hn::StoreU(hn::DemoteTo(d16, x), d16, reinterpret_cast<hwy::float16_t*>(out));
-#else
-  // Highway's emulation truncates.
-  float lanes[kN];
-  hn::StoreU(x, DF(), lanes);
-  for (size_t i = 0; i < kN; ++i) out[i] = FromFloat<F16>(lanes[i]);
-#endif
 }
+#endif
 
 template <typename From, typename To>
 HWY_INLINE void ConvertRow(const std::byte* from, std::byte* to, int dim) {

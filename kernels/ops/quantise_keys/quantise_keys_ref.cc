@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "kernels/element.h"
 #include "kernels/ops/quantise_keys/quantise_keys.h"
 
 namespace kvstrata {
@@ -76,14 +77,7 @@ void Quantise(const QuantiseKeysWork& w) {
 
 void QuantiseKeysRef(const QuantiseKeysWork* work, int64_t n, Executor& executor) {
   executor.ParallelFor(n, [work](int64_t i) {
-    switch (work[i].keys.dtype) {
-      case DType::kF32:
-        return Quantise<float>(work[i]);
-      case DType::kF16:
-        return Quantise<F16>(work[i]);
-      case DType::kBF16:
-        return Quantise<BF16>(work[i]);
-    }
+    WithElement(work[i].keys.dtype, [&]<typename T>() { Quantise<T>(work[i]); });
   });
 }
 

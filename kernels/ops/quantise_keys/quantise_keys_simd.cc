@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
+#include "kernels/element.h"
 #include "kernels/ops/quantise_keys/quantise_keys.h"
 #include "kernels/ops/simd_rows-inl.h"
 
@@ -156,14 +157,7 @@ HWY_INLINE void Quantise(const QuantiseKeysWork& w) {
 
 void QuantiseItem(const QuantiseKeysWork& w) {
   KVS_CHECK(w.format.IsValid() && w.keys.dim == w.format.dim);
-  switch (w.keys.dtype) {
-    case DType::kF32:
-      return Quantise<float>(w);
-    case DType::kF16:
-      return Quantise<F16>(w);
-    case DType::kBF16:
-      return Quantise<BF16>(w);
-  }
+  WithElement(w.keys.dtype, [&]<typename T>() { Quantise<T>(w); });
 }
 
 }  // namespace

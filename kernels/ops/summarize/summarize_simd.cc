@@ -18,8 +18,10 @@ namespace HWY_NAMESPACE {
 inline constexpr int kVectors = 4;  // channels at a time: kVectors * N, a divisor of 64
 
 // A float that came from a T, back to that T; exact, unlike FromFloat also for a NaN's bits.
-HWY_INLINE float Back(float x, float*) { return x; }
-HWY_INLINE F16 Back(float x, F16*) { return FromFloat<F16>(x); }
+template <typename T>
+HWY_INLINE T Back(float x, T*) {
+  return FromFloat<T>(x);
+}
 HWY_INLINE BF16 Back(float x, BF16*) {
   return {static_cast<uint16_t>(std::bit_cast<uint32_t>(x) >> 16)};
 }

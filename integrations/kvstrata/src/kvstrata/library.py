@@ -1,8 +1,8 @@
 """Finds and declares libkvstrata: the functions of kvstrata.h with their C types.
 
 Looked for in this order: KVSTRATA_LIBRARY (a file, or a folder that holds both libraries), beside this
-package, build/lib of a source tree around it, the system's search path. Loaded once a transport for the
-process.
+package (a wheel has the linked one there), build/lib of a source tree around it, the system's search path, there by
+its ABI version. Loaded once a transport for the process.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ def find(transport: str = "linked") -> str:
         if not path.exists():
             raise KvstrataError(f"KVSTRATA_LIBRARY = {given!r}: there is no {path}", "LIBRARY_MISSING")
         return str(path)
-    return next((path for path in _candidates(name) if os.path.exists(path)), name)
+    return next((path for path in _candidates(name) if os.path.exists(path)), f"{name}.{ABI_VERSION}")
 
 
 def load(transport: str = "linked") -> Library:
@@ -238,8 +238,10 @@ def load(transport: str = "linked") -> Library:
             try:
                 c.CDLL(path)
             except OSError as error:
-                raise KvstrataError(f"{path} is not beside {pathlib.Path(__file__).parent}, in build/lib of a folder "
-                                    "above it, or on the system's search path; set KVSTRATA_LIBRARY to the one of a "
-                                    f"source tree, build/lib/{path} (make build)", "LIBRARY_MISSING") from error
+                name = NAMES[transport]
+                raise KvstrataError(f"{name} is not beside {pathlib.Path(__file__).parent} or in build/lib of a folder "
+                                    f"above it, nor {path} on the system's search path; install the package libkvstrata, "
+                                    f"or set KVSTRATA_LIBRARY to the one of a source tree, build/lib/{name} (make build)",
+                                    "LIBRARY_MISSING") from error
         _loaded[path] = Library(path)
     return _loaded[path]

@@ -44,8 +44,8 @@ _OF_NUMPY = {np.dtype(np.float32): DType.F32, np.dtype(np.float16): DType.F16,
              np.dtype(np.uint16): DType.BF16}
 _TO_NUMPY = {DType.F32: np.dtype(np.float32), DType.F16: np.dtype(np.float16),
              DType.BF16: np.dtype(np.uint16)}
-_TORCH_NAMES = {DType.F32: "float32", DType.F16: "float16", DType.BF16: "bfloat16"}
-_OF_TORCH = {f"torch.{name}": dtype for dtype, name in _TORCH_NAMES.items()}
+TORCH_NAMES = {DType.F32: "float32", DType.F16: "float16", DType.BF16: "bfloat16"}
+_OF_TORCH = {f"torch.{name}": dtype for dtype, name in TORCH_NAMES.items()}
 _OF_ARRAY = {1: np.float32, 2: np.uint16, 3: np.int32, 4: np.uint8}
 _BYTES = {DType.F32: 4, DType.F16: 2, DType.BF16: 2}
 
@@ -237,7 +237,7 @@ def empty_like(q: Any, dtype: DType | None) -> Any:
     if isinstance(q, np.ndarray):
         return np.empty(q.shape, _TO_NUMPY[DType.F32 if dtype is None else DType(dtype)])
     if is_torch(q):
-        wanted = q.dtype if dtype is None else getattr(sys.modules["torch"], _TORCH_NAMES[DType(dtype)])
+        wanted = q.dtype if dtype is None else getattr(sys.modules["torch"], TORCH_NAMES[DType(dtype)])
         return q.new_empty(q.shape, dtype=wanted)
     raise error_of(3, "TENSOR_OUT", f"out is None and q is a {_type_name(q)}; pass an out of your library")
 

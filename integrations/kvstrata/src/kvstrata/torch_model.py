@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 
 from .session import Model, Session
-from .tensors import DType
+from .tensors import TORCH_NAMES, DType
 
 HEAD_DIMS = (64, 128, 256)
-PAGE_DTYPES = {torch.float32: DType.F32, torch.float16: DType.F16, torch.bfloat16: DType.BF16}
+PAGE_DTYPES = {getattr(torch, name): dtype for dtype, name in TORCH_NAMES.items()}
 
 
 @dataclass

@@ -22,9 +22,11 @@ def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
     from sglang.srt.server_args import add_attention_backend_choices
 
+    from . import __version__
+
     if sglang.__version__ != SERVED:
-        raise RuntimeError(f"SGLang is {sglang.__version__}; kvstrata_sglang 0.1.0 serves {SERVED}: install that, or "
-                           "take kvstrata_sglang off")
+        raise RuntimeError(f"SGLang is {sglang.__version__}; kvstrata_sglang {__version__} serves {SERVED}: "
+                           "install that, or take kvstrata_sglang off")
     add_attention_backend_choices([NAME])
     if os.environ.get("KVSTRATA_DISABLE") == "1":
         _log.warning("KVSTRATA_DISABLE=1: SGLang runs without kvstrata")

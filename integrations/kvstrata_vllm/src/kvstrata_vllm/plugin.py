@@ -20,6 +20,8 @@ def register() -> None:
     from vllm.platforms import current_platform
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
+    from . import __version__
+
     if "KvstrataConnector" in KVConnectorFactory._registry:
         return
     if os.environ.get("KVSTRATA_DISABLE") == "1":
@@ -30,8 +32,8 @@ def register() -> None:
         return
     version = ".".join(vllm.__version__.split(".")[:2])
     if version not in BACKENDS:
-        raise RuntimeError(f"vLLM is {vllm.__version__}; kvstrata_vllm 0.1.0 serves {' and '.join(BACKENDS)}: install "
-                           "one of them, or take kvstrata_vllm off")
+        raise RuntimeError(f"vLLM is {vllm.__version__}; kvstrata_vllm {__version__} serves {' and '.join(BACKENDS)}: "
+                           "install one of them, or take kvstrata_vllm off")
     KVConnectorFactory.register_connector("KvstrataConnector", "kvstrata_vllm.connector", "KvstrataConnector")
     register_backend(AttentionBackendEnum.CUSTOM, BACKENDS[version])
     if version == "0.26":

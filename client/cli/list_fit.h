@@ -1,0 +1,28 @@
+// Which columns of a list a terminal has room for. Pure functions; any thread.
+#ifndef KVSTRATA_CLIENT_CLI_LIST_FIT_H_
+#define KVSTRATA_CLIENT_CLI_LIST_FIT_H_
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "client/cli/printer.h"
+
+namespace kvstrata::cli {
+
+// `widths` of the columns, in cells, as they are in lines of at most `room` cells, two cells apart:
+// 0 of one that falls away, less than before of one that is cut. The first is always whole, so a
+// line may still be too long. `room` 0: they fit.
+std::vector<size_t> Fit(std::span<const Column> columns, std::vector<size_t> widths, size_t room);
+
+// `text` in at most `width` cells, with "..." where it was cut. REQUIRES: width >= 3 if it is cut.
+std::string Cut(std::string text, size_t width);
+
+// Cells of a line of stdout: COLUMNS of the environment, else what the terminal says. 0, any
+// number, where stdout is none: a script counts columns, and they may not come and go with data.
+size_t LineWidth();
+
+}  // namespace kvstrata::cli
+
+#endif  // KVSTRATA_CLIENT_CLI_LIST_FIT_H_

@@ -1,0 +1,67 @@
+# cmake --install BUILD --prefix P --component C: what each part of kvstrata is to others.
+#   library  libkvstrata.so.N, which an engine links; needs libc alone
+#   remote   libkvstrata_remote.so.N, the same ABI over gRPC, for tools
+#   devel    headers, kvstrata.pc, find_package(kvstrata), for both libraries
+#   daemon   kvstratad, kvstrata, their completions, parameters, configuration, systemd's unit and its user
+#   cuda     libkvstrata_cuda.so, beside the library, and what it needs of the unit
+include(CMakePackageConfigHelpers)
+
+set(kvs_cmake_folder ${CMAKE_INSTALL_LIBDIR}/cmake/kvstrata)
+set(kvs_abi_libraries kvstrata)
+if(TARGET kvstrata_remote)
+  list(APPEND kvs_abi_libraries kvstrata_remote)
+  set_target_properties(kvstrata_remote PROPERTIES EXPORT_NAME remote)
+endif()
+foreach(target ${kvs_abi_libraries})
+  set(component library)
+  if(target STREQUAL kvstrata_remote)
+    set(component remote)
+  endif()
+  # An export each, so that a machine without the one still finds the other.
+  install(TARGETS ${target} EXPORT ${target} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
+    COMPONENT ${component} NAMELINK_COMPONENT devel)
+  install(EXPORT ${target} NAMESPACE kvstrata:: FILE ${target}Targets.cmake DESTINATION ${kvs_cmake_folder}
+    COMPONENT devel)
+endforeach()
+
+install(DIRECTORY ${CMAKE_SOURCE_DIR}/client/include/kvstrata DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT devel)
+configure_file(${CMAKE_CURRENT_LIST_DIR}/kvstrataConfig.cmake.in kvstrataConfig.cmake COPYONLY)
+write_basic_package_version_file(${CMAKE_BINARY_DIR}/kvstrataConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${CMAKE_BINARY_DIR}/kvstrataConfig.cmake ${CMAKE_BINARY_DIR}/kvstrataConfigVersion.cmake
+  DESTINATION ${kvs_cmake_folder} COMPONENT devel)
+
+# Found by where it lies, so that a prefix may be chosen when it is installed, or moved.
+file(RELATIVE_PATH KVS_PC_PREFIX /prefix/${CMAKE_INSTALL_LIBDIR}/pkgconfig /prefix)
+configure_file(${CMAKE_CURRENT_LIST_DIR}/kvstrata.pc.in kvstrata.pc @ONLY)
+install(FILES ${CMAKE_BINARY_DIR}/kvstrata.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT devel)
+
+if(KVS_SERVER)
+  install(TARGETS kvstratad kvstrata_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT daemon)
+  # /etc, below no prefix: where the daemon looks.
+  install(FILES ${CMAKE_SOURCE_DIR}/deploy/kvstratad.toml DESTINATION /etc/kvstrata COMPONENT daemon)
+  install(FILES ${CMAKE_SOURCE_DIR}/deploy/systemd/kvstratad.service DESTINATION lib/systemd/system COMPONENT daemon)
+  install(FILES ${CMAKE_SOURCE_DIR}/deploy/systemd/kvstrata.sysusers DESTINATION lib/sysusers.d
+    RENAME kvstrata.conf COMPONENT daemon)
+  # Trained parameters, where the daemon finds them.
+  install(DIRECTORY ${CMAKE_SOURCE_DIR}/parameters/ DESTINATION ${CMAKE_INSTALL_DATADIR}/kvstrata/parameters
+    COMPONENT daemon FILES_MATCHING PATTERN "*.safetensors")
+  # They come from the program's own table of commands.
+  foreach(shell_and_file bash:bash-completion/completions/kvstrata zsh:zsh/vendor-completions/_kvstrata
+      fish:fish/vendor_completions.d/kvstrata.fish)
+    string(REPLACE ":" ";" parts ${shell_and_file})
+    list(GET parts 0 shell)
+    list(GET parts 1 file)
+    install(CODE "
+      set(file \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/share/${file}\")
+      message(STATUS \"Installing: \${file}\")
+      get_filename_component(folder \"\${file}\" DIRECTORY)
+      file(MAKE_DIRECTORY \"\${folder}\")
+      execute_process(COMMAND $<TARGET_FILE:kvstrata_cli> completion ${shell} OUTPUT_FILE \"\${file}\"
+        COMMAND_ERROR_IS_FATAL ANY)" COMPONENT daemon)
+  endforeach()
+endif()
+if(TARGET kvstrata_cuda)
+  install(TARGETS kvstrata_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT cuda)
+  install(FILES ${CMAKE_SOURCE_DIR}/deploy/systemd/gpu.conf DESTINATION lib/systemd/system/kvstratad.service.d
+    RENAME 10-gpu.conf COMPONENT cuda)
+endif()

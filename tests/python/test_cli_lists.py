@@ -1,0 +1,97 @@
+"""Lists of `kvstrata` against a real daemon with everything in it: on a terminal of 80 columns no line wraps,
+and every row still says what it is; wide, csv and name have all of it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+from operated import DEADLINE_S, MODEL, Program, operated
+
+WIDTH = 80
+
+
+@pytest.fixture(scope="module")
+def cli() -> Iterator[Program]:
+    with operated() as (program, _):
+        yield program
+
+
+def rows_of(cli: Program, *words: str) -> list[list[str]]:
+    return list(csv.reader(io.StringIO(cli.run(*words, "-o", "csv"))))
+
+
+def first_list(lines: list[str]) -> list[str]:
+    """A second one is behind an empty line."""
+    return lines[:lines.index("")] if "" in lines else lines
+
+
+def test_every_list_has_rows(cli: Program) -> None:
+    """Else the other tests would say nothing. No work is left once nothing waits for it."""
+    assert [words for words in cli.lists() if not cli.names(*words)] in ([["work", "ls"]], [])
+
+
+def test_no_line_wraps(cli: Program) -> None:
+    for words in cli.lists():
+        lines = cli.on_terminal(*words, columns=WIDTH)
+        assert lines and max(map(len, lines)) <= WIDTH, (words, lines)
+    wide = [words for words in cli.lists()
+            if max(map(len, cli.on_terminal(*words, "-o", "wide", columns=WIDTH))) > WIDTH]
+    assert len(wide) >= 10, f"lists that are too short to show anything: {wide}"
+
+
+def test_rows_keep_their_names(cli: Program) -> None:
+    """On a terminal that has no room for anything else."""
+    for words in cli.lists():
+        if words[0] in ("pool", "quota", "events"):  # called otherwise, with a row of defaults, and never the same
+            continue
+        shown = first_list(cli.on_terminal(*words, columns=20))[1:]
+        for name, line in zip(cli.names(*words), shown, strict=True):
+            assert line.split()[0] == name, (words, name, line)
+
+
+def test_headers_are_words(cli: Program) -> None:
+    for words in cli.lists():
+        header = rows_of(cli, *words)[0]
+        assert all(re.fullmatch(r"[A-Z0-9/_-]+", name) for name in header), header
+        if words != ["quota", "ls"]:  # its csv has each number in a column of its own
+            wide = cli.on_terminal(*words, "-o", "wide", columns=WIDTH)
+            assert wide[0].split() == header, words
+
+
+def test_a_pipe_has_every_column(cli: Program) -> None:
+    """A script that counts columns must not depend on how long a model's name is, unless it says so."""
+    for words in cli.lists():
+        if words != ["quota", "ls"]:
+            assert cli.run(*words).splitlines()[0].split() == rows_of(cli, *words)[0], words
+        assert max(map(len, cli.run(*words, COLUMNS=str(WIDTH)).splitlines())) <= WIDTH, words
+
+
+def test_csv_has_the_documents_values(cli: Program) -> None:
+    document = json.loads(cli.run("seq", "ls", "-o", "json"))["sequences"]
+    header, *rows = rows_of(cli, "seq", "ls")
+    for row, sequence in zip(rows, document, strict=True):
+        cells = dict(zip(header, row, strict=True))
+        assert cells["MODEL"] == MODEL and cells["DEVICE"] == str(sequence["device_bytes"]), cells
+        assert cells["SEQUENCE"] == str(sequence["sequence"]), cells
+    assert [row[0] for row in rows_of(cli, "seq", "ls", "--no-headers")] == [row[0] for row in rows]
+    header, row = rows_of(cli, "status")
+    assert row[header.index("PID")] == str(json.loads(cli.run("status", "-o", "json"))["pid"])
+    users = json.loads(cli.run("quota", "ls", "-o", "json"))["users"]
+    header, _, *rows = rows_of(cli, "quota", "ls")
+    assert [row[header.index("DEVICE")] for row in rows] == [str(user["used"]["device_bytes"]) for user in users]
+    assert max(user["used"]["device_bytes"] for user in users) > 0
+
+
+def test_names_go_through_pipes(cli: Program) -> None:
+    line = f"set -o pipefail; {cli.path} seq ls -o name | xargs -n 1 {cli.path} seq show -o name"
+    shown = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=DEADLINE_S,
+                           env=cli.environment, check=False)
+    assert shown.returncode == 0 and shown.stdout.splitlines() == cli.names("seq", "ls"), shown
+    assert cli.names("health") == ["SERVING"]
+    assert cli.names("pool", "ls") == ["emulated", "host"]
