@@ -70,6 +70,13 @@ def test_once_as_json(cli: str, daemon: Daemon, engine: Engine):
     assert window["selected"][0] > 0 and not any(window["selected"][2:40]), window["selected"]
 
 
+def test_looking_is_no_event(cli: str, daemon: Daemon, engine: Engine):
+    """Nor does it push what happened out of the ring."""
+    before = json.loads(run(cli, daemon, "events", "-o", "json").stdout)["events"]
+    assert run(cli, daemon, "top", "--once", "--delay", "100ms").returncode == 0
+    assert json.loads(run(cli, daemon, "events", "-o", "json").stdout)["events"] == before
+
+
 def test_a_filter_and_a_missing_daemon(cli: str, daemon: Daemon, engine: Engine):
     frame = json.loads(run(cli, daemon, "top", "-b", "--delay", "100ms", "--filter", "quest", "-o", "json").stdout)
     assert [row["plan"] for row in frame["rows"]] == ["quest"]
