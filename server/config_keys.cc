@@ -8,10 +8,10 @@
 #include <utility>
 #include <vector>
 
+#include "base/quantities.h"
 #include "kernels/backend.h"
 #include "server/attach/unix_listener.h"
 #include "server/config_limits.h"
-#include "server/config_values.h"
 
 namespace kvstrata {
 namespace {

@@ -6,7 +6,7 @@
 #include <array>
 #include <optional>
 
-#include "server/config_values.h"
+#include "base/quantities.h"
 #include "server/store/user_limits.h"
 #include "server/store/user_name.h"
 

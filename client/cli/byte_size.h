@@ -1,5 +1,5 @@
-// Sizes on the command line, as the daemon's configuration takes them: "200MiB", "1 GiB", "16GB",
-// "4096". Pure function.
+// Sizes on the command line, as the daemon's configuration takes them (base/quantities.h). Pure
+// function.
 #ifndef KVSTRATA_CLIENT_CLI_BYTE_SIZE_H_
 #define KVSTRATA_CLIENT_CLI_BYTE_SIZE_H_
 

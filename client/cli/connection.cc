@@ -146,16 +146,17 @@ Json ToJson(const google::protobuf::Message& message) {
   return out;
 }
 
-Connection::Connection(std::shared_ptr<grpc::Channel> channel, std::chrono::milliseconds timeout)
+Connection::Connection(std::shared_ptr<grpc::Channel> channel, const Options& options)
     : channel_(std::move(channel)),
-      timeout_(timeout),
+      timeout_(options.timeout),
+      verb_(options.verb),
       admin_(v1::Admin::NewStub(channel_)),
       control_(v1::Control::NewStub(channel_)) {}
 
 Result<std::unique_ptr<Connection>> Connection::Dial(const Options& options) {
   KVS_ASSIGN_OR_RETURN(UniqueFd fd, Connect(options));
   auto channel = grpc::CreateInsecureChannelFromFd("kvstrata", fd.release());  // closes it
-  return std::unique_ptr<Connection>(new Connection(std::move(channel), options.timeout));
+  return std::unique_ptr<Connection>(new Connection(std::move(channel), options));
 }
 
 Status Connection::Translate(const grpc::Status& status) {
@@ -172,12 +173,11 @@ Status Connection::Unknown() {
   context.set_deadline(std::chrono::system_clock::now() + timeout_);
   v1::GetStatusResponse daemon;
   const bool told = admin_->GetStatus(&context, v1::GetStatusRequest(), &daemon).ok();
-  return Unimplemented("RPC_UNIMPLEMENTED",
-                       "the daemon is " +
-                           (told ? daemon.version() + " (" + daemon.commit() + ")"
-                                 : std::string("of another version")) +
-                           " and does not know this call of kvstrata " + kvs_version() +
-                           ": restart the daemon with this program's release");
+  const std::string asked = told ? "kvstratad " + daemon.version() + " (" + daemon.commit() + ")"
+                                 : std::string("a kvstratad of another version");
+  return Unimplemented("RPC_UNIMPLEMENTED", "kvstrata " + std::string(kvs_version()) + " asked " +
+                                                asked + ", which has no '" + verb_ +
+                                                "': upgrade the daemon");
 }
 
 void Connection::CheckVersion(const v1::GetStatusResponse& daemon) {

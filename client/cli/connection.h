@@ -66,7 +66,7 @@ class Connection {
   Result<std::string> Health(const std::string& name = "");
 
  private:
-  Connection(std::shared_ptr<grpc::Channel> channel, std::chrono::milliseconds timeout);
+  Connection(std::shared_ptr<grpc::Channel> channel, const Options& options);
 
   template <typename Stub, typename Request, typename Response>
   Result<Response> CallOn(Stub& stub,
@@ -89,6 +89,7 @@ class Connection {
 
   std::shared_ptr<grpc::Channel> channel_;
   std::chrono::milliseconds timeout_;
+  std::string verb_;
   std::unique_ptr<v1::Admin::Stub> admin_;
   std::unique_ptr<v1::Control::Stub> control_;
   bool warned_ = false;

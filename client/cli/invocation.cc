@@ -2,10 +2,9 @@
 
 #include <unistd.h>
 
-#include <charconv>
 #include <cstdlib>
-#include <string_view>
 
+#include "base/quantities.h"
 #include "proto/reasons.h"
 
 namespace kvstrata::cli {
@@ -17,6 +16,12 @@ std::string Environment(const char* name) {
 }
 
 }  // namespace
+
+std::string PathOf(const CLI::App& verb) {
+  const CLI::App* noun = verb.get_parent();
+  const bool nested = noun != nullptr && noun->get_parent() != nullptr;
+  return (nested ? PathOf(*noun) + " " : "") + verb.get_name();
+}
 
 int ExitCodeOf(const Status& status) {
   if (status.ok()) return kOk;
@@ -78,27 +83,14 @@ void PrintError(const Status& status, const Options& options, std::ostream& out)
 
 Result<std::chrono::milliseconds> ParseDuration(const std::string& text,
                                                 std::chrono::hours longest) {
-  const Status bad = InvalidArgument(
-      "DURATION_INVALID", "duration '" + text + "': allowed are 1ms .. " +
-                              std::to_string(longest.count()) + "h, such as 500ms, 5s or 2m");
-  double number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc()) return bad;
-  const std::string_view unit(end, static_cast<size_t>(text.data() + text.size() - end));
-  if (unit == "s" || unit.empty()) {
-    number *= 1000;
-  } else if (unit == "m") {
-    number *= 60 * 1000;
-  } else if (unit == "h") {
-    number *= 3600 * 1000;
-  } else if (unit == "d") {
-    number *= 24 * 3600 * 1000;
-  } else if (unit != "ms") {
-    return bad;
+  using std::chrono::milliseconds;
+  std::chrono::microseconds time{};
+  if (!kvstrata::ParseDuration(text, &time) || time < milliseconds(1) || time > longest) {
+    return InvalidArgument("DURATION_INVALID", "duration '" + text + "': allowed are 1ms .. " +
+                                                   std::to_string(longest.count()) +
+                                                   "h with a unit, such as 500ms, 1.5s or 2m");
   }
-  const std::chrono::duration<double, std::milli> most = longest;
-  if (!(number >= 1 && number <= most.count())) return bad;
-  return std::chrono::milliseconds(static_cast<int64_t>(number));
+  return std::chrono::duration_cast<milliseconds>(time);
 }
 
 std::string DefaultSocket() {

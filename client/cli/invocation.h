@@ -32,6 +32,7 @@ struct Options {
   std::string socket;  // resolved: --socket, KVSTRATA_SOCKET, else the default path
   std::chrono::milliseconds timeout{5000};  // of every wait for the daemon
   bool timeout_given = false;               // else a verb may have a default of its own
+  std::string verb;                         // "pin ls"
 };
 
 struct Invocation {
@@ -40,10 +41,16 @@ struct Invocation {
   std::function<Result<int>()> run;
 };
 
+// "seq map": the words that name it.
+std::string PathOf(const CLI::App& verb);
+
 // Makes `verb` the one that runs when it was parsed.
 template <typename Run>
 void Runs(CLI::App* verb, Invocation& invocation, Run run) {
-  verb->callback([&invocation, run] { invocation.run = run; });
+  verb->callback([&invocation, verb, run] {
+    invocation.options.verb = PathOf(*verb);
+    invocation.run = run;
+  });
 }
 
 void AddStatus(CLI::App& app, Invocation& invocation);  // status, health, version
@@ -67,6 +74,8 @@ void AddEvents(CLI::App& app, Invocation& invocation);
 void AddTop(CLI::App& app, Invocation& invocation);
 void AddExplain(CLI::App& app, Invocation& invocation);
 void AddCompletion(CLI::App& app, Invocation& invocation);
+void AddReference(CLI::App& app, Invocation& invocation);  // hidden
+void AddNames(CLI::App& app, Invocation& invocation);      // hidden
 
 // The command table with everything above in it.
 void BuildTable(CLI::App& app, Invocation& invocation);
@@ -78,7 +87,7 @@ std::string NextStep(const Status& status, const Options& options);
 // Three lines, or with -o json one object {"error": {...}}.
 void PrintError(const Status& status, const Options& options, std::ostream& out);
 
-// "5s", "500ms", "2m", "36h", "7d", "3" (seconds) to milliseconds, 1 ms .. `longest`;
+// base/quantities.h's "5s", "500ms", "2m", "36h", "7d" in milliseconds, 1 ms .. `longest`;
 // INVALID_ARGUMENT otherwise.
 Result<std::chrono::milliseconds> ParseDuration(const std::string& text,
                                                 std::chrono::hours longest = std::chrono::hours(1));

@@ -66,9 +66,17 @@ def test_a_call_that_it_does_not_know_names_both_versions(older: str) -> None:
     done = run(older, "pin", "ls")
     assert done.returncode != 0
     assert "RPC_UNIMPLEMENTED" in done.stderr
-    assert f"the daemon is {OLD} (f00)" in done.stderr
-    assert f"kvstrata {kvstrata.__version__}" in done.stderr
-    assert "restart the daemon" in done.stderr
+    assert f"kvstrata {kvstrata.__version__} asked kvstratad {OLD} (f00), which has no 'pin ls'" in done.stderr
+    assert "upgrade the daemon" in done.stderr
+    assert "next: restart the daemon" in done.stderr
+
+
+@pytest.mark.parametrize("words", [["seq", "map", "1"], ["events"], ["tier", "scrub"], ["plan", "ls", "-o", "json"]])
+def test_the_verb_is_named_whatever_kind_of_call_it_makes(older: str, words: list[str]) -> None:
+    done = run(older, *words)
+    assert done.returncode == 1
+    verb = " ".join(words[:1] if words[0] == "events" else words[:2])
+    assert f"which has no '{verb}'" in done.stderr
 
 
 def test_its_status_comes_with_a_warning_once(older: str) -> None:

@@ -9,7 +9,6 @@
 #include <fstream>
 
 #include "server/config_limits.h"
-#include "server/config_values.h"
 
 namespace kvstrata {
 namespace {
@@ -415,49 +414,6 @@ TEST(Settings, KeyEqualsValue) {
   EXPECT_EQ(setting->second, "quest{budget = 4}");
   EXPECT_FALSE(ParseSetting("no equals").ok());
   EXPECT_FALSE(ParseSetting("=x").ok());
-}
-
-TEST(Values, Sizes) {
-  const std::pair<const char*, uint64_t> good[] = {
-      {"0", 0},
-      {"17", 17},
-      {"17B", 17},
-      {"1KiB", 1024},
-      {"4 MiB", 4 << 20},
-      {"2GiB", uint64_t{2} << 30},
-      {"1TiB", uint64_t{1} << 40},
-      {"5MB", 5'000'000},
-  };
-  uint64_t n = 0;
-  for (const auto& [text, bytes] : good) {
-    EXPECT_TRUE(ParseSize(text, &n)) << text;
-    EXPECT_EQ(n, bytes) << text;
-  }
-  for (const char* text : {"", "GiB", "-1", "1.5GiB", "1gib", "1 GiB ", " 1", "0x10", "1e6",
-                           "99999999999999999999", "18446744073709551615KiB"}) {
-    EXPECT_FALSE(ParseSize(text, &n)) << text;
-  }
-}
-
-TEST(Values, Durations) {
-  microseconds n{};
-  const std::pair<const char*, int64_t> good[] = {{"0", 0},
-                                                  {"50us", 50},
-                                                  {"500ms", 500'000},
-                                                  {"2 s", 2'000'000},
-                                                  {"1min", 60'000'000},
-                                                  {"0.5s", 500'000},
-                                                  {"1.5s", 1'500'000},
-                                                  {"0.25ms", 250},
-                                                  {"0.0", 0}};
-  for (const auto& [text, us] : good) {
-    EXPECT_TRUE(ParseDuration(text, &n)) << text;
-    EXPECT_EQ(n.count(), us) << text;
-  }
-  for (const char* text :
-       {"", "5", "-1s", "1.5us", ".5s", "1.s", "1.2.3s", "s", "1h", "99999999999999s"}) {
-    EXPECT_FALSE(ParseDuration(text, &n)) << text;
-  }
 }
 
 TEST(Log, TextAndJson) {
