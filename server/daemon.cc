@@ -34,6 +34,7 @@
 #include "server/telemetry/thread_top.h"
 #include "server/work/disk_value_tier.h"
 #include "server/work/importer.h"
+#include "server/work/lost_value_log.h"
 #include "server/work/mover.h"
 #include "server/work/pin_records.h"
 #include "server/work/recompress.h"
@@ -287,12 +288,10 @@ void Daemon::Parts::TellPoolFailure(PoolId pool, const Status& why) const {
 
 Status Daemon::Parts::OpenDisk() {
   if (config.disk.directory.empty()) return OkStatus();
-  config.disk.lost = [](std::string_view key, uint32_t segment, const Status& why) {
-    LogEvent(LogLevel::kError, "value_lost",
-             {{"key", ValueKeyText(key)},
-              {"segment", segment},
-              {"reason", why.reason()},
-              {"why", why.message()}});
+  config.disk.lost = [log = std::make_shared<LostValueLog>()](std::string_view key,
+                                                              uint32_t segment, const Status& why) {
+    const auto now = Clock::now().time_since_epoch();
+    log->Tell(key, segment, why, std::chrono::duration_cast<std::chrono::seconds>(now).count());
   };
   KVS_ASSIGN_OR_RETURN(disk, DiskTier::Open(config.disk, Clock::now() + config.disk_start_timeout));
   config.disk_values.readers = config.tier_pages.loads.readers;
