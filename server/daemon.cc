@@ -147,6 +147,10 @@ DiskInfo DiskInfoOf(const std::string& path, const DiskTier& disk, const DiskVal
   info.io_errors = stats.io_errors;
   info.deadlines = stats.deadlines;
   info.stopped_segments = stats.stopped_segments;
+  info.last_error = stats.last_error;
+  info.last_error_time_us = stats.last_error_time_us;
+  info.left_alone_since_us = stats.left_alone_since_us;
+  info.retry = stats.retry;
   info.sick = !values.illness.empty();
   info.draining = tier_pages->writer().draining();
   info.drained = tier_pages->writer().drained();

@@ -234,6 +234,10 @@ void Write(const DiskInfo& d, v1::Disk* out) {
   out->set_breaker_open(d.breaker_open);
   out->set_draining(d.draining);
   out->set_refused(d.refused);
+  out->set_last_error(d.last_error);
+  out->set_last_error_time_us(d.last_error_time_us);
+  out->set_left_alone_since_us(d.left_alone_since_us);
+  out->set_retry_us(static_cast<uint64_t>(d.retry.count()));
 }
 
 void Write(const LimitNumbers& n, v1::UserNumbers* out) {

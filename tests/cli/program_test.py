@@ -482,7 +482,7 @@ def disk_is_shown(cli):
     assert shown["path"] == os.path.join(cli.folder, "tier") and shown["capacity_bytes"] % (1 << 20) == 0, shown
     assert shown["queue"] in ("io_uring", "pread") and not shown["breaker_open"] and shown["entries"] == 0, shown
     assert json.loads(cli("tier", "ls", "-o", "json").stdout)["tiers"] == [shown]
-    expect(cli("tier", "show"), 0, "BREAKER-OPEN", "STOPPED-SEGMENTS")
+    expect(cli("tier", "show"), 0, "LEFT-ALONE", "STOPPED-SEGMENTS", "LAST-ERROR")
 
 
 def slots_on_disk(folder):
