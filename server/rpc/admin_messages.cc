@@ -85,6 +85,7 @@ void Write(const SessionInfo& s, v1::Session* out) {
   out->set_open_steps(s.open_steps);
   out->set_device(s.device);
   out->set_fenced(s.fenced);
+  out->set_last_step_us(s.last_step_us);
 }
 
 void Write(const SequenceInfo& s, v1::Sequence* out) {

@@ -118,6 +118,9 @@ std::vector<SessionInfo> Inspection::Sessions() const {
     info.sequences = static_cast<uint32_t>(session->sequences.size());
     info.open_steps = CountReaders(*session->memory->header());
     info.age_us = AgeUs(session->opened);
+    if (session->last_step != Clock::time_point()) {
+      info.last_step_us = std::max<uint64_t>(AgeUs(session->last_step), 1);
+    }
     infos.push_back(std::move(info));
     sequences.emplace_back();
     for (const auto& [sequence, s] : session->sequences) sequences.back().push_back(sequence);

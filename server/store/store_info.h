@@ -35,6 +35,7 @@ struct SessionInfo {
   bool fenced = false;  // ended, but its process lives and may still read its arenas
   uint32_t sequences = 0, open_steps = 0;
   uint64_t used_bytes = 0, age_us = 0;
+  uint64_t last_step_us = 0;  // since a step last committed tokens; 0: none did
 };
 struct ModelInfo {
   uint64_t model = 0;
