@@ -34,6 +34,7 @@ void Write(const PoolInfo& p, v1::Pool* out) {
   out->set_cached_bytes(p.cached_bytes);
   out->set_arena_bytes(p.arena_bytes);
   out->set_arenas(p.arenas);
+  out->set_taken_bytes(p.taken_bytes);
   out->set_retired_bytes(p.retired_bytes);
   out->set_pinned_bytes(p.pinned_bytes);
   out->set_failure(p.failure);

@@ -70,6 +70,7 @@ std::vector<PoolInfo> Inspection::Pools() const {
     info.device = memory_.name(pool);
     info.capacity_bytes = memory_.capacity(pool);
     info.arena_bytes = pools_.arena_bytes(pool);
+    info.taken_bytes = pools_.taken(pool);
     info.cached_bytes = prefix_.cached_bytes(pool);
     info.pinned_bytes = prefix_.pinned_bytes(pool);
     info.failure = memory_.failure(pool).message();

@@ -23,6 +23,7 @@ struct PoolInfo {
   std::string device;  // its name; of host ""
   uint64_t capacity_bytes = 0, used_bytes = 0, cached_bytes = 0, arena_bytes = 0, retired_bytes = 0;
   uint64_t pinned_bytes = 0;  // that only pins keep
+  uint64_t taken_bytes = 0;   // of its arenas whole: a session takes one, however little it uses
   uint32_t arenas = 0;
   std::string failure;  // why its device is lost; "": it is not
 };
