@@ -21,6 +21,7 @@ kvs_library(kvs_work
   work/tier_records.cc
   work/value_scrub.cc
   work/disk_value_tier.cc
+  work/lost_value_log.cc
   work/importer.cc
   work/mover.cc
   work/pin_records.cc

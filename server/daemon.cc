@@ -34,6 +34,7 @@
 #include "server/telemetry/thread_top.h"
 #include "server/work/disk_value_tier.h"
 #include "server/work/importer.h"
+#include "server/work/lost_value_log.h"
 #include "server/work/mover.h"
 #include "server/work/pin_records.h"
 #include "server/work/recompress.h"
@@ -146,6 +147,10 @@ DiskInfo DiskInfoOf(const std::string& path, const DiskTier& disk, const DiskVal
   info.io_errors = stats.io_errors;
   info.deadlines = stats.deadlines;
   info.stopped_segments = stats.stopped_segments;
+  info.last_error = stats.last_error;
+  info.last_error_time_us = stats.last_error_time_us;
+  info.left_alone_since_us = stats.left_alone_since_us;
+  info.retry = stats.retry;
   info.sick = !values.illness.empty();
   info.draining = tier_pages->writer().draining();
   info.drained = tier_pages->writer().drained();
@@ -210,6 +215,7 @@ struct Daemon::Parts {
   Status Start();
   Status OpenDisk();
   void RestorePins();
+  void UseDisk();
   void SettleDisk();
   void Settle();
   std::string HealthOf(std::span<const PartHealth> parts) const;
@@ -287,12 +293,10 @@ void Daemon::Parts::TellPoolFailure(PoolId pool, const Status& why) const {
 
 Status Daemon::Parts::OpenDisk() {
   if (config.disk.directory.empty()) return OkStatus();
-  config.disk.lost = [](std::string_view key, uint32_t segment, const Status& why) {
-    LogEvent(LogLevel::kError, "value_lost",
-             {{"key", ValueKeyText(key)},
-              {"segment", segment},
-              {"reason", why.reason()},
-              {"why", why.message()}});
+  config.disk.lost = [log = std::make_shared<LostValueLog>()](std::string_view key,
+                                                              uint32_t segment, const Status& why) {
+    const auto now = Clock::now().time_since_epoch();
+    log->Tell(key, segment, why, std::chrono::duration_cast<std::chrono::seconds>(now).count());
   };
   KVS_ASSIGN_OR_RETURN(disk, DiskTier::Open(config.disk, Clock::now() + config.disk_start_timeout));
   config.disk_values.readers = config.tier_pages.loads.readers;
@@ -326,6 +330,15 @@ void Daemon::Parts::RestorePins() {
   }
   if (!pins.empty()) LogEvent(LogLevel::kInfo, "pins_restored", {{"pins", pins.size()}});
   store->pins().RestorePins(std::move(pins));
+}
+
+void Daemon::Parts::UseDisk() {
+  tier_pages = std::make_unique<TierPages>(config.tier_pages, store.get(), disk_values.get(),
+                                           disk_values->Hooks());
+  RestorePins();
+  NoteRecords(store.get(), disk_values.get(), tier_pages.get(), [](size_t records) {
+    LogEvent(LogLevel::kInfo, "artefact_records", {{"records", records}});
+  });
 }
 
 // Writes what waits, then the index, so that the next start need not read every slot. What is put
@@ -453,22 +466,25 @@ Status Daemon::Parts::Start() {
   KVS_RETURN_IF_ERROR(CheckSocketPath(config.socket));
   KVS_RETURN_IF_ERROR(CheckSocketDirectory(config.socket));
   KVS_ASSIGN_OR_RETURN(lock, LockSocketPath(config.socket));
-  KVS_RETURN_IF_ERROR(OpenDisk());
+  // What fails at a start does so before the disk is reserved, which stays behind.
+  KVS_ASSIGN_OR_RETURN(grpc_listener,
+                       UnixListener::Bind(config.socket, SOCK_STREAM, config.socket_group));
+  KVS_ASSIGN_OR_RETURN(auto attach_listener,
+                       UnixListener::Bind(config.socket + std::string(kAttachSuffix),
+                                          SOCK_SEQPACKET, config.socket_group));
+  std::optional<PageListener> page_listener;
+  if (config.http.kind != HttpAddress::Kind::kNone) {
+    KVS_ASSIGN_OR_RETURN(page_listener, PageListener::Listen(config));
+  }
   KVS_RETURN_IF_ERROR(MakeStore());
+  KVS_RETURN_IF_ERROR(OpenDisk());
   mover = std::make_unique<Mover>(config.mover, store.get());
   replications = std::make_unique<WorkQueue>(1, "replications", kReplicationPatience);
   store->replication().SetReplicationQueue(
       [queue = replications.get()](std::function<void()> open) {
         queue->Post([open = std::move(open)] { Survive("replications", open); });
       });
-  if (disk != nullptr) {
-    tier_pages = std::make_unique<TierPages>(config.tier_pages, store.get(), disk_values.get(),
-                                             disk_values->Hooks());
-    RestorePins();
-    NoteRecords(store.get(), disk_values.get(), tier_pages.get(), [](size_t records) {
-      LogEvent(LogLevel::kInfo, "artefact_records", {{"records", records}});
-    });
-  }
+  if (disk != nullptr) UseDisk();
   catalog = std::make_unique<ValueCatalog>(store.get(), disk_values.get());
   KVS_ASSIGN_OR_RETURN(const Backend* backend, FindBackend(config.backend));
   std::vector<const SegmentPacker*> borrowed;
@@ -479,11 +495,8 @@ Status Daemon::Parts::Start() {
   importer = std::make_unique<Importer>(importing, store.get(), backend);
   config.attach.imports = importer.get();
   config.attach.tokens = &attach_tokens;
-  KVS_ASSIGN_OR_RETURN(grpc_listener,
-                       UnixListener::Listen(config.socket, SOCK_STREAM, config.socket_group));
-  KVS_ASSIGN_OR_RETURN(auto attach_listener,
-                       UnixListener::Listen(config.socket + std::string(kAttachSuffix),
-                                            SOCK_SEQPACKET, config.socket_group));
+  KVS_RETURN_IF_ERROR(grpc_listener->StartListening());
+  KVS_RETURN_IF_ERROR(attach_listener->StartListening());
   if (grpc_listener->takes_descriptors()) {
     LogEvent(LogLevel::kWarn, "descriptors_accepted",
              {{"socket", config.socket},
@@ -493,7 +506,12 @@ Status Daemon::Parts::Start() {
   }
   KVS_ASSIGN_OR_RETURN(attach,
                        AttachServer::Start(config.attach, std::move(attach_listener), store.get()));
-  return StartGrpc();
+  KVS_RETURN_IF_ERROR(StartGrpc());
+  if (page_listener) {
+    KVS_ASSIGN_OR_RETURN(pages, PageServer::Start(config, *std::move(page_listener), Numbers()));
+  }
+  watch = std::make_unique<StateWatch>([this] { return State(); });
+  return OkStatus();
 }
 
 Status Daemon::Parts::StartGrpc() {
@@ -539,10 +557,6 @@ Status Daemon::Parts::StartGrpc() {
   }
   options.config = [items = ItemsOf(config)] { return items; };
   KVS_ASSIGN_OR_RETURN(grpc, GrpcServer::Start(options));
-  if (config.http.kind != HttpAddress::Kind::kNone) {
-    KVS_ASSIGN_OR_RETURN(pages, PageServer::Start(config, Numbers()));
-  }
-  watch = std::make_unique<StateWatch>([this] { return State(); });
   return OkStatus();
 }
 

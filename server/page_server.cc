@@ -10,31 +10,32 @@
 
 namespace kvstrata {
 
-Result<std::unique_ptr<PageServer>> PageServer::Start(const Config& config, DaemonNumbers numbers) {
-  std::unique_ptr<PageServer> pages(new PageServer);
+Result<PageListener> PageListener::Listen(const Config& config) {
+  PageListener listener;
+  if (config.http.kind == HttpAddress::Kind::kUnix) {
+    listener.address_ = "unix:" + config.http.path;
+    KVS_ASSIGN_OR_RETURN(listener.path_,
+                         UnixListener::Listen(config.http.path, SOCK_STREAM, config.socket_group));
+  } else {
+    KVS_ASSIGN_OR_RETURN(listener.port_, ListenOnLoopback(config.http));
+    listener.address_ = BoundAddress(listener.port_.get());
+  }
+  return listener;
+}
+
+Result<std::unique_ptr<PageServer>> PageServer::Start(const Config& config, PageListener listener,
+                                                      DaemonNumbers numbers) {
+  std::unique_ptr<PageServer> pages(new PageServer(std::move(listener)));
   pages->source_.patience = config.patience;
   pages->source_.version = DaemonVersion();
   pages->source_.commit = DaemonCommit();
   pages->source_.started = std::chrono::steady_clock::now();
   pages->Put(std::move(numbers));
-  KVS_RETURN_IF_ERROR(pages->Listen(config));
+  LogEvent(LogLevel::kInfo, "http", {{"listen", pages->listener_.address()}});
+  KVS_ASSIGN_OR_RETURN(
+      pages->server_,
+      HttpServer::Start(pages->listener_.fd(), DaemonPages(&pages->source_), &pages->source_.http));
   return pages;
-}
-
-Status PageServer::Listen(const Config& config) {
-  UniqueFd port;
-  std::string at = "unix:" + config.http.path;
-  if (config.http.kind == HttpAddress::Kind::kUnix) {
-    KVS_ASSIGN_OR_RETURN(path_,
-                         UnixListener::Listen(config.http.path, SOCK_STREAM, config.socket_group));
-  } else {
-    KVS_ASSIGN_OR_RETURN(port, ListenOnLoopback(config.http));
-    at = BoundAddress(port.get());
-  }
-  LogEvent(LogLevel::kInfo, "http", {{"listen", at}});
-  KVS_ASSIGN_OR_RETURN(server_, HttpServer::Start(path_ != nullptr ? path_->fd() : port.get(),
-                                                  DaemonPages(&source_), &source_.http));
-  return OkStatus();
 }
 
 }  // namespace kvstrata

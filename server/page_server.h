@@ -7,6 +7,8 @@
 
 #include <functional>
 #include <memory>
+#include <string>
+#include <utility>
 
 #include "base/status.h"
 #include "server/attach/unix_listener.h"
@@ -16,11 +18,26 @@
 
 namespace kvstrata {
 
+// Where pages will be served: whoever connects waits until a PageServer does.
+class PageListener {
+ public:
+  // REQUIRES: config.http is some address.
+  static Result<PageListener> Listen(const Config& config);
+
+  int fd() const { return path_ != nullptr ? path_->fd() : port_.get(); }
+  const std::string& address() const { return address_; }
+
+ private:
+  std::unique_ptr<UnixListener> path_;  // null: a port
+  UniqueFd port_;
+  std::string address_;
+};
+
 class PageServer {
  public:
-  // Serves when it returns; pages tell `numbers` until others are put. REQUIRES: config.http is
-  // some address.
-  static Result<std::unique_ptr<PageServer>> Start(const Config& config, DaemonNumbers numbers);
+  // Serves when it returns; pages tell `numbers` until others are put.
+  static Result<std::unique_ptr<PageServer>> Start(const Config& config, PageListener listener,
+                                                   DaemonNumbers numbers);
 
   void Put(DaemonNumbers numbers) { source_.numbers.Put(std::move(numbers)); }
   // Whether somebody has the status page open, which wants DaemonNumbers::live.
@@ -29,11 +46,10 @@ class PageServer {
   void MakeAudit(const std::function<AuditReport()>& audit) { source_.audits.MakeWanted(audit); }
 
  private:
-  PageServer() = default;
-  Status Listen(const Config& config);
+  explicit PageServer(PageListener listener) : listener_(std::move(listener)) {}
 
   PageSource source_;
-  std::unique_ptr<UnixListener> path_;  // null: a port
+  PageListener listener_;
   std::unique_ptr<HttpServer> server_;
 };
 

@@ -7,7 +7,15 @@
 namespace kvstrata::cli {
 namespace {
 
-// "2026-11-21T12:00:00.000123Z"
+// Numbers, true and false are told as such; what cannot be read as one stays text.
+Json ValueOf(const v1::EventField& field) {
+  if (field.text()) return field.value();
+  Json value = Json::parse(field.value(), nullptr, /*allow_exceptions=*/false);
+  return value.is_discarded() ? Json(field.value()) : value;
+}
+
+}  // namespace
+
 std::string TimeText(int64_t us) {
   const time_t seconds = us / 1000000;
   std::tm utc{};
@@ -17,15 +25,6 @@ std::string TimeText(int64_t us) {
   std::snprintf(text + n, sizeof(text) - n, ".%06dZ", static_cast<int>(us % 1000000));
   return text;
 }
-
-// Numbers, true and false are told as such; what cannot be read as one stays text.
-Json ValueOf(const v1::EventField& field) {
-  if (field.text()) return field.value();
-  Json value = Json::parse(field.value(), nullptr, /*allow_exceptions=*/false);
-  return value.is_discarded() ? Json(field.value()) : value;
-}
-
-}  // namespace
 
 Json ToJson(const v1::Event& event) {
   Json fields = Json::object();

@@ -16,6 +16,7 @@ constexpr Column kList[] = {
     {"TIER", "/tier"},
     {"DEVICE", "/device", nullptr, false, 9},
     {"CAPACITY", "/capacity_bytes", Bytes, true, 7},
+    {"TAKEN", "/taken_bytes", Bytes, true, 6},
     {"USED", "/used_bytes", Bytes, true, 7},
     {"CACHED", "/cached_bytes", Bytes, true, 5},
     {"PINNED", "/pinned_bytes", Bytes, true, 4},

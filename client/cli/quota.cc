@@ -25,7 +25,7 @@ Result<int> List(const Options& options) {
 
 Result<uint64_t> ParseValue(const Wanted& wanted) {
   const std::string& text = wanted.value;
-  if (text == "none" || text == "0") return uint64_t{0};
+  if (text == "none") return uint64_t{0};
   if (wanted.limit.ends_with("_bytes")) {
     try {
       return ParseBytes(text);
@@ -60,6 +60,13 @@ v1::SetQuotaRequest RequestOf(const Wanted& wanted) {
 Result<int> Change(const Options& options, const Wanted& wanted) {
   v1::SetQuotaRequest request = RequestOf(wanted);
   KVS_ASSIGN_OR_RETURN(const uint64_t value, ParseValue(wanted));
+  if (value == 0 && wanted.value != "none") {
+    return InvalidArgument("QUOTA_VALUE",
+                           wanted.limit + " = '" + wanted.value +
+                               "' would be no limit at all, as in the configuration: say none for "
+                               "that; to keep a user out, take them from the group that may open "
+                               "the socket (socket.group)");
+  }
   request.set_value(value);
   return Set(options, request);
 }
@@ -89,7 +96,7 @@ void AddQuota(CLI::App& app, Invocation& invocation) {
   auto wanted = std::make_shared<Wanted>();
   CLI::App* set = noun->add_subcommand("set", "Change a limit until the daemon ends");
   AddUserAndLimit(set, wanted.get());
-  set->add_option("N", wanted->value, "A number, of bytes a size such as 8GiB; none: no limit")
+  set->add_option("N", wanted->value, "A number from 1 on, of bytes a size such as 8GiB; none: no limit")
       ->required();
   Runs(set, invocation, [&invocation, wanted] { return Change(invocation.options, *wanted); });
 

@@ -6,6 +6,7 @@
 
 #include "client/cli/byte_size.h"
 #include "client/cli/connection.h"
+#include "client/cli/event_text.h"
 #include "client/cli/invocation.h"
 #include "client/cli/progress_line.h"
 #include "client/cli/watch.h"
@@ -16,6 +17,25 @@ namespace {
 std::string Errors(const Json& row) {
   const auto count = [&row](const char* key) { return row.value(key, uint64_t{0}); };
   return std::to_string(count("corrupt") + count("io_errors") + count("deadlines"));
+}
+
+// Of a row: what keeps the disk from being all that it could be, the worst first.
+std::string Degraded(const Json& row) {
+  if (!row.value("breaker_open", false)) return OrDash(row.value("degraded", Json()));
+  return "left alone, tried again in " + Microseconds(row.value("retry_us", Json(0)));
+}
+
+// When it was, and what.
+std::string LastError(const Json& row) {
+  const std::string what = OrDash(row.value("last_error", Json()));
+  const int64_t at_us = row.value("last_error_time_us", int64_t{0});
+  return at_us == 0 ? "-" : TimeText(at_us) + " " + what;
+}
+
+std::string LeftAlone(const Json& row) {
+  if (!row.value("breaker_open", false)) return "no";
+  return "since " + TimeText(row.value("left_alone_since_us", int64_t{0})) + ", tried again in " +
+         Microseconds(row.value("retry_us", Json(0)));
 }
 
 constexpr Column kList[] = {
@@ -29,7 +49,7 @@ constexpr Column kList[] = {
     {"READ", "/read", nullptr, true, 1},
     {"DROPPED", "/dropped", nullptr, true, 2},
     {"ERRORS", "", Errors, true, 6},
-    {"DEGRADED", "/degraded", OrDash, false, 7, 12},
+    {"DEGRADED", "", Degraded, false, 7, 12},
 };
 
 Result<int> List(const Options& options) {
@@ -45,7 +65,7 @@ constexpr Column kRecord[] = {
     {"QUEUE", "/queue"},
     {"O_DIRECT", "/direct", YesNo},
     {"DEGRADED", "/degraded", OrDash},
-    {"BREAKER-OPEN", "/breaker_open", YesNo},
+    {"LEFT-ALONE", "", LeftAlone},
     {"STOPPED-SEGMENTS", "/stopped_segments"},
     {"CAPACITY", "/capacity_bytes", Bytes},
     {"USED", "/used_bytes", Bytes},
@@ -62,6 +82,7 @@ constexpr Column kRecord[] = {
     {"CORRUPT", "/corrupt"},
     {"IO-ERRORS", "/io_errors"},
     {"DEADLINES", "/deadlines"},
+    {"LAST-ERROR", "", LastError},
     {"DRAINING", "/draining", YesNo},
     {"REFUSED-DRAINING", "/refused"},
 };

@@ -48,6 +48,7 @@ struct AttachConnection {
   bool end_is_long = false;
   uint32_t device = 0;
   std::function<void()> then;  // of who lent it
+  EndedSession ended;          // once it has
   // What the thread that had it says.
   RingSession::Outcome outcome = RingSession::Outcome::kIdle;
   Status status;

@@ -9,6 +9,30 @@
 #include "server/telemetry/refusals.h"
 
 namespace kvstrata {
+namespace {
+
+void TellEnd(const AttachConnection& c, std::string_view event, std::string_view why) {
+  const EndedSession& ended = c.ended;
+  if (why.empty()) {
+    return LogEvent(LogLevel::kInfo, event,
+                    {{"session", c.session},
+                     {"client", ended.client_name},
+                     {"pid", c.peer.pid},
+                     {"uid", c.peer.uid},
+                     {"sequences", ended.sequences},
+                     {"freed_bytes", ended.freed_bytes}});
+  }
+  LogEvent(LogLevel::kInfo, event,
+           {{"session", c.session},
+            {"client", ended.client_name},
+            {"pid", c.peer.pid},
+            {"uid", c.peer.uid},
+            {"sequences", ended.sequences},
+            {"freed_bytes", ended.freed_bytes},
+            {"why", why}});
+}
+
+}  // namespace
 
 void ConnectionEnds::Refuse(AttachConnection* c, const Status& why) {
   state_->counts.Count(AttachCounts::kRefused);
@@ -30,7 +54,6 @@ void ConnectionEnds::Refuse(AttachConnection* c, const Status& why) {
 // The reply is in the ring: the session stays until the client has read it and closed its socket.
 void ConnectionEnds::OnDetach(AttachConnection* c) {
   state_->counts.Count(AttachCounts::kDetached);
-  LogEvent(LogLevel::kInfo, "detached", {{"session", c->session}});
   state_->connections.StopServing(c);
   c->state = AttachConnection::State::kDetaching;
   c->deadline = std::chrono::steady_clock::now() + state_->options.hello_timeout;
@@ -38,7 +61,7 @@ void ConnectionEnds::OnDetach(AttachConnection* c) {
 }
 
 void ConnectionEnds::EndDetached(AttachConnection* c) {
-  EndSession(c, SessionEnd::kDetached, [this, c] {
+  EndSession(c, SessionEnd::kDetached, "detached", "", [this, c] {
     CloseChannels(c);
     Erase(c);
   });
@@ -46,10 +69,8 @@ void ConnectionEnds::EndDetached(AttachConnection* c) {
 
 // The connection is gone but the process may live, with its mappings: only its death is the end.
 void ConnectionEnds::HangUp(AttachConnection* c, std::string_view why) {
-  LogEvent(LogLevel::kInfo, "hung_up",
-           {{"session", c->session}, {"pid", c->peer.pid}, {"why", why}});
   c->state = AttachConnection::State::kFenced;
-  EndSession(c, SessionEnd::kEof, [this, c] {
+  EndSession(c, SessionEnd::kEof, "hung_up", why, [this, c] {
     state_->counts.Count(AttachCounts::kHungUp);
     CloseChannels(c);
   });
@@ -57,23 +78,26 @@ void ConnectionEnds::HangUp(AttachConnection* c, std::string_view why) {
 
 void ConnectionEnds::EndDead(AttachConnection* c) {
   // A dead client's last commits are in the ring, whole or not at all; nobody will use them.
-  LogEvent(LogLevel::kInfo, "died", {{"session", c->session}, {"pid", c->peer.pid}});
-  EndSession(c, SessionEnd::kDied, [this, c] {
+  EndSession(c, SessionEnd::kDied, "died", "", [this, c] {
     state_->counts.Count(AttachCounts::kDied);
     CloseChannels(c);
     Erase(c);
   });
 }
 
-void ConnectionEnds::EndSession(AttachConnection* c, SessionEnd how, ConnectionLending::Then then) {
+void ConnectionEnds::EndSession(AttachConnection* c, SessionEnd how, std::string_view event,
+                                std::string_view why, ConnectionLending::Then then) {
   c->end_is_long = c->end_is_long || (c->ring != nullptr && c->ring->end_is_long());
   const auto length = c->end_is_long ? FairQueue::Length::kLong : FairQueue::Length::kShort;
   const auto work = [this, c, how] {
-    state_->store->sessions().EndSession(c->session, how);
+    c->ended = state_->store->sessions().EndSession(c->session, how);
     c->ring.reset();
     c->inbox.reset();
   };
-  lending_->Lend(c, length, work, std::move(then));
+  lending_->Lend(c, length, work, [c, event, why = std::string(why), then = std::move(then)] {
+    TellEnd(*c, event, why);
+    then();
+  });
 }
 
 void ConnectionEnds::CloseChannels(AttachConnection* c) {

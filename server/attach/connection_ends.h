@@ -29,8 +29,9 @@ class ConnectionEnds {
   void Erase(AttachConnection* c);
 
  private:
-  // Ends the connection's session in the store, then does `then`.
-  void EndSession(AttachConnection* c, SessionEnd how, ConnectionLending::Then then);
+  // Ends the connection's session in the store, tells it as `event` and does `then`. why: "": none.
+  void EndSession(AttachConnection* c, SessionEnd how, std::string_view event, std::string_view why,
+                  ConnectionLending::Then then);
   void DropSocket(AttachConnection* c);
 
   AttachState* const state_;

@@ -116,7 +116,7 @@ Status RemoveStaleSocket(const std::string& path) {
 }
 
 // Binds with a mode that is never wider than 0660, then makes it exactly that.
-Status Bind(int fd, const std::string& path, int64_t group) {
+Status BindTo(int fd, const std::string& path, int64_t group) {
   // The file's mode at bind is the socket's own mode, cut by the umask.
   if (fchmod(fd, kSocketMode) != 0) return SystemError("cannot prepare", path, errno);
   const sockaddr_un address = AddressOf(path);
@@ -238,8 +238,8 @@ bool LetPassDescriptors(int socket, bool let) {
   return setsockopt(socket, SOL_SOCKET, SO_PASSRIGHTS, &value, sizeof(value)) == 0;
 }
 
-Result<std::unique_ptr<UnixListener>> UnixListener::Listen(const std::string& path, int type,
-                                                           int64_t group) {
+Result<std::unique_ptr<UnixListener>> UnixListener::Bind(const std::string& path, int type,
+                                                         int64_t group) {
   if (path.size() > kMaxSocketPath) {
     return PathError("'" + path + "' has " + std::to_string(path.size()) + " bytes; at most " +
                      std::to_string(kMaxSocketPath));
@@ -248,15 +248,26 @@ Result<std::unique_ptr<UnixListener>> UnixListener::Listen(const std::string& pa
   KVS_RETURN_IF_ERROR(RemoveStaleSocket(path));
   UniqueFd fd(socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd) return SystemError("cannot make a socket for", path, errno);
-  KVS_RETURN_IF_ERROR(Bind(fd.get(), path, group));
+  KVS_RETURN_IF_ERROR(BindTo(fd.get(), path, group));
   struct stat st {};
   if (lstat(path.c_str(), &st) != 0 || !S_ISSOCK(st.st_mode)) {
     return Denied("SOCKET_DIRECTORY", "'" + path + "' was replaced while we started");
   }
   const bool takes_descriptors = !LetPassDescriptors(fd.get(), false);
-  if (listen(fd.get(), kBacklog) != 0) return SystemError("cannot listen at", path, errno);
   return std::unique_ptr<UnixListener>(
       new UnixListener(std::move(fd), path, st.st_dev, st.st_ino, takes_descriptors));
+}
+
+Result<std::unique_ptr<UnixListener>> UnixListener::Listen(const std::string& path, int type,
+                                                           int64_t group) {
+  KVS_ASSIGN_OR_RETURN(auto listener, Bind(path, type, group));
+  KVS_RETURN_IF_ERROR(listener->StartListening());
+  return listener;
+}
+
+Status UnixListener::StartListening() {
+  if (listen(fd_.get(), kBacklog) == 0) return OkStatus();
+  return SystemError("cannot listen at", path_, errno);
 }
 
 UnixListener::~UnixListener() {

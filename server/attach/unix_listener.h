@@ -53,11 +53,15 @@ bool LetPassDescriptors(int socket, bool let);
 
 class UnixListener {
  public:
-  // Nobody may pass descriptors yet (LetPassDescriptors). `type` is SOCK_STREAM or SOCK_SEQPACKET.
-  // `group`: gid of the socket file, -1 for our own. REQUIRES: the caller holds the lock of the
-  // daemon's path.
+  // The socket is there, and refuses whoever connects until StartListening. Nobody may pass
+  // descriptors yet (LetPassDescriptors). `type` is SOCK_STREAM or SOCK_SEQPACKET. `group`: gid of
+  // the socket file, -1 for our own. REQUIRES: the caller holds the lock of the daemon's path.
+  static Result<std::unique_ptr<UnixListener>> Bind(const std::string& path, int type,
+                                                    int64_t group);
+  // Both: for a path that no lock guards.
   static Result<std::unique_ptr<UnixListener>> Listen(const std::string& path, int type,
                                                       int64_t group);
+  Status StartListening();
   ~UnixListener();
   UnixListener(const UnixListener&) = delete;
   UnixListener& operator=(const UnixListener&) = delete;

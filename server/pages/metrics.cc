@@ -73,6 +73,7 @@ void AddPools(const DaemonNumbers& numbers, MetricText* to) {
   for (const PoolInfo& pool : numbers.pools) {
     const MetricText::Labels labels = {{"tier", NameOf(pool.tier)}, {"device", pool.device}};
     to->Add("kvstrata_pool_capacity_bytes", labels, pool.capacity_bytes);
+    to->Add("kvstrata_pool_taken_bytes", labels, pool.taken_bytes);
     to->Add("kvstrata_pool_used_bytes", labels, pool.used_bytes);
     to->Add("kvstrata_pool_cached_bytes", labels, pool.cached_bytes);
     to->Add("kvstrata_pool_pinned_bytes", labels, pool.pinned_bytes);

@@ -34,6 +34,7 @@ void Write(const PoolInfo& p, v1::Pool* out) {
   out->set_cached_bytes(p.cached_bytes);
   out->set_arena_bytes(p.arena_bytes);
   out->set_arenas(p.arenas);
+  out->set_taken_bytes(p.taken_bytes);
   out->set_retired_bytes(p.retired_bytes);
   out->set_pinned_bytes(p.pinned_bytes);
   out->set_failure(p.failure);
@@ -85,6 +86,7 @@ void Write(const SessionInfo& s, v1::Session* out) {
   out->set_open_steps(s.open_steps);
   out->set_device(s.device);
   out->set_fenced(s.fenced);
+  out->set_last_step_us(s.last_step_us);
 }
 
 void Write(const SequenceInfo& s, v1::Sequence* out) {
@@ -234,6 +236,10 @@ void Write(const DiskInfo& d, v1::Disk* out) {
   out->set_breaker_open(d.breaker_open);
   out->set_draining(d.draining);
   out->set_refused(d.refused);
+  out->set_last_error(d.last_error);
+  out->set_last_error_time_us(d.last_error_time_us);
+  out->set_left_alone_since_us(d.left_alone_since_us);
+  out->set_retry_us(static_cast<uint64_t>(d.retry.count()));
 }
 
 void Write(const LimitNumbers& n, v1::UserNumbers* out) {

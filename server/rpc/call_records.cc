@@ -1,9 +1,12 @@
 #include "server/rpc/call_records.h"
 
+#include <grpcpp/server_context.h>
+
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <optional>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -63,7 +66,8 @@ std::string FieldText(const google::protobuf::Message& m,
 class CallRecord final : public grpc::experimental::Interceptor {
  public:
   CallRecord(ServerRpcInfo* info, uint32_t uid, uint32_t pid, LastAsker last_asker)
-      : call_(std::string_view(info->method()).substr(kPackage.size())),
+      : info_(info),
+        call_(std::string_view(info->method()).substr(kPackage.size())),
         one_answer_(info->type() == ServerRpcInfo::Type::UNARY),
         uid_(uid),
         pid_(pid),
@@ -78,6 +82,9 @@ class CallRecord final : public grpc::experimental::Interceptor {
     }
     if (call->QueryInterceptionHookPoint(InterceptionHookPoints::PRE_SEND_STATUS)) {
       Ended(call->GetSendStatus());
+    }
+    if (malformed_ && call->QueryInterceptionHookPoint(InterceptionHookPoints::POST_RECV_CLOSE)) {
+      TellMalformed();
     }
     call->Proceed();
   }
@@ -100,6 +107,10 @@ class CallRecord final : public grpc::experimental::Interceptor {
       const Status why = FromGrpc(status);
       // A stream that the daemon's end ends was not refused.
       if (!one_answer_ && why.reason() == "DAEMON_STOPPING") return;
+      if (why.reason() == "REQUEST_MALFORMED") {
+        malformed_ = why;
+        return;
+      }
       return NoteRefusal(why, {call_, uid_, pid_, 0, request_});
     }
     if (!OfOperator()) return;
@@ -112,12 +123,22 @@ class CallRecord final : public grpc::experimental::Interceptor {
               {"took_us", us}});
   }
 
+  // gRPC has no message for us either where the call was cancelled, or its deadline passed, before
+  // one came. Only the call's end tells which.
+  void TellMalformed() {
+    const Refused who{call_, uid_, pid_, 0, request_};
+    if (!info_->server_context()->IsCancelled()) return NoteRefusal(*malformed_, who);
+    LogEvent(LogLevel::kDebug, "cancelled", {{"call", call_}, {"uid", uid_}, {"pid", pid_}});
+  }
+
+  ServerRpcInfo* const info_;    // gRPC's, for as long as this object
   const std::string_view call_;  // "Admin/Evict"; gRPC's, for as long as the service lives
   const bool one_answer_;
   const uint32_t uid_, pid_;
   const LastAsker last_asker_;
   const Clock::time_point begun_ = Clock::now();
   std::string request_;
+  std::optional<Status> malformed_;
 };
 
 class Factory final : public grpc::experimental::ServerInterceptorFactoryInterface {

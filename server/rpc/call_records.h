@@ -1,6 +1,7 @@
 // RecordCalls: what every call of our services leaves behind: its time (of calls with one answer),
 // its refusal (refusals.h), and, of an operator's verb that changes something or reads users'
-// caches, the event "admin" with who and what. Verbs that only look are events of level debug.
+// caches, the event "admin" with who and what. Verbs that only look are events of level debug, and
+// so is a call that its client gave up before its request came ("cancelled"): that is no refusal.
 //
 // Of a request only single numbers, flags and short texts are told, never lists and bytes: those
 // are token ids. Owned by the server that it is given to. Threads: gRPC's. Cost: two looks at the

@@ -68,6 +68,9 @@ struct DiskInfo {
   uint64_t read = 0, late_loads = 0, refused_loads = 0;
   uint64_t corrupt = 0, io_errors = 0, deadlines = 0;
   uint32_t stopped_segments = 0;
+  std::string last_error;
+  int64_t last_error_time_us = 0, left_alone_since_us = 0;
+  std::chrono::microseconds retry{0};
   bool draining = false, drained = false;
   uint64_t refused = 0;
 };

@@ -65,9 +65,15 @@ void RemoteSession::End(std::shared_ptr<RemoteSession> self, WorkQueue::Task don
   strand->PostLast([self = std::move(self), done = std::move(done)] {
     self->device_->Enter();
     self->DropAll();
-    self->store_->sessions().EndSession(self->session_, SessionEnd::kDied);
+    const EndedSession ended =
+        self->store_->sessions().EndSession(self->session_, SessionEnd::kDied);
     LogEvent(LogLevel::kInfo, "session_ended",
-             {{"session", self->session_}, {"transport", "remote"}});
+             {{"session", self->session_},
+              {"transport", "remote"},
+              {"uid", ended.uid},
+              {"client", ended.client_name},
+              {"sequences", ended.sequences},
+              {"freed_bytes", ended.freed_bytes}});
     if (done) done();
   });
 }

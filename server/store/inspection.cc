@@ -70,6 +70,7 @@ std::vector<PoolInfo> Inspection::Pools() const {
     info.device = memory_.name(pool);
     info.capacity_bytes = memory_.capacity(pool);
     info.arena_bytes = pools_.arena_bytes(pool);
+    info.taken_bytes = pools_.taken(pool);
     info.cached_bytes = prefix_.cached_bytes(pool);
     info.pinned_bytes = prefix_.pinned_bytes(pool);
     info.failure = memory_.failure(pool).message();
@@ -118,6 +119,9 @@ std::vector<SessionInfo> Inspection::Sessions() const {
     info.sequences = static_cast<uint32_t>(session->sequences.size());
     info.open_steps = CountReaders(*session->memory->header());
     info.age_us = AgeUs(session->opened);
+    if (session->last_step != Clock::time_point()) {
+      info.last_step_us = std::max<uint64_t>(AgeUs(session->last_step), 1);
+    }
     infos.push_back(std::move(info));
     sequences.emplace_back();
     for (const auto& [sequence, s] : session->sequences) sequences.back().push_back(sequence);

@@ -16,6 +16,11 @@ namespace {
 constexpr size_t kReclaimPages = 1024;  // cheaper than others, and each piece looks at all readers
 constexpr uint64_t kEvictPages = 2048;  // at most ahead of need: each time looks for what may go
 
+std::string MiBText(uint64_t bytes) {
+  const uint64_t tenths = bytes * 10 / (uint64_t{1} << 20);
+  return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + " MiB";
+}
+
 }  // namespace
 
 PageAllocator::PageAllocator(StoreParts* store)
@@ -70,8 +75,9 @@ Status PageAllocator::Exhausted(const Taker& taker, const Shortage& shortage) co
       state += "; " + user_limits_->Describe(user, LimitOf(pool));
       continue;
     }
-    state += "; pool '" + memory_.NameOfPool(pool) + "' has " + std::to_string(pools_.taken(pool)) +
-             " of " + std::to_string(memory_.capacity(pool)) + " bytes in arenas" +
+    state += "; pool '" + memory_.NameOfPool(pool) + "' has " + MiBText(pools_.taken(pool)) +
+             " of " + MiBText(memory_.capacity(pool)) +
+             " taken by arenas, which sessions hold whole" +
              (memory_.failure(pool).ok() ? "" : ", and its device is lost");
   }
   // A request is counted once, and what the daemon does on its own never.

@@ -215,7 +215,7 @@ struct Session {
   std::thread::id long_request;
   size_t piece_pages = 0;
   const Sequence* outside = nullptr;
-  Clock::time_point opened;
+  Clock::time_point opened, last_step{};  // a step that committed tokens; {}: none did
 
   using KnownModel = std::pair<std::shared_ptr<Model>, KeyChain>;
   std::unordered_map<uint64_t, KnownModel> models;

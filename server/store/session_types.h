@@ -67,6 +67,14 @@ enum class SessionEnd : uint8_t {
   kDied,  // the process is dead: the fence falls
 };
 
+// What an end of a session was the end of.
+struct EndedSession {
+  std::string client_name;  // "": it gave none, or there was no such session
+  uint32_t uid = 0;
+  uint32_t sequences = 0;    // that were open
+  uint64_t freed_bytes = 0;  // that nothing else refers to: free, or cached until room is needed
+};
+
 }  // namespace kvstrata
 
 #endif  // KVSTRATA_SERVER_STORE_SESSION_TYPES_H_

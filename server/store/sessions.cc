@@ -25,6 +25,18 @@ uint64_t NewDaemonEpoch() {
   return epoch | 1;  // never 0
 }
 
+// Of what only this sequence refers to.
+uint64_t OwnBytes(const Sequence& s) {
+  uint64_t bytes = 0;
+  const auto add = [&bytes](const Page* page) {
+    if (page != nullptr && page->refs == 1) bytes += page->bytes;
+  };
+  std::ranges::for_each(s.pages, add);
+  std::ranges::for_each(s.index_blocks, add);
+  for (const Extent& extent : s.extents) add(extent.page);
+  return bytes;
+}
+
 }  // namespace
 
 Sessions::Sessions(StoreParts* store)
@@ -84,29 +96,36 @@ Result<SessionSegments> Sessions::OpenSession(const PeerIdentity& peer, Transpor
   return segments;
 }
 
-void Sessions::EndSession(uint64_t id, SessionEnd how) {
+EndedSession Sessions::EndSession(uint64_t id, SessionEnd how) {
+  EndedSession ended;
   answers_.TellAfter([&] {
     StoreLock lock(mu_);
     Session* const session = catalog_.AwaitSession(id);
     if (session == nullptr) return;
     Tenant* const tenant = session->tenant;
+    ended.client_name = session->client_name;
+    ended.uid = session->peer.uid;
     LongRequest request(&catalog_, session);
-    if (!session->fenced) CloseAll(session);
+    if (!session->fenced) CloseAll(session, &ended);
     request.End();
     if (how != SessionEnd::kEof && session->writers == 0) DropSession(session);
     references_.ReclaimByPieces(tenant);
     moves_.NoteFill();
   });
+  return ended;
 }
 
-void Sessions::CloseAll(Session* session) {
+void Sessions::CloseAll(Session* session, EndedSession* ended) {
+  ended->sequences = static_cast<uint32_t>(session->sequences.size());
   for (const auto& [sequence, s] : session->sequences) {
     recalls_.StopRecall(s.get(), Status(Code::kAborted, "SESSION_ENDED",
                                         "the session of sequence " + std::to_string(sequence) +
                                             " ended: its client detached or died"));
   }
   while (!session->sequences.empty()) {
-    sequences_.CloseLocked(session, session->sequences.begin()->second.get());
+    Sequence* const s = session->sequences.begin()->second.get();
+    ended->freed_bytes += OwnBytes(*s);
+    sequences_.CloseLocked(session, s);
   }
   for (auto& [model_id, model] : session->models) models_.LeaveModel(model.first.get());
   session->models.clear();

@@ -44,7 +44,7 @@ class Sessions {
   // their descriptors: SessionSegments is void after them. kEof keeps them, because readers that
   // are inside a step still hold back memory. While the session has writers (PassArenas) all are
   // kEof.
-  void EndSession(uint64_t session, SessionEnd how) KVS_EXCLUDES(store_lock);
+  EndedSession EndSession(uint64_t session, SessionEnd how) KVS_EXCLUDES(store_lock);
 
   // For a process without the library: passes every arena that the session was granted to `sink`,
   // now, and every later one before a table names it, instead of to the sink of before. With
@@ -64,7 +64,7 @@ class Sessions {
 
  private:
   Status CheckRoomForSession(const Tenant& tenant) const KVS_REQUIRES(store_lock);
-  void CloseAll(Session* session) KVS_REQUIRES(store_lock);
+  void CloseAll(Session* session, EndedSession* ended) KVS_REQUIRES(store_lock);
   void DropSession(Session* session) KVS_REQUIRES(store_lock);
 
   StoreMutex& mu_;

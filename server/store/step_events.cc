@@ -257,7 +257,10 @@ Status StepEvents::CommitRows(uint64_t session_id, uint64_t sequence, uint32_t f
     Session* session = catalog_.SessionOf(session_id);
     const LongRequest request(&catalog_, session);
     KVS_RETURN_IF_ERROR(CheckCommit(session, *s, first, tokens, indexed_tokens));
-    if (!by_daemon && !tokens.empty()) ++s->steps;
+    if (!by_daemon && !tokens.empty()) {
+      ++s->steps;
+      session->last_step = Clock::now();
+    }
     if (!by_daemon && tokens.size() == 1 && s->prefill_done) recalls_.NoteDecode(session, s);
     if (s->tail.size() + tokens.size() < s->page_tokens()) {
       return CommitLocked(session, s, {}, tokens, indexed_tokens);

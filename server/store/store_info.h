@@ -23,6 +23,7 @@ struct PoolInfo {
   std::string device;  // its name; of host ""
   uint64_t capacity_bytes = 0, used_bytes = 0, cached_bytes = 0, arena_bytes = 0, retired_bytes = 0;
   uint64_t pinned_bytes = 0;  // that only pins keep
+  uint64_t taken_bytes = 0;   // of its arenas whole: a session takes one, however little it uses
   uint32_t arenas = 0;
   std::string failure;  // why its device is lost; "": it is not
 };
@@ -35,6 +36,7 @@ struct SessionInfo {
   bool fenced = false;  // ended, but its process lives and may still read its arenas
   uint32_t sequences = 0, open_steps = 0;
   uint64_t used_bytes = 0, age_us = 0;
+  uint64_t last_step_us = 0;  // since a step last committed tokens; 0: none did
 };
 struct ModelInfo {
   uint64_t model = 0;

@@ -63,6 +63,8 @@ constexpr Metric kRows[] = {
 
     // --- pools
     {"kvstrata_pool_capacity_bytes", kGauge, "bytes", "tier,device", "What the pool may take."},
+    {"kvstrata_pool_taken_bytes", kGauge, "bytes", "tier,device",
+     "Arenas: each is one session's as a whole, however little of it is used."},
     {"kvstrata_pool_used_bytes", kGauge, "bytes", "tier,device",
      "Pages, index blocks and extents that something refers to."},
     {"kvstrata_pool_cached_bytes", kGauge, "bytes", "tier,device",

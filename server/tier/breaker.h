@@ -20,6 +20,8 @@ class Breaker {
 
   bool open() const { return failures_ >= kFailures; }
 
+  Time next_try() const { return next_try_; }  // of an open one
+
   bool Allow(Time now) {
     if (!open()) return true;
     if (now < next_try_) return false;

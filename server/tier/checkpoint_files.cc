@@ -94,13 +94,15 @@ Status CheckpointFiles::Write(Deadline deadline) {
        {Requests(Op::kWrite, file, kBlockBytes, blocks.get() + kBlockBytes, bytes), flush,
         Requests(Op::kWrite, file, 0, blocks.get(), kBlockBytes), flush}) {
     if (phase.empty()) continue;
-    const int error = files_->writer().transfers.RunOne(phase, blocks, deadline);
-    if (error == 0) continue;
-    if (error == ETIMEDOUT) {
+    const IoOutcome outcome = files_->writer().transfers.RunOne(phase, blocks, deadline);
+    if (outcome.error == 0) continue;
+    if (outcome.error == ETIMEDOUT) {
       state_->ObserveDeadline();
       return DeadlineExceeded("the disk");
     }
-    return {Code::kDataLoss, "DISK_IO", std::string("checkpoint: ") + std::strerror(error)};
+    const std::string name = CheckpointName(static_cast<uint32_t>(header.sequence % 2));
+    const Status why = IoError(outcome, name);
+    return {Code::kDataLoss, "DISK_IO", why.message()};
   }
   return OkStatus();
 }
@@ -115,7 +117,7 @@ std::optional<CheckpointFiles::Covered> CheckpointFiles::Load(Deadline deadline)
   for (uint32_t which = 0; which < 2; ++which) {
     const uint32_t file = files_->FileOfCheckpoint(which);
     const auto read = Requests(Op::kRead, file, 0, block.get(), kBlockBytes);
-    if (files_->reader().transfers.RunOne(read, block, deadline) != 0) continue;
+    if (files_->reader().transfers.RunOne(read, block, deadline).error != 0) continue;
     Candidate candidate{which};
     std::memcpy(&candidate.header, block.get(), kBlockBytes);
     if (Look(candidate.header) != Seen::kWhole) continue;
@@ -145,7 +147,7 @@ std::optional<std::vector<NamedEntry>> CheckpointFiles::LoadEntries(uint32_t whi
   const auto read =
       Requests(Op::kRead, files_->FileOfCheckpoint(which), kBlockBytes, blocks.get(), bytes);
   TransferQueue& transfers = files_->reader().transfers;
-  if (!read.empty() && transfers.RunOne(read, blocks, deadline) != 0) return std::nullopt;
+  if (!read.empty() && transfers.RunOne(read, blocks, deadline).error != 0) return std::nullopt;
   const Checksum is = ChecksumOf(blocks.get(), header.entry_bytes);
   if (is != header.entry_checksum && Holds(Guard::kCheckpointChecksum)) return std::nullopt;
   auto entries = ParseEntries({blocks.get(), header.entry_bytes}, header.entries);

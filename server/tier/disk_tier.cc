@@ -77,6 +77,13 @@ DiskTierStats DiskTier::Stats() const {
   stats.degraded = files.degraded();
   stats.entries = state.index.size();
   stats.breaker_open = state.breaker.open();
+  if (stats.breaker_open) {
+    const auto pause = state.breaker.next_try() - std::chrono::steady_clock::now();
+    stats.retry = std::max(std::chrono::microseconds(0),
+                           std::chrono::duration_cast<std::chrono::microseconds>(pause));
+  } else {
+    stats.left_alone_since_us = 0;
+  }
   stats.capacity_bytes = uint64_t{state.table.size()} * state.options.segment_bytes;
   for (uint32_t i = 0; i < state.table.size(); ++i) {
     const disk::Segment& segment = state.table.at(i);

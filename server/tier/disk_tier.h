@@ -19,6 +19,7 @@
 #ifndef KVSTRATA_SERVER_TIER_DISK_TIER_H_
 #define KVSTRATA_SERVER_TIER_DISK_TIER_H_
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <span>
@@ -52,11 +53,17 @@ struct DiskTierStats {
   uint64_t corrupt = 0;    // values that failed a check, and left
   uint64_t io_errors = 0;  // errors of the device
   uint64_t deadlines = 0;  // requests that it did not answer in time
+  // The last of both: "segment.3: read 0 of 4096 bytes at offset 8192: Input/output error"; "":
+  // none.
+  std::string last_error;
+  int64_t last_error_time_us = 0;  // since 1970, UTC
   uint64_t lost_flushes = 0;
   uint32_t stopped_segments = 0;
-  bool breaker_open = false;
-  uint64_t scanned_segments = 0;  // at start, because no checkpoint covered them
-  uint64_t cut_segments = 0;      // at start: their files were too long
+  bool breaker_open = false;           // left alone; the next two are 0 when it is not
+  int64_t left_alone_since_us = 0;     // since 1970, UTC
+  std::chrono::microseconds retry{0};  // until whoever asks it then is let through
+  uint64_t scanned_segments = 0;       // at start, because no checkpoint covered them
+  uint64_t cut_segments = 0;           // at start: their files were too long
 };
 
 class DiskTier {

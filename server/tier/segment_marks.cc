@@ -56,10 +56,11 @@ Transfer SegmentMarks::MarkTransfer(uint32_t i, Errors* failed) {
     const uint64_t offset = segment.sequence % 2 * kBlockBytes;
     transfer.requests.push_back({Op::kWrite, files_->FileOf(i), kBlockBytes, offset, at});
   }
-  transfer.done = [this, i, failed](int error) {
-    state_->Observe(error, i);
+  transfer.done = [this, i, failed](const IoOutcome& outcome) {
+    const int error = outcome.error;
+    state_->Observe(outcome, i);
     MutexLock relock(state_->mu);
-    if (error != 0) (*failed)[i] = error;
+    if (error != 0) (*failed)[i] = outcome;
     state_->table.at(i).formatted = state_->table.at(i).dirty = error == 0;
   };
   return transfer;
@@ -80,8 +81,9 @@ Status SegmentMarks::FlushWritten(Deadline deadline) {
   const auto more = [&]() -> std::optional<Transfer> {
     if (next == written.size()) return std::nullopt;
     const uint32_t i = written[next++];
-    return Transfer{{{Op::kFlush, files_->FileOf(i)}}, nullptr, [&, i](int error) {
-                      state_->Observe(error, i);
+    return Transfer{{{Op::kFlush, files_->FileOf(i)}}, nullptr, [&, i](const IoOutcome& how) {
+                      const int error = how.error;
+                      state_->Observe(how, i);
                       MutexLock lock(state_->mu);
                       state_->table.at(i).written = false;
                       if (error == 0 || !Holds(Guard::kFailedFlush)) {

@@ -16,7 +16,7 @@ namespace kvstrata::disk {
 
 class SegmentMarks {
  public:
-  using Errors = std::map<uint32_t, int>;  // errno by segment
+  using Errors = std::map<uint32_t, IoOutcome>;  // by segment
 
   SegmentMarks(TierState* state, TierFiles* files) : state_(state), files_(files) {}
 

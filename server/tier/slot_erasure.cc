@@ -16,9 +16,10 @@ Status SlotErasure::Overwrite(std::vector<Condemned> slots, Deadline deadline) {
   for (const Condemned& slot : slots) segments.insert(slot.at.segment);
   const SegmentMarks::Errors failed = marks_->MarkDirty(segments, deadline);
   Status first;
-  const auto finish = [&](const Condemned& slot, int error) {
-    state_->Observe(error, slot.at.segment);
-    if (error != 0 && first.ok()) first = IoError(error);
+  const auto finish = [&](const Condemned& slot, const IoOutcome& outcome) {
+    const int error = outcome.error;
+    state_->Observe(outcome, slot.at.segment);
+    if (error != 0 && first.ok()) first = IoError(outcome, SegmentName(slot.at.segment));
     MutexLock lock(state_->mu);
     // Else it stays taken until the next start.
     if (error == 0 && slot.reuse) state_->table.Free(slot.at);
@@ -32,7 +33,7 @@ Status SlotErasure::Overwrite(std::vector<Condemned> slots, Deadline deadline) {
         continue;
       }
       if (!Holds(Guard::kErasure)) {
-        finish(slot, 0);
+        finish(slot, {});
         continue;
       }
       const std::shared_ptr<std::byte> scratch = files_->writer().scratch.Take();
@@ -45,7 +46,7 @@ Status SlotErasure::Overwrite(std::vector<Condemned> slots, Deadline deadline) {
       return Transfer{
           {{Op::kWrite, files_->FileOf(slot.at.segment), kBlockBytes, offset, scratch.get()}},
           scratch,
-          [&finish, &slot](int error) { finish(slot, error); }};
+          [&finish, &slot](const IoOutcome& outcome) { finish(slot, outcome); }};
     }
     return std::nullopt;
   };

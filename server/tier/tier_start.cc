@@ -19,15 +19,6 @@ namespace kvstrata::disk {
 
 using Op = IoRequest::Op;
 
-namespace {
-
-Status Unread(int error) {
-  if (error == ETIMEDOUT) return DeadlineExceeded("the disk");
-  return {Code::kDataLoss, "DISK_IO", std::strerror(error)};
-}
-
-}  // namespace
-
 Status TierStart::Run(Deadline deadline) {
   std::vector<Superblocks> all(files_->first_segments());
   KVS_RETURN_IF_ERROR(ReadSuperblocks(&all, deadline));
@@ -78,7 +69,8 @@ Status TierStart::ReadSuperblocks(std::vector<Superblocks>* all, Deadline deadli
         const uint32_t i = next++;
         const std::shared_ptr<std::byte> scratch = files_->reader().scratch.Take();
         KVS_CHECK(scratch != nullptr);
-        const auto done = [&, i, scratch](int error) {
+        const auto done = [&, i, scratch](const IoOutcome& outcome) {
+          const int error = outcome.error;
           late |= error == ETIMEDOUT;
           const auto* copies = reinterpret_cast<const Superblock*>(scratch.get());
           uint32_t whole = 0;
@@ -149,9 +141,10 @@ Status TierStart::ScanSegments(const std::set<uint32_t>& segments, std::vector<N
     const Place place = state_->PlaceOf(at);
     const std::shared_ptr<std::byte> scratch = files_->reader().scratch.Take();
     KVS_CHECK(scratch != nullptr);
-    const auto done = [&, at, place, scratch](int error) {
+    const auto done = [&, at, place, scratch](const IoOutcome& how) {
+      const int error = how.error;
       MutexLock relock(state_->mu);
-      if (error == ETIMEDOUT) outcome = Unread(error);
+      if (error == ETIMEDOUT) outcome = DeadlineExceeded("the disk");
       if (error != 0) unreadable_.insert(at);
       const auto* header = reinterpret_cast<const SlotHeader*>(scratch.get());
       if (error != 0 || !HeaderCounts(*header, place)) return;

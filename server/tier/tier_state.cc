@@ -4,20 +4,33 @@
 #include <chrono>
 #include <cstring>
 #include <string>
+#include <utility>
+
+#include "server/tier/tier_place.h"
 
 namespace kvstrata::disk {
 namespace {
 
 constexpr uint32_t kSegmentErrors = 4;  // then a segment takes no more writes
 
+// "read 0 of 4096 bytes at offset 8192: Input/output error".
+std::string CauseOf(const IoOutcome& outcome) {
+  const std::string error = std::strerror(outcome.error);
+  if (outcome.op == IoRequest::Op::kFlush) return "fdatasync: " + error;
+  return std::string(outcome.op == IoRequest::Op::kRead ? "read " : "wrote ") +
+         std::to_string(outcome.done_bytes) + " of " + std::to_string(outcome.wanted_bytes) +
+         " bytes at offset " + std::to_string(outcome.offset) + ": " + error;
+}
+
 }  // namespace
 
-Status IoError(int error) {
-  if (error == ETIMEDOUT) return DeadlineExceeded("the disk");
-  if (error == ENOSPC || error == EDQUOT) {
-    return ResourceExhausted("DISK_SPACE", std::string("write: ") + std::strerror(error));
+Status IoError(const IoOutcome& outcome, std::string_view file) {
+  if (outcome.error == ETIMEDOUT) return DeadlineExceeded("the disk");
+  const std::string why = std::string(file) + ": " + CauseOf(outcome);
+  if (outcome.error == ENOSPC || outcome.error == EDQUOT) {
+    return ResourceExhausted("DISK_SPACE", why);
   }
-  return {Code::kDataLoss, "DISK_IO", std::strerror(error)};
+  return {Code::kDataLoss, "DISK_IO", why};
 }
 
 Status DeadlineExceeded(const char* what) {
@@ -30,19 +43,30 @@ Status TierState::MayAsk() {
   return Unavailable("DISK_BREAKER", options.directory + " failed repeatedly and is left alone");
 }
 
-void TierState::Observe(int error, uint32_t segment) {
+void TierState::Failed(std::string what) {
+  using std::chrono::duration_cast, std::chrono::microseconds, std::chrono::system_clock;
+  stats.last_error = std::move(what);
+  stats.last_error_time_us =
+      duration_cast<microseconds>(system_clock::now().time_since_epoch()).count();
+  const bool was_open = breaker.open();
+  breaker.Failed(std::chrono::steady_clock::now());
+  if (!was_open && breaker.open()) stats.left_alone_since_us = stats.last_error_time_us;
+}
+
+void TierState::Observe(const IoOutcome& outcome, uint32_t segment) {
+  const int error = outcome.error;
   MutexLock lock(mu);
   if (error == 0) return breaker.Succeeded();
   if (error == ETIMEDOUT || error == ENOSPC || error == EDQUOT) return;
   ++stats.io_errors;
-  breaker.Failed(std::chrono::steady_clock::now());
+  Failed(SegmentName(segment) + ": " + CauseOf(outcome));
   if (++table.at(segment).errors >= kSegmentErrors) table.Stop(segment);
 }
 
 void TierState::ObserveDeadline() {
   MutexLock lock(mu);
   ++stats.deadlines;
-  breaker.Failed(std::chrono::steady_clock::now());
+  Failed("no answer in time");
 }
 
 Place TierState::PlaceOf(SlotId at) const {

@@ -23,6 +23,7 @@
 #include "server/tier/disk_tier.h"
 #include "server/tier/format.h"
 #include "server/tier/segment_table.h"
+#include "server/tier/transfer_queue.h"
 
 namespace kvstrata::disk {
 
@@ -38,7 +39,8 @@ struct Condemned {
 };
 
 Status DeadlineExceeded(const char* what);
-Status IoError(int error);  // an errno
+// "segment.3: read 0 of 4096 bytes at offset 8192: Input/output error".
+Status IoError(const IoOutcome& outcome, std::string_view file);
 
 class TierState {
  public:
@@ -47,13 +49,15 @@ class TierState {
 
   // OK, or UNAVAILABLE DISK_BREAKER: the device is left alone for a while.
   Status MayAsk() KVS_EXCLUDES(mu);
-  // What the device answered about a segment, 0 or an errno; that it did not answer in time.
-  void Observe(int error, uint32_t segment) KVS_EXCLUDES(mu);
+  // What the device answered about a segment; that it did not answer in time.
+  void Observe(const IoOutcome& outcome, uint32_t segment) KVS_EXCLUDES(mu);
   void ObserveDeadline() KVS_EXCLUDES(mu);
 
   void Probe(std::span<TierProbe> probes) const KVS_EXCLUDES(mu);
   std::vector<TierValue> Scan(uint64_t* cursor, size_t slots) const KVS_EXCLUDES(mu);
 
+  // Counts a failure of the device, and keeps what it was.
+  void Failed(std::string what) KVS_REQUIRES(mu);
   // Takes a value out of the index. Its slot stays taken.
   SlotId Forget(Index::iterator it) KVS_REQUIRES(mu);
   Place PlaceOf(SlotId at) const KVS_REQUIRES(mu);

@@ -1,5 +1,6 @@
 #include "server/tier/transfer_queue.h"
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 
@@ -35,7 +36,7 @@ void TransferQueue::Enter(std::list<Running>::iterator running) {
       r.bytes -= piece.bytes;
       r.offset += piece.bytes;
       if (r.data != nullptr) r.data += piece.bytes;
-      pending_.emplace(piece.tag, Pending{piece, running});
+      pending_.emplace(piece.tag, Pending{piece, piece.bytes, running});
       to_submit_.push_back(piece);
       ++running->waiting;
     }
@@ -61,15 +62,15 @@ void TransferQueue::Run(const Source& more, Deadline deadline) {
   while (!exhausted) {
     const std::optional<Transfer> transfer = more();
     exhausted = !transfer.has_value();
-    if (!exhausted) transfer->done(ETIMEDOUT);
+    if (!exhausted) transfer->done({ETIMEDOUT});
   }
 }
 
-int TransferQueue::RunOne(std::vector<IoRequest> requests, std::shared_ptr<void> keep,
-                          Deadline deadline) {
-  int outcome = 0;
+IoOutcome TransferQueue::RunOne(std::vector<IoRequest> requests, std::shared_ptr<void> keep,
+                                Deadline deadline) {
+  IoOutcome outcome;
   std::optional<Transfer> only =
-      Transfer{std::move(requests), std::move(keep), [&](int error) { outcome = error; }};
+      Transfer{std::move(requests), std::move(keep), [&](const IoOutcome& how) { outcome = how; }};
   Run([&] { return std::exchange(only, std::nullopt); }, deadline);
   return outcome;
 }
@@ -120,14 +121,21 @@ void TransferQueue::Complete(const IoResult& result) {
     error = EIO;
   }
   const auto owner = pending.owner;
+  IoOutcome outcome;
+  if (error != 0) {
+    // What was done before the error; a result that moves nothing leaves its bytes undone.
+    const uint32_t done =
+        pending.wanted_bytes - r.bytes + static_cast<uint32_t>(std::max<int32_t>(result.result, 0));
+    outcome = {error, r.op, r.offset + r.bytes - pending.wanted_bytes, pending.wanted_bytes, done};
+  }
   pending_.erase(it);
-  CompletedOne(owner, error);
+  CompletedOne(owner, outcome);
 }
 
-void TransferQueue::CompletedOne(std::list<Running>::iterator running, int error) {
-  if (running->error == 0) running->error = error;
+void TransferQueue::CompletedOne(std::list<Running>::iterator running, const IoOutcome& outcome) {
+  if (running->outcome.error == 0) running->outcome = outcome;
   if (--running->waiting > 0) return;
-  running->transfer.done(running->error);
+  running->transfer.done(running->outcome);
   running_.erase(running);
 }
 
@@ -136,7 +144,7 @@ void TransferQueue::Abandon() {
   to_submit_.clear();
   for (const auto& [tag, pending] : pending_) abandoned_[tag] = pending.owner->transfer.keep;
   pending_.clear();
-  for (Running& running : running_) running.transfer.done(ETIMEDOUT);
+  for (Running& running : running_) running.transfer.done({ETIMEDOUT});
   running_.clear();
 }
 

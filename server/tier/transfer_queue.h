@@ -21,11 +21,20 @@
 
 namespace kvstrata::disk {
 
+// How a transfer ended, and which request ended it.
+struct IoOutcome {
+  int error = 0;  // an errno; 0: all of it was done
+  // Of the first request that failed; nothing after ETIMEDOUT.
+  IoRequest::Op op = IoRequest::Op::kRead;
+  uint64_t offset = 0;
+  uint32_t wanted_bytes = 0, done_bytes = 0;
+};
+
 struct Transfer {
   std::vector<IoRequest> requests;  // tags are set by the queue
   std::shared_ptr<void> keep;       // owns the memory that the requests name
-  // Called once, when all requests have completed, with 0 or an errno of one of them.
-  std::function<void(int error)> done;
+  // Called once, when all requests have completed.
+  std::function<void(const IoOutcome& outcome)> done;
 };
 
 class TransferQueue {
@@ -40,8 +49,8 @@ class TransferQueue {
   using Source = std::function<std::optional<Transfer>()>;
   void Run(const Source& more, Deadline deadline);
 
-  // One transfer; its errno.
-  int RunOne(std::vector<IoRequest> requests, std::shared_ptr<void> keep, Deadline deadline);
+  // One transfer.
+  IoOutcome RunOne(std::vector<IoRequest> requests, std::shared_ptr<void> keep, Deadline deadline);
 
   IoQueue& queue() { return *queue_; }
   // Requests that a device holds beyond their deadline. Looks for answers first.
@@ -51,10 +60,11 @@ class TransferQueue {
   struct Running {
     Transfer transfer;
     uint32_t waiting = 0;  // requests not completed
-    int error = 0;
+    IoOutcome outcome;
   };
   struct Pending {
-    IoRequest request;
+    IoRequest request;  // what is left of it
+    uint32_t wanted_bytes = 0;
     std::list<Running>::iterator owner;
     uint32_t retries = 0;
   };
@@ -63,7 +73,7 @@ class TransferQueue {
   void SubmitWaiting();
   bool Collect(Deadline deadline);
   void Complete(const IoResult& result);
-  void CompletedOne(std::list<Running>::iterator running, int error);
+  void CompletedOne(std::list<Running>::iterator running, const IoOutcome& outcome);
   void Abandon();
 
   const std::unique_ptr<IoQueue> queue_;

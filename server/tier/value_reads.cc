@@ -70,16 +70,18 @@ Transfer ValueReads::TransferOf(const PlannedGet& get) {
   AddHeader(Op::kRead, get.place, HeaderOf(*get.request, scratch.get()), &transfer.requests);
   transfer.keep = std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<void>>>(
       scratch, get.request->keep);
-  transfer.done = [this, &get, scratch](int error) {
-    get.request->status = FinishGet(get, scratch.get(), error);
+  transfer.done = [this, &get, scratch](const IoOutcome& outcome) {
+    get.request->status = FinishGet(get, scratch.get(), outcome);
   };
   return transfer;
 }
 
-Status ValueReads::FinishGet(const PlannedGet& get, std::byte* scratch, int error) {
-  state_->Observe(error, get.at.segment);
-  if (error == ETIMEDOUT) return IoError(error);
-  if (error != 0) return Lose(get, false, IoError(error));
+Status ValueReads::FinishGet(const PlannedGet& get, std::byte* scratch, const IoOutcome& outcome) {
+  state_->Observe(outcome, get.at.segment);
+  if (outcome.error != 0) {
+    const Status why = IoError(outcome, SegmentName(get.at.segment));
+    return outcome.error == ETIMEDOUT ? why : Lose(get, false, why);
+  }
   const auto* header = reinterpret_cast<const SlotHeader*>(HeaderOf(*get.request, scratch));
   const Status corrupt{Code::kDataLoss, "DISK_CORRUPT", "a value failed its check on disk"};
   if (!HeaderCounts(*header, get.place)) return Lose(get, true, corrupt);

@@ -34,7 +34,8 @@ class ValueReads {
 
   std::vector<PlannedGet> PlanGets(std::span<TierGet> requests) KVS_EXCLUDES(state_->mu);
   Transfer TransferOf(const PlannedGet& get) KVS_EXCLUDES(state_->mu);
-  Status FinishGet(const PlannedGet& get, std::byte* scratch, int error) KVS_EXCLUDES(state_->mu);
+  Status FinishGet(const PlannedGet& get, std::byte* scratch, const IoOutcome& outcome)
+      KVS_EXCLUDES(state_->mu);
   // Forgets the value at `at` if it is still that one, and has its slot overwritten later.
   Status Lose(const PlannedGet& get, bool reuse, Status why) KVS_EXCLUDES(state_->mu);
 

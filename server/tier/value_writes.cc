@@ -69,7 +69,8 @@ void ValueWrites::Put(std::span<TierPut> requests, Deadline deadline,
           const auto error = failed.find(put.at.segment);
           const bool cancelled = cancel.stop_requested();
           if (error == failed.end() && !cancelled) return TransferOf(puts[next++]);
-          put.request->status = cancelled ? TierCancelled() : IoError(error->second);
+          put.request->status =
+              cancelled ? TierCancelled() : IoError(error->second, SegmentName(put.at.segment));
           MutexLock lock(state_->mu);
           state_->table.Free(put.at);
         }
@@ -103,15 +104,16 @@ Transfer ValueWrites::TransferOf(const PlannedPut& put) {
   AddHeader(Op::kWrite, put.place, header, &transfer.requests);
   transfer.keep = std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<void>>>(
       scratch, put.request->keep);
-  transfer.done = [this, &put](int error) { FinishPut(put, error); };
+  transfer.done = [this, &put](const IoOutcome& outcome) { FinishPut(put, outcome); };
   return transfer;
 }
 
-void ValueWrites::FinishPut(const PlannedPut& put, int error) {
-  state_->Observe(error, put.at.segment);
+void ValueWrites::FinishPut(const PlannedPut& put, const IoOutcome& outcome) {
+  const int error = outcome.error;
+  state_->Observe(outcome, put.at.segment);
   MutexLock lock(state_->mu);
   if (error != 0) {
-    put.request->status = IoError(error);
+    put.request->status = IoError(outcome, SegmentName(put.at.segment));
     // A request that was not answered may still be carried out: nothing may lie there later.
     if (error != ETIMEDOUT) {
       state_->condemned.push_back({put.at, error == ENOSPC || error == EDQUOT});

@@ -40,7 +40,7 @@ class ValueWrites {
   Status CheckPut(const TierPut& request) const;
   std::vector<PlannedPut> PlanPuts(std::span<TierPut> requests) KVS_EXCLUDES(state_->mu);
   Transfer TransferOf(const PlannedPut& put) KVS_EXCLUDES(state_->mu);
-  void FinishPut(const PlannedPut& put, int error) KVS_EXCLUDES(state_->mu);
+  void FinishPut(const PlannedPut& put, const IoOutcome& outcome) KVS_EXCLUDES(state_->mu);
 
   TierState* const state_;
   TierFiles* const files_;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <ctime>
 #include <optional>
 #include <system_error>
 #include <utility>
@@ -80,10 +81,24 @@ void ByTwins(std::span<Request> requests, const Copy& copy, const Run& run) {
   for (const size_t i : places) copy(&all[i], &requests[i], true);
 }
 
+// "12:00:05 UTC".
+std::string TimeOfDay(int64_t since_1970_us) {
+  const auto time = static_cast<time_t>(since_1970_us / 1'000'000);
+  tm parts{};
+  gmtime_r(&time, &parts);
+  char text[16];
+  return {text, std::strftime(text, sizeof(text), "%H:%M:%S UTC", &parts)};
+}
+
 // "" for an engine that is well. Slower I/O (no io_uring) is no illness: the log and the stats tell
 // it.
 std::string IllnessOf(const DiskTierStats& stats) {
-  if (stats.breaker_open) return "the disk tier failed repeatedly and is left alone";
+  if (stats.breaker_open) {
+    const auto wait = std::chrono::ceil<std::chrono::seconds>(stats.retry);
+    return "the disk tier failed repeatedly and is left alone since " +
+           TimeOfDay(stats.left_alone_since_us) + ", tried again in " +
+           std::to_string(wait.count()) + " s; last error: " + stats.last_error;
+  }
   if (stats.stopped_segments != 0) {
     return std::to_string(stats.stopped_segments) +
            " segments of the disk tier take no more writes after errors";

@@ -482,7 +482,7 @@ def disk_is_shown(cli):
     assert shown["path"] == os.path.join(cli.folder, "tier") and shown["capacity_bytes"] % (1 << 20) == 0, shown
     assert shown["queue"] in ("io_uring", "pread") and not shown["breaker_open"] and shown["entries"] == 0, shown
     assert json.loads(cli("tier", "ls", "-o", "json").stdout)["tiers"] == [shown]
-    expect(cli("tier", "show"), 0, "BREAKER-OPEN", "STOPPED-SEGMENTS")
+    expect(cli("tier", "show"), 0, "LEFT-ALONE", "STOPPED-SEGMENTS", "LAST-ERROR")
 
 
 def slots_on_disk(folder):
@@ -677,6 +677,8 @@ def daemon_quotas(cli):
     expect(cli("quota", "set", "root", "sessions", "1"), 2, "QUOTA_USER", "uid:N")
     expect(cli("quota", "set", "uid:1", "session", "1"), 2, "QUOTA_LIMIT", "attaches_per_second")
     expect(cli("quota", "set", "uid:1", "sessions", "4KiB"), 2, "QUOTA_VALUE", "none")
+    for limit, nothing in (("sessions", "0"), ("host_bytes", "0GiB")):  # somebody meant to keep the user out
+        expect(cli("quota", "set", "uid:1", limit, nothing), 2, "QUOTA_VALUE", "say none", "socket.group")
     expect(cli("quota", "set", "uid:1", "host_bytes", "much"), 2, "QUOTA_VALUE", "200MiB")
     expect(cli("quota", "set", "uid:1", "sessions"), 2, "USAGE")
 

@@ -158,9 +158,16 @@ TEST_F(EventsTest, SessionsComeGoAndDie) {
   const std::string pid = std::to_string(client.pid());
   EXPECT_TRUE(watcher().Tells("attached", {{"pid", pid}, {"uid", Me()}, {"client", "e2e"}}));
   client.Kill();
-  EXPECT_TRUE(watcher().Tells("died", {{"pid", pid}}));
-  { Engine engine(Linked(), daemon_->socket()); }
-  EXPECT_TRUE(watcher().Tells("detached", {}));
+  EXPECT_TRUE(watcher().Tells(
+      "died",
+      {{"pid", pid}, {"uid", Me()}, {"client", "e2e"}, {"sequences", "0"}, {"freed_bytes", "0"}}));
+  {
+    Engine engine(Linked(), daemon_->socket());
+    ASSERT_NE(engine.Prefill("full", Prompt(4 * kPage, 1)), 0u);
+  }
+  Told told;
+  EXPECT_TRUE(watcher().Tells("detached", {{"client", "e2e"}, {"sequences", "1"}}, &told));
+  EXPECT_GT(std::stoull(told.fields["freed_bytes"]), 0u);
 }
 
 TEST_F(EventsTest, RefusalsOfAnEngineHaveReasonAndProcess) {

@@ -165,6 +165,34 @@ TEST_F(DaemonTest, IdleIsSmall) {
 #endif
 }
 
+// Nobody may have to remove gigabytes after a mistake in the configuration.
+TEST_F(DaemonTest, AStartThatFindsAnAddressTakenReservesNoDisk) {
+  const UniqueFd taken(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  ASSERT_EQ(bind(taken.get(), reinterpret_cast<const sockaddr*>(&address), size), 0);
+  ASSERT_EQ(listen(taken.get(), 1), 0);
+  ASSERT_EQ(getsockname(taken.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
+  const std::string tier = directory_ + "/tier";
+  const Strings disk = {"--set", "disk.path=" + tier,       "--set", "disk.budget_bytes=64MiB",
+                        "--set", "disk.segment_bytes=16MiB"};
+  Strings http = disk;
+  http.insert(http.end(), {"--socket", socket_, "--set",
+                           "http.listen=127.0.0.1:" + std::to_string(ntohs(address.sin_port))});
+  EXPECT_EQ(Run(http), 3);
+  EXPECT_THAT(Output(), HasSubstr("HTTP_IN_USE"));
+  EXPECT_FALSE(std::filesystem::exists(tier));
+  std::ofstream(attach()) << "no socket";
+  Strings occupied = disk;
+  occupied.insert(occupied.end(), {"--socket", socket_});
+  EXPECT_NE(Run(occupied), 0);
+  EXPECT_THAT(Output(), HasSubstr("SOCKET_PATH"));
+  EXPECT_FALSE(std::filesystem::exists(tier));
+  EXPECT_FALSE(std::filesystem::exists(socket_));
+}
+
 TEST_F(DaemonTest, SecondDaemonIsRefused) {
   auto first = Start();
   EXPECT_EQ(Run({"--socket", socket_}), 3);

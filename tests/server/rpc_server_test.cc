@@ -11,7 +11,9 @@
 
 #include "base/sync.h"
 #include "server/rpc/service_context.h"
+#include "server/telemetry/event_ring.h"
 #include "server/telemetry/log.h"
+#include "server/telemetry/refusals.h"
 #include "tests/server/rpc_fixture.h"
 
 namespace kvstrata::test {
@@ -294,6 +296,55 @@ TEST(RpcServer, HeadersOfMoreThanEightKilobytesDoNotKillIt) {
   EXPECT_EQ(Health(daemon.Connect(), "").value(), kServing);
   RpcClient client(daemon.Connect());
   EXPECT_TRUE(client.failure.ok());
+}
+
+uint64_t MalformedRequests() {
+  for (const auto& [reason, count] : Refusals()) {
+    if (reason == "REQUEST_MALFORMED") return count;
+  }
+  return 0;
+}
+
+// How often a call of ShowPlan was cancelled since the event `after`.
+size_t CancelledSince(uint64_t after) {
+  size_t count = 0;
+  uint64_t missed = 0;
+  while (const auto event = RecentEvents().Next(after, &missed)) {
+    after = event->number;
+    count += event->name == "cancelled" && event->fields[0].value == "Control/ShowPlan";
+  }
+  return count;
+}
+
+// The client's deadline of 1 ms passes before its request comes, or it takes the call back.
+TEST(RpcServer, ACallThatIsGivenUpIsNoMalformedOne) {
+  InitLog(LogLevel::kDebug, LogFormat::kText);
+  {
+    RpcDaemon daemon;
+    uint64_t before = RecentEvents().Begin(), missed = 0;
+    while (const auto event = RecentEvents().Next(before, &missed)) before = event->number;
+    const uint64_t refused = MalformedRequests();
+    const std::string request =
+        Literal(":method", "POST") + Literal(":scheme", "http") + Literal(":authority", "x") +
+        Literal(":path", "/kvstrata.v1.Control/ShowPlan") +
+        Literal("content-type", "application/grpc") + Literal("te", "trailers");
+    constexpr uint8_t kHeaders = 1, kReset = 3, kEndHeaders = 4;
+    const std::string cancel = {0, 0, 0, 8};
+    Attack(daemon, Frame(kHeaders, kEndHeaders, 1, request) + Frame(kReset, 0, 1, cancel));
+    EXPECT_TRUE(Eventually([&] { return CancelledSince(before) == 1; }));
+    const UniqueFd late = daemon.Dial();
+    ASSERT_TRUE(late);
+    const std::string bytes =
+        "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + Frame(4, 0, 0, "") +
+        Frame(kHeaders, kEndHeaders, 1, request + Literal("grpc-timeout", "1m"));
+    ASSERT_EQ(send(late.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(bytes.size()));
+    EXPECT_TRUE(Eventually([&] { return CancelledSince(before) == 2; }));
+    EXPECT_EQ(MalformedRequests(), refused);
+    (void)RawCall(daemon.Connect(), "/kvstrata.v1.Control/ShowPlan", "\xff\xff\xff\xff");
+    EXPECT_TRUE(Eventually([&] { return MalformedRequests() == refused + 1; }));
+  }
+  InitLog(LogLevel::kInfo, LogFormat::kText);
 }
 
 TEST(RpcServer, ConnectionsThatSayNothingHoldNobodyUp) {

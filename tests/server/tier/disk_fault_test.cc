@@ -1,5 +1,6 @@
 // A device that fails under the tier: errors, short transfers, requests that are never answered.
 // Linked with the engine whose guards can be left out, for the one that failed flushes need.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mount.h>
 
@@ -236,6 +237,31 @@ TEST_F(DiskFault, ErrorsStopASegmentThenTheDevice) {
   EXPECT_EQ(Get("8", kSmall).reason(), "DISK_BREAKER");
   EXPECT_EQ(Put("x", kSmall).reason(), "DISK_BREAKER");
   EXPECT_TRUE(tier_->Contains("8"));  // nobody asked the disk
+  const DiskTierStats stats = tier_->Stats();
+  EXPECT_THAT(stats.last_error, testing::MatchesRegex("segment\\.[0-9]+: read 0 of [0-9]+ bytes at "
+                                                      "offset [0-9]+: Input/output error"));
+  EXPECT_GT(stats.last_error_time_us, 0);
+  EXPECT_EQ(stats.left_alone_since_us, stats.last_error_time_us);
+  EXPECT_LE(stats.retry, disk::Breaker::kFirstPause);
+}
+
+// As of a file that somebody cut.
+TEST_F(DiskFault, AnErrorNamesFileOffsetAndHowFarItCame) {
+  ASSERT_TRUE(Put("a", kLarge).ok());
+  EXPECT_EQ(tier_->Stats().last_error, "");
+  EXPECT_EQ(tier_->Stats().left_alone_since_us, 0);
+  Fail(Op::kRead, {IoFault::Kind::kShort, 100});
+  const Status why = Get("a", kLarge);
+  EXPECT_EQ(why.reason(), "DISK_IO");
+  EXPECT_THAT(why.message(), testing::HasSubstr("segment.0: read "));
+  EXPECT_THAT(why.message(), testing::HasSubstr("bytes at offset "));
+  EXPECT_THAT(why.message(), testing::HasSubstr(": Input/output error"));
+  EXPECT_EQ(tier_->Stats().last_error, why.message());
+  plan_.Set(nullptr);
+  ASSERT_TRUE(Put("b", kSmall).ok());
+  Fail(Op::kFlush, {IoFault::Kind::kFail, EIO});
+  EXPECT_EQ(tier_->Flush(Soon()).reason(), "DISK_FLUSH");
+  EXPECT_THAT(tier_->Stats().last_error, testing::HasSubstr("fdatasync: Input/output error"));
 }
 
 TEST(DiskBreaker, OneMayTryAfterThePauseAndASuccessCloses) {
