@@ -1,7 +1,7 @@
 // The daemon's configuration: one table of keys (docs/configuration.md), never required.
 //
-// Precedence: flag > environment (KVSTRATA_*) > file (TOML) > default. Every entry remembers where
-// its value comes from. Everything is checked here, before anything starts, and all mistakes are
+// Precedence: flag > environment (KVSTRATA_*) > files (TOML; config_files.h) > default. Every entry
+// remembers where its value comes from. Everything is checked here, before anything starts, and all mistakes are
 // told at once; machine_check.h holds it against the machine. `kvstratad --check-config` and a
 // start agree.
 //
@@ -49,6 +49,7 @@ struct PoolDevices {
 struct ConfigEntry {
   std::string key, value;
   std::string origin;  // "default", "file", "environment" or "flag"
+  std::string where;   // "FILE:3:1" (line, column), the variable's name; "": origin says it
   std::string description;
 };
 
@@ -85,13 +86,13 @@ struct Config {
   std::map<Limit, LimitSetting> limits;  // of every user that has none of its own
   std::map<std::string, std::map<Limit, LimitSetting>> user_limits;
 
-  std::string file;                   // that was read; "" if none
+  std::vector<std::string> files;     // that were read, in this order
   std::vector<ConfigEntry> entries;   // every key, in the order of the documentation, then tables
   std::vector<std::string> warnings;  // environment variables that look like a key
 };
 
 struct ConfigSources {
-  std::string file;  // --config; "": default_file, if it exists
+  std::string file;  // --config; "": default_file, if it exists; conf.d beside it, if that exists
   std::string default_file{kDefaultConfigFile};
   std::map<std::string, std::string> environment;
   std::vector<std::pair<std::string, std::string>> flags;  // key, value; the last one wins
@@ -107,13 +108,15 @@ Result<std::pair<std::string, std::string>> ParseSetting(std::string_view text);
 struct LoadedConfig {
   Config config;                 // a key with a mistake has its default
   std::vector<Status> mistakes;  // in the order in which they were found
-  bool complete = true;          // false: the file could not be read, nothing else was looked at
+  bool complete = true;          // false: a file could not be read, nothing else was looked at
 };
 LoadedConfig ReadConfig(const ConfigSources& sources);
 
 // The configuration if it is without a mistake; else code and reason of the first one and a line
 // for each.
 Result<Config> LoadConfig(const ConfigSources& sources);
+// A mistake that names keys, with the places where they were given before it.
+Status Located(const Status& mistake, const Config& config);
 // REQUIRES: some.
 Status Joined(std::span<const Status> mistakes);
 

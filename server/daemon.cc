@@ -72,7 +72,7 @@ std::string ShippedParameters() {
 std::vector<ConfigItem> ItemsOf(const Config& config) {
   std::vector<ConfigItem> items;
   for (const ConfigEntry& e : config.entries) {
-    items.push_back({e.key, e.value, e.origin, e.description});
+    items.push_back({e.key, e.value, e.origin, e.where, e.description});
   }
   return items;
 }

@@ -95,7 +95,7 @@ int RunDaemon(const Config& config, int ready_fd) {
     LogEvent(LogLevel::kWarn, "configuration", {{"why", warning}});
   }
   if (const std::vector<Status> mistakes = CheckMachine(config); !mistakes.empty()) {
-    for (const Status& mistake : mistakes) StartFailed(mistake);
+    for (const Status& mistake : mistakes) StartFailed(Located(mistake, config));
     return ExitCodeOf(mistakes.front());
   }
   const Result<StopWatchdog> watchdog = StopWatchdog::Start(config.shutdown_timeout);

@@ -12,8 +12,11 @@
 namespace kvstrata::cli {
 namespace {
 
-constexpr Column kList[] = {
-    {"KEY", "/key"}, {"VALUE", "/value"}, {"ORIGIN", "/origin"}, {"DESCRIPTION", "/description"}};
+constexpr Column kList[] = {{"KEY", "/key"},
+                            {"VALUE", "/value"},
+                            {"ORIGIN", "/origin"},
+                            {"WHERE", "/where", OrDash},
+                            {"DESCRIPTION", "/description"}};
 
 Result<int> Show(const Options& options) {
   KVS_ASSIGN_OR_RETURN(const auto answer,

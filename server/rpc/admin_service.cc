@@ -137,6 +137,7 @@ grpc::ServerUnaryReactor* AdminService::GetConfig(grpc::CallbackServerContext* c
     out->set_key(item.key);
     out->set_value(item.value);
     out->set_origin(item.origin);
+    out->set_where(item.where);
     out->set_description(item.description);
   }
   return ServiceContext::Answer(call, grpc::Status::OK);

@@ -55,6 +55,7 @@ namespace kvstrata {
 struct ConfigItem {
   std::string key, value;
   std::string origin;  // "default", "file", "environment" or "flag"
+  std::string where;   // the file, line and column, or the variable's name
   std::string description;
 };
 

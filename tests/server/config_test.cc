@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <fstream>
 
 #include "server/config_limits.h"
@@ -26,15 +27,17 @@ class ConfigTest : public testing::Test {
     sources_.default_file = directory_ + "/none.toml";
     sources_.uid = 1000;
   }
-  void TearDown() override {
-    unlink((directory_ + "/k.toml").c_str());
-    rmdir(directory_.c_str());
-  }
+  void TearDown() override { std::filesystem::remove_all(directory_); }
 
   // Writes the file and makes it the one that --config names.
   void UseFile(std::string_view text) {
     sources_.file = directory_ + "/k.toml";
     std::ofstream(sources_.file) << text;
+  }
+  // conf.d/NAME beside it.
+  void AddFile(const std::string& name, std::string_view text) {
+    std::filesystem::create_directory(directory_ + "/conf.d");
+    std::ofstream(directory_ + "/conf.d/" + name) << text;
   }
   Config Load() {
     Result<Config> config = LoadConfig(sources_);
@@ -69,7 +72,7 @@ TEST_F(ConfigTest, NothingIsRequired) {
   EXPECT_EQ(config.attach.poll, microseconds(50));
   EXPECT_LE(config.shutdown_timeout, microseconds(5'000'000));
   EXPECT_FALSE(config.coredump);
-  EXPECT_TRUE(config.file.empty());
+  EXPECT_TRUE(config.files.empty());
   for (const ConfigEntry& e : config.entries) {
     EXPECT_EQ(e.origin, "default") << e.key;
     EXPECT_FALSE(e.description.empty()) << e.key;
@@ -113,7 +116,7 @@ TEST_F(ConfigTest, DefaultFileIsReadIfItExists) {
   UseFile("[log]\nlevel = \"debug\"\n");
   sources_.default_file = std::exchange(sources_.file, "");
   EXPECT_EQ(Load().log_level, LogLevel::kDebug);
-  EXPECT_EQ(Load().file, sources_.default_file);
+  EXPECT_THAT(Load().files, testing::ElementsAre(sources_.default_file));
 }
 
 // Every key: a value that it takes, and one that it refuses by name.
@@ -341,6 +344,9 @@ TEST_F(ConfigTest, DiskBudgetsNameTheLeast) {
   EXPECT_EQ(Load().disk.budget_bytes, least);
   sources_.flags[1].second = std::to_string(least - 1);
   EXPECT_EQ(Fail().reason(), "DISK_BUDGET");
+  sources_.flags.pop_back();
+  UseFile("\ndisk.budget_bytes = \"1MiB\"\n");
+  EXPECT_THAT(Fail().message(), testing::StartsWith(sources_.file + ":2:21: "));
 }
 
 TEST_F(ConfigTest, LogLevelsAsTheyArePrinted) {
@@ -366,6 +372,56 @@ TEST_F(ConfigTest, FilesThatCannotBeRead) {
   unlink(sources_.file.c_str());
   UseFile(std::string((1 << 20) + 1, '#'));
   EXPECT_THAT(Fail().message(), HasSubstr("larger than 1 MiB"));
+}
+
+TEST_F(ConfigTest, FilesOfTheFolderComeLaterInOrder) {
+  UseFile("[session]\nmax = 5\n[pin]\nlimit_bytes = \"1MiB\"\n[plans]\na = \"full\"\n");
+  AddFile("20-b.toml", "session.max = 7\n");
+  AddFile("10-a.toml",
+          "session.max = 6\npin.limit_bytes = \"2MiB\"\n\n[plans.a]\npreset = 'quest'\n");
+  AddFile("30.toml~", "nonsense");
+  AddFile(".40.toml", "nonsense");
+  const Config config = Load();
+  EXPECT_EQ(config.store.max_sessions, 7u);
+  EXPECT_EQ(Entry(config, "session.max").where, directory_ + "/conf.d/20-b.toml:1:15");
+  EXPECT_EQ(config.store.pin_limit_bytes, uint64_t{2} << 20);
+  EXPECT_EQ(Entry(config, "pin.limit_bytes").where, directory_ + "/conf.d/10-a.toml:2:19");
+  EXPECT_EQ(Entry(config, "plans.a").value, "quest");
+  EXPECT_THAT(Entry(config, "plans.a").where, HasSubstr("/conf.d/10-a.toml:4:"));
+  EXPECT_EQ(Entry(config, "session.headroom_tokens").where, "");
+  EXPECT_THAT(config.files, testing::ElementsAre(sources_.file, directory_ + "/conf.d/10-a.toml",
+                                                 directory_ + "/conf.d/20-b.toml"));
+  sources_.environment["KVSTRATA_SESSION_MAX"] = "8";
+  EXPECT_EQ(Entry(Load(), "session.max").where, "KVSTRATA_SESSION_MAX");
+}
+
+TEST_F(ConfigTest, TheFolderOfTheDefaultFileIsReadWithoutIt) {
+  AddFile("a.toml", "session.max = 6\n");
+  EXPECT_EQ(Load().store.max_sessions, 6u);
+}
+
+TEST_F(ConfigTest, MistakesInTheFolderNameItsFiles) {
+  UseFile("session.max = 5\n");
+  AddFile("a.toml", "\nsession.max = 0\n");
+  AddFile("b.toml", "\nsession.maxx = 6\n");
+  LoadedConfig loaded = ReadConfig(sources_);
+  ASSERT_EQ(loaded.mistakes.size(), 2u);
+  EXPECT_THAT(loaded.mistakes[0].message(), HasSubstr("/conf.d/b.toml:2:"));
+  EXPECT_THAT(loaded.mistakes[1].message(), HasSubstr("/conf.d/a.toml:2:"));
+  AddFile("b.toml", "[pool\n");
+  AddFile("c.toml", "[pool\n");
+  loaded = ReadConfig(sources_);
+  EXPECT_FALSE(loaded.complete);
+  ASSERT_EQ(loaded.mistakes.size(), 2u) << "both files";
+  EXPECT_EQ(loaded.mistakes[1].reason(), "CONFIG_SYNTAX");
+  EXPECT_THAT(loaded.mistakes[1].message(), HasSubstr("/conf.d/c.toml:1:"));
+}
+
+TEST_F(ConfigTest, AFolderThatIsNoneIsAMistake) {
+  UseFile("session.max = 5\n");
+  std::ofstream(directory_ + "/conf.d") << "session.max = 5\n";
+  EXPECT_EQ(Fail().reason(), "CONFIG_FILE");
+  EXPECT_THAT(Fail().message(), HasSubstr(directory_ + "/conf.d'"));
 }
 
 TEST_F(ConfigTest, NamedPlans) {

@@ -142,6 +142,7 @@ TEST_F(RpcAdminTest, ConfigShowsEveryKeyWithItsOrigin) {
   ASSERT_EQ(config.value().entries_size(), 2);
   EXPECT_EQ(config.value().entries(0).key(), "log.level");
   EXPECT_EQ(config.value().entries(0).origin(), "default");
+  EXPECT_EQ(config.value().entries(1).where(), "/etc/k.toml:7:1");
 }
 
 TEST_F(RpcAdminTest, DemotedPagesAnswerAsBefore) {
