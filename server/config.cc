@@ -29,8 +29,12 @@ Status WrongValue(const std::string& key, const Given& given, std::string_view a
 
 ConfigEntry EntryOf(const std::string& key, const Given& given, std::string description) {
   const bool placed = given.origin == "file" || given.origin == "environment";
-  return {key, given.value, std::string(given.origin), placed ? given.where : "",
-          std::move(description)};
+  return {key,
+          given.value,
+          std::string(given.origin),
+          placed ? given.where : "",
+          std::move(description),
+          Reloads(key)};
 }
 
 bool IsPlanName(std::string_view name) {
@@ -180,6 +184,7 @@ Result<std::pair<std::string, std::string>> ParseSetting(std::string_view text) 
 LoadedConfig ReadConfig(const ConfigSources& sources) {
   LoadedConfig loaded;
   Config& config = loaded.config;
+  config.sources = sources;
   GivenByKey given;
   const bool named = !sources.file.empty();
   ConfigFiles files =
