@@ -208,7 +208,10 @@ LoadedConfig ReadConfig(const ConfigSources& sources) {
 Status Located(const Status& mistake, const Config& config) {
   std::string where;
   for (const ConfigEntry& entry : config.entries) {
-    if (!entry.where.empty() && mistake.message().find(entry.key) != std::string::npos) {
+    // "threads" and "backend" are words, too.
+    const bool named = entry.key.find('.') != std::string::npos &&
+                       mistake.message().find(entry.key) != std::string::npos;
+    if (named && !entry.where.empty()) {
       where += (where.empty() ? "" : ", ") + entry.where;
     }
   }

@@ -271,7 +271,7 @@ struct Daemon::Parts {
   std::string HealthOf(std::span<const PartHealth> parts) const;
   std::vector<PartHealth> PartsOf(std::span<const PoolInfo> pools) const;
   DaemonNumbers Numbers(bool all) const;  // or those of each second alone
-  DaemonState State() const;
+  DaemonState State();
   Status CheckResize(Tier tier, uint64_t bytes, std::string_view device) const;
   Status MakeStore();
   Result<std::vector<StoreDevice>> FindGpus(std::unique_ptr<MemoryResource>* host);
@@ -488,7 +488,7 @@ DaemonNumbers Daemon::Parts::Numbers(bool all) const {
 }
 
 // Once a second: whoever asks for a page gets what was found then.
-DaemonState Daemon::Parts::State() const {
+DaemonState Daemon::Parts::State() {
   DaemonNumbers numbers = Numbers(config.http.kind != HttpAddress::Kind::kNone);
   DaemonState state;
   state.health = HealthOf(numbers.parts);

@@ -176,7 +176,7 @@ def test_an_open_from_end_to_end(collector: Collector, random: np.random.Generat
         assert (number(root, "sequence"), number(root, "held_tokens")) == (second.sequence, 80)
         assert number(spans["open.disk_load"], "disk_values") >= 5
         at = root.start_time_unix_nano
-        assert begun - 10_000_000 <= at and root.end_time_unix_nano <= ended + 10_000_000
+        assert begun <= at <= ended
         for name in ("open.prepare", "open.disk_load", "open.lookup", "open.publish"):
             part = spans[name]
             assert part.trace_id == root.trace_id and part.parent_span_id == root.span_id, name
@@ -184,11 +184,14 @@ def test_an_open_from_end_to_end(collector: Collector, random: np.random.Generat
             at = part.end_time_unix_nano
         assert len({span.span_id for span in spans.values()}) == len(spans)
 
+        deadline = time.monotonic() + SECONDS
         client.control.Lookup(control_pb2.LookupRequest(session=caller.session.id, model=caller.model,
                                                         tokens=toy.ids), metadata=traceparent(), timeout=SECONDS)
         collector.await_spans("lookup")
         assert set(collector.paths) == {"/v1/traces"}
-        assert exported(client, "exported") >= 12 and exported(client, "failed") == 0
+        while exported(client, "exported") < 12:  # counted when the collector has answered
+            assert time.monotonic() < deadline
+        assert exported(client, "failed") == 0
     said = b"".join(collector.bodies)
     for secret in [*map(str, toy.ids), toy.digest]:
         assert secret.encode() not in said, secret
