@@ -27,7 +27,9 @@ LoadedConfig Load(const CommandLine& line) {
   LoadedConfig loaded = ReadConfig(sources);
   loaded.mistakes.insert(loaded.mistakes.begin(), mistakes.begin(), mistakes.end());
   if (line.check && !line.deep && loaded.complete) {
-    for (const Status& mistake : CheckMachine(loaded.config)) loaded.mistakes.push_back(mistake);
+    for (const Status& mistake : CheckMachine(loaded.config)) {
+      loaded.mistakes.push_back(Located(mistake, loaded.config));
+    }
     loaded.mistakes.push_back(CheckGpus(loaded.config));
   }
   std::erase_if(loaded.mistakes, [](const Status& status) { return status.ok(); });
@@ -48,6 +50,10 @@ int TellCheck(const LoadedConfig& loaded) {
   if (!loaded.mistakes.empty()) return kExitFailed;
   std::printf("configuration ok: %zu keys, socket %s\n", loaded.config.entries.size(),
               loaded.config.socket.c_str());
+  for (const ConfigEntry& entry : loaded.config.entries) {
+    std::printf("  %s = %s  (%s)\n", entry.key.c_str(), entry.value.c_str(),
+                (entry.where.empty() ? entry.origin : entry.where).c_str());
+  }
   return kExitClean;
 }
 

@@ -1,92 +1,20 @@
 #include "server/config.h"
 
-#include <fcntl.h>
-#include <grp.h>
-#include <sys/stat.h>
-#include <toml++/toml.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <cerrno>
-#include <charconv>
-#include <cstring>
 #include <optional>
-#include <sstream>
 
 #include "base/check.h"
 #include "kernels/backend.h"
+#include "server/config_files.h"
 #include "server/config_keys.h"
 #include "server/config_limits.h"
 
 namespace kvstrata {
 namespace {
 
-using std::chrono::microseconds;
-
-constexpr uint64_t kMaxFileBytes = uint64_t{1} << 20;
 constexpr std::string_view kPlanPrefix = "plans.";
-
-// --- what was given ------------------------------------------------------------------------------
-
-struct Given {
-  std::string value;
-  std::string_view origin = "default";
-  std::string where;      // for messages: "--set", "FILE:3:1"
-  bool is_string = true;  // false: a TOML number or boolean
-};
-using GivenByKey = std::map<std::string, Given>;
-
-Status UnknownKey(const std::string& key, const std::string& where) {
-  const std::string_view nearest = NearestConfigKey(key);
-  std::string known;
-  for (const ConfigKey& k : ConfigKeys())
-    known += (known.empty() ? "" : ", ") + std::string(k.name);
-  return InvalidArgument(
-      "CONFIG_KEY", where + ": unknown key '" + key + "'" +
-                        (nearest.empty() ? "; known: " + known + ", plans.NAME, limits.users.USER"
-                                         : "; did you mean '" + std::string(nearest) + "'?"));
-}
-
-Status WrongValue(const std::string& key, const Given& given, std::string_view allowed) {
-  return InvalidArgument("CONFIG_VALUE", given.where + ": " + key + " = '" + given.value +
-                                             "'; allowed: " + std::string(allowed));
-}
-
-bool IsPlanName(std::string_view name) {
-  return !name.empty() && name.size() <= 64 &&
-         name.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_-") == name.npos;
-}
-
-bool IsPlanKey(std::string_view key) { return key.substr(0, kPlanPrefix.size()) == kPlanPrefix; }
-
-Status Add(std::string key, Given given, GivenByKey* out) {
-  const bool table = IsPlanKey(key) || IsUserLimitKey(key);
-  if (!table && FindConfigKey(key) == nullptr) return UnknownKey(key, given.where);
-  out->insert_or_assign(std::move(key), std::move(given));
-  return OkStatus();
-}
-
-// --- the file ------------------------------------------------------------------------------------
-
-std::string TomlText(const toml::node& node) {
-  std::ostringstream out;
-  node.visit([&out](const auto& value) { out << value; });
-  return out.str();
-}
-
-// A plan's table as the text form: `preset = "quest"` and options, or the axes alone.
-std::string PlanText(const toml::table& table) {
-  std::string preset, options;
-  for (const auto& [key, node] : table) {
-    if (key.str() == "preset" && node.is_string()) {
-      preset = node.as_string()->get();
-    } else {
-      options += (options.empty() ? "" : ", ") + std::string(key.str()) + " = " + TomlText(node);
-    }
-  }
-  return options.empty() && !preset.empty() ? preset : preset + "{" + options + "}";
-}
 
 using Mistakes = std::vector<Status>;
 
@@ -94,71 +22,24 @@ void Note(const Status& status, Mistakes* mistakes) {
   if (!status.ok()) mistakes->push_back(status);
 }
 
-void AddNode(const std::string& key, const toml::node& node, const std::string& file,
-             GivenByKey* out, Mistakes* mistakes);
-
-void AddTable(const std::string& prefix, const toml::table& table, const std::string& file,
-              GivenByKey* out, Mistakes* mistakes) {
-  for (const auto& [key, node] : table) {
-    AddNode(prefix + std::string(key.str()), node, file, out, mistakes);
-  }
+Status WrongValue(const std::string& key, const Given& given, std::string_view allowed) {
+  return InvalidArgument("CONFIG_VALUE", given.where + ": " + key + " = '" + given.value +
+                                             "'; allowed: " + std::string(allowed));
 }
 
-void AddNode(const std::string& key, const toml::node& node, const std::string& file,
-             GivenByKey* out, Mistakes* mistakes) {
-  Given given;
-  given.origin = "file";
-  const toml::source_position at = node.source().begin;
-  given.where = file + ":" + std::to_string(at.line) + ":" + std::to_string(at.column);
-  if (const toml::table* table = node.as_table()) {
-    if (!IsPlanKey(key)) return AddTable(key + ".", *table, file, out, mistakes);
-    given.value = PlanText(*table);
-  } else if (const auto* text = node.as_string()) {
-    given.value = text->get();
-  } else {
-    given.value = TomlText(node);
-    given.is_string = false;
-  }
-  Note(Add(key, std::move(given), out), mistakes);
+ConfigEntry EntryOf(const std::string& key, const Given& given, std::string description) {
+  const bool placed = given.origin == "file" || given.origin == "environment";
+  return {key,
+          given.value,
+          std::string(given.origin),
+          placed ? given.where : "",
+          std::move(description),
+          Reloads(key)};
 }
 
-Result<std::string> ReadFile(const std::string& file) {
-  const auto fail = [&file](std::string_view why, Code code) {
-    return Status(code, "CONFIG_FILE", "cannot read '" + file + "': " + std::string(why));
-  };
-  const UniqueFd fd(open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!fd) {
-    return fail(std::strerror(errno), errno == ENOENT ? Code::kNotFound : Code::kPermissionDenied);
-  }
-  struct stat st {};
-  if (fstat(fd.get(), &st) != 0 || !S_ISREG(st.st_mode)) {
-    return fail("not a regular file", Code::kInvalidArgument);
-  }
-  if (static_cast<uint64_t>(st.st_size) > kMaxFileBytes) {
-    return fail("larger than 1 MiB", Code::kInvalidArgument);
-  }
-  std::string text(static_cast<size_t>(st.st_size), '\0');
-  size_t filled = 0;
-  for (ssize_t n = 1; n > 0 && filled < text.size(); filled += n) {
-    n = pread(fd.get(), text.data() + filled, text.size() - filled, static_cast<off_t>(filled));
-    if (n < 0) return fail(std::strerror(errno), Code::kPermissionDenied);
-  }
-  text.resize(filled);
-  return text;
-}
-
-// An error: nothing of it could be read.
-Status AddFile(const std::string& file, GivenByKey* out, Mistakes* mistakes) {
-  KVS_ASSIGN_OR_RETURN(const std::string text, ReadFile(file));
-  try {
-    AddTable("", toml::parse(text, file), file, out, mistakes);
-    return OkStatus();
-  } catch (const toml::parse_error& error) {
-    const toml::source_position at = error.source().begin;
-    return InvalidArgument("CONFIG_SYNTAX", file + ":" + std::to_string(at.line) + ":" +
-                                                std::to_string(at.column) + ": " +
-                                                std::string(error.description()));
-  }
+bool IsPlanName(std::string_view name) {
+  return !name.empty() && name.size() <= 64 &&
+         name.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_-") == name.npos;
 }
 
 // --- environment and defaults --------------------------------------------------------------------
@@ -210,8 +91,7 @@ void ApplyKeys(const GivenByKey& given, const std::string& default_socket, Confi
       mistakes->push_back(WrongValue(name, value, allowed));
       KVS_CHECK(key.apply(fallback, c));
     }
-    c->entries.push_back({name, value.value, std::string(value.origin),
-                          std::string(key.description) + " (" + allowed + ")"});
+    c->entries.push_back(EntryOf(name, value, std::string(key.description) + " (" + allowed + ")"));
   }
 }
 
@@ -237,7 +117,7 @@ void ApplyPlans(const GivenByKey& given, Config* c, Mistakes* mistakes) {
       continue;
     }
     c->store.named_plans.emplace_back(name, value.value);
-    c->entries.push_back({key, value.value, std::string(value.origin), "named plan"});
+    c->entries.push_back(EntryOf(key, value, "named plan"));
   }
 }
 
@@ -247,7 +127,7 @@ void ApplyUserLimits(const GivenByKey& given, Config* c, Mistakes* mistakes) {
     const Status status = ApplyUserLimit(key, value.value, value.where, c);
     Note(status, mistakes);
     if (!status.ok()) continue;
-    c->entries.push_back({key, value.value, std::string(value.origin), "limit of one user"});
+    c->entries.push_back(EntryOf(key, value, "limit of one user"));
   }
 }
 
@@ -260,7 +140,7 @@ void CheckTogether(const GivenByKey& given, Config* config, Mistakes* mistakes) 
         WrongValue(low->first, low->second,
                    "at most pool.high_percent, which is " + std::to_string(c.store.high_percent)));
   }
-  if (!c.disk.directory.empty()) Note(DiskTier::Check(c.disk), mistakes);
+  if (!c.disk.directory.empty()) Note(Located(DiskTier::Check(c.disk), c), mistakes);
   if (Result<HttpAddress> address = ParseHttpAddress(c.http_listen); address.ok()) {
     config->http = std::move(address).value();
   } else if (const auto found = given.find("http.listen"); IsHttpAddress(c.http_listen)) {
@@ -304,20 +184,17 @@ Result<std::pair<std::string, std::string>> ParseSetting(std::string_view text) 
 LoadedConfig ReadConfig(const ConfigSources& sources) {
   LoadedConfig loaded;
   Config& config = loaded.config;
+  config.sources = sources;
   GivenByKey given;
-  config.file = sources.file;
-  if (config.file.empty() && access(sources.default_file.c_str(), F_OK) == 0) {
-    config.file = sources.default_file;
-  }
-  if (!config.file.empty()) {
-    const Status read = AddFile(config.file, &given, &loaded.mistakes);
-    loaded.complete = read.ok();
-    Note(read, &loaded.mistakes);
-  }
+  const bool named = !sources.file.empty();
+  ConfigFiles files =
+      ReadConfigFiles(named ? sources.file : sources.default_file, named, &given, &loaded.mistakes);
+  config.files = std::move(files.read);
+  loaded.complete = files.complete;
   if (!loaded.complete) return loaded;
   AddEnvironment(sources.environment, &given, &config.warnings);
   for (const auto& [key, value] : sources.flags) {
-    Note(Add(key, {value, "flag", "flag"}, &given), &loaded.mistakes);
+    Note(AddGiven(key, {value, "flag", "flag"}, &given), &loaded.mistakes);
   }
   const auto [path, mode] = DefaultSocket(sources);
   ApplyKeys(given, path, &config, &loaded.mistakes);
@@ -326,6 +203,20 @@ LoadedConfig ReadConfig(const ConfigSources& sources) {
   CheckTogether(given, &config, &loaded.mistakes);
   if (given.count("socket.path") == 0) config.socket_directory = mode;
   return loaded;
+}
+
+Status Located(const Status& mistake, const Config& config) {
+  std::string where;
+  for (const ConfigEntry& entry : config.entries) {
+    // "threads" and "backend" are words, too.
+    const bool named = entry.key.find('.') != std::string::npos &&
+                       mistake.message().find(entry.key) != std::string::npos;
+    if (named && !entry.where.empty()) {
+      where += (where.empty() ? "" : ", ") + entry.where;
+    }
+  }
+  if (mistake.ok() || where.empty()) return mistake;
+  return {mistake.code(), mistake.reason(), where + ": " + std::string(mistake.message())};
 }
 
 Status Joined(std::span<const Status> mistakes) {

@@ -100,7 +100,9 @@ std::vector<Finding> Examine(const LoadedConfig& loaded) {
     findings.push_back(doctor::Warn("configuration", warning, "rename the variable, or unset it"));
   }
   if (findings.empty()) {
-    const std::string from = loaded.config.file.empty() ? "no file" : loaded.config.file;
+    std::string from;
+    for (const std::string& file : loaded.config.files) from += (from.empty() ? "" : ", ") + file;
+    if (from.empty()) from = "no file";
     findings.push_back(doctor::Ok(
         "configuration",
         from + ", " + std::to_string(loaded.config.entries.size()) + " keys, without a mistake"));
@@ -110,7 +112,7 @@ std::vector<Finding> Examine(const LoadedConfig& loaded) {
   for (const Status& mistake : CheckMachine(loaded.config)) {
     // A running daemon has the disk: what is asked is whether a start would find it sound.
     if (mistake.reason() == "DISK_LOCKED") continue;
-    findings.push_back(doctor::Fail(doctor::CheckOf(mistake), mistake));
+    findings.push_back(doctor::Fail(doctor::CheckOf(mistake), Located(mistake, loaded.config)));
     failed.insert(findings.back().check);
   }
   for (const doctor::Check check : doctor::kChecks) {

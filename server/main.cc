@@ -24,7 +24,9 @@ int Run(int argc, char** argv) {
                                         std::string(kvstrata::DaemonCommit()) + ")");
   app.add_option("--socket", flags.socket, "serve gRPC at PATH and attach at PATH.attach")
       ->type_name("PATH");
-  app.add_option("--config", flags.file, "TOML file; default /etc/kvstrata/kvstratad.toml if any")
+  app.add_option(
+         "--config", flags.file,
+         "TOML file, then conf.d/*.toml beside it; default /etc/kvstrata/kvstratad.toml if any")
       ->type_name("FILE");
   CLI::Option* const check =
       app.add_flag("--check-config", flags.check,

@@ -23,18 +23,11 @@ Result<PageListener> PageListener::Listen(const Config& config) {
   return listener;
 }
 
-Result<std::unique_ptr<PageServer>> PageServer::Start(const Config& config, PageListener listener,
-                                                      DaemonNumbers numbers) {
+Result<std::unique_ptr<PageServer>> PageServer::Start(PageListener listener, PageSource* source) {
   std::unique_ptr<PageServer> pages(new PageServer(std::move(listener)));
-  pages->source_.patience = config.patience;
-  pages->source_.version = DaemonVersion();
-  pages->source_.commit = DaemonCommit();
-  pages->source_.started = std::chrono::steady_clock::now();
-  pages->Put(std::move(numbers));
   LogEvent(LogLevel::kInfo, "http", {{"listen", pages->listener_.address()}});
   KVS_ASSIGN_OR_RETURN(
-      pages->server_,
-      HttpServer::Start(pages->listener_.fd(), DaemonPages(&pages->source_), &pages->source_.http));
+      pages->server_, HttpServer::Start(pages->listener_.fd(), DaemonPages(source), &source->http));
   return pages;
 }
 

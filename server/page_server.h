@@ -1,6 +1,6 @@
 // PageServer: the daemon's pages (server/pages/pages.h) at http.listen.
 //
-// Thread-safety: Put from any thread; made and destroyed by the daemon. Errors: those of
+// Ownership: borrows the source. Thread-safety: made and destroyed by the daemon. Errors: those of
 // ListenOnLoopback, UnixListener::Listen and HttpServer::Start.
 #ifndef KVSTRATA_SERVER_PAGE_SERVER_H_
 #define KVSTRATA_SERVER_PAGE_SERVER_H_
@@ -35,20 +35,12 @@ class PageListener {
 
 class PageServer {
  public:
-  // Serves when it returns; pages tell `numbers` until others are put.
-  static Result<std::unique_ptr<PageServer>> Start(const Config& config, PageListener listener,
-                                                   DaemonNumbers numbers);
-
-  void Put(DaemonNumbers numbers) { source_.numbers.Put(std::move(numbers)); }
-  // Whether somebody has the status page open, which wants DaemonNumbers::live.
-  bool watched() const { return source_.status.watched(); }
-  // What the status page had asked for.
-  void MakeAudit(const std::function<AuditReport()>& audit) { source_.audits.MakeWanted(audit); }
+  // Serves when it returns. The source has numbers, and outlives the server.
+  static Result<std::unique_ptr<PageServer>> Start(PageListener listener, PageSource* source);
 
  private:
   explicit PageServer(PageListener listener) : listener_(std::move(listener)) {}
 
-  PageSource source_;
   PageListener listener_;
   std::unique_ptr<HttpServer> server_;
 };

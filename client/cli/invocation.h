@@ -73,6 +73,8 @@ void AddDoctor(CLI::App& app, Invocation& invocation);
 void AddEvents(CLI::App& app, Invocation& invocation);
 void AddTop(CLI::App& app, Invocation& invocation);
 void AddExplain(CLI::App& app, Invocation& invocation);
+void AddLog(CLI::App& app, Invocation& invocation);
+void AddDebug(CLI::App& app, Invocation& invocation);
 void AddCompletion(CLI::App& app, Invocation& invocation);
 void AddReference(CLI::App& app, Invocation& invocation);  // hidden
 void AddNames(CLI::App& app, Invocation& invocation);      // hidden

@@ -10,10 +10,10 @@ namespace kvstrata::cli {
 namespace {
 
 using AddNoun = void (*)(CLI::App&, Invocation&);
-constexpr std::array<AddNoun, 21> kNouns = {
-    AddStatus, AddPlan,      AddModel,  AddSession, AddSequence, AddPool,    AddTier,
-    AddValue,  AddLookup,    AddPin,    AddQuota,   AddWork,     AddAudit,   AddConfig,
-    AddReplay, AddCalibrate, AddDoctor, AddEvents,  AddTop,      AddExplain, AddCompletion};
+constexpr std::array<AddNoun, 23> kNouns = {
+    AddStatus, AddPlan,   AddModel, AddSession, AddSequence, AddPool,   AddTier,      AddValue,
+    AddLookup, AddPin,    AddQuota, AddWork,    AddAudit,    AddConfig, AddReplay,    AddCalibrate,
+    AddDoctor, AddEvents, AddTop,   AddExplain, AddLog,      AddDebug,  AddCompletion};
 
 struct Form {
   const char* name;

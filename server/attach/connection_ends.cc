@@ -56,7 +56,7 @@ void ConnectionEnds::OnDetach(AttachConnection* c) {
   state_->counts.Count(AttachCounts::kDetached);
   state_->connections.StopServing(c);
   c->state = AttachConnection::State::kDetaching;
-  c->deadline = std::chrono::steady_clock::now() + state_->options.hello_timeout;
+  c->deadline = std::chrono::steady_clock::now() + state_->hello_timeout.load();
   if (c->ring->has_backlog()) EndDetached(c);  // it reads no replies: EOF is its answer
 }
 

@@ -3,6 +3,7 @@ kvs_test(server_ring_test ring_test.cc LIBS kvs_shm Threads::Threads)
 kvs_test(server_attach_test attach_test.cc LIBS kvs_attach)
 kvs_test(server_unix_listener_test unix_listener_test.cc LIBS kvs_attach)
 kvs_test(server_config_test config_test.cc LIBS kvs_config)
+target_compile_definitions(server_config_test PRIVATE KVS_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
 kvs_test(server_daemon_test daemon_test.cc LIBS kvs_shm Threads::Threads LABELS rpc)
 target_compile_definitions(server_daemon_test PRIVATE KVSTRATAD="$<TARGET_FILE:kvstratad>"
   KVS_VERSION="${PROJECT_VERSION}")

@@ -6,9 +6,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <fstream>
+#include <map>
+#include <sstream>
 
+#include "server/config_keys.h"
 #include "server/config_limits.h"
+#include "server/http/trace_exporter.h"
 
 namespace kvstrata {
 namespace {
@@ -25,15 +30,17 @@ class ConfigTest : public testing::Test {
     sources_.default_file = directory_ + "/none.toml";
     sources_.uid = 1000;
   }
-  void TearDown() override {
-    unlink((directory_ + "/k.toml").c_str());
-    rmdir(directory_.c_str());
-  }
+  void TearDown() override { std::filesystem::remove_all(directory_); }
 
   // Writes the file and makes it the one that --config names.
   void UseFile(std::string_view text) {
     sources_.file = directory_ + "/k.toml";
     std::ofstream(sources_.file) << text;
+  }
+  // conf.d/NAME beside it.
+  void AddFile(const std::string& name, std::string_view text) {
+    std::filesystem::create_directory(directory_ + "/conf.d");
+    std::ofstream(directory_ + "/conf.d/" + name) << text;
   }
   Config Load() {
     Result<Config> config = LoadConfig(sources_);
@@ -68,7 +75,7 @@ TEST_F(ConfigTest, NothingIsRequired) {
   EXPECT_EQ(config.attach.poll, microseconds(50));
   EXPECT_LE(config.shutdown_timeout, microseconds(5'000'000));
   EXPECT_FALSE(config.coredump);
-  EXPECT_TRUE(config.file.empty());
+  EXPECT_TRUE(config.files.empty());
   for (const ConfigEntry& e : config.entries) {
     EXPECT_EQ(e.origin, "default") << e.key;
     EXPECT_FALSE(e.description.empty()) << e.key;
@@ -112,7 +119,7 @@ TEST_F(ConfigTest, DefaultFileIsReadIfItExists) {
   UseFile("[log]\nlevel = \"debug\"\n");
   sources_.default_file = std::exchange(sources_.file, "");
   EXPECT_EQ(Load().log_level, LogLevel::kDebug);
-  EXPECT_EQ(Load().file, sources_.default_file);
+  EXPECT_THAT(Load().files, testing::ElementsAre(sources_.default_file));
 }
 
 // Every key: a value that it takes, and one that it refuses by name.
@@ -160,6 +167,7 @@ const KeyCase kKeyCases[] = {
     {"log.level", "KVSTRATA_LOG_LEVEL", "warn", "loud"},
     {"log.format", "KVSTRATA_LOG_FORMAT", "json", "xml"},
     {"http.listen", "KVSTRATA_HTTP_LISTEN", "127.0.0.1:9465", "9465"},
+    {"trace.endpoint", "KVSTRATA_TRACE_ENDPOINT", "http://[::1]:4318", "http://user@127.0.0.1/"},
     {"recall.every", "KVSTRATA_RECALL_EVERY", "0", "-1"},
     {"debug.coredump", "KVSTRATA_DEBUG_COREDUMP", "true", "yes"},
     {"limits.sessions", "KVSTRATA_LIMITS_SESSIONS", "0", "-1"},
@@ -214,6 +222,68 @@ TEST_F(ConfigTest, EveryKeyIsCovered) {
   ASSERT_EQ(config.entries.size(), std::size(kKeyCases));
   for (size_t i = 0; i < config.entries.size(); ++i) {
     EXPECT_EQ(config.entries[i].key, kKeyCases[i].key);
+  }
+}
+
+TEST(TraceEndpoints, AreAddresses) {
+  const std::optional<TraceEndpoint> full = ParseTraceEndpoint("http://10.1.2.3:80/a/b");
+  ASSERT_TRUE(full);
+  EXPECT_EQ(full->host, "10.1.2.3");
+  EXPECT_EQ(full->port, 80);
+  EXPECT_EQ(full->path, "/a/b");
+  const std::optional<TraceEndpoint> least = ParseTraceEndpoint("http://localhost");
+  ASSERT_TRUE(least);
+  EXPECT_EQ(least->host, "127.0.0.1");
+  EXPECT_EQ(least->port, 4318);
+  EXPECT_EQ(least->path, "/v1/traces");
+  EXPECT_EQ(ParseTraceEndpoint("http://[::1]:1/x")->host, "::1");
+  for (const char* wrong :
+       {"", "127.0.0.1:4318", "https://127.0.0.1", "http://", "http://collector:4318",
+        "http://127.0.0.1:0", "http://127.0.0.1:65536", "http://127.0.0.1:", "http://[::1",
+        "http://[::1]x", "http://user:password@127.0.0.1/", "http://127.0.0.1/a b"}) {
+    EXPECT_FALSE(ParseTraceEndpoint(wrong)) << wrong;
+  }
+}
+
+std::vector<std::string> Cells(const std::string& row) {
+  std::vector<std::string> cells;
+  std::istringstream in(row);
+  for (std::string cell; std::getline(in, cell, '|');) {
+    const size_t first = cell.find_first_not_of(' ');
+    cells.push_back(
+        first == cell.npos ? "" : cell.substr(first, cell.find_last_not_of(' ') + 1 - first));
+  }
+  return cells;  // the first is before the first bar
+}
+
+// docs/configuration.md has the table: names, variables, defaults, what reloads.
+TEST(ConfigKeys, TheDocumentHasThem) {
+  std::ifstream document(KVS_SOURCE_DIR "/docs/configuration.md");
+  std::map<std::string, std::vector<std::string>> rows;
+  for (std::string line; std::getline(document, line);) {
+    if (line.starts_with("| `")) {
+      const std::vector<std::string> cells = Cells(line);
+      rows[cells.at(1)] = cells;
+    }
+  }
+  for (const ConfigKey& key : ConfigKeys()) {
+    const std::string name = "`" + std::string(key.name) + "`";
+    ASSERT_TRUE(rows.contains(name)) << name;
+    const std::vector<std::string>& row = rows[name];
+    ASSERT_GE(row.size(), 7u) << name;
+    EXPECT_EQ(row[2], "`" + std::string(key.environment) + "`");
+    if (!key.fallback.empty()) {
+      EXPECT_TRUE(row[3].starts_with("`" + std::string(key.fallback) + "`")) << name << row[3];
+    }
+    EXPECT_EQ(row[5], key.reloads ? "yes" : "") << name;
+    rows.erase(name);
+  }
+  for (const char* table : {"`limits.users.USER.LIMIT`", "`plans.NAME`"}) {
+    EXPECT_EQ(rows[table].at(5), "yes") << table;
+    rows.erase(table);
+  }
+  for (const auto& [name, row] : rows) {
+    EXPECT_FALSE(row.size() > 2 && row[2].starts_with("`KVSTRATA_")) << name << " is no key";
   }
 }
 
@@ -340,6 +410,9 @@ TEST_F(ConfigTest, DiskBudgetsNameTheLeast) {
   EXPECT_EQ(Load().disk.budget_bytes, least);
   sources_.flags[1].second = std::to_string(least - 1);
   EXPECT_EQ(Fail().reason(), "DISK_BUDGET");
+  sources_.flags.pop_back();
+  UseFile("\ndisk.budget_bytes = \"1MiB\"\n");
+  EXPECT_THAT(Fail().message(), testing::StartsWith(sources_.file + ":2:21: "));
 }
 
 TEST_F(ConfigTest, LogLevelsAsTheyArePrinted) {
@@ -365,6 +438,56 @@ TEST_F(ConfigTest, FilesThatCannotBeRead) {
   unlink(sources_.file.c_str());
   UseFile(std::string((1 << 20) + 1, '#'));
   EXPECT_THAT(Fail().message(), HasSubstr("larger than 1 MiB"));
+}
+
+TEST_F(ConfigTest, FilesOfTheFolderComeLaterInOrder) {
+  UseFile("[session]\nmax = 5\n[pin]\nlimit_bytes = \"1MiB\"\n[plans]\na = \"full\"\n");
+  AddFile("20-b.toml", "session.max = 7\n");
+  AddFile("10-a.toml",
+          "session.max = 6\npin.limit_bytes = \"2MiB\"\n\n[plans.a]\npreset = 'quest'\n");
+  AddFile("30.toml~", "nonsense");
+  AddFile(".40.toml", "nonsense");
+  const Config config = Load();
+  EXPECT_EQ(config.store.max_sessions, 7u);
+  EXPECT_EQ(Entry(config, "session.max").where, directory_ + "/conf.d/20-b.toml:1:15");
+  EXPECT_EQ(config.store.pin_limit_bytes, uint64_t{2} << 20);
+  EXPECT_EQ(Entry(config, "pin.limit_bytes").where, directory_ + "/conf.d/10-a.toml:2:19");
+  EXPECT_EQ(Entry(config, "plans.a").value, "quest");
+  EXPECT_THAT(Entry(config, "plans.a").where, HasSubstr("/conf.d/10-a.toml:4:"));
+  EXPECT_EQ(Entry(config, "session.headroom_tokens").where, "");
+  EXPECT_THAT(config.files, testing::ElementsAre(sources_.file, directory_ + "/conf.d/10-a.toml",
+                                                 directory_ + "/conf.d/20-b.toml"));
+  sources_.environment["KVSTRATA_SESSION_MAX"] = "8";
+  EXPECT_EQ(Entry(Load(), "session.max").where, "KVSTRATA_SESSION_MAX");
+}
+
+TEST_F(ConfigTest, TheFolderOfTheDefaultFileIsReadWithoutIt) {
+  AddFile("a.toml", "session.max = 6\n");
+  EXPECT_EQ(Load().store.max_sessions, 6u);
+}
+
+TEST_F(ConfigTest, MistakesInTheFolderNameItsFiles) {
+  UseFile("session.max = 5\n");
+  AddFile("a.toml", "\nsession.max = 0\n");
+  AddFile("b.toml", "\nsession.maxx = 6\n");
+  LoadedConfig loaded = ReadConfig(sources_);
+  ASSERT_EQ(loaded.mistakes.size(), 2u);
+  EXPECT_THAT(loaded.mistakes[0].message(), HasSubstr("/conf.d/b.toml:2:"));
+  EXPECT_THAT(loaded.mistakes[1].message(), HasSubstr("/conf.d/a.toml:2:"));
+  AddFile("b.toml", "[pool\n");
+  AddFile("c.toml", "[pool\n");
+  loaded = ReadConfig(sources_);
+  EXPECT_FALSE(loaded.complete);
+  ASSERT_EQ(loaded.mistakes.size(), 2u) << "both files";
+  EXPECT_EQ(loaded.mistakes[1].reason(), "CONFIG_SYNTAX");
+  EXPECT_THAT(loaded.mistakes[1].message(), HasSubstr("/conf.d/c.toml:1:"));
+}
+
+TEST_F(ConfigTest, AFolderThatIsNoneIsAMistake) {
+  UseFile("session.max = 5\n");
+  std::ofstream(directory_ + "/conf.d") << "session.max = 5\n";
+  EXPECT_EQ(Fail().reason(), "CONFIG_FILE");
+  EXPECT_THAT(Fail().message(), HasSubstr(directory_ + "/conf.d'"));
 }
 
 TEST_F(ConfigTest, NamedPlans) {

@@ -246,8 +246,8 @@ TEST_F(DaemonTest, EndsInTimeWhenItsLogIsStuck) {
 TEST_F(DaemonTest, SignalsAreAnswered) {
   auto daemon = Start();
   daemon->Signal(SIGHUP);
-  ASSERT_TRUE(
-      Eventually([&] { return daemon->log().find("not_reloadable") != std::string::npos; }));
+  ASSERT_TRUE(Eventually(
+      [&] { return daemon->log().find("event=reloaded by=SIGHUP") != std::string::npos; }));
   EXPECT_TRUE(Client::Attach(attach()));
   daemon->Signal(SIGINT);
   EXPECT_EQ(daemon->Wait(), 0);
@@ -433,6 +433,13 @@ TEST_F(DaemonTest, CheckConfig) {
                          "budget = 4096\n";
   EXPECT_EQ(Run({"--check-config", "--config", file}), 0);
   EXPECT_THAT(Output(), HasSubstr("configuration ok"));
+  EXPECT_THAT(Output(), HasSubstr("pool.device_bytes = 1GiB  (" + file + ":2:"));
+  EXPECT_THAT(Output(), HasSubstr("pool.arena_bytes = 0  (default)"));
+  std::filesystem::create_directory(directory_ + "/conf.d");
+  std::ofstream(directory_ + "/conf.d/10-sizes.toml") << "\nwork.cpus = \"1023\"\n";
+  EXPECT_EQ(Run({"--check-config", "--config", file}), 1);
+  EXPECT_THAT(Output(), HasSubstr("conf.d/10-sizes.toml:2:")) << "what the machine lacks, too";
+  std::filesystem::remove_all(directory_ + "/conf.d");
   std::ofstream(file) << "[pool]\ndevice_byte = \"1GiB\"\n";
   EXPECT_EQ(Run({"--check-config", "--config", file}), 1);
   EXPECT_THAT(Output(), HasSubstr("k.toml:2:"));

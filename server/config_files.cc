@@ -1,0 +1,181 @@
+#include "server/config_files.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <toml++/toml.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <sstream>
+#include <system_error>
+#include <utility>
+
+#include "server/config_keys.h"
+#include "server/config_limits.h"
+
+namespace kvstrata {
+namespace {
+
+constexpr uint64_t kMaxFileBytes = uint64_t{1} << 20;
+
+Status UnknownKey(const std::string& key, const std::string& where) {
+  const std::string_view nearest = NearestConfigKey(key);
+  std::string known;
+  for (const ConfigKey& k : ConfigKeys())
+    known += (known.empty() ? "" : ", ") + std::string(k.name);
+  return InvalidArgument(
+      "CONFIG_KEY", where + ": unknown key '" + key + "'" +
+                        (nearest.empty() ? "; known: " + known + ", plans.NAME, limits.users.USER"
+                                         : "; did you mean '" + std::string(nearest) + "'?"));
+}
+
+std::string TomlText(const toml::node& node) {
+  std::ostringstream out;
+  node.visit([&out](const auto& value) { out << value; });
+  return out.str();
+}
+
+// A plan's table as the text form: `preset = "quest"` and options, or the axes alone.
+std::string PlanText(const toml::table& table) {
+  std::string preset, options;
+  for (const auto& [key, node] : table) {
+    if (key.str() == "preset" && node.is_string()) {
+      preset = node.as_string()->get();
+    } else {
+      options += (options.empty() ? "" : ", ") + std::string(key.str()) + " = " + TomlText(node);
+    }
+  }
+  return options.empty() && !preset.empty() ? preset : preset + "{" + options + "}";
+}
+
+using Mistakes = std::vector<Status>;
+
+void Note(const Status& status, Mistakes* mistakes) {
+  if (!status.ok()) mistakes->push_back(status);
+}
+
+void AddNode(const std::string& key, const toml::node& node, const std::string& file,
+             GivenByKey* out, Mistakes* mistakes);
+
+void AddTable(const std::string& prefix, const toml::table& table, const std::string& file,
+              GivenByKey* out, Mistakes* mistakes) {
+  for (const auto& [key, node] : table) {
+    AddNode(prefix + std::string(key.str()), node, file, out, mistakes);
+  }
+}
+
+void AddNode(const std::string& key, const toml::node& node, const std::string& file,
+             GivenByKey* out, Mistakes* mistakes) {
+  Given given;
+  given.origin = "file";
+  const toml::source_position at = node.source().begin;
+  given.where = file + ":" + std::to_string(at.line) + ":" + std::to_string(at.column);
+  if (const toml::table* table = node.as_table()) {
+    if (!IsPlanKey(key)) return AddTable(key + ".", *table, file, out, mistakes);
+    given.value = PlanText(*table);
+  } else if (const auto* text = node.as_string()) {
+    given.value = text->get();
+  } else {
+    given.value = TomlText(node);
+    given.is_string = false;
+  }
+  Note(AddGiven(key, std::move(given), out), mistakes);
+}
+
+Result<std::string> ReadFile(const std::string& file) {
+  const auto fail = [&file](std::string_view why, Code code) {
+    return Status(code, "CONFIG_FILE", "cannot read '" + file + "': " + std::string(why));
+  };
+  const UniqueFd fd(open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (!fd) {
+    return fail(std::strerror(errno), errno == ENOENT ? Code::kNotFound : Code::kPermissionDenied);
+  }
+  struct stat st {};
+  if (fstat(fd.get(), &st) != 0 || !S_ISREG(st.st_mode)) {
+    return fail("not a regular file", Code::kInvalidArgument);
+  }
+  if (static_cast<uint64_t>(st.st_size) > kMaxFileBytes) {
+    return fail("larger than 1 MiB", Code::kInvalidArgument);
+  }
+  std::string text(static_cast<size_t>(st.st_size), '\0');
+  size_t filled = 0;
+  for (ssize_t n = 1; n > 0 && filled < text.size(); filled += n) {
+    n = pread(fd.get(), text.data() + filled, text.size() - filled, static_cast<off_t>(filled));
+    if (n < 0) return fail(std::strerror(errno), Code::kPermissionDenied);
+  }
+  text.resize(filled);
+  return text;
+}
+
+// An error: nothing of it could be read.
+Status AddFile(const std::string& file, GivenByKey* out, Mistakes* mistakes) {
+  KVS_ASSIGN_OR_RETURN(const std::string text, ReadFile(file));
+  try {
+    AddTable("", toml::parse(text, file), file, out, mistakes);
+    return OkStatus();
+  } catch (const toml::parse_error& error) {
+    const toml::source_position at = error.source().begin;
+    return InvalidArgument("CONFIG_SYNTAX", file + ":" + std::to_string(at.line) + ":" +
+                                                std::to_string(at.column) + ": " +
+                                                std::string(error.description()));
+  }
+}
+
+// The files of FILE's folder, sorted; those that an editor or a packager left (.a.toml, a.toml~)
+// are none.
+Result<std::vector<std::string>> FilesOfFolder(const std::string& file) {
+  const std::filesystem::path folder = std::filesystem::path(file).parent_path() / kConfigFolder;
+  std::vector<std::string> files;
+  std::error_code error;
+  for (std::filesystem::directory_iterator at(folder, error), end; !error && at != end;
+       at.increment(error)) {
+    const std::string name = at->path().filename();
+    if (name.ends_with(".toml") && !name.starts_with('.')) files.push_back(at->path());
+  }
+  if (error && error != std::errc::no_such_file_or_directory) {
+    const bool denied = error == std::errc::permission_denied;
+    return Status(denied ? Code::kPermissionDenied : Code::kInvalidArgument, "CONFIG_FILE",
+                  "cannot read '" + folder.string() + "': " + error.message());
+  }
+  if (files.size() > kMostConfigFiles) {
+    return InvalidArgument("CONFIG_FILE",
+                           "'" + folder.string() + "' has " + std::to_string(files.size()) +
+                               " files; allowed: at most " + std::to_string(kMostConfigFiles));
+  }
+  std::ranges::sort(files);
+  return files;
+}
+
+}  // namespace
+
+bool IsPlanKey(std::string_view key) { return key.starts_with("plans."); }
+
+Status AddGiven(std::string key, Given given, GivenByKey* out) {
+  const bool table = IsPlanKey(key) || IsUserLimitKey(key);
+  if (!table && FindConfigKey(key) == nullptr) return UnknownKey(key, given.where);
+  out->insert_or_assign(std::move(key), std::move(given));
+  return OkStatus();
+}
+
+ConfigFiles ReadConfigFiles(const std::string& file, bool must_exist, GivenByKey* out,
+                            std::vector<Status>* mistakes) {
+  ConfigFiles files;
+  if (must_exist || access(file.c_str(), F_OK) == 0) files.read.push_back(file);
+  if (auto more = FilesOfFolder(file); more.ok()) {
+    files.read.insert(files.read.end(), more->begin(), more->end());
+  } else {
+    mistakes->push_back(more.status());
+    files.complete = false;
+  }
+  for (const std::string& each : files.read) {
+    const Status read = AddFile(each, out, mistakes);
+    files.complete &= read.ok();
+    Note(read, mistakes);
+  }
+  return files;
+}
+
+}  // namespace kvstrata
