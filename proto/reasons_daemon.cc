@@ -307,6 +307,8 @@ constexpr Reason kRows[] = {
     {"VALUE_UNKNOWN", kAdmin, "Neither memory nor disk has a value under this key.",
      "list them: kvstrata value ls"},
     {"ADMIN_LIST_VALUES_UNIMPLEMENTED", kAdmin, "This daemon does not list values.", ""},
+    {"ADMIN_METRICS_UNIMPLEMENTED", kAdmin, "This daemon gives no metrics.", ""},
+    {"ADMIN_RELOAD_UNIMPLEMENTED", kAdmin, "This daemon's configuration cannot change.", ""},
     {"ADMIN_VERIFY_UNIMPLEMENTED", kAdmin, "This daemon does not verify values.", ""},
     {"ADMIN_VALUES_UNIMPLEMENTED", kAdmin, "This daemon gives no values.", ""},
 };

@@ -29,8 +29,12 @@ Status WrongValue(const std::string& key, const Given& given, std::string_view a
 
 ConfigEntry EntryOf(const std::string& key, const Given& given, std::string description) {
   const bool placed = given.origin == "file" || given.origin == "environment";
-  return {key, given.value, std::string(given.origin), placed ? given.where : "",
-          std::move(description)};
+  return {key,
+          given.value,
+          std::string(given.origin),
+          placed ? given.where : "",
+          std::move(description),
+          Reloads(key)};
 }
 
 bool IsPlanName(std::string_view name) {
@@ -180,6 +184,7 @@ Result<std::pair<std::string, std::string>> ParseSetting(std::string_view text) 
 LoadedConfig ReadConfig(const ConfigSources& sources) {
   LoadedConfig loaded;
   Config& config = loaded.config;
+  config.sources = sources;
   GivenByKey given;
   const bool named = !sources.file.empty();
   ConfigFiles files =
@@ -203,7 +208,10 @@ LoadedConfig ReadConfig(const ConfigSources& sources) {
 Status Located(const Status& mistake, const Config& config) {
   std::string where;
   for (const ConfigEntry& entry : config.entries) {
-    if (!entry.where.empty() && mistake.message().find(entry.key) != std::string::npos) {
+    // "threads" and "backend" are words, too.
+    const bool named = entry.key.find('.') != std::string::npos &&
+                       mistake.message().find(entry.key) != std::string::npos;
+    if (named && !entry.where.empty()) {
       where += (where.empty() ? "" : ", ") + entry.where;
     }
   }

@@ -1,9 +1,9 @@
 // The daemon's configuration: one table of keys (docs/configuration.md), never required.
 //
 // Precedence: flag > environment (KVSTRATA_*) > files (TOML; config_files.h) > default. Every entry
-// remembers where its value comes from. Everything is checked here, before anything starts, and all mistakes are
-// told at once; machine_check.h holds it against the machine. `kvstratad --check-config` and a
-// start agree.
+// remembers where its value comes from. Everything is checked here, before anything starts, and all
+// mistakes are told at once; machine_check.h holds it against the machine. `kvstratad
+// --check-config` and a start agree.
 //
 // Values; thread-safe. Errors (INVALID_ARGUMENT unless said): CONFIG_KEY (unknown, with the nearest
 // known one), CONFIG_VALUE (names key, value, where it was given, what is allowed), CONFIG_SYNTAX
@@ -51,12 +51,21 @@ struct ConfigEntry {
   std::string origin;  // "default", "file", "environment" or "flag"
   std::string where;   // "FILE:3:1" (line, column), the variable's name; "": origin says it
   std::string description;
+  bool reloads = false;  // config_reload.h applies it
 };
 
 // A limit as it is given: a number, or a share of the pool that it limits, however large that is.
 struct LimitSetting {
   uint64_t value = 0;    // 0: no limit
   uint32_t percent = 0;  // 0: `value` counts
+};
+
+struct ConfigSources {
+  std::string file;  // --config; "": default_file, if it exists; conf.d beside it, if that exists
+  std::string default_file{kDefaultConfigFile};
+  std::map<std::string, std::string> environment;
+  std::vector<std::pair<std::string, std::string>> flags;  // key, value; the last one wins
+  uid_t uid = 0;                                           // for the default socket path
 };
 
 struct Config {
@@ -86,17 +95,10 @@ struct Config {
   std::map<Limit, LimitSetting> limits;  // of every user that has none of its own
   std::map<std::string, std::map<Limit, LimitSetting>> user_limits;
 
+  ConfigSources sources;              // that it was read from
   std::vector<std::string> files;     // that were read, in this order
   std::vector<ConfigEntry> entries;   // every key, in the order of the documentation, then tables
   std::vector<std::string> warnings;  // environment variables that look like a key
-};
-
-struct ConfigSources {
-  std::string file;  // --config; "": default_file, if it exists; conf.d beside it, if that exists
-  std::string default_file{kDefaultConfigFile};
-  std::map<std::string, std::string> environment;
-  std::vector<std::pair<std::string, std::string>> flags;  // key, value; the last one wins
-  uid_t uid = 0;                                           // for the default socket path
 };
 
 // KVSTRATA_* and XDG_RUNTIME_DIR of this process.

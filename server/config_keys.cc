@@ -10,6 +10,7 @@
 
 #include "kernels/backend.h"
 #include "server/attach/unix_listener.h"
+#include "server/config_files.h"
 #include "server/config_limits.h"
 #include "server/config_values.h"
 
@@ -84,14 +85,6 @@ bool CpuList(std::string_view text, std::vector<int>* out) {
   return true;
 }
 
-bool Level(std::string_view v, LogLevel* out) {
-  constexpr std::array<std::string_view, 5> names = {"trace", "debug", "info", "warn", "error"};
-  if (v == "warning") v = "warn";
-  const auto at = std::find(names.begin(), names.end(), v);
-  *out = static_cast<LogLevel>(at - names.begin());
-  return at != names.end();
-}
-
 bool ParseUuids(std::string_view text, std::vector<std::string>* uuids) {
   constexpr size_t kUuid = 40;
   for (;;) {
@@ -117,6 +110,10 @@ bool ParseDevices(std::string_view text, PoolDevices* devices) {
   return text == "cuda" || ParseUuids(text, &devices->uuids);
 }
 
+// What a value may be in a file, and whether it may change while the daemon runs.
+constexpr bool kAny = false, kText = true;
+constexpr bool kReloads = true;
+
 constexpr std::array kKeys = {
     ConfigKey{"socket.path", "KVSTRATA_SOCKET", "", "a path of at most 100 bytes",
               "gRPC socket; PATH.attach beside it passes descriptors",
@@ -124,7 +121,7 @@ constexpr std::array kKeys = {
                 c->socket = v;
                 return true;
               },
-              true},
+              kText},
     ConfigKey{"socket.group", "KVSTRATA_SOCKET_GROUP", "",
               "a group's name or number; '': the daemon's",
               "group that may connect (the sockets have mode 0660)",
@@ -137,7 +134,7 @@ constexpr std::array kKeys = {
           c->device = v;
           return ParseDevices(v, &c->devices);
         },
-        true},
+        kText},
     ConfigKey{"pool.device_bytes", "KVSTRATA_POOL_DEVICE_BYTES", "4GiB", "a size, 1MiB to 16TiB",
               "capacity of each device pool; of a GPU at most what is free when the daemon starts",
               [](std::string_view v, Config* c) {
@@ -165,36 +162,40 @@ constexpr std::array kKeys = {
     ConfigKey{
         "pool.high_percent", "KVSTRATA_POOL_HIGH_PERCENT", "90", "1 to 100; 100: never",
         "of a pool's capacity: above it, pages that nobody uses are moved away in the background",
-        [](std::string_view v, Config* c) { return NumberIn(v, 1, 100, &c->store.high_percent); }},
+        [](std::string_view v, Config* c) { return NumberIn(v, 1, 100, &c->store.high_percent); },
+        kAny, kReloads},
     ConfigKey{
         "pool.low_percent", "KVSTRATA_POOL_LOW_PERCENT", "80", "1 to 100",
         "of a pool's capacity: until it is down to this; at most pool.high_percent",
-        [](std::string_view v, Config* c) { return NumberIn(v, 1, 100, &c->store.low_percent); }},
+        [](std::string_view v, Config* c) { return NumberIn(v, 1, 100, &c->store.low_percent); },
+        kAny, kReloads},
     ConfigKey{"move.bytes_per_second", "KVSTRATA_MOVE_BYTES_PER_SECOND", "2GiB",
               "a size, 1MiB to 1PiB; 0: as fast as it goes",
               "what is copied in the background, between device and host, in a second",
               [](std::string_view v, Config* c) {
                 return SizeIn(v, 0, kPiB, &c->mover.bytes_per_second) &&
                        (c->mover.bytes_per_second == 0 || c->mover.bytes_per_second >= kMiB);
-              }},
+              },
+              kAny, kReloads},
     ConfigKey{"move.promote_rate", "KVSTRATA_MOVE_PROMOTE_RATE", "32GB",
               "a size, 64MiB to 16TiB; 0: no limit",
               "bytes a second that moves copy from host to device while a step runs",
               [](std::string_view v, Config* c) {
                 return SizeIn(v, 0, 16 * kTiB, &c->store.promote_rate) &&
                        (c->store.promote_rate == 0 || c->store.promote_rate >= 64 * kMiB);
-              }},
-    ConfigKey{"pin.limit_bytes", "KVSTRATA_PIN_LIMIT_BYTES", "0",
-              "a size, 0 to 1PiB; 0: half of both pools", "bytes of all pinned prefixes together",
-              [](std::string_view v, Config* c) {
-                return SizeIn(v, 0, kPiB, &c->store.pin_limit_bytes);
-              }},
-    ConfigKey{"session.max", "KVSTRATA_SESSION_MAX", "1024", "1 to 65536",
-              "sessions at the same time, both transports together; from 64 on the last 16 are "
-              "operators'",
-              [](std::string_view v, Config* c) {
-                return NumberIn(v, 1, 65536, &c->store.max_sessions);
-              }},
+              },
+              kAny, kReloads},
+    ConfigKey{
+        "pin.limit_bytes", "KVSTRATA_PIN_LIMIT_BYTES", "0",
+        "a size, 0 to 1PiB; 0: half of both pools", "bytes of all pinned prefixes together",
+        [](std::string_view v, Config* c) { return SizeIn(v, 0, kPiB, &c->store.pin_limit_bytes); },
+        kAny, kReloads},
+    ConfigKey{
+        "session.max", "KVSTRATA_SESSION_MAX", "1024", "1 to 65536",
+        "sessions at the same time, both transports together; from 64 on the last 16 are "
+        "operators'",
+        [](std::string_view v, Config* c) { return NumberIn(v, 1, 65536, &c->store.max_sessions); },
+        kAny, kReloads},
     ConfigKey{"session.headroom_tokens", "KVSTRATA_SESSION_HEADROOM_TOKENS", "64", "1 to 65536",
               "tokens of pages kept ahead of what is committed",
               [](std::string_view v, Config* c) {
@@ -205,14 +206,16 @@ constexpr std::array kKeys = {
               [](std::string_view v, Config* c) {
                 return DurationIn(v, microseconds(10'000), microseconds(60'000'000),
                                   &c->attach.hello_timeout);
-              }},
+              },
+              kAny, kReloads},
     ConfigKey{
         "health.patience", "KVSTRATA_HEALTH_PATIENCE", "2s", "a duration, 100ms to 600s",
         "how long a loop that serves clients may take for one iteration until health says so; "
         "loops that copy, write or compute have 15 to 150 times as long",
         [](std::string_view v, Config* c) {
           return DurationIn(v, microseconds(100'000), microseconds(600'000'000), &c->patience);
-        }},
+        },
+        kAny, kReloads},
     ConfigKey{"attach.poll", "KVSTRATA_ATTACH_POLL", "50us", "a duration, 0 to 10ms",
               "how long the rings are polled after activity before the daemon sleeps",
               [](std::string_view v, Config* c) {
@@ -231,7 +234,7 @@ constexpr std::array kKeys = {
           c->attach.backend = v;
           return !v.empty() && FindBackend(v).ok();
         },
-        true},
+        kText},
     ConfigKey{"threads", "KVSTRATA_THREADS", "0", "0 to 1024; 0: all cores",
               "threads of the remote transport's ops",
               [](std::string_view v, Config* c) { return NumberIn(v, 0, 1024, &c->threads); }},
@@ -258,7 +261,7 @@ constexpr std::array kKeys = {
           c->disk.directory = v;
           return v.empty() || v.front() == '/';
         },
-        true},
+        kText},
     ConfigKey{
         "disk.budget_bytes", "KVSTRATA_DISK_BUDGET_BYTES", "16GiB",
         "a size that holds a segment and two checkpoints, at most 8190 segments",
@@ -294,7 +297,8 @@ constexpr std::array kKeys = {
               [](std::string_view v, Config* c) {
                 return DurationIn(v, microseconds(1000), microseconds(60'000'000),
                                   &c->tier_pages.loads.load_timeout);
-              }},
+              },
+              kAny, kReloads},
     ConfigKey{"disk.checkpoint_interval", "KVSTRATA_DISK_CHECKPOINT_INTERVAL", "60s",
               "0: at a clean stop only; else a duration up to 24h",
               "how often what was written to disk is made durable and its index saved",
@@ -310,23 +314,25 @@ constexpr std::array kKeys = {
           c->store.parameters_directory = v;
           return v.empty() || v.front() == '/';
         },
-        true},
+        kText},
     ConfigKey{"shutdown.timeout", "KVSTRATA_SHUTDOWN_TIMEOUT", "4s", "a duration, 100ms to 5s",
               "a shutdown that takes longer is cut short, with exit code 1",
               [](std::string_view v, Config* c) {
                 return DurationIn(v, microseconds(100'000), microseconds(5'000'000),
                                   &c->shutdown_timeout);
-              }},
+              },
+              kAny, kReloads},
     ConfigKey{"log.level", "KVSTRATA_LOG_LEVEL", "info",
               "trace, debug, info, warn (or warning), error",
               "least severe events that are written",
-              [](std::string_view v, Config* c) { return Level(v, &c->log_level); }, true},
+              [](std::string_view v, Config* c) { return ParseLogLevel(v, &c->log_level); }, kText,
+              kReloads},
     ConfigKey{"log.format", "KVSTRATA_LOG_FORMAT", "text", "text, json", "form of a line on stderr",
               [](std::string_view v, Config* c) {
                 c->log_format = v == "json" ? LogFormat::kJson : LogFormat::kText;
                 return v == "json" || v == "text";
               },
-              true},
+              kText},
     ConfigKey{
         "http.listen", "KVSTRATA_HTTP_LISTEN", "",
         "127.0.0.1:PORT, [::1]:PORT or unix:/PATH; '': nowhere",
@@ -335,13 +341,14 @@ constexpr std::array kKeys = {
           c->http_listen = v;
           return IsHttpAddress(v);  // CheckTogether says what is wrong with its host
         },
-        true},
+        kText},
     ConfigKey{"recall.every", "KVSTRATA_RECALL_EVERY", "4096", "1 to 1000000000; 0: never",
               "of decode steps whose plan selects, about one in so many is measured beside full "
               "attention, for the metrics",
               [](std::string_view v, Config* c) {
                 return NumberIn(v, 0, 1'000'000'000, &c->store.recall_every);
-              }},
+              },
+              kAny, kReloads},
     ConfigKey{"debug.coredump", "KVSTRATA_DEBUG_COREDUMP", "false", "true, false",
               "allow core dumps and debuggers; a dump holds users' caches",
               [](std::string_view v, Config* c) {
@@ -364,6 +371,12 @@ std::span<const ConfigKey> ConfigKeys() {
 const ConfigKey* FindConfigKey(std::string_view name) {
   const auto at = std::ranges::find(ConfigKeys(), name, &ConfigKey::name);
   return at == ConfigKeys().end() ? nullptr : &*at;
+}
+
+bool Reloads(std::string_view name) {
+  if (IsPlanKey(name) || IsUserLimitKey(name)) return true;
+  const ConfigKey* key = FindConfigKey(name);
+  return key != nullptr && key->reloads;
 }
 
 size_t EditDistance(std::string_view a, std::string_view b) {

@@ -17,10 +17,13 @@ struct ConfigKey {
   std::string_view allowed, description;
   bool (*apply)(std::string_view value, Config* c);  // false: not allowed
   bool text = false;                                 // in a file it must be a string
+  bool reloads = false;                              // config_reload.h applies it
 };
 
 std::span<const ConfigKey> ConfigKeys();
 const ConfigKey* FindConfigKey(std::string_view name);  // null: there is none
+// Whether a reload applies it; of any key, plans.NAME and limits.users.USER.LIMIT too.
+bool Reloads(std::string_view name);
 // Changes of one character that turn `a` into `b`.
 size_t EditDistance(std::string_view a, std::string_view b);
 // The nearest known key, also to one given without its section; "" if none is near.

@@ -20,6 +20,7 @@
 #include "kernels/step/cuda_step.h"
 #include "server/attach/unix_listener.h"
 #include "server/config_limits.h"
+#include "server/config_reload.h"
 #include "server/memory/cgroup.h"
 #include "server/memory/numa_topology.h"
 #include "server/page_server.h"
@@ -69,12 +70,32 @@ std::string ShippedParameters() {
   return binary.parent_path().parent_path() / "share/kvstrata/parameters";
 }
 
-std::vector<ConfigItem> ItemsOf(const Config& config) {
+std::vector<ConfigItem> ItemsOf(const std::vector<ConfigEntry>& entries) {
   std::vector<ConfigItem> items;
-  for (const ConfigEntry& e : config.entries) {
-    items.push_back({e.key, e.value, e.origin, e.where, e.description});
+  for (const ConfigEntry& e : entries) {
+    items.push_back({e.key, e.value, e.origin, e.where, e.description, e.reloads});
   }
   return items;
+}
+
+std::vector<ConfigChangeItem> ItemsOf(const std::vector<ConfigChange>& changes) {
+  std::vector<ConfigChangeItem> items;
+  for (const ConfigChange& c : changes) {
+    items.push_back({c.key, c.before, c.after, c.where, c.applies});
+  }
+  return items;
+}
+
+void OfferConfig(ConfigReload* reload, GrpcOptions* options) {
+  options->config = [reload] { return ItemsOf(reload->entries()); };
+  options->reload = [reload](bool dry_run,
+                             std::string_view by) -> Result<std::vector<ConfigChangeItem>> {
+    KVS_ASSIGN_OR_RETURN(const auto changes, reload->Reload(dry_run, by));
+    return ItemsOf(changes);
+  };
+  options->set_log_level = [reload](std::string_view level, std::string_view by) {
+    return reload->SetLevel(level, by);
+  };
 }
 
 std::vector<StoreDevice> EmulatedDevices(uint32_t count) {
@@ -178,13 +199,43 @@ int ExitCodeOf(const Status& status) {
 std::string_view DaemonVersion() { return KVS_VERSION; }
 std::string_view DaemonCommit() { return KVS_COMMIT; }
 
+namespace {
+
+// What of the configuration may change while the daemon runs, where no part has it.
+struct Running {
+  ConfigReload reload;
+  std::atomic<std::chrono::microseconds> shutdown_timeout;
+  uint64_t limited_device_bytes = 0;  // of which limits may be shares
+};
+
+struct DevicePools {
+  UniqueFd failed;  // tells the gRPC server
+  std::vector<std::string> names;
+};
+
+struct Gpus {
+  const cuda::CudaOps* ops = nullptr;                   // null: no GPU
+  std::vector<int> ordinals;                            // in this process, by device
+  std::vector<std::unique_ptr<SegmentPacker>> packers;  // by device
+};
+
+// What the gRPC server accepts with.
+struct GrpcDoor {
+  std::unique_ptr<UnixListener> listener;
+  DescriptorCloser closer;
+  AttachTokens tokens;
+};
+
+}  // namespace
+
 // In the order of their start; destroyed from the last to the first.
 struct Daemon::Parts {
   Config config;
+  Running running{{config, [this](const Config& next) { Apply(next); }}, config.shutdown_timeout};
+  PageSource page_source;  // of what PageServer serves, and Admin.GetMetrics
   Clock::time_point started = Clock::now();
   UniqueFd lock;
-  UniqueFd pools_failed;  // tells the gRPC server
-  std::vector<std::string> device_names;
+  DevicePools device_pools;
   std::unique_ptr<DiskTier> disk;              // null: none
   std::unique_ptr<DiskValueTier> disk_values;  // null: no disk
   std::unique_ptr<Store> store;
@@ -192,30 +243,33 @@ struct Daemon::Parts {
   std::unique_ptr<WorkQueue> replications;  // one thread: the second open of a prefix finds it
   std::unique_ptr<TierPages> tier_pages;    // null: no tier
   std::unique_ptr<ValueCatalog> catalog;
-  const cuda::CudaOps* cuda = nullptr;                  // null: no GPU
-  std::vector<int> cuda_devices;                        // numbers in this process, by device
-  std::vector<std::unique_ptr<SegmentPacker>> packers;  // by device; none: no GPU
+  Gpus gpus;
   std::unique_ptr<RecompressQueue> work;
   std::unique_ptr<Importer> importer;
   std::unique_ptr<Executor> executor;
-  std::unique_ptr<UnixListener> grpc_listener;
-  DescriptorCloser grpc_closer;
-  AttachTokens attach_tokens;
+  GrpcDoor door;
   std::unique_ptr<AttachServer> attach;
   std::unique_ptr<GrpcServer> grpc;
   std::unique_ptr<PageServer> pages;  // null: none are served
   std::unique_ptr<StateWatch> watch;
   bool settled = false;
 
+  explicit Parts(const Config& with) : config(with) {
+    page_source.patience = with.patience;
+    page_source.version = DaemonVersion();
+    page_source.commit = DaemonCommit();
+  }
   Status Start();
+  // What reloads of a configuration, whichever of it has changed.
+  void Apply(const Config& next);
   Status OpenDisk();
   void RestorePins();
   void SettleDisk();
   void Settle();
   std::string HealthOf(std::span<const PartHealth> parts) const;
   std::vector<PartHealth> PartsOf(std::span<const PoolInfo> pools) const;
-  DaemonNumbers Numbers() const;
-  DaemonState State() const;
+  DaemonNumbers Numbers(bool all) const;  // or those of each second alone
+  DaemonState State();
   Status CheckResize(Tier tier, uint64_t bytes, std::string_view device) const;
   Status MakeStore();
   Result<std::vector<StoreDevice>> FindGpus(std::unique_ptr<MemoryResource>* host);
@@ -226,20 +280,20 @@ struct Daemon::Parts {
 // A GPU's pool takes at most what is free, but for what the daemon's own context and copies need.
 Result<std::vector<StoreDevice>> Daemon::Parts::FindGpus(std::unique_ptr<MemoryResource>* host) {
   constexpr uint64_t kReserve = uint64_t{512} << 20;
-  KVS_ASSIGN_OR_RETURN(CudaDevices gpus, NewCudaDevices(config.devices.uuids));
-  KVS_ASSIGN_OR_RETURN(cuda, cuda::LoadCudaOps());
+  KVS_ASSIGN_OR_RETURN(CudaDevices found, NewCudaDevices(config.devices.uuids));
+  KVS_ASSIGN_OR_RETURN(gpus.ops, cuda::LoadCudaOps());
   std::vector<StoreDevice> devices;
-  for (CudaDevice& gpu : gpus.devices) {
+  for (CudaDevice& gpu : found.devices) {
     const uint64_t most = gpu.free_bytes - std::min(gpu.free_bytes, kReserve);
     LogEvent(LogLevel::kInfo, "gpu",
              {{"device", gpu.uuid},
               {"free_bytes", gpu.free_bytes},
               {"pool_bytes", std::min(config.store.device_bytes, most)}});
-    KVS_ASSIGN_OR_RETURN(packers.emplace_back(), NewCudaPacker(*cuda, gpu.ordinal));
-    cuda_devices.push_back(gpu.ordinal);
+    KVS_ASSIGN_OR_RETURN(gpus.packers.emplace_back(), NewCudaPacker(*gpus.ops, gpu.ordinal));
+    gpus.ordinals.push_back(gpu.ordinal);
     devices.push_back({gpu.uuid, std::move(gpu.memory), most});
   }
-  *host = std::move(gpus.host);
+  *host = std::move(found.host);
   config.store.serves = CudaServes;
   config.store.steps_on = StepsOn::kGpu;
   config.attach.backend = "cuda";
@@ -250,7 +304,7 @@ Status Daemon::Parts::MakeStore() {
   config.store.new_recompressor = NewRecompressor;
   config.store.parse_parameters = ParseSpanParameters;
   config.store.shipped_parameters = ShippedParameters();
-  pools_failed.Reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  device_pools.failed.Reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   config.store.on_pool_failure = [this](PoolId pool, const Status& why) {
     TellPoolFailure(pool, why);
   };
@@ -260,29 +314,44 @@ Status Daemon::Parts::MakeStore() {
   if (devices.empty()) {
     KVS_ASSIGN_OR_RETURN(devices, FindGpus(&host));
   }
-  uint64_t device_bytes = 0;
   for (const StoreDevice& device : devices) {
-    device_names.push_back(device.name);
-    device_bytes += std::min(config.store.device_bytes, device.bytes);
+    device_pools.names.push_back(device.name);
+    running.limited_device_bytes += std::min(config.store.device_bytes, device.bytes);
   }
-  config.store.user_limits =
-      std::make_shared<UserLimits>(UserLimitsOf(config, device_bytes, config.store.host_bytes));
-  const bool gpus = config.devices.emulated == 0;
+  config.store.user_limits = std::make_shared<UserLimits>(
+      UserLimitsOf(config, running.limited_device_bytes, config.store.host_bytes));
+  const bool of_gpus = config.devices.emulated == 0;
   KVS_ASSIGN_OR_RETURN(host, PlaceHost(config.host_numa, std::move(host),
-                                       gpus ? std::span<const std::string>(device_names)
-                                            : std::span<const std::string>()));
+                                       of_gpus ? std::span<const std::string>(device_pools.names)
+                                               : std::span<const std::string>()));
   KVS_ASSIGN_OR_RETURN(store, Store::Create(config.store, std::move(devices), std::move(host)));
   return OkStatus();
+}
+
+void Daemon::Parts::Apply(const Config& next) {
+  SetLogLevel(next.log_level);
+  store->Apply(next.store);
+  Result<Plans::Named> plans = Plans::Parse(next.store);
+  KVS_CHECK(plans.ok());  // ReadConfig has parsed them
+  store->plans().SetNamed(std::move(plans).value());
+  UserLimitsOptions limits =
+      UserLimitsOf(next, running.limited_device_bytes, config.store.host_bytes);
+  store->user_limits()->Configure(limits.defaults, std::move(limits.users));
+  mover->SetRate(next.mover.bytes_per_second);
+  attach->SetHelloTimeout(next.attach.hello_timeout);
+  if (tier_pages != nullptr) tier_pages->SetLoadTimeout(next.tier_pages.loads.load_timeout);
+  page_source.patience = next.patience;
+  running.shutdown_timeout = next.shutdown_timeout;
 }
 
 void Daemon::Parts::TellPoolFailure(PoolId pool, const Status& why) const {
   const bool host = pool.tier() == Tier::kHost;
   LogEvent(LogLevel::kError, "pool_failed",
            {{"tier", NameOf(pool.tier())},
-            {"device", host ? "" : device_names[pool.device()]},
+            {"device", host ? "" : device_pools.names[pool.device()]},
             {"reason", why.reason()},
             {"why", why.message()}});
-  (void)eventfd_write(pools_failed.get(), 1);
+  (void)eventfd_write(device_pools.failed.get(), 1);
 }
 
 Status Daemon::Parts::OpenDisk() {
@@ -332,7 +401,7 @@ void Daemon::Parts::RestorePins() {
 // is there without it.
 void Daemon::Parts::SettleDisk() {
   if (disk == nullptr) return;
-  tier_pages->Stop(Clock::now() + config.shutdown_timeout / 8, kMostBytesAtStop);
+  tier_pages->Stop(Clock::now() + running.shutdown_timeout.load() / 8, kMostBytesAtStop);
   const TierPagesCounters c = tier_pages->counters();
   LogEvent(LogLevel::kInfo, "tier_pages",
            {{"written", c.written},
@@ -344,7 +413,7 @@ void Daemon::Parts::SettleDisk() {
             {"read", c.read},
             {"late", c.late_loads},
             {"refused", c.refused_loads}});
-  const Status status = disk_values->Checkpoint(Clock::now() + config.shutdown_timeout / 4);
+  const Status status = disk_values->Checkpoint(Clock::now() + running.shutdown_timeout.load() / 4);
   if (status.ok()) return;
   LogEvent(LogLevel::kWarn, "disk_checkpoint_failed",
            {{"reason", status.reason()}, {"why", status.message()}});
@@ -362,7 +431,7 @@ void Daemon::Parts::Settle() {
   if (tier_pages != nullptr) tier_pages->scrubs().Refuse();
   grpc->EndServing(kGrace);
   SettleDisk();
-  grpc_listener.reset();
+  door.listener.reset();
 }
 
 // A GPU's pool is no memory of this machine.
@@ -382,7 +451,7 @@ Status Daemon::Parts::CheckResize(Tier tier, uint64_t bytes, std::string_view de
 }
 
 std::string Daemon::Parts::HealthOf(std::span<const PartHealth> parts) const {
-  for (const HangingLoop& loop : HangingLoops(config.patience)) {
+  for (const HangingLoop& loop : HangingLoops(page_source.patience)) {
     return "hangs: " + loop.thread + " has not answered for " + std::to_string(loop.since.count()) +
            " s";
   }
@@ -393,11 +462,11 @@ std::string Daemon::Parts::HealthOf(std::span<const PartHealth> parts) const {
 }
 
 std::vector<PartHealth> Daemon::Parts::PartsOf(std::span<const PoolInfo> pools) const {
-  const ClosingCounters closing[] = {attach->counters().closing, grpc_closer.counters()};
+  const ClosingCounters closing[] = {attach->counters().closing, door.closer.counters()};
   return HealthOfParts(closing, pools, disk == nullptr ? "" : disk_values->Stats().illness);
 }
 
-DaemonNumbers Daemon::Parts::Numbers() const {
+DaemonNumbers Daemon::Parts::Numbers(bool all) const {
   DaemonNumbers numbers;
   numbers.taken = Clock::now();
   numbers.pools = store->inspection().Pools();
@@ -406,7 +475,7 @@ DaemonNumbers Daemon::Parts::Numbers() const {
   if (disk != nullptr) {
     numbers.disk = DiskInfoOf(config.disk.directory, *disk, *disk_values, tier_pages.get());
   }
-  if (config.http.kind == HttpAddress::Kind::kNone) return numbers;
+  if (!all) return numbers;
   numbers.pins = store->pins().PinUse();
   numbers.users = config.store.user_limits->Report();
   numbers.sessions = ReadSessionTotals();
@@ -416,8 +485,8 @@ DaemonNumbers Daemon::Parts::Numbers() const {
 }
 
 // Once a second: whoever asks for a page gets what was found then.
-DaemonState Daemon::Parts::State() const {
-  DaemonNumbers numbers = Numbers();
+DaemonState Daemon::Parts::State() {
+  DaemonNumbers numbers = Numbers(config.http.kind != HttpAddress::Kind::kNone);
   DaemonState state;
   state.health = HealthOf(numbers.parts);
   state.evicted_pages = numbers.counters.evicted_pages;
@@ -431,7 +500,7 @@ DaemonState Daemon::Parts::State() const {
     state.draining = numbers.disk->draining;
     state.disk_evicted = numbers.disk->evicted;
   }
-  if (pages != nullptr) pages->Put(std::move(numbers));
+  page_source.numbers.Put(std::move(numbers));
   return state;
 }
 
@@ -463,19 +532,19 @@ Status Daemon::Parts::Start() {
   catalog = std::make_unique<ValueCatalog>(store.get(), disk_values.get());
   KVS_ASSIGN_OR_RETURN(const Backend* backend, FindBackend(config.backend));
   std::vector<const SegmentPacker*> borrowed;
-  for (const auto& packer : packers) borrowed.push_back(packer.get());
+  for (const auto& packer : gpus.packers) borrowed.push_back(packer.get());
   work = std::make_unique<RecompressQueue>(config.work, store.get(), backend, std::move(borrowed));
   ImporterOptions importing;
-  for (const int gpu : cuda_devices) importing.devices.push_back({cuda, gpu});
+  for (const int gpu : gpus.ordinals) importing.devices.push_back({gpus.ops, gpu});
   importer = std::make_unique<Importer>(importing, store.get(), backend);
   config.attach.imports = importer.get();
-  config.attach.tokens = &attach_tokens;
-  KVS_ASSIGN_OR_RETURN(grpc_listener,
+  config.attach.tokens = &door.tokens;
+  KVS_ASSIGN_OR_RETURN(door.listener,
                        UnixListener::Listen(config.socket, SOCK_STREAM, config.socket_group));
   KVS_ASSIGN_OR_RETURN(auto attach_listener,
                        UnixListener::Listen(config.socket + std::string(kAttachSuffix),
                                             SOCK_SEQPACKET, config.socket_group));
-  if (grpc_listener->takes_descriptors()) {
+  if (door.listener->takes_descriptors()) {
     LogEvent(LogLevel::kWarn, "descriptors_accepted",
              {{"socket", config.socket},
               {"why",
@@ -491,21 +560,21 @@ Status Daemon::Parts::StartGrpc() {
   KVS_ASSIGN_OR_RETURN(const Backend* backend, FindBackend(config.backend));
   executor = NewThreadPool(static_cast<int>(OpThreads(config)));
   GrpcOptions options;
-  options.listen_fd = grpc_listener->fd();
+  options.listen_fd = door.listener->fd();
   options.socket_path = config.socket;
   options.store = store.get();
   options.backend = backend;
   options.executor = executor.get();
-  options.takes_descriptors = grpc_listener->takes_descriptors();
-  options.closer = &grpc_closer;
-  options.tokens = &attach_tokens;
-  options.cuda = cuda;
-  options.cuda_devices = cuda_devices;
+  options.takes_descriptors = door.listener->takes_descriptors();
+  options.closer = &door.closer;
+  options.tokens = &door.tokens;
+  options.cuda = gpus.ops;
+  options.cuda_devices = gpus.ordinals;
   options.version = DaemonVersion();
   options.commit = DaemonCommit();
   options.started = started;
   options.health = [this] { return HealthOf(PartsOf(store->inspection().Pools())); };
-  options.pools_fd = pools_failed.get();
+  options.pools_fd = device_pools.failed.get();
   options.cgroup = ReadCgroup;
   options.values.list = [this](const ValueFilter& filter, uint64_t after, size_t limit) {
     return catalog->List(filter, after, limit);
@@ -528,18 +597,22 @@ Status Daemon::Parts::StartGrpc() {
       return tier_pages->scrubs().Begin(std::move(scrub));
     };
   }
-  options.config = [items = ItemsOf(config)] { return items; };
+  OfferConfig(&running.reload, &options);
+  page_source.numbers.Put(Numbers(true));
+  options.metrics = [this] {
+    page_source.numbers.Put(Numbers(true));
+    return MetricsPage(&page_source, HttpRequest()).body;
+  };
   KVS_ASSIGN_OR_RETURN(grpc, GrpcServer::Start(options));
   if (config.http.kind != HttpAddress::Kind::kNone) {
-    KVS_ASSIGN_OR_RETURN(pages, PageServer::Start(config, Numbers()));
+    KVS_ASSIGN_OR_RETURN(pages, PageServer::Start(config, &page_source));
   }
   watch = std::make_unique<StateWatch>([this] { return State(); });
   return OkStatus();
 }
 
 Result<std::unique_ptr<Daemon>> Daemon::Start(const Config& config) {
-  auto parts = std::make_unique<Parts>();
-  parts->config = config;
+  auto parts = std::make_unique<Parts>(config);
   try {
     WarmUpAllocator(kLargeAllocation);
     KVS_RETURN_IF_ERROR(parts->Start());
@@ -563,13 +636,17 @@ Daemon::~Daemon() {
   parts_->grpc->Shutdown(kGrace);
 }
 
-size_t Daemon::devices() const { return parts_->device_names.size(); }
+size_t Daemon::devices() const { return parts_->device_pools.names.size(); }
 uint64_t Daemon::PoolBytes(Tier tier) const {
   uint64_t bytes = 0;
   for (const PoolInfo& pool : parts_->store->inspection().Pools()) {
     if (pool.tier == tier) bytes += pool.capacity_bytes;
   }
   return bytes;
+}
+void Daemon::Reload(std::string_view by) { (void)parts_->running.reload.Reload(false, by); }
+std::chrono::microseconds Daemon::shutdown_timeout() const {
+  return parts_->running.shutdown_timeout;
 }
 Store& Daemon::store() { return *parts_->store; }
 AttachServer& Daemon::attach() { return *parts_->attach; }

@@ -6,7 +6,9 @@
 #ifndef KVSTRATA_SERVER_DAEMON_H_
 #define KVSTRATA_SERVER_DAEMON_H_
 
+#include <chrono>
 #include <memory>
+#include <string_view>
 
 #include "base/status.h"
 #include "server/attach/attach_server.h"
@@ -42,6 +44,9 @@ class Daemon {
   size_t devices() const;  // with a pool each
   // All pools of a tier together: what a cgroup and the GPUs allow of what was asked for.
   uint64_t PoolBytes(Tier tier) const;
+  // Reads the configuration's files again (config_reload.h). What came of it is in the log.
+  void Reload(std::string_view by);
+  std::chrono::microseconds shutdown_timeout() const;  // as it is now
   Store& store();
   AttachServer& attach();
 

@@ -10,12 +10,8 @@
 
 namespace kvstrata {
 
-Result<std::unique_ptr<PageServer>> PageServer::Start(const Config& config, DaemonNumbers numbers) {
-  std::unique_ptr<PageServer> pages(new PageServer);
-  pages->source_.patience = config.patience;
-  pages->source_.version = DaemonVersion();
-  pages->source_.commit = DaemonCommit();
-  pages->Put(std::move(numbers));
+Result<std::unique_ptr<PageServer>> PageServer::Start(const Config& config, PageSource* source) {
+  std::unique_ptr<PageServer> pages(new PageServer(source));
   KVS_RETURN_IF_ERROR(pages->Listen(config));
   return pages;
 }
@@ -32,7 +28,7 @@ Status PageServer::Listen(const Config& config) {
   }
   LogEvent(LogLevel::kInfo, "http", {{"listen", at}});
   KVS_ASSIGN_OR_RETURN(server_, HttpServer::Start(path_ != nullptr ? path_->fd() : port.get(),
-                                                  DaemonPages(&source_), &source_.http));
+                                                  DaemonPages(source_), &source_->http));
   return OkStatus();
 }
 

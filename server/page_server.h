@@ -1,6 +1,6 @@
 // PageServer: the daemon's pages (server/pages/pages.h) at http.listen.
 //
-// Thread-safety: Put from any thread; made and destroyed by the daemon. Errors: those of
+// Ownership: borrows the source. Thread-safety: made and destroyed by the daemon. Errors: those of
 // ListenOnLoopback, UnixListener::Listen and HttpServer::Start.
 #ifndef KVSTRATA_SERVER_PAGE_SERVER_H_
 #define KVSTRATA_SERVER_PAGE_SERVER_H_
@@ -17,17 +17,14 @@ namespace kvstrata {
 
 class PageServer {
  public:
-  // Serves when it returns; pages tell `numbers` until others are put. REQUIRES: config.http is
-  // some address.
-  static Result<std::unique_ptr<PageServer>> Start(const Config& config, DaemonNumbers numbers);
-
-  void Put(DaemonNumbers numbers) { source_.numbers.Put(std::move(numbers)); }
+  // Serves when it returns. REQUIRES: config.http is some address; the source has numbers.
+  static Result<std::unique_ptr<PageServer>> Start(const Config& config, PageSource* source);
 
  private:
-  PageServer() = default;
+  explicit PageServer(PageSource* source) : source_(source) {}
   Status Listen(const Config& config);
 
-  PageSource source_;
+  PageSource* const source_;
   std::unique_ptr<UnixListener> path_;  // null: a port
   std::unique_ptr<HttpServer> server_;
 };

@@ -8,6 +8,7 @@ kvs_library(kvs_rpc
   rpc/call_records.cc
   rpc/calls_under_way.cc
   rpc/compute_service.cc
+  rpc/config_calls.cc
   rpc/control_service.cc
   rpc/cpu_steps.cc
   rpc/gpu_steps.cc

@@ -6,7 +6,9 @@
 #include <chrono>
 #include <csignal>
 #include <cstring>
+#include <ctime>
 #include <memory>
+#include <string>
 
 #include "server/daemon.h"
 #include "server/machine_check.h"
@@ -52,30 +54,37 @@ sigset_t BlockSignals() {
   return set;
 }
 
+// What systemd's Type=notify-reload waits for.
+void Reload(Daemon* daemon) {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  NotifyServiceManager("RELOADING=1\nMONOTONIC_USEC=" +
+                       std::to_string(now.tv_sec * 1000000 + now.tv_nsec / 1000));
+  daemon->Reload("SIGHUP");
+  NotifyServiceManager("READY=1");
+}
+
 // Blocks until the process is asked to end.
-int AwaitEnd(const sigset_t& signals) {
+int AwaitEnd(const sigset_t& signals, Daemon* daemon) {
   LogLimiter limiter(kIgnoredLines);
   for (;;) {
     int signal = 0;
     if (sigwait(&signals, &signal) != 0) continue;
     if (signal == SIGTERM || signal == SIGINT || signal == SIGQUIT) return signal;
+    if (signal == SIGHUP) {
+      Reload(daemon);
+      continue;
+    }
     uint64_t suppressed = 0;
     const auto now = Clock::now().time_since_epoch();
     if (!limiter.Allow(std::chrono::duration_cast<std::chrono::seconds>(now).count(),
                        &suppressed)) {
       continue;
     }
-    if (signal == SIGHUP) {
-      LogEvent(LogLevel::kWarn, "not_reloadable",
-               {{"signal", "SIGHUP"},
-                {"why", "no key can change at run time; restart instead"},
-                {"suppressed", suppressed}});
-    } else {
-      LogEvent(LogLevel::kWarn, "signal_ignored",
-               {{"signal", strsignal(signal)},
-                {"why", "it means nothing here; SIGTERM ends the daemon"},
-                {"suppressed", suppressed}});
-    }
+    LogEvent(LogLevel::kWarn, "signal_ignored",
+             {{"signal", strsignal(signal)},
+              {"why", "it means nothing here; SIGTERM ends the daemon"},
+              {"suppressed", suppressed}});
   }
 }
 
@@ -98,7 +107,7 @@ int RunDaemon(const Config& config, int ready_fd) {
     for (const Status& mistake : mistakes) StartFailed(Located(mistake, config));
     return ExitCodeOf(mistakes.front());
   }
-  const Result<StopWatchdog> watchdog = StopWatchdog::Start(config.shutdown_timeout);
+  const Result<StopWatchdog> watchdog = StopWatchdog::Start();
   if (!watchdog.ok()) return StartFailed(watchdog.status());
   Result<std::unique_ptr<Daemon>> daemon = Daemon::Start(config);
   if (!daemon.ok()) return StartFailed(daemon.status());
@@ -114,9 +123,9 @@ int RunDaemon(const Config& config, int ready_fd) {
             {"startup_us", MicrosSince(started)}});
   NotifyServiceManager("READY=1");
   SignalReadyFd(ready_fd);
-  const int signal = AwaitEnd(signals);
+  const int signal = AwaitEnd(signals, daemon->get());
   const Clock::time_point asked = Clock::now();
-  watchdog->Begin();
+  watchdog->Begin(daemon.value()->shutdown_timeout());
   LogEvent(LogLevel::kInfo, "stopping", {{"signal", strsignal(signal)}});
   NotifyServiceManager("STOPPING=1");
   daemon.value()->Settle();

@@ -35,11 +35,11 @@ bool AwaitTold(int told, Clock::time_point end) {
   }
 }
 
-void Watch(int told, std::chrono::microseconds timeout) {
+void Watch(int told, const std::atomic<std::chrono::microseconds>& timeout) {
   eventfd_t count = 0;
   while (eventfd_read(told, &count) != 0) {
   }
-  if (AwaitTold(told, Clock::now() + timeout)) {
+  if (AwaitTold(told, Clock::now() + timeout.load())) {
     std::this_thread::sleep_for(kTearDown);
     _exit(kExitClean);
   }
@@ -53,18 +53,24 @@ void Watch(int told, std::chrono::microseconds timeout) {
 
 }  // namespace
 
-Result<StopWatchdog> StopWatchdog::Start(std::chrono::microseconds timeout) {
+Result<StopWatchdog> StopWatchdog::Start() {
   const int told = eventfd(0, EFD_CLOEXEC | EFD_SEMAPHORE);
   if (told < 0) {
     return ResourceExhausted("DESCRIPTORS", std::string("eventfd: ") + std::strerror(errno));
   }
+  const auto timeout = std::make_shared<std::atomic<std::chrono::microseconds>>();
   try {
-    std::thread([told, timeout] { Watch(told, timeout); }).detach();
+    std::thread([told, timeout] { Watch(told, *timeout); }).detach();
   } catch (const std::system_error& error) {
     close(told);
     return ResourceExhausted("THREADS", std::string("no thread can be made: ") + error.what());
   }
-  return StopWatchdog(told);
+  return StopWatchdog(told, timeout);
+}
+
+void StopWatchdog::Begin(std::chrono::microseconds timeout) const {
+  *timeout_ = timeout;
+  Tell();
 }
 
 void StopWatchdog::Tell() const { KVS_CHECK(eventfd_write(told_, 1) == 0); }

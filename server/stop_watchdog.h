@@ -9,7 +9,10 @@
 #ifndef KVSTRATA_SERVER_STOP_WATCHDOG_H_
 #define KVSTRATA_SERVER_STOP_WATCHDOG_H_
 
+#include <atomic>
 #include <chrono>
+#include <memory>
+#include <utility>
 
 #include "base/status.h"
 
@@ -18,18 +21,21 @@ namespace kvstrata {
 class StopWatchdog {
  public:
   // THREADS, DESCRIPTORS (RESOURCE_EXHAUSTED).
-  static Result<StopWatchdog> Start(std::chrono::microseconds timeout);
+  static Result<StopWatchdog> Start();
 
   // The stop begins.
-  void Begin() const { Tell(); }
+  void Begin(std::chrono::microseconds timeout) const;
   // After Begin: from now on the end may be sudden.
   void Settled() const { Tell(); }
 
  private:
-  explicit StopWatchdog(int told) : told_(told) {}
+  using Timeout = std::shared_ptr<std::atomic<std::chrono::microseconds>>;  // the thread's too
+
+  StopWatchdog(int told, Timeout timeout) : told_(told), timeout_(std::move(timeout)) {}
   void Tell() const;
 
   int told_;  // an eventfd that counts the calls; the thread's, never closed
+  Timeout timeout_;
 };
 
 }  // namespace kvstrata

@@ -1,4 +1,5 @@
-// config show|check: what the daemon runs with, and whether a file would be accepted.
+// config show|check|reload: what the daemon runs with, whether a file would be accepted, and having
+// the daemon read its files again.
 //
 // The configuration's parser is the daemon's; a file is checked by running `kvstratad
 // --check-config` from beside this program or from PATH, so that there is one truth.
@@ -25,6 +26,30 @@ Result<int> Show(const Options& options) {
   return kOk;
 }
 
+std::string Effect(const Json& needs_restart) {
+  return needs_restart.get<bool>() ? "needs a restart" : "applied";
+}
+std::string EffectToBe(const Json& needs_restart) {
+  return needs_restart.get<bool>() ? "needs a restart" : "would apply";
+}
+
+Result<int> Reload(const Options& options, bool dry_run) {
+  v1::ReloadConfigRequest request;
+  request.set_dry_run(dry_run);
+  KVS_ASSIGN_OR_RETURN(const auto answer, Ask(options, &v1::Admin::Stub::ReloadConfig, request));
+  if (options.style.format == Format::kTable && answer.changes().empty()) {
+    std::cout << "no key changed\n";
+    return kOk;
+  }
+  const Column columns[] = {{"KEY", "/key"},
+                            {"BEFORE", "/before", OrDash},
+                            {"AFTER", "/after", OrDash},
+                            {"EFFECT", "/needs_restart", dry_run ? EffectToBe : Effect},
+                            {"WHERE", "/where", OrDash}};
+  PrintList(options.style, ToJson(answer), "changes", columns, std::cout);
+  return kOk;
+}
+
 Result<int> Check(const Options& options, const std::string& file) {
   KVS_ASSIGN_OR_RETURN(
       Finished finished,
@@ -47,6 +72,11 @@ void AddConfig(CLI::App& app, Invocation& invocation) {
   noun->require_subcommand(1);
   Runs(noun->add_subcommand("show", "Every key, its value and where it comes from"), invocation,
        [&invocation] { return Show(invocation.options); });
+  auto dry_run = std::make_shared<bool>(false);
+  CLI::App* reload = noun->add_subcommand(
+      "reload", "Have the daemon read its files again and apply what can change while it runs");
+  reload->add_flag("--dry-run", *dry_run, "Only tell what would change");
+  Runs(reload, invocation, [&invocation, dry_run] { return Reload(invocation.options, *dry_run); });
   auto file = std::make_shared<std::string>();
   CLI::App* check = noun->add_subcommand("check", "Whether a daemon would start with this file");
   check->add_option("FILE", *file, "TOML")->required();

@@ -9,10 +9,10 @@ namespace kvstrata::cli {
 namespace {
 
 using AddNoun = void (*)(CLI::App&, Invocation&);
-constexpr std::array<AddNoun, 20> kNouns = {
-    AddStatus, AddPlan,      AddModel,  AddSession, AddSequence, AddPool,      AddTier,
-    AddValue,  AddLookup,    AddPin,    AddQuota,   AddWork,     AddAudit,     AddConfig,
-    AddReplay, AddCalibrate, AddDoctor, AddEvents,  AddExplain,  AddCompletion};
+constexpr std::array<AddNoun, 21> kNouns = {
+    AddStatus, AddPlan,      AddModel,  AddSession, AddSequence, AddPool,  AddTier,
+    AddValue,  AddLookup,    AddPin,    AddQuota,   AddWork,     AddAudit, AddConfig,
+    AddReplay, AddCalibrate, AddDoctor, AddEvents,  AddExplain,  AddLog,   AddCompletion};
 
 void SetFormat(Invocation& invocation, const std::string& name) {
   invocation.options.style.format = name == "json"   ? Format::kJson

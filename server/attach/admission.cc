@@ -56,7 +56,7 @@ void Admission::AdmitSocket(UniqueFd socket) {
   state_->counts.Count(AttachCounts::kAccepted);
   AttachConnection* const c =
       state_->connections.Add(PassedFd(std::move(socket), &state_->closer, kNoUser));
-  c->deadline = Clock::now() + state_->options.hello_timeout;
+  c->deadline = Clock::now() + state_->hello_timeout.load();
   Result<Peer> peer = PeerOf(c->socket.get());
   if (!peer.ok()) return ends_->Refuse(c, peer.status());
   c->peer = peer.value().identity;

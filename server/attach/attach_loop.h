@@ -35,6 +35,7 @@ class AttachServer::Loop {
   Status Start();
   void Stop();
   AttachCounters counters() const;
+  void SetHelloTimeout(std::chrono::microseconds timeout) { state_.hello_timeout = timeout; }
 
  private:
   void Run();

@@ -291,5 +291,8 @@ AttachServer::AttachServer(std::unique_ptr<Loop> loop) : loop_(std::move(loop)) 
 AttachServer::~AttachServer() = default;
 void AttachServer::Stop() { loop_->Stop(); }
 AttachCounters AttachServer::counters() const { return loop_->counters(); }
+void AttachServer::SetHelloTimeout(std::chrono::microseconds timeout) {
+  loop_->SetHelloTimeout(timeout);
+}
 
 }  // namespace kvstrata

@@ -67,6 +67,8 @@ class AttachServer {
   void Stop();
 
   AttachCounters counters() const;
+  // Of connections that come from now on.
+  void SetHelloTimeout(std::chrono::microseconds timeout);
 
  private:
   class Loop;

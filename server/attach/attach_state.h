@@ -8,6 +8,7 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 
 #include "server/attach/attach_connection.h"
@@ -46,7 +47,7 @@ class AttachCounts {
 
 struct AttachState {
   AttachState(const AttachOptions& with, Store* of)
-      : options(with), store(of), queue(with.threads) {}
+      : options(with), hello_timeout(with.hello_timeout), store(of), queue(with.threads) {}
 
   // Whether a line about a client may be written now; how many were not since the last one.
   bool MayLog(uint64_t* suppressed);
@@ -60,6 +61,7 @@ struct AttachState {
   static constexpr uint32_t kLogLinesPerSecond = 10;
 
   const AttachOptions options;
+  std::atomic<std::chrono::microseconds> hello_timeout;  // not that of `options`
   Store* const store;
   AttachCounts counts;
   EventPoll events;

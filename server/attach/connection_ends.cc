@@ -33,7 +33,7 @@ void ConnectionEnds::OnDetach(AttachConnection* c) {
   LogEvent(LogLevel::kInfo, "detached", {{"session", c->session}});
   state_->connections.StopServing(c);
   c->state = AttachConnection::State::kDetaching;
-  c->deadline = std::chrono::steady_clock::now() + state_->options.hello_timeout;
+  c->deadline = std::chrono::steady_clock::now() + state_->hello_timeout.load();
   if (c->ring->has_backlog()) EndDetached(c);  // it reads no replies: EOF is its answer
 }
 

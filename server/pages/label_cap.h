@@ -2,7 +2,7 @@
 // their names for good, all others are "other" together. So no peer makes series without end, and
 // what a counter of "other" sums never leaves it.
 //
-// Thread-safety: one thread. Cost: a look-up in a set.
+// Thread-safety: any thread. Cost: a look-up in a set under a short lock.
 #ifndef KVSTRATA_SERVER_PAGES_LABEL_CAP_H_
 #define KVSTRATA_SERVER_PAGES_LABEL_CAP_H_
 
@@ -10,6 +10,8 @@
 #include <set>
 #include <string>
 #include <string_view>
+
+#include "base/sync.h"
 
 namespace kvstrata {
 
@@ -20,7 +22,8 @@ class LabelCap {
   explicit LabelCap(size_t most) : most_(most) {}
 
   // `value`, or kOther.
-  std::string_view Of(std::string_view value) {
+  std::string_view Of(std::string_view value) KVS_EXCLUDES(mu_) {
+    MutexLock lock(mu_);
     if (names_.contains(value)) return value;
     if (names_.size() == most_) return kOther;
     return *names_.emplace(value).first;
@@ -28,7 +31,8 @@ class LabelCap {
 
  private:
   const size_t most_;
-  std::set<std::string, std::less<>> names_;
+  Mutex mu_;
+  std::set<std::string, std::less<>> names_ KVS_GUARDED_BY(mu_);
 };
 
 }  // namespace kvstrata

@@ -5,6 +5,7 @@
 #ifndef KVSTRATA_SERVER_PAGES_PAGES_H_
 #define KVSTRATA_SERVER_PAGES_PAGES_H_
 
+#include <atomic>
 #include <chrono>
 #include <string>
 #include <string_view>
@@ -22,8 +23,8 @@ struct PageSource {
 
   LatestNumbers numbers;
   HttpCounts http;
-  LabelCap users{kMostUsers};            // of the pages' thread
-  std::chrono::microseconds patience{};  // with a loop, until it counts as hanging
+  LabelCap users{kMostUsers};
+  std::atomic<std::chrono::microseconds> patience{};  // with a loop, until it counts as hanging
   std::string_view version, commit;
 };
 

@@ -126,21 +126,15 @@ grpc::ServerUnaryReactor* AdminService::ListWork(grpc::CallbackServerContext* ca
   return ServiceContext::Answer(call, grpc::Status::OK);
 }
 
-grpc::ServerUnaryReactor* AdminService::GetConfig(grpc::CallbackServerContext* call,
-                                                  const v1::GetConfigRequest*,
-                                                  v1::GetConfigResponse* response) {
-  const Status admin = context_->CheckAdmin();
-  if (!admin.ok()) return ServiceContext::Answer(call, admin);
-  if (!context_->options().config) return ServiceContext::Answer(call, grpc::Status::OK);
-  for (const ConfigItem& item : context_->options().config()) {
-    v1::ConfigEntry* out = response->add_entries();
-    out->set_key(item.key);
-    out->set_value(item.value);
-    out->set_origin(item.origin);
-    out->set_where(item.where);
-    out->set_description(item.description);
-  }
-  return ServiceContext::Answer(call, grpc::Status::OK);
+grpc::ServerUnaryReactor* AdminService::GetMetrics(grpc::CallbackServerContext* call,
+                                                   const v1::GetMetricsRequest*,
+                                                   v1::GetMetricsResponse* response) {
+  if (!context_->options().metrics) return Missing(call, "METRICS");
+  return context_->InQueue(call, [this, response]() -> Status {
+    KVS_RETURN_IF_ERROR(context_->CheckAdmin());
+    response->set_text(context_->options().metrics());
+    return OkStatus();
+  });
 }
 
 grpc::ServerUnaryReactor* AdminService::Audit(grpc::CallbackServerContext* call,

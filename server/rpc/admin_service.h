@@ -38,8 +38,16 @@ class AdminService final : public v1::Admin::CallbackService {
       grpc::CallbackServerContext*, const v1::RecompressSequenceRequest*) override;
   grpc::ServerUnaryReactor* CancelWork(grpc::CallbackServerContext*, const v1::CancelWorkRequest*,
                                        v1::CancelWorkResponse*) override;
+  // config_calls.cc
   grpc::ServerUnaryReactor* GetConfig(grpc::CallbackServerContext*, const v1::GetConfigRequest*,
                                       v1::GetConfigResponse*) override;
+  grpc::ServerUnaryReactor* ReloadConfig(grpc::CallbackServerContext*,
+                                         const v1::ReloadConfigRequest*,
+                                         v1::ReloadConfigResponse*) override;
+  grpc::ServerUnaryReactor* SetLogLevel(grpc::CallbackServerContext*, const v1::SetLogLevelRequest*,
+                                        v1::SetLogLevelResponse*) override;
+  grpc::ServerUnaryReactor* GetMetrics(grpc::CallbackServerContext*, const v1::GetMetricsRequest*,
+                                       v1::GetMetricsResponse*) override;
   grpc::ServerUnaryReactor* Audit(grpc::CallbackServerContext*, const v1::AuditRequest*,
                                   v1::AuditResponse*) override;
   grpc::ServerWriteReactor<v1::AuditRecallResponse>* AuditRecall(

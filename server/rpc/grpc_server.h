@@ -37,6 +37,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/status.h"
@@ -57,6 +58,13 @@ struct ConfigItem {
   std::string origin;  // "default", "file", "environment" or "flag"
   std::string where;   // the file, line and column, or the variable's name
   std::string description;
+  bool reloads = false;  // Admin.ReloadConfig applies it
+};
+
+// What Admin.ReloadConfig found changed.
+struct ConfigChangeItem {
+  std::string key, before, after, where;
+  bool applies = false;  // else it needs a restart
 };
 
 // The disk tier as Admin.GetStatus shows it.
@@ -105,6 +113,11 @@ struct GrpcOptions {
   std::chrono::steady_clock::time_point started = std::chrono::steady_clock::now();
   int workers = 2;                                  // threads for steps and moves; >= 1
   std::function<std::vector<ConfigItem>()> config;  // any thread; null: no entries
+  // Admin.ReloadConfig and SetLogLevel (its answer: the level before), by whom; any thread; they
+  // read files. Null: UNIMPLEMENTED.
+  std::function<Result<std::vector<ConfigChangeItem>>(bool dry_run, std::string_view by)> reload;
+  std::function<Result<std::string>(std::string_view level, std::string_view by)> set_log_level;
+  std::function<std::string()> metrics;  // Admin.GetMetrics; any thread; null: UNIMPLEMENTED
   // "serving", "degraded: why", or else why it does not serve; any thread; null: serving.
   std::function<std::string()> health;
   // What it is charged now; any thread. Nothing, or null: there is no limit.

@@ -7,6 +7,7 @@
 #define KVSTRATA_SERVER_STORE_COPY_RATE_H_
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 
@@ -21,25 +22,30 @@ class CopyRate {
   // 0: no limit.
   explicit CopyRate(uint64_t bytes_a_second) : rate_(bytes_a_second) {}
 
+  // For copies that begin later.
+  void Set(uint64_t bytes_a_second) { rate_ = bytes_a_second; }
+
   // What one copy should move: enough for full speed, little enough for an even rate.
   uint64_t burst_bytes() const {
     constexpr uint64_t kMost = uint64_t{64} << 20;
-    return rate_ == 0 ? kMost : std::clamp<uint64_t>(rate_ / 256, 1, kMost);
+    const uint64_t rate = rate_;
+    return rate == 0 ? kMost : std::clamp<uint64_t>(rate / 256, 1, kMost);
   }
 
   // When a copy of `bytes` may begin that is wanted now.
   Clock::time_point Begin(uint64_t bytes, Clock::time_point now) KVS_EXCLUDES(mu_) {
-    if (rate_ == 0) return now;
+    const uint64_t rate = rate_;
+    if (rate == 0) return now;
     MutexLock lock(mu_);
     const Clock::time_point begin = std::max(now, next_);
     const std::chrono::duration<double> takes(static_cast<double>(bytes) /
-                                              static_cast<double>(rate_));
+                                              static_cast<double>(rate));
     next_ = begin + std::chrono::duration_cast<Clock::duration>(takes);
     return begin;
   }
 
  private:
-  const uint64_t rate_;
+  std::atomic<uint64_t> rate_;
   Mutex mu_;
   Clock::time_point next_ KVS_GUARDED_BY(mu_);
 };

@@ -7,7 +7,7 @@ namespace kvstrata {
 
 Moves::Moves(StoreParts* store)
     : mu_(store->mu),
-      options_(store->options),
+      settings_(store->options),
       memory_(store->memory),
       pools_(store->pools),
       prefix_(store->prefix),

@@ -102,7 +102,7 @@ class Moves {
   bool EmptyAnArena(PoolId pool) KVS_REQUIRES(store_lock);
 
   StoreMutex& mu_;
-  const StoreOptions& options_;
+  const StoreSettings& settings_ KVS_GUARDED_BY(store_lock);
   PageMemory& memory_;
   PagePools& pools_ KVS_GUARDED_BY(store_lock);
   PrefixIndex& prefix_ KVS_GUARDED_BY(store_lock);

@@ -3,7 +3,7 @@
 //
 // Ownership: a plan's hold has its pages. Thread-safety: methods that say so are called under the
 // store's lock, Copy without it, from any thread. Units: bytes, rows are tokens. Cost: of copies;
-// while a step runs, promotions keep to StoreOptions::promote_rate.
+// while a step runs, promotions keep to StoreSettings::promote_rate.
 #ifndef KVSTRATA_SERVER_STORE_PAGE_COPIES_H_
 #define KVSTRATA_SERVER_STORE_PAGE_COPIES_H_
 
@@ -70,6 +70,8 @@ class PageCopies {
   void Discard(CopyPlan* plan) KVS_REQUIRES(store_lock);
   // Makes the copy what the source was, to the prefix index too.
   void TakeOver(Page* source, Page* copy) KVS_REQUIRES(store_lock);
+  // StoreSettings::promote_rate.
+  void SetPromoteRate(uint64_t bytes_a_second) { promote_rate_.Set(bytes_a_second); }
 
  private:
   bool StepsRun() const KVS_EXCLUDES(store_lock);

@@ -38,9 +38,15 @@ Result<Plans::Named> Plans::Parse(const StoreOptions& options) {
   return plans;
 }
 
+void Plans::SetNamed(Named named) {
+  MutexLock lock(mu_);
+  named_ = std::move(named);
+}
+
 Result<Plan> Plans::ResolvePlan(std::string_view text) const {
   const std::string_view trimmed = Trim(text);
   const size_t brace = std::min(trimmed.find('{'), trimmed.size());
+  MutexLock lock(mu_);
   const auto it = named_.find(Trim(trimmed.substr(0, brace)));
   if (it == named_.end()) return ParsePlan(text);
   if (brace == trimmed.size()) return it->second;

@@ -12,6 +12,7 @@
 #include <string_view>
 
 #include "base/status.h"
+#include "base/sync.h"
 #include "kernels/page_view.h"
 #include "kernels/plan.h"
 #include "server/store/parameters.h"
@@ -30,8 +31,10 @@ class Plans {
   static Result<Named> Parse(const StoreOptions& options);
   Plans(const StoreOptions& options, Named named);
 
+  // Those of the configuration from now on; sequences keep the plans that they have.
+  void SetNamed(Named named) KVS_EXCLUDES(mu_);
   // Named plans of the configuration, then presets.
-  Result<Plan> ResolvePlan(std::string_view text) const;
+  Result<Plan> ResolvePlan(std::string_view text) const KVS_EXCLUDES(mu_);
   // What a sequence of that geometry gets for a plan; PLAN_* of one that cannot serve it.
   Result<Plan> PlanFor(const Plan& named, const Geometry& geometry) const;
   // The codec's part of a new sequence; none for raw. May read files, if `files` says so.
@@ -40,7 +43,8 @@ class Plans {
 
  private:
   const StoreOptions& options_;
-  const Named named_;
+  mutable Mutex mu_;
+  Named named_ KVS_GUARDED_BY(mu_);
   ParameterFiles parameters_;
 };
 

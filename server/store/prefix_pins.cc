@@ -53,6 +53,7 @@ Status CheckTtl(microseconds ttl) {
 PrefixPins::PrefixPins(StoreParts* store)
     : mu_(store->mu),
       options_(store->options),
+      settings_(store->options),
       memory_(store->memory),
       prefix_(store->prefix),
       artefacts_(store->artefacts),
@@ -61,7 +62,7 @@ PrefixPins::PrefixPins(StoreParts* store)
       lookups_(store->lookups) {}
 
 uint64_t PrefixPins::PinLimit() const {
-  if (options_.pin_limit_bytes != 0) return options_.pin_limit_bytes;
+  if (settings_.pin_limit_bytes != 0) return settings_.pin_limit_bytes;
   uint64_t bytes = 0;
   for (const PoolId pool : memory_.ids()) bytes += memory_.capacity(pool);
   return bytes / 2;

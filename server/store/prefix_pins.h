@@ -27,6 +27,7 @@ class PrefixCatalog;
 class PrefixIndex;
 class SessionCatalog;
 struct StoreOptions;
+struct StoreSettings;
 struct StoreParts;
 
 class PrefixPins {
@@ -67,6 +68,7 @@ class PrefixPins {
 
   StoreMutex& mu_;
   const StoreOptions& options_;
+  const StoreSettings& settings_ KVS_GUARDED_BY(store_lock);
   PageMemory& memory_;
   PrefixIndex& prefix_ KVS_GUARDED_BY(store_lock);
   Artefacts& artefacts_ KVS_GUARDED_BY(store_lock);

@@ -78,7 +78,7 @@ double Mean(std::span<const float> values) {
 
 RecallAudits::RecallAudits(StoreParts* store)
     : mu_(store->mu),
-      options_(store->options),
+      settings_(store->options),
       answers_(store->answers),
       catalog_(store->catalog),
       inspection_(store->inspection) {
@@ -165,10 +165,10 @@ void RecallAudits::EndRecallAudits(const Status& why) {
 // Gaps are random, with a mean of recall_every: batches whose sequences commit in turn would else
 // have the same one sampled again and again.
 void RecallAudits::NoteDecode(Session* session, Sequence* s) {
-  if (options_.recall_every == 0 || !SelectsNow(*s)) return;
-  if (until_sample_ == 0) {
-    until_sample_ = 1 + random_() % (2 * options_.recall_every - 1);
-  }
+  const uint64_t every = settings_.recall_every;
+  if (every == 0 || !SelectsNow(*s)) return;
+  const bool drawn = until_sample_ != 0 && until_sample_ < 2 * every;  // of what it is now
+  if (!drawn) until_sample_ = 1 + random_() % (2 * every - 1);
   if (--until_sample_ != 0 || s->recall || s->sampled != 0) return;
   if (std::ranges::find(s->pages, nullptr) != s->pages.end()) return;  // no full attention any more
   s->sampled = NextNumber();

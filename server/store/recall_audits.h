@@ -1,6 +1,6 @@
 // RecallAudits: recall audits of sequences (recall_audit.h): asking for samples, taking them, and
 // every way to end. And recall in the background: of the decode steps that select, about one in
-// StoreOptions::recall_every is measured, whoever's it is, so that a plan that loses more than it
+// StoreSettings::recall_every is measured, whoever's it is, so that a plan that loses more than it
 // should is seen without anybody asking. An operator's audit of that sequence goes first.
 //
 // Ownership: an audit is its sequence's until it ends, and its caller's. Thread-safety: methods
@@ -28,7 +28,7 @@ class Inspection;
 struct Sequence;
 struct Session;
 class SessionCatalog;
-struct StoreOptions;
+struct StoreSettings;
 struct StoreParts;
 
 // Of the sequences of one preset, since the start.
@@ -72,7 +72,7 @@ class RecallAudits {
   void TakeSample(const Sequence& s, const RecallSamples& samples) KVS_REQUIRES(store_lock);
 
   StoreMutex& mu_;
-  const StoreOptions& options_;
+  const StoreSettings& settings_ KVS_GUARDED_BY(store_lock);
   Answers& answers_;
   SessionCatalog& catalog_;
   Inspection& inspection_;

@@ -29,7 +29,7 @@ uint64_t NewDaemonEpoch() {
 
 Sessions::Sessions(StoreParts* store)
     : mu_(store->mu),
-      options_(store->options),
+      settings_(store->options),
       user_limits_(store->options.user_limits),
       memory_(store->memory),
       pools_(store->pools),
@@ -44,12 +44,12 @@ Sessions::Sessions(StoreParts* store)
       daemon_epoch_(NewDaemonEpoch()) {}
 
 Status Sessions::CheckRoomForSession(const Tenant& tenant) const {
-  const bool reserved = !user_limits_->IsOperator(tenant.name) && options_.max_sessions >= 64;
-  const uint32_t most = options_.max_sessions - (reserved ? kOperatorsSessions : 0);
+  const bool reserved = !user_limits_->IsOperator(tenant.name) && settings_.max_sessions >= 64;
+  const uint32_t most = settings_.max_sessions - (reserved ? kOperatorsSessions : 0);
   if (catalog_.sessions().size() < most) return OkStatus();
   return ResourceExhausted("SESSION_LIMIT",
                            "the daemon has all the sessions that it may have (session.max " +
-                               std::to_string(options_.max_sessions) +
+                               std::to_string(settings_.max_sessions) +
                                (reserved ? ", some for operators" : "") + "); try again later");
 }
 

@@ -25,7 +25,7 @@ class RecallAudits;
 class Sequences;
 struct Session;
 class SessionCatalog;
-struct StoreOptions;
+struct StoreSettings;
 struct StoreParts;
 class Tables;
 struct Tenant;
@@ -68,7 +68,7 @@ class Sessions {
   void DropSession(Session* session) KVS_REQUIRES(store_lock);
 
   StoreMutex& mu_;
-  const StoreOptions& options_;
+  const StoreSettings& settings_ KVS_GUARDED_BY(store_lock);
   const std::shared_ptr<UserLimits>& user_limits_;
   PageMemory& memory_;
   PagePools& pools_ KVS_GUARDED_BY(store_lock);

@@ -51,6 +51,13 @@ Result<std::unique_ptr<Store>> Store::Create(const StoreOptions& options,
       options, std::move(plans), std::move(devices), std::move(host))));
 }
 
+void Store::Apply(const StoreSettings& settings) {
+  parts_->copies.SetPromoteRate(settings.promote_rate);
+  StoreLock lock(parts_->mu);
+  static_cast<StoreSettings&>(parts_->options) = settings;
+  parts_->moves.NoteFill();
+}
+
 Sessions& Store::sessions() const { return parts_->sessions; }
 Models& Store::models() const { return parts_->models; }
 Devices& Store::devices() const { return parts_->devices; }

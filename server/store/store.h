@@ -104,6 +104,9 @@ class Store {
   // Another number in each daemon; never 0.
   uint64_t daemon_epoch() const;
 
+  // From now on; what is held beyond a limit stays. Any thread.
+  void Apply(const StoreSettings& settings);
+
  private:
   friend struct AuditTestPeer;
   explicit Store(std::unique_ptr<StoreParts> parts);

@@ -30,12 +30,25 @@ struct StoreDevice {
   uint64_t bytes = ~uint64_t{0};  // its pool has at most so many
 };
 
-struct StoreOptions {
+// What may change while the store serves (Store::Apply).
+struct StoreSettings {
+  uint32_t max_sessions = 1024;
+  uint64_t pin_limit_bytes = 0;  // of all pins together; 0: half of both pools
+  // Bytes a second from host to device by moves while a step runs; 0: as fast as it goes.
+  uint64_t promote_rate = 0;
+  // Percent of a pool's capacity: above the first, MoveSome makes room, until the second.
+  uint32_t high_percent = 90, low_percent = 80;
+  // Of decode steps whose plan selects, about one in so many is measured beside full attention
+  // (recall_audits.h); 0: none.
+  uint32_t recall_every = 4096;
+  bool operator==(const StoreSettings&) const = default;
+};
+
+struct StoreOptions : StoreSettings {
   // Pool capacities, of each device and of the host; memory is touched when used.
   uint64_t device_bytes = uint64_t{4} << 30;
   uint64_t host_bytes = uint64_t{4} << 30;
-  uint64_t arena_bytes = 0;  // 0: capacity / 64 within 16 MiB .. 256 MiB
-  uint32_t max_sessions = 1024;
+  uint64_t arena_bytes = 0;                 // 0: capacity / 64 within 16 MiB .. 256 MiB
   std::shared_ptr<UserLimits> user_limits;  // null: users have no limits
   uint32_t headroom_tokens = 64;            // pages kept ahead of what is committed
   std::vector<std::pair<std::string, std::string>> named_plans;  // configuration: name, text
@@ -53,17 +66,9 @@ struct StoreOptions {
   StepsOn steps_on = StepsOn::kCpu;  // what min_tokens = "auto" is for
   // Where plans' `parameters` lie, in this order; "": no such folder.
   std::string parameters_directory, shipped_parameters;
-  uint64_t pin_limit_bytes = 0;  // of all pins together; 0: half of both pools
-  // Bytes a second from host to device by moves while a step runs; 0: as fast as it goes.
-  uint64_t promote_rate = 0;
   // Called once when a pool's device is lost (DEVICE_FAILED). In any thread, perhaps under the
   // store's lock: it must not call the store. Null: nobody asks.
   std::function<void(PoolId, const Status&)> on_pool_failure;
-  // Percent of a pool's capacity: above the first, MoveSome makes room, until the second.
-  uint32_t high_percent = 90, low_percent = 80;
-  // Of decode steps whose plan selects, about one in so many is measured beside full attention
-  // (recall_audits.h); 0: none.
-  uint32_t recall_every = 4096;
   // The clock for pins; tests set it.
   std::function<std::chrono::steady_clock::time_point()> now = std::chrono::steady_clock::now;
   // After a failed recompression (no memory, say), doubled with each that follows, up to 64 times.

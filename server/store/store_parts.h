@@ -62,7 +62,8 @@ struct StoreParts {
              std::unique_ptr<MemoryResource> host);
 
   // Constant, or with locks of their own.
-  const StoreOptions options;  // with user limits, if only none
+  // With user limits, if only none. But what of them is StoreSettings changes, under the lock.
+  StoreOptions options;
   Plans plans;
   PageMemory memory;
 

@@ -64,7 +64,15 @@ class UserLimits::User {
 };
 
 UserLimits::UserLimits(UserLimitsOptions options) : options_(std::move(options)) {
-  for (const auto& [name, limits] : options_.users) For(name);
+  Configure(options_.defaults, options_.users);
+}
+
+void UserLimits::Configure(LimitNumbers defaults,
+                           std::map<std::string, std::map<Limit, uint64_t>> users) {
+  for (const auto& [name, limits] : users) For(name);
+  MutexLock lock(mu_);
+  defaults_ = defaults;
+  configured_ = std::move(users);
 }
 UserLimits::~UserLimits() = default;
 
@@ -77,7 +85,7 @@ UserLimits::User* UserLimits::For(const std::string& name) {
 
 uint64_t UserLimits::DefaultOf(Limit limit) const {
   const auto set = set_.find(std::string(kDefault));
-  if (set == set_.end() || !set->second.contains(limit)) return options_.defaults[limit];
+  if (set == set_.end() || !set->second.contains(limit)) return defaults_[limit];
   return set->second.at(limit);
 }
 
@@ -89,7 +97,7 @@ uint64_t UserLimits::LimitFor(const User& user, Limit limit) const {
     return value == found->second.end() ? std::nullopt : std::optional(value->second);
   };
   std::optional<uint64_t> value = in(set_, user.name);
-  if (!value) value = in(options_.users, user.name);
+  if (!value) value = in(configured_, user.name);
   if (!value && options_.operators.contains(user.name)) return 0;
   return value.value_or(DefaultOf(limit));
 }

@@ -103,6 +103,8 @@ class UserLimits {
 
   // Sets a limit of `name`, or, for "default", of all users that have none of their own.
   void Set(const std::string& name, Limit limit, uint64_t value);
+  // The configuration says something else from now on; what operators set stays.
+  void Configure(LimitNumbers defaults, std::map<std::string, std::map<Limit, uint64_t>> users);
   // Back to what the configuration says.
   void Reset(const std::string& name, Limit limit);
 
@@ -119,8 +121,10 @@ class UserLimits {
   Status Refusal(const User& user, Limit limit, uint64_t n) const KVS_REQUIRES(mu_);
   UserReport ReportOfLocked(const User& user) const KVS_REQUIRES(mu_);
 
-  const UserLimitsOptions options_;
+  const UserLimitsOptions options_;  // but what Configure changes
   mutable Mutex mu_;
+  LimitNumbers defaults_ KVS_GUARDED_BY(mu_);
+  std::map<std::string, std::map<Limit, uint64_t>> configured_ KVS_GUARDED_BY(mu_);
   std::map<std::string, std::unique_ptr<User>> users_ KVS_GUARDED_BY(mu_);
   std::map<std::string, std::map<Limit, uint64_t>> set_ KVS_GUARDED_BY(mu_);  // by operators
 };

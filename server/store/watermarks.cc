@@ -23,11 +23,11 @@ uint64_t Percent(uint64_t bytes, uint32_t percent) { return bytes / 100 * percen
 }  // namespace
 
 uint64_t Moves::HighMark(PoolId pool) const {
-  return Percent(memory_.capacity(pool), options_.high_percent);
+  return Percent(memory_.capacity(pool), settings_.high_percent);
 }
 
 uint64_t Moves::LowMark(PoolId pool) const {
-  return Percent(memory_.capacity(pool), std::min(options_.low_percent, options_.high_percent));
+  return Percent(memory_.capacity(pool), std::min(settings_.low_percent, settings_.high_percent));
 }
 
 std::unordered_map<const Arena*, uint64_t> Moves::RetiredBytes(PoolId pool) const {

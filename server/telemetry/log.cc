@@ -5,6 +5,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdio>
 #include <memory>
@@ -78,9 +79,17 @@ class JsonPayload : public spdlog::custom_flag_formatter {
 
 }  // namespace
 
+bool ParseLogLevel(std::string_view text, LogLevel* out) {
+  constexpr std::array<std::string_view, 5> names = {"trace", "debug", "info", "warn", "error"};
+  if (text == "warning") text = "warn";
+  const auto at = std::ranges::find(names, text);
+  if (at == names.end()) return false;
+  *out = static_cast<LogLevel>(at - names.begin());
+  return true;
+}
+
 void InitLog(LogLevel level, LogFormat format) {
   g_format = format;
-  g_kept = std::min(level, LogLevel::kInfo);
   auto formatter = std::make_unique<spdlog::pattern_formatter>(spdlog::pattern_time_type::utc);
   formatter->add_flag<JsonPayload>('*');
   formatter->set_pattern(format == LogFormat::kJson
@@ -89,9 +98,14 @@ void InitLog(LogLevel level, LogFormat format) {
   auto logger = std::make_shared<spdlog::logger>("kvstratad",
                                                  std::make_shared<spdlog::sinks::stderr_sink_mt>());
   logger->set_formatter(std::move(formatter));
-  logger->set_level(ToSpdlog(level));
   logger->flush_on(spdlog::level::trace);
   spdlog::set_default_logger(std::move(logger));
+  SetLogLevel(level);
+}
+
+void SetLogLevel(LogLevel level) {
+  g_kept = std::min(level, LogLevel::kInfo);
+  spdlog::default_logger_raw()->set_level(ToSpdlog(level));
 }
 
 void LogEvent(LogLevel level, std::string_view event, std::initializer_list<LogField> fields) {

@@ -23,8 +23,14 @@ namespace kvstrata {
 enum class LogLevel : uint8_t { kTrace, kDebug, kInfo, kWarn, kError };
 enum class LogFormat : uint8_t { kText, kJson };
 
+// "trace", "debug", "info", "warn" or "warning", "error"; false: another.
+bool ParseLogLevel(std::string_view text, LogLevel* out);
+
 // Call once, before threads start. Until then everything from `info` up is text.
 void InitLog(LogLevel level, LogFormat format);
+
+// From now on. Any thread, after InitLog.
+void SetLogLevel(LogLevel level);
 
 struct LogField {
   LogField(std::string_view k, std::string_view v) : key(k), value(v), quoted(true) {}

@@ -19,7 +19,8 @@ constexpr uint32_t kPatience = 15;
 
 }  // namespace
 
-Mover::Mover(const MoverOptions& options, Store* store) : options_(options), store_(store) {
+Mover::Mover(const MoverOptions& options, Store* store)
+    : bytes_per_second_(options.bytes_per_second), store_(store) {
   thread_ = std::thread([this] { Run(); });
   pthread_setname_np(thread_.native_handle(), "kvs-move");
   store_->moves().SetMoveSink([this] {
@@ -67,9 +68,9 @@ void Mover::Run() {
         bytes = store_->moves().MoveSome(kPieceBytes);
       });
       if (!bytes) break;
-      if (options_.bytes_per_second != 0) {
+      if (const uint64_t rate = bytes_per_second_; rate != 0) {
         const std::chrono::duration<double> takes(static_cast<double>(*bytes) /
-                                                  static_cast<double>(options_.bytes_per_second));
+                                                  static_cast<double>(rate));
         next = std::max(next, began) + std::chrono::duration_cast<Clock::duration>(takes);
       }
       if (!AwaitTime(next)) return;

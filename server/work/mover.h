@@ -9,6 +9,7 @@
 #ifndef KVSTRATA_SERVER_WORK_MOVER_H_
 #define KVSTRATA_SERVER_WORK_MOVER_H_
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -30,6 +31,8 @@ class Mover {
   Mover(const MoverOptions& options, Store* store);
   // Ends after the piece under way.
   ~Mover();
+  // From the next piece on.
+  void SetRate(uint64_t bytes_per_second) { bytes_per_second_ = bytes_per_second; }
 
  private:
   void Run() KVS_EXCLUDES(mu_);
@@ -38,7 +41,7 @@ class Mover {
   // Waits until `at`; false: the end.
   bool AwaitTime(std::chrono::steady_clock::time_point at) KVS_EXCLUDES(mu_);
 
-  const MoverOptions options_;
+  std::atomic<uint64_t> bytes_per_second_;
   Store* const store_;
 
   Mutex mu_;

@@ -21,10 +21,14 @@ constexpr const char* kLoads = "tier-load";
 
 TierLoads::TierLoads(const TierLoadsOptions& options, ValueTier* tier, TierBuffers* buffers,
                      std::function<void()> idle)
-    : options_(options), tier_(tier), buffers_(buffers), idle_(std::move(idle)) {}
+    : options_(options),
+      load_timeout_(options.load_timeout),
+      tier_(tier),
+      buffers_(buffers),
+      idle_(std::move(idle)) {}
 
 bool TierLoads::Add(TierLoad load) {
-  const Deadline deadline = load.asked + options_.load_timeout;
+  const Deadline deadline = load.asked + load_timeout_.load();
   const auto loading = std::make_shared<Loading>(Loading{std::move(load), deadline});
   LoadingPtr round;
   {

@@ -12,6 +12,7 @@
 #ifndef KVSTRATA_SERVER_WORK_TIER_LOADS_H_
 #define KVSTRATA_SERVER_WORK_TIER_LOADS_H_
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -60,6 +61,8 @@ class TierLoads {
   // After Cancel: waits until nobody reads or copies, and ends what waits.
   void Await() KVS_EXCLUDES(mu_);
   TierLoadsCounters counters() const KVS_EXCLUDES(mu_);
+  // Of loads that come from now on.
+  void SetTimeout(std::chrono::microseconds timeout) { load_timeout_ = timeout; }
 
  private:
   // A load, and the batch of it that the tier reads now.
@@ -89,7 +92,8 @@ class TierLoads {
   bool cancelled() const KVS_EXCLUDES(mu_);
   void Count(uint64_t TierLoadsCounters::*what, uint64_t n) KVS_EXCLUDES(mu_);
 
-  const TierLoadsOptions options_;
+  const TierLoadsOptions options_;  // but the timeout
+  std::atomic<std::chrono::microseconds> load_timeout_;
   ValueTier* const tier_;
   TierBuffers* const buffers_;
   const std::function<void()> idle_;

@@ -47,6 +47,11 @@ class TierPages final : public PageTier {
 
   TierWriter& writer() { return writer_; }
   TierScrubs& scrubs() { return scrubs_; }
+  // disk.load_timeout of what is read from now on.
+  void SetLoadTimeout(std::chrono::microseconds timeout) {
+    loads_.SetTimeout(timeout);
+    scrubs_.SetTimeout(timeout);
+  }
   TierPagesCounters counters() const { return {writer_.counters(), loads_.counters()}; }
 
  private:

@@ -6,6 +6,7 @@
 #ifndef KVSTRATA_SERVER_WORK_TIER_SCRUBS_H_
 #define KVSTRATA_SERVER_WORK_TIER_SCRUBS_H_
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <functional>
@@ -38,6 +39,8 @@ class TierScrubs {
   // Refuse, and joins. Idempotent.
   void Stop() KVS_EXCLUDES(mu_);
   void Wake() KVS_EXCLUDES(mu_);
+  // Of reads that begin from now on.
+  void SetTimeout(std::chrono::microseconds timeout) { timeout_ = timeout; }
 
  private:
   void Run() KVS_EXCLUDES(mu_);
@@ -49,7 +52,7 @@ class TierScrubs {
   ValueTier* const tier_;
   TierBuffers* const buffers_;
   const std::function<bool()> may_;
-  const std::chrono::microseconds timeout_;
+  std::atomic<std::chrono::microseconds> timeout_;
 
   mutable Mutex mu_;
   std::condition_variable changed_;

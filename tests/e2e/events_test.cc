@@ -319,7 +319,7 @@ TEST_F(EventsTest, SignalsAreTold) {
   ASSERT_EQ(kill(daemon_->pid(), SIGUSR1), 0);
   EXPECT_TRUE(watcher().Tells("signal_ignored", {}));
   ASSERT_EQ(kill(daemon_->pid(), SIGHUP), 0);
-  EXPECT_TRUE(watcher().Tells("not_reloadable", {{"signal", "SIGHUP"}}));
+  EXPECT_TRUE(watcher().Tells("reloaded", {{"by", "SIGHUP"}, {"applied", "0"}}));
 }
 
 // Every reason is there at zero; what was refused moves its own.

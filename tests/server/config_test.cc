@@ -8,7 +8,10 @@
 
 #include <filesystem>
 #include <fstream>
+#include <map>
+#include <sstream>
 
+#include "server/config_keys.h"
 #include "server/config_limits.h"
 #include "server/config_values.h"
 
@@ -218,6 +221,48 @@ TEST_F(ConfigTest, EveryKeyIsCovered) {
   ASSERT_EQ(config.entries.size(), std::size(kKeyCases));
   for (size_t i = 0; i < config.entries.size(); ++i) {
     EXPECT_EQ(config.entries[i].key, kKeyCases[i].key);
+  }
+}
+
+std::vector<std::string> Cells(const std::string& row) {
+  std::vector<std::string> cells;
+  std::istringstream in(row);
+  for (std::string cell; std::getline(in, cell, '|');) {
+    const size_t first = cell.find_first_not_of(' ');
+    cells.push_back(
+        first == cell.npos ? "" : cell.substr(first, cell.find_last_not_of(' ') + 1 - first));
+  }
+  return cells;  // the first is before the first bar
+}
+
+// docs/configuration.md has the table: names, variables, defaults, what reloads.
+TEST(ConfigKeys, TheDocumentHasThem) {
+  std::ifstream document(KVS_SOURCE_DIR "/docs/configuration.md");
+  std::map<std::string, std::vector<std::string>> rows;
+  for (std::string line; std::getline(document, line);) {
+    if (line.starts_with("| `")) {
+      const std::vector<std::string> cells = Cells(line);
+      rows[cells.at(1)] = cells;
+    }
+  }
+  for (const ConfigKey& key : ConfigKeys()) {
+    const std::string name = "`" + std::string(key.name) + "`";
+    ASSERT_TRUE(rows.contains(name)) << name;
+    const std::vector<std::string>& row = rows[name];
+    ASSERT_GE(row.size(), 7u) << name;
+    EXPECT_EQ(row[2], "`" + std::string(key.environment) + "`");
+    if (!key.fallback.empty()) {
+      EXPECT_TRUE(row[3].starts_with("`" + std::string(key.fallback) + "`")) << name << row[3];
+    }
+    EXPECT_EQ(row[5], key.reloads ? "yes" : "") << name;
+    rows.erase(name);
+  }
+  for (const char* table : {"`limits.users.USER.LIMIT`", "`plans.NAME`"}) {
+    EXPECT_EQ(rows[table].at(5), "yes") << table;
+    rows.erase(table);
+  }
+  for (const auto& [name, row] : rows) {
+    EXPECT_FALSE(row.size() > 2 && row[2].starts_with("`KVSTRATA_")) << name << " is no key";
   }
 }
 

@@ -218,8 +218,8 @@ TEST_F(DaemonTest, EndsInTimeWhenItsLogIsStuck) {
 TEST_F(DaemonTest, SignalsAreAnswered) {
   auto daemon = Start();
   daemon->Signal(SIGHUP);
-  ASSERT_TRUE(
-      Eventually([&] { return daemon->log().find("not_reloadable") != std::string::npos; }));
+  ASSERT_TRUE(Eventually(
+      [&] { return daemon->log().find("event=reloaded by=SIGHUP") != std::string::npos; }));
   EXPECT_TRUE(Client::Attach(attach()));
   daemon->Signal(SIGINT);
   EXPECT_EQ(daemon->Wait(), 0);

@@ -169,6 +169,14 @@ TEST_F(PinsTest, RefusesWhatItCannotKeep) {
   EXPECT_EQ(Pin(160).status().reason(), "PIN_LIMIT");
   EXPECT_EQ(store_->pins().PinUse().used_bytes, 60 * 4096u);
   EXPECT_EQ(store_->pins().PinUse().limit_bytes, 64 * 4096u);
+  StoreSettings settings;
+  settings.pin_limit_bytes = 32 * 4096;
+  store_->Apply(settings);
+  EXPECT_EQ(store_->pins().PinUse().limit_bytes, 32 * 4096u);
+  EXPECT_EQ(store_->pins().PinUse().used_bytes, 60 * 4096u) << "what is pinned stays";
+  EXPECT_EQ(Pin(16).status().reason(), "PIN_LIMIT");
+  settings.pin_limit_bytes = 0;
+  store_->Apply(settings);
   EXPECT_TRUE(Pin(64).ok());
   EXPECT_EQ(Pin(16).status().reason(), "PIN_LIMIT");
 }

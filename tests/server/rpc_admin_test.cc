@@ -142,7 +142,7 @@ TEST_F(RpcAdminTest, ConfigShowsEveryKeyWithItsOrigin) {
   ASSERT_EQ(config.value().entries_size(), 2);
   EXPECT_EQ(config.value().entries(0).key(), "log.level");
   EXPECT_EQ(config.value().entries(0).origin(), "default");
-  EXPECT_EQ(config.value().entries(1).where(), "/etc/k.toml:7:1");
+  EXPECT_EQ(config.value().entries(1).where(), "/k:7:1");
 }
 
 TEST_F(RpcAdminTest, DemotedPagesAnswerAsBefore) {
@@ -227,6 +227,9 @@ TEST_F(RpcAdminTest, AnotherUserMayCallNothingOfAdmin) {
   refused(&v1::Admin::Stub::ListPools, v1::ListPoolsRequest(), "ListPools");
   refused(&v1::Admin::Stub::ListWork, v1::ListWorkRequest(), "ListWork");
   refused(&v1::Admin::Stub::GetConfig, v1::GetConfigRequest(), "GetConfig");
+  refused(&v1::Admin::Stub::ReloadConfig, v1::ReloadConfigRequest(), "ReloadConfig");
+  refused(&v1::Admin::Stub::SetLogLevel, v1::SetLogLevelRequest(), "SetLogLevel");
+  refused(&v1::Admin::Stub::GetMetrics, v1::GetMetricsRequest(), "GetMetrics");
   refused(&v1::Admin::Stub::Audit, v1::AuditRequest(), "Audit");
   refused(&v1::Admin::Stub::Demote, move, "Demote");
   refused(&v1::Admin::Stub::Prefetch, move, "Prefetch");

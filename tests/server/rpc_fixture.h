@@ -82,9 +82,8 @@ class RpcDaemon {
     grpc.version = "1.2.3";
     grpc.commit = "abc";
     grpc.config = [] {
-      return std::vector<ConfigItem>{
-          {"log.level", "info", "default", "", "what is logged"},
-          {"plans.mine", "window{n_recent = 64}", "file", "/etc/k.toml:7:1", ""}};
+      return std::vector<ConfigItem>{{"log.level", "info", "default"},
+                                     {"plans.mine", "window{n_recent = 64}", "file", "/k:7:1"}};
     };
     if (more) more(store_.get(), &grpc);
     server_ = std::move(GrpcServer::Start(grpc)).value();

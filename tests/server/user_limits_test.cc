@@ -94,6 +94,19 @@ TEST_F(UserLimitsTest, ChangedLive) {
   EXPECT_EQ(Sessions("uid:3"), 3u);
 }
 
+TEST_F(UserLimitsTest, WhatAnOperatorSetOutlivesAnotherConfiguration) {
+  limits_->Set("uid:1", Limit::kSessions, 4);
+  LimitNumbers defaults;
+  defaults[Limit::kSessions] = 2;
+  limits_->Configure(defaults, {{"uid:9", {{Limit::kSessions, 1}}}});
+  EXPECT_EQ(Sessions("uid:1"), 4u);
+  EXPECT_EQ(Sessions("uid:2"), 2u);
+  EXPECT_EQ(Sessions("uid:7"), 2u) << "it has none of its own any more";
+  EXPECT_EQ(Sessions("uid:9"), 1u);
+  limits_->Reset("uid:1", Limit::kSessions);
+  EXPECT_EQ(limits_->ReportOf("uid:1").limits[Limit::kSessions], 2u);
+}
+
 TEST_F(UserLimitsTest, AReportSaysWhatDiffers) {
   limits_->Set("uid:1", Limit::kQueuedWork, 9);
   const std::vector<UserReport> reports = limits_->Report();

@@ -76,6 +76,19 @@ TEST_F(WatermarksTest, AboveItTheOldestGoToHostUntilTheLowMark) {
   s.ExpectIntact();
 }
 
+TEST_F(WatermarksTest, MarksThatAreLoweredAreKept) {
+  Start(128, 128);
+  Cache(90, 0);  // of 96
+  EXPECT_EQ(MoveAll(), 0u);
+  StoreSettings settings;
+  settings.high_percent = 40;
+  settings.low_percent = 25;
+  store_->Apply(settings);
+  EXPECT_EQ(wakes_, 1u);
+  EXPECT_GT(MoveAll(), 0u);
+  EXPECT_LE(Pool(Tier::kDevice).used_bytes, 32 * kPage);
+}
+
 TEST_F(WatermarksTest, WhatIsInUseStays) {
   Start(128, 128);
   TestSequence s = TestSequence::Prompt(session_.get(), "full", Tokens(100 * 16 + 1));

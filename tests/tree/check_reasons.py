@@ -24,7 +24,8 @@ CUDA_MPS_PIPE_DIRECTORY O_DIRECT SERVICE_UNKNOWN XDG_RUNTIME_DIR""".split())
 # Reasons that are put together: by base/safetensors.cc of what the file is called, by AdminService::Missing.
 COMPOSED = {"TRACE_FOREIGN": "FOREIGN", "TRACE_HEADER": "HEADER", "TRACE_TRUNCATED": "TRUNCATED",
             "TRACE_UNREADABLE": "UNREADABLE", "ADMIN_LIST_VALUES_UNIMPLEMENTED": "LIST_VALUES",
-            "ADMIN_VERIFY_UNIMPLEMENTED": "VERIFY"}
+            "ADMIN_VERIFY_UNIMPLEMENTED": "VERIFY", "ADMIN_RELOAD_UNIMPLEMENTED": "RELOAD",
+            "ADMIN_METRICS_UNIMPLEMENTED": "METRICS"}
 PARTS = set(COMPOSED.values()) | {"ADMIN_"}
 AREAS = {"Start": "Configuration and start", "Connect": "Connecting, attaching", "Sequence": "Sequences and steps",
          "Plan": "Plans", "Tensor": "Engines' tensors", "Memory": "Pools and GPUs", "Disk": "The disk tier",
