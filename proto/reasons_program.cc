@@ -78,6 +78,8 @@ constexpr Reason kRows[] = {
      ""},
     {"DRAIN_DEADLINE", kProgram, "The disk is not drained yet, and takes no new values meanwhile.",
      "ask again: kvstrata tier drain --timeout 5m; or kvstrata tier drain --resume"},
+    {"DUMP_FOLDER", kProgram, "The folder of a dump exists already, or cannot be made or written.",
+     "name another one: kvstrata debug dump FOLDER"},
     {"DURATION_INVALID", kProgram, "A duration is a number with ms, s, m, h or d.", ""},
     {"PIPE", kProgram, "The kernel gave no pipe.", ""},
     {"PIN_WHAT", kProgram, "A pin is of a MODEL and a FILE, or of --seq.", ""},

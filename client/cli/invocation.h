@@ -66,6 +66,7 @@ void AddDoctor(CLI::App& app, Invocation& invocation);
 void AddEvents(CLI::App& app, Invocation& invocation);
 void AddExplain(CLI::App& app, Invocation& invocation);
 void AddLog(CLI::App& app, Invocation& invocation);
+void AddDebug(CLI::App& app, Invocation& invocation);
 void AddCompletion(CLI::App& app, Invocation& invocation);
 
 // The command table with everything above in it.

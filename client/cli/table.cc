@@ -9,10 +9,11 @@ namespace kvstrata::cli {
 namespace {
 
 using AddNoun = void (*)(CLI::App&, Invocation&);
-constexpr std::array<AddNoun, 21> kNouns = {
-    AddStatus, AddPlan,      AddModel,  AddSession, AddSequence, AddPool,  AddTier,
-    AddValue,  AddLookup,    AddPin,    AddQuota,   AddWork,     AddAudit, AddConfig,
-    AddReplay, AddCalibrate, AddDoctor, AddEvents,  AddExplain,  AddLog,   AddCompletion};
+constexpr std::array<AddNoun, 22> kNouns = {
+    AddStatus,  AddPlan,   AddModel,  AddSession,   AddSequence, AddPool,
+    AddTier,    AddValue,  AddLookup, AddPin,       AddQuota,    AddWork,
+    AddAudit,   AddConfig, AddReplay, AddCalibrate, AddDoctor,   AddEvents,
+    AddExplain, AddLog,    AddDebug,  AddCompletion};
 
 void SetFormat(Invocation& invocation, const std::string& name) {
   invocation.options.style.format = name == "json"   ? Format::kJson

@@ -50,18 +50,18 @@ TEST(Verbs, AreThese) {
   std::vector<std::string> names;
   EachVerb(table.app, "", [&](const CLI::App&, const std::string& name) { names.push_back(name); });
   std::vector<std::string> expected = {
-      "status",        "health",       "version",    "plan",        "plan ls",
-      "plan show",     "model",        "model ls",   "model show",  "session",
-      "session ls",    "seq",          "seq ls",     "seq show",    "seq map",
-      "seq demote",    "seq prefetch", "pool",       "seq build",   "seq recompress",
-      "pool ls",       "tier",         "tier ls",    "work",        "work ls",
-      "evict",         "audit",        "config",     "config show", "config check",
-      "config reload", "log",          "log level",  "replay",      "calibrate",
-      "completion",    "lookup",       "pin",        "pin ls",      "pin add",
-      "pin rm",        "tier show",    "value",      "value ls",    "value get",
-      "value verify",  "tier scrub",   "tier drain", "tier resize", "quota",
-      "quota ls",      "events",       "doctor",     "quota set",   "quota reset",
-      "explain"};
+      "status",        "health",       "version",      "plan",        "plan ls",
+      "plan show",     "model",        "model ls",     "model show",  "session",
+      "session ls",    "seq",          "seq ls",       "seq show",    "seq map",
+      "seq demote",    "seq prefetch", "pool",         "seq build",   "seq recompress",
+      "pool ls",       "tier",         "tier ls",      "work",        "work ls",
+      "evict",         "audit",        "config",       "config show", "config check",
+      "config reload", "log",          "log level",    "debug",       "debug dump",
+      "replay",        "calibrate",    "completion",   "lookup",      "pin",
+      "pin ls",        "pin add",      "pin rm",       "tier show",   "value",
+      "value ls",      "value get",    "value verify", "tier scrub",  "tier drain",
+      "tier resize",   "quota",        "quota ls",     "events",      "doctor",
+      "quota set",     "quota reset",  "explain"};
   std::sort(names.begin(), names.end());
   std::sort(expected.begin(), expected.end());
   EXPECT_EQ(names, expected);
@@ -102,6 +102,7 @@ TEST(Verbs, TheIssuesVerbsExist) {
                            "config reload --dry-run",
                            "log level",
                            "log level debug",
+                           "debug dump x.tar -o json",
                            "replay x --plan quest --plan full --steps 4 --layers 0,2",
                            "calibrate x",
                            "calibrate x y --out z.toml --offline -o json",
