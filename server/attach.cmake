@@ -5,7 +5,7 @@ find_package(PkgConfig REQUIRED)
 find_package(Threads REQUIRED)
 pkg_check_modules(TOMLPLUSPLUS REQUIRED IMPORTED_TARGET tomlplusplus)
 
-kvs_library(kvs_telemetry telemetry/event_ring.cc telemetry/heartbeat.cc telemetry/log.cc telemetry/metric_table.cc
+kvs_library(kvs_telemetry telemetry/event_ring.cc telemetry/heartbeat.cc telemetry/log.cc telemetry/metric_table.cc telemetry/spans.cc
   telemetry/metric_text.cc telemetry/readiness.cc
   telemetry/refusals.cc telemetry/state_watch.cc telemetry/traffic.cc
   LIBS kvs_base kvs_reasons)
@@ -61,7 +61,7 @@ kvs_library(kvs_attach
   attach/unix_listener.cc
   LIBS kvs_telemetry kvs_store kvs_kernels kvs_shm kvs_base Threads::Threads)
 
-kvs_library(kvs_http http/http_address.cc http/http_server.cc LIBS kvs_telemetry Boost::headers Threads::Threads)
+kvs_library(kvs_http http/http_address.cc http/http_server.cc http/trace_exporter.cc LIBS kvs_telemetry Boost::headers Threads::Threads)
 
 kvs_library(kvs_config doctor.cc doctor_disk.cc doctor_http.cc doctor_limits.cc doctor_peers.cc
   config.cc config_files.cc config_keys.cc config_limits.cc config_reload.cc config_values.cc machine_check.cc pool_memory.cc start_memory.cc

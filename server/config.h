@@ -92,6 +92,7 @@ struct Config {
   bool coredump = false;
   HttpAddress http;                      // of kNone: nothing is served
   std::string http_listen;               // http.listen as it was given
+  std::string trace_endpoint;            // "": spans go nowhere
   std::map<Limit, LimitSetting> limits;  // of every user that has none of its own
   std::map<std::string, std::map<Limit, LimitSetting>> user_limits;
 

@@ -13,6 +13,7 @@
 #include "server/config_files.h"
 #include "server/config_limits.h"
 #include "server/config_values.h"
+#include "server/http/trace_exporter.h"
 
 namespace kvstrata {
 namespace {
@@ -340,6 +341,15 @@ constexpr std::array kKeys = {
         [](std::string_view v, Config* c) {
           c->http_listen = v;
           return IsHttpAddress(v);  // CheckTogether says what is wrong with its host
+        },
+        kText},
+    ConfigKey{
+        "trace.endpoint", "KVSTRATA_TRACE_ENDPOINT", "",
+        "http://ADDRESS[:PORT][/PATH], such as http://127.0.0.1:4318/v1/traces; '': nowhere",
+        "OpenTelemetry collector that gets the spans of traced requests, as OTLP/HTTP in JSON",
+        [](std::string_view v, Config* c) {
+          c->trace_endpoint = v;
+          return v.empty() || ParseTraceEndpoint(v).has_value();
         },
         kText},
     ConfigKey{"recall.every", "KVSTRATA_RECALL_EVERY", "4096", "1 to 1000000000; 0: never",

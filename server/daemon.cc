@@ -21,6 +21,7 @@
 #include "server/attach/unix_listener.h"
 #include "server/config_limits.h"
 #include "server/config_reload.h"
+#include "server/http/trace_exporter.h"
 #include "server/memory/cgroup.h"
 #include "server/memory/numa_topology.h"
 #include "server/page_server.h"
@@ -252,6 +253,7 @@ struct Daemon::Parts {
   std::unique_ptr<GrpcServer> grpc;
   std::unique_ptr<PageServer> pages;  // null: none are served
   std::unique_ptr<StateWatch> watch;
+  std::unique_ptr<TraceExporter> tracing;  // null: spans go nowhere
   bool settled = false;
 
   explicit Parts(const Config& with) : config(with) {
@@ -430,6 +432,7 @@ void Daemon::Parts::Settle() {
   store->recalls().EndRecallAudits(Unavailable("DAEMON_STOPPING", "the daemon is stopping"));
   if (tier_pages != nullptr) tier_pages->scrubs().Refuse();
   grpc->EndServing(kGrace);
+  tracing.reset();
   SettleDisk();
   door.listener.reset();
 }
@@ -603,6 +606,9 @@ Status Daemon::Parts::StartGrpc() {
     page_source.numbers.Put(Numbers(true));
     return MetricsPage(&page_source, HttpRequest()).body;
   };
+  if (const auto endpoint = ParseTraceEndpoint(config.trace_endpoint)) {
+    KVS_ASSIGN_OR_RETURN(tracing, TraceExporter::Start(*endpoint, std::string(DaemonVersion())));
+  }
   KVS_ASSIGN_OR_RETURN(grpc, GrpcServer::Start(options));
   if (config.http.kind != HttpAddress::Kind::kNone) {
     KVS_ASSIGN_OR_RETURN(pages, PageServer::Start(config, &page_source));

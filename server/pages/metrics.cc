@@ -7,6 +7,7 @@
 #include "server/pages/process_numbers.h"
 #include "server/telemetry/metric_text.h"
 #include "server/telemetry/refusals.h"
+#include "server/telemetry/spans.h"
 #include "server/telemetry/traffic.h"
 
 namespace kvstrata {
@@ -38,6 +39,10 @@ void AddRequests(const StoreCounters& counters, MetricText* to) {
   }
   for (const auto& [reason, count] : Refusals()) {
     to->Add("kvstrata_refusals_total", {{"reason", reason}}, count);
+  }
+  for (size_t i = 0; i < SpanQueue::kResults; ++i) {
+    const auto result = static_cast<SpanQueue::Result>(i);
+    to->Add("kvstrata_spans_total", {{"result", NameOf(result)}}, Spans().count(result));
   }
   to->Add("kvstrata_lookup_tokens_total", {}, counters.lookup_tokens);
   to->Add("kvstrata_lookup_hit_tokens_total", {}, counters.lookup_hit_tokens);

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "server/rpc/tensor_ref.h"
+#include "server/rpc/traced_call.h"
 
 namespace kvstrata {
 namespace {
@@ -208,8 +209,11 @@ grpc::ServerUnaryReactor* ComputeService::Attend(grpc::CallbackServerContext* ca
 grpc::ServerUnaryReactor* ComputeService::StepEnd(grpc::CallbackServerContext* call,
                                                   const v1::StepEndRequest* request,
                                                   v1::StepEndResponse*) {
-  return context_->InSession(call, request->session(), [request](RemoteSession& s) {
-    return s.StepEnd(request->step(), request->abort());
+  const auto span = TracedCall(*call, "commit");
+  return context_->InSession(call, request->session(), [request, span](RemoteSession& s) {
+    const Status ended = s.StepEnd(request->step(), request->abort());
+    if (span != nullptr) span->End(ended, {{"session", s.id()}, {"step", request->step()}});
+    return ended;
   });
 }
 

@@ -10,6 +10,7 @@
 #include "kernels/plan_needs.h"
 #include "server/attach/packet.h"
 #include "server/rpc/prefix_messages.h"
+#include "server/rpc/traced_call.h"
 #include "server/telemetry/log.h"
 
 namespace kvstrata {
@@ -110,6 +111,20 @@ void Write(const OpenedSequence& s, v1::OpenSequenceResponse* out) {
   out->set_surprisal_tokens(s.surprisal_tokens);
   out->set_boundary_tokens(s.bounded_tokens);
   out->set_slot(s.slot);
+}
+
+// Its span and those of its parts; null: it is not traced.
+void TellOpen(RequestSpan* span, uint64_t session, const Result<OpenedSequence>& opened) {
+  if (span == nullptr) return;
+  if (!opened.ok()) return span->End(opened.status(), {{"session", session}});
+  const OpenTimes& t = opened->times;
+  span->Part("open.prepare", t.begun, t.prepared);
+  span->Part("open.disk_load", t.prepared, t.loaded, {{"disk_values", t.disk_values}});
+  span->Part("open.lookup", t.loaded, t.found, {{"held_tokens", opened->held_tokens}});
+  span->Part("open.publish", t.found, t.published);
+  span->End(
+      OkStatus(),
+      {{"session", session}, {"sequence", opened->sequence}, {"held_tokens", opened->held_tokens}});
 }
 
 void WriteNeeds(const Plan& plan, v1::Plan* out) {
@@ -238,13 +253,15 @@ grpc::ServerUnaryReactor* ControlService::OpenSequence(grpc::CallbackServerConte
   // On the session's strand, so that earlier calls count; then, when the store has read what is on
   // disk, again on its strand. Nothing waits meanwhile.
   grpc::ServerUnaryReactor* reactor = context_->NewCall();
+  const auto span = TracedCall(*call, "open");
   const std::span<const int32_t> tokens(request->tokens().data(),
                                         static_cast<size_t>(request->tokens_size()));
   Store* store = &context_->store();
-  const auto adopt = [store, call, reactor, request, response, tokens,
+  const auto adopt = [store, call, reactor, request, response, tokens, span,
                       s = *found](const Result<OpenedSequence>& unnamed) {
     const Result<OpenedSequence> opened =
         store->sequences().GiveKey(s->id(), unnamed, request->key());
+    TellOpen(span.get(), s->id(), opened);
     if (!opened.ok()) return reactor->Finish(ToGrpc(opened.status()));
     const auto drop = [store, s, id = opened->sequence] {
       (void)store->sequences().CloseSequence(s->id(), id);
@@ -335,7 +352,9 @@ grpc::ServerUnaryReactor* ControlService::Lookup(grpc::CallbackServerContext* ca
   Result<std::shared_ptr<RemoteSession>> found = context_->FindSession(request->session());
   if (!found.ok()) return ServiceContext::Answer(call, found.status());
   grpc::ServerUnaryReactor* reactor = context_->NewCall();
-  const auto answer = [reactor, request, response](const Result<PrefixHit>& hit) {
+  const auto span = TracedCall(*call, "lookup");
+  const auto answer = [reactor, request, response, span](const Result<PrefixHit>& hit) {
+    if (span != nullptr) span->End(hit.status(), {{"session", request->session()}});
     reactor->Finish(ServiceContext::Outcome([&]() -> Status {
       KVS_RETURN_IF_ERROR(hit.status());
       Write(*hit, request->by_page(), response);

@@ -2,6 +2,7 @@
 #ifndef KVSTRATA_SERVER_STORE_OPENED_SEQUENCE_H_
 #define KVSTRATA_SERVER_STORE_OPENED_SEQUENCE_H_
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <vector>
@@ -12,6 +13,17 @@
 #include "server/store/hold_limits.h"
 
 namespace kvstrata {
+
+// When the parts of an open ended, one after the other.
+struct OpenTimes {
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point begun;
+  Clock::time_point prepared;   // its plan, parameters, and the keys of its pages
+  Clock::time_point loaded;     // what had to come from disk or from another device
+  Clock::time_point found;      // the prefix that is held
+  Clock::time_point published;  // its pages taken, its first table published
+  uint32_t disk_values = 0;     // pages and index blocks that were asked of the disk
+};
 
 struct OpenedSequence {
   uint64_t sequence = 0;
@@ -25,6 +37,7 @@ struct OpenedSequence {
   std::vector<int32_t> boundary_tokens;  // of the model
   std::vector<uint8_t> boundary;         // sentence ends of leading tokens, stored with held pages
   bool imported = false;                 // import_job.h
+  OpenTimes times;                       // of Openings::OpenSequence
 };
 
 struct OpenOptions {

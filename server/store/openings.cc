@@ -166,6 +166,7 @@ Result<Opening> Openings::PrepareOpen(uint64_t session_id, uint64_t model_id,
                                       const OpenOptions& options, Files files) {
   KVS_RETURN_IF_ERROR(CheckLength("tokens", tokens.size()));
   KVS_RETURN_IF_ERROR(CheckLength("reserve_tokens", options.reserve_tokens));
+  const Clock::time_point begun = Clock::now();
   KVS_ASSIGN_OR_RETURN(Opening o, BeginOpening(session_id, model_id, plan_text));
   Sequence* const s = o.sequence.get();
   KVS_ASSIGN_OR_RETURN(s->codec, plans_.NewCodec(s->plan, s->model->desc.geometry, files));
@@ -182,10 +183,14 @@ Result<Opening> Openings::PrepareOpen(uint64_t session_id, uint64_t model_id,
   if (o.keys.size() == usable) o.artefact = keys.artefact;
   const std::span<const int32_t> rest = tokens.subspan(o.keys.size() * s->page_tokens());
   o.rest.assign(rest.begin(), rest.end());
+  o.times.begun = begun;
+  o.times.prepared = Clock::now();
   return o;
 }
 
 Result<OpenedSequence> Openings::FinishOpen(Opening* o) {
+  o->times.loaded = Clock::now();
+  o->times.disk_values = static_cast<uint32_t>(o->loads_index.size());
   StoreLock lock(mu_);
   const Result<Session*> session = catalog_.FindSession(o->session);
   if (!session.ok()) {
@@ -195,6 +200,8 @@ Result<OpenedSequence> Openings::FinishOpen(Opening* o) {
   const LongRequest request(&catalog_, *session);
   Result<OpenedSequence> opened = FinishOpenLocked(*session, o);
   loads_.EndLoad(*session, o);
+  o->times.published = Clock::now();
+  if (opened.ok()) opened->times = o->times;
   return opened;
 }
 
@@ -216,6 +223,7 @@ Result<OpenedSequence> Openings::FinishOpenLocked(Session* session, Opening* o) 
     hit = prefixes_.FindPrefix(question, std::nullopt, o->device, hold);
   }
   LimitHit(*o, *s, &hit);
+  o->times.found = Clock::now();
   s->tokens = s->held_tokens = static_cast<uint32_t>(hit.pages.size()) * s->page_tokens();
   if (!hit.pages.empty()) s->last_key = o->keys[hit.pages.size() - 1];
   if (!hit.whole) OpenOnArtefact(s.get(), *o);

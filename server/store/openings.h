@@ -53,6 +53,7 @@ struct Opening {
   std::vector<int32_t> rest;  // of them, those behind the pages of `keys`
   PageKey artefact{};         // of the prompt; zeros: the plan has no codec
   Clock::time_point asked;
+  OpenTimes times;
   uint64_t load = 0;              // a hold of what is on its way here; 0: none
   std::vector<bool> loads_index;  // per key of the load: it is an index block's
   // The artefact on its way here: its record, and of its extents those that have come.

@@ -26,6 +26,9 @@ constexpr Metric kRows[] = {
      "publish, of a recompression."},
     {"kvstrata_refusals_total", kCounter, "refusals", "reason",
      "What clients were told instead of an answer, by reason."},
+    {"kvstrata_spans_total", kCounter, "spans", "result",
+     "Spans of traced requests: exported to trace.endpoint; failed, it did not take them; dropped, "
+     "the queue had no room."},
     {"kvstrata_lookup_tokens_total", kCounter, "tokens", "",
      "Tokens of prompts that sequences were opened with."},
     {"kvstrata_lookup_hit_tokens_total", kCounter, "tokens", "",

@@ -49,6 +49,7 @@ const std::map<std::string_view, const char*> kUnmoved = {
     {"kvstrata_disk_late_loads_total",
      "takes a disk that is slow: tests/server/tier_pages_test.cc"},
     {"kvstrata_disk_refused_loads_total", "takes a disk that is slow: the same"},
+    {"kvstrata_spans_total", "takes a collector: tests/python/test_spans.py"},
     {"kvstrata_disk_deadlines_total",
      "takes a disk that hangs: tests/server/tier/value_tier_test.cc"},
 };

@@ -14,6 +14,7 @@
 #include "server/config_keys.h"
 #include "server/config_limits.h"
 #include "server/config_values.h"
+#include "server/http/trace_exporter.h"
 
 namespace kvstrata {
 namespace {
@@ -167,6 +168,7 @@ const KeyCase kKeyCases[] = {
     {"log.level", "KVSTRATA_LOG_LEVEL", "warn", "loud"},
     {"log.format", "KVSTRATA_LOG_FORMAT", "json", "xml"},
     {"http.listen", "KVSTRATA_HTTP_LISTEN", "127.0.0.1:9465", "9465"},
+    {"trace.endpoint", "KVSTRATA_TRACE_ENDPOINT", "http://[::1]:4318", "http://user@127.0.0.1/"},
     {"recall.every", "KVSTRATA_RECALL_EVERY", "0", "-1"},
     {"debug.coredump", "KVSTRATA_DEBUG_COREDUMP", "true", "yes"},
     {"limits.sessions", "KVSTRATA_LIMITS_SESSIONS", "0", "-1"},
@@ -221,6 +223,26 @@ TEST_F(ConfigTest, EveryKeyIsCovered) {
   ASSERT_EQ(config.entries.size(), std::size(kKeyCases));
   for (size_t i = 0; i < config.entries.size(); ++i) {
     EXPECT_EQ(config.entries[i].key, kKeyCases[i].key);
+  }
+}
+
+TEST(TraceEndpoints, AreAddresses) {
+  const std::optional<TraceEndpoint> full = ParseTraceEndpoint("http://10.1.2.3:80/a/b");
+  ASSERT_TRUE(full);
+  EXPECT_EQ(full->host, "10.1.2.3");
+  EXPECT_EQ(full->port, 80);
+  EXPECT_EQ(full->path, "/a/b");
+  const std::optional<TraceEndpoint> least = ParseTraceEndpoint("http://localhost");
+  ASSERT_TRUE(least);
+  EXPECT_EQ(least->host, "127.0.0.1");
+  EXPECT_EQ(least->port, 4318);
+  EXPECT_EQ(least->path, "/v1/traces");
+  EXPECT_EQ(ParseTraceEndpoint("http://[::1]:1/x")->host, "::1");
+  for (const char* wrong :
+       {"", "127.0.0.1:4318", "https://127.0.0.1", "http://", "http://collector:4318",
+        "http://127.0.0.1:0", "http://127.0.0.1:65536", "http://127.0.0.1:", "http://[::1",
+        "http://[::1]x", "http://user:password@127.0.0.1/", "http://127.0.0.1/a b"}) {
+    EXPECT_FALSE(ParseTraceEndpoint(wrong)) << wrong;
   }
 }
 
