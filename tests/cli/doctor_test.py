@@ -93,6 +93,30 @@ def test_all_mistakes_at_once(doctor):
     assert [c["reason"] for c in wrong] == ["CONFIG_KEY", "CONFIG_VALUE", "CONFIG_VALUE"], wrong
     assert "pool.host_bytes" in wrong[0]["what"]
     assert found(checks, "clocks", "OK") or found(checks, "clocks", "WARN"), "the machine is looked at all the same"
+    assert found(checks, "machine", "WARN", words="not checked: the configuration has mistakes"), checks
+    judged = [c["check"] for c in checks if c["check"] in ("memory", "descriptors", "socket", "disk_space", "cpus")]
+    assert not judged, f"by defaults in place of what was meant: {judged}"
+
+
+def test_without_a_file_it_says_what_is_judged(doctor):
+    assert found(doctor(), "configuration", "OK", words="built-in defaults are judged"), doctor()
+    path = os.path.join(doctor.folder, "sound.toml")
+    with open(path, "w") as file:
+        file.write("[log]\nlevel = \"info\"\n")
+    assert found(doctor("--config", path), "configuration", "OK", words=path)
+
+
+def test_sizes_without_quotes_hide_nothing(doctor):
+    path = os.path.join(doctor.folder, "unquoted.toml")
+    with open(path, "w") as file:
+        file.write("[disk]\nbudget_bytes = 512MiB  # of the SSD\nload_timeout=5s\nbuget = 1\n"
+                   "[limits]\nhost_bytes = 90%\n")
+    wrong = [c for c in doctor("--config", path) if c["verdict"] == "FAIL"]
+    said = [(c["reason"], c["what"]) for c in wrong]
+    assert [reason for reason, _ in said] == ["CONFIG_SYNTAX"] * 3 + ["CONFIG_KEY"], said
+    assert 'write: budget_bytes = "512MiB"' in said[0][1] and ":2:" in said[0][1], said
+    assert 'write: load_timeout="5s"' in said[1][1], said
+    assert 'write: host_bytes = "90%"' in said[2][1] and "disk.buget" in said[3][1], said
 
 
 def test_a_misspelt_variable(doctor):
