@@ -239,6 +239,21 @@ def test_a_folder_of_another_user(doctor):
            "disk_space", "FAIL", "DISK_PERMISSION")
 
 
+def test_a_read_only_file_system_is_not_a_question_of_owners(doctor):
+    at = os.path.join(doctor.folder, "read_only")
+    os.mkdir(at)
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "ro,size=1m", "tmpfs", at], capture_output=True).returncode != 0:
+        MISSING.append("a read-only file system: nothing can be mounted here")
+        return
+    try:
+        rest = ("disk.budget_bytes=64MiB", "disk.segment_bytes=16MiB")
+        checks = doctor(*setting(f"disk.path={at}/tier", *rest))
+        failure = found(checks, "disk_space", "FAIL", "DISK_READ_ONLY", "remount,rw")
+        assert failure and "chown" not in failure["what"] + failure["fix"], checks
+    finally:
+        subprocess.run(["umount", at], check=True)
+
+
 def test_a_filter_that_forbids_io_uring(doctor):
     disk = setting(f"disk.path={doctor.folder}/tier", "disk.budget_bytes=64MiB", "disk.segment_bytes=16MiB")
     if not found(doctor(*disk), "io_uring", "OK"):
