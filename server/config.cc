@@ -18,6 +18,7 @@
 #include "kernels/backend.h"
 #include "server/config_keys.h"
 #include "server/config_limits.h"
+#include "server/config_values.h"
 
 namespace kvstrata {
 namespace {
