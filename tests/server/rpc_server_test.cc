@@ -305,15 +305,38 @@ uint64_t MalformedRequests() {
   return 0;
 }
 
-// How often a call of ShowPlan was cancelled since the event `after`.
-size_t CancelledSince(uint64_t after) {
+uint64_t LastEvent() {
+  uint64_t last = RecentEvents().Begin(), missed = 0;
+  while (const auto event = RecentEvents().Next(last, &missed)) last = event->number;
+  return last;
+}
+
+// How many events of that name and first field there are since the one of that number.
+size_t EventsSince(uint64_t after, std::string_view name, std::string_view first) {
   size_t count = 0;
   uint64_t missed = 0;
   while (const auto event = RecentEvents().Next(after, &missed)) {
     after = event->number;
-    count += event->name == "cancelled" && event->fields[0].value == "Control/ShowPlan";
+    count += event->name == name && event->fields[0].value == first;
   }
   return count;
+}
+
+// kvstrata top asks it each second.
+TEST(RpcServer, WhatOnlyLooksIsNoneOfTheEventsThatAreKept) {
+  RpcDaemon daemon;
+  RpcClient client(daemon.Connect());
+  const auto opened = client.Open(client.RegisterModel(), "quest{min_tokens = 0}", Ids(20));
+  ASSERT_TRUE(opened.ok());
+  const uint64_t before = LastEvent();
+  v1::SampleSelectionsRequest request;
+  request.set_sequence(opened.value().sequence());
+  v1::SampleSelectionsResponse response;
+  ASSERT_TRUE(Call(*client.admin, &v1::Admin::Stub::SampleSelections, request, &response).ok());
+  v1::EvictResponse evicted;
+  ASSERT_TRUE(Call(*client.admin, &v1::Admin::Stub::Evict, v1::EvictRequest(), &evicted).ok());
+  EXPECT_EQ(EventsSince(before, "admin", "Evict"), 1u);
+  EXPECT_EQ(EventsSince(before, "admin", "SampleSelections"), 0u);
 }
 
 // The client's deadline of 1 ms passes before its request comes, or it takes the call back.
@@ -321,8 +344,9 @@ TEST(RpcServer, ACallThatIsGivenUpIsNoMalformedOne) {
   InitLog(LogLevel::kDebug, LogFormat::kText);
   {
     RpcDaemon daemon;
-    uint64_t before = RecentEvents().Begin(), missed = 0;
-    while (const auto event = RecentEvents().Next(before, &missed)) before = event->number;
+    const auto cancelled = [before = LastEvent()] {
+      return EventsSince(before, "cancelled", "Control/ShowPlan");
+    };
     const uint64_t refused = MalformedRequests();
     const std::string request =
         Literal(":method", "POST") + Literal(":scheme", "http") + Literal(":authority", "x") +
@@ -331,7 +355,7 @@ TEST(RpcServer, ACallThatIsGivenUpIsNoMalformedOne) {
     constexpr uint8_t kHeaders = 1, kReset = 3, kEndHeaders = 4;
     const std::string cancel = {0, 0, 0, 8};
     Attack(daemon, Frame(kHeaders, kEndHeaders, 1, request) + Frame(kReset, 0, 1, cancel));
-    EXPECT_TRUE(Eventually([&] { return CancelledSince(before) == 1; }));
+    EXPECT_TRUE(Eventually([&] { return cancelled() == 1; }));
     const UniqueFd late = daemon.Dial();
     ASSERT_TRUE(late);
     const std::string bytes =
@@ -339,7 +363,7 @@ TEST(RpcServer, ACallThatIsGivenUpIsNoMalformedOne) {
         Frame(kHeaders, kEndHeaders, 1, request + Literal("grpc-timeout", "1m"));
     ASSERT_EQ(send(late.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL),
               static_cast<ssize_t>(bytes.size()));
-    EXPECT_TRUE(Eventually([&] { return CancelledSince(before) == 2; }));
+    EXPECT_TRUE(Eventually([&] { return cancelled() == 2; }));
     EXPECT_EQ(MalformedRequests(), refused);
     (void)RawCall(daemon.Connect(), "/kvstrata.v1.Control/ShowPlan", "\xff\xff\xff\xff");
     EXPECT_TRUE(Eventually([&] { return MalformedRequests() == refused + 1; }));
