@@ -185,6 +185,8 @@ constexpr Reason kRows[] = {
     {"DISK_PERMISSION", kDisk,
      "disk.path, or a file of it, is another user's, or others may write it.",
      "chown it to the daemon's user, mode 0700"},
+    {"DISK_READ_ONLY", kDisk, "The file system of disk.path is mounted read-only.",
+     "mount -o remount,rw; dmesg says whether errors made it so; or choose another disk.path"},
     {"DISK_LOCKED", kDisk, "Another running daemon has this disk.path.",
      "stop that one, or choose another disk.path"},
     {"DISK_OPEN", kDisk, "The kernel refused a call on disk.path. The message has its error.", ""},

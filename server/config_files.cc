@@ -7,12 +7,15 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <optional>
 #include <sstream>
 #include <system_error>
 #include <utility>
 
+#include "base/quantities.h"
 #include "server/config_keys.h"
 #include "server/config_limits.h"
 
@@ -110,17 +113,48 @@ Result<std::string> ReadFile(const std::string& file) {
   return text;
 }
 
-// An error: nothing of it could be read.
+// Puts the value of `key = 512MiB`, a size, duration or share, in quotes, as TOML wants text. What
+// the line is then; nothing: it has no such value.
+std::optional<std::string> QuoteValue(size_t line, std::string* text) {
+  size_t begin = 0;
+  for (size_t n = 1; n < line && begin != text->npos; ++n) begin = text->find('\n', begin) + 1;
+  const size_t end = std::min(text->find('\n', begin), text->size());
+  const std::string_view all = std::string_view(*text).substr(begin, end - begin);
+  const size_t equals = all.find('=');
+  if (equals == all.npos) return std::nullopt;
+  const size_t first = all.find_first_not_of(" \t", equals + 1);
+  const size_t last = all.find_last_not_of(" \t\r", std::min(all.find('#'), all.size()) - 1);
+  if (first == all.npos || last < first) return std::nullopt;
+  const std::string value(all.substr(first, last + 1 - first));
+  uint64_t number = 0;
+  std::chrono::microseconds duration{};
+  const bool share = value.back() == '%' && ParseNumber(value.substr(0, value.size() - 1), &number);
+  if (!share && !ParseSize(value, &number) && !ParseDuration(value, &duration)) {
+    return std::nullopt;
+  }
+  text->replace(begin + first, value.size(), "\"" + value + "\"");
+  return text->substr(begin, last + 3);
+}
+
+// An error: nothing of it could be read. A value that only lacks its quotes is a mistake of many.
 Status AddFile(const std::string& file, GivenByKey* out, Mistakes* mistakes) {
-  KVS_ASSIGN_OR_RETURN(const std::string text, ReadFile(file));
-  try {
-    AddTable("", toml::parse(text, file), file, out, mistakes);
-    return OkStatus();
-  } catch (const toml::parse_error& error) {
-    const toml::source_position at = error.source().begin;
-    return InvalidArgument("CONFIG_SYNTAX", file + ":" + std::to_string(at.line) + ":" +
-                                                std::to_string(at.column) + ": " +
-                                                std::string(error.description()));
+  KVS_ASSIGN_OR_RETURN(std::string text, ReadFile(file));
+  for (;;) {
+    try {
+      AddTable("", toml::parse(text, file), file, out, mistakes);
+      return OkStatus();
+    } catch (const toml::parse_error& error) {
+      const toml::source_position at = error.source().begin;
+      const std::string where =
+          file + ":" + std::to_string(at.line) + ":" + std::to_string(at.column) + ": ";
+      const std::optional<std::string> quoted = QuoteValue(at.line, &text);
+      if (!quoted) {
+        return InvalidArgument("CONFIG_SYNTAX", where + std::string(error.description()));
+      }
+      mistakes->push_back(InvalidArgument(
+          "CONFIG_SYNTAX",
+          where + "sizes, durations and shares are text, in quotes; write: " + *quoted));
+    }
   }
 }
 

@@ -271,7 +271,6 @@ struct Daemon::Parts {
   // What reloads of a configuration, whichever of it has changed.
   void Apply(const Config& next);
   Status OpenDisk();
-  void RestorePins();
   void UseDisk();
   void SettleDisk();
   void Settle();
@@ -386,8 +385,11 @@ Status Daemon::Parts::OpenDisk() {
   return OkStatus();
 }
 
-// Pins of the last daemon. Those that are over leave the disk.
-void Daemon::Parts::RestorePins() {
+// Its pages, and what the last daemon left there besides: pins, of which those that are over leave
+// the disk, and records of artefacts.
+void Daemon::Parts::UseDisk() {
+  tier_pages = std::make_unique<TierPages>(config.tier_pages, store.get(), disk_values.get(),
+                                           disk_values->Hooks());
   const Deadline deadline = Clock::now() + config.disk_start_timeout;
   std::vector<PrefixPin> pins;
   for (PrefixPin& pin : ReadPins(disk_values.get(), deadline)) {
@@ -402,12 +404,6 @@ void Daemon::Parts::RestorePins() {
   }
   if (!pins.empty()) LogEvent(LogLevel::kInfo, "pins_restored", {{"pins", pins.size()}});
   store->pins().RestorePins(std::move(pins));
-}
-
-void Daemon::Parts::UseDisk() {
-  tier_pages = std::make_unique<TierPages>(config.tier_pages, store.get(), disk_values.get(),
-                                           disk_values->Hooks());
-  RestorePins();
   NoteRecords(store.get(), disk_values.get(), tier_pages.get(), [](size_t records) {
     LogEvent(LogLevel::kInfo, "artefact_records", {{"records", records}});
   });

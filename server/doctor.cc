@@ -42,27 +42,30 @@ std::optional<std::string> FirstWordOf(const std::string& path) {
 
 namespace {
 
-using Check = Finding (*)(const Config&);
-constexpr Check kChecks[] = {CheckMemory,
-                             CheckOvercommit,
-                             CheckMappings,
-                             CheckMemlock,
-                             CheckDescriptorLimit,
-                             CheckThreadLimit,
-                             CheckCpus,
-                             CheckNuma,
-                             CheckGpu,
-                             CheckMps,
-                             CheckFreeDisk,
-                             CheckDirectIo,
-                             CheckIoUring,
-                             CheckSocket,
-                             CheckBacklog,
-                             CheckHttp,
-                             CheckSharedMemory,
-                             CheckProcessNamespaces,
-                             CheckPassedDescriptors,
-                             CheckClocks};
+struct Check {
+  Finding (*run)(const Config&);
+  bool by_config = true;  // judges the machine by what the configuration asks of it
+};
+constexpr Check kChecks[] = {{CheckMemory},
+                             {CheckOvercommit},
+                             {CheckMappings, false},
+                             {CheckMemlock},
+                             {CheckDescriptorLimit},
+                             {CheckThreadLimit},
+                             {CheckCpus},
+                             {CheckNuma},
+                             {CheckGpu},
+                             {CheckMps},
+                             {CheckFreeDisk},
+                             {CheckDirectIo},
+                             {CheckIoUring},
+                             {CheckSocket},
+                             {CheckBacklog, false},
+                             {CheckHttp},
+                             {CheckSharedMemory, false},
+                             {CheckProcessNamespaces, false},
+                             {CheckPassedDescriptors, false},
+                             {CheckClocks, false}};
 
 // Which check a mistake of CheckMachine belongs to, by the beginning of its reason.
 constexpr std::pair<std::string_view, std::string_view> kCheckOf[] = {
@@ -76,6 +79,20 @@ std::string CheckOf(const Status& mistake) {
     if (mistake.reason().starts_with(reason)) return std::string(check);
   }
   return "machine";
+}
+
+Finding WithoutMistake(const Config& config) {
+  const auto given = std::ranges::count_if(
+      config.entries, [](const ConfigEntry& entry) { return entry.origin != "default"; });
+  std::string from;
+  for (const std::string& file : config.files) from += (from.empty() ? "" : ", ") + file;
+  if (!from.empty()) {
+    return Ok("configuration",
+              from + ", " + std::to_string(config.entries.size()) + " keys, without a mistake");
+  }
+  return Ok("configuration",
+            "no file: built-in defaults are judged, but for " + std::to_string(given) +
+                " keys of environment and flags; a daemon's own file is judged with --config FILE");
 }
 
 std::string Json(std::string_view text) {
@@ -100,23 +117,26 @@ std::vector<Finding> Examine(const LoadedConfig& loaded) {
     findings.push_back(doctor::Warn("configuration", warning, "rename the variable, or unset it"));
   }
   if (findings.empty()) {
-    std::string from;
-    for (const std::string& file : loaded.config.files) from += (from.empty() ? "" : ", ") + file;
-    if (from.empty()) from = "no file";
-    findings.push_back(doctor::Ok(
-        "configuration",
-        from + ", " + std::to_string(loaded.config.entries.size()) + " keys, without a mistake"));
+    findings.push_back(doctor::WithoutMistake(loaded.config));
   }
-  if (!loaded.complete) return findings;  // of what follows nothing is known
+  if (!loaded.complete) return findings;           // of what follows nothing is known
+  const bool mistaken = !loaded.mistakes.empty();  // those keys have their defaults meanwhile
+  if (mistaken) {
+    findings.push_back(doctor::Warn("machine",
+                                    "not checked: the configuration has mistakes; what it asks of "
+                                    "memory, limits, GPU, disk and sockets is judged without them",
+                                    "mend the configuration and run doctor again"));
+  }
   std::set<std::string> failed;
-  for (const Status& mistake : CheckMachine(loaded.config)) {
+  for (const Status& mistake : mistaken ? std::vector<Status>() : CheckMachine(loaded.config)) {
     // A running daemon has the disk: what is asked is whether a start would find it sound.
     if (mistake.reason() == "DISK_LOCKED") continue;
     findings.push_back(doctor::Fail(doctor::CheckOf(mistake), Located(mistake, loaded.config)));
     failed.insert(findings.back().check);
   }
-  for (const doctor::Check check : doctor::kChecks) {
-    Finding finding = check(loaded.config);
+  for (const doctor::Check& check : doctor::kChecks) {
+    if (mistaken && check.by_config) continue;
+    Finding finding = check.run(loaded.config);
     if (!failed.contains(finding.check)) findings.push_back(std::move(finding));
   }
   return findings;

@@ -65,7 +65,11 @@ Finding CheckDirectIo(const Config& config) {
   }
   const UniqueFd file(open(folder.c_str(), O_TMPFILE | O_RDWR | O_DIRECT | O_CLOEXEC, 0600));
   if (!file) {
-    if (errno == EACCES || errno == EROFS || errno == EPERM) {
+    if (errno == EROFS) {
+      return Fail("o_direct", {Code::kFailedPrecondition, "DISK_READ_ONLY",
+                               "no file can be made in '" + folder + "': " + std::strerror(errno)});
+    }
+    if (errno == EACCES || errno == EPERM) {
       return Fail("o_direct", {Code::kPermissionDenied, "DISK_PERMISSION",
                                "no file can be made in '" + folder + "': " + std::strerror(errno)});
     }

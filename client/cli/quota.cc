@@ -96,7 +96,8 @@ void AddQuota(CLI::App& app, Invocation& invocation) {
   auto wanted = std::make_shared<Wanted>();
   CLI::App* set = noun->add_subcommand("set", "Change a limit until the daemon ends");
   AddUserAndLimit(set, wanted.get());
-  set->add_option("N", wanted->value, "A number from 1 on, of bytes a size such as 8GiB; none: no limit")
+  set->add_option("N", wanted->value,
+                  "A number from 1 on, of bytes a size such as 8GiB; none: no limit")
       ->required();
   Runs(set, invocation, [&invocation, wanted] { return Change(invocation.options, *wanted); });
 

@@ -37,6 +37,10 @@ std::vector<std::string> Candidates() {
   return {folder + kFile, folder + "../lib/" + kFile, kFile};
 }
 
+std::string WithoutGpu() {
+  return "do without a GPU: pool.device = \"emulated\" of a daemon, backend simd of an engine";
+}
+
 Result<const CudaOps*> Load() {
   std::string tried;
   void* library = nullptr;
@@ -46,9 +50,9 @@ Result<const CudaOps*> Load() {
     tried += tried.empty() ? path : ", " + path;
   }
   if (library == nullptr) {
-    return Unavailable("CUDA_LIBRARY",
-                       "no " + std::string(kFile) + " (tried " + tried +
-                           "); set KVSTRATA_CUDA_LIBRARY to its path, or use backend simd");
+    return Unavailable("CUDA_LIBRARY", "no " + std::string(kFile) + " (tried " + tried +
+                                           "); set KVSTRATA_CUDA_LIBRARY to its path, or " +
+                                           WithoutGpu());
   }
   const auto table = reinterpret_cast<const CudaOps* (*)()>(dlsym(library, "kvs_cuda_ops"));
   if (table == nullptr || table()->version != kCudaOpsVersion) {
@@ -58,7 +62,8 @@ Result<const CudaOps*> Load() {
   if (table()->device_count() == 0) {
     return Unavailable("CUDA_NO_DEVICE",
                        "no GPU is visible to this process; check nvidia-smi and "
-                       "CUDA_VISIBLE_DEVICES, or use backend simd");
+                       "CUDA_VISIBLE_DEVICES, or " +
+                           WithoutGpu());
   }
   return table();
 }

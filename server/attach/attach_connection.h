@@ -20,6 +20,7 @@
 #include "server/attach/descriptor_inbox.h"
 #include "server/attach/peer.h"
 #include "server/attach/ring_session.h"
+#include "server/store/session_types.h"
 
 namespace kvstrata {
 

@@ -25,9 +25,11 @@ Status Denied(std::string message) {
 Status SystemError(const std::string& path, const char* what, int error) {
   const std::string message = "'" + path + "' of disk.path: " + what + ": " + std::strerror(error);
   switch (error) {
+    case EROFS:
+      return {Code::kFailedPrecondition, "DISK_READ_ONLY",
+              message + "; mount it writable (mount -o remount,rw)" + std::string(kElsewhere)};
     case EACCES:
     case EPERM:
-    case EROFS:
       return Denied(message + "; let this user (" + std::to_string(geteuid()) + ") write there" +
                     std::string(kElsewhere));
     case ELOOP:

@@ -6,7 +6,8 @@
 // Thread-safety: values and functions without state. Cost: a few system calls each.
 // Errors, which name the path, what was found and the next step: DISK_PATH (NOT_FOUND: no parent;
 // INVALID_ARGUMENT: no folder, no plain file, a file system that keeps no files),
-// PERMISSION_DENIED DISK_PERMISSION, INTERNAL DISK_OPEN.
+// PERMISSION_DENIED DISK_PERMISSION, FAILED_PRECONDITION
+// DISK_READ_ONLY, INTERNAL DISK_OPEN.
 #ifndef KVSTRATA_SERVER_TIER_TIER_PLACE_H_
 #define KVSTRATA_SERVER_TIER_TIER_PLACE_H_
 

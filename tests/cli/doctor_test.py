@@ -93,6 +93,30 @@ def test_all_mistakes_at_once(doctor):
     assert [c["reason"] for c in wrong] == ["CONFIG_KEY", "CONFIG_VALUE", "CONFIG_VALUE"], wrong
     assert "pool.host_bytes" in wrong[0]["what"]
     assert found(checks, "clocks", "OK") or found(checks, "clocks", "WARN"), "the machine is looked at all the same"
+    assert found(checks, "machine", "WARN", words="not checked: the configuration has mistakes"), checks
+    judged = [c["check"] for c in checks if c["check"] in ("memory", "descriptors", "socket", "disk_space", "cpus")]
+    assert not judged, f"by defaults in place of what was meant: {judged}"
+
+
+def test_without_a_file_it_says_what_is_judged(doctor):
+    assert found(doctor(), "configuration", "OK", words="built-in defaults are judged"), doctor()
+    path = os.path.join(doctor.folder, "sound.toml")
+    with open(path, "w") as file:
+        file.write("[log]\nlevel = \"info\"\n")
+    assert found(doctor("--config", path), "configuration", "OK", words=path)
+
+
+def test_sizes_without_quotes_hide_nothing(doctor):
+    path = os.path.join(doctor.folder, "unquoted.toml")
+    with open(path, "w") as file:
+        file.write("[disk]\nbudget_bytes = 512MiB  # of the SSD\nload_timeout=5s\nbuget = 1\n"
+                   "[limits]\nhost_bytes = 90%\n")
+    wrong = [c for c in doctor("--config", path) if c["verdict"] == "FAIL"]
+    said = [(c["reason"], c["what"]) for c in wrong]
+    assert [reason for reason, _ in said] == ["CONFIG_SYNTAX"] * 3 + ["CONFIG_KEY"], said
+    assert 'write: budget_bytes = "512MiB"' in said[0][1] and ":2:" in said[0][1], said
+    assert 'write: load_timeout="5s"' in said[1][1], said
+    assert 'write: host_bytes = "90%"' in said[2][1] and "disk.buget" in said[3][1], said
 
 
 def test_a_misspelt_variable(doctor):
@@ -213,6 +237,21 @@ def test_a_folder_of_another_user(doctor):
     seeded(doctor, (setting(f"disk.path={theirs}/tier", *rest), {"as_nobody": True}),
            (setting("disk.path=" + nobodys(doctor, "mine"), *rest), {"as_nobody": True}),
            "disk_space", "FAIL", "DISK_PERMISSION")
+
+
+def test_a_read_only_file_system_is_not_a_question_of_owners(doctor):
+    at = os.path.join(doctor.folder, "read_only")
+    os.mkdir(at)
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "ro,size=1m", "tmpfs", at], capture_output=True).returncode != 0:
+        MISSING.append("a read-only file system: nothing can be mounted here")
+        return
+    try:
+        rest = ("disk.budget_bytes=64MiB", "disk.segment_bytes=16MiB")
+        checks = doctor(*setting(f"disk.path={at}/tier", *rest))
+        failure = found(checks, "disk_space", "FAIL", "DISK_READ_ONLY", "remount,rw")
+        assert failure and "chown" not in failure["what"] + failure["fix"], checks
+    finally:
+        subprocess.run(["umount", at], check=True)
 
 
 def test_a_filter_that_forbids_io_uring(doctor):

@@ -65,6 +65,11 @@ TEST_F(RpcAdminTest, StatusCountsWhatIsThere) {
   EXPECT_EQ(r.pools(0).device(), "emulated");
   EXPECT_GT(r.pools(0).used_bytes(), 0u);
   EXPECT_EQ(r.pools(1).tier(), "host");
+  for (const v1::Pool& pool : r.pools()) {
+    EXPECT_EQ(pool.taken_bytes() > 0, pool.arenas() > 0);
+    EXPECT_GE(pool.taken_bytes(), pool.used_bytes());
+    EXPECT_LE(pool.taken_bytes(), pool.capacity_bytes());
+  }
   const auto pools = Admin(&v1::Admin::Stub::ListPools, v1::ListPoolsRequest());
   ASSERT_TRUE(pools.ok());
   EXPECT_EQ(pools.value().pools_size(), 2);
@@ -103,11 +108,16 @@ TEST(RpcAdminCgroupTest, WhatTheCgroupIsChargedIsToldWithThePools) {
 
 TEST_F(RpcAdminTest, SessionsAndSequencesAreListed) {
   const uint64_t sequence = client_.Open(model_, "quest{min_tokens = 0}", {}).value().sequence();
+  const auto idle = Admin(&v1::Admin::Stub::ListSessions, v1::ListSessionsRequest());
+  ASSERT_TRUE(idle.ok());
+  EXPECT_EQ(idle.value().sessions(0).last_step_us(), 0u);
   ASSERT_TRUE(client_.Run(sequence, Ids(40), &random_).ok());
   const auto sessions = Admin(&v1::Admin::Stub::ListSessions, v1::ListSessionsRequest());
   ASSERT_TRUE(sessions.ok());
   ASSERT_EQ(sessions.value().sessions_size(), 1);
   const v1::Session& s = sessions.value().sessions(0);
+  EXPECT_GT(s.last_step_us(), 0u);
+  EXPECT_LE(s.last_step_us(), s.age_us());
   EXPECT_EQ(s.client_name(), "test");
   EXPECT_EQ(s.transport(), "remote");
   EXPECT_EQ(s.uid(), geteuid());
