@@ -99,14 +99,16 @@ double LossOf(const std::vector<float>& x, const Spectrum& d, const std::vector<
   return all == 0 ? 0 : std::sqrt((lost < 0 ? 0.0 : lost) / all);  // NaN stays NaN
 }
 
+// `surely`: what SurelyKept says of it.
 FactorRows Compress(const std::vector<float>& x, int32_t dim, std::span<const BF16> k_mean,
-                    const Plan& plan, const SpanParameters* parameters, const Backend& backend) {
+                    int32_t surely, const Plan& plan, const SpanParameters* parameters,
+                    const Backend& backend) {
   const auto n = static_cast<int32_t>(x.size() / static_cast<size_t>(dim));
   const int32_t rank = std::min({n, dim, plan.lowrank.r_max});
   const auto is_smaller = [&](int64_t r) { return r * (n + dim) < int64_t{n} * dim; };
   FactorRows raw{-1, false, Rounded(x), {}};
   // Most spans are short, and their factors no smaller even where gates drop all that they may.
-  if (!is_smaller(SurelyKept(rank, k_mean, parameters))) return raw;
+  if (!is_smaller(surely)) return raw;
   const Spectrum d = Decompose(x, n, dim, rank, backend);
   const std::vector<double> gates = SpanGates(d.s, k_mean, parameters);
   std::vector<int32_t> kept;
@@ -130,8 +132,11 @@ SpanForm CompressSpan(const SpanSource& source, const Plan& plan, const SpanPara
   form.k_mean = WeightedMean(keys, weights);
   form.v_mean = WeightedMean(values, weights);
   const int32_t dim = source.keys.dim;
-  form.keys = Compress(keys, dim, form.k_mean, plan, parameters, backend);
-  form.values = Compress(values, dim, form.k_mean, plan, parameters, backend);
+  const int32_t n = source.tokens.end - source.tokens.begin;
+  const int32_t surely =
+      SurelyKept(std::min({n, dim, plan.lowrank.r_max}), form.k_mean, parameters);
+  form.keys = Compress(keys, dim, form.k_mean, surely, plan, parameters, backend);
+  form.values = Compress(values, dim, form.k_mean, surely, plan, parameters, backend);
   return form;
 }
 
