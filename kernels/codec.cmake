@@ -8,5 +8,5 @@ set(KVS_CODEC_SOURCES
   codec/host_packer.cc codec/cuda_packer.cc
   codec/loss_limit.cc
   codec/lowrank.cc codec/lowrank_reading.cc codec/lowrank_inspect.cc codec/lowrank_recompressor.cc codec/lowrank_writer.cc
-  codec/span_factors.cc codec/span_parameters.cc
+  codec/span_factors.cc codec/span_gates.cc codec/span_parameters.cc
   segment/sentence_rule.cc segment/span_rule.cc)

@@ -3,10 +3,10 @@
 
     bench/accuracy/named_plans.py [--calibrated MODEL=FILE.toml ...] [--out docs/plans.toml]
 
-Two kinds, for each model. MODEL-PLAN-0_01nats: what reads the fewest bytes of all settings of that plan whose mean loss
+Three kinds, for each model. MODEL-PLAN-0_01nats: what reads the fewest bytes of all settings of that plan whose mean loss
 was at most 0.01 nats a token, from bench/results/accuracy-*.json; of settings by a share of the prompt alone, so that a
 length can be put in. MODEL-PLAN: what `kvstrata calibrate --out FILE.toml`
-found; without --calibrated, what the file has already. Options that say something about a machine alone (min_tokens) are
+found; without --calibrated, what the file has already. Those of CHOSEN: settings that were chosen by answers. Options that say something about a machine alone (min_tokens) are
 left out.
 """
 
@@ -27,6 +27,7 @@ from plans import for_prompt  # noqa: E402
 
 FILE = ROOT / "docs" / "plans.toml"
 LOSSES = (0.01, 0.02, 0.05)  # nats a token
+MEASURED_ON = 0.75  # of a model's prompts: what was measured on easier ones alone has another mean
 FAMILIES = ("strata", "tokenselect", "quest", "chess", "sentencekv", "sekv", "mosaickv")
 CALIBRATED = ("chess", "tokenselect", "mosaickv")
 HEAD = """\
@@ -60,6 +61,10 @@ EMULATED = [Named(
      "a GPU does not serve it"])]
 
 
+# Names of plans, and the rows of their settings, each for the model that its parameters are of.
+CHOSEN = {"smollm2-135m-retrieval-sekv": "accuracy/sekv_pairs_25%/smollm2-retrieval"}
+
+
 def result() -> dict[str, Any]:
     path, = (ROOT / "bench" / "results").glob("accuracy-*.json")
     return json.loads(path.read_text())
@@ -90,13 +95,29 @@ def by_loss(measured: dict[str, Any]) -> list[Named]:
     """Of each model, loss and plan that holds it; min_tokens is the plan's own."""
     found = []
     for model in MODELS:
-        rows = [row for row in measured["rows"] if row["id"].endswith(f"/{model.measured}") and "%" in row["id"]]
+        of_model = [row for row in measured["rows"] if row["id"].endswith(f"/{model.measured}")]
+        enough = MEASURED_ON * max((row["n"] for row in of_model), default=0)
+        rows = [row for row in of_model if "%" in row["id"] and row["n"] >= enough]
         for family in FAMILIES:
             for loss in LOSSES:
                 if row := _cheapest(rows, family, loss):
                     text = without(for_prompt(row["plan"], model.longest), "min_tokens")
                     name = f"{model.name}-{family}-{loss:.2f}nats".replace(".", "_")
                     found.append(Named(name, text, _why(row, model)))
+    return found
+
+
+def by_answers(measured: dict[str, Any]) -> list[Named]:
+    """CHOSEN, of those that were measured."""
+    rows = {row["id"]: row for row in measured["rows"]}
+    found = []
+    for name, row in CHOSEN.items():
+        if row in rows:
+            a = rows[row]["accuracy"]
+            why = [f"keeps {a['relative_score']:.3f} ({a['relative_low']:.2f} to {a['relative_high']:.2f}) of the score of "
+                   f"{a['scored_prompts']} prompts, with {a['tokens_a_step'] / a['tokens_of_prompt']:.1%} of the tokens and "
+                   f"{a['of_full_bytes']:.1%} of the bytes"]
+            found.append(Named(name, without(rows[row]["plan"], "min_tokens"), why))
     return found
 
 
@@ -130,7 +151,7 @@ def kept(model: str, toml: str) -> list[Named]:
 def toml_of(measured: dict[str, Any], calibrated: Iterable[Named]) -> str:
     head = [*HEAD.splitlines(), f"Losses: {measured['device']}, {measured['date']}, commit {measured['commit']}."]
     parts = ["".join(f"# {line}\n" for line in head), "[plans]\n"]
-    for one in (*by_loss(measured), *EMULATED, *calibrated):
+    for one in (*by_loss(measured), *by_answers(measured), *EMULATED, *calibrated):
         parts.append("".join(f"# {line}\n" for line in one.why) + f"{one.name} = '{one.text}'\n")
     return "\n".join(parts)
 

@@ -5,19 +5,11 @@
 #include <numeric>
 
 #include "kernels/codec/row_floats.h"
+#include "kernels/codec/span_gates.h"
 #include "kernels/segment/span_rule.h"
 
 namespace kvstrata {
 namespace {
-
-constexpr double kGateFloor = 0.05;  // components below it are dropped
-
-double Gelu(double x) { return x * 0.5 * (1 + std::erf(x / std::sqrt(2.0))); }
-
-double Sigmoid(double x) {
-  const double e = std::exp(-std::abs(x));
-  return (x >= 0 ? 1.0 : e) / (1 + e);
-}
 
 // Surprisal over its sum; uniform if that is 0.
 std::vector<double> Weights(std::span<const float> surprisal, Run tokens) {
@@ -107,14 +99,16 @@ double LossOf(const std::vector<float>& x, const Spectrum& d, const std::vector<
   return all == 0 ? 0 : std::sqrt((lost < 0 ? 0.0 : lost) / all);  // NaN stays NaN
 }
 
+// `surely`: what SurelyKept says of it.
 FactorRows Compress(const std::vector<float>& x, int32_t dim, std::span<const BF16> k_mean,
-                    const Plan& plan, const SpanParameters* parameters, const Backend& backend) {
+                    int32_t surely, const Plan& plan, const SpanParameters* parameters,
+                    const Backend& backend) {
   const auto n = static_cast<int32_t>(x.size() / static_cast<size_t>(dim));
   const int32_t rank = std::min({n, dim, plan.lowrank.r_max});
   const auto is_smaller = [&](int64_t r) { return r * (n + dim) < int64_t{n} * dim; };
   FactorRows raw{-1, false, Rounded(x), {}};
-  // Without gates all components stay: no need to look at them.
-  if (!is_smaller(parameters == nullptr ? rank : 1)) return raw;
+  // Most spans are short, and their factors no smaller even where gates drop all that they may.
+  if (!is_smaller(surely)) return raw;
   const Spectrum d = Decompose(x, n, dim, rank, backend);
   const std::vector<double> gates = SpanGates(d.s, k_mean, parameters);
   std::vector<int32_t> kept;
@@ -129,36 +123,6 @@ FactorRows Compress(const std::vector<float>& x, int32_t dim, std::span<const BF
 
 }  // namespace
 
-std::vector<double> SpanGates(std::span<const float> spectrum, std::span<const BF16> k_mean,
-                              const SpanParameters* parameters) {
-  if (parameters == nullptr) return std::vector<double>(spectrum.size(), 1.0);
-  const auto r_max = static_cast<size_t>(parameters->r_max);
-  std::vector<double> x(r_max + k_mean.size());
-  const double largest = spectrum.front();
-  for (size_t i = 0; i < spectrum.size(); ++i) {
-    x[i] = largest > 0 ? double{spectrum[i]} / largest : double{spectrum[i]};
-  }
-  double norm = 0;
-  for (const BF16 k : k_mean) norm += double{ToFloat(k)} * double{ToFloat(k)};
-  norm = std::sqrt(norm);
-  for (size_t c = 0; c < k_mean.size(); ++c) {
-    x[r_max + c] = norm > 0 ? double{ToFloat(k_mean[c])} / norm : double{ToFloat(k_mean[c])};
-  }
-  for (size_t layer = 0; layer < 3; ++layer) {
-    const std::vector<float>& weight = parameters->weight[layer];
-    const std::vector<float>& bias = parameters->bias[layer];
-    if (layer > 0) std::ranges::transform(x, x.begin(), Gelu);
-    std::vector<double> y(bias.begin(), bias.end());
-    for (size_t o = 0; o < y.size(); ++o) {
-      for (size_t i = 0; i < x.size(); ++i) y[o] += double{weight[o * x.size() + i]} * x[i];
-    }
-    x = std::move(y);
-  }
-  x.resize(spectrum.size());
-  std::ranges::transform(x, x.begin(), Sigmoid);
-  return x;
-}
-
 SpanForm CompressSpan(const SpanSource& source, const Plan& plan, const SpanParameters* parameters,
                       const Backend& backend) {
   const std::vector<double> weights = Weights(source.surprisal, source.tokens);
@@ -168,8 +132,11 @@ SpanForm CompressSpan(const SpanSource& source, const Plan& plan, const SpanPara
   form.k_mean = WeightedMean(keys, weights);
   form.v_mean = WeightedMean(values, weights);
   const int32_t dim = source.keys.dim;
-  form.keys = Compress(keys, dim, form.k_mean, plan, parameters, backend);
-  form.values = Compress(values, dim, form.k_mean, plan, parameters, backend);
+  const int32_t n = source.tokens.end - source.tokens.begin;
+  const int32_t surely =
+      SurelyKept(std::min({n, dim, plan.lowrank.r_max}), form.k_mean, parameters);
+  form.keys = Compress(keys, dim, form.k_mean, surely, plan, parameters, backend);
+  form.values = Compress(values, dim, form.k_mean, surely, plan, parameters, backend);
   return form;
 }
 

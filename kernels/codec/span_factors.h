@@ -36,11 +36,6 @@ struct SpanSource {
 SpanForm CompressSpan(const SpanSource& source, const Plan& plan, const SpanParameters* parameters,
                       const Backend& backend);
 
-// Gates of a spectrum (descending, at most r_max values): sigmoid(MLP([s / s_1, 0..; k / |k|])),
-// the unit of 0 being 0. All 1 where `parameters` is null.
-std::vector<double> SpanGates(std::span<const float> spectrum, std::span<const BF16> k_mean,
-                              const SpanParameters* parameters);
-
 }  // namespace kvstrata
 
 #endif  // KVSTRATA_KERNELS_CODEC_SPAN_FACTORS_H_

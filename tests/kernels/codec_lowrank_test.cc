@@ -6,6 +6,7 @@
 #include "gmock/gmock.h"
 #include "kernels/codec/lowrank_recompressor.h"
 #include "kernels/codec/span_factors.h"
+#include "kernels/codec/span_gates.h"
 #include "tests/kernels/codec_fixture.h"
 
 namespace kvstrata {
@@ -326,6 +327,72 @@ TEST(SpanGates, NetworkSeesSpectrumAndDirection) {
   ASSERT_EQ(gates.size(), 3u);
   EXPECT_NEAR(gates[0], 1 / (1 + std::exp(-hidden)), 1e-9);
   EXPECT_NEAR(gates[1], 0.5, 1e-9);
+}
+
+// Every component that SurelyKept counts is kept, of spectra of every shape.
+TEST(SpanGates, SurelyKeptAreNeverDropped) {
+  std::mt19937_64 random(kSeed);
+  std::normal_distribution<float> normal;
+  const Plan plan = SpanPlan();
+  SpanParameters p = SomeParameters(SmallGeometry(), plan);
+  int32_t counted = 0, dropped = 0;
+  for (int round = 0; round < 60; ++round) {
+    for (auto& layer : p.weight) {
+      for (float& x : layer) x = 0.1f * normal(random);
+    }
+    for (float& x : p.bias[2]) x = 3 * normal(random);
+    std::vector<BF16> mean(64);
+    for (BF16& x : mean) x = FromFloat<BF16>(normal(random));
+    for (int32_t rank = 1; rank <= 8; ++rank) {
+      const int32_t kept = SurelyKept(rank, mean, &p);
+      counted += kept;
+      for (int32_t ones = 0; ones <= rank; ++ones) {
+        std::vector<float> spectrum(static_cast<size_t>(rank));
+        std::fill_n(spectrum.begin(), ones, 3.0f);
+        const std::vector<double> gates = SpanGates(spectrum, mean, &p);
+        const auto above =
+            std::count_if(gates.begin() + 1, gates.end(), [](double g) { return g >= kGateFloor; });
+        EXPECT_GE(1 + above, kept) << "round " << round << " rank " << rank << " ones " << ones;
+        dropped += rank - 1 - static_cast<int32_t>(above);
+      }
+    }
+  }
+  EXPECT_GT(counted, 600);  // so it says something, and there is something to say it of
+  EXPECT_GT(dropped, 600);
+  EXPECT_EQ(SurelyKept(5, {}, nullptr), 5);
+}
+
+int decompositions = 0;
+
+void CountedSvd(const SvdWork* work, int64_t n, Executor& executor) {
+  decompositions += static_cast<int>(n);
+  (*FindBackend("ref"))->svd(work, n, executor);
+}
+
+// Where gates stay open the factors of 20 tokens are no smaller than their rows: no need to look.
+TEST(SpanGates, ShortSpansAreDecomposedOnlyWhereGatesMayClose) {
+  Plan plan = SpanPlan();
+  plan.lowrank.r_max = 32;
+  const int32_t n = 20, dim = 64;
+  std::mt19937_64 random(kSeed);
+  std::normal_distribution<float> normal;
+  std::vector<BF16> rows(static_cast<size_t>(n * dim));
+  for (BF16& x : rows) x = FromFloat<BF16>(normal(random));
+  std::byte* const page = reinterpret_cast<std::byte*>(rows.data());
+  const PagedRows paged = {&page, 0, dim * 2, n, dim, DType::kBF16};
+  const std::vector<float> surprisal(static_cast<size_t>(n), 1.0f);
+  Backend counting = **FindBackend("ref");
+  counting.svd = CountedSvd;
+  SpanParameters p = SomeParameters(SmallGeometry(), plan);
+  for (const auto& [bias, rank, svds] : {std::tuple(6.0f, -1, 0), std::tuple(-6.0f, 1, 2)}) {
+    p.bias[2].assign(32, bias);
+    decompositions = 0;
+    plan.stored.max_loss = 1;
+    const SpanForm form = CompressSpan({paged, paged, {0, n}, surprisal}, plan, &p, counting);
+    EXPECT_EQ(form.keys.rank, rank);
+    EXPECT_EQ(form.values.rank, rank);
+    EXPECT_EQ(decompositions, svds) << "bias " << bias;
+  }
 }
 
 struct Tensor {
