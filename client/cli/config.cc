@@ -18,6 +18,7 @@ constexpr Column kList[] = {{"KEY", "/key"},
                             {"ORIGIN", "/origin", nullptr, false, 3},
                             {"WHERE", "/where", OrDash, false, 2},
                             {"DESCRIPTION", "/description", nullptr, false, 1}};
+constexpr Column kChecked[] = {{"FILE", "/file"}, {"VALID", "/valid"}, {"OUTPUT", "/output"}};
 
 Result<int> Show(const Options& options) {
   KVS_ASSIGN_OR_RETURN(const auto answer,
