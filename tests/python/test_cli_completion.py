@@ -27,7 +27,8 @@ def cli(live: tuple[Program, kvstrata.Sequence]) -> Program:
     return live[0]
 
 
-def complete(cli: Program, line: str, environment: dict[str, str] | None = None) -> list[str]:
+def complete(cli: Program, line: str, environment: dict[str, str] | None = None,
+             folder: pathlib.Path | None = None) -> list[str]:
     """What Tab offers at the end of `line`. The words are bash's, the function the one that it registered."""
     script = r"""
 source <("$1" completion bash)
@@ -40,7 +41,7 @@ printf '%s\n' "${COMPREPLY[@]}"
 """
     path = str(pathlib.Path(cli.path).parent)
     done = subprocess.run(["bash", "-c", script, "bash", cli.path, line], capture_output=True, text=True,
-                          timeout=DEADLINE_S, check=True,
+                          timeout=DEADLINE_S, check=True, cwd=folder,
                           env={**(environment or cli.environment), "PATH": f"{path}:/usr/bin:/bin"})
     assert done.stderr == "", done.stderr
     return done.stdout.split("\n")[:-1] if done.stdout.strip() else []
@@ -75,17 +76,17 @@ def test_fixed_words_stay(cli: Program) -> None:
 
 
 def test_names_are_quoted_and_never_run(cli: Program, tmp_path: pathlib.Path) -> None:
-    trap = f"$(touch {tmp_path}/run)`touch {tmp_path}/run`; x"
+    trap = "$(touch run)`touch run`; touch run"
     with kvstrata.attach(cli.environment["KVSTRATA_SOCKET"]) as session:
         for name in (trap, "two\nlines"):
             session.register_model(name, f"trap:{name}", layers=1, query_heads=2, kv_heads=2, head_dim=64,
                                    page_tokens=16)
-        offered = complete(cli, "kvstrata model show ")
+        offered = complete(cli, "kvstrata model show ", folder=tmp_path)
     assert not list(tmp_path.iterdir())
     assert [shlex.split(name) for name in offered if name.startswith("meta")] == [[MODEL]]
     assert r"two\\x0alines" in offered
     unquoted = subprocess.run(["bash", "-c", "\n".join(f"printf '%s\\n' {name}" for name in offered)], check=True,
-                              capture_output=True, text=True, timeout=DEADLINE_S).stdout
+                              capture_output=True, text=True, timeout=DEADLINE_S, cwd=tmp_path).stdout
     assert trap in unquoted.split("\n") and not list(tmp_path.iterdir())
 
 
