@@ -46,17 +46,19 @@ if(KVS_SERVER)
   install(DIRECTORY ${CMAKE_SOURCE_DIR}/parameters/ DESTINATION ${CMAKE_INSTALL_DATADIR}/kvstrata/parameters
     COMPONENT daemon FILES_MATCHING PATTERN "*.safetensors")
   # They come from the program's own table of commands.
-  foreach(shell_and_file bash:bash-completion/completions/kvstrata zsh:zsh/vendor-completions/_kvstrata
-      fish:fish/vendor_completions.d/kvstrata.fish)
-    string(REPLACE ":" ";" parts ${shell_and_file})
-    list(GET parts 0 shell)
+  foreach(words_and_file "completion bash:bash-completion/completions/kvstrata"
+      "completion zsh:zsh/vendor-completions/_kvstrata" "completion fish:fish/vendor_completions.d/kvstrata.fish"
+      "__reference man:man/man1/kvstrata.1")
+    string(REPLACE ":" ";" parts ${words_and_file})
+    list(GET parts 0 words)
+    separate_arguments(words UNIX_COMMAND "${words}")
     list(GET parts 1 file)
     install(CODE "
       set(file \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/share/${file}\")
       message(STATUS \"Installing: \${file}\")
       get_filename_component(folder \"\${file}\" DIRECTORY)
       file(MAKE_DIRECTORY \"\${folder}\")
-      execute_process(COMMAND $<TARGET_FILE:kvstrata_cli> completion ${shell} OUTPUT_FILE \"\${file}\"
+      execute_process(COMMAND $<TARGET_FILE:kvstrata_cli> ${words} OUTPUT_FILE \"\${file}\"
         COMMAND_ERROR_IS_FATAL ANY)" COMPONENT daemon)
   endforeach()
 endif()

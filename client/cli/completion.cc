@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "client/cli/invocation.h"
+#include "client/cli/live_names.h"
+#include "client/cli/verb_walk.h"
 #include "proto/reasons.h"
 
 namespace kvstrata::cli {
@@ -20,6 +22,8 @@ struct Word {
   std::string description;
   bool value = false;  // an option that is followed by a value
   std::vector<std::string> choices;
+  std::string live;      // which names of the daemon: live_names.h
+  bool repeats = false;  // an argument that may come again
 };
 // What may stand after the verbs of `path` ("", "seq", "seq map").
 struct Place {
@@ -48,15 +52,20 @@ void AddOptions(const CLI::App& app, Place* place) {
   for (const CLI::Option* option : app.get_options()) {
     const bool value = option->get_items_expected_max() > 0;
     if (!option->nonpositional()) {
-      place->arguments.push_back(
-          {option->get_name(), option->get_description(), true, Choices(*option)});
+      place->arguments.push_back({option->get_name(), option->get_description(), true,
+                                  Choices(*option), std::string(LiveKindOf(*option)),
+                                  option->get_items_expected_max() > 1});
       continue;
     }
+    Word word{"", option->get_description(), value, Choices(*option),
+              std::string(LiveKindOf(*option))};
     for (const std::string& name : option->get_snames()) {
-      place->options.push_back({"-" + name, option->get_description(), value, Choices(*option)});
+      word.text = "-" + name;
+      place->options.push_back(word);
     }
     for (const std::string& name : option->get_lnames()) {
-      place->options.push_back({"--" + name, option->get_description(), value, Choices(*option)});
+      word.text = "--" + name;
+      place->options.push_back(word);
     }
   }
 }
@@ -64,8 +73,8 @@ void AddOptions(const CLI::App& app, Place* place) {
 void Walk(const CLI::App& root, const CLI::App& app, const std::string& path,
           std::vector<Place>* out) {
   Place place{path, {}, {}, {}};
-  for (const CLI::App* verb : app.get_subcommands(nullptr)) {
-    place.verbs.push_back({verb->get_name(), verb->get_description(), false, {}});
+  for (const CLI::App* verb : VerbsOf(app)) {
+    place.verbs.push_back({verb->get_name(), verb->get_description()});
   }
   AddOptions(app, &place);
   if (&app != &root) {
@@ -78,7 +87,7 @@ void Walk(const CLI::App& root, const CLI::App& app, const std::string& path,
     }
   }
   out->push_back(place);
-  for (const CLI::App* verb : app.get_subcommands(nullptr)) {
+  for (const CLI::App* verb : VerbsOf(app)) {
     Walk(root, *verb, path.empty() ? verb->get_name() : path + " " + verb->get_name(), out);
   }
 }
@@ -112,15 +121,13 @@ std::string Paths(const std::vector<Place>& places) {
 }
 
 // Options whose value completes from a list, or (no list) as a file; once each.
-void EachValueOption(
-    const std::vector<Place>& places,
-    const std::function<void(const std::string&, const std::vector<std::string>&)>& f) {
+void EachValueOption(const std::vector<Place>& places, const std::function<void(const Word&)>& f) {
   std::vector<std::string> seen;
   for (const Place& place : places) {
     for (const Word& word : place.options) {
       if (!word.value || std::find(seen.begin(), seen.end(), word.text) != seen.end()) continue;
       seen.push_back(word.text);
-      f(word.text, word.choices);
+      f(word);
     }
   }
 }
@@ -131,36 +138,96 @@ std::string Join(const std::vector<std::string>& words) {
   return out;
 }
 
+// Values of an option: from the daemon, from a list, else files.
+std::string BashValue(const Word& option) {
+  if (!option.live.empty()) return "_kvstrata_live \"${1:-kvstrata}\" " + option.live + "; return";
+  if (option.choices.empty()) return "return";
+  return "COMPREPLY=($(compgen -W " + Quote(Join(option.choices)) + " -- \"$cur\")); return";
+}
+
+// Of each argument that the daemon has names for: the verb, the place among its arguments.
+std::string BashArguments(const Place& place) {
+  std::string out;
+  for (size_t i = 0; i < place.arguments.size(); ++i) {
+    const Word& word = place.arguments[i];
+    if (word.live.empty()) continue;
+    out += "    " + Quote(place.path + " ") + (word.repeats ? "*" : std::to_string(i)) +
+           ") _kvstrata_live \"${1:-kvstrata}\" " + word.live + " ;;\n";
+  }
+  return out;
+}
+
+// Names are other people's text: they are never expanded, and quoted where they are inserted.
+constexpr char kBashLive[] = R"sh(# bash completion of kvstrata: source <(kvstrata completion bash)
+_kvstrata_live() {
+  local name names=()
+  while IFS= read -r name; do
+    [[ $name == "$cur"* ]] && names+=("$(printf '%q' "$name")")
+  done < <("$1" __names "$2" "${socket[@]}" 2>/dev/null)
+  [[ ${#names[@]} == 0 ]] || COMPREPLY=("${names[@]}")
+}
+)sh";
+
+// Of the daemon's own flags: its --help is the table.
+constexpr char kBashDaemon[] = R"sh(_kvstratad() {
+  local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} help choices socket=()
+  COMPREPLY=()
+  help=$("${1:-kvstratad}" --help 2>/dev/null)
+  case "$prev" in
+    --set) _kvstrata_live kvstrata settings; compopt -o nospace 2>/dev/null
+           COMPREPLY=("${COMPREPLY[@]/%/=}"); return ;;
+    --log-level) COMPREPLY=($(compgen -W 'trace debug info warn error' -- "$cur")); return ;;
+    -*) choices=$(sed -nE "s/^ *([^ ]*,)?$prev TEXT:\{([^}]*)\}.*/\2/p" <<<"$help")
+        if [[ $choices ]]; then
+          COMPREPLY=($(compgen -W "${choices//,/ }" -- "$cur")); return
+        fi
+        # What is followed by a value has its kind behind its name.
+        grep -qE -- "^ *([^ ]*,)?$prev [A-Z=]+( |$)" <<<"$help" && return ;;
+  esac
+  COMPREPLY=($(compgen -W "$(grep -oE -- '(^ +|,)--?[a-z][a-z-]*' <<<"$help" | tr -d ' ,')" -- "$cur"))
+}
+complete -o default -F _kvstratad kvstratad
+)sh";
+
 std::string Bash(const std::vector<Place>& places) {
-  std::string out = R"(# bash completion of kvstrata: source <(kvstrata completion bash)
-_kvstrata() {
-  local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} at='' words='' i
+  std::string options, values, words, arguments;
+  EachValueOption(places, [&](const Word& option) {
+    if (option.text != "--socket") options += (options.empty() ? "" : "|") + option.text;
+    values += "    " + option.text + ") " + BashValue(option) + " ;;\n";
+  });
+  for (const Place& place : places) {
+    words += "    " + Quote(place.path) + ") words=" + Quote(Words(place)) + " ;;\n";
+    arguments += BashArguments(place);
+  }
+  return kBashLive + std::string(R"(_kvstrata() {
+  local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} at='' words='' n=0 i socket=()
   COMPREPLY=()
   for ((i = 1; i < COMP_CWORD; i++)); do
+    case "${COMP_WORDS[i]}" in
+      --socket) socket=(--socket "${COMP_WORDS[++i]}"); continue ;;
+      )") +
+         options +
+         R"() ((++i)); continue ;;
+      -*) continue ;;
+    esac
     case "${at:+$at }${COMP_WORDS[i]}" in
-      )" + Paths(places) +
-                    R"() at="${at:+$at }${COMP_WORDS[i]}" ;;
+      )" +
+         Paths(places) +
+         R"() at="${at:+$at }${COMP_WORDS[i]}" ;;
+      *) ((++n)) ;;
     esac
   done
   case "$prev" in
-)";
-  EachValueOption(places,
-                  [&out](const std::string& option, const std::vector<std::string>& choices) {
-                    out += "    " + option + ") ";
-                    if (!choices.empty())
-                      out += "COMPREPLY=($(compgen -W " + Quote(Join(choices)) + " -- \"$cur\")); ";
-                    out += "return ;;\n";
-                  });
-  out += "  esac\n  case \"$at\" in\n";
-  for (const Place& place : places) {
-    out += "    " + Quote(place.path) + ") words=" + Quote(Words(place)) + " ;;\n";
-  }
-  out += R"(  esac
+)" + values +
+         "  esac\n  case \"$at\" in\n" + words + R"(  esac
   COMPREPLY=($(compgen -W "$words" -- "$cur"))
+  case "$at $n" in
+)" + arguments +
+         "  esac\n}\ncomplete -o default -F _kvstrata kvstrata\n" + kBashDaemon;
 }
-complete -o default -F _kvstrata kvstrata
-)";
-  return out;
+
+std::string ZshLive(const std::string& kind) {
+  return "compadd -- ${(f)\"$(kvstrata __names " + kind + " 2>/dev/null)\"}";
 }
 
 std::string Zsh(const std::vector<Place>& places) {
@@ -178,11 +245,12 @@ _kvstrata() {
   done
   case "${words[CURRENT-1]}" in
 )";
-  EachValueOption(
-      places, [&out](const std::string& option, const std::vector<std::string>& choices) {
-        out += "    " + option + ") " +
-               (choices.empty() ? "_files" : "compadd -- " + Join(choices)) + "; return ;;\n";
-      });
+  EachValueOption(places, [&out](const Word& option) {
+    const std::string values =
+        option.choices.empty() ? "_files" : "compadd -- " + Join(option.choices);
+    out += "    " + option.text + ") " + (option.live.empty() ? values : ZshLive(option.live)) +
+           "; return ;;\n";
+  });
   out += "  esac\n  case \"$at\" in\n";
   const auto described = [](const Word& word) {
     std::string text = word.text;
@@ -196,13 +264,17 @@ _kvstrata() {
     }
     out += " )\n      options=(";
     for (const Word& word : place.options) out += " " + described(word);
-    out += " ) ;;\n";
+    out += " )";
+    for (const Word& word : place.arguments) {
+      if (!word.live.empty()) out += "; " + ZshLive(word.live);
+    }
+    out += " ;;\n";
   }
   out += R"(  esac
   if (( $#verbs )); then _describe 'verb' verbs; else _files; fi
   _describe -o 'option' options
 }
-(( $+functions[compdef] )) && compdef _kvstrata kvstrata
+(( $+functions[compdef] )) && compdef _kvstrata kvstrata && compdef _gnu_generic kvstratad
 )";
   return out;
 }
@@ -212,6 +284,10 @@ std::string FishQuote(const std::string& text) {
   std::string out = "'";
   for (const char c : text) out += (c == '\'' || c == '\\' ? "\\" : "") + std::string(1, c);
   return out + "'";
+}
+
+std::string FishLive(const std::string& kind) {
+  return "(kvstrata __names " + kind + " 2>/dev/null)";
 }
 
 std::string FishLine(const Place& place, const Word& word) {
@@ -224,6 +300,7 @@ std::string FishLine(const Place& place, const Word& word) {
     out += " -s " + word.text.substr(1);
   }
   if (word.value && word.choices.empty()) out += " -r";
+  if (!word.live.empty()) out += " -a " + FishQuote(FishLive(word.live));
   if (!word.choices.empty()) out += " -x -a " + FishQuote(Join(word.choices));
   return out + " -d " + FishQuote(word.description) + "\n";
 }
@@ -249,11 +326,17 @@ end
     for (const Word& word : place.verbs) out += FishLine(place, word);
     for (const Word& word : place.arguments) {
       for (const std::string& choice : word.choices)
-        out += FishLine(place, {choice, word.description, false, {}});
+        out += FishLine(place, {choice, word.description});
+      if (!word.live.empty()) {
+        out += "complete -c kvstrata -n \"__kvstrata_at '" + place.path + "'\" -f -a " +
+               FishQuote(FishLive(word.live)) + "\n";
+      }
     }
     for (const Word& word : place.options) out += FishLine(place, word);
   }
-  return out;
+  return out +
+         "complete -c kvstratad -a '(kvstratad --help 2>/dev/null | string match -ra -- "
+         "\"--[a-z-]+\")'\n";
 }
 
 }  // namespace

@@ -2,20 +2,20 @@
 
 #include <algorithm>
 
+#include "client/cli/verb_walk.h"
+
 namespace kvstrata::cli {
 namespace {
 
-const CLI::App* Find(const std::vector<const CLI::App*>& verbs, const std::string& word) {
+const CLI::App* Find(const std::vector<CLI::App*>& verbs, const std::string& word) {
   for (const CLI::App* verb : verbs) {
     if (verb->get_name() == word) return verb;
   }
   return nullptr;
 }
 
-std::vector<const CLI::App*> Verbs(const CLI::App& app) { return app.get_subcommands(nullptr); }
-
 std::string Describe(const std::string& path, const std::string& word,
-                     const std::vector<const CLI::App*>& verbs) {
+                     const std::vector<CLI::App*>& verbs) {
   std::string known;
   std::vector<std::string> names;
   for (const CLI::App* verb : verbs) {
@@ -70,7 +70,7 @@ std::string UnknownVerb(const CLI::App& app, const std::vector<std::string>& wor
       i += TakesValue(app, words[i]) ? 1 : 0;
       continue;
     }
-    const auto verbs = Verbs(*at);
+    const auto verbs = VerbsOf(*at);
     if (verbs.empty()) return "";
     const CLI::App* next = Find(verbs, words[i]);
     if (next == nullptr) return Describe(path, words[i], verbs);

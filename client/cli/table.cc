@@ -4,16 +4,19 @@
 #include <array>
 
 #include "client/cli/invocation.h"
+#include "client/cli/reference.h"
+#include "client/cli/verb_walk.h"
 #include "kvstrata/kvstrata.h"
 
 namespace kvstrata::cli {
 namespace {
 
 using AddNoun = void (*)(CLI::App&, Invocation&);
-constexpr std::array<AddNoun, 23> kNouns = {
-    AddStatus, AddPlan,   AddModel, AddSession, AddSequence, AddPool,   AddTier,      AddValue,
-    AddLookup, AddPin,    AddQuota, AddWork,    AddAudit,    AddConfig, AddReplay,    AddCalibrate,
-    AddDoctor, AddEvents, AddTop,   AddExplain, AddLog,      AddDebug,  AddCompletion};
+constexpr std::array<AddNoun, 25> kNouns = {
+    AddStatus, AddPlan,       AddModel,     AddSession, AddSequence, AddPool,    AddTier,
+    AddValue,  AddLookup,     AddPin,       AddQuota,   AddWork,     AddAudit,   AddConfig,
+    AddReplay, AddCalibrate,  AddDoctor,    AddEvents,  AddTop,      AddExplain, AddLog,
+    AddDebug,  AddCompletion, AddReference, AddNames};
 
 struct Form {
   const char* name;
@@ -67,12 +70,15 @@ void BuildTable(CLI::App& app, Invocation& invocation) {
   app.description("kvstrata: ask a running kvstratad, and replay traces through it");
   app.footer(
       "Exit codes: 0 ok, 1 failed, 2 usage, 3 not connected, 4 denied, 5 not found, 6 timeout.\n"
-      "Every verb has --help; docs/cli.md has examples and the JSON keys.");
+      "Every verb has --help with examples; docs/cli.md has the JSON keys.");
   app.set_version_flag("--version", std::string("kvstrata ") + kvs_version());
   app.fallthrough();  // global options may follow the verb
   app.require_subcommand(1);
   AddGlobalOptions(app, invocation);
   for (const AddNoun add : kNouns) add(app, invocation);
+  EachVerb(app, [&app](CLI::App& verb, const std::string& name) {
+    verb.footer([&app, name] { return HelpTail(app, name); });
+  });
 }
 
 }  // namespace kvstrata::cli

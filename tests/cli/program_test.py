@@ -133,6 +133,22 @@ def test_help_and_version_need_no_daemon(cli):
     expect(cli("--version"), 0, version["client"])
 
 
+def test_the_documents_are_those_of_the_table(cli):
+    """docs/cli.md has the examples that the program has; the manual page is one that troff reads."""
+    path = os.path.join(os.path.dirname(__file__), "..", "..", "docs", "cli.md")
+    with open(path) as file:
+        examples = file.read().split("## Examples\n")[1].split("\n## ")[0]
+    lines = "".join(line for line in examples.splitlines(True) if line.startswith("    "))
+    assert lines == expect(cli("__reference", "examples"), 0).stdout, "kvstrata __reference examples"
+    page = expect(cli("__reference", "man"), 0, ".TH KVSTRATA 1").stdout
+    if not shutil.which("groff"):
+        print("    not checked: needs groff")
+        return
+    read = subprocess.run(["groff", "-man", "-Tutf8", "-ww"], input=page, capture_output=True, text=True,
+                          timeout=DEADLINE_S)
+    assert read.returncode == 0 and not read.stderr, read.stderr
+
+
 def test_explain_needs_no_daemon(cli):
     told = json.loads(expect(cli("explain", "pool_exhausted", "-o", "json"), 0).stdout)
     assert told["reason"] == "POOL_EXHAUSTED" and told["area"] == "memory" and "evict" in told["next"], told

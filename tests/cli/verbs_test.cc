@@ -10,11 +10,15 @@
 #include <functional>
 #include <sstream>
 
+#include "client/cli/byte_size.h"
 #include "client/cli/completion.h"
 #include "client/cli/connection.h"
 #include "client/cli/event_text.h"
+#include "client/cli/examples.h"
 #include "client/cli/invocation.h"
+#include "client/cli/reference.h"
 #include "client/cli/spelling.h"
+#include "client/cli/verb_walk.h"
 #include "proto/reasons.h"
 
 namespace kvstrata::cli {
@@ -48,20 +52,11 @@ struct Table {
   }
 };
 
-void EachVerb(const CLI::App& app, const std::string& path,
-              const std::function<void(const CLI::App&, const std::string&)>& f) {
-  for (const CLI::App* verb : app.get_subcommands(nullptr)) {
-    const std::string name = path.empty() ? verb->get_name() : path + " " + verb->get_name();
-    f(*verb, name);
-    EachVerb(*verb, name, f);
-  }
-}
-
 // Nouns and verbs, in the order of docs/cli.md. A new one belongs here and there.
 TEST(Verbs, AreThese) {
   Table table;
   std::vector<std::string> names;
-  EachVerb(table.app, "", [&](const CLI::App&, const std::string& name) { names.push_back(name); });
+  EachVerb(table.app, [&](const CLI::App&, const std::string& name) { names.push_back(name); });
   std::vector<std::string> expected = {
       "status",        "health",       "version",      "plan",        "plan ls",
       "plan show",     "model",        "model ls",     "model show",  "session",
@@ -82,7 +77,7 @@ TEST(Verbs, AreThese) {
 
 TEST(Verbs, EveryVerbAndOptionHasHelp) {
   Table table;
-  EachVerb(table.app, "", [&](const CLI::App& verb, const std::string& name) {
+  EachVerb(table.app, [&](const CLI::App& verb, const std::string& name) {
     EXPECT_GT(verb.get_description().size(), 5u) << name;
     EXPECT_NE(verb.help().find("Usage"), std::string::npos) << name;
     for (const CLI::Option* option : verb.get_options()) {
@@ -142,6 +137,58 @@ TEST(Verbs, TheIssuesVerbsExist) {
     EXPECT_EQ(table.Parse(all), 0) << line;
     EXPECT_TRUE(table.invocation.run != nullptr) << line;
   }
+}
+
+// Each command of ours in "source <(kvstrata completion bash)" or "kvstrata pin ls | xargs kvstrata
+// pin rm", which gets a word from xargs.
+std::vector<std::string> OwnCommands(const std::string& line) {
+  std::vector<std::string> commands;
+  const std::string name = "kvstrata ";
+  for (size_t at = line.find(name); at != std::string::npos; at = line.find(name, at + 1)) {
+    const std::string rest = line.substr(at);
+    const size_t end =
+        std::min({rest.find(" | "), rest.find(" || "), rest.find(" > "), rest.find(')')});
+    const bool fed = line.substr(0, at).find("xargs") != std::string::npos;
+    commands.push_back(rest.substr(0, end) + (fed ? " 17" : ""));
+  }
+  return commands;
+}
+
+TEST(Verbs, EveryVerbHasTwoExamplesThatParse) {
+  Table table;
+  size_t verbs = 0;
+  EachVerb(table.app, [&](const CLI::App& verb, const std::string& name) {
+    const Examples* examples = ExamplesOf(name);
+    if (!VerbsOf(verb).empty()) return;
+    ++verbs;
+    ASSERT_NE(examples, nullptr) << name;
+    EXPECT_NE(examples->first, examples->second) << name;
+    const std::string help = verb.help();
+    for (const std::string_view example : {examples->first, examples->second}) {
+      EXPECT_NE(help.find("  " + std::string(example) + "\n"), std::string::npos) << help;
+      EXPECT_NE(example.find("kvstrata " + name), std::string::npos) << example;
+      for (const std::string& command : OwnCommands(std::string(example))) {
+        Table fresh;
+        EXPECT_NO_THROW(fresh.app.parse(command, true)) << command;
+        EXPECT_TRUE(fresh.invocation.run != nullptr) << command;
+      }
+    }
+    for (const char* global : {"--output", "--socket", "--timeout", "--no-headers", "--help"}) {
+      EXPECT_NE(help.find(global), std::string::npos) << name << ": " << global;
+    }
+  });
+  EXPECT_EQ(AllExamples().size(), verbs) << "an example of no verb";
+}
+
+TEST(Verbs, TheManualPageHasEveryVerbAndOption) {
+  Table table;
+  const std::string page = ManualPage(table.app);
+  EachVerb(table.app, [&](const CLI::App& verb, const std::string& name) {
+    if (!VerbsOf(verb).empty()) return;
+    EXPECT_NE(page.find(".SS kvstrata " + name + "\n"), std::string::npos) << name;
+    EXPECT_NE(page.find("seq map 17 \\-\\-columns 32"), std::string::npos);
+  });
+  EXPECT_EQ(page.find("__"), std::string::npos) << "a hidden verb";
 }
 
 TEST(Verbs, UsageErrors) {
@@ -211,7 +258,7 @@ TEST(Completion, EveryVerbIsInEveryScript) {
   Table table;
   for (const char* shell : {"bash", "zsh", "fish"}) {
     const std::string script = CompletionScript(table.app, shell);
-    EachVerb(table.app, "", [&](const CLI::App&, const std::string& name) {
+    EachVerb(table.app, [&](const CLI::App&, const std::string& name) {
       EXPECT_NE(script.find("'" + name + "'"), std::string::npos) << shell << ": " << name;
     });
   }
@@ -271,12 +318,23 @@ TEST(Errors, PrintReasonMessageAndNextStep) {
   EXPECT_EQ(error["next"], "list them: kvstrata seq ls");
 }
 
+// One grammar with the configuration: base/quantities.h.
+TEST(Options, Sizes) {
+  EXPECT_EQ(ParseBytes("1GB"), 1'000'000'000u);
+  EXPECT_EQ(ParseBytes("1.5 GiB"), uint64_t{3} << 29);
+  EXPECT_EQ(ParseBytes("4096"), 4096u);
+  for (const char* bad : {"", "0", "much", "1G", "-1", "2000000TiB"}) {
+    EXPECT_THROW(ParseBytes(bad), CLI::ValidationError) << bad;
+  }
+}
+
 TEST(Options, Durations) {
   EXPECT_EQ(ParseDuration("5s")->count(), 5000);
   EXPECT_EQ(ParseDuration("500ms")->count(), 500);
-  EXPECT_EQ(ParseDuration("1.5")->count(), 1500);
+  EXPECT_EQ(ParseDuration("1.5s")->count(), 1500);
+  EXPECT_EQ(ParseDuration("5 s")->count(), 5000);
   EXPECT_EQ(ParseDuration("2m")->count(), 120000);
-  for (const char* bad : {"", "s", "0", "-1s", "2h", "5 s", "nan", "1e9", "5seconds"}) {
+  for (const char* bad : {"", "s", "0", "5", "-1s", "2h", "500us", "nan", "1e9", "5seconds"}) {
     EXPECT_FALSE(ParseDuration(bad).ok()) << bad;
   }
 }

@@ -12,6 +12,7 @@ import time
 
 import numpy as np
 import pytest
+from cli_schema import check
 from toy import DIM, HEADS, KV_HEADS, LAYERS, Toy
 
 import kvstrata
@@ -114,6 +115,7 @@ def test_the_program(daemon: Daemon, session: kvstrata.Session, random: np.rando
     decoded: list[int] = []
     with prefilled(toy, session, PLANS[0]) as sequence:
         document = json.loads(audited("--every", "2", "--steps", "3", "-o", "json"))
+        check("audit --recall", document)
         assert (document["sequence"], document["plan"], document["transport"]) == (
             sequence.handle, "window", session.transport)
         assert (document["every"], document["wanted_steps"], document["steps"]) == (2, 3, 3)
