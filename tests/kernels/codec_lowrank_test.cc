@@ -362,6 +362,27 @@ TEST(SpanGates, SurelyKeptAreNeverDropped) {
   EXPECT_EQ(SurelyKept(5, {}, nullptr), 5);
 }
 
+TEST(SpanGates, AComponentThatSomeSpectrumDropsIsNotSure) {
+  const Plan plan = SpanPlan();
+  SpanParameters p = SomeParameters(SmallGeometry(), plan);
+  const std::vector<BF16> mean(64, FromFloat<BF16>(1));
+  p.bias[2][1] = -1.5f;  // above the floor
+  EXPECT_EQ(SurelyKept(3, mean, &p), 3);
+  // The second gate goes with s_2 / s_1, which may be anything from 0 to 1.
+  p.weight[0][1] = 5;
+  p.weight[1][0] = 1;
+  for (const float sign : {-1.0f, 1.0f}) {
+    p.weight[2][64] = sign;
+    p.bias[2][1] = sign < 0 ? -1.5f : -4.0f;
+    EXPECT_EQ(SurelyKept(3, mean, &p), 2) << sign;
+    const auto gate = [&](float second) {
+      return SpanGates(std::vector{1.0f, second, 0.0f}, mean, &p)[1];
+    };
+    EXPECT_GE(gate(sign < 0 ? 0.0f : 1.0f), kGateFloor);
+    EXPECT_LT(gate(sign < 0 ? 1.0f : 0.0f), kGateFloor);
+  }
+}
+
 int decompositions = 0;
 
 void CountedSvd(const SvdWork* work, int64_t n, Executor& executor) {

@@ -63,6 +63,23 @@ class NamedPlans(unittest.TestCase):
                                  "smollm2-135m-strata-0_02nats": "strata{budget = 751}",
                                  "smollm2-135m-strata-0_05nats": "strata{budget = 342}"})
 
+    def test_what_was_measured_on_few_prompts_holds_no_loss(self):
+        of = lambda name, value, prompts: {"id": f"accuracy/{name}/smollm2", "plan": "strata{budget = 9%-68}", "value": value,
+                                           "n": prompts, "accuracy": {"interval": 0.01, "of_full_bytes": 0.1, "tokens_a_step": 9,
+                                                                      "tokens_of_prompt": 100}}
+        self.assertEqual(named_plans.by_loss({"rows": [of("full", 1, 100), of("strata_9%", 0, 74)]}), [])
+        self.assertEqual(len(named_plans.by_loss({"rows": [of("full", 1, 100), of("strata_9%", 0, 75)]})), 3)
+
+    def test_a_setting_that_was_chosen_by_answers_says_what_it_keeps(self):
+        row = {"id": "accuracy/sekv_pairs_25%/smollm2-retrieval", "plan": "sekv{l_min = 2, min_tokens = 0}", "accuracy": {
+            "relative_score": 0.9, "relative_low": 0.85, "relative_high": 0.94, "scored_prompts": 9, "tokens_a_step": 30,
+            "tokens_of_prompt": 100, "of_full_bytes": 0.31}}
+        one, = named_plans.by_answers({"rows": [row]})
+        self.assertEqual((one.name, one.text), ("smollm2-135m-retrieval-sekv", "sekv{l_min = 2}"))
+        self.assertEqual(one.why, ["keeps 0.900 (0.85 to 0.94) of the score of 9 prompts, with 30.0% of the tokens and 31.0% of "
+                                   "the bytes"])
+        self.assertEqual(named_plans.by_answers({"rows": []}), [])
+
     def test_of_a_calibration_what_is_the_models(self):
         toml = ("# Plans calibrated\n\n[plans]\n# min_tokens: of this machine\nquest_calibrated = 'quest{min_tokens = 512}'\n"
                 "# thresholds: 99th\n# min_tokens: of this machine\n"
