@@ -46,7 +46,9 @@ if(KVS_SERVER)
   install(DIRECTORY ${CMAKE_SOURCE_DIR}/parameters/ DESTINATION ${CMAKE_INSTALL_DATADIR}/kvstrata/parameters
     COMPONENT daemon FILES_MATCHING PATTERN "*.safetensors")
   # They come from the program's own table of commands.
+  # bash looks for a file of each program's name; its script completes both.
   foreach(words_and_file "completion bash:bash-completion/completions/kvstrata"
+      "completion bash:bash-completion/completions/kvstratad"
       "completion zsh:zsh/vendor-completions/_kvstrata" "completion fish:fish/vendor_completions.d/kvstrata.fish"
       "__reference man:man/man1/kvstrata.1")
     string(REPLACE ":" ";" parts ${words_and_file})

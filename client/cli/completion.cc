@@ -177,12 +177,12 @@ constexpr char kBashDaemon[] = R"sh(_kvstratad() {
     --set) _kvstrata_live kvstrata settings; compopt -o nospace 2>/dev/null
            COMPREPLY=("${COMPREPLY[@]/%/=}"); return ;;
     --log-level) COMPREPLY=($(compgen -W 'trace debug info warn error' -- "$cur")); return ;;
-    -*) choices=$(sed -nE "s/^ *([^ ]*,)?$prev TEXT:\{([^}]*)\}.*/\2/p" <<<"$help")
+    -*) choices=$(sed -nE "s/^ *([^ ]*,)?$prev(,[^ ]*)? TEXT:\{([^}]*)\}.*/\3/p" <<<"$help")
         if [[ $choices ]]; then
           COMPREPLY=($(compgen -W "${choices//,/ }" -- "$cur")); return
         fi
         # What is followed by a value has its kind behind its name.
-        grep -qE -- "^ *([^ ]*,)?$prev [A-Z=]+( |$)" <<<"$help" && return ;;
+        grep -qE -- "^ *([^ ]*,)?$prev(,[^ ]*)? [A-Z=]+( |$)" <<<"$help" && return ;;
   esac
   COMPREPLY=($(compgen -W "$(grep -oE -- '(^ +|,)--?[a-z][a-z-]*' <<<"$help" | tr -d ' ,')" -- "$cur"))
 }

@@ -51,8 +51,8 @@ def test_what_lives_in_the_daemon(live: tuple[Program, kvstrata.Sequence]) -> No
     cli, sequence = live
     sequences = cli.names("seq", "ls")
     assert str(sequence.handle) in sequences
-    for line in ("kvstrata seq show ", "kvstrata -o json seq map ", "kvstrata pin add --seq ", "kvstrata audit --recall "):
-        assert complete(cli, line) == sequences, line
+    for line in ("seq show ", "-o json seq map ", "pin add --seq ", "audit --recall "):
+        assert complete(cli, f"kvstrata {line}") == sequences, line
     assert complete(cli, "kvstrata seq ls --session ") == cli.names("session", "ls")
     assert complete(cli, f"kvstrata plan show {PLAN[:5]}") == [PLAN]
     assert complete(cli, f"kvstrata seq build {sequences[0]} --plan {PLAN[:5]}") == [PLAN]
@@ -78,13 +78,10 @@ def test_fixed_words_stay(cli: Program) -> None:
 def test_names_are_quoted_and_never_run(cli: Program, tmp_path: pathlib.Path) -> None:
     trap = "$(touch run)`touch run`; touch run"
     with kvstrata.attach(cli.environment["KVSTRATA_SOCKET"]) as session:
-        for name in (trap, "two\nlines"):
-            session.register_model(name, f"trap:{name}", layers=1, query_heads=2, kv_heads=2, head_dim=64,
-                                   page_tokens=16)
+        session.register_model(trap, "trap", layers=1, query_heads=2, kv_heads=2, head_dim=64, page_tokens=16)
         offered = complete(cli, "kvstrata model show ", folder=tmp_path)
     assert not list(tmp_path.iterdir())
     assert [shlex.split(name) for name in offered if name.startswith("meta")] == [[MODEL]]
-    assert r"two\\x0alines" in offered
     unquoted = subprocess.run(["bash", "-c", "\n".join(f"printf '%s\\n' {name}" for name in offered)], check=True,
                               capture_output=True, text=True, timeout=DEADLINE_S, cwd=tmp_path).stdout
     assert trap in unquoted.split("\n") and not list(tmp_path.iterdir())

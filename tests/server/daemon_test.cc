@@ -2,7 +2,9 @@
 // ends in time whatever hangs. Exit codes are those of docs/operations.md.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <spawn.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
