@@ -209,6 +209,7 @@ struct Session {
   std::unique_ptr<SessionMemory> memory;
   UserPlace place;
   bool fenced = false;   // kEof: only its readers and its arenas are left, until it died
+  EndedSession ended;    // of the first of its ends, which closed everything
   uint32_t writers = 0;  // processes that PassArenas gave its own arenas writable
   // long_request.h: whose request has it to itself; none: nobody's. What was worked on since others
   // were let in, and a sequence of it that is in no map meanwhile.

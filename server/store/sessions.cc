@@ -103,11 +103,12 @@ EndedSession Sessions::EndSession(uint64_t id, SessionEnd how) {
     Session* const session = catalog_.AwaitSession(id);
     if (session == nullptr) return;
     Tenant* const tenant = session->tenant;
+    LongRequest request(&catalog_, session);
+    if (!session->fenced) CloseAll(session);
+    request.End();
+    ended = session->ended;
     ended.client_name = session->client_name;
     ended.uid = session->peer.uid;
-    LongRequest request(&catalog_, session);
-    if (!session->fenced) CloseAll(session, &ended);
-    request.End();
     if (how != SessionEnd::kEof && session->writers == 0) DropSession(session);
     references_.ReclaimByPieces(tenant);
     moves_.NoteFill();
@@ -115,8 +116,8 @@ EndedSession Sessions::EndSession(uint64_t id, SessionEnd how) {
   return ended;
 }
 
-void Sessions::CloseAll(Session* session, EndedSession* ended) {
-  ended->sequences = static_cast<uint32_t>(session->sequences.size());
+void Sessions::CloseAll(Session* session) {
+  session->ended.sequences = static_cast<uint32_t>(session->sequences.size());
   for (const auto& [sequence, s] : session->sequences) {
     recalls_.StopRecall(s.get(), Status(Code::kAborted, "SESSION_ENDED",
                                         "the session of sequence " + std::to_string(sequence) +
@@ -124,7 +125,7 @@ void Sessions::CloseAll(Session* session, EndedSession* ended) {
   }
   while (!session->sequences.empty()) {
     Sequence* const s = session->sequences.begin()->second.get();
-    ended->freed_bytes += OwnBytes(*s);
+    session->ended.freed_bytes += OwnBytes(*s);
     sequences_.CloseLocked(session, s);
   }
   for (auto& [model_id, model] : session->models) models_.LeaveModel(model.first.get());

@@ -64,7 +64,7 @@ class Sessions {
 
  private:
   Status CheckRoomForSession(const Tenant& tenant) const KVS_REQUIRES(store_lock);
-  void CloseAll(Session* session, EndedSession* ended) KVS_REQUIRES(store_lock);
+  void CloseAll(Session* session) KVS_REQUIRES(store_lock);
   void DropSession(Session* session) KVS_REQUIRES(store_lock);
 
   StoreMutex& mu_;
