@@ -83,9 +83,7 @@ class CallRecord final : public grpc::experimental::Interceptor {
     if (call->QueryInterceptionHookPoint(InterceptionHookPoints::PRE_SEND_STATUS)) {
       Ended(call->GetSendStatus());
     }
-    if (malformed_ && call->QueryInterceptionHookPoint(InterceptionHookPoints::POST_RECV_CLOSE)) {
-      TellMalformed();
-    }
+    if (call->QueryInterceptionHookPoint(InterceptionHookPoints::POST_RECV_CLOSE)) MaybeMalformed();
     call->Proceed();
   }
 
@@ -109,7 +107,7 @@ class CallRecord final : public grpc::experimental::Interceptor {
       if (!one_answer_ && why.reason() == "DAEMON_STOPPING") return;
       if (why.reason() == "REQUEST_MALFORMED") {
         malformed_ = why;
-        return;
+        return MaybeMalformed();
       }
       return NoteRefusal(why, {call_, uid_, pid_, 0, request_});
     }
@@ -124,8 +122,10 @@ class CallRecord final : public grpc::experimental::Interceptor {
   }
 
   // gRPC has no message for us either where the call was cancelled, or its deadline passed, before
-  // one came. Only the call's end tells which.
-  void TellMalformed() {
+  // one came. Only the call's end tells which, and comes before or after the answer, perhaps in
+  // another thread: told by the later of the two.
+  void MaybeMalformed() {
+    if (--awaited_ != 0) return;
     const Refused who{call_, uid_, pid_, 0, request_};
     if (!info_->server_context()->IsCancelled()) return NoteRefusal(*malformed_, who);
     LogEvent(LogLevel::kDebug, "cancelled", {{"call", call_}, {"uid", uid_}, {"pid", pid_}});
@@ -139,6 +139,7 @@ class CallRecord final : public grpc::experimental::Interceptor {
   const Clock::time_point begun_ = Clock::now();
   std::string request_;
   std::optional<Status> malformed_;
+  std::atomic<int> awaited_{2};  // an answer that says malformed, and the call's end
 };
 
 class Factory final : public grpc::experimental::ServerInterceptorFactoryInterface {
