@@ -3,6 +3,7 @@
 #include <iostream>
 #include <memory>
 
+#include "base/quantities.h"
 #include "client/cli/byte_size.h"
 #include "client/cli/connection.h"
 #include "client/cli/invocation.h"
@@ -27,6 +28,8 @@ Result<uint64_t> ParseValue(const Wanted& wanted) {
   const std::string& text = wanted.value;
   if (text == "none") return uint64_t{0};
   if (wanted.limit.ends_with("_bytes")) {
+    uint64_t bytes = 0;
+    if (ParseSize(text, &bytes) && bytes == 0) return bytes;
     try {
       return ParseBytes(text);
     } catch (const CLI::ValidationError& error) {
