@@ -22,31 +22,33 @@ def bits(x: np.ndarray) -> np.ndarray:
 class Toy:
     """k, v [layers][tokens][kv heads][dim], q [layers][tokens][heads][dim]"""
 
-    def __init__(self, rng: np.random.Generator, tokens: int) -> None:
-        make = lambda heads: bf16(rng.standard_normal((LAYERS, tokens, heads, DIM)))
-        self.k, self.v, self.q = make(KV_HEADS), make(KV_HEADS), make(HEADS)
+    def __init__(self, rng: np.random.Generator, tokens: int, layers: int = LAYERS, heads: int = HEADS,
+                 kv_heads: int = KV_HEADS) -> None:
+        make = lambda heads: bf16(rng.standard_normal((layers, tokens, heads, DIM)))
+        self.layers, self.heads, self.kv_heads = layers, heads, kv_heads
+        self.k, self.v, self.q = make(kv_heads), make(kv_heads), make(heads)
         self.ids = rng.integers(0, 1 << 30, tokens).astype(np.int32)
         self.digest = f"toy:{rng.integers(1 << 60)}"
 
     def register(self, session: kvstrata.Session) -> kvstrata.Model:
-        return session.register_model("toy", self.digest, layers=LAYERS, query_heads=HEADS,
-                                      kv_heads=KV_HEADS, head_dim=DIM, page_tokens=16)
+        return session.register_model("toy", self.digest, layers=self.layers, query_heads=self.heads,
+                                      kv_heads=self.kv_heads, head_dim=DIM, page_tokens=16)
 
     def feed(self, session: kvstrata.Session, sequence: kvstrata.Sequence, first: int, end: int
              ) -> list[np.ndarray]:
         """Appends [first, end); the outputs [tokens][heads][dim] of each layer."""
         with session.step([(sequence, self.ids[first:end])]) as step:
             out = []
-            for layer in range(LAYERS):
+            for layer in range(self.layers):
                 step.append(layer, self.k[layer, first:end], self.v[layer, first:end])
                 out.append(step.attend(layer, self.q[layer, first:end]))
         return out
 
     def expected(self, layer: int, t: int) -> tuple[np.ndarray, np.ndarray]:
         """Full attention of token t: out [heads][dim], lse [heads], in fp64."""
-        group = HEADS // KV_HEADS
+        group = self.heads // self.kv_heads
         out, lse = [], []
-        for head in range(HEADS):
+        for head in range(self.heads):
             k, v = (x[layer, :t + 1, head // group].astype(np.float64) for x in (self.k, self.v))
             scores = k @ self.q[layer, t, head] / np.sqrt(DIM)
             top = scores.max()
