@@ -38,15 +38,15 @@ Result<int> Reload(const Options& options, bool dry_run) {
   v1::ReloadConfigRequest request;
   request.set_dry_run(dry_run);
   KVS_ASSIGN_OR_RETURN(const auto answer, Ask(options, &v1::Admin::Stub::ReloadConfig, request));
-  if (options.style.format == Format::kTable && answer.changes().empty()) {
+  if (options.style.IsTable() && answer.changes().empty()) {
     std::cout << "no key changed\n";
     return kOk;
   }
   const Column columns[] = {{"KEY", "/key"},
-                            {"BEFORE", "/before", OrDash},
-                            {"AFTER", "/after", OrDash},
-                            {"EFFECT", "/needs_restart", dry_run ? EffectToBe : Effect},
-                            {"WHERE", "/where", OrDash}};
+                            {"BEFORE", "/before", OrDash, false, 1, 8},
+                            {"AFTER", "/after", OrDash, false, 3, 12},
+                            {"EFFECT", "/needs_restart", dry_run ? EffectToBe : Effect, false, 4},
+                            {"WHERE", "/where", OrDash, false, 2}};
   PrintList(options.style, ToJson(answer), "changes", columns, std::cout);
   return kOk;
 }

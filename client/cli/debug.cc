@@ -145,9 +145,9 @@ constexpr Part kFiles[] = {
 };
 
 constexpr Column kList[] = {{"FILE", "/file"},
-                            {"BYTES", "/bytes", nullptr, true},
-                            {"WHAT", "/what"},
-                            {"LEFT OUT BECAUSE", "/error", OrDash}};
+                            {"BYTES", "/bytes", nullptr, true, 1},
+                            {"WHAT", "/what", nullptr, false, 2, 20},
+                            {"LEFT-OUT-BECAUSE", "/error", OrDash, false, 3, 20}};
 
 std::string NameOfNow() {
   const time_t now = time(nullptr);
@@ -181,7 +181,7 @@ Result<int> Write(const Options& options, std::string folder) {
                                  {"error", text.ok() ? "" : text.status().ToString()}});
   }
   PrintList(options.style, document, "files", kList, std::cout);
-  if (options.style.format == Format::kTable) {
+  if (options.style.IsTable()) {
     std::cout << "written to " << folder << "; read it before you send it\n";
   }
   return document["complete"] == true ? kOk : kFailed;

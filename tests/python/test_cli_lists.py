@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import pathlib
 import re
 import subprocess
 from collections.abc import Iterator
@@ -70,6 +71,18 @@ def test_a_pipe_has_every_column(cli: Program) -> None:
         if words != ["quota", "ls"]:
             assert cli.run(*words).splitlines()[0].split() == rows_of(cli, *words)[0], words
         assert max(map(len, cli.run(*words, COLUMNS=str(WIDTH)).splitlines())) <= WIDTH, words
+
+
+def test_verbs_that_do_something_have_the_same_forms(cli: Program, tmp_path: pathlib.Path) -> None:
+    dumped = first_list(cli.on_terminal("debug", "dump", str(tmp_path / "one"), columns=WIDTH))
+    *rows, written = dumped
+    assert max(map(len, rows)) <= WIDTH and "LEFT-OUT-BECAUSE" in rows[0] and str(tmp_path) in written, dumped
+    header, *rows = rows_of(cli, "debug", "dump", str(tmp_path / "two"))
+    assert all(re.fullmatch(r"[A-Z0-9/_-]+", name) for name in header), header
+    assert {row[0] for row in rows} == {path.name for path in (tmp_path / "two").iterdir()}
+    assert rows_of(cli, "log", "level") == [["LEVEL", "BEFORE"], ["info", "info"]]
+    assert cli.names("log", "level") == ["info"] and cli.run("log", "level", "-o", "wide") == "info\n"
+    assert cli.run("config", "reload", "-o", "wide") == "no key changed\n"
 
 
 def test_csv_has_the_documents_values(cli: Program) -> None:
