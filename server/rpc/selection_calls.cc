@@ -22,10 +22,9 @@ Status CheckSample(const v1::SampleSelectionsRequest& request) {
                                std::to_string(kMostSelectionBuckets) + ", 0 for all of these");
   }
   const v1::SelectionCursor& since = request.since();
-  const bool empty = since.counts_size() == 0;
+  const bool unset = since.counts_size() == 0 && since.bucket_tokens() == 0;  // since it opened
   if (since.counts_size() > static_cast<int>(kMostSelectionBuckets) ||
-      (empty ? since.bucket_tokens() != 0 && !std::has_single_bit(since.bucket_tokens())
-             : !std::has_single_bit(since.bucket_tokens()))) {
+      (!unset && !std::has_single_bit(since.bucket_tokens()))) {
     return InvalidArgument("SAMPLE_OPTION",
                            "since has " + std::to_string(since.counts_size()) + " counts and " +
                                std::to_string(since.bucket_tokens()) +

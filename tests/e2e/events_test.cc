@@ -20,6 +20,7 @@
 #include "proto/status_map.h"
 #include "tests/e2e/engine.h"
 #include "tests/e2e/main.h"
+#include "tests/e2e/operator.h"
 #include "tests/fakes/daemon_process.h"
 #include "tests/fakes/disk_slots.h"
 
@@ -97,9 +98,7 @@ class Watcher {
   kvstrata::Status Call(grpc::Status (v1::Admin::Stub::*method)(grpc::ClientContext*,
                                                                 const Request&, Response*),
                         const Request& request, Response* response) {
-    grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() + kDeadline);
-    return FromGrpc((stub_.get()->*method)(&context, request, response));
+    return CallAdmin(stub_.get(), method, request, response);
   }
   // How often the daemon refused with that reason; nullopt: it does not count such.
   std::optional<uint64_t> Refusals(const std::string& reason) {

@@ -50,6 +50,18 @@ class RecallCall {
   v1::AuditRecallResponse last_;
 };
 
+// A call of the daemon's admin service within `deadline`.
+template <typename Request, typename Response>
+kvstrata::Status CallAdmin(v1::Admin::Stub* stub,
+                           grpc::Status (v1::Admin::Stub::*method)(grpc::ClientContext*,
+                                                                   const Request&, Response*),
+                           const Request& request, Response* response,
+                           std::chrono::seconds deadline = std::chrono::seconds(20)) {
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + deadline);
+  return FromGrpc((stub->*method)(&context, request, response));
+}
+
 // The daemon's admin service.
 class Operator {
  public:

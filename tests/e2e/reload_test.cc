@@ -13,6 +13,7 @@
 #include "proto/status_map.h"
 #include "tests/e2e/engine.h"
 #include "tests/e2e/main.h"
+#include "tests/e2e/operator.h"
 #include "tests/fakes/daemon_process.h"
 
 namespace kvstrata::testing {
@@ -48,9 +49,7 @@ class ReloadTest : public ::testing::Test {
   kvstrata::Status Call(grpc::Status (v1::Admin::Stub::*method)(grpc::ClientContext*,
                                                                 const Request&, Response*),
                         const Request& request, Response* response) {
-    grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() + kDeadline);
-    return FromGrpc((stub_.get()->*method)(&context, request, response));
+    return CallAdmin(stub_.get(), method, request, response);
   }
   kvstrata::Status Reload(bool dry_run, v1::ReloadConfigResponse* response) {
     v1::ReloadConfigRequest request;
