@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // KVS_CHECK: an invariant whose failure is a bug of ours. Prints the place and aborts, in every
 // build. Never used on input: bad input is a Status.
 #ifndef KVSTRATA_BASE_CHECK_H_

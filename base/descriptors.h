@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How many file descriptors this process has left, so that some are kept for who must get in when
 // others have taken the rest.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sizes and durations as text: the one grammar of the configuration and of command lines
 // (docs/configuration.md, "Sizes and durations"). Pure functions; any thread. false: it is none,
 // and *out is undefined.

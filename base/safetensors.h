@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Safetensors: a read-only view of one .safetensors file.
 //
 // Every length and offset is checked against the file before anything is read by it: a truncated,

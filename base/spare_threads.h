@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Whether this process would get more threads now: they are made, and end. A program that is about
 // to start many asks first, since what it starts with may abort halfway when one is refused.
 //

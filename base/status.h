@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Status and Result<T>: how every fallible function of kvstrata reports.
 //
 // A Status is a code, a reason and a message. Codes are gRPC's numbers and never change; a reason

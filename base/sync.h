@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Mutex, MutexLock and the annotations that let clang prove lock use (-Wthread-safety, preset
 // `tidy`). gcc sees plain std::mutex.
 #ifndef KVSTRATA_BASE_SYNC_H_

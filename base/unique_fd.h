@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // UniqueFd: owns one file descriptor and closes it. Move-only; -1 is "none".
 #ifndef KVSTRATA_BASE_UNIQUE_FD_H_
 #define KVSTRATA_BASE_UNIQUE_FD_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // YieldingMutex: a mutex whose holder can let waiters in, for what is mostly held for microseconds
 // and now and then for a long request, which then works in pieces.
 //

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The first decode step behind a held prefix after Sequence.build, over those that follow.
 
     bench/build_ahead.py [--tokens N] [--layers N] [--json-out FILE] [--commit HASH] [--date DATE]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the daemon's workers do to a segment when it is packed: covariance, eigen, rotate_pack; and
 // the ops of the vote selector and of spans, on the CPU, without a daemon.
 //

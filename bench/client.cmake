@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The ring, attach and sequence opening: kvs_* on a real daemon.
 if(KVS_SERVER)
   kvs_bench(ring_bench ring_bench.cc LIBS kvstrata_client kvs_store)

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The disk tier against fio on the same file system: same block size, same depth, alternating in one run.
 
     disk.py --json-out FILE [--rounds N] [--entries N] [--folder DIR] [--commit HASH] [--date DATE]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the disk tier's engine (server/tier/disk_tier.h) gets out of a device; bench/disk.py runs it
 // beside fio.
 //

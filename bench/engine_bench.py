@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """What attaching costs an engine, and what numpy's best does: the two comparisons that need Python.
 
     engine_bench.py --json-out FILE [--commit HASH] [--date DATE]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Extents of one host arena: ours (server/memory/extent_allocator.h) beside jemalloc over the same
 // address range, as docs/adr/0001-host-extents.md compares them.
 //

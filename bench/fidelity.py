@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """What each plan loses and reads on a real trace, and kvstrata's own plan at equal bytes.
 
     bench/fidelity.py [--document NAME | --trace FILE] [--steps N] [--json-out FILE] [--commit HASH]

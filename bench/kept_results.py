@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows of bench/results/*.json by suite and id (format: docs/results.md)."""
 import json
 import pathlib

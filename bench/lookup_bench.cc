@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Look-ups of prefixes by their keys, hashing apart, in a store with a million pages in its index:
 // held in memory from the first page to the last, held to the middle, and not at all; then, hashing
 // included, of a prompt of a million tokens, raw and for plans. With --disk

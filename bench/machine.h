@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a result file says of the machine, and the timing that benchmarks of calls share.
 #ifndef KVSTRATA_BENCH_MACHINE_H_
 #define KVSTRATA_BENCH_MACHINE_H_

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Bytes of a sequence by plan, by the daemon's own books: 64K tokens of one Llama-3.1-8B layer (8 KV heads x 128).
 
     bench/memory.py [--tokens N] [--json-out FILE] [--commit HASH] [--date DATE]

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """What `max_missed` holds, and what it reads against a fixed budget that holds as much, on ten documents.
 
     bench/missed.py [--missed X] [--limit X] [--documents NAME,..] [--json-out FILE] [--commit HASH] [--date DATE]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // kvs_op_attend: attend_raw + merge of the simd backend on memory that the caller owns, for Python:
 // comparisons with numpy's BLAS, and "own cache, same kernel" for the cost of attaching.
 //

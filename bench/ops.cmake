@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The ops alone, without a daemon, and the attend op as a C library for Python comparisons.
 kvs_bench(ops_bench ops_bench.cc LIBS kvs_kernels)
 add_library(kvs_op_attend SHARED op_attend.cc)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The ops on the CPU, without a daemon: how close to the memory's bandwidth, how many GFLOP/s.
 //
 //   ops_bench [--json-out FILE] [Google Benchmark's flags]

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """What each option of docs/spec/beyond.md gains, at equal bytes read per step, on two real traces.
 
     bench/options.py [--steps N] [--json-out FILE] [--commit HASH] [--date DATE]

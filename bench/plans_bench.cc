@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Whole decode steps (begin, append, attend, end) through kvs_* on a running daemon, plan by plan:
 // one layer of Llama-3.1-8B's shape (32 query heads, 8 KV heads x 128, bf16), 32K tokens.
 //

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Makes the tables, figures and plots of README.md and docs from bench/results/*.json (format: docs/results.md).
 
 Usage: bench/report.py [--check]

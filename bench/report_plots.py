@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The plots of README.md and docs: SVG, text that bench/report.py writes and compares.
 
 PLOTS names each file under docs/images and the function that makes its text from bench/results. A picture has

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tables of README.md and docs/cuda_measured.md that are made of several suites, for a reader who decides.
 
 TABLES names each and the function that makes its lines. What was not measured says so; no figure is typed.

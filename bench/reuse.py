@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """What a prefix on disk saves, and what attaching costs where there is none: time to first token.
 
     reuse.py --json-out FILE [--tokens N] [--rounds N] [--commit HASH] [--date DATE]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The ring, attaching and opening, through kvs_* on a running daemon with default pools (4 GiB
 // each):
 //   ring/ping         request and reply (kvs_ping), nobody sleeping

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Runs the benchmarks and writes bench/results and the tables made from them. `make bench`.
 
     bench/run.py --out FOLDER [--only SUITE,...]

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """A decode step beside a scrape of /metrics a second, over one without.
 
     bench/scrape.py [--tokens N] [--pairs N] [--json-out FILE] [--commit HASH] [--date DATE]

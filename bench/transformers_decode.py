@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """What a decode step of transformers costs on a CPU: plain, and with keys and values in kvstratad.
 
     transformers_decode.py [--plans "PLAN;PLAN"] [--tokens N] [--steps N] [--json-out FILE] [--commit HASH] [--date DATE]

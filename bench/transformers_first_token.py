@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """What a prompt on disk saves transformers: time to its first token, after daemon and engine were started again.
 
     transformers_first_token.py [--rounds N] [--tokens N] [--json-out FILE] [--commit HASH] [--date DATE]

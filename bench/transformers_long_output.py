@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Whether plans that choose at each sentence, or page, get slower as more is generated.
 
     transformers_long_output.py [--plans "PLAN;PLAN"] [--tokens N] [--new N] [--json-out FILE] [--commit HASH] [--date DATE]

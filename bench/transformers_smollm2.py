@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the benchmarks of kvstrata_transformers share: SmolLM2 plain and enabled, a text, attention's time, result files.
 
 They run in build/venv-transformers, and want an idle machine. Everything is fp32, page rows too.

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """What kvstrata costs vLLM where nothing is held: time to first token with a connector, and without.
 
     bench/vllm_tax.py --json-out FILE [--mode owned offload] [--pairs N] [--tokens N] [--commit HASH] [--date DATE]

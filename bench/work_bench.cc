@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What busy workers cost a decode: step latency of one client on core 1 while the daemon's workers,
 // on core 0, recompress other sequences without a pause, against the same steps with idle workers.
 //

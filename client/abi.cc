@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The C ABI (include/kvstrata/kvstrata.h) over a Session: finds the handle, checks the arguments,
 // calls, and keeps the thread's last error. The same for both transports. Sequences:
 // abi_sequences.cc.

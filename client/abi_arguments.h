@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checks of what callers of the C ABI pass. Every failure is INVALID_ARGUMENT (or UNIMPLEMENTED for
 // what the design knows and this build has not), with a message that names the field, its value and
 // what is allowed. Stateless; any thread.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What every function of the C ABI does around its body: finds the session, keeps the thread's last
 // error, lets nothing be thrown into C. For abi*.cc alone.
 #ifndef KVSTRATA_CLIENT_ABI_CALL_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Handles of the C ABI: sessions and steps that are alive in this process.
 //
 // A handle is a number that is never used again, dressed as a pointer, so that one used after its

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The C ABI's look-up and capacity (include/kvstrata/kvstrata.h), as abi.cc has the rest.
 #include <cstddef>
 #include <cstring>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Connection: the attach socket (PATH.attach) of a session. Dials, shakes hands, verifies and maps
 // the session's two segments, hands arenas to a PageMap as they arrive, and notices the daemon's
 // end.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // GpuSession: what a session with a GPU keeps beside its sequences: a workspace for each stream of
 // steps, and which of the steps that ended here the GPU has finished.
 //

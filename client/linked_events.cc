@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Who uses a sequence, and what the daemon is told of it: events, posted at once or when the GPU is
 // done (linked_session.h).
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Imported mode of the linked transport (kvstrata.h): the engine's tensors are named to the daemon,
 // which copies from them; what is held is copied into them here, from the daemon's pages.
 #include <algorithm>

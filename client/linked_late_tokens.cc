@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Token ids that come after their step (kvs_late_tokens): what the daemon is to be told of such
 // tokens waits for them, in order with all else.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Lending: what the linked transport does with blocks of an engine's own tensors: has the daemon
 // copy those that are sealed, and fills others from pages. Blocks of KVS_MEMORY_PROCESS are staged
 // on the way (staged_blocks.h). linked_import.cc, linked_staging.cc.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the linked transport asks without taking anything, a message over the ring each: what is
 // held of a prompt, what there is room for.
 #include <cstring>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "client/linked_memory.h"
 
 #include "kernels/cuda/device_buffer.h"

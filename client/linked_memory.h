@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // LinkedMemory: the TableMemory of a linked session: arenas that this process mapped, and a table
 // grows by a request over the ring.
 //

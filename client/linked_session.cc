@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Session over mapped memory and rings: the linked transport (session.h).
 #include "client/linked_session.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the linked transport keeps for a session, a sequence and a step, beside what both transports
 // keep (session/session_sequence.h). Internal to linked_*.cc and step.cc; nothing else includes it.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Blocks of KVS_MEMORY_PROCESS on their way to the daemon (staged_blocks.h). Those of a sequence
 // are released as the daemon acknowledges them: at its next seal, acknowledged or close, or when
 // another sequence of the session finds none free.

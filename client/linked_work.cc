@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the linked transport asks of the daemon's workers (kvstrata.h): builds, recompressions,
 // their end.
 #include <sys/mman.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "client/page_map.h"
 
 #include <fcntl.h>

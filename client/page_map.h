@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PageMap: the arenas that the daemon passed to this session, mapped when first used, and the way
 // from a table's entry to an address. With a GPU, arenas of its memory have addresses there, and
 // those of the host's are registered, so that one address serves both.

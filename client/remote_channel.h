@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // RemoteChannel: one gRPC connection to the daemon and the stream that is its session's lease. For
 // remote_session.cc alone.
 //

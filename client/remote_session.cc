@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Session over gRPC: the remote transport (session.h). Keeps what the caller must know without
 // asking: the geometry of models and the selections of a step. Everything else is the daemon's.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reorder: beams as forks. Both transports.
 #ifndef KVSTRATA_CLIENT_REORDER_H_
 #define KVSTRATA_CLIENT_REORDER_H_

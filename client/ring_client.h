@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // RingClient: a session's requests and events over its two rings (proto/ring_messages.h).
 //
 // Threads: any, side by side; requests and events wait for the moment of another push alone.

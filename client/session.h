@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Session: what the C ABI (abi.cc) calls. Two implementations, chosen when a library is linked:
 // linked_session.cc (libkvstrata.so: mapped memory, ops in this process) and remote_session.cc
 // (libkvstrata_remote.so: every call over gRPC). A class whose state each of them defines itself,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // StagedBlocks: how blocks of memory that only this process can read reach the daemon. They are
 // copied into a memfd that the daemon reads in their place (KVS_MEMORY_PROCESS).
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // SessionStep of the linked transport: kernels/step on mapped pages, inside one epoch.
 #include <algorithm>
 #include <cstring>

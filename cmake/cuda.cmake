@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # CUDA as a language of this build, where KVS_CUDA wants it and it will do. Debian 12's own nvcc (11.8)
 # neither knows C++20 nor cudaGetDriverEntryPointByVersion (12.5).
 set(KVS_CUDA_OLDEST 12.5)

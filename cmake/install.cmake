@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # cmake --install BUILD --prefix P --component C: what each part of kvstrata is to others.
 #   library  libkvstrata.so.N, which an engine links; needs libc alone
 #   remote   libkvstrata_remote.so.N, the same ABI over gRPC, for tools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # What every target of kvstrata shares: warnings, sanitizers, ccache, and the shapes of our targets.
 
 find_program(KVS_CCACHE ccache)

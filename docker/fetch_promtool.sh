@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Puts promtool, which checks rules and queries of docker/prometheus, at FILE: out of Debian's package
 # `prometheus` (19 MB), which is not installed, because that would start a server.
 # Usage: docker/fetch_promtool.sh FILE. No root where package lists are there.

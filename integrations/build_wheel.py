@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Builds the wheel of integrations/kvstrata with libkvstrata.so in it, for every Python 3.11 or newer and every Linux whose
 glibc is not older than what the library asks for (manylinux).
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The demo: a language model reads a document into kvstratad's memory and answers under every plan.
 
     DOC=path ASK="question" integrations/demo.py [--socket PATH] [--json-out FILE [--commit HASH] [--date DATE]]

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The demo in SGLang: the same prompt twice under plan `full`, then under a plan that reads less.
 
     DOC=path ASK="question" PLAN="strata{budget = 256, min_tokens = 0}" integrations/demo_sglang.py

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The demo in Hugging Face transformers: generate() of an enabled model, twice on the same prompt.
 
     DOC=path ASK="question" PLAN="strata{budget = 256, min_tokens = 0}" integrations/demo_transformers.py

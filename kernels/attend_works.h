@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // AttendWorks: the work items of attention for a round of query tiles, by op, and what items need
 // until their ops have run: runs, rotated queries, factors of spans.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Backend: the ops of one implementation in one table. `ref` accumulates in double and is the
 // truth; `simd` is Highway with run-time dispatch. `cuda` joins as a third column.
 //

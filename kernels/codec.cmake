@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Codecs: extents, their readers, and the recompressors that write them.
 # The rules that say where a span or a sentence ends are here too: codecs and selectors use them.
 set(KVS_CODEC_SOURCES

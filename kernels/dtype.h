@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Element types of keys, values and queries, and conversions of single elements.
 //
 // bf16 and fp16 are stored as their 16 bits. Conversions from fp32 round to nearest, ties to even;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // WithElement: from a DType, which data carries, to the type that code is compiled for. The one
 // place where the CPU's code lists the dtypes of rows.
 //

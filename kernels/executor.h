@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Executor: who runs the parts of an op. Ops own no threads (ADR 11); the caller passes one.
 //
 // Results never depend on the executor: ops split work by length, never by thread count.

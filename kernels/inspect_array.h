@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // InspectArray from the arrays of a selector or a codec. Private to kernels/select and
 // kernels/codec. Row-major values of `shape`, copied; without a shape: one dimension.
 #ifndef KVSTRATA_KERNELS_INSPECT_ARRAY_H_

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Ops, their backends, executors and page layouts. Highway is used as headers alone: libkvstrata.so
 # may depend on libc only, so dispatch is ours (kernels/simd_target.h) and libhwy is not linked.
 set(KVS_OPS_SOURCES

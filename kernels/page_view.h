@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where a key or a value lies: geometry, page layout, index-block layout. One set of offset
 // functions for all backends, the daemon and the client.
 //

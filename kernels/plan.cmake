@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 set(KVS_PLAN_SOURCES
   plan.cc plan_axes.cc plan_options.cc plan_rows.cc plan_needs.cc
   segment/segmenter.cc segment/complete_units.cc segment/page.cc segment/hierarchy.cc segment/bits.cc

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Plan: one choice on each axis (docs/plans.md, "Axes") and their options.
 //
 // Text form, one line, the same in the C ABI, the CLI and the configuration:

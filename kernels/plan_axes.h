@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Axes of a plan: their names, and which selector and codec go together, with the one segmenter
 // that they need. One table, by which ParsePlan, its refusals and docs/plans.md go. Private to
 // kernels/plan*.cc.

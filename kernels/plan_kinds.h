@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Choices on a plan's axes (docs/plans.md, "Axes"), and their names.
 #ifndef KVSTRATA_KERNELS_PLAN_KINDS_H_
 #define KVSTRATA_KERNELS_PLAN_KINDS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a plan needs of the engine beside keys, values and queries: series, calls, token ids. Its
 // selector and its codec declare theirs, beside their factories; nobody else knows.
 //

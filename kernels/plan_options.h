@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Options of a plan: tables of names, allowed values, and how each is set and printed. Every
 // selector and codec has a table in the file of what reads its options; here is what they are made
 // of, and which of them a plan reads. Parsing (plan.cc), FormatPlan and docs/plans.md go by them.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How rows of option tables are made (plan_options.h). A file names the part of the plan that its
 // options are, once, and then a row an option:
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rotary position embedding of keys that are stored before it (docs/spec/README.md;
 // tests/reference/core.py, Rope and attend_pre_rope). Models without it have Rotary{}: their keys
 // are stored as attention uses them.

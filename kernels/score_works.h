@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ScoreWorks: the work items of a selection that scores keys, by op, and the rotated queries that
 // items share (compare attend_works.h).
 //

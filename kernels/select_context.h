@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // SelectContext: a sequence as its selector sees it, and the ops it may use.
 //
 // Plain data, valid during a call. Any thread.

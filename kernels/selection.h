@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Selection: what a selector chose (docs/plans.md, second axis), as steps, codecs and the GPU's
 // kernels read it.
 //

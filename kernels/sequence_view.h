@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a sequence looks like at one moment: where its pages, index blocks and extents lie. A table
 // names them; whoever reads a view does so while that table holds (docs/shm_layout.md).
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which instruction set the simd backend runs: our own run-time dispatch for Highway code.
 //
 // A *_simd.cc is compiled once per target by hwy/foreach_target.h. Highway's HWY_DYNAMIC_DISPATCH

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // StoredRows: the reading side of a codec: what a sequence's extents hold, parsed, as the CPU's
 // steps and selectors read it. Rows below end() are read here, rows from there on on pages.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tier: the kinds of memory that hold keys and values. A plan names the one that pages are taken
 // from, the store has a pool of each device's and the host's memory. Plain values.
 #ifndef KVSTRATA_KERNELS_TIER_H_

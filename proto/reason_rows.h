@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The rows of the table of reasons, by file; proto/reasons.h is what others include.
 #ifndef KVSTRATA_PROTO_REASON_ROWS_H_
 #define KVSTRATA_PROTO_REASON_ROWS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reasons: every cause of an error or refusal by its stable name, what it means and what to do. One
 // table: `kvstrata explain`, the next step of the CLI's errors, docs/reasons.md and the labels of
 // counters are made from it. tests/tree/check_reasons.py proves that it has what the code says.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reasons of a daemon's start, connections, memory, disk, workers and operators.
 #include "proto/reason_rows.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reasons of what engines ask for: sequences, plans, tensors.
 #include "proto/reason_rows.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reasons of libkvstrata and of the program kvstrata, which no daemon says.
 #include "proto/reason_rows.h"
 

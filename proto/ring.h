@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The two ends of a shared-memory ring (shm_layout.h, "rings"): single producer, single consumer,
 // frames of any size up to half the ring.
 //

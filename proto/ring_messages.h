@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What travels through a session's rings and its attach socket (docs/shm_layout.md).
 //
 // Requests go client to daemon; a request with an id gets exactly one reply with that id, an event

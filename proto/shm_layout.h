@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Shared memory between the daemon and one attached client: byte-exact, fixed here, described in
 // docs/shm_layout.md. PODs and checked offsets only; no lock ever lives here (ADR 8).
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "proto/status_map.h"
 
 #include "kvstrata/wire/error_info.pb.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Status over gRPC, both ways: code for code, the reason in a google.rpc.ErrorInfo of domain
 // "kvstrata" in the status details. The daemon, the CLI and libkvstrata_remote.so translate here
 // and nowhere else.

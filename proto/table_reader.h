@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reading published tables (shm_layout.h, "table segment"), by the client and by the daemon for its
 // remote sessions: enter an epoch, read a table whose bytes stay until the epoch is left.
 //

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The daemon: telemetry, the attach server, configuration, composition root, executable.
 find_package(spdlog REQUIRED)
 find_package(CLI11 REQUIRED)

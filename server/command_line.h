@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the command line of kvstratad says, as a configuration: main.cc parses the flags, this reads
 // everything else. Thread-safety: none; before any thread.
 #ifndef KVSTRATA_SERVER_COMMAND_LINE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The daemon's configuration: one table of keys (docs/configuration.md), never required.
 //
 // Precedence: flag > environment (KVSTRATA_*) > files (TOML; config_files.h) > default. Every entry

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the configuration's files give: FILE, then conf.d/*.toml beside it in the order of their
 // names. A key's last value wins; every mistake names file, line and column.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The table of the daemon's configuration keys: names, defaults, what is allowed, what they set.
 // docs/configuration.md mirrors it. Constant; any thread.
 #ifndef KVSTRATA_SERVER_CONFIG_KEYS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The users' limits in the configuration: the keys limits.*, and limits.users.USER.LIMIT for one
 // user alone. Thread-safety: functions without state.
 #ifndef KVSTRATA_SERVER_CONFIG_LIMITS_H_

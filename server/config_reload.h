@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ConfigReload: what the daemon runs with, and a second look at the files that it was read from.
 // Flags and the environment stay what they were at the start, and win as they did then.
 //

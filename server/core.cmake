@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The store: memory resources, pages, sessions, tables. Needs no gRPC.
 find_package(OpenSSL REQUIRED COMPONENTS Crypto)
 find_package(Boost 1.81 REQUIRED)

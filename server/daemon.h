@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Daemon: the composition root. Owns the path's lock, the store, both sockets and their servers,
 // and knows the order in which they start and end (docs/operations.md).
 //

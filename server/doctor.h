@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Doctor: this machine against a configuration, check by check, each with what was found and how to
 // set it right: `kvstratad --check-config --deep`, which `kvstrata doctor` runs. What a start would
 // refuse is kFail; what costs speed, safety or the next start is kWarn.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The checks of the machine that doctor.h runs, by file. Each returns one finding.
 #ifndef KVSTRATA_SERVER_DOCTOR_CHECKS_H_
 #define KVSTRATA_SERVER_DOCTOR_CHECKS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The disk tier's folder and the way to it.
 #include <fcntl.h>
 #include <linux/magic.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Whether what is to be served over HTTP can be.
 #include <arpa/inet.h>
 #include <netinet/in.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Limits of the process, of its cgroup and of the machine.
 #include <sched.h>
 #include <sys/resource.h>

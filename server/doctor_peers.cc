@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where the daemon and its clients meet: sockets, descriptors, processes, GPUs, clocks.
 #include <fcntl.h>
 #include <sys/mman.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A configuration against this machine: what a start would refuse, told before anything starts and
 // all of it at once.
 //

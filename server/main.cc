@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // kvstratad: the daemon. Nothing is required; docs/operations.md and --help say the rest.
 #include <CLI/CLI.hpp>
 #include <cstdio>

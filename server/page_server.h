@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PageServer: the daemon's pages (server/pages/pages.h) at http.listen.
 //
 // Ownership: borrows the source. Thread-safety: made and destroyed by the daemon. Errors: those of

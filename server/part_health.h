@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PartHealth of the daemon's parts (server/pages/daemon_numbers.h), from what they say of
 // themselves. Pure; any thread.
 #ifndef KVSTRATA_SERVER_PART_HEALTH_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The pools' sizes against the memory that there is: this machine's, and what its cgroup leaves.
 //
 // A size that nobody gave makes room where there is less; one that somebody gave is refused there.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The gRPC services.
 find_library(KVS_GRPC_REFLECTION grpc++_reflection REQUIRED)
 kvs_library(kvs_rpc

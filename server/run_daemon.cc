@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // RunDaemon: the life of the process.
 #include <sys/prctl.h>
 #include <sys/resource.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Address space for a start: what a limit (RLIMIT_AS) leaves, before anything is started that
 // cannot do without. The allocator crashes when a thread's first allocation finds none, and gRPC
 // aborts.

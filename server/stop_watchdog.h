@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // StopWatchdog: the thread that ends the process when its stop does not. Until everything is
 // settled that outlives the process (disk, checkpoint, socket files) the stop has `timeout`, and
 // running out of it is a failure. After that nothing is left to lose: whatever still holds up the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The disk tier's storage engine. Knows nothing of pages, sequences or the store.
 find_package(PkgConfig REQUIRED)
 find_package(Threads REQUIRED)

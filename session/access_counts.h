@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // AccessCounts: which of a sequence's pages its steps attend, counted in the session segment where
 // the store reads it (docs/shm_layout.md). One count for each storage page of which any head
 // attended any row, in a layer and step.

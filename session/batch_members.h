@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // BatchMembers: what both transports refuse of a step's members, checked one after the other. What
 // a transport alone knows of a sequence (a use by another thread, a step that it is in) it checks
 // between the two functions.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which steps of a sequence an audit of recall samples (docs/design.md, "Recall audits"), on either
 // transport. What measures is the transport's: kernels/step/shadow_attention.h,
 // kernels/step/cuda_shadow.h.

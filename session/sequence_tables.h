@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // SequenceTables: from a sequence's published table to addresses, on either transport: enters an
 // epoch, reads the table, has it grown where a step needs more, resolves what is new. TableMemory
 // is what a transport does in its own way; its two kinds are LinkedMemory (client/linked_memory.h:

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // SessionSequence: what a session keeps of a sequence whose steps it runs, on either transport: a
 // linked session (client/linked_session.h) in the engine's process, a remote one
 // (server/rpc/remote_session.h) in the daemon. The store is the daemon's, which holds the pages and

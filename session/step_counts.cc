@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "session/step_counts.h"
 
 namespace kvstrata {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a session's steps did, counted in its segment (proto/shm_layout.h, StepCounts), where the
 // daemon reads it for telemetry, on either transport.
 //

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the suites of vLLM and of SGLang share: prompts, how tokens compare, and transformers as the second engine.
 
 A fifth of each set runs by default, `--full` runs all. Everything is fp32: page rows too. A conftest.py imports the

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Runs test vectors through a running kvstratad: every .npz of a folder, by kvs_* calls alone.
 
 Usage: golden_runner.py DIR [--backend ref|simd|cuda] [--plan NAME ...] [--transport linked|remote]

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Property test: random small cases, answered by the reference (tests/reference) and by a running kvstratad.
 
 Usage: property_runner.py [--cases N] [--seed S] [--seconds T] [--backend ref|simd] [--plan NAME ...]

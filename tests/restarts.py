@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the tests of adapters over an idle restart of the daemon share."""
 
 from __future__ import annotations

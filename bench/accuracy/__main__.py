@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What plans cost in answers: models x tasks x plans x budgets, through transformers and a daemon.
 
     build/venv-transformers/bin/python bench/accuracy --tasks DIR --keep FILE          # runs, or goes on

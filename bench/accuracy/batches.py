@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training batches of retrieval tasks: a function of (seed, step, row length), made by processes ahead of the GPU.
 
 A row is one context of generated.py with several questions, each a turn of a chat; the first is asked as RULER asks.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Chats of SmolLM2 in token ids: of RULER's prompts, of their reference answers, and of several questions about one
 text.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A prompt's answers under many plans, decoded side by side by transformers from a daemon's pages.
 
 The prompt is computed once, under full attention. Then all plans are rows of one batch: each finds the prompt held, and

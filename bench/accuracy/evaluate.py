@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """RULER's score of SmolLM2 with full attention, base or tuned: greedy answers to the prompts of RULER files.
 
     bench/accuracy/evaluate.py --model FOLDER [--adapter FILE] [--rope-theta N] [--device cuda] [--samples N] [--out

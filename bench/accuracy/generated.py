@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """RULER's tasks generated at any length by its rules, from a seed, with no download.
 
     bench/accuracy/generated.py TASK LENGTH [--seed N] [--samples N] [--tokenizer FOLDER] [--essay FILE]

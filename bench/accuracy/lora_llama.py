@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """SmolLM2 (a Llama) with frozen weights and a low-rank adapter on attention: forward for training, greedy decoding.
 
 Effective weights W + scale * B A are made once a step, for all layers by a few batched products, rounded to the

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """docs/plans.toml: named plans for the models that were measured, which an operator gives to the daemon.
 
     bench/accuracy/named_plans.py [--calibrated MODEL=FILE.toml ...] [--out docs/plans.toml]

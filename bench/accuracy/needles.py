@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Whether a plan chooses a planted needle among up to a million tokens, without a model that reads as many.
 
     bench/accuracy/needles.py [--tokens N] [--segment N] [--prompts N] [--device cuda] [--plan NAME=TEXT ...]

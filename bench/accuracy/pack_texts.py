@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Packs long texts of Debian's documentation packages into one file, for train_sekv.py.
 
     bench/accuracy/pack_texts.py --out FILE.jsonl.xz [--download FOLDER] [--megabytes 30]

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """What lists of pages by key affinity keep of the answers, by whose list it is, and by what it is chosen. No daemon.
 
     bench/accuracy/page_lists.py --model FOLDER [--length 4096] [--contexts NAME ...] [--seed N] [--rules NAME ...]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The grid: which plans are compared, at which budgets.
 
 In a text P% is a share of the prompt's tokens, P%-K the same less K tokens, P/100 the share as a number; P itself is the

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """A trace (docs/traces.md) of a Hugging Face folder's Llama that reads a text: for `kvstrata calibrate` and `replay`.
 
     bench/accuracy/record.py --model FOLDER --text FILE --out FILE.safetensors [--tokens 3072] [--steps 3072]

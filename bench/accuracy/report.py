@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Markdown page and the result file of what bench/accuracy kept."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains the gates' network of SeKV on spectra of spans (docs/spec/sekv.md, "Training": recon and budget).
 
 A gate depends on its span alone, so no model is run here, and routers are learned apart.

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """What sekv loses of held-out text through a daemon, trained against untrained: nats a token, teacher-forced.
 
     bench/accuracy/sekv_loss.py --model FOLDER --texts FILE.jsonl.xz --parameters DIRECTORY [--name smollm2-135m.safetensors]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """SeKV's attention in torch, with gradients for what it learns (docs/spec/sekv.md).
 
 A row is a text: its prompt [N], which full attention has read and which is cut into spans, and T tokens behind it, which

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prompts with reference answers, from task files that a folder holds.
 
 A folder DIR has ruler/<length>/<task>.jsonl.xz and longbench/multi_news.jsonl.xz, as RULER and LongBench write them. They

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Trains the retrieval adapter of SmolLM2-135M: rank 16 on attention, on generated tasks of 1K to 22K tokens.
 
     bench/accuracy/train_retrieval.py --model FOLDER --out FOLDER [--state FOLDER] [--minutes 9] [--budget-minutes 14.5]

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Trains SeKV's parameters of a model: routers W and the gates' network; the model stays frozen.
 
     bench/accuracy/train_sekv.py --model FOLDER --texts FILE.jsonl.xz --out FOLDER [--state FOLDER] [--seconds 200]

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """SmolLM2 tuned for retrieval as a Hugging Face folder: the base's weights plus the adapter's change, with its RoPE
 base.
 

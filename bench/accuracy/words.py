@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Words and sentences made by rule: the same on every machine, and of no one's text.
 
 Nothing here reads a file. All draw from the `random.Random` that they are given and from nothing else.

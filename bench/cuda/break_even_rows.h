@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rows of linked_bench about short sequences: from how many tokens on a plan's decode step is
 // faster than one that attends in full, beside what kernels/step/break_even.h says. Templates on
 // linked_bench's Plan and Steps.

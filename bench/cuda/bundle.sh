@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # Makes a relocatable folder with the daemon, libkvstrata.so, libkvstrata_cuda.so, the GPU tests and
 # benchmarks, and what they load besides glibc, for a machine that has a GPU and no build of ours
 # (Ubuntu 24.04 will do). Programs and libraries are in one archive, which run_gpu.sh unpacks where

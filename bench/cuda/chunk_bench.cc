@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Prompt chunks on the GPU: what a layer costs of a chunk's new tokens, from append to output.
 //
 //   chunk_bench [--json-out FILE] [--only PREFIX] [--commit HASH] [--date DATE]

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Joins the results of cuda_bench and dense_baselines.py: each row gets the best dense time at its shape.
 
     compare.py OURS.json... DENSE.json [--json-out FILE] [--keep OLD.json] [--dense-out FILE]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The ops of the CUDA backend, timed as replays of CUDA graphs.
 //
 //   cuda_bench [--json-out FILE] [--only PREFIX] [--commit HASH] [--date DATE]

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Times torch's dense attention at the shapes of cuda_bench and chunk_bench, in the same way.
 
     dense_baselines.py --json-out FILE [--only 1x128,8x32] [--chunks 128,1024]

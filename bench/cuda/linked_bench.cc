@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Decode steps as an engine makes them: a daemon with a pool of the GPU's, libkvstrata.so, and a
 // CUDA graph of all layers that the engine captured once.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What linked_bench measures: plans by the names of its rows, and how many layers a model has of
 // each.
 #ifndef KVSTRATA_BENCH_CUDA_LINKED_PLANS_H_

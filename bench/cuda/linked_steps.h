@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Steps: sequences of a linked session and the captured graph of their decode step, as an engine
 // makes them.
 #ifndef KVSTRATA_BENCH_CUDA_LINKED_STEPS_H_

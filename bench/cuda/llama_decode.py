@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Times a decode loop of transformers' Llama-3.1-8B modules (random weights, bf16) in one CUDA graph, with torch's
 dense attentions and with kvstratad's.
 

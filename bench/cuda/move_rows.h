@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rows of linked_bench about moves between the tiers: what they carry, and what they cost a decode
 // beside them. Templates on linked_bench's Plan and Steps.
 #ifndef KVSTRATA_BENCH_CUDA_MOVE_ROWS_H_

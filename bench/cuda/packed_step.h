@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A decode step of plan mosaickv for step_bench.cc, as a captured one is: score the block keys of
 // packed segments, pick blocks, attend the update buffer with the new row, attend the blocks and
 // merge. The buffer is not flushed.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Pages in page-locked host memory, and a hot cache that op promote fills from them: two
 // selections, alternating, each of which evicts all of the other, so that every promotion copies
 // all that it selects. One layer of Llama-3.1-8B: a slice is 4 KiB of keys and 4 KiB of values at

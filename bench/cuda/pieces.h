@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Pages and index blocks for benchmarks of steps.
 #ifndef KVSTRATA_BENCH_CUDA_PIECES_H_
 #define KVSTRATA_BENCH_CUDA_PIECES_H_

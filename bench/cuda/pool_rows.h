@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rows of linked_bench about the daemon's pools: what a sequence holds of the GPU's memory, and
 // what a second process reads; move_rows.h has those of moves. Templates on linked_bench's Plan and
 // Steps.

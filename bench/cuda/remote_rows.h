@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rows of linked_bench about the remote transport: what a layer's Append, Select and Attend take
 // over gRPC with inline tensors, of a daemon on the GPU and of one on CPUs.
 #ifndef KVSTRATA_BENCH_CUDA_REMOTE_ROWS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How long a replay of a captured graph takes. For all benchmarks of CUDA, and as
 // dense_baselines.py and selection_baseline.py time theirs.
 #ifndef KVSTRATA_BENCH_CUDA_REPLAY_TIMING_H_

@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # Runs a bundle (bundle.sh) on a machine with a GPU: tests, then benchmarks, then a short table.
 # Results go to $OUT, or to the bundle's folder. Exit code: that of the tests.
 #

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What torch takes for the rows of selection_bench, measured the same way: graphs of several calls
 over different data, medians of replays per call. Prints lines of `id microseconds`.
 

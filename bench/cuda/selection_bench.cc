@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Selection on the GPU: what it costs a layer of Llama-3.1-8B's shape (32 query heads, 8 KV heads,
 // dim 128, bf16) to choose what it attends. Graphs of several calls over different data, as a step
 // has them; medians of replays, divided by the calls.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // SpanShape: which tokens of a sequence plan sekv has in spans and which as raw rows, and what both
 // take; of the model that span_step.h measures.
 #ifndef KVSTRATA_BENCH_CUDA_SPAN_SHAPE_H_

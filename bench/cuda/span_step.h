@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A decode step of plan sekv for step_bench.cc: append, scores of spans, the choice, attention.
 //
 // Spans and raw rows are those of a trace's surprisal (docs/traces.md) at alpha 2, over and over;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Decode steps on the GPU, op by op: what a layer costs from its new token to its output.
 //
 //   step_bench [--json-out FILE] [--only PREFIX] [--stages 1] [--surprisal TRACE]

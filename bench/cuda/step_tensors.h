@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // StepTensors: the tensors that an engine has for a step, on the GPU, with random elements.
 // SentenceEnds: which tokens of a text end sentences.
 #ifndef KVSTRATA_BENCH_CUDA_STEP_TENSORS_H_

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes the surprisal of a trace (docs/traces.md) into a file of its own, in the same format.
 
     surprisal_of.py TRACE OUT

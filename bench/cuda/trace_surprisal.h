@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The surprisal of a recorded text, for benchmarks whose spans are to be like real ones.
 #ifndef KVSTRATA_BENCH_CUDA_TRACE_SURPRISAL_H_
 #define KVSTRATA_BENCH_CUDA_TRACE_SURPRISAL_H_

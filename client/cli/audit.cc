@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // audit: the books; audit --recall SEQ: what a live sequence's plan loses.
 #include <algorithm>
 #include <array>

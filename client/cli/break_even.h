@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // BreakEven: from which length on a plan's decode step is faster than full attention's, measured on
 // prefixes of a trace on a running daemon.
 // Cost: for each plan and length a prefill and up to 32 steps of the plan and of `full`, in

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "client/cli/byte_size.h"
 
 #include <CLI/CLI.hpp>

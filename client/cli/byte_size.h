@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sizes on the command line, as the daemon's configuration takes them (base/quantities.h). Pure
 // function.
 #ifndef KVSTRATA_CLIENT_CLI_BYTE_SIZE_H_

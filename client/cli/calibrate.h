@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Calibrate: the numbers that plans want to know of a model before anybody chooses, from traces of
 // it: entropy thresholds (chess), anchor and persistent shares (sekv), query cosines (tokenselect),
 // packing losses (mosaickv) and break-even lengths.

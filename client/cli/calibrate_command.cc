@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // calibrate TRACE...: what a model's traces say about plans, and named plans that follow.
 #include <cerrno>
 #include <cstdio>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CalibratedPlans: named plans that follow from a calibration, and the file of them that the
 // daemon's configuration takes (docs/configuration.md, "Named plans"). Pure.
 #ifndef KVSTRATA_CLIENT_CLI_CALIBRATED_PLANS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The document and the tables of a calibration; docs/cli.md, "calibrate", is their contract. Pure.
 #ifndef KVSTRATA_CLIENT_CLI_CALIBRATION_DOCUMENT_H_
 #define KVSTRATA_CLIENT_CLI_CALIBRATION_DOCUMENT_H_

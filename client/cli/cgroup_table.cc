@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "client/cli/cgroup_table.h"
 
 namespace kvstrata::cli {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the daemon's cgroup allows of memory, below a table of pools.
 #ifndef KVSTRATA_CLIENT_CLI_CGROUP_TABLE_H_
 #define KVSTRATA_CLIENT_CLI_CGROUP_TABLE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // completion bash|zsh|fish: scripts made from the command table itself, so that they cannot be
 // stale.
 #include "client/cli/completion.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Completion scripts from a command table.
 #ifndef KVSTRATA_CLIENT_CLI_COMPLETION_H_
 #define KVSTRATA_CLIENT_CLI_COMPLETION_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // config show|check|reload: what the daemon runs with, whether a file would be accepted, and having
 // the daemon read its files again.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Connection: gRPC to one daemon, for verbs that ask and print.
 //
 // Dials the Unix socket itself and hands the descriptor to gRPC: a missing, foreign or forbidden

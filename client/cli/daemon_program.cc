@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "client/cli/daemon_program.h"
 
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Running kvstratad for what it alone knows: its configuration's rules and what it needs of the
 // machine.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // debug dump: what a bug report needs, in a folder of its own: a file for each subject (kFiles,
 // docs/cli.md). Without contents: no token ids, no keys that engines gave, no environment.
 //

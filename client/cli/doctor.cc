@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // doctor: whether kvstratad would start on this machine and do well, check by check, with the fix
 // of each that it would not. Runs `kvstratad --check-config --deep`, so that there is one truth.
 #include <iostream>

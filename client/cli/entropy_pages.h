@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // EntropyPages: what a model's next-token entropies are over whole pages of generated tokens, and
 // the thresholds of plan chess that follow (docs/spec/chess.md 6; tests/reference/chess.py,
 // calibrate). Pure.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Events of the daemon as documents and as text. Pure functions.
 #ifndef KVSTRATA_CLIENT_CLI_EVENT_TEXT_H_
 #define KVSTRATA_CLIENT_CLI_EVENT_TEXT_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // events: what happened in the daemon, as in its log: the last 1,000 events, and what comes.
 #include <algorithm>
 #include <array>

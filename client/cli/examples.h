@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Examples of every verb: one table for --help, the manual page and docs/cli.md.
 #ifndef KVSTRATA_CLIENT_CLI_EXAMPLES_H_
 #define KVSTRATA_CLIENT_CLI_EXAMPLES_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // explain REASON: what an error's reason means and what to do, from the table of reasons; no
 // daemon.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Page keys as operators read and write them: lower-case hexadecimal. Pure functions.
 #ifndef KVSTRATA_CLIENT_CLI_HEX_H_
 #define KVSTRATA_CLIENT_CLI_HEX_H_

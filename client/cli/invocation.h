@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Invocation: what one run of `kvstrata` was asked to do. Every noun adds its verbs to the CLI11
 // table (one AddX below, one row in main.cc); parsing fills the options and picks `run`; main runs
 // it and turns what it returns into an exit code and, on failure, three lines: reason, message,

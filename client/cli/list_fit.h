@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which columns of a list a terminal has room for. Pure functions; any thread.
 #ifndef KVSTRATA_CLIENT_CLI_LIST_FIT_H_
 #define KVSTRATA_CLIENT_CLI_LIST_FIT_H_

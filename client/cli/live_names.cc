@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // __names KIND: what completions ask the daemon for, one name a line. Nobody waits long for a
 // completion, nor reads an error of one.
 #include "client/cli/live_names.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Names that a daemon has at this moment, for completions. Pure function of the table.
 #ifndef KVSTRATA_CLIENT_CLI_LIVE_NAMES_H_
 #define KVSTRATA_CLIENT_CLI_LIVE_NAMES_H_

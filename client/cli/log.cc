@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // log level: how much the daemon's log says, until it ends.
 #include <iostream>
 #include <memory>

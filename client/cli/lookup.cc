@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lookup: how much of a prompt is held, and in which tier.
 #include <iostream>
 #include <memory>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // kvstrata: the admin CLI. Parses, runs one verb, exits 0 .. 6 (docs/cli.md).
 #include <algorithm>
 #include <exception>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Metrics of docs/spec/README.md over one replay: distributions, oracle top-k, relative error.
 // Pure functions and values; double precision.
 #ifndef KVSTRATA_CLIENT_CLI_METRICS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // model ls|show: geometries that engines have registered.
 #include <iostream>
 #include <memory>

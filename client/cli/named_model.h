@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // NamedModel: the model that an operator named by its number or its name. MODEL_UNKNOWN lists those
 // there are. Blocks for one call.
 #ifndef KVSTRATA_CLIENT_CLI_NAMED_MODEL_H_

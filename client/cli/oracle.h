@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Oracle: exact attention of one step at one layer, from the trace's rows alone, in double.
 //
 // What a plan's answers are measured against where its own log-sum-exp says nothing: mass on any

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PackingLosses: what plan mosaickv makes of the traces' prompts on a running daemon: the
 // strategies that its search chose, and the channel loss by how much is kept
 // (docs/spec/mosaickv.md 5). Errors: those of the connection; anything about the plan or its arrays

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PageGrid: a sequence's pages as a picture of text, one cell a page, for `kvstrata seq map`.
 //
 // The glyph's weight says how often steps selected the page, its family and colour in which tier it

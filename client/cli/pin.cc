@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // pin ls|add|rm: prefixes that eviction spares.
 #include <iostream>
 #include <memory>

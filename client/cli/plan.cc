@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // plan ls|show: the plans that the daemon knows, and what a plan's text means with every option.
 #include <iostream>
 #include <memory>

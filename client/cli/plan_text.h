@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PlanText: what a plan's text with every option (kvs_sequence_plan) says about how a replay may
 // measure it. Pure functions; the text is the daemon's, so nothing is refused here.
 #ifndef KVSTRATA_CLIENT_CLI_PLAN_TEXT_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // pool ls, evict: the daemon's memory.
 #include <unistd.h>
 

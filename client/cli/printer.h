@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Printer: one document, six forms. A verb makes a JSON document (its keys are docs/cli.md's
 // contract) and says how a table shows it; -o json and -o yaml print the document itself, -o csv
 // its rows with the document's values, -o name the first column of each.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ProgressLine: one line on a terminal's stderr, rewritten; nothing elsewhere.
 #ifndef KVSTRATA_CLIENT_CLI_PROGRESS_LINE_H_
 #define KVSTRATA_CLIENT_CLI_PROGRESS_LINE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // QueryCosines: how alike the queries of consecutive decode steps are, and how often plan
 // tokenselect would reuse a selection for it (docs/spec/tokenselect.md 3; docs/spec/beyond.md 4).
 // Pure.

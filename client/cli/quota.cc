@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // quota ls|set|reset: what users may hold of the daemon, and hold.
 #include <charconv>
 #include <iostream>

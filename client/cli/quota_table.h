@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Users and their limits as tables. Pure functions that write to the stream they are given.
 #ifndef KVSTRATA_CLIENT_CLI_QUOTA_TABLE_H_
 #define KVSTRATA_CLIENT_CLI_QUOTA_TABLE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // __reference man|examples: the command table as documents, for the build and the tests.
 #include "client/cli/reference.h"
 

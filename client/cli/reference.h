@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The command table as documents: what --help says behind the options, the manual page, and the
 // examples of docs/cli.md. Pure functions of the table.
 #ifndef KVSTRATA_CLIENT_CLI_REFERENCE_H_

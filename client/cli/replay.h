@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Replay: a trace through a running daemon under several plans, and what each plan loses and reads.
 //
 // Everything goes through kvs_* on pages of the daemon, as an engine's steps do: one sequence under

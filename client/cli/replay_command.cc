@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // replay TRACE --plan P: what a plan loses and reads on recorded data.
 #include "client/cli/replay_command.h"
 

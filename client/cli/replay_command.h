@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The document and the table of a replay; docs/cli.md, "replay", is their contract. Pure functions.
 #ifndef KVSTRATA_CLIENT_CLI_REPLAY_COMMAND_H_
 #define KVSTRATA_CLIENT_CLI_REPLAY_COMMAND_H_

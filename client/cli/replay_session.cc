@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "client/cli/replay_session.h"
 
 #include <unistd.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ReplaySession: attached to a daemon with the geometry of a trace registered as a model of its
 // own. Move-only; detaches when destroyed. Threads: one. Errors: those of the C ABI.
 #ifndef KVSTRATA_CLIENT_CLI_REPLAY_SESSION_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ReplayStream: one sequence of a replay, under one plan, through the C ABI.
 //
 // Ownership: borrows session, trace and layers; closes its sequence. Threads: one.

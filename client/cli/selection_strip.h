@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What was selected of a sequence, as a strip of text: a few cells for all of its tokens.
 //
 // Pure functions.

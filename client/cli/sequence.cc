@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // seq ls|show|map|demote|prefetch|build|recompress: what sequences hold, where it lies, what steps
 // read of it, and what workers make of it.
 #include <sys/ioctl.h>

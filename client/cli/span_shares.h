@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // SpanShares: how much of a prompt stays at full resolution under plan sekv, by alpha
 // (docs/spec/sekv.md; tests/reference/sekv.py, segment, anchor_share, persistent_share). Pure.
 #ifndef KVSTRATA_CLIENT_CLI_SPAN_SHARES_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Spelling: which word of a command line is no verb, and what was probably meant. Pure functions.
 #ifndef KVSTRATA_CLIENT_CLI_SPELLING_H_
 #define KVSTRATA_CLIENT_CLI_SPELLING_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // status, health, version: is it there, what does it hold, which build is it.
 #include <iostream>
 #include <memory>

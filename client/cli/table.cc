@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The command table: global options and one row per noun. Help, completions and docs/cli.md follow
 // it.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Terminal: a screen of our own for a program that draws frames and takes keys: the alternate
 // screen, no echo, no cursor. The terminal is as before whenever the program ends or is stopped:
 // when this is destroyed, and by the signals that end or stop it (SIGINT, SIGTERM, SIGHUP, SIGQUIT,

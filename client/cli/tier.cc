@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // tier ls|show|scrub|drain|resize: what is below memory.
 #include <algorithm>
 #include <iostream>

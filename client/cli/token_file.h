@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ReadTokens: token ids that an operator names by a file: the prompt and the steps of a trace
 // (*.safetensors), or text, "-" stdin: numbers separated by white space, commas or brackets, as a
 // JSON array has them. TOKENS_UNREADABLE (NOT_FOUND), TOKENS_TEXT (INVALID_ARGUMENT), those of

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // top: a daemon live: state, rates, tiers, and of each sequence what its steps select.
 #include <algorithm>
 #include <chrono>

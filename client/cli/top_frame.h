@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The frame of `kvstrata top`: lines of text made of a view. Pure functions.
 #ifndef KVSTRATA_CLIENT_CLI_TOP_FRAME_H_
 #define KVSTRATA_CLIENT_CLI_TOP_FRAME_H_

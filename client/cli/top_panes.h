@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The panes that `kvstrata top` shows instead of its table: a live map of a sequence, the proof of
 // the books, events, help. Each asks when it is drawn and keeps what it needs for the next time.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // TopSource: asks a daemon for what `kvstrata top` shows, and makes rates of two answers. Holds a
 // connection and, for each sequence that was sampled, the cursor of its last sample.
 //

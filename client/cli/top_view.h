@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What `kvstrata top` shows of a daemon at one moment, and of the time since the moment before.
 // Plain values.
 #ifndef KVSTRATA_CLIENT_CLI_TOP_VIEW_H_

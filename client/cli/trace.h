@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Trace: what a model wrote into its cache and asked of it, recorded (docs/traces.md).
 //
 // Open proves the whole file before anybody uses a part of it: metadata, names, dtypes, shapes,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // TraceRotary: the rotary embedding that a trace's keys and queries still lack (docs/traces.md,
 // `keys = pre_rope`), for oracles that attend as the daemon does. Pure; double precision.
 #ifndef KVSTRATA_CLIENT_CLI_TRACE_ROTARY_H_

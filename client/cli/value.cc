@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // value ls|get|verify: values of memory and disk, one by one.
 #include <fcntl.h>
 #include <unistd.h>

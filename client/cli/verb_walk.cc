@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "client/cli/verb_walk.h"
 
 namespace kvstrata::cli {

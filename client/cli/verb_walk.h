@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The verbs of a command table, as help shows them: without those that only programs call. Pure
 // functions of the table.
 #ifndef KVSTRATA_CLIENT_CLI_VERB_WALK_H_

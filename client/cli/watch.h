@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // -w, --watch: a verb that shows something shows it again and again.
 //
 // On a terminal each frame takes the place of the one before, `q` and Ctrl-C end it, and a daemon

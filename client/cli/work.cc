@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // work ls: what the daemon's workers recompress, and what waits for them.
 #include <iostream>
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Generates src/kvstrata/v1/*_pb2.py from proto/kvstrata/v1/*.proto with the system's protoc.
 
 Usage: generate_stubs.py [--force]. Needs protoc and grpc_python_plugin (Debian: protobuf-compiler,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Generates the gRPC stubs before the package is collected; everything else is in pyproject.toml.
 
 KVSTRATA_WHEEL_LIBRARY=FILE puts a libkvstrata.so into the wheel, which is then one for this platform (make wheel).

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Codec: how are keys and values stored? (The third axis of docs/plans.md.) `raw` is the page
 // itself. The others are written by workers of the daemon, away from decode: a Recompressor belongs
 // to one sequence, looks at what was committed and reported, and says which extents its table

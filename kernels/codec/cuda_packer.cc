@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/codec/cuda_packer.h"
 
 #include <algorithm>

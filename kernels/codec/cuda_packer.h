@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The SegmentPacker of a GPU, for plans of a fixed strategy, and raw pages in its memory.
 #ifndef KVSTRATA_KERNELS_CODEC_CUDA_PACKER_H_
 #define KVSTRATA_KERNELS_CODEC_CUDA_PACKER_H_

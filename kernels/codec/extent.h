@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Extent: what a codec stores when it is not a raw page (docs/extents.md). A
 // self-describing byte string with a fixed header; everything inside is addressed by offsets that a
 // parser checks against the extent's size before it uses them, so that a damaged extent is an error

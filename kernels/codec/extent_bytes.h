@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How extents are laid out and read back: places for arrays at multiples of kExtentAlign, and
 // addresses of arrays that have been held against the extent's size. Private to kernels/codec.
 //

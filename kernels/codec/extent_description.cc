@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How much of an extent its description holds (extent.h): up to the end of the last array that a
 // parser reads. Writers put those before the bulk arrays.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ExtentDescriptions: the descriptions (extent.h) of one sequence's extents that lie in a GPU's
 // memory, copied when a table first names them and kept as long as one does.
 //

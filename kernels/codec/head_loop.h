@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Work on every (layer, KV head) of a sequence, cancelled between two of them, and whether the raw
 // rows for it are there. Private to kernels/codec.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The SegmentPacker of the host: a Backend's ops, parallel over heads.
 #include <algorithm>
 #include <numeric>

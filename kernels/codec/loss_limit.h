@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the plan's max_loss makes of strategies (codec packed): where they lose more, all heads keep
 // more elements of a vector, step by step, as many of them as they need. Private to kernels/codec.
 //

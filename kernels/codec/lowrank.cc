@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The reading side: parts of three extents each. Everything is held against sizes here, once, so
 // that the accessors only add.
 #include "kernels/codec/lowrank.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Codec lowrank: spans as coarse rows and low-rank factors (docs/spec/sekv.md; paper 3.1, 3.2).
 //
 // SpanStorage is the reading side. Spans are numbered from 0 over all kSpanSummary extents in order

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The arrays of tests/golden/README.md that begin with "sekv." and describe what is stored.
 #include <algorithm>
 #include <string>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Bytes of the extents of codec lowrank (docs/extents.md): kSpanSummary, kSpanFactors and kRawRows
 // of one range, three in this order. Private to kernels/codec.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/codec/lowrank_options.h"
 
 #include "kernels/plan_rows.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Options of codec `lowrank` and its spans (docs/spec/sekv.md; alpha: ADR 14). Rows:
 // lowrank_options.cc.
 #ifndef KVSTRATA_KERNELS_CODEC_LOWRANK_OPTIONS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // SpanStorage as StoredRows.
 #include <algorithm>
 #include <vector>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Parts of a prompt without its local window, one a Run; generated text stays raw.
 //
 // All state lies in the extents and in what was reported: where the last part ends.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The writing side of codec lowrank (docs/spec/sekv.md). Private to kernels/codec.
 #ifndef KVSTRATA_KERNELS_CODEC_LOWRANK_RECOMPRESSOR_H_
 #define KVSTRATA_KERNELS_CODEC_LOWRANK_RECOMPRESSOR_H_

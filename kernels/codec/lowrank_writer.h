@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Makes the three extents of a range: coarse rows and routing, factors, raw rows. Private to
 // kernels/codec.
 #ifndef KVSTRATA_KERNELS_CODEC_LOWRANK_WRITER_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The reading side: one kPackedSegment extent after the other, each with the rotations of the
 // extent that holds them.
 #include "kernels/codec/packed.h"

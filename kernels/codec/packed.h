@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Codec packed: rotated, per-vector sparse keys and values (docs/spec/mosaickv.md; paper 4 and 5).
 //
 // PackedStorage is the reading side: all kPackedSegment extents of a sequence, parsed. A segment is

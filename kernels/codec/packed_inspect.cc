@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The arrays of tests/golden/README.md that begin with "mosaickv.", from what the extents hold.
 #include <algorithm>
 #include <string>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Bytes of a kPackedSegment extent, and one such extent read back (docs/extents.md). Private to
 // kernels/codec.
 //

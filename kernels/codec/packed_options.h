@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Options of codec `packed` (docs/spec/mosaickv.md; fixed preset: ADR 13). Rows: packed_options.cc.
 #ifndef KVSTRATA_KERNELS_CODEC_PACKED_OPTIONS_H_
 #define KVSTRATA_KERNELS_CODEC_PACKED_OPTIONS_H_

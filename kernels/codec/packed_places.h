@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PackedPlaces: where the arrays of a kPackedSegment extent lie that is being made, and the front
 // of it: header, scalars, entries and the losses of flushes. Private to kernels/codec.
 //

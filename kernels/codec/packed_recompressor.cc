@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Prompt segments, flushes of the update buffer and closings, one unit a Run.
 //
 // All state lies in the extents: which rows are packed, with whose plans, and what the open segment

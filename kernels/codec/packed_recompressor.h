@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The writing side of codec packed (docs/spec/mosaickv.md, "Growing"). Private to kernels/codec.
 #ifndef KVSTRATA_KERNELS_CODEC_PACKED_RECOMPRESSOR_H_
 #define KVSTRATA_KERNELS_CODEC_PACKED_RECOMPRESSOR_H_

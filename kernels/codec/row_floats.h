@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A row of any dtype as floats. Private to kernels/codec.
 #ifndef KVSTRATA_KERNELS_CODEC_ROW_FLOATS_H_
 #define KVSTRATA_KERNELS_CODEC_ROW_FLOATS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // SegmentPacker: finds what a segment is packed with, and packs rows with it.
 //
 // Implementations: host_packer.cc (rows and plans that the host can read, by a Backend's ops),

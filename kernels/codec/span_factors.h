@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One span of one (layer, KV head): its coarse row, and its keys and values as gated low-rank
 // factors or raw, whichever is smaller (docs/spec/sekv.md 3 to 5), but raw where |X - X^|_F / |X|_F
 // of the factors exceeds the plan's max_loss. Private to kernels/codec.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The network of SeKV's trained parameters that says which components of a span's factors stay
 // (docs/spec/sekv.md 4), and what it is bound to say before the factors are there. Private to
 // kernels/codec.

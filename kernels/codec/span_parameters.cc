@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Trained SeKV parameters from a safetensors file.
 #include <cstring>
 #include <string>

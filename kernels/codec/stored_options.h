@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Options of every codec but raw, which holds rows in another form. Rows: codec.cc.
 #ifndef KVSTRATA_KERNELS_CODEC_STORED_OPTIONS_H_
 #define KVSTRATA_KERNELS_CODEC_STORED_OPTIONS_H_

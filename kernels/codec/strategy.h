@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How many elements of a vector are kept, in what groups, and how long a block is
 // (docs/spec/mosaickv.md 5): the plan's own numbers, or the most compressing ones whose losses stay
 // below its thresholds. Private to kernels/codec.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What every CUDA op takes: where the rows of a batch lie and which of them are attended. PODs of
 // device addresses; no CUDA header, so that callers of the table (cuda_ops.h) need none either.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CUDA calls beside captures of other threads: what an engine may have under way while this library
 // works for it.
 #ifndef KVSTRATA_KERNELS_CUDA_BESIDE_CAPTURES_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which units compete in a step: one rule for the host and for kernels, which read `tokens` on the
 // device, so that a captured graph follows a growing sequence.
 //

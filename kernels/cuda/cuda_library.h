@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Finds libkvstrata_cuda.so and its table. The only way into CUDA for everything else.
 //
 // Looked for in KVSTRATA_CUDA_LIBRARY (a path), else beside the library or program that this code

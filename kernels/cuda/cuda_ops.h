@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The CUDA backend: one table of functions, exported by libkvstrata_cuda.so under one name. The
 // library holds everything that touches CUDA; daemon, client and tests reach it through here
 // (cuda_library.h loads it) and link no CUDA themselves (ADR 10).

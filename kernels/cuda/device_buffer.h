@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // DeviceBuffer, PageLockedBuffer: memory of a GPU, and of the host for copies that nobody waits
 // for, that steps (cuda_step.h) and packers (cuda_packer.cc) keep from one run to the next.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory of a GPU that two processes share: arenas of the driver's virtual memory management (VMM),
 // passed as POSIX file descriptors, and host memory registered for copies. Part of the table.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rows of one layer of a batch, wherever they lie: keys on pages, or summaries in index blocks.
 // A POD of device addresses; no CUDA header.
 #ifndef KVSTRATA_KERNELS_CUDA_DEVICE_ROWS_H_

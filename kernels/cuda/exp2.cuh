@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Powers of two, for softmax.
 #ifndef KVSTRATA_KERNELS_CUDA_EXP2_CUH_
 #define KVSTRATA_KERNELS_CUDA_EXP2_CUH_

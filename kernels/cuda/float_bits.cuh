@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Conversions of single elements on the device, with the bits of kernels/dtype.h.
 #ifndef KVSTRATA_KERNELS_CUDA_FLOAT_BITS_CUH_
 #define KVSTRATA_KERNELS_CUDA_FLOAT_BITS_CUH_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What goes into and comes out of the tensor cores' fragments (mma_m16n8k16.cuh): 16-byte loads
 // that pass the L1 by, pairs of 16-bit elements, transposes.
 //

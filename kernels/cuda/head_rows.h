@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Raw rows of one (sequence, layer, KV head), keys or values, on pages: what the ops that pack
 // segments take, many heads and layers a launch. PODs of device addresses; no CUDA header.
 #ifndef KVSTRATA_KERNELS_CUDA_HEAD_ROWS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Batches (batch.h, device_rows.h) whose addresses are of host memory, as refs and tests of GPU ops
 // read them. Nothing here is for device addresses.
 #ifndef KVSTRATA_KERNELS_CUDA_HOST_BATCH_H_

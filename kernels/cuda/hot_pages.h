@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The hot cache of one sequence in a GPU's memory: copies of slices, the keys and values of one
 // page, layer and KV head, whose pages lie in the host's memory (ADR 6). Ops rebase and
 // promote (ops/promote) write it, op attend_raw reads `entries`. A POD of device addresses; no CUDA

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which CTA is the last of several to finish its part of a piece of work.
 #ifndef KVSTRATA_KERNELS_CUDA_LAST_ARRIVAL_CUH_
 #define KVSTRATA_KERNELS_CUDA_LAST_ARRIVAL_CUH_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Launches of kernels from ops, and what of the current device they depend on.
 //
 // LaunchDependent overlaps the start of a kernel with the end of the one before it on its stream

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The tensor cores' 16x8x16 product, c += a b with fp32 sums, for bf16 and fp16.
 //
 // Lane = 4 g + t holds of a [16 rows][16 k]: a0 row g, a1 row g + 8 (k = 2t, 2t+1); a2, a3 the same

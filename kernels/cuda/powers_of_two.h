@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What hosts work out for kernels that shift where they would divide. Constant time; any thread.
 #ifndef KVSTRATA_KERNELS_CUDA_POWERS_OF_TWO_H_
 #define KVSTRATA_KERNELS_CUDA_POWERS_OF_TWO_H_

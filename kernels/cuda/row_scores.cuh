@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Scores of rows (keys, or summaries of units) by the queries of a KV head, on tensor cores: 16
 // rows are the M of a product whose 8 columns are queries, so that a row is read once for its
 // group.

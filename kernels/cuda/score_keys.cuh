@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Scores as unsigned keys that top-k compares by their bits.
 #ifndef KVSTRATA_KERNELS_CUDA_SCORE_KEYS_CUH_
 #define KVSTRATA_KERNELS_CUDA_SCORE_KEYS_CUH_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What selector bucket (SentenceKV) keeps of one sequence in a GPU's memory: where its arrays lie.
 // Steps (kernels/step/cuda_bucket.cc) allocate them and pass tables on; ops fill and read them. A
 // POD of device addresses; no CUDA header.

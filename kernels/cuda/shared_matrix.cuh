@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Matrices of 16-bit elements in shared memory, as tensor cores want them: rows of kDim elements in
 // 16-byte pieces, piece p of row r at place p ^ (r % 8), so that 8 rows of a piece, or a row's
 // pieces, meet all banks. Filled by cp.async, read by ldmatrix. sm_80 and later.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a step needs of a stream besides ops: memory, copies, events, and a value that is written
 // when the GPU gets there. Part of the table.
 //

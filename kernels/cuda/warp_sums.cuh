@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sums over the lanes of a warp.
 #ifndef KVSTRATA_KERNELS_CUDA_WARP_SUMS_CUH_
 #define KVSTRATA_KERNELS_CUDA_WARP_SUMS_CUH_

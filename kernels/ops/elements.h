@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Single elements of tensors whose dtype is known at run time: for refs, which go through rows one
 // number at a time. REQUIRES: values aligned to their size.
 #ifndef KVSTRATA_KERNELS_OPS_ELEMENTS_H_

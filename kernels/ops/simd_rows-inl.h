@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the simd ops share: rows of bf16, fp16 or fp32 as fp32 vectors, dot products of a few rows
 // with a few queries, and exp. Included once per Highway target, after hwy/highway.h.
 //

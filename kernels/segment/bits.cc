@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Segmenter `bits`: units are groups of index.unit tokens, kept as their keys in plan.bits.bits
 // bits a channel (docs/spec/bits.md). Only sealed groups are written; tokens of the one that is
 // filling are scored by their keys.

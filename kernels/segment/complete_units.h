@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The one loop behind every segmenter whose summaries are rows of units: writes the rows of the
 // units that became complete, level by level, coarse rows (IndexLayout::key_mean, ...) included.
 // Private to kernels/segment.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Segmenter `hierarchy`: pages, chunks of pages and grids of chunks, each with its mean, rounded to
 // bf16 (docs/spec/chess.md 1). Only complete units have rows: those that are still filling are made
 // by the selector when it selects, because a stored row must never change.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Options of segmenters `page`, `hierarchy` and `bits`, and of whoever reads the index that they
 // keep. Their rows: index_rows.h.
 #ifndef KVSTRATA_KERNELS_SEGMENT_INDEX_OPTIONS_H_

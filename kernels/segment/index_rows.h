@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rows of IndexOptions, for the tables of the selectors whose segmenter keeps an index. They print
 // them among their own.
 #ifndef KVSTRATA_KERNELS_SEGMENT_INDEX_ROWS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Segmenter `page`: units of index.unit tokens with the element-wise minimum and maximum of their
 // keys, exact in the keys' dtype (docs/spec/beyond.md, "quest"); for selector `block` with their
 // mean.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Segmenter: how is a sequence cut into units, and which summaries does a unit have? (The first
 // axis of docs/plans.md.) A segmenter fixes the IndexLayout of a plan and brings index blocks
 // up to date.

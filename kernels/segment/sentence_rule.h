@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sentences: a sentence ends with a boundary token or with its max_length-th token
 // (docs/spec/sentencekv.md 1). Token by token, so that it serves prompt and decode alike.
 #ifndef KVSTRATA_KERNELS_SEGMENT_SENTENCE_RULE_H_

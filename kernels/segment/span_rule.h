@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Spans: the runs between tokens that surprised the model (docs/spec/sekv.md 1, 2). Pure functions
 // of the surprisal in nats, by position; all sums in fp64.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Affinity of CHESS (docs/spec/chess.md 2 and 3): the anchor, which is the mean page vector of the
 // recent window, or a query, against every page, chunk and grid of a hierarchy index. Private to
 // kernels/select.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Options of selector `bits` (docs/spec/bits.md), in tokens but for `bits` and `max_missed`. Tokens
 // of a group are `unit` of IndexOptions. Rows: bits.cc.
 #ifndef KVSTRATA_KERNELS_SELECT_BITS_OPTIONS_H_

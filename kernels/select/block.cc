@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Selector `block`: per layer and KV head, the blocks whose mean key has the largest dot product
 // with a query of the group, up to a share of the tokens (MosaicKV; docs/spec/mosaickv.md,
 // "Selector").

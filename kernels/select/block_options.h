@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Options of selector `block` (docs/spec/mosaickv.md). Rows: block.cc.
 #ifndef KVSTRATA_KERNELS_SELECT_BLOCK_OPTIONS_H_
 #define KVSTRATA_KERNELS_SELECT_BLOCK_OPTIONS_H_

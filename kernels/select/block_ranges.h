@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Blocks of packed segments as tokens: what selector `block` over codec `packed` chooses from, on
 // the CPU (block.cc) and on a GPU (kernels/step/cuda_packed.cc).
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Selector `bucket`: per layer and KV head (or query head), the kept tokens of the sentences whose
 // mean key is nearest to the mean query of the sentence being generated (SentenceKV;
 // docs/spec/sentencekv.md).

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Options of selector `bucket` (docs/spec/sentencekv.md; budget, r, n_obs: paper; the others: its
 // code), in tokens. Rows: bucket.cc.
 #ifndef KVSTRATA_KERNELS_SELECT_BUCKET_OPTIONS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What selector bucket (SentenceKV; docs/spec/sentencekv.md) follows from a plan and lengths alone,
 // for its steps on CPUs (bucket.cc) and on GPUs (kernels/step/cuda_bucket.cc).
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Selector `cascade`: one page list for all layers and heads, from key-key affinity (CHESS;
 // docs/spec/chess.md). Selects at the end of the prompt and then when a trigger fires; in between a
 // step costs nothing. The window's start stays where the last selection put it, so the list grows.

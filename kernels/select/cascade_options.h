@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Options of selector `cascade` (docs/spec/chess.md). Rows: cascade.cc.
 #ifndef KVSTRATA_KERNELS_SELECT_CASCADE_OPTIONS_H_
 #define KVSTRATA_KERNELS_SELECT_CASCADE_OPTIONS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CascadeTrigger: when selector cascade selects (docs/spec/chess.md 6): at the end of the prompt,
 // and when a page completes whose reported entropies, or whose number, ask for it. It sees counts
 // and reports alone, so steps on a GPU decide by it, too, without asking the GPU.

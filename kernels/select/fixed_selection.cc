@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/select/fixed_selection.h"
 
 #include "kernels/select/no_inspection.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // FixedSelection: what a selector attends whose choice follows from the plan and the sequence's
 // length alone, whatever the queries are. One such function is the selector on both machines: of it
 // FixedSelector makes the CPU's Selector, and kernels/step/cuda_fixed.cc the GPU's CudaSelector.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Selector `full`: everything, always.
 #include "kernels/select/selector_rows.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The observation window of SentenceKV (docs/spec/sentencekv.md 2): the prompt's last queries, and
 // the attention that they pay to the tokens before them. Private to kernels/select.
 //

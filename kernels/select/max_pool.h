@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Maximum over a sliding window, for scores of tokens (docs/spec/tokenselect.md 6,
 // docs/spec/sentencekv.md 2). Private to kernels/select.
 #ifndef KVSTRATA_KERNELS_SELECT_MAX_POOL_H_

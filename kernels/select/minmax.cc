@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Selector `minmax`: per layer and KV head, the pages whose key box allows the largest logit
 // (Quest; docs/spec/beyond.md, "Baselines"). Always-on sets are rounded outwards to whole pages;
 // floor(budget / page) pages are taken from the rest. Every candidate page is complete, so stored

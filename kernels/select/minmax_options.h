@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Options of selector `minmax` (Quest), in tokens. Rows: minmax.cc.
 #ifndef KVSTRATA_KERNELS_SELECT_MINMAX_OPTIONS_H_
 #define KVSTRATA_KERNELS_SELECT_MINMAX_OPTIONS_H_

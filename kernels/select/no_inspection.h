@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What selectors that keep no intermediate arrays answer to Inspect. Private to kernels/select.
 #ifndef KVSTRATA_KERNELS_SELECT_NO_INSPECTION_H_
 #define KVSTRATA_KERNELS_SELECT_NO_INSPECTION_H_

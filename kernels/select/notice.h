@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Notice: what the status of a sequence can say (docs/plans.md, "Status"). A plan that does not do
 // what it is there for says which input it lacks, or which option holds it back, and what it does
 // instead. Selectors and SequenceState make their texts here and nowhere else, so that the list in

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Best first, for selectors that stop when a budget is full. Private to kernels/select.
 #ifndef KVSTRATA_KERNELS_SELECT_RANKING_H_
 #define KVSTRATA_KERNELS_SELECT_RANKING_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // SelectionRule: what a step behind the prompt reads under a selector, whatever its queries are: a
 // pure function of the plan and the sequence's length. It sizes the hot cache of pages in the
 // host's memory (step/cuda_hot_pages.h) and says from which length on choosing pays

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Selector: which rows does this query need? (The second axis of docs/plans.md.)
 //
 // A selector belongs to one sequence and keeps what it needs between steps. It reads summaries and

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The table of selectors: one row each, with all that is asked of a selector by its kind. What a
 // GPU has of them is in kernels/step/cuda_selector_rows.h.
 #ifndef KVSTRATA_KERNELS_SELECT_SELECTOR_ROWS_H_

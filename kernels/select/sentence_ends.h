@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // SentenceEnds: which sentences of generated text are complete (docs/spec/sentencekv.md 1), by
 // counts and reported boundaries alone, so that steps on a GPU close them as the CPU's selector
 // does. Private to kernels/select and kernels/step.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The query cache of SentenceKV (docs/spec/sentencekv.md 5): per layer the sum of the queries of
 // the sentence that is being generated. Private to kernels/select.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What selector bucket says of itself, for its steps on CPUs and on GPUs, which keep the prompt's
 // queries in different places. Private to kernels/select and kernels/step.
 #ifndef KVSTRATA_KERNELS_SELECT_SENTENCE_STATUS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Selector `bucket` over codec `lowrank`: the spans whose mean key is nearest to the mean query of
 // the sentence being generated, expanded up to tau tokens (docs/spec/sentencekv.md 5, 6 on the
 // spans of docs/spec/sekv.md). A span is expanded whole: the first that does not fit ends the list.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What selectors over codec `lowrank` share: the rows that stay raw as runs, and products of
 // queries with the spans' mean keys. Private to kernels/select.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Scores of tokens by the queries of a step, wherever their keys lie: where a codec holds them, or
 // on their pages. Private to kernels/select.
 //

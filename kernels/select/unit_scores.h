@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Scores of an index's finest units for one layer, by KV head, and what selectors of units do with
 // them. Private to kernels/select.
 //

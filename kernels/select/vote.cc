@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Selector `vote`: per layer the k middle tokens that the heads' softmax scores vote for, shared by
 // all heads, and chosen anew when the query turns away from that of the last re-selection
 // (TokenSelect; docs/spec/tokenselect.md). Sinks and the local window slide along.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Options of selector `vote` (docs/spec/tokenselect.md; defaults: paper), in tokens. Rows: vote.cc.
 #ifndef KVSTRATA_KERNELS_SELECT_VOTE_OPTIONS_H_
 #define KVSTRATA_KERNELS_SELECT_VOTE_OPTIONS_H_

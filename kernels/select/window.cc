@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Selector `window`: the first `sinks` and the last `recent` tokens (StreamingLLM;
 // docs/spec/beyond.md, "Baselines"), on CPUs and GPUs.
 #include "kernels/plan_rows.h"

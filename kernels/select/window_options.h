@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Options of selector `window` (StreamingLLM): tokens that are always attended. Rows: window.cc.
 #ifndef KVSTRATA_KERNELS_SELECT_WINDOW_OPTIONS_H_
 #define KVSTRATA_KERNELS_SELECT_WINDOW_OPTIONS_H_

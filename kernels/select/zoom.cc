@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Selector `zoom`: per query head, which spans are read token by token; all others are read as one
 // coarse row each (SeKV; docs/spec/sekv.md 6, 7). Raw rows are always on.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the budget of selector zoom leaves for expansions (docs/spec/sekv.md 7), for its steps on
 // CPUs and on GPUs.
 #ifndef KVSTRATA_KERNELS_SELECT_ZOOM_BUDGET_H_

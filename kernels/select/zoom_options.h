@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Options of selector `zoom` (docs/spec/sekv.md; rows_share: ADR 14). Rows of the table: zoom.cc.
 #ifndef KVSTRATA_KERNELS_SELECT_ZOOM_OPTIONS_H_
 #define KVSTRATA_KERNELS_SELECT_ZOOM_OPTIONS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // From how many tokens on a plan is worth its selection: what min_tokens = "auto" stands for
 // (docs/plans.md, "min_tokens").
 //

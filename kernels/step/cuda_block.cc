@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Selector block over codec packed (mosaickv) on a GPU, as kernels/select/block.cc does it on a
 // CPU, but that blocks are counted: of a budget of tokens as many are chosen as whole blocks fit.
 // Where a short block is chosen (the last of a prompt segment whose length is no multiple of

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Selector bucket (SentenceKV) on a GPU, as kernels/select/bucket.cc does it on a CPU. Which
 // sentences are complete follows from counts and reported boundaries, which the host has: so Stage
 // closes them, and Begin enqueues what makes their buckets, for all layers at once. Prompt steps

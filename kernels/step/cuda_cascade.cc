@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Selector cascade (chess) on a GPU. When to select follows from counts and reports, which the host
 // has; so Stage decides and, where a selection is due, Begin enqueues it for all layers at once:
 // graphs hold nothing of it, and attend the list that lies at the member's place of the workspace.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CudaCodec: the reading side of a codec on a GPU: rows that extents hold, attended where a
 // selection says, together with those that are still on pages.
 //

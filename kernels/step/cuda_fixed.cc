@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A selector on a GPU whose choice no query decides (kernels/select/fixed_selection.h): what is
 // chosen follows from counts, so Stage fills it in, and graphs read what is there.
 #include "kernels/select/fixed_selection.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CudaFrame: what selectors and codecs on a GPU see of an open step: its members, where their rows
 // lie, the stream, and memory. CudaStep (cuda_step.h) is the one frame; it runs them.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CudaGraphs: what is known of a workspace's graphs: of which batches an engine captured all
 // layers, and the small graphs of the calls that come again outside of those (repeated_call.h).
 //

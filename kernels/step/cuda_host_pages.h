@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CudaHostPages: how steps on a GPU attend pages that lie in the host's memory. What a layer
 // selects of them is promoted first: copied into the sequence's cache on the GPU
 // (cuda_hot_pages.h), where it stays as long as it is selected often. The rest is attended in

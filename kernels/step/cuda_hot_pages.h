@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CudaHotPages: the hot cache of one sequence whose steps are CudaSteps (kernels/cuda/hot_pages.h):
 // memory of a GPU that holds copies of slices of pages in the host's memory, the last selected
 // ones. It goes with the sequence, whatever batch, workspace or stream that is in, and is there as

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CudaIndex: the index of a step's members on a GPU: where its blocks lie, and the rows of units
 // that steps completed, which a Begin writes.
 //

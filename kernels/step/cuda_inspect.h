@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Inspect of a sequence whose steps run on a GPU: its reported series, index rows and what its
 // extents' descriptions hold. What its selector computes there is not read back.
 #ifndef KVSTRATA_KERNELS_STEP_CUDA_INSPECT_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A layer of a CudaStep: append, select, attend.
 #include <algorithm>
 #include <cmath>

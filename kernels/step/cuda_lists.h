@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CudaLists: what op pick writes: of each list the units that it took, how many, and between which
 // positions they lie. Private to selectors on a GPU.
 #ifndef KVSTRATA_KERNELS_STEP_CUDA_LISTS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Selector minmax (quest) on a GPU, as kernels/select/minmax.cc does it on a CPU: pages are
 // scored by the extremes of their keys, which the index holds, and the best are picked.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CudaPacked: codec packed (mosaickv) on a GPU. Packed rows are attended in blocks, each KV head's
 // own, or all of them; rows that are not packed yet are attended on their pages, and op
 // attend_packed merges the two.

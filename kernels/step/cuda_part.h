@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CudaPart: new tokens of one member of a step on a GPU, or of several members with one each, that
 // one launch of every op serves. A prompt whose chunks select has a part for each.
 #ifndef KVSTRATA_KERNELS_STEP_CUDA_PART_H_

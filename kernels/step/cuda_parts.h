@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How the members of a step on a GPU are cut into parts: members that follow each other and attend
 // alike share launches, a prompt chunk that selects has one of its own.
 #ifndef KVSTRATA_KERNELS_STEP_CUDA_PARTS_H_

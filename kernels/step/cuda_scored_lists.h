@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CudaScoredLists: a list of units for each member and KV head, the best by scores that an op
 // wrote: the room for scores and lists, op vote for KV heads by themselves, and op pick. Private to
 // selectors on a GPU (minmax, bits).

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a CudaStep selected, read back for tools and tests.
 #include <algorithm>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CudaSelector: a selector's half on a GPU (kernels/select/selector.h has the CPU's): which rows
 // does a query need, by ops on the step's stream.
 //

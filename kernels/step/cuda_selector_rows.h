@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a GPU has of each selector (kernels/select/selector_rows.h): one row each, by SelectorKind.
 #ifndef KVSTRATA_KERNELS_STEP_CUDA_SELECTOR_ROWS_H_
 #define KVSTRATA_KERNELS_STEP_CUDA_SELECTOR_ROWS_H_

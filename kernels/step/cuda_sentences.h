@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CudaSentences: what selector bucket (SentenceKV) keeps of one sequence whose steps are CudaSteps,
 // as BucketSelector does on a CPU: on the host which sentences are complete, and in the GPU's
 // memory the prompt's last queries, buckets with their mean keys, and sums of the sentence's

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What steps on a GPU serve, by what the ops there can do: each selector and codec says it in the
 // file of its GPU half.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CudaShadow: what ShadowAttention measures (shadow_attention.h says what that is), of a decode
 // token whose CudaStep runs on a GPU: behind each layer's attention the step attends once more, in
 // full and over what the plan chose, on the same pages and with the same kernels.

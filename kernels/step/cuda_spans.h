@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CudaSpans: codec lowrank (plan sekv) on a GPU: spans are scored and chosen by the GPU, and
 // attended with everything else in one kernel (ops/attend_spans). Where the arrays of a part of
 // them lie comes from its extents' descriptions (SpanStorage); the room for expansions follows from

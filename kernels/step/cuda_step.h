@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CudaStep: a step (docs/design.md, "Two transports, one step") on a GPU, for the plans that
 // CudaServes. Sibling of Step (step.h): the same members, tensors and rules, the same selections
 // but for near-ties, outputs equal within 5e-3.

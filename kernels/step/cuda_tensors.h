@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CudaTensors: an engine's tensors as ops take them: on the GPU, aligned, heads side by side. What
 // is that already is used as it is, the rest is copied.
 //

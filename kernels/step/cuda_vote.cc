@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Selector vote (TokenSelect) on a GPU, as kernels/select/vote.cc does it on a CPU. Whether a
 // cached selection is used is the GPU's decision (ops/reuse), so that a graph serves hits and
 // misses.

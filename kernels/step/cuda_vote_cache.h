@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CudaVoteCache: TokenSelect's selection cache of one sequence on a GPU, what VoteSelector keeps on
 // a CPU: of each layer the query and the tokens of the last re-selection (op reuse knows the
 // layout). Kernels of the sequence's steps read and write it; it goes with the sequence, whatever

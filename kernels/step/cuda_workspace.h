@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CudaWorkspace: what the steps of one model keep on the GPU from one to the next, for one stream
 // of steps: memory (step_memory.h), the GPU's half of every selector and codec, and what is known
 // of graphs. Steps (cuda_step.h) use it; it decides nothing.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // HotCacheBudget: how much of a GPU's memory the hot caches (cuda_hot_pages.h) of a session's
 // sequences may take together, so that they leave room for what an engine allocates later.
 //

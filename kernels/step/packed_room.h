@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How much room steps on a GPU keep for a sequence's packed extents, and for its blocks: generous
 // where sequences grow, because each growth makes captured graphs stale.
 #ifndef KVSTRATA_KERNELS_STEP_PACKED_ROOM_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/step/repeated_call.h"
 
 #include "kernels/cuda/device_buffer.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // RepeatedCall: a call of Select or Attend for one layer, outside of the engine's graphs, that
 // comes again and again (cuda_step.h).
 //

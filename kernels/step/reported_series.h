@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ReportedSeries: what an engine and its tokens say of a sequence's positions: entropy, surprisal,
 // sentence boundaries, and the ids. Part of a SequenceState, which knows how many tokens there are.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // SequenceState: what a sequence keeps between steps, in the process that runs its steps: plan,
 // selector, reported series. Owned by a client's or a remote session's sequence.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ShadowAttention: what a plan loses on one decode token, measured beside the step that runs it.
 //
 // For every layer and query head, from full attention over the sequence's raw pages:

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a sequence says of its plan: the length first, then the prompt, the selector and the codec.
 #include <algorithm>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A step: one forward pass over a batch of sequences (docs/design.md, "Two transports, one step").
 // Both transports run this code, the client library on mapped pages and the daemon for remote
 // callers, so both give the same bits.

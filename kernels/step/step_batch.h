@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // StepBatch: the members of a step and where their new tokens lie in its tensors; what Step (CPU)
 // and CudaStep (cuda_step.h) have in common.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What attending a layer reads, counted from its selections: a row that several query heads of a
 // group, several new tokens or several chunks of a prompt attend is read for its KV head once.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // StepMemory: what steps on a GPU keep there from one to the next, and how a step's numbers and
 // addresses get there.
 //

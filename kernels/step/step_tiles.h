@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // StepTiles: what the chunks of a batch attend in one layer, cut into tiles: the new tokens of one
 // chunk, at most kAttendQueryTile, for the heads that share a list of rows. A tile's attention is
 // merged from the partials of its slices (rows on pages, kAttendSliceRows each), then of what a

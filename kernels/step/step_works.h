@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // StepWorks: attention of one layer, from tiles (step_tiles.h) to outputs: which member's rows each
 // work item reads, with which queries, and where its partial lies until it is merged.
 //

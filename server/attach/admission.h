@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Admission: the listener of the attach server, and how a connection begins: accepted, with its
 // peer's credentials from the kernel, before a byte of it is read.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // AnswerBox: where the store's late answers to one session arrive, from whatever thread (a
 // worker's; the disk tier's), until whoever serves the session takes them; the loop is woken.
 //

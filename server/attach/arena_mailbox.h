@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ArenaMailbox: passes arena descriptors to one client, from whatever thread grants them.
 //
 // The store calls Put under its own lock, so nothing here blocks or calls the store: what the

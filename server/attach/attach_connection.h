@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // AttachConnection: one connection of the attach server, from accept on (attach_server.h says what
 // becomes of it); ConnectionTable: all of them. Thread-safety: the loop's, but for what a lent
 // connection is lent for (connection_lending.h).

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // AttachServer::Loop: the attach server's one thread: it polls the rings and what it watches, and
 // has its parts do what follows. How a connection begins: admission.h, handshake.h,
 // token_passing.h; how it ends: connection_ends.h. What others do for it, so that it neither

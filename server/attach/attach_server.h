@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // AttachServer: PATH.attach. Admits clients, passes them their descriptors, serves their rings, and
 // ends their sessions when they detach, hang up or die.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // AttachState: what the parts of the attach loop share: the connections, what they are watched by,
 // and the threads that do for the loop what takes long.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // AttachTokens: what a session's owner gets over gRPC, and a process of the same user redeems at
 // the attach socket for descriptors of the session's memory (docs/shm_layout.md, "Without the
 // library").

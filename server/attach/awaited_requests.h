@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // AwaitedRequests: the requests of one session that the store answers later (answer_box.h).
 //
 // A settle, a build and a recompression have a deadline here: then the answer is DEADLINE_EXCEEDED

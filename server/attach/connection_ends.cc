@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/attach/connection_ends.h"
 
 #include <sys/socket.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ConnectionEnds: how a connection of the attach server ends (attach_server.h, "the life of a
 // connection"): refused, detached, hung up or dead. Thread-safety: the loop's. The store ends a
 // session in a thread that the connection is lent to.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ConnectionLending: what the attach loop has others do for a connection: frames that take longer
 // than a quantum, and whatever has to wait for the store behind such a frame. A connection that is
 // lent is that thread's alone until it is taken back.

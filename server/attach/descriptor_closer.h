@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // DescriptorCloser: closes what clients passed, and the sockets that may still hold such
 // descriptors, on threads that nobody waits for.
 //

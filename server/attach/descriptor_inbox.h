@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // DescriptorInbox: descriptors that a client sent over its attach socket after its Hello
 // (shm::Descriptor), until a request of its ring names them.
 //

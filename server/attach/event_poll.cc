@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/attach/event_poll.h"
 
 #include <sys/eventfd.h>

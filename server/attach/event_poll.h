@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // EventPoll: what the attach loop sleeps on: an epoll, and an event by which other threads wake it.
 // An event says whose descriptor it is, by the connection's number, and of what kind.
 //

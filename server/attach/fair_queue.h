@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // FairQueue: threads for what would keep a loop too long, shared among users in rotation.
 //
 // Users are served in rotation, whatever each of them has posted; of a user's tasks short ones come

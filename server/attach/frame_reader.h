@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reading a frame that was copied out of a ring: its struct, then its arrays. False: the frame is
 // shorter than what it promises.
 #ifndef KVSTRATA_SERVER_ATTACH_FRAME_READER_H_

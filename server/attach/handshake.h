@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Handshake: a connection's first packet, and what opens its session: Hello, the session of the
 // store, its ring, Welcome. One that redeems a token goes to TokenPassing.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Housekeeping: what the attach loop sees to at every tick for nobody in particular: memory that
 // may be reclaimed, pins and leases that run out, descriptors that do not close. Housekeeping of
 // the store runs in another thread, one pass at a time. Thread-safety: the loop's.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // OpenSequences: the sequences that one session has open, as its ring knows them: the first error
 // of each one's events, and about how many tokens it covers.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Packets of the attach socket (proto/ring_messages.h): one struct each, with descriptors beside
 // it.
 //

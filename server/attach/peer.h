@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Who is at the other end of a Unix socket: from the kernel, never from a request.
 //
 // The pidfd becomes readable when the process is dead, which is what frees its memory; a peer

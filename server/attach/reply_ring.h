@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ReplyRing: the answers to one client, on their way to it.
 //
 // What the ring does not take waits here, in order. While more waits than a limit, the session

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a session's frames ask of the store, one function a message (proto/ring_messages.h), and
 // what the store's late answers become.
 //

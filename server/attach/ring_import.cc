@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a session that lends its engine's tensors asks (session_tensors.h).
 #include "server/attach/frame_reader.h"
 #include "server/attach/ring_handlers.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Look-ups of a session: answered at once, but where a plan's parameters are to be read first, or a
 // lease reads what it is to hold; what it has room for; and what a plan's text means.
 #include <chrono>

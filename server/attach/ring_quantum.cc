@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A session's quanta: how much of its ring is handled in one go, by whom, and what becomes of a
 // frame for which there is no memory.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Models, sequences and what is reported of them.
 #include <algorithm>
 #include <chrono>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/attach/ring_session.h"
 
 #include <sys/mman.h>

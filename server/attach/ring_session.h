@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // RingSession: the daemon's end of one client's rings. Takes frames off the ring of requests and
 // has each one handled (ring_handlers.h), which asks the Store and answers.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a client asks of the workers: settles, builds, recompressions, their end.
 #include <cstring>
 #include <utility>

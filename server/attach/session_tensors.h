@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // SessionTensors: the tensors that one session's engine lends, and which of its sequences are
 // copied from them (server/store/import_sink.h).
 //

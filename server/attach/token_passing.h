@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // TokenPassing: connections that redeem a token (attach_tokens.h) instead of saying Hello: a
 // process without the library fetches descriptors of a session of gRPC's. It has no ring and says
 // nothing more; arenas that the session is granted later follow as they do on a session's own

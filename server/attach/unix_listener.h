@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Listening Unix sockets at paths that others may have tampered with, and the lock that makes one
 // daemon the owner of a path.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where http.listen listens: loopback or a Unix socket, and nowhere else. What is served has no
 // authentication and tells of every user, so it must not be reached from another machine; who wants
 // that puts a proxy of theirs in front.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // HttpServer: answers GET and HEAD on a listening socket, one request a connection: what monitoring
 // asks of the daemon. It is in nobody's way, whoever is at the other end.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // TraceExporter: sends what Spans() has to an OpenTelemetry collector, as OTLP/HTTP in JSON.
 //
 // One thread ("kvs-trace"); nobody waits for it. A request has kDeadline; what the collector does

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the cgroup of this process is charged for memory, and how much it allows: arenas on `host`
 // are shared memory, which is charged when it is touched and cannot be reclaimed.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The `device` tier of a machine with GPUs: arenas of their memory, by the driver's virtual memory
 // management; and host memory that its copy engine reaches. All of CUDA is behind the table
 // (kernels/cuda/cuda_library.h).

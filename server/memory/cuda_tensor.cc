@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An engine's tensors in memory of a GPU, read by the copy engine.
 #include <cstdlib>
 #include <string>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The `device` tier of a machine without a GPU: host memory behind the same interface. Pages are
 // scattered reads of a few KiB, so huge pages are asked for where the kernel gives them.
 #include <sys/mman.h>

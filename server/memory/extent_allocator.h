@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ExtentAllocator: which parts of an address range [0, capacity) are taken. Best fit, the lower
 // offset on ties; freed extents join their neighbours. Knows no memory: offsets only.
 //

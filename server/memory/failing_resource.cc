@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Fault injection for tests: fails from the N-th allocation on, or as a lost device does.
 #include "server/memory/memory_resource.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The `host` tier: memfds, not page-locked. Where there is a GPU, cuda_device.cc registers them
 // with it.
 #include "server/memory/memory_resource.h"

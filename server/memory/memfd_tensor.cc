@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An engine's tensors in a memfd. Read by pread, through a duplicate of the engine's descriptor.
 #include <fcntl.h>
 #include <sys/stat.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // MemoryResource: where a pool's arenas come from. A mapping is one sealed memfd, or memory of a
 // GPU: the daemon maps it read-write, the one session that writes it gets `fd`, other sessions get
 // `read_only_fd`.

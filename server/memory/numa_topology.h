@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // NUMA: on which nodes of the machine the host pool's memory lies. Copies between a GPU and memory
 // behind the other socket cross the sockets' link: slower, and in the way of everybody else's.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/memory/sealed_memfd.h"
 
 #include <fcntl.h>

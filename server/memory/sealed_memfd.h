@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A sealed, mapped memfd: what arenas and session segments are made of. Nothing is named in
 // /dev/shm; size is fixed by seals, so no peer can make an access fault; the bytes stay out of core
 // dumps and of children.

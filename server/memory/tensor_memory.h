@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // TensorMemory: memory in which an engine keeps its keys and values, opened by the daemon and only
 // ever read: what imported sequences are copied from.
 //

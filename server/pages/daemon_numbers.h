@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // DaemonNumbers: what the daemon's pages tell, looked up once a second by kvs-watch: a scrape takes
 // no lock that a step could wait for, however many come. LatestNumbers is where it is put.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What /livez, /readyz and /healthz share.
 #include "server/pages/pages.h"
 #include "server/telemetry/heartbeat.h"

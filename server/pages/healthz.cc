@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // /healthz: whether an operator should look: 503 while any part fails, as `kvstrata health` says.
 #include <algorithm>
 

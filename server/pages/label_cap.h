@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // LabelCap: at most so many values of a label, for what peers name: the first ones that come keep
 // their names for good, all others are "other" together. So no peer makes series without end, and
 // what a counter of "other" sums never leaves it.

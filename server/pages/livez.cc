@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // /livez: whether a restart would help: 503 while a loop hangs.
 #include "server/pages/pages.h"
 

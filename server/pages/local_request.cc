@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Who may ask for the status page: a browser at this machine, for a page of this daemon's.
 #include <algorithm>
 #include <array>

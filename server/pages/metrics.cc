@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // /metrics: the table of metrics (server/telemetry/metric_table.h), filled in.
 #include <algorithm>
 #include <map>

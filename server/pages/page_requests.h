@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the status page has the daemon do: keep looking at sequences while it is open, and prove the
 // books when somebody clicks. The page's thread asks, kvs-watch does it at its next look, so that
 // no request waits for the store.

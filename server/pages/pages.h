@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The pages that http.listen serves, one file each; a new one gets a file and a row in pages.cc.
 //
 // Threads: kvs-http's alone. Cost: some ten microseconds; no lock that a step could wait for, no

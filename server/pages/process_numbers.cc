@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/pages/process_numbers.h"
 
 #include <sys/resource.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What every process tells Prometheus of itself, by its conventions: from /proc/self.
 //
 // Any thread. Cost: three small files and a directory; what cannot be read is 0.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // /readyz: whether engines should come: 503 while a part fails without which none can be served. An
 // ill disk is none: sequences then open with less, and the rest of the page says so.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // /: the status page, one file (status.html) that this program has in it.
 #include <openssl/evp.h>
 #include <openssl/sha.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // /status.json and /audit.json: what the status page shows. Counters are since the start; the page
 // makes rates and maps of two answers, so that any number of pages share one look of the daemon's.
 #include <charconv>

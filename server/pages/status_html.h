@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The text of status.html, which the build puts into the program.
 #ifndef KVSTRATA_SERVER_PAGES_STATUS_HTML_H_
 #define KVSTRATA_SERVER_PAGES_STATUS_HTML_H_

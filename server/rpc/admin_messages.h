@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the store and the daemon tell an operator, as messages of kvstrata.v1.Admin. Pure functions.
 #ifndef KVSTRATA_SERVER_RPC_ADMIN_MESSAGES_H_
 #define KVSTRATA_SERVER_RPC_ADMIN_MESSAGES_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // AdminService: kvstrata.v1.Admin: what an operator sees and does. Every call of a user who is
 // neither root nor the daemon's own answers PERMISSION_DENIED ADMIN_ONLY.
 //

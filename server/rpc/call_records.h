@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // RecordCalls: what every call of our services leaves behind: its time (of calls with one answer),
 // its refusal (refusals.h), and, of an operator's verb that changes something or reads users'
 // caches, the event "admin" with who and what. Verbs that only look are events of level debug, and

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/rpc/calls_under_way.h"
 
 namespace kvstrata {

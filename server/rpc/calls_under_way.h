@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CallsUnderWay: how many calls have begun and are not over, so that a daemon that stops can let
 // them end. A call is over when gRPC is done with its reactor: its answer is with the kernel.
 //

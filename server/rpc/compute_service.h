@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ComputeService: kvstrata.v1.Compute, the remote transport: kernels/step on the daemon's own
 // mappings.
 //

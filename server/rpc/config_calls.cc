@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Admin's calls of the configuration (server/config_reload.h).
 #include <string>
 

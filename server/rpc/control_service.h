@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ControlService: kvstrata.v1.Control over the store and this user's remote sessions.
 //
 // Threads: gRPC's; what a session does runs on its strand. Errors: those of the store.

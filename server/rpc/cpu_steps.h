@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The StepDevice of pages in host memory: ops of a CPU backend, run by an executor. Begin and
 // Attend cost what the ops do.
 #ifndef KVSTRATA_SERVER_RPC_CPU_STEPS_H_

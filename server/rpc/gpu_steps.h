@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The StepDevice of pages in the daemon's GPU: CudaStep (kernels/step/cuda_step.h) on a stream of
 // the session's own, of low priority.
 //

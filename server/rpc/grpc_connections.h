@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // GrpcConnections: what the daemon knows of the connections that it gave to gRPC. gRPC tells nobody
 // when one of them ends, and on its own it waits for a peer that does not read or does not answer;
 // so a copy of each descriptor stays here, in an epoll set that hears of the end, and shutdown(2)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // GrpcServer: the daemon's gRPC services (control, compute, admin; health and reflection) behind a
 // listening Unix socket that the caller owns.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The names of grpc.health.v1 and whether they serve: the same answer for every user that asks.
 //
 //   ""                         the daemon: NOT_SERVING while it stops, or when GrpcOptions::health

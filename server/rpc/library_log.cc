@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/rpc/library_log.h"
 
 #include <google/protobuf/stubs/logging.h>

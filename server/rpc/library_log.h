@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What gRPC and protobuf write to stderr on their own, as events of the daemon's log ("grpc",
 // "protobuf"): in its format, at most five lines a second of each, since a peer can provoke them,
 // and without what a peer sent.

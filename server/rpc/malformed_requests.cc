@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/rpc/malformed_requests.h"
 
 #include <string_view>

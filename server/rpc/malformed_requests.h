@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a call answers whose request is no message. gRPC's callback API then never asks the service
 // and answers UNIMPLEMENTED without a word, as if there were no such call; here it becomes
 // INVALID_ARGUMENT REQUEST_MALFORMED.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What Control.Lookup and Admin.LookupPrefix share: page keys in, a hit out. Pure functions.
 #ifndef KVSTRATA_SERVER_RPC_PREFIX_MESSAGES_H_
 #define KVSTRATA_SERVER_RPC_PREFIX_MESSAGES_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Admin's calls of the users' limits (server/store/user_limits.h).
 #include <algorithm>
 #include <optional>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // RecallStream: the AuditRecall call. It starts a recall audit in the store, tells its progress,
 // and ends with the report and with how the audit ended. The call's end is the audit's, and the
 // other way round: a client that goes away, or the deadline, ends it in the store too.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/rpc/recompress_stream.h"
 
 #include <chrono>

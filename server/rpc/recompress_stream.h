@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // RecompressStream: the RecompressSequence call. Asks for the sequence's recompression and tells
 // how far it is until that is over; the call's end leaves the work going on.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/rpc/refused_connections.h"
 
 #include <sys/epoll.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // RefusedConnections: tells gRPC clients why their connection is refused, without gRPC. A closed
 // connection would be a daemon that is gone to them. So each of the connection's calls is answered
 // with the Status, in the few frames of HTTP/2 that this takes, for as long as kPatience; then it

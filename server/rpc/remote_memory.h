@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // RemoteMemory: the TableMemory of a remote session, in the daemon: all arenas are its own, and a
 // table grows by a call of the store.
 //

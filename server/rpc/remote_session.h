@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // RemoteSession: what one OpenSession stream owns; runs kernels/step in the daemon, on its CPUs or
 // on its GPU (step_runner.h), for a client that has no memory mapped. The gRPC services translate
 // to and from it.

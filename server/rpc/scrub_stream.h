@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ScrubStream: the Scrub call. The disk's reader tells how far it is; the call's end is the
 // scrub's.
 //

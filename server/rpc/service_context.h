@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ServiceContext: what the services of one user share: the store, who the user is, its sessions,
 // and the way from a call to a task and back to a gRPC status.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // SessionStream: the OpenSession call. The session begins with it and ends with it, whoever ends
 // it: the client by cancelling or dying, the daemon by EndAll.
 //

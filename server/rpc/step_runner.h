@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where a remote session computes: with the CPU's ops on pages of host memory (cpu_steps.cc), or on
 // the GPU that has the daemon's pages (gpu_steps.cc).
 //

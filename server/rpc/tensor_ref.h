@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tensors in messages: TensorRef to Rows, checked against what a step expects.
 //
 // Rows point into the message, which outlives the call that handles it. Pure functions; any thread.

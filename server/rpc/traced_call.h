@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The span of a call whose caller gave a traceparent (server/telemetry/spans.h).
 #ifndef KVSTRATA_SERVER_RPC_TRACED_CALL_H_
 #define KVSTRATA_SERVER_RPC_TRACED_CALL_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/rpc/value_messages.h"
 
 namespace kvstrata {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Values of memory and disk as messages, and the way back. Pure functions.
 #ifndef KVSTRATA_SERVER_RPC_VALUE_MESSAGES_H_
 #define KVSTRATA_SERVER_RPC_VALUE_MESSAGES_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ValueStream: the GetValue call: a value in pieces, since it may be larger than a message.
 //
 // Ownership: owns itself until gRPC is done with it. Threads: gRPC's, one at a time; the value is

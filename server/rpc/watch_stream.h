@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // WatchStream: the Watch call. Sends what the event ring has, then looks for more ten times a
 // second: whoever logs an event knows nothing of watchers and waits for none. Between two messages
 // a stream holds one batch of events, however slowly its caller reads.

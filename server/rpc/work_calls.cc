@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Calls of both services that ask something of the workers (server/store/work_requests.h).
 #include <memory>
 #include <utility>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // WorkQueue: the threads that run steps and moves, so that gRPC's own threads only pass messages
 // on; the daemon has one of one thread for opens that copy prefixes between devices. Strand: tasks
 // that run one after another, in order, on a queue's threads: one per remote session, so that what

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/store/answers.h"
 
 #include "server/store/store_parts.h"

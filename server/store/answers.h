@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Answers: what somebody waits to hear, found out under the store's lock and told without it.
 //
 // Ownership: keeps each answer until it is told, once. Thread-safety: Add under the store's lock;

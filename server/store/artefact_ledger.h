@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ArtefactLedger: what the records of artefacts in the tier below say, kept in memory, so that a
 // look-up need not read them. A record is noted when it is written, when an open reads it, and when
 // the daemon starts (server/work/tier_records.h); it may have left the tier since.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Artefacts from the tier below, when a sequence opens. Written they are as pages are
 // (sealed_values.h).
 #include <utility>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ArtefactRecord: what an artefact (artefacts.h) is when it lies in the tier below, as bytes of
 // docs/disk_format.md, "Artefact". The record is the value of the artefact's key; each extent is
 // one of its extents, a value under a key that names the extent's checksum too, so that extents of

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Artefacts: what codecs made of whole prompts, for the next sequence with the same one
 // (ADR 5: what depends on the whole prompt is keyed by prompt, plan, options, parameters).
 //

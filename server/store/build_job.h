@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Building on request: what a plan keeps beside the rows of a sequence (index blocks; extents of
 // its codec), made by a worker now instead of by the step that needs it first.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Pieces of builds (build_job.h): what comes next, what a worker gets, how it is entered.
 #include <algorithm>
 #include <new>

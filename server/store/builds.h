@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Builds: what a plan keeps beside a sequence's rows, made on request (build_job.h), piece after
 // piece by the workers.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Capacity: how much of a model a session could have now. TokenFit: how many tokens of a model, and
 // of a plan's index beside them, fit in some memory.
 //

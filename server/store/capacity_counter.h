@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CapacityCounter: what of a model a session could have now: counted by the rules of
 // page_allocator.h, taking nothing.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CodecExtents: what codecs made. Their drafts, on their way into pages of the daemon's own; all
 // extents of a whole prompt, as an artefact (artefacts.h) for the next sequence with the same one.
 //

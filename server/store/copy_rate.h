@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CopyRate: when copies may begin so that on average they move at most so many bytes a second.
 // Full-speed copies to a GPU take memory bandwidth that a decode beside them lacks
 // (docs/cuda_measured.md).

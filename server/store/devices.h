@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Devices: their names, where arenas lie in the daemon, and what becomes of one that is lost
 // (DEVICE_FAILED, a GPU's sticky error): it gives no memory any more, nobody finds what lies there,
 // and who has pages there is told. Host and disk go on.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Epochs: when may replaced memory be reused? Readers keep the epoch they entered at
 // (proto/table_reader.h); the daemon retires what it replaced with the current epoch, increments
 // the epoch, and frees an entry once every reader slot that could see it is 0 or greater.

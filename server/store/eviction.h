@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Eviction: what goes when memory is short, or an operator says so: cached pages and artefacts that
 // nobody uses and no pin keeps.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // FindHeld: how much of a prompt is held, and where. The one rule of that: a look-up asks it what
 // an open would answer, a pin what it keeps, and an open whether its prompt's artefact is worth
 // reading, what else to read from the tier below, what to copy from another device, and at last

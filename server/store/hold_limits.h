@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // HoldLimits: how much of a held prefix an open takes, and how far the series of held pages go.
 // An engine that has one length for a whole batch says how much it can use; one that can compute a
 // series of positions that it computes itself only asks for no page that was stored without it.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Imported sequences as the store sees them: sequences whose engine keeps its keys and values in
 // tensors of its own, and whose pages the daemon fills from there (server/work/importer.h).
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Who fills imported sequences, as the attach server sees it (server/work/importer.h).
 //
 // Thread-safety: a SessionImport is one thread's (the attach server's); answers come from any.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/store/imported_tensors.h"
 
 #include <fcntl.h>

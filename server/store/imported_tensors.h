@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The tensors of one model that one session lends: for each layer the keys and the values, as paged
 // blocks [block][slot][head][dim] of any strides, in memory of the engine's. K and V in one tensor
 // ([2][block]..., [block][2]..., [block][slot][2]...) are two of these over the same memory.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Imports: jobs that fill imported sequences from an engine's tensors (import_job.h).
 //
 // Ownership: a job's hold keeps its pages; it is released exactly once. Thread-safety: all

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Inspection: snapshots for operators and tests, and the proof of the books.
 //
 // Thread-safety: methods that say so are called under the store's lock, all others from any thread.

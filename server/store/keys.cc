@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Keys that engines give to sequences, so that another process of the user closes what one opened.
 #include <algorithm>
 #include <string>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Leases of look-ups. What an open holds is what a look-up promises: a lease is such an open, of a
 // sequence that nobody is told of, and that ends by its time or with its session.
 //

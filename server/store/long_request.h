@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // LongRequest: what grows with a request's tokens works in pieces.
 //
 // A request that takes, publishes or releases a page for every few tokens would keep the store's

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Lookups: where the longest held prefix of a prompt lies, page by page. Nothing is taken, no disk
 // is read.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Models: those that sessions have registered, or that only cached pages keep.
 //
 // A model is there as long as a session registered it or a page is its own. Ownership: sequences

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Moves: pages between the pools. On request (Move); in the background, by server/work/mover.h:
 // promotions of what sequences opened on, room below the watermarks; and what follows when a pool's
 // capacity changes.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What an open of a sequence asks for, and what it answers. Plain values.
 #ifndef KVSTRATA_SERVER_STORE_OPENED_SEQUENCE_H_
 #define KVSTRATA_SERVER_STORE_OPENED_SEQUENCE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Openings: how a sequence comes to be: its plan, what is held of its prompt, pages for the rest,
 // its first table.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Page records, arenas and pools: who owns which bytes.
 //
 // An Arena is memory of one tier and tenant, written by one session or by the daemon. A

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PageAllocator: pages for whoever needs them. On a shortage, in this order: what is retired and
 // passed by all readers, orphan arenas, new arenas, cached prefix pages nobody uses (oldest first),
 // artefacts nobody uses, the next pool; else POOL_EXHAUSTED, with nothing taken.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PageCopies: bytes of pages on their way to other pages. Planned and held under the lock, copied
 // outside of it; what changed meanwhile is seen when the copies take their sources' places.
 //

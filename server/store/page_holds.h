@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PageHolds: the one way to keep a page alive without the store's lock. Whoever reads, writes or
 // copies pages outside of it begins a hold under it, adds the pages, and ends the hold under it.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PageMap: pages by key, for look-ups of many keys in a row.
 //
 // Open addressing with linear probing. A slot is one cache line and has all that a look-up asks, so

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PageMemory: the memory behind the pools, one resource for each device and one for the host: what
 // it is, copies between its pages, and whether a device is lost.
 //

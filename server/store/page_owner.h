@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PageOwner: whose pages a look-up is about. A plain value.
 #ifndef KVSTRATA_SERVER_STORE_PAGE_OWNER_H_
 #define KVSTRATA_SERVER_STORE_PAGE_OWNER_H_

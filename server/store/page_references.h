@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PageReferences: the life of a page by its references (docs/design.md, "The life of a page"): the
 // last one leaves it cached, if the prefix index has it, or retired until every reader that may see
 // it has left its epoch.

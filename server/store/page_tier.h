@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PageTier: where sealed pages, index blocks and artefacts outlive the store's memory, as the store
 // sees it (server/work/tier_pages.h). The store decides what is offered and what is wanted; the
 // tier does all I/O, in its own threads and without the store's lock.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ParameterFiles: trained parameters that plans name (lowrank.parameters), from the folder of the
 // daemon's configuration and from the one that comes with it, each loaded once per geometry and
 // shared by all sequences.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Descriptors of a remote session's memory, for a process without the client library.
 #include <fcntl.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PrefixPin: a prefix that eviction spares, in memory and in the tier below, until its time is
 // over.
 //

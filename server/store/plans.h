@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Plans: what a plan's text is to this daemon: named plans of its configuration, presets, what of
 // them depends on the model, and codecs with the parameters that they name.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PoolId: a pool, the memory of one device or of the host. Plain values.
 #ifndef KVSTRATA_SERVER_STORE_POOL_ID_H_
 #define KVSTRATA_SERVER_STORE_POOL_ID_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PrefixCatalog: what is held of prompts: pages and index blocks under their keys in memory, whole
 // prompts' artefacts, and what of both the tier below has.
 //

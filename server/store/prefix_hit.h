@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a look-up is asked for, and what it answers. Plain values.
 #ifndef KVSTRATA_SERVER_STORE_PREFIX_HIT_H_
 #define KVSTRATA_SERVER_STORE_PREFIX_HIT_H_

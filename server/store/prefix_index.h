@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PrefixIndex: sealed pages and complete index blocks by key, and the list of those that nobody
 // uses (cached), by pool, oldest first. Pages of a pinned key are in no list while nobody uses
 // them.

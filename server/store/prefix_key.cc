@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The streaming SHA256_* calls: EVP allocates and looks up an algorithm for every page.
 #define OPENSSL_API_COMPAT 0x10100000L
 #include "server/store/prefix_key.h"

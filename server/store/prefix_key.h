@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PageKey and KeyChain: the identity of a page (docs/design.md, "The life of a page").
 //
 // A key is SHA-256 over a tagged, length-prefixed encoding of tenant, model digest, layout,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PrefixLoads: what a sequence that opens gets from the tier below: pages and index blocks of its
 // prefix, its prompt's artefact.
 //

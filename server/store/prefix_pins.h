@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PrefixPins: prefixes that eviction spares (pins.h): made, listed, ended, restored.
 //
 // Ownership: pins are the daemon's. Thread-safety: all methods, from any thread; the tier below is

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PrefixSurvey: where the pages and index blocks of a prompt lie, in memory or in the tier below,
 // for who reads and takes nothing.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // RawPages: raw pages whose rows a codec holds. `keep_raw` says whether they go back, or to `host`,
 // where they stay readable for other plans and later turns (ADR 5).
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // RecallAudit: recall and output error of a live sequence's plan, from decode steps that whoever
 // runs them shadowed with full attention (kernels/step/shadow_attention.h says what both mean).
 //

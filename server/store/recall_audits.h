@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // RecallAudits: recall audits of sequences (recall_audit.h): asking for samples, taking them, and
 // every way to end. And recall in the background: of the decode steps that select, about one in
 // StoreSettings::recall_every is measured, whoever's it is, so that a plan that loses more than it

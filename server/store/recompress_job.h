@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Recompression as the store sees it: what a worker is given, whom the store tells that there is
 // work, what an operator sees of it. The workers are server/work's.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Recompression (recompress_job.h): what is due, what a worker gets, how its extents are published,
 // who waits for it.
 //

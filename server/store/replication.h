@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Replication: a prefix that lies on another device. A session maps only its own device's arenas,
 // so what it opens on is copied there first and entered beside the original: its readers keep it,
 // and the next session of this device finds the copy.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // SealedValues: what lies under a key, as bytes: pages, index blocks, artefacts' records and
 // extents (docs/disk_format.md, "Values"). For the tier below, which writes them, and for
 // operators, who list and copy them (value_info.h).

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // SessionMemory: the two memfds of a session (proto/shm_layout.h), and what the daemon places in
 // them: sequence slots, tables, slices of the access counters.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What selectors keep choosing stays: when a sequence closes, its pages get credits that eviction
 // takes from them before it takes them (PrefixIndex::Spare), one for each quarter, of all
 // selections of its steps, that fell on the page or behind it. So of a prefix nothing goes before

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // SelectionTotals: how often steps selected what of a sequence since it opened, in buckets of equal
 // tokens. Who samples keeps the totals of one moment and subtracts them from those of another; the
 // store keeps nothing for him, however many ask.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sequences: forks, closes and truncations of live ones, and the keys that engines give them, so
 // that another process of the user ends or cuts what one opened.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Series: what an engine reports of a sequence's positions. Kept with a sequence, and in pieces
 // with its sealed pages, so that whoever is held for a page has them too (ADR 5).
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // SessionCatalog: who is there. Tenants, their sessions, the sequences of those by number, and who
 // has a session to itself.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // SessionTotals: what the sessions of this process told about themselves in their segments, those
 // that are gone among it: steps, and what lies in their rings.
 //

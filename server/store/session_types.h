@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the store is told of who attaches, and what it gives him. Plain values.
 #ifndef KVSTRATA_SERVER_STORE_SESSION_TYPES_H_
 #define KVSTRATA_SERVER_STORE_SESSION_TYPES_H_

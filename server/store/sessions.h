@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sessions: how one begins and ends, and who else is passed its memory.
 //
 // Thread-safety: all methods, from any thread. Errors: SESSION_UNKNOWN and those that a method

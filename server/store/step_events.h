@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // StepEvents: what a running sequence sends: grow before a step that needs more, commit after it,
 // reports, the end of its prompt.
 //

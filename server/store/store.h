@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Store: the memory of one daemon and who uses it. Sessions attach, register models, open sequences
 // and commit what they computed; the store gives them pages, keeps those of prompts under keys so
 // that the next sequence of the same prompt finds them, and publishes tables that say where pages

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What operators and tests are told of a store: snapshots, results of what they ask, counters.
 // Plain values.
 #ifndef KVSTRATA_SERVER_STORE_STORE_INFO_H_

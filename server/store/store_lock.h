@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // StoreLock: the one lock of a store. What its owners keep changes together, so one mutex guards it
 // all; `store_lock` is the fact that the caller's store is locked, which clang proves across the
 // owners (KVS_REQUIRES, KVS_GUARDED_BY).

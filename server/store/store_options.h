@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // StoreOptions: what a store is made of. Plain values; what is called says from which thread.
 #ifndef KVSTRATA_SERVER_STORE_STORE_OPTIONS_H_
 #define KVSTRATA_SERVER_STORE_STORE_OPTIONS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // StoreParts: all of a store: its lock, the data that the lock guards, and who owns what of it.
 //
 // Data have no lock of their own. An owner has the functions over its own state and over those

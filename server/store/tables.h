@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tables: what clients see. A version is immutable; entries beyond the counts are filled first,
 // then the counts are stored. Everything else is a new version, published by one atomic store.
 //

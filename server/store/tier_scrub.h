@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // TierScrub: an operator's wish that every value of the tier below be read and checked. Plain
 // values.
 #ifndef KVSTRATA_SERVER_STORE_TIER_SCRUB_H_

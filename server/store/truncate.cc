@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tokens that are taken back: drafts that a verifier rejected, or what an engine resumes below.
 #include <string>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // UserLimits: how much of the daemon each user holds, and how much one user may hold, so that no
 // user is in the way of the next one.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How users are named: "uid:1000", as PeerIdentity::tenant. Pure; any thread.
 #ifndef KVSTRATA_SERVER_STORE_USER_NAME_H_
 #define KVSTRATA_SERVER_STORE_USER_NAME_H_

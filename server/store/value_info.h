@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Values as an operator sees them: what memory and the tier below hold under a key
 // (docs/disk_format.md, "Values"). Plain values.
 #ifndef KVSTRATA_SERVER_STORE_VALUE_INFO_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What is moved in the background, by server/work/mover.h: promotions of what sequences opened on,
 // room below the watermarks; and what follows when a pool's capacity changes. Bytes are copied
 // outside of the lock, as moves are (moves.cc).

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // WorkRequests: what is asked of the workers' recompression beyond what is offered to them as it is
 // due: that it be done now, how far it is, its end.
 //

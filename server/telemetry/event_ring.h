@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // EventRing: the last events of the daemon's log, for whoever looks later or goes on looking
 // (Admin.Watch): everything from `info` up, and what log.level lets through below that.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Heartbeats: which of the daemon's loops hangs.
 //
 // Each loop has a Heartbeat for its life and marks what it does as iterations (LoopIteration). A

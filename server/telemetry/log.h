@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The daemon's log: one event a line on stderr, as key=value text or as JSON.
 //
 //     LogEvent(LogLevel::kInfo, "attached", {{"session", 7}, {"client", name}});

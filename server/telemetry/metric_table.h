@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The table of metrics: every one that /metrics tells, by its name, with what it counts. One table:
 // the page, docs/metrics.md and the checks of docker/prometheus and docker/grafana go by it.
 // tests/tree/check_metrics.py proves that it has what the code tells.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // MetricText: one scrape's page, in Prometheus' text format 0.0.4 or OpenMetrics 1.0. Samples are
 // given in any order and told by metric, in the order of the table (metric_table.h).
 //

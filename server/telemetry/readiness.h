@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Telling whoever started the daemon that it serves: systemd's NOTIFY_SOCKET (one datagram, no
 // libsystemd) and a descriptor given by --ready-fd.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Refusals: what clients were told instead of an answer, counted by reason and told in the log
 // ("refused"), at most kRefusalBurst lines in kRefusalWindow of each reason: an engine that asks
 // again and again pushes nothing else out of the last events.

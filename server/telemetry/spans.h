@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Spans: how long a client's request took and each part of it, in the trace of whoever asked: W3C
 // Trace Context, `traceparent` among a call's metadata. Numbers and names of parts alone, nothing
 // of a prompt.

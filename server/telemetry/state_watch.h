@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // StateWatch: tells the log what changed in the daemon as a whole: from serving to degraded and why
 // ("state_changed"), and how much was evicted ("evicted", one event a burst, however many pages). A
 // thread ("kvs-watch") looks once a second, so that nothing on the way of a request does.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The top of a thread: what the standard library throws when memory, threads or descriptors run out
 // ends one piece of work and not the process.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Traffic: how long what clients wait for takes, how many bytes went which way, and how many
 // replies found no room, since the start.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Calls of a ValueTier that wait for their end. Not from a tier's own thread. Status of each
 // request as the tier sets it.
 #ifndef KVSTRATA_SERVER_TIER_BLOCKING_CALLS_H_

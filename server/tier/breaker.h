@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Breaker: stops asking a device that fails, and asks it again from time to time.
 //
 // Opens after kFailures in a row (errors and deadlines, not a full disk); then one caller a

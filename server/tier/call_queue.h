@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CallQueue: calls of a ValueTier that wait for a thread, for implementations that carry calls out
 // by blocking. It sees to deadlines and cancels of calls that wait.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The entries of a checkpoint as bytes (docs/disk_format.md, "Checkpoint").
 // Thread-safety: pure functions. Cost: linear.
 #ifndef KVSTRATA_SERVER_TIER_CHECKPOINT_H_

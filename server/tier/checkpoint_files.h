@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CheckpointFiles: the index on disk, written to two files alternately, read at the start.
 #ifndef KVSTRATA_SERVER_TIER_CHECKPOINT_FILES_H_
 #define KVSTRATA_SERVER_TIER_CHECKPOINT_FILES_H_

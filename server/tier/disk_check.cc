@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What keeps a disk tier from opening, told without changing anything: `kvstratad --check-config`
 // and the start agree.
 #include <algorithm>

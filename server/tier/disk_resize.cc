@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Another budget at run time: segments are added behind the others, or the last ones go.
 #include <algorithm>
 #include <string>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A budget against the room of its file system. Files are reserved whole, so a budget beyond it
 // would leave nothing to anybody else there.
 #include <sys/statvfs.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // DiskTier: the engine that keeps values on disk, where they outlive the daemon. Its calls block;
 // DiskValueTier (server/work/disk_value_tier.h) makes a ValueTier of it.
 //

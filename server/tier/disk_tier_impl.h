@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // DiskTier::Impl: the parts of the engine, one of each, in the order in which they are made.
 #ifndef KVSTRATA_SERVER_TIER_DISK_TIER_IMPL_H_
 #define KVSTRATA_SERVER_TIER_DISK_TIER_IMPL_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The disk tier's bytes (docs/disk_format.md): blocks as PODs, how they are sealed and checked.
 //
 // Thread-safety: values and pure functions. Cost: a checksum of 4 KiB for each block, and of the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Guards: the checks that stand between a disk and a wrong byte, by name.
 //
 // In the product all of them hold, at compile time. The negative controls of tests/server/tier

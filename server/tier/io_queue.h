@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // IoQueue: reads, writes and flushes of files in flight together; the seam under the disk tier.
 //
 // Implementations: uring_queue.cc (io_uring with registered files and memory) and pread_queue.cc

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // IoQueue by threads that call pread, pwrite and fdatasync.
 #include <unistd.h>
 

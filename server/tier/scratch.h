@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Scratch: equal pieces of block-aligned memory for headers, small values and the ends of buffers.
 // A piece goes back when its last owner lets go, which for an abandoned request may be never.
 // Thread-safety: one thread at a time.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // SegmentMarks: what the next start may believe of a segment. Its dirty mark is written before
 // anything else is, and a flush covers all that was put and erased before it. The writer's side is
 // held.

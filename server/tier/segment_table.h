@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // SegmentTable: which slots of which segments are taken. RAM only; the engine writes the disk.
 //
 // A segment serves slots of one size, or of none while it is empty; an empty one changes its size

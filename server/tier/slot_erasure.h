@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // SlotErasure: slots that hold nothing any more. Their headers are overwritten before they are
 // given out again, so that no start finds what was erased. The writer's side is held.
 #ifndef KVSTRATA_SERVER_TIER_SLOT_ERASURE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a budget of a disk tier comes to: how many segments, whether its file system has room for
 // them, and another budget at run time.
 #ifndef KVSTRATA_SERVER_TIER_TIER_BUDGET_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // TierDirectory: the files of a disk tier, locked, preallocated and open.
 //
 // O_DIRECT where the file system has it. What a full disk has no room for is left out and said.

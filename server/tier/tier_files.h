@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // TierFiles: the files of a disk tier and the two sides that use them: whoever holds the reader's
 // lock reads, whoever holds the writer's writes.
 //

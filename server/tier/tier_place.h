@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The folder of a disk tier and the files in it, as things that another user may have put there.
 //
 // What lies there holds users' caches and is written by number and offset: a link, another user's

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // TierStart: one start of a disk tier: whose segments these are, and the index from checkpoint and
 // slots. Nobody else uses the tier meanwhile.
 #ifndef KVSTRATA_SERVER_TIER_TIER_START_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // TierState: what both sides of a disk tier change together, and the one lock that guards it: where
 // each value lies, which slots are taken, which are condemned, how the device does.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/tier/tier_victims.h"
 
 #include <utility>

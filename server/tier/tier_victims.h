@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // TierVictims: which values may leave so that another finds room, by a clock hand for each size of
 // a slot, and which must stay because of a pin. RAM only; under the tier's lock.
 #ifndef KVSTRATA_SERVER_TIER_TIER_VICTIMS_H_

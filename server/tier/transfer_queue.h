@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // TransferQueue: runs many transfers, each of a few requests, over one IoQueue, and keeps it full.
 //
 // A transfer's requests are in flight together, submitted in their order. Short reads and writes

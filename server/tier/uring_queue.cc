@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // IoQueue by io_uring: sparse tables of registered files and of registered memory.
 #include <liburing.h>
 #include <sys/uio.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ValueReads: the read path. A value's header and payload are read together, and nothing of it
 // counts unless both are what the index says; one that fails a check leaves the index, and its slot
 // is overwritten later.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How the buffers of one value move to and from its slot: what its header and payload are on disk,
 // and which requests move them. Pure functions; server/tier/format.h says what a slot looks like.
 //

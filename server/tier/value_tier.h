@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ValueTier: a tier of values below memory, as everything above it sees one: on a local disk, in
 // the memory of other machines, or in this process for tests.
 //

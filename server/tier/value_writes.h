@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ValueWrites: what callers write: values put and erased, and made durable. Each call holds the
 // writer's side, and first overwrites the slots that were condemned since the last one.
 #ifndef KVSTRATA_SERVER_TIER_VALUE_WRITES_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // BlockRows: where the rows of an engine's blocks lie, and how they get into pages. The engine's
 // order, [slot][head] by any strides, becomes that of pages, [head][slot].
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A worker's share of a build (server/store/build_job.h): index rows from keys, extents of a codec
 // from rows.
 #ifndef KVSTRATA_SERVER_WORK_BUILD_H_

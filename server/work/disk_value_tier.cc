@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/work/disk_value_tier.h"
 
 #include <pthread.h>

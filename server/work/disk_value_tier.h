@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // DiskValueTier: the disk engine (server/tier/disk_tier.h) as a ValueTier.
 //
 // Its threads ("kvs-disk-io") carry out one read and one write at a time, which keep the device

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Importer: the thread ("kvs-import") that copies what engines seal in tensors of their own into
 // the daemon's pages. A piece of at most kPieceBytes at a time: pages are taken
 // (Imports::BeginImport), rows fetched by pread or by copy engine, layer by layer, and put where

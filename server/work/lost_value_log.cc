@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/work/lost_value_log.h"
 
 #include "server/store/value_info.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // LostValueLog: the event "value_lost" of each value that left the disk because it could not be
 // read or failed its check, at most kBurst lines a second of each reason: a broken segment has
 // thousands of values, and would push everything else out of the last events.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Mover: the thread ("kvs-move") that moves pages in the background: what sequences opened on to
 // the device, and what nobody uses away from pools above their high mark (Moves::MoveSome, which
 // decides). No allocation, open or step waits for it.

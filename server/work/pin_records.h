@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Pins in a tier: a pin is a value of its own, "pin/" and its number as 16 hexadecimal digits, so
 // that it is there whole or not at all (docs/disk_format.md, "Pins"). Its time is kept by the clock
 // of the machine: it goes on while no daemon runs. Thread-safety: any thread. Blocking: they wait

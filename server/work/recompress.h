@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // RecompressQueue: the threads that recompress sequences away from decode (docs/design.md,
 // "Recompression") and build what was asked for (build.h), and the bounded queue in front of them.
 //

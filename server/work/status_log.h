@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // StatusLog: warnings of errors that come in numbers, at most one line a second of them all.
 // Thread-safety: any thread.
 #ifndef KVSTRATA_SERVER_WORK_STATUS_LOG_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // TensorReleases: destroys engines' tensors on disposable threads. Unmapping memory of a process
 // that died can hang in the GPU's driver, for good: nobody who serves may wait for it, and what
 // hangs must not hold up the next. One thread destroys what was put, one after the other; when one

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Buffers of the daemon's own that a tier moves without a copy: each from a multiple of 4096 on,
 // the first behind as many bytes for a header.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // TierHooks: what an engine below a ValueTier offers beyond it, and not every tier has.
 //
 // They are functions, each of which may be missing, and not a second interface: a tier for the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // TierLoads: reads pages of opening sequences back from a tier, in rounds.
 //
 // A round is a batch of one load, so that a load with much to read delays the others by a batch of

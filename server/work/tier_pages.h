@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // TierPages: keeps sealed pages, index blocks and artefacts in a tier below memory, and reads them
 // back: the PageTier of the store over any ValueTier.
 //

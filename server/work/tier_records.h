@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // NoteRecords: has a tier's loads read what lies there of artefacts' records when a daemon
 // starts, so that look-ups know what they say (server/store/artefact_ledger.h).
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/work/tier_scrubs.h"
 
 #include <pthread.h>

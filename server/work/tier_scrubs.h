@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // TierScrubs: the thread ("kvs-tier-scrub") that reads and checks every value of a tier when
 // somebody asks for it, a batch whenever no open waits for the tier.
 //

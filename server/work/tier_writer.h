@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // TierWriter: keeps sealed pages, index blocks and artefacts in a tier below memory.
 //
 // Its thread ("kvs-tier-write") takes keys from a bounded queue of offers, copies what is still in

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ValueCatalog: values one by one, in memory and on disk, as an operator lists, fetches and
 // verifies them (Admin.ListValues, GetValue, Verify).
 //

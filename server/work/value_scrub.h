@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ValueScrub: one reading of every value of a tier, in batches, at a rate; at its end extents of
 // artefacts that no record names are erased.
 //

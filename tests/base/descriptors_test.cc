@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How many descriptors are left, and that the last ones are kept.
 #include "base/descriptors.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a calibration reports: series against numbers of tests/reference/chess.py and
 // tests/reference/sekv.py for the same input, cosines and break-even lengths worked out by hand,
 // the daemon's part on fake_client.cc.

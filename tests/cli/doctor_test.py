@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """`kvstrata doctor` on seeded misconfigurations: each is found by its check, with a fix, and what follows the fix is
 found no more.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A client library without a daemon for replay tests: keeps what is appended, attends in double,
 // and refuses what the C ABI's contract refuses. The prompt of the second and later sequences is
 // held up to its last full page. Plans:

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a test may tell the fake client library (fake_client.cc) beyond its C ABI.
 #ifndef KVSTRATA_TESTS_CLI_FAKE_CLIENT_H_
 #define KVSTRATA_TESTS_CLI_FAKE_CLIENT_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Metrics against values worked out by hand.
 #include "client/cli/metrics.h"
 

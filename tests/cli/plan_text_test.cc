@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a replay reads from plans' texts.
 #include "client/cli/plan_text.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Golden output of every form, the formats of columns, and the picture of pages.
 #include "client/cli/printer.h"
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The program `kvstrata` as a shell sees it: exit codes, output, errors; with no daemon, with a socket
 that never answers, and with a real daemon where one was built.
 

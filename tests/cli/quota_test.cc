@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How users and their limits are shown.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a replay reports, against the same numbers computed here from the trace. The client library
 // is fake_client.cc: it attends in double, and refuses calls that break the C ABI's contract.
 #include "client/cli/replay.h"

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Runs the commands of docs/operations.md, "By symptom" and "Runbooks", as they stand there, against a real daemon.
 
 Commands of the system (systemctl, dmesg, ..) are not run; others than ours and those there may not be.

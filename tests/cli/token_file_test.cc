@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Token ids and page keys as operators write them.
 #include "client/cli/token_file.h"
 

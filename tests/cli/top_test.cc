@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The frame of `kvstrata top`: strips, sorting and filtering, what fits where.
 #include <gtest/gtest.h>
 

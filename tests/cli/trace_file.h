@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // TraceFile: builds .safetensors files for tests, right ones and wrong ones.
 #ifndef KVSTRATA_TESTS_CLI_TRACE_FILE_H_
 #define KVSTRATA_TESTS_CLI_TRACE_FILE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The trace reader against good, truncated, foreign and mutated files: an answer or a specific
 // error, never a fault. Buffers end where the file ends, so that ASan sees a byte too many.
 #include "client/cli/trace.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The command table: every verb has help, completions of it parse, errors have their exit codes.
 #include <gtest/gtest.h>
 #include <unistd.h>

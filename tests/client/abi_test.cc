@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the C ABI does by itself, over a fake transport: arguments, handles, error texts, layers.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Dialling, verifying, rings and arenas, against a daemon that can be made to misbehave.
 #include "client/attach.h"
 

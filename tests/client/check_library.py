@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Proves what libkvstrata.so needs and exports: libc alone, an old one, and kvs_* alone.
 
 Usage: check_library.py LIBRARY HEADER [--any-needed]. Ends with `N passed, N failed`.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Extents as the linked transport sees them, over a daemon in this process whose codec copies rows
 // (tests/fakes/copying_codec.h): mapped read-only, checked, unchanged under a parked reader.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // FakeDaemon: the daemon's end of one attach socket and its rings, driven by a test line by line,
 // so that every way a daemon can misbehave can be played. One connection; the test's thread only.
 #ifndef KVSTRATA_TESTS_CLIENT_FAKE_DAEMON_H_

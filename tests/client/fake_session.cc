@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A Session that knows no daemon: remembers calls, answers what a transport would. For abi_test.cc.
 #include "tests/client/fake_session.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the fake transport (fake_session.cc) saw, for tests of the C ABI's own work.
 #ifndef KVSTRATA_TESTS_CLIENT_FAKE_SESSION_H_
 #define KVSTRATA_TESTS_CLIENT_FAKE_SESSION_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What KVSTRATA_HOT_CACHE_BYTES may say.
 #include "client/gpu_session.h"
 

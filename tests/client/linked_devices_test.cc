@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // libkvstrata.so against a daemon with two emulated devices: a session works on the one that it
 // names, and finds what sessions of the other one have computed.
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // libkvstrata.so against a real kvstratad, through the C++ wrapper.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

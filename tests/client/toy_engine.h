@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A toy engine over the C++ wrapper: keys, values and queries are functions of (sequence seed,
 // position, layer), so that a test can recompute in double precision what attention over any set of
 // positions must answer.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // append on the GPU against ref: every byte of every page and index block is compared, so that rows
 // that were not to be written show too.
 #include <gtest/gtest.h>

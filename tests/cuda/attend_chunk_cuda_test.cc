@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // attend_chunk on the GPU against ref, on fresh random inputs. Rows that are not attended are NaN,
 // and so is every output and workspace before it is written.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // attend_packed and score_packed on the GPU against ref, on fresh random inputs. Rows that are not
 // attended are 0xFF throughout (all channels stored, all NaN), and so is every output and workspace
 // before it is written.

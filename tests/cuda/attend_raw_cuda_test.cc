@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // attend_raw on the GPU against ref, on fresh random inputs. Rows that are not attended
 // are NaN, and so is every output before it is written.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // attend_spans on the GPU, behind score_spans and expand_spans: outputs against ref.
 #include "kernels/executor.h"
 #include "kernels/ops/merge/merge.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What selector bits ranks tokens by, from the quantised keys in a sequence's index on the host.
 #ifndef KVSTRATA_TESTS_CUDA_BITS_VOTES_H_
 #define KVSTRATA_TESTS_CUDA_BITS_VOTES_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // SentenceKV's ops on the GPU against ref: queries kept of a prompt, importance, buckets with their
 // means, and the tokens picked from them.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a function enqueues, captured once and replayed. Errors of CUDA end the program.
 #ifndef KVSTRATA_TESTS_CUDA_CAPTURED_GRAPH_H_
 #define KVSTRATA_TESTS_CUDA_CAPTURED_GRAPH_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cascade on the GPU against ref: scores of pages, chunks and grids, of units that are filling too,
 // and the pages that are kept by these scores.
 #include <gtest/gtest.h>

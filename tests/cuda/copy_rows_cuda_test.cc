@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // copy_rows and mean_query on the GPU against ref: the same bits of every copied element, and no
 // other byte; means within rounding.
 #include <gtest/gtest.h>

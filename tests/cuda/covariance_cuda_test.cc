@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // covariance on the GPU against ref, on fresh random inputs; outputs and workspace are NaN before.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The table can be loaded as daemon and client load it, and names its errors.
 #include "kernels/cuda/cuda_library.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Selector cascade (CHESS) in CudaSteps: selections beside the graph.
 #include "tests/cuda/step_plans.h"
 #include "tests/cuda/step_replays.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Graphs of CudaSteps: an engine's, captured once and replayed over later steps, and the library's
 // own, of calls that repeat.
 #include "tests/cuda/step_plans.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Plan mosaickv in CudaSteps: packed segments, the update buffer, damaged extents.
 #include "tests/cuda/step_plans.h"
 #include "tests/cuda/step_replays.h"

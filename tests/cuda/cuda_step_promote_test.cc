@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CudaSteps over pages in the host's memory: attended in place, or promoted.
 #include "tests/cuda/step_plans.h"
 #include "tests/cuda/step_replays.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Plan sekv in CudaSteps: spans of codec lowrank.
 #include "tests/cuda/step_plans.h"
 #include "tests/cuda/step_replays.h"

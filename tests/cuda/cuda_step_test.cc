@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CudaStep against Step with backend `ref`, side by side on random tokens: every selector over raw
 // rows, tensors of the device and of the host; what it refuses; when it leaves the epoch. Graphs
 // and the families of plans have files of their own (cuda_step_*_test.cc).

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Selector vote (TokenSelect) in CudaSteps: the selection cache, hits and misses.
 #include "tests/cuda/step_plans.h"
 #include "tests/cuda/step_replays.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A typed array on the GPU for tests and benchmarks: fresh memory is poisoned with 0xFF (NaN in
 // every float type), so that what an op did not write shows. Errors of CUDA end the program.
 #ifndef KVSTRATA_TESTS_CUDA_DEVICE_ARRAY_H_

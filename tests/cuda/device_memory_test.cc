@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Arenas shared by two processes, as daemon and client share them: descriptors passed, read-only
 // mappings, memory that outlives whoever made it, GPU memory that comes back after a kill.
 #include "kernels/cuda/device_memory.h"

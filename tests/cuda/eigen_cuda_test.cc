@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // eigen on the GPU against ref, on fresh random matrices; outputs and workspace are NaN before.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Elements of the rows' dtypes for GPU tests: drawn, stored, read back.
 #ifndef KVSTRATA_TESTS_CUDA_ELEMENTS_H_
 #define KVSTRATA_TESTS_CUDA_ELEMENTS_H_

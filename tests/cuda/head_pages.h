@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Raw rows of a few heads on scattered pages, for tests of the ops that pack them.
 #ifndef KVSTRATA_TESTS_CUDA_HEAD_PAGES_H_
 #define KVSTRATA_TESTS_CUDA_HEAD_PAGES_H_

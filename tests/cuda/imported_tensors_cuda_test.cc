@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Imported mode on a GPU, end to end: this process is the engine and keeps its keys and values in
 // memory of the GPU (cudaMalloc's, by cudaIpc; cuMemCreate's, by descriptor) or in a memfd; the
 // daemon, another process, copies its blocks. The same suite for the three kinds of memory.

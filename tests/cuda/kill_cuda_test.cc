@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Clients killed while the daemon copies their pages, on a GPU: copy on write of forks, moves
 // between the tiers. Afterwards the GPU's memory, and the pools', are where they were.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The linked transport on a GPU, end to end: a real daemon whose device pool is the GPU's,
 // libkvstrata.so, tensors of the GPU and of the host, graphs of the caller's. Every answer is held
 // to attention in double over the rows that the test wrote and the positions that kvs_selection

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Decode steps, prefixes, forks, moved pages and killed clients of the linked transport on a GPU
 // (linked_cuda_fixture.h); graphs of the caller's are in linked_graph_cuda_test.cc.
 #include <spawn.h>

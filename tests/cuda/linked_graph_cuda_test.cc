@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Graphs that a caller captures of its layers, on the linked transport (linked_cuda_fixture.h).
 #include "tests/cuda/linked_cuda_fixture.h"
 #include "tests/e2e/operator.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // main of every GPU test: without a GPU it says so and exits with 77, which ctest shows as skipped.
 // The seed of all random inputs is new at every run and printed; KVSTRATA_TEST_SEED sets it.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Selections of a Step and of a CudaStep that differ by near-ties alone.
 #ifndef KVSTRATA_TESTS_CUDA_NEAR_TIES_H_
 #define KVSTRATA_TESTS_CUDA_NEAR_TIES_H_

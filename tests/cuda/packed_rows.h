@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Random packed rows (attend_packed.h) for GPU tests and benchmarks.
 #ifndef KVSTRATA_TESTS_CUDA_PACKED_ROWS_H_
 #define KVSTRATA_TESTS_CUDA_PACKED_ROWS_H_

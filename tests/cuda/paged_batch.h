@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A batch of sequences of random keys and values on pages, the same on host and GPU: pages in
 // random order, NaN wherever no row was written.
 #ifndef KVSTRATA_TESTS_CUDA_PAGED_BATCH_H_

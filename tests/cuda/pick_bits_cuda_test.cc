@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What op pick_bits takes is what TopKRef takes of the reference's votes, but for votes close to
 // each other (Tolerance).
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Top-k on the GPU is TopKRef bit for bit, whatever the scores, the split over CTAs and the way
 // these tell each other what they have.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // promote and rebase on the GPU against ref, which follows them with a cache on the host: which
 // pages are in the cache, when each was selected last, where entries point, and the bytes there;
 // and attention through the cache, bit for bit as without it. Pages move between the GPU's and the

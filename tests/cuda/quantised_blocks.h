@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Keys of one layer on scattered pages, and index blocks for their quantised groups, on the device
 // and, for the reference, on the host.
 #ifndef KVSTRATA_TESTS_CUDA_QUANTISED_BLOCKS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Recall audits of sequences whose steps run on a GPU, on both transports: near what a daemon
 // without a GPU measures on the same data, exact where nothing is lost, and no bit of the answers
 // changes.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The norm of a difference over the norm of what it should be.
 #ifndef KVSTRATA_TESTS_CUDA_RELATIVE_ERROR_H_
 #define KVSTRATA_TESTS_CUDA_RELATIVE_ERROR_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The remote transport of a daemon on a GPU, end to end: Compute's steps run on the daemon's own
 // GPU and answer the bits of the linked transport.
 #include <thread>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // reuse on the GPU, as op vote begins with it, against ref, which follows it with caches on the
 // host: whether a cached pick serves a query, where the list is, and what the caches hold. Queries
 // are alike or not by far: none is near theta.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // rotate_pack on the GPU against ref, on fresh random inputs; outputs are 0xFF before.
 //
 // The GPU's x' is not ref's to the last bit, so two groups of nearly equal norms may change places.

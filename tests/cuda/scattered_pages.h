@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Pages of random rows for GPU tests and benchmarks: each page somewhere else in one arena, on the
 // device and, for the reference, on the host.
 #ifndef KVSTRATA_TESTS_CUDA_SCATTERED_PAGES_H_

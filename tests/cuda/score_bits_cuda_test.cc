@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Keys quantised on the GPU are those of ref bit for bit, and no other byte of a block is touched;
 // logits by them are those of ref, for the candidates in sealed groups and nothing else.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Scores of units on the GPU are those of ref within 5e-3, for the candidates and nothing else.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // score_spans and expand_spans on the GPU: scores against ref, what is chosen by them against
 // selector zoom's rule.
 #include "tests/cuda/checked_spans.h"

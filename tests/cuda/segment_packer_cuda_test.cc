@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The GPU's SegmentPacker against the host's, on fresh random rows.
 //
 // Eigenvectors of close eigenvalues may come out mixed, so rotations are not compared: the host

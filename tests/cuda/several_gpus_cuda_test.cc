@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A daemon with a pool on each of several GPUs, and sessions on each: captured steps at the same
 // time, a prefix that another GPU computed, an engine that has made another GPU current, packing,
 // and a sticky error on one. Skipped with fewer than two.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // SmallClient: an engine with a model of 512 KiB a thousand tokens, on tensors of the host, for
 // tests of a daemon with a GPU that need pages and copies, and little of what lies in them. What
 // fails is an error of the test.

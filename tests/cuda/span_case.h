@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Cases of the ops of plan sekv (score_spans, attend_spans), and the arrays of one part with spans
 // (span_layer.h), drawn at random. All that is not to be read is 0xFF: other layers, factors of
 // spans that no head has chosen.

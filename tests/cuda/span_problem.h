@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A layer of plan sekv on the device, on fresh random inputs, and calls of its ops. All that is not
 // to be read is 0xFF (span_case.h), pages before the window too; so is every output before it is
 // written.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sequences that a Step and a CudaStep run side by side: the same tokens on pages of the host and
 // of the GPU, at the same places of two arenas, NaN wherever nothing was written; and, of codecs
 // packed and lowrank, the same extents.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Plans of the tests of CudaStep, small enough that sequences of some hundred tokens select.
 #ifndef KVSTRATA_TESTS_CUDA_STEP_PLANS_H_
 #define KVSTRATA_TESTS_CUDA_STEP_PLANS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Decode steps of a batch (step_twins.h) by one captured graph.
 #ifndef KVSTRATA_TESTS_CUDA_STEP_REPLAYS_H_
 #define KVSTRATA_TESTS_CUDA_STEP_REPLAYS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tensors of a step's layers, on the host and on the GPU.
 #ifndef KVSTRATA_TESTS_CUDA_STEP_TENSORS_H_
 #define KVSTRATA_TESTS_CUDA_STEP_TENSORS_H_

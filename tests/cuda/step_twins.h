@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A batch that a Step with backend `ref` and a CudaStep run side by side: selections are compared
 // but for near-ties, outputs and lse within rounding.
 #ifndef KVSTRATA_TESTS_CUDA_STEP_TWINS_H_

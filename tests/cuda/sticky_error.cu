@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // For sticky_error_cuda_test: preloaded into a daemon it waits for a byte from the FIFO named by
 // KVS_STICKY_FIFO and then runs a kernel that writes to an address that nobody has. The primary
 // context is the daemon's own: all its later calls answer cudaErrorIllegalAddress.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A sticky error in the daemon's context, a real one (sticky_error.cu): the device pool is lost,
 // seen in its health, its sequences are told, and the same prompt is served from host memory.
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Summaries made on the GPU are those of ref bit for bit: minima, maxima and means of tokens, means
 // of means, whole ranges at once or piece by piece, and no other byte of the index is touched.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What makes lists as long as max_missed asks: op always and op take are their references, op vote
 // makes shares of them, and op pick takes what they say.
 #include <gtest/gtest.h>

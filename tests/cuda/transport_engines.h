@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Two engines with the same deterministic model, one on each transport, for tests that hold what
 // they answer to each other: LinkedEngine calls kvs_* on tensors of the host or of the GPU,
 // RemoteEngine the daemon's Compute service. Rows are functions of layer, position and token id.

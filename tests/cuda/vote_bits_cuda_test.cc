@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Votes by quantised keys are those of ref within 5e-3: logits of op score_bits, then op vote.
 #include <gtest/gtest.h>
 

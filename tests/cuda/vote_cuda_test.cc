@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Votes on the GPU are those of ref within 5e-3: over tokens, summed over all heads, and over units
 // by KV head; what is picked from them is TopKRef of the same votes.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Building and recompressing on request against a real daemon, on both transports and by an
 // operator: what was built is used and not made again, what is missing is named, what is cancelled
 // leaves nothing behind.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // kill -9 under load, again and again, on one disk folder: every daemon finds a sound tier, and
 // what engines decode from its prefixes is right. The moment of a kill is a random number of pieces
 // of work after the start, in the middle of what two engines do.

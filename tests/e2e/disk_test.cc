@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Prefixes that outlive their daemon: a real daemon with a disk folder ends, by SIGTERM or SIGKILL,
 // and the next one on the same folder holds the prompt, with the same bits.
 #include <cstring>

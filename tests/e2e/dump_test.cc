@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What `kvstrata debug dump` writes of a daemon that works: every file that docs/cli.md names, and
 // nothing of a prompt, of the names that engines gave, or of anybody's environment.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the end-to-end tests share: the two libraries as function tables (both transports in one
 // process) and a toy engine that drives sequences through them.
 #ifndef KVSTRATA_TESTS_E2E_ENGINE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What `kvstrata events` tells of incidents: what happened, to whom or by whom, and why. Each is
 // made for real against a real daemon.
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Imported mode against a real daemon: an engine that keeps its keys and values in a memfd of its
 // own lends it, seals blocks, and other engines go on from there with pages that the daemon owns.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A real daemon and real client processes: decode, fork, share, and every way to die.
 #include <sys/resource.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs the tests, or, as `PROGRAM --client ROLE SOCKET ARG`, one of the client processes that tests
 // kill, freeze or count. A client is a process of its own (exec, not fork alone), as engines are.
 #include "tests/e2e/main.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Client processes of the end-to-end tests: a role is a function that a test program runs when it
 // is started as `PROGRAM --client ROLE SOCKET ARG`; it talks to the test through its standard
 // output.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What /metrics of a real daemon tells: every metric of the table moves when what it counts
 // happens, all are there at 0 before, and probes answer. What takes a GPU or a device that hangs is
 // named.

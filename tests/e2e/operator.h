@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Operator: the daemon's admin service as the end-to-end tests use it. Not in a program that loads
 // libkvstrata_remote.so: two copies of the services' descriptors abort protobuf.
 #ifndef KVSTRATA_TESTS_E2E_OPERATOR_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What outlives its daemon besides raw pages: index rows, reported series, artefacts of codecs. A
 // real daemon ends, by SIGTERM or SIGKILL, and the next one on the same folder answers with the
 // same bits, from what lies on disk; what is damaged or missing there is computed again.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Recall audits of live sequences on a real daemon, on both transports: what they say, every way
 // they end, and that a daemon which does not listen costs samples and no step.
 // The numbers' definition: tests/kernels/shadow_attention_test.cc,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Recompression by a real daemon with real codecs: decode stays right while workers publish, and
 // every way to end leaves the books clean.
 #include <cstring>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A reload of the configuration's files, by SIGHUP and by Admin.ReloadConfig: what can change does,
 // the rest is named, a mistake changes nothing, and decodes beside it are what they were.
 #include <grpcpp/grpcpp.h>

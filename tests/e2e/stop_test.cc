@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // SIGTERM at random moments beside clients of both transports that work, hang, or do not read: the
 // daemon always ends with 0, its checkpoint written, its sockets gone; and clients hear of it soon.
 //   KVS_STOP_CYCLES=200 stop_e2e_test

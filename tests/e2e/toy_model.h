@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ToyModel: a deterministic "language model" for end-to-end tests. Keys, values and queries are
 // functions of (token id, position, layer), so any process can recompute what a sequence must hold
 // and what full attention over it must answer, in double precision, without kvstrata.

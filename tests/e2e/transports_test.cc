@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The linked and the remote transport give the same bits: same plans, same inputs, every output
 // compared.
 #include <cstring>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Several users on one daemon: a hostile one takes what it can get, and neither its neighbour nor
 // the operator notices. Each is a process of its own under its own user, which needs root.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A table of ops that is a GPU in host memory: attention over a selection is computed as op
 // attend_raw says, selections are made up, packed rows and spans attend to zeros. For tests of what
 // a CudaStep does around its kernels. Not thread-safe.

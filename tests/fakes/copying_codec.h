@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CopyingCodec: a Recompressor for tests of the daemon. Its extents hold the first 128 bytes of
 // each token (layer 0, head 0: the canary of tests/server/store_fixture.h) of `unit` tokens each,
 // and it needs no raw rows from `released_from` to its last extent or `released_to`. What it does

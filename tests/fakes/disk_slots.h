@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The slots of a disk tier's files, as docs/disk_format.md has them: for tests that count values or
 // damage one.
 #ifndef KVSTRATA_TESTS_FAKES_DISK_SLOTS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory that the daemon has but must not touch, as a GPU's: `base` is mapped without access, only
 // Copy moves bytes, and clients see them kGpuShift away: below, as above it the address space may
 // end.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // LentBlocks: an engine's paged tensors in one memfd, for tests of imported sequences: keys and
 // values of all layers in a layout of one's choice, everything that no token was put into poisoned.
 #ifndef KVSTRATA_TESTS_FAKES_LENT_BLOCKS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A descriptor whose last close blocks: a TCP socket with SO_LINGER whose peer does not read. Not
 // thread-safe.
 #ifndef KVSTRATA_TESTS_FAKES_LINGERING_SOCKET_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // MemoryValueTier: a ValueTier in this process's memory, for tests of what is above one. Bounded:
 // it evicts what was used longest ago. Checks what it returns.
 //

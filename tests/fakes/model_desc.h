@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // DescOf: the description that a test or benchmark registers its model by: keys after rotary
 // embedding, one rank, no adapter, no boundary tokens. Name and digest must outlive it.
 #ifndef KVSTRATA_TESTS_FAKES_MODEL_DESC_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // RemoteClient: a session over gRPC as a tool has one, for tests and benchmarks whose program
 // cannot load libkvstrata_remote.so beside libkvstrata.so. Tensors are dense and inline. Every call
 // has a deadline; one thread.

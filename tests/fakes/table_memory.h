@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A TableMemory without memory: one arena, of which nothing is read or written.
 #ifndef KVSTRATA_TESTS_FAKES_TABLE_MEMORY_H_
 #define KVSTRATA_TESTS_FAKES_TABLE_MEMORY_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Break-even lengths: on either side of one the model says which is faster; how it moves with the
 // batch, the plan and the model; what opening a sequence makes of "auto".
 #include "kernels/step/break_even.h"

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # One suite for both recompressors, one each for what their papers say, and the rules of segments.
 kvs_test(codec_test codec_test.cc LIBS kvs_kernels)
 set_tests_properties(codec_test PROPERTIES COST 100)  # the longest under a sanitizer: starts first

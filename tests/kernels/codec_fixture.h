@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A sequence with a Recompressor: raw pages and extents in this process's memory, without a store.
 // What is released is overwritten with NaN and its whole pages go, as a store would have it.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Codec lowrank against docs/spec/sekv.md, and its file of parameters.
 #include <cstdio>
 #include <filesystem>

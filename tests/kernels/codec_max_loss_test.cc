@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // max_loss of codecs packed and lowrank: what loses more is stored in a milder form or not at all,
 // flushes follow, and the status and the log say it.
 #include "gmock/gmock.h"

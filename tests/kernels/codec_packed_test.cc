@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Codec packed against docs/spec/mosaickv.md: segments, closings, strategies, values, bytes.
 #include <cstdio>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What holds for every Recompressor and for the extents that it writes (kernels/codec/codec.h).
 #include <sys/mman.h>
 

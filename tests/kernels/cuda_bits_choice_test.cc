@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which ops choose for `strata` on a GPU: pick_bits where lists are long and many, vote and pick
 // elsewhere, always, vote, take and pick with max_missed. On a table of ops that is a GPU in host
 // memory.

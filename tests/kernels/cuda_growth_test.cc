@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A workspace of steps on a GPU that could not grow, on a table of ops that is a GPU in host
 // memory: what still fits is served as before, with tables, lists and scratch that are there.
 #include "kernels/step/cuda_step.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How much of a GPU a sequence's hot cache takes.
 #include "kernels/step/cuda_hot_pages.h"
 

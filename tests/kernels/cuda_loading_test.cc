@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a process without CUDA is told. Loading happens once a process, so every case has its own.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a GPU's SegmentPacker does around its kernels, on a table of ops that is a GPU in host
 // memory: copies, memory, waits. The kernels: tests/cuda/segment_packer_cuda_test.cc.
 #include "kernels/codec/cuda_packer.h"

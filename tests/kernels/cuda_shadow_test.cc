@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CudaShadow on a table of ops that is a GPU in host memory: attention over a selection is computed
 // as its op says, selections are made up. What is measured is held to ShadowAttention, given the
 // same positions. What real kernels measure: tests/cuda/recall_cuda_test.cc.

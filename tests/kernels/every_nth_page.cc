@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/kernels/every_nth_page.h"
 
 namespace kvstrata {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ExtentDescriptions: which bytes are copied, when, and what is kept.
 #include "kernels/codec/extent_descriptions.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Arrays of a test vector (tests/golden/README.md): a zip of stored .npy files, as numpy.savez
 // writes it. For tests that hold ops to the vectors without a daemon.
 #ifndef KVSTRATA_TESTS_KERNELS_GOLDEN_ARRAYS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The part of a test vector (tests/golden/README.md) that is about keys in few bits: options of
 // rule `bits`, and the keys of one (layer, KV head) in place.
 #ifndef KVSTRATA_TESTS_KERNELS_GOLDEN_BITS_H_

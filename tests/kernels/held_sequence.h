@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A sequence whose pages and index blocks are this process's own memory, and random inputs for it:
 // what tests of segmenters, selectors and steps run on, without a daemon.
 //

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # One suite per op: every simd target of this CPU held to ref.
 foreach(op append attend_coarse attend_lowrank attend_packed attend_raw covariance merge pick
         quantise_keys rotate_pack score score_bits summarize take vote executor page_view backend)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ref of attend_chunk against attention written down: each query row over each position that the
 // selection names and that it sees.
 #include <algorithm>

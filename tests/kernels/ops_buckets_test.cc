@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Refs of SentenceKV's ops (observe, importance, buckets, pick_buckets) by hand and against what
 // the CPU's selector does.
 #include <numeric>

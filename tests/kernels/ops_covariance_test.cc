@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/ops/covariance/covariance.h"
 #include "tests/kernels/ops_fixture.h"
 

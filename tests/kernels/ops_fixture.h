@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the op suites share: a fresh seed each run (printed on failure), paged rows with random
 // content, and the simd backend's targets as test parameters.
 #ifndef KVSTRATA_TESTS_KERNELS_OPS_FIXTURE_H_

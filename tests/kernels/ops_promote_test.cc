@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Refs of promote and rebase on a small cache: what the header promises of slots, entries, owners
 // and bytes, after each of many random selections, whose pages move in between.
 #include <algorithm>

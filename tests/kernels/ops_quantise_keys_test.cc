@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/kernels/golden_bits.h"
 #include "tests/kernels/quantised_keys.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ref of reuse by hand: hits, misses, steps that were given up.
 #include "kernels/ops/reuse/reuse.h"
 #include "tests/kernels/ops_fixture.h"

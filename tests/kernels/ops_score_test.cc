@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/ops/score/score.h"
 #include "tests/kernels/ops_fixture.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/ops/summarize/summarize.h"
 #include "tests/kernels/ops_fixture.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How the room for packed rows on a GPU grows: each growth makes captured graphs stale.
 #include "kernels/step/packed_room.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Selector cascade with a list for each layer or KV head, and lists chosen by queries
 // (docs/spec/chess.md 7), against sums written out in double precision. The property test has the
 // cascade itself and every trigger.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Plans that are refused: with which code and reason, and that the message says what to do.
 #include <vector>
 

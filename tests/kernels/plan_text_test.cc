@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The text of plans: what it is byte for byte, and that an option's two words are one option.
 #include <set>
 #include <string>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the suites of quantised keys share: groups of random keys, quantised by ref, over scattered
 // index blocks; and the bytes read back by a rule written from docs/spec/bits.md alone.
 #ifndef KVSTRATA_TESTS_KERNELS_QUANTISED_KEYS_H_

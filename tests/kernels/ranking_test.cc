@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ranking: what is taken in one pass is what visiting one by one takes.
 #include "kernels/select/ranking.h"
 

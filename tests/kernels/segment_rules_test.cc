@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where spans and sentences end (docs/spec/sekv.md 1, 2; docs/spec/sentencekv.md 1).
 #include <cmath>
 #include <random>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Selector `bits` against docs/spec/bits.md in double precision.
 #include "gmock/gmock.h"
 #include "kernels/codec/packed.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Selector `block` over raw pages and over packed segments against docs/spec/mosaickv.md in double
 // precision, and the options that it shares with `minmax`: the softmax over a group and the rest.
 #include "gmock/gmock.h"

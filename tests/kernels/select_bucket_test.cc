@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Selector `bucket` against docs/spec/sentencekv.md in double precision.
 #include "gmock/gmock.h"
 #include "kernels/select/sentence_queries.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A selector on its own: what a step calls of it, one call at a time, on a sequence whose pages and
 // index are this process's memory. Oracles of its tests are in double precision, so choices count
 // only where fp32 noise cannot turn them.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Selections against oracles written from docs/spec/README.md and docs/spec/chess.md in plain
 // double precision, and the rules that every selector obeys.
 #include <algorithm>

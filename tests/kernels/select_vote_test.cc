@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Selector `vote` against docs/spec/tokenselect.md in double precision.
 #include "gmock/gmock.h"
 #include "kernels/select/max_pool.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Selectors over codec `lowrank` against docs/spec/sekv.md 6 and 7 in double precision: `zoom`, and
 // `bucket` on spans.
 #include "gmock/gmock.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What CudaStep serves, asked without a GPU: each refusal names the option, the op that is missing
 // and what is served, and docs/plans.md lists them all.
 #include <fstream>

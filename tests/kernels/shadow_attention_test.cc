@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Shadow attention against recall and error in double precision, by their definition; and that who
 // is watched answers the same bits.
 #include "kernels/step/shadow_attention.h"

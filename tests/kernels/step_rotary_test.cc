@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Steps of models whose keys are stored before rotary embedding, against tests/reference/core.py's
 // attend_pre_rope written out in double: rows at their positions, or compact at their ranks.
 #include <cmath>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Steps against attention in double precision, and what must not change their bits: how a batch is
 // composed, how many threads there are, how tokens are cut into steps, a budget that holds it all.
 #include "kernels/step/step.h"

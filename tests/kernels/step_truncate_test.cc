@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tokens that are taken back leave nothing: what follows is what a sequence gives that never had
 // them.
 #include "gmock/gmock.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/kernels/stored_codecs.h"
 
 #include "tests/kernels/codec_fixture.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What holds for every codec's stored rows (kernels/stored_rows.h), seen from steps and selectors:
 // attention over what they hold is attention over the rows that were written, of what is selected
 // and of nothing else; scores are the logits of that attention; costs count what was read; and a

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ToyCodec: the smallest codec there can be, for the conformance suite of stored rows: fp32 rows of
 // `kUnit` tokens an extent, each key beside its value. All of it is this file and a row in
 // stored_codecs.cc.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The tables of selectors with the toy in the place of `window`, whose plan's text and options it
 // borrows: instead of selector_rows.cc and cuda_selector_rows.cc. One row in each is the toy's.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What it takes to add a selector: a toy of one file and one row in each table (every_nth_page.h)
 // runs in steps on a CPU and on a GPU's frame, here on a table of ops that is a GPU in host memory,
 // and both attend the same rows.

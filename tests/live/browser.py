@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Headless Chromium by its DevTools protocol over pipes: pages, what they say, clicks, screenshots."""
 
 from __future__ import annotations

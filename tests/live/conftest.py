@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A real daemon with sequences that decode while a test looks at them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A program in a pseudo terminal, and what a person in front of it would see."""
 
 from __future__ import annotations

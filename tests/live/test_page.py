@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The status page of http.listen: what it answers to whom, and what a browser shows of it.
 
 KVS_SCREENSHOTS=FOLDER keeps the pictures that docs/operations.md shows.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`kvstrata top` and `-w` against a real daemon whose sequences decode: one frame as text, and a person's keys in a
 terminal."""
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """/metrics of a real daemon by Prometheus' own reader: promtool finds nothing to say of the page, on a port and on a
 Unix socket, and OpenMetrics tells the same samples.
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Proves docker/prometheus and docker/grafana: Prometheus' own promtool parses every rule and every query of the
 dashboard, they ask for metrics and labels that the table has, every alert fires on its fault, and none does where all
 is well.

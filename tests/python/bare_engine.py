@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An engine without the client library: the standard library, numpy, and the stubs of kvstrata's protos.
 
 It opens sequences over gRPC, maps their tables and pages by descriptors that it fetches with a token, and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """docs/schema: what `kvstrata VERB -o json` prints, held against documents that it did print."""
 
 from __future__ import annotations

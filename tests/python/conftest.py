@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the Python suites share: import paths, stubs, one daemon a module, a tiny GGUF, the real model."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A daemon that has everything an operator can list: a disk, a live session of a model with a long name, sequences,
 a pin, a quota; and `kvstrata` beside it as a shell and as a terminal see it."""
 

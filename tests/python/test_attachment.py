@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An adapter's session over restarts of the daemon."""
 
 from __future__ import annotations

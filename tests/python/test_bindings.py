@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ctypes binding, both transports: tensors in and out, selections, errors that name what is wrong."""
 
 import gc

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sequence.build, recompress and cancel_work, over both transports."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Admission, on both transports: what there is room for, refusals that say what fits, reservations that are kept."""
 
 from __future__ import annotations

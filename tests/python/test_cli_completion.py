@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Completion in a real bash: what lives in the daemon, names that are other people's text, flags of kvstratad."""
 
 from __future__ import annotations

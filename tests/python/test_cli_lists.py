@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lists of `kvstrata` against a real daemon with everything in it: on a terminal of 80 columns no line wraps,
 and every row still says what it is; wide, csv and name have all of it."""
 

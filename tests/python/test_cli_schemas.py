@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every verb with JSON output has a schema under docs/schema, and what it prints of a real daemon is valid."""
 
 from __future__ import annotations

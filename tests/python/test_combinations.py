@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plans on a real trace: every preset, and combinations that no paper has, through `kvstrata replay`.
 
 The trace is SmolLM2 on the GPL-3 text, recorded once a run (600 tokens, two layers): short, so budgets are

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What kvs_attend_cost counts, against the lists that were selected: a row once for each KV head."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A session without the library maps its pages and tables by descriptors: bare_engine.py against the daemon."""
 
 from __future__ import annotations

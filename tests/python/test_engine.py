@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The engine on kvstratad: with plan `full` it writes what it writes without; prefixes are found again."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """bench/accuracy/generated.py: samples follow from seeds, are as long as asked, and hold their answers as often as
 RULER's."""
 

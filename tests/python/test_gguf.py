@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """GGUF files: every supported tensor type, and what is wrong with bad ones."""
 
 import pathlib

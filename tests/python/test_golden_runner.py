@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """golden_runner.py can fail: wrong answers, unknown plans and empty folders are never a pass."""
 
 import pathlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The gRPC client: what an operator sees, a session of its own, errors with reasons."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Series after a prefix hit: where they go on, how far they are known, and opens that hold no more of it."""
 
 from __future__ import annotations

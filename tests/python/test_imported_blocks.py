@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Imported mode from Python: an engine's paged tensors in a memfd, sealed, acknowledged, and loaded again."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The rules of docs/spec/README.md that hold for every plan, line by line, on random data and on a real trace.
 
 Rules that only an op or a selector can show have their tests there: ties (ops_pick_test), empty partials and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keys of sequences, both transports: what one session opened another closes or truncates, in a step and out of one."""
 
 import itertools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Token ids that come after their step, and members that only fill a batch."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Look-ups with a lease, both transports: one session asks, everything that may go goes, another session opens."""
 
 import time

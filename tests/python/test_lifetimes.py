@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Who closes what: `with`, exceptions, a daemon that dies, and what is dropped without being closed."""
 
 from __future__ import annotations

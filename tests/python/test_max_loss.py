@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """max_loss of the codecs through a daemon: what is stored, what the status and the log say, on both transports."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """docs/plans.toml, as an operator gives it to a daemon: each of its plans opens and serves, by its name alone."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A daemon of an older release: what it does not know is named with both versions, on the CLI and remotely."""
 
 from __future__ import annotations

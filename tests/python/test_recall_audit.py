@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Recall audits of live sequences: what the daemon says against the definition, written out in numpy.
 
 Recall: softmax mass of full attention on the positions that the plan attended. Error: relative L2 of a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keys stored before rotary embedding: random cases held to tests/reference, and a model that lets the
 daemon's side rotate, within its trained context and beyond it."""
 

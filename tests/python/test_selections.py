@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """SampleSelections of live sequences, on both transports: what the daemon says that steps selected between two calls,
 against the positions that the steps themselves tell."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Spans of traced requests, as a collector gets them: read with OpenTelemetry's own messages."""
 
 from __future__ import annotations

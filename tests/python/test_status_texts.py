@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every text that a status can be, on both transports: provoked, and held to the table of docs/plans.md.
 
 tests/kernels/notice_test.cc holds that table to the program's own list, so that none is left out here.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tensors of torch and of what speaks DLPack: the same bits as numpy's, no copies, and errors that name the field."""
 
 from __future__ import annotations

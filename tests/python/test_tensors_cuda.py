@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """CUDA tensors, streams and graphs of torch against a daemon whose pages are a GPU's."""
 
 from __future__ import annotations

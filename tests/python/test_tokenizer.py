@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tokenizer: round trips, digits, special tokens, streaming, chat."""
 
 import pathlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Traces: what is recorded is what was there; bad files are refused with their reason."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Packages build as wheels, with stubs, type marks and nothing generated left out."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes a tiny Llama-family GGUF: real in every field, random weights, a byte-level vocabulary."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A toy model's tensors, and attention written out in numpy: what the bindings are held to."""
 
 from __future__ import annotations

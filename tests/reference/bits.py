@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tokens chosen by keys in few bits, per KV head (docs/spec/bits.md)."""
 import math
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Tests of the daemon's own parts.
 kvs_test(server_ring_test ring_test.cc LIBS kvs_shm Threads::Threads)
 kvs_test(server_attach_test attach_test.cc LIBS kvs_attach)

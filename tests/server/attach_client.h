@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The smallest client of the attach socket, for tests: dials, says Hello, maps the segments, speaks
 // through the rings. Every wait has a deadline; a broken expectation is a gtest failure or, in a
 // child process, a false or empty answer.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Descriptors that clients pass: whatever they are, closing them holds up nobody.
 #include <gtest/gtest.h>
 #include <poll.h>

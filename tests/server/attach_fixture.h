@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An attach server over a small store, for tests of what hostile clients do to it.
 #ifndef KVSTRATA_TESTS_SERVER_ATTACH_FIXTURE_H_
 #define KVSTRATA_TESTS_SERVER_ATTACH_FIXTURE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Lending over the wire: descriptors beside the ring, requests that are too short or name what was
 // not sent, tensors that are let go when the client goes. What is copied is importer_test's.
 #include <gtest/gtest.h>

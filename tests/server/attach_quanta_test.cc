@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Requests that take long: they hold up nobody but the session that made them, and nothing of a
 // session is handled out of order.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A process without the library redeems a token at the attach socket: what it gets, what it is
 // refused, and what becomes of a session whose arenas it may write.
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a client of the daemon's own user can do to memory that it is to read only.
 #include <fcntl.h>
 #include <gtest/gtest.h>

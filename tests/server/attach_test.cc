@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The attach server: admission, descriptors, rings, ends of sessions. Clients that must die are
 // this program again, as a child process (--client).
 #include <gmock/gmock.h>

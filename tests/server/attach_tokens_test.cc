@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tokens of the attach socket: good once, for a while, for their user.
 #include "server/attach/attach_tokens.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The audit finds what is broken, and the store breaks nothing under random use.
 #include <gtest/gtest.h>
 

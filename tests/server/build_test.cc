@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Builds on request: index blocks of a sequence's own plan and of another one, extents of another
 // plan's codec, what is missing, closes and cancels, a disk below.
 #include <gtest/gtest.h>

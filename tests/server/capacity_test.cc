@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What there is room for: counted without taking anything, and true of the open that follows;
 // refusals that say what would fit; pages that an open takes ahead.
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The configuration: every key, every origin, every way to get it wrong (docs/configuration.md).
 #include "server/config.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A real daemon that runs out of memory or may write no files: who asked for too much hears it, and
 // the daemon goes on.
 #include <gtest/gtest.h>

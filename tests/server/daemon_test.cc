@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The daemon as a process: starts with nothing given, tells when it serves, refuses what it must,
 // ends in time whatever hangs. Exit codes are those of docs/operations.md.
 #include <gmock/gmock.h>

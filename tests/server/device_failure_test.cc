@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A device pool that is lost to the daemon, as after a GPU's sticky error: it is told once, seen in
 // the pools, gives nothing any more, and the host goes on.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Artefacts and series over a real disk tier: what the next store finds is what was written, bit
 // for bit and in its place; what is damaged, missing or of another build is a miss.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What tests of the store over a disk share.
 #ifndef KVSTRATA_TESTS_SERVER_DISK_MACHINE_H_
 #define KVSTRATA_TESTS_SERVER_DISK_MACHINE_H_

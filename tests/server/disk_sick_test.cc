@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A disk that is stuck, fails or is full beside clients that need none: opens of what is in memory
 // and steps take as long as beside a healthy disk. The figures (medians of rounds' p99) are
 // printed; others use the machine too, so the test fails only at four times the healthy one and as

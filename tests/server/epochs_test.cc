@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Epochs: what a reader may see is not freed, what it cannot see is; over the real shared memory.
 #include "server/store/epochs.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A store whose device pool the daemon cannot touch (a GPU's): every way that its bytes take.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Heartbeats: a loop that waits is healthy, one that hangs in an iteration is told.
 #include "server/telemetry/heartbeat.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The rule of what is held (server/store/held_prefix.h), over views that a test writes down.
 #include "server/store/held_prefix.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // HttpServer on real sockets: what it answers, and that nobody at the other end is in its way.
 #include "server/http/http_server.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The importer when copies fail, hang or are no longer wanted.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the importer's tests share: an engine that lends its blocks to a store in this process
 // (Lender), and a GPU that is a table of functions (fake_gpu), which can hold a copy or a release
 // up.

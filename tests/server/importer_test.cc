@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The importer over a store in this process: what it copies, and what it refuses.
 #include "server/work/importer.h"
 

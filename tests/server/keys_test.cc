@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Keys of sequences: one a user, free when its sequence goes, closed by any session of the user.
 #include "tests/server/store_fixture.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Leases of look-ups: what is answered stays held, through whatever wants its memory.
 #include <cstring>
 #include <future>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Requests that grow with their tokens let others have the store's lock, and leave the books in
 // order whatever comes in between.
 #include "server/store/long_request.h"

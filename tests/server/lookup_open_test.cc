@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Look-ups against opens: for every plan, what a look-up says of a prompt is what an open of it
 // then answers. Random prompts that share prefixes, over two devices and a disk, while pages and
 // artefacts come, move, and leave memory or the disk.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Look-ups: where the longest held prefix lies, page by page, in memory and in the tier below.
 #include <set>
 

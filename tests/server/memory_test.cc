@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory resources by one conformance suite, the adaptors, and the extent allocator against a
 // bitmap.
 #include <fcntl.h>

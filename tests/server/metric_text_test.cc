@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The text of /metrics: as Prometheus' format and OpenMetrics have it, in the order of the table.
 #include "server/telemetry/metric_text.h"
 

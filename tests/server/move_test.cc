@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How moves copy: many pages at once, and at a rate where that would cost a decode too much.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The mover's thread over a store: an open waits for nothing, its pages come to device behind it;
 // the rate holds.
 #include "server/work/mover.h"

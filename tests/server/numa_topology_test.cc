@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where the host pool's memory is put, on machines that hwloc is told about; and on this one.
 #include "server/memory/numa_topology.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a hold does to a page that everybody else has done with.
 #include "server/store/page_holds.h"
 

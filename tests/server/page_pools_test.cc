@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // In which order pages are taken and released.
 #include <gtest/gtest.h>
 

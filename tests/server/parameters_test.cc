@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Files of trained parameters: what is read, how often, and in whose thread.
 #include "server/store/parameters.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Pins: what they keep, how long, and against whom; and the books under random use.
 #include <chrono>
 #include <map>

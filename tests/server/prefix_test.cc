@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Page keys and the prefix index.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Recall audits: the numbers of a report, what is refused as a sample, and what the store asks of
 // whoever runs the sequence's steps.
 #include "server/store/recall_audit.h"

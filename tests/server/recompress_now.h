@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A worker of the store's recompressions, for tests without threads.
 #ifndef KVSTRATA_TESTS_SERVER_RECOMPRESS_NOW_H_
 #define KVSTRATA_TESTS_SERVER_RECOMPRESS_NOW_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The queue and its workers: settle waits, order, bounds, cancelling, failures; decode goes on.
 #include "server/work/recompress.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The shared-memory ring (proto/ring.h): order, wrap-around, hostile producers, wake-ups.
 #include "proto/ring.h"
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The gRPC services, in one process with a store on a temporary socket.
 kvs_test(rpc_status_test rpc_status_test.cc LIBS kvs_rpc LABELS rpc)
 kvs_test(rpc_control_test rpc_control_test.cc LIBS kvs_rpc LABELS rpc)

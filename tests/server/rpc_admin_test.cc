@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // kvstrata.v1.Admin over a real channel, and who may call it.
 #include "tests/server/rpc_fixture.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // kvstrata.v1.Compute over a real channel: steps that run in the daemon, and every way to misuse
 // them.
 #include <cmath>

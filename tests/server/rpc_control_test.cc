@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // kvstrata.v1.Control over a real channel: sessions, models, sequences, plans, prefix look-up.
 #include "gmock/gmock.h"
 #include "tests/server/rpc_fixture.h"

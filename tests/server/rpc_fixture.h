@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A store with its gRPC services on a temporary socket, and a client of them, for tests in one
 // process. Every call and wait has a deadline.
 #ifndef KVSTRATA_TESTS_SERVER_RPC_FIXTURE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sessions of a daemon whose pool is a GPU's, over a real channel, on a table of ops that is a GPU
 // in host memory and computes nothing: that tensors get there and back, every wait ends, and a lost
 // GPU is told. What the ops answer: tests/cuda/remote_cuda_test.cc.

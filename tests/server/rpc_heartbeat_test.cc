@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Heartbeats of gRPC's loops: the one that accepts connections, and the threads that run steps.
 #include <gtest/gtest.h>
 

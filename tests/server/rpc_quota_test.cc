@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Admin's calls of the users' limits, and that every call of every service is there.
 #include <google/protobuf/descriptor.h>
 #include <grpcpp/support/sync_stream.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The server around the services: health, reflection, limits, hostile bytes, many clients,
 // shutdown.
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Status over gRPC both ways, and the work queue under the services.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Connections of many users to one gRPC server: how many one may have, how many users there are at
 // a time, and what who is refused hears.
 #include <poll.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Values one by one over a real channel: a store over a disk, some of it damaged.
 #include <set>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // WorkQueue and Strand: order, the limit of what may wait, the last task.
 #include <gtest/gtest.h>
 

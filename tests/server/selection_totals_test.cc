@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Differences of selection totals, whatever a sequence grew to between the two.
 #include "server/store/selection_totals.h"
 

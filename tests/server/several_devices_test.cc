@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A store with a pool for each of three devices: who gets whose memory, prefixes that are met from
 // another device, and what is told and changed by device. Runs on emulated devices, and on gpu
 // ones, whose memory no other device's Copy can touch.

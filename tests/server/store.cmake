@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # memory resources, the extent allocator, and the store.
 kvs_test(memory_test memory_test.cc LIBS kvs_memory)
 kvs_test(numa_topology_test numa_topology_test.cc LIBS kvs_memory)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Extents in the store: published beside pages, raw pages released or moved, shared, held,
 // retired; what fails leaves the sequence as it was.
 #include <gtest/gtest.h>

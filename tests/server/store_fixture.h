@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the store's tests attach with: a session that keeps its grants, and a sequence that behaves
 // as the client library does (grow when the table says so, write rows, commit).
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The store as a client sees it: sharing, copy on write, moving, exhaustion, ends of sessions.
 #include "server/store/store.h"
 

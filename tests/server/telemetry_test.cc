@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the daemon keeps of what happened: the last events, refusals by reason, times, changes of
 // its state.
 #include <gtest/gtest.h>

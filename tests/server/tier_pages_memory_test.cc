@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // TierPages over a tier that is no disk and has nothing beyond the interface: whatever works here
 // needs no engine.
 #include <gtest/gtest.h>

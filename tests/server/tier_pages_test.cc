@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Pages between a store and a disk tier in one process: what was sealed is found by the next store,
 // and whatever goes wrong on the way ends a prefix, never a call, and never wrongly.
 #include "server/work/tier_pages.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tokens that are taken back: what is left is right, what others hold stays, and nothing leaks.
 #include <gtest/gtest.h>
 

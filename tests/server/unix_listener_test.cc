@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Socket paths, also such that others tampered with: links, pipes, foreign files, hostile
 // directories.
 #include "server/attach/unix_listener.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How much one user may hold.
 #include "server/store/user_limits.h"
 

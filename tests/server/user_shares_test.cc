@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Pages of users that have limits: at its limit a user's own cached pages make room, and nobody
 // else's.
 #include <gmock/gmock.h>

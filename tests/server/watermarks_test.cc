@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What moves in the background, and what does not: marks, demotion before eviction, promotion of
 // what sequences opened on, capacities that change, and what selectors chose.
 #include <gtest/gtest.h>

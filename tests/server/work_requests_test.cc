@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Recompression on request: asked for, followed, cancelled wherever it is.
 #include "server/store/work_requests.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The segments of a session as the store would publish them, in this process's memory, with room
 // for one table; and a sequence of it.
 #ifndef KVSTRATA_TESTS_SESSION_PUBLISHED_TABLES_H_

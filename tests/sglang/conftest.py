@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the SGLang suites share: SGLang in processes of its own (engine.py), plain and with kvstrata.
 
 sgl_kernel, which PyPI has for CUDA only, is stood in for (stand_in/).

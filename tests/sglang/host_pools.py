@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """HiCache on a machine without a GPU, for the tests: SGLang page-locks its host pools, and moves pages between them
 and its device pool by CUDA kernels. Here they are not page-locked, and torch moves pages."""
 

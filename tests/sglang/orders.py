@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the tests do inside SGLang's scheduler, which is a process of its own.
 
 engine.py leaves orders in a file: {"kill_at": n, "daemon": pid}: the daemon is killed before the n-th attention call

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A daemon that is killed in the middle, one that is not there, and the kill switch."""
 
 from __future__ import annotations

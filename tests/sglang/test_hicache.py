@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """HiCache in the real engine, with the daemon as its storage; host_pools.py moves pages in place of CUDA's kernels."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A daemon that is started again while no request runs: the adapter's sequences on it, without an engine."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plans choose what direct calls with the same keys and queries choose; plans that SGLang cannot serve are refused."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is not served is refused by name, before SGLang starts."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """HiCache's storage, by its contract, over SGLang's own host pools."""
 
 from __future__ import annotations

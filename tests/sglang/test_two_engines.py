@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """SGLang and transformers on one daemon: what one computed of a prompt the other does not compute again."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stands where somebody put it under the name of libkvstrata_cuda.so: tells that it was loaded, and
 // from where. It has no table, so that whoever loads it goes no further.
 #include <dlfcn.h>

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """How kvstratad starts, and refuses to: what it loads, what --check-config says, whose files it takes.
 
     start_test.py --daemon PATH --planted LIBRARY [unittest's own words]

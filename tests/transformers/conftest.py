@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the transformers suites share: paths, the real model twice (plain and enabled), a daemon, how tokens compare.
 
 A tenth of each set runs by default, `--full` runs all, `--full --shard 3/10` every tenth case from the third on: ten runs

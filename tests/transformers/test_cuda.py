@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models on a GPU: their tensors go in as they lie where the daemon's pages are that GPU's, else through host memory.
 
 Of half precision logits are compared, up to where tokens part: pages of a GPU are not fp32. Needs torch, transformers,

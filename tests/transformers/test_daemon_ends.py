@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A daemon that is killed in the middle, is restarted, or was never there."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """kvstrata.digest: equal for equal weights, whoever reads them; another one for anything else."""
 
 from __future__ import annotations

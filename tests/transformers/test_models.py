@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Other architectures, small and with random weights: tokens and logits of plain transformers, and what is refused."""
 
 from __future__ import annotations

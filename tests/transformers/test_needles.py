@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """bench/accuracy/needles.py on a tiny random model: rows change places and nothing else, and what is counted is what a
 real daemon's plans chose."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plans get what they need, and choose what direct calls with the same keys and queries choose."""
 
 from __future__ import annotations

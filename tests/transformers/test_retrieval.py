@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """bench/accuracy: the forward pass that trains against transformers, a training that stops and goes on against one
 that does not, the merged folder against the adapted model, and prompts as the plans' measurement cuts them. On a
 tiny random model."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """bench/accuracy/train_sekv.py: the forward pass that trains against the numpy reference, and a training of a tiny model
 that begins as the untrained rule, whose loss falls, and that stops, goes on and keeps its best."""
 

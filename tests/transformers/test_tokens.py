@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The same tokens as plain transformers, in every way that generate() goes."""
 
 from __future__ import annotations

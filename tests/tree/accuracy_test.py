@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """bench/accuracy without a model: prompts from files, shares of a prompt, lines that are kept, and figures of them."""
 import hashlib
 import json

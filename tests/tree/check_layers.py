@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Proves the direction of the tree: who may include whom (CONTRIBUTING.md, "Where a line belongs").
 
     base <- {proto, kernels} <- session <- {client, server} ; inside kernels ops <- {segment, select, codec} <- step,

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Proves the limits of the tree: lines of a function and of a header, declarations of a class, words
 of a document's sentence, and that no document or comment refers to what the repository does not have
 (docs/testing.md, "Limits").

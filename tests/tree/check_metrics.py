@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Proves the table of metrics (server/telemetry/metric_table.cc): /metrics tells every row and nothing else, names
 follow Prometheus' conventions, and docs/metrics.md is what the table says.
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Proves the table of reasons (proto/reasons_*.cc): every reason that the code says has a row, every row is said,
 and docs/reasons.md is what the table says.
 

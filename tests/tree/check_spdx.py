@@ -10,7 +10,7 @@ import sys
 
 LICENCE = "SPDX-License-Identifier: Apache-2.0"
 # "": all of the tree.
-FOLDERS = ("deploy", "tests/deploy", "tests/install")
+FOLDERS = ("",)
 COMMENT = {".cc": "//", ".h": "//", ".cu": "//", ".cuh": "//", ".proto": "//", ".c": "//", ".py": "#", ".sh": "#",
            ".cmake": "#", ".yaml": "#", ".yml": "#", ".toml": "#", ".service": "#", ".conf": "#", ".Dockerfile": "#",
            "CMakeLists.txt": "#"}

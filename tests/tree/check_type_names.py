@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Proves that no two files of the GPU tests define a type of the same name in the same namespace.
 
 gpu_tests links them all into one program. Nobody would say a word: the linker keeps one of the two

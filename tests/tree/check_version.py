@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Proves that everything that has to name the version itself names the one of VERSION: Python's packages, images in
 Kubernetes' manifests, the changelogs of users and of Debian. CMake, and with it all of C++, reads the file.
 

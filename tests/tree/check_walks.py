@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Proves docs/design.md's three walks: every function that they name is defined in the file that
 they say, with its class, and a walk has at most ten.
 

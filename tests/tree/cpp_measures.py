@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measures C++ and CUDA sources with tree-sitter: functions, classes, comments, headers.
 
 A function's lines run from its return type to its closing brace; a lambda is part of the function

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The list of what exceeds a limit today (exceeded.toml), which can only get shorter.
 
 One section for each kind; a line is `"what" = figure`. A listed figure has to be today's: what

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Holds the checks of this folder to trees in a temporary folder that break each rule once."""
 import contextlib
 import io

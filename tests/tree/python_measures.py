@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measures Python sources with the standard `ast`: functions, comments and docstrings.
 
 A function's lines run from `def` to its last statement, docstring included; functions in it are

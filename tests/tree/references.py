@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds references of documents and comments to what the repository does not have.
 
 A reference is a relative link or image of Markdown, the anchor of a link to a heading, a path that

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """bench/report.py on a small tree of its own: what is made, what is found out of date, what was not measured."""
 import json
 import pathlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sentences of a Markdown document, and which of them are long. Tables, code, headings and what bench/report.py
 writes are not looked at; a list's item is a paragraph of its own; code in a line and a link's target are a word."""
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the vLLM suites share: vLLM in a process of its own (engine.py), plain and with kvstrata."""
 
 from __future__ import annotations

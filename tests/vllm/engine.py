@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """vLLM in a process of its own, as a test asks for it: one engine, its batches one after the other.
 
     engine.py SPEC.json RESULT.json

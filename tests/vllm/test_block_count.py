@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """In owned mode vLLM counts with as many tokens as the daemon has room for."""
 
 from __future__ import annotations

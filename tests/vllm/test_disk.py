@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A prompt that the daemon holds on disk, after the daemon and the engine were started again."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vLLM and transformers on one prompt of one daemon, and one of the two is killed by SIGKILL in the middle: the other's
 tokens are those of plain transformers, and the daemon has each page once, whoever computed it."""
 

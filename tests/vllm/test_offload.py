@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Offload: vLLM's own cache with kvstratad behind it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """When the worker of offload begins what it is told to, without an engine or a daemon."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tokens under plan `full` are plain vLLM's."""
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """transformers on a daemon, each request in a process that may be killed: forked, since to load takes seconds.
 
     transformers_engine.py FOLDER SOCKET

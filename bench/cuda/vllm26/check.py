@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """vLLM 0.26 decodes from a daemon on a GPU, and is compared with itself.
 
     check.py [--seconds 280] [--device cuda|cpu] [--only NAME,...] [--together 9] [--prompts 20] [--longest 3000]

@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # Unpacks what pack.py packed into a folder that Python searches, and compiles it.
 #
 #   install.sh PARTS TO        PARTS: pack.py's OUT, or a folder that parts were copied to one by one

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Packs vLLM 0.26 (CUDA) for a GPU machine without a network that has torch 2.11, transformers and Triton of its own.
 
     pack.py OUT [--python 3.12] [--arch 90]          OUT: a folder that git ignores, as dist/v26

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Blanks a CUDA library's device code but for one architecture, in place.
 
     prune.py LIBRARY.so [--keep 90]

@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # On a GPU machine: unpacks vLLM 0.26 (pack.py's OUT) and a bundle (bundle.sh's OUT), tries an operator, runs check.py.
 #
 #   run.sh PARTS BUNDLE [arguments of check.py]        report to $OUT; SITE: where vLLM goes, /tmp/v26/site

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every method that the adapter overrides is a hook of the vLLM that is installed, and takes what vLLM passes.
 
     python -m pytest bench/cuda/vllm26/test_hooks.py        with vLLM 0.26 or 0.32

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // kvstrata for C++20: a header-only wrapper over the C ABI (kvstrata.h, where every call is
 // described). Owns what it names: a Session detaches, a Sequence closes, a Step aborts unless End
 // was called. Nothing throws but std::bad_alloc: what can fail returns a Result.

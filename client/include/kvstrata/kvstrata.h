@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* kvstrata: the C ABI of the client library.
  *
  * Two libraries implement this header: libkvstrata.so (linked transport: the daemon's memory is

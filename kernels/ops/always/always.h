@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Op always, of a GPU: what a query's heads give to the rows that are attended whatever is chosen,
 // and by how much the quantised logits of the other rows scatter. With these op vote makes its
 // votes shares of all attention (docs/spec/bits.md 3).

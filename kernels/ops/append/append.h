@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Op append: writes the keys and values of new tokens into the pages of one sequence and layer.
 //
 // Work items are independent; one item is one (sequence, layer). Elements are converted from the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Op append on the GPU (contract: append.h): writes the new tokens of a batch into the pages of one
 // layer and, in the same kernel, the index rows of the units that they complete.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Op attend_chunk: attention of a chunk of a sequence's new tokens (prefill) over rows on pages,
 // all of them or a selection that the chunk shares. What attend_raw does for one new token a
 // sequence; here each key and value serves many queries.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/last_arrival.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/powers_of_two.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Op attend_chunk on the GPU (contract: attend_chunk.h).
 //
 // A tile is 128 query rows (64 with head_dim 256) of one KV head: new tokens in order, each with

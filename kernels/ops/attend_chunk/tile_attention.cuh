@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Attention of a CTA over some of a tile's rows. They are gathered into shared memory by cp.async,
 // a block of 64 (32 with head_dim 256) ahead; a warp has 32 (16) query rows against a whole block:
 //

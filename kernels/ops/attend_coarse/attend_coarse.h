@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Op attend_coarse: partial attention over units as one row each (docs/spec/sekv.md 8;
 // docs/spec/beyond.md 1).
 //

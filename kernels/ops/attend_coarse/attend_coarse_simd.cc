@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Predicted: bound by memory as attend_raw is, 2 rows a unit.
 #include "kernels/simd_target.h"
 

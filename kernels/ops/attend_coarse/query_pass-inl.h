@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The queries that share one pass over an item's rows, where the output rows of a query token may
 // lie further apart than its heads (row_token); for attend_coarse and attend_lowrank. Included once
 // per Highway target.

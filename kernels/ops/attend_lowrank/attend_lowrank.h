@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Op attend_lowrank: partial attention over expanded spans in factor space (docs/spec/sekv.md 8).
 //
 // Keys of a span of n tokens are A B with A [n][rank], B [rank][dim], both bf16: scores A (B q),

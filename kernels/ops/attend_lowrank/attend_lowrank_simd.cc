@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Predicted, per span of n tokens at rank r: r (n + dim) fused multiply-adds a query for the keys
 // and as many for the values, instead of 2 n dim; the factors are read once for up to 16 queries.
 // A span of 32 tokens at rank 16 and dim 128: 5120 instead of 8192 a query.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Op attend_packed: partial attention on packed bytes (docs/spec/mosaickv.md, "Codec packed";
 // paper 5.3). The query comes rotated; nothing is unpacked to memory. ScorePacked gives plain dot
 // products with packed rows (block keys, tokens). Rotate applies a rotation to a few vectors.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A CTA attends a share of the chosen blocks of one (sequence, KV head); the last CTA of an item
 // merges the shares.
 //

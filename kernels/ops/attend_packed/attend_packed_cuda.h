@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ops attend_packed and score_packed on the GPU (contract: attend_packed.h; bytes:
 // docs/extents.md): attention of one query token a sequence over chosen blocks of packed segments,
 // and the scores that blocks are chosen by.

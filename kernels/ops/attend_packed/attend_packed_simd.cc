@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // On a 2.4 GHz AVX-512 core without VBMI2 (Cascade Lake), G = 4, dim 128, keep 32 of 96, per row
 // and KV head. Predicted: vector operations on two ports, an expand 2 and a mask move 1 of them on
 // the second: 12 chunks * (3 + 4 products), sums over lanes 12, stage 8, softmax 8: 112, or 56

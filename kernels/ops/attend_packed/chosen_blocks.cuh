@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The chosen blocks of one (sequence, KV head), how they are shared by CTAs, and where those lie
 // that a CTA has under way. In shared memory, by all threads of a CTA.
 #ifndef KVSTRATA_KERNELS_OPS_ATTEND_PACKED_CHOSEN_BLOCKS_CUH_

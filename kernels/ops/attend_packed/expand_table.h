@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // For targets without an expand instruction: where the bytes of 8 fp32 channels come from, by the 8
 // mask bits of these channels. Entry m lists, channel by channel, the byte to move to each of four:
 // an absent channel's are zero (index 0x80), a present one's upper two are the next bf16.

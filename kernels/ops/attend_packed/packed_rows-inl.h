@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Packed rows to fp32 rows, a few at a time, in a buffer that stays in the L1. Included once per
 // Highway target.
 //

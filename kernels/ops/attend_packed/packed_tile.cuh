@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tiles of 32 packed rows: from memory to shared memory, and from there what tensor cores or
 // products take. By whole warps; a tile belongs to one warp, a row of it to one lane.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The segments of one (sequence, KV head), and its queries rotated into one of them. In shared
 // memory, by all threads of a CTA.
 #ifndef KVSTRATA_KERNELS_OPS_ATTEND_PACKED_ROTATED_QUERIES_CUH_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One warp's attention of rows of one run of segments, in tiles of 32: its softmax, and sums of
 // weighted values that are not rotated back yet.
 #ifndef KVSTRATA_KERNELS_OPS_ATTEND_PACKED_ROW_ATTENTION_CUH_

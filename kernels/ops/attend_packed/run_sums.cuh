@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the warps of a CTA have summed over a run of segments: added up, rotated back, and added to
 // the CTA's total. By all threads of a CTA.
 #ifndef KVSTRATA_KERNELS_OPS_ATTEND_PACKED_RUN_SUMS_CUH_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every CTA scores an equal share of the blocks of one (sequence, KV head), its warps tiles of 32.
 #include <algorithm>
 

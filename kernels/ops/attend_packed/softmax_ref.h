@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The softmax of the ref attention ops: scores of a query to weights, in double.
 #ifndef KVSTRATA_KERNELS_OPS_ATTEND_PACKED_SOFTMAX_REF_H_
 #define KVSTRATA_KERNELS_OPS_ATTEND_PACKED_SOFTMAX_REF_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Weighted sums of rows for a few queries; shared by the attention ops on compressed rows. Included
 // once per Highway target.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Op attend_raw: partial attention of a few queries over a run of rows of one KV head.
 //
 // One work item is the queries of one sequence's step (one in decode, a chunk in prefill) with the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Warps attend strips (warp_attention.cuh), CTAs make splits of them and post those to the CTAs
 // that merge them (split_exchange.cuh).
 #include "kernels/cuda/launch.cuh"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Op attend_raw on the GPU: attention of one query token a sequence (decode) over rows on pages,
 // and the merge of its splits, in one kernel.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which rows a (sequence, KV head) attends, as strips of 32, and where they lie: one row a lane.
 //
 // Strips are counted through the sinks, then the list, then the recent rows; each of the three is

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // attend_raw for few queries (decode): bound by memory, so each row is read from it once and what
 // comes next is prefetched. Included once per Highway target.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The newest row of a sequence while it is not on its page yet (AttendRawBatch::new_k): it is
 // attended as a part of one row by the CTA that finishes an item, so that no CTA waits for its
 // page, and written there by the CTA that has the item's first strip.

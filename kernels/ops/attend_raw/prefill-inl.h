@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // attend_raw for many queries (prefill): bound by arithmetic, so rows are widened to fp32 once a
 // tile and two register-blocked matrix products run over them. Included once per Highway target.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rotary embedding on the fly: rows of keys and queries, rotated to their places as they are read.
 // Included once per Highway target.
 //

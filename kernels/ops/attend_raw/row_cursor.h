@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // RowCursor: the rows of an attend_raw work item, a tile at a time.
 //
 // A tile lists where its keys and values lie, so that the kernels know nothing of runs and pages.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How the CTAs that share an item hand their splits to those that merge them: by the words
 // themselves. A word of the workspace is 0 until a split's is there, and who has read it makes it 0
 // again. So a split takes one write and one read through the L2; a counter behind a fence, and the

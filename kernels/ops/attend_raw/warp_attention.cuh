@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Attention of one warp over strips of rows. Every row goes from memory to registers in 16-byte
 // pieces and from there into tensor cores:
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which strips of a batch a CTA takes. An item is a (sequence, KV head).
 //
 // One sequence: the grid is [CTAs an item][KV heads], and those CTAs share the item evenly. CTAs

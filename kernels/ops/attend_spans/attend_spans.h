@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The third op of plan sekv: attend_coarse and attend_lowrank (attend_coarse.h, attend_lowrank.h),
 // and attend_raw for the rows that lie between spans and behind them: all that one query token a
 // sequence attends, in one softmax.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Warps take units of work of one (sequence, KV head) in turn: tiles of 16 raw rows and of rows on
 // pages, then expanded spans, then tiles of coarse rows. CTAs sum their warps, and the last CTA of
 // an item merges.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Op attend_spans on the GPU (contract: attend_spans.h).
 //
 // One kernel, as each of four would cost 3 us more, and warps that are short of one kind of work

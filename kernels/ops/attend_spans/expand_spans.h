@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The second op of plan sekv: which spans each query head reads token by token
 // (kernels/select/zoom.cc).
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Op expand_spans on the GPU (contract: expand_spans.h).
 //
 // One kernel, a CTA a query head, in rounds: sums of rows over ranges of scores tell where the room

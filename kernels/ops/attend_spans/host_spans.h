@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One part of a SpanLayer (span_layer.h) whose addresses are of host memory, in the layer of the
 // batch: for refs.
 #ifndef KVSTRATA_KERNELS_OPS_ATTEND_SPANS_HOST_SPANS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tiles of 16 rows from memory to the tensor cores' left-hand fragments, in registers: rows as they
 // are, for products with queries (KeyTile), and transposed, for sums of weighted rows (ValueTile).
 // As in attend_raw/warp_attention.cuh, for rows that follow each other `stride` bytes apart. Where

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The first op of plan sekv (docs/spec/sekv.md 6, 8; kernels/select/zoom.cc): one read of the mean
 // keys gives both what spans are chosen by and the logits of their coarse rows.
 //

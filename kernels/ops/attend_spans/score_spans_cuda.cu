@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Floor on an H100 (3.0 TB/s): 8 KV heads x 128, 43 spans per 1000 tokens: 11.5 / 92 MB of mean
 // keys and 1.5 / 12 MB of norms and scores at 128K / 1M tokens, 4.3 / 35 us. Predicted, with 3 us
 // for the launch and the routed queries: 8 / 39 us. Measured: 11 / 40 us.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Op score_spans on the GPU (contract: score_spans.h). Both kinds of queries as two bf16 numbers
 // each, sums in fp32. Cost: reads each mean key and norm once (no norms where there are no
 // routers); one kernel. Every CTA routes the queries of its KV head for itself.

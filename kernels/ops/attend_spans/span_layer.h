@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Spans of a batch as the CUDA ops of plan sekv find them: where the extents of codec lowrank lie
 // (docs/extents.md), as a POD of device addresses. The ops read spans, means, norms, entries,
 // factors and raw rows in the extents themselves; only this table is made for them.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The parts of one (sequence, KV head) in shared memory, and what lies where in them.
 #ifndef KVSTRATA_KERNELS_OPS_ATTEND_SPANS_SPAN_PARTS_CUH_
 #define KVSTRATA_KERNELS_OPS_ATTEND_SPANS_SPAN_PARTS_CUH_

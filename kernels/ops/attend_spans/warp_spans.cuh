@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Attention of one warp over what lies between and behind spans, coarse rows and expanded spans,
 // for the query heads of one KV head. In fragments of tensor cores throughout (tile_softmax.cuh).
 //

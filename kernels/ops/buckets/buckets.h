@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Op buckets: the buckets of SentenceKV (docs/spec/sentencekv.md 3, 4, 7) of one sequence, in all
 // layers: which kept tokens belong to a sentence, and their mean keys, kept as bf16 (ADR 15). Rare:
 // at the end of a prompt, and where a generated sentence ends.

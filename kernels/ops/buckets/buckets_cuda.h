@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Op buckets on the GPU (contract: buckets.h). Means: sums in fp32 in order of position. The kernel
 // after does not start before they are complete: op pick_buckets reads buckets before it waits.
 #ifndef KVSTRATA_KERNELS_OPS_BUCKETS_BUCKETS_CUDA_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Op cascade: one list of pages for all layers and heads of a sequence, from key-key affinity
 // (docs/spec/chess.md 2 to 4), as kernels/select/affinity.h and cascade.cc choose them.
 //

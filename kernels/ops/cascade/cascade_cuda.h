@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Op cascade on the GPU (contract: cascade.h).
 //
 // Three kernels. Cost: reads every row of the index once (1.56 % of the keys' and values' bytes at

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Op copy_rows on the GPU (contract: copy_rows.h): one thread an element, one kernel. Cost: reads
 // and writes each element once.
 #ifndef KVSTRATA_KERNELS_OPS_COPY_ROWS_COPY_ROWS_CUDA_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/ops/copy_rows/copy_rows.h"
 #include "kernels/ops/elements.h"
 

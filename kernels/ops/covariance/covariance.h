@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Op covariance: out (+)= X^T X of the rows of one layer and KV head, uncentred
 // (docs/spec/mosaickv.md 1).
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A CTA sums kCovarianceRows rows of an item in tensor cores: a stage of rows in shared memory is
 // read transposed, and the same registers are left and right factor. Only blocks of 16 x 16 on and
 // above the diagonal are made: rows of blocks i and kBlocks - 1 - i together have kBlocks + 1 of

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Op covariance on the GPU (contract: covariance.h): X^T X of many heads' rows.
 //
 // Products are exact, sums of kCovarianceRows rows fp32 (in tensor cores, which truncate: within

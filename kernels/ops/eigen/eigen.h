@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Op eigen: eigenvalues and eigenvectors of symmetric matrices [dim][dim], dim <= 256.
 //
 // Values descend; row i of `vectors` belongs to values[i], has norm 1, and its largest component by

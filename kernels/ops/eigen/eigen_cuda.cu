@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A CTA a matrix. A sweep is a round-robin tournament (as in jacobi-inl.h, but nobody moves: who
 // meets whom follows from the round's number). In a round all pairs' angles are taken first; then
 // each thread rotates, for its two pairs of columns, some pairs of rows of A from both sides and

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Op eigen on the GPU (contract: eigen.h): eigenvectors of many symmetric matrices, a CTA each.
 //
 // Cyclic Jacobi in fp32, not fp64: eigenvalues within 1e-5 of the largest, vectors orthogonal

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Jacobi's method in vectors. Included once per Highway target.
 //
 // A sweep is a round-robin tournament (Brent and Luk): in each of its n - 1 rounds all indices are

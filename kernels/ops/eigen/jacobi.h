@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the backends of Jacobi's method share: one rotation's angle, and how results are written.
 #ifndef KVSTRATA_KERNELS_OPS_EIGEN_JACOBI_H_
 #define KVSTRATA_KERNELS_OPS_EIGEN_JACOBI_H_

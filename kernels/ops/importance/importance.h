@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Op importance: what a prompt's last queries pay to each token (op vote, a query an item) summed
 // over the queries, and the maximum over a window of tokens (docs/spec/sentencekv.md 2).
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Op importance on the GPU (contract: importance.h). Sums in fp32, in the items' order: the same
 // input gives the same bits. Two kernels, the second with the last items. Cost: reads the votes
 // once; the maximum reads `pool` sums a token.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Op mean_query: the mean of a prompt chunk's queries, which stands for the chunk where a selector
 // selects in prefill (docs/spec/tokenselect.md 4). Sums in double.
 #ifndef KVSTRATA_KERNELS_OPS_MEAN_QUERY_MEAN_QUERY_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/float_bits.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/ops/mean_query/mean_query_cuda.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Op mean_query on the GPU (contract: mean_query.h): one kernel, sums in a fixed order. Cost: reads
 // each query once.
 #ifndef KVSTRATA_KERNELS_OPS_MEAN_QUERY_MEAN_QUERY_CUDA_H_

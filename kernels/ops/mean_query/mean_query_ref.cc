@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/ops/elements.h"
 #include "kernels/ops/mean_query/mean_query.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Op merge: partials of the same queries over different rows to the attention output.
 //
 // M = max m_j; out = sum exp(m_j - M) o_j / sum exp(m_j - M) l_j; lse = M + ln(sum exp(m_j - M)

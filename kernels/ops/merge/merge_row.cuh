@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The end of every attention: four channels of one query row, from a partial (m in powers of two)
 // and the partials of other ops to its output.
 #ifndef KVSTRATA_KERNELS_OPS_MERGE_MERGE_ROW_CUH_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The end of an attention op whose items (a sequence and a KV head) several CTAs share: each leaves
 // what it attended in scratch, and the last one to arrive adds all of it, in the CTAs' order.
 #ifndef KVSTRATA_KERNELS_OPS_MERGE_SHARED_ITEM_CUH_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The softmax of one warp over tiles of 16 rows, for up to 8 query heads, in tensor-core fragments
 // (fragments.cuh), and the sums of weighted rows that go with it. For all attention ops.
 //

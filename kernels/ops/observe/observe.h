@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Op observe: keeps the last queries of a prompt (docs/spec/sentencekv.md 2), as ObservedQueries
 // (kernels/select/importance.h) does: of each sequence's new tokens the last `capacity`, as fp32,
 // the query of position t at t % capacity.

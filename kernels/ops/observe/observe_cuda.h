@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Op observe on the GPU (contract: observe.h). One kernel. Cost: reads and writes the queries that
 // it keeps. Positions are read on the device: a captured graph of a prompt's chunk serves the next
 // one.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where a list's k-th largest key lies: found digit by digit, each from a histogram.
 #ifndef KVSTRATA_KERNELS_OPS_PICK_BOUNDARY_CUH_
 #define KVSTRATA_KERNELS_OPS_PICK_BOUNDARY_CUH_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How the CTAs of a list tell each other what they have, as one cluster, through its distributed
 // shared memory. Compute capability 9.0. REQUIRES: grid (kClusterCtas, lists), a cluster a list.
 //

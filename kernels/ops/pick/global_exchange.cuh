@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How the CTAs of a list tell each other what they have, through global memory. REQUIRES: all of
 // them run at once (a cooperative launch), or there is one.
 #ifndef KVSTRATA_KERNELS_OPS_PICK_GLOBAL_EXCHANGE_CUH_

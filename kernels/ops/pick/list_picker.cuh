@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One CTA's part of picking from one list.
 //
 // Radix passes over the keys narrow the boundary until few enough are left in it: these candidates

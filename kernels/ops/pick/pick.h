@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Op pick: scores to indices.
 //
 // TopK gives the indices of the k largest scores in ascending order of index; equal scores keep the

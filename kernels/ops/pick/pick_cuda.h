@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Op pick on the GPU: scores of the candidates to a DeviceSelection, with no host round trip.
 //
 // For each list (sequence b, group g): the indices of the `rule.take` largest of the scores of the

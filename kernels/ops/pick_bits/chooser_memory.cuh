@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The shared memory of a CTA that chooses.
 #ifndef KVSTRATA_KERNELS_OPS_PICK_BITS_CHOOSER_MEMORY_CUH_
 #define KVSTRATA_KERNELS_OPS_PICK_BITS_CHOOSER_MEMORY_CUH_

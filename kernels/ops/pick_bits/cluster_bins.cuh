@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A histogram of a list that the CTAs of a cluster count together, each a part in its own shared
 // memory: where the need-th largest is found by reading all parts, once the cluster has met.
 #ifndef KVSTRATA_KERNELS_OPS_PICK_BITS_CLUSTER_BINS_CUH_

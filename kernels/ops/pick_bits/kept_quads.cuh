@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The quads that were kept of a list, as a CTA of the list's cluster reads them: those of an eighth
 // of its segments, so of tokens that follow each other, whatever segment a quad is in.
 #ifndef KVSTRATA_KERNELS_OPS_PICK_BITS_KEPT_QUADS_CUH_

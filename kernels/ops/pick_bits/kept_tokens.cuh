@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the kernels of op pick_bits leave each other.
 #ifndef KVSTRATA_KERNELS_OPS_PICK_BITS_KEPT_TOKENS_CUH_
 #define KVSTRATA_KERNELS_OPS_PICK_BITS_KEPT_TOKENS_CUH_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A list's choice among the tokens that were kept of it, by a cluster: each CTA has the segments of
 // an eighth of the list, so tokens that follow each other, and writes what of them is chosen.
 #ifndef KVSTRATA_KERNELS_OPS_PICK_BITS_LIST_CHOOSER_CUH_

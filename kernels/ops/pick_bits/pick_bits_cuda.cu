@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The kernel of op pick_bits that chooses and proves, and the op.
 #include <cuda_runtime_api.h>
 

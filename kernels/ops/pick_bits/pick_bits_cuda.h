@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ops vote and pick in one pass over quantised keys: each KV head takes the `rule.take` tokens that
 // its query heads vote for most (docs/spec/bits.md 3 and 4), and neither weights nor votes of all
 // tokens are ever written.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The kernels of op pick_bits that score: of a sample, of all, and of all again where it is needed.
 #include <algorithm>
 #include <cstdint>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tokens in the order in which they are chosen, and where the last one that is chosen lies.
 #ifndef KVSTRATA_KERNELS_OPS_PICK_BITS_PLACE_RANGE_CUH_
 #define KVSTRATA_KERNELS_OPS_PICK_BITS_PLACE_RANGE_CUH_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Op pick_buckets: the tokens that a query attends under SentenceKV (docs/spec/sentencekv.md 5, 6),
 // as kernels/select/bucket.cc selects them.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Op pick_buckets on the GPU (contract: pick_buckets.h), with no host round trip.
 //
 // REQUIRES: all that it reads but q is written by a copy, or before the kernel that is enqueued

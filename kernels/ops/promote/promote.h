@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ops promote and rebase: the hot cache (kernels/cuda/hot_pages.h) follows what is selected, and
 // where the pages are.
 //

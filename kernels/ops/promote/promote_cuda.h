@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ops promote and rebase on the GPU (contract: promote.h), with no host round trip.
 //
 // REQUIRES: layer.hot, tokens and committed are written by a copy, or before the kernel that is

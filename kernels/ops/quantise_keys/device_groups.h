@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Quantised keys of one layer of a batch, in the index blocks of its sequences, for kernels. PODs
 // of device addresses; no CUDA header.
 #ifndef KVSTRATA_KERNELS_OPS_QUANTISE_KEYS_DEVICE_GROUPS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which sealed groups stand for all where the noise of quantised logits is asked for
 // (docs/spec/bits.md 3): the last of every eight, or of the fewer that there are. The first group
 // is not among many: keys of sinks are unlike others. For the host and for kernels.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Op quantise_keys: the keys of one group of tokens of one (layer, KV head) in few bits
 // (docs/spec/bits.md 2).
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/float_bits.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/ops/quantise_keys/quantise_keys_cuda.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Op quantise_keys on the GPU: the groups that a range of tokens completes (quantise_keys.h), in
 // all KV heads of one layer, or of several at once.
 //

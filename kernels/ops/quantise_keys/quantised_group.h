@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The bytes of a sealed group: the keys of some consecutive tokens of one (layer, KV head) in few
 // bits a channel (docs/spec/bits.md, "A sealed group in memory").
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The decision of op reuse (reuse.h), by each CTA of a kernel for itself: reading 24 KB costs
 // less than a kernel of its own in front.
 #ifndef KVSTRATA_KERNELS_OPS_REUSE_REUSE_CUH_

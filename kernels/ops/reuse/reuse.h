@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Op reuse: whether the selection that an earlier step made serves this step's query (selector
 // vote, docs/spec/tokenselect.md 3), decided without the host. On a GPU it is the beginning of op
 // vote (reuse.cuh), whose CTAs all come to the same answer: on a hit they return, as does op pick

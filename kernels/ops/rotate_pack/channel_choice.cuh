@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The channels of rotated rows that are kept, and their packed bytes: 8 rows a warp, a row to the
 // four lanes (g, 0..3), each of which has channels 8 n + 2t and 8 n + 2t + 1 of it, as products of
 // tensor cores leave them (fragments.cuh).

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Chooses a rotated row's groups of largest L1 norm and writes its packed bytes. Included once per
 // Highway target.
 //

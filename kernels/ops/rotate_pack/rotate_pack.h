@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Op rotate_pack: raw rows to packed bytes (docs/spec/mosaickv.md, "Codec packed" 1 to 4).
 //
 // x' = R x for each row in fp32; of each x' the keep / neighbours groups of largest L1 norm among

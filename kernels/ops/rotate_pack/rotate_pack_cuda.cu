@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A CTA packs a chunk of an item's rows; a warp takes strips of them, 16 rows at a time, from
 // memory to registers and from there into tensor cores, as attend_raw does. The rotation lies in
 // shared memory in the order of its fragments, each element as a high and a low part of the rows'

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Op rotate_pack on the GPU (contract: rotate_pack.h; bytes: attend_packed.h): raw rows of many
 // heads to packed rows and, from the same rotation, packed block keys.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Op score: queries against the summary rows of units.
 //
 //   kMinMax  out[u] = max over the g queries of sum_c max(q_c * min_c[u], q_c * max_c[u])   (Quest)

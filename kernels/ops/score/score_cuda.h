@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Op score on the GPU: queries against the summary rows of the candidate units (score.h).
 //
 //   scores[b][h][u - first] = max over the queries of KV head h of

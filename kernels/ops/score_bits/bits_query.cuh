@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Queries of a KV head as right-hand fragments for tiles of quantised keys (bits_tile.cuh), and
 // with the scales of a group.
 //

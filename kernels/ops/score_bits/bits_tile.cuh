@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Quantised keys as fragments of the tensor cores' 16x8x16 product: 32 tokens of a group at a time,
 // tokens as rows, queries as columns.
 //

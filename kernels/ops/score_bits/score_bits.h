@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Op score_bits: logits of tokens whose keys are kept in few bits (docs/spec/bits.md 3).
 //
 //   out[i][t] = scale * sum over c of q_i[c] (minimum[c] + step[c] code_t[c])

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Op score_bits on the GPU: logits of the candidates in sealed groups (score_bits.h).
 //
 //   logits[b][h][t - first] = scale * sum over c of q_h[c] (minimum[c] + step[c] code_t[c])

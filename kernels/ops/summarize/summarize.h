@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Op summarize: one summary row per unit of keys or values, for one (layer, KV head).
 //
 //   kMinMax  element-wise minimum and maximum of the unit's keys, exact in the keys' dtype (Quest)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Op summarize on the GPU: the summary rows of the units that a range of tokens completes
 // (summarize.h), in all KV heads of one layer, or of several at once.
 //

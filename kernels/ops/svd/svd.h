@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Op svd: the leading `rank` singular triplets of X [n][dim], batched (docs/spec/sekv.md 4).
 //
 // x ~ u diag(s) vt; s descends. ref: exact (one-sided Jacobi or the eigenvectors of the smaller

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Op take: how many of the largest votes to take so that those that are left sum to at most
 // `missed` (docs/spec/bits.md 4): what a plan's max_missed makes of votes.
 //

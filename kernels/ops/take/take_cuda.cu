@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/warp_sums.cuh"
 #include "kernels/ops/take/take.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Op take on the GPU: of each list of votes how many to take, for op pick, with no host round trip.
 // As Take (take.h) for the same votes, but for one where its sum in fp64, which is added in another
 // order, rounds across a whole number. A list of a sequence that is attended in full takes 0.

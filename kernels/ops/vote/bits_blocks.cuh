@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Blocks of 64 candidates, two tiles of 32 tokens (bits_tile.cuh), scored by whole warps. Tiles
 // come through a ring in shared memory, several ahead. What a lane copies of the codes it alone
 // reads; the scales of a group are the whole warp's.

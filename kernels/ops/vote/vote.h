@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Op vote: scores of every token for every query head, and their softmax votes
 // (docs/spec/tokenselect.md 2, paper Eq. 7).
 //

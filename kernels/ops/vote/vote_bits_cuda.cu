@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The first kernel of op vote over quantised keys: weights of blocks of 64 candidates
 // (bits_blocks.cuh).
 #include <algorithm>

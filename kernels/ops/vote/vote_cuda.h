@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Op vote on the GPU: what the heads' softmax over the candidates gives each of them (vote.h,
 // docs/spec/tokenselect.md 2; over units, docs/spec/beyond.md 3).
 //

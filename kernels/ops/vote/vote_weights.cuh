@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the first kernels of op vote leave to the second (vote_cuda.cu): weights of blocks of 64
 // candidates, and maxima and sums of heads. Rows of keys or summaries have their first kernel in
 // vote_cuda.cu, quantised keys theirs in vote_bits_cuda.cu.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/server/tier/crash_oracle.h"
 
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a disk may do to a tier, replayed: crashes at every point of a recorded history, and bit
 // flips. Each state is mounted, read back whole and compared with what it may be.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Negative controls: with one guard of the engine left out, the oracle that guard is there for must
 // find harm. Linked with an engine whose guards can be left out (server/tier/guard.h).
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The crash oracle and the bit flips on the product's engine (the negative controls:
 // disk_controls_test.cc).
 #include <gtest/gtest.h>

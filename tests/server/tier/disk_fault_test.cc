@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A device that fails under the tier: errors, short transfers, requests that are never answered.
 // Linked with the engine whose guards can be left out, for the one that failed flushes need.
 #include <gmock/gmock.h>

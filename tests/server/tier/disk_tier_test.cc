@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The disk tier on a directory that behaves, by io_uring and by threads.
 #include "server/tier/disk_tier.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Both IoQueues by one conformance suite, and the choice between them.
 #include "server/tier/io_queue.h"
 

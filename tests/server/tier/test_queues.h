@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // IoQueues for tests of the disk tier: one without threads, and the adaptors that record and fail.
 #ifndef KVSTRATA_TESTS_SERVER_TIER_TEST_QUEUES_H_
 #define KVSTRATA_TESTS_SERVER_TIER_TEST_QUEUES_H_

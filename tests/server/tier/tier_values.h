@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Values for tests of the disk tier: bytes that tell which key, version and buffer they are of.
 #ifndef KVSTRATA_TESTS_SERVER_TIER_TIER_VALUES_H_
 #define KVSTRATA_TESTS_SERVER_TIER_TIER_VALUES_H_

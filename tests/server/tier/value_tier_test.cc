@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The contract of server/tier/value_tier.h, held by every implementation.
 #include "server/tier/value_tier.h"
 

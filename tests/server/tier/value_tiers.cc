@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/server/tier/value_tiers.h"
 
 #include <utility>

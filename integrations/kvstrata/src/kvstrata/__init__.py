@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """kvstrata: keys and values of language models in a daemon's memory.
 
     session     attach, models, sequences, steps (ctypes over libkvstrata; torch, numpy, DLPack; no copies)

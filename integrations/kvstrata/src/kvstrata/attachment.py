@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An adapter's session and its model in it, attached anew once the daemon has gone.
 
 A daemon that ended while nobody asked it anything leaves a session behind that looks as ever. Whoever begins something

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A private kvstratad: started on a socket of its own, waited for, stopped.
 
     with Daemon() as daemon:

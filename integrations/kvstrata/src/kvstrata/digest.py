@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model's digest: what two engines must agree on before they share pages.
 
     digest = digest_of_folder("SmolLM2", dtype="bfloat16", rope={"rope_theta": 10000.0, "rope_type": "default"})

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Errors of kvstrata as exceptions: one class for each code, so that `except NotFound` works.
 
 Every error has `code` (gRPC's number), `reason` (stable, for programs: "PLAN_UNKNOWN") and `message`

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The daemon's gRPC services from Python: for tools and tests, and engines that cannot link.
 
     with kvstrata.grpc.Client(socket) as client:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds and declares libkvstrata: the functions of kvstrata.h with their C types.
 
 Looked for in this order: KVSTRATA_LIBRARY (a file, or a folder that holds both libraries), beside this

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a result file says of the machine that made it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which token ids end a sentence: for register_model(boundary_tokens=), by any tokenizer of transformers' kind."""
 
 from __future__ import annotations

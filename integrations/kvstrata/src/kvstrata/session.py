@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Session, Model, Sequence, Step: kvstrata.h with Python's manners.
 
     with kvstrata.attach() as session:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Arrays of any library as kvs_tensor, without copies, and an engine's paged tensors as kvs_block_tensor.
 
 An array is [tokens][heads][head_dim] with a contiguous last dimension: a torch tensor (CPU or CUDA), a numpy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What adapters of torch engines share: which attention pages can serve, and a model as the daemon knows it.
 
 Needs torch, which the rest of this package does not.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The smallest real engine on kvstrata: Llama-family GGUF models, forward pass in numpy.
 
     gguf_file   reads a GGUF file: metadata and dequantised fp32 weights

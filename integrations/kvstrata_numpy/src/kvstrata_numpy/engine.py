@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Engine: a model, its tokenizer and, optionally, a session with kvstratad. Prefill, then greedy decode.
 
 Series (nats): surprisal of a prompt token is -ln p(token | what precedes it), 0 for the first; entropy of a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads a GGUF file: metadata as plain Python values, tensors dequantised to fp32.
 
 Errors: GgufError, which names the file, what is wrong and what would be right. A truncated or foreign

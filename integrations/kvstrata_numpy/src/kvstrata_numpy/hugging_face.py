@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A Llama-family GGUF as a Hugging Face folder: config.json, model.safetensors in fp32, tokenizer.json.
 
     python -m kvstrata_numpy.hugging_face MODEL.gguf FOLDER

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The forward pass of a Llama-family model in numpy, fp32. Attention is the cache's business.
 
 Weights lie as [out, in] rows. Norm weights are folded into the matrices that follow them, q, k, v and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Draws which storage pages each step read: one panel a plan, rows are steps, columns pages.
 
 Brightness is the share of (layer, head group) lists that read the page. Needs Pillow.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Progress bars on stderr, as callbacks progress(done, of)."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ShadowCache: a plan beside `full` in one decode, on the same queries, keys and values.
 
 Each step has two members with the same tokens: the plan's sequence, whose output the model goes on with,

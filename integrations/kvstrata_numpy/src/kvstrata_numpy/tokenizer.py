@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Text to token ids and back, from a GGUF's metadata: byte-level BPE.
 
 Special tokens (<|im_start|> and the like) are never found in text: a document that spells one out is

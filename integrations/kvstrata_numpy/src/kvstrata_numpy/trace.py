@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Records and reads traces: what a model wrote into its cache and asked of it (docs/traces.md).
 
     python -m kvstrata_numpy.trace --out FILE [--model GGUF] [--doc TEXT] [--tokens N] [--steps T]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """SGLang decodes from kvstratad's pages (docs/sglang.md).
 
     KVSTRATA_PLAN="strata{budget = 512}" python -m sglang.launch_server --model-path MODEL \

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The model as the daemon knows it, and what is refused before SGLang serves anything."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What SGLang calls at start, in each of its processes: names the attention backend and the prefix cache to it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """In place of SGLang's radix cache: what the daemon holds of a prompt, and when a request's sequence ends.
 
 It has no tree. A prompt that is held looks to SGLang like one that lies in host memory: `match_prefix` says how much,

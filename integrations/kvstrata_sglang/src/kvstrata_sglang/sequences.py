@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The requests' sequences: what is held of a prompt, a sequence a request, a step a forward pass.
 
 SGLang's scheduler and its model run in one process, so one object serves both: the prefix cache opens what is held, the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """HiCache's storage in the daemon: pages of SGLang's host pool, found by their hashes (docs/sglang.md, "HiCache").
 
     --enable-hierarchical-cache --page-size 64 --hicache-storage-backend dynamic --hicache-storage-backend-extra-config

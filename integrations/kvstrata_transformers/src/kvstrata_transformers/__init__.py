@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hugging Face transformers decode from kvstratad's pages (docs/transformers.md).
 
     import kvstrata_transformers

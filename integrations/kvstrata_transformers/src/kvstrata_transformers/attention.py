@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The attention function that an enabled model calls, and tensors in the order in which the binding takes them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keys and values of a batch in kvstratad's pages: a sequence a row, a step a forward pass.
 
 transformers has one length for all rows, counted in columns of the padded batch; rows differ in padding and in how much

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The digest of a transformers model, by kvstrata.digest's rule."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Switches a model's generate() over to kvstratad, and back."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What plans need of the model beside keys, values and queries (docs/python.md, "Report series").
 
 Surprisal takes the head over every prompt token that is computed: tokens x vocabulary x hidden size multiplications,

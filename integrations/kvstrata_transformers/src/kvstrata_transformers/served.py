@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which models are served, and which of their layers.
 
 Full attention layers are served. Sliding window layers beside them stay in transformers' own cache. Everything else is

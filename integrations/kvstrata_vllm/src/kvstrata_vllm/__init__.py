@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vLLM with kvstratad (docs/vllm.md). Owned: it decodes from the daemon's pages.
 
     vllm serve MODEL --attention-backend CUSTOM \

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The attention backend: rows of a batch, layer by layer, to the worker's half. vLLM's own cache stays empty."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What vLLM asks the daemon before it serves, in owned mode: whether it can decode from it, and how many blocks it has.
 
 vLLM divides the memory that a worker reports by a block's bytes. Blocks of kvstrata's backend have next to nothing in

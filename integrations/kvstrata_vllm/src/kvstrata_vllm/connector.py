@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vLLM's connector: passes its calls on to the scheduler's half or the worker's.
 
 vLLM makes one for its scheduler and one for its worker, maybe in two processes; what one step's worker has to know

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The connector of KVSTRATA_DISABLE=1: named by the same flags, and does nothing."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What vLLM 0.26 asks for and 0.32 does not.
 
 0.26 has a backend describe its cache (`get_kv_cache_shape`), and does not ask it for the spec of a layer

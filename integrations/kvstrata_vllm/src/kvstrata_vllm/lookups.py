@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the daemon holds of a prompt, asked from vLLM's scheduler.
 
 It attaches by itself, since vLLM may run the scheduler in another process than the worker. A request's first look-up

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vLLM's own cache, and kvstratad behind it: kv_connector "KvstrataOffloadConnector" (docs/vllm.md, "Offload").
 
 Prompts that the daemon holds are loaded into vLLM's blocks while other requests run; what vLLM computed is saved once

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The scheduler's half of offload: which requests load what, and which blocks are to be saved. Threads: the
 scheduler's."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The worker's half of offload: vLLM's blocks are filled from the daemon's pages, and copied there.
 
 Loads run on threads of their own, saves in order on another: neither is waited for by a step, but by one that follows

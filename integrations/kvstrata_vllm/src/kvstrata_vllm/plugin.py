@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What vLLM calls at start, in each of its processes: names the attention backend and the connectors to it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The scheduler's half: what the daemon holds of a prompt, and which requests the next step has. Threads: the
 scheduler's."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The worker's half: a sequence a request, a step a forward pass.
 
 The daemon may die between any two calls. What a step computes after that is still right, since pages stay mapped; its

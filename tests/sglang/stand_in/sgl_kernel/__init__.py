@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """In place of SGLang's kernels on a machine without a GPU: PyPI's sglang-kernel is built for CUDA only.
 
 SGLang imports many of them by name at start and calls none of those on a CPU without AMX; what is called all the same
