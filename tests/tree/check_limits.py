@@ -98,7 +98,7 @@ def comments(root, file, figures):
         figures.add("class", file, found.classes)
         figures.unparsed += [f"{file}:{line}" for line in found.errors]
         if file.suffix in HEADERS:
-            figures.of["header"][str(file)] = len(source.splitlines())
+            figures.of["header"][str(file)] = sum(LICENCE not in line for line in source.splitlines())
         return found.comments
     if file.suffix == ".py":
         source = (root / file).read_text()
