@@ -22,6 +22,7 @@
 
 #include "bench/cuda/pack_rows.h"
 #include "bench/cuda/pages_on_host.h"
+#include "bench/cuda/quantise_rows.h"
 #include "bench/cuda/replay_timing.h"
 #include "bench/machine.h"
 #include "kernels/cuda/cuda_ops.h"
@@ -320,6 +321,24 @@ void BenchPack(const Arena& arena, Report& report) {
        [&](int n, cudaStream_t stream) { return rows.Flush(n, stream); });
 }
 
+// The index of `strata`: of a prompt, and of the group that 64 decoded tokens complete, all layers.
+void BenchQuantise(const Arena& arena, Report& report) {
+  if (!report.Wants("quantise")) return;
+  const QuantiseRows rows(arena.address());
+  constexpr int kAll = QuantiseRows::kGroups;
+  const Case prompt{"quantise/64K", {QuantiseRows::kTokens}};
+  report.Add(prompt,
+             TimeLayers(1, false,
+                        [&](int, cudaStream_t stream) { return rows.Quantise(0, kAll, stream); }),
+             QuantiseRows::Bytes(kAll));
+  const Case group{"quantise/group", {QuantiseRows::kFormat.tokens}};
+  report.Add(
+      group,
+      TimeLayers(kAll, false,
+                 [&](int i, cudaStream_t stream) { return rows.Quantise(i, i + 1, stream); }),
+      QuantiseRows::Bytes(1));
+}
+
 // Promotion of slices of pages in the host's memory: a zero-copy gather of pieces of 4 KiB.
 void BenchGather(Report& report) {
   for (const int listed : {128, 512}) {
@@ -386,6 +405,7 @@ int Main(int argc, char** argv) {
   BenchAttend(arena, report);
   BenchAppend(arena, report);
   BenchPack(arena, report);
+  BenchQuantise(arena, report);
   BenchGather(report);
   out["rows"] = report.rows;
   const std::string file = Option(argc, argv, "--json-out");
