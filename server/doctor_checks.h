@@ -38,7 +38,7 @@ Finding CheckClocks(const Config& config);
 // doctor_http.cc
 Finding CheckHttp(const Config& config);
 
-// Of several files.
+// For the checks of several files.
 Finding Ok(std::string check, std::string what);
 Finding Warn(std::string check, std::string what, std::string fix);
 Finding Fail(std::string check, const Status& why, std::string fix = "");

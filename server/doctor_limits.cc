@@ -31,7 +31,7 @@ std::string LimitText(uint64_t limit) {
   return limit == RLIM_INFINITY ? "unlimited" : std::to_string(limit);
 }
 
-// Of /proc/meminfo, in bytes; 0: not there.
+// An entry of /proc/meminfo, in bytes; 0: not there.
 uint64_t MeminfoBytes(const std::string& name) {
   std::ifstream file("/proc/meminfo");
   for (std::string key, unit; file >> key;) {

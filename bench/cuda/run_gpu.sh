@@ -35,7 +35,7 @@ if wants golden && [ -n "${GOLDEN:-}" ]; then
   KVSTRATA_LIBRARY=$here/lib/libkvstrata.so.2 KVSTRATAD=$here/bin/kvstratad \
     python3 "$here/tests/golden_runner.py" "$GOLDEN" --backend cuda || failed=1
 fi
-# Of each op the cases that take seconds even so; side by side, as the time goes into the CPU.
+# The cases of each op that take seconds even so; side by side, as the time goes into the CPU.
 checked=(
   'AlwaysCuda.*'
   AppendCuda.StepGraphSeesOneLength

@@ -38,7 +38,7 @@ class SpanShape {
   int32_t raw() const { return static_cast<int32_t>(window_begin_ - spanned_); }
   // Tokens that a query head may expand.
   int32_t room() const { return room_; }
-  // Of a row of scores, one for each span.
+  // The stride of a row of scores, one for each span.
   int32_t stride() const { return (count() + 31) / 32 * 32; }
 
   static int32_t RankOf(int32_t n) { return kRank * (n + kDim) < n * kDim ? kRank : -1; }

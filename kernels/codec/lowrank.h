@@ -127,7 +127,7 @@ bool OutgrowsRows(const Plan& plan, int32_t tokens);
 // nothing is compressed.
 std::string MaxLossText(const Plan& plan, const Geometry& geometry, const SpanStorage* spans);
 
-// Of the codec's row (codec.h): the status of a sequence, and what a row costs.
+// For the codec's row (codec.h): the status of a sequence, and what a row costs.
 std::string SpanStatus(const CodecProgress& progress);
 CodecCost SpanCost(const Plan& plan, const Geometry& geometry);
 // Arrays of tests/golden/README.md: "anchors", "raw", "spans", "k_mean", "v_mean", "k_rank",

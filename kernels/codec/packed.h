@@ -106,7 +106,7 @@ inline const PackedStorage* PackedOf(const SelectContext& context) {
 // tokens are to be packed; else "". `packed` null: nothing is packed (yet).
 std::string PackedText(const Plan& plan, int32_t due, const PackedStorage* packed);
 
-// Of the codec's row (codec.h): the status of a sequence, and what a row costs.
+// For the codec's row (codec.h): the status of a sequence, and what a row costs.
 std::string PackedStatus(const CodecProgress& progress);
 CodecCost PackedCost(const Plan& plan, const Geometry& geometry);
 // Arrays of tests/golden/README.md: "eigenvalues", "rotated_rows" and "packed_rows" (first segment,

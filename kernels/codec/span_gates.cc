@@ -60,8 +60,8 @@ struct Bounds {
   }
 };
 
-// Of the first layer, whatever the spectrum. s / s_1 descends from 1 to 0 or is 0 throughout, so
-// it is a mixture of its own prefixes of ones, and a sum over it lies between theirs.
+// Bounds of the first layer, whatever the spectrum. s / s_1 falls from 1 to 0 or is 0 throughout,
+// so it is a mixture of its own prefixes of ones, and a sum over it lies between theirs.
 Bounds FirstLayer(int32_t rank, const std::vector<double>& direction, const SpanParameters& p) {
   Bounds units;
   const auto r_max = static_cast<size_t>(p.r_max);
@@ -92,7 +92,7 @@ Bounds GeluOf(const Bounds& x) {
   return y;
 }
 
-// Of the first `out` units of a layer.
+// Bounds of the first `out` units of a layer.
 Bounds NextLayer(const Bounds& x, size_t out, const std::vector<float>& weight,
                  const std::vector<float>& bias) {
   Bounds y;

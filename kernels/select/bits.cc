@@ -306,7 +306,7 @@ SelectionRule BitsRule(const Plan& plan, int32_t tokens) {
   // What choosing takes on a CPU, in rows that attention reads meanwhile
   // (bench/notes/score_bits.md, "A step"), less what reading is counted as.
   constexpr double kCpuRowsAToken = 0.23;
-  // Of the tokens, at max_missed = 0.01 (bench/notes/missed.md).
+  // The share of tokens that is taken at max_missed = 0.01 (bench/notes/missed.md).
   constexpr double kTaken = 0.25;
   SelectionRule rule;
   rule.always = plan.bits.sinks + plan.bits.recent;
@@ -318,7 +318,7 @@ SelectionRule BitsRule(const Plan& plan, int32_t tokens) {
   const double share = plan.bits.bits / 32.0 + 1.0 / plan.index.unit;
   rule.scored = share * tokens;
   rule.cpu_rows = std::max(kCpuRowsAToken - share, 0.0) * tokens;
-  // Of an H100, beside what reading is counted as (the same notebook, "On a GPU: measured"):
+  // An H100's figures, beside what reading is counted as (the same notebook, "On a GPU: measured"):
   // choosing reads at a third of the memory's speed.
   rule.gpu_us = 21 + 2.05e-4 * tokens * plan.batch;
   return rule;

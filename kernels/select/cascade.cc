@@ -241,7 +241,7 @@ class CascadeSelector final : public Selector {
                                     : std::ranges::any_of(plan_.cascade.thresholds, infinite);
   }
 
-  // Of a plan that chooses by queries: what a layer's next step does.
+  // What a layer's next step does, for a plan that chooses by queries.
   struct Layer {
     bool due = false;
     std::vector<PageList> next;  // chosen by the step under way; empty: nothing

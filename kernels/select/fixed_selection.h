@@ -27,7 +27,7 @@ struct FixedChoice {
 
 struct FixedSelection {
   std::string_view name;  // of the selector
-  // Of n tokens, the query's own included, which every choice has.
+  // Chooses among n tokens, the query's own included, which every choice has.
   FixedChoice (*choose)(const Plan& plan, int32_t n);
   int32_t unit_tokens = 0;  // of the units that it lists; 0: it lists none
 };

@@ -39,7 +39,7 @@ cuda::CandidateRule MinMaxCandidates(const Plan& plan);
 cuda::CandidateRule VoteCandidates(const Plan& plan);
 cuda::CandidateRule BitsCandidates(const Plan& plan);
 
-// Of selector bits with max_missed: the votes that a KV head of `group` query heads may leave out,
+// The votes that a KV head of `group` query heads may leave out, for selector bits with max_missed,
 // on both machines.
 double BitsMissed(const Plan& plan, int32_t group);
 

@@ -31,7 +31,7 @@ Status CudaBucketServes(const Plan& plan);
 Status CudaBlockServes(const Plan& plan);
 Status CudaBitsServes(const Plan& plan);
 Status CudaPackedServes(const Plan& plan);
-// Of a selector that reads an index: its units, and what becomes of those that are not selected.
+// For a selector that reads an index: its units, and what becomes of those that are not selected.
 Status CudaIndexServes(const Plan& plan);
 
 }  // namespace kvstrata

@@ -68,7 +68,7 @@ class AttachServer {
   void Stop();
 
   AttachCounters counters() const;
-  // Of connections that come from now on.
+  // For connections that come from now on.
   void SetHelloTimeout(std::chrono::microseconds timeout);
 
  private:

@@ -35,7 +35,7 @@ class SessionTensors {
   // Whether tensors of the model are registered.
   bool LendsFor(uint64_t model) const { return models_.contains(model); }
 
-  // Of an imported sequence; of another one nothing happens.
+  // A sequence begins or ends. Notes it if it is imported; else nothing happens.
   void Opened(uint64_t model, std::span<const int32_t> tokens, const OpenedSequence& opened);
   void Closed(uint64_t sequence);
   bool Imports(uint64_t sequence) const { return sequences_.contains(sequence); }

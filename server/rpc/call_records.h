@@ -4,7 +4,7 @@
 // caches, the event "admin" with who and what. Verbs that only look are events of level debug, and
 // so is a call that its client gave up before its request came ("cancelled"): that is no refusal.
 //
-// Of a request only single numbers, flags and short texts are told, never lists and bytes: those
+// A record tells single numbers, flags and short texts of a request, never lists and bytes: those
 // are token ids. Owned by the server that it is given to. Threads: gRPC's. Cost: two looks at the
 // clock.
 #ifndef KVSTRATA_SERVER_RPC_CALL_RECORDS_H_

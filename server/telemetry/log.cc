@@ -21,7 +21,7 @@ namespace {
 constexpr char kJsonMembers = '\x1e';
 
 LogFormat g_format = LogFormat::kText;
-// Of what the ring keeps: an operator finds incidents there whatever the log leaves out.
+// The level of what the ring keeps: an operator finds incidents there whatever the log leaves out.
 std::atomic<LogLevel> g_kept{LogLevel::kInfo};
 
 constexpr spdlog::level::level_enum ToSpdlog(LogLevel level) {

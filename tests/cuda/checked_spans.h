@@ -148,7 +148,7 @@ class CheckedSpans : public SpanProblem {
     EXPECT_LE(RelativeError(lse, want_lse), 1e-3);
   }
 
-  // Of the ref's choice.
+  // The ref's choice.
   std::vector<uint32_t> lists_;
   std::vector<int32_t> counts_;
   int64_t expanded_ = 0;

@@ -249,7 +249,7 @@ TEST(PickBitsCuda, TakesFromLongSequences) {
   }
 }
 
-// Of a cut that too few tokens reach, that all reach, and of an estimate that is too small by far.
+// A cut that too few tokens reach, one that all reach, and an estimate that is too small by far.
 TEST(PickBitsCuda, TakesTheSameInTheSecondRound) {
   Rng rng(TestSeed());
   for (const int group : {4, 8}) {

@@ -18,7 +18,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 PREFIX = "/opt/kvstrata"
 # A tree may have no trained parameters.
 OPTIONAL = r"share/kvstrata/parameters/.*\.safetensors"
-# Of every component the files below the prefix that it must have, and may.
+# The files below the prefix that each component must have, and may have.
 EXPECTED = {
     "library": {r"lib/libkvstrata\.so\.\d+", r"lib/libkvstrata\.so\.[\d.]+"},
     "remote": {r"lib/libkvstrata_remote\.so\.\d+", r"lib/libkvstrata_remote\.so\.[\d.]+"},

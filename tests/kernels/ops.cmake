@@ -4,7 +4,7 @@ foreach(op append attend_coarse attend_lowrank attend_packed attend_raw covarian
         quantise_keys rotate_pack score score_bits summarize take vote executor page_view backend)
   kvs_test(ops_${op}_test ops_${op}_test.cc LIBS kvs_kernels)
 endforeach()
-# Of ops that a GPU alone has, refs to what they say.
+# Refs of ops that only a GPU has, held to what their headers say.
 foreach(op attend_chunk attend_spans buckets cascade copy_rows promote reuse)
   kvs_test(ops_${op}_test ops_${op}_test.cc LIBS kvs_kernels)
 endforeach()

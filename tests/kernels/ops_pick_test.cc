@@ -63,7 +63,7 @@ TEST_P(Pick, ScoresThatDifferInTheirLastBits) {
   ExpectLikeRef(scores);
 }
 
-// Of many scores simd guesses a threshold from every few-th of them.
+// With many scores simd guesses a threshold from every few-th of them.
 TEST_P(Pick, ManyScoresHoweverTheyAreSpread) {
   constexpr int n = 32773;
   const auto expect = [&](const std::vector<float>& scores) {

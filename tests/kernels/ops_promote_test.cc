@@ -104,7 +104,7 @@ Placed PlacedIn(const SmallCache& cache, int head) {
   return placed;
 }
 
-// Of a head, after a promotion at `now` of `wanted`.
+// What a head has after a promotion of `wanted` at `now`.
 void ExpectPromoted(const SmallCache& cache, int head, const Placed& before,
                     const std::vector<int32_t>& wanted, int32_t now) {
   size_t placed = 0;

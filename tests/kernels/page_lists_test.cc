@@ -31,7 +31,7 @@ class PageLists : public EachBackend {
     PrefillDone(*s, backend());
   }
   static int32_t WindowStart(int32_t n) { return (n - 1 + kPage - 1) / kPage - 1; }
-  // Of a KV head.
+  // Queries of a KV head's group.
   std::vector<Floats> QueriesOf(int32_t n, int layer, int head) const {
     std::vector<Floats> queries;
     for (int i = 0; i < in_.g.group(); ++i) {

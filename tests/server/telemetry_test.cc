@@ -15,7 +15,7 @@
 namespace kvstrata {
 namespace {
 
-// Of the process's events behind `after`.
+// The process's events behind `after`.
 std::vector<RecordedEvent> EventsAfter(uint64_t after) {
   std::vector<RecordedEvent> out;
   uint64_t missed = 0;

@@ -40,6 +40,8 @@ SLASH_COMMENT = re.compile(r"//.*")
 OTHER_COMMENTS = {".cmake": HASH_COMMENT, "CMakeLists.txt": HASH_COMMENT, ".sh": HASH_COMMENT,
                   "Makefile": HASH_COMMENT, ".toml": HASH_COMMENT, ".yaml": HASH_COMMENT,
                   ".Dockerfile": HASH_COMMENT, ".apt": HASH_COMMENT, ".proto": SLASH_COMMENT}
+# The line that every source has and that does not count.
+LICENCE = b"SPDX-License-Identifier"
 # Built, generated and installed files.
 LEFT_OUT_FOLDERS = re.compile(r"^(build.*|dist|\..*|venv.*|__pycache__|.*\.egg-info|demo-output|shared)$")
 LEFT_OUT_FILES = re.compile(r"_pb2(_grpc)?\.pyi?$|\.pb\.(h|cc)$|^exceeded\.toml$")

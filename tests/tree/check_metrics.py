@@ -20,8 +20,8 @@ BASE_UNITS = ("bytes", "seconds", "ratio")
 CONVENTIONAL = ("process_open_fds", "process_max_fds")
 HEAD = """# Metrics
 
-What `/metrics` of `http.listen` tells, in Prometheus' text format or, if it is asked for, in OpenMetrics. This page is
-made from `server/telemetry/metric_table.cc` by `tests/tree/check_metrics.py . --update`;
+What `/metrics` of `http.listen` tells, in Prometheus' text format or, if it is asked for, in OpenMetrics. This document
+is made from `server/telemetry/metric_table.cc` by `tests/tree/check_metrics.py . --update`;
 [operations.md](operations.md#metrics-and-probes) says how to scrape; `docker/prometheus` has rules and `docker/grafana` a
 dashboard that are made of these.
 

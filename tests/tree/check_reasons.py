@@ -65,8 +65,8 @@ def read_code(root):
 
 def render(rows):
     out = ["# Reasons", "",
-           "Every error and refusal has a reason, a stable name. `kvstrata explain REASON` says the same as this page,",
-           "which is made from `proto/reasons_*.cc` by `tests/tree/check_reasons.py . --update`.",
+           "Every error and refusal has a reason, a stable name. `kvstrata explain REASON` says the same as",
+           "this document, which is made from `proto/reasons_*.cc` by `tests/tree/check_reasons.py . --update`.",
            "[operations.md](operations.md#by-symptom) goes by symptom.", ""]
     for area, title in AREAS.items():
         out += [f"## {title}", "", "| reason | meaning | next |", "| --- | --- | --- |"]

@@ -48,7 +48,7 @@ class Units {
     }
     return v;
   }
-  // Of units [first, last) and, if there is one, another vector.
+  // The mean of units [first, last) and, if there is one, another vector.
   Vector MeanOf(int level, int32_t first, int32_t last, const Vector& more) const {
     Vector sum(static_cast<size_t>(heads() * w_.keys.head_dim));
     auto n = static_cast<float>(last - first);
@@ -63,7 +63,7 @@ class Units {
     for (float& x : sum) x /= n;
     return sum;
   }
-  // Of the tokens behind the last complete page; empty if there are none.
+  // The mean of the tokens behind the last complete page; empty if there are none.
   Vector FillingPage() const {
     const int32_t begin = count(0) * w_.page_tokens;
     Vector mean;

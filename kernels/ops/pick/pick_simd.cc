@@ -154,7 +154,7 @@ HWY_INLINE void WriteHeld(const Held& held, int32_t k, float least, int32_t* out
   }
 }
 
-// Of many scores few are looked at twice. False, and nothing is written, where the guess fails.
+// Looks at few of many scores twice. False, and nothing is written, where the guess fails.
 HWY_INLINE bool WriteGuessed(const PickWork& w, int32_t k) {
   if (w.n < 4 * kPickSample) return false;
   const float least = Guess(w.scores, w.n, k);

@@ -78,7 +78,7 @@ class KeptQuads {
   static constexpr int kFirstStep = 256;
   static_assert(kSplitsMost <= 2 * kFirstStep);
 
-  // Of the CTA's quad-th quad, over its segments.
+  // Where the CTA's quad-th quad lies, counted over its segments.
   __device__ int64_t PlaceInMemory(int quad) const {
     int segment = 0;  // the first one that ends behind it
     for (int step = kFirstStep; step > 0; step /= 2) {

@@ -78,7 +78,7 @@ struct BlockRange {
 
 template <int kDim, bool kWide>
 struct SampleMemory {
-  // Of a warp at most: what shared memory has room for beside the rings.
+  // Blocks of a warp at most: what shared memory has room for beside the rings.
   static constexpr int kBlocks = kDim == 256 && kWide ? 3 : 4;
   static constexpr int kValues = kWide ? 16 : 8;
   float exponents[kWarps][kBlocks][kValues][32];
@@ -100,7 +100,7 @@ struct SampleMemory {
   return every;
 }
 
-// Of eight lanes that follow each other: the maximum and the sum by it, in all of them.
+// The maximum of eight lanes that follow each other and the sum by it, in all of them.
 [[maybe_unused]] __device__ float2 JoinEight(float max, float sum) {
   float top = max;
   for (int step = 1; step < 8; step *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
