@@ -4,10 +4,11 @@
     build/venv-transformers/bin/python bench/accuracy --tasks DIR --keep FILE          # runs, or goes on
     build/venv-transformers/bin/python bench/accuracy --keep FILE --report OUT.md --json-out OUT.json
 
-DIR: see tasks.py. --prompts ruler/4096/=25 ...: how many of each task, by the beginning of its name. --model: smollm2, or
-a folder with a model of transformers. --plan NAME=TEXT: only these plans (plans.py has the grid, and P%). --device cuda:
-pages of a GPU, and the model in bf16; else two cores and fp32. --shard I/N: every N-th prompt, for several processes.
---own FILE=N: prompts of your own, or the windows of a text.
+DIR: see tasks.py. --prompts ruler/4096/=25 ...: how many of each task, by the beginning of its name; --first N: from its
+N-th sample on, to judge by prompts that no setting was chosen by. --model: smollm2, or a folder with a model of
+transformers. --plan NAME=TEXT: only these plans (plans.py has the grid, and P%). --device cuda: pages of a GPU, and the
+model in bf16; else two cores and fp32. --shard I/N: every N-th prompt, for several processes. --own FILE=N: prompts of
+your own, or the windows of a text.
 
 A line a prompt is added to FILE as soon as it is known; plans that FILE has already of a prompt are not run again, so a
 run that was stopped goes on where it was, and a plan that is added later costs its own time only.
@@ -79,7 +80,8 @@ def prompts_of(args: argparse.Namespace) -> list[tasks.Prompt]:
     found = [prompt for path, count in own.items() for prompt in tasks.own_prompts(pathlib.Path(path), count)]
     if args.tasks:
         counts = counts_of("--prompts", args.prompts or DEFAULT_COUNTS)
-        found += tasks.prompts(args.tasks, counts, lambda name: print(f"{name}: not in {args.tasks}, left out", flush=True))
+        found += tasks.prompts(args.tasks, counts, lambda name: print(f"{name}: not in {args.tasks}, left out", flush=True),
+                               args.first)
     if not found:
         raise SystemExit(f"accuracy: no prompt: --tasks {args.tasks} has none of --prompts "
                          f"{' '.join(args.prompts or DEFAULT_COUNTS)}; known are {', '.join(tasks.DIGESTS)}")
@@ -172,6 +174,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="bench/accuracy", description=__doc__.split("\n")[0])
     parser.add_argument("--tasks", type=pathlib.Path, metavar="DIR")
     parser.add_argument("--prompts", nargs="+", metavar="NAME=N", help=f"default: {' '.join(DEFAULT_COUNTS)}")
+    parser.add_argument("--first", type=int, default=0, metavar="N", help="of each task's samples; those before it are left out")
     parser.add_argument("--keep", type=pathlib.Path, required=True, metavar="FILE")
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--model-name", help="in results; default: the model's, or its folder's name")
