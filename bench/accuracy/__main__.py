@@ -43,9 +43,9 @@ def folder_of(model: str) -> pathlib.Path:
     return hugging_face.cached() if model == "smollm2" else pathlib.Path(model)
 
 
-def measure(engine: Any, prompt: tasks.Prompt, ids: list[int], reference: list[int], names: dict[str, str]
+def measure(engine: Any, prompt: tasks.Prompt, ids: list[int], reference: list[int], names: dict[str, str], plain: bool
             ) -> dict[str, Any]:
-    """By text, of one prompt. names: of the texts."""
+    """By text, of one prompt. names: of the texts. plain: whether full is compared with plain transformers."""
     texts = list(names)
     new_tokens = max(tasks.NEW_TOKENS, 2 * len(reference)) if prompt.is_scored else 0
     answers = engine.answers(ids, reference, [grid.for_prompt(text, len(ids)) for text in texts], new_tokens)
@@ -55,7 +55,7 @@ def measure(engine: Any, prompt: tasks.Prompt, ids: list[int], reference: list[i
                     "score": prompt.score(said) if prompt.is_scored else 0.0, "rows": answer.rows,
                     "attend_bytes": answer.attend_bytes, "select_bytes": answer.select_bytes}
              for text, answer, said in zip(texts, answers, decoded)}
-    if figures.FULL in found:
+    if figures.FULL in found and plain:
         found[figures.FULL]["parted_from_plain"] = engine.parted_from_plain(ids, answers[texts.index(figures.FULL)].said)
     return found
 
@@ -106,7 +106,7 @@ def run(args: argparse.Namespace, names: dict[str, str]) -> None:
             if len(ids) + len(reference) > engine.context:
                 print(f"{number}/{len(left)} {prompt.key}: {len(ids)} tokens exceed the model's context, left out", flush=True)
                 continue
-            found = measure(engine, prompt, ids, reference, missing)
+            found = measure(engine, prompt, ids, reference, missing, not args.skip_plain)
             line = {"id": prompt.key, "model": args.model_name, "prompt": len(ids), "answer": len(reference),
                     "scored": prompt.is_scored, "seconds": round(time.perf_counter() - begin, 1),
                     "plans": line["plans"] | found}
@@ -182,9 +182,11 @@ def main() -> int:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--dtype", choices=["bf16", "fp32"], help="of the model and its pages; default: bf16 on a GPU, else fp32")
     parser.add_argument("--own", nargs="+", default=[], metavar="FILE=N", help="N prompts of a .jsonl, or windows of a .txt")
+    parser.add_argument("--skip-plain", action="store_true", help="full's answer is not compared with plain transformers'")
     parser.add_argument("--shard", default="1/1", metavar="I/N")
     parser.add_argument("--report", type=pathlib.Path, metavar="FILE.md")
     parser.add_argument("--json-out", type=pathlib.Path, metavar="FILE.json")
+    parser.add_argument("--suite", default="accuracy", help="of the result file")
     parser.add_argument("--device-name", default="")
     parser.add_argument("--commit", default="uncommitted")
     parser.add_argument("--date", default="")

@@ -23,10 +23,10 @@ printf '#!/bin/bash\nhere=$(dirname "$(readlink -f "$0")")\nLD_LIBRARY_PATH=$her
 chmod +x "$tree/build/bin/kvstratad"
 (cd "$root" && git ls-files -z bench/accuracy integrations/kvstrata integrations/kvstrata_numpy integrations/kvstrata_transformers VERSION |
   xargs -0 cp --parents -t "$tree")
-cp "$root"/parameters/smollm2-135m-retrieval.safetensors "$tree/build/share/kvstrata/"
-mkdir "$tree/build/share/kvstrata/parameters" && mv "$tree"/build/share/kvstrata/*.safetensors "$tree/build/share/kvstrata/parameters/"
+mkdir -p "$tree/build/share/kvstrata/parameters"
+cp "$root"/parameters/smollm2-135m-retrieval.safetensors "$tree/build/share/kvstrata/parameters/"
 cp -r "$tasks"/ruler/{4096,8192,16384} "$out/tasks/ruler/"
-tar -C "$out" -cJf "$out/programs.tar.xz" tree tasks
+tar -C "$out" -c tree tasks | xz -T2 -1 >"$out/programs.tar.xz"
 rm -r "$tree" "$out/tasks"
 cp "$root/bench/accuracy/run_accuracy.sh" "$out/"
 split -b 23500000 -d -a 1 "$wheel" "$out/wheel."

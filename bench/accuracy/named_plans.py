@@ -31,6 +31,7 @@ LOSSES = (0.01, 0.02, 0.05)  # nats a token
 MEASURED_ON = 0.75  # of a model's prompts: what was measured on easier ones alone has another mean
 FAMILIES = ("strata", "tokenselect", "quest", "chess", "sentencekv", "sekv", "mosaickv")
 CALIBRATED = ("chess", "tokenselect", "mosaickv")
+LICENCE = "SPDX-License-Identifier: Apache-2.0"
 HEAD = """\
 Named plans for models that were measured. Made by bench/accuracy/named_plans.py; docs/plans.md says how.
 Give this file to kvstratad --config, or copy [plans] into its own.
@@ -151,7 +152,7 @@ def kept(model: str, toml: str) -> list[Named]:
 
 def toml_of(measured: dict[str, Any], calibrated: Iterable[Named]) -> str:
     head = [*HEAD.splitlines(), f"Losses: {measured['device']}, {measured['date']}, commit {measured['commit']}."]
-    parts = ["".join(f"# {line}\n" for line in head), "[plans]\n"]
+    parts = ["".join(f"# {line}\n" for line in [LICENCE, *head]), "[plans]\n"]
     for one in (*by_loss(measured), *by_answers(measured), *EMULATED, *calibrated):
         parts.append("".join(f"# {line}\n" for line in one.why) + f"{one.name} = '{one.text}'\n")
     return "\n".join(parts)

@@ -10,7 +10,7 @@ here=$(cd "$(dirname "$0")" && pwd) work=${WORK:-/tmp/accuracy} name=$1 seconds=
 shift 3
 export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PYTHONUNBUFFERED=1 XDG_CACHE_HOME=$work/cache
 mkdir -p "$work/cache/kvstrata"
-[ -e "$work/tree" ] || tar -C "$work" -xJf "$here/programs.tar.xz"
+[ -e "$work/tree" ] || tar -C "$work" -xJf "$here/programs.tar.xz" || exit 1
 export KVSTRATAD=$work/tree/build/bin/kvstratad KVSTRATA_LIBRARY=$work/tree/build/lib/libkvstrata.so
 if [ ! -e "$work/model" ]; then
   cat "$work"/wheel.? >"$work/whole.whl" || exit 1
