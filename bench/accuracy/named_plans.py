@@ -55,14 +55,6 @@ class Named(NamedTuple):
     why: list[str]
 
 
-# By page_lists.py, in place of a daemon.
-EMULATED = [Named(
-    "smollm2-135m-retrieval-chess-0_05nats",
-    'chess{page = 16, window = 1, rho = [1, 1, 0.25], lists = "layer", anchor = "query", trigger = "always"}',
-    ["-0.025 nats a token over 10 questions about 4K tokens, with 24.7% of the tokens (bench/notes/accuracy.md)",
-     "a GPU does not serve it"])]
-
-
 # Names of plans, and the rows of their settings, each for the model that was measured. Rows of suite `judged`, of prompts
 # that the settings were not chosen by, before those of `accuracy`.
 CHOSEN = {"smollm2-135m-retrieval-sekv": "sekv_pairs_25%/smollm2-retrieval",
@@ -160,7 +152,7 @@ def kept(model: str, toml: str) -> list[Named]:
 def toml_of(measured: dict[str, Any], calibrated: Iterable[Named]) -> str:
     head = [*HEAD.splitlines(), f"Losses: {measured['device']}, {measured['date']}, commit {measured['commit']}."]
     parts = ["".join(f"# {line}\n" for line in [LICENCE, *head]), "[plans]\n"]
-    for one in (*by_loss(measured), *by_answers([*measured["rows"], *judged()]), *EMULATED, *calibrated):
+    for one in (*by_loss(measured), *by_answers([*measured["rows"], *judged()]), *calibrated):
         parts.append("".join(f"# {line}\n" for line in one.why) + f"{one.name} = '{one.text}'\n")
     return "\n".join(parts)
 
