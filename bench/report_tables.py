@@ -6,7 +6,7 @@ TABLES names each and the function that makes its lines. What was not measured s
 import dataclasses
 import re
 
-from kept_results import figure, is_older, note, number, result_of, row_of
+from kept_results import figure, is_older, note, number, result_of, results_of, row_of
 
 NOT_MEASURED = "not measured"
 MODEL = "smollm2-retrieval"  # whose answers are scored
@@ -89,6 +89,24 @@ def answers():
                       f"{tuned['value']:+.3f} ± {a['interval']:.3f}", f"{a['relative_score']:.3f}",
                       f"{a['relative_low']:.2f} to {a['relative_high']:.2f}"])
     return [*grid(head, lines), "", note(result)]
+
+
+def judged():
+    """Each plan of suite `judged`, of all its devices, on prompts that no setting was chosen by."""
+    head = ["plan", "tokens read", "bytes read", "loss, nats", "score kept", "95 % interval", "scored prompts", "chosen half",
+            "judged half"]
+    lines, notes = [], []
+    for result in results_of("judged"):
+        rows = {row["id"].removeprefix("judged/"): row for row in result["rows"]}
+        for name in [key.split("/")[0] for key in rows if key.endswith(f"/{MODEL}") and not key.startswith("full/")]:
+            a = rows[f"{name}/{MODEL}"]["accuracy"]
+            halves = (rows.get(f"{name}/{MODEL} {half} half") for half in ("chosen", "judged"))
+            lines.append([f"`{name}`", f"{a['tokens_a_step'] / a['tokens_of_prompt']:.1%}", f"{a['of_full_bytes']:.1%}",
+                          f"{a['nats_above_full']:+.3f} ± {a['interval']:.3f}", f"{a['relative_score']:.3f}",
+                          f"{a['relative_low']:.2f} to {a['relative_high']:.2f}", str(a["scored_prompts"]),
+                          *(f"{half['accuracy']['relative_score']:.3f}" if half else NOT_MEASURED for half in halves)])
+        notes.append(note(result) + "  ")
+    return [*grid(head, lines), "", *notes]
 
 
 LOSSES = (0.01, 0.02, 0.05)  # nats a token
@@ -185,5 +203,5 @@ def cold():
     return [*grid(["plan", "pages on the GPU, us", "pages in host memory, us"], cells), "", note(result_of(suite))]
 
 
-TABLES = {"plans": plans, "answers": answers, "budgets": budgets, "decode": decode, "linked-h200": lambda: linked("cuda-linked-h200"),
+TABLES = {"plans": plans, "answers": answers, "judged": judged, "budgets": budgets, "decode": decode, "linked-h200": lambda: linked("cuda-linked-h200"),
           "linked-h100": lambda: linked("cuda-linked"), "memory": memory, "cold": cold}

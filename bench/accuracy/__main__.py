@@ -4,10 +4,11 @@
     build/venv-transformers/bin/python bench/accuracy --tasks DIR --keep FILE          # runs, or goes on
     build/venv-transformers/bin/python bench/accuracy --keep FILE --report OUT.md --json-out OUT.json
 
-DIR: see tasks.py. --prompts ruler/4096/=25 ...: how many of each task, by the beginning of its name. --model: smollm2, or
-a folder with a model of transformers. --plan NAME=TEXT: only these plans (plans.py has the grid, and P%). --device cuda:
-pages of a GPU, and the model in bf16; else two cores and fp32. --shard I/N: every N-th prompt, for several processes.
---own FILE=N: prompts of your own, or the windows of a text.
+DIR: see tasks.py. --prompts ruler/4096/=25 ...: how many of each task, by the beginning of its name; --first N: from its
+N-th sample on, to judge by prompts that no setting was chosen by. --model: smollm2, or a folder with a model of
+transformers. --plan NAME=TEXT: only these plans (plans.py has the grid, and P%). --device cuda: pages of a GPU, and the
+model in bf16; else two cores and fp32. --shard I/N: every N-th prompt, for several processes. --own FILE=N: prompts of
+your own, or the windows of a text.
 
 A line a prompt is added to FILE as soon as it is known; plans that FILE has already of a prompt are not run again, so a
 run that was stopped goes on where it was, and a plan that is added later costs its own time only.
@@ -42,9 +43,9 @@ def folder_of(model: str) -> pathlib.Path:
     return hugging_face.cached() if model == "smollm2" else pathlib.Path(model)
 
 
-def measure(engine: Any, prompt: tasks.Prompt, ids: list[int], reference: list[int], names: dict[str, str]
+def measure(engine: Any, prompt: tasks.Prompt, ids: list[int], reference: list[int], names: dict[str, str], plain: bool
             ) -> dict[str, Any]:
-    """By text, of one prompt. names: of the texts."""
+    """By text, of one prompt. names: of the texts. plain: whether full is compared with plain transformers."""
     texts = list(names)
     new_tokens = max(tasks.NEW_TOKENS, 2 * len(reference)) if prompt.is_scored else 0
     answers = engine.answers(ids, reference, [grid.for_prompt(text, len(ids)) for text in texts], new_tokens)
@@ -54,7 +55,7 @@ def measure(engine: Any, prompt: tasks.Prompt, ids: list[int], reference: list[i
                     "score": prompt.score(said) if prompt.is_scored else 0.0, "rows": answer.rows,
                     "attend_bytes": answer.attend_bytes, "select_bytes": answer.select_bytes}
              for text, answer, said in zip(texts, answers, decoded)}
-    if figures.FULL in found:
+    if figures.FULL in found and plain:
         found[figures.FULL]["parted_from_plain"] = engine.parted_from_plain(ids, answers[texts.index(figures.FULL)].said)
     return found
 
@@ -79,7 +80,8 @@ def prompts_of(args: argparse.Namespace) -> list[tasks.Prompt]:
     found = [prompt for path, count in own.items() for prompt in tasks.own_prompts(pathlib.Path(path), count)]
     if args.tasks:
         counts = counts_of("--prompts", args.prompts or DEFAULT_COUNTS)
-        found += tasks.prompts(args.tasks, counts, lambda name: print(f"{name}: not in {args.tasks}, left out", flush=True))
+        found += tasks.prompts(args.tasks, counts, lambda name: print(f"{name}: not in {args.tasks}, left out", flush=True),
+                               args.first)
     if not found:
         raise SystemExit(f"accuracy: no prompt: --tasks {args.tasks} has none of --prompts "
                          f"{' '.join(args.prompts or DEFAULT_COUNTS)}; known are {', '.join(tasks.DIGESTS)}")
@@ -104,7 +106,7 @@ def run(args: argparse.Namespace, names: dict[str, str]) -> None:
             if len(ids) + len(reference) > engine.context:
                 print(f"{number}/{len(left)} {prompt.key}: {len(ids)} tokens exceed the model's context, left out", flush=True)
                 continue
-            found = measure(engine, prompt, ids, reference, missing)
+            found = measure(engine, prompt, ids, reference, missing, not args.skip_plain)
             line = {"id": prompt.key, "model": args.model_name, "prompt": len(ids), "answer": len(reference),
                     "scored": prompt.is_scored, "seconds": round(time.perf_counter() - begin, 1),
                     "plans": line["plans"] | found}
@@ -172,6 +174,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="bench/accuracy", description=__doc__.split("\n")[0])
     parser.add_argument("--tasks", type=pathlib.Path, metavar="DIR")
     parser.add_argument("--prompts", nargs="+", metavar="NAME=N", help=f"default: {' '.join(DEFAULT_COUNTS)}")
+    parser.add_argument("--first", type=int, default=0, metavar="N", help="of each task's samples; those before it are left out")
     parser.add_argument("--keep", type=pathlib.Path, required=True, metavar="FILE")
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--model-name", help="in results; default: the model's, or its folder's name")
@@ -179,9 +182,11 @@ def main() -> int:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--dtype", choices=["bf16", "fp32"], help="of the model and its pages; default: bf16 on a GPU, else fp32")
     parser.add_argument("--own", nargs="+", default=[], metavar="FILE=N", help="N prompts of a .jsonl, or windows of a .txt")
+    parser.add_argument("--skip-plain", action="store_true", help="full's answer is not compared with plain transformers'")
     parser.add_argument("--shard", default="1/1", metavar="I/N")
     parser.add_argument("--report", type=pathlib.Path, metavar="FILE.md")
     parser.add_argument("--json-out", type=pathlib.Path, metavar="FILE.json")
+    parser.add_argument("--suite", default="accuracy", help="of the result file")
     parser.add_argument("--device-name", default="")
     parser.add_argument("--commit", default="uncommitted")
     parser.add_argument("--date", default="")

@@ -28,23 +28,29 @@ class Asked(NamedTuple):
     answer: str
 
 
-class Chat:
-    """ChatML by a tokenizer.json. Markers are placed by id; a text that spells one out would be taken for it, and the
-    texts here do not. Immutable."""
+class Encoder:
+    """Text to token ids and back, by a tokenizer.json. Immutable."""
 
     def __init__(self, folder: pathlib.Path) -> None:
-        """Errors: ValueError, the tokenizer has no ChatML markers."""
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        start, end = (self._tokenizer.token_to_id(marker) for marker in (START, END))
-        if start is None or end is None:
-            raise ValueError(f"{folder}: no {START} and {END} in the vocabulary")
-        self.start, self.end, self._newline = start, end, self.encode("\n")
 
     def encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(list(ids), skip_special_tokens=True)
+
+
+class Chat(Encoder):
+    """ChatML. Markers are placed by id; a text that spells one out would be taken for it, and the texts here do not."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        """Errors: ValueError, the tokenizer has no ChatML markers."""
+        super().__init__(folder)
+        start, end = (self._tokenizer.token_to_id(marker) for marker in (START, END))
+        if start is None or end is None:
+            raise ValueError(f"{folder}: no {START} and {END} in the vocabulary")
+        self.start, self.end, self._newline = start, end, self.encode("\n")
 
     def _turn(self, role: str, text: str) -> list[int]:
         return [self.start, *self.encode(f"{role}\n{text.strip()}"), self.end, *self._newline]

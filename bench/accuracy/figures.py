@@ -17,6 +17,8 @@ import numpy as np
 from tasks import group_of
 
 FULL = "full"
+# Settings are chosen by these tasks and judged by the others: two groups of rows.
+CHOSEN_BY, CHOSEN, JUDGED = ("fwe", "niah_multikey_2", "niah_multivalue", "niah_single_2", "vt"), "chosen half", "judged half"
 SOLVED = 0.6      # the share that `full` must reach for a task's score to say something about a plan
 RESAMPLED = 2000  # for intervals of ratios
 SEED = 20261126
@@ -80,12 +82,19 @@ def row(name: str, text: str, group: str, lines: list[Line]) -> dict[str, Any]:
             "better": "smaller", "n": len(lines), "accuracy": short}
 
 
+def half_of(key: str) -> str:
+    """Of a prompt's key."""
+    return CHOSEN if key.split("/")[-2] in CHOSEN_BY else JUDGED
+
+
 def rows(lines: list[Line], plans: dict[str, str]) -> list[dict[str, Any]]:
-    """Of each plan over each model's prompts, and over each group of its tasks."""
+    """Of each plan over each model's prompts, over each group of its tasks, and over both halves of its scored ones."""
     groups: dict[str, list[Line]] = {}
     for line in lines:
         groups.setdefault(line["model"], []).append(line)
         groups.setdefault(f"{line['model']} {group_of(line['id'])}", []).append(line)
+        if line["scored"]:
+            groups.setdefault(f"{line['model']} {half_of(line['id'])}", []).append(line)
     found = []
     for name, text in ({FULL: FULL} | plans).items():
         for group, members in groups.items():

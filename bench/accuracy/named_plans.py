@@ -31,6 +31,7 @@ LOSSES = (0.01, 0.02, 0.05)  # nats a token
 MEASURED_ON = 0.75  # of a model's prompts: what was measured on easier ones alone has another mean
 FAMILIES = ("strata", "tokenselect", "quest", "chess", "sentencekv", "sekv", "mosaickv")
 CALIBRATED = ("chess", "tokenselect", "mosaickv")
+LICENCE = "SPDX-License-Identifier: Apache-2.0"
 HEAD = """\
 Named plans for models that were measured. Made by bench/accuracy/named_plans.py; docs/plans.md says how.
 Give this file to kvstratad --config, or copy [plans] into its own.
@@ -54,16 +55,10 @@ class Named(NamedTuple):
     why: list[str]
 
 
-# By page_lists.py, in place of a daemon.
-EMULATED = [Named(
-    "smollm2-135m-retrieval-chess-0_05nats",
-    'chess{page = 16, window = 1, rho = [1, 1, 0.25], lists = "layer", anchor = "query", trigger = "always"}',
-    ["-0.025 nats a token over 10 questions about 4K tokens, with 24.7% of the tokens (bench/notes/accuracy.md)",
-     "a GPU does not serve it"])]
-
-
-# Names of plans, and the rows of their settings, each for the model that its parameters are of.
-CHOSEN = {"smollm2-135m-retrieval-sekv": "accuracy/sekv_pairs_25%/smollm2-retrieval"}
+# Names of plans, and the rows of their settings, each for the model that was measured. Rows of suite `judged`, of prompts
+# that the settings were not chosen by, before those of `accuracy`.
+CHOSEN = {"smollm2-135m-retrieval-sekv": "sekv_pairs_25%/smollm2-retrieval",
+          "smollm2-135m-retrieval-chess-layer": "chess_layer_25%/smollm2-retrieval"}
 
 
 def result() -> dict[str, Any]:
@@ -108,17 +103,22 @@ def by_loss(measured: dict[str, Any]) -> list[Named]:
     return found
 
 
-def by_answers(measured: dict[str, Any]) -> list[Named]:
-    """CHOSEN, of those that were measured."""
-    rows = {row["id"]: row for row in measured["rows"]}
+def judged() -> list[dict]:
+    """Rows of all results of that suite."""
+    return [row for path in sorted((ROOT / "bench" / "results").glob("judged-*.json")) for row in json.loads(path.read_text())["rows"]]
+
+
+def by_answers(rows: Iterable[dict]) -> list[Named]:
+    """CHOSEN, of those that were measured; of two rows of a setting the later."""
+    of_setting = {row["id"].partition("/")[2]: row for row in rows}
     found = []
-    for name, row in CHOSEN.items():
-        if row in rows:
-            a = rows[row]["accuracy"]
+    for name, setting in CHOSEN.items():
+        if row := of_setting.get(setting):
+            a, fresh = row["accuracy"], " that it was not chosen by" * row["id"].startswith("judged/")
             why = [f"keeps {a['relative_score']:.3f} ({a['relative_low']:.2f} to {a['relative_high']:.2f}) of the score of "
-                   f"{a['scored_prompts']} prompts, with {a['tokens_a_step'] / a['tokens_of_prompt']:.1%} of the tokens and "
+                   f"{a['scored_prompts']} prompts{fresh}, with {a['tokens_a_step'] / a['tokens_of_prompt']:.1%} of the tokens and "
                    f"{a['of_full_bytes']:.1%} of the bytes"]
-            found.append(Named(name, without(rows[row]["plan"], "min_tokens"), why))
+            found.append(Named(name, without(row["plan"], "min_tokens"), why))
     return found
 
 
@@ -151,8 +151,8 @@ def kept(model: str, toml: str) -> list[Named]:
 
 def toml_of(measured: dict[str, Any], calibrated: Iterable[Named]) -> str:
     head = [*HEAD.splitlines(), f"Losses: {measured['device']}, {measured['date']}, commit {measured['commit']}."]
-    parts = ["".join(f"# {line}\n" for line in head), "[plans]\n"]
-    for one in (*by_loss(measured), *by_answers(measured), *EMULATED, *calibrated):
+    parts = ["".join(f"# {line}\n" for line in [LICENCE, *head]), "[plans]\n"]
+    for one in (*by_loss(measured), *by_answers([*measured["rows"], *judged()]), *calibrated):
         parts.append("".join(f"# {line}\n" for line in one.why) + f"{one.name} = '{one.text}'\n")
     return "\n".join(parts)
 

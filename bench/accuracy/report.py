@@ -29,7 +29,8 @@ def result(lines: list[figures.Line], rows: list[dict[str, Any]], args: argparse
     for line in lines:
         task = f"{line['model']} {line['id'].rsplit('/', 1)[0]}"
         counts[task] = counts.get(task, 0) + 1
-    return {"suite": "accuracy", "device": args.device_name or device_name(), "commit": args.commit, "date": args.date,
+    rows = [row | {"id": row["id"].replace("accuracy", args.suite, 1)} for row in rows]
+    return {"suite": args.suite, "device": args.device_name or device_name(), "commit": args.commit, "date": args.date,
             "command": "bench/accuracy --tasks DIR --keep FILE --json-out OUT", "ceilings": {},
             "context": {"notes": "transformers; every plan decodes behind the same prompt, which was computed under full; "
                                  "intervals are of 95 %, over prompts", "prompts": counts, "as_plain": figures.parted(lines),

@@ -26,8 +26,7 @@ sys.path[:0] = [str(ROOT / "bench" / "accuracy"), *(str(ROOT / "integrations" / 
 from kvstrata.daemon import Daemon  # noqa: E402
 
 import decode  # noqa: E402
-from chat import Chat  # noqa: E402
-from train_sekv import Texts  # noqa: E402
+from train_sekv import texts_of  # noqa: E402
 
 
 def plans_of(args: argparse.Namespace) -> dict[str, str]:
@@ -38,7 +37,7 @@ def plans_of(args: argparse.Namespace) -> dict[str, str]:
 
 def measure(args: argparse.Namespace) -> list[dict]:
     """By text and plan: mean nats a token, rows a step, status."""
-    texts, plans, found = Texts(args.texts, Chat(args.model)), plans_of(args), []
+    texts, plans, found = texts_of(args.texts, args.model), plans_of(args), []
     pool = decode.GPU_POOL if args.device.startswith("cuda") else ()
     with Daemon("--set", f"parameters.directory={args.parameters.resolve()}", *pool) as daemon:
         engine = decode.Engine(args.model, args.device, daemon.socket)

@@ -5,7 +5,9 @@ A row is a text: its prompt [N], which full attention has read and which is cut 
 are decoded all at once by the mixed-resolution attention, given the text's own tokens. So keys, values and spans of a
 prompt are those that a daemon has, and do not depend on what is learned, except for the gates.
 
-Shapes: L layers, B rows, K KV heads, G query heads a KV head, H = K G, S spans (padded with length 0), d = head_dim, R =
+Layers that the plan does not serve, those of a sliding window, attend as they do in the model.
+
+Shapes: L served layers, B rows, K KV heads, G query heads a KV head, H = K G, S spans (padded with length 0), d = head_dim, R =
 r_max. Spans and factors are held to the numpy reference by tests/transformers/test_sekv_training.py. Not rounded here:
 factors and rows, which a daemon stores in bf16.
 """
@@ -15,7 +17,8 @@ from __future__ import annotations
 import concurrent.futures
 import math
 import os
-from collections.abc import Sequence
+import pathlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -269,7 +272,8 @@ def attend(logits: Mixed, zoom: Tensor, member: Tensor, values: Tensor, v_mean: 
 class Batch:
     """What full attention says of rows, and what does not depend on parameters. keys, values [L, B, K, N, d]; k_mean,
     v_mean [L, B, K, S, d], rounded to bf16; known, keys and values as expanded spans have them while all gates are open;
-    hidden [B, T, width], what the head reads; factors of each group, None where only open gates were asked for and no such span is factored."""
+    hidden [B, T, width], what the head reads; factors of each group, None where only open gates were asked for and no such
+    span is factored; near, by layer that is not served, keys and values of the prompt's end, which its window reaches."""
     ids: Tensor
     tokens: int
     spans: Spans
@@ -280,6 +284,7 @@ class Batch:
     known: tuple[Tensor, Tensor]
     factors: list[tuple[Factors, Factors] | None]
     hidden: Tensor
+    near: dict[int, tuple[Tensor, Tensor]]
 
 
 class Found(NamedTuple):
@@ -303,29 +308,68 @@ def zoom_loss(scores: Tensor, mass: Tensor, length: Tensor, power: float = 0.0) 
     return (apart * on_spans).sum() / on_spans.sum().clamp(min=1e-9)
 
 
-class Student(Llama):
-    """The frozen model, read by full attention or decoded by SeKV's."""
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]  # q [B, H, n, d], k and v [B, K, n, d] to [B, H, n, d]
 
-    def __init__(self, folder, device: torch.device, dtype: torch.dtype, context: int) -> None:  # type: ignore[no-untyped-def]
+
+class Read(NamedTuple):
+    """Of full attention: keys and values [L, B, K, n, d] of served layers; of the others, by layer, [B, K, n, d]; and what
+    the head reads [B, n, width]."""
+    keys: Tensor
+    values: Tensor
+    windowed: dict[int, tuple[Tensor, Tensor]]
+    hidden: Tensor
+
+
+class Student(Llama):
+    """The frozen model, read by full attention or decoded by SeKV's. `served`: the layers under the plan; `window`: tokens
+    that the others attend to."""
+
+    window = 0
+
+    def __init__(self, folder: pathlib.Path, device: torch.device, dtype: torch.dtype, context: int) -> None:
         super().__init__(folder, device, dtype)
         self.weights: Attention = self.attention(None)
         self.turn = self.rope(self.shape.rope_theta, context)
+        self.served = list(range(self.shape.layers))
+
+    def turned(self, layer: int, begin: int, end: int) -> Rope:
+        """Of positions, as _projected takes it."""
+        return Rope(self.turn.cos[begin:end, None], self.turn.sin[begin:end, None])
+
+    def embedded(self, ids: Tensor) -> Tensor:
+        return F.embedding(ids, self.embedding)
+
+    def layer(self, i: int, x: Tensor, turn: Rope, attend: Attend) -> Tensor:
+        before, after = self.norms[i]
+        out = attend(*self._projected(self._normed(x, before), self.weights.qkv[i], turn))
+        x = x + F.linear(out.transpose(1, 2).flatten(2), self.weights.out[i])
+        return x + self._mlp(self._normed(x, after), i)
+
+    def normed(self, x: Tensor) -> Tensor:
+        """What the head reads of the last layer's output."""
+        return self._normed(x, self.norm)
+
+    def _windowed(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention of the last positions of k and v, each to the window that ends with it."""
+        of, before = q.shape[2], k.shape[2] - q.shape[2]
+        apart = (before + torch.arange(of, device=q.device))[:, None] - torch.arange(before + of, device=q.device)
+        k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for t in (k, v))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=(apart >= 0) & (apart < self.window))
 
     @torch.no_grad()
-    def read(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Full attention: keys, values [L, B, K, n, d], and what the head reads."""
-        n, s, kept = ids.shape[1], self.shape, ([], [])
-        turn = Rope(self.turn.cos[:n, None], self.turn.sin[:n, None])
-        x = F.embedding(ids, self.embedding)
-        for i, (before, after) in enumerate(self.norms):
-            q, k, v = self._projected(self._normed(x, before), self.weights.qkv[i], turn)
-            for into, part in zip(kept, (k, v)):
-                into.append(part)
-            k, v = (t.repeat_interleave(s.heads // s.kv_heads, dim=1) for t in (k, v))
-            attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-            x = x + F.linear(attended.transpose(1, 2).flatten(2), self.weights.out[i])
-            x = x + self._mlp(self._normed(x, after), i)
-        return *(torch.stack(part) for part in kept), self._normed(x, self.norm)  # type: ignore[return-value]
+    def read(self, ids: Tensor) -> Read:
+        kept: dict[int, tuple[Tensor, Tensor]] = {}
+        x = self.embedded(ids)
+        for i in range(self.shape.layers):
+            def attend(q: Tensor, k: Tensor, v: Tensor, i: int = i) -> Tensor:
+                kept[i] = k, v
+                if i not in self.served:
+                    return self._windowed(q, k, v)
+                k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for t in (k, v))
+                return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = self.layer(i, x, self.turned(i, 0, ids.shape[1]), attend)
+        keys, values = (torch.stack(part) for part in zip(*(kept.pop(i) for i in self.served)))
+        return Read(keys, values, kept, self.normed(x))
 
     @torch.no_grad()
     def surprisal(self, ids: Tensor, hidden: Tensor) -> np.ndarray:
@@ -342,7 +386,7 @@ class Student(Llama):
         """ids [B, N + behind]; the last `behind` tokens are those that are decoded. gated: for gates that are not all
         open, which takes factors of all spans."""
         n = ids.shape[1] - behind
-        keys, values, hidden = self.read(ids)
+        keys, values, windowed, hidden = self.read(ids)
         surprisal = self.surprisal(ids[:, :n], hidden[:, :n])
         spans = spans_of([segment(row, local) for row in surprisal], n, self.device, torch.float32)
         h = torch.from_numpy(surprisal).to(self.device)
@@ -355,7 +399,9 @@ class Student(Llama):
         prompt = [x[..., :n, :].contiguous() for x in (keys, values)]
         factors = [(factors_of(rows_of(prompt[0], g)), factors_of(rows_of(prompt[1], g)))
                    if gated or may_be_factored(g.real.shape[1], self.shape.head_dim) else None for g in spans.groups]
-        made = Batch(ids, n, spans, *prompt, k_mean, v_mean, (prompt[0], prompt[1]), factors, hidden[:, n:].clone())
+        first = max(0, n + 1 - self.window)
+        near = {i: (k[:, :, first:n].clone(), v[:, :, first:n].clone()) for i, (k, v) in windowed.items()}
+        made = Batch(ids, n, spans, *prompt, k_mean, v_mean, (prompt[0], prompt[1]), factors, hidden[:, n:].clone(), near)
         made.known = self._rows(made, None)
         if not gated:
             made.factors = []
@@ -373,24 +419,25 @@ class Student(Llama):
         """The tokens behind the prompt, each under a budget of `share` of the tokens before and with it. None: without
         trained parameters. Gradients of routers are the zoom loss's; through: also those of logits and errors, straight
         through the choice, which takes tenfold memory."""
-        n, behind, s = batch.tokens, batch.ids.shape[1] - batch.tokens, self.shape
-        turn = Rope(self.turn.cos[n:n + behind, None], self.turn.sin[n:n + behind, None])
+        n, behind = batch.tokens, batch.ids.shape[1] - batch.tokens
         known = self._rows(batch, parameters) if parameters is not None and parameters.gated else batch.known
         routers = None if parameters is None else parameters.W
         at = torch.arange(n + 1, n + behind + 1, device=self.device)
         persistent = (batch.spans.raw + (batch.spans.length > 0).sum(1))[:, None] + at - n
         room = ((share * at).ceil().long() - persistent).clamp(min=0)
-        x, by_layer = F.embedding(batch.ids[:, n:], self.embedding), []
-        for i, (before, after) in enumerate(self.norms):
-            q, k, v = self._projected(self._normed(x, before), self.weights.qkv[i], turn)
-            q = q.unflatten(1, (s.kv_heads, -1))
-            router = None if parameters is None else (routers[i], parameters.tau[i])  # type: ignore[index]
-            out, told = self._attended(i, q, k, v, batch, known, router, room, (errors, through, power))
-            by_layer.append(told)
-            out = out.flatten(1, 2).transpose(1, 2).flatten(2).to(self.dtype)
-            x = x + F.linear(out, self.weights.out[i])
-            x = x + self._mlp(self._normed(x, after), i)
-        logits = self.logits(self._normed(x, self.norm))
+        x, by_layer = self.embedded(batch.ids[:, n:]), []
+        for i in range(self.shape.layers):
+            def attend(q: Tensor, k: Tensor, v: Tensor, i: int = i) -> Tensor:
+                if i not in self.served:
+                    return self._windowed(q, *(torch.cat(pair, dim=2) for pair in zip(batch.near[i], (k, v))))
+                place = self.served.index(i)
+                router = None if parameters is None else (routers[place], parameters.tau[place])  # type: ignore[index]
+                out, told = self._attended(place, q.unflatten(1, (k.shape[1], -1)), k, v, batch, known, router, room,
+                                           (errors, through, power))
+                by_layer.append(told)
+                return out.flatten(1, 2).to(self.dtype)
+            x = self.layer(i, x, self.turned(i, n, n + behind), attend)
+        logits = self.logits(self.normed(x))
         return Found(logits, *(torch.stack(column) for column in zip(*by_layer)))
 
     @torch.no_grad()

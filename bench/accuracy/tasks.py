@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import json
 import lzma
 import pathlib
@@ -74,9 +75,10 @@ def group_of(key: str) -> str:
     return f"{where[-1]} {GROUPS.get(word, word)}"
 
 
-def prompts(folder: pathlib.Path, counts: dict[str, int], left_out: Callable[[str], None]) -> list[Prompt]:
-    """counts: prompts a task, by the beginning of a file's name ("ruler/4096/": 25); the longest that fits counts. Every
-    task's first prompt comes before any second one. left_out gets the name of each known file that is not there.
+def prompts(folder: pathlib.Path, counts: dict[str, int], left_out: Callable[[str], None], first: int = 0) -> list[Prompt]:
+    """counts: prompts a task, by the beginning of a file's name ("ruler/4096/": 25); the longest that fits counts. They begin
+    with sample `first` of each file. Every task's first prompt comes before any second one. left_out gets the name of each
+    known file that is not there.
 
     Errors: SystemExit, a file is not the one that its name says.
     """
@@ -87,7 +89,7 @@ def prompts(folder: pathlib.Path, counts: dict[str, int], left_out: Callable[[st
         if count:
             path = folder / f"{name}.jsonl.xz"
             if path.exists():
-                ranked += enumerate(_read(path, name, digest, count))
+                ranked += enumerate(_read(path, name, digest, range(first, first + count)))
             else:
                 left_out(name)
     return [prompt for _, prompt in sorted(ranked, key=lambda pair: pair[0])]
@@ -125,14 +127,14 @@ def _window(key: str, part: str) -> Prompt:
     return Prompt(key, "", [], part[:cut], [part[cut + 1:]])
 
 
-def _read(path: pathlib.Path, name: str, digest: str, count: int) -> Iterator[Prompt]:
+def _read(path: pathlib.Path, name: str, digest: str, numbers: range) -> Iterator[Prompt]:
     content = path.read_bytes()
     found = hashlib.sha256(content).hexdigest()
     if found != digest:
         raise SystemExit(f"accuracy: {path} has SHA-256 {found[:16]}..., {name} is {digest[:16]}...; fetch it again, or "
                          "leave it out with --prompts")
     with lzma.open(io.BytesIO(content), "rt", encoding="utf-8") as lines:
-        for i, line in zip(range(count), lines):
+        for i, line in enumerate(itertools.islice(lines, numbers.start, numbers.stop), numbers.start):
             yield prompt_of(f"{name}/{i}", json.loads(line))
 
 

@@ -5,7 +5,8 @@
     bench/accuracy/train_sekv.py --model FOLDER --texts FILE.jsonl.xz --out FOLDER [--state FOLDER] [--seconds 200]
                                  [--stop-after SECONDS] [--steps N] [--seed 1] [--device cuda]
 
-FILE: pack_texts.py makes it; of sixteen documents one is held out, and by another one parameters are chosen. Losses and
+FILE: pack_texts.py makes it, or narrow_gemma.py; of sixteen documents one is held out, and by another one parameters are
+chosen. FOLDER: SmolLM2, or Gemma 3, of which only the layers that attend to everything are trained for. Losses and
 schedule are the paper's (docs/spec/sekv.md, "Training"; docs/accuracy.md says what is ours). --seconds is how long
 training takes in all calls together: the learning rate falls by its share that is gone (--steps: by the share of steps,
 and a run on a CPU is exactly repeatable). --stop-after ends this call, its evaluation included; the next one with the same
@@ -21,6 +22,7 @@ loses more of the texts that choose. There is no other state: step i's texts and
 from __future__ import annotations
 
 import argparse
+import base64
 import concurrent.futures
 import copy
 import hashlib
@@ -33,20 +35,22 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
+import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 from torch import Tensor  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 import sekv_gates  # noqa: E402
-from chat import Chat  # noqa: E402
+from chat import Encoder  # noqa: E402
 from evaluate import device_of  # noqa: E402
+from gemma_student import student_of  # noqa: E402
 from sekv_student import Batch, Parameters, Student  # noqa: E402
 
 DECAY, WARM_UP, CLIP, BETAS = 0.01, 0.05, 1.0, (0.9, 0.98)
@@ -71,32 +75,46 @@ def setting(text: str) -> Setting:
 
 
 class Texts:
-    """Documents by length; what part one belongs to is chosen by a digest of its source. Immutable."""
+    """Documents by length, as text or as token ids; what part one belongs to is chosen by a digest of its source. A row
+    begins with `begin`, what the model wants before any text. Immutable."""
 
-    def __init__(self, path: pathlib.Path, chat: Chat) -> None:
-        self._chat, self.digest = chat, hashlib.sha256(path.read_bytes()).hexdigest()
-        self._parts: dict[str, list[str]] = {"held": [], "choice": [], "train": []}
+    def __init__(self, path: pathlib.Path, encode: Callable[[str], list[int]] | None = None, begin: Sequence[int] = ()) -> None:
+        """encode: of texts; documents of ids need none."""
+        self._encode, self._begin, self.digest = encode, list(begin), hashlib.sha256(path.read_bytes()).hexdigest()
+        self._parts: dict[str, list[str] | list[np.ndarray]] = {"held": [], "choice": [], "train": []}
         self.sources: dict[str, list[str]] = {part: [] for part in self._parts}
         with lzma.open(path, "rt", encoding="utf-8") as file:
             for one in map(json.loads, file):
                 digest = int(hashlib.sha256(one["source"].encode()).hexdigest(), 16) % PARTS
                 part = {0: "held", 1: "choice"}.get(digest, "train")
-                self._parts[part].append(one["text"])
+                self._parts[part].append(np.frombuffer(base64.b64decode(one["ids"]), "<u2") if "ids" in one else one["text"])
                 self.sources[part].append(one["source"])
+
+    def _ids(self, text: str | np.ndarray) -> list[int]:
+        return text.tolist() if isinstance(text, np.ndarray) else self._encode(text)
 
     def rows(self, part: str, key: str, count: int, length: int) -> Tensor:
         """Ids [count, length] of places that `key` draws. Errors: ValueError, no document is so long."""
-        texts = [text for text in self._parts[part] if len(text) >= 4 * length]
+        documents, own = self._parts[part], length - len(self._begin)
+        least, most = (4, 7) if documents and isinstance(documents[0], str) else (1, 1)  # characters a token, or tokens
+        texts = [text for text in documents if len(text) >= least * own]
         if not texts:
-            raise ValueError(f"no {part} text of {4 * length} characters, which {length} tokens need")
+            raise ValueError(f"no {part} text of {least * own} {'characters' if least > 1 else 'ids'}, which {length} tokens need")
         draw, weights, rows = random.Random(key), [len(text) for text in texts], []
         while len(rows) < count:
             text = draw.choices(texts, weights)[0]
-            begin = draw.randrange(len(text) - 4 * length + 1)
-            ids = self._chat.encode(text[begin:begin + 7 * length])
-            if len(ids) >= length:
-                rows.append(ids[:length])
+            begin = draw.randrange(len(text) - least * own + 1)
+            ids = self._ids(text[begin:begin + most * own])
+            if len(ids) >= own:
+                rows.append(self._begin + ids[:own])
         return torch.tensor(rows)
+
+
+def texts_of(path: pathlib.Path, model: pathlib.Path) -> Texts:
+    """Read by the model's tokenizer, if it has one; Gemma's begin with its first token."""
+    config, tokenizer = json.loads((model / "config.json").read_text()), model / "tokenizer.json"
+    begin = [config["bos_token_id"]] if config["model_type"] == "gemma3_text" else []
+    return Texts(path, Encoder(model).encode if tokenizer.exists() else None, begin)
 
 
 @dataclass
@@ -222,16 +240,16 @@ class Run:
     def __init__(self, args: argparse.Namespace, begin: float) -> None:
         self.args, self.begin = args, begin
         device, dtype = device_of(args.device)
-        self.texts = Texts(args.texts, Chat(args.model))
-        self.student = Student(args.model, device, dtype, max(*args.prompts, args.held_prompt) + args.behind + args.held_behind)
+        self.texts = texts_of(args.texts, args.model)
+        self.student = student_of(args.model, device, dtype, max(*args.prompts, args.held_prompt) + args.behind + args.held_behind)
         shape = self.student.shape
-        self.trainer = Trainer(self.student, Parameters(shape.layers, shape.heads, shape.head_dim, args.seed).to(device), args)
+        self.trainer = Trainer(self.student, Parameters(len(self.student.served), shape.heads, shape.head_dim, args.seed).to(device), args)
         self.best = copy.deepcopy(self.trainer.parameters)
         self.standing, self.window = self._load(), Window(self.student, self.texts, args)
         self.about = {"name": args.name, "texts": self.texts.digest, "sources": {k: len(v) for k, v in self.texts.sources.items()},
                       "packages": sorted({source.split("/")[0] for part in self.texts.sources.values() for source in part}),
                       "settings": {k: v for k, v in vars(args).items() if not isinstance(v, pathlib.Path)},
-                      "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu"}
+                      "vocabulary": len(self.student.embedding), "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu"}
         self.choice = drawn(self.student, self.texts, "choice", args.choice, args)
         self.held = drawn(self.student, self.texts, "held", args.held, args)
         self.said("texts that choose and held-out ones are there")

@@ -75,11 +75,13 @@ class NamedPlans(unittest.TestCase):
         row = {"id": "accuracy/sekv_pairs_25%/smollm2-retrieval", "plan": "sekv{l_min = 2, min_tokens = 0}", "accuracy": {
             "relative_score": 0.9, "relative_low": 0.85, "relative_high": 0.94, "scored_prompts": 9, "tokens_a_step": 30,
             "tokens_of_prompt": 100, "of_full_bytes": 0.31}}
-        one, = named_plans.by_answers({"rows": [row]})
+        one, = named_plans.by_answers([row])
         self.assertEqual((one.name, one.text), ("smollm2-135m-retrieval-sekv", "sekv{l_min = 2}"))
         self.assertEqual(one.why, ["keeps 0.900 (0.85 to 0.94) of the score of 9 prompts, with 30.0% of the tokens and 31.0% of "
                                    "the bytes"])
-        self.assertEqual(named_plans.by_answers({"rows": []}), [])
+        self.assertEqual(named_plans.by_answers([]), [])
+        fresh, = named_plans.by_answers([row, row | {"id": row["id"].replace("accuracy/", "judged/")}])
+        self.assertIn("prompts that it was not chosen by", fresh.why[0])
 
     def test_of_a_calibration_what_is_the_models(self):
         toml = ("# Plans calibrated\n\n[plans]\n# min_tokens: of this machine\nquest_calibrated = 'quest{min_tokens = 512}'\n"
@@ -114,6 +116,11 @@ class Prompts(unittest.TestCase):
                 found = tasks.prompts(pathlib.Path(folder), {"ruler/4096/": 5, "ruler/8192/": 0}, missing.append)
             self.assertEqual([prompt.key for prompt in found], ["ruler/4096/vt/0"])
             self.assertNotIn("ruler/8192/fwe", missing)
+            path.write_bytes(lzma.compress("\n".join([json.dumps(SAMPLE)] * 5).encode()))
+            known = {"ruler/4096/vt": hashlib.sha256(path.read_bytes()).hexdigest()}
+            with unittest.mock.patch.dict(tasks.DIGESTS, known):
+                found = tasks.prompts(pathlib.Path(folder), {"ruler/4096/": 2}, missing.append, first=3)
+            self.assertEqual([prompt.key for prompt in found], ["ruler/4096/vt/3", "ruler/4096/vt/4"])
 
 
 class OwnPrompts(unittest.TestCase):
