@@ -23,6 +23,7 @@ class Eviction;
 class Models;
 class PageMemory;
 class PagePools;
+class Plans;
 class PrefixIndex;
 struct Sequence;
 struct Session;
@@ -73,6 +74,7 @@ class Inspection {
   SessionCatalog& catalog_;
   class Models& models_;
   Eviction& eviction_;
+  const Plans& plans_;
   const StoreParts& store_;  // for the audit, which looks at all of it
 };
 
