@@ -13,6 +13,7 @@
 #include "client/cli/invocation.h"
 #include "client/cli/live_names.h"
 #include "client/cli/verb_walk.h"
+#include "proto/events.h"
 #include "proto/reasons.h"
 
 namespace kvstrata::cli {
@@ -32,12 +33,13 @@ struct Place {
   std::vector<Word> verbs, options, arguments;
 };
 
-// {"a", "b"} of the type name "TEXT:{a,b}" that CLI::IsMember gives; of REASON all there are, which
-// no help should list.
+// {"a", "b"} of the type name "TEXT:{a,b}" that CLI::IsMember gives; of REASON all reasons and
+// events, which no help should list.
 std::vector<std::string> Choices(const CLI::Option& option) {
   if (option.get_name() == "REASON") {
     std::vector<std::string> names;
     for (const Reason& reason : AllReasons()) names.emplace_back(reason.name);
+    for (const EventKind& event : AllEvents()) names.emplace_back(event.name);
     return names;
   }
   const std::string type = option.get_type_name();
