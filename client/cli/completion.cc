@@ -7,6 +7,7 @@
 #include <functional>
 #include <iostream>
 #include <memory>
+#include <span>
 #include <sstream>
 #include <vector>
 
@@ -33,15 +34,19 @@ struct Place {
   std::vector<Word> verbs, options, arguments;
 };
 
-// {"a", "b"} of the type name "TEXT:{a,b}" that CLI::IsMember gives; of REASON all reasons and
-// events, which no help should list.
+template <typename Row>
+void AddNames(std::span<const Row> rows, std::vector<std::string>* names) {
+  for (const Row& row : rows) names->emplace_back(row.name);
+}
+
+// {"a", "b"} of the type name "TEXT:{a,b}" that CLI::IsMember gives; of explain's NAME all reasons
+// and events, which no help should list, and events of --event.
 std::vector<std::string> Choices(const CLI::Option& option) {
-  if (option.get_name() == "REASON") {
-    std::vector<std::string> names;
-    for (const Reason& reason : AllReasons()) names.emplace_back(reason.name);
-    for (const EventKind& event : AllEvents()) names.emplace_back(event.name);
-    return names;
-  }
+  const std::string name = option.get_name();
+  std::vector<std::string> names;
+  if (name == "NAME") AddNames(AllReasons(), &names);
+  if (name == "NAME" || name == "--event") AddNames(AllEvents(), &names);
+  if (!names.empty()) return names;
   const std::string type = option.get_type_name();
   const size_t open = type.find('{'), close = type.rfind('}');
   std::vector<std::string> out;

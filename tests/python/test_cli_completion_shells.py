@@ -38,10 +38,11 @@ kvstrata seq build {handle} --plan {PLAN[:5]}|kvstrata seq build {handle} --plan
 kvstrata plan show {PLAN[:5]}|kvstrata plan show {PLAN}
 kvstrata tier resize 1GiB --device emu|kvstrata tier resize 1GiB --device emulated
 kvstrata quota set uid:1000 host|kvstrata quota set uid:1000 host_bytes
-kvstrata --socket {cli.environment['KVSTRATA_SOCKET']} quota set def|\
-kvstrata --socket {cli.environment['KVSTRATA_SOCKET']} quota set default
+kvstrata --socket {cli.environment['KVSTRATA_SOCKET']} quota set uid:1|\
+kvstrata --socket {cli.environment['KVSTRATA_SOCKET']} quota set uid:1000
 kvstrata explain POOL_EX|kvstrata explain POOL_EXHAUSTED
 kvstrata explain value_l|kvstrata explain value_lost
+kvstrata events --event pool_f|kvstrata events --event pool_failed
 kvstratad --log|kvstratad --log-level
 """.strip()
 
@@ -78,7 +79,7 @@ def zsh(cli: Program, tmp_path: pathlib.Path) -> Iterator[Screen]:
                  "setopt no_beep; clear; print ready-$((40 + 2))\n")
     screen.wait_for("ready-42")
     yield screen
-    screen.press("\x03exit\n")
+    screen.press("\x15exit\n")
     screen.wait_end()
 
 
