@@ -589,7 +589,7 @@ def disk_gets_values(cli):
     short = json.loads(expect(cli("value", "get", begin.upper(), "--out", out, "--force", "-o", "json"), 0).stdout)
     assert short["key"] == key and short["bytes"] == got["bytes"], short
     expect(cli("value", "verify", begin), 0, key, "sound")
-    expect(cli("value", "get", key), 2, "--out")
+    expect(cli("value", "get", key), 2, "--out", "next: kvstrata value get --help")
     import pty
     leader, follower = pty.openpty()
     expect(cli("value", "get", key, "--force", "--out", os.ttyname(follower)), 1, "VALUE_FILE", "terminal")
