@@ -78,7 +78,6 @@ Inspection::Inspection(StoreParts* store)
       catalog_(store->catalog),
       models_(store->models),
       eviction_(store->eviction),
-      plans_(store->plans),
       store_(*store) {}
 
 std::vector<PoolInfo> Inspection::Pools() const {
@@ -215,7 +214,7 @@ SequenceInfo Inspection::InfoOf(const Sequence& s) const {
   info.host_bytes += info.extent_host_bytes;
   if (s.codec && !s.codec->failed.ok()) info.work_error = s.codec->failed.ToString();
   info.in_full = InFullTextOf(s);
-  info.break_even_tokens = plans_.BreakEven(s.plan, s.model->desc.geometry);
+  info.break_even_tokens = store_.plans.BreakEven(s.plan, s.model->desc.geometry);
   return info;
 }
 

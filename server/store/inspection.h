@@ -23,7 +23,6 @@ class Eviction;
 class Models;
 class PageMemory;
 class PagePools;
-class Plans;
 class PrefixIndex;
 struct Sequence;
 struct Session;
@@ -74,8 +73,7 @@ class Inspection {
   SessionCatalog& catalog_;
   class Models& models_;
   Eviction& eviction_;
-  const Plans& plans_;
-  const StoreParts& store_;  // for the audit, which looks at all of it
+  const StoreParts& store_;  // for the audit, which looks at all of it, and plans
 };
 
 }  // namespace kvstrata
