@@ -3,7 +3,7 @@
 #   library  libkvstrata.so.N, which an engine links; needs libc alone
 #   remote   libkvstrata_remote.so.N, the same ABI over gRPC, for tools
 #   devel    headers, kvstrata.pc, find_package(kvstrata), for both libraries
-#   daemon   kvstratad, kvstrata, their completions, parameters, configuration, systemd's unit and its user
+#   daemon   kvstratad, kvstrata, their completions and manual pages, parameters, configuration, systemd's unit and its user
 #   cuda     libkvstrata_cuda.so, beside the library, and what it needs of the unit
 include(CMakePackageConfigHelpers)
 
@@ -46,22 +46,25 @@ if(KVS_SERVER)
   # Trained parameters, where the daemon finds them.
   install(DIRECTORY ${CMAKE_SOURCE_DIR}/parameters/ DESTINATION ${CMAKE_INSTALL_DATADIR}/kvstrata/parameters
     COMPONENT daemon FILES_MATCHING PATTERN "*.safetensors")
-  # They come from the program's own table of commands.
+  # They come from the programs' own tables of commands and options.
   # bash looks for a file of each program's name; its script completes both.
-  foreach(words_and_file "completion bash:bash-completion/completions/kvstrata"
-      "completion bash:bash-completion/completions/kvstratad"
-      "completion zsh:zsh/vendor-completions/_kvstrata" "completion fish:fish/vendor_completions.d/kvstrata.fish"
-      "__reference man:man/man1/kvstrata.1")
+  foreach(words_and_file "kvstrata_cli completion bash:bash-completion/completions/kvstrata"
+      "kvstrata_cli completion bash:bash-completion/completions/kvstratad"
+      "kvstrata_cli completion zsh:zsh/vendor-completions/_kvstrata"
+      "kvstrata_cli completion fish:fish/vendor_completions.d/kvstrata.fish"
+      "kvstrata_cli __reference man:man/man1/kvstrata.1" "kvstratad --manual:man/man1/kvstratad.1")
     string(REPLACE ":" ";" parts ${words_and_file})
     list(GET parts 0 words)
     separate_arguments(words UNIX_COMMAND "${words}")
+    list(POP_FRONT words program)
+    list(JOIN words " " words)
     list(GET parts 1 file)
     install(CODE "
       set(file \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/share/${file}\")
       message(STATUS \"Installing: \${file}\")
       get_filename_component(folder \"\${file}\" DIRECTORY)
       file(MAKE_DIRECTORY \"\${folder}\")
-      execute_process(COMMAND $<TARGET_FILE:kvstrata_cli> ${words} OUTPUT_FILE \"\${file}\"
+      execute_process(COMMAND $<TARGET_FILE:${program}> ${words} OUTPUT_FILE \"\${file}\"
         COMMAND_ERROR_IS_FATAL ANY)" COMPONENT daemon)
   endforeach()
 endif()

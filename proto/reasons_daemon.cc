@@ -259,7 +259,7 @@ constexpr Reason kRows[] = {
     {"WORK_STOPPED", kWork, "The daemon's workers have stopped.", ""},
     // --- admin
     {"KEY_TEXT", kAdmin, "A key is no text of hexadecimal digits, or holds what a key may not.",
-     ""},
+     "kvstrata value ls prints keys of values, kvstrata lookup MODEL FILE --pages those of pages"},
     {"KEY_UNKNOWN", kAdmin, "No live sequence of this user has that key.",
      "list them: kvstrata seq ls"},
     {"LOOKUP_WHAT", kAdmin, "A look-up is of tokens or of page keys, not of both or none.", ""},

@@ -82,6 +82,8 @@ constexpr Reason kRows[] = {
     {"DUMP_FOLDER", kProgram, "The folder of a dump exists already, or cannot be made or written.",
      "name another one: kvstrata debug dump FOLDER"},
     {"DURATION_INVALID", kProgram, "A duration is a number with ms, s, m, h or d.", ""},
+    {"KEY_AMBIGUOUS", kProgram, "The keys of several values begin so.",
+     "give more of the digits: kvstrata value ls"},
     {"PIPE", kProgram, "The kernel gave no pipe.", ""},
     {"PIN_WHAT", kProgram, "A pin is of a MODEL and a FILE, or of --seq.", ""},
     {"REASON_UNKNOWN", kProgram, "There is no reason of that name.", "list them: kvstrata explain"},

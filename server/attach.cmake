@@ -92,7 +92,7 @@ kvs_library(kvs_daemon command_line.cc daemon.cc page_server.cc part_health.cc r
 set_source_files_properties(daemon.cc PROPERTIES COMPILE_DEFINITIONS
   "KVS_VERSION=\"${PROJECT_VERSION}\";KVS_COMMIT=\"${KVS_COMMIT}\"")
 
-add_executable(kvstratad main.cc)
+add_executable(kvstratad main.cc manual_page.cc)
 target_link_libraries(kvstratad PRIVATE kvs_daemon CLI11::CLI11)
 # Trained parameters, which the daemon finds beside its folder; in a build tree they are a link.
 file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/share/kvstrata)

@@ -17,6 +17,7 @@ struct CommandLine {
   bool check = false;                 // --check-config
   bool deep = false;                  // --deep: and what doctor.h looks at
   bool json = false;                  // -o json
+  bool manual = false;                // --manual: prints its manual page
   int ready_fd = -1;
 };
 

@@ -7,48 +7,52 @@
 
 #include "server/command_line.h"
 #include "server/daemon.h"
+#include "server/manual_page.h"
 
 namespace {
 
-constexpr char kFooter[] =
-    "Every key of docs/configuration.md can be given in the file, as an environment variable\n"
-    "(pool.device_bytes is KVSTRATA_POOL_DEVICE_BYTES) or with --set.\n"
-    "Exit codes: 0 clean, 1 failed, 2 usage or configuration, 3 in use, 4 permission.\n"
-    "Example:\n"
-    "  kvstratad --socket /tmp/kv/k.sock --set 'plans.long=quest{budget = 4096}'\n";
+void AddOptions(CLI::App* app, kvstrata::CommandLine* flags) {
+  app->footer(kvstrata::HelpFooter());
+  app->set_version_flag("--version", std::string(kvstrata::DaemonVersion()) + " (" +
+                                         std::string(kvstrata::DaemonCommit()) + ")");
+  app->add_option("--socket", flags->socket, "serve gRPC at PATH and attach at PATH.attach")
+      ->type_name("PATH");
+  app->add_option(
+         "--config", flags->file,
+         "TOML file, then conf.d/*.toml beside it; default /etc/kvstrata/kvstratad.toml if any")
+      ->type_name("FILE");
+  CLI::Option* const check =
+      app->add_flag("--check-config", flags->check,
+                    "check the configuration against this machine and exit with 0 or 1");
+  app->add_flag("--deep", flags->deep,
+                "with --check-config: look at limits, disk, sockets, clocks, GPUs too; prints all")
+      ->needs(check);
+  app->add_option_function<std::string>(
+         "-o,--output", [flags](const std::string& form) { flags->json = form == "json"; },
+         "form of --deep: text or json")
+      ->check(CLI::IsMember({"text", "json"}));
+  app->add_option("--set", flags->settings, "override one key; may be repeated")
+      ->type_name("KEY=VALUE")
+      ->allow_extra_args(false);
+  app->add_option("--log-level", flags->log_level, "trace, debug, info, warn or error");
+  app->add_option("--ready-fd", flags->ready_fd, "write one byte to FD when serving")
+      ->type_name("FD");
+  app->add_flag("--manual", flags->manual, "print kvstratad(1)")->group("");  // for the build
+}
 
 int Run(int argc, char** argv) {
   kvstrata::CommandLine flags;
   CLI::App app("kvstratad: memory tier for the KV caches of long-context LLMs", "kvstratad");
-  app.footer(kFooter);
-  app.set_version_flag("--version", std::string(kvstrata::DaemonVersion()) + " (" +
-                                        std::string(kvstrata::DaemonCommit()) + ")");
-  app.add_option("--socket", flags.socket, "serve gRPC at PATH and attach at PATH.attach")
-      ->type_name("PATH");
-  app.add_option(
-         "--config", flags.file,
-         "TOML file, then conf.d/*.toml beside it; default /etc/kvstrata/kvstratad.toml if any")
-      ->type_name("FILE");
-  CLI::Option* const check =
-      app.add_flag("--check-config", flags.check,
-                   "check the configuration against this machine and exit with 0 or 1");
-  app.add_flag("--deep", flags.deep,
-               "with --check-config: look at limits, disk, sockets, clocks, GPUs too; prints all")
-      ->needs(check);
-  app.add_option_function<std::string>(
-         "-o,--output", [&flags](const std::string& form) { flags.json = form == "json"; },
-         "form of --deep: text or json")
-      ->check(CLI::IsMember({"text", "json"}));
-  app.add_option("--set", flags.settings, "override one key; may be repeated")
-      ->type_name("KEY=VALUE")
-      ->allow_extra_args(false);
-  app.add_option("--log-level", flags.log_level, "trace, debug, info, warn or error");
-  app.add_option("--ready-fd", flags.ready_fd, "write one byte to FD when serving")
-      ->type_name("FD");
+  AddOptions(&app, &flags);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? kvstrata::kExitClean : kvstrata::kExitUsage;
+  }
+  if (flags.manual) {
+    const std::string page = kvstrata::DaemonManualPage(app);
+    return std::fwrite(page.data(), 1, page.size(), stdout) == page.size() ? kvstrata::kExitClean
+                                                                           : kvstrata::kExitFailed;
   }
   const kvstrata::LoadedConfig loaded = kvstrata::Load(flags);
   if (flags.deep) return kvstrata::TellFindings(loaded, flags.json);

@@ -7,12 +7,14 @@
 #include <functional>
 #include <iostream>
 #include <memory>
+#include <span>
 #include <sstream>
 #include <vector>
 
 #include "client/cli/invocation.h"
 #include "client/cli/live_names.h"
 #include "client/cli/verb_walk.h"
+#include "proto/events.h"
 #include "proto/reasons.h"
 
 namespace kvstrata::cli {
@@ -32,14 +34,19 @@ struct Place {
   std::vector<Word> verbs, options, arguments;
 };
 
-// {"a", "b"} of the type name "TEXT:{a,b}" that CLI::IsMember gives; of REASON all there are, which
-// no help should list.
+template <typename Row>
+void AddNames(std::span<const Row> rows, std::vector<std::string>* names) {
+  for (const Row& row : rows) names->emplace_back(row.name);
+}
+
+// {"a", "b"} of the type name "TEXT:{a,b}" that CLI::IsMember gives; of explain's NAME all reasons
+// and events, which no help should list, and events of --event.
 std::vector<std::string> Choices(const CLI::Option& option) {
-  if (option.get_name() == "REASON") {
-    std::vector<std::string> names;
-    for (const Reason& reason : AllReasons()) names.emplace_back(reason.name);
-    return names;
-  }
+  const std::string name = option.get_name();
+  std::vector<std::string> names;
+  if (name == "NAME") AddNames(AllReasons(), &names);
+  if (name == "NAME" || name == "--event") AddNames(AllEvents(), &names);
+  if (!names.empty()) return names;
   const std::string type = option.get_type_name();
   const size_t open = type.find('{'), close = type.rfind('}');
   std::vector<std::string> out;
@@ -133,6 +140,15 @@ void EachValueOption(const std::vector<Place>& places, const std::function<void(
   }
 }
 
+// "-o|--output|...": options of any place that a value follows, but --socket.
+std::string ValueOptions(const std::vector<Place>& places, const char* between) {
+  std::string out;
+  EachValueOption(places, [&](const Word& option) {
+    if (option.text != "--socket") out += (out.empty() ? "" : between) + option.text;
+  });
+  return out;
+}
+
 std::string Join(const std::vector<std::string>& words) {
   std::string out;
   for (const std::string& word : words) out += (out.empty() ? "" : " ") + word;
@@ -191,9 +207,8 @@ complete -o default -F _kvstratad kvstratad
 )sh";
 
 std::string Bash(const std::vector<Place>& places) {
-  std::string options, values, words, arguments;
+  std::string values, words, arguments;
   EachValueOption(places, [&](const Word& option) {
-    if (option.text != "--socket") options += (options.empty() ? "" : "|") + option.text;
     values += "    " + option.text + ") " + BashValue(option) + " ;;\n";
   });
   for (const Place& place : places) {
@@ -207,7 +222,7 @@ std::string Bash(const std::vector<Place>& places) {
     case "${COMP_WORDS[i]}" in
       --socket) socket=(--socket "${COMP_WORDS[++i]}"); continue ;;
       )") +
-         options +
+         ValueOptions(places, "|") +
          R"() ((++i)); continue ;;
       -*) continue ;;
     esac
@@ -227,57 +242,81 @@ std::string Bash(const std::vector<Place>& places) {
          "  esac\n}\ncomplete -o default -F _kvstrata kvstrata\n" + kBashDaemon;
 }
 
-std::string ZshLive(const std::string& kind) {
-  return "compadd -- ${(f)\"$(kvstrata __names " + kind + " 2>/dev/null)\"}";
+// Where the cursor is: the verbs so far, how many of their arguments stand before it.
+std::string ZshWalk(const std::vector<Place>& places) {
+  return R"sh(#compdef kvstrata
+# zsh completion of kvstrata: source <(kvstrata completion zsh), or save as _kvstrata in fpath
+_kvstrata_live() { compadd -- ${(f)"$(kvstrata __names $1 $socket 2>/dev/null)"} }
+_kvstrata() {
+  local at='' next i n=0 live=''
+  local -a verbs options socket
+  for ((i = 2; i < CURRENT; i++)); do
+    case "${words[i]}" in
+      --socket) socket=(--socket "${(Q)words[++i]}"); continue ;;
+      )sh" +
+         ValueOptions(places, "|") +
+         R"sh() ((++i)); continue ;;
+      -*) continue ;;
+    esac
+    next="${at:+$at }${words[i]}"
+    case "$next" in
+      )sh" +
+         Paths(places) +
+         R"sh() at="$next" ;;
+      *) ((++n)) ;;
+    esac
+  done
+)sh";
+}
+
+std::string ZshPlace(const Place& place) {
+  const auto described = [](const Word& word) { return Quote(word.text + ":" + word.description); };
+  std::string out = "    " + Quote(place.path) + ")\n      verbs=(";
+  for (const Word& word : place.verbs) out += " " + described(word);
+  for (const Word& word : place.arguments) {
+    for (const std::string& choice : word.choices) out += " " + Quote(choice);
+  }
+  out += " )\n      options=(";
+  for (const Word& word : place.options) out += " " + described(word);
+  return out + " ) ;;\n";
+}
+
+// Of each argument that the daemon has names for: the verb, the place among its arguments.
+std::string ZshArguments(const Place& place) {
+  std::string out;
+  for (size_t i = 0; i < place.arguments.size(); ++i) {
+    const Word& word = place.arguments[i];
+    if (word.live.empty()) continue;
+    out += "    " + Quote(place.path + " ") + (word.repeats ? "*" : std::to_string(i)) +
+           ") live=" + word.live + " ;;\n";
+  }
+  return out;
 }
 
 std::string Zsh(const std::vector<Place>& places) {
-  std::string out = R"(#compdef kvstrata
-# zsh completion of kvstrata: source <(kvstrata completion zsh), or save as _kvstrata in fpath
-_kvstrata() {
-  local at='' next i
-  local -a verbs options
-  for ((i = 2; i < CURRENT; i++)); do
-    next="${at:+$at }${words[i]}"
-    case "$next" in
-      )" + Paths(places) +
-                    R"() at="$next" ;;
-    esac
-  done
-  case "${words[CURRENT-1]}" in
-)";
+  std::string out = ZshWalk(places) + "  case \"${words[CURRENT-1]}\" in\n";
   EachValueOption(places, [&out](const Word& option) {
     const std::string values =
         option.choices.empty() ? "_files" : "compadd -- " + Join(option.choices);
-    out += "    " + option.text + ") " + (option.live.empty() ? values : ZshLive(option.live)) +
-           "; return ;;\n";
+    out += "    " + option.text + ") " +
+           (option.live.empty() ? values : "_kvstrata_live " + option.live) + "; return ;;\n";
   });
   out += "  esac\n  case \"$at\" in\n";
-  const auto described = [](const Word& word) {
-    std::string text = word.text;
-    return Quote(text + ":" + word.description);
-  };
-  for (const Place& place : places) {
-    out += "    " + Quote(place.path) + ")\n      verbs=(";
-    for (const Word& word : place.verbs) out += " " + described(word);
-    for (const Word& word : place.arguments) {
-      for (const std::string& choice : word.choices) out += " " + Quote(choice);
-    }
-    out += " )\n      options=(";
-    for (const Word& word : place.options) out += " " + described(word);
-    out += " )";
-    for (const Word& word : place.arguments) {
-      if (!word.live.empty()) out += "; " + ZshLive(word.live);
-    }
-    out += " ;;\n";
-  }
-  out += R"(  esac
-  if (( $#verbs )); then _describe 'verb' verbs; else _files; fi
+  for (const Place& place : places) out += ZshPlace(place);
+  out += "  esac\n  case \"$at $n\" in\n";
+  for (const Place& place : places) out += ZshArguments(place);
+  return out + R"(  esac
+  if [[ $live ]]; then
+    _kvstrata_live $live
+  elif (( $#verbs )); then
+    _describe 'verb' verbs
+  else
+    _files
+  fi
   _describe -o 'option' options
 }
 (( $+functions[compdef] )) && compdef _kvstrata kvstrata && compdef _gnu_generic kvstratad
 )";
-  return out;
 }
 
 // fish: '...' with \ and ' escaped.
@@ -288,11 +327,17 @@ std::string FishQuote(const std::string& text) {
 }
 
 std::string FishLive(const std::string& kind) {
-  return "(kvstrata __names " + kind + " 2>/dev/null)";
+  return FishQuote("(__kvstrata_live " + kind + ")");
+}
+
+// The condition that the verbs so far are the place's, with `arguments` of them behind: "" any.
+std::string FishAt(const Place& place, const std::string& arguments = "") {
+  return "complete -c kvstrata -n \"__kvstrata_at '" + place.path + "'" +
+         (arguments.empty() ? "" : " " + arguments) + "\"";
 }
 
 std::string FishLine(const Place& place, const Word& word) {
-  std::string out = "complete -c kvstrata -n \"__kvstrata_at '" + place.path + "'\"";
+  std::string out = FishAt(place);
   if (!word.text.starts_with("-")) {
     out += " -f -a " + FishQuote(word.text);
   } else if (word.text.starts_with("--")) {
@@ -300,17 +345,55 @@ std::string FishLine(const Place& place, const Word& word) {
   } else {
     out += " -s " + word.text.substr(1);
   }
-  if (word.value && word.choices.empty()) out += " -r";
-  if (!word.live.empty()) out += " -a " + FishQuote(FishLive(word.live));
+  const bool listed = !word.choices.empty() || !word.live.empty();
+  if (word.value && !listed) out += " -r";
+  if (!word.live.empty()) out += " -x -a " + FishLive(word.live);
   if (!word.choices.empty()) out += " -x -a " + FishQuote(Join(word.choices));
   return out + " -d " + FishQuote(word.description) + "\n";
 }
 
+std::string FishPlace(const Place& place) {
+  std::string out;
+  for (const Word& word : place.verbs) out += FishLine(place, word);
+  for (size_t i = 0; i < place.arguments.size(); ++i) {
+    const Word& word = place.arguments[i];
+    for (const std::string& choice : word.choices) {
+      out += FishLine(place, {choice, word.description});
+    }
+    if (word.live.empty()) continue;
+    out += FishAt(place, word.repeats ? "" : std::to_string(i)) + " -f -a " + FishLive(word.live) +
+           "\n";
+  }
+  for (const Word& word : place.options) out += FishLine(place, word);
+  return out;
+}
+
 std::string Fish(const std::vector<Place>& places) {
   std::string out = R"(# fish completion of kvstrata: kvstrata completion fish | source
+function __kvstrata_live
+  set -l words (commandline -opc)
+  set -l at (contains -i -- --socket $words)
+  and set -l socket --socket $words[(math $at + 1)]
+  kvstrata __names $argv[1] $socket 2>/dev/null
+end
 function __kvstrata_at
   set -l at ''
+  set -l n 0
+  set -l skip 0
   for word in (commandline -opc)[2..-1]
+    if test $skip = 1
+      set skip 0
+      continue
+    end
+    switch $word
+      case --socket )" +
+                    ValueOptions(places, " ") +
+                    R"(
+        set skip 1
+        continue
+      case '-*'
+        continue
+    end
     switch (string trim -- "$at $word")
       case )";
   for (const Place& place : places) {
@@ -318,23 +401,16 @@ function __kvstrata_at
   }
   out += R"(
         set at (string trim -- "$at $word")
+      case '*'
+        set n (math $n + 1)
     end
   end
-  test "$at" = "$argv[1]"
+  test "$at" = "$argv[1]"; and begin
+    test (count $argv) = 1; or test $n = $argv[2]
+  end
 end
 )";
-  for (const Place& place : places) {
-    for (const Word& word : place.verbs) out += FishLine(place, word);
-    for (const Word& word : place.arguments) {
-      for (const std::string& choice : word.choices)
-        out += FishLine(place, {choice, word.description});
-      if (!word.live.empty()) {
-        out += "complete -c kvstrata -n \"__kvstrata_at '" + place.path + "'\" -f -a " +
-               FishQuote(FishLive(word.live)) + "\n";
-      }
-    }
-    for (const Word& word : place.options) out += FishLine(place, word);
-  }
+  for (const Place& place : places) out += FishPlace(place);
   return out +
          "complete -c kvstratad -a '(kvstratad --help 2>/dev/null | string match -ra -- "
          "\"--[a-z-]+\")'\n";

@@ -62,7 +62,7 @@ constexpr Examples kExamples[] = {
      "kvstrata doctor --config kvstratad.toml --set pool.host_bytes=8GiB"},
     {"events", "kvstrata events", "kvstrata events -f -o json"},
     {"top", "kvstrata top -d 1s", "kvstrata top --once -o json"},
-    {"explain", "kvstrata explain POOL_EXHAUSTED", "kvstrata explain -o csv"},
+    {"explain", "kvstrata explain POOL_EXHAUSTED", "kvstrata explain value_lost"},
     {"log level", "kvstrata log level", "kvstrata log level debug"},
     {"debug dump", "kvstrata debug dump", "kvstrata debug dump /tmp/kvstrata-dump"},
     {"completion", "source <(kvstrata completion bash)",

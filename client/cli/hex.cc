@@ -25,8 +25,8 @@ Result<std::string> FromHex(std::string_view text) {
     bytes += static_cast<char>(byte);
   }
   if (bytes.size() * 2 == text.size() && !bytes.empty()) return bytes;
-  return InvalidArgument("KEY_TEXT",
-                         "key '" + std::string(text) + "': write pairs of hexadecimal digits");
+  return InvalidArgument("KEY_TEXT", "key '" + std::string(text) +
+                                         "': write pairs of hexadecimal digits, of a page 64");
 }
 
 }  // namespace kvstrata::cli

@@ -69,6 +69,25 @@ std::string Cut(std::string text, size_t width) {
   return text.erase(at).append(kDots);
 }
 
+std::vector<std::string> Wrap(std::string_view text, size_t width) {
+  std::vector<std::string> lines;
+  size_t begin = 0, breaks = 0, cells = 0;  // breaks: where the line may end; 0: nowhere yet
+  for (size_t at = 0; at < text.size(); ++at) {
+    const bool starts = (static_cast<unsigned char>(text[at]) & 0xC0) != 0x80;
+    if (starts && cells >= width && text[at] != ' ') {
+      const size_t end = breaks > begin ? breaks : at;
+      lines.emplace_back(text.substr(begin, end - begin));
+      begin = end;
+      cells = Width(text.substr(begin, at - begin));
+    }
+    cells += starts ? 1 : 0;
+    if (text[at] == ' ' || text[at] == ',') breaks = at + 1;
+  }
+  lines.emplace_back(text.substr(begin));
+  for (std::string& line : lines) line.erase(line.find_last_not_of(' ') + 1);
+  return lines;
+}
+
 size_t LineWidth() {
   if (const char* columns = std::getenv("COLUMNS"); columns != nullptr) {
     const std::string_view text = columns;

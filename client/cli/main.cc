@@ -13,9 +13,11 @@ namespace kvstrata::cli {
 namespace {
 
 int UsageError(const CLI::App& app, const CLI::ParseError& error, int argc, char** argv) {
-  const std::string hint = UnknownVerb(app, std::vector<std::string>(argv + 1, argv + argc));
+  const std::vector<std::string> words(argv + 1, argv + argc);
+  const std::string hint = UnknownVerb(app, words), verb = VerbNamed(app, words);
   std::cerr << "kvstrata: USAGE: " << (hint.empty() ? error.what() : hint) << "\n"
-            << "next: kvstrata --help, or --help after a verb\n";
+            << "next: kvstrata " << (verb.empty() ? "" : verb + " ") << "--help"
+            << (verb.empty() ? ", or --help after a verb" : "") << "\n";
   return kUsage;
 }
 

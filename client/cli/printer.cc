@@ -143,6 +143,13 @@ void AppendYaml(const Json& value, int indent, bool in_list, std::string* out) {
   }
 }
 
+// Cells of a record's line that its value may have; 0: any number.
+size_t ValueRoom(const Style& style, size_t header) {
+  constexpr size_t kFewest = 16;  // less is worse to read than lines that a terminal folds
+  const bool folds = style.format == Format::kTable && style.headers;
+  return folds && style.width >= header + 2 + kFewest ? style.width - header - 2 : 0;
+}
+
 }  // namespace
 
 std::string OrDash(const Json& value) {
@@ -211,13 +218,21 @@ void PrintRecord(const Style& style, const Json& document, std::span<const Colum
   if (!style.IsTable()) return PrintRows(style, {&document, 1}, columns, out);
   size_t width = 0;
   for (const Column& column : columns) width = std::max(width, Width(column.header));
+  const size_t room = ValueRoom(style, width);
   for (const Column& column : columns) {
     std::string line;
     if (style.headers) {
       Pad(&line, std::string(column.header), width, false, false);
       line += "  ";
     }
-    out << line << Cell(document, column) << "\n";
+    const std::string value = Cell(document, column);
+    if (room == 0) {
+      out << line << value << "\n";
+      continue;
+    }
+    for (const std::string& part : Wrap(value, room)) {
+      out << std::exchange(line, std::string(width + 2, ' ')) << part << "\n";
+    }
   }
 }
 

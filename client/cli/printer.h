@@ -46,7 +46,8 @@ struct Column {
 // Prints `document`; as a table, one line per element of document[rows].
 void PrintList(const Style& style, const Json& document, std::string_view rows,
                std::span<const Column> columns, std::ostream& out);
-// Prints `document`; as a table, one "HEADER  value" line per column.
+// Prints `document`; as a table, one "HEADER  value" line per column. A value that is longer than
+// the terminal's line goes on below itself.
 void PrintRecord(const Style& style, const Json& document, std::span<const Column> columns,
                  std::ostream& out);
 // -o json or -o yaml of any document. REQUIRES: it is one of these two.

@@ -5,6 +5,7 @@
 #include <iostream>
 #include <memory>
 
+#include "base/roff.h"
 #include "client/cli/examples.h"
 #include "client/cli/invocation.h"
 #include "client/cli/verb_walk.h"
@@ -20,32 +21,10 @@ std::vector<const CLI::Option*> NamedOptions(const CLI::App& app) {
   });
 }
 
-// Text of man(7): what troff would take for its own is escaped.
-std::string Roff(const std::string& text) {
-  std::string out;
-  for (const char c : text) {
-    const bool begins = out.empty() || out.back() == '\n';
-    if (begins && (c == '.' || c == '\'')) out += "\\&";
-    if (c == '\\') {
-      out += "\\e";
-    } else if (c == '-') {
-      out += "\\-";
-    } else {
-      out += c;
-    }
-  }
-  return out;
-}
-
-// A term and what it means.
-std::string Paragraph(const std::string& term, const std::string& meaning) {
-  return ".TP\n.B " + Roff(term) + "\n" + Roff(meaning) + "\n";
-}
-
 std::string OptionParagraph(const CLI::Option& option) {
   const CLI::Formatter formatter;
   const std::string name = formatter.make_option_name(&option, !option.nonpositional());
-  return Paragraph(name + formatter.make_option_opts(&option), option.get_description());
+  return RoffParagraph(name + formatter.make_option_opts(&option), option.get_description());
 }
 
 std::string VerbSection(const CLI::App& verb, const std::string& name, const Examples& examples) {
@@ -53,8 +32,7 @@ std::string VerbSection(const CLI::App& verb, const std::string& name, const Exa
   for (const CLI::Option* option : verb.get_options()) {
     if (option != verb.get_help_ptr()) out += OptionParagraph(*option);
   }
-  return out + ".PP\n.nf\n" + Roff(std::string(examples.first)) + "\n" +
-         Roff(std::string(examples.second)) + "\n.fi\n";
+  return out + ".PP\n.nf\n" + Roff(examples.first) + "\n" + Roff(examples.second) + "\n.fi\n";
 }
 
 constexpr char kEnvironment[] =

@@ -17,6 +17,8 @@
 namespace kvstrata::cli {
 namespace {
 
+std::string YesIfAny(const Json& value) { return value.empty() || value == "" ? "no" : "yes"; }
+
 constexpr Column kList[] = {
     {"SEQUENCE", "/sequence", nullptr, true},
     {"SESSION", "/session", nullptr, true, 5},
@@ -29,11 +31,25 @@ constexpr Column kList[] = {
     {"HOST", "/host_bytes", Bytes, true, 6},
     {"AGE", "/age_us", Microseconds, true, 2},
     {"KEY", "/key", OrDash},
+    {"IN-FULL", "/in_full", YesIfAny},
     {"PLAN-TEXT", "/plan_text"},
 };
 std::string OrOk(const Json& value) {
   const std::string text = value.is_string() ? value.get<std::string>() : "";
   return text.empty() ? "ok" : Printable(text);
+}
+
+// What its decode steps read.
+std::string Attends(const Json& value) {
+  const std::string why = value.is_string() ? value.get<std::string>() : "";
+  return why.empty() ? "what its selector chooses" : Printable(why);
+}
+// From how many tokens on choosing is predicted to pay.
+std::string BreakEven(const Json& value) {
+  constexpr uint64_t kNever = uint64_t{1} << 29;  // the largest min_tokens
+  const auto tokens = value.get<uint64_t>();
+  if (tokens == 0) return "-";
+  return tokens >= kNever ? "never" : std::to_string(tokens) + " tokens";
 }
 
 constexpr Column kRecord[] = {
@@ -42,6 +58,8 @@ constexpr Column kRecord[] = {
     {"KEY", "/key", OrDash},
     {"MODEL", "/model_name"},
     {"PLAN", "/plan_text"},
+    {"ATTENDS", "/in_full", Attends},
+    {"BREAK-EVEN", "/break_even_tokens", BreakEven},
     {"TOKENS", "/tokens"},
     {"PROMPT-TOKENS", "/prompt_tokens"},
     {"HELD-AT-OPEN", "/held_tokens"},

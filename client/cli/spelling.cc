@@ -63,6 +63,22 @@ std::string_view Nearest(std::string_view word, std::span<const std::string_view
   return best;
 }
 
+std::string VerbNamed(const CLI::App& app, const std::vector<std::string>& words) {
+  const CLI::App* at = &app;
+  std::string path;
+  for (size_t i = 0; i < words.size(); ++i) {
+    if (words[i].starts_with("-")) {
+      i += TakesValue(app, words[i]) ? 1 : 0;
+      continue;
+    }
+    const CLI::App* next = Find(VerbsOf(*at), words[i]);
+    if (next == nullptr) break;
+    at = next;
+    path += (path.empty() ? "" : " ") + words[i];
+  }
+  return path;
+}
+
 std::string UnknownVerb(const CLI::App& app, const std::vector<std::string>& words) {
   const CLI::App* at = &app;
   std::string path;

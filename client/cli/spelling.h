@@ -22,6 +22,9 @@ std::string_view Nearest(std::string_view word, std::span<const std::string_view
 // is due; "" if the command line fails for another reason. `words` are argv without the program.
 std::string UnknownVerb(const CLI::App& app, const std::vector<std::string>& words);
 
+// "seq map": the verb that the command line names, as far as there is one.
+std::string VerbNamed(const CLI::App& app, const std::vector<std::string>& words);
+
 }  // namespace kvstrata::cli
 
 #endif  // KVSTRATA_CLIENT_CLI_SPELLING_H_

@@ -2,6 +2,7 @@
 // status, health, version: is it there, what does it hold, which build is it.
 #include <iostream>
 #include <memory>
+#include <span>
 
 #include "client/cli/cgroup_table.h"
 #include "client/cli/connection.h"
@@ -32,6 +33,8 @@ constexpr Column kRecord[] = {
     {"EXTENTS-WRITTEN", "/recompressed_bytes", Bytes},
     {"RAW-PAGES-RELEASED", "/released_bytes", Bytes},
 };
+// The last ones are of plans with a codec: zeros where none was used.
+constexpr size_t kOfCodecs = 4;
 constexpr Column kPools[] = {
     {"POOL", "/tier"},
     {"DEVICE", "/device", nullptr, false, 4},
@@ -50,6 +53,21 @@ constexpr Column kDisks[] = {
 };
 
 constexpr Column kRefusals[] = {{"REFUSED-BECAUSE", "/reason"}, {"TIMES", "/count", nullptr, true}};
+
+// A table leaves out what is off.
+std::span<const Column> RecordOf(const Style& style, const v1::GetStatusResponse& status) {
+  const bool off = status.recompressions() == 0 && status.recompress_failures() == 0;
+  const std::span<const Column> all = kRecord;
+  return off && style.IsTable() ? all.first(all.size() - kOfCodecs) : all;
+}
+
+void PrintDisks(const Style& style, const Json& document) {
+  if (!document["disks"].empty()) {
+    std::cout << "\n";
+    return PrintList(style, document, "disks", kDisks, std::cout);
+  }
+  if (style.headers) std::cout << "\nDISK  off: disk.path is not set\n";
+}
 
 void PrintRefusals(const Style& style, const Json& document) {
   Json some = {{"refusals", Json::array()}};
@@ -70,14 +88,11 @@ Result<int> ShowStatus(const Options& options) {
     document["hit_rate"] = static_cast<double>(answer.lookup_hit_tokens()) /
                            static_cast<double>(answer.lookup_tokens());
   }
-  PrintRecord(options.style, document, kRecord, std::cout);
+  PrintRecord(options.style, document, RecordOf(options.style, answer), std::cout);
   if (options.style.IsTable()) {
     std::cout << "\n";
     PrintList(options.style, document, "pools", kPools, std::cout);
-    if (!document["disks"].empty()) {
-      std::cout << "\n";
-      PrintList(options.style, document, "disks", kDisks, std::cout);
-    }
+    PrintDisks(options.style, document);
     PrintCgroups(options.style, document, std::cout);
     PrintUsersAtLimits(options.style, document, std::cout);
     PrintRefusals(options.style, document);

@@ -106,6 +106,7 @@ std::string Cells(const TopRow* row, const TopLook& look, size_t number_width) {
 
 std::string StripOf(const TopRow& row, int cells, bool ascii) {
   if (row.uncounted == "full") return "attends everything";
+  if (!row.in_full.empty()) return Printable(row.in_full);
   if (row.uncounted == "gpu") return "not counted on a GPU";
   if (!row.sampled) return "";
   return SelectionStrip(row.selected, cells, ascii);

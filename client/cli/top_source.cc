@@ -52,6 +52,7 @@ TopRow RowOf(const v1::Sequence& s, const v1::Sequence* before, double seconds) 
   row.model = s.model_name();
   row.plan = s.plan();
   row.key = s.key();
+  row.in_full = s.in_full();
   row.tokens = s.tokens();
   row.device_bytes = s.device_bytes();
   row.host_bytes = s.host_bytes();

@@ -46,7 +46,8 @@ Json RowJson(const TopRow& row) {
           {"age_us", row.age_us},
           {"selected_share", row.sampled ? Json(row.selected_share) : Json()},
           {"selected", row.selected},
-          {"uncounted", row.uncounted}};
+          {"uncounted", row.uncounted},
+          {"in_full", row.in_full}};
 }
 
 Json ShareJson(double share) { return share < 0 ? Json() : Json(share); }

@@ -29,6 +29,7 @@ struct TopRow {
   double selected_share = 0;       // of its pages, by a layer of a step on average
   std::vector<uint32_t> selected;  // by bucket of tokens, since the moment before
   std::string uncounted;           // why not: "full", "gpu"
+  std::string in_full;             // why its steps attend everything; "": they choose
 };
 
 struct TopView {

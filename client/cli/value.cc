@@ -3,10 +3,13 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <cstring>
 #include <iostream>
 #include <memory>
+#include <vector>
 
 #include "base/unique_fd.h"
 #include "client/cli/connection.h"
@@ -23,9 +26,62 @@ constexpr uint32_t kOneAnswer = 4096;  // values
 
 // Pins' records have names, all others are bytes.
 std::string KeyText(const std::string& key) { return key.starts_with(kPin) ? key : ToHex(key); }
-Result<std::string> KeyOf(const std::string& text) {
-  if (text.starts_with(kPin)) return text;
-  return FromHex(text);
+
+constexpr size_t kKeyDigits = 64, kPinDigits = 16;
+constexpr size_t kFewestDigits = 4;  // of a beginning
+constexpr char kKeyForm[] =
+    "64 hexadecimal digits, or pin/ and 16, as value ls prints them; or a beginning of at least 4 "
+    "digits that one value alone has";
+
+bool IsHex(std::string_view text) {
+  return std::ranges::all_of(text, [](unsigned char c) { return std::isxdigit(c) != 0; });
+}
+
+// Keys that begin so, as texts.
+Result<std::vector<std::string>> KeysFrom(Connection* connection, const std::string& begin) {
+  std::vector<std::string> keys;
+  v1::ListValuesRequest request;
+  request.set_limit(kOneAnswer);
+  do {
+    KVS_ASSIGN_OR_RETURN(const auto answer,
+                         connection->Call(&v1::Admin::Stub::ListValues, request));
+    for (const v1::Value& value : answer.values()) {
+      const std::string text = KeyText(value.key());
+      const bool known = std::ranges::find(keys, text) != keys.end();  // what moves may come twice
+      if (text.starts_with(begin) && !known) keys.push_back(text);
+    }
+    request.set_after(answer.next());
+  } while (request.after() != 0);
+  return keys;
+}
+
+Status Ambiguous(const std::string& text, const std::vector<std::string>& keys) {
+  constexpr size_t kNamed = 8;
+  std::string named;
+  for (size_t i = 0; i < std::min(keys.size(), kNamed); ++i) named += "\n  " + keys[i];
+  if (keys.size() > kNamed) named += "\n  and more";
+  return InvalidArgument("KEY_AMBIGUOUS",
+                         std::to_string(keys.size()) + " keys begin with '" + text + "':" + named);
+}
+
+// The key as bytes; of a beginning the one that there is. Errors: KEY_TEXT, KEY_AMBIGUOUS,
+// VALUE_UNKNOWN.
+Result<std::string> KeyOf(Connection* connection, const std::string& text) {
+  const bool pin = text.starts_with(kPin);
+  const std::string lead(pin ? kPin : "");
+  std::string digits = text.substr(lead.size());
+  std::ranges::transform(digits, digits.begin(), [](unsigned char c) { return std::tolower(c); });
+  const size_t whole = pin ? kPinDigits : kKeyDigits;
+  if (!IsHex(digits) || digits.size() < kFewestDigits || digits.size() > whole) {
+    return InvalidArgument("KEY_TEXT", "key '" + text + "' is not " + kKeyForm);
+  }
+  const auto bytes_of = [pin](const std::string& key) -> Result<std::string> {
+    return pin ? Result<std::string>(key) : FromHex(key);
+  };
+  if (digits.size() == whole) return bytes_of(lead + digits);
+  KVS_ASSIGN_OR_RETURN(const std::vector<std::string> keys, KeysFrom(connection, lead + digits));
+  if (keys.empty()) return NotFound("VALUE_UNKNOWN", "no value's key begins with '" + text + "'");
+  return keys.size() == 1 ? bytes_of(keys[0]) : Ambiguous(text, keys);
 }
 
 std::string Words(const Json& list) {
@@ -124,11 +180,12 @@ bool WriteAll(int fd, std::string_view data) {
 
 Result<int> Get(const Options& options, const Fetch& fetch) {
   v1::GetValueRequest request;
-  KVS_ASSIGN_OR_RETURN(*request.mutable_key(), KeyOf(fetch.key));
   KVS_ASSIGN_OR_RETURN(auto connection, Connection::Dial(options));
+  KVS_ASSIGN_OR_RETURN(*request.mutable_key(), KeyOf(connection.get(), fetch.key));
   UniqueFd file;
   Status local;
-  Json document = {{"key", fetch.key}, {"file", fetch.file}, {"tier", ""}, {"bytes", uint64_t{0}}};
+  Json document = {
+      {"key", KeyText(request.key())}, {"file", fetch.file}, {"tier", ""}, {"bytes", uint64_t{0}}};
   document["buffers"] = Json::array();
   const auto take = [&](const v1::GetValueResponse& piece) -> Status {
     if (!file) {  // not before there is something to write
@@ -161,7 +218,7 @@ Result<int> Verify(const Options& options, const std::vector<std::string>& keys)
   bool finding = false;
   for (const std::string& text : keys) {  // a call each: the timeout is one value's
     v1::VerifyRequest request;
-    KVS_ASSIGN_OR_RETURN(*request.add_keys(), KeyOf(text));
+    KVS_ASSIGN_OR_RETURN(*request.add_keys(), KeyOf(connection.get(), text));
     KVS_ASSIGN_OR_RETURN(const auto answer, connection->Call(&v1::Admin::Stub::Verify, request));
     for (const v1::ValueVerdict& value : answer.values()) {
       finding |= value.verdict() == "corrupt" || value.verdict() == "gone";
@@ -192,7 +249,7 @@ void AddValue(CLI::App& app, Invocation& invocation) {
 
   CLI::App* get = noun->add_subcommand("get", "Write the raw bytes of a value to a file");
   auto fetch = std::make_shared<Fetch>();
-  get->add_option("KEY", fetch->key, "As value ls prints it")->required();
+  get->add_option("KEY", fetch->key, kKeyForm)->required();
   get->add_option("--out", fetch->file, "The file; it must not exist")->required();
   get->add_flag("--force", fetch->force, "Overwrite the file");
   Runs(get, invocation, [&invocation, fetch] { return Get(invocation.options, *fetch); });
@@ -200,7 +257,7 @@ void AddValue(CLI::App& app, Invocation& invocation) {
   CLI::App* verify =
       noun->add_subcommand("verify", "Read values again and check them; exit 1 on a finding");
   auto keys = std::make_shared<std::vector<std::string>>();
-  verify->add_option("KEY", *keys, "As value ls prints it; several")->required();
+  verify->add_option("KEY", *keys, std::string(kKeyForm) + "; several")->required();
   Runs(verify, invocation, [&invocation, keys] { return Verify(invocation.options, *keys); });
 }
 

@@ -22,6 +22,20 @@
 namespace kvstrata {
 namespace {
 
+// What selector block follows over raw rows from plan and length alone.
+struct RawBlocks {
+  RawBlocks(const Plan& plan, int32_t n)
+      : budget(CeilShare(plan.block.share, n)),
+        last(std::max(1, std::max(n - plan.block.recent, 0) / plan.index.unit)),
+        always(std::min(plan.index.unit, n) + std::max(n - last * plan.index.unit, 0)),
+        in_full(AttendsInFull(n, always, budget, plan.min_tokens)) {}
+
+  int32_t budget;
+  int32_t last;    // blocks [1, last) compete
+  int32_t always;  // tokens that are read whatever is chosen
+  bool in_full;
+};
+
 class RawBlockSelector final : public Selector {
  public:
   explicit RawBlockSelector(const Plan& plan) : plan_(plan) {}
@@ -32,18 +46,16 @@ class RawBlockSelector final : public Selector {
   void Select(const SelectContext& context, int layer, const float* q, Selection* out) override {
     const int32_t n = context.view.tokens + 1;
     const int32_t block = plan_.index.unit;
-    const int32_t budget = CeilShare(plan_.block.share, n);
-    const int32_t last = std::max(1, std::max(n - plan_.block.recent, 0) / block);
-    const int32_t always = std::min(block, n) + std::max(n - last * block, 0);
-    if (AttendsInFull(n, always, budget, plan_.min_tokens)) return out->SetFull(n);
+    const RawBlocks blocks(plan_, n);
+    if (blocks.in_full) return out->SetFull(n);
 
-    const Run candidates = {1, last};
+    const Run candidates = {1, blocks.last};
     scores_.Score(context, layer, q, ScoreWork::Kind::kDot, candidates, plan_.block.group_softmax);
     out->Reset(n, context.geometry->kv_heads);
-    out->scored_bytes = int64_t{last - 1} * out->groups() * context.geometry->head_dim *
+    out->scored_bytes = int64_t{blocks.last - 1} * out->groups() * context.geometry->head_dim *
                         SizeOf(context.index->dtype);
     if (plan_.index.rest != RestKind::kDrop) out->coarse.resize(out->groups());
-    const int32_t k = std::min(std::max(1, budget / block), last - 1);
+    const int32_t k = std::min(std::max(1, blocks.budget / block), blocks.last - 1);
     context.executor->ParallelFor(out->groups(), [&](int64_t head) {
       Pick(*context.backend, static_cast<int>(head), candidates, k, out);
     });
@@ -224,6 +236,11 @@ SelectionRule BlockRule(const Plan& plan, int32_t tokens) {
   rule.gpu_us = 9;
   rule.cpu_rows = 570;
   return rule;
+}
+
+// Over packed segments what is read depends on them.
+bool BlockInFull(const Plan& plan, int32_t n) {
+  return plan.codec != CodecKind::kPacked && RawBlocks(plan, n).in_full;
 }
 
 std::unique_ptr<Selector> NewBlockSelector(const Plan& plan, const Geometry&) {

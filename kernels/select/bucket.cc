@@ -438,6 +438,11 @@ SelectionRule BucketRule(const Plan& plan, int32_t) {
   return rule;
 }
 
+// With spans, what is read depends on them.
+bool BucketInFull(const Plan& plan, int32_t n) {
+  return plan.codec != CodecKind::kLowRank && BucketsInFull(plan, n);
+}
+
 // With spans, the prompt's last queries judge none of its tokens.
 uint32_t BucketNeeds(const Plan& plan) {
   const uint32_t queries = plan.codec == CodecKind::kLowRank ? 0 : uint32_t{kNeedPromptQueries};

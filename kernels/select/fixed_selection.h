@@ -43,6 +43,10 @@ template <const FixedSelection& kFixed>
 std::unique_ptr<Selector> MakeFixedSelector(const Plan& plan, const Geometry&) {
   return NewFixedSelector(kFixed, plan);
 }
+template <const FixedSelection& kFixed>
+bool FixedInFull(const Plan& plan, int32_t n) {
+  return kFixed.choose(plan, n).everything();
+}
 
 }  // namespace kvstrata
 

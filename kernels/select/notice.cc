@@ -28,6 +28,9 @@ constexpr std::string_view kTexts[] = {
     "no entropy was reported: selects anew every {} pages",
     "thresholds are not set: reported entropies never cause a new selection; set thresholds, "
     "report none (every {} pages), or use trigger = \"every\"",
+    "attends in full: its selector is full",
+    "attends in full: what it always reads and its budget hold all {} tokens; it chooses from {} "
+    "on",
 };  // by Notice
 static_assert(std::size(kTexts) == static_cast<size_t>(Notice::kNotices));
 

@@ -31,6 +31,8 @@ enum class Notice : uint8_t {
   kNoGeneratedBoundaries,
   kNoEntropy,
   kNoThresholds,
+  kReadsAll,
+  kWithinBudget,
   kNotices  // how many there are
 };
 

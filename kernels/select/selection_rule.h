@@ -33,6 +33,10 @@ struct SelectionRule {
 // REQUIRES: plan came from ParsePlan.
 SelectionRule SelectionRuleOf(const Plan& plan, int32_t tokens);
 
+// Whether a step behind the prompt that attends n tokens, the query's own included, attends all of
+// them by plan and length alone: below min_tokens, or because the budget holds them.
+bool AttendsInFull(const Plan& plan, int32_t n);
+
 // Which units compete, how many are taken, and where all are attended: of selectors minmax,
 // vote and bits, on both machines (kernels/cuda/candidates.h). Each in the selector's own file.
 cuda::CandidateRule MinMaxCandidates(const Plan& plan);

@@ -25,4 +25,8 @@ SelectionRule SelectionRuleOf(const Plan& plan, int32_t tokens) {
   return RowOf(plan).rule(plan, tokens);
 }
 
+bool AttendsInFull(const Plan& plan, int32_t n) {
+  return n < plan.min_tokens || RowOf(plan).in_full(plan, n);
+}
+
 }  // namespace kvstrata

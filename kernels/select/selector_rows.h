@@ -20,6 +20,8 @@ struct SelectorRow {
   // What it asks of the engine: a sum of Needs.
   uint32_t (*needs)(const Plan& plan);
   SelectionRule (*rule)(const Plan& plan, int32_t tokens);
+  // Whether a step of n tokens attends all of them, because its budget holds them.
+  bool (*in_full)(const Plan& plan, int32_t n);
 };
 
 // Each in the selector's own file.
@@ -42,21 +44,32 @@ SelectionRule BucketRule(const Plan& plan, int32_t tokens);
 SelectionRule ZoomRule(const Plan& plan, int32_t tokens);
 SelectionRule BlockRule(const Plan& plan, int32_t tokens);
 SelectionRule BitsRule(const Plan& plan, int32_t tokens);
+bool BucketInFull(const Plan& plan, int32_t n);
+bool ZoomInFull(const Plan& plan, int32_t n);
+bool BlockInFull(const Plan& plan, int32_t n);
 
 inline uint32_t NeedsNothing(const Plan&) { return 0; }
 // A prompt attends everything; selection begins behind it.
 inline uint32_t NeedsPromptsEnd(const Plan&) { return kNeedPrefillDone; }
 
+// All that compete are taken.
+template <cuda::CandidateRule (*kRuleOf)(const Plan&)>
+bool CandidatesInFull(const Plan& plan, int32_t n) {
+  return cuda::CandidatesOf(kRuleOf(plan), n).full;
+}
+inline bool NeverByBudget(const Plan&, int32_t) { return false; }
+
 inline constexpr SelectorRow kSelectorRows[] = {
-    {MakeFixedSelector<kFullSelection>, NeedsNothing, FullRule},
-    {MakeFixedSelector<kWindowSelection>, NeedsPromptsEnd, WindowRule},
-    {NewMinMaxSelector, NeedsPromptsEnd, MinMaxRule},
-    {NewCascadeSelector, CascadeNeeds, CascadeRule},
-    {NewVoteSelector, NeedsPromptsEnd, VoteRule},
-    {NewBucketSelector, BucketNeeds, BucketRule},
-    {NewZoomSelector, NeedsPromptsEnd, ZoomRule},
-    {NewBlockSelector, NeedsPromptsEnd, BlockRule},
-    {NewBitsSelector, NeedsPromptsEnd, BitsRule},
+    {MakeFixedSelector<kFullSelection>, NeedsNothing, FullRule, FixedInFull<kFullSelection>},
+    {MakeFixedSelector<kWindowSelection>, NeedsPromptsEnd, WindowRule,
+     FixedInFull<kWindowSelection>},
+    {NewMinMaxSelector, NeedsPromptsEnd, MinMaxRule, CandidatesInFull<MinMaxCandidates>},
+    {NewCascadeSelector, CascadeNeeds, CascadeRule, NeverByBudget},
+    {NewVoteSelector, NeedsPromptsEnd, VoteRule, CandidatesInFull<VoteCandidates>},
+    {NewBucketSelector, BucketNeeds, BucketRule, BucketInFull},
+    {NewZoomSelector, NeedsPromptsEnd, ZoomRule, ZoomInFull},
+    {NewBlockSelector, NeedsPromptsEnd, BlockRule, BlockInFull},
+    {NewBitsSelector, NeedsPromptsEnd, BitsRule, CandidatesInFull<BitsCandidates>},
 };  // by SelectorKind
 
 // The rows that are in use: these. Alone in its file, so that a test can be linked with its own

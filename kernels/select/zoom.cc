@@ -212,6 +212,8 @@ SelectionRule ZoomRule(const Plan& plan, int32_t tokens) {
   return rule;
 }
 
+bool ZoomInFull(const Plan& plan, int32_t n) { return ZoomsInFull(plan, n); }
+
 std::unique_ptr<Selector> NewZoomSelector(const Plan& plan, const Geometry& geometry) {
   return std::make_unique<ZoomSelector>(plan, geometry);
 }

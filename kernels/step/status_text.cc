@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a sequence says of its plan: the length first, then the prompt, the selector and the codec.
-#include <algorithm>
-
-#include "kernels/select/notice.h"
 #include "kernels/select/sentence_status.h"
+#include "kernels/select/why_in_full.h"
 #include "kernels/step/cuda_sentences.h"
 #include "kernels/step/sequence_state.h"
 
@@ -11,19 +9,7 @@ namespace kvstrata {
 
 namespace {
 
-// "": nothing to say, as of the others.
-std::string LengthStatus(const Plan& plan, int32_t tokens) {
-  if (tokens >= plan.min_tokens) return "";
-  if (plan.min_tokens == kMostMinTokens) return Say(Notice::kNeverPays, {plan.min_tokens});
-  return Say(Notice::kShort, {tokens, plan.min_tokens});
-}
-
-// Selector vote chooses for the prompt's chunks, too.
-std::string PromptStatus(const SequenceState& state) {
-  if (state.prompt_tokens() >= 0 || state.plan().selector == SelectorKind::kVote) return "";
-  return Say(Notice::kPromptOpen);
-}
-
+// "": nothing to say, as of the other.
 std::string SelectorStatus(const SequenceState& state, const SequenceView& view) {
   const SelectContext context = state.Context(view);
   const Plan& plan = state.plan();
@@ -48,8 +34,7 @@ std::string CodecStatus(const SequenceState& state, const Codec& codec) {
 std::string SequenceState::StatusText(const SequenceView& view) const {
   if (plan_.selector == SelectorKind::kFull && !codec_->stores()) return "ok";
   // A plan that is not at work yet lacks nothing.
-  std::string text = LengthStatus(plan_, tokens_);
-  if (text.empty()) text = PromptStatus(*this);
+  std::string text = WhyNotAtWork(plan_, tokens_, prompt_tokens_ >= 0);
   if (text.empty()) text = SelectorStatus(*this, view);
   const std::string codec = CodecStatus(*this, *codec_);
   if (!text.empty() && !codec.empty()) text += "; ";

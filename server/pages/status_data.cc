@@ -95,6 +95,7 @@ Json SequencesJson(const LiveNumbers& live) {
                          {"layers", s.sample.layers},
                          {"page_tokens", s.sample.page_tokens},
                          {"uncounted", s.sample.uncounted},
+                         {"in_full", s.info.in_full},
                          {"bucket_tokens", totals.bucket_tokens},
                          {"counts", totals.counts}});
   }

@@ -115,6 +115,8 @@ void Write(const SequenceInfo& s, v1::Sequence* out) {
   out->set_absent_pages(s.absent_pages);
   out->set_work_error(s.work_error);
   out->set_key(s.key);
+  out->set_in_full(s.in_full);
+  out->set_break_even_tokens(s.break_even_tokens);
 }
 
 void Write(const ExtentInfo& e, v1::ExtentInfo* out) {

@@ -7,6 +7,9 @@
 #include <set>
 #include <unordered_map>
 
+#include "kernels/codec/packed.h"
+#include "kernels/select/span_rows.h"
+#include "kernels/select/why_in_full.h"
 #include "server/store/long_request.h"
 #include "server/store/store_parts.h"
 
@@ -46,6 +49,21 @@ ExtentInfo InfoOfExtent(const Extent& extent) {
   info.tokens = extent.tokens;
   info.references = page.refs;
   return info;
+}
+
+// Why its steps attend everything, as far as the daemon knows: sessions have sentences and the
+// prompt's queries to themselves.
+std::string InFullTextOf(const Sequence& s) {
+  std::string why = WhyInFull(s.plan, static_cast<int32_t>(s.tokens), s.prefill_done);
+  if (!why.empty() || !s.codec || !s.extents.empty()) return why;
+  if (s.plan.codec == CodecKind::kLowRank) {
+    SelectContext context;
+    context.prompt_tokens = static_cast<int32_t>(s.prompt_tokens);
+    context.view.tokens = static_cast<int32_t>(s.tokens);
+    context.surprisal = s.series.surprisal;
+    return WhyNoSpans(s.plan, context);
+  }
+  return s.plan.selector == SelectorKind::kBlock ? PackedText(s.plan, 0, nullptr) : "";
 }
 
 }  // namespace
@@ -195,6 +213,8 @@ SequenceInfo Inspection::InfoOf(const Sequence& s) const {
   info.device_bytes += info.extent_device_bytes;
   info.host_bytes += info.extent_host_bytes;
   if (s.codec && !s.codec->failed.ok()) info.work_error = s.codec->failed.ToString();
+  info.in_full = InFullTextOf(s);
+  info.break_even_tokens = store_.plans.BreakEven(s.plan, s.model->desc.geometry);
   return info;
 }
 

@@ -73,7 +73,7 @@ class Inspection {
   SessionCatalog& catalog_;
   class Models& models_;
   Eviction& eviction_;
-  const StoreParts& store_;  // for the audit, which looks at all of it
+  const StoreParts& store_;  // for the audit, which looks at all of it, and plans
 };
 
 }  // namespace kvstrata

@@ -65,6 +65,10 @@ Result<Plan> Plans::PlanFor(const Plan& named, const Geometry& geometry) const {
   return plan;
 }
 
+uint32_t Plans::BreakEven(const Plan& plan, const Geometry& geometry) const {
+  return static_cast<uint32_t>(BreakEvenTokens(plan, geometry, options_.steps_on));
+}
+
 Result<std::optional<CodecState>> Plans::NewCodec(const Plan& plan, const Geometry& geometry,
                                                   Files files) {
   if (!options_.new_recompressor) return std::optional<CodecState>();

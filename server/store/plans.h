@@ -38,6 +38,9 @@ class Plans {
   Result<Plan> ResolvePlan(std::string_view text) const KVS_EXCLUDES(mu_);
   // What a sequence of that geometry gets for a plan; PLAN_* of one that cannot serve it.
   Result<Plan> PlanFor(const Plan& named, const Geometry& geometry) const;
+  // From how many tokens on choosing is predicted to be faster, of a sequence that is decoded alone
+  // (kernels/step/break_even.h); 0: the plan never chooses.
+  uint32_t BreakEven(const Plan& plan, const Geometry& geometry) const;
   // The codec's part of a new sequence; none for raw. May read files, if `files` says so.
   Result<std::optional<CodecState>> NewCodec(const Plan& plan, const Geometry& geometry,
                                              Files files) KVS_EXCLUDES(store_lock);

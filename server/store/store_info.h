@@ -57,6 +57,8 @@ struct SequenceInfo {
   uint64_t extent_device_bytes = 0, extent_host_bytes = 0;
   std::string work_error;  // of its last recompression; "" if it published
   std::string key;         // that its engine gave it; "": none
+  std::string in_full;     // why its steps attend everything, as far as is known; "": they choose
+  uint32_t break_even_tokens = 0;  // Plans::BreakEven
 };
 // A sequence with what its steps selected since it opened.
 struct LiveSequence {

@@ -153,6 +153,33 @@ TEST(Printer, RecordIsOneLineAField) {
   EXPECT_EQ(out.str(), "NAME  llama\nUSED  1.5 KiB\nDIM   128\n");
 }
 
+TEST(Printer, RecordFoldsLongValuesBelowThemselves) {
+  const Json document = {
+      {"name", "one, two three four"}, {"used", 1536}, {"geometry", {{"dim", 1}}}};
+  Style style;
+  style.width = 23;
+  std::ostringstream out;
+  PrintRecord(style, document, kColumns, out);
+  EXPECT_EQ(out.str(), "NAME  one, two three\n      four\nUSED  1.5 KiB\nDIM   1\n");
+  for (const bool wide : {false, true}) {  // whole lines for programs
+    if (wide) style.format = Format::kWide;
+    if (!wide) style.headers = false;
+    std::ostringstream whole;
+    PrintRecord(style, document, kColumns, whole);
+    EXPECT_NE(whole.str().find("one, two three four\n"), std::string::npos) << whole.str();
+  }
+}
+
+TEST(Printer, WrapLosesNothingAndFits) {
+  EXPECT_EQ(Wrap("", 4), std::vector<std::string>({""}));
+  EXPECT_EQ(Wrap("abcd", 4), std::vector<std::string>({"abcd"}));
+  EXPECT_EQ(Wrap("abcdefghi", 4), std::vector<std::string>({"abcd", "efgh", "i"}));
+  EXPECT_EQ(Wrap("ab cd ef", 5), std::vector<std::string>({"ab cd", "ef"}));
+  EXPECT_EQ(Wrap("a,b,c,d", 4), std::vector<std::string>({"a,b,", "c,d"}));
+  EXPECT_EQ(Wrap("· ░ ▒", 3), std::vector<std::string>({"· ░", "▒"}));
+  EXPECT_EQ(Wrap("ab abcdefgh", 4), std::vector<std::string>({"ab", "abcd", "efgh"}));
+}
+
 TEST(Printer, Formats) {
   EXPECT_EQ(Bytes(1023), "1023 B");
   EXPECT_EQ(Bytes(uint64_t{4} << 30), "4.0 GiB");

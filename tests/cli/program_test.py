@@ -153,6 +153,13 @@ def test_the_documents_are_those_of_the_table(cli):
 def test_explain_needs_no_daemon(cli):
     told = json.loads(expect(cli("explain", "pool_exhausted", "-o", "json"), 0).stdout)
     assert told["reason"] == "POOL_EXHAUSTED" and told["area"] == "memory" and "evict" in told["next"], told
+    event = json.loads(expect(cli("explain", "value_lost", "-o", "json"), 0).stdout)
+    assert event["area"] == "event" and "segment" in event["fields"].split(), event
+    expect(cli("explain", "value_l"), 0, "EVENT", "value_lost")  # a beginning that only one has
+    several = json.loads(expect(cli("explain", "disk_c", "-o", "json"), 0).stdout)["reasons"]
+    assert {"DISK_CORRUPT", "disk_checkpoint_failed"} <= {row["reason"] for row in several}, several
+    assert all(row["reason"].upper().startswith("DISK_C") for row in several), several
+    expect(cli("explain", "value_lots"), 5, "did you mean 'value_lost'?")
     expect(cli("explain", "POOL_EXAUSTED"), 5, "REASON_UNKNOWN", "did you mean 'POOL_EXHAUSTED'?", "kvstrata explain")
     reasons = json.loads(expect(cli("explain", "-o", "json"), 0).stdout)["reasons"]
     assert len(reasons) > 250 and all(r["meaning"] for r in reasons), len(reasons)
@@ -558,8 +565,9 @@ def disk_lists_values(cli):
 
 
 def disk_gets_values(cli):
-    key = next(b for b in json.loads(cli("value", "ls", "-o", "json").stdout)["values"]
-               if b["kind"] == "page")["key"]
+    values = json.loads(cli("value", "ls", "-o", "json").stdout)["values"]
+    keys = [b["key"] for b in values]
+    key = next(b["key"] for b in values if b["kind"] == "page")
     out = os.path.join(cli.folder, "page.bin")
     got = json.loads(expect(cli("value", "get", key, "--out", out, "-o", "json"), 0).stdout)
     with open(out, "rb") as file:
@@ -574,8 +582,14 @@ def disk_gets_values(cli):
     expect(cli("value", "get", "00" * 32, "--out", out + ".no"), 5, "VALUE_UNKNOWN", "kvstrata value ls")
     assert not os.path.exists(out + ".no")
     expect(cli("value", "get", "12zz", "--out", out), 2, "KEY_TEXT")
-    expect(cli("value", "get", "1234", "--out", out), 2, "VALUE_KEY")
-    expect(cli("value", "get", key), 2, "--out")
+    expect(cli("value", "get", "123", "--out", out), 2, "KEY_TEXT", "64 hexadecimal digits")
+    none = next(f"{n:04x}" for n in range(1 << 16) if not any(k.startswith(f"{n:04x}") for k in keys))
+    expect(cli("value", "get", none, "--out", out), 5, "VALUE_UNKNOWN", none)
+    begin = next(key[:n] for n in range(4, 64) if sum(k.startswith(key[:n]) for k in keys) == 1)
+    short = json.loads(expect(cli("value", "get", begin.upper(), "--out", out, "--force", "-o", "json"), 0).stdout)
+    assert short["key"] == key and short["bytes"] == got["bytes"], short
+    expect(cli("value", "verify", begin), 0, key, "sound")
+    expect(cli("value", "get", key), 2, "--out", "next: kvstrata value get --help")
     import pty
     leader, follower = pty.openpty()
     expect(cli("value", "get", key, "--force", "--out", os.ttyname(follower)), 1, "VALUE_FILE", "terminal")

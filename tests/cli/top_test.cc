@@ -124,6 +124,9 @@ TEST(TopFrameTest, TroubleAndNamesOfOthersAreSaid) {
   EXPECT_NE(TopHeader(view, look)[0].find("AWAY"), std::string::npos);
   EXPECT_NE(TopTable(view, look)[2].find("a\\x1b[2Jb"), std::string::npos);
   view.rows[0].uncounted = "gpu";
+  view.rows[0].in_full = "attends in full: 40 tokens are fewer";
+  EXPECT_NE(TopTable(view, look)[2].find("attends in full: 40 tokens"), std::string::npos);
+  view.rows[0].in_full.clear();
   EXPECT_NE(TopTable(view, look)[2].find("not counted on a GPU"), std::string::npos);
 }
 

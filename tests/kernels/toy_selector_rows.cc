@@ -19,7 +19,8 @@ constexpr std::array<Row, kCount> WithToy(const Row (&rows)[kCount], Row toy) {
 }
 
 constexpr auto kRows = WithToy<SelectorRow>(
-    kSelectorRows, {MakeFixedSelector<kEveryNthPage>, NeedsPromptsEnd, EveryNthPageRule});
+    kSelectorRows, {MakeFixedSelector<kEveryNthPage>, NeedsPromptsEnd, EveryNthPageRule,
+                    FixedInFull<kEveryNthPage>});
 constexpr auto kCudaRows = WithToy<CudaSelectorRow>(
     kCudaSelectorRows, {kOverRaw, "", ServesAll, MakeCudaFixed<kEveryNthPage>});
 

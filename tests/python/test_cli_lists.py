@@ -15,13 +15,20 @@ from collections.abc import Iterator
 import pytest
 from operated import DEADLINE_S, MODEL, Program, operated
 
+import kvstrata
+
 WIDTH = 80
 
 
 @pytest.fixture(scope="module")
-def cli() -> Iterator[Program]:
-    with operated() as (program, _):
-        yield program
+def live() -> Iterator[tuple[Program, kvstrata.Sequence]]:
+    with operated() as (program, sequence):
+        yield program, sequence
+
+
+@pytest.fixture(scope="module")
+def cli(live: tuple[Program, kvstrata.Sequence]) -> Program:
+    return live[0]
 
 
 def rows_of(cli: Program, *words: str) -> list[list[str]]:
@@ -109,3 +116,32 @@ def test_names_go_through_pipes(cli: Program) -> None:
     assert shown.returncode == 0 and shown.stdout.splitlines() == cli.names("seq", "ls"), shown
     assert cli.names("health") == ["serving"]
     assert cli.names("pool", "ls") == ["emulated", "host"]
+
+
+def test_records_fold_below_their_values(cli: Program) -> None:
+    number = cli.names("seq", "ls")[-1]
+    for words in (["seq", "show", number], ["status"], ["explain", "POOL_EXHAUSTED"]):
+        lines = cli.on_terminal(*words, columns=WIDTH)
+        assert lines and max(map(len, lines)) <= WIDTH, (words, lines)
+        whole = cli.on_terminal(*words, "-o", "wide", columns=WIDTH)
+        assert words[0] == "status" or max(map(len, whole)) > WIDTH, "nothing that had to fold"
+    shown = json.loads(cli.run("seq", "show", number, "-o", "json"))
+    begin = next(i for i, line in enumerate(cli.on_terminal("seq", "show", number, columns=WIDTH))
+                 if line.startswith("PLAN "))
+    folded = cli.on_terminal("seq", "show", number, columns=WIDTH)[begin:]
+    values = [line[len(re.match(r"\S* +", line)[0]):] if i == 0 else line.strip() for i, line in enumerate(folded)]
+    assert " ".join(values).replace(", ", ",").replace(" ", "").startswith(shown["plan_text"].replace(" ", ""))
+
+
+def test_it_says_why_a_plan_attends_everything(live: tuple[Program, kvstrata.Sequence]) -> None:
+    """In the words of the sequence's own status, which the engine's process makes."""
+    cli, sequence = live
+    shown = {row["sequence"]: row for row in json.loads(cli.run("seq", "ls", "-o", "json"))["sequences"]}
+    short = shown.pop(sequence.handle)
+    assert short["in_full"] == sequence.status == "attends in full: 200 tokens are fewer than min_tokens = 4096"
+    assert short["break_even_tokens"] > 0
+    (full,) = shown.values()
+    assert full["in_full"] == "attends in full: its selector is full" and full["break_even_tokens"] == 0
+    table = cli.run("seq", "show", str(sequence.handle))
+    assert re.search(r"^ATTENDS +attends in full: 200 tokens are fewer than min_tokens = 4096$", table, re.MULTILINE)
+    assert re.search(rf"^BREAK-EVEN +{short['break_even_tokens']} tokens$", table, re.MULTILINE), table

@@ -45,7 +45,7 @@ def commands(live: tuple[Program, kvstrata.Sequence], tmp_path_factory: pytest.T
         "quota set default sessions 5", "quota reset default sessions", "quota set uid:1 host_bytes 1GiB",
         "quota reset uid:1 host_bytes", "work ls", "audit", "config show", f"config check {folder}/empty.toml",
         f"replay {trace} --plan quest --plan sekv --plan mosaickv --steps 4", f"calibrate {trace}",
-        f"calibrate {trace} --offline", "doctor", "events", "explain", "explain POOL_EXHAUSTED", "top --once -d 100ms",
+        f"calibrate {trace} --offline", "doctor", "events", "explain", "explain POOL_EXHAUSTED", "explain value_lost", "explain disk", "top --once -d 100ms",
         "config reload --dry-run", "log level", f"debug dump {folder}/dump"]
     return [(line, line.split()) for line in lines]
 
