@@ -38,6 +38,7 @@
 
 #include "base/status.h"
 #include "server/tier/hmac_key.h"
+#include "server/tier/remote_checksum.h"
 #include "server/tier/remote_names.h"
 #include "server/tier/remote_secret.h"
 #include "server/tier/remote_stripes.h"
@@ -47,7 +48,6 @@ namespace kvstrata::remote {
 
 inline constexpr size_t kHeaderBytes = 512;
 using Header = std::array<std::byte, kHeaderBytes>;
-using Checksum = std::array<uint8_t, 16>;
 using WallTime = std::chrono::system_clock::time_point;
 
 struct RemoteFormatOptions {
@@ -105,9 +105,10 @@ struct RemoteHead {
   std::string key;
   ValueSizes sizes;
   uint32_t stripe = 0, stripes = 1;
-  uint64_t written = 0;  // seconds since 1970
-  Checksum check{};      // kNone: XXH3-128 of the stripe's bytes; kGcm: their tag
-  Checksum whole{};      // equal in all stripes of a put; zeros where there is one
+  uint64_t written = 0;            // seconds since 1970
+  std::array<uint8_t, 32> salt{};  // kGcm: of the stripe's key
+  Checksum check{};                // kNone: XXH3-128 of the stripe's bytes; kGcm: their tag
+  Checksum whole{};                // equal in all stripes of a put; zeros where there is one
 };
 
 class RemoteFormat {
@@ -144,6 +145,11 @@ class RemoteFormat {
   Result<RemoteHead> Inspect(std::span<const std::byte> header, WallTime now) const;
 
  private:
+  RemoteFormat(const TenantKeys& keys, const RemoteFormatOptions& options);
+  Status WhyStale(uint64_t written, uint64_t now) const;
+  Status WhyNotThis(const IncomingValue& value, uint32_t stripe, const RemoteHead& head) const;
+  bool OpenBytes(std::span<const std::span<std::byte>> parts, const RemoteHead& head) const;
+
   RemoteFormatOptions options_;
   RemoteNames names_;
   HmacKey envelope_;
