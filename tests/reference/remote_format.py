@@ -3,8 +3,8 @@
 
 Needs xxhash and cryptography (integrations/requirements.txt), and nothing of kvstrata's.
 
-Usage, in tests/: python -m reference.remote_format DOC GOLDEN            checks the page's example and the vectors
-                  python -m reference.remote_format DOC GOLDEN --update   writes both again
+Usage: remote_format.py DOC GOLDEN            checks the page's example and the vectors
+       remote_format.py DOC GOLDEN --update   writes both again
 """
 from __future__ import annotations
 
