@@ -4,6 +4,7 @@
 #ifndef KVSTRATA_TESTS_SERVER_TIER_REMOTE_ATTACKS_H_
 #define KVSTRATA_TESTS_SERVER_TIER_REMOTE_ATTACKS_H_
 
+#include <cstdio>
 #include <random>
 #include <span>
 #include <string>
@@ -23,6 +24,18 @@ inline const WallTime kNow = At(1700000000);
 
 RemoteFormat TestFormat(Seal seal, std::string_view tenant = "uid:1000",
                         std::string_view secret = kTestSecret);
+
+// Digits of what is bytes.
+template <typename Bytes>
+std::string ToHex(const Bytes& bytes) {
+  std::string hex;
+  for (const auto byte : bytes) {
+    char two[3];
+    std::snprintf(two, sizeof(two), "%02x", static_cast<unsigned>(byte) & 255);
+    hex += two;
+  }
+  return hex;
+}
 
 using Buffers = std::vector<std::vector<std::byte>>;
 Buffers RandomBuffers(std::mt19937_64* random, const std::vector<uint64_t>& sizes);

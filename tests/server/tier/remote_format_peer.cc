@@ -1,31 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0
 // The C++ side of tests/server/tier/remote_format_peers.py: writes and opens values of a remote
-// tier for an independent implementation. Objects lie in files, what they are in JSON lines.
+// tier for an independent implementation.
 //
-//   remote_format_peer write FOLDER   of each line {secret, tenant, seal, key, place, sizes,
-//   written,
-//                                     file}: the value whose bytes are in `file` becomes file.0,
-//                                     file.1, ...; prints the names of the stripes
-//   remote_format_peer open FOLDER    of each line, with `now` too: file.0, file.1, ... are opened
-//                                     and must be the bytes of `file`; prints OK, WRONG or the
-//                                     reason
-// Keys, places and tenants are in hexadecimal.
+//   remote_format_peer write FOLDER   the value whose bytes are in FOLDER/FILE becomes FILE.0,
+//                                     FILE.1, ...; prints the names of the stripes
+//   remote_format_peer open FOLDER    opens FILE.0, FILE.1, ..., which must be the bytes of FILE;
+//                                     prints OK, WRONG or the reason
+// Of each line: FILE SECRET TENANT SEAL KEY PLACE WRITTEN NOW SIZE..., tenant, key and place as x
+// and hexadecimal digits.
 #include <fstream>
 #include <iostream>
 #include <iterator>
-#include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "server/tier/remote_format.h"
 
 namespace kvstrata::remote {
 namespace {
 
-std::string FromHex(const std::string& hex) {
-  std::string bytes;
-  for (size_t i = 0; i < hex.size(); i += 2) {
+// The next word of a line, "x" and digits.
+std::string HexIn(std::istream* line) {
+  std::string hex, bytes;
+  *line >> hex;
+  for (size_t i = 1; i + 1 < hex.size(); i += 2) {
     bytes.push_back(static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16)));
   }
   return bytes;
+}
+
+WallTime TimeIn(std::istream* line) {
+  int64_t seconds = 0;
+  *line >> seconds;
+  return WallTime(std::chrono::seconds(seconds));
 }
 
 std::vector<std::byte> ReadFile(const std::string& path) {
@@ -41,15 +47,22 @@ void Append(std::ofstream* file, std::span<const std::byte> bytes) {
 }
 
 struct Case {
-  Case(const nlohmann::json& json, const std::string& folder)
-      : format(RemoteSecret::Of(std::string(json["secret"])).value(), FromHex(json["tenant"]),
-               {json["seal"] == "gcm" ? Seal::kGcm : Seal::kNone}),
-        key(FromHex(json["key"])),
-        place(FromHex(json["place"])),
-        path(folder + "/" + std::string(json["file"])),
-        bytes(ReadFile(path)),
-        sizes(json["sizes"]),
-        written(std::chrono::seconds(uint64_t{json["written"]})) {}
+  Case(const std::string& text, const std::string& folder) {
+    std::istringstream line(text);
+    std::string file, secret, seal;
+    line >> file >> secret;
+    const std::string tenant = HexIn(&line);
+    line >> seal;
+    format.emplace(RemoteSecret::Of(secret).value(), tenant,
+                   RemoteFormatOptions{seal == "gcm" ? Seal::kGcm : Seal::kNone});
+    key = HexIn(&line);
+    place = HexIn(&line);
+    written = TimeIn(&line);
+    now = TimeIn(&line);
+    for (uint64_t size = 0; line >> size;) sizes.push_back(size);
+    path = folder + "/" + file;
+    bytes = ReadFile(path);
+  }
 
   template <typename Byte>
   std::vector<std::span<Byte>> BuffersIn(std::span<Byte> all) const {
@@ -61,31 +74,31 @@ struct Case {
     return buffers;
   }
 
-  RemoteFormat format;
+  std::optional<RemoteFormat> format;
   std::string key, place, path;
   std::vector<std::byte> bytes;
   std::vector<uint64_t> sizes;
-  WallTime written;
+  WallTime written, now;
 };
 
 std::string Write(const Case& c) {
   const auto buffers = c.BuffersIn<const std::byte>(c.bytes);
-  const OutgoingValue value = c.format.Prepare(c.key, buffers, c.written).value();
+  const OutgoingValue value = c.format->Prepare(c.key, buffers, c.written).value();
   std::vector<std::byte> room(kStripeBytes);
-  nlohmann::json names;
+  std::string names;
   for (uint32_t i = 0; i < value.stripes; ++i) {
-    const OutgoingStripe stripe = c.format.Write(value, i, room);
+    const OutgoingStripe stripe = c.format->Write(value, i, room);
     std::ofstream file(c.path + "." + std::to_string(i), std::ios::binary);
     Append(&file, stripe.header);
     for (const std::span<const std::byte> part : stripe.bytes) Append(&file, part);
-    names.push_back(c.format.NameOf(c.key, c.place, i));
+    names += (i == 0 ? "" : " ") + c.format->NameOf(c.key, c.place, i);
   }
-  return names.dump();
+  return names;
 }
 
-std::string Open(const Case& c, WallTime now) {
+std::string Open(const Case& c) {
   std::vector<std::byte> got(c.bytes.size());
-  IncomingValue value = c.format.Expect(c.key, c.BuffersIn<std::byte>(got)).value();
+  IncomingValue value = c.format->Expect(c.key, c.BuffersIn<std::byte>(got)).value();
   for (uint32_t i = 0; i < value.stripes(); ++i) {
     const std::vector<std::byte> object = ReadFile(c.path + "." + std::to_string(i));
     const std::span<const std::byte> all(object);
@@ -95,7 +108,7 @@ std::string Open(const Case& c, WallTime now) {
       rest = rest.subspan(std::min(part.size(), rest.size()));
     }
     const auto header = all.first(std::min(kHeaderBytes, all.size()));
-    const Status opened = c.format.Open(&value, i, header, object.size(), now);
+    const Status opened = c.format->Open(&value, i, header, object.size(), c.now);
     if (!opened.ok()) return opened.reason();
   }
   return value.complete() && got == c.bytes ? "OK" : "WRONG";
@@ -109,10 +122,8 @@ int main(int argc, char** argv) {
   const std::string verb = argc == 3 ? argv[1] : "";
   if (verb != "write" && verb != "open") return 2;
   for (std::string line; std::getline(std::cin, line);) {
-    const nlohmann::json json = nlohmann::json::parse(line);
-    const Case c(json, argv[2]);
-    const auto now = [&] { return WallTime(std::chrono::seconds(uint64_t{json["now"]})); };
-    std::cout << (verb == "write" ? Write(c) : Open(c, now())) << "\n";
+    const Case c(line, argv[2]);
+    std::cout << (verb == "write" ? Write(c) : Open(c)) << "\n";
   }
   return 0;
 }
