@@ -82,8 +82,9 @@ class ValueSizes {
 };
 
 struct TierProbe {
-  std::string_view key;  // the caller's
-  ValueSizes sizes;      // none: it is not there, or that cannot be told in time
+  std::string_view key;    // the caller's
+  ValueSizes sizes;        // none: it is not there, or that cannot be told in time
+  std::string_view place;  // the caller's; as in TierPut
 };
 
 struct TierGet {
@@ -93,6 +94,7 @@ struct TierGet {
   Status status;
   bool header_room = false;  // the tier may write to the 4096 bytes before the first buffer
   bool inspects = false;     // no use of the value: it is not spared as one in use for that
+  std::string place;         // as in TierPut
 };
 
 struct TierPut {
@@ -101,11 +103,13 @@ struct TierPut {
   std::shared_ptr<void> keep;
   Status status;
   bool header_room = false;  // as in TierGet
+  std::string place;         // at most 64 bytes: a tier of several shards keeps equal places on one
 };
 
 struct TierForget {
   std::string key;
   Status status;
+  std::string place;  // as in TierPut
 };
 
 struct TierValue {
