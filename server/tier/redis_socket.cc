@@ -186,6 +186,6 @@ Result<size_t> RedisSocket::Read(std::span<std::byte> into) {
   return WhyNot(0);
 }
 
-bool RedisSocket::pending() const { return tls_ != nullptr && SSL_has_pending(tls_.get()) == 1; }
+bool RedisSocket::pending() const { return tls_ != nullptr && SSL_pending(tls_.get()) > 0; }
 
 }  // namespace kvstrata::redis
