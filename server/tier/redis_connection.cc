@@ -11,23 +11,24 @@ constexpr uint64_t kMostBytes = uint64_t{1} << 20;  // of a Move, each way
 constexpr size_t kMostParts = 64;                   // of a write
 
 // What must be answered with OK before anything else is sent.
-std::unique_ptr<RedisExchange> Greeting(const RedisLogin& login, bool replica) {
+std::unique_ptr<RedisExchange> Greeting(const RedisLogin& login, bool reads) {
   RedisRequest request;
   if (!login.password.empty() && !login.user.empty()) {
     request.Add({"AUTH", login.user, login.password});
   } else if (!login.password.empty()) {
     request.Add({"AUTH", login.password});
   }
-  if (replica) request.Add({"READONLY"});
+  if (reads) request.Add({"READONLY"});
   if (request.commands() == 0) return nullptr;
   auto greeting = std::make_unique<RedisExchange>();
   greeting->request = std::make_shared<const RedisRequest>(std::move(request));
   return greeting;
 }
 
+// What has no cluster refuses READONLY, which does not matter.
 Status CheckGreeting(const RedisExchange& greeting) {
   for (const RespReply& reply : greeting.replies) {
-    if (reply.kind == RespReply::Kind::kText) continue;
+    if (reply.kind != RespReply::Kind::kError || ErrorIs(reply, "ERR")) continue;
     return Unavailable("REDIS_LOGIN", "the server refuses user or password: " + reply.text);
   }
   return OkStatus();
@@ -35,10 +36,9 @@ Status CheckGreeting(const RedisExchange& greeting) {
 
 }  // namespace
 
-RedisConnection::RedisConnection(RedisSocket socket, const RedisLogin& login, bool replica,
-                                 Time now)
+RedisConnection::RedisConnection(RedisSocket socket, const RedisLogin& login, bool reads, Time now)
     : socket_(std::move(socket)), progress_(now), heard_(now) {
-  if (std::unique_ptr<RedisExchange> greeting = Greeting(login, replica)) {
+  if (std::unique_ptr<RedisExchange> greeting = Greeting(login, reads)) {
     exchanges_.push_back(std::move(greeting));
   }
 }

@@ -36,8 +36,8 @@ class RedisConnection {
   using Time = std::chrono::steady_clock::time_point;
   using Exchanges = std::vector<std::unique_ptr<RedisExchange>>;
 
-  // `replica`: reads of a cluster's replica are answered, not redirected.
-  RedisConnection(RedisSocket socket, const RedisLogin& login, bool replica, Time now);
+  // `reads`: a cluster's replica answers reads, and does not redirect them.
+  RedisConnection(RedisSocket socket, const RedisLogin& login, bool reads, Time now);
 
   int fd() const { return socket_.fd(); }
   bool ready() const { return ready_; }

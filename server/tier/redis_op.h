@@ -61,6 +61,7 @@ struct RedisOp {
   bool begun_ = false;    // it was sent once
   bool queued_ = false;   // it waits for a connection of `server_`
   bool hedged_ = false;   // a second server was asked, or there is none
+  std::shared_ptr<const RedisRequest> asking_;  // sent in place of `request`
   uint32_t failures_ = 0;
   uint32_t redirections_ = 0;
   size_t next_ = 0;       // which server of its shard is asked next

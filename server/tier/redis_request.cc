@@ -42,6 +42,12 @@ void RedisRequest::Add(std::initializer_list<std::string_view> command) {
   ++commands_;
 }
 
+void RedisRequest::PutBefore(std::initializer_list<std::string_view> command) {
+  RedisRequest before(command);
+  head_ = before.head_ + head_;
+  ++commands_;
+}
+
 uint64_t RedisRequest::bytes() const {
   uint64_t sum = head_.size() + tail_.size();
   for (const auto& part : value_) sum += part.size();

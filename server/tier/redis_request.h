@@ -32,6 +32,8 @@ class RedisRequest {
 
   // One command more. REQUIRES: not a Set.
   void Add(std::initializer_list<std::string_view> command);
+  // One command more, before the others.
+  void PutBefore(std::initializer_list<std::string_view> command);
   size_t commands() const { return commands_; }
   uint64_t bytes() const;  // on the wire
   // Appends what is left from byte `at` on, at most until `most` parts are in `parts`.

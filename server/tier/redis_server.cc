@@ -99,10 +99,9 @@ Status RedisServer::Connect(Lane lane, Time now) {
   KVS_ASSIGN_OR_RETURN(RedisSocket socket,
                        RedisSocket::Connect(**address, options_.tls.get(), address_.host));
   const uint64_t id = uint64_t{number_} << 32 | ++last_link_;
-  const bool replica = clustered && lane != Lane::kWrite;
   Link& link = links_[id];
   link = {lane, now,
-          std::make_unique<RedisConnection>(std::move(socket), options_.login, replica, now)};
+          std::make_unique<RedisConnection>(std::move(socket), options_.login, lane != Lane::kWrite, now)};
   epoll_event event{};
   event.events = link.events = EPOLLIN | EPOLLOUT;
   event.data.u64 = id;
@@ -113,7 +112,7 @@ Status RedisServer::Connect(Lane lane, Time now) {
 
 void RedisServer::Send(Links::iterator link, RedisOp* op, Time now) {
   auto exchange = std::make_unique<RedisExchange>();
-  exchange->request = op->request;
+  exchange->request = op->asking_ != nullptr ? op->asking_ : op->request;
   exchange->target = op->target;
   exchange->to_target = op->to_target;
   exchange->owner = op;
@@ -140,6 +139,7 @@ void RedisServer::Move(uint64_t id, Time now, ReturnedOps* returned) {
   Link& link = it->second;
   RedisConnection::Exchanges ended;
   const Status moved = link.connection->Move(now, &ended);
+  heard_ = std::max(heard_, link.connection->heard());
   if (!ended.empty()) {  // a connection alone says nothing: the kernel of a stopped server makes it
     breaker_.Succeeded();
     stats_.last_error.clear();
@@ -153,27 +153,31 @@ void RedisServer::Move(uint64_t id, Time now, ReturnedOps* returned) {
     op->link_ = 0;
     returned->push_back({op, OkStatus()});
   }
-  if (!moved.ok()) return End(it, moved, Blame::kServer, now, returned);
+  if (!moved.ok()) {
+    const bool refused = !link.connection->ready() || moved.reason() == "REDIS_LOGIN";
+    return End(it, moved, refused ? Cause::kServer : Cause::kCut, now, returned);
+  }
   Watch(id, &link);
 }
 
-void RedisServer::End(Links::iterator it, const Status& why, Blame blame, Time now,
+void RedisServer::End(Links::iterator it, const Status& why, Cause cause, Time now,
                       ReturnedOps* returned) {
   const Link link = std::move(it->second);
   links_.erase(it);  // the descriptor goes with `link`
   const bool owed = link.connection->in_flight() != 0;
   const bool connected = link.connection->ready();
+  const bool blameless = cause == Cause::kDeadline || cause == Cause::kSilence;
   for (std::unique_ptr<RedisExchange>& exchange : link.connection->TakeUnanswered()) {
     auto* const op = static_cast<RedisOp*>(exchange->owner);
     op->server_ = 0;
     op->link_ = 0;
-    returned->push_back({op, why, blame != Blame::kServer && op->deadline > now});
+    returned->push_back({op, why, blameless && op->deadline > now});
   }
   if (connected && !owed) return;  // the server closed one that was not in use
   ++stats_.failures;
   stats_.last_error = why.ToString();
-  if (blame == Blame::kMaybe) breaker_.Failed(now);
-  if (blame == Blame::kServer) breaker_.FailedForSure(now);
+  if (cause == Cause::kSilence || cause == Cause::kCut) breaker_.Failed(now);
+  if (cause == Cause::kServer) breaker_.FailedForSure(now);
   if (!breaker_.open()) return;
   for (size_t lane = 0; lane < kLanes; ++lane) ReturnQueue(static_cast<Lane>(lane), why, returned);
 }
@@ -194,12 +198,12 @@ void RedisServer::Close(const RedisOp* op, Time now, ReturnedOps* returned) {
   ++stats_.timeouts;
   const bool silent = it->second.connection->heard() < op->asked_;
   End(it, Unavailable("REDIS_SLOW", "the server did not answer in time"),
-      silent ? Blame::kMaybe : Blame::kCaller, now, returned);
+      silent ? Cause::kSilence : Cause::kDeadline, now, returned);
 }
 
 void RedisServer::CloseAll(const Status& why, Time now, ReturnedOps* returned) {
   for (size_t lane = 0; lane < kLanes; ++lane) ReturnQueue(static_cast<Lane>(lane), why, returned);
-  while (!links_.empty()) End(links_.begin(), why, Blame::kServer, now, returned);
+  while (!links_.empty()) End(links_.begin(), why, Cause::kServer, now, returned);
 }
 
 RedisServer::Time RedisServer::StallOf(const Link& link) const {
@@ -221,7 +225,7 @@ void RedisServer::CloseStalled(Time now, ReturnedOps* returned) {
     found = late != links_.end();
     if (!found) continue;
     ++stats_.timeouts;
-    End(late, Unavailable("REDIS_SLOW", "the server is silent"), Blame::kServer, now, returned);
+    End(late, Unavailable("REDIS_SLOW", "the server is silent"), Cause::kServer, now, returned);
   }
 }
 

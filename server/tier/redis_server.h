@@ -50,7 +50,8 @@ class RedisServer {
   uint32_t number() const { return number_; }
   Breaker& breaker() { return breaker_; }
   RedisServerStats& stats() { return stats_; }
-  bool clustered = false;  // connections that read say READONLY
+  // When a connection said something last.
+  Time heard() const { return heard_; }
 
   // Queues; Pump sends.
   void Add(RedisOp* op, Time now);
@@ -84,10 +85,11 @@ class RedisServer {
   Status Connect(Lane lane, Time now);
   void Send(Links::iterator link, RedisOp* op, Time now);
   void Watch(uint64_t id, Link* link);
-  // Who is to blame for a connection's end.
-  enum class Blame : uint8_t { kCaller, kMaybe, kServer };
+  // What ended a connection: an op's deadline, though the server spoke, or did not speak; bytes that
+  // are no replies, or no more bytes; the server, which cannot be reached, is silent, or refuses us.
+  enum class Cause : uint8_t { kDeadline, kSilence, kCut, kServer };
   // A connection ended; what is in flight on it comes back, and all that waits if the breaker opens.
-  void End(Links::iterator link, const Status& why, Blame blame, Time now, ReturnedOps* returned);
+  void End(Links::iterator link, const Status& why, Cause cause, Time now, ReturnedOps* returned);
   void ReturnQueue(Lane lane, const Status& why, ReturnedOps* returned);
   Time StallOf(const Link& link) const;
 
@@ -100,6 +102,7 @@ class RedisServer {
   RedisServerStats stats_;
   Links links_;
   uint32_t last_link_ = 0;
+  Time heard_{};
   std::array<std::list<RedisOp*>, kLanes> queues_;
 };
 
