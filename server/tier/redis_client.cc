@@ -54,7 +54,7 @@ class RedisClient::Loop {
         resolver_([wake = client->wake_] { Ring(*wake); }),
         watch_(&client->options_) {}
 
-  void Wait();
+  void Wait(Time until);
   void Work() KVS_EXCLUDES(client_.mu_);
   bool empty() const { return timers_.empty(); }
 
@@ -154,12 +154,12 @@ void RedisClient::Stop() {
   WakeUp();
 }
 
-bool RedisClient::Wait() {
+bool RedisClient::Wait(Time until) {
   {
     MutexLock lock(mu_);
     if (stopped_ && inbox_.empty() && loop_->empty()) return false;
   }
-  loop_->Wait();
+  loop_->Wait(until);
   return true;
 }
 
@@ -177,8 +177,9 @@ Time RedisClient::Loop::NextEvent() const {
   return next;
 }
 
-void RedisClient::Loop::Wait() {
-  const auto wait = std::chrono::ceil<std::chrono::milliseconds>(NextEvent() - Clock::now());
+void RedisClient::Loop::Wait(Time until) {
+  const auto wait = std::chrono::ceil<std::chrono::milliseconds>(
+      std::min(NextEvent(), until) - Clock::now());
   const int timeout = static_cast<int>(std::max<int64_t>(wait.count(), 0));
   happened_ = std::max(epoll_wait(client_.epoll_.get(), events_.data(), kEvents, timeout), 0);
 }

@@ -55,7 +55,7 @@ class RedisClient {
   // All ops end, and Wait says false.
   void Stop() KVS_EXCLUDES(mu_);
 
-  bool Wait();
+  bool Wait(Time until = Time::max());  // at the longest
   void Work() KVS_EXCLUDES(mu_);
 
  private:

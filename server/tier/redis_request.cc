@@ -35,7 +35,7 @@ RedisRequest RedisRequest::Set(std::string_view name,
   return set;
 }
 
-void RedisRequest::Add(std::initializer_list<std::string_view> command) {
+void RedisRequest::Add(std::span<const std::string_view> command) {
   KVS_CHECK(value_.empty());
   head_.append("*").append(std::to_string(command.size())).append("\r\n");
   for (const std::string_view word : command) AppendText(word, &head_);

@@ -31,7 +31,10 @@ class RedisRequest {
                           std::chrono::milliseconds ttl);
 
   // One command more. REQUIRES: not a Set.
-  void Add(std::initializer_list<std::string_view> command);
+  void Add(std::span<const std::string_view> command);
+  void Add(std::initializer_list<std::string_view> command) {
+    Add(std::span(command.begin(), command.size()));
+  }
   // One command more, before the others.
   void PutBefore(std::initializer_list<std::string_view> command);
   size_t commands() const { return commands_; }

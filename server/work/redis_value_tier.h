@@ -58,7 +58,7 @@ struct RedisTierOptions {
 };
 
 class RedisThreads;
-class RedisSurvey;
+struct RedisTierParts;
 
 // How requests ended, by tenant; since start.
 struct RedisTierCounters {
@@ -94,11 +94,9 @@ class RedisValueTier final : public ValueTier {
   uint64_t surveys() const;
 
  private:
-  struct Shared;
-  RedisValueTier(std::shared_ptr<RedisThreads> threads, std::shared_ptr<RedisSurvey> survey,
-                 const RedisTierOptions& options, remote::RemoteFormat format);
+  explicit RedisValueTier(std::shared_ptr<RedisTierParts> parts);
 
-  const std::shared_ptr<Shared> shared_;  // calls in flight hold it, too
+  const std::shared_ptr<RedisTierParts> parts_;  // calls in flight hold it, too
 };
 
 }  // namespace kvstrata
