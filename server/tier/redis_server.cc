@@ -173,7 +173,8 @@ void RedisServer::End(Links::iterator it, const Status& why, Cause cause, Time n
     op->link_ = 0;
     returned->push_back({op, why, blameless && op->deadline > now});
   }
-  if (connected && !owed) return;  // the server closed one that was not in use
+  // The server closed one that was not in use.
+  if (connected && !owed && cause != Cause::kServer) return;
   ++stats_.failures;
   stats_.last_error = why.ToString();
   if (cause == Cause::kSilence || cause == Cause::kCut) breaker_.Failed(now);

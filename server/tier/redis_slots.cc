@@ -141,7 +141,7 @@ std::optional<Redirection> RedirectionOf(const RespReply& reply, const RedisAddr
   }
   const std::string_view text = rest.substr(space + 1);
   Result<RedisAddress> address =
-      ParseRedisAddress(text.starts_with(':') ? asked.host + std::string(text) : std::string(text));
+      ParseRedisAddress(text.rfind(':') == 0 ? asked.host + std::string(text) : std::string(text));
   if (!address.ok()) return std::nullopt;
   to.to = std::move(*address);
   return to;
