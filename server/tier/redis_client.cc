@@ -178,8 +178,8 @@ Time RedisClient::Loop::NextEvent() const {
 }
 
 void RedisClient::Loop::Wait(Time until) {
-  const auto wait = std::chrono::ceil<std::chrono::milliseconds>(
-      std::min(NextEvent(), until) - Clock::now());
+  const auto wait =
+      std::chrono::ceil<std::chrono::milliseconds>(std::min(NextEvent(), until) - Clock::now());
   const int timeout = static_cast<int>(std::max<int64_t>(wait.count(), 0));
   happened_ = std::max(epoll_wait(client_.epoll_.get(), events_.data(), kEvents, timeout), 0);
 }
@@ -413,8 +413,8 @@ void RedisClient::Loop::EndAll() {
 RedisServer* RedisClient::Loop::ServerAt(const RedisAddress& address) {
   std::unique_ptr<RedisServer>& server = servers_[address];
   if (server == nullptr) {
-    server = std::make_unique<RedisServer>(++last_number_, address, &options_,
-                                           client_.epoll_.get(), &resolver_);
+    server = std::make_unique<RedisServer>(++last_number_, address, &options_, client_.epoll_.get(),
+                                           &resolver_);
     by_number_[last_number_] = server.get();
   }
   return server.get();
@@ -436,8 +436,7 @@ std::unique_ptr<RedisOp> RedisClient::Loop::Question(const RedisAddress& server,
 
 void RedisClient::Loop::RefreshIfDue() {
   if (watch_.due() > now_) return;
-  std::unique_ptr<RedisOp> op =
-      Question(watch_.Begin(now_), RedisRequest({"CLUSTER", "SLOTS"}));
+  std::unique_ptr<RedisOp> op = Question(watch_.Begin(now_), RedisRequest({"CLUSTER", "SLOTS"}));
   op->done = [this](RedisOp& ended) { Refreshed(ended); };
   SetTimer(op.get());
   Route(op.release());

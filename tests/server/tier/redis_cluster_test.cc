@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// RedisValueTier on real clusters that fail: servers killed, stopped, full, locked; slots that move.
-// A call ends by its deadline, other shards are not held up, and no byte is wrong.
+// RedisValueTier on real clusters that fail: servers killed, stopped, full, locked; slots that
+// move. A call ends by its deadline, other shards are not held up, and no byte is wrong.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -117,8 +117,8 @@ TEST_F(RedisCluster, ValuesOfSeveralStripesSealedOrNot) {
   Begin({.masters = 3, .cluster = true});
   const std::vector<uint64_t> sizes = {5 << 20, 100, 6 << 20};
   const auto sealed = tier_->Another(TestFormat("other", remote::Seal::kGcm));
-  for (ValueTier* const tier : {static_cast<ValueTier*>(tier_.get()),
-                                static_cast<ValueTier*>(sealed.get())}) {
+  for (ValueTier* const tier :
+       {static_cast<ValueTier*>(tier_.get()), static_cast<ValueTier*>(sealed.get())}) {
     TierPut put = PutOf("large", ValueOf("large", 0, sizes));
     PutAndWait(tier, {&put, 1}, Soon());
     ASSERT_TRUE(put.status.ok()) << put.status.ToString();
@@ -237,8 +237,8 @@ TEST_F(RedisCluster, AWrongPasswordIsAnIllnessAndNoHit) {
   const ScratchDir folder;
   const auto with = [&](const std::string& password) {
     std::ofstream(folder.path() + "/password") << password << "\n";
-    return OpenTier({.servers = servers_->addresses(),
-                     .password_file = folder.path() + "/password"});
+    return OpenTier(
+        {.servers = servers_->addresses(), .password_file = folder.path() + "/password"});
   };
   tier_ = with("right");
   EXPECT_EQ(PutAll(1), (Ends{{"OK", 1}}));

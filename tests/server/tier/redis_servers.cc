@@ -88,9 +88,19 @@ std::vector<std::string> RedisServers::addresses() const {
 void RedisServers::Spawn(Server* server) {
   const std::string port = std::to_string(server->port), folder = dir_.path() + "/" + port;
   std::filesystem::create_directories(folder);
-  std::vector<std::string> words = {"redis-server", "--bind", "127.0.0.1", "--dir", folder,
-                                    "--save", "", "--appendonly", "no", "--logfile",
-                                    folder + "/log", "--repl-diskless-sync-delay", "0"};
+  std::vector<std::string> words = {"redis-server",
+                                    "--bind",
+                                    "127.0.0.1",
+                                    "--dir",
+                                    folder,
+                                    "--save",
+                                    "",
+                                    "--appendonly",
+                                    "no",
+                                    "--logfile",
+                                    folder + "/log",
+                                    "--repl-diskless-sync-delay",
+                                    "0"};
   const auto add = [&](const std::string& name, const std::string& value) {
     words.push_back("--" + name);
     words.push_back(value);
@@ -211,8 +221,9 @@ void RedisServers::AwaitCluster() const {
     });
     const bool replica = i >= options_.masters;
     if (!replica) continue;
-    Await("replica that follows",
-          [&] { return Has(Ask(i, {"INFO", "replication"}), "master_link_status:up"); });
+    Await("replica that follows", [&] {
+      return Has(Ask(i, {"INFO", "replication"}), "master_link_status:up");
+    });
   }
 }
 
@@ -226,8 +237,8 @@ void RedisServers::MoveKeys(uint16_t slot, size_t from, size_t to, size_t most) 
   const RespReply keys =
       Ask(from, {"CLUSTER", "GETKEYSINSLOT", std::to_string(slot), std::to_string(most)});
   for (const RespReply& key : keys.items) {
-    const RespReply moved = Ask(from, {"MIGRATE", "127.0.0.1", std::to_string(port(to)), key.text,
-                                       "0", "10000"});
+    const RespReply moved =
+        Ask(from, {"MIGRATE", "127.0.0.1", std::to_string(port(to)), key.text, "0", "10000"});
     KVS_CHECK(Has(moved, "OK"));
   }
 }
@@ -250,8 +261,8 @@ void RedisServers::MakeCertificates() const {
                          folder + "server.key -out " + folder + "server.csr" + quiet)
                             .c_str()) == 0);
   KVS_CHECK(std::system(("openssl x509 -req -days 2 -copy_extensions copy -in " + folder +
-                         "server.csr -CA " + folder + "ca.crt -CAkey " + folder +
-                         "ca.key -out " + folder + "server.crt" + quiet)
+                         "server.csr -CA " + folder + "ca.crt -CAkey " + folder + "ca.key -out " +
+                         folder + "server.crt" + quiet)
                             .c_str()) == 0);
 }
 

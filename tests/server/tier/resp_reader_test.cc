@@ -111,10 +111,10 @@ TEST(RespReader, WhatExceedsALimitOrIsNoReplyBreaks) {
     for (size_t i = 0; i <= RespReader::kMaxNesting; ++i) text += "*1\r\n";
     return text;
   }();
-  for (const std::string& stream : std::vector<std::string>{
-           "$99999999999\r\n", "$-2\r\n", "$1x\r\n", "$\r\n", "*9999999\r\n", "*-2\r\n",
-           ":12a\r\n", ":\r\n", "?\r\n", "\r\n", "$1\r\nabc", ":99999999999999999999\r\n", deep,
-           "+" + std::string(10000, 'a')}) {
+  for (const std::string& stream :
+       std::vector<std::string>{"$99999999999\r\n", "$-2\r\n", "$1x\r\n", "$\r\n", "*9999999\r\n",
+                                "*-2\r\n", ":12a\r\n", ":\r\n", "?\r\n", "\r\n", "$1\r\nabc",
+                                ":99999999999999999999\r\n", deep, "+" + std::string(10000, 'a')}) {
     RespReader reader;
     EXPECT_EQ(Read(&reader, stream, {}).back(), "broken") << stream.substr(0, 20);
   }
@@ -133,8 +133,8 @@ TEST(RespReader, AnyBytesNeitherCrashNorLeaveTheirPlace) {
     const size_t bytes = 1 + random() % 200;
     for (size_t i = 0; i < bytes; ++i) {
       if (random() % 3 == 0) stream += "\r\n";
-      stream += random() % 50 == 0 ? static_cast<char>(random())
-                                   : alphabet[random() % alphabet.size()];
+      stream +=
+          random() % 50 == 0 ? static_cast<char>(random()) : alphabet[random() % alphabet.size()];
     }
     std::vector<std::byte> memory(3 * 64, std::byte{0x5A});
     const BulkTarget target{std::span(memory).subspan(64, 16), {std::span(memory).subspan(80, 48)}};
