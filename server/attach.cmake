@@ -16,6 +16,9 @@ kvs_library(kvs_work
   work/value_catalog.cc
   work/block_rows.cc
   work/build.cc
+  work/page_tiers.cc
+  work/remote_pages.cc
+  work/remote_writer.cc
   work/tier_pages.cc
   work/tier_loads.cc work/tier_scrubs.cc
   work/tier_writer.cc
