@@ -70,13 +70,12 @@ constexpr std::array kKeys = {
                 return DurationIn(v, microseconds(0), 3650 * kDay, &c->remote.ttl) &&
                        (c->remote.ttl.count() == 0 || c->remote.ttl >= kMinute);
               }},
-    ConfigKey{"remote.write", "KVSTRATA_REMOTE_WRITE", "reused", "reused, all, off",
-              "what goes there: what was opened twice, is pinned or a codec's artefact; all pages; "
-              "nothing",
-              [](std::string_view v, Config* c) {
-                return ParseWrite(v, &c->remote.pages.writer.write);
-              },
-              kText, kReloads},
+    ConfigKey{
+        "remote.write", "KVSTRATA_REMOTE_WRITE", "reused", "reused, all, off",
+        "what goes there: what was opened twice, is pinned or a codec's artefact; all pages; "
+        "nothing",
+        [](std::string_view v, Config* c) { return ParseWrite(v, &c->remote.pages.writer.write); },
+        kText, kReloads},
     ConfigKey{"remote.min_tokens", "KVSTRATA_REMOTE_MIN_TOKENS", "256", "1 to 16777216",
               "it is asked only where so many tokens of a prompt are missing here",
               [](std::string_view v, Config* c) {
@@ -90,7 +89,8 @@ constexpr std::array kKeys = {
               },
               kAny, kReloads},
     ConfigKey{"remote.deadline_per_1024_tokens", "KVSTRATA_REMOTE_DEADLINE_PER_1024_TOKENS",
-              "100ms", "a duration, 0 to 10s", "for each 1024 tokens that are missing, so much more",
+              "100ms", "a duration, 0 to 10s",
+              "for each 1024 tokens that are missing, so much more",
               [](std::string_view v, Config* c) {
                 return DurationIn(v, microseconds(0), microseconds(10'000'000),
                                   &c->remote.pages.deadline_per_1024);
@@ -138,10 +138,9 @@ std::vector<std::pair<std::string, uint16_t>> ParseServers(std::string_view text
     std::string_view host = server.substr(0, colon);
     const bool brackets = host.size() > 2 && host.front() == '[' && host.back() == ']';
     if (brackets) host = host.substr(1, host.size() - 2);
-    const std::string_view allowed = brackets
-                                         ? "0123456789abcdefABCDEF:."
-                                         : "0123456789abcdefghijklmnopqrstuvwxyz"
-                                           "ABCDEFGHIJKLMNOPQRSTUVWXYZ-._";
+    const std::string_view allowed = brackets ? "0123456789abcdefABCDEF:."
+                                              : "0123456789abcdefghijklmnopqrstuvwxyz"
+                                                "ABCDEFGHIJKLMNOPQRSTUVWXYZ-._";
     if (host.empty() || host.find_first_not_of(allowed) != host.npos) return {};
     const std::pair<std::string, uint16_t> parsed(host, port);
     if (std::ranges::find(servers, parsed) != servers.end()) return {};

@@ -154,7 +154,7 @@ void AddRemote(const RemoteInfo& remote, MetricText* to) {
   to->Add("kvstrata_remote_late_loads_total", {}, remote.late_loads);
   to->Add("kvstrata_remote_refused_loads_total", {}, remote.refused_loads);
   to->Add("kvstrata_remote_over_rate_total", {}, remote.over_rate);
-  to->Add("kvstrata_remote_read_bytes_per_second", {}, remote.bytes_per_second);
+  to->Add("kvstrata_remote_read_rate_bytes", {}, remote.bytes_per_second);
   to->Add("kvstrata_remote_waiting_values", {}, remote.waiting);
   to->Add("kvstrata_remote_waiting_bytes", {}, remote.waiting_bytes);
   to->Add("kvstrata_remote_written_values_total", {}, remote.written);

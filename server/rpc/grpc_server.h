@@ -147,7 +147,7 @@ struct GrpcOptions {
   std::function<std::optional<CgroupInfo>()> cgroup;
   int pools_fd = -1;               // an eventfd, written when a pool has failed; -1: nobody tells
   std::function<DiskInfo()> disk;  // any thread; null: there is none
-  std::function<RemoteInfo()> remote;  // the same
+  std::function<RemoteInfo()> remote;      // the same
   std::function<Status(TierScrub)> scrub;  // of the disk; any thread; null: there is none
   // Admin.Resize of a pool: whether the machine has memory for it beside the others, whose
   // capacities stay. `device` empty: of each. Any thread; null: nothing is refused.
