@@ -66,7 +66,7 @@ struct LimitSetting {
 struct RemoteConfig {
   std::string redis;  // HOST:PORT of one server at least, a comma between them; "": there is none
   std::string secret_file, seal, tenant;
-  std::chrono::microseconds ttl{};  // of a value there; 0: as long as the servers keep it
+  std::chrono::microseconds ttl{};  // of a value there
   RemotePagesOptions pages;
 };
 

@@ -64,11 +64,10 @@ constexpr std::array kKeys = {
                 return !v.empty() && v.size() <= kMostTenantBytes;
               },
               kText},
-    ConfigKey{"remote.ttl", "KVSTRATA_REMOTE_TTL", "0", "0: none; else a duration, 1min to 3650d",
-              "how long a value stays that nobody puts again",
+    ConfigKey{"remote.ttl", "KVSTRATA_REMOTE_TTL", "7d", "a duration, 1min to 3650d",
+              "how long a value stays that nobody puts again; older ones are refused",
               [](std::string_view v, Config* c) {
-                return DurationIn(v, microseconds(0), 3650 * kDay, &c->remote.ttl) &&
-                       (c->remote.ttl.count() == 0 || c->remote.ttl >= kMinute);
+                return DurationIn(v, kMinute, 3650 * kDay, &c->remote.ttl);
               }},
     ConfigKey{
         "remote.write", "KVSTRATA_REMOTE_WRITE", "reused", "reused, all, off",

@@ -176,7 +176,7 @@ const KeyCase kKeyCases[] = {
     {"remote.seal", "KVSTRATA_REMOTE_SEAL", "gcm", "aes"},
     {"remote.tenant", "KVSTRATA_REMOTE_TENANT", "team",
      "0123456789012345678901234567890123456789012345678901234567890123x"},
-    {"remote.ttl", "KVSTRATA_REMOTE_TTL", "7d", "1s"},
+    {"remote.ttl", "KVSTRATA_REMOTE_TTL", "1d", "1s"},
     {"remote.write", "KVSTRATA_REMOTE_WRITE", "all", "some"},
     {"remote.min_tokens", "KVSTRATA_REMOTE_MIN_TOKENS", "1024", "0"},
     {"remote.deadline", "KVSTRATA_REMOTE_DEADLINE", "500ms", "0"},
