@@ -58,8 +58,7 @@ void RemotePages::Stop() {
 void RemotePages::Configure(const RemotePagesOptions& options) {
   present_.SetTtl(options.present_ttl);
   absent_.SetTtl(options.miss_ttl);
-  writer_.SetPolicy(options.writer.write);
-  writer_.SetRate(options.writer.rate);
+  writer_.Configure(options.writer.write, options.writer.rate);
   MutexLock lock(mu_);
   if (options.read_rate != options_.read_rate) read_rate_.Set(options.read_rate);
   options_ = options;

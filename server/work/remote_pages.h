@@ -81,7 +81,6 @@ class RemotePages {
   // What was missed may be asked for at once, and what is there is put again.
   void ForgetWhatIsKnown();
   RemotePagesCounters counters() const KVS_EXCLUDES(mu_);
-  const RemoteWriter& writer() const { return writer_; }
   double bytes_per_second() const { return loads_.bytes_per_second(); }
   // That the tier, or a copy from them, uses now.
   size_t buffers_in_use() const { return buffers_.in_use(); }

@@ -56,17 +56,10 @@ void RemoteWriter::Stop() {
 
 RemoteWriterCounters RemoteWriter::counters() const {
   MutexLock lock(mu_);
-  return counters_;
-}
-
-size_t RemoteWriter::waiting() const {
-  MutexLock lock(mu_);
-  return keys_.size();
-}
-
-uint64_t RemoteWriter::waiting_bytes() const {
-  MutexLock lock(mu_);
-  return bytes_;
+  RemoteWriterCounters all = counters_;
+  all.waiting = keys_.size();
+  all.waiting_bytes = bytes_;
+  return all;
 }
 
 void RemoteWriter::Count(uint64_t RemoteWriterCounters::*what, uint64_t n) {

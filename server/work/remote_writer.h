@@ -45,8 +45,9 @@ struct RemoteWriterOptions {
   std::chrono::seconds local_patience{60};    // for the local tier to have it
 };
 
-// Values since start, but for bytes.
+// Values since start, but for bytes, and for what waits.
 struct RemoteWriterCounters {
+  uint64_t waiting = 0, waiting_bytes = 0;  // offers that wait or are being written, now
   uint64_t written = 0, written_bytes = 0;
   uint64_t dropped_full = 0;   // the queue had no room
   uint64_t dropped_local = 0;  // the local tier did not come to have it
@@ -69,13 +70,12 @@ class RemoteWriter {
   // What the policy does not want is left. May be called under the store's lock.
   void Offer(const TierOffer& offer) KVS_EXCLUDES(mu_);
   // Of what is offered, and written, from now on.
-  void SetPolicy(RemoteWrite write) { policy_ = write; }
-  void SetRate(uint64_t bytes_a_second) { rate_.Set(bytes_a_second); }
+  void Configure(RemoteWrite write, uint64_t bytes_a_second) {
+    policy_ = write;
+    rate_.Set(bytes_a_second);
+  }
 
   RemoteWriterCounters counters() const KVS_EXCLUDES(mu_);
-  // Offers that wait or are being written, and the bytes that they stand for.
-  size_t waiting() const KVS_EXCLUDES(mu_);
-  uint64_t waiting_bytes() const KVS_EXCLUDES(mu_);
 
  private:
   struct Waiting {

@@ -13,8 +13,10 @@
 
 #include "server/work/page_tiers.h"
 #include "server/work/tier_pages.h"
+#include "tests/fakes/copying_codec.h"
 #include "tests/fakes/far_tier.h"
 #include "tests/fakes/memory_value_tier.h"
+#include "tests/server/recompress_now.h"
 #include "tests/server/store_fixture.h"
 
 namespace kvstrata::testing {
@@ -27,6 +29,20 @@ using std::chrono::seconds;
 
 constexpr int32_t kPrompt = 325;  // 20 pages and a bit
 constexpr uint64_t kTierBytes = 16 << 20;
+constexpr const char* kKeeps = "window{codec = \"packed\", max_loss = 1, keep_raw = \"host\"}";
+constexpr const char* kKeepsNone = "window{codec = \"packed\", max_loss = 1, keep_raw = \"no\"}";
+constexpr int32_t kPacked = 200;  // 12 whole pages, 6 extents, 8 tokens
+
+StoreOptions Pools(uint64_t pages, const std::shared_ptr<CodecControl>& control) {
+  StoreOptions options = SmallPools(pages, 64);
+  options.new_recompressor =
+      [control](const Plan& plan, const Geometry& geometry,
+                std::shared_ptr<const SpanParameters>) -> std::unique_ptr<Recompressor> {
+    if (plan.codec == CodecKind::kRaw) return nullptr;
+    return std::make_unique<CopyingCodec>(control, geometry);
+  };
+  return options;
+}
 
 RemotePagesOptions All() {
   RemotePagesOptions options;
@@ -37,7 +53,7 @@ RemotePagesOptions All() {
 class Node {
  public:
   Node(ValueTier* shared, const RemotePagesOptions& options, bool disk = true, uint64_t pages = 512)
-      : store_(NewStore(SmallPools(pages, 64))), far_(shared) {
+      : store_(NewStore(Pools(pages, control_))), far_(shared) {
     if (disk) {
       local_ = std::make_unique<TierPages>(TierPagesOptions{}, store_.get(), &disk_, TierHooks{});
     }
@@ -51,7 +67,7 @@ class Node {
   void Settle() const {
     const auto end = Clock::now() + seconds(60);
     while ((local_ != nullptr && local_->writer().waiting() != 0) ||
-           remote_->writer().waiting() != 0) {
+           remote_->counters().waiting != 0) {
       ASSERT_LT(Clock::now(), end) << "a writer does not come to an end";
       std::this_thread::yield();
     }
@@ -64,13 +80,28 @@ class Node {
     ASSERT_TRUE(s.Close().ok());
     Forget();
   }
+  // Opens a prompt, computes what is not held, and has it recompressed; how much was held.
+  uint32_t Pack(const char* plan, bool* recompressed) {
+    const std::vector<int32_t> tokens = Tokens(kPacked);
+    const int runs = control_->runs;
+    const Result<OpenedSequence> opened = Open(plan, tokens);
+    EXPECT_TRUE(opened.ok()) << opened.status().ToString();
+    if (!opened.ok()) return 0;
+    TestSequence s(session_.get(), *opened, tokens);
+    EXPECT_TRUE(s.Append(std::span(tokens).subspan(opened->held_tokens)).ok());
+    EXPECT_TRUE(store_->steps().PrefillDone(session_->id(), s.id()).ok());
+    while (Recompress(store_.get(), s.id()).ok()) {
+    }
+    s.ExpectIntact();
+    EXPECT_EQ(s.Table().extents(), 6u);
+    *recompressed = control_->runs != runs;
+    Settle();
+    EXPECT_TRUE(s.Close().ok());
+    return opened->held_tokens;
+  }
   // How many tokens an open holds; each of them is right.
   uint32_t Held(std::span<const int32_t> tokens) {
-    std::promise<Result<OpenedSequence>> answer;
-    store_->openings().OpenSequence(
-        session_->id(), session_->model(), "full", tokens,
-        [&](const Result<OpenedSequence>& opened) { answer.set_value(opened); });
-    const Result<OpenedSequence> opened = answer.get_future().get();
+    const Result<OpenedSequence> opened = Open("full", tokens);
     EXPECT_TRUE(opened.ok()) << opened.status().ToString();
     if (!opened.ok()) return 0;
     TestSequence s(session_.get(), *opened, tokens);
@@ -91,6 +122,15 @@ class Node {
   RemotePagesCounters counters() const { return remote_->counters(); }
 
  private:
+  Result<OpenedSequence> Open(const char* plan, std::span<const int32_t> tokens) {
+    std::promise<Result<OpenedSequence>> answer;
+    store_->openings().OpenSequence(
+        session_->id(), session_->model(), plan, tokens,
+        [&](const Result<OpenedSequence>& opened) { answer.set_value(opened); });
+    return answer.get_future().get();
+  }
+
+  std::shared_ptr<CodecControl> control_ = std::make_shared<CodecControl>();
   std::unique_ptr<Store> store_;
   MemoryValueTier disk_{kTierBytes};
   FarTier far_;
@@ -265,10 +305,10 @@ TEST_F(RemotePagesTest, AQueueThatIsFullDrops) {
   a.far().HoldPuts();
   TestSequence s = TestSequence::Prompt(&a.session(), "full", Tokens(kPrompt));
   EXPECT_EQ(a.counters().dropped_full, 10u);
-  EXPECT_EQ(a.remote().writer().waiting_bytes(), 10u * 4096);
+  EXPECT_EQ(a.counters().waiting_bytes, 10u * 4096);
   a.far().Release();
   a.Settle();
-  EXPECT_EQ(a.remote().writer().waiting_bytes(), 0u);
+  EXPECT_EQ(a.counters().waiting_bytes, 0u);
   EXPECT_EQ(shared_.Stats().entries, 10u);
 }
 
@@ -401,6 +441,35 @@ TEST_F(RemotePagesTest, TheReadRateCutsWhatIsRead) {
   EXPECT_GE(held, 128u);
   EXPECT_LT(held, 320u);
   EXPECT_EQ(b.counters().over_rate, 1u);
+}
+
+// Artefacts go by any policy, with the pages and blocks that they need besides; the next node
+// neither computes nor recompresses.
+TEST_F(RemotePagesTest, AnArtefactIsFoundWithoutItsRawPages) {
+  RemotePagesOptions options;
+  options.min_tokens = 100;
+  bool recompressed = false;
+  EXPECT_EQ(A(options).Pack(kKeepsNone, &recompressed), 0u);
+  EXPECT_TRUE(recompressed);
+  Node& b = B(options);
+  EXPECT_EQ(b.Pack(kKeepsNone, &recompressed), 192u);
+  EXPECT_FALSE(recompressed);
+  EXPECT_EQ(b.store().inspection().Counters().loaded_artefacts, 1u);
+  EXPECT_EQ(b.far().probes(), 1u) << "its record is in the same search";
+  b.Settle();
+  EXPECT_GE(b.disk().Stats().entries, 7u) << "record and extents are offered to the disk";
+  ExpectClean(b.store());
+}
+
+TEST_F(RemotePagesTest, AnArtefactIsFoundWithItsRawPages) {
+  RemotePagesOptions options = All();
+  options.min_tokens = 100;
+  bool recompressed = false;
+  EXPECT_EQ(A(options).Pack(kKeeps, &recompressed), 0u);
+  Node& b = B(options);
+  EXPECT_EQ(b.Pack(kKeeps, &recompressed), 192u);
+  EXPECT_FALSE(recompressed);
+  ExpectClean(b.store());
 }
 
 // Bytes over the rate of the last loads against half of what computing takes.
