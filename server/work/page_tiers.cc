@@ -93,7 +93,10 @@ PageTiers::PageTiers(Store* store, TierPages* local, RemotePages* remote, uint32
   SetMinTokens(min_tokens);
 }
 
-PageTiers::~PageTiers() { store_->prefixes().SetPageTier(local_); }
+PageTiers::~PageTiers() {
+  remote_->Stop();  // what it has under way asks this object
+  store_->prefixes().SetPageTier(local_);
+}
 
 void PageTiers::SetMinTokens(uint32_t min_tokens) {
   store_->prefixes().SetPageTier(this, min_tokens);

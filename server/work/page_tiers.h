@@ -24,6 +24,7 @@ class PageTiers final : public PageTier {
  public:
   // `local`: null: there is none.
   PageTiers(Store* store, TierPages* local, RemotePages* remote, uint32_t min_tokens);
+  // Stops the remote one.
   ~PageTiers() override;
 
   void SetMinTokens(uint32_t min_tokens);

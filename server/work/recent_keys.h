@@ -25,10 +25,12 @@ class RecentKeys {
 
   explicit RecentKeys(std::chrono::microseconds ttl) : ttl_(ttl) {}
 
-  // Of what is asked from now on.
-  void SetTtl(std::chrono::microseconds ttl) KVS_EXCLUDES(mu_) {
+  // Forgets all, and has another time from now on.
+  void Restart(std::chrono::microseconds ttl) KVS_EXCLUDES(mu_) {
     MutexLock lock(mu_);
     ttl_ = ttl;
+    learned_.clear();
+    by_age_.clear();
   }
   void Add(const PageKey& key) KVS_EXCLUDES(mu_) {
     const Clock::time_point now = Clock::now();
@@ -50,11 +52,6 @@ class RecentKeys {
     MutexLock lock(mu_);
     const auto at = learned_.find(key);
     return at != learned_.end() && Clock::now() - at->second < ttl_;
-  }
-  void Clear() KVS_EXCLUDES(mu_) {
-    MutexLock lock(mu_);
-    learned_.clear();
-    by_age_.clear();
   }
 
  private:

@@ -56,17 +56,12 @@ void RemotePages::Stop() {
 }
 
 void RemotePages::Configure(const RemotePagesOptions& options) {
-  present_.SetTtl(options.present_ttl);
-  absent_.SetTtl(options.miss_ttl);
+  present_.Restart(options.present_ttl);
+  absent_.Restart(options.miss_ttl);
   writer_.Configure(options.writer.write, options.writer.rate);
   MutexLock lock(mu_);
   if (options.read_rate != options_.read_rate) read_rate_.Set(options.read_rate);
   options_ = options;
-}
-
-void RemotePages::ForgetWhatIsKnown() {
-  present_.Clear();
-  absent_.Clear();
 }
 
 RemotePagesCounters RemotePages::counters() const {

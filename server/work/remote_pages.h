@@ -76,10 +76,9 @@ class RemotePages {
   // REQUIRES: load.remote names every key.
   bool Load(TierLoad load);
 
-  // What of the options may change: all but the queue, batches and patience.
+  // What of the options may change: all but the queue, batches and patience. What is known of keys
+  // is forgotten: what was missed may be asked for at once, and what is there is put again.
   void Configure(const RemotePagesOptions& options) KVS_EXCLUDES(mu_);
-  // What was missed may be asked for at once, and what is there is put again.
-  void ForgetWhatIsKnown();
   RemotePagesCounters counters() const KVS_EXCLUDES(mu_);
   double bytes_per_second() const { return loads_.bytes_per_second(); }
   // That the tier, or a copy from them, uses now.

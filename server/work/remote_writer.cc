@@ -22,7 +22,7 @@ constexpr std::chrono::seconds kPutTimeout{10};
 constexpr std::chrono::seconds kReadTimeout{1};
 constexpr std::chrono::milliseconds kLookAgain{50};  // whether the local tier has it by now
 constexpr uint32_t kPatience = 60;                   // of requests that have deadlines of their own
-constexpr size_t kTaken = 256;                       // offers in one go
+constexpr size_t kTaken = 256;                       // of each queue in one go
 
 }  // namespace
 
@@ -129,10 +129,12 @@ std::optional<std::deque<RemoteWriter::Waiting>> RemoteWriter::Next() {
       bytes_ = 0;
       return std::nullopt;
     }
-    std::deque<Waiting> taken = std::exchange(not_local_, {});
-    for (size_t n = std::min(offers_.size(), kTaken); n > 0; --n) {
-      taken.push_back(std::move(offers_.front()));
-      offers_.pop_front();
+    std::deque<Waiting> taken;
+    for (std::deque<Waiting>* const from : {&not_local_, &offers_}) {
+      for (size_t n = std::min(from->size(), kTaken); n > 0; --n) {
+        taken.push_back(std::move(from->front()));
+        from->pop_front();
+      }
     }
     return taken;
   }();
