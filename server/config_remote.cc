@@ -82,21 +82,20 @@ constexpr std::array kKeys = {
               },
               kAny, kReloads},
     ConfigKey{"remote.deadline", "KVSTRATA_REMOTE_DEADLINE", "1s", "a duration, 1ms to 60s",
-              "how long an opening sequence may wait for it, and",
+              "how long an opening sequence may wait for it, question and values together",
               [](std::string_view v, Config* c) {
                 return DurationIn(v, kMillisecond, kMinute, &c->remote.pages.deadline);
               },
               kAny, kReloads},
     ConfigKey{"remote.deadline_per_1024_tokens", "KVSTRATA_REMOTE_DEADLINE_PER_1024_TOKENS",
-              "100ms", "a duration, 0 to 10s",
-              "for each 1024 tokens that are missing, so much more",
+              "100ms", "a duration, 0 to 10s", "so much more for each 1024 tokens that are missing",
               [](std::string_view v, Config* c) {
                 return DurationIn(v, microseconds(0), microseconds(10'000'000),
                                   &c->remote.pages.deadline_per_1024);
               },
               kAny, kReloads},
     ConfigKey{"remote.deadline_most", "KVSTRATA_REMOTE_DEADLINE_MOST", "10s",
-              "a duration, 1ms to 60s", "but at most this",
+              "a duration, 1ms to 60s", "the most that these two come to",
               [](std::string_view v, Config* c) {
                 return DurationIn(v, kMillisecond, kMinute, &c->remote.pages.deadline_most);
               },

@@ -62,8 +62,9 @@ std::string Unwritten(const Json& row) {
 // "3", or "1 of 3 left alone".
 std::string Shards(const Json& row) {
   const Json shards = row.value("shards", Json::array());
-  const auto open = std::ranges::count_if(
-      shards, [](const Json& shard) { return shard.value("breaker_open", false); });
+  const auto open = std::count_if(shards.begin(), shards.end(), [](const Json& shard) {
+    return shard.value("breaker_open", false);
+  });
   const std::string all = std::to_string(shards.size());
   return open == 0 ? all : std::to_string(open) + " of " + all + " left alone";
 }
