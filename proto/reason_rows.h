@@ -9,8 +9,8 @@
 
 namespace kvstrata {
 
-std::span<const Reason> DaemonReasons();   // areas start, connect, memory, disk, work, admin
-std::span<const Reason> EngineReasons();   // areas sequence, plan, tensor
+std::span<const Reason> DaemonReasons();  // areas start, connect, memory, disk, remote, work, admin
+std::span<const Reason> EngineReasons();  // areas sequence, plan, tensor
 std::span<const Reason> ProgramReasons();  // areas library, program
 
 }  // namespace kvstrata

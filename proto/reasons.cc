@@ -27,8 +27,8 @@ std::span<const Reason> AllReasons() {
 
 std::string_view NameOf(ReasonArea area) {
   static constexpr std::string_view kNames[] = {"start",  "connect", "sequence", "plan",
-                                                "tensor", "memory",  "disk",     "work",
-                                                "admin",  "library", "program"};
+                                                "tensor", "memory",  "disk",     "remote",
+                                                "work",   "admin",   "library",  "program"};
   return kNames[static_cast<size_t>(area)];
 }
 

@@ -23,6 +23,7 @@ enum class ReasonArea {
   kTensor,    // an engine's tensors and blocks
   kMemory,    // pools, arenas, GPUs
   kDisk,      // the disk tier
+  kRemote,    // the tier of the cluster
   kWork,      // workers: recompression, builds
   kAdmin,     // an operator's verb
   kLibrary,   // libkvstrata itself, before it asks the daemon

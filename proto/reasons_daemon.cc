@@ -228,6 +228,20 @@ constexpr Reason kRows[] = {
      "kvstrata tier scrub; dmesg, smartctl"},
     {"EXTENT_INVALID", kDisk, "An extent's header says what cannot be.",
      "kvstrata tier scrub; dmesg, smartctl"},
+    // --- remote
+    {"REMOTE_CORRUPT", kRemote,
+     "What a server returned fails its check: it was flipped, cut or forged, or is of another "
+     "tenant, secret or remote.seal. It is computed again.",
+     "if it goes on: one remote.secret_file and remote.seal on all nodes; the servers' memory"},
+    {"REMOTE_OTHER", kRemote,
+     "A server returned a sound value of another key, stripe or version. It is computed again.",
+     "if it goes on: what lies between kvstratad and the servers"},
+    {"REMOTE_STALE", kRemote,
+     "A value was written longer ago than values may be, or in the future. It is computed again.",
+     "clocks of all nodes (chronyc tracking); the servers' TTL"},
+    {"REMOTE_VALUE", kRemote, "A value or key has a size that a remote tier does not take.", ""},
+    {"REMOTE_SECRET", kRemote, "remote.secret_file is missing, not private, or no secret.",
+     "(umask 077; openssl rand -hex 32 > FILE), and copy it to every node"},
     // --- work
     {"CANCELLED", kWork, "Recompression was cancelled; nothing has changed.", ""},
     {"DRAFT_INVALID", kWork, "A codec drafted an extent that cannot be: a bug.",

@@ -30,9 +30,12 @@ kvs_library(kvs_work
   work/mover.cc
   work/pin_records.cc
   work/recompress.cc
+  work/known_values.cc
+  work/redis_calls.cc work/redis_get.cc work/redis_probe.cc work/redis_put.cc work/redis_walk.cc
+  work/redis_survey.cc work/redis_threads.cc work/redis_value_tier.cc
   work/tensor_releases.cc
   work/tier_buffers.cc
-  LIBS kvs_telemetry kvs_store kvs_tier kvs_kernels Threads::Threads)
+  LIBS kvs_telemetry kvs_store kvs_tier kvs_redis kvs_remote_format kvs_kernels Threads::Threads)
 
 kvs_library(kvs_attach
   attach/admission.cc

@@ -32,3 +32,31 @@ list(TRANSFORM KVS_TIER_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/tier/)
 set(KVS_TIER_SOURCES ${KVS_TIER_SOURCES} PARENT_SCOPE)  # for the negative controls
 kvs_library(kvs_tier ${KVS_TIER_SOURCES} LIBS kvs_base Threads::Threads)
 target_link_libraries(kvs_tier PRIVATE PkgConfig::LIBURING)
+
+# The bytes of values in a remote tier: names, headers, sealing.
+set(KVS_REMOTE_FORMAT_SOURCES
+  hmac_key.cc
+  remote_checksum.cc
+  remote_envelope.cc
+  remote_format.cc
+  remote_names.cc
+  remote_secret.cc
+  stripe_cipher.cc)
+list(TRANSFORM KVS_REMOTE_FORMAT_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/tier/)
+set(KVS_REMOTE_FORMAT_SOURCES ${KVS_REMOTE_FORMAT_SOURCES} PARENT_SCOPE)  # for the negative controls
+kvs_library(kvs_remote_format ${KVS_REMOTE_FORMAT_SOURCES} LIBS kvs_base)
+target_link_libraries(kvs_remote_format PRIVATE OpenSSL::Crypto)
+
+# The client of Redis and Valkey servers.
+kvs_library(kvs_redis
+  tier/redis_client.cc
+  tier/redis_connection.cc
+  tier/redis_request.cc
+  tier/redis_resolver.cc
+  tier/redis_server.cc
+  tier/redis_slots.cc
+  tier/redis_socket.cc
+  tier/resp_reader.cc
+  tier/slot_watch.cc
+  LIBS kvs_base Threads::Threads)
+target_link_libraries(kvs_redis PRIVATE OpenSSL::SSL)

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Breaker: stops asking a device that fails, and asks it again from time to time.
+// Breaker: stops asking a device or a server that fails, and asks it again from time to time.
 //
-// Opens after kFailures in a row (errors and deadlines, not a full disk); then one caller a
-// cool-down may try, 1 s at first and up to 64 s; one success closes it. Thread-safety: none, the
-// tier's lock.
+// Opens after some failures in a row (errors and deadlines, not a full disk); then one caller a
+// pause may try, each pause twice the last one up to a longest; one success closes it.
+// Thread-safety: none, the tier's lock.
 #ifndef KVSTRATA_SERVER_TIER_BREAKER_H_
 #define KVSTRATA_SERVER_TIER_BREAKER_H_
 
@@ -11,15 +11,21 @@
 #include <chrono>
 #include <cstdint>
 
-namespace kvstrata::disk {
+namespace kvstrata {
 
 class Breaker {
  public:
   using Time = std::chrono::steady_clock::time_point;
+  using Pause = std::chrono::milliseconds;
+  // A disk's.
   static constexpr uint32_t kFailures = 8;
   static constexpr std::chrono::seconds kFirstPause{1}, kLongestPause{64};
 
-  bool open() const { return failures_ >= kFailures; }
+  Breaker() : Breaker(kFailures, kFirstPause, kLongestPause) {}
+  Breaker(uint32_t failures, Pause first_pause, Pause longest_pause)
+      : most_(failures), first_pause_(first_pause), longest_pause_(longest_pause) {}
+
+  bool open() const { return failures_ >= most_; }
 
   Time next_try() const { return next_try_; }  // of an open one
 
@@ -31,21 +37,28 @@ class Breaker {
   }
   void Succeeded() {
     failures_ = 0;
-    pause_ = kFirstPause;
+    pause_ = first_pause_;
   }
   void Failed(Time now) {
     ++failures_;
     if (!open()) return;
     next_try_ = now + pause_;
-    if (failures_ > kFailures) pause_ = std::min<std::chrono::seconds>(2 * pause_, kLongestPause);
+    if (failures_ > most_) pause_ = std::min(2 * pause_, longest_pause_);
+  }
+  // Of a failure that leaves no doubt: opens at once.
+  void FailedForSure(Time now) {
+    failures_ = std::max(failures_, most_ - 1);
+    Failed(now);
   }
 
  private:
+  uint32_t most_;
+  Pause first_pause_, longest_pause_;
   uint32_t failures_ = 0;
-  std::chrono::seconds pause_ = kFirstPause;
+  Pause pause_ = first_pause_;
   Time next_try_{};
 };
 
-}  // namespace kvstrata::disk
+}  // namespace kvstrata
 
 #endif  // KVSTRATA_SERVER_TIER_BREAKER_H_

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Guards: the checks that stand between a disk and a wrong byte, by name.
+// Guards: the checks that stand between a disk, or a remote tier, and a wrong byte, by name.
 //
 // In the product all of them hold, at compile time. The negative controls of tests/server/tier
 // compile the engine with KVS_LEAVE_OUT_GUARDS and leave out one at a time: their oracle must then
@@ -23,6 +23,16 @@ enum class Guard : uint8_t {
   kDirtyMark,           // a checkpoint counts only for segments unchanged since
   kErasure,             // an erased slot's header is overwritten
   kFailedFlush,         // what a failed flush covered leaves the index
+
+  // What came of a remote tier (docs/remote_format.md, "What guards what").
+  kRemoteTag,     // of a header: it is a tenant's, and as it was written
+  kRemoteBytes,   // a stripe's bytes have the header's checksum, or tag
+  kRemoteKey,     // a header has the whole key that was asked for
+  kRemoteStripe,  // and the stripe's number
+  kRemoteSizes,   // and the buffers' sizes
+  kRemoteLength,  // nothing is missing, and nothing follows
+  kRemoteWhole,   // stripes of one value are of one put, or of equal bytes
+  kRemoteAge,     // it was not written too long ago, or in the future
 };
 
 #ifdef KVS_LEAVE_OUT_GUARDS

@@ -30,7 +30,8 @@ COMPOSED = {"TRACE_FOREIGN": "FOREIGN", "TRACE_HEADER": "HEADER", "TRACE_TRUNCAT
 PARTS = set(COMPOSED.values()) | {"ADMIN_"}
 AREAS = {"Start": "Configuration and start", "Connect": "Connecting, attaching", "Sequence": "Sequences and steps",
          "Plan": "Plans", "Tensor": "Engines' tensors", "Memory": "Pools and GPUs", "Disk": "The disk tier",
-         "Work": "Workers", "Admin": "Operators' verbs", "Library": "libkvstrata", "Program": "The program kvstrata"}
+         "Remote": "The tier of the cluster", "Work": "Workers", "Admin": "Operators' verbs",
+         "Library": "libkvstrata", "Program": "The program kvstrata"}
 
 
 def text(literals):

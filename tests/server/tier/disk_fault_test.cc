@@ -243,7 +243,7 @@ TEST_F(DiskFault, ErrorsStopASegmentThenTheDevice) {
                                                       "offset [0-9]+: Input/output error"));
   EXPECT_GT(stats.last_error_time_us, 0);
   EXPECT_EQ(stats.left_alone_since_us, stats.last_error_time_us);
-  EXPECT_LE(stats.retry, disk::Breaker::kFirstPause);
+  EXPECT_LE(stats.retry, Breaker::kFirstPause);
 }
 
 // As of a file that somebody cut.
@@ -268,9 +268,9 @@ TEST_F(DiskFault, AnErrorNamesFileOffsetAndHowFarItCame) {
 }
 
 TEST(DiskBreaker, OneMayTryAfterThePauseAndASuccessCloses) {
-  disk::Breaker breaker;
-  disk::Breaker::Time now{};
-  for (uint32_t i = 0; i < disk::Breaker::kFailures; ++i) {
+  Breaker breaker;
+  Breaker::Time now{};
+  for (uint32_t i = 0; i < Breaker::kFailures; ++i) {
     EXPECT_TRUE(breaker.Allow(now));
     breaker.Failed(now);
   }
