@@ -94,7 +94,7 @@ kvs_library(kvs_pages pages/health.cc pages/healthz.cc pages/livez.cc pages/loca
   pages/process_numbers.cc pages/readyz.cc pages/status.cc pages/status_data.cc
   ${CMAKE_CURRENT_BINARY_DIR}/pages/status_html.cc
   LIBS kvs_http kvs_rpc kvs_store kvs_telemetry OpenSSL::Crypto)
-kvs_library(kvs_daemon command_line.cc daemon.cc page_server.cc part_health.cc run_daemon.cc stop_watchdog.cc LIBS kvs_config kvs_pages kvs_rpc)
+kvs_library(kvs_daemon command_line.cc daemon.cc page_server.cc part_health.cc remote_tier.cc run_daemon.cc stop_watchdog.cc LIBS kvs_config kvs_pages kvs_rpc)
 set_source_files_properties(daemon.cc PROPERTIES COMPILE_DEFINITIONS
   "KVS_VERSION=\"${PROJECT_VERSION}\";KVS_COMMIT=\"${KVS_COMMIT}\"")
 
