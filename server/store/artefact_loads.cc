@@ -8,7 +8,7 @@
 namespace kvstrata {
 namespace {
 
-uint64_t WholeBlocks(uint64_t bytes) {
+uint64_t AllocatedBytes(uint64_t bytes) {
   return (bytes + kMemoryGranularity - 1) / kMemoryGranularity * kMemoryGranularity;
 }
 
@@ -65,7 +65,7 @@ void PrefixLoads::LoadExtents(const std::shared_ptr<Opening>& o, PageTier* tier,
   for (size_t i = 0; i < o->record->extents.size(); ++i) {
     const ArtefactRecord::Stored& extent = o->record->extents[i];
     load.keys.push_back(ExtentKey(o->artefact, i, extent));
-    if (remote) o->remote->values[load.keys.back()] = {{WholeBlocks(extent.bytes)}, o->artefact};
+    if (remote) o->remote->values[load.keys.back()] = {{AllocatedBytes(extent.bytes)}, o->artefact};
   }
   load.take = [this, o](size_t first, std::span<const LoadedValue> values) {
     for (const LoadedValue& value : values) {
