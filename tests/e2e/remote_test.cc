@@ -1,16 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Two real daemons with disks of their own, and a real redis-server between them: what one computed
 // the other opens, with the same bits; when the server is gone there are misses only.
-#include <netinet/in.h>
-#include <sys/socket.h>
-
 #include <fstream>
 
-#include "base/unique_fd.h"
 #include "tests/e2e/engine.h"
 #include "tests/e2e/main.h"
 #include "tests/e2e/operator.h"
 #include "tests/fakes/daemon_process.h"
+#include "tests/fakes/redis_process.h"
 
 namespace kvstrata::testing {
 namespace {
@@ -21,56 +18,6 @@ constexpr uint32_t kUsable = kPrompt / kPage * kPage;
 constexpr int kPatienceMs = 60'000;
 
 using Outputs = std::vector<std::vector<float>>;
-
-// A port of this machine that nobody has just now.
-uint16_t FreePort() {
-  const UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in at{};
-  at.sin_family = AF_INET;
-  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof(at);
-  EXPECT_EQ(bind(fd.get(), reinterpret_cast<sockaddr*>(&at), size), 0);
-  EXPECT_EQ(getsockname(fd.get(), reinterpret_cast<sockaddr*>(&at), &size), 0);
-  return ntohs(at.sin_port);
-}
-
-bool Answers(uint16_t port) {
-  const UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in at{};
-  at.sin_family = AF_INET;
-  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  at.sin_port = htons(port);
-  return connect(fd.get(), reinterpret_cast<sockaddr*>(&at), sizeof(at)) == 0;
-}
-
-// One redis-server, of no cluster, that keeps nothing on disk.
-class RedisProcess {
- public:
-  RedisProcess() {
-    const std::string port = std::to_string(port_);
-    pid_ = fork();
-    if (pid_ == 0) {
-      // Debian's redis-tools has the server under this name; it is what it is called as.
-      execlp("redis-check-rdb", "redis-server", "--port", port.c_str(), "--bind", "127.0.0.1",
-             "--save", "", "--appendonly", "no", "--loglevel", "warning", nullptr);
-      _exit(127);
-    }
-    EXPECT_TRUE(Eventually([this] { return Answers(port_); }, kPatienceMs))
-        << "redis-server does not come up; is it installed?";
-  }
-  ~RedisProcess() { Kill(); }
-  void Kill() {
-    if (pid_ <= 0) return;
-    kill(pid_, SIGKILL);
-    waitpid(pid_, nullptr, 0);
-    pid_ = -1;
-  }
-  std::string address() const { return "127.0.0.1:" + std::to_string(port_); }
-
- private:
-  const uint16_t port_ = FreePort();
-  pid_t pid_ = -1;
-};
 
 struct RemoteCase {
   const char* name;
