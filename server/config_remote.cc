@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <array>
+#include <vector>
 
 #include "server/config_numbers.h"
+#include "server/tier/redis_slots.h"
 
 namespace kvstrata {
 namespace {
@@ -13,6 +15,20 @@ using std::chrono::microseconds;
 
 constexpr microseconds kMillisecond{1000}, kMinute{60'000'000}, kDay{86'400'000'000};
 constexpr size_t kMostServers = 64, kMostTenantBytes = 64;
+
+// "HOST:PORT[,HOST:PORT...]", none of them twice.
+bool AreServers(std::string_view text) {
+  std::vector<redis::RedisAddress> servers;
+  for (;;) {
+    const size_t comma = std::min(text.find(','), text.size());
+    const Result<redis::RedisAddress> server = redis::ParseRedisAddress(text.substr(0, comma));
+    if (!server.ok() || std::ranges::find(servers, *server) != servers.end()) return false;
+    servers.push_back(*server);
+    if (servers.size() > kMostServers) return false;
+    if (comma == text.size()) return true;
+    text.remove_prefix(comma + 1);
+  }
+}
 
 bool ParseWrite(std::string_view text, RemoteWrite* out) {
   if (text == "reused") *out = RemoteWrite::kReused;
@@ -39,7 +55,7 @@ constexpr std::array kKeys = {
               "tell of the others",
               [](std::string_view v, Config* c) {
                 c->remote.redis = v;
-                return v.empty() || !ParseServers(v).empty();
+                return v.empty() || AreServers(v);
               },
               kText},
     ConfigKey{"remote.secret_file", "KVSTRATA_REMOTE_SECRET_FILE", "",
@@ -124,29 +140,5 @@ constexpr std::array kKeys = {
 }  // namespace
 
 std::span<const ConfigKey> RemoteKeys() { return kKeys; }
-
-std::vector<std::pair<std::string, uint16_t>> ParseServers(std::string_view text) {
-  std::vector<std::pair<std::string, uint16_t>> servers;
-  for (;;) {
-    const size_t comma = std::min(text.find(','), text.size());
-    const std::string_view server = text.substr(0, comma);
-    const size_t colon = server.rfind(':');
-    uint16_t port = 0;
-    if (colon == server.npos || !NumberIn(server.substr(colon + 1), 1, 65535, &port)) return {};
-    std::string_view host = server.substr(0, colon);
-    const bool brackets = host.size() > 2 && host.front() == '[' && host.back() == ']';
-    if (brackets) host = host.substr(1, host.size() - 2);
-    const std::string_view allowed = brackets ? "0123456789abcdefABCDEF:."
-                                              : "0123456789abcdefghijklmnopqrstuvwxyz"
-                                                "ABCDEFGHIJKLMNOPQRSTUVWXYZ-._";
-    if (host.empty() || host.find_first_not_of(allowed) != host.npos) return {};
-    const std::pair<std::string, uint16_t> parsed(host, port);
-    if (std::ranges::find(servers, parsed) != servers.end()) return {};
-    servers.push_back(parsed);
-    if (servers.size() > kMostServers) return {};
-    if (comma == text.size()) return servers;
-    text.remove_prefix(comma + 1);
-  }
-}
 
 }  // namespace kvstrata

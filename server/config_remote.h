@@ -4,20 +4,12 @@
 #define KVSTRATA_SERVER_CONFIG_REMOTE_H_
 
 #include <span>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 
 #include "server/config_keys.h"
 
 namespace kvstrata {
 
 std::span<const ConfigKey> RemoteKeys();
-
-// "HOST:PORT[,HOST:PORT...]", a host perhaps an IPv6 address in brackets, which are left out of
-// what is returned; the text of each is a name or an address, and none twice. Empty: it is not so.
-std::vector<std::pair<std::string, uint16_t>> ParseServers(std::string_view text);
 
 }  // namespace kvstrata
 

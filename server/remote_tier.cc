@@ -5,7 +5,6 @@
 #include <chrono>
 #include <utility>
 
-#include "server/config_remote.h"
 #include "server/tier/remote_secret.h"
 
 namespace kvstrata {
