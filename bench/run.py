@@ -24,6 +24,7 @@ def commands(out, commit, date):
         "ops-cpu": [str(BIN / "ops_bench"), "--json-out", file("ops-cpu")],
         "recompress": [str(BIN / "build_bench"), "--json-out", file("recompress")],
         "ring": [str(BIN / "ring_bench"), "--json-out", file("ring"), *common],
+        "remote-format": [str(BIN / "remote_format_bench"), "--json-out", file("remote-format"), *common],
         "plans": [str(BIN / "plans_bench"), "--json-out", file("plans"), *common],
         "engine": [sys.executable, str(ROOT / "bench" / "engine_bench.py"), "--json-out", file("engine"),
                    *common],

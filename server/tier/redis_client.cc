@@ -96,8 +96,7 @@ class RedisClient::Loop {
   std::set<RedisServer*> pinged_;
   uint32_t last_number_ = 0;
   Time now_ = Clock::now(), published_{};
-  std::array<epoll_event, kEvents> events_;
-  int happened_ = 0;
+  std::vector<epoll_event> events_;  // that happened
 };
 
 // -- the face
@@ -178,18 +177,20 @@ Time RedisClient::Loop::NextEvent() const {
 }
 
 void RedisClient::Loop::Wait(Time until) {
-  const auto wait = std::chrono::ceil<std::chrono::milliseconds>(
-      std::min(NextEvent(), until) - Clock::now());
+  const auto wait =
+      std::chrono::ceil<std::chrono::milliseconds>(std::min(NextEvent(), until) - Clock::now());
   const int timeout = static_cast<int>(std::max<int64_t>(wait.count(), 0));
-  happened_ = std::max(epoll_wait(client_.epoll_.get(), events_.data(), kEvents, timeout), 0);
+  events_.resize(kEvents);
+  const int happened = epoll_wait(client_.epoll_.get(), events_.data(), kEvents, timeout);
+  events_.resize(static_cast<size_t>(std::max(happened, 0)));
 }
 
 void RedisClient::Loop::Work() {
   now_ = Clock::now();
   std::vector<std::unique_ptr<RedisOp>> inbox;
   bool stopped = false, rung = false;
-  for (int i = 0; i < happened_; ++i) {
-    const uint64_t link = events_[static_cast<size_t>(i)].data.u64;
+  for (const epoll_event& event : events_) {
+    const uint64_t link = event.data.u64;
     if (link == 0) {
       uint64_t rings = 0;
       (void)!::read(client_.wake_->get(), &rings, sizeof(rings));
@@ -413,8 +414,8 @@ void RedisClient::Loop::EndAll() {
 RedisServer* RedisClient::Loop::ServerAt(const RedisAddress& address) {
   std::unique_ptr<RedisServer>& server = servers_[address];
   if (server == nullptr) {
-    server = std::make_unique<RedisServer>(++last_number_, address, &options_,
-                                           client_.epoll_.get(), &resolver_);
+    server = std::make_unique<RedisServer>(++last_number_, address, &options_, client_.epoll_.get(),
+                                           &resolver_);
     by_number_[last_number_] = server.get();
   }
   return server.get();
@@ -436,8 +437,7 @@ std::unique_ptr<RedisOp> RedisClient::Loop::Question(const RedisAddress& server,
 
 void RedisClient::Loop::RefreshIfDue() {
   if (watch_.due() > now_) return;
-  std::unique_ptr<RedisOp> op =
-      Question(watch_.Begin(now_), RedisRequest({"CLUSTER", "SLOTS"}));
+  std::unique_ptr<RedisOp> op = Question(watch_.Begin(now_), RedisRequest({"CLUSTER", "SLOTS"}));
   op->done = [this](RedisOp& ended) { Refreshed(ended); };
   SetTimer(op.get());
   Route(op.release());

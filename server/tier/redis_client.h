@@ -4,8 +4,8 @@
 //
 // It knows which servers have which slots (CLUSTER SLOTS, at intervals and after refusals), sends
 // ops to masters, follows MOVED and ASK, asks replicas for reads that a master refuses or is slow
-// to answer, and leaves servers alone whose breaker is open, until a PING is answered. An op ends by
-// its deadline whatever happens; its connection is closed then if it is in flight, so that its
+// to answer, and leaves servers alone whose breaker is open, until a PING is answered. An op ends
+// by its deadline whatever happens; its connection is closed then if it is in flight, so that its
 // memory is free; others on it are sent again.
 //
 // Ownership: an op is the client's from Submit until its `done` has returned. Threads: one thread

@@ -58,16 +58,16 @@ struct RedisOp {
  private:
   friend class RedisClient;
   friend class RedisServer;
-  bool begun_ = false;    // it was sent once
-  bool queued_ = false;   // it waits for a connection of `server_`
-  bool hedged_ = false;   // a second server was asked, or there is none
+  bool begun_ = false;                          // it was sent once
+  bool queued_ = false;                         // it waits for a connection of `server_`
+  bool hedged_ = false;                         // a second server was asked, or there is none
   std::shared_ptr<const RedisRequest> asking_;  // sent in place of `request`
   uint32_t failures_ = 0;
   uint32_t redirections_ = 0;
-  size_t next_ = 0;       // which server of its shard is asked next
-  uint32_t server_ = 0;   // number of the one that has it; 0: none
-  uint64_t link_ = 0;     // the connection it is in flight on; 0: none
-  Time asked_{};          // when `server_` was asked
+  size_t next_ = 0;      // which server of its shard is asked next
+  uint32_t server_ = 0;  // number of the one that has it; 0: none
+  uint64_t link_ = 0;    // the connection it is in flight on; 0: none
+  Time asked_{};         // when `server_` was asked
   Time wake_{};
   std::list<RedisOp*>::iterator place_;  // in the queue
 };

@@ -15,8 +15,7 @@ void AppendText(std::string_view text, std::string* to) {
 
 }  // namespace
 
-RedisRequest RedisRequest::Set(std::string_view name,
-                               std::vector<std::span<const std::byte>> value,
+RedisRequest RedisRequest::Set(std::string_view name, std::vector<std::span<const std::byte>> value,
                                std::chrono::milliseconds ttl) {
   RedisRequest set;
   uint64_t bytes = 0;

@@ -78,8 +78,8 @@ std::optional<Result<SocketAddress>> RedisResolver::Find(const RedisAddress& ser
       names->wake();
     }).detach();
   } catch (const std::system_error& error) {
-    return Unavailable("REDIS_CONNECT", std::string("no thread to look up a name: ") +
-                                            error.what());
+    return Unavailable("REDIS_CONNECT",
+                       std::string("no thread to look up a name: ") + error.what());
   }
   name.looking = true;
   return std::nullopt;

@@ -101,7 +101,8 @@ Status RedisServer::Connect(Lane lane, Time now) {
   const uint64_t id = uint64_t{number_} << 32 | ++last_link_;
   Link& link = links_[id];
   link = {lane, now,
-          std::make_unique<RedisConnection>(std::move(socket), options_.login, lane != Lane::kWrite, now)};
+          std::make_unique<RedisConnection>(std::move(socket), options_.login, lane != Lane::kWrite,
+                                            now)};
   epoll_event event{};
   event.events = link.events = EPOLLIN | EPOLLOUT;
   event.data.u64 = id;
@@ -173,7 +174,8 @@ void RedisServer::End(Links::iterator it, const Status& why, Cause cause, Time n
     op->link_ = 0;
     returned->push_back({op, why, blameless && op->deadline > now});
   }
-  if (connected && !owed) return;  // the server closed one that was not in use
+  // The server closed one that was not in use.
+  if (connected && !owed && cause != Cause::kServer) return;
   ++stats_.failures;
   stats_.last_error = why.ToString();
   if (cause == Cause::kSilence || cause == Cause::kCut) breaker_.Failed(now);
@@ -220,8 +222,8 @@ RedisServer::Time RedisServer::next_stall() const {
 
 void RedisServer::CloseStalled(Time now, ReturnedOps* returned) {
   for (bool found = true; found;) {
-    const auto late = std::ranges::find_if(
-        links_, [&](const auto& link) { return StallOf(link.second) <= now; });
+    const auto late =
+        std::ranges::find_if(links_, [&](const auto& link) { return StallOf(link.second) <= now; });
     found = late != links_.end();
     if (!found) continue;
     ++stats_.timeouts;

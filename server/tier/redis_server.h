@@ -85,10 +85,12 @@ class RedisServer {
   Status Connect(Lane lane, Time now);
   void Send(Links::iterator link, RedisOp* op, Time now);
   void Watch(uint64_t id, Link* link);
-  // What ended a connection: an op's deadline, though the server spoke, or did not speak; bytes that
-  // are no replies, or no more bytes; the server, which cannot be reached, is silent, or refuses us.
+  // What ended a connection: an op's deadline, though the server spoke, or did not speak; bytes
+  // that are no replies, or no more bytes; the server, which cannot be reached, is silent, or
+  // refuses us.
   enum class Cause : uint8_t { kDeadline, kSilence, kCut, kServer };
-  // A connection ended; what is in flight on it comes back, and all that waits if the breaker opens.
+  // A connection ended; what is in flight on it comes back, and all that waits if the breaker
+  // opens.
   void End(Links::iterator link, const Status& why, Cause cause, Time now, ReturnedOps* returned);
   void ReturnQueue(Lane lane, const Status& why, ReturnedOps* returned);
   Time StallOf(const Link& link) const;

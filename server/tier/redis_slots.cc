@@ -78,8 +78,8 @@ Result<RedisAddress> ParseRedisAddress(std::string_view text) {
     port = text.substr(colon);
   }
   RedisAddress address{std::string(host), kDefaultPort};
-  const bool sound = port.empty() || (port.starts_with(':') &&
-                                      ParseNumber(port.substr(1), &address.port));
+  const bool sound =
+      port.empty() || (port.starts_with(':') && ParseNumber(port.substr(1), &address.port));
   if (!sound || host.empty() || host.size() > 255 || address.port == 0) {
     return InvalidArgument("REDIS_ADDRESS", "server '" + std::string(text.substr(0, 300)) +
                                                 "' is no HOST:PORT; write 10.0.0.7:6379");
@@ -105,8 +105,7 @@ Result<SlotMap> SlotMap::Parse(const RespReply& slots, const RedisAddress& asked
     }
     const std::optional<RedisAddress> master = ServerOf(range.items[2], asked);
     if (!master) return NoSlots("a master without an address");
-    const auto [it, added] =
-        by_master.emplace(*master, static_cast<uint16_t>(map.shards.size()));
+    const auto [it, added] = by_master.emplace(*master, static_cast<uint16_t>(map.shards.size()));
     if (added) map.shards.push_back({*master, {}});
     RedisShard& shard = map.shards[it->second];
     for (size_t i = 3; i < range.items.size(); ++i) {
@@ -141,7 +140,7 @@ std::optional<Redirection> RedirectionOf(const RespReply& reply, const RedisAddr
   }
   const std::string_view text = rest.substr(space + 1);
   Result<RedisAddress> address =
-      ParseRedisAddress(text.starts_with(':') ? asked.host + std::string(text) : std::string(text));
+      ParseRedisAddress(text.rfind(':') == 0 ? asked.host + std::string(text) : std::string(text));
   if (!address.ok()) return std::nullopt;
   to.to = std::move(*address);
   return to;

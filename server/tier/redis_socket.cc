@@ -28,9 +28,8 @@ std::string TlsError() {
 }
 
 Status BadFile(const char* field, const std::string& file) {
-  return InvalidArgument("REDIS_TLS", std::string(field) + " '" + file +
-                                          "' cannot be used: " + TlsError() +
-                                          "; name a PEM file that this user may read");
+  return InvalidArgument("REDIS_TLS", std::string(field) + " '" + file + "' cannot be used: " +
+                                          TlsError() + "; name a PEM file that this user may read");
 }
 
 bool IsAddress(const std::string& host) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // RemoteNames: what a tenant's values are called in a remote tier (docs/remote_format.md, "Names").
 //
-// kv1:{PLACE}:H:STRIPE, of 55 bytes and the stripe's number. PLACE and H are HMACs under keys of
+// kv1:{PLACE}:H:STRIPE, of 56 bytes and the stripe's number. PLACE and H are HMACs under keys of
 // the tenant, so that neither tells anything about key, place or prompt to who has no secret.
 // {PLACE} is a hash tag: what is equal there lies in one slot of a Redis Cluster. Thread-safety:
 // const methods from any thread. Cost: two HMACs of a block, 0.5 us.

@@ -54,9 +54,9 @@ Result<SlotMap> SlotWatch::MapOf(const RedisOp& op) const {
                      reply.text.find("unknown command") != std::string::npos;
   if (!alone) return Unavailable("REDIS_REFUSED", "CLUSTER SLOTS: " + reply.text.substr(0, 200));
   if (options_.servers.size() == 1) return SlotMap::Single(*op.at);
-  return Unavailable("REDIS_REFUSED",
-                     op.at->ToString() + " is no cluster's, and several servers are named; name "
-                                         "one, or set cluster-enabled yes");
+  return Unavailable("REDIS_REFUSED", op.at->ToString() +
+                                          " is no cluster's, and several servers are named; name "
+                                          "one, or set cluster-enabled yes");
 }
 
 bool SlotWatch::End(const RedisOp& op, Time now) {
@@ -74,8 +74,8 @@ bool SlotWatch::End(const RedisOp& op, Time now) {
   down_ = false;
   why_ = OkStatus();
   const bool settled = !map->clustered || HasReplicas(*map);
-  due_ = now + (settled ? options_.refresh_interval
-                        : std::min(options_.refresh_interval, kSettling));
+  due_ =
+      now + (settled ? options_.refresh_interval : std::min(options_.refresh_interval, kSettling));
   map_ = std::make_shared<const SlotMap>(std::move(*map));
   return true;
 }

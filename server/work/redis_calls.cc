@@ -67,8 +67,7 @@ Status StatusOf(const RedisOp& op, RespReply::Kind wanted) {
 }
 
 void UnlinkStripes(const RedisParts& parts, std::string_view key, std::string_view place,
-                   uint32_t stripes, Deadline deadline,
-                   std::function<void(const RedisOp&)> after) {
+                   uint32_t stripes, Deadline deadline, std::function<void(const RedisOp&)> after) {
   const std::string first = parts->format.NameOf(key, place);
   std::vector<std::string> words = {"UNLINK"};
   for (uint32_t i = 0; i < stripes; ++i) words.push_back(parts->format.NameOf(key, place, i));

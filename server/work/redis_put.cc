@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// RedisValueTier::Put: asks which values are there with the right length, and sends the others, some
-// at a time; of a value the first stripe last, since that is what says that it is there.
+// RedisValueTier::Put: asks which values are there with the right length, and sends the others,
+// some at a time; of a value the first stripe last, since that is what says that it is there.
 #include <algorithm>
 #include <deque>
 #include <map>
@@ -66,8 +66,8 @@ class RedisWrite : public std::enable_shared_from_this<RedisWrite> {
       : puts_(std::move(puts)), i_(i), put_(*put) {}
 
   void Begin() {
-    Result<OutgoingValue> value = parts().format.Prepare(
-        put_.key, put_.buffers, std::chrono::system_clock::now());
+    Result<OutgoingValue> value =
+        parts().format.Prepare(put_.key, put_.buffers, std::chrono::system_clock::now());
     if (!value.ok()) return End(value.status());
     if (const uint64_t least = parts().threads->survey().least_capacity();
         least != 0 && value->bytes > least / 2) {
@@ -92,9 +92,8 @@ class RedisWrite : public std::enable_shared_from_this<RedisWrite> {
     if (!status_.ok() || next_ > value_.stripes) return End(status_);
     const uint32_t begin = next_;
     // 1, 2, ... and then 0.
-    next_ = begin == value_.stripes
-                ? begin + 1
-                : std::min<uint32_t>(value_.stripes, begin + kStripesAtOnce);
+    next_ = begin == value_.stripes ? begin + 1
+                                    : std::min<uint32_t>(value_.stripes, begin + kStripesAtOnce);
     left_ = next_ - begin;
     stripes_.clear();
     std::vector<std::unique_ptr<RedisOp>> ops;
@@ -156,9 +155,8 @@ void RedisPuts::Begin() {
   if (const Status why = WhyNotNow(terms()); !why.ok()) {
     for (TierPut& put : puts_) put.status = why;
     for (size_t i = 0; i < puts_.size(); ++i) CountFailure(parts_.get(), why);
-    parts_->threads->Later([self = shared_from_this()] {
-      self->end_->Settled(self->puts_.size() + 1);
-    });
+    parts_->threads->Later(
+        [self = shared_from_this()] { self->end_->Settled(self->puts_.size() + 1); });
     return;
   }
   parts_->threads->Later([self = shared_from_this()] { self->Ask(); });

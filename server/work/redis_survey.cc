@@ -51,8 +51,8 @@ void RedisSurvey::RunIfDue() {
           map->shards, [&](const redis::RedisShard& shard) { return shard.master == known.first; });
     });
   }
-  const auto request = std::make_shared<const redis::RedisRequest>(
-      std::initializer_list<std::string_view>{"INFO"});
+  const auto request =
+      std::make_shared<const redis::RedisRequest>(std::initializer_list<std::string_view>{"INFO"});
   for (const redis::RedisShard& shard : map->shards) {
     auto op = std::make_unique<redis::RedisOp>();
     op->request = request;
@@ -66,8 +66,7 @@ void RedisSurvey::RunIfDue() {
 }
 
 void RedisSurvey::Ended(const redis::RedisOp& op, const redis::RedisAddress& master) {
-  const bool told =
-      op.status.ok() && op.replies.front().kind == redis::RespReply::Kind::kBulk;
+  const bool told = op.status.ok() && op.replies.front().kind == redis::RespReply::Kind::kBulk;
   MutexLock lock(mu_);
   if (told) masters_[master] = ParseInfo(op.replies.front().text);
   if (--asked_ == 0) ++ended_;

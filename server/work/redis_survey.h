@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// RedisSurvey: what the masters say of their memory (INFO), asked at intervals, so that who wants to
-// know never waits. A master that does not answer keeps its last figures until the map of slots
+// RedisSurvey: what the masters say of their memory (INFO), asked at intervals, so that who wants
+// to know never waits. A master that does not answer keeps its last figures until the map of slots
 // names it no more.
 //
 // Ownership: its ops hold it. Thread-safety: any thread. Cost: one small reply of each master an

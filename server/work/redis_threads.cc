@@ -100,9 +100,8 @@ void RedisThreads::ServeWork() {
     {
       std::unique_lock<std::mutex> lock(mu_.native());
       const bool over = [&]() KVS_NO_THREAD_SAFETY_ANALYSIS {
-        changed_.wait(lock, [this]() KVS_NO_THREAD_SAFETY_ANALYSIS {
-          return stopped_ || !work_.empty();
-        });
+        changed_.wait(
+            lock, [this]() KVS_NO_THREAD_SAFETY_ANALYSIS { return stopped_ || !work_.empty(); });
         if (work_.empty()) return true;
         work = std::move(work_.front());
         work_.pop_front();

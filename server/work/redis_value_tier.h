@@ -8,16 +8,18 @@
 //   Get     into the caller's buffers, checked; what fails a check is unlinked and DATA_LOSS.
 //           Replicas are asked for what a master refuses, or is slow to answer.
 //   Put     what is there with its length is not sent again. `durable` adds nothing: servers keep
-//           values in memory. With a full server that evicts nothing: RESOURCE_EXHAUSTED REDIS_FULL.
-//   Walk    one master after the other; servers that do not answer are left out. While slots move or
+//           values in memory. With a full server that evicts nothing: RESOURCE_EXHAUSTED
+//           REDIS_FULL.
+//   Walk    one master after the other; servers that do not answer are left out. While slots move
+//   or
 //           a server takes over, values may be missed.
 // Every command counts as a use for the servers' eviction, TierGet::inspects or not.
 //
 // Tenants: a tier is one tenant's, by its format; tiers of several share connections and threads.
 // Ownership: as ValueTier. Since a late call closes its connection, buffers are free when it ends.
 // Threads: "kvs-redis-io" moves bytes, `workers` of "kvs-redis" check, seal and call `done`.
-// Thread-safety: all methods, from any thread. Cost: a pass over the bytes of each value besides the
-// sockets; kGcm: a copy of what is on its way out.
+// Thread-safety: all methods, from any thread. Cost: a pass over the bytes of each value besides
+// the sockets; kGcm: a copy of what is on its way out.
 //
 // Errors of requests: those of RemoteFormat and RedisClient; NOT_FOUND REDIS_MISS,
 // RESOURCE_EXHAUSTED REDIS_FULL, UNAVAILABLE REDIS_REFUSED (an error of the server's, REDIS_LOGIN

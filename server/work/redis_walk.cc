@@ -117,8 +117,8 @@ class RedisWalk : public std::enable_shared_from_this<RedisWalk> {
     if (!op.status.ok()) return End(op.status);
     for (const RespReply& reply : op.replies) {
       if (reply.kind != RespReply::Kind::kBulk) continue;
-      Result<remote::RemoteHead> head = parts_->format.Inspect(
-          std::as_bytes(std::span(reply.text)), std::chrono::system_clock::now());
+      Result<remote::RemoteHead> head = parts_->format.Inspect(std::as_bytes(std::span(reply.text)),
+                                                               std::chrono::system_clock::now());
       if (!head.ok() || head->stripe != 0) continue;  // another tenant's, or left meanwhile
       const auto sizes = head->sizes.all();
       walk_.values.push_back({std::move(head->key), {sizes.begin(), sizes.end()}});

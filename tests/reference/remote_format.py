@@ -3,8 +3,8 @@
 
 Needs xxhash and cryptography (integrations/requirements.txt), and nothing of kvstrata's.
 
-Usage, in tests/: python -m reference.remote_format DOC GOLDEN            checks the page's example and the vectors
-                  python -m reference.remote_format DOC GOLDEN --update   writes both again
+Usage: remote_format.py DOC GOLDEN            checks the page's example and the vectors
+       remote_format.py DOC GOLDEN --update   writes both again
 """
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def dump(data, start=0):
     for at in range(0, len(data), 32):
         row = data[at:at + 32]
         if any(row):
-            lines.append(f"    {at + start:3d}  {row[:16].hex()} {row[16:].hex()}".rstrip())
+            lines.append(f"{at + start:3d}  {row[:16].hex()} {row[16:].hex()}".rstrip())
     return lines
 
 
@@ -193,13 +193,13 @@ def example():
     lines = []
     for case in vectors()[:2]:
         stripe = case["stripes"][0]
-        lines += [f"`remote.seal = {case['seal']}`, " + ("32 bytes a line, lines of zeros left out:" if case["seal"] == "none"
-                  else "with the salt that is at 16:"), ""]
+        says = "32 bytes a line, lines of zeros left out:" if case["seal"] == "none" else "with the salt that is at 16:"
+        lines += [f"`remote.seal = {case['seal']}`, {says}", "", "```"]
         for use, key in zip(("place", "name", "envelope"), case["keys"], strict=True):
-            lines.append(f"    {use:8} {key}")
-        lines += [f"    name     {stripe['name']}", ""]
+            lines.append(f"{use:8} {key}")
+        lines += [f"object   {stripe['name']}"]
         body = bytes.fromhex(stripe["bytes"]) or b"".join(pattern(n, i) for i, n in enumerate(case["sizes"]))
-        lines += [*dump(bytes.fromhex(stripe["header"])), *dump(body, HEADER), ""]
+        lines += [*dump(bytes.fromhex(stripe["header"])), *dump(body, HEADER), "```", ""]
     return lines
 
 

@@ -7,6 +7,8 @@
 #include "server/work/disk_value_tier.h"
 #include "tests/fakes/disk_slots.h"
 #include "tests/fakes/memory_value_tier.h"
+#include "tests/server/tier/redis_servers.h"
+#include "tests/server/tier/redis_tiers.h"
 #include "tests/server/tier/scratch_dir.h"
 #include "tests/server/tier/test_queues.h"
 #include "tests/server/tier/tier_values.h"
@@ -64,6 +66,35 @@ class OnDisk final : public TierUnderTest {
   std::unique_ptr<DiskValueTier> tier_;
 };
 
+class InRedis final : public TierUnderTest {
+ public:
+  explicit InRedis(uint64_t bytes) : servers_({.max_memory = bytes + kServersOwn}) {
+    RedisTierOptions options;
+    options.servers = servers_.addresses();
+    options.stall_timeout = std::chrono::minutes(1);  // tests wait while it is stalled
+    options.survey_interval = std::chrono::milliseconds(5);
+    Result<std::unique_ptr<RedisValueTier>> opened = RedisValueTier::Open(options, TestFormat());
+    KVS_CHECK(opened.ok());
+    tier_ = std::move(*opened);
+    AwaitSurvey(*tier_);
+  }
+  ValueTier* tier() override { return tier_.get(); }
+  void Destroy() override { tier_.reset(); }
+  void Stall() override { servers_.Stop(0); }
+  void Release() override { servers_.Continue(0); }
+  void Damage(const std::string& key) override {
+    const std::string name = TestFormat().NameOf(key, "");
+    const std::string byte = servers_.Ask(0, {"GETRANGE", name, "600", "600"}).text;
+    servers_.Ask(0, {"SETRANGE", name, "600", std::string(1, static_cast<char>(byte[0] ^ 1))});
+  }
+  void Settle() override { AwaitSurvey(*tier_); }
+
+ private:
+  static constexpr uint64_t kServersOwn = 4 << 20;  // connections and tables
+  RedisServers servers_;
+  std::unique_ptr<RedisValueTier> tier_;
+};
+
 template <typename T>
 std::unique_ptr<TierUnderTest> Make(uint64_t bytes) {
   return std::make_unique<T>(bytes);
@@ -72,7 +103,8 @@ std::unique_ptr<TierUnderTest> Make(uint64_t bytes) {
 }  // namespace
 
 const std::vector<TierRow>& TierRows() {
-  static const std::vector<TierRow> rows = {{"memory", Make<InMemory>}, {"disk", Make<OnDisk>}};
+  static const std::vector<TierRow> rows = {
+      {"memory", Make<InMemory>}, {"disk", Make<OnDisk>}, {"redis", Make<InRedis>, true}};
   return rows;
 }
 

@@ -22,12 +22,16 @@ class TierUnderTest {
   virtual void Release() = 0;
   // Flips a bit of the only value that is there.
   virtual void Damage(const std::string& key) = 0;
+  // What Stats and Probe say of what is below is as of now, or later.
+  virtual void Settle() {}
 };
 
 struct TierRow {
   const char* name;
   // Makes a tier of at least so many bytes; at most twice as many, in values of 100 kB.
   std::unique_ptr<TierUnderTest> (*make)(uint64_t bytes);
+  // What is below takes any read for a use.
+  bool inspections_are_uses = false;
 };
 const std::vector<TierRow>& TierRows();
 

@@ -1,0 +1,298 @@
+// SPDX-License-Identifier: Apache-2.0
+// RedisValueTier on real clusters that fail: servers killed, stopped, full, locked; slots that
+// move. A call ends by its deadline, other shards are not held up, and no byte is wrong.
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <future>
+#include <map>
+
+#include "server/tier/blocking_calls.h"
+#include "tests/server/tier/redis_servers.h"
+#include "tests/server/tier/redis_tiers.h"
+#include "tests/server/tier/tier_values.h"
+
+namespace kvstrata {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using Clock = std::chrono::steady_clock;
+
+const std::vector<uint64_t> kSizes = {3000, 500};
+
+Deadline In(milliseconds time) { return Clock::now() + time; }
+
+std::unique_ptr<RedisValueTier> OpenTier(RedisTierOptions options,
+                                         remote::RemoteFormat format = TestFormat()) {
+  options.survey_interval = milliseconds(20);
+  Result<std::unique_ptr<RedisValueTier>> opened = RedisValueTier::Open(options, format);
+  KVS_CHECK(opened.ok());
+  return std::move(*opened);
+}
+
+class RedisCluster : public ::testing::Test {
+ protected:
+  void Begin(const RedisServersOptions& options, RedisTierOptions tier = {}) {
+    servers_ = std::make_unique<RedisServers>(options);
+    if (tier.servers.empty()) tier.servers = servers_->addresses();
+    tier_ = OpenTier(tier);
+  }
+  static std::string KeyOf(int i) { return "key " + std::to_string(i); }
+  size_t ShardOf(int i) const {
+    const uint16_t slot = redis::SlotOf(TestFormat().NameOf(KeyOf(i), ""));
+    for (size_t shard = 0; shard < servers_->masters(); ++shard) {
+      if (slot < redis::kSlots * (shard + 1) / servers_->masters()) return shard;
+    }
+    return 0;
+  }
+  // How many of keys 0 to n - 1 end so.
+  std::map<std::string, int> PutAll(int n, Deadline deadline = Soon()) {
+    std::vector<TierPut> puts;
+    for (int i = 0; i < n; ++i) puts.push_back(PutOf(KeyOf(i), ValueOf(KeyOf(i), 0, kSizes)));
+    PutAndWait(tier_.get(), puts, deadline);
+    std::map<std::string, int> ends;
+    for (const TierPut& put : puts) ++ends[put.status.ok() ? "OK" : put.status.reason()];
+    return ends;
+  }
+  std::map<std::string, int> GetAll(int n, Deadline deadline = Soon()) {
+    std::vector<TierGet> gets;
+    std::vector<AlignedBuffers> into;
+    for (int i = 0; i < n; ++i) {
+      into.emplace_back(kSizes);
+      gets.push_back({KeyOf(i), into.back().buffers(), into.back().owner(), {}});
+    }
+    GetAndWait(tier_.get(), gets, deadline);
+    std::map<std::string, int> ends;
+    for (int i = 0; i < n; ++i) {
+      const Status& status = gets[static_cast<size_t>(i)].status;
+      ++ends[status.ok() ? "OK" : status.reason()];
+      if (status.ok()) {
+        EXPECT_TRUE(SameBytes(into[static_cast<size_t>(i)], ValueOf(KeyOf(i), 0, kSizes)));
+      }
+    }
+    return ends;
+  }
+  // Tries until `so`, which fails the test after a minute.
+  template <typename F>
+  void Until(const char* what, const F& so) {
+    const Deadline end = Soon();
+    while (!so()) ASSERT_LT(Clock::now(), end) << what;
+  }
+  int Open() const {
+    int open = 0;
+    for (const redis::RedisServerStats& server : tier_->Servers()) open += server.open;
+    return open;
+  }
+
+  std::unique_ptr<RedisServers> servers_;
+  std::unique_ptr<RedisValueTier> tier_;
+};
+
+using Ends = std::map<std::string, int>;
+
+TEST_F(RedisCluster, ValuesAreOnAllShardsAndAProbeFindsThem) {
+  Begin({.masters = 3, .cluster = true});
+  EXPECT_EQ(PutAll(300), (Ends{{"OK", 300}}));
+  EXPECT_EQ(GetAll(300), (Ends{{"OK", 300}}));
+  std::vector<std::string> keys;
+  for (int i = 0; i < 10000; ++i) keys.push_back(KeyOf(i));
+  std::vector<TierProbe> probes(keys.begin(), keys.end());
+  std::promise<void> end;
+  tier_->Probe(probes, {Soon(), {}, [&] { end.set_value(); }});
+  end.get_future().wait();
+  for (size_t i = 0; i < probes.size(); ++i) {
+    ASSERT_TRUE(std::ranges::equal(probes[i].sizes.all(), i < 300 ? kSizes : decltype(kSizes){}));
+  }
+  int walked = 0;
+  EXPECT_TRUE(WalkAndWait(tier_.get(), Soon(), [&](const TierValue& value) {
+                EXPECT_EQ(value.sizes, kSizes);
+                ++walked;
+              }).ok());
+  EXPECT_EQ(walked, 300);
+  for (size_t i = 0; i < 3; ++i) EXPECT_GT(servers_->Ask(i, {"DBSIZE"}).integer, 30);
+}
+
+TEST_F(RedisCluster, ValuesOfSeveralStripesSealedOrNot) {
+  Begin({.masters = 3, .cluster = true});
+  const std::vector<uint64_t> sizes = {5 << 20, 100, 6 << 20};
+  const auto sealed = tier_->Another(TestFormat("other", remote::Seal::kGcm));
+  for (ValueTier* const tier :
+       {static_cast<ValueTier*>(tier_.get()), static_cast<ValueTier*>(sealed.get())}) {
+    TierPut put = PutOf("large", ValueOf("large", 0, sizes));
+    PutAndWait(tier, {&put, 1}, Soon());
+    ASSERT_TRUE(put.status.ok()) << put.status.ToString();
+    const AlignedBuffers into(sizes);
+    TierGet get{"large", into.buffers(), into.owner(), {}};
+    GetAndWait(tier, {&get, 1}, Soon());
+    ASSERT_TRUE(get.status.ok()) << get.status.ToString();
+    EXPECT_TRUE(SameBytes(into, ValueOf("large", 0, sizes)));
+    EXPECT_TRUE(ForgetAndWait(tier, std::vector<std::string>{"large"}, Soon()).ok());
+  }
+  for (size_t i = 0; i < 3; ++i) EXPECT_EQ(servers_->Ask(i, {"DBSIZE"}).integer, 0);
+}
+
+TEST_F(RedisCluster, SlotsThatMoveAreFollowed) {
+  Begin({.masters = 3, .cluster = true}, {.refresh_interval = std::chrono::hours(1)});
+  EXPECT_EQ(PutAll(100), (Ends{{"OK", 100}}));
+  for (int i = 0; i < 10; ++i) {  // ASK while a slot is on its way, MOVED afterwards
+    const uint16_t slot = redis::SlotOf(TestFormat().NameOf(KeyOf(i), ""));
+    const size_t from = ShardOf(i), to = (from + 1) % 3;
+    servers_->BeginMove(slot, from, to);
+    servers_->MoveKeys(slot, from, to, 100);
+    EXPECT_EQ(GetAll(100), (Ends{{"OK", 100}})) << i;
+    servers_->EndMove(slot, from, to);
+    EXPECT_EQ(GetAll(100), (Ends{{"OK", 100}})) << i;
+  }
+  EXPECT_EQ(PutAll(100), (Ends{{"OK", 100}}));
+}
+
+TEST_F(RedisCluster, AMasterThatIsKilledCostsItsShardAlone) {
+  Begin({.masters = 3, .cluster = true});
+  EXPECT_EQ(PutAll(100), (Ends{{"OK", 100}}));
+  int lost = 0;
+  for (int i = 0; i < 100; ++i) lost += ShardOf(i) == 1;
+  servers_->Kill(1);
+  for (int round = 0; round < 5; ++round) {
+    Ends ends = GetAll(100);
+    EXPECT_EQ(ends["OK"], 100 - lost);
+    EXPECT_EQ(ends["REDIS_MISS"], 0);
+  }
+  EXPECT_NE(tier_->Stats().illness, "");
+  servers_->Start(1);  // empty
+  Until("it serves again", [&] { return GetAll(100)["REDIS_MISS"] == lost; });
+}
+
+TEST_F(RedisCluster, ReplicasServeReadsOfAMasterThatIsKilled) {
+  Begin({.masters = 3, .replicas = 1, .cluster = true});
+  EXPECT_EQ(PutAll(100), (Ends{{"OK", 100}}));
+  for (size_t i = 0; i < 3; ++i) servers_->Ask(i, {"WAIT", "1", "10000"});
+  servers_->Kill(1);
+  Ends all;
+  for (int round = 0; round < 10; ++round) {
+    for (const auto& [end, n] : GetAll(100)) all[end] += n;
+  }
+  EXPECT_EQ(all, (Ends{{"OK", 1000}}));
+  Until("its replica takes over", [&] { return PutAll(150)["OK"] == 150; });
+  EXPECT_EQ(GetAll(150), (Ends{{"OK", 150}}));
+}
+
+TEST_F(RedisCluster, AServerThatIsStoppedHoldsUpNobodyElse) {
+  Begin({.masters = 3, .cluster = true});
+  EXPECT_EQ(PutAll(100), (Ends{{"OK", 100}}));
+  int stopped = 0;
+  for (int i = 0; i < 100; ++i) stopped += ShardOf(i) == 2;
+  servers_->Stop(2);
+  Ends ends = GetAll(100, In(milliseconds(500)));
+  EXPECT_EQ(ends["OK"], 100 - stopped);
+  EXPECT_EQ(ends["OK"] + ends["REDIS_SLOW"] + ends["TIER_DEADLINE"], 100);
+  Until("its breaker opens", [&] {
+    (void)GetAll(100, In(milliseconds(200)));
+    return Open() == 1;
+  });
+  // Now nobody waits for it: far from the deadline, the call is over.
+  ends = GetAll(100);
+  EXPECT_EQ(ends["OK"], 100 - stopped);
+  EXPECT_EQ(ends["REDIS_LEFT_ALONE"], stopped);
+  servers_->Continue(2);
+  Until("it serves again", [&] { return GetAll(100)["OK"] == 100; });
+}
+
+TEST_F(RedisCluster, ReplicasServeReadsOfAMasterThatIsStopped) {
+  Begin({.masters = 3, .replicas = 1, .cluster = true});
+  EXPECT_EQ(PutAll(100), (Ends{{"OK", 100}}));
+  for (size_t i = 0; i < 3; ++i) servers_->Ask(i, {"WAIT", "1", "10000"});
+  servers_->Stop(0);
+  Ends all;
+  for (int round = 0; round < 5; ++round) {
+    for (const auto& [end, n] : GetAll(100)) all[end] += n;
+  }
+  EXPECT_EQ(all, (Ends{{"OK", 500}}));
+  servers_->Continue(0);
+}
+
+TEST_F(RedisCluster, WithoutServersEveryCallEndsAtOnce) {
+  Begin({.masters = 3, .cluster = true});
+  EXPECT_EQ(PutAll(10), (Ends{{"OK", 10}}));
+  for (size_t i = 0; i < 3; ++i) servers_->Kill(i);
+  for (int round = 0; round < 3; ++round) EXPECT_EQ(GetAll(10)["OK"], 0);
+  EXPECT_EQ(PutAll(10)["OK"], 0);
+  Until("it says so", [&] { return tier_->Stats().illness.starts_with("no server answers"); });
+}
+
+TEST_F(RedisCluster, AFullServerRefusesOrEvicts) {
+  for (const char* policy : {"noeviction", "allkeys-lru"}) {
+    Begin({.max_memory = 4 << 20, .policy = policy});
+    const Ends ends = PutAll(2500);
+    const bool evicts = policy == std::string("allkeys-lru");
+    EXPECT_EQ(ends.contains("REDIS_FULL"), !evicts) << policy;
+    AwaitSurvey(*tier_);
+    EXPECT_EQ(tier_->Stats().evicted != 0, evicts);
+    EXPECT_FALSE(GetAll(2500).contains("REDIS_CORRUPT"));
+  }
+}
+
+TEST_F(RedisCluster, AWrongPasswordIsAnIllnessAndNoHit) {
+  servers_ = std::make_unique<RedisServers>(RedisServersOptions{.password = "right"});
+  const ScratchDir folder;
+  const auto with = [&](const std::string& password) {
+    std::ofstream(folder.path() + "/password") << password << "\n";
+    return OpenTier(
+        {.servers = servers_->addresses(), .password_file = folder.path() + "/password"});
+  };
+  tier_ = with("right");
+  EXPECT_EQ(PutAll(1), (Ends{{"OK", 1}}));
+  tier_ = with("wrong");
+  EXPECT_EQ(GetAll(1), (Ends{{"REDIS_DOWN", 1}}));
+  const std::string illness = tier_->Stats().illness;
+  EXPECT_NE(illness.find("refuses user or password"), std::string::npos) << illness;
+  EXPECT_EQ(illness.find("wrong\""), std::string::npos);
+  tier_ = OpenTier({.servers = servers_->addresses()});
+  EXPECT_EQ(GetAll(1).contains("OK"), false);
+}
+
+TEST_F(RedisCluster, AnotherTenantFindsNothing) {
+  Begin({});
+  EXPECT_EQ(PutAll(5), (Ends{{"OK", 5}}));
+  tier_ = tier_->Another(TestFormat("other"));
+  EXPECT_EQ(GetAll(5), (Ends{{"REDIS_MISS", 5}}));
+}
+
+TEST_F(RedisCluster, TlsChecksCertificates) {
+  servers_ = std::make_unique<RedisServers>(RedisServersOptions{.tls = true});
+  RedisTierOptions options{.servers = servers_->addresses()};
+  options.tls = {.on = true, .authorities_file = servers_->authority_file()};
+  tier_ = OpenTier(options);
+  EXPECT_EQ(PutAll(50), (Ends{{"OK", 50}}));
+  EXPECT_EQ(GetAll(50), (Ends{{"OK", 50}}));
+  options.tls.server_name = "elsewhere";
+  tier_ = OpenTier(options);
+  EXPECT_EQ(GetAll(1), (Ends{{"REDIS_DOWN", 1}}));
+  EXPECT_NE(tier_->Stats().illness.find("certificate is refused"), std::string::npos);
+  options.tls = {.on = true};
+  tier_ = OpenTier(options);
+  EXPECT_EQ(GetAll(1), (Ends{{"REDIS_DOWN", 1}}));
+}
+
+TEST_F(RedisCluster, AThousandTimeoutsGiveAllBuffersBack) {
+  Begin({});
+  EXPECT_EQ(PutAll(20), (Ends{{"OK", 20}}));
+  servers_->Stop(0);
+  std::vector<std::weak_ptr<void>> memory;
+  for (int round = 0; round < 50; ++round) {
+    std::vector<TierGet> gets;
+    for (int i = 0; i < 20; ++i) {
+      const AlignedBuffers into(kSizes);
+      memory.push_back(into.owner());
+      gets.push_back({KeyOf(i), into.buffers(), into.owner(), {}});
+    }
+    GetAndWait(tier_.get(), gets, In(milliseconds(5)));
+    for (const TierGet& get : gets) EXPECT_FALSE(get.status.ok());
+  }
+  for (const std::weak_ptr<void>& one : memory) EXPECT_TRUE(one.expired());
+  servers_->Continue(0);
+  Until("it serves again", [&] { return GetAll(20)["OK"] == 20; });
+}
+
+}  // namespace
+}  // namespace kvstrata
