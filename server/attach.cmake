@@ -16,6 +16,9 @@ kvs_library(kvs_work
   work/value_catalog.cc
   work/block_rows.cc
   work/build.cc
+  work/page_tiers.cc
+  work/remote_pages.cc
+  work/remote_writer.cc
   work/tier_pages.cc
   work/tier_loads.cc work/tier_scrubs.cc
   work/tier_writer.cc
@@ -69,7 +72,7 @@ kvs_library(kvs_attach
 kvs_library(kvs_http http/http_address.cc http/http_server.cc http/trace_exporter.cc LIBS kvs_telemetry Boost::headers Threads::Threads)
 
 kvs_library(kvs_config doctor.cc doctor_disk.cc doctor_http.cc doctor_limits.cc doctor_peers.cc
-  config.cc config_files.cc config_keys.cc config_limits.cc config_reload.cc machine_check.cc pool_memory.cc start_memory.cc
+  config.cc config_files.cc config_keys.cc config_limits.cc config_reload.cc config_remote.cc machine_check.cc pool_memory.cc start_memory.cc
   LIBS kvs_attach kvs_http kvs_work kvs_kernels)
 target_link_libraries(kvs_config PRIVATE PkgConfig::TOMLPLUSPLUS)
 
@@ -91,7 +94,7 @@ kvs_library(kvs_pages pages/health.cc pages/healthz.cc pages/livez.cc pages/loca
   pages/process_numbers.cc pages/readyz.cc pages/status.cc pages/status_data.cc
   ${CMAKE_CURRENT_BINARY_DIR}/pages/status_html.cc
   LIBS kvs_http kvs_rpc kvs_store kvs_telemetry OpenSSL::Crypto)
-kvs_library(kvs_daemon command_line.cc daemon.cc page_server.cc part_health.cc run_daemon.cc stop_watchdog.cc LIBS kvs_config kvs_pages kvs_rpc)
+kvs_library(kvs_daemon command_line.cc daemon.cc page_server.cc part_health.cc remote_tier.cc run_daemon.cc stop_watchdog.cc LIBS kvs_config kvs_pages kvs_rpc)
 set_source_files_properties(daemon.cc PROPERTIES COMPILE_DEFINITIONS
   "KVS_VERSION=\"${PROJECT_VERSION}\";KVS_COMMIT=\"${KVS_COMMIT}\"")
 

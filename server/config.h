@@ -34,6 +34,7 @@
 #include "server/work/disk_value_tier.h"
 #include "server/work/mover.h"
 #include "server/work/recompress.h"
+#include "server/work/remote_pages.h"
 #include "server/work/tier_pages.h"
 
 namespace kvstrata {
@@ -61,6 +62,14 @@ struct LimitSetting {
   uint32_t percent = 0;  // 0: `value` counts
 };
 
+// The remote tier: where it is, and what is kept there.
+struct RemoteConfig {
+  std::string redis;  // HOST:PORT of one server at least, a comma between them; "": there is none
+  std::string secret_file, seal, tenant;
+  std::chrono::microseconds ttl{};  // of a value there
+  RemotePagesOptions pages;
+};
+
 struct ConfigSources {
   std::string file;  // --config; "": default_file, if it exists; conf.d beside it, if that exists
   std::string default_file{kDefaultConfigFile};
@@ -83,6 +92,7 @@ struct Config {
   std::chrono::microseconds disk_start_timeout{60'000'000};
   DiskValueTierOptions disk_values;
   TierPagesOptions tier_pages;
+  RemoteConfig remote;
   MoverOptions mover;
   std::string backend;   // of the remote transport; a name of kernels/backend.h
   uint32_t threads = 0;  // for its ops; 0: all cores

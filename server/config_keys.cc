@@ -9,42 +9,18 @@
 #include <utility>
 #include <vector>
 
-#include "base/quantities.h"
 #include "kernels/backend.h"
 #include "server/attach/unix_listener.h"
 #include "server/config_files.h"
 #include "server/config_limits.h"
+#include "server/config_numbers.h"
+#include "server/config_remote.h"
 #include "server/http/trace_exporter.h"
 
 namespace kvstrata {
 namespace {
 
 using std::chrono::microseconds;
-
-constexpr uint64_t kKiB = 1024, kMiB = 1024 * kKiB, kGiB = 1024 * kMiB, kTiB = 1024 * kGiB,
-                   kPiB = 1024 * kTiB;
-
-template <typename T>
-bool NumberIn(std::string_view text, uint64_t low, uint64_t high, T* out) {
-  uint64_t n = 0;
-  if (!ParseNumber(text, &n) || n < low || n > high) return false;
-  *out = static_cast<T>(n);
-  return true;
-}
-
-bool SizeIn(std::string_view text, uint64_t low, uint64_t high, uint64_t* out) {
-  uint64_t n = 0;
-  if (!ParseSize(text, &n) || n < low || n > high) return false;
-  *out = n;
-  return true;
-}
-
-bool DurationIn(std::string_view text, microseconds low, microseconds high, microseconds* out) {
-  microseconds n{};
-  if (!ParseDuration(text, &n) || n < low || n > high) return false;
-  *out = n;
-  return true;
-}
 
 bool GroupOf(std::string_view text, int64_t* gid) {
   if (text.empty()) return true;
@@ -373,6 +349,7 @@ constexpr std::array kKeys = {
 std::span<const ConfigKey> ConfigKeys() {
   static const std::vector<ConfigKey> keys = [] {
     std::vector<ConfigKey> all(kKeys.begin(), kKeys.end());
+    all.insert(all.end(), RemoteKeys().begin(), RemoteKeys().end());
     all.insert(all.end(), LimitKeys().begin(), LimitKeys().end());
     return all;
   }();

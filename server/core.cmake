@@ -69,6 +69,7 @@ kvs_library(kvs_store
   store/recall_audit.cc
   store/recall_audits.cc
   store/recompression.cc
+  store/remote_searches.cc
   store/replication.cc
   store/sealed_values.cc
   store/segments.cc

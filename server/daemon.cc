@@ -28,6 +28,7 @@
 #include "server/page_server.h"
 #include "server/part_health.h"
 #include "server/pool_memory.h"
+#include "server/remote_tier.h"
 #include "server/rpc/grpc_server.h"
 #include "server/rpc/work_queue.h"
 #include "server/start_memory.h"
@@ -249,6 +250,7 @@ struct Daemon::Parts {
   std::unique_ptr<Mover> mover;
   std::unique_ptr<WorkQueue> replications;  // one thread: the second open of a prefix finds it
   std::unique_ptr<TierPages> tier_pages;    // null: no tier
+  std::unique_ptr<RemoteTier> remote;       // null: there is none
   std::unique_ptr<ValueCatalog> catalog;
   Gpus gpus;
   std::unique_ptr<RecompressQueue> work;
@@ -273,7 +275,7 @@ struct Daemon::Parts {
   void Apply(const Config& next);
   Status OpenDisk();
   void UseDisk();
-  void SettleDisk();
+  void SettleTiers();
   void Settle();
   std::string HealthOf(std::span<const PartHealth> parts) const;
   std::vector<PartHealth> PartsOf(std::span<const PoolInfo> pools) const;
@@ -349,6 +351,7 @@ void Daemon::Parts::Apply(const Config& next) {
   mover->SetRate(next.mover.bytes_per_second);
   attach->SetHelloTimeout(next.attach.hello_timeout);
   if (tier_pages != nullptr) tier_pages->SetLoadTimeout(next.tier_pages.loads.load_timeout);
+  if (remote != nullptr) remote->Configure(next.remote);
   page_source.patience = next.patience;
   running.shutdown_timeout = next.shutdown_timeout;
 }
@@ -410,9 +413,10 @@ void Daemon::Parts::UseDisk() {
   });
 }
 
-// Writes what waits, then the index, so that the next start need not read every slot. What is put
-// is there without it.
-void Daemon::Parts::SettleDisk() {
+// Writes what waits for the disk, then the index, so that the next start need not read every slot.
+// What is put is there without it. What waits for a remote tier is dropped.
+void Daemon::Parts::SettleTiers() {
+  if (remote != nullptr) remote->Stop();
   if (disk == nullptr) return;
   tier_pages->Stop(Clock::now() + running.shutdown_timeout.load() / 8, kMostBytesAtStop);
   const TierPagesCounters c = tier_pages->counters();
@@ -444,7 +448,7 @@ void Daemon::Parts::Settle() {
   if (tier_pages != nullptr) tier_pages->scrubs().Refuse();
   grpc->EndServing(kGrace);
   tracing.reset();
-  SettleDisk();
+  SettleTiers();
   door.listener.reset();
 }
 
@@ -477,7 +481,8 @@ std::string Daemon::Parts::HealthOf(std::span<const PartHealth> parts) const {
 
 std::vector<PartHealth> Daemon::Parts::PartsOf(std::span<const PoolInfo> pools) const {
   const ClosingCounters closing[] = {attach->counters().closing, door.closer.counters()};
-  return HealthOfParts(closing, pools, disk == nullptr ? "" : disk_values->Stats().illness);
+  return HealthOfParts(closing, pools, disk == nullptr ? "" : disk_values->Stats().illness,
+                       remote == nullptr ? "" : remote->illness());
 }
 
 DaemonNumbers Daemon::Parts::Numbers(bool all) const {
@@ -489,6 +494,7 @@ DaemonNumbers Daemon::Parts::Numbers(bool all) const {
   if (disk != nullptr) {
     numbers.disk = DiskInfoOf(config.disk.directory, *disk, *disk_values, tier_pages.get());
   }
+  if (remote != nullptr) numbers.remote = remote->Info();
   if (!all) return numbers;
   numbers.pins = store->pins().PinUse();
   numbers.users = config.store.user_limits->Report();
@@ -520,6 +526,11 @@ DaemonState Daemon::Parts::State() {
     state.draining = numbers.disk->draining;
     state.disk_evicted = numbers.disk->evicted;
   }
+  if (numbers.remote) {
+    for (const RemoteShardInfo& shard : numbers.remote->shards) {
+      if (shard.breaker_open) state.left_alone[shard.address] = shard.last_error;
+    }
+  }
   if (pages != nullptr) {
     page_source.audits.MakeWanted([this] { return store->inspection().Audit(); });
   }
@@ -547,6 +558,9 @@ Status Daemon::Parts::Start() {
     KVS_ASSIGN_OR_RETURN(page_listener, PageListener::Listen(config));
   }
   KVS_RETURN_IF_ERROR(MakeStore());
+  if (!config.remote.redis.empty()) {
+    KVS_ASSIGN_OR_RETURN(remote, RemoteTier::Open(config.remote));
+  }
   KVS_RETURN_IF_ERROR(OpenDisk());
   mover = std::make_unique<Mover>(config.mover, store.get());
   replications = std::make_unique<WorkQueue>(1, "replications", kReplicationPatience);
@@ -555,6 +569,7 @@ Status Daemon::Parts::Start() {
         queue->Post([open = std::move(open)] { Survive("replications", open); });
       });
   if (disk != nullptr) UseDisk();
+  if (remote != nullptr) remote->Use(store.get(), tier_pages.get(), disk_values.get());
   catalog = std::make_unique<ValueCatalog>(store.get(), disk_values.get());
   KVS_ASSIGN_OR_RETURN(const Backend* backend, FindBackend(config.backend));
   std::vector<const SegmentPacker*> borrowed;
@@ -625,6 +640,7 @@ Status Daemon::Parts::StartGrpc() {
       return tier_pages->scrubs().Begin(std::move(scrub));
     };
   }
+  if (remote != nullptr) options.remote = [this] { return remote->Info(); };
   OfferConfig(&running.reload, &options);
   page_source.numbers.Put(Numbers(true));
   options.metrics = [this] {

@@ -14,6 +14,7 @@
 #include "server/memory/numa_topology.h"
 #include "server/pool_memory.h"
 #include "server/start_memory.h"
+#include "server/tier/remote_secret.h"
 
 namespace kvstrata {
 namespace {
@@ -80,6 +81,9 @@ std::vector<Status> CheckMachine(const Config& config) {
   note(CheckCpus(config));
   if (!config.disk.directory.empty()) note(DiskTier::CheckPlace(config.disk));
   note(CheckParameters(config));
+  if (!config.remote.redis.empty()) {
+    note(remote::RemoteSecret::Read(config.remote.secret_file).status());
+  }
   return mistakes;
 }
 

@@ -25,10 +25,12 @@ std::string HealthOfPools(std::span<const PoolInfo> pools) {
 }  // namespace
 
 std::vector<PartHealth> HealthOfParts(std::span<const ClosingCounters> closing,
-                                      std::span<const PoolInfo> pools, std::string illness) {
+                                      std::span<const PoolInfo> pools, std::string disk_illness,
+                                      std::string remote_illness) {
   return {{"descriptors", HealthOfDescriptors(closing), false},
           {"pools", HealthOfPools(pools), true},
-          {"disk", std::move(illness), false}};
+          {"disk", std::move(disk_illness), false},
+          {"remote", std::move(remote_illness), false}};
 }
 
 }  // namespace kvstrata

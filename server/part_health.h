@@ -13,9 +13,11 @@
 
 namespace kvstrata {
 
-// "descriptors", "pools", "disk", each with the first failure that it has. illness: the disk's.
+// "descriptors", "pools", "disk", "remote", each with the first failure that it has. illness: the
+// tiers'.
 std::vector<PartHealth> HealthOfParts(std::span<const ClosingCounters> closing,
-                                      std::span<const PoolInfo> pools, std::string illness);
+                                      std::span<const PoolInfo> pools, std::string disk_illness,
+                                      std::string remote_illness);
 
 }  // namespace kvstrata
 

@@ -103,7 +103,8 @@ Result<int> ShowStatus(const Options& options) {
 constexpr Column kHealth[] = {{"STATE", "/state"}, {"WHY", "/why", OrDash}, {"GRPC", "/health"}};
 
 // Parts whose loss leaves a daemon that serves with less.
-constexpr const char* kParts[] = {"kvstrata.pool.device", "kvstrata.pool.host", "kvstrata.disk"};
+constexpr const char* kParts[] = {"kvstrata.pool.device", "kvstrata.pool.host", "kvstrata.disk",
+                                  "kvstrata.remote"};
 
 // What everybody may know: "serving", "serving, draining the disk", "degraded: NAMES", "not
 // serving".

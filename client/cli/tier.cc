@@ -53,11 +53,49 @@ constexpr Column kList[] = {
     {"DEGRADED", "", Degraded, false, 7, 12},
 };
 
+std::string Unwritten(const Json& row) {
+  const auto count = [&row](const char* key) { return row.value(key, uint64_t{0}); };
+  return std::to_string(count("dropped_full") + count("dropped_local") + count("dropped_stop") +
+                        count("gone") + count("failed"));
+}
+
+// "3", or "1 of 3 left alone".
+std::string Shards(const Json& row) {
+  const Json shards = row.value("shards", Json::array());
+  const auto open = std::count_if(shards.begin(), shards.end(), [](const Json& shard) {
+    return shard.value("breaker_open", false);
+  });
+  const std::string all = std::to_string(shards.size());
+  return open == 0 ? all : std::to_string(open) + " of " + all + " left alone";
+}
+
+constexpr Column kRemotes[] = {
+    {"SERVERS", "/servers", nullptr, false, 0, 24},
+    {"ENGINE", "/engine", nullptr, false, 4},
+    {"SHARDS", "", Shards, false, 6},
+    {"WRITE", "/write", nullptr, false, 5},
+    {"SEARCHES", "/searches", nullptr, true, 3},
+    {"FOUND", "/found", nullptr, true, 2},
+    {"READ", "/read", nullptr, true, 1},
+    {"MISSED", "/missed", nullptr, true, 2},
+    {"WAITING", "/waiting", nullptr, true, 3},
+    {"WRITTEN", "/written", nullptr, true, 1},
+    {"UNWRITTEN", "", Unwritten, true, 4},
+    {"ILLNESS", "/illness", OrDash, false, 7, 12},
+};
+
 Result<int> List(const Options& options) {
   KVS_ASSIGN_OR_RETURN(const auto answer,
                        Ask(options, &v1::Admin::Stub::GetStatus, v1::GetStatusRequest()));
-  const Json document = {{"tiers", ToJson(answer).at("disks")}};
-  PrintList(options.style, document, "tiers", kList, std::cout);
+  const Json status = ToJson(answer);
+  const Json document = {{"tiers", status.at("disks")}, {"remotes", status.at("remotes")}};
+  const bool table = options.style.IsTable();
+  if (!table || !answer.disks().empty() || answer.remotes().empty()) {
+    PrintList(options.style, document, "tiers", kList, std::cout);
+  }
+  if (!table || answer.remotes().empty()) return kOk;
+  if (!answer.disks().empty()) std::cout << "\n";
+  PrintList(options.style, document, "remotes", kRemotes, std::cout);
   return kOk;
 }
 
@@ -186,9 +224,9 @@ Result<int> Resize(const Options& options, const std::string& tier, const std::s
 }  // namespace
 
 void AddTier(CLI::App& app, Invocation& invocation) {
-  CLI::App* noun = app.add_subcommand("tier", "Tiers: the disk below memory");
+  CLI::App* noun = app.add_subcommand("tier", "Tiers: the disk below memory, and what nodes share");
   noun->require_subcommand(1);
-  Shows(noun->add_subcommand("ls", "What the disk tier holds, what it failed at, and why"),
+  Shows(noun->add_subcommand("ls", "What the disk and the remote tier hold and failed at, and why"),
         invocation, [&invocation] { return List(invocation.options); });
   Shows(noun->add_subcommand("show", "All of the disk tier's state and counters"), invocation,
         [&invocation] { return Show(invocation.options); });

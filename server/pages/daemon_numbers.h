@@ -26,7 +26,7 @@ namespace kvstrata {
 
 // A part of the daemon that may fail by itself.
 struct PartHealth {
-  std::string_view part;  // "descriptors", "pools", "disk"
+  std::string_view part;  // "descriptors", "pools", "disk", "remote"
   std::string failure;    // "": well
   bool needed = false;    // without it the daemon is not ready
 };
@@ -47,6 +47,7 @@ struct DaemonNumbers {
   std::vector<PoolInfo> pools;
   StoreCounters counters;
   std::optional<DiskInfo> disk;
+  std::optional<RemoteInfo> remote;
   PinLimits pins;
   std::vector<UserReport> users;
   SessionTotals sessions;

@@ -138,6 +138,39 @@ void AddDisk(const DiskInfo& disk, MetricText* to) {
   to->Add("kvstrata_disk_breaker_open", {}, Flag(disk.breaker_open));
 }
 
+void AddRemote(const RemoteInfo& remote, MetricText* to) {
+  to->Add("kvstrata_remote_searches_total", {}, remote.searches);
+  to->Add("kvstrata_remote_late_searches_total", {}, remote.late_searches);
+  const auto skipped = [to](std::string_view why, uint64_t searches) {
+    to->Add("kvstrata_remote_skipped_searches_total", {{"why", why}}, searches);
+  };
+  skipped("known_miss", remote.known_misses);
+  skipped("not_worth", remote.not_worth);
+  skipped("refused", remote.refused_searches);
+  to->Add("kvstrata_remote_searched_values_total", {}, remote.searched);
+  to->Add("kvstrata_remote_found_values_total", {}, remote.found);
+  to->Add("kvstrata_remote_read_values_total", {}, remote.read);
+  to->Add("kvstrata_remote_missed_values_total", {}, remote.missed);
+  to->Add("kvstrata_remote_late_loads_total", {}, remote.late_loads);
+  to->Add("kvstrata_remote_refused_loads_total", {}, remote.refused_loads);
+  to->Add("kvstrata_remote_over_rate_total", {}, remote.over_rate);
+  to->Add("kvstrata_remote_read_rate_bytes", {}, remote.bytes_per_second);
+  to->Add("kvstrata_remote_waiting_values", {}, remote.waiting);
+  to->Add("kvstrata_remote_waiting_bytes", {}, remote.waiting_bytes);
+  to->Add("kvstrata_remote_written_values_total", {}, remote.written);
+  const auto unwritten = [to](std::string_view why, uint64_t values) {
+    to->Add("kvstrata_remote_unwritten_values_total", {{"why", why}}, values);
+  };
+  unwritten("full", remote.dropped_full);
+  unwritten("not_on_disk", remote.dropped_local);
+  unwritten("gone", remote.gone);
+  unwritten("failed", remote.failed);
+  unwritten("stop", remote.dropped_stop);
+  const auto open = std::ranges::count_if(remote.shards, &RemoteShardInfo::breaker_open);
+  to->Add("kvstrata_remote_shards", {}, uint64_t{remote.shards.size()});
+  to->Add("kvstrata_remote_breakers_open", {}, static_cast<uint64_t>(open));
+}
+
 void AddUsers(const std::vector<UserReport>& users, LabelCap* names, MetricText* to) {
   struct Sums {
     uint64_t sequences = 0, device_bytes = 0, host_bytes = 0, refused = 0;
@@ -189,6 +222,7 @@ HttpAnswer MetricsPage(PageSource* source, const HttpRequest& request) {
   AddPools(*numbers, &text);
   AddMoves(numbers->counters, &text);
   AddDisk(numbers->disk.value_or(DiskInfo()), &text);
+  AddRemote(numbers->remote.value_or(RemoteInfo()), &text);
   AddUsers(numbers->users, &source->users, &text);
   AddProcess(numbers->cgroup.value_or(CgroupInfo()), source->http, &text);
   const bool open = request.accept.find("application/openmetrics-text") != std::string_view::npos;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // /readyz: whether engines should come: 503 while a part fails without which none can be served. An
-// ill disk is none: sequences then open with less, and the rest of the page says so.
+// ill disk or remote tier is none: sequences then open with less, and the rest of the page says so.
 #include <algorithm>
 
 #include "server/pages/pages.h"

@@ -245,6 +245,45 @@ void Write(const DiskInfo& d, v1::Disk* out) {
   out->set_retry_us(static_cast<uint64_t>(d.retry.count()));
 }
 
+void Write(const RemoteInfo& r, v1::Remote* out) {
+  out->set_engine(r.engine);
+  out->set_servers(r.servers);
+  out->set_illness(r.illness);
+  out->set_write(r.write);
+  for (const RemoteShardInfo& shard : r.shards) {
+    v1::RemoteShard* const to = out->add_shards();
+    to->set_address(shard.address);
+    to->set_breaker_open(shard.breaker_open);
+    to->set_last_error(shard.last_error);
+    to->set_requests(shard.requests);
+    to->set_failures(shard.failures);
+    to->set_timeouts(shard.timeouts);
+    to->set_hedges(shard.hedges);
+  }
+  out->set_searched(r.searched);
+  out->set_found(r.found);
+  out->set_searches(r.searches);
+  out->set_late_searches(r.late_searches);
+  out->set_known_misses(r.known_misses);
+  out->set_not_worth(r.not_worth);
+  out->set_refused_searches(r.refused_searches);
+  out->set_read(r.read);
+  out->set_missed(r.missed);
+  out->set_late_loads(r.late_loads);
+  out->set_refused_loads(r.refused_loads);
+  out->set_over_rate(r.over_rate);
+  out->set_bytes_per_second(r.bytes_per_second);
+  out->set_waiting(r.waiting);
+  out->set_waiting_bytes(r.waiting_bytes);
+  out->set_written(r.written);
+  out->set_written_bytes(r.written_bytes);
+  out->set_dropped_full(r.dropped_full);
+  out->set_dropped_local(r.dropped_local);
+  out->set_dropped_stop(r.dropped_stop);
+  out->set_gone(r.gone);
+  out->set_failed(r.failed);
+}
+
 void Write(const LimitNumbers& n, v1::UserNumbers* out) {
   out->set_sessions(n[Limit::kSessions]);
   out->set_attaches_per_second(n[Limit::kAttachesPerSecond]);

@@ -85,6 +85,25 @@ struct DiskInfo {
   uint64_t refused = 0;
 };
 
+// One server of the remote tier.
+struct RemoteShardInfo {
+  std::string address, last_error;
+  bool breaker_open = false;
+  uint64_t requests = 0, failures = 0, timeouts = 0, hedges = 0;
+};
+
+// The remote tier as Admin.GetStatus shows it.
+struct RemoteInfo {
+  std::string engine, servers, illness, write;
+  std::vector<RemoteShardInfo> shards;
+  uint64_t searches = 0, searched = 0, found = 0, late_searches = 0;
+  uint64_t known_misses = 0, not_worth = 0, refused_searches = 0;
+  uint64_t read = 0, missed = 0, late_loads = 0, refused_loads = 0, over_rate = 0;
+  uint64_t bytes_per_second = 0;
+  uint64_t waiting = 0, waiting_bytes = 0, written = 0, written_bytes = 0;
+  uint64_t dropped_full = 0, dropped_local = 0, dropped_stop = 0, gone = 0, failed = 0;
+};
+
 // What the daemon's cgroup is charged for memory, as Admin.ListPools shows it.
 struct CgroupInfo {
   std::string file;  // that has the limit
@@ -128,6 +147,7 @@ struct GrpcOptions {
   std::function<std::optional<CgroupInfo>()> cgroup;
   int pools_fd = -1;               // an eventfd, written when a pool has failed; -1: nobody tells
   std::function<DiskInfo()> disk;  // any thread; null: there is none
+  std::function<RemoteInfo()> remote;      // the same
   std::function<Status(TierScrub)> scrub;  // of the disk; any thread; null: there is none
   // Admin.Resize of a pool: whether the machine has memory for it beside the others, whose
   // capacities stay. `device` empty: of each. Any thread; null: nothing is refused.

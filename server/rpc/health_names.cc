@@ -24,6 +24,7 @@ std::map<std::string, bool> HealthNames(const GrpcOptions& options) {
     names["kvstrata.disk"] = !disk.sick;
     names["kvstrata.disk.writes"] = !disk.sick && !disk.draining;
   }
+  if (options.remote) names["kvstrata.remote"] = options.remote().illness.empty();
   return names;
 }
 

@@ -6,12 +6,24 @@
 #include "server/store/store_parts.h"
 
 namespace kvstrata {
+namespace {
+
+uint64_t AllocatedBytes(uint64_t bytes) {
+  return (bytes + kMemoryGranularity - 1) / kMemoryGranularity * kMemoryGranularity;
+}
+
+bool FoundRemotely(const Opening& o, const PageKey& key) {
+  return o.remote != nullptr && o.remote->values.contains(key);
+}
+
+}  // namespace
 
 // An artefact serves who is held for all of its prompt that can be, and nobody else: who has to
 // compute some of it recompresses the prompt anyway.
 bool PrefixLoads::WantsArtefact(const Opening& o, const PageTier& tier) {
   const Plan& plan = o.sequence->plan;
-  if (!o.sequence->codec || !tier.Holds(o.artefact)) return false;
+  if (!o.sequence->codec) return false;
+  if (!tier.Holds(o.artefact) && !FoundRemotely(o, o.artefact)) return false;
   {
     StoreLock lock(mu_);
     if (artefacts_.Contains(o.artefact)) return false;
@@ -21,7 +33,8 @@ bool PrefixLoads::WantsArtefact(const Opening& o, const PageTier& tier) {
     if (!o.record) return true;  // it says which raw pages may be missing
     artefact = RawFreeOf(*o.record);
   }
-  return prefixes_.FindAnywhere(o.question(), artefact).pages.size() == o.keys.size();
+  const HeldPrefix held = prefixes_.FindAnywhere(o.question(), artefact, o.remote.get());
+  return held.pages.size() == o.keys.size();
 }
 
 void PrefixLoads::LoadArtefact(const std::shared_ptr<Opening>& o, PageTier* tier,
@@ -30,6 +43,7 @@ void PrefixLoads::LoadArtefact(const std::shared_ptr<Opening>& o, PageTier* tier
   TierLoad load;
   load.keys = {o->artefact};
   load.asked = o->asked;
+  load.remote = o->remote;
   load.take = [this, o](size_t, std::span<const LoadedValue> values) {
     if (values.front().size() == 1) o->record = ParseRecord(values.front().front());
     if (o->record) ledger_.Note(o->artefact, *o->record);
@@ -45,8 +59,13 @@ void PrefixLoads::LoadExtents(const std::shared_ptr<Opening>& o, PageTier* tier,
   if (!WantsArtefact(*o, *tier)) return then();
   TierLoad load;
   load.asked = o->asked;
+  load.remote = o->remote;
+  // A remote tier has the record last.
+  const bool remote = FoundRemotely(*o, o->artefact);
   for (size_t i = 0; i < o->record->extents.size(); ++i) {
-    load.keys.push_back(ExtentKey(o->artefact, i, o->record->extents[i]));
+    const ArtefactRecord::Stored& extent = o->record->extents[i];
+    load.keys.push_back(ExtentKey(o->artefact, i, extent));
+    if (remote) o->remote->values[load.keys.back()] = {{AllocatedBytes(extent.bytes)}, o->artefact};
   }
   load.take = [this, o](size_t first, std::span<const LoadedValue> values) {
     for (const LoadedValue& value : values) {
@@ -54,8 +73,8 @@ void PrefixLoads::LoadExtents(const std::shared_ptr<Opening>& o, PageTier* tier,
     }
     return true;
   };
-  load.done = [this, o, then] {
-    EnterLoadedArtefact(o.get());
+  load.done = [this, o, tier, then] {
+    EnterLoadedArtefact(o.get(), *tier);
     then();
   };
   if (!tier->Load(std::move(load))) then();
@@ -86,8 +105,9 @@ bool PrefixLoads::TakeExtent(Opening* o, size_t i, const LoadedValue& value) {
   return true;
 }
 
-void PrefixLoads::EnterLoadedArtefact(Opening* o) {
+void PrefixLoads::EnterLoadedArtefact(Opening* o, const PageTier& tier) {
   if (o->extents.size() != o->record->extents.size()) return;
+  const bool stored = tier.Holds(o->artefact);
   StoreLock lock(mu_);
   if (artefacts_.Contains(o->artefact)) return;  // somebody was faster
   // All that a Recompressor needs to go on lies in the extents (codec.h).
@@ -95,6 +115,7 @@ void PrefixLoads::EnterLoadedArtefact(Opening* o) {
                           std::move(o->record->released), o->record->prompt_tokens,
                           std::move(o->record->series)});
   ++counters_.loaded_artefacts;
+  if (!stored) extents_.OfferArtefact(o->artefact, OfferedFor::kLoaded);
 }
 
 }  // namespace kvstrata

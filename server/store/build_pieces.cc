@@ -210,7 +210,8 @@ void Builds::EnterBlocks(Sequence* s, PendingBuild* p, const BuildJob& job,
   for (size_t i = 0; i < fresh.size(); ++i) {
     fresh[i]->key = job.keys[i];
     fresh[i]->summary = true;
-    prefixes_.EnterPrefix(*s, fresh[i]);
+    const size_t last = size_t{job.from / block + i + 1} * block / s->page_tokens() - 1;
+    prefixes_.EnterPrefix(*s, fresh[i], last);
     if (!p->own) continue;
     Page* const there = prefix_.FindFor(device, job.keys[i]);
     Page* const use = there == nullptr ? fresh[i] : there;
@@ -279,7 +280,7 @@ void Builds::PublishExtents(BuildJob job, BuiltExtents made) {
       p->extents = static_cast<uint32_t>(fresh.pages.size());
       if (fresh.pages.empty()) p->recompressor = nullptr;  // nothing is to be packed: too short
       if (!fresh.pages.empty()) extents_.EnterArtefact(std::move(artefact));
-      if (!fresh.pages.empty() && prefixes_.tier() != nullptr) prefixes_.tier()->Offer(p->artefact);
+      if (!fresh.pages.empty()) extents_.OfferArtefact(p->artefact, OfferedFor::kArtefact);
       p->running = false;
     }
     extents_.Discard(&fresh);

@@ -93,14 +93,21 @@ void CodecExtents::EnterArtefact(Artefact artefact) {
   }
 }
 
+void CodecExtents::OfferArtefact(const PageKey& key, OfferedFor why) {
+  const Artefact* const artefact = artefacts_.Peek(key);
+  if (prefixes_.tier() == nullptr || artefact == nullptr) return;
+  uint64_t bytes = 0;
+  for (const Extent& extent : artefact->extents) bytes += extent.page->bytes;
+  prefixes_.tier()->Offer({key, key, bytes, why});
+}
+
 void CodecExtents::KeepArtefact(const Sequence& s) {
   if (s.extents.empty()) return;
   const CodecState& codec = *s.codec;
   EnterArtefact({codec.prompt_key, s.extents, codec.recompressor, codec.released, s.prompt_tokens,
                  s.series.Slice(0, s.prompt_tokens)});
-  if (prefixes_.tier() != nullptr && !s.model->OfOneSession())
-    prefixes_.tier()->Offer(codec.prompt_key);
-  prefixes_.OfferKept(s);
+  if (!s.model->OfOneSession()) OfferArtefact(codec.prompt_key, OfferedFor::kArtefact);
+  prefixes_.OfferKept(s, OfferedFor::kArtefact);
 }
 
 void CodecExtents::AttachArtefact(Session* session, Sequence* s) {

@@ -18,6 +18,7 @@
 #include "kernels/codec/codec.h"
 #include "server/store/artefacts.h"
 #include "server/store/page_memory.h"
+#include "server/store/page_tier.h"
 #include "server/store/store_lock.h"
 
 namespace kvstrata {
@@ -65,6 +66,8 @@ class CodecExtents {
   void DropArtefact(Artefact artefact) KVS_REQUIRES(store_lock);
   // Enters what the sequence's codec made of its prompt, and offers it.
   void KeepArtefact(const Sequence& s) KVS_REQUIRES(store_lock);
+  // Offers one that memory has to the tier below.
+  void OfferArtefact(const PageKey& key, OfferedFor why) KVS_REQUIRES(store_lock);
   // The end of a prompt: if its artefact is there, the sequence gets all of it.
   void AttachArtefact(Session* session, Sequence* s) KVS_REQUIRES(store_lock);
 

@@ -192,6 +192,16 @@ Result<Opening> Openings::PrepareOpen(uint64_t session_id, uint64_t model_id,
 Result<OpenedSequence> Openings::FinishOpen(Opening* o) {
   o->times.loaded = Clock::now();
   o->times.disk_values = static_cast<uint32_t>(o->loads_index.size());
+  const Sequence& s = *o->sequence;
+  const bool raw = !s.codec || s.plan.stored.keep_raw != KeepRaw::kNo;
+  const bool reusable = raw && !s.model->OfOneSession();
+  const IndexLayout index = s.index;
+  const Result<OpenedSequence> opened = FinishOpenUnderLock(o);
+  if (opened.ok() && reusable) OfferReused(*o, index, *opened);
+  return opened;
+}
+
+Result<OpenedSequence> Openings::FinishOpenUnderLock(Opening* o) {
   StoreLock lock(mu_);
   const Result<Session*> session = catalog_.FindSession(o->session);
   if (!session.ok()) {
@@ -204,6 +214,29 @@ Result<OpenedSequence> Openings::FinishOpen(Opening* o) {
   o->times.published = Clock::now();
   if (opened.ok()) opened->times = o->times;
   return opened;
+}
+
+void Openings::OfferReused(const Opening& o, const IndexLayout& index,
+                           const OpenedSequence& opened) {
+  PageTier* tier = nullptr;
+  {
+    StoreLock lock(mu_);
+    if (prefixes_.remote_min_tokens()) tier = prefixes_.tier();
+  }
+  if (tier == nullptr) return;
+  const auto page_tokens = static_cast<uint32_t>(opened.geometry.page_tokens);
+  const auto page_bytes = static_cast<uint64_t>(opened.geometry.page_bytes());
+  const PrefixShape shape(o.keys.size(), page_tokens, index);
+  const size_t blocks =
+      shape.block_pages == 0 ? 0 : opened.indexed_tokens / (shape.block_pages * page_tokens);
+  for (size_t i = 0; i < opened.held_tokens / page_tokens; ++i) {
+    const PageKey& place = o.keys[GroupBegin(i)];
+    tier->Offer({o.keys[i], place, page_bytes, OfferedFor::kReused});
+    if (shape.block_pages == 0 || (i + 1) % shape.block_pages != 0) continue;
+    if ((i + 1) / shape.block_pages > blocks) continue;
+    tier->Offer({IndexBlockKey(o.keys[i], index), place, static_cast<uint64_t>(index.block_bytes),
+                 OfferedFor::kReused});
+  }
 }
 
 Result<OpenedSequence> Openings::FinishOpenLocked(Session* session, Opening* o) {
@@ -227,6 +260,7 @@ Result<OpenedSequence> Openings::FinishOpenLocked(Session* session, Opening* o) 
   o->times.found = Clock::now();
   s->tokens = s->held_tokens = static_cast<uint32_t>(hit.pages.size()) * s->page_tokens();
   if (!hit.pages.empty()) s->last_key = o->keys[hit.pages.size() - 1];
+  for (size_t i = 0; i < hit.pages.size(); i += kGroupPages) s->groups.push_back(o->keys[i]);
   if (!hit.whole) OpenOnArtefact(s.get(), *o);
   for (size_t i = 0; i < hit.pages.size(); ++i) {
     const Series* const series = hit.pages[i] == nullptr ? nullptr : hit.pages[i]->series.get();
@@ -300,6 +334,17 @@ void Openings::GoOnOpening(Result<Opening> prepared, const OpenDone& done) {
   const auto o = std::make_shared<Opening>(std::move(*prepared));
   if (tier == nullptr) return replication_.ReplicateAndFinish(o, done);
   o->asked = Clock::now();
+  loads_.SearchRemote(o, tier, [this, o, tier, done] {
+    try {
+      LoadAndFinish(o, tier, done);
+    } catch (const std::bad_alloc&) {
+      done(ResourceExhausted("MEMORY", "the daemon has no memory to open this sequence"));
+    }
+  });
+}
+
+void Openings::LoadAndFinish(const std::shared_ptr<Opening>& o, PageTier* tier,
+                             const OpenDone& done) {
   loads_.LoadArtefact(o, tier, [this, o, tier, done] {
     try {
       loads_.LoadPrefix(o, tier, [this, o, done] { replication_.ReplicateAndFinish(o, done); });

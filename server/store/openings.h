@@ -55,8 +55,9 @@ struct Opening {
   PageKey artefact{};         // of the prompt; zeros: the plan has no codec
   Clock::time_point asked;
   OpenTimes times;
-  uint64_t load = 0;              // a hold of what is on its way here; 0: none
-  std::vector<bool> loads_index;  // per key of the load: it is an index block's
+  std::shared_ptr<RemoteFinds> remote;  // what a remote tier says it has of it; null: not asked
+  uint64_t load = 0;                    // a hold of what is on its way here; 0: none
+  std::vector<bool> loads_index;        // per key of the load: it is an index block's
   // The artefact on its way here: its record, and of its extents those that have come.
   std::optional<ArtefactRecord> record;
   std::vector<Extent> extents;
@@ -99,6 +100,13 @@ class Openings {
                               std::span<const int32_t> tokens, const OpenOptions& options,
                               Files files) KVS_EXCLUDES(store_lock);
   void GoOnOpening(Result<Opening> prepared, const OpenDone& done) KVS_EXCLUDES(store_lock);
+  // Reads what of it the tier has, then finishes it.
+  void LoadAndFinish(const std::shared_ptr<Opening>& o, PageTier* tier, const OpenDone& done)
+      KVS_EXCLUDES(store_lock);
+  // Tells a remote tier that a prefix was found again.
+  void OfferReused(const Opening& o, const IndexLayout& index, const OpenedSequence& opened)
+      KVS_EXCLUDES(store_lock);
+  Result<OpenedSequence> FinishOpenUnderLock(Opening* o) KVS_EXCLUDES(store_lock);
   Result<OpenedSequence> FinishOpenLocked(Session* session, Opening* o) KVS_REQUIRES(store_lock);
   // Cuts a hit to the pages that o.limits allow and that only the hit can tell.
   void LimitHit(const Opening& o, const Sequence& shape, Hit* hit) const KVS_REQUIRES(store_lock);

@@ -11,8 +11,11 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
+#include <unordered_map>
 #include <vector>
 
 #include "base/status.h"
@@ -28,6 +31,56 @@ struct SealedValue {
   bool changed = false;  // since it was copied last: it takes the place of the one that is there
 };
 
+// Pages of a prompt that a tier of several shards keeps together: a group. The key of its first
+// page is the place of them all, and of the index blocks that end with them. An artefact's place is
+// its own key.
+inline constexpr size_t kGroupPages = 256;
+constexpr size_t GroupBegin(size_t page) { return page / kGroupPages * kGroupPages; }
+
+// Why a key is offered.
+enum class OfferedFor : uint8_t {
+  kSealed,    // it is new here
+  kReported,  // more was reported of its positions
+  kArtefact,  // a codec made it
+  kReused,    // another sequence opened on it
+  kPinned,
+  kLoaded,  // it came from a remote tier, and the local one has it not
+};
+
+struct TierOffer {
+  PageKey key{};
+  PageKey place{};
+  uint64_t bytes = 0;  // about
+  OfferedFor why = OfferedFor::kSealed;
+};
+
+// What a remote tier says it has of a prompt: what to ask it for, and no promise.
+struct RemoteFinds {
+  struct Value {
+    std::vector<uint64_t> sizes;  // of its buffers
+    PageKey place{};
+  };
+  std::unordered_map<PageKey, Value, PageKeyHash> values;
+  std::chrono::steady_clock::time_point deadline{};  // of reading them
+};
+
+// What of a prompt neither memory nor the local tier has.
+struct TierSearch {
+  struct Key {
+    PageKey key{};
+    PageKey place{};
+    bool page = true;  // else an index block's or an artefact's
+  };
+  std::vector<Key> keys;    // in the order of the prompt; an artefact's first
+  bool artefact = false;    // the first is one
+  uint32_t tokens = 0;      // of the pages among them
+  uint64_t bytes = 0;       // the same
+  double prefill_rate = 0;  // tokens a second that the engine computes; 0: not known
+  std::chrono::steady_clock::time_point asked;
+  // Called once, by the tier's deadline, from its thread.
+  std::function<void(RemoteFinds finds)> done;
+};
+
 // The buffers of a value that came, whole or not at all: then there are none.
 using LoadedValue = std::vector<std::span<const std::byte>>;
 
@@ -35,6 +88,8 @@ using LoadedValue = std::vector<std::span<const std::byte>>;
 struct TierLoad {
   std::vector<PageKey> keys;
   std::chrono::steady_clock::time_point asked;  // the tier's time for the open counts from here
+  // What a remote tier has of them, where the local one has not; null: nothing.
+  std::shared_ptr<const RemoteFinds> remote;
   // Called from the tier's thread with the values of keys `first` and on; returns whether more is
   // of use.
   std::function<bool(size_t first, std::span<const LoadedValue> values)> take;
@@ -46,11 +101,15 @@ struct TierLoad {
 class PageTier {
  public:
   virtual ~PageTier() = default;
-  // Something of this key is in the prefix index now, or an artefact. Under the store's lock:
-  // short, never calls the store. What the tier has no room for is lost to it, and counted there.
-  virtual void Offer(const PageKey& key) = 0;
-  // A look-up in memory, no promise. Not under the store's lock.
+  // Something of this key is in the prefix index now, or an artefact. Under the store's lock or
+  // not: short, never calls the store. What the tier has no room for is lost to it, and counted
+  // there.
+  virtual void Offer(const TierOffer& offer) = 0;
+  // Of the local tier: a look-up in memory, no promise. Not under the store's lock.
   virtual bool Holds(const PageKey& key) const = 0;
+  // Asks a remote tier what it has. False: there is none, or it is not worth it; nothing will be
+  // called. Not under the store's lock.
+  virtual bool Search(TierSearch search) = 0;
   // Keeps what is or comes under the keys of a pin until Unpin, and the pin itself for the next
   // daemon; each time counts. Waits for the disk: not under the store's lock. What it cannot keep
   // for the next daemon is an error.

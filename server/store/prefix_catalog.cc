@@ -70,7 +70,8 @@ Hit PrefixCatalog::FindPrefix(const PrefixQuestion& q, const std::optional<RawFr
 }
 
 HeldPrefix PrefixCatalog::FindAnywhere(const PrefixQuestion& q,
-                                       const std::optional<RawFree>& artefact) {
+                                       const std::optional<RawFree>& artefact,
+                                       const RemoteFinds* remote) {
   const PageTier* tier = nullptr;
   {
     StoreLock lock(mu_);
@@ -81,7 +82,7 @@ HeldPrefix PrefixCatalog::FindAnywhere(const PrefixQuestion& q,
   const auto memory = [this, &q](std::span<const PageKey> keys, std::span<HeldIn> places) {
     FindInMemory(q.tenant, keys, places);
   };
-  PrefixSurvey survey(q, shape, memory, tier);
+  PrefixSurvey survey(q, shape, memory, tier, remote);
   return FindHeld(shape, RedundantPages(q.plan, artefact, q.keys.size(), q.page_tokens), &survey);
 }
 
@@ -142,32 +143,42 @@ std::optional<RawFree> PrefixCatalog::RawFreeAnywhere(const Plan& plan, const Pa
   return RawFreeOf(*record);
 }
 
-void PrefixCatalog::SetPageTier(PageTier* tier) {
+void PrefixCatalog::SetPageTier(PageTier* tier, std::optional<uint32_t> remote) {
   StoreLock lock(mu_);
   tier_ = tier;
+  remote_ = remote;
 }
 
-void PrefixCatalog::EnterPrefix(const Sequence& s, Page* page) {
+void PrefixCatalog::EnterPrefix(const Sequence& s, Page* page, size_t n) {
   if (!memory_.failure(page->arena->pool).ok()) return;
-  if (prefix_.Insert(page)) return OfferPage(s, *page);
+  if (prefix_.Insert(page)) return OfferPage(s, *page, n, OfferedFor::kSealed);
   const bool first_here = page->arena->tier == Tier::kDevice &&
                           prefix_.FindFor(page->arena->pool.device(), page->key) == nullptr;
   if (first_here) prefix_.InsertReplica(page);
 }
 
-void PrefixCatalog::OfferPage(const Sequence& s, const Page& page) {
+void PrefixCatalog::OfferPage(const Sequence& s, const Page& page, size_t n, OfferedFor why) {
   const bool goes = s.codec && s.plan.stored.keep_raw == KeepRaw::kNo && !page.summary;
-  if (tier_ != nullptr && !goes && !s.model->OfOneSession()) tier_->Offer(page.key);
+  if (tier_ == nullptr || goes || s.model->OfOneSession()) return;
+  tier_->Offer({page.key, s.PlaceOf(n), page.bytes, why});
 }
 
-void PrefixCatalog::OfferKept(const Sequence& s) {
+void PrefixCatalog::OfferKept(const Sequence& s, OfferedFor why) {
   if (tier_ == nullptr || !s.codec || s.plan.stored.keep_raw != KeepRaw::kNo) return;
   if (s.model->OfOneSession()) return;
   const std::vector<size_t> released = ReleasedPages(s);  // in order
   for (size_t i = 0; i < s.pages.size(); ++i) {
     const Page* page = s.pages[i];
     if (page == nullptr || !page->indexed || (page->stored && !page->series_changed)) continue;
-    if (!std::ranges::binary_search(released, i)) tier_->Offer(page->key);
+    if (std::ranges::binary_search(released, i)) continue;
+    tier_->Offer({page->key, s.PlaceOf(i), page->bytes, why});
+  }
+  if (why != OfferedFor::kArtefact || !remote_ || !s.SharesIndex()) return;
+  const size_t block_pages = static_cast<size_t>(s.index.block_tokens) / s.page_tokens();
+  for (size_t i = 0; i < s.index_blocks.size(); ++i) {
+    const Page* const block = s.index_blocks[i];
+    if (!block->indexed) continue;
+    tier_->Offer({block->key, s.PlaceOf((i + 1) * block_pages - 1), block->bytes, why});
   }
 }
 

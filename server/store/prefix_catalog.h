@@ -42,9 +42,12 @@ class PrefixCatalog {
  public:
   explicit PrefixCatalog(StoreParts* store);
 
-  // Null: there is none. It outlives all its loads and is unset before it ends.
-  void SetPageTier(PageTier* tier) KVS_EXCLUDES(store_lock);
+  // Null: there is none. It outlives all its loads and is unset before it ends. `remote`: behind
+  // it is a remote tier, of which it is worth asking for so many missing tokens.
+  void SetPageTier(PageTier* tier, std::optional<uint32_t> remote = std::nullopt)
+      KVS_EXCLUDES(store_lock);
   PageTier* tier() const KVS_REQUIRES(store_lock) { return tier_; }
+  std::optional<uint32_t> remote_min_tokens() const KVS_REQUIRES(store_lock) { return remote_; }
   // What artefacts the tier has. Has a lock of its own.
   ArtefactLedger& ledger() { return ledger_; }
 
@@ -53,9 +56,10 @@ class PrefixCatalog {
   Hit FindPrefix(const PrefixQuestion& q, const std::optional<RawFree>& artefact,
                  std::optional<uint32_t> device,
                  const std::function<void(Page*)>& found = nullptr) const KVS_REQUIRES(store_lock);
-  // In memory of any device and in the tier together. Takes nothing.
-  HeldPrefix FindAnywhere(const PrefixQuestion& q, const std::optional<RawFree>& artefact)
-      KVS_EXCLUDES(store_lock);
+  // In memory of any device and in the tier together, and with what an open found in a remote one.
+  // Takes nothing.
+  HeldPrefix FindAnywhere(const PrefixQuestion& q, const std::optional<RawFree>& artefact,
+                          const RemoteFinds* remote = nullptr) KVS_EXCLUDES(store_lock);
   // One in memory that a session of `device` may map; null if there is none. Its age stays.
   const Artefact* FindArtefact(const PageKey& key, uint32_t device) const KVS_REQUIRES(store_lock);
   // What an artefact in memory, that a session of `device` may map, makes redundant of raw pages.
@@ -68,13 +72,16 @@ class PrefixCatalog {
   bool OpensWithoutRaw(const Plan& plan) const;
 
   // Enters a sealed page or index block under its key; if somebody was faster, theirs is found and
-  // ours stays private, unless theirs lies on another device: then it is a replica.
-  void EnterPrefix(const Sequence& s, Page* page) KVS_REQUIRES(store_lock);
+  // ours stays private, unless theirs lies on another device: then it is a replica. It is page
+  // number `n` of the sequence, or the index block that ends with that.
+  void EnterPrefix(const Sequence& s, Page* page, size_t n) KVS_REQUIRES(store_lock);
   // Offers one that is there to the tier below, but for raw pages that the sequence is about to
   // release.
-  void OfferPage(const Sequence& s, const Page& page) KVS_REQUIRES(store_lock);
-  // Pages that it has all the same: behind its artefact, or when it closes.
-  void OfferKept(const Sequence& s) KVS_REQUIRES(store_lock);
+  void OfferPage(const Sequence& s, const Page& page, size_t n, OfferedFor why)
+      KVS_REQUIRES(store_lock);
+  // Pages that it has all the same: behind its artefact, or when it closes. Behind its artefact a
+  // remote tier is offered its index, too, without which the artefact serves nobody.
+  void OfferKept(const Sequence& s, OfferedFor why) KVS_REQUIRES(store_lock);
 
  private:
   // Looks for one tenant's pages: a piece of a survey.
@@ -89,6 +96,7 @@ class PrefixCatalog {
   Devices& devices_;
   ArtefactLedger ledger_;
   PageTier* tier_ KVS_GUARDED_BY(store_lock) = nullptr;
+  std::optional<uint32_t> remote_ KVS_GUARDED_BY(store_lock);
 };
 
 }  // namespace kvstrata

@@ -52,7 +52,7 @@ std::vector<PageKey> PrefixLoads::BeginLoad(Opening* o) {
     devices_.DropLost();
     artefact = prefixes_.RawFreeBy(s.plan, o->artefact, o->device);
   }
-  const HeldPrefix held = prefixes_.FindAnywhere(o->question(), artefact);
+  const HeldPrefix held = prefixes_.FindAnywhere(o->question(), artefact, o->remote.get());
   const PrefixShape shape(o->keys.size(), s.page_tokens(), s.index);
   std::vector<Wanted> wanted;  // in order
   for (size_t i = 0, blocks = 0; i < held.pages.size(); ++i) {
@@ -104,16 +104,18 @@ std::vector<Page*> PrefixLoads::TakeForLoad(Opening* o, size_t first,
       continue;
     }
     taken[i] = one.front();
-    taken[i]->sealed = taken[i]->stored = true;
+    taken[i]->sealed = true;
     taken[i]->summary = index;
     HoldForLoad(o, taken[i]);
   }
   return taken;
 }
 
-bool PrefixLoads::TakeLoaded(Opening* o, size_t first, std::span<const LoadedValue> values,
-                             std::span<const PageKey> keys) {
+bool PrefixLoads::TakeLoaded(Opening* o, PageTier* tier, size_t first,
+                             std::span<const LoadedValue> values, std::span<const PageKey> keys) {
   std::vector<Page*> taken;
+  std::vector<bool> stored(values.size());  // in the local tier
+  for (size_t i = 0; i < values.size(); ++i) stored[i] = tier->Holds(keys[first + i]);
   bool more = true;
   {
     StoreLock lock(mu_);
@@ -129,11 +131,14 @@ bool PrefixLoads::TakeLoaded(Opening* o, size_t first, std::span<const LoadedVal
   for (size_t i = 0; i < copied; ++i) {
     if (taken[i] == nullptr) continue;
     taken[i]->key = keys[first + i];
+    taken[i]->stored = stored[i];
     if (values[i].size() > 1) {
       taken[i]->series = std::make_unique<Series>(*Series::Parse(values[i][1]));
     }
     // If somebody else was faster, theirs is found, and ours goes with the load.
-    if (prefix_.Insert(taken[i])) ++counters_.loaded_pages;
+    if (!prefix_.Insert(taken[i])) continue;
+    ++counters_.loaded_pages;
+    if (!stored[i]) tier->Offer({taken[i]->key, {}, taken[i]->bytes, OfferedFor::kLoaded});
   }
   return more;
 }
@@ -151,8 +156,9 @@ void PrefixLoads::LoadPrefix(const std::shared_ptr<Opening>& o, PageTier* tier,
   load.asked = o->asked;
   load.keys = BeginLoad(o.get());
   if (load.keys.empty()) return then();
-  load.take = [this, o, keys = load.keys](size_t first, auto values) {
-    return TakeLoaded(o.get(), first, values, keys);
+  load.remote = o->remote;
+  load.take = [this, o, tier, keys = load.keys](size_t first, auto values) {
+    return TakeLoaded(o.get(), tier, first, values, keys);
   };
   load.done = then;
   if (!tier->Load(std::move(load))) then();

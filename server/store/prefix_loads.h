@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// PrefixLoads: what a sequence that opens gets from the tier below: pages and index blocks of its
-// prefix, its prompt's artefact.
+// PrefixLoads: what a sequence that opens gets from the tiers below: pages and index blocks of its
+// prefix, its prompt's artefact. What the local tier has is known here; a remote one is searched
+// first, once, where much is missing. What it says is a plan: what does not come ends the prefix.
 //
 // Bytes are copied outside of the lock, into pages that the opening's load holds. An artefact comes
 // whole or not at all: it is entered when its record and every extent came and were verified, else
@@ -42,6 +43,10 @@ class PrefixLoads {
  public:
   explicit PrefixLoads(StoreParts* store);
 
+  // Asks a remote tier, if there is one and it is worth it, what it has of what is missing, then
+  // calls `then`.
+  void SearchRemote(const std::shared_ptr<Opening>& o, PageTier* tier, std::function<void()> then)
+      KVS_EXCLUDES(store_lock);
   // Reads what is missing of the prefix, then calls `then`.
   void LoadPrefix(const std::shared_ptr<Opening>& o, PageTier* tier, std::function<void()> then)
       KVS_EXCLUDES(store_lock);
@@ -60,14 +65,14 @@ class PrefixLoads {
   // A page for each value that can be used, else null; `*more`: a prefix without gaps goes on.
   std::vector<Page*> TakeForLoad(Opening* o, size_t first, std::span<const LoadedValue> values,
                                  bool* more) KVS_REQUIRES(store_lock);
-  bool TakeLoaded(Opening* o, size_t first, std::span<const LoadedValue> values,
+  bool TakeLoaded(Opening* o, PageTier* tier, size_t first, std::span<const LoadedValue> values,
                   std::span<const PageKey> keys) KVS_EXCLUDES(store_lock);
   // Asked before its record is read, and behind it.
   bool WantsArtefact(const Opening& o, const PageTier& tier) KVS_EXCLUDES(store_lock);
   void LoadExtents(const std::shared_ptr<Opening>& o, PageTier* tier, std::function<void()> then)
       KVS_EXCLUDES(store_lock);
   bool TakeExtent(Opening* o, size_t i, const LoadedValue& value) KVS_EXCLUDES(store_lock);
-  void EnterLoadedArtefact(Opening* o) KVS_EXCLUDES(store_lock);
+  void EnterLoadedArtefact(Opening* o, const PageTier& tier) KVS_EXCLUDES(store_lock);
 
   StoreMutex& mu_;
   ArtefactLedger& ledger_;

@@ -93,7 +93,8 @@ PrefixPin PrefixPins::TakePin(std::map<uint64_t, PrefixPin>::iterator at) {
   return pin;
 }
 
-Result<PinInfo> PrefixPins::AddPin(PrefixPin pin, microseconds ttl) {
+Result<PinInfo> PrefixPins::AddPin(PrefixPin pin, std::span<const TierOffer> offers,
+                                   microseconds ttl) {
   PageTier* tier = nullptr;
   {
     StoreLock lock(mu_);
@@ -114,6 +115,7 @@ Result<PinInfo> PrefixPins::AddPin(PrefixPin pin, microseconds ttl) {
       (void)RemovePin(pin.id);
       return kept;
     }
+    for (const TierOffer& offer : offers) tier->Offer(offer);
   }
   return InfoOf(pin);
 }
@@ -121,6 +123,7 @@ Result<PinInfo> PrefixPins::AddPin(PrefixPin pin, microseconds ttl) {
 Result<PinInfo> PrefixPins::PinSequence(uint64_t sequence, microseconds ttl) {
   KVS_RETURN_IF_ERROR(CheckTtl(ttl));
   PrefixPin pin;
+  std::vector<TierOffer> offers;
   {
     StoreLock lock(mu_);
     KVS_ASSIGN_OR_RETURN(const Sequence* s, catalog_.FindSequence(sequence));
@@ -130,14 +133,19 @@ Result<PinInfo> PrefixPins::PinSequence(uint64_t sequence, microseconds ttl) {
     pin.page_tokens = s->page_tokens();
     const PageKey prompt = s->codec ? s->codec->prompt_key : PageKey{};
     const HeldPrefix held = FindHeldBy(*s, prefixes_.RawFreeBy(s->plan, prompt, session.device));
-    const auto keep = [&pin](const Page& page, std::vector<PageKey>* keys) {
+    // `n`: the page, or the last one of the block.
+    const auto keep = [&](const Page& page, size_t n, std::vector<PageKey>* keys) {
       keys->push_back(page.key);
       pin.bytes += page.bytes;
+      offers.push_back({page.key, s->PlaceOf(n), page.bytes, OfferedFor::kPinned});
     };
     for (size_t i = 0; i < held.pages.size(); ++i) {
-      if (held.pages[i] != HeldIn::kArtefact) keep(*s->pages[i], &pin.pages);
+      if (held.pages[i] != HeldIn::kArtefact) keep(*s->pages[i], i, &pin.pages);
     }
-    for (size_t i = 0; i < held.blocks; ++i) keep(*s->index_blocks[i], &pin.index_blocks);
+    const size_t block_pages = PrefixShape(s->pages.size(), s->page_tokens(), s->index).block_pages;
+    for (size_t i = 0; i < held.blocks; ++i) {
+      keep(*s->index_blocks[i], (i + 1) * block_pages - 1, &pin.index_blocks);
+    }
     const Artefact* artefact = artefacts_.Peek(prompt);
     if (artefact != nullptr) {
       const ArtefactRecord record = RecordOf(*artefact);
@@ -148,7 +156,7 @@ Result<PinInfo> PrefixPins::PinSequence(uint64_t sequence, microseconds ttl) {
       }
     }
   }
-  if (!pin.pages.empty() || !pin.artefact.empty()) return AddPin(std::move(pin), ttl);
+  if (!pin.pages.empty() || !pin.artefact.empty()) return AddPin(std::move(pin), offers, ttl);
   return FailedPrecondition(
       "PIN_NOTHING", "sequence " + std::to_string(sequence) +
                          " has no full page, or released its first one and its prompt is not "
@@ -171,8 +179,13 @@ Result<PinInfo> PrefixPins::PinPrefix(std::string_view tenant, uint64_t model,
   pin.model_name = owner.model_name;
   pin.page_tokens = owner.page_tokens;
   pin.bytes = hit.keys.size() * owner.page_bytes;
+  std::vector<TierOffer> offers;
+  for (size_t i = 0; i < hit.keys.size(); ++i) {
+    const PageKey& place = hit.keys[GroupBegin(i)];
+    offers.push_back({hit.keys[i], place, owner.page_bytes, OfferedFor::kPinned});
+  }
   pin.pages = std::move(hit.keys);
-  return AddPin(std::move(pin), ttl);
+  return AddPin(std::move(pin), offers, ttl);
 }
 
 Status PrefixPins::RemovePin(uint64_t id) {

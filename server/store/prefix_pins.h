@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "server/store/page_tier.h"
 #include "server/store/pins.h"
 #include "server/store/store_info.h"
 #include "server/store/store_lock.h"
@@ -64,7 +65,9 @@ class PrefixPins {
   uint64_t PinnedBytes() const KVS_REQUIRES(store_lock);
   void EnterPin(PrefixPin pin) KVS_REQUIRES(store_lock);
   PrefixPin TakePin(std::map<uint64_t, PrefixPin>::iterator at) KVS_REQUIRES(store_lock);
-  Result<PinInfo> AddPin(PrefixPin pin, std::chrono::microseconds ttl) KVS_EXCLUDES(store_lock);
+  // `offers`: what it keeps, for a remote tier.
+  Result<PinInfo> AddPin(PrefixPin pin, std::span<const TierOffer> offers,
+                         std::chrono::microseconds ttl) KVS_EXCLUDES(store_lock);
   PinInfo InfoOf(const PrefixPin& pin) KVS_EXCLUDES(store_lock);
 
   StoreMutex& mu_;

@@ -13,12 +13,13 @@ constexpr size_t kLargestPiece = 256;  // keys: some 10 us
 }  // namespace
 
 PrefixSurvey::PrefixSurvey(const PrefixQuestion& question, const PrefixShape& shape, Memory memory,
-                           const PageTier* tier)
+                           const PageTier* tier, const RemoteFinds* remote)
     : pages_(question.keys),
       shape_(shape),
       index_(question.index),
       memory_(std::move(memory)),
-      tier_(tier) {}
+      tier_(tier),
+      remote_(remote) {}
 
 void PrefixSurvey::AskMemory(std::span<const PageKey> keys, size_t i,
                              std::vector<HeldIn>* places) const {
@@ -44,7 +45,9 @@ HeldIn PrefixSurvey::InMemory(Kind kind, size_t i) {
 }
 
 bool PrefixSurvey::InTier(Kind kind, size_t i) {
-  return tier_ != nullptr && tier_->Holds(kind == Kind::kPage ? pages_[i] : block_keys_[i]);
+  const PageKey& key = kind == Kind::kPage ? pages_[i] : block_keys_[i];
+  if (tier_ != nullptr && tier_->Holds(key)) return true;
+  return remote_ != nullptr && remote_->values.contains(key);
 }
 
 }  // namespace kvstrata

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // PrefixSurvey: where the pages and index blocks of a prompt lie, in memory or in the tier below,
-// for who reads and takes nothing.
+// for who reads and takes nothing; for an open with what a remote tier says that it has.
 //
 // Memory is asked by pieces, of 16 keys first and of at most 256, which the store looks up under
 // its lock; the tier key by key, without it. What memory said once is not asked for again, so that
@@ -35,9 +35,9 @@ class PrefixSurvey final : public PrefixView {
   // Writes kDevice, kHost or kNothing for each key.
   using Memory = std::function<void(std::span<const PageKey>, std::span<HeldIn>)>;
 
-  // `tier`: null: there is none.
+  // `tier`, `remote`: null: there is none.
   PrefixSurvey(const PrefixQuestion& question, const PrefixShape& shape, Memory memory,
-               const PageTier* tier);
+               const PageTier* tier, const RemoteFinds* remote);
 
   HeldIn InMemory(Kind kind, size_t i) override;
   bool InTier(Kind kind, size_t i) override;
@@ -51,6 +51,7 @@ class PrefixSurvey final : public PrefixView {
   const IndexLayout& index_;
   const Memory memory_;
   const PageTier* const tier_;
+  const RemoteFinds* const remote_;
   std::vector<PageKey> block_keys_;
   std::vector<HeldIn> page_places_, block_places_;  // in memory, of the first keys
 };

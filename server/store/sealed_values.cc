@@ -185,7 +185,7 @@ std::vector<SealedValue> SealedValues::Sealed(const PageKey& key) const {
 }
 
 bool SealedValues::CopySealed(const PageKey& key, size_t value,
-                              std::span<const std::span<std::byte>> to) {
+                              std::span<const std::span<std::byte>> to, CopyFor whom) {
   Page* page = nullptr;
   std::vector<std::byte> beside;  // what lies in no page; the last buffer
   uint64_t hold = 0;
@@ -208,7 +208,7 @@ bool SealedValues::CopySealed(const PageKey& key, size_t value,
     if (!beside.empty() && to.back().size() != beside.size()) return false;
     if (!beside.empty()) std::ranges::copy(beside, to.back().begin());
     if (page == nullptr) return true;
-    page->series_changed = false;
+    if (whom == CopyFor::kLocalTier) page->series_changed = false;
     hold = holds_.Keep(page);
   }
   const Status copied = memory_.Read(*page, to.front().data());

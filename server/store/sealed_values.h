@@ -30,6 +30,9 @@ class PageMemory;
 class PrefixIndex;
 struct StoreParts;
 
+// Who copies a value. What was reported of its positions is new until the local tier has copied it.
+enum class CopyFor : uint8_t { kLocalTier, kRemoteTier };
+
 class SealedValues {
  public:
   explicit SealedValues(StoreParts* store);
@@ -39,8 +42,8 @@ class SealedValues {
   // and at last its record, which is of no use without all of them. Empty: it left memory.
   std::vector<SealedValue> Sealed(const PageKey& key) const KVS_EXCLUDES(store_lock);
   // Copies the buffers of one of them; false: it is not there any more, or of another size.
-  bool CopySealed(const PageKey& key, size_t value, std::span<const std::span<std::byte>> to)
-      KVS_EXCLUDES(store_lock);
+  bool CopySealed(const PageKey& key, size_t value, std::span<const std::span<std::byte>> to,
+                  CopyFor whom = CopyFor::kLocalTier) KVS_EXCLUDES(store_lock);
   // The tier has these now.
   void NoteStored(std::span<const PageKey> keys) KVS_EXCLUDES(store_lock);
   // It has this value of an artefact's key; nothing if that is no record.

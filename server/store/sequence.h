@@ -20,6 +20,7 @@
 #include "server/store/artefacts.h"
 #include "server/store/epochs.h"
 #include "server/store/page.h"
+#include "server/store/page_tier.h"
 #include "server/store/prefix_hit.h"
 #include "server/store/recall_audit.h"
 #include "server/store/recompress_job.h"
@@ -57,9 +58,10 @@ struct Model {
   uint64_t id = 0;
   uint32_t tenant = 0;  // whose it is: no other tenant hears whether it is registered
   ModelDesc desc;
-  uint32_t sessions = 0;  // that registered it
-  UserPlace place;        // while there is one
-  uint64_t pages = 0;     // records of pages and index blocks
+  double prefill_rate = 0;  // tokens a second that engines computed of the last prompts; 0: none
+  uint32_t sessions = 0;    // that registered it
+  UserPlace place;          // while there is one
+  uint64_t pages = 0;       // records of pages and index blocks
 };
 
 struct Session;
@@ -144,10 +146,11 @@ struct Sequence {
   uint32_t prompt_tokens = 0;
   uint64_t steps = 0;  // that committed tokens
   bool prefill_done = false;
-  bool imported = false;      // import_job.h
-  PageKey last_key{};         // of the last whole page; zeros: none
-  PageKey prompt_last_key{};  // the same of the prompt, when that is complete
-  std::vector<int32_t> tail;  // token ids behind the last whole page
+  bool imported = false;        // import_job.h
+  std::vector<PageKey> groups;  // of the first page of each (page_tier.h), as far as it is full
+  PageKey last_key{};           // of the last whole page; zeros: none
+  PageKey prompt_last_key{};    // the same of the prompt, when that is complete
+  std::vector<int32_t> tail;    // token ids behind the last whole page
   // What another session wants left of them (TruncateKey), until the owner has cut it.
   std::optional<uint32_t> truncate_to;
   Series series;
@@ -170,6 +173,11 @@ struct Sequence {
     if (index.kind == IndexLayout::Kind::kNone) return 0;
     const uint64_t block = static_cast<uint64_t>(index.block_tokens);
     return static_cast<uint32_t>((n + block - 1) / block);
+  }
+  // Where a remote tier keeps a full page, and the index block that ends with it.
+  PageKey PlaceOf(size_t page) const {
+    const size_t group = page / kGroupPages;
+    return group < groups.size() ? groups[group] : PageKey{};
   }
   // Blocks end where pages end, so that a page's key names a block too.
   bool SharesIndex() const {

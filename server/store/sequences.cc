@@ -100,7 +100,7 @@ void Sequences::CloseLocked(Session* session, Sequence* s) {
     if (s->pages.back() != nullptr) raw_pages_.DropRaw(s->pages.back());
     s->pages.pop_back();
   }
-  prefixes_.OfferKept(*s);
+  prefixes_.OfferKept(*s, OfferedFor::kSealed);
   references_.ReleaseExtents(&s->extents);
   references_.ReleaseAll(session, &s->index_blocks);
   references_.ReleaseAll(session, &s->pages);

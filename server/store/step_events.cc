@@ -11,6 +11,22 @@
 #include "server/store/store_parts.h"
 
 namespace kvstrata {
+namespace {
+
+// How fast the engine computes prompts, waits in its queue included: what an open from a remote
+// tier has to beat.
+void NotePrefillRate(const Sequence& s) {
+  constexpr uint32_t kFewest = 256;  // fewer say how long a step takes, and no rate
+  constexpr double kNewest = 0.25;
+  const uint32_t computed = s.prompt_tokens - std::min(s.held_tokens, s.prompt_tokens);
+  const std::chrono::duration<double> took = Clock::now() - s.opened;
+  if (computed < kFewest || took.count() <= 0) return;
+  const double rate = computed / took.count();
+  double& known = s.model->prefill_rate;
+  known = known == 0 ? rate : known + kNewest * (rate - known);
+}
+
+}  // namespace
 
 StepEvents::StepEvents(StoreParts* store)
     : mu_(store->mu),
@@ -124,11 +140,11 @@ Status StepEvents::Grow(uint64_t session_id, uint64_t sequence, uint32_t tokens,
   return copies_.CopyAndSwapIn(session_id, sequence, geometry, &plan).status();
 }
 
-void StepEvents::KeepSeries(const Sequence& s, Page* page, Series series) {
+void StepEvents::KeepSeries(const Sequence& s, Page* page, size_t n, Series series) {
   if (page->series != nullptr && SameSeries(*page->series, series)) return;
   page->series = std::make_unique<Series>(std::move(series));
   page->series_changed = true;
-  if (page->indexed) prefixes_.OfferPage(s, *page);
+  if (page->indexed) prefixes_.OfferPage(s, *page, n, OfferedFor::kReported);
 }
 
 // What was reported of a sealed page's positions goes with the page: whoever is held for it has it
@@ -143,8 +159,8 @@ void StepEvents::KeepSeriesWithPages(Session* session, Sequence* s, uint32_t fir
     Series series = s->series.Slice(i * page_tokens, page_tokens);
     Page* const found = page->indexed ? nullptr : prefix_.Find(page->key);
     const size_t known = found == nullptr || found->series == nullptr ? 0 : found->series->Count();
-    if (found != nullptr && known < series.Count()) KeepSeries(*s, found, series);
-    KeepSeries(*s, page, std::move(series));
+    if (found != nullptr && known < series.Count()) KeepSeries(*s, found, i, series);
+    KeepSeries(*s, page, i, std::move(series));
   }
 }
 
@@ -155,7 +171,11 @@ void StepEvents::SealLocked(Session* session, Sequence* s, std::span<const PageK
     Page* page = s->pages[first + i];
     page->key = keys[i];
     page->sealed = true;
-    prefixes_.EnterPrefix(*s, page);
+    if (first + i == GroupBegin(first + i)) {
+      s->groups.resize((first + i) / kGroupPages);
+      s->groups.push_back(keys[i]);
+    }
+    prefixes_.EnterPrefix(*s, page, first + i);
     catalog_.LetOthersIn(session, 1);
   }
   KeepSeriesWithPages(session, s, s->tokens, s->tokens + static_cast<uint32_t>(tokens.size()));
@@ -175,11 +195,12 @@ void StepEvents::SealLocked(Session* session, Sequence* s, std::span<const PageK
     Page* block = s->index_blocks[i];
     if (block->sealed) break;  // so are those before it
     if (!Writable(*s, block)) continue;
-    const Page* last_page = s->pages[size_t{i + 1} * block_tokens / s->page_tokens() - 1];
+    const size_t last = size_t{i + 1} * block_tokens / s->page_tokens() - 1;
+    const Page* const last_page = s->pages[last];
     if (last_page == nullptr) continue;  // released, and its key with it
     block->key = IndexBlockKey(last_page->key, s->index);
     block->sealed = block->summary = true;
-    prefixes_.EnterPrefix(*s, block);
+    prefixes_.EnterPrefix(*s, block, last);
     catalog_.LetOthersIn(session, 1);
   }
 }
@@ -353,6 +374,7 @@ Status StepEvents::PrefillDone(uint64_t session_id, uint64_t sequence) {
   s->prefill_done = true;
   s->prompt_tokens = s->tokens;
   s->prompt_last_key = s->last_key;
+  NotePrefillRate(*s);
   if (s->codec) {
     extents_.AttachArtefact(catalog_.SessionOf(session_id), s);
     recompression_.NoteDue(s);

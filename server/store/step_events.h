@@ -72,7 +72,7 @@ class StepEvents {
   CopyPlan PlanPrivateCopies(Session* session, const Sequence& s, uint32_t writable,
                              uint32_t index_writable, bool* stale_flags) const
       KVS_REQUIRES(store_lock);
-  void KeepSeries(const Sequence& s, Page* page, Series series) KVS_REQUIRES(store_lock);
+  void KeepSeries(const Sequence& s, Page* page, size_t n, Series series) KVS_REQUIRES(store_lock);
   void KeepSeriesWithPages(Session* session, Sequence* s, uint32_t first, uint32_t end)
       KVS_REQUIRES(store_lock);
   void SealLocked(Session* session, Sequence* s, std::span<const PageKey> keys,

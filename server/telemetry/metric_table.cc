@@ -23,8 +23,9 @@ constexpr Metric kRows[] = {
 
     // --- requests
     {"kvstrata_duration_seconds", kHistogram, "seconds", "what",
-     "How long it took: open, lookup, rpc of a client; disk_load, a batch that an open waits for; "
-     "publish, of a recompression."},
+     "How long it took: open, lookup, rpc of a client; disk_load and remote_load, a batch that an "
+     "open "
+     "waits for; remote_search, what it asked before; publish, of a recompression."},
     {"kvstrata_refusals_total", kCounter, "refusals", "reason",
      "What clients were told instead of an answer, by reason."},
     {"kvstrata_spans_total", kCounter, "spans", "result",
@@ -119,6 +120,41 @@ constexpr Metric kRows[] = {
     {"kvstrata_disk_stopped_segments", kGauge, "segments", "",
      "Segments that take no more writes, after errors."},
     {"kvstrata_disk_breaker_open", kGauge, "", "", "1 while the disk is left alone, after errors."},
+
+    // --- the remote tier; 0 without one
+    {"kvstrata_remote_searches_total", kCounter, "searches", "",
+     "What opening sequences asked the remote tier for, each in one call."},
+    {"kvstrata_remote_late_searches_total", kCounter, "searches", "",
+     "Searches of these that their deadline ended."},
+    {"kvstrata_remote_skipped_searches_total", kCounter, "searches", "why",
+     "Searches that were not made: known_miss (missed within remote.miss_ttl), not_worth "
+     "(computing is quicker), refused (too many under way)."},
+    {"kvstrata_remote_searched_values_total", kCounter, "values", "",
+     "Values that searches asked for."},
+    {"kvstrata_remote_found_values_total", kCounter, "values", "",
+     "Values of these that it said it has."},
+    {"kvstrata_remote_read_values_total", kCounter, "values", "", "Values that were read."},
+    {"kvstrata_remote_missed_values_total", kCounter, "values", "",
+     "Values that were found and did not come: the prefix ended there."},
+    {"kvstrata_remote_late_loads_total", kCounter, "loads", "",
+     "Loads that their deadline ended: the sequence opened with less."},
+    {"kvstrata_remote_refused_loads_total", kCounter, "loads", "",
+     "Loads that were not begun because too many waited."},
+    {"kvstrata_remote_over_rate_total", kCounter, "opens", "", "Opens that remote.read_rate cut."},
+    {"kvstrata_remote_read_rate_bytes", kGauge, "bytes", "",
+     "Bytes a second of the last loads, from the request on; 0: none for a minute."},
+    {"kvstrata_remote_waiting_values", kGauge, "values", "",
+     "Pages and artefacts that wait to be written."},
+    {"kvstrata_remote_waiting_bytes", kGauge, "bytes", "",
+     "What these stand for; at most remote.queue_bytes."},
+    {"kvstrata_remote_written_values_total", kCounter, "values", "", "Values that were written."},
+    {"kvstrata_remote_unwritten_values_total", kCounter, "values", "why",
+     "Values that were not written: full (the queue), not_on_disk (the disk did not come to have "
+     "it), gone (it left memory and disk), failed (the servers did not take it), stop."},
+    {"kvstrata_remote_shards", kGauge, "servers", "",
+     "Servers of the remote tier that the daemon knows."},
+    {"kvstrata_remote_breakers_open", kGauge, "servers", "",
+     "Servers of these that are left alone, after errors."},
 
     // --- users
     {"kvstrata_user_sequences", kGauge, "sequences", "user", "Sequences that the user has open."},

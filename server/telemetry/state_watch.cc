@@ -28,7 +28,19 @@ std::string WithoutNumbers(std::string text) {
 
 }  // namespace
 
+void StateChanges::TellServers(const DaemonState& now) const {
+  for (const auto& [server, why] : now.left_alone) {
+    if (last_.left_alone.contains(server)) continue;
+    LogEvent(LogLevel::kWarn, "remote_left_alone", {{"server", server}, {"why", why}});
+  }
+  for (const auto& [server, why] : last_.left_alone) {
+    if (now.left_alone.contains(server)) continue;
+    LogEvent(LogLevel::kInfo, "remote_back", {{"server", server}});
+  }
+}
+
 void StateChanges::Note(const DaemonState& now) {
+  TellServers(now);
   const std::string before = TextOf(last_), after = TextOf(now);
   if (WithoutNumbers(before) != WithoutNumbers(after)) {
     const bool well = now.health == "serving";

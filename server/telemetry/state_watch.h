@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // StateWatch: tells the log what changed in the daemon as a whole: from serving to degraded and why
-// ("state_changed"), and how much was evicted ("evicted", one event a burst, however many pages). A
+// ("state_changed"), how much was evicted ("evicted", one event a burst, however many pages), and
+// which servers of the remote tier are left alone ("remote_left_alone", "remote_back"). A
 // thread ("kvs-watch") looks once a second, so that nothing on the way of a request does.
 //
 // StateChanges is the same without the thread. Thread-safety: one thread each. Cost: what `look`
@@ -12,6 +13,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <string>
 #include <thread>
 
@@ -25,6 +27,8 @@ struct DaemonState {
   // Since the start.
   uint64_t evicted_pages = 0, evicted_stored_pages = 0, disk_evicted = 0;
   uint32_t fullest_percent = 0;  // of the pools
+  // Servers of the remote tier that are left alone now, each with why.
+  std::map<std::string, std::string> left_alone;
 };
 
 class StateChanges {
@@ -38,6 +42,7 @@ class StateChanges {
 
  private:
   void TellBurst();
+  void TellServers(const DaemonState& now) const;
 
   DaemonState last_;
   DaemonState burst_;  // before it

@@ -23,13 +23,15 @@ uint64_t LatencyHistogram::count() const {
 }
 
 std::string_view NameOf(Timed what) {
-  static constexpr std::string_view kNames[] = {"open", "lookup", "disk_load", "publish", "rpc"};
+  static constexpr std::string_view kNames[] = {"open", "lookup",        "disk_load",  "publish",
+                                                "rpc",  "remote_search", "remote_load"};
   return kNames[static_cast<size_t>(what)];
 }
 
 std::string_view NameOf(BytePath path) {
   static constexpr std::string_view kNames[] = {"disk_to_memory", "memory_to_disk",
-                                                "engine_to_memory"};
+                                                "engine_to_memory", "remote_to_memory",
+                                                "memory_to_remote"};
   return kNames[static_cast<size_t>(path)];
 }
 

@@ -16,20 +16,24 @@
 namespace kvstrata {
 
 enum class Timed : uint8_t {
-  kOpen,      // a sequence, from the request to its answer, what it waits for on disk included
-  kLookup,    // of a client
-  kDiskLoad,  // one batch that an open waits for
-  kPublish,   // of a recompression's result
-  kRpc,       // a call of one answer
+  kOpen,          // a sequence, from the request to its answer, what it waits for on disk included
+  kLookup,        // of a client
+  kDiskLoad,      // one batch that an open waits for
+  kPublish,       // of a recompression's result
+  kRpc,           // a call of one answer
+  kRemoteSearch,  // what an open asks a remote tier for first
+  kRemoteLoad,    // one batch of it that an open waits for
 };
-inline constexpr size_t kTimed = 5;
+inline constexpr size_t kTimed = 7;
 
 enum class BytePath : uint8_t {
   kDiskToMemory,  // payloads, without headers
   kMemoryToDisk,
   kEngineToMemory,  // blocks that engines lend
+  kRemoteToMemory,  // payloads, without headers
+  kMemoryToRemote,
 };
-inline constexpr size_t kBytePaths = 3;
+inline constexpr size_t kBytePaths = 5;
 
 // 16 us, 64 us, .. 67 s; then the rest.
 inline constexpr size_t kLatencyBounds = 12;

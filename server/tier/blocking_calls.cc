@@ -53,7 +53,12 @@ void PutAndWait(ValueTier* tier, std::span<TierPut> puts, Deadline deadline,
 Status ForgetAndWait(ValueTier* tier, std::span<const std::string> keys, Deadline deadline,
                      bool durable) {
   std::vector<TierForget> forgets;
-  for (const std::string& key : keys) forgets.push_back({key, {}});
+  for (const std::string& key : keys) forgets.push_back({key, {}, {}});
+  return ForgetAndWait(tier, std::span(forgets), deadline, durable);
+}
+
+Status ForgetAndWait(ValueTier* tier, std::span<TierForget> forgets, Deadline deadline,
+                     bool durable) {
   Await({deadline, {}, nullptr, durable},
         [&](TierCall call) { tier->Forget(forgets, std::move(call)); });
   for (const TierForget& forget : forgets) KVS_RETURN_IF_ERROR(forget.status);

@@ -20,6 +20,8 @@ void GetAndWait(ValueTier* tier, std::span<TierGet> gets, Deadline deadline,
 void PutAndWait(ValueTier* tier, std::span<TierPut> puts, Deadline deadline,
                 const std::stop_token& cancel = {}, bool durable = false);
 // The first status that is not OK, of them all.
+Status ForgetAndWait(ValueTier* tier, std::span<TierForget> forgets, Deadline deadline,
+                     bool durable = false);
 Status ForgetAndWait(ValueTier* tier, std::span<const std::string> keys, Deadline deadline,
                      bool durable = false);
 // The next portion; what Walk says.

@@ -3,6 +3,7 @@
 
 #include <sys/mman.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <optional>
 #include <utility>
@@ -49,6 +50,7 @@ struct TierBuffers::Memory {
 
   const Block base;
   const uint64_t bytes;
+  std::atomic<size_t> in_use = 0;
   Mutex mu;
   ExtentAllocator extents KVS_GUARDED_BY(mu);
 };
@@ -62,16 +64,26 @@ std::shared_ptr<std::byte> TierBuffers::Take(uint64_t bytes) {
     MutexLock lock(memory_->mu);
     at = memory_->extents.Allocate(all);
   }
-  if (!at) return HeapBuffers(bytes);
+  ++memory_->in_use;
+  if (!at) {
+    std::shared_ptr<std::byte> heap = HeapBuffers(bytes);
+    std::byte* const buffer = heap.get();
+    return {buffer, [memory = memory_, heap = std::move(heap)](std::byte*) mutable {
+              heap.reset();
+              --memory->in_use;
+            }};
+  }
   return {memory_->base.get() + *at + kValueAlignment,
           [memory = memory_, at = *at, all](std::byte*) {
             MutexLock lock(memory->mu);
             memory->extents.Free(at, all);
+            --memory->in_use;
           }};
 }
 
 std::shared_ptr<std::byte> TierBuffers::memory() const { return {memory_, memory_->base.get()}; }
 uint64_t TierBuffers::bytes() const { return memory_->bytes; }
+size_t TierBuffers::in_use() const { return memory_->in_use; }
 
 std::string TierNameOf(const PageKey& key) {
   return {reinterpret_cast<const char*>(key.data()), key.size()};

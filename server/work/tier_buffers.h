@@ -35,6 +35,8 @@ class TierBuffers {
 
   std::shared_ptr<std::byte> memory() const;
   uint64_t bytes() const;
+  // Buffers that were taken and not given back, of the heap too.
+  size_t in_use() const;
 
  private:
   struct Memory;

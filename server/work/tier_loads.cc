@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "server/telemetry/thread_top.h"
-#include "server/telemetry/traffic.h"
 #include "server/work/tier_records.h"
 
 namespace kvstrata {
@@ -17,6 +16,18 @@ using Clock = std::chrono::steady_clock;
 constexpr uint64_t kSharedBatches = 4;
 constexpr size_t kProbes = 64;  // keys whose sizes are asked for together
 constexpr const char* kLoads = "tier-load";
+constexpr double kNewest = 0.25;               // the last batch's part of the rate
+constexpr std::chrono::minutes kRateHolds{1};  // a tier that was slow is tried again
+
+// The sizes of keys from the first on; none: it has left.
+std::vector<TierProbe> KnownOf(ValueTier* tier, std::span<const PageKey> keys) {
+  std::vector<TierProbe> probes;
+  for (const PageKey& key : keys.first(std::min(kProbes, keys.size()))) {
+    probes.push_back({{reinterpret_cast<const char*>(key.data()), key.size()}, {}, {}});
+  }
+  tier->Probe(probes, {{}, {}, [] {}});
+  return probes;
+}
 
 }  // namespace
 
@@ -29,7 +40,8 @@ TierLoads::TierLoads(const TierLoadsOptions& options, ValueTier* tier, TierBuffe
       idle_(std::move(idle)) {}
 
 bool TierLoads::Add(TierLoad load) {
-  const Deadline deadline = load.asked + load_timeout_.load();
+  const Deadline deadline =
+      load.remote != nullptr ? load.remote->deadline : load.asked + load_timeout_.load();
   const auto loading = std::make_shared<Loading>(Loading{std::move(load), deadline});
   LoadingPtr round;
   {
@@ -81,6 +93,10 @@ bool TierLoads::cancelled() const {
   return cancelled_;
 }
 
+double TierLoads::bytes_per_second() const {
+  return Clock::now() - measured_.load() < kRateHolds ? rate_.load() : 0;
+}
+
 TierLoadsCounters TierLoads::counters() const {
   MutexLock lock(mu_);
   return counters_;
@@ -102,8 +118,7 @@ TierLoads::LoadingPtr TierLoads::BeginRound() {
 // Without memory the prefix ends there, as where a page is missing.
 bool TierLoads::Ask(const LoadingPtr& loading) {
   if (idle()) idle_();
-  const std::span<const PageKey> keys = std::span(loading->load.keys).subspan(loading->read);
-  if (keys.empty()) return false;
+  if (loading->read == loading->load.keys.size()) return false;
   if (Clock::now() >= loading->deadline) {
     Count(&TierLoadsCounters::late_loads, 1);
     return false;
@@ -115,34 +130,39 @@ bool TierLoads::Ask(const LoadingPtr& loading) {
     if (!alone) bytes /= kSharedBatches;
   }
   return Survive(kLoads, [&] {
-    loading->gets = PlanReads(keys, bytes);
+    loading->gets = PlanReads(*loading, bytes);
     loading->asked = Clock::now();
     tier_->Get(loading->gets,
                {loading->deadline, end_reads_.get_token(), [this, loading] { Came(loading); }});
   });
 }
 
-std::vector<TierGet> TierLoads::PlanReads(std::span<const PageKey> keys, uint64_t most_bytes) {
+std::vector<TierGet> TierLoads::PlanReads(const Loading& loading, uint64_t most_bytes) {
+  const std::span<const PageKey> keys = std::span(loading.load.keys).subspan(loading.read);
+  const RemoteFinds* const finds = loading.load.remote.get();
   std::vector<TierGet> gets;
   std::vector<TierProbe> probes;
   uint64_t total = 0;
   for (size_t i = 0; i < keys.size(); ++i) {
-    if (i % kProbes == 0) {
-      probes.clear();
-      for (const PageKey& key : keys.subspan(i, std::min(kProbes, keys.size() - i))) {
-        probes.push_back({{reinterpret_cast<const char*>(key.data()), key.size()}, {}});
-      }
-      tier_->Probe(probes, {{}, {}, [] {}});
-    }
     // What left meanwhile is asked for all the same, and missed.
     static constexpr uint64_t kAny[] = {kValueAlignment};
-    const TierProbe& probe = probes[i % kProbes];
-    const std::span<const uint64_t> sizes = probe.sizes.empty() ? kAny : probe.sizes.all();
+    std::span<const uint64_t> sizes = kAny;
+    std::string place;
+    if (finds != nullptr) {
+      const RemoteFinds::Value& found = finds->values.at(keys[i]);
+      sizes = found.sizes;
+      place = TierNameOf(found.place);
+    } else {
+      if (i % kProbes == 0) probes = KnownOf(tier_, keys.subspan(i));
+      const TierProbe& probe = probes[i % kProbes];
+      if (!probe.sizes.empty()) sizes = probe.sizes.all();
+    }
     uint64_t bytes = 0;
     for (const uint64_t size : sizes) bytes += WholeBlocks(size);
     if (!gets.empty() && total + bytes > most_bytes) break;
     total += bytes;
     gets.push_back(NewTierGet(TierNameOf(keys[i]), sizes, buffers_));
+    gets.back().place = std::move(place);
   }
   return gets;
 }
@@ -160,18 +180,26 @@ void TierLoads::Came(const LoadingPtr& loading) {
 
 bool TierLoads::Take(Loading* loading) {
   std::vector<LoadedValue> values;
-  uint64_t read = 0, late = 0;
+  uint64_t read = 0, late = 0, bytes = 0;
   for (const TierGet& get : loading->gets) {
     values.emplace_back();
     if (get.status.ok()) {
       values.back().assign(get.buffers.begin(), get.buffers.end());
-      for (const auto& buffer : get.buffers) NoteBytes(BytePath::kDiskToMemory, buffer.size());
+      for (const auto& buffer : get.buffers) bytes += buffer.size();
     }
     read += get.status.ok();
     late += get.status.code() == Code::kDeadlineExceeded;
     if (!get.status.ok()) log_.Warn("tier_read_failed", get.status);
   }
-  NoteTime(Timed::kDiskLoad, Clock::now() - loading->asked);
+  const Clock::duration took = Clock::now() - loading->asked;
+  NoteTime(options_.timed, took);
+  NoteBytes(options_.path, bytes);
+  if (read != 0 && took.count() > 0) {
+    const double rate = static_cast<double>(bytes) / std::chrono::duration<double>(took).count();
+    const double before = bytes_per_second();
+    rate_ = before == 0 ? rate : before + kNewest * (rate - before);
+    measured_ = Clock::now();
+  }
   Count(&TierLoadsCounters::read, read);
   Count(&TierLoadsCounters::late_loads, late != 0);
   const bool more = loading->load.take(loading->read, values);

@@ -4,8 +4,9 @@
 // A round is a batch of one load, so that a load with much to read delays the others by a batch of
 // its own and no more; while one batch is copied into pages the tier reads another. A load has no
 // thread of its own: its caller asks the tier for the first batch, and the tier's thread, when it
-// has copied a batch, for the next. Each ends within `load_timeout` of its request. What is read
-// goes through memory of the buffers: a request that the tier never answers keeps no page.
+// has copied a batch, for the next. Each ends within `load_timeout` of its request, or by the
+// deadline of what a remote tier found. What is read goes through memory of the buffers: a request
+// that the tier never answers keeps no page.
 //
 // Ownership: borrows tier and buffers. Thread-safety: all methods, from any thread; one lock of its
 // own, held for a look at the queue. Errors: none; what fails is counted, and logged at most once a
@@ -26,6 +27,7 @@
 
 #include "base/sync.h"
 #include "server/store/page_tier.h"
+#include "server/telemetry/traffic.h"
 #include "server/tier/value_tier.h"
 #include "server/work/status_log.h"
 #include "server/work/tier_buffers.h"
@@ -37,6 +39,8 @@ struct TierLoadsOptions {
   // Limits a batch, but for its first value; a quarter of it where others wait for the tier.
   uint64_t batch_bytes = uint64_t{64} << 20;
   std::chrono::microseconds load_timeout{500'000};
+  BytePath path = BytePath::kDiskToMemory;  // what is counted
+  Timed timed = Timed::kDiskLoad;
 };
 
 // Since start.
@@ -62,6 +66,8 @@ class TierLoads {
   // After Cancel: waits until nobody reads or copies, and ends what waits.
   void Await() KVS_EXCLUDES(mu_);
   TierLoadsCounters counters() const KVS_EXCLUDES(mu_);
+  // Of the last batches, from the request until it has come; 0: none has for a minute.
+  double bytes_per_second() const;
   // Of loads that come from now on.
   void SetTimeout(std::chrono::microseconds timeout) { load_timeout_ = timeout; }
 
@@ -81,7 +87,7 @@ class TierLoads {
   // Asks the tier for a batch; false: the load ends instead.
   bool Ask(const LoadingPtr& loading) KVS_EXCLUDES(mu_);
   // The first of the keys, as many as a batch takes; at least one.
-  std::vector<TierGet> PlanReads(std::span<const PageKey> keys, uint64_t most_bytes);
+  std::vector<TierGet> PlanReads(const Loading& loading, uint64_t most_bytes);
   // A batch has come; runs in the tier's thread.
   void Came(const LoadingPtr& loading) KVS_EXCLUDES(mu_);
   // Copies the batch; whether there is more of the load to read.
@@ -95,6 +101,8 @@ class TierLoads {
 
   const TierLoadsOptions options_;  // but the timeout
   std::atomic<std::chrono::microseconds> load_timeout_;
+  std::atomic<double> rate_ = 0;
+  std::atomic<std::chrono::steady_clock::time_point> measured_{};
   ValueTier* const tier_;
   TierBuffers* const buffers_;
   const std::function<void()> idle_;

@@ -40,8 +40,14 @@ class TierPages final : public PageTier {
   // Stops the writer as it says, and ends loads and scrubs without reading on. Idempotent.
   void Stop(Deadline deadline, uint64_t most_bytes);
 
-  void Offer(const PageKey& key) override { writer_.Offer(key); }
+  // What was offered when it was sealed is not written again because somebody uses it.
+  void Offer(const TierOffer& offer) override {
+    if (offer.why != OfferedFor::kReused && offer.why != OfferedFor::kPinned) {
+      writer_.Offer(offer.key);
+    }
+  }
   bool Holds(const PageKey& key) const override;
+  bool Search(TierSearch) override { return false; }
   bool Load(TierLoad load) override { return loads_.Add(std::move(load)); }
   Status Pin(const PrefixPin& pin) override;
   Status Unpin(const PrefixPin& pin, bool forget) override;

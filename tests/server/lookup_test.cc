@@ -12,7 +12,8 @@ using enum Tier;
 // A tier that holds keys and can read nothing.
 class KeysOnly final : public PageTier {
  public:
-  void Offer(const PageKey&) override {}
+  void Offer(const TierOffer&) override {}
+  bool Search(TierSearch) override { return false; }
   bool Holds(const PageKey& key) const override { return keys.contains(key); }
   Status Pin(const PrefixPin&) override { return OkStatus(); }
   Status Unpin(const PrefixPin&, bool) override { return OkStatus(); }

@@ -18,7 +18,8 @@ using Time = std::chrono::steady_clock::time_point;
 // Says what it was told, and fails when asked to.
 class RecordingTier final : public PageTier {
  public:
-  void Offer(const PageKey&) override {}
+  void Offer(const TierOffer&) override {}
+  bool Search(TierSearch) override { return false; }
   bool Holds(const PageKey&) const override { return false; }
   bool Load(TierLoad) override { return false; }
   Status Pin(const PrefixPin& pin) override {

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/config_remote.h"
+
+#include <algorithm>
+#include <array>
+#include <vector>
+
+#include "server/config_numbers.h"
+#include "server/tier/redis_slots.h"
+
+namespace kvstrata {
+namespace {
+
+using std::chrono::microseconds;
+
+constexpr microseconds kMillisecond{1000}, kMinute{60'000'000}, kDay{86'400'000'000};
+constexpr size_t kMostServers = 64, kMostTenantBytes = 64;
+
+// "HOST:PORT[,HOST:PORT...]", none of them twice.
+bool AreServers(std::string_view text) {
+  std::vector<redis::RedisAddress> servers;
+  for (;;) {
+    const size_t comma = std::min(text.find(','), text.size());
+    const Result<redis::RedisAddress> server = redis::ParseRedisAddress(text.substr(0, comma));
+    if (!server.ok() || std::ranges::find(servers, *server) != servers.end()) return false;
+    servers.push_back(*server);
+    if (servers.size() > kMostServers) return false;
+    if (comma == text.size()) return true;
+    text.remove_prefix(comma + 1);
+  }
+}
+
+bool ParseWrite(std::string_view text, RemoteWrite* out) {
+  if (text == "reused") *out = RemoteWrite::kReused;
+  if (text == "all") *out = RemoteWrite::kAll;
+  if (text == "off") *out = RemoteWrite::kOff;
+  return text == "reused" || text == "all" || text == "off";
+}
+
+bool RateIn(std::string_view text, uint64_t* out) {
+  uint64_t rate = 0;
+  if (!SizeIn(text, 0, kPiB, &rate) || (rate != 0 && rate < kMiB)) return false;
+  *out = rate;
+  return true;
+}
+
+constexpr bool kAny = false, kText = true;
+constexpr bool kReloads = true;
+constexpr std::string_view kRate = "a size, 1MiB to 1PiB; 0: no limit";
+
+constexpr std::array kKeys = {
+    ConfigKey{"remote.redis", "KVSTRATA_REMOTE_REDIS", "",
+              "HOST:PORT[,HOST:PORT...], up to 64; '': no remote tier",
+              "servers of the Redis or Valkey cluster that nodes share pages through; those named "
+              "tell of the others",
+              [](std::string_view v, Config* c) {
+                c->remote.redis = v;
+                return v.empty() || AreServers(v);
+              },
+              kText},
+    ConfigKey{"remote.secret_file", "KVSTRATA_REMOTE_SECRET_FILE", "",
+              "a file's absolute path; required with remote.redis",
+              "one line of 32 to 512 characters, the same on every node; mode 0600",
+              [](std::string_view v, Config* c) {
+                c->remote.secret_file = v;
+                return v.empty() || v.front() == '/';
+              },
+              kText},
+    ConfigKey{"remote.seal", "KVSTRATA_REMOTE_SEAL", "none", "none, gcm",
+              "what the servers see of values: their bytes, or AES-256-GCM",
+              [](std::string_view v, Config* c) {
+                c->remote.seal = v;
+                return v == "none" || v == "gcm";
+              },
+              kText},
+    ConfigKey{"remote.tenant", "KVSTRATA_REMOTE_TENANT", "kvstrata", "1 to 64 characters",
+              "name under which nodes share: those with another one find nothing of each other",
+              [](std::string_view v, Config* c) {
+                c->remote.tenant = v;
+                return !v.empty() && v.size() <= kMostTenantBytes;
+              },
+              kText},
+    ConfigKey{"remote.ttl", "KVSTRATA_REMOTE_TTL", "7d", "a duration, 1min to 3650d",
+              "how long a value stays that nobody puts again; older ones are refused",
+              [](std::string_view v, Config* c) {
+                return DurationIn(v, kMinute, 3650 * kDay, &c->remote.ttl);
+              }},
+    ConfigKey{
+        "remote.write", "KVSTRATA_REMOTE_WRITE", "reused", "reused, all, off",
+        "what goes there: what was opened twice, is pinned or a codec's artefact; all pages; "
+        "nothing",
+        [](std::string_view v, Config* c) { return ParseWrite(v, &c->remote.pages.writer.write); },
+        kText, kReloads},
+    ConfigKey{"remote.min_tokens", "KVSTRATA_REMOTE_MIN_TOKENS", "256", "1 to 16777216",
+              "it is asked only where so many tokens of a prompt are missing here",
+              [](std::string_view v, Config* c) {
+                return NumberIn(v, 1, 1 << 24, &c->remote.pages.min_tokens);
+              },
+              kAny, kReloads},
+    ConfigKey{"remote.deadline", "KVSTRATA_REMOTE_DEADLINE", "1s", "a duration, 1ms to 60s",
+              "how long an opening sequence may wait for it, question and values together",
+              [](std::string_view v, Config* c) {
+                return DurationIn(v, kMillisecond, kMinute, &c->remote.pages.deadline);
+              },
+              kAny, kReloads},
+    ConfigKey{"remote.deadline_per_1024_tokens", "KVSTRATA_REMOTE_DEADLINE_PER_1024_TOKENS",
+              "100ms", "a duration, 0 to 10s", "so much more for each 1024 tokens that are missing",
+              [](std::string_view v, Config* c) {
+                return DurationIn(v, microseconds(0), microseconds(10'000'000),
+                                  &c->remote.pages.deadline_per_1024);
+              },
+              kAny, kReloads},
+    ConfigKey{"remote.deadline_most", "KVSTRATA_REMOTE_DEADLINE_MOST", "10s",
+              "a duration, 1ms to 60s", "the most that these two come to",
+              [](std::string_view v, Config* c) {
+                return DurationIn(v, kMillisecond, kMinute, &c->remote.pages.deadline_most);
+              },
+              kAny, kReloads},
+    ConfigKey{"remote.miss_ttl", "KVSTRATA_REMOTE_MISS_TTL", "5s", "a duration, 0 to 60min",
+              "what it did not have is not asked for again so long",
+              [](std::string_view v, Config* c) {
+                return DurationIn(v, microseconds(0), 60 * kMinute, &c->remote.pages.miss_ttl);
+              },
+              kAny, kReloads},
+    ConfigKey{"remote.read_rate", "KVSTRATA_REMOTE_READ_RATE", "0", kRate,
+              "bytes a second that opens read from it; what is beyond is computed",
+              [](std::string_view v, Config* c) { return RateIn(v, &c->remote.pages.read_rate); },
+              kAny, kReloads},
+    ConfigKey{"remote.write_rate", "KVSTRATA_REMOTE_WRITE_RATE", "0", kRate,
+              "bytes a second that go there",
+              [](std::string_view v, Config* c) { return RateIn(v, &c->remote.pages.writer.rate); },
+              kAny, kReloads},
+    ConfigKey{"remote.queue_bytes", "KVSTRATA_REMOTE_QUEUE_BYTES", "1GiB", "a size, 1MiB to 1PiB",
+              "pages and artefacts that may wait to go there; more do not",
+              [](std::string_view v, Config* c) {
+                return SizeIn(v, kMiB, kPiB, &c->remote.pages.writer.queue_bytes);
+              }},
+};
+
+}  // namespace
+
+std::span<const ConfigKey> RemoteKeys() { return kKeys; }
+
+}  // namespace kvstrata

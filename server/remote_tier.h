@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// RemoteTier: the daemon's remote tier: the engine that the configuration names, what goes there
+// and comes from there (server/work/remote_pages.h), and what is told of it.
+//
+// Ownership: borrows store and local tier, which outlive it. Thread-safety: Info, illness and
+// Configure from any thread between Use and the end. Errors of Open: REMOTE_SECRET
+// (server/tier/remote_secret.h) and those of RedisValueTier::Open.
+#ifndef KVSTRATA_SERVER_REMOTE_TIER_H_
+#define KVSTRATA_SERVER_REMOTE_TIER_H_
+
+#include <atomic>
+#include <memory>
+#include <string>
+
+#include "server/config.h"
+#include "server/rpc/grpc_server.h"
+#include "server/work/page_tiers.h"
+#include "server/work/redis_value_tier.h"
+#include "server/work/remote_pages.h"
+
+namespace kvstrata {
+
+class RemoteTier {
+ public:
+  // REQUIRES: remote.redis. Reads the secret, connects to nothing: servers may come later.
+  static Result<std::unique_ptr<RemoteTier>> Open(const RemoteConfig& config);
+
+  // From now on it is the store's, behind the local tier. null: there is none.
+  void Use(Store* store, TierPages* local, ValueTier* local_values);
+  // What reloads of its configuration.
+  void Configure(const RemoteConfig& config);
+  // As RemotePages.
+  void Stop();
+
+  // "": well.
+  std::string illness() const;
+  RemoteInfo Info() const;
+
+ private:
+  RemoteTier(const RemoteConfig& config, std::unique_ptr<RedisValueTier> values);
+
+  const RemoteConfig config_;  // as of the start
+  std::atomic<RemoteWrite> write_;
+  const std::unique_ptr<RedisValueTier> values_;
+  std::unique_ptr<RemotePages> pages_;
+  std::unique_ptr<PageTiers> tiers_;
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_REMOTE_TIER_H_

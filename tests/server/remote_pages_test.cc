@@ -1,0 +1,515 @@
+// SPDX-License-Identifier: Apache-2.0
+// Two nodes with disks of their own and one remote tier between them, which delays, hangs, loses
+// and lies: what one computed the other opens, an open ends by its deadline, and nobody is told
+// more than what came.
+#include "server/work/remote_pages.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <future>
+#include <memory>
+#include <thread>
+
+#include "server/work/page_tiers.h"
+#include "server/work/tier_pages.h"
+#include "tests/fakes/copying_codec.h"
+#include "tests/fakes/far_tier.h"
+#include "tests/fakes/memory_value_tier.h"
+#include "tests/server/recompress_now.h"
+#include "tests/server/store_fixture.h"
+
+namespace kvstrata::testing {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr int32_t kPrompt = 325;  // 20 pages and a bit
+constexpr uint64_t kTierBytes = 16 << 20;
+constexpr const char* kKeeps = "window{codec = \"packed\", max_loss = 1, keep_raw = \"host\"}";
+constexpr const char* kKeepsNone = "window{codec = \"packed\", max_loss = 1, keep_raw = \"no\"}";
+constexpr int32_t kPacked = 200;  // 12 whole pages, 6 extents, 8 tokens
+
+StoreOptions Pools(uint64_t pages, const std::shared_ptr<CodecControl>& control) {
+  StoreOptions options = SmallPools(pages, 64);
+  options.new_recompressor =
+      [control](const Plan& plan, const Geometry& geometry,
+                std::shared_ptr<const SpanParameters>) -> std::unique_ptr<Recompressor> {
+    if (plan.codec == CodecKind::kRaw) return nullptr;
+    return std::make_unique<CopyingCodec>(control, geometry);
+  };
+  return options;
+}
+
+RemotePagesOptions Reused() {
+  RemotePagesOptions options;
+  options.deadline = options.deadline_most = seconds(60);  // a busy machine may take its time
+  return options;
+}
+RemotePagesOptions All() {
+  RemotePagesOptions options = Reused();
+  options.writer.write = RemoteWrite::kAll;
+  return options;
+}
+
+// A busy machine may take its time.
+TierPagesOptions Patient() {
+  TierPagesOptions options;
+  options.loads.load_timeout = seconds(60);
+  return options;
+}
+
+class Node {
+ public:
+  Node(ValueTier* shared, const RemotePagesOptions& options, bool disk = true, uint64_t pages = 512)
+      : store_(NewStore(Pools(pages, control_))), far_(shared) {
+    if (disk) {
+      local_ = std::make_unique<TierPages>(Patient(), store_.get(), &disk_, TierHooks{});
+    }
+    remote_ = std::make_unique<RemotePages>(options, store_.get(), disk ? &disk_ : nullptr, &far_);
+    tiers_ =
+        std::make_unique<PageTiers>(store_.get(), local_.get(), remote_.get(), options.min_tokens);
+    session_ = std::make_unique<TestSession>(store_.get());
+  }
+
+  // Until nothing waits to be written.
+  void Settle() const {
+    const auto end = Clock::now() + seconds(60);
+    while ((local_ != nullptr && local_->writer().waiting() != 0) ||
+           remote_->counters().waiting != 0) {
+      ASSERT_LT(Clock::now(), end) << "a writer does not come to an end";
+      std::this_thread::yield();
+    }
+  }
+  void Forget() const { store_->eviction().Evict(false); }
+  // Computes a prompt, and forgets it in memory when it is written.
+  void Compute(std::span<const int32_t> tokens) {
+    TestSequence s = TestSequence::Prompt(session_.get(), "full", tokens);
+    Settle();
+    ASSERT_TRUE(s.Close().ok());
+    Forget();
+  }
+  // Opens a prompt, computes what is not held, and has it recompressed; how much was held.
+  uint32_t Pack(const char* plan, bool* recompressed) {
+    const std::vector<int32_t> tokens = Tokens(kPacked);
+    const int runs = control_->runs;
+    const Result<OpenedSequence> opened = Open(plan, tokens);
+    EXPECT_TRUE(opened.ok()) << opened.status().ToString();
+    if (!opened.ok()) return 0;
+    TestSequence s(session_.get(), *opened, tokens);
+    EXPECT_TRUE(s.Append(std::span(tokens).subspan(opened->held_tokens)).ok());
+    EXPECT_TRUE(store_->steps().PrefillDone(session_->id(), s.id()).ok());
+    while (Recompress(store_.get(), s.id()).ok()) {
+    }
+    s.ExpectIntact();
+    EXPECT_EQ(s.Table().extents(), 6u);
+    *recompressed = control_->runs != runs;
+    Settle();
+    EXPECT_TRUE(s.Close().ok());
+    return opened->held_tokens;
+  }
+  // How many tokens an open holds; each of them is right.
+  uint32_t Held(std::span<const int32_t> tokens) {
+    const Result<OpenedSequence> opened = Open("full", tokens);
+    EXPECT_TRUE(opened.ok()) << opened.status().ToString();
+    if (!opened.ok()) return 0;
+    TestSequence s(session_.get(), *opened, tokens);
+    s.ExpectIntact();
+    EXPECT_TRUE(s.Close().ok());
+    return opened->held_tokens;
+  }
+  std::vector<PageKey> Keys(std::span<const int32_t> tokens) {
+    return store_->lookups().Lookup(session_->id(), session_->model(), tokens).value().keys;
+  }
+
+  Store& store() { return *store_; }
+  FarTier& far() { return far_; }
+  MemoryValueTier& disk() { return disk_; }
+  TierPages& local() { return *local_; }
+  RemotePages& remote() { return *remote_; }
+  TestSession& session() { return *session_; }
+  RemotePagesCounters counters() const { return remote_->counters(); }
+
+ private:
+  Result<OpenedSequence> Open(const char* plan, std::span<const int32_t> tokens) {
+    std::promise<Result<OpenedSequence>> answer;
+    store_->openings().OpenSequence(
+        session_->id(), session_->model(), plan, tokens,
+        [&](const Result<OpenedSequence>& opened) { answer.set_value(opened); });
+    return answer.get_future().get();
+  }
+
+  std::shared_ptr<CodecControl> control_ = std::make_shared<CodecControl>();
+  std::unique_ptr<Store> store_;
+  MemoryValueTier disk_{kTierBytes};
+  FarTier far_;
+  std::unique_ptr<TierPages> local_;
+  std::unique_ptr<RemotePages> remote_;
+  std::unique_ptr<PageTiers> tiers_;
+  std::unique_ptr<TestSession> session_;
+};
+
+class RemotePagesTest : public ::testing::Test {
+ protected:
+  Node& A(const RemotePagesOptions& options = All(), bool disk = true, uint64_t pages = 512) {
+    a_ = std::make_unique<Node>(&shared_, options, disk, pages);
+    return *a_;
+  }
+  Node& B(const RemotePagesOptions& options = All(), bool disk = true, uint64_t pages = 512) {
+    b_ = std::make_unique<Node>(&shared_, options, disk, pages);
+    return *b_;
+  }
+
+  MemoryValueTier shared_{kTierBytes};
+  std::unique_ptr<Node> a_, b_;
+};
+
+TEST_F(RemotePagesTest, WhatOneComputedTheOtherOpens) {
+  A().Compute(Tokens(kPrompt));
+  EXPECT_EQ(shared_.Stats().entries, 20u);
+  Node& b = B();
+  EXPECT_EQ(b.Held(Tokens(kPrompt)), 320u);
+  EXPECT_EQ(b.far().probes(), 1u);
+  EXPECT_EQ(b.counters().found, 20u);
+  EXPECT_EQ(b.counters().read, 20u);
+  b.Settle();
+  EXPECT_EQ(b.disk().Stats().entries, 20u) << "what came is offered to the disk";
+  b.Forget();
+  EXPECT_EQ(b.Held(Tokens(kPrompt)), 320u);
+  EXPECT_EQ(b.far().probes(), 1u) << "the disk has it now";
+  b.Settle();
+  EXPECT_EQ(b.counters().written, 0u) << "what came from there does not go back";
+  ExpectClean(b.store());
+}
+
+TEST_F(RemotePagesTest, WithoutADiskMemoryGoesThereAndComesBack) {
+  Node& a = A(All(), false);
+  a.Compute(Tokens(kPrompt));
+  EXPECT_EQ(shared_.Stats().entries, 20u);
+  EXPECT_EQ(a.Held(Tokens(kPrompt)), 320u);
+  ExpectClean(a.store());
+}
+
+TEST_F(RemotePagesTest, TheDisksPartComesFirst) {
+  A().Compute(Tokens(kPrompt));
+  Node& b = B();
+  b.Compute(Tokens(165));
+  EXPECT_EQ(b.Held(Tokens(kPrompt)), 160u) << "too little is missing to ask";
+  EXPECT_EQ(b.far().probes(), 0u);
+  RemotePagesOptions options = All();
+  options.min_tokens = 100;
+  Node& c = B(options);
+  c.Compute(Tokens(165));
+  EXPECT_EQ(c.Held(Tokens(kPrompt)), 320u);
+  EXPECT_EQ(c.local().counters().read, 10u);
+  EXPECT_EQ(c.counters().read, 10u);
+  EXPECT_EQ(c.far().probed(), 10u);
+}
+
+// A page of the disk's part that is damaged ends the prefix; what lies behind is not read.
+TEST_F(RemotePagesTest, AHoleInTheDisksPartEndsThePrefix) {
+  A().Compute(Tokens(kPrompt));
+  RemotePagesOptions options = All();
+  options.min_tokens = 100;
+  Node& b = B(options);
+  b.Compute(Tokens(165));
+  b.disk().Damage(TierNameOf(b.Keys(Tokens(165))[3]));
+  EXPECT_EQ(b.Held(Tokens(kPrompt)), 48u);
+  EXPECT_EQ(b.counters().read, 0u);
+}
+
+TEST_F(RemotePagesTest, ALookupIsToldNothingThatDidNotCome) {
+  A().Compute(Tokens(kPrompt));
+  Node& b = B();
+  const auto held = [&b] {
+    return b.store()
+        .lookups()
+        .Lookup(b.session().id(), b.session().model(), Tokens(kPrompt))
+        ->held_tokens();
+  };
+  EXPECT_EQ(held(), 0u);
+  EXPECT_EQ(b.Held(Tokens(kPrompt)), 320u);
+  EXPECT_EQ(held(), 320u);
+}
+
+TEST_F(RemotePagesTest, WhatIsNotThereIsAskedForOnce) {
+  Node& b = B();
+  EXPECT_EQ(b.Held(Tokens(kPrompt)), 0u);
+  EXPECT_EQ(b.Held(Tokens(kPrompt)), 0u);
+  EXPECT_EQ(b.Held(Tokens(kPrompt + 500)), 0u);
+  EXPECT_EQ(b.far().probes(), 1u);
+  EXPECT_EQ(b.counters().known_misses, 2u);
+  b.remote().Configure(All());
+  EXPECT_EQ(b.Held(Tokens(kPrompt)), 0u);
+  EXPECT_EQ(b.far().probes(), 2u);
+}
+
+// One that was put since is no miss.
+TEST_F(RemotePagesTest, WhatIsPutIsNoMissAnyMore) {
+  Node& a = A(All(), false);
+  EXPECT_EQ(a.Held(Tokens(kPrompt)), 0u);
+  a.Compute(Tokens(kPrompt));
+  EXPECT_EQ(a.Held(Tokens(kPrompt)), 320u);
+  EXPECT_EQ(a.counters().known_misses, 0u);
+}
+
+TEST_F(RemotePagesTest, AShortPromptIsNotAskedFor) {
+  Node& b = B();
+  EXPECT_EQ(b.Held(Tokens(255)), 0u);
+  EXPECT_EQ(b.far().probes(), 0u);
+}
+
+TEST_F(RemotePagesTest, OnlyWhatIsReusedGoes) {
+  RemotePagesOptions options = Reused();
+  ASSERT_EQ(options.writer.write, RemoteWrite::kReused);
+  Node& a = A(options);
+  a.Compute(Tokens(kPrompt));
+  EXPECT_EQ(shared_.Stats().entries, 0u);
+  EXPECT_EQ(a.Held(Tokens(kPrompt)), 320u);
+  a.Settle();
+  EXPECT_EQ(shared_.Stats().entries, 20u);
+  EXPECT_EQ(a.Held(Tokens(kPrompt)), 320u);
+  a.Settle();
+  EXPECT_EQ(a.counters().written, 20u) << "what is there is not put again";
+}
+
+TEST_F(RemotePagesTest, WhatIsPinnedGoes) {
+  Node& a = A(Reused());
+  TestSequence s = TestSequence::Prompt(&a.session(), "full", Tokens(kPrompt));
+  a.Settle();
+  EXPECT_EQ(shared_.Stats().entries, 0u);
+  ASSERT_TRUE(a.store().pins().PinSequence(s.id(), std::chrono::hours(1)).ok());
+  a.Settle();
+  EXPECT_EQ(shared_.Stats().entries, 20u);
+  EXPECT_EQ(B().Held(Tokens(kPrompt)), 320u);
+}
+
+// What left memory before its turn is read from the disk.
+TEST_F(RemotePagesTest, WhatLeftMemoryGoesFromTheDisk) {
+  Node& a = A(Reused());
+  a.Compute(Tokens(kPrompt));
+  ASSERT_TRUE(a.store()
+                  .pins()
+                  .PinPrefix("uid:1", a.session().model(), Tokens(kPrompt), std::chrono::hours(1))
+                  .ok());
+  a.Settle();
+  EXPECT_EQ(shared_.Stats().entries, 20u);
+  EXPECT_EQ(B().Held(Tokens(kPrompt)), 320u);
+}
+
+TEST_F(RemotePagesTest, NothingGoesWhenItIsOff) {
+  RemotePagesOptions options = Reused();
+  options.writer.write = RemoteWrite::kOff;
+  Node& a = A(options);
+  a.Compute(Tokens(kPrompt));
+  EXPECT_EQ(a.Held(Tokens(kPrompt)), 320u);
+  a.Settle();
+  EXPECT_EQ(shared_.Stats().entries, 0u);
+}
+
+TEST_F(RemotePagesTest, AQueueThatIsFullDrops) {
+  RemotePagesOptions options = All();
+  options.writer.queue_bytes = 10 * 4096;
+  Node& a = A(options, false);
+  a.far().HoldPuts();
+  TestSequence s = TestSequence::Prompt(&a.session(), "full", Tokens(kPrompt));
+  EXPECT_EQ(a.counters().dropped_full, 10u);
+  EXPECT_EQ(a.counters().waiting_bytes, 10u * 4096);
+  a.far().Release();
+  a.Settle();
+  EXPECT_EQ(a.counters().waiting_bytes, 0u);
+  EXPECT_EQ(shared_.Stats().entries, 10u);
+}
+
+TEST_F(RemotePagesTest, GroupsOfAChainHaveAPlaceEach) {
+  Node& a = A(All(), true, 1024);
+  a.Compute(Tokens(16 * 300 + 1));
+  const std::vector<PageKey> keys = a.Keys(Tokens(16 * 300 + 1));
+  ASSERT_EQ(keys.size(), 300u);
+  for (const size_t i : {0, 255, 256, 299}) {
+    const std::string name = TierNameOf(keys[GroupBegin(i)]) + TierNameOf(keys[i]);
+    TierProbe probe{name, {}, {}};
+    shared_.Probe({&probe, 1}, {{}, {}, [] {}});
+    EXPECT_FALSE(probe.sizes.empty()) << "page " << i;
+  }
+  EXPECT_EQ(B(All(), true, 1024).Held(Tokens(16 * 300 + 1)), 4800u);
+}
+
+TEST_F(RemotePagesTest, WhatIsLostEndsThePrefixAndIsNotAskedForAgain) {
+  Node& a = A();
+  a.Compute(Tokens(kPrompt));
+  Node& b = B();
+  b.far().Lose(TierNameOf(a.Keys(Tokens(kPrompt))[5]));
+  EXPECT_EQ(b.Held(Tokens(kPrompt)), 80u);
+  EXPECT_EQ(b.counters().missed, 1u);
+  EXPECT_EQ(b.Held(Tokens(kPrompt + 500)), 80u);
+  EXPECT_EQ(b.far().probes(), 1u);
+}
+
+TEST_F(RemotePagesTest, ATierThatLiesIsAMiss) {
+  Node& b = B();
+  b.far().LieAbout(4096);
+  EXPECT_EQ(b.Held(Tokens(kPrompt)), 0u) << "nothing is there";
+  A().Compute(Tokens(kPrompt));
+  Node& c = B();
+  c.far().LieAbout(8192);
+  EXPECT_EQ(c.Held(Tokens(kPrompt)), 0u) << "of another size";
+  EXPECT_EQ(c.counters().read, 0u);
+  ExpectClean(c.store());
+}
+
+TEST_F(RemotePagesTest, ADamagedValueEndsThePrefix) {
+  Node& a = A();
+  a.Compute(Tokens(kPrompt));
+  const std::vector<PageKey> keys = a.Keys(Tokens(kPrompt));
+  shared_.Damage(TierNameOf(keys[0]) + TierNameOf(keys[7]));
+  EXPECT_EQ(B().Held(Tokens(kPrompt)), 112u);
+}
+
+TEST_F(RemotePagesTest, ASlowTierIsWaitedFor) {
+  A().Compute(Tokens(kPrompt));
+  RemotePagesOptions options = All();
+  options.deadline = options.deadline_most = seconds(60);
+  Node& b = B(options);
+  b.far().Delay(milliseconds(20));
+  EXPECT_EQ(b.Held(Tokens(kPrompt)), 320u);
+}
+
+// Probes that hang, then gets that do: neither is waited for beyond the deadline, and what the
+// disk has comes all the same.
+TEST_F(RemotePagesTest, ATierThatHangsDelaysNobodyBeyondTheDeadline) {
+  A().Compute(Tokens(kPrompt + 500));
+  RemotePagesOptions options = All();
+  options.deadline = options.deadline_most = seconds(2);
+  options.miss_ttl = microseconds(0);
+  Node& b = B(options);
+  b.Compute(Tokens(165));
+  b.far().HoldProbes();
+  EXPECT_EQ(b.Held(Tokens(kPrompt + 500)), 160u);
+  EXPECT_EQ(b.counters().late_searches, 1u);
+  b.far().Release();
+  b.far().HoldGets();
+  b.Forget();
+  EXPECT_EQ(b.Held(Tokens(kPrompt + 500)), 160u);
+  EXPECT_EQ(b.counters().late_loads, 1u);
+  b.far().Release();
+  ExpectClean(b.store());
+}
+
+TEST_F(RemotePagesTest, AThousandTimeoutsGiveAllBuffersBack) {
+  A().Compute(Tokens(kPrompt));
+  RemotePagesOptions options = All();
+  options.deadline = options.deadline_most = milliseconds(10);
+  options.miss_ttl = microseconds(0);
+  options.loads.readers = 16;
+  Node& b = B(options, false);
+  b.far().HoldGets();
+  const uint64_t used = UsedBytes(b.store());
+  uint64_t late = 0;
+  for (int i = 0; i < 1000; ++i) {
+    const uint32_t held = b.Held(Tokens(kPrompt));
+    EXPECT_EQ(held, 0u);
+    late += held == 0;
+  }
+  EXPECT_EQ(late, 1000u);
+  const RemotePagesCounters c = b.counters();
+  EXPECT_GE(c.late_loads + c.late_searches, 1000u);
+  EXPECT_GT(c.late_loads, 0u);
+  EXPECT_EQ(UsedBytes(b.store()), used);
+  EXPECT_GT(b.remote().buffers_in_use(), 0u) << "the tier may still write to them";
+  b.far().Release();
+  EXPECT_EQ(b.remote().buffers_in_use(), 0u);
+  RemotePagesOptions patient = options;
+  patient.deadline = patient.deadline_most = seconds(60);
+  b.remote().Configure(patient);
+  EXPECT_EQ(b.Held(Tokens(kPrompt)), 320u);
+  ExpectClean(b.store());
+}
+
+TEST_F(RemotePagesTest, AStopWaitsForNobody) {
+  A().Compute(Tokens(kPrompt));
+  RemotePagesOptions options = All();
+  options.deadline = options.deadline_most = std::chrono::hours(1);
+  Node& b = B(options);
+  b.far().HoldProbes();
+  std::promise<uint32_t> held;
+  b.store().openings().OpenSequence(
+      b.session().id(), b.session().model(), "full", Tokens(kPrompt),
+      [&](const Result<OpenedSequence>& o) { held.set_value(o->held_tokens); });
+  b.remote().Stop();
+  EXPECT_EQ(held.get_future().get(), 0u);
+  EXPECT_EQ(b.Held(Tokens(kPrompt)), 0u);
+}
+
+TEST_F(RemotePagesTest, TheReadRateCutsWhatIsRead) {
+  A().Compute(Tokens(kPrompt));
+  RemotePagesOptions options = All();
+  options.read_rate = 8 * 4096;
+  Node& b = B(options);
+  const uint32_t held = b.Held(Tokens(kPrompt));
+  EXPECT_GE(held, 128u);
+  EXPECT_LT(held, 320u);
+  EXPECT_EQ(b.counters().over_rate, 1u);
+}
+
+// Artefacts go by any policy, with the pages and blocks that they need besides; the next node
+// neither computes nor recompresses.
+TEST_F(RemotePagesTest, AnArtefactIsFoundWithoutItsRawPages) {
+  RemotePagesOptions options = Reused();
+  options.min_tokens = 100;
+  bool recompressed = false;
+  EXPECT_EQ(A(options).Pack(kKeepsNone, &recompressed), 0u);
+  EXPECT_TRUE(recompressed);
+  Node& b = B(options);
+  EXPECT_EQ(b.Pack(kKeepsNone, &recompressed), 192u);
+  EXPECT_FALSE(recompressed);
+  EXPECT_EQ(b.store().inspection().Counters().loaded_artefacts, 1u);
+  EXPECT_EQ(b.far().probes(), 1u) << "its record is in the same search";
+  b.Settle();
+  EXPECT_GE(b.disk().Stats().entries, 7u) << "record and extents are offered to the disk";
+  ExpectClean(b.store());
+}
+
+TEST_F(RemotePagesTest, AnArtefactIsFoundWithItsRawPages) {
+  RemotePagesOptions options = All();
+  options.min_tokens = 100;
+  bool recompressed = false;
+  EXPECT_EQ(A(options).Pack(kKeeps, &recompressed), 0u);
+  Node& b = B(options);
+  EXPECT_EQ(b.Pack(kKeeps, &recompressed), 192u);
+  EXPECT_FALSE(recompressed);
+  ExpectClean(b.store());
+}
+
+// Bytes over the rate of the last loads against half of what computing takes.
+TEST_F(RemotePagesTest, WhatIsComputedSoonerIsNotAskedFor) {
+  A().Compute(Tokens(kPrompt));
+  Node& b = B();
+  const auto asks = [&b](double prefill_rate) {
+    TierSearch search;
+    search.keys = {{PageKey{1}, PageKey{1}, true}};
+    search.tokens = 1 << 20;
+    search.bytes = uint64_t{1} << 40;
+    search.prefill_rate = prefill_rate;
+    search.asked = Clock::now();
+    const auto done = std::make_shared<std::promise<void>>();
+    search.done = [done](const RemoteFinds&) { done->set_value(); };
+    const bool asked = b.remote().Search(std::move(search));
+    if (asked) done->get_future().wait();
+    b.remote().Configure(All());
+    return asked;
+  };
+  EXPECT_TRUE(asks(1e12)) << "nothing is known of the tier";
+  EXPECT_EQ(b.Held(Tokens(kPrompt)), 320u);
+  EXPECT_GT(b.remote().bytes_per_second(), 0);
+  EXPECT_TRUE(asks(0)) << "nothing is known of the engine";
+  EXPECT_TRUE(asks(1e-9));
+  EXPECT_FALSE(asks(1e12));
+  EXPECT_EQ(b.counters().not_worth, 1u);
+}
+
+}  // namespace
+}  // namespace kvstrata::testing
