@@ -234,6 +234,18 @@ struct GrpcDoor {
   AttachTokens tokens;
 };
 
+// What ails the daemon first: a loop that has not answered for longer than `patience`, a part.
+std::string HealthOf(std::span<const PartHealth> parts, std::chrono::microseconds patience) {
+  for (const HangingLoop& loop : HangingLoops(patience)) {
+    return "hangs: " + loop.thread + " has not answered for " + std::to_string(loop.since.count()) +
+           " s";
+  }
+  for (const PartHealth& part : parts) {
+    if (!part.failure.empty()) return "degraded: " + part.failure;
+  }
+  return "serving";
+}
+
 }  // namespace
 
 // In the order of their start; destroyed from the last to the first.
@@ -277,7 +289,6 @@ struct Daemon::Parts {
   void UseDisk();
   void SettleTiers();
   void Settle();
-  std::string HealthOf(std::span<const PartHealth> parts) const;
   std::vector<PartHealth> PartsOf(std::span<const PoolInfo> pools) const;
   DaemonNumbers Numbers(bool all) const;  // or those of each second alone
   DaemonState State();
@@ -468,17 +479,6 @@ Status Daemon::Parts::CheckResize(Tier tier, uint64_t bytes, std::string_view de
   return grows ? CheckCapacities(host, emulated) : OkStatus();
 }
 
-std::string Daemon::Parts::HealthOf(std::span<const PartHealth> parts) const {
-  for (const HangingLoop& loop : HangingLoops(page_source.patience)) {
-    return "hangs: " + loop.thread + " has not answered for " + std::to_string(loop.since.count()) +
-           " s";
-  }
-  for (const PartHealth& part : parts) {
-    if (!part.failure.empty()) return "degraded: " + part.failure;
-  }
-  return "serving";
-}
-
 std::vector<PartHealth> Daemon::Parts::PartsOf(std::span<const PoolInfo> pools) const {
   const ClosingCounters closing[] = {attach->counters().closing, door.closer.counters()};
   return HealthOfParts(closing, pools, disk == nullptr ? "" : disk_values->Stats().illness,
@@ -514,7 +514,7 @@ DaemonNumbers Daemon::Parts::Numbers(bool all) const {
 DaemonState Daemon::Parts::State() {
   DaemonNumbers numbers = Numbers(config.http.kind != HttpAddress::Kind::kNone);
   DaemonState state;
-  state.health = HealthOf(numbers.parts);
+  state.health = HealthOf(numbers.parts, page_source.patience);
   state.evicted_pages = numbers.counters.evicted_pages;
   state.evicted_stored_pages = numbers.counters.evicted_stored_pages;
   for (const PoolInfo& pool : numbers.pools) {
@@ -616,7 +616,9 @@ Status Daemon::Parts::StartGrpc() {
   options.version = DaemonVersion();
   options.commit = DaemonCommit();
   options.started = started;
-  options.health = [this] { return HealthOf(PartsOf(store->inspection().Pools())); };
+  options.health = [this] {
+    return HealthOf(PartsOf(store->inspection().Pools()), page_source.patience);
+  };
   options.pools_fd = device_pools.failed.get();
   options.cgroup = ReadCgroup;
   options.values.list = [this](const ValueFilter& filter, uint64_t after, size_t limit) {
