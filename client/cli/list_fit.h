@@ -21,8 +21,8 @@ std::vector<size_t> Fit(std::span<const Column> columns, std::vector<size_t> wid
 // `text` in at most `width` cells, with "..." where it was cut. REQUIRES: width >= 3 if it is cut.
 std::string Cut(std::string text, size_t width);
 
-// `text` in lines of at most `width` cells, broken behind spaces and commas where there are any, else
-// anywhere. REQUIRES: width > 0.
+// `text` in lines of at most `width` cells, broken behind spaces and commas where there are any,
+// else anywhere. REQUIRES: width > 0.
 std::vector<std::string> Wrap(std::string_view text, size_t width);
 
 // Cells of a line of stdout: COLUMNS of the environment, else what the terminal says. 0, any
