@@ -113,6 +113,10 @@ constexpr EventKind kRows[] = {
      "A reload ended: how many keys were applied and how many need a restart. by is SIGHUP or an "
      "operator.",
      "by applied need_restart"},
+    {"remote_back", "info", "A server of the remote tier answers again.", "server"},
+    {"remote_left_alone", "warning",
+     "A server of the remote tier failed in a row; it is left alone for a pause that grows.",
+     "server why"},
     {"resized", "info", "kvstrata tier resize; bytes were asked for.",
      "tier device bytes capacity_bytes evicted by"},
     {"sequence_closed", "debug", "A sequence was closed.", "session sequence"},
