@@ -214,7 +214,8 @@ def main(doc, golden, *options):
     if options == ("--update",):
         doc.write_text(wanted)
         golden.write_text(made)
-    wrong = [str(path) for path, text in ((doc, wanted), (golden, made)) if not path.exists() or path.read_text() != text]
+    is_so = lambda path, text: path.exists() and path.read_text() == text
+    wrong = [str(path) for path, text in ((doc, wanted), (golden, made)) if not is_so(path, text)]
     for path in wrong:
         print(f"{path} is not what tests/reference/remote_format.py makes: --update")
     print(f"{2 - len(wrong)} passed, {len(wrong)} failed")

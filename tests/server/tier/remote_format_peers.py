@@ -27,7 +27,8 @@ def draw(dice, folder, i):
         sizes[0] = reference.STRIPE + dice.randint(-1, 1)
     case = {"secret": "".join(chr(dice.randint(0x21, 0x7E)) for _ in range(dice.randint(32, 512))),
             "tenant": dice.randbytes(dice.randint(0, 40)).hex(), "seal": dice.choice(["none", "gcm"]),
-            "key": dice.randbytes(dice.randint(1, 64)).hex(), "place": dice.randbytes(dice.choice([0, 1, 32, 64])).hex(),
+            "key": dice.randbytes(dice.randint(1, 64)).hex(),
+            "place": dice.randbytes(dice.choice([0, 1, 32, 64])).hex(),
             "sizes": sizes, "written": NOW - dice.randint(0, 1000), "now": NOW, "file": str(i)}
     data = dice.randbytes(sum(sizes))
     (folder / case["file"]).write_bytes(data)
