@@ -253,7 +253,6 @@ struct Daemon::Parts {
   Config config;
   Running running{{config, [this](const Config& next) { Apply(next); }}, config.shutdown_timeout};
   PageSource page_source;  // of what PageServer serves, and Admin.GetMetrics
-  Clock::time_point started = Clock::now();
   UniqueFd lock;
   DevicePools device_pools;
   std::unique_ptr<DiskTier> disk;              // null: none
@@ -280,7 +279,7 @@ struct Daemon::Parts {
     page_source.patience = with.patience;
     page_source.version = DaemonVersion();
     page_source.commit = DaemonCommit();
-    page_source.started = started;
+    page_source.started = Clock::now();
   }
   Status Start();
   // What reloads of a configuration, whichever of it has changed.
@@ -615,7 +614,7 @@ Status Daemon::Parts::StartGrpc() {
   options.cuda_devices = gpus.ordinals;
   options.version = DaemonVersion();
   options.commit = DaemonCommit();
-  options.started = started;
+  options.started = page_source.started;
   options.health = [this] {
     return HealthOf(PartsOf(store->inspection().Pools()), page_source.patience);
   };

@@ -124,7 +124,7 @@ TEST_P(RemoteTest, WithoutItsServerThereAreMissesOnly) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Plans, RemoteTest, ::testing::ValuesIn(kCases),
-                         [](const auto& info) { return std::string(info.param.name); });
+                         [](const auto& test) { return std::string(test.param.name); });
 
 }  // namespace
 }  // namespace kvstrata::testing

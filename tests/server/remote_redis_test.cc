@@ -110,7 +110,7 @@ TEST_P(RemoteRedisTest, WithoutItsServerThereAreMissesOnly) {
 
 INSTANTIATE_TEST_SUITE_P(Seals, RemoteRedisTest,
                          ::testing::Values(remote::Seal::kNone, remote::Seal::kGcm),
-                         [](const auto& info) { return std::string(SealName(info.param)); });
+                         [](const auto& test) { return std::string(SealName(test.param)); });
 
 }  // namespace
 }  // namespace kvstrata::testing
