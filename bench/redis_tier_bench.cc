@@ -15,6 +15,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <future>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -202,7 +203,10 @@ int Main(int argc, char** argv) {
   const std::string run = std::to_string(random());
   const std::shared_ptr<std::byte> memory(
       static_cast<std::byte*>(std::aligned_alloc(4096, kRoundBytes)), std::free);
-  for (uint64_t i = 0; i < kRoundBytes; ++i) memory.get()[i] = static_cast<std::byte>(random());
+  for (uint64_t at = 0; at < kRoundBytes; at += sizeof(uint64_t)) {
+    const uint64_t word = random();
+    std::memcpy(memory.get() + at, &word, sizeof(word));
+  }
   nlohmann::json report;
   for (const uint64_t bytes : {uint64_t{64} << 10, uint64_t{1} << 20, uint64_t{4} << 20}) {
     report["values"].push_back(Compare(tier, run, bytes, rounds, memory));
