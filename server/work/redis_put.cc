@@ -51,7 +51,7 @@ class RedisPuts : public std::enable_shared_from_this<RedisPuts> {
   const RedisParts parts_;
   const std::span<TierPut> puts_;
   const RedisEnd end_;
-  std::vector<size_t> first_;  // for each put, the first one of its key
+  std::multimap<size_t, size_t> later_;  // puts of a key behind the first, by that one
   std::vector<std::string> names_;
   std::atomic<size_t> questions_ = 0;
   Mutex mu_;
@@ -166,8 +166,11 @@ void RedisPuts::Ask() {
   std::map<std::string_view, size_t> firsts;
   std::vector<size_t> asked;
   for (size_t i = 0; i < puts_.size(); ++i) {
-    first_.push_back(firsts.emplace(puts_[i].key, i).first->second);
-    if (first_[i] != i) continue;
+    const auto [first, added] = firsts.emplace(puts_[i].key, i);
+    if (!added) {
+      later_.emplace(first->second, i);
+      continue;
+    }
     asked.push_back(i);
     names_.push_back(parts_->format.NameOf(puts_[i].key, puts_[i].place));
   }
@@ -244,11 +247,10 @@ void RedisPuts::Sent(size_t i) {
 
 void RedisPuts::Settle(size_t i, Status status) {
   if (!status.ok()) CountFailure(parts_.get(), status);
-  size_t settled = 0;
-  for (size_t k = i; k < puts_.size(); ++k) {
-    if (first_[k] != i) continue;
-    puts_[k].status = status;
-    ++settled;
+  size_t settled = 1;
+  puts_[i].status = status;
+  for (auto [it, end] = later_.equal_range(i); it != end; ++it, ++settled) {
+    puts_[it->second].status = status;
   }
   if (status.ok()) {
     MutexLock lock(parts_->mu);
