@@ -31,6 +31,7 @@
 #include "server/store/user_limits.h"
 #include "server/telemetry/log.h"
 #include "server/tier/disk_tier.h"
+#include "server/tier/redis_socket.h"
 #include "server/work/disk_value_tier.h"
 #include "server/work/mover.h"
 #include "server/work/recompress.h"
@@ -66,6 +67,8 @@ struct LimitSetting {
 struct RemoteConfig {
   std::string redis;  // HOST:PORT of one server at least, a comma between them; "": there is none
   std::string secret_file, seal, tenant;
+  std::string user, password_file;  // of the servers' ACL; "": the default user, no password
+  redis::RedisTlsOptions tls;
   std::chrono::microseconds ttl{};  // of a value there
   RemotePagesOptions pages;
 };

@@ -14,7 +14,7 @@ namespace {
 using std::chrono::microseconds;
 
 constexpr microseconds kMillisecond{1000}, kMinute{60'000'000}, kDay{86'400'000'000};
-constexpr size_t kMostServers = 64, kMostTenantBytes = 64;
+constexpr size_t kMostServers = 64, kMostTenantBytes = 64, kMostUserBytes = 128;
 
 // "HOST:PORT[,HOST:PORT...]", none of them twice.
 bool AreServers(std::string_view text) {
@@ -44,6 +44,12 @@ bool RateIn(std::string_view text, uint64_t* out) {
   return true;
 }
 
+// A path key's value: absolute, or none.
+bool IsFile(std::string_view text, std::string* out) {
+  *out = text;
+  return text.empty() || text.front() == '/';
+}
+
 constexpr bool kAny = false, kText = true;
 constexpr bool kReloads = true;
 constexpr std::string_view kRate = "a size, 1MiB to 1PiB; 0: no limit";
@@ -61,10 +67,41 @@ constexpr std::array kKeys = {
     ConfigKey{"remote.secret_file", "KVSTRATA_REMOTE_SECRET_FILE", "",
               "a file's absolute path; required with remote.redis",
               "one line of 32 to 512 characters, the same on every node; mode 0600",
+              [](std::string_view v, Config* c) { return IsFile(v, &c->remote.secret_file); },
+              kText},
+    ConfigKey{"remote.user", "KVSTRATA_REMOTE_USER", "", "up to 128 characters",
+              "user of the servers' ACL that the daemon logs in as; '': the default one",
               [](std::string_view v, Config* c) {
-                c->remote.secret_file = v;
-                return v.empty() || v.front() == '/';
+                c->remote.user = v;
+                return v.size() <= kMostUserBytes;
               },
+              kText},
+    ConfigKey{"remote.password_file", "KVSTRATA_REMOTE_PASSWORD_FILE", "",
+              "a file's absolute path; '': no password",
+              "its first line is the password that the servers ask for",
+              [](std::string_view v, Config* c) { return IsFile(v, &c->remote.password_file); },
+              kText},
+    ConfigKey{"remote.tls", "KVSTRATA_REMOTE_TLS", "false", "true, false",
+              "connections to the servers are encrypted, and their certificates checked",
+              [](std::string_view v, Config* c) {
+                c->remote.tls.on = v == "true";
+                return v == "true" || v == "false";
+              }},
+    ConfigKey{
+        "remote.tls_ca_file", "KVSTRATA_REMOTE_TLS_CA_FILE", "",
+        "a file's absolute path; '': the system's authorities",
+        "authorities that the servers' certificates are checked against",
+        [](std::string_view v, Config* c) { return IsFile(v, &c->remote.tls.authorities_file); },
+        kText},
+    ConfigKey{
+        "remote.tls_cert_file", "KVSTRATA_REMOTE_TLS_CERT_FILE", "",
+        "a file's absolute path; '': none",
+        "the daemon's certificate, for servers that ask for one",
+        [](std::string_view v, Config* c) { return IsFile(v, &c->remote.tls.certificate_file); },
+        kText},
+    ConfigKey{"remote.tls_key_file", "KVSTRATA_REMOTE_TLS_KEY_FILE", "",
+              "a file's absolute path; '': none", "the key of that certificate",
+              [](std::string_view v, Config* c) { return IsFile(v, &c->remote.tls.key_file); },
               kText},
     ConfigKey{"remote.seal", "KVSTRATA_REMOTE_SEAL", "none", "none, gcm",
               "what the servers see of values: their bytes, or AES-256-GCM",

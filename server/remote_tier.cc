@@ -32,6 +32,9 @@ Result<std::unique_ptr<RemoteTier>> RemoteTier::Open(const RemoteConfig& config)
     options.servers.emplace_back(text.substr(0, comma));
     text.remove_prefix(std::min(comma + 1, text.size()));
   }
+  options.user = config.user;
+  options.password_file = config.password_file;
+  options.tls = config.tls;
   options.ttl = std::chrono::duration_cast<std::chrono::milliseconds>(config.ttl);
   KVS_ASSIGN_OR_RETURN(auto values, RedisValueTier::Open(options, {secret, config.tenant, format}));
   return std::unique_ptr<RemoteTier>(new RemoteTier(config, std::move(values)));
