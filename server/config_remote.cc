@@ -14,7 +14,7 @@ namespace {
 using std::chrono::microseconds;
 
 constexpr microseconds kMillisecond{1000}, kMinute{60'000'000}, kDay{86'400'000'000};
-constexpr size_t kMostServers = 64, kMostTenantBytes = 64, kMostUserBytes = 128;
+constexpr size_t kMostServers = 64, kMostNameBytes = 64;
 
 // "HOST:PORT[,HOST:PORT...]", none of them twice.
 bool AreServers(std::string_view text) {
@@ -69,11 +69,11 @@ constexpr std::array kKeys = {
               "one line of 32 to 512 characters, the same on every node; mode 0600",
               [](std::string_view v, Config* c) { return IsFile(v, &c->remote.secret_file); },
               kText},
-    ConfigKey{"remote.user", "KVSTRATA_REMOTE_USER", "", "up to 128 characters",
+    ConfigKey{"remote.user", "KVSTRATA_REMOTE_USER", "", "up to 64 characters",
               "user of the servers' ACL that the daemon logs in as; '': the default one",
               [](std::string_view v, Config* c) {
                 c->remote.user = v;
-                return v.size() <= kMostUserBytes;
+                return v.size() <= kMostNameBytes;
               },
               kText},
     ConfigKey{"remote.password_file", "KVSTRATA_REMOTE_PASSWORD_FILE", "",
@@ -114,7 +114,7 @@ constexpr std::array kKeys = {
               "name under which nodes share: those with another one find nothing of each other",
               [](std::string_view v, Config* c) {
                 c->remote.tenant = v;
-                return !v.empty() && v.size() <= kMostTenantBytes;
+                return !v.empty() && v.size() <= kMostNameBytes;
               },
               kText},
     ConfigKey{"remote.ttl", "KVSTRATA_REMOTE_TTL", "7d", "a duration, 1min to 3650d",
