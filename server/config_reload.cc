@@ -64,7 +64,7 @@ Result<std::vector<ConfigChange>> ConfigReload::Reload(bool dry_run, std::string
   std::vector<ConfigChange> changes = ChangesOf(running, next.config.entries);
   if (dry_run) return changes;
   apply_(next.config);
-  // Of what needs a restart the running value stays, and is told again by the next reload.
+  // For what needs a restart the running value stays, and is told again by the next reload.
   for (ConfigEntry& entry : next.config.entries) {
     const ConfigEntry* was = Find(running, entry.key);
     if (!entry.reloads && was != nullptr && was->value != entry.value) entry = *was;

@@ -162,7 +162,7 @@ std::string BashValue(const Word& option) {
   return "COMPREPLY=($(compgen -W " + Quote(Join(option.choices)) + " -- \"$cur\")); return";
 }
 
-// Of each argument that the daemon has names for: the verb, the place among its arguments.
+// For each argument that the daemon has names for: the verb, the place among its arguments.
 std::string BashArguments(const Place& place) {
   std::string out;
   for (size_t i = 0; i < place.arguments.size(); ++i) {
@@ -185,7 +185,7 @@ _kvstrata_live() {
 }
 )sh";
 
-// Of the daemon's own flags: its --help is the table.
+// For the daemon's own flags: its --help is the table.
 constexpr char kBashDaemon[] = R"sh(_kvstratad() {
   local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} help choices socket=()
   COMPREPLY=()
@@ -281,7 +281,7 @@ std::string ZshPlace(const Place& place) {
   return out + " ) ;;\n";
 }
 
-// Of each argument that the daemon has names for: the verb, the place among its arguments.
+// For each argument that the daemon has names for: the verb, the place among its arguments.
 std::string ZshArguments(const Place& place) {
   std::string out;
   for (size_t i = 0; i < place.arguments.size(); ++i) {

@@ -11,7 +11,7 @@
 
 namespace kvstrata::cli {
 
-// Of microseconds since 1970: "2026-11-21T12:00:00.000123Z".
+// For microseconds since 1970: "2026-11-21T12:00:00.000123Z".
 std::string TimeText(int64_t us);
 // {"number", "time", "level", "event", "fields": {...}}
 Json ToJson(const v1::Event& event);

@@ -37,7 +37,7 @@ struct Column {
   std::string_view pointer;  // JSON pointer into the row: "/geometry/layers"
   std::string (*format)(const Json& value) = nullptr;  // null: as it is
   bool right = false;                                  // aligned to the right: numbers
-  // Of a list that is too wide the column of the lowest rank falls away first, of equal ones the
+  // For a list that is too wide the column of the lowest rank falls away first, of equal ones the
   // last. The first column is what the row is called: it never does.
   uint8_t rank = 0;
   uint8_t shortest = 0;  // text that may be cut at its end, to no fewer cells; 0: never cut

@@ -38,7 +38,7 @@ enum Key : int {
 struct ScreenSize {
   int columns = 80, rows = 24;
 };
-// Of stdout; `otherwise` where it is no terminal or does not say.
+// For stdout; `otherwise` where it is no terminal or does not say.
 ScreenSize SizeOfScreen(ScreenSize otherwise = {});
 
 // The first `columns` cells of a line that may have colours; what is coloured ends so.

@@ -20,7 +20,7 @@ std::string Errors(const Json& row) {
   return std::to_string(count("corrupt") + count("io_errors") + count("deadlines"));
 }
 
-// Of a row: what keeps the disk from being all that it could be, the worst first.
+// For a row: what keeps the disk from being all that it could be, the worst first.
 std::string Degraded(const Json& row) {
   if (!row.value("breaker_open", false)) return OrDash(row.value("degraded", Json()));
   return "left alone, tried again in " + Microseconds(row.value("retry_us", Json(0)));

@@ -83,7 +83,7 @@ constexpr TableColumn kColumns[] = {
     {"SELECTED", 8, true, false, SelectedText},
 };
 
-// Of the first column: numbers of other users than the first are long.
+// For the first column: numbers of other users than the first are long.
 size_t NumberWidth(const TopView& view) {
   size_t width = kColumns[0].width;
   for (const TopRow& row : view.rows) {

@@ -33,7 +33,7 @@ std::vector<std::string> Scrolled(const std::vector<std::string>& lines,
   return out;
 }
 
-// Of what a word of 32 bits counted meanwhile.
+// What a word of 32 bits counted meanwhile.
 uint32_t Since(uint32_t before, uint32_t now) {
   return now - before > UINT32_MAX / 2 ? 0 : now - before;
 }

@@ -24,7 +24,7 @@ struct TopRow {
   uint32_t tokens = 0;
   double tokens_per_second = 0, steps_per_second = 0;
   uint64_t device_bytes = 0, host_bytes = 0, age_us = 0;
-  // Of those that were sampled twice.
+  // For those that were sampled twice.
   bool sampled = false;
   double selected_share = 0;       // of its pages, by a layer of a step on average
   std::vector<uint32_t> selected;  // by bucket of tokens, since the moment before
@@ -37,7 +37,7 @@ struct TopView {
   uint64_t uptime_us = 0, sessions = 0, sequences = 0, models = 0;
   double seconds = 0;  // since the moment before; 0: there was none, and rates are 0
   double steps_per_second = 0, tokens_per_second = 0, moved_bytes_per_second = 0;
-  // Of the same time; below 0: nothing of the kind happened.
+  // In the same time; below 0: nothing of the kind happened.
   double hit_share = -1, kept_share = -1, in_full_share = -1;
   std::vector<TopTier> tiers;
   std::vector<TopRow> rows;

@@ -37,7 +37,7 @@ struct Taker;
 struct PlannedCopy {
   Page* source = nullptr;
   Page* copy = nullptr;
-  // Of a page of a sequence: where it is, in Sequence::pages or index_blocks.
+  // For a page of a sequence: where it is, in Sequence::pages or index_blocks.
   bool index = false;
   uint32_t position = 0;
   static constexpr uint32_t kAllRows = ~uint32_t{0};
@@ -76,7 +76,7 @@ class PageCopies {
 
  private:
   bool StepsRun() const KVS_EXCLUDES(store_lock);
-  // Of CopyAndSwapIn, once the bytes are there.
+  // For CopyAndSwapIn, once the bytes are there.
   Status SwapIn(Session* session, Sequence* s, CopyPlan* plan) KVS_REQUIRES(store_lock);
 
   StoreMutex& mu_;

@@ -44,7 +44,7 @@ class PageReferences {
   void ReleaseExtents(std::vector<Extent>* extents) KVS_REQUIRES(store_lock);
   // REQUIRES: nothing refers to it.
   void Retire(Page* page) KVS_REQUIRES(store_lock);
-  // Of pages that no table has named, or that all readers have passed.
+  // For pages that no table has named, or that all readers have passed.
   void FreePages(std::span<Page* const> pages) KVS_REQUIRES(store_lock);
 
   // What was retired before is free once the readers of now have left. Only after the tables that

@@ -105,7 +105,7 @@ class PageTier {
   // not: short, never calls the store. What the tier has no room for is lost to it, and counted
   // there.
   virtual void Offer(const TierOffer& offer) = 0;
-  // Of the local tier: a look-up in memory, no promise. Not under the store's lock.
+  // For the local tier: a look-up in memory, no promise. Not under the store's lock.
   virtual bool Holds(const PageKey& key) const = 0;
   // Asks a remote tier what it has. False: there is none, or it is not worth it; nothing will be
   // called. Not under the store's lock.

@@ -32,7 +32,7 @@ class SessionCatalog;
 struct StoreSettings;
 struct StoreParts;
 
-// Of the sequences of one preset, since the start.
+// For the sequences of one preset, since the start.
 struct SampledRecall {
   std::string_view plan;  // the name of a preset that selects; "other": of one's own
   uint64_t steps = 0;

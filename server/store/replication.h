@@ -54,7 +54,7 @@ class Replication {
   // The held prefix, if some of it does not lie on the session's device; else nothing.
   std::vector<Page*> PrefixElsewhere(const Opening& o) KVS_REQUIRES(store_lock);
   bool IsOn(uint32_t device, const Page& page) const KVS_REQUIRES(store_lock);
-  // Of pages that the opening's load holds.
+  // For pages that the opening's load holds.
   CopyPlan PlanReplicas(Opening* o) KVS_REQUIRES(store_lock);
   void EnterReplica(const Page& source, Page* copy, uint32_t device) KVS_REQUIRES(store_lock);
 

@@ -26,7 +26,7 @@ uint64_t NewDaemonEpoch() {
   return epoch | 1;  // never 0
 }
 
-// Of what only this sequence refers to.
+// For what only this sequence refers to.
 uint64_t OwnBytes(const Sequence& s) {
   uint64_t bytes = 0;
   const auto add = [&bytes](const Page* page) {

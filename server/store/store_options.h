@@ -39,7 +39,7 @@ struct StoreSettings {
   uint64_t promote_rate = 0;
   // Percent of a pool's capacity: above the first, MoveSome makes room, until the second.
   uint32_t high_percent = 90, low_percent = 80;
-  // Of decode steps whose plan selects, about one in so many is measured beside full attention
+  // About one in so many decode steps whose plan selects is measured beside full attention
   // (recall_audits.h); 0: none.
   uint32_t recall_every = 4096;
   bool operator==(const StoreSettings&) const = default;

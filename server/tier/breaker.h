@@ -45,7 +45,7 @@ class Breaker {
     next_try_ = now + pause_;
     if (failures_ > most_) pause_ = std::min(2 * pause_, longest_pause_);
   }
-  // Of a failure that leaves no doubt: opens at once.
+  // For a failure that leaves no doubt: opens at once.
   void FailedForSure(Time now) {
     failures_ = std::max(failures_, most_ - 1);
     Failed(now);

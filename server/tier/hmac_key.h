@@ -26,7 +26,7 @@ class HmacKey {
   HmacKey& operator=(const HmacKey&) = default;
   ~HmacKey();
 
-  // Of the parts behind each other.
+  // For the parts behind each other.
   Digest Of(std::initializer_list<std::span<const std::byte>> parts) const;
   Digest Of(std::string_view text) const;
 

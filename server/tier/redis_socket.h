@@ -68,7 +68,7 @@ class RedisSocket {
   bool pending() const;
 
  private:
-  // Of a call of OpenSSL that returned `result` <= 0.
+  // For a call of OpenSSL that returned `result` <= 0.
   Result<size_t> WhyNot(int result);
 
   UniqueFd fd_;

@@ -49,7 +49,7 @@ Result<ValueSizes> SizesOf(std::string_view key, std::span<const std::span<Byte>
   return ValueSizes(all);
 }
 
-// Of a header that is not encrypted: of all but itself.
+// The tag of a header that is not encrypted: over all but itself.
 Tag TagOf(const HmacKey& key, const Envelope& envelope) {
   const HmacKey::Digest digest = key.Of({envelope.clear(), envelope.fields()});
   Tag tag;

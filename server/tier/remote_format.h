@@ -84,7 +84,7 @@ class IncomingValue {
   std::vector<std::span<std::byte>> parts(uint32_t stripe) const {
     return StripeParts<std::byte>(buffers_, stripe);
   }
-  // Of header and bytes: what the servers must say of that stripe.
+  // For header and bytes: what the servers must say of that stripe.
   uint64_t length(uint32_t stripe) const { return kHeaderBytes + StripeBytes(bytes_, stripe); }
   // Every stripe was opened, and all are of one put, or of puts of equal bytes.
   bool complete() const { return missing_ == 0; }

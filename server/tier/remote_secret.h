@@ -34,7 +34,7 @@ std::string_view SealName(Seal seal);  // "none", "gcm"
 
 using DerivedKey = std::array<uint8_t, 32>;
 
-// Of one tenant and one Seal; one for each use. Wiped when they go.
+// For one tenant and one Seal; one for each use. Wiped when they go.
 struct TenantKeys {
   TenantKeys() = default;
   TenantKeys(const TenantKeys&) = default;

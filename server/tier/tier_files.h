@@ -99,7 +99,7 @@ class TierFiles {
   }
   // Segments at the start.
   uint32_t first_segments() const { return first_segments_; }
-  // Of each of the checkpoints' files; with a side held.
+  // For each of the checkpoints' files; with a side held.
   uint64_t checkpoint_bytes() const { return checkpoint_bytes_; }
 
   bool direct() const { return directory_.direct; }

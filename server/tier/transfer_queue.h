@@ -25,7 +25,7 @@ namespace kvstrata::disk {
 // How a transfer ended, and which request ended it.
 struct IoOutcome {
   int error = 0;  // an errno; 0: all of it was done
-  // Of the first request that failed; nothing after ETIMEDOUT.
+  // For the first request that failed; nothing after ETIMEDOUT.
   IoRequest::Op op = IoRequest::Op::kRead;
   uint64_t offset = 0;
   uint32_t wanted_bytes = 0, done_bytes = 0;

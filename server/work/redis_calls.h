@@ -79,7 +79,7 @@ void UnlinkStripes(const RedisParts& parts, std::string_view key, std::string_vi
                    uint32_t stripes, Deadline deadline,
                    std::function<void(const redis::RedisOp&)> after);
 
-// Of at most 4096 keys of one shard each, the indices of `names`; all in one where shards are not
+// For at most 4096 keys of one shard each, the indices of `names`; all in one where shards are not
 // known yet.
 std::vector<std::vector<size_t>> ByShard(const redis::SlotMap* map,
                                          std::span<const std::string> names);

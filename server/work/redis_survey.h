@@ -19,14 +19,14 @@
 
 namespace kvstrata {
 
-// Of one master, or of all.
+// Figures of one master, or of all.
 struct RedisMemory {
   uint64_t capacity_bytes = 0;  // its limit; 0: it has none
   uint64_t used_bytes = 0;      // by keys and values
   uint64_t entries = 0;
   uint64_t evicted = 0;  // since the server's start
 };
-// Of the text that INFO gives.
+// For the text that INFO gives.
 RedisMemory ParseInfo(std::string_view info);
 
 class RedisSurvey : public std::enable_shared_from_this<RedisSurvey> {
@@ -39,7 +39,7 @@ class RedisSurvey : public std::enable_shared_from_this<RedisSurvey> {
   void RunIfDue() KVS_EXCLUDES(mu_);
   Time due() const KVS_EXCLUDES(mu_);  // max while one runs
   RedisMemory total() const KVS_EXCLUDES(mu_);
-  // Of the master with the least room; 0: none has a limit, or it is not known.
+  // For the master with the least room; 0: none has a limit, or it is not known.
   uint64_t least_capacity() const KVS_EXCLUDES(mu_);
   uint64_t ended() const KVS_EXCLUDES(mu_);
 

@@ -36,7 +36,7 @@ namespace kvstrata {
 
 struct RemotePagesOptions {
   uint32_t min_tokens = 256;  // that must be missing
-  // Of an open: the first and, for each 1024 missing tokens, the second, at most the third.
+  // For an open: the first and, for each 1024 missing tokens, the second, at most the third.
   std::chrono::microseconds deadline{1'000'000}, deadline_per_1024{100'000},
       deadline_most{10'000'000};
   uint64_t read_rate = 0;                         // bytes a second; 0: no limit

@@ -224,7 +224,7 @@ void RemoteWriter::AddFromMemory(const TierOffer& offer, size_t i, const SealedV
   batch->bytes += total;
 }
 
-// Of an artefact it would be the record alone, which is not told from other values here.
+// For an artefact it would be the record alone, which is not told from other values here.
 void RemoteWriter::AddFromLocal(const TierOffer& offer, Batch* batch) {
   const std::string name = TierNameOf(offer.key);
   const bool readable = local_ != nullptr && offer.why != OfferedFor::kArtefact;

@@ -69,7 +69,7 @@ class RemoteWriter {
 
   // What the policy does not want is left. May be called under the store's lock.
   void Offer(const TierOffer& offer) KVS_EXCLUDES(mu_);
-  // Of what is offered, and written, from now on.
+  // For what is offered, and written, from now on.
   void Configure(RemoteWrite write, uint64_t bytes_a_second) {
     policy_ = write;
     rate_.Set(bytes_a_second);

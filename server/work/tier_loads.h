@@ -66,9 +66,9 @@ class TierLoads {
   // After Cancel: waits until nobody reads or copies, and ends what waits.
   void Await() KVS_EXCLUDES(mu_);
   TierLoadsCounters counters() const KVS_EXCLUDES(mu_);
-  // Of the last batches, from the request until it has come; 0: none has for a minute.
+  // For the last batches, from the request until it has come; 0: none has for a minute.
   double bytes_per_second() const;
-  // Of loads that come from now on.
+  // For loads that come from now on.
   void SetTimeout(std::chrono::microseconds timeout) { load_timeout_ = timeout; }
 
  private:

@@ -40,7 +40,7 @@ class TierScrubs {
   // Refuse, and joins. Idempotent.
   void Stop() KVS_EXCLUDES(mu_);
   void Wake() KVS_EXCLUDES(mu_);
-  // Of reads that begin from now on.
+  // For reads that begin from now on.
   void SetTimeout(std::chrono::microseconds timeout) { timeout_ = timeout; }
 
  private:

@@ -6,7 +6,7 @@
 //                                     FILE.1, ...; prints the names of the stripes
 //   remote_format_peer open FOLDER    opens FILE.0, FILE.1, ..., which must be the bytes of FILE;
 //                                     prints OK, WRONG or the reason
-// Of each line: FILE SECRET TENANT SEAL KEY PLACE WRITTEN NOW SIZE..., tenant, key and place as x
+// For each line: FILE SECRET TENANT SEAL KEY PLACE WRITTEN NOW SIZE..., tenant, key and place as x
 // and hexadecimal digits.
 #include <fstream>
 #include <iostream>
