@@ -6,8 +6,9 @@
 // GET by a blocking connection to each master, which writes (writev) all it has before it reads the
 // answers; rounds of the two alternate. Prints a JSON object: medians of MB/s and of CPU seconds of
 // this process per GB, ratios of speeds round by round and their medians, and milliseconds of
-// probes of 512 and 65,536 keys, of which 4096 are there, beside those of bare EXISTS. Between
-// measurements it waits for replicas; what it put it takes away.
+// probes of 512 and 65,536 keys, of which 4096 are there, beside those of bare EXISTS; and how many
+// requests the large one makes, none of which waits for another's answer. Between measurements it
+// waits for replicas; what it put it takes away.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -259,11 +260,13 @@ void Get(ValueTier* tier, const std::string& run, uint64_t bytes, uint64_t count
   CheckAll(gets);
 }
 
+constexpr int kProbeRounds = 5;
+
 double ProbeMilliseconds(ValueTier* tier, const std::string& run, uint64_t keys) {
   std::vector<std::string> names;
   for (uint64_t i = 0; i < keys; ++i) names.push_back(KeyOf(run, i));
   std::vector<double> all;
-  for (int round = 0; round < 5; ++round) {
+  for (int round = 0; round < kProbeRounds; ++round) {
     std::vector<TierProbe> probes(names.begin(), names.end());
     const Cost cost = Measure([&] {
       std::promise<void> end;
@@ -288,6 +291,14 @@ void ForgetAll(const Bench& bench, const std::string& of, uint64_t count) {
   for (uint64_t i = 0; i < count; ++i) keys.push_back(KeyOf(of, i));
   (void)ForgetAndWait(bench.tier, keys, Later());
   bench.bare->Each("UNLINK", of, count);
+}
+
+// Since start, to all servers.
+uint64_t RequestsOf(const RedisValueTier& tier) {
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));  // it tells of 100 ms ago
+  uint64_t requests = 0;
+  for (const redis::RedisServerStats& server : tier.Servers()) requests += server.requests;
+  return requests;
 }
 
 nlohmann::json Compare(const Bench& bench, uint64_t bytes, int rounds) {
@@ -366,11 +377,15 @@ int Main(int argc, char** argv) {
     const std::string name = "probe_" + std::to_string(keys);
     report[name + "_ms"] = ProbeMilliseconds(tier, run, keys);
     std::vector<double> all;
-    for (int round = 0; round < 5; ++round) {
+    for (int round = 0; round < kProbeRounds; ++round) {
       all.push_back(Measure([&] { bare.Each("EXISTS", run, keys); }).seconds * 1e3);
     }
     report["bare_" + name + "_ms"] = Median(all);
   }
+  const uint64_t before = RequestsOf(**opened);
+  (void)ProbeMilliseconds(tier, run, 65536);
+  report["probe_65536_requests"] =
+      static_cast<double>(RequestsOf(**opened) - before) / kProbeRounds;
   ForgetAll(bench, run, 4096);
   std::cout << report.dump(2) << std::endl;
   return 0;

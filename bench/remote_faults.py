@@ -203,7 +203,8 @@ def stopped(bench, deadline=300, n=100):
             cluster.stop(victim)
             held, times = node.open_all(under)
             give_up = time.monotonic() + WITHIN
-            while not any(shard["breaker_open"] for shard in node.remote()["shards"]):
+            port = f":{cluster.ports[victim]}"
+            while not any(shard["breaker_open"] and shard["address"].endswith(port) for shard in node.remote()["shards"]):
                 node.open(bench.prompts(1, 32)[0])
                 assert time.monotonic() < give_up, "its breaker does not open"
             held_then, times_then = node.open_all(left_alone)
