@@ -295,7 +295,7 @@ void ForgetAll(const Bench& bench, const std::string& of, uint64_t count) {
 
 // Since start, to all servers.
 uint64_t RequestsOf(const RedisValueTier& tier) {
-  std::this_thread::sleep_for(std::chrono::milliseconds(300));  // it tells of 100 ms ago
+  std::this_thread::sleep_for(std::chrono::milliseconds(1200));  // until it tells of now
   uint64_t requests = 0;
   for (const redis::RedisServerStats& server : tier.Servers()) requests += server.requests;
   return requests;
