@@ -44,6 +44,16 @@ std::shared_ptr<const RedisRequest> Asking(const RedisRequest& request) {
   return asking;
 }
 
+// Not null: a replica alone said that there is no value, and may be behind its master. Whoever
+// reads was told that the value is there.
+const RedisAddress* MasterOfWhatLacksIt(const RedisOp& op, const SlotMap* map) {
+  const bool missed = op.replies.size() == 1 && op.replies.front().kind == RespReply::Kind::kNone;
+  if (!missed || op.lane != Lane::kRead || op.at || map == nullptr) return nullptr;
+  const RedisShard* const shard = map->Find(op.slot);
+  const bool replica = shard != nullptr && std::ranges::count(shard->replicas, op.answered_by) != 0;
+  return replica ? &shard->master : nullptr;
+}
+
 }  // namespace
 
 class RedisClient::Loop {
@@ -64,7 +74,6 @@ class RedisClient::Loop {
   RedisServer* Choose(RedisOp* op, Status* why);
   void Handle();
   void HandleAnswer(RedisOp* op);
-  bool OnlyAReplicaLacksIt(const RedisOp& op);
   void Redirect(RedisOp* op, const Redirection& to);
   void Retry(RedisOp* op, const Status& why, bool blameless);
   void Finish(RedisOp* op, Status status);
@@ -322,22 +331,13 @@ void RedisClient::Loop::HandleAnswer(RedisOp* op) {
       }
     }
   }
-  if (OnlyAReplicaLacksIt(*op)) {
+  const RedisAddress* const master = MasterOfWhatLacksIt(*op, watch_.map().get());
+  if (master != nullptr && !ServerAt(*master)->breaker().open()) {
     op->replies.clear();
     op->next_ = 0;
     return Route(op);
   }
   Finish(op, OkStatus());
-}
-
-// A replica may be behind its master. Whoever reads was told that the value is there, so that the
-// master is asked, too, unless it is left alone.
-bool RedisClient::Loop::OnlyAReplicaLacksIt(const RedisOp& op) {
-  const bool missed = op.replies.size() == 1 && op.replies.front().kind == RespReply::Kind::kNone;
-  if (!missed || op.lane != Lane::kRead || op.at || watch_.map() == nullptr) return false;
-  const RedisShard* const shard = watch_.map()->Find(op.slot);
-  return shard != nullptr && std::ranges::count(shard->replicas, op.answered_by) != 0 &&
-         !ServerAt(shard->master)->breaker().open();
 }
 
 void RedisClient::Loop::Redirect(RedisOp* op, const Redirection& to) {
