@@ -164,7 +164,7 @@ class Bench:
 
 
 def percentile(values, p):
-    return float(np.percentile(values, p, method="higher"))
+    return float(np.percentile(values, p, method="inverted_cdf"))
 
 
 def replicas(bench):
@@ -192,7 +192,7 @@ def alone(bench):
     bench.row("kill/alone/held", held, "of the tokens", 0.5, len(prompts))
 
 
-def stopped(bench, deadline=300, n=100):
+def stopped(bench, deadline=300, n=200):
     """Each open is of a prompt that the servers have; none was opened by this node before."""
     before, under, left_alone = (bench.prompts(n, 32) for _ in range(3))
     with bench.cluster() as cluster:
@@ -211,7 +211,9 @@ def stopped(bench, deadline=300, n=100):
             cluster.go_on(victim)
     print(f"  server {victim}; held {all_held:.2f}, {held:.2f} while it is stopped, {held_then:.2f} once it is left alone; "
           f"an open took {percentile(well, 50):.1f}, {percentile(times, 50):.1f}, {percentile(times_then, 50):.1f} ms, "
-          f"99th percentile {percentile(well, 99):.1f}, {percentile(times, 99):.1f}, {percentile(times_then, 99):.1f} ms")
+          f"99th percentile {percentile(well, 99):.1f}, {percentile(times, 99):.1f}, {percentile(times_then, 99):.1f} ms; "
+          f"the slowest of the last: {', '.join(f'{x:.0f}' for x in sorted(times_then)[-5:])} ms; the first in halves: "
+          f"{percentile(well[:n // 2], 99):.1f} and {percentile(well[n // 2:], 99):.1f} ms")
     bench.row("stop/beyond_deadline", percentile(times, 99) - deadline, "ms", 50, n, smaller=True)
     bench.row("stop/left_alone", percentile(times_then, 99) - percentile(well, 99), "ms", 5, n, smaller=True)
 
