@@ -114,9 +114,17 @@ constexpr EventKind kRows[] = {
      "operator.",
      "by applied need_restart"},
     {"remote_back", "info", "A server of the remote tier answers again.", "server"},
+    {"remote_forget_failed", "warning",
+     "An older value could not be deleted from the remote tier; it stays, and the newer one is not "
+     "written. At most one line a second.",
+     "reason why suppressed"},
     {"remote_left_alone", "warning",
      "A server of the remote tier failed in a row; it is left alone for a pause that grows.",
      "server why"},
+    {"remote_write_failed", "warning",
+     "A value was not written to the remote tier; at most one line a second, and none while its "
+     "servers are left alone.",
+     "reason why suppressed"},
     {"resized", "info", "kvstrata tier resize; bytes were asked for.",
      "tier device bytes capacity_bytes evicted by"},
     {"sequence_closed", "debug", "A sequence was closed.", "session sequence"},
@@ -145,7 +153,8 @@ constexpr EventKind kRows[] = {
      "refused.",
      "written dropped gone failed evicted checkpoints read late refused"},
     {"tier_read_failed", "warning",
-     "A page could not be read from disk and ended a prefix; at most one line a second.",
+     "A page could not be read from disk or from the remote tier and ended a prefix; at most one "
+     "line a second.",
      "reason why suppressed"},
     {"tier_write_failed", "warning", "A page was not written to disk; at most one line a second.",
      "reason why suppressed"},
