@@ -382,11 +382,13 @@ size_t EditDistance(std::string_view a, std::string_view b) {
 
 std::string_view NearestConfigKey(std::string_view name) {
   std::string_view best;
-  size_t least = std::max<size_t>(2, name.size() / 4) + 1;
+  // Of keys whose last words are equally near (disk.path, socket.path), the one whose whole is.
+  std::pair<size_t, size_t> least = {std::max<size_t>(2, name.size() / 4) + 1, 0};
   for (const ConfigKey& key : ConfigKeys()) {
     const std::string_view bare = key.name.substr(key.name.rfind('.') + 1);
-    const size_t distance = std::min(EditDistance(name, key.name),
-                                     EditDistance(name.substr(name.rfind('.') + 1), bare));
+    const size_t whole = EditDistance(name, key.name);
+    const std::pair distance(
+        std::min(whole, EditDistance(name.substr(name.rfind('.') + 1), bare)), whole);
     if (distance < least) {
       least = distance;
       best = key.name;

@@ -389,6 +389,9 @@ TEST_F(ConfigTest, UnknownKeysSayWhatWasMeant) {
   sources_.file.clear();
   sources_.flags = {{"log.leve", "info"}};
   EXPECT_THAT(Fail().message(), HasSubstr("did you mean 'log.level'?"));
+  // Two keys end in "path".
+  sources_.flags = {{"disk.paht", "/x"}};
+  EXPECT_THAT(Fail().message(), HasSubstr("did you mean 'disk.path'?"));
   sources_.flags = {{"zzzzzzzzzzzzzzzz", "1"}};
   EXPECT_THAT(Fail().message(), HasSubstr("known: socket.path"));
 }
