@@ -43,6 +43,7 @@ fi
 for server in $servers; do
   until ask "$server" cluster info | grep -q '^cluster_state:ok' &&
         [ "$(ask "$server" cluster info | tr -d '\r' | sed -n 's/^cluster_known_nodes://p')" = $# ] &&
+        [ "$(ask "$server" cluster nodes | grep -c slave)" = $(($# / 2)) ] &&
         ! ask "$server" cluster nodes | grep -q 'fail'; do
     pause "$server sees no whole cluster: $(ask "$server" cluster nodes)"
   done

@@ -13,7 +13,8 @@ import sys
 NUMBER = r"(\d+\.\d+\.\d+)"
 NAMED = ((r"integrations/*/src/*/__init__.py", rf'^__version__ = "{NUMBER}"$'),
           (r"integrations/*/pyproject.toml", rf'"kvstrata=={NUMBER}"'),
-          (r"deploy/kubernetes/*.yaml", rf"image: kvstrata:{NUMBER}$"))
+          # remote*.yaml has no image of ours.
+          (r"deploy/kubernetes/[!r]*.yaml", rf"image: kvstrata:{NUMBER}$"))
 # The newest section of a changelog is the first.
 CHANGELOGS = (("CHANGELOG.md", rf"^## {NUMBER} "), ("debian/changelog", rf"^kvstrata \({NUMBER}\) "))
 

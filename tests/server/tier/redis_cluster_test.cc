@@ -212,8 +212,9 @@ TEST_F(RedisCluster, ReplicasServeReadsOfAMasterThatIsStopped) {
 }
 
 TEST_F(RedisCluster, WhatAReplicaAloneLacksIsNoMiss) {
-  // Silence for long is no failure here.
-  Begin({.masters = 3, .replicas = 1, .cluster = true}, {.stall_timeout = milliseconds(60000)});
+  // Silence for long is no failure here, neither of a connection nor of one that is being made.
+  Begin({.masters = 3, .replicas = 1, .cluster = true},
+        {.connect_timeout = milliseconds(60000), .stall_timeout = milliseconds(60000)});
   EXPECT_EQ(PutAll(100), (Ends{{"OK", 100}}));
   // However long a slow machine takes: the master is not given up, nor does an empty replica follow it.
   for (size_t i = 0; i < servers_->count(); ++i) {
