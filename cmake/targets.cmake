@@ -78,6 +78,7 @@ function(kvs_test_headers target)
   endif()
   kvs_only_addresses(${target})
   target_compile_options(${target} PRIVATE ${options})
+  target_link_libraries(${target} PRIVATE ${KVS_TEST_HEADER_LIBS})  # whose definitions the headers were read with
   kvs_reuse(${target} ${headers})
 endfunction()
 
