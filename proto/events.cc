@@ -117,6 +117,8 @@ constexpr EventKind kRows[] = {
     {"remote_left_alone", "warning",
      "A server of the remote tier failed in a row; it is left alone for a pause that grows.",
      "server why"},
+    {"remote_purged", "info", "Values of a prompt were deleted from the remote tier.",
+     "tenant values held failed by"},
     {"resized", "info", "kvstrata tier resize; bytes were asked for.",
      "tier device bytes capacity_bytes evicted by"},
     {"sequence_closed", "debug", "A sequence was closed.", "session sequence"},
