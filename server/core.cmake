@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # The store: memory resources, pages, sessions, tables. Needs no gRPC.
 find_package(OpenSSL REQUIRED COMPONENTS Crypto SSL)
-find_package(Boost 1.81 REQUIRED)
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(HWLOC REQUIRED IMPORTED_TARGET hwloc)
 

@@ -558,7 +558,7 @@ Status Daemon::Parts::Start() {
   }
   KVS_RETURN_IF_ERROR(MakeStore());
   if (!config.remote.redis.empty()) {
-    KVS_ASSIGN_OR_RETURN(remote, RemoteTier::Open(config.remote));
+    KVS_ASSIGN_OR_RETURN(remote, RemoteTier::Open(config));
   }
   KVS_RETURN_IF_ERROR(OpenDisk());
   mover = std::make_unique<Mover>(config.mover, store.get());

@@ -82,7 +82,8 @@ std::vector<Status> CheckMachine(const Config& config) {
   if (!config.disk.directory.empty()) note(DiskTier::CheckPlace(config.disk));
   note(CheckParameters(config));
   if (!config.remote.redis.empty()) {
-    note(remote::RemoteSecret::Read(config.remote.secret_file).status());
+    const gid_t tenants = SocketGroup(config.socket, config.socket_group);
+    note(remote::RemoteSecret::Read(config.remote.secret_file, tenants).status());
   }
   return mistakes;
 }

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <utility>
 
+#include "server/attach/unix_listener.h"
 #include "server/tier/blocking_calls.h"
 #include "server/tier/remote_secret.h"
 
@@ -52,9 +53,11 @@ RemoteShardInfo InfoOf(const redis::RedisServerStats& s) {
 RemoteTier::RemoteTier(const RemoteConfig& config, std::unique_ptr<RedisValueTier> values)
     : config_(config), write_(config.pages.writer.write), values_(std::move(values)) {}
 
-Result<std::unique_ptr<RemoteTier>> RemoteTier::Open(const RemoteConfig& config) {
+Result<std::unique_ptr<RemoteTier>> RemoteTier::Open(const Config& daemon) {
+  const RemoteConfig& config = daemon.remote;
+  const gid_t tenants = SocketGroup(daemon.socket, daemon.socket_group);
   KVS_ASSIGN_OR_RETURN(const remote::RemoteSecret secret,
-                       remote::RemoteSecret::Read(config.secret_file));
+                       remote::RemoteSecret::Read(config.secret_file, tenants));
   remote::RemoteFormatOptions format;
   format.seal = config.seal == "gcm" ? remote::Seal::kGcm : remote::Seal::kNone;
   format.max_age = std::chrono::duration_cast<std::chrono::seconds>(config.ttl);

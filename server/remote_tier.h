@@ -23,7 +23,7 @@ namespace kvstrata {
 class RemoteTier {
  public:
   // REQUIRES: remote.redis. Reads the secret, connects to nothing: servers may come later.
-  static Result<std::unique_ptr<RemoteTier>> Open(const RemoteConfig& config);
+  static Result<std::unique_ptr<RemoteTier>> Open(const Config& config);
 
   // From now on it is the store's, behind the local tier. null: there is none.
   void Use(Store* store, TierPages* local, ValueTier* local_values);

@@ -55,6 +55,7 @@ def scenarios():
     for affinity in (0.0, 0.9, 1.0):
         for write in ("reused", "all"):
             yield f"affinity/{affinity:g} {write}", change(base, affinity=affinity, write=write)
+    yield "shard memory/64G reused", change(base, shard_memory=64e9)
     for gigabytes in (64, 1000):
         yield f"shard memory/{gigabytes}G all", change(base, shard_memory=gigabytes * 1e9, write="all")
     yield "no disk", change(base, disk=0.0)

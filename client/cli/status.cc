@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // status, health, version: is it there, what does it hold, which build is it.
+#include <algorithm>
 #include <iostream>
 #include <memory>
 #include <span>
@@ -52,6 +53,15 @@ constexpr Column kDisks[] = {
     {"DEGRADED", "/degraded", OrDash, false, 3, 12},
 };
 
+constexpr Column kRemotes[] = {
+    {"REMOTE", "/servers", nullptr, false, 4, 24},
+    {"SHARDS", "/shard_count", nullptr, true, 3},
+    {"LEFT-ALONE", "/left_alone", nullptr, true, 2},
+    {"READ", "/read", nullptr, true, 1},
+    {"WRITTEN", "/written", nullptr, true, 1},
+    {"ILLNESS", "/illness", OrDash, false, 3, 12},
+};
+
 constexpr Column kRefusals[] = {{"REFUSED-BECAUSE", "/reason"}, {"TIMES", "/count", nullptr, true}};
 
 // A table leaves out what is off.
@@ -67,6 +77,19 @@ void PrintDisks(const Style& style, const Json& document) {
     return PrintList(style, document, "disks", kDisks, std::cout);
   }
   if (style.headers) std::cout << "\nDISK  off: disk.path is not set\n";
+}
+
+void PrintRemotes(const Style& style, const Json& document) {
+  if (document["remotes"].empty()) return;
+  Json rows = {{"remotes", document["remotes"]}};
+  for (Json& remote : rows["remotes"]) {
+    const Json shards = remote.value("shards", Json::array());
+    remote["shard_count"] = shards.size();
+    remote["left_alone"] = std::ranges::count_if(
+        shards, [](const Json& shard) { return shard.value("breaker_open", false); });
+  }
+  std::cout << "\n";
+  PrintList(style, rows, "remotes", kRemotes, std::cout);
 }
 
 void PrintRefusals(const Style& style, const Json& document) {
@@ -93,6 +116,7 @@ Result<int> ShowStatus(const Options& options) {
     std::cout << "\n";
     PrintList(options.style, document, "pools", kPools, std::cout);
     PrintDisks(options.style, document);
+    PrintRemotes(options.style, document);
     PrintCgroups(options.style, document, std::cout);
     PrintUsersAtLimits(options.style, document, std::cout);
     PrintRefusals(options.style, document);

@@ -208,6 +208,13 @@ Status CheckSocketPlace(const std::string& path, mode_t made) {
   return CheckReplaceable(path + std::string(kAttachSuffix), &there);
 }
 
+gid_t SocketGroup(const std::string& path, int64_t group) {
+  if (group >= 0) return static_cast<gid_t>(group);
+  struct stat st {};
+  const bool hands_on = stat(DirectoryOf(path).c_str(), &st) == 0 && (st.st_mode & S_ISGID) != 0;
+  return hands_on ? st.st_gid : getegid();
+}
+
 Result<UniqueFd> LockSocketPath(const std::string& path) {
   const std::string name = path + std::string(kLockSuffix);
   UniqueFd fd(open(name.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600));

@@ -44,6 +44,10 @@ Status CheckSocketDirectory(const std::string& path);
 // as for MakeSocketDirectory, 0: its directory is not made. Changes nothing.
 Status CheckSocketPlace(const std::string& path, mode_t made);
 
+// The group whose members may connect to what Bind makes at PATH with `group`: in a directory that
+// hands on its group (02000), that one's.
+gid_t SocketGroup(const std::string& path, int64_t group);
+
 // Locks PATH.lock until the descriptor is closed. SOCKET_IN_USE names the owner's process id.
 Result<UniqueFd> LockSocketPath(const std::string& path);
 

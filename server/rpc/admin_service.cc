@@ -45,6 +45,9 @@ void WriteCgroup(const GrpcOptions& options, Response* out) {
 
 }  // namespace
 
+AdminService::AdminService(ServiceContext* context) : context_(context) {}
+AdminService::~AdminService() = default;
+
 grpc::ServerUnaryReactor* AdminService::GetStatus(grpc::CallbackServerContext* call,
                                                   const v1::GetStatusRequest*,
                                                   v1::GetStatusResponse* response) {

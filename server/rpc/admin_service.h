@@ -14,7 +14,9 @@ namespace kvstrata {
 
 class AdminService final : public v1::Admin::CallbackService {
  public:
-  explicit AdminService(ServiceContext* context) : context_(context) {}
+  // Not inline, nor is the destructor: the generated base takes half a minute to compile where one is called.
+  explicit AdminService(ServiceContext* context);
+  ~AdminService() override;
 
   grpc::ServerUnaryReactor* GetStatus(grpc::CallbackServerContext*, const v1::GetStatusRequest*,
                                       v1::GetStatusResponse*) override;

@@ -176,6 +176,9 @@ Status WritePageTable(RemoteSession& s, uint64_t sequence, v1::GetPageTableRespo
 
 }  // namespace
 
+ComputeService::ComputeService(ServiceContext* context) : context_(context) {}
+ComputeService::~ComputeService() = default;
+
 grpc::ServerUnaryReactor* ComputeService::StepBegin(grpc::CallbackServerContext* call,
                                                     const v1::StepBeginRequest* request,
                                                     v1::StepBeginResponse* response) {

@@ -14,7 +14,9 @@ namespace kvstrata {
 
 class ComputeService final : public v1::Compute::CallbackService {
  public:
-  explicit ComputeService(ServiceContext* context) : context_(context) {}
+  // Not inline, nor is the destructor: the generated base takes half a minute to compile where one is called.
+  explicit ComputeService(ServiceContext* context);
+  ~ComputeService() override;
 
   grpc::ServerUnaryReactor* StepBegin(grpc::CallbackServerContext*, const v1::StepBeginRequest*,
                                       v1::StepBeginResponse*) override;

@@ -181,6 +181,9 @@ Status WritePlan(const Store& store, const std::string& text, std::string_view o
 
 }  // namespace
 
+ControlService::ControlService(ServiceContext* context) : context_(context) {}
+ControlService::~ControlService() = default;
+
 grpc::ServerWriteReactor<v1::OpenSessionResponse>* ControlService::OpenSession(
     grpc::CallbackServerContext*, const v1::OpenSessionRequest* request) {
   return SessionStream::Start(context_, &streams_, *request);

@@ -13,7 +13,9 @@ namespace kvstrata {
 
 class ControlService final : public v1::Control::CallbackService {
  public:
-  explicit ControlService(ServiceContext* context) : context_(context) {}
+  // Not inline, nor is the destructor: the generated base takes half a minute to compile where one is called.
+  explicit ControlService(ServiceContext* context);
+  ~ControlService() override;
 
   SessionStreams& streams() { return streams_; }
 

@@ -44,6 +44,16 @@ std::shared_ptr<const RedisRequest> Asking(const RedisRequest& request) {
   return asking;
 }
 
+// Not null: a replica alone said that there is no value, and may be behind its master. Whoever
+// reads was told that the value is there.
+const RedisAddress* MasterOfWhatLacksIt(const RedisOp& op, const SlotMap* map) {
+  const bool missed = op.replies.size() == 1 && op.replies.front().kind == RespReply::Kind::kNone;
+  if (!missed || op.lane != Lane::kRead || op.at || map == nullptr) return nullptr;
+  const RedisShard* const shard = map->Find(op.slot);
+  const bool replica = shard != nullptr && std::ranges::count(shard->replicas, op.answered_by) != 0;
+  return replica ? &shard->master : nullptr;
+}
+
 }  // namespace
 
 class RedisClient::Loop {
@@ -333,6 +343,12 @@ void RedisClient::Loop::HandleAnswer(RedisOp* op) {
         return Retry(op, Unavailable("REDIS_REFUSED", reply.text.substr(0, 200)), false);
       }
     }
+  }
+  const RedisAddress* const master = MasterOfWhatLacksIt(*op, watch_.map().get());
+  if (master != nullptr && !ServerAt(*master)->breaker().open()) {
+    op->replies.clear();
+    op->next_ = 0;
+    return Route(op);
   }
   Finish(op, OkStatus());
 }

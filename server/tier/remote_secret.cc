@@ -2,6 +2,7 @@
 #include "server/tier/remote_secret.h"
 
 #include <fcntl.h>
+#include <grp.h>
 #include <openssl/crypto.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -37,7 +38,17 @@ Status OpenError(const std::string& path, int error) {
   return InvalidArgument(kReason, message + "name a plain file");
 }
 
-Status CheckFile(const std::string& path, const struct stat& st) {
+bool IsMember(gid_t group) { return getegid() == group || group_member(group) != 0; }
+
+// A group that root chose for this daemon: as a Kubernetes secret comes with fsGroup. Members of
+// `tenants` are clients, who could read and forge every node's values with it. A file of the
+// daemon's own needs no group.
+bool IsForTheDaemonsGroup(const struct stat& st, gid_t tenants) {
+  return (st.st_mode & 077) == S_IRGRP && st.st_uid == 0 && geteuid() != 0 &&
+         st.st_gid != tenants && IsMember(st.st_gid);
+}
+
+Status CheckFile(const std::string& path, const struct stat& st, gid_t tenants) {
   if (!S_ISREG(st.st_mode)) {
     return InvalidArgument(
         kReason, Named(path) + " is no plain file; name one, or " + std::string(kMakeOne));
@@ -46,14 +57,16 @@ Status CheckFile(const std::string& path, const struct stat& st) {
     return Denied(Named(path) + " belongs to user " + std::to_string(st.st_uid) +
                   ", who knows and may change it; chown it to " + std::to_string(geteuid()));
   }
-  if ((st.st_mode & 077) != 0) {
-    char mode[8];
-    std::snprintf(mode, sizeof(mode), "%04o", static_cast<unsigned>(st.st_mode & 07777));
-    return Denied(Named(path) + " has mode " + mode +
-                  ", which lets others read or write it; chmod 600 it, and make a new secret if "
-                  "others may have read this one");
-  }
-  return OkStatus();
+  if ((st.st_mode & 077) == 0 || IsForTheDaemonsGroup(st, tenants)) return OkStatus();
+  char mode[8];
+  std::snprintf(mode, sizeof(mode), "%04o", static_cast<unsigned>(st.st_mode & 07777));
+  const std::string whose =
+      st.st_gid == tenants ? ", whose members may connect (socket.group)" : "";
+  return Denied(Named(path) + " has mode " + mode + " and group " + std::to_string(st.st_gid) +
+                whose +
+                ", which lets others read or write it; chmod 600 it, or let root own it with mode "
+                "440 and a group that this user has and clients have not; make a new secret if "
+                "others may have read this one");
 }
 
 // As much of the file as tells that it is too long.
@@ -80,13 +93,13 @@ std::string_view SealName(Seal seal) { return seal == Seal::kGcm ? "gcm" : "none
 TenantKeys::~TenantKeys() { OPENSSL_cleanse(this, sizeof(*this)); }
 RemoteSecret::~RemoteSecret() { OPENSSL_cleanse(extracted_.data(), extracted_.size()); }
 
-Result<RemoteSecret> RemoteSecret::Read(const std::string& path) {
+Result<RemoteSecret> RemoteSecret::Read(const std::string& path, gid_t tenants) {
   // O_NONBLOCK: a FIFO is refused, and not waited for.
   const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
   if (!fd) return OpenError(path, errno);
   struct stat st {};
   if (fstat(fd.get(), &st) != 0) return OpenError(path, errno);
-  KVS_RETURN_IF_ERROR(CheckFile(path, st));
+  KVS_RETURN_IF_ERROR(CheckFile(path, st, tenants));
   KVS_ASSIGN_OR_RETURN(std::string line, Contents(path, fd.get()));
   Result<RemoteSecret> secret = Of(line);
   Wipe(&line);

@@ -13,6 +13,8 @@
 #ifndef KVSTRATA_SERVER_TIER_REMOTE_SECRET_H_
 #define KVSTRATA_SERVER_TIER_REMOTE_SECRET_H_
 
+#include <sys/types.h>
+
 #include <array>
 #include <cstdint>
 #include <string>
@@ -48,8 +50,10 @@ struct TenantKeys {
 
 class RemoteSecret {
  public:
-  // The file's mode must be 0600 or stricter and its owner this user or root; links are followed.
-  static Result<RemoteSecret> Read(const std::string& path);
+  // Its owner is this user or root, its mode 0600 or stricter; links are followed. Root's may be
+  // read by one group, too (0640, 0440), which is this process's and not `tenants`, that of clients
+  // (SocketGroup): so Kubernetes mounts secrets for a pod with fsGroup.
+  static Result<RemoteSecret> Read(const std::string& path, gid_t tenants);
   // From the line itself; for tests, too. `line` may end in a line feed, with or without a carriage
   // return before it. INVALID_ARGUMENT REMOTE_SECRET.
   static Result<RemoteSecret> Of(std::string_view line);

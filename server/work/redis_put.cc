@@ -19,8 +19,10 @@ using redis::RespReply;
 using remote::OutgoingStripe;
 using remote::OutgoingValue;
 
-constexpr size_t kValuesAtOnce = 8;
-constexpr size_t kStripesAtOnce = 4;  // of a value
+// On their way at a time: of small values so many that no server waits for the next one.
+constexpr size_t kValuesAtOnce = 64;
+constexpr uint64_t kBytesAtOnce = uint64_t{32} << 20;  // a larger value goes alone
+constexpr size_t kStripesAtOnce = 4;                   // of a value
 
 class RedisWrite;
 
@@ -46,6 +48,7 @@ class RedisPuts : public std::enable_shared_from_this<RedisPuts> {
   void Ask();
   void Answered(const std::vector<size_t>& puts, const RedisOp& op);
   void SendMore() KVS_EXCLUDES(mu_);
+  uint64_t BytesOf(size_t i) const;
   void Settle(size_t i, Status status);
 
   const RedisParts parts_;
@@ -57,6 +60,7 @@ class RedisPuts : public std::enable_shared_from_this<RedisPuts> {
   Mutex mu_;
   std::deque<size_t> missing_ KVS_GUARDED_BY(mu_);  // not yet sent
   size_t sending_ KVS_GUARDED_BY(mu_) = 0;
+  uint64_t sending_bytes_ KVS_GUARDED_BY(mu_) = 0;
 };
 
 // One value on its way out.
@@ -200,9 +204,7 @@ void RedisPuts::Ask() {
 void RedisPuts::Answered(const std::vector<size_t>& puts, const RedisOp& op) {
   std::vector<size_t> missing, there;
   for (size_t i = 0; i < puts.size(); ++i) {
-    const TierPut& put = puts_[puts[i]];
-    uint64_t bytes = 0;
-    for (const auto& buffer : put.buffers) bytes += buffer.size();
+    const uint64_t bytes = BytesOf(puts[i]);
     const bool told = op.status.ok() && op.replies[i].kind == RespReply::Kind::kInteger;
     const uint64_t length = remote::kHeaderBytes + std::min(bytes, remote::kStripeBytes);
     const bool same = told && bytes != 0 && op.replies[i].integer == static_cast<int64_t>(length);
@@ -222,14 +224,23 @@ void RedisPuts::Answered(const std::vector<size_t>& puts, const RedisOp& op) {
   });
 }
 
+uint64_t RedisPuts::BytesOf(size_t i) const {
+  uint64_t bytes = 0;
+  for (const auto& buffer : puts_[i].buffers) bytes += buffer.size();
+  return bytes;
+}
+
 void RedisPuts::SendMore() {
   for (;;) {
     size_t i = 0;
     {
       MutexLock lock(mu_);
       if (missing_.empty() || sending_ == kValuesAtOnce) return;
-      ++sending_;
       i = missing_.front();
+      const uint64_t bytes = BytesOf(i);
+      if (sending_ != 0 && sending_bytes_ + bytes > kBytesAtOnce) return;
+      ++sending_;
+      sending_bytes_ += bytes;
       missing_.pop_front();
     }
     std::make_shared<RedisWrite>(shared_from_this(), i, &puts_[i])->Begin();
@@ -240,6 +251,7 @@ void RedisPuts::Sent(size_t i) {
   {
     MutexLock lock(mu_);
     --sending_;
+    sending_bytes_ -= BytesOf(i);
   }
   Settle(i, puts_[i].status);
   parts_->threads->Later([self = shared_from_this()] { self->SendMore(); });

@@ -564,6 +564,31 @@ def disk_lists_values(cli):
     expect(cli("value", "ls", "--model", "nothing"), 5, "MODEL_UNKNOWN")
 
 
+def disk_keys_may_be_ambiguous(cli):
+    """Keys of pins are their numbers, in order: beginnings that several have are certain."""
+    path = os.path.join(cli.folder, "b.safetensors")
+    model = json.loads(cli("model", "ls", "-o", "json").stdout)["models"][0]["name"]
+    values = json.loads(cli("tier", "show", "-o", "json").stdout)["entries"]
+    pins = [json.loads(expect(cli("pin", "add", model, path, "-o", "json"), 0).stdout)["pin"] for _ in range(10)]
+    wait_for_disk(cli, values + len(pins))
+    keys = sorted(f"pin/{int(pin):016x}" for pin in pins)
+    assert keys == sorted(b["key"] for b in json.loads(cli("value", "ls", "-o", "json").stdout)["values"]
+                          if b["key"].startswith("pin/"))
+    out = os.path.join(cli.folder, "ambiguous.bin")
+    for verb in (["get", "pin/0000", "--out", out], ["verify", "pin/0000"]):
+        said = expect(cli("value", *verb), 2, "KEY_AMBIGUOUS", "10 keys begin with 'pin/0000'", "and more").stderr
+        assert sum(key in said for key in keys) == 8, said  # so many are named
+    assert not os.path.exists(out)
+    two = os.path.commonprefix(keys[:2])
+    alike = [key for key in keys if key.startswith(two)]
+    said = expect(cli("value", "verify", two), 2, "KEY_AMBIGUOUS", f"{len(alike)} keys begin with", *alike[:8]).stderr
+    assert ("and more" in said) == (len(alike) > 8), said
+    expect(cli("value", "verify", keys[0]), 0, keys[0], "sound")  # a whole one is none's beginning
+    expect(cli("value", "get", "pin/000", "--out", out), 2, "KEY_TEXT")
+    for pin in pins:
+        expect(cli("pin", "rm", str(pin)), 0)
+
+
 def disk_gets_values(cli):
     values = json.loads(cli("value", "ls", "-o", "json").stdout)["values"]
     keys = [b["key"] for b in values]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docker/compose.yaml by the schema of the compose specification (check-jsonschema has it), deploy/kubernetes by those of
+"""docker/compose*.yaml by the schema of the compose specification (check-jsonschema has it), deploy/kubernetes by those of
 Kubernetes (kubernetes-validate has them), each with a mistake that must be found; and what no schema can say: that images,
-users and sockets are those of the Dockerfile."""
+users and sockets are those of the Dockerfile, and secrets' modes and groups such as the daemon takes."""
 
 import copy
 import importlib.resources
@@ -17,30 +17,39 @@ import yaml
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 KUBERNETES = "1.37"
 OLDEST = "1.29"  # sidecars are from there on
+SECRETS = "/etc/kvstrata/remote/"  # made by whoever runs compose.remote.yaml
 
 
-def compose():
+def compose(name):
     text = importlib.resources.files("check_jsonschema").joinpath("builtin_schemas/vendor/compose-spec.json").read_text()
     judge = jsonschema.validators.validator_for(json.loads(text))(json.loads(text))
-    document = yaml.safe_load((ROOT / "docker/compose.yaml").read_text())
+    document = yaml.safe_load((ROOT / "docker" / name).read_text())
     errors = [f"{error.json_path}: {error.message}" for error in judge.iter_errors(document)]
     assert not errors, errors
     broken = copy.deepcopy(document)
-    broken["services"]["kvstratad"]["mem_limits"] = "6g"
+    next(iter(broken["services"].values()))["mem_limits"] = "6g"
     assert list(judge.iter_errors(broken)), "the schema lets a misspelt key pass"
     return document
 
 
-def check_compose(document):
-    profiles = {profile for service in document["services"].values() for profile in service["profiles"]}
-    assert profiles == {"cpu", "gpu", "monitoring", "engines"}, profiles
+def check_places(document):
+    """Volumes and files that are named are there; secrets are made by whoever runs it."""
     for name, service in document["services"].items():
         for volume in service.get("volumes", []):
             source = volume.split(":")[0]
-            assert source.startswith("./") or source in document["volumes"], f"{name}: {volume}"
+            if source.startswith("."):
+                assert (ROOT / "docker" / source).exists(), f"{name}: {volume}"
+            elif not source.startswith(SECRETS):
+                assert source in document["volumes"], f"{name}: {volume}"
         for option in service.get("security_opt", []):
             if option.startswith("seccomp="):
                 assert (ROOT / "docker" / option.removeprefix("seccomp=")).exists(), option
+
+
+def check_compose(document):
+    check_places(document)
+    profiles = {profile for service in document["services"].values() for profile in service["profiles"]}
+    assert profiles == {"cpu", "gpu", "monitoring", "engines"}, profiles
     dockerfile = (ROOT / "docker/cpu.Dockerfile").read_text()
     (socket,) = re.findall(r"^ENV KVSTRATA_SOCKET=(\S+)", dockerfile, re.M)
     engine = document["services"]["engine"]
@@ -86,6 +95,70 @@ def check_kubernetes(name):
     assert daemons == 1, f"{name} has {daemons} daemons"
 
 
+def users_of_secrets():
+    """Whom make_secrets.sh gives each folder to."""
+    script = (ROOT / "deploy/remote/make_secrets.sh").read_text()
+    return {name: user for user, names in re.findall(r'chown -R (\d+:\d+) ((?:"\$1/\w+" ?)+)', script)
+            for name in re.findall(r"\$1/(\w+)", names)}
+
+
+def check_compose_remote(document):
+    check_places(document)
+    services, users = document["services"], users_of_secrets()
+    dockerfile = (ROOT / "docker/cpu.Dockerfile").read_text()
+    (daemon,) = re.findall(r"^USER (\S+)", dockerfile, re.M)
+    readers = set()
+    for name, service in services.items():
+        for volume in service["volumes"]:
+            if volume.startswith(SECRETS):
+                of = volume.split(":")[0].removeprefix(SECRETS)
+                readers.add(of)
+                assert users[of] == service.get("user", daemon), f"{name} cannot read {volume}"
+    assert readers == set(users), readers
+    servers = [f"127.0.0.1:{service['command'][-1]}" for name, service in services.items() if name.startswith("server-")]
+    assert services["cluster"]["command"] == servers and len(servers) == 6, servers
+    for name in ("node-a", "node-b"):
+        assert set(services[name]["environment"]["KVSTRATA_REMOTE_REDIS"].split(",")) < set(servers), name
+
+
+def merged(document, patch):
+    """As kubectl merges it: lists by their items' name or mountPath."""
+    if isinstance(document, dict) and isinstance(patch, dict):
+        return {key: merged(document[key], patch[key]) if key in document and key in patch else
+                document.get(key, patch.get(key)) for key in document | patch}
+    if isinstance(document, list) and isinstance(patch, list):
+        key = "mountPath" if "mountPath" in patch[0] else "name"
+        changes = {item[key]: item for item in patch}
+        return [merged(item, changes.pop(item[key], item)) for item in document] + list(changes.values())
+    return patch
+
+
+def check_kubernetes_remote():
+    parts = {document["kind"]: document for document in documents("remote.yaml")}
+    for name in ("servers.conf", "make_cluster.sh"):
+        assert parts["ConfigMap"]["data"][name] == (ROOT / "deploy/remote" / name).read_text(), name
+    (daemon_set,) = [document for document in documents("daemonset.yaml") if document["kind"] == "DaemonSet"]
+    (patch,) = documents("remote_daemonset.yaml")
+    parts["DaemonSet"] = merged(daemon_set, patch)
+    for document in parts.values():
+        for kubernetes in (OLDEST, KUBERNETES):
+            judge_kubernetes(document, kubernetes, "remote.yaml")
+    count, service = parts["StatefulSet"]["spec"]["replicas"], parts["Service"]["metadata"]["name"]
+    servers = [f"{parts['StatefulSet']['metadata']['name']}-{i}.{service}:6379" for i in range(count)]
+    assert count == 6 and containers(parts["Job"])[1][0]["args"] == servers, servers
+    pod, (*_, daemon) = containers(parts["DaemonSet"])
+    settings = {entry["name"]: entry["value"] for entry in daemon["env"]}
+    assert "KVSTRATA_SOCKET" in settings, settings
+    assert set(settings["KVSTRATA_REMOTE_REDIS"].split(",")) < set(servers), settings
+    assert {"secrets", "socket", "disk"} <= {volume["name"] for volume in pod["volumes"]}, pod["volumes"]
+    # The socket's group is the daemon's own; whose engines have it must not read the secret (remote_secret.h).
+    assert pod["securityContext"]["fsGroup"] != pod["securityContext"]["runAsGroup"], pod["securityContext"]
+    for document in parts.values():
+        for volume in containers(document)[0].get("volumes", []):
+            if "secret" in volume:
+                assert volume["secret"]["defaultMode"] == 0o400, volume
+
+
 def check_that_kubernetes_judges():
     (deployment,) = [d for d in documents("sidecar.yaml") if d["kind"] == "Deployment"]
     broken = copy.deepcopy(deployment)
@@ -98,9 +171,11 @@ def check_that_kubernetes_judges():
 
 
 def main():
-    check_compose(compose())
+    check_compose(compose("compose.yaml"))
+    check_compose_remote(compose("compose.remote.yaml"))
     for name in ("sidecar.yaml", "daemonset.yaml"):
         check_kubernetes(name)
+    check_kubernetes_remote()
     check_that_kubernetes_judges()
     print("compose and Kubernetes: valid")
 

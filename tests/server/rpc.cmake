@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # The gRPC services, in one process with a store on a temporary socket.
+set(KVS_TEST_HEADERS ${KVS_BOOST_HEADERS} ${KVS_GRPC_HEADERS} ${KVS_PROTO_HEADERS})
+set(KVS_TEST_HEADER_LIBS kvs_proto Boost::headers)
 kvs_test(rpc_status_test rpc_status_test.cc LIBS kvs_rpc LABELS rpc)
 kvs_test(rpc_control_test rpc_control_test.cc LIBS kvs_rpc LABELS rpc)
 kvs_test(rpc_compute_test rpc_compute_test.cc LIBS kvs_rpc LABELS rpc)

@@ -62,6 +62,26 @@ TEST_F(PathTest, ModeIsExactWhateverTheUmask) {
   EXPECT_FALSE(std::filesystem::exists(path_)) << "unlinked with its listener";
 }
 
+TEST_F(PathTest, ItsGroupIsTheOneThatIsTold) {
+  if (geteuid() != 0) GTEST_SKIP() << "wants root";
+  constexpr gid_t kGroup = 10003;
+  const auto group_of = [&](int64_t group) {
+    auto listener = UnixListener::Listen(path_, SOCK_SEQPACKET, group);
+    EXPECT_TRUE(listener.ok()) << listener.status().ToString();
+    struct stat st {};
+    EXPECT_EQ(lstat(path_.c_str(), &st), 0);
+    EXPECT_EQ(st.st_gid, SocketGroup(path_, group));
+    return st.st_gid;
+  };
+  EXPECT_EQ(group_of(-1), getegid());
+  EXPECT_EQ(group_of(kGroup), kGroup);
+  ASSERT_EQ(chown(directory_.c_str(), 0, kGroup), 0);
+  EXPECT_EQ(group_of(-1), getegid());
+  ASSERT_EQ(chmod(directory_.c_str(), 02700), 0);
+  EXPECT_EQ(group_of(-1), kGroup) << "the directory hands on its group";
+  EXPECT_EQ(group_of(10004), gid_t{10004});
+}
+
 TEST_F(PathTest, StaleSocketIsReplaced) {
   LeaveStaleSocket(path_);
   auto listener = UnixListener::Listen(path_, SOCK_SEQPACKET, -1);

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
 import torch
+import transformers
 
 import kvstrata
 import kvstrata_transformers
@@ -119,6 +121,29 @@ def test_two_turns_on_a_cache(plain, model, columns, text_ids):
     got = model.generate(**second, past_key_values=cache, max_new_tokens=20, do_sample=False)
     assert columns[0] == 31  # the answer's last token was never fed
     assert_same(plain, second, plain.generate(**second, max_new_tokens=20, do_sample=False), got)
+    cache.close()
+
+
+@pytest.mark.parametrize("name", ["past_key_values", "cache"])
+def test_either_name_of_a_cache(plain, model, text_ids, name):
+    """transformers calls it `cache` from 5.24 on, and takes the older name, too."""
+    if name not in {*inspect.signature(model.forward).parameters, "past_key_values"}:
+        pytest.skip(f"transformers {transformers.__version__} has no argument `cache`")
+    batch = batch_of([text_ids[900:1000]], 2)
+    options = {"max_new_tokens": 8, "do_sample": False}
+    cache = kvstrata_transformers.cache(model)
+    got = model.generate(**batch, **options, **{name: cache})
+    assert_same(plain, batch, plain.generate(**batch, **options), got)
+    assert cache.rows[0].tokens == got.shape[1] - 1  # the last token was never fed
+    cache.close()
+
+    cache = kvstrata_transformers.cache(model)
+    with torch.no_grad():
+        for ids in batch["input_ids"].split(60, 1):  # no generate(): a pass is what the model's call is
+            got = model(ids, use_cache=True, **{name: cache}).logits[:, -1]
+            assert cache.rows[0].tokens == cache.columns
+        torch.testing.assert_close(got, plain(**batch).logits[:, -1], rtol=0, atol=MARGIN)
+    assert cache.columns == 100
     cache.close()
 
 

@@ -211,6 +211,27 @@ TEST_F(RedisCluster, ReplicasServeReadsOfAMasterThatIsStopped) {
   servers_->Continue(0);
 }
 
+TEST_F(RedisCluster, WhatAReplicaAloneLacksIsNoMiss) {
+  // Silence for long is no failure here.
+  Begin({.masters = 3, .replicas = 1, .cluster = true}, {.stall_timeout = milliseconds(60000)});
+  EXPECT_EQ(PutAll(100), (Ends{{"OK", 100}}));
+  for (size_t i = 0; i < 3; ++i) {
+    servers_->Ask(i, {"WAIT", "1", "10000"});
+    servers_->Ask(3 + i, {"CONFIG", "SET", "replica-read-only", "no"});
+    servers_->Ask(3 + i, {"FLUSHALL"});
+    EXPECT_EQ(servers_->Ask(3 + i, {"DBSIZE"}).integer, 0);
+  }
+  servers_->Stop(0);
+  std::future<Ends> ends = std::async(std::launch::async, [&] { return GetAll(100); });
+  Until("its replica is asked", [&] {
+    return std::ranges::any_of(tier_->Servers(), [&](const redis::RedisServerStats& server) {
+      return server.address.port == servers_->port(0) && server.hedges != 0;
+    });
+  });
+  servers_->Continue(0);
+  EXPECT_EQ(ends.get(), (Ends{{"OK", 100}}));
+}
+
 TEST_F(RedisCluster, WithoutServersEveryCallEndsAtOnce) {
   Begin({.masters = 3, .cluster = true});
   EXPECT_EQ(PutAll(10), (Ends{{"OK", 10}}));

@@ -11,7 +11,9 @@
 
 #include <chrono>
 #include <filesystem>
+#include <fstream>
 #include <functional>
+#include <iterator>
 #include <thread>
 
 #include "base/check.h"
@@ -184,6 +186,13 @@ RespReply RedisServers::Ask(size_t i, const std::vector<std::string>& command) c
     }
   }
   return ended.empty() ? none : ended.front()->replies.front();
+}
+
+std::string RedisServers::Dump(size_t i) const {
+  Ask(i, {"CONFIG", "SET", "rdbcompression", "no"});
+  KVS_CHECK(Has(Ask(i, {"SAVE"}), "OK"));
+  std::ifstream file(dir_.path() + "/" + std::to_string(port(i)) + "/dump.rdb", std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
 void RedisServers::FormCluster() {

@@ -47,6 +47,8 @@ class RedisServers {
 
   // A reply to a command; waits for it.
   redis::RespReply Ask(size_t i, const std::vector<std::string>& command) const;
+  // All that it keeps, as it writes it to disk, uncompressed.
+  std::string Dump(size_t i) const;
   // Moves a slot with what it has to another master; in two halves, between which it is on its way.
   void BeginMove(uint16_t slot, size_t from, size_t to);
   void MoveKeys(uint16_t slot, size_t from, size_t to, size_t most);

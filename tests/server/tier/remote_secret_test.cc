@@ -4,11 +4,13 @@
 #include "server/tier/remote_secret.h"
 
 #include <gmock/gmock.h>
+#include <grp.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <fstream>
 #include <functional>
 
@@ -21,6 +23,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 constexpr uid_t kNobody = 65534;
+constexpr gid_t kTenants = 10001, kOfSecrets = 10002;
 const std::string kGood = "5f4dcc3b5aa765d61d8327deb882cf99";
 
 class RemoteSecretTest : public ::testing::Test {
@@ -32,8 +35,8 @@ class RemoteSecretTest : public ::testing::Test {
     return path;
   }
   // Code and message of what Read says; "" : it is a secret.
-  std::string Said(const std::string& path) {
-    const Status status = RemoteSecret::Read(path).status();
+  std::string Said(const std::string& path, gid_t tenants = kTenants) {
+    const Status status = RemoteSecret::Read(path, tenants).status();
     if (status.ok()) return "";
     EXPECT_EQ(status.reason(), "REMOTE_SECRET");
     EXPECT_THAT(status.message(), HasSubstr("remote.secret_file = '" + path + "'"));
@@ -43,11 +46,14 @@ class RemoteSecretTest : public ::testing::Test {
   static DerivedKey NameKey(const RemoteSecret& secret) {
     return secret.Keys("uid:1000", Seal::kNone).name;
   }
-  // Whether `test` holds in a process of nobody's, without its privileges.
+  // Whether `test` holds in a process of nobody's, without its privileges, in the groups of a pod
+  // with fsGroup.
   static bool AsNobody(const std::function<bool()>& test) {
     const pid_t child = fork();
     if (child == 0) {
-      const bool dropped = setgid(kNobody) == 0 && setuid(kNobody) == 0;
+      const std::array<gid_t, 2> groups = {kTenants, kOfSecrets};
+      const bool dropped = setgroups(groups.size(), groups.data()) == 0 && setgid(kNobody) == 0 &&
+                           setuid(kNobody) == 0;
       _exit(dropped && test() ? 0 : 1);
     }
     int status = 0;
@@ -62,7 +68,7 @@ TEST_F(RemoteSecretTest, ALineIsTheSecretHoweverItEnds) {
   const DerivedKey key = NameKey(RemoteSecret::Of(kGood).value());
   for (const char* end : {"", "\n", "\r\n"}) {
     for (const mode_t mode : {0600, 0400}) {
-      const Result<RemoteSecret> read = RemoteSecret::Read(File(kGood + end, mode));
+      const Result<RemoteSecret> read = RemoteSecret::Read(File(kGood + end, mode), kTenants);
       ASSERT_TRUE(read.ok()) << read.status().ToString();
       EXPECT_EQ(NameKey(*read), key);
     }
@@ -112,6 +118,33 @@ TEST_F(RemoteSecretTest, OfAnotherUserIsRefused) {
   ASSERT_EQ(chown(path.c_str(), kNobody, kNobody), 0);
   EXPECT_TRUE(AsNobody([&] { return Said(path).empty(); })) << "nobody reads nobody's";
   EXPECT_THAT(Said(path), HasSubstr("belongs to user 65534")) << "root does not trust nobody's";
+}
+
+// As Kubernetes mounts a secret for a pod with fsGroup: root's, mode 0440, of that group.
+TEST_F(RemoteSecretTest, RootMayLetAGroupOfTheDaemonsReadIt) {
+  if (geteuid() != 0) GTEST_SKIP() << "wants root";
+  ASSERT_EQ(chmod(dir_.path().c_str(), 0755), 0);
+  const std::string path = File(kGood);
+  const auto with = [&](uid_t owner, gid_t group, mode_t mode) {
+    EXPECT_EQ(chown(path.c_str(), owner, group), 0);
+    EXPECT_EQ(chmod(path.c_str(), mode), 0);
+  };
+  for (const mode_t mode : {0440, 0640, 0040}) {
+    with(0, kOfSecrets, mode);
+    EXPECT_TRUE(AsNobody([&] { return Said(path).empty(); })) << std::oct << mode;
+    EXPECT_THAT(Said(path), HasSubstr("chmod 600")) << "root needs no group to read its own";
+  }
+  for (const mode_t mode : {0444, 0460, 0450, 0441}) {
+    with(0, kOfSecrets, mode);
+    EXPECT_TRUE(AsNobody([&] { return Said(path).find("and group 10002") != std::string::npos; }))
+        << std::oct << mode;
+  }
+  with(0, kTenants, 0440);
+  EXPECT_TRUE(AsNobody([&] { return Said(path).find("socket.group") != std::string::npos; }))
+      << "clients could read it";
+  with(kNobody, kOfSecrets, 0440);
+  EXPECT_TRUE(AsNobody([&] { return Said(path).find("chmod 600") != std::string::npos; }))
+      << "who owns it needs no group";
 }
 
 }  // namespace

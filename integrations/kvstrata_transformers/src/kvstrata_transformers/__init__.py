@@ -7,7 +7,7 @@
     model.generate(**inputs, max_new_tokens=64)       # as ever
 
     cache = kvstrata_transformers.cache(model)        # several turns on one cache
-    model.generate(**inputs, past_key_values=cache)
+    model.generate(**inputs, past_key_values=cache)   # or cache=cache, transformers' name of it from 5.24 on
 
     enable      switches a model over, and back; what generate() does then
     cache       keys and values of a batch: a sequence a row

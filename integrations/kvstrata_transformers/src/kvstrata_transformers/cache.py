@@ -93,7 +93,7 @@ class PagesLayer(CacheLayerMixin):
 
 
 class KvstrataCache(Cache):
-    """From kvstrata_transformers.cache(); passed as past_key_values. Sequences are opened by the first forward pass,
+    """From kvstrata_transformers.cache(); passed as generate()'s cache. Sequences are opened by the first forward pass,
     and closed by close() or when the cache is collected.
 
     rows: empty before the first pass. watch: called as watch(layer of the model, step) after each layer's attention.

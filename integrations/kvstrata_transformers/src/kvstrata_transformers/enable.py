@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
 from typing import Any
 
 import torch
 from kvstrata.errors import error_of
 from kvstrata.sentences import boundary_tokens
 from kvstrata.torch_model import registered_scale
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 import kvstrata
 
@@ -19,6 +21,11 @@ from . import attention
 from .cache import KvstrataCache
 from .digest import digest_of
 from .served import Served, served
+
+# What transformers calls a cache, among arguments and outputs: `cache` from 5.24 on. The older name is taken there, too,
+# and warned of.
+_CACHE, _OLDER = "cache", "past_key_values"
+_CACHE_HERE = _CACHE if _CACHE in {field.name for field in fields(CausalLMOutputWithPast)} else _OLDER
 
 
 class Engine:
@@ -79,7 +86,7 @@ class Engine:
 
     def generate(self, inputs: torch.Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
         """The model's generate(), on a cache of ours unless the caller brings another one or wants none."""
-        given = kwargs.get("past_key_values")
+        given = next((kwargs[name] for name in (_CACHE, _OLDER) if kwargs.get(name) is not None), None)
         if kwargs.get("use_cache") is False or not isinstance(given, KvstrataCache | None):
             return self._generate(inputs, *args, **kwargs)
         if not self._reaches_daemon(given):
@@ -93,10 +100,11 @@ class Engine:
             cache.expect(ids, kwargs.get("attention_mask"))
         result = None
         try:
-            result = self._generate(inputs, *args, **{**kwargs, "past_key_values": cache})
+            others = {name: value for name, value in kwargs.items() if name not in (_CACHE, _OLDER)}
+            result = self._generate(inputs, *args, **others, **{_CACHE_HERE: cache})
             return result
         finally:
-            if given is None and getattr(result, "past_key_values", None) is None:
+            if given is None and getattr(result, _CACHE_HERE, None) is None:
                 cache.close()
 
     def _reaches_daemon(self, given: KvstrataCache | None) -> bool:
@@ -129,14 +137,14 @@ def _attached(socket: str | None, device: torch.device) -> tuple[kvstrata.Sessio
     return kvstrata.attach(socket, client_name="transformers"), torch.device("cpu")
 
 
-def _cache_of(kwargs: dict[str, Any]) -> KvstrataCache | None:
-    cache = kwargs.get("past_key_values")
-    return cache if isinstance(cache, KvstrataCache) else None
+def _cache_of(args: Iterable[Any], kwargs: dict[str, Any]) -> KvstrataCache | None:
+    """By its type: its name is another one from one transformers to the next."""
+    return next((value for value in (*args, *kwargs.values()) if isinstance(value, KvstrataCache)), None)
 
 
 def _begin(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
     """Leaves out the columns that nobody needs."""
-    if (cache := _cache_of(kwargs)) is None:
+    if (cache := _cache_of(args, kwargs)) is None:
         return None
     if len(args) > 1:
         raise TypeError("with a cache of kvstrata's, pass everything but input_ids by name")
@@ -150,12 +158,12 @@ def _begin(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def _commit(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-    if (cache := _cache_of(kwargs)) is not None:
+    if (cache := _cache_of(args, kwargs)) is not None:
         cache.commit(output.last_hidden_state)
 
 
 def _report(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-    if (cache := _cache_of(kwargs)) is not None:
+    if (cache := _cache_of(args, kwargs)) is not None:
         cache.report_entropy(output.logits)
 
 
@@ -191,8 +199,9 @@ def disable(model: Any) -> None:
 
 
 def cache(model: Any, plan: str | Sequence[str] | None = None) -> KvstrataCache:
-    """An empty cache for past_key_values, for several turns. plan None: enable()'s; several: the batch's rows divided
-    among them in order, so that plans can be compared in one batch. Unavailable: no daemon."""
+    """An empty cache to pass as `cache` (before transformers 5.24: `past_key_values`), for several turns. plan None:
+    enable()'s; several: the batch's rows divided among them in order, so that plans can be compared in one batch.
+    Unavailable: no daemon."""
     engine = _engine_of(model)
     if engine is None:
         raise ValueError("the model is not enabled; call kvstrata_transformers.enable(model) first")
