@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every metric of the remote tier moves when what it counts happens: real daemons, a real master
 // and its replica, which are stopped (SIGSTOP) and whose values are damaged.
+#include <atomic>
 #include <fstream>
 #include <set>
 #include <thread>
@@ -39,9 +40,25 @@ class RemoteMetricsTest : public ::testing::Test {
   }
   std::string secret() const { return folder_.path() + "/secret"; }
   std::string server() const { return "{server=\"" + servers_.address(0) + "\"}"; }
-  std::string answers(const char* what, const char* result) const {
-    return "kvstrata_remote_answers_total{server=\"" + servers_.address(0) + "\",what=\"" + what +
+  std::string answers(size_t i, const char* what, const char* result) const {
+    return "kvstrata_remote_answers_total{server=\"" + servers_.address(i) + "\",what=\"" + what +
            "\",result=\"" + result + "\"}";
+  }
+  // Of both: where the master is slow its replica is asked.
+  std::vector<std::string> answers(const char* what, const char* result) const {
+    return {answers(0, what, result), answers(1, what, result)};
+  }
+  // Until the replica has all that the master has.
+  void AwaitReplica() const {
+    const auto offset = [&](size_t i) {
+      const std::string text = servers_.Ask(i, {"INFO", "replication"}).text;
+      const std::string wanted = "\nmaster_repl_offset:";
+      const size_t at = text.find(wanted);
+      return at == text.npos ? 0 : std::stoull(text.substr(at + wanted.size()));
+    };
+    const uint64_t written = offset(0);
+    EXPECT_NE(written, 0u);
+    EXPECT_TRUE(Eventually([&] { return offset(1) >= written; }, kScrapePatienceMs));
   }
   // A node that knows its servers by now.
   std::unique_ptr<ScrapedDaemon> Node(Settings settings = {"remote.deadline=60s"}) {
@@ -98,7 +115,7 @@ class RemoteMetricsTest : public ::testing::Test {
 
 void RemoteMetricsTest::Well() {
   const auto a = Node(), b = Node();
-  EXPECT_EQ(a->first().at(answers("read", "hit")), 0);
+  EXPECT_EQ(a->first().at(answers(0, "read", "hit")), 0);
   EXPECT_EQ(a->first().at("kvstrata_remote_breaker_open{server=\"other\"}"), 0);
   Serve(a.get(), 1);
   EXPECT_TRUE(a->Reaches("kvstrata_remote_written_values_total", kPages - 1));
@@ -106,6 +123,7 @@ void RemoteMetricsTest::Well() {
   EXPECT_TRUE(a->Reaches("kvstrata_remote_server_bytes_total{server=\"" + servers_.address(0) +
                              "\",direction=\"sent\"}",
                          kPages * 32768));
+  AwaitReplica();
   EXPECT_EQ(Open(b.get(), 1), kPages * kPage);
   EXPECT_TRUE(b->Reaches("kvstrata_remote_read_values_total", kPages - 1));
   EXPECT_TRUE(b->Reaches(answers("read", "hit"), kPages - 1));
@@ -130,12 +148,14 @@ void RemoteMetricsTest::Damaged() {
   for (const redis::RespReply& name : names.items) {
     servers_.Ask(0, {"SETRANGE", name.text, "600", "damaged"});
   }
+  AwaitReplica();
   EXPECT_EQ(Open(node.get(), 1), 0u);
   EXPECT_TRUE(node->Reaches("kvstrata_remote_missed_values_total", kPages - 1));
   EXPECT_TRUE(node->Reaches(answers("read", "damaged"), kPages - 1));
 }
 
-// Servers that stop while values are on their way; where all came before, another prompt.
+// Servers that stop while values are on their way; where all came before, another prompt. The
+// deadline is over before silence alone ends a connection.
 void RemoteMetricsTest::LateLoads() {
   constexpr uint32_t kLong = 120;
   const auto from = Node();
@@ -144,10 +164,14 @@ void RemoteMetricsTest::LateLoads() {
     Serve(from.get(), seed, kLong);
     ASSERT_TRUE(from->Reaches("kvstrata_remote_written_values_total",
                               (static_cast<uint32_t>(seed) - 9) * kLong - 1));
-    const auto node = Node({"remote.deadline=4s"});
+    const auto node = Node({"remote.deadline=600ms"});
     const uint64_t before = Calls("get");
-    std::thread opens([&] { Open(node.get(), seed, kLong); });
-    EXPECT_TRUE(Eventually([&] { return Calls("get") > before; }));
+    std::atomic<bool> opened = false;
+    std::thread opens([&] {
+      Open(node.get(), seed, kLong);
+      opened = true;
+    });
+    EXPECT_TRUE(Eventually([&] { return opened || Calls("get") > before; }, kScrapePatienceMs));
     StopAll();
     opens.join();
     ContinueAll();
@@ -157,10 +181,10 @@ void RemoteMetricsTest::LateLoads() {
   EXPECT_TRUE(late);
 }
 
-// More than a second's worth waits.
+// What is written at once is a second's worth; the rest waits for six more.
 void RemoteMetricsTest::Paced() {
   const auto node = Node({"remote.deadline=60s", "remote.write_rate=1MiB"});
-  for (int32_t seed = 50; seed < 56; ++seed) Serve(node.get(), seed);
+  Serve(node.get(), 50, 240);
   EXPECT_TRUE(node->Reaches("kvstrata_remote_waiting_values"));
   EXPECT_TRUE(node->Reaches("kvstrata_remote_waiting_bytes"));
 }

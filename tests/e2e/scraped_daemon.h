@@ -115,19 +115,25 @@ class ScrapedDaemon {
     }
     return values;
   }
-  // Scrapes until the series has more than `least`.
-  ::testing::AssertionResult Reaches(const std::string& series, double least = 0) {
-    double last = -1;
+  // Scrapes until the series have more than `least` together.
+  ::testing::AssertionResult Reaches(const std::vector<std::string>& series, double least = 0) {
+    double last = 0;
     const bool there = Eventually(
         [&] {
           const Values values = Scrape();
-          const auto found = values.find(series);
-          last = found == values.end() ? -1 : found->second;
+          last = 0;
+          for (const std::string& one : series) {
+            const auto found = values.find(one);
+            if (found != values.end()) last += found->second;
+          }
           return last > least;
         },
         kScrapePatienceMs);
     if (there) return ::testing::AssertionSuccess();
-    return ::testing::AssertionFailure() << series << " stays at " << last;
+    return ::testing::AssertionFailure() << series.front() << " stays at " << last;
+  }
+  ::testing::AssertionResult Reaches(const std::string& series, double least = 0) {
+    return Reaches(std::vector<std::string>{series}, least);
   }
 
   template <typename Response, typename Request>
