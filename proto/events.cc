@@ -121,6 +121,8 @@ constexpr EventKind kRows[] = {
     {"remote_left_alone", "warning",
      "A server of the remote tier failed in a row; it is left alone for a pause that grows.",
      "server why"},
+    {"remote_purged", "info", "Values of a prompt were deleted from the remote tier.",
+     "tenant values held failed by"},
     {"remote_write_failed", "warning",
      "A value was not written to the remote tier; at most one line a second, and none while its "
      "servers are left alone.",

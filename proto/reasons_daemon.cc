@@ -267,6 +267,8 @@ constexpr Reason kRows[] = {
     {"REMOTE_STALE", kRemote,
      "A value was written longer ago than values may be, or in the future. It is computed again.",
      "clocks of all nodes (chronyc tracking); the servers' TTL"},
+    {"REMOTE_PROMPT", kRemote, "The prompt has no whole page, which is the least that is shared.",
+     "give more tokens; kvstrata model show has the page's"},
     {"REMOTE_VALUE", kRemote, "A value or key has a size that a remote tier does not take.", ""},
     {"REMOTE_SECRET", kRemote, "remote.secret_file is missing, not private, or no secret.",
      "(umask 077; openssl rand -hex 32 > FILE), and copy it to every node"},
@@ -346,7 +348,10 @@ constexpr Reason kRows[] = {
     {"SCRUB_CANCELLED", kAdmin, "Who asked for the scrub went away.", ""},
     {"SCRUB_RUNNING", kAdmin, "Another scrub of the disk runs.",
      "wait for it, or end it where it was begun"},
-    {"TIER_UNKNOWN", kAdmin, "There is no such tier here; without disk.path there is no disk.",
+    {"TIER_UNKNOWN", kAdmin,
+     "There is no such tier here; without disk.path there is no disk, without remote.redis no "
+     "remote "
+     "tier.",
      "kvstrata pool ls; kvstrata tier ls"},
     {"VALUE_FILTER", kAdmin, "A list's tier or limit is none.", ""},
     {"VALUE_KEY", kAdmin,

@@ -31,7 +31,7 @@ kvs_library(kvs_work
   work/pin_records.cc
   work/recompress.cc
   work/known_values.cc
-  work/redis_calls.cc work/redis_get.cc work/redis_probe.cc work/redis_put.cc work/redis_walk.cc
+  work/redis_calls.cc work/redis_get.cc work/redis_ping.cc work/redis_probe.cc work/redis_put.cc work/redis_walk.cc
   work/redis_survey.cc work/redis_threads.cc work/redis_value_tier.cc
   work/tensor_releases.cc
   work/tier_buffers.cc

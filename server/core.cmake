@@ -45,6 +45,7 @@ kvs_library(kvs_store
   store/leases.cc
   store/long_request.cc
   store/lookups.cc
+  store/prompt_values.cc
   store/models.cc
   store/moves.cc
   store/openings.cc

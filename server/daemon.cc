@@ -641,7 +641,7 @@ Status Daemon::Parts::StartGrpc() {
       return tier_pages->scrubs().Begin(std::move(scrub));
     };
   }
-  if (remote != nullptr) options.remote = [this] { return remote->Info(); };
+  if (remote != nullptr) remote->Offer(&options);
   OfferConfig(&running.reload, &options);
   page_source.numbers.Put(Numbers(true));
   options.metrics = [this] {

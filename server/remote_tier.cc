@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "server/attach/unix_listener.h"
+#include "server/tier/blocking_calls.h"
 #include "server/tier/remote_secret.h"
 
 namespace kvstrata {
@@ -14,6 +15,37 @@ namespace {
 std::string_view NameOf(RemoteWrite write) {
   if (write == RemoteWrite::kOff) return "off";
   return write == RemoteWrite::kAll ? "all" : "reused";
+}
+
+std::string_view NameOf(const PageKey& key) {
+  return {reinterpret_cast<const char*>(key.data()), key.size()};
+}
+
+RemoteAnswersInfo InfoOf(const redis::RedisAnswers& a) {
+  return {a.hits, a.absent, a.refused, a.late, a.lost, a.damaged};
+}
+
+RemoteShardInfo InfoOf(const redis::RedisServerStats& s) {
+  RemoteShardInfo shard;
+  shard.address = s.address.ToString();
+  shard.last_error = s.last_error;
+  shard.breaker_open = s.open;
+  shard.requests = s.requests;
+  shard.failures = s.failures;
+  shard.timeouts = s.timeouts;
+  shard.hedges = s.hedges;
+  shard.openings = s.openings;
+  shard.connections = s.connections;
+  shard.sent_bytes = s.sent;
+  shard.received_bytes = s.received;
+  shard.probes = InfoOf(s.probes);
+  shard.reads = InfoOf(s.reads);
+  // One histogram, of which the tier must not know the other's header.
+  static_assert(redis::RedisAnswerTimes::kBounds == kLatencyBounds &&
+                redis::RedisAnswerTimes::BoundUs(3) == LatencyBoundUs(3));
+  shard.answers.counts = s.times.counts;
+  shard.answers.sum_us = s.times.sum_us;
+  return shard;
 }
 
 }  // namespace
@@ -58,6 +90,66 @@ void RemoteTier::Stop() { pages_->Stop(); }
 
 std::string RemoteTier::illness() const { return values_->Stats().illness; }
 
+// Which of the prompt's values are there.
+std::vector<bool> RemoteTier::Held(const PromptValues& prompt, Deadline deadline) {
+  std::vector<TierProbe> probes;
+  for (const TierSearch::Key& key : prompt.keys) {
+    probes.push_back({NameOf(key.key), {}, NameOf(key.place)});
+  }
+  std::vector<bool> held;
+  ProbeAndWait(values_.get(), probes, deadline);
+  for (const TierProbe& probe : probes) held.push_back(!probe.sizes.empty());
+  return held;
+}
+
+RemoteProbeInfo RemoteTier::Probe(const PromptValues& prompt, Deadline deadline) {
+  RemoteProbeInfo info;
+  const auto now = std::chrono::steady_clock::now();
+  // Servers that are silent leave time for what the others hold.
+  for (const RedisPing& ping : values_->PingAndWait(now + (deadline - now) / 2)) {
+    info.servers.push_back(
+        {ping.server.ToString(), ping.role, ping.breaker_open, ping.round_trip, ping.status});
+  }
+  if (prompt.keys.empty()) return info;
+  info.held = Held(prompt, deadline);
+  for (size_t i = 0; i < prompt.keys.size(); ++i) {
+    const TierSearch::Key& key = prompt.keys[i];
+    const auto server =
+        std::ranges::find(info.servers, values_->ServerOf(NameOf(key.key), NameOf(key.place)),
+                          &RemoteServerInfo::address);
+    if (server == info.servers.end()) continue;
+    ++server->values;
+    server->held += info.held[i];
+  }
+  return info;
+}
+
+RemotePurgeInfo RemoteTier::Purge(const PromptValues& prompt, Deadline deadline) {
+  RemotePurgeInfo info;
+  const auto now = std::chrono::steady_clock::now();
+  const std::vector<bool> held = Held(prompt, now + (deadline - now) / 2);
+  info.held = static_cast<uint64_t>(std::ranges::count(held, true));
+  std::vector<TierForget> forgets;
+  for (const TierSearch::Key& key : prompt.keys) {
+    forgets.push_back({std::string(NameOf(key.key)), {}, std::string(NameOf(key.place))});
+  }
+  info.status = ForgetAndWait(values_.get(), std::span(forgets), deadline);
+  info.failed = static_cast<uint64_t>(
+      std::ranges::count_if(forgets, [](const TierForget& forget) { return !forget.status.ok(); }));
+  for (const TierSearch::Key& key : prompt.keys) pages_->NotePurged(key.key);
+  return info;
+}
+
+void RemoteTier::Offer(GrpcOptions* options) {
+  options->remote = [this] { return Info(); };
+  options->probe_remote = [this](const PromptValues& prompt, Deadline deadline) {
+    return Probe(prompt, deadline);
+  };
+  options->purge_remote = [this](const PromptValues& prompt, Deadline deadline) {
+    return Purge(prompt, deadline);
+  };
+}
+
 RemoteInfo RemoteTier::Info() const {
   const RemotePagesCounters c = pages_->counters();
   RemoteInfo info;
@@ -66,8 +158,7 @@ RemoteInfo RemoteTier::Info() const {
   info.illness = illness();
   info.write = NameOf(write_);
   for (const redis::RedisServerStats& s : values_->Servers()) {
-    info.shards.push_back(
-        {s.address.ToString(), s.last_error, s.open, s.requests, s.failures, s.timeouts, s.hedges});
+    info.shards.push_back(InfoOf(s));
   }
   info.searches = c.searches;
   info.searched = c.searched;

@@ -2,8 +2,8 @@
 // RemoteTier: the daemon's remote tier: the engine that the configuration names, what goes there
 // and comes from there (server/work/remote_pages.h), and what is told of it.
 //
-// Ownership: borrows store and local tier, which outlive it. Thread-safety: Info, illness and
-// Configure from any thread between Use and the end. Errors of Open: REMOTE_SECRET
+// Ownership: borrows store and local tier, which outlive it. Thread-safety: Info, illness, Probe,
+// Purge and Configure from any thread between Use and the end. Errors of Open: REMOTE_SECRET
 // (server/tier/remote_secret.h) and those of RedisValueTier::Open.
 #ifndef KVSTRATA_SERVER_REMOTE_TIER_H_
 #define KVSTRATA_SERVER_REMOTE_TIER_H_
@@ -34,10 +34,17 @@ class RemoteTier {
 
   // "": well.
   std::string illness() const;
+  // Both wait, until the deadline at most. Of `prompt` no keys: servers alone.
+  RemoteProbeInfo Probe(const PromptValues& prompt, Deadline deadline);
+  RemotePurgeInfo Purge(const PromptValues& prompt, Deadline deadline);
   RemoteInfo Info() const;
+  // These as calls of Admin.
+  void Offer(GrpcOptions* options);
 
  private:
   RemoteTier(const RemoteConfig& config, std::unique_ptr<RedisValueTier> values);
+
+  std::vector<bool> Held(const PromptValues& prompt, Deadline deadline);
 
   const RemoteConfig config_;  // as of the start
   std::atomic<RemoteWrite> write_;

@@ -20,6 +20,7 @@ kvs_library(kvs_rpc
   rpc/malformed_requests.cc
   rpc/prefix_messages.cc
   rpc/quota_calls.cc
+  rpc/remote_calls.cc
   rpc/recall_stream.cc
   rpc/recompress_stream.cc
   rpc/refused_connections.cc

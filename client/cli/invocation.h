@@ -65,6 +65,7 @@ void AddLookup(CLI::App& app, Invocation& invocation);
 void AddAudit(CLI::App& app, Invocation& invocation);
 void AddValue(CLI::App& app, Invocation& invocation);
 void AddTier(CLI::App& app, Invocation& invocation);
+void AddRemoteTier(CLI::App& noun, Invocation& invocation);  // verbs of `tier`
 void AddQuota(CLI::App& app, Invocation& invocation);
 void AddWork(CLI::App& app, Invocation& invocation);
 void AddConfig(CLI::App& app, Invocation& invocation);

@@ -265,6 +265,7 @@ void AddTier(CLI::App& app, Invocation& invocation) {
   Runs(resize, invocation, [&invocation, tier, device, bytes] {
     return Resize(invocation.options, *tier, *device, *bytes);
   });
+  AddRemoteTier(*noun, invocation);
 }
 
 }  // namespace kvstrata::cli

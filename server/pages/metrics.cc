@@ -138,6 +138,71 @@ void AddDisk(const DiskInfo& disk, MetricText* to) {
   to->Add("kvstrata_disk_breaker_open", {}, Flag(disk.breaker_open));
 }
 
+void AddSum(const RemoteAnswersInfo& add, RemoteAnswersInfo* sum) {
+  sum->hits += add.hits;
+  sum->absent += add.absent;
+  sum->refused += add.refused;
+  sum->late += add.late;
+  sum->lost += add.lost;
+  sum->damaged += add.damaged;
+}
+
+void AddSum(const RemoteShardInfo& add, RemoteShardInfo* sum) {
+  AddSum(add.probes, &sum->probes);
+  AddSum(add.reads, &sum->reads);
+  for (size_t i = 0; i < add.answers.counts.size(); ++i) {
+    sum->answers.counts[i] += add.answers.counts[i];
+  }
+  sum->answers.sum_us += add.answers.sum_us;
+  sum->sent_bytes += add.sent_bytes;
+  sum->received_bytes += add.received_bytes;
+  sum->requests += add.requests;
+  sum->failures += add.failures;
+  sum->hedges += add.hedges;
+  sum->openings += add.openings;
+  sum->breaker_open |= add.breaker_open;
+}
+
+void AddAnswers(std::string_view server, std::string_view what, const RemoteAnswersInfo& answers,
+                MetricText* to) {
+  const auto add = [&](std::string_view result, uint64_t values) {
+    to->Add("kvstrata_remote_answers_total",
+            {{"server", server}, {"what", what}, {"result", result}}, values);
+  };
+  add("hit", answers.hits);
+  add("absent", answers.absent);
+  add("refused", answers.refused);
+  add("late", answers.late);
+  add("lost", answers.lost);
+  add("damaged", answers.damaged);
+}
+
+// Those of the configuration are told from the start, others from when the daemon hears of them.
+void AddRemoteServers(const RemoteInfo& remote, LabelCap* names, MetricText* to) {
+  std::map<std::string_view, RemoteShardInfo> sums;
+  sums[LabelCap::kOther];
+  for (std::string_view left = remote.servers; !left.empty();) {
+    const size_t comma = std::min(left.find(','), left.size());
+    sums[names->Of(left.substr(0, comma))];
+    left.remove_prefix(std::min(comma + 1, left.size()));
+  }
+  for (const RemoteShardInfo& shard : remote.shards) AddSum(shard, &sums[names->Of(shard.address)]);
+  for (const auto& [server, sum] : sums) {
+    AddAnswers(server, "probe", sum.probes, to);
+    AddAnswers(server, "read", sum.reads, to);
+    to->Add("kvstrata_remote_answer_seconds", {{"server", server}}, sum.answers);
+    to->Add("kvstrata_remote_server_bytes_total", {{"server", server}, {"direction", "sent"}},
+            sum.sent_bytes);
+    to->Add("kvstrata_remote_server_bytes_total", {{"server", server}, {"direction", "received"}},
+            sum.received_bytes);
+    to->Add("kvstrata_remote_requests_total", {{"server", server}}, sum.requests);
+    to->Add("kvstrata_remote_connection_failures_total", {{"server", server}}, sum.failures);
+    to->Add("kvstrata_remote_hedges_total", {{"server", server}}, sum.hedges);
+    to->Add("kvstrata_remote_breaker_open", {{"server", server}}, Flag(sum.breaker_open));
+    to->Add("kvstrata_remote_breaker_openings_total", {{"server", server}}, sum.openings);
+  }
+}
+
 void AddRemote(const RemoteInfo& remote, MetricText* to) {
   to->Add("kvstrata_remote_searches_total", {}, remote.searches);
   to->Add("kvstrata_remote_late_searches_total", {}, remote.late_searches);
@@ -222,7 +287,9 @@ HttpAnswer MetricsPage(PageSource* source, const HttpRequest& request) {
   AddPools(*numbers, &text);
   AddMoves(numbers->counters, &text);
   AddDisk(numbers->disk.value_or(DiskInfo()), &text);
-  AddRemote(numbers->remote.value_or(RemoteInfo()), &text);
+  const RemoteInfo remote = numbers->remote.value_or(RemoteInfo());
+  AddRemote(remote, &text);
+  AddRemoteServers(remote, &source->remote_servers, &text);
   AddUsers(numbers->users, &source->users, &text);
   AddProcess(numbers->cgroup.value_or(CgroupInfo()), source->http, &text);
   const bool open = request.accept.find("application/openmetrics-text") != std::string_view::npos;

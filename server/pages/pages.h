@@ -23,10 +23,12 @@ namespace kvstrata {
 // What pages are made of; outlives the server.
 struct PageSource {
   static constexpr size_t kMostUsers = 32;  // that have series of their own
+  static constexpr size_t kMostRemoteServers = 64;
 
   LatestNumbers numbers;
   HttpCounts http;
   LabelCap users{kMostUsers};
+  LabelCap remote_servers{kMostRemoteServers};
   std::atomic<std::chrono::microseconds> patience{};  // with a loop, until it counts as hanging
   std::string_view version, commit;
   std::chrono::steady_clock::time_point started;

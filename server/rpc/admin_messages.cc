@@ -25,6 +25,23 @@ std::string_view KindName(ExtentKind kind) {
   return "unknown";
 }
 
+void Write(std::string_view what, const LatencyHistogram& times, v1::Latency* out) {
+  out->set_what(std::string(what));
+  out->set_count(times.count());
+  out->set_sum_us(times.sum_us);
+  for (size_t bin = 0; bin < kLatencyBounds; ++bin) out->add_bounds_us(LatencyBoundUs(bin));
+  for (const uint64_t count : times.counts) out->add_counts(count);
+}
+
+void Write(const RemoteAnswersInfo& answers, v1::RemoteAnswers* out) {
+  out->set_hits(answers.hits);
+  out->set_absent(answers.absent);
+  out->set_refused(answers.refused);
+  out->set_late(answers.late);
+  out->set_lost(answers.lost);
+  out->set_damaged(answers.damaged);
+}
+
 }  // namespace
 
 void Write(const PoolInfo& p, v1::Pool* out) {
@@ -191,15 +208,7 @@ void WriteTelemetry(const Store& store, v1::GetStatusResponse* out) {
   }
   for (size_t i = 0; i < kTimed; ++i) {
     const auto what = static_cast<Timed>(i);
-    const LatencyHistogram times = TimesOf(what);
-    v1::Latency* latency = out->add_latencies();
-    latency->set_what(std::string(NameOf(what)));
-    latency->set_count(times.count());
-    latency->set_sum_us(times.sum_us);
-    for (size_t bin = 0; bin < kLatencyBounds; ++bin) {
-      latency->add_bounds_us(LatencyBoundUs(bin));
-    }
-    for (const uint64_t count : times.counts) latency->add_counts(count);
+    Write(NameOf(what), TimesOf(what), out->add_latencies());
   }
   const auto add = [out](std::string_view path, uint64_t bytes) {
     v1::Traffic* traffic = out->add_traffic();
@@ -259,6 +268,13 @@ void Write(const RemoteInfo& r, v1::Remote* out) {
     to->set_failures(shard.failures);
     to->set_timeouts(shard.timeouts);
     to->set_hedges(shard.hedges);
+    to->set_openings(shard.openings);
+    to->set_connections(shard.connections);
+    to->set_sent_bytes(shard.sent_bytes);
+    to->set_received_bytes(shard.received_bytes);
+    Write(shard.probes, to->mutable_probes());
+    Write(shard.reads, to->mutable_reads());
+    Write("answer", shard.answers, to->mutable_answers());
   }
   out->set_searched(r.searched);
   out->set_found(r.found);

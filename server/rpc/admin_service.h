@@ -89,6 +89,11 @@ class AdminService final : public v1::Admin::CallbackService {
                                        v1::ListQuotasResponse*) override;
   grpc::ServerUnaryReactor* SetQuota(grpc::CallbackServerContext*, const v1::SetQuotaRequest*,
                                      v1::SetQuotaResponse*) override;
+  // remote_calls.cc
+  grpc::ServerUnaryReactor* ProbeRemote(grpc::CallbackServerContext*, const v1::ProbeRemoteRequest*,
+                                        v1::ProbeRemoteResponse*) override;
+  grpc::ServerUnaryReactor* PurgeRemote(grpc::CallbackServerContext*, const v1::PurgeRemoteRequest*,
+                                        v1::PurgeRemoteResponse*) override;
   grpc::ServerUnaryReactor* Drain(grpc::CallbackServerContext*, const v1::DrainRequest*,
                                   v1::DrainResponse*) override;
   grpc::ServerUnaryReactor* Resize(grpc::CallbackServerContext*, const v1::ResizeRequest*,

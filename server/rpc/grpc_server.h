@@ -47,9 +47,11 @@
 #include "kernels/executor.h"
 #include "server/attach/attach_tokens.h"
 #include "server/attach/descriptor_closer.h"
+#include "server/store/prompt_values.h"
 #include "server/store/store.h"
 #include "server/store/tier_scrub.h"
 #include "server/store/value_info.h"
+#include "server/telemetry/traffic.h"
 
 namespace kvstrata {
 
@@ -85,11 +87,19 @@ struct DiskInfo {
   uint64_t refused = 0;
 };
 
+// What became of values, or of their headers, that a server of the remote tier was asked for.
+struct RemoteAnswersInfo {
+  uint64_t hits = 0, absent = 0, refused = 0, late = 0, lost = 0, damaged = 0;
+};
+
 // One server of the remote tier.
 struct RemoteShardInfo {
   std::string address, last_error;
   bool breaker_open = false;
   uint64_t requests = 0, failures = 0, timeouts = 0, hedges = 0;
+  uint64_t openings = 0, connections = 0, sent_bytes = 0, received_bytes = 0;
+  RemoteAnswersInfo probes, reads;
+  LatencyHistogram answers;  // from a request until its whole answer
 };
 
 // The remote tier as Admin.GetStatus shows it.
@@ -102,6 +112,23 @@ struct RemoteInfo {
   uint64_t bytes_per_second = 0;
   uint64_t waiting = 0, waiting_bytes = 0, written = 0, written_bytes = 0;
   uint64_t dropped_full = 0, dropped_local = 0, dropped_stop = 0, gone = 0, failed = 0;
+};
+
+// Admin.ProbeRemote and PurgeRemote.
+struct RemoteServerInfo {
+  std::string address, role;
+  bool breaker_open = false;
+  std::chrono::microseconds round_trip{0};
+  Status status;  // of the PING
+  uint64_t values = 0, held = 0;
+};
+struct RemoteProbeInfo {
+  std::vector<RemoteServerInfo> servers;
+  std::vector<bool> held;  // by value of the prompt
+};
+struct RemotePurgeInfo {
+  uint64_t held = 0, failed = 0;
+  Status status;  // the first that is not OK
 };
 
 // What the daemon's cgroup is charged for memory, as Admin.ListPools shows it.
@@ -147,7 +174,12 @@ struct GrpcOptions {
   std::function<std::optional<CgroupInfo>()> cgroup;
   int pools_fd = -1;               // an eventfd, written when a pool has failed; -1: nobody tells
   std::function<DiskInfo()> disk;  // any thread; null: there is none
-  std::function<RemoteInfo()> remote;      // the same
+  std::function<RemoteInfo()> remote;  // the same
+  // Both wait for servers, until the deadline; any thread; null with `remote`.
+  std::function<RemoteProbeInfo(const PromptValues&, std::chrono::steady_clock::time_point)>
+      probe_remote;
+  std::function<RemotePurgeInfo(const PromptValues&, std::chrono::steady_clock::time_point)>
+      purge_remote;
   std::function<Status(TierScrub)> scrub;  // of the disk; any thread; null: there is none
   // Admin.Resize of a pool: whether the machine has memory for it beside the others, whose
   // capacities stay. `device` empty: of each. Any thread; null: nothing is refused.

@@ -156,6 +156,25 @@ constexpr Metric kRows[] = {
     {"kvstrata_remote_breakers_open", kGauge, "servers", "",
      "Servers of these that are left alone, after errors."},
 
+    {"kvstrata_remote_answers_total", kCounter, "values", "server,what,result",
+     "What became of values that a server was asked for. what: probe, whether it has one; read. "
+     "result: hit; absent; refused, it answered with an error; late; lost, the connection ended "
+     "first, and another server may have been asked; damaged, of the hits, failed its check."},
+    {"kvstrata_remote_answer_seconds", kHistogram, "seconds", "server",
+     "How long a server took, from a request of any kind until its whole answer."},
+    {"kvstrata_remote_server_bytes_total", kCounter, "bytes", "server,direction",
+     "Bytes sent to a server and received from it, without those of TLS itself."},
+    {"kvstrata_remote_requests_total", kCounter, "requests", "server",
+     "Requests that a server was sent, of any kind."},
+    {"kvstrata_remote_connection_failures_total", kCounter, "connections", "server",
+     "Connections to a server that failed, or were closed because it was silent."},
+    {"kvstrata_remote_hedges_total", kCounter, "requests", "server",
+     "Requests to a slow server for which a replica was asked instead."},
+    {"kvstrata_remote_breaker_open", kGauge, "", "server",
+     "1 while the server is left alone, after errors."},
+    {"kvstrata_remote_breaker_openings_total", kCounter, "openings", "server",
+     "How often that began."},
+
     // --- users
     {"kvstrata_user_sequences", kGauge, "sequences", "user", "Sequences that the user has open."},
     {"kvstrata_user_used_bytes", kGauge, "bytes", "user,tier", "Arenas that the user holds."},

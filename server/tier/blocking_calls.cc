@@ -39,6 +39,10 @@ void Await(TierCall call, const Start& start) {
 
 }  // namespace
 
+void ProbeAndWait(ValueTier* tier, std::span<TierProbe> probes, Deadline deadline) {
+  Await({deadline, {}, nullptr}, [&](TierCall call) { tier->Probe(probes, std::move(call)); });
+}
+
 void GetAndWait(ValueTier* tier, std::span<TierGet> gets, Deadline deadline,
                 const std::stop_token& cancel) {
   Await({deadline, cancel, nullptr}, [&](TierCall call) { tier->Get(gets, std::move(call)); });

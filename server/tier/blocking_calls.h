@@ -15,6 +15,7 @@
 
 namespace kvstrata {
 
+void ProbeAndWait(ValueTier* tier, std::span<TierProbe> probes, Deadline deadline);
 void GetAndWait(ValueTier* tier, std::span<TierGet> gets, Deadline deadline,
                 const std::stop_token& cancel = {});
 void PutAndWait(ValueTier* tier, std::span<TierPut> puts, Deadline deadline,

@@ -145,7 +145,20 @@ std::shared_ptr<const SlotMap> RedisClient::Topology() const {
 
 std::vector<RedisServerStats> RedisClient::Servers() const {
   MutexLock lock(mu_);
-  return servers_;
+  std::vector<RedisServerStats> servers = servers_;
+  for (RedisServerStats& server : servers) {
+    const auto damaged = damaged_.find(server.address);
+    if (damaged == damaged_.end()) continue;
+    server.probes.damaged = damaged->second.probes;
+    server.reads.damaged = damaged->second.reads;
+  }
+  return servers;
+}
+
+void RedisClient::NoteDamaged(const RedisAddress& server, Lane lane) {
+  MutexLock lock(mu_);
+  Damaged& damaged = damaged_[server];
+  ++(lane == Lane::kRead ? damaged.reads : damaged.probes);
 }
 
 std::string RedisClient::Illness() const {

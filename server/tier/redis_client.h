@@ -13,8 +13,8 @@
 //
 //     while (client.Wait()) client.Work();
 //
-// Submit, Topology, Servers, Illness, WakeUp, Stop: any thread. Cost: about 1 us an op, and a
-// system call or two.
+// Submit, Topology, Servers, NoteDamaged, Illness, WakeUp, Stop: any thread. Cost: about 1 us an
+// op, and a system call or two.
 //
 // Status of an op: UNAVAILABLE with REDIS_CONNECT, REDIS_TLS, REDIS_LOGIN, REDIS_CLOSED,
 // REDIS_PROTOCOL, REDIS_SLOW, REDIS_DOWN (no server answers), REDIS_LEFT_ALONE (breaker),
@@ -23,6 +23,7 @@
 #ifndef KVSTRATA_SERVER_TIER_REDIS_CLIENT_H_
 #define KVSTRATA_SERVER_TIER_REDIS_CLIENT_H_
 
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -48,6 +49,8 @@ class RedisClient {
   std::shared_ptr<const SlotMap> Topology() const KVS_EXCLUDES(mu_);
   // As of at most 100 ms ago.
   std::vector<RedisServerStats> Servers() const KVS_EXCLUDES(mu_);
+  // A header, or a stripe, that this server gave failed its check.
+  void NoteDamaged(const RedisAddress& server, Lane lane) KVS_EXCLUDES(mu_);
   // "": well; else what is wrong, for a person.
   std::string Illness() const KVS_EXCLUDES(mu_);
   // Looks for ops that were cancelled.
@@ -70,6 +73,10 @@ class RedisClient {
   bool stopped_ KVS_GUARDED_BY(mu_) = false;
   std::shared_ptr<const SlotMap> map_ KVS_GUARDED_BY(mu_);
   std::vector<RedisServerStats> servers_ KVS_GUARDED_BY(mu_);
+  struct Damaged {
+    uint64_t probes = 0, reads = 0;
+  };
+  std::map<RedisAddress, Damaged> damaged_ KVS_GUARDED_BY(mu_);
   std::string illness_ KVS_GUARDED_BY(mu_);
   const std::unique_ptr<Loop> loop_;
 };

@@ -75,6 +75,7 @@ Status RedisConnection::Write(Time now) {
     KVS_ASSIGN_OR_RETURN(const size_t sent, socket_.Write(parts_));
     if (sent == 0) return OkStatus();
     progress_ = now;
+    traffic_.sent += sent;
     most -= std::min<uint64_t>(most, sent);
     written_ += sent;
     while (written_exchanges_ < exchanges_.size() &&
@@ -91,6 +92,7 @@ Status RedisConnection::Read(Time now, Exchanges* ended) {
     KVS_ASSIGN_OR_RETURN(const size_t came, socket_.Read(reader_.Room()));
     if (came == 0) return OkStatus();
     progress_ = heard_ = now;
+    traffic_.received += came;
     sum += came;
     reader_.Wrote(came);
     for (;;) {

@@ -17,6 +17,7 @@
 #include <deque>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/status.h"
@@ -35,6 +36,9 @@ class RedisConnection {
  public:
   using Time = std::chrono::steady_clock::time_point;
   using Exchanges = std::vector<std::unique_ptr<RedisExchange>>;
+  struct Traffic {
+    uint64_t sent = 0, received = 0;  // bytes
+  };
 
   // `reads`: a cluster's replica answers reads, and does not redirect them.
   RedisConnection(RedisSocket socket, const RedisLogin& login, bool reads, Time now);
@@ -48,6 +52,8 @@ class RedisConnection {
   Time progress() const { return progress_; }
   // When bytes came last, or it was made.
   Time heard() const { return heard_; }
+  // Since the last call.
+  Traffic TakeTraffic() { return std::exchange(traffic_, {}); }
 
   // REQUIRES: ready. It is written by the next Move.
   void Send(std::unique_ptr<RedisExchange> exchange, Time now);
@@ -73,6 +79,7 @@ class RedisConnection {
   uint64_t written_ = 0;                                  // bytes of the next one
   std::vector<iovec> parts_;                              // scratch
   bool ready_ = false;
+  Traffic traffic_;
   Time progress_, heard_;
 };
 

@@ -68,6 +68,7 @@ RedisServer::Links::iterator RedisServer::Choose(Lane lane, size_t* links, bool*
 
 void RedisServer::Pump(Time now, ReturnedOps* returned) {
   for (size_t lane = 0; lane < kLanes; ++lane) PumpLane(static_cast<Lane>(lane), now, returned);
+  stats_.connections = links_.size();
 }
 
 void RedisServer::PumpLane(Lane lane, Time now, ReturnedOps* returned) {
@@ -80,7 +81,7 @@ void RedisServer::PumpLane(Lane lane, Time now, ReturnedOps* returned) {
     if (in_flight != 0 && links < options_.connections && !connecting) {
       const Status begun = Connect(lane, now);
       if (!begun.ok() && links == 0) {
-        breaker_.FailedForSure(now);
+        Blame(true, now);
         return ReturnQueue(lane, begun, returned);
       }
     }
@@ -140,6 +141,9 @@ void RedisServer::Move(uint64_t id, Time now, ReturnedOps* returned) {
   Link& link = it->second;
   RedisConnection::Exchanges ended;
   const Status moved = link.connection->Move(now, &ended);
+  const RedisConnection::Traffic traffic = link.connection->TakeTraffic();
+  stats_.sent += traffic.sent;
+  stats_.received += traffic.received;
   heard_ = std::max(heard_, link.connection->heard());
   if (!ended.empty()) {  // a connection alone says nothing: the kernel of a stopped server makes it
     breaker_.Succeeded();
@@ -149,6 +153,7 @@ void RedisServer::Move(uint64_t id, Time now, ReturnedOps* returned) {
     auto* const op = static_cast<RedisOp*>(exchange->owner);
     if (op == nullptr) continue;
     op->replies = std::move(exchange->replies);
+    Count(*op, true, now);
     op->answered_by = address_;
     op->server_ = 0;
     op->link_ = 0;
@@ -172,16 +177,43 @@ void RedisServer::End(Links::iterator it, const Status& why, Cause cause, Time n
     auto* const op = static_cast<RedisOp*>(exchange->owner);
     op->server_ = 0;
     op->link_ = 0;
+    Count(*op, false, now);
     returned->push_back({op, why, blameless && op->deadline > now});
   }
   // The server closed one that was not in use.
   if (connected && !owed && cause != Cause::kServer) return;
   ++stats_.failures;
   stats_.last_error = why.ToString();
-  if (cause == Cause::kSilence || cause == Cause::kCut) breaker_.Failed(now);
-  if (cause == Cause::kServer) breaker_.FailedForSure(now);
+  if (cause != Cause::kDeadline) Blame(cause == Cause::kServer, now);
   if (!breaker_.open()) return;
   for (size_t lane = 0; lane < kLanes; ++lane) ReturnQueue(static_cast<Lane>(lane), why, returned);
+}
+
+void RedisServer::Blame(bool for_sure, Time now) {
+  const bool was_open = breaker_.open();
+  for_sure ? breaker_.FailedForSure(now) : breaker_.Failed(now);
+  stats_.openings += !was_open && breaker_.open();
+}
+
+void RedisServer::Count(const RedisOp& op, bool answered, Time now) {
+  if (answered) stats_.times.Add(std::max(now, op.asked_) - op.asked_);
+  const bool read = op.lane == Lane::kRead;
+  // Questions to one server, such as a PING, and those before a value is put are no look for one.
+  const bool asks_one = op.at && op.asking_ == nullptr;
+  const bool probe = op.lane == Lane::kProbe && !op.master_only && !asks_one;
+  if (!read && !probe) return;
+  RedisAnswers& answers = read ? stats_.reads : stats_.probes;
+  if (!answered) {
+    (op.deadline > now ? answers.lost : answers.late) += op.request->commands();
+    return;
+  }
+  // The first is that of ASKING.
+  for (size_t i = op.asking_ != nullptr; i < op.replies.size(); ++i) {
+    const RespReply& reply = op.replies[i];
+    const bool error = reply.kind == RespReply::Kind::kError;
+    const bool there = reply.kind == RespReply::Kind::kBulk && reply.integer != 0;
+    ++(error ? answers.refused : there ? answers.hits : answers.absent);
+  }
 }
 
 void RedisServer::ReturnQueue(Lane lane, const Status& why, ReturnedOps* returned) {

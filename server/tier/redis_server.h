@@ -18,17 +18,9 @@
 #include "server/tier/breaker.h"
 #include "server/tier/redis_op.h"
 #include "server/tier/redis_resolver.h"
+#include "server/tier/redis_server_stats.h"
 
 namespace kvstrata::redis {
-
-// Since start, but for what is so now.
-struct RedisServerStats {
-  RedisAddress address;
-  bool open = false;  // its breaker: it is left alone
-  std::string last_error;
-  uint64_t requests = 0, failures = 0, timeouts = 0, hedges = 0;
-  uint64_t connections = 0;  // now
-};
 
 // An op that a server has no more: answered (OK), or not.
 struct ReturnedOp {
@@ -93,6 +85,10 @@ class RedisServer {
   // opens.
   void End(Links::iterator link, const Status& why, Cause cause, Time now, ReturnedOps* returned);
   void ReturnQueue(Lane lane, const Status& why, ReturnedOps* returned);
+  // The breaker hears of a failure.
+  void Blame(bool for_sure, Time now);
+  // An op was answered, or its connection has ended.
+  void Count(const RedisOp& op, bool answered, Time now);
   Time StallOf(const Link& link) const;
 
   const uint32_t number_;

@@ -42,12 +42,14 @@ class RedisRead : public std::enable_shared_from_this<RedisRead> {
     Status status;
     uint64_t length = 0;
     bool there = false;
+    redis::RedisAddress server;  // that gave it
   };
 
   void Came(uint32_t i, const RedisOp& op) {
     Stripe& stripe = stripes_[i];
     stripe.status = StatusOf(op, RespReply::Kind::kBulk);
     stripe.there = stripe.status.ok() && op.replies.front().kind == RespReply::Kind::kBulk;
+    if (stripe.there) stripe.server = op.answered_by;
     if (stripe.there) stripe.length = static_cast<uint64_t>(op.replies.front().integer);
     if (left_.fetch_sub(1) != 1) return;
     parts_->threads->Later([self = shared_from_this()] { self->Check(); });
@@ -64,7 +66,11 @@ class RedisRead : public std::enable_shared_from_this<RedisRead> {
       }
       const auto header =
           std::span(stripe.header).first(std::min<uint64_t>(stripe.length, remote::kHeaderBytes));
-      KVS_RETURN_IF_ERROR(parts_->format.Open(&value_, i, header, stripe.length, now));
+      const Status opened = parts_->format.Open(&value_, i, header, stripe.length, now);
+      if (opened.code() == Code::kDataLoss) {
+        parts_->threads->client().NoteDamaged(stripe.server, Lane::kRead);
+      }
+      KVS_RETURN_IF_ERROR(opened);
     }
     return OkStatus();
   }

@@ -20,6 +20,11 @@ void AddHeaderCommand(std::string_view name, RedisRequest* request) {
   request->Add({"GETRANGE", name, "0", last});
 }
 
+// Of what is not there a server says so with a value of no bytes.
+bool IsValue(const RespReply& reply) {
+  return reply.kind == RespReply::Kind::kBulk && !reply.text.empty();
+}
+
 // Nothing: it is no header of the key's value.
 std::optional<remote::RemoteHead> HeadOf(const remote::RemoteFormat& format, std::string_view key,
                                          const RespReply& reply) {
@@ -36,6 +41,7 @@ class RedisProbes : public std::enable_shared_from_this<RedisProbes> {
       : parts_(std::move(parts)),
         probes_(probes),
         replies_(probes.size()),
+        servers_(probes.size()),
         end_(std::make_shared<RedisCallEnd>(parts_, std::move(call), 1)) {}
 
   void Begin() {
@@ -73,6 +79,7 @@ class RedisProbes : public std::enable_shared_from_this<RedisProbes> {
   void Came(const std::vector<size_t>& asked, RedisOp& op) {
     for (size_t i = 0; i < asked.size(); ++i) {
       replies_[asked[i]] = op.status.ok() ? std::move(op.replies[i]) : RespReply{};
+      servers_[asked[i]] = op.answered_by;
     }
     Ended();
   }
@@ -97,6 +104,9 @@ class RedisProbes : public std::enable_shared_from_this<RedisProbes> {
       probes_[i].sizes = head ? head->sizes : ValueSizes();
       if (head) parts_->known.Saw(probes_[i].key, head->sizes);
       found += head.has_value();
+      if (!head && IsValue(replies_[i])) {
+        parts_->threads->client().NoteDamaged(servers_[i], Lane::kProbe);
+      }
       replies_[i] = {};
     }
     {
@@ -110,7 +120,8 @@ class RedisProbes : public std::enable_shared_from_this<RedisProbes> {
   const RedisParts parts_;
   const std::span<TierProbe> probes_;
   std::vector<std::string> names_;
-  std::vector<RespReply> replies_;  // each written by one op
+  std::vector<RespReply> replies_;            // each written by one op
+  std::vector<redis::RedisAddress> servers_;  // that gave them
   const RedisEnd end_;
   std::atomic<size_t> left_ = 0;
   bool second_ = false;

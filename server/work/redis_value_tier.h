@@ -70,6 +70,15 @@ struct RedisTierCounters {
   uint64_t damaged = 0, late = 0, refused = 0;  // DATA_LOSS; DEADLINE_EXCEEDED; UNAVAILABLE
 };
 
+// What a server says to a PING.
+struct RedisPing {
+  redis::RedisAddress server;
+  std::string role;  // "master", "replica"; "unknown": no server has told yet
+  bool breaker_open = false;
+  std::chrono::microseconds round_trip{0};  // of one on an open connection
+  Status status;
+};
+
 class RedisValueTier final : public ValueTier {
  public:
   // Reads the files, connects to nothing: servers may come later. INVALID_ARGUMENT REDIS_ADDRESS,
@@ -92,6 +101,11 @@ class RedisValueTier final : public ValueTier {
 
   RedisTierCounters Counters() const;
   std::vector<redis::RedisServerStats> Servers() const;
+  // redis_ping.cc. All servers at once, those with an open breaker too; waits until the deadline at
+  // most. Not in a thread of the tier's.
+  std::vector<RedisPing> PingAndWait(Deadline deadline);
+  // The master that a value belongs to, "host:port"; "": not known.
+  std::string ServerOf(std::string_view key, std::string_view place) const;
   // How many surveys have ended.
   uint64_t surveys() const;
 

@@ -76,6 +76,9 @@ class RemotePages {
   // REQUIRES: load.remote names every key.
   bool Load(TierLoad load);
 
+  // It is there no more: what puts it again is not told that it is there.
+  void NotePurged(const PageKey& key) { present_.Erase(key); }
+
   // What of the options may change: all but the queue, batches and patience. What is known of keys
   // is forgotten: what was missed may be asked for at once, and what is there is put again.
   void Configure(const RemotePagesOptions& options) KVS_EXCLUDES(mu_);

@@ -25,8 +25,8 @@ is made from `server/telemetry/metric_table.cc` by `tests/tree/check_metrics.py 
 [operations.md](operations.md#metrics-and-probes) says how to scrape; `docker/prometheus` has rules and `docker/grafana` a
 dashboard that are made of these.
 
-Every series is there from the start, at 0. Names of users are at most 32, whoever comes first; the rest is `other`
-together. All other labels have the values of a table. Counters begin with the daemon. Numbers of the store and the
+Every series is there from the start, at 0. Names of users are at most 32, whoever comes first, and of servers of the
+remote tier at most 64, those of the configuration first; the rest is `other` together. All other labels have the values of a table. Counters begin with the daemon. Numbers of the store and the
 disk are at most a second old: they are looked up once a second, however often somebody scrapes.
 """
 

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+// tier probe|purge: the servers that nodes share, and what they hold of a prompt.
+#include <unistd.h>
+
+#include <iostream>
+#include <memory>
+
+#include "client/cli/connection.h"
+#include "client/cli/invocation.h"
+#include "client/cli/named_model.h"
+#include "client/cli/token_file.h"
+
+namespace kvstrata::cli {
+namespace {
+
+struct Wanted {
+  std::string model, file, tenant, plan;
+};
+
+// The rest of the CLI's own time is for the daemon's answer.
+uint64_t TimeoutUs(const Options& options) {
+  return static_cast<uint64_t>(
+      std::chrono::duration_cast<std::chrono::microseconds>(options.timeout).count() * 4 / 5);
+}
+
+Status ReadPrompt(Connection* connection, const Wanted& wanted, v1::RemotePrompt* prompt) {
+  if (wanted.file.empty()) {
+    return InvalidArgument("LOOKUP_WHAT", "MODEL alone is given; name a FILE of token ids, too");
+  }
+  KVS_ASSIGN_OR_RETURN(const std::vector<int32_t> tokens, ReadTokens(wanted.file));
+  KVS_ASSIGN_OR_RETURN(const v1::Model model, NamedModel(connection, wanted.model));
+  prompt->set_tenant(wanted.tenant);
+  prompt->set_model(model.model());
+  prompt->set_plan(wanted.plan);
+  prompt->mutable_tokens()->Add(tokens.begin(), tokens.end());
+  return OkStatus();
+}
+
+std::string RoundTrip(const Json& row) {
+  const auto us = row.value("round_trip_us", uint64_t{0});
+  return us == 0 ? "-" : std::to_string(us) + " us";
+}
+
+std::string LeftAlone(const Json& row) { return row.value("breaker_open", false) ? "yes" : "no"; }
+
+constexpr Column kServers[] = {
+    {"SERVER", "/address"},
+    {"ROLE", "/role", nullptr, false, 4},
+    {"ROUND-TRIP", "", RoundTrip, true, 7},
+    {"LEFT-ALONE", "", LeftAlone, false, 5},
+    {"VALUES", "/values", nullptr, true, 2},
+    {"HELD", "/held", nullptr, true, 3},
+    {"WHY", "/why", OrDash, false, 6, 12},
+};
+constexpr Column kHeld[] = {
+    {"TOKENS", "/tokens"},
+    {"HELD-TOKENS", "/held_tokens"},
+    {"VALUES", "/values"},
+    {"HELD-VALUES", "/held"},
+};
+
+Result<int> Probe(const Options& options, const Wanted& wanted) {
+  v1::ProbeRemoteRequest request;
+  request.set_timeout_us(TimeoutUs(options));
+  KVS_ASSIGN_OR_RETURN(auto connection, Connection::Dial(options));
+  if (!wanted.model.empty()) {
+    KVS_RETURN_IF_ERROR(ReadPrompt(connection.get(), wanted, request.mutable_prompt()));
+  }
+  KVS_ASSIGN_OR_RETURN(const auto answer, connection->Call(&v1::Admin::Stub::ProbeRemote, request));
+  const Json document = ToJson(answer);
+  PrintList(options.style, document, "servers", kServers, std::cout);
+  if (options.style.IsTable() && !wanted.model.empty()) {
+    std::cout << "\n";
+    PrintRecord(options.style, document, kHeld, std::cout);
+  }
+  for (const v1::RemoteServer& server : answer.servers()) {
+    if (!server.reason().empty()) return kFailed;
+  }
+  return kOk;
+}
+
+Result<bool> Confirmed(bool yes) {
+  if (yes) return true;
+  if (isatty(STDIN_FILENO) != 1) {
+    return InvalidArgument("CONFIRMATION_MISSING",
+                           "purge deletes what all nodes share of a prompt; without a terminal to "
+                           "ask on it needs --yes");
+  }
+  std::cerr << "Delete this prompt, and what others have in common with it, from the servers that "
+               "all nodes share? [y/N] "
+            << std::flush;
+  std::string answer;
+  std::getline(std::cin, answer);
+  return answer == "y" || answer == "Y" || answer == "yes";
+}
+
+constexpr Column kPurged[] = {
+    {"VALUES", "/values"},
+    {"WERE-HELD", "/held"},
+    {"FAILED", "/failed"},
+    {"WHY", "/why", OrDash},
+};
+
+Result<int> Purge(const Options& options, const Wanted& wanted, bool yes) {
+  KVS_ASSIGN_OR_RETURN(const bool go, Confirmed(yes));
+  if (!go) return kFailed;
+  v1::PurgeRemoteRequest request;
+  request.set_timeout_us(TimeoutUs(options));
+  KVS_ASSIGN_OR_RETURN(auto connection, Connection::Dial(options));
+  KVS_RETURN_IF_ERROR(ReadPrompt(connection.get(), wanted, request.mutable_prompt()));
+  KVS_ASSIGN_OR_RETURN(const auto answer, connection->Call(&v1::Admin::Stub::PurgeRemote, request));
+  PrintRecord(options.style, ToJson(answer), kPurged, std::cout);
+  return answer.failed() == 0 ? kOk : kFailed;
+}
+
+std::shared_ptr<Wanted> TakesPrompt(CLI::App* verb, bool required) {
+  auto wanted = std::make_shared<Wanted>();
+  verb->add_option("MODEL", wanted->model, "Its number or name")->required(required);
+  verb->add_option("FILE", wanted->file, "Token ids: text, a trace, or - for stdin")
+      ->required(required);
+  verb->add_option("--tenant", wanted->tenant, "Whose values, such as uid:1000 (default: yours)");
+  verb->add_option("--plan", wanted->plan,
+                   "Its index blocks and artefact, too (default: raw pages alone)");
+  return wanted;
+}
+
+}  // namespace
+
+void AddRemoteTier(CLI::App& noun, Invocation& invocation) {
+  CLI::App* probe = noun.add_subcommand(
+      "probe",
+      "Ask every server that nodes share for a sign of life, and what it holds of a "
+      "prompt; exit 1 when one does not answer");
+  auto asked = TakesPrompt(probe, false);
+  Runs(probe, invocation, [&invocation, asked] { return Probe(invocation.options, *asked); });
+
+  CLI::App* purge =
+      noun.add_subcommand("purge", "Delete a prompt from the servers that nodes share");
+  auto wanted = TakesPrompt(purge, true);
+  auto yes = std::make_shared<bool>(false);
+  purge->add_flag("-y,--yes", *yes, "Do not ask");
+  Runs(purge, invocation,
+       [&invocation, wanted, yes] { return Purge(invocation.options, *wanted, *yes); });
+}
+
+}  // namespace kvstrata::cli

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verbs that take a remote tier: what they print of a real daemon and a real redis-server is valid."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from cli_schema import check
+from operated import DEADLINE_S, Program
+from toy import Toy
+
+import kvstrata
+from kvstrata.daemon import Daemon
+
+SEED = 20261127
+TOKENS, LAYERS, HEADS, KV_HEADS, DIM = 640, 2, 4, 2, 64
+MODEL = "shared"
+
+
+@contextlib.contextmanager
+def redis_server(folder: pathlib.Path) -> Iterator[str]:
+    """Its address. Debian's redis-tools has the server's program under another name."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+    program = shutil.which("redis-server") or shutil.which("redis-check-rdb")
+    server = subprocess.Popen(["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", folder],
+                              executable=program, stdout=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + DEADLINE_S
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                break
+            assert time.monotonic() < deadline, f"redis-server does not listen on {port}"
+            time.sleep(0.01)
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.kill()
+        server.wait()
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Program, pathlib.Path]]:
+    """The program of a daemon that has put a prompt into its remote tier, and that prompt's file."""
+    print(f"seed {SEED}")
+    folder = tmp_path_factory.mktemp("shared")
+    secret = folder / "secret"
+    secret.touch(mode=0o600)
+    secret.write_text(os.urandom(32).hex() + "\n")
+    toy = Toy(np.random.default_rng(SEED), TOKENS)
+    with redis_server(folder) as address, Daemon(
+            "--set", f"remote.redis={address}", "--set", f"remote.secret_file={secret}", "--set", "remote.write=all",
+            "--set", "remote.deadline=60s", "--set", "remote.deadline_most=60s") as daemon:
+        with kvstrata.attach(daemon.socket) as session:
+            model = session.register_model(MODEL, toy.digest, layers=LAYERS, query_heads=HEADS, kv_heads=KV_HEADS,
+                                           head_dim=DIM, page_tokens=16)
+            with session.open(model, "full") as sequence:
+                toy.feed(session, sequence, 0, TOKENS)
+                sequence.prefill_done()
+                program = Program(daemon.socket)
+                deadline = time.monotonic() + DEADLINE_S
+                while (remote := json.loads(program.run("tier", "ls", "-o", "json"))["remotes"][0])["written"] < TOKENS // 16:
+                    assert time.monotonic() < deadline, remote
+                prompt = folder / "prompt.ids"
+                prompt.write_text(" ".join(map(str, toy.ids)))
+                yield program, prompt
+
+
+def test_probe_then_purge(shared: tuple[Program, pathlib.Path]) -> None:
+    program, prompt = shared
+    servers = json.loads(program.run("tier", "probe", "-o", "json"))
+    check("tier probe", servers)
+    assert [server["reason"] for server in servers["servers"]] == [""]
+    held = json.loads(program.run("tier", "probe", MODEL, str(prompt), "-o", "json"))
+    check("tier probe", held)
+    assert held["held"] == held["values"] == TOKENS // 16
+    purged = json.loads(program.run("tier", "purge", MODEL, str(prompt), "--yes", "-o", "json"))
+    check("tier purge", purged)
+    assert purged == {"values": TOKENS // 16, "held": TOKENS // 16, "failed": 0, "reason": "", "why": ""}
+    assert json.loads(program.run("tier", "probe", MODEL, str(prompt), "-o", "json"))["held"] == 0
+
+
+def test_tables(shared: tuple[Program, pathlib.Path]) -> None:
+    program, prompt = shared
+    assert program.run("tier", "probe").splitlines()[0].split() == [
+        "SERVER", "ROLE", "ROUND-TRIP", "LEFT-ALONE", "VALUES", "HELD", "WHY"]
+    assert "HELD-TOKENS" in program.run("tier", "probe", MODEL, str(prompt))
+
+
+def test_purge_wants_a_yes(shared: tuple[Program, pathlib.Path]) -> None:
+    program, prompt = shared
+    done = subprocess.run([program.path, "tier", "purge", MODEL, str(prompt), "-o", "json"], env=program.environment,
+                          stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert done.returncode == 2
+    assert json.loads(done.stderr)["error"]["reason"] == "CONFIRMATION_MISSING"
