@@ -84,6 +84,13 @@ constexpr EventKind kRows[] = {
     {"max_loss", "warning",
      "More than max_loss would be lost: raw rows stay, or a milder strategy is taken.",
      "sequence plan why"},
+    {"node_announced", "info",
+     "The remote tier's servers have this node's announcement; other nodes ask it at address.",
+     "address seat"},
+    {"node_unannounced", "warning",
+     "The servers do not take this node's announcement; other nodes do not know of it. Tried again "
+     "each second.",
+     "address reason why"},
     {"out_of_resources", "error", "A thread gave up a piece of work for want of memory or threads.",
      "thread why"},
     {"passing_ended", "info", "The connection of a process that redeemed a token ended.",

@@ -70,6 +70,7 @@ struct RemoteConfig {
   std::string user, password_file;  // of the servers' ACL; "": the default user, no password
   redis::RedisTlsOptions tls;
   std::chrono::microseconds ttl{};  // of a value there
+  std::string announce;             // HOST:PORT, where other nodes ask this one; "": nowhere
   RemotePagesOptions pages;
 };
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "server/config_numbers.h"
+#include "server/tier/node_announcement.h"
 #include "server/tier/redis_slots.h"
 
 namespace kvstrata {
@@ -28,6 +29,12 @@ bool AreServers(std::string_view text) {
     if (comma == text.size()) return true;
     text.remove_prefix(comma + 1);
   }
+}
+
+// With its port: what others are told is what is written.
+bool IsNodeAddress(std::string_view text) {
+  const Result<redis::RedisAddress> address = redis::ParseRedisAddress(text);
+  return address.ok() && address->ToString() == text && text.size() <= remote::kMaxNodeAddressBytes;
 }
 
 bool ParseWrite(std::string_view text, RemoteWrite* out) {
@@ -172,6 +179,15 @@ constexpr std::array kKeys = {
               [](std::string_view v, Config* c) {
                 return SizeIn(v, kMiB, kPiB, &c->remote.pages.writer.queue_bytes);
               }},
+    ConfigKey{"remote.announce", "KVSTRATA_REMOTE_ANNOUNCE", "",
+              "HOST:PORT, an address of this machine; '': not announced",
+              "where other nodes ask this one what it has of a prompt, and it listens; needs "
+              "remote.tls_cert_file, tls_key_file and tls_ca_file but on loopback",
+              [](std::string_view v, Config* c) {
+                c->remote.announce = v;
+                return v.empty() || IsNodeAddress(v);
+              },
+              kText},
 };
 
 }  // namespace

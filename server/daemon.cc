@@ -25,6 +25,7 @@
 #include "server/http/trace_exporter.h"
 #include "server/memory/cgroup.h"
 #include "server/memory/numa_topology.h"
+#include "server/nodes/cluster_view.h"
 #include "server/page_server.h"
 #include "server/part_health.h"
 #include "server/pool_memory.h"
@@ -100,6 +101,29 @@ void OfferConfig(ConfigReload* reload, GrpcOptions* options) {
   options->set_log_level = [reload](std::string_view level, std::string_view by) {
     return reload->SetLevel(level, by);
   };
+}
+
+// The view of the nodes that share the tier; the options borrow it.
+Result<std::unique_ptr<ClusterView>> OfferClusterView(const Config& daemon, Store* store,
+                                                      const RemoteTier& tier,
+                                                      GrpcOptions* options) {
+  const RemoteConfig& config = daemon.remote;
+  const gid_t tenants = SocketGroup(daemon.socket, daemon.socket_group);
+  KVS_ASSIGN_OR_RETURN(const remote::RemoteSecret secret,
+                       remote::RemoteSecret::Read(config.secret_file, tenants));
+  ClusterViewOptions with;
+  with.announce = config.announce;
+  with.release = DaemonVersion();
+  with.tls = config.tls;
+  with.seal = config.seal == "gcm" ? remote::Seal::kGcm : remote::Seal::kNone;
+  KVS_ASSIGN_OR_RETURN(
+      auto view, ClusterView::Make(with, secret, store, tier.values(), tier.values()->threads()));
+  options->lookup_cluster = [view = view.get()](const std::string& tenant, const auto& request,
+                                                auto* response,
+                                                std::function<void(const Status&)> done) {
+    view->Lookup(tenant, request, response, std::move(done));
+  };
+  return view;
 }
 
 std::vector<StoreDevice> EmulatedDevices(uint32_t count) {
@@ -263,6 +287,7 @@ struct Daemon::Parts {
   std::unique_ptr<TierPages> tier_pages;    // null: no tier
   std::unique_ptr<RemoteTier> remote;       // null: there is none
   std::unique_ptr<ValueCatalog> catalog;
+  std::unique_ptr<ClusterView> cluster;  // null: no remote tier
   Gpus gpus;
   std::unique_ptr<RecompressQueue> work;
   std::unique_ptr<Importer> importer;
@@ -456,6 +481,7 @@ void Daemon::Parts::Settle() {
   work->Stop();  // what waits for it over gRPC has its answer then
   store->recalls().EndRecallAudits(Unavailable("DAEMON_STOPPING", "the daemon is stopping"));
   if (tier_pages != nullptr) tier_pages->scrubs().Refuse();
+  if (cluster != nullptr) cluster->Stop();
   grpc->EndServing(kGrace);
   tracing.reset();
   SettleTiers();
@@ -641,7 +667,10 @@ Status Daemon::Parts::StartGrpc() {
       return tier_pages->scrubs().Begin(std::move(scrub));
     };
   }
-  if (remote != nullptr) remote->Offer(&options);
+  if (remote != nullptr) {
+    remote->Offer(&options);
+    KVS_ASSIGN_OR_RETURN(cluster, OfferClusterView(config, store.get(), *remote, &options));
+  }
   OfferConfig(&running.reload, &options);
   page_source.numbers.Put(Numbers(true));
   options.metrics = [this] {
@@ -652,7 +681,7 @@ Status Daemon::Parts::StartGrpc() {
     KVS_ASSIGN_OR_RETURN(tracing, TraceExporter::Start(*endpoint, std::string(DaemonVersion())));
   }
   KVS_ASSIGN_OR_RETURN(grpc, GrpcServer::Start(options));
-  return OkStatus();
+  return cluster == nullptr ? OkStatus() : cluster->Serve();
 }
 
 Result<std::unique_ptr<Daemon>> Daemon::Start(const Config& config) {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Pages, the composition root, the executable.
+# Pages, the nodes' view of each other, the composition root, the executable.
 # The version that the daemon tells; the commit is that of the last configure, or of KVS_COMMIT in the
 # environment, where there is no git.
 execute_process(COMMAND git rev-parse --short HEAD WORKING_DIRECTORY ${CMAKE_SOURCE_DIR}
@@ -18,7 +18,9 @@ kvs_library(kvs_pages pages/health.cc pages/healthz.cc pages/livez.cc pages/loca
   pages/process_numbers.cc pages/readyz.cc pages/status.cc pages/status_data.cc
   ${CMAKE_CURRENT_BINARY_DIR}/pages/status_html.cc
   LIBS kvs_http kvs_rpc kvs_store kvs_telemetry OpenSSL::Crypto)
-kvs_library(kvs_daemon command_line.cc daemon.cc page_server.cc part_health.cc remote_tier.cc run_daemon.cc stop_watchdog.cc LIBS kvs_config kvs_pages kvs_rpc)
+kvs_library(kvs_nodes nodes/cluster_view.cc nodes/node_calls.cc nodes/node_credentials.cc nodes/node_list.cc nodes/node_server.cc
+  LIBS kvs_rpc kvs_work kvs_store kvs_proto kvs_telemetry)
+kvs_library(kvs_daemon command_line.cc daemon.cc page_server.cc part_health.cc remote_tier.cc run_daemon.cc stop_watchdog.cc LIBS kvs_config kvs_nodes kvs_pages kvs_rpc)
 set_source_files_properties(daemon.cc PROPERTIES COMPILE_DEFINITIONS
   "KVS_VERSION=\"${PROJECT_VERSION}\";KVS_COMMIT=\"${KVS_COMMIT}\"")
 

@@ -40,6 +40,8 @@ class RemoteTier {
   RemoteInfo Info() const;
   // These as calls of Admin.
   void Offer(GrpcOptions* options);
+  // For who asks it, or its servers, for something else.
+  RedisValueTier* values() const { return values_.get(); }
 
  private:
   RemoteTier(const RemoteConfig& config, std::unique_ptr<RedisValueTier> values);

@@ -8,6 +8,7 @@ kvs_library(kvs_rpc
   rpc/value_stream.cc
   rpc/call_records.cc
   rpc/calls_under_way.cc
+  rpc/cluster_service.cc
   rpc/compute_service.cc
   rpc/config_calls.cc
   rpc/control_service.cc

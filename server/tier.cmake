@@ -36,6 +36,7 @@ target_link_libraries(kvs_tier PRIVATE PkgConfig::LIBURING)
 # The bytes of values in a remote tier: names, headers, sealing.
 set(KVS_REMOTE_FORMAT_SOURCES
   hmac_key.cc
+  node_announcement.cc
   remote_checksum.cc
   remote_envelope.cc
   remote_format.cc

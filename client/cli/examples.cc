@@ -40,7 +40,7 @@ constexpr Examples kExamples[] = {
      "kvstrata value get pin/0000000000000001 --out pin.bin --force"},
     {"value verify", "kvstrata value verify pin/0000000000000001",
      "kvstrata value verify pin/0000000000000001 pin/0000000000000002 -o json"},
-    {"lookup", "kvstrata lookup llama prompt.ids",
+    {"lookup", "kvstrata lookup llama prompt.ids --cluster",
      "kvstrata lookup llama prompt.ids --plan sentencekv --pages"},
     {"pin ls", "kvstrata pin ls", "kvstrata pin ls -o json"},
     {"pin add", "kvstrata pin add llama system_prompt.ids --ttl 7d",

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// lookup: how much of a prompt is held, and in which tier.
+// lookup: how much of a prompt is held, and in which tier; --cluster: on which node.
+#include <algorithm>
+#include <chrono>
 #include <iostream>
 #include <memory>
 
@@ -8,6 +10,8 @@
 #include "client/cli/invocation.h"
 #include "client/cli/named_model.h"
 #include "client/cli/token_file.h"
+#include "kvstrata/v1/nodes.grpc.pb.h"
+#include "proto/status_map.h"
 
 namespace kvstrata::cli {
 namespace {
@@ -15,7 +19,7 @@ namespace {
 struct Wanted {
   std::string model, file, tenant, plan, device;
   std::vector<std::string> keys;
-  bool pages = false;
+  bool pages = false, cluster = false;
 };
 
 std::string OrRawPages(const Json& plan) {
@@ -71,7 +75,88 @@ Json Document(const v1::LookupPrefixRequest& request, const v1::LookupResponse& 
   return document;
 }
 
+// Of a node that did not answer nothing is known.
+std::string UnlessUnreachable(const Json& row, std::string_view field) {
+  if (!row.value("unreachable", std::string()).empty()) return "-";
+  return std::to_string(row.value(std::string(field), uint64_t{0}));
+}
+std::string Gpu(const Json& row) { return UnlessUnreachable(row, "device_tokens"); }
+std::string Host(const Json& row) { return UnlessUnreachable(row, "host_tokens"); }
+std::string Disk(const Json& row) { return UnlessUnreachable(row, "disk_tokens"); }
+std::string BehindIt(const Json& row) {
+  if (!row.value("unreachable", std::string()).empty()) return "-";
+  const uint64_t held = row.value("held_tokens", uint64_t{0});
+  return std::to_string(std::max(row.value("with_remote_tokens", uint64_t{0}), held) - held);
+}
+std::string NodeName(const Json& address) {
+  const std::string text = address.get<std::string>();
+  return text.empty() ? "not-announced" : Printable(text);
+}
+std::string Age(const Json& row) {
+  return row.value("self", false) ? "-" : Microseconds(row.value("age_us", Json(0)));
+}
+constexpr Column kNodes[] = {
+    {"NODE", "/address", NodeName},
+    {"GPU", "", Gpu, true, 6},
+    {"HOST", "", Host, true, 6},
+    {"DISK", "", Disk, true, 6},
+    {"REMOTE", "", BehindIt, true, 6},
+    {"AGE", "", Age, true, 2},
+    {"UNREACHABLE", "/unreachable", OrDash, false, 5},
+    {"WHY", "/why", OrDash, false, 1, 12},
+};
+
+// The daemon's socket was dialled before: what ails it was said then.
+Result<v1::LookupClusterResponse> AskCluster(const Options& options,
+                                             const v1::LookupClusterRequest& request) {
+  const auto stub = v1::Cluster::NewStub(
+      grpc::CreateChannel("unix:" + options.socket, grpc::InsecureChannelCredentials()));
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + options.timeout);
+  v1::LookupClusterResponse answer;
+  const grpc::Status status = stub->LookupCluster(&context, request, &answer);
+  if (!status.ok()) return FromGrpc(status);
+  return answer;
+}
+
+Result<int> LookupCluster(const Options& options, const Wanted& wanted) {
+  if (!wanted.plan.empty() || wanted.pages) {
+    return InvalidArgument(
+        "LOOKUP_WHAT", "--cluster looks up raw pages of all nodes; leave out --plan and --pages");
+  }
+  KVS_ASSIGN_OR_RETURN(v1::LookupPrefixRequest prompt, RequestOf(wanted));
+  KVS_ASSIGN_OR_RETURN(auto connection, Connection::Dial(options));
+  KVS_ASSIGN_OR_RETURN(const v1::Model model, NamedModel(connection.get(), wanted.model));
+  v1::LookupClusterRequest request;
+  request.set_tenant(wanted.tenant);
+  request.set_model(model.model());
+  request.mutable_tokens()->Swap(prompt.mutable_tokens());
+  request.mutable_page_keys()->Swap(prompt.mutable_page_keys());
+  // Nodes have most of the time that was given, so that the answer comes within it.
+  if (options.timeout_given) {
+    request.set_timeout_us(static_cast<uint64_t>(std::max(options.timeout.count(), 1L)) * 800);
+  }
+  KVS_ASSIGN_OR_RETURN(const v1::LookupClusterResponse answer, AskCluster(options, request));
+  const Json document = ToJson(answer);
+  PrintList(options.style, document, "nodes", kNodes, std::cout);
+  if (!options.style.IsTable() || !options.style.headers) return kOk;
+  std::cout << "\n" << answer.tokens() << " tokens in whole pages of " << answer.page_tokens();
+  std::cout << "; the remote tier alone has " << answer.remote_tokens() << "\n";
+  if (!answer.remote_error().empty()) {
+    std::cout << "remote tier: " << Printable(answer.remote_error()) << "\n";
+  }
+  if (!answer.nodes_error().empty()) {
+    std::cout << "other nodes: " << Printable(answer.nodes_error()) << "\n";
+  }
+  if (answer.refused_announcements() != 0) {
+    std::cout << answer.refused_announcements()
+              << " announcements are of no node of this cluster\n";
+  }
+  return kOk;
+}
+
 Result<int> Lookup(const Options& options, const Wanted& wanted) {
+  if (wanted.cluster) return LookupCluster(options, wanted);
   KVS_ASSIGN_OR_RETURN(v1::LookupPrefixRequest request, RequestOf(wanted));
   KVS_ASSIGN_OR_RETURN(auto connection, Connection::Dial(options));
   KVS_ASSIGN_OR_RETURN(const v1::Model model, NamedModel(connection.get(), wanted.model));
@@ -102,6 +187,8 @@ void AddLookup(CLI::App& app, Invocation& invocation) {
   verb->add_option("--device", wanted->device, "Of the session that will open (default: the first)")
       ->needs(plan);
   verb->add_flag("--pages", wanted->pages, "Every page with its key and tier");
+  verb->add_flag("--cluster", wanted->cluster,
+                 "What each node of the cluster has, and its remote tier");
   Runs(verb, invocation, [&invocation, wanted] { return Lookup(invocation.options, *wanted); });
 }
 

@@ -23,6 +23,7 @@
 #include "server/attach/peer.h"
 #include "server/rpc/admin_service.h"
 #include "server/rpc/call_records.h"
+#include "server/rpc/cluster_service.h"
 #include "server/rpc/compute_service.h"
 #include "server/rpc/control_service.h"
 #include "server/rpc/grpc_connections.h"
@@ -30,6 +31,7 @@
 #include "server/rpc/library_log.h"
 #include "server/rpc/malformed_requests.h"
 #include "server/rpc/refused_connections.h"
+#include "server/rpc/without_threads.h"
 #include "server/store/user_name.h"
 #include "server/telemetry/heartbeat.h"
 #include "server/telemetry/log.h"
@@ -55,16 +57,6 @@ constexpr int kMostSleepMs = 500;
 
 using Clock = std::chrono::steady_clock;
 
-// Leaves out reflection, the one service that is not of the callback kind: it has threads of its
-// own, and gRPC aborts when it cannot make them.
-class WithoutThreads final : public grpc::ServerBuilderOption {
- public:
-  void UpdateArguments(grpc::ChannelArguments*) override {}
-  void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>* plugins) override {
-    std::erase_if(*plugins, [](const auto& plugin) { return plugin->has_sync_methods(); });
-  }
-};
-
 // One user's gRPC server. Services first: they outlive the server.
 class UserServer {
  public:
@@ -75,13 +67,15 @@ class UserServer {
         context_(options, user, admin, queue, &calls_),
         control_(&context_),
         compute_(&context_),
-        admin_(&context_) {}
+        admin_(&context_),
+        cluster_(&context_) {}
 
   Status Start(const grpc::ResourceQuota& quota) {
     grpc::ServerBuilder builder;
     builder.RegisterService(&control_);
     builder.RegisterService(&compute_);
     builder.RegisterService(&admin_);
+    builder.RegisterService(&cluster_);
     builder.SetMaxReceiveMessageSize(GrpcServer::kMaxMessageBytes);
     builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxConcurrentCalls);
     builder.SetResourceQuota(quota);
@@ -135,6 +129,7 @@ class UserServer {
   ControlService control_;
   ComputeService compute_;
   AdminService admin_;
+  ClusterService cluster_;
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor_;
   std::unique_ptr<grpc::Server> server_;
 };

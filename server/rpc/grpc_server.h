@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// GrpcServer: the daemon's gRPC services (control, compute, admin; health and reflection) behind a
-// listening Unix socket that the caller owns.
+// GrpcServer: the daemon's gRPC services (control, compute, admin, cluster; health, reflection)
+// behind a listening Unix socket that the caller owns.
 //
 // Who calls: gRPC tells no handler which connection it runs on, so a connection is handed to a
 // server of its user. Every user (SO_PEERCRED, read before a byte is parsed) has a gRPC server of
@@ -54,6 +54,11 @@
 #include "server/telemetry/traffic.h"
 
 namespace kvstrata {
+
+namespace v1 {
+class LookupClusterRequest;
+class LookupClusterResponse;
+}  // namespace v1
 
 // One key of the configuration as Admin.GetConfig shows it.
 struct ConfigItem {
@@ -191,6 +196,11 @@ struct GrpcOptions {
   std::function<Status()> drain;
   std::function<void()> resume;
   ValueCalls values;  // null: UNIMPLEMENTED
+  // Cluster.LookupCluster of a tenant: fills the answer, then calls `done` once, in any thread;
+  // does not wait. Null: there is no remote tier.
+  std::function<void(const std::string& tenant, const v1::LookupClusterRequest& request,
+                     v1::LookupClusterResponse* response, std::function<void(const Status&)> done)>
+      lookup_cluster;
 };
 
 class GrpcServer {

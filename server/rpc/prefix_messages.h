@@ -22,9 +22,11 @@ Result<std::vector<PageKey>> ReadPageKeys(const Request& request) {
   if (request.tokens_size() > 0 && request.page_keys_size() > 0) {
     return InvalidArgument("LOOKUP_WHAT", "tokens and page_keys are given; allowed: one of them");
   }
-  if (!request.plan().empty() && request.page_keys_size() > 0) {
-    return InvalidArgument("LOOKUP_WHAT",
-                           "a plan and page_keys are given; allowed with a plan: tokens");
+  if constexpr (requires { request.plan(); }) {
+    if (!request.plan().empty() && request.page_keys_size() > 0) {
+      return InvalidArgument("LOOKUP_WHAT",
+                             "a plan and page_keys are given; allowed with a plan: tokens");
+    }
   }
   std::vector<PageKey> keys;
   for (const std::string& bytes : request.page_keys()) {

@@ -116,6 +116,8 @@ std::vector<redis::RedisServerStats> RedisValueTier::Servers() const {
   return parts_->threads->client().Servers();
 }
 
+std::shared_ptr<RedisThreads> RedisValueTier::threads() const { return parts_->threads; }
+
 uint64_t RedisValueTier::surveys() const { return parts_->threads->survey().ended(); }
 
 }  // namespace kvstrata

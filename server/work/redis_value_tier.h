@@ -108,6 +108,8 @@ class RedisValueTier final : public ValueTier {
   std::string ServerOf(std::string_view key, std::string_view place) const;
   // How many surveys have ended.
   uint64_t surveys() const;
+  // Its client and threads, for others who Join them.
+  std::shared_ptr<RedisThreads> threads() const;
 
  private:
   explicit RedisValueTier(std::shared_ptr<RedisTierParts> parts);

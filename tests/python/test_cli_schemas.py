@@ -16,7 +16,7 @@ from operated import DEADLINE_S, MODEL, Program, operated
 
 import kvstrata
 
-ELSEWHERE = {"audit --recall", "error"}  # test_recall_audit.py, and below
+ELSEWHERE = {"audit --recall", "lookup --cluster", "error"}  # test_recall_audit.py, test_lookup_cluster.py, and below
 SHARED = {"tier probe", "tier purge"}  # take a remote tier: test_cli_remote.py
 
 

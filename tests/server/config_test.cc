@@ -193,6 +193,7 @@ const KeyCase kKeyCases[] = {
     {"remote.read_rate", "KVSTRATA_REMOTE_READ_RATE", "100MiB", "1KiB"},
     {"remote.write_rate", "KVSTRATA_REMOTE_WRITE_RATE", "100MiB", "1KiB"},
     {"remote.queue_bytes", "KVSTRATA_REMOTE_QUEUE_BYTES", "64MiB", "1KiB"},
+    {"remote.announce", "KVSTRATA_REMOTE_ANNOUNCE", "10.0.0.7:7500", "10.0.0.7"},
     {"limits.sessions", "KVSTRATA_LIMITS_SESSIONS", "0", "-1"},
     {"limits.attaches_per_second", "KVSTRATA_LIMITS_ATTACHES_PER_SECOND", "50", "50/s"},
     {"limits.connections", "KVSTRATA_LIMITS_CONNECTIONS", "1000", "1000000001"},

@@ -5,7 +5,7 @@
     base <- {proto, kernels} <- session <- {client, server} ; inside kernels ops <- {segment, select, codec} <- step,
     and neither of select and codec knows the other, but what they share (stored_rows.h); what still does is in
     exceeded.toml, [include]
-    inside server memory <- store <- {attach, rpc, work} <- pages <- daemon <- main; tier (disk) <- {work,
+    inside server memory <- store <- {attach, rpc, work} <- {pages, nodes} <- daemon <- main; tier (disk) <- {work,
     daemon}; http <- {pages, daemon}
 
 Usage: check_layers.py ROOT. Prints every forbidden include and ends with `N passed, N failed`.
@@ -36,9 +36,10 @@ ALLOWED = {
     "server/work": ["base", "kernels", "server/memory", "server/store", "server/telemetry",
                     "server/tier"],
     "server/pages": ["base", "server/store", "server/rpc", "server/telemetry", "server/http"],
+    "server/nodes": ["base", "proto", "server/store", "server/rpc", "server/telemetry", "server/tier", "server/work"],
     "server": ["base", "kernels", "proto", "server/memory", "server/store", "server/attach",
                "server/rpc", "server/work", "server/telemetry", "server/tier", "server/http",
-               "server/pages"],
+               "server/pages", "server/nodes"],
     "tests": ["*"],
     "bench": ["*"],
 }

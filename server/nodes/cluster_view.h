@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// ClusterView: what a cluster's nodes have of a prompt, and what their remote tier has: the answer
+// of Cluster.LookupCluster; and this node's part in the answers of others.
+//
+// Each node answers for itself, at its time: the view is what was heard within the time limit, and
+// nobody's agreement. A node that does not answer is told of with the reason. Servers get half of
+// the time to say which nodes there are.
+//
+// Ownership: borrows the store and the tier, which outlive Stop. Threads: those of its parts.
+// Thread-safety: Lookup from any thread; Serve and Stop one thread. Cost of Lookup: that of
+// Lookups, a pipeline to the servers, 32 bytes a page to each node.
+#ifndef KVSTRATA_SERVER_NODES_CLUSTER_VIEW_H_
+#define KVSTRATA_SERVER_NODES_CLUSTER_VIEW_H_
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <stop_token>
+#include <string>
+
+#include "base/status.h"
+#include "kvstrata/v1/nodes.pb.h"
+#include "server/nodes/node_calls.h"
+#include "server/nodes/node_credentials.h"
+#include "server/nodes/node_list.h"
+#include "server/nodes/node_server.h"
+#include "server/store/store.h"
+#include "server/tier/remote_secret.h"
+#include "server/tier/value_tier.h"
+#include "server/work/redis_threads.h"
+
+namespace kvstrata {
+
+struct ClusterViewOptions {
+  std::string announce;  // HOST:PORT; "": this node is none of the listed
+  std::string release;
+  redis::RedisTlsOptions tls;  // files only
+  remote::Seal seal = remote::Seal::kNone;
+};
+
+class ClusterView {
+ public:
+  using Done = std::function<void(const Status&)>;
+
+  // INVALID_ARGUMENT REMOTE_ANNOUNCE. Neither listens nor announces yet.
+  static Result<std::unique_ptr<ClusterView>> Make(const ClusterViewOptions& options,
+                                                   const remote::RemoteSecret& secret, Store* store,
+                                                   ValueTier* remote,
+                                                   std::shared_ptr<RedisThreads> threads);
+  ~ClusterView();  // Stop
+
+  // Answers others from now on, and tells them where. UNAVAILABLE REMOTE_ANNOUNCE.
+  Status Serve();
+  // Takes the announcement back, ends what waits. Idempotent.
+  void Stop();
+
+  // `tenant`: the request's, or the caller's. Calls `done` once, soon after the request's time
+  // limit at the latest, when `response` is written; both stay until then. Errors: those of
+  // Lookups::LookupFor, PAGE_KEY, LOOKUP_WHAT, DAEMON_STOPPING.
+  void Lookup(const std::string& tenant, const v1::LookupClusterRequest& request,
+              v1::LookupClusterResponse* response, Done done);
+
+ private:
+  class Question;
+  ClusterView(ClusterViewOptions options, NodeCredentials credentials, const remote::NodeKeys& keys,
+              Store* store, ValueTier* remote, std::shared_ptr<RedisThreads> threads);
+
+  const ClusterViewOptions options_;
+  const NodeCredentials credentials_;
+  const remote::NodeKeys keys_;
+  Store& store_;
+  ValueTier& remote_;
+  std::stop_source stop_;
+  NodeList list_;
+  NodeCalls calls_;
+  std::unique_ptr<NodeServer> server_;
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_NODES_CLUSTER_VIEW_H_

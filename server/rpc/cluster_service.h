@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// ClusterService: kvstrata.v1.Cluster: what one daemon tells an operator of all nodes of its
+// cluster. Every call of a user who is neither root nor the daemon's own answers PERMISSION_DENIED
+// ADMIN_ONLY.
+//
+// Threads: gRPC's; no thread waits for a node. Errors: TIER_UNKNOWN, and those of
+// GrpcOptions::lookup_cluster.
+#ifndef KVSTRATA_SERVER_RPC_CLUSTER_SERVICE_H_
+#define KVSTRATA_SERVER_RPC_CLUSTER_SERVICE_H_
+
+#include "kvstrata/v1/nodes.grpc.pb.h"
+#include "server/rpc/service_context.h"
+
+namespace kvstrata {
+
+class ClusterService final : public v1::Cluster::CallbackService {
+ public:
+  explicit ClusterService(ServiceContext* context) : context_(context) {}
+
+  grpc::ServerUnaryReactor* LookupCluster(grpc::CallbackServerContext*,
+                                          const v1::LookupClusterRequest*,
+                                          v1::LookupClusterResponse*) override;
+
+ private:
+  ServiceContext* const context_;
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_RPC_CLUSTER_SERVICE_H_
