@@ -116,7 +116,7 @@ function(kvs_test name)
   else()
     add_dependencies(sanitized_tests ${name})
   endif()
-  # CI runs a test that neither computes nor links gRPC once, with sanitizers; `make all` builds the others, too.
+  # CI runs a test of neither ops, codecs nor gRPC once, with sanitizers; `make all` builds these, too.
   if(NOT "rpc" IN_LIST A_LABELS AND NOT KVS_TEST_ORACLES)
     list(APPEND labels sanitized)
     set_target_properties(${name} PROPERTIES EXCLUDE_FROM_ALL ON)
