@@ -38,6 +38,7 @@ RemoteWriter::RemoteWriter(const RemoteWriterOptions& options, Store* store, Val
       buffers_(buffers),
       present_(present),
       absent_(absent),
+      tenant_rates_(options.tenant_rates),
       thread_([this] { Write(); }) {
   pthread_setname_np(thread_.native_handle(), kThread);
 }
@@ -52,6 +53,13 @@ void RemoteWriter::Stop() {
   end_writes_.request_stop();
   changed_.notify_all();
   if (thread_.joinable()) thread_.join();
+}
+
+void RemoteWriter::Configure(const RemoteWriterOptions& options) {
+  policy_ = options.write;
+  rate_.Set(options.rate);
+  MutexLock lock(mu_);
+  tenant_rates_.Set(options.tenant_rates);
 }
 
 RemoteWriterCounters RemoteWriter::counters() const {
@@ -101,9 +109,15 @@ void RemoteWriter::Offer(const TierOffer& offer) {
       ++counters_.dropped_full;
       return;
     }
+    const Clock::time_point now = Clock::now();
+    if (!tenant_rates_.Take(offer.tenant, offer.bytes, now)) {
+      ++counters_.dropped_rate;
+      return;
+    }
     keys_.insert(offer.key);
     bytes_ += offer.bytes;
-    offers_.push_back({offer, Clock::now()});
+    offers_.push_back({offer, now});
+    offers_.back().offer.tenant = {};  // whoever offered it has that name
   }
   changed_.notify_one();
 }
