@@ -238,9 +238,8 @@ std::span<const ConfigKey> RemoteKeys() { return kKeys; }
 
 bool IsTenantKey(std::string_view key) { return key.starts_with(kTenants); }
 
-bool TenantKeyReloads(std::string_view key) {
-  return key.substr(std::min(key.rfind('.'), key.size() - 1) + 1) != kName;
-}
+// Another name would give a user the pages in memory that another one has under it.
+bool TenantKeyReloads(std::string_view key) { return !key.ends_with(".name"); }
 
 Status ApplyTenantKey(std::string_view key, std::string_view value, std::string_view where,
                       Config* config) {
