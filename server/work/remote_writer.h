@@ -119,8 +119,7 @@ class RemoteWriter {
   ValueTier* const local_;
   ValueTier* const remote_;
   TierBuffers* const buffers_;
-  RecentKeys* const present_;
-  RecentKeys* const absent_;
+  RecentKeys *const present_, *const absent_;
   std::stop_source end_writes_;
 
   mutable Mutex mu_;
