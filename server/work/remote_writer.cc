@@ -66,7 +66,6 @@ RemoteWriterCounters RemoteWriter::counters() const {
   MutexLock lock(mu_);
   RemoteWriterCounters all = counters_;
   all.waiting = keys_.size();
-  all.waiting_bytes = bytes_;
   return all;
 }
 
@@ -105,7 +104,7 @@ void RemoteWriter::Offer(const TierOffer& offer) {
       ++counters_.dropped_stop;
       return;
     }
-    if (bytes_ + offer.bytes > options_.queue_bytes) {
+    if (counters_.waiting_bytes + offer.bytes > options_.queue_bytes) {
       ++counters_.dropped_full;
       return;
     }
@@ -115,7 +114,7 @@ void RemoteWriter::Offer(const TierOffer& offer) {
       return;
     }
     keys_.insert(offer.key);
-    bytes_ += offer.bytes;
+    counters_.waiting_bytes += offer.bytes;
     offers_.push_back({offer, now});
     offers_.back().offer.tenant = {};  // whoever offered it has that name
   }
@@ -124,7 +123,7 @@ void RemoteWriter::Offer(const TierOffer& offer) {
 
 void RemoteWriter::Leave(const TierOffer& offer) {
   MutexLock lock(mu_);
-  if (keys_.erase(offer.key) != 0) bytes_ -= offer.bytes;
+  if (keys_.erase(offer.key) != 0) counters_.waiting_bytes -= offer.bytes;
 }
 
 std::optional<std::deque<RemoteWriter::Waiting>> RemoteWriter::Next() {
@@ -140,7 +139,7 @@ std::optional<std::deque<RemoteWriter::Waiting>> RemoteWriter::Next() {
     if (stopping_) {
       counters_.dropped_stop += keys_.size();
       keys_.clear();
-      bytes_ = 0;
+      counters_.waiting_bytes = 0;
       return std::nullopt;
     }
     std::deque<Waiting> taken;

@@ -119,7 +119,8 @@ class RemoteWriter {
   ValueTier* const local_;
   ValueTier* const remote_;
   TierBuffers* const buffers_;
-  RecentKeys *const present_, *const absent_;
+  RecentKeys* const present_;
+  RecentKeys* const absent_;
   std::stop_source end_writes_;
 
   mutable Mutex mu_;
@@ -127,7 +128,6 @@ class RemoteWriter {
   std::deque<Waiting> offers_ KVS_GUARDED_BY(mu_);
   std::deque<Waiting> not_local_ KVS_GUARDED_BY(mu_);  // looked at again after a while
   std::unordered_set<PageKey, PageKeyHash> keys_ KVS_GUARDED_BY(mu_);  // of all that wait
-  uint64_t bytes_ KVS_GUARDED_BY(mu_) = 0;
   TenantRates tenant_rates_ KVS_GUARDED_BY(mu_);
   bool stopping_ KVS_GUARDED_BY(mu_) = false;
   RemoteWriterCounters counters_ KVS_GUARDED_BY(mu_);
