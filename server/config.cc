@@ -11,6 +11,7 @@
 #include "server/config_files.h"
 #include "server/config_keys.h"
 #include "server/config_limits.h"
+#include "server/config_remote.h"
 
 namespace kvstrata {
 namespace {
@@ -122,13 +123,16 @@ void ApplyPlans(const GivenByKey& given, Config* c, Mistakes* mistakes) {
   }
 }
 
-void ApplyUserLimits(const GivenByKey& given, Config* c, Mistakes* mistakes) {
+void ApplyUsers(const GivenByKey& given, Config* c, Mistakes* mistakes) {
   for (const auto& [key, value] : given) {
-    if (!IsUserLimitKey(key)) continue;
-    const Status status = ApplyUserLimit(key, value.value, value.where, c);
+    const bool limit = IsUserLimitKey(key);
+    if (!limit && !IsTenantKey(key)) continue;
+    const Status status = limit ? ApplyUserLimit(key, value.value, value.where, c)
+                                : ApplyTenantKey(key, value.value, value.where, c);
     Note(status, mistakes);
     if (!status.ok()) continue;
-    c->entries.push_back(EntryOf(key, value, "limit of one user"));
+    c->entries.push_back(
+        EntryOf(key, value, limit ? "limit of one user" : "one user in the remote tier"));
   }
 }
 
@@ -200,7 +204,7 @@ LoadedConfig ReadConfig(const ConfigSources& sources) {
   const auto [path, mode] = DefaultSocket(sources);
   ApplyKeys(given, path, &config, &loaded.mistakes);
   ApplyPlans(given, &config, &loaded.mistakes);
-  ApplyUserLimits(given, &config, &loaded.mistakes);
+  ApplyUsers(given, &config, &loaded.mistakes);
   CheckTogether(given, &config, &loaded.mistakes);
   if (given.count("socket.path") == 0) config.socket_directory = mode;
   return loaded;

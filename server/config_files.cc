@@ -19,6 +19,7 @@
 #include "base/quantities.h"
 #include "server/config_keys.h"
 #include "server/config_limits.h"
+#include "server/config_remote.h"
 
 namespace kvstrata {
 namespace {
@@ -31,9 +32,11 @@ Status UnknownKey(const std::string& key, const std::string& where) {
   for (const ConfigKey& k : ConfigKeys())
     known += (known.empty() ? "" : ", ") + std::string(k.name);
   return InvalidArgument(
-      "CONFIG_KEY", where + ": unknown key '" + key + "'" +
-                        (nearest.empty() ? "; known: " + known + ", plans.NAME, limits.users.USER"
-                                         : "; did you mean '" + std::string(nearest) + "'?"));
+      "CONFIG_KEY",
+      where + ": unknown key '" + key + "'" +
+          (nearest.empty()
+               ? "; known: " + known + ", plans.NAME, limits.users.USER, remote.tenants.USER"
+               : "; did you mean '" + std::string(nearest) + "'?"));
 }
 
 std::string TomlText(const toml::node& node) {
@@ -189,7 +192,7 @@ Result<std::vector<std::string>> FilesOfFolder(const std::string& file) {
 bool IsPlanKey(std::string_view key) { return key.starts_with("plans."); }
 
 Status AddGiven(std::string key, Given given, GivenByKey* out) {
-  const bool table = IsPlanKey(key) || IsUserLimitKey(key);
+  const bool table = IsPlanKey(key) || IsUserLimitKey(key) || IsTenantKey(key);
   if (!table && FindConfigKey(key) == nullptr) return UnknownKey(key, given.where);
   out->insert_or_assign(std::move(key), std::move(given));
   return OkStatus();

@@ -363,6 +363,7 @@ const ConfigKey* FindConfigKey(std::string_view name) {
 
 bool Reloads(std::string_view name) {
   if (IsPlanKey(name) || IsUserLimitKey(name)) return true;
+  if (IsTenantKey(name)) return TenantKeyReloads(name);
   const ConfigKey* key = FindConfigKey(name);
   return key != nullptr && key->reloads;
 }
@@ -387,8 +388,8 @@ std::string_view NearestConfigKey(std::string_view name) {
   for (const ConfigKey& key : ConfigKeys()) {
     const std::string_view bare = key.name.substr(key.name.rfind('.') + 1);
     const size_t whole = EditDistance(name, key.name);
-    const std::pair distance(
-        std::min(whole, EditDistance(name.substr(name.rfind('.') + 1), bare)), whole);
+    const std::pair distance(std::min(whole, EditDistance(name.substr(name.rfind('.') + 1), bare)),
+                             whole);
     if (distance < least) {
       least = distance;
       best = key.name;

@@ -23,7 +23,8 @@ struct ConfigKey {
 
 std::span<const ConfigKey> ConfigKeys();
 const ConfigKey* FindConfigKey(std::string_view name);  // null: there is none
-// Whether a reload applies it; of any key, plans.NAME and limits.users.USER.LIMIT too.
+// Whether a reload applies it; of any key, those of tables (plans.NAME, limits.users.USER.LIMIT,
+// remote.tenants.USER.KEY) too.
 bool Reloads(std::string_view name);
 // Changes of one character that turn `a` into `b`.
 size_t EditDistance(std::string_view a, std::string_view b);

@@ -15,6 +15,22 @@ const ConfigEntry* Find(std::span<const ConfigEntry> entries, std::string_view k
   return at == entries.end() ? nullptr : &*at;
 }
 
+// For what needs a restart the running value stays, also of a table's key that is new or gone, and
+// is told again by the next reload.
+std::vector<ConfigEntry> AppliedOf(std::span<const ConfigEntry> running,
+                                   std::span<const ConfigEntry> next) {
+  std::vector<ConfigEntry> applied;
+  for (const ConfigEntry& entry : next) {
+    const ConfigEntry* was = Find(running, entry.key);
+    const bool applies = entry.reloads || (was != nullptr && was->value == entry.value);
+    if (applies || was != nullptr) applied.push_back(applies ? entry : *was);
+  }
+  for (const ConfigEntry& entry : running) {
+    if (!entry.reloads && Find(next, entry.key) == nullptr) applied.push_back(entry);
+  }
+  return applied;
+}
+
 void Tell(const std::vector<ConfigChange>& changes, std::string_view by) {
   size_t restart = 0;
   for (const ConfigChange& c : changes) {
@@ -64,14 +80,9 @@ Result<std::vector<ConfigChange>> ConfigReload::Reload(bool dry_run, std::string
   std::vector<ConfigChange> changes = ChangesOf(running, next.config.entries);
   if (dry_run) return changes;
   apply_(next.config);
-  // For what needs a restart the running value stays, and is told again by the next reload.
-  for (ConfigEntry& entry : next.config.entries) {
-    const ConfigEntry* was = Find(running, entry.key);
-    if (!entry.reloads && was != nullptr && was->value != entry.value) entry = *was;
-  }
   {
     MutexLock lock(mu_);
-    entries_ = std::move(next.config.entries);
+    entries_ = AppliedOf(running, next.config.entries);
   }
   Tell(changes, by);
   return changes;

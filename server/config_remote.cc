@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "server/config_numbers.h"
+#include "server/store/user_name.h"
 #include "server/tier/node_announcement.h"
 #include "server/tier/redis_slots.h"
 
@@ -15,7 +16,9 @@ namespace {
 using std::chrono::microseconds;
 
 constexpr microseconds kMillisecond{1000}, kMinute{60'000'000}, kDay{86'400'000'000};
-constexpr size_t kMostServers = 64, kMostNameBytes = 64;
+constexpr size_t kMostServers = 64, kMostNameBytes = 64, kMostTenants = 1024;
+constexpr std::string_view kTenants = "remote.tenants.";
+constexpr std::string_view kName = "name", kReadRate = "read_rate", kWriteRate = "write_rate";
 
 // "HOST:PORT[,HOST:PORT...]", none of them twice.
 bool AreServers(std::string_view text) {
@@ -174,6 +177,18 @@ constexpr std::array kKeys = {
               "bytes a second that go there",
               [](std::string_view v, Config* c) { return RateIn(v, &c->remote.pages.writer.rate); },
               kAny, kReloads},
+    ConfigKey{"remote.tenant_read_rate", "KVSTRATA_REMOTE_TENANT_READ_RATE", "0", kRate,
+              "the same for opens of each tenant",
+              [](std::string_view v, Config* c) {
+                return RateIn(v, &c->remote.pages.tenant_read_rates.usual);
+              },
+              kAny, kReloads},
+    ConfigKey{"remote.tenant_write_rate", "KVSTRATA_REMOTE_TENANT_WRITE_RATE", "0", kRate,
+              "bytes a second of each tenant's that may go there; what is beyond does not",
+              [](std::string_view v, Config* c) {
+                return RateIn(v, &c->remote.pages.writer.tenant_rates.usual);
+              },
+              kAny, kReloads},
     ConfigKey{"remote.queue_bytes", "KVSTRATA_REMOTE_QUEUE_BYTES", "1GiB", "a size, 1MiB to 1PiB",
               "pages and artefacts that may wait to go there; more do not",
               [](std::string_view v, Config* c) {
@@ -190,8 +205,62 @@ constexpr std::array kKeys = {
               kText},
 };
 
+bool IsTenantName(std::string_view text) {
+  constexpr std::string_view kLetters =
+      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
+  return !text.empty() && text.size() <= kMostNameBytes &&
+         text.find_first_not_of(kLetters) == text.npos;
+}
+
+// "": it is so now; else what is allowed.
+std::string MapTenant(const std::string& user, std::string_view name, ClusterTenants* tenants) {
+  if (!IsTenantName(name)) return "1 to 64 of a-z A-Z 0-9 . _ -";
+  if (tenants->size() >= kMostTenants) return "at most 1024 users with a name";
+  const std::string other = tenants->Map(user, name);
+  if (other.empty()) return "";
+  return "a name of one user of this node alone, and " + other +
+         " has it: with equal keys each would be given the other's pages in memory";
+}
+
+// The same.
+std::string SetTenantRate(const std::string& user, std::string_view text,
+                          TenantRatesOptions* rates) {
+  uint64_t rate = 0;
+  if (!RateIn(text, &rate)) return std::string(kRate);
+  if (rates->tenants.size() >= kMostTenants) return "at most 1024 users with a rate";
+  rates->tenants[user] = rate;
+  return "";
+}
+
 }  // namespace
 
 std::span<const ConfigKey> RemoteKeys() { return kKeys; }
+
+bool IsTenantKey(std::string_view key) { return key.starts_with(kTenants); }
+
+// Another name would give a user the pages in memory that another one has under it.
+bool TenantKeyReloads(std::string_view key) { return !key.ends_with(".name"); }
+
+Status ApplyTenantKey(std::string_view key, std::string_view value, std::string_view where,
+                      Config* config) {
+  const std::string_view rest = key.substr(kTenants.size());
+  const size_t point = std::min(rest.rfind('.'), rest.size());
+  const std::string user(rest.substr(0, point));
+  const std::string_view field = rest.substr(std::min(point + 1, rest.size()));
+  const std::string at = std::string(where) + ": " + std::string(key);
+  if (!UidOf(user) || (field != kName && field != kReadRate && field != kWriteRate)) {
+    return InvalidArgument("CONFIG_KEY",
+                           at + ": no such key; allowed: name, read_rate and write_rate of a user "
+                                "\"uid:N\", such as remote.tenants.\"uid:1000\".name");
+  }
+  std::string allowed;
+  if (field == kName) allowed = MapTenant(user, value, &config->store.cluster_tenants);
+  RemotePagesOptions& pages = config->remote.pages;
+  if (field == kReadRate) allowed = SetTenantRate(user, value, &pages.tenant_read_rates);
+  if (field == kWriteRate) allowed = SetTenantRate(user, value, &pages.writer.tenant_rates);
+  if (allowed.empty()) return OkStatus();
+  return InvalidArgument("CONFIG_VALUE",
+                         at + " = '" + std::string(value) + "'; allowed: " + allowed);
+}
 
 }  // namespace kvstrata

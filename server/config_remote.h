@@ -4,12 +4,23 @@
 #define KVSTRATA_SERVER_CONFIG_REMOTE_H_
 
 #include <span>
+#include <string_view>
 
+#include "base/status.h"
 #include "server/config_keys.h"
 
 namespace kvstrata {
 
 std::span<const ConfigKey> RemoteKeys();
+
+// "remote.tenants.uid:1000.name": what a user of this node is to the remote tier.
+bool IsTenantKey(std::string_view key);
+// Whether a reload applies it. REQUIRES: IsTenantKey.
+bool TenantKeyReloads(std::string_view key);
+// INVALID_ARGUMENT CONFIG_KEY (no such user or key) or CONFIG_VALUE (also a tenant that another
+// user of this node stands for); `where` it was given is for the message.
+Status ApplyTenantKey(std::string_view key, std::string_view value, std::string_view where,
+                      Config* config);
 
 }  // namespace kvstrata
 

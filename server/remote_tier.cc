@@ -178,6 +178,7 @@ RemoteInfo RemoteTier::Info() const {
   info.written = c.written;
   info.written_bytes = c.written_bytes;
   info.dropped_full = c.dropped_full;
+  info.dropped_rate = c.dropped_rate;
   info.dropped_local = c.dropped_local;
   info.dropped_stop = c.dropped_stop;
   info.gone = c.gone;

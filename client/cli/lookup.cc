@@ -181,7 +181,8 @@ void AddLookup(CLI::App& app, Invocation& invocation) {
   verb->add_option("MODEL", wanted->model, "Its number or name")->required();
   verb->add_option("FILE", wanted->file, "Token ids: text, a trace, or - for stdin");
   verb->add_option("--key", wanted->keys, "Key of a page, 64 hexadecimal digits; repeat, in order");
-  verb->add_option("--tenant", wanted->tenant, "Whose pages, such as uid:1000 (default: yours)");
+  verb->add_option("--tenant", wanted->tenant,
+                   "Whose pages: uid:1000, or cluster:search (default: yours)");
   auto* plan = verb->add_option("--plan", wanted->plan,
                                 "What an open of this plan would find (default: raw pages)");
   verb->add_option("--device", wanted->device, "Of the session that will open (default: the first)")

@@ -106,7 +106,8 @@ void AddPin(CLI::App& app, Invocation& invocation) {
   add->add_option("MODEL", wanted->model, "Its number or name");
   add->add_option("FILE", wanted->file, "Token ids: text, a trace, or - for stdin");
   add->add_option("--seq", wanted->sequence, "Instead: a sequence, with its plan's index");
-  add->add_option("--tenant", wanted->tenant, "Whose pages, such as uid:1000 (default: yours)");
+  add->add_option("--tenant", wanted->tenant,
+                  "Whose pages: uid:1000, or cluster:search (default: yours)");
   add->add_option_function<std::string>(
          "--ttl", [wanted](const std::string& text) { SetTtl(wanted.get(), text); },
          "How long: 90s, 12h, 7d (default: 1h)")

@@ -55,8 +55,8 @@ constexpr Column kList[] = {
 
 std::string Unwritten(const Json& row) {
   const auto count = [&row](const char* key) { return row.value(key, uint64_t{0}); };
-  return std::to_string(count("dropped_full") + count("dropped_local") + count("dropped_stop") +
-                        count("gone") + count("failed"));
+  return std::to_string(count("dropped_full") + count("dropped_rate") + count("dropped_local") +
+                        count("dropped_stop") + count("gone") + count("failed"));
 }
 
 // "3", or "1 of 3 left alone".

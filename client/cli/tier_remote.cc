@@ -118,7 +118,8 @@ std::shared_ptr<Wanted> TakesPrompt(CLI::App* verb, bool required) {
   verb->add_option("MODEL", wanted->model, "Its number or name")->required(required);
   verb->add_option("FILE", wanted->file, "Token ids: text, a trace, or - for stdin")
       ->required(required);
-  verb->add_option("--tenant", wanted->tenant, "Whose values, such as uid:1000 (default: yours)");
+  verb->add_option("--tenant", wanted->tenant,
+                   "Whose values: uid:1000, or cluster:search (default: yours)");
   verb->add_option("--plan", wanted->plan,
                    "Its index blocks and artefact, too (default: raw pages alone)");
   return wanted;

@@ -207,7 +207,7 @@ void ClusterView::Lookup(const std::string& tenant, const v1::LookupClusterReque
     remote_.Probe(question->probes(), {end, stop_.get_token(), probed});
   }
   v1::LookupPagesRequest pages;
-  pages.set_tenant(tenant);
+  pages.set_tenant(store_.cluster_tenants().NameOf(tenant));
   pages.set_page_tokens(own->page_tokens);
   for (const PageKey& key : own->keys) pages.mutable_page_keys()->append(NameOf(key));
   list_.Find(asked + time / 2,

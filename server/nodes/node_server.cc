@@ -74,7 +74,7 @@ class NodeServer::Service final : public v1::Nodes::CallbackService {
     }
     KVS_RETURN_IF_ERROR(CheckTime(request.time_us()));
     PageOwner owner;
-    owner.tenant = request.tenant();
+    owner.tenant = store_.cluster_tenants().UserOf(request.tenant());
     owner.page_tokens = request.page_tokens();
     const PrefixHit hit = store_.lookups().LookupOf(owner, KeysOf(request.page_keys()));
     const auto pages_in = [&](Tier tier) {

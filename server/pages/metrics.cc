@@ -227,6 +227,7 @@ void AddRemote(const RemoteInfo& remote, MetricText* to) {
     to->Add("kvstrata_remote_unwritten_values_total", {{"why", why}}, values);
   };
   unwritten("full", remote.dropped_full);
+  unwritten("over_rate", remote.dropped_rate);
   unwritten("not_on_disk", remote.dropped_local);
   unwritten("gone", remote.gone);
   unwritten("failed", remote.failed);

@@ -294,6 +294,7 @@ void Write(const RemoteInfo& r, v1::Remote* out) {
   out->set_written(r.written);
   out->set_written_bytes(r.written_bytes);
   out->set_dropped_full(r.dropped_full);
+  out->set_dropped_rate(r.dropped_rate);
   out->set_dropped_local(r.dropped_local);
   out->set_dropped_stop(r.dropped_stop);
   out->set_gone(r.gone);

@@ -116,7 +116,8 @@ struct RemoteInfo {
   uint64_t read = 0, missed = 0, late_loads = 0, refused_loads = 0, over_rate = 0;
   uint64_t bytes_per_second = 0;
   uint64_t waiting = 0, waiting_bytes = 0, written = 0, written_bytes = 0;
-  uint64_t dropped_full = 0, dropped_local = 0, dropped_stop = 0, gone = 0, failed = 0;
+  uint64_t dropped_full = 0, dropped_rate = 0, dropped_local = 0, dropped_stop = 0, gone = 0,
+           failed = 0;
 };
 
 // Admin.ProbeRemote and PurgeRemote.

@@ -98,7 +98,8 @@ void CodecExtents::OfferArtefact(const PageKey& key, OfferedFor why) {
   if (prefixes_.tier() == nullptr || artefact == nullptr) return;
   uint64_t bytes = 0;
   for (const Extent& extent : artefact->extents) bytes += extent.page->bytes;
-  prefixes_.tier()->Offer({key, key, bytes, why});
+  const uint32_t tenant = artefact->extents.front().page->arena->tenant;
+  prefixes_.tier()->Offer({key, key, bytes, why, catalog_.tenant(tenant)->name});
 }
 
 void CodecExtents::KeepArtefact(const Sequence& s) {

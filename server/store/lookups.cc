@@ -46,6 +46,7 @@ std::vector<Tier> TiersOf(const HeldPrefix& held, const std::optional<RawFree>& 
 
 Lookups::Lookups(StoreParts* store)
     : mu_(store->mu),
+      cluster_tenants_(store->options.cluster_tenants),
       plans_(store->plans),
       catalog_(store->catalog),
       models_(store->models),
@@ -72,7 +73,8 @@ Result<PageOwner> Lookups::OwnerOf(std::string_view tenant, uint64_t model) {
     return NotFound("MODEL_UNKNOWN", "model " + std::to_string(model) + " is not registered");
   }
   const ModelDesc& desc = it->second->desc;
-  return NewOwner(tenant, KeyChain(tenant, desc), desc, 0);
+  const std::string user = cluster_tenants_.UserOf(tenant);
+  return NewOwner(user, KeyChain(cluster_tenants_.NameOf(user), desc), desc, 0);
 }
 
 PrefixHit Lookups::LookupOf(const PageOwner& owner, std::vector<PageKey> keys) {

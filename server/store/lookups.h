@@ -21,6 +21,7 @@
 
 namespace kvstrata {
 
+class ClusterTenants;
 class Devices;
 class Models;
 class Plans;
@@ -52,7 +53,8 @@ class Lookups {
   // knows no tenants: there the key, which nobody else can compute, is the permission.
   Result<PrefixHit> Lookup(uint64_t session, uint64_t model, std::span<const PageKey> keys)
       KVS_EXCLUDES(store_lock);
-  // An operator's: of any tenant, attached or not; its device "" is the first.
+  // An operator's: of any tenant, attached or not, as this node or the cluster calls it
+  // (cluster_tenants.h); its device "" is the first.
   Result<PrefixHit> LookupFor(std::string_view tenant, uint64_t model,
                               std::span<const int32_t> tokens, const LookupPlan& open = {})
       KVS_EXCLUDES(store_lock);
@@ -72,6 +74,7 @@ class Lookups {
                                    const LookupPlan& open, Files files) KVS_EXCLUDES(store_lock);
 
   StoreMutex& mu_;
+  const ClusterTenants& cluster_tenants_;
   Plans& plans_;
   SessionCatalog& catalog_;
   Models& models_;

@@ -125,7 +125,7 @@ Result<uint64_t> Models::RegisterModel(uint64_t session_id, const ModelDesc& des
   }
   if (model->sessions == 0) model->place = std::move(place);
   const auto [it, added] = session->models.try_emplace(
-      model->id, std::make_pair(model, KeyChain(session->tenant->name, desc)));
+      model->id, std::make_pair(model, KeyChain(tenant->name_in_keys, desc)));
   if (added) ++model->sessions;
   return it->first;
 }

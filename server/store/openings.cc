@@ -231,11 +231,11 @@ void Openings::OfferReused(const Opening& o, const IndexLayout& index,
       shape.block_pages == 0 ? 0 : opened.indexed_tokens / (shape.block_pages * page_tokens);
   for (size_t i = 0; i < opened.held_tokens / page_tokens; ++i) {
     const PageKey& place = o.keys[GroupBegin(i)];
-    tier->Offer({o.keys[i], place, page_bytes, OfferedFor::kReused});
+    tier->Offer({o.keys[i], place, page_bytes, OfferedFor::kReused, o.tenant});
     if (shape.block_pages == 0 || (i + 1) % shape.block_pages != 0) continue;
     if ((i + 1) / shape.block_pages > blocks) continue;
     tier->Offer({IndexBlockKey(o.keys[i], index), place, static_cast<uint64_t>(index.block_bytes),
-                 OfferedFor::kReused});
+                 OfferedFor::kReused, o.tenant});
   }
 }
 

@@ -15,6 +15,8 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -52,6 +54,7 @@ struct TierOffer {
   PageKey place{};
   uint64_t bytes = 0;  // about
   OfferedFor why = OfferedFor::kSealed;
+  std::string_view tenant;  // whose it is, during Offer; "": an operator wants it there
 };
 
 // What a remote tier says it has of a prompt: what to ask it for, and no promise.
@@ -71,6 +74,7 @@ struct TierSearch {
     PageKey place{};
     bool page = true;  // else an index block's or an artefact's
   };
+  std::string tenant;       // who opens
   std::vector<Key> keys;    // in the order of the prompt; an artefact's first
   bool artefact = false;    // the first is one
   uint32_t tokens = 0;      // of the pages among them

@@ -160,25 +160,26 @@ void PrefixCatalog::EnterPrefix(const Sequence& s, Page* page, size_t n) {
 void PrefixCatalog::OfferPage(const Sequence& s, const Page& page, size_t n, OfferedFor why) {
   const bool goes = s.codec && s.plan.stored.keep_raw == KeepRaw::kNo && !page.summary;
   if (tier_ == nullptr || goes || s.model->OfOneSession()) return;
-  tier_->Offer({page.key, s.PlaceOf(n), page.bytes, why});
+  tier_->Offer({page.key, s.PlaceOf(n), page.bytes, why, catalog_.tenant(s.model->tenant)->name});
 }
 
 void PrefixCatalog::OfferKept(const Sequence& s, OfferedFor why) {
   if (tier_ == nullptr || !s.codec || s.plan.stored.keep_raw != KeepRaw::kNo) return;
   if (s.model->OfOneSession()) return;
+  const std::string& tenant = catalog_.tenant(s.model->tenant)->name;
   const std::vector<size_t> released = ReleasedPages(s);  // in order
   for (size_t i = 0; i < s.pages.size(); ++i) {
     const Page* page = s.pages[i];
     if (page == nullptr || !page->indexed || (page->stored && !page->series_changed)) continue;
     if (std::ranges::binary_search(released, i)) continue;
-    tier_->Offer({page->key, s.PlaceOf(i), page->bytes, why});
+    tier_->Offer({page->key, s.PlaceOf(i), page->bytes, why, tenant});
   }
   if (why != OfferedFor::kArtefact || !remote_ || !s.SharesIndex()) return;
   const size_t block_pages = static_cast<size_t>(s.index.block_tokens) / s.page_tokens();
   for (size_t i = 0; i < s.index_blocks.size(); ++i) {
     const Page* const block = s.index_blocks[i];
     if (!block->indexed) continue;
-    tier_->Offer({block->key, s.PlaceOf((i + 1) * block_pages - 1), block->bytes, why});
+    tier_->Offer({block->key, s.PlaceOf((i + 1) * block_pages - 1), block->bytes, why, tenant});
   }
 }
 

@@ -31,6 +31,7 @@ void PrefixLoads::SearchRemote(const std::shared_ptr<Opening>& o, PageTier* tier
                                std::function<void()> then) {
   const Sequence& s = *o->sequence;
   TierSearch search;
+  search.tenant = o->tenant;
   std::optional<uint32_t> min_tokens;
   {
     StoreLock lock(mu_);

@@ -74,6 +74,7 @@ struct Tenant {
 
   uint32_t id = 0;
   std::string name;
+  std::string name_in_keys;  // ClusterTenants
   UserLimits::User* user = nullptr;
   uint64_t sessions_made = 0, models_made = 0, sequences_made = 0;
   std::map<std::string, uint64_t, std::less<>> keys;  // that engines gave to live sequences

@@ -10,7 +10,9 @@
 namespace kvstrata {
 
 SessionCatalog::SessionCatalog(StoreParts* store)
-    : mu_(store->mu), user_limits_(store->options.user_limits) {}
+    : mu_(store->mu),
+      user_limits_(store->options.user_limits),
+      cluster_tenants_(store->options.cluster_tenants) {}
 
 Result<Session*> SessionCatalog::FindSession(uint64_t id) {
   for (auto it = sessions_.find(id); it != sessions_.end() && !it->second->fenced;
@@ -63,6 +65,7 @@ Tenant* SessionCatalog::TenantOf(const std::string& name) {
     tenant = std::make_unique<Tenant>();
     tenant->id = static_cast<uint32_t>(tenants_by_id_.size());
     tenant->name = name;
+    tenant->name_in_keys = cluster_tenants_.NameOf(name);
     tenant->user = user_limits_->For(name);
     tenants_by_id_.push_back(tenant.get());
   }

@@ -23,6 +23,7 @@
 
 namespace kvstrata {
 
+class ClusterTenants;
 struct StoreParts;
 
 class SessionCatalog {
@@ -79,6 +80,7 @@ class SessionCatalog {
 
   StoreMutex& mu_;
   const std::shared_ptr<UserLimits>& user_limits_;
+  const ClusterTenants& cluster_tenants_;
   mutable std::condition_variable session_free_;
   std::map<std::string, std::unique_ptr<Tenant>> tenants_ KVS_GUARDED_BY(store_lock);
   std::vector<Tenant*> tenants_by_id_ KVS_GUARDED_BY(store_lock);

@@ -85,6 +85,7 @@ Inspection& Store::inspection() const { return parts_->inspection; }
 const std::shared_ptr<UserLimits>& Store::user_limits() const {
   return parts_->options.user_limits;
 }
+const ClusterTenants& Store::cluster_tenants() const { return parts_->options.cluster_tenants; }
 uint64_t Store::daemon_epoch() const { return parts_->sessions.daemon_epoch(); }
 
 }  // namespace kvstrata

@@ -102,6 +102,7 @@ class Store {
 
   // The options' limits, or one without any.
   const std::shared_ptr<UserLimits>& user_limits() const;
+  const ClusterTenants& cluster_tenants() const;
   // Another number in each daemon; never 0.
   uint64_t daemon_epoch() const;
 

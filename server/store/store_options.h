@@ -19,6 +19,7 @@
 #include "kernels/plan.h"
 #include "kernels/step/break_even.h"
 #include "server/memory/memory_resource.h"
+#include "server/store/cluster_tenants.h"
 #include "server/store/pool_id.h"
 #include "server/store/user_limits.h"
 
@@ -51,6 +52,7 @@ struct StoreOptions : StoreSettings {
   uint64_t host_bytes = uint64_t{4} << 30;
   uint64_t arena_bytes = 0;                 // 0: capacity / 64 within 16 MiB .. 256 MiB
   std::shared_ptr<UserLimits> user_limits;  // null: users have no limits
+  ClusterTenants cluster_tenants;           // of users that page keys do not call by their own name
   uint32_t headroom_tokens = 64;            // pages kept ahead of what is committed
   std::vector<std::pair<std::string, std::string>> named_plans;  // configuration: name, text
 

@@ -140,7 +140,8 @@ constexpr Metric kRows[] = {
      "Loads that their deadline ended: the sequence opened with less."},
     {"kvstrata_remote_refused_loads_total", kCounter, "loads", "",
      "Loads that were not begun because too many waited."},
-    {"kvstrata_remote_over_rate_total", kCounter, "opens", "", "Opens that remote.read_rate cut."},
+    {"kvstrata_remote_over_rate_total", kCounter, "opens", "",
+     "Opens that remote.read_rate or their tenant's rate cut."},
     {"kvstrata_remote_read_rate_bytes", kGauge, "bytes", "",
      "Bytes a second of the last loads, from the request on; 0: none for a minute."},
     {"kvstrata_remote_waiting_values", kGauge, "values", "",
@@ -149,8 +150,9 @@ constexpr Metric kRows[] = {
      "What these stand for; at most remote.queue_bytes."},
     {"kvstrata_remote_written_values_total", kCounter, "values", "", "Values that were written."},
     {"kvstrata_remote_unwritten_values_total", kCounter, "values", "why",
-     "Values that were not written: full (the queue), not_on_disk (the disk did not come to have "
-     "it), gone (it left memory and disk), failed (the servers did not take it), stop."},
+     "Values that were not written: full (the queue), over_rate (their tenant's), not_on_disk (the "
+     "disk did not come to have it), gone (it left memory and disk), failed (the servers did not "
+     "take it), stop."},
     {"kvstrata_remote_shards", kGauge, "servers", "",
      "Servers of the remote tier that the daemon knows."},
     {"kvstrata_remote_breakers_open", kGauge, "servers", "",

@@ -33,8 +33,9 @@ RemotePages::RemotePages(const RemotePagesOptions& options, Store* store, ValueT
       buffers_(kBufferBytes),
       present_(options.present_ttl),
       absent_(options.miss_ttl),
-      read_rate_(options.read_rate),
       options_(options),
+      read_rate_(options.read_rate),
+      tenant_read_rates_(options.tenant_read_rates),
       loads_(LoadsOf(options.loads), remote, &buffers_, [] {}),
       writer_(options.writer, store, local, remote, &buffers_, &present_, &absent_) {}
 
@@ -58,9 +59,10 @@ void RemotePages::Stop() {
 void RemotePages::Configure(const RemotePagesOptions& options) {
   present_.Restart(options.present_ttl);
   absent_.Restart(options.miss_ttl);
-  writer_.Configure(options.writer.write, options.writer.rate);
+  writer_.Configure(options.writer);
   MutexLock lock(mu_);
-  if (options.read_rate != options_.read_rate) read_rate_.Set(options.read_rate);
+  if (options.read_rate != options_.read_rate) read_rate_ = TokenBucket(options.read_rate);
+  tenant_read_rates_.Set(options.tenant_read_rates);
   options_ = options;
 }
 
@@ -135,6 +137,12 @@ bool RemotePages::Search(TierSearch search) {
   return true;
 }
 
+bool RemotePages::MayRead(const std::string& tenant, uint64_t bytes) {
+  const Clock::time_point now = Clock::now();
+  MutexLock lock(mu_);
+  return tenant_read_rates_.Take(tenant, bytes, now) && read_rate_.Take(bytes, now);
+}
+
 RemoteFinds RemotePages::FindsOf(const Searching& s) {
   RemoteFinds finds;
   finds.deadline = s.deadline;
@@ -153,7 +161,7 @@ RemoteFinds RemotePages::FindsOf(const Searching& s) {
     }
     uint64_t bytes = 0;
     for (const uint64_t size : sizes) bytes += size;
-    over_rate = !read_rate_.Take(bytes, Clock::now());
+    over_rate = !MayRead(s.search.tenant, bytes);
     if (over_rate) break;
     finds.values[key.key] = {{sizes.begin(), sizes.end()}, key.place};
   }

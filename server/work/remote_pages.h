@@ -28,6 +28,7 @@
 #include "server/tier/value_tier.h"
 #include "server/work/recent_keys.h"
 #include "server/work/remote_writer.h"
+#include "server/work/tenant_rates.h"
 #include "server/work/tier_buffers.h"
 #include "server/work/tier_loads.h"
 #include "server/work/token_bucket.h"
@@ -40,6 +41,7 @@ struct RemotePagesOptions {
   std::chrono::microseconds deadline{1'000'000}, deadline_per_1024{100'000},
       deadline_most{10'000'000};
   uint64_t read_rate = 0;                         // bytes a second; 0: no limit
+  TenantRatesOptions tenant_read_rates;           // the same for each tenant
   std::chrono::microseconds miss_ttl{5'000'000};  // what was missed is not asked for again
   // What it has is not put again: longer than this it may have left by itself.
   std::chrono::microseconds present_ttl{600'000'000};
@@ -56,7 +58,7 @@ struct RemotePagesCounters : TierLoadsCounters, RemoteWriterCounters {
   uint64_t refused = 0;        // the same: too many are under way
   uint64_t late_searches = 0;  // ended by their deadline
   uint64_t missed = 0;         // values that were found, and did not come
-  uint64_t over_rate = 0;      // opens that were cut by the read rate
+  uint64_t over_rate = 0;      // opens that were cut by the read rate, or by their tenant's
 };
 
 class RemotePages {
@@ -101,16 +103,19 @@ class RemotePages {
   // The tier has answered; runs in its thread.
   void Found(const std::shared_ptr<Searching>& s) KVS_EXCLUDES(mu_);
   RemoteFinds FindsOf(const Searching& s) KVS_EXCLUDES(mu_);
+  // Whether so much may be read for the tenant now.
+  bool MayRead(const std::string& tenant, uint64_t bytes) KVS_EXCLUDES(mu_);
 
   ValueTier* const remote_;
   TierBuffers buffers_;
   RecentKeys present_, absent_;
-  TokenBucket read_rate_;
   std::stop_source end_searches_;
 
   mutable Mutex mu_;
   std::condition_variable ended_;
   RemotePagesOptions options_ KVS_GUARDED_BY(mu_);
+  TokenBucket read_rate_ KVS_GUARDED_BY(mu_);
+  TenantRates tenant_read_rates_ KVS_GUARDED_BY(mu_);
   size_t searching_ KVS_GUARDED_BY(mu_) = 0;
   bool stopping_ KVS_GUARDED_BY(mu_) = false;
   RemotePagesCounters counters_ KVS_GUARDED_BY(mu_);

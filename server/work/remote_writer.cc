@@ -38,6 +38,7 @@ RemoteWriter::RemoteWriter(const RemoteWriterOptions& options, Store* store, Val
       buffers_(buffers),
       present_(present),
       absent_(absent),
+      tenant_rates_(options.tenant_rates),
       thread_([this] { Write(); }) {
   pthread_setname_np(thread_.native_handle(), kThread);
 }
@@ -54,11 +55,17 @@ void RemoteWriter::Stop() {
   if (thread_.joinable()) thread_.join();
 }
 
+void RemoteWriter::Configure(const RemoteWriterOptions& options) {
+  policy_ = options.write;
+  rate_.Set(options.rate);
+  MutexLock lock(mu_);
+  tenant_rates_.Set(options.tenant_rates);
+}
+
 RemoteWriterCounters RemoteWriter::counters() const {
   MutexLock lock(mu_);
   RemoteWriterCounters all = counters_;
   all.waiting = keys_.size();
-  all.waiting_bytes = bytes_;
   return all;
 }
 
@@ -97,20 +104,26 @@ void RemoteWriter::Offer(const TierOffer& offer) {
       ++counters_.dropped_stop;
       return;
     }
-    if (bytes_ + offer.bytes > options_.queue_bytes) {
+    if (counters_.waiting_bytes + offer.bytes > options_.queue_bytes) {
       ++counters_.dropped_full;
       return;
     }
+    const Clock::time_point now = Clock::now();
+    if (!tenant_rates_.Take(offer.tenant, offer.bytes, now)) {
+      ++counters_.dropped_rate;
+      return;
+    }
     keys_.insert(offer.key);
-    bytes_ += offer.bytes;
-    offers_.push_back({offer, Clock::now()});
+    counters_.waiting_bytes += offer.bytes;
+    offers_.push_back({offer, now});
+    offers_.back().offer.tenant = {};  // whoever offered it has that name
   }
   changed_.notify_one();
 }
 
 void RemoteWriter::Leave(const TierOffer& offer) {
   MutexLock lock(mu_);
-  if (keys_.erase(offer.key) != 0) bytes_ -= offer.bytes;
+  if (keys_.erase(offer.key) != 0) counters_.waiting_bytes -= offer.bytes;
 }
 
 std::optional<std::deque<RemoteWriter::Waiting>> RemoteWriter::Next() {
@@ -126,7 +139,7 @@ std::optional<std::deque<RemoteWriter::Waiting>> RemoteWriter::Next() {
     if (stopping_) {
       counters_.dropped_stop += keys_.size();
       keys_.clear();
-      bytes_ = 0;
+      counters_.waiting_bytes = 0;
       return std::nullopt;
     }
     std::deque<Waiting> taken;

@@ -30,6 +30,7 @@
 #include "server/tier/value_tier.h"
 #include "server/work/recent_keys.h"
 #include "server/work/status_log.h"
+#include "server/work/tenant_rates.h"
 #include "server/work/tier_buffers.h"
 
 namespace kvstrata {
@@ -42,6 +43,7 @@ struct RemoteWriterOptions {
   uint64_t queue_bytes = uint64_t{1} << 30;   // that offers which wait may stand for
   uint64_t batch_bytes = uint64_t{16} << 20;  // of one batch, but for its first value
   uint64_t rate = 0;                          // bytes a second; 0: no limit
+  TenantRatesOptions tenant_rates;            // of what is offered; beyond, it is left
   std::chrono::seconds local_patience{60};    // for the local tier to have it
 };
 
@@ -50,6 +52,7 @@ struct RemoteWriterCounters {
   uint64_t waiting = 0, waiting_bytes = 0;  // offers that wait or are being written, now
   uint64_t written = 0, written_bytes = 0;
   uint64_t dropped_full = 0;   // the queue had no room
+  uint64_t dropped_rate = 0;   // its tenant had offered as much as its rate allows
   uint64_t dropped_local = 0;  // the local tier did not come to have it
   uint64_t dropped_stop = 0;   // the daemon stopped
   uint64_t gone = 0;           // it left memory and the local tier before
@@ -70,10 +73,7 @@ class RemoteWriter {
   // What the policy does not want is left. May be called under the store's lock.
   void Offer(const TierOffer& offer) KVS_EXCLUDES(mu_);
   // For what is offered, and written, from now on.
-  void Configure(RemoteWrite write, uint64_t bytes_a_second) {
-    policy_ = write;
-    rate_.Set(bytes_a_second);
-  }
+  void Configure(const RemoteWriterOptions& options) KVS_EXCLUDES(mu_);
 
   RemoteWriterCounters counters() const KVS_EXCLUDES(mu_);
 
@@ -112,7 +112,7 @@ class RemoteWriter {
   // It waits no more.
   void Leave(const TierOffer& offer) KVS_EXCLUDES(mu_);
 
-  const RemoteWriterOptions options_;  // but policy and rate
+  const RemoteWriterOptions options_;  // but policy and rates
   std::atomic<RemoteWrite> policy_;
   CopyRate rate_;
   Store* const store_;
@@ -128,7 +128,7 @@ class RemoteWriter {
   std::deque<Waiting> offers_ KVS_GUARDED_BY(mu_);
   std::deque<Waiting> not_local_ KVS_GUARDED_BY(mu_);  // looked at again after a while
   std::unordered_set<PageKey, PageKeyHash> keys_ KVS_GUARDED_BY(mu_);  // of all that wait
-  uint64_t bytes_ KVS_GUARDED_BY(mu_) = 0;
+  TenantRates tenant_rates_ KVS_GUARDED_BY(mu_);
   bool stopping_ KVS_GUARDED_BY(mu_) = false;
   RemoteWriterCounters counters_ KVS_GUARDED_BY(mu_);
   StatusLog log_;

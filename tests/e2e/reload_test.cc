@@ -143,6 +143,21 @@ TEST_F(ReloadTest, WhatCanChangeDoesAndTheRestIsNamed) {
   EXPECT_EQ(Told("config_changed", {{"key", "plans.mine"}, {"after", ""}}), 1);
 }
 
+TEST_F(ReloadTest, ATablesKeyMayNeedARestartToo) {
+  const std::string name = "remote.tenants.uid:7.name", rate = "remote.tenants.uid:7.read_rate";
+  Write("conf.d/10.toml", "[remote.tenants.\"uid:7\"]\nname = \"search\"\nread_rate = \"1MiB\"\n");
+  v1::ReloadConfigResponse response;
+  for (const int changes : {2, 1}) {
+    ASSERT_TRUE(Reload(false, &response).ok());
+    EXPECT_EQ(response.changes_size(), changes);
+    const v1::ConfigChange* change = Find(response, name);
+    ASSERT_NE(change, nullptr) << "each reload names it";
+    EXPECT_TRUE(change->needs_restart());
+    EXPECT_EQ(Entry(name).key(), "") << "what it runs with";
+    EXPECT_EQ(Entry(rate).value(), "1MiB");
+  }
+}
+
 TEST_F(ReloadTest, AMistakeAnywhereChangesNothing) {
   Write("conf.d/10.toml", "session.max = 5\n");
   Write("conf.d/20.toml", "\npin.limit_bytes = \"lots\"\nlog.lvel = \"info\"\n");

@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import hmac
 import json
+import os
 import pathlib
 import signal
 import struct
@@ -114,6 +115,37 @@ def test_each_node_says_what_it_has(cluster: tuple[Redis, Node, Node], tmp_path:
     assert table[0].split() == ["NODE", "GPU", "HOST", "DISK", "REMOTE", "AGE", "UNREACHABLE", "WHY"]
     assert table[2].split()[0] == b.address
     assert table[2].split()[4] == str(WHOLE - HELD_PART)
+
+
+def test_a_tenant_is_named_as_the_cluster_does(cluster: tuple[Redis, Node, Node], tmp_path: pathlib.Path) -> None:
+    """User 777 of one node is who runs the other one; the third has users of its own only."""
+    redis, stranger, _ = cluster
+    prompt = str(tmp_path / "prompt.ids")
+    with contextlib.ExitStack() as stack:
+        mine = f"remote.tenants.uid:{os.geteuid()}.name=search"
+        has = Node(stack, tmp_path, redis, stranger.toy, "--set", mine)
+        asked = Node(stack, tmp_path, redis, stranger.toy, "--set", "remote.tenants.uid:777.name=search")
+        for node in (has, asked, stranger):
+            eventually(lambda node=node: has.address in by_address(node.lookup(tmp_path)))
+        has.serve(PROMPT)
+
+        def held(node: Node, tenant: str) -> tuple[int, int, int]:
+            """By the node that has it, by the tier; and by the tier as `tier probe` says."""
+            view = node.lookup(tmp_path, "--tenant", tenant, "--timeout", "12s")
+            probe = json.loads(node.program.run("tier", "probe", "1", prompt, "--tenant", tenant, "-o", "json"))
+            return by_address(view)[has.address]["held_tokens"], view["remote_tokens"], probe["held_tokens"]
+
+        all_of_it, nothing = (WHOLE,) * 3, (0,) * 3
+        assert held(asked, "uid:777") == all_of_it
+        assert held(asked, "cluster:search") == all_of_it
+        assert held(stranger, "cluster:search") == all_of_it
+        assert held(has, f"uid:{os.geteuid()}") == all_of_it
+        assert held(asked, f"uid:{os.geteuid()}") == nothing
+        assert held(stranger, "uid:777") == nothing
+        purge = ["tier", "purge", "1", prompt, "--yes", "-o", "json", "--tenant"]
+        assert json.loads(asked.program.run(*purge, f"uid:{os.geteuid()}"))["held"] == 0
+        assert json.loads(asked.program.run(*purge, "uid:777"))["held"] == WHOLE // 16
+        assert held(asked, "uid:777") == (WHOLE, 0, 0)
 
 
 def test_who_died_or_hangs_is_told_of_and_holds_nobody_up(cluster: tuple[Redis, Node, Node], tmp_path: pathlib.Path

@@ -18,6 +18,7 @@ kvs_test(server_attach_import_test attach_import_test.cc LIBS kvs_attach kvs_wor
 kvs_test(server_tier_pages_test tier_pages_test.cc tier/test_queues.cc LIBS kvs_work)
 kvs_test(server_tier_pages_memory_test tier_pages_memory_test.cc ../fakes/memory_value_tier.cc LIBS kvs_work)
 kvs_test(server_remote_pages_test remote_pages_test.cc ../fakes/far_tier.cc ../fakes/memory_value_tier.cc LIBS kvs_work)
+kvs_test(server_tenant_rates_test tenant_rates_test.cc LIBS kvs_work)
 kvs_test(server_remote_redis_test remote_redis_test.cc LIBS kvs_work LABELS faults)
 kvs_test(server_disk_sick_test disk_sick_test.cc tier/test_queues.cc LIBS kvs_work LABELS faults)
 kvs_test(server_lost_value_log_test lost_value_log_test.cc LIBS kvs_work)

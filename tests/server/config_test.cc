@@ -192,6 +192,8 @@ const KeyCase kKeyCases[] = {
     {"remote.miss_ttl", "KVSTRATA_REMOTE_MISS_TTL", "0", "61min"},
     {"remote.read_rate", "KVSTRATA_REMOTE_READ_RATE", "100MiB", "1KiB"},
     {"remote.write_rate", "KVSTRATA_REMOTE_WRITE_RATE", "100MiB", "1KiB"},
+    {"remote.tenant_read_rate", "KVSTRATA_REMOTE_TENANT_READ_RATE", "100MiB", "1KiB"},
+    {"remote.tenant_write_rate", "KVSTRATA_REMOTE_TENANT_WRITE_RATE", "100MiB", "1KiB"},
     {"remote.queue_bytes", "KVSTRATA_REMOTE_QUEUE_BYTES", "64MiB", "1KiB"},
     {"remote.announce", "KVSTRATA_REMOTE_ANNOUNCE", "10.0.0.7:7500", "10.0.0.7"},
     {"limits.sessions", "KVSTRATA_LIMITS_SESSIONS", "0", "-1"},
@@ -302,7 +304,11 @@ TEST(ConfigKeys, TheDocumentHasThem) {
     EXPECT_EQ(row[5], key.reloads ? "yes" : "") << name;
     rows.erase(name);
   }
-  for (const char* table : {"`limits.users.USER.LIMIT`", "`plans.NAME`"}) {
+  EXPECT_EQ(rows["`remote.tenants.USER.name`"].at(5), "");
+  rows.erase("`remote.tenants.USER.name`");
+  for (const char* table :
+       {"`limits.users.USER.LIMIT`", "`plans.NAME`", "`remote.tenants.USER.read_rate`",
+        "`remote.tenants.USER.write_rate`"}) {
     EXPECT_EQ(rows[table].at(5), "yes") << table;
     rows.erase(table);
   }
@@ -640,6 +646,71 @@ TEST_F(ConfigTest, LimitsOfNobodyAreMistakes) {
     EXPECT_THAT(refused("limits.host_bytes", value), HasSubstr("CONFIG_VALUE")) << value;
   }
   EXPECT_THAT(refused("limits.sessions", "5KiB"), HasSubstr("CONFIG_VALUE"));
+}
+
+// --- tenants of the remote tier ------------------------------------------------------------------
+
+TEST_F(ConfigTest, AUserMayBeATenantOfTheCluster) {
+  UseFile(
+      "[remote]\ntenant_write_rate = \"1MiB\"\n[remote.tenants]\n\"uid:1000\".name = \"search\"\n"
+      "\"uid:1000\".read_rate = \"2MiB\"\n[remote.tenants.\"uid:1001\"]\nname = \"a.B_c-9\"\n");
+  sources_.flags = {{"remote.tenants.uid:1002.write_rate", "0"},
+                    {"remote.tenants.uid:1001.name", "ads"}};
+  const Config config = Load();
+  const ClusterTenants& tenants = config.store.cluster_tenants;
+  EXPECT_EQ(tenants.NameOf("uid:1000"), "cluster:search");
+  EXPECT_EQ(tenants.NameOf("uid:1001"), "cluster:ads") << "a flag wins";
+  EXPECT_EQ(tenants.NameOf("uid:1002"), "uid:1002");
+  using Rates = TenantRatesOptions;
+  EXPECT_EQ(config.remote.pages.tenant_read_rates, (Rates{0, {{"uid:1000", 2 << 20}}}));
+  EXPECT_EQ(config.remote.pages.writer.tenant_rates, (Rates{1 << 20, {{"uid:1002", 0}}}));
+  EXPECT_FALSE(Entry(config, "remote.tenants.uid:1000.name").reloads);
+  EXPECT_TRUE(Entry(config, "remote.tenants.uid:1000.read_rate").reloads);
+  EXPECT_EQ(Entry(config, "remote.tenants.uid:1001.name").origin, "flag");
+}
+
+TEST_F(ConfigTest, TenantsOfNobodyAndOfTwoAreMistakes) {
+  const auto refused = [this](const std::string& key, const std::string& value) {
+    sources_.flags = {{"remote.tenants.uid:1.name", "search"}, {key, value}};
+    const Status status = Fail();
+    return std::string(status.reason()) + " " + std::string(status.message());
+  };
+  EXPECT_THAT(refused("remote.tenants.uid:2.name", "search"),
+              AllOf(HasSubstr("CONFIG_VALUE"), HasSubstr("remote.tenants.uid:2.name"),
+                    HasSubstr("uid:1 has it")));
+  const std::string longest(64, 'x');
+  for (const std::string& name : {std::string(), longest + "x", std::string("a b"),
+                                  std::string("a/b"), std::string("cluster:a")}) {
+    EXPECT_THAT(refused("remote.tenants.uid:2.name", name),
+                AllOf(HasSubstr("CONFIG_VALUE"), HasSubstr("1 to 64")));
+  }
+  for (const char* key : {"uid:2", "uid:2.names", "1000.name", "uid:007.name", "*.name", ".name",
+                          "name", "uid:2.limits.name", ""}) {
+    EXPECT_THAT(refused("remote.tenants." + std::string(key), "a"),
+                AllOf(HasSubstr("CONFIG_KEY"), HasSubstr("write_rate")));
+  }
+  for (const char* rate : {"1KiB", "-1", "2PiB", "50%"}) {
+    EXPECT_THAT(refused("remote.tenants.uid:2.read_rate", rate), HasSubstr("CONFIG_VALUE"));
+  }
+  sources_.flags = {{"remote.tenants.uid:2.name", longest}};
+  EXPECT_EQ(Load().store.cluster_tenants.NameOf("uid:2"), "cluster:" + longest);
+}
+
+TEST_F(ConfigTest, TenantsAreBounded) {
+  const auto give = [this](const std::string& key, const std::string& value, uint32_t users) {
+    sources_.flags.clear();
+    for (uint32_t uid = 0; uid < users; ++uid) {
+      const std::string user = "remote.tenants.uid:" + std::to_string(uid);
+      sources_.flags.emplace_back(user + key, value + (key == ".name" ? std::to_string(uid) : ""));
+    }
+  };
+  for (const char* key : {".name", ".read_rate", ".write_rate"}) {
+    const std::string value = key == std::string(".name") ? "tenant-" : "1MiB";
+    give(key, value, 1024);
+    (void)Load();
+    give(key, value, 1025);
+    EXPECT_THAT(Fail().message(), HasSubstr("at most 1024 users")) << key;
+  }
 }
 
 }  // namespace

@@ -33,8 +33,10 @@ constexpr const char* kKeeps = "window{codec = \"packed\", max_loss = 1, keep_ra
 constexpr const char* kKeepsNone = "window{codec = \"packed\", max_loss = 1, keep_raw = \"no\"}";
 constexpr int32_t kPacked = 200;  // 12 whole pages, 6 extents, 8 tokens
 
-StoreOptions Pools(uint64_t pages, const std::shared_ptr<CodecControl>& control) {
+StoreOptions Pools(uint64_t pages, const std::shared_ptr<CodecControl>& control,
+                   const ClusterTenants& tenants) {
   StoreOptions options = SmallPools(pages, 64);
+  options.cluster_tenants = tenants;
   options.new_recompressor =
       [control](const Plan& plan, const Geometry& geometry,
                 std::shared_ptr<const SpanParameters>) -> std::unique_ptr<Recompressor> {
@@ -64,8 +66,9 @@ TierPagesOptions Patient() {
 
 class Node {
  public:
-  Node(ValueTier* shared, const RemotePagesOptions& options, bool disk = true, uint64_t pages = 512)
-      : store_(NewStore(Pools(pages, control_))), far_(shared) {
+  Node(ValueTier* shared, const RemotePagesOptions& options, bool disk = true, uint64_t pages = 512,
+       const ClusterTenants& tenants = {})
+      : store_(NewStore(Pools(pages, control_, tenants))), far_(shared) {
     if (disk) {
       local_ = std::make_unique<TierPages>(Patient(), store_.get(), &disk_, TierHooks{});
     }
@@ -154,12 +157,14 @@ class Node {
 
 class RemotePagesTest : public ::testing::Test {
  protected:
-  Node& A(const RemotePagesOptions& options = All(), bool disk = true, uint64_t pages = 512) {
-    a_ = std::make_unique<Node>(&shared_, options, disk, pages);
+  Node& A(const RemotePagesOptions& options = All(), bool disk = true, uint64_t pages = 512,
+          const ClusterTenants& tenants = {}) {
+    a_ = std::make_unique<Node>(&shared_, options, disk, pages, tenants);
     return *a_;
   }
-  Node& B(const RemotePagesOptions& options = All(), bool disk = true, uint64_t pages = 512) {
-    b_ = std::make_unique<Node>(&shared_, options, disk, pages);
+  Node& B(const RemotePagesOptions& options = All(), bool disk = true, uint64_t pages = 512,
+          const ClusterTenants& tenants = {}) {
+    b_ = std::make_unique<Node>(&shared_, options, disk, pages, tenants);
     return *b_;
   }
 
@@ -453,6 +458,63 @@ TEST_F(RemotePagesTest, TheReadRateCutsWhatIsRead) {
   EXPECT_GE(held, 128u);
   EXPECT_LT(held, 320u);
   EXPECT_EQ(b.counters().over_rate, 1u);
+}
+
+// Rates are so low that no machine waits for the next page.
+TEST_F(RemotePagesTest, ATenantsReadRateCutsWhatItReads) {
+  A().Compute(Tokens(kPrompt));
+  RemotePagesOptions options = All();
+  options.tenant_read_rates.usual = 4096;
+  Node& b = B(options);
+  const uint32_t held = b.Held(Tokens(kPrompt));
+  EXPECT_GE(held, 16u);
+  EXPECT_LT(held, 320u);
+  EXPECT_EQ(b.counters().over_rate, 1u);
+  options.tenant_read_rates.usual = 0;
+  options.tenant_read_rates.tenants["uid:2"] = 1;
+  Node& c = B(options, false);
+  EXPECT_EQ(c.Held(Tokens(kPrompt)), 320u) << "another tenant's rate";
+  EXPECT_EQ(c.counters().over_rate, 0u);
+  options.tenant_read_rates.tenants["uid:1"] = 4096;
+  c.remote().Configure(options);
+  c.Forget();
+  EXPECT_LT(c.Held(Tokens(kPrompt)), 320u) << "from then on";
+}
+
+// What is over the rate does not go, and holds nothing up; what an operator pins has no rate.
+TEST_F(RemotePagesTest, ATenantsWriteRateLeavesTheRest) {
+  RemotePagesOptions options = All();
+  options.writer.tenant_rates.usual = 4096;
+  Node& a = A(options);
+  TestSequence s = TestSequence::Prompt(&a.session(), "full", Tokens(kPrompt));
+  a.Settle();
+  const RemotePagesCounters c = a.counters();
+  EXPECT_GE(c.written, 1u);
+  EXPECT_LT(c.written, 20u);
+  EXPECT_EQ(c.written + c.dropped_rate, 20u);
+  EXPECT_EQ(shared_.Stats().entries, c.written);
+  ASSERT_TRUE(a.store().pins().PinSequence(s.id(), std::chrono::hours(1)).ok());
+  a.Settle();
+  EXPECT_EQ(shared_.Stats().entries, 20u);
+  EXPECT_EQ(a.counters().dropped_rate, c.dropped_rate);
+  // Another tenant's pages go by a rate of its own.
+  TestSession other(&a.store(), "uid:2");
+  TestSequence theirs = TestSequence::Prompt(&other, "full", Tokens(kPrompt));
+  a.Settle();
+  EXPECT_GT(shared_.Stats().entries, 20u);
+}
+
+// The nodes' users are others, and one tenant of the cluster.
+TEST_F(RemotePagesTest, UsersOfOneTenantShareAndOthersDoNot) {
+  const auto named = [](const char* tenant) {
+    ClusterTenants tenants;
+    EXPECT_EQ(tenants.Map("uid:1", tenant), "");
+    return tenants;
+  };
+  A(All(), true, 512, named("search")).Compute(Tokens(kPrompt));
+  EXPECT_EQ(B(All(), true, 512, named("search")).Held(Tokens(kPrompt)), 320u);
+  EXPECT_EQ(B(All(), true, 512, named("other")).Held(Tokens(kPrompt)), 0u);
+  EXPECT_EQ(B().Held(Tokens(kPrompt)), 0u);
 }
 
 // Artefacts go by any policy, with the pages and blocks that they need besides; the next node
