@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "base/check.h"
+#include "base/quantities.h"
 #include "kernels/backend.h"
 #include "server/config_files.h"
 #include "server/config_keys.h"
@@ -25,7 +26,7 @@ void Note(const Status& status, Mistakes* mistakes) {
 
 Status WrongValue(const std::string& key, const Given& given, std::string_view allowed) {
   return InvalidArgument("CONFIG_VALUE", given.where + ": " + key + " = '" + given.value +
-                                             "'; allowed: " + std::string(allowed));
+                                             "'; allowed: " + WithUnits(allowed));
 }
 
 ConfigEntry EntryOf(const std::string& key, const Given& given, std::string description) {
