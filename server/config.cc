@@ -51,7 +51,13 @@ void AddEnvironment(const std::map<std::string, std::string>& environment, Given
   for (const auto& [name, value] : environment) {
     const auto key = std::ranges::find(ConfigKeys(), name, &ConfigKey::environment);
     if (key != ConfigKeys().end()) {
-      if (!value.empty()) (*out)[std::string(key->name)] = {value, "environment", name};
+      if (value.empty()) continue;
+      Given& given = (*out)[std::string(key->name)];
+      if (given.origin == "file" && given.value != value) {
+        warnings->push_back("environment variable " + name + " = '" + value + "' overrides " +
+                            std::string(key->name) + " = '" + given.value + "' of " + given.where);
+      }
+      given = {value, "environment", name};
       continue;
     }
     // Clients have variables of their own: only what nearly is a key is worth a word.
