@@ -82,4 +82,11 @@ bool ParseDuration(std::string_view text, microseconds* out) {
   return true;
 }
 
+std::string WithUnits(std::string_view allowed) {
+  std::string text(allowed);
+  if (text.find("a size") != text.npos) text += "; a size is " + std::string(kSizeForm);
+  if (text.find("a duration") != text.npos) text += "; a duration is " + std::string(kDurationForm);
+  return text;
+}
+
 }  // namespace kvstrata

@@ -128,6 +128,15 @@ constexpr EventKind kRows[] = {
     {"remote_left_alone", "warning",
      "A server of the remote tier failed in a row; it is left alone for a pause that grows.",
      "server why"},
+    {"remote_open", "info",
+     "At the start: the remote tier that is configured; servers are those named, and none is "
+     "connected to yet.",
+     "engine servers write seal tls"},
+    {"remote_pages", "info",
+     "At a clean stop, since the start: searches of opening sequences and what they found; values "
+     "read, and found ones that did not come; searches and loads that were late or refused; values "
+     "written, dropped, gone before they were written, failed.",
+     "searches found read missed late refused written dropped gone failed"},
     {"remote_purged", "info", "Values of a prompt were deleted from the remote tier.",
      "tenant values held failed by"},
     {"remote_write_failed", "warning",
@@ -162,9 +171,9 @@ constexpr EventKind kRows[] = {
      "refused.",
      "written dropped gone failed evicted checkpoints read late refused"},
     {"tier_read_failed", "warning",
-     "A page could not be read from disk or from the remote tier and ended a prefix; at most one "
-     "line a second.",
-     "reason why suppressed"},
+     "Values of a batch could not be read from disk or from the remote tier, and ended a prefix; "
+     "why is the first one's, deadline_us what the open had. At most one line a second of a tier.",
+     "tier values deadline_us reason why suppressed"},
     {"tier_write_failed", "warning", "A page was not written to disk; at most one line a second.",
      "reason why suppressed"},
     {"trace_export", "info, warning",

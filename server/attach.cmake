@@ -71,7 +71,7 @@ kvs_library(kvs_attach
 
 kvs_library(kvs_http http/http_address.cc http/http_server.cc http/trace_exporter.cc LIBS kvs_telemetry Boost::headers Threads::Threads)
 
-kvs_library(kvs_config doctor.cc doctor_disk.cc doctor_http.cc doctor_limits.cc doctor_peers.cc
-  config.cc config_files.cc config_keys.cc config_limits.cc config_reload.cc config_remote.cc machine_check.cc pool_memory.cc start_memory.cc
+kvs_library(kvs_config
+  config.cc config_files.cc config_keys.cc config_limits.cc config_reload.cc config_remote.cc pool_memory.cc start_memory.cc
   LIBS kvs_attach kvs_http kvs_work kvs_kernels)
 target_link_libraries(kvs_config PRIVATE PkgConfig::TOMLPLUSPLUS)

@@ -4,6 +4,8 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <filesystem>
+#include <utility>
 
 #include "server/daemon.h"
 #include "server/doctor.h"
@@ -15,7 +17,9 @@ namespace kvstrata {
 LoadedConfig Load(const CommandLine& line) {
   ConfigSources sources;
   std::vector<Status> mistakes{CheckReadyFd(line.ready_fd)};
-  sources.file = line.file;
+  std::error_code unknown;  // then it is told as it was given
+  const auto file = std::filesystem::absolute(line.file, unknown).lexically_normal();
+  sources.file = line.file.empty() || unknown ? line.file : file.string();
   sources.environment = ReadEnvironment();
   sources.uid = geteuid();
   for (const std::string& text : line.settings) {
@@ -27,7 +31,9 @@ LoadedConfig Load(const CommandLine& line) {
   if (!line.log_level.empty()) sources.flags.emplace_back("log.level", line.log_level);
   LoadedConfig loaded = ReadConfig(sources);
   loaded.mistakes.insert(loaded.mistakes.begin(), mistakes.begin(), mistakes.end());
-  if (line.check && !line.deep && loaded.complete) {
+  std::erase_if(loaded.mistakes, [](const Status& status) { return status.ok(); });
+  // A start that is refused anyway tells all that the check does.
+  if ((line.check || !loaded.mistakes.empty()) && !line.deep && loaded.complete) {
     for (const Status& mistake : CheckMachine(loaded.config)) {
       loaded.mistakes.push_back(Located(mistake, loaded.config));
     }
@@ -38,10 +44,18 @@ LoadedConfig Load(const CommandLine& line) {
 }
 
 int TellFindings(const LoadedConfig& loaded, bool json) {
-  const std::vector<Finding> findings = Examine(loaded);
-  const std::string text = json ? JsonOf(findings) : TextOf(findings);
-  std::fwrite(text.data(), 1, text.size(), stdout);
-  return IsHealthy(findings) ? kExitClean : kExitFailed;
+  const auto write = [](const std::string& text) {
+    std::fwrite(text.data(), 1, text.size(), stdout);
+    std::fflush(stdout);
+  };
+  const char* comma = "";
+  if (json) write("{\"uid\":" + std::to_string(geteuid()) + ",\"checks\":[");
+  const std::vector<Finding> findings = Examine(loaded, [&](const Finding& finding) {
+    write(json ? std::exchange(comma, ",") + JsonOf(finding) : TextOf(finding));
+  });
+  const bool healthy = IsHealthy(findings);
+  if (json) write(std::string("],\"healthy\":") + (healthy ? "true" : "false") + "}\n");
+  return healthy ? kExitClean : kExitFailed;
 }
 
 int TellCheck(const LoadedConfig& loaded) {

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "base/check.h"
+#include "base/quantities.h"
 #include "kernels/backend.h"
 #include "server/config_files.h"
 #include "server/config_keys.h"
@@ -26,7 +27,7 @@ void Note(const Status& status, Mistakes* mistakes) {
 
 Status WrongValue(const std::string& key, const Given& given, std::string_view allowed) {
   return InvalidArgument("CONFIG_VALUE", given.where + ": " + key + " = '" + given.value +
-                                             "'; allowed: " + std::string(allowed));
+                                             "'; allowed: " + WithUnits(allowed));
 }
 
 ConfigEntry EntryOf(const std::string& key, const Given& given, std::string description) {
@@ -51,7 +52,13 @@ void AddEnvironment(const std::map<std::string, std::string>& environment, Given
   for (const auto& [name, value] : environment) {
     const auto key = std::ranges::find(ConfigKeys(), name, &ConfigKey::environment);
     if (key != ConfigKeys().end()) {
-      if (!value.empty()) (*out)[std::string(key->name)] = {value, "environment", name};
+      if (value.empty()) continue;
+      Given& given = (*out)[std::string(key->name)];
+      if (given.origin == "file" && given.value != value) {
+        warnings->push_back("environment variable " + name + " = '" + value + "' overrides " +
+                            std::string(key->name) + " = '" + given.value + "' of " + given.where);
+      }
+      given = {value, "environment", name};
       continue;
     }
     // Clients have variables of their own: only what nearly is a key is worth a word.

@@ -114,7 +114,7 @@ struct Config {
   ConfigSources sources;              // that it was read from
   std::vector<std::string> files;     // that were read, in this order
   std::vector<ConfigEntry> entries;   // every key, in the order of the documentation, then tables
-  std::vector<std::string> warnings;  // environment variables that look like a key
+  std::vector<std::string> warnings;  // environment variables: nearly a key, or above a file
 };
 
 // KVSTRATA_* and XDG_RUNTIME_DIR of this process.

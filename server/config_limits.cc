@@ -99,7 +99,7 @@ Status ApplyUserLimit(std::string_view key, std::string_view value, std::string_
   const std::optional<LimitSetting> setting = Parse(*limit, value);
   if (!setting) {
     return fail("CONFIG_VALUE", std::string(key) + " = '" + std::string(value) +
-                                    "'; allowed: " + std::string(Allowed(*limit)));
+                                    "'; allowed: " + WithUnits(Allowed(*limit)));
   }
   config->user_limits[user][*limit] = *setting;
   return OkStatus();

@@ -263,4 +263,18 @@ Status ApplyTenantKey(std::string_view key, std::string_view value, std::string_
                          at + " = '" + std::string(value) + "'; allowed: " + allowed);
 }
 
+RedisTierOptions RedisOptionsOf(const RemoteConfig& config) {
+  RedisTierOptions options;
+  for (std::string_view text = config.redis; !text.empty();) {
+    const size_t comma = std::min(text.find(','), text.size());
+    options.servers.emplace_back(text.substr(0, comma));
+    text.remove_prefix(std::min(comma + 1, text.size()));
+  }
+  options.user = config.user;
+  options.password_file = config.password_file;
+  options.tls = config.tls;
+  options.ttl = std::chrono::duration_cast<std::chrono::milliseconds>(config.ttl);
+  return options;
+}
+
 }  // namespace kvstrata

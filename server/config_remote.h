@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The remote tier in the configuration: the keys remote.*. Thread-safety: functions without state.
+// The remote tier in the configuration: the keys remote.*, and what its engine gets of them.
+// Thread-safety: functions without state.
 #ifndef KVSTRATA_SERVER_CONFIG_REMOTE_H_
 #define KVSTRATA_SERVER_CONFIG_REMOTE_H_
 
@@ -8,6 +9,7 @@
 
 #include "base/status.h"
 #include "server/config_keys.h"
+#include "server/work/redis_value_tier.h"
 
 namespace kvstrata {
 
@@ -21,6 +23,8 @@ bool TenantKeyReloads(std::string_view key);
 // user of this node stands for); `where` it was given is for the message.
 Status ApplyTenantKey(std::string_view key, std::string_view value, std::string_view where,
                       Config* config);
+// Of remote.redis, none: without servers.
+RedisTierOptions RedisOptionsOf(const RemoteConfig& config);
 
 }  // namespace kvstrata
 

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/doctor.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <fstream>
 #include <set>
@@ -66,14 +64,17 @@ constexpr Check kChecks[] = {{CheckMemory},
                              {CheckSharedMemory, false},
                              {CheckProcessNamespaces, false},
                              {CheckPassedDescriptors, false},
-                             {CheckClocks, false}};
+                             {CheckClocks, false},
+                             {CheckRemoteFiles},
+                             {CheckRemoteServers}};  // which may take seconds
 
 // Which check a mistake of CheckMachine belongs to, by the beginning of its reason.
 constexpr std::pair<std::string_view, std::string_view> kCheckOf[] = {
-    {"POOL_", "memory"},          {"MEMORY", "address_space"},
-    {"SOCKET_", "socket"},        {"NUMA_", "numa"},
-    {"WORK_CPUS", "cpus"},        {"DISK_", "disk_space"},
-    {"PARAMETERS_", "parameters"}};
+    {"POOL_", "memory"},           {"MEMORY", "address_space"},
+    {"SOCKET_", "socket"},         {"NUMA_", "numa"},
+    {"WORK_CPUS", "cpus"},         {"DISK_", "disk_space"},
+    {"PARAMETERS_", "parameters"}, {"REMOTE_", "remote_files"},
+    {"REDIS_", "remote_files"}};
 
 std::string CheckOf(const Status& mistake) {
   for (const auto& [reason, check] : kCheckOf) {
@@ -109,36 +110,37 @@ std::string_view NameOf(Verdict verdict) {
   return kNames[static_cast<size_t>(verdict)];
 }
 
-std::vector<Finding> Examine(const LoadedConfig& loaded) {
+std::vector<Finding> Examine(const LoadedConfig& loaded,
+                             const std::function<void(const Finding&)>& tell) {
   std::vector<Finding> findings;
-  for (const Status& mistake : loaded.mistakes) {
-    findings.push_back(doctor::Fail("configuration", mistake));
-  }
+  const auto add = [&](Finding finding) {
+    findings.push_back(std::move(finding));
+    tell(findings.back());
+  };
+  for (const Status& mistake : loaded.mistakes) add(doctor::Fail("configuration", mistake));
   for (const std::string& warning : loaded.config.warnings) {
-    findings.push_back(doctor::Warn("configuration", warning, "rename the variable, or unset it"));
+    add(doctor::Warn("configuration", warning, "rename the variable, or unset it"));
   }
-  if (findings.empty()) {
-    findings.push_back(doctor::WithoutMistake(loaded.config));
-  }
+  if (findings.empty()) add(doctor::WithoutMistake(loaded.config));
   if (!loaded.complete) return findings;           // of what follows nothing is known
   const bool mistaken = !loaded.mistakes.empty();  // those keys have their defaults meanwhile
   if (mistaken) {
-    findings.push_back(doctor::Warn("machine",
-                                    "not checked: the configuration has mistakes; what it asks of "
-                                    "memory, limits, GPU, disk and sockets is judged without them",
-                                    "mend the configuration and run doctor again"));
+    add(doctor::Warn("machine",
+                     "not checked: the configuration has mistakes; what it asks of memory, "
+                     "limits, GPU, disk and sockets is judged without them",
+                     "mend the configuration and run doctor again"));
   }
   std::set<std::string> failed;
   for (const Status& mistake : mistaken ? std::vector<Status>() : CheckMachine(loaded.config)) {
     // A running daemon has the disk: what is asked is whether a start would find it sound.
     if (mistake.reason() == "DISK_LOCKED") continue;
-    findings.push_back(doctor::Fail(doctor::CheckOf(mistake), Located(mistake, loaded.config)));
+    add(doctor::Fail(doctor::CheckOf(mistake), Located(mistake, loaded.config)));
     failed.insert(findings.back().check);
   }
   for (const doctor::Check& check : doctor::kChecks) {
     if (mistaken && check.by_config) continue;
     Finding finding = check.run(loaded.config);
-    if (!failed.contains(finding.check)) findings.push_back(std::move(finding));
+    if (!failed.contains(finding.check)) add(std::move(finding));
   }
   return findings;
 }
@@ -148,32 +150,20 @@ bool IsHealthy(const std::vector<Finding>& findings) {
                               [](const Finding& f) { return f.verdict == Verdict::kFail; });
 }
 
-std::string TextOf(const std::vector<Finding>& findings) {
-  std::string out;
-  for (const Finding& f : findings) {
-    std::string head(NameOf(f.verdict));
-    head.resize(6, ' ');
-    head += f.check;
-    head.resize(std::max<size_t>(head.size() + 1, 26), ' ');
-    out += head + (f.reason.empty() ? "" : f.reason + ": ") + f.what + "\n";
-    if (!f.fix.empty()) out += std::string(26, ' ') + "fix: " + f.fix + "\n";
-  }
+std::string TextOf(const Finding& f) {
+  std::string head(NameOf(f.verdict));
+  head.resize(6, ' ');
+  head += f.check;
+  head.resize(std::max<size_t>(head.size() + 1, 26), ' ');
+  std::string out = head + (f.reason.empty() ? "" : f.reason + ": ") + f.what + "\n";
+  if (!f.fix.empty()) out += std::string(26, ' ') + "fix: " + f.fix + "\n";
   return out;
 }
 
-std::string JsonOf(const std::vector<Finding>& findings) {
-  std::string out = std::string("{\"healthy\":") + (IsHealthy(findings) ? "true" : "false") +
-                    ",\"uid\":" + std::to_string(geteuid()) + ",\"checks\":[";
-  const char* comma = "";
-  for (const Finding& f : findings) {
-    out += comma;
-    out += "{\"check\":" + doctor::Json(f.check) +
-           ",\"verdict\":" + doctor::Json(NameOf(f.verdict)) +
-           ",\"reason\":" + doctor::Json(f.reason) + ",\"what\":" + doctor::Json(f.what) +
-           ",\"fix\":" + doctor::Json(f.fix) + "}";
-    comma = ",";
-  }
-  return out + "]}\n";
+std::string JsonOf(const Finding& f) {
+  return "{\"check\":" + doctor::Json(f.check) + ",\"verdict\":" + doctor::Json(NameOf(f.verdict)) +
+         ",\"reason\":" + doctor::Json(f.reason) + ",\"what\":" + doctor::Json(f.what) +
+         ",\"fix\":" + doctor::Json(f.fix) + "}";
 }
 
 }  // namespace kvstrata

@@ -38,6 +38,10 @@ Finding CheckClocks(const Config& config);
 // doctor_http.cc
 Finding CheckHttp(const Config& config);
 
+// doctor_remote.cc: OK without remote.redis.
+Finding CheckRemoteFiles(const Config& config);
+Finding CheckRemoteServers(const Config& config);
+
 // For the checks of several files.
 Finding Ok(std::string check, std::string what);
 Finding Warn(std::string check, std::string what, std::string fix);

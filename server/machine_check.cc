@@ -10,8 +10,10 @@
 #include <string>
 
 #include "server/attach/unix_listener.h"
+#include "server/config_remote.h"
 #include "server/memory/memory_resource.h"
 #include "server/memory/numa_topology.h"
+#include "server/nodes/node_credentials.h"
 #include "server/pool_memory.h"
 #include "server/start_memory.h"
 #include "server/tier/remote_secret.h"
@@ -67,6 +69,18 @@ Status CheckParameters(const Config& config) {
                                               "; create it, or leave the key out");
 }
 
+Status CheckRemoteSecret(const Config& config) {
+  if (config.remote.secret_file.empty()) {
+    return InvalidArgument("REMOTE_SECRET",
+                           "remote.redis = '" + config.remote.redis +
+                               "' needs remote.secret_file, which is not set; make one with: "
+                               "(umask 077; openssl rand -hex 32 > FILE), copy it to every node, "
+                               "and name it");
+  }
+  const gid_t tenants = SocketGroup(config.socket, config.socket_group);
+  return remote::RemoteSecret::Read(config.remote.secret_file, tenants).status();
+}
+
 }  // namespace
 
 std::vector<Status> CheckMachine(const Config& config) {
@@ -82,8 +96,11 @@ std::vector<Status> CheckMachine(const Config& config) {
   if (!config.disk.directory.empty()) note(DiskTier::CheckPlace(config.disk));
   note(CheckParameters(config));
   if (!config.remote.redis.empty()) {
-    const gid_t tenants = SocketGroup(config.socket, config.socket_group);
-    note(remote::RemoteSecret::Read(config.remote.secret_file, tenants).status());
+    note(CheckRemoteSecret(config));
+    const Status files = RedisValueTier::Check(RedisOptionsOf(config.remote));
+    note(files);
+    // Both read the same certificates.
+    if (files.ok()) note(NodeCredentials::Load(config.remote.tls, config.remote.announce).status());
   }
   return mistakes;
 }

@@ -15,8 +15,9 @@
 
 namespace kvstrata {
 
-// Errors: of start_memory.h, unix_listener.h, pool_memory.h, numa_topology.h and
-// DiskTier::CheckPlace; INVALID_ARGUMENT WORK_CPUS, NOT_FOUND PARAMETERS_DIRECTORY.
+// Errors: of start_memory.h, unix_listener.h, pool_memory.h, numa_topology.h,
+// DiskTier::CheckPlace, remote_secret.h, RedisValueTier::Check and node_credentials.h;
+// INVALID_ARGUMENT WORK_CPUS, NOT_FOUND PARAMETERS_DIRECTORY.
 std::vector<Status> CheckMachine(const Config& config);
 
 // OK without a GPU in pool.device. UNAVAILABLE CUDA_LIBRARY, CUDA_NO_DEVICE; NOT_FOUND

@@ -6,11 +6,15 @@
 #include <utility>
 
 #include "server/attach/unix_listener.h"
+#include "server/config_remote.h"
+#include "server/telemetry/log.h"
 #include "server/tier/blocking_calls.h"
 #include "server/tier/remote_secret.h"
 
 namespace kvstrata {
 namespace {
+
+constexpr std::string_view kEngine = "redis";
 
 std::string_view NameOf(RemoteWrite write) {
   if (write == RemoteWrite::kOff) return "off";
@@ -61,23 +65,20 @@ Result<std::unique_ptr<RemoteTier>> RemoteTier::Open(const Config& daemon) {
   remote::RemoteFormatOptions format;
   format.seal = config.seal == "gcm" ? remote::Seal::kGcm : remote::Seal::kNone;
   format.max_age = std::chrono::duration_cast<std::chrono::seconds>(config.ttl);
-  RedisTierOptions options;
-  for (std::string_view text = config.redis; !text.empty();) {
-    const size_t comma = std::min(text.find(','), text.size());
-    options.servers.emplace_back(text.substr(0, comma));
-    text.remove_prefix(std::min(comma + 1, text.size()));
-  }
-  options.user = config.user;
-  options.password_file = config.password_file;
-  options.tls = config.tls;
-  options.ttl = std::chrono::duration_cast<std::chrono::milliseconds>(config.ttl);
-  KVS_ASSIGN_OR_RETURN(auto values, RedisValueTier::Open(options, {secret, config.tenant, format}));
+  KVS_ASSIGN_OR_RETURN(
+      auto values, RedisValueTier::Open(RedisOptionsOf(config), {secret, config.tenant, format}));
   return std::unique_ptr<RemoteTier>(new RemoteTier(config, std::move(values)));
 }
 
 void RemoteTier::Use(Store* store, TierPages* local, ValueTier* local_values) {
   pages_ = std::make_unique<RemotePages>(config_.pages, store, local_values, values_.get());
   tiers_ = std::make_unique<PageTiers>(store, local, pages_.get(), config_.pages.min_tokens);
+  LogEvent(LogLevel::kInfo, "remote_open",
+           {{"engine", kEngine},
+            {"servers", RedisOptionsOf(config_).servers.size()},
+            {"write", NameOf(write_)},
+            {"seal", config_.seal},
+            {"tls", config_.tls.on}});
 }
 
 void RemoteTier::Configure(const RemoteConfig& config) {
@@ -86,7 +87,21 @@ void RemoteTier::Configure(const RemoteConfig& config) {
   write_ = config.pages.writer.write;
 }
 
-void RemoteTier::Stop() { pages_->Stop(); }
+void RemoteTier::Stop() {
+  pages_->Stop();
+  const RemotePagesCounters c = pages_->counters();
+  LogEvent(LogLevel::kInfo, "remote_pages",
+           {{"searches", c.searches},
+            {"found", c.found},
+            {"read", c.read},
+            {"missed", c.missed},
+            {"late", c.late_searches + c.late_loads},
+            {"refused", c.refused + c.refused_loads},
+            {"written", c.written},
+            {"dropped", c.dropped_full + c.dropped_local + c.dropped_stop},
+            {"gone", c.gone},
+            {"failed", c.failed}});
+}
 
 std::string RemoteTier::illness() const { return values_->Stats().illness; }
 
@@ -153,7 +168,7 @@ void RemoteTier::Offer(GrpcOptions* options) {
 RemoteInfo RemoteTier::Info() const {
   const RemotePagesCounters c = pages_->counters();
   RemoteInfo info;
-  info.engine = "redis";
+  info.engine = kEngine;
   info.servers = config_.redis;
   info.illness = illness();
   info.write = NameOf(write_);

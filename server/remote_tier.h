@@ -29,7 +29,7 @@ class RemoteTier {
   void Use(Store* store, TierPages* local, ValueTier* local_values);
   // What reloads of its configuration.
   void Configure(const RemoteConfig& config);
-  // As RemotePages.
+  // As RemotePages, and logs what it did. Once.
   void Stop();
 
   // "": well.

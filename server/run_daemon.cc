@@ -104,7 +104,8 @@ int RunDaemon(const Config& config, int ready_fd) {
   for (const std::string& warning : config.warnings) {
     LogEvent(LogLevel::kWarn, "configuration", {{"why", warning}});
   }
-  if (const std::vector<Status> mistakes = CheckMachine(config); !mistakes.empty()) {
+  if (std::vector<Status> mistakes = CheckMachine(config); !mistakes.empty()) {
+    if (Status gpus = CheckGpus(config); !gpus.ok()) mistakes.push_back(std::move(gpus));
     for (const Status& mistake : mistakes) StartFailed(Located(mistake, config));
     return ExitCodeOf(mistakes.front());
   }

@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <utility>
 
 #include "base/unique_fd.h"
 #include "client/cli/invocation.h"
@@ -47,7 +48,8 @@ std::string DaemonProgram() {
   return n > 0 && access(path.c_str(), X_OK) == 0 ? path : "kvstratad";
 }
 
-Result<Finished> RunChild(std::vector<std::string> command, std::chrono::milliseconds timeout) {
+Result<Finished> RunChild(std::vector<std::string> command, std::chrono::milliseconds timeout,
+                          std::string* unfinished) {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) return Internal("PIPE", std::strerror(errno));
   UniqueFd reader(ends[0]), writer(ends[1]);
@@ -74,6 +76,7 @@ Result<Finished> RunChild(std::vector<std::string> command, std::chrono::millise
   while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
   if (!ended) {
+    if (unfinished != nullptr) *unfinished = std::move(finished.output);
     return Status(Code::kDeadlineExceeded, "DEADLINE",
                   command[0] + " did not finish in " + std::to_string(timeout.count()) + " ms");
   }

@@ -22,8 +22,10 @@ struct Finished {
   std::string output;  // stdout and stderr
 };
 
-// NOT_FOUND DAEMON_PROGRAM_MISSING; DEADLINE_EXCEEDED DEADLINE; INTERNAL PIPE.
-Result<Finished> RunChild(std::vector<std::string> command, std::chrono::milliseconds timeout);
+// NOT_FOUND DAEMON_PROGRAM_MISSING; DEADLINE_EXCEEDED DEADLINE; INTERNAL PIPE. `unfinished`, if
+// given: with DEADLINE, what it had written by then.
+Result<Finished> RunChild(std::vector<std::string> command, std::chrono::milliseconds timeout,
+                          std::string* unfinished = nullptr);
 
 }  // namespace kvstrata::cli
 

@@ -22,6 +22,37 @@ struct Wanted {
   std::vector<std::string> settings;
 };
 
+constexpr std::chrono::milliseconds kTimeout{30'000};  // silent servers have some seconds each
+
+// The document of `text`, which may end anywhere behind "checks":[: then of the checks that are
+// whole, and not healthy. Discarded: there is none.
+Json DocumentOf(const std::string& text) {
+  const auto parse = [](const std::string& whole) {
+    return Json::parse(whole, nullptr, /*allow_exceptions=*/false);
+  };
+  Json document = parse(text);
+  for (size_t end = text.rfind('}'); document.is_discarded() && end != text.npos && end > 0;
+       end = text.rfind('}', end - 1)) {
+    document = parse(text.substr(0, end + 1) + "],\"healthy\":false}");
+  }
+  return document;
+}
+
+Status Show(const Style& style, const std::string& text) {
+  if (style.IsTable()) {
+    std::cout << text;
+    return OkStatus();
+  }
+  const Json document = DocumentOf(text);
+  if (document.is_discarded()) {
+    return FailedPrecondition("RPC_UNIMPLEMENTED", "kvstratad does not know --deep: " + text +
+                                                       "; install both programs from one release");
+  }
+  PrintList(style, document, "checks", kChecks, std::cout);
+  return OkStatus();
+}
+
+// What was found before the time was up is shown, too.
 Result<int> Examine(const Options& options, bool socket_given, const Wanted& wanted) {
   std::vector<std::string> command = {DaemonProgram(), "--check-config", "--deep"};
   if (!wanted.file.empty()) command.insert(command.end(), {"--config", wanted.file});
@@ -30,19 +61,15 @@ Result<int> Examine(const Options& options, bool socket_given, const Wanted& wan
     command.insert(command.end(), {"--set", setting});
   }
   if (!options.style.IsTable()) command.insert(command.end(), {"-o", "json"});
-  KVS_ASSIGN_OR_RETURN(const Finished finished, RunChild(std::move(command), options.timeout));
-  if (options.style.IsTable()) {
-    std::cout << finished.output;
-  } else {
-    const Json document = Json::parse(finished.output, nullptr, /*allow_exceptions=*/false);
-    if (document.is_discarded()) {
-      return FailedPrecondition("RPC_UNIMPLEMENTED",
-                                "kvstratad does not know --deep: " + finished.output +
-                                    "; install both programs from one release");
-    }
-    PrintList(options.style, document, "checks", kChecks, std::cout);
+  std::string unfinished;
+  const auto finished =
+      RunChild(std::move(command), options.timeout_given ? options.timeout : kTimeout, &unfinished);
+  if (!finished.ok()) {
+    if (!unfinished.empty()) (void)Show(options.style, unfinished);
+    return finished.status();
   }
-  return finished.exit_code == 0 ? kOk : kFailed;
+  KVS_RETURN_IF_ERROR(Show(options.style, finished->output));
+  return finished->exit_code == 0 ? kOk : kFailed;
 }
 
 }  // namespace

@@ -3,7 +3,10 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <iterator>
+#include <utility>
 
 #include "base/quantities.h"
 #include "proto/reasons.h"
@@ -47,7 +50,33 @@ int ExitCodeOf(const Status& status) {
   }
 }
 
+namespace {
+
+// Of the reasons that a start has, too, where another configuration helps.
+std::string_view NextOfResize(std::string_view reason) {
+  constexpr std::pair<std::string_view, std::string_view> kNext[] = {
+      {"POOL_BEYOND_CGROUP",
+       "kvstrata tier resize with a smaller SIZE, or first shrink the other pools (kvstrata pool "
+       "ls), or raise memory.max"},
+      {"POOL_BEYOND_MACHINE",
+       "kvstrata tier resize with a smaller SIZE, or first shrink the other pools (kvstrata pool "
+       "ls)"},
+      {"POOL_SIZE", "kvstrata tier resize with a larger SIZE; kvstrata pool ls has ARENA-SIZE"},
+      {"DISK_SPACE", "kvstrata tier resize with a smaller SIZE, or free space (df -h)"},
+      {"DISK_BUDGET", "kvstrata tier resize with a SIZE that the message allows"},
+      {"RESIZE_PINNED", "kvstrata pin ls, then kvstrata pin rm PIN; or ask for a larger SIZE"},
+  };
+  const auto* const at =
+      std::ranges::find(kNext, reason, [](const auto& row) { return row.first; });
+  return at == std::end(kNext) ? "" : at->second;
+}
+
+}  // namespace
+
 std::string NextStep(const Status& status, const Options& options) {
+  if (options.verb == "tier resize" && !NextOfResize(status.reason()).empty()) {
+    return std::string(NextOfResize(status.reason()));
+  }
   if (const auto at = FindReason(status.reason()); at && !AllReasons()[*at].next.empty()) {
     return std::string(AllReasons()[*at].next);
   }
@@ -87,9 +116,9 @@ Result<std::chrono::milliseconds> ParseDuration(const std::string& text,
   using std::chrono::milliseconds;
   std::chrono::microseconds time{};
   if (!kvstrata::ParseDuration(text, &time) || time < milliseconds(1) || time > longest) {
-    return InvalidArgument("DURATION_INVALID", "duration '" + text + "': allowed are 1ms .. " +
-                                                   std::to_string(longest.count()) +
-                                                   "h with a unit, such as 500ms, 1.5s or 2m");
+    return InvalidArgument("DURATION_INVALID",
+                           "duration '" + text + "'; allowed: " + std::string(kDurationForm) +
+                               ", 1ms to " + std::to_string(longest.count()) + "h, such as 1.5s");
   }
   return std::chrono::duration_cast<milliseconds>(time);
 }

@@ -8,13 +8,28 @@
 #include "client/cli/invocation.h"
 #include "client/cli/list_fit.h"
 #include "client/cli/spelling.h"
+#include "client/cli/verb_walk.h"
 
 namespace kvstrata::cli {
 namespace {
 
+// Of a command line without a verb: what there is.
+void PrintVerbs(const CLI::App& app) {
+  std::string names;
+  for (const CLI::App* verb : VerbsOf(app)) names += (names.empty() ? "" : " ") + verb->get_name();
+  std::cerr << app.get_description() << "\nverbs:\n";
+  for (const std::string& line : Wrap(names, 76)) std::cerr << "  " << line << "\n";
+}
+
 int UsageError(const CLI::App& app, const CLI::ParseError& error, int argc, char** argv) {
   const std::vector<std::string> words(argv + 1, argv + argc);
   const std::string hint = UnknownVerb(app, words), verb = VerbNamed(app, words);
+  if (hint.empty() && verb.empty() && error.get_name() == "RequiredError") {
+    PrintVerbs(app);
+    std::cerr << "kvstrata: USAGE: no verb is given\n"
+              << "next: kvstrata status; kvstrata --help says what each verb does\n";
+    return kUsage;
+  }
   std::cerr << "kvstrata: USAGE: " << (hint.empty() ? error.what() : hint) << "\n"
             << "next: kvstrata " << (verb.empty() ? "" : verb + " ") << "--help"
             << (verb.empty() ? ", or --help after a verb" : "") << "\n";

@@ -89,8 +89,9 @@ Result<int> Evict(const Options& options, bool dry_run, bool yes) {
 void AddPool(CLI::App& app, Invocation& invocation) {
   CLI::App* noun = app.add_subcommand("pool", "Pools: the memory of each tier");
   noun->require_subcommand(1);
-  Shows(noun->add_subcommand("ls", "Capacity, use and cache of every pool"), invocation,
-        [&invocation] { return List(invocation.options); });
+  Shows(noun->add_subcommand("ls",
+                             "Capacity, use and cache of every pool; PINNED: what only pins keep"),
+        invocation, [&invocation] { return List(invocation.options); });
 
   CLI::App* evict = app.add_subcommand("evict", "Drop cached pages that no sequence uses");
   auto dry_run = std::make_shared<bool>(false), yes = std::make_shared<bool>(false);

@@ -72,7 +72,10 @@ std::string CsvCell(const Json& row, const Column& column) {
   if (value.is_null()) return "";
   std::string text = value.dump();
   if (value.is_string()) text = Printable(value.get_ref<const std::string&>());
-  if (value.is_structured()) text = Cell(row, column);
+  if (value.is_structured()) {
+    text = Cell(row, column);
+    if (text == "-") return "";  // a table's none
+  }
   if (text.find_first_of(",\"") == std::string::npos) return text;
   std::string quoted = "\"";
   for (const char c : text) quoted += c == '"' ? std::string("\"\"") : std::string(1, c);

@@ -25,7 +25,7 @@ constexpr Column kRecord[] = {
     {"SESSIONS", "/sessions"},
     {"SEQUENCES", "/sequences"},
     {"MODELS", "/models"},
-    {"CACHED-PREFIX-PAGES", "/prefix_pages"},
+    {"PREFIX-PAGES", "/prefix_pages"},
     {"PREFIX-HIT-RATE", "/hit_rate", Percent},
     {"TABLES-PUBLISHED", "/publications"},
     {"AWAITING-READERS", "/retired_bytes", Bytes},
@@ -54,12 +54,9 @@ constexpr Column kDisks[] = {
 };
 
 constexpr Column kRemotes[] = {
-    {"REMOTE", "/servers", nullptr, false, 4, 24},
-    {"SHARDS", "/shard_count", nullptr, true, 3},
-    {"LEFT-ALONE", "/left_alone", nullptr, true, 2},
-    {"READ", "/read", nullptr, true, 1},
-    {"WRITTEN", "/written", nullptr, true, 1},
-    {"ILLNESS", "/illness", OrDash, false, 3, 12},
+    {"REMOTE", "/servers", nullptr, false, 4, 24},   {"SHARDS", "/shard_count", nullptr, true, 3},
+    {"LEFT-ALONE", "/left_alone", nullptr, true, 2}, {"READ", "/read", nullptr, true, 1},
+    {"WRITTEN", "/written", nullptr, true, 1},       {"ILLNESS", "/illness", OrDash, false, 3, 12},
 };
 
 constexpr Column kRefusals[] = {{"REFUSED-BECAUSE", "/reason"}, {"TIMES", "/count", nullptr, true}};

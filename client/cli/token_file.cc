@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/cli/token_file.h"
 
+#include <cerrno>
 #include <charconv>
+#include <cstring>
 #include <fstream>
 #include <iostream>
 #include <iterator>
+#include <sstream>
 
 #include "client/cli/trace.h"
 
@@ -13,6 +16,11 @@ namespace {
 
 std::string ReadAll(std::istream& in) {
   return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+}
+
+// errno is that of what failed.
+Status Unreadable(const std::string& path) {
+  return NotFound("TOKENS_UNREADABLE", "'" + path + "' cannot be read: " + std::strerror(errno));
 }
 
 }  // namespace
@@ -43,8 +51,12 @@ Result<std::vector<int32_t>> ReadTokens(const std::string& path) {
     return trace.tokens();
   }
   std::ifstream file(path);
-  if (!file) return NotFound("TOKENS_UNREADABLE", path + ": cannot be read");
-  return ParseTokens(ReadAll(file));
+  if (!file) return Unreadable(path);
+  errno = 0;
+  std::ostringstream text;
+  text << file.rdbuf();
+  if (text.view().empty() && errno != 0) return Unreadable(path);  // a folder: it opens
+  return ParseTokens(text.view());
 }
 
 }  // namespace kvstrata::cli

@@ -7,6 +7,7 @@
 #include <cctype>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <iostream>
 #include <memory>
 #include <vector>
@@ -186,6 +187,9 @@ Result<int> Get(const Options& options, const Fetch& fetch) {
   Status local;
   Json document = {
       {"key", KeyText(request.key())}, {"file", fetch.file}, {"tier", ""}, {"bytes", uint64_t{0}}};
+  std::error_code unknown;  // then the path is told as it was given
+  const auto whole = std::filesystem::absolute(fetch.file, unknown).lexically_normal();
+  if (!unknown) document["file"] = whole.string();
   document["buffers"] = Json::array();
   const auto take = [&](const v1::GetValueResponse& piece) -> Status {
     if (!file) {  // not before there is something to write

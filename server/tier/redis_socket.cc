@@ -28,7 +28,7 @@ std::string TlsError() {
 }
 
 Status BadFile(const char* field, const std::string& file) {
-  return InvalidArgument("REDIS_TLS", std::string(field) + " '" + file + "' cannot be used: " +
+  return InvalidArgument("REDIS_TLS", std::string(field) + " = '" + file + "' cannot be used: " +
                                           TlsError() + "; name a PEM file that this user may read");
 }
 
@@ -53,14 +53,14 @@ Result<std::shared_ptr<RedisTls>> RedisTls::Load(const RedisTlsOptions& options)
   if (file.empty()) {
     SSL_CTX_set_default_verify_paths(context);
   } else if (SSL_CTX_load_verify_file(context, file.c_str()) != 1) {
-    return BadFile("authorities", file);
+    return BadFile("remote.tls_ca_file", file);
   }
   if (options.certificate_file.empty()) return tls;
   if (SSL_CTX_use_certificate_chain_file(context, options.certificate_file.c_str()) != 1) {
-    return BadFile("certificate", options.certificate_file);
+    return BadFile("remote.tls_cert_file", options.certificate_file);
   }
   if (SSL_CTX_use_PrivateKey_file(context, options.key_file.c_str(), SSL_FILETYPE_PEM) != 1) {
-    return BadFile("key", options.key_file);
+    return BadFile("remote.tls_key_file", options.key_file);
   }
   return tls;
 }

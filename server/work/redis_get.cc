@@ -55,8 +55,21 @@ class RedisRead : public std::enable_shared_from_this<RedisRead> {
     parts_->threads->Later([self = shared_from_this()] { self->Check(); });
   }
 
+  // The stripe's failure, with the master that it belongs to: more than one may have been asked.
+  Status WithServer(uint32_t i) const {
+    const Status& why = stripes_[i].status;
+    const auto map = parts_->threads->client().Topology();
+    const redis::RedisShard* const shard =
+        map == nullptr ? nullptr
+                       : map->Find(redis::SlotOf(parts_->format.NameOf(get_.key, get_.place, i)));
+    if (shard == nullptr) return why;
+    return {why.code(), why.reason(), why.message() + "; master " + shard->master.ToString()};
+  }
+
   Status Open() {
-    for (const Stripe& stripe : stripes_) KVS_RETURN_IF_ERROR(stripe.status);
+    for (uint32_t i = 0; i < stripes_.size(); ++i) {
+      if (!stripes_[i].status.ok()) return WithServer(i);
+    }
     const auto now = std::chrono::system_clock::now();
     for (uint32_t i = 0; i < stripes_.size(); ++i) {
       const Stripe& stripe = stripes_[i];

@@ -18,7 +18,7 @@ Result<redis::RedisLogin> LoginOf(const RedisTierOptions& options) {
   std::getline(file, login.password);
   if (!login.password.empty() && login.password.back() == '\r') login.password.pop_back();
   if (file.fail() || login.password.empty()) {
-    return InvalidArgument("REDIS_PASSWORD", "password file '" + options.password_file +
+    return InvalidArgument("REDIS_PASSWORD", "remote.password_file = '" + options.password_file +
                                                  "' has no first line, or cannot be read; write "
                                                  "the password into it, for this user to read");
   }
@@ -47,6 +47,10 @@ Result<redis::RedisClientOptions> ClientOptionsOf(const RedisTierOptions& option
 }
 
 }  // namespace
+
+Status RedisValueTier::Check(const RedisTierOptions& options) {
+  return ClientOptionsOf(options).status();
+}
 
 Result<std::unique_ptr<RedisValueTier>> RedisValueTier::Open(const RedisTierOptions& options,
                                                              remote::RemoteFormat format) {

@@ -85,6 +85,8 @@ class RedisValueTier final : public ValueTier {
   // REDIS_TLS, REDIS_PASSWORD.
   static Result<std::unique_ptr<RedisValueTier>> Open(const RedisTierOptions& options,
                                                       remote::RemoteFormat format);
+  // What Open would refuse; opens nothing.
+  static Status Check(const RedisTierOptions& options);
   // Ends what it holds.
   ~RedisValueTier() override;
 

@@ -15,14 +15,16 @@ namespace kvstrata {
 
 class StatusLog {
  public:
-  void Warn(std::string_view event, const Status& status) KVS_EXCLUDES(mu_) {
+  // Whether a line may be written now; `*suppressed` were not since the last one.
+  bool Allow(uint64_t* suppressed) KVS_EXCLUDES(mu_) {
     using std::chrono::seconds;
     const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    MutexLock lock(mu_);
+    return limiter_.Allow(std::chrono::duration_cast<seconds>(now).count(), suppressed);
+  }
+  void Warn(std::string_view event, const Status& status) KVS_EXCLUDES(mu_) {
     uint64_t suppressed = 0;
-    {
-      MutexLock lock(mu_);
-      if (!limiter_.Allow(std::chrono::duration_cast<seconds>(now).count(), &suppressed)) return;
-    }
+    if (!Allow(&suppressed)) return;
     LogEvent(LogLevel::kWarn, event,
              {{"reason", status.reason()}, {"why", status.message()}, {"suppressed", suppressed}});
   }

@@ -189,8 +189,8 @@ bool TierLoads::Take(Loading* loading) {
     }
     read += get.status.ok();
     late += get.status.code() == Code::kDeadlineExceeded;
-    if (!get.status.ok()) log_.Warn("tier_read_failed", get.status);
   }
+  if (read != loading->gets.size()) TellFailures(*loading);
   const Clock::duration took = Clock::now() - loading->asked;
   NoteTime(options_.timed, took);
   NoteBytes(options_.path, bytes);
@@ -205,6 +205,22 @@ bool TierLoads::Take(Loading* loading) {
   const bool more = loading->load.take(loading->read, values);
   loading->read += loading->gets.size();
   return more && late == 0 && loading->read < loading->load.keys.size();
+}
+
+void TierLoads::TellFailures(const Loading& loading) {
+  const auto failed = [](const TierGet& get) { return !get.status.ok(); };
+  const auto first = std::ranges::find_if(loading.gets, failed);
+  uint64_t suppressed = 0;
+  if (!log_.Allow(&suppressed)) return;
+  const auto had =
+      std::chrono::duration_cast<std::chrono::microseconds>(loading.deadline - loading.load.asked);
+  LogEvent(LogLevel::kWarn, "tier_read_failed",
+           {{"tier", options_.path == BytePath::kRemoteToMemory ? "remote" : "disk"},
+            {"values", std::ranges::count_if(loading.gets, failed)},
+            {"deadline_us", had.count()},
+            {"reason", first->status.reason()},
+            {"why", first->status.message()},
+            {"suppressed", suppressed}});
 }
 
 void TierLoads::EndRound(LoadingPtr loading, bool more) {

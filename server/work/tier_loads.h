@@ -92,6 +92,8 @@ class TierLoads {
   void Came(const LoadingPtr& loading) KVS_EXCLUDES(mu_);
   // Copies the batch; whether there is more of the load to read.
   bool Take(Loading* loading) KVS_EXCLUDES(mu_);
+  // REQUIRES: one of its batch failed.
+  void TellFailures(const Loading& loading);
   // Ends a round and begins the next: a load that goes on waits behind the others.
   void EndRound(LoadingPtr loading, bool more) KVS_EXCLUDES(mu_);
   // This thread, which counts in `serving_`, looks at no load any more.

@@ -58,5 +58,19 @@ TEST(Quantities, Durations) {
   }
 }
 
+TEST(Quantities, MessagesNameTheUnits) {
+  EXPECT_EQ(WithUnits("true, false"), "true, false");
+  for (const char* unit : {"KiB", "MiB", "GiB", "TiB", "KB", "MB", "GB", "TB", "B"}) {
+    uint64_t bytes = 0;
+    EXPECT_TRUE(ParseSize(std::string("1") + unit, &bytes)) << unit;
+    EXPECT_NE(WithUnits("a size, 0 to 1PiB").find(unit), std::string::npos) << unit;
+  }
+  for (const char* unit : {"us", "ms", "s", "m", "min", "h", "d"}) {
+    std::chrono::microseconds time{};
+    EXPECT_TRUE(ParseDuration(std::string("1") + unit, &time)) << unit;
+    EXPECT_NE(WithUnits("a duration, 1s to 1h").find(unit), std::string::npos) << unit;
+  }
+}
+
 }  // namespace
 }  // namespace kvstrata

@@ -117,7 +117,9 @@ def test_a_forbidden_socket_is_4(cli):
 
 
 def test_usage_is_2(cli):
-    expect(cli(), 2, "USAGE")
+    bare = expect(cli(), 2, "USAGE", "no verb", "next: kvstrata status", " doctor ")
+    assert not bare.stdout and max(map(len, bare.stderr.splitlines())) <= 80, bare.stderr
+    expect(cli("-o", "json"), 2, "no verb")
     expect(cli("sttaus"), 2, "did you mean 'status'?")
     expect(cli("seq", "show"), 2, "SEQ")
     expect(cli("status", "-o", "xml"), 2, "json")
@@ -416,7 +418,7 @@ def daemon_looks_up(cli):
     assert json.loads(stranger.stdout)["held_tokens"] == 0
     expect(cli("lookup", model["name"], text, "--pages"), 0, "TIER", found["pages"][5]["key"])
     expect(cli("lookup", "nothing", text), 5, "MODEL_UNKNOWN", "kvstrata model ls")
-    expect(cli("lookup", model["name"], text + ".none"), 5, "TOKENS_UNREADABLE")
+    expect(cli("lookup", model["name"], text + ".none"), 5, "TOKENS_UNREADABLE", "No such file")
     expect(cli("lookup", model["name"]), 2, "LOOKUP_WHAT")
     expect(cli("lookup", model["name"], "--key", "12zz"), 2, "KEY_TEXT")
     expect(cli("lookup", model["name"], "--key", "1234"), 2, "PAGE_KEY")
@@ -613,6 +615,9 @@ def disk_gets_values(cli):
     begin = next(key[:n] for n in range(4, 64) if sum(k.startswith(key[:n]) for k in keys) == 1)
     short = json.loads(expect(cli("value", "get", begin.upper(), "--out", out, "--force", "-o", "json"), 0).stdout)
     assert short["key"] == key and short["bytes"] == got["bytes"], short
+    relative = os.path.relpath(out)
+    short = json.loads(expect(cli("value", "get", begin, "--out", relative, "--force", "-o", "json"), 0).stdout)
+    assert short["file"] == out, short
     expect(cli("value", "verify", begin), 0, key, "sound")
     expect(cli("value", "get", key), 2, "--out", "next: kvstrata value get --help")
     import pty
@@ -704,7 +709,8 @@ def daemon_resizes_pools(cli):
     expect(cli("tier", "resize", str(before["device"]), *named, "emulated"), 0)
     expect(cli("tier", "resize", "256MiB", *named, "moon"), 5, "DEVICE_UNKNOWN", "'emulated'")
     for tier in ("host", "device"):
-        expect(cli("tier", "resize", "2TiB", "--tier", tier), 2, "POOL_BEYOND_MACHINE", "of memory of this machine")
+        expect(cli("tier", "resize", "2TiB", "--tier", tier), 2, "POOL_BEYOND_MACHINE", "of memory of this machine",
+               "next: kvstrata tier resize with a smaller SIZE")
     assert capacity() == before, capacity()
     expect(cli("tier", "resize", "4KiB", "--tier", "host"), 2, "POOL_SIZE")
     expect(cli("tier", "resize", "1GiB", "--tier", "moon"), 2, "device")
@@ -754,7 +760,7 @@ def disk_is_resized(cli):
     assert left == entries - shrunk["evicted"], (left, entries, shrunk)
     expect(cli("tier", "resize", "16MiB"), 0, "disk.budget_bytes")
     assert segments() == before
-    expect(cli("tier", "resize", "4KiB"), 2, "DISK_BUDGET")
+    expect(cli("tier", "resize", "4KiB"), 2, "DISK_BUDGET", "next: kvstrata tier resize with a SIZE")
     assert json.loads(expect(cli("tier", "scrub", "-o", "json"), 0).stdout)["corrupt"] == 0
 
 

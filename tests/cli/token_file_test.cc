@@ -28,7 +28,12 @@ TEST(TokenFile, NamesWhatIsNoTokenId) {
 }
 
 TEST(TokenFile, AMissingFileIsNotFound) {
-  EXPECT_EQ(ReadTokens("/nonexistent/tokens").status().reason(), "TOKENS_UNREADABLE");
+  const Status missing = ReadTokens("/nonexistent/tokens").status();
+  EXPECT_EQ(missing.reason(), "TOKENS_UNREADABLE");
+  EXPECT_NE(missing.message().find("No such file or directory"), std::string::npos);
+  const Status folder = ReadTokens("/").status();
+  EXPECT_EQ(folder.reason(), "TOKENS_UNREADABLE");
+  EXPECT_NE(folder.message().find("Is a directory"), std::string::npos) << folder.message();
   EXPECT_EQ(ReadTokens("/nonexistent/t.safetensors").status().reason(), "TRACE_UNREADABLE");
 }
 

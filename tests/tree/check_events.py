@@ -16,7 +16,7 @@ TABLE = re.compile(r"(<!-- made:events -->\n).*?(<!-- /made -->)", re.DOTALL)
 LEVELS = {"kDebug": "debug", "kInfo": "info", "kWarn": "warning", "kError": "error"}
 # Names that LogEvent gets from a variable: the calls that pass them on, by the function's name.
 PASSED_ON = {"EndSession": ("detached", "hung_up", "died"), "LibraryLog": ("grpc", "protobuf"),
-             "Warn": ("remote_forget_failed", "remote_write_failed", "tier_read_failed", "tier_write_failed")}
+             "Warn": ("remote_forget_failed", "remote_write_failed", "tier_write_failed")}
 
 
 def text(literals):
