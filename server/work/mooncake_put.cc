@@ -60,19 +60,23 @@ class MooncakeWrites {
       const auto some = puts.subspan(at, std::min(mooncake::kMostEntries, puts.size() - at));
       std::vector<Entry> heads;
       for (const TierPut& put : some) heads.push_back({HeadNameOf(parts_, put.key, put.place)});
-      Status why = WhyNotNow(call_);
-      Result<std::vector<int64_t>> there = why;
-      if (why.ok()) {
-        there = parts_.agent->Call(Kind::kExist, heads, nullptr, call_.deadline);
-        why = there.status();
-      }
+      const Result<std::vector<int64_t>> there = AskFor(heads);
       for (size_t i = 0; i < some.size(); ++i) {
-        some[i].status = why;
-        if (why.ok() && (*there)[i] != 1) missing.push_back(&some[i]);
-        if (why.ok() && (*there)[i] == 1) CountPut();
+        some[i].status = there.status();
+        if (!there.ok()) continue;
+        if ((*there)[i] == 1) {
+          CountPut();
+        } else {
+          missing.push_back(&some[i]);
+        }
       }
     }
     return missing;
+  }
+
+  Result<std::vector<int64_t>> AskFor(const std::vector<Entry>& heads) {
+    KVS_RETURN_IF_ERROR(WhyNotNow(call_));
+    return parts_.agent->Call(Kind::kExist, heads, nullptr, call_.deadline);
   }
 
   // Null: it is no value, and has its status.
