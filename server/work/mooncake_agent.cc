@@ -241,7 +241,9 @@ Deadline MooncakeAgent::NextDue() const {
   if (stats_.pid == 0) return next_start_;
   if (!socket_) return Deadline::max();  // killed; its end is awaited
   if (!stats_.ready) return started_ + options_.start_timeout;
-  return calls_.empty() ? Deadline::max() : calls_.begin()->second->sent + options_.stall_timeout;
+  // Calls wake nobody: it is looked for them as often as one may be unanswered.
+  const Deadline sent = calls_.empty() ? Clock::now() : calls_.begin()->second->sent;
+  return sent + options_.stall_timeout;
 }
 
 void MooncakeAgent::DoWhatIsDue(Deadline now) {
