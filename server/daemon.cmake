@@ -26,9 +26,12 @@ set_source_files_properties(daemon.cc PROPERTIES COMPILE_DEFINITIONS
 
 add_executable(kvstratad main.cc manual_page.cc)
 target_link_libraries(kvstratad PRIVATE kvs_daemon CLI11::CLI11)
-# Trained parameters, which the daemon finds beside its folder; in a build tree they are a link.
+# Trained parameters and the agent of Mooncake, which the daemon finds beside its folder; in a build
+# tree they are links.
 file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/share/kvstrata)
 file(CREATE_LINK ${CMAKE_SOURCE_DIR}/parameters ${CMAKE_BINARY_DIR}/share/kvstrata/parameters SYMBOLIC)
+file(CREATE_LINK ${CMAKE_SOURCE_DIR}/integrations/mooncake_agent
+  ${CMAKE_BINARY_DIR}/share/kvstrata/mooncake_agent SYMBOLIC)
 # jemalloc serves the daemon executable alone: in a library it breaks dlopen, and sanitizers have
 # allocators of their own.
 find_library(KVS_JEMALLOC jemalloc)

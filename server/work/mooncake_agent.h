@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+// MooncakeAgent: the process that calls Mooncake Store for the daemon (docs/mooncake.md), and who
+// starts it, again where it ends.
+//
+// A call is a batch of at most 512 entries. It ends by its deadline, whatever the agent does; the
+// store's own calls have none. So the memory of a call that nobody waits for any more stays the
+// agent's until it answers or its process is gone. An agent that leaves a call unanswered for
+// `stall_timeout`, is not ready within `start_timeout` or sends what is no answer is killed. One
+// that ended is started again after a pause that doubles. While calls are late in a row, the agent
+// is asked once a pause.
+//
+// Threads: "kvs-mooncake" serves the process. Thread-safety: all methods, from any thread; Call not
+// after Stop began. Blocking: Call, until its deadline; Stop and the end, until the process is
+// dead. Cost of a call: two messages.
+//
+// Errors of Call: UNAVAILABLE MOONCAKE_AGENT (it is not there, or ended under the call),
+// MOONCAKE_LEFT_ALONE, TierStopped; DEADLINE_EXCEEDED MOONCAKE_SLOW.
+#ifndef KVSTRATA_SERVER_WORK_MOONCAKE_AGENT_H_
+#define KVSTRATA_SERVER_WORK_MOONCAKE_AGENT_H_
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/status.h"
+#include "base/sync.h"
+#include "base/unique_fd.h"
+#include "server/tier/breaker.h"
+#include "server/tier/mooncake_messages.h"
+#include "server/work/agent_memory.h"
+
+namespace kvstrata {
+
+struct MooncakeAgentOptions {
+  std::string python, program;  // paths
+  std::string master;           // HOST:PORT
+  std::string metadata, protocol, devices, interface;
+  uint64_t memory_bytes = uint64_t{64} << 20;
+  std::chrono::milliseconds first_pause{1000}, longest_pause{30000};  // between its lives
+  std::chrono::milliseconds start_timeout{30000}, stall_timeout{60000};
+};
+
+struct MooncakeAgentStats {
+  pid_t pid = 0;  // 0: none runs
+  bool ready = false, left_alone = false;
+  uint64_t starts = 0, calls = 0, failures = 0, late = 0;
+  uint64_t held_bytes = 0;  // memory of calls, waited for or not
+  std::string last_error;
+};
+
+class MooncakeAgent {
+ public:
+  struct Entry {
+    std::string name;
+    uint64_t offset = 0, bytes = 0;  // in the memory
+  };
+
+  // Maps the memory, and has the process started soon.
+  static Result<std::unique_ptr<MooncakeAgent>> Start(const MooncakeAgentOptions& options);
+  ~MooncakeAgent();
+
+  AgentMemory& memory() { return *memory_; }
+  // What the store says of each entry. `block`: has the bytes of all of them; null: none have.
+  // REQUIRES: 1 to 512 entries.
+  Result<std::vector<int64_t>> Call(mooncake::Kind kind, std::span<const Entry> entries,
+                                    std::shared_ptr<AgentBlock> block, Deadline deadline)
+      KVS_EXCLUDES(mu_);
+  // Ends all calls, and the process.
+  void Stop() KVS_EXCLUDES(mu_);
+
+  MooncakeAgentStats Stats() const KVS_EXCLUDES(mu_);
+  // "": well, or it was not tried yet.
+  std::string Illness() const KVS_EXCLUDES(mu_);
+
+ private:
+  struct Pending {
+    mooncake::Kind kind;
+    size_t entries = 0;
+    std::shared_ptr<AgentBlock> block;
+    Deadline sent{};
+    bool ended = false;
+    Status status;
+    std::vector<int64_t> results;
+  };
+  using Clock = std::chrono::steady_clock;
+
+  MooncakeAgent(const MooncakeAgentOptions& options, std::shared_ptr<AgentMemory> memory);
+  void Serve() KVS_EXCLUDES(mu_);
+  // When the next thing is due that nobody sends word of.
+  Deadline NextDue() const KVS_REQUIRES(mu_);
+  void DoWhatIsDue(Deadline now) KVS_REQUIRES(mu_);
+  void Spawn(Deadline now) KVS_REQUIRES(mu_);
+  Status TrySpawn() KVS_REQUIRES(mu_);
+  void ReadReplies() KVS_REQUIRES(mu_);
+  // False: it is no answer to anything.
+  bool Take(std::span<const std::byte> message) KVS_REQUIRES(mu_);
+  void Kill(const std::string& why) KVS_REQUIRES(mu_);
+  // The process is dead: nothing touches the memory any more.
+  void Reap(Deadline now) KVS_REQUIRES(mu_);
+  void PauseBeforeNext(Deadline now) KVS_REQUIRES(mu_);
+  void EndCalls(const Status& why) KVS_REQUIRES(mu_);
+  Status Send(mooncake::Kind kind, std::span<const Entry> entries, uint64_t call, Deadline deadline)
+      KVS_REQUIRES(mu_);
+
+  const MooncakeAgentOptions options_;
+  const std::shared_ptr<AgentMemory> memory_;
+  const UniqueFd wake_;
+
+  mutable Mutex mu_;
+  std::condition_variable answered_;
+  UniqueFd socket_ KVS_GUARDED_BY(mu_), pidfd_ KVS_GUARDED_BY(mu_);
+  std::map<uint64_t, std::shared_ptr<Pending>> calls_ KVS_GUARDED_BY(mu_);  // not answered, by age
+  uint64_t next_call_ KVS_GUARDED_BY(mu_) = 1;
+  Breaker breaker_ KVS_GUARDED_BY(mu_);
+  bool stopped_ KVS_GUARDED_BY(mu_) = false;
+  bool failed_ KVS_GUARDED_BY(mu_) = false;  // since it was ready
+  Deadline next_start_ KVS_GUARDED_BY(mu_){}, started_ KVS_GUARDED_BY(mu_){};
+  std::chrono::milliseconds pause_ KVS_GUARDED_BY(mu_);
+  MooncakeAgentStats stats_ KVS_GUARDED_BY(mu_);
+  std::thread thread_;
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_WORK_MOONCAKE_AGENT_H_
