@@ -10,6 +10,8 @@
 namespace kvstrata {
 
 std::span<const ConfigKey> RemoteKeys();
+// INVALID_ARGUMENT REMOTE_ENGINE: two engines are named, or what the named one has not.
+Status CheckRemoteEngine(const RemoteConfig& config);
 
 }  // namespace kvstrata
 

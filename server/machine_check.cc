@@ -67,6 +67,14 @@ Status CheckParameters(const Config& config) {
                                               "; create it, or leave the key out");
 }
 
+// Without a master there is no agent.
+Status CheckAgentPython(const MooncakeAgentOptions& agent) {
+  if (agent.master.empty() || access(agent.python.c_str(), X_OK) == 0) return OkStatus();
+  return InvalidArgument("MOONCAKE_PYTHON", "remote.mooncake_python = '" + agent.python +
+                                                "': " + std::strerror(errno) +
+                                                "; name a Python that has Mooncake's package");
+}
+
 }  // namespace
 
 std::vector<Status> CheckMachine(const Config& config) {
@@ -81,7 +89,8 @@ std::vector<Status> CheckMachine(const Config& config) {
   note(CheckCpus(config));
   if (!config.disk.directory.empty()) note(DiskTier::CheckPlace(config.disk));
   note(CheckParameters(config));
-  if (!config.remote.redis.empty()) {
+  if (config.remote.on()) {
+    note(CheckAgentPython(config.remote.agent));
     const gid_t tenants = SocketGroup(config.socket, config.socket_group);
     note(remote::RemoteSecret::Read(config.remote.secret_file, tenants).status());
   }

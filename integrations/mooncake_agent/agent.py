@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """The agent between kvstratad and Mooncake Store, whose client is a Python module.
 

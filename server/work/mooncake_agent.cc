@@ -1,85 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/work/mooncake_agent.h"
 
-#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
-#include <signal.h>
-#include <spawn.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "base/check.h"
 #include "server/telemetry/heartbeat.h"
+#include "server/telemetry/log.h"
 #include "server/telemetry/thread_top.h"
 
 namespace kvstrata {
 namespace {
 
 using mooncake::Kind;
+using Clock = std::chrono::steady_clock;
 
 constexpr const char* kThread = "kvs-mooncake";
-constexpr int kAgentSocket = 3, kAgentMemory = 4;  // descriptors of the agent
-constexpr int kFirstDescriptor = 16;               // ours lie above those, so that none is overrun
 constexpr uint32_t kBreakerFailures = 8;
 
 Status SystemError(const char* call, int error) {
   return Unavailable("MOONCAKE_AGENT", std::string(call) + ": " + std::strerror(error));
 }
 
-// A descriptor like it that is none of those that the agent gets.
-UniqueFd Above(const UniqueFd& fd) {
-  return UniqueFd(fcntl(fd.get(), F_DUPFD_CLOEXEC, kFirstDescriptor));
-}
-
-// What posix_spawn is told, freed with the object.
-class SpawnPlan {
- public:
-  SpawnPlan(int socket, int memory) {
-    posix_spawn_file_actions_init(&actions_);
-    posix_spawnattr_init(&attributes_);
-    posix_spawn_file_actions_addopen(&actions_, 0, "/dev/null", O_RDONLY, 0);
-    posix_spawn_file_actions_addopen(&actions_, 1, "/dev/null", O_WRONLY, 0);
-    posix_spawn_file_actions_adddup2(&actions_, socket, kAgentSocket);
-    posix_spawn_file_actions_adddup2(&actions_, memory, kAgentMemory);
-    posix_spawn_file_actions_addclosefrom_np(&actions_, kAgentMemory + 1);
-    sigset_t none, all;
-    sigemptyset(&none);
-    sigfillset(&all);
-    posix_spawnattr_setsigmask(&attributes_, &none);
-    posix_spawnattr_setsigdefault(&attributes_, &all);
-    posix_spawnattr_setflags(&attributes_, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
-  }
-  SpawnPlan(const SpawnPlan&) = delete;
-  SpawnPlan& operator=(const SpawnPlan&) = delete;
-  ~SpawnPlan() {
-    posix_spawn_file_actions_destroy(&actions_);
-    posix_spawnattr_destroy(&attributes_);
-  }
-  int Spawn(std::vector<std::string> words, pid_t* pid) const {
-    std::vector<char*> argv;
-    for (std::string& word : words) argv.push_back(word.data());
-    argv.push_back(nullptr);
-    return posix_spawn(pid, argv.front(), &actions_, &attributes_, argv.data(), environ);
-  }
-
- private:
-  posix_spawn_file_actions_t actions_;
-  posix_spawnattr_t attributes_;
-};
-
 std::vector<std::string> WordsOf(const MooncakeAgentOptions& options, uint64_t bytes) {
   return {options.python, options.program,
-          "--socket",     std::to_string(kAgentSocket),
-          "--memory",     std::to_string(kAgentMemory),
+          "--socket",     std::to_string(AgentProcess::kSocket),
+          "--memory",     std::to_string(AgentProcess::kMemory),
           "--bytes",      std::to_string(bytes),
           "--master",     options.master,
           "--metadata",   options.metadata,
@@ -88,12 +44,32 @@ std::vector<std::string> WordsOf(const MooncakeAgentOptions& options, uint64_t b
           "--interface",  options.interface};
 }
 
-// How a process ended, in words.
-std::string EndOf(int status) {
-  if (WIFSIGNALED(status)) return "it was ended by signal " + std::to_string(WTERMSIG(status));
-  const int code = WEXITSTATUS(status);
-  if (code == 3) return "it could not set up the store (exit code 3; its reason is on stderr)";
-  return "it ended with exit code " + std::to_string(code);
+// What an answer says of each entry.
+void Count(Kind kind, std::span<const MooncakeAgent::Entry> entries,
+           std::span<const int64_t> results, MooncakeAgentStats* stats) {
+  MooncakeAnswers& answers = kind == Kind::kGet ? stats->gets : stats->exists;
+  for (size_t i = 0; i < results.size(); ++i) {
+    const int64_t result = results[i];
+    if (kind == Kind::kPut && result == 0) stats->put_bytes += entries[i].bytes;
+    if (kind != Kind::kGet && kind != Kind::kExist) continue;
+    if (kind == Kind::kGet && result > 0) stats->got_bytes += static_cast<uint64_t>(result);
+    const bool absent = result == mooncake::kMiss || result == mooncake::kNotWhole ||
+                        (kind == Kind::kExist && result == 0);
+    if (absent) {
+      ++answers.absent;
+    } else if (result >= 0) {
+      ++answers.hits;
+    } else {
+      ++(result == mooncake::kLate ? answers.late : answers.refused);
+    }
+  }
+}
+
+// There was no answer, and why.
+void CountNone(Kind kind, uint64_t MooncakeAnswers::*why, size_t entries,
+               MooncakeAgentStats* stats) {
+  if (kind == Kind::kGet) stats->gets.*why += entries;
+  if (kind == Kind::kExist) stats->exists.*why += entries;
 }
 
 int MillisecondsUntil(Deadline due) {
@@ -103,6 +79,16 @@ int MillisecondsUntil(Deadline due) {
 }
 
 }  // namespace
+
+struct MooncakeAgent::Pending {
+  mooncake::Kind kind;
+  size_t entries = 0;
+  std::shared_ptr<AgentBlock> block;
+  Deadline sent{};
+  bool ended = false;
+  Status status;
+  std::vector<int64_t> results;
+};
 
 Result<std::unique_ptr<MooncakeAgent>> MooncakeAgent::Start(const MooncakeAgentOptions& options) {
   KVS_ASSIGN_OR_RETURN(auto memory, AgentMemory::Map(options.memory_bytes));
@@ -152,7 +138,7 @@ Status MooncakeAgent::Send(Kind kind, std::span<const Entry> entries, uint64_t c
     at += sizeof(one);
   }
   const ssize_t sent =
-      send(socket_.get(), message.data(), message.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+      send(process_.socket(), message.data(), message.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
   return sent < 0 ? SystemError("the agent takes no message", errno) : OkStatus();
 }
 
@@ -166,7 +152,6 @@ Result<std::vector<int64_t>> MooncakeAgent::Call(Kind kind, std::span<const Entr
   pending->block = std::move(block);
   std::unique_lock<std::mutex> lock(mu_.native());
   return [&]() KVS_NO_THREAD_SAFETY_ANALYSIS -> Result<std::vector<int64_t>> {
-    ++stats_.calls;
     if (stopped_) return TierStopped();
     if (!stats_.ready) return Unavailable("MOONCAKE_AGENT", "the agent is not ready");
     if (!breaker_.Allow(Clock::now())) {
@@ -175,25 +160,38 @@ Result<std::vector<int64_t>> MooncakeAgent::Call(Kind kind, std::span<const Entr
     const uint64_t number = next_call_++;
     pending->sent = Clock::now();
     calls_[number] = pending;
+    ++stats_.calls;
     if (const Status sent = Send(kind, entries, number, deadline); !sent.ok()) {
       calls_.erase(number);
       ++stats_.failures;
       stats_.last_error = sent.message();
-      breaker_.Failed(Clock::now());
+      Blame();
       return sent;
     }
     const bool ended = answered_.wait_until(
         lock, deadline, [&]() KVS_NO_THREAD_SAFETY_ANALYSIS { return pending->ended; });
     if (!ended) {
       ++stats_.late;
+      CountNone(kind, &MooncakeAnswers::late, entries.size(), &stats_);
       stats_.last_error = "no answer came by a call's deadline";
-      breaker_.Failed(Clock::now());
+      Blame();
       return Status(Code::kDeadlineExceeded, "MOONCAKE_SLOW", "no answer came by its deadline");
     }
-    if (!pending->status.ok()) return pending->status;
+    if (!pending->status.ok()) {
+      CountNone(kind, &MooncakeAnswers::lost, entries.size(), &stats_);
+      return pending->status;
+    }
+    Count(kind, entries, pending->results, &stats_);
+    stats_.times.Add(Clock::now() - pending->sent);
     breaker_.Succeeded();
     return std::move(pending->results);
   }();
+}
+
+void MooncakeAgent::Blame() {
+  const bool before = LeftAlone();
+  breaker_.Failed(Clock::now());
+  stats_.openings += !before && LeftAlone();
 }
 
 void MooncakeAgent::EndCalls(const Status& why) {
@@ -215,8 +213,8 @@ void MooncakeAgent::Serve() {
     {
       MutexLock lock(mu_);
       if (stopped_) break;
-      wait = {pollfd{wake_.get(), POLLIN, 0}, pollfd{socket_.get(), POLLIN, 0},
-              pollfd{pidfd_.get(), POLLIN, 0}};
+      wait = {pollfd{wake_.get(), POLLIN, 0}, pollfd{process_.socket(), POLLIN, 0},
+              pollfd{process_.end(), POLLIN, 0}};
       due = NextDue();
     }
     (void)poll(wait.data(), wait.size(), MillisecondsUntil(due));
@@ -230,16 +228,13 @@ void MooncakeAgent::Serve() {
     });
   }
   MutexLock lock(mu_);
-  if (stats_.pid == 0) return;
-  Kill("the daemon stops");
-  (void)waitpid(stats_.pid, nullptr, 0);
-  stats_.pid = 0;
+  process_.End();
   calls_.clear();
 }
 
 Deadline MooncakeAgent::NextDue() const {
-  if (stats_.pid == 0) return next_start_;
-  if (!socket_) return Deadline::max();  // killed; its end is awaited
+  if (process_.pid() == 0) return next_start_;
+  if (process_.socket() < 0) return Deadline::max();  // killed; its end is awaited
   if (!stats_.ready) return started_ + options_.start_timeout;
   // Calls wake nobody: it is looked for them as often as one may be unanswered.
   const Deadline sent = calls_.empty() ? Clock::now() : calls_.begin()->second->sent;
@@ -248,54 +243,26 @@ Deadline MooncakeAgent::NextDue() const {
 
 void MooncakeAgent::DoWhatIsDue(Deadline now) {
   if (stopped_ || NextDue() > now) return;
-  if (stats_.pid == 0) return Spawn(now);
+  if (process_.pid() == 0) return Spawn(now);
   Kill(stats_.ready ? "the agent left a call unanswered for too long" : "the agent was not ready");
 }
 
 void MooncakeAgent::Spawn(Deadline now) {
   started_ = now;
   ++stats_.starts;
-  const Status spawned = TrySpawn();
+  const Status spawned = process_.Start(WordsOf(options_, memory_->bytes()), memory_->fd());
   if (spawned.ok()) return;
-  failed_ = true;
+  NoteLost();
   stats_.last_error = "it cannot be started: " + spawned.message();
   PauseBeforeNext(now);
 }
 
-Status MooncakeAgent::TrySpawn() {
-  int pair[2];
-  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0) {
-    return SystemError("socketpair", errno);
-  }
-  UniqueFd ours(pair[0]);
-  const UniqueFd low(pair[1]);
-  const UniqueFd theirs = Above(low);
-  const UniqueFd memory(fcntl(memory_->fd(), F_DUPFD_CLOEXEC, kFirstDescriptor));
-  if (!theirs || !memory) return SystemError("fcntl", errno);
-  pid_t pid = 0;
-  const SpawnPlan plan(theirs.get(), memory.get());
-  if (const int error = plan.Spawn(WordsOf(options_, memory_->bytes()), &pid); error != 0) {
-    return SystemError(options_.python.c_str(), error);
-  }
-  UniqueFd pidfd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
-  if (!pidfd) {
-    const int error = errno;
-    kill(pid, SIGKILL);
-    (void)waitpid(pid, nullptr, 0);
-    return SystemError("pidfd_open", error);
-  }
-  socket_ = std::move(ours);
-  pidfd_ = std::move(pidfd);
-  stats_.pid = pid;
-  return OkStatus();
-}
-
 void MooncakeAgent::ReadReplies() {
   alignas(8) std::array<std::byte, sizeof(mooncake::Reply) + 8 * mooncake::kMostEntries> message;
-  while (socket_) {
-    const ssize_t size = recv(socket_.get(), message.data(), message.size(), MSG_DONTWAIT);
+  while (process_.socket() >= 0) {
+    const ssize_t size = recv(process_.socket(), message.data(), message.size(), MSG_DONTWAIT);
     if (size < 0 && (errno == EAGAIN || errno == EINTR)) return;
-    if (size <= 0) return Kill("the agent closed its socket");
+    if (size <= 0) return Kill("");  // Reap tells how it ended
     if (!Take(std::span(message).first(static_cast<size_t>(size)))) {
       return Kill("what the agent sent is no answer");
     }
@@ -311,6 +278,7 @@ bool MooncakeAgent::Take(std::span<const std::byte> message) {
   if (reply.kind == Kind::kReady) {
     if (stats_.ready || reply.call != mooncake::kVersion) return false;
     stats_.ready = true;
+    LogEvent(LogLevel::kInfo, "mooncake_agent_ready", {{"pid", process_.pid()}});
     failed_ = false;
     breaker_.Succeeded();
     return true;
@@ -328,23 +296,26 @@ bool MooncakeAgent::Take(std::span<const std::byte> message) {
   return true;
 }
 
-void MooncakeAgent::Kill(const std::string& why) {
+void MooncakeAgent::NoteLost() {
+  stats_.openings += !LeftAlone();
   failed_ = true;
   stats_.ready = false;
+}
+
+void MooncakeAgent::Kill(const std::string& why) {
+  NoteLost();
   stats_.last_error = why;
-  socket_.Reset();
-  (void)kill(stats_.pid, SIGKILL);  // it is not reaped yet, so that the number is its own
+  process_.Kill();
 }
 
 void MooncakeAgent::Reap(Deadline now) {
-  int status = 0;
-  if (waitpid(stats_.pid, &status, WNOHANG) != stats_.pid) return;
-  if (socket_) stats_.last_error = EndOf(status);  // else why it was killed is known
-  failed_ = true;
-  stats_.ready = false;
-  stats_.pid = 0;
-  socket_.Reset();
-  pidfd_.Reset();
+  const pid_t pid = process_.pid();
+  const bool killed = process_.socket() < 0 && !stats_.last_error.empty();  // why is known
+  const std::optional<std::string> end = process_.Reap();
+  if (!end) return;
+  if (!killed) stats_.last_error = *end;
+  NoteLost();
+  LogEvent(LogLevel::kWarn, "mooncake_agent_ended", {{"pid", pid}, {"why", stats_.last_error}});
   stats_.failures += calls_.size();
   EndCalls(Unavailable("MOONCAKE_AGENT", "the agent ended: " + stats_.last_error));
   calls_.clear();
@@ -362,7 +333,8 @@ void MooncakeAgent::PauseBeforeNext(Deadline now) {
 MooncakeAgentStats MooncakeAgent::Stats() const {
   MutexLock lock(mu_);
   MooncakeAgentStats stats = stats_;
-  stats.left_alone = breaker_.open() || !stats.ready;
+  stats.pid = process_.pid();
+  stats.left_alone = LeftAlone();
   stats.held_bytes = memory_->taken();
   return stats;
 }

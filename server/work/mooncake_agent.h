@@ -33,9 +33,11 @@
 #include "base/status.h"
 #include "base/sync.h"
 #include "base/unique_fd.h"
+#include "server/telemetry/traffic.h"
 #include "server/tier/breaker.h"
 #include "server/tier/mooncake_messages.h"
 #include "server/work/agent_memory.h"
+#include "server/work/agent_process.h"
 
 namespace kvstrata {
 
@@ -48,11 +50,29 @@ struct MooncakeAgentOptions {
   std::chrono::milliseconds start_timeout{30000}, stall_timeout{60000};
 };
 
+// What became of the entries of calls.
+struct MooncakeAnswers {
+  uint64_t hits = 0;     // the store had them
+  uint64_t absent = 0;   // it had them not
+  uint64_t refused = 0;  // another code
+  uint64_t late = 0;     // no answer by the deadline
+  uint64_t lost = 0;     // the agent ended first
+};
+
+// Since start, but for what is so now.
 struct MooncakeAgentStats {
   pid_t pid = 0;  // 0: none runs
-  bool ready = false, left_alone = false;
-  uint64_t starts = 0, calls = 0, failures = 0, late = 0;
-  uint64_t held_bytes = 0;  // memory of calls, waited for or not
+  bool ready = false;
+  bool left_alone = false;  // after failures: its own, or the store's
+  uint64_t starts = 0;
+  uint64_t calls = 0;                     // that it was sent
+  uint64_t failures = 0;                  // of these: it did not take them, or ended under them
+  uint64_t late = 0;                      // of these: no answer came in time
+  uint64_t openings = 0;                  // how often `left_alone` began
+  uint64_t held_bytes = 0;                // memory of calls, waited for or not
+  MooncakeAnswers exists, gets;           // by entry
+  uint64_t put_bytes = 0, got_bytes = 0;  // of whole objects
+  LatencyHistogram times;                 // of calls that were answered in time
   std::string last_error;
 };
 
@@ -81,34 +101,28 @@ class MooncakeAgent {
   std::string Illness() const KVS_EXCLUDES(mu_);
 
  private:
-  struct Pending {
-    mooncake::Kind kind;
-    size_t entries = 0;
-    std::shared_ptr<AgentBlock> block;
-    Deadline sent{};
-    bool ended = false;
-    Status status;
-    std::vector<int64_t> results;
-  };
-  using Clock = std::chrono::steady_clock;
-
+  struct Pending;  // a call that is not answered
   MooncakeAgent(const MooncakeAgentOptions& options, std::shared_ptr<AgentMemory> memory);
   void Serve() KVS_EXCLUDES(mu_);
   // When the next thing is due that nobody sends word of.
   Deadline NextDue() const KVS_REQUIRES(mu_);
   void DoWhatIsDue(Deadline now) KVS_REQUIRES(mu_);
   void Spawn(Deadline now) KVS_REQUIRES(mu_);
-  Status TrySpawn() KVS_REQUIRES(mu_);
   void ReadReplies() KVS_REQUIRES(mu_);
   // False: it is no answer to anything.
   bool Take(std::span<const std::byte> message) KVS_REQUIRES(mu_);
+  // `why`: "" where how it ends tells.
   void Kill(const std::string& why) KVS_REQUIRES(mu_);
-  // The process is dead: nothing touches the memory any more.
+  // If the process is dead: nothing touches the memory any more.
   void Reap(Deadline now) KVS_REQUIRES(mu_);
   void PauseBeforeNext(Deadline now) KVS_REQUIRES(mu_);
   void EndCalls(const Status& why) KVS_REQUIRES(mu_);
   Status Send(mooncake::Kind kind, std::span<const Entry> entries, uint64_t call, Deadline deadline)
       KVS_REQUIRES(mu_);
+  bool LeftAlone() const KVS_REQUIRES(mu_) { return failed_ || breaker_.open(); }
+  // A call failed; the process is none, or none any more.
+  void Blame() KVS_REQUIRES(mu_);
+  void NoteLost() KVS_REQUIRES(mu_);
 
   const MooncakeAgentOptions options_;
   const std::shared_ptr<AgentMemory> memory_;
@@ -116,12 +130,12 @@ class MooncakeAgent {
 
   mutable Mutex mu_;
   std::condition_variable answered_;
-  UniqueFd socket_ KVS_GUARDED_BY(mu_), pidfd_ KVS_GUARDED_BY(mu_);
+  AgentProcess process_ KVS_GUARDED_BY(mu_);
   std::map<uint64_t, std::shared_ptr<Pending>> calls_ KVS_GUARDED_BY(mu_);  // not answered, by age
   uint64_t next_call_ KVS_GUARDED_BY(mu_) = 1;
   Breaker breaker_ KVS_GUARDED_BY(mu_);
   bool stopped_ KVS_GUARDED_BY(mu_) = false;
-  bool failed_ KVS_GUARDED_BY(mu_) = false;  // since it was ready
+  bool failed_ KVS_GUARDED_BY(mu_) = false;  // and has not been ready since
   Deadline next_start_ KVS_GUARDED_BY(mu_){}, started_ KVS_GUARDED_BY(mu_){};
   std::chrono::milliseconds pause_ KVS_GUARDED_BY(mu_);
   MooncakeAgentStats stats_ KVS_GUARDED_BY(mu_);

@@ -52,6 +52,7 @@ Result<std::vector<ValueSizes>> FindHeads(MooncakeTierParts* parts, std::span<Ti
 Status RemoveFromMooncake(MooncakeTierParts* parts, std::string_view key, std::string_view place,
                           uint32_t stripes, Deadline deadline);
 
+MooncakePing PingMooncake(MooncakeTierParts* parts, Deadline deadline);
 void ProbeMooncake(MooncakeTierParts* parts, std::span<TierProbe> probes, const TierCall& call);
 void ReadFromMooncake(MooncakeTierParts* parts, std::span<TierGet> gets, const TierCall& call);
 void WriteToMooncake(MooncakeTierParts* parts, std::span<TierPut> puts, const TierCall& call);

@@ -118,6 +118,16 @@ Status RemoveFromMooncake(MooncakeTierParts* parts, std::string_view key, std::s
   return OkStatus();
 }
 
+MooncakePing PingMooncake(MooncakeTierParts* parts, Deadline deadline) {
+  const std::vector<Entry> name = {{HeadNameOf(*parts, "ping", "")}};  // of no value's key
+  const auto begin = std::chrono::steady_clock::now();
+  const auto answer = parts->agent->Call(Kind::kExist, name, nullptr, deadline);
+  if (!answer.ok()) return {{}, answer.status()};
+  if (answer->front() < 0) return {{}, StatusOfCode(answer->front())};
+  return {std::chrono::ceil<std::chrono::microseconds>(std::chrono::steady_clock::now() - begin),
+          OkStatus()};
+}
+
 void ProbeMooncake(MooncakeTierParts* parts, std::span<TierProbe> probes, const TierCall& call) {
   const Result<std::vector<ValueSizes>> sizes = FindHeads(parts, probes, call);
   for (size_t i = 0; i < probes.size(); ++i) {

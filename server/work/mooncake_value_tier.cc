@@ -120,6 +120,10 @@ TierStats MooncakeValueTier::Stats() const {
   return stats;
 }
 
+MooncakePing MooncakeValueTier::PingAndWait(Deadline deadline) {
+  return PingMooncake(parts_.get(), deadline);
+}
+
 MooncakeAgentStats MooncakeValueTier::Agent() const { return parts_->agent->Stats(); }
 
 }  // namespace kvstrata

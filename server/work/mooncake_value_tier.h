@@ -46,6 +46,12 @@ struct MooncakeTierOptions {
 
 struct MooncakeTierParts;
 
+// What the store's master says to a question.
+struct MooncakePing {
+  std::chrono::microseconds round_trip{0};  // by way of the agent
+  Status status;                            // of MooncakeAgent::Call, or of the answer
+};
+
 class MooncakeValueTier final : public ValueTier {
  public:
   // Waits for nothing: until the agent is ready, calls end with UNAVAILABLE.
@@ -61,6 +67,8 @@ class MooncakeValueTier final : public ValueTier {
   void Walk(TierWalk* walk, TierCall call) override;
   TierStats Stats() const override;
 
+  // Waits until the deadline at most. Not in a thread of the tier's.
+  MooncakePing PingAndWait(Deadline deadline);
   MooncakeAgentStats Agent() const;
 
  private:

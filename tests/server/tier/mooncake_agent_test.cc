@@ -89,6 +89,24 @@ TEST_F(MooncakeAgentTest, AProbeReadsHeads) {
   EXPECT_TRUE(probes[2].sizes.empty());
 }
 
+TEST_F(MooncakeAgentTest, ItCountsWhatBecameOfWhatWasAskedFor) {
+  Open();
+  ASSERT_TRUE(PutValue("k", {1000}).ok());
+  EXPECT_EQ(Agent().exists.absent, 1u);
+  EXPECT_EQ(Agent().put_bytes, 2 * remote::kHeaderBytes + 1000) << "a stripe and a head";
+  ASSERT_TRUE(GetValue("k", {1000}).ok());
+  EXPECT_EQ(GetValue("none", {1000}).code(), Code::kNotFound);
+  EXPECT_EQ(Agent().gets.hits, 1u);
+  EXPECT_EQ(Agent().gets.absent, 1u);
+  EXPECT_EQ(Agent().got_bytes, remote::kHeaderBytes + 1000);
+  const MooncakePing ping = tier_->PingAndWait(Soon());
+  EXPECT_TRUE(ping.status.ok()) << ping.status.ToString();
+  EXPECT_GT(ping.round_trip.count(), 0);
+  EXPECT_EQ(Agent().exists.absent, 2u);
+  EXPECT_EQ(Agent().calls, Agent().times.count());
+  EXPECT_EQ(Agent().openings, 0u);
+}
+
 // --- an agent that does not answer -----------------------------------------------------------
 
 TEST_F(MooncakeAgentTest, MemoryOfALateCallStaysWithTheAgentUntilItAnswers) {
@@ -122,6 +140,8 @@ TEST_F(MooncakeAgentTest, AKilledAgentHeldAtMostItsMemoryAndAllIsBack) {
   ASSERT_EQ(kill(before, SIGKILL), 0);
   EXPECT_TRUE(Becomes([&] { return Agent().held_bytes == 0; }));
   ASSERT_TRUE(Restarted(before));
+  EXPECT_EQ(Agent().last_error, "it was ended by signal 9");
+  EXPECT_GT(Agent().gets.late + Agent().gets.lost, 0u);
   EXPECT_EQ(Agent().starts, 2u);
   store_.Release();
   EXPECT_TRUE(GetValue("k", sizes).ok());
@@ -183,7 +203,9 @@ TEST_F(MooncakeAgentTest, AStoreThatComesLaterIsFound) {
   store_.Refuse();
   tier_ = OpenMooncake(options_, TestFormat());
   EXPECT_TRUE(Becomes([&] { return Agent().starts >= 2; }));
-  EXPECT_NE(tier_->Stats().illness, "");
+  EXPECT_NE(tier_->Stats().illness.find("exit code 3"), std::string::npos)
+      << tier_->Stats().illness;
+  EXPECT_TRUE(Agent().left_alone);
   store_.Admit();
   EXPECT_TRUE(AwaitReady(*tier_));
   EXPECT_TRUE(PutValue("k", {100}).ok());
