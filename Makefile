@@ -24,6 +24,7 @@ VENV   := $(BUILD)/venv
 HF_VENV := $(BUILD)/venv-transformers
 VLLM_VENV := $(BUILD)/venv-vllm
 SGLANG_VENV := $(BUILD)/venv-sglang
+MOONCAKE_VENV := $(BUILD)/venv-mooncake
 ENGINE := numpy
 JOBS   := $(shell nproc)
 
@@ -31,7 +32,7 @@ JOBS   := $(shell nproc)
 REPORTS := $(abspath $(BUILD))/asan/report
 SANITIZED := ASAN_OPTIONS=log_path=$(REPORTS) UBSAN_OPTIONS=log_path=$(REPORTS):print_stacktrace=1
 
-.PHONY: demo demo-numpy demo-transformers demo-vllm demo-sglang test test-transformers test-vllm test-sglang build all default bench image image-cuda test-image-cuda install deb test-deb wheel test-wheel bundle asan asan-daemon asan-rpc tsan golden tidy format format-check version clean
+.PHONY: demo demo-numpy demo-transformers demo-vllm demo-sglang test test-transformers test-vllm test-sglang test-mooncake build all default bench image image-cuda test-image-cuda install deb test-deb wheel test-wheel bundle asan asan-daemon asan-rpc tsan golden tidy format format-check version clean
 
 demo: demo-$(ENGINE)
 demo-numpy: build
@@ -58,6 +59,10 @@ test-vllm: build $(VLLM_VENV)/.installed
 
 test-sglang: build $(SGLANG_VENV)/.installed
 	$(SGLANG_VENV)/bin/python -m pytest -q -rs tests/sglang $(ARGS)
+
+# The real master and store, in a network namespace: Mooncake listens on all interfaces.
+test-mooncake: $(MOONCAKE_VENV)/.installed
+	$(MOONCAKE_VENV)/bin/python -B tests/mooncake/store_test.py
 
 build: $(BUILD)/build.ninja $(VENV)/.installed
 	cmake --build $(BUILD) --parallel $(JOBS) --target product
@@ -187,6 +192,13 @@ $(VLLM_VENV)/.installed: $(BUILD)/.packages integrations/requirements-vllm.txt
 	$(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps -r integrations/requirements-vllm.txt
 	$(VLLM_VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e integrations/kvstrata -e integrations/kvstrata_vllm
+	touch $@
+
+# Its client wants RDMA's libraries even for TCP.
+$(MOONCAKE_VENV)/.installed: integrations/requirements-mooncake.txt
+	apt-get install --yes --quiet libibverbs1 librdmacm1 iproute2
+	$(PYTHON) -m venv $(MOONCAKE_VENV)
+	$(MOONCAKE_VENV)/bin/pip install --quiet --disable-pip-version-check -r integrations/requirements-mooncake.txt
 	touch $@
 
 # SGLang finds plugins as vLLM does.

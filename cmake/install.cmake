@@ -43,7 +43,9 @@ if(KVS_SERVER)
   install(FILES ${CMAKE_SOURCE_DIR}/deploy/systemd/kvstratad.service DESTINATION lib/systemd/system COMPONENT daemon)
   install(FILES ${CMAKE_SOURCE_DIR}/deploy/systemd/kvstrata.sysusers DESTINATION lib/sysusers.d
     RENAME kvstrata.conf COMPONENT daemon)
-  # Trained parameters, where the daemon finds them.
+  # The agent of Mooncake and trained parameters, where the daemon finds them.
+  install(FILES ${CMAKE_SOURCE_DIR}/integrations/mooncake_agent/agent.py
+    DESTINATION ${CMAKE_INSTALL_DATADIR}/kvstrata/mooncake_agent COMPONENT daemon)
   install(DIRECTORY ${CMAKE_SOURCE_DIR}/parameters/ DESTINATION ${CMAKE_INSTALL_DATADIR}/kvstrata/parameters
     COMPONENT daemon FILES_MATCHING PATTERN "*.safetensors")
   # They come from the programs' own tables of commands and options.

@@ -17,6 +17,7 @@ RUN apt-get -q update && apt-get -q install -y --no-install-recommends $(sed 's/
 COPY --from=build /src/build/bin/kvstratad /src/build/bin/kvstrata /usr/bin/
 COPY --from=build /src/build/lib/libkvstrata.so* /usr/lib/
 COPY --from=build /src/parameters/*.safetensors /usr/share/kvstrata/parameters/
+COPY --from=build /src/integrations/mooncake_agent/agent.py /usr/share/kvstrata/mooncake_agent/
 COPY --from=build /src/LICENSE /usr/share/doc/kvstrata/
 # A number, so that Kubernetes can see that it is not root. Volumes get this user's folders as they are.
 USER 10001:10001

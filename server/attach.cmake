@@ -33,6 +33,8 @@ kvs_library(kvs_work
   work/known_values.cc
   work/redis_calls.cc work/redis_get.cc work/redis_ping.cc work/redis_probe.cc work/redis_put.cc work/redis_walk.cc
   work/redis_survey.cc work/redis_threads.cc work/redis_value_tier.cc
+  work/agent_memory.cc work/agent_process.cc work/mooncake_agent.cc
+  work/mooncake_get.cc work/mooncake_probe.cc work/mooncake_put.cc work/mooncake_value_tier.cc
   work/tensor_releases.cc
   work/tier_buffers.cc
   LIBS kvs_telemetry kvs_store kvs_tier kvs_redis kvs_remote_format kvs_kernels Threads::Threads)

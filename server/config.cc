@@ -153,6 +153,7 @@ void CheckTogether(const GivenByKey& given, Config* config, Mistakes* mistakes) 
                    "at most pool.high_percent, which is " + std::to_string(c.store.high_percent)));
   }
   if (!c.disk.directory.empty()) Note(Located(DiskTier::Check(c.disk), c), mistakes);
+  Note(Located(CheckRemoteEngine(c.remote), c), mistakes);
   if (Result<HttpAddress> address = ParseHttpAddress(c.http_listen); address.ok()) {
     config->http = std::move(address).value();
   } else if (const auto found = given.find("http.listen"); IsHttpAddress(c.http_listen)) {

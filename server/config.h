@@ -33,6 +33,7 @@
 #include "server/tier/disk_tier.h"
 #include "server/tier/redis_socket.h"
 #include "server/work/disk_value_tier.h"
+#include "server/work/mooncake_agent.h"
 #include "server/work/mover.h"
 #include "server/work/recompress.h"
 #include "server/work/remote_pages.h"
@@ -65,7 +66,10 @@ struct LimitSetting {
 
 // The remote tier: where it is, and what is kept there.
 struct RemoteConfig {
-  std::string redis;  // HOST:PORT of one server at least, a comma between them; "": there is none
+  bool on() const { return !redis.empty() || !agent.master.empty(); }
+
+  std::string redis;  // HOST:PORT of one server at least, a comma between them; "": it is not that
+  MooncakeAgentOptions agent;  // no master: it is not that
   std::string secret_file, seal, tenant;
   std::string user, password_file;  // of the servers' ACL; "": the default user, no password
   redis::RedisTlsOptions tls;

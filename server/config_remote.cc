@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/config_remote.h"
 
+#include <net/if.h>
+
 #include <algorithm>
 #include <array>
 #include <vector>
@@ -16,7 +18,7 @@ namespace {
 using std::chrono::microseconds;
 
 constexpr microseconds kMillisecond{1000}, kMinute{60'000'000}, kDay{86'400'000'000};
-constexpr size_t kMostServers = 64, kMostNameBytes = 64, kMostTenants = 1024;
+constexpr size_t kMostServers = 64, kMostNameBytes = 64, kMostTenants = 1024, kMostTextBytes = 256;
 constexpr std::string_view kTenants = "remote.tenants.";
 constexpr std::string_view kName = "name", kReadRate = "read_rate", kWriteRate = "write_rate";
 
@@ -74,8 +76,54 @@ constexpr std::array kKeys = {
                 return v.empty() || AreServers(v);
               },
               kText},
+    ConfigKey{
+        "remote.mooncake", "KVSTRATA_REMOTE_MOONCAKE", "", "HOST:PORT; '': no Mooncake Store",
+        "master of the Mooncake Store that nodes share pages through, in place of remote.redis",
+        [](std::string_view v, Config* c) {
+          c->remote.agent.master = v;
+          return v.empty() || IsNodeAddress(v);
+        },
+        kText},
+    ConfigKey{"remote.mooncake_metadata", "KVSTRATA_REMOTE_MOONCAKE_METADATA", "P2PHANDSHAKE",
+              "P2PHANDSHAKE, or a URL of up to 256 characters",
+              "where Mooncake's clients find each other, as its other clients have it",
+              [](std::string_view v, Config* c) {
+                c->remote.agent.metadata = v;
+                return v == "P2PHANDSHAKE" ||
+                       (v.find("://") != std::string_view::npos && v.size() <= kMostTextBytes);
+              },
+              kText},
+    ConfigKey{"remote.mooncake_protocol", "KVSTRATA_REMOTE_MOONCAKE_PROTOCOL", "tcp", "tcp, rdma",
+              "how Mooncake moves bytes",
+              [](std::string_view v, Config* c) {
+                c->remote.agent.protocol = v;
+                return v == "tcp" || v == "rdma";
+              },
+              kText},
+    ConfigKey{"remote.mooncake_devices", "KVSTRATA_REMOTE_MOONCAKE_DEVICES", "",
+              "names with commas, up to 256 characters; '': as Mooncake finds them",
+              "RDMA devices that Mooncake uses",
+              [](std::string_view v, Config* c) {
+                c->remote.agent.devices = v;
+                return v.find(' ') == std::string_view::npos && v.size() <= kMostTextBytes;
+              },
+              kText},
+    ConfigKey{"remote.mooncake_interface", "KVSTRATA_REMOTE_MOONCAKE_INTERFACE", "lo",
+              "a network interface, 1 to 15 characters",
+              "by its IPv4 address the store knows this node",
+              [](std::string_view v, Config* c) {
+                c->remote.agent.interface = v;
+                return !v.empty() && v.size() < IFNAMSIZ;
+              },
+              kText},
+    ConfigKey{"remote.mooncake_python", "KVSTRATA_REMOTE_MOONCAKE_PYTHON", "/usr/bin/python3",
+              "a file's absolute path", "the Python that has Mooncake's package",
+              [](std::string_view v, Config* c) {
+                return IsFile(v, &c->remote.agent.python) && !v.empty();
+              },
+              kText},
     ConfigKey{"remote.secret_file", "KVSTRATA_REMOTE_SECRET_FILE", "",
-              "a file's absolute path; required with remote.redis",
+              "a file's absolute path; required with a remote tier",
               "one line of 32 to 512 characters, the same on every node; mode 0600",
               [](std::string_view v, Config* c) { return IsFile(v, &c->remote.secret_file); },
               kText},
@@ -275,6 +323,28 @@ RedisTierOptions RedisOptionsOf(const RemoteConfig& config) {
   options.tls = config.tls;
   options.ttl = std::chrono::duration_cast<std::chrono::milliseconds>(config.ttl);
   return options;
+}
+
+Status CheckRemoteEngine(const RemoteConfig& config) {
+  if (config.agent.master.empty()) return OkStatus();
+  const std::string named = "remote.mooncake = '" + config.agent.master + "' and ";
+  const auto refused = [&named](const std::string& other, const char* why) {
+    return InvalidArgument("REMOTE_ENGINE", named + other + ": " + why);
+  };
+  if (!config.redis.empty()) {
+    return refused("remote.redis = '" + config.redis + "'",
+                   "there is one remote tier; leave one of them out");
+  }
+  if (!config.announce.empty()) {
+    return refused("remote.announce = '" + config.announce + "'",
+                   "nodes announce themselves in Redis alone; leave remote.announce out");
+  }
+  if (!config.user.empty() || !config.password_file.empty() || config.tls.on) {
+    return refused("remote.user, remote.password_file or remote.tls",
+                   "Mooncake Store has neither users nor TLS; leave them out, and let a network of "
+                   "its own and remote.seal protect it");
+  }
+  return OkStatus();
 }
 
 }  // namespace kvstrata

@@ -14,6 +14,8 @@
 namespace kvstrata {
 
 std::span<const ConfigKey> RemoteKeys();
+// INVALID_ARGUMENT REMOTE_ENGINE: two engines are named, or what the named one has not.
+Status CheckRemoteEngine(const RemoteConfig& config);
 
 // "remote.tenants.uid:1000.name": what a user of this node is to the remote tier.
 bool IsTenantKey(std::string_view key);

@@ -68,11 +68,11 @@ constexpr std::chrono::seconds kResizeTimeout{10};
 constexpr uint64_t kMostBytesAtStop = uint64_t{64} << 20;
 
 // Beside the binary, <prefix>/bin/kvstratad: of an installation, and of a build tree.
-std::string ShippedParameters() {
+std::string Shipped(const char* what) {
   std::error_code unknown;
   const auto binary = std::filesystem::read_symlink("/proc/self/exe", unknown);
   if (unknown) return "";
-  return binary.parent_path().parent_path() / "share/kvstrata/parameters";
+  return binary.parent_path().parent_path() / "share/kvstrata" / what;
 }
 
 std::vector<ConfigItem> ItemsOf(const std::vector<ConfigEntry>& entries) {
@@ -103,11 +103,19 @@ void OfferConfig(ConfigReload* reload, GrpcOptions* options) {
   };
 }
 
-// The view of the nodes that share the tier; the options borrow it.
+// The view of the nodes that share the tier; the options borrow it. Null: the tier's engine lists
+// none, which callers are told.
 Result<std::unique_ptr<ClusterView>> OfferClusterView(const Config& daemon, Store* store,
                                                       const RemoteTier& tier,
                                                       GrpcOptions* options) {
   const RemoteConfig& config = daemon.remote;
+  const auto announcements = tier.engine().Announcements();
+  if (!announcements.ok()) {
+    options->lookup_cluster = [why = announcements.status()](
+                                  const std::string&, const auto&, auto*,
+                                  const std::function<void(const Status&)>& done) { done(why); };
+    return std::unique_ptr<ClusterView>();
+  }
   const gid_t tenants = SocketGroup(daemon.socket, daemon.socket_group);
   KVS_ASSIGN_OR_RETURN(const remote::RemoteSecret secret,
                        remote::RemoteSecret::Read(config.secret_file, tenants));
@@ -116,8 +124,8 @@ Result<std::unique_ptr<ClusterView>> OfferClusterView(const Config& daemon, Stor
   with.release = DaemonVersion();
   with.tls = config.tls;
   with.seal = config.seal == "gcm" ? remote::Seal::kGcm : remote::Seal::kNone;
-  KVS_ASSIGN_OR_RETURN(
-      auto view, ClusterView::Make(with, secret, store, tier.values(), tier.values()->threads()));
+  KVS_ASSIGN_OR_RETURN(auto view, ClusterView::Make(with, secret, store, tier.engine().values(),
+                                                    announcements.value()));
   options->lookup_cluster = [view = view.get()](const std::string& tenant, const auto& request,
                                                 auto* response,
                                                 std::function<void(const Status&)> done) {
@@ -287,7 +295,7 @@ struct Daemon::Parts {
   std::unique_ptr<TierPages> tier_pages;    // null: no tier
   std::unique_ptr<RemoteTier> remote;       // null: there is none
   std::unique_ptr<ValueCatalog> catalog;
-  std::unique_ptr<ClusterView> cluster;  // null: no remote tier
+  std::unique_ptr<ClusterView> cluster;  // null: no remote tier, or its engine lists no nodes
   Gpus gpus;
   std::unique_ptr<RecompressQueue> work;
   std::unique_ptr<Importer> importer;
@@ -349,7 +357,8 @@ Result<std::vector<StoreDevice>> Daemon::Parts::FindGpus(std::unique_ptr<MemoryR
 Status Daemon::Parts::MakeStore() {
   config.store.new_recompressor = NewRecompressor;
   config.store.parse_parameters = ParseSpanParameters;
-  config.store.shipped_parameters = ShippedParameters();
+  config.store.shipped_parameters = Shipped("parameters");
+  config.remote.agent.program = Shipped("mooncake_agent/agent.py");
   device_pools.failed.Reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   config.store.on_pool_failure = [this](PoolId pool, const Status& why) {
     TellPoolFailure(pool, why);
@@ -583,7 +592,7 @@ Status Daemon::Parts::Start() {
     KVS_ASSIGN_OR_RETURN(page_listener, PageListener::Listen(config));
   }
   KVS_RETURN_IF_ERROR(MakeStore());
-  if (!config.remote.redis.empty()) {
+  if (config.remote.on()) {
     KVS_ASSIGN_OR_RETURN(remote, RemoteTier::Open(config));
   }
   KVS_RETURN_IF_ERROR(OpenDisk());

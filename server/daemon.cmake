@@ -20,7 +20,7 @@ kvs_library(kvs_pages pages/health.cc pages/healthz.cc pages/livez.cc pages/loca
   LIBS kvs_http kvs_rpc kvs_store kvs_telemetry OpenSSL::Crypto)
 kvs_library(kvs_nodes nodes/cluster_view.cc nodes/node_calls.cc nodes/node_credentials.cc nodes/node_list.cc nodes/node_server.cc
   LIBS kvs_rpc kvs_work kvs_store kvs_proto kvs_telemetry)
-kvs_library(kvs_daemon command_line.cc daemon.cc machine_check.cc page_server.cc part_health.cc remote_tier.cc run_daemon.cc stop_watchdog.cc
+kvs_library(kvs_daemon command_line.cc daemon.cc machine_check.cc page_server.cc part_health.cc remote_mooncake.cc remote_redis.cc remote_tier.cc run_daemon.cc stop_watchdog.cc
   doctor.cc doctor_disk.cc doctor_http.cc doctor_limits.cc doctor_peers.cc doctor_remote.cc
   LIBS kvs_config kvs_nodes kvs_pages kvs_rpc)
 set_source_files_properties(daemon.cc PROPERTIES COMPILE_DEFINITIONS
@@ -28,9 +28,12 @@ set_source_files_properties(daemon.cc PROPERTIES COMPILE_DEFINITIONS
 
 add_executable(kvstratad main.cc manual_page.cc)
 target_link_libraries(kvstratad PRIVATE kvs_daemon CLI11::CLI11)
-# Trained parameters, which the daemon finds beside its folder; in a build tree they are a link.
+# Trained parameters and the agent of Mooncake, which the daemon finds beside its folder; in a build
+# tree they are links.
 file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/share/kvstrata)
 file(CREATE_LINK ${CMAKE_SOURCE_DIR}/parameters ${CMAKE_BINARY_DIR}/share/kvstrata/parameters SYMBOLIC)
+file(CREATE_LINK ${CMAKE_SOURCE_DIR}/integrations/mooncake_agent
+  ${CMAKE_BINARY_DIR}/share/kvstrata/mooncake_agent SYMBOLIC)
 # jemalloc serves the daemon executable alone: in a library it breaks dlopen, and sanitizers have
 # allocators of their own.
 find_library(KVS_JEMALLOC jemalloc)

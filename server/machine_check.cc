@@ -71,14 +71,24 @@ Status CheckParameters(const Config& config) {
 
 Status CheckRemoteSecret(const Config& config) {
   if (config.remote.secret_file.empty()) {
+    const bool redis = !config.remote.redis.empty();
+    const std::string& servers = redis ? config.remote.redis : config.remote.agent.master;
     return InvalidArgument("REMOTE_SECRET",
-                           "remote.redis = '" + config.remote.redis +
+                           (redis ? "remote.redis = '" : "remote.mooncake = '") + servers +
                                "' needs remote.secret_file, which is not set; make one with: "
                                "(umask 077; openssl rand -hex 32 > FILE), copy it to every node, "
                                "and name it");
   }
   const gid_t tenants = SocketGroup(config.socket, config.socket_group);
   return remote::RemoteSecret::Read(config.remote.secret_file, tenants).status();
+}
+
+// Without a master there is no agent.
+Status CheckAgentPython(const MooncakeAgentOptions& agent) {
+  if (agent.master.empty() || access(agent.python.c_str(), X_OK) == 0) return OkStatus();
+  return InvalidArgument("MOONCAKE_PYTHON", "remote.mooncake_python = '" + agent.python +
+                                                "': " + std::strerror(errno) +
+                                                "; name a Python that has Mooncake's package");
 }
 
 }  // namespace
@@ -95,8 +105,9 @@ std::vector<Status> CheckMachine(const Config& config) {
   note(CheckCpus(config));
   if (!config.disk.directory.empty()) note(DiskTier::CheckPlace(config.disk));
   note(CheckParameters(config));
+  if (config.remote.on()) note(CheckRemoteSecret(config));
+  note(CheckAgentPython(config.remote.agent));
   if (!config.remote.redis.empty()) {
-    note(CheckRemoteSecret(config));
     const Status files = RedisValueTier::Check(RedisOptionsOf(config.remote));
     note(files);
     // Both read the same certificates.

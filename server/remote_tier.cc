@@ -3,18 +3,17 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <utility>
 
+#include "base/check.h"
 #include "server/attach/unix_listener.h"
-#include "server/config_remote.h"
 #include "server/telemetry/log.h"
 #include "server/tier/blocking_calls.h"
 #include "server/tier/remote_secret.h"
 
 namespace kvstrata {
 namespace {
-
-constexpr std::string_view kEngine = "redis";
 
 std::string_view NameOf(RemoteWrite write) {
   if (write == RemoteWrite::kOff) return "off";
@@ -25,57 +24,50 @@ std::string_view NameOf(const PageKey& key) {
   return {reinterpret_cast<const char*>(key.data()), key.size()};
 }
 
-RemoteAnswersInfo InfoOf(const redis::RedisAnswers& a) {
-  return {a.hits, a.absent, a.refused, a.late, a.lost, a.damaged};
-}
+// The engines. One is chosen by where its servers are named.
+struct EngineRow {
+  std::string_view name;
+  const std::string& (*servers)(const RemoteConfig& config);  // "": it is not that
+  Result<std::unique_ptr<RemoteEngine>> (*open)(const RemoteConfig& config,
+                                                const remote::RemoteFormat& format);
+};
+constexpr EngineRow kEngines[] = {
+    {"redis", [](const RemoteConfig& c) -> const std::string& { return c.redis; }, OpenRedis},
+    {"mooncake", [](const RemoteConfig& c) -> const std::string& { return c.agent.master; },
+     OpenMooncake},
+};
 
-RemoteShardInfo InfoOf(const redis::RedisServerStats& s) {
-  RemoteShardInfo shard;
-  shard.address = s.address.ToString();
-  shard.last_error = s.last_error;
-  shard.breaker_open = s.open;
-  shard.requests = s.requests;
-  shard.failures = s.failures;
-  shard.timeouts = s.timeouts;
-  shard.hedges = s.hedges;
-  shard.openings = s.openings;
-  shard.connections = s.connections;
-  shard.sent_bytes = s.sent;
-  shard.received_bytes = s.received;
-  shard.probes = InfoOf(s.probes);
-  shard.reads = InfoOf(s.reads);
-  // One histogram, of which the tier must not know the other's header.
-  static_assert(redis::RedisAnswerTimes::kBounds == kLatencyBounds &&
-                redis::RedisAnswerTimes::BoundUs(3) == LatencyBoundUs(3));
-  shard.answers.counts = s.times.counts;
-  shard.answers.sum_us = s.times.sum_us;
-  return shard;
+const EngineRow& EngineOf(const RemoteConfig& config) {
+  const auto row = std::ranges::find_if(
+      kEngines, [&config](const EngineRow& engine) { return !engine.servers(config).empty(); });
+  KVS_CHECK(row != std::end(kEngines));
+  return *row;
 }
 
 }  // namespace
 
-RemoteTier::RemoteTier(const RemoteConfig& config, std::unique_ptr<RedisValueTier> values)
-    : config_(config), write_(config.pages.writer.write), values_(std::move(values)) {}
+RemoteTier::RemoteTier(const RemoteConfig& config, std::unique_ptr<RemoteEngine> engine)
+    : config_(config), write_(config.pages.writer.write), engine_(std::move(engine)) {}
 
 Result<std::unique_ptr<RemoteTier>> RemoteTier::Open(const Config& daemon) {
   const RemoteConfig& config = daemon.remote;
   const gid_t tenants = SocketGroup(daemon.socket, daemon.socket_group);
   KVS_ASSIGN_OR_RETURN(const remote::RemoteSecret secret,
                        remote::RemoteSecret::Read(config.secret_file, tenants));
-  remote::RemoteFormatOptions format;
-  format.seal = config.seal == "gcm" ? remote::Seal::kGcm : remote::Seal::kNone;
-  format.max_age = std::chrono::duration_cast<std::chrono::seconds>(config.ttl);
-  KVS_ASSIGN_OR_RETURN(
-      auto values, RedisValueTier::Open(RedisOptionsOf(config), {secret, config.tenant, format}));
-  return std::unique_ptr<RemoteTier>(new RemoteTier(config, std::move(values)));
+  remote::RemoteFormatOptions options;
+  options.seal = config.seal == "gcm" ? remote::Seal::kGcm : remote::Seal::kNone;
+  options.max_age = std::chrono::duration_cast<std::chrono::seconds>(config.ttl);
+  KVS_ASSIGN_OR_RETURN(auto engine,
+                       EngineOf(config).open(config, {secret, config.tenant, options}));
+  return std::unique_ptr<RemoteTier>(new RemoteTier(config, std::move(engine)));
 }
 
 void RemoteTier::Use(Store* store, TierPages* local, ValueTier* local_values) {
-  pages_ = std::make_unique<RemotePages>(config_.pages, store, local_values, values_.get());
+  pages_ = std::make_unique<RemotePages>(config_.pages, store, local_values, engine_->values());
   tiers_ = std::make_unique<PageTiers>(store, local, pages_.get(), config_.pages.min_tokens);
   LogEvent(LogLevel::kInfo, "remote_open",
-           {{"engine", kEngine},
-            {"servers", RedisOptionsOf(config_).servers.size()},
+           {{"engine", EngineOf(config_).name},
+            {"servers", std::ranges::count(EngineOf(config_).servers(config_), ',') + 1},
             {"write", NameOf(write_)},
             {"seal", config_.seal},
             {"tls", config_.tls.on}});
@@ -103,7 +95,7 @@ void RemoteTier::Stop() {
             {"failed", c.failed}});
 }
 
-std::string RemoteTier::illness() const { return values_->Stats().illness; }
+std::string RemoteTier::illness() const { return engine_->values()->Stats().illness; }
 
 // Which of the prompt's values are there.
 std::vector<bool> RemoteTier::Held(const PromptValues& prompt, Deadline deadline) {
@@ -112,7 +104,7 @@ std::vector<bool> RemoteTier::Held(const PromptValues& prompt, Deadline deadline
     probes.push_back({NameOf(key.key), {}, NameOf(key.place)});
   }
   std::vector<bool> held;
-  ProbeAndWait(values_.get(), probes, deadline);
+  ProbeAndWait(engine_->values(), probes, deadline);
   for (const TierProbe& probe : probes) held.push_back(!probe.sizes.empty());
   return held;
 }
@@ -121,16 +113,13 @@ RemoteProbeInfo RemoteTier::Probe(const PromptValues& prompt, Deadline deadline)
   RemoteProbeInfo info;
   const auto now = std::chrono::steady_clock::now();
   // Servers that are silent leave time for what the others hold.
-  for (const RedisPing& ping : values_->PingAndWait(now + (deadline - now) / 2)) {
-    info.servers.push_back(
-        {ping.server.ToString(), ping.role, ping.breaker_open, ping.round_trip, ping.status});
-  }
+  info.servers = engine_->Ping(now + (deadline - now) / 2);
   if (prompt.keys.empty()) return info;
   info.held = Held(prompt, deadline);
   for (size_t i = 0; i < prompt.keys.size(); ++i) {
     const TierSearch::Key& key = prompt.keys[i];
     const auto server =
-        std::ranges::find(info.servers, values_->ServerOf(NameOf(key.key), NameOf(key.place)),
+        std::ranges::find(info.servers, engine_->ServerOf(NameOf(key.key), NameOf(key.place)),
                           &RemoteServerInfo::address);
     if (server == info.servers.end()) continue;
     ++server->values;
@@ -148,7 +137,7 @@ RemotePurgeInfo RemoteTier::Purge(const PromptValues& prompt, Deadline deadline)
   for (const TierSearch::Key& key : prompt.keys) {
     forgets.push_back({std::string(NameOf(key.key)), {}, std::string(NameOf(key.place))});
   }
-  info.status = ForgetAndWait(values_.get(), std::span(forgets), deadline);
+  info.status = ForgetAndWait(engine_->values(), std::span(forgets), deadline);
   info.failed = static_cast<uint64_t>(
       std::ranges::count_if(forgets, [](const TierForget& forget) { return !forget.status.ok(); }));
   for (const TierSearch::Key& key : prompt.keys) pages_->NotePurged(key.key);
@@ -168,13 +157,11 @@ void RemoteTier::Offer(GrpcOptions* options) {
 RemoteInfo RemoteTier::Info() const {
   const RemotePagesCounters c = pages_->counters();
   RemoteInfo info;
-  info.engine = kEngine;
-  info.servers = config_.redis;
+  info.engine = EngineOf(config_).name;
+  info.servers = EngineOf(config_).servers(config_);
   info.illness = illness();
   info.write = NameOf(write_);
-  for (const redis::RedisServerStats& s : values_->Servers()) {
-    info.shards.push_back(InfoOf(s));
-  }
+  info.shards = engine_->Shards();
   info.searches = c.searches;
   info.searched = c.searched;
   info.found = c.found;

@@ -4,25 +4,27 @@
 //
 // Ownership: borrows store and local tier, which outlive it. Thread-safety: Info, illness, Probe,
 // Purge and Configure from any thread between Use and the end. Errors of Open: REMOTE_SECRET
-// (server/tier/remote_secret.h) and those of RedisValueTier::Open.
+// (server/tier/remote_secret.h) and those of the engine (server/remote_engine.h).
 #ifndef KVSTRATA_SERVER_REMOTE_TIER_H_
 #define KVSTRATA_SERVER_REMOTE_TIER_H_
 
 #include <atomic>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "server/config.h"
+#include "server/remote_engine.h"
 #include "server/rpc/grpc_server.h"
 #include "server/work/page_tiers.h"
-#include "server/work/redis_value_tier.h"
 #include "server/work/remote_pages.h"
 
 namespace kvstrata {
 
 class RemoteTier {
  public:
-  // REQUIRES: remote.redis. Reads the secret, connects to nothing: servers may come later.
+  // REQUIRES: remote.on(), and what CheckRemoteEngine says. Reads the secret, connects to nothing:
+  // servers may come later.
   static Result<std::unique_ptr<RemoteTier>> Open(const Config& config);
 
   // From now on it is the store's, behind the local tier. null: there is none.
@@ -41,16 +43,16 @@ class RemoteTier {
   // These as calls of Admin.
   void Offer(GrpcOptions* options);
   // For who asks it, or its servers, for something else.
-  RedisValueTier* values() const { return values_.get(); }
+  RemoteEngine& engine() const { return *engine_; }
 
  private:
-  RemoteTier(const RemoteConfig& config, std::unique_ptr<RedisValueTier> values);
+  RemoteTier(const RemoteConfig& config, std::unique_ptr<RemoteEngine> engine);
 
   std::vector<bool> Held(const PromptValues& prompt, Deadline deadline);
 
   const RemoteConfig config_;  // as of the start
   std::atomic<RemoteWrite> write_;
-  const std::unique_ptr<RedisValueTier> values_;
+  const std::unique_ptr<RemoteEngine> engine_;
   std::unique_ptr<RemotePages> pages_;
   std::unique_ptr<PageTiers> tiers_;
 };

@@ -39,7 +39,7 @@ grpc::ServerUnaryReactor* ClusterService::LookupCluster(grpc::CallbackServerCont
     return ServiceContext::Answer(
         call, NotFound("TIER_UNKNOWN",
                        "the daemon has no remote tier, which tells of other nodes: "
-                       "remote.redis is not set"));
+                       "neither remote.redis nor remote.mooncake is set"));
   }
   if (context_->stopping()) return ServiceContext::Answer(call, ServiceContext::Stopping());
   grpc::ServerUnaryReactor* reactor = context_->NewCall();

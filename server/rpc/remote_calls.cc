@@ -21,7 +21,8 @@ std::chrono::steady_clock::time_point DeadlineOf(uint64_t timeout_us) {
 }
 
 Status NoRemote() {
-  return NotFound("TIER_UNKNOWN", "the daemon has no remote tier: remote.redis is not set");
+  return NotFound("TIER_UNKNOWN",
+                  "the daemon has no remote tier: neither remote.redis nor remote.mooncake is set");
 }
 
 Result<PromptValues> ValuesOf(ServiceContext* context, const v1::RemotePrompt& prompt) {

@@ -16,7 +16,24 @@ std::array<Counts, kTimed> g_times;
 std::array<std::atomic<uint64_t>, kBytePaths> g_bytes;
 std::atomic<uint64_t> g_waiting_replies;
 
+uint64_t MicrosOf(std::chrono::steady_clock::duration took) {
+  return static_cast<uint64_t>(
+      std::max<int64_t>(0, std::chrono::duration_cast<std::chrono::microseconds>(took).count()));
+}
+
+size_t BinOf(uint64_t us) {
+  size_t bin = 0;
+  while (bin < kLatencyBounds && us > LatencyBoundUs(bin)) ++bin;
+  return bin;
+}
+
 }  // namespace
+
+void LatencyHistogram::Add(std::chrono::steady_clock::duration took) {
+  const uint64_t us = MicrosOf(took);
+  ++counts[BinOf(us)];
+  sum_us += us;
+}
 
 uint64_t LatencyHistogram::count() const {
   return std::accumulate(counts.begin(), counts.end(), uint64_t{0});
@@ -36,12 +53,9 @@ std::string_view NameOf(BytePath path) {
 }
 
 void NoteTime(Timed what, std::chrono::steady_clock::duration took) {
-  const auto us = static_cast<uint64_t>(
-      std::max<int64_t>(0, std::chrono::duration_cast<std::chrono::microseconds>(took).count()));
-  size_t bin = 0;
-  while (bin < kLatencyBounds && us > LatencyBoundUs(bin)) ++bin;
+  const uint64_t us = MicrosOf(took);
   Counts& counts = g_times[static_cast<size_t>(what)];
-  counts.of[bin].fetch_add(1, std::memory_order_relaxed);
+  counts.of[BinOf(us)].fetch_add(1, std::memory_order_relaxed);
   counts.sum_us.fetch_add(us, std::memory_order_relaxed);
 }
 

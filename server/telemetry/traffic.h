@@ -43,6 +43,7 @@ struct LatencyHistogram {
   std::array<uint64_t, kLatencyBounds + 1> counts{};  // counts[i]: at most bound i, above i - 1
   uint64_t sum_us = 0;
   uint64_t count() const;
+  void Add(std::chrono::steady_clock::duration took);  // not thread-safe
 };
 
 std::string_view NameOf(Timed what);     // "open"

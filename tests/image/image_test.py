@@ -81,6 +81,7 @@ def build(builder, binaries, libraries):
     built = [(file, "/src/build/lib/") for file in glob.glob(f"{libraries}/libkvstrata*.so*")]
     built += [(binaries / name, "/src/build/bin/") for name in ("kvstratad", "kvstrata")]
     built += [(file, "/src/parameters/") for file in (ROOT / "parameters").glob("*.safetensors")]
+    built += [(ROOT / "integrations/mooncake_agent/agent.py", "/src/integrations/mooncake_agent/")]
     built += [(ROOT / "docker/runtime.apt", "/src/docker/"), (ROOT / "LICENSE", "/src/")]
     builder.image_of(built, "localhost/build")  # COPY --from=build finds it by its name
     dockerfile = builder.folder / "daemon.Dockerfile"

@@ -27,7 +27,8 @@ EXPECTED = {
     "daemon": {r"bin/kvstratad", r"bin/kvstrata", r"/etc/kvstrata/kvstratad\.toml",
                r"lib/systemd/system/kvstratad\.service", r"lib/sysusers\.d/kvstrata\.conf",
                r"share/bash-completion/completions/kvstratad?", r"share/zsh/vendor-completions/_kvstrata",
-               r"share/fish/vendor_completions\.d/kvstrata\.fish", r"share/man/man1/kvstratad?\.1"},
+               r"share/fish/vendor_completions\.d/kvstrata\.fish", r"share/man/man1/kvstratad?\.1",
+               r"share/kvstrata/mooncake_agent/agent\.py"},
     "cuda": {r"lib/libkvstrata_cuda\.so", r"lib/systemd/system/kvstratad\.service\.d/10-gpu\.conf"},
 }
 PROJECT = """cmake_minimum_required(VERSION 3.25)

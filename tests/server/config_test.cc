@@ -172,6 +172,15 @@ const KeyCase kKeyCases[] = {
     {"recall.every", "KVSTRATA_RECALL_EVERY", "0", "-1"},
     {"debug.coredump", "KVSTRATA_DEBUG_COREDUMP", "true", "yes"},
     {"remote.redis", "KVSTRATA_REMOTE_REDIS", "redis-0:6379,[::1]:7000", "a:1,a:1"},
+    {"remote.mooncake", "KVSTRATA_REMOTE_MOONCAKE", "master:50051", "master"},
+    {"remote.mooncake_metadata", "KVSTRATA_REMOTE_MOONCAKE_METADATA", "http://m:8080/metadata",
+     "m"},
+    {"remote.mooncake_protocol", "KVSTRATA_REMOTE_MOONCAKE_PROTOCOL", "rdma", "udp"},
+    {"remote.mooncake_devices", "KVSTRATA_REMOTE_MOONCAKE_DEVICES", "mlx5_0,mlx5_1",
+     "mlx5_0, mlx5_1"},
+    {"remote.mooncake_interface", "KVSTRATA_REMOTE_MOONCAKE_INTERFACE", "ib0", "0123456789abcdef"},
+    {"remote.mooncake_python", "KVSTRATA_REMOTE_MOONCAKE_PYTHON", "/opt/mooncake/bin/python",
+     "python"},
     {"remote.secret_file", "KVSTRATA_REMOTE_SECRET_FILE", "/etc/kvstrata/secret", "secret"},
     {"remote.user", "KVSTRATA_REMOTE_USER", "kvstrata",
      "0123456789012345678901234567890123456789012345678901234567890123x"},
@@ -430,6 +439,24 @@ TEST_F(ConfigTest, ALowMarkAboveTheHighOneIsAMistakeIfItWasGiven) {
   EXPECT_EQ(Load().store.high_percent, 50u);
   sources_.flags.emplace_back("pool.low_percent", "51");
   EXPECT_THAT(Fail().message(), HasSubstr("at most pool.high_percent, which is 50"));
+}
+
+TEST_F(ConfigTest, OneEngineIsTheRemoteTiers) {
+  sources_.flags = {{"remote.mooncake", "master:50051"}};
+  EXPECT_TRUE(Load().remote.on());
+  for (const auto& [key, value] : {std::pair{"remote.redis", "redis-0:6379"},
+                                   {"remote.announce", "10.0.0.7:7500"},
+                                   {"remote.user", "kvstrata"},
+                                   {"remote.password_file", "/etc/kvstrata/password"},
+                                   {"remote.tls", "true"}}) {
+    sources_.flags = {{"remote.mooncake", "master:50051"}, {key, value}};
+    EXPECT_EQ(Fail().reason(), "REMOTE_ENGINE") << key;
+    EXPECT_THAT(Fail().message(), HasSubstr(key));
+    sources_.flags = {{"remote.redis", "redis-0:6379"}, {key, value}};
+    EXPECT_TRUE(Load().remote.on()) << key;
+  }
+  sources_.flags = {};
+  EXPECT_FALSE(Load().remote.on());
 }
 
 TEST_F(ConfigTest, DiskBudgetsNameTheLeast) {

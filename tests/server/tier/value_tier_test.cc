@@ -94,6 +94,11 @@ class ValueTierTest : public ::testing::TestWithParam<TierRow> {
     const bool wrong = get.status.ok() && !SameBytes(into, ValueOf(key, version, sizes));
     return wrong ? Internal("TEST", "other bytes") : get.status;
   }
+  void ExpectEntries(uint64_t entries) {
+    if (GetParam().surveys) {
+      EXPECT_EQ(tier()->Stats().entries, entries);
+    }
+  }
   bool Holds(const std::string& key) { return !KnownSizes(tier(), key).empty(); }
   // Gets of keys "k0" to "kN" of these sizes.
   void AddGets(Batch<TierGet>* batch, int n, const Sizes& sizes) {
@@ -447,7 +452,7 @@ TEST_P(ValueTierTest, ACancelDuringACallLeavesWholeRequestsAlone) {
     there += one.status.ok();
   }
   under_->Settle();
-  EXPECT_EQ(tier()->Stats().entries, static_cast<uint64_t>(there));
+  ExpectEntries(static_cast<uint64_t>(there));
 }
 
 TEST_P(ValueTierTest, ACancelDuringAReadLeavesWholeValues) {
@@ -471,7 +476,7 @@ TEST_P(ValueTierTest, ACancelDuringAReadLeavesWholeValues) {
     }
   }
   under_->Settle();
-  EXPECT_EQ(tier()->Stats().entries, static_cast<uint64_t>(kMany));
+  ExpectEntries(kMany);
 }
 
 TEST_P(ValueTierTest, ACancelAfterwardsMeansNothing) {
@@ -532,6 +537,7 @@ TEST_P(ValueTierTest, ATierThatIsDestroyedEndsItsCalls) {
 // --- walks, room, damage -------------------------------------------------------------------------
 
 TEST_P(ValueTierTest, AWalkSeesAllThatStays) {
+  if (!GetParam().surveys) GTEST_SKIP() << "see MooncakeValueTier";
   const auto key = [](const char* what, int i) { return what + std::to_string(i); };
   for (int i = 0; i < 100; ++i) {
     ASSERT_TRUE(PutValue(key("stays ", i), {10, 20}).ok());
@@ -557,6 +563,7 @@ TEST_P(ValueTierTest, AWalkSeesAllThatStays) {
 }
 
 TEST_P(ValueTierTest, AnEmptyTierHasAnEmptyWalk) {
+  if (!GetParam().surveys) GTEST_SKIP() << "see MooncakeValueTier";
   int values = 0;
   EXPECT_TRUE(WalkAndWait(tier(), Soon(), [&](const TierValue&) { ++values; }).ok());
   EXPECT_EQ(values, 0);
@@ -572,9 +579,11 @@ TEST_P(ValueTierTest, AFullTierMakesRoom) {
   }
   under_->Settle();
   const TierStats stats = tier()->Stats();
-  EXPECT_GT(stats.evicted, 100u);
-  EXPECT_EQ(stats.entries + stats.evicted, 300u);
-  EXPECT_LE(stats.used_bytes, stats.capacity_bytes);
+  if (GetParam().surveys) {
+    EXPECT_GT(stats.evicted, 100u);
+    EXPECT_EQ(stats.entries + stats.evicted, 300u);
+    EXPECT_LE(stats.used_bytes, stats.capacity_bytes);
+  }
   EXPECT_FALSE(Holds("k0") && GetValue("k0", sizes).ok());
 }
 
@@ -591,6 +600,7 @@ TEST_P(ValueTierTest, AnInspectionIsNoUse) {
 }
 
 TEST_P(ValueTierTest, WhatNeverFitsIsRefused) {
+  if (!GetParam().surveys) GTEST_SKIP() << "see MooncakeValueTier";
   ASSERT_TRUE(PutValue("small", {10}).ok());
   const Code code = PutValue("huge", {4 * kBytes}).code();
   EXPECT_TRUE(code == Code::kResourceExhausted || code == Code::kInvalidArgument);
@@ -614,7 +624,9 @@ TEST_P(ValueTierTest, StatsCount) {
   const TierStats before = tier()->Stats();
   EXPECT_EQ(before.entries, 0u);
   EXPECT_EQ(before.used_bytes, 0u);
-  EXPECT_GE(before.capacity_bytes, kBytes);
+  if (GetParam().surveys) {
+    EXPECT_GE(before.capacity_bytes, kBytes);
+  }
   EXPECT_EQ(before.illness, "");
   for (const char* key : {"a", "b", "c"}) ASSERT_TRUE(PutValue(key, {5000}).ok());
   EXPECT_TRUE(GetValue("a", {5000}).ok());
@@ -623,12 +635,14 @@ TEST_P(ValueTierTest, StatsCount) {
   ASSERT_TRUE(ForgetAndWait(tier(), std::vector<std::string>{"c"}, Soon()).ok());
   under_->Settle();
   const TierStats stats = tier()->Stats();
-  EXPECT_EQ(stats.entries, 2u);
+  ExpectEntries(2);
   EXPECT_EQ(stats.puts, 3u);
   EXPECT_EQ(stats.hits, 1u);
   EXPECT_EQ(stats.misses, 2u);
   EXPECT_EQ(stats.evicted, 0u);
-  EXPECT_GE(stats.used_bytes, 10000u);
+  if (GetParam().surveys) {
+    EXPECT_GE(stats.used_bytes, 10000u);
+  }
 }
 
 // Threads put, get, forget, walk and cancel what comes to their minds: no byte is wrong, every call

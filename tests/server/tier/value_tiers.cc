@@ -7,6 +7,7 @@
 #include "server/work/disk_value_tier.h"
 #include "tests/fakes/disk_slots.h"
 #include "tests/fakes/memory_value_tier.h"
+#include "tests/server/tier/mooncake_store.h"
 #include "tests/server/tier/redis_servers.h"
 #include "tests/server/tier/redis_tiers.h"
 #include "tests/server/tier/scratch_dir.h"
@@ -95,6 +96,23 @@ class InRedis final : public TierUnderTest {
   std::unique_ptr<RedisValueTier> tier_;
 };
 
+class InMooncake final : public TierUnderTest {
+ public:
+  explicit InMooncake(uint64_t bytes)
+      : store_(bytes + (1 << 20)), tier_(OpenMooncake(TestMooncake(), TestFormat())) {
+    KVS_CHECK(AwaitReady(*tier_));
+  }
+  ValueTier* tier() override { return tier_.get(); }
+  void Destroy() override { tier_.reset(); }
+  void Stall() override { store_.Hold(); }
+  void Release() override { store_.Release(); }
+  void Damage(const std::string& key) override { store_.Flip(TestFormat().NameOf(key, ""), 600); }
+
+ private:
+  MooncakeFolder store_;
+  std::unique_ptr<MooncakeValueTier> tier_;
+};
+
 template <typename T>
 std::unique_ptr<TierUnderTest> Make(uint64_t bytes) {
   return std::make_unique<T>(bytes);
@@ -103,8 +121,10 @@ std::unique_ptr<TierUnderTest> Make(uint64_t bytes) {
 }  // namespace
 
 const std::vector<TierRow>& TierRows() {
-  static const std::vector<TierRow> rows = {
-      {"memory", Make<InMemory>}, {"disk", Make<OnDisk>}, {"redis", Make<InRedis>, true}};
+  static const std::vector<TierRow> rows = {{"memory", Make<InMemory>},
+                                            {"disk", Make<OnDisk>},
+                                            {"redis", Make<InRedis>, true},
+                                            {"mooncake", Make<InMooncake>, true, false}};
   return rows;
 }
 

@@ -32,6 +32,8 @@ struct TierRow {
   std::unique_ptr<TierUnderTest> (*make)(uint64_t bytes);
   // What is below takes any read for a use.
   bool inspections_are_uses = false;
+  // What is below tells what it holds and how much it takes: for Walk, Stats and refusals.
+  bool surveys = true;
 };
 const std::vector<TierRow>& TierRows();
 
