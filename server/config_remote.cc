@@ -227,9 +227,8 @@ constexpr std::array kKeys = {
               kAny, kReloads},
     ConfigKey{"remote.tenant_read_rate", "KVSTRATA_REMOTE_TENANT_READ_RATE", "0", kRate,
               "the same for opens of each tenant",
-              [](std::string_view v, Config* c) {
-                return RateIn(v, &c->remote.pages.tenant_read_rates.usual);
-              },
+              [](std::string_view v,
+                 Config* c) { return RateIn(v, &c->remote.pages.tenant_read_rates.usual); },
               kAny, kReloads},
     ConfigKey{"remote.tenant_write_rate", "KVSTRATA_REMOTE_TENANT_WRITE_RATE", "0", kRate,
               "bytes a second of each tenant's that may go there; what is beyond does not",

@@ -14,7 +14,8 @@ namespace kvstrata {
 
 class AdminService final : public v1::Admin::CallbackService {
  public:
-  // Not inline, nor is the destructor: the generated base takes half a minute to compile where one is called.
+  // Not inline, nor is the destructor: the generated base takes half a minute to compile where one
+  // is called.
   explicit AdminService(ServiceContext* context);
   ~AdminService() override;
 
