@@ -89,12 +89,13 @@ Result<int> List(const Options& options) {
                        Ask(options, &v1::Admin::Stub::GetStatus, v1::GetStatusRequest()));
   const Json status = ToJson(answer);
   const Json document = {{"tiers", status.at("disks")}, {"remotes", status.at("remotes")}};
-  const bool table = options.style.IsTable();
-  if (!table || !answer.disks().empty() || answer.remotes().empty()) {
+  // A document has both; else they are two lists, whose columns differ.
+  const bool whole = options.style.IsDocument();
+  if (whole || !answer.disks().empty() || answer.remotes().empty()) {
     PrintList(options.style, document, "tiers", kList, std::cout);
   }
-  if (!table || answer.remotes().empty()) return kOk;
-  if (!answer.disks().empty()) std::cout << "\n";
+  if (whole || answer.remotes().empty()) return kOk;
+  if (!answer.disks().empty() && options.style.format != Format::kName) std::cout << "\n";
   PrintList(options.style, document, "remotes", kRemotes, std::cout);
   return kOk;
 }

@@ -131,6 +131,10 @@ std::vector<std::string> TopHeader(const TopView& view, const TopLook& look) {
        "kept " + WholePercent(view.kept_share)},
       look.columns));
   for (const TopTier& tier : view.tiers) {
+    if (tier.capacity_bytes == 0) {  // others' memory
+      lines.push_back(Padded(tier.name, 7, false) + tier.note);
+      continue;
+    }
     lines.push_back(Padded(tier.name, 7, false) + Bar(tier, look) + " " +
                     Padded(Bytes(tier.used_bytes), 10, true) + " of " +
                     Padded(Bytes(tier.capacity_bytes), 10, true) + "  " + tier.note);

@@ -43,6 +43,18 @@ std::vector<TopTier> TiersOf(const v1::GetStatusResponse& status) {
     if (disk.draining()) note += "  draining";
     tiers.push_back({"disk", disk.used_bytes(), disk.capacity_bytes(), note});
   }
+  for (const v1::Remote& remote : status.remotes()) {
+    std::string note = "found " + std::to_string(remote.found()) + "  read " +
+                       std::to_string(remote.read()) + "  missed " +
+                       std::to_string(remote.missed()) + "  " + Bytes(remote.bytes_per_second()) +
+                       "/s";
+    const auto alone = std::ranges::count_if(remote.shards(), &v1::RemoteShard::breaker_open);
+    if (alone != 0) {
+      note += "  " + std::to_string(alone) + " of " + std::to_string(remote.shards_size()) +
+              " left alone";
+    }
+    tiers.push_back({"remote", 0, 0, note});
+  }
   return tiers;
 }
 

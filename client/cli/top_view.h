@@ -13,9 +13,9 @@
 namespace kvstrata::cli {
 
 struct TopTier {
-  std::string name;  // "device", "host", "disk"
-  uint64_t used_bytes = 0, capacity_bytes = 0;
-  std::string note;  // "cached 1.0 MiB"
+  std::string name;                             // "device", "host", "disk", "remote"
+  uint64_t used_bytes = 0, capacity_bytes = 0;  // 0: not known, as of what nodes share
+  std::string note;                             // "cached 1.0 MiB"
 };
 
 struct TopRow {

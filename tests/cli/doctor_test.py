@@ -16,7 +16,11 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "python"))
+from redis_server import free_port, redis_server  # noqa: E402
 
 DEADLINE_S = 60
 NOBODY = 65534
@@ -358,7 +362,108 @@ def test_mps(doctor):
            words="one user")
 
 
+# ---- the remote tier
+
+def secret_of(doctor, name="secret", mode=0o600):
+    path = os.path.join(doctor.folder, name)
+    with open(path, "w") as file:
+        file.write("5" * 64 + "\n")
+    os.chmod(path, mode)
+    return path
+
+
+def test_a_remote_tier_without_a_secret(doctor):
+    right = setting("remote.redis=127.0.0.1:1", "remote.secret_file=" + secret_of(doctor))
+    seeded(doctor, setting("remote.redis=127.0.0.1:1"), right, "remote_files", "FAIL", "REMOTE_SECRET",
+           "needs remote.secret_file")
+    open_one = setting("remote.redis=127.0.0.1:1", "remote.secret_file=" + secret_of(doctor, "open", 0o644))
+    seeded(doctor, open_one, right, "remote_files", "FAIL", "REMOTE_SECRET", "0644")
+
+
+def test_the_file_and_line_of_a_remote_tier_without_a_secret(doctor):
+    path = os.path.join(doctor.folder, "remote.toml")
+    with open(path, "w") as file:
+        file.write('[remote]\nredis = "127.0.0.1:1"\n')
+    assert found(doctor("--config", path), "remote_files", "FAIL", "REMOTE_SECRET", path + ":2:"), doctor("--config", path)
+
+
+def test_a_password_that_is_missing_or_open(doctor):
+    rest = ("remote.redis=127.0.0.1:1", "remote.secret_file=" + secret_of(doctor))
+    password = secret_of(doctor, "password", 0o640)
+    seeded(doctor, setting(*rest, f"remote.password_file={doctor.folder}/none"),
+           setting(*rest, f"remote.password_file={password}"), "remote_files", "FAIL", "REDIS_PASSWORD",
+           "remote.password_file")
+    everybodys = secret_of(doctor, "everybodys", 0o644)
+    seeded(doctor, setting(*rest, f"remote.password_file={everybodys}"),
+           setting(*rest, f"remote.password_file={password}"), "remote_files", "WARN", words="0644")
+
+
+def test_a_certificate_that_is_none(doctor):
+    rest = ("remote.redis=127.0.0.1:1", "remote.secret_file=" + secret_of(doctor))
+    seeded(doctor, setting(*rest, "remote.tls=true", "remote.tls_ca_file=" + secret_of(doctor, "ca.pem")), setting(*rest),
+           "remote_files", "FAIL", "REDIS_TLS", "remote.tls_ca_file = '")
+    seeded(doctor, setting(*rest, "remote.announce=10.255.255.1:7500"),
+           setting(*rest, "remote.announce=127.0.0.1:7500"), "remote_files", "FAIL", "REMOTE_ANNOUNCE")
+
+
+def test_servers_that_do_not_answer(doctor):
+    secret = "remote.secret_file=" + secret_of(doctor)
+    with redis_server() as redis:
+        dead = f"127.0.0.1:{free_port()}"
+        seeded(doctor, setting(f"remote.redis={dead}", secret), setting(f"remote.redis={redis.address}", secret),
+               "remote", "WARN", words=dead + ": cannot connect")
+        assert found(doctor(*setting(f"remote.redis={redis.address}", secret)), "remote", "OK", words="all 1 servers")
+        redis.ask(b"CONFIG", b"SET", b"requirepass", b"sesame")
+        assert found(doctor(*setting(f"remote.redis={redis.address}", secret)), "remote", "WARN", words="NOAUTH")
+    assert found(doctor(), "remote", "OK", words="no remote tier")
+
+
+def test_what_the_running_daemon_says_of_its_servers(doctor):
+    rest = ("remote.secret_file=" + secret_of(doctor), "pool.host_bytes=64MiB", "pool.device_bytes=64MiB")
+    ready, tell = os.pipe()
+    daemon = subprocess.Popen([os.path.join(doctor.folder, "kvstratad"), "--socket", doctor.socket, "--ready-fd",
+                               str(tell), *setting(f"remote.redis=127.0.0.1:{free_port()}", *rest)], pass_fds=[tell],
+                              stderr=subprocess.DEVNULL)
+    os.close(tell)
+    try:
+        assert os.read(ready, 1), "the daemon did not start"
+        end = time.monotonic() + DEADLINE_S
+        illness = ""
+        while not illness:
+            assert time.monotonic() < end, "the daemon does not see that its server is none"
+            done = subprocess.run([doctor.program, "tier", "ls", "-o", "json", "--socket", doctor.socket],
+                                  capture_output=True, text=True, timeout=DEADLINE_S, check=True)
+            illness = json.loads(done.stdout)["remotes"][0]["illness"]
+        with redis_server() as redis:  # another one than the daemon's, and well
+            checks = doctor(*setting(f"remote.redis={redis.address}", *rest))
+            assert found(checks, "remote", "WARN", words="the running daemon says: "), checks
+    finally:
+        os.close(ready)
+        daemon.terminate()
+        daemon.wait(DEADLINE_S)
+
+
 # ---- the forms of the answer
+
+def test_what_was_found_in_time_is_shown(doctor):
+    """A kvstratad that hangs in its second check."""
+    first = '{"check":"memory","verdict":"WARN","reason":"","what":"a } in it","fix":"more"}'
+    program = os.path.join(doctor.folder, "kvstratad")
+    os.unlink(program)
+    with open(program, "w") as file:
+        file.write("#!/bin/sh\ncase \"$*\" in\n"
+                   f"*json*) printf '%s' '{{\"uid\":7,\"checks\":[{first},{{\"check\":\"gpu' ;;\n"
+                   "*) echo 'WARN  memory' ;;\nesac\nexec sleep 600\n")
+    os.chmod(program, 0o755)
+    for form in ("json", "table", "name"):
+        done = subprocess.run([doctor.program, "doctor", "-o", form, "--timeout", "8s"], capture_output=True, text=True,
+                              timeout=DEADLINE_S)
+        assert done.returncode == 6 and "DEADLINE" in done.stderr, done
+        assert "memory" in done.stdout and "gpu" not in done.stdout, done
+        if form == "json":
+            told = json.loads(done.stdout)
+            assert told == {"uid": 7, "checks": [json.loads(first)], "healthy": False}, told
+
 
 def test_text_has_every_check_and_fix(doctor):
     environment = {**os.environ, "KVSTRATA_SOCKET": doctor.socket}

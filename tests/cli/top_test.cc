@@ -116,6 +116,14 @@ TEST(TopFrameTest, RowsFitBetweenTheHeaderAndTheKeys) {
   EXPECT_EQ(lines[7][0], '>');
 }
 
+TEST(TopFrameTest, WhatNodesShareHasNoBar) {
+  TopView view = ViewOf(0);
+  view.tiers.push_back({"remote", 0, 0, "found 3  read 2"});
+  const std::vector<std::string> lines = TopHeader(view, TopLook());
+  EXPECT_EQ(lines.back(), "remote found 3  read 2");
+  EXPECT_NE(lines[2].find('['), std::string::npos) << lines[2];
+}
+
 TEST(TopFrameTest, TroubleAndNamesOfOthersAreSaid) {
   TopView view = ViewOf(1);
   view.rows[0].plan = "a\x1b[2Jb";

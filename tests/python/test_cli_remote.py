@@ -97,6 +97,26 @@ def test_tables(shared: tuple[Program, pathlib.Path]) -> None:
     assert "HELD-TOKENS" in program.run("tier", "probe", MODEL, str(prompt))
 
 
+def test_tier_ls_lists_it_in_every_form(shared: tuple[Program, pathlib.Path]) -> None:
+    program, _ = shared
+    remote = json.loads(program.run("tier", "ls", "-o", "json"))["remotes"][0]
+    assert program.names("tier", "ls") == [remote["servers"]]
+    headers, values = (line.split(",") for line in program.run("tier", "ls", "-o", "csv").splitlines())
+    row = dict(zip(headers, values, strict=True))
+    assert row["SERVERS"] == remote["servers"] and int(row["WRITTEN"]) == remote["written"]
+    assert row["SHARDS"] == "1" and row["ILLNESS"] == ""
+
+
+def test_top_has_a_line_of_it(shared: tuple[Program, pathlib.Path]) -> None:
+    program, _ = shared
+    frame = program.run("top", "--once", "-d", "10ms", COLUMNS="80").splitlines()
+    line = next(line for line in frame if line.startswith("remote"))
+    assert all(word in line for word in ("found", "read", "missed", "/s")) and len(line) <= 80, line
+    document = json.loads(program.run("top", "--once", "-d", "10ms", "-o", "json"))
+    check("top", document)
+    assert document["tiers"][-1]["tier"] == "remote"
+
+
 def test_purge_wants_a_yes(shared: tuple[Program, pathlib.Path]) -> None:
     program, prompt = shared
     done = subprocess.run([program.path, "tier", "purge", MODEL, str(prompt), "-o", "json"], env=program.environment,

@@ -111,6 +111,29 @@ TEST_F(ConfigTest, Precedence) {
   EXPECT_EQ(Load().store.device_bytes, uint64_t{5} << 30);
 }
 
+TEST_F(ConfigTest, AVariableAboveAFileIsAWarning) {
+  UseFile("[pool]\ndevice_bytes = \"1GiB\"\n");
+  sources_.environment["KVSTRATA_POOL_DEVICE_BYTES"] = "1GiB";
+  sources_.environment["KVSTRATA_POOL_HOST_BYTES"] = "2GiB";
+  EXPECT_TRUE(Load().warnings.empty()) << "it changes nothing";
+  sources_.environment["KVSTRATA_POOL_DEVICE_BYTES"] = "2GiB";
+  const Config config = Load();
+  ASSERT_EQ(config.warnings.size(), 1u);
+  EXPECT_THAT(
+      config.warnings[0],
+      HasSubstr("KVSTRATA_POOL_DEVICE_BYTES = '2GiB' overrides pool.device_bytes = '1GiB' of " +
+                sources_.file + ":2:"));
+}
+
+TEST_F(ConfigTest, MistakesNameTheUnits) {
+  sources_.flags = {{"pool.host_bytes", "4G"}};
+  EXPECT_THAT(Fail().message(), HasSubstr("KiB, MiB, GiB, TiB"));
+  sources_.flags = {{"disk.load_timeout", "5"}};
+  EXPECT_THAT(Fail().message(), HasSubstr("us, ms, s, m (or min), h or d"));
+  sources_.flags = {{"limits.users.uid:7.host_bytes", "4G"}};
+  EXPECT_THAT(Fail().message(), HasSubstr("KiB, MiB, GiB, TiB"));
+}
+
 TEST_F(ConfigTest, EmptyEnvironmentIsUnset) {
   sources_.environment["KVSTRATA_POOL_HOST_BYTES"] = "";
   EXPECT_EQ(Entry(Load(), "pool.host_bytes").origin, "default");

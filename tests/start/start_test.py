@@ -205,8 +205,33 @@ class StartTest(unittest.TestCase):
             self.assertIn(words, said)
         code, said = self.run_daemon("--config", str(file), "--socket", str(self.socket))
         self.assertEqual(code, 2)
-        self.assertIn("did you mean 'pool.device_bytes'", said)
-        self.assertIn("plans.mine", said)
+        for words in ("did you mean 'pool.device_bytes'", "plans.mine", f"no folder '{self.folder}/no'"):
+            self.assertIn(words, said)
+        # Without a mistake in the configuration the machine's are told all the same.
+        code, said = self.run_daemon(*settings(f"disk.path={self.folder}/no/disk", "work.cpus=1023",
+                                               "pool.device=GPU-01234567-0123-0123-0123-0123456789ab"))
+        for words in (f"no folder '{self.folder}/no'", "WORK_CPUS", "CUDA_"):
+            self.assertIn(words, said)
+
+    def test_a_remote_tier_without_its_files_is_refused_with_its_place(self):
+        file = self.folder / "k.toml"
+        file.write_text('[remote]\nredis = "127.0.0.1:1"\npassword_file = "/none"\n')
+        for flags in (["--check-config"], []):
+            with self.subTest(flags):
+                code, said = self.run_daemon(*flags, "--config", str(file), "--socket", str(self.socket))
+                self.assertEqual(code, 1 if flags else 2, said)
+                self.assertRegex(said, rf"{file}:2:\d+: remote.redis = '127.0.0.1:1' needs remote.secret_file")
+                self.assertRegex(said, rf"{file}:3:\d+: remote.password_file = '/none'")
+
+    def test_a_variable_above_the_file_is_a_warning(self):
+        file = self.folder / "k.toml"
+        file.write_text(f'[socket]\npath = "{self.folder}/of_the_file.sock"\n')
+        env = {**os.environ, "KVSTRATA_SOCKET": str(self.socket)}
+        code, said = self.run_daemon("--check-config", "--config", str(file), env=env)
+        self.assertEqual(code, 0, said)
+        self.assertRegex(said, rf"KVSTRATA_SOCKET = '{self.socket}' overrides socket.path = .*of_the_file.sock' of {file}:2:")
+        code, said = self.run_daemon("--check-config", "--config", os.path.relpath(file), env=env)
+        self.assertIn(f"of {file}:2:", said, "a place is told by its whole path")
 
     # Only the check runs: a start that took it would fill this machine's file system.
     # tests/server/tier starts one on a small file system of its own.
