@@ -38,7 +38,7 @@ Finding CheckClocks(const Config& config);
 // doctor_http.cc
 Finding CheckHttp(const Config& config);
 
-// doctor_remote.cc: OK without remote.redis.
+// doctor_remote.cc: OK without a remote tier.
 Finding CheckRemoteFiles(const Config& config);
 Finding CheckRemoteServers(const Config& config);
 

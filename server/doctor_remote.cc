@@ -51,16 +51,16 @@ std::string DaemonsView(const std::string& socket) {
   return view;
 }
 
-Finding Silent(std::span<const RedisPing> pings, size_t silent, const std::string& view) {
+Finding Silent(std::span<const RemoteServerInfo> servers, size_t silent, const std::string& view) {
   std::string what =
-      std::to_string(silent) + " of " + std::to_string(pings.size()) + " servers do not answer";
+      std::to_string(silent) + " of " + std::to_string(servers.size()) + " servers do not answer";
   const Status* first = nullptr;
   size_t named = 0;
-  for (const RedisPing& ping : pings) {
-    if (ping.status.ok()) continue;
-    if (first == nullptr) first = &ping.status;
+  for (const RemoteServerInfo& server : servers) {
+    if (server.status.ok()) continue;
+    if (first == nullptr) first = &server.status;
     if (++named <= kMostNamed) {
-      what += "; " + ping.server.ToString() + ": " + std::string(ping.status.message());
+      what += "; " + server.address + ": " + std::string(server.status.message());
     }
   }
   if (!view.empty()) what += "; the running daemon says: " + view;
@@ -71,11 +71,19 @@ Finding Silent(std::span<const RedisPing> pings, size_t silent, const std::strin
   return Warn("remote", what + "; a daemon starts without, and computes what they have", fix);
 }
 
+// Mooncake is reached through an agent, which would join the store here.
+Finding AskedByItsAgentAlone(const std::string& view) {
+  const std::string what = "Mooncake's master is not asked by this check";
+  if (view.empty()) return Ok("remote", what);
+  return Warn("remote", what + "; the running daemon says: " + view,
+              "it asks again by itself; kvstrata tier probe, kvstrata events");
+}
+
 }  // namespace
 
 Finding CheckRemoteFiles(const Config& config) {
   const RemoteConfig& remote = config.remote;
-  if (remote.redis.empty()) return Ok("remote_files", "no remote tier is configured");
+  if (!remote.on()) return Ok("remote_files", "no remote tier is configured");
   std::string open;
   for (const std::string& file : {OpenToOthers("remote.password_file", remote.password_file),
                                   OpenToOthers("remote.tls_key_file", remote.tls.key_file)}) {
@@ -88,24 +96,25 @@ Finding CheckRemoteFiles(const Config& config) {
 }
 
 Finding CheckRemoteServers(const Config& config) {
-  if (config.remote.redis.empty()) return Ok("remote", "no remote tier is configured");
+  if (!config.remote.on()) return Ok("remote", "no remote tier is configured");
+  if (config.remote.redis.empty()) return AskedByItsAgentAlone(DaemonsView(config.socket));
   const auto tier = RemoteTier::Open(config);
   if (!tier.ok()) {
     return Warn("remote", "its servers were not asked: " + std::string(tier.status().message()),
                 "mend its files and run doctor again");
   }
-  const std::vector<RedisPing> pings =
-      (*tier)->values()->PingAndWait(std::chrono::steady_clock::now() + kServersTime);
-  const auto silent = static_cast<size_t>(
-      std::ranges::count_if(pings, [](const RedisPing& ping) { return !ping.status.ok(); }));
+  const std::vector<RemoteServerInfo> servers =
+      (*tier)->engine().Ping(std::chrono::steady_clock::now() + kServersTime);
+  const auto silent = static_cast<size_t>(std::ranges::count_if(
+      servers, [](const RemoteServerInfo& server) { return !server.status.ok(); }));
   const std::string view = DaemonsView(config.socket);
-  if (pings.empty()) {
+  if (servers.empty()) {
     return Warn("remote", "the servers tell of none that has slots",
                 "redis-cli --cluster create, or --cluster fix");
   }
-  if (silent != 0) return Silent(pings, silent, view);
-  const auto slowest = std::ranges::max(pings, {}, &RedisPing::round_trip).round_trip;
-  const std::string answers = "all " + std::to_string(pings.size()) +
+  if (silent != 0) return Silent(servers, silent, view);
+  const auto slowest = std::ranges::max(servers, {}, &RemoteServerInfo::round_trip).round_trip;
+  const std::string answers = "all " + std::to_string(servers.size()) +
                               " servers answer, the slowest in " + std::to_string(slowest.count()) +
                               " us";
   if (view.empty()) return Ok("remote", answers);

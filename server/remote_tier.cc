@@ -90,7 +90,7 @@ void RemoteTier::Stop() {
             {"late", c.late_searches + c.late_loads},
             {"refused", c.refused + c.refused_loads},
             {"written", c.written},
-            {"dropped", c.dropped_full + c.dropped_local + c.dropped_stop},
+            {"dropped", c.dropped_full + c.dropped_rate + c.dropped_local + c.dropped_stop},
             {"gone", c.gone},
             {"failed", c.failed}});
 }
