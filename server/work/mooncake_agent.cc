@@ -153,7 +153,10 @@ Result<std::vector<int64_t>> MooncakeAgent::Call(Kind kind, std::span<const Entr
   std::unique_lock<std::mutex> lock(mu_.native());
   return [&]() KVS_NO_THREAD_SAFETY_ANALYSIS -> Result<std::vector<int64_t>> {
     if (stopped_) return TierStopped();
-    if (!stats_.ready) return Unavailable("MOONCAKE_AGENT", "the agent is not ready");
+    if (!stats_.ready) {
+      const std::string why = failed_ ? ": " + stats_.last_error : "";
+      return Unavailable("MOONCAKE_AGENT", "the agent is not ready" + why);
+    }
     if (!breaker_.Allow(Clock::now())) {
       return Unavailable("MOONCAKE_LEFT_ALONE", "the store failed and is not asked for a moment");
     }
