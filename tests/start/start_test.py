@@ -229,7 +229,8 @@ class StartTest(unittest.TestCase):
         env = {**os.environ, "KVSTRATA_SOCKET": str(self.socket)}
         code, said = self.run_daemon("--check-config", "--config", str(file), env=env)
         self.assertEqual(code, 0, said)
-        self.assertRegex(said, rf"KVSTRATA_SOCKET = '{self.socket}' overrides socket.path = .*of_the_file.sock' of {file}:2:")
+        self.assertRegex(said, rf"KVSTRATA_SOCKET = '{self.socket}' overrides socket.path = '.*of_the_file.sock' "
+                               rf"of {file}:2:")
         code, said = self.run_daemon("--check-config", "--config", os.path.relpath(file), env=env)
         self.assertIn(f"of {file}:2:", said, "a place is told by its whole path")
 
