@@ -8,9 +8,11 @@
 
 #include <chrono>
 #include <future>
+#include <map>
 #include <memory>
 #include <thread>
 
+#include "server/telemetry/event_ring.h"
 #include "server/work/page_tiers.h"
 #include "server/work/tier_pages.h"
 #include "tests/fakes/copying_codec.h"
@@ -352,6 +354,26 @@ TEST_F(RemotePagesTest, WhatIsLostEndsThePrefixAndIsNotAskedForAgain) {
   EXPECT_EQ(b.counters().missed, 1u);
   EXPECT_EQ(b.Held(Tokens(kPrompt + 500)), 80u);
   EXPECT_EQ(b.far().probes(), 1u);
+}
+
+TEST_F(RemotePagesTest, TheLogSaysWhichTierFailedAtHowMuch) {
+  Node& a = A();
+  a.Compute(Tokens(kPrompt));
+  Node& b = B();
+  b.far().Lose(TierNameOf(a.Keys(Tokens(kPrompt))[5]));
+  uint64_t last = RecentEvents().Begin(), missed = 0;
+  while (const auto event = RecentEvents().Next(last, &missed)) last = event->number;
+  EXPECT_EQ(b.Held(Tokens(kPrompt)), 80u);
+  std::map<std::string, std::string> told;
+  while (const auto event = RecentEvents().Next(last, &missed)) {
+    last = event->number;
+    if (event->name != "tier_read_failed") continue;
+    for (const auto& [key, value, quoted] : event->fields) told[key] = value;
+  }
+  EXPECT_EQ(told["tier"], "remote");
+  EXPECT_EQ(told["values"], "1");
+  EXPECT_GE(std::stoul("0" + told["deadline_us"]), 1'000'000u) << "remote.deadline";
+  EXPECT_FALSE(told["why"].empty());
 }
 
 TEST_F(RemotePagesTest, ATierThatLiesIsAMiss) {

@@ -223,6 +223,18 @@ class StartTest(unittest.TestCase):
                 self.assertRegex(said, rf"{file}:2:\d+: remote.redis = '127.0.0.1:1' needs remote.secret_file")
                 self.assertRegex(said, rf"{file}:3:\d+: remote.password_file = '/none'")
 
+    def test_the_log_names_the_remote_tier_and_not_its_secret(self):
+        secret = self.folder / "secret"
+        secret.touch(mode=0o600)
+        secret.write_text("s3cr3t" * 6 + "\n")
+        with self.daemon(*settings("remote.redis=127.0.0.1:1,127.0.0.1:2", f"remote.secret_file={secret}",
+                                   "remote.write=all")) as (code, said):
+            self.assertIsNone(code, said)
+            self.assertRegex(said, r"event=remote_open engine=redis servers=2 write=all seal=none tls=false")
+        said = (self.folder / "log").read_text()
+        self.assertRegex(said, r"event=remote_pages searches=0 found=0 read=0 missed=0")
+        self.assertNotIn("s3cr3t", said)
+
     def test_a_variable_above_the_file_is_a_warning(self):
         file = self.folder / "k.toml"
         file.write_text(f'[socket]\npath = "{self.folder}/of_the_file.sock"\n')
