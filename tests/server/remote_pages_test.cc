@@ -524,6 +524,12 @@ TEST_F(RemotePagesTest, ATenantsWriteRateLeavesTheRest) {
   TestSequence theirs = TestSequence::Prompt(&other, "full", Tokens(kPrompt));
   a.Settle();
   EXPECT_GT(shared_.Stats().entries, 20u);
+  const uint64_t dropped = a.counters().dropped_rate;
+  options.writer.tenant_rates.usual = 0;
+  a.remote().Configure(options);
+  TestSequence more = TestSequence::Prompt(&other, "full", Tokens(kPrompt, 5000));
+  a.Settle();
+  EXPECT_EQ(a.counters().dropped_rate, dropped) << "no rate from then on";
 }
 
 // The nodes' users are others, and one tenant of the cluster.
