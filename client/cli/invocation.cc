@@ -116,9 +116,10 @@ Result<std::chrono::milliseconds> ParseDuration(const std::string& text,
   using std::chrono::milliseconds;
   std::chrono::microseconds time{};
   if (!kvstrata::ParseDuration(text, &time) || time < milliseconds(1) || time > longest) {
-    return InvalidArgument("DURATION_INVALID",
-                           "duration '" + text + "'; allowed: " + std::string(kDurationForm) +
-                               ", 1ms to " + std::to_string(longest.count()) + "h, such as 1.5s");
+    return InvalidArgument("DURATION_INVALID", "duration '" + text +
+                                                   "'; allowed: " + std::string(kDurationForm) +
+                                                   ", 1ms to " + std::to_string(longest.count()) +
+                                                   "h, such as 500ms or 1.5s");
   }
   return std::chrono::duration_cast<milliseconds>(time);
 }
