@@ -16,8 +16,8 @@
 namespace kvstrata::doctor {
 namespace {
 
-constexpr std::chrono::seconds kServersTime{3};  // of a server that is silent
-constexpr std::chrono::seconds kDaemonTime{2};
+constexpr std::chrono::seconds kServersTime{5};  // of a server that is silent
+constexpr std::chrono::seconds kDaemonTime{5};
 constexpr size_t kMostNamed = 4;  // servers, in one line
 
 // "key = 'file' has mode 0644" where everybody may read it, or more than its owner may write it.
