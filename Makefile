@@ -61,8 +61,9 @@ test-sglang: build $(SGLANG_VENV)/.installed
 	$(SGLANG_VENV)/bin/python -m pytest -q -rs tests/sglang $(ARGS)
 
 # The real master and store, in a network namespace: Mooncake listens on all interfaces.
-test-mooncake: $(MOONCAKE_VENV)/.installed
+test-mooncake: build $(MOONCAKE_VENV)/.installed
 	$(MOONCAKE_VENV)/bin/python -B tests/mooncake/store_test.py
+	$(VENV)/bin/python -B tests/mooncake/daemon_test.py $(MOONCAKE_VENV)/bin/python
 
 build: $(BUILD)/build.ninja $(VENV)/.installed
 	cmake --build $(BUILD) --parallel $(JOBS) --target product

@@ -29,17 +29,17 @@ def enter_namespace():
 
 
 class Cluster:
-    """Of the Mooncake in this Python's environment. Killed at the end of `with`."""
+    """Of the Mooncake in a Python's environment. Killed at the end of `with`."""
 
-    def __init__(self, stores=1, segment_bytes=512 << 20):
+    def __init__(self, stores=1, segment_bytes=512 << 20, python=sys.executable):
         self.folder = tempfile.TemporaryDirectory()
         self.log = open(pathlib.Path(self.folder.name, "log"), "wb")
-        master = pathlib.Path(sys.executable).parent / "mooncake_master"
+        master = pathlib.Path(python).parent / "mooncake_master"
         host, port = MASTER.split(":")
         self.processes = [self.start([master, f"--rpc_address={host}", f"--rpc_port={port}",
                                       f"--metrics_host={host}", "--metrics_port=50052"])]
         for _ in range(stores):
-            store = self.start([sys.executable, "-c", STORE, segment_bytes, MASTER], stdout=subprocess.PIPE)
+            store = self.start([python, "-c", STORE, segment_bytes, MASTER], stdout=subprocess.PIPE)
             self.processes.append(store)
             assert READY in iter(lambda one=store: one.stdout.readline().strip(), b""), self.words()
 
