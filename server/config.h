@@ -33,7 +33,7 @@
 #include "server/tier/disk_tier.h"
 #include "server/tier/redis_socket.h"
 #include "server/work/disk_value_tier.h"
-#include "server/work/mooncake_agent.h"
+#include "server/work/mooncake_agent_options.h"
 #include "server/work/mover.h"
 #include "server/work/recompress.h"
 #include "server/work/remote_pages.h"

@@ -124,9 +124,7 @@ class Agent:
         return results if len(results) == len(entries) else [FAILED] * len(entries)
 
 
-def main(argv):
-    args = parse(argv)
-    link = socket.socket(fileno=args.socket)
+def run(args, link):
     memory = mmap.mmap(args.memory, args.bytes)
     base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     try:
@@ -147,5 +145,11 @@ def main(argv):
     return 0
 
 
+def main():
+    args = parse(sys.argv[1:])
+    link = socket.socket(fileno=args.socket)  # closed by the end of the process alone, which tells why
+    os._exit(run(args, link))  # threads that wait in the store hold up nothing
+
+
 if __name__ == "__main__":
-    os._exit(main(sys.argv[1:]))  # threads that wait in the store hold up nothing
+    main()

@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <cstring>
 #include <optional>
+#include <stop_token>
 #include <utility>
 
 #include "base/check.h"
@@ -144,12 +145,16 @@ Status MooncakeAgent::Send(Kind kind, std::span<const Entry> entries, uint64_t c
 
 Result<std::vector<int64_t>> MooncakeAgent::Call(Kind kind, std::span<const Entry> entries,
                                                  std::shared_ptr<AgentBlock> block,
-                                                 Deadline deadline) {
+                                                 const TierCall& terms) {
   KVS_CHECK(!entries.empty() && entries.size() <= mooncake::kMostEntries);
   const auto pending = std::make_shared<Pending>();
   pending->kind = kind;
   pending->entries = entries.size();
   pending->block = std::move(block);
+  const std::stop_callback wake(terms.cancel, [this] {
+    MutexLock lock(mu_);  // so that it is not between a look and its wait
+    answered_.notify_all();
+  });
   std::unique_lock<std::mutex> lock(mu_.native());
   return [&]() KVS_NO_THREAD_SAFETY_ANALYSIS -> Result<std::vector<int64_t>> {
     if (stopped_) return TierStopped();
@@ -164,16 +169,18 @@ Result<std::vector<int64_t>> MooncakeAgent::Call(Kind kind, std::span<const Entr
     pending->sent = Clock::now();
     calls_[number] = pending;
     ++stats_.calls;
-    if (const Status sent = Send(kind, entries, number, deadline); !sent.ok()) {
+    if (const Status sent = Send(kind, entries, number, terms.deadline); !sent.ok()) {
       calls_.erase(number);
       ++stats_.failures;
       stats_.last_error = sent.message();
       Blame();
       return sent;
     }
-    const bool ended = answered_.wait_until(
-        lock, deadline, [&]() KVS_NO_THREAD_SAFETY_ANALYSIS { return pending->ended; });
-    if (!ended) {
+    answered_.wait_until(lock, terms.deadline, [&]() KVS_NO_THREAD_SAFETY_ANALYSIS {
+      return pending->ended || terms.cancel.stop_requested();
+    });
+    if (!pending->ended && terms.cancel.stop_requested()) return TierCancelled();
+    if (!pending->ended) {
       ++stats_.late;
       CountNone(kind, &MooncakeAnswers::late, entries.size(), &stats_);
       stats_.last_error = "no answer came by a call's deadline";

@@ -2,19 +2,19 @@
 // MooncakeAgent: the process that calls Mooncake Store for the daemon (docs/mooncake.md), and who
 // starts it, again where it ends.
 //
-// A call is a batch of at most 512 entries. It ends by its deadline, whatever the agent does; the
-// store's own calls have none. So the memory of a call that nobody waits for any more stays the
-// agent's until it answers or its process is gone. An agent that leaves a call unanswered for
-// `stall_timeout`, is not ready within `start_timeout` or sends what is no answer is killed. One
-// that ended is started again after a pause that doubles. While calls are late in a row, the agent
-// is asked once a pause.
+// A call is a batch of at most 512 entries. It ends by its deadline, or when it is cancelled,
+// whatever the agent does; the store's own calls do not. So the memory of a call that nobody waits
+// for any more stays the agent's until it answers or its process is gone. An agent that leaves a
+// call unanswered for `stall_timeout`, is not ready within `start_timeout` or sends what is no
+// answer is killed. One that ended is started again after a pause that doubles. While calls are
+// late in a row, the agent is asked once a pause.
 //
 // Threads: "kvs-mooncake" serves the process. Thread-safety: all methods, from any thread; Call not
 // after Stop began. Blocking: Call, until its deadline; Stop and the end, until the process is
 // dead. Cost of a call: two messages.
 //
 // Errors of Call: UNAVAILABLE MOONCAKE_AGENT (it is not there, or ended under the call),
-// MOONCAKE_LEFT_ALONE, TierStopped; DEADLINE_EXCEEDED MOONCAKE_SLOW.
+// MOONCAKE_LEFT_ALONE, TierStopped; DEADLINE_EXCEEDED MOONCAKE_SLOW; TierCancelled.
 #ifndef KVSTRATA_SERVER_WORK_MOONCAKE_AGENT_H_
 #define KVSTRATA_SERVER_WORK_MOONCAKE_AGENT_H_
 
@@ -36,19 +36,12 @@
 #include "server/telemetry/traffic.h"
 #include "server/tier/breaker.h"
 #include "server/tier/mooncake_messages.h"
+#include "server/tier/value_tier.h"
 #include "server/work/agent_memory.h"
 #include "server/work/agent_process.h"
+#include "server/work/mooncake_agent_options.h"
 
 namespace kvstrata {
-
-struct MooncakeAgentOptions {
-  std::string python, program;  // paths
-  std::string master;           // HOST:PORT
-  std::string metadata, protocol, devices, interface;
-  uint64_t memory_bytes = uint64_t{64} << 20;
-  std::chrono::milliseconds first_pause{1000}, longest_pause{30000};  // between its lives
-  std::chrono::milliseconds start_timeout{30000}, stall_timeout{60000};
-};
 
 // What became of the entries of calls.
 struct MooncakeAnswers {
@@ -89,9 +82,9 @@ class MooncakeAgent {
 
   AgentMemory& memory() { return *memory_; }
   // What the store says of each entry. `block`: has the bytes of all of them; null: none have.
-  // REQUIRES: 1 to 512 entries.
+  // `terms`: its deadline, and its cancel, which ends the wait at once. REQUIRES: 1 to 512 entries.
   Result<std::vector<int64_t>> Call(mooncake::Kind kind, std::span<const Entry> entries,
-                                    std::shared_ptr<AgentBlock> block, Deadline deadline)
+                                    std::shared_ptr<AgentBlock> block, const TierCall& terms)
       KVS_EXCLUDES(mu_);
   // Ends all calls, and the process.
   void Stop() KVS_EXCLUDES(mu_);
@@ -129,7 +122,7 @@ class MooncakeAgent {
   const UniqueFd wake_;
 
   mutable Mutex mu_;
-  std::condition_variable answered_;
+  std::condition_variable answered_;  // or a call is cancelled
   AgentProcess process_ KVS_GUARDED_BY(mu_);
   std::map<uint64_t, std::shared_ptr<Pending>> calls_ KVS_GUARDED_BY(mu_);  // not answered, by age
   uint64_t next_call_ KVS_GUARDED_BY(mu_) = 1;

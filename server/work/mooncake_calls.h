@@ -50,7 +50,7 @@ Result<std::vector<ValueSizes>> FindHeads(MooncakeTierParts* parts, std::span<Ti
                                           const TierCall& call);
 // Removes a value's head and so many stripes.
 Status RemoveFromMooncake(MooncakeTierParts* parts, std::string_view key, std::string_view place,
-                          uint32_t stripes, Deadline deadline);
+                          uint32_t stripes, const TierCall& call);
 
 MooncakePing PingMooncake(MooncakeTierParts* parts, Deadline deadline);
 void ProbeMooncake(MooncakeTierParts* parts, std::span<TierProbe> probes, const TierCall& call);

@@ -71,7 +71,7 @@ class MooncakeReads {
       at += one.room;
     }
     KVS_ASSIGN_OR_RETURN(const std::vector<int64_t> came,
-                         parts_.agent->Call(mooncake::Kind::kGet, entries, block, call_.deadline));
+                         parts_.agent->Call(mooncake::Kind::kGet, entries, block, call_));
     for (size_t i = 0; i < batch.size(); ++i) {
       Status& status = batch[i].reading->get->status;
       const std::byte* from = block->bytes.data() + (entries[i].offset - block->offset);
@@ -110,8 +110,7 @@ class MooncakeReads {
     if (code == Code::kNotFound || code == Code::kDataLoss) parts_.known.Lost(get.key);
     if (code == Code::kDataLoss) {
       // Whatever becomes of it: who reads it again finds the same.
-      (void)RemoveFromMooncake(&parts_, get.key, get.place, reading.value.stripes(),
-                               call_.deadline);
+      (void)RemoveFromMooncake(&parts_, get.key, get.place, reading.value.stripes(), call_);
     }
     MutexLock lock(parts_.mu);
     parts_.counted.hits += code == Code::kOk;

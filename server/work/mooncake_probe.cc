@@ -52,7 +52,7 @@ Result<std::vector<size_t>> FindNames(MooncakeTierParts* parts, const std::vecto
                                       const TierCall& call) {
   KVS_RETURN_IF_ERROR(WhyNotNow(call));
   KVS_ASSIGN_OR_RETURN(const std::vector<int64_t> there,
-                       parts->agent->Call(Kind::kExist, names, nullptr, call.deadline));
+                       parts->agent->Call(Kind::kExist, names, nullptr, call));
   std::vector<size_t> found;
   for (size_t i = 0; i < names.size(); ++i) {
     if (there[i] == 1) found.push_back(i);
@@ -75,7 +75,7 @@ Status FindSome(MooncakeTierParts* parts, std::span<TierProbe> probes, std::span
     heads.push_back({std::move(names[i].name), offset, remote::kHeaderBytes});
   }
   KVS_ASSIGN_OR_RETURN(const std::vector<int64_t> came,
-                       parts->agent->Call(Kind::kGet, heads, block, call.deadline));
+                       parts->agent->Call(Kind::kGet, heads, block, call));
   for (size_t k = 0; k < there.size(); ++k) {
     if (came[k] != static_cast<int64_t>(remote::kHeaderBytes)) continue;
     remote::Header header;
@@ -101,7 +101,7 @@ Result<std::vector<ValueSizes>> FindHeads(MooncakeTierParts* parts, std::span<Ti
 }
 
 Status RemoveFromMooncake(MooncakeTierParts* parts, std::string_view key, std::string_view place,
-                          uint32_t stripes, Deadline deadline) {
+                          uint32_t stripes, const TierCall& call) {
   std::vector<Entry> names = {
       {HeadNameOf(*parts, key, place)}};  // what says that it is there first
   for (uint32_t i = 0; i < stripes; ++i) names.push_back({parts->format.NameOf(key, place, i)});
@@ -109,7 +109,7 @@ Status RemoveFromMooncake(MooncakeTierParts* parts, std::string_view key, std::s
     const auto some =
         std::span(names).subspan(at, std::min(mooncake::kMostEntries, names.size() - at));
     KVS_ASSIGN_OR_RETURN(const std::vector<int64_t> gone,
-                         parts->agent->Call(Kind::kRemove, some, nullptr, deadline));
+                         parts->agent->Call(Kind::kRemove, some, nullptr, call));
     for (const int64_t code : gone) {
       const bool absent = code == mooncake::kMiss || code == mooncake::kNotWhole;
       if (code < 0 && !absent) return StatusOfCode(code);
@@ -121,7 +121,7 @@ Status RemoveFromMooncake(MooncakeTierParts* parts, std::string_view key, std::s
 MooncakePing PingMooncake(MooncakeTierParts* parts, Deadline deadline) {
   const std::vector<Entry> name = {{HeadNameOf(*parts, "ping", "")}};  // of no value's key
   const auto begin = std::chrono::steady_clock::now();
-  const auto answer = parts->agent->Call(Kind::kExist, name, nullptr, deadline);
+  const auto answer = parts->agent->Call(Kind::kExist, name, nullptr, {deadline, {}, {}});
   if (!answer.ok()) return {{}, answer.status()};
   if (answer->front() < 0) return {{}, StatusOfCode(answer->front())};
   return {std::chrono::ceil<std::chrono::microseconds>(std::chrono::steady_clock::now() - begin),
@@ -146,7 +146,7 @@ void ForgetInMooncake(MooncakeTierParts* parts, std::span<TierForget> keys, cons
     if (!keys[i].status.ok()) continue;
     parts->known.Lost(keys[i].key);
     const uint32_t stripes = remote::StripesOf(remote::BytesOf((*sizes)[i].all()));
-    keys[i].status = RemoveFromMooncake(parts, keys[i].key, keys[i].place, stripes, call.deadline);
+    keys[i].status = RemoveFromMooncake(parts, keys[i].key, keys[i].place, stripes, call);
   }
 }
 

@@ -76,7 +76,7 @@ class MooncakeWrites {
 
   Result<std::vector<int64_t>> AskFor(const std::vector<Entry>& heads) {
     KVS_RETURN_IF_ERROR(WhyNotNow(call_));
-    return parts_.agent->Call(Kind::kExist, heads, nullptr, call_.deadline);
+    return parts_.agent->Call(Kind::kExist, heads, nullptr, call_);
   }
 
   // Null: it is no value, and has its status.
@@ -122,7 +122,7 @@ class MooncakeWrites {
       at += AgentMemory::WholeUnits(one.bytes());
     }
     KVS_ASSIGN_OR_RETURN(const std::vector<int64_t> codes,
-                         parts_.agent->Call(Kind::kPut, entries, block, call_.deadline));
+                         parts_.agent->Call(Kind::kPut, entries, block, call_));
     for (size_t i = 0; i < batch.size(); ++i) {
       Status& status = batch[i].writing->put->status;
       if (codes[i] != 0 && status.ok()) status = StatusOfCode(codes[i]);
@@ -156,7 +156,7 @@ class MooncakeWrites {
                          block->offset + at, remote::kHeaderBytes});
     }
     KVS_ASSIGN_OR_RETURN(const std::vector<int64_t> codes,
-                         parts_.agent->Call(Kind::kPut, entries, block, call_.deadline));
+                         parts_.agent->Call(Kind::kPut, entries, block, call_));
     for (size_t i = 0; i < whole.size(); ++i) {
       if (codes[i] != 0) whole[i]->put->status = StatusOfCode(codes[i]);
     }
