@@ -70,7 +70,8 @@ TEST(Verbs, AreThese) {
       "pin ls",        "pin add",      "pin rm",       "tier show",   "value",
       "value ls",      "value get",    "value verify", "tier scrub",  "tier drain",
       "tier resize",   "quota",        "quota ls",     "events",      "doctor",
-      "quota set",     "quota reset",  "explain",      "top"};
+      "quota set",     "quota reset",  "explain",      "top",         "tier probe",
+      "tier purge"};
   std::sort(names.begin(), names.end());
   std::sort(expected.begin(), expected.end());
   EXPECT_EQ(names, expected);

@@ -84,8 +84,9 @@ def zsh(cli: Program, tmp_path: pathlib.Path) -> Iterator[Screen]:
 
 
 def typed(text: str) -> str:
-    """The last line behind a prompt, blanks at its end apart."""
-    return [line for line in text.splitlines() if line.startswith("% ")][-1].removeprefix("% ").rstrip()
+    """The last line behind a prompt, blanks at its end apart; "" before there is one."""
+    lines = ["% "] + [line for line in text.splitlines() if line.startswith("% ")]
+    return lines[-1].removeprefix("% ").rstrip()
 
 
 @pytest.mark.skipif(ZSH is None, reason="zsh is not installed")

@@ -431,7 +431,7 @@ TEST_F(DaemonTest, ExitCodes) {
 }
 
 TEST_F(DaemonTest, CheckConfig) {
-  const std::string file = directory_ + "/k.toml";
+  const std::string file = std::filesystem::path(directory_ + "/k.toml").lexically_normal();
   std::ofstream(file) << "[pool]\ndevice_bytes = \"1GiB\"\n[plans.long]\npreset = \"quest\"\n"
                          "budget = 4096\n";
   EXPECT_EQ(Run({"--check-config", "--config", file}), 0);
