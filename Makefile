@@ -1,7 +1,8 @@
 # make demo   a language model decodes from the daemon's memory; ENGINE=transformers, ENGINE=vllm, ENGINE=sglang: in these
 # make test   everything CI runs
-# make asan, asan-daemon  the unit tests, and the daemon under the end-to-end tests, with ASan and UBSan (part of make test)
-# make asan-rpc  the same of what links gRPC: nightly
+# make test-sanitized  with ASan and UBSan: the unit tests, and a daemon under the end-to-end tests; = make asan asan-daemon
+# make asan-bytes  the same of what reads bytes that others wrote: disk, servers (part of make test)
+# make asan-rpc  the same of what links gRPC
 # make test-transformers  kvstrata_transformers with the oldest and the newest transformers; ARGS=--full runs all cases
 # make test-vllm  kvstrata_vllm with vLLM 0.32 on the CPU; ARGS=--full runs all cases
 # make test-sglang  kvstrata_sglang with SGLang 0.5.23 on the CPU; ARGS=--full runs all cases
@@ -15,7 +16,7 @@
 #             TRACE=file (docs/traces.md): plan sekv too
 # make version V=1.2.3  writes a new version where it stands; the changelogs want words
 # make build  build/bin/kvstratad, build/bin/kvstrata, build/lib/libkvstrata.so
-# make all    tests and benchmarks too; make default leaves out the tests that CI runs with sanitizers alone
+# make all    tests and benchmarks too
 # Each installs what it needs (docker/packages.apt, integrations/requirements.txt).
 
 BUILD  := build
@@ -32,7 +33,7 @@ JOBS   := $(shell nproc)
 REPORTS := $(abspath $(BUILD))/asan/report
 SANITIZED := ASAN_OPTIONS=log_path=$(REPORTS) UBSAN_OPTIONS=log_path=$(REPORTS):print_stacktrace=1
 
-.PHONY: demo demo-numpy demo-transformers demo-vllm demo-sglang test test-transformers test-vllm test-sglang test-mooncake build all default bench image image-cuda test-image-cuda install deb test-deb wheel test-wheel bundle asan asan-daemon asan-rpc tsan golden tidy format format-check version clean
+.PHONY: demo demo-numpy demo-transformers demo-vllm demo-sglang test test-transformers test-vllm test-sglang test-mooncake build all bench image image-cuda test-image-cuda install deb test-deb wheel test-wheel bundle test-sanitized asan asan-bytes asan-daemon asan-rpc tsan golden tidy format format-check version clean
 
 demo: demo-$(ENGINE)
 demo-numpy: build
@@ -45,10 +46,9 @@ demo-sglang: build $(SGLANG_VENV)/.installed
 	@$(SGLANG_VENV)/bin/python integrations/demo_sglang.py
 
 # Tests of faults run once: what fails at a rate is a failure. Others run a second time on a busy machine.
-# What has label `sanitized` ran under `asan`.
-test: default asan asan-daemon $(BUILD)/.image_packages $(BUILD)/tools/promtool
-	cd $(BUILD) && ctest --parallel $(JOBS) -L faults -LE sanitized --output-on-failure --no-tests=error
-	cd $(BUILD) && ctest --parallel $(JOBS) -LE 'faults|sanitized' --repeat until-pass:2 --output-on-failure --no-tests=error
+test: all asan-bytes $(BUILD)/.image_packages $(BUILD)/tools/promtool
+	cd $(BUILD) && ctest --parallel $(JOBS) -L faults --output-on-failure --no-tests=error
+	cd $(BUILD) && ctest --parallel $(JOBS) -LE faults --repeat until-pass:2 --output-on-failure --no-tests=error
 
 test-transformers: build $(HF_VENV)/.installed
 	$(HF_VENV)/bin/python -m pytest -q -rs tests/transformers $(ARGS)
@@ -71,8 +71,7 @@ build: $(BUILD)/build.ninja $(VENV)/.installed
 all: $(BUILD)/build.ninja $(VENV)/.installed
 	cmake --build $(BUILD) --parallel $(JOBS) --target all unit_tests
 
-default: $(BUILD)/build.ninja $(VENV)/.installed
-	cmake --build $(BUILD) --parallel $(JOBS)
+test-sanitized: asan asan-daemon
 
 # ASan + UBSan over the unit tests. A report of a sanitizer fails the run, whatever the tests say.
 asan: $(BUILD)/.packages
@@ -83,9 +82,16 @@ asan: $(BUILD)/.packages
 	cd $(BUILD)/asan && $(SANITIZED) ctest --parallel $(JOBS) -L unit -LE 'rpc|faults' --repeat until-pass:2 --output-on-failure --no-tests=error
 	@if ls $(REPORTS).* 2>/dev/null; then cat $(REPORTS).*; exit 1; fi
 
+asan-bytes: $(BUILD)/.packages
+	cmake --preset asan
+	cmake --build $(BUILD)/asan --parallel $(JOBS) --target sanitized_byte_tests
+	rm -f $(REPORTS).*
+	cd $(BUILD)/asan && $(SANITIZED) ctest --parallel $(JOBS) -L bytes --output-on-failure --no-tests=error
+	@if ls $(REPORTS).* 2>/dev/null; then cat $(REPORTS).*; exit 1; fi
+
 # The same over a daemon, against which the end-to-end tests of the plain build run, but those that compare bits of
 # the daemon's kernels with the library's: the two are compiled differently here.
-asan-daemon: default
+asan-daemon: all
 	cmake --preset asan
 	cmake --build $(BUILD)/asan --parallel $(JOBS) --target kvstratad
 	rm -f $(REPORTS).*

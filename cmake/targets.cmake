@@ -36,10 +36,12 @@ if(KVS_SANITIZE)
   target_link_options(kvs_flags INTERFACE -fsanitize=${KVS_SANITIZE})
 endif()
 
-# All GoogleTest programs; those that `make asan` builds with sanitizers; and those of what links gRPC,
-# which `make asan-rpc` builds: its headers take as long as all the rest (docs/testing.md).
+# All GoogleTest programs; those that `make asan` builds with sanitizers; of these what reads bytes that others
+# wrote, which CI builds so; and those of what links gRPC, which `make asan-rpc` builds: its headers take as long as
+# all the rest (docs/testing.md).
 add_custom_target(unit_tests)
 add_custom_target(sanitized_tests)
+add_custom_target(sanitized_byte_tests)
 add_custom_target(sanitized_rpc_tests)
 
 # kvs_library(NAME SOURCES... [LIBS ...]): a static, position-independent library. Headers of others that its
@@ -116,10 +118,8 @@ function(kvs_test name)
   else()
     add_dependencies(sanitized_tests ${name})
   endif()
-  # CI runs a test of neither ops, codecs nor gRPC once, with sanitizers; `make all` builds these, too.
-  if(NOT "rpc" IN_LIST A_LABELS AND NOT KVS_TEST_ORACLES)
-    list(APPEND labels sanitized)
-    set_target_properties(${name} PROPERTIES EXCLUDE_FROM_ALL ON)
+  if("bytes" IN_LIST A_LABELS)
+    add_dependencies(sanitized_byte_tests ${name})
   endif()
   add_test(NAME ${name} COMMAND ${name})
   set_tests_properties(${name} PROPERTIES LABELS "${labels}" TIMEOUT 600)
