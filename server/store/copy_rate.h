@@ -26,6 +26,8 @@ class CopyRate {
   // For copies that begin later.
   void Set(uint64_t bytes_a_second) { rate_ = bytes_a_second; }
 
+  uint64_t bytes_a_second() const { return rate_; }
+
   // What one copy should move: enough for full speed, little enough for an even rate.
   uint64_t burst_bytes() const {
     constexpr uint64_t kMost = uint64_t{64} << 20;

@@ -203,7 +203,10 @@ void RemoteWriter::WriteOffered(const TierOffer& offer, Batch* batch) {
 
 TierPut RemoteWriter::NewPut(const TierOffer& offer, const PageKey& key, uint64_t bytes,
                              Batch* batch) {
-  if (!batch->puts.empty() && batch->bytes + bytes > options_.batch_bytes) PutAll(batch);
+  // What goes at once is a second's worth, so that a rate is one of any ten seconds, too.
+  const uint64_t rate = rate_.bytes_a_second();
+  const uint64_t most = rate == 0 ? options_.batch_bytes : std::min(options_.batch_bytes, rate);
+  if (!batch->puts.empty() && batch->bytes + bytes > most) PutAll(batch);
   TierPut put;
   put.key = TierNameOf(key);
   put.place = TierNameOf(offer.place);

@@ -41,7 +41,7 @@ enum class RemoteWrite : uint8_t { kReused, kAll, kOff };
 struct RemoteWriterOptions {
   RemoteWrite write = RemoteWrite::kReused;
   uint64_t queue_bytes = uint64_t{1} << 30;   // that offers which wait may stand for
-  uint64_t batch_bytes = uint64_t{16} << 20;  // of one batch, but for its first value
+  uint64_t batch_bytes = uint64_t{16} << 20;  // of a batch, at most a second's worth
   uint64_t rate = 0;                          // bytes a second; 0: no limit
   TenantRatesOptions tenant_rates;            // of what is offered; beyond, it is left
   std::chrono::seconds local_patience{60};    // for the local tier to have it
