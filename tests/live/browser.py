@@ -34,7 +34,8 @@ class Browser:
     """REQUIRES: find_chromium()."""
 
     def __init__(self, width: int = 1200, height: int = 830) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="kvs-chromium-")
+        # Processes of the browser end a little after it, and may still write there.
+        self._folder = tempfile.TemporaryDirectory(prefix="kvs-chromium-", ignore_cleanup_errors=True)
         to_browser, self._to = pipe()
         self._from, from_browser = pipe()
         # The browser reads descriptor 3 and writes 4. bash, since other shells know descriptors of one digit only.
