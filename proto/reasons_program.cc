@@ -74,7 +74,7 @@ constexpr Reason kRows[] = {
     {"CALIBRATE_PRE_ROPE", kProgram, "The trace has keys before rotary embedding.",
      "record them after it"},
     {"CONFIRMATION_MISSING", kProgram, "There is no terminal to ask on.",
-     "kvstrata evict --yes, or --dry-run"},
+     "the same command with --yes"},
     {"DAEMON_PROGRAM_MISSING", kProgram, "kvstratad is neither beside this program nor on PATH.",
      ""},
     {"DRAIN_DEADLINE", kProgram, "The disk is not drained yet, and takes no new values meanwhile.",

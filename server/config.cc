@@ -206,8 +206,9 @@ LoadedConfig ReadConfig(const ConfigSources& sources) {
   loaded.complete = files.complete;
   if (!loaded.complete) return loaded;
   AddEnvironment(sources.environment, &given, &config.warnings);
-  for (const auto& [key, value] : sources.flags) {
-    Note(AddGiven(key, {value, "flag", "flag"}, &given), &loaded.mistakes);
+  for (auto [key, value] : sources.flags) {
+    std::erase(key, '"');  // as a file has a user's table: "uid:1000"
+    Note(AddGiven(std::move(key), {value, "flag", "flag"}, &given), &loaded.mistakes);
   }
   const auto [path, mode] = DefaultSocket(sources);
   ApplyKeys(given, path, &config, &loaded.mistakes);

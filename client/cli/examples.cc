@@ -8,7 +8,7 @@ namespace {
 
 constexpr Examples kExamples[] = {
     {"status", "kvstrata status", "kvstrata status -o json --timeout 500ms"},
-    {"health", "kvstrata health", "kvstrata health -q || systemctl restart kvstratad"},
+    {"health", "kvstrata health", "kvstrata health -q --live || systemctl restart kvstratad"},
     {"version", "kvstrata version", "kvstrata version -o json"},
     {"plan ls", "kvstrata plan ls", "kvstrata plan ls -o name"},
     {"plan show", "kvstrata plan show quest", "kvstrata plan show 'quest{budget = 1024}' -o yaml"},

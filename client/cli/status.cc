@@ -194,7 +194,8 @@ void AddStatus(CLI::App& app, Invocation& invocation) {
   Shows(app.add_subcommand("status", "What the daemon is and holds"), invocation,
         [&invocation] { return ShowStatus(invocation.options); });
   auto quiet = std::make_shared<bool>(false), live = std::make_shared<bool>(false);
-  CLI::App* health = app.add_subcommand("health", "Exit 0 if the daemon serves, 1 if it does not");
+  CLI::App* health = app.add_subcommand(
+      "health", "Exit 0 if the daemon is well, 1 if it is degraded or does not serve");
   health->add_flag("-q,--quiet", *quiet, "Print nothing, only exit");
   health->add_flag("--live", *live,
                    "Exit 0 as long as a restart would not help: when degraded too");

@@ -6,7 +6,7 @@ kvstratad starts it and owns what it inherits: a SOCK_SEQPACKET with batches, an
 own, since a call of the store's may take half a minute. A batch whose deadline has passed is not begun.
 
 It ends when the socket does, whatever its threads are waiting for. Exit codes: 2 arguments, 3 the store cannot be set
-up, 4 a message that is none. It writes names, bytes and addresses nowhere.
+up, 4 a message that is none, 5 there is no Mooncake. It writes names, bytes and addresses nowhere.
 
 Usage: agent.py --socket FD --memory FD --bytes N --master HOST:PORT [--metadata TEXT] [--protocol tcp|rdma]
        [--devices NAMES] [--interface NAME]
@@ -129,7 +129,10 @@ def run(args, link):
     base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     try:
         opened = open_store(args, base)
-    except (ImportError, OSError) as error:
+    except ImportError as error:
+        print(f"kvstrata mooncake agent: {error}", file=sys.stderr, flush=True)
+        return 5
+    except OSError as error:
         print(f"kvstrata mooncake agent: {error}", file=sys.stderr, flush=True)
         opened = None
     if opened is None:

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "server/rpc/admin_service.h"
+#include "server/store/user_name.h"
 #include "server/telemetry/log.h"
 
 namespace kvstrata {
@@ -27,6 +28,12 @@ Status NoRemote() {
 
 Result<PromptValues> ValuesOf(ServiceContext* context, const v1::RemotePrompt& prompt) {
   const std::string& tenant = prompt.tenant().empty() ? context->user().tenant : prompt.tenant();
+  constexpr std::string_view kCluster = "cluster:";
+  if (!UidOf(tenant) && !(tenant.starts_with(kCluster) && tenant.size() > kCluster.size())) {
+    return InvalidArgument("REMOTE_PROMPT", "tenant '" + tenant +
+                                                "'; allowed: a user of this node, as uid:1000, or "
+                                                "a tenant of the cluster, as cluster:search");
+  }
   const std::span<const int32_t> tokens(prompt.tokens().data(),
                                         static_cast<size_t>(prompt.tokens_size()));
   KVS_ASSIGN_OR_RETURN(PromptValues values, ValuesOfPrompt(&context->store(), tenant,

@@ -67,6 +67,11 @@ std::string EndOf(int status) {
   const int code = WEXITSTATUS(status);
   const std::string text = "it ended with exit code " + std::to_string(code);
   if (code == 2) return text + ": its program is not there, or its arguments are wrong";
+  if (code == 5) {
+    return text +
+           ": its Python has no Mooncake; PYTHON -m pip install "
+           "mooncake-transfer-engine-non-cuda (docs/mooncake.md)";
+  }
   return code == 3 ? text + ": it could not set up the store; why is on stderr" : text;
 }
 

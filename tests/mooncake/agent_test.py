@@ -72,7 +72,7 @@ def without_store_or_interface_it_says_so(folder):
     with AgentLink(sys.executable, env=env, arguments=("--interface", "no-such-one")) as agent:
         assert agent.process.wait(PATIENCE_S) == 3
     with AgentLink(sys.executable, env=env | {"PYTHONPATH": ""}) as agent:
-        assert agent.process.wait(PATIENCE_S) == 3
+        assert agent.process.wait(PATIENCE_S) == 5
     pathlib.Path(folder, "no_setup").touch()
     with AgentLink(sys.executable, env=env) as agent:
         assert agent.process.wait(PATIENCE_S) == 3

@@ -90,6 +90,16 @@ def test_probe_then_purge(shared: tuple[Program, pathlib.Path]) -> None:
     assert json.loads(program.run("tier", "probe", MODEL, str(prompt), "-o", "json"))["held"] == 0
 
 
+@pytest.mark.parametrize("tenant", ["search", "cluster:", "uid:x"])
+def test_a_tenant_of_no_form_is_refused(shared: tuple[Program, pathlib.Path], tenant: str) -> None:
+    program, prompt = shared
+    for verb in (["tier", "probe"], ["tier", "purge", "--yes"]):
+        done = subprocess.run([program.path, *verb, MODEL, str(prompt), "--tenant", tenant, "-o", "json"],
+                              env=program.environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+        assert done.returncode == 2
+        assert json.loads(done.stderr)["error"]["reason"] == "REMOTE_PROMPT"
+
+
 def test_tables(shared: tuple[Program, pathlib.Path]) -> None:
     program, prompt = shared
     assert program.run("tier", "probe").splitlines()[0].split() == [

@@ -665,7 +665,7 @@ TEST_F(ConfigTest, AUserMayHaveLimitsOfItsOwn) {
   UseFile(
       "[limits]\nsessions = 7\nhost_bytes = \"1GiB\"\n"
       "[limits.users.\"uid:1000\"]\nsessions = 5\ndevice_bytes = \"25%\"\n");
-  sources_.flags = {{"limits.users.uid:1001.models", "0"}};
+  sources_.flags = {{"limits.users.\"uid:1001\".models", "0"}};
   const Config config = Load();
   const UserLimitsOptions limits = UserLimitsOf(config, 400, 400);
   EXPECT_EQ(limits.defaults[Limit::kSessions], 7u);
