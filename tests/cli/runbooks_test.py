@@ -21,7 +21,7 @@ SECTIONS = ("By symptom", "Runbooks")
 OF_THE_SYSTEM = {"systemctl", "nvidia-smi", "dmesg", "df"}
 CONFIG = "/etc/kvstrata/kvstratad.toml"
 # What may end otherwise than with 0, and why.
-OTHERWISE = {"kvstrata doctor": {0, 1}}  # this machine may lack something
+OTHERWISE = {f"kvstrata doctor{file}": {0, 1} for file in ("", f" --config {CONFIG}")}  # a machine may lack something
 
 
 def commands(document):
