@@ -69,6 +69,12 @@ segment_bytes = "1MiB"
                               env={**os.environ, "KVSTRATA_SOCKET": str(self.socket)})
         return done.returncode, done.stdout
 
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()  # whoever fails leaves no daemon that holds our output open
+
     def stop(self):
         self.process.terminate()
         return self.process.wait(30)
@@ -82,8 +88,8 @@ def main():
     wanted = commands(pathlib.Path(args.document))
     headings = {heading for heading, _ in wanted}
     passed = failed = 0
-    with tempfile.TemporaryDirectory(prefix="kvs-runbooks-") as folder:
-        machine = Machine(args.cli, args.daemon, pathlib.Path(folder))
+    with (tempfile.TemporaryDirectory(prefix="kvs-runbooks-") as folder,
+          Machine(args.cli, args.daemon, pathlib.Path(folder)) as machine):
         for heading, command in wanted:
             program = command.split()[0]
             if program in OF_THE_SYSTEM:

@@ -537,7 +537,7 @@ TEST_P(ValueTierTest, ATierThatIsDestroyedEndsItsCalls) {
 // --- walks, room, damage -------------------------------------------------------------------------
 
 TEST_P(ValueTierTest, AWalkSeesAllThatStays) {
-  if (!GetParam().surveys) GTEST_SKIP() << "see MooncakeValueTier";
+  if (!GetParam().surveys) GTEST_SKIP() << "this tier cannot list what it holds";
   const auto key = [](const char* what, int i) { return what + std::to_string(i); };
   for (int i = 0; i < 100; ++i) {
     ASSERT_TRUE(PutValue(key("stays ", i), {10, 20}).ok());
@@ -563,7 +563,7 @@ TEST_P(ValueTierTest, AWalkSeesAllThatStays) {
 }
 
 TEST_P(ValueTierTest, AnEmptyTierHasAnEmptyWalk) {
-  if (!GetParam().surveys) GTEST_SKIP() << "see MooncakeValueTier";
+  if (!GetParam().surveys) GTEST_SKIP() << "this tier cannot list what it holds";
   int values = 0;
   EXPECT_TRUE(WalkAndWait(tier(), Soon(), [&](const TierValue&) { ++values; }).ok());
   EXPECT_EQ(values, 0);
@@ -600,7 +600,7 @@ TEST_P(ValueTierTest, AnInspectionIsNoUse) {
 }
 
 TEST_P(ValueTierTest, WhatNeverFitsIsRefused) {
-  if (!GetParam().surveys) GTEST_SKIP() << "see MooncakeValueTier";
+  if (!GetParam().surveys) GTEST_SKIP() << "this tier cannot list what it holds";
   ASSERT_TRUE(PutValue("small", {10}).ok());
   const Code code = PutValue("huge", {4 * kBytes}).code();
   EXPECT_TRUE(code == Code::kResourceExhausted || code == Code::kInvalidArgument);
