@@ -37,8 +37,8 @@ struct Extent {
   std::shared_ptr<const std::vector<std::byte>> description;
 };
 
-// The checksum in its header; 0 if it is no extent.
-inline uint64_t ChecksumOf(std::span<const std::byte> extent) {
+// 0 if it is no extent.
+inline uint64_t ChecksumInHeader(std::span<const std::byte> extent) {
   ExtentHeader header{};
   if (extent.size() >= sizeof(header)) std::memcpy(&header, extent.data(), sizeof(header));
   return header.checksum;

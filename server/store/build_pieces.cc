@@ -274,7 +274,7 @@ void Builds::PublishExtents(BuildJob job, BuiltExtents made) {
       for (size_t i = 0; i < fresh.pages.size(); ++i) {
         const ExtentDraft& draft = output.extents[i];
         artefact.extents.push_back({fresh.pages[i], draft.size(), draft.tokens,
-                                    ChecksumOf(draft.bytes),
+                                    ChecksumInHeader(draft.bytes),
                                     extents_.DescriptionFor(*fresh.pages[i], draft.bytes)});
       }
       p->extents = static_cast<uint32_t>(fresh.pages.size());

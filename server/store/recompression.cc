@@ -337,7 +337,7 @@ Status Recompression::SwapExtents(Sequence* s, const RecompressOutput& output, F
       extents.push_back(s->extents[static_cast<size_t>(draft.kept)]);
     } else {
       Page* const page = fresh->pages[taken++];
-      extents.push_back({page, draft.size(), draft.tokens, ChecksumOf(draft.bytes),
+      extents.push_back({page, draft.size(), draft.tokens, ChecksumInHeader(draft.bytes),
                          extents_.DescriptionFor(*page, draft.bytes)});
       result->written_bytes += draft.size();
     }

@@ -60,7 +60,7 @@ std::vector<std::byte> CheckpointFiles::EncodeEntries(CheckpointHeader* header) 
   }
   header->store = state_->store;
   header->entry_bytes = bytes.size();
-  header->entry_checksum = ChecksumOf(bytes.data(), bytes.size());
+  header->entry_checksum = ChecksumOf(bytes);
   return bytes;
 }
 
@@ -149,7 +149,7 @@ std::optional<std::vector<NamedEntry>> CheckpointFiles::LoadEntries(uint32_t whi
       Requests(Op::kRead, files_->FileOfCheckpoint(which), kBlockBytes, blocks.get(), bytes);
   TransferQueue& transfers = files_->reader().transfers;
   if (!read.empty() && transfers.RunOne(read, blocks, deadline).error != 0) return std::nullopt;
-  const Checksum is = ChecksumOf(blocks.get(), header.entry_bytes);
+  const Checksum is = ChecksumOf({blocks.get(), header.entry_bytes});
   if (is != header.entry_checksum && Holds(Guard::kCheckpointChecksum)) return std::nullopt;
   auto entries = ParseEntries({blocks.get(), header.entry_bytes}, header.entries);
   if (!entries) return std::nullopt;

@@ -3,9 +3,6 @@
 
 #include <cstring>
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 #include "server/tier/guard.h"
 
 namespace kvstrata::disk {
@@ -14,8 +11,7 @@ namespace {
 template <typename Block>
 Seen LookAt(const Block& block, Guard guard) {
   if (block.magic != Block::kMagic) return Seen::kDamaged;
-  const Checksum is = ChecksumOf(&block.magic, kBlockBytes - sizeof(Checksum));
-  if (is != block.checksum && Holds(guard)) return Seen::kDamaged;
+  if (ChecksumOfRest(block) != block.checksum && Holds(guard)) return Seen::kDamaged;
   return block.version == kVersion ? Seen::kWhole : Seen::kForeign;
 }
 
@@ -30,12 +26,6 @@ bool Fits(const SlotHeader& header) {
 }
 
 }  // namespace
-
-Checksum ChecksumOf(const void* data, size_t bytes) {
-  XXH128_canonical_t canonical;
-  XXH128_canonicalFromHash(&canonical, XXH3_128bits(data, bytes));
-  return std::bit_cast<Checksum>(canonical);
-}
 
 uint64_t ClassOf(uint64_t blocks) {
   if (blocks <= 32) return blocks;

@@ -14,7 +14,7 @@
 #include <span>
 #include <string_view>
 
-#include "server/tier/remote_checksum.h"
+#include "server/tier/checksum.h"
 #include "server/tier/remote_secret.h"
 #include "server/tier/value_tier.h"
 

@@ -98,8 +98,7 @@ Status ValueReads::FinishGet(const PlannedGet& get, std::byte* scratch, const Io
   bool whole = header->buffer_count == buffers.size();
   for (size_t i = 0; whole && i < buffers.size(); ++i) {
     const SlotHeader::Buffer& described = header->buffers[i];
-    whole = described.bytes == buffers[i].size() &&
-            described.checksum == ChecksumOf(buffers[i].data(), buffers[i].size());
+    whole = described.bytes == buffers[i].size() && described.checksum == ChecksumOf(buffers[i]);
   }
   if (!whole && Holds(Guard::kPayloadChecksum)) return Lose(get, true, corrupt);
   return OkStatus();

@@ -89,7 +89,7 @@ Transfer ValueWrites::TransferOf(const PlannedPut& put) {
   const auto& buffers = put.request->buffers;
   std::vector<SlotHeader::Buffer> described;
   for (const auto& buffer : buffers) {
-    described.push_back({buffer.size(), ChecksumOf(buffer.data(), buffer.size())});
+    described.push_back({buffer.size(), ChecksumOf(buffer)});
   }
   std::byte* const header = HeaderOf(*put.request, scratch.get());
   WriteHeader(put.place, SlotState::kValue, put.generation, put.request->key, described,

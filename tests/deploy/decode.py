@@ -39,7 +39,7 @@ def looked_at(page, command):
         with urllib.request.urlopen(f"http://{page}{path}", timeout=20) as answer:
             return answer.read().decode()
     if page:
-        assert "<canvas" in got("/")
+        assert "<title>kvstrata" in got("/")
         assert "\nkvstrata_sequences " in got("/metrics"), got("/metrics")
         deadline = time.monotonic() + 20  # the daemon looks once a second
         while not any(s["client"] == "decode.py" for s in json.loads(got("/status.json"))["sequences"]):

@@ -284,7 +284,7 @@ TEST(HmacKeyTest, Rfc4231) {
       "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
 }
 
-TEST(RemoteChecksumTest, DoesNotDependOnWhereBytesAreCut) {
+TEST(ChecksumTest, DoesNotDependOnWhereBytesAreCut) {
   std::mt19937_64 random(TestSeed());
   const std::vector<std::byte> all = RandomBuffers(&random, {5000})[0];
   const std::span<const std::byte> whole(all);
@@ -295,7 +295,7 @@ TEST(RemoteChecksumTest, DoesNotDependOnWhereBytesAreCut) {
       parts.push_back(whole.subspan(at, bytes));
       at += bytes;
     }
-    ASSERT_EQ(ChecksumOf(parts), ChecksumOf({&whole, 1}));
+    ASSERT_EQ(ChecksumOf(parts), ChecksumOf(whole));
   }
 }
 
