@@ -17,9 +17,10 @@ import subprocess
 import sys
 import tempfile
 import time
-import traceback
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "python"))
+TESTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
+sys.path[:0] = [TESTS, os.path.join(TESTS, "python")]
+from outcomes import Outcomes  # noqa: E402
 from redis_server import free_port, redis_server  # noqa: E402
 
 DEADLINE_S = 60
@@ -496,8 +497,8 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--cli", required=True)
     options = parser.parse_args()
-    passed = failed = 0
-    for name, test in [(n, t) for n, t in globals().items() if n.startswith("test_")]:
+    outcomes = Outcomes()
+    for test in [t for n, t in globals().items() if n.startswith("test_")]:
         with tempfile.TemporaryDirectory(prefix="kvs-doctor-") as folder:
             os.chmod(folder, 0o755)
             # Where nobody can run them, whatever the build folder's mode.
@@ -509,17 +510,10 @@ def main():
             os.environ["LD_LIBRARY_PATH"] = os.path.join(folder, "lib")
             shutil.copytree(library, os.path.join(folder, "lib"),
                             ignore=lambda _, names: [n for n in names if not n.startswith("libkvstrata.so")])
-            try:
-                test(doctor)
-                passed += 1
-            except Exception:
-                failed += 1
-                print(f"FAILED {name}")
-                traceback.print_exc()
+            outcomes.run(test, doctor)
     for line in sorted(set(MISSING)):
         print(f"not checked: {line}")
-    print(f"{passed} passed, {failed} failed")
-    return 1 if failed or not passed else 0
+    return outcomes.end()
 
 
 if __name__ == "__main__":
