@@ -116,6 +116,7 @@ struct Session::State {
   DeviceRead Reader() const;
 
   Result<std::shared_ptr<Sequence>> Find(uint64_t sequence);
+  Result<RegisteredModel> ModelOf(uint64_t model);
   Status ClosePrompt(Sequence* s);
   Status Truncate(Sequence* s, uint32_t tokens);
   // What another session asked by the sequence's key, as if its owner had called Truncate: not in a
