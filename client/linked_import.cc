@@ -142,7 +142,7 @@ Status SequenceImported(uint64_t sequence) {
 
 Status Session::RegisterTensors(uint64_t model, int32_t layer, const LentTensor& k,
                                 const LentTensor& v, bool same_memory) {
-  KVS_ASSIGN_OR_RETURN(const State::RegisteredModel registered, state_->ModelOf(model));
+  KVS_ASSIGN_OR_RETURN(const State::RegisteredModel registered, ModelOf(state_.get(), model));
   const Geometry& geometry = registered.geometry;
   LentTensor keys = k, values = v;
   KVS_RETURN_IF_ERROR(CheckMemory(*state_, geometry, "keys", &keys));

@@ -208,10 +208,10 @@ Result<uint64_t> Session::RegisterModel(const ModelSpec& spec) {
   return reply.model;
 }
 
-Result<Session::State::RegisteredModel> Session::State::ModelOf(uint64_t model) {
-  std::lock_guard<std::mutex> lock(mu);
-  const auto it = models.find(model);
-  if (it == models.end()) {
+Result<Session::State::RegisteredModel> ModelOf(Session::State* session, uint64_t model) {
+  std::lock_guard<std::mutex> lock(session->mu);
+  const auto it = session->models.find(model);
+  if (it == session->models.end()) {
     return NotFound("MODEL_UNKNOWN", "model " + std::to_string(model) +
                                          " was not registered in this session; call "
                                          "kvs_model_register");
@@ -221,7 +221,7 @@ Result<Session::State::RegisteredModel> Session::State::ModelOf(uint64_t model) 
 
 Result<Opened> Session::Open(uint64_t model, std::string_view plan, std::span<const int32_t> tokens,
                              const OpenOptions& options) {
-  KVS_ASSIGN_OR_RETURN(const State::RegisteredModel registered, state_->ModelOf(model));
+  KVS_ASSIGN_OR_RETURN(const State::RegisteredModel registered, ModelOf(state_.get(), model));
   if (tokens.size() > state_->ring->max_tokens() || plan.size() > 1 << 16) {
     return InvalidArgument("PROMPT_TOO_LONG", "the prompt has " + std::to_string(tokens.size()) +
                                                   " tokens, the plan " +

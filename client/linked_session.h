@@ -116,7 +116,6 @@ struct Session::State {
   DeviceRead Reader() const;
 
   Result<std::shared_ptr<Sequence>> Find(uint64_t sequence);
-  Result<RegisteredModel> ModelOf(uint64_t model);
   Status ClosePrompt(Sequence* s);
   Status Truncate(Sequence* s, uint32_t tokens);
   // What another session asked by the sequence's key, as if its owner had called Truncate: not in a
@@ -157,6 +156,9 @@ struct Session::State {
     return std::chrono::steady_clock::now() + options.timeout;
   }
 };
+
+// MODEL_UNKNOWN.
+Result<Session::State::RegisteredModel> ModelOf(Session::State* session, uint64_t model);
 
 // The use of a sequence by one call.
 class SequenceUse {

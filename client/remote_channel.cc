@@ -3,6 +3,7 @@
 
 #include <grpcpp/create_channel_posix.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
