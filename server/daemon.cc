@@ -26,6 +26,7 @@
 #include "server/memory/cgroup.h"
 #include "server/memory/numa_topology.h"
 #include "server/nodes/cluster_view.h"
+#include "server/nodes/node_address.h"
 #include "server/page_server.h"
 #include "server/part_health.h"
 #include "server/pool_memory.h"
@@ -218,7 +219,7 @@ DiskInfo DiskInfoOf(const std::string& path, const DiskTier& disk, const DiskVal
 
 int ExitCodeOf(const Status& status) {
   if (status.reason() == "SOCKET_IN_USE" || status.reason() == "DISK_LOCKED" ||
-      status.reason() == "HTTP_IN_USE") {
+      status.reason() == "HTTP_IN_USE" || status.reason() == "REMOTE_ANNOUNCE_IN_USE") {
     return kExitInUse;
   }
   switch (status.code()) {
@@ -590,6 +591,9 @@ Status Daemon::Parts::Start() {
   std::optional<PageListener> page_listener;
   if (config.http.kind != HttpAddress::Kind::kNone) {
     KVS_ASSIGN_OR_RETURN(page_listener, PageListener::Listen(config));
+  }
+  if (!config.remote.announce.empty()) {
+    KVS_RETURN_IF_ERROR(CheckCanListen(config.remote.announce));
   }
   KVS_RETURN_IF_ERROR(MakeStore());
   if (config.remote.on()) {

@@ -69,6 +69,14 @@ std::string Shards(const Json& row) {
   return open == 0 ? all : std::to_string(open) + " of " + all + " left alone";
 }
 
+// "3 opens, 5 values", which the rates of tenants or of the node cut.
+std::string OverRate(const Json& row) {
+  const auto opens = row.value("over_rate", uint64_t{0});
+  const auto values = row.value("dropped_rate", uint64_t{0});
+  if (opens == 0 && values == 0) return "-";
+  return std::to_string(opens) + " opens, " + std::to_string(values) + " values";
+}
+
 constexpr Column kRemotes[] = {
     {"SERVERS", "/servers", nullptr, false, 0, 24},
     {"ENGINE", "/engine", nullptr, false, 4},
@@ -81,7 +89,9 @@ constexpr Column kRemotes[] = {
     {"WAITING", "/waiting", nullptr, true, 3},
     {"WRITTEN", "/written", nullptr, true, 1},
     {"UNWRITTEN", "", Unwritten, true, 4},
+    {"OVER-RATE", "", OverRate, false, 3},
     {"ILLNESS", "/illness", OrDash, false, 7, 12},
+    {"SECRET", "/secret_fingerprint", OrDash},
 };
 
 Result<int> List(const Options& options) {

@@ -109,7 +109,7 @@ struct RemoteShardInfo {
 
 // The remote tier as Admin.GetStatus shows it.
 struct RemoteInfo {
-  std::string engine, servers, illness, write;
+  std::string engine, servers, illness, write, secret_fingerprint;
   std::vector<RemoteShardInfo> shards;
   uint64_t searches = 0, searched = 0, found = 0, late_searches = 0;
   uint64_t known_misses = 0, not_worth = 0, refused_searches = 0;
