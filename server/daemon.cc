@@ -104,6 +104,16 @@ void OfferConfig(ConfigReload* reload, GrpcOptions* options) {
   };
 }
 
+// Null: none is configured. Nodes are answered only when all else is there, at a port that is
+// looked at here.
+Result<std::unique_ptr<RemoteTier>> OpenRemote(const Config& config) {
+  if (!config.remote.on()) return std::unique_ptr<RemoteTier>();
+  if (!config.remote.announce.empty()) {
+    KVS_RETURN_IF_ERROR(CheckCanListen(config.remote.announce));
+  }
+  return RemoteTier::Open(config);
+}
+
 // The view of the nodes that share the tier; the options borrow it. Null: the tier's engine lists
 // none, which callers are told.
 Result<std::unique_ptr<ClusterView>> OfferClusterView(const Config& daemon, Store* store,
@@ -592,13 +602,8 @@ Status Daemon::Parts::Start() {
   if (config.http.kind != HttpAddress::Kind::kNone) {
     KVS_ASSIGN_OR_RETURN(page_listener, PageListener::Listen(config));
   }
-  if (!config.remote.announce.empty()) {
-    KVS_RETURN_IF_ERROR(CheckCanListen(config.remote.announce));
-  }
   KVS_RETURN_IF_ERROR(MakeStore());
-  if (config.remote.on()) {
-    KVS_ASSIGN_OR_RETURN(remote, RemoteTier::Open(config));
-  }
+  KVS_ASSIGN_OR_RETURN(remote, OpenRemote(config));
   KVS_RETURN_IF_ERROR(OpenDisk());
   mover = std::make_unique<Mover>(config.mover, store.get());
   replications = std::make_unique<WorkQueue>(1, "replications", kReplicationPatience);
