@@ -94,6 +94,24 @@ constexpr Column kRemotes[] = {
     {"SECRET", "/secret_fingerprint", OrDash},
 };
 
+constexpr Column kOverRates[] = {
+    {"OVER-ITS-RATE", "/user"},
+    {"CLUSTER-TENANT", "/cluster_tenant", OrDash},
+    {"OPENS-CUT", "/opens", nullptr, true},
+    {"VALUES-LEFT", "/values", nullptr, true},
+};
+
+// Beside a table; nothing where nobody was.
+void PrintOverRates(const Style& style, const Json& document) {
+  Json users = {{"users", Json::array()}};
+  for (const Json& remote : document.at("remotes")) {
+    for (const Json& user : remote.at("over_rates")) users["users"].push_back(user);
+  }
+  if (!style.IsTable() || !style.headers || users["users"].empty()) return;
+  std::cout << "\n";
+  PrintList(style, users, "users", kOverRates, std::cout);
+}
+
 Result<int> List(const Options& options) {
   KVS_ASSIGN_OR_RETURN(const auto answer,
                        Ask(options, &v1::Admin::Stub::GetStatus, v1::GetStatusRequest()));
@@ -107,6 +125,7 @@ Result<int> List(const Options& options) {
   if (whole || answer.remotes().empty()) return kOk;
   if (!answer.disks().empty() && options.style.format != Format::kName) std::cout << "\n";
   PrintList(options.style, document, "remotes", kRemotes, std::cout);
+  PrintOverRates(options.style, document);
   return kOk;
 }
 

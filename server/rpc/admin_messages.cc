@@ -261,7 +261,7 @@ void Write(const DiskInfo& d, v1::Disk* out) {
   out->set_retry_us(static_cast<uint64_t>(d.retry.count()));
 }
 
-void Write(const RemoteInfo& r, v1::Remote* out) {
+void Write(const RemoteInfo& r, const ClusterTenants& tenants, v1::Remote* out) {
   out->set_engine(r.engine);
   out->set_servers(r.servers);
   out->set_illness(r.illness);
@@ -307,6 +307,13 @@ void Write(const RemoteInfo& r, v1::Remote* out) {
   out->set_gone(r.gone);
   out->set_failed(r.failed);
   out->set_secret_fingerprint(r.secret_fingerprint);
+  for (const auto& [user, over] : r.over_rates) {
+    v1::OverRate* const to = out->add_over_rates();
+    to->set_user(user);
+    to->set_cluster_tenant(ClusterTenantOf(user, tenants));
+    to->set_opens(over.opens);
+    to->set_values(over.values);
+  }
 }
 
 void Write(const LimitNumbers& n, v1::UserNumbers* out) {

@@ -23,7 +23,7 @@ void WriteCatalog(const Store& store, v1::GetStatusResponse* out);
 // Refusals, latencies, bytes and steps.
 void WriteTelemetry(const Store& store, v1::GetStatusResponse* out);
 void Write(const DiskInfo& d, v1::Disk* out);
-void Write(const RemoteInfo& r, v1::Remote* out);
+void Write(const RemoteInfo& r, const ClusterTenants& tenants, v1::Remote* out);
 void Write(const LimitNumbers& n, v1::UserNumbers* out);
 void Write(const UserReport& u, const ClusterTenants& tenants, v1::UserQuota* out);
 bool HoldsAny(const UserReport& u);

@@ -71,7 +71,9 @@ grpc::ServerUnaryReactor* AdminService::GetStatus(grpc::CallbackServerContext* c
     Write(p, response->add_pools());
   }
   if (options.disk) Write(options.disk(), response->add_disks());
-  if (options.remote) Write(options.remote(), response->add_remotes());
+  if (options.remote) {
+    Write(options.remote(), context_->store().cluster_tenants(), response->add_remotes());
+  }
   WriteCgroup(options, response);
   for (const UserReport& user : context_->store().user_limits()->Report()) {
     if (user.refused == 0 && !HoldsAny(user)) continue;

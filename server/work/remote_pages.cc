@@ -74,6 +74,11 @@ RemotePagesCounters RemotePages::counters() const {
   return all;
 }
 
+TenantRates::Refused RemotePages::over_read_rates() const {
+  MutexLock lock(mu_);
+  return tenant_read_rates_.refused();
+}
+
 // --- searches ------------------------------------------------------------------------------------
 
 std::chrono::microseconds RemotePages::TimeFor(uint32_t tokens) const {

@@ -85,6 +85,9 @@ class RemotePages {
   // is forgotten: what was missed may be asked for at once, and what is there is put again.
   void Configure(const RemotePagesOptions& options) KVS_EXCLUDES(mu_);
   RemotePagesCounters counters() const KVS_EXCLUDES(mu_);
+  // Who was over their rates: opens that were cut, and values that were not written.
+  TenantRates::Refused over_read_rates() const KVS_EXCLUDES(mu_);
+  TenantRates::Refused over_write_rates() const { return writer_.over_rates(); }
   double bytes_per_second() const { return loads_.bytes_per_second(); }
   // That the tier, or a copy from them, uses now.
   size_t buffers_in_use() const { return buffers_.in_use(); }

@@ -69,6 +69,11 @@ RemoteWriterCounters RemoteWriter::counters() const {
   return all;
 }
 
+TenantRates::Refused RemoteWriter::over_rates() const {
+  MutexLock lock(mu_);
+  return tenant_rates_.refused();
+}
+
 void RemoteWriter::Count(uint64_t RemoteWriterCounters::*what, uint64_t n) {
   MutexLock lock(mu_);
   counters_.*what += n;

@@ -76,6 +76,8 @@ class RemoteWriter {
   void Configure(const RemoteWriterOptions& options) KVS_EXCLUDES(mu_);
 
   RemoteWriterCounters counters() const KVS_EXCLUDES(mu_);
+  // Offers that were left over their tenants' rates.
+  TenantRates::Refused over_rates() const KVS_EXCLUDES(mu_);
 
  private:
   struct Waiting {
