@@ -192,8 +192,8 @@ RemoteInfo RemoteTier::Info() const {
   info.dropped_stop = c.dropped_stop;
   info.gone = c.gone;
   info.failed = c.failed;
-  for (const auto& [user, opens] : pages_->over_read_rates()) info.over_rates[user].opens = opens;
-  for (const auto& [user, values] : pages_->over_write_rates()) {
+  for (const auto& [user, opens] : c.over_read_rates) info.over_rates[user].opens = opens;
+  for (const auto& [user, values] : c.over_write_rates) {
     info.over_rates[user].values = values;
   }
   return info;

@@ -71,12 +71,8 @@ RemotePagesCounters RemotePages::counters() const {
   RemotePagesCounters all = counters_;
   static_cast<TierLoadsCounters&>(all) = loads_.counters();
   static_cast<RemoteWriterCounters&>(all) = writer_.counters();
+  all.over_read_rates = tenant_read_rates_.refused();
   return all;
-}
-
-TenantRates::Refused RemotePages::over_read_rates() const {
-  MutexLock lock(mu_);
-  return tenant_read_rates_.refused();
 }
 
 // --- searches ------------------------------------------------------------------------------------

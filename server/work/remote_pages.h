@@ -59,6 +59,7 @@ struct RemotePagesCounters : TierLoadsCounters, RemoteWriterCounters {
   uint64_t late_searches = 0;  // ended by their deadline
   uint64_t missed = 0;         // values that were found, and did not come
   uint64_t over_rate = 0;      // opens that were cut by the read rate, or by their tenant's
+  TenantRates::Refused over_read_rates;  // of these, by tenant, those that their own rate cut
 };
 
 class RemotePages {
@@ -85,9 +86,6 @@ class RemotePages {
   // is forgotten: what was missed may be asked for at once, and what is there is put again.
   void Configure(const RemotePagesOptions& options) KVS_EXCLUDES(mu_);
   RemotePagesCounters counters() const KVS_EXCLUDES(mu_);
-  // Who was over their rates: opens that were cut, and values that were not written.
-  TenantRates::Refused over_read_rates() const KVS_EXCLUDES(mu_);
-  TenantRates::Refused over_write_rates() const { return writer_.over_rates(); }
   double bytes_per_second() const { return loads_.bytes_per_second(); }
   // That the tier, or a copy from them, uses now.
   size_t buffers_in_use() const { return buffers_.in_use(); }

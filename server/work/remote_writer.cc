@@ -66,12 +66,8 @@ RemoteWriterCounters RemoteWriter::counters() const {
   MutexLock lock(mu_);
   RemoteWriterCounters all = counters_;
   all.waiting = keys_.size();
+  all.over_write_rates = tenant_rates_.refused();
   return all;
-}
-
-TenantRates::Refused RemoteWriter::over_rates() const {
-  MutexLock lock(mu_);
-  return tenant_rates_.refused();
 }
 
 void RemoteWriter::Count(uint64_t RemoteWriterCounters::*what, uint64_t n) {

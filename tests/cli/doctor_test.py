@@ -450,6 +450,11 @@ def test_what_the_running_daemon_says_of_its_servers(doctor):
             done = subprocess.run([doctor.program, "tier", "ls", "-o", "json", "--socket", doctor.socket],
                                   capture_output=True, text=True, timeout=DEADLINE_S, check=True)
             illness = json.loads(done.stdout)["remotes"][0]["illness"]
+            done = subprocess.run([doctor.program, "health", "-o", "json", "--socket", doctor.socket],
+                                  capture_output=True, text=True, timeout=DEADLINE_S)
+            told = json.loads(done.stdout)  # whatever it is by now, state and reason are of one moment
+            assert told["state"].startswith("degraded") == told["why"].startswith("degraded"), told
+            assert told["healthy"] == (done.returncode == 0) == (told["why"] == ""), told
         with redis_server() as redis:  # another one than the daemon's, and well
             checks = doctor(*setting(f"remote.redis={redis.address}", *rest))
             assert found(checks, "remote", "WARN", words="the running daemon says: "), checks
