@@ -16,6 +16,7 @@
 #include "kernels/step/cuda_step.h"
 #include "server/config_limits.h"
 #include "server/daemon_parts.h"
+#include "server/nodes/node_address.h"
 #include "server/pool_memory.h"
 #include "server/start_memory.h"
 #include "server/telemetry/thread_top.h"
@@ -49,7 +50,7 @@ std::string Shipped(const char* what) {
 
 int ExitCodeOf(const Status& status) {
   if (status.reason() == "SOCKET_IN_USE" || status.reason() == "DISK_LOCKED" ||
-      status.reason() == "HTTP_IN_USE") {
+      status.reason() == "HTTP_IN_USE" || status.reason() == "REMOTE_ANNOUNCE_IN_USE") {
     return kExitInUse;
   }
   switch (status.code()) {
@@ -152,6 +153,10 @@ Status Daemon::Parts::MakeStore() {
 
 Status Daemon::Parts::OpenTiers() {
   if (config.remote.on()) {
+    // Nodes are answered only when all else is there, at a port that is looked at here.
+    if (!config.remote.announce.empty()) {
+      KVS_RETURN_IF_ERROR(CheckCanListen(config.remote.announce));
+    }
     KVS_ASSIGN_OR_RETURN(remote, RemoteTier::Open(config));
   }
   if (!config.disk.directory.empty()) {

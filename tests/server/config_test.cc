@@ -20,6 +20,7 @@ namespace {
 using std::chrono::microseconds;
 using test::ConfigTest;
 using testing::HasSubstr;
+using testing::Not;
 
 TEST_F(ConfigTest, NothingIsRequired) {
   const Config config = Load();
@@ -287,6 +288,37 @@ TEST_F(ConfigTest, UnknownKeysSayWhatWasMeant) {
   EXPECT_THAT(Fail().message(), HasSubstr("did you mean 'disk.path'?"));
   sources_.flags = {{"zzzzzzzzzzzzzzzz", "1"}};
   EXPECT_THAT(Fail().message(), HasSubstr("known: socket.path"));
+  // Of a table, whose keys have users' and plans' names.
+  for (const auto& [key, meant] :
+       {std::pair{"remote.tenant.uid:1000.name", "remote.tenants.uid:1000.name"},
+        std::pair{"limits.user.uid:1000.sessions", "limits.users.uid:1000.sessions"},
+        std::pair{"plan.mine", "plans.mine"}, std::pair{"pins.limit_bytes", "pin.limit_bytes"}}) {
+    sources_.flags = {{key, "1"}};
+    EXPECT_THAT(Fail().message(), HasSubstr(std::string("did you mean '") + meant + "'?"));
+  }
+}
+
+TEST_F(ConfigTest, TheKeyAtFaultIsLocatedAndNoneThatItsNameBeginsWith) {
+  UseFile(
+      "[remote]\nmooncake = \"m:50051\"\ntls = true\nmooncake_python = \"/no/python\"\n"
+      "tls_ca_file = \"/no/ca\"\n");
+  const Config config = ReadConfig(sources_).config;
+  const auto located = [&config](const char* text) {
+    return std::string(Located(InvalidArgument("ANY", text), config).message());
+  };
+  EXPECT_THAT(located("remote.mooncake_python = '/no/python': no"), HasSubstr("k.toml:4:"));
+  EXPECT_THAT(located("remote.mooncake_python = '/no/python': no"), Not(HasSubstr("k.toml:2:")));
+  EXPECT_THAT(located("set remote.tls_ca_file"), Not(HasSubstr("k.toml:3:")));
+  EXPECT_THAT(located("set remote.tls."), HasSubstr("k.toml:3:"));
+  EXPECT_THAT(located("remote.mooncake = 'm:50051' needs more"), HasSubstr("k.toml:2:"));
+}
+
+TEST_F(ConfigTest, MistakesAreALineEachWhateverAValueHolds) {
+  const Status joined[] = {InvalidArgument("CONFIG_VALUE", "a = 'x\n\x1b[2J'"),
+                           InvalidArgument("CONFIG_KEY", "b\x7f")};
+  const Status all = Joined(joined);
+  EXPECT_EQ(all.reason(), "CONFIG_VALUE");
+  EXPECT_EQ(all.message(), "a = 'x\\x0a\\x1b[2J'\nCONFIG_KEY: b\\x7f");
 }
 
 TEST_F(ConfigTest, MistypedEnvironmentIsAWarning) {

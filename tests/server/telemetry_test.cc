@@ -96,6 +96,18 @@ TEST(EventRingTest, WritersDoNotWaitForReaders) {
   EXPECT_EQ(seen + lost, 20000u);
 }
 
+// A value is one word of one line, and repaints nobody's terminal.
+TEST(LogTest, ControlCharactersAreEscaped) {
+  for (const char* value : {"\x1b[2J", "a\nb", "\x7f", "\x01"}) {
+    const std::string line = FormatEvent(LogFormat::kText, "event", {{"client", value}});
+    EXPECT_NE(line.find("client=\""), std::string::npos) << line;
+    EXPECT_NE(line.find("\\u00"), std::string::npos) << line;
+    for (const char c : line) EXPECT_TRUE(c >= 0x20 && c != 0x7F) << line;
+  }
+  EXPECT_EQ(FormatEvent(LogFormat::kText, "event", {{"client", "vllm"}}),
+            "event=event client=vllm");
+}
+
 TEST(LogTest, TheRingHasInfoWhateverTheLogLeavesOut) {
   InitLog(LogLevel::kError, LogFormat::kText);
   const uint64_t before = Newest();
