@@ -3,14 +3,13 @@
 
 #include <poll.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/time.h>
-#include <sys/un.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <utility>
+
+#include "client/daemon_socket.h"
 
 namespace kvstrata::client {
 namespace {
@@ -60,59 +59,10 @@ void Receive(int socket, int flags, Packet* packet) {
   }
 }
 
-Status Unreachable(const std::string& path, int error) {
-  const std::string at = "socket '" + path + "': " + std::strerror(error);
-  if (error == EACCES || error == EPERM) {
-    return {Code::kPermissionDenied, "SOCKET_DENIED",
-            at + "; the daemon's user or group must admit this user (mode 0660)"};
-  }
-  if (error == EAGAIN || error == ETIMEDOUT) {
-    return {Code::kDeadlineExceeded, "DEADLINE", at + "; the daemon does not accept connections"};
-  }
-  return Unavailable("DAEMON_UNREACHABLE",
-                     at + "; start it with `kvstratad --socket " + path + "`");
-}
-
-Status CheckPath(const std::string& path) {
-  struct stat st {};
-  if (stat(path.c_str(), &st) == 0 && !S_ISSOCK(st.st_mode)) {
-    return InvalidArgument("SOCKET_INVALID",
-                           "socket '" + path + "' is " +
-                               (S_ISDIR(st.st_mode) ? "a directory" : "not a socket") +
-                               "; name the socket that `kvstratad --socket` was given");
-  }
-  return OkStatus();
-}
-
-void SetTimeout(int fd, int option, Clock::time_point deadline) {
-  const auto left =
-      std::max(std::chrono::duration_cast<std::chrono::microseconds>(deadline - Clock::now()),
-               std::chrono::microseconds(1000));
-  const timeval t{static_cast<time_t>(left.count() / 1000000),
-                  static_cast<suseconds_t>(left.count() % 1000000)};
-  setsockopt(fd, SOL_SOCKET, option, &t, sizeof(t));
-}
-
-Result<UniqueFd> Connect(const std::string& path, Clock::time_point deadline) {
-  KVS_RETURN_IF_ERROR(CheckPath(path));
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  const std::string attach = path + ".attach";
-  if (attach.size() >= sizeof(address.sun_path)) {
-    return InvalidArgument("SOCKET_INVALID", "socket '" + path + "' has " +
-                                                 std::to_string(path.size()) +
-                                                 " bytes; at most 100 are allowed");
-  }
-  std::memcpy(address.sun_path, attach.data(), attach.size());
-  UniqueFd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-  if (!fd) return Unreachable(path, errno);
-  SetTimeout(fd.get(), SO_SNDTIMEO, deadline);  // a full backlog makes connect wait
-  int rc;
-  do {
-    rc = connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address));
-  } while (rc != 0 && errno == EINTR);
-  if (rc != 0) return Unreachable(path, errno);
-  return fd;
+// At least 1 ms: a socket waits for ever with a timeout of 0.
+std::chrono::microseconds Left(Clock::time_point deadline) {
+  return std::max(std::chrono::duration_cast<std::chrono::microseconds>(deadline - Clock::now()),
+                  std::chrono::microseconds(1000));
 }
 
 template <size_t N>
@@ -145,7 +95,8 @@ Result<std::unique_ptr<Connection>> Connection::Dial(const std::string& path,
                                                      PageMap* arenas) {
   const auto deadline = Clock::now() + timeout;
   std::unique_ptr<Connection> connection(new Connection(arenas));
-  KVS_ASSIGN_OR_RETURN(connection->socket_, Connect(path, deadline));
+  KVS_ASSIGN_OR_RETURN(connection->socket_,
+                       ConnectToDaemon(path, ".attach", SOCK_SEQPACKET, Left(deadline)));
   shm::Hello hello{};
   hello.type = shm::kHello;
   hello.magic = shm::kMagic;
@@ -162,7 +113,7 @@ Status Connection::Handshake(const shm::Hello& hello, Clock::time_point deadline
   if (send(fd, &hello, sizeof(hello), MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof(hello))) {
     return Unavailable("DAEMON_UNREACHABLE", std::string("saying hello: ") + std::strerror(errno));
   }
-  SetTimeout(fd, SO_RCVTIMEO, deadline);
+  SetSocketTimeout(fd, SO_RCVTIMEO, Left(deadline));
   Packet packet;
   Receive(fd, 0, &packet);
   if (packet.bytes == -EAGAIN) {

@@ -142,17 +142,8 @@ Status SequenceImported(uint64_t sequence) {
 
 Status Session::RegisterTensors(uint64_t model, int32_t layer, const LentTensor& k,
                                 const LentTensor& v, bool same_memory) {
-  Geometry geometry;
-  {
-    std::lock_guard<std::mutex> lock(state_->mu);
-    const auto it = state_->models.find(model);
-    if (it == state_->models.end()) {
-      return NotFound("MODEL_UNKNOWN", "model " + std::to_string(model) +
-                                           " was not registered in this session; call "
-                                           "kvs_model_register");
-    }
-    geometry = it->second.geometry;
-  }
+  KVS_ASSIGN_OR_RETURN(const State::RegisteredModel registered, ModelOf(state_.get(), model));
+  const Geometry& geometry = registered.geometry;
   LentTensor keys = k, values = v;
   KVS_RETURN_IF_ERROR(CheckMemory(*state_, geometry, "keys", &keys));
   KVS_RETURN_IF_ERROR(CheckMemory(*state_, geometry, "values", &values));

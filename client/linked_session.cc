@@ -208,19 +208,20 @@ Result<uint64_t> Session::RegisterModel(const ModelSpec& spec) {
   return reply.model;
 }
 
+Result<Session::State::RegisteredModel> ModelOf(Session::State* session, uint64_t model) {
+  std::lock_guard<std::mutex> lock(session->mu);
+  const auto it = session->models.find(model);
+  if (it == session->models.end()) {
+    return NotFound("MODEL_UNKNOWN", "model " + std::to_string(model) +
+                                         " was not registered in this session; call "
+                                         "kvs_model_register");
+  }
+  return it->second;
+}
+
 Result<Opened> Session::Open(uint64_t model, std::string_view plan, std::span<const int32_t> tokens,
                              const OpenOptions& options) {
-  State::RegisteredModel registered;
-  {
-    std::lock_guard<std::mutex> lock(state_->mu);
-    const auto it = state_->models.find(model);
-    if (it == state_->models.end()) {
-      return NotFound("MODEL_UNKNOWN", "model " + std::to_string(model) +
-                                           " was not registered in this session; call "
-                                           "kvs_model_register");
-    }
-    registered = it->second;
-  }
+  KVS_ASSIGN_OR_RETURN(const State::RegisteredModel registered, ModelOf(state_.get(), model));
   if (tokens.size() > state_->ring->max_tokens() || plan.size() > 1 << 16) {
     return InvalidArgument("PROMPT_TOO_LONG", "the prompt has " + std::to_string(tokens.size()) +
                                                   " tokens, the plan " +

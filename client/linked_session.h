@@ -157,6 +157,9 @@ struct Session::State {
   }
 };
 
+// MODEL_UNKNOWN.
+Result<Session::State::RegisteredModel> ModelOf(Session::State* session, uint64_t model);
+
 // The use of a sequence by one call.
 class SequenceUse {
  public:

@@ -4,8 +4,6 @@
 #include <grpcpp/create_channel_posix.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/time.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,6 +15,7 @@
 #include <thread>
 
 #include "base/unique_fd.h"
+#include "client/daemon_socket.h"
 #include "kvstrata/kvstrata.h"
 
 namespace kvstrata::client {
@@ -24,48 +23,6 @@ namespace {
 
 constexpr std::chrono::milliseconds kCloseTimeout{1000};
 constexpr int kMaxMetadataBytes = 64 << 10;  // codes of a batch of thousands come in a trailer
-
-Status Unreachable(const std::string& path, int error) {
-  const std::string at = "socket '" + path + "': " + std::strerror(error);
-  if (error == EACCES || error == EPERM) {
-    return {Code::kPermissionDenied, "SOCKET_DENIED",
-            at + "; the daemon's user or group must admit this user (mode 0660)"};
-  }
-  if (error == EAGAIN || error == ETIMEDOUT) {
-    return {Code::kDeadlineExceeded, "DEADLINE", at + "; the daemon does not accept connections"};
-  }
-  return Unavailable("DAEMON_UNREACHABLE",
-                     at + "; start it with `kvstratad --socket " + path + "`");
-}
-
-Result<UniqueFd> Dial(const std::string& path, std::chrono::milliseconds timeout) {
-  struct stat st {};
-  if (stat(path.c_str(), &st) == 0 && !S_ISSOCK(st.st_mode)) {
-    return InvalidArgument("SOCKET_INVALID",
-                           "socket '" + path + "' is " +
-                               (S_ISDIR(st.st_mode) ? "a directory" : "not a socket") +
-                               "; name the socket that `kvstratad --socket` was given");
-  }
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  if (path.size() >= sizeof(address.sun_path)) {
-    return InvalidArgument("SOCKET_INVALID", "socket '" + path + "' has " +
-                                                 std::to_string(path.size()) +
-                                                 " bytes; at most 107 are allowed");
-  }
-  std::memcpy(address.sun_path, path.data(), path.size());
-  UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  if (!fd) return Unreachable(path, errno);
-  const timeval wait{static_cast<time_t>(timeout.count() / 1000),
-                     static_cast<suseconds_t>(timeout.count() % 1000 * 1000)};
-  setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &wait, sizeof(wait));  // a full backlog
-  int rc;
-  do {
-    rc = connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address));
-  } while (rc != 0 && errno == EINTR);
-  if (rc != 0) return Unreachable(path, errno);
-  return fd;
-}
 
 }  // namespace
 
@@ -156,7 +113,8 @@ class RemoteChannel::Lease {
 
 Result<std::unique_ptr<RemoteChannel>> RemoteChannel::Open(const AttachOptions& options,
                                                            const std::string& backend) {
-  KVS_ASSIGN_OR_RETURN(UniqueFd fd, Dial(options.socket, options.timeout));
+  KVS_ASSIGN_OR_RETURN(UniqueFd fd,
+                       ConnectToDaemon(options.socket, "", SOCK_STREAM, options.timeout));
   std::unique_ptr<RemoteChannel> channel(new RemoteChannel);
   channel->timeout_ = options.timeout;
   struct stat st {};

@@ -134,8 +134,8 @@ constexpr EventKind kRows[] = {
      "server why"},
     {"remote_open", "info",
      "At the start: the remote tier that is configured; servers are those named, and none is "
-     "connected to yet.",
-     "engine servers write seal tls"},
+     "connected to yet. Nodes of one secret have one secret_fingerprint.",
+     "engine servers write seal tls secret_fingerprint"},
     {"remote_pages", "info",
      "At a clean stop, since the start: searches of opening sequences and what they found; values "
      "read, and found ones that did not come; searches and loads that were late or refused; values "

@@ -312,6 +312,8 @@ constexpr Reason kRows[] = {
      "remote.announce is no address that the daemon can listen at, or needs TLS files.",
      "an address of this machine with a free port; remote.tls_cert_file, tls_key_file, "
      "tls_ca_file"},
+    {"REMOTE_ANNOUNCE_IN_USE", kRemote, "Another process listens where remote.announce says.",
+     "choose another port, or stop who listens there: ss -ltnp"},
     // --- work
     {"CANCELLED", kWork, "Recompression was cancelled; nothing has changed.", ""},
     {"DRAFT_INVALID", kWork, "A codec drafted an extent that cannot be: a bug.",

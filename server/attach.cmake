@@ -24,6 +24,7 @@ kvs_library(kvs_work
   work/tier_writer.cc
   work/tier_records.cc
   work/value_scrub.cc
+  work/call_threads.cc
   work/disk_value_tier.cc
   work/lost_value_log.cc
   work/importer.cc

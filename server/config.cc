@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <optional>
 
 #include "base/check.h"
@@ -219,12 +220,46 @@ LoadedConfig ReadConfig(const ConfigSources& sources) {
   return loaded;
 }
 
+namespace {
+
+// Whether the message has the key, not only another one that begins or ends with it
+// (remote.mooncake, remote.mooncake_python).
+bool Names(std::string_view message, std::string_view key) {
+  const auto in_word = [&message](size_t at) {
+    return at < message.size() &&
+           (std::isalnum(static_cast<unsigned char>(message[at])) != 0 || message[at] == '_');
+  };
+  for (size_t at = message.find(key); at != message.npos; at = message.find(key, at + 1)) {
+    const size_t end = at + key.size();
+    const bool goes_on = in_word(end) || (message.substr(end).starts_with('.') && in_word(end + 1));
+    if (!goes_on && (at == 0 || !in_word(at - 1))) return true;
+  }
+  return false;
+}
+
+// A line of it, whatever a value holds.
+std::string OneLine(std::string_view text) {
+  constexpr std::string_view kDigits = "0123456789abcdef";
+  std::string line;
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte >= 0x20 && byte != 0x7F) {
+      line += c;
+    } else {
+      line += {'\\', 'x', kDigits[byte >> 4], kDigits[byte & 15]};
+    }
+  }
+  return line;
+}
+
+}  // namespace
+
 Status Located(const Status& mistake, const Config& config) {
   std::string where;
   for (const ConfigEntry& entry : config.entries) {
     // "threads" and "backend" are words, too.
-    const bool named = entry.key.find('.') != std::string::npos &&
-                       mistake.message().find(entry.key) != std::string::npos;
+    const bool named =
+        entry.key.find('.') != std::string::npos && Names(mistake.message(), entry.key);
     if (named && !entry.where.empty()) {
       where += (where.empty() ? "" : ", ") + entry.where;
     }
@@ -236,8 +271,10 @@ Status Located(const Status& mistake, const Config& config) {
 Status Joined(std::span<const Status> mistakes) {
   KVS_CHECK(!mistakes.empty());
   const Status& first = mistakes.front();
-  std::string text(first.message());
-  for (const Status& mistake : mistakes.subspan(1)) text += "\n" + mistake.ToString();
+  std::string text = OneLine(first.message());
+  for (const Status& mistake : mistakes.subspan(1)) {
+    text += "\n" + std::string(mistake.reason()) + ": " + OneLine(mistake.message());
+  }
   return {first.code(), first.reason(), text};
 }
 

@@ -139,7 +139,8 @@ LoadedConfig ReadConfig(const ConfigSources& sources);
 Result<Config> LoadConfig(const ConfigSources& sources);
 // A mistake that names keys, with the places where they were given before it.
 Status Located(const Status& mistake, const Config& config);
-// REQUIRES: some.
+// Code and reason of the first; a line for each, "REASON: text" of the others, without control
+// characters. REQUIRES: some.
 Status Joined(std::span<const Status> mistakes);
 
 }  // namespace kvstrata

@@ -26,8 +26,23 @@ namespace {
 
 constexpr uint64_t kMaxFileBytes = uint64_t{1} << 20;
 
+// The key with its table's name, where that is all but written (remote.tenant.uid:1000.name); "":
+// it is no table's.
+std::string InNearestTable(std::string_view key) {
+  for (const std::string_view table : {"remote.tenants", "limits.users", "plans"}) {
+    size_t end = key.find('.');
+    for (auto words = std::ranges::count(table, '.'); words > 0 && end != key.npos; --words) {
+      end = key.find('.', end + 1);
+    }
+    if (end == key.npos || EditDistance(key.substr(0, end), table) > table.size() / 5) continue;
+    return std::string(table) + std::string(key.substr(end));
+  }
+  return "";
+}
+
 Status UnknownKey(const std::string& key, const std::string& where) {
-  const std::string_view nearest = NearestConfigKey(key);
+  std::string nearest = InNearestTable(key);
+  if (nearest.empty()) nearest = NearestConfigKey(key);
   std::string known;
   for (const ConfigKey& k : ConfigKeys())
     known += (known.empty() ? "" : ", ") + std::string(k.name);
@@ -36,7 +51,7 @@ Status UnknownKey(const std::string& key, const std::string& where) {
       where + ": unknown key '" + key + "'" +
           (nearest.empty()
                ? "; known: " + known + ", plans.NAME, limits.users.USER, remote.tenants.USER"
-               : "; did you mean '" + std::string(nearest) + "'?"));
+               : "; did you mean '" + nearest + "'?"));
 }
 
 std::string TomlText(const toml::node& node) {

@@ -388,8 +388,10 @@ std::string_view NearestConfigKey(std::string_view name) {
   for (const ConfigKey& key : ConfigKeys()) {
     const std::string_view bare = key.name.substr(key.name.rfind('.') + 1);
     const size_t whole = EditDistance(name, key.name);
-    const std::pair distance(std::min(whole, EditDistance(name.substr(name.rfind('.') + 1), bare)),
-                             whole);
+    // Short words are near by chance (name, path): no more than half of one may differ.
+    const std::string_view last = name.substr(name.rfind('.') + 1);
+    const size_t words = EditDistance(last, bare);
+    const std::pair distance(words * 2 < last.size() ? std::min(whole, words) : whole, whole);
     if (distance < least) {
       least = distance;
       best = key.name;

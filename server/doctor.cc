@@ -66,6 +66,7 @@ constexpr Check kChecks[] = {{CheckMemory},
                              {CheckPassedDescriptors, false},
                              {CheckClocks, false},
                              {CheckRemoteFiles},
+                             {CheckAnnounce},
                              {CheckRemoteServers}};  // which may take seconds
 
 // Which check a mistake of CheckMachine belongs to, by the beginning of its reason.

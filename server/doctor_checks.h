@@ -41,6 +41,7 @@ Finding CheckHttp(const Config& config);
 // doctor_remote.cc: OK without a remote tier.
 Finding CheckRemoteFiles(const Config& config);
 Finding CheckRemoteServers(const Config& config);
+Finding CheckAnnounce(const Config& config);
 
 // For the checks of several files.
 Finding Ok(std::string check, std::string what);

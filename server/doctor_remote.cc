@@ -7,10 +7,12 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <memory>
 
 #include "kvstrata/v1/admin.grpc.pb.h"
 #include "proto/reasons.h"
 #include "server/doctor_checks.h"
+#include "server/nodes/node_address.h"
 #include "server/remote_tier.h"
 
 namespace kvstrata::doctor {
@@ -30,28 +32,64 @@ std::string OpenToOthers(std::string_view key, const std::string& file) {
   return std::string(key) + " = '" + file + "' has mode " + mode;
 }
 
-// What the daemon at the socket says of its remote tier; "": nobody tells, or it is well.
-std::string DaemonsView(const std::string& socket) {
-  if (access(socket.c_str(), F_OK) != 0) return "";
-  const auto stub =
-      v1::Admin::NewStub(grpc::CreateChannel("unix:" + socket, grpc::InsecureChannelCredentials()));
-  grpc::ClientContext context;
-  context.set_deadline(std::chrono::system_clock::now() + kDaemonTime);
-  v1::GetStatusResponse status;
-  if (!stub->GetStatus(&context, v1::GetStatusRequest(), &status).ok()) return "";
-  std::string view;
-  for (const v1::Remote& remote : status.remotes()) {
-    view += remote.illness();
-    for (const v1::RemoteShard& shard : remote.shards()) {
-      if (!shard.breaker_open()) continue;
-      view += (view.empty() ? "it leaves " : "; it leaves ") + shard.address() +
-              " alone: " + shard.last_error();
-    }
-  }
-  return view;
+std::unique_ptr<v1::Admin::Stub> AdminAt(const std::string& socket) {
+  return v1::Admin::NewStub(
+      grpc::CreateChannel("unix:" + socket, grpc::InsecureChannelCredentials()));
 }
 
-Finding Silent(std::span<const RemoteServerInfo> servers, size_t silent, const std::string& view) {
+// The remote tier of the daemon at the socket, as it tells; its engine is "" where there is none.
+v1::Remote DaemonsTier(const std::string& socket, bool* denied) {
+  v1::GetStatusResponse status;
+  if (access(socket.c_str(), F_OK) != 0) return {};
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + kDaemonTime);
+  const grpc::Status asked = AdminAt(socket)->GetStatus(&context, v1::GetStatusRequest(), &status);
+  *denied = asked.error_code() == grpc::StatusCode::PERMISSION_DENIED;
+  return asked.ok() && !status.remotes().empty() ? status.remotes(0) : v1::Remote();
+}
+
+// What the daemon at the socket has as remote.announce; "": none, or it does not tell.
+std::string AnnouncedBy(const std::string& socket) {
+  v1::GetConfigResponse told;
+  if (access(socket.c_str(), F_OK) != 0) return "";
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + kDaemonTime);
+  if (!AdminAt(socket)->GetConfig(&context, v1::GetConfigRequest(), &told).ok()) return "";
+  for (const v1::ConfigEntry& entry : told.entries()) {
+    if (entry.key() == "remote.announce") return entry.value();
+  }
+  return "";
+}
+
+// `text` up to the error that it ends with, where `said` has that error already.
+std::string WithoutSaid(const std::string& text, std::string_view said) {
+  constexpr std::string_view kBeforeError = ": ";
+  for (size_t at = text.find(kBeforeError); at != text.npos; at = text.find(kBeforeError, at + 1)) {
+    const std::string_view error = std::string_view(text).substr(at + kBeforeError.size());
+    if (!error.empty() && said.find(error) != said.npos) return text.substr(0, at);
+  }
+  return text;
+}
+
+// What ails it, "" if nothing does. An error that `said` has is not said again.
+std::string Illness(const v1::Remote& tier, std::string_view said) {
+  const std::string& illness = tier.illness();
+  std::string text = WithoutSaid(illness, said);
+  for (const v1::RemoteShard& shard : tier.shards()) {
+    if (!shard.breaker_open() || illness.find("server " + shard.address()) != illness.npos)
+      continue;
+    const std::string alone = "it leaves " + shard.address() + " alone";
+    text += (text.empty() ? "" : "; ") +
+            WithoutSaid(alone + ": " + shard.last_error(), illness + std::string(said));
+  }
+  return text;
+}
+
+constexpr std::string_view kAsksAgain =
+    "it asks again by itself; kvstrata tier probe, kvstrata events";
+
+Finding Silent(std::span<const RemoteServerInfo> servers, size_t silent,
+               const v1::Remote& daemons) {
   std::string what =
       std::to_string(silent) + " of " + std::to_string(servers.size()) + " servers do not answer";
   const Status* first = nullptr;
@@ -63,7 +101,8 @@ Finding Silent(std::span<const RemoteServerInfo> servers, size_t silent, const s
       what += "; " + server.address + ": " + std::string(server.status.message());
     }
   }
-  if (!view.empty()) what += "; the running daemon says: " + view;
+  const std::string illness = Illness(daemons, what);
+  if (!illness.empty()) what += "; the running daemon says: " + illness;
   const auto at = FindReason(first->reason());
   std::string fix(at ? AllReasons()[*at].next : "");
   if (fix.empty())
@@ -71,12 +110,31 @@ Finding Silent(std::span<const RemoteServerInfo> servers, size_t silent, const s
   return Warn("remote", what + "; a daemon starts without, and computes what they have", fix);
 }
 
-// Mooncake is reached through an agent, which would join the store here.
-Finding AskedByItsAgentAlone(const std::string& view) {
-  const std::string what = "Mooncake's master is not asked by this check";
-  if (view.empty()) return Ok("remote", what);
-  return Warn("remote", what + "; the running daemon says: " + view,
-              "it asks again by itself; kvstrata tier probe, kvstrata events");
+// What was found, and what the daemon says besides.
+Finding WithDaemon(const std::string& found, const v1::Remote& daemons) {
+  const std::string illness = Illness(daemons, found);
+  if (illness.empty()) return Ok("remote", found);
+  return Warn("remote", found + "; the running daemon says: " + illness, std::string(kAsksAgain));
+}
+
+// The configuration that is judged has none, and that of the daemon may be another one.
+Finding DaemonsOwn(const Config& config) {
+  const std::string none = "no remote tier is configured";
+  bool denied = false;
+  const v1::Remote tier = DaemonsTier(config.socket, &denied);
+  if (denied) {
+    return Ok("remote", none + " here; whether the daemon at '" + config.socket +
+                            "' has one it tells its own user and root alone");
+  }
+  if (tier.engine().empty()) return Ok("remote", none);
+  const std::string own = none + " here; the daemon at '" + config.socket + "' has one, " +
+                          tier.servers() + ", by a configuration of its own";
+  const std::string illness = Illness(tier, "");
+  if (illness.empty()) return Ok("remote", own + ", and calls it well");
+  return Warn("remote", own + ", and says: " + illness,
+              std::string(kAsksAgain) +
+                  "; to look at its servers from here: kvstrata doctor "
+                  "--config FILE, the daemon's");
 }
 
 }  // namespace
@@ -95,9 +153,25 @@ Finding CheckRemoteFiles(const Config& config) {
               "chmod 600 it; change what others may have read");
 }
 
+Finding CheckAnnounce(const Config& config) {
+  const std::string& address = config.remote.announce;
+  if (address.empty()) return Ok("announce", "this node is not announced");
+  const Status free = CheckCanListen(address);
+  if (free.ok()) return Ok("announce", address + " is free");
+  if (free.reason() == "REMOTE_ANNOUNCE_IN_USE" && AnnouncedBy(config.socket) == address) {
+    return Ok("announce", address + " is served by the daemon at '" + config.socket + "'");
+  }
+  return Fail("announce", Located(free, config));
+}
+
 Finding CheckRemoteServers(const Config& config) {
-  if (!config.remote.on()) return Ok("remote", "no remote tier is configured");
-  if (config.remote.redis.empty()) return AskedByItsAgentAlone(DaemonsView(config.socket));
+  if (!config.remote.on()) return DaemonsOwn(config);
+  bool denied = false;
+  const v1::Remote daemons = DaemonsTier(config.socket, &denied);
+  // Mooncake is reached through an agent, which would join the store here.
+  if (config.remote.redis.empty()) {
+    return WithDaemon("Mooncake's master is not asked by this check", daemons);
+  }
   const auto tier = RemoteTier::Open(config);
   if (!tier.ok()) {
     return Warn("remote", "its servers were not asked: " + std::string(tier.status().message()),
@@ -107,19 +181,15 @@ Finding CheckRemoteServers(const Config& config) {
       (*tier)->engine().Ping(std::chrono::steady_clock::now() + kServersTime);
   const auto silent = static_cast<size_t>(std::ranges::count_if(
       servers, [](const RemoteServerInfo& server) { return !server.status.ok(); }));
-  const std::string view = DaemonsView(config.socket);
   if (servers.empty()) {
     return Warn("remote", "the servers tell of none that has slots",
                 "redis-cli --cluster create, or --cluster fix");
   }
-  if (silent != 0) return Silent(servers, silent, view);
+  if (silent != 0) return Silent(servers, silent, daemons);
   const auto slowest = std::ranges::max(servers, {}, &RemoteServerInfo::round_trip).round_trip;
-  const std::string answers = "all " + std::to_string(servers.size()) +
-                              " servers answer, the slowest in " + std::to_string(slowest.count()) +
-                              " us";
-  if (view.empty()) return Ok("remote", answers);
-  return Warn("remote", answers + "; the running daemon says: " + view,
-              "it asks again by itself; kvstrata tier probe, kvstrata events");
+  return WithDaemon("all " + std::to_string(servers.size()) + " servers answer, the slowest in " +
+                        std::to_string(slowest.count()) + " us",
+                    daemons);
 }
 
 }  // namespace kvstrata::doctor

@@ -46,8 +46,12 @@ const EngineRow& EngineOf(const RemoteConfig& config) {
 
 }  // namespace
 
-RemoteTier::RemoteTier(const RemoteConfig& config, std::unique_ptr<RemoteEngine> engine)
-    : config_(config), write_(config.pages.writer.write), engine_(std::move(engine)) {}
+RemoteTier::RemoteTier(const RemoteConfig& config, std::string secret_fingerprint,
+                       std::unique_ptr<RemoteEngine> engine)
+    : config_(config),
+      secret_fingerprint_(std::move(secret_fingerprint)),
+      write_(config.pages.writer.write),
+      engine_(std::move(engine)) {}
 
 Result<std::unique_ptr<RemoteTier>> RemoteTier::Open(const Config& daemon) {
   const RemoteConfig& config = daemon.remote;
@@ -59,7 +63,8 @@ Result<std::unique_ptr<RemoteTier>> RemoteTier::Open(const Config& daemon) {
   options.max_age = std::chrono::duration_cast<std::chrono::seconds>(config.ttl);
   KVS_ASSIGN_OR_RETURN(auto engine,
                        EngineOf(config).open(config, {secret, config.tenant, options}));
-  return std::unique_ptr<RemoteTier>(new RemoteTier(config, std::move(engine)));
+  return std::unique_ptr<RemoteTier>(
+      new RemoteTier(config, secret.Fingerprint(), std::move(engine)));
 }
 
 void RemoteTier::Use(Store* store, TierPages* local, ValueTier* local_values) {
@@ -70,7 +75,8 @@ void RemoteTier::Use(Store* store, TierPages* local, ValueTier* local_values) {
             {"servers", std::ranges::count(EngineOf(config_).servers(config_), ',') + 1},
             {"write", NameOf(write_)},
             {"seal", config_.seal},
-            {"tls", config_.tls.on}});
+            {"tls", config_.tls.on},
+            {"secret_fingerprint", secret_fingerprint_}});
 }
 
 void RemoteTier::Configure(const RemoteConfig& config) {
@@ -160,6 +166,7 @@ RemoteInfo RemoteTier::Info() const {
   info.engine = EngineOf(config_).name;
   info.servers = EngineOf(config_).servers(config_);
   info.illness = illness();
+  info.secret_fingerprint = secret_fingerprint_;
   info.write = NameOf(write_);
   info.shards = engine_->Shards();
   info.searches = c.searches;
@@ -185,6 +192,10 @@ RemoteInfo RemoteTier::Info() const {
   info.dropped_stop = c.dropped_stop;
   info.gone = c.gone;
   info.failed = c.failed;
+  for (const auto& [user, opens] : c.over_read_rates) info.over_rates[user].opens = opens;
+  for (const auto& [user, values] : c.over_write_rates) {
+    info.over_rates[user].values = values;
+  }
   return info;
 }
 

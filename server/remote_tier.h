@@ -46,11 +46,13 @@ class RemoteTier {
   RemoteEngine& engine() const { return *engine_; }
 
  private:
-  RemoteTier(const RemoteConfig& config, std::unique_ptr<RemoteEngine> engine);
+  RemoteTier(const RemoteConfig& config, std::string secret_fingerprint,
+             std::unique_ptr<RemoteEngine> engine);
 
   std::vector<bool> Held(const PromptValues& prompt, Deadline deadline);
 
   const RemoteConfig config_;  // as of the start
+  const std::string secret_fingerprint_;
   std::atomic<RemoteWrite> write_;
   const std::unique_ptr<RemoteEngine> engine_;
   std::unique_ptr<RemotePages> pages_;

@@ -42,19 +42,22 @@ std::string Upper(std::string text) {
   return text;
 }
 
-// Those whose name begins so, whatever the case; the one that is called so stands alone.
+// Those whose name begins so, whatever the case, or else have it within; the one that is called so
+// stands alone.
 Json Named(const std::string& name) {
   const std::string wanted = Upper(name);
-  Json found = Json::array(), exact = Json::array();
+  Json found = Json::array(), within = Json::array(), exact = Json::array();
   const auto take = [&](const auto& row) {
     const std::string own = Upper(std::string(row.name));
     if (own.starts_with(wanted)) found.push_back(ToJson(row));
+    if (own.find(wanted) != own.npos) within.push_back(ToJson(row));
     // A reason and an event that are called alike differ in case.
     if (own == wanted && (exact.empty() || row.name == name)) exact = Json::array({ToJson(row)});
   };
   for (const Reason& reason : AllReasons()) take(reason);
   for (const EventKind& event : AllEvents()) take(event);
-  return exact.empty() ? found : exact;
+  if (!exact.empty()) return exact;
+  return found.empty() ? within : found;
 }
 
 Status Unknown(const std::string& name) {
@@ -96,7 +99,8 @@ void AddExplain(CLI::App& app, Invocation& invocation) {
   auto name = std::make_shared<std::string>();
   noun->add_option(
       "NAME", *name,
-      "Such as POOL_EXHAUSTED or value_lost; a beginning lists those that have it (default: all)");
+      "Such as POOL_EXHAUSTED or value_lost; a beginning, or else a part, lists those that have it "
+      "(default: all)");
   Runs(noun, invocation, [&invocation, name] { return Explain(invocation.options, *name); });
 }
 

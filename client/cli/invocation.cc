@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <iterator>
 #include <utility>
+#include <vector>
 
 #include "base/quantities.h"
 #include "proto/reasons.h"
@@ -71,9 +72,27 @@ std::string_view NextOfResize(std::string_view reason) {
   return at == std::end(kNext) ? "" : at->second;
 }
 
+// "REASON: text" of each. A reload has several mistakes, a line each, in which the daemon has
+// escaped line feeds (Joined, server/config.h).
+std::vector<std::string> MistakesOf(const Status& status, const Options& options) {
+  std::string text = std::string(status.reason()) + ": " + std::string(status.message());
+  std::vector<std::string> mistakes;
+  for (size_t end = 0; options.verb == "config reload" && (end = text.find('\n')) != text.npos;) {
+    mistakes.push_back(text.substr(0, end));
+    text.erase(0, end + 1);
+  }
+  mistakes.push_back(std::move(text));
+  return mistakes;
+}
+
 }  // namespace
 
 std::string NextStep(const Status& status, const Options& options) {
+  // Of a prompt on servers that outlive the daemon, which knows no model after its start.
+  if (options.verb.starts_with("tier p") && status.reason() == "MODEL_UNKNOWN") {
+    return "a daemon knows a model once an engine has registered it since its start: attach the "
+           "engine, see kvstrata model ls, and repeat; or ask another node that has the model";
+  }
   if (options.verb == "tier resize" && !NextOfResize(status.reason()).empty()) {
     return std::string(NextOfResize(status.reason()));
   }
@@ -107,7 +126,9 @@ void PrintError(const Status& status, const Options& options, std::ostream& out)
                           {"next", next}}}};
     return PrintDocument(Format::kJson, error, out);
   }
-  out << "kvstrata: " << status.reason() << ": " << Printable(status.message()) << "\n";
+  for (const std::string& mistake : MistakesOf(status, options)) {
+    out << "kvstrata: " << Printable(mistake) << "\n";
+  }
   if (!next.empty()) out << "next: " << next << "\n";
 }
 

@@ -50,6 +50,7 @@ constexpr Column kQuotas[] = {
     {"HOST", "", HeldOf<6>, true, 2},
     {"QUEUED", "", HeldOf<7>, true},
     {"REFUSED", "/refused", nullptr, true, 6},
+    {"CLUSTER-TENANT", "/cluster_tenant", OrDash, false, 2},
 };
 // For programs each number has a column.
 constexpr Column kNumbers[] = {
@@ -71,6 +72,7 @@ constexpr Column kNumbers[] = {
     {"QUEUED", "/used/queued_work"},
     {"QUEUED-LIMIT", "/limits/queued_work"},
     {"REFUSED", "/refused"},
+    {"CLUSTER-TENANT", "/cluster_tenant", OrDash},
 };
 
 // "sessions 500 of 512, models 256 of 256"

@@ -21,6 +21,7 @@ constexpr Column kList[] = {
     {"PID", "/pid", nullptr, true, 6},
     {"UID", "/uid", nullptr, true, 1},
     {"TENANT", "/tenant", nullptr, false, 2},
+    {"CLUSTER-TENANT", "/cluster_tenant", OrDash, false, 2},
     {"TRANSPORT", "/transport"},
     {"SEQUENCES", "/sequences", nullptr, true, 4},
     {"USED", "/used_bytes", Bytes, true, 5},

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // status, health, version: is it there, what does it hold, which build is it.
 #include <algorithm>
+#include <functional>
 #include <iostream>
 #include <memory>
 #include <span>
@@ -57,6 +58,7 @@ constexpr Column kRemotes[] = {
     {"REMOTE", "/servers", nullptr, false, 4, 24},   {"SHARDS", "/shard_count", nullptr, true, 3},
     {"LEFT-ALONE", "/left_alone", nullptr, true, 2}, {"READ", "/read", nullptr, true, 1},
     {"WRITTEN", "/written", nullptr, true, 1},       {"ILLNESS", "/illness", OrDash, false, 3, 12},
+    {"SECRET", "/secret_fingerprint", OrDash},
 };
 
 constexpr Column kRefusals[] = {{"REFUSED-BECAUSE", "/reason"}, {"TIMES", "/count", nullptr, true}};
@@ -127,17 +129,12 @@ constexpr Column kHealth[] = {{"STATE", "/state"}, {"WHY", "/why", OrDash}, {"GR
 constexpr const char* kParts[] = {"kvstrata.pool.device", "kvstrata.pool.host", "kvstrata.disk",
                                   "kvstrata.remote"};
 
-// What everybody may know: "serving", "serving, draining the disk", "degraded: NAMES", "not
-// serving".
-Result<std::string> StateOf(Connection* connection, const std::string& health) {
-  if (health != "SERVING") return std::string("not serving");
+// Whether what grpc.health.v1 calls so serves; true of what the daemon has not.
+using Serves = std::function<Result<bool>(const std::string& name)>;
+
+// Of a daemon that serves: "serving", "serving, draining the disk", "degraded: NAMES".
+Result<std::string> StateBy(const Serves& serves) {
   std::string lost;
-  const auto serves = [connection](const std::string& name) -> Result<bool> {
-    const auto answer = connection->Health(name);
-    if (!answer.ok() && answer.status().code() == Code::kNotFound) return true;  // it has none
-    if (!answer.ok()) return answer.status();
-    return *answer == "SERVING";
-  };
   for (const char* part : kParts) {
     KVS_ASSIGN_OR_RETURN(const bool well, serves(part));
     if (!well) lost += (lost.empty() ? "" : ", ") + std::string(part);
@@ -147,20 +144,47 @@ Result<std::string> StateOf(Connection* connection, const std::string& health) {
   return std::string(writes ? "serving" : "serving, draining the disk");
 }
 
+// What everybody may know, which is as it was within the last second: also "not serving".
+Result<std::string> StateOf(Connection* connection, const std::string& health) {
+  if (health != "SERVING") return std::string("not serving");
+  return StateBy([connection](const std::string& name) -> Result<bool> {
+    const auto answer = connection->Health(name);
+    if (!answer.ok() && answer.status().code() == Code::kNotFound) return true;
+    if (!answer.ok()) return answer.status();
+    return *answer == "SERVING";
+  });
+}
+
+// What an operator is told besides, of one moment: it replaces `state`, which may be older.
+Status AskWhy(Connection* connection, std::string* state, std::string* why) {
+  const auto answer = connection->Call(&v1::Admin::Stub::GetStatus, v1::GetStatusRequest());
+  if (answer.status().code() == Code::kPermissionDenied) {
+    *why = "only the daemon's own user and root see it";
+  }
+  if (!answer.ok()) return OkStatus();
+  const auto& names = answer->health_names();
+  if (names.empty() || !state->starts_with("degraded")) {  // an older daemon; one that ends
+    *why = answer->health();
+    return OkStatus();
+  }
+  KVS_ASSIGN_OR_RETURN(*state, StateBy([&names](const std::string& name) -> Result<bool> {
+    const auto at = names.find(name);
+    return at == names.end() || at->second;
+  }));
+  *why = state->starts_with("serving") ? "" : answer->health();
+  return OkStatus();
+}
+
 // `live`: whether to restart it, which is no cure for a lost part.
 Result<int> ShowHealth(const Options& options, bool quiet, bool live) {
   KVS_ASSIGN_OR_RETURN(auto connection, Connection::Dial(options));
   KVS_ASSIGN_OR_RETURN(const std::string health, connection->Health());
-  KVS_ASSIGN_OR_RETURN(const std::string state, StateOf(connection.get(), health));
-  const bool serving = state.starts_with("serving");
+  KVS_ASSIGN_OR_RETURN(std::string state, StateOf(connection.get(), health));
   std::string why;
-  if (!serving) {
-    const auto answer = connection->Call(&v1::Admin::Stub::GetStatus, v1::GetStatusRequest());
-    if (answer.ok()) why = answer->health();
-    if (answer.status().code() == Code::kPermissionDenied) {
-      why = "only the daemon's own user and root see it";
-    }
+  if (!state.starts_with("serving")) {
+    KVS_RETURN_IF_ERROR(AskWhy(connection.get(), &state, &why));
   }
+  const bool serving = state.starts_with("serving");
   const Json document = {{"healthy", serving}, {"health", health}, {"state", state}, {"why", why}};
   if (!quiet) PrintRecord(options.style, document, kHealth, std::cout);
   return serving || (live && health == "SERVING") ? kOk : kFailed;

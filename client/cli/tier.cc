@@ -69,6 +69,14 @@ std::string Shards(const Json& row) {
   return open == 0 ? all : std::to_string(open) + " of " + all + " left alone";
 }
 
+// "3 opens, 5 values", which the rates of tenants or of the node cut.
+std::string OverRate(const Json& row) {
+  const auto opens = row.value("over_rate", uint64_t{0});
+  const auto values = row.value("dropped_rate", uint64_t{0});
+  if (opens == 0 && values == 0) return "-";
+  return std::to_string(opens) + " opens, " + std::to_string(values) + " values";
+}
+
 constexpr Column kRemotes[] = {
     {"SERVERS", "/servers", nullptr, false, 0, 24},
     {"ENGINE", "/engine", nullptr, false, 4},
@@ -81,8 +89,28 @@ constexpr Column kRemotes[] = {
     {"WAITING", "/waiting", nullptr, true, 3},
     {"WRITTEN", "/written", nullptr, true, 1},
     {"UNWRITTEN", "", Unwritten, true, 4},
+    {"OVER-RATE", "", OverRate, false, 3},
     {"ILLNESS", "/illness", OrDash, false, 7, 12},
+    {"SECRET", "/secret_fingerprint", OrDash},
 };
+
+constexpr Column kOverRates[] = {
+    {"OVER-ITS-RATE", "/user"},
+    {"CLUSTER-TENANT", "/cluster_tenant", OrDash},
+    {"OPENS-CUT", "/opens", nullptr, true},
+    {"VALUES-LEFT", "/values", nullptr, true},
+};
+
+// Beside a table; nothing where nobody was.
+void PrintOverRates(const Style& style, const Json& document) {
+  Json users = {{"users", Json::array()}};
+  for (const Json& remote : document.at("remotes")) {
+    for (const Json& user : remote.at("over_rates")) users["users"].push_back(user);
+  }
+  if (!style.IsTable() || !style.headers || users["users"].empty()) return;
+  std::cout << "\n";
+  PrintList(style, users, "users", kOverRates, std::cout);
+}
 
 Result<int> List(const Options& options) {
   KVS_ASSIGN_OR_RETURN(const auto answer,
@@ -97,6 +125,7 @@ Result<int> List(const Options& options) {
   if (whole || answer.remotes().empty()) return kOk;
   if (!answer.disks().empty() && options.style.format != Format::kName) std::cout << "\n";
   PrintList(options.style, document, "remotes", kRemotes, std::cout);
+  PrintOverRates(options.style, document);
   return kOk;
 }
 

@@ -23,17 +23,19 @@ uint64_t TimeoutUs(const Options& options) {
       std::chrono::duration_cast<std::chrono::microseconds>(options.timeout).count() * 4 / 5);
 }
 
-Status ReadPrompt(Connection* connection, const Wanted& wanted, v1::RemotePrompt* prompt) {
+// The prompt's model.
+Result<v1::Model> ReadPrompt(Connection* connection, const Wanted& wanted,
+                             v1::RemotePrompt* prompt) {
   if (wanted.file.empty()) {
     return InvalidArgument("LOOKUP_WHAT", "MODEL alone is given; name a FILE of token ids, too");
   }
   KVS_ASSIGN_OR_RETURN(const std::vector<int32_t> tokens, ReadTokens(wanted.file));
-  KVS_ASSIGN_OR_RETURN(const v1::Model model, NamedModel(connection, wanted.model));
+  KVS_ASSIGN_OR_RETURN(v1::Model model, NamedModel(connection, wanted.model));
   prompt->set_tenant(wanted.tenant);
   prompt->set_model(model.model());
   prompt->set_plan(wanted.plan);
   prompt->mutable_tokens()->Add(tokens.begin(), tokens.end());
-  return OkStatus();
+  return model;
 }
 
 std::string RoundTrip(const Json& row) {
@@ -64,7 +66,7 @@ Result<int> Probe(const Options& options, const Wanted& wanted) {
   request.set_timeout_us(TimeoutUs(options));
   KVS_ASSIGN_OR_RETURN(auto connection, Connection::Dial(options));
   if (!wanted.model.empty()) {
-    KVS_RETURN_IF_ERROR(ReadPrompt(connection.get(), wanted, request.mutable_prompt()));
+    KVS_RETURN_IF_ERROR(ReadPrompt(connection.get(), wanted, request.mutable_prompt()).status());
   }
   KVS_ASSIGN_OR_RETURN(const auto answer, connection->Call(&v1::Admin::Stub::ProbeRemote, request));
   const Json document = ToJson(answer);
@@ -79,15 +81,21 @@ Result<int> Probe(const Options& options, const Wanted& wanted) {
   return kOk;
 }
 
-Result<bool> Confirmed(bool yes) {
-  if (yes) return true;
-  if (isatty(STDIN_FILENO) != 1) {
-    return InvalidArgument("CONFIRMATION_MISSING",
-                           "purge deletes what all nodes share of a prompt; without a terminal to "
-                           "ask on it needs --yes");
-  }
-  std::cerr << "Delete this prompt, and what others have in common with it, from the servers that "
-               "all nodes share? [y/N] "
+Status CheckMayAsk(bool yes) {
+  if (yes || isatty(STDIN_FILENO) == 1) return OkStatus();
+  return InvalidArgument("CONFIRMATION_MISSING",
+                         "purge deletes what all nodes share of a prompt; without a terminal to "
+                         "ask on it needs --yes");
+}
+
+bool Confirmed(const Wanted& wanted, const v1::Model& model, int tokens) {
+  std::cerr << "Delete the prompt of " << Printable(wanted.file) << ", " << tokens
+            << " tokens of model " << model.model() << " (" << Printable(model.name())
+            << ") of tenant "
+            << (wanted.tenant.empty() ? "uid:" + std::to_string(geteuid())
+                                      : Printable(wanted.tenant))
+            << ", and what others have in common with it, from the servers that all nodes share? "
+               "Memory and disks of nodes keep what they have. [y/N] "
             << std::flush;
   std::string answer;
   std::getline(std::cin, answer);
@@ -102,14 +110,20 @@ constexpr Column kPurged[] = {
 };
 
 Result<int> Purge(const Options& options, const Wanted& wanted, bool yes) {
-  KVS_ASSIGN_OR_RETURN(const bool go, Confirmed(yes));
-  if (!go) return kFailed;
+  KVS_RETURN_IF_ERROR(CheckMayAsk(yes));
   v1::PurgeRemoteRequest request;
   request.set_timeout_us(TimeoutUs(options));
   KVS_ASSIGN_OR_RETURN(auto connection, Connection::Dial(options));
-  KVS_RETURN_IF_ERROR(ReadPrompt(connection.get(), wanted, request.mutable_prompt()));
+  KVS_ASSIGN_OR_RETURN(const v1::Model model,
+                       ReadPrompt(connection.get(), wanted, request.mutable_prompt()));
+  if (!yes && !Confirmed(wanted, model, request.prompt().tokens_size())) return kFailed;
   KVS_ASSIGN_OR_RETURN(const auto answer, connection->Call(&v1::Admin::Stub::PurgeRemote, request));
   PrintRecord(options.style, ToJson(answer), kPurged, std::cout);
+  if (answer.held() == 0 && answer.failed() == 0) {
+    std::cerr
+        << "kvstrata: the servers had nothing of this prompt, so nothing was deleted; another "
+           "--tenant, --plan or model may have it: kvstrata tier probe\n";
+  }
   return answer.failed() == 0 ? kOk : kFailed;
 }
 
@@ -136,7 +150,9 @@ void AddRemoteTier(CLI::App& noun, Invocation& invocation) {
   Runs(probe, invocation, [&invocation, asked] { return Probe(invocation.options, *asked); });
 
   CLI::App* purge =
-      noun.add_subcommand("purge", "Delete a prompt from the servers that nodes share");
+      noun.add_subcommand("purge",
+                          "Delete a prompt from the servers that nodes share; memory and disks of "
+                          "nodes, this one's too, keep what they have");
   auto wanted = TakesPrompt(purge, true);
   auto yes = std::make_shared<bool>(false);
   purge->add_flag("-y,--yes", *yes, "Do not ask");

@@ -50,7 +50,7 @@ class ClusterView {
                                                    std::shared_ptr<RedisThreads> threads);
   ~ClusterView();  // Stop
 
-  // Answers others from now on, and tells them where. UNAVAILABLE REMOTE_ANNOUNCE.
+  // Answers others from now on, and tells them where. Errors: NodeServer::Start's.
   Status Serve();
   // Takes the announcement back, ends what waits. Idempotent.
   void Stop();

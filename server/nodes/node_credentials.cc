@@ -22,12 +22,13 @@ Result<std::string> ReadFile(std::string_view key, const std::string& path) {
   return text;
 }
 
-// An address, not a name: who else a name may lead to is not known here.
-bool IsLoopback(std::string_view address) {
-  const Result<redis::RedisAddress> at = redis::ParseRedisAddress(address);
-  if (!at.ok()) return false;
-  const bool digits = at->host.find_first_not_of("0123456789.") == std::string::npos;
-  return (digits && at->host.starts_with("127.")) || at->host == "::1";
+bool IsNumber(const redis::RedisAddress& at) {
+  return at.host.find_first_not_of("0123456789.") == std::string::npos ||
+         at.host.find(':') != std::string::npos;
+}
+
+bool IsLoopback(const redis::RedisAddress& at) {
+  return IsNumber(at) && (at.host.starts_with("127.") || at.host == "::1");
 }
 
 }  // namespace
@@ -38,7 +39,10 @@ Result<NodeCredentials> NodeCredentials::Load(const redis::RedisTlsOptions& file
   credentials.tls_ = !files.certificate_file.empty() || !files.key_file.empty();
   if (!credentials.tls_) {
     const Status reached = announce.empty() ? OkStatus() : credentials.CheckAddress(announce);
-    if (!reached.ok()) return InvalidArgument("REMOTE_ANNOUNCE", reached.message());
+    if (!reached.ok()) {
+      return InvalidArgument("REMOTE_ANNOUNCE",
+                             "remote.announce: " + std::string(reached.message()));
+    }
     return credentials;
   }
   if (announce.empty() && files.authorities_file.empty()) return NodeCredentials();
@@ -51,12 +55,23 @@ Result<NodeCredentials> NodeCredentials::Load(const redis::RedisTlsOptions& file
 }
 
 Status NodeCredentials::CheckAddress(std::string_view address) const {
-  if (tls_ || IsLoopback(address)) return OkStatus();
-  return FailedPrecondition(
-      "REMOTE_ANNOUNCE",
-      "a node at '" + std::string(address) +
-          "' is reached by TLS alone, since it is not on loopback; set remote.tls_cert_file, "
-          "remote.tls_key_file and remote.tls_ca_file");
+  if (tls_) return OkStatus();
+  constexpr std::string_view kFiles =
+      "remote.tls_cert_file, remote.tls_key_file and remote.tls_ca_file";
+  const Result<redis::RedisAddress> at = redis::ParseRedisAddress(address);
+  if (at.ok() && IsLoopback(*at)) return OkStatus();
+  const std::string node =
+      "a node at '" + std::string(address) + "' is reached by TLS alone, since ";
+  // Where else a name may lead is not known here.
+  if (at.ok() && !IsNumber(*at)) {
+    return FailedPrecondition("REMOTE_ANNOUNCE",
+                              node + "'" + at->host +
+                                  "' is a name and no number; for daemons of one "
+                                  "machine write 127.0.0.1:" +
+                                  std::to_string(at->port) + ", else set " + std::string(kFiles));
+  }
+  return FailedPrecondition("REMOTE_ANNOUNCE",
+                            node + "it is not on loopback; set " + std::string(kFiles));
 }
 
 std::shared_ptr<grpc::ServerCredentials> NodeCredentials::server() const {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kvstrata/v1/nodes.grpc.pb.h"
+#include "server/nodes/node_address.h"
 #include "server/rpc/service_context.h"
 #include "server/rpc/without_threads.h"
 
@@ -108,6 +109,7 @@ struct NodeServer::Parts {
 Result<std::unique_ptr<NodeServer>> NodeServer::Start(const std::string& address,
                                                       const NodeCredentials& credentials,
                                                       const remote::NodeKeys& keys, Store* store) {
+  KVS_RETURN_IF_ERROR(CheckCanListen(address));
   auto parts = std::make_unique<Parts>(address, keys, store);
   parts->quota.Resize(kMessageMemory);
   grpc::ServerBuilder builder;
@@ -125,8 +127,9 @@ Result<std::unique_ptr<NodeServer>> NodeServer::Start(const std::string& address
   if (parts->server == nullptr || port == 0) {
     return Unavailable("REMOTE_ANNOUNCE",
                        "remote.announce = '" + address +
-                           "': cannot listen there; it is no address of this machine, or its port "
-                           "is taken, or a certificate or key is none");
+                           "': the address is free, and a server with remote.tls_cert_file, "
+                           "remote.tls_key_file and remote.tls_ca_file does not start; look at "
+                           "them: openssl x509 -noout -text -in FILE");
   }
   return std::unique_ptr<NodeServer>(new NodeServer(std::move(parts)));
 }

@@ -42,6 +42,12 @@ void Write(const RemoteAnswersInfo& answers, v1::RemoteAnswers* out) {
   out->set_damaged(answers.damaged);
 }
 
+// "": remote.tenants does not map the user.
+std::string ClusterTenantOf(const std::string& user, const ClusterTenants& tenants) {
+  const std::string name = tenants.NameOf(user);
+  return name == user ? "" : name;
+}
+
 }  // namespace
 
 void Write(const PoolInfo& p, v1::Pool* out) {
@@ -89,7 +95,7 @@ void Write(const PinInfo& p, v1::PinnedPrefix* out) {
   out->set_ttl_left_us(static_cast<uint64_t>(p.ttl_left.count()));
 }
 
-void Write(const SessionInfo& s, v1::Session* out) {
+void Write(const SessionInfo& s, const ClusterTenants& tenants, v1::Session* out) {
   out->set_session(s.session);
   out->set_client_name(s.client_name);
   // A gRPC server serves a user, not a process: the pid of the connection that made it says
@@ -105,6 +111,7 @@ void Write(const SessionInfo& s, v1::Session* out) {
   out->set_device(s.device);
   out->set_fenced(s.fenced);
   out->set_last_step_us(s.last_step_us);
+  out->set_cluster_tenant(ClusterTenantOf(s.peer.tenant, tenants));
 }
 
 void Write(const SequenceInfo& s, v1::Sequence* out) {
@@ -254,7 +261,7 @@ void Write(const DiskInfo& d, v1::Disk* out) {
   out->set_retry_us(static_cast<uint64_t>(d.retry.count()));
 }
 
-void Write(const RemoteInfo& r, v1::Remote* out) {
+void Write(const RemoteInfo& r, const ClusterTenants& tenants, v1::Remote* out) {
   out->set_engine(r.engine);
   out->set_servers(r.servers);
   out->set_illness(r.illness);
@@ -299,6 +306,14 @@ void Write(const RemoteInfo& r, v1::Remote* out) {
   out->set_dropped_stop(r.dropped_stop);
   out->set_gone(r.gone);
   out->set_failed(r.failed);
+  out->set_secret_fingerprint(r.secret_fingerprint);
+  for (const auto& [user, over] : r.over_rates) {
+    v1::OverRate* const to = out->add_over_rates();
+    to->set_user(user);
+    to->set_cluster_tenant(ClusterTenantOf(user, tenants));
+    to->set_opens(over.opens);
+    to->set_values(over.values);
+  }
 }
 
 void Write(const LimitNumbers& n, v1::UserNumbers* out) {
@@ -312,12 +327,13 @@ void Write(const LimitNumbers& n, v1::UserNumbers* out) {
   out->set_queued_work(n[Limit::kQueuedWork]);
 }
 
-void Write(const UserReport& u, v1::UserQuota* out) {
+void Write(const UserReport& u, const ClusterTenants& tenants, v1::UserQuota* out) {
   out->set_user(u.user);
   Write(u.limits, out->mutable_limits());
   Write(u.used, out->mutable_used());
   out->set_refused(u.refused);
   for (const Limit limit : u.changed) out->add_changed(std::string(NameOf(limit)));
+  out->set_cluster_tenant(ClusterTenantOf(u.user, tenants));
 }
 
 bool HoldsAny(const UserReport& u) {

@@ -5,6 +5,7 @@
 
 #include "kvstrata/v1/admin.pb.h"
 #include "server/rpc/grpc_server.h"
+#include "server/store/cluster_tenants.h"
 #include "server/store/store.h"
 
 namespace kvstrata {
@@ -13,7 +14,7 @@ void Write(const PoolInfo& p, v1::Pool* out);
 void Write(const CgroupInfo& c, v1::CgroupMemory* out);
 void Write(const EvictedTier& t, v1::EvictedTier* out);
 void Write(const PinInfo& p, v1::PinnedPrefix* out);
-void Write(const SessionInfo& s, v1::Session* out);
+void Write(const SessionInfo& s, const ClusterTenants& tenants, v1::Session* out);
 void Write(const SequenceInfo& s, v1::Sequence* out);
 void Write(const ExtentInfo& e, v1::ExtentInfo* out);
 void Write(const WorkInfo& w, v1::Work* out);
@@ -22,9 +23,9 @@ void WriteCatalog(const Store& store, v1::GetStatusResponse* out);
 // Refusals, latencies, bytes and steps.
 void WriteTelemetry(const Store& store, v1::GetStatusResponse* out);
 void Write(const DiskInfo& d, v1::Disk* out);
-void Write(const RemoteInfo& r, v1::Remote* out);
+void Write(const RemoteInfo& r, const ClusterTenants& tenants, v1::Remote* out);
 void Write(const LimitNumbers& n, v1::UserNumbers* out);
-void Write(const UserReport& u, v1::UserQuota* out);
+void Write(const UserReport& u, const ClusterTenants& tenants, v1::UserQuota* out);
 bool HoldsAny(const UserReport& u);
 
 }  // namespace kvstrata

@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <chrono>
 #include <string>
+#include <utility>
 
 #include "server/rpc/admin_messages.h"
+#include "server/rpc/health_names.h"
 #include "server/rpc/prefix_messages.h"
 #include "server/rpc/recall_stream.h"
 #include "server/rpc/scrub_stream.h"
@@ -59,7 +61,9 @@ grpc::ServerUnaryReactor* AdminService::GetStatus(grpc::CallbackServerContext* c
   response->set_pid(static_cast<uint64_t>(getpid()));
   response->set_uptime_us(MicrosSince(options.started));
   response->set_backend(std::string(options.backend->name));
-  response->set_health(options.health ? options.health() : "serving");
+  HealthLook health = LookAtHealth(options);
+  response->set_health(std::move(health.text));
+  response->mutable_health_names()->insert(health.names.begin(), health.names.end());
   response->set_socket(options.socket_path);
   WriteCatalog(context_->store(), response);
   WriteTelemetry(context_->store(), response);
@@ -67,10 +71,13 @@ grpc::ServerUnaryReactor* AdminService::GetStatus(grpc::CallbackServerContext* c
     Write(p, response->add_pools());
   }
   if (options.disk) Write(options.disk(), response->add_disks());
-  if (options.remote) Write(options.remote(), response->add_remotes());
+  if (options.remote) {
+    Write(options.remote(), context_->store().cluster_tenants(), response->add_remotes());
+  }
   WriteCgroup(options, response);
   for (const UserReport& user : context_->store().user_limits()->Report()) {
-    if (user.refused != 0 || HoldsAny(user)) Write(user, response->add_users());
+    if (user.refused == 0 && !HoldsAny(user)) continue;
+    Write(user, context_->store().cluster_tenants(), response->add_users());
   }
   return ServiceContext::Answer(call, grpc::Status::OK);
 }
@@ -80,8 +87,9 @@ grpc::ServerUnaryReactor* AdminService::ListSessions(grpc::CallbackServerContext
                                                      v1::ListSessionsResponse* response) {
   const Status admin = context_->CheckAdmin();
   if (!admin.ok()) return ServiceContext::Answer(call, admin);
-  for (const SessionInfo& s : context_->store().inspection().Sessions())
-    Write(s, response->add_sessions());
+  for (const SessionInfo& s : context_->store().inspection().Sessions()) {
+    Write(s, context_->store().cluster_tenants(), response->add_sessions());
+  }
   return ServiceContext::Answer(call, grpc::Status::OK);
 }
 

@@ -92,7 +92,7 @@ class UserServer {
         grpc::InsecureServerCredentials());
     server_ = builder.BuildAndStart();
     if (server_ == nullptr) return Internal("GRPC_START", "gRPC did not start; see its log");
-    TellHealth(HealthNames(context_.options()));
+    TellHealth(LookAtHealth(context_.options()).names);
     return OkStatus();
   }
 
@@ -284,7 +284,7 @@ bool GrpcServer::Impl::AwaitIteration() {
 }
 
 void GrpcServer::Impl::TellHealth() {
-  const std::map<std::string, bool> names = HealthNames(options_);
+  const std::map<std::string, bool> names = LookAtHealth(options_).names;
   for (const auto& [uid, user] : users_) user->TellHealth(names);
 }
 

@@ -35,6 +35,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -107,15 +108,21 @@ struct RemoteShardInfo {
   LatencyHistogram answers;  // from a request until its whole answer
 };
 
+// Of one user, what the rates of the remote tier for users cut.
+struct OverRateInfo {
+  uint64_t opens = 0, values = 0;
+};
+
 // The remote tier as Admin.GetStatus shows it.
 struct RemoteInfo {
-  std::string engine, servers, illness, write;
+  std::string engine, servers, illness, write, secret_fingerprint;
   std::vector<RemoteShardInfo> shards;
   uint64_t searches = 0, searched = 0, found = 0, late_searches = 0;
   uint64_t known_misses = 0, not_worth = 0, refused_searches = 0;
   uint64_t read = 0, missed = 0, late_loads = 0, refused_loads = 0, over_rate = 0;
   uint64_t bytes_per_second = 0;
   uint64_t waiting = 0, waiting_bytes = 0, written = 0, written_bytes = 0;
+  std::map<std::string, OverRateInfo> over_rates;  // by user
   uint64_t dropped_full = 0, dropped_rate = 0, dropped_local = 0, dropped_stop = 0, gone = 0,
            failed = 0;
 };

@@ -3,10 +3,10 @@
 
 namespace kvstrata {
 
-std::map<std::string, bool> HealthNames(const GrpcOptions& options) {
-  std::map<std::string, bool> names;
-  const std::string health = options.health ? options.health() : "serving";
-  const bool serves = health == "serving" || health.starts_with("degraded");
+HealthLook LookAtHealth(const GrpcOptions& options) {
+  HealthLook health{options.health ? options.health() : "serving", {}};
+  std::map<std::string, bool>& names = health.names;
+  const bool serves = health.text == "serving" || health.text.starts_with("degraded");
   names[""] = serves;
   for (const char* service : {"Control", "Compute", "Admin"}) {
     names[std::string("kvstrata.v1.") + service] = serves;
@@ -25,7 +25,7 @@ std::map<std::string, bool> HealthNames(const GrpcOptions& options) {
     names["kvstrata.disk.writes"] = !disk.sick && !disk.draining;
   }
   if (options.remote) names["kvstrata.remote"] = options.remote().illness.empty();
-  return names;
+  return health;
 }
 
 }  // namespace kvstrata

@@ -56,7 +56,9 @@ grpc::ServerUnaryReactor* AdminService::ListQuotas(grpc::CallbackServerContext* 
   Write(limits.defaults(), response->mutable_defaults());
   std::vector<UserReport> users = limits.Report();
   std::ranges::sort(users, {}, [](const UserReport& user) { return UidOf(user.user); });
-  for (const UserReport& user : users) Write(user, response->add_users());
+  for (const UserReport& user : users) {
+    Write(user, context_->store().cluster_tenants(), response->add_users());
+  }
   return ServiceContext::Answer(call, grpc::Status::OK);
 }
 
@@ -76,7 +78,7 @@ grpc::ServerUnaryReactor* AdminService::SetQuota(grpc::CallbackServerContext* ca
             {"limit", request->limit()},
             {"value", report.limits[*limit]},
             {"by", context_->user().tenant}});
-  Write(report, response->mutable_quota());
+  Write(report, context_->store().cluster_tenants(), response->mutable_quota());
   return ServiceContext::Answer(call, grpc::Status::OK);
 }
 

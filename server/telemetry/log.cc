@@ -46,7 +46,7 @@ std::string JsonString(std::string_view text) {
     if (c == '"' || c == '\\') {
       out += '\\';
       out += c;
-    } else if (static_cast<unsigned char>(c) < 0x20) {
+    } else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F) {
       char code[8];
       std::snprintf(code, sizeof(code), "\\u%04x", c);
       out += code;
@@ -59,7 +59,10 @@ std::string JsonString(std::string_view text) {
 
 // Quotes a value that would not read back as one word.
 std::string TextValue(std::string_view value) {
-  const bool plain = !value.empty() && value.find_first_of(" \t\r\n\"\\=") == value.npos;
+  const bool plain = !value.empty() && std::ranges::none_of(value, [](char c) {
+    const auto byte = static_cast<unsigned char>(c);
+    return byte <= 0x20 || byte == 0x7F || c == '"' || c == '\\' || c == '=';
+  });
   return plain ? std::string(value) : JsonString(value);
 }
 

@@ -174,6 +174,14 @@ Result<RemoteHead> RemoteFormat::Inspect(std::span<const std::byte> header, Wall
                     envelope.whole};
 }
 
+std::optional<RemoteHead> RemoteFormat::HeadOf(std::string_view key,
+                                               std::span<const std::byte> header,
+                                               WallTime now) const {
+  Result<RemoteHead> head = Inspect(header, now);
+  if (!head.ok() || head->key != key || head->stripe != 0) return std::nullopt;
+  return std::move(*head);
+}
+
 Status RemoteFormat::WhyStale(uint64_t written, uint64_t now) const {
   if (!Holds(Guard::kRemoteAge)) return OkStatus();
   if (written > now && written - now > static_cast<uint64_t>(options_.max_ahead.count())) {

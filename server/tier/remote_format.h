@@ -146,6 +146,9 @@ class RemoteFormat {
 
   // Opens a header alone. Its bytes may still be cut or flipped: Open finds that.
   Result<RemoteHead> Inspect(std::span<const std::byte> header, WallTime now) const;
+  // The same, of a value's first stripe; nothing: it is no such header, or another key's.
+  std::optional<RemoteHead> HeadOf(std::string_view key, std::span<const std::byte> header,
+                                   WallTime now) const;
 
  private:
   RemoteFormat(const TenantKeys& keys, const RemoteFormatOptions& options);

@@ -145,4 +145,16 @@ TenantKeys RemoteSecret::Keys(std::string_view tenant, Seal seal) const {
   return keys;
 }
 
+// Another HMAC than any key's, whose info begins with "kvstrata kv1 "; 32 bits of it.
+std::string RemoteSecret::Fingerprint() const {
+  constexpr size_t kBytes = 4;
+  const HmacKey::Digest digest = HmacKey(extracted_).Of("kvstrata secret fingerprint");
+  std::string text;
+  for (const uint8_t byte : std::span(digest).first<kBytes>()) {
+    text += "0123456789abcdef"[byte >> 4];
+    text += "0123456789abcdef"[byte & 15];
+  }
+  return text;
+}
+
 }  // namespace kvstrata::remote

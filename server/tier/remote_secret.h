@@ -63,6 +63,9 @@ class RemoteSecret {
   ~RemoteSecret();
 
   TenantKeys Keys(std::string_view tenant, Seal seal) const;
+  // 8 hex digits, for people who compare nodes: nodes of one secret have one. Tells nothing of the
+  // secret's bytes and of no key.
+  std::string Fingerprint() const;
 
  private:
   RemoteSecret() = default;

@@ -73,6 +73,14 @@ class ValueSizes {
     KVS_CHECK(sizes.size() <= kMaxValueBuffers);
     std::ranges::copy(sizes, sizes_.begin());
   }
+  // Of a value with these buffers. REQUIRES: the same.
+  template <typename Byte>
+  static ValueSizes Of(const std::vector<std::span<Byte>>& buffers) {
+    KVS_CHECK(buffers.size() <= kMaxValueBuffers);
+    ValueSizes sizes;
+    for (const std::span<Byte>& buffer : buffers) sizes.sizes_[sizes.count_++] = buffer.size();
+    return sizes;
+  }
   std::span<const uint64_t> all() const { return std::span(sizes_).first(count_); }
   bool empty() const { return count_ == 0; }
 

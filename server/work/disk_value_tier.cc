@@ -1,17 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/work/disk_value_tier.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <cstring>
 #include <ctime>
-#include <optional>
-#include <system_error>
 #include <utility>
 
-#include "server/telemetry/heartbeat.h"
-#include "server/telemetry/thread_top.h"
 #include "server/work/tier_buffers.h"
 
 namespace kvstrata {
@@ -20,7 +14,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr const char* kThread = "kvs-disk-io";
-constexpr uint32_t kPatience = 60;  // of requests that have deadlines of their own
 constexpr std::chrono::seconds kCheckpointTimeout{60};
 
 template <typename Request>
@@ -51,13 +44,6 @@ Request AlignedTwin(const Request& from) {
     at += WholeBlocks(buffer.size());
   }
   return twin;
-}
-
-template <typename Request>
-std::function<void(const Status&)> Refusing(std::span<Request> requests) {
-  return [requests](const Status& why) {
-    for (Request& request : requests) request.status = why;
-  };
 }
 
 // What the engine wants aligned, and is not, goes by a twin: `run` sees those in place of theirs.
@@ -111,32 +97,10 @@ std::string IllnessOf(const DiskTierStats& stats) {
 }  // namespace
 
 DiskValueTier::DiskValueTier(const DiskValueTierOptions& options, DiskTier* disk)
-    : options_(options), disk_(disk), queue_(kLanes) {
-  try {
-    for (uint32_t i = 0; i < options_.readers + kLanes; ++i) {
-      threads_.emplace_back([this] { Serve(); });
-      pthread_setname_np(threads_.back().native_handle(), kThread);
-    }
-  } catch (const std::system_error&) {
-    queue_.Stop();  // those that there are
-    for (std::thread& thread : threads_) thread.join();
-    throw;
-  }
-}
-
-DiskValueTier::~DiskValueTier() {
-  queue_.Stop();
-  for (std::thread& thread : threads_) thread.join();
-}
-
-void DiskValueTier::Serve() {
-  WarmUpAllocator();
-  Heartbeat beat(kThread, kPatience);
-  while (std::optional<CallQueue::Task> task = queue_.Next()) {
-    const LoopIteration iteration(&beat);
-    Survive(kThread, [&] { queue_.Run(std::move(*task)); });
-  }
-}
+    : options_(options),
+      disk_(disk),
+      queue_(kLanes),
+      threads_(kThread, options.readers + kLanes, &queue_) {}
 
 // -- the interface
 
@@ -235,9 +199,7 @@ void DiskValueTier::WriteInPlaceOfOthers(std::span<TierPut> puts, const TierCall
       continue;
     }
     if (Clock::now() >= call.deadline) continue;
-    std::vector<uint64_t> sizes;
-    for (const auto& buffer : put.buffers) sizes.push_back(buffer.size());
-    const std::vector<std::string> victims = disk_->Victims(sizes);
+    const std::vector<std::string> victims = disk_->Victims(ValueSizes::Of(put.buffers).all());
     if (const Status erased = disk_->Erase(victims, call.deadline); !erased.ok()) {
       put.status = erased;
       continue;

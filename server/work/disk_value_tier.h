@@ -17,13 +17,13 @@
 #include <cstdint>
 #include <span>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "base/sync.h"
 #include "server/tier/call_queue.h"
 #include "server/tier/disk_tier.h"
 #include "server/tier/value_tier.h"
+#include "server/work/call_threads.h"
 #include "server/work/status_log.h"
 #include "server/work/tier_hooks.h"
 
@@ -38,7 +38,7 @@ class DiskValueTier final : public ValueTier {
  public:
   DiskValueTier(const DiskValueTierOptions& options, DiskTier* disk);
   // Ends what waits; what runs goes on until its deadline.
-  ~DiskValueTier() override;
+  ~DiskValueTier() override = default;
 
   void Probe(std::span<TierProbe> probes, TierCall call) override;
   void Get(std::span<TierGet> gets, TierCall call) override;
@@ -57,7 +57,6 @@ class DiskValueTier final : public ValueTier {
  private:
   enum Lane : uint8_t { kReads, kWrites, kLanes };
 
-  void Serve();
   void Read(std::span<TierGet> gets, const TierCall& call) KVS_EXCLUDES(mu_);
   void Write(std::span<TierPut> puts, const TierCall& call) KVS_EXCLUDES(mu_);
   // Writes those that found no room in place of others.
@@ -76,7 +75,7 @@ class DiskValueTier final : public ValueTier {
   bool unsaved_ KVS_GUARDED_BY(mu_) = false;  // something was put since the last checkpoint
   Deadline checkpoint_at_ KVS_GUARDED_BY(mu_){};
   StatusLog log_;
-  std::vector<std::thread> threads_;
+  CallThreads threads_;
 };
 
 }  // namespace kvstrata

@@ -102,11 +102,7 @@ class MooncakeReads {
   void End(const Reading& reading) {
     const TierGet& get = *reading.get;
     const Code code = get.status.code();
-    if (code == Code::kOk) {
-      std::vector<uint64_t> sizes;
-      for (const auto& buffer : get.buffers) sizes.push_back(buffer.size());
-      parts_.known.Saw(get.key, ValueSizes(sizes));
-    }
+    if (code == Code::kOk) parts_.known.Saw(get.key, ValueSizes::Of(get.buffers));
     if (code == Code::kNotFound || code == Code::kDataLoss) parts_.known.Lost(get.key);
     if (code == Code::kDataLoss) {
       // Whatever becomes of it: who reads it again finds the same.

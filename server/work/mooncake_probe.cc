@@ -80,9 +80,9 @@ Status FindSome(MooncakeTierParts* parts, std::span<TierProbe> probes, std::span
     if (came[k] != static_cast<int64_t>(remote::kHeaderBytes)) continue;
     remote::Header header;
     std::memcpy(header.data(), &block->bytes[k * remote::kHeaderBytes], header.size());
-    const auto head = parts->format.Inspect(header, std::chrono::system_clock::now());
-    const bool its = head.ok() && head->key == probes[there[k]].key && head->stripe == 0;
-    if (its) sizes[there[k]] = head->sizes;
+    const auto head =
+        parts->format.HeadOf(probes[there[k]].key, header, std::chrono::system_clock::now());
+    if (head) sizes[there[k]] = head->sizes;
   }
   return OkStatus();
 }

@@ -1,30 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/work/mooncake_value_tier.h"
 
-#include <pthread.h>
-
-#include <functional>
-#include <optional>
-#include <system_error>
 #include <utility>
 
-#include "server/telemetry/heartbeat.h"
-#include "server/telemetry/thread_top.h"
 #include "server/work/mooncake_calls.h"
 
 namespace kvstrata {
 namespace {
 
 constexpr const char* kThread = "kvs-mooncake-io";
-constexpr uint32_t kPatience = 60;  // of calls that have deadlines of their own
-constexpr size_t kSpare = 2;        // threads that see to deadlines while every lane waits
-
-template <typename Request>
-std::function<void(const Status&)> Refusing(std::span<Request> requests) {
-  return [requests](const Status& why) {
-    for (Request& request : requests) request.status = why;
-  };
-}
+constexpr size_t kSpare = 2;  // threads that see to deadlines while every lane waits
 
 }  // namespace
 
@@ -36,32 +21,11 @@ Result<std::unique_ptr<MooncakeValueTier>> MooncakeValueTier::Open(
 }
 
 MooncakeValueTier::MooncakeValueTier(std::unique_ptr<MooncakeTierParts> parts)
-    : parts_(std::move(parts)), queue_(kLanes) {
-  try {
-    for (size_t i = 0; i < kLanes + kSpare; ++i) {
-      threads_.emplace_back([this] { Serve(); });
-      pthread_setname_np(threads_.back().native_handle(), kThread);
-    }
-  } catch (const std::system_error&) {
-    queue_.Stop();  // those that there are
-    for (std::thread& thread : threads_) thread.join();
-    throw;
-  }
-}
+    : parts_(std::move(parts)), queue_(kLanes), threads_(kThread, kLanes + kSpare, &queue_) {}
 
 MooncakeValueTier::~MooncakeValueTier() {
   queue_.Stop();
   parts_->agent->Stop();  // what waits for it ends
-  for (std::thread& thread : threads_) thread.join();
-}
-
-void MooncakeValueTier::Serve() {
-  WarmUpAllocator();
-  Heartbeat beat(kThread, kPatience);
-  while (std::optional<CallQueue::Task> task = queue_.Next()) {
-    const LoopIteration iteration(&beat);
-    Survive(kThread, [&] { queue_.Run(std::move(*task)); });
-  }
 }
 
 void MooncakeValueTier::Probe(std::span<TierProbe> probes, TierCall call) {

@@ -28,13 +28,12 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <thread>
-#include <vector>
 
 #include "base/status.h"
 #include "server/tier/call_queue.h"
 #include "server/tier/remote_format.h"
 #include "server/tier/value_tier.h"
+#include "server/work/call_threads.h"
 #include "server/work/mooncake_agent.h"
 
 namespace kvstrata {
@@ -75,12 +74,11 @@ class MooncakeValueTier final : public ValueTier {
   enum Lane : uint8_t { kProbes, kReads, kOtherReads, kWrites, kLanes };
 
   explicit MooncakeValueTier(std::unique_ptr<MooncakeTierParts> parts);
-  void Serve();
 
   const std::unique_ptr<MooncakeTierParts> parts_;
   CallQueue queue_;
   std::atomic<uint32_t> next_read_ = 0;
-  std::vector<std::thread> threads_;
+  CallThreads threads_;
 };
 
 }  // namespace kvstrata

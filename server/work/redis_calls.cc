@@ -51,6 +51,11 @@ std::unique_ptr<RedisOp> NewRedisOp(Lane lane, std::string_view name, const Tier
   return op;
 }
 
+void AddHeaderCommand(std::string_view name, RedisRequest* request) {
+  static const std::string last = std::to_string(remote::kHeaderBytes - 1);
+  request->Add({"GETRANGE", name, "0", last});
+}
+
 Status StatusOfError(const RespReply& error) {
   const std::string text = error.text.substr(0, 200);
   if (ErrorIs(error, "OOM")) return ResourceExhausted("REDIS_FULL", "the server is full: " + text);

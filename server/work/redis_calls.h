@@ -70,6 +70,8 @@ void CountFailure(RedisTierParts* parts, const Status& status);
 // An op on the key of that name, with the call's deadline and cancel.
 std::unique_ptr<redis::RedisOp> NewRedisOp(redis::Lane lane, std::string_view name,
                                            const TierCall& call, redis::RedisRequest request);
+// Asks for the header of the stripe of that name.
+void AddHeaderCommand(std::string_view name, redis::RedisRequest* request);
 // What the op's one reply means if it is an error, or what became of the op. `wanted`: the kind
 // that is an answer; kNone is OK, too.
 Status StatusOf(const redis::RedisOp& op, redis::RespReply::Kind wanted);

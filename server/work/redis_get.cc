@@ -98,13 +98,12 @@ class RedisRead : public std::enable_shared_from_this<RedisRead> {
     get_.status = Open();
     const Status& status = get_.status;
     if (status.ok()) {
-      std::vector<uint64_t> sizes;
-      for (const auto& buffer : get_.buffers) sizes.push_back(buffer.size());
-      parts_->known.Saw(get_.key, ValueSizes(sizes));
+      const ValueSizes sizes = ValueSizes::Of(get_.buffers);
+      parts_->known.Saw(get_.key, sizes);
       MutexLock lock(parts_->mu);
       ++parts_->counters.gets;
       ++parts_->counters.hits;
-      parts_->counters.get_bytes += remote::BytesOf(sizes);
+      parts_->counters.get_bytes += remote::BytesOf(sizes.all());
     } else {
       CountFailure(parts_.get(), status);
       const bool gone = status.code() == Code::kNotFound || status.code() == Code::kDataLoss;

@@ -14,12 +14,6 @@ using redis::RedisOp;
 using redis::RedisRequest;
 using redis::RespReply;
 
-// The first header's bytes of a value.
-void AddHeaderCommand(std::string_view name, RedisRequest* request) {
-  static const std::string last = std::to_string(remote::kHeaderBytes - 1);
-  request->Add({"GETRANGE", name, "0", last});
-}
-
 // Of what is not there a server says so with a value of no bytes.
 bool IsValue(const RespReply& reply) {
   return reply.kind == RespReply::Kind::kBulk && !reply.text.empty();
@@ -29,10 +23,7 @@ bool IsValue(const RespReply& reply) {
 std::optional<remote::RemoteHead> HeadOf(const remote::RemoteFormat& format, std::string_view key,
                                          const RespReply& reply) {
   if (reply.kind != RespReply::Kind::kBulk) return std::nullopt;
-  Result<remote::RemoteHead> head =
-      format.Inspect(std::as_bytes(std::span(reply.text)), std::chrono::system_clock::now());
-  if (!head.ok() || head->key != key || head->stripe != 0) return std::nullopt;
-  return std::move(*head);
+  return format.HeadOf(key, std::as_bytes(std::span(reply.text)), std::chrono::system_clock::now());
 }
 
 class RedisProbes : public std::enable_shared_from_this<RedisProbes> {

@@ -83,9 +83,7 @@ class RedisWalk : public std::enable_shared_from_this<RedisWalk> {
     Choose(&reply.items[1].items, next);
     if (names_.empty()) return Finish();
     RedisRequest request;
-    for (const std::string& name : names_) {
-      request.Add({"GETRANGE", name, "0", std::to_string(remote::kHeaderBytes - 1)});
-    }
+    for (const std::string& name : names_) AddHeaderCommand(name, &request);
     auto headers = NewRedisOp(Lane::kProbe, "", end_->terms(), std::move(request));
     headers->at = op.answered_by;
     headers->done = [self = shared_from_this()](RedisOp& ended) { self->Came(ended); };

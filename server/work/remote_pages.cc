@@ -71,6 +71,7 @@ RemotePagesCounters RemotePages::counters() const {
   RemotePagesCounters all = counters_;
   static_cast<TierLoadsCounters&>(all) = loads_.counters();
   static_cast<RemoteWriterCounters&>(all) = writer_.counters();
+  all.over_read_rates = tenant_read_rates_.refused();
   return all;
 }
 

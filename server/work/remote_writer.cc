@@ -66,6 +66,7 @@ RemoteWriterCounters RemoteWriter::counters() const {
   MutexLock lock(mu_);
   RemoteWriterCounters all = counters_;
   all.waiting = keys_.size();
+  all.over_write_rates = tenant_rates_.refused();
   return all;
 }
 

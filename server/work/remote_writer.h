@@ -51,12 +51,13 @@ struct RemoteWriterOptions {
 struct RemoteWriterCounters {
   uint64_t waiting = 0, waiting_bytes = 0;  // offers that wait or are being written, now
   uint64_t written = 0, written_bytes = 0;
-  uint64_t dropped_full = 0;   // the queue had no room
-  uint64_t dropped_rate = 0;   // its tenant had offered as much as its rate allows
-  uint64_t dropped_local = 0;  // the local tier did not come to have it
-  uint64_t dropped_stop = 0;   // the daemon stopped
-  uint64_t gone = 0;           // it left memory and the local tier before
-  uint64_t failed = 0;         // the remote tier did not take it
+  uint64_t dropped_full = 0;              // the queue had no room
+  uint64_t dropped_rate = 0;              // its tenant had offered as much as its rate allows
+  uint64_t dropped_local = 0;             // the local tier did not come to have it
+  uint64_t dropped_stop = 0;              // the daemon stopped
+  uint64_t gone = 0;                      // it left memory and the local tier before
+  uint64_t failed = 0;                    // the remote tier did not take it
+  TenantRates::Refused over_write_rates;  // of dropped_rate, by tenant
 };
 
 class RemoteWriter {

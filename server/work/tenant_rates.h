@@ -2,10 +2,10 @@
 // TenantRates: how many bytes a second each tenant may move, by a TokenBucket for each, so that
 // what one moves is nothing to the others.
 //
-// Bounds: kMost buckets. One that has filled up again is as good as a new one and goes when there
-// is another tenant; one more that moves bytes within that second moves none.
-// Thread-safety: none; its owner's lock guards it. Cost: a map's look-up; with all buckets in use
-// a look at each.
+// It tells who was refused, since the start. Bounds: kMost of those, and kMost buckets. One that
+// has filled up again is as good as a new one and goes when there is another tenant; one more that
+// moves bytes within that second moves none. Thread-safety: none; its owner's lock guards it. Cost:
+// a map's look-up; with all buckets in use a look at each.
 #ifndef KVSTRATA_SERVER_WORK_TENANT_RATES_H_
 #define KVSTRATA_SERVER_WORK_TENANT_RATES_H_
 
@@ -31,6 +31,7 @@ struct TenantRatesOptions {
 class TenantRates {
  public:
   static constexpr size_t kMost = 1024;
+  using Refused = std::map<std::string, uint64_t, std::less<>>;
 
   explicit TenantRates(TenantRatesOptions options) : options_(std::move(options)) {}
 
@@ -42,6 +43,18 @@ class TenantRates {
   }
   // As TokenBucket's. `tenant` "": an operator asks, who has no rate.
   bool Take(std::string_view tenant, uint64_t bytes, TokenBucket::Time now) {
+    if (TakeOf(tenant, bytes, now)) return true;
+    const auto at = refused_.find(tenant);
+    if (at != refused_.end()) ++at->second;
+    if (at == refused_.end() && refused_.size() < kMost) refused_.emplace(tenant, 1);
+    return false;
+  }
+  size_t buckets() const { return buckets_.size(); }
+  // How often each was refused since the start, of the first kMost that were.
+  const Refused& refused() const { return refused_; }
+
+ private:
+  bool TakeOf(std::string_view tenant, uint64_t bytes, TokenBucket::Time now) {
     const auto own = options_.tenants.find(tenant);
     const uint64_t rate = own == options_.tenants.end() ? options_.usual : own->second;
     if (tenant.empty() || rate == 0) return true;
@@ -55,11 +68,10 @@ class TenantRates {
     }
     return at->second.Take(bytes, now);
   }
-  size_t buckets() const { return buckets_.size(); }
 
- private:
   TenantRatesOptions options_;
   std::map<std::string, TokenBucket, std::less<>> buckets_;
+  Refused refused_;
 };
 
 }  // namespace kvstrata

@@ -17,9 +17,10 @@ import subprocess
 import sys
 import tempfile
 import time
-import traceback
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "python"))
+TESTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
+sys.path[:0] = [TESTS, os.path.join(TESTS, "python")]
+from outcomes import Outcomes  # noqa: E402
 from redis_server import free_port, redis_server  # noqa: E402
 
 DEADLINE_S = 60
@@ -406,6 +407,22 @@ def test_a_certificate_that_is_none(doctor):
            setting(*rest, "remote.announce=127.0.0.1:7500"), "remote_files", "FAIL", "REMOTE_ANNOUNCE")
 
 
+def test_an_announced_port_that_is_taken(doctor):
+    rest = ("remote.redis=127.0.0.1:1", "remote.secret_file=" + secret_of(doctor))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        checks = doctor(*setting(*rest, f"remote.announce={address}"))
+        assert found(checks, "announce", "FAIL", "REMOTE_ANNOUNCE_IN_USE",
+                     f"remote.announce = '{address}': Address already in use"), checks
+    assert found(doctor(*setting(*rest, f"remote.announce={address}")), "announce", "OK", words="is free")
+
+
+def test_an_announced_name(doctor):
+    rest = ("remote.redis=127.0.0.1:1", "remote.secret_file=" + secret_of(doctor))
+    seeded(doctor, setting(*rest, "remote.announce=localhost:7500"), setting(*rest), "remote_files", "FAIL",
+           "REMOTE_ANNOUNCE", "'localhost' is a name and no number; for daemons of one machine write 127.0.0.1:7500")
+
+
 def test_servers_that_do_not_answer(doctor):
     secret = "remote.secret_file=" + secret_of(doctor)
     with redis_server() as redis:
@@ -420,10 +437,10 @@ def test_servers_that_do_not_answer(doctor):
 
 def test_what_the_running_daemon_says_of_its_servers(doctor):
     rest = ("remote.secret_file=" + secret_of(doctor), "pool.host_bytes=64MiB", "pool.device_bytes=64MiB")
+    own = setting(f"remote.redis=127.0.0.1:{free_port()}", f"remote.announce=127.0.0.1:{free_port()}", *rest)
     ready, tell = os.pipe()
     daemon = subprocess.Popen([os.path.join(doctor.folder, "kvstratad"), "--socket", doctor.socket, "--ready-fd",
-                               str(tell), *setting(f"remote.redis=127.0.0.1:{free_port()}", *rest)], pass_fds=[tell],
-                              stderr=subprocess.DEVNULL)
+                               str(tell), *own], pass_fds=[tell], stderr=subprocess.DEVNULL)
     os.close(tell)
     try:
         assert os.read(ready, 1), "the daemon did not start"
@@ -434,9 +451,20 @@ def test_what_the_running_daemon_says_of_its_servers(doctor):
             done = subprocess.run([doctor.program, "tier", "ls", "-o", "json", "--socket", doctor.socket],
                                   capture_output=True, text=True, timeout=DEADLINE_S, check=True)
             illness = json.loads(done.stdout)["remotes"][0]["illness"]
+            done = subprocess.run([doctor.program, "health", "-o", "json", "--socket", doctor.socket],
+                                  capture_output=True, text=True, timeout=DEADLINE_S)
+            told = json.loads(done.stdout)  # whatever it is by now, state and reason are of one moment
+            assert told["state"].startswith("degraded") == told["why"].startswith("degraded"), told
+            assert told["healthy"] == (done.returncode == 0) == (told["why"] == ""), told
         with redis_server() as redis:  # another one than the daemon's, and well
             checks = doctor(*setting(f"remote.redis={redis.address}", *rest))
             assert found(checks, "remote", "WARN", words="the running daemon says: "), checks
+        without = doctor()  # a configuration without a remote tier
+        assert found(without, "remote", "WARN", words="by a configuration of its own, and says: "), without
+        checks = doctor(*own)
+        told = found(checks, "remote", "WARN", words="the running daemon says: ")
+        assert told and told["what"].count("Connection refused") == 1, checks
+        assert found(checks, "announce", "OK", words="served by the daemon"), checks
     finally:
         os.close(ready)
         daemon.terminate()
@@ -496,8 +524,8 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--cli", required=True)
     options = parser.parse_args()
-    passed = failed = 0
-    for name, test in [(n, t) for n, t in globals().items() if n.startswith("test_")]:
+    outcomes = Outcomes()
+    for test in [t for n, t in globals().items() if n.startswith("test_")]:
         with tempfile.TemporaryDirectory(prefix="kvs-doctor-") as folder:
             os.chmod(folder, 0o755)
             # Where nobody can run them, whatever the build folder's mode.
@@ -509,17 +537,10 @@ def main():
             os.environ["LD_LIBRARY_PATH"] = os.path.join(folder, "lib")
             shutil.copytree(library, os.path.join(folder, "lib"),
                             ignore=lambda _, names: [n for n in names if not n.startswith("libkvstrata.so")])
-            try:
-                test(doctor)
-                passed += 1
-            except Exception:
-                failed += 1
-                print(f"FAILED {name}")
-                traceback.print_exc()
+            outcomes.run(test, doctor)
     for line in sorted(set(MISSING)):
         print(f"not checked: {line}")
-    print(f"{passed} passed, {failed} failed")
-    return 1 if failed or not passed else 0
+    return outcomes.end()
 
 
 if __name__ == "__main__":

@@ -23,17 +23,18 @@ std::string AtLimits(const Json& document, Style style = {}) {
 }
 
 TEST(QuotaTable, HoldsAndLimitsStandTogether) {
-  const Json document = {{"defaults", {{"sessions", 512}, {"host_bytes", 1024}}},
-                         {"users", {User("uid:7", 3, 1536, 1)}}};
+  Json document = {{"defaults", {{"sessions", 512}, {"host_bytes", 1024}}},
+                   {"users", {User("uid:7", 3, 1536, 1)}}};
+  document["users"][0]["cluster_tenant"] = "cluster:search";
   std::ostringstream out;
   PrintQuotas({}, document, out);
   EXPECT_EQ(out.str(),
             "USER     SESSIONS  ATTACHES/S  CONNECTIONS  MODELS  SEQUENCES   DEVICE               "
-            "HOST  QUEUED  REFUSED\n"
+            "HOST  QUEUED  REFUSED  CLUSTER-TENANT\n"
             "default       512           -            -       -          -        -            "
-            "1.0 KiB       -        -\n"
+            "1.0 KiB       -        -  -\n"
             "uid:7      3 / 10       0 / -        0 / -   9 / -      0 / -  0 B / -  1.5 KiB / "
-            "4.0 KiB   0 / -        1\n");
+            "4.0 KiB   0 / -        1  cluster:search\n");
 }
 
 TEST(QuotaTable, WhoIsNearALimitOrWasRefusedIsShown) {

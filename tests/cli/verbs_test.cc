@@ -320,6 +320,28 @@ TEST(Errors, PrintReasonMessageAndNextStep) {
   EXPECT_EQ(error["next"], "list them: kvstrata seq ls");
 }
 
+// Of a reload; from any other verb's daemon a line feed is as any control character.
+TEST(Errors, MistakesOfAReloadAreALineEach) {
+  const Status several = InvalidArgument("CONFIG_VALUE", "a = 'x\x1b'\nCONFIG_KEY: b");
+  Options options;
+  options.verb = "config reload";
+  std::ostringstream reload, other;
+  PrintError(several, options, reload);
+  EXPECT_EQ(reload.str().substr(0, reload.str().find("next: ")),
+            "kvstrata: CONFIG_VALUE: a = 'x\\x1b'\nkvstrata: CONFIG_KEY: b\n");
+  options.verb = "status";
+  PrintError(several, options, other);
+  EXPECT_EQ(other.str().substr(0, other.str().find("next: ")),
+            "kvstrata: CONFIG_VALUE: a = 'x\\x1b'\\x0aCONFIG_KEY: b\n");
+}
+
+TEST(Errors, AModelThatTheDaemonForgotIsRegisteredByAnEngine) {
+  Options options;
+  options.verb = "tier purge";
+  EXPECT_NE(NextStep(NotFound("MODEL_UNKNOWN", "why"), options).find("attach the engine"),
+            std::string::npos);
+}
+
 // One grammar with the configuration: base/quantities.h.
 TEST(Options, Sizes) {
   EXPECT_EQ(ParseBytes("1GB"), 1'000'000'000u);

@@ -104,15 +104,6 @@ class MooncakeTest : public ::testing::Test {
     EXPECT_EQ(admin.Status().remotes(0).failed(), 0u);
     return outputs;
   }
-  template <typename Request, typename Response>
-  static kvstrata::Status Ask(const DaemonProcess& node,
-                              grpc::Status (v1::Admin::Stub::*method)(grpc::ClientContext*,
-                                                                      const Request&, Response*),
-                              const Request& request, Response* response) {
-    const auto stub = v1::Admin::NewStub(
-        grpc::CreateChannel("unix:" + node.socket(), grpc::InsecureChannelCredentials()));
-    return CallAdmin(stub.get(), method, request, response, std::chrono::seconds(120));
-  }
   v1::RemotePrompt PromptOf(int32_t seed) const {
     v1::RemotePrompt prompt;
     prompt.set_model(model_);
@@ -125,7 +116,8 @@ class MooncakeTest : public ::testing::Test {
     *request.mutable_prompt() = PromptOf(seed);
     request.set_timeout_us(kTimeoutUs);
     v1::ProbeRemoteResponse response;
-    const auto asked = Ask(node, &v1::Admin::Stub::ProbeRemote, request, &response);
+    const auto asked =
+        Operator(node.socket()).Ask(&v1::Admin::Stub::ProbeRemote, request, &response);
     EXPECT_TRUE(asked.ok()) << asked.ToString();
     return response;
   }
@@ -238,7 +230,7 @@ TEST_F(MooncakeTest, AProbeAndAPurgeAskTheStore) {
   *request.mutable_prompt() = PromptOf(1);
   request.set_timeout_us(kTimeoutUs);
   v1::PurgeRemoteResponse purge;
-  ASSERT_TRUE(Ask(*a, &v1::Admin::Stub::PurgeRemote, request, &purge).ok());
+  ASSERT_TRUE(Operator(a->socket()).Ask(&v1::Admin::Stub::PurgeRemote, request, &purge).ok());
   EXPECT_EQ(purge.held(), kPages);
   EXPECT_EQ(purge.failed(), 0u) << purge.why();
   EXPECT_EQ(store_.count(), one) << "the other prompt stays";
@@ -260,7 +252,8 @@ TEST_F(MooncakeTest, WhatItHasNotIsRefusedWithTheNextStep) {
   EXPECT_EQ(asked.code(), Code::kUnimplemented);
   EXPECT_EQ(asked.reason(), "MOONCAKE_NODES");
   v1::GetMetricsResponse page;
-  ASSERT_TRUE(Ask(*a, &v1::Admin::Stub::GetMetrics, v1::GetMetricsRequest(), &page).ok());
+  ASSERT_TRUE(
+      Operator(a->socket()).Ask(&v1::Admin::Stub::GetMetrics, v1::GetMetricsRequest(), &page).ok());
   for (const std::string name :
        {"kvstrata_remote_requests_total", "kvstrata_remote_breaker_open"}) {
     EXPECT_NE(page.text().find(name + "{server=\"" + kMaster + "\"}"), std::string::npos) << name;

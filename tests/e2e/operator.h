@@ -70,6 +70,14 @@ class Operator {
       : stub_(v1::Admin::NewStub(
             grpc::CreateChannel("unix:" + socket, grpc::InsecureChannelCredentials()))) {}
 
+  // How a call ended that may fail; for tests of what the functions below have not.
+  template <typename Request, typename Response>
+  kvstrata::Status Ask(grpc::Status (v1::Admin::Stub::*method)(grpc::ClientContext*, const Request&,
+                                                               Response*),
+                       const Request& request, Response* response,
+                       std::chrono::seconds deadline = std::chrono::seconds(120)) {
+    return CallAdmin(stub_.get(), method, request, response, deadline);
+  }
   v1::GetStatusResponse Status() {
     return Call<v1::GetStatusResponse>(&v1::Admin::Stub::GetStatus, v1::GetStatusRequest());
   }
@@ -159,25 +167,23 @@ class Operator {
     v1::MoveRequest request;
     request.set_sequence(s);
     for (const auto method : {&v1::Admin::Stub::Demote, &v1::Admin::Stub::Prefetch}) {
-      grpc::ClientContext context;
-      context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
       v1::MoveResponse response;
-      const kvstrata::Status moved = FromGrpc((stub_.get()->*method)(&context, request, &response));
+      const kvstrata::Status moved = Ask(method, request, &response, kDeadline);
       if (!moved.ok()) return moved;
     }
     return kvstrata::OkStatus();
   }
 
  private:
+  static constexpr std::chrono::seconds kDeadline{10};
+
   template <typename Response, typename Request>
   Response Call(grpc::Status (v1::Admin::Stub::*method)(grpc::ClientContext*, const Request&,
                                                         Response*),
                 const Request& request) {
-    grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
     Response response;
-    const grpc::Status status = (stub_.get()->*method)(&context, request, &response);
-    EXPECT_TRUE(status.ok()) << status.error_message();
+    const kvstrata::Status status = Ask(method, request, &response, kDeadline);
+    EXPECT_TRUE(status.ok()) << status.ToString();
     return response;
   }
   v1::MoveResponse Move(grpc::Status (v1::Admin::Stub::*method)(grpc::ClientContext*,

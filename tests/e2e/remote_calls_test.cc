@@ -66,21 +66,13 @@ class RemoteCallsTest : public ::testing::Test {
     prompt.mutable_tokens()->Add(ids.begin(), ids.end());
     return prompt;
   }
-  template <typename Request, typename Response>
-  static kvstrata::Status Ask(const DaemonProcess& node,
-                              grpc::Status (v1::Admin::Stub::*method)(grpc::ClientContext*,
-                                                                      const Request&, Response*),
-                              const Request& request, Response* response) {
-    const auto stub = v1::Admin::NewStub(
-        grpc::CreateChannel("unix:" + node.socket(), grpc::InsecureChannelCredentials()));
-    return CallAdmin(stub.get(), method, request, response, std::chrono::seconds(60));
-  }
   v1::ProbeRemoteResponse Probe(const DaemonProcess& node, const char* plan, int32_t seed) const {
     v1::ProbeRemoteRequest request;
     *request.mutable_prompt() = PromptOf(plan, seed);
     request.set_timeout_us(kTimeoutUs);
     v1::ProbeRemoteResponse response;
-    const auto asked = Ask(node, &v1::Admin::Stub::ProbeRemote, request, &response);
+    const auto asked =
+        Operator(node.socket()).Ask(&v1::Admin::Stub::ProbeRemote, request, &response);
     EXPECT_TRUE(asked.ok()) << asked.ToString();
     return response;
   }
@@ -89,7 +81,8 @@ class RemoteCallsTest : public ::testing::Test {
     *request.mutable_prompt() = PromptOf(plan, seed);
     request.set_timeout_us(kTimeoutUs);
     v1::PurgeRemoteResponse response;
-    const auto asked = Ask(node, &v1::Admin::Stub::PurgeRemote, request, &response);
+    const auto asked =
+        Operator(node.socket()).Ask(&v1::Admin::Stub::PurgeRemote, request, &response);
     EXPECT_TRUE(asked.ok()) << asked.ToString();
     return response;
   }
@@ -146,7 +139,7 @@ TEST_F(RemoteCallsTest, AServerThatIsSilentIsTold) {
   v1::ProbeRemoteRequest request;
   request.set_timeout_us(kTimeoutUs);
   v1::ProbeRemoteResponse probe;
-  ASSERT_TRUE(Ask(*node, &v1::Admin::Stub::ProbeRemote, request, &probe).ok());
+  ASSERT_TRUE(Operator(node->socket()).Ask(&v1::Admin::Stub::ProbeRemote, request, &probe).ok());
   ASSERT_EQ(probe.servers_size(), 3);
   for (const v1::RemoteServer& server : probe.servers()) {
     EXPECT_EQ(server.reason().empty(), server.address() != servers_.address(2)) << server.why();
@@ -161,7 +154,7 @@ TEST_F(RemoteCallsTest, NoServerIsWaitedForBeyondTheTimeout) {
   v1::ProbeRemoteRequest request;
   request.set_timeout_us(1);  // over before any server can answer
   v1::ProbeRemoteResponse probe;
-  ASSERT_TRUE(Ask(*node, &v1::Admin::Stub::ProbeRemote, request, &probe).ok());
+  ASSERT_TRUE(Operator(node->socket()).Ask(&v1::Admin::Stub::ProbeRemote, request, &probe).ok());
   ASSERT_EQ(probe.servers_size(), 3);
   for (const v1::RemoteServer& server : probe.servers()) EXPECT_NE(server.reason(), "");
 }
@@ -196,16 +189,18 @@ TEST_F(RemoteCallsTest, TheyAreRefusedWithoutARemoteTierOrAWholePage) {
   const DaemonProcess alone;
   v1::ProbeRemoteResponse probed;
   v1::PurgeRemoteResponse purged;
-  EXPECT_EQ(Ask(alone, &v1::Admin::Stub::ProbeRemote, v1::ProbeRemoteRequest(), &probed).reason(),
+  Operator admin(alone.socket());
+  EXPECT_EQ(admin.Ask(&v1::Admin::Stub::ProbeRemote, v1::ProbeRemoteRequest(), &probed).reason(),
             "TIER_UNKNOWN");
-  EXPECT_EQ(Ask(alone, &v1::Admin::Stub::PurgeRemote, v1::PurgeRemoteRequest(), &purged).reason(),
+  EXPECT_EQ(admin.Ask(&v1::Admin::Stub::PurgeRemote, v1::PurgeRemoteRequest(), &purged).reason(),
             "TIER_UNKNOWN");
   const auto node = Node();
   EXPECT_EQ(Serve(*node, "full", 1), 0u);
   v1::PurgeRemoteRequest request;
   *request.mutable_prompt() = PromptOf("", 1);
   request.mutable_prompt()->mutable_tokens()->Truncate(3);
-  EXPECT_EQ(Ask(*node, &v1::Admin::Stub::PurgeRemote, request, &purged).reason(), "REMOTE_PROMPT");
+  EXPECT_EQ(Operator(node->socket()).Ask(&v1::Admin::Stub::PurgeRemote, request, &purged).reason(),
+            "REMOTE_PROMPT");
 }
 
 }  // namespace

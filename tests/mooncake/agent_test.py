@@ -10,10 +10,12 @@ import pathlib
 import struct
 import sys
 import tempfile
-import traceback
 
 import agent_link
 from agent_link import EXIST, GET, LATE, MISS, PATIENCE_S, PUT, REMOVE, TOO_SMALL, AgentLink
+
+sys.path.insert(0, str(agent_link.ROOT / "tests"))
+from outcomes import Outcomes  # noqa: E402
 
 
 def environment(folder):
@@ -83,17 +85,11 @@ TESTS = [bytes_come_back, a_late_batch_has_no_effect, a_store_that_hangs_holds_u
 
 
 def main():
-    failed = 0
+    outcomes = Outcomes()
     for test in TESTS:
         with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-            try:
-                test(folder)
-            except Exception:
-                failed += 1
-                print(f"FAILED {test.__name__}")
-                traceback.print_exc()
-    print(f"{len(TESTS) - failed} passed, {failed} failed")
-    return 1 if failed else 0
+            outcomes.run(test, folder)
+    return outcomes.end()
 
 
 if __name__ == "__main__":

@@ -12,15 +12,15 @@ import signal
 import sys
 import tempfile
 import time
-import traceback
 
 import cluster
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "integrations/kvstrata/src"), str(ROOT / "tests/python")]
+sys.path[:0] = [str(ROOT / "integrations/kvstrata/src"), str(ROOT / "tests/python"), str(ROOT / "tests")]
 
 import numpy as np  # noqa: E402
 from operated import DEADLINE_S, Program  # noqa: E402
+from outcomes import Outcomes  # noqa: E402
 from toy import Toy  # noqa: E402
 
 import kvstrata  # noqa: E402
@@ -91,7 +91,7 @@ TESTS = [what_one_computed_the_other_opens, a_store_that_is_stopped_costs_misses
 
 def main():
     cluster.enter_namespace()
-    python, failed = os.path.abspath(sys.argv[1]), 0
+    python, outcomes = os.path.abspath(sys.argv[1]), Outcomes()
     print(f"seed {SEED}")
     rng = np.random.default_rng(SEED)
     toys = [Toy(rng, TOKENS) for _ in TESTS]
@@ -106,14 +106,8 @@ def main():
         for daemon in (a, b):
             wait_for(daemon, is_ready)
         for test in TESTS:
-            try:
-                test(a, b, real, toys)
-            except Exception:
-                failed += 1
-                print(f"FAILED {test.__name__}")
-                traceback.print_exc()
-    print(f"{len(TESTS) - failed} passed, {failed} failed")
-    return 1 if failed else 0
+            outcomes.run(test, a, b, real, toys)
+    return outcomes.end()
 
 
 if __name__ == "__main__":

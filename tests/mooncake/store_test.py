@@ -7,10 +7,12 @@ Usage: store_test.py, with a Python that has Mooncake (make test-mooncake). Ends
 import os
 import signal
 import sys
-import traceback
 
 import cluster
-from agent_link import EXIST, GET, LATE, MISS, PATIENCE_S, PUT, REMOVE, TOO_SMALL, AgentLink
+from agent_link import EXIST, GET, LATE, MISS, PATIENCE_S, PUT, REMOVE, ROOT, TOO_SMALL, AgentLink
+
+sys.path.insert(0, str(ROOT / "tests"))
+from outcomes import Outcomes  # noqa: E402
 
 MIB = 1 << 20
 
@@ -52,20 +54,13 @@ def a_stopped_store_holds_up_its_own_batch_alone(agent, store):
 
 def main():
     cluster.enter_namespace()
-    failed, tests = 0, 0
+    outcomes = Outcomes()
     with cluster.Cluster() as real, AgentLink(sys.executable, cluster.MASTER) as agent:
         assert agent.ready()
-        for test, arguments in ((bytes_come_back, ()), (a_batch_of_the_past_has_no_effect, ()),
-                                (a_stopped_store_holds_up_its_own_batch_alone, (real.store,))):
-            tests += 1
-            try:
-                test(agent, *arguments)
-            except Exception:
-                failed += 1
-                print(f"FAILED {test.__name__}")
-                traceback.print_exc()
-    print(f"{tests - failed} passed, {failed} failed")
-    return 1 if failed else 0
+        outcomes.run(bytes_come_back, agent)
+        outcomes.run(a_batch_of_the_past_has_no_effect, agent)
+        outcomes.run(a_stopped_store_holds_up_its_own_batch_alone, agent, real.store)
+    return outcomes.end()
 
 
 if __name__ == "__main__":

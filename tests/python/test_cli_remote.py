@@ -7,6 +7,8 @@ import contextlib
 import json
 import os
 import pathlib
+import pty
+import re
 import shutil
 import socket
 import subprocess
@@ -60,7 +62,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Program, 
     toy = Toy(np.random.default_rng(SEED), TOKENS)
     with redis_server(folder) as address, Daemon(
             "--set", f"remote.redis={address}", "--set", f"remote.secret_file={secret}", "--set", "remote.write=all",
-            "--set", "remote.deadline=60s", "--set", "remote.deadline_most=60s") as daemon:
+            "--set", "remote.deadline=60s", "--set", "remote.deadline_most=60s",
+            "--set", f"remote.tenants.uid:{os.geteuid()}.name=search") as daemon:
         with kvstrata.attach(daemon.socket) as session:
             model = session.register_model(MODEL, toy.digest, layers=LAYERS, query_heads=HEADS, kv_heads=KV_HEADS,
                                            head_dim=DIM, page_tokens=16)
@@ -88,6 +91,43 @@ def test_probe_then_purge(shared: tuple[Program, pathlib.Path]) -> None:
     check("tier purge", purged)
     assert purged == {"values": TOKENS // 16, "held": TOKENS // 16, "failed": 0, "reason": "", "why": ""}
     assert json.loads(program.run("tier", "probe", MODEL, str(prompt), "-o", "json"))["held"] == 0
+    again = subprocess.run([program.path, "tier", "purge", MODEL, str(prompt), "--yes"], env=program.environment,
+                           capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert again.returncode == 0 and "the servers had nothing of this prompt" in again.stderr, again
+
+
+def test_purge_asks_of_what_it_deletes(shared: tuple[Program, pathlib.Path]) -> None:
+    """On a terminal, where nobody says yes."""
+    program, prompt = shared
+    terminal, theirs = pty.openpty()
+    try:
+        os.write(terminal, b"n\n")
+        done = subprocess.run([program.path, "tier", "purge", MODEL, str(prompt), "--tenant", "uid:7"], stdin=theirs,
+                              env=program.environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    finally:
+        os.close(theirs)
+        os.close(terminal)
+    assert done.returncode == 1 and done.stdout == "", done
+    for words in (str(prompt), f"{TOKENS} tokens", MODEL, "uid:7", "Memory and disks of nodes keep"):
+        assert words in done.stderr, done.stderr
+
+
+def test_a_users_name_in_the_cluster_is_shown(shared: tuple[Program, pathlib.Path]) -> None:
+    program, _ = shared
+    for verb, rows in ((["session", "ls"], "sessions"), (["quota", "ls"], "users")):
+        document = json.loads(program.run(*verb, "-o", "json"))
+        check(" ".join(verb), document)
+        assert "cluster:search" in {row["cluster_tenant"] for row in document[rows]}, document
+        assert "cluster:search" in program.run(*verb, "-o", "wide")
+
+
+def test_the_secrets_fingerprint_is_shown(shared: tuple[Program, pathlib.Path]) -> None:
+    program, _ = shared
+    fingerprint = json.loads(program.run("tier", "ls", "-o", "json"))["remotes"][0]["secret_fingerprint"]
+    assert re.fullmatch("[0-9a-f]{8}", fingerprint), fingerprint
+    for verb in ("status", "tier ls"):
+        assert fingerprint in program.run(*verb.split(), "-o", "wide")
+    assert "OVER-RATE" in program.run("tier", "ls", "-o", "wide")
 
 
 @pytest.mark.parametrize("tenant", ["search", "cluster:", "uid:x"])

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import jsonschema
 import pytest
-from cli.program_test import trace_bytes
+from cli.random_trace import trace_bytes
 from cli_schema import FOLDER, check, path_of
 from operated import DEADLINE_S, MODEL, Program, operated
 

@@ -11,6 +11,7 @@ import json
 import os
 import pathlib
 import signal
+import socket
 import struct
 import subprocess
 import time
@@ -239,6 +240,19 @@ def test_nodes_with_certificates_answer_those_with_certificates(cluster: tuple[R
         assert nodes[d.address]["unreachable"] == ""
         assert nodes[a.address]["unreachable"] != ""  # it speaks no TLS
         assert by_address(a.lookup(tmp_path))[c.address]["unreachable"] != ""
+
+
+def test_a_taken_port_is_named_with_the_systems_words(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "secret").write_text(SECRET)
+    (tmp_path / "secret").chmod(0o600)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(kvstrata.KvstrataError) as error:
+            Daemon("--set", "remote.redis=127.0.0.1:1", "--set", f"remote.secret_file={tmp_path}/secret",
+                   "--set", f"remote.announce={address}")
+    said = str(error.value)
+    assert f"remote.announce = '{address}': Address already in use" in said and "REMOTE_ANNOUNCE_IN_USE" in said, said
+    assert "event=grpc" not in said, said
 
 
 def test_beyond_loopback_certificates_are_required(tmp_path: pathlib.Path) -> None:

@@ -1,70 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-// The configuration: every key, every origin, every way to get it wrong (docs/configuration.md).
+// The configuration: every key, from every origin, and every mistake told (docs/configuration.md).
+// Beside it: single values (config_values_test.cc), files (config_files_test.cc), users
+// (config_users_test.cc).
 #include "server/config.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
-#include <filesystem>
 #include <fstream>
 #include <map>
 #include <sstream>
 
 #include "server/config_keys.h"
-#include "server/config_limits.h"
-#include "server/http/trace_exporter.h"
+#include "tests/server/config_fixture.h"
 
 namespace kvstrata {
 namespace {
 
 using std::chrono::microseconds;
+using test::ConfigTest;
 using testing::HasSubstr;
-
-class ConfigTest : public testing::Test {
- protected:
-  void SetUp() override {
-    std::string pattern = testing::TempDir() + "/kvs_config_XXXXXX";
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    directory_ = pattern;
-    sources_.default_file = directory_ + "/none.toml";
-    sources_.uid = 1000;
-  }
-  void TearDown() override { std::filesystem::remove_all(directory_); }
-
-  // Writes the file and makes it the one that --config names.
-  void UseFile(std::string_view text) {
-    sources_.file = directory_ + "/k.toml";
-    std::ofstream(sources_.file) << text;
-  }
-  // conf.d/NAME beside it.
-  void AddFile(const std::string& name, std::string_view text) {
-    std::filesystem::create_directory(directory_ + "/conf.d");
-    std::ofstream(directory_ + "/conf.d/" + name) << text;
-  }
-  Config Load() {
-    Result<Config> config = LoadConfig(sources_);
-    EXPECT_TRUE(config.ok()) << config.status().ToString();
-    return config.ok() ? std::move(config).value() : Config{};
-  }
-  Status Fail() {
-    const Result<Config> config = LoadConfig(sources_);
-    EXPECT_FALSE(config.ok());
-    return config.status();
-  }
-  static const ConfigEntry& Entry(const Config& config, std::string_view key) {
-    for (const ConfigEntry& e : config.entries) {
-      if (e.key == key) return e;
-    }
-    ADD_FAILURE() << "no entry " << key;
-    static const ConfigEntry none;
-    return none;
-  }
-
-  std::string directory_;
-  ConfigSources sources_;
-};
+using testing::Not;
 
 TEST_F(ConfigTest, NothingIsRequired) {
   const Config config = Load();
@@ -125,25 +81,9 @@ TEST_F(ConfigTest, AVariableAboveAFileIsAWarning) {
                 sources_.file + ":2:"));
 }
 
-TEST_F(ConfigTest, MistakesNameTheUnits) {
-  sources_.flags = {{"pool.host_bytes", "4G"}};
-  EXPECT_THAT(Fail().message(), HasSubstr("KiB, MiB, GiB, TiB"));
-  sources_.flags = {{"disk.load_timeout", "5"}};
-  EXPECT_THAT(Fail().message(), HasSubstr("us, ms, s, m (or min), h or d"));
-  sources_.flags = {{"limits.users.uid:7.host_bytes", "4G"}};
-  EXPECT_THAT(Fail().message(), HasSubstr("KiB, MiB, GiB, TiB"));
-}
-
 TEST_F(ConfigTest, EmptyEnvironmentIsUnset) {
   sources_.environment["KVSTRATA_POOL_HOST_BYTES"] = "";
   EXPECT_EQ(Entry(Load(), "pool.host_bytes").origin, "default");
-}
-
-TEST_F(ConfigTest, DefaultFileIsReadIfItExists) {
-  UseFile("[log]\nlevel = \"debug\"\n");
-  sources_.default_file = std::exchange(sources_.file, "");
-  EXPECT_EQ(Load().log_level, LogLevel::kDebug);
-  EXPECT_THAT(Load().files, testing::ElementsAre(sources_.default_file));
 }
 
 // Every key: a value that it takes, and one that it refuses by name.
@@ -238,68 +178,11 @@ const KeyCase kKeyCases[] = {
     {"limits.queued_work", "KVSTRATA_LIMITS_QUEUED_WORK", "8", "8KiB"},
 };
 
-TEST_F(ConfigTest, CpuLists) {
-  const auto cpus = [this](const char* text) {
-    sources_.flags = {{"work.cpus", text}};
-    const Result<Config> config = LoadConfig(sources_);
-    return config.ok() ? config->work.cpus : std::vector<int>{-1};
-  };
-  EXPECT_EQ(cpus(""), std::vector<int>());
-  EXPECT_EQ(cpus("5"), std::vector<int>({5}));
-  EXPECT_EQ(cpus("0-2,6"), std::vector<int>({0, 1, 2, 6}));
-  for (const char* wrong : {",", "1,", ",1", "-", "1-", "-1", "a", "1-2-3", "1024", "0 1"}) {
-    EXPECT_EQ(cpus(wrong), std::vector<int>({-1})) << wrong;
-  }
-}
-
-TEST_F(ConfigTest, PoolDevices) {
-  const std::string one = "GPU-01234567-0123-0123-0123-0123456789ab";
-  const std::string other = "GPU-01234567-0123-0123-0123-0123456789ac";
-  const auto devices = [this](const std::string& text) {
-    sources_.flags = {{"pool.device", text}};
-    return Load().devices;
-  };
-  EXPECT_EQ(devices("emulated").emulated, 1u);
-  EXPECT_EQ(devices("emulated:3").emulated, 3u);
-  EXPECT_EQ(devices("emulated:64").emulated, 64u);
-  EXPECT_EQ(devices("cuda").emulated, 0u);
-  EXPECT_TRUE(devices("cuda").uuids.empty());
-  EXPECT_EQ(devices(one).uuids, std::vector<std::string>{one});
-  EXPECT_EQ(devices(other + "," + one).uuids, (std::vector<std::string>{other, one}));
-  for (const std::string& wrong :
-       {std::string("emulated:0"), std::string("emulated:65"), std::string("emulated:"),
-        std::string("emulated2"), one + ",", "," + one, one + "," + one, one + ", " + other}) {
-    SCOPED_TRACE(wrong);
-    sources_.flags = {{"pool.device", wrong}};
-    EXPECT_THAT(Fail().message(), HasSubstr("pool.device"));
-  }
-}
-
 TEST_F(ConfigTest, EveryKeyIsCovered) {
   const Config config = Load();
   ASSERT_EQ(config.entries.size(), std::size(kKeyCases));
   for (size_t i = 0; i < config.entries.size(); ++i) {
     EXPECT_EQ(config.entries[i].key, kKeyCases[i].key);
-  }
-}
-
-TEST(TraceEndpoints, AreAddresses) {
-  const std::optional<TraceEndpoint> full = ParseTraceEndpoint("http://10.1.2.3:80/a/b");
-  ASSERT_TRUE(full);
-  EXPECT_EQ(full->host, "10.1.2.3");
-  EXPECT_EQ(full->port, 80);
-  EXPECT_EQ(full->path, "/a/b");
-  const std::optional<TraceEndpoint> least = ParseTraceEndpoint("http://localhost");
-  ASSERT_TRUE(least);
-  EXPECT_EQ(least->host, "127.0.0.1");
-  EXPECT_EQ(least->port, 4318);
-  EXPECT_EQ(least->path, "/v1/traces");
-  EXPECT_EQ(ParseTraceEndpoint("http://[::1]:1/x")->host, "::1");
-  for (const char* wrong :
-       {"", "127.0.0.1:4318", "https://127.0.0.1", "http://", "http://collector:4318",
-        "http://127.0.0.1:0", "http://127.0.0.1:65536", "http://127.0.0.1:", "http://[::1",
-        "http://[::1]x", "http://user:password@127.0.0.1/", "http://127.0.0.1/a b"}) {
-    EXPECT_FALSE(ParseTraceEndpoint(wrong)) << wrong;
   }
 }
 
@@ -349,20 +232,6 @@ TEST(ConfigKeys, TheDocumentHasThem) {
   }
 }
 
-TEST_F(ConfigTest, HttpIsServedOnLoopbackOnly) {
-  for (const char* listen : {"0.0.0.0:9465", "[::]:9465", "10.0.0.1:9465", "localhost:9465"}) {
-    sources_.flags = {{"http.listen", listen}};
-    const Status status = Fail();
-    EXPECT_EQ(status.reason(), "HTTP_LISTEN") << listen;
-    EXPECT_THAT(status.message(), HasSubstr("flag: http.listen"));
-    EXPECT_THAT(status.message(), HasSubstr("allowed: 127.0.0.1:PORT"));
-  }
-  for (const char* listen : {"9465", "unix:http.sock", "127.0.0.1:99999", "127.0.0.1:"}) {
-    sources_.flags = {{"http.listen", listen}};
-    EXPECT_EQ(Fail().reason(), "CONFIG_VALUE") << listen;
-  }
-}
-
 class ConfigKeyTest : public ConfigTest, public testing::WithParamInterface<KeyCase> {};
 
 TEST_P(ConfigKeyTest, TakesAGoodValueFromEverywhere) {
@@ -404,20 +273,6 @@ INSTANTIATE_TEST_SUITE_P(Keys, ConfigKeyTest, testing::ValuesIn(kKeyCases), [](c
   return name;
 });
 
-TEST_F(ConfigTest, TomlTypes) {
-  UseFile("session.max = 7\npool.device_bytes = 67108864\ndebug.coredump = true\n");
-  const Config config = Load();
-  EXPECT_EQ(config.store.max_sessions, 7u);
-  EXPECT_EQ(config.store.device_bytes, uint64_t{64} << 20);
-  EXPECT_TRUE(config.coredump);
-  UseFile("socket.path = 7\n");
-  EXPECT_THAT(Fail().message(), HasSubstr("socket.path = '7'"));
-  UseFile("session.max = 7.5\n");
-  EXPECT_THAT(Fail().message(), HasSubstr("session.max = '7.5'"));
-  UseFile("session.max = [7]\n");
-  EXPECT_THAT(Fail().message(), HasSubstr("session.max"));
-}
-
 TEST_F(ConfigTest, UnknownKeysSayWhatWasMeant) {
   UseFile("[pool]\ndevice_byte = \"1GiB\"\n");
   EXPECT_EQ(Fail().reason(), "CONFIG_KEY");
@@ -433,6 +288,37 @@ TEST_F(ConfigTest, UnknownKeysSayWhatWasMeant) {
   EXPECT_THAT(Fail().message(), HasSubstr("did you mean 'disk.path'?"));
   sources_.flags = {{"zzzzzzzzzzzzzzzz", "1"}};
   EXPECT_THAT(Fail().message(), HasSubstr("known: socket.path"));
+  // Of a table, whose keys have users' and plans' names.
+  for (const auto& [key, meant] :
+       {std::pair{"remote.tenant.uid:1000.name", "remote.tenants.uid:1000.name"},
+        std::pair{"limits.user.uid:1000.sessions", "limits.users.uid:1000.sessions"},
+        std::pair{"plan.mine", "plans.mine"}, std::pair{"pins.limit_bytes", "pin.limit_bytes"}}) {
+    sources_.flags = {{key, "1"}};
+    EXPECT_THAT(Fail().message(), HasSubstr(std::string("did you mean '") + meant + "'?"));
+  }
+}
+
+TEST_F(ConfigTest, TheKeyAtFaultIsLocatedAndNoneThatItsNameBeginsWith) {
+  UseFile(
+      "[remote]\nmooncake = \"m:50051\"\ntls = true\nmooncake_python = \"/no/python\"\n"
+      "tls_ca_file = \"/no/ca\"\n");
+  const Config config = ReadConfig(sources_).config;
+  const auto located = [&config](const char* text) {
+    return std::string(Located(InvalidArgument("ANY", text), config).message());
+  };
+  EXPECT_THAT(located("remote.mooncake_python = '/no/python': no"), HasSubstr("k.toml:4:"));
+  EXPECT_THAT(located("remote.mooncake_python = '/no/python': no"), Not(HasSubstr("k.toml:2:")));
+  EXPECT_THAT(located("set remote.tls_ca_file"), Not(HasSubstr("k.toml:3:")));
+  EXPECT_THAT(located("set remote.tls."), HasSubstr("k.toml:3:"));
+  EXPECT_THAT(located("remote.mooncake = 'm:50051' needs more"), HasSubstr("k.toml:2:"));
+}
+
+TEST_F(ConfigTest, MistakesAreALineEachWhateverAValueHolds) {
+  const Status joined[] = {InvalidArgument("CONFIG_VALUE", "a = 'x\n\x1b[2J'"),
+                           InvalidArgument("CONFIG_KEY", "b\x7f")};
+  const Status all = Joined(joined);
+  EXPECT_EQ(all.reason(), "CONFIG_VALUE");
+  EXPECT_EQ(all.message(), "a = 'x\\x0a\\x1b[2J'\nCONFIG_KEY: b\\x7f");
 }
 
 TEST_F(ConfigTest, MistypedEnvironmentIsAWarning) {
@@ -498,121 +384,6 @@ TEST_F(ConfigTest, DiskBudgetsNameTheLeast) {
   EXPECT_THAT(Fail().message(), testing::StartsWith(sources_.file + ":2:21: "));
 }
 
-TEST_F(ConfigTest, LogLevelsAsTheyArePrinted) {
-  sources_.flags = {{"log.level", "warning"}};
-  EXPECT_EQ(Load().log_level, LogLevel::kWarn);
-}
-
-TEST_F(ConfigTest, SyntaxErrorsSayWhere) {
-  UseFile("[pool]\ndevice_bytes = \n");
-  EXPECT_EQ(Fail().reason(), "CONFIG_SYNTAX");
-  EXPECT_THAT(Fail().message(), HasSubstr("k.toml:2:"));
-}
-
-TEST_F(ConfigTest, FilesThatCannotBeRead) {
-  sources_.file = directory_ + "/missing.toml";
-  EXPECT_EQ(Fail().code(), Code::kNotFound);
-  EXPECT_THAT(Fail().message(), HasSubstr("missing.toml"));
-  sources_.file = directory_;
-  EXPECT_EQ(Fail().reason(), "CONFIG_FILE");
-  sources_.file = directory_ + "/k.toml";
-  ASSERT_EQ(mkfifo(sources_.file.c_str(), 0600), 0);
-  EXPECT_THAT(Fail().message(), HasSubstr("not a regular file")) << "a FIFO must not block us";
-  unlink(sources_.file.c_str());
-  UseFile(std::string((1 << 20) + 1, '#'));
-  EXPECT_THAT(Fail().message(), HasSubstr("larger than 1 MiB"));
-}
-
-TEST_F(ConfigTest, FilesOfTheFolderComeLaterInOrder) {
-  UseFile("[session]\nmax = 5\n[pin]\nlimit_bytes = \"1MiB\"\n[plans]\na = \"full\"\n");
-  AddFile("20-b.toml", "session.max = 7\n");
-  AddFile("10-a.toml",
-          "session.max = 6\npin.limit_bytes = \"2MiB\"\n\n[plans.a]\npreset = 'quest'\n");
-  AddFile("30.toml~", "nonsense");
-  AddFile(".40.toml", "nonsense");
-  const Config config = Load();
-  EXPECT_EQ(config.store.max_sessions, 7u);
-  EXPECT_EQ(Entry(config, "session.max").where, directory_ + "/conf.d/20-b.toml:1:15");
-  EXPECT_EQ(config.store.pin_limit_bytes, uint64_t{2} << 20);
-  EXPECT_EQ(Entry(config, "pin.limit_bytes").where, directory_ + "/conf.d/10-a.toml:2:19");
-  EXPECT_EQ(Entry(config, "plans.a").value, "quest");
-  EXPECT_THAT(Entry(config, "plans.a").where, HasSubstr("/conf.d/10-a.toml:4:"));
-  EXPECT_EQ(Entry(config, "session.headroom_tokens").where, "");
-  EXPECT_THAT(config.files, testing::ElementsAre(sources_.file, directory_ + "/conf.d/10-a.toml",
-                                                 directory_ + "/conf.d/20-b.toml"));
-  sources_.environment["KVSTRATA_SESSION_MAX"] = "8";
-  EXPECT_EQ(Entry(Load(), "session.max").where, "KVSTRATA_SESSION_MAX");
-}
-
-TEST_F(ConfigTest, TheFolderOfTheDefaultFileIsReadWithoutIt) {
-  AddFile("a.toml", "session.max = 6\n");
-  EXPECT_EQ(Load().store.max_sessions, 6u);
-}
-
-TEST_F(ConfigTest, MistakesInTheFolderNameItsFiles) {
-  UseFile("session.max = 5\n");
-  AddFile("a.toml", "\nsession.max = 0\n");
-  AddFile("b.toml", "\nsession.maxx = 6\n");
-  LoadedConfig loaded = ReadConfig(sources_);
-  ASSERT_EQ(loaded.mistakes.size(), 2u);
-  EXPECT_THAT(loaded.mistakes[0].message(), HasSubstr("/conf.d/b.toml:2:"));
-  EXPECT_THAT(loaded.mistakes[1].message(), HasSubstr("/conf.d/a.toml:2:"));
-  AddFile("b.toml", "[pool\n");
-  AddFile("c.toml", "[pool\n");
-  loaded = ReadConfig(sources_);
-  EXPECT_FALSE(loaded.complete);
-  ASSERT_EQ(loaded.mistakes.size(), 2u) << "both files";
-  EXPECT_EQ(loaded.mistakes[1].reason(), "CONFIG_SYNTAX");
-  EXPECT_THAT(loaded.mistakes[1].message(), HasSubstr("/conf.d/c.toml:1:"));
-}
-
-TEST_F(ConfigTest, AFolderThatIsNoneIsAMistake) {
-  UseFile("session.max = 5\n");
-  std::ofstream(directory_ + "/conf.d") << "session.max = 5\n";
-  EXPECT_EQ(Fail().reason(), "CONFIG_FILE");
-  EXPECT_THAT(Fail().message(), HasSubstr(directory_ + "/conf.d'"));
-}
-
-TEST_F(ConfigTest, NamedPlans) {
-  UseFile(
-      "[plans]\n"
-      "short = \"quest{budget = 512}\"\n"
-      "[plans.long]\npreset = \"quest\"\nbudget = 4096\n"
-      "[plans.plain]\npreset = \"full\"\n"
-      "[plans.own]\nsegmenter = \"hierarchy\"\nselector = \"cascade\"\nrho = [0.5, 0.2, 0.1]\n");
-  const Config config = Load();
-  ASSERT_EQ(config.store.named_plans.size(), 4u);
-  for (const auto& [name, text] : config.store.named_plans) {
-    EXPECT_TRUE(ParsePlan(text).ok()) << name << " = " << text;
-    EXPECT_EQ(Entry(config, "plans." + name).value, text);
-  }
-  EXPECT_EQ(ParsePlan(config.store.named_plans[0].second)->minmax.budget, 4096);
-  EXPECT_EQ(ParsePlan(config.store.named_plans[3].second)->minmax.budget, 512);
-  EXPECT_EQ(ParsePlan(config.store.named_plans[1].second)->selector, SelectorKind::kCascade);
-}
-
-TEST_F(ConfigTest, BadPlansNameTheirKey) {
-  UseFile("[plans.bad]\npreset = \"quest\"\nbudgte = 4096\n");
-  EXPECT_THAT(Fail().message(), HasSubstr("plans.bad"));
-  EXPECT_THAT(Fail().message(), HasSubstr("k.toml:1:"));
-  EXPECT_EQ(Fail().reason(), "PLAN_OPTION_UNKNOWN");
-  UseFile("plans.quest = \"full\"\n");
-  EXPECT_THAT(Fail().message(), HasSubstr("no preset's name"));
-  UseFile("plans.\"a b\" = \"full\"\n");
-  EXPECT_THAT(Fail().message(), HasSubstr("plan name 'a b'"));
-  sources_.file.clear();
-  sources_.flags = {{"plans.x", "ches"}};
-  EXPECT_THAT(Fail().message(), HasSubstr("plans.x = 'ches'"));
-}
-
-TEST_F(ConfigTest, SocketPathMustFit) {
-  sources_.flags = {{"socket.path", "/tmp/" + std::string(95, 'x')}};
-  EXPECT_TRUE(LoadConfig(sources_).ok());
-  sources_.flags = {{"socket.path", "/tmp/" + std::string(96, 'x')}};
-  EXPECT_THAT(Fail().message(), HasSubstr("101 bytes; at most 100"));
-  EXPECT_THAT(Fail().message(), HasSubstr("107"));
-}
-
 TEST(Settings, KeyEqualsValue) {
   const auto setting = ParseSetting("plans.a=quest{budget = 4}");
   ASSERT_TRUE(setting.ok());
@@ -620,147 +391,6 @@ TEST(Settings, KeyEqualsValue) {
   EXPECT_EQ(setting->second, "quest{budget = 4}");
   EXPECT_FALSE(ParseSetting("no equals").ok());
   EXPECT_FALSE(ParseSetting("=x").ok());
-}
-
-TEST(Log, TextAndJson) {
-  const std::string text =
-      FormatEvent(LogFormat::kText, "attached",
-                  {{"session", 7}, {"client", "two words"}, {"quote", "a\"b"}, {"ok", true}});
-  EXPECT_EQ(text, R"(event=attached session=7 client="two words" quote="a\"b" ok=true)");
-  const std::string json = FormatEvent(LogFormat::kJson, "attached",
-                                       {{"session", 7}, {"client", "new\nline"}, {"ok", true}});
-  EXPECT_EQ(json.substr(1), R"("event":"attached","session":7,"client":"new\u000aline","ok":true)");
-}
-
-TEST(Log, LimiterCountsWhatItHolds) {
-  LogLimiter limiter(2);
-  uint64_t suppressed = 99;
-  EXPECT_TRUE(limiter.Allow(1, &suppressed));
-  EXPECT_EQ(suppressed, 0u);
-  EXPECT_TRUE(limiter.Allow(1, &suppressed));
-  EXPECT_FALSE(limiter.Allow(1, &suppressed));
-  EXPECT_FALSE(limiter.Allow(1, &suppressed));
-  EXPECT_TRUE(limiter.Allow(2, &suppressed));
-  EXPECT_EQ(suppressed, 2u);
-}
-
-// --- limits by user ------------------------------------------------------------------------------
-
-TEST_F(ConfigTest, LimitsHaveDefaultsAndSharesOfPools) {
-  const UserLimitsOptions limits = UserLimitsOf(Load(), 1000, 205);
-  EXPECT_EQ(limits.defaults[Limit::kSessions], 512u);
-  EXPECT_EQ(limits.defaults[Limit::kAttachesPerSecond], 200u);
-  EXPECT_EQ(limits.defaults[Limit::kConnections], 256u);
-  EXPECT_EQ(limits.defaults[Limit::kModels], 256u);
-  EXPECT_EQ(limits.defaults[Limit::kSequences], 16384u);
-  EXPECT_EQ(limits.defaults[Limit::kDeviceBytes], 900u);
-  EXPECT_EQ(limits.defaults[Limit::kHostBytes], 184u);
-  EXPECT_EQ(limits.defaults[Limit::kQueuedWork], 256u);
-  EXPECT_TRUE(limits.operators.contains("uid:0"));
-  EXPECT_TRUE(limits.operators.contains("uid:" + std::to_string(geteuid())));
-  EXPECT_EQ(Entry(Load(), "limits.host_bytes").value, "90%");
-}
-
-TEST_F(ConfigTest, AUserMayHaveLimitsOfItsOwn) {
-  UseFile(
-      "[limits]\nsessions = 7\nhost_bytes = \"1GiB\"\n"
-      "[limits.users.\"uid:1000\"]\nsessions = 5\ndevice_bytes = \"25%\"\n");
-  sources_.flags = {{"limits.users.\"uid:1001\".models", "0"}};
-  const Config config = Load();
-  const UserLimitsOptions limits = UserLimitsOf(config, 400, 400);
-  EXPECT_EQ(limits.defaults[Limit::kSessions], 7u);
-  EXPECT_EQ(limits.defaults[Limit::kHostBytes], 1u << 30);
-  EXPECT_EQ(limits.users.at("uid:1000"),
-            (std::map<Limit, uint64_t>{{Limit::kSessions, 5}, {Limit::kDeviceBytes, 100}}));
-  EXPECT_EQ(limits.users.at("uid:1001"), (std::map<Limit, uint64_t>{{Limit::kModels, 0}}));
-  EXPECT_EQ(Entry(config, "limits.users.uid:1000.sessions").value, "5");
-  EXPECT_EQ(Entry(config, "limits.users.uid:1000.sessions").origin, "file");
-}
-
-TEST_F(ConfigTest, LimitsOfNobodyAreMistakes) {
-  const auto refused = [this](const char* key, const char* value) {
-    sources_.flags = {{key, value}};
-    const Status status = Fail();
-    return std::string(status.reason()) + " " + std::string(status.message());
-  };
-  for (const char* user : {"1000", "uid:", "uid:x", "uid:007", "uid:4294967295", "default"}) {
-    const std::string key = "limits.users." + std::string(user) + ".sessions";
-    EXPECT_THAT(refused(key.c_str(), "1"), AllOf(HasSubstr("CONFIG_KEY"), HasSubstr("uid:N")));
-  }
-  EXPECT_THAT(refused("limits.users.uid:7", "1"), HasSubstr("CONFIG_KEY"));
-  EXPECT_THAT(refused("limits.users.uid:7.session", "1"),
-              AllOf(HasSubstr("CONFIG_KEY"), HasSubstr("attaches_per_second")));
-  EXPECT_THAT(refused("limits.session", "1"), HasSubstr("limits.sessions"));
-  EXPECT_THAT(refused("limits.users.uid:7.sessions", "90%"), HasSubstr("CONFIG_VALUE"));
-  for (const char* value : {"0%", "101%", "%", "-1", "2PiB"}) {
-    EXPECT_THAT(refused("limits.host_bytes", value), HasSubstr("CONFIG_VALUE")) << value;
-  }
-  EXPECT_THAT(refused("limits.sessions", "5KiB"), HasSubstr("CONFIG_VALUE"));
-}
-
-// --- tenants of the remote tier ------------------------------------------------------------------
-
-TEST_F(ConfigTest, AUserMayBeATenantOfTheCluster) {
-  UseFile(
-      "[remote]\ntenant_write_rate = \"1MiB\"\n[remote.tenants]\n\"uid:1000\".name = \"search\"\n"
-      "\"uid:1000\".read_rate = \"2MiB\"\n[remote.tenants.\"uid:1001\"]\nname = \"a.B_c-9\"\n");
-  sources_.flags = {{"remote.tenants.uid:1002.write_rate", "0"},
-                    {"remote.tenants.uid:1001.name", "ads"}};
-  const Config config = Load();
-  const ClusterTenants& tenants = config.store.cluster_tenants;
-  EXPECT_EQ(tenants.NameOf("uid:1000"), "cluster:search");
-  EXPECT_EQ(tenants.NameOf("uid:1001"), "cluster:ads") << "a flag wins";
-  EXPECT_EQ(tenants.NameOf("uid:1002"), "uid:1002");
-  using Rates = TenantRatesOptions;
-  EXPECT_EQ(config.remote.pages.tenant_read_rates, (Rates{0, {{"uid:1000", 2 << 20}}}));
-  EXPECT_EQ(config.remote.pages.writer.tenant_rates, (Rates{1 << 20, {{"uid:1002", 0}}}));
-  EXPECT_FALSE(Entry(config, "remote.tenants.uid:1000.name").reloads);
-  EXPECT_TRUE(Entry(config, "remote.tenants.uid:1000.read_rate").reloads);
-  EXPECT_EQ(Entry(config, "remote.tenants.uid:1001.name").origin, "flag");
-}
-
-TEST_F(ConfigTest, TenantsOfNobodyAndOfTwoAreMistakes) {
-  const auto refused = [this](const std::string& key, const std::string& value) {
-    sources_.flags = {{"remote.tenants.uid:1.name", "search"}, {key, value}};
-    const Status status = Fail();
-    return std::string(status.reason()) + " " + std::string(status.message());
-  };
-  EXPECT_THAT(refused("remote.tenants.uid:2.name", "search"),
-              AllOf(HasSubstr("CONFIG_VALUE"), HasSubstr("remote.tenants.uid:2.name"),
-                    HasSubstr("uid:1 has it")));
-  const std::string longest(64, 'x');
-  for (const std::string& name : {std::string(), longest + "x", std::string("a b"),
-                                  std::string("a/b"), std::string("cluster:a")}) {
-    EXPECT_THAT(refused("remote.tenants.uid:2.name", name),
-                AllOf(HasSubstr("CONFIG_VALUE"), HasSubstr("1 to 64")));
-  }
-  for (const char* key : {"uid:2", "uid:2.names", "1000.name", "uid:007.name", "*.name", ".name",
-                          "name", "uid:2.limits.name", ""}) {
-    EXPECT_THAT(refused("remote.tenants." + std::string(key), "a"),
-                AllOf(HasSubstr("CONFIG_KEY"), HasSubstr("write_rate")));
-  }
-  for (const char* rate : {"1KiB", "-1", "2PiB", "50%"}) {
-    EXPECT_THAT(refused("remote.tenants.uid:2.read_rate", rate), HasSubstr("CONFIG_VALUE"));
-  }
-  sources_.flags = {{"remote.tenants.uid:2.name", longest}};
-  EXPECT_EQ(Load().store.cluster_tenants.NameOf("uid:2"), "cluster:" + longest);
-}
-
-TEST_F(ConfigTest, TenantsAreBounded) {
-  const auto give = [this](const std::string& key, const std::string& value, uint32_t users) {
-    sources_.flags.clear();
-    for (uint32_t uid = 0; uid < users; ++uid) {
-      const std::string user = "remote.tenants.uid:" + std::to_string(uid);
-      sources_.flags.emplace_back(user + key, value + (key == ".name" ? std::to_string(uid) : ""));
-    }
-  };
-  for (const char* key : {".name", ".read_rate", ".write_rate"}) {
-    const std::string value = key == std::string(".name") ? "tenant-" : "1MiB";
-    give(key, value, 1024);
-    (void)Load();
-    give(key, value, 1025);
-    EXPECT_THAT(Fail().message(), HasSubstr("at most 1024 users")) << key;
-  }
 }
 
 }  // namespace

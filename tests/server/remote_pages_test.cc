@@ -492,6 +492,7 @@ TEST_F(RemotePagesTest, ATenantsReadRateCutsWhatItReads) {
   EXPECT_GE(held, 16u);
   EXPECT_LT(held, 320u);
   EXPECT_EQ(b.counters().over_rate, 1u);
+  EXPECT_EQ(b.counters().over_read_rates, (TenantRates::Refused{{"uid:1", 1}}));
   options.tenant_read_rates.usual = 0;
   options.tenant_read_rates.tenants["uid:2"] = 1;
   Node& c = B(options, false);
@@ -514,6 +515,7 @@ TEST_F(RemotePagesTest, ATenantsWriteRateLeavesTheRest) {
   EXPECT_GE(c.written, 1u);
   EXPECT_LT(c.written, 20u);
   EXPECT_EQ(c.written + c.dropped_rate, 20u);
+  EXPECT_EQ(c.over_write_rates, (TenantRates::Refused{{"uid:1", c.dropped_rate}}));
   EXPECT_EQ(shared_.Stats().entries, c.written);
   ASSERT_TRUE(a.store().pins().PinSequence(s.id(), std::chrono::hours(1)).ok());
   a.Settle();

@@ -227,6 +227,14 @@ TEST(RpcServer, HealthFollowsTheDaemonAndItsDisk) {
   becomes("serving", false, false, kServing, kServing, kServing);
   becomes("serving", false, true, kServing, kServing, kNotServing);
   becomes("degraded: the disk", true, false, kServing, kNotServing, kNotServing);
+  // An operator is told all of one look.
+  v1::GetStatusResponse status;
+  grpc::ClientContext context;
+  ASSERT_TRUE(v1::Admin::NewStub(users[0])->GetStatus(&context, {}, &status).ok());
+  EXPECT_EQ(status.health(), "degraded: the disk");
+  EXPECT_FALSE(status.health_names().at("kvstrata.disk"));
+  EXPECT_TRUE(status.health_names().at("kvstrata.pool.host"));
+  EXPECT_TRUE(status.health_names().at(""));
   becomes("the attach loop hangs", true, false, kNotServing, kNotServing, kNotServing);
   becomes("serving", false, false, kServing, kServing, kServing);
 }

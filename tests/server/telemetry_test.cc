@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the daemon keeps of what happened: the last events, refusals by reason, times, changes of
-// its state.
+// What the daemon tells and keeps of what happened: lines of its log, the last events, refusals by
+// reason, times, changes of its state.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -8,6 +8,7 @@
 
 #include "proto/reasons.h"
 #include "server/telemetry/event_ring.h"
+#include "server/telemetry/log.h"
 #include "server/telemetry/refusals.h"
 #include "server/telemetry/state_watch.h"
 #include "server/telemetry/traffic.h"
@@ -95,6 +96,18 @@ TEST(EventRingTest, WritersDoNotWaitForReaders) {
   EXPECT_EQ(seen + lost, 20000u);
 }
 
+// A value is one word of one line, and repaints nobody's terminal.
+TEST(LogTest, ControlCharactersAreEscaped) {
+  for (const char* value : {"\x1b[2J", "a\nb", "\x7f", "\x01"}) {
+    const std::string line = FormatEvent(LogFormat::kText, "event", {{"client", value}});
+    EXPECT_NE(line.find("client=\""), std::string::npos) << line;
+    EXPECT_NE(line.find("\\u00"), std::string::npos) << line;
+    for (const char c : line) EXPECT_TRUE(c >= 0x20 && c != 0x7F) << line;
+  }
+  EXPECT_EQ(FormatEvent(LogFormat::kText, "event", {{"client", "vllm"}}),
+            "event=event client=vllm");
+}
+
 TEST(LogTest, TheRingHasInfoWhateverTheLogLeavesOut) {
   InitLog(LogLevel::kError, LogFormat::kText);
   const uint64_t before = Newest();
@@ -108,6 +121,28 @@ TEST(LogTest, TheRingHasInfoWhateverTheLogLeavesOut) {
   ASSERT_EQ(events.size(), 2u);
   EXPECT_EQ(events[0].name, "test_info");
   EXPECT_EQ(events[1].name, "test_debug");
+}
+
+TEST(LogTest, TextAndJson) {
+  const std::string text =
+      FormatEvent(LogFormat::kText, "attached",
+                  {{"session", 7}, {"client", "two words"}, {"quote", "a\"b"}, {"ok", true}});
+  EXPECT_EQ(text, R"(event=attached session=7 client="two words" quote="a\"b" ok=true)");
+  const std::string json = FormatEvent(LogFormat::kJson, "attached",
+                                       {{"session", 7}, {"client", "new\nline"}, {"ok", true}});
+  EXPECT_EQ(json.substr(1), R"("event":"attached","session":7,"client":"new\u000aline","ok":true)");
+}
+
+TEST(LogTest, LimiterCountsWhatItHolds) {
+  LogLimiter limiter(2);
+  uint64_t suppressed = 99;
+  EXPECT_TRUE(limiter.Allow(1, &suppressed));
+  EXPECT_EQ(suppressed, 0u);
+  EXPECT_TRUE(limiter.Allow(1, &suppressed));
+  EXPECT_FALSE(limiter.Allow(1, &suppressed));
+  EXPECT_FALSE(limiter.Allow(1, &suppressed));
+  EXPECT_TRUE(limiter.Allow(2, &suppressed));
+  EXPECT_EQ(suppressed, 2u);
 }
 
 uint64_t CountOf(std::string_view reason) {

@@ -24,6 +24,17 @@ TEST(TenantRates, WhatOneMovesIsNothingToTheNext) {
   EXPECT_FALSE(rates.Take("uid:2", 1, kStart));
 }
 
+TEST(TenantRates, WhoWasRefusedIsCounted) {
+  TenantRates rates({100, {}});
+  EXPECT_TRUE(rates.Take("uid:1", 100, kStart));
+  EXPECT_TRUE(rates.refused().empty());
+  EXPECT_FALSE(rates.Take("uid:1", 1, kStart));
+  EXPECT_FALSE(rates.Take("uid:1", 1, kStart));
+  rates.Set({200, {}});  // their buckets are new, and what was is told on
+  EXPECT_TRUE(rates.Take("uid:2", 200, kStart));
+  EXPECT_EQ(rates.refused(), (TenantRates::Refused{{"uid:1", 2}}));
+}
+
 TEST(TenantRates, ABucketFillsUpToASecondsWorth) {
   TenantRates rates({100, {}});
   ASSERT_TRUE(rates.Take("uid:1", 100, kStart));

@@ -76,6 +76,14 @@ TEST_F(RemoteSecretTest, ALineIsTheSecretHoweverItEnds) {
   EXPECT_NE(NameKey(RemoteSecret::Of(kGood + "x").value()), key);
 }
 
+TEST_F(RemoteSecretTest, NodesOfOneSecretHaveOneFingerprint) {
+  const RemoteSecret secret = RemoteSecret::Of(kGood).value();
+  const std::string fingerprint = secret.Fingerprint();
+  EXPECT_EQ(fingerprint, "de8ab7e9");
+  EXPECT_EQ(RemoteSecret::Of(kGood + "\n")->Fingerprint(), fingerprint);
+  EXPECT_NE(RemoteSecret::Of(kGood + "x")->Fingerprint(), fingerprint);
+}
+
 TEST_F(RemoteSecretTest, HasItsLengthAndCharacters) {
   EXPECT_EQ(Said(File(std::string(512, '~') + "\n")), "");
   EXPECT_THAT(Said(File(std::string(31, 'x') + "\n")),
