@@ -8,9 +8,9 @@ Nodes, prompts and what is checked behind each open are those of bench/remote_fa
 Below them are a real master and three stores over TCP, in a network namespace of this program's own. Their Python is
 MOONCAKE_PYTHON, by default that of build/venv-mooncake (make test-mooncake makes it).
 
-stopped       SIGSTOP of the master and of each store in turn, before a node that has not asked for anything yet: opens of
-              what is there, until the node leaves the store alone. Milliseconds of an open beyond its deadline, 99th
-              percentile (must: 50), and of opens once it is left alone
+stopped       SIGSTOP of the master and of each store in turn. Opens of what is there, by a new node for each: some under
+              which the process is stopped at some moment and goes on afterwards, then others while it is stopped, until
+              the node leaves the store alone. Milliseconds of an open beyond its deadline, 99th percentile (must: 50)
 killed        kill -9 of the agent while opens and writes are on their way, every other time with a stopped store so that
               calls pile up: the most memory of calls at once, as the daemon counts it (must: 64 MiB), what is held of it
               once the next agent serves (must: 0), and tokens held by opens then (must: 99 %)
@@ -103,42 +103,65 @@ def stopping(process):
         process.send_signal(signal.SIGCONT)
 
 
-def opened_while_asked(node, prompts, most=12):
-    """(share held, milliseconds) of opens until the store is left alone."""
-    opened = []
-    while len(opened) < most and not shard_of(node)["breaker_open"]:
-        opened.append(node.open(prompts.pop()))
+class Opens:
+    """Of one process's turns: (tokens held, milliseconds) of each open."""
+
+    def __init__(self):
+        self.before, self.amid, self.asked, self.left_alone = [], [], [], []
+
+
+def open_amid(bench, node, process, prompt, within):
+    """The process is stopped at some moment of the open's first `within` seconds, and goes on behind it."""
+    stop = threading.Timer(bench.random.uniform(0, within), process.send_signal, [signal.SIGSTOP])
+    stop.start()
+    try:
+        opened = node.open(prompt)
+    finally:
+        stop.join()
+        process.send_signal(signal.SIGCONT)
+    await_agent(node)
     return opened
 
 
-def stopped(bench, deadline=300, rounds=5, alone=5):
-    """Each open is of a prompt that the stores have; none was opened by its node before."""
-    terms = {"remote_deadline": f"{deadline}ms", "remote_deadline_most": f"{deadline}ms"}
-    asked, left_alone = {}, []
-    for round_ in range(rounds):
+def open_under(bench, node, process, prompts, opens):
+    before = [node.open(prompts.pop()) for _ in range(BEFORE)]
+    opens.before += before
+    within = min(ms for _, ms in before) / 1e3
+    opens.amid += [open_amid(bench, node, process, prompts.pop(), within) for _ in range(AMID)]
+    process.send_signal(signal.SIGSTOP)
+    try:
+        for _ in range(ASKED):
+            if shard_of(node)["breaker_open"]:
+                opens.left_alone += [node.open(prompts.pop()) for _ in range(ALONE)]
+                return
+            opens.asked.append(node.open(prompts.pop()))
+    finally:
+        process.send_signal(signal.SIGCONT)
+
+
+BEFORE, AMID, ASKED, ALONE = 2, 8, 12, 5  # opens of a node
+
+
+def stopped(bench, deadline=300, rounds=5):
+    """No prompt was opened by its node before."""
+    terms = {"remote_deadline": f"{deadline}ms", "remote_deadline_most": f"{deadline}ms", "remote_write": "reused"}
+    turns = {name: Opens() for name in ("master", *(f"store {i + 1}" for i in range(STORES)))}
+    for _ in range(rounds):
         with new_cluster() as cluster:
-            names = ["master", *(f"store {i + 1}" for i in range(STORES))]
-            prompts = bench.prompts((12 + alone + 1) * len(names), 32)
+            prompts = bench.prompts((BEFORE + AMID + ASKED + ALONE) * len(turns), 32)
             bench.compute(cluster, prompts)
-            for name, process in zip(names, cluster.processes):
+            for process, opens in zip(cluster.processes, turns.values()):
                 with bench.node(cluster, **terms) as node:
-                    usable = prompts[-1].usable
-                    held, _ = node.open(prompts.pop())
-                    assert held == usable, f"{held} of {usable} tokens are there before {name} is stopped"
-                    with stopping(process):
-                        asked.setdefault(name, []).extend(opened_while_asked(node, prompts))
-                        if shard_of(node)["breaker_open"]:
-                            left_alone += [node.open(prompts.pop())[1] for _ in range(alone)]
-    for name, opened in asked.items():
-        times = [ms for _, ms in opened]
-        print(f"  {name}: {len(times)} opens, {sum(held > 0 for held, _ in opened)} of them held something; they took "
-              f"{percentile(times, 50):.0f} ms, at most {max(times):.0f} ms", flush=True)
-    print(f"  left alone: {len(left_alone)} opens took {percentile(left_alone, 50):.1f} ms, at most {max(left_alone):.0f} ms")
-    times = [ms for opened in asked.values() for _, ms in opened]
-    assert len(times) >= 100, f"only {len(times)} opens"
-    bench.row("stopped/beyond_deadline", percentile(times, 99) - deadline, "ms", 50, len(times), smaller=True)
-    bench.row("stopped/left_alone/beyond_deadline", percentile(left_alone, 99) - deadline, "ms", 50, len(left_alone),
-              smaller=True)
+                    open_under(bench, node, process, prompts, opens)
+    for name, opens in turns.items():
+        print(f"  {name}: " + "; ".join(
+            f"{len(all_)} {when.replace('_', ' ')}: {sum(held > 0 for held, _ in all_)} held something, "
+            f"{percentile([ms for _, ms in all_], 50):.0f} ms, at most {max(ms for _, ms in all_):.0f} ms"
+            for when, all_ in vars(opens).items() if all_), flush=True)
+    for when in ("amid", "asked", "left_alone"):
+        times = [ms for opens in turns.values() for _, ms in getattr(opens, when)]
+        if times:
+            bench.row(f"stopped/{when}/beyond_deadline", percentile(times, 99) - deadline, "ms", 50, len(times), smaller=True)
 
 
 def memory_of(node):
