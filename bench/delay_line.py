@@ -24,7 +24,7 @@ class DelayLine:
         """A port whose connections lead to that one."""
         async def listen():
             async def serve(reader, writer):
-                with contextlib.suppress(OSError):  # either end is gone
+                with contextlib.suppress(OSError, asyncio.CancelledError):  # an end is gone, or all ends
                     there_reader, there_writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
                     await asyncio.gather(self._pass(reader, there_writer), self._pass(there_reader, writer))
             self._servers.append(await asyncio.start_server(serve, "127.0.0.1", 0, limit=1 << 20))
@@ -53,6 +53,15 @@ class DelayLine:
         self._thread.start()
         return self
 
+    async def _end(self):
+        for server in self._servers:
+            server.close()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
     def __exit__(self, *_):
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
