@@ -30,11 +30,13 @@ def free_port():
 class RedisCluster:
     """Servers 0 to masters - 1 are the masters, in the order of their slots; then their replicas.
 
-    max_memory: bytes of each server, 0: no limit; the least recently used leave then."""
+    max_memory: bytes of each server, 0: no limit; the least recently used leave then. front: from a server's port to that
+    which clients are told in its place."""
 
-    def __init__(self, folder, masters=3, replicas=0, max_memory=0):
+    def __init__(self, folder, masters=3, replicas=0, max_memory=0, front=None):
         self.folder, self.masters, self.max_memory = pathlib.Path(folder), masters, max_memory
         self.ports = [free_port() for _ in range(masters * (1 + replicas))]
+        self.told_ports = {port: front(port) if front else port for port in self.ports}
         self.servers = [self._spawn(port) for port in self.ports]
         try:
             self._form(replicas)
@@ -45,7 +47,7 @@ class RedisCluster:
     @property
     def address(self):
         """For remote.redis: all of them."""
-        return ",".join(f"127.0.0.1:{port}" for port in self.ports)
+        return ",".join(f"127.0.0.1:{port}" for port in self.told_ports.values())
 
     def kill(self, i):
         self.servers[i].kill()
@@ -105,7 +107,7 @@ class RedisCluster:
         (folder / "dump.rdb").unlink(missing_ok=True)
         options = {"port": port, "bind": "127.0.0.1", "dir": folder, "save": "", "appendonly": "no",
                    "rdbcompression": "no", "cluster-enabled": "yes", "cluster-require-full-coverage": "no",
-                   "cluster-node-timeout": 2000, "repl-diskless-sync-delay": 0,
+                   "cluster-announce-port": self.told_ports[port], "cluster-node-timeout": 2000, "repl-diskless-sync-delay": 0,
                    "client-output-buffer-limit": "replica 2gb 1gb 60",
                    "maxmemory": self.max_memory, "maxmemory-policy": "allkeys-lru"}
         words = [str(word) for name, value in options.items() for word in (f"--{name}", value)]

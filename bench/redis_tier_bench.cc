@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // RedisValueTier beside bare sockets to the same servers: what checksums, names and deadlines cost.
 //
-//   redis_tier_bench HOST:PORT[,HOST:PORT...] [ROUNDS]
+//   redis_tier_bench HOST:PORT[,HOST:PORT...] [ROUNDS | probe]
 // Puts and gets values of 64 KiB, 1 MiB and 4 MiB through the tier, and the same bytes with SET and
 // GET by a blocking connection to each master, which writes (writev) all it has before it reads the
 // answers; rounds of the two alternate. Prints a JSON object: medians of MB/s and of CPU seconds of
 // this process per GB, ratios of speeds round by round and their medians, and milliseconds of
 // probes of 512 and 65,536 keys, of which 4096 are there, beside those of bare EXISTS; and how many
-// requests the large one makes, none of which waits for another's answer. Between measurements it
-// waits for replicas; what it put it takes away.
+// requests the large one makes. Between measurements it waits for replicas; what it put it takes
+// away. With `probe` it does the large probe alone, by connections that it has already, and is
+// patient with servers that are far away: bench/remote_tier.py counts its round trips so.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -261,8 +262,10 @@ void Get(ValueTier* tier, const std::string& run, uint64_t bytes, uint64_t count
 }
 
 constexpr int kProbeRounds = 5;
+constexpr uint64_t kThere = 4096;  // of the keys that are asked for
+constexpr uint64_t kMany = 65536;
 
-double ProbeMilliseconds(ValueTier* tier, const std::string& run, uint64_t keys) {
+std::vector<double> ProbeMilliseconds(ValueTier* tier, const std::string& run, uint64_t keys) {
   std::vector<std::string> names;
   for (uint64_t i = 0; i < keys; ++i) names.push_back(KeyOf(run, i));
   std::vector<double> all;
@@ -273,9 +276,12 @@ double ProbeMilliseconds(ValueTier* tier, const std::string& run, uint64_t keys)
       tier->Probe(probes, {Later(), {}, [&end] { end.set_value(); }});
       end.get_future().wait();
     });
+    const auto found =
+        std::ranges::count_if(probes, [](const TierProbe& p) { return !p.sizes.empty(); });
+    KVS_CHECK(found == std::min<int64_t>(keys, kThere));
     all.push_back(cost.seconds * 1e3);
   }
-  return Median(all);
+  return all;
 }
 
 // What there is to run on.
@@ -340,19 +346,39 @@ nlohmann::json Compare(const Bench& bench, uint64_t bytes, int rounds) {
   return row;
 }
 
-int Main(int argc, char** argv) {
-  if (argc < 2) {
-    std::fprintf(stderr, "usage: redis_tier_bench HOST:PORT[,HOST:PORT...] [ROUNDS]\n");
-    return 2;
+void CompareProbes(const Bench& bench, const RedisValueTier& tier, nlohmann::json* report) {
+  for (const uint64_t keys : {uint64_t{512}, kMany}) {
+    const std::string name = "probe_" + std::to_string(keys);
+    (*report)[name + "_ms"] = Median(ProbeMilliseconds(bench.tier, bench.run, keys));
+    std::vector<double> all;
+    for (int round = 0; round < kProbeRounds; ++round) {
+      all.push_back(Measure([&] { bench.bare->Each("EXISTS", bench.run, keys); }).seconds * 1e3);
+    }
+    (*report)["bare_" + name + "_ms"] = Median(all);
   }
+  const uint64_t before = RequestsOf(tier);
+  (void)ProbeMilliseconds(bench.tier, bench.run, kMany);
+  (*report)["probe_65536_requests"] = static_cast<double>(RequestsOf(tier) - before) / kProbeRounds;
+}
+
+RedisTierOptions OptionsOf(const std::string& servers) {
   RedisTierOptions options;
-  std::string servers = argv[1];
   for (size_t at = 0; at != std::string::npos;) {
     const size_t comma = servers.find(',', at);
     options.servers.push_back(servers.substr(at, comma - at));
     at = comma == std::string::npos ? comma : comma + 1;
   }
-  const int rounds = argc > 2 ? std::max(std::atoi(argv[2]), 1) : 9;
+  return options;
+}
+
+int Main(int argc, char** argv) {
+  if (argc < 2) {
+    std::fprintf(stderr, "usage: redis_tier_bench HOST:PORT[,HOST:PORT...] [ROUNDS | probe]\n");
+    return 2;
+  }
+  const bool probe_alone = argc > 2 && std::string_view(argv[2]) == "probe";
+  RedisTierOptions options = OptionsOf(argv[1]);
+  if (probe_alone) options.connect_timeout = options.stall_timeout = std::chrono::seconds(20);
   const auto secret = remote::RemoteSecret::Of("a-secret-for-benchmarks-of-more-than-32-bytes");
   KVS_CHECK(secret.ok());
   auto opened = RedisValueTier::Open(options, remote::RemoteFormat(*secret, "bench"));
@@ -369,24 +395,20 @@ int Main(int argc, char** argv) {
   BareClient bare(MapOf(options.servers));
   const Bench bench = {tier, &bare, run, memory};
   nlohmann::json report;
-  for (const uint64_t bytes : {uint64_t{64} << 10, uint64_t{1} << 20, uint64_t{4} << 20}) {
-    report["values"].push_back(Compare(bench, bytes, rounds));
-  }
-  Put(tier, run, 1024, 4096, memory);  // most of the 65,536 keys are not there
-  for (const uint64_t keys : {uint64_t{512}, uint64_t{65536}}) {
-    const std::string name = "probe_" + std::to_string(keys);
-    report[name + "_ms"] = ProbeMilliseconds(tier, run, keys);
-    std::vector<double> all;
-    for (int round = 0; round < kProbeRounds; ++round) {
-      all.push_back(Measure([&] { bare.Each("EXISTS", run, keys); }).seconds * 1e3);
+  if (!probe_alone) {
+    const int rounds = argc > 2 ? std::max(std::atoi(argv[2]), 1) : 9;
+    for (const uint64_t bytes : {uint64_t{64} << 10, uint64_t{1} << 20, uint64_t{4} << 20}) {
+      report["values"].push_back(Compare(bench, bytes, rounds));
     }
-    report["bare_" + name + "_ms"] = Median(all);
   }
-  const uint64_t before = RequestsOf(**opened);
-  (void)ProbeMilliseconds(tier, run, 65536);
-  report["probe_65536_requests"] =
-      static_cast<double>(RequestsOf(**opened) - before) / kProbeRounds;
-  ForgetAll(bench, run, 4096);
+  Put(tier, run, 1024, kThere, memory);  // most of the keys are not there
+  if (probe_alone) {
+    (void)ProbeMilliseconds(tier, run, kMany);  // opens its connections
+    report["probe_65536_all_ms"] = ProbeMilliseconds(tier, run, kMany);
+  } else {
+    CompareProbes(bench, **opened, &report);
+  }
+  ForgetAll(bench, run, kThere);
   std::cout << report.dump(2) << std::endl;
   return 0;
 }

@@ -48,28 +48,28 @@ MIB = 1 << 20
 
 
 class Prompt:
-    """Token ids [tokens], and the rows that an engine has of all but the last, [tokens - 1][1][DIM] each."""
+    """Token ids [tokens], and the rows that an engine has of all but the last, [tokens - 1][heads][DIM] each."""
 
-    def __init__(self, seed, number, pages):
+    def __init__(self, seed, number, pages, heads=1):
         rng = np.random.default_rng((seed, number))
         self.usable = pages * PAGE
         self.ids = rng.integers(0, 50_000, self.usable + 2).astype(np.int32)
-        self.k, self.v, self.q = rng.standard_normal((3, self.usable + 1, 1, DIM)).astype(np.float16)
+        self.k, self.v, self.q = rng.standard_normal((3, self.usable + 1, heads, DIM)).astype(np.float16)
 
     def last_output(self):
-        """Full attention of the last token that has rows."""
-        k, v = self.k[:, 0].astype(np.float64), self.v[:, 0].astype(np.float64)
-        scores = k @ self.q[-1, 0].astype(np.float64) / DIM ** 0.5
-        weights = np.exp(scores - scores.max())
-        return weights @ v / weights.sum()
+        """Full attention of the last token that has rows, [heads][DIM]."""
+        k, v = self.k.astype(np.float64), self.v.astype(np.float64)
+        scores = np.einsum("thd,hd->ht", k, self.q[-1].astype(np.float64)) / DIM ** 0.5
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        return np.einsum("ht,thd->hd", weights, v) / weights.sum(axis=1, keepdims=True)
 
 
 class Node:
     """A daemon, and an engine's session of it. From node()."""
 
-    def __init__(self, daemon, session):
+    def __init__(self, daemon, session, heads=1):
         self.daemon, self.session = daemon, session
-        self.model = session.register_model("random rows", "1", layers=1, query_heads=1, kv_heads=1, head_dim=DIM,
+        self.model = session.register_model("random rows", "1", layers=1, query_heads=heads, kv_heads=heads, head_dim=DIM,
                                             page_tokens=PAGE, dtype=kvstrata.DType.F16)
 
     def open(self, prompt):
@@ -91,7 +91,7 @@ class Node:
                         out = step.attend(0, prompt.q[part])
             sequence.settle()
             held = sequence.held
-        if not np.allclose(np.asarray(out, np.float64)[0, 0], prompt.last_output(), atol=5e-3):
+        if not np.allclose(np.asarray(out, np.float64)[0], prompt.last_output(), atol=5e-3):
             raise AssertionError(f"wrong output behind {held} held tokens")
         return held, elapsed
 
@@ -118,6 +118,8 @@ class Node:
 class Bench:
     """A folder, a seed, and what nodes have in common."""
 
+    suite, command, heads = "remote-faults", "bench/remote_faults.py", 1
+
     def __init__(self, folder, seed):
         self.folder, self.seed, self.rows = pathlib.Path(folder), seed, []
         self.random = random.Random(seed)
@@ -127,24 +129,28 @@ class Bench:
 
     def prompts(self, n, pages):
         """New ones each time."""
-        return [Prompt(self.seed, self.random.getrandbits(62), pages) for _ in range(n)]
+        return [Prompt(self.seed, self.random.getrandbits(62), pages, self.heads) for _ in range(n)]
 
     @contextlib.contextmanager
     def cluster(self, **options):
         with tempfile.TemporaryDirectory(dir="/dev/shm") as folder, RedisCluster(folder, **options) as cluster:
             yield cluster
 
+    def servers_of(self, cluster):
+        """Settings that tell a node where its servers are."""
+        return {"remote.redis": cluster.address}
+
     @contextlib.contextmanager
     def node(self, cluster, **settings):
         """With an empty disk. settings: of the daemon, `_` for the dot behind the section."""
         with tempfile.TemporaryDirectory(dir=self.folder) as disk:
             given = {"pool.device_bytes": "1GiB", "pool.host_bytes": "64MiB", "disk.path": disk,
-                     "disk.budget_bytes": "2GiB", "remote.redis": cluster.address,
+                     "disk.budget_bytes": "2GiB", **self.servers_of(cluster),
                      "remote.secret_file": self.folder / "secret", "remote.write": "all",
                      **{name.replace("_", ".", 1): value for name, value in settings.items()}}
             words = [word for name, value in given.items() for word in ("--set", f"{name}={value}")]
             with Daemon(*words) as daemon, kvstrata.attach(daemon.socket, threads=1) as session:
-                yield Node(daemon, session)
+                yield Node(daemon, session, self.heads)
 
     def compute(self, cluster, prompts, **settings):
         """In a node of their own, until the servers have all of them, and their replicas, too."""
@@ -159,7 +165,7 @@ class Bench:
     def row(self, name, value, unit, must, n, smaller=False):
         met = value <= must if smaller else value >= must
         print(f"{name:34} {value:8.3f} {unit:16} {'met' if met else 'MISSED'} ({'<=' if smaller else '>='} {must})", flush=True)
-        self.rows.append({"id": f"remote_faults/{name}", "value": value, "unit": unit, "n": n, "must": must,
+        self.rows.append({"id": f"{self.suite.replace('-', '_')}/{name}", "value": value, "unit": unit, "n": n, "must": must,
                           **({"better": "smaller"} if smaller else {})})
 
 
@@ -337,25 +343,27 @@ def stolen(bench):
 ROWS = {f.__name__: f for f in (replicas, alone, stopped, writer, restarted, full, stolen)}
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("row", nargs="*", help="all by default: " + ", ".join(ROWS))
+def main(bench_of=Bench, rows=ROWS, doc=__doc__):
+    parser = argparse.ArgumentParser(description=doc.split("\n")[0])
+    parser.add_argument("row", nargs="*", help="all by default: " + ", ".join(rows))
     parser.add_argument("--json-out")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(32))
     parser.add_argument("--commit", default="uncommitted")
     parser.add_argument("--date", default="")
     args = parser.parse_args()
     print(f"seed {args.seed}", flush=True)
+    loads = []
     with tempfile.TemporaryDirectory(dir=ROOT / "build") as folder:
-        bench = Bench(folder, args.seed)
-        for name in args.row or ROWS:
+        bench = bench_of(folder, args.seed)
+        for name in args.row or rows:
             begin = time.monotonic()
-            ROWS[name](bench)
-            print(f"  {name}: {time.monotonic() - begin:.0f} s, load {os.getloadavg()[0]:.1f}", flush=True)
+            rows[name](bench)
+            loads.append(os.getloadavg()[0])
+            print(f"  {name}: {time.monotonic() - begin:.0f} s, load {loads[-1]:.1f}", flush=True)
     if args.json_out:
-        result = {"suite": "remote-faults", "device": device_name(), "commit": args.commit, "date": args.date,
-                  "command": "bench/remote_faults.py", "context": {"notes": f"seed {args.seed}"}, "ceilings": {},
-                  "rows": bench.rows}
+        notes = f"seed {args.seed}; load at most {max(loads):.1f}"
+        result = {"suite": bench.suite, "device": device_name(), "commit": args.commit, "date": args.date,
+                  "command": bench.command, "context": {"notes": notes}, "ceilings": {}, "rows": bench.rows}
         pathlib.Path(args.json_out).write_text(json.dumps(result, indent=1) + "\n")
 
 

@@ -10,21 +10,29 @@ remote_tier/put/SIZE, get/SIZE  MB/s of values of SIZE with checksums; baseline:
 remote_tier/cpu/...             CPU seconds of the client per GB, 1 MiB, checksums and the kernel's part included (must:
                                 0.35); baseline: the bare sockets'
 remote_tier/probe/...           milliseconds of a probe of so many keys; baseline: EXISTS by bare sockets (must of 512: 10)
-remote_tier/probe/requests      of a probe of 65,536 keys; none waits for another's answer: one round trip
+remote_tier/probe/requests      of a probe of 65,536 keys
+remote_tier/probe/65536/trips   round trips of it (must: 2): what it takes longer where proxies hold back all that passes
+                                them, over the time that they hold it back there and back
 """
 import argparse
 import json
 import os
 import pathlib
+import socket
+import statistics
 import subprocess
 import sys
 import tempfile
+import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "integrations" / "kvstrata" / "src")]
 
 from kvstrata.machine import device_name  # noqa: E402
+from delay_line import DelayLine  # noqa: E402
 from redis_cluster import RedisCluster  # noqa: E402
+
+FAR = 0.25  # seconds, each way
 
 BENCH = os.environ.get("REDIS_TIER_BENCH", ROOT / "build/bin/redis_tier_bench")
 
@@ -51,6 +59,38 @@ def rows_of(report, rounds):
     return rows
 
 
+def asked(cluster, what):
+    return json.loads(subprocess.run([BENCH, cluster.address, what], check=True, stdout=subprocess.PIPE, text=True).stdout)
+
+
+def ping_ms(cluster):
+    """Of one server, as clients reach it; by a connection that is there already."""
+    with socket.create_connection(("127.0.0.1", cluster.told_ports[cluster.ports[0]])) as link:
+        for _ in range(2):
+            begin = time.perf_counter()
+            link.sendall(b"PING\r\n")
+            link.recv(7)
+    return (time.perf_counter() - begin) * 1e3
+
+
+def trips_row(turns=3):
+    """Near and far take turns, by the same proxies."""
+    near, far, pings = [], [], {0: [], FAR: []}
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder, DelayLine() as line, \
+            RedisCluster(folder, front=line.before) as cluster:
+        for _ in range(turns):
+            for line.seconds, times in ((0, near), (FAR, far)):
+                times += asked(cluster, "probe")["probe_65536_all_ms"]
+                pings[line.seconds].append(ping_ms(cluster))
+    near_ms, far_ms = statistics.median(near), statistics.median(far)
+    print(f"  near {near_ms:.0f} ms ({min(near):.0f} to {max(near):.0f}), {FAR * 1e3:.0f} ms away {far_ms:.0f} ms "
+          f"({min(far):.0f} to {max(far):.0f})", flush=True)
+    trips_of = lambda here, there: round((there - here) / (2e3 * FAR), 2)
+    return {"id": "remote_tier/probe/65536/trips", "value": trips_of(near_ms, far_ms), "unit": "round trips", "n": len(far),
+            "must": 2, "better": "smaller", "baseline": {"name": "a PING", "value": trips_of(
+                *(statistics.median(times) for times in pings.values()))}}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--json-out")
@@ -61,8 +101,8 @@ def main():
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder, RedisCluster(folder, replicas=args.replicas) as cluster:
         load = os.getloadavg()[0]
-        text = subprocess.run([BENCH, cluster.address, str(args.rounds)], check=True, stdout=subprocess.PIPE, text=True).stdout
-    rows = rows_of(json.loads(text), args.rounds)
+        rows = rows_of(asked(cluster, str(args.rounds)), args.rounds)
+    rows.append(trips_row())
     for row in rows:
         base, ratio = row.get("baseline", {"name": "", "value": 0}), row.get("ratio", 0)
         print(f"{row['id']:28} {row['value']:9.2f} {row['unit']:8} {base['name']} {base['value']:.2f}  {ratio:.2f}", flush=True)

@@ -32,6 +32,8 @@ class MooncakeEngine final : public RemoteEngine {
     shard.connections = s.ready ? 1 : 0;
     shard.sent_bytes = s.put_bytes;
     shard.received_bytes = s.got_bytes;
+    shard.agent_bytes = s.held_bytes;
+    shard.agent_peak_bytes = s.most_held_bytes;
     shard.probes = InfoOf(s.exists, 0);
     shard.reads = InfoOf(s.gets, values_->Stats().damaged);
     shard.answers = s.times;

@@ -156,6 +156,8 @@ void AddSum(const RemoteShardInfo& add, RemoteShardInfo* sum) {
   sum->answers.sum_us += add.answers.sum_us;
   sum->sent_bytes += add.sent_bytes;
   sum->received_bytes += add.received_bytes;
+  sum->agent_bytes += add.agent_bytes;
+  sum->agent_peak_bytes += add.agent_peak_bytes;
   sum->requests += add.requests;
   sum->failures += add.failures;
   sum->hedges += add.hedges;
@@ -195,6 +197,8 @@ void AddRemoteServers(const RemoteInfo& remote, LabelCap* names, MetricText* to)
             sum.sent_bytes);
     to->Add("kvstrata_remote_server_bytes_total", {{"server", server}, {"direction", "received"}},
             sum.received_bytes);
+    to->Add("kvstrata_remote_agent_bytes", {{"server", server}}, sum.agent_bytes);
+    to->Add("kvstrata_remote_agent_peak_bytes", {{"server", server}}, sum.agent_peak_bytes);
     to->Add("kvstrata_remote_requests_total", {{"server", server}}, sum.requests);
     to->Add("kvstrata_remote_connection_failures_total", {{"server", server}}, sum.failures);
     to->Add("kvstrata_remote_hedges_total", {{"server", server}}, sum.hedges);

@@ -104,6 +104,8 @@ struct RemoteShardInfo {
   bool breaker_open = false;
   uint64_t requests = 0, failures = 0, timeouts = 0, hedges = 0;
   uint64_t openings = 0, connections = 0, sent_bytes = 0, received_bytes = 0;
+  // Memory of calls that Mooncake's agent has not answered: now, and the most that it was.
+  uint64_t agent_bytes = 0, agent_peak_bytes = 0;
   RemoteAnswersInfo probes, reads;
   LatencyHistogram answers;  // from a request until its whole answer
 };

@@ -166,6 +166,10 @@ constexpr Metric kRows[] = {
      "How long a server took, from a request of any kind until its whole answer."},
     {"kvstrata_remote_server_bytes_total", kCounter, "bytes", "server,direction",
      "Bytes sent to a server and received from it, without those of TLS itself."},
+    {"kvstrata_remote_agent_bytes", kGauge, "bytes", "server",
+     "Memory of calls that Mooncake's agent has not answered, waited for or not; at most 64 MiB. "
+     "Of Redis 0."},
+    {"kvstrata_remote_agent_peak_bytes", kGauge, "bytes", "server", "The most that this was."},
     {"kvstrata_remote_requests_total", kCounter, "requests", "server",
      "Requests that a server was sent, of any kind."},
     {"kvstrata_remote_connection_failures_total", kCounter, "connections", "server",

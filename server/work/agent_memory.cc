@@ -31,6 +31,11 @@ uint64_t AgentMemory::taken() const {
   return taken_;
 }
 
+uint64_t AgentMemory::most_taken() const {
+  MutexLock lock(mu_);
+  return most_taken_;
+}
+
 std::shared_ptr<AgentBlock> AgentMemory::TakeNow(uint64_t bytes) {
   const auto gap = std::ranges::find_if(gaps_, [&](const auto& g) { return g.second >= bytes; });
   if (gap == gaps_.end()) return nullptr;
@@ -39,6 +44,7 @@ std::shared_ptr<AgentBlock> AgentMemory::TakeNow(uint64_t bytes) {
   if (size > bytes) gaps_[offset + bytes] = size - bytes;
   gaps_.erase(offset);
   taken_ += bytes;
+  most_taken_ = std::max(most_taken_, taken_);
   block->offset = offset;
   block->bytes = {memory_.base + offset, bytes};
   block->memory = shared_from_this();

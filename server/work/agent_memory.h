@@ -37,7 +37,9 @@ class AgentMemory : public std::enable_shared_from_this<AgentMemory> {
 
   int fd() const { return memory_.fd.get(); }
   uint64_t bytes() const { return memory_.bytes; }
+  // Now, and the most that it was.
   uint64_t taken() const KVS_EXCLUDES(mu_);
+  uint64_t most_taken() const KVS_EXCLUDES(mu_);
   // At least so many bytes. Null: there was no room by the deadline.
   std::shared_ptr<AgentBlock> Take(uint64_t bytes, Deadline deadline) KVS_EXCLUDES(mu_);
 
@@ -52,7 +54,7 @@ class AgentMemory : public std::enable_shared_from_this<AgentMemory> {
   mutable Mutex mu_;
   std::condition_variable changed_;
   std::map<uint64_t, uint64_t> gaps_ KVS_GUARDED_BY(mu_);  // bytes by offset; none touch
-  uint64_t taken_ KVS_GUARDED_BY(mu_) = 0;
+  uint64_t taken_ KVS_GUARDED_BY(mu_) = 0, most_taken_ KVS_GUARDED_BY(mu_) = 0;
 };
 
 }  // namespace kvstrata

@@ -346,6 +346,7 @@ MooncakeAgentStats MooncakeAgent::Stats() const {
   stats.pid = process_.pid();
   stats.left_alone = LeftAlone();
   stats.held_bytes = memory_->taken();
+  stats.most_held_bytes = memory_->most_taken();
   return stats;
 }
 

@@ -63,6 +63,7 @@ struct MooncakeAgentStats {
   uint64_t late = 0;                      // of these: no answer came in time
   uint64_t openings = 0;                  // how often `left_alone` began
   uint64_t held_bytes = 0;                // memory of calls, waited for or not
+  uint64_t most_held_bytes = 0;           // at once
   MooncakeAnswers exists, gets;           // by entry
   uint64_t put_bytes = 0, got_bytes = 0;  // of whole objects
   LatencyHistogram times;                 // of calls that were answered in time

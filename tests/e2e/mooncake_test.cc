@@ -255,7 +255,8 @@ TEST_F(MooncakeTest, WhatItHasNotIsRefusedWithTheNextStep) {
   ASSERT_TRUE(
       Operator(a->socket()).Ask(&v1::Admin::Stub::GetMetrics, v1::GetMetricsRequest(), &page).ok());
   for (const std::string name :
-       {"kvstrata_remote_requests_total", "kvstrata_remote_breaker_open"}) {
+       {"kvstrata_remote_requests_total", "kvstrata_remote_breaker_open",
+        "kvstrata_remote_agent_bytes", "kvstrata_remote_agent_peak_bytes"}) {
     EXPECT_NE(page.text().find(name + "{server=\"" + kMaster + "\"}"), std::string::npos) << name;
   }
 }
