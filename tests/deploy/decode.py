@@ -42,8 +42,8 @@ def looked_at(page, command):
         assert "<title>kvstrata" in got("/")
         assert "\nkvstrata_sequences " in got("/metrics"), got("/metrics")
         deadline = time.monotonic() + 20  # the daemon looks once a second
-        while not any(s["client"] == "decode.py" for s in json.loads(got("/status.json"))["sequences"]):
-            assert time.monotonic() < deadline, got("/status.json")
+        while not any(s["client"] == "decode.py" for s in json.loads(said := got("/status.json"))["live"]["sequences"]):
+            assert time.monotonic() < deadline, said
     if command:
         said = subprocess.run(command, check=True, timeout=60, stdout=subprocess.PIPE, text=True).stdout
         print(said, end="")
