@@ -41,8 +41,9 @@ def looked_at(page, command):
     if page:
         assert "<title>kvstrata" in got("/")
         assert "\nkvstrata_sequences " in got("/metrics"), got("/metrics")
-        deadline = time.monotonic() + 20  # the daemon looks once a second
-        while not any(s["client"] == "decode.py" for s in json.loads(said := got("/status.json"))["live"]["sequences"]):
+        deadline = time.monotonic() + 20  # the daemon looks once a second, and from the first question on
+        while not any(s["client"] == "decode.py"
+                      for s in (json.loads(said := got("/status.json"))["live"] or {"sequences": []})["sequences"]):
             assert time.monotonic() < deadline, said
     if command:
         said = subprocess.run(command, check=True, timeout=60, stdout=subprocess.PIPE, text=True).stdout
