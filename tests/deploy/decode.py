@@ -42,9 +42,11 @@ def looked_at(page, command):
         assert "<title>kvstrata" in got("/")
         assert "\nkvstrata_sequences " in got("/metrics"), got("/metrics")
         deadline = time.monotonic() + 20  # the daemon looks once a second, and from the first question on
-        while not any(s["client"] == "decode.py"
-                      for s in (json.loads(said := got("/status.json"))["live"] or {"sequences": []})["sequences"]):
-            assert time.monotonic() < deadline, said
+        shown = []
+        while "decode.py" not in shown:
+            assert time.monotonic() < deadline, shown
+            live = json.loads(got("/status.json"))["live"]
+            shown = [sequence["client"] for sequence in live["sequences"]] if live else []
     if command:
         said = subprocess.run(command, check=True, timeout=60, stdout=subprocess.PIPE, text=True).stdout
         print(said, end="")
