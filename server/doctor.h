@@ -6,7 +6,7 @@
 // It judges the process that asks: run it as the user, and in the container, that the daemon runs
 // in; beside a running daemon too. Changes nothing but for an unnamed file in disk.path. Thread-
 // safety: none. Cost: some hundred system calls, CUDA if a GPU is configured, and with a remote
-// tier a PING of each server, for which a silent one has 5 s.
+// tier a PING of each server, for which a silent one has 5 s; as has a daemon at the socket.
 #ifndef KVSTRATA_SERVER_DOCTOR_H_
 #define KVSTRATA_SERVER_DOCTOR_H_
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The remote tier: whose files its secrets are, and whether its servers answer.
+// The remote tier: whose files its secrets are, whether others can be listened for, its servers
+// answer, and what a running daemon says of its own.
 #include <grpcpp/grpcpp.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -155,7 +156,7 @@ Finding CheckRemoteFiles(const Config& config) {
 
 Finding CheckAnnounce(const Config& config) {
   const std::string& address = config.remote.announce;
-  if (address.empty()) return Ok("announce", "this node is not announced");
+  if (address.empty() || !config.remote.on()) return Ok("announce", "this node is not announced");
   const Status free = CheckCanListen(address);
   if (free.ok()) return Ok("announce", address + " is free");
   if (free.reason() == "REMOTE_ANNOUNCE_IN_USE" && AnnouncedBy(config.socket) == address) {
