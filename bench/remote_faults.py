@@ -68,9 +68,15 @@ class Node:
     """A daemon, and an engine's session of it. From node()."""
 
     def __init__(self, daemon, session, heads=1):
-        self.daemon, self.session = daemon, session
+        self.daemon, self.session, self.heads = daemon, session, heads
         self.model = session.register_model("random rows", "1", layers=1, query_heads=heads, kv_heads=heads, head_dim=DIM,
                                             page_tokens=PAGE, dtype=kvstrata.DType.F16)
+
+    @contextlib.contextmanager
+    def another(self):
+        """An engine more at the same daemon, for a thread of its own."""
+        with kvstrata.attach(self.daemon.socket, threads=1) as session:
+            yield Node(self.daemon, session, self.heads)
 
     def open(self, prompt):
         """(tokens held, milliseconds of the open); raises where the engine sees an error or a wrong output.
