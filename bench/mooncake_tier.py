@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Mooncake Store through the daemon's agent against Mooncake's own Python client in this process: the same sizes and
-batches over loopback TCP, one store, turn by turn in one run. Medians of rounds; the ratio is the median of those of
-the rounds.
+batches over loopback TCP, one store, batch by batch in turns, so that both have the machine as it is. Medians of rounds; the
+ratio is the median of those of the rounds.
 
 Usage: bench/mooncake_tier.py [--rounds N] [--out FILE], with a Python that has Mooncake (make test-mooncake makes one)
 """
@@ -66,24 +66,25 @@ def batches_of(size, prefix):
         yield [(f"{prefix}{first + i:060}", i * size, size) for i in range(min(many, PER_ROUND // size - first))]
 
 
-def rate_of(client, kind, size, prefix):
-    """Bytes a second, of calls alone."""
-    seconds = 0.0
-    for entries in batches_of(size, prefix):
-        begin = time.perf_counter()
-        results = client.call(KINDS[kind], entries)
-        seconds += time.perf_counter() - begin
-        assert all(r == (0 if kind == "put" else size) for r in results), (kind, size, set(results))
-    return PER_ROUND / seconds
+def seconds_of(client, kind, size, entries):
+    begin = time.perf_counter()
+    results = client.call(KINDS[kind], entries)
+    seconds = time.perf_counter() - begin
+    assert all(r == (0 if kind == "put" else size) for r in results), (kind, size, set(results))
+    return seconds
 
 
 def run_round(clients, size, number, rates):
-    """Puts and gets of each client in turn, who begins changes; then all leaves."""
-    order = list(clients) if number % 2 == 0 else list(clients)[::-1]
+    """Bytes a second, of calls alone: puts, then gets, of clients in turns, and who begins changes. Then all leaves."""
     for kind in KINDS:
-        for name in order:
-            rates[name, kind].append(rate_of(clients[name], kind, size, name[0]))
-    for name in order:
+        seconds = dict.fromkeys(clients, 0.0)
+        for turn, batches in enumerate(zip(*(batches_of(size, name[0]) for name in clients)), number):
+            who = list(zip(clients, batches))
+            for name, entries in who if turn % 2 == 0 else who[::-1]:
+                seconds[name] += seconds_of(clients[name], kind, size, entries)
+        for name in clients:
+            rates[name, kind].append(PER_ROUND / seconds[name])
+    for name in clients:
         for entries in batches_of(size, name[0]):
             assert not any(clients[name].call(REMOVE, entries))
 

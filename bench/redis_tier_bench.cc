@@ -8,8 +8,9 @@
 // this process per GB, ratios of speeds round by round and their medians, and milliseconds of
 // probes of 512 and 65,536 keys, of which 4096 are there, beside those of bare EXISTS; and how many
 // requests the large one makes. Between measurements it waits for replicas; what it put it takes
-// away. With `probe` it does the large probe alone, by connections that it has already, and is
-// patient with servers that are far away: bench/remote_tier.py counts its round trips so.
+// away. With `probe` it does large probes alone: for each line that it reads some, whose
+// milliseconds are a line that it writes. They go by connections that it has already, and are
+// patient with servers that are far away; bench/remote_tier.py counts their round trips so.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -361,6 +362,14 @@ void CompareProbes(const Bench& bench, const RedisValueTier& tier, nlohmann::jso
   (*report)["probe_65536_requests"] = static_cast<double>(RequestsOf(tier) - before) / kProbeRounds;
 }
 
+void ProbeWhenAsked(const Bench& bench) {
+  (void)ProbeMilliseconds(bench.tier, bench.run, kMany);  // opens connections
+  for (std::string line; std::getline(std::cin, line);) {
+    std::cout << nlohmann::json(ProbeMilliseconds(bench.tier, bench.run, kMany)).dump()
+              << std::endl;
+  }
+}
+
 RedisTierOptions OptionsOf(const std::string& servers) {
   RedisTierOptions options;
   for (size_t at = 0; at != std::string::npos;) {
@@ -403,13 +412,12 @@ int Main(int argc, char** argv) {
   }
   Put(tier, run, 1024, kThere, memory);  // most of the keys are not there
   if (probe_alone) {
-    (void)ProbeMilliseconds(tier, run, kMany);  // opens its connections
-    report["probe_65536_all_ms"] = ProbeMilliseconds(tier, run, kMany);
+    ProbeWhenAsked(bench);
   } else {
     CompareProbes(bench, **opened, &report);
+    std::cout << report.dump(2) << std::endl;
   }
   ForgetAll(bench, run, kThere);
-  std::cout << report.dump(2) << std::endl;
   return 0;
 }
 

@@ -59,10 +59,6 @@ def rows_of(report, rounds):
     return rows
 
 
-def asked(cluster, what):
-    return json.loads(subprocess.run([BENCH, cluster.address, what], check=True, stdout=subprocess.PIPE, text=True).stdout)
-
-
 def ping_ms(cluster):
     """Of one server, as clients reach it; by a connection that is there already."""
     with socket.create_connection(("127.0.0.1", cluster.told_ports[cluster.ports[0]])) as link:
@@ -78,10 +74,17 @@ def trips_row(turns=3):
     near, far, pings = [], [], {0: [], FAR: []}
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder, DelayLine() as line, \
             RedisCluster(folder, front=line.before) as cluster:
-        for _ in range(turns):
-            for line.seconds, times in ((0, near), (FAR, far)):
-                times += asked(cluster, "probe")["probe_65536_all_ms"]
-                pings[line.seconds].append(ping_ms(cluster))
+        with subprocess.Popen([BENCH, cluster.address, "probe"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                              text=True) as bench:
+            for _ in range(turns):
+                for line.seconds, times in ((0, near), (FAR, far)):
+                    bench.stdin.write("\n")
+                    bench.stdin.flush()
+                    times += json.loads(bench.stdout.readline())
+                    pings[line.seconds].append(ping_ms(cluster))
+            line.seconds = 0
+            bench.stdin.close()
+        assert bench.returncode == 0, bench.returncode
     near_ms, far_ms = statistics.median(near), statistics.median(far)
     print(f"  near {near_ms:.0f} ms ({min(near):.0f} to {max(near):.0f}), {FAR * 1e3:.0f} ms away {far_ms:.0f} ms "
           f"({min(far):.0f} to {max(far):.0f})", flush=True)
@@ -101,7 +104,8 @@ def main():
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder, RedisCluster(folder, replicas=args.replicas) as cluster:
         load = os.getloadavg()[0]
-        rows = rows_of(asked(cluster, str(args.rounds)), args.rounds)
+        text = subprocess.run([BENCH, cluster.address, str(args.rounds)], check=True, stdout=subprocess.PIPE, text=True).stdout
+    rows = rows_of(json.loads(text), args.rounds)
     rows.append(trips_row())
     for row in rows:
         base, ratio = row.get("baseline", {"name": "", "value": 0}), row.get("ratio", 0)
