@@ -15,6 +15,7 @@ import argparse
 import ctypes
 import fcntl
 import mmap
+import operator
 import os
 import queue
 import socket
@@ -26,7 +27,8 @@ import time
 READY, EXIST, GET, PUT, REMOVE = range(5)  # docs/mooncake.md, "Messages"
 VERSION = 1
 REQUEST = struct.Struct("<IIQQ")  # kind, entries, number of the call, deadline by CLOCK_MONOTONIC in ns
-ENTRY = struct.Struct("<QQ64s")   # offset, bytes, name
+ENTRY = "QQ64s"                   # offset, bytes, name
+ENTRY_BYTES = struct.calcsize("<" + ENTRY)
 REPLY = struct.Struct("<IIQ")     # kind, entries, number of the call; then a result each
 MOST_ENTRIES = 512
 THREADS = {EXIST: 2, GET: 4, PUT: 4, REMOVE: 1}
@@ -87,28 +89,28 @@ class Agent:
 
     def read(self):
         """Until the socket ends. ValueError: what came is no batch."""
-        while message := self.link.recv(REQUEST.size + MOST_ENTRIES * ENTRY.size + 1):
+        while message := self.link.recv(REQUEST.size + MOST_ENTRIES * ENTRY_BYTES + 1):
             kind, count, call, deadline = REQUEST.unpack_from(message)
-            if kind not in THREADS or len(message) != REQUEST.size + count * ENTRY.size:
+            if kind not in THREADS or len(message) != REQUEST.size + count * ENTRY_BYTES:
                 raise ValueError("no batch")
-            entries = list(ENTRY.iter_unpack(message[REQUEST.size:]))
-            if any(offset > self.size or size > self.size - offset for offset, size, _ in entries):
+            fields = struct.unpack_from("<" + count * ENTRY, message, REQUEST.size)
+            offsets, sizes, names = (fields[i::3] for i in range(3))
+            if max(map(operator.add, offsets, sizes), default=0) > self.size:
                 raise ValueError("beyond the memory")
-            self.work[kind].put((kind, call, deadline, entries))
+            self.work[kind].put((kind, call, deadline, names, offsets, sizes))
 
     def serve(self, work):
         while True:
-            kind, call, deadline, entries = work.get()
+            kind, call, deadline, names, offsets, sizes = work.get()
             if time.monotonic_ns() >= deadline:
-                results = [LATE] * len(entries)
+                results = [LATE] * len(names)
             else:
-                results = self.results_of(kind, entries)
+                results = self.results_of(kind, names, offsets, sizes)
             self.link.send(REPLY.pack(kind, len(results), call) + struct.pack(f"<{len(results)}q", *results))
 
-    def results_of(self, kind, entries):
-        names = [name.rstrip(b"\0").decode("ascii") for _, _, name in entries]
-        places = [self.base + offset for offset, _, _ in entries]
-        sizes = [size for _, size, _ in entries]
+    def results_of(self, kind, names, offsets, sizes):
+        names = [name.rstrip(b"\0").decode("ascii") for name in names]
+        places, sizes = [self.base + offset for offset in offsets], list(sizes)
         try:
             if kind == EXIST:
                 results = self.store.batch_is_exist(names)
@@ -121,7 +123,7 @@ class Agent:
         except Exception as error:  # whatever the module raises: the batch has an answer
             print(f"kvstrata mooncake agent: {type(error).__name__}", file=sys.stderr, flush=True)
             results = []
-        return results if len(results) == len(entries) else [FAILED] * len(entries)
+        return results if len(results) == len(names) else [FAILED] * len(names)
 
 
 def run(args, link):

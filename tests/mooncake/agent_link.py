@@ -48,10 +48,8 @@ class AgentLink:
         """Entries: (name, offset, bytes). The call's number."""
         self.calls += 1
         deadline = time.monotonic_ns() + int(deadline_s * 1e9)
-        message = struct.pack("<IIQQ", kind, len(entries), self.calls, deadline)
-        for name, offset, size in entries:
-            message += struct.pack("<QQ64s", offset, size, name.encode())
-        self.socket.send(message)
+        parts = [struct.pack("<QQ64s", offset, size, name.encode()) for name, offset, size in entries]
+        self.socket.send(struct.pack("<IIQQ", kind, len(entries), self.calls, deadline) + b"".join(parts))
         return self.calls
 
     def answer(self):
