@@ -30,7 +30,7 @@ if readelf -d "$out"/bin/* "$out"/lib/* | grep -E 'NEEDED.*lib(cuda\.so|cusolver
   exit 1
 fi
 unpacked=$(du -sm "$out" | cut -f1)
-tar -C "$out" -c bin lib | gzip -9 >"$out/programs.tar.gz"
+tar -C "$out" -c bin lib | xz -T0 >"$out/programs.tar.xz"
 rm -r "$out/bin" "$out/lib"
 packed=$(du -sm "$out" | cut -f1)
 echo "$out: $packed MB, unpacked $unpacked MB"

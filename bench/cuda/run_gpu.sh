@@ -13,7 +13,7 @@
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 out=${OUT:-$here}
-[ -d "$here/bin" ] || tar -C "$here" -xzf "$here/programs.tar.gz"
+[ -d "$here/bin" ] || tar -C "$here" -xJf "$here/programs.tar.xz"
 export LD_LIBRARY_PATH=$here/lib
 steps=" ${*:-tests golden bench selection steps chunk linked pool moves remote dense} "
 failed=0

@@ -8,7 +8,7 @@ here=$(cd "$(dirname "$0")" && pwd) parts=$(realpath "$1") bundle=$(realpath "$2
 shift 2
 began=$(date +%s)
 [ -d "$site" ] || "$here/install.sh" "$parts" "$site" || exit 1
-[ -d "$bundle/bin" ] || tar -C "$bundle" -xzf "$bundle/programs.tar.gz" || exit 1
+[ -d "$bundle/bin" ] || tar -C "$bundle" -xJf "$bundle/programs.tar.xz" || exit 1
 integrations=$here/../../../integrations
 export PYTHONPATH=$site:$integrations/kvstrata/src:$integrations/kvstrata_vllm/src
 export KVSTRATA_LIBRARY=$bundle/lib/libkvstrata.so.2 KVSTRATAD=$bundle/bin/kvstratad LD_LIBRARY_PATH=$bundle/lib
