@@ -68,5 +68,5 @@ kvs_library(kvs_redis
   tier/redis_socket.cc
   tier/resp_reader.cc
   tier/slot_watch.cc
-  LIBS kvs_base kvs_checksum Threads::Threads)
+  LIBS kvs_base Threads::Threads)
 target_link_libraries(kvs_redis PRIVATE OpenSSL::SSL)

@@ -23,31 +23,18 @@ Checksum Canonical(XXH128_hash_t hash) {
 
 }  // namespace
 
-struct RunningChecksum::State {
-  XXH3_state_t xxh;
-};
-
-RunningChecksum::RunningChecksum() : state_(std::make_unique<State>()) {}
-RunningChecksum::~RunningChecksum() = default;
-
-void RunningChecksum::Begin() { XXH3_128bits_reset(&state_->xxh); }
-
-void RunningChecksum::Add(std::span<const std::byte> bytes) {
-  XXH3_128bits_update(&state_->xxh, bytes.data(), bytes.size());
-}
-
-Checksum RunningChecksum::Value() const { return Canonical(XXH3_128bits_digest(&state_->xxh)); }
-
 Checksum ChecksumOf(std::span<const std::byte> bytes) {
   return Canonical(XXH3_128bits(bytes.data(), bytes.size()));
 }
 
 Checksum ChecksumOf(std::span<const std::span<const std::byte>> parts) {
   if (parts.size() == 1) return ChecksumOf(parts[0]);
-  RunningChecksum sum;
-  sum.Begin();
-  for (const std::span<const std::byte> part : parts) sum.Add(part);
-  return sum.Value();
+  XXH3_state_t state;
+  XXH3_128bits_reset(&state);
+  for (const std::span<const std::byte> part : parts) {
+    XXH3_128bits_update(&state, part.data(), part.size());
+  }
+  return Canonical(XXH3_128bits_digest(&state));
 }
 
 }  // namespace kvstrata

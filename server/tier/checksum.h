@@ -10,7 +10,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <span>
 
 namespace kvstrata {
@@ -20,25 +19,6 @@ using Checksum = std::array<uint8_t, 16>;
 Checksum ChecksumOf(std::span<const std::byte> bytes);
 // That of their concatenation, however it is cut.
 Checksum ChecksumOf(std::span<const std::span<const std::byte>> parts);
-
-// The checksum of bytes that come one piece after the other. Thread-safety: none. Cost: 1 KiB, and
-// per piece some 10 ns beside its bytes.
-class RunningChecksum {
- public:
-  RunningChecksum();
-  ~RunningChecksum();
-
-  // Of no bytes.
-  void Begin();
-  // REQUIRES: Begin.
-  void Add(std::span<const std::byte> bytes);
-  // Of all that were added since Begin.
-  Checksum Value() const;
-
- private:
-  struct State;
-  const std::unique_ptr<State> state_;
-};
 
 }  // namespace kvstrata
 

@@ -195,7 +195,7 @@ Status RemoteFormat::WhyStale(uint64_t written, uint64_t now) const {
 }
 
 Status RemoteFormat::Open(IncomingValue* value, uint32_t stripe, std::span<const std::byte> header,
-                          uint64_t length, WallTime now, const Checksum* came) const {
+                          uint64_t length, WallTime now) const {
   KVS_CHECK(stripe < value->stripes());
   KVS_ASSIGN_OR_RETURN(const RemoteHead head, Inspect(header, now));
   KVS_RETURN_IF_ERROR(WhyNotThis(*value, stripe, head));
@@ -203,7 +203,7 @@ Status RemoteFormat::Open(IncomingValue* value, uint32_t stripe, std::span<const
     return Corrupt("of " + std::to_string(value->length(stripe)) + " bytes of header and stripe " +
                    std::to_string(stripe) + " came " + std::to_string(length));
   }
-  if (!OpenBytes(value->parts(stripe), head, came) && Holds(Guard::kRemoteBytes)) {
+  if (!OpenBytes(value->parts(stripe), head) && Holds(Guard::kRemoteBytes)) {
     return Corrupt("the bytes of stripe " + std::to_string(stripe) + " fail their check");
   }
   if (!value->opened_[stripe]) --value->missing_;
@@ -227,12 +227,11 @@ Status RemoteFormat::WhyNotThis(const IncomingValue& value, uint32_t stripe,
   return OkStatus();
 }
 
-bool RemoteFormat::OpenBytes(std::span<const std::span<std::byte>> parts, const RemoteHead& head,
-                             const Checksum* came) const {
+bool RemoteFormat::OpenBytes(std::span<const std::span<std::byte>> parts,
+                             const RemoteHead& head) const {
   if (options_.seal == Seal::kGcm) {
     return StripeCipher(envelope_, head.salt).Decrypt(Message::kBytes, {}, parts, head.check);
   }
-  if (came != nullptr) return *came == head.check;
   const std::vector<std::span<const std::byte>> readable(parts.begin(), parts.end());
   return ChecksumOf(readable) == head.check;
 }

@@ -123,8 +123,6 @@ class RemoteFormat {
   const RemoteFormatOptions& options() const { return options_; }
   // What Write needs `room` for: a stripe's bytes, or none.
   bool needs_room() const { return options_.seal == Seal::kGcm; }
-  // Whether Open has a use for the checksum of what came.
-  bool needs_checksum() const { return options_.seal == Seal::kNone; }
 
   // Checks key and buffers, and reads the bytes once if their checksums are needed.
   Result<OutgoingValue> Prepare(std::string_view key,
@@ -139,10 +137,9 @@ class RemoteFormat {
                                std::span<const std::span<std::byte>> buffers) const;
   // `header`: the first bytes that came, 512 or all of fewer. `length`: of all that came, header
   // and bytes. Where it is not value.length(stripe), value.parts(stripe) need not have been filled
-  // and are left alone: then this says why it is not. `came`: the checksum of the bytes in those
-  // parts, where they need not be read for it again. REQUIRES: stripe < value->stripes().
+  // and are left alone: then this says why it is not. REQUIRES: stripe < value->stripes().
   Status Open(IncomingValue* value, uint32_t stripe, std::span<const std::byte> header,
-              uint64_t length, WallTime now, const Checksum* came = nullptr) const;
+              uint64_t length, WallTime now) const;
 
   // Opens a header alone. Its bytes may still be cut or flipped: Open finds that.
   Result<RemoteHead> Inspect(std::span<const std::byte> header, WallTime now) const;
@@ -154,8 +151,7 @@ class RemoteFormat {
   RemoteFormat(const TenantKeys& keys, const RemoteFormatOptions& options);
   Status WhyStale(uint64_t written, uint64_t now) const;
   Status WhyNotThis(const IncomingValue& value, uint32_t stripe, const RemoteHead& head) const;
-  bool OpenBytes(std::span<const std::span<std::byte>> parts, const RemoteHead& head,
-                 const Checksum* came) const;
+  bool OpenBytes(std::span<const std::span<std::byte>> parts, const RemoteHead& head) const;
 
   RemoteFormatOptions options_;
   RemoteNames names_;

@@ -63,17 +63,8 @@ std::span<std::byte> RespReader::Room() {
 }
 
 void RespReader::Wrote(size_t bytes) {
-  if (state_ == State::kValue && held() == 0) {
-    if (const std::span<std::byte> place = PlaceOfValue(); !place.empty()) {
-      return Placed(place.first(bytes));
-    }
-  }
-  end_ += bytes;
-}
-
-void RespReader::Placed(std::span<const std::byte> bytes) {
-  if (target_->checksum != nullptr && at_ >= target_->head.size()) checksum_.Add(bytes);
-  at_ += bytes.size();
+  const bool direct = state_ == State::kValue && held() == 0 && !PlaceOfValue().empty();
+  (direct ? at_ : end_) += bytes;
 }
 
 Result<bool> RespReader::TakeLine(std::string_view* line) {
@@ -150,7 +141,6 @@ Result<RespReader::Step> RespReader::BeginBulk(int64_t bytes, RespReply* reply) 
   at_ = 0;
   text_.clear();
   if (!direct) text_bytes_ += bytes_;
-  if (direct && target_->checksum != nullptr) checksum_.Begin();
   state_ = direct ? State::kValue : State::kText;
   return Step::kMore;
 }
@@ -201,17 +191,14 @@ Result<RespReader::Step> RespReader::TakeValue(RespReply* reply) {
     if (!place.empty()) {
       take = std::min(take, place.size());
       std::memcpy(place.data(), buffer_.get() + begin_, take);
-      Placed(place.first(take));
-    } else {
-      at_ += take;
     }
     begin_ += take;
+    at_ += take;
   }
   if (at_ < bytes_) return Step::kMore;
   state_ = State::kValueEnd;
   KVS_ASSIGN_OR_RETURN(const bool ended, TakeEnd());
   if (!ended) return Step::kMore;
-  if (target_->checksum != nullptr) *target_->checksum = checksum_.Value();
   state_ = State::kLine;
   return Add({RespReply::Kind::kBulk, static_cast<int64_t>(bytes_), "", {}}, reply);
 }

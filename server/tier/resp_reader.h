@@ -7,8 +7,8 @@
 // that a server says is believed: lines, lists, nesting and values have limits, and what exceeds
 // one, or is no RESP, is an error after which the stream is of no use.
 //
-// Thread-safety: none. Cost: 17 KiB; a small reply is copied once, a value not at all but for what
-// came along with its first line. A checksum reads what has just come, while a cache has it.
+// Thread-safety: none. Cost: 16 KiB; a small reply is copied once, a value not at all but for what
+// came along with its first line.
 #ifndef KVSTRATA_SERVER_TIER_RESP_READER_H_
 #define KVSTRATA_SERVER_TIER_RESP_READER_H_
 
@@ -21,7 +21,6 @@
 #include <vector>
 
 #include "base/status.h"
-#include "server/tier/checksum.h"
 
 namespace kvstrata::redis {
 
@@ -37,8 +36,7 @@ struct RespReply {
 struct BulkTarget {
   std::span<std::byte> head;
   std::vector<std::span<std::byte>> buffers;
-  Checksum* checksum = nullptr;  // gets that of the bytes in `buffers`, if the value fills them
-  uint64_t bytes() const;        // of all
+  uint64_t bytes() const;  // of all
 };
 
 class RespReader {
@@ -87,8 +85,6 @@ class RespReader {
   Step Add(RespReply one, RespReply* reply);
   // Where the value's byte `at_` goes; empty: it is dropped.
   std::span<std::byte> PlaceOfValue() const;
-  // The value's next bytes lie there.
-  void Placed(std::span<const std::byte> bytes);
   size_t held() const { return end_ - begin_; }
 
   const std::unique_ptr<std::byte[]> buffer_;
@@ -97,7 +93,6 @@ class RespReader {
   State state_ = State::kLine;
   uint64_t bytes_ = 0, at_ = 0;          // of the bulk that is read
   std::string text_;                     // its text
-  RunningChecksum checksum_;             // of what lies in the target's buffers, where it is asked
   std::vector<List> lists_;              // outermost first
   uint64_t items_ = 0, text_bytes_ = 0;  // of the reply that is read
 };

@@ -29,7 +29,7 @@ class RedisRead : public std::enable_shared_from_this<RedisRead> {
     for (uint32_t i = 0; i < stripes_.size(); ++i) {
       const std::string name = parts_->format.NameOf(get_.key, get_.place, i);
       auto op = NewRedisOp(Lane::kRead, name, end_->terms(), RedisRequest({"GET", name}));
-      op->target = {stripes_[i].header, value_.parts(i), ChecksumFor(&stripes_[i])};
+      op->target = {stripes_[i].header, value_.parts(i)};
       op->to_target = true;
       op->done = [self = shared_from_this(), i](RedisOp& ended) { self->Came(i, ended); };
       parts_->threads->client().Submit(std::move(op));
@@ -39,16 +39,11 @@ class RedisRead : public std::enable_shared_from_this<RedisRead> {
  private:
   struct Stripe {
     remote::Header header;
-    Checksum checksum{};  // as its bytes came, where that is needed
     Status status;
     uint64_t length = 0;
     bool there = false;
     redis::RedisAddress server;  // that gave it
   };
-
-  Checksum* ChecksumFor(Stripe* stripe) const {
-    return parts_->format.needs_checksum() ? &stripe->checksum : nullptr;
-  }
 
   void Came(uint32_t i, const RedisOp& op) {
     Stripe& stripe = stripes_[i];
@@ -77,15 +72,14 @@ class RedisRead : public std::enable_shared_from_this<RedisRead> {
     }
     const auto now = std::chrono::system_clock::now();
     for (uint32_t i = 0; i < stripes_.size(); ++i) {
-      Stripe& stripe = stripes_[i];
+      const Stripe& stripe = stripes_[i];
       if (!stripe.there) {
         // Its first stripe tells whether the value was put with other sizes.
         return NotFound("REDIS_MISS", "no server has the value");
       }
       const auto header =
           std::span(stripe.header).first(std::min<uint64_t>(stripe.length, remote::kHeaderBytes));
-      const Status opened =
-          parts_->format.Open(&value_, i, header, stripe.length, now, ChecksumFor(&stripe));
+      const Status opened = parts_->format.Open(&value_, i, header, stripe.length, now);
       if (opened.code() == Code::kDataLoss) {
         parts_->threads->client().NoteDamaged(stripe.server, Lane::kRead);
       }
