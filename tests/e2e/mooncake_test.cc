@@ -122,6 +122,15 @@ class MooncakeTest : public ::testing::Test {
     return response;
   }
 
+  // Of its server; at most a second old. -1: there is none.
+  static double MetricOf(const DaemonProcess& node, const std::string& name) {
+    v1::GetMetricsResponse page;
+    EXPECT_TRUE(Ask(node, &v1::Admin::Stub::GetMetrics, v1::GetMetricsRequest(), &page).ok());
+    const std::string series = "\n" + name + "{server=\"" + kMaster + "\"} ";
+    const size_t at = page.text().find(series);
+    return at == std::string::npos ? -1 : std::atof(page.text().c_str() + at + series.size());
+  }
+
   const ScratchDir folder_;
   MooncakeFolder store_;
   uint64_t model_ = 0;
@@ -149,6 +158,10 @@ TEST_F(MooncakeTest, WhatOneComputedTheOtherOpens) {
   EXPECT_GE(shard.reads().hits(), 2 * kPages) << "heads are among them";
   EXPECT_GT(shard.received_bytes(), 0u);
   EXPECT_EQ(shard.timeouts() + shard.failures() + shard.hedges(), 0u);
+  EXPECT_TRUE(Eventually([&] { return MetricOf(*b, "kvstrata_remote_agent_peak_bytes") > 0; },
+                         kPatienceMs));
+  EXPECT_TRUE(
+      Eventually([&] { return MetricOf(*b, "kvstrata_remote_agent_bytes") == 0; }, kPatienceMs));
   EXPECT_EQ(admin.Audit(), "");
 }
 

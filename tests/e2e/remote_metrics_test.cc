@@ -19,6 +19,8 @@ constexpr uint32_t kPage = 16, kPages = 40;
 
 // Metrics that nothing here moves, and why.
 const std::map<std::string_view, const char*> kUnmoved = {
+    {"kvstrata_remote_agent_bytes", "Mooncake's alone: tests/server/tier/mooncake_agent_test.cc"},
+    {"kvstrata_remote_agent_peak_bytes", "Mooncake's alone: tests/e2e/mooncake_test.cc"},
     {"kvstrata_remote_refused_loads_total",
      "takes hundreds of opens at once: tests/server/tier_pages_test.cc, the same TierLoads"},
 };
