@@ -237,21 +237,6 @@ bool Names(std::string_view message, std::string_view key) {
   return false;
 }
 
-// A line of it, whatever a value holds.
-std::string OneLine(std::string_view text) {
-  constexpr std::string_view kDigits = "0123456789abcdef";
-  std::string line;
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte >= 0x20 && byte != 0x7F) {
-      line += c;
-    } else {
-      line += {'\\', 'x', kDigits[byte >> 4], kDigits[byte & 15]};
-    }
-  }
-  return line;
-}
-
 }  // namespace
 
 Status Located(const Status& mistake, const Config& config) {
@@ -266,6 +251,20 @@ Status Located(const Status& mistake, const Config& config) {
   }
   if (mistake.ok() || where.empty()) return mistake;
   return {mistake.code(), mistake.reason(), where + ": " + std::string(mistake.message())};
+}
+
+std::string OneLine(std::string_view text) {
+  constexpr std::string_view kDigits = "0123456789abcdef";
+  std::string line;
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte >= 0x20 && byte != 0x7F) {
+      line += c;
+    } else {
+      line += {'\\', 'x', kDigits[byte >> 4], kDigits[byte & 15]};
+    }
+  }
+  return line;
 }
 
 Status Joined(std::span<const Status> mistakes) {

@@ -139,6 +139,8 @@ LoadedConfig ReadConfig(const ConfigSources& sources);
 Result<Config> LoadConfig(const ConfigSources& sources);
 // A mistake that names keys, with the places where they were given before it.
 Status Located(const Status& mistake, const Config& config);
+// The text with control characters as \xNN: one line, whatever a value holds.
+std::string OneLine(std::string_view text);
 // Code and reason of the first; a line for each, "REASON: text" of the others, without control
 // characters. REQUIRES: some.
 Status Joined(std::span<const Status> mistakes);

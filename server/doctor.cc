@@ -156,7 +156,7 @@ std::string TextOf(const Finding& f) {
   head.resize(6, ' ');
   head += f.check;
   head.resize(std::max<size_t>(head.size() + 1, 26), ' ');
-  std::string out = head + (f.reason.empty() ? "" : f.reason + ": ") + f.what + "\n";
+  std::string out = head + (f.reason.empty() ? "" : f.reason + ": ") + OneLine(f.what) + "\n";
   if (!f.fix.empty()) out += std::string(26, ' ') + "fix: " + f.fix + "\n";
   return out;
 }

@@ -57,7 +57,7 @@ int Run(int argc, char** argv) {
   const kvstrata::LoadedConfig loaded = kvstrata::Load(flags);
   if (flags.deep) return kvstrata::TellFindings(loaded, flags.json);
   for (const kvstrata::Status& mistake : loaded.mistakes) {
-    std::fprintf(stderr, "kvstratad: %s\n", mistake.ToString().c_str());
+    std::fprintf(stderr, "kvstratad: %s\n", kvstrata::OneLine(mistake.ToString()).c_str());
   }
   if (flags.check) return kvstrata::TellCheck(loaded);
   if (!loaded.mistakes.empty()) return kvstrata::ExitCodeOf(loaded.mistakes.front());

@@ -168,8 +168,8 @@ Status AskWhy(Connection* connection, std::string* state, std::string* why) {
     return OkStatus();
   }
   KVS_ASSIGN_OR_RETURN(*state, StateBy([&names](const std::string& name) -> Result<bool> {
-    const auto at = names.find(name);
-    return at == names.end() || at->second;
+    const auto at = std::ranges::find(names, name, &v1::HealthName::name);
+    return at == names.end() || at->serves();
   }));
   *why = state->starts_with("serving") ? "" : answer->health();
   return OkStatus();

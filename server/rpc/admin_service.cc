@@ -63,7 +63,11 @@ grpc::ServerUnaryReactor* AdminService::GetStatus(grpc::CallbackServerContext* c
   response->set_backend(std::string(options.backend->name));
   HealthLook health = LookAtHealth(options);
   response->set_health(std::move(health.text));
-  response->mutable_health_names()->insert(health.names.begin(), health.names.end());
+  for (const auto& [name, serves] : health.names) {
+    v1::HealthName* const to = response->add_health_names();
+    to->set_name(name);
+    to->set_serves(serves);
+  }
   response->set_socket(options.socket_path);
   WriteCatalog(context_->store(), response);
   WriteTelemetry(context_->store(), response);

@@ -318,6 +318,7 @@ TEST_F(ConfigTest, MistakesAreALineEachWhateverAValueHolds) {
                            InvalidArgument("CONFIG_KEY", "b\x7f")};
   const Status all = Joined(joined);
   EXPECT_EQ(all.reason(), "CONFIG_VALUE");
+  EXPECT_EQ(OneLine("\xc3\xbc \t"), "\xc3\xbc \\x09");
   EXPECT_EQ(all.message(), "a = 'x\\x0a\\x1b[2J'\nCONFIG_KEY: b\\x7f");
 }
 
