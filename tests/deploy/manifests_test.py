@@ -98,7 +98,8 @@ def check_kubernetes(name):
 def users_of_secrets():
     """Whom make_secrets.sh gives each folder to."""
     script = (ROOT / "deploy/remote/make_secrets.sh").read_text()
-    return {name: user for user, names in re.findall(r'chown -R (\d+:\d+) ((?:"\$1/\w+" ?)+)', script)
+    users = dict(re.findall(r"(\w+)=\$\{\w+:-(\d+:\d+)\}", script))
+    return {name: users[user] for user, names in re.findall(r'chown -R "\$(\w+)" ((?:"\$1/\w+" ?)+)', script)
             for name in re.findall(r"\$1/(\w+)", names)}
 
 

@@ -127,6 +127,17 @@ def secret_files(folder: pathlib.Path) -> None:
             shutil.chown(path.parent, 0, 0)
 
 
+def secrets_of_others(folder: pathlib.Path) -> None:
+    """As root makes them for servers and daemons that run as other users than the images'."""
+    if os.geteuid() != 0:
+        return
+    subprocess.run([ROOT / "deploy/remote/make_secrets.sh", folder], check=True,
+                   env={**os.environ, "DAEMONS": "65534:65533", "SERVERS": "65532:65531"})
+    for name, owner in (("daemons", (65534, 65533)), ("servers", (65532, 65531)), ("admin", (65532, 65531))):
+        for path in (folder / name, *(folder / name).iterdir()):
+            assert (path.stat().st_uid, path.stat().st_gid) == owner, path
+
+
 def check_users(servers: Servers, secrets: pathlib.Path) -> None:
     kvstrata_password = (secrets / "daemons/remote.password").read_text().strip()
     for words in (("flushall",), ("config", "get", "masterauth"), ("keys", "*"), ("get", "others"), ("acl", "list")):
@@ -188,6 +199,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="kvstrata-") as folder:
         secrets = pathlib.Path(folder) / "secrets"
         secret_files(secrets)
+        secrets_of_others(pathlib.Path(folder) / "others")
         admin = (secrets / "admin/password").read_text().strip()
         servers = Servers(pathlib.Path(folder))
         try:
