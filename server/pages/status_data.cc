@@ -62,6 +62,23 @@ Json TiersJson(const DaemonNumbers& numbers) {
   return tiers;
 }
 
+// What nodes share; null: no remote tier. It has no capacity that the daemon knows.
+Json RemoteJson(const DaemonNumbers& numbers) {
+  if (!numbers.remote) return nullptr;
+  const RemoteInfo& remote = *numbers.remote;
+  uint64_t received = 0, sent = 0, left_alone = 0;
+  for (const RemoteShardInfo& shard : remote.shards) {
+    received += shard.received_bytes;
+    sent += shard.sent_bytes;
+    left_alone += shard.breaker_open;
+  }
+  return {{"engine", remote.engine},   {"shards", remote.shards.size()},
+          {"left_alone", left_alone},  {"received_bytes", received},
+          {"sent_bytes", sent},        {"read", remote.read},
+          {"written", remote.written}, {"waiting", remote.waiting},
+          {"failed", remote.failed},   {"illness", remote.illness}};
+}
+
 Json CountersJson(const DaemonNumbers& numbers) {
   const StepTotals& steps = numbers.sessions.steps;
   Json traffic = Json::object();
@@ -177,6 +194,7 @@ HttpAnswer StatusDataPage(PageSource* source, const HttpRequest& request) {
       {"sequences", numbers->counters.sequences},
       {"models", numbers->counters.models},
       {"tiers", TiersJson(*numbers)},
+      {"remote", RemoteJson(*numbers)},
       {"counters", CountersJson(*numbers)},
       {"live", nullptr},  // at the next look: nobody had the page open
       {"events", EventsJson(AfterOf(request.query))},

@@ -161,6 +161,31 @@ def test_the_page_shows_what_happens(daemon: Daemon, engine: Engine, browser: Br
     assert {url.split("?")[0].rsplit("/", 1)[0] for url in browser.requested} == {f"http://{address(daemon)}"}
 
 
+@pytest.fixture
+def sharing(tmp_path: pathlib.Path) -> Iterator[Daemon]:
+    """A daemon with a remote tier whose server is not there: port 1 is nobody's."""
+    secret = tmp_path / "secret"
+    secret.touch(mode=0o600)
+    secret.write_text("0123456789abcdef" * 4)
+    with Daemon("--set", "http.listen=127.0.0.1:0", "--set", "remote.redis=127.0.0.1:1",
+                "--set", f"remote.secret_file={secret}") as started:
+        yield started
+
+
+def test_the_remote_tier_is_told_of(daemon: Daemon, sharing: Daemon):
+    assert data(daemon)["remote"] is None
+    remote = eventually(lambda: data(sharing)["remote"], lambda remote: remote["illness"])
+    assert remote["engine"] == "redis" and remote["read"] == remote["written"] == remote["failed"] == 0, remote
+
+
+@browses
+def test_the_page_shows_the_remote_tier(sharing: Daemon, browser: Browser):
+    browser.open(f"http://{address(sharing)}/")
+    browser.wait_for("/read 0 values, written 0/.test(document.querySelector('.box.remote')?.textContent)")
+    browser.wait_for("document.querySelector('.box.remote .bad') !== null")
+    assert browser.console == []
+
+
 @browses
 def test_names_are_text(daemon: Daemon, browser: Browser):
     name = "<img src=x onerror=alert(1)><script>document.title='stolen'</script>"
