@@ -35,7 +35,8 @@ void StateChanges::TellServers(const DaemonState& now) const {
   }
   for (const auto& [server, why] : last_.left_alone) {
     if (now.left_alone.contains(server)) continue;
-    LogEvent(LogLevel::kInfo, "remote_back", {{"server", server}});
+    const bool listed = now.servers.contains(server);
+    LogEvent(LogLevel::kInfo, listed ? "remote_back" : "remote_unlisted", {{"server", server}});
   }
 }
 
