@@ -209,7 +209,8 @@ Result<std::vector<std::string>> FilesOfFolder(const std::string& file) {
   if (error && error != std::errc::no_such_file_or_directory) {
     const bool denied = error == std::errc::permission_denied;
     return Status(denied ? Code::kPermissionDenied : Code::kInvalidArgument, "CONFIG_FILE",
-                  "cannot read '" + folder.string() + "': " + Unreadable(error.value()));
+                  "cannot read '" + folder.string() +
+                      "': " + (denied ? Unreadable(error.value()) : error.message()));
   }
   if (files.size() > kMostConfigFiles) {
     return InvalidArgument("CONFIG_FILE",

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // kvstratad: the daemon. Nothing is required; docs/operations.md and --help say the rest.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <new>
 #include <string>
 
 #include "server/command_line.h"
+#include "server/config_keys.h"
 #include "server/daemon.h"
 #include "server/manual_page.h"
 

@@ -290,6 +290,10 @@ TEST_F(ConfigTest, UnknownKeysSayWhatWasMeant) {
   EXPECT_THAT(Fail().message(), HasSubstr("did you mean 'disk.path'?"));
   sources_.flags = {{"zzzzzzzzzzzzzzzz", "1"}};
   EXPECT_THAT(Fail().message(), HasSubstr("known: socket.path"));
+  UseFile("[redis]\nx = 1\n");
+  sources_.flags.clear();
+  EXPECT_THAT(Fail().message(), HasSubstr("did you mean 'remote.redis'?"));
+  sources_.file.clear();
   // Of a table, whose keys have users' and plans' names.
   for (const auto& [key, meant] :
        {std::pair{"remote.tenant.uid:1000.name", "remote.tenants.uid:1000.name"},
