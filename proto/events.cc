@@ -134,7 +134,7 @@ constexpr EventKind kRows[] = {
      "server why"},
     {"remote_open", "info",
      "At the start: the remote tier that is configured; servers are those named, and none is "
-     "connected to yet. Nodes of one secret have one secret_fingerprint.",
+     "connected to yet. Nodes of one secret and one seal have one secret_fingerprint.",
      "engine servers write seal tls secret_fingerprint"},
     {"remote_pages", "info",
      "At a clean stop, since the start: searches of opening sequences and what they found; values "
@@ -143,9 +143,13 @@ constexpr EventKind kRows[] = {
      "searches found read missed late refused written dropped gone failed"},
     {"remote_purged", "info", "Values of a prompt were deleted from the remote tier.",
      "tenant values held failed by"},
+    {"remote_unlisted", "info",
+     "A server of the remote tier that was left alone is none of its cluster's any more: another "
+     "one has taken over, or it was forgotten.",
+     "server"},
     {"remote_write_failed", "warning",
-     "A value was not written to the remote tier; at most one line a second, and none while its "
-     "servers are left alone.",
+     "A value was not written to the remote tier, and why, with the server; at most one line a "
+     "second, and none while its servers are left alone.",
      "reason why suppressed"},
     {"resized", "info", "kvstrata tier resize; bytes were asked for.",
      "tier device bytes capacity_bytes evicted by"},

@@ -190,7 +190,8 @@ constexpr Reason kRows[] = {
      "mount -o remount,rw; dmesg says whether errors made it so; or choose another disk.path"},
     {"DISK_LOCKED", kDisk, "Another running daemon has this disk.path.",
      "stop that one, or choose another disk.path"},
-    {"DISK_OPEN", kDisk, "The kernel refused a call on disk.path. The message has its error.", ""},
+    {"DISK_OPEN", kDisk, "The kernel refused a call on disk.path. The message has its error.",
+     "what dmesg says of the disk; or choose another disk.path"},
     {"DISK_SPACE", kDisk, "The file system has no room for disk.budget_bytes.",
      "free space (df -h), or lower disk.budget_bytes to what the message says"},
     {"DISK_BUDGET", kDisk,
@@ -264,7 +265,7 @@ constexpr Reason kRows[] = {
     {"REDIS_LEFT_ALONE", kRemote, "A server failed and is not asked for a moment.",
      "kvstrata tier ls has the last error"},
     {"REDIS_LOGIN", kRemote, "A server refuses the user or the password, or a command to the user.",
-     "ACL LIST on the server"},
+     "check remote.user and remote.password_file; then what the server allows: ACL LIST there"},
     {"REDIS_MISS", kRemote, "No server has the value.", ""},
     {"REDIS_PASSWORD", kRemote, "The password's file has no first line, or cannot be read.",
      "write the password into it"},
@@ -309,9 +310,10 @@ constexpr Reason kRows[] = {
      "No place is free among the 1024 for nodes' announcements; this one is not announced.",
      "who else writes under kv1:* in the servers"},
     {"REMOTE_ANNOUNCE", kRemote,
-     "remote.announce is no address that the daemon can listen at, or needs TLS files.",
+     "remote.announce is no address that the daemon can listen at, or needs TLS files or "
+     "remote.redis.",
      "an address of this machine with a free port; remote.tls_cert_file, tls_key_file, "
-     "tls_ca_file"},
+     "tls_ca_file; remote.redis"},
     {"REMOTE_ANNOUNCE_IN_USE", kRemote, "Another process listens where remote.announce says.",
      "choose another port, or stop who listens there: ss -ltnp"},
     // --- work

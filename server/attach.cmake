@@ -33,7 +33,7 @@ kvs_library(kvs_work
   work/recompress.cc
   work/known_values.cc
   work/redis_calls.cc work/redis_get.cc work/redis_ping.cc work/redis_probe.cc work/redis_put.cc work/redis_walk.cc
-  work/redis_survey.cc work/redis_threads.cc work/redis_value_tier.cc
+  work/redis_survey.cc work/redis_threads.cc work/redis_value_tier.cc work/write_health.cc
   work/agent_memory.cc work/agent_process.cc work/mooncake_agent.cc
   work/mooncake_get.cc work/mooncake_probe.cc work/mooncake_put.cc work/mooncake_value_tier.cc
   work/tensor_releases.cc

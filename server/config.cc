@@ -48,14 +48,18 @@ bool IsPlanName(std::string_view name) {
 
 // --- environment and defaults --------------------------------------------------------------------
 
-void AddEnvironment(const std::map<std::string, std::string>& environment, GivenByKey* out,
+// A flag has the last word, and then nothing is to be said of the variable.
+void AddEnvironment(const ConfigSources& sources, GivenByKey* out,
                     std::vector<std::string>* warnings) {
-  for (const auto& [name, value] : environment) {
+  const auto is_flag = [&sources](std::string_view key) {
+    return std::ranges::any_of(sources.flags, [&](const auto& flag) { return flag.first == key; });
+  };
+  for (const auto& [name, value] : sources.environment) {
     const auto key = std::ranges::find(ConfigKeys(), name, &ConfigKey::environment);
     if (key != ConfigKeys().end()) {
       if (value.empty()) continue;
       Given& given = (*out)[std::string(key->name)];
-      if (given.origin == "file" && given.value != value) {
+      if (given.origin == "file" && given.value != value && !is_flag(key->name)) {
         warnings->push_back("environment variable " + name + " = '" + value + "' overrides " +
                             std::string(key->name) + " = '" + given.value + "' of " + given.where);
       }
@@ -206,7 +210,7 @@ LoadedConfig ReadConfig(const ConfigSources& sources) {
   config.files = std::move(files.read);
   loaded.complete = files.complete;
   if (!loaded.complete) return loaded;
-  AddEnvironment(sources.environment, &given, &config.warnings);
+  AddEnvironment(sources, &given, &config.warnings);
   for (auto [key, value] : sources.flags) {
     std::erase(key, '"');  // as a file has a user's table: "uid:1000"
     Note(AddGiven(std::move(key), {value, "flag", "flag"}, &given), &loaded.mistakes);

@@ -40,9 +40,20 @@ std::string InNearestTable(std::string_view key) {
   return "";
 }
 
+// The key whose last word is written as a table ([redis] for remote.redis); "": there is none.
+std::string NamedLikeATable(std::string_view key) {
+  const size_t point = key.find('.');
+  if (point == key.npos) return "";
+  const auto like = std::ranges::find_if(ConfigKeys(), [&](const ConfigKey& known) {
+    return known.name.substr(known.name.rfind('.') + 1) == key.substr(0, point);
+  });
+  return like == ConfigKeys().end() ? "" : std::string(like->name);
+}
+
 Status UnknownKey(const std::string& key, const std::string& where) {
   std::string nearest = InNearestTable(key);
   if (nearest.empty()) nearest = NearestConfigKey(key);
+  if (nearest.empty()) nearest = NamedLikeATable(key);
   std::string known;
   for (const ConfigKey& k : ConfigKeys())
     known += (known.empty() ? "" : ", ") + std::string(k.name);
@@ -107,14 +118,21 @@ void AddNode(const std::string& key, const toml::node& node, const std::string& 
   Note(AddGiven(key, std::move(given), out), mistakes);
 }
 
+// The error, and what to do about it.
+std::string Unreadable(int error) {
+  return std::string(std::strerror(error)) + "; let this user (" + std::to_string(geteuid()) +
+         ") read it and enter its folders: chown, chmod";
+}
+
 Result<std::string> ReadFile(const std::string& file) {
   const auto fail = [&file](std::string_view why, Code code) {
     return Status(code, "CONFIG_FILE", "cannot read '" + file + "': " + std::string(why));
   };
   const UniqueFd fd(open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!fd) {
-    return fail(std::strerror(errno), errno == ENOENT ? Code::kNotFound : Code::kPermissionDenied);
+  if (!fd && errno == ENOENT) {
+    return fail("No such file or directory; name another with --config", Code::kNotFound);
   }
+  if (!fd) return fail(Unreadable(errno), Code::kPermissionDenied);
   struct stat st {};
   if (fstat(fd.get(), &st) != 0 || !S_ISREG(st.st_mode)) {
     return fail("not a regular file", Code::kInvalidArgument);
@@ -126,7 +144,7 @@ Result<std::string> ReadFile(const std::string& file) {
   size_t filled = 0;
   for (ssize_t n = 1; n > 0 && filled < text.size(); filled += n) {
     n = pread(fd.get(), text.data() + filled, text.size() - filled, static_cast<off_t>(filled));
-    if (n < 0) return fail(std::strerror(errno), Code::kPermissionDenied);
+    if (n < 0) return fail(Unreadable(errno), Code::kPermissionDenied);
   }
   text.resize(filled);
   return text;
@@ -191,7 +209,8 @@ Result<std::vector<std::string>> FilesOfFolder(const std::string& file) {
   if (error && error != std::errc::no_such_file_or_directory) {
     const bool denied = error == std::errc::permission_denied;
     return Status(denied ? Code::kPermissionDenied : Code::kInvalidArgument, "CONFIG_FILE",
-                  "cannot read '" + folder.string() + "': " + error.message());
+                  "cannot read '" + folder.string() +
+                      "': " + (denied ? Unreadable(error.value()) : error.message()));
   }
   if (files.size() > kMostConfigFiles) {
     return InvalidArgument("CONFIG_FILE",

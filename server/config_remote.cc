@@ -325,6 +325,12 @@ RedisTierOptions RedisOptionsOf(const RemoteConfig& config) {
 }
 
 Status CheckRemoteEngine(const RemoteConfig& config) {
+  if (!config.on() && !config.announce.empty()) {
+    return InvalidArgument("REMOTE_ANNOUNCE", "remote.announce = '" + config.announce +
+                                                  "' needs remote.redis, which is not set: nodes "
+                                                  "announce themselves in its servers; name them, "
+                                                  "or leave remote.announce out");
+  }
   if (config.agent.master.empty()) return OkStatus();
   const std::string named = "remote.mooncake = '" + config.agent.master + "' and ";
   const auto refused = [&named](const std::string& other, const char* why) {

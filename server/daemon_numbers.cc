@@ -35,8 +35,10 @@ std::optional<CgroupInfo> ReadCgroup() {
 
 std::vector<PartHealth> Daemon::Parts::PartsOf(std::span<const PoolInfo> pools) const {
   const ClosingCounters closing[] = {attach->counters().closing, door.closer.counters()};
-  return HealthOfParts(closing, pools, local == nullptr ? "" : local->illness(),
-                       remote == nullptr ? "" : remote->illness());
+  const auto illness_of = [](const auto& tier) {
+    return tier == nullptr ? std::nullopt : std::optional<std::string>(tier->illness());
+  };
+  return HealthOfParts(closing, pools, illness_of(local), illness_of(remote));
 }
 
 std::string Daemon::Parts::Health() const {
@@ -83,6 +85,7 @@ DaemonState Daemon::Parts::State() {
   }
   if (numbers.remote) {
     for (const RemoteShardInfo& shard : numbers.remote->shards) {
+      state.servers.insert(shard.address);
       if (shard.breaker_open) state.left_alone[shard.address] = shard.last_error;
     }
   }

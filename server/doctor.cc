@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/doctor.h"
 
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <set>
 #include <utility>
@@ -44,6 +48,7 @@ namespace {
 struct Check {
   Finding (*run)(const Config&);
   bool by_config = true;  // judges the machine by what the configuration asks of it
+  std::string_view behind = "";  // the check without which there is nothing to judge
 };
 constexpr Check kChecks[] = {{CheckMemory},
                              {CheckOvercommit},
@@ -56,7 +61,7 @@ constexpr Check kChecks[] = {{CheckMemory},
                              {CheckGpu},
                              {CheckMps},
                              {CheckFreeDisk},
-                             {CheckDirectIo},
+                             {CheckDirectIo, true, "disk_space"},
                              {CheckIoUring},
                              {CheckSocket},
                              {CheckBacklog, false},
@@ -82,6 +87,25 @@ std::string CheckOf(const Status& mistake) {
     if (mistake.reason().starts_with(reason)) return std::string(check);
   }
   return "machine";
+}
+
+// A fix that is nearer than the table's, "" without one.
+std::string FixOf(const Status& mistake, const Config& config) {
+  if (mistake.reason() == "DISK_PATH" && mistake.code() == Code::kNotFound) {
+    std::filesystem::path folder = config.disk.directory;
+    if (!folder.has_filename()) folder = folder.parent_path();
+    return "install -d -o kvstrata -m 0700 " + folder.string() +
+           ", with the daemon's user for kvstrata; or choose another disk.path";
+  }
+  // A new secret would end what the nodes share.
+  if (mistake.reason() == "REMOTE_SECRET" && mistake.code() == Code::kPermissionDenied) {
+    const std::string& file = config.remote.secret_file;
+    struct stat st {};
+    const bool own = stat(file.c_str(), &st) == 0 && st.st_uid == geteuid();
+    return (own ? "" : "chown " + std::to_string(geteuid()) + " " + file + " && ") + "chmod 600 " +
+           file;
+  }
+  return "";
 }
 
 Finding WithoutMistake(const Config& config) {
@@ -133,13 +157,13 @@ std::vector<Finding> Examine(const LoadedConfig& loaded,
   }
   std::set<std::string> failed;
   for (const Status& mistake : mistaken ? std::vector<Status>() : CheckMachine(loaded.config)) {
-    // A running daemon has the disk: what is asked is whether a start would find it sound.
-    if (mistake.reason() == "DISK_LOCKED") continue;
-    add(doctor::Fail(doctor::CheckOf(mistake), Located(mistake, loaded.config)));
+    add(doctor::Fail(doctor::CheckOf(mistake), Located(mistake, loaded.config),
+                     doctor::FixOf(mistake, loaded.config)));
     failed.insert(findings.back().check);
   }
   for (const doctor::Check& check : doctor::kChecks) {
     if (mistaken && check.by_config) continue;
+    if (failed.contains(std::string(check.behind))) continue;
     Finding finding = check.run(loaded.config);
     if (!failed.contains(finding.check)) add(std::move(finding));
   }

@@ -2,6 +2,7 @@
 // The disk tier's folder and the way to it.
 #include <fcntl.h>
 #include <linux/magic.h>
+#include <sys/file.h>
 #include <sys/statfs.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -9,11 +10,13 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <memory>
 
 #include "base/unique_fd.h"
 #include "server/doctor_checks.h"
+#include "server/doctor_daemon.h"
 
 namespace kvstrata::doctor {
 namespace {
@@ -27,6 +30,12 @@ std::string FolderOf(const Config& config) {
   if (access(path.c_str(), F_OK) == 0) return path;
   const size_t slash = path.rfind('/');
   return slash == 0 || slash == std::string::npos ? "/" : path.substr(0, slash);
+}
+
+// Whether a daemon has the folder. It is locked for no longer than it takes to see that it can be.
+bool IsLocked(const std::string& folder) {
+  const UniqueFd lock(open((folder + "/lock").c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+  return lock && flock(lock.get(), LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
 }
 
 // Whether this process runs under a seccomp filter.
@@ -96,6 +105,19 @@ Finding CheckFreeDisk(const Config& config) {
     return Warn("disk_space", "'" + folder + "': " + std::strerror(errno), "look at df -h");
   }
   const uint64_t free = uint64_t{fs.f_bavail} * fs.f_frsize;
+  if (IsLocked(folder)) {
+    bool denied = false;
+    const auto its = DaemonsKey(config.socket, "disk.path", &denied);
+    std::error_code unknown;
+    if (!denied && !(its && std::filesystem::equivalent(*its, folder, unknown))) {
+      return Fail("disk_space",
+                  FailedPrecondition("DISK_LOCKED", "disk.path = '" + config.disk.directory +
+                                                        "' belongs to a running daemon, and to "
+                                                        "none at '" +
+                                                        config.socket + "'"),
+                  "stop that daemon, or choose another disk.path");
+    }
+  }
   const std::string is = "'" + folder + "' has " + MiBText(free) + " free; disk.budget_bytes is " +
                          MiBText(config.disk.budget_bytes);
   if (fs.f_files != 0 && fs.f_favail < 64) {

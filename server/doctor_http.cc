@@ -13,6 +13,7 @@
 
 #include "base/unique_fd.h"
 #include "server/doctor_checks.h"
+#include "server/doctor_daemon.h"
 
 namespace kvstrata::doctor {
 namespace {
@@ -65,6 +66,26 @@ bool IsADaemon(const UniqueFd& fd) {
   return text.find("kvstrata_build_info") != std::string::npos;
 }
 
+// It is well if that daemon is the one at the socket: a start is then one of the same.
+Finding ServedByADaemon(const Config& config) {
+  bool denied = false;
+  const auto listen = DaemonsKey(config.socket, "http.listen", &denied);
+  const Result<HttpAddress> its = ParseHttpAddress(listen.value_or(""));
+  const HttpAddress& own = config.http;
+  if (its.ok() && its->kind == own.kind && its->port == own.port && its->path == own.path) {
+    return Ok("http", config.http_listen + " is served by the daemon at '" + config.socket + "'");
+  }
+  if (denied) {
+    return Ok("http", config.http_listen + " is served by a daemon; whether it is the one at '" +
+                          config.socket + "' that tells its own user and root alone");
+  }
+  return Fail("http",
+              Status(Code::kAlreadyExists, "HTTP_IN_USE",
+                     "http.listen = '" + config.http_listen + "': another daemon than one at '" +
+                         config.socket + "' listens there"),
+              "choose another port, or stop that daemon: ss -ltnxp");
+}
+
 Finding CheckHttpFolder(const HttpAddress& address) {
   const std::string folder = std::filesystem::path(address.path).parent_path();
   std::error_code error;
@@ -82,7 +103,7 @@ Finding CheckHttp(const Config& config) {
     return Ok("http", "nothing is served (http.listen = \"\")");
   }
   if (const UniqueFd served = Connect(address); served) {
-    if (IsADaemon(served)) return Ok("http", config.http_listen + " is served by a daemon");
+    if (IsADaemon(served)) return ServedByADaemon(config);
     return Fail("http",
                 Status(Code::kAlreadyExists, "HTTP_IN_USE",
                        "http.listen = '" + config.http_listen + "': another program listens there"),

@@ -1,18 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // The remote tier: whose files its secrets are, whether others can be listened for, its servers
 // answer, and what a running daemon says of its own.
-#include <grpcpp/grpcpp.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <memory>
 
-#include "kvstrata/v1/admin.grpc.pb.h"
 #include "proto/reasons.h"
 #include "server/doctor_checks.h"
+#include "server/doctor_daemon.h"
 #include "server/nodes/node_address.h"
 #include "server/remote_tier.h"
 
@@ -20,7 +17,6 @@ namespace kvstrata::doctor {
 namespace {
 
 constexpr std::chrono::seconds kServersTime{5};  // of a server that is silent
-constexpr std::chrono::seconds kDaemonTime{5};
 constexpr size_t kMostNamed = 4;  // servers, in one line
 
 // "key = 'file' has mode 0644" where everybody may read it, or more than its owner may write it.
@@ -33,33 +29,10 @@ std::string OpenToOthers(std::string_view key, const std::string& file) {
   return std::string(key) + " = '" + file + "' has mode " + mode;
 }
 
-std::unique_ptr<v1::Admin::Stub> AdminAt(const std::string& socket) {
-  return v1::Admin::NewStub(
-      grpc::CreateChannel("unix:" + socket, grpc::InsecureChannelCredentials()));
-}
-
 // The remote tier of the daemon at the socket, as it tells; its engine is "" where there is none.
 v1::Remote DaemonsTier(const std::string& socket, bool* denied) {
-  v1::GetStatusResponse status;
-  if (access(socket.c_str(), F_OK) != 0) return {};
-  grpc::ClientContext context;
-  context.set_deadline(std::chrono::system_clock::now() + kDaemonTime);
-  const grpc::Status asked = AdminAt(socket)->GetStatus(&context, v1::GetStatusRequest(), &status);
-  *denied = asked.error_code() == grpc::StatusCode::PERMISSION_DENIED;
-  return asked.ok() && !status.remotes().empty() ? status.remotes(0) : v1::Remote();
-}
-
-// What the daemon at the socket has as remote.announce; "": none, or it does not tell.
-std::string AnnouncedBy(const std::string& socket) {
-  v1::GetConfigResponse told;
-  if (access(socket.c_str(), F_OK) != 0) return "";
-  grpc::ClientContext context;
-  context.set_deadline(std::chrono::system_clock::now() + kDaemonTime);
-  if (!AdminAt(socket)->GetConfig(&context, v1::GetConfigRequest(), &told).ok()) return "";
-  for (const v1::ConfigEntry& entry : told.entries()) {
-    if (entry.key() == "remote.announce") return entry.value();
-  }
-  return "";
+  const auto status = DaemonsStatus(socket, denied);
+  return status && !status->remotes().empty() ? status->remotes(0) : v1::Remote();
 }
 
 // `text` up to the error that it ends with, where `said` has that error already.
@@ -159,7 +132,9 @@ Finding CheckAnnounce(const Config& config) {
   if (address.empty() || !config.remote.on()) return Ok("announce", "this node is not announced");
   const Status free = CheckCanListen(address);
   if (free.ok()) return Ok("announce", address + " is free");
-  if (free.reason() == "REMOTE_ANNOUNCE_IN_USE" && AnnouncedBy(config.socket) == address) {
+  bool denied = false;
+  if (free.reason() == "REMOTE_ANNOUNCE_IN_USE" &&
+      DaemonsKey(config.socket, "remote.announce", &denied) == address) {
     return Ok("announce", address + " is served by the daemon at '" + config.socket + "'");
   }
   return Fail("announce", Located(free, config));

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // kvstratad: the daemon. Nothing is required; docs/operations.md and --help say the rest.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <new>
 #include <string>
 
 #include "server/command_line.h"
+#include "server/config_keys.h"
 #include "server/daemon.h"
 #include "server/manual_page.h"
 
@@ -40,12 +42,33 @@ void AddOptions(CLI::App* app, kvstrata::CommandLine* flags) {
   app->add_flag("--manual", flags->manual, "print kvstratad(1)")->group("");  // for the build
 }
 
+// "; did you mean '--socket'?" for the first argument that is none, "" where no option is near.
+std::string NearestOption(const CLI::App& app) {
+  const std::string first = app.remaining().empty() ? "" : app.remaining().front();
+  const std::string given = first.substr(0, first.find('='));
+  std::string nearest;
+  size_t least = std::max<size_t>(2, given.size() / 4) + 1;
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& name : option->get_lnames()) {
+      const size_t distance = kvstrata::EditDistance(given, "--" + name);
+      if (distance >= least || option->get_group().empty()) continue;
+      least = distance;
+      nearest = "--" + name;
+    }
+  }
+  return nearest.empty() ? "" : "; did you mean '" + nearest + "'?";
+}
+
 int Run(int argc, char** argv) {
   kvstrata::CommandLine flags;
   CLI::App app("kvstratad: memory tier for the KV caches of long-context LLMs", "kvstratad");
   AddOptions(&app, &flags);
   try {
     app.parse(argc, argv);
+  } catch (const CLI::ExtrasError& error) {
+    std::fprintf(stderr, "kvstratad: %s%s; kvstratad --help lists what is\n", error.what(),
+                 NearestOption(app).c_str());
+    return kvstrata::kExitUsage;
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? kvstrata::kExitClean : kvstrata::kExitUsage;
   }

@@ -2,6 +2,7 @@
 #include "server/part_health.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace kvstrata {
 namespace {
@@ -25,12 +26,14 @@ std::string HealthOfPools(std::span<const PoolInfo> pools) {
 }  // namespace
 
 std::vector<PartHealth> HealthOfParts(std::span<const ClosingCounters> closing,
-                                      std::span<const PoolInfo> pools, std::string disk_illness,
-                                      std::string remote_illness) {
-  return {{"descriptors", HealthOfDescriptors(closing), false},
-          {"pools", HealthOfPools(pools), true},
-          {"disk", std::move(disk_illness), false},
-          {"remote", std::move(remote_illness), false}};
+                                      std::span<const PoolInfo> pools,
+                                      std::optional<std::string> disk_illness,
+                                      std::optional<std::string> remote_illness) {
+  std::vector<PartHealth> parts = {{"descriptors", HealthOfDescriptors(closing), false},
+                                   {"pools", HealthOfPools(pools), true}};
+  if (disk_illness) parts.push_back({"disk", std::move(*disk_illness), false});
+  if (remote_illness) parts.push_back({"remote", std::move(*remote_illness), false});
+  return parts;
 }
 
 }  // namespace kvstrata

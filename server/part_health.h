@@ -4,6 +4,7 @@
 #ifndef KVSTRATA_SERVER_PART_HEALTH_H_
 #define KVSTRATA_SERVER_PART_HEALTH_H_
 
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -14,10 +15,11 @@
 namespace kvstrata {
 
 // "descriptors", "pools", "disk", "remote", each with the first failure that it has. illness: the
-// tiers'.
+// tiers'; nothing: there is no such tier, and it is no part.
 std::vector<PartHealth> HealthOfParts(std::span<const ClosingCounters> closing,
-                                      std::span<const PoolInfo> pools, std::string disk_illness,
-                                      std::string remote_illness);
+                                      std::span<const PoolInfo> pools,
+                                      std::optional<std::string> disk_illness,
+                                      std::optional<std::string> remote_illness);
 
 }  // namespace kvstrata
 

@@ -64,7 +64,7 @@ Result<std::unique_ptr<RemoteTier>> RemoteTier::Open(const Config& daemon) {
   KVS_ASSIGN_OR_RETURN(auto engine,
                        EngineOf(config).open(config, {secret, config.tenant, options}));
   return std::unique_ptr<RemoteTier>(
-      new RemoteTier(config, secret.Fingerprint(), std::move(engine)));
+      new RemoteTier(config, secret.Fingerprint(options.seal), std::move(engine)));
 }
 
 void RemoteTier::Use(Store* store, TierPages* local, ValueTier* local_values) {

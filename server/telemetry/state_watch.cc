@@ -35,7 +35,11 @@ void StateChanges::TellServers(const DaemonState& now) const {
   }
   for (const auto& [server, why] : last_.left_alone) {
     if (now.left_alone.contains(server)) continue;
-    LogEvent(LogLevel::kInfo, "remote_back", {{"server", server}});
+    if (now.servers.contains(server)) {
+      LogEvent(LogLevel::kInfo, "remote_back", {{"server", server}});
+    } else {
+      LogEvent(LogLevel::kInfo, "remote_unlisted", {{"server", server}});
+    }
   }
 }
 

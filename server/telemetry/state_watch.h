@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // StateWatch: tells the log what changed in the daemon as a whole: from serving to degraded and why
 // ("state_changed"), how much was evicted ("evicted", one event a burst, however many pages), and
-// which servers of the remote tier are left alone ("remote_left_alone", "remote_back"). A
-// thread ("kvs-watch") looks once a second, so that nothing on the way of a request does.
+// which servers of the remote tier are left alone ("remote_left_alone", then "remote_back" or
+// "remote_unlisted"). A thread ("kvs-watch") looks once a second, so that nothing on the way of a request does.
 //
 // StateChanges is the same without the thread. Thread-safety: one thread each. Cost: what `look`
 // costs, a second.
@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <thread>
 
@@ -27,7 +28,8 @@ struct DaemonState {
   // Since the start.
   uint64_t evicted_pages = 0, evicted_stored_pages = 0, disk_evicted = 0;
   uint32_t fullest_percent = 0;  // of the pools
-  // Servers of the remote tier that are left alone now, each with why.
+  // Servers of the remote tier, and those that are left alone now, each with why.
+  std::set<std::string> servers;
   std::map<std::string, std::string> left_alone;
 };
 

@@ -478,10 +478,10 @@ void RedisClient::Loop::Refreshed(const RedisOp& op) {
   if (!watch_.End(op, now_) && !watch_.down()) return;
   if (was_down != watch_.down()) published_ = {};
   if (!watch_.down()) DropServers();
+  Publish();  // first: whoever waited for a map sees it when its op ends
   std::vector<RedisOp*> unrouted;
   unrouted.swap(unrouted_);
   for (RedisOp* const waiting : unrouted) Route(waiting);
-  Publish();
 }
 
 void RedisClient::Loop::PingIfDue(RedisServer* server) {
@@ -512,12 +512,22 @@ void RedisClient::Loop::Publish() {
   for (const auto& [address, server] : servers_) {
     RedisServerStats stats = server->stats();
     stats.open = server->breaker().open();
-    if (stats.open && illness.empty()) {
+    // One that fails and that the cluster does not list is none of it, whoever named it at the start.
+    if (stats.open && watch_.map() != nullptr && !watch_.down() && !watch_.Lists(address)) continue;
+    if (stats.open && illness.empty() && watch_.IsMaster(address)) {
       illness = "server " + address.ToString() + " failed and is left alone: " + stats.last_error;
     }
     servers.push_back(std::move(stats));
   }
-  if (watch_.down()) illness = "no server answers: " + watch_.why().ToString();
+  if (const size_t slots = watch_.unserved(); slots != 0 && illness.empty()) {
+    illness = "no server has " + std::to_string(slots) + " of the cluster's " +
+              std::to_string(kSlots) + " slots";
+  }
+  if (watch_.down()) {
+    illness = std::string(watch_.why().reason() == "REDIS_LOGIN" ? "the servers let nobody in: "
+                                                                 : "no server answers: ") +
+              watch_.why().ToString();
+  }
   published_ = now_;
   MutexLock lock(client_.mu_);
   client_.servers_ = std::move(servers);

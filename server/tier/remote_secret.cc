@@ -146,9 +146,10 @@ TenantKeys RemoteSecret::Keys(std::string_view tenant, Seal seal) const {
 }
 
 // Another HMAC than any key's, whose info begins with "kvstrata kv1 "; 32 bits of it.
-std::string RemoteSecret::Fingerprint() const {
+std::string RemoteSecret::Fingerprint(Seal seal) const {
   constexpr size_t kBytes = 4;
-  const HmacKey::Digest digest = HmacKey(extracted_).Of("kvstrata secret fingerprint");
+  const HmacKey::Digest digest =
+      HmacKey(extracted_).Of("kvstrata secret fingerprint " + std::string(SealName(seal)));
   std::string text;
   for (const uint8_t byte : std::span(digest).first<kBytes>()) {
     text += "0123456789abcdef"[byte >> 4];

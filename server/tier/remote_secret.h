@@ -63,9 +63,9 @@ class RemoteSecret {
   ~RemoteSecret();
 
   TenantKeys Keys(std::string_view tenant, Seal seal) const;
-  // 8 hex digits, for people who compare nodes: nodes of one secret have one. Tells nothing of the
-  // secret's bytes and of no key.
-  std::string Fingerprint() const;
+  // 8 hex digits, for people who compare nodes: those of one secret and one Seal, who find each
+  // other's values, have one. Tells nothing of the secret's bytes and of no key.
+  std::string Fingerprint(Seal seal) const;
 
  private:
   RemoteSecret() = default;

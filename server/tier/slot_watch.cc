@@ -34,6 +34,23 @@ bool SlotWatch::Names(const RedisAddress& server) const {
   return std::ranges::count(Servers(), server) != 0;
 }
 
+bool SlotWatch::IsMaster(const RedisAddress& server) const {
+  if (map_ == nullptr) return Names(server);
+  return std::ranges::count(map_->shards, server, &RedisShard::master) != 0;
+}
+
+bool SlotWatch::Lists(const RedisAddress& server) const {
+  if (map_ == nullptr) return Names(server);
+  return IsMaster(server) || std::ranges::any_of(map_->shards, [&](const RedisShard& shard) {
+           return std::ranges::count(shard.replicas, server) != 0;
+         });
+}
+
+size_t SlotWatch::unserved() const {
+  if (map_ == nullptr) return 0;
+  return static_cast<size_t>(std::ranges::count(map_->shard_of, SlotMap::kNobody));
+}
+
 RedisAddress SlotWatch::Begin(Time now) {
   const std::vector<RedisAddress> all = Servers();
   asking_ = true;

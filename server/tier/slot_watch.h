@@ -40,6 +40,12 @@ class SlotWatch {
   void Learn(const Redirection& to);
   // The map or the configuration names it.
   bool Names(const RedisAddress& server) const;
+  // The map does, as a master or a replica; as the master of slots. Before there is one, those of
+  // the configuration are masters.
+  bool Lists(const RedisAddress& server) const;
+  bool IsMaster(const RedisAddress& server) const;
+  // Slots of the map that no server has; cost: a pass over it.
+  size_t unserved() const;
 
  private:
   Result<SlotMap> MapOf(const RedisOp& op) const;

@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <cerrno>
@@ -16,9 +17,22 @@ Status OpenError(const std::string& path, const char* what) {
                   "'" + path + "' of disk.path: " + what + ": " + std::strerror(errno));
 }
 
+Status TooLarge(const std::string& path, uint64_t bytes) {
+  rlimit most{};
+  const bool limited = getrlimit(RLIMIT_FSIZE, &most) == 0 && most.rlim_cur < bytes;
+  return ResourceExhausted(
+      "DISK_OPEN", "'" + path + "' of disk.path: no file of " + std::to_string(bytes) +
+                       " bytes can be made: " +
+                       (limited ? "RLIMIT_FSIZE is " + std::to_string(most.rlim_cur) +
+                                      "; raise it (ulimit -f unlimited, LimitFSIZE=infinity)"
+                                : "the file system takes none; choose another disk.path") +
+                       ", or lower disk.segment_bytes");
+}
+
 Status Reserve(int fd, const std::string& path, uint64_t bytes) {
   errno = posix_fallocate(fd, 0, static_cast<off_t>(bytes));
   if (errno == 0) return OkStatus();
+  if (errno == EFBIG) return TooLarge(path, bytes);
   if (errno != ENOSPC && errno != EDQUOT) return OpenError(path, "fallocate");
   return ResourceExhausted("DISK_SPACE", path + ": no room for " + std::to_string(bytes) +
                                              " bytes; free some, or lower disk.budget_bytes");

@@ -56,19 +56,30 @@ void AddHeaderCommand(std::string_view name, RedisRequest* request) {
   request->Add({"GETRANGE", name, "0", last});
 }
 
-Status StatusOfError(const RespReply& error) {
-  const std::string text = error.text.substr(0, 200);
-  if (ErrorIs(error, "OOM")) return ResourceExhausted("REDIS_FULL", "the server is full: " + text);
+namespace {
+
+Status StatusOfError(const RespReply& error, const redis::RedisAddress& server) {
+  const std::string text = server.ToString() + " says: " + error.text.substr(0, 200);
+  if (ErrorIs(error, "OOM")) return ResourceExhausted("REDIS_FULL", text);
   const bool login = ErrorIs(error, "NOAUTH") || ErrorIs(error, "NOPERM");
-  return Unavailable(login ? "REDIS_LOGIN" : "REDIS_REFUSED", "the server says: " + text);
+  return Unavailable(login ? "REDIS_LOGIN" : "REDIS_REFUSED", text);
 }
+
+}  // namespace
 
 Status StatusOf(const RedisOp& op, RespReply::Kind wanted) {
   KVS_RETURN_IF_ERROR(op.status);
   const RespReply& reply = op.replies.front();
-  if (reply.kind == RespReply::Kind::kError) return StatusOfError(reply);
+  if (reply.kind == RespReply::Kind::kError) return StatusOfError(reply, op.answered_by);
   if (reply.kind == wanted || reply.kind == RespReply::Kind::kNone) return OkStatus();
   return Unavailable("REDIS_PROTOCOL", "the server's reply is of another kind than was asked for");
+}
+
+std::string MasterOf(const RedisTierParts& parts, std::string_view key, std::string_view place) {
+  const auto map = parts.threads->client().Topology();
+  if (map == nullptr) return "";
+  const redis::RedisShard* const shard = map->Find(redis::SlotOf(parts.format.NameOf(key, place)));
+  return shard == nullptr ? "" : shard->master.ToString();
 }
 
 void UnlinkStripes(const RedisParts& parts, std::string_view key, std::string_view place,

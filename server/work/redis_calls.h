@@ -23,6 +23,7 @@
 #include "server/work/known_values.h"
 #include "server/work/redis_threads.h"
 #include "server/work/redis_value_tier.h"
+#include "server/work/write_health.h"
 
 namespace kvstrata {
 
@@ -35,6 +36,7 @@ struct RedisTierParts {
   const RedisTierOptions options;
   const remote::RemoteFormat format;
   KnownValues known;
+  WriteHealth writes;
 
   Mutex mu;
   std::condition_variable ended;
@@ -75,7 +77,8 @@ void AddHeaderCommand(std::string_view name, redis::RedisRequest* request);
 // What the op's one reply means if it is an error, or what became of the op. `wanted`: the kind
 // that is an answer; kNone is OK, too.
 Status StatusOf(const redis::RedisOp& op, redis::RespReply::Kind wanted);
-Status StatusOfError(const redis::RespReply& error);
+// The master that a value belongs to, "host:port"; "": not known.
+std::string MasterOf(const RedisTierParts& parts, std::string_view key, std::string_view place);
 // UNLINK of all stripes, whatever becomes of it; then `after`, in the client's thread.
 void UnlinkStripes(const RedisParts& parts, std::string_view key, std::string_view place,
                    uint32_t stripes, Deadline deadline,

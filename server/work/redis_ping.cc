@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // RedisValueTier::PingAndWait: a sign of life of each server, at once.
 #include <algorithm>
+#include <future>
 #include <utility>
 
 #include "server/work/redis_calls.h"
@@ -31,6 +32,20 @@ std::vector<RedisPing> ServersOf(const RedisTierParts& parts) {
   }
   std::ranges::sort(pings, {}, &RedisPing::server);
   return pings;
+}
+
+// Until the servers have told of each other, or none of them does. An op on a slot waits for just
+// that; what becomes of it does not matter.
+void AwaitTopology(const RedisTierParts& parts, Deadline deadline) {
+  if (parts.threads->client().Topology() != nullptr) return;
+  auto op = std::make_unique<RedisOp>();
+  op->request = std::make_shared<const redis::RedisRequest>(
+      std::initializer_list<std::string_view>{"PING"});
+  op->deadline = deadline;
+  const auto ended = std::make_shared<std::promise<void>>();
+  op->done = [ended](RedisOp&) { ended->set_value(); };
+  parts.threads->client().Submit(std::move(op));
+  ended->get_future().wait();
 }
 
 class PingRound : public std::enable_shared_from_this<PingRound> {
@@ -81,15 +96,13 @@ class PingRound : public std::enable_shared_from_this<PingRound> {
 }  // namespace
 
 std::vector<RedisPing> RedisValueTier::PingAndWait(Deadline deadline) {
+  const Deadline now = Clock::now();
+  AwaitTopology(*parts_, now + (deadline - now) / 2);
   return std::make_shared<PingRound>(parts_, ServersOf(*parts_), deadline)->Run();
 }
 
 std::string RedisValueTier::ServerOf(std::string_view key, std::string_view place) const {
-  const auto map = parts_->threads->client().Topology();
-  if (map == nullptr) return "";
-  const redis::RedisShard* const shard =
-      map->Find(redis::SlotOf(parts_->format.NameOf(key, place)));
-  return shard == nullptr ? "" : shard->master.ToString();
+  return MasterOf(*parts_, key, place);
 }
 
 }  // namespace kvstrata

@@ -49,6 +49,8 @@ class RedisPuts : public std::enable_shared_from_this<RedisPuts> {
   void Answered(const std::vector<size_t>& puts, const RedisOp& op);
   void SendMore() KVS_EXCLUDES(mu_);
   uint64_t BytesOf(size_t i) const;
+  // How a write ended is noted of its server, which the status of one that failed names then.
+  Status Noted(size_t i, const Status& status) const;
   void Settle(size_t i, Status status);
 
   const RedisParts parts_;
@@ -213,7 +215,7 @@ void RedisPuts::Answered(const std::vector<size_t>& puts, const RedisOp& op) {
   parts_->threads->Later([self = shared_from_this(), missing, there, failed = op.status] {
     for (const size_t i : there) self->Settle(i, OkStatus());
     if (!failed.ok()) {
-      for (const size_t i : missing) self->Settle(i, failed);
+      for (const size_t i : missing) self->Settle(i, self->Noted(i, failed));
       return;
     }
     {
@@ -253,8 +255,17 @@ void RedisPuts::Sent(size_t i) {
     --sending_;
     sending_bytes_ -= BytesOf(i);
   }
-  Settle(i, puts_[i].status);
+  Settle(i, Noted(i, puts_[i].status));
   parts_->threads->Later([self = shared_from_this()] { self->SendMore(); });
+}
+
+Status RedisPuts::Noted(size_t i, const Status& status) const {
+  const std::string server = MasterOf(*parts_, puts_[i].key, puts_[i].place);
+  if (server.empty()) return status;
+  parts_->writes.Note(server, status, std::chrono::steady_clock::now());
+  const std::string why(status.message());
+  if (status.ok() || why.find(server) != why.npos) return status;
+  return {status.code(), status.reason(), server + ": " + why};
 }
 
 void RedisPuts::Settle(size_t i, Status status) {

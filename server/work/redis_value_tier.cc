@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/work/redis_value_tier.h"
 
+#include <algorithm>
 #include <fstream>
 #include <utility>
 
@@ -108,7 +109,19 @@ TierStats RedisValueTier::Stats() const {
   stats.misses = counters.misses;
   stats.damaged = counters.damaged;
   stats.illness = parts_->threads->client().Illness();
+  if (stats.illness.empty()) stats.illness = WritesIllness();
   return stats;
+}
+
+// A server that is no master any more gets no writes.
+std::string RedisValueTier::WritesIllness() const {
+  const auto map = parts_->threads->client().Topology();
+  const auto counts = [&map](const std::string& server) {
+    return map != nullptr && std::ranges::any_of(map->shards, [&](const redis::RedisShard& shard) {
+             return shard.master.ToString() == server;
+           });
+  };
+  return parts_->writes.Illness(counts, std::chrono::steady_clock::now());
 }
 
 RedisTierCounters RedisValueTier::Counters() const {

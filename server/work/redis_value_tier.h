@@ -104,7 +104,7 @@ class RedisValueTier final : public ValueTier {
   RedisTierCounters Counters() const;
   std::vector<redis::RedisServerStats> Servers() const;
   // redis_ping.cc. All servers at once, those with an open breaker too; waits until the deadline at
-  // most. Not in a thread of the tier's.
+  // most, of which half for the servers to tell of each other. Not in a thread of the tier's.
   std::vector<RedisPing> PingAndWait(Deadline deadline);
   // The master that a value belongs to, "host:port"; "": not known.
   std::string ServerOf(std::string_view key, std::string_view place) const;
@@ -115,6 +115,7 @@ class RedisValueTier final : public ValueTier {
 
  private:
   explicit RedisValueTier(std::shared_ptr<RedisTierParts> parts);
+  std::string WritesIllness() const;
 
   const std::shared_ptr<RedisTierParts> parts_;  // calls in flight hold it, too
 };

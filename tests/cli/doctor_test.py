@@ -130,6 +130,14 @@ def test_a_misspelt_variable(doctor):
            "configuration", "WARN", words="KVSTRATA_POOL_HOST_BYTE")
 
 
+def test_a_variable_is_no_matter_where_a_flag_says_another_socket(doctor):
+    path = os.path.join(doctor.folder, "socket.toml")
+    with open(path, "w") as file:
+        file.write('socket.path = "/tmp/of-the-file.sock"\n')
+    seeded(doctor, ["--config", path], ["--config", path, "--socket", f"{doctor.folder}/flag.sock"], "configuration",
+           "WARN", words="KVSTRATA_SOCKET")
+
+
 def test_watermarks_the_wrong_way_round(doctor):
     seeded(doctor, setting("pool.high_percent=50", "pool.low_percent=80"),
            setting("pool.high_percent=80", "pool.low_percent=50"), "configuration", "FAIL", "CONFIG_VALUE")
@@ -216,6 +224,14 @@ def test_a_disk_folder_without_a_parent(doctor):
     right = setting(f"disk.path={doctor.folder}/tier", "disk.budget_bytes=64MiB", "disk.segment_bytes=16MiB")
     seeded(doctor, setting(f"disk.path={doctor.folder}/no/such/tier", "disk.budget_bytes=64MiB",
                            "disk.segment_bytes=16MiB"), right, "disk_space", "FAIL", "DISK_PATH")
+
+
+def test_a_folder_that_is_not_there_is_told_once(doctor):
+    checks = doctor(*setting(f"disk.path={doctor.folder}/no/tier", "disk.budget_bytes=64MiB",
+                             "disk.segment_bytes=16MiB"))
+    failure = found(checks, "disk_space", "FAIL", "DISK_PATH")
+    assert failure and f"install -d -o kvstrata -m 0700 {doctor.folder}/no/tier" in failure["fix"], checks
+    assert not [c for c in checks if c["check"] == "o_direct"], checks
 
 
 def test_a_budget_beyond_the_disk(doctor):
@@ -331,8 +347,10 @@ def test_a_port_that_is_taken(doctor):
     assert found(doctor(*taken), "http", "OK", words="is free")
 
 
-def test_a_port_that_a_daemon_serves(doctor):
-    ours = setting("http.listen=unix:" + doctor.folder + "/http.sock")
+def test_what_a_daemon_holds_is_free_for_that_daemon_alone(doctor):
+    disk = setting(f"disk.path={doctor.folder}/tier", "disk.budget_bytes=64MiB", "disk.segment_bytes=16MiB")
+    ours = setting("http.listen=unix:" + doctor.folder + "/http.sock") + disk
+    other = ["--socket", os.path.join(doctor.folder, "other.sock")]
     ready, tell = os.pipe()
     small = setting("pool.host_bytes=64MiB", "pool.device_bytes=64MiB")
     daemon = subprocess.Popen([os.path.join(doctor.folder, "kvstratad"), "--socket", doctor.socket, "--ready-fd",
@@ -340,11 +358,17 @@ def test_a_port_that_a_daemon_serves(doctor):
     os.close(tell)
     try:
         assert os.read(ready, 1), "the daemon did not start"
-        assert found(doctor(*ours), "http", "OK", words="served by a daemon")
+        checks = doctor(*ours)
+        assert found(checks, "http", "OK", words=f"served by the daemon at '{doctor.socket}'"), checks
+        assert found(checks, "disk_space", "OK"), checks
+        checks = doctor(*other, *ours)
+        assert found(checks, "http", "FAIL", "HTTP_IN_USE", "another daemon"), checks
+        assert found(checks, "disk_space", "FAIL", "DISK_LOCKED", f"{doctor.folder}/other.sock"), checks
     finally:
         os.close(ready)
         daemon.terminate()
         daemon.wait(DEADLINE_S)
+    assert found(doctor(*other, *disk), "disk_space", "OK")
 
 
 def test_an_http_folder_that_is_not_there(doctor):
@@ -379,6 +403,8 @@ def test_a_remote_tier_without_a_secret(doctor):
            "needs remote.secret_file")
     open_one = setting("remote.redis=127.0.0.1:1", "remote.secret_file=" + secret_of(doctor, "open", 0o644))
     seeded(doctor, open_one, right, "remote_files", "FAIL", "REMOTE_SECRET", "0644")
+    failure = found(doctor(*open_one), "remote_files", "FAIL")
+    assert failure["fix"] == f"chmod 600 {doctor.folder}/open", failure
 
 
 def test_the_file_and_line_of_a_remote_tier_without_a_secret(doctor):
@@ -405,6 +431,13 @@ def test_a_certificate_that_is_none(doctor):
            "remote_files", "FAIL", "REDIS_TLS", "remote.tls_ca_file = '")
     seeded(doctor, setting(*rest, "remote.announce=10.255.255.1:7500"),
            setting(*rest, "remote.announce=127.0.0.1:7500"), "remote_files", "FAIL", "REMOTE_ANNOUNCE")
+
+
+def test_an_announcement_without_a_remote_tier(doctor):
+    announced = "remote.announce=127.0.0.1:7500"
+    seeded(doctor, setting(announced),
+           setting(announced, "remote.redis=127.0.0.1:1", "remote.secret_file=" + secret_of(doctor)), "configuration",
+           "FAIL", "REMOTE_ANNOUNCE", "needs remote.redis")
 
 
 def test_an_announced_port_that_is_taken(doctor):

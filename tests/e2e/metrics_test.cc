@@ -105,8 +105,7 @@ TEST_F(MetricsTest, ProbesAnswer) {
   }
   EXPECT_TRUE(
       Get(daemon.http(), "/readyz?verbose")
-          .ends_with(
-              "[+] loops ok\n[+] descriptors ok\n[+] pools ok\n[+] disk ok\n[+] remote ok\nok\n"));
+          .ends_with("\r\n\r\n[+] loops ok\n[+] descriptors ok\n[+] pools ok\n[+] disk ok\nok\n"));
   const std::string open =
       Get(daemon.http(), "/metrics", "Accept: application/openmetrics-text; version=1.0.0\r\n");
   EXPECT_NE(open.find("Content-Type: application/openmetrics-text; version=1.0.0"), open.npos);

@@ -236,6 +236,8 @@ class ConfigKeyTest : public ConfigTest, public testing::WithParamInterface<KeyC
 
 TEST_P(ConfigKeyTest, TakesAGoodValueFromEverywhere) {
   const KeyCase c = GetParam();
+  // Which is refused without servers to announce anything in.
+  if (std::string_view(c.key) == "remote.announce") sources_.flags = {{"remote.redis", "r:6379"}};
   UseFile(std::string(c.key) + " = \"" + c.good + "\"\n");
   EXPECT_EQ(Entry(Load(), c.key).value, c.good);
   EXPECT_EQ(Entry(Load(), c.key).origin, "file");
@@ -243,7 +245,7 @@ TEST_P(ConfigKeyTest, TakesAGoodValueFromEverywhere) {
   sources_.environment[c.environment] = c.good;
   EXPECT_EQ(Entry(Load(), c.key).origin, "environment");
   sources_.environment.clear();
-  sources_.flags = {{c.key, c.good}};
+  sources_.flags.emplace_back(c.key, c.good);
   EXPECT_EQ(Entry(Load(), c.key).origin, "flag");
 }
 
@@ -288,6 +290,10 @@ TEST_F(ConfigTest, UnknownKeysSayWhatWasMeant) {
   EXPECT_THAT(Fail().message(), HasSubstr("did you mean 'disk.path'?"));
   sources_.flags = {{"zzzzzzzzzzzzzzzz", "1"}};
   EXPECT_THAT(Fail().message(), HasSubstr("known: socket.path"));
+  UseFile("[redis]\nx = 1\n");
+  sources_.flags.clear();
+  EXPECT_THAT(Fail().message(), HasSubstr("did you mean 'remote.redis'?"));
+  sources_.file.clear();
   // Of a table, whose keys have users' and plans' names.
   for (const auto& [key, meant] :
        {std::pair{"remote.tenant.uid:1000.name", "remote.tenants.uid:1000.name"},
@@ -367,6 +373,14 @@ TEST_F(ConfigTest, OneEngineIsTheRemoteTiers) {
   }
   sources_.flags = {};
   EXPECT_FALSE(Load().remote.on());
+}
+
+TEST_F(ConfigTest, NobodyAnnouncesANodeWithoutARemoteTier) {
+  sources_.flags = {{"remote.announce", "127.0.0.1:7500"}};
+  EXPECT_EQ(Fail().reason(), "REMOTE_ANNOUNCE");
+  EXPECT_THAT(Fail().message(), HasSubstr("remote.announce = '127.0.0.1:7500' needs remote.redis"));
+  sources_.flags.emplace_back("remote.redis", "redis-0:6379");
+  EXPECT_TRUE(Load().remote.on());
 }
 
 TEST_F(ConfigTest, DiskBudgetsNameTheLeast) {

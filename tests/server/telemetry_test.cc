@@ -223,6 +223,24 @@ TEST(StateChangesTest, AChangeIsToldOnceWithBothStates) {
   EXPECT_EQ(FieldOf(events[2], "to"), "serving, draining the disk");
 }
 
+TEST(StateChangesTest, AServerThatWasLeftAloneIsBackOrGone) {
+  const uint64_t before = Newest();
+  StateChanges changes(StateOf("serving"));
+  DaemonState state = StateOf("serving");
+  state.servers = {"a:1", "b:2"};
+  state.left_alone = {{"a:1", "why"}, {"b:2", "why"}};
+  changes.Note(state);
+  state.servers = {"a:1"};
+  state.left_alone.clear();
+  changes.Note(state);
+  const auto events = EventsAfter(before);
+  ASSERT_EQ(events.size(), 4u);
+  EXPECT_EQ(events[2].name, "remote_back");
+  EXPECT_EQ(FieldOf(events[2], "server"), "a:1");
+  EXPECT_EQ(events[3].name, "remote_unlisted");
+  EXPECT_EQ(FieldOf(events[3], "server"), "b:2");
+}
+
 TEST(StateChangesTest, ABurstOfEvictionsIsOneEvent) {
   const uint64_t before = Newest();
   StateChanges changes(StateOf("serving"));

@@ -337,6 +337,17 @@ class StartTest(unittest.TestCase):
             self.assertEqual(code, 3, said)
             self.assertIn("DISK_LOCKED", said)
 
+    def test_a_limit_of_file_sizes_is_named(self):
+        code, said = self.run_daemon(*self.disk(), before=["prlimit", "--fsize=1044480"])  # a block below a segment
+        self.assertEqual(code, 1, said)
+        self.assertIn("RLIMIT_FSIZE is 1044480; raise it", said)
+
+    def test_an_option_that_is_none_names_the_nearest(self):
+        code, said = self.run_daemon("--socke=/tmp/x")
+        self.assertEqual(code, 2, said)
+        self.assertIn("--socke", said)
+        self.assertIn("did you mean '--socket'?", said)
+
     def test_a_segment_that_is_too_long_or_too_short_stops_nothing(self):
         with self.daemon(*self.disk()) as (code, said):
             self.assertIsNone(code, said)

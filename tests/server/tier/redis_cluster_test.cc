@@ -175,6 +175,26 @@ TEST_F(RedisCluster, ReplicasServeReadsOfAMasterThatIsKilled) {
   EXPECT_EQ(all, (Ends{{"OK", 1000}}));
   Until("its replica takes over", [&] { return PutAll(150)["OK"] == 150; });
   EXPECT_EQ(GetAll(150), (Ends{{"OK", 150}}));
+  // Every slot has a master that answers. The lost one, which was named, is none of the cluster's.
+  Until("all is well", [&] { return tier_->Stats().illness.empty(); });
+  const auto lists = [&](const redis::RedisServerStats& server) {
+    return server.address.port == servers_->port(1);
+  };
+  Until("it is not listed", [&] { return std::ranges::none_of(tier_->Servers(), lists); });
+  EXPECT_EQ(Open(), 0);
+}
+
+// Who begins, as doctor does, asks those that were not named, too.
+TEST_F(RedisCluster, TheFirstPingIsOfAllServers) {
+  servers_ = std::make_unique<RedisServers>(RedisServersOptions{.masters = 3, .cluster = true});
+  servers_->Kill(1);
+  const auto pings =
+      OpenTier({.servers = {servers_->address(0), servers_->address(1)}})->PingAndWait(Soon());
+  ASSERT_EQ(pings.size(), 3U);
+  for (const RedisPing& ping : pings) {
+    EXPECT_EQ(ping.status.ok(), ping.server.port != servers_->port(1)) << ping.server.ToString();
+    EXPECT_EQ(ping.role, "master");
+  }
 }
 
 TEST_F(RedisCluster, AServerThatIsStoppedHoldsUpNobodyElse) {
@@ -255,7 +275,43 @@ TEST_F(RedisCluster, AFullServerRefusesOrEvicts) {
     AwaitSurvey(*tier_);
     EXPECT_EQ(tier_->Stats().evicted != 0, evicts);
     EXPECT_FALSE(GetAll(2500).contains("REDIS_CORRUPT"));
+    const std::string illness = tier_->Stats().illness;
+    EXPECT_EQ(illness.find(servers_->address(0) + " fails every write: RESOURCE_EXHAUSTED REDIS_FULL") !=
+                  illness.npos,
+              !evicts)
+        << illness;
   }
+}
+
+TEST_F(RedisCluster, AServerThatTakesNoMoreIsIllUntilItDoes) {
+  Begin({.masters = 3, .cluster = true});
+  EXPECT_EQ(PutAll(100), (Ends{{"OK", 100}}));
+  EXPECT_EQ(tier_->Stats().illness, "");
+  servers_->Ask(1, {"CONFIG", "SET", "maxmemory-policy", "noeviction"});
+  servers_->Ask(1, {"CONFIG", "SET", "maxmemory", "1"});
+  EXPECT_GT(PutAll(400)["REDIS_FULL"], 8);  // the other servers take theirs
+  const std::string illness = tier_->Stats().illness;
+  EXPECT_TRUE(illness.starts_with("server " + servers_->address(1) + " fails every write")) << illness;
+  servers_->Ask(1, {"CONFIG", "SET", "maxmemory", "0"});
+  EXPECT_EQ(PutAll(400), (Ends{{"OK", 400}}));
+  EXPECT_EQ(tier_->Stats().illness, "");
+}
+
+TEST_F(RedisCluster, AUserWhoMayNotWriteIsAnIllness) {
+  Begin({});
+  EXPECT_EQ(PutAll(1), (Ends{{"OK", 1}}));
+  servers_->Ask(0, {"ACL", "SETUSER", "default", "-set"});
+  std::vector<TierPut> puts;
+  for (int i = 0; i < 20; ++i) {
+    puts.push_back(PutOf("more " + KeyOf(i), ValueOf("more " + KeyOf(i), 0, kSizes)));
+  }
+  PutAndWait(tier_.get(), puts, Soon());
+  for (const TierPut& put : puts) {
+    EXPECT_EQ(put.status.reason(), "REDIS_LOGIN");
+    EXPECT_TRUE(put.status.message().starts_with(servers_->address(0))) << put.status.ToString();
+  }
+  const std::string illness = tier_->Stats().illness;
+  EXPECT_NE(illness.find("NOPERM"), illness.npos) << illness;
 }
 
 TEST_F(RedisCluster, AWrongPasswordIsAnIllnessAndNoHit) {

@@ -76,12 +76,12 @@ TEST_F(RemoteSecretTest, ALineIsTheSecretHoweverItEnds) {
   EXPECT_NE(NameKey(RemoteSecret::Of(kGood + "x").value()), key);
 }
 
-TEST_F(RemoteSecretTest, NodesOfOneSecretHaveOneFingerprint) {
+TEST_F(RemoteSecretTest, NodesOfOneSecretAndSealHaveOneFingerprint) {
   const RemoteSecret secret = RemoteSecret::Of(kGood).value();
-  const std::string fingerprint = secret.Fingerprint();
-  EXPECT_EQ(fingerprint, "de8ab7e9");
-  EXPECT_EQ(RemoteSecret::Of(kGood + "\n")->Fingerprint(), fingerprint);
-  EXPECT_NE(RemoteSecret::Of(kGood + "x")->Fingerprint(), fingerprint);
+  EXPECT_EQ(secret.Fingerprint(Seal::kNone), "1956f541");
+  EXPECT_EQ(secret.Fingerprint(Seal::kGcm), "8c2761b3");
+  EXPECT_EQ(RemoteSecret::Of(kGood + "\n")->Fingerprint(Seal::kNone), "1956f541");
+  EXPECT_NE(RemoteSecret::Of(kGood + "x")->Fingerprint(Seal::kNone), "1956f541");
 }
 
 TEST_F(RemoteSecretTest, HasItsLengthAndCharacters) {
