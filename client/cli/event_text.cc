@@ -38,14 +38,16 @@ Json ToJson(const v1::Event& event) {
 }
 
 std::string EventDetails(const Json& fields) {
-  std::string text;
+  std::string text, zeros;
   for (const auto& [key, value] : fields.items()) {
     const std::string shown = value.is_string() ? value.get<std::string>() : value.dump();
-    if (shown.empty() || shown == "0") continue;
+    if (shown.empty()) continue;
     const bool quoted = shown.find_first_of(" =\"") != std::string::npos;  // as in the log
-    text += (text.empty() ? "" : " ") + key + "=" + (quoted ? value.dump() : Printable(shown));
+    std::string& list = shown == "0" ? zeros : text;
+    list += (list.empty() ? "" : " ") + key + "=" + (quoted ? value.dump() : Printable(shown));
   }
-  return text.empty() ? "-" : text;
+  if (!text.empty()) return text;
+  return zeros.empty() ? "-" : zeros;  // that there was none is all that is said
 }
 
 std::string FoldedEvent(const Json& event, size_t width) {

@@ -60,19 +60,37 @@ Json Named(const std::string& name) {
   return found.empty() ? within : found;
 }
 
-Status Unknown(const std::string& name) {
-  const std::string wanted = Upper(name);
-  std::vector<std::string> names;
-  for (const Reason& reason : AllReasons()) names.emplace_back(reason.name);
-  for (const EventKind& event : AllEvents()) names.push_back(Upper(std::string(event.name)));
-  std::string nearest(Nearest(wanted, std::vector<std::string_view>(names.begin(), names.end())));
-  if (!FindReason(nearest)) {
-    std::ranges::transform(nearest, nearest.begin(),
-                           [](unsigned char c) { return std::tolower(c); });
+// Those whose name begins with `wanted`'s first word, as REDIS_ of REDIS_AUTH; none for one word.
+std::vector<std::string> SameBeginning(const std::string& wanted,
+                                       const std::vector<std::string>& names) {
+  std::vector<std::string> same;
+  const std::string begin = wanted.substr(0, wanted.find('_') + 1);
+  for (const std::string& name : names) {
+    if (!begin.empty() && Upper(name).starts_with(begin)) same.push_back(name);
   }
-  return NotFound("REASON_UNKNOWN",
-                  "no reason or event '" + name + "' among " + std::to_string(names.size()) +
-                      (nearest.empty() ? "" : "; did you mean '" + nearest + "'?"));
+  return same;
+}
+
+// A typing error has one name that was meant; of a name that was guessed its first word is right.
+Status Unknown(const std::string& name) {
+  constexpr size_t kTypingErrors = 2;
+  const std::string wanted = Upper(name);
+  std::vector<std::string> names, upper;
+  for (const Reason& reason : AllReasons()) names.emplace_back(reason.name);
+  for (const EventKind& event : AllEvents()) names.emplace_back(event.name);
+  for (const std::string& own : names) upper.push_back(Upper(own));
+  const std::vector<std::string_view> views(upper.begin(), upper.end());
+  const std::string_view nearest = Nearest(wanted, views);
+  std::string text = "no reason or event '" + name + "' among " + std::to_string(names.size());
+  const std::vector<std::string> same = SameBeginning(wanted, names);
+  if (!nearest.empty() && (same.empty() || EditDistance(nearest, wanted) <= kTypingErrors)) {
+    const auto at = std::ranges::find(views, nearest) - views.begin();
+    text += "; did you mean '" + names[static_cast<size_t>(at)] + "'?";
+  } else if (!same.empty()) {
+    text += "; of the same beginning are";
+    for (const std::string& own : same) text += (&own == same.data() ? " " : ", ") + own;
+  }
+  return NotFound("REASON_UNKNOWN", text);
 }
 
 Result<int> Explain(const Options& options, const std::string& name) {

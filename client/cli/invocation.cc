@@ -93,6 +93,9 @@ std::string NextStep(const Status& status, const Options& options) {
     return "a daemon knows a model once an engine has registered it since its start: attach the "
            "engine, see kvstrata model ls, and repeat; or ask another node that has the model";
   }
+  if (options.verb.starts_with("tier p") && status.reason() == "LOOKUP_WHAT") {
+    return "kvstrata tier probe MODEL FILE; without both it asks the servers for a sign of life";
+  }
   if (options.verb == "tier resize" && !NextOfResize(status.reason()).empty()) {
     return std::string(NextOfResize(status.reason()));
   }

@@ -7,12 +7,14 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdlib>
+#include <functional>
 #include <string_view>
 
 namespace kvstrata::cli {
 namespace {
 
 constexpr size_t kGap = 2;
+constexpr size_t kFewestOfName = 8;  // of the first column, however short the line
 constexpr size_t kUnknownTerminal = 80;
 
 // Cells of a column that must be there for it to be there.
@@ -39,6 +41,16 @@ size_t Lowest(std::span<const Column> columns, const std::vector<size_t>& widths
   return lowest;
 }
 
+// The columns, the highest rank first; the first column, which says what is known, is the last.
+std::vector<size_t> ByRank(std::span<const Column> columns) {
+  std::vector<size_t> order;
+  for (size_t i = 1; i < columns.size(); ++i) order.push_back(i);
+  std::ranges::stable_sort(order, std::ranges::greater(),
+                           [columns](size_t i) { return columns[i].rank; });
+  order.push_back(0);
+  return order;
+}
+
 }  // namespace
 
 std::vector<size_t> Fit(std::span<const Column> columns, std::vector<size_t> widths, size_t room) {
@@ -49,12 +61,14 @@ std::vector<size_t> Fit(std::span<const Column> columns, std::vector<size_t> wid
     widths[lowest] = 0;
   }
   size_t spare = room - std::min(room, LineOf(columns, widths));
-  for (size_t i = 1; i < widths.size(); ++i) {  // what is cut shares what the others leave
+  for (const size_t i : ByRank(columns)) {  // what is cut shares what the others leave
     const size_t least = Least(columns[i], widths[i]);
     const size_t more = std::min(widths[i] - least, spare);
     widths[i] = least + more;
     spare -= more;
   }
+  // Nothing stands beside a first column that is too long alone.
+  widths[0] = std::min(widths[0], std::max(room, kFewestOfName));
   return widths;
 }
 

@@ -14,8 +14,9 @@
 namespace kvstrata::cli {
 
 // `widths` of the columns, in cells, as they are in lines of at most `room` cells, two cells apart:
-// 0 of one that falls away, less than before of one that is cut. The first is always whole, so a
-// line may still be too long. `room` 0: they fit.
+// 0 of one that falls away, less than before of one that is cut. What is cut shares the cells that
+// are left: of the highest rank first, the first column last. The first one never falls away and
+// is cut, if it must be, to `room`, but to no fewer than 8 cells. `room` 0: they fit.
 std::vector<size_t> Fit(std::span<const Column> columns, std::vector<size_t> widths, size_t room);
 
 // `text` in at most `width` cells, with "..." where it was cut. REQUIRES: width >= 3 if it is cut.

@@ -92,16 +92,15 @@ std::string NodeName(const Json& address) {
   const std::string text = address.get<std::string>();
   return text.empty() ? "not-announced" : Printable(text);
 }
-std::string Age(const Json& row) {
-  return row.value("self", false) ? "-" : Microseconds(row.value("age_us", Json(0)));
-}
+// Of the node itself, and of one that announced nothing, there is none.
+std::string Age(const Json& us) { return us == 0 ? "-" : Microseconds(us); }
 constexpr Column kNodes[] = {
-    {"NODE", "/address", NodeName},
+    {"NODE", "/address", NodeName, false, 0, 16},
     {"GPU", "", Gpu, true, 6},
     {"HOST", "", Host, true, 6},
     {"DISK", "", Disk, true, 6},
     {"REMOTE", "", BehindIt, true, 6},
-    {"AGE", "", Age, true, 2},
+    {"AGE", "/age_us", Age, true, 2},
     {"UNREACHABLE", "/unreachable", OrDash, false, 5},
     {"WHY", "/why", OrDash, false, 1, 12},
 };

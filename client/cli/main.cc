@@ -36,23 +36,27 @@ int UsageError(const CLI::App& app, const CLI::ParseError& error, int argc, char
   return kUsage;
 }
 
-int Run(int argc, char** argv) {
-  CLI::App app("", "kvstrata");
-  Invocation invocation;
-  BuildTable(app, invocation);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    // Help and version are "errors" with code 0.
-    if (error.get_exit_code() == 0) return app.exit(error);
-    return UsageError(app, error, argc, argv);
-  }
+int RunVerb(Invocation& invocation) {
   if (invocation.options.socket.empty()) invocation.options.socket = DefaultSocket();
   invocation.options.style.width = LineWidth();
   const Result<int> result = invocation.run();
   if (result.ok()) return *result;
   PrintError(result.status(), invocation.options, std::cerr);
   return ExitCodeOf(result.status());
+}
+
+int Run(int argc, char** argv) {
+  CLI::App app("", "kvstrata");
+  Invocation invocation;
+  BuildTable(app, invocation);
+  try {
+    app.parse(argc, argv);
+    return RunVerb(invocation);
+  } catch (const CLI::ParseError& error) {  // of the verb, too: what options together make no sense
+    // Help and version are "errors" with code 0.
+    if (error.get_exit_code() == 0) return app.exit(error);
+    return UsageError(app, error, argc, argv);
+  }
 }
 
 }  // namespace

@@ -40,7 +40,9 @@ struct Column {
   // For a list that is too wide the column of the lowest rank falls away first, of equal ones the
   // last. The first column is what the row is called: it never does.
   uint8_t rank = 0;
-  uint8_t shortest = 0;  // text that may be cut at its end, to no fewer cells; 0: never cut
+  // Text that may be cut at its end, to no fewer cells, before a column falls away; 0: never cut,
+  // but for a first column that has no room alone.
+  uint8_t shortest = 0;
 };
 
 // Prints `document`; as a table, one line per element of document[rows].

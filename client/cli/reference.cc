@@ -7,6 +7,7 @@
 
 #include "base/roff.h"
 #include "client/cli/examples.h"
+#include "client/cli/help_format.h"
 #include "client/cli/invocation.h"
 #include "client/cli/verb_walk.h"
 #include "kvstrata/kvstrata.h"
@@ -49,7 +50,7 @@ std::string HelpTail(const CLI::App& root, const std::string& verb) {
     out = "Examples:\n  " + std::string(examples->first) + "\n  " + std::string(examples->second) +
           "\n";
   }
-  const CLI::Formatter formatter;
+  const HelpFormatter formatter;
   out += (out.empty() ? "" : "\n") + std::string("Options of every verb:\n");
   for (const CLI::Option* option : NamedOptions(root)) {
     if (option->get_name() != "--version") out += formatter.make_option(option, false);

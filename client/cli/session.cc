@@ -10,10 +10,7 @@ namespace kvstrata::cli {
 namespace {
 
 // How long ago; "-" of one that never did one.
-std::string LastStep(const Json& row) {
-  const Json since = row.value("last_step_us", Json(0));
-  return since == 0 ? "-" : Microseconds(since);
-}
+std::string LastStep(const Json& since) { return since == 0 ? "-" : Microseconds(since); }
 
 constexpr Column kList[] = {
     {"SESSION", "/session", nullptr, true},
@@ -27,7 +24,7 @@ constexpr Column kList[] = {
     {"USED", "/used_bytes", Bytes, true, 5},
     {"STEPS", "/open_steps", nullptr, true, 1},
     {"AGE", "/age_us", Microseconds, true, 3},
-    {"LAST-STEP", "", LastStep, true, 3},
+    {"LAST-STEP", "/last_step_us", LastStep, true, 3},
     {"FENCED", "/fenced", YesNo, false, 3},
 };
 

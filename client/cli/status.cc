@@ -47,17 +47,15 @@ constexpr Column kPools[] = {
 };
 
 constexpr Column kDisks[] = {
-    {"DISK", "/path", nullptr, false, 4},
-    {"USED", "/used_bytes", Bytes, true, 2},
-    {"CAPACITY", "/capacity_bytes", Bytes, true, 2},
-    {"ENTRIES", "/entries", nullptr, true, 1},
-    {"DEGRADED", "/degraded", OrDash, false, 3, 12},
+    {"DISK", "/path", nullptr, false, 4, 12},        {"USED", "/used_bytes", Bytes, true, 2},
+    {"CAPACITY", "/capacity_bytes", Bytes, true, 2}, {"ENTRIES", "/entries", nullptr, true, 1},
+    {"DEGRADED", "/degraded", OrDash, false, 3, 32},
 };
 
 constexpr Column kRemotes[] = {
-    {"REMOTE", "/servers", nullptr, false, 4, 24},   {"SHARDS", "/shard_count", nullptr, true, 3},
+    {"REMOTE", "/servers", nullptr, false, 4, 12},   {"SHARDS", "/shard_count", nullptr, true, 3},
     {"LEFT-ALONE", "/left_alone", nullptr, true, 2}, {"READ", "/read", nullptr, true, 1},
-    {"WRITTEN", "/written", nullptr, true, 1},       {"ILLNESS", "/illness", OrDash, false, 3, 12},
+    {"WRITTEN", "/written", nullptr, true, 1},       {"ILLNESS", "/illness", OrDash, false, 3, 36},
     {"SECRET", "/secret_fingerprint", OrDash},
 };
 

@@ -3,7 +3,9 @@
 // it.
 #include <algorithm>
 #include <array>
+#include <memory>
 
+#include "client/cli/help_format.h"
 #include "client/cli/invocation.h"
 #include "client/cli/reference.h"
 #include "client/cli/verb_walk.h"
@@ -68,9 +70,11 @@ void AddGlobalOptions(CLI::App& app, Invocation& invocation) {
 }  // namespace
 
 void BuildTable(CLI::App& app, Invocation& invocation) {
+  app.formatter(std::make_shared<HelpFormatter>());  // verbs take it from here
   app.description("kvstrata: ask a running kvstratad, and replay traces through it");
   app.footer(
-      "Exit codes: 0 ok, 1 failed, 2 usage, 3 not connected, 4 denied, 5 not found, 6 timeout.\n"
+      "Exit codes: 0 ok, 1 failed, 2 usage, 3 not connected, 4 denied, 5 not found,\n"
+      "6 timeout.\n"
       "Every verb has --help with examples; docs/cli.md has the JSON keys.");
   app.set_version_flag("--version", std::string("kvstrata ") + kvs_version());
   app.fallthrough();  // global options may follow the verb

@@ -111,23 +111,41 @@ ScreenSize SizeOfScreen(ScreenSize otherwise) {
   return {size.ws_col, size.ws_row};
 }
 
+namespace {
+
+// The end of the escape sequence or of the character that begins at `i`.
+size_t EndOfNext(const std::string& line, size_t i) {
+  if (line[i] == '\x1b') return std::min(line.find('m', i), line.size() - 1) + 1;
+  do {
+    ++i;
+  } while (i < line.size() && (static_cast<unsigned char>(line[i]) & 0xC0) == 0x80);
+  return i;
+}
+
+int Cells(const std::string& line) {
+  int cells = 0;
+  for (size_t i = 0; i < line.size(); i = EndOfNext(line, i)) cells += line[i] == '\x1b' ? 0 : 1;
+  return cells;
+}
+
+}  // namespace
+
 std::string ClipLine(const std::string& line, int columns) {
+  constexpr std::string_view kDots = "...";
+  constexpr int kFewestWithDots = 8;
+  const bool dots = columns >= kFewestWithDots && Cells(line) > columns;
+  const int kept = dots ? columns - static_cast<int>(kDots.size()) : columns;
   std::string out;
   bool coloured = false;
   int cells = 0;
   for (size_t i = 0; i < line.size();) {
-    if (line[i] == '\x1b') {
-      const size_t end = std::min(line.find('m', i), line.size() - 1) + 1;
-      coloured = line.compare(i, end - i, "\x1b[0m") != 0;
-      out.append(line, i, end - i);
-      i = end;
-      continue;
-    }
-    if (cells++ == columns) break;
-    do {
-      out += line[i++];
-    } while (i < line.size() && (static_cast<unsigned char>(line[i]) & 0xC0) == 0x80);
+    const size_t end = EndOfNext(line, i);
+    if (line[i] == '\x1b') coloured = line.compare(i, end - i, "\x1b[0m") != 0;
+    if (line[i] != '\x1b' && cells++ == kept) break;
+    out.append(line, i, end - i);
+    i = end;
   }
+  if (dots) out += kDots;
   return coloured ? out + "\x1b[0m" : out;
 }
 

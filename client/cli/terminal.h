@@ -41,7 +41,8 @@ struct ScreenSize {
 // For stdout; `otherwise` where it is no terminal or does not say.
 ScreenSize SizeOfScreen(ScreenSize otherwise = {});
 
-// The first `columns` cells of a line that may have colours; what is coloured ends so.
+// The first `columns` cells of a line that may have colours; what is coloured ends so. Where the
+// line was cut, and there are cells enough to say so, the last three are "...".
 std::string ClipLine(const std::string& line, int columns);
 
 class Terminal {

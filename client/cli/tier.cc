@@ -39,8 +39,15 @@ std::string LeftAlone(const Json& row) {
          Microseconds(row.value("retry_us", Json(0)));
 }
 
+// Whether it takes and has all: who drains it wants to see that first.
+std::string State(const Json& row) {
+  if (row.value("draining", false)) return "draining";
+  return Degraded(row) == "-" ? "serving" : "degraded";
+}
+
 constexpr Column kList[] = {
-    {"PATH", "/path"},
+    {"PATH", "/path", nullptr, false, 0, 12},
+    {"STATE", "", State, false, 7},
     {"QUEUE", "/queue"},
     {"CAPACITY", "/capacity_bytes", Bytes, true, 5},
     {"USED", "/used_bytes", Bytes, true, 5},
@@ -48,9 +55,9 @@ constexpr Column kList[] = {
     {"WAITING", "/waiting", nullptr, true, 3},
     {"WRITTEN", "/written", nullptr, true, 1},
     {"READ", "/read", nullptr, true, 1},
-    {"DROPPED", "/dropped", nullptr, true, 2},
+    {"DROPPED", "/dropped", nullptr, true, 6},
     {"ERRORS", "", Errors, true, 6},
-    {"DEGRADED", "", Degraded, false, 7, 12},
+    {"DEGRADED", "", Degraded, false, 8, 32},
 };
 
 std::string Unwritten(const Json& row) {
@@ -78,19 +85,19 @@ std::string OverRate(const Json& row) {
 }
 
 constexpr Column kRemotes[] = {
-    {"SERVERS", "/servers", nullptr, false, 0, 24},
-    {"ENGINE", "/engine", nullptr, false, 4},
+    {"SERVERS", "/servers", nullptr, false, 0, 12},
+    {"ENGINE", "/engine", nullptr, false, 3},
     {"SHARDS", "", Shards, false, 6},
-    {"WRITE", "/write", nullptr, false, 5},
+    {"WRITE", "/write", nullptr, false, 4},
     {"SEARCHES", "/searches", nullptr, true, 3},
     {"FOUND", "/found", nullptr, true, 2},
     {"READ", "/read", nullptr, true, 1},
     {"MISSED", "/missed", nullptr, true, 2},
     {"WAITING", "/waiting", nullptr, true, 3},
     {"WRITTEN", "/written", nullptr, true, 1},
-    {"UNWRITTEN", "", Unwritten, true, 4},
-    {"OVER-RATE", "", OverRate, false, 3},
-    {"ILLNESS", "/illness", OrDash, false, 7, 12},
+    {"UNWRITTEN", "", Unwritten, true, 7},
+    {"OVER-RATE", "", OverRate, false, 5},
+    {"ILLNESS", "/illness", OrDash, false, 8, 36},
     {"SECRET", "/secret_fingerprint", OrDash},
 };
 

@@ -38,21 +38,16 @@ Result<v1::Model> ReadPrompt(Connection* connection, const Wanted& wanted,
   return model;
 }
 
-std::string RoundTrip(const Json& row) {
-  const auto us = row.value("round_trip_us", uint64_t{0});
-  return us == 0 ? "-" : std::to_string(us) + " us";
-}
-
-std::string LeftAlone(const Json& row) { return row.value("breaker_open", false) ? "yes" : "no"; }
+std::string RoundTrip(const Json& us) { return us == 0 ? "-" : us.dump() + " us"; }
 
 constexpr Column kServers[] = {
-    {"SERVER", "/address"},
+    {"SERVER", "/address", nullptr, false, 0, 12},
     {"ROLE", "/role", nullptr, false, 4},
-    {"ROUND-TRIP", "", RoundTrip, true, 7},
-    {"LEFT-ALONE", "", LeftAlone, false, 5},
+    {"ROUND-TRIP", "/round_trip_us", RoundTrip, true, 7},
+    {"LEFT-ALONE", "/breaker_open", YesNo, false, 5},
     {"VALUES", "/values", nullptr, true, 2},
     {"HELD", "/held", nullptr, true, 3},
-    {"WHY", "/why", OrDash, false, 6, 12},
+    {"WHY", "/why", OrDash, false, 6, 32},
 };
 constexpr Column kHeld[] = {
     {"TOKENS", "/tokens"},

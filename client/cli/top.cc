@@ -2,6 +2,7 @@
 // top: a daemon live: state, rates, tiers, and of each sequence what its steps select.
 #include <algorithm>
 #include <chrono>
+#include <climits>
 #include <iostream>
 #include <memory>
 #include <optional>
@@ -48,7 +49,9 @@ Result<int> Once(const Options& options, const Wanted& wanted) {
     return kOk;
   }
   TopLook look;
-  look.columns = SizeOfScreen({100, 0}).columns;
+  constexpr size_t kOfPipe = 100;
+  const size_t width = options.style.width == 0 ? kOfPipe : options.style.width;
+  look.columns = static_cast<int>(std::min<size_t>(width, SHRT_MAX));
   look.colour = ColourWanted();
   look.ascii = wanted.ascii;
   look.filter = wanted.filter;

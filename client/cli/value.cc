@@ -94,8 +94,11 @@ std::string Number(const Json& value) {
   return value.get<uint64_t>() == 0 ? "-" : value.dump();  // 0: not known
 }
 
+// A key's beginning is an argument, too; a pin's, which differ at their end, are whole.
+constexpr uint8_t kShortestKey = 20;
+
 constexpr Column kList[] = {
-    {"KEY", "/key"},
+    {"KEY", "/key", nullptr, false, 0, kShortestKey},
     {"KIND", "/kind", OrDash, false, 4},
     {"MODEL", "/model", OrDash, false, 1, 12},
     {"TOKENS", "/tokens", Number, true, 2},
@@ -211,7 +214,7 @@ Result<int> Get(const Options& options, const Fetch& fetch) {
   return kOk;
 }
 
-constexpr Column kVerdicts[] = {{"KEY", "/key"},
+constexpr Column kVerdicts[] = {{"KEY", "/key", nullptr, false, 0, kShortestKey},
                                 {"VERDICT", "/verdict", nullptr, false, 3},
                                 {"TIERS", "/tiers", Words, false, 1},
                                 {"DETAIL", "/detail", OrDash, false, 2, 20}};

@@ -95,6 +95,42 @@ TEST(Printer, ColumnsFallAwayByRank) {
   EXPECT_EQ(Ranked(20, Format::kWide), all);
 }
 
+std::vector<std::string> LinesOf(const std::string& text) {
+  std::istringstream in(text);
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  return lines;
+}
+
+// Three servers, as Kubernetes calls them, and why one of them is left alone.
+constexpr Column kLong[] = {{"SERVERS", "/servers", nullptr, false, 0, 12},
+                            {"SHARDS", "/shards", nullptr, true, 2},
+                            {"ILLNESS", "/illness", nullptr, false, 3, 24},
+                            {"READ", "/read", nullptr, true, 1}};
+
+TEST(Printer, NoContentIsLongerThanTheLine) {
+  std::string servers;
+  for (int i = 0; i < 3; ++i) servers += "redis-0.redis.kv-cache.svc.cluster.local:6379,";
+  const std::string illness = "server redis-0.redis.kv-cache.svc.cluster.local:6379: REDIS_CONNECT";
+  const Json document = {
+      {"things", {{{"servers", servers}, {"shards", 3}, {"illness", illness}, {"read", 12345}}}}};
+  for (const size_t n : {size_t{1}, std::size(kLong)}) {
+    const std::span<const Column> columns = std::span(kLong).first(n);
+    for (size_t width = 8; width < 300; ++width) {
+      std::ostringstream out;
+      PrintList({Format::kTable, true, width}, document, "things", columns, out);
+      const std::vector<std::string> lines = LinesOf(out.str());
+      ASSERT_EQ(lines.size(), 2u);
+      for (const std::string& line : lines) ASSERT_LE(Width(line), width) << line;
+    }
+  }
+  std::ostringstream out;  // what ails it has the cells that are left, before what is known
+  PrintList({Format::kTable, true, 80}, document, "things", kLong, out);
+  const std::string row = LinesOf(out.str()).at(1);
+  EXPECT_TRUE(row.starts_with("redis-0.r...  ")) << row;
+  EXPECT_NE(row.find("server redis-0.redis.kv-cache.svc.cluster.local:...  12345"), std::string::npos) << row;
+}
+
 TEST(Printer, CutsBetweenCharacters) {
   EXPECT_EQ(Cut("\u00e4\u00f6\u00fc\u00df\u00e9\u00e8", 5), "\u00e4\u00f6...");
   EXPECT_EQ(Cut("\u00e4\u00f6\u00fc", 3), "\u00e4\u00f6\u00fc");

@@ -132,7 +132,7 @@ def daemon_quotas(cli):
     expect(cli("quota", "ls"), 0, "SESSIONS", "default", "uid:4711")
     expect(cli("quota", "set", "root", "sessions", "1"), 2, "QUOTA_USER", "uid:N")
     expect(cli("quota", "set", "uid:1", "session", "1"), 2, "QUOTA_LIMIT", "attaches_per_second")
-    expect(cli("quota", "set", "uid:1", "sessions", "4KiB"), 2, "QUOTA_VALUE", "none")
+    expect(cli("quota", "set", "uid:1", "sessions", "4KiB"), 2, "QUOTA_VALUE", "none", "next: kvstrata quota ls")
     for limit, nothing in (("sessions", "0"), ("host_bytes", "0GiB")):  # somebody meant to keep the user out
         expect(cli("quota", "set", "uid:1", limit, nothing), 2, "QUOTA_VALUE", "say none", "socket.group")
     expect(cli("quota", "set", "uid:1", "host_bytes", "much"), 2, "QUOTA_VALUE", "200MiB")

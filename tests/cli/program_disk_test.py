@@ -208,6 +208,7 @@ def daemon_is_drained(cli):
     expect(cli("replay", path, "--plan", "full", "--keep"), 0)
     expect(cli("tier", "show"), 0, "REFUSED-DRAINING")
     wait_for_state(cli, "serving, draining the disk")
+    expect(cli("tier", "ls"), 0, "STATE", "draining")
     shown = json.loads(cli("tier", "show", "-o", "json").stdout)
     assert shown["draining"] and shown["refused"] > 0 and shown["entries"] == before, shown
     values = json.loads(cli("value", "ls", "--limit", "0", "-o", "json").stdout)["values"]

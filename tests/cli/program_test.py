@@ -122,6 +122,8 @@ def test_explain_needs_no_daemon(cli):
     assert {"DISK_CORRUPT", "disk_checkpoint_failed"} <= {row["reason"] for row in several}, several
     assert all(row["reason"].upper().startswith("DISK_C") for row in several), several
     expect(cli("explain", "value_lots"), 5, "did you mean 'value_lost'?")
+    guessed = expect(cli("explain", "REDIS_AUTH"), 5, "REDIS_LOGIN", "REDIS_PASSWORD")
+    assert "did you mean" not in guessed.stderr, guessed.stderr
     expect(cli("explain", "POOL_EXAUSTED"), 5, "REASON_UNKNOWN", "did you mean 'POOL_EXHAUSTED'?", "kvstrata explain")
     reasons = json.loads(expect(cli("explain", "-o", "json"), 0).stdout)["reasons"]
     assert len(reasons) > 250 and all(r["meaning"] for r in reasons), len(reasons)

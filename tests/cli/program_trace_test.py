@@ -133,7 +133,8 @@ def daemon_looks_up(cli):
     expect(cli("lookup", model["name"], text, "--pages"), 0, "TIER", found["pages"][5]["key"])
     expect(cli("lookup", "nothing", text), 5, "MODEL_UNKNOWN", "kvstrata model ls")
     expect(cli("lookup", model["name"], text + ".none"), 5, "TOKENS_UNREADABLE", "No such file")
-    expect(cli("lookup", model["name"]), 2, "LOOKUP_WHAT")
+    expect(cli("lookup", model["name"]), 2, "LOOKUP_WHAT", "next: kvstrata lookup MODEL FILE")
+    expect(cli("tier", "probe", model["name"]), 2, "LOOKUP_WHAT", "next: kvstrata tier probe MODEL FILE")
     expect(cli("lookup", model["name"], "--key", "12zz"), 2, "KEY_TEXT")
     expect(cli("lookup", model["name"], "--key", "1234"), 2, "PAGE_KEY")
     with open(text, "w") as file:

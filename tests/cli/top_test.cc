@@ -33,6 +33,12 @@ TEST(ClipLineTest, ColoursTakeNoCellsAndEnd) {
   EXPECT_EQ(ClipLine("\x1b[31mab\x1b[0mcdef", 3), "\x1b[31mab\x1b[0mc");
   EXPECT_EQ(ClipLine("ab\x1b[31", 3), "ab\x1b[31\x1b[0m");
   EXPECT_EQ(ClipLine("", 3), "");
+  // What has room for it says that it was cut.
+  EXPECT_EQ(ClipLine("abcdefgh", 8), "abcdefgh");
+  EXPECT_EQ(ClipLine("abcdefghi", 8), "abcde...");
+  EXPECT_EQ(ClipLine("\x1b[31mabcdefghi\x1b[0m", 8), "\x1b[31mabcde...\x1b[0m");
+  EXPECT_EQ(ClipLine("\x1b[31mabcdefgh\x1b[0m", 8), "\x1b[31mabcdefgh\x1b[0m");
+  EXPECT_EQ(ClipLine("░▒▓█░▒▓█░", 8), "░▒▓█░...");
 }
 
 TopView ViewOf(int rows) {

@@ -220,6 +220,12 @@ TEST(Verbs, DidYouMean) {
 }
 
 // Words of long names may be further away.
+TEST(Verbs, AnEventThatSaysZeroAloneSaysIt) {
+  EXPECT_EQ(EventDetails({{"records", 0}}), "records=0");
+  EXPECT_EQ(EventDetails({{"records", 0}, {"why", "full"}, {"of", ""}}), "why=full");
+  EXPECT_EQ(EventDetails(Json::object()), "-");
+}
+
 TEST(Verbs, NearestNames) {
   const std::vector<std::string_view> names = {"POOL_EXHAUSTED", "POOL_SIZE", "PIN_MISS"};
   EXPECT_EQ(Nearest("POOL_EXAUSTED", names), "POOL_EXHAUSTED");

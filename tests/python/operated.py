@@ -27,6 +27,7 @@ from kvstrata.daemon import Daemon, find_daemon
 DEADLINE_S = 60
 MODEL = "meta-llama/Llama-3.1-70B-Instruct, fine-tuned on long documents"
 PLAN = "summaries_of_long_documents"
+LONG_FOLDER = "the-disk-tier-of-a-node-that-has-a-name-as-long-as-those-of-kubernetes-pods"
 TOKENS = 200
 
 
@@ -84,7 +85,7 @@ def operated() -> Iterator[tuple[Program, kvstrata.Sequence]]:
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="kvs-operated-"))
         daemon = stack.enter_context(Daemon(
-            "--set", f"disk.path={folder}/tier", "--set", "disk.budget_bytes=16MiB", "--set",
+            "--set", f"disk.path={folder}/{LONG_FOLDER}", "--set", "disk.budget_bytes=16MiB", "--set",
             "disk.segment_bytes=1MiB", "--set", f"plans.{PLAN}=quest{{budget = 1024}}"))
         program = Program(daemon.socket)
         session = stack.enter_context(kvstrata.attach(daemon.socket, client_name="an engine with a long name"))

@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Iterator
 
 import pytest
-from operated import DEADLINE_S, MODEL, Program, operated
+from operated import DEADLINE_S, LONG_FOLDER, MODEL, Program, operated
 
 import kvstrata
 
@@ -61,7 +61,8 @@ def test_rows_keep_their_names(cli: Program) -> None:
             continue
         shown = first_list(cli.on_terminal(*words, columns=20))[1:]
         for name, line in zip(cli.names(*words), shown, strict=True):
-            assert line.split()[0] == name, (words, name, line)
+            cell = line.split()[0]
+            assert cell == name or (cell.endswith("...") and name.startswith(cell[:-3])), (words, name, line)
 
 
 def test_headers_are_words(cli: Program) -> None:
@@ -107,6 +108,68 @@ def test_csv_has_the_documents_values(cli: Program) -> None:
     header, _, *rows = rows_of(cli, "quota", "ls")
     assert [row[header.index("DEVICE")] for row in rows] == [str(user["used"]["device_bytes"]) for user in users]
     assert max(user["used"]["device_bytes"] for user in users) > 0
+
+
+def test_csv_has_no_units(cli: Program) -> None:
+    """Of any list: microseconds and bytes, which programs reckon with."""
+    for words in [*cli.lists(), ["status"], ["tier", "show"], ["session", "ls"]]:
+        if words[0] in ("config", "explain", "events"):  # the operator's own texts, and sentences
+            continue
+        for row in rows_of(cli, *words):
+            for cell in row:
+                assert not re.fullmatch(r"[\d.]+ ?([um]?s|[KMGT]?i?B|%)|(\d+[dhms]){1,2}", cell), (words, cell, row)
+    header, *rows = rows_of(cli, "session", "ls")
+    document = json.loads(cli.run("session", "ls", "-o", "json"))["sessions"]
+    assert all(int(row[header.index("LAST-STEP")]) >= 0 for row in rows) and len(rows) == len(document)
+    assert {"true", "false"} >= {row[header.index("FENCED")] for row in rows}
+
+
+def test_values_say_where_they_are_beside_a_short_key(cli: Program) -> None:
+    header, *lines = cli.on_terminal("value", "ls", columns=WIDTH)
+    assert {"KEY", "KIND", "MODEL", "BYTES", "TIERS"} <= set(header.split()), header
+    keys = cli.names("value", "ls")
+    assert max(map(len, keys)) == 64
+    for line, key in zip(lines, keys, strict=True):
+        cell = line.split()[0]
+        assert len(cell) >= 20 and (cell == key or key.startswith(cell[:-3])), (line, key)
+    assert all(key in cli.run("value", "ls", "-o", form) for key in keys for form in ("wide", "csv", "json"))
+
+
+def test_a_long_path_leaves_room_for_the_disks_state(cli: Program) -> None:
+    for words, wanted in ((["tier", "ls"], {"PATH", "STATE", "DROPPED", "ERRORS", "DEGRADED"}),
+                          (["status"], {"DISK", "CAPACITY", "DEGRADED"})):
+        lines = cli.on_terminal(*words, columns=WIDTH)
+        header = next(line for line in lines if wanted <= set(line.split()))
+        row = lines[lines.index(header) + 1]
+        assert max(map(len, lines)) <= WIDTH and "..." in row, lines
+    header, row = rows_of(cli, "tier", "ls")
+    assert row[header.index("STATE")] == "serving" and row[0].endswith(LONG_FOLDER)
+
+
+def test_top_in_a_pipe_fits_its_line(cli: Program) -> None:
+    for width in (80, 40):
+        lines = cli.run("top", "--once", "-d", "10ms", "--ascii", COLUMNS=str(width)).splitlines()
+        assert lines and max(map(len, lines)) <= width, lines
+    assert lines[0].endswith("..."), lines[0]
+
+
+def test_top_has_no_rows_for_programs(cli: Program) -> None:
+    for form in ("csv", "name"):
+        done = subprocess.run([cli.path, "top", "-o", form], env=cli.environment, capture_output=True, text=True,
+                              timeout=DEADLINE_S, stdin=subprocess.DEVNULL, check=False)
+        assert done.returncode == 2 and "INTERNAL" not in done.stderr, done
+        assert "USAGE" in done.stderr and "json" in done.stderr and "next: kvstrata top --help" in done.stderr, done
+
+
+def test_help_folds(cli: Program) -> None:
+    """All but its examples, which are there to be copied."""
+    for words in ([], ["tier"], ["value", "get"], ["explain"], ["tier", "probe"], ["lookup"]):
+        whole = cli.run(*words, "--help")
+        assert max(map(len, whole.splitlines())) > WIDTH, words
+        folded = cli.run(*words, "--help", COLUMNS=str(WIDTH))
+        lines = [line for line in folded.splitlines() if not line.startswith("  kvstrata ")]
+        assert max(map(len, lines)) <= WIDTH, (words, lines)
+        assert "".join(whole.split()) == "".join(folded.split()), words  # and says the same
 
 
 def test_names_go_through_pipes(cli: Program) -> None:

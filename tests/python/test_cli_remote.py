@@ -155,6 +155,30 @@ def test_tier_ls_lists_it_in_every_form(shared: tuple[Program, pathlib.Path]) ->
     row = dict(zip(headers, values, strict=True))
     assert row["SERVERS"] == remote["servers"] and int(row["WRITTEN"]) == remote["written"]
     assert row["SHARDS"] == "1" and row["ILLNESS"] == ""
+    header, server = (line.split(",") for line in program.run("tier", "probe", "-o", "csv").splitlines())
+    probed = dict(zip(header, server, strict=True))
+    assert int(probed["ROUND-TRIP"]) > 0 and probed["LEFT-ALONE"] == "false", probed
+
+
+def test_lists_fit_a_line_beside_the_names_of_many_servers(tmp_path: pathlib.Path) -> None:
+    """None of which answers: what ails them is what an operator looks for."""
+    secret = tmp_path / "secret"
+    secret.touch(mode=0o600)
+    secret.write_text(os.urandom(32).hex() + "\n")
+    servers = ",".join(f"127.0.0.{i}:1" for i in range(2, 12))
+    with Daemon("--set", f"remote.redis={servers}", "--set", f"remote.secret_file={secret}") as daemon:
+        program = Program(daemon.socket)
+        program.run("tier", "probe", codes=(1,))
+        for verb, wanted in ((["tier", "ls"], {"SERVERS", "SHARDS", "UNWRITTEN", "ILLNESS"}),
+                             (["status"], {"REMOTE", "SHARDS", "LEFT-ALONE", "ILLNESS"})):
+            lines = program.run(*verb, COLUMNS="80").splitlines()
+            assert max(map(len, lines)) <= 80, lines
+            header = next(line for line in lines if wanted <= set(line.split()))
+            row = lines[lines.index(header) + 1]
+            assert row.startswith("127.0.0") and "no server answers: " in row, row
+            assert servers in program.run(*verb, "-o", "wide")
+        probed = program.run("tier", "probe", codes=(1,), COLUMNS="80").splitlines()
+        assert max(map(len, probed)) <= 80 and "cannot connect: " in probed[1], probed
 
 
 def test_top_has_a_line_of_it(shared: tuple[Program, pathlib.Path]) -> None:
