@@ -47,7 +47,7 @@ namespace {
 
 struct Check {
   Finding (*run)(const Config&);
-  bool by_config = true;  // judges the machine by what the configuration asks of it
+  bool by_config = true;         // judges the machine by what the configuration asks of it
   std::string_view behind = "";  // the check without which there is nothing to judge
 };
 constexpr Check kChecks[] = {{CheckMemory},

@@ -18,8 +18,8 @@ bool Ask(const std::string& socket,
          Response* response, bool* denied) {
   *denied = false;
   if (access(socket.c_str(), F_OK) != 0) return false;
-  const auto admin = v1::Admin::NewStub(
-      grpc::CreateChannel("unix:" + socket, grpc::InsecureChannelCredentials()));
+  const auto admin =
+      v1::Admin::NewStub(grpc::CreateChannel("unix:" + socket, grpc::InsecureChannelCredentials()));
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + kDaemonTime);
   const grpc::Status asked = ((*admin).*call)(&context, Request(), response);

@@ -34,7 +34,8 @@ std::string FolderOf(const Config& config) {
 
 // Whether a daemon has the folder. It is locked for no longer than it takes to see that it can be.
 bool IsLocked(const std::string& folder) {
-  const UniqueFd lock(open((folder + "/lock").c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+  const UniqueFd lock(
+      open((folder + "/lock").c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
   return lock && flock(lock.get(), LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
 }
 

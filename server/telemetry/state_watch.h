@@ -2,7 +2,8 @@
 // StateWatch: tells the log what changed in the daemon as a whole: from serving to degraded and why
 // ("state_changed"), how much was evicted ("evicted", one event a burst, however many pages), and
 // which servers of the remote tier are left alone ("remote_left_alone", then "remote_back" or
-// "remote_unlisted"). A thread ("kvs-watch") looks once a second, so that nothing on the way of a request does.
+// "remote_unlisted"). A thread ("kvs-watch") looks once a second, so that nothing on the way of a
+// request does.
 //
 // StateChanges is the same without the thread. Thread-safety: one thread each. Cost: what `look`
 // costs, a second.

@@ -512,7 +512,8 @@ void RedisClient::Loop::Publish() {
   for (const auto& [address, server] : servers_) {
     RedisServerStats stats = server->stats();
     stats.open = server->breaker().open();
-    // One that fails and that the cluster does not list is none of it, whoever named it at the start.
+    // One that fails and that the cluster does not list is none of it, whoever named it at the
+    // start.
     if (stats.open && watch_.map() != nullptr && !watch_.down() && !watch_.Lists(address)) continue;
     if (stats.open && illness.empty() && watch_.IsMaster(address)) {
       illness = "server " + address.ToString() + " failed and is left alone: " + stats.last_error;

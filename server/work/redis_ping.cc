@@ -39,8 +39,8 @@ std::vector<RedisPing> ServersOf(const RedisTierParts& parts) {
 void AwaitTopology(const RedisTierParts& parts, Deadline deadline) {
   if (parts.threads->client().Topology() != nullptr) return;
   auto op = std::make_unique<RedisOp>();
-  op->request = std::make_shared<const redis::RedisRequest>(
-      std::initializer_list<std::string_view>{"PING"});
+  op->request =
+      std::make_shared<const redis::RedisRequest>(std::initializer_list<std::string_view>{"PING"});
   op->deadline = deadline;
   const auto ended = std::make_shared<std::promise<void>>();
   op->done = [ended](RedisOp&) { ended->set_value(); };

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/work/write_health.h"
 
+#include <bit>
+
 namespace kvstrata {
 namespace {
 
@@ -16,10 +18,14 @@ bool Counts(const Status& status) {
 void WriteHealth::Note(const std::string& server, const Status& status, Time now) {
   MutexLock lock(mu_);
   if (status.ok()) {
-    failing_.erase(server);
+    const auto it = failing_.find(server);
+    if (it == failing_.end()) return;
+    it->second.last_writes <<= 1;
+    if ((it->second.last_writes & ((1U << kMany) - 1)) == 0) failing_.erase(it);
   } else if (Counts(status)) {
     Failures& failures = failing_[server];
-    ++failures.in_a_row;
+    failures.last_writes = failures.last_writes << 1 | 1U;
+    failures.ill = failures.ill || std::popcount(failures.last_writes) >= kMany;
     failures.last = now;
     failures.why = status;
   }
@@ -29,10 +35,8 @@ std::string WriteHealth::Illness(const std::function<bool(const std::string& ser
                                  Time now) const {
   MutexLock lock(mu_);
   for (const auto& [server, failures] : failing_) {
-    if (failures.in_a_row < kInARow || now - failures.last >= kForgotten || !counts(server)) {
-      continue;
-    }
-    return "server " + server + " fails every write: " + failures.why.ToString();
+    if (!failures.ill || now - failures.last >= kForgotten || !counts(server)) continue;
+    return "server " + server + " fails writes: " + failures.why.ToString();
   }
   return "";
 }

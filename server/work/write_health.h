@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// WriteHealth: which servers of the remote tier fail every write, by how the last ones ended.
+// WriteHealth: which servers of the remote tier fail writes, by how the last ones ended.
 //
-// A server is ill when kInARow writes to it failed without one between that did not, and until one
-// succeeds, or none has failed for kForgotten: then nothing is written there, and nobody knows.
-// That a server is left alone, or none answers, its client tells; such ends say nothing here.
+// A server is ill from when kMany of the last 32 writes to it failed (a full one takes some now and
+// then), until kMany in a row succeeded, or none has failed for kForgotten: then nothing is written
+// there, and nobody knows. That a server is left alone, or none answers, its client tells; such
+// ends say nothing here.
 // Thread-safety: any thread. Cost: a map of servers under a lock of its own.
 #ifndef KVSTRATA_SERVER_WORK_WRITE_HEALTH_H_
 #define KVSTRATA_SERVER_WORK_WRITE_HEALTH_H_
@@ -22,7 +23,7 @@ namespace kvstrata {
 class WriteHealth {
  public:
   using Time = std::chrono::steady_clock::time_point;
-  static constexpr uint32_t kInARow = 8;
+  static constexpr int kMany = 8;
   static constexpr std::chrono::minutes kForgotten{10};
 
   // How a write to "host:port" ended.
@@ -33,13 +34,14 @@ class WriteHealth {
 
  private:
   struct Failures {
-    uint32_t in_a_row = 0;
+    uint32_t last_writes = 0;  // a bit each, the last one's lowest; 1: it failed
+    bool ill = false;
     Time last{};
     Status why;
   };
 
   mutable Mutex mu_;
-  std::map<std::string, Failures> failing_ KVS_GUARDED_BY(mu_);  // those whose last write failed
+  std::map<std::string, Failures> failing_ KVS_GUARDED_BY(mu_);  // those with a failure in them
 };
 
 }  // namespace kvstrata

@@ -8,6 +8,7 @@
 #include <map>
 
 #include "server/tier/blocking_calls.h"
+#include "server/work/write_health.h"
 #include "tests/server/tier/redis_servers.h"
 #include "tests/server/tier/redis_tiers.h"
 #include "tests/server/tier/tier_values.h"
@@ -236,7 +237,8 @@ TEST_F(RedisCluster, WhatAReplicaAloneLacksIsNoMiss) {
   Begin({.masters = 3, .replicas = 1, .cluster = true},
         {.connect_timeout = milliseconds(60000), .stall_timeout = milliseconds(60000)});
   EXPECT_EQ(PutAll(100), (Ends{{"OK", 100}}));
-  // However long a slow machine takes: the master is not given up, nor does an empty replica follow it.
+  // However long a slow machine takes: the master is not given up, nor does an empty replica follow
+  // it.
   for (size_t i = 0; i < servers_->count(); ++i) {
     servers_->Ask(i, {"CONFIG", "SET", "cluster-node-timeout", "600000"});
   }
@@ -275,11 +277,6 @@ TEST_F(RedisCluster, AFullServerRefusesOrEvicts) {
     AwaitSurvey(*tier_);
     EXPECT_EQ(tier_->Stats().evicted != 0, evicts);
     EXPECT_FALSE(GetAll(2500).contains("REDIS_CORRUPT"));
-    const std::string illness = tier_->Stats().illness;
-    EXPECT_EQ(illness.find(servers_->address(0) + " fails every write: RESOURCE_EXHAUSTED REDIS_FULL") !=
-                  illness.npos,
-              !evicts)
-        << illness;
   }
 }
 
@@ -289,12 +286,34 @@ TEST_F(RedisCluster, AServerThatTakesNoMoreIsIllUntilItDoes) {
   EXPECT_EQ(tier_->Stats().illness, "");
   servers_->Ask(1, {"CONFIG", "SET", "maxmemory-policy", "noeviction"});
   servers_->Ask(1, {"CONFIG", "SET", "maxmemory", "1"});
-  EXPECT_GT(PutAll(400)["REDIS_FULL"], 8);  // the other servers take theirs
+  EXPECT_GT(PutAll(400)["REDIS_FULL"], WriteHealth::kMany);  // the other servers take theirs
   const std::string illness = tier_->Stats().illness;
-  EXPECT_TRUE(illness.starts_with("server " + servers_->address(1) + " fails every write")) << illness;
+  EXPECT_TRUE(illness.starts_with("server " + servers_->address(1) + " fails writes: ")) << illness;
   servers_->Ask(1, {"CONFIG", "SET", "maxmemory", "0"});
   EXPECT_EQ(PutAll(400), (Ends{{"OK", 400}}));
   EXPECT_EQ(tier_->Stats().illness, "");
+}
+
+TEST(WriteHealthTest, SomeThatFailAreEnoughAndSomeThatDoNotMendIt) {
+  const auto all = [](const std::string&) { return true; };
+  const WriteHealth::Time now = Clock::now();
+  const Status full = ResourceExhausted("REDIS_FULL", "why");
+  WriteHealth health;
+  for (int i = 0; i < WriteHealth::kMany; ++i) {  // every second write
+    EXPECT_EQ(health.Illness(all, now), "") << i;
+    health.Note("s:1", OkStatus(), now);
+    health.Note("s:1", Unavailable("REDIS_LEFT_ALONE", "told by another"), now);
+    health.Note("s:1", full, now);
+  }
+  EXPECT_EQ(health.Illness(all, now),
+            "server s:1 fails writes: RESOURCE_EXHAUSTED REDIS_FULL: why");
+  EXPECT_EQ(health.Illness([](const std::string&) { return false; }, now), "");
+  EXPECT_EQ(health.Illness(all, now + WriteHealth::kForgotten), "");
+  for (int i = 0; i < WriteHealth::kMany; ++i) {
+    EXPECT_NE(health.Illness(all, now), "") << i;
+    health.Note("s:1", OkStatus(), now);
+  }
+  EXPECT_EQ(health.Illness(all, now), "");
 }
 
 TEST_F(RedisCluster, AUserWhoMayNotWriteIsAnIllness) {
