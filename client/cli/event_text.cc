@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/cli/event_text.h"
 
+#include <cstdint>
 #include <cstdio>
 #include <ctime>
 #include <sstream>
+
+#include "client/cli/list_fit.h"
 
 namespace kvstrata::cli {
 namespace {
@@ -51,6 +54,7 @@ std::string EventDetails(const Json& fields) {
 }
 
 std::string FoldedEvent(const Json& event, size_t width) {
+  constexpr size_t kFewest = 16;  // less is worse to read than lines that a terminal folds
   constexpr size_t kIndent = 4, kDay = 11, kToMillis = 12;  // "2026-11-21T", "12:00:00.000"
   const auto time = event["time"].get<std::string>().substr(kDay, kToMillis);
   std::string out = event["number"].dump() + "  " + time + "  " +
@@ -58,12 +62,16 @@ std::string FoldedEvent(const Json& event, size_t width) {
                     Printable(event["event"].get<std::string>());
   std::istringstream details(EventDetails(event["fields"]));
   size_t cells = width;  // so that the first word begins a line
+  // A word that is longer than a line, as a path may be, is broken.
+  const size_t room = width < kIndent + kFewest ? SIZE_MAX : width - kIndent;
   for (std::string word; details >> word;) {
-    const size_t wanted = Width(word);
-    const bool fits = cells + 1 + wanted <= width;
-    out += fits ? " " : "\n" + std::string(kIndent, ' ');
-    out += word;
-    cells = (fits ? cells + 1 : kIndent) + wanted;
+    for (const std::string& part : Wrap(word, room)) {
+      const size_t wanted = Width(part);
+      const bool fits = cells + 1 + wanted <= width;
+      out += fits ? " " : "\n" + std::string(kIndent, ' ');
+      out += part;
+      cells = (fits ? cells + 1 : kIndent) + wanted;
+    }
   }
   return out;
 }

@@ -97,7 +97,7 @@ constexpr Column kRemotes[] = {
     {"WRITTEN", "/written", nullptr, true, 1},
     {"UNWRITTEN", "", Unwritten, true, 7},
     {"OVER-RATE", "", OverRate, false, 5},
-    {"ILLNESS", "/illness", OrDash, false, 8, 36},
+    {"ILLNESS", "/illness", OrDash, false, 8, 32},
     {"SECRET", "/secret_fingerprint", OrDash},
 };
 

@@ -100,10 +100,10 @@ constexpr uint8_t kShortestKey = 20;
 constexpr Column kList[] = {
     {"KEY", "/key", nullptr, false, 0, kShortestKey},
     {"KIND", "/kind", OrDash, false, 4},
-    {"MODEL", "/model", OrDash, false, 1, 12},
-    {"TOKENS", "/tokens", Number, true, 2},
+    {"MODEL", "/model", OrDash, false, 2, 12},
+    {"TOKENS", "/tokens", Number, true, 1},
     {"BYTES", "/bytes", nullptr, true, 3},
-    {"TIERS", "/tiers", Words, false, 2},
+    {"TIERS", "/tiers", Words, false, 3},
     {"PINNED", "/pinned", YesNo},
 };
 

@@ -128,7 +128,9 @@ TEST(Printer, NoContentIsLongerThanTheLine) {
   PrintList({Format::kTable, true, 80}, document, "things", kLong, out);
   const std::string row = LinesOf(out.str()).at(1);
   EXPECT_TRUE(row.starts_with("redis-0.r...  ")) << row;
-  EXPECT_NE(row.find("server redis-0.redis.kv-cache.svc.cluster.local:...  12345"), std::string::npos) << row;
+  EXPECT_NE(row.find("server redis-0.redis.kv-cache.svc.cluster.local:...  12345"),
+            std::string::npos)
+      << row;
 }
 
 TEST(Printer, CutsBetweenCharacters) {

@@ -34,6 +34,7 @@ TEST(EventText, FoldsAtSpaces) {
   const std::string head = "17  12:00:00.000  warning  refused\n";
   EXPECT_EQ(FoldedEvent(event, 80), head + "    reason=POOL_EXHAUSTED why=\"no room\"");
   EXPECT_EQ(FoldedEvent(event, 34), head + "    reason=POOL_EXHAUSTED why=\"no\n    room\"");
+  EXPECT_EQ(FoldedEvent(event, 22), head + "    reason=POOL_EXHAUS\n    TED why=\"no room\"");
   EXPECT_EQ(FoldedEvent(event, 5), head + "    reason=POOL_EXHAUSTED\n    why=\"no\n    room\"");
 }
 

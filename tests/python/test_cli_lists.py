@@ -142,8 +142,10 @@ def test_a_long_path_leaves_room_for_the_disks_state(cli: Program) -> None:
         header = next(line for line in lines if wanted <= set(line.split()))
         row = lines[lines.index(header) + 1]
         assert max(map(len, lines)) <= WIDTH and "..." in row, lines
+    (tier,) = json.loads(cli.run("tier", "ls", "-o", "json"))["tiers"]
     header, row = rows_of(cli, "tier", "ls")
-    assert row[header.index("STATE")] == "serving" and row[0].endswith(LONG_FOLDER)
+    assert row[header.index("STATE")] == ("degraded" if tier["degraded"] or tier["breaker_open"] else "serving"), row
+    assert row[0] == tier["path"] and row[0].endswith(LONG_FOLDER)
 
 
 def test_top_in_a_pipe_fits_its_line(cli: Program) -> None:
