@@ -125,7 +125,9 @@ class MooncakeTest : public ::testing::Test {
   // Of its server; at most a second old. -1: there is none.
   static double MetricOf(const DaemonProcess& node, const std::string& name) {
     v1::GetMetricsResponse page;
-    EXPECT_TRUE(Ask(node, &v1::Admin::Stub::GetMetrics, v1::GetMetricsRequest(), &page).ok());
+    EXPECT_TRUE(Operator(node.socket())
+                    .Ask(&v1::Admin::Stub::GetMetrics, v1::GetMetricsRequest(), &page)
+                    .ok());
     const std::string series = "\n" + name + "{server=\"" + kMaster + "\"} ";
     const size_t at = page.text().find(series);
     return at == std::string::npos ? -1 : std::atof(page.text().c_str() + at + series.size());
