@@ -3,7 +3,7 @@
 """The remote tier's client beside bare sockets to the same servers: three masters of Redis Cluster on loopback, with a
 replica each.
 
-    remote_tier.py [--json-out FILE] [--rounds N] [--replicas N] [--commit HASH] [--date DATE]
+    remote_tier.py [--json-out FILE] [--rounds N] [--replicas N] [--suite NAME] [--commit HASH] [--date DATE]
 
 remote_tier/put/SIZE, get/SIZE  MB/s of values of SIZE with checksums; baseline: SET by writev and GET by read, without
                                 (must: 0.7 of it, of 64 KiB a half)
@@ -99,6 +99,7 @@ def main():
     parser.add_argument("--json-out")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--replicas", type=int, default=1)
+    parser.add_argument("--suite", default="remote-tier", help="what results of another machine are kept as")
     parser.add_argument("--commit", default="uncommitted")
     parser.add_argument("--date", default="")
     args = parser.parse_args()
@@ -111,7 +112,7 @@ def main():
         base, ratio = row.get("baseline", {"name": "", "value": 0}), row.get("ratio", 0)
         print(f"{row['id']:28} {row['value']:9.2f} {row['unit']:8} {base['name']} {base['value']:.2f}  {ratio:.2f}", flush=True)
     if args.json_out:
-        result = {"suite": "remote-tier", "device": device_name(), "commit": args.commit, "date": args.date,
+        result = {"suite": args.suite, "device": device_name(), "commit": args.commit, "date": args.date,
                   "command": "bench/remote_tier.py", "context": {"notes": f"{args.replicas} replicas of each of three "
                                                                  f"masters; load {load:.1f} before"}, "ceilings": {},
                   "rows": rows}
