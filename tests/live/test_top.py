@@ -21,7 +21,9 @@ from kvstrata.daemon import Daemon
 
 
 def run(cli: str, daemon: Daemon, *words: str) -> subprocess.CompletedProcess:
-    return subprocess.run([cli, "--socket", daemon.socket, *words], capture_output=True, text=True, timeout=DEADLINE_S)
+    # Of Python's own environment: readline, which pytest loads, sets COLUMNS behind its back.
+    return subprocess.run([cli, "--socket", daemon.socket, *words], capture_output=True, text=True, timeout=DEADLINE_S,
+                          env=dict(os.environ))
 
 
 @contextlib.contextmanager

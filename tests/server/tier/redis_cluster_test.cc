@@ -285,7 +285,11 @@ TEST_F(RedisCluster, AServerThatTakesNoMoreIsIllUntilItDoes) {
   EXPECT_EQ(PutAll(100), (Ends{{"OK", 100}}));
   EXPECT_EQ(tier_->Stats().illness, "");
   servers_->Ask(1, {"CONFIG", "SET", "maxmemory-policy", "noeviction"});
-  servers_->Ask(1, {"CONFIG", "SET", "maxmemory", "1"});
+  // Less than it has, and far more than a value: what no server may hold is not even sent.
+  const std::string memory = servers_->Ask(1, {"INFO", "memory"}).text;
+  const uint64_t used = std::stoull(memory.substr(memory.find("used_memory:") + 12));
+  ASSERT_GT(used, 100'000u);
+  servers_->Ask(1, {"CONFIG", "SET", "maxmemory", std::to_string(used / 2)});
   EXPECT_GT(PutAll(400)["REDIS_FULL"], WriteHealth::kMany);  // the other servers take theirs
   const std::string illness = tier_->Stats().illness;
   EXPECT_TRUE(illness.starts_with("server " + servers_->address(1) + " fails writes: ")) << illness;
