@@ -106,7 +106,7 @@ class RedisCluster:
         folder.mkdir(exist_ok=True)
         (folder / "dump.rdb").unlink(missing_ok=True)
         options = {"port": port, "bind": "127.0.0.1", "dir": folder, "save": "", "appendonly": "no",
-                   "rdbcompression": "no", "maxmemory-samples": 20, "cluster-enabled": "yes", "cluster-require-full-coverage": "no",
+                   "rdbcompression": "no", "cluster-enabled": "yes", "cluster-require-full-coverage": "no",
                    "cluster-announce-port": self.told_ports[port], "cluster-node-timeout": 2000, "repl-diskless-sync-delay": 0,
                    "client-output-buffer-limit": "replica 2gb 1gb 60",
                    "maxmemory": self.max_memory, "maxmemory-policy": "allkeys-lru"}

@@ -271,8 +271,9 @@ def restarted(bench):
     bench.row("restarted/held_again", held, "of the tokens", 0.99, len(again))
 
 
-def full(bench, rounds=10, max_memory=16 * MIB):
-    """Between two rounds of the hot set half of what the servers may keep is put, and in all five times."""
+def full(bench, rounds=10, max_memory=64 * MIB):
+    """Between two rounds of the hot set half of what the servers may keep is put, and in all five times. A round takes
+    seconds: that is how exactly Redis knows when a key was used."""
     hot = bench.prompts(20, 32)
     page = 2 * PAGE * DIM * 2 + 512
     cold = int(5 * 3 * max_memory / rounds / (32 * page))
