@@ -293,8 +293,10 @@ void RemoteWriter::PutAll(Batch* batch) {
       ++done.dropped_stop;
     } else {
       ++done.failed;
-      // That a server is left alone was told once (remote_left_alone).
-      if (put.status.reason() != "REDIS_LEFT_ALONE") log_.Warn("remote_write_failed", put.status);
+      // That a server is left alone, REDIS_ or MOONCAKE_, was told once (remote_left_alone).
+      if (!put.status.reason().ends_with("_LEFT_ALONE")) {
+        log_.Warn("remote_write_failed", put.status);
+      }
     }
   }
   batch->whole = batch->whole && done.written == puts.size();
