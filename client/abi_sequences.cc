@@ -52,9 +52,10 @@ Result<OpenOptions> ReadOpenOptions(const kvs_open_options* options) {
       const kvs_open_options known,
       Grown("kvs_open_options", options, offsetof(kvs_open_options, reserve_tokens)));
   KVS_RETURN_IF_ERROR(InRange("only_reported", known.only_reported, 0, 1));
-  KVS_RETURN_IF_ERROR(InRange("reserved", known.reserved, 0, 0));
+  KVS_RETURN_IF_ERROR(InRange("private_pages", known.private_pages, 0, 1));
   KVS_ASSIGN_OR_RETURN(const std::string_view key, ReadKey(known.key));
-  return OpenOptions{known.max_held, known.only_reported == 1, known.reserve_tokens, key};
+  return OpenOptions{known.max_held, known.only_reported == 1, known.reserve_tokens,
+                     known.private_pages == 1, key};
 }
 
 }  // namespace
@@ -163,6 +164,14 @@ int kvs_sequence_plan(kvs_session* session, kvs_sequence sequence, char* text, s
 
 int kvs_prefill_done(kvs_session* session, kvs_sequence sequence) {
   return WithSession(session, [&](Session& s) { return s.PrefillDone(sequence); });
+}
+
+int kvs_report_verified(kvs_session* session, kvs_sequence sequence, uint32_t first, uint32_t n,
+                        int32_t equal) {
+  return WithSession(session, [&](Session& s) -> Status {
+    KVS_RETURN_IF_ERROR(InRange("equal", equal, 0, 1));
+    return s.ReportVerified(sequence, first, n, equal == 1);
+  });
 }
 
 int kvs_report(kvs_session* session, kvs_sequence sequence, uint32_t first, uint32_t n,

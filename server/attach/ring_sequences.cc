@@ -10,6 +10,7 @@
 #include "server/attach/packet.h"
 #include "server/attach/ring_handlers.h"
 #include "server/telemetry/log.h"
+#include "server/telemetry/verified_hits.h"
 
 namespace kvstrata::ring {
 namespace {
@@ -121,7 +122,9 @@ Malformed OnOpen(RingState* state, const RingFrame& frame) {
       in.model, {}, std::max(in.tokens, in.reserve_tokens), std::chrono::steady_clock::now()};
   if (state->tensors.LendsFor(in.model)) request.tokens.assign(tokens.begin(), tokens.end());
   const OpenOptions options{
-      {in.max_held_tokens, (in.flags & shm::OpenSequence::kOnlyReported) != 0}, in.reserve_tokens};
+      {in.max_held_tokens, (in.flags & shm::OpenSequence::kOnlyReported) != 0},
+      in.reserve_tokens,
+      (in.flags & shm::OpenSequence::kPrivate) != 0};
   state->awaited.BeginOpening();
   state->store->openings().OpenSequence(
       state->session, in.model, text, tokens,
@@ -222,9 +225,15 @@ Malformed OnCommit(RingState* state, const RingFrame& frame) {
   if (!Take(&rest, &in) || !TakeArray(&rest, in.tokens, &tokens) || !rest.empty()) {
     return "Commit of a wrong size";
   }
-  state->sequences.NoteEvent(
-      in.sequence, state->store->steps().Commit(state->session, in.sequence, in.first, tokens,
-                                                in.indexed_tokens));
+  Status status;
+  if ((in.flags & shm::Commit::kPrivate) != 0) {
+    status = state->store->sequences().MakePrivate(state->session, in.sequence);
+  }
+  if (status.ok()) {
+    status = state->store->steps().Commit(state->session, in.sequence, in.first, tokens,
+                                          in.indexed_tokens);
+  }
+  state->sequences.NoteEvent(in.sequence, status);
   state->sequences.NoteTokens(in.sequence,
                               std::min<uint64_t>(uint64_t{in.first} + in.tokens, 1u << 24));
   return kHandled;
@@ -259,6 +268,19 @@ Malformed OnPrefillDone(RingState* state, const RingFrame& frame) {
   state->sequences.NoteEvent(
       in.sequence, imported ? state->tensors.Seal({in.sequence, 0, {}, {}, true})
                             : state->store->steps().PrefillDone(state->session, in.sequence));
+  return kHandled;
+}
+
+// Whoever computed on a hit that differs has made something that nobody else should have.
+Malformed OnVerified(RingState* state, const RingFrame& frame) {
+  shm::Verified in;
+  std::span<const std::byte> rest = frame.payload;
+  if (!Take(&rest, &in) || !rest.empty()) return "Verified of a wrong size";
+  if (in.equal == 0) {
+    state->sequences.NoteEvent(in.sequence,
+                               state->store->sequences().MakePrivate(state->session, in.sequence));
+  }
+  NoteVerifiedHit({state->session, in.sequence, in.first, in.n, in.equal != 0});
   return kHandled;
 }
 

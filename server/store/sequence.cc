@@ -10,6 +10,10 @@ bool Writable(const Sequence& s, const Page* page) {
   return page != nullptr && !page->sealed && page->refs == 1 && page->arena->writer == writer;
 }
 
+void MakePrivate(Sequence* s) {
+  if (!s->chain.is_private()) s->chain = s->chain.Private();
+}
+
 Status CheckOwned(const Sequence& s) {
   if (!s.imported) return OkStatus();
   return FailedPrecondition("SEQUENCE_IMPORTED",

@@ -130,13 +130,19 @@ struct CodecState {
   }
 };
 
+// What a sequence counts as among its user's.
+struct SequencePlace {
+  UserPlace taken;
+  uint64_t lease = 0;  // the lease's sequence that gave it (leases.h); 0: none did
+};
+
 struct Sequence {
   uint64_t id = 0;
   uint64_t session = 0;
   std::string key;  // in Tenant::keys; "": none
-  UserPlace place;
+  SequencePlace place;
   std::shared_ptr<Model> model;
-  KeyChain chain;
+  KeyChain chain;  // private: MakePrivate
   Plan plan;
   IndexLayout index;
   uint32_t slot = 0;
@@ -196,6 +202,11 @@ struct Sequence {
   uint64_t capacity_tokens() const { return uint64_t{page_tokens()} * pages.size(); }
 };
 
+// From here on nobody finds anything of the sequence: no page or index block is entered into the
+// prefix index, no artefact is kept or taken, nothing is offered to a tier, and all its keys are
+// its own. What was entered before stays as it is. A fork of it is private too, and it stays so
+// when it is truncated. A second call changes nothing.
+void MakePrivate(Sequence* s);
 // SEQUENCE_IMPORTED unless its session fills it.
 Status CheckOwned(const Sequence& s);
 // Whether whoever fills the sequence may write the page: it is nobody else's, and not full.

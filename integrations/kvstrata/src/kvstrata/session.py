@@ -252,7 +252,8 @@ class Session:
         return Model(out.value, layers, query_heads, kv_heads, head_dim, page_tokens, DType(dtype))
 
     def open(self, model: Model, plan: str = "full", tokens: Ids = (), *, max_held: int = 0,
-             only_reported: bool = False, reserve_tokens: int = 0, key: str | None = None) -> Sequence:
+             only_reported: bool = False, reserve_tokens: int = 0, key: str | None = None,
+             private: bool = False) -> Sequence:
         """A sequence; `held` says how many leading tokens of the prompt are there already.
 
         max_held: hold no more than that, rounded down to whole pages; 0: no limit. only_reported: hold no
@@ -260,14 +261,16 @@ class Session:
         those of the positions that it computes. reserve_tokens: take memory for so many tokens, prompt and
         generated, or refuse (POOL_EXHAUSTED, nothing taken): until it is truncated or closed the sequence
         grows to them without POOL_EXHAUSTED. key: for close_key, truncate_key; up to 63 bytes, unique among this user's
-        live sequences (KEY_IN_USE).
+        live sequences (KEY_IN_USE). private: hold nothing, and let nobody find anything of it or of its forks,
+        in memory, on disk or in a remote store; for keys and values that depend on more than the model's digest and
+        the tokens say. A daemon that is too old for it refuses (Unimplemented).
         """
         ids = _ids(tokens)
         if not 0 <= reserve_tokens <= _MAX_TOKENS:
             raise error_of(3, "SEQUENCE_TOO_LONG",
                            f"reserve_tokens is {reserve_tokens}; allowed are 0 to {_MAX_TOKENS}")
-        options = lib.OpenOptions(c.sizeof(lib.OpenOptions), max_held, int(only_reported), reserve_tokens, 0,
-                                  None if key is None else key.encode())
+        options = lib.OpenOptions(c.sizeof(lib.OpenOptions), max_held, int(only_reported), reserve_tokens,
+                                  int(private), None if key is None else key.encode())
         opened = lib.Opened(c.sizeof(lib.Opened))
         self._lib.check(self._lib.kvs_sequence_open_with(self.handle, model.handle, plan.encode(),
                                                          _int32s(ids), ids.size, options, opened))
@@ -280,8 +283,8 @@ class Session:
         Without a plan: raw pages, on whatever device, of at most len(tokens) - 1 tokens. Without `lease_ms` (at most
         60000; with a plan) it takes nothing and promises nothing. With it what is answered stays held so long, for
         every session of this user, or until this session ends: the daemon opens the plan on what is held, as long
-        as an open takes, and counts it as a sequence of the user. The same prompt and plan again renew it. LEASE_TIME,
-        LEASE_PLAN, LEASE_DEVICE, SEQUENCE_LIMIT.
+        as an open takes, and counts it as a sequence of the user until it is opened. The same prompt and plan again
+        renew it. LEASE_TIME, LEASE_PLAN, LEASE_DEVICE, SEQUENCE_LIMIT.
         """
         ids = _ids(tokens)
         if not 0 <= lease_ms < 1 << 32:  # beyond it ctypes would take another number
@@ -459,6 +462,12 @@ class Sequence:
         pointers = [None if x is None else x.ctypes.data for x in arrays]
         self._lib.check(self._lib.kvs_report(self.session.handle, self.handle, first, lengths.pop(),
                                              *pointers))
+
+    def report_verified(self, first: int, n: int, equal: bool) -> None:
+        """Tells the daemon that positions [first, first + n) of what was held were computed anew, and whether they are
+        equal, within what the engine takes for equal. A mismatch is an event (hit_mismatch) and counted
+        (kvstrata_verified_hits_total), and the sequence is private from here on; raise an error beside."""
+        self._lib.check(self._lib.kvs_report_verified(self.session.handle, self.handle, first, n, int(equal)))
 
     def settle(self) -> None:
         """Waits until everything committed and reported is in force and published."""
