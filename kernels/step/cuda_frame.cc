@@ -29,6 +29,8 @@ cuda::PagedLayer CudaFrame::PagesOf(int first, int layer) const {
   pages.value_offset = layout.ValueOffset(layer, 0, 0);
   pages.head_stride = layout.head_stride;
   pages.slot_stride = layout.slot_stride;
+  pages.not_finite = ws_.not_finite_;
+  pages.not_finite_word = memory().On(ws_.words_, first);
   return pages;
 }
 

@@ -370,9 +370,15 @@ KVS_API int kvs_step_begin_with(kvs_session* session, const kvs_step_member* mem
  * waited for. All or nothing: KVS_INVALID_ARGUMENT LATE_TOKENS where a member lacks fewer. */
 KVS_API int kvs_late_tokens(kvs_session* session, const kvs_step_member* members, size_t n,
                             int32_t on_gpu);
-/* k, v [sum of new tokens][kv_heads][head_dim], packed in the order of the members. A NaN or an
- * infinity is refused (TENSOR_NOT_FINITE), on the CPU; on a GPU nobody looks. Under capture k and v
- * must hold what they hold until the layer's kvs_attend: it may be what reads them. */
+/* k, v [sum of new tokens][kv_heads][head_dim], packed in the order of the members. A NaN, an
+ * infinity, or a number that becomes one in the model's dtype is refused where the CPU computes,
+ * and over the remote transport (TENSOR_NOT_FINITE: it names token, head and channel). The layer
+ * has no rows then: append it again, or end the step, which commits nothing. Linked to a GPU nobody
+ * waits to hear of it: the step goes on, and before its tokens are anybody else's the sequence
+ * becomes private (kvs_open_options.private_pages) until it is closed. Looking costs no second
+ * pass. Under capture k and v must hold what they hold until the layer's kvs_attend: it may be what
+ * reads them.
+ */
 KVS_API int kvs_append(kvs_step* step, int32_t layer, const kvs_tensor* k, const kvs_tensor* v);
 /* Fixes the layer's selection; kvs_attend does it when this was not called. REQUIRES the layer's
  * append. */
@@ -452,7 +458,9 @@ KVS_API int kvs_tensors_register(kvs_session* session, kvs_model model, int32_t 
  * out: BLOCKS_TOKENS if its tokens are others; a gap is BLOCKS_OUT_OF_ORDER. IMPORT_QUEUE
  * (RESOURCE_EXHAUSTED): too many wait. Of KVS_MEMORY_PROCESS it takes a copy first, and waits for
  * the daemon where 64 MiB of them are on their way. When an earlier copy failed this says why,
- * once; what is not acknowledged then is not sealed any more. */
+ * once; what is not acknowledged then is not sealed any more. A block with a NaN or an infinity is
+ * such a failure (TENSOR_NOT_FINITE: it names block, position, layer, head and channel): the blocks
+ * before it are acknowledged. */
 KVS_API int kvs_blocks_seal(kvs_session* session, kvs_sequence sequence, uint32_t first,
                             const int32_t* blocks, size_t n_blocks, const int32_t* tokens,
                             size_t n_tokens);

@@ -6,6 +6,8 @@
 // on: a captured step is advance, then append and attend of every layer, and all of them read the
 // same lengths.
 //
+// Rows that are not finite are noted for whoever asks (PagedLayer::not_finite).
+//
 // One CTA is one (sequence, KV head); without an index, long appends are shared by several.
 // Cost: reads and writes the new rows once, and reads the rows of completed units.
 #ifndef KVSTRATA_KERNELS_OPS_APPEND_APPEND_CUDA_H_
