@@ -3,12 +3,6 @@
 
 namespace kvstrata {
 
-float LargestOf(DType t) {
-  if (t == DType::kF16) return ToFloat(F16{kNotFinite<F16> - 1});
-  if (t == DType::kBF16) return ToFloat(BF16{kNotFinite<BF16> - 1});
-  return std::bit_cast<float>(kNotFinite<float> - 1);
-}
-
 std::string AllDTypes(std::string_view prefix) {
   std::string all;
   for (int v = 1; IsDType(v); ++v) {

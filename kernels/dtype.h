@@ -21,9 +21,6 @@ constexpr std::string_view NameOf(DType t) {
   return t == DType::kF32 ? "f32" : t == DType::kF16 ? "f16" : "bf16";
 }
 
-// The largest finite number.
-float LargestOf(DType t);
-
 // All there are, as messages list them: "PREFIX_F32 (1), ...".
 std::string AllDTypes(std::string_view prefix);
 
@@ -43,15 +40,6 @@ template <>
 inline constexpr uint16_t kNotFinite<F16> = 0x7C00u;
 template <>
 inline constexpr uint16_t kNotFinite<BF16> = 0x7F80u;
-
-// The bits of the smallest positive fp32 that becomes an infinity in the type; those of greater
-// magnitude, infinities and NaN are greater numbers.
-template <typename T>
-inline constexpr int32_t kOverflows = 0x7F800000;
-template <>
-inline constexpr int32_t kOverflows<F16> = 0x477FF000;  // 65520
-template <>
-inline constexpr int32_t kOverflows<BF16> = 0x7F7F8000;  // 2^128 - 2^119
 
 inline float ToFloat(float x) { return x; }
 inline float ToFloat(BF16 x) { return std::bit_cast<float>(static_cast<uint32_t>(x.bits) << 16); }

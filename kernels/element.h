@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // WithElement: from a DType, which data carries, to the type that code is compiled for. The one
-// place where the CPU's code lists the dtypes of rows. IsFinite: whether an element is a number.
+// place where the CPU's code lists the dtypes of rows.
 //
 // Threads: pure; any.
 #ifndef KVSTRATA_KERNELS_ELEMENT_H_
 #define KVSTRATA_KERNELS_ELEMENT_H_
-
-#include <cstddef>
-#include <type_traits>
 
 #include "kernels/dtype.h"
 
@@ -25,14 +22,6 @@ decltype(auto) WithElement(DType dtype, const Fn& fn) {
       break;
   }
   return fn.template operator()<float>();
-}
-
-// Element c of a row is neither NaN nor infinite.
-inline bool IsFinite(const std::byte* row, DType dtype, int c) {
-  return WithElement(dtype, [&]<typename T>() {
-    using Bits = std::remove_const_t<decltype(kNotFinite<T>)>;
-    return (reinterpret_cast<const Bits*>(row)[c] & kNotFinite<T>) != kNotFinite<T>;
-  });
 }
 
 }  // namespace kvstrata

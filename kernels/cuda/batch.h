@@ -36,11 +36,6 @@ struct PagedLayer {
   // pages there, in row hot_row + head, and not in `pages`. Null: none has.
   const HotPages* hot = nullptr;
   int32_t hot_row = 0;  // layer * kv_heads
-  // Of ops append and attend_raw: where a row of sequence b that they write has a NaN or an
-  // infinity as its page holds it, they set not_finite[not_finite_word[b]] to 1; they never set one
-  // to 0. Memory of the host that the GPU may write. Null: nobody asks.
-  uint32_t* not_finite = nullptr;
-  const int32_t* not_finite_word = nullptr;  // device [batch]
 };
 
 // What the queries of a sequence attend, in order of position: positions [0, sink_end), the units

@@ -7,9 +7,7 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
-#include <type_traits>
 
-#include "kernels/cuda/batch.h"
 #include "kernels/dtype.h"
 
 namespace kvstrata::cuda {
@@ -34,16 +32,6 @@ __device__ inline float Rounded(float x) {
   return x;
 }
 
-// Bits 15 and 31 say of which of two elements, a 32-bit word of a row, the exponent is all ones.
-template <typename T>
-__device__ inline uint32_t NotFiniteBits(uint32_t pair) {
-  constexpr uint32_t kExponent = std::is_same_v<T, __half> ? 0x7C00 : 0x7F80;
-  constexpr uint32_t kLowest =
-      kExponent & -kExponent;  // all ones and one more: a carry to the sign
-  return (pair & kExponent * 0x10001u) + kLowest * 0x10001u;
-}
-__device__ inline bool AnyNotFinite(uint32_t bits) { return (bits & 0x80008000u) != 0; }
-
 // Elements i .. i + 7 of an array of `dtype`, in vectors. REQUIRES: the first is 16-byte aligned.
 __device__ inline void LoadFloats(const void* array, DType dtype, int64_t i, float (&out)[8]) {
   if (dtype == DType::kF32) {
@@ -60,13 +48,6 @@ __device__ inline void LoadFloats(const void* array, DType dtype, int64_t i, flo
     out[e] = dtype == DType::kF16 ? FloatOf(__ushort_as_half(bits))
                                   : FloatOf(__ushort_as_bfloat16(bits));
   }
-}
-
-// What PagedLayer::not_finite asks for, by a thread that wrote such a row. Every such thread stores
-// the same word: nothing is added up, and nothing is paid where all is finite.
-__device__ inline void NoteNotFinite(const PagedLayer& layer, int sequence) {
-  if (layer.not_finite == nullptr) return;
-  *static_cast<volatile uint32_t*>(layer.not_finite + layer.not_finite_word[sequence]) = 1;
 }
 
 }  // namespace kvstrata::cuda

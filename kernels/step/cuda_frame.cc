@@ -29,8 +29,6 @@ cuda::PagedLayer CudaFrame::PagesOf(int first, int layer) const {
   pages.value_offset = layout.ValueOffset(layer, 0, 0);
   pages.head_stride = layout.head_stride;
   pages.slot_stride = layout.slot_stride;
-  pages.not_finite = ws_.not_finite_;
-  pages.not_finite_word = memory().On(ws_.words_, first);
   return pages;
 }
 
@@ -56,6 +54,7 @@ cuda::AttendRawBatch CudaFrame::AttendRawOf(const CudaPart& part, int layer, int
   if (pending_.layer >= 0) {
     w.new_k = pending_.k.From(row);
     w.new_v = pending_.v.From(row);
+    w.not_finite = NotFiniteOf(part.first);
   }
   return w;
 }

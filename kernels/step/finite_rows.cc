@@ -2,11 +2,14 @@
 #include "kernels/step/finite_rows.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdio>
 #include <optional>
 #include <string>
+#include <type_traits>
 
+#include "kernels/element.h"
 #include "kernels/ops/append/append.h"
 
 namespace kvstrata {
@@ -16,6 +19,14 @@ std::string TextOf(float x) {
   char text[32];
   std::snprintf(text, sizeof(text), "%.9g", static_cast<double>(x));
   return text;
+}
+
+// The largest finite number of the type.
+float LargestOf(DType dtype) {
+  return WithElement(dtype, []<typename T>() {
+    using Bits = std::remove_const_t<decltype(kNotFinite<T>)>;
+    return ToFloat(std::bit_cast<T>(static_cast<Bits>(kNotFinite<T> - 1)));
+  });
 }
 
 // token: of the batch.

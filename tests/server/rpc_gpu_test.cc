@@ -83,7 +83,7 @@ const cuda::CudaOps& FakeOps() {
     fake.append = [](const cuda::AppendBatch& w, cuda::Stream) {
       const auto* const keys = static_cast<const std::byte*>(w.k.data);
       gpu.appended.assign(keys, keys + w.rows_max * w.k.row_stride);
-      if (gpu.notes) w.layer.not_finite[w.layer.not_finite_word[0]] = 1;
+      if (gpu.notes) w.not_finite.words[w.not_finite.of[0]] = 1;
       return gpu.error.load();
     };
     fake.attend_raw = [](const cuda::AttendRawBatch& w, cuda::Stream) {

@@ -2,9 +2,9 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "kernels/cuda/float_bits.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/ops/append/append_cuda.h"
+#include "kernels/ops/append/not_finite.cuh"
 
 namespace kvstrata::cuda {
 namespace {
@@ -103,7 +103,7 @@ __device__ void CopyRows(const AppendBatch& w, const NewTokens& tokens, int sequ
     not_finite |=
         CopyPiece(from, source.dtype, w.layer.dtype, reinterpret_cast<T*>(to) + piece * kPiece);
   }
-  if (AnyNotFinite(not_finite)) NoteNotFinite(w.layer, sequence);
+  if (AnyNotFinite(not_finite)) NoteNotFinite(w.not_finite, sequence);
 }
 
 template <typename Row>

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <atomic>
-#include <bit>
 #include <cstring>
+#include <type_traits>
 
 #include "kernels/element.h"
 #include "kernels/ops/append/append.h"
+#include "kernels/ops/append/overflow.h"
 
 namespace kvstrata {
 namespace {
@@ -15,6 +16,13 @@ float Load(const std::byte* p, DType t, int c) {
 
 void Store(std::byte* p, DType t, int c, float x) {
   WithElement(t, [&]<typename T>() { reinterpret_cast<T*>(p)[c] = FromFloat<T>(x); });
+}
+
+bool IsFinite(const std::byte* p, DType t, int c) {
+  return WithElement(t, [&]<typename T>() {
+    using Bits = std::remove_const_t<decltype(kNotFinite<T>)>;
+    return (reinterpret_cast<const Bits*>(p)[c] & kNotFinite<T>) != kNotFinite<T>;
+  });
 }
 
 // Whether the row is finite as it was written.
@@ -44,11 +52,6 @@ bool AppendOne(const AppendWork& w) {
     }
   }
   return finite;
-}
-
-bool Overflows(float x, DType dtype) {
-  const auto magnitude = static_cast<int32_t>(std::bit_cast<uint32_t>(x) & 0x7FFFFFFFu);
-  return WithElement(dtype, [&]<typename T>() { return magnitude >= kOverflows<T>; });
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include "hwy/highway.h"
 #include "kernels/element.h"
 #include "kernels/ops/append/append.h"
+#include "kernels/ops/append/overflow.h"
 #include "kernels/ops/simd_rows-inl.h"
 
 HWY_BEFORE_NAMESPACE();

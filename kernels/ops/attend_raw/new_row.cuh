@@ -6,6 +6,7 @@
 #define KVSTRATA_KERNELS_OPS_ATTEND_RAW_NEW_ROW_CUH_
 
 #include "kernels/cuda/float_bits.cuh"
+#include "kernels/ops/append/not_finite.cuh"
 #include "kernels/ops/attend_raw/warp_attention.cuh"
 
 namespace kvstrata::cuda {
@@ -76,7 +77,7 @@ __device__ __forceinline__ void StoreNewRow(const Arguments& a, const CtaTask& t
   const FourChannels<T> x =
       NewChannels<T>(is_value ? a.new_v : a.new_k, task.sequence, task.head, column);
   reinterpret_cast<FourChannels<T>*>(row)[column] = x;
-  if (AnyNotFinite(x.NotFinite())) NoteNotFinite(l, task.sequence);
+  if (AnyNotFinite(x.NotFinite())) NoteNotFinite(a.not_finite, task.sequence);
 }
 
 }  // namespace kvstrata::cuda
