@@ -275,10 +275,7 @@ int kvs_append(kvs_step* step, int32_t layer, const kvs_tensor* k, const kvs_ten
     KVS_RETURN_IF_ERROR(CheckLayer(s, layer));
     KVS_ASSIGN_OR_RETURN(const Rows keys, ReadTensor("k", k, KeysOfStep(*s.step)));
     KVS_ASSIGN_OR_RETURN(const Rows values, ReadTensor("v", v, KeysOfStep(*s.step)));
-    if (!s.step->on_gpu()) {
-      KVS_RETURN_IF_ERROR(CheckFinite("k", keys, KeysOfStep(*s.step)));
-      KVS_RETURN_IF_ERROR(CheckFinite("v", values, KeysOfStep(*s.step)));
-    }
+    s.appended[static_cast<size_t>(layer)] = false;  // what an earlier call wrote is overwritten
     KVS_RETURN_IF_ERROR(s.step->Append(layer, keys, values));
     s.appended[static_cast<size_t>(layer)] = true;
     return OkStatus();

@@ -6,9 +6,6 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
-#include <type_traits>
-
-#include "kernels/element.h"
 
 namespace kvstrata::client {
 namespace {
@@ -215,38 +212,6 @@ Result<LentTensor> ReadBlockTensor(std::string_view field, const kvs_block_tenso
   out.head_stride = tensor->head_stride;
   out.dim_stride = known.dim_stride;
   return out;
-}
-
-namespace {
-
-template <typename T>
-bool RowIsFinite(const std::byte* row, int32_t n) {
-  using Bits = std::remove_const_t<decltype(kNotFinite<T>)>;
-  const auto* values = reinterpret_cast<const Bits*>(row);
-  Bits found = 0;  // no early exit: this vectorises
-  for (int32_t i = 0; i < n; ++i) found |= (values[i] & kNotFinite<T>) == kNotFinite<T>;
-  return found == 0;
-}
-
-bool RowIsFinite(DType dtype, const std::byte* row, int32_t n) {
-  return WithElement(dtype, [&]<typename T>() { return RowIsFinite<T>(row, n); });
-}
-
-}  // namespace
-
-Status CheckFinite(std::string_view field, const Rows& rows, const TensorShape& shape) {
-  for (int32_t t = 0; t < shape.tokens; ++t) {
-    for (int32_t h = 0; h < shape.heads; ++h) {
-      const std::byte* row = rows.data + t * rows.token_stride + h * rows.head_stride;
-      if (RowIsFinite(rows.dtype, row, shape.head_dim)) continue;
-      return InvalidArgument("TENSOR_NOT_FINITE",
-                             std::string(field) + "[" + std::to_string(t) + "][" +
-                                 std::to_string(h) +
-                                 "] holds a NaN or an infinity; keys and values must be finite: "
-                                 "nothing was appended");
-    }
-  }
-  return OkStatus();
 }
 
 }  // namespace kvstrata::client

@@ -49,9 +49,6 @@ Result<Rows> ReadTensor(std::string_view field, const kvs_tensor* tensor, const 
 // STRUCT_SIZE, ARGUMENT_NULL, TENSOR_KIND, TENSOR_HANDLE (no descriptor). All else is the daemon's
 // to check.
 Result<LentTensor> ReadBlockTensor(std::string_view field, const kvs_block_tensor* tensor);
-// TENSOR_NOT_FINITE names the first NaN or infinity: one such key would spoil every later step's
-// softmax, and every summary that it enters. Cost: one pass over rows that are read next anyway.
-Status CheckFinite(std::string_view field, const Rows& rows, const TensorShape& shape);
 
 }  // namespace kvstrata::client
 

@@ -50,7 +50,10 @@ Result<std::unique_ptr<GpuSession>> GpuSession::Make(const Gpu& gpu, shm::Sessio
     return ResourceExhausted("MAP_FAILED", std::string("registering the session segment: ") +
                                                gpu.ops->error_text(error) + "; look at ulimit -l");
   }
-  return std::unique_ptr<GpuSession>(new GpuSession(gpu, header, hot_cache_bytes));
+  std::unique_ptr<GpuSession> made(new GpuSession(gpu, header, hot_cache_bytes));
+  const OnGpu current(gpu);
+  KVS_RETURN_IF_ERROR(made->not_finite_.Reserve(*gpu.ops, (kPaddingWord + 1) * sizeof(uint32_t)));
+  return made;
 }
 
 GpuSession::~GpuSession() {
@@ -68,7 +71,8 @@ CudaWorkspace* GpuSession::WorkspaceOf(uint64_t model, const Geometry& geometry,
   MutexLock lock(mu_);
   std::unique_ptr<CudaWorkspace>& workspace = workspaces_[{model, stream}];
   if (workspace == nullptr) {
-    workspace = std::make_unique<CudaWorkspace>(*gpu_.ops, geometry, 0, hot_cache_budget_);
+    workspace = std::make_unique<CudaWorkspace>(*gpu_.ops, geometry, 0, hot_cache_budget_,
+                                                not_finite_.At<uint32_t>(0));
   }
   return workspace.get();
 }
@@ -88,6 +92,16 @@ bool GpuSession::Done(int slot, uint64_t number) const {
     return true;
   }
   return header_->readers[slot].epoch.load(std::memory_order_acquire) == 0;
+}
+
+bool GpuSession::WroteNotFinite(uint32_t slot) const {
+  uint32_t& word = not_finite_.At<uint32_t>(0)[slot];
+  return std::atomic_ref<uint32_t>(word).load(std::memory_order_acquire) != 0;
+}
+
+void GpuSession::ForgetNotFinite(uint32_t slot) {
+  uint32_t& word = not_finite_.At<uint32_t>(0)[slot];
+  std::atomic_ref<uint32_t>(word).store(0, std::memory_order_relaxed);
 }
 
 }  // namespace kvstrata::client

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // GpuSession: what a session with a GPU keeps beside its sequences: a workspace for each stream of
-// steps, and which of the steps that ended here the GPU has finished.
+// steps, which of the steps that ended here the GPU has finished, and of which sequences it wrote
+// rows that are not finite.
 //
 // kvs_step_end returns while the GPU still works. The step's reader slot is left by the GPU itself,
 // and what the step committed is told to the daemon only afterwards: nobody may copy, share or read
@@ -18,6 +19,7 @@
 
 #include "base/sync.h"
 #include "client/page_map.h"
+#include "kernels/cuda/device_buffer.h"
 #include "kernels/step/cuda_workspace.h"
 #include "proto/shm_layout.h"
 
@@ -44,7 +46,7 @@ class GpuSession {
  public:
   // Registers the session segment's reader slots, so that the GPU can write them. Hot caches take
   // at most KVSTRATA_HOT_CACHE_BYTES of the GPU together, by default an eighth of its memory.
-  // RESOURCE_EXHAUSTED MAP_FAILED; INVALID_ARGUMENT HOT_CACHE_BYTES.
+  // RESOURCE_EXHAUSTED MAP_FAILED, GPU_MEMORY; INVALID_ARGUMENT HOT_CACHE_BYTES.
   static Result<std::unique_ptr<GpuSession>> Make(const Gpu& gpu, shm::SessionHeader* header);
   ~GpuSession();
 
@@ -60,6 +62,15 @@ class GpuSession {
   void Entered(int slot);
   bool Done(int slot, uint64_t number) const;
 
+  // Where the GPU notes that a step wrote a NaN or an infinity: a word for each slot of a sequence,
+  // and one for padding, which nobody reads.
+  static constexpr int32_t kPaddingWord = shm::kMaxSequences;
+  // Of the sequence that has the slot. True from the end of the step on that wrote it, if not
+  // before: steps behind it may be under way.
+  bool WroteNotFinite(uint32_t slot) const;
+  // A sequence got the slot.
+  void ForgetNotFinite(uint32_t slot);
+
  private:
   GpuSession(const Gpu& gpu, shm::SessionHeader* header, uint64_t hot_cache_bytes)
       : gpu_(gpu),
@@ -74,6 +85,7 @@ class GpuSession {
   const Gpu gpu_;
   shm::SessionHeader* const header_;
   const std::shared_ptr<HotCacheBudget> hot_cache_budget_;
+  PageLockedBuffer not_finite_;
   std::array<Holders, shm::kMaxReaders> holders_;
   Mutex mu_;
   std::map<std::pair<uint64_t, cuda::Stream>, std::unique_ptr<CudaWorkspace>> workspaces_

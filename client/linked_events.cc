@@ -2,6 +2,7 @@
 // Who uses a sequence, and what the daemon is told of it: events, posted at once or when the GPU is
 // done (linked_session.h).
 #include <algorithm>
+#include <cstring>
 #include <string>
 #include <thread>
 
@@ -63,12 +64,27 @@ bool Session::State::Waits(const Sequence::Deferred& event) const {
   return event.reader_slot >= 0 && !gpu_session->Done(event.reader_slot, event.number);
 }
 
+namespace {
+
+void MarkPrivate(Sequence::Deferred* commit) {
+  shm::Commit event;
+  std::memcpy(&event, commit->message.data(), sizeof(event));
+  event.flags |= shm::Commit::kPrivate;
+  std::memcpy(commit->message.data(), &event, sizeof(event));
+}
+
+}  // namespace
+
+// Rows that are not finite are known of when the GPU is done with them, hence before the daemon is
+// told of them: nobody finds them. The sequence itself goes on.
 Status Session::State::TellDone(Sequence* s) {
   for (; !s->deferred.empty(); s->deferred.pop_front()) {
-    const Sequence::Deferred& event = s->deferred.front();
+    Sequence::Deferred& event = s->deferred.front();
     if (Waits(event) || event.missing > 0) break;
     if (event.audit != 0) OfferShadow(s, event);
     if (event.type == shm::kPad) continue;
+    const bool commit = event.type == shm::kCommit && gpu_session != nullptr;
+    if (commit && gpu_session->WroteNotFinite(s->slot)) MarkPrivate(&event);
     KVS_RETURN_IF_ERROR(ring->Post(event.type, {std::span(event.message)}));
   }
   return OkStatus();

@@ -310,6 +310,7 @@ Result<Opened> Session::State::Adopt(
   auto s = std::make_shared<Sequence>();
   s->id = reply.sequence;
   s->slot = reply.slot;
+  if (gpu_session != nullptr) gpu_session->ForgetNotFinite(s->slot);
   const auto* const plan = reinterpret_cast<const char*>(payload.data()) + sizeof(reply);
   s->plan_text.assign(plan, strnlen(plan, reply.plan_bytes));
   const HeldAtOpen held{

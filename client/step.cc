@@ -119,7 +119,8 @@ Result<std::unique_ptr<SessionStep>> BeginStep(Session::State* session,
   for (size_t i = 0; i < members.size(); ++i) {
     Sequence* s = uses[i].get();
     const BatchMember& m = members[i];
-    batch.push_back({s->state.get(), s->View(), static_cast<int32_t>(m.n()), !m.padding});
+    batch.push_back({s->state.get(), s->View(), static_cast<int32_t>(m.n()), !m.padding,
+                     m.padding ? GpuSession::kPaddingWord : static_cast<int32_t>(s->slot)});
     state->tokens.push_back({{m.tokens.begin(), m.tokens.end()}, m.late > 0, !m.padding});
     state->tokens.back().ids.resize(m.n());
     state->sequences.push_back(uses[i].shared());
@@ -192,8 +193,7 @@ Status SessionStep::Append(int layer, const Rows& k, const Rows& v) {
     const OnGpu current(state_->session->gpu_session->gpu());
     return state_->gpu_step->Append(layer, k, v);
   }
-  state_->step->Append(layer, k, v);
-  return OkStatus();
+  return state_->step->Append(layer, k, v);
 }
 
 Status SessionStep::Select(int layer, const Rows& q) {

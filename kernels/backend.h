@@ -32,7 +32,7 @@ namespace kvstrata {
 
 struct Backend {
   std::string_view name;
-  void (*append)(const AppendWork*, int64_t, Executor&);
+  bool (*append)(const AppendWork*, int64_t, Executor&);
   void (*summarize)(const SummarizeWork*, int64_t, Executor&);
   void (*score)(const ScoreWork*, int64_t, Executor&);
   void (*top_k)(const PickWork&);

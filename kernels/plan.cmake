@@ -6,7 +6,7 @@ set(KVS_PLAN_SOURCES
   select/unit_scores.cc select/vote.cc select/token_scores.cc
   select/block.cc select/bits.cc select/bucket.cc select/importance.cc select/sentence_ends.cc select/sentence_queries.cc
   select/zoom.cc select/span_bucket.cc select/span_rows.cc select/notice.cc select/why_in_full.cc
-  step/sequence_state.cc step/reported_series.cc step/status_text.cc step/shadow_attention.cc step/step_batch.cc step/step_cost.cc
+  step/sequence_state.cc step/reported_series.cc step/status_text.cc step/shadow_attention.cc step/step_batch.cc step/finite_rows.cc step/step_cost.cc
   step/step.cc step/step_tiles.cc step/step_works.cc step/break_even.cc
   step/cuda_serves.cc step/cuda_workspace.cc step/step_memory.cc step/cuda_graphs.cc step/repeated_call.cc
   step/cuda_frame.cc step/cuda_parts.cc step/cuda_step.cc step/cuda_layer.cc step/cuda_tensors.cc step/cuda_selection.cc

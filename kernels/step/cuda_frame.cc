@@ -54,6 +54,7 @@ cuda::AttendRawBatch CudaFrame::AttendRawOf(const CudaPart& part, int layer, int
   if (pending_.layer >= 0) {
     w.new_k = pending_.k.From(row);
     w.new_v = pending_.v.From(row);
+    w.not_finite = NotFiniteOf(part.first);
   }
   return w;
 }

@@ -50,6 +50,9 @@ class CudaFrame : public StepBatch {
   const CudaPart& PartOf(int member) const;
   // Tables of members from `first` on.
   cuda::PagedLayer PagesOf(int first, int layer) const;
+  cuda::NotFiniteWords NotFiniteOf(int first) const {
+    return {ws_.not_finite_, memory().On(ws_.words_, first)};
+  }
   cuda::DeviceRows IndexRowsOf(int first, int level, int layer) const {
     return ws_.index_.RowsOf(*this, first, level, layer);
   }

@@ -59,6 +59,7 @@ Status CudaStep::AppendRows(const NewRows& rows) {
   w.tokens = memory().On(ws_.lengths_, 0);
   w.starts = tokens_ == members() ? nullptr : memory().starts();
   w.rows_max = tokens_;
+  w.not_finite = NotFiniteOf(0);
   w.ahead = true;
   w.next_reads_ahead = !Selects(parts_[0], layer) || parts_[0].selector->ReadsAhead(parts_[0].plan);
   ++writes_;

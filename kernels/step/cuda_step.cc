@@ -94,6 +94,7 @@ Status CudaStep::Stage() {
     const StepMember& m = members_[i];
     const int32_t tokens = m.view.tokens + m.new_tokens;
     memory().At(ws_.lengths_, i) = tokens;
+    memory().At(ws_.words_, i) = m.not_finite_word;
     starts[i] = first_row_[i];
     for (int32_t t = 0; t < m.new_tokens; ++t) visible[first_row_[i] + t] = m.view.tokens + 1 + t;
     const std::span pages(m.view.pages, static_cast<size_t>((tokens + page - 1) / page));

@@ -23,9 +23,10 @@ std::vector<std::unique_ptr<CudaSelector>> NewSelectors(const CudaSelectorSource
 
 CudaWorkspace::CudaWorkspace(const cuda::CudaOps& ops, const Geometry& geometry,
                              int32_t reserve_tokens,
-                             std::shared_ptr<HotCacheBudget> hot_cache_budget)
+                             std::shared_ptr<HotCacheBudget> hot_cache_budget, uint32_t* not_finite)
     : geometry_(geometry),
       reserve_tokens_(reserve_tokens),
+      not_finite_(not_finite),
       memory_(ops),
       packed_(&memory_),
       spans_(&memory_),
@@ -34,7 +35,8 @@ CudaWorkspace::CudaWorkspace(const cuda::CudaOps& ops, const Geometry& geometry,
       index_(&memory_),
       host_pages_(&memory_, std::move(hot_cache_budget)),
       graphs_(geometry.layers),
-      lengths_(memory_.AddColumn()) {
+      lengths_(memory_.AddColumn()),
+      words_(memory_.AddColumn()) {
   memory_.Add(&pages_);
 }
 

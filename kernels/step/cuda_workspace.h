@@ -43,9 +43,12 @@ namespace kvstrata {
 class CudaWorkspace {
  public:
   // Room for sequences of `reserve_tokens` from the first step on, so that graphs live longer.
-  // hot_cache_budget: of the sequences' hot caches; null: as much as the GPU has.
+  // hot_cache_budget: of the sequences' hot caches; null: as much as the GPU has. not_finite:
+  // page-locked words that outlive this, of which a step sets that of each member that it wrote a
+  // NaN or an infinity of, by the time it has ended on the GPU; null: nobody asks.
   CudaWorkspace(const cuda::CudaOps& ops, const Geometry& geometry, int32_t reserve_tokens = 0,
-                std::shared_ptr<HotCacheBudget> hot_cache_budget = nullptr);
+                std::shared_ptr<HotCacheBudget> hot_cache_budget = nullptr,
+                uint32_t* not_finite = nullptr);
   CudaWorkspace(const CudaWorkspace&) = delete;
   CudaWorkspace& operator=(const CudaWorkspace&) = delete;
   // Waits for the GPU. REQUIRES: no step is open.
@@ -76,6 +79,7 @@ class CudaWorkspace {
 
   const Geometry geometry_;
   const int32_t reserve_tokens_;
+  uint32_t* const not_finite_;
   bool in_step_ = false;
   StepMemory memory_;
   CudaPacked packed_;
@@ -88,6 +92,7 @@ class CudaWorkspace {
   CudaGraphs graphs_;
 
   const StepMemory::Column lengths_;  // tokens
+  const StepMemory::Column words_;    // StepMember::not_finite_word
   WordTable pages_;                   // addresses, by member
   int32_t chunk_ = 0;                 // new tokens of a launch of attend_chunk
   DeviceBuffer attend_counters_;      // of attend_chunk, attend_packed, attend_spans

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "kernels/step/finite_rows.h"
 #include "kernels/step/shadow_attention.h"
 #include "kernels/step/step_cost.h"
 
@@ -35,7 +36,7 @@ Step::Step(std::vector<StepMember> members, const Backend& backend, Executor& ex
 
 Step::~Step() = default;
 
-void Step::Append(int layer, const Rows& k, const Rows& v) {
+Status Step::Append(int layer, const Rows& k, const Rows& v) {
   std::vector<AppendWork> works;
   works.reserve(members_.size() + static_cast<size_t>(tokens_) / kAppendTile);
   for (size_t i = 0; i < members_.size(); ++i) {
@@ -51,7 +52,10 @@ void Step::Append(int layer, const Rows& k, const Rows& v) {
       w.v = SourceFrom(v, first_row_[i] + t);
     }
   }
-  backend_.append(works.data(), static_cast<int64_t>(works.size()), executor_);
+  if (backend_.append(works.data(), static_cast<int64_t>(works.size()), executor_)) {
+    return OkStatus();
+  }
+  return CheckFinite(*this, k, v);
 }
 
 void Step::SelectChunk(int layer, const Rows& q, StepChunk* chunk) {

@@ -33,8 +33,9 @@ class Step : public StepBatch {
   Step(std::vector<StepMember> members, const Backend& backend, Executor& executor);
   ~Step();
 
-  // k, v [sum of new tokens][kv_heads][head_dim].
-  void Append(int layer, const Rows& k, const Rows& v);
+  // k, v [sum of new tokens][kv_heads][head_dim]. TENSOR_NOT_FINITE (finite_rows.h): the layer has
+  // no rows then, and needs another Append.
+  Status Append(int layer, const Rows& k, const Rows& v);
 
   // Fixes the selection of `layer` from q [sum of new tokens][query_heads][head_dim].
   // REQUIRES: the layer was appended (a prompt chunk selects from the tokens before it).

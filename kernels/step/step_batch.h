@@ -31,9 +31,10 @@ struct MutableRows {
 
 struct StepMember {
   SequenceState* state = nullptr;
-  SequenceView view;       // view.tokens == state->tokens(); pages cover tokens + new_tokens
-  int32_t new_tokens = 0;  // >= 1
-  bool kept = true;        // else padding: its rows are computed, and the state stays as it is
+  SequenceView view;            // view.tokens == state->tokens(); pages cover tokens + new_tokens
+  int32_t new_tokens = 0;       // >= 1
+  bool kept = true;             // else padding: its rows are computed, and the state stays as it is
+  int32_t not_finite_word = 0;  // on a GPU: which of the workspace's (CudaWorkspace)
 };
 
 // What attending one layer read for one member, over all heads (step_cost.h); rows are (position,

@@ -85,8 +85,10 @@ Status AppendLayer(RemoteSession& s, const v1::AppendRequest& request) {
   const TensorShape shape{step->step->batch().tokens(), g.kv_heads, g.head_dim};
   KVS_ASSIGN_OR_RETURN(const Rows k, ReadTensor("k", request.k(), shape));
   KVS_ASSIGN_OR_RETURN(const Rows v, ReadTensor("v", request.v(), shape));
+  const auto layer = static_cast<size_t>(request.layer());
+  step->appended[layer] = step->in_place[layer] = false;  // what came before is overwritten
   KVS_RETURN_IF_ERROR(step->step->Append(request.layer(), k, v));
-  step->appended[static_cast<size_t>(request.layer())] = true;
+  step->appended[layer] = true;
   return OkStatus();
 }
 

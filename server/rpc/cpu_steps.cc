@@ -14,8 +14,7 @@ class CpuStep final : public StepRunner {
 
   const StepBatch& batch() const override { return step_; }
   Status Append(int layer, const Rows& k, const Rows& v) override {
-    step_.Append(layer, k, v);
-    return OkStatus();
+    return step_.Append(layer, k, v);
   }
   Status Select(int layer, const Rows& q) override {
     step_.Select(layer, q);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/rpc/gpu_steps.h"
 
+#include <atomic>
 #include <cstring>
 #include <optional>
 #include <string>
@@ -10,6 +11,7 @@
 #include "kernels/step/cuda_inspect.h"
 #include "kernels/step/cuda_shadow.h"
 #include "kernels/step/cuda_step.h"
+#include "kernels/step/finite_rows.h"
 
 namespace kvstrata {
 namespace {
@@ -25,8 +27,12 @@ uint64_t Padded(uint64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign;
 // a shape, so that calls that come again are launched as graphs (kernels/step/repeated_call.h).
 class Room {
  public:
-  Room(const cuda::CudaOps& ops, const Geometry& of)
-      : geometry(of), workspace(ops, of), ops_(ops) {}
+  // not_finite: a word.
+  Room(const cuda::CudaOps& ops, const Geometry& of, std::unique_ptr<PageLockedBuffer> not_finite)
+      : geometry(of),
+        not_finite(std::move(not_finite)),
+        workspace(ops, of, 0, nullptr, this->not_finite->At<uint32_t>(0)),
+        ops_(ops) {}
 
   // REQUIRES: nothing is under way.
   Status Reserve(uint64_t bytes) {
@@ -36,7 +42,12 @@ class Room {
   std::byte* page_locked(uint64_t at) const { return page_locked_.At<std::byte>(at); }
   std::byte* device(uint64_t at) const { return device_.as<std::byte>() + at; }
 
+  // What the workspace is given. REQUIRES: nothing is under way.
+  std::atomic_ref<uint32_t> not_finite_word() const {
+    return std::atomic_ref<uint32_t>(*not_finite->At<uint32_t>(0));
+  }
   const Geometry geometry;
+  const std::unique_ptr<PageLockedBuffer> not_finite;
   CudaWorkspace workspace;
   bool taken = false;
 
@@ -223,7 +234,9 @@ Result<Room*> GpuSteps::TakeRoom(const Geometry& geometry) {
                                                " steps of this session are open on the GPU; end "
                                                "one");
   }
-  *other = std::make_unique<Room>(ops_, geometry);
+  auto not_finite = std::make_unique<PageLockedBuffer>();
+  KVS_RETURN_IF_ERROR(Told(not_finite->Reserve(ops_, sizeof(uint32_t))));
+  *other = std::make_unique<Room>(ops_, geometry, std::move(not_finite));
   return other->get();
 }
 
@@ -259,8 +272,11 @@ Status GpuStep::Append(int layer, const Rows& k, const Rows& v) {
   KVS_RETURN_IF_ERROR(Prepare(Padded(k_bytes) + v_bytes));
   KVS_ASSIGN_OR_RETURN(const Rows keys, Upload(k, k_bytes, 0));
   KVS_ASSIGN_OR_RETURN(const Rows values, Upload(v, v_bytes, Padded(k_bytes)));
+  room_.not_finite_word().store(0, std::memory_order_relaxed);
   KVS_RETURN_IF_ERROR(device_.Told(step_->Append(layer, keys, values)));
-  return device_.Await();
+  KVS_RETURN_IF_ERROR(device_.Await());
+  if (room_.not_finite_word().load(std::memory_order_acquire) == 0) return OkStatus();
+  return CheckFinite(*step_, k, v);
 }
 
 Status GpuStep::Select(int layer, const Rows& q) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "kernels/step/finite_rows.h"
 #include "server/telemetry/log.h"
 #include "session/batch_members.h"
 #include "session/member_codes.h"
@@ -208,6 +209,7 @@ Result<uint64_t> RemoteSession::StepBegin(std::span<const RemoteMember> members,
                                .emplace(next_step_, new RemoteStep{std::move(sequences),
                                                                    std::move(tokens),
                                                                    std::vector<bool>(layers),
+                                                                   std::vector<bool>(layers),
                                                                    std::move(entered),
                                                                    std::move(runner),
                                                                    {}})
@@ -233,10 +235,12 @@ Status RemoteSession::AppendInPlace(RemoteStep* step, std::optional<int> layer) 
                          "process's writes to; send k and v, or link libkvstrata.so");
   }
   KVS_RETURN_IF_ERROR(store_->sessions().CheckWriter(session_));
-  if (layer) {
-    step->appended[static_cast<size_t>(*layer)] = true;
-  } else {
-    step->appended.assign(step->appended.size(), true);
+  for (std::vector<bool>* const layers : {&step->appended, &step->in_place}) {
+    if (layer) {
+      (*layers)[static_cast<size_t>(*layer)] = true;
+    } else {
+      layers->assign(layers->size(), true);
+    }
   }
   return OkStatus();
 }
@@ -264,6 +268,10 @@ Status RemoteSession::StepEnd(uint64_t step, bool abort) {
     return FailedPrecondition("LAYER_NOT_APPENDED",
                               "layer " + std::to_string(missing - s.appended.begin()) +
                                   " was not appended; the step is dropped, begin it again");
+  }
+  for (size_t layer = 0; layer < s.in_place.size(); ++layer) {
+    if (!s.in_place[layer]) continue;
+    KVS_RETURN_IF_ERROR(CheckWritten(s.step->batch(), static_cast<int>(layer)));
   }
   return Commit(&s);
 }

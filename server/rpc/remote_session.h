@@ -46,6 +46,7 @@ struct RemoteStep {
   std::vector<RemoteSequence*> sequences;    // members; the session keeps them while the step lives
   std::vector<std::vector<int32_t>> tokens;  // ids of the new tokens, per member
   std::vector<bool> appended;                // per layer
+  std::vector<bool> in_place;                // the same: the client wrote the rows itself
   SequenceTables::EnteredEpoch entered;
   std::unique_ptr<StepRunner> step;  // after `entered`: it goes first
   std::vector<uint32_t> audits;  // that sample this step, per member; 0: none. Empty: none at all
@@ -84,7 +85,8 @@ class RemoteSession {
   Status AppendInPlace(RemoteStep* step, std::optional<int> layer);
   // Attends and, on CPUs, counts accesses. REQUIRES: tensors were checked against the step.
   Status Attend(RemoteStep* step, int layer, const Rows& q, const MutableRows& out, float* lse);
-  // Commits, or drops the new tokens; the step is over either way. LAYER_NOT_APPENDED. What a GPU
+  // Commits, or drops the new tokens; the step is over either way. LAYER_NOT_APPENDED;
+  // TENSOR_NOT_FINITE of rows that the client wrote in place, which are looked at here. What a GPU
   // failed to finish is lost with the sequences: all their calls answer why, but CloseSequence.
   Status StepEnd(uint64_t step, bool abort);
 

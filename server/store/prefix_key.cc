@@ -32,7 +32,12 @@ enum class Tag : uint8_t {
   kScale,
   kIndexBits,
   kPrivate,
+  kRows,
 };
+
+// What is known of the rows under a key: 2, they were finite when they became a page. Those of
+// earlier versions may hold anything, on a disk or in a remote tier, and have other keys.
+constexpr int64_t kRowsVersion = 2;
 
 void Add(SHA256_CTX* context, Tag tag, const void* data, uint64_t bytes) {
   uint8_t head[9] = {static_cast<uint8_t>(tag)};
@@ -79,6 +84,7 @@ KeyChain::KeyChain(std::string_view tenant, const ModelDesc& model)
   Add(&context, Tag::kDType, std::array<int64_t, 1>{static_cast<int64_t>(g.dtype)});
   Add(&context, Tag::kAdapter, model.adapter);
   Add(&context, Tag::kRank, std::array<int64_t, 2>{model.rank, model.ranks});
+  Add(&context, Tag::kRows, std::array<int64_t, 1>{kRowsVersion});
   std::memcpy(midstate_.bytes.data(), &context, sizeof(context));
 }
 

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/work/block_rows.h"
 
-#include <cstring>
-
 namespace kvstrata {
 namespace {
 
@@ -13,8 +11,7 @@ struct Axis {
 
 }  // namespace
 
-BlockRows::BlockRows(const BlockTensor& tensor, int64_t row_bytes)
-    : tensor_(tensor), row_bytes_(row_bytes) {
+BlockRows::BlockRows(const BlockTensor& tensor, int64_t row_bytes) : tensor_(tensor) {
   const Axis slots{tensor.block_tokens, tensor.slot_stride},
       heads{tensor.heads, tensor.head_stride};
   const bool heads_inside = heads.n == 1 || (slots.n > 1 && heads.stride <= slots.stride);
@@ -45,22 +42,6 @@ void BlockRows::AddPieces(int32_t block, std::vector<TensorMemory::Piece>* piece
   for (int64_t i = 0; i < pieces_; ++i) {
     const int64_t at = i / inner_ * outer_stride_ + i % inner_ * inner_stride_;
     pieces->push_back({begin + static_cast<uint64_t>(at), static_cast<uint64_t>(piece_bytes_)});
-  }
-}
-
-void BlockRows::CopyTo(const std::byte* fetched, int32_t slot, int32_t n, std::byte* page,
-                       int64_t side, const PageLayout& layout, int32_t page_slot) const {
-  for (int32_t head = 0; head < tensor_.heads; ++head) {
-    const std::byte* from = fetched + head * head_pitch_ + slot * slot_pitch_;
-    std::byte* to = page + side + head * layout.head_stride + page_slot * layout.slot_stride;
-    if (slot_pitch_ == row_bytes_) {
-      std::memcpy(to, from, static_cast<size_t>(n * row_bytes_));
-      continue;
-    }
-    for (int32_t i = 0; i < n; ++i) {
-      std::memcpy(to + i * layout.slot_stride, from + i * slot_pitch_,
-                  static_cast<size_t>(row_bytes_));
-    }
   }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// BlockRows: where the rows of an engine's blocks lie, and how they get into pages. The engine's
-// order, [slot][head] by any strides, becomes that of pages, [head][slot].
+// BlockRows: where the rows of an engine's blocks lie, [slot][head] by any strides, and how they
+// are fetched. Op append puts them into pages.
 //
 // A block is fetched as few pieces: one when its rows lie close together (at most as much between
 // them as there is of them: a tensor with K and V side by side is read whole), else one for each
@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/page_view.h"
+#include "kernels/ops/append/append.h"
 #include "server/memory/tensor_memory.h"
 #include "server/store/imported_tensors.h"
 
@@ -25,14 +25,13 @@ class BlockRows {
   uint64_t bytes() const { return static_cast<uint64_t>(pieces_) * piece_bytes_; }
   void AddPieces(int32_t block, std::vector<TensorMemory::Piece>* pieces) const;
 
-  // Copies slots [slot, slot + n) of all heads from a fetched block into one page, at its slots
-  // from `page_slot` on. `side`: offset of the layer's keys or values in the page.
-  void CopyTo(const std::byte* fetched, int32_t slot, int32_t n, std::byte* page, int64_t side,
-              const PageLayout& layout, int32_t page_slot) const;
+  // The rows of a fetched block, from `slot` on.
+  SourceRows RowsOf(const std::byte* fetched, int32_t slot, DType dtype) const {
+    return {fetched + slot * slot_pitch_, slot_pitch_, head_pitch_, dtype};
+  }
 
  private:
   const BlockTensor tensor_;
-  const int64_t row_bytes_;
   int64_t pieces_ = 1, piece_bytes_ = 0;
   // Distances from a slot, and from a head, to the next in what is fetched.
   int64_t slot_pitch_ = 0, head_pitch_ = 0;

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -61,6 +62,19 @@ Status CheckSealed(const ImportedTensors& tensors, std::span<const int32_t> know
                                   std::to_string(known.size()) + ", the tokens held or sealed");
   }
   return CheckTokens(known, sealed.first, sealed.tokens);
+}
+
+Status NotFinite(const AppendWork& w, int32_t block) {
+  const std::optional<AppendedElement> at = FirstNotFinite(w);
+  KVS_CHECK(at.has_value());
+  return InvalidArgument(
+      "TENSOR_NOT_FINITE",
+      "block " + std::to_string(block) + ", position " + std::to_string(w.position + at->token) +
+          ": layer " + std::to_string(w.layer) + "'s " + (at->is_value ? "values" : "keys") +
+          " have a NaN or an infinity in head " + std::to_string(at->head) + ", channel " +
+          std::to_string(at->channel) +
+          "; keys and values must be finite: it and what follows is not kept, look at the model's "
+          "numerics");
 }
 
 }  // namespace
@@ -315,20 +329,23 @@ Status Importer::RunJob(const Job& job) {
   const std::span<const int32_t> blocks(job.blocks);
   const size_t piece = BlocksOfPiece(*record.tensors);
   for (size_t i = 0; i < blocks.size(); i += piece) {
-    const std::span<const int32_t> ids = blocks.subspan(i, std::min(piece, blocks.size() - i));
+    std::span<const int32_t> ids = blocks.subspan(i, std::min(piece, blocks.size() - i));
     const uint32_t first = job.first + static_cast<uint32_t>(i) * block_tokens;
-    const uint32_t end = first + static_cast<uint32_t>(ids.size()) * block_tokens;
+    const auto end_of = [&] { return first + static_cast<uint32_t>(ids.size()) * block_tokens; };
     std::vector<int32_t> tokens;
     {
       MutexLock lock(mu_);
       if (record.closed) return ClosedMeanwhile(record.sequence);
-      tokens.assign(record.tokens.begin() + record.copied, record.tokens.begin() + end);
+      tokens.assign(record.tokens.begin() + record.copied, record.tokens.begin() + end_of());
     }
-    KVS_RETURN_IF_ERROR(CopyPiece(record, first, ids, tokens));
+    Status bad;
+    KVS_RETURN_IF_ERROR(CopyPiece(record, first, tokens, &ids, &bad));
     MutexLock lock(mu_);
     if (record.closed) return ClosedMeanwhile(record.sequence);
-    *record.waiting -= end - record.copied;
-    record.copied = end;
+    const uint32_t copied = std::max(record.copied, end_of());
+    *record.waiting -= copied - record.copied;
+    record.copied = copied;
+    KVS_RETURN_IF_ERROR(bad);
   }
   return OkStatus();
 }
@@ -355,16 +372,18 @@ void Importer::Finish(const Job& job, const Status& status) {
   answers.Tell();
 }
 
-Status Importer::CopyPiece(const Record& record, uint32_t first, std::span<const int32_t> blocks,
-                           std::span<const int32_t> tokens) {
+Status Importer::CopyPiece(const Record& record, uint32_t first, std::span<const int32_t> tokens,
+                           std::span<const int32_t>* blocks, Status* bad) {
+  const auto block_tokens = static_cast<uint32_t>(record.tensors->block_tokens());
+  const auto end_of = [&] { return first + static_cast<uint32_t>(blocks->size()) * block_tokens; };
   KVS_ASSIGN_OR_RETURN(ImportJob job,
                        store_->imports().BeginImport(record.session, record.sequence,
                                                      static_cast<uint32_t>(tokens.size())));
-  const uint32_t end = job.tokens + static_cast<uint32_t>(tokens.size());
-  KVS_CHECK(end == first + blocks.size() * static_cast<size_t>(record.tensors->block_tokens()));
+  KVS_CHECK(job.tokens + tokens.size() == end_of());
   Status copied = ResourceExhausted("MEMORY", "the daemon has no memory to copy these blocks");
-  Survive("kvs-import", [&] { copied = CopyLayers(record, job, first, blocks, end); });
-  if (!copied.ok()) {
+  Survive("kvs-import", [&] { copied = CopyLayers(record, job, first, blocks, bad); });
+  const uint32_t end = end_of();
+  if (!copied.ok() || end <= job.tokens) {
     store_->imports().AbandonImport(job);
     return copied;
   }
@@ -379,40 +398,55 @@ Status Importer::CopyPiece(const Record& record, uint32_t first, std::span<const
                 static_cast<int32_t>(end), *backend_, InlineExecutor());
     indexed = end;
   }
-  return store_->imports().FinishImport(job, tokens, indexed);
+  return store_->imports().FinishImport(job, tokens.first(end - job.tokens), indexed);
 }
 
+// What is not finite ends the blocks that later layers copy.
 Status Importer::CopyLayers(const Record& record, const ImportJob& job, uint32_t first,
-                            std::span<const int32_t> blocks, uint32_t end) {
-  const Geometry& g = job.geometry;
-  const PageLayout layout = PageLayout::Of(g);
-  const auto page_tokens = static_cast<uint32_t>(g.page_tokens);
-  const auto block_tokens = static_cast<uint32_t>(record.tensors->block_tokens());
-  std::vector<TensorMemory::Piece> pieces;
-  const auto copy = [&](const ImportedTensors::Side& side, int64_t offset) -> Status {
-    const BlockRows rows(side.layout, g.row_bytes());
-    pieces.clear();
-    for (const int32_t block : blocks) rows.AddPieces(block, &pieces);
-    KVS_ASSIGN_OR_RETURN(std::byte* const bounce, bounce_.Reserve(rows.bytes() * blocks.size()));
-    KVS_RETURN_IF_ERROR(side.memory->Read(pieces, bounce));
-    NoteBytes(BytePath::kEngineToMemory, rows.bytes() * blocks.size());
-    // Runs of positions that lie in one block and in one page.
-    for (uint32_t p = job.tokens, n = 0; p < end; p += n) {
-      const uint32_t slot = (p - first) % block_tokens, page_slot = p % page_tokens;
-      n = std::min({block_tokens - slot, page_tokens - page_slot, end - p});
-      rows.CopyTo(bounce + (p - first) / block_tokens * rows.bytes(), static_cast<int32_t>(slot),
-                  static_cast<int32_t>(n), job.pages[p / page_tokens], offset, layout,
-                  static_cast<int32_t>(page_slot));
-    }
-    return OkStatus();
-  };
-  for (int32_t layer = 0; layer < g.layers; ++layer) {
+                            std::span<const int32_t>* blocks, Status* bad) {
+  for (int32_t layer = 0; layer < job.geometry.layers && !blocks->empty(); ++layer) {
     if (record.closed) return ClosedMeanwhile(record.sequence);
-    const ImportedTensors::Layer& from = record.tensors->layer(layer);
-    KVS_RETURN_IF_ERROR(copy(from.keys, layout.KeyOffset(layer, 0, 0)));
-    KVS_RETURN_IF_ERROR(copy(from.values, layout.ValueOffset(layer, 0, 0)));
+    KVS_ASSIGN_OR_RETURN(const size_t finite,
+                         CopyLayer(*record.tensors, job, layer, first, *blocks, bad));
+    *blocks = blocks->first(finite);
   }
   return OkStatus();
+}
+
+Result<size_t> Importer::CopyLayer(const ImportedTensors& tensors, const ImportJob& job,
+                                   int32_t layer, uint32_t first, std::span<const int32_t> blocks,
+                                   Status* bad) {
+  const Geometry& g = job.geometry;
+  const ImportedTensors::Layer& from = tensors.layer(layer);
+  const BlockRows keys(from.keys.layout, g.row_bytes()), values(from.values.layout, g.row_bytes());
+  const uint64_t key_bytes = keys.bytes() * blocks.size();
+  const uint64_t bytes = key_bytes + values.bytes() * blocks.size();
+  KVS_ASSIGN_OR_RETURN(std::byte* const bounce, bounce_.Reserve(bytes));
+  const auto fetch = [&](const ImportedTensors::Side& side, const BlockRows& rows, std::byte* to) {
+    std::vector<TensorMemory::Piece> pieces;
+    for (const int32_t block : blocks) rows.AddPieces(block, &pieces);
+    return side.memory->Read(pieces, to);
+  };
+  KVS_RETURN_IF_ERROR(fetch(from.keys, keys, bounce));
+  KVS_RETURN_IF_ERROR(fetch(from.values, values, bounce + key_bytes));
+  NoteBytes(BytePath::kEngineToMemory, bytes);
+  const int32_t block_tokens = tensors.block_tokens();
+  AppendWork w;
+  w.pages = job.pages.data();
+  w.layout = PageLayout::Of(g);
+  w.layer = layer;
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    const int32_t begin = static_cast<int32_t>(first) + static_cast<int32_t>(i) * block_tokens;
+    const int32_t slot = std::max(static_cast<int32_t>(job.tokens) - begin, 0);
+    w.position = begin + slot;
+    w.tokens = block_tokens - slot;
+    w.k = keys.RowsOf(bounce + i * keys.bytes(), slot, g.dtype);
+    w.v = values.RowsOf(bounce + key_bytes + i * values.bytes(), slot, g.dtype);
+    if (backend_->append(&w, 1, InlineExecutor())) continue;
+    *bad = NotFinite(w, blocks[i]);
+    return i;
+  }
+  return blocks.size();
 }
 
 }  // namespace kvstrata

@@ -2,13 +2,14 @@
 // Importer: the thread ("kvs-import") that copies what engines seal in tensors of their own into
 // the daemon's pages. A piece of at most kPieceBytes at a time: pages are taken
 // (Imports::BeginImport), rows fetched by pread or by copy engine, layer by layer, and put where
-// pages have them (block_rows.h), the plan's summaries computed on the CPU, the tokens committed
+// pages have them by op append, the plan's summaries computed on the CPU, the tokens committed
 // (Imports::FinishImport). From then on they are acknowledged, and to everybody else pages as any.
 //
 // Pieces are copied in the order in which blocks were sealed, of all sessions in one queue. A copy
-// that fails forgets what its sequence has sealed behind it. The death of an engine in the middle
-// of a piece costs that piece: its memory is kept until the piece's end, the pages are the store's
-// to free. Ownership: borrows the store and the backend, which outlive it; outlives all
+// that fails forgets what its sequence has sealed behind it. So does a block with a NaN or an
+// infinity: those before it are pages, it and those behind it are not. The death of an engine in
+// the middle of a piece costs that piece: its memory is kept until the piece's end, the pages are
+// the store's to free. Ownership: borrows the store and the backend, which outlive it; outlives all
 // SessionImports. Thread-safety: NewSession from any thread. One lock, never around a call of the
 // store.
 #ifndef KVSTRATA_SERVER_WORK_IMPORTER_H_
@@ -95,10 +96,16 @@ class Importer final : public ImportSink {
   std::unique_ptr<Job> AwaitJob() KVS_EXCLUDES(mu_);
   void ReportLateReleases();
   Status RunJob(const Job& job) KVS_EXCLUDES(mu_);
-  Status CopyPiece(const Record& record, uint32_t first, std::span<const int32_t> blocks,
-                   std::span<const int32_t> tokens) KVS_EXCLUDES(mu_);
+  // Copies a piece; *blocks becomes those that are pages now, and what is wrong with the next one
+  // is *bad. first: position of the first block. tokens: ids that are not copied yet.
+  Status CopyPiece(const Record& record, uint32_t first, std::span<const int32_t> tokens,
+                   std::span<const int32_t>* blocks, Status* bad) KVS_EXCLUDES(mu_);
   Status CopyLayers(const Record& record, const ImportJob& job, uint32_t first,
-                    std::span<const int32_t> blocks, uint32_t end);
+                    std::span<const int32_t>* blocks, Status* bad);
+  // Fetches one layer of the blocks and appends it to the job's pages; returns how many blocks lie
+  // before the first that is not finite, which *bad names then.
+  Result<size_t> CopyLayer(const ImportedTensors& tensors, const ImportJob& job, int32_t layer,
+                           uint32_t first, std::span<const int32_t> blocks, Status* bad);
   void Finish(const Job& job, const Status& status) KVS_EXCLUDES(mu_);
   // Takes the queue's jobs of a record away.
   void Withdraw(Record* record) KVS_REQUIRES(mu_);

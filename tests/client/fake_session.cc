@@ -168,6 +168,7 @@ int32_t SessionStep::tokens() const { return state_->tokens; }
 int SessionStep::members() const { return state_->members; }
 Status SessionStep::Append(int, const Rows& k, const Rows&) {
   testing::Log().k = k;
+  if (testing::Log().append_fails) return InvalidArgument("TENSOR_NOT_FINITE", "on purpose");
   return OkStatus();
 }
 Status SessionStep::Select(int, const Rows&) { return OkStatus(); }

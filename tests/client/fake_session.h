@@ -31,6 +31,7 @@ struct FakeLog {
   MutableRows out;
   LentTensor keys;
   bool same_memory = false;
+  bool append_fails = false;
   int begun = 0, committed = 0, dropped = 0, detached = 0;
 };
 FakeLog& Log();

@@ -7,6 +7,7 @@
 #include "kernels/ops/append/append.h"
 #include "kernels/ops/summarize/summarize.h"
 #include "tests/cuda/captured_graph.h"
+#include "tests/cuda/noted_words.h"
 #include "tests/cuda/paged_batch.h"
 #include "tests/cuda/seed.h"
 
@@ -75,12 +76,23 @@ struct Case {
   IndexLayout::Kind kind = IndexLayout::Kind::kNone;
   std::vector<int32_t> unit_tokens = {16};
   DType mean_dtype = DType::kBF16;
+  float spoilt = 0;  // not 0: of every second sequence one element is this
 };
 
 class AppendCuda : public ::testing::Test {
  protected:
   Rng rng_{TestSeed()};
 
+  void Spoil(const Case& c, const std::vector<int32_t>& starts, std::vector<std::byte>* k,
+             std::vector<std::byte>* v) {
+    for (size_t b = 0; b < c.counts.size() && c.spoilt != 0; b += 2) {
+      if (c.counts[b] == 0) continue;
+      const int row = starts[b] + Below(rng_, c.counts[b]);
+      const int at = row * c.kv_heads * c.dim + Below(rng_, c.kv_heads * c.dim);
+      auto& side = Below(rng_, 2) == 0 ? *k : *v;
+      StoreFloat(&side[static_cast<size_t>(at * SizeOf(c.source))], c.source, c.spoilt);
+    }
+  }
   void ExpectLikeRef(const Case& c) {
     SCOPED_TRACE("d" + std::to_string(c.dim) + " " + std::string(NameOf(c.source)) + " to " +
                  std::string(NameOf(c.dtype)) + " kind " +
@@ -99,8 +111,9 @@ class AppendCuda : public ::testing::Test {
                                        static_cast<int>(c.unit_tokens.size()), {}, c.mean_dtype),
                        batch.batch(), capacity);
     const size_t elements = static_cast<size_t>(rows * c.kv_heads * c.dim);
-    const auto k = RandomElements(rng_, c.source, elements);
-    const auto v = RandomElements(rng_, c.source, elements);
+    auto k = RandomElements(rng_, c.source, elements);
+    auto v = RandomElements(rng_, c.source, elements);
+    Spoil(c, starts, &k, &v);
     const DeviceArray<std::byte> d_k(k), d_v(v);
     const DeviceArray<int32_t> d_starts(starts), tokens(after);
     AppendBatch w;
@@ -113,7 +126,10 @@ class AppendCuda : public ::testing::Test {
     w.k = {d_k.get(), head * c.kv_heads, head, c.source};
     w.v = {d_v.get(), head * c.kv_heads, head, c.source};
     if (c.kind != IndexLayout::Kind::kNone) w.index = blocks.Device(batch.layer());
+    const NotedWords words(batch.batch());
+    w.not_finite = words.Asked();
     Check(kvs_cuda_ops()->append(w, nullptr), "append");
+    std::vector<bool> not_finite;
     for (int b = 0; b < batch.batch(); ++b) {
       const auto at = static_cast<size_t>(b);
       const int64_t skip = starts[at] * head * c.kv_heads;
@@ -124,11 +140,16 @@ class AppendCuda : public ::testing::Test {
                            c.counts[at],
                            {k.data() + skip, head * c.kv_heads, head, c.source},
                            {v.data() + skip, head * c.kv_heads, head, c.source}};
-      AppendRef(&ref, 1, InlineExecutor());
+      not_finite.push_back(!AppendRef(&ref, 1, InlineExecutor()));
       if (c.kind != IndexLayout::Kind::kNone) {
         blocks.Summarize(batch, b, c.lengths[at], after[at]);
       }
     }
+    EXPECT_TRUE(batch.Download() == batch.memory());  // waits
+    EXPECT_EQ(words.Noted(), not_finite) << c.spoilt;
+    // Nobody asks.
+    w.not_finite = {};
+    Check(kvs_cuda_ops()->append(w, nullptr), "append");
     EXPECT_TRUE(batch.Download() == batch.memory());
     blocks.ExpectSameOnDevice();
   }
@@ -141,6 +162,21 @@ TEST_F(AppendCuda, EveryTypeAndDim) {
         for (int page : {16, 32, 64}) {
           ExpectLikeRef({dtype, source, dim, 3, page, {0, 15, 16, 63, 100}, {1, 1, 1, 1, 0}});
         }
+      }
+    }
+  }
+}
+
+// NaN and infinities of the source, and what overflows fp16, or just does not.
+TEST_F(AppendCuda, NotesWhatIsNotFinite) {
+  for (float x : {NAN, INFINITY, -INFINITY, 65504.0f, 65519.0f, 65520.0f, -70000.0f, 3.4e38f}) {
+    for (DType dtype : {DType::kBF16, DType::kF16}) {
+      for (DType source : {DType::kBF16, DType::kF16, DType::kF32}) {
+        Case c{dtype, source, 128, 3, 16, {0, 15, 16, 63, 100}, {1, 1, 1, 1, 1}};
+        c.spoilt = x;
+        ExpectLikeRef(c);
+        c.counts = {1000, 3, 0, 77, 300};
+        ExpectLikeRef(c);
       }
     }
   }

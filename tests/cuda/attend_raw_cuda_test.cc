@@ -10,6 +10,7 @@
 #include "kernels/ops/attend_raw/attend_raw.h"
 #include "kernels/ops/merge/merge.h"
 #include "tests/cuda/captured_graph.h"
+#include "tests/cuda/noted_words.h"
 #include "tests/cuda/paged_batch.h"
 #include "tests/cuda/random_selection.h"
 #include "tests/cuda/relative_error.h"
@@ -117,10 +118,36 @@ class Problem {
     const int64_t row = case_.dim * SizeOf(dtype);
     w.new_k = {k.get(), row * case_.kv_heads, row, dtype};
     w.new_v = {v.get(), row * case_.kv_heads, row, dtype};
+    const NotedWords words(rows.batch());
+    w.not_finite = words.Asked();
     Run(w);
     EXPECT_LE(RelativeError(Got().out, expected.out), 5e-3);
     EXPECT_LE(RelativeError(Got().lse, expected.lse), 1e-3);
     EXPECT_TRUE(rows.Download() == pages);
+    EXPECT_EQ(words.Noted(), std::vector<bool>(static_cast<size_t>(rows.batch())));
+  }
+  // New rows of ones, but for an x in every second sequence's keys or values.
+  void ExpectNewRowsNoted(DType dtype, float x) {
+    SCOPED_TRACE(Describe(case_) + " from " + std::string(NameOf(dtype)) + ": " +
+                 std::to_string(x));
+    const size_t row = static_cast<size_t>(case_.kv_heads * case_.dim);
+    std::vector<float> k(row * case_.lengths.size(), 1.0f), v = k;
+    std::vector<bool> expected;
+    const bool finite = std::isfinite(RoundedTo(case_.dtype, RoundedTo(dtype, x)));
+    for (size_t b = 0; b < case_.lengths.size(); ++b) {
+      expected.push_back(b % 2 == 1 && case_.lengths[b] > 0 && !finite);
+      if (b % 2 == 1) (b % 4 == 1 ? k : v)[b * row + row * b / (2 * case_.lengths.size())] = x;
+    }
+    const DeviceArray<std::byte> d_k(Encoded(k, dtype)), d_v(Encoded(v, dtype));
+    AttendRawBatch w = Work();
+    const int64_t head = case_.dim * SizeOf(dtype);
+    w.new_k = {d_k.get(), head * case_.kv_heads, head, dtype};
+    w.new_v = {d_v.get(), head * case_.kv_heads, head, dtype};
+    const NotedWords words(rows.batch());
+    w.not_finite = words.Asked();
+    Run(w);
+    Check(cudaDeviceSynchronize(), "attend_raw");
+    EXPECT_EQ(words.Noted(), expected);
   }
 
   static Geometry GeometryOf(const Case& c) {
@@ -347,6 +374,24 @@ TEST_F(AttendRawCuda, NewRowsAreAttendedAndWritten) {
           Problem p(rng_, {dtype, dim, 1 + Below(rng_, 8), 1 + Below(rng_, 3), 16, lengths, kind});
           if (!p.AttendsNewest()) continue;  // a draw without recent rows
           p.ExpectNewRowsLikeRef(Below(rng_, 2) == 0 ? dtype : DType::kF32);
+        }
+      }
+    }
+  }
+}
+
+TEST_F(AttendRawCuda, NewRowsThatAreNotFiniteAreNoted) {
+  for (float x : {NAN, INFINITY, -INFINITY, 65519.0f, 65520.0f, 3.4e38f, 1.0f}) {
+    for (int dim : {64, 128, 256}) {
+      for (DType dtype : {DType::kBF16, DType::kF16}) {
+        for (DType source : {dtype, DType::kF32}) {
+          Problem p(rng_, {dtype,
+                           dim,
+                           1 + Below(rng_, 8),
+                           1 + Below(rng_, 3),
+                           16,
+                           {0, 1, 2, 16, 17, 33, 1025, 3000}});
+          p.ExpectNewRowsNoted(source, x);
         }
       }
     }

@@ -38,6 +38,61 @@ TEST_P(LinkedCudaGraph, OfTheCallersServesLaterSteps) {
   ASSERT_NO_FATAL_FAILURE(Step({&a}, {{2}}, &one));  // nothing of the aborted step is left
 }
 
+// One sequence of a batch gets a row that is not finite, in a step of calls and in one of a graph.
+// It goes on; nobody finds its pages from there on. The other one's are found.
+TEST_F(LinkedCuda, WhatIsNotFiniteIsNobodysHit) {
+  int32_t first = 0;
+  for (const char* plan : {"full", kQuest}) {
+    for (const bool replayed : {false, true}) {
+      for (const char kind : {'k', 'v'}) {
+        SCOPED_TRACE(std::string(plan) + (replayed ? ", replayed, " : ", ") + kind);
+        LinkedSequence bad, good;
+        const auto prompt = Ids(160, first += 10'000), other = Ids(160, first + 5'000);
+        Open(plan, prompt, &bad);
+        Open(plan, other, &good);
+        ASSERT_NO_FATAL_FAILURE(Prefill(&bad, prompt, true));
+        ASSERT_NO_FATAL_FAILURE(Prefill(&good, other, true));
+        LinkedTensors tensors(2, true);
+        ASSERT_NO_FATAL_FAILURE(Step({&bad, &good}, {{1}, {2}}, &tensors));
+        kvs_step* step = nullptr;
+        ASSERT_NO_FATAL_FAILURE(Begin({&bad, &good}, {{3}, {4}}, &tensors, &step));
+        const auto graph = Captured(step, &tensors);
+        ASSERT_NO_FATAL_FAILURE(Launch(graph.get(), step, {&bad, &good}, &tensors));
+        for (int i = 0; i < 40; ++i) {
+          ASSERT_NO_FATAL_FAILURE(Begin({&bad, &good}, {{5 + i}, {6 + i}}, &tensors, &step));
+          if (i == 3) {
+            const BF16 infinite = FromFloat<BF16>(INFINITY);  // of the first member's row
+            void* const at =
+                static_cast<BF16*>(const_cast<void*>(tensors.Tensor(kind, 1).data)) + 70;
+            Check(cudaMemcpy(at, &infinite, sizeof(infinite), cudaMemcpyHostToDevice), "spoiling");
+            Check(cudaStreamSynchronize(nullptr), "spoiling");
+          }
+          if (replayed) {
+            ASSERT_KVS(kvs_step_replay(step));
+            graph->Launch();
+          } else {
+            for (int layer = 0; layer < kLayers; ++layer) Layer(step, layer, &tensors);
+          }
+          ASSERT_KVS(kvs_step_end(step, stream_));
+          Check(cudaStreamSynchronize(stream_), "a step");  // its tensors are the next one's
+        }
+        ASSERT_KVS(kvs_settle(session_, bad.handle));
+        ASSERT_KVS(kvs_settle(session_, good.handle));
+        LinkedSequence again;
+        uint32_t held = 0;
+        Open("full", bad.ids, &again, &held);
+        EXPECT_EQ(held, 160u);  // the row is of position 165
+        ASSERT_KVS(kvs_sequence_close(session_, again.handle));
+        Open("full", good.ids, &again, &held);
+        EXPECT_EQ(held, 192u);
+        for (const auto& s : {bad, good, again}) {
+          ASSERT_KVS(kvs_sequence_close(session_, s.handle));
+        }
+      }
+    }
+  }
+}
+
 // Slices of demoted pages are promoted by a graph that is captured when its predecessor is stale;
 // it goes on when the pages come back.
 TEST_F(LinkedCuda, AGraphPromotesWhatItSelects) {

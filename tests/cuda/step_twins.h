@@ -117,7 +117,7 @@ class Twins {
     queries = t.q.Read(Tier::kHost);
     expected.assign(queries.size(), NAN);
     expected_lse.assign(queries.size() / static_cast<size_t>(geometry.head_dim), NAN);
-    step.Append(layer, t.k.On(Tier::kHost), t.v.On(Tier::kHost));
+    EXPECT_TRUE(step.Append(layer, t.k.On(Tier::kHost), t.v.On(Tier::kHost)).ok());
     const int64_t row = geometry.head_dim * int64_t{sizeof(float)};
     step.Attend(layer, q,
                 {reinterpret_cast<std::byte*>(expected.data()), geometry.query_heads * row, row,

@@ -116,8 +116,9 @@ inline StepResult RunStep(HeldSequence& sequence, const Inputs& in, int32_t n,
   result.lse.assign(g.layers * rows, -1);
   Step step({{sequence.state.get(), sequence.View(n), n}}, backend, executor);
   for (int layer = 0; layer < g.layers; ++layer) {
-    step.Append(layer, in.Packed(in.keys, g.kv_heads, first, layer),
-                in.Packed(in.values, g.kv_heads, first, layer));
+    EXPECT_TRUE(step.Append(layer, in.Packed(in.keys, g.kv_heads, first, layer),
+                            in.Packed(in.values, g.kv_heads, first, layer))
+                    .ok());
     auto* out = reinterpret_cast<std::byte*>(result.out.data() + layer * rows * g.head_dim);
     step.Attend(layer, in.Packed(in.queries, g.query_heads, first, layer),
                 {out, g.query_heads * head, head, DType::kF32}, result.lse.data() + layer * rows);
@@ -134,8 +135,9 @@ inline void RunTo(HeldSequence& sequence, const Inputs& in, int32_t end, int32_t
     const int32_t first = sequence.state->tokens(), n = std::min(chunk, end - first);
     Step step({{sequence.state.get(), sequence.View(n), n}}, backend, InlineExecutor());
     for (int layer = 0; layer < in.g.layers; ++layer) {
-      step.Append(layer, in.Packed(in.keys, in.g.kv_heads, first, layer),
-                  in.Packed(in.values, in.g.kv_heads, first, layer));
+      EXPECT_TRUE(step.Append(layer, in.Packed(in.keys, in.g.kv_heads, first, layer),
+                              in.Packed(in.values, in.g.kv_heads, first, layer))
+                      .ok());
     }
     step.End();
   }

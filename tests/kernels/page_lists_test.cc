@@ -153,8 +153,9 @@ TEST_P(PageLists, AStepThatWasGivenUpChoosesNothing) {
     std::vector<float> out(in_.g.query_heads * in_.g.head_dim);
     Step step({{other.state.get(), other.View(1), 1}}, backend(), InlineExecutor());
     const int64_t head = in_.g.head_dim * int64_t{sizeof(float)};
-    step.Append(0, in_.Packed(drafts.keys, in_.g.kv_heads, kPrompt, 0),
-                in_.Packed(drafts.values, in_.g.kv_heads, kPrompt, 0));
+    EXPECT_TRUE(step.Append(0, in_.Packed(drafts.keys, in_.g.kv_heads, kPrompt, 0),
+                            in_.Packed(drafts.values, in_.g.kv_heads, kPrompt, 0))
+                    .ok());
     step.Attend(
         0, drafts.Packed(drafts.queries, in_.g.query_heads, kPrompt, 0),
         {reinterpret_cast<std::byte*>(out.data()), in_.g.query_heads * head, head, DType::kF32},

@@ -62,8 +62,9 @@ Watched Decode(HeldSequence& sequence, const Inputs& in, const Backend& backend,
   Step step({{sequence.state.get(), sequence.View(1), 1}}, backend, InlineExecutor());
   if (watch) step.Shadow(0);
   for (int layer = 0; layer < g.layers; ++layer) {
-    step.Append(layer, in.Packed(in.keys, g.kv_heads, first, layer),
-                in.Packed(in.values, g.kv_heads, first, layer));
+    EXPECT_TRUE(step.Append(layer, in.Packed(in.keys, g.kv_heads, first, layer),
+                            in.Packed(in.values, g.kv_heads, first, layer))
+                    .ok());
     auto* out = reinterpret_cast<std::byte*>(w.result.out.data() +
                                              int64_t{layer} * g.query_heads * g.head_dim);
     step.Attend(layer, in.Packed(in.queries, g.query_heads, first, layer),
@@ -193,7 +194,7 @@ TEST(ShadowOfFull, MembersOfABatchAreToldApart) {
     auto q = twice(in.Query(kPrompt, layer, 0), 384);
     for (int i = 0; i < 384; ++i) q[i] = -q[i];
     std::vector<float> out(768);
-    step.Append(layer, rows(k, 2), rows(v, 2));
+    EXPECT_TRUE(step.Append(layer, rows(k, 2), rows(v, 2)).ok());
     step.Attend(layer, rows(q, 6),
                 {reinterpret_cast<std::byte*>(out.data()), 6 * 256, 256, DType::kF32}, nullptr);
   }

@@ -4,8 +4,10 @@
 #include "kernels/step/step.h"
 
 #include <cmath>
+#include <limits>
 
 #include "gmock/gmock.h"
+#include "kernels/step/finite_rows.h"
 #include "tests/kernels/held_sequence.h"
 
 namespace kvstrata {
@@ -286,7 +288,7 @@ TEST_P(Steps, MembersOfABatchAreAsIfAlone) {
     const Floats k = pack(&Inputs::keys, g.kv_heads, layer),
                  v = pack(&Inputs::values, g.kv_heads, layer);
     const Floats q = pack(&Inputs::queries, g.query_heads, layer);
-    step.Append(layer, rows_of(k, g.kv_heads), rows_of(v, g.kv_heads));
+    EXPECT_TRUE(step.Append(layer, rows_of(k, g.kv_heads), rows_of(v, g.kv_heads)).ok());
     Floats out(q.size()), lse(75 * g.query_heads);
     step.Attend(layer, rows_of(q, g.query_heads),
                 {reinterpret_cast<std::byte*>(out.data()), g.query_heads * g.head_dim * 4,
@@ -306,6 +308,46 @@ TEST_P(Steps, MembersOfABatchAreAsIfAlone) {
   }
   step.End();
   EXPECT_EQ(batch[2].state->tokens(), 303);
+}
+
+// An fp32 that overflows fp16 pages, a NaN, and rows that somebody wrote to their pages: each is
+// named by its place in the batch, and the layer can be appended again.
+TEST_P(Steps, WhatIsNotFiniteIsNamed) {
+  Geometry g = SmallGeometry();
+  g.dtype = DType::kF16;
+  Inputs in(g, 90, kSeed);
+  HeldSequence first(g, "full"), second(g, "full");
+  const int32_t tokens = 40;
+  Step step({{first.state.get(), first.View(tokens), tokens},
+             {second.state.get(), second.View(tokens), tokens}},
+            backend(), InlineExecutor());
+  const auto append = [&] {
+    return step.Append(0, in.Packed(in.keys, g.kv_heads, 0, 0),
+                       in.Packed(in.values, g.kv_heads, 0, 0));
+  };
+  ASSERT_TRUE(append().ok());
+  EXPECT_TRUE(CheckWritten(step, 0).ok());
+  const auto at = [&](int32_t token, int head) {
+    return ((int64_t{token} * g.layers) * g.kv_heads + head) * g.head_dim;
+  };
+  float& value = in.values[at(60, 1) + 5];
+  value = -70000;
+  Status refused = append();
+  EXPECT_EQ(refused.reason(), "TENSOR_NOT_FINITE");
+  EXPECT_NE(refused.message().find("v[60][1][5] is -70000, and the pages' dtype f16 holds at most "
+                                   "65504; register the model with a wider one"),
+            std::string::npos)
+      << refused.ToString();
+  refused = CheckWritten(step, 0);  // an infinity by now
+  EXPECT_NE(refused.message().find("v[60][1][5] is -inf; "), std::string::npos)
+      << refused.ToString();
+  in.keys[at(79, 0) + 63] = std::numeric_limits<float>::quiet_NaN();
+  refused = append();  // keys before values
+  EXPECT_NE(refused.message().find("k[79][0][63] is nan; "), std::string::npos)
+      << refused.ToString();
+  in.keys[at(79, 0) + 63] = value = 1;
+  EXPECT_TRUE(append().ok());
+  EXPECT_TRUE(CheckWritten(step, 0).ok());
 }
 
 template <typename T>
@@ -330,8 +372,9 @@ void CheckConversion(DType dtype, double tolerance, const Backend& backend) {
     }
     const int64_t row = g.head_dim * int64_t{sizeof(T)};
     Step step({{sequence.state.get(), sequence.View(n), n}}, backend, InlineExecutor());
-    step.Append(0, in.Packed(in.keys, g.kv_heads, first, 0),
-                in.Packed(in.values, g.kv_heads, first, 0));
+    EXPECT_TRUE(step.Append(0, in.Packed(in.keys, g.kv_heads, first, 0),
+                            in.Packed(in.values, g.kv_heads, first, 0))
+                    .ok());
     step.Attend(0, {reinterpret_cast<std::byte*>(q.data()), row, n * row, dtype},
                 {reinterpret_cast<std::byte*>(out.data()), row, n * row, dtype}, nullptr);
     for (int32_t t = 0; t < n; ++t) {
@@ -379,7 +422,7 @@ TEST_P(Steps, SelectAloneFixesWhatAttendUses) {
   HeldSequence copy(sequence);
   const StepResult expected = RunStep(copy, in, 1, backend());
   Step step({{sequence.state.get(), sequence.View(1), 1}}, backend(), InlineExecutor());
-  step.Append(0, in.Packed(in.keys, 2, 398, 0), in.Packed(in.values, 2, 398, 0));
+  EXPECT_TRUE(step.Append(0, in.Packed(in.keys, 2, 398, 0), in.Packed(in.values, 2, 398, 0)).ok());
   step.Select(0, in.Packed(in.queries, 6, 398, 0));
   EXPECT_EQ(step.selection(0).runs, expected.selections[0].runs);
   // Another query attends over what Select chose.
@@ -401,8 +444,9 @@ TEST_P(Steps, AbandonedStepLeavesTheSequenceAsItWas) {
     {
       const Inputs garbage(in.g, 400, kSeed + 2);
       Step step({{disturbed.state.get(), disturbed.View(40), 40}}, backend(), InlineExecutor());
-      step.Append(0, garbage.Packed(garbage.keys, 2, 350, 0),
-                  garbage.Packed(garbage.values, 2, 350, 0));
+      EXPECT_TRUE(step.Append(0, garbage.Packed(garbage.keys, 2, 350, 0),
+                              garbage.Packed(garbage.values, 2, 350, 0))
+                      .ok());
     }
     EXPECT_EQ(disturbed.state->tokens(), 350);
     EXPECT_TRUE(DecodeTo(disturbed, in, 380, backend()) == DecodeTo(calm, in, 380, backend()))

@@ -87,7 +87,7 @@ Outputs Attend(Step& step, const Inputs& in, int layer, int32_t tokens) {
   };
   const std::vector<float> k = all(in.keys, g.kv_heads), v = all(in.values, g.kv_heads);
   const std::vector<float> q = all(in.queries, g.query_heads);
-  step.Append(layer, rows(k, g.kv_heads), rows(v, g.kv_heads));
+  EXPECT_TRUE(step.Append(layer, rows(k, g.kv_heads), rows(v, g.kv_heads)).ok());
   Outputs outputs;
   outputs.out.assign(q.size(), -1);
   outputs.lse.assign(q.size() / static_cast<size_t>(g.head_dim), -1);

@@ -45,6 +45,60 @@ TEST(ImporterTest, AFailedCopyIsToldOnceAndCanBeSealedAgain) {
   lender.ExpectClean();
 }
 
+// What is not finite, in any layer, side and row, ends what is kept: blocks before it are pages.
+TEST(ImporterTest, ABlockThatIsNotFiniteEndsWhatIsKept) {
+  struct Case {
+    int32_t block_tokens, bad;  // the position
+    int32_t layer;
+    int side, head;
+    uint16_t value;
+  };
+  for (const Case& c :
+       {Case{16, 37, 1, 0, 1, 0x7FC0}, Case{16, 79, 0, 1, 0, 0xFF80}, Case{8, 37, 0, 0, 0, 0x7F80},
+        Case{64, 70, 1, 1, 1, 0xFFC1}, Case{16, 3, 1, 1, 0, 0x7F80}}) {
+    SCOPED_TRACE("blocks of " + std::to_string(c.block_tokens) + ", position " +
+                 std::to_string(c.bad));
+    LentBlocks blocks(ShapeOf(c.block_tokens), kBlockLayouts[0]);
+    Lender lender;
+    lender.RegisterAll(blocks);
+    constexpr int32_t kTokens = 128;
+    std::vector<int32_t> at = Scattered(blocks.shape());
+    at.resize(static_cast<size_t>(kTokens / c.block_tokens));
+    const std::vector<int32_t> ids = Ids(kTokens);
+    const auto put = [&](bool bad) {
+      blocks.Put(at, kTokens, [&](int32_t layer, int side, int32_t head, int32_t p, std::byte* to) {
+        RowOf(layer, side, head, p, to);
+        const bool here = layer == c.layer && side == c.side && head == c.head && p == c.bad;
+        if (bad && here) std::memcpy(to + 2 * 9, &c.value, 2);
+      });
+    };
+    put(true);
+    const OpenedSequence s = lender.Open("full", ids);
+    ASSERT_TRUE(lender.Seal(s.sequence, 0, at, ids).ok());
+    const Status failed = lender.Settle(s.sequence);
+    EXPECT_EQ(failed.reason(), "TENSOR_NOT_FINITE");
+    const auto block = static_cast<size_t>(c.bad / c.block_tokens);
+    EXPECT_NE(failed.message().find("block " + std::to_string(at[block]) + ", position " +
+                                    std::to_string(c.bad) + ": layer " + std::to_string(c.layer) +
+                                    "'s " + (c.side == 0 ? "keys" : "values")),
+              std::string::npos)
+        << failed.ToString();
+    const auto kept = static_cast<uint32_t>(block) * static_cast<uint32_t>(c.block_tokens);
+    EXPECT_EQ(*lender.lending()->Acknowledged(s.sequence), kept);
+    EXPECT_EQ(lender.Differing(s.sequence, static_cast<int32_t>(kept)), 0);
+    uint64_t model = 0;
+    const uint64_t other = lender.OpenSession(&model);
+    EXPECT_EQ(lender.store().openings().OpenSequence(other, model, "full", ids)->held_tokens, kept);
+    // Mended, it goes on from there.
+    put(false);
+    ASSERT_TRUE(lender.Seal(s.sequence, 0, at, ids).ok());
+    EXPECT_TRUE(lender.Settle(s.sequence).ok());
+    EXPECT_EQ(*lender.lending()->Acknowledged(s.sequence), static_cast<uint32_t>(kTokens));
+    EXPECT_EQ(lender.Differing(s.sequence, kTokens), 0);
+    lender.ExpectClean();
+  }
+}
+
 TEST(ImporterTest, TooManyWaitingBlocksAreRefused) {
   ImporterOptions options;
   options.waiting_tokens = 64;

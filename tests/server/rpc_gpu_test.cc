@@ -21,6 +21,7 @@ struct FakeGpu {
   std::atomic<int> streams{0}, allocations{0};
   std::vector<std::byte> appended;  // keys of the last append
   std::byte answer{};               // every byte of an output
+  bool notes = false;               // an append notes that a row is not finite
 };
 FakeGpu gpu;
 
@@ -82,6 +83,7 @@ const cuda::CudaOps& FakeOps() {
     fake.append = [](const cuda::AppendBatch& w, cuda::Stream) {
       const auto* const keys = static_cast<const std::byte*>(w.k.data);
       gpu.appended.assign(keys, keys + w.rows_max * w.k.row_stride);
+      if (gpu.notes) w.not_finite.words[w.not_finite.of[0]] = 1;
       return gpu.error.load();
     };
     fake.attend_raw = [](const cuda::AttendRawBatch& w, cuda::Stream) {
@@ -169,6 +171,31 @@ TEST_F(RpcGpuTest, TensorsGetThereAndBack) {
   EXPECT_EQ(attended->selection().members(0).groups(0).tokens_size(), 1);
   ASSERT_TRUE(client_.End(step).ok());
   EXPECT_EQ(daemon_.store().inspection().Show(sequence)->info.tokens, 1u);
+}
+
+// The kernel says that something is not finite, and the daemon finds what. The layer lacks its rows
+// then, even if an earlier call brought some.
+TEST_F(RpcGpuTest, WhatIsNotFiniteIsRefusedByName) {
+  const uint64_t sequence = Open();
+  const uint64_t step = client_.Begin(sequence, {1}).value();
+  const auto ones = [&](size_t bad) {
+    v1::TensorRef t = Tensor(2);
+    std::string rows;
+    for (size_t i = 0; i < 128; ++i) rows += i == bad ? "\xC0\x7F" : "\x80\x3F";
+    *t.mutable_inline_() = rows;
+    return t;
+  };
+  for (int layer = 0; layer < 2; ++layer) {
+    ASSERT_TRUE(client_.Append(step, layer, ones(128), ones(128)).ok());
+  }
+  gpu.notes = true;
+  const Status refused = client_.Append(step, 1, ones(128), ones(64 + 7));
+  gpu.notes = false;
+  EXPECT_EQ(refused.reason(), "TENSOR_NOT_FINITE");
+  EXPECT_NE(refused.message().find("v[0][1][7] is nan"), std::string::npos) << refused.ToString();
+  EXPECT_EQ(Attend(step).status().reason(), "");
+  EXPECT_EQ(client_.End(step).reason(), "LAYER_NOT_APPENDED");
+  EXPECT_EQ(daemon_.store().inspection().Show(sequence)->info.tokens, 0u);
 }
 
 TEST_F(RpcGpuTest, AStuckGpuIsADeadlineAndTheCallCanBeMadeAgain) {

@@ -313,8 +313,7 @@ enum {
   KVS_NEEDS_PROMPT_QUERIES = 32 /* kvs_attend of the prompt's last tokens */
 };
 /* Of a plan's text, as kvs_sequence_open takes it. *needs: a sum of the above. text (may be NULL):
- * a line each, with what becomes of the plan without it; copied as by kvs_sequence_status. PLAN_*.
- */
+ * a line each, what becomes of the plan without it; copied as by kvs_sequence_status. PLAN_*. */
 KVS_API int kvs_plan_needs(kvs_session* session, const char* plan, uint32_t* needs, char* text,
                            size_t capacity);
 
@@ -352,8 +351,7 @@ typedef struct kvs_step_options {
  * per member, why it cannot run; if any cannot, the call fails with the first such code. */
 KVS_API int kvs_step_begin(kvs_session* session, const kvs_step_member* members, size_t n,
                            void* stream, kvs_step** out, int32_t* codes);
-/* The same; options NULL: none. Padding and late tokens: linked only (remote: UNIMPLEMENTED).
- */
+/* The same; options NULL: none. Padding, late tokens: linked only (remote: UNIMPLEMENTED). */
 KVS_API int kvs_step_begin_with(kvs_session* session, const kvs_step_member* members, size_t n,
                                 const kvs_step_options* options, kvs_step** out, int32_t* codes);
 /* Ids of tokens that a step had none of, for engines that begin a step before the ids of the last
@@ -367,9 +365,11 @@ KVS_API int kvs_step_begin_with(kvs_session* session, const kvs_step_member* mem
  * waited for. All or nothing: KVS_INVALID_ARGUMENT LATE_TOKENS where a member lacks fewer. */
 KVS_API int kvs_late_tokens(kvs_session* session, const kvs_step_member* members, size_t n,
                             int32_t on_gpu);
-/* k, v [sum of new tokens][kv_heads][head_dim], packed in the order of the members. A NaN or an
- * infinity is refused (TENSOR_NOT_FINITE), on the CPU; on a GPU nobody looks. Under capture k and v
- * must hold what they hold until the layer's kvs_attend: it may be what reads them. */
+/* k, v [sum of new tokens][kv_heads][head_dim], packed in the order of the members. What is not
+ * finite in the model's dtype is refused (TENSOR_NOT_FINITE): the layer has no rows then. Linked to
+ * a GPU nobody waits to hear of it: the sequence becomes private (kvs_open_options) before others
+ * learn of the tokens. Under capture k and v must hold what they hold until the layer's kvs_attend:
+ * it may be what reads them. */
 KVS_API int kvs_append(kvs_step* step, int32_t layer, const kvs_tensor* k, const kvs_tensor* v);
 /* Fixes the layer's selection, which else kvs_attend does. REQUIRES the layer's append. */
 KVS_API int kvs_select(kvs_step* step, int32_t layer, const kvs_tensor* q);
@@ -444,8 +444,9 @@ KVS_API int kvs_tensors_register(kvs_session* session, kvs_model model, int32_t 
  * once, the copy is made later. What was sealed or held before may be sealed again, and is left
  * out: BLOCKS_TOKENS if its tokens are others; a gap is BLOCKS_OUT_OF_ORDER. IMPORT_QUEUE
  * (RESOURCE_EXHAUSTED): too many wait. Of KVS_MEMORY_PROCESS it takes a copy first, and waits for
- * the daemon where 64 MiB of them are on their way. When an earlier copy failed this says why,
- * once; what is not acknowledged then is not sealed any more. */
+ * the daemon where 64 MiB of them are on their way. When an earlier copy failed, or found a block
+ * that is not finite (TENSOR_NOT_FINITE), this says why, once; what is not acknowledged then is not
+ * sealed any more. */
 KVS_API int kvs_blocks_seal(kvs_session* session, kvs_sequence sequence, uint32_t first,
                             const int32_t* blocks, size_t n_blocks, const int32_t* tokens,
                             size_t n_tokens);

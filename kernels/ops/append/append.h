@@ -4,9 +4,16 @@
 // Work items are independent; one item is one (sequence, layer). Elements are converted from the
 // source's dtype to the page's (rounding as dtype.h says; equal types are copied bit for bit, NaN
 // and infinities included). Rows of the same page that are not written stay untouched.
-// Cost: reads and writes 2 * tokens * kv_heads * dim elements. No allocation.
+//
+// Here rows become pages, whoever brings them: a step, or blocks of an engine. So here they are
+// looked at, as the page has them: an fp32 that is finite and overflows a 16-bit page is noticed.
+// Cost: reads and writes 2 * tokens * kv_heads * dim elements; looking costs no second pass. No
+// allocation.
 #ifndef KVSTRATA_KERNELS_OPS_APPEND_APPEND_H_
 #define KVSTRATA_KERNELS_OPS_APPEND_APPEND_H_
+
+#include <cstdint>
+#include <optional>
 
 #include "kernels/executor.h"
 #include "kernels/page_view.h"
@@ -30,8 +37,19 @@ struct AppendWork {
   SourceRows k, v;
 };
 
-void AppendRef(const AppendWork* work, int64_t n, Executor& executor);
-void AppendSimd(const AppendWork* work, int64_t n, Executor& executor);
+// Whether all that was written is finite. All of it is written either way.
+bool AppendRef(const AppendWork* work, int64_t n, Executor& executor);
+bool AppendSimd(const AppendWork* work, int64_t n, Executor& executor);
+
+// An element of an item's keys or values.
+struct AppendedElement {
+  bool is_value = false;
+  int32_t token = 0, head = 0, channel = 0;  // the item's first token is 0
+  float source = 0;
+};
+// The first, keys before values, of which a page of the layout's dtype holds no finite number; for
+// messages. Nothing is written, `pages` is not looked at.
+std::optional<AppendedElement> FirstNotFinite(const AppendWork& w);
 
 }  // namespace kvstrata
 

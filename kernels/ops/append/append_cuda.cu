@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/launch.cuh"
 #include "kernels/ops/append/append_cuda.h"
+#include "kernels/ops/append/not_finite.cuh"
 
 namespace kvstrata::cuda {
 namespace {
@@ -23,7 +24,7 @@ __device__ __forceinline__ float Widen(__half x) { return __half2float(x); }
 __device__ __forceinline__ float Widen(float x) { return x; }
 
 template <typename From, typename T>
-__device__ __forceinline__ void ConvertPiece(const std::byte* from, T* to) {
+__device__ __forceinline__ uint4 ConvertedPiece(const std::byte* from) {
   union {
     uint4 words[kPiece * sizeof(From) / 16];
     From x[kPiece];
@@ -36,21 +37,25 @@ __device__ __forceinline__ void ConvertPiece(const std::byte* from, T* to) {
     in.words[i] = reinterpret_cast<const uint4*>(from)[i];
 #pragma unroll
   for (int i = 0; i < kPiece; ++i) Round(Widen(in.x[i]), out.x[i]);
-  *reinterpret_cast<uint4*>(to) = out.words;
+  return out.words;
 }
 
 template <typename T>
-__device__ __forceinline__ void CopyPiece(const std::byte* from, DType from_dtype, DType to_dtype,
-                                          T* to) {
-  if (from_dtype == to_dtype) {
-    *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
-  } else if (from_dtype == DType::kF32) {
-    ConvertPiece<float>(from, to);
-  } else if (from_dtype == DType::kBF16) {
-    ConvertPiece<__nv_bfloat16>(from, to);
-  } else {
-    ConvertPiece<__half>(from, to);
-  }
+__device__ __forceinline__ uint4 PieceOf(const std::byte* from, DType from_dtype, DType to_dtype) {
+  if (from_dtype == to_dtype) return *reinterpret_cast<const uint4*>(from);
+  if (from_dtype == DType::kF32) return ConvertedPiece<float, T>(from);
+  if (from_dtype == DType::kBF16) return ConvertedPiece<__nv_bfloat16, T>(from);
+  return ConvertedPiece<__half, T>(from);
+}
+
+// Returns NotFiniteBits of all of it.
+template <typename T>
+__device__ __forceinline__ uint32_t CopyPiece(const std::byte* from, DType from_dtype,
+                                              DType to_dtype, T* to) {
+  const uint4 piece = PieceOf<T>(from, from_dtype, to_dtype);
+  *reinterpret_cast<uint4*>(to) = piece;
+  return NotFiniteBits<T>(piece.x) | NotFiniteBits<T>(piece.y) | NotFiniteBits<T>(piece.z) |
+         NotFiniteBits<T>(piece.w);
 }
 
 // The new tokens of a sequence.
@@ -87,6 +92,7 @@ __device__ void CopyRows(const AppendBatch& w, const NewTokens& tokens, int sequ
   const DeviceSource& source = field == 0 ? w.k : w.v;
   const int64_t to_field = field == 0 ? 0 : w.layer.value_offset - w.layer.key_offset;
   const int64_t source_bytes = source.dtype == DType::kF32 ? 4 : 2;
+  uint32_t not_finite = 0;
   for (int32_t i = blockIdx.z * rows_at_once + threadIdx.x / (2 * pieces); i < tokens.count;
        i += gridDim.z * rows_at_once) {
     const auto* from = static_cast<const std::byte*>(source.data) +
@@ -94,8 +100,10 @@ __device__ void CopyRows(const AppendBatch& w, const NewTokens& tokens, int sequ
                        piece * kPiece * source_bytes;
     std::byte* to = KeyRow(w.layer, sequence, head, tokens.position + i) + to_field;
     WaitThenLetNextStart();
-    CopyPiece(from, source.dtype, w.layer.dtype, reinterpret_cast<T*>(to) + piece * kPiece);
+    not_finite |=
+        CopyPiece(from, source.dtype, w.layer.dtype, reinterpret_cast<T*>(to) + piece * kPiece);
   }
+  if (AnyNotFinite(not_finite)) NoteNotFinite(w.not_finite, sequence);
 }
 
 template <typename Row>

@@ -6,6 +6,8 @@
 // on: a captured step is advance, then append and attend of every layer, and all of them read the
 // same lengths.
 //
+// Rows that are not finite are noted for whoever asks.
+//
 // One CTA is one (sequence, KV head); without an index, long appends are shared by several.
 // Cost: reads and writes the new rows once, and reads the rows of completed units.
 #ifndef KVSTRATA_KERNELS_OPS_APPEND_APPEND_CUDA_H_
@@ -62,6 +64,13 @@ inline DeviceIndex IndexOfLayer(const IndexLayout& index, int layer, const uint6
   return out;
 }
 
+// Where it is noted that a row of sequence b has a NaN or an infinity, as its page holds it: word
+// of[b] becomes 1. None becomes 0: that is the caller's.
+struct NotFiniteWords {
+  uint32_t* words = nullptr;    // memory of the host that the GPU may write; null: nobody asks
+  const int32_t* of = nullptr;  // device [batch]
+};
+
 struct AppendBatch {
   PagedLayer layer;
   int32_t batch = 0;
@@ -71,7 +80,8 @@ struct AppendBatch {
   int32_t rows_max = 0;             // rows of k and v that the batch may have: sets the grid
   DeviceSource k, v;
   DeviceIndex index;
-  bool ahead = false;  // launch.cuh; of the pages, tokens and starts
+  NotFiniteWords not_finite;
+  bool ahead = false;  // launch.cuh; of the pages, tokens, starts and not_finite.of
   // The kernel behind this one reads ahead (launch.cuh), so it may start at once. One that only
   // waits would take room from the kernel before while that runs.
   bool next_reads_ahead = false;

@@ -3,12 +3,13 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/ops/append/append_simd.cc"
-#include <cstring>
+#include <atomic>
 
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 #include "kernels/element.h"
 #include "kernels/ops/append/append.h"
+#include "kernels/ops/append/overflow.h"
 #include "kernels/ops/simd_rows-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -45,37 +46,76 @@ HWY_INLINE void StoreFloats(VF x, F16* out) {
 }
 #endif
 
+// Rows of one type to another, and the greatest magnitude among them, as bits.
 template <typename From, typename To>
-HWY_INLINE void ConvertRow(const std::byte* from, std::byte* to, int dim) {
-  const From* in = reinterpret_cast<const From*>(from);
-  To* out = reinterpret_cast<To*>(to);
-  for (int c = 0; c < dim; c += static_cast<int>(kN)) StoreFloats(LoadFloats(in + c), out + c);
+struct RowCopy {
+  using Vec = hn::VFromD<DI>;
+  static HWY_INLINE Vec Start() { return hn::Zero(DI()); }
+  static HWY_INLINE Vec Copy(const From* in, To* out, int dim, Vec greatest) {
+    const auto magnitude = hn::Set(DI(), 0x7FFFFFFF);
+    for (int c = 0; c < dim; c += static_cast<int>(kN)) {
+      const VF x = LoadFloats(in + c);
+      greatest = hn::Max(greatest, hn::And(hn::BitCast(DI(), x), magnitude));
+      StoreFloats(x, out + c);
+    }
+    return greatest;
+  }
+  static HWY_INLINE bool IsFinite(Vec greatest) {
+    return hn::AllTrue(DI(), hn::Lt(greatest, hn::Set(DI(), kOverflows<To>)));
+  }
+};
+
+// 16 bits to the same: bit for bit.
+template <typename T>
+requires(sizeof(T) == 2) struct RowCopy<T, T> {
+  using D = hn::ScalableTag<int16_t>;
+  using Vec = hn::VFromD<D>;
+  static HWY_INLINE Vec Start() { return hn::Zero(D()); }
+  static HWY_INLINE Vec Copy(const T* in, T* out, int dim, Vec greatest) {
+    const auto magnitude = hn::Set(D(), int16_t{0x7FFF});
+    for (int c = 0; c < dim; c += static_cast<int>(2 * kN)) {
+      const auto x = hn::LoadU(D(), reinterpret_cast<const int16_t*>(in + c));
+      greatest = hn::Max(greatest, hn::And(x, magnitude));
+      hn::StoreU(x, D(), reinterpret_cast<int16_t*>(out + c));
+    }
+    return greatest;
+  }
+  static HWY_INLINE bool IsFinite(Vec greatest) {
+    return hn::AllTrue(D(), hn::Lt(greatest, hn::Set(D(), static_cast<int16_t>(kNotFinite<T>))));
+  }
+};
+
+// Keys, or values, which lie `offset` behind keys. Whether all are finite as they were written.
+template <typename From, typename To>
+bool AppendRows(const AppendWork& w, const SourceRows& source, int64_t offset) {
+  using Rows = RowCopy<From, To>;
+  const PageLayout& p = w.layout;
+  auto greatest = Rows::Start();
+  for (int32_t i = 0; i < w.tokens; ++i) {
+    const int32_t t = w.position + i;
+    std::byte* to =
+        w.pages[t / p.page_tokens] + p.KeyOffset(w.layer, 0, t % p.page_tokens) + offset;
+    const std::byte* from = source.data + i * source.token_stride;
+    for (int h = 0; h < p.kv_heads; ++h) {
+      greatest = Rows::Copy(reinterpret_cast<const From*>(from), reinterpret_cast<To*>(to),
+                            p.head_dim, greatest);
+      from += source.head_stride;
+      to += p.head_stride;
+    }
+  }
+  return Rows::IsFinite(greatest);
 }
 
-HWY_INLINE void CopyRow(const std::byte* from, DType from_type, std::byte* to, DType to_type,
-                        int dim) {
-  if (from_type == to_type) {
-    std::memcpy(to, from, static_cast<size_t>(dim * SizeOf(to_type)));
-    return;
-  }
-  WithElement(from_type, [&]<typename From>() HWY_ATTR {
-    WithElement(to_type, [&]<typename To>() HWY_ATTR { ConvertRow<From, To>(from, to, dim); });
+bool AppendSide(const AppendWork& w, const SourceRows& source, int64_t offset) {
+  return WithElement(source.dtype, [&]<typename From>() {
+    return WithElement(w.layout.dtype,
+                       [&]<typename To>() { return AppendRows<From, To>(w, source, offset); });
   });
 }
 
-void AppendItem(const AppendWork& w) {
-  const PageLayout& p = w.layout;
-  for (int32_t i = 0; i < w.tokens; ++i) {
-    const int32_t t = w.position + i;
-    std::byte* page = w.pages[t / p.page_tokens];
-    for (int h = 0; h < p.kv_heads; ++h) {
-      std::byte* key = page + p.KeyOffset(w.layer, h, t % p.page_tokens);
-      CopyRow(w.k.data + i * w.k.token_stride + h * w.k.head_stride, w.k.dtype, key, p.dtype,
-              p.head_dim);
-      CopyRow(w.v.data + i * w.v.token_stride + h * w.v.head_stride, w.v.dtype,
-              key + p.value_offset, p.dtype, p.head_dim);
-    }
-  }
+bool AppendItem(const AppendWork& w) {
+  const bool keys = AppendSide(w, w.k, 0);
+  return AppendSide(w, w.v, w.layout.value_offset) && keys;
 }
 
 }  // namespace HWY_NAMESPACE
@@ -87,8 +127,12 @@ namespace kvstrata {
 
 KVS_SIMD_TABLE(AppendItem);
 
-void AppendSimd(const AppendWork* work, int64_t n, Executor& executor) {
-  executor.ParallelFor(n, [work](int64_t i) { KVS_SIMD_CALL(AppendItem)(work[i]); });
+bool AppendSimd(const AppendWork* work, int64_t n, Executor& executor) {
+  std::atomic<bool> finite{true};
+  executor.ParallelFor(n, [&](int64_t i) {
+    if (!KVS_SIMD_CALL(AppendItem)(work[i])) finite.store(false, std::memory_order_relaxed);
+  });
+  return finite.load(std::memory_order_relaxed);
 }
 
 }  // namespace kvstrata

@@ -199,6 +199,7 @@ Arguments ArgumentsOf(const AttendRawBatch& w) {
   a.by_heads = StartsByHeads(w);
   a.new_k = w.new_k;
   a.new_v = w.new_v;
+  a.not_finite = w.not_finite;
   a.with = w.with;
   a.to = w.to;
   a.partial = w.partial;

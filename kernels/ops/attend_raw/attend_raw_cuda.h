@@ -35,6 +35,7 @@ struct AttendRawBatch {
   // Row b of both: the newest row of sequence b, where it is not on its page yet. It is attended
   // from here, whatever the selection says, and written to its page. data null: it is there.
   DeviceSource new_k, new_v;
+  NotFiniteWords not_finite;  // of new rows
 
   Partials with;       // of other ops on the same queries, merged into the output
   AttentionOutput to;  // to.rows null: `partial` is written instead

@@ -6,6 +6,7 @@
 #define KVSTRATA_KERNELS_OPS_ATTEND_RAW_NEW_ROW_CUH_
 
 #include "kernels/cuda/float_bits.cuh"
+#include "kernels/ops/append/not_finite.cuh"
 #include "kernels/ops/attend_raw/warp_attention.cuh"
 
 namespace kvstrata::cuda {
@@ -16,6 +17,11 @@ struct alignas(8) FourChannels {
 
   __device__ __forceinline__ float4 floats() const {
     return {FloatOf(x[0]), FloatOf(x[1]), FloatOf(x[2]), FloatOf(x[3])};
+  }
+  // NotFiniteBits of all four.
+  __device__ __forceinline__ uint32_t NotFinite() const {
+    const auto* const pairs = reinterpret_cast<const uint32_t*>(x);
+    return NotFiniteBits<T>(pairs[0]) | NotFiniteBits<T>(pairs[1]);
   }
 };
 
@@ -68,8 +74,10 @@ __device__ __forceinline__ void StoreNewRow(const Arguments& a, const CtaTask& t
   const uint64_t row = l.pages[int64_t{task.sequence} * l.page_stride + page] +
                        (is_value ? l.value_offset : l.key_offset) + task.head * l.head_stride +
                        slot * l.slot_stride;
-  reinterpret_cast<FourChannels<T>*>(row)[column] =
+  const FourChannels<T> x =
       NewChannels<T>(is_value ? a.new_v : a.new_k, task.sequence, task.head, column);
+  reinterpret_cast<FourChannels<T>*>(row)[column] = x;
+  if (AnyNotFinite(x.NotFinite())) NoteNotFinite(a.not_finite, task.sequence);
 }
 
 }  // namespace kvstrata::cuda

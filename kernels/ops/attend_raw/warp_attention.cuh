@@ -36,9 +36,9 @@ struct Arguments {
   int32_t batch, group;
   bool ahead, by_heads;  // the latter: work_share.cuh
   DeviceSource new_k, new_v;
-  Partials with;
+  NotFiniteWords not_finite;
+  Partials with, partial;
   AttentionOutput to;
-  Partials partial;
   // Splits on their way (split_exchange.cuh).
   uint4* split_o;   // [slots][group][head_dim / 4]
   uint2* split_ml;  // [slots][group], m in powers of two
