@@ -16,7 +16,6 @@ from __future__ import annotations
 import enum
 import functools
 import hashlib
-import inspect
 import json
 import os
 import sys
@@ -218,7 +217,7 @@ class Walk:
         if isinstance(value, types.MethodType):
             return {"method": [self.of(value.__func__, path), self.of(value.__self__, f"the owner of {path}")]}
         if isinstance(value, types.FunctionType):
-            return self._function(value, path)
+            return self._once(value, path, self._function)
         if isinstance(value, (types.BuiltinFunctionType, types.MethodWrapperType, types.WrapperDescriptorType,
                               types.MethodDescriptorType)):
             owner = getattr(value, "__self__", None)
@@ -233,9 +232,9 @@ class Walk:
         if self._known(module):
             cells = [self._cell(cell, path) for cell in value.__closure__ or ()]
             return {"function": name, **({"cells": cells} if cells else {})}
-        if "<lambda>" in name or "<locals>" in name or value.__closure__:
+        if "<lambda>" in name or "<locals>" in name or {*value.__code__.co_freevars} - {"__class__"}:
             return self.refuse(path, f"{name}, a function without a name of its own, so what it does is not known")
-        return {"function": name, "code": self._once(value, path, self._function_code)}
+        return {"function": name, "code": self._function_code(value, path)}
 
     def _cell(self, cell: types.CellType, path: str) -> Any:
         try:
@@ -304,11 +303,7 @@ class Walk:
                 continue
             for one in ((value.fget, value.fset) if isinstance(value, property) else
                         (value.__func__,) if isinstance(value, (staticmethod, classmethod)) else (value,)):
-                inner = inspect.unwrap(one) if isinstance(one, types.FunctionType) else one
-                if isinstance(inner, types.FunctionType) and not self._known(inner.__globals__.get("__name__", "?")):
-                    parts.append([name, self._once(inner, path, self._function_code)])
-                else:
-                    parts.append([name, self.of(inner, f"{path}: {cls.__qualname__}.{name}")])
+                parts.append([name, self.of(one, f"{path}: {cls.__qualname__}.{name}")])
         return self._sum(parts)
 
     def _known(self, module: str | None) -> bool:

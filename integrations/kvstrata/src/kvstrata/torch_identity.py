@@ -96,7 +96,7 @@ class LoadedModel:
         for name in self._background.differing(self._sums):
             self._sums.pop(name, None)
             self._stale = True
-        if self._stale or not self._snapshot.holds():
+        if not self.holds():
             self._look()
         elif self._every and self._calls % self._every == 0:
             self._background.start(self._tensors(), self._sums)
@@ -104,7 +104,7 @@ class LoadedModel:
 
     def holds(self) -> bool:
         """Whether it is what it was at the last now(): the check that now() makes, alone."""
-        return not self._stale and self._snapshot.holds()
+        return not self._stale and self._compute == _precision() and self._snapshot.holds()
 
     def private_reason(self) -> str | None:
         """Why what is computed now must not be found by others, with the way out; None: it may."""
@@ -131,7 +131,7 @@ class LoadedModel:
     def _look(self) -> None:
         """Walks, sums what is not known, and makes the digest."""
         walk = self._walked()
-        self._unknown = walk.unknown
+        self._unknown, self._compute = walk.unknown, _precision()
         self._snapshot, self._stale = Snapshot(walk, self._transparent), False
         digest = digest_of(self._document(walk))
         if self.given is None:
@@ -149,7 +149,7 @@ class LoadedModel:
     def _document(self, walk: TorchWalk) -> dict[str, Any]:
         about = TorchTypes(*self._packages, strict=True)
         sums = self._summed(walk)
-        return {**{name: about.of(value, name) for name, value in self._about.items()}, "compute": _precision(),
+        return {**{name: about.of(value, name) for name, value in self._about.items()}, "compute": self._compute,
                 "modules": walk.entries, "versions": {**walk.versions, **about.versions},
                 "tensors": {name: [str(tensor.dtype).removeprefix("torch."), list(tensor.shape), sums[name]]
                             for name, tensor in walk.tensors.items()}}
