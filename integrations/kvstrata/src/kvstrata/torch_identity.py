@@ -144,7 +144,7 @@ class LoadedModel:
         root = self._root()
         if root is None:
             raise ReferenceError("the model is gone")
-        return TorchWalk(root, *self._packages, self._harmless)
+        return TorchWalk(root, *self._packages, self._harmless, self._transparent)
 
     def _document(self, walk: TorchWalk) -> dict[str, Any]:
         about = TorchTypes(*self._packages, strict=True)
