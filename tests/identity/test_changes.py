@@ -11,6 +11,7 @@ import weakref
 from typing import Any
 
 import kvstrata.torch_identity
+import numpy as np
 import pytest
 import torch
 from kvstrata.torch_identity import LoadedModel
@@ -72,6 +73,30 @@ def test_a_piece_that_no_sample_saw_is_found_in_the_background(model: Any):
     before, weight = live.now().digest, model.model.embed_tokens.weight
     weight.data[7, 3:5] += 1.0
     live.now()  # starts the background's sums, if the sample saw nothing
+    live._background.wait()
+    assert live.now().digest != before
+
+
+class Slotted:
+    """Keeps what it has where no dict is."""
+
+    __slots__ = ("factor",)
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+
+
+@pytest.mark.parametrize("change", [lambda m: m.table.__setitem__(1, 5.0), lambda m: setattr(m.slotted, "factor", 2.0)])
+def test_what_no_check_sees_is_found_in_the_background(change: Any):
+    model = Hidden()
+    model.table, model.slotted = np.zeros(3), Slotted()
+    live = LoadedModel(model, engine="test", resum_every=1)
+    before = live.now().digest
+    live._background.wait()
+    assert live.now().digest == before
+    live._background.wait()
+    change(model)
+    live.now()
     live._background.wait()
     assert live.now().digest != before
 

@@ -21,6 +21,7 @@ import os
 import sys
 import types
 import weakref
+from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -57,6 +58,9 @@ HARMLESS = {
 }
 
 _PLAIN = (type(None), bool, int, float, str)
+# What a class has beside its code: caches of pickle's and abc's among it.
+_NOT_CODE = frozenset(("__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__firstlineno__",
+                       "__static_attributes__", "__slotnames__", "_abc_impl", "__annotate__", "__annotations_cache__"))
 _CODE_PARTS = ("co_code", "co_names", "co_varnames", "co_freevars", "co_argcount", "co_kwonlyargcount", "co_flags")
 
 
@@ -121,7 +125,7 @@ class Walk:
             return {"import": value.__name__}
         if isinstance(value, (bytes, bytearray)):
             return {"bytes": value.hex()}
-        if isinstance(value, types.MappingProxyType) or type(value) in (dict, list, tuple, set, frozenset):
+        if type(value) in (dict, list, tuple, types.MappingProxyType) or isinstance(value, (set, frozenset)):
             return self._once(value, path, self._container)
         if callable(value) and (of_function := self._callable(value, path)) is not NotImplemented:
             return of_function
@@ -191,12 +195,12 @@ class Walk:
             parts.append(self._fields(value, path, ()))
         elif len(state) > 2 and not isinstance(state[2], dict):
             parts.append(self.of(state[2], path))
-        if len(state) > 3 and isinstance(value, (list, set)):
+        if isinstance(value, (list, deque)):
             self.watched.append(value)
             parts.append([self.of(item, f"{path}[{i}]") for i, item in enumerate(value)])
         if isinstance(value, dict):
             self.watched.append(value)
-            parts.append({str(key): self.of(item, f"{path}[{key!r}]") for key, item in dict.items(value)})
+            parts.append(self._container(types.MappingProxyType(value), path))
         return {"object": name, "sum": self._sum(parts)}
 
     def _fields(self, value: Any, path: str, left_out: Collection[str]) -> Any:
@@ -226,14 +230,19 @@ class Walk:
             named = owner is None or isinstance(owner, (type, types.ModuleType))
             return {"builtin": [getattr(value, "__module__", None) or getattr(owner, "__name__", None),
                                 value.__qualname__], **({} if named else {"self": self.of(owner, path)})}
+        if isinstance(wrapped := getattr(value, "__wrapped__", None), types.FunctionType):
+            return self.of(wrapped, path)  # functools.cache
         return NotImplemented
 
     def _function(self, value: types.FunctionType, path: str) -> Any:
         module = value.__globals__.get("__name__", "?")  # where it was written, whatever decorators say
         name = f"{module}.{value.__code__.co_qualname}"
         if self._known(module):
-            cells = self._cells(value, path)
-            return {"function": name, **({"cells": cells} if cells else {})}
+            if "<l" not in name:
+                return {"function": name}
+            # A lambda of a known package: there may be several of one name in one function.
+            return {"function": name, "code": self._sum(_code(value.__code__)), "cells": self._cells(value, path),
+                    "defaults": [self.of(value.__defaults__, path), self.of(value.__kwdefaults__, path)]}
         if "<lambda>" in name or "<locals>" in name or {*value.__code__.co_freevars} - {"__class__"}:
             return self.refuse(path, f"{name}, a function without a name of its own, so what it does is not known")
         return {"function": name, "code": self._function_code(value, path)}
@@ -308,8 +317,7 @@ class Walk:
     def _class_code(self, cls: type, path: str) -> Any:
         parts: list[Any] = [self.name_of_class(base, path) for base in cls.__bases__]
         for name, value in sorted(vars(cls).items()):
-            if name in ("__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__firstlineno__",
-                        "__static_attributes__", "_abc_impl"):
+            if name in _NOT_CODE:
                 continue
             for one in ((value.fget, value.fset) if isinstance(value, property) else
                         (value.__func__,) if isinstance(value, (staticmethod, classmethod)) else (value,)):
