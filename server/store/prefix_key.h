@@ -3,9 +3,9 @@
 //
 // A key is SHA-256 over a tagged, length-prefixed encoding of tenant (cluster_tenants.h), model
 // digest, layout, geometry, rotary parameters of keys stored before it, softmax scale if it is not
-// the usual one, dtype, adapter, rank, parent key and token ids. Equal keys mean equal bytes; the
-// whole key is stored with the page and compared. Nobody without the tenant can make a tenant's
-// key.
+// the usual one, dtype, adapter, rank, what is known of the rows (docs/disk_format.md, "Values"),
+// parent key and token ids. Equal keys mean equal bytes; the whole key is stored with the page and
+// compared. Nobody without the tenant can make a tenant's key.
 //
 // Thread-safety: values; const methods from any thread. Cost: about 0.3 us a key of 16 tokens.
 #ifndef KVSTRATA_SERVER_STORE_PREFIX_KEY_H_

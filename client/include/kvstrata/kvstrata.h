@@ -367,9 +367,8 @@ KVS_API int kvs_late_tokens(kvs_session* session, const kvs_step_member* members
                             int32_t on_gpu);
 /* k, v [sum of new tokens][kv_heads][head_dim], packed in the order of the members. What is not
  * finite in the model's dtype is refused (TENSOR_NOT_FINITE): the layer has no rows then. Linked to
- * a GPU nobody waits to hear of it: the sequence becomes private (kvs_open_options) before others
- * learn of the tokens. Under capture k and v must hold what they hold until the layer's kvs_attend:
- * it may be what reads them. */
+ * a GPU the sequence becomes private instead (kvs_open_options), before anybody finds its tokens.
+ * Under capture k and v must hold what they hold until the layer's kvs_attend, it may read them. */
 KVS_API int kvs_append(kvs_step* step, int32_t layer, const kvs_tensor* k, const kvs_tensor* v);
 /* Fixes the layer's selection, which else kvs_attend does. REQUIRES the layer's append. */
 KVS_API int kvs_select(kvs_step* step, int32_t layer, const kvs_tensor* q);
