@@ -55,6 +55,17 @@ def test_the_probe_leaves_the_model_as_it_was():
     assert model.model.rotary_emb.max_seq_len_cached == before[1]
 
 
+def test_what_cannot_be_tried_is_private():
+    model = model_of("llama")
+    model.model.rotary_emb.forward = _three_rows
+    assert "could not be tried" in str(ModelIdentity(model).now().private)
+
+
+def _three_rows(x: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+    height, width, time = position_ids
+    return height + width + time
+
+
 def test_each_layer_type_is_tried():
     """gemma3 has a rotary embedding for its full layers and another for the others."""
     config = config_of("gemma3_text")

@@ -80,7 +80,11 @@ def rope_depends_on_length(model: Any) -> str | None:
     for name, rotary in _rotaries(model):
         limits = set(_limits(config, rotary))
         for layer_type in _layer_types(rotary, config):
-            if (seen := depends_on_length(_turn(rotary, layer_type), limits, _device(rotary))) is not None:
+            try:
+                seen = depends_on_length(_turn(rotary, layer_type), limits, _device(rotary))
+            except Exception as error:  # one that wants to be called otherwise
+                return f"RoPE of {name} could not be tried ({type(error).__name__}: {error}), so what it goes by is not known"
+            if seen is not None:
                 kind = getattr(rotary, "rope_type", None)
                 return (f"RoPE of {name} (rope_type {kind!r}) goes by the prompt's whole length: {seen}, so a prefix has "
                         "no keys of its own; choose another rope_type")
