@@ -27,11 +27,11 @@ uint64_t Padded(uint64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign;
 // a shape, so that calls that come again are launched as graphs (kernels/step/repeated_call.h).
 class Room {
  public:
-  // not_finite: a word.
-  Room(const cuda::CudaOps& ops, const Geometry& of, std::unique_ptr<PageLockedBuffer> not_finite)
+  // word: what `not_finite` becomes.
+  Room(const cuda::CudaOps& ops, const Geometry& of, std::unique_ptr<PageLockedBuffer> word)
       : geometry(of),
-        not_finite(std::move(not_finite)),
-        workspace(ops, of, 0, nullptr, this->not_finite->At<uint32_t>(0)),
+        not_finite(std::move(word)),
+        workspace(ops, of, 0, nullptr, not_finite->At<uint32_t>(0)),
         ops_(ops) {}
 
   // REQUIRES: nothing is under way.

@@ -122,7 +122,9 @@ def _turn(rotary: torch.nn.Module, layer_type: str | None) -> Any:
 
     @torch.no_grad()
     def turn(positions: torch.Tensor) -> torch.Tensor:
-        cos, sin = rotary(x, positions[None], *more)
+        # oneDNN may multiply in bf16, in long prompts alone; that is rounding, and not what is asked here.
+        with torch.backends.mkldnn.flags(enabled=False):
+            cos, sin = rotary(x, positions[None], *more)
         return torch.cat([cos, sin], -1)
 
     return turn
