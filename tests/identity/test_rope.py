@@ -57,8 +57,13 @@ def test_the_probe_leaves_the_model_as_it_was():
 
 def test_what_cannot_be_tried_is_private():
     model = model_of("llama")
-    model.model.rotary_emb.forward = _three_rows
-    assert "could not be tried" in str(ModelIdentity(model).now().private)
+    for forward in (_three_rows, _by_length):
+        model.model.rotary_emb.forward = forward
+        assert "could not be tried" in str(ModelIdentity(model).now().private)
+
+
+def _by_length(x: torch.Tensor, seq_len: int) -> torch.Tensor:
+    return x.new_zeros(seq_len)
 
 
 def _three_rows(x: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
