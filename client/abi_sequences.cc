@@ -52,9 +52,10 @@ Result<OpenOptions> ReadOpenOptions(const kvs_open_options* options) {
       const kvs_open_options known,
       Grown("kvs_open_options", options, offsetof(kvs_open_options, reserve_tokens)));
   KVS_RETURN_IF_ERROR(InRange("only_reported", known.only_reported, 0, 1));
-  KVS_RETURN_IF_ERROR(InRange("reserved", known.reserved, 0, 0));
+  KVS_RETURN_IF_ERROR(InRange("private_pages", known.private_pages, 0, 1));
   KVS_ASSIGN_OR_RETURN(const std::string_view key, ReadKey(known.key));
-  return OpenOptions{known.max_held, known.only_reported == 1, known.reserve_tokens, key};
+  return OpenOptions{known.max_held, known.only_reported == 1, known.reserve_tokens,
+                     known.private_pages == 1, key};
 }
 
 }  // namespace

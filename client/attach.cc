@@ -110,12 +110,16 @@ Result<std::unique_ptr<Connection>> Connection::Dial(const std::string& path,
 
 Status Connection::Handshake(const shm::Hello& hello, Clock::time_point deadline) {
   const int fd = socket_.get();
-  if (send(fd, &hello, sizeof(hello), MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof(hello))) {
+  const bool sent = send(fd, &hello, sizeof(hello), MSG_NOSIGNAL) == sizeof(hello);
+  // The daemon may refuse a connection before it is spoken to, and hang up: why lies in our socket.
+  if (!sent && errno != EPIPE && errno != ECONNRESET) {
     return Unavailable("DAEMON_UNREACHABLE", std::string("saying hello: ") + std::strerror(errno));
   }
   SetSocketTimeout(fd, SO_RCVTIMEO, Left(deadline));
   Packet packet;
   Receive(fd, 0, &packet);
+  // The kernel says once that the hello was not read, and only then what was sent before the end.
+  if (packet.bytes == -ECONNRESET) Receive(fd, 0, &packet);
   if (packet.bytes == -EAGAIN) {
     return {Code::kDeadlineExceeded, "DEADLINE",
             "the daemon did not answer the hello in time; raise timeout_ms or look at its log"};

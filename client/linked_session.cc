@@ -230,11 +230,13 @@ Result<Opened> Session::Open(uint64_t model, std::string_view plan, std::span<co
                                                   " and 65536 are allowed");
   }
   const std::string padded = Padded(plan);
+  const uint32_t flags = (options.only_reported ? shm::OpenSequence::kOnlyReported : 0u) |
+                         (options.private_pages ? shm::OpenSequence::kPrivate : 0u);
   shm::OpenSequence request{model,
                             static_cast<uint32_t>(padded.size()),
                             static_cast<uint32_t>(tokens.size()),
                             options.max_held,
-                            options.only_reported ? shm::OpenSequence::kOnlyReported : 0u,
+                            flags,
                             options.reserve_tokens,
                             0,
                             ""};

@@ -74,6 +74,20 @@ PoolCapacity PoolOf(const v1::PoolCapacity& pool) {
           pool.has_limit() ? RoomOf(pool.limit()) : Room{UINT64_MAX, UINT64_MAX}};
 }
 
+// What an older daemon does not know it leaves out, and does not say so.
+Status CheckServed(const OpenOptions& asked, const v1::OpenSequenceResponse& response) {
+  if (response.private_pages() != asked.private_pages) {
+    return Unimplemented("PRIVATE_PAGES",
+                         "private_pages is 1, and the daemon is older than this library and shares "
+                         "the pages of every sequence; pass 0, or update the daemon");
+  }
+  if (response.reserved_tokens() == asked.reserve_tokens) return OkStatus();
+  return Unimplemented("RESERVE_TOKENS", "reserve_tokens is " +
+                                             std::to_string(asked.reserve_tokens) +
+                                             ", and the daemon is older than this library and "
+                                             "reserves nothing; pass 0, or update the daemon");
+}
+
 std::string BackendName(const AttachOptions& options) {
   if (!options.backend.empty()) return options.backend;
   const char* name = std::getenv("KVSTRATA_BACKEND");
@@ -213,16 +227,15 @@ Result<Opened> Session::Open(uint64_t model, std::string_view plan, std::span<co
   request.set_max_held_tokens(options.max_held);
   request.set_hold_only_reported(options.only_reported);
   request.set_reserve_tokens(options.reserve_tokens);
+  request.set_private_pages(options.private_pages);
   request.set_key(std::string(options.key));
   v1::OpenSequenceResponse response;
   KVS_RETURN_IF_ERROR(state_->channel->Call(&v1::Control::Stub::OpenSequence, request, &response));
   const Opened opened = state_->Adopt(response, geometry);
-  if (response.reserved_tokens() == options.reserve_tokens) return opened;
+  const Status served = CheckServed(options, response);
+  if (served.ok()) return opened;
   (void)Close(opened.sequence);
-  return Unimplemented("RESERVE_TOKENS", "reserve_tokens is " +
-                                             std::to_string(options.reserve_tokens) +
-                                             ", and the daemon is older than this library and "
-                                             "reserves nothing; pass 0, or update the daemon");
+  return served;
 }
 
 Result<LookedUp> Session::Lookup(uint64_t model, const LookupQuery& query,

@@ -56,6 +56,7 @@ struct OpenOptions {
   uint32_t max_held = 0;  // 0: no limit
   bool only_reported = false;
   uint32_t reserve_tokens = 0;
+  bool private_pages = false;
   std::string_view key;  // of the caller's; "": none
 };
 

@@ -35,6 +35,8 @@ constexpr Reason kRows[] = {
     {"OUT_OF_MEMORY", kLibrary, "This process has no memory left.", ""},
     {"PAGE_GONE", kLibrary, "A codec alone holds these positions.",
      "compute them again, or open with keep_raw = \"host\""},
+    {"PRIVATE_PAGES", kLibrary, "The daemon is older and keeps no sequence private.",
+     "restart the daemon with this release"},
     {"PROTOCOL", kLibrary, "The daemon's answer is none of this protocol.",
      "kvstrata version; install both from one release"},
     {"REMOTE_IMPORT", kLibrary, "Engines' tensors are lent over the linked transport alone.",

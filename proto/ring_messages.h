@@ -69,9 +69,12 @@ struct OpenSequence {
   uint64_t model;
   uint32_t plan_bytes;  // of the plan text, padded with NULs to 4
   uint32_t tokens;      // token ids that follow it, int32; the known prompt, may be 0
-  enum Flags : uint32_t { kOnlyReported = 1 };
+  enum Flags : uint32_t {
+    kOnlyReported = 1,  // no more of a prefix than the plan's series were stored with
+    kPrivate = 2,       // finds nothing, and nothing of it is found
+  };
   uint32_t max_held_tokens;  // of a prefix; 0: no limit
-  uint32_t flags;  // kOnlyReported: no more of a prefix than the plan's series were stored with
+  uint32_t flags;
   uint32_t reserve_tokens;  // to take pages for, the prompt among them; 0: for the prompt
   uint32_t reserved;
   char key[64];  // by which other sessions of the user may close it; "" none
@@ -125,7 +128,10 @@ struct Commit {
   uint32_t first;           // position of the first new token
   uint32_t tokens;          // token ids that follow, int32
   uint32_t indexed_tokens;  // index rows valid up to here
-  uint32_t reserved;
+  // From these tokens on, of which there may be none, the sequence is as if opened with kPrivate;
+  // what was found of it before stays. Once said it holds for all that follows.
+  enum Flags : uint32_t { kPrivate = 1 };
+  uint32_t flags;
 };
 
 // The tokens from `tokens` on are taken back.

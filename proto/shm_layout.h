@@ -18,7 +18,7 @@
 namespace kvstrata::shm {
 
 inline constexpr uint32_t kMagic = 0x4B565331;  // "KVS1"
-inline constexpr uint32_t kVersion = 10;        // a client of another version is refused at attach
+inline constexpr uint32_t kVersion = 11;        // a client of another version is refused at attach
 
 inline constexpr int kMaxReaders = 64;      // steps of one session open at the same time
 inline constexpr int kMaxSequences = 4096;  // of one session

@@ -31,6 +31,7 @@ constexpr Column kList[] = {
     {"HOST", "/host_bytes", Bytes, true, 6},
     {"AGE", "/age_us", Microseconds, true, 2},
     {"KEY", "/key", OrDash},
+    {"PRIVATE", "/private_pages", YesNo},
     {"IN-FULL", "/in_full", YesIfAny},
     {"PLAN-TEXT", "/plan_text"},
 };
@@ -56,6 +57,7 @@ constexpr Column kRecord[] = {
     {"SEQUENCE", "/sequence"},
     {"SESSION", "/session"},
     {"KEY", "/key", OrDash},
+    {"PRIVATE", "/private_pages", YesNo},
     {"MODEL", "/model_name"},
     {"PLAN", "/plan_text"},
     {"ATTENDS", "/in_full", Attends},

@@ -121,7 +121,9 @@ Malformed OnOpen(RingState* state, const RingFrame& frame) {
       in.model, {}, std::max(in.tokens, in.reserve_tokens), std::chrono::steady_clock::now()};
   if (state->tensors.LendsFor(in.model)) request.tokens.assign(tokens.begin(), tokens.end());
   const OpenOptions options{
-      {in.max_held_tokens, (in.flags & shm::OpenSequence::kOnlyReported) != 0}, in.reserve_tokens};
+      {in.max_held_tokens, (in.flags & shm::OpenSequence::kOnlyReported) != 0},
+      in.reserve_tokens,
+      (in.flags & shm::OpenSequence::kPrivate) != 0};
   state->awaited.BeginOpening();
   state->store->openings().OpenSequence(
       state->session, in.model, text, tokens,
@@ -222,9 +224,15 @@ Malformed OnCommit(RingState* state, const RingFrame& frame) {
   if (!Take(&rest, &in) || !TakeArray(&rest, in.tokens, &tokens) || !rest.empty()) {
     return "Commit of a wrong size";
   }
-  state->sequences.NoteEvent(
-      in.sequence, state->store->steps().Commit(state->session, in.sequence, in.first, tokens,
-                                                in.indexed_tokens));
+  Status status;
+  if ((in.flags & shm::Commit::kPrivate) != 0) {
+    status = state->store->sequences().MakePrivate(state->session, in.sequence);
+  }
+  if (status.ok()) {
+    status = state->store->steps().Commit(state->session, in.sequence, in.first, tokens,
+                                          in.indexed_tokens);
+  }
+  state->sequences.NoteEvent(in.sequence, status);
   state->sequences.NoteTokens(in.sequence,
                               std::min<uint64_t>(uint64_t{in.first} + in.tokens, 1u << 24));
   return kHandled;

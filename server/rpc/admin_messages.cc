@@ -141,6 +141,7 @@ void Write(const SequenceInfo& s, v1::Sequence* out) {
   out->set_key(s.key);
   out->set_in_full(s.in_full);
   out->set_break_even_tokens(s.break_even_tokens);
+  out->set_private_pages(s.private_pages);
 }
 
 void Write(const ExtentInfo& e, v1::ExtentInfo* out) {

@@ -284,6 +284,7 @@ grpc::ServerUnaryReactor* ControlService::OpenSequence(grpc::CallbackServerConte
                   {"held_tokens", opened.held_tokens}});
         Write(opened, response);
         response->set_reserved_tokens(request->reserve_tokens());
+        response->set_private_pages(request->private_pages());
         return OkStatus();
       }));
     });
@@ -294,9 +295,10 @@ grpc::ServerUnaryReactor* ControlService::OpenSequence(grpc::CallbackServerConte
   const Status posted = (*found)->Post([store, call, reactor, request, tokens, adopt, s = *found] {
     if (call->IsCancelled()) return reactor->Finish(grpc::Status::CANCELLED);
     const std::string plan = request->plan().empty() ? "full" : request->plan();
-    store->openings().OpenSequence(
-        s->id(), request->model(), plan, tokens, adopt,
-        {{request->max_held_tokens(), request->hold_only_reported()}, request->reserve_tokens()});
+    store->openings().OpenSequence(s->id(), request->model(), plan, tokens, adopt,
+                                   {{request->max_held_tokens(), request->hold_only_reported()},
+                                    request->reserve_tokens(),
+                                    request->private_pages()});
   });
   if (!posted.ok()) reactor->Finish(ToGrpc(posted));
   return reactor;

@@ -279,8 +279,10 @@ void Builds::PublishExtents(BuildJob job, BuiltExtents made) {
       }
       p->extents = static_cast<uint32_t>(fresh.pages.size());
       if (fresh.pages.empty()) p->recompressor = nullptr;  // nothing is to be packed: too short
-      if (!fresh.pages.empty()) extents_.EnterArtefact(std::move(artefact));
-      if (!fresh.pages.empty()) extents_.OfferArtefact(p->artefact, OfferedFor::kArtefact);
+      if (!fresh.pages.empty() && !s.private_pages) {
+        extents_.EnterArtefact(std::move(artefact));
+        extents_.OfferArtefact(p->artefact, OfferedFor::kArtefact);
+      }
       p->running = false;
     }
     extents_.Discard(&fresh);

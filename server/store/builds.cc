@@ -79,6 +79,12 @@ uint32_t WholeBlocks(const IndexLayout& index, uint32_t tokens) {
 
 // Checks a build of another plan.
 Status CheckOther(const Sequence& s, const PendingBuild& p, const PageMemory& memory) {
+  if (s.private_pages) {
+    return FailedPrecondition(
+        "BUILD_PRIVATE", "sequence " + std::to_string(s.id) +
+                             " is private: nobody would find what is made of it for plan '" +
+                             p.plan.name + "'; build its own plan, or open it without private");
+  }
   if ((SelectorNeeds(p.plan) & kNeedPromptQueries) != 0) {
     return InputMissing(p.plan,
                         "the queries of the prompt's last " + std::to_string(p.plan.bucket.n_obs) +

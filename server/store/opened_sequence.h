@@ -46,6 +46,9 @@ struct OpenOptions {
   // Pages and index blocks for so many tokens, the prompt's among them, are taken at open, or it is
   // refused. 0, or fewer than the prompt has: those for the prompt.
   uint32_t reserve_tokens = 0;
+  // Finds nothing, and nothing of it is found (MakePrivate): whoever opens it cannot say what its
+  // keys and values depend on.
+  bool private_pages = false;
 };
 
 using OpenDone = std::function<void(const Result<OpenedSequence>&)>;

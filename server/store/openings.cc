@@ -174,8 +174,13 @@ Result<Opening> Openings::PrepareOpen(uint64_t session_id, uint64_t model_id,
   o.tokens = tokens.size();
   o.reserve_tokens = options.reserve_tokens;
   // Hashing costs as much as all the rest: never under the lock.
-  PromptKeys keys = KeysOf(s->chain, s->page_tokens(), s->plan,
-                           s->codec ? &s->codec->parameters_digest : nullptr, tokens);
+  PromptKeys keys;  // none: what has no keys finds nothing, and asks no tier
+  if (options.private_pages) {
+    MakePrivate(s);
+  } else {
+    keys = KeysOf(s->chain, s->page_tokens(), s->plan,
+                  s->codec ? &s->codec->parameters_digest : nullptr, tokens);
+  }
   const size_t usable = keys.pages.size();
   o.limits = options.hold;
   o.keys = std::move(keys.pages);

@@ -73,7 +73,8 @@ class PrefixCatalog {
 
   // Enters a sealed page or index block under its key; if somebody was faster, theirs is found and
   // ours stays private, unless theirs lies on another device: then it is a replica. It is page
-  // number `n` of the sequence, or the index block that ends with that.
+  // number `n` of the sequence, or the index block that ends with that. Of a private sequence
+  // nothing is entered.
   void EnterPrefix(const Sequence& s, Page* page, size_t n) KVS_REQUIRES(store_lock);
   // Offers one that is there to the tier below, but for raw pages that the sequence is about to
   // release.

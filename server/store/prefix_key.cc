@@ -4,6 +4,7 @@
 #include "server/store/prefix_key.h"
 
 #include <openssl/sha.h>
+#include <sys/random.h>
 
 #include <bit>
 #include <cstring>
@@ -30,6 +31,7 @@ enum class Tag : uint8_t {
   kRotary,
   kScale,
   kIndexBits,
+  kPrivate,
 };
 
 void Add(SHA256_CTX* context, Tag tag, const void* data, uint64_t bytes) {
@@ -78,6 +80,17 @@ KeyChain::KeyChain(std::string_view tenant, const ModelDesc& model)
   Add(&context, Tag::kAdapter, model.adapter);
   Add(&context, Tag::kRank, std::array<int64_t, 2>{model.rank, model.ranks});
   std::memcpy(midstate_.bytes.data(), &context, sizeof(context));
+}
+
+KeyChain KeyChain::Private() const {
+  std::array<uint8_t, 32> number;
+  KVS_CHECK(getrandom(number.data(), number.size(), 0) == static_cast<ssize_t>(number.size()));
+  KeyChain chain = *this;
+  SHA256_CTX context;
+  std::memcpy(&context, midstate_.bytes.data(), sizeof(context));
+  Add(&context, Tag::kPrivate, number.data(), number.size());
+  std::memcpy(chain.midstate_.bytes.data(), &context, sizeof(context));
+  return chain;
 }
 
 PageKey KeyChain::Next(const PageKey& parent, std::span<const int32_t> tokens) const {

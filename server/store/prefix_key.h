@@ -42,6 +42,9 @@ class KeyChain {
   KeyChain() = default;
   KeyChain(std::string_view tenant, const ModelDesc& model);
 
+  // The same, but for a random number in every key: no key of it is ever made again, by nobody.
+  KeyChain Private() const;
+
   // The key of the page that holds `tokens` and follows the page of key `parent` (zeros: none).
   PageKey Next(const PageKey& parent, std::span<const int32_t> tokens) const;
 

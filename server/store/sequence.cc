@@ -10,6 +10,12 @@ bool Writable(const Sequence& s, const Page* page) {
   return page != nullptr && !page->sealed && page->refs == 1 && page->arena->writer == writer;
 }
 
+void MakePrivate(Sequence* s) {
+  if (s->private_pages) return;
+  s->private_pages = true;
+  s->chain = s->chain.Private();
+}
+
 Status CheckOwned(const Sequence& s) {
   if (!s.imported) return OkStatus();
   return FailedPrecondition("SEQUENCE_IMPORTED",

@@ -148,6 +148,7 @@ struct Sequence {
   uint64_t steps = 0;  // that committed tokens
   bool prefill_done = false;
   bool imported = false;        // import_job.h
+  bool private_pages = false;   // MakePrivate
   std::vector<PageKey> groups;  // of the first page of each (page_tier.h), as far as it is full
   PageKey last_key{};           // of the last whole page; zeros: none
   PageKey prompt_last_key{};    // the same of the prompt, when that is complete
@@ -196,6 +197,11 @@ struct Sequence {
   uint64_t capacity_tokens() const { return uint64_t{page_tokens()} * pages.size(); }
 };
 
+// From here on nobody finds anything of the sequence: no page or index block is entered into the
+// prefix index, no artefact is kept or taken, nothing is offered to a tier, and all its keys are
+// its own. What was entered before stays as it is. A fork of it is private too, and it stays so
+// when it is truncated. A second call changes nothing.
+void MakePrivate(Sequence* s);
 // SEQUENCE_IMPORTED unless its session fills it.
 Status CheckOwned(const Sequence& s);
 // Whether whoever fills the sequence may write the page: it is nobody else's, and not full.

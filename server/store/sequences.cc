@@ -71,6 +71,13 @@ Result<OpenedSequence> Sequences::ForkSequence(uint64_t session_id, uint64_t seq
   return opened;
 }
 
+Status Sequences::MakePrivate(uint64_t session, uint64_t sequence) {
+  StoreLock lock(mu_);
+  KVS_ASSIGN_OR_RETURN(Sequence * s, catalog_.FindSequence(session, sequence));
+  kvstrata::MakePrivate(s);
+  return OkStatus();
+}
+
 void Sequences::CloseLocked(Session* session, Sequence* s) {
   (void)builds_.EndBuildLocked(
       s->id, Status(Code::kAborted, "SEQUENCE_CLOSED",

@@ -52,6 +52,10 @@ class Sequences {
   Status Truncate(uint64_t session, uint64_t sequence, uint32_t tokens,
                   std::span<const int32_t> tail) KVS_EXCLUDES(store_lock);
 
+  // Whoever fills the sequence found that its rows are not what their tokens and the model make:
+  // MakePrivate (sequence.h), before those rows are committed, so that nobody is held for them.
+  Status MakePrivate(uint64_t session, uint64_t sequence) KVS_EXCLUDES(store_lock);
+
   // What an open answered, now with that key ("": as it was); closed again where that fails.
   // INVALID_ARGUMENT KEY_TEXT: up to 63 bytes, no control characters; ALREADY_EXISTS KEY_IN_USE.
   Result<OpenedSequence> GiveKey(uint64_t session, const Result<OpenedSequence>& opened,

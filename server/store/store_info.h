@@ -59,6 +59,7 @@ struct SequenceInfo {
   std::string key;         // that its engine gave it; "": none
   std::string in_full;     // why its steps attend everything, as far as is known; "": they choose
   uint32_t break_even_tokens = 0;  // Plans::BreakEven
+  bool private_pages = false;      // MakePrivate
 };
 // A sequence with what its steps selected since it opened.
 struct LiveSequence {

@@ -152,9 +152,13 @@ TEST_F(AbiTest, OpensWithOptions) {
   ASSERT_EQ(open(), KVS_OK);
   EXPECT_EQ(Log().open.max_held, 48u);
   EXPECT_EQ(Log().open.reserve_tokens, 0u);
+  EXPECT_FALSE(Log().open.private_pages);
   options.size = sizeof(options);
-  options.reserved = 1;
-  ExpectRefused(open(), KVS_INVALID_ARGUMENT, "ARGUMENT_RANGE", "reserved 1; allowed: 0..0");
+  options.private_pages = 1;
+  ASSERT_EQ(open(), KVS_OK);
+  EXPECT_TRUE(Log().open.private_pages);
+  options.private_pages = 2;
+  ExpectRefused(open(), KVS_INVALID_ARGUMENT, "ARGUMENT_RANGE", "private_pages 2; allowed: 0..1");
   options.only_reported = 2;
   ExpectRefused(open(), KVS_INVALID_ARGUMENT, "ARGUMENT_RANGE", "only_reported 2; allowed: 0..1");
   options = {8, 0, 0, 0, 0};

@@ -100,6 +100,22 @@ TEST_F(AttachTest, RefusalsArePassedOn) {
   EXPECT_EQ(status.message(), "1024 sessions are open");
 }
 
+// A daemon with too many of a user's connections says so unasked, and hangs up: before the hello,
+// or with the hello unread. Which of both a dial meets is up to the scheduler.
+TEST_F(AttachTest, ARefusalBeforeTheHelloIsPassedOn) {
+  for (int i = 0; i < 200; ++i) {
+    const Status status = DialWith([&] {
+      daemon_.AcceptUnheard();
+      shm::Refused refused{shm::kRefused, static_cast<int32_t>(Code::kResourceExhausted),
+                           "TOO_MANY_HANDSHAKES", "retry"};
+      daemon_.Send(refused, {});
+      daemon_.HangUp();
+    });
+    ASSERT_EQ(status.reason(), "TOO_MANY_HANDSHAKES") << "dial " << i << ": " << status.message();
+    ASSERT_EQ(status.code(), Code::kResourceExhausted);
+  }
+}
+
 TEST_F(AttachTest, AnotherVersionIsRefused) {
   constexpr uint32_t kOther = shm::kVersion + 1;
   const Status status = DialWith([&] {

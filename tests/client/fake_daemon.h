@@ -102,6 +102,8 @@ class FakeDaemon {
     EXPECT_EQ(recv(peer_.get(), &hello, sizeof(hello), 0), static_cast<ssize_t>(sizeof(hello)));
     return hello;
   }
+  // Accepts, and leaves the Hello unread.
+  void AcceptUnheard() { peer_.Reset(accept(listener_.get(), nullptr, nullptr)); }
   void Welcome() { Send(welcome_, {session_.get(), table_.get(), doorbell_.get()}); }
   void HangUp() { peer_.Reset(); }
 

@@ -10,6 +10,7 @@ is used. As a program it serves one toy prompt and says what it found:
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import socket
@@ -89,7 +90,8 @@ class Memory:
         self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.connection.settimeout(SECONDS)
         self.connection.connect(path + ".attach")
-        self.connection.send(redeem_packet(token, version))
+        with contextlib.suppress(ConnectionError):  # refused unheard: why is read next
+            self.connection.send(redeem_packet(token, version))
         packet, fds = self._receive()
         kind, layout, self.session, _, size, arenas, _ = struct.unpack_from("<IIQQQII", packet)
         assert (kind, layout, len(fds)) == (TABLES, version, 1)
@@ -101,7 +103,10 @@ class Memory:
         self.connection.close()
 
     def _receive(self) -> tuple[bytes, list[int]]:
-        packet, fds, _, _ = socket.recv_fds(self.connection, 1024, 4)
+        try:
+            packet, fds, _, _ = socket.recv_fds(self.connection, 1024, 4)
+        except ConnectionResetError:  # said once, of a token that was not read; the refusal comes behind it
+            packet, fds, _, _ = socket.recv_fds(self.connection, 1024, 4)
         if not packet:
             raise ConnectionError("the session has ended")
         if struct.unpack_from("<I", packet)[0] == REFUSED:

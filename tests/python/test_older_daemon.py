@@ -19,7 +19,7 @@ OLD = "0.0.9"
 
 
 class OlderDaemon(grpc.GenericRpcHandler):
-    """Serves a status, sessions and opens that reserve nothing; everything else is unknown to it."""
+    """Serves a status, sessions and opens that reserve and hide nothing; everything else is unknown to it."""
 
     def service(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         if call.method.endswith("/GetStatus"):
@@ -27,7 +27,8 @@ class OlderDaemon(grpc.GenericRpcHandler):
             return grpc.unary_unary_rpc_method_handler(lambda _, __: status.SerializeToString())
         if call.method.endswith("/OpenSession"):
             return grpc.unary_stream_rpc_method_handler(self.open)
-        known = OlderDaemon.answers.get(call.method.rsplit("/", 1)[1])
+        OlderDaemon.asked.append(call.method.rsplit("/", 1)[1])
+        known = OlderDaemon.answers.get(OlderDaemon.asked[-1])
         if known is None:
             return None
         return grpc.unary_unary_rpc_method_handler(lambda _, __: known.SerializeToString())
@@ -43,12 +44,13 @@ class OlderDaemon(grpc.GenericRpcHandler):
             concurrent.futures.wait([OlderDaemon.stopping], timeout=0.05)
 
     stopping: concurrent.futures.Future[None]
+    asked: list[str]
 
 
 @pytest.fixture
 def older(tmp_path: pathlib.Path) -> Iterator[str]:
     socket = str(tmp_path / "old.sock")
-    OlderDaemon.stopping = concurrent.futures.Future()
+    OlderDaemon.stopping, OlderDaemon.asked = concurrent.futures.Future(), []
     server = grpc.server(concurrent.futures.ThreadPoolExecutor(4), handlers=[OlderDaemon()])
     server.add_insecure_port("unix:" + socket)
     server.start()
@@ -104,3 +106,12 @@ def test_a_reservation_that_it_does_not_know_is_refused(older: str) -> None:
         session.open(model).close()
         with pytest.raises(kvstrata.Unimplemented, match="reserve_tokens is 100"):
             session.open(model, reserve_tokens=100)
+
+
+def test_a_private_sequence_that_it_does_not_know_is_refused(older: str) -> None:
+    with kvstrata.attach(older, transport="remote") as session:
+        model = session.register_model("m", "d", layers=1, query_heads=1, kv_heads=1, head_dim=64)
+        with pytest.raises(kvstrata.Unimplemented, match="private_pages is 1.*update the daemon") as refused:
+            session.open(model, private=True)
+        assert refused.value.reason == "PRIVATE_PAGES"
+        assert OlderDaemon.asked[-2:] == ["OpenSequence", "CloseSequence"], "what it would share is closed at once"

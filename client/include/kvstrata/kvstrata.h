@@ -133,7 +133,13 @@ typedef struct kvs_open_options {
                               them without POOL_EXHAUSTED. They count as its user's bytes, used or
                               not. Forks have none; a step on a page that is shared with one takes a
                               copy beyond it. At most 2^24 (SEQUENCE_TOO_LONG) */
-  uint32_t reserved;       /* 0 */
+  uint32_t private_pages;  /* 1: it finds nothing (held is 0), and nothing of it is found: not by
+                              opens, look-ups, leases and pins of anybody, not on disk or in a
+                              remote store. So are forks and reorders of it, and what is left of it
+                              when it is truncated; its memory goes back when it closes. For keys
+                              and values of which the engine cannot say all that they depend on. An
+                              older daemon refuses: VERSION_MISMATCH at attach, remote UNIMPLEMENTED
+                              (PRIVATE_PAGES); an older library INVALID_ARGUMENT ("reserved") */
   const char* key; /* for kvs_close_key and kvs_truncate_key; NULL or "": none. UTF-8, up to 63
                       bytes without control characters, unique among this user's live sequences:
                       KVS_ALREADY_EXISTS KEY_IN_USE names the session that has it. A fork has

@@ -97,7 +97,7 @@ class AttendCost(c.Structure):
 
 class OpenOptions(c.Structure):
     _fields_ = [("size", c.c_size_t), ("max_held", c.c_uint32), ("only_reported", c.c_int32),
-                ("reserve_tokens", c.c_uint32), ("reserved", c.c_uint32), ("key", c.c_char_p)]
+                ("reserve_tokens", c.c_uint32), ("private_pages", c.c_uint32), ("key", c.c_char_p)]
 
 
 class Opened(c.Structure):

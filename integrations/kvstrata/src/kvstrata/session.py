@@ -252,7 +252,8 @@ class Session:
         return Model(out.value, layers, query_heads, kv_heads, head_dim, page_tokens, DType(dtype))
 
     def open(self, model: Model, plan: str = "full", tokens: Ids = (), *, max_held: int = 0,
-             only_reported: bool = False, reserve_tokens: int = 0, key: str | None = None) -> Sequence:
+             only_reported: bool = False, reserve_tokens: int = 0, key: str | None = None,
+             private: bool = False) -> Sequence:
         """A sequence; `held` says how many leading tokens of the prompt are there already.
 
         max_held: hold no more than that, rounded down to whole pages; 0: no limit. only_reported: hold no
@@ -260,14 +261,16 @@ class Session:
         those of the positions that it computes. reserve_tokens: take memory for so many tokens, prompt and
         generated, or refuse (POOL_EXHAUSTED, nothing taken): until it is truncated or closed the sequence
         grows to them without POOL_EXHAUSTED. key: for close_key, truncate_key; up to 63 bytes, unique among this user's
-        live sequences (KEY_IN_USE).
+        live sequences (KEY_IN_USE). private: hold nothing, and let nobody find anything of it or of its forks,
+        in memory, on disk or in a remote store; for keys and values that depend on more than the model's digest and
+        the tokens say. A daemon that is too old for it refuses (Unimplemented).
         """
         ids = _ids(tokens)
         if not 0 <= reserve_tokens <= _MAX_TOKENS:
             raise error_of(3, "SEQUENCE_TOO_LONG",
                            f"reserve_tokens is {reserve_tokens}; allowed are 0 to {_MAX_TOKENS}")
-        options = lib.OpenOptions(c.sizeof(lib.OpenOptions), max_held, int(only_reported), reserve_tokens, 0,
-                                  None if key is None else key.encode())
+        options = lib.OpenOptions(c.sizeof(lib.OpenOptions), max_held, int(only_reported), reserve_tokens,
+                                  int(private), None if key is None else key.encode())
         opened = lib.Opened(c.sizeof(lib.Opened))
         self._lib.check(self._lib.kvs_sequence_open_with(self.handle, model.handle, plan.encode(),
                                                          _int32s(ids), ids.size, options, opened))
