@@ -99,4 +99,4 @@ def cache(model: Any, plan: str | Sequence[str] | None = None) -> KvstrataCache:
 def changed(model: Any) -> None:
     """Says that the model's tensors have changed in a way that leaves no trace: all are read again before the next use,
     and nothing that was held is hit if they differ (docs/identity.md)."""
-    _engine_of(model).identity.changed()
+    _engine_of(model).identity.declare_changed()

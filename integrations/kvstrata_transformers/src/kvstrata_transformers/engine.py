@@ -18,7 +18,7 @@ from kvstrata.torch_model import registered_scale
 
 import kvstrata
 
-from .identity import ModelIdentity
+from .identity import identity_of
 from .link import Link
 from .rows import Row
 from .served import Served, served
@@ -60,7 +60,7 @@ class Engine:
         self._warned: set[str] = set()
         self._registered: Attachment | None = None
         self.link.reach()  # before the weights are read
-        self.identity = ModelIdentity(model, digest=digest)
+        self.identity = identity_of(model, digest)
         self._verifier = Verifier.from_environment(model, self.served, plan)
         self.attachment().open(plan, [], private=False).close()  # what generate() would be refused is refused now
 
