@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from kvstrata.errors import error_of
+from kvstrata.torch_identity import Identity
 from kvstrata.torch_model import registered_scale
 
 import kvstrata
 
+from .hooks import noting_hooks
 from .identity import identity_of
 from .link import Link
 from .rows import Row
@@ -60,6 +62,7 @@ class Engine:
         self._warned: set[str] = set()
         self._registered: Attachment | None = None
         self.link.reach()  # before the weights are read
+        self._model = model
         self.identity = identity_of(model, digest)
         self._verifier = Verifier.from_environment(model, self.served, plan)
         self.attachment().open(plan, [], private=False).close()  # what generate() would be refused is refused now
@@ -67,13 +70,21 @@ class Engine:
     def attachment(self) -> Attachment:
         """Of the model as it is now, to a living daemon. Unavailable, DeadlineExceeded: as Link.reach."""
         session = self.link.reach()
-        digest, private = self.identity.now()
+        digest, private = self._now()
         last = self._registered
         if last is None or (last.session, last.digest, last.private) != (session, digest, private):
             self._registered = Attachment(self.link, session, self._register(session, digest), self.link.device, digest,
                                           private)
         assert self._registered is not None
         return self._registered
+
+    def _now(self) -> Identity:
+        """What the model is; hooks of transformers' own that have come since are known as such."""
+        now = self.identity.now()
+        if now.private is None or not (noting := noting_hooks(self._model) - self.identity.own_hooks):
+            return now
+        self.identity.own_hooks |= noting
+        return Identity(now.digest, self.identity.private_reason())
 
     def _register(self, session: kvstrata.Session, digest: str) -> kvstrata.Model:
         s = self.served
@@ -85,7 +96,7 @@ class Engine:
         """That the model still is what filled the cache. CACHE_LOST; nothing of private sequences is anybody else's."""
         if all(row.private for row in cache.rows):
             return
-        digest, private = self.identity.now()
+        digest, private = self._now()
         if digest != cache.attachment.digest:
             raise _lost("the model has changed since the cache was filled (weights, adapters or settings)")
         if private is not None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from transformers.utils import output_capturing
 
 from .cache import KvstrataCache
 from .columns import NotServed, asked, wanted
@@ -22,7 +23,7 @@ _COMPARED = ("input_ids", "position_ids", "inputs_embeds", "attention_mask")
 
 
 class Hooks:
-    """Registered until remove(). ids: theirs, as torch numbers them."""
+    """Registered until remove()."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._base = model.base_model
@@ -31,10 +32,6 @@ class Hooks:
         self._handles = [model.register_forward_pre_hook(self._begin, with_kwargs=True), self._last,
                          self._base.register_forward_hook(self._commit, with_kwargs=True),
                          model.register_forward_hook(self._report, with_kwargs=True)]
-
-    @property
-    def ids(self) -> set[int]:
-        return {handle.id for handle in self._handles}
 
     def remove(self) -> None:
         for handle in self._handles:
@@ -86,6 +83,13 @@ class Hooks:
     def _report(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if (cache := _cache_of(args, kwargs)) is not None:
             cache.report_entropy(_logits(output, kwargs.get("labels") is not None))
+
+
+def noting_hooks(model: torch.nn.Module) -> set[int]:
+    """Ids of the hooks by which transformers itself notes hidden states and attentions: they change nothing. It puts them
+    on a model when somebody first asks for such outputs."""
+    return {number for module in model.modules() for number, hook in module._forward_hooks.items()
+            if getattr(hook, "__module__", None) == output_capturing.__name__}
 
 
 def _cache_of(args: Iterable[Any], kwargs: dict[str, Any]) -> KvstrataCache | None:
