@@ -25,7 +25,7 @@ mkdir -p "$root/tmp/debs" "$root/tmp/new" "$root/tmp/wheels"
 cp "$debs"/*.deb "$root/tmp/debs"
 cp "$wheel" "$root/tmp/wheels"
 cp "$here/run_unit.py" "$here/decode.py" "$root/tmp"
-python3 -m pip -q download --no-deps --only-binary :all: --python-version 3.11 -d "$root/tmp/wheels" numpy==2.2.6
+python3 -m pip -q download --no-deps --only-binary :all: --python-version 3.11 -d "$root/tmp/wheels" numpy==2.2.6 xxhash==4.1.0
 inside() { chroot "$root" env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin DEBIAN_FRONTEND=noninteractive "$@"; }
 expect() { [ "$2" = "$3" ] || { echo "debs: $1 is '$2', not '$3'"; exit 1; }; }
 socket=/run/kvstrata/kvstratad.sock
@@ -48,7 +48,7 @@ expect "the unit" "$(inside systemctl is-enabled kvstratad)" enabled
 sed -i 's|^# path = .*|path = "/var/lib/kvstrata/disk"|; s|^# budget_bytes.*|budget_bytes = "300MiB"\nsegment_bytes = "64MiB"|
   s|^# listen = .*|listen = "127.0.0.1:9465"|' "$root/etc/kvstrata/kvstratad.toml"
 inside python3 -m venv /tmp/venv
-inside /tmp/venv/bin/pip -q install --no-index --find-links /tmp/wheels numpy kvstrata
+inside /tmp/venv/bin/pip -q install --no-index --find-links /tmp/wheels numpy xxhash kvstrata
 inside python3 /tmp/run_unit.py "kvstrata --socket $socket status" \
   "python3 /tmp/decode.py $socket --grpc" \
   "/tmp/venv/bin/python /tmp/decode.py $socket --page 127.0.0.1:9465 -- kvstrata --socket $socket top --once" \

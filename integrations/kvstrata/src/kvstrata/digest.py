@@ -1,77 +1,75 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model's digest: what two engines must agree on before they share pages.
+"""A digest of a model's files: for `digest=`, where two engines that load differently are to share pages.
 
-    digest = digest_of_folder("SmolLM2", dtype="bfloat16", rope={"rope_theta": 10000.0, "rope_type": "default"})
+    digest = digest_of_folder("SmolLM2", dtype="bfloat16")
+    kvstrata_transformers.enable(model, digest=digest)      # and the same in vLLM's kv_connector_extra_config
 
-Rule 1 (docs/python.md): SHA-256 over lines "kvstrata model 1", the dtype that keys are computed in, RoPE's parameters
-as JSON with sorted keys (null: it has none; `type` is left out where `rope_type` says the same, as some engines have
-both), and for each weight in order of its name: name, a space, SHA-256 of its bytes. Weights are the *.safetensors of
-the folder; for a model that has no files the tensors of its state dict.
+By themselves engines share with their own kind alone, by what they loaded (kvstrata.torch_identity, docs/identity.md).
+Whoever names a digest says that what was loaded is what the files have: no adapter, no quantisation on loading, no
+override of the configuration but what `settings` names.
 
-A file is read once (about 1 s for 500 MB); what it gave is kept in ${XDG_CACHE_HOME:-~/.cache}/kvstrata/digests under
-its path, inode, size and mtime. Threads and processes: any.
+All bytes are read at each call (0.1 s a GB and core, if they are in the page cache). Threads and processes: any.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
+import mmap
 import os
 import pathlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from .errors import error_of
+from .identity import Walk, digest_of, without_harmless
+from .tree_hash import tree_sums
 
-RULE = "kvstrata model 1"
 
+def digest_of_folder(folder: str | os.PathLike[str], dtype: str, settings: Mapping[str, Any] | None = None) -> str:
+    """Of the tensors in all *.safetensors of `folder`, however they are divided among files, and of its config.json less
+    the fields in HARMLESS. dtype: in which keys are computed ("bfloat16"). settings: what the engine was told beside the
+    files that changes keys or values, the same words in all engines.
 
-def digest_of_folder(folder: str | os.PathLike[str], dtype: str, rope: Mapping[str, Any] | None) -> str:
-    """Of the weights in `folder`. NotFound DIGEST_NO_WEIGHTS: it has no *.safetensors."""
-    files = sorted(pathlib.Path(folder).glob("*.safetensors"), key=lambda file: file.name)
+    NotFound DIGEST_NO_WEIGHTS: it has no *.safetensors; InvalidArgument DIGEST_FILE: one that is none."""
+    folder = pathlib.Path(folder)
+    files = sorted(folder.glob("*.safetensors"), key=lambda file: file.name)
     if not files:
         raise error_of(5, "DIGEST_NO_WEIGHTS", f"folder {os.fspath(folder)!r} has no *.safetensors; save the model "
                        "with save_pretrained, or pass its tensors to digest_of_tensors")
-    return _digest(dtype, rope, ((file.name, _file_sum(file)) for file in files))
+    config = folder / "config.json"
+    fields = without_harmless(json.loads(config.read_text())) if config.exists() else None
+    found = [entry for file in files for entry in _tensors(file)]
+    tensors: dict[str, list[Any]] = {}  # several of one name: folders of variants
+    for (name, about, _), value in zip(found, tree_sums(data for *_, data in found)):
+        tensors.setdefault(name, []).append([*about, value.hex()])
+    return _digest(dtype, settings, fields, tensors)
 
 
-def digest_of_tensors(tensors: Iterable[tuple[str, bytes | memoryview]], dtype: str,
-                      rope: Mapping[str, Any] | None) -> str:
-    """Of (name, contiguous bytes) pairs in any order; all of them are read at each call."""
-    sums = {name: hashlib.sha256(data).hexdigest() for name, data in tensors}
-    return _digest(dtype, rope, sorted(sums.items()))
+def digest_of_tensors(tensors: Iterable[tuple[str, Any]], dtype: str, settings: Mapping[str, Any] | None = None,
+                      config: Mapping[str, Any] | None = None) -> str:
+    """Of (name, contiguous buffer) pairs in any order. config: as config.json has it."""
+    names, buffers = zip(*tensors)
+    sums = dict(zip(names, (value.hex() for value in tree_sums(buffers))))
+    return _digest(dtype, settings, None if config is None else without_harmless(config), sums)
 
 
-def _digest(dtype: str, rope: Mapping[str, Any] | None, weights: Iterable[tuple[str, str]]) -> str:
-    if rope is not None and "rope_type" in rope and rope.get("type") == rope["rope_type"]:
-        rope = {name: value for name, value in rope.items() if name != "type"}
-    lines = [RULE, dtype, json.dumps(rope, sort_keys=True), *(f"{name} {value}" for name, value in weights)]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+def _digest(dtype: str, settings: Mapping[str, Any] | None, config: Any, tensors: Mapping[str, Any]) -> str:
+    return digest_of({"dtype": dtype, "settings": Walk(strict=True).of(dict(settings or {}), "settings"),
+                      "config": config, "tensors": tensors})
 
 
-def _file_sum(file: pathlib.Path) -> str:
-    file = file.resolve()
+def _tensors(file: pathlib.Path) -> Iterator[tuple[str, list[Any], memoryview]]:
+    """(name, [dtype, shape], bytes) of each, as the file's header has them."""
     with file.open("rb") as stream:
-        stat = os.fstat(stream.fileno())
-        key = f"{file}\0{stat.st_ino}\0{stat.st_size}\0{stat.st_mtime_ns}"
-        kept = _cache() / hashlib.sha256(key.encode()).hexdigest()
-        if kept.exists():
-            return kept.read_text()
-        value = hashlib.file_digest(stream, "sha256").hexdigest()
-    _keep(kept, value)
-    return value
-
-
-def _cache() -> pathlib.Path:
-    return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "kvstrata" / "digests"
-
-
-def _keep(file: pathlib.Path, value: str) -> None:
-    """Whole or not at all, beside other processes; where nothing can be written, it is computed again each time."""
-    partial = file.with_name(f"{file.name}.{os.getpid()}")
+        data = memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) if os.fstat(stream.fileno()).st_size
+                          else b"")
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(value)
-        partial.replace(file)
-    except OSError:
-        partial.unlink(missing_ok=True)
+        begin = 8 + int.from_bytes(data[:8], "little")
+        header = json.loads(bytes(data[8:begin]))
+        for name, about in sorted(header.items()):
+            if name != "__metadata__":
+                first, end = about["data_offsets"]
+                yield name, [about["dtype"], about["shape"]], data[begin + first:begin + end]
+    except (ValueError, KeyError, TypeError) as error:
+        raise error_of(3, "DIGEST_FILE", f"file {os.fspath(file)!r} has no header of safetensors ({error}); save the "
+                       "model again") from error

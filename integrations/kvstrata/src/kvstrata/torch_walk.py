@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What there is in a torch model: modules with their attributes, tensors by name, for an identity's document.
+
+Modules that lie in lists, dicts or attributes are walked like the others, as are tensors that are nobody's parameter or
+buffer. Tensor subclasses are flattened into the tensors that they are made of, or named in `unknown`. Threads: one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+
+from .identity import Walk
+
+# What torch keeps in each module for itself. Its dicts of modules, tensors and hooks are looked at one by one.
+OF_TORCH = frozenset(vars(torch.nn.Module())) | {"_compiled_call_impl"}
+# Attributes of modules that do not change keys or values, each with the reason.
+HARMLESS_ATTRIBUTES = {
+    "_is_hf_initialized": "a mark of loading",
+    "_keys_to_ignore_on_load_missing": "of loading",
+    "_keys_to_ignore_on_load_unexpected": "of loading",
+    "_keys_to_ignore_on_save": "of saving",
+    "_keep_in_fp32_modules": "of loading; each tensor's dtype is in the identity",
+    "_keep_in_fp32_modules_strict": "the same",
+    "_no_split_modules": "where layers may be placed",
+    "_skip_keys_device_placement": "the same",
+    "hf_device_map": "the same",
+    "_tp_plan": "how it would be divided; divided tensors are refused",
+    "_ep_plan": "the same",
+    "_pp_plan": "the same",
+    "_fsdp_plan": "the same",
+    "all_tied_weights_keys": "of loading; tied tensors have equal sums",
+    "name_or_path": "where the files lay",
+    "warnings_issued": "what was said already",
+    "loss_type": "of training",
+    "generation_config": "what is generated from logits",
+    "generate": "how the model is called; what arrives at its forward is what counts",
+    "gradient_checkpointing": "of training: what is kept for the backward pass",
+    "_gradient_checkpointing_func": "the same",
+}
+PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+class TorchTypes(Walk):
+    """A walk that knows torch's names of things."""
+
+    def leaf(self, value: Any, path: str) -> Any:
+        if isinstance(value, torch.device):
+            return "a device"  # where it is computed: the same but for rounding
+        if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
+            return str(value)
+        if isinstance(value, torch.Size):
+            return list(value)
+        return NotImplemented
+
+
+class TorchWalk(TorchTypes):
+    """modules: the root, all below it, and what is hidden in attributes; names: of each, for a reader; entries: what an
+    identity's document says, by name; tensors: plain ones, by name."""
+
+    def __init__(self, root: torch.nn.Module, trusted: Collection[str], opaque: Collection[str],
+                 harmless: Collection[str]) -> None:
+        super().__init__(trusted, opaque)
+        self.modules: list[torch.nn.Module] = []
+        self.names: list[str] = []
+        self.entries: dict[str, Any] = {}
+        self.tensors: dict[str, torch.Tensor] = {}
+        self._waiting = [(name, module) for name, module in root.named_modules()]
+        self._names = {id(module): name for name, module in self._waiting}
+        self._left_out = OF_TORCH | HARMLESS_ATTRIBUTES.keys() | set(harmless)
+        while self._waiting:
+            name, module = self._waiting.pop(0)
+            self.modules.append(module)
+            self.names.append(name or "the model")
+            self.entries[name] = self._entry(module, name)
+        self.entries["torch.nn.functional"] = self.functions_of(torch.nn.functional, "the model")
+
+    def _entry(self, module: torch.nn.Module, name: str) -> dict[str, Any]:
+        path = name or "the model"
+        dot = f"{name}." if name else ""
+        for kind in (module._parameters, module._buffers):
+            for key, tensor in kind.items():
+                if tensor is not None:
+                    self._tensor(tensor, f"{dot}{key}")
+        attributes = {key: self.of(value, f"{path}'s {key}") for key, value in vars(module).items()
+                      if key not in self._left_out}
+        parts = {key: None if part is None else self._names.get(id(part)) for key, part in module._modules.items()}
+        return {"class": self.name_of_class(type(module), path), "training": module.training, "attributes": attributes,
+                "parts": parts}
+
+    def leaf(self, value: Any, path: str) -> Any:
+        if isinstance(value, torch.nn.Module):
+            for name, part in value.named_modules(prefix=path):
+                if id(part) not in self._names:
+                    self._names[id(part)] = name
+                    self._waiting.append((name, part))
+            return {"module": self._names[id(value)]}
+        if isinstance(value, torch.Tensor):
+            self._tensor(value, path)
+            return {"tensor": path}
+        return super().leaf(value, path)
+
+    def _tensor(self, tensor: torch.Tensor, name: str) -> None:
+        """Notes it, or the tensors that it is made of."""
+        kind = type(tensor)
+        if tensor.device.type == "meta" or kind.__name__ == "FakeTensor":
+            self._odd(name, "a tensor without memory of its own (meta, offloaded)")
+        elif kind.__name__ == "DTensor" or hasattr(tensor, "device_mesh"):
+            self._odd(name, "a distributed tensor (DTensor), of which this process has a part")
+        elif kind not in PLAIN_TENSORS and hasattr(tensor, "__tensor_flatten__"):
+            names, context = tensor.__tensor_flatten__()
+            self.entries[f"tensor {name}"] = [self.name_of_class(kind, name), self.of(context, f"{name}'s context")]
+            for inner in names:
+                self._tensor(getattr(tensor, inner), f"{name}.{inner}")
+        elif tensor.layout is not torch.strided or tensor.is_quantized:
+            self._odd(name, f"a tensor of layout {tensor.layout} and dtype {tensor.dtype}")
+        else:
+            if kind not in PLAIN_TENSORS:
+                self.watched.append(vars(tensor))
+                self.entries[f"tensor {name}"] = [self.name_of_class(kind, name), {
+                    key: self.of(value, f"{name}'s {key}") for key, value in vars(tensor).items()}]
+            self.tensors[name] = tensor
+
+    def _odd(self, name: str, what: str) -> None:
+        self.entries[f"tensor {name}"] = self.refuse(name, what)

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a transformers model is to the daemon: the identity of what was loaded, and what makes it private.
+
+    identity = identity_of(model, digest=None)
+    digest, private = identity.now()      # at enable, and before each generate
+
+Adapters (PEFT's and transformers' own), quantisers and parametrizations are modules, attributes and tensors of the model
+like all others, so kvstrata.torch_identity sees them loaded, switched, scaled, merged and taken away. docs/identity.md
+has the whole table. Threads: one at a time.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from kvstrata.rope_probe import depends_on_length
+from kvstrata.torch_identity import Identity, LoadedModel
+
+_KEPT = "_kvstrata_identity"
+
+
+def identity_of(model: Any, digest: str | None = None) -> ModelIdentity:
+    """The model's, made at the first call (all tensors are read) and kept with it, also after disable(): enabled again,
+    it only looks for changes. digest: the caller's name of what the model is now; another one than before makes another
+    ModelIdentity. A copy of the model has one of its own."""
+    kept = getattr(vars(model).get(_KEPT), "identity", None)
+    if kept is None or kept.given != digest or kept.root is not model:
+        kept = ModelIdentity(model, digest)
+        vars(model)[_KEPT] = _Kept(kept)
+    return kept
+
+
+class _Kept:
+    """Holds an identity in the model's attributes, where copies of the model and its pickles have none."""
+
+    def __init__(self, identity: ModelIdentity | None = None) -> None:
+        self.identity = identity
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Kept:
+        return _Kept()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Kept, ()
+
+
+class ModelIdentity(LoadedModel):
+    """LoadedModel of a PreTrainedModel (for a PeftModel give get_base_model()). Errors: Unidentifiable. Hooks on the model
+    itself, its decoder and its head are no matter: who calls the model compares what arrives at the decoder.
+
+    rope: None, or why keys depend on a prompt's whole length; now() says so as its private reason, whatever `digest` is.
+    """
+
+    def __init__(self, model: Any, given: str | None = None, resum_every: int | None = None) -> None:
+        config = model.config.get_text_config(decoder=True)
+        self.rope = rope_depends_on_length(model)
+        super().__init__(model, engine="transformers", config=config, dtype=str(model.dtype).removeprefix("torch."),
+                         given=given, transparent=transparent_modules(model), harmless=(_KEPT,),
+                         resum_every=resum_every)
+
+    def private_reason(self) -> str | None:
+        return self.rope or super().private_reason()
+
+
+def transparent_modules(model: Any) -> list[torch.nn.Module]:
+    """Modules whose hooks see what arrives and what leaves, but no keys or values in between."""
+    modules = [model, model.base_model]
+    if (head := model.get_output_embeddings()) is not None and head is not model.get_input_embeddings():
+        modules.append(head)
+    return modules
+
+
+def rope_depends_on_length(model: Any) -> str | None:
+    """Why keys of a prefix depend on what follows it; None: they do not. Runs copies of the model's rotary embeddings,
+    on positions up to twice the model's limit; some ms."""
+    config = model.config.get_text_config(decoder=True)
+    for name, rotary in _rotaries(model):
+        limits = set(_limits(config, rotary))
+        for layer_type in _layer_types(rotary, config):
+            if (seen := depends_on_length(_turn(rotary, layer_type), limits, _device(rotary))) is not None:
+                kind = getattr(rotary, "rope_type", None)
+                return (f"RoPE of {name} (rope_type {kind!r}) goes by the prompt's whole length: {seen}, so a prefix has "
+                        "no keys of its own; choose another rope_type")
+    return None
+
+
+def _rotaries(model: Any) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Modules that give cosines and sines of positions, as copies, since some keep what they have seen."""
+    for name, module in model.named_modules():
+        buffers = [key for key in (*module._buffers, *vars(module)) if key.endswith("inv_freq")]
+        if buffers and "position_ids" in inspect.signature(module.forward).parameters:
+            yield name, copy.deepcopy(module)
+
+
+def _layer_types(rotary: torch.nn.Module, config: Any) -> list[str | None]:
+    """What its forward wants to know beside positions."""
+    if "layer_type" not in inspect.signature(rotary.forward).parameters:
+        return [None]
+    return sorted(set(getattr(rotary, "layer_types", None) or config.layer_types))
+
+
+def _limits(config: Any, rotary: torch.nn.Module) -> Iterator[int]:
+    """Lengths from which a rotary may go another way: all whole numbers that it and its configuration call a maximum."""
+    fields = [vars(config), vars(rotary), getattr(config, "rope_parameters", None) or {}]
+    fields += [part for part in fields[2].values() if isinstance(part, dict)]
+    for mapping in fields:
+        for key, value in mapping.items():
+            if "max" in key and ("position" in key or "seq" in key) and isinstance(value, int) and value > 0:
+                yield value
+
+
+def _turn(rotary: torch.nn.Module, layer_type: str | None) -> Any:
+    x = torch.zeros(1, device=_device(rotary), dtype=torch.float32)
+    more: Iterable[str] = () if layer_type is None else (layer_type,)
+
+    @torch.no_grad()
+    def turn(positions: torch.Tensor) -> torch.Tensor:
+        cos, sin = rotary(x, positions[None], *more)
+        return torch.cat([cos, sin], -1)
+
+    return turn
+
+
+def _device(module: torch.nn.Module) -> torch.device:
+    return next((buffer.device for buffer in module.buffers()), torch.device("cpu"))
