@@ -16,7 +16,7 @@ import kvstrata_transformers
 from served_models import answer, assert_same, compare, ids_of, pair, small
 
 PROMPT = ids_of(62, 1)  # two tokens before a page's end
-NEW = 80
+NEW = 160
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def forgetful(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Called: the time in which nobody asks is over."""
     from kvstrata_transformers import link
     clock = [0.0]
-    monkeypatch.setattr(link.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(link, "monotonic", lambda: clock[0])
     return lambda: clock.__setitem__(0, clock[0] + link.SILENT_SECONDS + 1)
 
 

@@ -201,7 +201,7 @@ class KvstrataCache(Cache):
             self._open(columns)
         for row in self.rows:
             if not row.done and row.tokens > len(row.prompt):  # drafts came with the prompt's end, and were cropped
-                row.complete(self._engine.settled)
+                row.complete()
         mine = self._mine(columns)
         # Layers of transformers' own count columns as the mask does: they get all of them.
         keep_all = self._engine.served.windows or columns.last_wanted is None
@@ -272,7 +272,9 @@ class KvstrataCache(Cache):
         for row, states, own in zip(self.rows, hidden, ended.mine):
             row.advance(states[own], self._engine.head)
             if not row.done and row.tokens == len(row.prompt):
-                row.complete(self._engine.settled)
+                row.complete()
+            if row.done:
+                self._engine.settled(row.sequence)
 
     def _require_attended(self, layers: set[int]) -> None:
         """Else a layer has attended the new columns alone, and the answer is wrong."""

@@ -65,8 +65,8 @@ def enable(model: Any, plan: str = "full", *, tokenizer: Any = None, socket: str
 
     tokenizer: for plans that go by sentences. socket: the daemon's; None: KVSTRATA_SOCKET, else the default. digest:
     names the model as it is now, in place of the sum of its tensors and settings; two with one digest share pages. settle:
-    waits behind each prompt until the plan's work on it is in force, so that answers of `sekv` and `mosaickv` can be
-    repeated. A model inside torch.compile's or PEFT's wrapper is enabled there. Reads all tensors once (docs/identity.md).
+    waits behind each pass until workers have done what the plan has them do, so that answers of `sekv` and `mosaickv`
+    can be repeated. A model inside torch.compile's or PEFT's wrapper is enabled there. Reads all tensors once (docs/identity.md).
     With KVSTRATA_DISABLE=1 in the environment it changes nothing and warns.
 
     Errors, and nothing has changed then: Unsupported; kvstrata.Unavailable: no daemon; kvstrata.DeadlineExceeded: it does

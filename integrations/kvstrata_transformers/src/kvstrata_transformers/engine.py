@@ -117,6 +117,7 @@ class Engine:
         self.link.close()
 
     def settled(self, sequence: kvstrata.Sequence) -> None:
+        """With settle, waits until all that was committed is in force: what is decoded next depends on no worker."""
         if self.settle:
             self.link.patient(sequence.settle)
 

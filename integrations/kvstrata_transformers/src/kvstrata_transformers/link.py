@@ -9,8 +9,8 @@ longer than that in a daemon that works are repeated while it answers a ping (`p
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
+from time import monotonic
 from typing import Any, TypeVar
 
 import torch
@@ -42,7 +42,7 @@ class Link:
     def reach(self) -> kvstrata.Session:
         """A session with a daemon that answers, anew if the last one is gone. Unavailable: there is none;
         DeadlineExceeded: it does not answer, or did not a moment ago."""
-        if (wait := self._silent_until - time.monotonic()) > 0:
+        if (wait := self._silent_until - monotonic()) > 0:
             raise error_of(4, "DEADLINE", f"kvstratad did not answer; it is asked again in {wait:.0f} s")
         try:
             if self._session is not None:
@@ -60,17 +60,17 @@ class Link:
 
     def note_silence(self) -> None:
         """It did not answer: nobody asks for a while."""
-        self._silent_until = time.monotonic() + SILENT_SECONDS
+        self._silent_until = monotonic() + SILENT_SECONDS
 
     def patient(self, call: Callable[[], _T]) -> _T:
         """The call's result, which is repeated after a deadline as long as the daemon answers a ping. For calls that may
         be made twice."""
-        until = time.monotonic() + PATIENCE_SECONDS
+        until = monotonic() + PATIENCE_SECONDS
         while True:
             try:
                 return call()
             except kvstrata.DeadlineExceeded:
-                if self._session is None or time.monotonic() > until:
+                if self._session is None or monotonic() > until:
                     raise
                 self._session.ping()  # DeadlineExceeded: it does not answer at all
 

@@ -55,14 +55,13 @@ class Row:
             following = self.prompt[begin:self.tokens + 1]
             self.surprisal[begin:begin + len(following)] = surprisals(head, states[:len(following)], following)
 
-    def complete(self, settled: Callable[[kvstrata.Sequence], None]) -> None:
-        """The prompt is complete. settled: called then."""
+    def complete(self) -> None:
+        """The prompt is complete."""
         if self.surprisal is not None:
             begin = self.sequence.held + 1 if self.sequence.held else 0
             self.sequence.report(begin, surprisal=self.surprisal[begin:])
         self.sequence.prefill_done()
         self.done = True
-        settled(self.sequence)
 
 
 @dataclass(frozen=True)
