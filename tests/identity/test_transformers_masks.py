@@ -40,7 +40,7 @@ def test_a_hole_in_the_mask(daemon: Daemon):
 @pytest.mark.parametrize("chunk", [None, 40])
 def test_positions_of_the_callers(daemon: Daemon, positions: torch.Tensor, chunk: int | None):
     plain, model = pair(daemon)
-    prompt = ids_of(70, 2 + int(positions[-1]))
+    prompt = ids_of(70, 2 + int(positions[-1]) + (chunk or 0))
     odd = {**prompt_of(prompt), "position_ids": positions[None]}
     with pytest.warns(UserWarning, match="position_ids are not 0, 1, 2"):
         assert compare(plain, model, odd, prefill_chunk_size=chunk)[0] == (chunk or 70)
