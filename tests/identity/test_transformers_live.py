@@ -201,9 +201,11 @@ def test_a_digest_of_the_callers(daemon: Daemon):
 
 def test_live_sessions_do_not_pile_up(daemon: Daemon):
     _, model = pair(daemon)
+    caches = []
     for _ in range(4):
         in_place(model)
-        answer(model, PROMPT, 2)
+        caches.append(kvstrata_transformers.cache(model))
+        answer(model, PROMPT, 2, past_key_values=caches[-1])
     ctl = find_daemon().removesuffix("d")
     said = subprocess.run([ctl, "--socket", daemon.socket, "session", "ls", "-o", "json"], check=True, capture_output=True)
     assert len(json.loads(said.stdout)["sessions"]) == 1

@@ -161,6 +161,15 @@ def test_results_for_all_positions(daemon: Daemon):
             assert columns == [6 if keep <= 6 else 38]
 
 
+def test_results_for_columns_that_are_padding_in_all_rows(daemon: Daemon):
+    plain, model = pair(daemon)
+    batch = {name: torch.nn.functional.pad(x, (7, 0)) for name, x in padded(40, 12, seed=12).items()}
+    want, got = (answer(each, batch, 2, output_hidden_states=True) for each in (plain, model))
+    real = batch["attention_mask"].bool()
+    for a, b in zip(want.hidden_states[0], got.hidden_states[0], strict=True):
+        torch.testing.assert_close(b[real], a[real], rtol=1e-3, atol=1e-3)
+
+
 def test_arguments_that_nobody_knows(daemon: Daemon):
     _, model = pair(daemon)
     with torch.no_grad(), pytest.raises(kvstrata_transformers.NotServed, match="argument cu_seq_lens_q"):
