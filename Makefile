@@ -3,6 +3,7 @@
 # make test-sanitized  with ASan and UBSan: the unit tests, and a daemon under the end-to-end tests; = make asan asan-daemon
 # make asan-bytes  the same of what reads bytes that others wrote: disk, servers (part of make test)
 # make asan-rpc  the same of what links gRPC
+# make test-identity  what keys and values are known by, with the oldest and the newest transformers; ARGS='--draws 2000'
 # make test-transformers  kvstrata_transformers with the oldest and the newest transformers; ARGS=--full runs all cases
 # make test-vllm  kvstrata_vllm with vLLM 0.32 on the CPU; ARGS=--full runs all cases
 # make test-sglang  kvstrata_sglang with SGLang 0.5.23 on the CPU; ARGS=--full runs all cases
@@ -33,7 +34,7 @@ JOBS   := $(shell nproc)
 REPORTS := $(abspath $(BUILD))/asan/report
 SANITIZED := ASAN_OPTIONS=log_path=$(REPORTS) UBSAN_OPTIONS=log_path=$(REPORTS):print_stacktrace=1
 
-.PHONY: demo demo-numpy demo-transformers demo-vllm demo-sglang test test-transformers test-vllm test-sglang test-mooncake build all bench image image-cuda test-image-cuda install deb test-deb wheel test-wheel bundle test-sanitized asan asan-bytes asan-daemon asan-rpc tsan golden tidy format format-check version clean
+.PHONY: demo demo-numpy demo-transformers demo-vllm demo-sglang test test-identity test-transformers test-vllm test-sglang test-mooncake build all bench image image-cuda test-image-cuda install deb test-deb wheel test-wheel bundle test-sanitized asan asan-bytes asan-daemon asan-rpc tsan golden tidy format format-check version clean
 
 demo: demo-$(ENGINE)
 demo-numpy: build
@@ -46,13 +47,17 @@ demo-sglang: build $(SGLANG_VENV)/.installed
 	@$(SGLANG_VENV)/bin/python integrations/demo_sglang.py
 
 # Tests of faults run once: what fails at a rate is a failure. Others run a second time on a busy machine.
-test: all asan-bytes $(BUILD)/.image_packages $(BUILD)/tools/promtool
+test: all asan-bytes $(BUILD)/.image_packages $(BUILD)/tools/promtool $(HF_VENV)/.installed
 	cd $(BUILD) && ctest --parallel $(JOBS) -L faults --output-on-failure --no-tests=error
 	cd $(BUILD) && ctest --parallel $(JOBS) -LE faults --repeat until-pass:2 --output-on-failure --no-tests=error
 
 test-transformers: build $(HF_VENV)/.installed
 	$(HF_VENV)/bin/python -m pytest -q -rs tests/transformers $(ARGS)
 	PYTHONPATH=$(HF_VENV)/oldest $(HF_VENV)/bin/python -m pytest -q -rs tests/transformers $(ARGS)
+
+test-identity: build $(HF_VENV)/.installed
+	$(HF_VENV)/bin/python -m pytest -q -rs tests/identity $(ARGS)
+	PYTHONPATH=$(HF_VENV)/oldest $(HF_VENV)/bin/python -m pytest -q -rs tests/identity $(ARGS)
 
 test-vllm: build $(VLLM_VENV)/.installed
 	$(VLLM_VENV)/bin/python -m pytest -q -rs tests/vllm $(ARGS)
@@ -180,7 +185,8 @@ $(BUILD)/tools/promtool: $(BUILD)/.packages
 	docker/fetch_promtool.sh $@
 
 $(BUILD)/build.ninja: $(BUILD)/.packages CMakePresets.json
-	cmake --preset cpu -DKVS_PYTHON=$(abspath $(VENV))/bin/python
+	cmake --preset cpu -DKVS_PYTHON=$(abspath $(VENV))/bin/python \
+	  -DKVS_TRANSFORMERS_PYTHON=$(abspath $(HF_VENV))/bin/python
 
 $(VENV)/.installed: $(BUILD)/.packages integrations/requirements.txt
 	$(PYTHON) -m venv $(VENV)

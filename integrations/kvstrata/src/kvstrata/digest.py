@@ -70,6 +70,6 @@ def _tensors(file: pathlib.Path) -> Iterator[tuple[str, list[Any], memoryview]]:
             if name != "__metadata__":
                 first, end = about["data_offsets"]
                 yield name, [about["dtype"], about["shape"]], data[begin + first:begin + end]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise error_of(3, "DIGEST_FILE", f"file {os.fspath(file)!r} has no header of safetensors ({error}); save the "
                        "model again") from error

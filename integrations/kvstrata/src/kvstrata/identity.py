@@ -21,6 +21,7 @@ import os
 import sys
 import types
 import weakref
+from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -57,6 +58,9 @@ HARMLESS = {
 }
 
 _PLAIN = (type(None), bool, int, float, str)
+# What a class has beside its code: caches of pickle's and abc's among it.
+_NOT_CODE = frozenset(("__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__firstlineno__",
+                       "__static_attributes__", "__slotnames__", "_abc_impl", "__annotate__", "__annotations_cache__"))
 _CODE_PARTS = ("co_code", "co_names", "co_varnames", "co_freevars", "co_argcount", "co_kwonlyargcount", "co_flags")
 
 
@@ -117,9 +121,11 @@ class Walk:
             return [self.name_of_class(type(value), path), value.name]
         if isinstance(value, type):
             return {"class": self.name_of_class(value, path)}
+        if isinstance(value, types.ModuleType):
+            return {"import": value.__name__}
         if isinstance(value, (bytes, bytearray)):
             return {"bytes": value.hex()}
-        if isinstance(value, types.MappingProxyType) or type(value) in (dict, list, tuple, set, frozenset):
+        if type(value) in (dict, list, tuple, types.MappingProxyType) or isinstance(value, (set, frozenset)):
             return self._once(value, path, self._container)
         if callable(value) and (of_function := self._callable(value, path)) is not NotImplemented:
             return of_function
@@ -189,12 +195,12 @@ class Walk:
             parts.append(self._fields(value, path, ()))
         elif len(state) > 2 and not isinstance(state[2], dict):
             parts.append(self.of(state[2], path))
-        if len(state) > 3 and isinstance(value, (list, set)):
+        if isinstance(value, (list, deque)):
             self.watched.append(value)
             parts.append([self.of(item, f"{path}[{i}]") for i, item in enumerate(value)])
         if isinstance(value, dict):
             self.watched.append(value)
-            parts.append({str(key): self.of(item, f"{path}[{key!r}]") for key, item in dict.items(value)})
+            parts.append(self._container(types.MappingProxyType(value), path))
         return {"object": name, "sum": self._sum(parts)}
 
     def _fields(self, value: Any, path: str, left_out: Collection[str]) -> Any:
@@ -224,35 +230,48 @@ class Walk:
             named = owner is None or isinstance(owner, (type, types.ModuleType))
             return {"builtin": [getattr(value, "__module__", None) or getattr(owner, "__name__", None),
                                 value.__qualname__], **({} if named else {"self": self.of(owner, path)})}
+        if isinstance(wrapped := getattr(value, "__wrapped__", None), types.FunctionType):
+            return self.of(wrapped, path)  # functools.cache
         return NotImplemented
 
     def _function(self, value: types.FunctionType, path: str) -> Any:
         module = value.__globals__.get("__name__", "?")  # where it was written, whatever decorators say
         name = f"{module}.{value.__code__.co_qualname}"
         if self._known(module):
-            cells = [self._cell(cell, path) for cell in value.__closure__ or ()]
-            return {"function": name, **({"cells": cells} if cells else {})}
+            if "<l" not in name:
+                return {"function": name}
+            # A lambda of a known package: there may be several of one name in one function.
+            return {"function": name, "code": self._sum(_code(value.__code__)), "cells": self._cells(value, path),
+                    "defaults": [self.of(value.__defaults__, path), self.of(value.__kwdefaults__, path)]}
         if "<lambda>" in name or "<locals>" in name or {*value.__code__.co_freevars} - {"__class__"}:
             return self.refuse(path, f"{name}, a function without a name of its own, so what it does is not known")
         return {"function": name, "code": self._function_code(value, path)}
 
-    def _cell(self, cell: types.CellType, path: str) -> Any:
-        try:
-            return self.of(cell.cell_contents, path)
-        except ValueError:
-            return None  # empty
+    def _cells(self, value: types.FunctionType, path: str) -> list[Any]:
+        """What a function keeps of where it was made."""
+        contents = []
+        for cell in value.__closure__ or ():
+            try:
+                contents.append(self.of(cell.cell_contents, path))
+            except ValueError:
+                contents.append(None)  # empty
+        return contents
 
     def _function_code(self, value: types.FunctionType, path: str) -> Any:
-        """The bytecode, with what it names of its own module: functions and classes from outside, and constants."""
+        """The bytecode, with what it names of its own module: functions, classes, constants."""
         names = sorted(_names(value.__code__) & value.__globals__.keys())
-        used = {name: self._named(value.__globals__[name], f"{path}, which uses {name}") for name in names}
+        used = {name: self._used(value, value.__globals__[name], f"{path}, which uses {name}") for name in names}
         return self._sum([_code(value.__code__), used, self.of(value.__defaults__, path),
                           self.of(value.__kwdefaults__, path)])
 
-    def _named(self, value: Any, path: str) -> Any:
-        if isinstance(value, types.ModuleType):
-            return value.__name__
-        return self.of(value, path)
+    def _used(self, user: types.FunctionType, value: Any, path: str) -> Any:
+        """What code from outside names: what is another package's by name and version, if it has one."""
+        package = getattr(value, "__module__", None)
+        package = package.partition(".")[0] if isinstance(package, str) else "?"
+        version = getattr(sys.modules.get(package), "__version__", None)
+        if version is None or package == user.__globals__.get("__name__", "?").partition(".")[0]:
+            return self.of(value, path)
+        return [package, str(version), getattr(value, "__qualname__", type(value).__qualname__)]
 
     def name_of_class(self, cls: type, path: str) -> Any:
         """Its name; with the code of its methods where it is from outside, with its bases where it has no name of its
@@ -298,13 +317,25 @@ class Walk:
     def _class_code(self, cls: type, path: str) -> Any:
         parts: list[Any] = [self.name_of_class(base, path) for base in cls.__bases__]
         for name, value in sorted(vars(cls).items()):
-            if name in ("__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__firstlineno__",
-                        "__static_attributes__", "_abc_impl"):
+            if name in _NOT_CODE:
                 continue
             for one in ((value.fget, value.fset) if isinstance(value, property) else
                         (value.__func__,) if isinstance(value, (staticmethod, classmethod)) else (value,)):
-                parts.append([name, self.of(one, f"{path}: {cls.__qualname__}.{name}")])
+                parts.append([name, self._method(one, f"{path}: {cls.__qualname__}.{name}")])
         return self._sum(parts)
+
+    def _method(self, value: Any, path: str) -> Any:
+        """Of a class from outside: functions are the class's own, however they were made."""
+        if not isinstance(value, types.FunctionType) or self._known(value.__globals__.get("__name__")):
+            return self.of(value, path)
+        return self._once(value, path, lambda *_: [self._function_code(value, path), self._cells(value, path)])
+
+    def is_known_code(self, value: Any) -> bool:
+        """Whether what is called is of a known package."""
+        while isinstance(value, (functools.partial, types.MethodType)):
+            value = value.func if isinstance(value, functools.partial) else value.__func__
+        return self._known(value.__globals__.get("__name__") if isinstance(value, types.FunctionType)
+                           else type(value).__module__)
 
     def _known(self, module: str | None) -> bool:
         package = (module or "?").partition(".")[0]

@@ -18,16 +18,17 @@ Threads: one at a time; the background's thread is its own.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 import weakref
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from .identity import WAY_OUT, Unidentifiable, digest_of
+from .identity import WAY_OUT, Unidentifiable, digest_of, without_harmless
 from .torch_snapshot import Snapshot
 from .torch_tree_hash import tensor_sums
 from .torch_walk import HARMLESS_ATTRIBUTES, TorchTypes, TorchWalk
@@ -74,6 +75,7 @@ class LoadedModel:
                  opaque: Collection[str] = (), harmless: Collection[str] = (), own_hooks: Iterable[int] = (),
                  resum_every: int | None = None) -> None:
         self._root = weakref.ref(root)
+        config = without_harmless(config) if isinstance(config, Mapping) else config
         self._about = {"engine": engine, "dtype": dtype, "config": config, "settings": dict(settings or {})}
         self.given, self.own_hooks = given, set(own_hooks)
         self._transparent = {id(module) for module in transparent}
@@ -96,10 +98,11 @@ class LoadedModel:
         for name in self._background.differing(self._sums):
             self._sums.pop(name, None)
             self._stale = True
+        self._stale |= self._background.walk_differs()
         if not self.holds():
             self._look()
         elif self._every and self._calls % self._every == 0:
-            self._background.start(self._tensors(), self._sums)
+            self._background.start(self._tensors(), self._sums, functools.partial(self._walks_to, self._entries))
         return Identity(self.digest, self.private_reason())
 
     def holds(self) -> bool:
@@ -131,7 +134,7 @@ class LoadedModel:
     def _look(self) -> None:
         """Walks, sums what is not known, and makes the digest."""
         walk = self._walked()
-        self._unknown, self._compute = walk.unknown, _precision()
+        self._unknown, self._compute, self._entries = walk.unknown, _precision(), digest_of(walk.entries)
         self._snapshot, self._stale = Snapshot(walk, self._transparent), False
         digest = digest_of(self._document(walk))
         if self.given is None:
@@ -144,7 +147,14 @@ class LoadedModel:
         root = self._root()
         if root is None:
             raise ReferenceError("the model is gone")
-        return TorchWalk(root, *self._packages, self._harmless)
+        return TorchWalk(root, *self._packages, self._harmless, self._transparent)
+
+    def _walks_to(self, entries: str) -> bool:
+        """Whether a walk finds now what it found; False, too, where the model changes meanwhile."""
+        try:
+            return digest_of(self._walked().entries) == entries
+        except RuntimeError:  # a dict changed size
+            return False
 
     def _document(self, walk: TorchWalk) -> dict[str, Any]:
         about = TorchTypes(*self._packages, strict=True)
@@ -179,27 +189,34 @@ class LoadedModel:
 
 
 class _Background:
-    """Sums of all tensors on a thread of the lowest priority. What it found is asked for by `differing`."""
+    """A walk and sums of all tensors, on a thread of the lowest priority. What it found is asked for by `walk_differs` and
+    `differing`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards what follows
         self._thread: threading.Thread | None = None
         self._run = 0                  # counts starts: what an older one finds is of no use
         self._made: dict[str, tuple[_Sum, str]] = {}
+        self._walk_differs = False
         self._as_given: dict[str, tuple[_Sum, str]] = {}  # first sums of what a given digest stands for
 
-    def start(self, tensors: Mapping[str, torch.Tensor], sums: Mapping[str, _Sum]) -> None:
+    def start(self, tensors: Mapping[str, torch.Tensor], sums: Mapping[str, _Sum], walks_alike: Callable[[], bool]
+              ) -> None:
         """Of tensors by name; nothing, where the last ones are still being made."""
         with self._lock:
             if self._thread is not None and self._thread.is_alive():
                 return
             self._run += 1
-            self._thread = threading.Thread(target=self._sum, args=(self._run, dict(tensors), dict(sums)), daemon=True,
-                                            name="kvstrata-identity")
+            self._thread = threading.Thread(target=self._sum, name="kvstrata-identity", daemon=True,
+                                            args=(self._run, dict(tensors), dict(sums), walks_alike))
             self._thread.start()
 
-    def _sum(self, run: int, tensors: dict[str, torch.Tensor], sums: dict[str, _Sum]) -> None:
+    def _sum(self, run: int, tensors: dict[str, torch.Tensor], sums: dict[str, _Sum], walks_alike: Callable[[], bool]
+             ) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        differs = not walks_alike()
+        with self._lock:
+            self._walk_differs |= differs and run == self._run
         try:
             streams = [torch.cuda.Stream(device) for device in {t.device for t in tensors.values()}
                        if device.type == "cuda"]
@@ -212,6 +229,12 @@ class _Background:
         with self._lock:
             if run == self._run:
                 self._made = {name: (sums[name], value.hex()) for name, value in zip(tensors, made)}
+
+    def walk_differs(self) -> bool:
+        """Whether a walk found what the checks had not seen. Answered once."""
+        with self._lock:
+            differs, self._walk_differs = self._walk_differs, False
+        return differs
 
     def differing(self, sums: Mapping[str, _Sum]) -> list[str]:
         """Names of tensors whose bytes are no longer what their sum says. Each result is answered once."""
@@ -232,7 +255,7 @@ class _Background:
     def forget(self) -> None:
         with self._lock:
             self._run += 1
-            self._made = {}
+            self._made, self._walk_differs = {}, False
 
     def wait(self) -> None:
         """For tests: until what runs is over."""

@@ -35,7 +35,7 @@ class Snapshot:
 
     def __init__(self, walk: TorchWalk, transparent: Collection[int]) -> None:
         self._modules, self._classes = walk.modules, list({type(module): None for module in walk.modules})
-        self._random = _random(walk)
+        self._random, self._known_hooks = _random(walk), walk.known_hooks
         self._dicts = [vars(module) for module in walk.modules]
         compound = [(d, key) for d in self._dicts for key, value in d.items()
                     if key not in OF_TORCH and not isinstance(value, _BY_VALUE)]
@@ -100,7 +100,7 @@ class Snapshot:
     def hooked(self, own: Collection[int]) -> str | None:
         """Where there is a hook that is not one of `own`, as a reason to read."""
         for place, hooks in zip(self._hook_places, self._hooks):
-            if foreign := [hook for key, hook in hooks.items() if key not in own]:
+            if foreign := [hook for key, hook in hooks.items() if key not in own and key not in self._known_hooks]:
                 return (f"a forward hook ({foreign[0]!r}) is on {place}, and what it does is not known; remove it, or "
                         "name what the model is with it: digest=")
         return None

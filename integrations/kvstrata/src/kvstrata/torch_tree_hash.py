@@ -60,8 +60,7 @@ def tensor_sums(tensors: Iterable[torch.Tensor], threads: int | None = None, sto
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """Its elements' bytes [n] in row-major order, in its own memory where it is contiguous."""
-    plain = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return plain.view(torch.uint8)
+    return tensor.detach().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
 
 
 def sums_on_device(flat: Sequence[torch.Tensor]) -> list[bytes]:

@@ -58,11 +58,14 @@ class TorchTypes(Walk):
 
 class TorchWalk(TorchTypes):
     """modules: the root, all below it, and what is hidden in attributes; names: of each, for a reader; entries: what an
-    identity's document says, by name; tensors: plain ones, by name."""
+    identity's document says, by name; tensors: plain ones, by name; known_hooks: keys of hooks that known packages
+    registered, which are in the document. transparent: ids of modules whose hooks do not count."""
 
-    def __init__(self, root: torch.nn.Module, trusted: Collection[str], opaque: Collection[str],
-                 harmless: Collection[str]) -> None:
+    def __init__(self, root: torch.nn.Module, trusted: Collection[str] = (), opaque: Collection[str] = (),
+                 harmless: Collection[str] = (), transparent: Collection[int] = ()) -> None:
         super().__init__(trusted, opaque)
+        self.known_hooks: set[int] = set()
+        self._transparent = transparent
         self.modules: list[torch.nn.Module] = []
         self.names: list[str] = []
         self.entries: dict[str, Any] = {}
@@ -88,7 +91,16 @@ class TorchWalk(TorchTypes):
                       if key not in self._left_out}
         parts = {key: None if part is None else self._names.get(id(part)) for key, part in module._modules.items()}
         return {"class": self.name_of_class(type(module), path), "training": module.training, "attributes": attributes,
-                "parts": parts}
+                "parts": parts, "hooks": self._hooks(module, path)}
+
+    def _hooks(self, module: torch.nn.Module, path: str) -> list[Any]:
+        """Those of known packages; what others do cannot be known, and Snapshot.hooked says so."""
+        if id(module) in self._transparent:
+            return []
+        known = [(key, hook) for hooks in (module._forward_hooks, module._forward_pre_hooks)
+                 for key, hook in hooks.items() if self.is_known_code(hook)]
+        self.known_hooks.update(key for key, _ in known)
+        return [self.of(hook, f"a hook of {path}") for _, hook in known]
 
     def leaf(self, value: Any, path: str) -> Any:
         if isinstance(value, torch.nn.Module):
