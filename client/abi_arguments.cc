@@ -83,8 +83,8 @@ Status StructSize(std::string_view name, const void* caller, size_t size, size_t
   const auto* bytes = static_cast<const unsigned char*>(caller);
   if (std::any_of(bytes + ours, bytes + size, [](unsigned char b) { return b != 0; })) {
     return InvalidArgument("STRUCT_SIZE", Name(name) +
-                                              " sets fields that this library (version "
-                                              KVS_VERSION ") does not know; install a newer one");
+                                              " sets fields that this library (version " KVS_VERSION
+                                              ") does not know; install a newer one");
   }
   return OkStatus();
 }

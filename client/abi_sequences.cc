@@ -166,6 +166,14 @@ int kvs_prefill_done(kvs_session* session, kvs_sequence sequence) {
   return WithSession(session, [&](Session& s) { return s.PrefillDone(sequence); });
 }
 
+int kvs_report_verified(kvs_session* session, kvs_sequence sequence, uint32_t first, uint32_t n,
+                        int32_t equal) {
+  return WithSession(session, [&](Session& s) -> Status {
+    KVS_RETURN_IF_ERROR(InRange("equal", equal, 0, 1));
+    return s.ReportVerified(sequence, first, n, equal == 1);
+  });
+}
+
 int kvs_report(kvs_session* session, kvs_sequence sequence, uint32_t first, uint32_t n,
                const float* surprisal, const float* entropy, const uint8_t* boundary) {
   return WithSession(session, [&](Session& s) -> Status {

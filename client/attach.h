@@ -18,7 +18,7 @@
 #include "base/sync.h"
 #include "base/unique_fd.h"
 #include "client/page_map.h"
-#include "proto/ring_messages.h"
+#include "proto/attach_messages.h"
 #include "proto/shm_layout.h"
 
 namespace kvstrata::client {

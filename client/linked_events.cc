@@ -37,6 +37,7 @@ Result<SequenceUse> SequenceUse::Of(Session::State* session, uint64_t sequence, 
 Result<SequenceUse> SequenceUse::Current(Session::State* session, uint64_t sequence,
                                          bool in_step_too) {
   KVS_ASSIGN_OR_RETURN(SequenceUse s, Of(session, sequence, in_step_too));
+  KVS_RETURN_IF_ERROR(s->unanswered);
   KVS_RETURN_IF_ERROR(session->TruncateAsAsked(s.get()));
   return s;
 }

@@ -264,7 +264,9 @@ Result<Opened> Session::Fork(uint64_t sequence) {
   KVS_RETURN_IF_ERROR(state_->TellIndexed(parent.get()));
   const shm::SequenceRef request{sequence};
   std::vector<std::byte> payload;
-  KVS_RETURN_IF_ERROR(state_->ring->Call(shm::kForkSequence, {BytesOf(request)}, &payload));
+  const Status forked = state_->ring->Call(shm::kForkSequence, {BytesOf(request)}, &payload);
+  if (TimedOut(forked)) parent->unanswered = Unanswered(sequence, "a fork");
+  KVS_RETURN_IF_ERROR(forked);
   parent->forked_in_step = parent->in_step;
   return state_->Adopt(payload, [&](const HeldAtOpen& held, Sequence* s) {
     return BeginFork(*parent.get(), held, s);
@@ -281,7 +283,9 @@ Status Session::State::Truncate(Sequence* s, uint32_t tokens) {
   KVS_RETURN_IF_ERROR(TellAll(s, Deadline()));
   const std::span<const int32_t> tail = s->state->TailIds(tokens);
   const shm::Truncate request{s->id, tokens, static_cast<uint32_t>(tail.size())};
-  KVS_RETURN_IF_ERROR(ring->Call(shm::kTruncate, {BytesOf(request), std::as_bytes(tail)}, nullptr));
+  const Status cut = ring->Call(shm::kTruncate, {BytesOf(request), std::as_bytes(tail)}, nullptr);
+  if (TimedOut(cut)) s->unanswered = Unanswered(s->id, "a truncation");
+  KVS_RETURN_IF_ERROR(cut);
   TakeBack(s, tokens);
   return OkStatus();
 }
@@ -415,6 +419,13 @@ Status Session::Report(uint64_t sequence, uint32_t first, uint32_t n, const floa
         state_->TellReport(s.get(), static_cast<uint32_t>(skipped), 1, &nothing, nullptr, nullptr));
   }
   return state_->TellReport(s.get(), first, n, surprisal, entropy, boundary);
+}
+
+Status Session::ReportVerified(uint64_t sequence, uint32_t first, uint32_t n, bool equal) {
+  KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Of(state_.get(), sequence, true));
+  const shm::Verified event{sequence, first, n, equal ? 1u : 0u, 0};
+  // At once, and not behind what waits for the GPU: from here on nothing of it is to be found.
+  return state_->ring->Post(shm::kVerified, {BytesOf(event)});
 }
 
 Status Session::State::TellReport(Sequence* s, uint32_t first, uint32_t n, const float* surprisal,

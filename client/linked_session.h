@@ -39,6 +39,7 @@ struct Sequence : SessionSequence {
   std::string plan_text;
 
   std::mutex mu;
+  Status unanswered;      // Unanswered, of a truncation or a fork
   bool imported = false;  // its pages are filled by the daemon: it runs no steps
   // Blocks of it that the daemon may still read, in order, each up to position `end`.
   struct Staged {
@@ -164,8 +165,10 @@ Result<Session::State::RegisteredModel> ModelOf(Session::State* session, uint64_
 class SequenceUse {
  public:
   // SEQUENCE_UNKNOWN; SEQUENCE_BUSY when another thread uses it, or a step does and !in_step_too.
+  // It may be one that is only good for a close.
   static Result<SequenceUse> Of(Session::State* session, uint64_t sequence, bool in_step_too);
-  // The same, cut to what another session asked for. Also what Session::Truncate fails with.
+  // The same, cut to what another session asked for. Also SEQUENCE_UNANSWERED, and what
+  // Session::Truncate fails with.
   static Result<SequenceUse> Current(Session::State* session, uint64_t sequence, bool in_step_too);
   Sequence* operator->() const { return sequence_.get(); }
   Sequence* get() const { return sequence_.get(); }

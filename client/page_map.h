@@ -20,7 +20,7 @@
 #include "base/sync.h"
 #include "base/unique_fd.h"
 #include "kernels/cuda/cuda_ops.h"
-#include "proto/ring_messages.h"
+#include "proto/attach_messages.h"
 #include "proto/shm_layout.h"
 
 namespace kvstrata::client {

@@ -9,6 +9,7 @@
 
 #include "client/remote_channel.h"
 #include "client/session.h"
+#include "session/member_codes.h"
 
 namespace kvstrata::client {
 namespace {
@@ -102,23 +103,60 @@ struct Session::State {
 
   std::mutex mu;  // guards the maps
   std::unordered_map<uint64_t, Geometry> models;
-  std::unordered_map<uint64_t, Geometry> sequences;
+  struct Known {
+    Geometry geometry;
+    Status unanswered;  // Unanswered, of a step, a truncation or a fork
+    uint64_t step = 0;  // that may be open still: its end was not answered
+  };
+  std::unordered_map<uint64_t, Known> sequences;
 
   Opened Adopt(const v1::OpenSequenceResponse& response, const Geometry& geometry) {
     std::lock_guard lock(mu);
-    sequences.emplace(response.sequence(), geometry);
+    sequences.emplace(response.sequence(), Known{geometry, {}, 0});
     return {response.sequence(), response.held_tokens(), response.indexed_tokens(),
             response.surprisal_tokens(), response.boundary_tokens()};
+  }
+  // SEQUENCE_UNANSWERED.
+  Status Answered(uint64_t sequence) {
+    std::lock_guard lock(mu);
+    const auto found = sequences.find(sequence);
+    return found == sequences.end() ? OkStatus() : found->second.unanswered;
   }
   Result<Geometry> GeometryOf(uint64_t sequence) {
     std::lock_guard lock(mu);
     const auto found = sequences.find(sequence);
-    if (found != sequences.end()) return found->second;
+    if (found != sequences.end()) return found->second.geometry;
     return NotFound("SEQUENCE_UNKNOWN",
                     "sequence " + std::to_string(sequence) +
                         " is not open in this session: it was closed, or is another session's");
   }
+  // A step whose end was not answered would keep its sequences from being closed.
+  Status EndLost(uint64_t sequence) {
+    v1::StepEndRequest request;
+    {
+      std::lock_guard lock(mu);
+      const auto found = sequences.find(sequence);
+      if (found == sequences.end() || found->second.step == 0) return OkStatus();
+      request.set_step(found->second.step);
+    }
+    request.set_session(channel->session());
+    request.set_abort(true);
+    v1::StepEndResponse response;
+    const Status ended = channel->Call(&v1::Compute::Stub::StepEnd, request, &response);
+    return ended.reason() == "STEP_UNKNOWN" ? OkStatus() : ended;
+  }
+  // What a call that changes the sequence ended with.
+  Status Note(uint64_t sequence, std::string_view what, const Status& ended, uint64_t step = 0) {
+    if (!TimedOut(ended)) return ended;
+    std::lock_guard lock(mu);
+    const auto found = sequences.find(sequence);
+    if (found == sequences.end()) return ended;
+    found->second.unanswered = Unanswered(sequence, what);
+    found->second.step = step;
+    return ended;
+  }
   Result<v1::GetSequenceResponse> Get(uint64_t sequence) {
+    KVS_RETURN_IF_ERROR(Answered(sequence));
     v1::GetSequenceRequest request;
     request.set_session(channel->session());
     request.set_sequence(sequence);
@@ -129,8 +167,10 @@ struct Session::State {
 };
 
 struct SessionStep::State {
+  Session::State* session = nullptr;
   RemoteChannel* channel = nullptr;
   uint64_t step = 0;
+  std::vector<uint64_t> sequences;  // of its members
   Geometry geometry;
   int32_t tokens = 0;
   int members = 0;
@@ -146,7 +186,9 @@ struct SessionStep::State {
     request.set_step(step);
     request.set_abort(abort);
     v1::StepEndResponse response;
-    return channel->Call(&v1::Compute::Stub::StepEnd, request, &response);
+    const Status ended = channel->Call(&v1::Compute::Stub::StepEnd, request, &response);
+    for (const uint64_t s : sequences) (void)session->Note(s, "the end of a step", ended, step);
+    return ended;
   }
 };
 
@@ -265,24 +307,31 @@ Result<Capacity> Session::CountCapacity(uint64_t model, std::string_view plan) {
 
 Result<Opened> Session::Fork(uint64_t sequence) {
   KVS_ASSIGN_OR_RETURN(const Geometry geometry, state_->GeometryOf(sequence));
+  KVS_RETURN_IF_ERROR(state_->Answered(sequence));
   v1::ForkSequenceRequest request;
   request.set_session(state_->channel->session());
   request.set_sequence(sequence);
   v1::OpenSequenceResponse response;
-  KVS_RETURN_IF_ERROR(state_->channel->Call(&v1::Control::Stub::ForkSequence, request, &response));
+  KVS_RETURN_IF_ERROR(
+      state_->Note(sequence, "a fork",
+                   state_->channel->Call(&v1::Control::Stub::ForkSequence, request, &response)));
   return state_->Adopt(response, geometry);
 }
 
 Status Session::Truncate(uint64_t sequence, uint32_t tokens) {
+  KVS_RETURN_IF_ERROR(state_->Answered(sequence));
   v1::TruncateSequenceRequest request;
   request.set_session(state_->channel->session());
   request.set_sequence(sequence);
   request.set_tokens(tokens);
   v1::TruncateSequenceResponse response;
-  return state_->channel->Call(&v1::Control::Stub::TruncateSequence, request, &response);
+  return state_->Note(
+      sequence, "a truncation",
+      state_->channel->Call(&v1::Control::Stub::TruncateSequence, request, &response));
 }
 
 Status Session::Close(uint64_t sequence) {
+  KVS_RETURN_IF_ERROR(state_->EndLost(sequence));
   v1::CloseSequenceRequest request;
   request.set_session(state_->channel->session());
   request.set_sequence(sequence);
@@ -334,6 +383,7 @@ Result<std::string> Session::CanonicalPlan(std::string_view plan) {
 }
 
 Status Session::PrefillDone(uint64_t sequence) {
+  KVS_RETURN_IF_ERROR(state_->Answered(sequence));
   v1::PrefillDoneRequest request;
   request.set_session(state_->channel->session());
   request.set_sequence(sequence);
@@ -354,7 +404,19 @@ Status Session::Report(uint64_t sequence, uint32_t first, uint32_t n, const floa
   return state_->channel->Call(&v1::Compute::Stub::Report, request, &response);
 }
 
+Status Session::ReportVerified(uint64_t sequence, uint32_t first, uint32_t n, bool equal) {
+  v1::ReportVerifiedRequest request;
+  request.set_session(state_->channel->session());
+  request.set_sequence(sequence);
+  request.set_first(first);
+  request.set_tokens(n);
+  request.set_equal(equal);
+  v1::ReportVerifiedResponse response;
+  return state_->channel->Call(&v1::Compute::Stub::ReportVerified, request, &response);
+}
+
 Status Session::Settle(uint64_t sequence) {
+  KVS_RETURN_IF_ERROR(state_->Answered(sequence));
   v1::SettleRequest request;
   request.set_session(state_->channel->session());
   request.set_sequence(sequence);
@@ -425,6 +487,8 @@ Result<std::unique_ptr<SessionStep>> Session::StepBegin(std::span<const BatchMem
   auto step = std::make_unique<SessionStep::State>();
   v1::StepBeginRequest request;
   request.set_session(state_->channel->session());
+  const auto answered = [this, members](size_t i) { return state_->Answered(members[i].sequence); };
+  KVS_RETURN_IF_ERROR(CheckEach(members.size(), codes, answered));
   for (const BatchMember& m : members) {
     v1::StepMember* out = request.add_members();
     out->set_sequence(m.sequence);
@@ -435,6 +499,7 @@ Result<std::unique_ptr<SessionStep>> Session::StepBegin(std::span<const BatchMem
   grpc::Status raw;
   const Status status =
       state_->channel->Call(&v1::Compute::Stub::StepBegin, request, &response, &raw);
+  for (const BatchMember& m : members) (void)state_->Note(m.sequence, "a step's begin", status);
   if (!status.ok()) {
     v1::StepBeginResponse detail;
     if (detail.ParseFromString(DetailOf(raw, kBeginDetail)) &&
@@ -446,8 +511,10 @@ Result<std::unique_ptr<SessionStep>> Session::StepBegin(std::span<const BatchMem
     return status;
   }
   KVS_ASSIGN_OR_RETURN(step->geometry, state_->GeometryOf(members.front().sequence));
+  step->session = state_.get();
   step->channel = state_->channel.get();
   step->step = response.step();
+  for (const BatchMember& m : members) step->sequences.push_back(m.sequence);
   step->members = static_cast<int>(members.size());
   return std::make_unique<SessionStep>(std::move(step));
 }

@@ -60,6 +60,19 @@ struct OpenOptions {
   std::string_view key;  // of the caller's; "": none
 };
 
+// Whether a call ended because the daemon did not answer in time. It may do all the same what it
+// was asked for, later.
+inline bool TimedOut(const Status& status) {
+  return status.code() == Code::kDeadlineExceeded && status.reason() == "DEADLINE";
+}
+// What steps and others that need to know what a sequence holds answer once `what` of it timed out.
+inline Status Unanswered(uint64_t sequence, std::string_view what) {
+  return FailedPrecondition("SEQUENCE_UNANSWERED",
+                            "the daemon did not answer " + std::string(what) + " of sequence " +
+                                std::to_string(sequence) +
+                                " in time and may have done it; close it and open another");
+}
+
 // kvs_capacity_result.
 struct Room {
   uint64_t tokens = 0, bytes = 0;
@@ -227,6 +240,7 @@ class Session {
   // A plan's text with every option; the configuration's named plans are known too. PLAN_*.
   Result<std::string> CanonicalPlan(std::string_view plan);
   Status PrefillDone(uint64_t sequence);  // local
+  Status ReportVerified(uint64_t sequence, uint32_t first, uint32_t n, bool equal);
   Status Report(uint64_t sequence, uint32_t first, uint32_t n, const float* surprisal,
                 const float* entropy, const uint8_t* boundary);  // local
   Status Settle(uint64_t sequence);

@@ -69,6 +69,10 @@ constexpr EventKind kRows[] = {
      "pages stored_pages disk_values fullest_pool_percent seconds"},
     {"gpu", "info", "At the start, one for each GPU.", "device free_bytes pool_bytes"},
     {"grpc", "warning, debug", "A line of the library gRPC.", "why suppressed"},
+    {"hit_mismatch", "error",
+     "An engine computed positions of what a sequence was held for anew, and they differ: two "
+     "models, or two ways to compute, share a digest. The sequence is private since.",
+     "session sequence first tokens suppressed"},
     {"host_numa", "info, warning",
      "At the start, with several NUMA nodes: those that the host pool's memory comes from; a "
      "warning: the kernel decides.",

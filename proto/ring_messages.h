@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What travels through a session's rings and its attach socket (docs/shm_layout.md).
+// What travels through a session's rings (docs/shm_layout.md).
 //
 // Requests go client to daemon; a request with an id gets exactly one reply with that id, an event
 // (id 0) gets none. All structs are PODs; arrays follow their struct without padding. Strings are
@@ -40,6 +40,7 @@ enum MessageType : uint32_t {
   kReport = 33,       // Report, f32 surprisal[n], f32 entropy[n], u8 boundary[n] as flags say
   kPrefillDone = 34,  // SequenceRef
   kRecall = 35,       // Recall, i32 layers[n], f32 recall[n][heads], f32 error[n][heads]
+  kVerified = 36,     // Verified
   // Replies.
   kReply = 64,  // ErrorReply, then the payload if code is 0
 };
@@ -167,6 +168,16 @@ struct Recall {
 };
 static_assert(sizeof(Recall) == 32);
 
+// Positions of what was held that the engine computed anew and compared.
+struct Verified {
+  uint64_t sequence;
+  uint32_t first;
+  uint32_t n;
+  uint32_t equal;  // 1: to what it was held for; 0: then the sequence is private from now on
+  uint32_t reserved;
+};
+static_assert(sizeof(Verified) == 24);
+
 // How much of a prompt is held: of an open of that plan, or of raw pages.
 struct Lookup {
   uint64_t model;
@@ -281,82 +292,6 @@ struct ErrorReply {
   char message[456];
 };
 static_assert(sizeof(ErrorReply) == 512);
-
-// --- attach socket: SOCK_SEQPACKET, one struct a packet ------------------------------------------
-
-enum AttachType : uint32_t {
-  kHello = 1,       // client, first packet
-  kWelcome = 2,     // daemon, descriptors: session segment, table segment, doorbell (eventfd)
-  kRefused = 3,     // daemon, then it closes
-  kArena = 4,       // daemon, descriptor: the arena
-  kDescriptor = 5,  // client, descriptor: memory that a RegisterTensors is about to name
-  kRedeem = 6,      // client, first packet instead of Hello: a token that it got over gRPC
-  kTables = 7,      // daemon, descriptor: the table segment; kArena packets follow it
-};
-
-struct Hello {
-  uint32_t type;  // kHello
-  uint32_t magic;
-  uint32_t version;
-  uint32_t reserved;
-  char device_uuid[64];  // "" the first
-  char client_name[64];  // for `session ls`
-};
-
-struct Welcome {
-  uint32_t type;
-  uint32_t version;
-  uint64_t session_id;
-  uint64_t daemon_epoch;
-  uint64_t session_bytes;
-  uint64_t table_bytes;
-  char backend[16];  // the daemon's, so that both transports answer alike unless told otherwise
-  char device_uuid[64];
-};
-
-struct Refused {
-  uint32_t type;
-  int32_t code;
-  char reason[48];
-  char message[456];
-};
-
-struct Arena {
-  uint32_t type;
-  uint32_t arena;
-  uint64_t bytes;
-  uint16_t tier;      // 0 device, 1 host
-  uint16_t writable;  // 1: this session writes it; else it maps it read-only
-  uint16_t memory;    // 0 memfd, 1 memory of the GPU that the Welcome names (a VMM handle)
-  uint16_t reserved;
-};
-
-struct Descriptor {
-  uint32_t type;
-  uint32_t number;  // of the client's choosing
-};
-
-// Sent by a process without the library, whose session is gRPC's.
-struct Redeem {
-  uint32_t type;  // kRedeem
-  uint32_t magic;
-  uint32_t version;
-  uint32_t reserved;
-  uint8_t token[16];  // Control.IssueAttachToken's
-};
-static_assert(sizeof(Redeem) == 32);
-
-struct Tables {
-  uint32_t type;
-  uint32_t version;
-  uint64_t session_id;
-  uint64_t daemon_epoch;
-  uint64_t table_bytes;
-  uint32_t arenas;  // Arena packets that follow at once; others when arenas are granted
-  uint32_t reserved;
-  char device_uuid[64];
-};
-static_assert(sizeof(Tables) == 104);
 
 }  // namespace kvstrata::shm
 

@@ -8,7 +8,7 @@ pkg_check_modules(TOMLPLUSPLUS REQUIRED IMPORTED_TARGET tomlplusplus)
 
 kvs_library(kvs_telemetry telemetry/event_ring.cc telemetry/heartbeat.cc telemetry/log.cc telemetry/metric_table.cc telemetry/spans.cc
   telemetry/metric_text.cc telemetry/readiness.cc
-  telemetry/refusals.cc telemetry/state_watch.cc telemetry/traffic.cc
+  telemetry/refusals.cc telemetry/state_watch.cc telemetry/traffic.cc telemetry/verified_hits.cc
   LIBS kvs_base kvs_reasons)
 target_link_libraries(kvs_telemetry PRIVATE spdlog::spdlog)
 

@@ -15,7 +15,7 @@
 
 #include "base/sync.h"
 #include "base/unique_fd.h"
-#include "proto/ring_messages.h"
+#include "proto/attach_messages.h"
 #include "server/store/store.h"
 
 namespace kvstrata {

@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "proto/ring_messages.h"
+#include "proto/attach_messages.h"
 #include "server/attach/packet.h"
 
 namespace kvstrata {

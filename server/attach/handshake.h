@@ -10,7 +10,7 @@
 #include <string>
 
 #include "base/status.h"
-#include "proto/ring_messages.h"
+#include "proto/attach_messages.h"
 #include "server/attach/attach_state.h"
 #include "server/attach/connection_ends.h"
 #include "server/attach/connection_lending.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Packets of the attach socket (proto/ring_messages.h): one struct each, with descriptors beside
+// Packets of the attach socket (proto/attach_messages.h): one struct each, with descriptors beside
 // it.
 //
 // Nothing here blocks: a peer that does not read makes Send answer kFull, never wait; a peer's
@@ -14,7 +14,7 @@
 
 #include "base/status.h"
 #include "base/unique_fd.h"
-#include "proto/ring_messages.h"
+#include "proto/attach_messages.h"
 #include "proto/shm_layout.h"
 
 namespace kvstrata {

@@ -58,6 +58,8 @@ Malformed Handle(RingState* state, const RingFrame& frame) {
       return OnPrefillDone(state, frame);
     case shm::kRecall:
       return OnRecall(state, frame);
+    case shm::kVerified:
+      return OnVerified(state, frame);
     default:
       return kUnknownType;
   }

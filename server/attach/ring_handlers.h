@@ -62,6 +62,7 @@ Malformed OnCommit(RingState* state, const RingFrame& frame);
 Malformed OnReport(RingState* state, const RingFrame& frame);
 Malformed OnPrefillDone(RingState* state, const RingFrame& frame);
 Malformed OnRecall(RingState* state, const RingFrame& frame);
+Malformed OnVerified(RingState* state, const RingFrame& frame);
 // `tokens`: that its table covers.
 void AnswerOpened(RingState* state, uint64_t id, const Result<OpenedSequence>& opened,
                   uint32_t tokens);

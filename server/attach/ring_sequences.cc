@@ -10,6 +10,7 @@
 #include "server/attach/packet.h"
 #include "server/attach/ring_handlers.h"
 #include "server/telemetry/log.h"
+#include "server/telemetry/verified_hits.h"
 
 namespace kvstrata::ring {
 namespace {
@@ -267,6 +268,19 @@ Malformed OnPrefillDone(RingState* state, const RingFrame& frame) {
   state->sequences.NoteEvent(
       in.sequence, imported ? state->tensors.Seal({in.sequence, 0, {}, {}, true})
                             : state->store->steps().PrefillDone(state->session, in.sequence));
+  return kHandled;
+}
+
+// Whoever computed on a hit that differs has made something that nobody else should have.
+Malformed OnVerified(RingState* state, const RingFrame& frame) {
+  shm::Verified in;
+  std::span<const std::byte> rest = frame.payload;
+  if (!Take(&rest, &in) || !rest.empty()) return "Verified of a wrong size";
+  if (in.equal == 0) {
+    state->sequences.NoteEvent(in.sequence,
+                               state->store->sequences().MakePrivate(state->session, in.sequence));
+  }
+  NoteVerifiedHit({state->session, in.sequence, in.first, in.n, in.equal != 0});
   return kHandled;
 }
 

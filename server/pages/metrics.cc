@@ -10,6 +10,7 @@
 #include "server/telemetry/refusals.h"
 #include "server/telemetry/spans.h"
 #include "server/telemetry/traffic.h"
+#include "server/telemetry/verified_hits.h"
 
 namespace kvstrata {
 namespace {
@@ -47,6 +48,10 @@ void AddRequests(const StoreCounters& counters, MetricText* to) {
   }
   to->Add("kvstrata_lookup_tokens_total", {}, counters.lookup_tokens);
   to->Add("kvstrata_lookup_hit_tokens_total", {}, counters.lookup_hit_tokens);
+  for (const bool equal : {true, false}) {
+    to->Add("kvstrata_verified_hits_total", {{"result", equal ? "equal" : "mismatch"}},
+            VerifiedHits(equal));
+  }
   to->Add("kvstrata_artefact_hits_total", {}, counters.artefact_hits);
   to->Add("kvstrata_loaded_pages_total", {}, counters.loaded_pages);
   to->Add("kvstrata_loaded_artefacts_total", {}, counters.loaded_artefacts);

@@ -6,6 +6,7 @@
 
 #include "server/rpc/tensor_ref.h"
 #include "server/rpc/traced_call.h"
+#include "server/telemetry/verified_hits.h"
 
 namespace kvstrata {
 namespace {
@@ -182,8 +183,11 @@ ComputeService::~ComputeService() = default;
 grpc::ServerUnaryReactor* ComputeService::StepBegin(grpc::CallbackServerContext* call,
                                                     const v1::StepBeginRequest* request,
                                                     v1::StepBeginResponse* response) {
-  return context_->InSession(call, request->session(), [request, response](RemoteSession& s) {
-    return BeginStep(s, *request, response);
+  return context_->InSession(call, request->session(), [call, request, response](RemoteSession& s) {
+    grpc::Status begun = BeginStep(s, *request, response);
+    // Nobody would end it.
+    if (begun.ok() && call->IsCancelled()) (void)s.StepEnd(response->step(), true);
+    return begun;
   });
 }
 
@@ -226,6 +230,20 @@ grpc::ServerUnaryReactor* ComputeService::Report(grpc::CallbackServerContext* ca
                                                  v1::ReportResponse*) {
   return context_->InSession(call, request->session(),
                              [request](RemoteSession& s) { return ReportSeries(s, *request); });
+}
+
+grpc::ServerUnaryReactor* ComputeService::ReportVerified(grpc::CallbackServerContext* call,
+                                                         const v1::ReportVerifiedRequest* request,
+                                                         v1::ReportVerifiedResponse*) {
+  return context_->InSession(call, request->session(), [this, request](RemoteSession& s) -> Status {
+    KVS_RETURN_IF_ERROR(s.Peek(request->sequence()).status());
+    if (!request->equal()) {
+      KVS_RETURN_IF_ERROR(context_->store().sequences().MakePrivate(s.id(), request->sequence()));
+    }
+    NoteVerifiedHit(
+        {s.id(), request->sequence(), request->first(), request->tokens(), request->equal()});
+    return OkStatus();
+  });
 }
 
 grpc::ServerUnaryReactor* ComputeService::PrefillDone(grpc::CallbackServerContext* call,

@@ -14,7 +14,8 @@ namespace kvstrata {
 
 class ComputeService final : public v1::Compute::CallbackService {
  public:
-  // Not inline, nor is the destructor: the generated base takes half a minute to compile where one is called.
+  // Not inline, nor is the destructor: the generated base takes half a minute to compile where one
+  // is called.
   explicit ComputeService(ServiceContext* context);
   ~ComputeService() override;
 
@@ -28,6 +29,9 @@ class ComputeService final : public v1::Compute::CallbackService {
                                    v1::AttendResponse*) override;
   grpc::ServerUnaryReactor* StepEnd(grpc::CallbackServerContext*, const v1::StepEndRequest*,
                                     v1::StepEndResponse*) override;
+  grpc::ServerUnaryReactor* ReportVerified(grpc::CallbackServerContext*,
+                                           const v1::ReportVerifiedRequest*,
+                                           v1::ReportVerifiedResponse*) override;
   grpc::ServerUnaryReactor* Report(grpc::CallbackServerContext*, const v1::ReportRequest*,
                                    v1::ReportResponse*) override;
   grpc::ServerUnaryReactor* PrefillDone(grpc::CallbackServerContext*, const v1::PrefillDoneRequest*,

@@ -308,8 +308,10 @@ grpc::ServerUnaryReactor* ControlService::ForkSequence(grpc::CallbackServerConte
                                                        const v1::ForkSequenceRequest* request,
                                                        v1::OpenSequenceResponse* response) {
   return context_->InSession(
-      call, request->session(), [request, response](RemoteSession& s) -> Status {
+      call, request->session(), [call, request, response](RemoteSession& s) -> Status {
         KVS_ASSIGN_OR_RETURN(const OpenedSequence opened, s.ForkSequence(request->sequence()));
+        // Nobody would close it.
+        if (call->IsCancelled()) return s.CloseSequence(opened.sequence);
         Write(opened, response);
         return OkStatus();
       });

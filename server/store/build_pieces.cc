@@ -279,7 +279,7 @@ void Builds::PublishExtents(BuildJob job, BuiltExtents made) {
       }
       p->extents = static_cast<uint32_t>(fresh.pages.size());
       if (fresh.pages.empty()) p->recompressor = nullptr;  // nothing is to be packed: too short
-      if (!fresh.pages.empty() && !s.private_pages) {
+      if (!fresh.pages.empty() && !s.chain.is_private()) {
         extents_.EnterArtefact(std::move(artefact));
         extents_.OfferArtefact(p->artefact, OfferedFor::kArtefact);
       }

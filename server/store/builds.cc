@@ -79,7 +79,7 @@ uint32_t WholeBlocks(const IndexLayout& index, uint32_t tokens) {
 
 // Checks a build of another plan.
 Status CheckOther(const Sequence& s, const PendingBuild& p, const PageMemory& memory) {
-  if (s.private_pages) {
+  if (s.chain.is_private()) {
     return FailedPrecondition(
         "BUILD_PRIVATE", "sequence " + std::to_string(s.id) +
                              " is private: nobody would find what is made of it for plan '" +

@@ -103,7 +103,7 @@ void CodecExtents::OfferArtefact(const PageKey& key, OfferedFor why) {
 }
 
 void CodecExtents::KeepArtefact(const Sequence& s) {
-  if (s.extents.empty() || s.private_pages) return;
+  if (s.extents.empty() || s.chain.is_private()) return;
   const CodecState& codec = *s.codec;
   EnterArtefact({codec.prompt_key, s.extents, codec.recompressor, codec.released, s.prompt_tokens,
                  s.series.Slice(0, s.prompt_tokens)});

@@ -205,7 +205,7 @@ SequenceInfo Inspection::InfoOf(const Sequence& s) const {
   info.prompt_tokens = s.prompt_tokens;
   info.held_tokens = s.held_tokens;
   info.steps = s.steps;
-  info.private_pages = s.private_pages;
+  info.private_pages = s.chain.is_private();
   info.extents = static_cast<uint32_t>(s.extents.size());
   for (const Extent& e : s.extents) {
     const bool device = e.page->arena->tier == Tier::kDevice;

@@ -2,6 +2,13 @@
 // Leases of look-ups. What an open holds is what a look-up promises: a lease is such an open, of a
 // sequence that nobody is told of, and that ends by its time or with its session.
 //
+// A lease counts as one of its user's sequences until it is opened: the sequence of that prompt and
+// plan, of any session of the user, then has the lease's place, and gives it back if it closes
+// before the lease ends. So a user that asks and opens counts once, and what was promised is never
+// refused for the promise's own sake. The lease itself goes on to its time: others that it was
+// renewed for hold as much, whatever becomes of the first one. Each of them takes a place of its
+// own.
+//
 // Ownership: leases are their session's. Thread-safety: all methods, from any thread. Cost: of an
 // open.
 #ifndef KVSTRATA_SERVER_STORE_LEASES_H_
@@ -23,9 +30,18 @@ namespace kvstrata {
 class Devices;
 class Lookups;
 class Openings;
+struct Sequence;
 class Sequences;
 class SessionCatalog;
 struct StoreParts;
+struct Tenant;
+
+// Gives `s`, which is nobody's yet, the place of a lease of that prompt, if there is one that has
+// it. Cost: a look-up for each session of the tenant that has leases.
+void TakePlaceOfLease(const Tenant& tenant, const LeasedPrompt& prompt, Sequence* s)
+    KVS_REQUIRES(store_lock);
+// The lease that it has its place of counts again, unless it is over.
+void GivePlaceBack(const SessionCatalog& catalog, Sequence* s) KVS_REQUIRES(store_lock);
 
 class Leases {
  public:

@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "kernels/plan_needs.h"
+#include "server/store/leases.h"
 #include "server/store/long_request.h"
 #include "server/store/store_parts.h"
 
@@ -88,8 +89,18 @@ Status Openings::TakeForOpen(Session* session, Sequence* s, Hit hit, uint64_t co
   return status;
 }
 
+void Openings::TakeLeasedPlace(const Tenant& tenant, Opening* o, Sequence* s) {
+  const auto leases = [](const Session* session) { return !session->leases.empty(); };
+  if (o->prompt.model == 0 || std::ranges::none_of(tenant.sessions, leases)) return;
+  o->prompt.plan = FormatPlan(s->plan);
+  TakePlaceOfLease(tenant, o->prompt, s);
+}
+
 Result<OpenedSequence> Openings::Enter(Session* session, std::unique_ptr<Sequence> s) {
-  Result<UserPlace> place = UserPlace::Take(user_limits_, session->tenant->name, Limit::kSequences);
+  Result<UserPlace> place =
+      s->place.taken.held()
+          ? Result<UserPlace>(std::move(s->place.taken))
+          : UserPlace::Take(user_limits_, session->tenant->name, Limit::kSequences);
   std::optional<uint32_t> slot;
   const Result<shm::SequenceTable*> table =
       [&]() KVS_REQUIRES(store_lock) -> Result<shm::SequenceTable*> {
@@ -102,13 +113,15 @@ Result<OpenedSequence> Openings::Enter(Session* session, std::unique_ptr<Sequenc
   }();
   if (!table.ok()) {
     if (slot) session->memory->FreeSlot(*slot);
+    if (place.ok()) s->place.taken = std::move(*place);
+    GivePlaceBack(catalog_, s.get());
     references_.ReleaseExtents(&s->extents);
     references_.ReleaseAll(session, &s->index_blocks);
     references_.ReleaseAll(session, &s->pages);
     references_.Advance(session->tenant);
     return table.status();
   }
-  s->place = std::move(*place);
+  s->place.taken = std::move(*place);
   s->slot = *slot;
   s->id = session->tenant->NextId(&session->tenant->sequences_made);
   s->session = session->id;
@@ -182,6 +195,10 @@ Result<Opening> Openings::PrepareOpen(uint64_t session_id, uint64_t model_id,
                   s->codec ? &s->codec->parameters_digest : nullptr, tokens);
   }
   const size_t usable = keys.pages.size();
+  if (usable != 0) {
+    const std::span<const int32_t> behind = tokens.subspan(usable * s->page_tokens());
+    o.prompt = {model_id, "", keys.pages.back(), {behind.begin(), behind.end()}};
+  }
   o.limits = options.hold;
   o.keys = std::move(keys.pages);
   o.keys.resize(o.limits.Pages(usable, s->page_tokens()));
@@ -288,6 +305,7 @@ Result<OpenedSequence> Openings::FinishOpenLocked(Session* session, Opening* o) 
     counters_.released_bytes += raw_pages_.GiveBack(s.get(), ReleasedPages(*s));
   }
   const uint64_t held = s->held_tokens;
+  TakeLeasedPlace(*session->tenant, o, s.get());
   Result<OpenedSequence> opened = Enter(session, std::move(s));
   if (opened.ok() && !o->limits.only_held) {
     recompression_.NoteDue(catalog_.SequenceOf(opened->sequence));

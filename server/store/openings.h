@@ -48,6 +48,7 @@ struct Opening {
   uint32_t device = 0;  // of the session
   std::unique_ptr<Sequence> sequence;
   std::vector<PageKey> keys;  // of the pages that it may be held for
+  LeasedPrompt prompt;        // what a lease of it is of, but for the plan's text
   size_t tokens = 0;
   HoldLimits limits;
   uint32_t reserve_tokens = 0;
@@ -112,6 +113,9 @@ class Openings {
   void LimitHit(const Opening& o, const Sequence& shape, Hit* hit) const KVS_REQUIRES(store_lock);
   // Fills `s`, which is nobody's yet, with the hit and new pages up to `cover` tokens.
   Status TakeForOpen(Session* session, Sequence* s, Hit hit, uint64_t cover)
+      KVS_REQUIRES(store_lock);
+  // A lease that promised this open counts no more while the sequence does.
+  static void TakeLeasedPlace(const Tenant& tenant, Opening* o, Sequence* s)
       KVS_REQUIRES(store_lock);
   // When an artefact of this prompt may be had at its end, nothing is due before.
   void AwaitArtefact(Sequence* s, const Opening& o) KVS_REQUIRES(store_lock);

@@ -150,7 +150,7 @@ void PrefixCatalog::SetPageTier(PageTier* tier, std::optional<uint32_t> remote) 
 }
 
 void PrefixCatalog::EnterPrefix(const Sequence& s, Page* page, size_t n) {
-  if (s.private_pages || !memory_.failure(page->arena->pool).ok()) return;
+  if (s.chain.is_private() || !memory_.failure(page->arena->pool).ok()) return;
   if (prefix_.Insert(page)) return OfferPage(s, *page, n, OfferedFor::kSealed);
   const bool first_here = page->arena->tier == Tier::kDevice &&
                           prefix_.FindFor(page->arena->pool.device(), page->key) == nullptr;
@@ -165,7 +165,7 @@ void PrefixCatalog::OfferPage(const Sequence& s, const Page& page, size_t n, Off
 
 void PrefixCatalog::OfferKept(const Sequence& s, OfferedFor why) {
   if (tier_ == nullptr || !s.codec || s.plan.stored.keep_raw != KeepRaw::kNo) return;
-  if (s.private_pages || s.model->OfOneSession()) return;
+  if (s.chain.is_private() || s.model->OfOneSession()) return;
   const std::string& tenant = catalog_.tenant(s.model->tenant)->name;
   const std::vector<size_t> released = ReleasedPages(s);  // in order
   for (size_t i = 0; i < s.pages.size(); ++i) {

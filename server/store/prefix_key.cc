@@ -90,6 +90,7 @@ KeyChain KeyChain::Private() const {
   std::memcpy(&context, midstate_.bytes.data(), sizeof(context));
   Add(&context, Tag::kPrivate, number.data(), number.size());
   std::memcpy(chain.midstate_.bytes.data(), &context, sizeof(context));
+  chain.private_ = true;
   return chain;
 }
 

@@ -44,6 +44,7 @@ class KeyChain {
 
   // The same, but for a random number in every key: no key of it is ever made again, by nobody.
   KeyChain Private() const;
+  bool is_private() const { return private_; }
 
   // The key of the page that holds `tokens` and follows the page of key `parent` (zeros: none).
   PageKey Next(const PageKey& parent, std::span<const int32_t> tokens) const;
@@ -59,6 +60,7 @@ class KeyChain {
   };
   Midstate midstate_;
   int32_t page_tokens_ = 0;
+  bool private_ = false;
 };
 
 // The key of the index block that ends where the page of key `last_page` ends.

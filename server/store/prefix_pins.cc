@@ -128,7 +128,7 @@ Result<PinInfo> PrefixPins::PinSequence(uint64_t sequence, microseconds ttl) {
     StoreLock lock(mu_);
     KVS_ASSIGN_OR_RETURN(const Sequence* s, catalog_.FindSequence(sequence));
     const Session& session = *catalog_.SessionOf(s->session);
-    if (s->private_pages) {
+    if (s->chain.is_private()) {
       return FailedPrecondition("PIN_PRIVATE",
                                 "sequence " + std::to_string(sequence) +
                                     " is private: nobody would find what is pinned of it; pin a "

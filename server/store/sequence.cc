@@ -11,9 +11,7 @@ bool Writable(const Sequence& s, const Page* page) {
 }
 
 void MakePrivate(Sequence* s) {
-  if (s->private_pages) return;
-  s->private_pages = true;
-  s->chain = s->chain.Private();
+  if (!s->chain.is_private()) s->chain = s->chain.Private();
 }
 
 Status CheckOwned(const Sequence& s) {

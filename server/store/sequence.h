@@ -130,13 +130,19 @@ struct CodecState {
   }
 };
 
+// What a sequence counts as among its user's.
+struct SequencePlace {
+  UserPlace taken;
+  uint64_t lease = 0;  // the lease's sequence that gave it (leases.h); 0: none did
+};
+
 struct Sequence {
   uint64_t id = 0;
   uint64_t session = 0;
   std::string key;  // in Tenant::keys; "": none
-  UserPlace place;
+  SequencePlace place;
   std::shared_ptr<Model> model;
-  KeyChain chain;
+  KeyChain chain;  // private: MakePrivate
   Plan plan;
   IndexLayout index;
   uint32_t slot = 0;
@@ -148,7 +154,6 @@ struct Sequence {
   uint64_t steps = 0;  // that committed tokens
   bool prefill_done = false;
   bool imported = false;        // import_job.h
-  bool private_pages = false;   // MakePrivate
   std::vector<PageKey> groups;  // of the first page of each (page_tier.h), as far as it is full
   PageKey last_key{};           // of the last whole page; zeros: none
   PageKey prompt_last_key{};    // the same of the prompt, when that is complete

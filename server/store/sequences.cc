@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "server/store/leases.h"
 #include "server/store/long_request.h"
 #include "server/store/store_parts.h"
 
@@ -39,6 +40,7 @@ Result<OpenedSequence> Sequences::ForkSequence(uint64_t session_id, uint64_t seq
   const LongRequest request(&catalog_, session);
   auto child = std::make_unique<Sequence>(*parent);
   child->key.clear();
+  child->place = {};
   child->truncate_to.reset();
   child->table = nullptr;
   child->version = 0;
@@ -93,6 +95,7 @@ void Sequences::CloseLocked(Session* session, Sequence* s) {
                                 "sequence " + std::to_string(s->id) + " was closed by its client"));
   NoteSelected(*session, *s);
   if (!s->key.empty()) session->tenant->keys.erase(s->key);
+  GivePlaceBack(catalog_, s);
   tables_.Unpublish(session, s);
   // Nobody finds it any more: what follows is done in pieces.
   const Outside outside(session, s);

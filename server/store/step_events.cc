@@ -150,7 +150,7 @@ void StepEvents::KeepSeries(const Sequence& s, Page* page, size_t n, Series seri
 // What was reported of a sealed page's positions goes with the page: whoever is held for it has it
 // too. Where another page of the same tokens is the one that is found, it takes what it lacks.
 void StepEvents::KeepSeriesWithPages(Session* session, Sequence* s, uint32_t first, uint32_t end) {
-  if (s->series.empty() || s->private_pages) return;
+  if (s->series.empty() || s->chain.is_private()) return;
   const uint32_t page_tokens = s->page_tokens();
   for (uint32_t i = first / page_tokens; i * page_tokens < end && i < s->pages.size(); ++i) {
     catalog_.LetOthersIn(session, 1);

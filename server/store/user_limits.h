@@ -146,6 +146,8 @@ class UserPlace {
     std::swap(limit_, other.limit_);
     return *this;
   }
+  // Whether it is one: not a copy, nor given on.
+  bool held() const { return limits_ != nullptr; }
   ~UserPlace() {
     if (limits_ != nullptr) limits_->Give(user_, limit_);
   }

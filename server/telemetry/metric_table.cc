@@ -35,6 +35,8 @@ constexpr Metric kRows[] = {
      "Tokens of prompts that sequences were opened with."},
     {"kvstrata_lookup_hit_tokens_total", kCounter, "tokens", "",
      "Tokens of these that were held already."},
+    {"kvstrata_verified_hits_total", kCounter, "hits", "result",
+     "Held positions that engines computed anew and compared: equal, mismatch."},
     {"kvstrata_artefact_hits_total", kCounter, "prompts", "",
      "Recompressed prompts that a sequence was opened on."},
     {"kvstrata_loaded_pages_total", kCounter, "pages", "",

@@ -19,6 +19,7 @@
 
 #include "base/status.h"
 #include "base/unique_fd.h"
+#include "proto/attach_messages.h"
 #include "proto/ring.h"
 #include "proto/ring_messages.h"
 #include "proto/shm_layout.h"

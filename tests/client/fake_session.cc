@@ -97,6 +97,9 @@ Status Session::Report(uint64_t sequence, uint32_t, uint32_t, const float*, cons
                        const uint8_t*) {
   return UnlessOpen(sequence);
 }
+Status Session::ReportVerified(uint64_t sequence, uint32_t, uint32_t, bool) {
+  return UnlessOpen(sequence);
+}
 Status Session::Settle(uint64_t sequence) { return UnlessOpen(sequence); }
 Result<Built> Session::Build(uint64_t sequence, std::string_view plan) {
   KVS_RETURN_IF_ERROR(UnlessOpen(sequence));

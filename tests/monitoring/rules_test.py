@@ -128,6 +128,8 @@ FAULTS = {
                                {"tier": "device", "device": "g"}),
     "KvstrataPinsNearlyFull": ([(f"kvstrata_pins_used_bytes{{{I}}}", "95x400")], 10, {}),
     "KvstrataCorruptValue": ([(f"kvstrata_disk_corrupt_values_total{{{I}}}", "0x40 1x360")], 15, {}),
+    "KvstrataHitMismatch": ([(f'kvstrata_verified_hits_total{{{I},result="mismatch"}}', "0x40 1x360")], 15,
+                            {"result": "mismatch"}),
     "KvstrataDiskErrors": ([(f"kvstrata_disk_deadlines_total{{{I}}}", "0x40 2x360")], 15, {}),
     "KvstrataDiskLeftAlone": ([(f"kvstrata_disk_breaker_open{{{I}}}", "0x20 1x380")], 10, {}),
     "KvstrataRemoteServerLeftAlone": ([(f'kvstrata_remote_breaker_open{{{I},server="s:1"}}', "0x20 1x380")], 20,

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Look-ups with a lease, both transports: one session asks, everything that may go goes, another session opens."""
 
+import os
 import time
 from collections.abc import Iterator
 
@@ -87,3 +88,21 @@ def test_refusals_say_what_is_allowed(session: kvstrata.Session, toy: Toy):
         assert error.value.reason == "LEASE_TIME"
     with pytest.raises(kvstrata.KvstrataError, match="name the plan"):
         session.lookup(model, toy.ids, lease_ms=100)
+
+
+def test_once_opened_it_counts_no_more(daemon: Daemon, client: Client, session: kvstrata.Session, toy: Toy):
+    model = compute(session, toy)
+    user = f"uid:{os.getuid()}"
+    client.call(client.admin.SetQuota, admin_pb2.SetQuotaRequest(user=user, limit="sequences", value=1))
+    try:
+        found = session.lookup(model, toy.ids, PLAN, lease_ms=60000)
+        with kvstrata.attach(daemon.socket, client_name="worker") as worker:
+            for _ in range(2):
+                with worker.open(toy.register(worker), PLAN, toy.ids) as sequence:
+                    assert sequence.held == found.held > 0
+                    with pytest.raises(kvstrata.ResourceExhausted, match="SEQUENCE_LIMIT"):
+                        worker.open(toy.register(worker), PLAN, toy.ids)
+            evict(client)
+            assert held(worker, toy) == found.held
+    finally:
+        client.call(client.admin.SetQuota, admin_pb2.SetQuotaRequest(user=user, limit="sequences", reset=True))

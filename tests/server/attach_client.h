@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "base/unique_fd.h"
+#include "proto/attach_messages.h"
 #include "proto/ring.h"
 #include "proto/ring_messages.h"
 #include "proto/shm_layout.h"
@@ -227,10 +228,11 @@ class Client {
   uint64_t Register(const shm::RegisterModel& model = SmallModel()) {
     return Call(shm::kRegisterModel, PodBytes(model)).As<shm::ModelReply>().model;
   }
-  Reply Open(uint64_t model, const std::string& plan, const std::vector<int32_t>& tokens) {
+  Reply Open(uint64_t model, const std::string& plan, const std::vector<int32_t>& tokens,
+             uint32_t flags = 0) {
     Bytes payload =
         PodBytes(shm::OpenSequence{model, static_cast<uint32_t>((plan.size() + 3) & ~3u),
-                                   static_cast<uint32_t>(tokens.size())});
+                                   static_cast<uint32_t>(tokens.size()), 0, flags});
     for (size_t i = 0; i < ((plan.size() + 3) & ~size_t{3}); ++i) {
       payload.push_back(static_cast<std::byte>(i < plan.size() ? plan[i] : 0));
     }
@@ -238,9 +240,9 @@ class Client {
     return Call(shm::kOpenSequence, payload);
   }
   bool Commit(uint64_t sequence, uint32_t first, const std::vector<int32_t>& tokens,
-              uint32_t indexed = 0) {
-    Bytes payload =
-        PodBytes(shm::Commit{sequence, first, static_cast<uint32_t>(tokens.size()), indexed, 0});
+              uint32_t indexed = 0, uint32_t flags = 0) {
+    Bytes payload = PodBytes(
+        shm::Commit{sequence, first, static_cast<uint32_t>(tokens.size()), indexed, flags});
     PutTokens(&payload, tokens);
     return Send(shm::kCommit, 0, payload);
   }

@@ -401,6 +401,37 @@ TEST_F(AttachTest, ImpossibleRequestsAreAnswered) {
   EXPECT_EQ(server_->counters().malformed, 0u);
 }
 
+// What an engine hides from its open on, from a commit on, or after a comparison.
+TEST_F(AttachTest, WhatIsPrivateIsNotFound) {
+  Client client = Attach();
+  const uint64_t model = client.Register();
+  const auto held = [&](const std::vector<int32_t>& prompt) {
+    Bytes lookup = PodBytes(shm::Lookup{model, 0, static_cast<uint32_t>(prompt.size()), "", 0, 0});
+    PutTokens(&lookup, prompt);
+    return client.Call(shm::kLookup, lookup).As<shm::LookupReply>().held_tokens;
+  };
+  const auto open = [&](const std::vector<int32_t>& prompt, uint32_t flags = 0) {
+    return client.Open(model, "full", prompt, flags).As<shm::SequenceReply>().sequence;
+  };
+  const std::vector<int32_t> hidden = Tokens(97), halved = Tokens(97, 1000);
+  ASSERT_TRUE(client.Commit(open(hidden, shm::OpenSequence::kPrivate), 0, hidden));
+  EXPECT_EQ(held(hidden), 0u);
+
+  const uint64_t sequence = open(halved);
+  ASSERT_TRUE(client.Commit(sequence, 0, Tokens(48, 1000)));
+  ASSERT_TRUE(client.Commit(sequence, 48, Tokens(32, 1048), 0, shm::Commit::kPrivate));
+  ASSERT_TRUE(client.Commit(sequence, 80, Tokens(17, 1080)));
+  EXPECT_TRUE(client.Settle(sequence).ok());
+  EXPECT_EQ(held(halved), 48u);
+
+  const uint64_t next = open(halved);
+  ASSERT_TRUE(client.Send(shm::kVerified, 0, PodBytes(shm::Verified{next, 0, 16, 0, 0})));
+  ASSERT_TRUE(client.Commit(next, 48, Tokens(49, 1048)));
+  EXPECT_TRUE(client.Settle(next).ok());
+  EXPECT_EQ(held(halved), 48u);
+  for (const SequenceInfo& s : store_->inspection().Sequences(0)) EXPECT_TRUE(s.private_pages);
+}
+
 // An event has no answer; its error is the answer to the next question about the sequence.
 TEST_F(AttachTest, EventErrorsAreToldOnce) {
   Client client = Attach();
@@ -445,6 +476,8 @@ TEST_F(AttachTest, MalformedFramesEndThatSessionOnly) {
       {"short report", shm::kReport, 0, 23},
       {"long report", shm::kReport, 0, 32},
       {"empty prefill", shm::kPrefillDone, 0, 0},
+      {"short verified", shm::kVerified, 0, 23},
+      {"long verified", shm::kVerified, 0, 28},
       {"short recall", shm::kRecall, 0, sizeof(shm::Recall) - 1},
       {"long recall", shm::kRecall, 0, sizeof(shm::Recall) + 4},
       {"detach with a payload", shm::kDetach, 1, 1},

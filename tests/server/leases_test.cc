@@ -33,6 +33,9 @@ class LeasesTest : public ::testing::TestWithParam<const char*> {
     for (int32_t i = 1; i <= 20; ++i) Compute(Tokens(320, i * 1000));
     store_->eviction().Evict(false);
   }
+  uint64_t Used() {
+    return store_->user_limits()->Used(store_->user_limits()->For("uid:1"), Limit::kSequences);
+  }
   uint32_t HeldAtOpen() {
     const Result<OpenedSequence> opened = worker_.Open(GetParam(), kPrompt);
     EXPECT_TRUE(opened.ok()) << opened.status().ToString();
@@ -138,6 +141,91 @@ TEST_P(LeasesTest, CountsAmongTheUsersSequences) {
   ASSERT_TRUE(other.Close().ok());
   ASSERT_TRUE(Lookup(kLease).ok());
   EXPECT_TRUE(Lookup(kLease).ok()) << "a renewal takes no second place";
+}
+
+TEST_P(LeasesTest, OnceOpenedItCountsNoMore) {
+  Compute(kPrompt);
+  store_->user_limits()->Set("uid:1", Limit::kSequences, 1);
+  const Result<PrefixHit> hit = Lookup(kLease);
+  ASSERT_TRUE(hit.ok()) << hit.status().ToString();
+  EXPECT_EQ(Used(), 1u);
+  const Result<OpenedSequence> opened = worker_.Open(GetParam(), kPrompt);
+  ASSERT_TRUE(opened.ok()) << "the open that it promised: " << opened.status().ToString();
+  EXPECT_EQ(opened->held_tokens, hit->held_tokens());
+  EXPECT_EQ(Used(), 1u);
+  EXPECT_EQ(worker_.Open(GetParam(), kPrompt).status().reason(), "SEQUENCE_LIMIT")
+      << "one promise is one place";
+  ASSERT_TRUE(store_->sequences().CloseSequence(worker_.id(), opened->sequence).ok());
+  EXPECT_EQ(Used(), 1u) << "its time is not over";
+  EXPECT_EQ(HeldAtOpen(), hit->held_tokens()) << "and again";
+  store_->leases().ExpireLeases(After(kLease));
+  EXPECT_EQ(Used(), 0u);
+}
+
+TEST_P(LeasesTest, ItsEndLeavesThePlaceToWhoOpenedIt) {
+  Compute(kPrompt);
+  ASSERT_TRUE(Lookup(kLease).ok());
+  const Result<OpenedSequence> opened = worker_.Open(GetParam(), kPrompt);
+  ASSERT_TRUE(opened.ok()) << opened.status().ToString();
+  store_->leases().ExpireLeases(After(kLease));
+  EXPECT_EQ(Used(), 1u);
+  ASSERT_TRUE(store_->sequences().CloseSequence(worker_.id(), opened->sequence).ok());
+  EXPECT_EQ(Used(), 0u);
+}
+
+// Two requests with one prompt: the first is over before the second is opened.
+TEST_P(LeasesTest, HoldsForAllThatItWasRenewedFor) {
+  Compute(kPrompt);
+  const uint32_t held = Lookup(kLease)->held_tokens();
+  ASSERT_EQ(Lookup(kLease)->held_tokens(), held);
+  const Result<OpenedSequence> first = worker_.Open(GetParam(), kPrompt);
+  const Result<OpenedSequence> second = worker_.Open(GetParam(), kPrompt);
+  ASSERT_TRUE(first.ok() && second.ok());
+  EXPECT_EQ(Used(), 2u);
+  for (const uint64_t id : {first->sequence, second->sequence}) {
+    ASSERT_TRUE(store_->sequences().CloseSequence(worker_.id(), id).ok());
+  }
+  EXPECT_EQ(Used(), 1u);
+  Storm();
+  EXPECT_EQ(HeldAtOpen(), held);
+}
+
+TEST_P(LeasesTest, OnlyWhatItPromisedTakesItsPlace) {
+  Compute(kPrompt);
+  ASSERT_TRUE(Lookup(kLease).ok());
+  OpenOptions apart;
+  apart.private_pages = true;
+  const auto open = [&](std::span<const int32_t> prompt, const OpenOptions& options) {
+    return store_->openings()
+        .OpenSequence(worker_.id(), worker_.model(), GetParam(), prompt, options)
+        .ok();
+  };
+  EXPECT_TRUE(open(Tokens(161, 5), {}));
+  EXPECT_TRUE(open(Tokens(160), {})) << "a part of it";
+  EXPECT_TRUE(open(kPrompt, apart));
+  const Result<OpenedSequence> sibling = worker_.Open("window", kPrompt);
+  EXPECT_EQ(Used(), 5u) << "the lease, and four";
+  const Result<OpenedSequence> opened = worker_.Open(GetParam(), kPrompt);
+  ASSERT_TRUE(opened.ok());
+  EXPECT_EQ(Used(), 5u);
+  const Result<OpenedSequence> fork =
+      store_->sequences().ForkSequence(worker_.id(), opened->sequence);
+  ASSERT_TRUE(fork.ok());
+  EXPECT_EQ(Used(), 6u);
+  ASSERT_TRUE(store_->sequences().CloseSequence(worker_.id(), fork->sequence).ok());
+  ASSERT_TRUE(store_->sequences().CloseSequence(worker_.id(), opened->sequence).ok());
+  EXPECT_EQ(Used(), 5u);
+}
+
+TEST_P(LeasesTest, AnotherUserDoesNotTakeItsPlace) {
+  Compute(kPrompt);
+  ASSERT_TRUE(Lookup(kLease).ok());
+  TestSession stranger(store_.get(), "uid:2");
+  ASSERT_TRUE(stranger.Open(GetParam(), kPrompt).ok());
+  EXPECT_EQ(Used(), 1u);
+  const Result<OpenedSequence> opened = worker_.Open(GetParam(), kPrompt);
+  ASSERT_TRUE(opened.ok());
+  EXPECT_EQ(Used(), 1u);
 }
 
 // Renewals, ends and opens of one prompt from several threads: the books are right afterwards.

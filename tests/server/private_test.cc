@@ -16,7 +16,10 @@ constexpr uint32_t kWhole = 160;
 // Counts what it is told of, and what it is asked for.
 class CountingTier final : public PageTier {
  public:
-  void Offer(const TierOffer& offer) override { offered.insert(offer.key); }
+  void Offer(const TierOffer& offer) override {
+    offered.insert(offer.key);
+    reported += offer.why == OfferedFor::kReported;
+  }
   bool Search(TierSearch search) override {
     searched += search.keys.size();
     return false;
@@ -26,6 +29,7 @@ class CountingTier final : public PageTier {
   Status Pin(const PrefixPin&) override { return OkStatus(); }
   Status Unpin(const PrefixPin&, bool) override { return OkStatus(); }
   std::set<PageKey> offered;
+  int reported = 0;  // offers because more was reported
   size_t searched = 0;
 };
 
@@ -193,9 +197,15 @@ TEST_P(PrivateTest, OneThatBecomesPrivateKeepsWhatItHadShown) {
   ASSERT_TRUE(store_->sequences().MakePrivate(session_->id(), s.id()).ok());
   const size_t offered = tier_.offered.size();
   ASSERT_TRUE(s.Append(Tokens(kPrompt - 80, 80)).ok());
+  const std::vector<float> surprisal(kPrompt, 2.5f);
+  const int reported = tier_.reported;
+  ASSERT_TRUE(store_->steps()
+                  .Report(session_->id(), s.id(), 0, kPrompt, surprisal.data(), nullptr, nullptr)
+                  .ok());
   Finish(session_.get(), s);
   s.ExpectIntact();
   EXPECT_EQ(tier_.offered.size(), offered);
+  EXPECT_EQ(tier_.reported, reported);
   EXPECT_EQ(store_->inspection().Counters().artefacts, 0u);
   const auto held = [&] {
     return store_->lookups().Lookup(other_->id(), other_->model(), Tokens(kPrompt))->held_tokens();

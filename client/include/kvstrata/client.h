@@ -257,10 +257,9 @@ struct AttachOptions {
 // kvs_open_options.
 struct OpenOptions {
   uint32_t max_held = 0;  // 0: no limit
-  bool only_reported = false;
+  bool only_reported = false, private_pages = false;
   uint32_t reserve_tokens = 0;  // 0: none
-  bool private_pages = false;
-  std::string key;  // for Session::CloseKey; "": none
+  std::string key;              // for Session::CloseKey; "": none
 };
 
 // kvs_plan_needs: KVS_NEEDS_*, and a line each.
@@ -332,13 +331,9 @@ class Session {
   }
 
   Result<Sequence> Open(Model model, const std::string& plan, std::span<const int32_t> tokens = {},
-                        const OpenOptions& options = {}) {
-    const kvs_open_options raw{sizeof(raw),
-                               options.max_held,
-                               options.only_reported ? 1 : 0,
-                               options.reserve_tokens,
-                               options.private_pages ? 1u : 0u,
-                               options.key.c_str()};
+                        const OpenOptions& o = {}) {
+    const kvs_open_options raw{sizeof(raw),      o.max_held,      o.only_reported,
+                               o.reserve_tokens, o.private_pages, o.key.c_str()};
     kvs_opened opened{};
     opened.size = sizeof(opened);
     const int rc = kvs_sequence_open_with(session_, model, plan.c_str(), tokens.data(),

@@ -15,9 +15,12 @@
  * the host's is kept after a call.
  *   - Threads: a session may be used from many threads; one sequence, and one step, from one thread
  *     at a time. A child of fork() is refused with KVS_FAILED_PRECONDITION (FORKED): attach anew.
- *   - Every wait has a deadline (kvs_attach_options.timeout_ms). When the daemon dies, calls that
- *     ask it return KVS_UNAVAILABLE; what is answered in this process (linked transport: append,
- *     attend, status, tokens, plan) goes on, on memory that stays mapped until kvs_detach.
+ *   - Every wait has a deadline (kvs_attach_options.timeout_ms): DEADLINE_EXCEEDED (DEADLINE). The
+ *     session stays good. A sequence of which the daemon may have done what it did not answer (a
+ *     truncation, a fork; remote a step's begin or end) is good for a close alone from then on
+ *     (SEQUENCE_UNANSWERED). When the daemon dies, calls that ask it return KVS_UNAVAILABLE; what
+ * is answered in this process (linked transport: append, attend, status, tokens, plan) goes on, on
+ *     memory that stays mapped until kvs_detach.
  */
 #ifndef KVSTRATA_H_
 #define KVSTRATA_H_
@@ -72,8 +75,7 @@ typedef struct kvs_attach_options {
       device_uuid; /* whose pool this session's pages come from, and for GPUs which of them its
                       steps run on: as `kvstrata pool ls` names it; NULL: the daemon's first */
   const char* client_name; /* shown by `kvstrata session ls`; NULL: the program's name */
-  const char* backend;     /* "ref", "simd", where pages are a GPU's "cuda"; NULL: KVSTRATA_BACKEND,
-                              else the daemon's */
+  const char* backend;     /* "ref", "simd", "cuda"; NULL: KVSTRATA_BACKEND, else the daemon's */
   uint32_t threads;    /* of the process's pool for ops; 0: all cores. The first session decides */
   uint32_t timeout_ms; /* of every wait; 0: 5000 */
 } kvs_attach_options;
@@ -133,17 +135,14 @@ typedef struct kvs_open_options {
                               them without POOL_EXHAUSTED. They count as its user's bytes, used or
                               not. Forks have none; a step on a page that is shared with one takes a
                               copy beyond it. At most 2^24 (SEQUENCE_TOO_LONG) */
-  uint32_t private_pages;  /* 1: it finds nothing (held is 0), and nothing of it is found: not by
-                              opens, look-ups, leases and pins of anybody, not on disk or in a
-                              remote store. So are forks and reorders of it, and what is left of it
-                              when it is truncated; its memory goes back when it closes. For keys
-                              and values of which the engine cannot say all that they depend on. An
-                              older daemon refuses: VERSION_MISMATCH at attach, remote UNIMPLEMENTED
-                              (PRIVATE_PAGES); an older library INVALID_ARGUMENT ("reserved") */
+  uint32_t private_pages;  /* 1: it finds nothing, and nothing of it is found: by opens, look-ups,
+                              leases, pins, on disk, in a remote store; nor of its forks, reorders,
+                              and what a truncation leaves. For keys and values that depend on what
+                              the digest does not say. An older daemon refuses: VERSION_MISMATCH,
+                              remote PRIVATE_PAGES */
   const char* key; /* for kvs_close_key and kvs_truncate_key; NULL or "": none. UTF-8, up to 63
-                      bytes without control characters, unique among this user's live sequences:
-                      KVS_ALREADY_EXISTS KEY_IN_USE names the session that has it. A fork has
-                      none */
+                      bytes without control characters, unique among this user's live sequences
+                      (KVS_ALREADY_EXISTS KEY_IN_USE names the session); a fork has none */
 } kvs_open_options;
 typedef struct kvs_opened {
   size_t size;
@@ -164,8 +163,7 @@ typedef struct kvs_lookup_options {
   const char* plan; /* as kvs_sequence_open takes it: the answer is what an open of it, without
                        options, would find now; NULL: raw pages, on whatever device */
   const char* device_uuid; /* with a plan: of the session that will open; NULL: this one's */
-  uint32_t lease_ms; /* with a plan: how long what the answer says is held stays held; 0: it may go
-                        at once; at most 60000 */
+  uint32_t lease_ms; /* with a plan: how long what is answered stays held, up to 60000; 0: not */
   uint32_t reserved; /* 0 */
 } kvs_lookup_options;
 typedef struct kvs_lookup_result {
@@ -184,13 +182,13 @@ typedef struct kvs_lookup_result {
  * the plan on these tokens holds at least that much. So what lies on disk, or on another device, is
  * read or copied first: the call takes as long as such an open, and `held` is what came of it. It
  * keeps the held memory from everyone else for its time, takes none beyond it but a table, counts
- * as one of the user's sequences, and `kvstrata seq ls` shows it. The same prompt and plan again
+ * as one of the user's sequences until it is opened (then that sequence does, while it lives), and
+ * `kvstrata seq ls` shows it. The same prompt and plan again
  * renew the lease (it ends at the later time) and hold what has come since. What is not held takes
  * no lease.
  *
- * options may be NULL. PLAN_*, DEVICE_UNKNOWN; of leases INVALID_ARGUMENT LEASE_TIME, LEASE_PLAN
- * (there is none), LEASE_DEVICE (not this session's: attach with it), RESOURCE_EXHAUSTED
- * SEQUENCE_LIMIT. */
+ * options may be NULL. PLAN_*, DEVICE_UNKNOWN; of leases INVALID_ARGUMENT LEASE_TIME, LEASE_PLAN,
+ * LEASE_DEVICE (not this session's: attach with it), RESOURCE_EXHAUSTED SEQUENCE_LIMIT. */
 KVS_API int kvs_lookup(kvs_session* session, kvs_model model, const kvs_lookup_options* options,
                        const int32_t* tokens, size_t n, kvs_lookup_result* out);
 /* What there is room for, for a scheduler that is about to open or grow. */
@@ -201,8 +199,7 @@ typedef struct kvs_room {
 typedef struct kvs_pool_capacity {
   kvs_room free;           /* at once */
   kvs_room after_eviction; /* with what nobody uses dropped, as an open does; free is part of it */
-  kvs_room limit;          /* what the user's own limit leaves for more; UINT64_MAX: it has none.
-                              The other two respect it */
+  kvs_room limit;          /* of the user's own, which the others respect; UINT64_MAX: none */
 } kvs_pool_capacity;
 typedef struct kvs_capacity_result {
   size_t size;
@@ -217,10 +214,9 @@ typedef struct kvs_capacity_result {
  * PLAN_*, MODEL_UNKNOWN. Costs a message to the daemon. */
 KVS_API int kvs_capacity(kvs_session* session, kvs_model model, const char* plan,
                          kvs_capacity_result* out);
-/* A second sequence with the same content and plan; pages are shared, copied when written. Of a
- * sequence in an open step: with what was committed before it. On a GPU this waits for the steps
- * before and for what the open one's begin enqueued; SEQUENCE_BUSY in an open step of a prompt of
- * selector bucket. */
+/* A second sequence with the same content and plan; pages are shared, copied when written. In an
+ * open step: with what was committed before. On a GPU this waits for the steps before and what the
+ * open one's begin enqueued; SEQUENCE_BUSY in an open step of a prompt of selector bucket. */
 KVS_API int kvs_sequence_fork(kvs_session* session, kvs_sequence sequence, kvs_sequence* out);
 /* Takes back the tokens from position `tokens` on, which is at most those committed: drafts that a
  * verifier rejected, or what an engine resumes below. Reports of them are forgotten, and what the
@@ -243,8 +239,7 @@ KVS_API int kvs_sequence_close(kvs_session* session, kvs_sequence sequence);
  * From then on the owner's calls with the sequence answer KVS_NOT_FOUND (SEQUENCE_CLOSED,
  * SEQUENCE_UNKNOWN; of a batch, that member's code), but for those that this process answers
  * itself: the linked transport's tokens and plan. The owner's kvs_sequence_close answers it too,
- * and forgets the sequence here. The key is free when this returns.
- * KVS_NOT_FOUND KEY_UNKNOWN. */
+ * and forgets the sequence here. The key is free when this returns. KVS_NOT_FOUND KEY_UNKNOWN. */
 KVS_API int kvs_close_key(kvs_session* session, const char* key);
 /* Has the live sequence that was opened with this key cut to `tokens`, by whichever session of this
  * user it was opened: as if its owner called kvs_sequence_truncate just before the next of these
@@ -263,8 +258,7 @@ KVS_API int kvs_truncate_key(kvs_session* session, const char* key, uint32_t tok
 /* Tokens committed. */
 KVS_API int kvs_sequence_tokens(kvs_session* session, kvs_sequence sequence, uint32_t* tokens);
 /* "ok", or what keeps the plan from doing what it is there for, and what it does instead: the texts
- * of docs/plans.md, "Status", joined by "; ". Copies at most `capacity` bytes, always
- * NUL-terminated. */
+ * of docs/plans.md, "Status", joined by "; ". Copies at most `capacity` bytes, NUL-terminated. */
 KVS_API int kvs_sequence_status(kvs_session* session, kvs_sequence sequence, char* text,
                                 size_t capacity);
 /* The plan with every option, in text form. */
@@ -278,6 +272,11 @@ KVS_API int kvs_prefill_done(kvs_session* session, kvs_sequence sequence);
  * REPORT_ORDER names the position to go on at. */
 KVS_API int kvs_report(kvs_session* session, kvs_sequence sequence, uint32_t first, uint32_t n,
                        const float* surprisal, const float* entropy, const uint8_t* boundary);
+/* The engine computed positions [first, first + n) of what was held anew and compared: equal 1, or
+ * 0: two models or ways to compute share a digest. Then it is an event (hit_mismatch), counted, and
+ * the sequence is private from here on (kvs_open_options). Linked, nothing is waited for. */
+KVS_API int kvs_report_verified(kvs_session* session, kvs_sequence sequence, uint32_t first,
+                                uint32_t n, int32_t equal);
 /* Waits until everything committed and reported so far is in force and published. */
 KVS_API int kvs_settle(kvs_session* session, kvs_sequence sequence);
 
@@ -340,10 +339,9 @@ typedef struct kvs_step_member {
 typedef struct kvs_step_options {
   size_t size;
   void* stream;      /* as in kvs_step_begin */
-  uint32_t padding;  /* the last so many members fill a shape that a graph was captured with: their
-                        rows are computed, and nothing of them is kept. Each is a sequence of its own
-                        that the engine opened for this, of its neighbours' plan, its prompt complete
-                        if theirs is; `tokens` may be NULL */
+  uint32_t padding;  /* the last so many members fill a shape that a graph was captured with, and
+                        nothing of them is kept. Each is a sequence of its own, opened for this, of
+                        its neighbours' plan, its prompt complete if theirs is; `tokens`: NULL */
   uint32_t reserved; /* 0 */
 } kvs_step_options;
 
@@ -351,8 +349,7 @@ typedef struct kvs_step_options {
  * until kvs_step_end. `stream`: the engine's CUDA stream (NULL: its default stream), on which all
  * of the step is enqueued and which is not being captured; on the CPU it must be NULL. One step of
  * a model is open on a stream at a time. All members must be of one model. codes (may be NULL) [n]:
- * per member, why it cannot run; if any cannot, the call fails with the first such code and nothing
- * has begun. */
+ * per member, why it cannot run; if any cannot, the call fails with the first such code. */
 KVS_API int kvs_step_begin(kvs_session* session, const kvs_step_member* members, size_t n,
                            void* stream, kvs_step** out, int32_t* codes);
 /* The same; options NULL: none. Padding and late tokens: linked only (remote: UNIMPLEMENTED).
@@ -374,8 +371,7 @@ KVS_API int kvs_late_tokens(kvs_session* session, const kvs_step_member* members
  * infinity is refused (TENSOR_NOT_FINITE), on the CPU; on a GPU nobody looks. Under capture k and v
  * must hold what they hold until the layer's kvs_attend: it may be what reads them. */
 KVS_API int kvs_append(kvs_step* step, int32_t layer, const kvs_tensor* k, const kvs_tensor* v);
-/* Fixes the layer's selection; kvs_attend does it when this was not called. REQUIRES the layer's
- * append. */
+/* Fixes the layer's selection, which else kvs_attend does. REQUIRES the layer's append. */
 KVS_API int kvs_select(kvs_step* step, int32_t layer, const kvs_tensor* q);
 /* q as the model's keys are: with keys_pre_rope 1 before rotary embedding, here and in kvs_select.
  * out like q, any dtype; written. lse (may be NULL) [sum of new tokens][query_heads]: natural log
@@ -404,16 +400,14 @@ KVS_API void kvs_step_abort(kvs_step* step);
  * is held, kvs_blocks_seal as blocks fill. A sequence of such a model runs no steps:
  * kvs_step_begin, kvs_sequence_fork and kvs_attend are for sessions that own their pages
  * (SEQUENCE_IMPORTED). kvs_report takes positions that are acknowledged; kvs_prefill_done comes
- * after what was sealed before it; kvs_settle waits for all copies. Linked transport only (remote:
- * UNIMPLEMENTED). */
+ * after what was sealed before it; kvs_settle waits for all copies. Remote: UNIMPLEMENTED. */
 typedef enum kvs_memory_kind {
   KVS_MEMORY_MEMFD = 1,    /* sealed with F_SEAL_SHRINK */
   KVS_MEMORY_CUDA_FD = 2,  /* POSIX descriptor of cuMemCreate's memory; bytes: its exact size */
   KVS_MEMORY_CUDA_IPC = 3, /* cudaIpcMemHandle_t of cudaMalloc's memory, of the daemon's own user */
   KVS_MEMORY_PROCESS = 4   /* this process's own memory, which the daemon cannot read: the library
                               copies blocks when they are sealed, and they are the engine's again at
-                              once; of a tensor `address` and strides count alone. Not where pages are
-                              a GPU's */
+                              once; of a tensor `address` and strides count alone. Not with a GPU */
 } kvs_memory_kind;
 
 typedef struct kvs_memory_handle {
@@ -425,8 +419,7 @@ typedef struct kvs_memory_handle {
 } kvs_memory_handle;
 
 /* The keys or the values of one layer, [block][slot][head][dim] by strides, all in bytes. One
- * tensor with both ([2][block]..., [block][2]...) is described twice, by the same handle and two
- * offsets. */
+ * tensor with both ([2][block]..., [block][2]...) is described twice: one handle, two offsets. */
 typedef struct kvs_block_tensor {
   size_t size;
   const kvs_memory_handle* memory;
@@ -462,8 +455,7 @@ KVS_API int kvs_blocks_acknowledged(kvs_session* session, kvs_sequence sequence,
 /* Fills the engine's blocks with positions [first, first + n_blocks * block_tokens), which are
  * acknowledged or held; first is a multiple of block_tokens. Tokens beyond those are not written.
  * On a GPU the copies are enqueued on `stream`, and the pages kept until it has passed them; else
- * stream is NULL. TENSOR_ADDRESS when a layer was registered without one; PAGE_GONE (NOT_FOUND)
- * where a codec alone holds the rows. */
+ * stream is NULL. TENSOR_ADDRESS: a layer has none; PAGE_GONE: a codec alone holds the rows. */
 KVS_API int kvs_blocks_load(kvs_session* session, kvs_sequence sequence, uint32_t first,
                             const int32_t* blocks, size_t n_blocks, void* stream);
 

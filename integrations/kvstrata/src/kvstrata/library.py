@@ -146,6 +146,7 @@ _FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "kvs_sequence_status": (_INT, (_SESSION, _SEQUENCE, c.c_void_p, _SIZE)),
     "kvs_sequence_plan": (_INT, (_SESSION, _SEQUENCE, c.c_void_p, _SIZE)),
     "kvs_prefill_done": (_INT, (_SESSION, _SEQUENCE)),
+    "kvs_report_verified": (_INT, (_SESSION, _SEQUENCE, _U32, _U32, c.c_int32)),
     "kvs_report": (_INT, (_SESSION, _SEQUENCE, _U32, _U32, c.c_void_p, c.c_void_p, c.c_void_p)),
     "kvs_settle": (_INT, (_SESSION, _SEQUENCE)),
     "kvs_plan_needs": (_INT, (_SESSION, _TEXT, _P(_U32), c.c_void_p, _SIZE)),

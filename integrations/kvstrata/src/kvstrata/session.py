@@ -283,8 +283,8 @@ class Session:
         Without a plan: raw pages, on whatever device, of at most len(tokens) - 1 tokens. Without `lease_ms` (at most
         60000; with a plan) it takes nothing and promises nothing. With it what is answered stays held so long, for
         every session of this user, or until this session ends: the daemon opens the plan on what is held, as long
-        as an open takes, and counts it as a sequence of the user. The same prompt and plan again renew it. LEASE_TIME,
-        LEASE_PLAN, LEASE_DEVICE, SEQUENCE_LIMIT.
+        as an open takes, and counts it as a sequence of the user until it is opened. The same prompt and plan again
+        renew it. LEASE_TIME, LEASE_PLAN, LEASE_DEVICE, SEQUENCE_LIMIT.
         """
         ids = _ids(tokens)
         if not 0 <= lease_ms < 1 << 32:  # beyond it ctypes would take another number
@@ -462,6 +462,12 @@ class Sequence:
         pointers = [None if x is None else x.ctypes.data for x in arrays]
         self._lib.check(self._lib.kvs_report(self.session.handle, self.handle, first, lengths.pop(),
                                              *pointers))
+
+    def report_verified(self, first: int, n: int, equal: bool) -> None:
+        """Tells the daemon that positions [first, first + n) of what was held were computed anew, and whether they are
+        equal, within what the engine takes for equal. A mismatch is an event (hit_mismatch) and counted
+        (kvstrata_verified_hits_total), and the sequence is private from here on; raise an error beside."""
+        self._lib.check(self._lib.kvs_report_verified(self.session.handle, self.handle, first, n, int(equal)))
 
     def settle(self) -> None:
         """Waits until everything committed and reported is in force and published."""
