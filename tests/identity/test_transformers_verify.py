@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from kvstrata.daemon import Daemon
+from kvstrata.daemon import Daemon, find_daemon
 from kvstrata.torch_identity import Identity
 
 import kvstrata
@@ -28,6 +30,13 @@ def daemon() -> Iterator[Daemon]:
 @pytest.fixture(autouse=True)
 def verified(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVSTRATA_VERIFY", "1")
+
+
+def metrics_of(daemon: Daemon, name: str) -> dict[str, float]:
+    """By label."""
+    ctl = find_daemon().removesuffix("d")
+    text = subprocess.run([ctl, "--socket", daemon.socket, "metrics"], check=True, capture_output=True, text=True).stdout
+    return {labels: float(value) for labels, value in re.findall(rf"^{name}{{(.*)}} (\S+)$", text, re.MULTILINE)}
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
@@ -63,6 +72,8 @@ def test_a_guard_of_identity_that_is_gone_is_found(daemon: Daemon, dtype: torch.
     kvstrata_transformers.enable(other, socket=daemon.socket)
     with pytest.raises(kvstrata.DataLoss, match="HIT_MISMATCH"):
         answer(other, PROMPT)
+    compared = metrics_of(daemon, "kvstrata_verified_hits_total")
+    assert compared['result="mismatch"'] >= 2 and compared['result="equal"'] >= 1
     monkeypatch.delenv("KVSTRATA_VERIFY")
     kvstrata_transformers.enable(other, socket=daemon.socket)
     answer(other, PROMPT)  # and nobody notices without it

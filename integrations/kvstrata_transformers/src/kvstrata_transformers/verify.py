@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hits verified live: of a share of them, pages that were found are computed anew and compared.
 
-KVSTRATA_VERIFY=0.01 in the environment of enable() takes a hundredth of hits. Of such a prompt the first page, and one at
+KVSTRATA_VERIFY=0.01 in the environment of enable() takes a hundredth of hits; what comes of it is told to the daemon. Of such a prompt the first page, and one at
 random under plan `full`, are compared: the plain model runs over the prompt up to the page's end, and its keys and values
 have to be the daemon's. (Under other plans later pages may hold a decoded answer, whose keys are what the plan attended.)
 In fp32 they may differ by 1e-5 of the largest value of their layer. In 16 bits they may differ by FACTOR times what two
@@ -71,7 +71,10 @@ class Verifier:
         for page in pages:
             if entries[page].address:  # else a codec alone has it
                 held = _page(entries[page], row.sequence.model, self.model.device)
-                self._compare(page, held, wanted[..., page * tokens:(page + 1) * tokens, :], spread)
+                text = self._apart(held, wanted[..., page * tokens:(page + 1) * tokens, :], spread)
+                row.sequence.report_verified(page * tokens, tokens, text is None)
+                if text is not None:
+                    raise _mismatch(f"page {page} of a held prompt is not what the model computes: {text}")
 
     def _computed(self, ids: list[int], page: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values [layer][K|V][KV head][token][dim] of the plain model, and by how much they may differ
@@ -95,16 +98,19 @@ class Verifier:
         layers = [cache.layers[layer] for layer in self.served.pages_of]
         return torch.stack([torch.stack([layer.keys[0], layer.values[0]]) for layer in layers]).float()
 
-    def _compare(self, page: int, held: torch.Tensor, wanted: torch.Tensor, allowed: torch.Tensor) -> None:
+    def _apart(self, held: torch.Tensor, wanted: torch.Tensor, allowed: torch.Tensor) -> str | None:
+        """By how much they differ where that is more than rounding [layer]; None: nowhere."""
         apart = (held.float().to(wanted.device) - wanted).abs().flatten(1).amax(1)
         if bool((apart <= allowed).all()):  # not so of NaN
-            return
+            return None
         layer = int((apart / allowed).nan_to_num(math.inf).argmax())
-        text = (f"page {page} of a held prompt is not what the model computes: layer {layer} of it differs by "
-                f"{apart[layer]:.3g}, {allowed[layer]:.3g} is rounding")
-        _log.error("HIT_MISMATCH: %s", text)
-        raise error_of(15, "HIT_MISMATCH", f"{text}; do not trust what it generated, and report it; disable(model) runs without "
-                       "what is held")
+        return f"layer {list(self.served.pages_of)[layer]} differs by {apart[layer]:.3g}, and {allowed[layer]:.3g} is rounding"
+
+
+def _mismatch(text: str) -> kvstrata.KvstrataError:
+    _log.error("HIT_MISMATCH: %s", text)
+    return error_of(15, "HIT_MISMATCH", f"{text}; whatever computes differently needs a digest of its own: enable(model, "
+                    "digest=...), or disable(model)")
 
 
 def _page(entry: kvstrata.PageTableEntry, model: kvstrata.Model, device: torch.device) -> torch.Tensor:
