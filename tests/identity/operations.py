@@ -302,9 +302,17 @@ def autocast(model: Any, draw: random.Random) -> Undo:
 
 
 def matmul_precision(model: Any, draw: random.Random) -> Undo:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("medium")
-    return lambda: torch.set_float32_matmul_precision(before)
+    """By torch's older or newer way, of which the older one refuses to speak after the newer."""
+    if draw.random() < 0.5:
+        torch.set_float32_matmul_precision("medium")
+    else:
+        torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+
+    def undo() -> None:
+        torch.backends.mkldnn.matmul.fp32_precision = "none"
+        torch.set_float32_matmul_precision("highest")
+
+    return undo
 
 
 def dropout(model: Any, draw: random.Random) -> None:

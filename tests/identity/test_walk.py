@@ -100,6 +100,23 @@ def test_code_from_outside_is_there_by_what_it_does(tmp_path: pathlib.Path, old:
     assert text(_module(tmp_path / "3", ORIGINAL.replace(old, new))) != before
 
 
+def test_a_class_without_a_name_of_its_own_is_its_bases(tmp_path: pathlib.Path):
+    """As torch makes classes of parametrized modules, under its own name."""
+    def text(module: Any) -> str:
+        return of(type("Made", (module.C,), {"__module__": "torch.nn.utils.parametrize"}))
+
+    before = text(_module(tmp_path / "1", ORIGINAL))
+    assert text(_module(tmp_path / "2", ORIGINAL)) == before
+    assert text(_module(tmp_path / "3", ORIGINAL.replace("K = 3", "K = 4"))) != before
+
+
+def test_functions_of_one_name_in_one_function():
+    """Of a known package."""
+    walk = Walk(trusted=["test_walk"])
+    made = [(lambda: 1), (lambda: 2), (lambda x=1: x), (lambda x=2: x)]
+    assert len({canonical_json(walk.of(function, "it")) for function in made}) == 4 and not walk.unknown
+
+
 def test_the_rule_is_in_the_digest(monkeypatch: pytest.MonkeyPatch):
     before = digest_of({"a": 1})
     assert len(before) == 64 and before == digest_of({"a": 1}) != digest_of({"a": 2})

@@ -107,7 +107,7 @@ class LoadedModel:
 
     def holds(self) -> bool:
         """Whether it is what it was at the last now(): the check that now() makes, alone."""
-        return not self._stale and self._compute == _precision() and self._snapshot.holds()
+        return not self._stale and self._compute == _precision(self._snapshot.devices) and self._snapshot.holds()
 
     def private_reason(self) -> str | None:
         """Why what is computed now must not be found by others, with the way out; None: it may."""
@@ -134,8 +134,9 @@ class LoadedModel:
     def _look(self) -> None:
         """Walks, sums what is not known, and makes the digest."""
         walk = self._walked()
-        self._unknown, self._compute, self._entries = walk.unknown, _precision(), digest_of(walk.entries)
+        self._unknown, self._entries = walk.unknown, digest_of(walk.entries)
         self._snapshot, self._stale = Snapshot(walk, self._transparent), False
+        self._compute = _precision(self._snapshot.devices)
         digest = digest_of(self._document(walk))
         if self.given is None:
             self.digest = digest
@@ -263,9 +264,16 @@ class _Background:
             self._thread.join()
 
 
-def _precision() -> dict[str, str]:
-    """What decides in which precision torch multiplies, beside dtypes."""
-    return {"float32_matmul": torch.get_float32_matmul_precision()}
+def _precision(devices: Collection[str]) -> list[str]:
+    """How torch multiplies float32, where that is not in float32."""
+    precisions = {_float32_products(device) for device in devices}
+    return sorted(precisions - {"ieee", "none", "highest"})
+
+
+def _float32_products(device: str) -> str:
+    matmul = torch.backends.cuda.matmul if device == "cuda" else getattr(torch.backends.mkldnn, "matmul", None)
+    precision: str | None = getattr(matmul, "fp32_precision", None)
+    return torch.get_float32_matmul_precision() if precision is None else precision  # None: before torch 2.9
 
 
 def _of_the_moment(devices: Collection[str]) -> str | None:
