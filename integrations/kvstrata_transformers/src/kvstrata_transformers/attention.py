@@ -54,7 +54,7 @@ def _eager_of(module: torch.nn.Module) -> Attention:
 
 
 def register() -> None:
-    """Names the attention functions to transformers; again is harmless. Masks serve layers and caches that are not ours."""
+    """Names the attention functions to transformers; again is harmless. Masks serve what is not in pages."""
     AttentionInterface.register(NAME, _over(lambda module: sdpa_attention_forward))
     AttentionMaskInterface.register(NAME, sdpa_mask)
     AttentionInterface.register(NAME_OVER_EAGER, _over(_eager_of))

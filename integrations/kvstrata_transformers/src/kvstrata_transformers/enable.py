@@ -64,13 +64,14 @@ def enable(model: Any, plan: str = "full", *, tokenizer: Any = None, socket: str
     """From now on the model's generate() keeps keys and values in kvstratad and attends by `plan` (docs/plans.md).
 
     tokenizer: for plans that go by sentences. socket: the daemon's; None: KVSTRATA_SOCKET, else the default. digest:
-    names the model as it is now, in place of the sum of its tensors and settings; two with one digest share pages. settle:
-    waits behind each pass until workers have done what the plan has them do, so that answers of `sekv` and `mosaickv`
-    can be repeated. A model inside torch.compile's or PEFT's wrapper is enabled there. Reads all tensors once (docs/identity.md).
-    With KVSTRATA_DISABLE=1 in the environment it changes nothing and warns.
+    names the model as it is now, in place of the sum of its tensors and settings; two with one digest share pages.
+    settle: waits behind each pass until workers have done what the plan has them do, so that answers of `sekv` and
+    `mosaickv` can be repeated. A model inside torch.compile's or PEFT's wrapper is enabled there. Reads all tensors
+    once (docs/identity.md). With KVSTRATA_DISABLE=1 in the environment it changes nothing and warns.
 
-    Errors, and nothing has changed then: Unsupported; kvstrata.Unavailable: no daemon; kvstrata.DeadlineExceeded: it does
-    not answer; kvstrata.InvalidArgument: the plan; kvstrata.Unimplemented: the plan or the dtype, where pages are a GPU's.
+    Errors, and nothing has changed then: Unsupported; kvstrata.Unavailable: no daemon; kvstrata.DeadlineExceeded: it
+    does not answer; kvstrata.InvalidArgument: the plan; kvstrata.Unimplemented: the plan or the dtype, where pages are a
+    GPU's; ValueError: KVSTRATA_VERIFY.
     """
     if os.environ.get("KVSTRATA_DISABLE") == "1":
         warnings.warn("kvstrata: KVSTRATA_DISABLE=1, the model stays on its plain path", stacklevel=2)
@@ -79,7 +80,8 @@ def enable(model: Any, plan: str = "full", *, tokenizer: Any = None, socket: str
     served(model)  # before tensors are read
     disable(model)
     boundary = [] if tokenizer is None else boundary_tokens(tokenizer)
-    Enabled(Engine(model, plan, socket=socket, digest=digest, boundary=boundary, settle=settle), model)  # the model's now
+    engine = Engine(model, plan, socket=socket, digest=digest, boundary=boundary, settle=settle)
+    Enabled(engine, model)  # the model's from now on
 
 
 def disable(model: Any) -> None:

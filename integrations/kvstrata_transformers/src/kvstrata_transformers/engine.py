@@ -7,6 +7,7 @@ is another model to the daemon: new sequences are opened under it, and those of 
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from kvstrata.torch_model import registered_scale
 
 import kvstrata
 
-from .hooks import noting_hooks
+from .hooks import note_outputs
 from .identity import identity_of
 from .link import Link
 from .rows import Row
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Attachment:
-    """The model as the daemon knows it, by one session. digest: its identity; private: None, or why nothing of it may be
-    found by others. device: where tensors are taken."""
+    """The model as the daemon knows it, by one session. digest: its identity; private: None, or why nothing of it may
+    be found by others. device: where tensors are taken."""
 
     link: Link
     session: kvstrata.Session
@@ -62,7 +63,8 @@ class Engine:
         self._warned: set[str] = set()
         self._registered: Attachment | None = None
         self.link.reach()  # before the weights are read
-        self._model = model
+        note_outputs(model)
+        self._asking = threading.Lock()
         self.identity = identity_of(model, digest)
         self._verifier = Verifier.from_environment(model, self.served, plan)
         self.attachment().open(plan, [], private=False).close()  # what generate() would be refused is refused now
@@ -79,12 +81,8 @@ class Engine:
         return self._registered
 
     def _now(self) -> Identity:
-        """What the model is; hooks of transformers' own that have come since are known as such."""
-        now = self.identity.now()
-        if now.private is None or not (noting := noting_hooks(self._model) - self.identity.own_hooks):
-            return now
-        self.identity.own_hooks |= noting
-        return Identity(now.digest, self.identity.private_reason())
+        with self._asking:
+            return self.identity.now()
 
     def _register(self, session: kvstrata.Session, digest: str) -> kvstrata.Model:
         s = self.served
@@ -128,5 +126,5 @@ class Engine:
 
 
 def _lost(why: str) -> kvstrata.KvstrataError:
-    return error_of(9, "CACHE_LOST", f"{why}; make another with kvstrata_transformers.cache(model), and give it the whole "
-                    "conversation")
+    return error_of(9, "CACHE_LOST", f"{why}; make another with kvstrata_transformers.cache(model), and give it the "
+                    "whole conversation")

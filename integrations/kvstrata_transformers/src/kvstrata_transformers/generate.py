@@ -9,6 +9,7 @@ has seen tokens of it already.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import warnings
 from collections.abc import Iterator
@@ -80,6 +81,7 @@ class Generate:
 
     def __init__(self, engine: Engine, plain: Any) -> None:
         self.engine, self._plain = engine, plain
+        functools.update_wrapper(self, plain)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         model = self._plain.__self__
@@ -98,10 +100,6 @@ class Generate:
             return self._on_given(call)
         assert attachment is not None
         return self._on_own(call, attachment)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        raise TypeError("the model is enabled, and a session with a daemon cannot be copied; disable(model) before it is "
-                        "copied")
 
     def _reached(self) -> Attachment | None:
         """None: no daemon answers, and nothing is lost by generating without it."""

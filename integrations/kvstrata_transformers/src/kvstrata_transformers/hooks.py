@@ -7,11 +7,12 @@ was begun: other hooks may look at it, but what they change would be held under 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from typing import Any
 
 import torch
-from transformers.utils import output_capturing
+from transformers.utils.output_capturing import maybe_install_capturing_hooks
 
 from .cache import KvstrataCache
 from .columns import NotServed, asked, wanted
@@ -23,15 +24,21 @@ _COMPARED = ("input_ids", "position_ids", "inputs_embeds", "attention_mask")
 
 
 class Hooks:
-    """Registered until remove()."""
+    """Registered until remove(). Threads: each has its own pass."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._base = model.base_model
-        self._begun: dict[str, Any] | None = None
+        self._pass = _Pass()
         self._last = self._base.register_forward_pre_hook(self._arrive, with_kwargs=True)
         self._handles = [model.register_forward_pre_hook(self._begin, with_kwargs=True), self._last,
                          self._base.register_forward_hook(self._commit, with_kwargs=True),
-                         model.register_forward_hook(self._report, with_kwargs=True)]
+                         model.register_forward_hook(self._report, with_kwargs=True),
+                         model.register_forward_hook(self._over, always_call=True)]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """What a copy of the model meets first."""
+        raise TypeError("the model is enabled, and a session with a daemon cannot be copied; disable(model) before it is "
+                        "copied")
 
     def remove(self) -> None:
         for handle in self._handles:
@@ -51,16 +58,16 @@ class Hooks:
         left_out = cache.begin(kwargs, wanted(kwargs, module.config))
         by_column = {name: kwargs[name][..., left_out:] for name in ("input_ids", "position_ids")
                      if kwargs.get(name) is not None}
-        self._begun = {**kwargs, **by_column}
+        self._pass.begun = {**kwargs, **by_column}
         self._base._forward_pre_hooks.move_to_end(self._last.id)  # behind hooks that came since
-        return (), self._begun
+        return (), self._pass.begun
 
     @torch.compiler.disable
     def _arrive(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Nothing but the model's own call lies between."""
-        if (begun := self._begun) is None:
+        if (begun := self._pass.begun) is None:
             return
-        self._begun = None
+        self._pass.begun = None
         if args:
             kwargs = {**kwargs, "input_ids": args[0]}
         if (cache := _cache_of((), kwargs)) is None:
@@ -85,11 +92,21 @@ class Hooks:
             cache.report_entropy(_logits(output, kwargs.get("labels") is not None))
 
 
-def noting_hooks(model: torch.nn.Module) -> set[int]:
-    """Ids of the hooks by which transformers itself notes hidden states and attentions: they change nothing. It puts them
-    on a model when somebody first asks for such outputs."""
-    return {number for module in model.modules() for number, hook in module._forward_hooks.items()
-            if getattr(hook, "__module__", None) == output_capturing.__name__}
+    def _over(self, module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        self._pass.begun = None
+
+
+class _Pass(threading.local):
+    """begun: the arguments that a pass left the model with, until it arrives."""
+
+    begun: dict[str, Any] | None = None
+
+
+def note_outputs(model: Any) -> None:
+    """Has transformers put the hooks on the model by which it notes hidden states and attentions. Else it would do that
+    when somebody first asks for such outputs, and the model would be another one from then on."""
+    if getattr(model.base_model, "_can_record_outputs", None):
+        maybe_install_capturing_hooks(model.base_model)
 
 
 def _cache_of(args: Iterable[Any], kwargs: dict[str, Any]) -> KvstrataCache | None:

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hits verified live: of a share of them, pages that were found are computed anew and compared.
 
-KVSTRATA_VERIFY=0.01 in the environment of enable() takes a hundredth of hits; what comes of it is told to the daemon. Of such a prompt the first page, and one at
-random under plan `full`, are compared: the plain model runs over the prompt up to the page's end, and its keys and values
-have to be the daemon's. (Under other plans later pages may hold a decoded answer, whose keys are what the plan attended.)
-In fp32 they may differ by 1e-5 of the largest value of their layer. In 16 bits they may differ by FACTOR times what two
-plain runs differ by, one of which takes the prompt in pieces of a page, and by that many units in the last place.
+KVSTRATA_VERIFY=0.01 in the environment of enable() takes a hundredth of hits; what comes of it is told to the daemon. Of
+such a prompt the first page, and one at random under plan `full`, are compared: the plain model runs over the prompt up to
+the page's end, and its keys and values have to be the daemon's. (Under other plans later pages may hold a decoded answer,
+whose keys are what the plan attended.) In fp32 they may differ by 1e-5 of the largest value of their layer. In 16 bits
+they may differ by FACTOR times what two plain runs differ by, one of which takes the prompt in pieces of a page, and by
+that many units in the last place.
 """
 
 from __future__ import annotations
@@ -104,7 +105,8 @@ class Verifier:
         if bool((apart <= allowed).all()):  # not so of NaN
             return None
         layer = int((apart / allowed).nan_to_num(math.inf).argmax())
-        return f"layer {list(self.served.pages_of)[layer]} differs by {apart[layer]:.3g}, and {allowed[layer]:.3g} is rounding"
+        number = list(self.served.pages_of)[layer]
+        return f"layer {number} differs by {apart[layer]:.3g}, and {allowed[layer]:.3g} is rounding"
 
 
 def _mismatch(text: str) -> kvstrata.KvstrataError:
