@@ -2,8 +2,9 @@
 """The way to the daemon: one session, with deadlines that a generate() can bear.
 
 A daemon that is gone is noticed at once, and the next call attaches to the one that is there then. One that is stopped
-or hangs answers nothing: each call waits for TIMEOUT_MS, and then nobody asks it for SILENT_SECONDS. Calls that may take
-longer than that in a daemon that works are repeated while it answers a ping (`patient`). Threads: any.
+or hangs answers nothing: a call waits for TIMEOUT_MS (GPU_TIMEOUT_MS where it may wait for what a GPU still computes),
+and then nobody asks it for SILENT_SECONDS. Calls that may take longer than that in a daemon that works are repeated while
+it answers a ping (`patient`). Threads: any.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from time import monotonic
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from kvstrata.errors import error_of
 
 import kvstrata
 
-TIMEOUT_MS = 1000
+TIMEOUT_MS, GPU_TIMEOUT_MS = 1000, 5000
 SILENT_SECONDS = 5.0
 # Of one call, over its repetitions; a prefix that comes from a slow disk may need so long.
 PATIENCE_SECONDS = 60.0
@@ -86,15 +87,15 @@ class Link:
 def _attached(socket: str | None, device: torch.device) -> tuple[kvstrata.Session, torch.device]:
     """A session for a model on `device`, and where it takes tensors: there, if the daemon has pages on that GPU, else
     in host memory."""
-    options: dict[str, Any] = {"client_name": "transformers", "timeout_ms": TIMEOUT_MS}
+    name = "transformers"
     if device.type == "cuda":
         uuid = str(torch.cuda.get_device_properties(device).uuid).removeprefix("GPU-")
         try:
-            return kvstrata.attach(socket, device_uuid=f"GPU-{uuid}", **options), device
+            return kvstrata.attach(socket, client_name=name, timeout_ms=GPU_TIMEOUT_MS, device_uuid=f"GPU-{uuid}"), device
         except kvstrata.NotFound as error:
             if error.reason != "DEVICE_UNKNOWN":
                 raise
-    return kvstrata.attach(socket, **options), torch.device("cpu")
+    return kvstrata.attach(socket, client_name=name, timeout_ms=TIMEOUT_MS), torch.device("cpu")
 
 
 def _until_done(calls: list[Callable[[], None]]) -> None:
