@@ -169,6 +169,24 @@ def test_answers_that_can_be_repeated(plan: str):
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 
 
+def test_a_pass_that_fails_behind_a_hit_leaves_the_cache_as_it_was(daemon: Daemon):
+    plain, model = pair(daemon)
+    prompt = ids_of(70, 15)
+    compare(plain, model, prompt)
+    cache = kvstrata_transformers.cache(model)
+    for again in ("in generate()", "in a pass of one's own", "not"):
+        hook = model.base_model.register_forward_pre_hook(lambda *_: 1 / 0 if again != "not" else None)
+        if again == "in a pass of one's own":
+            with torch.no_grad(), pytest.raises(ZeroDivisionError):
+                model(input_ids=prompt, past_key_values=cache, logits_to_keep=1)
+        elif again == "in generate()":
+            with pytest.raises(ZeroDivisionError):
+                answer(model, prompt, past_key_values=cache)
+        else:
+            assert_same(answer(plain, prompt), answer(model, prompt, past_key_values=cache))
+        hook.remove()
+
+
 def test_generate_by_keyword_and_by_place(daemon: Daemon):
     plain, model = pair(daemon)
     prompt = ids_of(20, 14)

@@ -34,10 +34,12 @@ Watch = Callable[[int, kvstrata.Step], None]
 
 @dataclass
 class Pass:
-    """A forward pass. columns: those that are computed; mine [batch][new], in host memory: tokens of the step; real:
-    which of batch * new they are, None: all; step None: every column is held or padding; attended: layers."""
+    """A forward pass. columns: its new ones, of which the first left_out are not computed; of the others mine
+    [batch][computed], in host memory: tokens of the step; real: which of batch * computed they are, None: all; step
+    None: every column is held or padding; attended: layers."""
 
     columns: Columns
+    left_out: int
     step: kvstrata.Step | None
     mine: torch.Tensor
     real: torch.Tensor | None
@@ -111,8 +113,8 @@ class KvstrataCache(Cache):
 
     @property
     def columns(self) -> int:
-        """Of all passes that were committed."""
-        return self._known.shape[1]
+        """Of all passes that were committed, and those that an open one leaves out."""
+        return self._known.shape[1] + (0 if self._pass is None else self._pass.left_out)
 
     @property
     def prompt_is_done(self) -> bool:
@@ -125,6 +127,7 @@ class KvstrataCache(Cache):
     def generating(self, prompts: Prompts, attachment: Attachment) -> Iterator[None]:
         """Passes inside are one generate()'s, on prompts that come maybe in chunks, with drafts, or repeated by row.
         attachment: of now, for sequences that it opens."""
+        self.abort()  # of a forward that failed in the middle
         self._prompts = prompts
         if not self.rows:
             self.attachment = attachment
@@ -140,8 +143,16 @@ class KvstrataCache(Cache):
             row.sequence.close()
         self._forget()
 
-    def close_aside(self) -> None:
-        """As close(), without waiting for a daemon that does not answer."""
+    def drop(self) -> None:
+        """As close(), without waiting for a daemon that does not answer: that is noted."""
+        try:
+            return self.close()
+        except kvstrata.DeadlineExceeded:
+            self.drop_aside()
+
+    def drop_aside(self) -> None:
+        """As drop(), of a daemon that has just not answered."""
+        self._engine.link.note_silence()
         ended, self._pass = self._pass, None
         steps = [] if ended is None or ended.step is None else [ended.step.abort]
         self._engine.link.aside([*steps, *(row.sequence.close for row in self.rows)])
@@ -169,8 +180,8 @@ class KvstrataCache(Cache):
     def _open(self, first: Columns) -> None:
         prompts = first if self._prompts is None else self._prompts.over(first)
         if self._prompts is not None and not prompts.real[:, -1].all():
-            raise NotServed("attention_mask ends with padding, and the next token would be the padding's; pad on the left "
-                            "(tokenizer.padding_side = \"left\")")
+            raise NotServed("attention_mask ends with padding, and the next token would be the padding's; pad on the "
+                            "left (tokenizer.padding_side = \"left\")")
         batch = len(prompts.ids)
         if not self._plans or batch % len(self._plans):
             raise ValueError(f"{len(self._plans)} plans for a batch of {batch} rows; give one, or one for each row")
@@ -178,9 +189,10 @@ class KvstrataCache(Cache):
         plans = [pair for pair in zip(self._plans, self._needs) for _ in range(repeats)]
         if self._prompts is None:
             self.attachment = self._engine.attachment()
-        self.rows = list(opened(self.attachment, prompts, plans, bool(self._engine.served.windows), self._engine.warn_once))
-        self._known = torch.ones(batch, 0, dtype=torch.bool)
-        self._engine.verify(self.rows)
+        windows = bool(self._engine.served.windows)
+        rows = list(opened(self.attachment, prompts, plans, windows, self._engine.warn_once))
+        self._engine.verify(rows)
+        self.rows, self._known = rows, torch.ones(batch, 0, dtype=torch.bool)
 
     # A forward pass
 
@@ -206,9 +218,7 @@ class KvstrataCache(Cache):
         # Layers of transformers' own count columns as the mask does: they get all of them.
         keep_all = self._engine.served.windows or columns.last_wanted is None
         left_out = 0 if keep_all else min(_leading(mine), new - 1)
-        self._known = torch.cat([self._known, columns.real[:, :left_out]], 1)
-        computed = replace(columns, ids=columns.ids[:, left_out:], real=columns.real[:, left_out:])
-        self._pass = self._begin(computed, mine[:, left_out:], arguments["input_ids"].device)
+        self._pass = self._begin(columns, left_out, mine[:, left_out:], arguments["input_ids"].device)
         return left_out
 
     def _check(self, columns: Columns) -> None:
@@ -216,19 +226,20 @@ class KvstrataCache(Cache):
         if self.rows and self._prompts is None:
             self._engine.require_same(self)
         if any(odd and not row.private for row, odd in zip(self.rows, columns.odd.tolist())):
-            raise NotServed(f"{ODD_POSITIONS}; the cache has tokens at other positions, and may be shared: begin another")
+            raise NotServed(f"{ODD_POSITIONS}; others may find what the cache has: begin another")
 
     def _mine(self, columns: Columns) -> torch.Tensor:
         """[batch][new]: tokens that are not there yet."""
         indices = columns.indices(self._known.sum(1))
         return columns.real & (indices >= torch.tensor([row.tokens for row in self.rows])[:, None])
 
-    def _begin(self, columns: Columns, mine: torch.Tensor, device: torch.device) -> Pass:
-        members = [(row.sequence, ids[own].numpy()) for row, ids, own in zip(self.rows, columns.ids, mine) if own.any()]
+    def _begin(self, columns: Columns, left_out: int, mine: torch.Tensor, device: torch.device) -> Pass:
+        members = [(row.sequence, ids[own].numpy())
+                   for row, ids, own in zip(self.rows, columns.ids[:, left_out:], mine) if own.any()]
         pages = self.attachment.device
         stream = torch.cuda.current_stream(pages) if pages.type == "cuda" else 0
         step = self.session.step(members, stream) if members else None
-        return Pass(columns, step, mine, None if mine.all() else mine.flatten().nonzero()[:, 0].to(device))
+        return Pass(columns, left_out, step, mine, None if mine.all() else mine.flatten().nonzero()[:, 0].to(device))
 
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
         """k, v [batch][KV heads][new][dim]."""

@@ -91,8 +91,8 @@ class Generate:
             return self._plain(*args, **kwargs)
         if reason is not None:
             if isinstance(call.given, KvstrataCache):
-                raise NotServed(f"{reason or 'use_cache is False'}, which a cache of kvstrata's does not do; leave one of the "
-                                "two out")
+                raise NotServed(f"{reason or 'use_cache is False'}, which a cache of kvstrata's does not do; leave one of "
+                                "the two out")
             if reason:
                 warnings.warn(f"kvstrata: this generate() runs without it: {reason}", stacklevel=2)
             return self._plain(*args, **kwargs)
@@ -138,14 +138,13 @@ class Generate:
         except (NotServed, kvstrata.KvstrataError) as error:
             again = _can_run_again(error, call, cache, streamed)
             if isinstance(error, kvstrata.DeadlineExceeded):
-                self.engine.link.note_silence()
-                cache.close_aside()
+                cache.drop_aside()
             if not again:
                 raise
             warnings.warn(f"kvstrata: {error}; this generate() runs without it", stacklevel=3)
         finally:
             if getattr(result, _CACHE_HERE, None) is None:
-                cache.close()
+                cache.drop()
         if streamed is not None:
             streamed.again()
         if seeds is not None:

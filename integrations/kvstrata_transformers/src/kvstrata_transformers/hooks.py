@@ -77,9 +77,9 @@ class Hooks:
         if changed is not None:
             if cache is not None:
                 cache.abort()
-            raise NotServed(f"a forward pre-hook of {type(module).__name__}, or of the model around it, has changed {changed}"
-                            f"{_named(module, self._last.id)}; what it makes of the prompt cannot be found by the prompt's "
-                            "ids: remove it, or disable(model)")
+            raise NotServed(f"a forward pre-hook of {type(module).__name__}, or of the model around it, has changed "
+                            f"{changed}{_named(module, self._last.id)}; what it makes of the prompt cannot be found by the "
+                            "prompt's ids: remove it, or disable(model)")
 
     @torch.compiler.disable
     def _commit(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -90,7 +90,6 @@ class Hooks:
     def _report(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if (cache := _cache_of(args, kwargs)) is not None:
             cache.report_entropy(_logits(output, kwargs.get("labels") is not None))
-
 
     def _over(self, module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
         self._pass.begun = None
