@@ -236,7 +236,7 @@ grpc::ServerUnaryReactor* ComputeService::ReportVerified(grpc::CallbackServerCon
                                                          const v1::ReportVerifiedRequest* request,
                                                          v1::ReportVerifiedResponse*) {
   return context_->InSession(call, request->session(), [this, request](RemoteSession& s) -> Status {
-    KVS_RETURN_IF_ERROR(s.Peek(request->sequence()).status());
+    KVS_RETURN_IF_ERROR(s.Find(request->sequence()).status());
     if (!request->equal()) {
       KVS_RETURN_IF_ERROR(context_->store().sequences().MakePrivate(s.id(), request->sequence()));
     }

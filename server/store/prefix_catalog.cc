@@ -165,7 +165,7 @@ void PrefixCatalog::OfferPage(const Sequence& s, const Page& page, size_t n, Off
 
 void PrefixCatalog::OfferKept(const Sequence& s, OfferedFor why) {
   if (tier_ == nullptr || !s.codec || s.plan.stored.keep_raw != KeepRaw::kNo) return;
-  if (s.chain.is_private() || s.model->OfOneSession()) return;
+  if (s.model->OfOneSession()) return;
   const std::string& tenant = catalog_.tenant(s.model->tenant)->name;
   const std::vector<size_t> released = ReleasedPages(s);  // in order
   for (size_t i = 0; i < s.pages.size(); ++i) {

@@ -213,6 +213,7 @@ TEST_P(LeasesTest, OnlyWhatItPromisedTakesItsPlace) {
   ASSERT_TRUE(fork.ok());
   EXPECT_EQ(Used(), 6u);
   ASSERT_TRUE(store_->sequences().CloseSequence(worker_.id(), fork->sequence).ok());
+  EXPECT_EQ(Used(), 5u) << "a fork has a place of its own";
   ASSERT_TRUE(store_->sequences().CloseSequence(worker_.id(), opened->sequence).ok());
   EXPECT_EQ(Used(), 5u);
 }

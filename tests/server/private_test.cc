@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Private sequences: they find nothing, nobody finds anything of them, no tier hears of them, and
 // their memory comes back when they close. One that becomes private keeps what it had shown.
+#include <future>
 #include <set>
 
 #include "tests/fakes/copying_codec.h"
@@ -59,8 +60,11 @@ class PrivateTest : public ::testing::TestWithParam<const char*> {
     const std::vector<int32_t> tokens = Tokens(n);
     OpenOptions options;
     options.private_pages = private_pages;
-    const Result<OpenedSequence> opened = store_->openings().OpenSequence(
-        session->id(), session->model(), GetParam(), tokens, options);
+    std::promise<Result<OpenedSequence>> answer;
+    store_->openings().OpenSequence(
+        session->id(), session->model(), GetParam(), tokens,
+        [&](const Result<OpenedSequence>& o) { answer.set_value(o); }, options);
+    const Result<OpenedSequence> opened = answer.get_future().get();
     EXPECT_TRUE(opened.ok()) << opened.status().ToString();
     TestSequence s(session, *opened, tokens);
     EXPECT_TRUE(s.Append(std::span(tokens).subspan(opened->held_tokens)).ok());
