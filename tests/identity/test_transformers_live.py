@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from kvstrata.daemon import Daemon, find_daemon
+from transformers import AutoModelForCausalLM
 
 import kvstrata
 import kvstrata_transformers
@@ -188,6 +189,18 @@ def test_two_models_that_are_the_same_share(daemon: Daemon):
     assert compare(plain, other, PROMPT)[0] == HELD
     _, another = pair(daemon, rms_norm_eps=0.01)
     assert compare(small(rms_norm_eps=0.01), another, PROMPT)[0] == 70
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3_moe"])
+def test_two_loads_of_a_checkpoint_share(daemon: Daemon, tmp_path: Any, kind: str):
+    """Weights of experts are fused while they are loaded."""
+    experts = {"head_dim": 128, "num_experts": 4, "num_experts_per_tok": 1, "moe_intermediate_size": 64,
+               "decoder_sparse_step": 1}
+    small(kind, **(experts if kind == "qwen3_moe" else {})).save_pretrained(tmp_path)
+    plain, first, second = (AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval() for _ in range(3))
+    for model, computed in ((first, 70), (second, HELD)):
+        kvstrata_transformers.enable(model, socket=daemon.socket)
+        assert compare(plain, model, PROMPT)[0] == computed
 
 
 def test_a_digest_of_the_callers(daemon: Daemon):
