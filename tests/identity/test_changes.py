@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import copy
 import gc
+import pathlib
 import threading
 import time
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import kvstrata.torch_identity
@@ -17,11 +19,21 @@ import torch
 from kvstrata.torch_identity import LoadedModel
 from kvstrata_transformers.identity import ModelIdentity, identity_of
 from small_models import KINDS, built, config_of, model_of, original
+from transformers import AutoModelForCausalLM
 
 
 @pytest.fixture
 def model() -> Any:
     return model_of("llama")
+
+
+@pytest.fixture(autouse=True)
+def alone() -> Iterator[None]:
+    """What runs in the background of a test ends with it."""
+    yield
+    for thread in threading.enumerate():
+        if thread.name == "kvstrata-identity":
+            thread.join()
 
 
 @pytest.fixture
@@ -43,6 +55,20 @@ def summed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_another_process_would_find_the_same(kind: str):
     assert ModelIdentity(built(config_of(kind))).now() == ModelIdentity(original(kind)).now()
     assert ModelIdentity(built(config_of(kind), seed=2)).now() != ModelIdentity(original(kind)).now()
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_files_make_the_same(kind: str, tmp_path: pathlib.Path):
+    model = model_of(kind)
+    live = ModelIdentity(model)
+    before = live.now()
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    assert before.private is None and live.now() == before == ModelIdentity(loaded).now()
+    loaded.generate(torch.arange(3, 20)[None], max_new_tokens=3)
+    assert ModelIdentity(loaded).now() == before
+    other = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16).eval()
+    assert ModelIdentity(other).now() != before
 
 
 def test_back_as_it_was(model: Any):
@@ -229,12 +255,22 @@ def test_what_torch_does_not_know_of(change: Any):
     assert after == LoadedModel(model, engine="test").now()
 
 
-def test_an_equal_list_in_place_of_a_list_is_watched():
+class Alike:
+    """Says that it is equal to everything."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+
+def test_what_says_that_it_is_equal_is_looked_at():
     model = Hidden()
+    model.options["thing"] = Alike(1)
     live = LoadedModel(model, engine="test")
-    model.options["names"] = ["a"]
     before = live.now().digest
-    model.options["names"].append("b")
+    model.options["thing"] = Alike(2)
     assert live.now().digest != before
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import functools
 import random
 import warnings
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from kvstrata.identity import HARMLESS
+from kvstrata.torch_identity import Identity
 from kvstrata_transformers.identity import ModelIdentity
 from operations import OPERATIONS, Inapplicable
 from small_models import KINDS, built, config_of, equal, keys_and_values, model_of, original
@@ -94,8 +96,7 @@ class Tally(collections.Counter[str]):
 
 
 def _check(draw: random.Random, kind: str, tally: Tally) -> None:
-    want = ModelIdentity(original(kind), resum_every=0).now()
-    live = None
+    want = _original_identity(kind)
     way = draw.choices([_changed_field, _operation, _live_operation, _harmless], [3, 4, 4, 1])[0]
     name, model, undo, shared = way(draw, kind)
     try:
@@ -111,10 +112,24 @@ def _check(draw: random.Random, kind: str, tally: Tally) -> None:
         else:
             tally["one identity"] += 1
             if not shared:
-                assert equal(keys_and_values(original(kind)), keys_and_values(model)), f"{said}: one identity, other keys"
+                _compare(kind, model, said, tally)
     finally:
         if undo is not None:
             undo()
+
+
+@functools.cache
+def _original_identity(kind: str) -> Identity:
+    return ModelIdentity(original(kind), resum_every=0).now()
+
+
+def _compare(kind: str, model: Any, said: str, tally: Tally) -> None:
+    try:
+        keys = keys_and_values(model)
+    except Exception:  # each architecture fails in its own way, and then there is nothing to share
+        tally["no forward"] += 1
+        return
+    assert equal(keys_and_values(original(kind)), keys), f"{said}: one identity, other keys"
 
 
 def _live_operation(draw: random.Random, kind: str) -> Case:
@@ -140,6 +155,6 @@ def test_two_models_have_two_identities(request: pytest.FixtureRequest):
             _check(draw, draw.choice(sorted(KINDS)), tally)
         except Inapplicable:
             tally["not applicable"] += 1
-        except AssertionError as error:
-            raise AssertionError(f"draw {i} of --seed {seed}: {error}") from None
+        except Exception as error:
+            raise AssertionError(f"draw {i} of --seed {seed}: {error}") from error
     print(dict(tally))

@@ -55,6 +55,22 @@ def test_the_probe_leaves_the_model_as_it_was():
     assert model.model.rotary_emb.max_seq_len_cached == before[1]
 
 
+def test_what_cannot_be_tried_is_private():
+    model = model_of("llama")
+    for forward in (_three_rows, _by_length):
+        model.model.rotary_emb.forward = forward
+        assert "could not be tried" in str(ModelIdentity(model).now().private)
+
+
+def _by_length(x: torch.Tensor, seq_len: int) -> torch.Tensor:
+    return x.new_zeros(seq_len)
+
+
+def _three_rows(x: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+    height, width, time = position_ids
+    return height + width + time
+
+
 def test_each_layer_type_is_tried():
     """gemma3 has a rotary embedding for its full layers and another for the others."""
     config = config_of("gemma3_text")

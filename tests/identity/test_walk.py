@@ -9,6 +9,7 @@ import functools
 import importlib.util
 import math
 import pathlib
+import re
 import sys
 import threading
 from collections import OrderedDict
@@ -38,7 +39,7 @@ def of(value: Any) -> str:
     ([1, 2], [2, 1]), ({"a": 1}, {"b": 1}), ({1: "a"}, {"1": "a"}), ({1, 2}, {1, 3}), (Colour.RED, Colour.BLUE),
     (Point(1.0), Point(2.0)), (Point(1.0, [1]), Point(1.0, [2])), (b"a", b"b"), (math.sin, math.cos), (int, float),
     (functools.partial(pow, 2), functools.partial(pow, 3)), (functools.partial(pow, exp=2), functools.partial(pow)),
-    (OrderedDict(a=1), OrderedDict(a=2)), (complex(1, 2), complex(1, 3)), (range(3), range(4))])
+    (OrderedDict(a=1), OrderedDict(a=2)), (complex(1, 2), complex(1, 3)), (re.compile("a"), re.compile("b")), (range(3), range(4))])
 def test_other_values_are_other_text(a: Any, b: Any):
     assert (of(a) == of(b)) is (repr(a) == repr(b))
 

@@ -13,6 +13,7 @@ docs/identity.md has the table of what is in a model's identity. Threads: a Walk
 
 from __future__ import annotations
 
+import copyreg
 import enum
 import functools
 import hashlib
@@ -179,11 +180,13 @@ class Walk:
         if type(value).__module__.partition(".")[0] in self._opaque:
             return {"object": name}
         if is_config(value):
-            return {"config": name, "sum": self._sum(self._fields(value, path, HARMLESS))}
+            fields = {**self._fields(value, path, HARMLESS), "model_type": getattr(value, "model_type", None)}
+            return {"config": name, "sum": self._sum(fields)}
         if type(value).__module__ == "numpy" and hasattr(value, "tobytes"):
             return {"numpy": [str(value.dtype), list(value.shape)], "sum": hashlib.sha256(value.tobytes()).hexdigest()}
         try:
-            state = value.__reduce_ex__(2)
+            reduce = copyreg.dispatch_table.get(type(value))
+            state = value.__reduce_ex__(2) if reduce is None else reduce(value)
         except Exception as error:  # each type raises what it likes
             return self.refuse(path, f"a {name}, whose content cannot be read ({error})")
         if isinstance(state, str):

@@ -19,6 +19,8 @@ OF_TORCH = frozenset(vars(torch.nn.Module())) | {"_compiled_call_impl"}
 # Attributes of modules that do not change keys or values, each with the reason.
 HARMLESS_ATTRIBUTES = {
     "_is_hf_initialized": "a mark of loading",
+    "_weight_conversions": "of loading",
+    "_use_kernels": "whether kernels were put in; each is seen where it was put",
     "_keys_to_ignore_on_load_missing": "of loading",
     "_keys_to_ignore_on_load_unexpected": "of loading",
     "_keys_to_ignore_on_save": "of saving",
@@ -50,7 +52,7 @@ class TorchTypes(Walk):
         if isinstance(value, torch.device):
             return "a device"  # where it is computed: the same but for rounding
         if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
-            return str(value)
+            return str(value).removeprefix("torch.")  # as configurations that were saved have it
         if isinstance(value, torch.Size):
             return list(value)
         return NotImplemented

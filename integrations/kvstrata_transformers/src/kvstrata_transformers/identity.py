@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -82,7 +82,11 @@ def rope_depends_on_length(model: Any) -> str | None:
     for name, rotary in _rotaries(model):
         limits = set(_limits(config, rotary))
         for layer_type in _layer_types(rotary, config):
-            if (seen := depends_on_length(_turn(rotary, layer_type), limits, _device(rotary))) is not None:
+            try:
+                seen = depends_on_length(_turn(rotary, layer_type), limits, _device(rotary))
+            except Exception as error:  # one that wants to be called otherwise, without positions for instance
+                return f"RoPE of {name} could not be tried ({type(error).__name__}: {error}), so what it goes by is not known"
+            if seen is not None:
                 kind = getattr(rotary, "rope_type", None)
                 return (f"RoPE of {name} (rope_type {kind!r}) goes by the prompt's whole length: {seen}, so a prefix has "
                         "no keys of its own; choose another rope_type")
@@ -92,8 +96,7 @@ def rope_depends_on_length(model: Any) -> str | None:
 def _rotaries(model: Any) -> Iterator[tuple[str, torch.nn.Module]]:
     """Modules that give cosines and sines of positions, as copies, since some keep what they have seen."""
     for name, module in model.named_modules():
-        buffers = [key for key in (*module._buffers, *vars(module)) if key.endswith("inv_freq")]
-        if buffers and "position_ids" in inspect.signature(module.forward).parameters:
+        if any(key.endswith("inv_freq") for key in module._buffers):
             yield name, copy.deepcopy(module)
 
 
@@ -116,11 +119,11 @@ def _limits(config: Any, rotary: torch.nn.Module) -> Iterator[int]:
 
 def _turn(rotary: torch.nn.Module, layer_type: str | None) -> Any:
     x = torch.zeros(1, device=_device(rotary), dtype=torch.float32)
-    more: Iterable[str] = () if layer_type is None else (layer_type,)
+    more = {} if layer_type is None else {"layer_type": layer_type}
 
     @torch.no_grad()
     def turn(positions: torch.Tensor) -> torch.Tensor:
-        cos, sin = rotary(x, positions[None], *more)
+        cos, sin = rotary(x, position_ids=positions[None], **more)
         return torch.cat([cos, sin], -1)
 
     return turn
