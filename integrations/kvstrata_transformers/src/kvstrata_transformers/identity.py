@@ -21,9 +21,8 @@ from kvstrata.rope_probe import depends_on_length
 from kvstrata.torch_identity import Identity, LoadedModel
 
 _KEPT = "_kvstrata_identity"
-# Attributes of modules that change no keys: this, a mark of transformers' that outputs were asked for, and how weights
-# were renamed and fused while they were loaded, whose result is in the tensors.
-_HARMLESS = (_KEPT, "_output_capturing_hooks_installed", "_weight_conversions")
+# Attributes of modules that change no keys: this, and a mark of transformers' that outputs were asked for.
+_HARMLESS = (_KEPT, "_output_capturing_hooks_installed")
 
 
 def identity_of(model: Any, digest: str | None = None) -> ModelIdentity:
