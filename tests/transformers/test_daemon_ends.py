@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import signal
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -25,7 +27,7 @@ def test_no_daemon_at_enable(loaded):
 
 def test_killed_at_random_moments(plain, loaded, text_ids, monkeypatch: pytest.MonkeyPatch, amount, shard,
                                   random: np.random.Generator):
-    """The generate that it hits fails by name, or gives what it would have; the next is plain, with a warning; once a
+    """The generate that it hits gives what it would have, plainly if need be; the next is plain, with a warning; once a
     daemon is there again, it serves."""
     batch = batch_of([text_ids[:80], text_ids[90:120]], 2)
     want = plain.generate(**batch, max_new_tokens=12, do_sample=False)
@@ -54,16 +56,37 @@ def _generate_and_kill(plain, model, batch, want, daemon: Daemon, number: int) -
             daemon.process.kill()
             daemon.process.wait()
 
-    hooks = [layer.register_forward_pre_hook(kill) for layer in model.model.layers]
-    try:
+    with _before_layers(model, kill):
         assert_same(plain, batch, want, model.generate(**batch, max_new_tokens=12, do_sample=False))
-        print(f"killed at call {number}: went on")
-    except kvstrata.Unavailable as error:
-        assert error.reason == "DAEMON_GONE"
-        print(f"killed at call {number}: {error}")
-    finally:
-        for hook in hooks:
-            hook.remove()
+    print(f"killed at call {number}")
+
+
+@contextlib.contextmanager
+def _before_layers(model, call: Callable[..., None]) -> Iterator[None]:
+    hooks = [layer.register_forward_pre_hook(call) for layer in model.model.layers]
+    yield
+    for hook in hooks:
+        hook.remove()
+
+
+def test_stopped_at_random_moments(plain, loaded, text_ids, amount, shard, random: np.random.Generator):
+    """As killed; when it goes on, it serves."""
+    batch = batch_of([text_ids[:80], text_ids[90:120]], 2)
+    want = plain.generate(**batch, max_new_tokens=40, do_sample=False)
+    for number in shard(random.integers(12 * len(loaded.model.layers), size=amount(20))):
+        with Daemon() as daemon:
+            kvstrata_transformers.enable(loaded, socket=daemon.socket)
+            calls = iter(range(10 ** 6))
+            stop = lambda *_: next(calls) == number and daemon.process.send_signal(signal.SIGSTOP)
+            with _before_layers(loaded, stop):
+                assert_same(plain, batch, want, loaded.generate(**batch, max_new_tokens=40, do_sample=False))
+            daemon.process.send_signal(signal.SIGCONT)
+            print(f"stopped at call {number}")
+            kvstrata_transformers.enable(loaded, socket=daemon.socket)
+            cache = kvstrata_transformers.cache(loaded)
+            assert_same(plain, batch, want, loaded.generate(**batch, past_key_values=cache, max_new_tokens=40,
+                                                            do_sample=False))
+            kvstrata_transformers.disable(loaded)
 
 
 def test_a_cache_of_a_daemon_that_is_gone(loaded, text_ids, monkeypatch: pytest.MonkeyPatch):

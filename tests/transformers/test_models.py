@@ -112,13 +112,6 @@ def test_heads_that_differ_by_layer():
         kvstrata_transformers.enable(model)
 
 
-def test_a_kept_cache_of_another_kind_is_refused():
-    model = small("llama")
-    model.generation_config.cache_implementation = "quantized"
-    with pytest.raises(kvstrata_transformers.Unsupported, match="'quantized'"):
-        kvstrata_transformers.enable(model)
-
-
 def test_a_plan_that_is_none(daemon: Daemon):
     model = small("llama")
     with pytest.raises(kvstrata.InvalidArgument, match="budgets"):
@@ -126,11 +119,19 @@ def test_a_plan_that_is_none(daemon: Daemon):
     assert "generate" not in vars(model) and not model._forward_hooks
 
 
-def test_embeddings_without_ids(daemon: Daemon):
-    model = small("llama")
+def test_a_compiled_model_in_a_loop_of_ones_own(daemon: Daemon, random):
+    """Passes on a cache are cut out of what torch compiles."""
+    plain = small("llama")
+    model = copy.deepcopy(plain)
     kvstrata_transformers.enable(model, socket=daemon.socket)
-    with pytest.raises(ValueError, match="without input_ids"):
-        model.generate(inputs_embeds=torch.zeros(1, 4, 128), max_new_tokens=2)
+    model.compile(backend="eager")
+    ids = prompts(random, 70)["input_ids"]
+    cache = kvstrata_transformers.cache(model)
+    with torch.no_grad():
+        for part in ids.split([60, 9, 1], 1):
+            logits = model(input_ids=part, past_key_values=cache).logits[:, -1]
+        torch.testing.assert_close(logits, plain(input_ids=ids).logits[:, -1], rtol=1e-3, atol=1e-3)
+    assert cache.columns == 70
 
 
 def test_models_are_collected_and_not_copied(daemon: Daemon):

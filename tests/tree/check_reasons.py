@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Proves the table of reasons (proto/reasons_*.cc): every reason that the code says has a row, every row is said,
-and docs/reasons.md is what the table says.
+"""Proves the table of reasons (proto/reasons_*.cc): every reason that the code says has a row, every row is said, by
+the code or by an adapter, and docs/reasons.md is what the table says.
 
 Usage: check_reasons.py ROOT            checks; prints what is missing, ends with `N passed, N failed`
        check_reasons.py ROOT --update   writes docs/reasons.md, then checks
@@ -17,6 +17,8 @@ FOLDERS = ("base", "proto", "kernels", "session", "server", "client")
 MADE = re.compile(r"\b(?:InvalidArgument|NotFound|FailedPrecondition|ResourceExhausted|Unavailable|Unimplemented"
                   r"|Internal|Denied|Refused?|mismatch)\s*\(\s*\"([A-Z][A-Z0-9_]+)\"\s*,"
                   r"|\bCode::k\w+\s*,\s*\"([A-Z][A-Z0-9_]+)\"")
+# A literal where Python makes an exception.
+RAISED = re.compile(r"\berror_of\(\s*\d+,\s*\"([A-Z][A-Z0-9_]+)\"")
 LITERAL = re.compile(r'"([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)*)"')
 # Words in capitals with an underscore that are no reasons: codes of gRPC, types of safetensors, the environment.
 OTHERS = set("""ALREADY_EXISTS DATA_LOSS DEADLINE_EXCEEDED FAILED_PRECONDITION INVALID_ARGUMENT NOT_FOUND OUT_OF_RANGE
@@ -61,6 +63,8 @@ def read_code(root):
             literals |= words | found
             for word in found - PARTS:
                 made.setdefault(word, name)
+    for path in sorted((root / "integrations").rglob("*.py")):
+        literals |= set(RAISED.findall(path.read_text()))
     return made, literals
 
 

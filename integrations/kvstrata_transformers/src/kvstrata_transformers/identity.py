@@ -21,6 +21,8 @@ from kvstrata.rope_probe import depends_on_length
 from kvstrata.torch_identity import Identity, LoadedModel
 
 _KEPT = "_kvstrata_identity"
+# Attributes of modules that change no keys: this, and a mark of transformers' that outputs were asked for.
+_HARMLESS = (_KEPT, "_output_capturing_hooks_installed")
 
 
 def identity_of(model: Any, digest: str | None = None) -> ModelIdentity:
@@ -58,8 +60,7 @@ class ModelIdentity(LoadedModel):
         config = model.config.get_text_config(decoder=True)
         self.rope = rope_depends_on_length(model)
         super().__init__(model, engine="transformers", config=config, dtype=str(model.dtype).removeprefix("torch."),
-                         given=given, transparent=transparent_modules(model), harmless=(_KEPT,),
-                         resum_every=resum_every)
+                         given=given, transparent=transparent_modules(model), harmless=_HARMLESS, resum_every=resum_every)
 
     def private_reason(self) -> str | None:
         return self.rope or super().private_reason()

@@ -56,21 +56,19 @@ def _problem(model: Any, config: Any) -> str | None:
     """What is in the way, or None."""
     value = lambda name: getattr(config, name, None)
     kinds = sorted(set(_layer_types(config)) - {"full_attention", "sliding_attention"})
-    kept = getattr(getattr(model, "generation_config", None), "cache_implementation", None)
     return next((text for wrong, text in (
         (config is not model.config, f"{config.model_type} is a part of it; token ids alone must say what it reads"),
         (config.is_encoder_decoder, "is_encoder_decoder is True; decoders alone are served"),
         (not getattr(model, "_supports_attention_backend", False),
          "its attention does not go through AttentionInterface"),
         (model.dtype not in PAGE_DTYPES, f"dtype is {model.dtype}; pages are float32, float16 or bfloat16"),
-        (kept not in (None, "dynamic", "hybrid"),
-         f"generation_config.cache_implementation is {kept!r}; fp8 and other kept caches are not pages"),
         (value("kv_lora_rank"), f"kv_lora_rank is {value('kv_lora_rank')} (MLA)"),
         (value("attn_logit_softcapping"), f"attn_logit_softcapping is {value('attn_logit_softcapping')}"),
         (value("alibi") or value("position_embedding_type") == "alibi", "its positions are ALiBi's"),
         (any(name.endswith("sinks") for name, _ in model.named_parameters()), "its attention has sinks"),
         (value("num_kv_shared_layers") or value("kv_sharing_modes"), "layers share keys and values"),
         (value("use_bidirectional_attention"), "use_bidirectional_attention is True"),
+        (value("is_causal") is False, "is_causal is False"),
         (kinds, f"layer_types has {kinds}; served are full_attention, beside sliding_attention"),
         ("full_attention" not in _layer_types(config),
          f"all layers have a sliding window of {value('sliding_window')}; nothing is left to serve"),
