@@ -66,25 +66,25 @@ def prompt(session: kvstrata.Session, toy: Toy, plan: str, *, private: bool) -> 
     return sequence
 
 
-def disk(client: Client) -> admin_pb2.Tier:
+def disk(client: Client) -> admin_pb2.Disk:
     """When all that was offered to it is written."""
     until = time.monotonic() + 60
     while True:
-        [tier] = client.call(client.admin.ListTiers, admin_pb2.ListTiersRequest()).tiers
-        if not tier.waiting:
-            return tier
-        assert time.monotonic() < until, tier
+        [found] = client.status().disks
+        if not found.waiting:
+            return found
+        assert time.monotonic() < until, found
 
 
 def used(client: Client) -> int:
     return sum(pool.used_bytes for pool in client.pools())
 
 
-def held(session: kvstrata.Session, toy: Toy, plan: str) -> int:
-    model = toy.register(session)
-    found = [session.lookup(model, toy.ids).held, session.lookup(model, toy.ids, plan).held,
-             session.lookup(model, toy.ids, plan, lease_ms=1).held]
-    with session.open(model, plan, toy.ids) as sequence:
+def held(session: kvstrata.Session, toy: Toy, plan: str, tokens: int = N + PAGE) -> int:
+    model, ids = toy.register(session), toy.ids[:tokens]
+    found = [session.lookup(model, ids).held, session.lookup(model, ids, plan).held,
+             session.lookup(model, ids, plan, lease_ms=1).held]
+    with session.open(model, plan, ids) as sequence:
         assert max(found) <= sequence.held
         return sequence.held
 
@@ -110,12 +110,12 @@ def test_nobody_finds_it_and_its_memory_comes_back(session: kvstrata.Session, cl
 def test_it_finds_nothing(session: kvstrata.Session, client: Client, toy: Toy, plan: str):
     with prompt(session, toy, plan, private=False):
         pass
-    found = held(session, toy, plan)
+    found = held(session, toy, plan, N)
     assert found > 0
     on_disk = disk(client).written
     with prompt(session, toy, plan, private=True) as sequence:
         assert (sequence.held, sequence.indexed, sequence.surprisal_tokens) == (0, 0, 0)
-    assert held(session, toy, plan) == found
+    assert held(session, toy, plan, N) == found
     assert disk(client).written == on_disk
 
 
@@ -136,7 +136,7 @@ def test_a_restart_finds_what_was_shown_alone(tmp_path: pathlib.Path, random: np
     with start(tmp_path) as first, kvstrata.attach(first.socket, transport=transport) as session, \
             Client(first.socket) as client:
         with prompt(session, private, "full", private=True), prompt(session, shown, "full", private=False):
-            assert disk(client).written == (N + PAGE) // PAGE
+            assert disk(client).entries == (N + PAGE) // PAGE
             first.process.send_signal(by)
             first.process.wait()
     with start(tmp_path) as second, kvstrata.attach(second.socket, transport=transport) as session:
@@ -183,14 +183,15 @@ def test_ids_that_come_late_are_as_private(daemon: Daemon, toy: Toy):
 def test_imported_blocks_are_as_private(daemon: Daemon, toy: Toy):
     blocks = Blocks()
     with kvstrata.attach(daemon.socket) as lender, kvstrata.attach(daemon.socket) as reader:
-        with lender.open(lend(lender, toy, blocks), "full", private=True) as sequence:
+        model = lend(lender, toy, blocks)
+        with lender.open(model, "full", private=True) as sequence:
             blocks.put(toy, [0, 1, 2])
             sequence.seal(0, [0, 1, 2], toy.ids[:3 * BLOCK_TOKENS])
             sequence.settle()
             assert sequence.acknowledged == 3 * BLOCK_TOKENS
             assert reader.lookup(register(reader, toy), toy.ids).held == 0
         assert reader.lookup(register(reader, toy), toy.ids).held == 0
-        with lender.open(lend(lender, toy, blocks), "full") as sequence:  # the same blocks, shown: they are found
+        with lender.open(model, "full") as sequence:  # the same blocks, shown: they are found
             sequence.seal(0, [0, 1, 2], toy.ids[:3 * BLOCK_TOKENS])
             sequence.settle()
             assert reader.lookup(register(reader, toy), toy.ids).held == 3 * BLOCK_TOKENS
