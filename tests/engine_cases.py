@@ -24,6 +24,7 @@ from kvstrata_numpy import hugging_face  # noqa: E402
 MARGIN = 3e-4  # of logprobs; kernels sum in another order than the engine's
 SEED = 20261124
 NEW = 24  # tokens of an answer
+SHARED = "SmolLM2-135M in fp32"  # a digest for engines that load differently, and are to share pages
 DOCUMENT = pathlib.Path("/usr/share/common-licenses/GPL-3")
 
 
@@ -96,7 +97,7 @@ def by_transformers(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Ge
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
     def generate(socket: str, prompt: list[int], tokens: int) -> tuple[list[int], int]:
-        kvstrata_transformers.enable(model, socket=socket)
+        kvstrata_transformers.enable(model, socket=socket, digest=SHARED)
         cache = kvstrata_transformers.cache(model)
         out = model.generate(torch.tensor([prompt]), past_key_values=cache, max_new_tokens=tokens,
                              min_new_tokens=tokens, do_sample=False)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of adapters over an idle restart of the daemon share."""
+"""What the tests of adapters share over a daemon that ends while nobody asks it, or hangs."""
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import time
@@ -31,6 +32,16 @@ def end(daemon: Daemon, by: signal.Signals) -> None:
         _await_writes(daemon.socket)
     daemon.process.send_signal(by)
     daemon.process.wait()
+
+
+def hang(daemon: Daemon) -> None:
+    """Until SIGCONT it answers nothing."""
+    daemon.process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, daemon.process.pid, os.WSTOPPED | os.WNOWAIT)
+
+
+def go_on(daemon: Daemon) -> None:
+    daemon.process.send_signal(signal.SIGCONT)
 
 
 def _await_writes(socket: str) -> None:

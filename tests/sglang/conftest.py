@@ -20,8 +20,8 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path += [str(HERE / "stand_in"), str(HERE.parent), str(ROOT / "integrations" / "kvstrata_sglang" / "src")]
 
-from engine_cases import (NEW, SEED, amount, assert_computed_once, assert_same, by_transformers,  # noqa: E402, F401
-                          folder, plain, prompts, pytest_addoption, text_ids)
+from engine_cases import (NEW, SEED, SHARED, amount, assert_computed_once, assert_same,  # noqa: E402, F401
+                          by_transformers, folder, plain, prompts, pytest_addoption, text_ids)
 
 PATIENCE = 3600  # seconds of an engine
 

@@ -44,6 +44,7 @@ if __name__ == "__mp_main__":  # SGLang's own processes, which Python starts wit
         Orders(pathlib.Path(os.environ["KVSTRATA_TEST_ORDERS"]))
 
 TOP = 4  # logprobs, to tell near-ties
+CLOSED = 10  # seconds until what ended must be closed
 
 
 async def finished(engine: Any, ids: list[int], tokens: int, abort_at: int | None) -> dict[str, Any]:
@@ -66,10 +67,15 @@ async def generate(engine: Any, batch: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def sequences(socket: str) -> int:
-    """That the daemon has."""
-    cli = pathlib.Path(find_daemon()).with_name("kvstrata")
-    said = subprocess.run([cli, "--socket", socket, "--output", "json", "seq", "ls"], check=True, capture_output=True)
-    return len(json.loads(said.stdout)["sequences"])
+    """That the daemon still has when those that ended had time to be closed, beside."""
+    cli, until = pathlib.Path(find_daemon()).with_name("kvstrata"), time.monotonic() + CLOSED
+    while True:
+        said = subprocess.run([cli, "--socket", socket, "--output", "json", "seq", "ls"], check=True,
+                              capture_output=True)
+        left = len(json.loads(said.stdout)["sequences"])
+        if left == 0 or time.monotonic() > until:
+            return left
+        time.sleep(0.02)
 
 
 def flags(plan: str | None) -> dict[str, Any]:

@@ -5,9 +5,6 @@ from __future__ import annotations
 
 import pathlib
 import signal
-import time
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -15,37 +12,10 @@ pytest.importorskip("sglang", reason="SGLang is not installed; make test-sglang 
 
 from kvstrata.daemon import Daemon  # noqa: E402
 from kvstrata_sglang.geometry import Options  # noqa: E402
-from kvstrata_sglang.sequences import Row, Sequences  # noqa: E402
+from kvstrata_sglang.sequences import Sequences  # noqa: E402
 
-from restarts import GEOMETRY, HELD, IDS, batch_of, disk_of, end  # noqa: E402
-
-_ANSWERS = 60  # seconds in which an open must be over
-
-
-def request_of(name: str) -> Any:
-    return SimpleNamespace(rid=name, full_untruncated_fill_ids=IDS, extra_key=None, cache_salt=None, input_embeds=None,
-                           positional_embed_overrides=None, beam_group=None, to_finish=None, output_ids=[])
-
-
-def show(sequences: Sequences, request: Any, restart: Any = None) -> int:
-    """Tokens that it begins with. restart: is done between the look-up and the open."""
-    held = sequences.held(request, IDS, len(IDS) - 1)
-    if restart is not None:
-        restart()
-    until = time.monotonic() + _ANSWERS
-    while held and (opened := sequences.open(request, held)) is None:
-        assert time.monotonic() < until, "the open is never over"
-    return held if held and opened else 0
-
-
-def step(sequences: Sequences, *rows: tuple[str, int, list[int]]) -> None:
-    at, batch = 0, []
-    for name, first, ids in rows:
-        batch.append(Row(name, first, slice(at, at + len(ids)), ids))
-        at += len(ids)
-    sequences.begin(batch)
-    sequences.attend(0, *batch_of(at))
-
+from alone import Loaded, request_of, show, step  # noqa: E402
+from restarts import GEOMETRY, HELD, IDS, disk_of, end  # noqa: E402
 
 @pytest.fixture
 def sequences(tmp_path: pathlib.Path) -> Sequences:
@@ -58,7 +28,7 @@ def test_next_request(sequences: Sequences, tmp_path: pathlib.Path, by: signal.S
     socket, disk = str(tmp_path / "kvstratad.sock"), disk_of(tmp_path)
     a, b = request_of("a"), request_of("b")
     with Daemon(*disk, socket=socket) as daemon:
-        sequences.serve(GEOMETRY)
+        sequences.serve(GEOMETRY, Loaded())
         assert show(sequences, a) == 0
         step(sequences, ("a", 0, IDS))
         sequences.close("a")
@@ -77,7 +47,7 @@ def test_restart_behind_the_look_up(sequences: Sequences, tmp_path: pathlib.Path
     socket, disk = str(tmp_path / "kvstratad.sock"), disk_of(tmp_path)
     b = request_of("b")
     daemon = Daemon(*disk, socket=socket)
-    sequences.serve(GEOMETRY)
+    sequences.serve(GEOMETRY, Loaded())
     show(sequences, request_of("a"))
     step(sequences, ("a", 0, IDS))
     sequences.close("a")
@@ -102,7 +72,7 @@ def test_nothing_held(sequences: Sequences, tmp_path: pathlib.Path):
     socket = str(tmp_path / "kvstratad.sock")
     a, b = request_of("a"), request_of("b")
     with Daemon(socket=socket):
-        sequences.serve(GEOMETRY)
+        sequences.serve(GEOMETRY, Loaded())
         show(sequences, a)
         step(sequences, ("a", 0, IDS))
         sequences.held(b, IDS, 0)

@@ -17,8 +17,8 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path += [str(HERE.parent), str(ROOT / "integrations" / "kvstrata_vllm" / "src")]
 
-from engine_cases import (NEW, SEED, amount, assert_computed_once, assert_same, by_transformers,  # noqa: E402, F401
-                          folder, plain, prompts, pytest_addoption, text_ids)
+from engine_cases import (NEW, SEED, SHARED, amount, assert_computed_once, assert_same,  # noqa: E402, F401
+                          by_transformers, folder, plain, prompts, pytest_addoption, text_ids)
 
 PATIENCE = 1800  # seconds of a process
 

@@ -9,10 +9,11 @@ one is started with the arguments in `daemon`, and started again when it was kil
 extra (more of kv_connector_extra_config), batches [{prompts [ids], tokens, kill_at (number of the attention call, or
 of offload's transfer, before which the daemon is killed, or null), die_at (before which this process is), end_by (the
 signal that the daemon gets behind the batch, when nothing runs), reset
-(vLLM's own cache is emptied first), with (more of each prompt)}] (null: each a line of stdin, answered by a line of
+(vLLM's own cache is emptied first), do (names of ACTIONS,
+done before that), with (more of each prompt)}] (null: each a line of stdin, answered by a line of
 stdout), record: what the plan chose is compared with direct calls, fail_loads: of offload. RESULT: batches [[{tokens,
 top, held, reason}]], seconds of each batch, blocks: that vLLM counts with, differing: lists that differ, chosen:
-lists that were compared.
+lists that were compared, done: what the resets of `do` answered.
 """
 
 from __future__ import annotations
@@ -146,6 +147,23 @@ def flags(plan: str | None, extra: dict[str, Any]) -> dict[str, Any]:
     return {"attention_backend": "CUSTOM", "kv_transfer_config": transfer}
 
 
+def change(model: Any) -> None:
+    """As those who train change it, in place."""
+    for name, tensor in model.named_parameters():
+        if "layernorm" in name:
+            tensor.data[::2] *= 1.5
+
+
+def sleep(llm: Any) -> None:
+    llm.sleep(1)
+    llm.wake_up()
+
+
+ACTIONS = {"reset": lambda llm: llm.reset_prefix_cache(reset_connector=True),
+           "change": lambda llm: llm.apply_model(change),
+           "reload": lambda llm: llm.collective_rpc("reload_weights"), "sleep": sleep}
+
+
 def generate(llm: Any, batch: dict[str, Any]) -> list[dict[str, Any]]:
     from vllm import SamplingParams
     parameters = SamplingParams(temperature=0, max_tokens=batch["tokens"], ignore_eos=True, logprobs=TOP)
@@ -182,13 +200,15 @@ def main() -> None:
         killer = killer_of(plan) if plan else None
         if spec.get("fail_loads"):
             fail_loads()
-        result: dict[str, Any] = {"batches": [], "seconds": [],
+        result: dict[str, Any] = {"batches": [], "seconds": [], "done": [],
                                   "blocks": llm.llm_engine.vllm_config.cache_config.num_gpu_blocks}
         if spec["batches"] is None:
             print(json.dumps("ready"), file=answers, flush=True)
         for batch in batches_of(spec):
             if killer is not None:
                 killer.aim(batch, daemon)
+            answers_of = [ACTIONS[name](llm) for name in batch.get("do", ())]
+            result["done"] += [answer for answer in answers_of if isinstance(answer, bool)]
             begin = time.perf_counter()
             result["batches"].append(generate(llm, batch))
             result["seconds"].append(time.perf_counter() - begin)

@@ -18,9 +18,10 @@ import numpy as np
 import pytest
 from kvstrata.daemon import Daemon
 
-from conftest import ROOT, SEED, assert_same, command_of
+from conftest import ROOT, SEED, SHARED, assert_same, command_of
 
 TOKENS, LAYERS, PAGE = 8, 30, 32
+SHARING: dict[str, Any] = {"extra": {"digest": SHARED}}
 LAST_PAGES = 4  # that a sequence has for tokens to come; prompts have more
 PATIENCE = 60  # seconds until the daemon has noticed a death
 
@@ -115,7 +116,7 @@ def test_transformers_is_killed(folder, text_ids, amount, books, transformers, t
     calls = ask(transformers, first)["calls"]
     books.pages += whole_pages(first)
     prefill = 4 + 2 * LAYERS  # calls until the prompt is committed
-    with start(command_of(tmp_path, folder, "full", None, {"socket": books.socket})) as vllm:
+    with start(command_of(tmp_path, folder, "full", None, SHARING | {"socket": books.socket})) as vllm:
         assert answer(vllm) == "ready"
         for number, prompt in enumerate(prompts):
             want = ask(transformers, prompt, plain=True)
@@ -146,7 +147,7 @@ def test_vllm_is_killed(folder, text_ids, amount, books, transformers, tmp_path)
         print(f"seed {SEED}, moment {number}: {len(prompt)} tokens, dies before attention {dies}, the other is at {at}")
         tell(transformers, {"prompt": prompt, "tokens": TOKENS, "stop_at": at})
         assert "stopped" in answer(transformers)
-        with start(command_of(tmp_path, folder, "full", None, {"socket": books.socket})) as vllm:
+        with start(command_of(tmp_path, folder, "full", None, SHARING | {"socket": books.socket})) as vllm:
             assert answer(vllm) == "ready"
             tell(vllm, {"prompts": [prompt], "tokens": TOKENS, "die_at": dies})
             assert vllm.wait(PATIENCE) == -signal.SIGKILL

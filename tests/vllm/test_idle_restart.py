@@ -6,7 +6,6 @@ from __future__ import annotations
 import pathlib
 import signal
 import time
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,52 +13,20 @@ import torch
 pytest.importorskip("vllm", reason="vLLM is not installed; make test-vllm installs it")
 
 from kvstrata.daemon import Daemon  # noqa: E402
-from kvstrata_vllm.geometry import Geometry, Options  # noqa: E402
+from kvstrata_vllm.geometry import Options  # noqa: E402
 from kvstrata_vllm.lookups import Lookups  # noqa: E402
 from kvstrata_vllm.offload_scheduler import Load, Save  # noqa: E402
 from kvstrata_vllm.offload_worker import OffloadWorker  # noqa: E402
-from kvstrata_vllm.scheduler import Scheduled, StepMetadata  # noqa: E402
-from kvstrata_vllm.worker import Rows, WorkerHalf  # noqa: E402
+from kvstrata_vllm.worker import WorkerHalf  # noqa: E402
 
-from restarts import GEOMETRY, HELD, IDS, batch_of, disk_of, end  # noqa: E402
-
-_GEOMETRY = Geometry(**vars(GEOMETRY))
-_ANSWERS = 60  # seconds in which a look-up, or a transfer, must be over
-
-
-def held(lookups: Lookups, name: str) -> int:
-    until = time.monotonic() + _ANSWERS
-    request = SimpleNamespace(request_id=name, all_token_ids=IDS)
-    while (tokens := lookups.held(request)) is None:
-        assert time.monotonic() < until, "the look-up is never over"
-    return tokens
-
-
-def step(worker: WorkerHalf, *members: Scheduled, ended: tuple[str, ...] = ()) -> set[int]:
-    """Blocks that are lost in it. Each member has one block, of its name's place in the alphabet."""
-    blocks = [member.first_block for member in members]
-    worker.begin(StepMetadata(dict(zip(blocks, members)), list(ended)))
-    starts = [0]
-    for member in members:
-        starts.append(starts[-1] + len(member.ids))
-    worker.attend(0, Rows(starts, blocks), *batch_of(starts[-1]), 0.125)
-    worker.end(1)
-    return worker.lost_blocks()
-
-
-def prompt(name: str, first: int) -> Scheduled:
-    return Scheduled(name, first, ord(name), IDS[first:], IDS)
-
-
-def next_token(name: str) -> Scheduled:
-    return Scheduled(name, len(IDS), ord(name), [7], None)
-
+from halves import MODEL, PATIENCE, held, next_token, prompt, step  # noqa: E402
+from restarts import HELD, IDS, disk_of, end  # noqa: E402
 
 @pytest.fixture
 def halves(tmp_path: pathlib.Path) -> tuple[Lookups, WorkerHalf]:
     options = Options(socket=str(tmp_path / "kvstratad.sock"))
     made = Lookups(options), WorkerHalf(options)
-    made[0].serve(_GEOMETRY)
+    made[0].serve(MODEL)
     return made
 
 
@@ -69,7 +36,7 @@ def test_owned(halves: tuple[Lookups, WorkerHalf], tmp_path: pathlib.Path, by: s
     lookups, worker = halves
     socket, disk = str(tmp_path / "kvstratad.sock"), disk_of(tmp_path)
     with Daemon(*disk, socket=socket) as daemon:
-        worker.serve(_GEOMETRY)
+        worker.serve(MODEL)
         first = held(lookups, "a")
         assert first == 0 and step(worker, prompt("a", first)) == set()
         end(daemon, by)
@@ -85,7 +52,7 @@ def test_owned_where_only_the_worker_finds_out(halves: tuple[Lookups, WorkerHalf
     _, worker = halves
     socket = str(tmp_path / "kvstratad.sock")
     with Daemon(socket=socket):
-        worker.serve(_GEOMETRY)
+        worker.serve(MODEL)
     with Daemon(socket=socket):
         assert step(worker, prompt("a", 0)) == set()
         assert step(worker, next_token("a")) == set()
@@ -97,7 +64,7 @@ def test_owned_beside_a_request_that_is_hit(halves: tuple[Lookups, WorkerHalf], 
     _, worker = halves
     socket = str(tmp_path / "kvstratad.sock")
     with Daemon(socket=socket):
-        worker.serve(_GEOMETRY)
+        worker.serve(MODEL)
         assert step(worker, prompt("a", 0)) == set()
     with Daemon(socket=socket):
         members = {"a": next_token("a"), "b": prompt("b", 0)}
@@ -109,12 +76,12 @@ def test_offload(tmp_path: pathlib.Path):
     """A load is on the new daemon, which has the pages; so is a save."""
     options = Options(socket=str(tmp_path / "kvstratad.sock"))
     disk, lookups = disk_of(tmp_path), Lookups(options)
-    lookups.serve(_GEOMETRY)
+    lookups.serve(MODEL)
     cache = torch.rand(4, 1, 32, 128)
-    worker, saved = OffloadWorker(options, _GEOMETRY, [cache]), cache[:3].clone()
+    worker, saved = OffloadWorker(options, MODEL, [cache]), cache[:3].clone()
 
     def finished(name: str) -> None:
-        until = time.monotonic() + _ANSWERS
+        until = time.monotonic() + PATIENCE
         worker.load([])
         ended: tuple[str, ...] = (name,)
         while name not in worker.results(ended).saved:

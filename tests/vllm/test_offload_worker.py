@@ -8,15 +8,17 @@ import torch
 
 pytest.importorskip("vllm", reason="vLLM is not installed; make test-vllm installs it")
 
-from kvstrata_vllm.geometry import Options  # noqa: E402
+from kvstrata_vllm.geometry import Geometry, Options  # noqa: E402
 from kvstrata_vllm.offload_scheduler import Save  # noqa: E402
 from kvstrata_vllm.offload_worker import OffloadWorker  # noqa: E402
+
+from restarts import GEOMETRY  # noqa: E402
 
 
 @pytest.fixture
 def worker(monkeypatch: pytest.MonkeyPatch) -> OffloadWorker:
     """Of one layer; what it would save is in its `sealed`."""
-    made = OffloadWorker(Options(), None, [torch.zeros(4, 1, 16, 8)])  # type: ignore[arg-type]
+    made = OffloadWorker(Options(), Geometry(**vars(GEOMETRY)), [torch.zeros(4, 1, 16, 8)])
     made.sealed = []  # type: ignore[attr-defined]
     monkeypatch.setattr(made, "_seal", lambda save, saving: made.sealed.append(save.request) or True)
     return made

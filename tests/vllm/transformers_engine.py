@@ -21,6 +21,7 @@ from typing import Any
 os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")  # threads do not survive a fork
 
 import kvstrata_transformers  # noqa: E402
+from engine_cases import SHARED  # noqa: E402
 import torch  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
@@ -69,7 +70,7 @@ def run(model: Any, socket: str, prompt: list[int], tokens: int, stop_at: int | 
         ) -> None:
     stop = Stop(stop_at)
     if not plain:
-        kvstrata_transformers.enable(model, socket=socket)
+        kvstrata_transformers.enable(model, socket=socket, digest=SHARED)
     cache = None if plain else kvstrata_transformers.cache(model)
     out = model.generate(torch.tensor([prompt]), past_key_values=cache, max_new_tokens=tokens, min_new_tokens=tokens,
                          do_sample=False, return_dict_in_generate=True, output_scores=True)

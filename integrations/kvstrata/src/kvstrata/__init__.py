@@ -2,7 +2,8 @@
 """kvstrata: keys and values of language models in a daemon's memory.
 
     session     attach, models, sequences, steps (ctypes over libkvstrata; torch, numpy, DLPack; no copies)
-    attachment  an adapter's session, attached anew once the daemon has gone
+    attachment  an adapter's session, attached anew once the daemon has gone or has not answered
+    epoch       what an engine's keys belong to: an identity, and the last reset
     daemon      starts a private kvstratad and stops it
     grpc        the daemon's gRPC services (needs grpcio); for tools
     errors      one exception class for each code

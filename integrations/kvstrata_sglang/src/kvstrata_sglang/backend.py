@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 
-from .geometry import Options, geometry_of, needs_of, never_served, refuse
+from .geometry import Options, geometry_of, loaded_model, needs_of, never_served, refuse
 from .plugin import NAME
 from .sequences import Row, Sequences, serve
 
@@ -19,12 +19,13 @@ class KvstrataBackend(AttentionBackend):
     needs_cpu_seq_lens = True
 
     def __init__(self, runner: Any) -> None:
-        """The model is loaded: registers it. Unsupported; kvstrata.Unavailable: no daemon."""
+        """The model is loaded: reads its tensors, and registers it. Unsupported; kvstrata.Unavailable: no daemon."""
         super().__init__()
         refuse((*_owned(runner), *never_served(runner)))
         options = Options.of_environment()
         self._sequences = Sequences(options)
-        self._sequences.serve(geometry_of(runner, options.digest, needs_of(options)))
+        model = loaded_model(runner, options.digest)
+        self._sequences.serve(geometry_of(runner, model.digest, needs_of(options)), model)
         serve(self._sequences)
 
     def init_forward_metadata(self, forward_batch: Any) -> None:

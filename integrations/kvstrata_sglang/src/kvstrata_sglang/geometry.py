@@ -4,15 +4,25 @@
 from __future__ import annotations
 
 import os
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from kvstrata.digest import digest_of_folder
-from kvstrata.torch_model import HEAD_DIMS, PAGE_DTYPES, Geometry, folder_of
+from kvstrata.torch_identity import LoadedModel
+from kvstrata.torch_model import HEAD_DIMS, PAGE_DTYPES, Geometry
 
 import kvstrata
 
+# Attributes of SGLang's modules that do not change keys or values, each with the reason.
+_HARMLESS = {
+    **dict.fromkeys(("pp_group", "tp_group", "kv_tp_group", "attn_tp_group", "moe_tp_group"),
+                    "which processes compute together; how many there are is in the settings"),
+    **dict.fromkeys(("_forward_method", "_original_forward_method", "_compiled_native", "is_torch_compile"),
+                    "which kernel the first pass chose, which differ by rounding"),
+    **dict.fromkeys(("attn_boundary", "ffn_boundary"), "how layers hand over between processes"),
+}
+_RESUM_EVERY = 4096  # looks between sums of all tensors in the background, which take cores from the engine
 _NEVER_MET = kvstrata.Need.SURPRISAL | kvstrata.Need.ENTROPY
 
 
@@ -22,8 +32,8 @@ class Unsupported(ValueError):
 
 @dataclass
 class Options:
-    """Of the environment: SGLang has no flag for what a plugin wants to know. socket None: the default; digest None: of
-    the model's files."""
+    """Of the environment: SGLang has no flag for what a plugin wants to know. socket None: the default; digest None:
+    the identity of the model as it is loaded."""
 
     plan: str
     socket: str | None
@@ -94,9 +104,36 @@ def check_layer(layer: Any) -> None:
                           f"{layer.head_dim}; served are decoders with {HEAD_DIMS}")
 
 
-def geometry_of(runner: Any, digest: str | None, needs: kvstrata.PlanNeeds | None = None) -> Geometry:
-    """Of SGLang's model. needs: of the plan; None: it is `full`. Reads the weights' files once, and the tokenizer if
-    the plan goes by sentences."""
+_runner: weakref.ref[Any] | None = None
+
+
+def remember(runner: Any) -> None:
+    """SGLang's ModelRunner of this process, whose model is loaded."""
+    global _runner
+    _runner = weakref.ref(runner)
+
+
+def runner_here() -> Any:
+    """None: there is none."""
+    return None if _runner is None else _runner()
+
+
+def loaded_model(runner: Any, digest: str | None) -> LoadedModel:
+    """The model as SGLang holds it: fused, quantised, post-processed. digest: one that the user names, or None. Reads
+    all tensors (docs/identity.md has the cost)."""
+    from sglang.srt.runtime_context import get_model, get_parallel
+    model, parallel = runner.model_config, get_parallel()
+    settings = {"kv_cache_dtype": str(runner.kv_cache_dtype), "quantization": get_model().quantization,
+                "tensor_parallel": [parallel.tp_rank, parallel.tp_size]}
+    root = runner.model
+    inner = [part for name in ("model", "lm_head") if isinstance(part := getattr(root, name, None), torch.nn.Module)]
+    return LoadedModel(root, engine="sglang", config=model.hf_text_config, dtype=str(model.dtype), settings=settings,
+                       given=digest, transparent=[root, *inner], trusted=("sglang",), harmless=_HARMLESS,
+                       resum_every=_RESUM_EVERY)
+
+
+def geometry_of(runner: Any, digest: str, needs: kvstrata.PlanNeeds | None = None) -> Geometry:
+    """Of SGLang's model. needs: of the plan; None: it is `full`. Reads the tokenizer if the plan goes by sentences."""
     layers, model = attention_layers(runner.model), runner.model_config
     shapes = {(layer.tp_q_head_num, layer.tp_k_head_num, layer.head_dim, layer.scaling) for layer in layers}
     if len(shapes) != 1:
@@ -106,14 +143,9 @@ def geometry_of(runner: Any, digest: str | None, needs: kvstrata.PlanNeeds | Non
     if needs is not None and (missing := flags & _NEVER_MET):
         names = ", ".join(str(need.name) for need in missing)
         raise Unsupported(f"the plan needs {names} of the engine, which SGLang does not give:\n{needs.text}")
-    return Geometry(model.hf_text_config.model_type, digest or _digest(model), len(layers), query_heads, kv_heads,
-                    head_dim, float(scale), PAGE_DTYPES[model.dtype],
+    return Geometry(model.hf_text_config.model_type, digest, len(layers), query_heads, kv_heads, head_dim,
+                    float(scale), PAGE_DTYPES[model.dtype],
                     _boundary_tokens(runner) if kvstrata.Need.BOUNDARY in flags else [])
-
-
-def _digest(model: Any) -> str:
-    return digest_of_folder(folder_of(model.model_path, model.revision), str(model.dtype).removeprefix("torch."),
-                            getattr(model.hf_text_config, "rope_parameters", None))
 
 
 def _boundary_tokens(runner: Any) -> list[int]:

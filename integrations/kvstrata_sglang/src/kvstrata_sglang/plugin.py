@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -37,6 +38,8 @@ def register() -> None:
     register_attention_backend(NAME)(_backend)
     register_radix_cache_backend(NAME, _prefix_cache)
     HookRegistry.register("sglang.srt.model_executor.model_runner.ModelRunner.load_model", _check, HookType.BEFORE)
+    HookRegistry.register("sglang.srt.model_executor.model_runner.ModelRunner.load_model", _loaded, HookType.AFTER)
+    HookRegistry.register("sglang.srt.managers.cache_controller.HiCacheController.reset", _flushed, HookType.AFTER)
     HookRegistry.register("sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator._build_mha_kv_pool",
                           _empty_pool, HookType.AROUND)
 
@@ -47,6 +50,17 @@ def _check(runner: Any) -> None:
     if _is_chosen():
         from .geometry import Options, needs_of
         needs_of(Options.of_environment())
+
+
+def _loaded(result: Any, runner: Any, *others: Any, **more: Any) -> None:
+    from .geometry import remember
+    remember(runner)
+
+
+def _flushed(result: Any, *others: Any, **more: Any) -> None:
+    """SGLang's pools are empty; HiCache's storage is told, where that is kvstrata's."""
+    if (storage := sys.modules.get(f"{__package__}.storage")) is not None:
+        storage.flushed()
 
 
 def _is_chosen() -> bool:

@@ -7,8 +7,11 @@
 
 SGLang tells a storage no token ids, but for each page a hash of its tokens and all before them. So a page is a prompt
 of its own here, whose ids are made of that hash: what one SGLang stores, others find, and other engines do not.
+They are found in the present epoch (kvstrata/epoch.py). Behind a change of the model SGLang's own pools may have pages
+of before, so nothing is written until it flushes them.
+
 Threads: SGLang's, one that looks up and reads and one that writes. No call fails: what the daemon does not have, or one
-that has died, is not there.
+that has died or does not answer, is not there.
 """
 
 from __future__ import annotations
@@ -16,19 +19,22 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import weakref
 from collections.abc import Callable
+from threading import Lock
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import torch
 from kvstrata.attachment import Attachment
-from kvstrata.digest import digest_of_folder
-from kvstrata.torch_model import HEAD_DIMS, PAGE_DTYPES, folder_of
+from kvstrata.epoch import Epoch, new_reset
+from kvstrata.torch_identity import Identity
+from kvstrata.torch_model import HEAD_DIMS, PAGE_DTYPES
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, HiCacheStorageConfig, HiCacheStorageExtraInfo
 
 import kvstrata
 
-from .geometry import refuse
+from .geometry import loaded_model, refuse, runner_here
 
 _log = logging.getLogger("sglang.kvstrata")
 
@@ -39,7 +45,8 @@ _Result = TypeVar("_Result")
 
 
 class KvstrataStorage(HiCacheStorage):
-    """Of extra_config: socket (None: KVSTRATA_SOCKET, else the default), digest (None: of the model's files)."""
+    """Of extra_config: socket (None: KVSTRATA_SOCKET, else the default), digest (None: the identity of the model as it
+    is loaded)."""
 
     def __init__(self, storage_config: HiCacheStorageConfig, kwargs: dict[str, Any] | None = None) -> None:
         """Unsupported: parallelism, MLA, a generic interface."""
@@ -49,6 +56,10 @@ class KvstrataStorage(HiCacheStorage):
                 (storage_config.is_mla_model, "its attention is MLA"),
                 (not given.get("interface_v1"), 'hicache_storage_backend_extra_config has no "interface_v1": 1')), _FLAG)
         self._digest = given.get("digest")
+        self._lock = Lock()  # guards what follows
+        self._model = None
+        self._epoch = Epoch()
+        self._mixed = False  # SGLang's pools may have pages of before the model changed
         self._attachment = Attachment(given.get("socket"), "sglang hicache", self._registered)
         self._disabled = os.environ.get("KVSTRATA_DISABLE") == "1"
 
@@ -62,7 +73,12 @@ class KvstrataStorage(HiCacheStorage):
                 (pool.dtype not in PAGE_DTYPES, f"kv_cache_dtype is {pool.dtype}"),
                 (pool.head_dim not in HEAD_DIMS or pool.v_head_dim != pool.head_dim,
                  f"head_dim is {pool.head_dim}, of values {pool.v_head_dim}; served are {HEAD_DIMS}")), _FLAG)
-        self._digest = self._digest or _digest(pool.dtype)
+        if (runner := runner_here()) is not None:
+            self._model = loaded_model(runner, self._digest)
+            self._epoch = Epoch(self._model.now())
+        elif self._digest is not None:
+            self._epoch = Epoch(Identity(self._digest, None))
+        _storages.add(self)
 
     # HiCache's interface v1. host_indices: of pages' tokens in the host pool, page_size of them a key
 
@@ -102,7 +118,17 @@ class KvstrataStorage(HiCacheStorage):
                     sequence.settle()
                 return True
 
-        return [self._tried(run, False, key, page) for key, page in zip(keys, self._pages(host_indices), strict=True)]
+        return [self._tried(run, False, key, page, writes=True)
+                for key, page in zip(keys, self._pages(host_indices), strict=True)]
+
+    def clear(self) -> None:
+        """Begins an epoch: nothing of before is found any more."""
+        self._look(reset=new_reset())
+
+    def flushed(self) -> None:
+        """SGLang's pools are empty."""
+        self._look()
+        self._mixed = False
 
     def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> NoReturn:
         raise NotImplementedError('pages are read by batch_get_v1: pass "interface_v1": 1')
@@ -131,22 +157,33 @@ class KvstrataStorage(HiCacheStorage):
         size = self.mem_pool_host.page_size
         return (host_indices[::size] // size).tolist()
 
-    def _tried(self, run: Callable[..., _Result], otherwise: _Result, *args: Any) -> _Result:
+    def _look(self, reset: str | None = None) -> None:
+        """Whether the model has changed."""
+        with self._lock:
+            before = self._epoch.identity
+            if self._epoch.follow(reset, self._model.now() if self._model is not None else None):
+                self._attachment.let_go()
+            self._mixed = self._mixed or self._epoch.identity != before
+
+    def _tried(self, run: Callable[..., _Result], otherwise: _Result, *args: Any, writes: bool = False) -> _Result:
         if self._disabled:
+            return otherwise
+        self._look()
+        if self._epoch.private or (writes and self._mixed):
             return otherwise
         try:
             return self._attachment.ask(run, *args)  # each has sequences of its own
         except kvstrata.KvstrataError as error:
             _log.warning("a page is not read, or not written: %s", error)
-            if isinstance(error, kvstrata.Unavailable):
-                self.close()
             return otherwise
 
     def _registered(self, session: kvstrata.Session) -> kvstrata.Model:
         """Queries are never asked, so there are as many heads of them as of keys."""
         pool = self.mem_pool_host
+        # Never that of another engine, whose ids are true ones.
+        digest = hashlib.sha256(f"hicache\n{pool.dtype}\n{self._epoch.digest()}".encode()).hexdigest()
         model = session.register_model(
-            "sglang hicache", self._digest, layers=pool.layer_num, query_heads=pool.head_num, kv_heads=pool.head_num,
+            "sglang hicache", digest, layers=pool.layer_num, query_heads=pool.head_num, kv_heads=pool.head_num,
             head_dim=pool.head_dim, dtype=PAGE_DTYPES[pool.dtype],
             page_tokens=next(tokens for tokens in PAGE_TOKENS if pool.page_size % tokens == 0))
         for layer, (keys, values) in enumerate(zip(pool.k_data_refs, pool.v_data_refs, strict=True)):
@@ -160,9 +197,10 @@ def blocks_of(rows: torch.Tensor, page_size: int) -> torch.Tensor:
     return rows if rows.dim() == 4 else rows.unflatten(0, (-1, page_size))
 
 
-def _digest(dtype: torch.dtype) -> str:
-    """Of the model that this process serves, and never that of another engine, whose ids are true ones."""
-    from sglang.srt.runtime_context import get_model
-    model = get_model()
-    return digest_of_folder(folder_of(model.model_path, model.revision), f"hicache {dtype} {model.quantization} "
-                            f"{model.json_model_override_args}", None)
+_storages: weakref.WeakSet[KvstrataStorage] = weakref.WeakSet()
+
+
+def flushed() -> None:
+    """SGLang has flushed its pools."""
+    for storage in list(_storages):
+        storage.flushed()

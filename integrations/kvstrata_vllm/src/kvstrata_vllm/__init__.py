@@ -12,6 +12,9 @@ Offload: its own cache, with the daemon behind it.
     plugin       what vLLM calls at start: names the backend and the connectors
     lookups      what the daemon holds of a prompt
     geometry     the model as the daemon knows it; what is refused
+    loaded       the model that vLLM has loaded, and its identity
+    packed       weights that a CPU packs away, whose sums are taken before
+    epochs       how scheduler and worker agree on whose pages are found
     disabled     KVSTRATA_DISABLE=1
     hooks_026    what vLLM 0.26 asks for and 0.32 does not
 

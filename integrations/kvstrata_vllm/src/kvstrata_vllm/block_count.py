@@ -18,6 +18,7 @@ from vllm.model_executor.layers.attention import Attention
 import kvstrata
 
 from .geometry import Options, Unsupported, geometry_of
+from .loaded import identity_of
 
 _log = logging.getLogger("vllm.kvstrata")
 
@@ -69,7 +70,7 @@ def _room(config: Any, layers: list[Any], block_tokens: int) -> int:
     options = Options.of(config)
     with kvstrata.attach(options.socket, client_name="vllm start") as session:
         needs = session.plan_needs(options.plan)
-        model = geometry_of(config, layers, options.digest, needs).register(session)
+        model = geometry_of(config, layers, identity_of(config, options.digest), needs).register(session)
         tokens = session.capacity(model, options.plan).open_tokens
     # A request's last page may hold more than its last block, and pages are taken whole.
     return max(0, tokens - config.scheduler_config.max_num_seqs * max(0, model.page_tokens - block_tokens))

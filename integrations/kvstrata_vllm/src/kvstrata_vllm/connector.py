@@ -16,7 +16,10 @@ from vllm.model_executor.models.utils import extract_layer_index
 
 import kvstrata
 
+from .epochs import WorkerIdentity
 from .geometry import Geometry, Options, Unsupported, geometry_of, refuse
+from .loaded import identity_of
+from .lookups import follow
 from .scheduler import SchedulerHalf, StepMetadata
 from .worker import WorkerHalf
 
@@ -53,7 +56,7 @@ class KvstrataConnector(KVConnectorBase_V1, SupportsHMA):
     # Scheduler
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
-        self._scheduler.serve(metadata[0])
+        self._scheduler.lookups.serve(metadata[0])
 
     def on_new_request(self, request: Any) -> None:
         self._scheduler.add(request)
@@ -68,8 +71,15 @@ class KvstrataConnector(KVConnectorBase_V1, SupportsHMA):
     def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
         return self._scheduler.step(scheduler_output)
 
+    def update_connector_output(self, connector_output: Any) -> None:
+        follow(self._scheduler.lookups, connector_output)
+
     def request_finished_all_groups(self, request: Any, block_ids: Any) -> tuple[bool, None]:
         return False, None
+
+    def reset_cache(self) -> bool:
+        """Of reset_prefix_cache(reset_connector=True), and of sleep: nothing of before is found any more."""
+        return self._scheduler.reset()
 
     # Worker
 
@@ -84,7 +94,8 @@ class KvstrataConnector(KVConnectorBase_V1, SupportsHMA):
         options = self._half.options
         with kvstrata.attach(options.socket, client_name="vllm worker") as session:
             needs = session.plan_needs(options.plan)
-        self._geometry = geometry_of(self._vllm_config, layers, options.digest, needs)
+        identity = identity_of(self._vllm_config, options.digest)
+        self._geometry = geometry_of(self._vllm_config, layers, identity, needs)
         self._half.serve(self._geometry)
 
     def get_handshake_metadata(self) -> Geometry | None:
@@ -109,6 +120,9 @@ class KvstrataConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         return self._half.lost_blocks()
+
+    def build_connector_worker_meta(self) -> WorkerIdentity:
+        return WorkerIdentity(self._half.epoch.identity)
 
     def shutdown(self) -> None:
         half = self._scheduler if self._role == KVConnectorRole.SCHEDULER else self._half

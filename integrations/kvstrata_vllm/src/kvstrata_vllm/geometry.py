@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from kvstrata import torch_model
-from kvstrata.digest import digest_of_folder
-from kvstrata.torch_model import HEAD_DIMS, PAGE_DTYPES, folder_of
+from kvstrata.torch_identity import Identity
+from kvstrata.torch_model import HEAD_DIMS, PAGE_DTYPES
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorHandshakeMetadata
 
 import kvstrata
@@ -23,8 +23,8 @@ class Unsupported(ValueError):
 
 @dataclass
 class Options:
-    """Of kv_connector_extra_config. socket None: KVSTRATA_SOCKET, else the default; digest None: of the model's
-    files."""
+    """Of kv_connector_extra_config. socket None: KVSTRATA_SOCKET, else the default; digest None: the identity of
+    the model as it is loaded."""
 
     plan: str = "full"
     socket: str | None = None
@@ -40,7 +40,13 @@ class Options:
 
 @dataclass
 class Geometry(torch_model.Geometry, KVConnectorHandshakeMetadata):
-    """What a worker found in its layers, for the scheduler to register the same model."""
+    """What a worker found in its layers, for the scheduler to register the same model. private: Identity's."""
+
+    private: str | None = None
+
+    @property
+    def identity(self) -> Identity:
+        return Identity(self.digest, self.private)
 
 
 def refuse(config: Any) -> None:
@@ -108,10 +114,10 @@ def _refuse(problems: tuple[tuple[bool, str], ...], flags: str) -> None:
         raise Unsupported(f"{problem}; change it, take {flags} away, or start with KVSTRATA_DISABLE=1")
 
 
-def geometry_of(config: Any, layers: list[Any], digest: str | None, needs: kvstrata.PlanNeeds | None = None
+def geometry_of(config: Any, layers: list[Any], identity: Identity, needs: kvstrata.PlanNeeds | None = None
                 ) -> Geometry:
-    """Of vLLM's attention layers. needs: of the plan; None: it is `full`. Reads the weights' files once, and the
-    tokenizer if the plan goes by sentences."""
+    """Of vLLM's attention layers. needs: of the plan; None: it is `full`. Reads the tokenizer if the plan goes by
+    sentences."""
     shapes = {(layer.impl.num_heads, layer.impl.num_kv_heads, layer.impl.head_size, layer.impl.scale)
               for layer in layers}
     if len(shapes) != 1:
@@ -122,14 +128,9 @@ def geometry_of(config: Any, layers: list[Any], digest: str | None, needs: kvstr
         names = ", ".join(str(need.name) for need in missing)
         raise Unsupported(f"the plan needs {names} of the engine, which vLLM does not give:\n{needs.text}")
     model = config.model_config
-    return Geometry(model.hf_text_config.model_type, digest or _digest(model), len(layers), query_heads, kv_heads,
-                    head_dim, scale, PAGE_DTYPES[model.dtype],
-                    _boundary_tokens(model) if kvstrata.Need.BOUNDARY in flags else [])
-
-
-def _digest(model: Any) -> str:
-    return digest_of_folder(folder_of(model.model, model.revision), str(model.dtype).removeprefix("torch."),
-                            getattr(model.hf_text_config, "rope_parameters", None))
+    return Geometry(model.hf_text_config.model_type, identity.digest, len(layers), query_heads, kv_heads, head_dim,
+                    scale, PAGE_DTYPES[model.dtype],
+                    _boundary_tokens(model) if kvstrata.Need.BOUNDARY in flags else [], identity.private)
 
 
 def _boundary_tokens(model: Any) -> list[int]:

@@ -15,7 +15,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (KVConnectorBase_V
                                                                KVConnectorTransferResults, SupportsHMA)
 from vllm.model_executor.models.utils import extract_layer_index
 
+from .epochs import WorkerIdentity
 from .geometry import Geometry, Options, geometry_of, refuse_layers, refuse_offload
+from .loaded import identity_of
+from .lookups import follow
 from .offload_scheduler import OffloadScheduler, Transfers
 from .offload_worker import OffloadWorker
 
@@ -38,8 +41,11 @@ class KvstrataOffloadConnector(KVConnectorBase_V1, SupportsHMA):
 
     # Scheduler
 
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        self._pool = gpu_block_pool
+
     def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
-        self._scheduler.serve(metadata[0])
+        self._scheduler.lookups.serve(metadata[0])
 
     def on_new_request(self, request: Any) -> None:
         self._scheduler.add(request)
@@ -56,9 +62,15 @@ class KvstrataOffloadConnector(KVConnectorBase_V1, SupportsHMA):
 
     def update_connector_output(self, connector_output: Any) -> None:
         self._scheduler.failed(connector_output.failed_recving or ())
+        follow(self._scheduler.lookups, connector_output)
 
     def request_finished_all_groups(self, request: Any, block_ids: Any) -> tuple[bool, None]:
         return self._scheduler.finish(request.request_id), None
+
+    def reset_cache(self) -> bool:
+        """Of reset_prefix_cache(reset_connector=True), and of sleep: nothing of before is found any more."""
+        pool = self._pool
+        return self._scheduler.reset(pool.num_gpu_blocks - pool.get_num_free_blocks() - 1)  # vLLM keeps one for itself
 
     # Worker
 
@@ -68,7 +80,7 @@ class KvstrataOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         names = sorted(kv_caches, key=extract_layer_index)
         layers = [named[name] for name in names]
         refuse_layers(self._vllm_config, layers, [kv_caches[name] for name in names])
-        self._geometry = geometry_of(self._vllm_config, layers, self._options.digest)
+        self._geometry = geometry_of(self._vllm_config, layers, identity_of(self._vllm_config, self._options.digest))
         self._worker = OffloadWorker(self._options, self._geometry, [kv_caches[name] for name in names])
 
     def get_handshake_metadata(self) -> Geometry | None:
@@ -80,6 +92,7 @@ class KvstrataOffloadConnector(KVConnectorBase_V1, SupportsHMA):
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         assert self._worker is not None and isinstance(self._connector_metadata, Transfers)
+        self._worker.follow(self._connector_metadata)
         self._worker.load(self._connector_metadata.loads)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
@@ -98,8 +111,12 @@ class KvstrataOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         done = self._worker.results(finished_req_ids)
         return KVConnectorTransferResults(done.saved, done.loaded | done.failed, done.failed)
 
+    def build_connector_worker_meta(self) -> WorkerIdentity:
+        assert self._worker is not None
+        return WorkerIdentity(self._worker.epoch.identity)
+
     def shutdown(self) -> None:
         if self._role == KVConnectorRole.SCHEDULER:
-            self._scheduler.detach()
+            self._scheduler.lookups.detach()
         elif self._worker is not None:
             self._worker.shutdown()

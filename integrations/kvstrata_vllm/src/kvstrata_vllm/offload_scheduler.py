@@ -4,14 +4,17 @@ scheduler's."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
 
-from .geometry import Geometry, Options
+from .geometry import Options
 from .lookups import Lookups
+
+_log = logging.getLogger("vllm.kvstrata")
 
 
 @dataclass
@@ -40,11 +43,12 @@ class Save:
 
 @dataclass
 class Transfers(KVConnectorMetadata):
-    """Of a step. preempted: their blocks are others' from now on."""
+    """Of a step. preempted: their blocks are others' from now on. reset: the last one's name (epochs.py)."""
 
     loads: list[Load] = field(default_factory=list)
     saves: list[Save] = field(default_factory=list)
     preempted: list[str] = field(default_factory=list)
+    reset: str = ""
 
 
 @dataclass
@@ -63,16 +67,9 @@ class Tracked:
 class OffloadScheduler:
     def __init__(self, options: Options, block_tokens: int) -> None:
         self._block_tokens = block_tokens
-        self._lookups = Lookups(options)
+        self.lookups = Lookups(options)
         self._loads: list[Load] = []
         self._tracked: dict[str, Tracked] = {}
-
-    def serve(self, geometry: Geometry) -> None:
-        """Before the first request."""
-        self._lookups.serve(geometry)
-
-    def detach(self) -> None:
-        self._lookups.detach()
 
     def add(self, request: Any) -> None:
         """One with a cache salt is nobody else's: it is not looked up, nor saved."""
@@ -87,7 +84,7 @@ class OffloadScheduler:
         tracked.local = local
         if self._whole(request.num_tokens - 1) <= local:
             return 0
-        held = self._lookups.held(request)
+        held = self.lookups.held(request)
         return None if held is None else max(0, self._whole(min(held, request.num_tokens - 1)) - local)
 
     def _whole(self, tokens: int) -> int:
@@ -95,7 +92,7 @@ class OffloadScheduler:
 
     def admit(self, request: str, blocks: list[int], tokens: int) -> None:
         """vLLM has blocks for a request, of which `tokens` are to be loaded. blocks: all of the request."""
-        self._lookups.forget(request)
+        self.lookups.forget(request)
         if tokens == 0:
             return
         tracked = self._tracked[request]
@@ -112,13 +109,25 @@ class OffloadScheduler:
 
     def finish(self, request: str) -> bool:
         """Whether its blocks are to be kept until they are saved. Those of a preempted one are others' already."""
-        self._lookups.forget(request)
+        self.lookups.forget(request)
         tracked = self._tracked.pop(request, None)
         return tracked is not None and tracked.saved > 0 and tracked.preemptions == tracked.request.num_preemptions
 
+    def reset(self, used_blocks: int) -> bool:
+        """Begins an epoch (epochs.py); whether it has. used_blocks: of vLLM's cache, by requests that run, load or are
+        being saved: what they have would come into the new epoch, and vLLM has not reset its own cache either."""
+        if used_blocks > 0:
+            _log.error("nothing is reset: %d blocks are in use by requests that run, load or are being saved; reset "
+                       "again when they have ended, and a step has run", used_blocks)
+            return False
+        self.lookups.reset()
+        return True
+
     def step(self, output: Any) -> Transfers:
         """Of vLLM's SchedulerOutput."""
-        transfers = Transfers(loads=self._loads, preempted=list(output.preempted_req_ids or ()))
+        self.lookups.next_step()
+        transfers = Transfers(loads=self._loads, preempted=list(output.preempted_req_ids or ()),
+                              reset=self.lookups.epoch.reset)
         self._loads = []
         for new in output.scheduled_new_reqs:
             self._begin(new.req_id)

@@ -22,6 +22,7 @@ def register() -> None:
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
     from . import __version__
+    from .loaded import remember_workers
 
     if "KvstrataConnector" in KVConnectorFactory._registry:
         return
@@ -37,6 +38,7 @@ def register() -> None:
                            "install one of them, or take kvstrata_vllm off")
     KVConnectorFactory.register_connector("KvstrataConnector", "kvstrata_vllm.connector", "KvstrataConnector")
     register_backend(AttentionBackendEnum.CUSTOM, BACKENDS[version])
+    remember_workers()
     if version == "0.26":
         from .hooks_026 import ask_backends
         ask_backends()

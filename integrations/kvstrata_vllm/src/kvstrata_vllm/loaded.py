@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The model that vLLM has loaded in this process, and its identity.
+
+A connector is not told of the model. So the plugin has vLLM's wrapper of a worker remember it, whichever executor made
+it. In the process of a worker the identity is of the modules and tensors as vLLM holds them: fused, quantised,
+post-processed. It is made once, behind loading (docs/identity.md has the cost), and looked at again before a step opens
+or saves anything; what a CPU packs away is summed when it is packed (packed.py). Threads: the engine's.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .packed import sum_what_is_packed
+
+if TYPE_CHECKING:
+    from kvstrata.torch_identity import Identity
+
+CONNECTORS = ("KvstrataConnector", "KvstrataOffloadConnector")
+_MOMENT = 0.05  # seconds for which a look serves a step that opens nothing
+_RESUM_EVERY = 4096  # looks between sums of all tensors in the background, which take cores from the engine
+
+# Attributes of vLLM's modules that do not change keys or values, each with the reason.
+_HARMLESS = {
+    "kv_cache": "what is cached",
+    "_do_torchao_reload": "a mark of reloading",
+    "_original_do_torchao_reload": "the same",
+    **dict.fromkeys(("compiled", "first_compile", "_compiled_bytecode", "_compiled_callable", "_bytecode_hook_handle",
+                     "_compile_prefix", "_compile_tag", "evaluate_guards", "layerwise_nvtx_tracing_enabled",
+                     "aot_compiled_fn", "was_aot_compile_fn_loaded_from_disk", "_aot_cache_dir",
+                     "_aot_compilation_path"), "how torch.compile is getting on: it changes how, not what"),
+    **dict.fromkeys(("vllm_config", "model_config", "cache_config", "parallel_config", "scheduler_config",
+                     "load_config", "compilation_config", "device_config", "observability_config"),
+                    "of the whole engine; what of it changes keys is in settings_of, or in the modules it made"),
+}
+
+_worker: weakref.ref[Any] | None = None
+_loaded: _Loaded | None = None
+
+
+class _Loaded:
+    """given: the digest that the user names, or None."""
+
+    def __init__(self, config: Any, model: torch.nn.Module, given: str | None) -> None:
+        from kvstrata.torch_identity import LoadedModel  # not in engines that do not use kvstrata
+        self.model, self.given = weakref.ref(model), given
+        self.identity = LoadedModel(
+            model, engine="vllm", config=config.model_config.hf_text_config, dtype=str(config.model_config.dtype),
+            settings=settings_of(config), given=given, transparent=transparent_of(model),
+            trusted=("vllm", "kvstrata_vllm"), harmless=_HARMLESS, resum_every=_RESUM_EVERY)
+        self.looked_at = time.monotonic()
+
+    def now(self) -> Identity:
+        self.looked_at = time.monotonic()
+        return self.identity.now()
+
+
+def remember_workers() -> None:
+    """Of this process; the plugin calls it once."""
+    from vllm.v1.worker.worker_base import WorkerWrapperBase
+    init_worker = WorkerWrapperBase.init_worker
+
+    def init_and_remember(wrapper: Any, *args: Any, **kwargs: Any) -> None:
+        global _worker
+        init_worker(wrapper, *args, **kwargs)
+        _worker = weakref.ref(wrapper.worker)
+        transfer = wrapper.vllm_config.kv_transfer_config
+        if transfer is not None and transfer.kv_connector in CONNECTORS:
+            sum_what_is_packed()
+
+    WorkerWrapperBase.init_worker = init_and_remember
+
+
+def identity_of(config: Any, given: str | None) -> Identity:
+    """Of the model that this process has loaded by vLLM's configuration `config`. given: a digest that the user names;
+    changes from now on are noticed all the same. Reads all tensors at its first call."""
+    global _loaded
+    worker = _worker() if _worker is not None else None
+    if worker is None:
+        raise RuntimeError("this process has no worker of vLLM's that kvstrata_vllm saw made; load the plugin in each "
+                           "process (VLLM_PLUGINS must name kvstrata, or nothing)")
+    model = worker.get_model()
+    if _loaded is None or _loaded.model() is not model or _loaded.given != given:
+        _loaded = _Loaded(config, model, given)
+    return _loaded.now()
+
+
+def identity_here(opens: bool = True) -> Identity | None:
+    """As it is now; None: the model is another process's, or none is due. opens: something is looked up, opened or
+    saved by it; else one of a moment ago will do."""
+    if _loaded is None or (not opens and time.monotonic() - _loaded.looked_at < _MOMENT):
+        return None
+    return _loaded.now()
+
+
+def settings_of(config: Any) -> dict[str, Any]:
+    """What vLLM was told beside the model's own configuration that changes keys and values, and that does not show in
+    the modules: max_model_len does, where RoPE goes by it."""
+    model, parallel = config.model_config, config.parallel_config
+    return {"kv_cache_dtype": config.cache_config.cache_dtype, "quantization": model.quantization,
+            "tensor_parallel": [parallel.rank, parallel.tensor_parallel_size]}
+
+
+def transparent_of(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """Modules that no key goes through behind what their hooks make."""
+    return [model, *(part for name in ("model", "lm_head") if isinstance(part := getattr(model, name, None),
+                                                                       torch.nn.Module))]
