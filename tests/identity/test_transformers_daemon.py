@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -24,6 +25,12 @@ def daemon() -> Iterator[Daemon]:
     with Daemon() as started:
         yield started
         started.process.send_signal(signal.SIGCONT)
+
+
+def hang(daemon: Daemon) -> None:
+    """Until SIGCONT it answers nothing."""
+    daemon.process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, daemon.process.pid, os.WSTOPPED | os.WNOWAIT)
 
 
 @pytest.fixture
@@ -52,7 +59,7 @@ class Calls:
 def test_stopped_before(daemon: Daemon, forgetful: Callable[[], None], monkeypatch: pytest.MonkeyPatch):
     plain, model = pair(daemon)
     compare(plain, model, PROMPT)
-    daemon.process.send_signal(signal.SIGSTOP)
+    hang(daemon)
     asked: list[int] = []
     ping = kvstrata.Session.ping
     monkeypatch.setattr(kvstrata.Session, "ping", lambda session: (asked.append(1), ping(session))[1])
@@ -69,7 +76,7 @@ def test_stopped_before(daemon: Daemon, forgetful: Callable[[], None], monkeypat
 
 def test_stopped_in_the_middle(daemon: Daemon, forgetful: Callable[[], None]):
     plain, model = pair(daemon)
-    stop = lambda: daemon.process.send_signal(signal.SIGSTOP)
+    stop = lambda: hang(daemon)
     calls = Calls(model, 10, stop)
     with pytest.warns(UserWarning, match="DEADLINE.*runs without it"):
         compare(plain, model, PROMPT, NEW)
@@ -82,7 +89,7 @@ def test_stopped_in_the_middle(daemon: Daemon, forgetful: Callable[[], None]):
 def test_stopped_in_the_middle_of_a_kept_cache(daemon: Daemon, forgetful: Callable[[], None]):
     _, model = pair(daemon)
     cache = kvstrata_transformers.cache(model)
-    Calls(model, 10, lambda: daemon.process.send_signal(signal.SIGSTOP))
+    Calls(model, 10, lambda: hang(daemon))
     with pytest.raises(kvstrata.DeadlineExceeded):
         answer(model, PROMPT, NEW, past_key_values=cache)
     daemon.process.send_signal(signal.SIGCONT)
@@ -107,7 +114,7 @@ class Listener:
 
 def test_a_streamer_hears_each_token_once(daemon: Daemon):
     plain, model = pair(daemon)
-    stop = lambda: daemon.process.send_signal(signal.SIGSTOP)
+    stop = lambda: hang(daemon)
     calls = Calls(model, 10, stop)
     with pytest.raises(kvstrata.DeadlineExceeded):  # some tokens are said, and a second run might say others
         answer(model, PROMPT, NEW, streamer=(listener := Listener()))
@@ -124,7 +131,7 @@ def test_a_caller_that_counts_tokens_is_not_given_two_runs(daemon: Daemon):
     from transformers import StoppingCriteriaList
     _, model = pair(daemon)
     seen: list[int] = []
-    stop = lambda: daemon.process.send_signal(signal.SIGSTOP)
+    stop = lambda: hang(daemon)
     Calls(model, 10, stop)
     criteria = StoppingCriteriaList([lambda ids, scores: (seen.append(ids.shape[1]), torch.zeros(len(ids), dtype=torch.bool))[1]])
     with pytest.raises(kvstrata.DeadlineExceeded):
@@ -134,7 +141,7 @@ def test_a_caller_that_counts_tokens_is_not_given_two_runs(daemon: Daemon):
 
 def test_sampling_draws_the_same_in_a_second_run(daemon: Daemon):
     plain, model = pair(daemon)
-    Calls(model, 10, lambda: daemon.process.send_signal(signal.SIGSTOP))
+    Calls(model, 10, lambda: hang(daemon))
     outputs = []
     for each in (plain, model):
         torch.manual_seed(4)

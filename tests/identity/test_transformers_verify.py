@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
+import http.client
+import pathlib
 import re
-import subprocess
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from kvstrata.daemon import Daemon, find_daemon
+from kvstrata.daemon import Daemon
 from kvstrata.torch_identity import Identity
 
 import kvstrata
@@ -23,7 +24,7 @@ PROMPT = ids_of(150, 1)
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
-    with Daemon() as started:
+    with Daemon("--set", "http.listen=127.0.0.1:0") as started:
         yield started
 
 
@@ -32,11 +33,14 @@ def verified(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVSTRATA_VERIFY", "1")
 
 
-def metrics_of(daemon: Daemon, name: str) -> dict[str, float]:
-    """By label."""
-    ctl = find_daemon().removesuffix("d")
-    text = subprocess.run([ctl, "--socket", daemon.socket, "metrics"], check=True, capture_output=True, text=True).stdout
-    return {labels: float(value) for labels, value in re.findall(rf"^{name}{{(.*)}} (\S+)$", text, re.MULTILINE)}
+def verified_hits(daemon: Daemon) -> dict[str, int]:
+    """By result, from /metrics."""
+    [port] = re.findall(r"event=http .*listen=\S*127\.0\.0\.1:(\d+)", pathlib.Path(daemon.log).read_text())
+    connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=30)
+    connection.request("GET", "/metrics")
+    page = connection.getresponse().read().decode()
+    return {result: int(n) for result, n in
+            re.findall(r'^kvstrata_verified_hits_total\{result="(\w+)"\} (\d+)$', page, re.MULTILINE)}
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
@@ -72,8 +76,8 @@ def test_a_guard_of_identity_that_is_gone_is_found(daemon: Daemon, dtype: torch.
     kvstrata_transformers.enable(other, socket=daemon.socket)
     with pytest.raises(kvstrata.DataLoss, match="HIT_MISMATCH"):
         answer(other, PROMPT)
-    compared = metrics_of(daemon, "kvstrata_verified_hits_total")
-    assert compared['result="mismatch"'] >= 2 and compared['result="equal"'] >= 1
+    compared = verified_hits(daemon)
+    assert compared["mismatch"] >= 2 and compared["equal"] >= 1
     monkeypatch.delenv("KVSTRATA_VERIFY")
     kvstrata_transformers.enable(other, socket=daemon.socket)
     answer(other, PROMPT)  # and nobody notices without it

@@ -5,6 +5,7 @@ so does the session, and no late answer is taken for another call's."""
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -34,6 +35,7 @@ def session(daemon: Daemon, request: pytest.FixtureRequest) -> Iterator[kvstrata
 @contextlib.contextmanager
 def stopped(daemon: Daemon) -> Iterator[None]:
     daemon.process.send_signal(signal.SIGSTOP)
+    os.waitpid(daemon.process.pid, os.WUNTRACED)  # the signal alone leaves its threads some time
     try:
         yield
     finally:
