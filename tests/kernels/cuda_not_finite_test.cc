@@ -46,11 +46,11 @@ struct Batch {
       EXPECT_TRUE(s->state->ClosePrompt().ok());
     }
   }
-  std::unique_ptr<CudaStep> Begin(const std::vector<int32_t>& words) {
+  std::unique_ptr<CudaStep> Begin(const std::vector<int32_t>& slots) {
     std::vector<StepMember> members;
-    for (size_t i = 0; i < words.size(); ++i) {
+    for (size_t i = 0; i < slots.size(); ++i) {
       HeldSequence& s = *sequences[i];
-      members.push_back({s.state.get(), s.View(1), 1, true, words[i]});
+      members.push_back({s.state.get(), s.View(1), 1, true, slots[i]});
       EXPECT_TRUE(s.state->Refresh(members.back().view).ok());
     }
     auto begun = CudaStep::Begin(std::move(members), &workspace, &capturing, {});
