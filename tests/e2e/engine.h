@@ -35,6 +35,7 @@ struct Abi {
   X(kvs_sequence_tokens)     \
   X(kvs_prefill_done)        \
   X(kvs_report)              \
+  X(kvs_report_verified)     \
   X(kvs_settle)              \
   X(kvs_sequence_build)      \
   X(kvs_sequence_recompress) \

@@ -122,6 +122,8 @@ void MetricsTest::Steps() {
   Decode(&engine, s, 100, 5);
   EXPECT_TRUE(daemon.Reaches("kvstrata_decode_steps_in_full_total", 4));
   EXPECT_TRUE(daemon.Reaches("kvstrata_decode_steps_total", 4));
+  EXPECT_EQ(Linked().kvs_report_verified(engine.session(), s, 0, kPage, 1), KVS_OK);
+  EXPECT_TRUE(daemon.Reaches("kvstrata_verified_hits_total{result=\"equal\"}"));
   const kvs_sequence vote = engine.Prefill(kVote, Prompt(200, 2));
   ASSERT_NE(vote, 0u) << engine.error();
   Decode(&engine, vote, 200, 40);

@@ -37,7 +37,7 @@ def test_wheel(package: str, tmp_path: pathlib.Path):
                     "--disable-pip-version-check", "--target", target, wheel], check=True, timeout=300)
     code = {"kvstrata": "import kvstrata, kvstrata.grpc", "kvstrata_numpy": "import kvstrata_numpy.tokenizer"}
     subprocess.run([sys.executable, "-c", code[package]], check=True, timeout=120,
-                   env={"PYTHONPATH": str(target)})
+                   env={"PYTHONPATH": f"{target}:{INTEGRATIONS / 'kvstrata/src'}"})  # which kvstrata_numpy requires
 
 
 def test_wheel_with_the_library(tmp_path: pathlib.Path):
