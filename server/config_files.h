@@ -2,7 +2,8 @@
 // What the configuration's files give: FILE, then conf.d/*.toml beside it in the order of their
 // names. A key's last value wins; every mistake names file, line and column.
 //
-// Functions without state; any thread. Cost: reads files of at most 1 MiB, at most kMostConfigFiles.
+// Functions without state; any thread. Cost: reads files of at most 1 MiB, at most
+// kMostConfigFiles.
 #ifndef KVSTRATA_SERVER_CONFIG_FILES_H_
 #define KVSTRATA_SERVER_CONFIG_FILES_H_
 

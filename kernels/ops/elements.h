@@ -9,7 +9,8 @@
 namespace kvstrata {
 
 inline float ElementAt(const void* values, DType dtype, int64_t i) {
-  return WithElement(dtype, [&]<typename T>() { return ToFloat(static_cast<const T*>(values)[i]); });
+  return WithElement(dtype,
+                     [&]<typename T>() { return ToFloat(static_cast<const T*>(values)[i]); });
 }
 
 inline void SetElement(void* values, DType dtype, int64_t i, float x) {

@@ -13,7 +13,8 @@ namespace kvstrata {
 
 class ControlService final : public v1::Control::CallbackService {
  public:
-  // Not inline, nor is the destructor: the generated base takes half a minute to compile where one is called.
+  // Not inline, nor is the destructor: the generated base takes half a minute to compile where one
+  // is called.
   explicit ControlService(ServiceContext* context);
   ~ControlService() override;
 

@@ -238,8 +238,7 @@ TEST_P(Bits, ChoosesAsManyAsMaxMissedTakes) {
         const LeftOut left(shares, positions, {4, n - 12}, 3);
         const double slack = exact() ? 0.04 : 0.3;
         ASSERT_LE(left.estimated, aim * (1 + slack)) << "seed " << kSeed << " n " << n;
-        ASSERT_GE(left.estimated + left.next, aim * (1 - slack))
-            << "seed " << kSeed << " n " << n;
+        ASSERT_GE(left.estimated + left.next, aim * (1 - slack)) << "seed " << kSeed << " n " << n;
         truly += left.exact;
       }
     }

@@ -24,7 +24,8 @@ constexpr const char* kPlans[] = {
     "tokenselect{k = 40, n_init = 4, n_local = 16, theta = 0.2, min_tokens = 0}",
     "chess{page = 8, pages_per_chunk = 3, chunks_per_grid = 3, window = 3, rho = [0.6, 0.6, 0.5], "
     "trigger = \"every\", every = 2, min_tokens = 0}",
-    "chess{page = 8, window = 2, rho = [1, 1, 0.3], trigger = \"every\", every = 2, min_tokens = 0, "
+    "chess{page = 8, window = 2, rho = [1, 1, 0.3], trigger = \"every\", every = 2, min_tokens = "
+    "0, "
     "lists = \"head\", anchor = \"query\"}",
     "sentencekv{tau = 60, n_obs = 16, recent = 4, start = 4, min_tokens = 0}"};
 
