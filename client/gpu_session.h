@@ -65,8 +65,8 @@ class GpuSession {
   // Where the GPU notes that a step wrote a NaN or an infinity: a word for each slot of a sequence,
   // and one for padding, which nobody reads.
   static constexpr int32_t kPaddingWord = shm::kMaxSequences;
-  // Of the sequence that has the slot. True from the end of the step on that wrote it, if not
-  // before: steps behind it may be under way.
+  // Whether the slot's sequence has such a row. True from the end of the step on that wrote it, if
+  // not before: steps behind it may be under way.
   bool WroteNotFinite(uint32_t slot) const;
   // A sequence got the slot.
   void ForgetNotFinite(uint32_t slot);

@@ -21,7 +21,7 @@ import kvstrata
 
 TIMEOUT_MS, GPU_TIMEOUT_MS = 1000, 5000
 SILENT_SECONDS = 5.0
-# Of one call, over its repetitions; a prefix that comes from a slow disk may need so long.
+# One call may take so long, over its repetitions: a prefix may come from a slow disk.
 PATIENCE_SECONDS = 60.0
 
 _T = TypeVar("_T")
