@@ -1,0 +1,21 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# Packs vLLM (pack.py) and the daemon of a build, with the libraries that it loads besides glibc, for run.sh.
+#
+#   pack.sh BUILD OUT [arguments of pack.py]        OUT: a folder that git ignores; its site.tar.xz is made once
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd) build=$1 out=$2
+shift 2
+mkdir -p "$out"
+[ -e "$out/site.tar.xz" ] || python3 "$here/pack.py" "$out" "$@"
+programs=$(mktemp -d)
+trap 'rm -r "$programs"' EXIT
+mkdir "$programs/bin" "$programs/lib"
+cp "$build/bin/kvstratad" "$build/bin/kvstrata" "$programs/bin/"
+cp -L "$build/lib/libkvstrata.so.2" "$programs/lib/"
+ldd "$programs"/bin/* "$programs/lib/libkvstrata.so.2" | awk '$2 == "=>" && $3 ~ /^\// {print $3}' | sort -u |
+  grep -vE '/(libc|libm|libpthread|libdl|librt|ld-linux[^/]*)\.so|libkvstrata' | xargs -r cp -L -t "$programs/lib"
+strip "$programs"/bin/* "$programs"/lib/*
+git -C "$here" describe --always --dirty --abbrev=40 --exclude='*' >"$programs/commit"
+tar -C "$programs" -c bin lib commit | xz -T0 >"$out/programs.tar.xz"
+du -m "$out"/*.tar.xz

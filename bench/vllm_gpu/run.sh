@@ -1,0 +1,25 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# On a GPU machine: unpacks vLLM and kvstrata (pack.sh's OUT) and runs trial.py.
+#
+#   run.sh PACKED [arguments of trial.py]        rows, logs and the table to $OUT
+set -uo pipefail
+here=$(cd "$(dirname "$0")" && pwd) packed=$(realpath "$1") work=${WORK:-/tmp/vllm-gpu-site}
+shift
+began=$(date +%s)
+if [ ! -e "$work/done" ]; then
+  mkdir -p "$work" && tar -C "$work" -xJf "$packed/site.tar.xz" & site=$!
+  tar -C "$work" -xJf "$packed/programs.tar.xz" && wait $site || { echo "it is not to be unpacked" >&2; exit 1; }
+  python3 -m compileall -q -j 0 "$work/site" >/dev/null 2>&1
+  touch "$work/done"
+fi
+integrations=$here/../../integrations
+export PYTHONPATH=$work/site:$integrations/kvstrata/src:$integrations/kvstrata_vllm/src
+export KVSTRATAD=$work/bin/kvstratad KVSTRATA_LIBRARY=$work/lib/libkvstrata.so.2 BUNDLE_LIB=$work/lib  # the daemon's
+# The machine has no network; vLLM's process group of one is made over the loopback.
+export VLLM_HOST_IP=127.0.0.1 GLOO_SOCKET_IFNAME=lo NCCL_SOCKET_IFNAME=lo TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=8
+export VLLM_CACHE_ROOT=$work/cache TORCHINDUCTOR_CACHE_DIR=$work/inductor TRITON_CACHE_DIR=$work/triton
+export OUT=${OUT:-$work/out} PYTHONUNBUFFERED=1
+nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader
+echo "kvstrata $(cat "$work/commit"), unpacked after $(($(date +%s) - began)) s, $(nproc) cores"
+python3 "$here/trial.py" --seconds $((${LIMIT:-560} - ($(date +%s) - began))) "$@"
