@@ -11,7 +11,8 @@
 # make image-cuda  the image `kvstrata-cuda` of that one, with the CUDA backend of this build
 # make install PREFIX=/usr/local  what `make build` made; DESTDIR as usual
 # make deb, make test-deb  Debian's packages in build/deb; tried in a bare Debian 12 in build/debs
-# make wheel, make test-wheel  Python's package with the library in it, in dist/wheels; tried beside vLLM's protobuf
+# make wheel, make test-wheel  wheels in dist/wheels: library, daemon and CLI in one, the engines' adapters; tried beside
+#             vLLM's protobuf
 # make test-image-cuda  what the image kvstrata-cuda says without a driver
 # make bundle dist/gpu: GPU tests and benchmarks for a machine with a GPU (bench/cuda/run_gpu.sh);
 #             TRACE=file (docs/traces.md): plan sekv too
@@ -143,10 +144,10 @@ test-deb: deb wheel
 	tests/deploy/debs_check.sh $(BUILD)/deb dist/wheels/kvstrata-$$(cat VERSION)-*.whl $(BUILD)/debs
 
 wheel: build
-	$(VENV)/bin/python integrations/build_wheel.py $(BUILD)/lib/libkvstrata.so dist/wheels
+	$(VENV)/bin/python integrations/build_wheel.py $(BUILD) dist/wheels
 
 test-wheel: wheel
-	tests/deploy/wheel_check.sh dist/wheels/kvstrata-$$(cat VERSION)-*.whl $(BUILD)
+	tests/deploy/wheel_check.sh dist/wheels/kvstrata-$$(cat VERSION)-*.whl
 
 bundle: all
 	bench/cuda/bundle.sh $(BUILD) dist/gpu $(TRACE)

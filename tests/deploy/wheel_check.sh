@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # The wheel in empty environments, one beside what vLLM's tests have of protobuf, gRPC and NumPy, one beside what LMCache
-# asks of them: pip finds versions that suit both, a step is decoded, the daemon is asked by gRPC.
-#   wheel_check.sh WHEEL BUILD
+# asks of them: pip finds versions that suit both, the wheel's own daemon starts, a step is decoded, the daemon is asked by
+# gRPC and by the wheel's CLI.
+#   wheel_check.sh WHEEL
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-wheel=$(realpath "$1") build=$(realpath "$2")
+wheel=$(realpath "$1")
 lmcache=lmcache==0.5.6
 folder=$(mktemp -d)
 daemon=
@@ -15,17 +16,18 @@ of_vllm=$(grep -E "^($names)==" "$here/../../integrations/requirements-vllm.txt"
 
 new() { "${PYTHON:-/usr/bin/python3}" -m venv "$folder/$1"; }
 install() { "$folder/$1/bin/pip" --quiet --disable-pip-version-check install "${@:2}"; }
-mkfifo "$folder/ready"
-"$build/bin/kvstratad" --socket "$folder/kvstratad.sock" --ready-fd 3 3> "$folder/ready" &
-daemon=$!
-read -r -n 1 -t 60 < "$folder/ready" || true
 cd "$folder"  # no source tree around
 try() { env -u KVSTRATA_LIBRARY "$folder/$1/bin/python" "$here/decode.py" "$folder/kvstratad.sock" --grpc; }
 
 new vllm
 # shellcheck disable=SC2086  # a list on purpose
 install vllm "${wheel}[grpc]" $of_vllm typing-extensions
+mkfifo "$folder/ready"
+"$folder/vllm/bin/kvstratad" --socket "$folder/kvstratad.sock" --ready-fd 3 3> "$folder/ready" &
+daemon=$!
+read -r -n 1 -t 60 < "$folder/ready" || true
 try vllm
+"$folder/vllm/bin/kvstrata" --socket "$folder/kvstratad.sock" health -q
 
 new lmcache
 # The package without what it asks for, torch among it; then of that what counts here.

@@ -40,11 +40,14 @@ def test_wheel(package: str, tmp_path: pathlib.Path):
                    env={"PYTHONPATH": f"{target}:{INTEGRATIONS / 'kvstrata/src'}"})  # which kvstrata_numpy requires
 
 
-def test_wheel_with_the_library(tmp_path: pathlib.Path):
-    """What `make wheel` builds of this build's library: for a glibc as old as vLLM's images have, found before all others."""
-    library = pathlib.Path(os.environ["KVSTRATA_LIBRARY"]) / "libkvstrata.so"
-    subprocess.run([sys.executable, INTEGRATIONS / "build_wheel.py", library, tmp_path], check=True, timeout=300)
-    (wheel,) = tmp_path.glob("*.whl")
+def test_wheel_with_library_and_programs(tmp_path: pathlib.Path):
+    """What `make wheel` builds of this build: for a glibc as old as vLLM's images have; its library is found before all
+    others, and its programs run without anything of the build."""
+    build = pathlib.Path(os.environ["KVSTRATAD"]).parents[1]
+    subprocess.run([sys.executable, INTEGRATIONS / "build_wheel.py", build, tmp_path], check=True, timeout=300)
+    assert {wheel.name.split("-")[0] for wheel in tmp_path.glob("*-none-any.whl")} == {
+        "kvstrata_vllm", "kvstrata_transformers", "kvstrata_sglang"}
+    (wheel,) = tmp_path.glob("kvstrata-*.whl")
     found = re.fullmatch(r"kvstrata-[\d.]+-py3-none-manylinux_2_(\d+)_\w+\.whl", wheel.name)
     assert found and int(found[1]) <= 35, wheel.name
     target = tmp_path / "site"
@@ -54,3 +57,9 @@ def test_wheel_with_the_library(tmp_path: pathlib.Path):
     path = subprocess.run([sys.executable, "-c", code], check=True, timeout=120, text=True, stdout=subprocess.PIPE,
                           env={"PYTHONPATH": str(target)}).stdout.strip()
     assert path == str(target / "kvstrata/libkvstrata.so")
+    for name in ("kvstratad", "kvstrata"):
+        program = target / "kvstrata.scripts" / name
+        said = subprocess.run([program, "--version"], check=True, timeout=60, text=True, stdout=subprocess.PIPE, env={})
+        assert (ROOT / "VERSION").read_text().strip() in said.stdout
+        linked = subprocess.run(["ldd", program], check=True, timeout=60, text=True, stdout=subprocess.PIPE).stdout
+        assert str(target / "kvstrata.libs/libprotobuf") in linked.replace("/kvstrata.scripts/..", "")
