@@ -11,6 +11,7 @@ A part is a name in `spec["parts"]`:
     decode    batches of prompts, a step a token
     arrive    a batch decodes while a prompt arrives: one that is stored, and one that is loaded
     tokens    tokens behind vLLM's own prefix hit, behind a load, and computed anew
+    trace     conversations (conversations.py): first tokens, and seconds for all of it
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ import random
 import sys
 import time
 from typing import Any
+
+from conversations import Shape, Trace
 
 SEED = 20261128
 
@@ -181,6 +184,32 @@ class Measured:
                      equal_to_hit=sum(a["tokens"] == b["tokens"] for a, b in zip(hit, loaded)),
                      equal_to_computed=sum(a == b["tokens"][0] for a, b in zip(computed, loaded)),
                      held_by_hit=[run["held"][0] for run in hit], held_by_load=[run["held"][0] for run in loaded])
+
+    def trace(self) -> None:
+        shape = Shape(**self._spec["trace"])
+        trace = Trace(shape, self._words)
+        open_now: dict[str, tuple[int, float]] = {}  # by name: the number, and when it was asked
+        firsts: dict[int, float] = {}
+        held: dict[int, int] = {}
+        prompts = 0
+        began = time.perf_counter()
+        while not trace.over:
+            while len(open_now) < shape.at_once and (asked := trace.next_prompt()) is not None:
+                number, prompt = asked
+                prompts += len(prompt)
+                open_now[self._driver.add(prompt, shape.answer)] = number, time.perf_counter()
+            for name, (count, tokens, cached) in self._driver.step().items():
+                number, since = open_now[name]
+                if count:
+                    firsts.setdefault(number, time.perf_counter() - since)
+                held[number] = max(held.get(number, 0), cached)
+                if count == shape.answer:
+                    del open_now[name]
+                    trace.answered(number, tokens)
+        later = [firsts[number] for number in sorted(firsts) if number >= shape.conversations]
+        self.row("trace", shape=self._spec["trace"], tokens=prompts, seconds=later, total_s=time.perf_counter() - began,
+                 first_turn=[firsts[number] for number in sorted(firsts) if number < shape.conversations],
+                 held=sum(held.values()))
 
 
 def main() -> None:

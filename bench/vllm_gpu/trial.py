@@ -2,11 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plain vLLM, vLLM's own offloading and kvstrata below it, one engine after the other on one GPU, in one run.
 
-    trial.py [--engines plain,native:16,ours,ours] [--disk] [--quick] [--tiny] [--seconds 540] [--gib 40]
+    trial.py [--engines plain,native:16,ours,ours] [--disk] [--quick] [--trace] [--tiny] [--seconds 540] [--gib 40]
 
 plain: vLLM alone. native:N: OffloadingConnector with N blocks a chunk, in host memory. ours: KvstrataConnector; the
 second "ours" is another process behind the same daemon: nothing of what it loads was computed by it. --disk: behind
-all others the daemon is started anew over its disk, and one more "ours" loads from there.
+all others the daemon is started anew over its disk, and one more "ours" loads from there. --trace: conversations
+(conversations.py) on a cache of 12 GiB instead, answers stored below too.
 
 Rows go to $OUT/vllm-gpu.jsonl as they come (engine.py says what is measured), logs to $OUT/engines.txt, and a table to
 stdout: medians, and ratios over plain's or native's of the same run.
@@ -112,7 +113,9 @@ class Trial:
             return
         spec = self._sizes() | {"engine": name, "rows": str(self._rows), "environment": ENVIRONMENT, "settle": settle,
                                 "arguments": self._arguments(kind)}
-        if kind == "plain":
+        if self._given.trace:
+            spec["parts"] = ["trace"]
+        elif kind == "plain":
             spec["parts"] = ["fresh", "hits", "decode", "arrive"]
         elif again:
             spec["parts"] = ["load"]
@@ -135,12 +138,13 @@ class Trial:
         if self._given.tiny:
             return {"words": model.TINY["words"], "warm": 300, "fresh": [(600, 2)], "load": [(600, 4)],
                     "load_prompts": 2, "decode": [(600, 1), (600, 2)], "decode_tokens": 8, "arrive": (600, 2),
-                    "tokens": [(500, 2)]}
+                    "tokens": [(500, 2)],
+                    "trace": {"conversations": 6, "system": 128, "document": 500, "answer": 8, "at_once": 2}}
         few = self._given.quick
         return {"words": model.LLAMA["words"], "warm": 9000, "fresh": [(K32, 3 if few else 9), (K128, 1 if few else 3)],
                 "load": [(K32, 9), (K128, 3 if few else 9)], "load_prompts": 1 if few else 3,
                 "decode": [(K32, 1), (K32, 8), (K128, 1)], "decode_tokens": 64, "arrive": (K32, 8),
-                "tokens": [(2000, 8), (K32, 2)]}
+                "tokens": [(2000, 8), (K32, 2)], "trace": {}}
 
     def _arguments(self, kind: str) -> dict[str, Any]:
         given: dict[str, Any] = {"model": str(self._model), "dtype": "bfloat16", "seed": 0, "skip_tokenizer_init": True,
@@ -149,16 +153,17 @@ class Trial:
         if self._given.cpu:
             given |= {"gpu_memory_utilization": 0.25}
         else:
-            given |= {"block_size": 16}
+            given |= {"block_size": 16} | ({"kv_cache_memory_bytes": 12 << 30} if self._given.trace else {})
+        answers = {"offload_prompt_only": False} if self._given.trace else {}
         if kind.startswith("native"):
             chunk = int(kind.partition(":")[2] or 1)
-            extra = {"cpu_bytes_to_use": self._given.gib << 30, "blocks_per_chunk": chunk}
+            extra = {"cpu_bytes_to_use": self._given.gib << 30, "blocks_per_chunk": chunk, **answers}
             given["kv_transfer_config"] = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both",
                                            "kv_connector_extra_config": extra}
         elif kind == "ours":
             assert self._daemon is not None
             given["kv_transfer_config"] = {"kv_connector": "KvstrataConnector", "kv_role": "kv_both",
-                                           "kv_connector_extra_config": {"socket": self._daemon.path}}
+                                           "kv_connector_extra_config": {"socket": self._daemon.path, **answers}}
         return given
 
 
@@ -175,6 +180,11 @@ def table(rows: list[dict[str, Any]]) -> str:
         first = next(iter(medians.values()))
         lines.append(f"{part} {kind} {tokens} x {batch}: " +
                      ", ".join(f"{engine} {ms:.3f} ({ms / first:.3f})" for engine, ms in medians.items()))
+    for row in rows:
+        if row["part"] == "trace":
+            later = sorted(row["seconds"])
+            lines.append(f"trace, {row['engine']}: all of it in {row['total_s']:.2f} s, first tokens behind the first turn: "
+                         f"median {1e3 * statistics.median(later):.1f} ms, 99 % {1e3 * later[-1 - len(later) // 100]:.1f}")
     return "\n".join(lines)
 
 
@@ -183,6 +193,7 @@ def main() -> None:
     parser.add_argument("--engines", default="plain,native:16,ours,ours")
     parser.add_argument("--disk", action="store_true")
     parser.add_argument("--quick", action="store_true", help="few repeats, for a first look")
+    parser.add_argument("--trace", action="store_true", help="conversations on a cache of 12 GiB")
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to try the programs with")
     parser.add_argument("--cpu", action="store_true", help="vLLM's CPU build")
     parser.add_argument("--seconds", type=float, default=540, help="no engine starts after that")
