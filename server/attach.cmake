@@ -40,6 +40,9 @@ kvs_library(kvs_work
   work/tier_buffers.cc
   LIBS kvs_telemetry kvs_store kvs_tier kvs_redis kvs_remote_format kvs_kernels Threads::Threads)
 
+kvs_library(kvs_sockets sockets/descriptor_closer.cc sockets/event_poll.cc sockets/packet.cc sockets/peer_process.cc
+  sockets/unix_listener.cc LIBS kvs_shm kvs_base Threads::Threads)
+
 kvs_library(kvs_attach
   attach/admission.cc
   attach/answer_box.cc
@@ -50,14 +53,12 @@ kvs_library(kvs_attach
   attach/awaited_requests.cc
   attach/connection_ends.cc
   attach/connection_lending.cc
-  attach/descriptor_closer.cc
   attach/descriptor_inbox.cc
-  attach/event_poll.cc
   attach/fair_queue.cc
   attach/handshake.cc
+  attach/hello.cc
   attach/housekeeping.cc
   attach/open_sequences.cc
-  attach/packet.cc
   attach/peer.cc
   attach/reply_ring.cc
   attach/ring_handlers.cc
@@ -69,8 +70,7 @@ kvs_library(kvs_attach
   attach/ring_work.cc
   attach/session_tensors.cc
   attach/token_passing.cc
-  attach/unix_listener.cc
-  LIBS kvs_telemetry kvs_store kvs_kernels kvs_shm kvs_base Threads::Threads)
+  LIBS kvs_telemetry kvs_sockets kvs_store kvs_kernels kvs_shm kvs_base Threads::Threads)
 
 kvs_library(kvs_http http/http_address.cc http/http_server.cc http/trace_exporter.cc LIBS kvs_telemetry Boost::headers Threads::Threads)
 

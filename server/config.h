@@ -95,6 +95,7 @@ struct Config {
   PoolDevices devices;
   HostNuma host_numa;
   AttachOptions attach;
+  uint64_t chunk_bytes = 0;  // of engines' chunks; 0: none are kept
   WorkOptions work;
   DiskTierOptions disk;  // no directory: no disk tier
   std::chrono::microseconds disk_start_timeout{60'000'000};

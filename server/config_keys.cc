@@ -10,12 +10,12 @@
 #include <vector>
 
 #include "kernels/backend.h"
-#include "server/attach/unix_listener.h"
 #include "server/config_files.h"
 #include "server/config_limits.h"
 #include "server/config_numbers.h"
 #include "server/config_remote.h"
 #include "server/http/trace_exporter.h"
+#include "server/sockets/unix_listener.h"
 
 namespace kvstrata {
 namespace {
@@ -39,6 +39,15 @@ bool GroupOf(std::string_view text, int64_t* gid) {
 bool ArenaBytes(std::string_view v, uint64_t* out) {
   uint64_t n = 0;
   if (!SizeIn(v, 0, kGiB, &n) || (n != 0 && (n < 64 * kKiB || n % (4 * kKiB) != 0))) return false;
+  *out = n;
+  return true;
+}
+
+bool ChunkBytes(std::string_view v, uint64_t* out) {
+  uint64_t n = 0;
+  if (!SizeIn(v, 0, 8 * kTiB, &n) || (n != 0 && (n < 4 * kMiB || n % (4 * kKiB) != 0))) {
+    return false;
+  }
   *out = n;
   return true;
 }
@@ -204,6 +213,10 @@ constexpr std::array kKeys = {
               [](std::string_view v, Config* c) {
                 return SizeIn(v, 4 * kKiB, 64 * kMiB, &c->attach.reply_backlog_bytes);
               }},
+    ConfigKey{"chunks.bytes", "KVSTRATA_CHUNKS_BYTES", "8GiB",
+              "a size, 4MiB to 8TiB and a multiple of 4KiB; 0: none are kept",
+              "memory for engines' chunks, taken when the first engine comes to PATH.chunks",
+              [](std::string_view v, Config* c) { return ChunkBytes(v, &c->chunk_bytes); }},
     ConfigKey{
         "backend", "KVSTRATA_BACKEND", "", "a backend of this build",
         "implementation of the ops, for the remote transport and for clients that do not choose",

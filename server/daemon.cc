@@ -95,6 +95,9 @@ Status Daemon::Parts::Start() {
   KVS_ASSIGN_OR_RETURN(auto attach_listener,
                        UnixListener::Bind(config.socket + std::string(kAttachSuffix),
                                           SOCK_SEQPACKET, config.socket_group));
+  KVS_ASSIGN_OR_RETURN(auto chunk_listener,
+                       UnixListener::Bind(config.socket + std::string(kChunksSuffix),
+                                          SOCK_SEQPACKET, config.socket_group));
   std::optional<PageListener> page_listener;
   if (config.http.kind != HttpAddress::Kind::kNone) {
     KVS_ASSIGN_OR_RETURN(page_listener, PageListener::Listen(config));
@@ -104,6 +107,7 @@ Status Daemon::Parts::Start() {
   KVS_RETURN_IF_ERROR(StartWork());
   KVS_RETURN_IF_ERROR(door.listener->StartListening());
   KVS_RETURN_IF_ERROR(attach_listener->StartListening());
+  KVS_RETURN_IF_ERROR(chunk_listener->StartListening());
   if (door.listener->takes_descriptors()) {
     LogEvent(LogLevel::kWarn, "descriptors_accepted",
              {{"socket", config.socket},
@@ -115,6 +119,7 @@ Status Daemon::Parts::Start() {
   config.attach.tokens = &door.tokens;
   KVS_ASSIGN_OR_RETURN(attach,
                        AttachServer::Start(config.attach, std::move(attach_listener), store.get()));
+  KVS_RETURN_IF_ERROR(StartChunks(std::move(chunk_listener)));
   KVS_RETURN_IF_ERROR(StartGrpc());
   if (page_listener) {
     KVS_ASSIGN_OR_RETURN(pages, PageServer::Start(*std::move(page_listener), &page_source));
@@ -187,6 +192,25 @@ Status Daemon::Parts::StartWork() {
   return OkStatus();
 }
 
+Status Daemon::Parts::StartChunks(std::unique_ptr<UnixListener> listener) {
+  ChunkServerOptions options;
+  options.bytes = config.chunk_bytes;
+  options.daemon_epoch = store->daemon_epoch();
+  options.hello_timeout = config.attach.hello_timeout;
+  if (local != nullptr) {
+    options.tiers.disk = local->values();
+    options.tiers.write_shown = kDisk;
+  }
+  if (remote != nullptr) {
+    options.tiers.remote = remote->engine().values();
+    const RemoteWrite write = config.remote.pages.writer.write;
+    if (write == RemoteWrite::kAll) options.tiers.write_shown |= kRemote;
+    if (write == RemoteWrite::kReused) options.tiers.write_reused = kRemote;
+  }
+  KVS_ASSIGN_OR_RETURN(chunks, ChunkServer::Start(options, std::move(listener)));
+  return OkStatus();
+}
+
 Status Daemon::Parts::StartGrpc() {
   executor = NewThreadPool(static_cast<int>(OpThreads(config)));
   GrpcOptions options = Offers();
@@ -240,6 +264,7 @@ void Daemon::Parts::Settle() {
   watch.reset();
   pages.reset();
   attach->Stop();
+  chunks->Stop();
   work->Stop();  // what waits for it over gRPC has its answer then
   store->recalls().EndRecallAudits(Unavailable("DAEMON_STOPPING", "the daemon is stopping"));
   if (local != nullptr) local->pages()->scrubs().Refuse();

@@ -23,7 +23,7 @@ kvs_library(kvs_nodes nodes/cluster_view.cc nodes/node_address.cc nodes/node_cal
 kvs_library(kvs_daemon command_line.cc daemon.cc daemon_numbers.cc daemon_offers.cc local_tier.cc machine_check.cc page_server.cc part_health.cc
   pool_resources.cc remote_mooncake.cc remote_redis.cc remote_tier.cc run_daemon.cc stop_watchdog.cc
   doctor.cc doctor_daemon.cc doctor_disk.cc doctor_http.cc doctor_limits.cc doctor_peers.cc doctor_remote.cc
-  LIBS kvs_config kvs_nodes kvs_pages kvs_rpc)
+  LIBS kvs_chunks kvs_config kvs_nodes kvs_pages kvs_rpc)
 set_source_files_properties(daemon.cc PROPERTIES COMPILE_DEFINITIONS
   "KVS_VERSION=\"${PROJECT_VERSION}\";KVS_COMMIT=\"${KVS_COMMIT}\"")
 

@@ -2,7 +2,7 @@
 // What the daemon's parts offer to gRPC's services (GrpcOptions).
 #include <utility>
 
-#include "server/attach/unix_listener.h"
+#include "server/sockets/unix_listener.h"
 #include "server/daemon_parts.h"
 #include "server/pool_memory.h"
 #include "server/tier/remote_secret.h"

@@ -27,8 +27,7 @@
 #include "kernels/executor.h"
 #include "server/attach/attach_server.h"
 #include "server/attach/attach_tokens.h"
-#include "server/attach/descriptor_closer.h"
-#include "server/attach/unix_listener.h"
+#include "server/chunks/chunk_server.h"
 #include "server/config.h"
 #include "server/config_reload.h"
 #include "server/daemon.h"
@@ -41,6 +40,8 @@
 #include "server/remote_tier.h"
 #include "server/rpc/grpc_server.h"
 #include "server/rpc/work_queue.h"
+#include "server/sockets/descriptor_closer.h"
+#include "server/sockets/unix_listener.h"
 #include "server/store/store.h"
 #include "server/telemetry/state_watch.h"
 #include "server/work/importer.h"
@@ -93,6 +94,7 @@ struct Daemon::Parts {
   std::unique_ptr<Executor> executor;
   GrpcDoor door;
   std::unique_ptr<AttachServer> attach;
+  std::unique_ptr<ChunkServer> chunks;
   std::unique_ptr<GrpcServer> grpc;
   std::unique_ptr<PageServer> pages;  // null: none are served
   std::unique_ptr<StateWatch> watch;
@@ -106,6 +108,7 @@ struct Daemon::Parts {
   Status MakeStore();
   Status OpenTiers();
   Status StartWork();  // what goes on beside steps, and the tiers behind memory
+  Status StartChunks(std::unique_ptr<UnixListener> listener);
   Status StartGrpc();
   // As Daemon::Settle.
   void Settle();

@@ -17,7 +17,7 @@
 
 #include "base/unique_fd.h"
 #include "server/attach/peer.h"
-#include "server/attach/unix_listener.h"
+#include "server/sockets/unix_listener.h"
 #include "server/doctor_checks.h"
 #include "server/machine_check.h"
 

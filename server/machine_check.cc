@@ -9,7 +9,7 @@
 #include <cstring>
 #include <string>
 
-#include "server/attach/unix_listener.h"
+#include "server/sockets/unix_listener.h"
 #include "server/config_remote.h"
 #include "server/memory/memory_resource.h"
 #include "server/memory/numa_topology.h"

@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "base/status.h"
-#include "server/attach/unix_listener.h"
+#include "server/sockets/unix_listener.h"
 #include "server/config.h"
 #include "server/http/http_server.h"
 #include "server/pages/pages.h"

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "server/attach/descriptor_closer.h"
+#include "server/sockets/descriptor_closer.h"
 #include "server/pages/daemon_numbers.h"
 
 namespace kvstrata {

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "server/attach/unix_listener.h"
+#include "server/sockets/unix_listener.h"
 #include "server/telemetry/log.h"
 #include "server/tier/blocking_calls.h"
 #include "server/tier/remote_secret.h"

@@ -12,7 +12,7 @@
 #include "base/unique_fd.h"
 #include "server/attach/attach_state.h"
 #include "server/attach/connection_ends.h"
-#include "server/attach/unix_listener.h"
+#include "server/sockets/unix_listener.h"
 
 namespace kvstrata {
 

@@ -3,7 +3,7 @@
 
 #include <fcntl.h>
 
-#include "server/attach/packet.h"
+#include "server/sockets/packet.h"
 
 namespace kvstrata {
 namespace {

@@ -32,8 +32,8 @@
 
 #include "base/status.h"
 #include "server/attach/attach_tokens.h"
-#include "server/attach/descriptor_closer.h"
-#include "server/attach/unix_listener.h"
+#include "server/sockets/descriptor_closer.h"
+#include "server/sockets/unix_listener.h"
 #include "server/store/import_sink.h"
 #include "server/store/store.h"
 

@@ -6,7 +6,7 @@
 #include <chrono>
 #include <utility>
 
-#include "server/attach/packet.h"
+#include "server/sockets/packet.h"
 #include "server/telemetry/refusals.h"
 
 namespace kvstrata {

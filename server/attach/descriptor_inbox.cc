@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "proto/attach_messages.h"
-#include "server/attach/packet.h"
+#include "server/sockets/packet.h"
 
 namespace kvstrata {
 

@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <map>
 
-#include "server/attach/descriptor_closer.h"
+#include "server/sockets/descriptor_closer.h"
 
 namespace kvstrata {
 

@@ -9,7 +9,8 @@
 #include <span>
 #include <utility>
 
-#include "server/attach/packet.h"
+#include "server/attach/hello.h"
+#include "server/sockets/packet.h"
 #include "server/telemetry/thread_top.h"
 
 namespace kvstrata {

@@ -5,7 +5,7 @@
 
 #include "proto/ring_messages.h"
 #include "server/attach/frame_reader.h"
-#include "server/attach/packet.h"
+#include "server/sockets/packet.h"
 #include "server/telemetry/traffic.h"
 
 namespace kvstrata {

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "server/attach/frame_reader.h"
-#include "server/attach/packet.h"
+#include "server/sockets/packet.h"
 #include "server/attach/ring_handlers.h"
 #include "server/telemetry/traffic.h"
 

@@ -16,7 +16,7 @@
 
 #include "base/status.h"
 #include "proto/ring_messages.h"
-#include "server/attach/descriptor_closer.h"
+#include "server/sockets/descriptor_closer.h"
 #include "server/store/import_sink.h"
 #include "server/store/store.h"
 

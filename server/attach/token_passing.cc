@@ -10,7 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "server/attach/packet.h"
+#include "server/attach/hello.h"
+#include "server/sockets/packet.h"
 #include "server/telemetry/thread_top.h"
 
 namespace kvstrata {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "kernels/plan_needs.h"
-#include "server/attach/packet.h"
+#include "server/sockets/packet.h"
 #include "server/rpc/prefix_messages.h"
 #include "server/rpc/traced_call.h"
 #include "server/telemetry/log.h"

@@ -24,7 +24,7 @@
 
 #include "base/status.h"
 #include "base/unique_fd.h"
-#include "server/attach/descriptor_closer.h"
+#include "server/sockets/descriptor_closer.h"
 #include "server/store/session_types.h"
 #include "server/store/user_limits.h"
 

@@ -47,7 +47,7 @@
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/executor.h"
 #include "server/attach/attach_tokens.h"
-#include "server/attach/descriptor_closer.h"
+#include "server/sockets/descriptor_closer.h"
 #include "server/store/prompt_values.h"
 #include "server/store/store.h"
 #include "server/store/tier_scrub.h"

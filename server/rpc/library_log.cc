@@ -8,7 +8,7 @@
 #include <string>
 
 #include "base/sync.h"
-#include "server/attach/packet.h"
+#include "server/sockets/packet.h"
 #include "server/telemetry/log.h"
 
 namespace kvstrata {

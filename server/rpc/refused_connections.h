@@ -25,7 +25,7 @@
 
 #include "base/status.h"
 #include "base/unique_fd.h"
-#include "server/attach/descriptor_closer.h"
+#include "server/sockets/descriptor_closer.h"
 
 namespace kvstrata {
 

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "server/attach/packet.h"
+#include "server/sockets/packet.h"
 #include "server/rpc/cpu_steps.h"
 #include "server/rpc/gpu_steps.h"
 #include "server/telemetry/log.h"

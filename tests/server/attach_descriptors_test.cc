@@ -6,8 +6,8 @@
 
 #include <vector>
 
-#include "server/attach/descriptor_closer.h"
-#include "server/attach/packet.h"
+#include "server/sockets/descriptor_closer.h"
+#include "server/sockets/packet.h"
 #include "tests/fakes/lingering_socket.h"
 #include "tests/server/attach_fixture.h"
 

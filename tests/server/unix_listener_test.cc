@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Socket paths, also such that others tampered with: links, pipes, foreign files, hostile
 // directories.
-#include "server/attach/unix_listener.h"
+#include "server/sockets/unix_listener.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

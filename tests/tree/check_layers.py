@@ -6,7 +6,7 @@
     and neither of select and codec knows the other, but what they share (stored_rows.h); what still does is in
     exceeded.toml, [include]
     inside server memory <- store <- {attach, rpc, work} <- {pages, nodes} <- daemon <- main; tier (disk) <- {work,
-    daemon}; http <- {pages, daemon}
+    daemon}; http <- {pages, daemon}; sockets <- {attach, rpc, chunks, daemon}; {memory, tier} <- chunks <- daemon
 
 Usage: check_layers.py ROOT. Prints every forbidden include and ends with `N passed, N failed`.
 """
@@ -30,16 +30,18 @@ ALLOWED = {
     "server/tier": ["base"],
     "server/http": ["base", "server/telemetry"],
     "server/store": ["base", "kernels", "proto", "server/memory"],
-    "server/attach": ["base", "kernels", "proto", "server/store", "server/telemetry"],
+    "server/sockets": ["base", "proto"],
+    "server/chunks": ["base", "proto", "server/memory", "server/sockets", "server/telemetry", "server/tier"],
+    "server/attach": ["base", "kernels", "proto", "server/sockets", "server/store", "server/telemetry"],
     "server/rpc": ["base", "kernels", "proto", "session", "server/store", "server/telemetry",
-                   "server/attach"],
+                   "server/attach", "server/sockets"],
     "server/work": ["base", "kernels", "server/memory", "server/store", "server/telemetry",
                     "server/tier"],
     "server/pages": ["base", "server/store", "server/rpc", "server/telemetry", "server/http"],
     "server/nodes": ["base", "proto", "server/store", "server/rpc", "server/telemetry", "server/tier", "server/work"],
     "server": ["base", "kernels", "proto", "server/memory", "server/store", "server/attach",
                "server/rpc", "server/work", "server/telemetry", "server/tier", "server/http",
-               "server/pages", "server/nodes"],
+               "server/pages", "server/nodes", "server/sockets", "server/chunks"],
     "tests": ["*"],
     "bench": ["*"],
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "server/attach/descriptor_closer.h"
+#include "server/sockets/descriptor_closer.h"
 
 #include <pthread.h>
 

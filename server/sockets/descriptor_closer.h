@@ -16,8 +16,8 @@
 // Ownership: takes what it is given. Threads that hang outlive it, and end with the process.
 // Thread-safety: all methods, from any thread; nothing blocks. Cost: a lock and at most one
 // wake-up; the first of a while makes a thread.
-#ifndef KVSTRATA_SERVER_ATTACH_DESCRIPTOR_CLOSER_H_
-#define KVSTRATA_SERVER_ATTACH_DESCRIPTOR_CLOSER_H_
+#ifndef KVSTRATA_SERVER_SOCKETS_DESCRIPTOR_CLOSER_H_
+#define KVSTRATA_SERVER_SOCKETS_DESCRIPTOR_CLOSER_H_
 
 #include <chrono>
 #include <cstddef>
@@ -99,4 +99,4 @@ class PassedFd {
 
 }  // namespace kvstrata
 
-#endif  // KVSTRATA_SERVER_ATTACH_DESCRIPTOR_CLOSER_H_
+#endif  // KVSTRATA_SERVER_SOCKETS_DESCRIPTOR_CLOSER_H_

@@ -12,8 +12,8 @@
 // Errors (docs/operations.md gives their exit codes): SOCKET_PATH (INVALID_ARGUMENT: length, kind
 // of file), SOCKET_DIRECTORY (NOT_FOUND, PERMISSION_DENIED), SOCKET_IN_USE (ALREADY_EXISTS), and
 // SOCKET_PERMISSION (PERMISSION_DENIED). Cost: a few system calls, once.
-#ifndef KVSTRATA_SERVER_ATTACH_UNIX_LISTENER_H_
-#define KVSTRATA_SERVER_ATTACH_UNIX_LISTENER_H_
+#ifndef KVSTRATA_SERVER_SOCKETS_UNIX_LISTENER_H_
+#define KVSTRATA_SERVER_SOCKETS_UNIX_LISTENER_H_
 
 #include <sys/types.h>
 
@@ -28,6 +28,7 @@ namespace kvstrata {
 
 inline constexpr size_t kMaxSocketPath = 107;  // sun_path less its NUL
 inline constexpr std::string_view kAttachSuffix = ".attach";
+inline constexpr std::string_view kChunksSuffix = ".chunks";  // as long
 inline constexpr std::string_view kLockSuffix = ".lock";
 
 // OK, or why the daemon cannot serve at PATH: PATH.attach must fit kMaxSocketPath.
@@ -93,4 +94,4 @@ class UnixListener {
 
 }  // namespace kvstrata
 
-#endif  // KVSTRATA_SERVER_ATTACH_UNIX_LISTENER_H_
+#endif  // KVSTRATA_SERVER_SOCKETS_UNIX_LISTENER_H_

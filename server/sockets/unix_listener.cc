@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "server/attach/unix_listener.h"
+#include "server/sockets/unix_listener.h"
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -205,7 +205,8 @@ Status CheckSocketPlace(const std::string& path, mode_t made) {
   if (!writable(directory)) return SystemError("cannot write to", directory, errno);
   bool there = false;
   KVS_RETURN_IF_ERROR(CheckReplaceable(path, &there));
-  return CheckReplaceable(path + std::string(kAttachSuffix), &there);
+  KVS_RETURN_IF_ERROR(CheckReplaceable(path + std::string(kAttachSuffix), &there));
+  return CheckReplaceable(path + std::string(kChunksSuffix), &there);
 }
 
 gid_t SocketGroup(const std::string& path, int64_t group) {

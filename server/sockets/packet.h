@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Packets of the attach socket (proto/attach_messages.h): one struct each, with descriptors beside
-// it.
+// Packets of the sockets that pass descriptors (proto/attach_messages.h, proto/chunk_messages.h):
+// one message each, with descriptors beside it.
 //
 // Nothing here blocks: a peer that does not read makes Send answer kFull, never wait; a peer's
 // descriptors are not closed here (ReceiveOutcome).
 // Thread-safety: any thread. Cost: one system call.
-#ifndef KVSTRATA_SERVER_ATTACH_PACKET_H_
-#define KVSTRATA_SERVER_ATTACH_PACKET_H_
+#ifndef KVSTRATA_SERVER_SOCKETS_PACKET_H_
+#define KVSTRATA_SERVER_SOCKETS_PACKET_H_
 
 #include <span>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "base/status.h"
@@ -24,6 +25,7 @@ enum class SendOutcome { kSent, kFull, kGone };
 SendOutcome SendPacket(int socket, std::span<const std::byte> packet, std::span<const int> fds);
 
 template <typename T>
+  requires std::is_trivially_copyable_v<T>
 SendOutcome SendPacket(int socket, const T& packet, std::span<const int> fds = {}) {
   return SendPacket(socket, std::as_bytes(std::span(&packet, 1)), fds);
 }
@@ -57,12 +59,6 @@ bool ReadText(std::span<const char> in, std::string* out);
 // Makes a peer's text fit for logs and protobuf: control characters and broken UTF-8 become '?'.
 std::string Printable(std::string text);
 
-// OK, or the Status that refuses a client: size, type, magic, version, texts. `bytes` is what recv
-// returned.
-Status CheckHello(const shm::Hello& hello, size_t bytes);
-// As CheckHello, for whoever redeems a token: size, magic, version.
-Status CheckRedeem(const shm::Redeem& redeem, size_t bytes);
-
 }  // namespace kvstrata
 
-#endif  // KVSTRATA_SERVER_ATTACH_PACKET_H_
+#endif  // KVSTRATA_SERVER_SOCKETS_PACKET_H_

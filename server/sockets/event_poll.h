@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// EventPoll: what the attach loop sleeps on: an epoll, and an event by which other threads wake it.
-// An event says whose descriptor it is, by the connection's number, and of what kind.
+// EventPoll: what a loop over sockets sleeps on: an epoll, and an event by which other threads wake
+// it. An event says whose descriptor it is, by the connection's number, and of what kind.
 //
 // Thread-safety: Wait is the loop's; the others, any thread. Cost: one system call.
-#ifndef KVSTRATA_SERVER_ATTACH_EVENT_POLL_H_
-#define KVSTRATA_SERVER_ATTACH_EVENT_POLL_H_
+#ifndef KVSTRATA_SERVER_SOCKETS_EVENT_POLL_H_
+#define KVSTRATA_SERVER_SOCKETS_EVENT_POLL_H_
 
 #include <sys/epoll.h>
 
@@ -29,6 +29,8 @@ class EventPoll {
   bool Open();
   bool Watch(int fd, Kind kind, uint64_t number, uint32_t events);
   bool WatchWake() { return Watch(wake_->get(), kWake, 0, EPOLLIN | EPOLLET); }
+  // Other events of a descriptor that is watched.
+  bool Rewatch(int fd, Kind kind, uint64_t number, uint32_t events);
   void Unwatch(int fd);
   // How many of `events` were filled in.
   int Wait(std::span<epoll_event> events, int timeout_ms);
@@ -40,6 +42,8 @@ class EventPoll {
  private:
   static constexpr uint64_t kKinds = 8;
 
+  bool Control(int what, int fd, Kind kind, uint64_t number, uint32_t events) const;
+
   UniqueFd epoll_;
   // Shared with those who wake the loop: they may outlive it.
   std::shared_ptr<const UniqueFd> wake_;
@@ -47,4 +51,4 @@ class EventPoll {
 
 }  // namespace kvstrata
 
-#endif  // KVSTRATA_SERVER_ATTACH_EVENT_POLL_H_
+#endif  // KVSTRATA_SERVER_SOCKETS_EVENT_POLL_H_

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "server/attach/event_poll.h"
+#include "server/sockets/event_poll.h"
 
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -24,11 +24,19 @@ bool EventPoll::Open() {
   return epoll_ && *wake_;
 }
 
-bool EventPoll::Watch(int fd, Kind kind, uint64_t number, uint32_t events) {
+bool EventPoll::Control(int what, int fd, Kind kind, uint64_t number, uint32_t events) const {
   epoll_event event{};
   event.events = events;
   event.data.u64 = number * kKinds + kind;
-  return epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) == 0;
+  return epoll_ctl(epoll_.get(), what, fd, &event) == 0;
+}
+
+bool EventPoll::Watch(int fd, Kind kind, uint64_t number, uint32_t events) {
+  return Control(EPOLL_CTL_ADD, fd, kind, number, events);
+}
+
+bool EventPoll::Rewatch(int fd, Kind kind, uint64_t number, uint32_t events) {
+  return Control(EPOLL_CTL_MOD, fd, kind, number, events);
 }
 
 void EventPoll::Unwatch(int fd) { epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr); }

@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/chunks/chunk_credits.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "base/check.h"
+#include "server/telemetry/log.h"
+
+namespace kvstrata {
+namespace {
+
+// Of one connection: more would never be given before others come back.
+constexpr uint64_t kMostOwed = uint64_t{1} << 20;
+// That wait to be written below; then the oldest are not. Most of them may have been evicted.
+constexpr size_t kMostUnsaved = size_t{1} << 18;
+
+}  // namespace
+
+// -- credits
+
+Status ChunkCredits::Want(ChunkClaims* claims, std::span<const std::byte> packet) {
+  chunks::Counted head{};
+  if (!ReadHead(packet, &head) || packet.size() != sizeof(head)) {
+    return MalformedPacket("WANT: it has " + std::to_string(packet.size()) + " bytes, not 8");
+  }
+  claims->owed = std::min(claims->owed + head.count, kMostOwed);
+  return OkStatus();
+}
+
+bool ChunkCredits::GiveOne(ChunkClaims* claims, std::vector<int32_t>* ids) {
+  const uint64_t row_bytes = claims->scope.row_bytes;
+  ChunkEngine* const engine = claims->engine;
+  if (engine->credited_bytes + row_bytes > state_->region->bytes() / 4) return false;
+  const Chunk* const chunk = state_->Take(row_bytes, ChunkState::kCredited);
+  if (chunk == nullptr) return false;
+  engine->credited_bytes += row_bytes;
+  --claims->owed;
+  claims->credits.insert(chunk->id);
+  ids->push_back(chunk->id);
+  return true;
+}
+
+void ChunkCredits::Give(const std::map<uint64_t, std::unique_ptr<ChunkClaims>>& all) {
+  std::vector<ChunkClaims*> owed;
+  for (const auto& [connection, claims] : all) {
+    if (claims->owed > 0) owed.push_back(claims.get());
+  }
+  if (owed.empty()) return;
+  // Whoever got the last one is the last in turn.
+  std::ranges::rotate(owed,
+                      std::ranges::upper_bound(owed, last_served_, {}, &ChunkClaims::connection));
+  std::map<ChunkClaims*, std::vector<int32_t>> given;
+  while (!owed.empty()) {
+    std::erase_if(owed, [&](ChunkClaims* claims) {
+      if (!GiveOne(claims, &given[claims])) return true;
+      last_served_ = claims->connection;
+      return claims->owed == 0;
+    });
+  }
+  for (const auto& [claims, ids] : given) {
+    ForEachPart(std::span<const int32_t>(ids), [&](auto part) {
+      const chunks::Counted head{chunks::Type::kCredits, static_cast<uint32_t>(part.size())};
+      state_->packets.push_back(NewPacket(claims->connection, head, part));
+    });
+  }
+}
+
+Chunk* ChunkCredits::TakeBack(ChunkClaims* claims, int32_t id) {
+  if (claims->credits.erase(id) == 0) return nullptr;
+  claims->engine->credited_bytes -= claims->scope.row_bytes;
+  Chunk* const chunk = state_->region->Find(claims->scope.row_bytes, id);
+  KVS_CHECK(chunk != nullptr && chunk->state == ChunkState::kCredited);
+  return chunk;
+}
+
+Status ChunkCredits::Return(ChunkClaims* claims, std::span<const std::byte> packet) {
+  chunks::Counted head{};
+  std::vector<int32_t> ids;
+  if (!ReadList(packet, &head, &ids)) return MalformedPacket("RETURN: its size and count differ");
+  for (const int32_t id : ids) {
+    Chunk* const chunk = TakeBack(claims, id);
+    if (chunk == nullptr) {
+      return MalformedPacket("RETURN: " + std::to_string(id) + " is no credit of this connection");
+    }
+    state_->Free(chunk);
+  }
+  return OkStatus();
+}
+
+void ChunkCredits::ReturnAll(ChunkClaims* claims) {
+  claims->owed = 0;
+  const std::vector<int32_t> ids(claims->credits.begin(), claims->credits.end());
+  for (const int32_t id : ids) state_->Free(TakeBack(claims, id));
+}
+
+// -- complete chunks
+
+Status ChunkCredits::Store(ChunkClaims* claims, std::span<const std::byte> packet) {
+  chunks::Counted head{};
+  std::vector<chunks::StoredChunk> stored;
+  if (!ReadList(packet, &head, &stored))
+    return MalformedPacket("STORED: its size and count differ");
+  if (!claims->has_space) return MalformedPacket("STORED before SPACE");
+  const uint64_t use = state_->NextUse();
+  for (size_t i = 0; i < stored.size(); ++i) {
+    Chunk* const chunk = TakeBack(claims, stored[i].id);
+    if (chunk == nullptr) {
+      return MalformedPacket("STORED: " + std::to_string(stored[i].id) +
+                             " is no credit of this connection");
+    }
+    const ChunkKey key = ChunkKeyOf(claims->scope, stored[i].key);
+    RoomState::Entry& entry = state_->index[key];
+    if (entry.chunk != nullptr) {
+      ++state_->options.counters->duplicates;
+      state_->Free(chunk);
+      continue;
+    }
+    ++state_->options.counters->stored;
+    state_->options.counters->stored_bytes += chunk->row_bytes;
+    entry.chunk = chunk;
+    chunk->key = key;
+    chunk->use = RoomState::UseOf(use, i);
+    state_->SetState(chunk, ChunkState::kSumming);
+    state_->Order(ChunkWork::Kind::kSum, chunk);
+  }
+  return OkStatus();
+}
+
+void ChunkCredits::Show(Chunk* chunk, const Checksum& sum) {
+  chunk->sum = sum;
+  state_->SetState(chunk, ChunkState::kShown);
+  leases_->Arrive(chunk);
+}
+
+void ChunkCredits::OnSummed(const ChunkRef& ref, const Checksum& sum) {
+  Chunk* const chunk = state_->Find(ref);
+  if (chunk == nullptr) return;
+  Show(chunk, sum);
+  Save(chunk, state_->options.write_shown);
+}
+
+// -- below
+
+void ChunkCredits::Save(Chunk* chunk, uint8_t below) {
+  const uint8_t missing = below & ~chunk->asked_writes;
+  if (missing == kNowhere) return;
+  chunk->asked_writes |= missing;
+  if (unsaved_.size() == kMostUnsaved) {
+    ++state_->options.counters->unsaved;
+    unsaved_.pop_front();
+  }
+  unsaved_.push_back({{state_->options.serial, chunk->row_bytes, chunk->id}, chunk->key, missing});
+  SaveNext();
+}
+
+void ChunkCredits::SaveReused() {
+  for (Chunk* chunk : std::exchange(state_->reused, {})) Save(chunk, state_->options.write_reused);
+}
+
+void ChunkCredits::SaveNext() {
+  while (!unsaved_.empty()) {
+    const Saving& next = unsaved_.front();
+    Chunk* const chunk = state_->Find(next.chunk);
+    if (chunk == nullptr || chunk->state != ChunkState::kShown || chunk->key != next.key) {
+      ++state_->options.counters->unsaved;
+      unsaved_.pop_front();
+      continue;
+    }
+    const uint64_t bytes = writing_bytes_ + chunk->row_bytes;
+    if (chunk->writing || (writing_bytes_ > 0 && bytes > state_->options.writing_bytes)) return;
+    writing_bytes_ = bytes;
+    chunk->writing = true;
+    if (chunk->place == Chunk::Place::kIdle) state_->region->MakeBusy(chunk);
+    state_->Order(ChunkWork::Kind::kVerify, chunk, next.below);
+    unsaved_.pop_front();
+  }
+}
+
+void ChunkCredits::EndSaving(Chunk* chunk) {
+  chunk->writing = false;
+  writing_bytes_ -= chunk->row_bytes;
+  state_->Settle(chunk);
+  SaveNext();
+}
+
+void ChunkCredits::OnVerified(const ChunkRef& ref, const Checksum& sum, uint8_t below) {
+  Chunk* const chunk = state_->Find(ref);
+  if (chunk == nullptr) return;
+  if (sum == chunk->sum) return state_->Order(ChunkWork::Kind::kWrite, chunk, below);
+  ++state_->options.counters->changed;
+  LogEvent(LogLevel::kError, "chunk_changed",
+           {{"id", chunk->id},
+            {"row_bytes", chunk->row_bytes},
+            {"uid", state_->options.user},
+            {"why",
+             "an engine wrote to a chunk that it had stored; nobody is given it any more, and no "
+             "tier gets it"}});
+  state_->Drop(chunk);
+  EndSaving(chunk);
+}
+
+void ChunkCredits::OnWritten(const ChunkRef& ref, bool ok) {
+  Chunk* const chunk = state_->Find(ref);
+  if (chunk == nullptr) return;
+  ChunkCounters* const counters = state_->options.counters;
+  counters->write_failures += !ok;
+  counters->written += ok;
+  counters->written_bytes += ok ? chunk->row_bytes : 0;
+  EndSaving(chunk);
+}
+
+void ChunkCredits::OnRead(const ChunkRef& ref, const std::optional<Checksum>& sum, uint8_t below) {
+  Chunk* const chunk = state_->Find(ref);
+  if (chunk == nullptr) return;
+  ChunkCounters* const counters = state_->options.counters;
+  if (!sum) {
+    ++counters->read_failures;
+    return leases_->Miss(chunk->key);  // OnLetGo frees it
+  }
+  ++counters->read;
+  counters->read_bytes += chunk->row_bytes;
+  chunk->asked_writes = below;
+  Show(chunk, *sum);
+  Save(chunk, state_->options.write_shown);
+}
+
+void ChunkCredits::OnLetGo(const ChunkRef& ref) {
+  if (Chunk* const chunk = state_->Find(ref); chunk != nullptr) state_->Free(chunk);
+}
+
+void ChunkCredits::OnProbed(const ChunkRef& ref, const ChunkKey& key, uint8_t below) {
+  const auto entry = state_->index.find(key);
+  if (entry == state_->index.end()) return;
+  if (entry->second.chunk != nullptr) return;  // an engine has stored it meanwhile
+  Chunk* const chunk =
+      below == kNowhere ? nullptr : state_->Take(ref.row_bytes, ChunkState::kReading);
+  if (chunk == nullptr) return leases_->Miss(key);
+  chunk->key = key;
+  chunk->use = state_->NextUse();
+  state_->index.at(key).chunk = chunk;
+  state_->Order(ChunkWork::Kind::kRead, chunk, below);
+}
+
+}  // namespace kvstrata

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// The one-shot SHA256 call: EVP allocates and looks up an algorithm for every key.
+#define OPENSSL_API_COMPAT 0x10100000L
+#include "server/chunks/chunk_key.h"
+
+#include <openssl/sha.h>
+
+namespace kvstrata {
+namespace {
+
+constexpr std::string_view kPurpose = "kvstrata chunk 1";
+
+}  // namespace
+
+ChunkKey ChunkKeyOf(const ChunkScope& scope, const chunks::AskedKey& asked) {
+  std::array<uint8_t, 16 + 4 + 32 + 32 + 4 + 8> bytes;
+  uint8_t* at = bytes.data();
+  const auto add = [&at](const void* from, size_t n) {
+    std::memcpy(at, from, n);
+    at += n;
+  };
+  static_assert(kPurpose.size() == 16);
+  add(kPurpose.data(), kPurpose.size());
+  add(&scope.user, sizeof(scope.user));
+  add(scope.space.data(), scope.space.size());
+  add(asked.hash.data(), asked.hash.size());
+  add(&asked.group, sizeof(asked.group));
+  add(&scope.row_bytes, sizeof(scope.row_bytes));
+  ChunkKey key;
+  SHA256(bytes.data(), bytes.size(), key.data());
+  return key;
+}
+
+std::string ChunkNameOf(const ChunkKey& key) {
+  std::string name(kChunkPrefix);
+  name.append(reinterpret_cast<const char*>(key.data()), key.size());
+  return name;
+}
+
+bool IsChunkName(std::string_view name) {
+  return name.size() == kChunkPrefix.size() + sizeof(ChunkKey) && name.starts_with(kChunkPrefix);
+}
+
+}  // namespace kvstrata

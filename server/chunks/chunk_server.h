@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// ChunkServer: PATH.chunks: the memory of engines' chunks (docs/chunks.md), for engines that keep
+// scheduler, blocks and kernels to themselves.
+//
+// One thread ("kvs-chunks") serves all clients: epoll over the listener, sockets and pidfds. It
+// waits for nobody: sums are made in another thread, tiers call back from theirs, a client that
+// does not read is ended. There is one room at a time, with all of `bytes`: the first user's, until
+// nobody of his is there any more and another user comes.
+//
+// Ownership: borrows the tiers, which outlive it. Thread-safety: Stop and Numbers from any thread.
+// Errors of clients are theirs, told by a Refused: CHUNKS_OFF, CHUNKS_FULL, CHUNKS_MEMORY,
+// CHUNK_ROW, VERSION_MISMATCH, HELLO_MALFORMED, HELLO_TIMEOUT, CONNECTIONS, PEER_UNKNOWN. Start
+// fails with CHUNKS_START (INTERNAL) and THREADS.
+#ifndef KVSTRATA_SERVER_CHUNKS_CHUNK_SERVER_H_
+#define KVSTRATA_SERVER_CHUNKS_CHUNK_SERVER_H_
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+
+#include "base/status.h"
+#include "server/chunks/chunk_numbers.h"
+#include "server/chunks/chunk_tiers.h"
+#include "server/sockets/unix_listener.h"
+
+namespace kvstrata {
+
+struct ChunkServerOptions {
+  uint64_t bytes = 0;  // 0: there are no chunks
+  uint64_t daemon_epoch = 0;
+  std::chrono::microseconds hello_timeout{2'000'000};
+  uint64_t backlog_bytes = uint64_t{1} << 20;  // of one client that does not read
+  uint32_t connections = 256;                  // of one user
+  ChunkTiersOptions tiers;
+};
+
+class ChunkServer {
+ public:
+  static Result<std::unique_ptr<ChunkServer>> Start(const ChunkServerOptions& options,
+                                                    std::unique_ptr<UnixListener> listener);
+  ~ChunkServer();  // Stop
+  // Closes the listener and all connections; clients see EOF. Idempotent. Blocks for the threads.
+  void Stop();
+
+  // As of the last time that something happened.
+  ChunkNumbers Numbers() const;
+
+ private:
+  class Loop;
+  explicit ChunkServer(std::unique_ptr<Loop> loop);
+  std::unique_ptr<Loop> loop_;
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_CHUNKS_CHUNK_SERVER_H_

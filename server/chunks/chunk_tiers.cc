@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/chunks/chunk_tiers.h"
+
+#include <atomic>
+#include <stop_token>
+#include <string>
+#include <utility>
+
+#include "base/check.h"
+#include "server/tier/checksum.h"
+
+namespace kvstrata {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Of one call that reads: those behind it come while these are summed.
+constexpr uint64_t kReadBytes = uint64_t{64} << 20;
+
+ChunkDone DoneOf(const ChunkWork& work, bool ok, uint8_t below) {
+  ChunkDone done;
+  done.kind = work.kind;
+  done.chunk = work.chunk;
+  done.key = work.key;
+  done.below = below;
+  done.ok = ok;
+  return done;
+}
+
+bool HasRow(const ValueSizes& sizes, uint64_t row_bytes) {
+  return sizes.all().size() == 1 && sizes.all().front() == row_bytes;
+}
+
+// What keeps a chunk for a tier, which may use its bytes for longer than until a call's `done`.
+struct Kept {
+  Kept(const ChunkWork& work, std::shared_ptr<ChunkInbox> to, const ChunkDone& then)
+      : memory(work.keep), inbox(std::move(to)), done(then) {}
+  ~Kept() {
+    done.ok = ok;
+    if (tells) inbox->Put(done);
+  }
+  Kept(const Kept&) = delete;
+  Kept& operator=(const Kept&) = delete;
+
+  const std::shared_ptr<void> memory;
+  const std::shared_ptr<ChunkInbox> inbox;
+  ChunkDone done;
+  std::atomic<bool> ok = true, tells = true;
+};
+
+}  // namespace
+
+// What calls under way share; they may outlive ChunkTiers.
+struct ChunkTiers::Calls : std::enable_shared_from_this<ChunkTiers::Calls> {
+  struct Reads {
+    uint8_t tier = kNowhere;
+    std::vector<ChunkWork> work;
+    std::vector<TierGet> gets;
+    std::vector<std::shared_ptr<Kept>> kept;
+  };
+  struct Writes {
+    std::vector<TierPut> puts;
+    std::vector<std::shared_ptr<Kept>> kept;
+  };
+  struct Probes {
+    std::vector<ChunkWork> work;
+    std::vector<std::string> names;
+    std::vector<TierProbe> probes;
+  };
+
+  Calls(const ChunkTiersOptions& with, std::shared_ptr<ChunkInbox> to)
+      : options(with), inbox(std::move(to)) {}
+
+  ValueTier* TierOf(uint8_t one) const { return one == kDisk ? options.disk : options.remote; }
+  TierCall CallFor(std::chrono::microseconds timeout, std::function<void()> done) const {
+    TierCall call;
+    call.deadline = Clock::now() + timeout;
+    call.cancel = stop.get_token();
+    call.done = std::move(done);
+    return call;
+  }
+
+  void Read(uint8_t tier, std::vector<ChunkWork> work);
+  void OnRead(Reads* reads);
+  void Write(std::span<const ChunkWork> work);
+  void Probe(std::vector<ChunkWork> work);
+  void OnProbed(const Probes& probes) const;
+
+  const ChunkTiersOptions options;
+  const std::shared_ptr<ChunkInbox> inbox;
+  std::stop_source stop;
+};
+
+ChunkTiers::ChunkTiers(const ChunkTiersOptions& options, std::shared_ptr<ChunkInbox> inbox)
+    : options_(options), calls_(std::make_shared<Calls>(options, std::move(inbox))) {}
+
+ChunkTiers::~ChunkTiers() { calls_->stop.request_stop(); }
+
+void ChunkTiers::Find(std::span<ChunkFind> finds) const {
+  if (options_.remote != nullptr) {
+    for (ChunkFind& find : finds) find.maybe = kRemote;
+  }
+  if (options_.disk == nullptr) return;
+  std::vector<std::string> names;
+  std::vector<TierProbe> probes;
+  names.reserve(finds.size());
+  for (const ChunkFind& find : finds) {
+    names.push_back(ChunkNameOf(find.key));
+    probes.push_back({names.back(), {}, {}});
+  }
+  TierCall call;  // its deadline is past: what is known, at once
+  call.done = [] {};
+  options_.disk->Probe(probes, std::move(call));
+  for (size_t i = 0; i < finds.size(); ++i) {
+    if (HasRow(probes[i].sizes, finds[i].row_bytes)) finds[i].there = kDisk;
+  }
+}
+
+void ChunkTiers::Start(std::vector<ChunkWork> work) const {
+  std::vector<ChunkWork> reads[kRemote + 1], writes, probes;
+  for (ChunkWork& one : work) {
+    if (one.kind == ChunkWork::Kind::kWrite)
+      writes.push_back(std::move(one));
+    else if (one.kind == ChunkWork::Kind::kProbe)
+      probes.push_back(std::move(one));
+    else
+      reads[(one.below & kDisk) != 0 ? kDisk : kRemote].push_back(std::move(one));
+  }
+  for (const uint8_t tier : {kDisk, kRemote}) {
+    if (!reads[tier].empty()) calls_->Read(tier, std::move(reads[tier]));
+  }
+  if (!writes.empty()) calls_->Write(writes);
+  if (!probes.empty()) calls_->Probe(std::move(probes));
+}
+
+// -- reads
+
+void ChunkTiers::Calls::Read(uint8_t tier, std::vector<ChunkWork> work) {
+  for (size_t at = 0; at < work.size();) {
+    auto reads = std::make_shared<Reads>();
+    reads->tier = tier;
+    for (uint64_t bytes = 0; at < work.size() && bytes < kReadBytes; ++at) {
+      ChunkWork& one = work[at];
+      bytes += one.bytes.size();
+      ChunkDone let_go = DoneOf(one, false, tier);
+      let_go.let_go = true;
+      reads->kept.push_back(std::make_shared<Kept>(one, inbox, let_go));
+      TierGet get;
+      get.key = ChunkNameOf(one.key);
+      get.buffers = {one.bytes};
+      get.keep = reads->kept.back();
+      reads->gets.push_back(std::move(get));
+      reads->work.push_back(std::move(one));
+    }
+    TierCall call = CallFor(options.read_timeout,
+                            [self = shared_from_this(), reads] { self->OnRead(reads.get()); });
+    TierOf(tier)->Get(reads->gets, std::move(call));
+  }
+}
+
+void ChunkTiers::Calls::OnRead(Reads* reads) {
+  std::vector<ChunkWork> elsewhere;
+  for (size_t i = 0; i < reads->work.size(); ++i) {
+    const ChunkWork& work = reads->work[i];
+    const Code code = reads->gets[i].status.code();
+    // Behind those two the tier may write to the chunk yet.
+    const bool let_go = code != Code::kDeadlineExceeded && code != Code::kAborted;
+    const bool again =
+        let_go && code != Code::kOk && reads->tier == kDisk && options.remote != nullptr;
+    reads->kept[i]->tells = code != Code::kOk && !again;
+    if (again) {
+      elsewhere.push_back(work);
+      continue;
+    }
+    ChunkDone done = DoneOf(work, code == Code::kOk, reads->tier);
+    if (done.ok) done.sum = ChecksumOf(work.bytes);
+    inbox->Put(done);
+  }
+  reads->gets.clear();
+  reads->kept.clear();
+  if (!elsewhere.empty()) Read(kRemote, std::move(elsewhere));
+}
+
+// -- writes
+
+void ChunkTiers::Calls::Write(std::span<const ChunkWork> work) {
+  std::shared_ptr<Writes> to[kRemote + 1];
+  for (const ChunkWork& one : work) {
+    const auto kept = std::make_shared<Kept>(one, inbox, DoneOf(one, true, one.below));
+    for (const uint8_t tier : {kDisk, kRemote}) {
+      if ((one.below & tier) == 0) continue;
+      if (to[tier] == nullptr) to[tier] = std::make_shared<Writes>();
+      TierPut put;
+      put.key = ChunkNameOf(one.key);
+      put.buffers = {one.bytes};
+      put.keep = kept;
+      to[tier]->puts.push_back(std::move(put));
+      to[tier]->kept.push_back(kept);
+    }
+  }
+  for (const uint8_t tier : {kDisk, kRemote}) {
+    if (to[tier] == nullptr) continue;
+    TierCall call = CallFor(options.write_timeout, [writes = to[tier]] {
+      for (size_t i = 0; i < writes->puts.size(); ++i) {
+        if (!writes->puts[i].status.ok()) writes->kept[i]->ok = false;
+      }
+      writes->puts.clear();
+      writes->kept.clear();
+    });
+    TierOf(tier)->Put(to[tier]->puts, std::move(call));
+  }
+}
+
+// -- probes
+
+void ChunkTiers::Calls::Probe(std::vector<ChunkWork> work) {
+  auto probes = std::make_shared<Probes>();
+  probes->work = std::move(work);
+  probes->names.reserve(probes->work.size());
+  for (const ChunkWork& one : probes->work) {
+    probes->names.push_back(ChunkNameOf(one.key));
+    probes->probes.push_back({probes->names.back(), {}, {}});
+  }
+  TierCall call = CallFor(options.probe_timeout,
+                          [self = shared_from_this(), probes] { self->OnProbed(*probes); });
+  options.remote->Probe(probes->probes, std::move(call));
+}
+
+void ChunkTiers::Calls::OnProbed(const Probes& probes) const {
+  for (size_t i = 0; i < probes.work.size(); ++i) {
+    const ChunkWork& work = probes.work[i];
+    const bool there = HasRow(probes.probes[i].sizes, work.chunk.row_bytes);
+    inbox->Put(DoneOf(work, true, there ? kRemote : kNowhere));
+  }
+}
+
+}  // namespace kvstrata

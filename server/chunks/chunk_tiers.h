@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// ChunkTiers: chunks in the tiers below memory: the local disk, then what nodes share.
+//
+// A chunk is a value of one buffer under "chunk/" and its key. Find asks what this process knows of
+// the disk; a remote tier must be asked. Reads go to the first tier that has the chunk, and to the
+// next if that one's copy is damaged or gone; their sums are made as they come.
+//
+// Ownership: borrows the tiers, which outlive it; what is under way when it goes ends later, and
+// keeps what it needs. Thread-safety: all methods, from any thread; nothing blocks. Errors: none,
+// but what is told to the inbox as not ok.
+#ifndef KVSTRATA_SERVER_CHUNKS_CHUNK_TIERS_H_
+#define KVSTRATA_SERVER_CHUNKS_CHUNK_TIERS_H_
+
+#include <chrono>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "server/chunks/chunk_inbox.h"
+#include "server/chunks/chunk_work.h"
+#include "server/tier/value_tier.h"
+
+namespace kvstrata {
+
+struct ChunkTiersOptions {
+  ValueTier* disk = nullptr;        // null: there is none
+  ValueTier* remote = nullptr;      // null: there is none
+  uint8_t write_shown = kNowhere;   // the tiers that get a chunk when it is shown
+  uint8_t write_reused = kNowhere;  // and those that get it when it is found again
+  std::chrono::microseconds probe_timeout{500'000};
+  std::chrono::microseconds read_timeout{10'000'000};
+  std::chrono::microseconds write_timeout{60'000'000};
+};
+
+class ChunkTiers {
+ public:
+  ChunkTiers(const ChunkTiersOptions& options, std::shared_ptr<ChunkInbox> inbox);
+  ~ChunkTiers();
+  ChunkTiers(const ChunkTiers&) = delete;
+  ChunkTiers& operator=(const ChunkTiers&) = delete;
+
+  bool any() const { return options_.disk != nullptr || options_.remote != nullptr; }
+  // Sets `there` and `maybe`.
+  void Find(std::span<ChunkFind> finds) const;
+  // REQUIRES: kWrite, kProbe or kRead, of tiers that there are.
+  void Start(std::vector<ChunkWork> work) const;
+
+ private:
+  struct Calls;
+  const ChunkTiersOptions options_;
+  const std::shared_ptr<Calls> calls_;
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_CHUNKS_CHUNK_TIERS_H_

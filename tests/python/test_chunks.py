@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Engine chunks over PATH.chunks of a real daemon: bytes that one connection stores another reads."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import struct
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+
+import chunk_client
+import pytest
+from chunk_client import COMING, NOT_THERE, ChunkClient, Refused, hello, key
+
+from kvstrata.daemon import Daemon
+
+MIB = 1 << 20
+ROW = MIB // 4
+ROWS = 64 * MIB // ROW
+
+
+@pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    with Daemon("--set", "chunks.bytes=64MiB") as started:
+        yield started
+        assert started.process.poll() is None, f"kvstratad died:\n{started.said()}"
+
+
+def row(seed: int, row_bytes: int = ROW) -> bytes:
+    return random.Random(seed).randbytes(row_bytes)
+
+
+def test_what_one_connection_stores_another_reads(daemon: Daemon):
+    with ChunkClient(daemon.socket, ROW) as one, ChunkClient(daemon.socket, ROW, engine="other") as other:
+        assert one.region_bytes == 64 * MIB and one.epoch == other.epoch
+        assert one.ask(1, [key(1), key(2)]) == [NOT_THERE, NOT_THERE]
+        one.store({key(1): row(1), key(2): row(2)})
+        ids = one.held(2, [key(1), key(2)])
+        assert min(ids) >= 0 and ids[0] != ids[1]
+        assert other.held(7, [key(2), key(3), key(1)]) == [ids[1], NOT_THERE, ids[0]]
+        assert [other.read(number) for number in ids] == [row(1), row(2)]
+
+
+def test_a_key_is_of_its_space_and_group(daemon: Daemon):
+    with ChunkClient(daemon.socket, ROW) as client:
+        client.store({key(1, group=3): row(1)})
+        assert client.held(1, [key(1, group=3)])[0] >= 0
+        assert client.ask(2, [key(1, group=2)]) == [NOT_THERE]
+        client.space(bytes(31) + b"\1")
+        assert client.ask(3, [key(1, group=3)]) == [NOT_THERE]
+        client.space(bytes(32))
+        assert client.ask(4, [key(1, group=3)])[0] >= 0
+
+
+def test_stored_and_asked_at_once_arrives(daemon: Daemon):
+    """The sums of many chunks take longer than the question."""
+    with ChunkClient(daemon.socket, ROW) as client:
+        values = {key(n): row(n) for n in range(32)}
+        client.store(values)
+        ids = client.ask(5, list(values))
+        assert COMING in ids or min(ids) >= 0
+        while COMING in ids:
+            lease, came = client.arrived()
+            assert lease == 5
+            for index, number in came.items():
+                ids[index] = number
+        assert [client.read(number) for number in ids] == list(values.values())
+
+
+def test_the_older_bytes_of_a_key_count(daemon: Daemon):
+    with ChunkClient(daemon.socket, ROW) as client:
+        client.store({key(1): row(1)})
+        (first,) = client.held(1, [key(1)])
+        client.store({key(1): row(2)})
+        assert client.held(2, [key(1)]) == [first]
+        assert client.read(first) == row(1)
+
+
+def test_leased_chunks_stay_and_others_make_room(daemon: Daemon):
+    with ChunkClient(daemon.socket, ROW) as client:
+        client.store({key(1): row(1)})
+        (leased,) = client.held(1, [key(1)])
+        for n in range(2, 3 * ROWS, 16):
+            values = {key(m): row(m) for m in range(n, n + 16)}
+            client.store(values)
+            assert min(client.held(2, list(values))) >= 0
+            client.release(2)
+        assert client.ask(3, [key(1), key(2)]) == [leased, NOT_THERE]
+        assert client.read(leased) == row(1)
+
+
+def test_a_quarter_is_credited_and_half_is_leased(daemon: Daemon):
+    with ChunkClient(daemon.socket, ROW) as client:
+        keys = [key(n) for n in range(ROWS)]
+        for n in range(0, ROWS, ROWS // 4):
+            client.store({k: row(0) for k in keys[n:n + ROWS // 4]})
+        ids = client.held(1, keys)
+        assert sum(number >= 0 for number in ids) == ROWS // 2
+        client.want(ROWS)
+        _, body = client.receive()
+        assert struct.unpack_from("<I", body)[0] == ROWS // 4
+
+
+def ask_and_wait(path: str, pipe: Connection) -> None:
+    client = ChunkClient(path, ROW, engine="killed")
+    ids = client.credits(ROWS // 4)
+    pipe.send(ids)
+    pipe.recv()
+
+
+def test_kill_frees_credits(daemon: Daemon):
+    """All of the region is credited or leased; what a killed process had is given to whoever waits."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=ask_and_wait, args=(daemon.socket, theirs))
+    process.start()
+    assert ours.poll(chunk_client.SECONDS)
+    taken = set(ours.recv())
+    others = [ChunkClient(daemon.socket, ROW, engine=str(n)) for n in range(4)]
+    for client in others[:3]:
+        taken |= set(client.credits(ROWS // 4))
+    assert taken == set(range(ROWS))
+    others[3].want(ROWS // 4)
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    kind, body = others[3].receive()
+    assert kind == chunk_client.CREDITS and struct.unpack_from("<I", body)[0] == ROWS // 4
+    for client in others:
+        client.close()
+
+
+def test_a_lost_socket_rests_until_detach(daemon: Daemon):
+    """A process that lives may still copy: what it had is nobody's until it says DETACH."""
+    with ChunkClient(daemon.socket, ROW, engine="lost") as lost, ChunkClient(daemon.socket, ROW) as other:
+        had = set(lost.credits(ROWS // 4))
+        lost.socket.close()
+        chunks = {key(n): row(n) for n in range(ROWS)}
+        for n in range(0, ROWS, ROWS // 8):  # over all that is not the lost one's
+            other.store(dict(list(chunks.items())[n:n + ROWS // 8]))
+            assert not had & set(other.held(1, list(chunks)[n:n + ROWS // 8]))
+            other.release(1)
+        ChunkClient(daemon.socket, ROW, engine="lost").detach()
+        assert set(other.credits(ROWS // 4)) == had
+
+
+@pytest.mark.parametrize("row_bytes", [0, 4095, 4 * MIB])
+def test_rows_are_refused_by_name(daemon: Daemon, row_bytes: int):
+    with pytest.raises(Refused, match="CHUNK_ROW.*chunks.bytes") as refused:
+        ChunkClient(daemon.socket, row_bytes)
+    assert "blocks_per_chunk" in refused.value.args[2] and str(row_bytes) in refused.value.args[2]
+
+
+def refusal(path: str, packet: bytes) -> str:
+    client = chunk_client.socket.socket(chunk_client.socket.AF_UNIX, chunk_client.socket.SOCK_SEQPACKET)
+    client.settimeout(chunk_client.SECONDS)
+    client.connect(path + ".chunks")
+    client.send(packet)
+    answer = client.recv(65536)
+    assert client.recv(65536) == b""
+    return struct.unpack("<Ii48s456s", answer)[2].rstrip(b"\0").decode()
+
+
+def test_hello_is_checked(daemon: Daemon):
+    assert refusal(daemon.socket, hello(ROW, version=2)) == "VERSION_MISMATCH"
+    assert refusal(daemon.socket, hello(ROW, magic=1)) == "HELLO_MALFORMED"
+    assert refusal(daemon.socket, hello(ROW, engine="")) == "HELLO_MALFORMED"
+    assert refusal(daemon.socket, hello(ROW, role=2)) == "HELLO_MALFORMED"
+    assert refusal(daemon.socket, b"?") == "HELLO_MALFORMED"
+
+
+def test_off_is_said():
+    with Daemon("--set", "chunks.bytes=0") as off, pytest.raises(Refused, match="CHUNKS_OFF.*chunks.bytes"):
+        ChunkClient(off.socket, ROW)
