@@ -23,6 +23,17 @@ _READY_SECONDS = 30
 _STOP_SECONDS = 10
 
 
+def default_socket() -> str:
+    """Where kvstratad listens when nobody says otherwise; the library's rule."""
+    if path := os.environ.get("KVSTRATA_SOCKET"):
+        return path
+    if runtime := os.environ.get("XDG_RUNTIME_DIR"):
+        return f"{runtime}/kvstrata/kvstratad.sock"
+    if os.geteuid() == 0:
+        return "/run/kvstrata/kvstratad.sock"
+    return f"/tmp/kvstrata-{os.geteuid()}/kvstratad.sock"
+
+
 def find_daemon() -> str:
     if given := os.environ.get("KVSTRATAD"):
         return given

@@ -19,6 +19,7 @@ from typing import Any
 
 import grpc
 
+from .daemon import default_socket
 from .errors import KvstrataError, error_of
 
 try:
@@ -29,17 +30,6 @@ except ImportError as _error:
                       f"({_error})") from _error
 
 _MAX_MESSAGE = 64 << 20
-
-
-def default_socket() -> str:
-    """Where kvstratad listens when nobody says otherwise; the library's rule."""
-    if path := os.environ.get("KVSTRATA_SOCKET"):
-        return path
-    if runtime := os.environ.get("XDG_RUNTIME_DIR"):
-        return f"{runtime}/kvstrata/kvstratad.sock"
-    if os.geteuid() == 0:
-        return "/run/kvstrata/kvstratad.sock"
-    return f"/tmp/kvstrata-{os.geteuid()}/kvstratad.sock"
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from vllm.v1.attention.backend import (AttentionBackend, AttentionImpl, Attentio
                                        CommonAttentionMetadata, MultipleOf)
 
 from .block_count import BlockCount
-from .connector import worker
+from .owned_connector import worker
 from .geometry import HEAD_DIMS, Unsupported
 from .worker import Rows
 

@@ -17,7 +17,7 @@ from vllm.model_executor.layers.attention import Attention
 
 import kvstrata
 
-from .geometry import Options, Unsupported, geometry_of
+from .geometry import Options, Unsupported, geometry_of, refuse_other_connectors
 from .loaded import identity_of
 
 _log = logging.getLogger("vllm.kvstrata")
@@ -57,6 +57,7 @@ class BlockCount:
 def _check(config: Any) -> None:
     if config.kv_transfer_config is None:  # the connector refuses by name
         return
+    refuse_other_connectors(config)
     options = Options.of(config)
     with kvstrata.attach(options.socket, client_name="vllm start") as session:
         if config.device_config.device_type == "cuda" and not session.on_gpu:

@@ -1,129 +1,129 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's connector: passes its calls on to the scheduler's half or the worker's.
+"""kv_connector "KvstrataConnector": vLLM's own cache, with kvstratad's memory below it (docs/vllm.md).
 
-vLLM makes one for its scheduler and one for its worker, maybe in two processes; what one step's worker has to know
-travels as StepMetadata.
+It is vLLM's OffloadingConnector over KvstrataSpec. What is added is what a spec cannot do: whose keys they are, requests
+that are asked about when they arrive, copies that fail, and what is under way at a reset and at the end. vLLM makes one
+for its scheduler and one for each worker.
 """
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import torch
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
-from vllm.model_executor.models.utils import extract_layer_index
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole, KVConnectorTransferResults
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 
-import kvstrata
-
-from .epochs import WorkerIdentity
-from .geometry import Geometry, Options, Unsupported, geometry_of, refuse
+from . import flags, versions
+from .chunk_metadata import ChunkMetadata, ChunkWorkerMetadata, Loaded
+from .chunk_worker import ChunkWorker
+from .geometry import Unsupported
 from .loaded import identity_of
-from .lookups import follow
-from .scheduler import SchedulerHalf, StepMetadata
-from .worker import WorkerHalf
-
-_log = logging.getLogger("vllm.kvstrata")
-_worker: WorkerHalf | None = None
+from .source import ChunkSource
+from .space import backends_of, layout_of
+from .transfers import Transfers
 
 
-def worker() -> WorkerHalf:
-    """This process's, for the attention backend."""
-    if _worker is None:
-        raise Unsupported("--attention-backend is CUSTOM, and --kv-transfer-config names no KvstrataConnector; give "
-                          "both flags or none")
-    return _worker
-
-
-class KvstrataConnector(KVConnectorBase_V1, SupportsHMA):
+class KvstrataConnector(OffloadingConnector):
     """kv_connector "KvstrataConnector"."""
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        flags.prepare(vllm_config, kv_cache_config)
         super().__init__(vllm_config, role, kv_cache_config)
-        refuse(vllm_config)
-        options = Options.of(vllm_config)
-        if role == KVConnectorRole.SCHEDULER:
-            # A hit in vLLM's prefix cache would name blocks that have nothing in them.
-            if vllm_config.cache_config.enable_prefix_caching:
-                _log.info("vLLM's prefix cache is off: kvstratad finds prefixes")
-            vllm_config.cache_config.enable_prefix_caching = False
-            self._scheduler = SchedulerHalf(options, kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size)
-        else:
-            global _worker
-            _worker = self._half = WorkerHalf(options)
-            self._geometry: Geometry | None = None
+        self._extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+        self._worker: ChunkWorker | None = None
+        self._loaded: Loaded | None = None
+
+    @classmethod
+    def build_prom_metrics(cls, vllm_config: Any, *others: Any, **named: Any) -> Any:
+        flags.name_spec(vllm_config)  # the process that answers for metrics has made no connector
+        return super().build_prom_metrics(vllm_config, *others, **named)
 
     # Scheduler
 
-    def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
-        self._scheduler.lookups.serve(metadata[0])
+    @property
+    def _source(self) -> ChunkSource:
+        source = self.scheduler.manager
+        assert isinstance(source, ChunkSource)
+        return source
+
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
+        """Of all workers. Unsupported: they are on another daemon."""
+        workers, welcome = list(metadata.values()), self._source.client.welcome
+        if any(of.welcome != welcome for of in workers):
+            raise Unsupported("vLLM's workers and its scheduler are on different lives of kvstratad, which was started "
+                              "again meanwhile; start vLLM again")
+        offloading = versions.offloading_config(self._vllm_config, self._kv_cache_config)
+        layout = layout_of(self._vllm_config, self._kv_cache_config, offloading, welcome.row_bytes)
+        self._source.serve({**layout, "backends": sorted({name for of in workers for name in of.backends})},
+                           {of.rank: of.identity for of in workers})
 
     def on_new_request(self, request: Any) -> None:
-        self._scheduler.add(request)
+        super().on_new_request(request)
+        if not request.skip_reading_prefix_cache:
+            self._source.prefetch(versions.context_of(self.scheduler, request.request_id))
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        held = self._scheduler.held(request)
-        return None if held is None else max(0, held - num_computed_tokens), False
+        self._source.begins(request.request_id)
+        if self._source.waits(request.request_id):
+            return None, False
+        return super().get_num_new_matched_tokens(request, num_computed_tokens)
 
-    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        self._scheduler.admit(request.request_id)
-
-    def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
-        return self._scheduler.step(scheduler_output)
+    def build_connector_meta(self, scheduler_output: Any) -> ChunkMetadata:
+        made: Any = super().build_connector_meta(scheduler_output)
+        source = self._source
+        source.scheduled(scheduler_output.num_scheduled_tokens, made.load_jobs, made.store_jobs)
+        return ChunkMetadata(**vars(made), reset=source.epoch.reset, identities=source.identities)
 
     def update_connector_output(self, connector_output: Any) -> None:
-        follow(self._scheduler.lookups, connector_output)
-
-    def request_finished_all_groups(self, request: Any, block_ids: Any) -> tuple[bool, None]:
-        return False, None
+        news = connector_output.kv_connector_worker_meta
+        if isinstance(news, ChunkWorkerMetadata):
+            self._source.reported(news.completed_jobs, news.failed)
+            if news.identities:
+                self._source.follow(news.identities, news.since_reset)
+        self._source.failed(connector_output.failed_recving or ())
+        super().update_connector_output(connector_output)
 
     def reset_cache(self) -> bool:
-        """Of reset_prefix_cache(reset_connector=True), and of sleep: nothing of before is found any more."""
-        return self._scheduler.reset()
+        """Of reset_prefix_cache(reset_connector=True), and of sleep: nothing of before is found any more. False: vLLM's
+        own cache still has some of it."""
+        super().reset_cache()
+        pool = self._kv_cache_manager.block_pool
+        return self._source.reset(pool.num_gpu_blocks - pool.get_num_free_blocks() - 1)  # vLLM keeps one for itself
 
     # Worker
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """The model is loaded: registers it. Unsupported; kvstrata.Unavailable: no daemon."""
-        named = self._vllm_config.compilation_config.static_forward_context
-        layers = [named[name] for name in sorted(kv_caches, key=extract_layer_index)]
-        for index, layer in enumerate(layers):
-            if not hasattr(layer.impl, "index"):
-                raise Unsupported(f"a layer's attention is {type(layer.impl).__name__}, not kvstrata's")
-            layer.impl.index = index
-        options = self._half.options
-        with kvstrata.attach(options.socket, client_name="vllm worker") as session:
-            needs = session.plan_needs(options.plan)
-        identity = identity_of(self._vllm_config, options.digest)
-        self._geometry = geometry_of(self._vllm_config, layers, identity, needs)
-        self._half.serve(self._geometry)
+        """The model is loaded. Unavailable: no daemon; or whatever it refuses with."""
+        identity = identity_of(self._vllm_config, self._extra.get("digest"))
+        super().register_kv_caches(kv_caches)
+        assert self.connector_worker is not None
+        spec: Any = self.connector_worker.spec
+        transfers = self.connector_worker.worker
+        assert isinstance(transfers, Transfers)
+        rank = self._vllm_config.parallel_config.rank
+        self._worker = ChunkWorker(rank, identity, transfers)
+        self._loaded = Loaded(rank, identity, backends_of(self._vllm_config, list(kv_caches)), spec.worker_link.welcome)
 
-    def get_handshake_metadata(self) -> Geometry | None:
-        return self._geometry
+    def get_handshake_metadata(self) -> Loaded | None:
+        return self._loaded
 
-    def bind_connector_metadata(self, connector_metadata: Any) -> None:
-        super().bind_connector_metadata(connector_metadata)
-        self._half.begin(connector_metadata)
+    def handle_preemptions(self, kv_connector_metadata: Any) -> None:
+        self._look(kv_connector_metadata)
+        super().handle_preemptions(kv_connector_metadata)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """What is held lies in pages already."""
+        self._look(self._connector_metadata)
+        super().start_load_kv(forward_context, **kwargs)
 
-    def wait_for_layer_load(self, layer_name: str) -> None:
-        """As above."""
+    def _look(self, metadata: Any) -> None:
+        assert self._worker is not None
+        self._worker.look(metadata)
 
-    def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
-        """Attention has appended it."""
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        assert self._worker is not None
+        return self._worker.results(super().get_transfer_results(finished_req_ids))
 
-    def wait_for_save(self) -> None:
-        assert self._geometry is not None
-        self._half.end(self._geometry.layers)
-
-    def get_block_ids_with_load_errors(self) -> set[int]:
-        return self._half.lost_blocks()
-
-    def build_connector_worker_meta(self) -> WorkerIdentity:
-        return WorkerIdentity(self._half.epoch.identity)
-
-    def shutdown(self) -> None:
-        half = self._scheduler if self._role == KVConnectorRole.SCHEDULER else self._half
-        half.detach()
+    def build_connector_worker_meta(self) -> ChunkWorkerMetadata | None:
+        assert self._worker is not None
+        return self._worker.news(super().build_connector_worker_meta())

@@ -31,9 +31,9 @@ class Options:
     digest: str | None = None
 
     @staticmethod
-    def of(config: Any, known: tuple[str, ...] = ("plan", "socket", "digest")) -> Options:
-        given = dict(config.kv_transfer_config.kv_connector_extra_config)
-        if unknown := sorted(given.keys() - set(known)):
+    def of(config: Any) -> Options:
+        given, known = dict(config.kv_transfer_config.kv_connector_extra_config), {"plan", "socket", "digest"}
+        if unknown := sorted(given.keys() - known):
             raise Unsupported(f"kv_connector_extra_config has {unknown}; known are {sorted(known)}")
         return Options(**given)
 
@@ -49,12 +49,21 @@ class Geometry(torch_model.Geometry, KVConnectorHandshakeMetadata):
         return Identity(self.digest, self.private)
 
 
+def refuse_other_connectors(config: Any) -> None:
+    """Of --attention-backend CUSTOM. Unsupported: --kv-transfer-config names another connector than owned mode's."""
+    name = config.kv_transfer_config.kv_connector
+    if name != "KvstrataOwnedConnector":
+        raise Unsupported(f"--attention-backend is CUSTOM, which decodes from the daemon's pages, and --kv-transfer-config "
+                          f"names {name}: name KvstrataOwnedConnector to decode from pages, or take --attention-backend "
+                          "away to have kvstratad below vLLM's own cache")
+
+
 def refuse(config: Any) -> None:
     """Of owned mode. Unsupported, with the setting and its value."""
     transfer = config.kv_transfer_config
     _refuse(((config.attention_config.backend is None or config.attention_config.backend.name != "CUSTOM",
-              "--attention-backend is not CUSTOM, so keys and values would be vLLM's own; KvstrataOffloadConnector "
-              "serves those"),
+              "--attention-backend is not CUSTOM, so keys and values would be vLLM's own: pass it, or name KvstrataConnector, "
+              "which serves those"),
              *_never_served(config),
              (config.device_config.device_type == "cuda" and config.model_config.dtype is torch.float32,
               "the model is fp32 on a GPU, where pages are 16-bit; pass --dtype float16 or bfloat16"),
@@ -62,36 +71,6 @@ def refuse(config: Any) -> None:
              (transfer.kv_load_failure_policy != "fail",
               f"kv_load_failure_policy is {transfer.kv_load_failure_policy!r}; what a daemon that died had is computed "
               "anew without end: \"fail\"")), "--attention-backend CUSTOM and --kv-transfer-config")
-
-
-def refuse_offload(config: Any, groups: int) -> None:
-    """Of offload. groups: of vLLM's caches."""
-    backend = config.attention_config.backend
-    _refuse(((backend is not None and backend.name == "CUSTOM",
-              "--attention-backend is CUSTOM, which decodes from the daemon's pages: take it away, or name "
-              "KvstrataConnector"),
-             *_never_served(config),
-             (groups != 1, f"the model has {groups} kinds of attention layers; one is served"),
-             (config.device_config.device_type != "cpu",
-              f"the device is {config.device_config.device_type}; blocks of vLLM's are offloaded from a CPU only")),
-            "--kv-transfer-config")
-
-
-def refuse_layers(config: Any, layers: list[Any], caches: list[torch.Tensor]) -> None:
-    """Of offload, once vLLM has made its caches. Unsupported, with what a layer has and its value."""
-    model_dtype = config.model_config.dtype
-    for layer, cache in zip(layers, caches, strict=True):
-        isa = getattr(layer, "isa", type(layer.impl).__name__)
-        _refuse(((layer.sliding_window is not None, f"an attention layer has sliding_window: {layer.sliding_window}"),
-                 (layer.kv_sharing_target_layer_name is not None,
-                  f"an attention layer shares the keys and values of {layer.kv_sharing_target_layer_name}"),
-                 (layer.head_size not in HEAD_DIMS or layer.head_size_v != layer.head_size,
-                  f"head_size is {layer.head_size}, of values {layer.head_size_v}; served are equal ones, {HEAD_DIMS}"),
-                 (isa != "vec", f"attention is {isa}; the form of blocks is known of the CPU's \"vec\" alone (fp32, or "
-                  "a CPU without AMX)"),
-                 (cache.dtype != model_dtype,
-                  f"blocks are {cache.dtype}, the model is {model_dtype}; give no --kv-cache-dtype")),
-                "--kv-transfer-config")
 
 
 def _never_served(config: Any) -> tuple[tuple[bool, str], ...]:

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .packed import sum_what_is_packed
+from .plugin import CONNECTORS
 
 if TYPE_CHECKING:
     from kvstrata.torch_identity import Identity
 
-CONNECTORS = ("KvstrataConnector", "KvstrataOffloadConnector")
 _MOMENT = 0.05  # seconds for which a look serves a step that opens nothing
 _RESUM_EVERY = 4096  # looks between sums of all tensors in the background, which take cores from the engine
 

@@ -7,8 +7,7 @@ import logging
 import os
 from typing import Any
 
-# vLLM's hooks change from one version to the next: of each that is served, the attention backend.
-BACKENDS = {"0.32": "kvstrata_vllm.backend.KvstrataBackend", "0.26": "kvstrata_vllm.hooks_026.Backend026"}
+CONNECTORS = {"KvstrataConnector": "kvstrata_vllm.connector", "KvstrataOwnedConnector": "kvstrata_vllm.owned_connector"}
 
 _log = logging.getLogger("vllm.kvstrata")
 
@@ -23,28 +22,24 @@ def register() -> None:
 
     from . import __version__
     from .loaded import remember_workers
+    from .versions import SERVED
 
     if "KvstrataConnector" in KVConnectorFactory._registry:
         return
     if os.environ.get("KVSTRATA_DISABLE") == "1":
         _log.warning("KVSTRATA_DISABLE=1: vLLM runs without kvstrata")
-        for name in ("KvstrataConnector", "KvstrataOffloadConnector"):
+        for name in CONNECTORS:
             KVConnectorFactory.register_connector(name, "kvstrata_vllm.disabled", "DisabledConnector")
         register_backend(AttentionBackendEnum.CUSTOM, _plain_backend(current_platform))
         return
     version = ".".join(vllm.__version__.split(".")[:2])
-    if version not in BACKENDS:
-        raise RuntimeError(f"vLLM is {vllm.__version__}; kvstrata_vllm {__version__} serves {' and '.join(BACKENDS)}: "
+    if version not in SERVED:
+        raise RuntimeError(f"vLLM is {vllm.__version__}; kvstrata_vllm {__version__} serves {' and '.join(SERVED)}: "
                            "install one of them, or take kvstrata_vllm off")
-    KVConnectorFactory.register_connector("KvstrataConnector", "kvstrata_vllm.connector", "KvstrataConnector")
-    register_backend(AttentionBackendEnum.CUSTOM, BACKENDS[version])
+    for name, module in CONNECTORS.items():
+        KVConnectorFactory.register_connector(name, module, name)
+    register_backend(AttentionBackendEnum.CUSTOM, "kvstrata_vllm.backend.KvstrataBackend")
     remember_workers()
-    if version == "0.26":
-        from .hooks_026 import ask_backends
-        ask_backends()
-    else:  # offload's hooks are of 0.32
-        KVConnectorFactory.register_connector("KvstrataOffloadConnector", "kvstrata_vllm.offload",
-                                              "KvstrataOffloadConnector")
     if current_platform.is_cpu():
         _honour_custom(current_platform)
 

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the user's flags make of KvstrataConnector, and what it refuses before vLLM serves anything.
+
+    --kv-transfer-config '{"kv_connector": "KvstrataConnector", "kv_role": "kv_both"}'
+
+Nothing else is needed; what kv_connector_extra_config may have is in KNOWN.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import versions
+from .geometry import Unsupported
+
+KNOWN = {"socket": "of kvstratad; else KVSTRATA_SOCKET, else the default",
+         "digest": "an identity of the model that the user names",
+         "blocks_per_chunk": "vLLM's blocks in a chunk; else as many as have 256 tokens",
+         "block_size": "tokens in a chunk, in place of blocks_per_chunk",
+         "canonical_layout": "chunks that engines of other numbers of ranks read, too",
+         "offload_prompt_only": "whether what is generated is not stored; true",
+         "self_describing_kv_events": "of vLLM's events"}
+_SPEC = {"spec_name": "KvstrataSpec", "spec_module_path": "kvstrata_vllm.spec"}
+_ELSEWHERE = {"cpu_bytes_to_use": "the region is the daemon's: kvstratad --set chunks.bytes=SIZE",
+              "plan": "plans are of KvstrataOwnedConnector, with --attention-backend CUSTOM",
+              "eviction_policy": "the daemon evicts what was used longest ago",
+              "store_threshold": "all that a prompt has is stored"}
+_CHUNK_TOKENS = 256
+
+
+def prepare(config: Any, kv_cache_config: Any) -> None:
+    """Puts vLLM's configuration in order for KvstrataSpec; again is harmless. Unsupported, with the setting, its value
+    and the next step."""
+    refuse_chunks(config)
+    extra = name_spec(config)
+    if "blocks_per_chunk" not in extra and "block_size" not in extra:
+        tokens = versions.tokens_per_block(config, kv_cache_config)
+        extra["blocks_per_chunk"] = max(1, _CHUNK_TOKENS // tokens)
+    # What cannot be loaded is computed; no request ends for it.
+    config.kv_transfer_config.kv_load_failure_policy = "recompute"
+
+
+def name_spec(config: Any) -> dict[str, Any]:
+    """vLLM's configuration names KvstrataSpec. kv_connector_extra_config as it is then."""
+    extra: dict[str, Any] = config.kv_transfer_config.kv_connector_extra_config
+    extra.update(_SPEC)
+    return extra
+
+
+def refuse_chunks(config: Any) -> None:
+    extra = config.kv_transfer_config.kv_connector_extra_config
+    unknown = sorted(key for key, value in extra.items() if key not in KNOWN and _SPEC.get(key) != value)
+    if unknown:
+        why = _ELSEWHERE.get(unknown[0], f"known are {', '.join(sorted(KNOWN))}")
+        raise Unsupported(f"kv_connector_extra_config has {unknown[0]}: {why}; take it out")
+    backend, parallel = config.attention_config.backend, config.parallel_config
+    device = config.device_config.device_type
+    problems = (
+        (backend is not None and backend.name == "CUSTOM",
+         "--attention-backend is CUSTOM, which decodes from the daemon's pages; take it away, or name "
+         "KvstrataOwnedConnector in --kv-transfer-config"),
+        (parallel.nnodes_within_dp > 1,
+         f"one scheduler over {parallel.nnodes_within_dp} nodes: the region is one host's; serve each node by an engine "
+         "of its own (--data-parallel-size), or take --kv-transfer-config away"),
+        (config.attention_config.hisparse_config is not None,
+         "HiSparse keeps its cache on the host itself; take it or --kv-transfer-config away"),
+        (device not in ("cpu", "cuda"),
+         f"the device is {device}; served are cpu and cuda: take --kv-transfer-config away"))
+    problem = next((text for wrong, text in problems if wrong), None)
+    if problem is not None:
+        raise Unsupported(f"{problem}, or start with KVSTRATA_DISABLE=1")

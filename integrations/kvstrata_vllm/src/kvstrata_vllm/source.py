@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scheduler's side of engine chunks: what the daemon holds of a request, and which chunks are written where.
+
+vLLM asks for one key at a time, of each request that waits, in each step. So a request has one memo: when it arrives, all
+its keys are asked for at once under a lease, and what vLLM asks is answered from that. What is said to be a hit is held
+under the lease; it is released when the copies of its load are over, when the request is scheduled without one, and when
+it ends. Chunks to store are written into credits that were fetched ahead.
+
+Which copies are over is counted here by vLLM's numbers of jobs, whatever vLLM has forgotten of them: at a reset it takes
+chunks for free that a GPU may still write. A reset, or a model that has changed, begins an epoch: another space of keys.
+A request is stored within the epoch that it began in.
+
+Nothing here waits. While the daemon is silent or gone nothing is found that is not held already, and nothing is stored.
+Threads: the scheduler's.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvstrata.chunks import ABSENT, COMING, ChunkClient, Key, Lease
+from kvstrata.epoch import Epoch, new_reset
+from kvstrata.torch_identity import Identity
+from vllm.v1.kv_offload.base import (LoadStoreSpec, LookupResult, OffloadingManager, PrepareStoreOutput, ReqContext,
+                                     RequestOffloadingContext, get_offload_block_hash, get_offload_group_idx)
+from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
+
+from .space import combined, space_of
+from .versions import positions_of
+
+_log = logging.getLogger("vllm.kvstrata")
+
+_ASK_AGAIN = 0.5  # seconds after which what was not there is asked for again, while a request waits
+
+
+@dataclass
+class Memo:
+    """Of a request. ids: the lease's, where index says of a key where it is; again: asked anew, not answered yet; known: keys that need not be
+    stored; epoch: in which it was scheduled last; never: its load has failed, so nothing is a hit any more."""
+
+    lease: Lease | None = None
+    ids: list[int | None] = field(default_factory=list)
+    index: dict[bytes, int] = field(default_factory=dict)
+    again: Lease | None = None
+    known: set[bytes] = field(default_factory=set)
+    epoch: int = -1
+    step: int = -1
+    never: bool = False
+
+    def hold(self, lease: Lease) -> None:
+        self.lease, self.ids = lease, lease.ids
+
+    def let_go(self) -> Lease | None:
+        """Its lease. What that has need not be stored."""
+        lease, self.lease = self.lease, None
+        self.known.update(key for key, at in self.index.items() if self.ids[at] not in (None, ABSENT))
+        self.ids, self.index = [], {}
+        return lease
+
+
+@dataclass
+class Job:
+    """Copies of vLLM's number. left: workers that have not reported. A store has chunks, a load a lease."""
+
+    left: int
+    epoch: int
+    chunks: list[tuple[bytes, int]] = field(default_factory=list)
+    lease: Lease | None = None
+    failed: bool = False
+
+
+class ChunkSource(OffloadingManager):
+    """client: the daemon's. workers: how many copy. ahead: credits that are fetched ahead. identities: of the model, by rank;
+    the first epoch begins with `serve`."""
+
+    def __init__(self, client: ChunkClient, workers: int, ahead: int) -> None:
+        self.client = client
+        self.epoch = Epoch()
+        self.mixed = False  # vLLM's own cache may have blocks of an epoch before
+        self._layout: Mapping[str, Any] = {}
+        self.identities: dict[int, Identity] = {}
+        self._workers, self._ahead = workers, ahead
+        self._number = 0    # of the epoch
+        self._step = 0
+        self._memos: dict[str, Memo] = {}
+        self._writing: dict[bytes, int] = {}  # by key: the chunk, within the epoch
+        self._jobs: dict[int, Job] = {}
+
+    # Epochs
+
+    def serve(self, layout: Mapping[str, Any], identities: Mapping[int, Identity]) -> None:
+        """Workers have loaded the model. layout: what else a chunk's bytes go by; identities: by rank."""
+        self._layout, self.identities = layout, dict(identities)
+        self.epoch = Epoch(combined(self.identities))
+        self._begin_epoch()
+        self._fetch()
+
+    def follow(self, identities: Mapping[int, Identity], since_reset: bool) -> None:
+        """Workers see the model changed. since_reset: all that vLLM has cached since the last reset is of the new one;
+        else nothing is stored until vLLM's cache is reset."""
+        self.identities.update(identities)
+        if not self.epoch.follow(identity=combined(self.identities)):
+            return
+        if not since_reset and not self.mixed:
+            _log.warning("the model has changed, and vLLM's cache was not reset: nothing is stored until "
+                         "reset_prefix_cache(reset_connector=True)")
+        self.mixed |= not since_reset
+        self._begin_epoch()
+
+    def reset(self, used_blocks: int) -> bool:
+        """Begins an epoch: nothing of before is found. used_blocks: of vLLM's cache, which was not reset if there are some;
+        then the answer is False, and nothing is stored until a reset finds none."""
+        self.epoch.follow(reset=new_reset())
+        self.mixed = used_blocks > 0
+        if self.mixed:
+            _log.error("vLLM's own cache is not reset: %d blocks are in use by requests that run or load; nothing is "
+                       "stored until it is reset when they have ended", used_blocks)
+        self._begin_epoch()
+        return not self.mixed
+
+    def _begin_epoch(self) -> None:
+        self._number += 1
+        for memo in self._memos.values():
+            self._forget(memo)
+            memo.known = set()
+        self._writing = {}
+        if self.epoch.identity is not None:
+            self.client.space(space_of(self.epoch.digest(), self._layout))
+
+    @property
+    def _closed(self) -> bool:
+        """Whether nothing is asked or stored."""
+        return self.epoch.identity is None or self.epoch.private or self.client.silent or bool(self.client.gone)
+
+    # What is held
+
+    def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
+        self._memos[req_context.req_id] = Memo()
+        return RequestOffloadingContext()
+
+    def prefetch(self, req_context: ReqContext) -> None:
+        """A request has arrived, and its keys are known."""
+        if not self._closed:
+            self._ask(self._memo(req_context), req_context)
+
+    def begins(self, request: str) -> None:
+        """It may be scheduled now: what it computes from here on is of this epoch."""
+        if (memo := self._memos.get(request)) is not None:
+            memo.epoch = self._number
+
+    def waits(self, request: str) -> bool:
+        """Whether what was asked for it is not answered yet, so that no key of it need be looked up."""
+        memo = self._memos.get(request)
+        return memo is not None and memo.lease is not None and not memo.lease.answered and not self._closed
+
+    def lookup(self, key: bytes, req_context: ReqContext) -> LookupResult:
+        memo = self._memo(req_context)
+        if memo.step != self._step:
+            memo.step = self._step
+            self._ask_again(memo)
+        at = memo.index.get(key)
+        if at is None:
+            if memo.never or self._closed:
+                return LookupResult.MISS
+            self._ask(memo, req_context, key)
+            at = memo.index[key]
+        number = memo.ids[at]
+        if number is not None and number >= 0:
+            return LookupResult.HIT
+        if number == ABSENT or self._closed:
+            return LookupResult.MISS
+        return LookupResult.RETRY if number is None else LookupResult.HIT_PENDING
+
+    def _memo(self, req_context: ReqContext) -> Memo:
+        memo = self._memos.get(req_context.req_id)
+        if memo is None:
+            memo = self._memos[req_context.req_id] = Memo()
+        return memo
+
+    def _ask(self, memo: Memo, req_context: ReqContext, *more: bytes) -> None:
+        """All keys that the request has, and `more`, as far as they are not asked yet; first tokens first."""
+        positions = positions_of(req_context)
+        keys = [key for key in dict.fromkeys((*sorted(positions, key=positions.__getitem__), *more))
+                if key not in memo.index]
+        if keys:
+            memo.index.update(zip(keys, range(len(memo.index), len(memo.index) + len(keys))))
+            memo.hold(self.client.ask([_named(key) for key in keys], memo.lease))
+
+    def _ask_again(self, memo: Memo) -> None:
+        """Once a step: what was not there may have come since. The lease is another one when all of it is answered."""
+        if memo.again is not None and memo.again.answered:
+            assert memo.lease is not None
+            if len(memo.again.ids) == len(memo.lease.ids):
+                old = memo.lease
+                memo.hold(memo.again)
+                memo.again = old
+            self.client.release([memo.again])
+            memo.again = None
+        lease = memo.lease
+        if (lease is None or memo.again is not None or self._closed or not lease.answered
+                or time.monotonic() - lease.asked_at < _ASK_AGAIN or all(at >= 0 for at in lease.ids if at is not None)):
+            return
+        memo.again = self.client.ask([_named(key) for key in memo.index])
+
+    def prepare_load(self, keys: Collection[bytes], req_context: ReqContext) -> LoadStoreSpec:
+        """What is not held, of which there should be none, is a chunk -1: the worker lets such a load fail."""
+        memo = self._memo(req_context)
+        ids = [memo.ids[memo.index[key]] if key in memo.index else ABSENT for key in keys]
+        return CPULoadStoreSpec([ABSENT if at is None or at < 0 else at for at in ids])
+
+    def failed(self, requests: Iterable[str]) -> None:
+        """Loads of these have failed: they are computed. Asked again, the same would be a hit."""
+        for request in requests:
+            if (memo := self._memos.get(request)) is not None:
+                memo.never = True
+
+    def on_request_finished(self, req_context: ReqContext) -> None:
+        if (memo := self._memos.pop(req_context.req_id, None)) is not None:
+            self._forget(memo)
+
+    def _forget(self, memo: Memo) -> None:
+        """It holds nothing any more."""
+        leases = [lease for lease in (memo.let_go(), memo.again) if lease is not None]
+        memo.again = None
+        if leases:
+            self.client.release(leases)
+
+    # What is stored
+
+    def prepare_store(self, keys: Collection[bytes], req_context: ReqContext) -> PrepareStoreOutput:
+        """As many as there are credits for, first tokens first. vLLM is not told to try again: what it offers later may
+        lack blocks that a window has left."""
+        memo = self._memo(req_context)
+        if self._closed or self.mixed or memo.epoch != self._number:
+            return PrepareStoreOutput([], CPULoadStoreSpec([]), [])
+        offered = [key for key in keys if key not in memo.known and key not in self._writing]
+        ids = self.client.credits(len(offered))
+        if len(ids) < len(offered):
+            first = sorted(offered, key=lambda key: req_context.get_offload_key_position(key) or 0)[:len(ids)]
+            chosen = set(first)
+            offered = [key for key in offered if key in chosen]
+        self._writing.update(zip(offered, ids))
+        self._fetch()
+        return PrepareStoreOutput(offered, CPULoadStoreSpec(ids), [])
+
+    def _fetch(self) -> None:
+        """Credits ahead of what the next steps can store."""
+        missing = self._ahead - self.client.available - self.client.owed
+        if missing > self._ahead // 4 and not self._closed:
+            self.client.want(missing)
+
+    # A step
+
+    def scheduled(self, requests: Iterable[str], loads: Mapping[int, Any], stores: Mapping[int, Any]) -> None:
+        """vLLM's step is made: these requests are in it, with these jobs (TransferJob by number)."""
+        for job, load in loads.items():
+            memo = self._memos.get(load.req_id, Memo())
+            self._jobs[job] = Job(self._workers, self._number, lease=memo.let_go())
+            self._forget(memo)
+        by_chunk = {at: key for key, at in self._writing.items()} if stores else {}
+        for job, store in stores.items():
+            ids = store.dst_spec.block_ids.tolist()
+            self._jobs[job] = Job(self._workers, self._number, [(by_chunk[at], at) for at in ids])
+        for request in requests:
+            memo = self._memos.get(request)
+            if memo is not None and memo.lease is not None:
+                self._forget(memo)
+        self._step += 1
+
+    def reported(self, completed: Mapping[int, int], failed: Collection[int]) -> None:
+        """By workers: how many have ended which job, and jobs that have failed at some."""
+        for number in failed:
+            if (job := self._jobs.get(number)) is not None:
+                job.failed = True
+        stored: list[tuple[Key, int]] = []
+        given_back: list[int] = []
+        for number, count in completed.items():
+            job = self._jobs.get(number)
+            if job is None:
+                continue
+            job.left -= count
+            if job.left > 0:
+                continue
+            del self._jobs[number]
+            if job.lease is not None:
+                self.client.release([job.lease])
+            if job.failed or job.epoch != self._number:
+                given_back += [at for _, at in job.chunks]
+            else:
+                stored += [(_named(key), at) for key, at in job.chunks]
+            for key, at in job.chunks:
+                if self._writing.get(key) == at:
+                    del self._writing[key]
+        if stored:
+            self.client.stored(stored)
+        if given_back:
+            self.client.give_back(given_back)
+
+    def has_pending_work(self) -> bool:
+        """Jobs that workers have not reported: vLLM steps on until they have."""
+        return bool(self._jobs)
+
+    def shutdown(self) -> None:
+        """Workers have ended. Where one has not reported all, the daemon waits for the processes' end."""
+        self.client.close(detach=not self._jobs)
+
+
+def _named(key: bytes) -> Key:
+    return get_offload_block_hash(key), get_offload_group_idx(key)

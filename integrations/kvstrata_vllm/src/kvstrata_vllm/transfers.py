@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Around a worker that copies: copies that fail, or must not be made, end like others and are named.
+
+vLLM's connector takes every copy for a success. So each ends as one here, and the engine is told beside which were none:
+a load's request is computed, a store's chunks are not shown to anybody. Threads: the engine's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult
+
+_log = logging.getLogger("vllm.kvstrata")
+
+
+class Transfers(OffloadingWorker):
+    """copies: who copies. refused: jobs that are not to be made; failed: those that were not made, for whoever asks
+    to take out."""
+
+    def __init__(self, copies: OffloadingWorker) -> None:
+        self._copies = copies
+        self.refused: set[int] = set()
+        self.failed: set[int] = set()
+        self._over: list[TransferResult] = []
+
+    def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
+        return self._submit(job_id, lambda: self._copies.submit_store(job_id, src_spec, dst_spec))
+
+    def submit_load(self, job_id: int, src_spec: Any, dst_spec: Any, *others: Any, **named: Any) -> bool:
+        """A negative chunk is none."""
+        if (src_spec.block_ids < 0).any():
+            self.refused.add(job_id)
+        return self._submit(job_id, lambda: self._copies.submit_load(job_id, src_spec, dst_spec, *others, **named))
+
+    def _submit(self, job_id: int, begin: Callable[[], bool]) -> bool:
+        begun = False
+        if job_id not in self.refused:
+            try:
+                begun = begin()
+            except Exception:
+                _log.exception("a copy between vLLM's blocks and kvstratad's region could not begin")
+        if not begun:
+            self.refused.discard(job_id)
+            self.failed.add(job_id)
+            self._over.append(TransferResult(job_id, True))
+        return True
+
+    def get_finished(self) -> list[TransferResult]:
+        over, self._over = self._over, []
+        for result in self._copies.get_finished():
+            if result.success:
+                over.append(result)
+            else:
+                self.failed.add(result.job_id)
+                over.append(TransferResult(result.job_id, True))
+        return over
+
+    def wait(self, job_ids: set[int]) -> None:
+        self._copies.wait(job_ids)
+
+    def shutdown(self) -> None:
+        self._copies.shutdown()
