@@ -149,7 +149,7 @@ class Measured:
         """Steps of a batch that decodes while one more prompt is computed (and stored), and while it is loaded."""
         length, batch = self._spec["arrive"]
         prompts = [prompt_of(length, i, self._words) for i in range(batch)]
-        for kind in ("stored", "loaded"):
+        for kind in self._spec["arrive_kinds"]:
             late = prompt_of(length, 9000, self._words)
             self.forget()
             self._driver.run(prompts, 1)
@@ -158,7 +158,7 @@ class Measured:
             steps: list[float] = []
             arrived, first = 0.0, 0.0
             began = time.perf_counter()
-            for number in range(300):
+            for number in range(260):
                 if number == 60:
                     name, arrived = self._driver.add(late, 2), time.perf_counter()
                 before = time.perf_counter()

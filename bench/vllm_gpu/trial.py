@@ -74,6 +74,7 @@ class Trial:
         self._rows = OUT / "vllm-gpu.jsonl"
         self._model, self._daemon = folder / "model", None
         self._end = time.monotonic() + arguments.seconds
+        self.failed = False  # whether an engine ended otherwise than it should
         tiny = ["--tiny"] if arguments.tiny else []
         subprocess.run([sys.executable, HERE / "model.py", self._model, *tiny], check=True)
 
@@ -116,7 +117,7 @@ class Trial:
         if self._given.trace:
             spec["parts"] = ["trace"]
         elif kind == "plain":
-            spec["parts"] = ["fresh", "hits", "decode", "arrive"]
+            spec |= {"parts": ["fresh", "hits", "decode", "arrive"], "arrive_kinds": ["stored"]}
         elif again:
             spec["parts"] = ["load"]
         else:
@@ -132,24 +133,29 @@ class Trial:
                                       env=os.environ | ENVIRONMENT, timeout=left).returncode
             except subprocess.TimeoutExpired:
                 code = -1
+        self.failed = self.failed or code != 0
         print(f"{name}: exit code {code} at {time.monotonic() - self._end + self._given.seconds:.0f} s", flush=True)
 
     def _sizes(self) -> dict[str, Any]:
         if self._given.tiny:
             return {"words": model.TINY["words"], "warm": 300, "fresh": [(600, 2)], "load": [(600, 4)],
                     "load_prompts": 2, "decode": [(600, 1), (600, 2)], "decode_tokens": 8, "arrive": (600, 2),
+                    "arrive_kinds": ["stored", "loaded"],
                     "tokens": [(500, 2)],
                     "trace": {"conversations": 6, "system": 128, "document": 500, "answer": 8, "at_once": 2}}
         few = self._given.quick
         return {"words": model.LLAMA["words"], "warm": 9000, "fresh": [(K32, 3 if few else 9), (K128, 1 if few else 3)],
                 "load": [(K32, 9), (K128, 3 if few else 9)], "load_prompts": 1 if few else 3,
                 "decode": [(K32, 1), (K32, 8), (K128, 1)], "decode_tokens": 64, "arrive": (K32, 8),
+                "arrive_kinds": ["stored", "loaded"],
                 "tokens": [(2000, 8), (K32, 2)], "trace": {}}
 
     def _arguments(self, kind: str) -> dict[str, Any]:
         given: dict[str, Any] = {"model": str(self._model), "dtype": "bfloat16", "seed": 0, "skip_tokenizer_init": True,
                                  "max_model_len": 4096 if self._given.tiny else 131072, "max_num_batched_tokens": 8192,
                                  "max_num_seqs": 16, "disable_log_stats": True, "generation_config": "vllm"}
+        if self._given.tiny:
+            given["enforce_eager"] = True
         if self._given.cpu:
             given |= {"gpu_memory_utilization": 0.25}
         else:
@@ -203,11 +209,13 @@ def main() -> None:
     OUT.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(arguments.folder, ignore_errors=True)
     arguments.folder.mkdir(parents=True)
+    trial = Trial(arguments, arguments.folder)
     try:
-        Trial(arguments, arguments.folder).run()
+        trial.run()
     finally:
-        rows = [json.loads(line) for line in (OUT / "vllm-gpu.jsonl").read_text().splitlines()]
-        print(table(rows))
+        rows = OUT / "vllm-gpu.jsonl"
+        print(table([json.loads(line) for line in rows.read_text().splitlines()] if rows.exists() else []))
+    sys.exit(int(trial.failed))
 
 
 if __name__ == "__main__":
