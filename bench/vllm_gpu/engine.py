@@ -11,6 +11,7 @@ A part is a name in `spec["parts"]`:
     decode    batches of prompts, a step a token
     arrive    a batch decodes while a prompt arrives: one that is stored, and one that is loaded
     tokens    tokens behind vLLM's own prefix hit, behind a load, and computed anew
+    identity  of ours: what the model is known by without a name, and why it would be private, if it would
     trace     conversations (conversations.py): first tokens, and seconds for all of it
 """
 
@@ -106,6 +107,13 @@ class Measured:
         self.settle()
         if not self._llm.reset_prefix_cache():
             raise RuntimeError("vLLM did not reset its prefix cache: requests are under way")
+
+    def identity(self) -> None:
+        from kvstrata_vllm import loaded
+        began = time.perf_counter()
+        found = loaded._Loaded(self._llm.llm_engine.vllm_config, loaded._worker().get_model(), None).identity
+        self.row("identity", digest=found.now().digest, private=found.now().private, unknown=found._unknown[:8],
+                 made_s=time.perf_counter() - began)
 
     def fresh(self) -> None:
         for length, times in self._spec["fresh"]:

@@ -29,15 +29,38 @@ REQUIRED = ("annotated-types==0.8.0", "cachetools==8.0.1", "cbor2==6.3.0", "dist
             "httpcore2==2.16.2", "httpx2==2.16.2", "jiter==0.19.0", "msgspec==0.22.0", "openai==3.54.0",
             "openai-harmony==0.0.8", "partial-json-parser==0.2.1.1.post7", "pybase64==1.5.1", "pydantic==2.14.3",
             "pydantic-core==2.50.4", "pyzmq==27.3.0", "sniffio==1.3.1", "starlette==1.10.0",
-            "typing-extensions==4.16.0", "typing-inspection==0.4.5", "compressed-tensors==0.17.0", "loguru==0.7.3")
+            "typing-extensions==4.16.0", "typing-inspection==0.4.5", "compressed-tensors==0.17.0", "loguru==0.7.3",
+            "truststore==0.10.5")
 NAMED = ("llguidance", "xgrammar")
-STAND_IN = '''"""Stands in: vLLM names its classes in annotations, and uses none without structured outputs."""
+STAND_IN = '''"""Stands in: vLLM names its classes in annotations, and uses none without structured outputs. Any module below it
+stands in, too."""
+
+import importlib.abc
+import importlib.machinery
+import sys
+import types
+
+
+class _Below(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(self, name, path=None, target=None):
+        return importlib.machinery.ModuleSpec(name, self, is_package=True) if name.startswith(__name__ + ".") else None
+
+    def create_module(self, spec):
+        module = types.ModuleType(spec.name)
+        module.__getattr__ = __getattr__
+        return module
+
+    def exec_module(self, module):
+        pass
 
 
 def __getattr__(name: str) -> type:
     if name.startswith("__"):
         raise AttributeError(name)
     return object
+
+
+sys.meta_path.insert(0, _Below())
 '''
 # Libraries of vLLM's, and whether their device code is needed; None: it is of sm_90a alone, and stays as it is.
 LIBRARIES = {"_C_stable_libtorch": True, "_moe_C_stable_libtorch": True, "vllm_flash_attn/_vllm_fa2_C": False,
@@ -89,7 +112,8 @@ def fill(site: pathlib.Path, version: str, python: str, arch: int) -> None:
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(site)
     for name in NAMED:
-        (site / f"{name}.py").write_text(STAND_IN)
+        (site / name).mkdir()
+        (site / name / "__init__.py").write_text(STAND_IN)
     # The package itself is the source tree's; vLLM finds it by this.
     plugin = site / f"kvstrata_vllm-{VERSION}.dist-info"
     plugin.mkdir()

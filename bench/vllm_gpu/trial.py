@@ -114,7 +114,9 @@ class Trial:
             return
         spec = self._sizes() | {"engine": name, "rows": str(self._rows), "environment": ENVIRONMENT, "settle": settle,
                                 "arguments": self._arguments(kind)}
-        if self._given.trace:
+        if self._given.parts:
+            spec["parts"] = [part for part in self._given.parts.split(",") if part != "identity" or kind == "ours"]
+        elif self._given.trace:
             spec["parts"] = ["trace"]
         elif kind == "plain":
             spec |= {"parts": ["fresh", "hits", "decode", "arrive"], "arrive_kinds": ["stored"]}
@@ -154,12 +156,13 @@ class Trial:
         given: dict[str, Any] = {"model": str(self._model), "dtype": "bfloat16", "seed": 0, "skip_tokenizer_init": True,
                                  "max_model_len": 4096 if self._given.tiny else 131072, "max_num_batched_tokens": 8192,
                                  "max_num_seqs": 16, "disable_log_stats": True, "generation_config": "vllm"}
-        if self._given.tiny:
+        if self._given.tiny or self._given.eager:
             given["enforce_eager"] = True
         if self._given.cpu:
             given |= {"gpu_memory_utilization": 0.25}
         else:
             given |= {"block_size": 16} | ({"kv_cache_memory_bytes": 12 << 30} if self._given.trace else {})
+        digest = {"digest": self._given.digest} if self._given.digest else {}
         answers = {"offload_prompt_only": False} if self._given.trace else {}
         if kind.startswith("native"):
             chunk = int(kind.partition(":")[2] or 1)
@@ -169,7 +172,7 @@ class Trial:
         elif kind == "ours":
             assert self._daemon is not None
             given["kv_transfer_config"] = {"kv_connector": "KvstrataConnector", "kv_role": "kv_both",
-                                           "kv_connector_extra_config": {"socket": self._daemon.path, **answers}}
+                                           "kv_connector_extra_config": {"socket": self._daemon.path, **answers, **digest}}
         return given
 
 
@@ -200,6 +203,9 @@ def main() -> None:
     parser.add_argument("--disk", action="store_true")
     parser.add_argument("--quick", action="store_true", help="few repeats, for a first look")
     parser.add_argument("--trace", action="store_true", help="conversations on a cache of 12 GiB")
+    parser.add_argument("--parts", help="of engine.py, for all engines")
+    parser.add_argument("--eager", action="store_true", help="without graphs, which start a minute later")
+    parser.add_argument("--digest", help="of ours: a name for the model, in place of its identity")
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to try the programs with")
     parser.add_argument("--cpu", action="store_true", help="vLLM's CPU build")
     parser.add_argument("--seconds", type=float, default=540, help="no engine starts after that")

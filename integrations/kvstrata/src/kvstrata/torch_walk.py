@@ -42,11 +42,14 @@ HARMLESS_ATTRIBUTES = {
     "gradient_checkpointing": "of training: what is kept for the backward pass",
     "_gradient_checkpointing_func": "the same",
 }
+# Namespaces of operators that torch itself registers.
+_OPERATORS_OF_TORCH = ("aten", "prim", "prims", "quantized", "c10d")
 PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
 class TorchTypes(Walk):
-    """A walk that knows torch's names of things."""
+    """A walk that knows torch's names of things. trusted may name namespaces of operators, too: what `torch.ops` has there
+    is code that Python cannot read, and is known by its name."""
 
     def leaf(self, value: Any, path: str) -> Any:
         if isinstance(value, torch.device):
@@ -55,7 +58,16 @@ class TorchTypes(Walk):
             return str(value).removeprefix("torch.")  # as configurations that were saved have it
         if isinstance(value, torch.Size):
             return list(value)
+        if isinstance(value, (torch._ops.OpOverloadPacket, torch._ops.OpOverload)):
+            return self._operator(str(value), path)
         return NotImplemented
+
+    def _operator(self, name: str, path: str) -> Any:
+        """name: `namespace.name`, with an overload's behind it."""
+        namespace = name.partition(".")[0]
+        if namespace in _OPERATORS_OF_TORCH or namespace in self._trusted:
+            return {"operator": name}
+        return self.refuse(path, f"an operator torch.ops.{name}, whose code cannot be read")
 
 
 class TorchWalk(TorchTypes):

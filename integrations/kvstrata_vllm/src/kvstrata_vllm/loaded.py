@@ -21,6 +21,10 @@ from .plugin import CONNECTORS
 if TYPE_CHECKING:
     from kvstrata.torch_identity import Identity
 
+# Namespaces of vLLM's compiled operators, which its version stands for ("vllm" is one, too).
+_OPERATORS = ("_C", "_C_cache_ops", "_C_custom_ar", "_C_cuda_utils", "_moe_C", "_rocm_C", "_xpu_C", "_qutlass_C",
+              "_flashmla_C", "_flashmla_extension_C", "_flashkda_C", "_vllm_fa2_C", "_vllm_fa3_C", "vllm_ir",
+              "vllm_helion", "vllm_aiter")
 _MOMENT = 0.05  # seconds for which a look serves a step that opens nothing
 _RESUM_EVERY = 4096  # looks between sums of all tensors in the background, which take cores from the engine
 
@@ -51,7 +55,7 @@ class _Loaded:
         self.identity = LoadedModel(
             model, engine="vllm", config=config.model_config.hf_text_config, dtype=str(config.model_config.dtype),
             settings=settings_of(config), given=given, transparent=transparent_of(model),
-            trusted=("vllm", "kvstrata_vllm"), harmless=_HARMLESS, resum_every=_RESUM_EVERY)
+            trusted=("vllm", "kvstrata_vllm", *_OPERATORS), harmless=_HARMLESS, resum_every=_RESUM_EVERY)
         self.looked_at = time.monotonic()
 
     def now(self) -> Identity:
