@@ -90,6 +90,20 @@ def test_functions_without_a_name(model: Any):
     assert live.now().private is None
 
 
+def test_operators(model: Any):
+    """What torch and known packages compiled is known by its name, as vLLM's activations hold it; two are not the same."""
+    act = model.model.layers[0].mlp
+    made = []
+    for op in (torch.ops.aten.silu, torch.ops.aten.gelu, torch.ops.aten.silu.default):
+        act.op = op
+        made.append(ModelIdentity(model).now())
+    assert [identity.private for identity in made] == [None] * 3 and len({identity.digest for identity in made}) == 3
+    with torch.library._scoped_library("nobody_knows", "DEF") as library:
+        library.define("silu(Tensor x) -> Tensor")
+        act.op = torch.ops.nobody_knows.silu
+        assert "torch.ops.nobody_knows.silu" in str(ModelIdentity(model).now().private)
+
+
 def test_tensors_that_are_not_here(model: Any):
     live = ModelIdentity(model)
     model.model.layers[0].mlp.up_proj.to("meta")

@@ -58,6 +58,8 @@ class TorchTypes(Walk):
             return str(value).removeprefix("torch.")  # as configurations that were saved have it
         if isinstance(value, torch.Size):
             return list(value)
+        if isinstance(value, (torch.Stream, torch.Event)):
+            return "a stream"  # when it is computed
         if isinstance(value, (torch._ops.OpOverloadPacket, torch._ops.OpOverload)):
             return self._operator(str(value), path)
         return NotImplemented
