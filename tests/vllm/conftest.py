@@ -15,7 +15,7 @@ import pytest
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-sys.path += [str(HERE.parent), str(ROOT / "integrations" / "kvstrata_vllm" / "src")]
+sys.path += [str(HERE), str(HERE.parent), str(ROOT / "integrations" / "kvstrata_vllm" / "src")]
 
 from engine_cases import (NEW, SEED, SHARED, amount, assert_computed_once, assert_same,  # noqa: E402, F401
                           by_transformers, folder, plain, prompts, pytest_addoption, text_ids)
@@ -24,7 +24,7 @@ PATIENCE = 1800  # seconds of a process
 
 
 def command_of(at: pathlib.Path, model: pathlib.Path, plan: str | None, batches: list[dict[str, Any]] | None,
-               spec: dict[str, Any], **llm: Any) -> list[str]:
+               spec: dict[str, Any], /, **llm: Any) -> list[str]:
     """Of engine.py, whose files lie in the folder `at`; the last argument is where its RESULT is going to be."""
     arguments = {"model": str(model), "enforce_eager": True, "max_num_batched_tokens": 512, "max_num_seqs": 8,
                  "max_model_len": 8192}

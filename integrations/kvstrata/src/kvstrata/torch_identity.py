@@ -64,7 +64,7 @@ class LoadedModel:
     known now, hooks among it, is taken as named. What changes from now on makes another identity, of given and changes.
     transparent: modules whose hooks change no keys or values (the root, its decoder, its head). trusted, opaque: as Walk
     has them. harmless: names of more attributes of modules, as in HARMLESS_ATTRIBUTES. own_hooks: `handle.id` of the hooks
-    that the adapter itself registers; may be added to later. resum_every: None is RESUM_EVERY.
+    that the adapter itself registers; may be added to later. scratch: as TorchWalk has it. resum_every: None is RESUM_EVERY.
 
     Errors: Unidentifiable, where config or settings have what has no form. Reads all tensors once (0.1 s a GB and core).
     """
@@ -73,13 +73,13 @@ class LoadedModel:
                  settings: Mapping[str, Any] | None = None, given: str | None = None,
                  transparent: Iterable[torch.nn.Module] = (), trusted: Collection[str] = (),
                  opaque: Collection[str] = (), harmless: Collection[str] = (), own_hooks: Iterable[int] = (),
-                 resum_every: int | None = None) -> None:
+                 scratch: Callable[[str], bool] | None = None, resum_every: int | None = None) -> None:
         self._root = weakref.ref(root)
         config = without_harmless(config) if isinstance(config, Mapping) else config
         self._about = {"engine": engine, "dtype": dtype, "config": config, "settings": dict(settings or {})}
         self.given, self.own_hooks = given, set(own_hooks)
         self._transparent = {id(module) for module in transparent}
-        self._packages, self._harmless = (tuple(trusted), tuple(opaque)), tuple(harmless)
+        self._packages, self._harmless, self._scratch = (tuple(trusted), tuple(opaque)), tuple(harmless), scratch
         self._every, self._calls = RESUM_EVERY if resum_every is None else resum_every, 0
         self._sums: dict[str, _Sum] = {}
         self._background = _Background()
@@ -148,7 +148,7 @@ class LoadedModel:
         root = self._root()
         if root is None:
             raise ReferenceError("the model is gone")
-        return TorchWalk(root, *self._packages, self._harmless, self._transparent)
+        return TorchWalk(root, *self._packages, self._harmless, self._transparent, self._scratch)
 
     def _walks_to(self, entries: str) -> bool:
         """Whether a walk finds now what it found; False, too, where the model changes meanwhile."""

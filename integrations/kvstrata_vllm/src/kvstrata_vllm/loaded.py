@@ -9,6 +9,9 @@ or saves anything; what a CPU packs away is summed when it is packed (packed.py)
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
+import re
 import time
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -38,6 +41,27 @@ _HARMLESS = {
                     "of the whole engine; what of it changes keys is in settings_of, or in the modules it made"),
 }
 
+# What vLLM's modules have in plain attributes is working memory, and adapters of LoRA, which the names of their requests'
+# blocks have: but what these words are in.
+_WEIGHTS = ("weight", "bias", "scale", "W_U", "w_u", "cos_sin", "inv_freq")
+
+
+@functools.cache
+def trusted() -> tuple[str, ...]:
+    """Packages whose functions are known by their names: vLLM, and those that it requires."""
+    by_package = importlib.metadata.packages_distributions()
+    required = {re.split(r"[^A-Za-z0-9._-]", line)[0].lower() for name in by_package.get("vllm", ())
+                for line in importlib.metadata.requires(name) or ()}
+    return ("vllm", "kvstrata_vllm", *sorted(package for package, names in by_package.items()
+                                             if any(name.lower() in required for name in names)))
+
+
+def _is_scratch(path: str) -> bool:
+    """path: as "model.layers.0.mlp's w13_weight". Objects of vLLM's that are no modules are known by their class: what they
+    have is made of the model's configuration."""
+    return not any(word in path.rpartition("'s ")[2] for word in _WEIGHTS)
+
+
 _worker: weakref.ref[Any] | None = None
 _loaded: _Loaded | None = None
 
@@ -51,7 +75,8 @@ class _Loaded:
         self.identity = LoadedModel(
             model, engine="vllm", config=config.model_config.hf_text_config, dtype=str(config.model_config.dtype),
             settings=settings_of(config), given=given, transparent=transparent_of(model),
-            trusted=("vllm", "kvstrata_vllm"), harmless=_HARMLESS, resum_every=_RESUM_EVERY)
+            trusted=trusted(), opaque=("vllm", "torch"), harmless=_HARMLESS, scratch=_is_scratch,
+            resum_every=_RESUM_EVERY)
         self.looked_at = time.monotonic()
 
     def now(self) -> Identity:
