@@ -10,11 +10,11 @@ from conftest import assert_same
 NEW = 8
 
 
-@pytest.mark.parametrize(("mode", "unit"), [("full", 32), ("offload", 128)])
+@pytest.mark.parametrize(("mode", "unit"), [("full", 32), ("chunks", 256)])
 def test_each_begins_an_epoch(engine, text_ids: list[int], mode: str, unit: int):
     """Where vLLM has a cache of its own, it is reset as well: else the change shows in what that has."""
     prompt = text_ids[3000:3400]
-    again = {"prompts": [prompt], "tokens": NEW, **({"reset": True} if mode == "offload" else {})}
+    again = {"prompts": [prompt], "tokens": NEW, **({"reset": True} if mode == "chunks" else {})}
     owned = mode == "full"
     events = [["reset"], ["sleep"], ["change"] if owned else ["change", "reset"],
               ["reload"] if owned else ["reload", "reset"]]

@@ -172,13 +172,16 @@ def test_what_was_not_there_is_asked_for_again(source: ChunkSource, peer: Peer, 
     assert peer.numbers(4) == [lease]
 
 
-def test_what_is_known_to_be_there_is_not_stored(source: ChunkSource, peer: Peer):
+@pytest.mark.parametrize("later", [True, False])
+def test_what_is_known_to_be_there_is_not_stored(source: ChunkSource, peer: Peer, later: bool):
+    """later: than the step in which it is scheduled first."""
     context = request(source, "a")
     answered(source, peer, context, [5, COMING, ABSENT, ABSENT])
     give_credits(source, peer, [20, 21, 22, 23])
     source.begins("a")
-    source.scheduled(["a"], {}, {})
-    peer.numbers(4)
+    if later:
+        source.scheduled(["a"], {}, {})
+        peer.numbers(4)
     output = source.prepare_store(KEYS[:4], context)
     assert output.keys_to_store == KEYS[2:4] and output.store_spec.block_ids.tolist() == [20, 21]
     other = request(source, "b")

@@ -29,6 +29,7 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from .identity import WAY_OUT, Unidentifiable, digest_of, without_harmless
+from .torch_samples import Reading
 from .torch_snapshot import Snapshot
 from .torch_tree_hash import tensor_sums
 from .torch_walk import HARMLESS_ATTRIBUTES, TorchTypes, TorchWalk
@@ -107,7 +108,15 @@ class LoadedModel:
 
     def holds(self) -> bool:
         """Whether it is what it was at the last now(): the check that now() makes, alone."""
-        return not self._stale and self._compute == _precision(self._snapshot.devices) and self._snapshot.holds()
+        reading = self.begin()
+        return reading is not None and reading.hold()
+
+    def begin(self) -> Reading | None:
+        """The same without waiting for a GPU: what it is when the work that is enqueued now is done. None: it is not what
+        it was, or must be asked by now()."""
+        if self._stale or self._background.found or self._compute != _precision(self._snapshot.devices):
+            return None
+        return self._snapshot.begin()
 
     def private_reason(self) -> str | None:
         """Why what is computed now must not be found by others, with the way out; None: it may."""
@@ -230,6 +239,11 @@ class _Background:
         with self._lock:
             if run == self._run:
                 self._made = {name: (sums[name], value.hex()) for name, value in zip(tensors, made)}
+
+    @property
+    def found(self) -> bool:
+        """Whether there is something that `walk_differs` or `differing` would say."""
+        return self._walk_differs or bool(self._made)
 
     def walk_differs(self) -> bool:
         """Whether a walk found what the checks had not seen. Answered once."""

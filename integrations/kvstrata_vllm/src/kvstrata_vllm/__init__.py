@@ -13,6 +13,7 @@
     flags           what the user's flags make of it; what is refused
     spec            vLLM's offloading spec: who looks up and who copies
     source          the scheduler's side: what is held, what is stored where
+    adapters        what LoRA adapters are
     space           which engines share chunks
     chunk_worker    a worker's side: whether the model is still the same, whose loads failed
     chunk_metadata  what the two tell each other

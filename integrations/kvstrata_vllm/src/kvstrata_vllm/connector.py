@@ -15,6 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole, K
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 
 from . import flags, versions
+from .adapters import Adapters
 from .chunk_metadata import ChunkMetadata, ChunkWorkerMetadata, Loaded
 from .chunk_worker import ChunkWorker
 from .geometry import Unsupported
@@ -31,6 +32,7 @@ class KvstrataConnector(OffloadingConnector):
         flags.prepare(vllm_config, kv_cache_config)
         super().__init__(vllm_config, role, kv_cache_config)
         self._extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+        self._adapters = Adapters()
         self._worker: ChunkWorker | None = None
         self._loaded: Loaded | None = None
 
@@ -60,6 +62,8 @@ class KvstrataConnector(OffloadingConnector):
 
     def on_new_request(self, request: Any) -> None:
         super().on_new_request(request)
+        if request.lora_request is not None:
+            self._source.with_adapter(request.request_id, self._adapters.salt_of(request.lora_request))
         if not request.skip_reading_prefix_cache:
             self._source.prefetch(versions.context_of(self.scheduler, request.request_id))
 
@@ -122,6 +126,7 @@ class KvstrataConnector(OffloadingConnector):
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         assert self._worker is not None
+        self._worker.settle(wait=False)
         return self._worker.results(super().get_transfer_results(finished_req_ids))
 
     def build_connector_worker_meta(self) -> ChunkWorkerMetadata | None:

@@ -23,8 +23,10 @@ from .plugin import CONNECTORS
 
 if TYPE_CHECKING:
     from kvstrata.torch_identity import Identity
+    from kvstrata.torch_samples import Reading
 
 _MOMENT = 0.05  # seconds for which a look serves a step that opens nothing
+_WAITED_EVERY = 64  # looks, on a GPU
 _RESUM_EVERY = 4096  # looks between sums of all tensors in the background, which take cores from the engine
 
 # Attributes of vLLM's modules that do not change keys or values, each with the reason.
@@ -79,25 +81,33 @@ class _Loaded:
             resum_every=_RESUM_EVERY)
         self.looked_at = time.monotonic()
 
+        self._began = 0  # looks since the last one that was waited for
+
     def now(self) -> Identity:
-        self.looked_at = time.monotonic()
+        self.looked_at, self._began = time.monotonic(), 0
         return self.identity.now()
+
+    def may_begin(self) -> bool:
+        """Now and then a look is waited for, which counts them and sums anew in the background."""
+        self._began += 1
+        return self._began < _WAITED_EVERY
 
 
 def remember_workers() -> None:
-    """Of this process; the plugin calls it once."""
+    """Of this process; the plugin calls it once. It may be called by the wrapper while that makes its worker, so the call
+    behind that is what is looked at: before weights are read."""
     from vllm.v1.worker.worker_base import WorkerWrapperBase
-    init_worker = WorkerWrapperBase.init_worker
+    init_device = WorkerWrapperBase.init_device
 
-    def init_and_remember(wrapper: Any, *args: Any, **kwargs: Any) -> None:
+    def remember_and_init(wrapper: Any, *args: Any, **kwargs: Any) -> None:
         global _worker
-        init_worker(wrapper, *args, **kwargs)
         _worker = weakref.ref(wrapper.worker)
         transfer = wrapper.vllm_config.kv_transfer_config
         if transfer is not None and transfer.kv_connector in CONNECTORS:
             sum_what_is_packed()
+        init_device(wrapper, *args, **kwargs)
 
-    WorkerWrapperBase.init_worker = init_and_remember
+    WorkerWrapperBase.init_device = remember_and_init
 
 
 def identity_of(config: Any, given: str | None) -> Identity:
@@ -120,6 +130,12 @@ def identity_here(opens: bool = True) -> Identity | None:
     if _loaded is None or (not opens and time.monotonic() - _loaded.looked_at < _MOMENT):
         return None
     return _loaded.now()
+
+
+def begin_look() -> Reading | None:
+    """Whether it is what it was when identity_here or identity_of said so last, without waiting for a GPU: as it is behind
+    the work that is enqueued now. None: identity_here says it."""
+    return None if _loaded is None or not _loaded.may_begin() else _loaded.identity.begin()
 
 
 def settings_of(config: Any) -> dict[str, Any]:
