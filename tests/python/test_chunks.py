@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kvstrata.chunks against a scripted peer: packets of both sides, answers that come late or never, a daemon that ends."""
+"""kvstrata.chunks against a scripted peer: packets of both sides, answers that come late or never, a daemon that
+ends."""
 
 from __future__ import annotations
 

@@ -36,8 +36,8 @@ def command_of(at: pathlib.Path, model: pathlib.Path, plan: str | None, batches:
 def engine(folder: pathlib.Path, tmp_path_factory: pytest.TempPathFactory  # noqa: F811
            ) -> Callable[..., dict[str, Any]]:
     """engine(plan, batches, spec={more of engine.py's SPEC}, **arguments of vllm.LLM): RESULT of engine.py."""
-    def run(plan: str | None, batches: list[dict[str, Any]], spec: dict[str, Any] | None = None, **llm: Any  # noqa: F811
-            ) -> dict[str, Any]:
+    def run(plan: str | None, batches: list[dict[str, Any]],  # noqa: F811
+            spec: dict[str, Any] | None = None, **llm: Any) -> dict[str, Any]:
         command = command_of(tmp_path_factory.mktemp("engine"), folder, plan, batches, spec or {}, **llm)
         ran = subprocess.run(command, timeout=PATIENCE, capture_output=True, text=True,
                              env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})

@@ -4,16 +4,17 @@
 
     engine.py SPEC.json RESULT.json
 
-SPEC: plan (null: plain vLLM; "chunks": KvstrataConnector; "": KVSTRATA_DISABLE=1 with the flags of a plan), socket of a
-daemon (null: one is started with the arguments in `daemon`, and started again when it was killed), llm (arguments of
-vllm.LLM), extra (more of kv_connector_extra_config), batches [{prompts [ids], tokens, kill_at (number of the attention
-call, or of a transfer of chunks, before which the daemon is killed, or null), die_at (before which this process is),
-end_by (the signal that the daemon gets behind the batch, when nothing runs), reset (vLLM's own cache is emptied first),
-do (names of ACTIONS, done before that), with (more of each prompt), lora (folder of an adapter), stop_at (the
-step before which the daemon is stopped, until the batch ends)}] (null: each a line of stdin, answered by a line of
-stdout), record: what the plan chose is compared with direct calls, fail_loads: of chunks. RESULT: batches
-[[{tokens, top, held, reason}]], seconds and the longest step of each batch, blocks: that vLLM counts with, differing:
-lists that differ, chosen: lists that were compared, done: what the resets of `do` answered.
+SPEC: plan (null: plain vLLM; "chunks": KvstrataConnector; "": KVSTRATA_DISABLE=1 with the flags of a plan), socket of
+a daemon (null: one is started with the arguments in `daemon`, and started again when it was killed), llm (arguments
+of vllm.LLM), extra (more of kv_connector_extra_config), batches [{prompts [ids], tokens, kill_at (number of the
+attention call, or of a transfer of chunks, before which the daemon is killed, or null), die_at (before which this
+process is), end_by (the signal that the daemon gets behind the batch, when nothing runs), reset (vLLM's own cache is
+emptied first), do (names of ACTIONS, done before that), with (more of each prompt), lora (folder of an adapter),
+leave (what is under way behind the batch, for the next one), stop_at (the step before which the daemon is stopped,
+until the batch ends)}] (null: each a line of stdin, answered by a line of stdout), record: what the plan chose is
+compared with direct calls, fail_loads: of chunks. RESULT: batches [[{tokens, top, held, reason}]], seconds and the
+longest step of each batch, blocks: that vLLM counts with, differing: lists that differ, chosen: lists that were
+compared, done: what the resets of `do` answered.
 """
 
 from __future__ import annotations
@@ -205,9 +206,11 @@ def generate(llm: Any, batch: dict[str, Any]) -> list[dict[str, Any]]:
     adapter = {}
     if (folder := batch.get("lora")) is not None:
         from vllm.lora.request import LoRARequest
-        adapter = {"lora_request": LoRARequest(folder, 1 + int(hashlib.sha256(folder.encode()).hexdigest()[:4], 16), folder)}
+        number = 1 + int(hashlib.sha256(folder.encode()).hexdigest()[:4], 16)
+        adapter = {"lora_request": LoRARequest(folder, number, folder)}
     outputs = llm.generate(prompts, parameters, use_tqdm=False, **adapter)
-    end_requests(llm)
+    if not batch.get("leave"):
+        end_requests(llm)
     return [{"tokens": list(o.outputs[0].token_ids), "held": o.num_cached_tokens, "reason": o.outputs[0].finish_reason,
              "top": [{str(i): p.logprob for i, p in at.items()} for at in o.outputs[0].logprobs or []]}
             for o in outputs]

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's own cache with kvstratad below it: what one engine stored another finds, and whatever happens to the daemon, no
-request is lost and no token is another's. Small random models."""
+"""vLLM's own cache with kvstratad below it: what one engine stored another finds, and whatever happens to the daemon,
+no request is lost and no token is another's. Small random models."""
 
 from __future__ import annotations
 
+import os
 import pathlib
 import signal
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -15,7 +18,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed; make test-vllm instal
 
 from kvstrata.daemon import Daemon  # noqa: E402
 
-from conftest import SEED, assert_same  # noqa: E402
+from conftest import PATIENCE, SEED, assert_same, command_of, folder  # noqa: E402, F401
 from families import made, prompt  # noqa: E402
 from restarts import disk_of  # noqa: E402
 
@@ -118,6 +121,22 @@ def test_a_daemon_that_is_started_again_finds_its_disk(engine, llama, tmp_path: 
             daemon.process.send_signal(signal.SIGTERM)
             daemon.process.wait()
     assert held_then == [[0] * 4, [*map(whole, PROMPTS)]]
+
+
+def test_an_engine_that_is_killed(llama, folder, amount, engine, tmp_path: pathlib.Path):  # noqa: F811
+    """By SIGKILL before its n-th copy, in a room for little more than what it has credited: the next one has all of it."""
+    random = np.random.default_rng(SEED)
+    with Daemon("--set", "chunks.bytes=8MiB") as daemon:
+        for number in range(amount(10)):
+            at = int(random.integers(0, len(PROMPTS)))
+            print(f"seed {SEED}, killed before copy {at}")
+            command = command_of(tmp_path, folder, "chunks", [{**BATCH, "die_at": at}], {"socket": daemon.socket}, **llama)
+            killed = subprocess.run(command, capture_output=True, timeout=PATIENCE,
+                                    env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+            assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
+        ran = engine("chunks", [BATCH, AGAIN], {"socket": daemon.socket}, **llama)["batches"]
+    assert_same(*ran)
+    assert held(ran[1]) == [*map(whole, PROMPTS)]
 
 
 @pytest.mark.parametrize(("flags", "extra", "said"), [

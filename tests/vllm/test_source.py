@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scheduler's side of engine chunks against a scripted daemon: what is asked, promised, released, stored, given back.
-Without an engine."""
+"""The scheduler's side of engine chunks against a scripted daemon: what is asked, promised, released, stored, given
+back. Without an engine."""
 
 from __future__ import annotations
 
@@ -249,7 +249,8 @@ def test_behind_a_reset_requests_of_before_are_not_stored(source: ChunkSource, p
     assert store(source, context, KEYS[:2], 1) == [20, 21]
 
 
-def test_a_reset_of_which_vllm_keeps_something_says_so(source: ChunkSource, peer: Peer, caplog: pytest.LogCaptureFixture):
+def test_a_reset_of_which_vllm_keeps_something_says_so(source: ChunkSource, peer: Peer,
+                                                       caplog: pytest.LogCaptureFixture):
     context = request(source, "a")
     give_credits(source, peer, [20, 21])
     assert not source.reset(used_blocks=3)
@@ -259,19 +260,22 @@ def test_a_reset_of_which_vllm_keeps_something_says_so(source: ChunkSource, peer
 
 
 @pytest.mark.parametrize("since_reset", [True, False])
-def test_a_model_that_changes_begins_an_epoch(source: ChunkSource, peer: Peer, since_reset: bool):
-    """since_reset: vLLM's cache has nothing of before. Else nothing is stored until it has not."""
-    held = request(source, "a")
+def test_a_model_that_changes(source: ChunkSource, peer: Peer, since_reset: bool):
+    """since_reset: all that was computed since the reset is of the new one, and goes on as that. Else nothing is stored
+    until there is a reset. What the old one had is not found in either case."""
+    held, stores = request(source, "a"), request(source, "b")
     lease = answered(source, peer, held, [5, 6, 7, 8])
-    give_credits(source, peer, [20, 21])
+    give_credits(source, peer, [20, 21, 22])
+    assert store(source, stores, KEYS[4:5], 1) == [20]
     source.follow({0: OTHER}, since_reset)
     assert peer.numbers(4) == [lease] and peer.space() not in source.spaces
     assert source.lookup(KEYS[0], held) is RETRY  # asked anew
     assert peer.ask().keys[0] == (KEYS[0][:32], 0)
-    stored = store(source, request(source, "b"), KEYS[4:6], 1)
-    assert stored == ([20, 21] if since_reset else [])
+    all_report(source, 1)
+    assert peer.stored() == [(KEYS[4][:32], 0, 20)] if since_reset else peer.numbers(7) == [20]
+    assert store(source, request(source, "c"), KEYS[6:8], 2) == ([21, 22] if since_reset else [])
     source.follow({0: OTHER}, since_reset)  # said again
-    assert source._number == 2
+    assert source._number == (1 if since_reset else 2)
 
 
 def test_a_model_that_comes_back_finds_its_chunks(source: ChunkSource, peer: Peer):
@@ -352,8 +356,8 @@ def test_an_engine_that_ends_says_whether_nobody_copies(source: ChunkSource, pee
 def test_a_reset_before_the_workers_are_known(peer: Peer):
     thread = threading.Thread(target=lambda: (peer.accept(), peer.welcome()))
     thread.start()
-    made: Any = ChunkSource(ChunkClient(ChunkLink(peer.path, role=SCHEDULER, row_bytes=ROW, engine="e", client_name="t")),
-                            1, AHEAD)
+    link = ChunkLink(peer.path, role=SCHEDULER, row_bytes=ROW, engine="e", client_name="t")
+    made: Any = ChunkSource(ChunkClient(link), 1, AHEAD)
     thread.join()
     context = request(made, "a")
     made.prefetch(context)

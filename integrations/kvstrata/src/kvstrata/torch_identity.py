@@ -57,17 +57,19 @@ class _Sum(NamedTuple):
 
 
 class LoadedModel:
-    """root: the module that is called. engine: its name and version. config: its configuration, of transformers' kind or a
-    mapping; fields in HARMLESS are left out. dtype: in which it computes. settings: what else the engine was told that
-    changes keys or values (strings, numbers, lists, dicts, dataclasses, enums, dtypes).
+    """root: the module that is called. engine: its name and version. config: its configuration, of transformers' kind
+    or a mapping; fields in HARMLESS are left out. dtype: in which it computes. settings: what else the engine was told
+    that changes keys or values (strings, numbers, lists, dicts, dataclasses, enums, dtypes).
 
-    given: an identity that the caller names, for what the model is now. Its tensors are not read then, and what cannot be
-    known now, hooks among it, is taken as named. What changes from now on makes another identity, of given and changes.
-    transparent: modules whose hooks change no keys or values (the root, its decoder, its head). trusted, opaque: as Walk
-    has them. harmless: names of more attributes of modules, as in HARMLESS_ATTRIBUTES. own_hooks: `handle.id` of the hooks
-    that the adapter itself registers; may be added to later. scratch: as TorchWalk has it. resum_every: None is RESUM_EVERY.
+    given: an identity that the caller names, for what the model is now. Its tensors are not read then, and what cannot
+    be known now, hooks among it, is taken as named. What changes from now on makes another identity, of given and
+    changes. transparent: modules whose hooks change no keys or values (the root, its decoder, its head). trusted,
+    opaque: as Walk has them. harmless: names of more attributes of modules, as in HARMLESS_ATTRIBUTES. own_hooks:
+    `handle.id` of the hooks that the adapter itself registers; may be added to later. scratch: as TorchWalk has it.
+    resum_every: None is RESUM_EVERY.
 
-    Errors: Unidentifiable, where config or settings have what has no form. Reads all tensors once (0.1 s a GB and core).
+    Errors: Unidentifiable, where config or settings have what has no form. Reads all tensors once (0.1 s a GB and
+    core).
     """
 
     def __init__(self, root: torch.nn.Module, *, engine: str, config: Any = None, dtype: str = "",
@@ -112,8 +114,8 @@ class LoadedModel:
         return reading is not None and reading.hold()
 
     def begin(self) -> Reading | None:
-        """The same without waiting for a GPU: what it is when the work that is enqueued now is done. None: it is not what
-        it was, or must be asked by now()."""
+        """The same without waiting for a GPU: what it is when the work that is enqueued now is done. None: it is not
+        what it was, or must be asked by now()."""
         if self._stale or self._background.found or self._compute != _precision(self._snapshot.devices):
             return None
         return self._snapshot.begin()
@@ -199,8 +201,8 @@ class LoadedModel:
 
 
 class _Background:
-    """A walk and sums of all tensors, on a thread of the lowest priority. What it found is asked for by `walk_differs` and
-    `differing`."""
+    """A walk and sums of all tensors, on a thread of the lowest priority. What it found is asked for by `walk_differs`
+    and `differing`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards what follows
@@ -261,8 +263,8 @@ class _Background:
                 if sums.get(name) is kept and value != (kept.value or self._given_value(name, kept, value))]
 
     def _given_value(self, name: str, kept: _Sum, value: str) -> str:
-        """Of a tensor that has no sum because a given digest stands for it: its first one, which is this one if there is
-        none."""
+        """Of a tensor that has no sum because a given digest stands for it: its first one, which is this one if there
+        is none."""
         if self._as_given.get(name, (None, ""))[0] is not kept:
             self._as_given[name] = kept, value
         return self._as_given[name][1]

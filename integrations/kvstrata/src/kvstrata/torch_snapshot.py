@@ -3,7 +3,8 @@
 
 Everything is compared at C's speed: dicts' values as tuples, of which identical objects cost a few ns each; tensors'
 versions and addresses; and a sample of each tensor's bytes (torch_samples). Parameters and buffers that a module no
-longer has are not kept alive by this; modules that another one took the place of are, until the next walk. Threads: one.
+longer has are not kept alive by this; modules that another one took the place of are, until the next walk. Threads:
+one.
 """
 
 from __future__ import annotations
@@ -84,7 +85,8 @@ class Snapshot:
             return None
 
     def _shape_holds(self) -> bool:
-        """Of what is not in tensors' memory. One tuple is made at a time, or the garbage collector would run each time."""
+        """Of what is not in tensors' memory. One tuple is made at a time, or the garbage collector would run each
+        time."""
         return (self._state == self._now() and all(map(operator.eq, map(tuple, map(dict.values, self._dicts)),
                                                        self._values))
                 and all(map(operator.eq, map(tuple, self._named), self._names)))

@@ -41,13 +41,13 @@ class Adapters:
         marks = _marks(path)
         if adapter is None:
             if not marks:
-                _log.warning("adapter %s is not in a local folder (%s), so what it is cannot be known: its requests are "
-                             "computed, and not kept", request.lora_name, path)
+                _log.warning("adapter %s is not in a local folder (%s), so what it is cannot be known: its requests "
+                             "are computed, and not kept", request.lora_name, path)
             adapter = self._known[request.lora_path] = _Adapter(marks, self._threads.submit(_sum, path, marks))
         elif marks != adapter.marks and not adapter.changed:
             adapter.changed = True
-            _log.warning("files of adapter %s in %s have changed since it was first used: its requests are computed, and not "
-                         "kept, until the engine is started again; give the new one a folder of its own",
+            _log.warning("files of adapter %s in %s have changed since it was first used: its requests are computed, "
+                         "and not kept, until the engine is started again; give the new one a folder of its own",
                          request.lora_name, path)
         return None if adapter.changed or not adapter.marks else adapter.salt
 

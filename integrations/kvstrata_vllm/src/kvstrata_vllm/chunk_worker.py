@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker's part of KvstrataConnector beside the copies: whether the model is still what the scheduler takes it for, and
-whose loads have failed. Threads: the worker's."""
+"""A worker's part of KvstrataConnector beside the copies: whether the model is still what the scheduler takes it for,
+and whose loads have failed. Threads: the worker's."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ class ChunkWorker:
         self._reading: tuple[Reading, set[int]] | None = None  # of the last look, and the jobs that go by it
 
     def look(self, step: ChunkMetadata) -> None:
-        """Once a step, before anything of it is copied: nothing is, where the scheduler has not heard yet what the model is
-        now. The first step after a reset is looked at in any case: what changed before it is all that is cached then.
+        """Once a step, before anything of it is copied: nothing is, where the scheduler has not heard yet what the
+        model is now. The first step after a reset is looked at in any case: what changed before it is all that is
+        cached then.
 
-        A GPU is not waited for. Stores begin in the next step, which knows then; the end of a load is not said before it is
-        known."""
+        A GPU is not waited for. Stores begin in the next step, which knows then; the end of a load is not said before
+        it is known."""
         if step is self._step:
             return
         self.settle(wait=True)
@@ -43,7 +44,7 @@ class ChunkWorker:
             self._transfers.unsure.update(jobs)
             return
         self._hear(identity_here(first or bool(jobs)), first)
-        if self._changed(step):
+        if self._changed(step) and not (first and self._identity.private is None):
             self._transfers.refused.update(jobs)
 
     def _hear(self, now: Identity | None, first: bool) -> None:

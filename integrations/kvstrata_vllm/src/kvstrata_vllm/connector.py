@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """kv_connector "KvstrataConnector": vLLM's own cache, with kvstratad's memory below it (docs/vllm.md).
 
-It is vLLM's OffloadingConnector over KvstrataSpec. What is added is what a spec cannot do: whose keys they are, requests
-that are asked about when they arrive, copies that fail, and what is under way at a reset and at the end. vLLM makes one
-for its scheduler and one for each worker.
+It is vLLM's OffloadingConnector over KvstrataSpec. What is added is what a spec cannot do: whose keys they are,
+requests that are asked about when they arrive, copies that fail, and what is under way at a reset and at the end. vLLM
+makes one for its scheduler and one for each worker.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class KvstrataConnector(OffloadingConnector):
                               "again meanwhile; start vLLM again")
         offloading = versions.offloading_config(self._vllm_config, self._kv_cache_config)
         layout = layout_of(self._vllm_config, self._kv_cache_config, offloading, welcome.row_bytes)
+        flags.warn_of_hashes(self._vllm_config)
         self._source.serve({**layout, "backends": sorted({name for of in workers for name in of.backends})},
                            {of.rank: of.identity for of in workers})
 
@@ -82,9 +83,9 @@ class KvstrataConnector(OffloadingConnector):
     def update_connector_output(self, connector_output: Any) -> None:
         news = connector_output.kv_connector_worker_meta
         if isinstance(news, ChunkWorkerMetadata):
-            self._source.reported(news.completed_jobs, news.failed)
             if news.identities:
                 self._source.follow(news.identities, news.since_reset)
+            self._source.reported(news.completed_jobs, news.failed)
         self._source.failed(connector_output.failed_recving or ())
         super().update_connector_output(connector_output)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The worker of an engine on a CPU, where vLLM has none: copies its blocks to rows of the region, and back.
 
-Which bytes of a block go where is the same as on a GPU. Stores run in order on one thread, loads on another; both beside
-the engine. Threads: the engine's calls.
+Which bytes of a block go where is the same as on a GPU. Stores run in order on one thread, loads on another; both
+beside the engine. Threads: the engine's calls.
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ _HARMLESS = {
                     "of the whole engine; what of it changes keys is in settings_of, or in the modules it made"),
 }
 
-# What vLLM's modules have in plain attributes is working memory, and adapters of LoRA, which the names of their requests'
-# blocks have: but what these words are in.
+# What vLLM's modules have in plain attributes is working memory, and adapters of LoRA, which the names of their
+# requests' blocks have: but what these words are in.
 _WEIGHTS = ("weight", "bias", "scale", "W_U", "w_u", "cos_sin", "inv_freq")
 
 
@@ -59,8 +59,8 @@ def trusted() -> tuple[str, ...]:
 
 
 def _is_scratch(path: str) -> bool:
-    """path: as "model.layers.0.mlp's w13_weight". Objects of vLLM's that are no modules are known by their class: what they
-    have is made of the model's configuration."""
+    """path: as "model.layers.0.mlp's w13_weight". Objects of vLLM's that are no modules are known by their class: what
+    they have is made of the model's configuration."""
     return not any(word in path.rpartition("'s ")[2] for word in _WEIGHTS)
 
 
@@ -94,8 +94,8 @@ class _Loaded:
 
 
 def remember_workers() -> None:
-    """Of this process; the plugin calls it once. It may be called by the wrapper while that makes its worker, so the call
-    behind that is what is looked at: before weights are read."""
+    """Of this process; the plugin calls it once. It may be called by the wrapper while that makes its worker, so the
+    call behind that is what is looked at: before weights are read."""
     from vllm.v1.worker.worker_base import WorkerWrapperBase
     init_device = WorkerWrapperBase.init_device
 
@@ -133,8 +133,8 @@ def identity_here(opens: bool = True) -> Identity | None:
 
 
 def begin_look() -> Reading | None:
-    """Whether it is what it was when identity_here or identity_of said so last, without waiting for a GPU: as it is behind
-    the work that is enqueued now. None: identity_here says it."""
+    """Whether it is what it was when identity_here or identity_of said so last, without waiting for a GPU: as it is
+    behind the work that is enqueued now. None: identity_here says it."""
     return None if _loaded is None or not _loaded.may_begin() else _loaded.identity.begin()
 
 

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The scheduler's side of engine chunks: what the daemon holds of a request, and which chunks are written where.
 
-vLLM asks for one key at a time, of each request that waits, in each step. So a request has one memo: when it arrives, all
-its keys are asked for at once under a lease, and what vLLM asks is answered from that. What is said to be a hit is held
-under the lease; it is released when the copies of its load are over, when the request is scheduled without one, and when
-it ends. Chunks to store are written into credits that were fetched ahead.
+vLLM asks for one key at a time, of each request that waits, in each step. So a request has one memo: when it arrives,
+all its keys are asked for at once under a lease, and what vLLM asks is answered from that. What is said to be a hit is
+held under the lease; it is released when the copies of its load are over, when the request is scheduled without one,
+and when it ends. Chunks to store are written into credits that were fetched ahead.
 
-Which copies are over is counted here by vLLM's numbers of jobs, whatever vLLM has forgotten of them: at a reset it takes
-chunks for free that a GPU may still write. A reset, or a model that has changed, begins an epoch: another space of keys.
-A request is stored within the epoch that it began in.
+Which copies are over is counted here by vLLM's numbers of jobs, whatever vLLM has forgotten of them: at a reset it
+takes chunks for free that a GPU may still write. A reset, or a model that has changed, begins an epoch: another space
+of keys. A request is stored within the epoch that it began in.
 
 Nothing here waits. While the daemon is silent or gone nothing is found that is not held already, and nothing is stored.
 Threads: the scheduler's.
@@ -41,9 +41,10 @@ _ASK_AGAIN = 0.5  # seconds after which what was not there is asked for again, w
 
 @dataclass
 class Memo:
-    """Of a request. salt: of its adapter, to be put before the names of its blocks, where it has one; alone: nothing of it
-    is looked up or stored. ids: the lease's, where index says of a key where it is; again: asked anew, not answered yet; known: keys that need not be
-    stored; epoch: in which it was scheduled last; never: its load has failed, so nothing is a hit any more."""
+    """Of a request. salt: of its adapter, to be put before the names of its blocks, where it has one; alone: nothing of
+    it is looked up or stored. ids: the lease's, where index says of a key where it is; again: asked anew, not answered
+    yet; known: keys that need not be stored; epoch: in which it was scheduled last; never: its load has failed, so
+    nothing is a hit any more."""
 
     lease: Lease | None = None
     ids: list[int | None] = field(default_factory=list)
@@ -80,8 +81,8 @@ class Memo:
 
 @dataclass
 class Job:
-    """Copies of vLLM's number. left: workers that have not reported. A store has chunks, of vLLM's key and the daemon's; a
-    load has a lease."""
+    """Copies of vLLM's number. left: workers that have not reported. A store has chunks, of vLLM's key and the
+    daemon's; a load has a lease."""
 
     left: int
     epoch: int
@@ -91,8 +92,8 @@ class Job:
 
 
 class ChunkSource(OffloadingManager):
-    """client: the daemon's. workers: how many copy. ahead: credits that are fetched ahead. identities: of the model, by rank;
-    the first epoch begins with `serve`."""
+    """client: the daemon's. workers: how many copy. ahead: credits that are fetched ahead. identities: of the model, by
+    rank; the first epoch begins with `serve`."""
 
     def __init__(self, client: ChunkClient, workers: int, ahead: int) -> None:
         self.client = client
@@ -118,20 +119,23 @@ class ChunkSource(OffloadingManager):
         self._fetch()
 
     def follow(self, identities: Mapping[int, Identity], since_reset: bool) -> None:
-        """Workers see the model changed. since_reset: all that vLLM has cached since the last reset is of the new one;
-        else nothing is stored until vLLM's cache is reset."""
+        """Workers see the model changed. since_reset: all that was computed since the last reset is of the new one, so that
+        it goes on under another name. Else an epoch begins, and nothing is stored until vLLM's cache is reset."""
         self.identities.update(identities)
         if not self.epoch.follow(identity=combined(self.identities)):
             return
-        if not since_reset and not self.mixed:
+        if since_reset:
+            self._name_epoch()
+            return
+        if not self.mixed:
             _log.warning("the model has changed, and vLLM's cache was not reset: nothing is stored until "
                          "reset_prefix_cache(reset_connector=True)")
-        self.mixed |= not since_reset
+        self.mixed = True
         self._begin_epoch()
 
     def reset(self, used_blocks: int) -> bool:
-        """Begins an epoch: nothing of before is found. used_blocks: of vLLM's cache, which was not reset if there are some;
-        then the answer is False, and nothing is stored until a reset finds none."""
+        """Begins an epoch: nothing of before is found. used_blocks: of vLLM's cache, which was not reset if there are
+        some; then the answer is False, and nothing is stored until a reset finds none."""
         self.epoch.follow(reset=new_reset())
         self.mixed = used_blocks > 0
         if self.mixed:
@@ -142,10 +146,13 @@ class ChunkSource(OffloadingManager):
 
     def _begin_epoch(self) -> None:
         self._number += 1
+        self._writing = {}
+        self._name_epoch()
+
+    def _name_epoch(self) -> None:
         for memo in self._memos.values():
             self._forget(memo)
             memo.known = set()
-        self._writing = {}
         if self.epoch.identity is not None:
             self.client.space(space_of(self.epoch.digest(), self._layout))
 
@@ -227,8 +234,9 @@ class ChunkSource(OffloadingManager):
             self.client.release([memo.again])
             memo.again = None
         lease = memo.lease
-        if (lease is None or memo.again is not None or self._closed or not lease.answered
-                or time.monotonic() - lease.asked_at < _ASK_AGAIN or all(at >= 0 for at in lease.ids if at is not None)):
+        if lease is None or memo.again is not None or self._closed or not lease.answered:
+            return
+        if time.monotonic() - lease.asked_at < _ASK_AGAIN or all(at >= 0 for at in lease.ids if at is not None):
             return
         memo.again = self.client.ask([memo.named(key) for key in memo.index])
 

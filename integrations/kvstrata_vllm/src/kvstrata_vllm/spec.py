@@ -42,7 +42,8 @@ class KvstrataSpec(OffloadingSpec):
 
     def get_manager(self) -> OffloadingManager:
         if self._source is None:
-            self._source = ChunkSource(ChunkClient(self._link(SCHEDULER)), self.config.parallel.world_size, self._ahead())
+            client = ChunkClient(self._link(SCHEDULER))
+            self._source = ChunkSource(client, self.config.parallel.world_size, self._ahead())
         return self._source
 
     def _ahead(self) -> int:
@@ -72,9 +73,10 @@ class KvstrataSpec(OffloadingSpec):
                                      canonical_layout=canonical)
         if not region.is_pinned:
             copies.shutdown()
-            raise RuntimeError(f"the {region.total_size_bytes >> 20} MiB of kvstratad's region cannot be pinned for the GPU, "
-                               "so copies would be slow: raise the limit of locked memory (ulimit -l), or make the region "
-                               "smaller (kvstratad --set chunks.bytes=SIZE); vLLM's log has the driver's error above")
+            raise RuntimeError(f"the {region.total_size_bytes >> 20} MiB of kvstratad's region cannot be pinned for the "
+                               "GPU, so copies would be slow: raise the limit of locked memory (ulimit -l), or make the "
+                               "region smaller (kvstratad --set chunks.bytes=SIZE); vLLM's log has the driver's error "
+                               "above")
         return Transfers(copies)
 
     def _refuse_other_layouts(self, kv_caches: CanonicalKVCaches) -> None:

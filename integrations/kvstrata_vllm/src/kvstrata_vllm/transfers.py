@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Around a worker that copies: copies that fail, or must not be made, end like others and are named.
 
-vLLM's connector takes every copy for a success. So each ends as one here, and the engine is told beside which were none:
-a load's request is computed, a store's chunks are not shown to anybody. Threads: the engine's.
+vLLM's connector takes every copy for a success. So each ends as one here, and the engine is told beside which were
+none: a load's request is computed, a store's chunks are not shown to anybody. Threads: the engine's.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _log = logging.getLogger("vllm.kvstrata")
 
 
 class Transfers(OffloadingWorker):
-    """copies: who copies. refused: jobs that are not to be made, or must not count; unsure: those of which it is not known
-    yet, whose end is not said; failed: those that do not count, for whoever asks to take out."""
+    """copies: who copies. refused: jobs that are not to be made, or must not count; unsure: those of which it is not
+    known yet, whose end is not said; failed: those that do not count, for whoever asks to take out."""
 
     def __init__(self, copies: OffloadingWorker) -> None:
         self._copies = copies
