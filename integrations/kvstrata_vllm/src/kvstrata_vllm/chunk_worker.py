@@ -26,12 +26,12 @@ class ChunkWorker:
         self._reading: tuple[Reading, set[int]] | None = None  # of the last look, and the jobs that go by it
 
     def look(self, step: ChunkMetadata) -> None:
-        """Once a step, before anything of it is copied: nothing is, where the scheduler has not heard yet what the
-        model is now. The first step after a reset is looked at in any case: what changed before it is all that is
-        cached then.
+        """Once a step, before anything of it is copied: nothing is, where the scheduler has not heard yet what the model
+        is now. The first step after a reset is looked at in any case: what changed before it is all that is cached then, so
+        that what the step stores goes on under the new name, which the scheduler hears before it is shown.
 
-        A GPU is not waited for. Stores begin in the next step, which knows then; the end of a load is not said before
-        it is known."""
+        A GPU is not waited for. Stores begin in the next step, which knows then; the end of a load is not said before it
+        is known."""
         if step is self._step:
             return
         self.settle(wait=True)
@@ -58,8 +58,10 @@ class ChunkWorker:
         (reading, jobs), self._reading = self._reading, None
         self._transfers.unsure -= jobs
         if not reading.hold():
-            self._transfers.refused.update(jobs)
             self._hear(identity_here(), False)
+            assert self._step is not None
+            if self._changed(self._step):
+                self._transfers.refused.update(jobs)
 
     def _changed(self, step: ChunkMetadata) -> bool:
         return step.identities.get(self._rank) != self._identity
