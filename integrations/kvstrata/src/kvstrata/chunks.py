@@ -287,7 +287,7 @@ class ChunkClient:
                 while self._turn(selector):
                     pass
                 reason = "the engine has closed it"
-            except (OSError, Unavailable, struct.error) as error:
+            except Exception as error:  # noqa: BLE001; whatever it is, nobody may wait for answers any more
                 reason = str(error)
                 _log.error("kvstratad is gone (%s): the engine goes on without a tier, and takes the daemon that runs "
                            "at its next start", reason)

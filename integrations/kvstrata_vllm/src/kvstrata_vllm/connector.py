@@ -18,7 +18,6 @@ from . import flags, versions
 from .adapters import Adapters
 from .chunk_metadata import ChunkMetadata, ChunkWorkerMetadata, Loaded
 from .chunk_worker import ChunkWorker
-from .geometry import Unsupported
 from .loaded import identity_of
 from .source import ChunkSource
 from .space import backends_of, layout_of
@@ -50,11 +49,9 @@ class KvstrataConnector(OffloadingConnector):
         return source
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
-        """Of all workers. Unsupported: they are on another daemon."""
+        """Of all workers. Unsupported: they are on another daemon, or have other rows than the scheduler."""
         workers, welcome = list(metadata.values()), self._source.client.welcome
-        if any(of.welcome != welcome for of in workers):
-            raise Unsupported("vLLM's workers and its scheduler are on different lives of kvstratad, which was started "
-                              "again meanwhile; start vLLM again")
+        flags.refuse_workers(welcome, workers)
         offloading = versions.offloading_config(self._vllm_config, self._kv_cache_config)
         layout = layout_of(self._vllm_config, self._kv_cache_config, offloading, welcome.row_bytes)
         flags.warn_of_hashes(self._vllm_config)

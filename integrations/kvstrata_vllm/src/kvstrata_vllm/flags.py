@@ -12,7 +12,10 @@ import logging
 import os
 from typing import Any
 
+from kvstrata.chunks import Welcome
+
 from . import versions
+from .chunk_metadata import Loaded
 from .geometry import Unsupported
 
 _log = logging.getLogger("vllm.kvstrata")
@@ -49,6 +52,18 @@ def name_spec(config: Any) -> dict[str, Any]:
     extra: dict[str, Any] = config.kv_transfer_config.kv_connector_extra_config
     extra.update(_SPEC)
     return extra
+
+
+def refuse_workers(welcome: Welcome, workers: list[Loaded]) -> None:
+    """welcome: the scheduler's."""
+    for worker in workers:
+        if worker.welcome.daemon_epoch != welcome.daemon_epoch:
+            raise Unsupported(f"worker {worker.rank} and the scheduler are on different lives of kvstratad, which was "
+                              "started again meanwhile; start vLLM again")
+        if worker.welcome != welcome:
+            raise Unsupported(f"chunks of worker {worker.rank} have {worker.welcome.row_bytes} bytes, the scheduler's "
+                              f"{welcome.row_bytes}: ranks must have equal shares of layers and heads; choose another "
+                              "--pipeline-parallel-size, or take --kv-transfer-config away")
 
 
 def warn_of_hashes(config: Any) -> None:

@@ -30,6 +30,7 @@ from kvstrata.torch_identity import Identity
 from vllm.v1.kv_offload.base import (LoadStoreSpec, LookupResult, OffloadingManager, PrepareStoreOutput, ReqContext,
                                      RequestOffloadingContext, get_offload_block_hash, get_offload_group_idx)
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from .space import combined, space_of
 from .versions import positions_of
@@ -245,6 +246,9 @@ class ChunkSource(OffloadingManager):
         memo = self._memo(req_context)
         ids = [memo.ids[memo.index[key]] if key in memo.index else ABSENT for key in keys]
         return CPULoadStoreSpec([ABSENT if at is None or at < 0 else at for at in ids])
+
+    def get_load_source(self, key: bytes, req_context: ReqContext) -> CacheHitSource:
+        return CacheHitSource.HOST
 
     def failed(self, requests: Iterable[str]) -> None:
         """Loads of these have failed: they are computed. Asked again, the same would be a hit."""
