@@ -26,14 +26,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "gpt_oss": ("GptOss", {"num_hidden_layers": 4, "num_local_experts": 4, "num_experts_per_tok": 2,
                            "sliding_window": 128}, {}),
     "deepseek": ("DeepseekV2", {"num_key_value_heads": 2, "kv_lora_rank": 512, "q_lora_rank": 64,
-                                "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "n_routed_experts": 4, "n_group": 1,
-                                "topk_group": 1, "n_shared_experts": 1, "first_k_dense_replace": 1,
-                                "topk_method": "greedy", **_EXPERTS}, {"dtype": "bfloat16"}),
+                                "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128,
+                                "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "n_shared_experts": 1,
+                                "first_k_dense_replace": 1, "topk_method": "greedy", **_EXPERTS},
+                 {"dtype": "bfloat16"}),
     "qwen3_next": ("Qwen3Next", {"num_hidden_layers": 4, "linear_num_value_heads": 2, "linear_num_key_heads": 2,
                                  "linear_key_head_dim": 128, "linear_value_head_dim": 128, "num_experts": 4,
                                  "shared_expert_intermediate_size": 64, "decoder_sparse_step": 1,
                                  "layer_types": [*["linear_attention"] * 3, "full_attention"], **_EXPERTS},
                    {"dtype": "bfloat16", "enable_prefix_caching": True, "max_num_batched_tokens": 1024}),
+    "divisible": ("Llama", {"num_attention_heads": 4, "num_key_value_heads": 2}, {}),
     "fp8": ("Llama", {}, {"kv_cache_dtype": "fp8"}),
     "n_gram": ("Llama", {}, {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3,
                                                     "prompt_lookup_max": 3, "prompt_lookup_min": 1}}),
@@ -45,7 +47,7 @@ def made(family: str, folder: pathlib.Path, seed: int = SEED) -> dict[str, Any]:
     """Arguments of vllm.LLM for a family's model, which is written to a folder in `folder`."""
     import transformers
     name, parts, arguments = FAMILIES[family]
-    at = folder / f"{name}-{seed}"
+    at = folder / f"{family}-{seed}"
     if not at.exists():
         model, config = _ARCHITECTURES.get(name, (f"{name}ForCausalLM", f"{name}Config"))
         fields = {**SHAPE, **copy.deepcopy(parts)}
