@@ -52,9 +52,9 @@ def source(peer: Peer) -> Iterator[ChunkSource]:
     thread = threading.Thread(target=lambda: (peer.accept(), peer.welcome()))
     thread.start()
     made = ChunkSource(ChunkClient(ChunkLink(peer.path, role=SCHEDULER, row_bytes=ROW, engine="e", client_name="t")),
-                       WORKERS, AHEAD)
+                       WORKERS)
     thread.join()
-    made.serve({"some": "layout"}, {0: MODEL, 1: MODEL})
+    made.serve({"some": "layout"}, {0: MODEL, 1: MODEL}, AHEAD)
     made.spaces = [peer.space()]  # type: ignore[attr-defined]
     assert peer.numbers(5) == [AHEAD]
     yield made
@@ -357,7 +357,7 @@ def test_a_reset_before_the_workers_are_known(peer: Peer):
     thread = threading.Thread(target=lambda: (peer.accept(), peer.welcome()))
     thread.start()
     link = ChunkLink(peer.path, role=SCHEDULER, row_bytes=ROW, engine="e", client_name="t")
-    made: Any = ChunkSource(ChunkClient(link), 1, AHEAD)
+    made: Any = ChunkSource(ChunkClient(link), 1)
     thread.join()
     context = request(made, "a")
     made.prefetch(context)

@@ -21,6 +21,7 @@ from .chunk_worker import ChunkWorker
 from .loaded import identity_of
 from .source import ChunkSource
 from .space import backends_of, layout_of
+from .spec import credits_ahead
 from .transfers import Transfers
 
 
@@ -56,7 +57,8 @@ class KvstrataConnector(OffloadingConnector):
         layout = layout_of(self._vllm_config, self._kv_cache_config, offloading, welcome.row_bytes)
         flags.warn_of_hashes(self._vllm_config)
         self._source.serve({**layout, "backends": sorted({name for of in workers for name in of.backends})},
-                           {of.rank: of.identity for of in workers})
+                           {of.rank: of.identity for of in workers},
+                           credits_ahead(offloading, self._vllm_config.scheduler_config.max_num_batched_tokens))
 
     def on_new_request(self, request: Any) -> None:
         super().on_new_request(request)

@@ -85,8 +85,10 @@ class CpuCopies(OffloadingWorker):
             raise TimeoutError(f"{len(left)} copies of blocks are not over after {_PATIENCE:g} s")
 
     def shutdown(self) -> None:
+        """Waits for what is under way."""
+        self.wait(set(self._jobs))
         for thread in self._threads.values():
-            thread.shutdown()
+            thread.shutdown(wait=False)
         self._groups = []
         self._region.cleanup()
 

@@ -93,16 +93,16 @@ class Job:
 
 
 class ChunkSource(OffloadingManager):
-    """client: the daemon's. workers: how many copy. ahead: credits that are fetched ahead. identities: of the model, by
-    rank; the first epoch begins with `serve`."""
+    """client: the daemon's. workers: how many copy. identities: of the model, by rank; the first epoch begins with
+    `serve`."""
 
-    def __init__(self, client: ChunkClient, workers: int, ahead: int) -> None:
+    def __init__(self, client: ChunkClient, workers: int) -> None:
         self.client = client
         self.epoch = Epoch()
         self.mixed = False  # vLLM's own cache may have blocks of an epoch before
         self._layout: Mapping[str, Any] = {}
         self.identities: dict[int, Identity] = {}
-        self._workers, self._ahead = workers, ahead
+        self._workers, self._ahead = workers, 0
         self._number = 0    # of the epoch
         self._step = 0
         self._memos: dict[str, Memo] = {}
@@ -112,9 +112,10 @@ class ChunkSource(OffloadingManager):
 
     # Epochs
 
-    def serve(self, layout: Mapping[str, Any], identities: Mapping[int, Identity]) -> None:
-        """Workers have loaded the model. layout: what else a chunk's bytes go by; identities: by rank."""
-        self._layout, self.identities = layout, dict(identities)
+    def serve(self, layout: Mapping[str, Any], identities: Mapping[int, Identity], ahead: int) -> None:
+        """Workers have loaded the model. layout: what else a chunk's bytes go by; identities: by rank; ahead: credits that
+        are fetched ahead."""
+        self._layout, self.identities, self._ahead = layout, dict(identities), ahead
         self.epoch = Epoch(combined(self.identities))
         self._begin_epoch()
         self._fetch()
