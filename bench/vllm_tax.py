@@ -37,7 +37,7 @@ from kvstrata.machine import device_name  # noqa: E402
 SEED, MOST, WARM_UP, STARTS, RESAMPLED = 20261124, 1.02, 2, 5, 10_000
 VOCABULARY = 40_000  # below the model's special tokens
 QUIET = 0.5  # seconds between requests: OpenMP's threads spin for 0.2 after their work
-CONNECTORS = {"owned": "KvstrataConnector", "offload": "KvstrataOffloadConnector"}
+CONNECTORS = {"owned": "KvstrataOwnedConnector", "offload": "KvstrataConnector"}
 
 
 def flags(mode, socket):

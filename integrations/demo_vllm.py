@@ -72,7 +72,7 @@ def run(folder: pathlib.Path, plan: str, socket: str) -> None:
           flush=True)
     llm = LLM(str(folder), dtype="float32", enforce_eager=True, max_model_len=4096, max_num_batched_tokens=4096,
               gpu_memory_utilization=0.25, attention_backend="CUSTOM",
-              kv_transfer_config={"kv_connector": "KvstrataConnector", "kv_role": "kv_both",
+              kv_transfer_config={"kv_connector": "KvstrataOwnedConnector", "kv_role": "kv_both",
                                   "kv_connector_extra_config": {"plan": plan, "socket": socket}})
     for number in ("first", "second"):
         reading.bytes = reading.layers = 0

@@ -15,7 +15,7 @@ import pytest
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-sys.path += [str(HERE.parent), str(ROOT / "integrations" / "kvstrata_vllm" / "src")]
+sys.path += [str(HERE), str(HERE.parent), str(ROOT / "integrations" / "kvstrata_vllm" / "src")]
 
 from engine_cases import (NEW, SEED, SHARED, amount, assert_computed_once, assert_same,  # noqa: E402, F401
                           by_transformers, folder, plain, prompts, pytest_addoption, text_ids)
@@ -24,7 +24,7 @@ PATIENCE = 1800  # seconds of a process
 
 
 def command_of(at: pathlib.Path, model: pathlib.Path, plan: str | None, batches: list[dict[str, Any]] | None,
-               spec: dict[str, Any], **llm: Any) -> list[str]:
+               spec: dict[str, Any], /, **llm: Any) -> list[str]:
     """Of engine.py, whose files lie in the folder `at`; the last argument is where its RESULT is going to be."""
     arguments = {"model": str(model), "enforce_eager": True, "max_num_batched_tokens": 512, "max_num_seqs": 8,
                  "max_model_len": 8192}
@@ -36,8 +36,8 @@ def command_of(at: pathlib.Path, model: pathlib.Path, plan: str | None, batches:
 def engine(folder: pathlib.Path, tmp_path_factory: pytest.TempPathFactory  # noqa: F811
            ) -> Callable[..., dict[str, Any]]:
     """engine(plan, batches, spec={more of engine.py's SPEC}, **arguments of vllm.LLM): RESULT of engine.py."""
-    def run(plan: str | None, batches: list[dict[str, Any]], spec: dict[str, Any] | None = None, **llm: Any  # noqa: F811
-            ) -> dict[str, Any]:
+    def run(plan: str | None, batches: list[dict[str, Any]],  # noqa: F811
+            spec: dict[str, Any] | None = None, **llm: Any) -> dict[str, Any]:
         command = command_of(tmp_path_factory.mktemp("engine"), folder, plan, batches, spec or {}, **llm)
         ran = subprocess.run(command, timeout=PATIENCE, capture_output=True, text=True,
                              env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})

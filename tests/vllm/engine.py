@@ -4,22 +4,24 @@
 
     engine.py SPEC.json RESULT.json
 
-SPEC: plan (null: plain vLLM; "offload"; "": KVSTRATA_DISABLE=1 with the flags of a plan), socket of a daemon (null:
-one is started with the arguments in `daemon`, and started again when it was killed), llm (arguments of vllm.LLM),
-extra (more of kv_connector_extra_config), batches [{prompts [ids], tokens, kill_at (number of the attention call, or
-of offload's transfer, before which the daemon is killed, or null), die_at (before which this process is), end_by (the
-signal that the daemon gets behind the batch, when nothing runs), reset
-(vLLM's own cache is emptied first), do (names of ACTIONS,
-done before that), with (more of each prompt)}] (null: each a line of stdin, answered by a line of
-stdout), record: what the plan chose is compared with direct calls, fail_loads: of offload. RESULT: batches [[{tokens,
-top, held, reason}]], seconds of each batch, blocks: that vLLM counts with, differing: lists that differ, chosen:
-lists that were compared, done: what the resets of `do` answered.
+SPEC: plan (null: plain vLLM; "chunks": KvstrataConnector; "": KVSTRATA_DISABLE=1 with the flags of a plan), socket of
+a daemon (null: one is started with the arguments in `daemon`, and started again when it was killed), llm (arguments
+of vllm.LLM), extra (more of kv_connector_extra_config), batches [{prompts [ids], tokens, kill_at (number of the
+attention call, or of a transfer of chunks, before which the daemon is killed, or null), die_at (before which this
+process is), end_by (the signal that the daemon gets behind the batch, when nothing runs), reset (vLLM's own cache is
+emptied first), do (names of ACTIONS, done before that), with (more of each prompt), lora (folder of an adapter),
+leave (what is under way behind the batch, for the next one), stop_at (the step before which the daemon is stopped,
+until the batch ends)}] (null: each a line of stdin, answered by a line of stdout), record: what the plan chose is
+compared with direct calls, fail_loads: of chunks. RESULT: batches [[{tokens, top, held, reason}]], seconds and the
+longest step of each batch, blocks: that vLLM counts with, differing: lists that differ, chosen: lists that were
+compared, done: what the resets of `do` answered.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import json
 import os
 import signal
@@ -34,7 +36,7 @@ os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE="1"
 
 import kvstrata  # noqa: E402
 from kvstrata.daemon import Daemon  # noqa: E402
-from restarts import end  # noqa: E402
+from restarts import end, go_on, hang  # noqa: E402
 
 TOP = 4  # logprobs, to tell near-ties
 PATIENCE = 60  # seconds until what is saved must be
@@ -113,22 +115,27 @@ class Killer:
 
 
 def killer_of(plan: str) -> Killer:
-    if plan == "offload":
-        from kvstrata_vllm.offload_worker import OffloadWorker
-        return Killer(OffloadWorker, "_tried")
+    if plan == "chunks":
+        from kvstrata_vllm.transfers import Transfers
+        return Killer(Transfers, "_submit")
     from kvstrata_vllm.worker import WorkerHalf
     return Killer(WorkerHalf, "attend")
 
 
 def fail_loads() -> None:
-    def load(*_: Any) -> None:
-        raise kvstrata.KvstrataError("a load that fails")
+    from kvstrata_vllm.cpu_copies import CpuCopies
+    copy = CpuCopies._copy
 
-    kvstrata.Sequence.load = load
+    def copied(copies: Any, blocks: Any, chunks: Any, store: bool) -> Any:
+        if not store:
+            raise OSError("a load that fails")
+        return copy(copies, blocks, chunks, store)
+
+    CpuCopies._copy = copied
 
 
 def end_requests(llm: Any) -> None:
-    """The worker hears of a request's end with the step behind it; offload's blocks are free when they are saved."""
+    """The worker hears of a request's end with the step behind it; then what is stored is."""
     until = time.monotonic() + PATIENCE
     while llm.llm_engine.engine_core.engine_core.scheduler.has_requests():
         assert time.monotonic() < until, "blocks are never free"
@@ -141,9 +148,9 @@ def flags(plan: str | None, extra: dict[str, Any]) -> dict[str, Any]:
         return {}
     transfer = {"kv_connector": "KvstrataConnector", "kv_role": "kv_both",
                 "kv_connector_extra_config": {"plan": plan or "full", **extra}}
-    if plan == "offload":
-        return {"kv_transfer_config": {**transfer, "kv_connector": "KvstrataOffloadConnector",
-                                       "kv_connector_extra_config": extra}}
+    if plan == "chunks":
+        return {"kv_transfer_config": {**transfer, "kv_connector_extra_config": extra}}
+    transfer["kv_connector"] = "KvstrataOwnedConnector"
     return {"attention_backend": "CUSTOM", "kv_transfer_config": transfer}
 
 
@@ -159,6 +166,31 @@ def sleep(llm: Any) -> None:
     llm.wake_up()
 
 
+class Stopwatch:
+    """Of the engine's steps. longest: seconds of one; stop_at: the step before which the daemon is stopped."""
+
+    def __init__(self, llm: Any) -> None:
+        self._step, llm.llm_engine.step = llm.llm_engine.step, self.step
+        self.begin(None, None)
+
+    def begin(self, daemon: Daemon | None, stop_at: int | None) -> None:
+        self.longest, self._steps, self._stop_at, self._daemon = 0.0, 0, stop_at, daemon
+
+    def end(self) -> None:
+        """A daemon that was stopped goes on."""
+        if self._daemon is not None and self._stop_at is not None:
+            go_on(self._daemon)
+
+    def step(self) -> Any:
+        if self._daemon is not None and self._steps == self._stop_at:
+            hang(self._daemon)
+        self._steps += 1
+        begin = time.perf_counter()
+        out = self._step()
+        self.longest = max(self.longest, time.perf_counter() - begin)
+        return out
+
+
 ACTIONS = {"reset": lambda llm: llm.reset_prefix_cache(reset_connector=True),
            "change": lambda llm: llm.apply_model(change),
            "reload": lambda llm: llm.collective_rpc("reload_weights"), "sleep": sleep}
@@ -166,12 +198,19 @@ ACTIONS = {"reset": lambda llm: llm.reset_prefix_cache(reset_connector=True),
 
 def generate(llm: Any, batch: dict[str, Any]) -> list[dict[str, Any]]:
     from vllm import SamplingParams
-    parameters = SamplingParams(temperature=0, max_tokens=batch["tokens"], ignore_eos=True, logprobs=TOP)
+    parameters = SamplingParams(temperature=0, max_tokens=batch["tokens"], ignore_eos=True, logprobs=TOP,
+                                detokenize=not llm.model_config.skip_tokenizer_init)
     if batch.get("reset"):
         assert llm.reset_prefix_cache()
     prompts = [{"prompt_token_ids": ids, **batch.get("with", {})} for ids in batch["prompts"]]
-    outputs = llm.generate(prompts, parameters, use_tqdm=False)
-    end_requests(llm)
+    adapter = {}
+    if (folder := batch.get("lora")) is not None:
+        from vllm.lora.request import LoRARequest
+        number = 1 + int(hashlib.sha256(folder.encode()).hexdigest()[:4], 16)
+        adapter = {"lora_request": LoRARequest(folder, number, folder)}
+    outputs = llm.generate(prompts, parameters, use_tqdm=False, **adapter)
+    if not batch.get("leave"):
+        end_requests(llm)
     return [{"tokens": list(o.outputs[0].token_ids), "held": o.num_cached_tokens, "reason": o.outputs[0].finish_reason,
              "top": [{str(i): p.logprob for i, p in at.items()} for at in o.outputs[0].logprobs or []]}
             for o in outputs]
@@ -200,7 +239,8 @@ def main() -> None:
         killer = killer_of(plan) if plan else None
         if spec.get("fail_loads"):
             fail_loads()
-        result: dict[str, Any] = {"batches": [], "seconds": [], "done": [],
+        watch = Stopwatch(llm)
+        result: dict[str, Any] = {"batches": [], "seconds": [], "longest": [], "done": [],
                                   "blocks": llm.llm_engine.vllm_config.cache_config.num_gpu_blocks}
         if spec["batches"] is None:
             print(json.dumps("ready"), file=answers, flush=True)
@@ -209,9 +249,12 @@ def main() -> None:
                 killer.aim(batch, daemon)
             answers_of = [ACTIONS[name](llm) for name in batch.get("do", ())]
             result["done"] += [answer for answer in answers_of if isinstance(answer, bool)]
+            watch.begin(daemon, batch.get("stop_at"))
             begin = time.perf_counter()
             result["batches"].append(generate(llm, batch))
             result["seconds"].append(time.perf_counter() - begin)
+            watch.end()
+            result["longest"].append(watch.longest)
             if spec["batches"] is None:
                 print(json.dumps(result["batches"][-1]), file=answers, flush=True)
             if daemon is not None and batch.get("end_by"):

@@ -7,7 +7,6 @@ import pathlib
 import signal
 
 import numpy as np
-import pytest
 
 from conftest import SEED, assert_same
 from restarts import disk_of
@@ -38,16 +37,15 @@ def test_killed_at_random_moments(engine, plain, prompts, amount):
     assert "kvstratad ended or was restarted; send the request again" in result["log"]
 
 
-@pytest.mark.parametrize("plan, block", [("full", 32), ("offload", 128)])
-def test_idle_restart(engine, text_ids: list[int], tmp_path: pathlib.Path, plan: str, block: int):
+def test_idle_restart(engine, text_ids: list[int], tmp_path: pathlib.Path):
     """The next request is on the new daemon, with what that has on disk: all where the old one could write it down."""
-    batch = {"prompts": [text_ids[:700]], "tokens": NEW, "reset": plan == "offload"}
-    result = engine(plan, [{**batch, "end_by": signal.SIGTERM}, {**batch, "end_by": signal.SIGKILL}, batch],
+    batch = {"prompts": [text_ids[:700]], "tokens": NEW}
+    result = engine("full", [{**batch, "end_by": signal.SIGTERM}, {**batch, "end_by": signal.SIGKILL}, batch],
                     {"daemon": disk_of(tmp_path)})
     computed, held, killed = result["batches"]
     assert_same(computed, held)
     assert_same(computed, killed)
-    assert held[0]["held"] == 699 // block * block
+    assert held[0]["held"] == 699 // 32 * 32
 
 
 def test_kill_switch(engine, plain, prompts):

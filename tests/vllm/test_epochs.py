@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resets, and a model that changes while it is served: both halves agree on what is found. Without an engine."""
+"""Resets, and a model that changes while it is served: both halves of owned mode agree on what is found. Without an
+engine."""
 
 from __future__ import annotations
 
@@ -13,17 +14,13 @@ pytest.importorskip("vllm", reason="vLLM is not installed; make test-vllm instal
 
 from kvstrata.daemon import Daemon  # noqa: E402
 from kvstrata.torch_identity import Identity  # noqa: E402
-from kvstrata_vllm import lookups as lookups_module, offload_worker, worker as worker_module  # noqa: E402
+from kvstrata_vllm import lookups as lookups_module, worker as worker_module  # noqa: E402
 from kvstrata_vllm.epochs import WorkerIdentity  # noqa: E402
 from kvstrata_vllm.geometry import Options  # noqa: E402
 from kvstrata_vllm.lookups import Lookups, follow  # noqa: E402
-from kvstrata_vllm.offload_scheduler import OffloadScheduler, Save, Transfers  # noqa: E402
-from kvstrata_vllm.offload_worker import OffloadWorker  # noqa: E402
 from kvstrata_vllm.scheduler import SchedulerHalf  # noqa: E402
 from kvstrata_vllm.worker import WorkerHalf  # noqa: E402
 from vllm.v1.request import RequestStatus  # noqa: E402
-
-import torch  # noqa: E402
 
 from halves import MODEL, held, next_token, prompt, step  # noqa: E402
 from restarts import HELD, IDS  # noqa: E402
@@ -135,51 +132,3 @@ def test_a_reset_that_cannot_be_says_so(caplog: pytest.LogCaptureFixture):
     assert "nothing is reset: 1 requests run (r ...)" in caplog.text
     scheduler.add(request_of(RequestStatus.PREEMPTED))
     assert scheduler.reset() and scheduler.lookups.epoch.digest() != MODEL.digest
-    offload = OffloadScheduler(Options(), 32)
-    offload.lookups.serve(MODEL)
-    assert not offload.reset(used_blocks=3) and offload.lookups.epoch.digest() == MODEL.digest
-    assert offload.reset(used_blocks=0) and offload.lookups.epoch.digest() != MODEL.digest
-
-
-@pytest.fixture
-def offload(socket: str) -> OffloadWorker:
-    return OffloadWorker(Options(socket=socket), MODEL, [torch.rand(4, 1, 32, 128)])
-
-
-def save(worker: OffloadWorker, name: str, reset: str = "") -> None:
-    """Ordered in a step, begun in the next one."""
-    for saves in ([Save(name, 0, [0, 1, 2], IDS[:HELD], IDS)], []):
-        transfers = Transfers(saves=saves, reset=reset)
-        worker.follow(transfers)
-        worker.load([])
-        worker.save(transfers.saves)
-    worker._saver.submit(lambda: None).result()
-    worker.results((name,))
-    worker._saver.submit(lambda: None).result()
-    worker._attachment.settle()
-
-
-def test_offload_does_not_save_behind_a_change_before_a_reset(offload: OffloadWorker, socket: str,
-                                                              monkeypatch: pytest.MonkeyPatch):
-    """vLLM's own blocks may be of before."""
-    changed = Identity("changed", None)
-    monkeypatch.setattr(offload_worker, "identity_here", lambda opens: changed)
-    lookups = other_engine(socket)
-    lookups.follow(identity=changed)
-    save(offload, "a")
-    assert held(lookups, "b") == 0
-    lookups.reset()
-    save(offload, "c", lookups.epoch.reset)
-    assert held(lookups, "d") == HELD
-
-
-def test_offload_gives_up_what_a_reset_overtakes(offload: OffloadWorker, socket: str):
-    lookups = other_engine(socket)
-    offload.save([Save("a", 0, [0, 1, 2], IDS[:HELD], IDS)])
-    lookups.reset()
-    offload.follow(Transfers(reset=lookups.epoch.reset))
-    offload.load([])
-    offload._saver.submit(lambda: None).result()
-    assert held(lookups, "b") == 0 and held(other_engine(socket), "c") == 0
-    save(offload, "d", lookups.epoch.reset)
-    assert held(lookups, "e") == HELD

@@ -1,26 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A daemon that is started again while no request runs: both halves of the adapter on it, without an engine."""
+"""A daemon that is started again while no request runs: both halves of owned mode on it, without an
+engine."""
 
 from __future__ import annotations
 
 import pathlib
 import signal
-import time
 
 import pytest
-import torch
 
 pytest.importorskip("vllm", reason="vLLM is not installed; make test-vllm installs it")
 
 from kvstrata.daemon import Daemon  # noqa: E402
 from kvstrata_vllm.geometry import Options  # noqa: E402
 from kvstrata_vllm.lookups import Lookups  # noqa: E402
-from kvstrata_vllm.offload_scheduler import Load, Save  # noqa: E402
-from kvstrata_vllm.offload_worker import OffloadWorker  # noqa: E402
 from kvstrata_vllm.worker import WorkerHalf  # noqa: E402
 
-from halves import MODEL, PATIENCE, held, next_token, prompt, step  # noqa: E402
-from restarts import HELD, IDS, disk_of, end  # noqa: E402
+from halves import MODEL, held, next_token, prompt, step  # noqa: E402
+from restarts import HELD, disk_of, end  # noqa: E402
 
 @pytest.fixture
 def halves(tmp_path: pathlib.Path) -> tuple[Lookups, WorkerHalf]:
@@ -70,38 +67,3 @@ def test_owned_beside_a_request_that_is_hit(halves: tuple[Lookups, WorkerHalf], 
         members = {"a": next_token("a"), "b": prompt("b", 0)}
         assert step(worker, *(members[name] for name in order)) == {ord("a")}
         assert step(worker, next_token("b")) == set()
-
-
-def test_offload(tmp_path: pathlib.Path):
-    """A load is on the new daemon, which has the pages; so is a save."""
-    options = Options(socket=str(tmp_path / "kvstratad.sock"))
-    disk, lookups = disk_of(tmp_path), Lookups(options)
-    lookups.serve(MODEL)
-    cache = torch.rand(4, 1, 32, 128)
-    worker, saved = OffloadWorker(options, MODEL, [cache]), cache[:3].clone()
-
-    def finished(name: str) -> None:
-        until = time.monotonic() + PATIENCE
-        worker.load([])
-        ended: tuple[str, ...] = (name,)
-        while name not in worker.results(ended).saved:
-            ended = ()
-            assert time.monotonic() < until, "blocks are never free"
-
-    with Daemon(*disk, socket=options.socket):
-        assert held(lookups, "a") == 0
-        worker.save([Save("a", 0, [0, 1, 2], IDS[:HELD], IDS)])
-        finished("a")
-    cache.zero_()
-    with Daemon(*disk, socket=options.socket):
-        assert held(lookups, "b") == HELD
-        worker.load([Load("b", IDS[:HELD + 1], 0, HELD, [0, 1, 2])])
-        worker._loader.shutdown()
-        results = worker.results(())
-        assert results.loaded == {"b"} and not results.failed and torch.equal(cache[:3], saved)
-    with Daemon(socket=options.socket):
-        worker.save([Save("c", 0, [0, 1, 2], IDS[:HELD], IDS)])
-        finished("c")
-        assert held(lookups, "c") == HELD
-    worker._loader = worker._saver
-    worker.shutdown()

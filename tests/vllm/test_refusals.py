@@ -6,12 +6,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 pytest.importorskip("vllm", reason="vLLM is not installed; make test-vllm installs it")
 
 from kvstrata_vllm.backend import KvstrataAttention  # noqa: E402
-from kvstrata_vllm.geometry import Unsupported, refuse, refuse_layers  # noqa: E402
+from kvstrata_vllm.geometry import Unsupported, refuse  # noqa: E402
 
 
 @pytest.mark.parametrize(("name", "value"), [("sliding_window", 4096), ("logits_soft_cap", 30.0), ("sinks", object()),
@@ -41,25 +40,6 @@ def test_lora_names_the_ways_out():
 def test_head_sizes(head_size: int):
     with pytest.raises(Unsupported, match=f"head_size {head_size}"):
         KvstrataAttention(9, head_size, 0.125, 3)
-
-
-@pytest.mark.parametrize(("what", "said"), [({"sliding_window": 4096}, "sliding_window: 4096"),
-                                            ({"kv_sharing_target_layer_name": "layer.0"}, "keys and values of layer.0"),
-                                            ({"head_size": 80}, "head_size is 80"),
-                                            ({"head_size_v": 128}, "of values 128"),
-                                            ({"isa": "amx"}, "attention is amx; the form of blocks is known"),
-                                            ({"dtype": torch.bfloat16}, "blocks are torch.bfloat16")])
-def test_layers_of_offload(what: dict, said: str):
-    usual = {"sliding_window": None, "kv_sharing_target_layer_name": None, "head_size": 64, "head_size_v": 64,
-             "isa": "vec", "impl": None, "dtype": torch.float32}
-    config = SimpleNamespace(model_config=SimpleNamespace(dtype=torch.float32))
-
-    def refuse(layer: dict) -> None:
-        refuse_layers(config, [SimpleNamespace(**layer)], [torch.empty(1, dtype=layer["dtype"])])
-
-    refuse(usual)
-    with pytest.raises(Unsupported, match=said):
-        refuse({**usual, **what})
 
 
 @pytest.mark.parametrize(("plan", "spec", "said"), [("full", {"socket": "/nowhere/kvstratad.sock"}, "DAEMON_UNREACHABLE"),

@@ -11,9 +11,9 @@
     client.want(64); client.credits(8)            # ids to write to
     client.stored([((block_hash, group), id)])
 
-A chunk is a row of bytes that a scheduler names by 32 bytes and a group. What `ask` says is held stays where it is until
-the lease is released; a credit is written by its owner alone, until it is stored or given back. An engine is all links of
-one user and one `engine`.
+A chunk is a row of bytes that a scheduler names by 32 bytes and a group. What `ask` says is held stays where it is
+until the lease is released; a credit is written by its owner alone, until it is stored or given back. An engine is all
+links of one user and one `engine`.
 
 Nothing of a ChunkClient waits for the daemon: a thread does all that goes over the socket. Where an answer is late by
 SILENT_SECONDS the client is `silent` until the daemon says something; where the daemon has ended it is `gone` for good.
@@ -79,8 +79,8 @@ def chunk_socket(path: str | os.PathLike[str] | None) -> str:
 class ChunkLink:
     """A connection that the daemon has welcomed. row_bytes: a multiple of 4096. engine, client_name: at most 63 bytes.
 
-    Errors: Unavailable: no daemon, or it does not answer within START_SECONDS; whatever the daemon refuses with. Costs a
-    round trip."""
+    Errors: Unavailable: no daemon, or it does not answer within START_SECONDS; whatever the daemon refuses with. Costs
+    a round trip."""
 
     def __init__(self, socket: str | os.PathLike[str] | None, *, role: int, row_bytes: int, engine: str,
                  client_name: str) -> None:
@@ -101,21 +101,21 @@ class ChunkLink:
             self.socket.send(hello)
             packet, descriptors, _, _ = sockets.recv_fds(self.socket, _PACKET_BYTES, 1)
         except TimeoutError:
-            raise error_of(14, "DAEMON_UNREACHABLE", f"kvstratad does not answer at {self.path} within {START_SECONDS:g}"
-                           " s; see whether it runs (kvstrata health), and its log") from None
+            raise _unreachable(f"kvstratad does not answer at {self.path} within {START_SECONDS:g} s; see whether it runs "
+                               "(kvstrata health), and its log") from None
         except OSError as error:
-            raise error_of(14, "DAEMON_UNREACHABLE", f"no kvstratad speaks of chunks at {self.path} ({error.strerror}); "
-                           "start kvstratad, or name a running one's: KVSTRATA_SOCKET, or `socket`") from None
+            raise _unreachable(f"no kvstratad speaks of chunks at {self.path} ({error.strerror}); start kvstratad, or name "
+                               "a running one's: KVSTRATA_SOCKET, or `socket`") from None
         self._descriptor = descriptors[0] if descriptors else -1
         if len(packet) == _REFUSED_FORM.size:
             raise _refusal(packet)
         if len(packet) != _WELCOME_FORM.size or not descriptors:
-            raise error_of(14, "DAEMON_UNREACHABLE", f"what listens at {self.path} is no kvstratad of this version; it "
-                           f"answered with {len(packet)} bytes: install the same version of both")
+            raise _unreachable(f"what listens at {self.path} is no kvstratad of this version; it answered with "
+                               f"{len(packet)} bytes: install the same version of both")
         kind, version, epoch, region, row = _WELCOME_FORM.unpack(packet)
         if (kind, version) != (_WELCOME, _VERSION):
-            raise error_of(14, "DAEMON_UNREACHABLE", f"kvstratad at {self.path} speaks version {version} of chunks, this "
-                           f"client {_VERSION}: install the same version of both")
+            raise _unreachable(f"kvstratad at {self.path} speaks version {version} of chunks, this client {_VERSION}: "
+                               "install the same version of both")
         return Welcome(epoch, region, row)
 
     def map(self) -> mmap.mmap:
@@ -144,14 +144,19 @@ class ChunkLink:
         self.close()
 
 
+def _unreachable(message: str) -> Exception:
+    return error_of(14, "DAEMON_UNREACHABLE", message)
+
+
 def _refusal(packet: bytes) -> Exception:
     _, code, reason, message = _REFUSED_FORM.unpack(packet)
     return error_of(code, *(text.split(b"\0")[0].decode(errors="replace") for text in (reason, message)))
 
 
 class Lease:
-    """What was asked under one lease. ids: by key, in the order of the asks: None until answered, ABSENT, COMING until it
-    has arrived, else a chunk that is held until the lease is released. asked_at: of the first ask, time.monotonic()."""
+    """What was asked under one lease. ids: by key, in the order of the asks: None until answered, ABSENT, COMING until
+    it has arrived, else a chunk that is held until the lease is released. asked_at: of the first ask,
+    time.monotonic()."""
 
     __slots__ = ("asked_at", "ids", "missing", "number")
 
@@ -210,7 +215,8 @@ class ChunkClient:
             for at in range(0, len(keys), MAX_KEYS):
                 part = keys[at:at + MAX_KEYS]
                 packet = _HEADER.pack(_ASK, lease.number, begin + at, len(part))
-                self._outbox.append((packet + b"".join(_KEY_FORM.pack(*key) for key in part), (lease.number, begin + at)))
+                packet += b"".join(_KEY_FORM.pack(*key) for key in part)
+                self._outbox.append((packet, (lease.number, begin + at)))
         self._poke()
         return lease
 
@@ -281,10 +287,10 @@ class ChunkClient:
                 while self._turn(selector):
                     pass
                 reason = "the engine has closed it"
-            except (OSError, Unavailable, struct.error) as error:
+            except Exception as error:  # noqa: BLE001; whatever it is, nobody may wait for answers any more
                 reason = str(error)
-                _log.error("kvstratad is gone (%s): the engine goes on without a tier, and takes the daemon that runs at "
-                           "its next start", reason)
+                _log.error("kvstratad is gone (%s): the engine goes on without a tier, and takes the daemon that runs "
+                           "at its next start", reason)
         with self._lock:
             self.gone = reason
             for lease in self._leases.values():

@@ -29,6 +29,7 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from .identity import WAY_OUT, Unidentifiable, digest_of, without_harmless
+from .torch_samples import Reading
 from .torch_snapshot import Snapshot
 from .torch_tree_hash import tensor_sums
 from .torch_walk import HARMLESS_ATTRIBUTES, TorchTypes, TorchWalk
@@ -56,30 +57,32 @@ class _Sum(NamedTuple):
 
 
 class LoadedModel:
-    """root: the module that is called. engine: its name and version. config: its configuration, of transformers' kind or a
-    mapping; fields in HARMLESS are left out. dtype: in which it computes. settings: what else the engine was told that
-    changes keys or values (strings, numbers, lists, dicts, dataclasses, enums, dtypes).
+    """root: the module that is called. engine: its name and version. config: its configuration, of transformers' kind
+    or a mapping; fields in HARMLESS are left out. dtype: in which it computes. settings: what else the engine was told
+    that changes keys or values (strings, numbers, lists, dicts, dataclasses, enums, dtypes).
 
-    given: an identity that the caller names, for what the model is now. Its tensors are not read then, and what cannot be
-    known now, hooks among it, is taken as named. What changes from now on makes another identity, of given and changes.
-    transparent: modules whose hooks change no keys or values (the root, its decoder, its head). trusted, opaque: as Walk
-    has them. harmless: names of more attributes of modules, as in HARMLESS_ATTRIBUTES. own_hooks: `handle.id` of the hooks
-    that the adapter itself registers; may be added to later. resum_every: None is RESUM_EVERY.
+    given: an identity that the caller names, for what the model is now. Its tensors are not read then, and what cannot
+    be known now, hooks among it, is taken as named. What changes from now on makes another identity, of given and
+    changes. transparent: modules whose hooks change no keys or values (the root, its decoder, its head). trusted,
+    opaque: as Walk has them. harmless: names of more attributes of modules, as in HARMLESS_ATTRIBUTES. own_hooks:
+    `handle.id` of the hooks that the adapter itself registers; may be added to later. scratch: as TorchWalk has it.
+    resum_every: None is RESUM_EVERY.
 
-    Errors: Unidentifiable, where config or settings have what has no form. Reads all tensors once (0.1 s a GB and core).
+    Errors: Unidentifiable, where config or settings have what has no form. Reads all tensors once (0.1 s a GB and
+    core).
     """
 
     def __init__(self, root: torch.nn.Module, *, engine: str, config: Any = None, dtype: str = "",
                  settings: Mapping[str, Any] | None = None, given: str | None = None,
                  transparent: Iterable[torch.nn.Module] = (), trusted: Collection[str] = (),
                  opaque: Collection[str] = (), harmless: Collection[str] = (), own_hooks: Iterable[int] = (),
-                 resum_every: int | None = None) -> None:
+                 scratch: Callable[[str], bool] | None = None, resum_every: int | None = None) -> None:
         self._root = weakref.ref(root)
         config = without_harmless(config) if isinstance(config, Mapping) else config
         self._about = {"engine": engine, "dtype": dtype, "config": config, "settings": dict(settings or {})}
         self.given, self.own_hooks = given, set(own_hooks)
         self._transparent = {id(module) for module in transparent}
-        self._packages, self._harmless = (tuple(trusted), tuple(opaque)), tuple(harmless)
+        self._packages, self._harmless, self._scratch = (tuple(trusted), tuple(opaque)), tuple(harmless), scratch
         self._every, self._calls = RESUM_EVERY if resum_every is None else resum_every, 0
         self._sums: dict[str, _Sum] = {}
         self._background = _Background()
@@ -107,7 +110,15 @@ class LoadedModel:
 
     def holds(self) -> bool:
         """Whether it is what it was at the last now(): the check that now() makes, alone."""
-        return not self._stale and self._compute == _precision(self._snapshot.devices) and self._snapshot.holds()
+        reading = self.begin()
+        return reading is not None and reading.hold()
+
+    def begin(self) -> Reading | None:
+        """The same without waiting for a GPU: what it is when the work that is enqueued now is done. None: it is not
+        what it was, or must be asked by now()."""
+        if self._stale or self._background.found or self._compute != _precision(self._snapshot.devices):
+            return None
+        return self._snapshot.begin()
 
     def private_reason(self) -> str | None:
         """Why what is computed now must not be found by others, with the way out; None: it may."""
@@ -148,7 +159,7 @@ class LoadedModel:
         root = self._root()
         if root is None:
             raise ReferenceError("the model is gone")
-        return TorchWalk(root, *self._packages, self._harmless, self._transparent)
+        return TorchWalk(root, *self._packages, self._harmless, self._transparent, self._scratch)
 
     def _walks_to(self, entries: str) -> bool:
         """Whether a walk finds now what it found; False, too, where the model changes meanwhile."""
@@ -190,8 +201,8 @@ class LoadedModel:
 
 
 class _Background:
-    """A walk and sums of all tensors, on a thread of the lowest priority. What it found is asked for by `walk_differs` and
-    `differing`."""
+    """A walk and sums of all tensors, on a thread of the lowest priority. What it found is asked for by `walk_differs`
+    and `differing`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards what follows
@@ -231,6 +242,11 @@ class _Background:
             if run == self._run:
                 self._made = {name: (sums[name], value.hex()) for name, value in zip(tensors, made)}
 
+    @property
+    def found(self) -> bool:
+        """Whether there is something that `walk_differs` or `differing` would say."""
+        return self._walk_differs or bool(self._made)
+
     def walk_differs(self) -> bool:
         """Whether a walk found what the checks had not seen. Answered once."""
         with self._lock:
@@ -247,8 +263,8 @@ class _Background:
                 if sums.get(name) is kept and value != (kept.value or self._given_value(name, kept, value))]
 
     def _given_value(self, name: str, kept: _Sum, value: str) -> str:
-        """Of a tensor that has no sum because a given digest stands for it: its first one, which is this one if there is
-        none."""
+        """Of a tensor that has no sum because a given digest stands for it: its first one, which is this one if there
+        is none."""
         if self._as_given.get(name, (None, ""))[0] is not kept:
             self._as_given[name] = kept, value
         return self._as_given[name][1]

@@ -4,14 +4,14 @@
 Of a tensor: 8 words of 8 bytes, spread over it, those that are not zero first (a factor leaves zeros as they are); all
 bytes of one that has no more; of one that is not contiguous 8 elements. They are read by address, through one array
 that stands for all memory, so a read costs one gather (some 10 ns a word), on a GPU one gather and one copy to the host
-besides. Who reads has to know that the tensors still lie there. Devices other than CPUs and CUDA have no samples.
-Threads: any number of readers.
+besides, for which nobody has to wait (Reading). Who reads has to know that the tensors still lie there. Devices other
+than CPUs and CUDA have no samples. Threads: any number of readers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -44,7 +44,38 @@ class Samples:
 
     def hold(self) -> bool:
         """Whether memory has still what it had."""
-        return all(np.array_equal(memory.read(), was) for memory, was in self._memories)
+        return self.begin().hold()
+
+    def begin(self) -> Reading:
+        """Reads what memory has when the work that is enqueued now is done: on a GPU it is not waited for."""
+        return Reading([(memory.enqueue(), was) for memory, was in self._memories])
+
+
+class Reading:
+    """Samples on their way to the host."""
+
+    def __init__(self, reads: list[tuple[_Read, npt.NDArray[np.uint64]]]) -> None:
+        self._reads = reads
+
+    def ended(self) -> bool:
+        return all(read.event is None or read.event.query() for read, _ in self._reads)
+
+    def hold(self) -> bool:
+        """Whether memory had what it was to have. Waits for what has not ended."""
+        return all(np.array_equal(read.wait(), was) for read, was in self._reads)
+
+
+class _Read(NamedTuple):
+    """words: a tensor where the event of its copy has to be waited for, else an array."""
+
+    words: Any
+    event: Any = None
+
+    def wait(self) -> npt.NDArray[np.uint64]:
+        if self.event is None:
+            return self.words
+        self.event.synchronize()
+        return self.words.numpy().view(np.uint64)
 
 
 class _Memory:
@@ -58,10 +89,18 @@ class _Memory:
 
     def read(self) -> npt.NDArray[np.uint64]:
         """All words, then all bytes."""
+        return self.enqueue().wait()
+
+    def enqueue(self) -> _Read:
         parts = [view[index] for view, index in self._views]
-        if isinstance(parts[0], torch.Tensor):
-            return torch.cat([part.to(torch.int64) for part in parts]).cpu().numpy().view(np.uint64)
-        return np.concatenate([part.astype(np.uint64, copy=False) for part in parts])
+        if not isinstance(parts[0], torch.Tensor):
+            return _Read(np.concatenate([part.astype(np.uint64, copy=False) for part in parts]))
+        gathered = torch.cat([part.to(torch.int64) for part in parts])
+        words = torch.empty(gathered.shape, dtype=torch.int64, pin_memory=True)
+        words.copy_(gathered, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(gathered.device))
+        return _Read(words, event)
 
     def parts(self, read: npt.NDArray[np.uint64]) -> list[bytes]:
         """What was read, by place."""

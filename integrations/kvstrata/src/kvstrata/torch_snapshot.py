@@ -3,7 +3,8 @@
 
 Everything is compared at C's speed: dicts' values as tuples, of which identical objects cost a few ns each; tensors'
 versions and addresses; and a sample of each tensor's bytes (torch_samples). Parameters and buffers that a module no
-longer has are not kept alive by this; modules that another one took the place of are, until the next walk. Threads: one.
+longer has are not kept alive by this; modules that another one took the place of are, until the next walk. Threads:
+one.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 from torch.nn.modules import module as torch_module
 
-from .torch_samples import Samples
+from .torch_samples import Reading, Samples
 from .torch_walk import OF_TORCH, TorchWalk
 
 _RANDOM = ("drop", "jitter", "noise")  # in names of attributes that make a module in training mode random
@@ -69,17 +70,23 @@ class Snapshot:
 
     def holds(self) -> bool:
         """Whether all is as it was. Costs 0.2 to 0.4 us a module and tensor; on a GPU one copy to the host besides."""
+        reading = self.begin()
+        return reading is not None and reading.hold()
+
+    def begin(self) -> Reading | None:
+        """What is left of `holds` to wait for, on a GPU; None: it does not hold."""
         try:
             if not self._shape_holds():
-                return False
+                return None
             tensors = self._tensors(list(_chain(map(dict.values, self._tensor_dicts))))
             # Memory is read only where the tensors still lie where they lay.
-            return self._memory_of(tensors) == self._memory and self._samples.hold()
+            return self._samples.begin() if self._memory_of(tensors) == self._memory else None
         except Exception:  # values that are not identical are compared, and each type raises what it likes
-            return False
+            return None
 
     def _shape_holds(self) -> bool:
-        """Of what is not in tensors' memory. One tuple is made at a time, or the garbage collector would run each time."""
+        """Of what is not in tensors' memory. One tuple is made at a time, or the garbage collector would run each
+        time."""
         return (self._state == self._now() and all(map(operator.eq, map(tuple, map(dict.values, self._dicts)),
                                                        self._values))
                 and all(map(operator.eq, map(tuple, self._named), self._names)))

@@ -7,7 +7,7 @@ buffer. Tensor subclasses are flattened into the tensors that they are made of, 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -75,11 +75,14 @@ class TorchTypes(Walk):
 class TorchWalk(TorchTypes):
     """modules: the root, all below it, and what is hidden in attributes; names: of each, for a reader; entries: what an
     identity's document says, by name; tensors: plain ones, by name; known_hooks: keys of hooks that known packages
-    registered, which are in the document. transparent: ids of modules whose hooks do not count."""
+    registered, which are in the document. transparent: ids of modules whose hooks do not count. scratch: whether what a
+    plain tensor in a module's attribute of this path has is nobody's weights but working memory; None: none is."""
 
     def __init__(self, root: torch.nn.Module, trusted: Collection[str] = (), opaque: Collection[str] = (),
-                 harmless: Collection[str] = (), transparent: Collection[int] = ()) -> None:
+                 harmless: Collection[str] = (), transparent: Collection[int] = (),
+                 scratch: Callable[[str], bool] | None = None) -> None:
         super().__init__(trusted, opaque)
+        self._scratch = scratch
         self.known_hooks: set[int] = set()
         self._transparent = transparent
         self.modules: list[torch.nn.Module] = []
@@ -126,6 +129,8 @@ class TorchWalk(TorchTypes):
                     self._waiting.append((name, part))
             return {"module": self._names[id(value)]}
         if isinstance(value, torch.Tensor):
+            if self._scratch is not None and self._scratch(path):
+                return {"tensor": "working memory"}
             self._tensor(value, path)
             return {"tensor": path}
         return super().leaf(value, path)

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker's part of KvstrataConnector beside the copies: whether the model is still what the scheduler takes it for, and
-whose loads have failed. Threads: the worker's."""
+"""A worker's part of KvstrataConnector beside the copies: whether the model is still what the scheduler takes it for,
+and whose loads have failed. Threads: the worker's."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from kvstrata.torch_identity import Identity
+from kvstrata.torch_samples import Reading
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 
 from .chunk_metadata import ChunkMetadata, ChunkWorkerMetadata
-from .loaded import identity_here
+from .loaded import begin_look, identity_here
 from .transfers import Transfers
 
 
@@ -22,26 +23,51 @@ class ChunkWorker:
         self._step: ChunkMetadata | None = None
         self._reset, self._since_reset = "", True
         self._loading: dict[int, str] = {}
+        self._reading: tuple[Reading, set[int]] | None = None  # of the last look, and the jobs that go by it
 
     def look(self, step: ChunkMetadata) -> None:
-        """Once a step, before anything of it is copied: nothing is, where the scheduler has not heard yet what the model is
-        now. The first step after a reset is looked at in any case: what changed before it is all that is cached then."""
+        """Once a step, before anything of it is copied: nothing is, where the scheduler has not heard yet what the model
+        is now. The first step after a reset is looked at in any case: what changed before it is all that is cached then, so
+        that what the step stores goes on under the new name, which the scheduler hears before it is shown.
+
+        A GPU is not waited for. Stores begin in the next step, which knows then; the end of a load is not said before it
+        is known."""
         if step is self._step:
             return
-        first = step.reset != self._reset
+        self.settle(wait=True)
+        first, jobs = step.reset != self._reset, {*step.load_jobs, *step.store_jobs}
         self._step, self._reset = step, step.reset
-        now = identity_here(first or bool(step.load_jobs or step.store_jobs))
+        self._loading.update((job, load.req_id) for job, load in step.load_jobs.items())
+        reading = begin_look() if jobs and not first else None
+        if reading is not None and not self._changed(step):
+            self._reading = reading, jobs
+            self._transfers.unsure.update(jobs)
+            return
+        self._hear(identity_here(first or bool(jobs)), first)
+        if self._changed(step) and not (first and self._identity.private is None):
+            self._transfers.refused.update(jobs)
+
+    def _hear(self, now: Identity | None, first: bool) -> None:
         if now is not None and now != self._identity:
             self._identity, self._since_reset = now, first
-        self._loading.update((job, load.req_id) for job, load in step.load_jobs.items())
-        if self._changed(step):
-            self._transfers.refused.update(step.load_jobs, step.store_jobs)
+
+    def settle(self, wait: bool) -> None:
+        """What the last look says of its jobs, if it has ended or is to be waited for."""
+        if self._reading is None or not (wait or self._reading[0].ended()):
+            return
+        (reading, jobs), self._reading = self._reading, None
+        self._transfers.unsure -= jobs
+        if not reading.hold():
+            self._hear(identity_here(), False)
+            assert self._step is not None
+            if self._changed(self._step):
+                self._transfers.refused.update(jobs)
 
     def _changed(self, step: ChunkMetadata) -> bool:
         return step.identities.get(self._rank) != self._identity
 
     def results(self, results: KVConnectorTransferResults) -> KVConnectorTransferResults:
-        """With the requests whose loads have failed."""
+        """vLLM's of this step, with the requests whose loads have failed."""
         failed = {request for job, request in self._loading.items() if job in self._transfers.failed}
         self._loading = {job: request for job, request in self._loading.items()
                          if request not in results.finished_recving}

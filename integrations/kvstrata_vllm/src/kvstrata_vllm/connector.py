@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """kv_connector "KvstrataConnector": vLLM's own cache, with kvstratad's memory below it (docs/vllm.md).
 
-It is vLLM's OffloadingConnector over KvstrataSpec. What is added is what a spec cannot do: whose keys they are, requests
-that are asked about when they arrive, copies that fail, and what is under way at a reset and at the end. vLLM makes one
-for its scheduler and one for each worker.
+It is vLLM's OffloadingConnector over KvstrataSpec. What is added is what a spec cannot do: whose keys they are,
+requests that are asked about when they arrive, copies that fail, and what is under way at a reset and at the end. vLLM
+makes one for its scheduler and one for each worker.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole, K
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 
 from . import flags, versions
+from .adapters import Adapters
 from .chunk_metadata import ChunkMetadata, ChunkWorkerMetadata, Loaded
 from .chunk_worker import ChunkWorker
-from .geometry import Unsupported
 from .loaded import identity_of
 from .source import ChunkSource
 from .space import backends_of, layout_of
+from .spec import credits_ahead
 from .transfers import Transfers
 
 
@@ -31,6 +32,7 @@ class KvstrataConnector(OffloadingConnector):
         flags.prepare(vllm_config, kv_cache_config)
         super().__init__(vllm_config, role, kv_cache_config)
         self._extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+        self._adapters = Adapters()
         self._worker: ChunkWorker | None = None
         self._loaded: Loaded | None = None
 
@@ -48,18 +50,20 @@ class KvstrataConnector(OffloadingConnector):
         return source
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
-        """Of all workers. Unsupported: they are on another daemon."""
+        """Of all workers. Unsupported: they are on another daemon, or have other rows than the scheduler."""
         workers, welcome = list(metadata.values()), self._source.client.welcome
-        if any(of.welcome != welcome for of in workers):
-            raise Unsupported("vLLM's workers and its scheduler are on different lives of kvstratad, which was started "
-                              "again meanwhile; start vLLM again")
+        flags.refuse_workers(welcome, workers)
         offloading = versions.offloading_config(self._vllm_config, self._kv_cache_config)
         layout = layout_of(self._vllm_config, self._kv_cache_config, offloading, welcome.row_bytes)
+        flags.warn_of_hashes(self._vllm_config)
         self._source.serve({**layout, "backends": sorted({name for of in workers for name in of.backends})},
-                           {of.rank: of.identity for of in workers})
+                           {of.rank: of.identity for of in workers},
+                           credits_ahead(offloading, self._vllm_config.scheduler_config.max_num_batched_tokens))
 
     def on_new_request(self, request: Any) -> None:
         super().on_new_request(request)
+        if request.lora_request is not None:
+            self._source.with_adapter(request.request_id, self._adapters.salt_of(request.lora_request))
         if not request.skip_reading_prefix_cache:
             self._source.prefetch(versions.context_of(self.scheduler, request.request_id))
 
@@ -78,9 +82,9 @@ class KvstrataConnector(OffloadingConnector):
     def update_connector_output(self, connector_output: Any) -> None:
         news = connector_output.kv_connector_worker_meta
         if isinstance(news, ChunkWorkerMetadata):
-            self._source.reported(news.completed_jobs, news.failed)
             if news.identities:
                 self._source.follow(news.identities, news.since_reset)
+            self._source.reported(news.completed_jobs, news.failed)
         self._source.failed(connector_output.failed_recving or ())
         super().update_connector_output(connector_output)
 
@@ -122,6 +126,7 @@ class KvstrataConnector(OffloadingConnector):
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         assert self._worker is not None
+        self._worker.settle(wait=False)
         return self._worker.results(super().get_transfer_results(finished_req_ids))
 
     def build_connector_worker_meta(self) -> ChunkWorkerMetadata | None:

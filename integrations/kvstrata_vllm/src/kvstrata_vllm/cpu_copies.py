@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The worker of an engine on a CPU, where vLLM has none: copies its blocks to rows of the region, and back.
 
-Which bytes of a block go where is the same as on a GPU. Stores run in order on one thread, loads on another; both beside
-the engine. Threads: the engine's calls.
+Which bytes of a block go where is the same as on a GPU. Stores run in order on one thread, loads on another; both
+beside the engine. Threads: the engine's calls.
 """
 
 from __future__ import annotations
@@ -85,8 +85,10 @@ class CpuCopies(OffloadingWorker):
             raise TimeoutError(f"{len(left)} copies of blocks are not over after {_PATIENCE:g} s")
 
     def shutdown(self) -> None:
+        """Waits for what is under way."""
+        self.wait(set(self._jobs))
         for thread in self._threads.values():
-            thread.shutdown()
+            thread.shutdown(wait=False)
         self._groups = []
         self._region.cleanup()
 

@@ -8,10 +8,17 @@ Nothing else is needed; what kv_connector_extra_config may have is in KNOWN.
 
 from __future__ import annotations
 
+import logging
+import os
 from typing import Any
 
+from kvstrata.chunks import Welcome
+
 from . import versions
+from .chunk_metadata import Loaded
 from .geometry import Unsupported
+
+_log = logging.getLogger("vllm.kvstrata")
 
 KNOWN = {"socket": "of kvstratad; else KVSTRATA_SOCKET, else the default",
          "digest": "an identity of the model that the user names",
@@ -47,6 +54,27 @@ def name_spec(config: Any) -> dict[str, Any]:
     return extra
 
 
+def refuse_workers(welcome: Welcome, workers: list[Loaded]) -> None:
+    """welcome: the scheduler's."""
+    for worker in workers:
+        if worker.welcome.daemon_epoch != welcome.daemon_epoch:
+            raise Unsupported(f"worker {worker.rank} and the scheduler are on different lives of kvstratad, which was "
+                              "started again meanwhile; start vLLM again")
+        if worker.welcome != welcome:
+            raise Unsupported(f"chunks of worker {worker.rank} have {worker.welcome.row_bytes} bytes, the scheduler's "
+                              f"{welcome.row_bytes}: ranks must have equal shares of layers and heads; choose another "
+                              "--pipeline-parallel-size, or take --kv-transfer-config away")
+
+
+def warn_of_hashes(config: Any) -> None:
+    """Where vLLM names blocks anew in each process."""
+    algorithm = config.cache_config.prefix_caching_hash_algo
+    if algorithm.startswith("xxhash") and os.getenv("PYTHONHASHSEED") is None:
+        _log.warning("--prefix-caching-hash-algo is %s and PYTHONHASHSEED is not set, so vLLM names blocks anew in each "
+                     "process: what is stored is found by nobody else, and not after a restart. Set PYTHONHASHSEED to "
+                     "one number for all engines, or pass --prefix-caching-hash-algo sha256", algorithm)
+
+
 def refuse_chunks(config: Any) -> None:
     extra = config.kv_transfer_config.kv_connector_extra_config
     unknown = sorted(key for key, value in extra.items() if key not in KNOWN and _SPEC.get(key) != value)
@@ -60,8 +88,8 @@ def refuse_chunks(config: Any) -> None:
          "--attention-backend is CUSTOM, which decodes from the daemon's pages; take it away, or name "
          "KvstrataOwnedConnector in --kv-transfer-config"),
         (parallel.nnodes_within_dp > 1,
-         f"one scheduler over {parallel.nnodes_within_dp} nodes: the region is one host's; serve each node by an engine "
-         "of its own (--data-parallel-size), or take --kv-transfer-config away"),
+         f"one scheduler over {parallel.nnodes_within_dp} nodes: the region is one host's; serve each node by an "
+         "engine of its own (--data-parallel-size), or take --kv-transfer-config away"),
         (config.attention_config.hisparse_config is not None,
          "HiSparse keeps its cache on the host itself; take it or --kv-transfer-config away"),
         (device not in ("cpu", "cuda"),

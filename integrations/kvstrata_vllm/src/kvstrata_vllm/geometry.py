@@ -53,17 +53,17 @@ def refuse_other_connectors(config: Any) -> None:
     """Of --attention-backend CUSTOM. Unsupported: --kv-transfer-config names another connector than owned mode's."""
     name = config.kv_transfer_config.kv_connector
     if name != "KvstrataOwnedConnector":
-        raise Unsupported(f"--attention-backend is CUSTOM, which decodes from the daemon's pages, and --kv-transfer-config "
-                          f"names {name}: name KvstrataOwnedConnector to decode from pages, or take --attention-backend "
-                          "away to have kvstratad below vLLM's own cache")
+        raise Unsupported("--attention-backend is CUSTOM, which decodes from the daemon's pages, and "
+                          f"--kv-transfer-config names {name}: name KvstrataOwnedConnector to decode from pages, or take "
+                          "--attention-backend away to have kvstratad below vLLM's own cache")
 
 
 def refuse(config: Any) -> None:
     """Of owned mode. Unsupported, with the setting and its value."""
     transfer = config.kv_transfer_config
     _refuse(((config.attention_config.backend is None or config.attention_config.backend.name != "CUSTOM",
-              "--attention-backend is not CUSTOM, so keys and values would be vLLM's own: pass it, or name KvstrataConnector, "
-              "which serves those"),
+              "--attention-backend is not CUSTOM, so keys and values would be vLLM's own: pass it, or name "
+              "KvstrataConnector, which serves those"),
              *_never_served(config),
              (config.device_config.device_type == "cuda" and config.model_config.dtype is torch.float32,
               "the model is fp32 on a GPU, where pages are 16-bit; pass --dtype float16 or bfloat16"),

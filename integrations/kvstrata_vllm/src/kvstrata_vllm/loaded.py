@@ -9,6 +9,9 @@ or saves anything; what a CPU packs away is summed when it is packed (packed.py)
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
+import re
 import time
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -20,12 +23,14 @@ from .plugin import CONNECTORS
 
 if TYPE_CHECKING:
     from kvstrata.torch_identity import Identity
+    from kvstrata.torch_samples import Reading
 
 # Namespaces of vLLM's compiled operators, which its version stands for ("vllm" is one, too).
 _OPERATORS = ("_C", "_C_cache_ops", "_C_custom_ar", "_C_cuda_utils", "_moe_C", "_rocm_C", "_xpu_C", "_qutlass_C",
               "_flashmla_C", "_flashmla_extension_C", "_flashkda_C", "_vllm_fa2_C", "_vllm_fa3_C", "vllm_ir",
               "vllm_helion", "vllm_aiter")
 _MOMENT = 0.05  # seconds for which a look serves a step that opens nothing
+_WAITED_EVERY = 64  # looks, on a GPU
 _RESUM_EVERY = 4096  # looks between sums of all tensors in the background, which take cores from the engine
 
 # Attributes of vLLM's modules that do not change keys or values, each with the reason.
@@ -42,6 +47,27 @@ _HARMLESS = {
                     "of the whole engine; what of it changes keys is in settings_of, or in the modules it made"),
 }
 
+# What vLLM's modules have in plain attributes is working memory, and adapters of LoRA, which the names of their
+# requests' blocks have: but what these words are in.
+_WEIGHTS = ("weight", "bias", "scale", "W_U", "w_u", "cos_sin", "inv_freq")
+
+
+@functools.cache
+def trusted() -> tuple[str, ...]:
+    """Packages whose functions are known by their names: vLLM, and those that it requires; and vLLM's operators."""
+    by_package = importlib.metadata.packages_distributions()
+    required = {re.split(r"[^A-Za-z0-9._-]", line)[0].lower() for name in by_package.get("vllm", ())
+                for line in importlib.metadata.requires(name) or ()}
+    return ("vllm", "kvstrata_vllm", *_OPERATORS, *sorted(package for package, names in by_package.items()
+                                             if any(name.lower() in required for name in names)))
+
+
+def _is_scratch(path: str) -> bool:
+    """path: as "model.layers.0.mlp's w13_weight". Objects of vLLM's that are no modules are known by their class: what
+    they have is made of the model's configuration."""
+    return not any(word in path.rpartition("'s ")[2] for word in _WEIGHTS)
+
+
 _worker: weakref.ref[Any] | None = None
 _loaded: _Loaded | None = None
 
@@ -55,28 +81,37 @@ class _Loaded:
         self.identity = LoadedModel(
             model, engine="vllm", config=config.model_config.hf_text_config, dtype=str(config.model_config.dtype),
             settings=settings_of(config), given=given, transparent=transparent_of(model),
-            trusted=("vllm", "kvstrata_vllm", *_OPERATORS), harmless=_HARMLESS, resum_every=_RESUM_EVERY)
+            trusted=trusted(), opaque=("vllm", "torch"), harmless=_HARMLESS, scratch=_is_scratch,
+            resum_every=_RESUM_EVERY)
         self.looked_at = time.monotonic()
 
+        self._began = 0  # looks since the last one that was waited for
+
     def now(self) -> Identity:
-        self.looked_at = time.monotonic()
+        self.looked_at, self._began = time.monotonic(), 0
         return self.identity.now()
+
+    def may_begin(self) -> bool:
+        """Now and then a look is waited for, which counts them and sums anew in the background."""
+        self._began += 1
+        return self._began < _WAITED_EVERY
 
 
 def remember_workers() -> None:
-    """Of this process; the plugin calls it once."""
+    """Of this process; the plugin calls it once. It may be called by the wrapper while that makes its worker, so the
+    call behind that is what is looked at: before weights are read."""
     from vllm.v1.worker.worker_base import WorkerWrapperBase
-    init_worker = WorkerWrapperBase.init_worker
+    init_device = WorkerWrapperBase.init_device
 
-    def init_and_remember(wrapper: Any, *args: Any, **kwargs: Any) -> None:
+    def remember_and_init(wrapper: Any, *args: Any, **kwargs: Any) -> None:
         global _worker
-        init_worker(wrapper, *args, **kwargs)
         _worker = weakref.ref(wrapper.worker)
         transfer = wrapper.vllm_config.kv_transfer_config
         if transfer is not None and transfer.kv_connector in CONNECTORS:
             sum_what_is_packed()
+        init_device(wrapper, *args, **kwargs)
 
-    WorkerWrapperBase.init_worker = init_and_remember
+    WorkerWrapperBase.init_device = remember_and_init
 
 
 def identity_of(config: Any, given: str | None) -> Identity:
@@ -99,6 +134,12 @@ def identity_here(opens: bool = True) -> Identity | None:
     if _loaded is None or (not opens and time.monotonic() - _loaded.looked_at < _MOMENT):
         return None
     return _loaded.now()
+
+
+def begin_look() -> Reading | None:
+    """Whether it is what it was when identity_here or identity_of said so last, without waiting for a GPU: as it is
+    behind the work that is enqueued now. None: identity_here says it."""
+    return None if _loaded is None or not _loaded.may_begin() else _loaded.identity.begin()
 
 
 def settings_of(config: Any) -> dict[str, Any]:

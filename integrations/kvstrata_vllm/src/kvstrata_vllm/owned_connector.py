@@ -30,8 +30,8 @@ _worker: WorkerHalf | None = None
 def worker() -> WorkerHalf:
     """This process's, for the attention backend."""
     if _worker is None:
-        raise Unsupported("--attention-backend is CUSTOM, and --kv-transfer-config names no KvstrataOwnedConnector; give "
-                          "both flags or none")
+        raise Unsupported("--attention-backend is CUSTOM, and --kv-transfer-config names no KvstrataOwnedConnector; "
+                          "give both flags or none")
     return _worker
 
 

@@ -46,8 +46,8 @@ class Region:
     def _view(self, begin: int, size: int, end: int) -> torch.Tensor:
         assert self._base is not None
         if begin + size > end:
-            raise ValueError(f"{size} bytes of a tensor's chunk at {begin} do not fit into the {end} bytes that a row has "
-                             "for it; report the model and its flags, and start with KVSTRATA_DISABLE=1")
+            raise ValueError(f"{size} bytes of a tensor's chunk at {begin} do not fit into the {end} bytes that a row "
+                             "has for it; report the model and its flags, and start with KVSTRATA_DISABLE=1")
         self._views.append(self._base.as_strided((self.num_chunks, size), (self._row_stride, 1), begin))
         return self._views[-1]
 

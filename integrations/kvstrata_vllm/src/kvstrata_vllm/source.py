@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The scheduler's side of engine chunks: what the daemon holds of a request, and which chunks are written where.
 
-vLLM asks for one key at a time, of each request that waits, in each step. So a request has one memo: when it arrives, all
-its keys are asked for at once under a lease, and what vLLM asks is answered from that. What is said to be a hit is held
-under the lease; it is released when the copies of its load are over, when the request is scheduled without one, and when
-it ends. Chunks to store are written into credits that were fetched ahead.
+vLLM asks for one key at a time, of each request that waits, in each step. So a request has one memo: when it arrives,
+all its keys are asked for at once under a lease, and what vLLM asks is answered from that. What is said to be a hit is
+held under the lease; it is released when the copies of its load are over, when the request is scheduled without one,
+and when it ends. Chunks to store are written into credits that were fetched ahead.
 
-Which copies are over is counted here by vLLM's numbers of jobs, whatever vLLM has forgotten of them: at a reset it takes
-chunks for free that a GPU may still write. A reset, or a model that has changed, begins an epoch: another space of keys.
-A request is stored within the epoch that it began in.
+Which copies are over is counted here by vLLM's numbers of jobs, whatever vLLM has forgotten of them: at a reset it
+takes chunks for free that a GPU may still write. A reset, or a model that has changed, begins an epoch: another space
+of keys. A request is stored within the epoch that it began in.
 
 Nothing here waits. While the daemon is silent or gone nothing is found that is not held already, and nothing is stored.
 Threads: the scheduler's.
@@ -16,9 +16,11 @@ Threads: the scheduler's.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
 from collections.abc import Collection, Iterable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +30,7 @@ from kvstrata.torch_identity import Identity
 from vllm.v1.kv_offload.base import (LoadStoreSpec, LookupResult, OffloadingManager, PrepareStoreOutput, ReqContext,
                                      RequestOffloadingContext, get_offload_block_hash, get_offload_group_idx)
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from .space import combined, space_of
 from .versions import positions_of
@@ -39,8 +42,10 @@ _ASK_AGAIN = 0.5  # seconds after which what was not there is asked for again, w
 
 @dataclass
 class Memo:
-    """Of a request. ids: the lease's, where index says of a key where it is; again: asked anew, not answered yet; known: keys that need not be
-    stored; epoch: in which it was scheduled last; never: its load has failed, so nothing is a hit any more."""
+    """Of a request. salt: of its adapter, to be put before the names of its blocks, where it has one; alone: nothing of
+    it is looked up or stored. ids: the lease's, where index says of a key where it is; again: asked anew, not answered
+    yet; known: keys that need not be stored; epoch: in which it was scheduled last; never: its load has failed, so
+    nothing is a hit any more."""
 
     lease: Lease | None = None
     ids: list[int | None] = field(default_factory=list)
@@ -50,70 +55,89 @@ class Memo:
     epoch: int = -1
     step: int = -1
     never: bool = False
+    alone: bool = False
+    salt: Future[bytes] | None = None
+
+    def named(self, key: bytes) -> Key:
+        """As the daemon knows it."""
+        name = get_offload_block_hash(key)
+        if self.salt is not None:
+            name = hashlib.sha256(self.salt.result() + name).digest()
+        return name, get_offload_group_idx(key)
 
     def hold(self, lease: Lease) -> None:
         self.lease, self.ids = lease, lease.ids
 
+    def knows(self, key: bytes) -> bool:
+        """Whether the daemon has it, or is getting it."""
+        return key in self.known or ((at := self.index.get(key)) is not None and self.ids[at] not in (None, ABSENT))
+
     def let_go(self) -> Lease | None:
-        """Its lease. What that has need not be stored."""
+        """Its lease. What that has is known."""
         lease, self.lease = self.lease, None
-        self.known.update(key for key, at in self.index.items() if self.ids[at] not in (None, ABSENT))
+        self.known.update(key for key in self.index if self.knows(key))
         self.ids, self.index = [], {}
         return lease
 
 
 @dataclass
 class Job:
-    """Copies of vLLM's number. left: workers that have not reported. A store has chunks, a load a lease."""
+    """Copies of vLLM's number. left: workers that have not reported. A store has chunks, of vLLM's key and the
+    daemon's; a load has a lease."""
 
     left: int
     epoch: int
-    chunks: list[tuple[bytes, int]] = field(default_factory=list)
+    chunks: list[tuple[bytes, Key, int]] = field(default_factory=list)
     lease: Lease | None = None
     failed: bool = False
 
 
 class ChunkSource(OffloadingManager):
-    """client: the daemon's. workers: how many copy. ahead: credits that are fetched ahead. identities: of the model, by rank;
-    the first epoch begins with `serve`."""
+    """client: the daemon's. workers: how many copy. identities: of the model, by rank; the first epoch begins with
+    `serve`."""
 
-    def __init__(self, client: ChunkClient, workers: int, ahead: int) -> None:
+    def __init__(self, client: ChunkClient, workers: int) -> None:
         self.client = client
         self.epoch = Epoch()
         self.mixed = False  # vLLM's own cache may have blocks of an epoch before
         self._layout: Mapping[str, Any] = {}
         self.identities: dict[int, Identity] = {}
-        self._workers, self._ahead = workers, ahead
+        self._workers, self._ahead = workers, 0
         self._number = 0    # of the epoch
         self._step = 0
         self._memos: dict[str, Memo] = {}
         self._writing: dict[bytes, int] = {}  # by key: the chunk, within the epoch
+        self._named: dict[int, tuple[bytes, Key]] = {}  # by chunk: its key, until the step has its job
         self._jobs: dict[int, Job] = {}
 
     # Epochs
 
-    def serve(self, layout: Mapping[str, Any], identities: Mapping[int, Identity]) -> None:
-        """Workers have loaded the model. layout: what else a chunk's bytes go by; identities: by rank."""
-        self._layout, self.identities = layout, dict(identities)
+    def serve(self, layout: Mapping[str, Any], identities: Mapping[int, Identity], ahead: int) -> None:
+        """Workers have loaded the model. layout: what else a chunk's bytes go by; identities: by rank; ahead: credits that
+        are fetched ahead."""
+        self._layout, self.identities, self._ahead = layout, dict(identities), ahead
         self.epoch = Epoch(combined(self.identities))
         self._begin_epoch()
         self._fetch()
 
     def follow(self, identities: Mapping[int, Identity], since_reset: bool) -> None:
-        """Workers see the model changed. since_reset: all that vLLM has cached since the last reset is of the new one;
-        else nothing is stored until vLLM's cache is reset."""
+        """Workers see the model changed. since_reset: all that was computed since the last reset is of the new one, so that
+        it goes on under another name. Else an epoch begins, and nothing is stored until vLLM's cache is reset."""
         self.identities.update(identities)
         if not self.epoch.follow(identity=combined(self.identities)):
             return
-        if not since_reset and not self.mixed:
+        if since_reset:
+            self._name_epoch()
+            return
+        if not self.mixed:
             _log.warning("the model has changed, and vLLM's cache was not reset: nothing is stored until "
                          "reset_prefix_cache(reset_connector=True)")
-        self.mixed |= not since_reset
+        self.mixed = True
         self._begin_epoch()
 
     def reset(self, used_blocks: int) -> bool:
-        """Begins an epoch: nothing of before is found. used_blocks: of vLLM's cache, which was not reset if there are some;
-        then the answer is False, and nothing is stored until a reset finds none."""
+        """Begins an epoch: nothing of before is found. used_blocks: of vLLM's cache, which was not reset if there are
+        some; then the answer is False, and nothing is stored until a reset finds none."""
         self.epoch.follow(reset=new_reset())
         self.mixed = used_blocks > 0
         if self.mixed:
@@ -124,10 +148,13 @@ class ChunkSource(OffloadingManager):
 
     def _begin_epoch(self) -> None:
         self._number += 1
+        self._writing = {}
+        self._name_epoch()
+
+    def _name_epoch(self) -> None:
         for memo in self._memos.values():
             self._forget(memo)
             memo.known = set()
-        self._writing = {}
         if self.epoch.identity is not None:
             self.client.space(space_of(self.epoch.digest(), self._layout))
 
@@ -142,10 +169,16 @@ class ChunkSource(OffloadingManager):
         self._memos[req_context.req_id] = Memo()
         return RequestOffloadingContext()
 
+    def with_adapter(self, request: str, salt: Future[bytes] | None) -> None:
+        """It has an adapter of this salt; None: nobody knows of which."""
+        memo = self._memos[request]
+        memo.salt, memo.alone = salt, salt is None
+
     def prefetch(self, req_context: ReqContext) -> None:
         """A request has arrived, and its keys are known."""
-        if not self._closed:
-            self._ask(self._memo(req_context), req_context)
+        memo = self._memo(req_context)
+        if not self._closed and not memo.alone and (memo.salt is None or memo.salt.done()):
+            self._ask(memo, req_context)
 
     def begins(self, request: str) -> None:
         """It may be scheduled now: what it computes from here on is of this epoch."""
@@ -155,7 +188,9 @@ class ChunkSource(OffloadingManager):
     def waits(self, request: str) -> bool:
         """Whether what was asked for it is not answered yet, so that no key of it need be looked up."""
         memo = self._memos.get(request)
-        return memo is not None and memo.lease is not None and not memo.lease.answered and not self._closed
+        if memo is None or self._closed:
+            return False
+        return (memo.salt is not None and not memo.salt.done()) or (memo.lease is not None and not memo.lease.answered)
 
     def lookup(self, key: bytes, req_context: ReqContext) -> LookupResult:
         memo = self._memo(req_context)
@@ -164,7 +199,7 @@ class ChunkSource(OffloadingManager):
             self._ask_again(memo)
         at = memo.index.get(key)
         if at is None:
-            if memo.never or self._closed:
+            if memo.never or memo.alone or self._closed:
                 return LookupResult.MISS
             self._ask(memo, req_context, key)
             at = memo.index[key]
@@ -188,7 +223,7 @@ class ChunkSource(OffloadingManager):
                 if key not in memo.index]
         if keys:
             memo.index.update(zip(keys, range(len(memo.index), len(memo.index) + len(keys))))
-            memo.hold(self.client.ask([_named(key) for key in keys], memo.lease))
+            memo.hold(self.client.ask([memo.named(key) for key in keys], memo.lease))
 
     def _ask_again(self, memo: Memo) -> None:
         """Once a step: what was not there may have come since. The lease is another one when all of it is answered."""
@@ -201,16 +236,20 @@ class ChunkSource(OffloadingManager):
             self.client.release([memo.again])
             memo.again = None
         lease = memo.lease
-        if (lease is None or memo.again is not None or self._closed or not lease.answered
-                or time.monotonic() - lease.asked_at < _ASK_AGAIN or all(at >= 0 for at in lease.ids if at is not None)):
+        if lease is None or memo.again is not None or self._closed or not lease.answered:
             return
-        memo.again = self.client.ask([_named(key) for key in memo.index])
+        if time.monotonic() - lease.asked_at < _ASK_AGAIN or all(at >= 0 for at in lease.ids if at is not None):
+            return
+        memo.again = self.client.ask([memo.named(key) for key in memo.index])
 
     def prepare_load(self, keys: Collection[bytes], req_context: ReqContext) -> LoadStoreSpec:
         """What is not held, of which there should be none, is a chunk -1: the worker lets such a load fail."""
         memo = self._memo(req_context)
         ids = [memo.ids[memo.index[key]] if key in memo.index else ABSENT for key in keys]
         return CPULoadStoreSpec([ABSENT if at is None or at < 0 else at for at in ids])
+
+    def get_load_source(self, key: bytes, req_context: ReqContext) -> CacheHitSource:
+        return CacheHitSource.HOST
 
     def failed(self, requests: Iterable[str]) -> None:
         """Loads of these have failed: they are computed. Asked again, the same would be a hit."""
@@ -235,15 +274,16 @@ class ChunkSource(OffloadingManager):
         """As many as there are credits for, first tokens first. vLLM is not told to try again: what it offers later may
         lack blocks that a window has left."""
         memo = self._memo(req_context)
-        if self._closed or self.mixed or memo.epoch != self._number:
+        if self._closed or self.mixed or memo.alone or memo.epoch != self._number:
             return PrepareStoreOutput([], CPULoadStoreSpec([]), [])
-        offered = [key for key in keys if key not in memo.known and key not in self._writing]
+        offered = [key for key in keys if key not in self._writing and not memo.knows(key)]
         ids = self.client.credits(len(offered))
         if len(ids) < len(offered):
             first = sorted(offered, key=lambda key: req_context.get_offload_key_position(key) or 0)[:len(ids)]
             chosen = set(first)
             offered = [key for key in offered if key in chosen]
         self._writing.update(zip(offered, ids))
+        self._named.update((at, (key, memo.named(key))) for key, at in zip(offered, ids))
         self._fetch()
         return PrepareStoreOutput(offered, CPULoadStoreSpec(ids), [])
 
@@ -261,10 +301,9 @@ class ChunkSource(OffloadingManager):
             memo = self._memos.get(load.req_id, Memo())
             self._jobs[job] = Job(self._workers, self._number, lease=memo.let_go())
             self._forget(memo)
-        by_chunk = {at: key for key, at in self._writing.items()} if stores else {}
         for job, store in stores.items():
             ids = store.dst_spec.block_ids.tolist()
-            self._jobs[job] = Job(self._workers, self._number, [(by_chunk[at], at) for at in ids])
+            self._jobs[job] = Job(self._workers, self._number, [(*self._named.pop(at), at) for at in ids])
         for request in requests:
             memo = self._memos.get(request)
             if memo is not None and memo.lease is not None:
@@ -289,10 +328,10 @@ class ChunkSource(OffloadingManager):
             if job.lease is not None:
                 self.client.release([job.lease])
             if job.failed or job.epoch != self._number:
-                given_back += [at for _, at in job.chunks]
+                given_back += [at for _, _, at in job.chunks]
             else:
-                stored += [(_named(key), at) for key, at in job.chunks]
-            for key, at in job.chunks:
+                stored += [(name, at) for _, name, at in job.chunks]
+            for key, _, at in job.chunks:
                 if self._writing.get(key) == at:
                     del self._writing[key]
         if stored:
@@ -307,7 +346,3 @@ class ChunkSource(OffloadingManager):
     def shutdown(self) -> None:
         """Workers have ended. Where one has not reported all, the daemon waits for the processes' end."""
         self.client.close(detach=not self._jobs)
-
-
-def _named(key: bytes) -> Key:
-    return get_offload_block_hash(key), get_offload_group_idx(key)

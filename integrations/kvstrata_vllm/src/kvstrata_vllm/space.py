@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which engines share chunks: those of one space, whose name is a sum of all that a chunk's bytes go by.
 
-That is the model's identity and the epoch (kvstrata/epoch.py), how vLLM names blocks, and how it lays them out. Whatever
-is in doubt is part of the name: two engines that differ in it only share nothing.
+That is the model's identity and the epoch (kvstrata/epoch.py), how vLLM names blocks, and how it lays them out.
+Whatever is in doubt is part of the name: two engines that differ in it only share nothing.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def space_of(epoch: str, layout: Mapping[str, Any]) -> bytes:
 
 
 def layout_of(config: Any, kv_cache_config: Any, offloading: Any, row_bytes: int) -> dict[str, Any]:
-    """config: vLLM's; offloading: what it makes of that for a spec. Where ranks write what does not depend on their number
-    (canonical layout), that number is left out."""
+    """config: vLLM's; offloading: what it makes of that for a spec. Where ranks write what does not depend on their
+    number (canonical layout), that number is left out."""
     from vllm import __version__
     from vllm.v1.core.kv_cache_utils import get_none_hash_seed
     parallel, cache = offloading.parallel, offloading.cache

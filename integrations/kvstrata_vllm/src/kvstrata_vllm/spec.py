@@ -22,14 +22,18 @@ from .source import ChunkSource
 from .transfers import Transfers
 
 _PAGE = 4096
-_LEAST_AHEAD = 64
+_STEPS_AHEAD, _LEAST_AHEAD = 4, 64
+
+
+def credits_ahead(config: OffloadingConfig, tokens_per_step: int) -> int:
+    """How many an engine that schedules so many tokens a step at most has in stock: for the chunks of some steps."""
+    per_chunk = config.cache.blocks_per_chunk
+    chunks = sum(tokens_per_step // (group.tokens_per_block * per_chunk) + 1 for group in config.groups)
+    return max(_LEAST_AHEAD, _STEPS_AHEAD * chunks)
 
 
 class KvstrataSpec(OffloadingSpec):
-    """worker_link: of the worker's process, once it has one. tokens_per_step: what the engine's scheduler schedules at
-    most; set by the connector."""
-
-    tokens_per_step = 8192
+    """worker_link: of the worker's process, once it has one."""
 
     def __init__(self, config: OffloadingConfig) -> None:
         super().__init__(config)
@@ -42,13 +46,9 @@ class KvstrataSpec(OffloadingSpec):
 
     def get_manager(self) -> OffloadingManager:
         if self._source is None:
-            self._source = ChunkSource(ChunkClient(self._link(SCHEDULER)), self.config.parallel.world_size, self._ahead())
+            client = ChunkClient(self._link(SCHEDULER))
+            self._source = ChunkSource(client, self.config.parallel.world_size)
         return self._source
-
-    def _ahead(self) -> int:
-        """Credits: four steps' worth of all groups."""
-        chunks = sum(self.tokens_per_step // (tokens * self.blocks_per_chunk) + 1 for tokens in self.tokens_per_block)
-        return max(_LEAST_AHEAD, 4 * chunks)
 
     def _link(self, role: int) -> ChunkLink:
         name = self.config.engine_id
@@ -72,9 +72,10 @@ class KvstrataSpec(OffloadingSpec):
                                      canonical_layout=canonical)
         if not region.is_pinned:
             copies.shutdown()
-            raise RuntimeError(f"the {region.total_size_bytes >> 20} MiB of kvstratad's region cannot be pinned for the GPU, "
-                               "so copies would be slow: raise the limit of locked memory (ulimit -l), or make the region "
-                               "smaller (kvstratad --set chunks.bytes=SIZE); vLLM's log has the driver's error above")
+            raise RuntimeError(f"the {region.total_size_bytes >> 20} MiB of kvstratad's region cannot be pinned for the "
+                               "GPU, so copies would be slow: raise the limit of locked memory (ulimit -l), or make the "
+                               "region smaller (kvstratad --set chunks.bytes=SIZE); vLLM's log has the driver's error "
+                               "above")
         return Transfers(copies)
 
     def _refuse_other_layouts(self, kv_caches: CanonicalKVCaches) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Around a worker that copies: copies that fail, or must not be made, end like others and are named.
 
-vLLM's connector takes every copy for a success. So each ends as one here, and the engine is told beside which were none:
-a load's request is computed, a store's chunks are not shown to anybody. Threads: the engine's.
+vLLM's connector takes every copy for a success. So each ends as one here, and the engine is told beside which were
+none: a load's request is computed, a store's chunks are not shown to anybody. Threads: the engine's.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ _log = logging.getLogger("vllm.kvstrata")
 
 
 class Transfers(OffloadingWorker):
-    """copies: who copies. refused: jobs that are not to be made; failed: those that were not made, for whoever asks
-    to take out."""
+    """copies: who copies. refused: jobs that are not to be made, or must not count; unsure: those of which it is not
+    known yet, whose end is not said; failed: those that do not count, for whoever asks to take out."""
 
     def __init__(self, copies: OffloadingWorker) -> None:
         self._copies = copies
         self.refused: set[int] = set()
+        self.unsure: set[int] = set()
         self.failed: set[int] = set()
         self._over: list[TransferResult] = []
 
@@ -43,20 +44,20 @@ class Transfers(OffloadingWorker):
             except Exception:
                 _log.exception("a copy between vLLM's blocks and kvstratad's region could not begin")
         if not begun:
-            self.refused.discard(job_id)
-            self.failed.add(job_id)
-            self._over.append(TransferResult(job_id, True))
+            self._over.append(TransferResult(job_id, False))
         return True
 
     def get_finished(self) -> list[TransferResult]:
-        over, self._over = self._over, []
-        for result in self._copies.get_finished():
-            if result.success:
-                over.append(result)
-            else:
-                self.failed.add(result.job_id)
-                over.append(TransferResult(result.job_id, True))
-        return over
+        ended = self._over + self._copies.get_finished()
+        self._over = [result for result in ended if result.job_id in self.unsure]
+        return [self._end(result) for result in ended if result.job_id not in self.unsure]
+
+    def _end(self, result: TransferResult) -> TransferResult:
+        if result.success and result.job_id not in self.refused:
+            return result
+        self.refused.discard(result.job_id)
+        self.failed.add(result.job_id)
+        return TransferResult(result.job_id, True)
 
     def wait(self, job_ids: set[int]) -> None:
         self._copies.wait(job_ids)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is not the same in the versions of vLLM that are served, 0.32 and 0.33, and what is nobody's promise in either."""
+"""What is not the same in the versions of vLLM that are served, 0.32 and 0.33, and what is nobody's promise in
+either."""
 
 from __future__ import annotations
 

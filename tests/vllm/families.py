@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small random models of families that differ in what they cache, and what vLLM must be told to run each on a CPU.
+
+Their weights are large enough that tokens differ by what is attended to.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import pathlib
+from typing import Any
+
+import torch
+
+SEED = 20261128
+SHAPE = {"vocab_size": 512, "hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2,
+         "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64, "max_position_embeddings": 8192,
+         "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 64}
+# By family: transformers' configuration and model, what it has beside SHAPE, and arguments of vllm.LLM.
+FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "llama": ("Llama", {}, {}),
+    "gemma3": ("Gemma3", {"num_hidden_layers": 4, "sliding_window": 300, "query_pre_attn_scalar": 64,
+                          "layer_types": [*["sliding_attention"] * 3, "full_attention"]}, {}),
+    "gpt_oss": ("GptOss", {"num_hidden_layers": 4, "num_local_experts": 4, "num_experts_per_tok": 2,
+                           "sliding_window": 128}, {}),
+    "deepseek": ("DeepseekV2", {"num_key_value_heads": 2, "kv_lora_rank": 512, "q_lora_rank": 64,
+                                "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128,
+                                "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "n_shared_experts": 1,
+                                "first_k_dense_replace": 1, "topk_method": "greedy", **_EXPERTS},
+                 {"dtype": "bfloat16"}),
+    "qwen3_next": ("Qwen3Next", {"num_hidden_layers": 4, "linear_num_value_heads": 2, "linear_num_key_heads": 2,
+                                 "linear_key_head_dim": 128, "linear_value_head_dim": 128, "num_experts": 4,
+                                 "shared_expert_intermediate_size": 64, "decoder_sparse_step": 1,
+                                 "layer_types": [*["linear_attention"] * 3, "full_attention"], **_EXPERTS},
+                   {"dtype": "bfloat16", "enable_prefix_caching": True, "max_num_batched_tokens": 1024}),
+    "divisible": ("Llama", {"num_attention_heads": 4, "num_key_value_heads": 2}, {}),
+    "fp8": ("Llama", {}, {"kv_cache_dtype": "fp8"}),
+    "n_gram": ("Llama", {}, {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3,
+                                                    "prompt_lookup_max": 3, "prompt_lookup_min": 1}}),
+}
+_ARCHITECTURES = {"Gemma3": ("Gemma3ForCausalLM", "Gemma3TextConfig")}
+
+
+def made(family: str, folder: pathlib.Path, seed: int = SEED) -> dict[str, Any]:
+    """Arguments of vllm.LLM for a family's model, which is written to a folder in `folder`."""
+    import transformers
+    name, parts, arguments = FAMILIES[family]
+    at = folder / f"{family}-{seed}"
+    if not at.exists():
+        model, config = _ARCHITECTURES.get(name, (f"{name}ForCausalLM", f"{name}Config"))
+        fields = {**SHAPE, **copy.deepcopy(parts)}
+        if name == "DeepseekV2":
+            del fields["head_dim"]
+        torch.manual_seed(seed)
+        built = getattr(transformers, model)(getattr(transformers, config)(**fields))
+        with torch.no_grad():
+            for parameter in built.parameters():
+                if parameter.dim() > 1:
+                    parameter.mul_(3)
+        built.save_pretrained(at)
+    return {"model": str(at), "skip_tokenizer_init": True, "max_model_len": 4096, **arguments}
+
+
+def adapter(at: pathlib.Path, base: str, seed: int) -> str:
+    """A LoRA adapter of the llama, in the folder `at`."""
+    from safetensors.torch import save_file
+    at.mkdir(exist_ok=True)
+    torch.manual_seed(seed)
+    sizes = {"q_proj": (128, 128), "k_proj": (128, 64), "v_proj": (128, 64), "o_proj": (128, 128)}
+    tensors = {}
+    for layer in range(SHAPE["num_hidden_layers"]):
+        for part, (wide, out) in sizes.items():
+            name = f"base_model.model.model.layers.{layer}.self_attn.{part}"
+            tensors[f"{name}.lora_A.weight"] = torch.randn(8, wide) * 0.3
+            tensors[f"{name}.lora_B.weight"] = torch.randn(out, 8) * 0.3
+    save_file(tensors, at / "adapter_model.safetensors")
+    (at / "adapter_config.json").write_text(json.dumps({
+        "peft_type": "LORA", "base_model_name_or_path": base, "r": 8, "lora_alpha": 16, "target_modules": [*sizes],
+        "bias": "none", "task_type": "CAUSAL_LM"}))
+    return str(at)
+
+
+def prompt(tokens: int, number: int = 0) -> list[int]:
+    """Ids that no two prompts of other numbers share the first of."""
+    return [3 + (7 * i * i + 3 * i + 11 * number) % 500 for i in range(number, number + tokens)]
