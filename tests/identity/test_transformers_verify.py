@@ -104,6 +104,24 @@ def test_the_share(daemon: Daemon, monkeypatch: pytest.MonkeyPatch):
         assert (0 < len(checked) < 40) == some and (some or not checked)
 
 
+def test_a_hook_that_changes_what_arrives_is_no_mismatch(daemon: Daemon):
+    """Such a pass is served plainly; what is held is right all the same."""
+    plain, model = pair(daemon)
+    prompt = ids_of(70, 9)
+    answer(model, prompt)
+    before = verified_hits(daemon)
+
+    def other_ids(module: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        return args, {**kwargs, "input_ids": kwargs["input_ids"] * 0 + 7}
+
+    for each in (plain, model):
+        each.base_model.register_forward_pre_hook(other_ids, with_kwargs=True)
+    with pytest.warns(UserWarning, match="other_ids"):
+        assert_same(answer(plain, prompt), answer(model, prompt))
+    after = verified_hits(daemon)
+    assert after["equal"] > before["equal"] and after["mismatch"] == before["mismatch"]
+
+
 def test_a_plan_that_chooses_verifies_the_first_page_alone(daemon: Daemon):
     """What a plan attended makes an answer's keys."""
     _, model = pair(daemon, "window{n_recent = 32, min_tokens = 0}")

@@ -30,6 +30,14 @@ class Redis:
             s.sendall(request)
             return s.recv(65536)
 
+    def get(self, name: bytes) -> bytes:
+        """A value, whole."""
+        with socket.create_connection(("127.0.0.1", self.port), DEADLINE_S) as s, s.makefile("rb") as answer:
+            s.sendall(b"*2\r\n$3\r\nGET\r\n$%d\r\n%s\r\n" % (len(name), name))
+            size = int(answer.readline()[1:])
+            assert size >= 0, f"redis-server has no {name!r}"
+            return answer.read(size)
+
 
 @contextlib.contextmanager
 def redis_server() -> Iterator[Redis]:

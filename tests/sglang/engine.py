@@ -7,9 +7,9 @@
 SPEC: plan (null: plain SGLang; "": KVSTRATA_DISABLE=1 with the flags of a plan; "hicache": SGLang's own pool with the
 daemon as HiCache's storage), socket of a daemon (null: one is started with the arguments in `daemon`, and started again
 when it was killed), server (arguments of sglang.Engine), batches [{prompts [ids], tokens, kill_at (number of the
-attention call before which the daemon is killed, or null), end_by: the signal that it gets behind the batch, when
-nothing runs, left_dead: it is not started again before the next batch, flush: SGLang's cache before it, abort_at:
-requests are aborted when they have so many tokens}],
+attention call before which the daemon is killed, or null), stop_at: the same, it answers nothing until the batch has
+ended, end_by: the signal that it gets behind the batch, when nothing runs, left_dead: it is not started again before the
+next batch, flush: SGLang's cache before it, abort_at: requests are aborted when they have so many tokens}],
 record: what the plan chose is compared with direct calls. RESULT: batches [[{tokens, top, held, reason, message,
 retractions}]], seconds of each batch, sequences that a daemon of its own has behind each, differing: lists that differ,
 chosen: lists that were compared.
@@ -33,7 +33,7 @@ os.environ.update(SGLANG_USE_CPU_ENGINE="1", HF_HUB_OFFLINE="1", TRANSFORMERS_OF
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from kvstrata.daemon import Daemon, find_daemon  # noqa: E402
-from restarts import end  # noqa: E402
+from restarts import end, go_on  # noqa: E402
 
 if __name__ == "__mp_main__":  # SGLang's own processes, which Python starts with this file
     if os.environ["KVSTRATA_PLAN"] == "hicache":
@@ -45,6 +45,7 @@ if __name__ == "__mp_main__":  # SGLang's own processes, which Python starts wit
 
 TOP = 4  # logprobs, to tell near-ties
 CLOSED = 10  # seconds until what ended must be closed
+SERVED = 60  # until a daemon that goes on must serve
 
 
 async def finished(engine: Any, ids: list[int], tokens: int, abort_at: int | None) -> dict[str, Any]:
@@ -64,6 +65,12 @@ async def finished(engine: Any, ids: list[int], tokens: int, abort_at: int | Non
 async def generate(engine: Any, batch: dict[str, Any]) -> list[dict[str, Any]]:
     return await asyncio.gather(*(finished(engine, ids, batch["tokens"], batch.get("abort_at"))
                                   for ids in batch["prompts"]))
+
+
+def await_served(engine: Any, batch: dict[str, Any]) -> None:
+    until = time.monotonic() + SERVED
+    while engine.loop.run_until_complete(finished(engine, batch["prompts"][0], 1, None))["reason"] == "abort":
+        assert time.monotonic() < until, "it goes on, and does not serve"
 
 
 def sequences(socket: str) -> int:
@@ -112,13 +119,16 @@ def main() -> None:
             if batch.get("flush"):
                 flushed = engine.loop.run_until_complete(engine.tokenizer_manager.flush_cache(timeout_s=60))
                 assert flushed.success
-            if batch.get("kill_at") is not None and daemon is not None:
-                orders.write_text(json.dumps({"kill_at": batch["kill_at"], "daemon": daemon.process.pid}))
+            if daemon is not None and batch.keys() & {"kill_at", "stop_at"}:
+                orders.write_text(json.dumps({**batch, "daemon": daemon.process.pid}))
             if spec.get("record"):
                 orders.write_text(json.dumps({"record": len(batch["prompts"][0])}))
             begin = time.perf_counter()
             result["batches"].append(engine.loop.run_until_complete(generate(engine, batch)))
             result["seconds"].append(time.perf_counter() - begin)
+            if daemon is not None and "stop_at" in batch:
+                go_on(daemon)
+                await_served(engine, batch)
             if daemon is not None and batch.get("end_by"):
                 end(daemon, batch["end_by"])
             if daemon is not None and daemon.process.poll() is None:

@@ -2,8 +2,9 @@
 """What the tests do inside SGLang's scheduler, which is a process of its own.
 
 engine.py leaves orders in a file: {"kill_at": n, "daemon": pid}: the daemon is killed before the n-th attention call
-from then on; {"record": prompt tokens}: what a plan chooses for the next request is compared with direct calls, and the
-outcome is written to the file's name and ".compared".
+from then on; {"stop_at": n, "daemon": pid}: it is stopped, and answers nothing until somebody has it go on; {"record":
+prompt tokens}: what a plan chooses for the next request is compared with direct calls, and the outcome is written to the
+file's name and ".compared".
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ PATIENCE = 10  # seconds
 class Orders:
     def __init__(self, file: pathlib.Path) -> None:
         from kvstrata_sglang.sequences import Sequences
-        self._file, self._left, self._daemon = file, -1, 0
+        self._file, self._left, self._daemon, self._stops = file, -1, 0, False
         self._recorder: Recorder | None = None
         attend, begin, close, orders = Sequences.attend, Sequences.begin, Sequences.close, self
 
         def counted(sequences: Any, *args: Any) -> None:
-            orders.kill_if_due()
+            orders.end_if_due()
             attend(sequences, *args)
 
         def ordered(sequences: Any, *args: Any) -> None:
@@ -45,12 +46,15 @@ class Orders:
         if self._file.exists():
             orders = json.loads(self._file.read_text())
             self._file.unlink()
-            self._left, self._daemon = orders.get("kill_at", -1), orders.get("daemon", 0)
+            self._stops, self._daemon = "stop_at" in orders, orders.get("daemon", 0)
+            self._left = orders.get("stop_at", orders.get("kill_at", -1))
             if "record" in orders:
                 self._recorder = Recorder(orders["record"])
 
-    def kill_if_due(self) -> None:
-        if self._left == 0:
+    def end_if_due(self) -> None:
+        if self._left == 0 and self._stops:
+            os.kill(self._daemon, signal.SIGSTOP)
+        elif self._left == 0:
             ended = os.pidfd_open(self._daemon)
             os.kill(self._daemon, signal.SIGKILL)
             assert select.select([ended], [], [], PATIENCE)[0], "kvstratad does not end"

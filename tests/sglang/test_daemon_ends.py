@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A daemon that is killed in the middle, one that is not there, and the kill switch."""
+"""A daemon that is killed in the middle, one that is stopped, one that is not there, and the kill switch."""
 
 from __future__ import annotations
 
@@ -35,6 +35,27 @@ def test_killed_at_random_moments(engine, plain, prompts, amount):
             assert row["tokens"] == expected["tokens"][:n]
             assert row["reason"] == "length" or (row["reason"] == "abort" and "kvstratad" in row["message"]), row
     assert any(row["reason"] == "abort" for rows in result["batches"][::2] for row in rows)
+
+
+def test_stopped_at_random_moments(engine, plain, prompts, amount):
+    """All requests of the batch end while it is stopped, with an error or as they would have, also one that begins then;
+    when it goes on, it serves the same engine."""
+    print(f"seed {SEED}")
+    random = np.random.default_rng(SEED)
+    few = [p for p in prompts if len(p) < 400][:3]
+    batches = []
+    for _ in range(amount(10)):
+        batches += [{"prompts": few, "tokens": NEW, "stop_at": int(random.integers(NEW * LAYERS))},
+                    {"prompts": few, "tokens": NEW}]
+    result = engine("full", batches, max_running_requests=1)
+    want = [{**row, "tokens": row["tokens"][:NEW]} for p, row in zip(prompts, plain) if p in few]
+    for rows in result["batches"][1::2]:
+        assert_same(want, rows)
+    hit = [row for rows in result["batches"][::2] for row in rows]
+    for expected, row in zip(want * len(batches), hit):
+        assert row["tokens"] == expected["tokens"][:len(row["tokens"])]
+        assert row["reason"] == "length" or (row["reason"] == "abort" and "send the request again" in row["message"]), row
+    assert any(row["reason"] == "abort" and not row["tokens"] for row in hit), "none began while it was stopped"
 
 
 def test_without_a_daemon(engine, plain, prompts):

@@ -49,16 +49,24 @@ def test_killed_at_random_moments(plain, loaded, text_ids, monkeypatch: pytest.M
 
 def _generate_and_kill(plain, model, batch, want, daemon: Daemon, number: int) -> None:
     """Kills at the number-th call of a layer."""
-    calls = iter(range(10 ** 6))
+    def kill() -> None:
+        daemon.process.kill()
+        daemon.process.wait()
 
-    def kill(*_: object) -> None:
-        if next(calls) == number:
-            daemon.process.kill()
-            daemon.process.wait()
-
-    with _before_layers(model, kill):
+    with _before_layers(model, _at_call(number, kill)):
         assert_same(plain, batch, want, model.generate(**batch, max_new_tokens=12, do_sample=False))
     print(f"killed at call {number}")
+
+
+def _at_call(number: int, act: Callable[[], object]) -> Callable[..., None]:
+    """A hook that acts at its number-th call. It returns None: anything else would take the place of the arguments."""
+    calls = iter(range(10 ** 6))
+
+    def hook(*_: object) -> None:
+        if next(calls) == number:
+            act()
+
+    return hook
 
 
 @contextlib.contextmanager
@@ -76,9 +84,7 @@ def test_stopped_at_random_moments(plain, loaded, text_ids, amount, shard, rando
     for number in shard(random.integers(12 * len(loaded.model.layers), size=amount(20))):
         with Daemon() as daemon:
             kvstrata_transformers.enable(loaded, socket=daemon.socket)
-            calls = iter(range(10 ** 6))
-            stop = lambda *_: next(calls) == number and daemon.process.send_signal(signal.SIGSTOP)
-            with _before_layers(loaded, stop):
+            with _before_layers(loaded, _at_call(number, lambda: daemon.process.send_signal(signal.SIGSTOP))):
                 assert_same(plain, batch, want, loaded.generate(**batch, max_new_tokens=40, do_sample=False))
             daemon.process.send_signal(signal.SIGCONT)
             print(f"stopped at call {number}")

@@ -171,12 +171,14 @@ def made_of(student: ours.Student, tokens: int, seed: int, gated: bool = False) 
 
 
 def test_parameters_begin_as_the_untrained_rule(student: ours.Student):
-    """Exactly: the same spans, the same logits, and so the same loss. What is saved has open gates too."""
+    """Exactly: the same spans and logits; and the same loss, which some kernels of torch's round otherwise. What is saved has
+    open gates too."""
     batch, parameters = made_of(student, 256, SEED, gated=True), ours.Parameters(2, 4, 32, SEED)
     with torch.no_grad():
         untrained, begun = (student.decode(batch, p, 0.5, errors=True) for p in (None, parameters))
         assert untrained.rows.sum() > 0, "nothing is expanded in this case"
-        assert all(torch.equal(one, other) for one, other in zip(untrained, begun))
+        assert all(torch.equal(one, other) for one, other in zip(untrained._replace(zoom=begun.zoom), begun))
+        torch.testing.assert_close(begun.zoom, untrained.zoom, rtol=1e-6, atol=1e-7)
         saved = parameters.tensors()
         assert torch.equal(saved["W"], torch.eye(32).expand(2, 4, 32, 32)) and not saved["tau"].any()
         parameters.g_phi.load_state_dict({k.removeprefix("g_phi."): v for k, v in saved.items() if k.startswith("g_phi.")})

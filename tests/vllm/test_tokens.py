@@ -28,10 +28,12 @@ def test_preempted_requests_go_on(engine, plain, prompts):
     assert_same(plain + plain, result["batches"][0])
 
 
-def test_a_salted_request_ends_with_an_error(engine, plain, prompts):
-    """Its pages would be found by prompts with another salt. The others go on."""
-    batch = {"prompts": prompts[:2], "tokens": 24}
-    salted, after = engine("full", [{**batch, "with": {"cache_salt": "a"}}, batch])["batches"]
-    assert [row["reason"] for row in salted] == ["error", "error"]
-    assert [row["held"] for row in after] == [0, 0]
-    assert_same(plain[:2], after)
+def test_a_salted_request_is_private(engine, plain, prompts):
+    """It finds nothing, also of its own salt, and nobody finds what it computed."""
+    some = [i for i, prompt in enumerate(prompts) if 64 < len(prompt) < 600][:2]
+    batch = {"prompts": [prompts[i] for i in some], "tokens": 24}
+    salted = {**batch, "with": {"cache_salt": "a"}}
+    result = engine("full", [salted, salted, batch, salted, batch])["batches"]
+    for rows in result:
+        assert_same([plain[i] for i in some], rows)
+    assert [[row["held"] > 0 for row in rows] for rows in result] == [[False] * 2] * 4 + [[True] * 2]

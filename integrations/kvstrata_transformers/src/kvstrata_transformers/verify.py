@@ -93,7 +93,8 @@ class Verifier:
         cache: Cache | None = None
         for ids in pieces:
             named = {} if cache is None else {name: cache}
-            output = self.model.base_model(input_ids=ids, use_cache=True, **named)
+            # Not by a call: hooks of the decoder itself may change what arrives, and such a pass is not served.
+            output = self.model.base_model.forward(input_ids=ids, use_cache=True, **named)
             name, cache = next((name, value) for name, value in output.items() if isinstance(value, Cache))
         assert cache is not None
         layers = [cache.layers[layer] for layer in self.served.pages_of]
