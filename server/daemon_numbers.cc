@@ -34,7 +34,7 @@ std::optional<CgroupInfo> ReadCgroup() {
 }
 
 std::vector<PartHealth> Daemon::Parts::PartsOf(std::span<const PoolInfo> pools) const {
-  const ClosingCounters closing[] = {attach->counters().closing, door.closer.counters()};
+  const ClosingCounters closing[] = {mapped.attach->counters().closing, door.closer.counters()};
   const auto illness_of = [](const auto& tier) {
     return tier == nullptr ? std::nullopt : std::optional<std::string>(tier->illness());
   };
