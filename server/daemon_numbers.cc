@@ -51,6 +51,7 @@ DaemonNumbers Daemon::Parts::Numbers(bool all) const {
   numbers.pools = store->inspection().Pools();
   numbers.parts = PartsOf(numbers.pools);
   numbers.counters = store->inspection().Counters();
+  if (mapped.chunks != nullptr) numbers.chunks = mapped.chunks->Numbers();
   if (local != nullptr) numbers.disk = local->Info();
   if (remote != nullptr) numbers.remote = remote->Info();
   if (!all) return numbers;

@@ -55,12 +55,15 @@ class ChunkServer::Loop {
   void Send(uint64_t connection, std::vector<std::byte> packet);
   void End(uint64_t connection, std::string_view why);
   void PutNumbers() KVS_EXCLUDES(mu_);
+  // When engines begin to get no credits.
+  void TellFull(const ChunkNumbers& now);
 
   const ChunkServerOptions options_;
   EventPoll events_;
   UniqueFd stop_event_;
   std::unique_ptr<ChunkDoor> door_;
-  LogLimiter log_{10};
+  LogLimiter log_{10}, full_log_{1};
+  bool full_ = false;
   Heartbeat beat_{"kvs-chunks"};
   std::unique_ptr<ChunkWorkers> workers_;
 

@@ -17,11 +17,14 @@
 namespace kvstrata {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 constexpr int kTickMs = 100;              // while something may be late
 constexpr int kPacketsPerIteration = 16;  // of one client, before others are served
 constexpr uint32_t kReadable = EPOLLIN | EPOLLRDHUP;
+
+int64_t SecondsNow() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::seconds>(now).count();
+}
 
 Status StartError(const char* what) {
   return Internal("CHUNKS_START", std::string("cannot start the chunk server: ") + what + ": " +
@@ -75,8 +78,19 @@ void ChunkServer::Loop::PutNumbers() {
   if (room_ != nullptr) numbers = room_->Numbers();
   numbers.capacity_bytes = options_.bytes;
   numbers.counters = counters_;
+  TellFull(numbers);
   MutexLock lock(mu_);
   numbers_ = numbers;
+}
+
+void ChunkServer::Loop::TellFull(const ChunkNumbers& now) {
+  const bool was = std::exchange(full_, now.starved > 0);
+  uint64_t suppressed = 0;
+  if (was || !full_ || !full_log_.Allow(SecondsNow(), &suppressed)) return;
+  LogEvent(LogLevel::kWarn, "chunks_full",
+           {{"leased_bytes", now.leased.bytes},
+            {"credited_bytes", now.of(ChunkState::kCredited).bytes},
+            {"suppressed", suppressed}});
 }
 
 // -- the loop
@@ -150,8 +164,7 @@ void ChunkServer::Loop::OnPacket(Connection* c, size_t bytes) {
   }
   if (status.ok()) return;
   uint64_t suppressed = 0;
-  const auto now = Clock::now().time_since_epoch();
-  if (log_.Allow(std::chrono::duration_cast<std::chrono::seconds>(now).count(), &suppressed)) {
+  if (log_.Allow(SecondsNow(), &suppressed)) {
     LogEvent(LogLevel::kWarn, "chunk_client_malformed",
              {{"engine", c->who->hello.engine},
               {"pid", c->who->peer.pid},

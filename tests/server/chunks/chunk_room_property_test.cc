@@ -228,7 +228,9 @@ void RandomRoom::Work() {
     driver_.let_go.pop_back();
     driver_.Deliver();
   }
-  if (!driver_.work.empty()) driver_.Do(Below(driver_.work.size()), Chance(10));
+  for (int n = 0; n < 3 && !driver_.work.empty(); ++n) {
+    driver_.Do(Below(driver_.work.size()), Chance(10));
+  }
 }
 
 // Processes that lost their socket write on.
