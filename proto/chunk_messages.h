@@ -10,15 +10,19 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 
 namespace kvstrata::chunks {
 
 inline constexpr uint32_t kMagic = 0x4b56434b;
 inline constexpr uint32_t kVersion = 1;
 inline constexpr size_t kMostChunkPacket = 65536;
-inline constexpr uint32_t kMostAsked = 1024;            // keys of one Ask
-inline constexpr uint32_t kMostLeased = 1u << 20;       // keys of one lease
-inline constexpr uint64_t kRowGranularity = 4096;       // bytes; rows are multiples of it
+inline constexpr uint32_t kMostAsked = 1024;       // keys of one Ask
+inline constexpr uint32_t kMostLeased = 1u << 20;  // keys of one lease
+inline constexpr uint64_t kRowGranularity = 4096;  // bytes; rows are multiples of it
+// Keys of chunks in tiers begin so; 32 bytes follow.
+inline constexpr std::string_view kKeyPrefix = "chunk/";
+inline constexpr size_t kTierKeyBytes = kKeyPrefix.size() + 32;
 inline constexpr int32_t kNotThere = -1, kComing = -2;  // instead of a chunk's id
 
 enum class Type : uint32_t {

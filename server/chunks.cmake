@@ -2,7 +2,7 @@
 # Engine chunks: the room, its socket, its way to the tiers. Knows nothing of the store.
 kvs_library(kvs_chunks
   chunks/chunk_credits.cc
-  chunks/chunk_hello.cc
+  chunks/chunk_door.cc
   chunks/chunk_key.cc
   chunks/chunk_leases.cc
   chunks/chunk_link.cc

@@ -46,6 +46,26 @@ std::string Shipped(const char* what) {
   return binary.parent_path().parent_path() / "share/kvstrata" / what;
 }
 
+// What chunks get of the configuration, and the tiers below them.
+ChunkServerOptions ChunkOptionsOf(const Config& config, uint64_t epoch, LocalTier* local,
+                                  RemoteTier* remote) {
+  ChunkServerOptions options;
+  options.bytes = config.chunk_bytes;
+  options.daemon_epoch = epoch;
+  options.door.hello_timeout = config.attach.hello_timeout;
+  if (local != nullptr) {
+    options.tiers.disk = local->values();
+    options.tiers.write_shown = kDisk;
+  }
+  if (remote != nullptr) {
+    options.tiers.remote = remote->engine().values();
+    const RemoteWrite write = config.remote.pages.writer.write;
+    if (write == RemoteWrite::kAll) options.tiers.write_shown |= kRemote;
+    if (write == RemoteWrite::kReused) options.tiers.write_reused = kRemote;
+  }
+  return options;
+}
+
 }  // namespace
 
 int ExitCodeOf(const Status& status) {
@@ -117,9 +137,12 @@ Status Daemon::Parts::Start() {
   }
   config.attach.imports = importer.get();
   config.attach.tokens = &door.tokens;
-  KVS_ASSIGN_OR_RETURN(attach,
+  KVS_ASSIGN_OR_RETURN(mapped.attach,
                        AttachServer::Start(config.attach, std::move(attach_listener), store.get()));
-  KVS_RETURN_IF_ERROR(StartChunks(std::move(chunk_listener)));
+  KVS_ASSIGN_OR_RETURN(
+      mapped.chunks,
+      ChunkServer::Start(ChunkOptionsOf(config, store->daemon_epoch(), local.get(), remote.get()),
+                         std::move(chunk_listener)));
   KVS_RETURN_IF_ERROR(StartGrpc());
   if (page_listener) {
     KVS_ASSIGN_OR_RETURN(pages, PageServer::Start(*std::move(page_listener), &page_source));
@@ -192,25 +215,6 @@ Status Daemon::Parts::StartWork() {
   return OkStatus();
 }
 
-Status Daemon::Parts::StartChunks(std::unique_ptr<UnixListener> listener) {
-  ChunkServerOptions options;
-  options.bytes = config.chunk_bytes;
-  options.daemon_epoch = store->daemon_epoch();
-  options.hello_timeout = config.attach.hello_timeout;
-  if (local != nullptr) {
-    options.tiers.disk = local->values();
-    options.tiers.write_shown = kDisk;
-  }
-  if (remote != nullptr) {
-    options.tiers.remote = remote->engine().values();
-    const RemoteWrite write = config.remote.pages.writer.write;
-    if (write == RemoteWrite::kAll) options.tiers.write_shown |= kRemote;
-    if (write == RemoteWrite::kReused) options.tiers.write_reused = kRemote;
-  }
-  KVS_ASSIGN_OR_RETURN(chunks, ChunkServer::Start(options, std::move(listener)));
-  return OkStatus();
-}
-
 Status Daemon::Parts::StartGrpc() {
   executor = NewThreadPool(static_cast<int>(OpThreads(config)));
   GrpcOptions options = Offers();
@@ -237,7 +241,7 @@ void Daemon::Parts::Apply(const Config& next) {
       UserLimitsOf(next, running.limited_device_bytes, config.store.host_bytes);
   store->user_limits()->Configure(limits.defaults, std::move(limits.users));
   mover->SetRate(next.mover.bytes_per_second);
-  attach->SetHelloTimeout(next.attach.hello_timeout);
+  mapped.attach->SetHelloTimeout(next.attach.hello_timeout);
   if (local != nullptr) local->Configure(next.tier_pages);
   if (remote != nullptr) remote->Configure(next.remote);
   page_source.patience = next.patience;
@@ -263,8 +267,8 @@ void Daemon::Parts::Settle() {
   settled = true;
   watch.reset();
   pages.reset();
-  attach->Stop();
-  chunks->Stop();
+  mapped.attach->Stop();
+  mapped.chunks->Stop();
   work->Stop();  // what waits for it over gRPC has its answer then
   store->recalls().EndRecallAudits(Unavailable("DAEMON_STOPPING", "the daemon is stopping"));
   if (local != nullptr) local->pages()->scrubs().Refuse();
@@ -316,6 +320,6 @@ std::chrono::microseconds Daemon::shutdown_timeout() const {
   return parts_->running.shutdown_timeout;
 }
 Store& Daemon::store() { return *parts_->store; }
-AttachServer& Daemon::attach() { return *parts_->attach; }
+AttachServer& Daemon::attach() { return *parts_->mapped.attach; }
 
 }  // namespace kvstrata

@@ -34,7 +34,7 @@ std::optional<CgroupInfo> ReadCgroup() {
 }
 
 std::vector<PartHealth> Daemon::Parts::PartsOf(std::span<const PoolInfo> pools) const {
-  const ClosingCounters closing[] = {attach->counters().closing, door.closer.counters()};
+  const ClosingCounters closing[] = {mapped.attach->counters().closing, door.closer.counters()};
   const auto illness_of = [](const auto& tier) {
     return tier == nullptr ? std::nullopt : std::optional<std::string>(tier->illness());
   };
@@ -51,6 +51,7 @@ DaemonNumbers Daemon::Parts::Numbers(bool all) const {
   numbers.pools = store->inspection().Pools();
   numbers.parts = PartsOf(numbers.pools);
   numbers.counters = store->inspection().Counters();
+  if (mapped.chunks != nullptr) numbers.chunks = mapped.chunks->Numbers();
   if (local != nullptr) numbers.disk = local->Info();
   if (remote != nullptr) numbers.remote = remote->Info();
   if (!all) return numbers;

@@ -2,9 +2,9 @@
 // What the daemon's parts offer to gRPC's services (GrpcOptions).
 #include <utility>
 
-#include "server/sockets/unix_listener.h"
 #include "server/daemon_parts.h"
 #include "server/pool_memory.h"
+#include "server/sockets/unix_listener.h"
 #include "server/tier/remote_secret.h"
 
 namespace kvstrata {
@@ -66,6 +66,7 @@ GrpcOptions Daemon::Parts::Offers() {
   options.check_resize = [this](Tier tier, uint64_t bytes, std::string_view device) {
     return CheckResize(tier, bytes, device);
   };
+  options.chunks = [this] { return mapped.chunks->Numbers(); };
   if (local != nullptr) local->Offer(&options);
   if (remote != nullptr) remote->Offer(&options);
   OfferConfig(&running.reload, &options);

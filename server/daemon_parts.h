@@ -63,6 +63,12 @@ struct DevicePools {
   std::vector<std::string> names;
 };
 
+// Whose clients map memory.
+struct MappedServers {
+  std::unique_ptr<AttachServer> attach;
+  std::unique_ptr<ChunkServer> chunks;
+};
+
 // What the gRPC server accepts with.
 struct GrpcDoor {
   std::unique_ptr<UnixListener> listener;
@@ -93,8 +99,7 @@ struct Daemon::Parts {
   std::unique_ptr<Importer> importer;
   std::unique_ptr<Executor> executor;
   GrpcDoor door;
-  std::unique_ptr<AttachServer> attach;
-  std::unique_ptr<ChunkServer> chunks;
+  MappedServers mapped;
   std::unique_ptr<GrpcServer> grpc;
   std::unique_ptr<PageServer> pages;  // null: none are served
   std::unique_ptr<StateWatch> watch;
@@ -108,7 +113,6 @@ struct Daemon::Parts {
   Status MakeStore();
   Status OpenTiers();
   Status StartWork();  // what goes on beside steps, and the tiers behind memory
-  Status StartChunks(std::unique_ptr<UnixListener> listener);
   Status StartGrpc();
   // As Daemon::Settle.
   void Settle();

@@ -35,4 +35,4 @@ kvs_library(kvs_rpc
   rpc/watch_stream.cc
   rpc/work_calls.cc
   rpc/work_queue.cc
-  LIBS kvs_attach kvs_store kvs_session kvs_kernels kvs_proto kvs_shm ${KVS_GRPC_REFLECTION})
+  LIBS kvs_attach kvs_chunks kvs_store kvs_session kvs_kernels kvs_proto kvs_shm ${KVS_GRPC_REFLECTION})

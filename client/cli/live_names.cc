@@ -8,8 +8,8 @@
 #include <memory>
 
 #include "client/cli/connection.h"
-#include "client/cli/hex.h"
 #include "client/cli/invocation.h"
+#include "client/cli/value_key.h"
 
 namespace kvstrata::cli {
 namespace {
@@ -31,15 +31,13 @@ Names Listed(const Options& options, const char* rows, const char* field) {
   return names;
 }
 
-// Keys are bytes, but those of pins' records.
 Names ValueKeys(const Options& options, const char*, const char*) {
   v1::ListValuesRequest request;
   request.set_limit(kMostValues);
   KVS_ASSIGN_OR_RETURN(const auto answer, Ask(options, &v1::Admin::Stub::ListValues, request));
   std::vector<std::string> names;
   for (const v1::Value& value : answer.values()) {
-    const bool pin = value.key().starts_with("pin/");
-    names.push_back(pin ? value.key() : ToHex(value.key()));
+    names.push_back(ValueKeyText(value.key()));
   }
   return names;
 }

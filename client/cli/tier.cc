@@ -101,6 +101,23 @@ constexpr Column kRemotes[] = {
     {"SECRET", "/secret_fingerprint", OrDash},
 };
 
+constexpr Column kRooms[] = {
+    {"CHUNKS-OF", "/user"},
+    {"CAPACITY", "/capacity_bytes", Bytes, true, 5},
+    {"USED", "/used_bytes", Bytes, true, 5},
+    {"LEASED", "/leased_bytes", Bytes, true, 4},
+    {"SHOWN", "/shown", nullptr, true, 4},
+    {"ENGINES", "/engines", nullptr, true, 3},
+    {"HITS", "/hits", nullptr, true, 2},
+    {"MISSES", "/misses", nullptr, true, 2},
+    {"ARRIVED", "/arrived", nullptr, true, 1},
+    {"STORED", "/stored", nullptr, true, 2},
+    {"EVICTED", "/evicted", nullptr, true, 1},
+    {"WRITTEN", "/written", nullptr, true, 1},
+    {"READ", "/read", nullptr, true, 1},
+    {"CHANGED", "/changed", nullptr, true, 6},
+};
+
 constexpr Column kOverRates[] = {
     {"OVER-ITS-RATE", "/user"},
     {"CLUSTER-TENANT", "/cluster_tenant", OrDash},
@@ -123,16 +140,24 @@ Result<int> List(const Options& options) {
   KVS_ASSIGN_OR_RETURN(const auto answer,
                        Ask(options, &v1::Admin::Stub::GetStatus, v1::GetStatusRequest()));
   const Json status = ToJson(answer);
-  const Json document = {{"tiers", status.at("disks")}, {"remotes", status.at("remotes")}};
-  // A document has both; else they are two lists, whose columns differ.
+  const Json document = {{"tiers", status.at("disks")},
+                         {"remotes", status.at("remotes")},
+                         {"rooms", status.at("chunk_rooms")}};
+  // A document has all; else they are lists, whose columns differ.
   const bool whole = options.style.IsDocument();
-  if (whole || !answer.disks().empty() || answer.remotes().empty()) {
-    PrintList(options.style, document, "tiers", kList, std::cout);
-  }
-  if (whole || answer.remotes().empty()) return kOk;
-  if (!answer.disks().empty() && options.style.format != Format::kName) std::cout << "\n";
-  PrintList(options.style, document, "remotes", kRemotes, std::cout);
-  PrintOverRates(options.style, document);
+  bool behind = false;
+  const auto list = [&](const char* rows, std::span<const Column> columns, bool always) {
+    if (!always && document.at(rows).empty()) return;
+    if (behind && options.style.format != Format::kName) std::cout << "\n";
+    PrintList(options.style, document, rows, columns, std::cout);
+    behind = true;
+  };
+  const bool none = answer.remotes().empty() && answer.chunk_rooms().empty();
+  list("tiers", kList, whole || none);
+  if (whole) return kOk;
+  list("remotes", kRemotes, false);
+  if (!answer.remotes().empty()) PrintOverRates(options.style, document);
+  list("rooms", kRooms, false);
   return kOk;
 }
 

@@ -17,26 +17,13 @@
 #include "client/cli/hex.h"
 #include "client/cli/invocation.h"
 #include "client/cli/named_model.h"
+#include "client/cli/value_key.h"
 #include "client/cli/watch.h"
 
 namespace kvstrata::cli {
 namespace {
 
-constexpr std::string_view kPin = "pin/";
 constexpr uint32_t kOneAnswer = 4096;  // values
-
-// Pins' records have names, all others are bytes.
-std::string KeyText(const std::string& key) { return key.starts_with(kPin) ? key : ToHex(key); }
-
-constexpr size_t kKeyDigits = 64, kPinDigits = 16;
-constexpr size_t kFewestDigits = 4;  // of a beginning
-constexpr char kKeyForm[] =
-    "64 hexadecimal digits, or pin/ and 16, as value ls prints them; or a beginning of at least 4 "
-    "digits that one value alone has";
-
-bool IsHex(std::string_view text) {
-  return std::ranges::all_of(text, [](unsigned char c) { return std::isxdigit(c) != 0; });
-}
 
 // Keys that begin so, as texts.
 Result<std::vector<std::string>> KeysFrom(Connection* connection, const std::string& begin) {
@@ -47,7 +34,7 @@ Result<std::vector<std::string>> KeysFrom(Connection* connection, const std::str
     KVS_ASSIGN_OR_RETURN(const auto answer,
                          connection->Call(&v1::Admin::Stub::ListValues, request));
     for (const v1::Value& value : answer.values()) {
-      const std::string text = KeyText(value.key());
+      const std::string text = ValueKeyText(value.key());
       const bool known = std::ranges::find(keys, text) != keys.end();  // what moves may come twice
       if (text.starts_with(begin) && !known) keys.push_back(text);
     }
@@ -68,21 +55,11 @@ Status Ambiguous(const std::string& text, const std::vector<std::string>& keys) 
 // The key as bytes; of a beginning the one that there is. Errors: KEY_TEXT, KEY_AMBIGUOUS,
 // VALUE_UNKNOWN.
 Result<std::string> KeyOf(Connection* connection, const std::string& text) {
-  const bool pin = text.starts_with(kPin);
-  const std::string lead(pin ? kPin : "");
-  std::string digits = text.substr(lead.size());
-  std::ranges::transform(digits, digits.begin(), [](unsigned char c) { return std::tolower(c); });
-  const size_t whole = pin ? kPinDigits : kKeyDigits;
-  if (!IsHex(digits) || digits.size() < kFewestDigits || digits.size() > whole) {
-    return InvalidArgument("KEY_TEXT", "key '" + text + "' is not " + kKeyForm);
-  }
-  const auto bytes_of = [pin](const std::string& key) -> Result<std::string> {
-    return pin ? Result<std::string>(key) : FromHex(key);
-  };
-  if (digits.size() == whole) return bytes_of(lead + digits);
-  KVS_ASSIGN_OR_RETURN(const std::vector<std::string> keys, KeysFrom(connection, lead + digits));
+  KVS_ASSIGN_OR_RETURN(const WrittenKey written, ParseValueKey(text));
+  if (written.whole) return ValueKeyBytes(written.text);
+  KVS_ASSIGN_OR_RETURN(const std::vector<std::string> keys, KeysFrom(connection, written.text));
   if (keys.empty()) return NotFound("VALUE_UNKNOWN", "no value's key begins with '" + text + "'");
-  return keys.size() == 1 ? bytes_of(keys[0]) : Ambiguous(text, keys);
+  return keys.size() == 1 ? Result<std::string>(ValueKeyBytes(keys[0])) : Ambiguous(text, keys);
 }
 
 std::string Words(const Json& list) {
@@ -130,7 +107,7 @@ Result<int> List(const Options& options, const Listing& wanted) {
     KVS_ASSIGN_OR_RETURN(const auto answer,
                          connection->Call(&v1::Admin::Stub::ListValues, request));
     for (const v1::Value& value : answer.values()) {
-      Json row = {{"key", KeyText(value.key())},
+      Json row = {{"key", ValueKeyText(value.key())},
                   {"kind", value.kind()},
                   {"model", value.model()},
                   {"tokens", value.tokens()},
@@ -188,8 +165,10 @@ Result<int> Get(const Options& options, const Fetch& fetch) {
   KVS_ASSIGN_OR_RETURN(*request.mutable_key(), KeyOf(connection.get(), fetch.key));
   UniqueFd file;
   Status local;
-  Json document = {
-      {"key", KeyText(request.key())}, {"file", fetch.file}, {"tier", ""}, {"bytes", uint64_t{0}}};
+  Json document = {{"key", ValueKeyText(request.key())},
+                   {"file", fetch.file},
+                   {"tier", ""},
+                   {"bytes", uint64_t{0}}};
   std::error_code unknown;  // then the path is told as it was given
   const auto whole = std::filesystem::absolute(fetch.file, unknown).lexically_normal();
   if (!unknown) document["file"] = whole.string();
@@ -229,7 +208,7 @@ Result<int> Verify(const Options& options, const std::vector<std::string>& keys)
     KVS_ASSIGN_OR_RETURN(const auto answer, connection->Call(&v1::Admin::Stub::Verify, request));
     for (const v1::ValueVerdict& value : answer.values()) {
       finding |= value.verdict() == "corrupt" || value.verdict() == "gone";
-      Json row = {{"key", KeyText(value.key())}, {"verdict", value.verdict()}};
+      Json row = {{"key", ValueKeyText(value.key())}, {"verdict", value.verdict()}};
       row["tiers"] = std::vector<std::string>(value.tiers().begin(), value.tiers().end());
       row["detail"] = value.detail();
       document["values"].push_back(std::move(row));

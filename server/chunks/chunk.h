@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 #include "server/chunks/chunk_key.h"
@@ -24,6 +25,11 @@ enum class ChunkState : uint8_t {
   kDropped,   // in the index no more, and leased still
 };
 inline constexpr size_t kChunkStates = 6;
+inline constexpr std::string_view NameOf(ChunkState state) {
+  constexpr std::string_view kNames[] = {"free",    "credited", "summing",
+                                         "reading", "shown",    "dropped"};
+  return kNames[static_cast<size_t>(state)];
+}
 
 // How many leases of one engine have it.
 struct EngineHolds {

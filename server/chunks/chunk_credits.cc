@@ -29,10 +29,14 @@ Status ChunkCredits::Want(ChunkClaims* claims, std::span<const std::byte> packet
   return OkStatus();
 }
 
+bool ChunkCredits::AtMost(const ChunkClaims& claims) const {
+  const uint64_t next = claims.engine->credited_bytes + claims.scope.row_bytes;
+  return next > state_->region->bytes() / 4;
+}
+
 bool ChunkCredits::GiveOne(ChunkClaims* claims, std::vector<int32_t>* ids) {
   const uint64_t row_bytes = claims->scope.row_bytes;
   ChunkEngine* const engine = claims->engine;
-  if (engine->credited_bytes + row_bytes > state_->region->bytes() / 4) return false;
   const Chunk* const chunk = state_->Take(row_bytes, ChunkState::kCredited);
   if (chunk == nullptr) return false;
   engine->credited_bytes += row_bytes;
@@ -43,6 +47,7 @@ bool ChunkCredits::GiveOne(ChunkClaims* claims, std::vector<int32_t>* ids) {
 }
 
 void ChunkCredits::Give(const std::map<uint64_t, std::unique_ptr<ChunkClaims>>& all) {
+  state_->starved = 0;
   std::vector<ChunkClaims*> owed;
   for (const auto& [connection, claims] : all) {
     if (claims->owed > 0) owed.push_back(claims.get());
@@ -54,7 +59,11 @@ void ChunkCredits::Give(const std::map<uint64_t, std::unique_ptr<ChunkClaims>>& 
   std::map<ChunkClaims*, std::vector<int32_t>> given;
   while (!owed.empty()) {
     std::erase_if(owed, [&](ChunkClaims* claims) {
-      if (!GiveOne(claims, &given[claims])) return true;
+      if (AtMost(*claims)) return true;
+      if (!GiveOne(claims, &given[claims])) {
+        ++state_->starved;
+        return true;
+      }
       last_served_ = claims->connection;
       return claims->owed == 0;
     });

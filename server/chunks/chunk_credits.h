@@ -58,6 +58,8 @@ class ChunkCredits {
   };
 
   Chunk* TakeBack(ChunkClaims* claims, int32_t id);
+  // Whether no more may be credited to its engine.
+  bool AtMost(const ChunkClaims& claims) const;
   bool GiveOne(ChunkClaims* claims, std::vector<int32_t>* ids);
   void Show(Chunk* chunk, const Checksum& sum);
   void Save(Chunk* chunk, uint8_t below);

@@ -5,6 +5,8 @@
 
 #include <openssl/sha.h>
 
+#include <string_view>
+
 namespace kvstrata {
 namespace {
 
@@ -31,14 +33,10 @@ ChunkKey ChunkKeyOf(const ChunkScope& scope, const chunks::AskedKey& asked) {
   return key;
 }
 
-std::string ChunkNameOf(const ChunkKey& key) {
-  std::string name(kChunkPrefix);
+std::string TierKeyOf(const ChunkKey& key) {
+  std::string name(chunks::kKeyPrefix);
   name.append(reinterpret_cast<const char*>(key.data()), key.size());
   return name;
-}
-
-bool IsChunkName(std::string_view name) {
-  return name.size() == kChunkPrefix.size() + sizeof(ChunkKey) && name.starts_with(kChunkPrefix);
 }
 
 }  // namespace kvstrata

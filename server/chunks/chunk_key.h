@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <cstring>
 #include <string>
-#include <string_view>
 
 #include "proto/chunk_messages.h"
 
@@ -37,10 +36,8 @@ struct ChunkScope {
 // little-endian.
 ChunkKey ChunkKeyOf(const ChunkScope& scope, const chunks::AskedKey& asked);
 
-// Names of chunks in tiers begin so.
-inline constexpr std::string_view kChunkPrefix = "chunk/";
-std::string ChunkNameOf(const ChunkKey& key);
-bool IsChunkName(std::string_view name);
+// Its key in tiers.
+std::string TierKeyOf(const ChunkKey& key);
 
 }  // namespace kvstrata
 

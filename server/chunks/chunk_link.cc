@@ -3,11 +3,10 @@
 
 namespace kvstrata {
 
-bool ChunkLink::Send(std::vector<std::byte> packet, std::span<const int> fds) {
+bool ChunkLink::Send(std::vector<std::byte> packet) {
   if (waiting_.empty()) {
-    const SendOutcome outcome = SendPacket(socket_.get(), packet, fds);
+    const SendOutcome outcome = SendPacket(socket_.get(), std::span<const std::byte>(packet), {});
     if (outcome != SendOutcome::kFull) return outcome == SendOutcome::kSent;
-    if (!fds.empty()) return false;  // not even the first packet finds room
   }
   waiting_bytes_ += packet.size();
   if (waiting_bytes_ > most_) return false;
@@ -17,7 +16,8 @@ bool ChunkLink::Send(std::vector<std::byte> packet, std::span<const int> fds) {
 
 bool ChunkLink::SendWaiting() {
   while (!waiting_.empty()) {
-    const SendOutcome outcome = SendPacket(socket_.get(), waiting_.front(), {});
+    const SendOutcome outcome =
+        SendPacket(socket_.get(), std::span<const std::byte>(waiting_.front()), {});
     if (outcome == SendOutcome::kGone) return false;
     if (outcome == SendOutcome::kFull) return true;
     waiting_bytes_ -= waiting_.front().size();

@@ -33,7 +33,7 @@ class ChunkLink {
     return ReceivePlain(socket_.get(), packet, bytes);
   }
   // False: the peer is gone, or does not read.
-  bool Send(std::vector<std::byte> packet, std::span<const int> fds = {});
+  bool Send(std::vector<std::byte> packet);
   // When the socket takes more. False: the peer is gone.
   bool SendWaiting();
   bool has_waiting() const { return !waiting_.empty(); }

@@ -37,7 +37,15 @@ struct ChunkNumbers {
   uint64_t connections = 0, engines = 0, resting = 0;  // now; of ended schedulers
   std::array<ChunkAmount, kChunkStates> by_state{};    // now, by ChunkState; of kFree 0
   ChunkAmount leased;                                  // now
+  uint64_t starved = 0;  // connections that get no credits now, because all room is in use
   ChunkCounters counters;
+
+  const ChunkAmount& of(ChunkState state) const { return by_state[static_cast<size_t>(state)]; }
+  uint64_t used_bytes() const {
+    uint64_t bytes = 0;
+    for (const ChunkAmount& amount : by_state) bytes += amount.bytes;
+    return bytes;
+  }
 };
 
 }  // namespace kvstrata

@@ -222,6 +222,7 @@ ChunkNumbers ChunkRoom::Numbers() const {
   numbers.resting = resting_.size();
   numbers.by_state = state_.by_state;
   numbers.leased = state_.leased;
+  numbers.starved = state_.starved;
   return numbers;
 }
 

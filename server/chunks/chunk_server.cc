@@ -4,9 +4,9 @@
 #include <pthread.h>
 #include <sys/eventfd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <string>
 #include <system_error>
 #include <utility>
 
@@ -19,8 +19,12 @@ namespace {
 
 constexpr int kTickMs = 100;              // while something may be late
 constexpr int kPacketsPerIteration = 16;  // of one client, before others are served
-constexpr auto kAwaitClosing = std::chrono::milliseconds(100);  // at the end, then others close
 constexpr uint32_t kReadable = EPOLLIN | EPOLLRDHUP;
+
+int64_t SecondsNow() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::seconds>(now).count();
+}
 
 Status StartError(const char* what) {
   return Internal("CHUNKS_START", std::string("cannot start the chunk server: ") + what + ": " +
@@ -32,7 +36,8 @@ Status StartError(const char* what) {
 // -- start and stop
 
 ChunkServer::Loop::Loop(const ChunkServerOptions& options, std::unique_ptr<UnixListener> listener)
-    : options_(options), listener_(std::move(listener)) {}
+    : options_(options),
+      door_(std::make_unique<ChunkDoor>(options.door, std::move(listener), &events_)) {}
 
 Status ChunkServer::Loop::Start() {
   const bool opened = events_.Open();
@@ -41,12 +46,10 @@ Status ChunkServer::Loop::Start() {
   if (!events_.Watch(stop_event_.get(), EventPoll::kStop, 0, EPOLLIN) || !events_.WatchWake()) {
     return StartError("epoll");
   }
-  inbox_ = std::make_shared<ChunkInbox>(events_.waker());
-  tiers_ = std::make_unique<ChunkTiers>(options_.tiers, inbox_);
-  Listen(true);
+  door_->Listen();
   PutNumbers();
   try {
-    sums_ = std::make_unique<ChunkSums>(inbox_);
+    workers_ = std::make_unique<ChunkWorkers>(options_.tiers, events_.waker());
     thread_ = std::thread([this] { Run(); });
   } catch (const std::system_error& error) {
     return ResourceExhausted("THREADS", std::string("cannot make a thread: ") + error.what());
@@ -60,11 +63,9 @@ void ChunkServer::Loop::Stop() {
   const uint64_t one = 1;
   KVS_CHECK(write(stop_event_.get(), &one, sizeof(one)) == sizeof(one));
   thread_.join();
-  tiers_.reset();
-  sums_.reset();
+  workers_.reset();
   connections_.clear();
-  listener_.reset();
-  closer_.Await(Clock::now() + kAwaitClosing);
+  door_.reset();
 }
 
 ChunkNumbers ChunkServer::Loop::Numbers() const {
@@ -77,13 +78,19 @@ void ChunkServer::Loop::PutNumbers() {
   if (room_ != nullptr) numbers = room_->Numbers();
   numbers.capacity_bytes = options_.bytes;
   numbers.counters = counters_;
+  TellFull(numbers);
   MutexLock lock(mu_);
   numbers_ = numbers;
 }
 
-bool ChunkServer::Loop::MayLog(uint64_t* suppressed) {
-  const auto now = Clock::now().time_since_epoch();
-  return log_.Allow(std::chrono::duration_cast<std::chrono::seconds>(now).count(), suppressed);
+void ChunkServer::Loop::TellFull(const ChunkNumbers& now) {
+  const bool was = std::exchange(full_, now.starved > 0);
+  uint64_t suppressed = 0;
+  if (was || !full_ || !full_log_.Allow(SecondsNow(), &suppressed)) return;
+  LogEvent(LogLevel::kWarn, "chunks_full",
+           {{"leased_bytes", now.leased.bytes},
+            {"credited_bytes", now.of(ChunkState::kCredited).bytes},
+            {"suppressed", suppressed}});
 }
 
 // -- the loop
@@ -97,14 +104,10 @@ void ChunkServer::Loop::Run() {
 
 void ChunkServer::Loop::RunIteration() {
   std::array<epoll_event, 64> events;
-  const bool late = !listening_ || std::ranges::any_of(connections_, [](const auto& entry) {
-    return !entry.second->joined;
-  });
-  const int n = events_.Wait(events, late ? kTickMs : -1);
+  const int n = events_.Wait(events, door_->waits() ? kTickMs : -1);
   const LoopIteration iteration(&beat_);
   for (int i = 0; i < n; ++i) OnEvent(events[i]);
-  if (late) Tick();
-  closer_.Tick();
+  door_->Tick();
   Flush();
   PutNumbers();
 }
@@ -112,31 +115,34 @@ void ChunkServer::Loop::RunIteration() {
 void ChunkServer::Loop::OnEvent(const epoll_event& event) {
   using enum EventPoll::Kind;
   const EventPoll::Kind kind = EventPoll::KindOf(event);
+  const uint64_t number = EventPoll::NumberOf(event);
   if (kind == kStop) {
     stopping_ = true;
   } else if (kind == kListener) {
-    Accept();
+    door_->Accept();
   } else if (kind == kPidfd) {
-    if (const auto process = processes_.ProcessOf(EventPoll::NumberOf(event))) OnDead(*process);
+    if (const auto process = processes_.ProcessOf(number)) OnDead(*process);
   } else if (kind == kSocket) {
-    const auto c = connections_.find(EventPoll::NumberOf(event));
-    if (c != connections_.end()) OnSocket(c->second.get(), event.events);
+    if (connections_.contains(number)) return OnSocket(number, event.events);
+    if (!door_->has(number)) return;  // ended by an earlier event of this iteration
+    if (auto guest = door_->OnSocket(number)) Receive(std::move(guest));
   }  // kWake only wakes us
 }
 
-void ChunkServer::Loop::OnSocket(Connection* c, uint32_t events) {
-  const uint64_t number = c->number;
+void ChunkServer::Loop::OnSocket(uint64_t number, uint32_t events) {
+  Connection* const c = &connections_.at(number);
+  ChunkLink* const link = &c->who->link;
   if ((events & EPOLLOUT) != 0) {
-    if (!c->link.SendWaiting()) return End(number, "eof");
-    if (!c->link.has_waiting()) {
+    if (!link->SendWaiting()) return End(number, "eof");
+    if (!link->has_waiting()) {
       c->writable = false;
-      events_.Rewatch(c->link.fd(), EventPoll::kSocket, number, kReadable);
+      events_.Rewatch(link->fd(), EventPoll::kSocket, number, kReadable);
     }
   }
-  if ((events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) == 0) return;
+  if ((events & ~uint32_t{EPOLLOUT}) == 0) return;
   for (int i = 0; i < kPacketsPerIteration; ++i) {
     size_t bytes = 0;
-    switch (c->link.Receive(packet_, &bytes)) {
+    switch (link->Receive(packet_, &bytes)) {
       case ReceiveOutcome::kNothing:
         return;
       case ReceiveOutcome::kEnd:
@@ -144,34 +150,35 @@ void ChunkServer::Loop::OnSocket(Connection* c, uint32_t events) {
       case ReceiveOutcome::kDescriptors:
         return End(number, "a packet that passes descriptors");
       case ReceiveOutcome::kPacket:
-        c->joined ? OnPacket(c, bytes) : OnHello(c, bytes);
+        OnPacket(c, bytes);
     }
     if (!connections_.contains(number)) return;
   }
 }
 
 void ChunkServer::Loop::OnPacket(Connection* c, size_t bytes) {
+  const uint64_t number = c->who->number;
   Status status = MalformedPacket("it has more than 65536 bytes");
   if (bytes <= chunks::kMostChunkPacket) {
-    status = room_->OnPacket(c->number, std::span(packet_).first(bytes));
+    status = room_->OnPacket(number, std::span(packet_).first(bytes));
   }
   if (status.ok()) return;
   uint64_t suppressed = 0;
-  if (MayLog(&suppressed)) {
+  if (log_.Allow(SecondsNow(), &suppressed)) {
     LogEvent(LogLevel::kWarn, "chunk_client_malformed",
-             {{"engine", c->engine},
-              {"pid", c->peer.pid},
-              {"uid", c->peer.uid},
+             {{"engine", c->who->hello.engine},
+              {"pid", c->who->peer.pid},
+              {"uid", c->who->peer.uid},
               {"why", status.message()},
               {"suppressed", suppressed}});
   }
-  End(c->number, "malformed packet");
+  End(number, "malformed packet");
 }
 
 void ChunkServer::Loop::OnDead(uint32_t process) {
   std::vector<uint64_t> its;
   for (const auto& [number, c] : connections_) {
-    if (c->joined && c->process == process) its.push_back(number);
+    if (c.who->process == process) its.push_back(number);
   }
   for (const uint64_t number : its) End(number, "died");
   processes_.Remove(process);
@@ -181,59 +188,109 @@ void ChunkServer::Loop::OnDead(uint32_t process) {
 void ChunkServer::Loop::End(uint64_t connection, std::string_view why) {
   const auto found = connections_.find(connection);
   if (found == connections_.end()) return;
-  const std::unique_ptr<Connection> c = std::move(found->second);
+  const std::unique_ptr<ChunkGuest> who = std::move(found->second.who);
   connections_.erase(found);
-  events_.Unwatch(c->link.fd());
-  if (!c->joined) return;
+  events_.Unwatch(who->link.fd());
+  door_->Left(who->peer);
   room_->Leave(connection);
   processes_.RemoveUnless([this](uint32_t process) { return room_->Awaits(process); });
   LogEvent(LogLevel::kInfo, "chunk_engine_left",
-           {{"engine", c->engine}, {"pid", c->peer.pid}, {"uid", c->peer.uid}, {"why", why}});
+           {{"engine", who->hello.engine},
+            {"pid", who->peer.pid},
+            {"uid", who->peer.uid},
+            {"why", why}});
 }
 
-void ChunkServer::Loop::Tick() {
-  if (!listening_) Listen(true);
-  const Clock::time_point now = Clock::now();
-  std::vector<Connection*> late;
-  for (const auto& [number, c] : connections_) {
-    if (!c->joined && now >= c->deadline) late.push_back(c.get());
+// -- who comes
+
+Status ChunkServer::Loop::TakeRoom(uint32_t user) {
+  if (options_.bytes == 0) {
+    return Unavailable("CHUNKS_OFF",
+                       "chunks.bytes is 0, so this daemon keeps no chunks; set it (--set "
+                       "chunks.bytes=8GiB) and restart the daemon, or switch the offload off");
   }
-  for (Connection* c : late) {
-    Refuse(c, {Code::kDeadlineExceeded, "HELLO_TIMEOUT", "no HELLO packet in time"});
+  if (room_ != nullptr && room_->user() == user) return OkStatus();
+  if (room_ != nullptr && room_->in_use()) {
+    return ResourceExhausted(
+        "CHUNKS_FULL", "all of chunks.bytes (" + std::to_string(options_.bytes) + ") is user " +
+                           std::to_string(room_->user()) +
+                           "'s, whose engines are still there; end them, or run a daemon of "
+                           "your own (--socket PATH)");
   }
+  ChunkRoomOptions options;
+  options.serial = ++rooms_;
+  options.user = user;
+  options.bytes = options_.bytes;
+  options.write_shown = options_.tiers.write_shown;
+  options.write_reused = options_.tiers.write_reused;
+  options.counters = &counters_;
+  if (workers_->tiers().any()) {
+    options.find = [this](std::span<ChunkFind> finds) { workers_->tiers().Find(finds); };
+  }
+  room_.reset();  // its memory first
+  KVS_ASSIGN_OR_RETURN(room_, ChunkRoom::Make(options));
+  LogEvent(LogLevel::kInfo, "chunk_region",
+           {{"uid", user},
+            {"bytes", options_.bytes},
+            {"slab_bytes", ChunkRegion::SlabBytes(options_.bytes)}});
+  return OkStatus();
+}
+
+Status ChunkServer::Loop::Join(ChunkGuest* guest) {
+  if (options_.bytes != 0) {
+    KVS_RETURN_IF_ERROR(ChunkRoom::CheckRow(guest->hello.row_bytes, options_.bytes));
+  }
+  if (processes_.IsStale(guest->process)) OnDead(guest->process);
+  KVS_RETURN_IF_ERROR(TakeRoom(guest->peer.uid));
+  if (!processes_.Add(guest->process, std::move(guest->pidfd))) {
+    return ResourceExhausted("EPOLL_LIMIT", "the daemon cannot watch more processes");
+  }
+  return room_->Join(guest->hello);
+}
+
+void ChunkServer::Loop::Receive(std::unique_ptr<ChunkGuest> guest) {
+  if (const Status status = Join(guest.get()); !status.ok()) {
+    return door_->Refuse(std::move(guest), status);
+  }
+  const uint64_t number = guest->number;
+  guest->hello.engine = Printable(guest->hello.engine);
+  LogEvent(LogLevel::kInfo, "chunk_engine_attached",
+           {{"engine", guest->hello.engine},
+            {"client", Printable(guest->client)},
+            {"pid", guest->peer.pid},
+            {"uid", guest->peer.uid},
+            {"role", guest->hello.role == chunks::Role::kWorker ? "worker" : "scheduler"},
+            {"row_bytes", guest->hello.row_bytes}});
+  const chunks::Welcome welcome{chunks::Type::kWelcome, chunks::kVersion, options_.daemon_epoch,
+                                room_->bytes(), guest->hello.row_bytes};
+  const int region = room_->fd();
+  const bool sent = SendPacket(guest->link.fd(), welcome, {&region, 1}) == SendOutcome::kSent;
+  connections_[number].who = std::move(guest);
+  if (!sent) End(number, "its packets are not read");
 }
 
 // -- what goes out
 
 void ChunkServer::Loop::Flush() {
   if (room_ == nullptr) return;
-  for (const ChunkDone& done : inbox_->TakeAll()) room_->OnDone(done);
+  for (const ChunkDone& done : workers_->TakeDone()) room_->OnDone(done);
   for (;;) {
     std::vector<ChunkPacket> packets = room_->TakePackets();
     std::vector<ChunkWork> work = room_->TakeWork();
     if (packets.empty() && work.empty()) return;
     for (ChunkPacket& packet : packets) Send(packet.connection, std::move(packet.bytes));
-    Dispatch(std::move(work));
+    workers_->Start(std::move(work));
   }
-}
-
-void ChunkServer::Loop::Dispatch(std::vector<ChunkWork> work) {
-  std::vector<ChunkWork> below;
-  for (ChunkWork& one : work) {
-    const bool sum = one.kind == ChunkWork::Kind::kSum || one.kind == ChunkWork::Kind::kVerify;
-    sum ? sums_->Add(std::move(one)) : below.push_back(std::move(one));
-  }
-  if (!below.empty()) tiers_->Start(std::move(below));
 }
 
 void ChunkServer::Loop::Send(uint64_t connection, std::vector<std::byte> packet) {
   const auto found = connections_.find(connection);
   if (found == connections_.end()) return;
-  Connection* const c = found->second.get();
-  if (!c->link.Send(std::move(packet))) return End(connection, "its packets are not read");
-  if (!c->link.has_waiting() || c->writable) return;
-  c->writable = true;
-  events_.Rewatch(c->link.fd(), EventPoll::kSocket, connection, kReadable | EPOLLOUT);
+  ChunkLink* const link = &found->second.who->link;
+  if (!link->Send(std::move(packet))) return End(connection, "its packets are not read");
+  if (!link->has_waiting() || found->second.writable) return;
+  found->second.writable = true;
+  events_.Rewatch(link->fd(), EventPoll::kSocket, connection, kReadable | EPOLLOUT);
 }
 
 // -- the public class

@@ -14,11 +14,11 @@
 #ifndef KVSTRATA_SERVER_CHUNKS_CHUNK_SERVER_H_
 #define KVSTRATA_SERVER_CHUNKS_CHUNK_SERVER_H_
 
-#include <chrono>
 #include <cstdint>
 #include <memory>
 
 #include "base/status.h"
+#include "server/chunks/chunk_door.h"
 #include "server/chunks/chunk_numbers.h"
 #include "server/chunks/chunk_tiers.h"
 #include "server/sockets/unix_listener.h"
@@ -28,9 +28,7 @@ namespace kvstrata {
 struct ChunkServerOptions {
   uint64_t bytes = 0;  // 0: there are no chunks
   uint64_t daemon_epoch = 0;
-  std::chrono::microseconds hello_timeout{2'000'000};
-  uint64_t backlog_bytes = uint64_t{1} << 20;  // of one client that does not read
-  uint32_t connections = 256;                  // of one user
+  ChunkDoorOptions door;
   ChunkTiersOptions tiers;
 };
 

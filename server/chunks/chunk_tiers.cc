@@ -105,7 +105,7 @@ void ChunkTiers::Find(std::span<ChunkFind> finds) const {
   std::vector<TierProbe> probes;
   names.reserve(finds.size());
   for (const ChunkFind& find : finds) {
-    names.push_back(ChunkNameOf(find.key));
+    names.push_back(TierKeyOf(find.key));
     probes.push_back({names.back(), {}, {}});
   }
   TierCall call;  // its deadline is past: what is known, at once
@@ -146,7 +146,7 @@ void ChunkTiers::Calls::Read(uint8_t tier, std::vector<ChunkWork> work) {
       let_go.let_go = true;
       reads->kept.push_back(std::make_shared<Kept>(one, inbox, let_go));
       TierGet get;
-      get.key = ChunkNameOf(one.key);
+      get.key = TierKeyOf(one.key);
       get.buffers = {one.bytes};
       get.keep = reads->kept.back();
       reads->gets.push_back(std::move(get));
@@ -191,7 +191,7 @@ void ChunkTiers::Calls::Write(std::span<const ChunkWork> work) {
       if ((one.below & tier) == 0) continue;
       if (to[tier] == nullptr) to[tier] = std::make_shared<Writes>();
       TierPut put;
-      put.key = ChunkNameOf(one.key);
+      put.key = TierKeyOf(one.key);
       put.buffers = {one.bytes};
       put.keep = kept;
       to[tier]->puts.push_back(std::move(put));
@@ -218,7 +218,7 @@ void ChunkTiers::Calls::Probe(std::vector<ChunkWork> work) {
   probes->work = std::move(work);
   probes->names.reserve(probes->work.size());
   for (const ChunkWork& one : probes->work) {
-    probes->names.push_back(ChunkNameOf(one.key));
+    probes->names.push_back(TierKeyOf(one.key));
     probes->probes.push_back({probes->names.back(), {}, {}});
   }
   TierCall call = CallFor(options.probe_timeout,

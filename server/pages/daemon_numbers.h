@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/sync.h"
+#include "server/chunks/chunk_numbers.h"
 #include "server/rpc/grpc_server.h"
 #include "server/store/recall_audits.h"
 #include "server/store/recompress_job.h"
@@ -46,6 +47,7 @@ struct DaemonNumbers {
   std::vector<PartHealth> parts;
   std::vector<PoolInfo> pools;
   StoreCounters counters;
+  ChunkNumbers chunks;
   std::optional<DiskInfo> disk;
   std::optional<RemoteInfo> remote;
   PinLimits pins;

@@ -119,6 +119,37 @@ void AddMoves(const StoreCounters& c, MetricText* to) {
   to->Add("kvstrata_released_bytes_total", {}, c.released_bytes);
 }
 
+void AddChunks(const ChunkNumbers& numbers, MetricText* to) {
+  to->Add("kvstrata_chunk_capacity_bytes", {}, numbers.capacity_bytes);
+  for (size_t i = 1; i < kChunkStates; ++i) {
+    const auto state = static_cast<ChunkState>(i);
+    to->Add("kvstrata_chunks", {{"state", NameOf(state)}}, numbers.of(state).chunks);
+    to->Add("kvstrata_chunks_bytes", {{"state", NameOf(state)}}, numbers.of(state).bytes);
+  }
+  to->Add("kvstrata_chunk_leased_bytes", {}, numbers.leased.bytes);
+  to->Add("kvstrata_chunk_engines", {}, numbers.engines);
+  to->Add("kvstrata_chunk_connections", {}, numbers.connections);
+  to->Add("kvstrata_chunk_resting", {}, numbers.resting);
+  to->Add("kvstrata_chunk_starved", {}, numbers.starved);
+  const ChunkCounters& c = numbers.counters;
+  to->Add("kvstrata_chunk_asked_total", {{"result", "hit"}}, c.hits);
+  to->Add("kvstrata_chunk_asked_total", {{"result", "miss"}}, c.misses);
+  to->Add("kvstrata_chunk_asked_total", {{"result", "coming"}}, c.coming);
+  to->Add("kvstrata_chunk_arrived_total", {}, c.arrived);
+  to->Add("kvstrata_chunk_stored_total", {}, c.stored);
+  to->Add("kvstrata_chunk_stored_bytes_total", {}, c.stored_bytes);
+  to->Add("kvstrata_chunk_duplicates_total", {}, c.duplicates);
+  to->Add("kvstrata_chunk_evicted_total", {}, c.evicted);
+  to->Add("kvstrata_chunk_changed_total", {}, c.changed);
+  to->Add("kvstrata_chunk_written_total", {}, c.written);
+  to->Add("kvstrata_chunk_written_bytes_total", {}, c.written_bytes);
+  to->Add("kvstrata_chunk_unwritten_total", {{"why", "gone"}}, c.unsaved);
+  to->Add("kvstrata_chunk_unwritten_total", {{"why", "failed"}}, c.write_failures);
+  to->Add("kvstrata_chunk_read_total", {}, c.read);
+  to->Add("kvstrata_chunk_read_bytes_total", {}, c.read_bytes);
+  to->Add("kvstrata_chunk_read_failures_total", {}, c.read_failures);
+}
+
 void AddDisk(const DiskInfo& disk, MetricText* to) {
   to->Add("kvstrata_disk_capacity_bytes", {}, disk.capacity_bytes);
   to->Add("kvstrata_disk_used_bytes", {}, disk.used_bytes);
@@ -296,6 +327,7 @@ HttpAnswer MetricsPage(PageSource* source, const HttpRequest& request) {
   AddRings(numbers->sessions, &text);
   AddPools(*numbers, &text);
   AddMoves(numbers->counters, &text);
+  AddChunks(numbers->chunks, &text);
   AddDisk(numbers->disk.value_or(DiskInfo()), &text);
   const RemoteInfo remote = numbers->remote.value_or(RemoteInfo());
   AddRemote(remote, &text);

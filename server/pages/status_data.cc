@@ -50,6 +50,14 @@ Json TiersJson(const DaemonNumbers& numbers) {
                      {"capacity_bytes", pool.capacity_bytes},
                      {"failure", pool.failure}});
   }
+  if (numbers.chunks.region_bytes != 0) {
+    const ChunkNumbers& chunks = numbers.chunks;
+    tiers.push_back({{"tier", "chunks"},
+                     {"used_bytes", chunks.used_bytes()},
+                     {"cached_bytes", chunks.of(ChunkState::kShown).bytes - chunks.leased.bytes},
+                     {"pinned_bytes", chunks.leased.bytes},
+                     {"capacity_bytes", chunks.capacity_bytes}});
+  }
   if (numbers.disk) {
     const DiskInfo& disk = *numbers.disk;
     tiers.push_back({{"tier", "disk"},

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "server/store/session_totals.h"
+#include "server/store/user_name.h"
 #include "server/telemetry/refusals.h"
 #include "server/telemetry/traffic.h"
 
@@ -230,6 +231,35 @@ void WriteTelemetry(const Store& store, v1::GetStatusResponse* out) {
   add("device_to_host", counters.demoted_bytes);
   add("host_to_device", counters.promoted_bytes);
   add("device_to_device", counters.replicated_bytes);
+}
+
+void WriteChunks(const ChunkNumbers& n, v1::GetStatusResponse* response) {
+  if (n.region_bytes == 0) return;
+  v1::ChunkRoom* const out = response->add_chunk_rooms();
+  out->set_user(UserName(n.user));
+  out->set_capacity_bytes(n.capacity_bytes);
+  out->set_used_bytes(n.used_bytes());
+  out->set_shown(n.of(ChunkState::kShown).chunks);
+  out->set_shown_bytes(n.of(ChunkState::kShown).bytes);
+  out->set_leased_bytes(n.leased.bytes);
+  out->set_credited_bytes(n.of(ChunkState::kCredited).bytes);
+  out->set_engines(static_cast<uint32_t>(n.engines));
+  out->set_connections(static_cast<uint32_t>(n.connections));
+  out->set_resting(static_cast<uint32_t>(n.resting));
+  const ChunkCounters& c = n.counters;
+  out->set_asked(c.asked);
+  out->set_hits(c.hits);
+  out->set_misses(c.misses);
+  out->set_coming(c.coming);
+  out->set_arrived(c.arrived);
+  out->set_stored(c.stored);
+  out->set_duplicates(c.duplicates);
+  out->set_evicted(c.evicted);
+  out->set_changed(c.changed);
+  out->set_written(c.written);
+  out->set_unwritten(c.unsaved + c.write_failures);
+  out->set_read(c.read);
+  out->set_read_failures(c.read_failures);
 }
 
 void Write(const DiskInfo& d, v1::Disk* out) {

@@ -22,6 +22,8 @@ void Write(const PageInfo& p, v1::PageInfo* out);
 void WriteCatalog(const Store& store, v1::GetStatusResponse* out);
 // Refusals, latencies, bytes and steps.
 void WriteTelemetry(const Store& store, v1::GetStatusResponse* out);
+// Adds a room, once an engine has come.
+void WriteChunks(const ChunkNumbers& numbers, v1::GetStatusResponse* out);
 void Write(const DiskInfo& d, v1::Disk* out);
 void Write(const RemoteInfo& r, const ClusterTenants& tenants, v1::Remote* out);
 void Write(const LimitNumbers& n, v1::UserNumbers* out);

@@ -74,6 +74,7 @@ grpc::ServerUnaryReactor* AdminService::GetStatus(grpc::CallbackServerContext* c
   for (const PoolInfo& p : context_->store().inspection().Pools()) {
     Write(p, response->add_pools());
   }
+  if (options.chunks) WriteChunks(options.chunks(), response);
   if (options.disk) Write(options.disk(), response->add_disks());
   if (options.remote) {
     Write(options.remote(), context_->store().cluster_tenants(), response->add_remotes());

@@ -5,8 +5,10 @@ namespace kvstrata {
 
 Status CheckValueKey(const std::string& key) {
   if (key.size() == 32 || (key.starts_with("pin/") && key.size() == 20)) return OkStatus();
-  return InvalidArgument("VALUE_KEY", "a key of " + std::to_string(key.size()) +
-                                          " bytes; allowed: 32, or pin/ and 16 digits");
+  if (IsChunkKey(key)) return OkStatus();
+  return InvalidArgument("VALUE_KEY",
+                         "a key of " + std::to_string(key.size()) +
+                             " bytes; allowed: 32, pin/ and 16 digits, or chunk/ and 32");
 }
 
 Status CheckFilter(const v1::ListValuesRequest& request) {

@@ -17,14 +17,17 @@
 namespace kvstrata {
 
 // kUnknown: on disk only, and its key and sizes do not say it.
-enum class ValueKind : uint8_t { kUnknown, kPage, kIndex, kRecord, kExtent, kPin };
+enum class ValueKind : uint8_t { kUnknown, kPage, kIndex, kRecord, kExtent, kPin, kChunk };
 std::string_view NameOf(ValueKind kind);
 
-// As the CLI shows a key: 64 hexadecimal digits; of a pin's record its name.
+// As the CLI shows a key: 64 hexadecimal digits, of a chunk behind "chunk/"; of a pin's record its
+// name.
 std::string ValueKeyText(std::string_view key);
+// Whether an engine's chunk lies under it (docs/chunks.md).
+bool IsChunkKey(std::string_view key);
 
 struct ValueInfo {
-  std::string key;  // 32 bytes; of a pin's record its name
+  std::string key;  // 32 bytes, of a chunk behind "chunk/"; of a pin's record its name
   ValueKind kind = ValueKind::kUnknown;
   std::string model;    // "": not known
   uint32_t tokens = 0;  // 0: not known

@@ -122,7 +122,9 @@ class Walk {
     info.tiers = {Tier::kDisk};
     info.pinned = pinned_.contains(value.key);
     const auto fits = models_.equal_range(value.sizes.front());
-    if (value.key.size() != sizeof(PageKey)) {
+    if (IsChunkKey(value.key)) {
+      info.kind = ValueKind::kChunk;
+    } else if (value.key.size() != sizeof(PageKey)) {
       info.kind = ValueKind::kPin;
       const auto pin = pins_.find(value.key);
       if (pin == pins_.end()) return info;

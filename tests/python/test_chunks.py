@@ -4,14 +4,19 @@
 from __future__ import annotations
 
 import multiprocessing
+import json
 import os
+import pathlib
 import random
 import signal
 import struct
+import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
+from typing import Any
 
 import chunk_client
+import operated
 import pytest
 from chunk_client import COMING, NOT_THERE, ChunkClient, Refused, hello, key
 
@@ -145,6 +150,63 @@ def test_a_lost_socket_rests_until_detach(daemon: Daemon):
             other.release(1)
         ChunkClient(daemon.socket, ROW, engine="lost").detach()
         assert set(other.credits(ROWS // 4)) == had
+
+
+def settings(folder: pathlib.Path) -> list[str]:
+    return ["--set", "chunks.bytes=64MiB", "--set", f"disk.path={folder}/disk", "--set", "disk.budget_bytes=512MiB",
+            "--set", "disk.segment_bytes=16MiB", "--set", "pool.device_bytes=64MiB", "--set", "pool.host_bytes=64MiB"]
+
+
+def written(daemon: Daemon, count: int) -> None:
+    """Waits until so many chunks are on disk."""
+    end = time.monotonic() + chunk_client.SECONDS
+    while len(list_chunks(daemon)) < count:
+        assert time.monotonic() < end, list_chunks(daemon)
+
+
+def list_chunks(daemon: Daemon) -> list[dict[str, Any]]:
+    values = json.loads(operated.Program(daemon.socket).run("value", "ls", "--limit", "0", "-o", "json"))["values"]
+    assert all(value["key"].startswith("chunk/") == (value["kind"] == "chunk") for value in values)
+    return [value for value in values if value["kind"] == "chunk"]
+
+
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGKILL])
+def test_a_restarted_daemon_serves_what_its_disk_has(tmp_path: pathlib.Path, by: signal.Signals):
+    values = {key(n): row(n) for n in range(ROWS // 2)}
+    with Daemon(*settings(tmp_path)) as first, ChunkClient(first.socket, ROW) as client:
+        for n in range(0, len(values), ROWS // 4):
+            client.store(dict(list(values.items())[n:n + ROWS // 4]))
+        written(first, len(values))
+        first.process.send_signal(by)
+        first.process.wait()
+    with Daemon(*settings(tmp_path)) as second, ChunkClient(second.socket, ROW) as client:
+        assert client.epoch != 0
+        ids = client.held(1, list(values))
+        assert min(ids) >= 0
+        assert [client.read(number) for number in ids] == list(values.values())
+
+
+def test_bytes_that_rot_on_disk_are_a_miss(tmp_path: pathlib.Path):
+    values = {key(n): row(n) for n in range(8)}
+    with Daemon(*settings(tmp_path)) as first, ChunkClient(first.socket, ROW) as client:
+        client.store(values)
+        written(first, len(values))
+    rotten = 0
+    for file in (tmp_path / "disk").rglob("*"):
+        if file.is_file():
+            data = file.read_bytes()
+            for n in (2, 5):
+                at = data.find(row(n)[4096:8192])
+                if at >= 0:
+                    rotten += 1
+                    with file.open("r+b") as there:
+                        there.seek(at)
+                        there.write(bytes([data[at] ^ 1]))
+    assert rotten == 2
+    with Daemon(*settings(tmp_path)) as second, ChunkClient(second.socket, ROW) as client:
+        ids = client.held(1, list(values))
+        assert [n for n, number in enumerate(ids) if number == NOT_THERE] == [2, 5]
+        assert all(client.read(number) == row(n) for n, number in enumerate(ids) if number >= 0)
 
 
 @pytest.mark.parametrize("row_bytes", [0, 4095, 4 * MIB])

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// ChunkDoor: how a connection to the chunk socket begins: accepted, with its peer's credentials
+// from the kernel before a byte of it is read, then a HELLO in time that is well formed, or a
+// Refused.
+//
+// Ownership: owns the listener and connections that have not said HELLO. Thread-safety: none; the
+// loop's. Errors of clients: PEER_UNKNOWN, CONNECTIONS, DESCRIPTORS, DESCRIPTORS_STUCK,
+// EPOLL_LIMIT, HELLO_TIMEOUT, HELLO_MALFORMED, VERSION_MISMATCH.
+#ifndef KVSTRATA_SERVER_CHUNKS_CHUNK_DOOR_H_
+#define KVSTRATA_SERVER_CHUNKS_CHUNK_DOOR_H_
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "base/unique_fd.h"
+#include "server/chunks/chunk_link.h"
+#include "server/chunks/chunk_room.h"
+#include "server/sockets/descriptor_closer.h"
+#include "server/sockets/event_poll.h"
+#include "server/sockets/peer_process.h"
+#include "server/sockets/unix_listener.h"
+#include "server/telemetry/log.h"
+
+namespace kvstrata {
+
+struct ChunkDoorOptions {
+  std::chrono::microseconds hello_timeout{2'000'000};
+  uint64_t backlog_bytes = uint64_t{1} << 20;  // of one client that does not read
+  uint32_t connections = 256;                  // of one user
+};
+
+// Who is at the other end. `process` is its number, or one of ours where our namespace has none.
+struct ChunkGuest {
+  ChunkGuest(uint64_t connection, ChunkLink with) : number(connection), link(std::move(with)) {}
+
+  const uint64_t number;  // of the connection; each has another
+  ChunkLink link;
+  PeerCredentials peer;
+  uint32_t process = 0;
+  UniqueFd pidfd;
+  std::chrono::steady_clock::time_point deadline;  // of its HELLO
+  ChunkPeer hello;                                 // what it said
+  std::string client;
+};
+
+class ChunkDoor {
+ public:
+  // Watches with `events`, which is open and outlives it.
+  ChunkDoor(const ChunkDoorOptions& options, std::unique_ptr<UnixListener> listener,
+            EventPoll* events);
+  ~ChunkDoor();
+
+  void Listen() { Arm(true); }
+  void Accept();
+  bool has(uint64_t number) const { return guests_.contains(number); }
+  // Something came from a guest: whoever has said a well-formed HELLO, which is the caller's now.
+  std::unique_ptr<ChunkGuest> OnSocket(uint64_t number);
+  // Told why, and closed.
+  void Refuse(std::unique_ptr<ChunkGuest> guest, const Status& why);
+  // A connection that the caller had is gone.
+  void Left(const PeerCredentials& peer);
+  // Ends those that are late, and closes what waits. Called at least every 100 ms while it waits.
+  void Tick();
+  bool waits() const { return !listening_ || !guests_.empty() || closer_.counters().pending > 0; }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  void Arm(bool on);
+  void Admit(UniqueFd socket);
+  Status Check(ChunkGuest* guest);
+  std::unique_ptr<ChunkGuest> Take(uint64_t number);
+  static Status ReadHello(std::span<const std::byte> packet, ChunkGuest* guest);
+
+  const ChunkDoorOptions options_;
+  std::unique_ptr<UnixListener> listener_;
+  EventPoll* const events_;
+  bool listening_ = false;
+  DescriptorCloser closer_;
+  LogLimiter log_{10};
+  uint64_t numbers_ = 0;
+  uint32_t unnumbered_ = 0;  // processes, of other namespaces
+  std::map<uint64_t, std::unique_ptr<ChunkGuest>> guests_;
+  std::map<uint32_t, uint32_t> connections_;  // by user, those that the caller has too
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_CHUNKS_CHUNK_DOOR_H_
