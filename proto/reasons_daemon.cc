@@ -169,7 +169,7 @@ constexpr Reason kRows[] = {
     {"MEMORY_EXHAUSTED", kMemory,
      "The kernel or the GPU's driver gave no memory, though the pool has room left.",
      "lower pool.device_bytes and pool.host_bytes, or raise memory.max"},
-    {"CHUNKS_MEMORY", kMemory, "The memory of chunks.bytes cannot be had.",
+    {"CHUNKS_MEMORY", kMemory, "The machine, the cgroup or a limit has less memory left than chunks.bytes.",
      "make chunks.bytes smaller; check RLIMIT_AS and the cgroup's memory.max"},
     {"MEMORY_SIZE", kMemory, "Memory was asked for in a size that cannot be had there.", ""},
     {"GPU_MEMORY", kMemory, "The GPU has no memory for a step.",

@@ -268,13 +268,13 @@ void Daemon::Parts::Settle() {
   watch.reset();
   pages.reset();
   mapped.attach->Stop();
-  mapped.chunks->Stop();
   work->Stop();  // what waits for it over gRPC has its answer then
   store->recalls().EndRecallAudits(Unavailable("DAEMON_STOPPING", "the daemon is stopping"));
   if (local != nullptr) local->pages()->scrubs().Refuse();
   if (cluster != nullptr) cluster->Stop();
   grpc->EndServing(kGrace);
   tracing.reset();
+  mapped.chunks->Stop(running.shutdown_timeout.load() / 8);
   if (remote != nullptr) remote->Stop();
   if (local != nullptr) local->Stop(running.shutdown_timeout);
   door.listener.reset();

@@ -164,6 +164,11 @@ void ChunkCredits::Save(Chunk* chunk, uint8_t below) {
   SaveNext();
 }
 
+bool ChunkCredits::saves() const {
+  const auto summing = static_cast<size_t>(ChunkState::kSumming);
+  return writing_bytes_ > 0 || !unsaved_.empty() || state_->by_state[summing].chunks > 0;
+}
+
 void ChunkCredits::SaveReused() {
   for (Chunk* chunk : std::exchange(state_->reused, {})) Save(chunk, state_->options.write_reused);
 }
@@ -240,6 +245,7 @@ void ChunkCredits::OnLetGo(const ChunkRef& ref) {
 }
 
 void ChunkCredits::OnProbed(const ChunkRef& ref, const ChunkKey& key, uint8_t below) {
+  --state_->probes;
   const auto entry = state_->index.find(key);
   if (entry == state_->index.end()) return;
   if (entry->second.chunk != nullptr) return;  // an engine has stored it meanwhile

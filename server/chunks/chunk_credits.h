@@ -46,6 +46,8 @@ class ChunkCredits {
   void OnRead(const ChunkRef& ref, const std::optional<Checksum>& sum, uint8_t below);
   void OnLetGo(const ChunkRef& ref);
   void OnProbed(const ChunkRef& ref, const ChunkKey& key, uint8_t below);
+  // Whether complete chunks wait for their sum, or to be written below.
+  bool saves() const;
   // Chunks that were found again.
   void SaveReused();
 

@@ -32,9 +32,15 @@ ChunkDoor::ChunkDoor(const ChunkDoorOptions& options, std::unique_ptr<UnixListen
                      EventPoll* events)
     : options_(options), listener_(std::move(listener)), events_(events) {}
 
-ChunkDoor::~ChunkDoor() {
+void ChunkDoor::Close() {
   guests_.clear();
+  if (listener_ == nullptr) return;
+  Arm(false);
   listener_.reset();
+}
+
+ChunkDoor::~ChunkDoor() {
+  Close();
   closer_.Await(Clock::now() + kAwaitClosing);
 }
 

@@ -55,6 +55,8 @@ class ChunkDoor {
   ~ChunkDoor();
 
   void Listen() { Arm(true); }
+  // Nobody comes any more, and who has not said HELLO is gone.
+  void Close();
   void Accept();
   bool has(uint64_t number) const { return guests_.contains(number); }
   // Something came from a guest: whoever has said a well-formed HELLO, which is the caller's now.

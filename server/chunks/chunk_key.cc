@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one-shot SHA256 call: EVP allocates and looks up an algorithm for every key.
+// The streaming SHA256_* calls: EVP allocates and looks up an algorithm for every key.
 #define OPENSSL_API_COMPAT 0x10100000L
 #include "server/chunks/chunk_key.h"
 
@@ -29,7 +29,10 @@ ChunkKey ChunkKeyOf(const ChunkScope& scope, const chunks::AskedKey& asked) {
   add(&asked.group, sizeof(asked.group));
   add(&scope.row_bytes, sizeof(scope.row_bytes));
   ChunkKey key;
-  SHA256(bytes.data(), bytes.size(), key.data());
+  SHA256_CTX context;
+  SHA256_Init(&context);
+  SHA256_Update(&context, bytes.data(), bytes.size());
+  SHA256_Final(key.data(), &context);
   return key;
 }
 

@@ -11,6 +11,13 @@ namespace kvstrata {
 using chunks::kComing;
 using chunks::kNotThere;
 
+namespace {
+
+// Keys that a remote tier may be asked for at once; more are not there.
+constexpr uint64_t kMostProbes = 65536;
+
+}  // namespace
+
 // -- holding
 
 int32_t ChunkLeases::Hold(ChunkEngine* engine, ChunkLease* lease, Chunk* chunk, uint32_t index) {
@@ -128,7 +135,8 @@ int32_t ChunkLeases::Fetch(ChunkLease* lease, const ChunkFind& find, uint32_t in
     state_->Order(ChunkWork::Kind::kRead, chunk, find.there);
     return Wait(lease, &entry, index);
   }
-  if (find.maybe == kNowhere) return kNotThere;
+  if (find.maybe == kNowhere || state_->probes == kMostProbes) return kNotThere;
+  ++state_->probes;
   ChunkWork probe;
   probe.kind = ChunkWork::Kind::kProbe;
   probe.below = find.maybe;

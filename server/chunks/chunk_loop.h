@@ -6,6 +6,7 @@
 #define KVSTRATA_SERVER_CHUNKS_CHUNK_LOOP_H_
 
 #include <array>
+#include <chrono>
 #include <map>
 #include <memory>
 #include <string_view>
@@ -28,9 +29,9 @@ namespace kvstrata {
 class ChunkServer::Loop {
  public:
   Loop(const ChunkServerOptions& options, std::unique_ptr<UnixListener> listener);
-  ~Loop() { Stop(); }
+  ~Loop() { Stop({}); }
   Status Start();
-  void Stop();
+  void Stop(std::chrono::microseconds writes);
   ChunkNumbers Numbers() const KVS_EXCLUDES(mu_);
 
  private:
@@ -42,6 +43,9 @@ class ChunkServer::Loop {
   void Run();
   void RunIteration();
   void OnEvent(const epoll_event& event);
+  // Clients see that it ends.
+  void OnStop();
+  int WaitMs() const;
   void OnSocket(uint64_t number, uint32_t events);
   void OnPacket(Connection* c, size_t bytes);
   void OnDead(uint32_t process);
@@ -73,7 +77,8 @@ class ChunkServer::Loop {
   std::map<uint64_t, Connection> connections_;
   ChunkProcesses processes_{&events_};
   std::array<std::byte, chunks::kMostChunkPacket + 1> packet_;
-  bool stopping_ = false;
+  std::chrono::steady_clock::time_point write_until_;  // of the end
+  bool ending_ = false, stopping_ = false;
 
   mutable Mutex mu_;
   ChunkNumbers numbers_ KVS_GUARDED_BY(mu_);

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/chunks/chunk_region.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <optional>
 #include <string>
 
 #include "base/check.h"
+#include "server/memory/cgroup.h"
 #include "server/memory/sealed_memfd.h"
 
 namespace kvstrata {
@@ -15,6 +19,21 @@ constexpr uint64_t kSlabGranularity = uint64_t{2} << 20;
 
 uint64_t RoundUp(uint64_t n, uint64_t to) { return (n + to - 1) / to * to; }
 
+// Memory is charged when it is touched, which is too late to refuse anything.
+Status CheckMemory(uint64_t bytes) {
+  const auto refuse = [bytes](const std::string& whose, uint64_t has) {
+    return ResourceExhausted("CHUNKS_MEMORY", "chunks.bytes is " + std::to_string(bytes) + ", " +
+                                                  whose + " has " + std::to_string(has) +
+                                                  "; make chunks.bytes smaller");
+  };
+  const uint64_t machine = static_cast<uint64_t>(std::max(0L, sysconf(_SC_PHYS_PAGES))) *
+                           static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  if (machine != 0 && bytes > machine) return refuse("this machine", machine);
+  const std::optional<CgroupMemory> cgroup = ReadCgroupMemory();
+  if (!cgroup || bytes <= cgroup->available()) return OkStatus();
+  return refuse("the daemon's cgroup (" + cgroup->file + ")", cgroup->available());
+}
+
 }  // namespace
 
 uint64_t ChunkRegion::SlabBytes(uint64_t region_bytes) {
@@ -22,6 +41,7 @@ uint64_t ChunkRegion::SlabBytes(uint64_t region_bytes) {
 }
 
 Result<std::unique_ptr<ChunkRegion>> ChunkRegion::Make(uint64_t bytes) {
+  KVS_RETURN_IF_ERROR(CheckMemory(bytes));
   Result<MappedMemory> mapped = MapSealedMemfd("kvstrata-chunks", bytes);
   if (!mapped.ok()) {
     return ResourceExhausted(

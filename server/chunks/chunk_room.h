@@ -56,6 +56,8 @@ class ChunkRoom {
   int fd() const { return state_.region->fd(); }
   // Somebody is connected, or may still copy.
   bool in_use() const { return !members_.empty() || !engines_.empty(); }
+  // Whether complete chunks are on their way to the tiers below.
+  bool saves() const { return credits_.saves(); }
   // Whether something rests until that process is dead.
   bool Awaits(uint32_t process) const;
 

@@ -21,8 +21,10 @@ constexpr int kTickMs = 100;              // while something may be late
 constexpr int kPacketsPerIteration = 16;  // of one client, before others are served
 constexpr uint32_t kReadable = EPOLLIN | EPOLLRDHUP;
 
+using Clock = std::chrono::steady_clock;
+
 int64_t SecondsNow() {
-  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  const auto now = Clock::now().time_since_epoch();
   return std::chrono::duration_cast<std::chrono::seconds>(now).count();
 }
 
@@ -58,8 +60,9 @@ Status ChunkServer::Loop::Start() {
   return OkStatus();
 }
 
-void ChunkServer::Loop::Stop() {
+void ChunkServer::Loop::Stop(std::chrono::microseconds writes) {
   if (!thread_.joinable()) return;
+  write_until_ = Clock::now() + writes;
   const uint64_t one = 1;
   KVS_CHECK(write(stop_event_.get(), &one, sizeof(one)) == sizeof(one));
   thread_.join();
@@ -104,12 +107,27 @@ void ChunkServer::Loop::Run() {
 
 void ChunkServer::Loop::RunIteration() {
   std::array<epoll_event, 64> events;
-  const int n = events_.Wait(events, door_->waits() ? kTickMs : -1);
+  const int n = events_.Wait(events, WaitMs());
   const LoopIteration iteration(&beat_);
   for (int i = 0; i < n; ++i) OnEvent(events[i]);
-  door_->Tick();
+  if (!ending_) door_->Tick();
   Flush();
   PutNumbers();
+  if (!ending_) return;
+  stopping_ = room_ == nullptr || !room_->saves() || Clock::now() >= write_until_;
+}
+
+int ChunkServer::Loop::WaitMs() const {
+  if (!ending_) return door_->waits() ? kTickMs : -1;
+  const auto left = write_until_ - Clock::now();
+  return static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(left).count());
+}
+
+void ChunkServer::Loop::OnStop() {
+  ending_ = true;
+  events_.Unwatch(stop_event_.get());
+  while (!connections_.empty()) End(connections_.begin()->first, "the daemon stops");
+  door_->Close();
 }
 
 void ChunkServer::Loop::OnEvent(const epoll_event& event) {
@@ -117,9 +135,9 @@ void ChunkServer::Loop::OnEvent(const epoll_event& event) {
   const EventPoll::Kind kind = EventPoll::KindOf(event);
   const uint64_t number = EventPoll::NumberOf(event);
   if (kind == kStop) {
-    stopping_ = true;
+    OnStop();
   } else if (kind == kListener) {
-    door_->Accept();
+    if (!ending_) door_->Accept();
   } else if (kind == kPidfd) {
     if (const auto process = processes_.ProcessOf(number)) OnDead(*process);
   } else if (kind == kSocket) {
@@ -304,7 +322,7 @@ Result<std::unique_ptr<ChunkServer>> ChunkServer::Start(const ChunkServerOptions
 
 ChunkServer::ChunkServer(std::unique_ptr<Loop> loop) : loop_(std::move(loop)) {}
 ChunkServer::~ChunkServer() = default;
-void ChunkServer::Stop() { loop_->Stop(); }
+void ChunkServer::Stop(std::chrono::microseconds writes) { loop_->Stop(writes); }
 ChunkNumbers ChunkServer::Numbers() const { return loop_->Numbers(); }
 
 }  // namespace kvstrata

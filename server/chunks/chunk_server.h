@@ -14,6 +14,7 @@
 #ifndef KVSTRATA_SERVER_CHUNKS_CHUNK_SERVER_H_
 #define KVSTRATA_SERVER_CHUNKS_CHUNK_SERVER_H_
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 
@@ -37,8 +38,9 @@ class ChunkServer {
   static Result<std::unique_ptr<ChunkServer>> Start(const ChunkServerOptions& options,
                                                     std::unique_ptr<UnixListener> listener);
   ~ChunkServer();  // Stop
-  // Closes the listener and all connections; clients see EOF. Idempotent. Blocks for the threads.
-  void Stop();
+  // Closes the listener and all connections: clients see EOF. Then complete chunks are written to
+  // the tiers below, for `writes` at most, and the threads end, which it waits for. Idempotent.
+  void Stop(std::chrono::microseconds writes = {});
 
   // As of the last time that something happened.
   ChunkNumbers Numbers() const;

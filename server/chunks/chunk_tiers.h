@@ -27,7 +27,7 @@ struct ChunkTiersOptions {
   ValueTier* remote = nullptr;      // null: there is none
   uint8_t write_shown = kNowhere;   // the tiers that get a chunk when it is shown
   uint8_t write_reused = kNowhere;  // and those that get it when it is found again
-  std::chrono::microseconds probe_timeout{500'000};
+  std::chrono::microseconds probe_timeout{200'000};
   std::chrono::microseconds read_timeout{10'000'000};
   std::chrono::microseconds write_timeout{60'000'000};
 };

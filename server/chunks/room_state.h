@@ -85,6 +85,7 @@ struct RoomState {
   std::unordered_map<ChunkKey, Entry, ChunkKeyHash> index;
   std::array<ChunkAmount, kChunkStates> by_state{};
   ChunkAmount leased;
+  uint64_t probes = 0;   // under way
   uint64_t starved = 0;  // connections that are owed credits, and there was no room
   std::vector<ChunkPacket> packets;
   std::vector<ChunkWork> work;
