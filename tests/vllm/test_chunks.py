@@ -21,6 +21,7 @@ from kvstrata.daemon import Daemon  # noqa: E402
 from conftest import PATIENCE, SEED, assert_same, command_of, folder  # noqa: E402, F401
 from families import made, prompt  # noqa: E402
 from restarts import disk_of  # noqa: E402
+from test_engines_killed import answer, start, tell  # noqa: E402
 
 CHUNK, NEW = 256, 12
 
@@ -43,14 +44,23 @@ BATCH: dict[str, Any] = {"prompts": PROMPTS, "tokens": NEW}
 AGAIN = {**BATCH, "reset": True}
 
 
-def test_an_engine_that_is_started_again_and_one_beside_it(engine, llama):
-    """What is generated is not kept; what the first engine computed is there for all who come."""
+def test_an_engine_beside_another_and_one_behind_both(engine, llama, folder, tmp_path: pathlib.Path):  # noqa: F811
+    """What the first computed is there for all who come, and what the second adds is there for the first."""
+    more = {"prompts": [prompt(700, 9)], "tokens": NEW}
     with Daemon() as daemon:
-        computed, again = engine("chunks", [BATCH, AGAIN], {"socket": daemon.socket}, **llama)["batches"]
-        first, = engine("chunks", [BATCH], {"socket": daemon.socket}, **llama)["batches"]
-    assert held(computed) == [0] * 4 and held(again) == held(first) == [*map(whole, PROMPTS)]
-    assert_same(computed, again)
-    assert_same(computed, first)
+        with start(command_of(tmp_path, folder, "chunks", None, {"socket": daemon.socket}, **llama)) as beside:
+            assert answer(beside) == "ready"
+            tell(beside, BATCH)
+            computed = answer(beside)
+            again, added = engine("chunks", [BATCH, more], {"socket": daemon.socket}, **llama)["batches"]
+            tell(beside, more)
+            found = answer(beside)
+            beside.stdin.close()
+        behind, = engine("chunks", [BATCH], {"socket": daemon.socket}, **llama)["batches"]
+    assert held(computed) == [0] * 4 and held(again) == held(behind) == [*map(whole, PROMPTS)]
+    assert held(added) == [0] and held(found) == [512]
+    for want, rows in ((computed, again), (computed, behind), (added, found)):
+        assert_same(want, rows)
 
 
 def test_other_weights_find_nothing(engine, llama, tmp_path: pathlib.Path):
