@@ -235,7 +235,7 @@ void AddValue(CLI::App& app, Invocation& invocation) {
 
   CLI::App* get = noun->add_subcommand("get", "Write the raw bytes of a value to a file");
   auto fetch = std::make_shared<Fetch>();
-  get->add_option("KEY", fetch->key, kKeyForm)->required();
+  get->add_option("KEY", fetch->key, kValueKeyForm)->required();
   get->add_option("--out", fetch->file, "The file; it must not exist")->required();
   get->add_flag("--force", fetch->force, "Overwrite the file");
   Runs(get, invocation, [&invocation, fetch] { return Get(invocation.options, *fetch); });
@@ -243,7 +243,7 @@ void AddValue(CLI::App& app, Invocation& invocation) {
   CLI::App* verify =
       noun->add_subcommand("verify", "Read values again and check them; exit 1 on a finding");
   auto keys = std::make_shared<std::vector<std::string>>();
-  verify->add_option("KEY", *keys, std::string(kKeyForm) + "; several")->required();
+  verify->add_option("KEY", *keys, std::string(kValueKeyForm) + "; several")->required();
   Runs(verify, invocation, [&invocation, keys] { return Verify(invocation.options, *keys); });
 }
 

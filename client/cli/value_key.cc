@@ -15,9 +15,6 @@ constexpr std::string_view kPin = "pin/";
 constexpr std::string_view kChunk = chunks::kKeyPrefix;
 constexpr size_t kKeyDigits = 64, kPinDigits = 16;
 constexpr size_t kFewestDigits = 4;  // of a beginning
-constexpr char kKeyForm[] =
-    "64 hexadecimal digits, chunk/ and 64, or pin/ and 16, as value ls prints them; or a beginning "
-    "of at least 4 digits that one value alone has";
 
 // What stands before a key's digits.
 std::string_view LeadOf(std::string_view text) {
@@ -40,7 +37,7 @@ Result<WrittenKey> ParseValueKey(std::string_view text) {
   const bool hex =
       std::ranges::all_of(digits, [](unsigned char c) { return std::isxdigit(c) != 0; });
   if (!hex || digits.size() < kFewestDigits || digits.size() > whole) {
-    return InvalidArgument("KEY_TEXT", "key '" + std::string(text) + "' is not " + kKeyForm);
+    return InvalidArgument("KEY_TEXT", "key '" + std::string(text) + "' is not " + kValueKeyForm);
   }
   return WrittenKey{std::string(lead) + digits, digits.size() == whole};
 }

@@ -11,6 +11,10 @@
 
 namespace kvstrata::cli {
 
+inline constexpr char kValueKeyForm[] =
+    "64 hexadecimal digits, chunk/ and 64, or pin/ and 16, as value ls prints them; or a beginning "
+    "of at least 4 digits that one value alone has";
+
 std::string ValueKeyText(std::string_view key);
 
 // What a person wrote of a key, in lower case.

@@ -13,8 +13,8 @@
 #include <thread>
 #include <vector>
 
-#include "base/sync.h"
 #include "base/unique_fd.h"
+#include "server/chunks/chunk_board.h"
 #include "server/chunks/chunk_door.h"
 #include "server/chunks/chunk_processes.h"
 #include "server/chunks/chunk_room.h"
@@ -32,7 +32,7 @@ class ChunkServer::Loop {
   ~Loop() { Stop({}); }
   Status Start();
   void Stop(std::chrono::microseconds writes);
-  ChunkNumbers Numbers() const KVS_EXCLUDES(mu_);
+  ChunkNumbers Numbers() const { return board_.Get(); }
 
  private:
   struct Connection {
@@ -58,16 +58,14 @@ class ChunkServer::Loop {
   void Flush();
   void Send(uint64_t connection, std::vector<std::byte> packet);
   void End(uint64_t connection, std::string_view why);
-  void PutNumbers() KVS_EXCLUDES(mu_);
-  // When engines begin to get no credits.
-  void TellFull(const ChunkNumbers& now);
+  void PutNumbers();
 
   const ChunkServerOptions options_;
   EventPoll events_;
   UniqueFd stop_event_;
   std::unique_ptr<ChunkDoor> door_;
-  LogLimiter log_{10}, full_log_{1};
-  bool full_ = false;
+  LogLimiter log_{10};
+  ChunkBoard board_;
   Heartbeat beat_{"kvs-chunks"};
   std::unique_ptr<ChunkWorkers> workers_;
 
@@ -79,9 +77,6 @@ class ChunkServer::Loop {
   std::array<std::byte, chunks::kMostChunkPacket + 1> packet_;
   std::chrono::steady_clock::time_point write_until_;  // of the end
   bool ending_ = false, stopping_ = false;
-
-  mutable Mutex mu_;
-  ChunkNumbers numbers_ KVS_GUARDED_BY(mu_);
   std::thread thread_;
 };
 

@@ -71,29 +71,12 @@ void ChunkServer::Loop::Stop(std::chrono::microseconds writes) {
   door_.reset();
 }
 
-ChunkNumbers ChunkServer::Loop::Numbers() const {
-  MutexLock lock(mu_);
-  return numbers_;
-}
-
 void ChunkServer::Loop::PutNumbers() {
   ChunkNumbers numbers;
   if (room_ != nullptr) numbers = room_->Numbers();
   numbers.capacity_bytes = options_.bytes;
   numbers.counters = counters_;
-  TellFull(numbers);
-  MutexLock lock(mu_);
-  numbers_ = numbers;
-}
-
-void ChunkServer::Loop::TellFull(const ChunkNumbers& now) {
-  const bool was = std::exchange(full_, now.starved > 0);
-  uint64_t suppressed = 0;
-  if (was || !full_ || !full_log_.Allow(SecondsNow(), &suppressed)) return;
-  LogEvent(LogLevel::kWarn, "chunks_full",
-           {{"leased_bytes", now.leased.bytes},
-            {"credited_bytes", now.of(ChunkState::kCredited).bytes},
-            {"suppressed", suppressed}});
+  board_.Put(numbers);
 }
 
 // -- the loop

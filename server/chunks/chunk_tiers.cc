@@ -159,6 +159,7 @@ void ChunkTiers::Calls::Read(uint8_t tier, std::vector<ChunkWork> work) {
 }
 
 void ChunkTiers::Calls::OnRead(Reads* reads) {
+  const int wanting = options.write_shown | options.write_reused;
   std::vector<ChunkWork> elsewhere;
   for (size_t i = 0; i < reads->work.size(); ++i) {
     const ChunkWork& work = reads->work[i];
@@ -173,7 +174,8 @@ void ChunkTiers::Calls::OnRead(Reads* reads) {
       continue;
     }
     ChunkDone done = DoneOf(work, code == Code::kOk, reads->tier);
-    if (done.ok) done.sum = ChecksumOf(work.bytes);
+    // The tier has checked the bytes; the sum is for those that are to get them, too.
+    if (done.ok && (wanting & ~reads->tier) != 0) done.sum = ChecksumOf(work.bytes);
     inbox->Put(done);
   }
   reads->gets.clear();

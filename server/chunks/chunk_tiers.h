@@ -3,7 +3,8 @@
 //
 // A chunk is a value of one buffer under "chunk/" and its key. Find asks what this process knows of
 // the disk; a remote tier must be asked. Reads go to the first tier that has the chunk, and to the
-// next if that one's copy is damaged or gone; their sums are made as they come.
+// next if that one's copy is damaged or gone; sums are made as they come, if other tiers are to get
+// the chunk.
 //
 // Ownership: borrows the tiers, which outlive it; what is under way when it goes ends later, and
 // keeps what it needs. Thread-safety: all methods, from any thread; nothing blocks. Errors: none,

@@ -209,6 +209,75 @@ def test_bytes_that_rot_on_disk_are_a_miss(tmp_path: pathlib.Path):
         assert all(client.read(number) == row(n) for n, number in enumerate(ids) if number >= 0)
 
 
+def work_until_killed(path: str, pipe: Connection, seed: int) -> None:
+    """An engine: a scheduler that stores and holds chunks of a few keys, and a worker of the same process."""
+    chance = random.Random(seed)
+    scheduler, worker = ChunkClient(path, ROW, engine="killed"), ChunkClient(path, ROW, engine="killed", role=1, space=None)
+    pipe.send("there")
+    for lease in range(1 << 30):
+        numbers = chance.sample(range(ROWS), 8)
+        held = dict(zip(numbers, scheduler.held(lease, [key(n) for n in numbers]), strict=True))
+        for n, number in held.items():
+            assert number < 0 or scheduler.read(number) == stamped(n)
+        scheduler.store({key(n): stamped(n) for n, number in held.items() if number < 0})
+        if chance.random() < 0.7:
+            scheduler.release(lease)
+    worker.close()
+
+
+def stamped(n: int) -> bytes:
+    return struct.pack("<Q", n) * (ROW // 8)
+
+
+def room(daemon: Daemon) -> dict[str, Any]:
+    return json.loads(operated.Program(daemon.socket).run("tier", "ls", "-o", "json"))["rooms"][0]
+
+
+def test_engines_that_are_killed_at_any_moment_leave_right_bytes_and_nothing_else(daemon: Daemon):
+    seed = int(os.environ.get("KVS_SEED", time.time_ns()))
+    print(f"KVS_SEED={seed}")
+    chance = random.Random(seed)
+    context = multiprocessing.get_context("fork")
+    with ChunkClient(daemon.socket, ROW) as other:
+        for n in range(50):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=work_until_killed, args=(daemon.socket, theirs, seed + n))
+            process.start()
+            assert ours.poll(chunk_client.SECONDS)
+            process.join(chance.random() * 0.05)
+            assert process.is_alive(), "it found wrong bytes"
+            process.kill()
+            process.join()
+        end = time.monotonic() + chunk_client.SECONDS
+        while (now := room(daemon))["engines"] > 1 or now["credited_bytes"] or now["leased_bytes"]:
+            assert time.monotonic() < end, now
+        assert now["resting"] == 0 and now["stored"] > 50 and now["changed"] == 0
+        for n in range(ROWS):
+            (number,) = other.held(1, [key(n)])
+            assert number < 0 or other.read(number) == stamped(n)
+            other.release(1)
+
+
+def test_daemons_that_are_killed_at_any_moment_leave_right_bytes_on_disk(tmp_path: pathlib.Path):
+    seed = int(os.environ.get("KVS_SEED", time.time_ns()))
+    print(f"KVS_SEED={seed}")
+    chance = random.Random(seed)
+    found = 0
+    for _ in range(10):
+        with Daemon(*settings(tmp_path)) as daemon, ChunkClient(daemon.socket, ROW) as client:
+            for n in range(ROWS):
+                (number,) = client.held(1, [key(n)])
+                assert number < 0 or client.read(number) == stamped(n)
+                found += number >= 0
+                client.release(1)
+            end = time.monotonic() + chance.random() * 0.3
+            while time.monotonic() < end:
+                client.store({key(n): stamped(n) for n in chance.sample(range(ROWS), 8)})
+            daemon.process.kill()
+            daemon.process.wait()
+    assert found > 0
+
+
 @pytest.mark.parametrize("row_bytes", [0, 4095, 4 * MIB])
 def test_rows_are_refused_by_name(daemon: Daemon, row_bytes: int):
     with pytest.raises(Refused, match="CHUNK_ROW.*chunks.bytes") as refused:
