@@ -17,9 +17,9 @@
 
 #include "base/unique_fd.h"
 #include "server/attach/peer.h"
-#include "server/sockets/unix_listener.h"
 #include "server/doctor_checks.h"
 #include "server/machine_check.h"
+#include "server/sockets/unix_listener.h"
 
 namespace kvstrata::doctor {
 namespace {

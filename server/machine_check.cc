@@ -9,12 +9,12 @@
 #include <cstring>
 #include <string>
 
-#include "server/sockets/unix_listener.h"
 #include "server/config_remote.h"
 #include "server/memory/memory_resource.h"
 #include "server/memory/numa_topology.h"
 #include "server/nodes/node_credentials.h"
 #include "server/pool_memory.h"
+#include "server/sockets/unix_listener.h"
 #include "server/start_memory.h"
 #include "server/tier/remote_secret.h"
 

@@ -12,10 +12,10 @@
 #include <utility>
 
 #include "base/status.h"
-#include "server/sockets/unix_listener.h"
 #include "server/config.h"
 #include "server/http/http_server.h"
 #include "server/pages/pages.h"
+#include "server/sockets/unix_listener.h"
 
 namespace kvstrata {
 

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "server/sockets/descriptor_closer.h"
 #include "server/pages/daemon_numbers.h"
+#include "server/sockets/descriptor_closer.h"
 
 namespace kvstrata {
 

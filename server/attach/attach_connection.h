@@ -17,10 +17,10 @@
 #include "base/status.h"
 #include "base/unique_fd.h"
 #include "server/attach/arena_mailbox.h"
-#include "server/sockets/descriptor_closer.h"
 #include "server/attach/descriptor_inbox.h"
 #include "server/attach/peer.h"
 #include "server/attach/ring_session.h"
+#include "server/sockets/descriptor_closer.h"
 #include "server/store/session_types.h"
 
 namespace kvstrata {

@@ -14,9 +14,9 @@
 
 #include "server/attach/attach_connection.h"
 #include "server/attach/attach_server.h"
+#include "server/attach/fair_queue.h"
 #include "server/sockets/descriptor_closer.h"
 #include "server/sockets/event_poll.h"
-#include "server/attach/fair_queue.h"
 #include "server/store/store.h"
 #include "server/telemetry/log.h"
 

@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "server/attach/frame_reader.h"
-#include "server/sockets/packet.h"
 #include "server/attach/ring_handlers.h"
+#include "server/sockets/packet.h"
 #include "server/telemetry/traffic.h"
 
 namespace kvstrata::ring {

@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "server/attach/frame_reader.h"
-#include "server/sockets/packet.h"
 #include "server/attach/ring_handlers.h"
+#include "server/sockets/packet.h"
 #include "server/telemetry/log.h"
 #include "server/telemetry/verified_hits.h"
 

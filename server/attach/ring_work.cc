@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "server/attach/frame_reader.h"
-#include "server/sockets/packet.h"
 #include "server/attach/ring_handlers.h"
+#include "server/sockets/packet.h"
 #include "server/store/work_requests.h"
 
 namespace kvstrata::ring {

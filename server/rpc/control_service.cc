@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "kernels/plan_needs.h"
-#include "server/sockets/packet.h"
 #include "server/rpc/prefix_messages.h"
 #include "server/rpc/traced_call.h"
+#include "server/sockets/packet.h"
 #include "server/telemetry/log.h"
 
 namespace kvstrata {

@@ -5,9 +5,9 @@
 #include <utility>
 #include <vector>
 
-#include "server/sockets/packet.h"
 #include "server/rpc/cpu_steps.h"
 #include "server/rpc/gpu_steps.h"
+#include "server/sockets/packet.h"
 #include "server/telemetry/log.h"
 
 namespace kvstrata {

@@ -25,8 +25,8 @@ enum class SendOutcome { kSent, kFull, kGone };
 SendOutcome SendPacket(int socket, std::span<const std::byte> packet, std::span<const int> fds);
 
 template <typename T>
-  requires std::is_trivially_copyable_v<T>
-SendOutcome SendPacket(int socket, const T& packet, std::span<const int> fds = {}) {
+requires std::is_trivially_copyable_v<T> SendOutcome SendPacket(int socket, const T& packet,
+                                                                std::span<const int> fds = {}) {
   return SendPacket(socket, std::as_bytes(std::span(&packet, 1)), fds);
 }
 

@@ -11,8 +11,8 @@
 #include <random>
 
 #include "server/attach/attach_server.h"
-#include "server/sockets/packet.h"
 #include "server/attach/peer.h"
+#include "server/sockets/packet.h"
 #include "tests/server/attach_client.h"
 
 namespace kvstrata {

@@ -28,9 +28,9 @@
 #include "kvstrata/v1/compute.grpc.pb.h"
 #include "kvstrata/v1/control.grpc.pb.h"
 #include "proto/status_map.h"
+#include "server/rpc/grpc_server.h"
 #include "server/sockets/descriptor_closer.h"
 #include "server/sockets/unix_listener.h"
-#include "server/rpc/grpc_server.h"
 #include "server/store/store.h"
 
 namespace kvstrata::test {
