@@ -142,6 +142,10 @@ class ChunkScheduler {
     EXPECT_TRUE(ReadList(socket.Receive(), &head, &ids) && head.type == chunks::Type::kHeld);
     return ids.empty() ? chunks::kNotThere : ids.front();
   }
+  void Release(uint32_t lease) {
+    socket.Send(
+        PacketBytes(chunks::Counted{chunks::Type::kRelease, 1}, std::vector<uint32_t>{lease}));
+  }
   // The next that arrives, of whichever lease.
   int32_t Arrived() {
     chunks::Arrived head{};
