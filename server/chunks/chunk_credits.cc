@@ -30,8 +30,8 @@ Status ChunkCredits::Want(ChunkClaims* claims, std::span<const std::byte> packet
 }
 
 bool ChunkCredits::AtMost(const ChunkClaims& claims) const {
-  const uint64_t next = claims.engine->credited_bytes + claims.scope.row_bytes;
-  return next > state_->region->bytes() / 4;
+  const uint64_t now = claims.engine->credited_bytes;
+  return now > 0 && now + claims.scope.row_bytes > state_->region->bytes() / 4;
 }
 
 bool ChunkCredits::GiveOne(ChunkClaims* claims, std::vector<int32_t>* ids) {

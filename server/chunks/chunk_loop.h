@@ -6,6 +6,7 @@
 #define KVSTRATA_SERVER_CHUNKS_CHUNK_LOOP_H_
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <map>
 #include <memory>
@@ -75,7 +76,7 @@ class ChunkServer::Loop {
   std::map<uint64_t, Connection> connections_;
   ChunkProcesses processes_{&events_};
   std::array<std::byte, chunks::kMostChunkPacket + 1> packet_;
-  std::chrono::steady_clock::time_point write_until_;  // of the end
+  std::atomic<std::chrono::steady_clock::time_point> write_until_;  // of the end
   bool ending_ = false, stopping_ = false;
   std::thread thread_;
 };

@@ -97,12 +97,12 @@ void ChunkServer::Loop::RunIteration() {
   Flush();
   PutNumbers();
   if (!ending_) return;
-  stopping_ = room_ == nullptr || !room_->saves() || Clock::now() >= write_until_;
+  stopping_ = room_ == nullptr || !room_->saves() || Clock::now() >= write_until_.load();
 }
 
 int ChunkServer::Loop::WaitMs() const {
   if (!ending_) return door_->waits() ? kTickMs : -1;
-  const auto left = write_until_ - Clock::now();
+  const auto left = write_until_.load() - Clock::now();
   return static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(left).count());
 }
 

@@ -15,6 +15,7 @@
 #include "tests/e2e/main.h"
 #include "tests/e2e/scraped_daemon.h"
 #include "tests/fakes/disk_slots.h"
+#include "tests/server/chunks/chunk_socket.h"
 
 namespace kvstrata::testing {
 namespace {
@@ -32,6 +33,10 @@ constexpr const char* kPacked =
 const std::map<std::string_view, const char*> kUnmoved = {
     {"kvstrata_build_info", "says what the daemon is"},
     {"kvstrata_pins_limit_bytes", "is configured"},
+    {"kvstrata_chunk_capacity_bytes", "is configured"},
+    {"kvstrata_chunk_changed_total",
+     "takes an engine with a bug: tests/server/chunks/chunk_room_test.cc"},
+    {"kvstrata_chunk_read_failures_total", "takes damage on the disk: tests/python/test_chunks.py"},
     {"kvstrata_cgroup_limit_bytes", "is the machine's"},
     {"kvstrata_cgroup_charged_bytes", "0 without a limit, which is the machine's"},
     {"process_max_fds", "is the machine's"},
@@ -65,6 +70,7 @@ class MetricsTest : public ::testing::Test {
   static void Codecs();
   static void Rings();
   static void SickDisk();
+  static void Chunks();
 
   static inline std::set<std::string> moved_;
 };
@@ -340,12 +346,45 @@ void MetricsTest::SickDisk() {
   EXPECT_NE(ready.find("\n[-] disk: "), ready.npos) << ready;
 }
 
+void MetricsTest::Chunks() {
+  constexpr uint64_t kRow = 64 << 10, kRows = 64;
+  Daemon daemon(&moved_, {"chunks.bytes=4MiB"});
+  const std::string path = daemon.socket() + ".chunks";
+  ChunkScheduler engine(path, kRow, "engine");
+  for (uint64_t n = 0; n < 2 * kRows; ++n) {
+    engine.Store(n);
+    ASSERT_GE(engine.Held(1, n), 0);
+    engine.Release(1);
+  }
+  EXPECT_TRUE(daemon.Reaches("kvstrata_chunk_written_total", kRows));
+  EXPECT_TRUE(daemon.Reaches("kvstrata_chunk_evicted_total", kRows - 1));
+  for (uint64_t n = 0; n < 8; ++n) EXPECT_GE(engine.Held(2, n), 0);
+  EXPECT_TRUE(daemon.Reaches("kvstrata_chunk_read_total", 7));
+  EXPECT_TRUE(daemon.Reaches("kvstrata_chunk_leased_bytes", 7 * kRow));
+  EXPECT_EQ(engine.Ask(3, 1'000'000), chunks::kNotThere);
+  engine.Store(0);  // it is there
+  EXPECT_TRUE(daemon.Reaches("kvstrata_chunk_duplicates_total"));
+  {
+    ChunkScheduler lost(path, kRow, "lost"), large(path, 2 << 20, "large");
+    ASSERT_GE(lost.Held(1, 0), 0);
+    large.Store(1);  // more than a segment of the disk
+    EXPECT_TRUE(daemon.Reaches("kvstrata_chunk_unwritten_total{why=\"failed\"}"));
+  }
+  EXPECT_TRUE(daemon.Reaches("kvstrata_chunk_resting"));
+  const chunks::Counted want{chunks::Type::kWant, kRows};
+  ChunkScheduler one(path, kRow, "1"), two(path, kRow, "2"), three(path, kRow, "3"),
+      four(path, kRow, "4");
+  for (ChunkScheduler* scheduler : {&one, &two, &three, &four}) scheduler->socket.SendOne(want);
+  EXPECT_TRUE(daemon.Reaches("kvstrata_chunk_starved"));
+}
+
 TEST_F(MetricsTest, EveryMetricOfTheTableMoves) {
   Steps();
   Tiers();
   Codecs();
   Rings();
   SickDisk();
+  Chunks();
   for (const Metric& metric : AllMetrics()) {
     if (metric.name.starts_with("kvstrata_remote_"))
       continue;  // takes a server: remote_metrics_test.cc
