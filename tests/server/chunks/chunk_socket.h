@@ -124,15 +124,18 @@ class ChunkScheduler {
   std::span<std::byte> Row(int32_t id) const {
     return {base_ + static_cast<uint64_t>(id) * row_bytes_, row_bytes_};
   }
-  // Each with its number as stamp.
-  void Store(uint64_t number) {
-    socket.SendOne(chunks::Counted{chunks::Type::kWant, 1});
+  // `count` from `number` on, in one packet, each with its number as stamp.
+  void Store(uint64_t number, uint32_t count = 1) {
+    socket.SendOne(chunks::Counted{chunks::Type::kWant, count});
     chunks::Counted head{};
     std::vector<int32_t> ids;
-    ASSERT_TRUE(ReadList(socket.Receive(), &head, &ids) && ids.size() == 1);
-    RoomDriver::Write(Row(ids.front()), number);
-    const std::vector<chunks::StoredChunk> stored{{KeyOf(number), ids.front()}};
-    socket.Send(PacketBytes(chunks::Counted{chunks::Type::kStored, 1}, stored));
+    ASSERT_TRUE(ReadList(socket.Receive(), &head, &ids) && ids.size() == count);
+    std::vector<chunks::StoredChunk> stored;
+    for (const int32_t id : ids) {
+      RoomDriver::Write(Row(id), number);
+      stored.push_back({KeyOf(number++), id});
+    }
+    socket.Send(PacketBytes(chunks::Counted{chunks::Type::kStored, count}, stored));
   }
   int32_t Ask(uint32_t lease, uint64_t number) {
     const std::vector<chunks::AskedKey> keys{KeyOf(number)};

@@ -60,6 +60,25 @@ TEST_F(ChunkTiersTest, AServerThatStartsAnewServesWhatItsDiskHas) {
   EXPECT_EQ(disk_.Stats().puts, 40u);  // what came from there is not written again
 }
 
+TEST_F(ChunkTiersTest, AStopWritesWhatIsCompleteAndWaitsForNoTierThatHangs) {
+  StartOver(&disk_, nullptr, kDisk);
+  {
+    ChunkScheduler client(path(), kRow);
+    client.Store(1, 64);
+    ASSERT_EQ(client.Ask(1, 1000), kNotThere);  // it has seen them all, and summed hardly one
+    server_->Stop(std::chrono::seconds(20));
+    EXPECT_TRUE(client.socket.Ended());
+  }
+  EXPECT_EQ(disk_.Stats().puts, 64u);
+  Start();
+  disk_.Hold();
+  ChunkScheduler client(path(), kRow);
+  client.Store(1000);
+  ASSERT_EQ(client.Ask(1, 2000), kNotThere);
+  server_->Stop(std::chrono::milliseconds(20));
+  disk_.Release();
+}
+
 TEST_F(ChunkTiersTest, DamagedBytesAreAMissAndMayBeStoredAgain) {
   StartOver(&disk_, nullptr, kDisk);
   {
