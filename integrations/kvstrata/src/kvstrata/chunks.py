@@ -315,6 +315,8 @@ class ChunkClient:
         if self._wake in ready:
             os.eventfd_read(self._wake)
         if self._link.socket in ready and self._receive():
+            if self.silent:
+                _log.warning("kvstratad answers again")
             self.silent = False
         elif not ready and since is not None and not self.silent:
             self._late(since)

@@ -26,6 +26,7 @@ def register() -> None:
 
     if "KvstrataConnector" in KVConnectorFactory._registry:
         return
+    logging.getLogger("kvstrata").parent = logging.getLogger("vllm")  # its time, level and process in each line
     if os.environ.get("KVSTRATA_DISABLE") == "1":
         _log.warning("KVSTRATA_DISABLE=1: vLLM runs without kvstrata")
         for name in CONNECTORS:

@@ -119,6 +119,9 @@ class ChunkSource(OffloadingManager):
         self.epoch = Epoch(combined(self.identities))
         self._begin_epoch()
         self._fetch()
+        memory = self.client.welcome
+        _log.info("kvstrata is below vLLM's cache: %.1f GiB shared by this user's engines, %d KiB a chunk, model %s",
+                  memory.region_bytes / 2**30, memory.row_bytes >> 10, self.epoch.digest()[:8])
 
     def follow(self, identities: Mapping[int, Identity], since_reset: bool) -> None:
         """Workers see the model changed. since_reset: all that was computed since the last reset is of the new one, so that
