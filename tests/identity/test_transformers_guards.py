@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -261,7 +262,7 @@ def test_looking_before_each_generate(daemon: Daemon, monkeypatch: Patch, gone: 
     model = enabled(daemon)
     answer(model, ids_of(150))
     if gone:
-        monkeypatch.setattr(Snapshot, "holds", lambda self: True)
+        monkeypatch.setattr(Snapshot, "begin", lambda self: SimpleNamespace(hold=lambda: True))
         no_hooks(monkeypatch)
     change(model)
     check(gone, model)
