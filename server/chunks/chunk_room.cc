@@ -16,11 +16,13 @@ Status ChunkRoom::CheckRow(uint64_t row_bytes, uint64_t region_bytes) {
   const uint64_t slab = ChunkRegion::SlabBytes(region_bytes);
   const bool whole = row_bytes > 0 && row_bytes % chunks::kRowGranularity == 0;
   if (whole && row_bytes <= slab) return OkStatus();
-  return InvalidArgument("CHUNK_ROW", "row_bytes is " + std::to_string(row_bytes) +
-                                          "; allowed: multiples of 4096 up to a slab, which has " +
-                                          std::to_string(slab) + " bytes with chunks.bytes = " +
-                                          std::to_string(region_bytes) +
-                                          "; make blocks_per_chunk smaller or chunks.bytes larger");
+  return InvalidArgument("CHUNK_ROW",
+                         "row_bytes is " + std::to_string(row_bytes) +
+                             "; allowed: multiples of 4096 up to a slab, which has " +
+                             std::to_string(slab) +
+                             " bytes with chunks.bytes = " + std::to_string(region_bytes) +
+                             "; set chunks.bytes to 64 times row_bytes or more, or make "
+                             "blocks_per_chunk smaller");
 }
 
 Result<std::unique_ptr<ChunkRoom>> ChunkRoom::Make(const ChunkRoomOptions& options) {

@@ -4,6 +4,10 @@
 from __future__ import annotations
 
 import functools
+import importlib
+import pathlib
+import shutil
+import sys
 from typing import Any
 
 import pytest
@@ -102,6 +106,25 @@ def test_operators(model: Any):
         library.define("silu(Tensor x) -> Tensor")
         act.op = torch.ops.nobody_knows.silu
         assert "torch.ops.nobody_knows.silu" in str(ModelIdentity(model).now().private)
+
+
+@pytest.mark.parametrize("kind", ["torch.tensor([{}])", "numpy.array([{}])"])
+def test_tensors_that_code_from_outside_names(model: Any, tmp_path: pathlib.Path, kind: str,
+                                              monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    made = []
+    for number in (2.0, 3.0):
+        (tmp_path / "outside.py").write_text("import numpy\nimport torch\nT = " + kind.format(number) + """
+class Activation(torch.nn.Module):
+    def forward(self, x):
+        return x * T
+""")
+        monkeypatch.delitem(sys.modules, "outside", raising=False)
+        importlib.invalidate_caches()
+        shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
+        model.model.layers[0].mlp.act_fn = importlib.import_module("outside").Activation().eval()
+        made.append(ModelIdentity(model).now())
+    assert [identity.private for identity in made] == [None, None] and made[0].digest != made[1].digest
 
 
 def test_tensors_that_are_not_here(model: Any):

@@ -268,7 +268,12 @@ class Walk:
                           self.of(value.__kwdefaults__, path)])
 
     def _used(self, user: types.FunctionType, value: Any, path: str) -> Any:
-        """What code from outside names: what is another package's by name and version, if it has one."""
+        """What code from outside names: what is another package's by name and version, if it has one. A tensor or an
+        array is of its class's package, and has a content of its own."""
+        if (own := self.leaf(value, path)) is not NotImplemented:
+            return own
+        if hasattr(value, "tobytes"):
+            return self.of(value, path)
         package = getattr(value, "__module__", None)
         package = package.partition(".")[0] if isinstance(package, str) else "?"
         version = getattr(sys.modules.get(package), "__version__", None)

@@ -8,6 +8,7 @@ Nothing else is needed; what kv_connector_extra_config may have is in KNOWN.
 
 from __future__ import annotations
 
+import difflib
 import logging
 import os
 from typing import Any
@@ -79,8 +80,10 @@ def refuse_chunks(config: Any) -> None:
     extra = config.kv_transfer_config.kv_connector_extra_config
     unknown = sorted(key for key, value in extra.items() if key not in KNOWN and _SPEC.get(key) != value)
     if unknown:
-        why = _ELSEWHERE.get(unknown[0], f"known are {', '.join(sorted(KNOWN))}")
-        raise Unsupported(f"kv_connector_extra_config has {unknown[0]}: {why}; take it out")
+        near = difflib.get_close_matches(unknown[0], KNOWN, 1)
+        meant = f"did you mean {near[0]}? " if near else ""
+        why = _ELSEWHERE.get(unknown[0], f"{meant}known are {', '.join(sorted(KNOWN))}")
+        raise Unsupported(f"kv_connector_extra_config has {unknown[0]} = {extra[unknown[0]]!r}: {why}; take it out")
     backend, parallel = config.attention_config.backend, config.parallel_config
     device = config.device_config.device_type
     problems = (
