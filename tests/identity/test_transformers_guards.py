@@ -294,3 +294,17 @@ def test_declared_changes(daemon: Daemon, monkeypatch: Patch, gone: bool):
     if not gone:
         kvstrata_transformers.changed(model)
     check(gone, model)
+
+
+@gone
+def test_disabled_meanwhile(daemon: Daemon, monkeypatch: Patch, gone: bool):
+    """Nobody looks then, so enabled again the model is read anew."""
+    monkeypatch.setattr(torch_identity, "RESUM_EVERY", 0)
+    if gone:
+        monkeypatch.setattr(LoadedModel, "declare_changed", lambda self: None)
+    model = enabled(daemon)
+    answer(model, ids_of(150))
+    kvstrata_transformers.disable(model)
+    write_unseen(model)
+    kvstrata_transformers.enable(model, socket=daemon.socket)
+    check(gone, model)

@@ -85,8 +85,10 @@ def enable(model: Any, plan: str = "full", *, tokenizer: Any = None, socket: str
 
 
 def disable(model: Any) -> None:
-    """The model's plain path. Harmless where it was not enabled."""
+    """The model's plain path. Harmless where it was not enabled. Enabled again, all its tensors are read anew: nobody
+    looks at it meanwhile."""
     if (enabled := _enabled(model)) is not None:
+        _engine_of(model).identity.declare_changed()
         enabled.remove(_inner(model))
 
 

@@ -26,8 +26,8 @@ _HARMLESS = (_KEPT, "_output_capturing_hooks_installed")
 
 
 def identity_of(model: Any, digest: str | None = None) -> ModelIdentity:
-    """The model's, made at the first call (all tensors are read) and kept with it, also after disable(): enabled again,
-    it only looks for changes. digest: the caller's name of what the model is now; another one than before makes another
+    """The model's, made at the first call (all tensors are read) and kept with it: enabled again,
+    it only looks for changes, but behind disable() reads all tensors again. digest: the caller's name of what the model is now; another one than before makes another
     ModelIdentity. A copy of the model has one of its own."""
     kept = getattr(vars(model).get(_KEPT), "identity", None)
     if kept is None or kept.given != digest or kept.root is not model:
