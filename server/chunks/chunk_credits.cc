@@ -11,7 +11,7 @@
 namespace kvstrata {
 namespace {
 
-// Of one connection: more would never be given before others come back.
+// What one connection is owed at most: more would not be given before others come back.
 constexpr uint64_t kMostOwed = uint64_t{1} << 20;
 // That wait to be written below; then the oldest are not. Most of them may have been evicted.
 constexpr size_t kMostUnsaved = size_t{1} << 18;

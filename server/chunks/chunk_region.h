@@ -38,7 +38,7 @@ class ChunkRegion {
  public:
   // `bytes`: as chunks.bytes gives them, a multiple of 4096.
   static Result<std::unique_ptr<ChunkRegion>> Make(uint64_t bytes);
-  // Of a region of that size; a region has 64 of them, or fewer.
+  // What a slab has in a region of that size, which has 64 of them or fewer.
   static uint64_t SlabBytes(uint64_t region_bytes);
 
   uint64_t bytes() const;

@@ -14,7 +14,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Of one call that reads: those behind it come while these are summed.
+// What one call reads at most: the next ones read while these chunks are summed.
 constexpr uint64_t kReadBytes = uint64_t{64} << 20;
 
 ChunkDone DoneOf(const ChunkWork& work, bool ok, uint8_t below) {

@@ -99,7 +99,7 @@ struct RoomState {
   void Settle(Chunk* chunk);
   // Out of the index, and free when no lease has it.
   void Drop(Chunk* chunk);
-  // Of a use that begins now; the smaller `index`, the later it is evicted.
+  // The time of a use that begins now; the smaller `index`, the later it is evicted.
   uint64_t NextUse() { return uint64_t{++uses_} << kUseBits; }
   static uint64_t UseOf(uint64_t first, uint64_t index);
   void Order(ChunkWork::Kind kind, Chunk* chunk, uint8_t below = kNowhere);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // main of every GPU test: without a GPU it says so and exits with 77, which ctest shows as skipped.
-// The seed of all random inputs is new at every run and printed; KVSTRATA_TEST_SEED sets it.
+// The seed of all random inputs is new at every run and printed; KVS_TEST_SEED sets it.
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -14,7 +14,7 @@ namespace kvstrata::cuda {
 
 uint64_t TestSeed() {
   static const uint64_t seed = [] {
-    const char* set = std::getenv("KVSTRATA_TEST_SEED");
+    const char* set = std::getenv("KVS_TEST_SEED");
     return set != nullptr ? std::strtoull(set, nullptr, 10) : std::random_device()();
   }();
   return seed;
@@ -28,7 +28,6 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "SKIPPED: no GPU is visible; every test of this program was left out\n");
     return 77;
   }
-  std::printf("KVSTRATA_TEST_SEED=%llu\n",
-              static_cast<unsigned long long>(kvstrata::cuda::TestSeed()));
+  std::printf("KVS_TEST_SEED=%llu\n", static_cast<unsigned long long>(kvstrata::cuda::TestSeed()));
   return RUN_ALL_TESTS();
 }

@@ -22,16 +22,16 @@ namespace kvstrata {
 inline constexpr float kInf = std::numeric_limits<float>::infinity();
 inline constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
-// Random numbers of one test; KVSTRATA_TEST_SEED repeats a run.
+// Random numbers of one test; KVS_TEST_SEED repeats a run.
 class Random {
  public:
   Random() {
-    const char* fixed = std::getenv("KVSTRATA_TEST_SEED");
+    const char* fixed = std::getenv("KVS_TEST_SEED");
     seed_ = fixed != nullptr ? static_cast<uint32_t>(std::stoul(fixed)) : std::random_device()();
     engine_.seed(seed_);
     ::testing::Test::RecordProperty("seed", std::to_string(seed_));
   }
-  std::string Trace() const { return "KVSTRATA_TEST_SEED=" + std::to_string(seed_); }
+  std::string Trace() const { return "KVS_TEST_SEED=" + std::to_string(seed_); }
   float Normal() { return normal_(engine_); }
   int Below(int n) { return std::uniform_int_distribution<int>(0, n - 1)(engine_); }
 

@@ -234,8 +234,8 @@ def room(daemon: Daemon) -> dict[str, Any]:
 
 
 def test_engines_that_are_killed_at_any_moment_leave_right_bytes_and_nothing_else(daemon: Daemon):
-    seed = int(os.environ.get("KVS_SEED", time.time_ns()))
-    print(f"KVS_SEED={seed}")
+    seed = int(os.environ.get("KVS_TEST_SEED", time.time_ns()))
+    print(f"KVS_TEST_SEED={seed}")
     chance = random.Random(seed)
     context = multiprocessing.get_context("fork")
     with ChunkClient(daemon.socket, ROW) as other:
@@ -259,8 +259,8 @@ def test_engines_that_are_killed_at_any_moment_leave_right_bytes_and_nothing_els
 
 
 def test_daemons_that_are_killed_at_any_moment_leave_right_bytes_on_disk(tmp_path: pathlib.Path):
-    seed = int(os.environ.get("KVS_SEED", time.time_ns()))
-    print(f"KVS_SEED={seed}")
+    seed = int(os.environ.get("KVS_TEST_SEED", time.time_ns()))
+    print(f"KVS_TEST_SEED={seed}")
     chance = random.Random(seed)
     found = 0
     for _ in range(10):

@@ -367,11 +367,11 @@ void RandomRoom::CheckEnd() {
 }
 
 TEST_P(RandomRoom, GivesNobodyWhatOthersMayWriteAndLeaksNothing) {
-  const char* const given = std::getenv("KVS_SEED");
+  const char* const given = std::getenv("KVS_TEST_SEED");
   const uint64_t seed =
       given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device{}();
-  SCOPED_TRACE("KVS_SEED=" + std::to_string(seed));
-  std::cout << "KVS_SEED=" << seed << "\n";
+  SCOPED_TRACE("KVS_TEST_SEED=" + std::to_string(seed));
+  std::cout << "KVS_TEST_SEED=" << seed << "\n";
   random_.seed(seed);
   for (int step = 0; step < kSteps; ++step) {
     Step(Below(100));

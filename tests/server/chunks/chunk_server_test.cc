@@ -31,7 +31,7 @@ class ChunkServerTest : public ChunkServerFixture {
     for (std::byte& b : packet) b = static_cast<std::byte>(random_());
     return packet;
   }
-  // Of a client's types, with lengths and numbers that are often right.
+  // A packet of a client's type, whose length and numbers are often right.
   Packet RandomPacket() {
     const auto type = static_cast<Type>(random_() % 10);
     const auto count = static_cast<uint32_t>(random_() % 4 == 0 ? random_() : random_() % 5);
@@ -59,11 +59,11 @@ class ChunkServerTest : public ChunkServerFixture {
 };
 
 TEST_F(ChunkServerTest, RandomPacketsEndOnlyTheirConnection) {
-  const char* const given = std::getenv("KVS_SEED");
+  const char* const given = std::getenv("KVS_TEST_SEED");
   const uint64_t seed =
       given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device{}();
-  SCOPED_TRACE("KVS_SEED=" + std::to_string(seed));
-  std::cout << "KVS_SEED=" << seed << "\n";
+  SCOPED_TRACE("KVS_TEST_SEED=" + std::to_string(seed));
+  std::cout << "KVS_TEST_SEED=" << seed << "\n";
   random_.seed(seed);
   Start();
   ChunkScheduler quiet(path(), kRow, "quiet");
