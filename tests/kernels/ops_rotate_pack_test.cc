@@ -136,10 +136,12 @@ class RotatePack : public SimdTest {
     if (work.block > 0) return;
     ExpectSameLosses(simd.losses, ref.losses, work.run.end - work.run.begin);
   }
-  void ExpectSameLosses(const Losses& simd, const Losses& ref, int rows) {
+  // `swapped`: two groups of almost equal L1 norm may have changed places in a few rows. Their
+  // energies, which the losses count, are then equal for single channels alone.
+  void ExpectSameLosses(const Losses& simd, const Losses& ref, int rows, bool swapped = false) {
     EXPECT_NEAR(simd.energy, ref.energy, 1e-5 * ref.energy);
-    EXPECT_NEAR(simd.kept, ref.kept, 1e-5 * ref.energy);
-    EXPECT_NEAR(simd.relative_error, ref.relative_error, 1e-4 * rows);
+    EXPECT_NEAR(simd.kept, ref.kept, (swapped ? 1e-3 : 1e-5) * ref.energy);
+    EXPECT_NEAR(simd.relative_error, ref.relative_error, (swapped ? 1e-3 : 1e-4) * rows);
   }
 };
 
@@ -184,7 +186,7 @@ TEST_P(RotatePack, RandomRotationsKeepAsMuch) {
         SCOPED_TRACE(NameOf(format));
         const RotatePackWork work{rows.rows, {3, 77}, r.data(), format};
         const Packed ref = Compute(RotatePackRef, work), simd = Compute(RotatePackSimd, work);
-        ExpectSameLosses(simd.losses, ref.losses, 74);
+        ExpectSameLosses(simd.losses, ref.losses, 74, format.neighbours > 1);
         int different = 0;
         for (int t = 0; t < 74; ++t) {
           const std::vector<float> a =
