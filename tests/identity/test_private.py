@@ -108,23 +108,62 @@ def test_operators(model: Any):
         assert "torch.ops.nobody_knows.silu" in str(ModelIdentity(model).now().private)
 
 
+def _outside(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str]) -> Any:
+    """The module `outside` of a package of one's own, imported anew."""
+    monkeypatch.syspath_prepend(folder)
+    for name, text in files.items():
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        (folder / f"{name}.py").write_text(text)
+    importlib.invalidate_caches()
+    return importlib.import_module("outside")
+
+
 @pytest.mark.parametrize("kind", ["torch.tensor([{}])", "numpy.array([{}])"])
 def test_tensors_that_code_from_outside_names(model: Any, tmp_path: pathlib.Path, kind: str,
                                               monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(tmp_path)
     made = []
     for number in (2.0, 3.0):
-        (tmp_path / "outside.py").write_text("import numpy\nimport torch\nT = " + kind.format(number) + """
+        shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
+        outside = _outside(tmp_path, monkeypatch, {"outside": "import numpy\nimport torch\nT = " + kind.format(number) + """
 class Activation(torch.nn.Module):
     def forward(self, x):
         return x * T
-""")
-        monkeypatch.delitem(sys.modules, "outside", raising=False)
-        importlib.invalidate_caches()
-        shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
-        model.model.layers[0].mlp.act_fn = importlib.import_module("outside").Activation().eval()
+"""})
+        model.model.layers[0].mlp.act_fn = outside.Activation().eval()
         made.append(ModelIdentity(model).now())
     assert [identity.private for identity in made] == [None, None] and made[0].digest != made[1].digest
+
+
+def test_names_of_outside_code_that_are_bound_anew(model: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    """Numbers, tensors and functions of its own file, and of a module that it imports."""
+    outside = _outside(tmp_path, monkeypatch, {"beside": "SHIFT = 1.0\nUNUSED = 1\n", "outside": """
+import torch
+
+import beside
+
+SCALE, TABLE, UNUSED = 2.0, torch.tensor([2.0]), 1
+
+def turned(x):
+    return -x
+
+class Activation(torch.nn.Module):
+    def forward(self, x):
+        return turned(x) * SCALE * TABLE + beside.SHIFT
+"""})
+    model.model.layers[0].mlp.act_fn = outside.Activation().eval()
+    live = ModelIdentity(model)
+    first = live.now()
+    assert first.private is None
+    for module, name, value in ((outside, "SCALE", 3.0), (outside, "TABLE", torch.tensor([3.0])),
+                                (outside, "turned", importlib.import_module("beside").__loader__.is_package),
+                                (outside.beside, "SHIFT", 2.0)):
+        kept = getattr(module, name)
+        setattr(module, name, value)
+        assert live.now() != first, name
+        setattr(module, name, kept)
+        assert live.now() == first, name
+    outside.UNUSED = outside.beside.UNUSED = 2
+    assert live.holds()
 
 
 def test_tensors_that_are_not_here(model: Any):

@@ -85,6 +85,36 @@ def test_a_model_that_is_what_it_was_hits_again(daemon: Daemon):
     assert compare(plain, model, PROMPT)[0] == HELD
 
 
+def test_a_name_given_again_behind_a_change(daemon: Daemon):
+    """The name stands for what it named first, whatever was given in between."""
+    plain, model = small(), small()
+
+    def enabled(digest: str) -> int:
+        kvstrata_transformers.enable(model, socket=daemon.socket, digest=digest)
+        return compare(plain, model, PROMPT)[0]
+
+    assert enabled("one") == 70 and enabled("one") == HELD
+    for each in (plain, model):
+        in_place(each)
+    assert enabled("two") == 70 and enabled("one") == 70 and enabled("two") == HELD and enabled("one") == HELD
+
+
+@pytest.mark.parametrize("name", ["", "n" * 80, "ä" * 40, b"abc", 7])
+def test_names_that_are_none(daemon: Daemon, name: Any):
+    model = small()
+    with pytest.raises(kvstrata.InvalidArgument, match="DIGEST: digest=.*1 to 79 bytes"):
+        kvstrata_transformers.enable(model, socket=daemon.socket, digest=name)
+    kvstrata_transformers.enable(model, socket=daemon.socket, digest="ä" * 39)
+
+
+def test_the_document(daemon: Daemon):
+    _, model = pair(daemon)
+    before = kvstrata_transformers.document(model)
+    setting(model)
+    after = kvstrata_transformers.document(model)
+    assert {key for key in before if before[key] != after[key]} == {"modules"} and json.dumps(after)
+
+
 def test_a_used_cache_of_what_the_model_was(daemon: Daemon):
     plain, model = pair(daemon)
     caches = [kvstrata_transformers.cache(model) for _ in range(2)]

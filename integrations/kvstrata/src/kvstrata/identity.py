@@ -96,13 +96,15 @@ class Walk:
     trusted: more packages like TRUSTED. opaque: packages whose objects are written by their class alone, because what
     they say is elsewhere in the document. Who has types of its own overrides `leaf`.
 
-    watched: mutable things that were met (dicts, lists, sets), to compare later. unknown: "path is ..., and why" for
-    what has no form; of() raises instead where strict. versions: of packages whose names were used.
+    watched: mutable things that were met (dicts, lists, sets), to compare later; bound: pairs of a module's dict and a
+    name in it that code from outside names. unknown: "path is ..., and why" for what has no form; of() raises instead
+    where strict. versions: of packages whose names were used.
     """
 
     def __init__(self, trusted: Collection[str] = (), opaque: Collection[str] = (), strict: bool = False
                  ) -> None:
         self.watched: list[Any] = []
+        self.bound: list[tuple[dict[str, Any], str]] = []
         self.unknown: list[str] = []
         self.versions: dict[str, str] = {}
         self._trusted = {*TRUSTED, *_VERSIONLESS, *trusted}
@@ -262,24 +264,34 @@ class Walk:
 
     def _function_code(self, value: types.FunctionType, path: str) -> Any:
         """The bytecode, with what it names of its own module: functions, classes, constants."""
-        names = sorted(_names(value.__code__) & value.__globals__.keys())
-        used = {name: self._used(value, value.__globals__[name], f"{path}, which uses {name}") for name in names}
+        package = value.__globals__.get("__name__", "?").partition(".")[0]
+        used = self._named_in(value.__globals__, _names(value.__code__), package, path)
         return self._sum([_code(value.__code__), used, self.of(value.__defaults__, path),
                           self.of(value.__kwdefaults__, path)])
 
-    def _used(self, user: types.FunctionType, value: Any, path: str) -> Any:
+    def _named_in(self, module: dict[str, Any], names: set[str], package: str, path: str) -> dict[str, Any]:
+        """What code of `package`, in which `names` stand, has of a module by these names."""
+        found = sorted(names & module.keys())
+        self.bound += [(module, name) for name in found]
+        return {name: self._used(module[name], names - {name}, package, f"{path}, which uses {name}") for name in found}
+
+    def _used(self, value: Any, names: set[str], package: str, path: str) -> Any:
         """What code from outside names: what is another package's by name and version, if it has one. A tensor or an
         array is of its class's package, and has a content of its own."""
         if (own := self.leaf(value, path)) is not NotImplemented:
             return own
         if hasattr(value, "tobytes"):
             return self.of(value, path)
-        package = getattr(value, "__module__", None)
-        package = package.partition(".")[0] if isinstance(package, str) else "?"
-        version = getattr(sys.modules.get(package), "__version__", None)
-        if version is None or package == user.__globals__.get("__name__", "?").partition(".")[0]:
-            return self.of(value, path)
-        return [package, str(version), getattr(value, "__qualname__", type(value).__qualname__)]
+        module = isinstance(value, types.ModuleType)
+        home = value.__name__ if module else getattr(value, "__module__", None)
+        home = home.partition(".")[0] if isinstance(home, str) else "?"
+        version = getattr(sys.modules.get(home), "__version__", None)
+        if version is not None and home != package:
+            return [home, str(version), value.__name__ if module else
+                    getattr(value, "__qualname__", type(value).__qualname__)]
+        if module and not self._known(home):
+            return {"import": value.__name__, "names": self._named_in(vars(value), names, package, path)}
+        return self.of(value, path)
 
     def name_of_class(self, cls: type, path: str) -> Any:
         """Its name; with the code of its methods where it is from outside, with its bases where it has no name of its

@@ -43,6 +43,8 @@ class Snapshot:
         self._dicts += [module._modules for module in walk.modules if module._modules]
         self._named = _distinct(x for x in walk.watched if isinstance(x, dict))
         compound += [(d, key) for d in self._named for key, value in d.items() if not isinstance(value, _BY_VALUE)]
+        compound += walk.bound
+        self._bound = [module[name] for module, name in walk.bound]  # kept alive, so that their ids stay theirs
         self._owners, self._keys = [d for d, _ in compound], [key for _, key in compound]
         self._lists = _distinct(x for x in walk.watched if not isinstance(x, dict))
         self._hooks = [torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks,

@@ -26,8 +26,8 @@
 
 from .cache import KvstrataCache
 from .columns import NotServed
-from .enable import cache, changed, disable, enable
+from .enable import cache, changed, disable, document, enable
 from .served import Unsupported
 
 __version__ = "0.1.0"
-__all__ = ["KvstrataCache", "NotServed", "Unsupported", "cache", "changed", "disable", "enable"]
+__all__ = ["KvstrataCache", "NotServed", "Unsupported", "cache", "changed", "disable", "document", "enable"]

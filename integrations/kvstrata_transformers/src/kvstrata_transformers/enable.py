@@ -15,6 +15,7 @@ from .cache import KvstrataCache
 from .engine import Engine
 from .generate import Generate
 from .hooks import Hooks
+from .identity import declare_changed
 from .served import served
 
 
@@ -70,7 +71,7 @@ def enable(model: Any, plan: str = "full", *, tokenizer: Any = None, socket: str
     once (docs/identity.md). With KVSTRATA_DISABLE=1 in the environment it changes nothing and warns.
 
     Errors, and nothing has changed then: Unsupported; kvstrata.Unavailable: no daemon; kvstrata.DeadlineExceeded: it
-    does not answer; kvstrata.InvalidArgument: the plan; kvstrata.Unimplemented: the plan or the dtype, where pages are a
+    does not answer; kvstrata.InvalidArgument: the plan, the digest; kvstrata.Unimplemented: the plan or the dtype, where pages are a
     GPU's; ValueError: KVSTRATA_VERIFY.
     """
     if os.environ.get("KVSTRATA_DISABLE") == "1":
@@ -85,10 +86,10 @@ def enable(model: Any, plan: str = "full", *, tokenizer: Any = None, socket: str
 
 
 def disable(model: Any) -> None:
-    """The model's plain path. Harmless where it was not enabled. Enabled again, all its tensors are read anew: nobody
-    looks at it meanwhile."""
+    """The model's plain path. Harmless where it was not enabled. Enabled again without a name, all its tensors are read
+    anew: nobody looks at it meanwhile."""
     if (enabled := _enabled(model)) is not None:
-        _engine_of(model).identity.declare_changed()
+        declare_changed(_inner(model), named=False)
         enabled.remove(_inner(model))
 
 
@@ -102,5 +103,12 @@ def cache(model: Any, plan: str | Sequence[str] | None = None) -> KvstrataCache:
 
 def changed(model: Any) -> None:
     """Says that the model's tensors have changed in a way that leaves no trace: all are read again before the next use,
-    and nothing that was held is hit if they differ (docs/identity.md)."""
-    _engine_of(model).identity.declare_changed()
+    and nothing that was held is hit if they differ (docs/identity.md). A name (`digest=`) stands for them no longer."""
+    _engine_of(model)
+    declare_changed(_inner(model))
+
+
+def document(model: Any) -> dict[str, Any]:
+    """What the model's identity is made of, in JSON's types: two models that do not share differ here
+    (docs/identity.md). Reads what changed, as a generate() would."""
+    return _engine_of(model).identity.document()

@@ -13,34 +13,51 @@ from __future__ import annotations
 
 import copy
 import inspect
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+from kvstrata.errors import error_of
 from kvstrata.rope_probe import depends_on_length
 from kvstrata.torch_identity import Identity, LoadedModel
 
+_NAME_BYTES = 80  # RegisterModel's, with its end
 _KEPT = "_kvstrata_identity"
 # Attributes of modules that change no keys: this, and a mark of transformers' that outputs were asked for.
 _HARMLESS = (_KEPT, "_output_capturing_hooks_installed")
 
 
 def identity_of(model: Any, digest: str | None = None) -> ModelIdentity:
-    """The model's, made at the first call (all tensors are read) and kept with it: enabled again,
-    it only looks for changes, but behind disable() reads all tensors again. digest: the caller's name of what the model is now; another one than before makes another
-    ModelIdentity. A copy of the model has one of its own."""
-    kept = getattr(vars(model).get(_KEPT), "identity", None)
-    if kept is None or kept.given != digest or kept.root is not model:
-        kept = ModelIdentity(model, digest)
-        vars(model)[_KEPT] = _Kept(kept)
-    return kept
+    """The model's under this name, made at the first call and kept with it: asked for again it only looks for changes,
+    so that a name stands for what it named first. digest: the caller's name of what the model is now; None: all tensors
+    are read. A copy of the model has identities of its own. InvalidArgument: a name that the daemon does not take."""
+    if digest is not None and not (isinstance(digest, str) and 0 < len(digest.encode()) < _NAME_BYTES):
+        raise error_of(3, "DIGEST", f"digest={digest!r} is no text of 1 to {_NAME_BYTES - 1} bytes; give a shorter name")
+    kept = _kept(model)
+    if digest not in kept or kept[digest].root is not model:
+        kept[digest] = ModelIdentity(model, digest)
+    return kept[digest]
+
+
+def declare_changed(model: Any, named: bool = True) -> None:
+    """Somebody changed what leaves no trace. named: of a name's tensors, too, which then are another identity's, since
+    nobody knows what they were."""
+    for identity in _kept(model).values():
+        if named or identity.given is None:
+            identity.declare_changed()
+
+
+def _kept(model: Any) -> dict[str | None, ModelIdentity]:
+    kept: _Kept = vars(model).setdefault(_KEPT, _Kept())
+    return kept.identities
 
 
 class _Kept:
-    """Holds an identity in the model's attributes, where copies of the model and its pickles have none."""
+    """Identities by name, in the model's attributes, where copies of the model and its pickles have none."""
 
-    def __init__(self, identity: ModelIdentity | None = None) -> None:
-        self.identity = identity
+    def __init__(self) -> None:
+        self.identities: dict[str | None, ModelIdentity] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Kept:
         return _Kept()
@@ -122,8 +139,9 @@ def _turn(rotary: torch.nn.Module, layer_type: str | None) -> Any:
 
     @torch.no_grad()
     def turn(positions: torch.Tensor) -> torch.Tensor:
-        # oneDNN may multiply in bf16, in long prompts alone; that is rounding, and not what is asked here.
-        with torch.backends.mkldnn.flags(enabled=False):
+        # oneDNN may multiply in bf16, in long prompts alone; that is rounding, and not what is asked here. Torch warns
+        # of TF32 on GPUs that are not there when it is switched.
+        with warnings.catch_warnings(action="ignore"), torch.backends.mkldnn.flags(enabled=False):
             cos, sin = rotary(x, position_ids=positions[None], **more)
         return torch.cat([cos, sin], -1)
 
