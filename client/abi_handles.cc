@@ -16,6 +16,7 @@ struct Registry {
   uintptr_t next = 0;
   std::unordered_map<uintptr_t, std::shared_ptr<SessionHandle>> sessions;
   std::unordered_map<uintptr_t, std::shared_ptr<StepHandle>> steps;
+  std::unordered_map<uintptr_t, std::shared_ptr<BlockAttentionHandle>> block_attentions;
 
   // Multiples of 16, so that a handle looks like a pointer to whoever prints or aligns it.
   uintptr_t NewHandle() { return ++next * 16; }
@@ -43,8 +44,8 @@ Status HandleInvalid(const char* kind) {
 
 Status Forked() {
   return FailedPrecondition("FORKED",
-                            "this session belongs to the parent process; attach anew "
-                            "after fork()");
+                            "this handle belongs to the parent process; make another after "
+                            "fork()");
 }
 
 void Abandon(StepHandle* step) {
@@ -74,6 +75,33 @@ kvs_step* AddStep(std::shared_ptr<SessionHandle> session, std::unique_ptr<Sessio
   const uintptr_t number = r.NewHandle();
   r.steps.emplace(number, std::move(handle));
   return reinterpret_cast<kvs_step*>(number);
+}
+
+kvs_block_attention* AddBlockAttention(std::unique_ptr<BlockAttention> attention) {
+  auto handle = std::make_shared<BlockAttentionHandle>();
+  handle->attention = std::move(attention);
+  handle->owner = getpid();
+  Registry& r = Handles();
+  std::lock_guard<std::mutex> lock(r.mu);
+  const uintptr_t number = r.NewHandle();
+  r.block_attentions.emplace(number, std::move(handle));
+  return reinterpret_cast<kvs_block_attention*>(number);
+}
+
+Result<std::shared_ptr<BlockAttentionHandle>> FindBlockAttention(
+    const kvs_block_attention* handle) {
+  Registry& r = Handles();
+  std::lock_guard<std::mutex> lock(r.mu);
+  const auto it = r.block_attentions.find(NumberOf(handle));
+  if (it == r.block_attentions.end()) return HandleInvalid("attention");
+  if (it->second->owner != getpid()) return Forked();
+  return it->second;
+}
+
+void EndBlockAttention(const kvs_block_attention* handle) {
+  Registry& r = Handles();
+  std::lock_guard<std::mutex> lock(r.mu);
+  r.block_attentions.erase(NumberOf(handle));
 }
 
 Result<std::shared_ptr<SessionHandle>> FindSession(const kvs_session* handle) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Handles of the C ABI: sessions and steps that are alive in this process.
+// Handles of the C ABI: sessions, steps and attentions over blocks that are alive in this process.
 //
 // A handle is a number that is never used again, dressed as a pointer, so that one used after its
 // end, twice, or of the other kind is an error and never a crash. Look-ups share ownership: what a
@@ -17,6 +17,7 @@
 #include "base/status.h"
 #include "client/include/kvstrata/kvstrata.h"
 #include "client/session.h"
+#include "kernels/blocks/block_attention.h"
 
 namespace kvstrata::client {
 
@@ -33,17 +34,25 @@ struct StepHandle {
   std::atomic_flag busy;       // a call is inside
 };
 
+struct BlockAttentionHandle {
+  std::unique_ptr<BlockAttention> attention;
+  pid_t owner = 0;
+};
+
 kvs_session* AddSession(std::unique_ptr<Session> session);
 kvs_step* AddStep(std::shared_ptr<SessionHandle> session, std::unique_ptr<SessionStep> step);
+kvs_block_attention* AddBlockAttention(std::unique_ptr<BlockAttention> attention);
 
 // HANDLE_INVALID (INVALID_ARGUMENT); FORKED (FAILED_PRECONDITION) in another process than its own.
 Result<std::shared_ptr<SessionHandle>> FindSession(const kvs_session* handle);
 Result<std::shared_ptr<StepHandle>> FindStep(const kvs_step* handle);
+Result<std::shared_ptr<BlockAttentionHandle>> FindBlockAttention(const kvs_block_attention* handle);
 
 // Removes a handle; null when there is none such. A session's steps are removed with it and go
 // first. In a forked child what was removed is abandoned, not ended.
 std::shared_ptr<StepHandle> TakeStep(const kvs_step* handle);
 void EndSession(const kvs_session* handle);
+void EndBlockAttention(const kvs_block_attention* handle);
 
 }  // namespace kvstrata::client
 

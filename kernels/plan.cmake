@@ -13,4 +13,6 @@ set(KVS_PLAN_SOURCES
   step/cuda_inspect.cc step/cuda_shadow.cc
   step/cuda_index.cc step/cuda_selector.cc step/cuda_lists.cc step/cuda_scored_lists.cc step/cuda_fixed.cc step/cuda_selector_rows.cc step/cuda_minmax.cc step/cuda_bits.cc step/cuda_cascade.cc
   step/cuda_vote.cc step/cuda_bucket.cc step/cuda_sentences.cc step/cuda_block.cc
-  step/cuda_packed.cc step/cuda_spans.cc step/cuda_host_pages.cc step/cuda_hot_pages.cc)
+  step/cuda_packed.cc step/cuda_spans.cc step/cuda_host_pages.cc step/cuda_hot_pages.cc
+  blocks/block_attention.cc blocks/block_bits.cc blocks/block_index.cc blocks/block_lists.cc blocks/block_minmax.cc blocks/block_shape.cc
+  blocks/block_vote.cc)

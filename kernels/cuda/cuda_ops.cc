@@ -104,6 +104,7 @@ constexpr CudaOps kOps = {
         .pick_bits = PickBitsCuda,
         .always = AlwaysCuda,
         .take = TakeCuda,
+        .block_pages = BlockPagesCuda,
     },
     {
         .append = AppendCuda,

@@ -23,6 +23,7 @@
 #include "kernels/ops/attend_spans/attend_spans_cuda.h"
 #include "kernels/ops/attend_spans/expand_spans_cuda.h"
 #include "kernels/ops/attend_spans/score_spans_cuda.h"
+#include "kernels/ops/block_pages/block_pages_cuda.h"
 #include "kernels/ops/buckets/buckets_cuda.h"
 #include "kernels/ops/cascade/cascade_cuda.h"
 #include "kernels/ops/copy_rows/copy_rows_cuda.h"
@@ -45,7 +46,7 @@
 
 namespace kvstrata::cuda {
 
-inline constexpr uint32_t kCudaOpsVersion = 10;  // of this table: loader and library must agree
+inline constexpr uint32_t kCudaOpsVersion = 11;  // of this table: loader and library must agree
 
 // What a loader asks first. The version stays at the table's beginning, in all versions.
 struct RuntimeOps {
@@ -123,6 +124,7 @@ struct SelectionOps {
   int (*pick_bits)(const PickBitsBatch& work, Stream stream) = nullptr;
   int (*always)(const AlwaysBatch& work, Stream stream) = nullptr;
   int (*take)(const TakeBatch& work, Stream stream) = nullptr;
+  int (*block_pages)(const BlockPagesBatch& work, Stream stream) = nullptr;
 };
 
 // What writes new rows, and attends raw, packed and low-rank ones.

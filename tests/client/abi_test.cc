@@ -111,6 +111,37 @@ TEST_F(AbiTest, NewerCallersStructs) {
                 "does not know");
 }
 
+TEST_F(AbiTest, AttentionOverBlocks) {
+  kvs_block_shape shape{};
+  shape.size = sizeof(shape);
+  shape.layers = 2;
+  shape.query_heads = 8;
+  shape.kv_heads = 2;
+  shape.head_dim = 128;
+  shape.dtype = KVS_BF16;
+  shape.block_tokens = 64;
+  int64_t bytes = -1;
+  ASSERT_EQ(kvs_block_attention_index_bytes("full", &shape, &bytes), KVS_OK);
+  EXPECT_EQ(bytes, 0);
+  ASSERT_EQ(kvs_block_attention_index_bytes("quest", &shape, &bytes), KVS_OK);
+  EXPECT_EQ(bytes, 2 * 4 * 2 * 128 * 2);  // heads, units, minimum and maximum
+  ASSERT_EQ(kvs_block_attention_index_bytes("strata", &shape, &bytes), KVS_OK);
+  EXPECT_EQ(bytes, 2 * (4 * 128 + 64 * 128 / 4));
+  ExpectRefused(kvs_block_attention_index_bytes("chess", &shape, &bytes), KVS_UNIMPLEMENTED,
+                "BLOCK_PLAN", "plan \"chess\"");
+  ExpectRefused(kvs_block_attention_index_bytes(nullptr, &shape, &bytes), KVS_INVALID_ARGUMENT,
+                "ARGUMENT_NULL", "plan");
+  shape.dtype = KVS_F32;
+  ExpectRefused(kvs_block_attention_index_bytes("quest", &shape, &bytes), KVS_INVALID_ARGUMENT,
+                "BLOCK_SHAPE", "dtype = 1");
+  auto* const none = reinterpret_cast<kvs_block_attention*>(uintptr_t{16} << 20);
+  ExpectRefused(kvs_block_attention_bind(none, nullptr, 0, nullptr), KVS_INVALID_ARGUMENT,
+                "HANDLE_INVALID", "attention is not a live handle");
+  ExpectRefused(kvs_block_attention_begin(nullptr, nullptr, nullptr), KVS_INVALID_ARGUMENT,
+                "ARGUMENT_NULL", "attention");
+  kvs_block_attention_close(nullptr);
+}
+
 TEST_F(AbiTest, DefaultSocketFollowsTheEnvironment) {
   setenv("KVSTRATA_SOCKET", "/from/env", 1);
   kvs_session* other = nullptr;

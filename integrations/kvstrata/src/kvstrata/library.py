@@ -110,6 +110,24 @@ class Page(c.Structure):
     _fields_ = [("address", c.c_void_p), ("tier", c.c_uint32), ("flags", c.c_uint32)]
 
 
+class BlockShape(c.Structure):
+    _fields_ = [("size", c.c_size_t), ("layers", c.c_int32), ("query_heads", c.c_int32), ("kv_heads", c.c_int32),
+                ("head_dim", c.c_int32), ("dtype", c.c_int32), ("block_tokens", c.c_int32), ("scale", c.c_double),
+                ("block_stride", c.c_int64), ("head_stride", c.c_int64), ("slot_stride", c.c_int64),
+                ("value_offset", c.c_int64), ("index_offset", c.c_int64), ("max_rows", c.c_int32),
+                ("max_tokens", c.c_int32)]
+
+
+class BlockNeeds(c.Structure):
+    _fields_ = [("size", c.c_size_t), ("workspace_bytes", c.c_uint64), ("unit_tokens", c.c_int32),
+                ("reserved", c.c_int32)]
+
+
+class BlockBatch(c.Structure):
+    _fields_ = [("size", c.c_size_t), ("blocks", c.c_void_p), ("blocks_of_row", c.c_int64), ("tokens", c.c_void_p),
+                ("query_starts", c.c_void_p), ("in_full", c.c_void_p), ("rows", c.c_int32), ("new_tokens", c.c_int32)]
+
+
 class Array(c.Structure):
     _fields_ = [("type", c.c_int32), ("dims", c.c_int32), ("shape", c.c_int64 * 4),
                 ("data", c.c_void_p), ("bytes", c.c_size_t)]
@@ -172,6 +190,13 @@ _FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "kvs_page_table": (_INT, (_SESSION, _SEQUENCE, c.c_void_p, _SIZE, _P(_SIZE), _P(c.c_uint64))),
     "kvs_inspect": (_INT, (_SESSION, _SEQUENCE, _TEXT, _P(Array))),
     "kvs_array_free": (None, (_P(Array),)),
+    "kvs_block_attention_index_bytes": (_INT, (_TEXT, _P(BlockShape), _P(c.c_int64))),
+    "kvs_block_attention_open": (_INT, (_TEXT, _P(BlockShape), _P(c.c_void_p), _P(BlockNeeds))),
+    "kvs_block_attention_bind": (_INT, (c.c_void_p, _P(c.c_uint64), _SIZE, c.c_void_p)),
+    "kvs_block_attention_begin": (_INT, (c.c_void_p, _P(BlockBatch), c.c_void_p)),
+    "kvs_block_attention_attend": (_INT, (c.c_void_p, c.c_int32, c.c_void_p, c.c_void_p, c.c_int32, c.c_void_p)),
+    "kvs_block_attention_index": (_INT, (c.c_void_p, c.c_void_p, _SIZE, c.c_void_p)),
+    "kvs_block_attention_close": (None, (c.c_void_p,)),
 }
 
 _loaded: dict[str, Library] = {}

@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/blocks/block_attention.h"
+
+#include <algorithm>
+#include <string>
+
+#include "kernels/cuda/device_buffer.h"
+#include "kernels/select/selection_rule.h"
+#include "kernels/step/break_even.h"
+#include "kernels/step/cuda_serves.h"
+
+namespace kvstrata {
+namespace {
+
+Status Unserved(const Plan& plan, std::string_view why) {
+  return Unimplemented("BLOCK_PLAN",
+                       "plan \"" + plan.name + "\" " + std::string(why) +
+                           "; over an engine's own blocks served are full, window, quest, strata "
+                           "and tokenselect; the others are for transformers and SGLang, whose "
+                           "sequences the daemon keeps");
+}
+
+Status ServesPlan(const Plan& plan) {
+  switch (plan.selector) {
+    case SelectorKind::kFull:
+    case SelectorKind::kWindow:
+    case SelectorKind::kMinMax:
+    case SelectorKind::kVote:
+    case SelectorKind::kBits:
+      break;
+    default:
+      return Unserved(plan, "needs a state by sequence");
+  }
+  if (plan.codec != CodecKind::kRaw) return Unserved(plan, "keeps other rows than the engine's");
+  if (plan.compact) return Unserved(plan, "has compact = true, for keys before rotary embedding");
+  if (plan.selector == SelectorKind::kBits && plan.bits.max_missed > 0) {
+    return Unserved(plan, "has max_missed, whose lists differ in length by query");
+  }
+  return OkStatus();
+}
+
+// The rule by which op block_pages says what is attended whatever a query is.
+cuda::CandidateRule WindowOf(const Plan& plan) {
+  return {1, plan.window.sinks, plan.window.recent, 0, plan.min_tokens};
+}
+
+std::unique_ptr<BlockSelector> SelectorOf(const BlockSelectorSource& source) {
+  switch (source.plan.selector) {
+    case SelectorKind::kMinMax:
+      return NewBlockMinMax(source);
+    case SelectorKind::kBits:
+      return NewBlockBits(source);
+    case SelectorKind::kVote:
+      return NewBlockVote(source);
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace
+
+Result<int64_t> BlockAttention::IndexBytes(const Plan& plan, const BlockShape& shape) {
+  KVS_RETURN_IF_ERROR(ServesPlan(plan));
+  KVS_ASSIGN_OR_RETURN(const BlockIndex index, BlockIndex::Of(plan, shape));
+  return index.block_bytes();
+}
+
+Result<std::unique_ptr<BlockAttention>> BlockAttention::Make(const Plan& plan,
+                                                             const BlockShape& shape,
+                                                             const cuda::CudaOps& ops) {
+  KVS_RETURN_IF_ERROR(ServesPlan(plan));
+  KVS_RETURN_IF_ERROR(CheckBlockShape(shape));
+  KVS_RETURN_IF_ERROR(CudaServes(plan, shape.geometry));
+  KVS_ASSIGN_OR_RETURN(BlockIndex index, BlockIndex::Of(plan, shape));
+  const Plan numbered = WithMinTokens(plan, shape.geometry, StepsOn::kGpu);
+  return std::unique_ptr<BlockAttention>(new BlockAttention(numbered, shape, ops, index));
+}
+
+BlockAttention::BlockAttention(const Plan& plan, const BlockShape& shape, const cuda::CudaOps& ops,
+                               BlockIndex index)
+    : plan_(plan), shape_(shape), ops_(ops), index_(index) {
+  const int64_t rows = shape.max_rows;
+  pages_ = workspace_.Add<uint64_t>(rows * shape.BlocksOfRow());
+  for (auto* piece : {&lengths_, &chosen_, &from_, &to_}) *piece = workspace_.Add<int32_t>(rows);
+  if (plan.selector == SelectorKind::kWindow) {
+    for (auto* piece : {&sink_end_, &recent_begin_}) *piece = workspace_.Add<int32_t>(rows);
+  }
+  attend_scratch_ = workspace_.Add<std::byte>(
+      ops.attend_raw_workspace_bytes(shape.geometry.group(), shape.geometry.head_dim));
+  selector_ = SelectorOf({plan_, shape_, ops_, &workspace_});
+}
+
+Status BlockAttention::Bind(std::span<const uint64_t> layers, void* workspace) {
+  if (layers.size() != static_cast<size_t>(shape_.geometry.layers)) {
+    return InvalidArgument("BLOCK_LAYERS", "there are " + std::to_string(layers.size()) +
+                                               " layers' addresses, and the shape has " +
+                                               std::to_string(shape_.geometry.layers) + " layers");
+  }
+  for (const uint64_t layer : layers) {
+    if (layer == 0 || layer % 16 != 0) {
+      return InvalidArgument("BLOCK_LAYERS",
+                             "a layer lies at " + std::to_string(layer) + ", no multiple of 16");
+    }
+  }
+  if (workspace == nullptr) return InvalidArgument("BLOCK_WORKSPACE", "workspace is null");
+  layers_.assign(layers.begin(), layers.end());
+  workspace_.Give(workspace);
+  pending_rows_ = pending_units_ = 0;
+  return OkStatus();
+}
+
+Status BlockAttention::CheckRows(int32_t rows) const {
+  if (!workspace_.is_given()) {
+    return FailedPrecondition("BLOCK_UNBOUND", "no layers are bound; bind them first");
+  }
+  if (rows >= 0 && rows <= shape_.max_rows) return OkStatus();
+  return InvalidArgument("BLOCK_ROWS", std::to_string(rows) + " rows, and max_rows is " +
+                                           std::to_string(shape_.max_rows));
+}
+
+BlockTables BlockAttention::Tables() const {
+  return {workspace_.At(pages_), shape_.BlocksOfRow(), workspace_.At(from_), workspace_.At(to_)};
+}
+
+cuda::BlockPagesBatch BlockAttention::PagesBatch() const {
+  cuda::BlockPagesBatch w;
+  w.block_tokens = shape_.block_tokens;
+  w.block_stride = shape_.block_stride;
+  w.capacity = shape_.max_rows;
+  w.pages = workspace_.At(pages_);
+  w.page_stride = shape_.BlocksOfRow();
+  w.lengths = workspace_.At(lengths_);
+  w.chosen = workspace_.At(chosen_);
+  w.from = workspace_.At(from_);
+  w.to = workspace_.At(to_);
+  if (plan_.selector == SelectorKind::kWindow) {
+    w.window = WindowOf(plan_);
+    w.sink_end = workspace_.At(sink_end_);
+    w.recent_begin = workspace_.At(recent_begin_);
+  }
+  return w;
+}
+
+// The tables still are the last step's: what that completed is written first.
+Status BlockAttention::Begin(const BlockBatch& batch, cuda::Stream stream) {
+  KVS_RETURN_IF_ERROR(CheckRows(batch.rows));
+  KVS_RETURN_IF_ERROR(index_.Write(ops_, layers_, Tables(), pending_rows_, pending_units_, stream));
+  pending_rows_ = 0;
+  cuda::BlockPagesBatch w = PagesBatch();
+  w.blocks = batch.blocks;
+  w.blocks_of_row = batch.blocks_of_row;
+  w.tokens = batch.tokens;
+  w.query_starts = batch.query_starts;
+  w.in_full = batch.in_full;
+  w.rows = batch.rows;
+  KVS_RETURN_IF_ERROR(CudaStatus(ops_, ops_.block_pages(w, stream), "op block_pages"));
+  pending_rows_ = batch.rows;
+  pending_units_ = index_.unit() == 0 || batch.new_tokens <= 0
+                       ? 0
+                       : (batch.new_tokens + index_.unit() - 1) / index_.unit();
+  return OkStatus();
+}
+
+bool BlockAttention::Chooses(int32_t layer) const {
+  return selector_ != nullptr && layer >= plan_.n_dense_layers;
+}
+
+cuda::DeviceSelection BlockAttention::SelectionOf(int32_t layer) const {
+  if (Chooses(layer)) return selector_->SelectionOf(workspace_);
+  cuda::DeviceSelection all;
+  if (plan_.selector != SelectorKind::kWindow || layer < plan_.n_dense_layers) return all;
+  all.sink_end = workspace_.At(sink_end_);
+  all.recent_begin = workspace_.At(recent_begin_);
+  return all;
+}
+
+Status BlockAttention::Attend(int32_t layer, const void* q, void* out, int32_t rows,
+                              cuda::Stream stream) {
+  KVS_RETURN_IF_ERROR(CheckRows(rows));
+  const Geometry& g = shape_.geometry;
+  if (layer < 0 || layer >= g.layers) {
+    return InvalidArgument("BLOCK_LAYERS",
+                           "layer " + std::to_string(layer) + " of " + std::to_string(g.layers));
+  }
+  const uint64_t base = layers_[static_cast<size_t>(layer)];
+  const BlockTables tables = Tables();
+  if (Chooses(layer)) {
+    KVS_RETURN_IF_ERROR(selector_->Select(
+        {tables, &index_, &workspace_, base, workspace_.At(chosen_), q, rows, stream}));
+  }
+  cuda::AttendRawBatch w;
+  w.layer.pages = tables.pages;
+  w.layer.page_stride = tables.stride;
+  w.layer.page_tokens = shape_.block_tokens;
+  w.layer.kv_heads = g.kv_heads;
+  w.layer.head_dim = g.head_dim;
+  w.layer.dtype = g.dtype;
+  w.layer.key_offset = static_cast<int64_t>(base);
+  w.layer.value_offset = w.layer.key_offset + shape_.value_offset;
+  w.layer.head_stride = shape_.head_stride;
+  w.layer.slot_stride = shape_.slot_stride;
+  w.selection = SelectionOf(layer);
+  w.batch = rows;
+  w.group = g.group();
+  w.tokens = workspace_.At(lengths_);
+  w.q = q;
+  w.q_stride = g.query_heads * g.row_bytes();
+  w.scale = g.logit_scale();
+  w.to = {out, g.dtype, nullptr};
+  w.workspace = workspace_.At(attend_scratch_);
+  return CudaStatus(ops_, ops_.attend_raw(w, stream), "op attend_raw");
+}
+
+// Each block is a sequence of one block, all of whose tokens are new. The tables are a step's, so
+// what the last one completed is written first.
+Status BlockAttention::Index(const int32_t* blocks, int32_t count, cuda::Stream stream) {
+  KVS_RETURN_IF_ERROR(CheckRows(0));
+  KVS_RETURN_IF_ERROR(index_.Write(ops_, layers_, Tables(), pending_rows_, pending_units_, stream));
+  pending_rows_ = 0;
+  if (index_.unit() == 0) return OkStatus();
+  for (int32_t first = 0; first < count; first += shape_.max_rows) {
+    cuda::BlockPagesBatch w = PagesBatch();
+    w.blocks = blocks + first;
+    w.blocks_of_row = 1;
+    w.rows = std::min(count - first, shape_.max_rows);
+    w.page_stride = 1;
+    KVS_RETURN_IF_ERROR(CudaStatus(ops_, ops_.block_pages(w, stream), "op block_pages"));
+    BlockTables tables = Tables();
+    tables.stride = 1;
+    KVS_RETURN_IF_ERROR(
+        index_.Write(ops_, layers_, tables, w.rows, shape_.block_tokens / index_.unit(), stream));
+  }
+  return OkStatus();
+}
+
+}  // namespace kvstrata

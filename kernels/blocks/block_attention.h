@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// BlockAttention: a plan's attention of decode steps over an engine's own blocks on a GPU. The
+// engine keeps its blocks, its scheduler and its graphs; nothing is asked of a daemon.
+//
+//     KVS_ASSIGN_OR_RETURN(auto attention, BlockAttention::Make(plan, shape, ops));
+//     attention->Bind(layers, workspace);          // once
+//     attention->Begin(batch, stream);             // a step, outside of graphs
+//     attention->Attend(layer, q, stride, out, rows, stream);   // a layer, captured or not
+//
+// What Attend enqueues depends on `rows` alone, and reads everything else where Begin wrote it. So
+// a graph that captured it for so many rows serves every later step of at most as many: rows beyond
+// the batch's attend nothing, and what they write is of no meaning.
+//
+// A unit's index is written by the Begin behind the step that completed it, before any step chooses
+// by it. Rows whose content comes otherwise, by a copy from elsewhere say, are told by Index.
+//
+// Threads: one call at a time. Calls of one instance are of one stream, or ordered by it. Cost:
+// Begin one kernel, and one more where a unit was completed; Attend two to four.
+#ifndef KVSTRATA_KERNELS_BLOCKS_BLOCK_ATTENTION_H_
+#define KVSTRATA_KERNELS_BLOCKS_BLOCK_ATTENTION_H_
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/status.h"
+#include "kernels/blocks/block_selector.h"
+
+namespace kvstrata {
+
+// A step's sequences, all of its rows, whether they decode or are of a prompt. Device memory.
+struct BlockBatch {
+  const int32_t* blocks = nullptr;        // [rows][blocks_of_row]: ids
+  int64_t blocks_of_row = 0;              // from a row's ids to the next's
+  const int32_t* tokens = nullptr;        // [rows], with the new ones
+  const int32_t* query_starts = nullptr;  // [rows + 1]: the rows' new tokens
+  // [rows], or null: rows that attend everything, whatever the plan: a prompt's last token.
+  const uint8_t* in_full = nullptr;
+  int32_t rows = 0;
+  int32_t new_tokens = 0;  // of a row, at most
+};
+
+class BlockAttention {
+ public:
+  // Bytes of index that a plan needs behind each block of a layer, whatever else a shape says than
+  // geometry and block_tokens. UNIMPLEMENTED BLOCK_PLAN: plans that need a state by sequence.
+  static Result<int64_t> IndexBytes(const Plan& plan, const BlockShape& shape);
+
+  // Errors as IndexBytes and CheckBlockShape. `ops` outlives it.
+  static Result<std::unique_ptr<BlockAttention>> Make(const Plan& plan, const BlockShape& shape,
+                                                      const cuda::CudaOps& ops);
+
+  // Of the memory that Bind takes.
+  int64_t workspace_bytes() const { return workspace_.bytes(); }
+  int32_t unit_tokens() const { return index_.unit(); }  // of its index; 0: it has none
+  // layers: the address of each layer's first key. workspace: device memory, all zero.
+  // INVALID_ARGUMENT BLOCK_LAYERS.
+  Status Bind(std::span<const uint64_t> layers, void* workspace);
+
+  // FAILED_PRECONDITION BLOCK_UNBOUND before Bind, here and below. INVALID_ARGUMENT BLOCK_ROWS:
+  // more rows than max_rows.
+  Status Begin(const BlockBatch& batch, cuda::Stream stream);
+
+  // The first `rows` rows: q [rows][query_heads][head_dim], out [rows][query_heads][head_dim], both
+  // contiguous.
+  Status Attend(int32_t layer, const void* q, void* out, int32_t rows, cuda::Stream stream);
+
+  // Blocks that were filled otherwise than by steps: device [count] ids. Between steps.
+  Status Index(const int32_t* blocks, int32_t count, cuda::Stream stream);
+
+ private:
+  BlockAttention(const Plan& plan, const BlockShape& shape, const cuda::CudaOps& ops,
+                 BlockIndex index);
+
+  Status CheckRows(int32_t rows) const;
+  bool Chooses(int32_t layer) const;
+  cuda::BlockPagesBatch PagesBatch() const;
+  BlockTables Tables() const;
+  cuda::DeviceSelection SelectionOf(int32_t layer) const;
+
+  const Plan plan_;
+  const BlockShape shape_;
+  const cuda::CudaOps& ops_;
+  const BlockIndex index_;
+  BlockWorkspace workspace_;
+  BlockWorkspace::Piece<uint64_t> pages_;
+  BlockWorkspace::Piece<int32_t> lengths_, chosen_, from_, to_, sink_end_, recent_begin_;
+  BlockWorkspace::Piece<std::byte> attend_scratch_;
+  std::unique_ptr<BlockSelector> selector_;  // null: no query decides
+  std::vector<uint64_t> layers_;
+  // What the last Begin's step completes, at most: rows, and units of a row.
+  int32_t pending_rows_ = 0, pending_units_ = 0;
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_KERNELS_BLOCKS_BLOCK_ATTENTION_H_

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// BlockLists: scores of a step's candidates, and the lists that op pick makes of them; of selectors
+// over an engine's own blocks. As BlockSelector.
+#ifndef KVSTRATA_KERNELS_BLOCKS_BLOCK_LISTS_H_
+#define KVSTRATA_KERNELS_BLOCKS_BLOCK_LISTS_H_
+
+#include <cstdint>
+
+#include "kernels/blocks/block_selector.h"
+
+namespace kvstrata {
+
+class BlockLists {
+ public:
+  // `groups` lists a sequence; votes: op vote is to be called.
+  BlockLists(const BlockSelectorSource& source, const cuda::CandidateRule& rule, int32_t groups,
+             bool votes);
+
+  const cuda::CandidateRule& rule() const { return rule_; }
+  int32_t stride() const { return stride_; }  // candidates that a list has room for
+  float* ScoresIn(const BlockWorkspace& workspace) const { return workspace.At(scores_); }
+
+  // The heads' votes: rows, or groups, and how they are read are `vote`'s.
+  Status Vote(const BlockCall& call, cuda::VoteBatch vote) const;
+  // The best of the scores.
+  Status Pick(const BlockCall& call) const;
+  cuda::DeviceSelection SelectionOf(const BlockWorkspace& workspace) const;
+
+ private:
+  const cuda::CudaOps& ops_;
+  const Geometry geometry_;
+  const cuda::CandidateRule rule_;
+  const int32_t rows_, groups_, stride_;
+  BlockWorkspace::Piece<float> scores_;
+  BlockWorkspace::Piece<int32_t> units_, counts_, sink_end_, recent_begin_;
+  BlockWorkspace::Piece<std::byte> vote_scratch_, pick_scratch_;
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_KERNELS_BLOCKS_BLOCK_LISTS_H_

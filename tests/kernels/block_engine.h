@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0
+// BlockEngine: an engine in miniature that keeps keys and values in blocks of its own and decodes
+// by BlockAttention; and what each step has to give, computed from the rows themselves. For tests
+// on a GPU and on a table of ops that is one in host memory.
+#ifndef KVSTRATA_TESTS_KERNELS_BLOCK_ENGINE_H_
+#define KVSTRATA_TESTS_KERNELS_BLOCK_ENGINE_H_
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/blocks/block_attention.h"
+#include "kernels/step/break_even.h"
+#include "tests/kernels/block_oracle.h"
+
+namespace kvstrata {
+
+struct BlockEngineOptions {
+  std::string plan;
+  int32_t block_tokens = 16, layers = 2, query_heads = 4, kv_heads = 2, head_dim = 64;
+  bool slots_first = false;  // a token's heads lie side by side
+  bool apart = false;        // layers lie at several distances
+  int32_t blocks = 64, max_rows = 5, max_tokens = 1024;
+  bool graphs = false;
+  float tie = 1e-5f;  // scores that differ by less of themselves may be taken for each other
+};
+
+class BlockEngine {
+ public:
+  struct Row {
+    int sequence = 0;
+    int32_t added = 1;     // new tokens; several: of a prompt, and nothing is asked of it
+    bool in_full = false;  // attends everything, whatever the plan
+  };
+
+  BlockEngine(const cuda::CudaOps& ops, Random* random, const BlockEngineOptions& options)
+      : ops_(ops), random_(*random), o_(options), plan_(ParsePlan(options.plan).value()) {
+    shape_.geometry = {o_.layers, o_.query_heads, o_.kv_heads, o_.head_dim,
+                       16,        DType::kBF16,   {},          0};
+    shape_.block_tokens = o_.block_tokens;
+    shape_.max_rows = o_.max_rows;
+    shape_.max_tokens = o_.max_tokens;
+    const int64_t row = 2 * shape_.geometry.row_bytes();  // a key and a value
+    shape_.slot_stride = o_.slots_first ? row * o_.kv_heads : row;
+    shape_.head_stride = o_.slots_first ? row : row * o_.block_tokens;
+    shape_.value_offset = shape_.geometry.row_bytes();
+    shape_.index_offset = row * o_.kv_heads * o_.block_tokens;
+    shape_.block_stride = shape_.index_offset + BlockAttention::IndexBytes(plan_, shape_).value();
+    oracle_ = BlockOracle(WithMinTokens(plan_, shape_.geometry, StepsOn::kGpu), o_.tie);
+    attention_ = BlockAttention::Make(plan_, shape_, ops_).value();
+    for (int l = 0; l < o_.layers; ++l) {
+      const int64_t gap = o_.apart ? 4096 * (l + 1) * (l + 1) : 4096;
+      layers_.push_back(static_cast<int64_t>(mirror_.size()));
+      mirror_.resize(mirror_.size() + static_cast<size_t>(o_.blocks * shape_.block_stride + gap));
+    }
+    // Blocks hold what others left, which is no number.
+    for (size_t i = 0; i + 1 < mirror_.size(); i += 2) StoreAs(DType::kBF16, &mirror_[i], kNaN);
+    device_ = Allocate(mirror_.size());
+    workspace_ = Allocate(static_cast<size_t>(attention_->workspace_bytes()));
+    const size_t rows = static_cast<size_t>(o_.layers * o_.max_rows * o_.query_heads * o_.head_dim);
+    queries_ = Allocate(2 * rows);
+    outputs_ = Allocate(2 * rows);
+    Upload(device_, mirror_.data(), mirror_.size());
+    Zero(workspace_, static_cast<size_t>(attention_->workspace_bytes()));
+    std::vector<uint64_t> bases;
+    for (const int64_t at : layers_) bases.push_back(reinterpret_cast<uint64_t>(device_ + at));
+    EXPECT_TRUE(attention_->Bind(bases, workspace_).ok());
+    for (int32_t b = o_.blocks - 1; b > 0; --b) free_.push_back(b);  // 0 is nobody's, as in vLLM
+    for (size_t i = free_.size() - 1; i > 0; --i) {
+      std::swap(free_[i], free_[random_.Below(static_cast<int>(i) + 1)]);
+    }
+  }
+  ~BlockEngine() {
+    for (const auto& [rows, graph] : graphs_) ops_.destroy_graph(graph);
+    for (std::byte* memory : memories_) ops_.free_device(memory);
+  }
+
+  int32_t TokensOf(int sequence) const { return sequences_[static_cast<size_t>(sequence)].tokens; }
+
+  int Open() {
+    sequences_.emplace_back();
+    return static_cast<int>(sequences_.size()) - 1;
+  }
+  // Blocks that nobody else has are the next ones to be given away, with what is in them.
+  void Close(int sequence) {
+    Sequence& s = sequences_[static_cast<size_t>(sequence)];
+    for (const int32_t block : s.blocks) {
+      if (--users_[static_cast<size_t>(block)] == 0) free_.push_back(block);
+    }
+    s = {};
+  }
+  // A sequence on the full blocks of another.
+  int Share(int sequence) {
+    const int copy = Open();
+    const Sequence& from = sequences_[static_cast<size_t>(sequence)];
+    const int32_t blocks = from.tokens / o_.block_tokens;
+    sequences_[static_cast<size_t>(copy)] = {{from.blocks.begin(), from.blocks.begin() + blocks},
+                                             blocks * o_.block_tokens};
+    for (int32_t i = 0; i < blocks; ++i) {
+      ++users_[static_cast<size_t>(from.blocks[static_cast<size_t>(i)])];
+    }
+    return copy;
+  }
+  // A sequence of full blocks that were copied from elsewhere, and that Index is told of.
+  int Load(int32_t blocks) {
+    const int loaded = Open();
+    Append(loaded, blocks * o_.block_tokens);
+    const std::vector<int32_t>& ids = sequences_[static_cast<size_t>(loaded)].blocks;
+    std::byte* const device = Keep(ids.data(), ids.size() * sizeof(int32_t));
+    EXPECT_TRUE(attention_->Index(reinterpret_cast<int32_t*>(device), blocks, nullptr).ok());
+    return loaded;
+  }
+
+  // A step of these rows, padded to `captured` rows: the largest relative error of a row that
+  // decodes, over what its plan says. Rows whose choice was a near tie are left out, and counted.
+  double Step(const std::vector<Row>& rows, int32_t captured) {
+    Begin(rows);
+    const auto floats = static_cast<size_t>(captured * o_.query_heads * o_.head_dim);
+    std::vector<std::byte> q(2 * floats * static_cast<size_t>(o_.layers)), out(q.size());
+    for (size_t i = 0; i < q.size(); i += 2) {
+      StoreAs(DType::kBF16, &q[i], random_.Normal());
+      StoreAs(DType::kBF16, &out[i], kNaN);
+    }
+    Upload(queries_, q.data(), q.size());
+    Upload(outputs_, out.data(), out.size());
+    Attend(captured, 2 * static_cast<int64_t>(floats));
+    Download(out.data(), outputs_, out.size());
+    double worst = 0;
+    for (int layer = 0; layer < o_.layers; ++layer) {
+      const size_t at = static_cast<size_t>(layer) * floats;
+      for (size_t i = 0; i < rows.size(); ++i) {
+        if (rows[i].added > 1) continue;
+        const Sequence& s = sequences_[static_cast<size_t>(rows[i].sequence)];
+        const size_t row = 2 * (at + i * static_cast<size_t>(o_.query_heads * o_.head_dim));
+        worst =
+            std::max(worst, oracle_.ErrorOf(RowsOf(s), layer, rows[i].in_full, &q[row], &out[row]));
+      }
+    }
+    for (std::byte* memory : std::exchange(step_memories_, {})) {
+      std::erase(memories_, memory);
+      ops_.free_device(memory);
+    }
+    return worst;
+  }
+
+  const BlockOracle& oracle() const { return oracle_; }
+
+ private:
+  struct Sequence {
+    std::vector<int32_t> blocks;
+    int32_t tokens = 0;
+  };
+
+  std::byte* Allocate(size_t bytes) {
+    void* at = nullptr;
+    EXPECT_EQ(ops_.allocate_device(bytes, &at), 0);
+    memories_.push_back(static_cast<std::byte*>(at));
+    return memories_.back();
+  }
+  std::byte* Keep(const void* from, size_t bytes) {  // until the step's end
+    std::byte* const at = Allocate(std::max<size_t>(bytes, 16));
+    step_memories_.push_back(at);
+    Upload(at, from, bytes);
+    return at;
+  }
+  void Upload(std::byte* to, const void* from, size_t bytes) {
+    EXPECT_EQ(ops_.copy_async(to, from, bytes, nullptr) + ops_.synchronize(nullptr), 0);
+  }
+  void Download(void* to, const std::byte* from, size_t bytes) {
+    EXPECT_EQ(ops_.copy_async(to, from, bytes, nullptr) + ops_.synchronize(nullptr), 0);
+  }
+  void Zero(std::byte* at, size_t bytes) {
+    EXPECT_EQ(ops_.zero_async(at, bytes, nullptr) + ops_.synchronize(nullptr), 0);
+  }
+
+  BlockRows RowsOf(const Sequence& s) const {
+    return {shape_, mirror_.data(), layers_.data(), s.blocks.data(), s.tokens};
+  }
+
+  // Random rows behind what it has, in blocks of its own.
+  void Append(int sequence, int32_t tokens) {
+    Sequence& s = sequences_[static_cast<size_t>(sequence)];
+    for (; tokens > 0; --tokens, ++s.tokens) {
+      if (s.tokens % o_.block_tokens == 0) {
+        s.blocks.push_back(free_.back());
+        users_[static_cast<size_t>(free_.back())] = 1;
+        free_.pop_back();
+      }
+      for (int layer = 0; layer < o_.layers; ++layer) {
+        for (int head = 0; head < o_.kv_heads; ++head) {
+          const int64_t at = RowsOf(s).KeyAt(layer, head, s.tokens);
+          for (int c = 0; c < 2 * o_.head_dim; ++c) {
+            StoreAs(DType::kBF16, &mirror_[static_cast<size_t>(at + 2 * c)], random_.Normal());
+          }
+          Upload(device_ + at, &mirror_[static_cast<size_t>(at)],
+                 static_cast<size_t>(4 * o_.head_dim));
+        }
+      }
+    }
+  }
+
+  void Begin(const std::vector<Row>& rows) {
+    const int32_t stride = shape_.BlocksOfRow();
+    std::vector<int32_t> table(rows.size() * static_cast<size_t>(stride), -1), tokens, starts{0};
+    std::vector<uint8_t> in_full;
+    BlockBatch batch;
+    // The step's own rows are written while it runs; here before, since nothing reads them sooner.
+    for (size_t i = 0; i < rows.size(); ++i) {
+      Append(rows[i].sequence, rows[i].added);
+      const Sequence& s = sequences_[static_cast<size_t>(rows[i].sequence)];
+      std::ranges::copy(s.blocks, &table[i * static_cast<size_t>(stride)]);
+      tokens.push_back(s.tokens);
+      starts.push_back(starts.back() + rows[i].added);
+      in_full.push_back(rows[i].in_full ? 1 : 0);
+      batch.new_tokens = std::max(batch.new_tokens, rows[i].added);
+    }
+    const auto ints = [this](const std::vector<int32_t>& of) {
+      return reinterpret_cast<int32_t*>(Keep(of.data(), of.size() * sizeof(int32_t)));
+    };
+    batch.blocks = ints(table);
+    batch.blocks_of_row = stride;
+    batch.tokens = ints(tokens);
+    batch.query_starts = ints(starts);
+    batch.in_full = reinterpret_cast<uint8_t*>(Keep(in_full.data(), in_full.size()));
+    batch.rows = static_cast<int32_t>(rows.size());
+    const Status status = attention_->Begin(batch, nullptr);
+    EXPECT_TRUE(status.ok()) << status.message();
+  }
+
+  // All layers, by a graph of so many rows where graphs are wanted.
+  void Attend(int32_t rows, int64_t layer_bytes) {
+    const auto enqueue = [&](cuda::Stream stream) {
+      for (int layer = 0; layer < o_.layers; ++layer) {
+        const Status status = attention_->Attend(layer, queries_ + layer * layer_bytes,
+                                                 outputs_ + layer * layer_bytes, rows, stream);
+        EXPECT_TRUE(status.ok()) << status.message();
+      }
+    };
+    if (!o_.graphs) return enqueue(nullptr);
+    if (!graphs_.contains(rows)) {
+      cuda::Stream stream = nullptr;
+      EXPECT_EQ(ops_.begin_capture(&stream), 0);
+      enqueue(stream);
+      EXPECT_EQ(ops_.end_capture(stream, &graphs_[rows]), 0);
+    }
+    EXPECT_EQ(ops_.launch_graph(graphs_[rows], nullptr), 0);
+  }
+
+  const cuda::CudaOps& ops_;
+  Random& random_;
+  const BlockEngineOptions o_;
+  Plan plan_;
+  BlockShape shape_;
+  BlockOracle oracle_;
+  std::unique_ptr<BlockAttention> attention_;
+  std::vector<std::byte> mirror_;
+  std::vector<int64_t> layers_;
+  std::byte *device_ = nullptr, *workspace_ = nullptr, *queries_ = nullptr, *outputs_ = nullptr;
+  std::map<int32_t, cuda::Graph> graphs_;  // by rows
+  std::vector<std::byte*> memories_, step_memories_;
+  std::vector<int32_t> free_, users_ = std::vector<int32_t>(static_cast<size_t>(o_.blocks));
+  std::vector<Sequence> sequences_;
+};
+
+// Prompts in pieces, steps that mix them with decode, blocks given on, shared and loaded, rows that
+// pad a step: the largest error of any of them.
+inline double Exercise(BlockEngine* engine, Random* random, int steps) {
+  double worst = 0;
+  std::vector<int> running;
+  for (int step = 0; step < steps; ++step) {
+    const int chance = random->Below(8);
+    if (running.size() < 3 || (running.size() < 4 && chance == 0)) {
+      const bool parent = !running.empty() && engine->TokensOf(running[0]) > 0;
+      running.push_back(chance == 1 && parent ? engine->Share(running[0])
+                        : chance == 2         ? engine->Load(1 + random->Below(3))
+                                              : engine->Open());
+    } else if (chance == 3) {
+      const size_t ends = static_cast<size_t>(random->Below(static_cast<int>(running.size())));
+      engine->Close(running[ends]);
+      running.erase(running.begin() + static_cast<int64_t>(ends));
+      continue;
+    }
+    std::vector<BlockEngine::Row> rows;
+    for (const int sequence : running) {
+      const bool prompt = engine->TokensOf(sequence) < 100;
+      rows.push_back({sequence, prompt ? 1 + random->Below(70) : 1, random->Below(9) == 0});
+    }
+    worst = std::max(worst, engine->Step(rows, static_cast<int32_t>(rows.size()) + step % 2));
+  }
+  return worst;
+}
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_TESTS_KERNELS_BLOCK_ENGINE_H_
