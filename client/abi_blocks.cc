@@ -48,6 +48,7 @@ Result<BlockShape> ReadShape(const kvs_block_shape* caller) {
   shape.value_offset = from.value_offset;
   shape.index_offset = from.index_offset;
   shape.max_rows = from.max_rows;
+  shape.max_decodes = from.max_decodes;
   shape.max_tokens = from.max_tokens;
   return shape;
 }

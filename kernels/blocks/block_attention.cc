@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "kernels/cuda/device_buffer.h"
 #include "kernels/select/selection_rule.h"
@@ -105,28 +106,30 @@ Status BlockAttention::Bind(std::span<const uint64_t> layers, void* workspace) {
   if (workspace == nullptr) return InvalidArgument("BLOCK_WORKSPACE", "workspace is null");
   layers_.assign(layers.begin(), layers.end());
   workspace_.Give(workspace);
-  pending_rows_ = pending_units_ = 0;
+  pending_rows_ = pending_units_ = last_rows_ = 0;
   return OkStatus();
 }
 
-Status BlockAttention::CheckRows(int32_t rows) const {
+Status BlockAttention::CheckRows(std::string_view limit, int32_t rows, int32_t most) const {
   if (!workspace_.is_given()) {
     return FailedPrecondition("BLOCK_UNBOUND", "no layers are bound; bind them first");
   }
-  if (rows >= 0 && rows <= shape_.max_rows) return OkStatus();
-  return InvalidArgument("BLOCK_ROWS", std::to_string(rows) + " rows, and max_rows is " +
-                                           std::to_string(shape_.max_rows));
+  if (rows >= 0 && rows <= most) return OkStatus();
+  return InvalidArgument("BLOCK_ROWS", std::to_string(rows) + " rows, and " + std::string(limit) +
+                                           " is " + std::to_string(most));
 }
 
 BlockTables BlockAttention::Tables() const {
   return {workspace_.At(pages_), shape_.BlocksOfRow(), workspace_.At(from_), workspace_.At(to_)};
 }
 
-cuda::BlockPagesBatch BlockAttention::PagesBatch() const {
+// Of so many rows; those that the tables had beyond them are emptied.
+cuda::BlockPagesBatch BlockAttention::PagesOf(int32_t rows) {
   cuda::BlockPagesBatch w;
+  w.rows = rows;
+  w.capacity = std::max(rows, std::exchange(last_rows_, rows));
   w.block_tokens = shape_.block_tokens;
   w.block_stride = shape_.block_stride;
-  w.capacity = shape_.max_rows;
   w.pages = workspace_.At(pages_);
   w.page_stride = shape_.BlocksOfRow();
   w.lengths = workspace_.At(lengths_);
@@ -143,16 +146,15 @@ cuda::BlockPagesBatch BlockAttention::PagesBatch() const {
 
 // The tables still are the last step's: what that completed is written first.
 Status BlockAttention::Begin(const BlockBatch& batch, cuda::Stream stream) {
-  KVS_RETURN_IF_ERROR(CheckRows(batch.rows));
+  KVS_RETURN_IF_ERROR(CheckRows("max_rows", batch.rows, shape_.max_rows));
   KVS_RETURN_IF_ERROR(index_.Write(ops_, layers_, Tables(), pending_rows_, pending_units_, stream));
   pending_rows_ = 0;
-  cuda::BlockPagesBatch w = PagesBatch();
+  cuda::BlockPagesBatch w = PagesOf(batch.rows);
   w.blocks = batch.blocks;
   w.blocks_of_row = batch.blocks_of_row;
   w.tokens = batch.tokens;
   w.query_starts = batch.query_starts;
   w.in_full = batch.in_full;
-  w.rows = batch.rows;
   KVS_RETURN_IF_ERROR(CudaStatus(ops_, ops_.block_pages(w, stream), "op block_pages"));
   pending_rows_ = batch.rows;
   pending_units_ = index_.unit() == 0 || batch.new_tokens <= 0
@@ -176,7 +178,7 @@ cuda::DeviceSelection BlockAttention::SelectionOf(int32_t layer) const {
 
 Status BlockAttention::Attend(int32_t layer, const void* q, void* out, int32_t rows,
                               cuda::Stream stream) {
-  KVS_RETURN_IF_ERROR(CheckRows(rows));
+  KVS_RETURN_IF_ERROR(CheckRows("max_decodes", rows, shape_.max_decodes));
   const Geometry& g = shape_.geometry;
   if (layer < 0 || layer >= g.layers) {
     return InvalidArgument("BLOCK_LAYERS",
@@ -214,15 +216,14 @@ Status BlockAttention::Attend(int32_t layer, const void* q, void* out, int32_t r
 // Each block is a sequence of one block, all of whose tokens are new. The tables are a step's, so
 // what the last one completed is written first.
 Status BlockAttention::Index(const int32_t* blocks, int32_t count, cuda::Stream stream) {
-  KVS_RETURN_IF_ERROR(CheckRows(0));
+  KVS_RETURN_IF_ERROR(CheckRows("max_rows", 0, shape_.max_rows));
   KVS_RETURN_IF_ERROR(index_.Write(ops_, layers_, Tables(), pending_rows_, pending_units_, stream));
   pending_rows_ = 0;
   if (index_.unit() == 0) return OkStatus();
   for (int32_t first = 0; first < count; first += shape_.max_rows) {
-    cuda::BlockPagesBatch w = PagesBatch();
+    cuda::BlockPagesBatch w = PagesOf(std::min(count - first, shape_.max_rows));
     w.blocks = blocks + first;
     w.blocks_of_row = 1;
-    w.rows = std::min(count - first, shape_.max_rows);
     w.page_stride = 1;
     KVS_RETURN_IF_ERROR(CudaStatus(ops_, ops_.block_pages(w, stream), "op block_pages"));
     BlockTables tables = Tables();

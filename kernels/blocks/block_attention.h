@@ -22,6 +22,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "base/status.h"
@@ -59,7 +60,7 @@ class BlockAttention {
   Status Bind(std::span<const uint64_t> layers, void* workspace);
 
   // FAILED_PRECONDITION BLOCK_UNBOUND before Bind, here and below. INVALID_ARGUMENT BLOCK_ROWS:
-  // more rows than max_rows.
+  // more rows than max_rows, or in Attend than max_decodes.
   Status Begin(const BlockBatch& batch, cuda::Stream stream);
 
   // The first `rows` rows: q [rows][query_heads][head_dim], out [rows][query_heads][head_dim], both
@@ -73,9 +74,9 @@ class BlockAttention {
   BlockAttention(const Plan& plan, const BlockShape& shape, const cuda::CudaOps& ops,
                  BlockIndex index);
 
-  Status CheckRows(int32_t rows) const;
+  Status CheckRows(std::string_view limit, int32_t rows, int32_t most) const;
   bool Chooses(int32_t layer) const;
-  cuda::BlockPagesBatch PagesBatch() const;
+  cuda::BlockPagesBatch PagesOf(int32_t rows);
   BlockTables Tables() const;
   cuda::DeviceSelection SelectionOf(int32_t layer) const;
 
@@ -91,6 +92,7 @@ class BlockAttention {
   std::vector<uint64_t> layers_;
   // What the last Begin's step completes, at most: rows, and units of a row.
   int32_t pending_rows_ = 0, pending_units_ = 0;
+  int32_t last_rows_ = 0;  // that the tables have, of whatever call
 };
 
 }  // namespace kvstrata

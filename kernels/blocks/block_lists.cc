@@ -22,7 +22,7 @@ BlockLists::BlockLists(const BlockSelectorSource& source, const cuda::CandidateR
     : ops_(source.ops),
       geometry_(source.shape.geometry),
       rule_(rule),
-      rows_(source.shape.max_rows),
+      rows_(source.shape.max_decodes),
       groups_(groups),
       stride_(StrideOf(source.shape, rule)) {
   BlockWorkspace& room = *source.workspace;

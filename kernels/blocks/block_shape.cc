@@ -42,6 +42,9 @@ Status CheckBlockShape(const BlockShape& s) {
   if (s.max_rows < 1 || s.max_rows > kMostRows) {
     return Wrong({"max_rows", s.max_rows}, "1 to 65535");
   }
+  if (s.max_decodes < 1 || s.max_decodes > s.max_rows) {
+    return Wrong({"max_decodes", s.max_decodes}, "1 to max_rows");
+  }
   if (s.max_tokens < 1 || s.max_tokens > kMostMinTokens) {
     return Wrong({"max_tokens", s.max_tokens}, "1 to 2^29");
   }

@@ -21,8 +21,9 @@ struct BlockShape {
   int32_t block_tokens = 16;  // 16, 32, 64 or 128
   // Bytes, multiples of 16.
   int64_t block_stride = 0, head_stride = 0, slot_stride = 0, value_offset = 0, index_offset = 0;
-  int32_t max_rows = 0;    // sequences of a step
-  int32_t max_tokens = 0;  // of a sequence
+  int32_t max_rows = 0;     // sequences of a step
+  int32_t max_decodes = 0;  // of those, that attend by the plan; the first ones
+  int32_t max_tokens = 0;   // of a sequence
 
   int32_t BlocksOfRow() const { return (max_tokens + block_tokens - 1) / block_tokens; }
 };

@@ -53,7 +53,7 @@ BlockShape SmallShape() {
   shape.slot_stride = 256;
   shape.value_offset = 128;
   shape.index_offset = 8192;
-  shape.max_rows = 2;
+  shape.max_rows = shape.max_decodes = 2;
   shape.max_tokens = 256;
   return shape;
 }

@@ -42,7 +42,7 @@ class BlockEngine {
     shape_.geometry = {o_.layers, o_.query_heads, o_.kv_heads, o_.head_dim,
                        16,        DType::kBF16,   {},          0};
     shape_.block_tokens = o_.block_tokens;
-    shape_.max_rows = o_.max_rows;
+    shape_.max_rows = shape_.max_decodes = o_.max_rows;
     shape_.max_tokens = o_.max_tokens;
     const int64_t row = 2 * shape_.geometry.row_bytes();  // a key and a value
     shape_.slot_stride = o_.slots_first ? row * o_.kv_heads : row;

@@ -479,8 +479,10 @@ typedef struct kvs_block_shape {
   int32_t block_tokens; /* 16, 32, 64 or 128 */
   double scale;         /* of a query's products with keys; 0: 1 / sqrt(head_dim) */
   int64_t block_stride, head_stride, slot_stride, value_offset, index_offset;
-  int32_t max_rows;   /* sequences of a step */
-  int32_t max_tokens; /* of a sequence */
+  int32_t max_rows;    /* sequences of a step */
+  int32_t max_decodes; /* of those, that attend by the plan: the first ones */
+  int32_t max_tokens;  /* of a sequence */
+  int32_t reserved;
 } kvs_block_shape;
 
 typedef struct kvs_block_needs {
@@ -514,7 +516,8 @@ KVS_API int kvs_block_attention_bind(kvs_block_attention* attention, const uint6
                                      size_t n, void* workspace);
 KVS_API int kvs_block_attention_begin(kvs_block_attention* attention, const kvs_block_batch* batch,
                                       void* stream);
-/* The first `rows` rows of the step: q, out [rows][query_heads][head_dim], contiguous. */
+/* The first `rows` rows of the step, at most max_decodes: q, out [rows][query_heads][head_dim],
+ * contiguous. */
 KVS_API int kvs_block_attention_attend(kvs_block_attention* attention, int32_t layer, const void* q,
                                        void* out, int32_t rows, void* stream);
 /* Full blocks whose rows came otherwise than by steps: device [n] ids. Between steps. */

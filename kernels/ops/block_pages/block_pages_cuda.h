@@ -10,7 +10,7 @@
 //   sink_end, recent_begin  what is attended under `window`, whatever a query is; null: not wanted
 //
 // A row without a block has one entry, of block 0: ops read a row of a sequence without any.
-// Everything is read on the device; the launch depends on capacities alone. One kernel.
+// One kernel.
 #ifndef KVSTRATA_KERNELS_OPS_BLOCK_PAGES_BLOCK_PAGES_CUDA_H_
 #define KVSTRATA_KERNELS_OPS_BLOCK_PAGES_BLOCK_PAGES_CUDA_H_
 
@@ -30,7 +30,7 @@ struct BlockPagesBatch {
   int64_t block_stride = 0;  // bytes
   CandidateRule window;      // unit_tokens 1, take 0
   // Written, all of them on the device: pages [capacity][page_stride], the others [capacity]. A row
-  // has at most page_stride blocks; `rows` is at most capacity.
+  // has at most page_stride blocks; of `rows` to capacity there are none.
   int32_t capacity = 0;
   uint64_t* pages = nullptr;
   int32_t page_stride = 0;

@@ -27,7 +27,7 @@ _DTYPES = {"f16": 2, "bf16": 3}
 class BlockShape:
     """A model's keys and values in blocks. Strides, offsets: bytes, multiples of 16, as kvs_block_shape has them. dtype:
     "f16" or "bf16". scale: of a query's products with keys; 0: 1 / sqrt(head_dim). max_rows: sequences of a step;
-    max_tokens: of a sequence."""
+    max_decodes: of those, that attend by the plan; max_tokens: of a sequence."""
 
     layers: int
     query_heads: int
@@ -42,6 +42,7 @@ class BlockShape:
     value_offset: int = 0
     index_offset: int = 0
     max_rows: int = 0
+    max_decodes: int = 0
     max_tokens: int = 0
 
     def _raw(self) -> lib.BlockShape:
@@ -87,7 +88,7 @@ class BlockAttention:
         self._check(self._library.kvs_block_attention_begin(self._handle, c.byref(batch), stream))
 
     def attend(self, layer: int, q: int, out: int, rows: int, stream: int) -> None:
-        """The first rows of the step: q, out [rows][query_heads][head_dim], contiguous."""
+        """The first rows of the step, at most max_decodes: q, out [rows][query_heads][head_dim], contiguous."""
         self._check(self._library.kvs_block_attention_attend(self._handle, layer, q, out, rows, stream))
 
     def index(self, blocks: int, count: int, stream: int) -> None:

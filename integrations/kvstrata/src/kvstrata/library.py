@@ -115,7 +115,7 @@ class BlockShape(c.Structure):
                 ("head_dim", c.c_int32), ("dtype", c.c_int32), ("block_tokens", c.c_int32), ("scale", c.c_double),
                 ("block_stride", c.c_int64), ("head_stride", c.c_int64), ("slot_stride", c.c_int64),
                 ("value_offset", c.c_int64), ("index_offset", c.c_int64), ("max_rows", c.c_int32),
-                ("max_tokens", c.c_int32)]
+                ("max_decodes", c.c_int32), ("max_tokens", c.c_int32), ("reserved", c.c_int32)]
 
 
 class BlockNeeds(c.Structure):

@@ -19,6 +19,7 @@ from .adapters import Adapters
 from .chunk_metadata import ChunkMetadata, ChunkWorkerMetadata, Loaded
 from .chunk_worker import ChunkWorker
 from .loaded import identity_of
+from .plan_choice import FULL, plan_of
 from .source import ChunkSource
 from .space import backends_of, layout_of
 from .spec import credits_ahead
@@ -107,7 +108,15 @@ class KvstrataConnector(OffloadingConnector):
         assert isinstance(transfers, Transfers)
         rank = self._vllm_config.parallel_config.rank
         self._worker = ChunkWorker(rank, identity, transfers)
+        if plan_of(self._vllm_config) != FULL:
+            transfers.filled = self._index
         self._loaded = Loaded(rank, identity, backends_of(self._vllm_config, list(kv_caches)), spec.worker_link.welcome)
+
+    @staticmethod
+    def _index(blocks: Any) -> None:
+        """A plan's index of blocks that were loaded."""
+        from .block_rows import BlockRows
+        BlockRows.filled(torch.from_numpy(blocks.astype("int32")))
 
     def get_handshake_metadata(self) -> Loaded | None:
         return self._loaded

@@ -30,7 +30,7 @@ KNOWN = {"socket": "of kvstratad; else KVSTRATA_SOCKET, else the default",
          "self_describing_kv_events": "of vLLM's events"}
 _SPEC = {"spec_name": "KvstrataSpec", "spec_module_path": "kvstrata_vllm.spec"}
 _ELSEWHERE = {"cpu_bytes_to_use": "the region is the daemon's: kvstratad --set chunks.bytes=SIZE",
-              "plan": "plans are of KvstrataOwnedConnector, with --attention-backend CUSTOM",
+              "plan": "plans are of --attention-backend CUSTOM: --additional-config '{\"kvstrata\": {\"plan\": ...}}'",
               "eviction_policy": "the daemon evicts what was used longest ago",
               "store_threshold": "all that a prompt has is stored"}
 _CHUNK_TOKENS = 256
@@ -87,8 +87,8 @@ def refuse_chunks(config: Any) -> None:
     backend, parallel = config.attention_config.backend, config.parallel_config
     device = config.device_config.device_type
     problems = (
-        (backend is not None and backend.name == "CUSTOM",
-         "--attention-backend is CUSTOM, which decodes from the daemon's pages; take it away, or name "
+        (device == "cpu" and backend is not None and backend.name == "CUSTOM",
+         "--attention-backend is CUSTOM, which decodes from the daemon's pages on a CPU; take it away, or name "
          "KvstrataOwnedConnector in --kv-transfer-config"),
         (parallel.nnodes_within_dp > 1,
          f"one scheduler over {parallel.nnodes_within_dp} nodes: the region is one host's; serve each node by an "

@@ -39,7 +39,7 @@ def register() -> None:
                            "install one of them, or take kvstrata_vllm off")
     for name, module in CONNECTORS.items():
         KVConnectorFactory.register_connector(name, module, name)
-    register_backend(AttentionBackendEnum.CUSTOM, "kvstrata_vllm.backend.KvstrataBackend")
+    register_backend(AttentionBackendEnum.CUSTOM, "kvstrata_vllm.custom.Backend")
     remember_workers()
     if current_platform.is_cpu():
         _honour_custom(current_platform)

@@ -17,11 +17,13 @@ _log = logging.getLogger("vllm.kvstrata")
 
 
 class Transfers(OffloadingWorker):
-    """copies: who copies. refused: jobs that are not to be made, or must not count; unsure: those of which it is not
+    """copies: who copies. filled: is told the ids of vLLM's blocks that a load has filled, before its end is said. refused: jobs that are not to be made, or must not count; unsure: those of which it is not
     known yet, whose end is not said; failed: those that do not count, for whoever asks to take out."""
 
     def __init__(self, copies: OffloadingWorker) -> None:
         self._copies = copies
+        self.filled: Callable[[Any], None] | None = None
+        self._loads: dict[int, Any] = {}
         self.refused: set[int] = set()
         self.unsure: set[int] = set()
         self.failed: set[int] = set()
@@ -34,6 +36,7 @@ class Transfers(OffloadingWorker):
         """A negative chunk is none."""
         if (src_spec.block_ids < 0).any():
             self.refused.add(job_id)
+        self._loads[job_id] = dst_spec.block_ids
         return self._submit(job_id, lambda: self._copies.submit_load(job_id, src_spec, dst_spec, *others, **named))
 
     def _submit(self, job_id: int, begin: Callable[[], bool]) -> bool:
@@ -53,7 +56,10 @@ class Transfers(OffloadingWorker):
         return [self._end(result) for result in ended if result.job_id not in self.unsure]
 
     def _end(self, result: TransferResult) -> TransferResult:
+        blocks = self._loads.pop(result.job_id, None)
         if result.success and result.job_id not in self.refused:
+            if self.filled is not None and blocks is not None:
+                self.filled(blocks)
             return result
         self.refused.discard(result.job_id)
         self.failed.add(result.job_id)

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A group of layers that decodes by a plan: what of vLLM's batch libkvstrata is told each step, and where it works.
+
+Threads: the worker's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from kvstrata.block_attention import BlockAttention, BlockShape
+from vllm.v1.attention.backend import CommonAttentionMetadata
+
+from .geometry import Unsupported
+
+_log = logging.getLogger("vllm.kvstrata")
+
+# Of the memory in which a step chooses, which grows with the sequences that it decodes at once.
+_MOST_WORKSPACE = 1 << 30
+
+
+class BlockRows:
+    """layers: vLLM's, by name, all of `shape`'s geometry; their `impl.index` becomes their place here. The strides and
+    limits of `shape` are found out."""
+
+    _of_process: ClassVar[list[BlockRows]] = []  # whose blocks a connector may fill
+    _reserved: ClassVar[torch.Tensor | None] = None
+
+    def __init__(self, plan: str, shape: BlockShape, layers: Mapping[str, Any], config: Any, device: torch.device
+                 ) -> None:
+        self._plan, self._layers, self._device = plan, layers, device
+        self._shape = limited(plan, replace(shape, scale=float(next(iter(layers.values())).impl.scale)), config)
+        for index, layer in enumerate(layers.values()):
+            layer.impl.index = index
+        self._attention: BlockAttention | None = None
+        self._workspace: torch.Tensor | None = None
+        self._steps: Any = None  # the stream of the last step
+        self._of_process.append(self)
+
+    def begin(self, common: CommonAttentionMetadata, decodes: int) -> int:
+        """A step, before its graph. How many of the rows in front attend by the plan: `decodes`, or none where there are
+        more of them than choose at once."""
+        attention = self._attention or self._bind()
+        self._steps = torch.cuda.current_stream(self._device)
+        table = common.block_table_tensor
+        attention.begin(blocks=table.data_ptr(), blocks_of_row=table.stride(0), tokens=common.seq_lens.data_ptr(),
+                        query_starts=common.query_start_loc.data_ptr(), in_full=self._in_full(common, decodes),
+                        rows=common.num_reqs, new_tokens=self._new_tokens(common), stream=self._stream())
+        return decodes if decodes <= self._shape.max_decodes else 0
+
+    def attend(self, index: int, query: torch.Tensor, output: torch.Tensor, rows: int) -> None:
+        """query, output: [rows][heads][head_size]. Captured or not."""
+        assert self._attention is not None
+        self._attention.attend(index, query.contiguous().data_ptr(), output.data_ptr(), rows, self._stream())
+
+    @classmethod
+    def filled(cls, blocks: torch.Tensor) -> None:
+        """Blocks that a connector has filled: ids, int32 on the host, of all groups of layers. Between steps."""
+        for rows in cls._of_process:
+            attention = rows._attention or rows._bind()
+            with torch.cuda.stream(rows._steps):
+                there = blocks.to(rows._device)
+                attention.index(there.data_ptr(), len(there), rows._stream())
+
+    def _new_tokens(self, common: CommonAttentionMetadata) -> int:
+        """Of a row at most; 0 where none completes a unit, as far as the host knows."""
+        assert self._attention is not None
+        unit, upper = self._attention.unit_tokens, common.seq_lens_cpu_upper_bound
+        if unit == 0:
+            return 0
+        if upper is not None:
+            starts = common.query_start_loc_cpu[:common.num_reqs + 1].numpy()
+            ends, new = upper[:common.num_reqs].numpy(), starts[1:] - starts[:-1]
+            if not (ends // unit > (ends - new) // unit).any():
+                return 0
+        return common.max_query_len
+
+    def _in_full(self, common: CommonAttentionMetadata, decodes: int) -> int | None:
+        """Rows in front whose token is a prompt's last: they attend all, as prompts do."""
+        prompts = common.is_prefilling
+        if prompts is None or not decodes or not bool(prompts[:decodes].any()):
+            return None
+        # Kept until the copy has been made: the next one may be asked for before.
+        self._prompts = prompts.to(torch.uint8).pin_memory()
+        self._flags = self._prompts.to(self._device, non_blocking=True)
+        return self._flags.data_ptr()
+
+    def _bind(self) -> BlockAttention:
+        """vLLM has given the layers their blocks."""
+        caches = [layer.kv_cache for layer in self._layers.values()]
+        block, head, slot = self._strides(caches[0])
+        if any(self._strides(cache) != self._strides(caches[0]) for cache in caches):
+            raise Unsupported("layers of one group have blocks of several strides; take --attention-backend CUSTOM away")
+        element = caches[0].element_size()
+        rows_bytes = self._shape.kv_heads * self._shape.block_tokens * 2 * self._shape.head_dim * element
+        shape = replace(self._shape, block_stride=block, head_stride=head, slot_stride=slot,
+                        value_offset=self._shape.head_dim * element, index_offset=rows_bytes)
+        self._attention = BlockAttention(self._plan, shape)
+        self._workspace = self._take(self._attention.workspace_bytes)
+        self._attention.bind([cache.data_ptr() for cache in caches], self._workspace.data_ptr())
+        return self._attention
+
+    @staticmethod
+    def _strides(cache: torch.Tensor) -> tuple[int, int, int]:
+        """Bytes from a block, a head, a slot to the next of a tensor [blocks][heads][slots][2 * head_dim]."""
+        block, head, slot, channel = (stride * cache.element_size() for stride in cache.stride())
+        assert channel == cache.element_size()
+        return block, head, slot
+
+    def _take(self, count: int) -> torch.Tensor:
+        reserved, BlockRows._reserved = BlockRows._reserved, None
+        if reserved is not None and reserved.numel() >= count:
+            return reserved.zero_()
+        return torch.zeros(count, dtype=torch.uint8, device=self._device)
+
+    def _stream(self) -> int:
+        return torch.cuda.current_stream(self._device).cuda_stream
+
+    @classmethod
+    def reserve(cls, plan: str, shape: BlockShape, config: Any) -> None:
+        """The workspace, while vLLM loads the model: it counts as the model's memory then, and vLLM makes its blocks of
+        what is left. Once a process."""
+        if cls._reserved is None:
+            shape = limited(plan, shape, config)
+            count = workspace_of(plan, shape)
+            cls._reserved = torch.zeros(count, dtype=torch.uint8, device="cuda")
+            _log.info("plan %s: up to %d of %d sequences of a step attend by it, in %d MiB of the GPU", plan,
+                      shape.max_decodes, shape.max_rows, count >> 20)
+
+
+def limited(plan: str, shape: BlockShape, config: Any) -> BlockShape:
+    """With the engine's limits; of a step so many sequences attend by the plan as have room to choose in."""
+    rows = config.scheduler_config.max_num_seqs
+    shape = replace(shape, max_rows=rows, max_decodes=rows, max_tokens=config.model_config.max_model_len)
+    while shape.max_decodes > 1 and workspace_of(plan, shape) > _MOST_WORKSPACE:
+        shape = replace(shape, max_decodes=shape.max_decodes // 2)
+    return shape
+
+
+def workspace_of(plan: str, shape: BlockShape) -> int:
+    """Bytes; strides do not count."""
+    attention = BlockAttention(plan, replace(shape, block_stride=16, head_stride=16, slot_stride=16, value_offset=16,
+                                             index_offset=16))
+    attention.close()
+    return attention.workspace_bytes

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which plan an engine's decode steps attend by, and what is refused with one.
+
+    --attention-backend CUSTOM --additional-config '{"kvstrata": {"plan": "quest{budget = 2048}"}}'
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .geometry import Unsupported
+
+FULL = "full"
+_WAY_OUT = "or take --attention-backend CUSTOM away, or start with KVSTRATA_DISABLE=1"
+
+
+def plan_of(config: Any) -> str:
+    """Of a VllmConfig, "full" where none is named. Unsupported: kvstrata has other keys than `plan`."""
+    additional = config.additional_config
+    own = additional.get("kvstrata", {}) if isinstance(additional, dict) else {}
+    unknown = sorted(set(own) - {"plan"})
+    if unknown:
+        raise Unsupported(f"--additional-config has kvstrata.{unknown[0]}: known is plan; take it out")
+    return str(own.get("plan", FULL))
+
+
+def refuse(config: Any) -> None:
+    """What a plan other than full cannot be beside. Unsupported, with the setting, its value and the next step."""
+    plan, parallel = plan_of(config), config.parallel_config
+    if plan == FULL:
+        return
+    transfer = config.kv_transfer_config
+    connector = transfer.kv_connector if transfer is not None else None
+    dtype = config.cache_config.cache_dtype
+    problems = (
+        (config.speculative_config is not None,
+         f"speculative decoding asks several tokens of a request in a step, and plan {plan!r} is for one; take "
+         "--speculative-config away, or the plan"),
+        (connector not in (None, "KvstrataConnector"),
+         f"kv_connector {connector} fills blocks that the index of plan {plan!r} does not hear of; take "
+         "KvstrataConnector, or the plan away"),
+        (dtype not in ("auto", "float16", "bfloat16"),
+         f"--kv-cache-dtype {dtype} is not served under plan {plan!r}; take auto, or the plan away"),
+        (parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1,
+         f"context parallelism divides sequences, and plan {plan!r} has all of one; take it or the plan away"),
+        (bool(getattr(parallel, "enable_dbo", False)),
+         f"--enable-dbo runs two halves of a step at once, and plan {plan!r} has one workspace; take it or the plan away"),
+        (config.model_config.use_mla, f"the model has MLA, which plan {plan!r} does not serve; take the plan away"),
+    )
+    problem = next((text for wrong, text in problems if wrong), None)
+    if problem is not None:
+        raise Unsupported(f"{problem}, {_WAY_OUT}")

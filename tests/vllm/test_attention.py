@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The attention backend over vLLM's own blocks, as far as no GPU is needed: which rows go where, what is refused, how
+much larger blocks become. bench/vllm_gpu has the rest."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed; make test-vllm installs it")
+
+import torch  # noqa: E402
+from vllm.v1.attention.backend import CommonAttentionMetadata  # noqa: E402
+from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadata, FlashAttentionMetadataBuilder  # noqa: E402
+from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec  # noqa: E402
+
+from kvstrata_vllm import attention, plan_choice  # noqa: E402
+from kvstrata_vllm.block_rows import BlockRows  # noqa: E402
+from kvstrata_vllm.geometry import Unsupported  # noqa: E402
+
+
+def batch(new: list[int], ends: list[int], prompts: list[bool] | None = None) -> CommonAttentionMetadata:
+    """new: tokens of each row; ends: tokens that it has then."""
+    starts = torch.tensor([0, *new]).cumsum(0).to(torch.int32)
+    rows, tokens = len(new), sum(new)
+    return CommonAttentionMetadata(
+        query_start_loc=starts, query_start_loc_cpu=starts.clone(), seq_lens=torch.tensor(ends, dtype=torch.int32),
+        num_reqs=rows, num_actual_tokens=tokens, max_query_len=max(new), max_seq_len=max(ends),
+        block_table_tensor=torch.arange(rows * 8, dtype=torch.int32).view(rows, 8),
+        slot_mapping=torch.arange(tokens), positions=torch.arange(tokens),
+        is_prefilling=torch.tensor(prompts if prompts is not None else [n > 1 for n in new]),
+        seq_lens_cpu_upper_bound=torch.tensor(ends, dtype=torch.int32))
+
+
+@pytest.fixture
+def builder(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A builder whose FlashAttention says which batch it was asked for, and whose BlockRows note their steps."""
+    def build(self: Any, common_prefix_len: int, common: CommonAttentionMetadata, fast_build: bool = False) -> Any:
+        return FlashAttentionMetadata(
+            num_actual_tokens=common.num_actual_tokens, max_query_len=common.max_query_len,
+            query_start_loc=common.query_start_loc, max_seq_len=common.max_seq_len, seq_lens=common.seq_lens,
+            block_table=common.block_table_tensor, slot_mapping=common.slot_mapping)
+
+    class Rows:
+        most, begun = 4, []
+
+        def begin(self, common: CommonAttentionMetadata, decodes: int) -> int:
+            self.begun.append((common.num_reqs, decodes))
+            return decodes if decodes <= self.most else 0
+
+    monkeypatch.setattr(FlashAttentionMetadataBuilder, "build", build)
+    made = object.__new__(attention.KvstrataBuilder)
+    made.rows = Rows()
+    made.rows.begun = []
+    return made
+
+
+def test_a_batch_that_decodes_is_the_plans(builder: Any):
+    made = builder.build(0, batch([1, 1, 1], [40, 7, 100]))
+    assert (made.decodes, made.rest, made.rows) == (3, None, builder.rows)
+    assert builder.rows.begun == [(3, 3)]
+
+
+def test_prompts_are_flash_attentions(builder: Any):
+    made = builder.build(0, batch([5, 9], [5, 100]))
+    assert (made.decodes, made.rest, made.rows) == (0, None, None)
+    assert builder.rows.begun == [(2, 0)]  # their rows are indexed all the same
+
+
+def test_a_mixed_batch_is_divided(builder: Any):
+    common = batch([1, 1, 6, 3], [40, 7, 6, 100])
+    made = builder.build(0, common)
+    assert made.decodes == 2 and made.num_actual_tokens == 11
+    rest = made.rest
+    assert rest.query_start_loc.tolist() == [0, 6, 9] and rest.num_actual_tokens == 9
+    assert rest.seq_lens.tolist() == [6, 100] and rest.slot_mapping.tolist() == list(range(2, 11))
+    assert torch.equal(rest.block_table, common.block_table_tensor[2:])
+
+
+def test_more_rows_than_choose_at_once(builder: Any):
+    builder.rows.most = 2
+    made = builder.build(0, batch([1, 1, 1, 6], [40, 7, 9, 6]))
+    assert (made.decodes, made.rest, made.rows) == (0, None, None)
+    assert made.num_actual_tokens == 9
+
+
+def test_rows_go_where_they_belong(monkeypatch: pytest.MonkeyPatch):
+    """Each token's query reaches one of the two, and its output is written once."""
+    seen: dict[str, list[int]] = {"plan": [], "flash": []}
+
+    def flash(self: Any, layer: Any, query: torch.Tensor, key: Any, value: Any, cache: Any, metadata: Any,
+              output: torch.Tensor, *others: Any) -> torch.Tensor:
+        count = metadata.num_actual_tokens
+        seen["flash"] += query[:count, 0, 0].tolist()
+        output[:count] = query[:count]
+        return output
+
+    class Rows:
+        def attend(self, index: int, query: torch.Tensor, output: torch.Tensor, rows: int) -> None:
+            assert (index, len(query)) == (3, rows)
+            seen["plan"] += query[:, 0, 0].tolist()
+            output.copy_(query)
+
+    monkeypatch.setattr(attention.FlashAttentionImpl, "forward", flash)
+    layer = object.__new__(attention.KvstrataImpl)
+    layer.index = 3
+    query = torch.arange(12.0).view(12, 1, 1).expand(12, 2, 64).contiguous()
+    for decodes, left in ((2, 9), (12, 0), (0, 12)):
+        seen["plan"], seen["flash"] = [], []
+        rest = SimpleNamespace(num_actual_tokens=left) if left and decodes else None
+        metadata = SimpleNamespace(decodes=decodes, rest=rest, num_actual_tokens=12, rows=Rows() if decodes else None)
+        output = torch.full_like(query, torch.nan)
+        layer.forward(None, query, query, query, None, metadata, output)
+        assert seen == {"plan": list(range(decodes)), "flash": list(range(decodes, decodes + left))}
+        assert torch.equal(output[:decodes + left], query[:decodes + left])
+    layer.index = -1  # a layer that the plan is not for
+    seen["flash"] = []
+    layer.forward(None, query, query, query, None, SimpleNamespace(rows=Rows(), decodes=2, num_actual_tokens=12), query)
+    assert seen["flash"] == list(range(12))
+
+
+def test_when_units_are_completed():
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    draw = random.Random(seed)
+    rows = object.__new__(BlockRows)
+    for unit in (16, 64):
+        rows._attention = SimpleNamespace(unit_tokens=unit)
+        for _ in range(200):
+            new = [draw.choice((1, 1, 1, draw.randrange(1, 100))) for _ in range(draw.randrange(1, 5))]
+            ends = [n + draw.randrange(200) for n in new]
+            completes = any(end // unit > (end - n) // unit for end, n in zip(ends, new))
+            assert rows._new_tokens(batch(new, ends)) == (max(new) if completes else 0)
+    rows._attention = SimpleNamespace(unit_tokens=0)
+    assert rows._new_tokens(batch([70], [70])) == 0
+
+
+def spec(**changes: Any) -> Any:
+    return FullAttentionSpec(**{"block_size": 16, "num_kv_heads": 8, "head_size": 128, "dtype": torch.bfloat16, **changes})
+
+
+@pytest.mark.parametrize("plan, block, share", [("quest", 16, 1 / 16), ("strata", 64, 5 / 64), ("window", 16, 0),
+                                                ("tokenselect", 16, 0), ("full", 16, 0)])
+def test_room_for_the_index(monkeypatch: pytest.MonkeyPatch, plan: str, block: int, share: float):
+    monkeypatch.setattr(attention.KvstrataImpl, "plan", plan)
+    asked = spec(block_size=block)
+    made = attention.KvstrataBackend.customize_spec(asked)
+    assert made.page_size_bytes == asked.page_size_bytes * (1 + share)
+    assert made.unpadded_page_size_bytes == asked.page_size_bytes and made.page_size_bytes % 256 == 0
+    window = SlidingWindowSpec(block_size=16, num_kv_heads=8, head_size=128, dtype=torch.bfloat16, sliding_window=512)
+    for other in (window, spec(dtype=torch.float32), spec(head_size=96), spec(sliding_window=512)):
+        assert attention.KvstrataBackend.customize_spec(other) == other
+
+
+def test_blocks_are_of_whole_units(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(attention.KvstrataImpl, "plan", "strata")
+    assert attention.KvstrataBackend.get_preferred_block_size(16) == 64
+    assert [size.base for size in attention.KvstrataBackend.get_supported_kernel_block_sizes()] == [64]
+    monkeypatch.setattr(attention.KvstrataImpl, "plan", "quest")
+    assert attention.KvstrataBackend.get_preferred_block_size(16) == 16
+
+
+def config(**changes: Any) -> Any:
+    base = {"additional_config": {"kvstrata": {"plan": "quest"}}, "speculative_config": None, "kv_transfer_config": None,
+            "cache_config": SimpleNamespace(cache_dtype="auto"), "model_config": SimpleNamespace(use_mla=False),
+            "parallel_config": SimpleNamespace(decode_context_parallel_size=1, prefill_context_parallel_size=1)}
+    return SimpleNamespace(**{**base, **changes})
+
+
+@pytest.mark.parametrize("changes, said", [
+    ({"speculative_config": object()}, "--speculative-config"),
+    ({"kv_transfer_config": SimpleNamespace(kv_connector="OffloadingConnector")}, "kv_connector OffloadingConnector"),
+    ({"cache_config": SimpleNamespace(cache_dtype="fp8")}, "--kv-cache-dtype fp8"),
+    ({"model_config": SimpleNamespace(use_mla=True)}, "MLA"),
+    ({"additional_config": {"kvstrata": {"plans": "quest"}}}, "kvstrata.plans: known is plan")])
+def test_what_a_plan_cannot_be_beside(changes: dict[str, Any], said: str):
+    with pytest.raises(Unsupported, match=said):
+        plan_choice.refuse(config(**changes))
+    plan_choice.refuse(config())
+    if "additional_config" not in changes:
+        plan_choice.refuse(config(**changes, additional_config={}))  # full is FlashAttention's own affair
