@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The C ABI's attention over an engine's own blocks (include/kvstrata/kvstrata.h), as abi.cc has
-// the rest. It needs no daemon, so it is the same for both transports.
+// The C ABI's attention over an engine's own blocks (include/kvstrata/block_attention.h), as abi.cc
+// has the rest. It needs no daemon, so it is the same for both transports.
 #include <cstddef>
 #include <memory>
 #include <string>
 #include <utility>
 
 #include "client/abi_call.h"
-#include "client/include/kvstrata/kvstrata.h"
+#include "client/include/kvstrata/block_attention.h"
 #include "kernels/blocks/block_attention.h"
 #include "kernels/cuda/cuda_library.h"
 

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "client/include/kvstrata/block_attention.h"
 #include "client/include/kvstrata/kvstrata.h"
 #include "client/session.h"
 #include "kernels/blocks/block_attention.h"

@@ -10,6 +10,7 @@
 #include <functional>
 #include <thread>
 
+#include "client/include/kvstrata/block_attention.h"
 #include "client/include/kvstrata/kvstrata.h"
 #include "tests/client/fake_session.h"
 #include "tests/fakes/model_desc.h"

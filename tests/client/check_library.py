@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Proves what libkvstrata.so needs and exports: libc alone, an old one, and kvs_* alone.
 
-Usage: check_library.py LIBRARY HEADER [--any-needed]. Ends with `N passed, N failed`.
+Usage: check_library.py LIBRARY FOLDER [--any-needed], the folder of its headers. Ends with `N passed, N failed`.
 """
+import pathlib
 import re
 import subprocess
 import sys
@@ -17,19 +18,19 @@ def readelf(*args):
     return subprocess.run(["readelf", "-W", *args], check=True, capture_output=True, text=True).stdout
 
 
-def main(library, header, *options):
+def main(library, folder, *options):
     needed = re.findall(r"\(NEEDED\).*\[(.*)\]", readelf("-d", library))
     exported = set()
     for line in readelf("--dyn-syms", library).splitlines():
         fields = line.split()
         if len(fields) >= 8 and fields[4] in ("GLOBAL", "WEAK", "UNIQUE") and fields[6] != "UND":
             exported.add(fields[7].split("@")[0])
-    with open(header, encoding="utf-8") as file:
-        declared = set(re.findall(r"^KVS_API [^(]*?\b(kvs_\w+)\(", file.read(), re.MULTILINE))
+    headers = [path.read_text(encoding="utf-8") for path in pathlib.Path(folder).glob("*.h")]
+    declared = {name for text in headers for name in re.findall(r"^KVS_API [^(]*?\b(kvs_\w+)\(", text, re.MULTILINE)}
     checks = {
         "needs something": bool(needed),
         "declares something": len(declared) > 20,
-        f"exports what the header does not declare: {sorted(exported - declared)}":
+        f"exports what the headers do not declare: {sorted(exported - declared)}":
             exported <= declared,
         f"does not export: {sorted(declared - exported)}": declared <= exported,
     }

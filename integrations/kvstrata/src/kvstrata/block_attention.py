@@ -8,7 +8,7 @@
     attention.begin(...)                                   # each step, outside of graphs
     attention.attend(layer, q, out, rows, stream)          # each layer, captured or not
 
-All addresses are of the GPU. include/kvstrata/kvstrata.h has the contract. Errors: KvstrataError's kinds. Threads: one
+All addresses are of the GPU. include/kvstrata/block_attention.h has the contract. Errors: KvstrataError's kinds. Threads: one
 call at a time.
 """
 
