@@ -27,7 +27,8 @@ class BlockRows:
     """layers: vLLM's, by name, all of `shape`'s geometry; their `impl.index` becomes their place here. The strides and
     limits of `shape` are found out."""
 
-    _of_process: ClassVar[list[BlockRows]] = []  # whose blocks a connector may fill
+    # The process's, by the layers' names. vLLM makes its blocks twice, the first time to measure what graphs take.
+    _of_process: ClassVar[dict[tuple[str, ...], BlockRows]] = {}
     _reserved: ClassVar[torch.Tensor | None] = None
 
     def __init__(self, plan: str, shape: BlockShape, layers: Mapping[str, Any], config: Any, device: torch.device
@@ -39,12 +40,16 @@ class BlockRows:
         self._attention: BlockAttention | None = None
         self._workspace: torch.Tensor | None = None
         self._steps: Any = None  # the stream of the last step
-        self._of_process.append(self)
+        self._first, self._bound = next(iter(layers.values())), 0
+        before = self._of_process.get(tuple(layers))
+        if before is not None:
+            self._workspace, before._workspace = before._workspace, None
+        self._of_process[tuple(layers)] = self
 
     def begin(self, common: CommonAttentionMetadata, decodes: int) -> int:
         """A step, before its graph. How many of the rows in front attend by the plan: `decodes`, or none where there are
         more of them than choose at once."""
-        attention = self._attention or self._bind()
+        attention = self._living()
         self._steps = torch.cuda.current_stream(self._device)
         table = common.block_table_tensor
         attention.begin(blocks=table.data_ptr(), blocks_of_row=table.stride(0), tokens=common.seq_lens.data_ptr(),
@@ -60,8 +65,8 @@ class BlockRows:
     @classmethod
     def filled(cls, blocks: torch.Tensor) -> None:
         """Blocks that a connector has filled: ids, int32 on the host, of all groups of layers. Between steps."""
-        for rows in cls._of_process:
-            attention = rows._attention or rows._bind()
+        for rows in cls._of_process.values():
+            attention = rows._living()
             with torch.cuda.stream(rows._steps):
                 there = blocks.to(rows._device)
                 attention.index(there.data_ptr(), len(there), rows._stream())
@@ -89,8 +94,13 @@ class BlockRows:
         self._flags = self._prompts.to(self._device, non_blocking=True)
         return self._flags.data_ptr()
 
+    def _living(self) -> BlockAttention:
+        """Over the blocks that vLLM has given the layers."""
+        if self._attention is None or self._first.kv_cache.data_ptr() != self._bound:
+            self._attention = self._bind()
+        return self._attention
+
     def _bind(self) -> BlockAttention:
-        """vLLM has given the layers their blocks."""
         caches = [layer.kv_cache for layer in self._layers.values()]
         block, head, slot = self._strides(caches[0])
         if any(self._strides(cache) != self._strides(caches[0]) for cache in caches):
@@ -99,10 +109,13 @@ class BlockRows:
         rows_bytes = self._shape.kv_heads * self._shape.block_tokens * 2 * self._shape.head_dim * element
         shape = replace(self._shape, block_stride=block, head_stride=head, slot_stride=slot,
                         value_offset=self._shape.head_dim * element, index_offset=rows_bytes)
-        self._attention = BlockAttention(self._plan, shape)
-        self._workspace = self._take(self._attention.workspace_bytes)
-        self._attention.bind([cache.data_ptr() for cache in caches], self._workspace.data_ptr())
-        return self._attention
+        if self._attention is not None:
+            self._attention.close()
+        attention = BlockAttention(self._plan, shape)
+        self._workspace = self._room(attention.workspace_bytes)
+        attention.bind([cache.data_ptr() for cache in caches], self._workspace.data_ptr())
+        self._bound = caches[0].data_ptr()
+        return attention
 
     @staticmethod
     def _strides(cache: torch.Tensor) -> tuple[int, int, int]:
@@ -111,10 +124,13 @@ class BlockRows:
         assert channel == cache.element_size()
         return block, head, slot
 
-    def _take(self, count: int) -> torch.Tensor:
-        reserved, BlockRows._reserved = BlockRows._reserved, None
-        if reserved is not None and reserved.numel() >= count:
-            return reserved.zero_()
+    def _room(self, count: int) -> torch.Tensor:
+        """Zeroed: what this group had, else what was reserved, else new."""
+        had = self._workspace
+        if had is None:
+            had, BlockRows._reserved = BlockRows._reserved, None
+        if had is not None and had.numel() >= count:
+            return had.zero_()
         return torch.zeros(count, dtype=torch.uint8, device=self._device)
 
     def _stream(self) -> int:
@@ -124,7 +140,7 @@ class BlockRows:
     def reserve(cls, plan: str, shape: BlockShape, config: Any) -> None:
         """The workspace, while vLLM loads the model: it counts as the model's memory then, and vLLM makes its blocks of
         what is left. Once a process."""
-        if cls._reserved is None:
+        if cls._reserved is None and not cls._of_process:
             shape = limited(plan, shape, config)
             count = workspace_of(plan, shape)
             cls._reserved = torch.zeros(count, dtype=torch.uint8, device="cuda")
