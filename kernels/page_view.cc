@@ -94,7 +94,7 @@ IndexLayout MakeIndexLayout(IndexLayout::Kind kind, const Geometry& g, const int
   index.kind = kind;
   if (kind == IndexLayout::Kind::kNone) return index;
   KVS_CHECK(level_count >= 1 && level_count <= static_cast<int>(index.levels.size()));
-  index.dtype = kind == IndexLayout::Kind::kMinMax ? g.dtype : mean_dtype;
+  index.dtype = kind == IndexLayout::Kind::kMean ? mean_dtype : g.dtype;
   index.layers = g.layers;
   index.kv_heads = g.kv_heads;
   index.head_dim = g.head_dim;

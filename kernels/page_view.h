@@ -104,17 +104,18 @@ struct IndexLevel {
   int64_t offset = 0;  // bytes from the block's start
 };
 
-// The index of a plan: none, min/max rows (Quest), means at one or more levels (CHESS), or the keys
-// themselves in few bits, a group of tokens a unit.
+// The index of a plan: none, min/max rows (Quest), rows of mean and variance, means at one or more
+// levels (CHESS), or the keys themselves in few bits, a group of tokens a unit.
 // Level 0 summarises tokens; level i > 0 summarises the rows of level i - 1.
 struct IndexLayout {
-  enum class Kind : uint8_t { kNone = 0, kMinMax = 1, kMean = 2, kBits = 3 };
+  enum class Kind : uint8_t { kNone = 0, kMinMax = 1, kMean = 2, kBits = 3, kDeviation = 4 };
 
   Kind kind = Kind::kNone;
-  DType dtype = DType::kBF16;  // of the rows: kMinMax the keys' own; kMean bf16 or f32
+  DType dtype = DType::kBF16;  // of the rows: kMean bf16 or f32, else the keys' own
   int32_t bits = 0;            // kBits: of a channel's code
   int32_t layers = 0, kv_heads = 0, head_dim = 0;
-  int32_t fields = 0;        // rows a unit has: kMinMax 2 (min, then max), else 1; coarse rows
+  int32_t fields = 0;        // rows a unit has: kMinMax 2 (min, then max), kDeviation 2 (mean, then
+                             // variance), else 1; coarse rows
   int32_t block_tokens = 0;  // tokens a block covers
   int64_t block_bytes = 0;   // a multiple of 64
   int32_t level_count = 0;

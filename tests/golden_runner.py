@@ -35,15 +35,18 @@ from safetensors.numpy import save_file  # noqa: E402
 from kvstrata.daemon import Daemon  # noqa: E402
 
 PLANS = ("full", "window", "quest", "chess", "chess_lists", "tokenselect", "sentencekv", "sekv", "mosaickv", "rawblocks",
-         "bits", "missed")
+         "bits", "missed", "deviation", "deviation_softmax", "runs", "runs_missed")
 # rawblocks is no preset but the block selector over raw pages; rule bits is that of preset strata, missed the same
-# with max_missed; chess_lists is chess with lists by layer or KV head.
+# with max_missed, runs and runs_missed the same with run; chess_lists is chess with lists by layer or KV head; deviation
+# is quest by score = "deviation".
 CUSTOM = {"rawblocks": 'segmenter = "page", selector = "block", codec = "raw"'}
-PRESETS = {"bits": "strata", "missed": "strata", "chess_lists": "chess"}
+PRESETS = {"bits": "strata", "missed": "strata", "runs": "strata", "runs_missed": "strata", "chess_lists": "chess",
+           "deviation": "quest", "deviation_softmax": "quest"}
+MISSED = ("missed", "runs_missed")  # whose lists are as long as max_missed asks
 # Options that the vectors spell as the reference's arguments, and what they leave unsaid.
-SPELLED = {("rawblocks", "block"): "page", ("sekv", "budget"): "rows", ("bits", "group"): "unit",
-           ("bits", "n_sink"): "sinks", ("bits", "n_recent"): "recent", ("missed", "group"): "unit",
-           ("missed", "n_sink"): "sinks", ("missed", "n_recent"): "recent"}
+SPELLED = {("rawblocks", "block"): "page", ("sekv", "budget"): "rows"} | {
+    (plan, theirs): ours for plan in ("bits", "runs", *MISSED)
+    for theirs, ours in (("group", "unit"), ("n_sink", "sinks"), ("n_recent", "recent"))}
 # Raw pages stay, so that "rotated_rows" can be looked at. What a codec loses is what the vectors are of.
 IMPLIED = {"mosaickv": {"strategy": "search", "keep_raw": "host", "max_loss": 1}, "sekv": {"max_loss": 1}}
 PAGE_TOKENS = 16
@@ -52,11 +55,11 @@ OUT_TOLERANCE_OF = {"sekv": 1e-2, "mosaickv": 1e-2}        # stored bf16 may rou
 SCORE_TOLERANCE = 1e-4  # of the largest
 # cuda counts votes by fp16 weights and ranks buckets by bf16 means (docs/cuda.md): where that turns a near-tie, a
 # row that fp32 noise would leave alone is another one. One row in so many may be, of a plan over a case.
-TURNED = {"cuda": {"tokenselect": 20, "sentencekv": 20, "bits": 20, "missed": 20}}
+TURNED = {"cuda": {"tokenselect": 20, "sentencekv": 20, "bits": 20, "missed": 20, "runs": 20, "runs_missed": 20}}
 
 # simd rounds a query to 8 bits where it scores keys in few (docs/spec/bits.md, "Precision"): so many tokens of a
 # row may be others. On cuda a list as long as max_missed asks ends a little earlier or later.
-OTHERS = {"simd": {"bits": 2, "missed": 3}, "cuda": {"missed": 2}}
+OTHERS = {"simd": {"bits": 2, "missed": 3, "runs": 8, "runs_missed": 8}, "cuda": {"missed": 2, "runs_missed": 8}}
 
 Arrays = dict[str, np.ndarray]
 
@@ -258,8 +261,9 @@ def walk(arrays: Arrays, plan: str) -> Iterator[tuple[int, int, int, int]]:
     for t in range(steps):
         n = prompt + t + 1
         for layer in range(1 if plan == "chess" else layers):
-            if plan == "missed":  # which may also choose every token
-                full = options["n_sink"] + options["n_recent"] >= n
+            if plan in MISSED:  # which may also choose every token
+                run = options.get("run", 1)
+                full = (n - options["n_recent"]) // run <= -(-options["n_sink"] // run)
             elif tokens is not None:
                 full = len(tokens[row]) == n and not len(units[row])
             else:
@@ -300,7 +304,7 @@ def compare_rows(arrays: Arrays, plan: str, outcome: Outcome, what: str,
                 continue
             width = heads // groups
             agrees[t, at, group * width:(group + 1) * width] = False
-            if stable[row] and not is_near(got, expected[row], OTHERS.get(backend, {}).get(plan, 0), plan != "missed"):
+            if stable[row] and not is_near(got, expected[row], OTHERS.get(backend, {}).get(plan, 0), plan not in MISSED):
                 problems.append(f"step {t} layer {at} group {group}: {len(got)} instead of "
                                 f"{len(expected[row])}, differing {np.setxor1d(got, expected[row])[:8]}")
     turned = TURNED.get(backend, {}).get(plan)

@@ -81,7 +81,10 @@ def random_case(seed: int) -> dict:
                    "max_missed": round(float(10 ** rng.uniform(-3, -0.5)), 4), "n_sink": int(rng.integers(0, 40)),
                    "n_recent": int(rng.integers(1, 40))},
     }
-    return {**shape, "plans": plans}
+    plans["deviation"] = plans["deviation_softmax"] = {**plans["quest"], "n_sink": int(rng.integers(0, 20)),
+                                                       "n_recent": int(rng.integers(1, 30))}
+    plans |= {runs: {**plans[single], "run": pick(rng, 4, 8, 16)} for runs, single in (("runs", "bits"), ("runs_missed", "missed"))}
+    return {**shape, "plans": plans, "only": [*golden.RUNNERS, *golden.RUNNERS_OF_OPTIONS]}
 
 
 @contextlib.contextmanager

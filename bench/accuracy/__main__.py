@@ -13,8 +13,9 @@ your own, or the windows of a text.
 A line a prompt is added to FILE as soon as it is known; plans that FILE has already of a prompt are not run again, so a
 run that was stopped goes on where it was, and a plan that is added later costs its own time only.
 
-A plan's figures are of two things. *Loss*: -ln p of the reference answer's tokens, each said by a step that chose, less
-that of full; it tells plans apart where a small model cannot solve a task. *Score*: the share of the reference strings
+A plan's figures are of three things. *Loss*: -ln p of the reference answer's tokens, each said by a step that chose, less
+that of full; it tells plans apart where a small model cannot solve a task. *KL*: of the next token's distribution, from
+full's to the plan's, a mean over the reference's tokens; it has no noise of which token that is. *Score*: the share of the reference strings
 that the model's own answer has, over that of full, where full reaches 60 %.
 """
 
@@ -23,6 +24,7 @@ from __future__ import annotations
 import argparse
 import json
 import pathlib
+import statistics
 import sys
 import time
 from typing import Any
@@ -51,7 +53,7 @@ def measure(engine: Any, prompt: tasks.Prompt, ids: list[int], reference: list[i
     answers = engine.answers(ids, reference, [grid.for_prompt(text, len(ids)) for text in texts], new_tokens)
     decoded = [engine.tokenizer.decode(answer.said) for answer in answers]
     found = {text: {"name": names[text], "plan": answer.plan, "status": answer.status,
-                    "nats": answer.loss, "right": answer.right,
+                    "nats": answer.loss, "kl": statistics.fmean(answer.kl), "right": answer.right,
                     "score": prompt.score(said) if prompt.is_scored else 0.0, "rows": answer.rows,
                     "attend_bytes": answer.attend_bytes, "select_bytes": answer.select_bytes}
              for text, answer, said in zip(texts, answers, decoded)}
@@ -117,9 +119,10 @@ def run(args: argparse.Namespace, names: dict[str, str]) -> None:
 
 def missing_of(known: dict[tuple[str, str], figures.Line], model: str, prompt: tasks.Prompt, names: dict[str, str]
                ) -> dict[str, str]:
-    """Texts, with their names, that are not known of the prompt; full first."""
+    """Texts, with their names, that are not known of the prompt; full, which KL is against, first with any of them."""
     plans = known.get((model, prompt.key), {"plans": {}})["plans"]
-    return {text: name for text, name in ({figures.FULL: figures.FULL} | names).items() if text not in plans}
+    missing = {text: name for text, name in names.items() if text not in plans}
+    return {figures.FULL: figures.FULL} | missing if missing or figures.FULL not in plans else {}
 
 
 def say(number: int, of: int, line: figures.Line) -> None:

@@ -31,11 +31,13 @@ GPU_POOL = ("--set", "pool.device=cuda", "--set", "pool.device_bytes=3GiB")
 
 @dataclass
 class Answer:
-    """Under a plan. nats: -ln p of each token of the reference; said: the greedy answer's tokens; rows, attend_bytes,
+    """Under a plan. nats: -ln p of each token of the reference; kl: of that token's distribution, nats from the first
+    plan's to this one's; said: the greedy answer's tokens; rows, attend_bytes,
     select_bytes: read a step, all layers, the rows as positions a KV head and layer."""
 
     plan: str
     nats: list[float] = field(default_factory=list)
+    kl: list[float] = field(default_factory=list)
     right: bool = True
     said: list[int] = field(default_factory=list)
     status: str = ""
@@ -170,10 +172,12 @@ class Decoding:
 
     def _note(self, logits: torch.Tensor, token: int) -> None:
         """logits [plans][vocabulary], of the reference's next token."""
-        lost = -torch.log_softmax(logits.double(), -1)[:, token].cpu()
+        log_p = torch.log_softmax(logits.double(), -1)
+        kl = (log_p[0].exp() * (log_p[0] - log_p)).sum(-1)
         best = logits.argmax(-1).cpu()
-        for answer, nats, said in zip(self.answers, lost.tolist(), best.tolist()):
+        for answer, nats, far, said in zip(self.answers, (-log_p[:, token]).tolist(), kl.tolist(), best.tolist()):
             answer.nats.append(nats)
+            answer.kl.append(far)
             answer.right &= said == token
 
     @contextlib.contextmanager

@@ -71,13 +71,16 @@ def row(name: str, text: str, group: str, lines: list[Line]) -> dict[str, Any]:
                 "MB_to_choose": mean("select_bytes") / 1e6, "of_full_bytes": read / full_bytes,
                 "exact": sum(plan["right"] for plan in of_plan),
                 "exact_under_full": sum(line["plans"][FULL]["right"] for line in lines)}
+    if all("kl" in plan for plan in of_plan):
+        accuracy["kl"], accuracy["kl_interval"] = mean_and_error([plan["kl"] for plan in of_plan])
+        accuracy["kl_worst"] = max(plan["kl"] for plan in of_plan)
     scored = solved(lines)
     if scored:
         value, low, high = relative_score(scored, text)
         accuracy |= {"relative_score": value, "relative_low": low, "relative_high": high, "scored_prompts": len(scored)}
     if any(line["scored"] for line in lines):
         accuracy["score"] = statistics.fmean(line["plans"][text]["score"] for line in lines if line["scored"])
-    short = {key: round(value, 4) for key, value in accuracy.items() if not math.isnan(value)}
+    short = {key: round(value, 5 if key.startswith("kl") else 4) for key, value in accuracy.items() if not math.isnan(value)}
     return {"id": f"accuracy/{name}/{group}", "plan": text, "value": round(loss, 4), "unit": "nats a token above full",
             "better": "smaller", "n": len(lines), "accuracy": short}
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import figures
 
-HEAD = ["plan", "tokens read", "bytes read", "MB a token", "loss, nats", "exact", "score of full's"]
+HEAD = ["plan", "tokens read", "bytes read", "MB a token", "loss, nats", "KL, nats", "exact", "score of full's"]
 
 
 def write(lines: list[figures.Line], chosen: dict[str, str], args: argparse.Namespace) -> None:
@@ -54,8 +54,9 @@ def summary(lines: list[figures.Line]) -> str:
     models = ", ".join(dict.fromkeys(line["model"] for line in lines))
     solved = figures.solved(lines)
     mean = statistics.fmean(line["plans"][figures.FULL]["score"] for line in solved) if solved else math.nan
-    return (f"{len(lines)} prompts, {models}. Loss: nats a token of the reference answer above `full`, ± 95 %. Exact: answers "
-            f"whose every token is the likeliest, of those under `full`. Score: of the tasks where `full` reaches "
+    return (f"{len(lines)} prompts, {models}. Loss: nats a token of the reference answer above `full`, ± 95 %. KL: of the next "
+            "token's distribution, from `full`'s, a mean over the same tokens. Exact: answers whose every token is the "
+            "likeliest, of those under `full`. Score: of the tasks where `full` reaches "
             f"{figures.SOLVED:.0%} ({len(solved)} prompts, on which it has {mean:.0%}), what the plan's own answer has of the "
             "references, over what `full`'s has, with the ends of its 95 % interval. Bytes: keys, values and what is chosen "
             "by, of what `full` reads.")
@@ -68,8 +69,9 @@ def table(rows: list[dict[str, Any]]) -> str:
         score = (f"{a['relative_score']:.3f} ({a['relative_low']:.2f} to {a['relative_high']:.2f})"
                  if "relative_score" in a else "")
         loss = f"{row['value']:+.3f}" + (f" ± {a['interval']:.3f}" if "interval" in a else "")
+        kl = f"{a['kl']:.4f} ± {a['kl_interval']:.4f}" if "kl_interval" in a else f"{a['kl']:.4f}" if "kl" in a else ""
         cells = [f"`{row['id'].split('/')[1]}`", f"{a['tokens_a_step'] / a['tokens_of_prompt']:.1%}",
-                 f"{a['of_full_bytes']:.1%}", f"{a['MB_a_step']:.1f}", loss,
+                 f"{a['of_full_bytes']:.1%}", f"{a['MB_a_step']:.1f}", loss, kl,
                  f"{a['exact']} of {a['exact_under_full']}", score]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)

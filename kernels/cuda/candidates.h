@@ -45,6 +45,14 @@ KVS_HOST_DEVICE inline Candidates CandidatesOf(const CandidateRule& rule, int32_
   return c;
 }
 
+// The same, counted in tokens.
+KVS_HOST_DEVICE inline Candidates CandidateTokensOf(const CandidateRule& rule, int32_t tokens) {
+  Candidates c = CandidatesOf(rule, tokens);
+  c.first *= rule.unit_tokens;
+  c.last *= rule.unit_tokens;
+  return c;
+}
+
 }  // namespace kvstrata::cuda
 
 #endif  // KVSTRATA_KERNELS_CUDA_CANDIDATES_H_

@@ -11,10 +11,13 @@
 //   field 0 alone        score = q . row
 //   fields 0 and 1       score = min(q, 0) . row + max(q, 0) . (row + field_stride): Quest's bound
 //                        sum_c max(q_c min_c, q_c max_c), for finite rows
+//   the same, deviation  score = q . row + 2 sqrt(q^2 . (row + field_stride)): of a mean and a
+//                        variance. Over fp16 rows squares above 65504 count as 65504
 #ifndef KVSTRATA_KERNELS_CUDA_ROW_SCORES_CUH_
 #define KVSTRATA_KERNELS_CUDA_ROW_SCORES_CUH_
 
 #include <cstring>
+#include <type_traits>
 
 #include "kernels/cuda/device_rows.h"
 #include "kernels/cuda/float_bits.cuh"
@@ -38,8 +41,13 @@ __device__ inline uint32_t PackedPair(T low, T high) {
 
 // What a column of a fragment holds of a query's element.
 template <typename T>
-__device__ inline T QueryPart(float x, int field, int fields, bool low) {
-  if (fields == 2) x = field == 0 ? fminf(x, 0.0f) : fmaxf(x, 0.0f);
+__device__ inline T QueryPart(float x, int field, int fields, bool deviation, bool low) {
+  if (deviation) {
+    if (field == 1) x *= x;
+    if constexpr (std::is_same_v<T, __half>) x = fminf(x, 65504.0f);
+  } else if (fields == 2) {
+    x = field == 0 ? fminf(x, 0.0f) : fmaxf(x, 0.0f);
+  }
   const T high = Rounded<T>(x);
   return low ? Rounded<T>(x - FloatOf(high)) : high;
 }
@@ -48,7 +56,7 @@ __device__ inline T QueryPart(float x, int field, int fields, bool low) {
 // barrier afterwards.
 template <typename T, int kDim>
 __device__ void LoadQueries(QueryFragments<kDim>* out, const void* q, DType q_dtype,
-                            int64_t first_element, int group, int fields) {
+                            int64_t first_element, int group, int fields, bool deviation = false) {
   constexpr int kChunks = kDim / 32;
   const bool wide = group > 4;
   const int tiles = wide ? 2 : 1;
@@ -62,7 +70,7 @@ __device__ void LoadQueries(QueryFragments<kDim>* out, const void* q, DType q_dt
     const int64_t at = first_element + int64_t{query} * kDim + 32 * chunk + 8 * (lane % 4);
     if (query < group) LoadFloats(q, q_dtype, at, x);
     T parts[8];
-    for (int e = 0; e < 8; ++e) parts[e] = QueryPart<T>(x[e], field, fields, low);
+    for (int e = 0; e < 8; ++e) parts[e] = QueryPart<T>(x[e], field, fields, deviation, low);
     out->at[field][tile][chunk][lane] = {
         PackedPair(parts[0], parts[1]), PackedPair(parts[2], parts[3]),
         PackedPair(parts[4], parts[5]), PackedPair(parts[6], parts[7])};
@@ -112,8 +120,8 @@ class TileScorer {
  public:
   // `fields` etc. as in ScoreBatch; pages: of the sequence; ring: the warp's own. Loads begin here;
   // `queries` are read by Next. once: the L2 drops rows before what else is in it.
-  __device__ TileScorer(const DeviceRows& rows, int fields, int64_t field_stride, int64_t sequence,
-                        int head, int first, int last, int tiles, RowOf row_of,
+  __device__ TileScorer(const DeviceRows& rows, int fields, int64_t field_stride, bool deviation,
+                        int64_t sequence, int head, int first, int last, int tiles, RowOf row_of,
                         const QueryFragments<kDim>& queries, bool wide, RowRing<kDim>* ring,
                         bool once = false)
       : rows_(rows),
@@ -121,6 +129,7 @@ class TileScorer {
         head_offset_(rows.offset + head * rows.head_stride + 16 * (threadIdx.x % 4)),
         field_stride_(field_stride),
         fields_(fields),
+        deviation_(deviation),
         first_(first),
         last_(last),
         tiles_(tiles),
@@ -135,21 +144,31 @@ class TileScorer {
 
   // The next tile's scores.
   __device__ LaneScores Next() {
-    float high[4] = {}, low[4] = {};
+    float high[4] = {}, low[4] = {}, mean[4];
     for (int field = 0; field < fields_; ++field) {
+      if (deviation_ && field == 1) {
+        Join(high, low);
+        for (int i = 0; i < 4; ++i) mean[i] = high[i], high[i] = low[i] = 0;
+      }
       asm volatile("cp.async.wait_group %0;" ::"n"(RowRing<kDim>::kStages - 1) : "memory");
       Multiply(field, high, low);
       Issue(stage_);
       stage_ = stage_ + 1 == RowRing<kDim>::kStages ? 0 : stage_ + 1;
     }
-    if (!wide_) {  // low parts are columns 4..7 of the same product
-      for (int i = 0; i < 4; ++i) low[i] = __shfl_xor_sync(~0u, high[i], 2);
+    Join(high, low);
+    if (deviation_) {
+      for (int i = 0; i < 4; ++i) high[i] = mean[i] + 2 * sqrtf(fmaxf(high[i], 0.0f));
     }
-    return {{high[0] + low[0], high[1] + low[1]}, {high[2] + low[2], high[3] + low[3]}};
+    return {{high[0], high[1]}, {high[2], high[3]}};
   }
 
  private:
   static constexpr int kChunks = kDim / 32;
+
+  // Adds the products of the queries' low parts: columns 4..7 of the same product, if not wide.
+  __device__ void Join(float (&high)[4], const float (&low)[4]) const {
+    for (int i = 0; i < 4; ++i) high[i] += wide_ ? low[i] : __shfl_xor_sync(~0u, high[i], 2);
+  }
 
   // Starts the copy of the next field of the next tile; nothing after the last, but as a group.
   __device__ void Issue(int stage) {
@@ -215,7 +234,7 @@ class TileScorer {
   const uint64_t* pages_;
   const int64_t head_offset_, field_stride_;
   const int fields_, first_, last_, tiles_;
-  const bool wide_, once_;
+  const bool deviation_, wide_, once_;
   const RowOf row_of_;
   const QueryFragments<kDim>& queries_;
   RowRing<kDim>* ring_;

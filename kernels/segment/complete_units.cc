@@ -32,10 +32,11 @@ std::vector<Field> FieldsOf(const Update& u, int level, int layer, int head) {
     return index.Rows(u.view.index_blocks, level - 1, layer, field, head);
   };
   std::vector<Field> fields;
-  if (index.kind == IndexLayout::Kind::kMinMax) {
-    fields.push_back({0, Kind::kMinMax, keys});
-  } else {
+  if (index.kind == IndexLayout::Kind::kMean) {
     fields.push_back({0, Kind::kMean, level == 0 ? keys : below(0)});
+  } else {
+    const bool extremes = index.kind == IndexLayout::Kind::kMinMax;
+    fields.push_back({0, extremes ? Kind::kMinMax : Kind::kDeviation, keys});
   }
   if (index.key_mean > 0) {
     fields.push_back({index.key_mean, Kind::kMean, level == 0 ? keys : below(index.key_mean)});
@@ -59,7 +60,7 @@ SummarizeWork UnitWork(const Update& u, int level, int layer, int head, const Fi
   work.rows = {unit * size, (unit + 1) * size};
   work.out = index.Row(u.view.index_blocks, level, layer, field.field, head, unit);
   work.out_dtype = index.IsCoarse(field.field) ? index.coarse_dtype() : index.dtype;
-  if (field.kind == SummarizeWork::Kind::kMinMax) {
+  if (field.kind != SummarizeWork::Kind::kMean) {
     work.out2 = index.Row(u.view.index_blocks, level, layer, field.field + 1, head, unit);
   }
   return work;

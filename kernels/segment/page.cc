@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Segmenter `page`: units of index.unit tokens with the element-wise minimum and maximum of their
-// keys, exact in the keys' dtype (docs/spec/beyond.md, "quest"); for selector `block` with their
-// mean.
+// keys, exact in the keys' dtype (docs/spec/beyond.md, "quest"), or with mean and variance (10
+// there); for selector `block` with their mean.
 #include "kernels/segment/complete_units.h"
 #include "kernels/segment/index_rows.h"
 #include "kernels/segment/segmenter.h"
@@ -13,6 +13,7 @@ class PageSegmenter final : public Segmenter {
  public:
   IndexLayout Layout(const Plan& plan, const Geometry& geometry) const override {
     const auto kind = plan.selector == SelectorKind::kBlock ? IndexLayout::Kind::kMean
+                      : plan.minmax.deviation               ? IndexLayout::Kind::kDeviation
                                                             : IndexLayout::Kind::kMinMax;
     // Means that rank blocks are fp32 on the CPU (ADR 15).
     return MakeIndexLayout(kind, geometry, &plan.index.unit, 1, HasCoarseRows(plan), DType::kF32);

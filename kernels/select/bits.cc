@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Selector `bits`: per layer and KV head, the tokens that most attention goes to by keys in few
 // bits (docs/spec/bits.md): `budget` of them, or as many as `max_missed` takes. Sinks and the
-// recent window slide along. Tokens whose group was not sealed before the step are scored by the
-// keys themselves, wherever they lie.
+// recent window slide along. With `run` what competes are whole runs of tokens. Tokens whose group
+// was not sealed before the step are scored by the keys themselves, wherever they lie.
 #include <algorithm>
 #include <atomic>
+#include <numeric>
 #include <string>
 
 #include "kernels/ops/take/take.h"
@@ -25,7 +26,9 @@ constexpr int32_t kTile = 2048;
 class BitsSelector final : public Selector {
  public:
   BitsSelector(const Plan& plan, int32_t group)
-      : rule_(BitsCandidates(plan)), budget_(plan.bits.budget), missed_(BitsMissed(plan, group)) {}
+      : rule_(BitsCandidates(plan)),
+        most_(plan.bits.budget / plan.bits.run),
+        missed_(BitsMissed(plan, group)) {}
 
   void Begin(const SelectContext&) override {}
   void PrefillDone(const SelectContext&) override {}
@@ -35,7 +38,8 @@ class BitsSelector final : public Selector {
     const cuda::Candidates candidates = cuda::CandidatesOf(rule_, n);
     if (candidates.full) return out->SetFull(n);
     const Geometry& g = *context.geometry;
-    const Call call = CallOf(context, layer, q, {candidates.first, candidates.last});
+    const int32_t run = rule_.unit_tokens;
+    const Call call = CallOf(context, layer, q, {candidates.first * run, candidates.last * run});
     out->Reset(n, g.kv_heads);
     if (HeadsFillThreads(g.kv_heads, context.executor->concurrency())) {
       ChooseByThread(call, out);
@@ -193,18 +197,27 @@ class BitsSelector final : public Selector {
     }
   }
 
-  int32_t TakenOf(const Call& call, const float* votes) const {
-    if (missed_ == 0) return std::min(budget_, call.count());
-    return Take({votes, call.count(), budget_, missed_});
+  // Makes sums over runs of n votes, from the first on; returns how many.
+  int32_t SumRuns(float* votes, int32_t n) const {
+    const int32_t run = rule_.unit_tokens;
+    for (int32_t i = 0; run > 1 && i < n / run; ++i) {
+      const float* of_run = votes + int64_t{i} * run;
+      votes[i] = std::accumulate(of_run + 1, of_run + run, of_run[0]);
+    }
+    return n / run;
   }
 
-  void Pick(const Call& call, const float* votes, std::vector<Run>* runs) const {
-    std::vector<int32_t> tokens(TakenOf(call, votes));
-    call.context.backend->top_k(
-        {votes, call.count(), static_cast<int32_t>(tokens.size()), tokens.data()});
+  int32_t TakenOf(const float* votes, int32_t n) const {
+    return missed_ == 0 ? std::min(most_, n) : Take({votes, n, most_, missed_});
+  }
+
+  void Pick(const Call& call, float* votes, std::vector<Run>* runs) const {
+    const int32_t run = rule_.unit_tokens, n = SumRuns(votes, call.count());
+    std::vector<int32_t> chosen(TakenOf(votes, n));
+    call.context.backend->top_k({votes, n, static_cast<int32_t>(chosen.size()), chosen.data()});
     AppendRun({0, call.range.begin}, runs);
-    for (const int32_t t : tokens) {
-      AppendRun({call.range.begin + t, call.range.begin + t + 1}, runs);
+    for (const int32_t i : chosen) {
+      AppendRun({call.range.begin + i * run, call.range.begin + (i + 1) * run}, runs);
     }
     AppendRun({call.range.end, call.tokens()}, runs);
   }
@@ -225,7 +238,7 @@ class BitsSelector final : public Selector {
   }
 
   cuda::CandidateRule rule_;
-  int32_t budget_;
+  int32_t most_;                  // tokens, or runs, that a list takes
   double missed_;                 // votes that a list may leave out; 0: each takes the budget
   std::vector<Scratch> scratch_;  // one, or one a thread
 };
@@ -267,6 +280,8 @@ constexpr PlanOption kRows[] = {
      [] { return IntAllowed(16, 256) + ", a multiple of 16"; }},
     Rows::Int<&BitsOptions::sinks, 0, kMaxTokens>("sinks"),
     Rows::Int<&BitsOptions::recent, 1, kMaxTokens>("recent"),
+    Rows::OneOf<&BitsOptions::run, 1, 4, 8, 16>("run").PrintedIf(
+        [](const Plan& p) { return p.bits.run > 1; }),
     {.name = "max_missed",
      .set = SetMaxMissed,
      .text = [](const Plan& p) { return NumberText(p.bits.max_missed); },
@@ -290,8 +305,8 @@ constinit const OptionTable kBitsTable = {kRows, nullptr, CheckStoredAfterRotary
 
 cuda::CandidateRule BitsCandidates(const Plan& plan) {
   // With max_missed queries decide how many are taken, and no number of them is all.
-  const int32_t take = plan.bits.max_missed > 0 ? 0 : plan.bits.budget;
-  return {1, plan.bits.sinks, plan.bits.recent, take, plan.min_tokens};
+  const int32_t take = plan.bits.max_missed > 0 ? 0 : plan.bits.budget / plan.bits.run;
+  return {plan.bits.run, plan.bits.sinks, plan.bits.recent, take, plan.min_tokens};
 }
 
 // By the estimate 1 % was 1.05 to 1.19 % in truth, on ten documents (bench/notes/missed.md): what
@@ -310,11 +325,12 @@ SelectionRule BitsRule(const Plan& plan, int32_t tokens) {
   constexpr double kTaken = 0.25;
   SelectionRule rule;
   rule.always = plan.bits.sinks + plan.bits.recent;
-  rule.units = plan.bits.budget;
-  if (plan.bits.max_missed > 0) {
-    rule.units = std::min(rule.units, static_cast<int32_t>(kTaken * tokens));
-  }
-  rule.rows = rule.always + rule.units;
+  const int32_t rows = plan.bits.max_missed > 0
+                           ? std::min(plan.bits.budget, static_cast<int32_t>(kTaken * tokens))
+                           : plan.bits.budget;
+  rule.unit_tokens = plan.bits.run;
+  rule.units = rows / plan.bits.run;
+  rule.rows = rule.always + rows;
   const double share = plan.bits.bits / 32.0 + 1.0 / plan.index.unit;
   rule.scored = share * tokens;
   rule.cpu_rows = std::max(kCpuRowsAToken - share, 0.0) * tokens;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Selector `minmax`: per layer and KV head, the pages whose key box allows the largest logit
-// (Quest; docs/spec/beyond.md, "Baselines"). Always-on sets are rounded outwards to whole pages;
+// (Quest; docs/spec/beyond.md, "Baselines"), or whose logits are the largest by mean and deviation
+// (10 there). Always-on sets are rounded outwards to whole pages;
 // floor(budget / page) pages are taken from the rest. Every candidate page is complete, so stored
 // rows suffice.
 #include <algorithm>
@@ -18,6 +19,7 @@ class MinMaxSelector final : public Selector {
  public:
   explicit MinMaxSelector(const Plan& plan)
       : rule_(MinMaxCandidates(plan)),
+        kind_(plan.minmax.deviation ? ScoreWork::Kind::kDeviation : ScoreWork::Kind::kMinMax),
         softmax_(plan.minmax.group_softmax),
         rest_(plan.index.rest != RestKind::kDrop) {}
 
@@ -29,7 +31,7 @@ class MinMaxSelector final : public Selector {
     const cuda::Candidates pages = cuda::CandidatesOf(rule_, n);
     if (pages.full) return out->SetFull(n);
 
-    scores_.Score(context, layer, q, ScoreWork::Kind::kMinMax, {pages.first, pages.last}, softmax_);
+    scores_.Score(context, layer, q, kind_, {pages.first, pages.last}, softmax_);
     out->Reset(n, context.geometry->kv_heads);
     out->scored_bytes = int64_t{2} * pages.count() * out->groups() * context.geometry->head_dim *
                         SizeOf(context.index->dtype);
@@ -74,9 +76,12 @@ class MinMaxSelector final : public Selector {
   }
 
   cuda::CandidateRule rule_;
+  ScoreWork::Kind kind_;
   bool softmax_, rest_;
   UnitScores scores_;  // of the call under way
 };
+
+constexpr std::string_view kScoreNames[] = {"bounds", "deviation"};
 
 using Rows = RowsOf<&Plan::minmax>;
 constexpr PlanOption kRows[] = {
@@ -85,6 +90,8 @@ constexpr PlanOption kRows[] = {
     kUnitRow,
     Rows::Int<&MinMaxOptions::budget, 0, kMaxTokens>("budget"),
     Rows::Name<&MinMaxOptions::group_softmax, kGroupNames>("group"),
+    Rows::Name<&MinMaxOptions::deviation, kScoreNames>("score").PrintedIf(
+        [](const Plan& p) { return p.minmax.deviation; }),
     kRestRow,
 };
 

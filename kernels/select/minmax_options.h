@@ -13,6 +13,8 @@ struct MinMaxOptions {
   int32_t budget = 2048;
   // `group = "softmax"`: heads' unit scores normalised, then summed (docs/spec/beyond.md 3).
   bool group_softmax = false;
+  // `score = "deviation"`: by mean and deviation of a page's logits, not by its bounds (10 there).
+  bool deviation = false;
 
   bool operator==(const MinMaxOptions&) const = default;
 };

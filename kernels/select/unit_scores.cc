@@ -11,8 +11,8 @@ ScoreWork UnitScores::Work(const SelectContext& context, int layer, int head,
   ScoreWork w;
   w.kind = kind;
   w.rows = index.Rows(context.view.index_blocks, 0, layer, 0, head);
-  if (kind == ScoreWork::Kind::kMinMax) {
-    w.max_offset = index.RowOffset(0, layer, 1, head, 0) - w.rows.offset;
+  if (kind != ScoreWork::Kind::kDot) {
+    w.second_offset = index.RowOffset(0, layer, 1, head, 0) - w.rows.offset;
   }
   return w;
 }

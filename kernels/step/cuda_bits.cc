@@ -4,9 +4,10 @@
 // have a window of at least a group, so that every candidate is in a group that was sealed before
 // the step.
 //
-// A fixed budget is taken by op pick_bits where that is the faster way and the device and the shape
-// have it, else by ops vote and pick. With max_missed op always says what always-on tokens get, op
-// vote makes shares of all attention, op take says how many of each list, and op pick takes them.
+// A fixed budget of single tokens is taken by op pick_bits where that is the faster way and the
+// device and the shape have it, else by ops vote and pick, as runs of tokens are. With max_missed
+// op always says what always-on tokens get, op vote makes shares of all attention, op take says how
+// many of each list, and op pick takes them.
 #include <algorithm>
 
 #include "kernels/select/selection_rule.h"
@@ -111,22 +112,25 @@ class CudaBits final : public CudaSelector {
   bool IdlesWhenShort() const override { return true; }
 
   Status Fit(const CudaFrame& frame, std::span<const CudaPart>) override {
-    CudaScoredLists::Room fixed, shares;
+    CudaScoredLists::Room singles, others;
+    bool shares = false;
     for (int i = 0; i < frame.members(); ++i) {
       if (!Has(frame, i)) continue;
       const BitsOptions& bits = frame.plan(i).bits;
       const int32_t units = frame.RoomFor(i);
       // With max_missed a list may hold all that there is room for.
       const int32_t most = units <= best_.units() ? best_.units() : Generous(units, kMultiple);
-      CudaScoredLists::Room& need = SharesIn(bits) ? shares : fixed;
+      CudaScoredLists::Room& need = OfSingles(bits) ? singles : others;
       need.units = std::max(need.units, units);
-      need.list = std::max(need.list, SharesIn(bits) ? std::min(bits.budget, most) : bits.budget);
+      const int32_t rows = SharesIn(bits) ? std::min(bits.budget, most) : bits.budget;
+      need.list = std::max(need.list, rows / bits.run);
+      shares |= SharesIn(bits);
     }
-    if (shares.units > 0) KVS_RETURN_IF_ERROR(FitAlways(frame));
-    KVS_RETURN_IF_ERROR(ChooseOps(frame, fixed));
-    CudaScoredLists::Room need = shares;
+    if (shares) KVS_RETURN_IF_ERROR(FitAlways(frame));
+    KVS_RETURN_IF_ERROR(ChooseOps(frame, singles));
+    CudaScoredLists::Room need = others;
     if (!one_pass_) {
-      need = {std::max(fixed.units, shares.units), std::max(fixed.list, shares.list)};
+      need = {std::max(singles.units, others.units), std::max(singles.list, others.list)};
     }
     return need.units == 0 ? OkStatus() : best_.Fit(frame, need, kMultiple);
   }
@@ -140,13 +144,13 @@ class CudaBits final : public CudaSelector {
     keys.groups = frame->IndexGroupsOf(part.first, layer);
     keys.ahead = true;
     if (SharesIn(part.plan.bits)) return SelectShares(*frame, part, layer, rule, q, keys);
-    if (one_pass_) return one_pass_lists_.Pick(*frame, part, rule, q, keys);
+    if (InOnePass(part.plan.bits)) return one_pass_lists_.Pick(*frame, part, rule, q, keys);
     KVS_RETURN_IF_ERROR(best_.Vote(*frame, part, rule, q, keys));
-    return best_.Pick(*frame, part, rule);
+    return best_.Pick(*frame, part, rule, rule.unit_tokens);
   }
 
   cuda::DeviceSelection SelectionOf(const CudaFrame&, const CudaPart& part) const override {
-    return ListsOf(part.plan).SelectionOf(part, 1);
+    return ListsOf(part.plan).SelectionOf(part, part.plan.bits.run);
   }
 
   Result<Selection> Read(const CudaFrame& frame, const CudaPart& part, int member,
@@ -154,10 +158,11 @@ class CudaBits final : public CudaSelector {
     const CudaLists& chosen = ListsOf(part.plan);
     KVS_ASSIGN_OR_RETURN(const CudaLists::Read lists, chosen.ReadMember(frame, member));
     if (lists.recent_begin == 0) return Selection::Full(n);
-    const int32_t heads = frame.geometry().kv_heads, unit = part.plan.index.unit;
+    const int32_t heads = frame.geometry().kv_heads, group = part.plan.index.unit;
+    const int32_t run = part.plan.bits.run;
     Selection selection;
     selection.Reset(n, heads);
-    const int32_t groups = (lists.recent_begin + unit - 1) / unit - lists.sink_end / unit;
+    const int32_t groups = (lists.recent_begin + group - 1) / group - lists.sink_end / group;
     selection.scored_bytes = groups * heads * frame.state(member).index().row_bytes();
     if (SharesIn(part.plan.bits)) {
       const int32_t always = lists.sink_end + (n - lists.recent_begin);
@@ -167,8 +172,8 @@ class CudaBits final : public CudaSelector {
       std::vector<Run>& runs = selection.runs[head];
       AppendRun({0, lists.sink_end}, &runs);
       for (int32_t i = 0; i < lists.counts[head]; ++i) {
-        const int32_t token = lists.units[static_cast<size_t>(head * chosen.stride() + i)];
-        AppendRun({token, token + 1}, &runs);
+        const int32_t unit = lists.units[static_cast<size_t>(head * chosen.stride() + i)];
+        AppendRun({unit * run, (unit + 1) * run}, &runs);
       }
       AppendRun({lists.recent_begin, n}, &runs);
     }
@@ -180,16 +185,20 @@ class CudaBits final : public CudaSelector {
   static bool SharesIn(const BitsOptions& bits) { return bits.max_missed > 0; }
 
   const CudaLists& ListsOf(const Plan& plan) const {
-    return one_pass_ && !SharesIn(plan.bits) ? one_pass_lists_.lists() : best_.lists();
+    return InOnePass(plan.bits) ? one_pass_lists_.lists() : best_.lists();
   }
 
-  // By which ops lists of a fixed budget are made, and their room if that is one pass.
-  Status ChooseOps(const CudaFrame& frame, const CudaScoredLists::Room& fixed) {
-    if (fixed.units == 0) return OkStatus();
+  static bool OfSingles(const BitsOptions& bits) { return !SharesIn(bits) && bits.run == 1; }
+  bool InOnePass(const BitsOptions& bits) const { return one_pass_ && OfSingles(bits); }
+
+  // By which ops lists of a fixed budget of single tokens are made, and their room if that is one
+  // pass.
+  Status ChooseOps(const CudaFrame& frame, const CudaScoredLists::Room& singles) {
+    if (singles.units == 0) return OkStatus();
     const bool before = one_pass_;
-    one_pass_ = one_pass_lists_.Serves(frame, fixed.units, before);
+    one_pass_ = one_pass_lists_.Serves(frame, singles.units, before);
     if (one_pass_ != before) frame.memory().NoteGrowth();  // graphs hold the other ops
-    return one_pass_ ? one_pass_lists_.Fit(frame, fixed) : OkStatus();
+    return one_pass_ ? one_pass_lists_.Fit(frame, singles) : OkStatus();
   }
 
   Status FitAlways(const CudaFrame& frame) {
@@ -225,11 +234,12 @@ class CudaBits final : public CudaSelector {
     KVS_RETURN_IF_ERROR(frame.Check(frame.ops().always(always, frame.stream()), "op always"));
     keys.always = always.always;
     KVS_RETURN_IF_ERROR(best_.Vote(frame, part, rule, q, keys));
-    return best_.PickMost(frame, part, rule, BitsMissed(part.plan, frame.geometry().group()),
-                          part.plan.bits.budget);
+    return best_.PickMost(frame, part, rule, rule.unit_tokens,
+                          BitsMissed(part.plan, frame.geometry().group()),
+                          part.plan.bits.budget / rule.unit_tokens);
   }
 
-  bool one_pass_ = false;  // lists of a fixed budget
+  bool one_pass_ = false;  // lists of a fixed budget of single tokens
   OnePassLists one_pass_lists_;
   CudaScoredLists best_;  // the others
   DeviceBuffer always_;   // of op always

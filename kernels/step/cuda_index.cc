@@ -57,10 +57,13 @@ Status CudaIndex::Summarize(CudaFrame* frame) {
 Status CudaIndex::SummarizeLevel(CudaFrame* frame, int first, int count, int level) {
   const IndexLayout& index = frame->state(first).index();
   const int32_t units = UnitsOf(*frame, first, count, level);
+  using Kind = cuda::SummarizeBatch::Kind;
   const bool means = index.kind == IndexLayout::Kind::kMean;
   const PageLayout layout = PageLayout::Of(frame->geometry());
   cuda::SummarizeBatch w;
-  w.kind = means ? cuda::SummarizeBatch::Kind::kMean : cuda::SummarizeBatch::Kind::kMinMax;
+  w.kind = means                                         ? Kind::kMean
+           : index.kind == IndexLayout::Kind::kDeviation ? Kind::kDeviation
+                                                         : Kind::kMinMax;
   w.source =
       level == 0 ? cuda::KeyRows(frame->PagesOf(first, 0)) : RowsOf(*frame, first, level - 1, 0);
   w.summary = RowsOf(*frame, first, level, 0);

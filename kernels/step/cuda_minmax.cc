@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Selector minmax (quest) on a GPU, as kernels/select/minmax.cc does it on a CPU: pages are
-// scored by the extremes of their keys, which the index holds, and the best are picked.
+// scored by the extremes of their keys, or by their mean and variance, which the index holds, and
+// the best are picked.
 #include <algorithm>
 
 #include "kernels/step/cuda_frame.h"
@@ -31,7 +32,7 @@ class CudaMinMax final : public CudaSelector {
   Status Select(CudaFrame* frame, const CudaPart& part, int layer, const Rows& q) override {
     const cuda::CandidateRule rule = MinMaxCandidates(part.plan);
     KVS_RETURN_IF_ERROR(part.plan.minmax.group_softmax
-                            ? best_.Vote(*frame, part, rule, q, ExtremesOf(*frame, part, layer))
+                            ? best_.Vote(*frame, part, rule, q, RowsOf(*frame, part, layer))
                             : Score(*frame, part, layer, q));
     return best_.Pick(*frame, part, rule);
   }
@@ -66,11 +67,12 @@ class CudaMinMax final : public CudaSelector {
  private:
   static constexpr int32_t kMultiple = 64;  // units, in growing
 
-  static cuda::VoteBatch ExtremesOf(const CudaFrame& frame, const CudaPart& part, int layer) {
+  static cuda::VoteBatch RowsOf(const CudaFrame& frame, const CudaPart& part, int layer) {
     cuda::VoteBatch w;
     w.rows = frame.IndexRowsOf(part.first, 0, layer);
     w.fields = 2;
     w.field_stride = frame.state(part.first).index().field_stride();
+    w.deviation = part.plan.minmax.deviation;
     return w;
   }
 
@@ -79,6 +81,7 @@ class CudaMinMax final : public CudaSelector {
     w.rows = frame.IndexRowsOf(part.first, 0, layer);
     w.fields = 2;
     w.field_stride = frame.state(part.first).index().field_stride();
+    w.deviation = part.plan.minmax.deviation;
     w.rule = MinMaxCandidates(part.plan);
     w.tokens = frame.VisibleFrom(frame.FirstRow(part));
     w.q = q.data;

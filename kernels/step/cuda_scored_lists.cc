@@ -57,10 +57,10 @@ Status CudaScoredLists::Vote(const CudaFrame& frame, const CudaPart& part,
 }
 
 cuda::PickBatch CudaScoredLists::PickOf(const CudaFrame& frame, const CudaPart& part,
-                                        const cuda::CandidateRule& rule) const {
+                                        const cuda::CandidateRule& rule, int32_t run) const {
   cuda::PickBatch w;
   w.scores = ScoresOf(frame, part);
-  w.score_stride = room_.units;
+  w.score_stride = room_.units / run;
   w.batch = part.count;
   w.groups = frame.geometry().kv_heads;
   w.rule = rule;
@@ -73,17 +73,17 @@ cuda::PickBatch CudaScoredLists::PickOf(const CudaFrame& frame, const CudaPart& 
 }
 
 Status CudaScoredLists::Pick(const CudaFrame& frame, const CudaPart& part,
-                             const cuda::CandidateRule& rule) const {
-  return frame.Check(frame.ops().pick(PickOf(frame, part, rule), frame.stream()), "op pick");
+                             const cuda::CandidateRule& rule, int32_t run) const {
+  return frame.Check(frame.ops().pick(PickOf(frame, part, rule, run), frame.stream()), "op pick");
 }
 
 Status CudaScoredLists::PickMost(const CudaFrame& frame, const CudaPart& part,
-                                 const cuda::CandidateRule& rule, double missed,
+                                 const cuda::CandidateRule& rule, int32_t run, double missed,
                                  int32_t most) const {
-  cuda::PickBatch w = PickOf(frame, part, rule);
+  cuda::PickBatch w = PickOf(frame, part, rule, run);
   cuda::TakeBatch take;
   take.votes = ScoresOf(frame, part);
-  take.vote_stride = room_.units;
+  take.vote_stride = w.score_stride;
   take.batch = part.count;
   take.groups = w.groups;
   take.rule = rule;

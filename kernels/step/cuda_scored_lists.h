@@ -31,16 +31,18 @@ class CudaScoredLists {
   // Writes them by op vote. vote: what is scored; the rest is filled in.
   Status Vote(const CudaFrame& frame, const CudaPart& part, const cuda::CandidateRule& rule,
               const Rows& q, cuda::VoteBatch vote) const;
-  // Makes lists of them by op pick: of rule.take units each,
-  Status Pick(const CudaFrame& frame, const CudaPart& part, const cuda::CandidateRule& rule) const;
+  // Makes lists of them by op pick: of rule.take units each. run: candidates of a unit that was
+  // voted for (VoteBatch);
+  Status Pick(const CudaFrame& frame, const CudaPart& part, const cuda::CandidateRule& rule,
+              int32_t run = 1) const;
   // or of as many as leave out votes of at most `missed`, by op take, and at most `most`.
   Status PickMost(const CudaFrame& frame, const CudaPart& part, const cuda::CandidateRule& rule,
-                  double missed, int32_t most) const;
+                  int32_t run, double missed, int32_t most) const;
 
  private:
   Status FitTo(const CudaFrame& frame, int32_t members, const Room& room);
   cuda::PickBatch PickOf(const CudaFrame& frame, const CudaPart& part,
-                         const cuda::CandidateRule& rule) const;
+                         const cuda::CandidateRule& rule, int32_t run) const;
 
   int32_t members_ = 0;
   Room room_;

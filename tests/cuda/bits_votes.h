@@ -5,21 +5,24 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <span>
 #include <vector>
 
+#include "kernels/select/selection_rule.h"
 #include "tests/cuda/step_batch_fixture.h"
 
 namespace kvstrata::cuda {
 
 // The sum over a KV head's queries of their softmax over the candidates, by token; 0 for others.
-// q: [query_heads][head_dim] of a step of `n` tokens, the query's own counted.
-// REQUIRES: all candidates are in sealed groups.
+// With runs that of the token's run. q: [query_heads][head_dim] of a step of `n` tokens, the
+// query's own counted. REQUIRES: all candidates are in sealed groups.
 inline std::vector<double> BitsVotes(const TwinSequence& sequence, const Geometry& g, int layer,
                                      const float* q, int32_t n, int head) {
   const Plan& plan = sequence.plan;
   const IndexLayout& index = sequence.on_host->index();
-  const kvstrata::Run range = {plan.bits.sinks, n - plan.bits.recent};
+  const Candidates tokens = CandidateTokensOf(BitsCandidates(plan), n);
+  const kvstrata::Run range = {tokens.first, tokens.last};
   const int32_t count = range.end - range.begin;
   std::vector<float> logits(static_cast<size_t>(g.group() * count));
   const ScoreBitsWork w{{index.group(), sequence.blocks.host_pieces.data(),
@@ -42,6 +45,9 @@ inline std::vector<double> BitsVotes(const TwinSequence& sequence, const Geometr
       votes[static_cast<size_t>(range.begin + t)] +=
           std::exp(double{own[static_cast<size_t>(t)]} - top) / sum;
     }
+  }
+  for (auto at = votes.begin() + range.begin; at < votes.begin() + range.end; at += plan.bits.run) {
+    std::fill_n(at, plan.bits.run, std::accumulate(at, at + plan.bits.run, 0.0));
   }
   return votes;
 }

@@ -139,7 +139,8 @@ class NearTies {
       std::ranges::set_difference(b, a, std::back_inserter(extra));
       if (sequence_.plan.bits.max_missed > 0) {
         // Sums that are off by 5e-3 end a list a little earlier or later.
-        if (missing.size() + extra.size() > 2 + a.size() / 50) return false;
+        const auto run = static_cast<size_t>(sequence_.plan.bits.run);
+        if (missing.size() + extra.size() > run * (2 + a.size() / 50)) return false;
         continue;
       }
       if (a.size() != b.size()) return false;
@@ -262,13 +263,15 @@ class NearTies {
     const std::byte* low = index.Row(blocks, 0, layer_, 0, head, unit);
     const std::byte* high = index.Row(blocks, 0, layer_, 1, head, unit);
     const int64_t size = SizeOf(index.dtype);
-    double sum = 0;
+    const bool deviation = sequence_.plan.minmax.deviation;
+    double sum = 0, variance = 0;
     for (int c = 0; c < g_.head_dim; ++c) {
-      const double x = q[c];
-      sum += std::max(x * LoadFloat(low + c * size, index.dtype),
-                      x * LoadFloat(high + c * size, index.dtype));
+      const double x = q[c], a = LoadFloat(low + c * size, index.dtype);
+      const double b = LoadFloat(high + c * size, index.dtype);
+      sum += deviation ? x * a : std::max(x * a, x * b);
+      variance += deviation ? x * x * b : 0;
     }
-    return sum;
+    return sum + 2 * std::sqrt(variance);
   }
 
   TwinSequence& sequence_;

@@ -23,7 +23,7 @@ namespace {
 struct Shape {
   int batch = 1, kv_heads = 2, group = 4, head_dim = 128, page = 16;
   DType dtype = DType::kBF16, q_dtype = DType::kBF16;
-  bool min_max = true;
+  IndexLayout::Kind kind = IndexLayout::Kind::kMinMax;
   int tokens_max = 6000;
 };
 
@@ -31,18 +31,18 @@ class ScoreCase {
  public:
   ScoreCase(const Shape& s, std::mt19937_64& rng)
       : shape_(s), geometry_{2, s.kv_heads * s.group, s.kv_heads, s.head_dim, s.page, s.dtype} {
-    index_ = MakeIndexLayout(s.min_max ? IndexLayout::Kind::kMinMax : IndexLayout::Kind::kMean,
-                             geometry_, &geometry_.page_tokens, 1, {}, s.dtype);
+    index_ = MakeIndexLayout(s.kind, geometry_, &geometry_.page_tokens, 1, {}, s.dtype);
     const int blocks = index_.BlocksFor(s.tokens_max);
     blocks_ = std::make_unique<ScatteredPages>(s.batch, blocks, index_.block_bytes, s.dtype, rng);
-    if (s.min_max) OrderFields();
+    if (s.kind != IndexLayout::Kind::kMean) MendFields();
     q_.resize(int64_t{s.batch} * geometry_.query_heads * s.head_dim);
     for (float& x : q_) x = RoundedTo(s.q_dtype, Normal(rng));
     device_q_ = DeviceArray<std::byte>(Encoded(q_, s.q_dtype));
     tokens_ = DeviceArray<int32_t>(s.batch);
     work_.rows = IndexRows(blocks_->addresses(), blocks_->stride(), index_, 0, kLayer, 0);
-    work_.fields = s.min_max ? 2 : 1;
-    if (s.min_max) {
+    work_.fields = index_.fields;
+    work_.deviation = s.kind == IndexLayout::Kind::kDeviation;
+    if (work_.fields == 2) {
       work_.field_stride = index_.RowOffset(0, kLayer, 1, 0, 0) - work_.rows.offset;
     }
     work_.rule = {s.page, 5, 77, 8, 0};
@@ -84,16 +84,16 @@ class ScoreCase {
  private:
   static constexpr int kLayer = 1;
 
-  // A minimum is not above its maximum.
-  void OrderFields() {
+  // A minimum is not above its maximum, and no variance is negative.
+  void MendFields() {
     for (int b = 0; b < shape_.batch; ++b) {
       for (int u = 0; u < blocks_->stride() * index_.levels[0].units_per_block; ++u) {
-        for (int h = 0; h < shape_.kv_heads; ++h) OrderUnit(blocks_->TableOf(b), h, u);
+        for (int h = 0; h < shape_.kv_heads; ++h) MendUnit(blocks_->TableOf(b), h, u);
       }
     }
     blocks_->Upload();
   }
-  void OrderUnit(std::byte* const* table, int head, int unit) {
+  void MendUnit(std::byte* const* table, int head, int unit) {
     std::byte* low = index_.Row(table, 0, kLayer, 0, head, unit);
     std::byte* high = index_.Row(table, 0, kLayer, 1, head, unit);
     for (int64_t c = 0; c < shape_.head_dim; ++c) {
@@ -102,6 +102,10 @@ class ScoreCase {
                                            : ToFloat(reinterpret_cast<const BF16*>(row)[c]);
       };
       const float a = value(low), b = value(high);
+      if (shape_.kind == IndexLayout::Kind::kDeviation) {
+        StoreFloat(high + c * 2, shape_.dtype, std::abs(b));
+        continue;
+      }
       StoreFloat(low + c * 2, shape_.dtype, std::min(a, b));
       StoreFloat(high + c * 2, shape_.dtype, std::max(a, b));
     }
@@ -110,11 +114,13 @@ class ScoreCase {
   std::vector<float> Reference(int b, int h, kvstrata::Run units) const {
     std::vector<float> out(units.end - units.begin);
     ScoreWork w;
-    w.kind = shape_.min_max ? ScoreWork::Kind::kMinMax : ScoreWork::Kind::kDot;
+    w.kind = shape_.kind == IndexLayout::Kind::kMinMax      ? ScoreWork::Kind::kMinMax
+             : shape_.kind == IndexLayout::Kind::kDeviation ? ScoreWork::Kind::kDeviation
+                                                            : ScoreWork::Kind::kDot;
     w.q = &q_[(int64_t{b} * geometry_.query_heads + h * shape_.group) * shape_.head_dim];
     w.queries = shape_.group;
     w.rows = index_.Rows(blocks_->TableOf(b), 0, kLayer, 0, h);
-    w.max_offset = work_.field_stride;
+    w.second_offset = work_.field_stride;
     w.units = units;
     w.out = out.data();
     ScoreRef(&w, 1, InlineExecutor());
@@ -144,9 +150,10 @@ TEST(ScoreCuda, IsTheReferenceForEveryShape) {
   const DType q_types[] = {DType::kBF16, DType::kF16, DType::kF32};
   for (const int head_dim : {64, 128, 256}) {
     for (const int group : {1, 3, 4, 7, 8}) {
-      for (const bool min_max : {true, false}) {
+      for (const auto kind :
+           {IndexLayout::Kind::kMinMax, IndexLayout::Kind::kDeviation, IndexLayout::Kind::kMean}) {
         const Shape s{
-            3, 2, group, head_dim, 16 << rng() % 3, types[rng() % 2], q_types[rng() % 3], min_max};
+            3, 2, group, head_dim, 16 << rng() % 3, types[rng() % 2], q_types[rng() % 3], kind};
         SCOPED_TRACE("dim " + std::to_string(head_dim) + ", group " + std::to_string(group) +
                      ", page " + std::to_string(s.page));
         ScoreCase score(s, rng);
@@ -245,6 +252,9 @@ TEST(ScoreCuda, RefusesWhatItDoesNotTake) {
   EXPECT_NE(kvs_cuda_ops()->score(work, nullptr), 0);
   work = score.work();
   work.query_heads = 9 * work.rows.kv_heads;
+  EXPECT_NE(kvs_cuda_ops()->score(work, nullptr), 0);
+  work = score.work();
+  work.fields = 1, work.deviation = true;
   EXPECT_NE(kvs_cuda_ops()->score(work, nullptr), 0);
 }
 

@@ -9,6 +9,11 @@ inline constexpr const char* kWindow = "window{n_sink = 4, n_recent = 60, min_to
 inline constexpr const char* kQuest = "quest{budget = 64, n_dense_layers = 1, min_tokens = 150}";
 inline constexpr const char* kQuestSoftmax =
     "quest{page = 32, n_sink = 4, n_recent = 64, group = \"softmax\", budget = 96, min_tokens = 0}";
+inline constexpr const char* kQuestDeviation =
+    "quest{score = \"deviation\", page = 8, budget = 64, n_dense_layers = 1, min_tokens = 150}";
+inline constexpr const char* kQuestDeviationSoftmax =
+    "quest{score = \"deviation\", group = \"softmax\", n_sink = 4, n_recent = 40, budget = 64, "
+    "min_tokens = 0}";
 inline constexpr const char* kChess =
     "chess{page = 16, pages_per_chunk = 2, chunks_per_grid = 3, window = 2, rho = [0.7, 0.6, 0.6], "
     "trigger = \"every\", every = 1, min_tokens = 150, n_dense_layers = 1}";
@@ -48,17 +53,36 @@ inline constexpr const char* kThreeBits =
     "0}";
 inline constexpr const char* kFourBits =
     "strata{bits = 4, unit = 64, sinks = 0, recent = 65, budget = 40, min_tokens = 0}";
+inline constexpr const char* kRuns =
+    "strata{unit = 32, sinks = 4, recent = 40, budget = 48, run = 8, min_tokens = 150}";
 // Lists as long as that takes.
 inline constexpr const char* kMissed =
     "strata{unit = 32, sinks = 4, recent = 40, max_missed = 0.1, min_tokens = 150}";
 inline constexpr const char* kMissedLimited =
     "strata{unit = 64, sinks = 0, recent = 65, max_missed = 0.01, budget = 70, min_tokens = 0}";
-inline constexpr const char* kPlans[] = {
-    "full",        kWindow,    kQuest,         "quest{budget = 70, min_tokens = 0}",
-    kQuestSoftmax, kChess,     kChessAlways,   kChessEntropy,
-    kTokens,       kSentences, kLongSentences, kAllSentences,
-    kBits,         kThreeBits, kFourBits,      kMissed,
-    kMissedLimited};
+inline constexpr const char* kMissedRuns =
+    "strata{unit = 32, sinks = 0, recent = 33, max_missed = 0.1, run = 4, min_tokens = 0}";
+inline constexpr const char* kPlans[] = {"full",
+                                         kWindow,
+                                         kQuest,
+                                         "quest{budget = 70, min_tokens = 0}",
+                                         kQuestSoftmax,
+                                         kChess,
+                                         kChessAlways,
+                                         kChessEntropy,
+                                         kTokens,
+                                         kSentences,
+                                         kLongSentences,
+                                         kAllSentences,
+                                         kBits,
+                                         kThreeBits,
+                                         kFourBits,
+                                         kMissed,
+                                         kMissedLimited,
+                                         kQuestDeviation,
+                                         kQuestDeviationSoftmax,
+                                         kRuns,
+                                         kMissedRuns};
 // Codec packed. Lengths are multiples of a block: where a short one is chosen, the CPU may choose
 // one more.
 inline constexpr const char* kMosaic =

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Summaries made on the GPU are those of ref bit for bit: minima, maxima and means of tokens, means
-// of means, whole ranges at once or piece by piece, and no other byte of the index is touched.
+// Summaries made on the GPU are those of ref bit for bit: minima, maxima, means and variances of
+// tokens, means of means, whole ranges at once or piece by piece, and no other byte of the index is
+// touched.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -38,10 +39,13 @@ class SummarizeCase {
 
   SummarizeBatch WorkOf(int level) const {
     SummarizeBatch w;
-    const bool min_max = index_.kind == IndexLayout::Kind::kMinMax;
-    w.kind = min_max ? SummarizeBatch::Kind::kMinMax : SummarizeBatch::Kind::kMean;
+    using Kind = SummarizeBatch::Kind;
+    const bool means = index_.kind == IndexLayout::Kind::kMean;
+    w.kind = means                                          ? Kind::kMean
+             : index_.kind == IndexLayout::Kind::kDeviation ? Kind::kDeviation
+                                                            : Kind::kMinMax;
     w.summary = IndexRows(blocks_->addresses(), blocks_->stride(), index_, level, kLayer, 0);
-    if (min_max) w.field_stride = index_.RowOffset(0, kLayer, 1, 0, 0) - w.summary.offset;
+    if (!means) w.field_stride = index_.RowOffset(0, kLayer, 1, 0, 0) - w.summary.offset;
     w.source =
         level > 0 ? IndexRows(blocks_->addresses(), blocks_->stride(), index_, level - 1, kLayer, 0)
                   : Keys();
@@ -89,11 +93,14 @@ class SummarizeCase {
   }
 
   // Zeros of both signs and infinities among the keys, for minima NaN too. Not both infinities for
-  // means: the bits of the NaN that an fp32 sum makes of them are the processor's choice.
+  // means, and none for variances: the bits of the NaN that fp32 makes of them are the processor's
+  // choice.
   void AddSpecials(std::mt19937_64& rng) {
     constexpr float kInf = std::numeric_limits<float>::infinity();
     const bool min_max = index_.kind == IndexLayout::Kind::kMinMax;
-    const float specials[] = {0.0f, -0.0f, kInf, min_max ? -kInf : 1.0f, min_max ? NAN : 2.0f};
+    const bool deviation = index_.kind == IndexLayout::Kind::kDeviation;
+    const float specials[] = {0.0f, -0.0f, deviation ? 700.0f : kInf, min_max ? -kInf : 1.0f,
+                              min_max ? NAN : 2.0f};
     std::vector<std::byte>& bytes = pages_->host();
     for (size_t i = 0; i < bytes.size(); i += 2) {
       if (rng() % 16 == 0) StoreFloat(&bytes[i], geometry_.dtype, specials[rng() % 5]);
@@ -103,13 +110,15 @@ class SummarizeCase {
 
   void Reference(const SummarizeBatch& batch, int level, int b, int h, int32_t unit) {
     SummarizeWork w;
-    const bool min_max = batch.kind == SummarizeBatch::Kind::kMinMax;
-    w.kind = min_max ? SummarizeWork::Kind::kMinMax : SummarizeWork::Kind::kMean;
+    const bool means = batch.kind == SummarizeBatch::Kind::kMean;
+    w.kind = means                                            ? SummarizeWork::Kind::kMean
+             : batch.kind == SummarizeBatch::Kind::kDeviation ? SummarizeWork::Kind::kDeviation
+                                                              : SummarizeWork::Kind::kMinMax;
     w.keys = level > 0 ? index_.Rows(blocks_->TableOf(b), level - 1, kLayer, 0, h)
                        : KeysOf(pages_->TableOf(b), layout_, kLayer, h);
     w.rows = {unit * batch.unit_rows, (unit + 1) * batch.unit_rows};
     w.out = index_.Row(blocks_->TableOf(b), level, kLayer, 0, h, unit);
-    if (min_max) w.out2 = index_.Row(blocks_->TableOf(b), level, kLayer, 1, h, unit);
+    if (!means) w.out2 = index_.Row(blocks_->TableOf(b), level, kLayer, 1, h, unit);
     w.out_dtype = index_.dtype;
     SummarizeRef(&w, 1, InlineExecutor());
   }
@@ -121,12 +130,14 @@ class SummarizeCase {
   DeviceArray<int32_t> from_, to_;
 };
 
-TEST(SummarizeCuda, MinimaAndMaximaAreTheReference) {
+class SummarizeCudaRows : public testing::TestWithParam<IndexLayout::Kind> {};
+
+TEST_P(SummarizeCudaRows, OfTheKeysDTypeAreTheReference) {
   std::mt19937_64 rng(TestSeed());
   for (const int head_dim : {64, 128, 256}) {
     for (const DType dtype : {DType::kBF16, DType::kF16}) {
       const Geometry g{2, 6, 3, head_dim, 16, dtype};
-      SummarizeCase c(IndexLayout::Kind::kMinMax, g, {16 << rng() % 3}, dtype, rng);
+      SummarizeCase c(GetParam(), g, {8 << rng() % 4}, dtype, rng);
       // Ranges that begin and end inside units; the last completes none.
       const std::vector<int32_t> from = {0, static_cast<int32_t>(rng() % 2000), 17};
       const std::vector<int32_t> to = {4500, static_cast<int32_t>(2000 + rng() % 2000), 18};
@@ -136,6 +147,10 @@ TEST(SummarizeCuda, MinimaAndMaximaAreTheReference) {
     }
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Kinds, SummarizeCudaRows,
+                         testing::Values(IndexLayout::Kind::kMinMax,
+                                         IndexLayout::Kind::kDeviation));
 
 TEST(SummarizeCuda, MeansOfEveryLevelAreTheReference) {
   std::mt19937_64 rng(TestSeed());

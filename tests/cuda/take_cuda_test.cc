@@ -171,7 +171,7 @@ struct Shape {
   int group = 4;
   QuantisedGroup format{128, 2, 64};
   DType dtype = DType::kBF16, q_dtype = DType::kBF16;
-  int sinks = 4, recent = 64;
+  int sinks = 4, recent = 64, run = 1;
 };
 
 // Two sequences of two KV heads: what is always attended, and the noise of the rest.
@@ -193,7 +193,7 @@ class AlwaysCase {
     work_.keys = data_.Keys();
     work_.groups = data_.Groups();
     work_.scale = 1.0f / std::sqrt(static_cast<float>(s.format.dim));
-    work_.rule = {1, s.sinks, s.recent, 0, 0};
+    work_.rule = {s.run, s.sinks, s.recent, 0, 0};
     work_.tokens = tokens_.get();
     work_.q = device_q_.get();
     work_.q_dtype = s.q_dtype;
@@ -259,6 +259,7 @@ TEST(AlwaysCuda, IsTheReferenceForEveryShape) {
       s.q_dtype = std::vector{DType::kBF16, DType::kF16, DType::kF32}[Below(rng, 3)];
       s.sinks = std::vector{0, 4, 90}[Below(rng, 3)];
       s.recent = 100 + Below(rng, 200);
+      s.run = std::vector{1, 8, 16}[Below(rng, 3)];
       SCOPED_TRACE("dim " + std::to_string(dim) + " group " + std::to_string(group));
       AlwaysCase always(s, rng);
       // Attended in full; no group of eight; several.
@@ -276,9 +277,6 @@ TEST(AlwaysCuda, RefusesWhatItDoesNotTake) {
   EXPECT_NE(kvs_cuda_ops()->always(work, nullptr), 0);
   work = always.work();
   work.groups.format.dim = 64;
-  EXPECT_NE(kvs_cuda_ops()->always(work, nullptr), 0);
-  work = always.work();
-  work.rule.unit_tokens = 16;
   EXPECT_NE(kvs_cuda_ops()->always(work, nullptr), 0);
 }
 

@@ -58,6 +58,29 @@ TEST(VoteBitsCuda, MakesSharesOfAllAttention) {
   }
 }
 
+// A vote a run of tokens, also where the first or the last run of what competes begins inside a
+// block.
+TEST(VoteBitsCuda, SumsRuns) {
+  Rng rng(TestSeed());
+  for (const int run : {4, 8, 16}) {
+    for (const int group : {1, 4, 8}) {
+      VoteBitsShape s;
+      s.group = group;
+      s.run = run;
+      s.sinks = Below(rng, 100);
+      s.shares = Below(rng, 2) == 0;
+      s.tokens_max = 3000;
+      SCOPED_TRACE(std::to_string(run) + " sinks " + std::to_string(s.sinks));
+      VoteBitsCase vote(s, rng);
+      for (int i = 0; i < 4; ++i) {
+        vote.SetTokens({Below(rng, 3000), 2950 + Below(rng, 51)});
+        ASSERT_NO_FATAL_FAILURE(vote.Run());
+        vote.ExpectReference();
+      }
+    }
+  }
+}
+
 // Candidates that end at each place of a block, the last group sealed by the token before.
 TEST(VoteBitsCuda, TakesEveryLength) {
   Rng rng(TestSeed());
@@ -136,7 +159,7 @@ TEST(VoteBitsCuda, RefusesWhatItDoesNotTake) {
   work.rule.recent_tokens = 63;  // a candidate may be in the group that is not sealed
   EXPECT_NE(kvs_cuda_ops()->vote(work, nullptr), 0);
   work = valid;
-  work.rule.unit_tokens = 16;
+  work.rule.unit_tokens = 12;
   EXPECT_NE(kvs_cuda_ops()->vote(work, nullptr), 0);
   work = valid;
   work.query_heads = 18;

@@ -196,23 +196,38 @@ TEST(VoteCuda, OneGraphServesGrowingSequencesAndRepeats) {
   EXPECT_EQ(std::memcmp(first.data(), again.data(), first.size() * sizeof(float)), 0);
 }
 
-// Units of an index by Quest's bound, a softmax of each head, one output per KV head.
-TEST(VoteCuda, VotesForUnitsByTheirBounds) {
-  std::mt19937_64 rng(TestSeed());
-  const Geometry g{2, 8, 2, 128, 16, DType::kBF16};
-  const IndexLayout index = MakeIndexLayout(IndexLayout::Kind::kMinMax, g, &g.page_tokens, 1);
-  const int tokens = 20000;
-  ScatteredPages blocks(1, index.BlocksFor(tokens), index.block_bytes, g.dtype, rng);
-  for (int u = 0; u < index.UnitsFor(0, tokens); ++u) {
-    for (int h = 0; h < 2; ++h) {
-      auto* low = reinterpret_cast<BF16*>(index.Row(blocks.TableOf(0), 0, 1, 0, h, u));
-      auto* high = reinterpret_cast<BF16*>(index.Row(blocks.TableOf(0), 0, 1, 1, h, u));
-      for (int c = 0; c < g.head_dim; ++c) {
-        if (ToFloat(low[c]) > ToFloat(high[c])) std::swap(low[c], high[c]);
+class VoteCudaUnits : public testing::TestWithParam<IndexLayout::Kind> {
+ protected:
+  bool deviation() const { return GetParam() == IndexLayout::Kind::kDeviation; }
+
+  // A minimum is not above its maximum, and no variance is negative.
+  void Mend(const IndexLayout& index, int32_t units, ScatteredPages* blocks) const {
+    for (int u = 0; u < units; ++u) {
+      for (int h = 0; h < index.kv_heads; ++h) {
+        auto* low = reinterpret_cast<BF16*>(index.Row(blocks->TableOf(0), 0, 1, 0, h, u));
+        auto* high = reinterpret_cast<BF16*>(index.Row(blocks->TableOf(0), 0, 1, 1, h, u));
+        for (int c = 0; c < index.head_dim; ++c) {
+          if (deviation()) {
+            high[c] = FromFloat<BF16>(std::abs(ToFloat(high[c])));
+          } else if (ToFloat(low[c]) > ToFloat(high[c])) {
+            std::swap(low[c], high[c]);
+          }
+        }
       }
     }
+    blocks->Upload();
   }
-  blocks.Upload();
+};
+
+// Units of an index by Quest's bound, or by mean and deviation; a softmax of each head, one output
+// per KV head.
+TEST_P(VoteCudaUnits, AreVotedForByTheirScores) {
+  std::mt19937_64 rng(TestSeed());
+  const Geometry g{2, 8, 2, 128, 16, DType::kBF16};
+  const IndexLayout index = MakeIndexLayout(GetParam(), g, &g.page_tokens, 1);
+  const int tokens = 20000;
+  ScatteredPages blocks(1, index.BlocksFor(tokens), index.block_bytes, g.dtype, rng);
+  Mend(index, index.UnitsFor(0, tokens), &blocks);
   std::vector<float> q(int64_t{8} * 128);
   for (float& x : q) x = RoundedTo(DType::kBF16, Normal(rng));
   const DeviceArray<std::byte> device_q(Encoded(q, DType::kBF16));
@@ -220,6 +235,7 @@ TEST(VoteCuda, VotesForUnitsByTheirBounds) {
   VoteBatch w;
   w.rows = IndexRows(blocks.addresses(), blocks.stride(), index, 0, 1, 0);
   w.fields = 2;
+  w.deviation = deviation();
   w.field_stride = index.RowOffset(0, 1, 1, 0, 0) - w.rows.offset;
   w.scale = 1.0f / std::sqrt(128.0f);
   w.rule = {16, 20, 100, 64, 0};
@@ -241,10 +257,10 @@ TEST(VoteCuda, VotesForUnitsByTheirBounds) {
     std::vector<float> logits(4 * static_cast<size_t>(c.count())), max(4), sum(4), want(c.count());
     for (int i = 0; i < 4; ++i) {
       ScoreWork s;
-      s.kind = ScoreWork::Kind::kMinMax;
+      s.kind = deviation() ? ScoreWork::Kind::kDeviation : ScoreWork::Kind::kMinMax;
       s.q = &q[(int64_t{h} * 4 + i) * 128];
       s.rows = index.Rows(blocks.TableOf(0), 0, 1, 0, h);
-      s.max_offset = w.field_stride;
+      s.second_offset = w.field_stride;
       s.units = {c.first, c.last};
       s.out = &logits[static_cast<size_t>(i) * c.count()];
       ScoreRef(&s, 1, InlineExecutor());
@@ -255,6 +271,10 @@ TEST(VoteCuda, VotesForUnitsByTheirBounds) {
     EXPECT_LE(RelativeError({&got[int64_t{h} * 1280], want.size()}, want), 5e-3);
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Kinds, VoteCudaUnits,
+                         testing::Values(IndexLayout::Kind::kMinMax,
+                                         IndexLayout::Kind::kDeviation));
 
 TEST(VoteCuda, RefusesWhatItDoesNotTake) {
   std::mt19937_64 rng(TestSeed());

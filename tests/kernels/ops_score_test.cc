@@ -72,6 +72,32 @@ TEST_P(Score, BoundsOfEveryTypeDimAndQueryCount) {
   }
 }
 
+TEST_P(Score, DeviationsOfEveryTypeDimAndQueryCount) {
+  SCOPED_TRACE(random_.Trace());
+  for (DType dtype : kDTypes) {
+    for (int dim : kDims) {
+      PagedFixture rows(random_, dtype, 40, 1, 2 * dim);  // a mean and its variance beside it
+      for (int t = 0; t < 40; ++t) {
+        for (int c = dim; c < 2 * dim; ++c)
+          rows.Set(t, c, t % 9 == 0 ? 0 : rows.Get(t, c) * rows.Get(t, c));
+      }
+      PagedRows means = rows.rows;
+      means.dim = dim;
+      for (int queries : {1, 2, 3, 4, 7, 8}) {
+        const std::vector<float> q = NormalFloats(random_, static_cast<size_t>(queries * dim));
+        ExpectLikeRef({ScoreWork::Kind::kDeviation,
+                       q.data(),
+                       queries,
+                       means,
+                       dim * SizeOf(dtype),
+                       {1, 38},
+                       nullptr,
+                       false});
+      }
+    }
+  }
+}
+
 TEST_P(Score, NaNAndInfiniteRowsDoNotCrashOrReachOthers) {
   PagedFixture rows(random_, DType::kBF16, 40, 16, 64);
   rows.Set(7, 3, kNaN), rows.Set(8, 3, kInf);
@@ -101,6 +127,20 @@ TEST(ScoreRef, BoundByHand) {
   const ScoreWork work{ScoreWork::Kind::kMinMax, q.data(), 1, minima, 256, {0, 1}, &out, false};
   ScoreRef(&work, 1, InlineExecutor());
   EXPECT_EQ(out, 3 * 2 + -5 * -1);
+}
+
+TEST(ScoreRef, DeviationByHand) {
+  Random random;
+  PagedFixture rows(random, DType::kF32, 1, 1, 128);
+  for (int c = 0; c < 64; ++c) rows.Set(0, c, 2), rows.Set(0, 64 + c, c == 0 ? 1 : 0.64f);
+  PagedRows means = rows.rows;
+  means.dim = 64;
+  std::vector<float> q(128, 0.0f);
+  q[0] = 3, q[1] = -5, q[64] = -1;
+  float out = 0;
+  const ScoreWork work{ScoreWork::Kind::kDeviation, q.data(), 2, means, 256, {0, 1}, &out, false};
+  ScoreRef(&work, 1, InlineExecutor());
+  EXPECT_FLOAT_EQ(out, (3 - 5) * 2 + 2 * 5.0f);  // 9 + 16 under the root; the other query has 0
 }
 
 }  // namespace

@@ -177,6 +177,9 @@ TEST(Plan, OptionsOfOurOwnAreSet) {
   const Plan quest = MustParse("quest{rest = \"mean\", group = \"softmax\"}");
   EXPECT_EQ(quest.index.rest, RestKind::kMean);
   EXPECT_TRUE(quest.minmax.group_softmax);
+  EXPECT_FALSE(quest.minmax.deviation);
+  EXPECT_TRUE(MustParse("quest{score = \"deviation\"}").minmax.deviation);
+  EXPECT_EQ(MustParse("strata{run = 8}").bits.run, 8);
   const Plan chess = MustParse("chess{rest = \"mean\", tree = true, centred = true}");
   EXPECT_EQ(chess.index.rest, RestKind::kMean);
   EXPECT_TRUE(chess.cascade.tree && chess.cascade.centred);
@@ -353,10 +356,11 @@ void RandomEnds(Random& r, Plan& p) {
     p.window = {r.Int(0, 1 << 29), r.Int(1, 1 << 29)};
   }
   if (p.selector == SelectorKind::kMinMax) {
-    p.minmax = {r.Int(0, 1 << 29), r.Int(1, 1 << 29), r.Int(0, 1 << 29), r.Coin()};
+    p.minmax = {r.Int(0, 1 << 29), r.Int(1, 1 << 29), r.Int(0, 1 << 29), r.Coin(), r.Coin()};
   }
   if (p.selector == SelectorKind::kBits) {
     p.bits = {r.Int(2, 4), r.Int(0, 1 << 29), r.Int(1, 1 << 29), r.Int(0, 1 << 29)};
+    p.bits.run = r.Coin() ? 8 : 1;
     p.index.unit = 16 * r.Int(1, 16);
   }
   if (p.selector == SelectorKind::kBlock) {
@@ -486,6 +490,10 @@ TEST(Plan, IndexFollowsTheSegmenter) {
   const IndexLayout quest = IndexOf(MustParse("quest{page = 8}"), g);
   EXPECT_EQ(quest.kind, IndexLayout::Kind::kMinMax);
   EXPECT_EQ(quest.levels[0].unit_tokens, 8);
+  const IndexLayout deviation = IndexOf(MustParse("quest{page = 8, score = \"deviation\"}"), g);
+  EXPECT_EQ(deviation.kind, IndexLayout::Kind::kDeviation);
+  EXPECT_EQ(deviation.dtype, g.dtype);
+  EXPECT_EQ(deviation.block_bytes, quest.block_bytes);
   const IndexLayout chess =
       IndexOf(MustParse("chess{page = 8, pages_per_chunk = 3, chunks_per_grid = 5}"), g);
   EXPECT_EQ(chess.kind, IndexLayout::Kind::kMean);

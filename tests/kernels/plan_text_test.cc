@@ -65,6 +65,13 @@ constexpr Written kTexts[] = {
     {"strata{max_missed = 0.01}",
      "strata{codec = \"raw\", tier = \"device\", min_tokens = 4096, n_dense_layers = 0, "
      "bits = 2, unit = 64, sinks = 4, recent = 64, max_missed = 0.01, budget = \"all\"}"},
+    {"strata{run = 8}",
+     "strata{codec = \"raw\", tier = \"device\", min_tokens = 4096, n_dense_layers = 0, "
+     "bits = 2, unit = 64, sinks = 4, recent = 64, run = 8, budget = 2048}"},
+    {"quest{score = 'deviation'}",
+     "quest{codec = \"raw\", tier = \"device\", min_tokens = 4096, n_dense_layers = "
+     "0, compact = false, n_sink = 0, n_recent = 1, page = 16, budget = 2048, group = "
+     "\"max\", score = \"deviation\", rest = \"drop\"}"},
     {"strata{budget = 512, max_missed = 0.01}",
      "strata{codec = \"raw\", tier = \"device\", min_tokens = 4096, n_dense_layers = 0, "
      "bits = 2, unit = 64, sinks = 4, recent = 64, max_missed = 0.01, budget = 512}"},

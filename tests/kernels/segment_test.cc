@@ -83,6 +83,26 @@ TEST_P(Segment, PageRowsAreTheExtremesOfTheirKeys) {
   }
 }
 
+TEST_P(Segment, PageRowsAreMeanAndVarianceOfTheirKeys) {
+  const Inputs in(SmallGeometry(DType::kF32), 70, kSeed);
+  HeldSequence sequence(in.g, "quest{page = 8, score = \"deviation\"}");
+  RunTo(sequence, in, in.n, 70, backend());
+  Settle(sequence, backend());
+  for (int32_t unit = 0; unit < 70 / 8; ++unit) {
+    const Row means = StoredRow(sequence, 0, 1, 0, 1, unit);
+    const Row variances = StoredRow(sequence, 0, 1, 1, 1, unit);
+    for (int c = 0; c < 64; ++c) {
+      double mean = 0, squares = 0;
+      for (int32_t t = unit * 8; t < (unit + 1) * 8; ++t) mean += in.Key(t, 1, 1)[c] / 8.0;
+      for (int32_t t = unit * 8; t < (unit + 1) * 8; ++t) {
+        squares += std::pow(in.Key(t, 1, 1)[c] - mean, 2);
+      }
+      ASSERT_NEAR(means[c], mean, 1e-5) << "seed " << kSeed;
+      ASSERT_NEAR(variances[c], squares / 8, 1e-5 * (1 + squares)) << "seed " << kSeed;
+    }
+  }
+}
+
 TEST_P(Segment, HierarchyRowsAreMeansOfTheFinerLevel) {
   // 700 tokens: 87 pages of 8, 29 chunks, 7 grids of 72 tokens complete in more than one block.
   const Inputs in(SmallGeometry(), 700, kSeed);
@@ -200,13 +220,13 @@ TEST_P(Segment, CoarseRowsDoNotChangeTheOthers) {
 
 TEST_P(Segment, TokenByTokenInChunksAndAtOnceAreTheSameBytes) {
   const Inputs in(SmallGeometry(), 333, kSeed);
-  for (const std::string plan :
-       {"quest{page = 16}", "quest{page = 5}", "quest{page = 5, rest = \"mean\"}",
-        "{selector = \"block\", codec = \"raw\", rest = \"mean\"}",
-        "chess{page = 4, pages_per_chunk = 4, chunks_per_grid = 2}",
-        "chess{page = 4, pages_per_chunk = 4, chunks_per_grid = 2, "
-        "rest = \"mean\"}",
-        "strata{unit = 16}", "strata{unit = 48, bits = 3}"}) {
+  for (const std::string plan : {"quest{page = 16}", "quest{page = 16, score = \"deviation\"}",
+                                 "quest{page = 5}", "quest{page = 5, rest = \"mean\"}",
+                                 "{selector = \"block\", codec = \"raw\", rest = \"mean\"}",
+                                 "chess{page = 4, pages_per_chunk = 4, chunks_per_grid = 2}",
+                                 "chess{page = 4, pages_per_chunk = 4, chunks_per_grid = 2, "
+                                 "rest = \"mean\"}",
+                                 "strata{unit = 16}", "strata{unit = 48, bits = 3}"}) {
     const auto at_once = IndexedInChunks(in, plan, in.n, backend());
     ASSERT_FALSE(at_once.empty());
     EXPECT_EQ(IndexedInChunks(in, plan, 1, backend()), at_once) << plan;

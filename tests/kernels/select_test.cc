@@ -84,6 +84,38 @@ std::vector<double> QuestScores(const Inputs& in, int32_t n, int32_t page, int l
   return scores;
 }
 
+// The same by score = "deviation", by the definition of variance and by group = "softmax" or "max".
+std::vector<double> DeviationScores(const Inputs& in, int32_t page, kvstrata::Run pages, int32_t n,
+                                    int layer, int head, bool softmax) {
+  std::vector<double> scores(pages.end - pages.begin, softmax ? 0 : -INFINITY);
+  for (int g = 0; g < in.g.group(); ++g) {
+    const float* q = in.Query(n - 1, layer, head * in.g.group() + g);
+    std::vector<double> own;
+    for (int32_t begin = pages.begin * page; begin < pages.end * page; begin += page) {
+      double sum = 0, variance = 0;
+      for (int c = 0; c < in.g.head_dim; ++c) {
+        double first = 0, second = 0;
+        for (int32_t t = begin; t < begin + page; ++t) {
+          first += in.Key(t, layer, head)[c] / page;
+          second += std::pow(in.Key(t, layer, head)[c], 2) / page;
+        }
+        sum += q[c] * first;
+        variance += q[c] * q[c] * (second - first * first);
+      }
+      own.push_back(sum + 2 * std::sqrt(variance));
+    }
+    if (softmax) {
+      double total = 0;
+      for (double& x : own) total += x = std::exp(in.g.logit_scale() * x);
+      for (double& x : own) x /= total;
+    }
+    for (size_t i = 0; i < own.size(); ++i) {
+      scores[i] = softmax ? scores[i] + own[i] : std::max(scores[i], own[i]);
+    }
+  }
+  return scores;
+}
+
 // CHESS as docs/spec/chess.md tells it, token by token; all layers and heads in one vector.
 class ChessOracle {
  public:
@@ -383,6 +415,41 @@ TEST_P(Select, QuestTakesThePagesOfTheLargestPossibleLogit) {
     }
   }
   EXPECT_LT(skipped, 20);  // of about 4000
+}
+
+TEST_P(Select, DeviationTakesThePagesOfTheLargestLogitsByMeanAndDeviation) {
+  const QuestCase cases[] = {{16, 64, 0, 1, 2, 2}, {8, 20, 3, 20, 1, 4}, {5, 33, 0, 7, 3, 1}};
+  int skipped = 0;
+  for (const QuestCase& c : cases) {
+    Geometry g = SmallGeometry(c.kv_heads, c.group);
+    g.dtype = DType::kF32;  // means and variances that are not rounded
+    const Inputs in(g, 150, kSeed);
+    for (const bool softmax : {false, true}) {
+      HeldSequence sequence(in.g, "quest{score = \"deviation\", page = " + std::to_string(c.page) +
+                                      ", budget = " + std::to_string(c.budget) +
+                                      ", n_sink = " + std::to_string(c.sink) + ", n_recent = " +
+                                      std::to_string(c.recent) + ", min_tokens = 0, group = \"" +
+                                      (softmax ? "softmax" : "max") + "\"}");
+      RunTo(sequence, in, 120, 120, backend());
+      PrefillDone(sequence, backend());
+      for (int32_t n = 121; n <= in.n; ++n) {
+        const Selection s = Decode(sequence, in)[1];
+        ASSERT_FALSE(s.full);
+        const kvstrata::Run pages = {(c.sink + c.page - 1) / c.page, (n - c.recent) / c.page};
+        for (int head = 0; head < in.g.kv_heads; ++head) {
+          const auto scores = DeviationScores(in, c.page, pages, n, 1, head, softmax);
+          if (!IsStable(scores, c.budget / c.page)) {
+            ++skipped;
+            continue;
+          }
+          Ints units = TopK(scores, c.budget / c.page);
+          for (int32_t& u : units) u += pages.begin;
+          ASSERT_EQ(s.units[head], units) << "seed " << kSeed << " n " << n << " head " << head;
+        }
+      }
+    }
+  }
+  EXPECT_LT(skipped, 10);  // of 360
 }
 
 TEST_P(Select, TiesGoToTheLowerPage) {

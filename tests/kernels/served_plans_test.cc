@@ -29,6 +29,8 @@ TEST(CudaServes, PlansOfAllPresets) {
         "quest",
         "quest{page = 64, n_dense_layers = 2}",
         "quest{group = \"softmax\"}",
+        "quest{score = \"deviation\"}",
+        "quest{page = 8, score = \"deviation\", group = \"softmax\"}",
         "quest{page = 32, n_sink = 4, group = \"softmax\"}",
         "chess",
         "chess{page = 64, rho = [0.9, 0.9, 0.9], trigger = \"always\"}",
@@ -44,6 +46,8 @@ TEST(CudaServes, PlansOfAllPresets) {
         "strata",
         "strata{bits = 3, unit = 32, sinks = 0}",
         "strata{unit = 128, recent = 128}",
+        "strata{run = 8}",
+        "strata{max_missed = 0.01, run = 16}",
         "strata{max_missed = 0.01}"}) {
     EXPECT_TRUE(Serves(plan).ok()) << Serves(plan).ToString();
   }

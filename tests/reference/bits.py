@@ -112,31 +112,36 @@ def take(votes, missed):
 
 
 class Bits:
-    """Selector of one layer; one token list a KV head. With max_missed `budget` is a limit alone; None: there is none."""
+    """Selector of one layer; one token list a KV head. With max_missed `budget` is a limit alone; None: there is none.
 
-    def __init__(self, bits=2, group=64, budget=2048, n_sink=4, n_recent=64, min_tokens=4096, max_missed=0):
-        self.bits, self.group, self.budget, self.max_missed = bits, group, budget, max_missed
+    run: so many tokens are chosen together (rule 7).
+    """
+
+    def __init__(self, bits=2, group=64, budget=2048, n_sink=4, n_recent=64, min_tokens=4096, max_missed=0, run=1):
+        self.bits, self.group, self.budget, self.max_missed, self.run = bits, group, budget, max_missed, run
         self.n_sink, self.n_recent, self.min_tokens = n_sink, n_recent, min_tokens
         self.logits = None              # of the last selection [Hq, candidates]
-        self.scores = None              # of the last selection [Hkv, candidates]
+        self.scores = None              # of the last selection [Hkv, candidates], or runs of them
 
     def select(self, q, keys):
         """Selection of a decode step; q [Hq, d], keys [N, Hkv, d], the current token last."""
         n, (heads, d), kv_heads = len(keys), q.shape, keys.shape[1]
-        budget = 0 if self.max_missed else self.budget
-        if core.attends_in_full(n, self.n_sink + self.n_recent, budget, self.min_tokens):
+        budget = 0 if self.max_missed else self.budget // self.run * self.run
+        start, stop = -(-self.n_sink // self.run) * self.run, (n - self.n_recent) // self.run * self.run
+        if core.attends_in_full(n, start + n - stop, budget, self.min_tokens):
             return Selection.full(n)
-        stop, sealed = n - self.n_recent, (n - 1) // self.group
+        sealed = (n - 1) // self.group
         logits_of = lambda rows: np.einsum("hd,nhd->hn", np.asarray(q, np.float64), np.repeat(
             rows, heads // kv_heads, axis=1)) / math.sqrt(d)
-        self.logits = logits_of(approximate(keys, self.bits, self.group, sealed)[self.n_sink:stop])
+        self.logits = logits_of(approximate(keys, self.bits, self.group, sealed)[start:stop])
         shares = core.softmax(self.logits)
         if self.max_missed:
-            always = logits_of(np.concatenate([keys[:self.n_sink], keys[stop:]]).astype(np.float64))
+            always = logits_of(np.concatenate([keys[:start], keys[stop:]]).astype(np.float64))
             shares = self.shares(always, noise(q, keys, self.bits, self.group, sealed))
-        self.scores = shares.reshape(kv_heads, heads // kv_heads, -1).sum(axis=1)
-        chosen = tuple(self.n_sink + self.choose(s, heads // kv_heads) for s in self.scores)
-        return Selection(n, ((0, self.n_sink), (stop, n)), chosen, (core.EMPTY,) * kv_heads)
+        self.scores = shares.reshape(kv_heads, heads // kv_heads, -1, self.run).sum(axis=(1, 3))
+        chosen = [self.choose(s, heads // kv_heads) for s in self.scores]
+        tokens = tuple(start + core.unit_tokens(runs, self.run, stop - start) for runs in chosen)
+        return Selection(n, ((0, start), (stop, n)), tokens, (core.EMPTY,) * kv_heads)
 
     def shares(self, always, variance):
         """Each candidate's share of all attention [Hq, candidates]; `always`: logits of what is always attended."""
@@ -145,8 +150,8 @@ class Bits:
         return own / (own.sum(axis=1) * np.exp(-variance / 2) + np.exp(always - top).sum(axis=1))[:, None]
 
     def choose(self, scores, heads):
-        """The candidates that one KV head of so many query heads takes."""
+        """The candidates, or runs of them, that one KV head of so many query heads takes."""
         if not self.max_missed:
-            return core.top_k(scores, self.budget)
-        most = len(scores) if self.budget is None else self.budget
+            return core.top_k(scores, self.budget // self.run)
+        most = len(scores) if self.budget is None else self.budget // self.run
         return core.top_k(scores, min(most, take(scores, AIM * self.max_missed * heads)))

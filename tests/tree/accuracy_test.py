@@ -4,6 +4,7 @@ import hashlib
 import json
 import lzma
 import pathlib
+import runpy
 import subprocess
 import sys
 import tempfile
@@ -27,7 +28,7 @@ SAMPLE = {"input": "<|begin_of_text|><|start_header_id|>system<|end_header_id|>B
 
 def line(key, full, plan, model="m", read=10.0):
     """Of a prompt with (nats, score) of full and of a plan."""
-    of = lambda nats, score, attended: {"plan": "", "nats": nats, "score": score, "right": score == 1.0, "status": "ok",
+    of = lambda nats, score, attended: {"plan": "", "nats": nats, "kl": nats / 8, "score": score, "right": score == 1.0, "status": "ok",
                                         "rows": 50.0, "attend_bytes": attended, "select_bytes": 1.0}
     return {"id": key, "model": model, "prompt": 100, "answer": 2, "scored": True, "seconds": 1.0,
             "plans": {"full": of(*full, 100.0), "quest": of(*plan, read)}}
@@ -180,6 +181,22 @@ class Figures(unittest.TestCase):
         self.assertEqual(row["accuracy"]["relative_score"], 0.5)
         self.assertEqual(row["value"], 1.0)
         self.assertAlmostEqual(row["accuracy"]["of_full_bytes"], 0.11)
+
+    def test_kl_is_of_lines_that_all_have_it(self):
+        lines = [line(f"ruler/4096/vt/{i}", (1.0, 1.0), (1.0 + i, 0.5)) for i in range(3)]
+        row = figures.row("quest", "quest", "all", lines)["accuracy"]
+        self.assertEqual((row["kl"], row["kl_worst"]), (0.25, 0.375))
+        self.assertEqual(row["kl_interval"], round(1.96 * 0.125 / 3 ** 0.5, 5))
+        del lines[1]["plans"]["quest"]["kl"]
+        self.assertNotIn("kl", figures.row("quest", "quest", "all", lines)["accuracy"])
+
+    def test_full_is_decoded_beside_what_is_missing(self):
+        prompt = tasks.Prompt("ruler/4096/vt/0", "", [], "", ["1"])
+        known = {("m", prompt.key): line(prompt.key, (1.0, 1.0), (2.0, 0.5))}
+        missing_of = runpy.run_path(str(ROOT / "bench/accuracy/__main__.py"), run_name="accuracy")["missing_of"]
+        self.assertEqual(missing_of(known, "m", prompt, {"quest": "pages", "strata": "tokens"}),
+                         {"full": "full", "strata": "tokens"})
+        self.assertEqual(missing_of(known, "m", prompt, {"quest": "pages"}), {})
 
     def test_intervals_are_over_prompts(self):
         mean, error = figures.mean_and_error([1.0, 2.0, 3.0])

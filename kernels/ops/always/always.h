@@ -7,7 +7,8 @@
 //   the maximum of scale * q.k over the tokens [0, first) and [last, tokens), times log2(e)
 //   the sum over them of 2^(x - maximum)
 //   exp(-noise / 2), noise as BitsNoise has it (kernels/ops/score_bits) over the sealed groups
-// with [first, last) the candidates. Of a sequence that is attended in full nothing is written.
+// with [first, last) the candidates in tokens. Of a sequence that is attended in full nothing is
+// written.
 #ifndef KVSTRATA_KERNELS_OPS_ALWAYS_ALWAYS_H_
 #define KVSTRATA_KERNELS_OPS_ALWAYS_ALWAYS_H_
 
@@ -20,10 +21,10 @@ namespace kvstrata::cuda {
 inline constexpr int kAlwaysFloats = 3;  // of a query head
 
 struct AlwaysBatch {
-  DeviceRows keys;                  // the newest among them
-  DeviceGroups groups;              // of every token below the last, in whole groups
-  float scale = 1.0f;               // > 0
-  CandidateRule rule;               // unit_tokens 1
+  DeviceRows keys;      // the newest among them
+  DeviceGroups groups;  // of every token below the last, in whole groups
+  float scale = 1.0f;   // > 0
+  CandidateRule rule;
   const int32_t* tokens = nullptr;  // device [batch]
   const void* q = nullptr;          // device [batch][query_heads][head_dim]
   DType q_dtype = DType::kBF16;

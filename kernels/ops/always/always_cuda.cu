@@ -132,7 +132,7 @@ __global__ __launch_bounds__(kAlwaysWarps *
   WaitForPrevious();
   LetNextStart();
   const int32_t tokens = w.tokens[sequence];
-  const Candidates units = CandidatesOf(w.rule, tokens);
+  const Candidates units = CandidateTokensOf(w.rule, tokens);
   if (units.full) return;
   const int64_t first = int64_t{sequence} * w.query_heads + head * group;
   LoadQueries<kDim>(w, first, group, q);
@@ -168,7 +168,7 @@ int AlwaysCuda(const AlwaysBatch& w, Stream stream) {
   const int heads = w.keys.kv_heads;
   if (heads < 1 || w.query_heads % heads != 0 || w.query_heads / heads > kGroupMost ||
       w.groups.kv_heads != heads || w.groups.format.dim != w.keys.head_dim ||
-      !w.groups.format.IsValid() || w.rule.unit_tokens != 1) {
+      !w.groups.format.IsValid()) {
     return cudaErrorInvalidValue;
   }
   return ForRows(w.keys.dtype, w.keys.head_dim, [&]<typename T, int kDim>() {

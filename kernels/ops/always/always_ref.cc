@@ -85,7 +85,7 @@ struct Head {
 
 void AlwaysRef(const AlwaysBatch& w) {
   for (int b = 0; b < w.batch; ++b) {
-    const Candidates units = CandidatesOf(w.rule, w.tokens[b]);
+    const Candidates units = CandidateTokensOf(w.rule, w.tokens[b]);
     if (units.full) continue;
     for (int h = 0; h < w.keys.kv_heads; ++h) Head{w, b, h}.Write(w.tokens[b], units);
   }

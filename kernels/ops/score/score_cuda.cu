@@ -38,11 +38,12 @@ __global__ __launch_bounds__(kWarps * 32, 4) void ScoreKernel(ScoreBatch w) {
   const int tiles = max(0, (units.last - begin + step - 1) / step);
   const auto row_of = [=](int tile) { return begin + tile * step; };
   TileScorer<T, kDim, decltype(row_of)> scorer(
-      w.rows, w.fields, w.field_stride, sequence, head, units.first, units.last, tiles, row_of,
-      shared.queries, wide, &shared.rings[threadIdx.x / 32]);
+      w.rows, w.fields, w.field_stride, w.deviation, sequence, head, units.first, units.last, tiles,
+      row_of, shared.queries, wide, &shared.rings[threadIdx.x / 32]);
   if (w.ahead) WaitForPrevious();
   LoadQueries<T>(&shared.queries, w.q, w.q_dtype,
-                 (int64_t{sequence} * w.query_heads + head * group) * kDim, group, w.fields);
+                 (int64_t{sequence} * w.query_heads + head * group) * kDim, group, w.fields,
+                 w.deviation);
   __syncthreads();
 
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -76,8 +77,8 @@ int Launch(const ScoreBatch& w, Stream stream) {
 
 int ScoreCuda(const ScoreBatch& w, Stream stream) {
   if (w.batch == 0 || w.unit_stride == 0) return cudaSuccess;
-  if (w.fields < 1 || w.fields > 2 || w.rows.kv_heads < 1 || w.query_heads % w.rows.kv_heads != 0 ||
-      w.query_heads > 8 * w.rows.kv_heads) {
+  if (w.fields < 1 || w.fields > 2 || (w.deviation && w.fields != 2) || w.rows.kv_heads < 1 ||
+      w.query_heads % w.rows.kv_heads != 0 || w.query_heads > 8 * w.rows.kv_heads) {
     return cudaErrorInvalidValue;
   }
   return ForRows(w.rows.dtype, w.rows.head_dim,

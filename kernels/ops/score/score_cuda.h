@@ -4,13 +4,14 @@
 //   scores[b][h][u - first] = max over the queries of KV head h of
 //       fields 1 (kDot)     q . row[u]
 //       fields 2 (kMinMax)  sum_c max(q_c * min_c[u], q_c * max_c[u])
+//       the same with `deviation` (kDeviation)  q . mean[u] + 2 sqrt(sum_c q_c^2 variance_c[u])
 // for the candidates [first, last) of sequence b (kernels/cuda/candidates.h). Sequences that are
 // attended in full are not scored. The sum of the heads' softmax over units is op vote
 // (vote_cuda.h) with `rule` of units and one output per KV head.
 //
 // Rows bf16 or fp16, head_dim 64, 128 or 256, 1 to 8 queries a KV head. Sums in fp32: relative
-// error
-// <= 5e-3 of `ref`. Queries and rows must be finite. Cost: reads each row once; one kernel.
+// error <= 5e-3 of `ref`; over fp16 rows a q_c^2 above 65504 counts as 65504. Queries and rows must
+// be finite. Cost: reads each row once; one kernel.
 #ifndef KVSTRATA_KERNELS_OPS_SCORE_SCORE_CUDA_H_
 #define KVSTRATA_KERNELS_OPS_SCORE_SCORE_CUDA_H_
 
@@ -21,7 +22,8 @@ namespace kvstrata::cuda {
 
 struct ScoreBatch {
   DeviceRows rows;           // field 0: the means, or the minima
-  int32_t fields = 1;        // 2: maxima lie `field_stride` bytes after the minima
+  int32_t fields = 1;        // 2: maxima, or variances, lie `field_stride` bytes after field 0
+  bool deviation = false;    // fields 2 are means and variances
   int64_t field_stride = 0;  // bytes, a multiple of 16
   CandidateRule rule;
   const int32_t* tokens = nullptr;  // device [batch]

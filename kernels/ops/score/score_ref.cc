@@ -11,14 +11,14 @@ namespace {
 template <typename T>
 double ScoreQuery(const ScoreWork& w, const float* q, const std::byte* row) {
   const T* a = reinterpret_cast<const T*>(row);
-  const T* b = reinterpret_cast<const T*>(row + w.max_offset);
-  double sum = 0;
+  const T* b = reinterpret_cast<const T*>(row + w.second_offset);
+  double sum = 0, variance = 0;
   for (int c = 0; c < w.rows.dim; ++c) {
-    const double x = static_cast<double>(q[c]) * ToFloat(a[c]);
-    sum += w.kind == ScoreWork::Kind::kDot ? x
-                                           : std::max(x, static_cast<double>(q[c]) * ToFloat(b[c]));
+    const double qc = q[c], x = qc * ToFloat(a[c]);
+    sum += w.kind == ScoreWork::Kind::kMinMax ? std::max(x, qc * ToFloat(b[c])) : x;
+    if (w.kind == ScoreWork::Kind::kDeviation) variance += qc * qc * ToFloat(b[c]);
   }
-  return sum;
+  return sum + 2 * std::sqrt(variance);
 }
 
 template <typename T>

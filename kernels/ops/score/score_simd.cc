@@ -17,12 +17,13 @@ HWY_BEFORE_NAMESPACE();
 namespace kvstrata {
 namespace HWY_NAMESPACE {
 
-inline constexpr int kQueries = 4;  // at a time
+inline constexpr int kQueries = 4;                       // at a time
+inline constexpr int kSquares = kQueries * kHeadDimMax;  // where those of their elements begin
 
 // Like DotRows, of q_c * min_c where q_c is negative and q_c * max_c where it is not: the larger of
 // the two products, since min_c <= max_c.
 template <typename T, int R, int H>
-HWY_INLINE VF BoundRows(const std::byte* const* rows, int64_t max_offset, const float* q,
+HWY_INLINE VF BoundRows(const std::byte* const* rows, int64_t second_offset, const float* q,
                         int q_stride, int dim) {
   VF acc[kN];
 #pragma GCC unroll 16
@@ -32,7 +33,7 @@ HWY_INLINE VF BoundRows(const std::byte* const* rows, int64_t max_offset, const 
     for (int r = 0; r < R; ++r) {
       VF low_a, low_b, high_a, high_b;
       LoadPair(reinterpret_cast<const T*>(rows[r]) + c, low_a, low_b);
-      LoadPair(reinterpret_cast<const T*>(rows[r] + max_offset) + c, high_a, high_b);
+      LoadPair(reinterpret_cast<const T*>(rows[r] + second_offset) + c, high_a, high_b);
 #pragma GCC unroll 4
       for (int h = 0; h < H; ++h) {
         const VF qa = hn::LoadU(DF(), q + h * q_stride + c);
@@ -46,19 +47,41 @@ HWY_INLINE VF BoundRows(const std::byte* const* rows, int64_t max_offset, const 
   return SumEach(acc);
 }
 
+// Like DotRows, and twice the root of the sums of q_c^2 * variance_c beside it.
+template <typename T, int R, int H>
+HWY_INLINE VF DeviationRows(const std::byte* const* rows, int64_t second_offset, const float* q,
+                            int q_stride, int dim) {
+  const std::byte* variances[R];
+  for (int r = 0; r < R; ++r) variances[r] = rows[r] + second_offset;
+  const VF variance = DotRows<T, R, H>(variances, q + kSquares, q_stride, dim);
+  return hn::MulAdd(hn::Set(DF(), 2.0f), hn::Sqrt(variance),
+                    DotRows<T, R, H>(rows, q, q_stride, dim));
+}
+
+// The scores of a unit of R rows each by H queries, as DotRows gives them.
+template <typename T, int R, int H>
+HWY_INLINE VF ScoresOf(const ScoreWork& w, const std::byte* const* rows, const float* q) {
+  const int dim = w.rows.dim;
+  switch (w.kind) {
+    case ScoreWork::Kind::kMinMax:
+      return BoundRows<T, R, H>(rows, w.second_offset, q, dim, dim);
+    case ScoreWork::Kind::kDeviation:
+      return DeviationRows<T, R, H>(rows, w.second_offset, q, dim, dim);
+    case ScoreWork::Kind::kDot:
+      break;
+  }
+  return DotRows<T, R, H>(rows, q, dim, dim);
+}
+
 // best[u] = max(best[u], scores of H queries) over the work's units.
 template <typename T, int R, int H>
 HWY_NOINLINE void ScoreUnits(const ScoreWork& w, const float* q, float* best) {
-  const int dim = w.rows.dim;
   for (int32_t u = w.units.begin; u < w.units.end; u += R) {
     const int count = std::min(R, w.units.end - u);
     const std::byte* rows[R];
     for (int r = 0; r < R; ++r) rows[r] = w.rows.Row(u + std::min(r, count - 1));
     float lanes[kN];
-    hn::StoreU(w.kind == ScoreWork::Kind::kDot
-                   ? DotRows<T, R, H>(rows, q, dim, dim)
-                   : BoundRows<T, R, H>(rows, w.max_offset, q, dim, dim),
-               DF(), lanes);
+    hn::StoreU(ScoresOf<T, R, H>(w, rows, q), DF(), lanes);
     for (int h = 0; h < H; ++h) {
       // std::max keeps the first where the second is a NaN, as ref does.
       for (int r = 0; r < count; ++r) best[r] = std::max(best[r], lanes[h * R + r]);
@@ -85,13 +108,16 @@ HWY_INLINE void ScoreQueries(const ScoreWork& w, int queries, const float* q, fl
 
 template <typename T>
 HWY_INLINE void ScoreRun(const ScoreWork& w, float* best) {
-  float q[kQueries * kHeadDimMax];
+  float q[2 * kSquares];
   const int dim = w.rows.dim;
   std::fill(best, best + (w.units.end - w.units.begin), -std::numeric_limits<float>::infinity());
   for (int first = 0; first < w.queries; first += kQueries) {
     const int queries = std::min(kQueries, w.queries - first);
     for (int h = 0; h < queries; ++h) {
       ToPairOrder<T>(w.q + int64_t{first + h} * dim, q + h * dim, dim);
+    }
+    for (int c = 0; w.kind == ScoreWork::Kind::kDeviation && c < queries * dim; ++c) {
+      q[kSquares + c] = q[c] * q[c];
     }
     ScoreQueries<T>(w, queries, q, best);
   }

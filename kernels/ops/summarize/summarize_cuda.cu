@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <type_traits>
 
 #include "kernels/cuda/float_bits.cuh"
+#include "kernels/ops/summarize/summarize.h"
 #include "kernels/ops/summarize/summarize_cuda.h"
 
 namespace kvstrata::cuda {
@@ -85,6 +87,37 @@ __device__ void WriteMean(const SummarizeBatch& w, int sequence, int head, int32
   reinterpret_cast<Channels<__nv_bfloat16>*>(out)[channel / kLane] = mean;
 }
 
+template <typename T>
+__device__ void WriteDeviation(const SummarizeBatch& w, int sequence, int head, int32_t unit,
+                               int channel) {
+  float mean[kLane] = {}, squares[kLane] = {};
+  ForEachRow<T>(w, sequence, head, unit, channel, [&](const Channels<T>& x) {
+#pragma unroll
+    for (int c = 0; c < kLane; ++c) mean[c] += FloatOf(x.at[c]);
+  });
+  const auto count = static_cast<float>(w.unit_rows);
+#pragma unroll
+  for (int c = 0; c < kLane; ++c) mean[c] = __fdiv_rn(mean[c], count);
+  ForEachRow<T>(w, sequence, head, unit, channel, [&](const Channels<T>& x) {
+#pragma unroll
+    for (int c = 0; c < kLane; ++c) {
+      const float from_mean = FloatOf(x.at[c]) - mean[c];
+      squares[c] = __fadd_rn(squares[c], __fmul_rn(from_mean, from_mean));
+    }
+  });
+  Channels<T> means, variances;
+#pragma unroll
+  for (int c = 0; c < kLane; ++c) {
+    float variance = __fdiv_rn(squares[c], count);
+    if (std::is_same_v<T, __half> && variance > kMostHalfVariance) variance = kMostHalfVariance;
+    means.at[c] = Rounded<T>(mean[c]);
+    variances.at[c] = Rounded<T>(variance);
+  }
+  char* out = RowOf(w.summary, sequence, head, unit) + channel * sizeof(T);
+  *reinterpret_cast<Channels<T>*>(out) = means;
+  *reinterpret_cast<Channels<T>*>(out + w.field_stride) = variances;
+}
+
 // Grid (units * channels / 1024, kv_heads, batch * layers): a thread has 8 channels of a unit.
 template <typename T>
 __global__ __launch_bounds__(kThreads, 5) void SummarizeKernel(SummarizeBatch w) {
@@ -97,8 +130,15 @@ __global__ __launch_bounds__(kThreads, 5) void SummarizeKernel(SummarizeBatch w)
   const int32_t unit = w.from[sequence] / unit_tokens + index / lanes;
   if (unit >= w.to[sequence] / unit_tokens || index / lanes >= w.units_max) return;
   const int channel = index % lanes * kLane;
-  if (w.kind == SummarizeBatch::Kind::kMean) return WriteMean<T>(w, sequence, head, unit, channel);
-  WriteMinMax<T>(w, sequence, head, unit, channel);
+  if constexpr (sizeof(T) == 2) {  // the only rows that others than means are made of
+    if (w.kind == SummarizeBatch::Kind::kMinMax) {
+      return WriteMinMax<T>(w, sequence, head, unit, channel);
+    }
+    if (w.kind == SummarizeBatch::Kind::kDeviation) {
+      return WriteDeviation<T>(w, sequence, head, unit, channel);
+    }
+  }
+  WriteMean<T>(w, sequence, head, unit, channel);
 }
 
 template <typename T>

@@ -2,14 +2,16 @@
 // Op summarize on the GPU: the summary rows of the units that a range of tokens completes
 // (summarize.h), in all KV heads of one layer, or of several at once.
 //
-//   kMinMax  element-wise minimum and maximum, in the source's dtype
-//   kMean    fp32 sum in order of position, divided once, rounded to bf16 or kept as fp32
+//   kMinMax     element-wise minimum and maximum, in the source's dtype
+//   kDeviation  mean and variance, in the source's dtype
+//   kMean       fp32 sum in order of position, divided once, rounded to bf16 or kept as fp32
 // Bit for bit `ref`. Units that begin at or after `from` rounded down and are complete at `to`:
 // from / unit_rows <= unit < to / unit_rows; an empty range writes nothing. The means of a coarser
 // level are the same op over the rows of the finer one, whose `row_tokens` let both have one range.
 //
 // Source rows bf16 or fp16 (kMean: also fp32), head_dim a multiple of 8.
-// Cost: reads each row once, writes 2 / unit_rows (kMean: 1 / unit_rows) of it; one kernel.
+// Cost: reads each row once (kDeviation twice, the second time from the L1), writes 2 / unit_rows
+// (kMean: 1 / unit_rows) of it; one kernel.
 #ifndef KVSTRATA_KERNELS_OPS_SUMMARIZE_SUMMARIZE_CUDA_H_
 #define KVSTRATA_KERNELS_OPS_SUMMARIZE_SUMMARIZE_CUDA_H_
 
@@ -18,11 +20,11 @@
 namespace kvstrata::cuda {
 
 struct SummarizeBatch {
-  enum class Kind : uint8_t { kMinMax, kMean };
+  enum class Kind : uint8_t { kMinMax, kDeviation, kMean };
   Kind kind = Kind::kMean;
   DeviceRows source;              // keys (KeyRows), or the rows of a finer level
   DeviceRows summary;             // written: field 0, minima or means
-  int64_t field_stride = 0;       // kMinMax: bytes from a minimum to its maximum
+  int64_t field_stride = 0;       // bytes from a minimum to its maximum, a mean to its variance
   int32_t unit_rows = 0;          // rows of the source a unit has
   int32_t row_tokens = 1;         // what a row of the source counts for in `from` and `to`
   const int32_t* from = nullptr;  // device [batch], rows of the source, or tokens (row_tokens)

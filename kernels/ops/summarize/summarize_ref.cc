@@ -39,10 +39,31 @@ void Mean(const SummarizeWork& w) {
 }
 
 template <typename T>
+void Deviation(const SummarizeWork& w) {
+  const auto count = static_cast<float>(w.rows.end - w.rows.begin);
+  for (int c = 0; c < w.keys.dim; ++c) {
+    const auto key = [&w, c](int32_t t) {
+      return ToFloat(reinterpret_cast<const T*>(w.keys.Row(t))[c]);
+    };
+    float sum = 0, squares = 0;
+    for (int32_t t = w.rows.begin; t < w.rows.end; ++t) sum += key(t);
+    const float mean = sum / count;
+    for (int32_t t = w.rows.begin; t < w.rows.end; ++t) {
+      const float x = key(t) - mean;
+      squares += x * x;
+    }
+    reinterpret_cast<T*>(w.out)[c] = FromFloat<T>(mean);
+    reinterpret_cast<T*>(w.out2)[c] = VarianceOf<T>(squares / count);
+  }
+}
+
+template <typename T>
 void Summarize(const SummarizeWork& w) {
   switch (w.kind) {
     case SummarizeWork::Kind::kMinMax:
       return MinMax<T>(w);
+    case SummarizeWork::Kind::kDeviation:
+      return Deviation<T>(w);
     case SummarizeWork::Kind::kMean:
       return Mean<T>(w);
   }

@@ -80,12 +80,46 @@ HWY_INLINE void MeanChannels(const SummarizeWork& w, int c) {
   for (size_t i = 0; i < kVectors * kN; ++i) out[i] = FromFloat<BF16>(means[i]);
 }
 
+// Two passes: the unit's keys are in the cache for the second.
+template <typename T>
+HWY_INLINE void DeviationChannels(const SummarizeWork& w, int c) {
+  const DF d;
+  const VF count = hn::Set(d, static_cast<float>(w.rows.end - w.rows.begin));
+  const auto row = [&w, c](int32_t t) { return reinterpret_cast<const T*>(w.keys.Row(t)) + c; };
+  VF mean[kVectors], squares[kVectors];
+  for (int j = 0; j < kVectors; ++j) mean[j] = squares[j] = hn::Zero(d);
+  for (int32_t t = w.rows.begin; t < w.rows.end; ++t) {
+#pragma GCC unroll 4
+    for (int j = 0; j < kVectors; ++j) mean[j] = hn::Add(mean[j], LoadFloats(row(t) + j * kN));
+  }
+  for (int j = 0; j < kVectors; ++j) mean[j] = hn::Div(mean[j], count);
+  for (int32_t t = w.rows.begin; t < w.rows.end; ++t) {
+#pragma GCC unroll 4
+    for (int j = 0; j < kVectors; ++j) {
+      const VF x = hn::Sub(LoadFloats(row(t) + j * kN), mean[j]);
+      squares[j] = hn::Add(squares[j], hn::Mul(x, x));
+    }
+  }
+  float means[kVectors * kN], variances[kVectors * kN];
+  for (int j = 0; j < kVectors; ++j) {
+    hn::StoreU(mean[j], d, means + j * kN);
+    hn::StoreU(hn::Div(squares[j], count), d, variances + j * kN);
+  }
+  for (size_t i = 0; i < kVectors * kN; ++i) {
+    (reinterpret_cast<T*>(w.out) + c)[i] = FromFloat<T>(means[i]);
+    (reinterpret_cast<T*>(w.out2) + c)[i] = VarianceOf<T>(variances[i]);
+  }
+}
+
 template <typename T>
 HWY_INLINE void SummarizeTyped(const SummarizeWork& w) {
   for (int c = 0; c < w.keys.dim; c += kVectors * static_cast<int>(kN)) {
     switch (w.kind) {
       case SummarizeWork::Kind::kMinMax:
         MinMaxChannels<T>(w, c);
+        break;
+      case SummarizeWork::Kind::kDeviation:
+        DeviationChannels<T>(w, c);
         break;
       case SummarizeWork::Kind::kMean:
         MeanChannels<T>(w, c);

@@ -101,7 +101,7 @@ __global__ __launch_bounds__(kWarps * 32, kDim == 256 ? 1 : 2) void WeightBitsKe
   const int group = w.query_heads / w.groups.kv_heads;
   LetNextStart();
   if (!w.ahead) WaitForPrevious();
-  const Candidates units = CandidatesOf(w.rule, w.tokens[sequence]);
+  const Candidates units = CandidateTokensOf(w.rule, w.tokens[sequence]);
   if (units.full) {
     if (w.ahead) WaitForPrevious();
     return;
@@ -163,7 +163,7 @@ int LaunchBits(const VoteBatch& w, const Scratch& scratch, Stream stream) {
 int LaunchBitsWeights(const VoteBatch& w, const Scratch& scratch, Stream stream) {
   const QuantisedGroup& f = w.groups.format;
   if (!f.IsValid() || f.tokens % kTileTokens != 0 || w.groups.block_groups < 1 ||
-      w.rule.unit_tokens != 1 || w.rule.recent_tokens < f.tokens) {
+      w.rule.recent_tokens < f.tokens) {
     return cudaErrorInvalidValue;
   }
   switch (f.dim) {

@@ -136,11 +136,13 @@ __global__ __launch_bounds__(kWarps * 32, 2) void WeightKernel(const __grid_cons
   const auto row_of = [=](int tile) {
     return (first_block + begin + tile / kTiles * step) * kBlockRows + tile % kTiles * kTileRows;
   };
-  TileScorer<T, kDim, decltype(row_of)> scorer(
-      w.rows, w.fields, w.field_stride, sequence, head, units.first, units.last, blocks * kTiles,
-      row_of, shared.queries, wide, &shared.rings[threadIdx.x / 32], scratch.stays);
+  TileScorer<T, kDim, decltype(row_of)> scorer(w.rows, w.fields, w.field_stride, w.deviation,
+                                               sequence, head, units.first, units.last,
+                                               blocks * kTiles, row_of, shared.queries, wide,
+                                               &shared.rings[threadIdx.x / 32], scratch.stays);
   LoadQueries<T>(&shared.queries, w.q, w.q_dtype,
-                 (int64_t{sequence} * w.query_heads + head * group) * kDim, group, w.fields);
+                 (int64_t{sequence} * w.query_heads + head * group) * kDim, group, w.fields,
+                 w.deviation);
   __syncthreads();
 
   Softmax totals[2];
@@ -194,13 +196,32 @@ struct RowVotes {
   float at[kTiles] = {};
 };
 
-// Which candidates of their block the four weights of a row are of.
+// Which candidates of their block the four weights of a row are of, and how many have one vote.
 struct RowOfTiles {  // one row of each tile
+  __device__ static int Run(const VoteBatch&) { return 1; }
+  __device__ static Candidates CandidatesAt(const VoteBatch& w, int sequence) {
+    return CandidatesOf(w.rule, w.tokens[sequence]);
+  }
   __device__ static int Candidate(int row, int i) { return i * kTileRows + row; }
 };
 struct RowOfFour {  // that follow each other (vote_bits_cuda.cu)
+  __device__ static int Run(const VoteBatch& w) { return w.rule.unit_tokens; }
+  __device__ static Candidates CandidatesAt(const VoteBatch& w, int sequence) {
+    return CandidateTokensOf(w.rule, w.tokens[sequence]);
+  }
   __device__ static int Candidate(int row, int i) { return 4 * row + i; }
 };
+
+// Votes of runs of `run` tokens: those of a row, and of the rows beside it in the same half of the
+// warp, which all have a block. out: of the first candidate's run.
+__device__ void WriteRuns(const RowVotes& votes, int token, int run, Candidates units, float* out) {
+  const uint32_t half = 0xFFFFu << (threadIdx.x & 16);
+  float sum = votes.at[0] + votes.at[1] + (votes.at[2] + votes.at[3]);
+  for (int step = 4; step < run; step *= 2) sum += __shfl_xor_sync(half, sum, step / 4);
+  if (token % run == 0 && token >= units.first && token < units.last) {
+    out[(token - units.first) / run] = sum;
+  }
+}
 
 // The sum over the heads, in order. weights, block_max: of the block's first head that counts.
 __device__ RowVotes SumHeads(const uint2* weights, const float* block_max, const float2* totals,
@@ -236,14 +257,15 @@ __global__ __launch_bounds__(kSumWarps * 32) void VoteKernel(VoteBatch w, Scratc
   extern __shared__ float2 totals[];
   WaitForPrevious();
   LetNextStart();
-  const Candidates units = CandidatesOf(w.rule, w.tokens[blockIdx.z]);
+  const Candidates units = Row::CandidatesAt(w, blockIdx.z);
   if (units.full) return;
   const int first_block = units.first / kBlockRows;
   const int count = (units.last + kBlockRows - 1) / kBlockRows - first_block;
+  const int run = Row::Run(w);
   const int64_t sequence = blockIdx.z;
   const int heads = w.query_heads / w.output_rows, first_head = heads * blockIdx.y;
   const int row = threadIdx.x % 16;
-  float* out = w.votes + (sequence * w.output_rows + blockIdx.y) * w.candidate_stride;
+  float* out = w.votes + (sequence * w.output_rows + blockIdx.y) * (w.candidate_stride / run);
   HeadTotals(scratch, w.always, sequence, w.query_heads, first_head, heads, totals);
   const int step = static_cast<int>(gridDim.x) * kSumBlocks;
   int slot = static_cast<int>(blockIdx.x) * kSumBlocks + static_cast<int>(threadIdx.x) / 16;
@@ -251,6 +273,10 @@ __global__ __launch_bounds__(kSumWarps * 32) void VoteKernel(VoteBatch w, Scratc
     const int64_t cell = (sequence * scratch.blocks + slot) * w.query_heads + first_head;
     const auto* weights = reinterpret_cast<const uint2*>(scratch.weights + cell * kBlockRows) + row;
     const RowVotes votes = SumHeads(weights, scratch.block_max + cell, totals, heads);
+    if (run > 1) {
+      WriteRuns(votes, (first_block + slot) * kBlockRows + Row::Candidate(row, 0), run, units, out);
+      continue;
+    }
     for (int i = 0; i < kTiles; ++i) {
       const int unit = (first_block + slot) * kBlockRows + Row::Candidate(row, i);
       if (unit >= units.first && unit < units.last) out[unit - units.first] = votes.at[i];
@@ -308,7 +334,10 @@ int LaunchSums(const VoteBatch& w, const Scratch& scratch, Stream stream) {
 }
 
 bool IsValid(const VoteBatch& w) {
-  return w.fields >= 1 && w.fields <= 2 && w.kv_heads() >= 1 && w.query_heads % w.kv_heads() == 0 &&
+  const int run = w.of_groups() ? w.rule.unit_tokens : 1;
+  return w.fields >= 1 && w.fields <= 2 && (!w.deviation || w.fields == 2) &&
+         (run == 1 || run == 4 || run == 8 || run == 16) && w.candidate_stride % run == 0 &&
+         w.kv_heads() >= 1 && w.query_heads % w.kv_heads() == 0 &&
          w.query_heads <= 8 * w.kv_heads() &&
          (w.output_rows == 1 || w.output_rows == w.kv_heads()) && w.scratch != nullptr &&
          (w.reuse.caches == nullptr ||

@@ -5,12 +5,16 @@
 //   votes[b][o][u - first] = sum over the query heads h of output o of
 //                            softmax over u in [first, last) of (scale * score(h, u))
 // with output_rows 1 all heads vote for one list (TokenSelect), with kv_heads each group for its
-// own (minmax). score: q . row with fields 1, Quest's bound with fields 2 (score_cuda.h). A head
+// own (minmax). score: q . row with fields 1, Quest's bound or mean and deviation with fields 2
+// (score_cuda.h). A head
 // without any score above -inf votes for nothing. Sequences attended in full are left out.
 //
 // With `groups` the candidates are tokens, scored by their quantised keys (docs/spec/bits.md 3):
 // score = q . k~ as op score_bits has it (score_bits_cuda.h). All of them are in groups that were
 // sealed before the step: rule.recent_tokens >= tokens of a group, which are a multiple of 32.
+// Votes are of the rule's units: with unit_tokens 4, 8 or 16 sums over runs of so many tokens,
+//   votes[b][o][u - first] = sum over the tokens of unit u, rows candidate_stride / unit_tokens
+//   apart
 //
 // With `always` a vote is a share of all attention: the softmax is over what is always attended,
 // too, and the sum over the candidates counts as op always says (always.h).
@@ -36,6 +40,7 @@ struct VoteBatch {
   DeviceRows rows;  // the keys (KeyRows), or summaries as in ScoreBatch
   int32_t fields = 1;
   int64_t field_stride = 0;
+  bool deviation = false;
   DeviceGroups groups;  // with a format in place of rows
   bool ahead = false;   // with groups alone, launch.cuh: of tokens and groups
   float scale = 1.0f;   // > 0
@@ -47,7 +52,7 @@ struct VoteBatch {
   int32_t output_rows = 1;        // 1 or kv_heads
   const float* always = nullptr;  // device [batch][query_heads][kAlwaysFloats], or null
   float* votes = nullptr;         // device [batch][output_rows][candidate_stride]
-  int32_t candidate_stride = 0;   // candidates a sequence may have
+  int32_t candidate_stride = 0;   // candidates, of groups in tokens, that a sequence may have
   void* scratch = nullptr;        // device, VoteScratchBytes, 16-byte aligned; any contents
   // With caches: whether votes are counted is decided first, and `tokens` is reuse.voting, written.
   // Not with groups.
