@@ -10,7 +10,8 @@ namespace {
 class BlockBits final : public BlockSelector {
  public:
   explicit BlockBits(const BlockSelectorSource& source)
-      : lists_(source, BitsCandidates(source.plan), source.shape.geometry.kv_heads, true) {}
+      : lists_(source, BitsCandidates(source.plan), source.shape.geometry.kv_heads,
+               source.plan.bits.run) {}
 
   Status Select(const BlockCall& call) const override {
     cuda::VoteBatch w;

@@ -14,7 +14,7 @@ constexpr int64_t kAlignment = 256;  // of a row that the L2 fetches whole
 IndexLayout::Kind KindOf(const Plan& plan) {
   switch (plan.selector) {
     case SelectorKind::kMinMax:
-      return IndexLayout::Kind::kMinMax;
+      return plan.minmax.deviation ? IndexLayout::Kind::kDeviation : IndexLayout::Kind::kMinMax;
     case SelectorKind::kBits:
       return IndexLayout::Kind::kBits;
     default:
@@ -38,9 +38,9 @@ Result<BlockIndex> BlockIndex::Of(const Plan& plan, const BlockShape& shape) {
 BlockIndex::BlockIndex(const Plan& plan, const BlockShape& shape)
     : shape_(shape), kind_(KindOf(plan)), unit_(plan.index.unit), bits_(plan.bits.bits) {
   if (kind_ == IndexLayout::Kind::kNone) return;
-  const int64_t unit_bytes = kind_ == IndexLayout::Kind::kMinMax
-                                 ? 2 * shape.geometry.row_bytes()
-                                 : QuantisedGroup{shape.geometry.head_dim, bits_, unit_}.bytes();
+  const int64_t unit_bytes = kind_ == IndexLayout::Kind::kBits
+                                 ? QuantisedGroup{shape.geometry.head_dim, bits_, unit_}.bytes()
+                                 : 2 * shape.geometry.row_bytes();
   bytes_ = unit_bytes * units() * shape.geometry.kv_heads;
   bytes_ = (bytes_ + kAlignment - 1) / kAlignment * kAlignment;
 }
@@ -81,7 +81,8 @@ Status BlockIndex::WriteLayers(const cuda::CudaOps& ops, uint64_t first, int32_t
     return CudaStatus(ops, ops.quantise_keys(w, stream), "op quantise_keys");
   }
   cuda::SummarizeBatch w;
-  w.kind = cuda::SummarizeBatch::Kind::kMinMax;
+  using Kind = cuda::SummarizeBatch::Kind;
+  w.kind = kind_ == IndexLayout::Kind::kDeviation ? Kind::kDeviation : Kind::kMinMax;
   w.source = KeysOf(tables, first);
   w.summary = RowsOf(tables, first);
   w.field_stride = field_stride();

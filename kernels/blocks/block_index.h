@@ -3,7 +3,7 @@
 // what is known of it lies behind that block's rows, and goes with the block: nobody has to be told
 // when a block is given to another sequence, since it is written anew when it has filled.
 //
-//   minmax  minimum [kv_heads][units][head_dim], then maximum
+//   minmax  minimum [kv_heads][units][head_dim], then maximum; or mean, then variance
 //   bits    [kv_heads][units], groups in few bits (quantised_group.h)
 //
 // Addresses are distances from a layer's beginning, as op block_pages has them; ops get the layer's
@@ -46,7 +46,8 @@ class BlockIndex {
   Status Write(const cuda::CudaOps& ops, std::span<const uint64_t> layers,
                const BlockTables& tables, int32_t rows, int32_t most, cuda::Stream stream) const;
 
-  // Of a layer at `layer`. minmax: the minima, whose maxima lie field_stride() further.
+  // Of a layer at `layer`. minmax: the minima or means, whose maxima or variances lie
+  // field_stride() further.
   cuda::DeviceRows RowsOf(const BlockTables& tables, uint64_t layer) const;
   cuda::DeviceGroups GroupsOf(const BlockTables& tables, uint64_t layer) const;
   int64_t field_stride() const;

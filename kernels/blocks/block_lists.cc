@@ -18,12 +18,13 @@ int32_t StrideOf(const BlockShape& shape, const cuda::CandidateRule& rule) {
 }  // namespace
 
 BlockLists::BlockLists(const BlockSelectorSource& source, const cuda::CandidateRule& rule,
-                       int32_t groups, bool votes)
+                       int32_t groups, int32_t run)
     : ops_(source.ops),
       geometry_(source.shape.geometry),
       rule_(rule),
       rows_(source.shape.max_decodes),
       groups_(groups),
+      run_(run),
       stride_(StrideOf(source.shape, rule)) {
   BlockWorkspace& room = *source.workspace;
   const int64_t lists = int64_t{rows_} * groups_;
@@ -33,12 +34,12 @@ BlockLists::BlockLists(const BlockSelectorSource& source, const cuda::CandidateR
   sink_end_ = room.Add<int32_t>(rows_);
   recent_begin_ = room.Add<int32_t>(rows_);
   pick_scratch_ = room.Add<std::byte>(PickScratchBytes(ops_, rows_, groups_, stride_));
-  if (!votes) return;
+  if (run_ == 0) return;
   cuda::VoteBatch shape;
   shape.rows.kv_heads = geometry_.kv_heads;
   shape.query_heads = geometry_.query_heads;
   shape.output_rows = groups_;
-  shape.candidate_stride = stride_;
+  shape.candidate_stride = stride_ * run_;
   vote_scratch_ = room.Add<std::byte>(VoteScratchBytes(ops_, shape, rows_));
 }
 
@@ -51,7 +52,7 @@ Status BlockLists::Vote(const BlockCall& call, cuda::VoteBatch vote) const {
   vote.batch = call.rows;
   vote.query_heads = geometry_.query_heads;
   vote.output_rows = groups_;
-  vote.candidate_stride = stride_;
+  vote.candidate_stride = stride_ * run_;
   vote.votes = ScoresIn(*call.workspace);
   vote.scratch = call.workspace->At(vote_scratch_);
   return CudaStatus(ops_, ops_.vote(vote, call.stream), "op vote");

@@ -12,12 +12,13 @@ namespace kvstrata {
 
 class BlockLists {
  public:
-  // `groups` lists a sequence; votes: op vote is to be called.
+  // `groups` lists a sequence. run: op vote is to be called, and votes for so many candidates
+  // together; 0: it is not.
   BlockLists(const BlockSelectorSource& source, const cuda::CandidateRule& rule, int32_t groups,
-             bool votes);
+             int32_t run);
 
   const cuda::CandidateRule& rule() const { return rule_; }
-  int32_t stride() const { return stride_; }  // candidates that a list has room for
+  int32_t stride() const { return stride_; }  // units that a list has room for
   float* ScoresIn(const BlockWorkspace& workspace) const { return workspace.At(scores_); }
 
   // The heads' votes: rows, or groups, and how they are read are `vote`'s.
@@ -30,7 +31,7 @@ class BlockLists {
   const cuda::CudaOps& ops_;
   const Geometry geometry_;
   const cuda::CandidateRule rule_;
-  const int32_t rows_, groups_, stride_;
+  const int32_t rows_, groups_, run_, stride_;
   BlockWorkspace::Piece<float> scores_;
   BlockWorkspace::Piece<int32_t> units_, counts_, sink_end_, recent_begin_;
   BlockWorkspace::Piece<std::byte> vote_scratch_, pick_scratch_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Selector minmax (quest) over an engine's own blocks: op score, or op vote over bounds, and op
-// pick (kernels/step/cuda_minmax.cc does so over pages of ours).
+// Selector minmax (quest) over an engine's own blocks: op score, or op vote, over what the index
+// has of a page, and op pick (kernels/step/cuda_minmax.cc does so over pages of ours).
 #include "kernels/blocks/block_lists.h"
 #include "kernels/cuda/device_buffer.h"
 #include "kernels/select/selection_rule.h"
@@ -14,10 +14,11 @@ class BlockMinMax final : public BlockSelector {
       : ops_(source.ops),
         geometry_(source.shape.geometry),
         votes_(source.plan.minmax.group_softmax),
-        lists_(source, MinMaxCandidates(source.plan), geometry_.kv_heads, votes_) {}
+        deviation_(source.plan.minmax.deviation),
+        lists_(source, MinMaxCandidates(source.plan), geometry_.kv_heads, votes_ ? 1 : 0) {}
 
   Status Select(const BlockCall& call) const override {
-    KVS_RETURN_IF_ERROR(votes_ ? lists_.Vote(call, BoundsOf(call)) : Score(call));
+    KVS_RETURN_IF_ERROR(votes_ ? lists_.Vote(call, RowsOf(call)) : Score(call));
     return lists_.Pick(call);
   }
   cuda::DeviceSelection SelectionOf(const BlockWorkspace& workspace) const override {
@@ -25,11 +26,12 @@ class BlockMinMax final : public BlockSelector {
   }
 
  private:
-  static cuda::VoteBatch BoundsOf(const BlockCall& call) {
+  cuda::VoteBatch RowsOf(const BlockCall& call) const {
     cuda::VoteBatch w;
     w.rows = call.index->RowsOf(call.tables, call.layer);
     w.fields = 2;
     w.field_stride = call.index->field_stride();
+    w.deviation = deviation_;
     return w;
   }
 
@@ -39,6 +41,7 @@ class BlockMinMax final : public BlockSelector {
     w.rows = call.index->RowsOf(call.tables, call.layer);
     w.fields = 2;
     w.field_stride = call.index->field_stride();
+    w.deviation = deviation_;
     w.rule = lists_.rule();
     w.tokens = call.chosen;
     w.q = call.q;
@@ -53,7 +56,7 @@ class BlockMinMax final : public BlockSelector {
 
   const cuda::CudaOps& ops_;
   const Geometry geometry_;
-  const bool votes_;
+  const bool votes_, deviation_;
   const BlockLists lists_;
 };
 

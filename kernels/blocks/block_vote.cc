@@ -10,7 +10,7 @@ namespace {
 class BlockVote final : public BlockSelector {
  public:
   explicit BlockVote(const BlockSelectorSource& source)
-      : lists_(source, VoteCandidates(source.plan), 1, true) {}
+      : lists_(source, VoteCandidates(source.plan), 1, 1) {}
 
   Status Select(const BlockCall& call) const override {
     cuda::VoteBatch w;

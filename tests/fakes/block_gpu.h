@@ -11,6 +11,7 @@
 #include "kernels/ops/pick/pick.h"
 #include "kernels/ops/quantise_keys/quantise_keys.h"
 #include "kernels/ops/score_bits/score_bits.h"
+#include "kernels/ops/summarize/summarize.h"
 #include "tests/fakes/attending_gpu.h"
 
 namespace kvstrata::testing {
@@ -54,22 +55,22 @@ inline std::byte* GroupAt(const cuda::DeviceGroups& groups, int b, int head, int
 
 inline int SummarizeBlocks(const cuda::SummarizeBatch& work, cuda::Stream) {
   cuda::SummarizeBatch w = work;
+  const auto kind = w.kind == cuda::SummarizeBatch::Kind::kDeviation
+                        ? SummarizeWork::Kind::kDeviation
+                        : SummarizeWork::Kind::kMinMax;
   for (int32_t layer = 0; layer < w.layers; ++layer) {
     for (int32_t b = 0; b < w.batch; ++b) {
       for (int32_t u = w.from[b] / w.unit_rows; u < w.to[b] / w.unit_rows; ++u) {
         if (u - w.from[b] / w.unit_rows >= w.units_max)
           return 1;  // the launch has no thread for it
         for (int head = 0; head < w.source.kv_heads; ++head) {
-          auto* const low = reinterpret_cast<BF16*>(RowAt(w.summary, b, head, u));
-          auto* const high = reinterpret_cast<BF16*>(RowAt(w.summary, b, head, u) + w.field_stride);
-          for (int c = 0; c < w.source.head_dim; ++c) {
-            for (int32_t i = 0; i < w.unit_rows; ++i) {
-              const BF16 x =
-                  reinterpret_cast<const BF16*>(RowAt(w.source, b, head, u * w.unit_rows + i))[c];
-              if (i == 0 || ToFloat(x) < ToFloat(low[c])) low[c] = x;
-              if (i == 0 || ToFloat(x) > ToFloat(high[c])) high[c] = x;
-            }
-          }
+          std::byte* unit = RowAt(w.source, b, head, u * w.unit_rows);
+          std::byte* const out = RowAt(w.summary, b, head, u);
+          const PagedRows keys{
+              &unit, 0, w.source.row_stride, w.unit_rows, w.source.head_dim, w.source.dtype};
+          const SummarizeWork one{kind,          keys, {0, w.unit_rows}, out, out + w.field_stride,
+                                  w.source.dtype};
+          SummarizeRef(&one, 1, InlineExecutor());
         }
       }
     }
@@ -102,21 +103,23 @@ inline int QuantiseBlocks(const cuda::QuantiseKeysBatch& work, cuda::Stream) {
   return 0;
 }
 
-// The scores of candidates by query head `h`, unscaled.
-inline std::vector<double> ScoresOf(const cuda::DeviceRows& rows, int fields, int64_t field_stride,
-                                    const void* q, DType q_dtype, int query_heads, int b, int h,
-                                    const cuda::Candidates& candidates) {
+// The scores of candidates by query head `h`, unscaled. Work: a ScoreBatch or a VoteBatch.
+template <typename Work>
+std::vector<double> ScoresOf(const Work& w, int b, int h, const cuda::Candidates& candidates) {
   std::vector<double> scores;
-  const int head = h / (query_heads / rows.kv_heads);
+  const cuda::DeviceRows& rows = w.rows;
+  const int head = h / (w.query_heads / rows.kv_heads);
   for (int32_t u = candidates.first; u < candidates.last; ++u) {
-    double sum = 0;
+    double sum = 0, variance = 0;
     const std::byte* const row = RowAt(rows, b, head, u);
     for (int c = 0; c < rows.head_dim; ++c) {
-      const double x = At(q, q_dtype, (int64_t{b} * query_heads + h) * rows.head_dim + c);
-      const double low = x * At(row, rows.dtype, c);
-      sum += fields == 2 ? std::max(low, x * At(row + field_stride, rows.dtype, c)) : low;
+      const double x = At(w.q, w.q_dtype, (int64_t{b} * w.query_heads + h) * rows.head_dim + c);
+      const double first = x * At(row, rows.dtype, c);
+      const double second = w.fields == 2 ? At(row + w.field_stride, rows.dtype, c) : 0;
+      sum += w.fields == 2 && !w.deviation ? std::max(first, x * second) : first;
+      variance += x * x * second;
     }
-    scores.push_back(sum);
+    scores.push_back(w.deviation ? sum + 2 * std::sqrt(variance) : sum);
   }
   return scores;
 }
@@ -130,8 +133,7 @@ inline int ScoreBlocks(const cuda::ScoreBatch& w, cuda::Stream) {
       float* const out = w.scores + (int64_t{b} * w.rows.kv_heads + head) * w.unit_stride;
       std::fill_n(out, candidates.count(), -INFINITY);
       for (int h = head * group; h < (head + 1) * group; ++h) {
-        const std::vector<double> scores = ScoresOf(w.rows, w.fields, w.field_stride, w.q,
-                                                    w.q_dtype, w.query_heads, b, h, candidates);
+        const std::vector<double> scores = ScoresOf(w, b, h, candidates);
         for (size_t i = 0; i < scores.size(); ++i) {
           out[i] = std::max(out[i], static_cast<float>(scores[i]));
         }
@@ -168,22 +170,24 @@ inline std::vector<double> BitsScoresOf(const cuda::VoteBatch& w, int b, int h,
 
 inline int VoteBlocks(const cuda::VoteBatch& w, cuda::Stream) {
   const int each = w.query_heads / w.output_rows;
+  const int32_t run = w.of_groups() ? w.rule.unit_tokens : 1;
   for (int b = 0; b < w.batch; ++b) {
-    const cuda::Candidates candidates = CandidatesOf(w.rule, w.tokens[b]);
+    const cuda::Candidates candidates =
+        run > 1 ? CandidateTokensOf(w.rule, w.tokens[b]) : CandidatesOf(w.rule, w.tokens[b]);
     if (candidates.full) continue;
     for (int row = 0; row < w.output_rows; ++row) {
-      std::vector<double> votes(static_cast<size_t>(candidates.count()));
+      std::vector<double> votes(static_cast<size_t>(candidates.count() / run));
       for (int h = row * each; h < (row + 1) * each; ++h) {
-        std::vector<double> scores = w.of_groups()
-                                         ? BitsScoresOf(w, b, h, candidates)
-                                         : ScoresOf(w.rows, w.fields, w.field_stride, w.q,
-                                                    w.q_dtype, w.query_heads, b, h, candidates);
+        std::vector<double> scores =
+            w.of_groups() ? BitsScoresOf(w, b, h, candidates) : ScoresOf(w, b, h, candidates);
         const double top = *std::ranges::max_element(scores);
         double sum = 0;
         for (double& score : scores) sum += score = std::exp((score - top) * w.scale);
-        for (size_t i = 0; i < scores.size(); ++i) votes[i] += scores[i] / sum;
+        for (size_t i = 0; i < scores.size(); ++i)
+          votes[i / static_cast<size_t>(run)] += scores[i] / sum;
       }
-      std::ranges::copy(votes, w.votes + (int64_t{b} * w.output_rows + row) * w.candidate_stride);
+      std::ranges::copy(votes,
+                        w.votes + (int64_t{b} * w.output_rows + row) * (w.candidate_stride / run));
     }
   }
   return 0;

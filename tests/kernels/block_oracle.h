@@ -14,6 +14,7 @@
 #include "kernels/blocks/block_shape.h"
 #include "kernels/ops/quantise_keys/quantise_keys.h"
 #include "kernels/ops/score_bits/score_bits.h"
+#include "kernels/ops/summarize/summarize.h"
 #include "kernels/plan.h"
 #include "kernels/select/selection_rule.h"
 #include "tests/kernels/ops_fixture.h"
@@ -148,6 +149,8 @@ class BlockOracle {
                               const cuda::CandidateRule& rule,
                               const cuda::Candidates& units) const {
     const bool votes = plan_.selector != SelectorKind::kMinMax || plan_.minmax.group_softmax;
+    // Votes of selector bits are the tokens', summed over runs.
+    const int32_t run = plan_.selector == SelectorKind::kBits ? plan_.bits.run : 1;
     const double scale = votes ? s.shape.geometry.logit_scale() : 1;
     std::vector<double> best(static_cast<size_t>(units.count()), votes ? 0 : -INFINITY);
     for (int h = first; h < last; ++h) {
@@ -155,7 +158,7 @@ class BlockOracle {
       const float* const own_q = q + int64_t{h} * s.shape.geometry.head_dim;
       std::vector<double> own;
       if (plan_.selector == SelectorKind::kBits) {
-        own = BitsScoresOf(s, layer, head, own_q, units);
+        own = BitsScoresOf(s, layer, head, own_q, units.first * run, units.last * run);
       } else {
         for (int32_t u = units.first; u < units.last; ++u) {
           own.push_back(ScoreOf(s, layer, head, own_q, u, rule));
@@ -166,7 +169,8 @@ class BlockOracle {
       double sum = 0;
       for (const double x : own) sum += std::exp(x - top);
       for (size_t i = 0; i < own.size(); ++i) {
-        best[i] = votes ? best[i] + std::exp(own[i] - top) / sum : std::max(best[i], own[i]);
+        double& of = best[i / static_cast<size_t>(run)];
+        of = votes ? of + std::exp(own[i] - top) / sum : std::max(of, own[i]);
       }
     }
     return {best.begin(), best.end()};
@@ -174,6 +178,7 @@ class BlockOracle {
 
   double ScoreOf(const BlockRows& s, int layer, int head, const float* q, int32_t unit,
                  const cuda::CandidateRule& rule) const {
+    if (plan_.minmax.deviation) return DeviationOf(s, layer, head, q, unit, rule);
     double sum = 0;
     for (int c = 0; c < s.shape.geometry.head_dim; ++c) {
       double most = -INFINITY;
@@ -185,26 +190,48 @@ class BlockOracle {
     return sum;
   }
 
-  // Of the tokens of `units`, by their keys in few bits.
+  // By the mean and the variance of a unit, as the index has them.
+  double DeviationOf(const BlockRows& s, int layer, int head, const float* q, int32_t unit,
+                     const cuda::CandidateRule& rule) const {
+    const int dim = s.shape.geometry.head_dim;
+    std::vector<std::byte> mean(static_cast<size_t>(2 * dim)), variance(mean.size());
+    auto* page = const_cast<std::byte*>(s.mirror + s.KeyAt(layer, head, unit * rule.unit_tokens));
+    const PagedRows keys{&page, 0, s.shape.slot_stride, rule.unit_tokens, dim, DType::kBF16};
+    const SummarizeWork work{SummarizeWork::Kind::kDeviation,
+                             keys,
+                             {0, rule.unit_tokens},
+                             mean.data(),
+                             variance.data(),
+                             DType::kBF16};
+    SummarizeRef(&work, 1, InlineExecutor());
+    double sum = 0, squares = 0;
+    for (int c = 0; c < dim; ++c) {
+      sum += double{q[c]} * LoadAs(DType::kBF16, &mean[static_cast<size_t>(2 * c)]);
+      squares += double{q[c]} * q[c] * LoadAs(DType::kBF16, &variance[static_cast<size_t>(2 * c)]);
+    }
+    return sum + 2 * std::sqrt(squares);
+  }
+
+  // Of the tokens [begin, end), by their keys in few bits.
   std::vector<double> BitsScoresOf(const BlockRows& s, int layer, int head, const float* q,
-                                   const cuda::Candidates& units) const {
+                                   int32_t begin, int32_t end) const {
     const QuantisedGroup format{s.shape.geometry.head_dim, plan_.bits.bits, plan_.index.unit};
-    std::vector<float> scores(static_cast<size_t>(units.count()));
+    std::vector<float> scores(static_cast<size_t>(end - begin));
     std::vector<std::byte> group(static_cast<size_t>(format.bytes()));
     std::byte* block = group.data();
-    for (int32_t t = units.first, end; t < units.last; t = end) {
+    for (int32_t t = begin, next; t < end; t = next) {
       const int32_t first = t / format.tokens * format.tokens;
-      end = std::min(first + format.tokens, units.last);
+      next = std::min(first + format.tokens, end);
       auto* page = const_cast<std::byte*>(s.mirror + s.KeyAt(layer, head, first));
       const PagedRows keys{&page, 0, s.shape.slot_stride, format.tokens, format.dim, DType::kBF16};
       const QuantiseKeysWork seal{keys, 0, format, block};
       QuantiseKeysRef(&seal, 1, InlineExecutor());
       const ScoreBitsWork score{{format, &block, 0, 1},
-                                {t - first, end - first},
+                                {t - first, next - first},
                                 q,
                                 1,
                                 1.0f,
-                                &scores[static_cast<size_t>(t - units.first)],
+                                &scores[static_cast<size_t>(t - begin)],
                                 0};
       ScoreBitsRef(&score, 1, InlineExecutor());
     }
