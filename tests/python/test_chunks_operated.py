@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
+import chunk_client
 import pytest
 from chunk_client import ChunkClient, key
 from cli_schema import check
@@ -58,3 +60,16 @@ def test_status_and_top_show_the_room(daemon: Daemon):
         lines = cli.run("top", "--once", "-d", "10ms", "--ascii").splitlines()
         at = next(n for n, line in enumerate(lines) if line.startswith("chunks "))
         assert "leased 3.0 MiB  engines 1" in lines[at] and lines[at + 1].split()[0] == "hits", lines
+
+
+def test_evictions_are_one_event_a_burst(daemon: Daemon):
+    with ChunkClient(daemon.socket, ROW) as client:
+        fill(client, 0, 2 * ROWS)
+        end = time.monotonic() + chunk_client.SECONDS
+        evicted = []
+        while sum(int(event["fields"]["chunks"]) for event in evicted) < ROWS:
+            assert time.monotonic() < end, evicted
+            events = document(daemon, "events")["events"]
+            evicted = [event for event in events if event["event"] == "evicted"]
+        assert len(evicted) <= 3 and sum(int(event["fields"]["chunks"]) for event in evicted) == ROWS, evicted
+        assert document(daemon, "status")["chunk_rooms"][0]["evicted"] == ROWS
