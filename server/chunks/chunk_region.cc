@@ -178,6 +178,23 @@ Chunk* ChunkRegion::Find(uint64_t row_bytes, int32_t id) {
   return chunk == rows->second.chunks.end() ? nullptr : &chunk->second;
 }
 
+const Chunk* ChunkRegion::NextFrom(uint64_t* at) const {
+  while (*at < bytes()) {
+    const size_t slab = *at / slab_bytes_;
+    const uint64_t row_bytes = slabs_[slab].row_bytes;
+    const uint64_t id = row_bytes == 0 ? 0 : (*at + row_bytes - 1) / row_bytes;
+    if (row_bytes == 0 || id * row_bytes >= EndOf(slab)) {
+      *at = EndOf(slab);
+      continue;
+    }
+    *at = id * row_bytes + 1;
+    const auto& chunks = rows_.at(row_bytes).chunks;
+    const auto found = chunks.find(static_cast<int32_t>(id));
+    if (found != chunks.end()) return &found->second;
+  }
+  return nullptr;
+}
+
 bool ChunkRegion::MakeRoom(uint64_t row_bytes, const std::function<void(Chunk*)>& evicted) {
   if (const size_t unowned = FindUnowned(row_bytes); unowned < slabs_.size()) {
     Own(row_bytes, unowned);

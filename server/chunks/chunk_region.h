@@ -53,6 +53,8 @@ class ChunkRegion {
   Chunk* Find(uint64_t row_bytes, int32_t id);
   void Free(Chunk* chunk);
   void MakeBusy(Chunk* chunk);
+  // The first chunk that begins at byte `*at` or behind, which `*at` is behind then; null: none.
+  const Chunk* NextFrom(uint64_t* at) const;
   // It may be evicted, in the order of chunk->use.
   void MakeIdle(Chunk* chunk);
 

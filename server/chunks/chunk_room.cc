@@ -216,6 +216,28 @@ std::vector<ChunkPacket> ChunkRoom::TakePackets() {
 std::vector<ChunkWork> ChunkRoom::TakeWork() { return std::exchange(state_.work, {}); }
 
 ChunkNumbers ChunkRoom::Numbers() const {
+std::vector<ShownChunk> ChunkRoom::List(uint64_t* at, size_t n) const {
+  std::vector<ShownChunk> shown;
+  for (size_t i = 0; i < n; ++i) {
+    const Chunk* const chunk = state_.region->NextFrom(at);
+    if (chunk == nullptr) break;
+    if (chunk->state == ChunkState::kShown) shown.push_back(ShownOf(*chunk));
+  }
+  return shown;
+}
+
+std::optional<ShownChunk> ChunkRoom::Shown(const ChunkKey& key) const {
+  const auto found = state_.index.find(key);
+  if (found == state_.index.end()) return std::nullopt;
+  const Chunk* const chunk = found->second.chunk;
+  if (chunk == nullptr || chunk->state != ChunkState::kShown) return std::nullopt;
+  return ShownOf(*chunk);
+}
+
+ShownChunk ChunkRoom::ShownOf(const Chunk& chunk) const {
+  return {chunk.key, state_.region->BytesOf(chunk), state_.region->keep()};
+}
+
   ChunkNumbers numbers;
   numbers.region_bytes = bytes();
   numbers.user = user();

@@ -165,7 +165,9 @@ def written(daemon: Daemon, count: int) -> None:
 
 
 def list_chunks(daemon: Daemon) -> list[dict[str, Any]]:
-    values = json.loads(operated.Program(daemon.socket).run("value", "ls", "--limit", "0", "-o", "json"))["values"]
+    """Those on disk."""
+    listed = operated.Program(daemon.socket).run("value", "ls", "--tier", "disk", "--limit", "0", "-o", "json")
+    values = json.loads(listed)["values"]
     assert all(value["key"].startswith("chunk/") == (value["kind"] == "chunk") for value in values)
     return [value for value in values if value["kind"] == "chunk"]
 

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import pathlib
+import re
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -73,3 +75,52 @@ def test_evictions_are_one_event_a_burst(daemon: Daemon):
             evicted = [event for event in events if event["event"] == "evicted"]
         assert len(evicted) <= 3 and sum(int(event["fields"]["chunks"]) for event in evicted) == ROWS, evicted
         assert document(daemon, "status")["chunk_rooms"][0]["evicted"] == ROWS
+
+
+def lists(daemon: Daemon, *words: str) -> list[dict[str, Any]]:
+    return document(daemon, "value", "ls", "--limit", "0", *words)["values"]
+
+
+def test_lists_have_memory_and_disk_each_chunk_once(tmp_path: pathlib.Path):
+    """Chunks that memory has, then those that went from it to the disk alone. Keys are hashes."""
+    disk = [f"disk.path={tmp_path}/disk", "disk.budget_bytes=512MiB", "disk.segment_bytes=16MiB"]
+    cli_words = [word for setting in ["chunks.bytes=16MiB", *disk] for word in ("--set", setting)]
+    rows = 16 * MIB // ROW
+    with Daemon(*cli_words) as daemon, ChunkClient(daemon.socket, ROW) as client:
+        for n in range(0, 2 * rows, 8):
+            client.store({key(m): bytes([m]) * ROW for m in range(n, n + 8)})
+            client.held(1, [key(m) for m in range(n, n + 8)])
+            client.release(1)
+        end = time.monotonic() + chunk_client.SECONDS
+        while len(lists(daemon, "--tier", "disk")) < 2 * rows:
+            assert time.monotonic() < end
+        values = lists(daemon)
+        assert len(values) == len({value["key"] for value in values}) == 2 * rows
+        assert {value["kind"] for value in values} == {"chunk"} and {value["bytes"] for value in values} == {ROW}
+        held = [value for value in values if "host" in value["tiers"]]
+        assert len(held) == rows and all(value["tiers"] == ["host", "disk"] for value in held)
+        assert lists(daemon, "--tier", "host") == held
+        assert all(re.fullmatch("chunk/[0-9a-f]{64}", value["key"]) for value in values)
+        # One at a time, every list goes on where the one before ended.
+        parts, after = [], "0"
+        while not parts or after != "0":
+            part = document(daemon, "value", "ls", "--limit", "5", "--after", after)
+            parts += [value["key"] for value in part["values"]]
+            after = part["next"]
+        assert sorted(parts) == sorted(value["key"] for value in values)
+        verdicts = document(daemon, "value", "verify", *[value["key"] for value in values[:3] + values[-3:]])["values"]
+        assert {verdict["verdict"] for verdict in verdicts} == {"sound"}
+
+
+def test_a_chunk_of_memory_alone_is_listed_fetched_and_unchecked(daemon: Daemon, tmp_path: pathlib.Path):
+    assert lists(daemon) == []
+    with ChunkClient(daemon.socket, ROW) as client:
+        client.store({key(1): b"abcd" * (ROW // 4)})
+        client.held(1, [key(1)])
+        (value,) = lists(daemon)
+        assert value["kind"] == "chunk" and value["tiers"] == ["host"] and value["bytes"] == ROW
+        fetched = document(daemon, "value", "get", value["key"][:12], "--out", f"{tmp_path}/chunk")
+        assert fetched["tier"] == "host" and (tmp_path / "chunk").read_bytes() == b"abcd" * (ROW // 4)
+        assert document(daemon, "value", "verify", value["key"])["values"][0]["verdict"] == "unchecked"
+        missing = Program(daemon.socket).run("value", "verify", "chunk/" + 64 * "0", "-o", "json", codes=(1,))
+        assert json.loads(missing)["values"][0]["verdict"] == "gone"

@@ -2,7 +2,9 @@
 // The room's rules, one at a time; chunk_room_property_test.cc has all at once.
 #include <gtest/gtest.h>
 
+#include <map>
 #include <numeric>
+#include <set>
 #include <vector>
 
 #include "tests/server/chunks/room_driver.h"
@@ -145,6 +147,32 @@ TEST(ChunkRoom, CreditsAreGivenInTurnAsRoomComes) {
   driver.Detach(clients[0]);
   EXPECT_EQ(clients[4]->credits.size(), 2u);
   EXPECT_EQ(clients[5]->credits.size(), 2u);
+}
+
+TEST(ChunkRoom, AListHasAllThatIsShownOnceHoweverItIsCut) {
+  RoomDriver driver(kRegion);
+  constexpr uint64_t kOdd = 12 * 128 * kKiB;  // rows that lie across slabs, too
+  TestClient* const small = driver.Join("small", kRow, 1);
+  TestClient* const large = driver.Join("large", kOdd, 2);
+  StoreKeys(&driver, small, UpTo(0, 5));
+  StoreKeys(&driver, large, {1, 2});
+  StoreKeys(&driver, large, {3});
+  StoreKeys(&driver, small, UpTo(5, 16));
+  driver.Want(small, 3);  // what is credited is nobody's yet
+  for (size_t n = 1; n < 30; ++n) {
+    std::map<uint64_t, size_t> listed;  // by row size
+    std::set<ChunkKey> keys;
+    for (uint64_t at = 0; at < kRegion;) {
+      for (const ShownChunk& chunk : driver.room->List(&at, n)) {
+        ++listed[chunk.bytes.size()];
+        EXPECT_TRUE(keys.insert(chunk.key).second);
+        EXPECT_EQ(driver.room->Shown(chunk.key)->bytes.data(), chunk.bytes.data());
+      }
+    }
+    EXPECT_EQ(listed[kRow], 21u);
+    EXPECT_EQ(listed[kOdd], 3u);
+  }
+  EXPECT_FALSE(driver.room->Shown(ChunkKey{}).has_value());
 }
 
 TEST(ChunkRoom, ABytesChangedAfterStoreReachesNoTierAndNobody) {
