@@ -67,6 +67,8 @@ struct ChunkClaims {
   std::unordered_set<int32_t> credits;
   uint64_t owed = 0;
   bool empty() const { return leases.empty() && credits.empty(); }
+  uint64_t used = 0;      // when it wanted or stored last
+  bool recalled = false;  // since then it was asked for what it does not use
 };
 
 struct ChunkWaiter {
@@ -88,6 +90,7 @@ struct RoomState {
   uint64_t probes = 0;   // under way
   uint64_t starved = 0;  // connections that are owed credits, and there was no room
   std::vector<ChunkPacket> packets;
+  uint64_t pressed = 0;  // the newest use that has to give way
   std::vector<ChunkWork> work;
   std::vector<Chunk*> reused;  // and may have to be written below; held
 

@@ -20,6 +20,7 @@ import operated
 import pytest
 from chunk_client import COMING, NOT_THERE, ChunkClient, Refused, hello, key
 
+import kvstrata.chunks
 from kvstrata.daemon import Daemon
 
 MIB = 1 << 20
@@ -150,6 +151,36 @@ def test_a_lost_socket_rests_until_detach(daemon: Daemon):
             other.release(1)
         ChunkClient(daemon.socket, ROW, engine="lost").detach()
         assert set(other.credits(ROWS // 4)) == had
+
+
+def test_an_idle_engine_gives_credits_back(daemon: Daemon):
+    """The adapter's client, idle: a busy engine beside it has all of the room but a 64th, and what that one is given."""
+    link = kvstrata.chunks.ChunkLink(daemon.socket, role=0, row_bytes=ROW, engine="idle", client_name="idle")
+    idle = kvstrata.chunks.ChunkClient(link)
+    end = time.monotonic() + chunk_client.SECONDS
+
+    def awaits(available: int) -> None:
+        while idle.available != available:
+            assert time.monotonic() < end, (idle.available, idle.gone)
+
+    idle.want(ROWS // 4)
+    awaits(ROWS // 4)
+    with ChunkClient(daemon.socket, ROW, engine="busy") as busy:
+        def store(first: int, count: int) -> None:
+            for n in range(first, first + count, 16):
+                busy.store({key(m): row(0) for m in range(n, n + 16)})
+                busy.held(1, [key(n + 15)])
+                busy.release(1)
+
+        store(0, ROWS)
+        awaits(ROWS // 64)
+        assert room(daemon)["credited_bytes"] == ROWS // 64 * ROW
+        store(ROWS, 2 * ROWS)
+        assert room(daemon)["shown"] == ROWS - ROWS // 64
+        idle.want(ROWS // 8)
+        awaits(ROWS // 64 + ROWS // 8)
+        assert busy.recalled == 0 and not idle.gone
+    idle.close(detach=True)
 
 
 def settings(folder: pathlib.Path) -> list[str]:

@@ -149,6 +149,47 @@ TEST(ChunkRoom, CreditsAreGivenInTurnAsRoomComes) {
   EXPECT_EQ(clients[5]->credits.size(), 2u);
 }
 
+TEST(ChunkRoom, CreditsThatNobodyUsesAreRecalledWhenWhatIsYoungerGivesWay) {
+  RoomDriver driver(kRegion);
+  TestClient* const idle = driver.Join("idle", kRow, 1);
+  TestClient* const busy = driver.Join("busy", kRow, 2);
+  driver.Want(idle, kRows / 4);
+  uint64_t at = 0;
+  for (; at < 3 * kRows / 4; at += 8) StoreKeys(&driver, busy, UpTo(at, 8));
+  EXPECT_EQ(driver.counters.evicted, 0u);
+  EXPECT_EQ(idle->recalled, 0u);
+  // Its credits are older than the oldest chunk.
+  StoreKeys(&driver, busy, UpTo(at, 8));
+  EXPECT_EQ(idle->recalled, kRows / 4 - 1);
+  EXPECT_EQ(busy->recalled, 0u);
+  for (uint32_t n = 0; n < idle->recalled; ++n) driver.Return(idle, *idle->credits.begin());
+  for (at += 8; at < 4 * kRows; at += 8) StoreKeys(&driver, busy, UpTo(at, 8));
+  EXPECT_EQ(idle->recalled, kRows / 4 - 1);  // once
+  EXPECT_EQ(Present(&driver, busy, UpTo(0, at)), kRows - 1);
+  // It wants again, and is as young as others.
+  driver.Want(idle, kRows / 4 - 1);
+  EXPECT_EQ(idle->credits.size(), kRows / 4);
+  StoreKeys(&driver, busy, UpTo(at, 8));
+  EXPECT_EQ(idle->recalled, kRows / 4 - 1);
+  driver.room->Check();
+}
+
+TEST(ChunkRoom, WhoIsStarvedHasOthersGiveBackWhatTheyDoNotUse) {
+  RoomDriver driver(kRegion);
+  std::vector<TestClient*> idle;
+  for (uint32_t n = 0; n < 4; ++n) {
+    idle.push_back(driver.Join("idle" + std::to_string(n), kRow, n + 1));
+    driver.Want(idle.back(), kRows / 4);
+  }
+  TestClient* const busy = driver.Join("busy", kRow, 9);
+  driver.Want(busy, 8);
+  EXPECT_TRUE(busy->credits.empty());
+  for (TestClient* client : idle) EXPECT_EQ(client->recalled, kRows / 4 - 1);
+  driver.Return(idle[2], *idle[2]->credits.begin());
+  EXPECT_EQ(busy->credits.size(), 1u);
+  EXPECT_EQ(busy->recalled, 0u);
+}
+
 TEST(ChunkRoom, AListHasAllThatIsShownOnceHoweverItIsCut) {
   RoomDriver driver(kRegion);
   constexpr uint64_t kOdd = 12 * 128 * kKiB;  // rows that lie across slabs, too

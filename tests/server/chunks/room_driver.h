@@ -45,6 +45,7 @@ struct TestClient {
   std::string engine;
   uint64_t row_bytes = 0;
   std::set<int32_t> credits;
+  uint32_t recalled = 0;  // credits that it was asked for
   // By lease: ids by index, kComing until they have arrived.
   std::map<uint32_t, std::map<uint32_t, int32_t>> leases;
 };
@@ -83,7 +84,7 @@ class RoomDriver {
     const uint64_t connection = ++connections_;
     EXPECT_TRUE(room->Join({connection, process, role, row_bytes, engine}).ok());
     auto client = std::make_unique<TestClient>();
-    *client = {connection, process, role, engine, row_bytes, {}, {}};
+    *client = {connection, process, role, engine, row_bytes, {}, 0, {}};
     TestClient* const joined = client.get();
     clients[connection] = std::move(client);
     if (role == chunks::Role::kScheduler) Space(joined, 0);

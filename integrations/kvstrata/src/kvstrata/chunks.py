@@ -50,7 +50,7 @@ _END_SECONDS = 1.0
 
 _MAGIC, _VERSION, _PACKET_BYTES = 0x4B56434B, 1, 65536
 _HELLO, _SPACE, _ASK, _RELEASE, _WANT, _STORED, _RETURN, _DETACH = range(1, 9)
-_WELCOME, _REFUSED, _HELD, _ARRIVED, _CREDITS = range(101, 106)
+_WELCOME, _REFUSED, _HELD, _ARRIVED, _CREDITS, _RECALL = range(101, 107)
 _HELLO_FORM = struct.Struct("<IIIIQ64s64s")
 _WELCOME_FORM = struct.Struct("<IIQQQ")
 _REFUSED_FORM = struct.Struct("<Ii48s456s")
@@ -384,6 +384,9 @@ class ChunkClient:
             with self._lock:
                 self._credits.extend(struct.unpack_from(f"<{count}i", packet, _COUNTED.size))
                 self.owed -= count
+        elif kind == _RECALL:  # others have use for credits that wait here
+            _, count = _COUNTED.unpack_from(packet)
+            self.give_back(self.credits(count))
         elif kind == _REFUSED:
             raise Unavailable(str(_refusal(packet)))
         else:
