@@ -51,6 +51,7 @@ ChunkServerOptions ChunkOptionsOf(const Config& config, uint64_t epoch, LocalTie
                                   RemoteTier* remote) {
   ChunkServerOptions options;
   options.bytes = config.chunk_bytes;
+  options.layout_percent = config.chunk_layout_percent;
   options.daemon_epoch = epoch;
   options.door.hello_timeout = config.attach.hello_timeout;
   if (local != nullptr) {
@@ -66,7 +67,6 @@ ChunkServerOptions ChunkOptionsOf(const Config& config, uint64_t epoch, LocalTie
   return options;
 }
 
-}  // namespace
 // What an operator sees of chunks in memory. `server` is null before it is started.
 ChunkValues ChunkValuesOf(const std::unique_ptr<ChunkServer>* server) {
   ChunkValues values;
@@ -100,6 +100,7 @@ ChunkValues ChunkValuesOf(const std::unique_ptr<ChunkServer>* server) {
   return values;
 }
 
+}  // namespace
 
 int ExitCodeOf(const Status& status) {
   if (status.reason() == "SOCKET_IN_USE" || status.reason() == "DISK_LOCKED" ||

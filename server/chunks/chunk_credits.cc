@@ -40,7 +40,7 @@ void ChunkCredits::NoteUse(ChunkClaims* claims) {
 
 bool ChunkCredits::AtMost(const ChunkClaims& claims) const {
   const uint64_t now = claims.engine->credited_bytes;
-  return now > 0 && now + claims.scope.row_bytes > state_->region->bytes() / 4;
+  return now > 0 && now + claims.scope.row_bytes > state_->region->most_bytes() / 4;
 }
 
 bool ChunkCredits::GiveOne(ChunkClaims* claims, std::vector<int32_t>* ids) {

@@ -27,7 +27,8 @@ Status ChunkRoom::CheckRow(uint64_t row_bytes, uint64_t region_bytes) {
 
 Result<std::unique_ptr<ChunkRoom>> ChunkRoom::Make(const ChunkRoomOptions& options) {
   std::unique_ptr<ChunkRoom> room(new ChunkRoom(options));
-  KVS_ASSIGN_OR_RETURN(room->state_.region, ChunkRegion::Make(options.bytes));
+  KVS_ASSIGN_OR_RETURN(room->state_.region,
+                       ChunkRegion::Make(options.bytes, options.layout_percent));
   return room;
 }
 
@@ -215,7 +216,6 @@ std::vector<ChunkPacket> ChunkRoom::TakePackets() {
 
 std::vector<ChunkWork> ChunkRoom::TakeWork() { return std::exchange(state_.work, {}); }
 
-ChunkNumbers ChunkRoom::Numbers() const {
 std::vector<ShownChunk> ChunkRoom::List(uint64_t* at, size_t n) const {
   std::vector<ShownChunk> shown;
   for (size_t i = 0; i < n; ++i) {
@@ -238,6 +238,7 @@ ShownChunk ChunkRoom::ShownOf(const Chunk& chunk) const {
   return {chunk.key, state_.region->BytesOf(chunk), state_.region->keep()};
 }
 
+ChunkNumbers ChunkRoom::Numbers() const {
   ChunkNumbers numbers;
   numbers.region_bytes = bytes();
   numbers.user = user();

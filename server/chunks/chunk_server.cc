@@ -221,6 +221,7 @@ Status ChunkServer::Loop::TakeRoom(uint32_t user) {
   options.serial = ++rooms_;
   options.user = user;
   options.bytes = options_.bytes;
+  options.layout_percent = options_.layout_percent;
   options.write_shown = options_.tiers.write_shown;
   options.write_reused = options_.tiers.write_reused;
   options.counters = &counters_;
@@ -307,7 +308,6 @@ ChunkServer::~ChunkServer() = default;
 void ChunkServer::Stop(std::chrono::microseconds writes) { loop_->Stop(writes); }
 ChunkNumbers ChunkServer::Numbers() const { return loop_->Numbers(); }
 
-}  // namespace kvstrata
 std::vector<ChunkServer::Listed> ChunkServer::List(uint64_t* at, size_t n) const {
   return loop_->Look([at, n](const ChunkRoom* room) {
     std::vector<Listed> listed;
@@ -338,3 +338,4 @@ std::optional<std::vector<std::byte>> ChunkServer::Copy(const ChunkKey& key) con
   return bytes;
 }
 
+}  // namespace kvstrata

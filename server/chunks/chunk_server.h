@@ -30,7 +30,8 @@
 namespace kvstrata {
 
 struct ChunkServerOptions {
-  uint64_t bytes = 0;  // 0: there are no chunks
+  uint64_t bytes = 0;             // 0: there are no chunks
+  uint32_t layout_percent = 100;  // of them, what rows of one size may have
   uint64_t daemon_epoch = 0;
   ChunkDoorOptions door;
   ChunkTiersOptions tiers;
@@ -48,7 +49,6 @@ class ChunkServer {
   // As of the last time that something happened.
   ChunkNumbers Numbers() const;
 
- private:
   // What an operator sees of chunks that are shown. Each holds the loop up: List for `n` chunks,
   // the others for a look-up; Copy copies beside it.
   struct Listed {
@@ -62,6 +62,7 @@ class ChunkServer {
   // Nothing: it is not there, or was evicted meanwhile.
   std::optional<std::vector<std::byte>> Copy(const ChunkKey& key) const;
 
+ private:
   class Loop;
   explicit ChunkServer(std::unique_ptr<Loop> loop);
   std::unique_ptr<Loop> loop_;

@@ -190,6 +190,35 @@ TEST(ChunkRoom, WhoIsStarvedHasOthersGiveBackWhatTheyDoNotUse) {
   EXPECT_EQ(busy->recalled, 0u);
 }
 
+TEST(ChunkRoom, ALayoutTakesItsShareAndNoMore) {
+  RoomDriver driver(kRegion, kNowhere, kNowhere, 50);
+  TestClient* const small = driver.Join("small", kRow, 1);
+  TestClient* const large = driver.Join("large", kMiB, 2);
+  StoreKeys(&driver, large, {1, 2});
+  for (uint64_t at = 0; at < 2 * kRows; at += 8) StoreKeys(&driver, small, UpTo(at, 8));
+  EXPECT_EQ(Present(&driver, large, {1, 2}), 2u);
+  EXPECT_EQ(Present(&driver, small, UpTo(kRows + kRows / 2, kRows / 2)), kRows / 2);
+  EXPECT_EQ(Present(&driver, small, UpTo(0, kRows + kRows / 2)), 0u);
+  // Half of its share is leased, a quarter of it credited.
+  driver.Ask(small, 1, KeysOf(UpTo(kRows + kRows / 2, kRows / 2)));
+  EXPECT_EQ(driver.room->Numbers().leased.chunks, kRows / 4);
+  driver.Want(small, kRows);
+  EXPECT_EQ(small->credits.size(), kRows / 8);
+  driver.room->Check();
+}
+
+TEST(ChunkRoom, AShareOfOneSlabHasARowWhateverItsSize) {
+  for (const uint64_t row : {kRow, 12 * 128 * kKiB, 2 * kMiB}) {
+    RoomDriver driver(kRegion, kNowhere, kNowhere, 1);
+    TestClient* const large = driver.Join("large", kMiB, 1);  // has the first slab
+    StoreKeys(&driver, large, {1});
+    TestClient* const client = driver.Join("e", row, 2);
+    for (uint64_t n = 0; n < 20; ++n) StoreKeys(&driver, client, {n});
+    EXPECT_EQ(Present(&driver, client, {19}), 1u) << row;
+    EXPECT_EQ(Present(&driver, large, {1}), 1u) << row;
+  }
+}
+
 TEST(ChunkRoom, AListHasAllThatIsShownOnceHoweverItIsCut) {
   RoomDriver driver(kRegion);
   constexpr uint64_t kOdd = 12 * 128 * kKiB;  // rows that lie across slabs, too

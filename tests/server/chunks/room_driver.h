@@ -54,8 +54,10 @@ class RoomDriver {
  public:
   using Value = std::vector<std::byte>;
 
-  explicit RoomDriver(uint64_t region_bytes, uint8_t below = kNowhere, uint8_t remote = kNowhere) {
+  explicit RoomDriver(uint64_t region_bytes, uint8_t below = kNowhere, uint8_t remote = kNowhere,
+                      uint32_t layout_percent = 100) {
     ChunkRoomOptions options;
+    options.layout_percent = layout_percent;
     options.bytes = region_bytes;
     options.counters = &counters;
     options.write_shown = below;
