@@ -15,8 +15,8 @@ namespace {
 constexpr uint64_t kMostOwed = uint64_t{1} << 20;
 // That wait to be written below; then the oldest are not. Most of them may have been evicted.
 constexpr size_t kMostUnsaved = size_t{1} << 18;
-// The part of the region that an idle engine keeps in credits, so that it need not wait for its
-// first ones.
+// The part of what its layout may take that an idle engine keeps in credits, so that it need not
+// wait for its first ones.
 constexpr uint64_t kKeptPart = 64;
 
 }  // namespace
@@ -96,7 +96,7 @@ void ChunkCredits::Recall(const std::map<uint64_t, std::unique_ptr<ChunkClaims>>
   for (const auto& [connection, claims] : all) {
     const uint64_t has = claims->credits.size();
     const uint64_t kept =
-        std::max<uint64_t>(1, state_->region->bytes() / kKeptPart / claims->scope.row_bytes);
+        std::max<uint64_t>(1, state_->region->most_bytes() / kKeptPart / claims->scope.row_bytes);
     if (claims->recalled || claims->used >= state_->pressed || has <= kept) continue;
     claims->recalled = true;
     const chunks::Counted head{chunks::Type::kRecall, static_cast<uint32_t>(has - kept)};

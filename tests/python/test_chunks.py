@@ -154,9 +154,10 @@ def test_a_lost_socket_rests_until_detach(daemon: Daemon):
 
 
 def test_an_idle_engine_gives_credits_back(daemon: Daemon):
-    """The adapter's client, idle: a busy engine beside it has all of the room but a 64th, and what that one is given."""
+    """The adapter's client, idle: a busy engine beside it has all of the room but a 64th. Who asks again has them again."""
     link = kvstrata.chunks.ChunkLink(daemon.socket, role=0, row_bytes=ROW, engine="idle", client_name="idle")
     idle = kvstrata.chunks.ChunkClient(link)
+    idle.space(bytes(32))
     end = time.monotonic() + chunk_client.SECONDS
 
     def awaits(available: int) -> None:
@@ -177,9 +178,9 @@ def test_an_idle_engine_gives_credits_back(daemon: Daemon):
         assert room(daemon)["credited_bytes"] == ROWS // 64 * ROW
         store(ROWS, 2 * ROWS)
         assert room(daemon)["shown"] == ROWS - ROWS // 64
-        idle.want(ROWS // 8)
-        awaits(ROWS // 64 + ROWS // 8)
-        assert busy.recalled == 0 and not idle.gone
+        idle.ask([(bytes(32), 0)])
+        awaits(ROWS // 4)
+        assert busy.recalled == idle.owed == 0 and not idle.gone
     idle.close(detach=True)
 
 

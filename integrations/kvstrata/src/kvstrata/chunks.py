@@ -188,6 +188,7 @@ class ChunkClient:
         self._unanswered: dict[tuple[int, int], float] = {}  # (lease, first): since when
         self._leases: dict[int, Lease] = {}
         self._credits: deque[int] = deque()
+        self._given_back = 0  # credits that were recalled
         self._next_lease = 0
         self._closing = False
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -201,7 +202,12 @@ class ChunkClient:
         self._send(_COUNTED.pack(_SPACE, 0) + name)
 
     def ask(self, keys: Sequence[Key], lease: Lease | None = None) -> Lease:
-        """Whether these are held. lease: one that they are to be added to; None: a new one."""
+        """Whether these are held. lease: one that they are to be added to; None: a new one. Credits that were recalled
+        are wanted again: who asks is about to store."""
+        if self._given_back:
+            with self._lock:
+                again, self._given_back = self._given_back, 0
+            self.want(again)
         with self._lock:
             if lease is None:
                 self._next_lease += 1
@@ -386,7 +392,10 @@ class ChunkClient:
                 self.owed -= count
         elif kind == _RECALL:  # others have use for credits that wait here
             _, count = _COUNTED.unpack_from(packet)
-            self.give_back(self.credits(count))
+            ids = self.credits(count)
+            self.give_back(ids)
+            with self._lock:
+                self._given_back += len(ids)
         elif kind == _REFUSED:
             raise Unavailable(str(_refusal(packet)))
         else:
