@@ -41,6 +41,7 @@ enum class Type : uint32_t {
   kHeld = 103,     // + int32_t id[count]
   kArrived = 104,  // + ArrivedChunk[count]
   kCredits = 105,  // + int32_t id[count]
+  kRecall = 106,   // of the credits that nobody writes so many are to be returned
 };
 
 enum class Role : uint32_t { kScheduler = 0, kWorker = 1 };
@@ -79,7 +80,7 @@ struct AskedKey {
 };
 static_assert(sizeof(AskedKey) == 36);
 
-// Release, Stored, Return and Credits begin so; Want and Detach are nothing else.
+// Release, Stored, Return and Credits begin so; Want, Detach and Recall are nothing else.
 struct Counted {
   Type type;
   uint32_t count;

@@ -85,9 +85,9 @@ constexpr EventKind kRows[] = {
      "A commit or report was refused; the client hears it at its next question.",
      "session sequence reason"},
     {"evicted", "info",
-     "One for each burst: pages of memory, of which stored_pages are on disk too, and disk_values. "
-     "An admin event beside it says who; else pools were full.",
-     "pages stored_pages disk_values fullest_pool_percent seconds"},
+     "One for each burst: pages of memory, of which stored_pages are on disk too, disk_values, and "
+     "chunks of engines. An admin event beside it says who; else pools, disk or chunks were full.",
+     "pages stored_pages disk_values chunks fullest_pool_percent seconds"},
     {"gpu", "info", "At the start, one for each GPU.", "device free_bytes pool_bytes"},
     {"grpc", "warning, debug", "A line of the library gRPC.", "why suppressed"},
     {"hit_mismatch", "error",

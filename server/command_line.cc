@@ -10,6 +10,7 @@
 #include "server/daemon.h"
 #include "server/doctor.h"
 #include "server/machine_check.h"
+#include "server/pool_memory.h"
 #include "server/telemetry/readiness.h"
 
 namespace kvstrata {
@@ -63,6 +64,9 @@ int TellCheck(const LoadedConfig& loaded) {
     std::fprintf(stderr, "kvstratad: warning: %s\n", warning.c_str());
   }
   if (!loaded.mistakes.empty()) return kExitFailed;
+  if (const Status chunks = CheckChunkMemory(loaded.config); !chunks.ok()) {
+    std::fprintf(stderr, "kvstratad: warning: %s\n", chunks.message().c_str());
+  }
   std::printf("configuration ok: %zu keys, socket %s\n", loaded.config.entries.size(),
               loaded.config.socket.c_str());
   for (const ConfigEntry& entry : loaded.config.entries) {

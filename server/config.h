@@ -95,7 +95,8 @@ struct Config {
   PoolDevices devices;
   HostNuma host_numa;
   AttachOptions attach;
-  uint64_t chunk_bytes = 0;  // of engines' chunks; 0: none are kept
+  uint64_t chunk_bytes = 0;             // of engines' chunks; 0: none are kept
+  uint32_t chunk_layout_percent = 100;  // of them, what rows of one size may have
   WorkOptions work;
   DiskTierOptions disk;  // no directory: no disk tier
   std::chrono::microseconds disk_start_timeout{60'000'000};

@@ -217,6 +217,11 @@ constexpr std::array kKeys = {
               "a size, 4MiB to 8TiB and a multiple of 4KiB; 0: none are kept",
               "memory for engines' chunks, taken when the first engine comes to PATH.chunks",
               [](std::string_view v, Config* c) { return ChunkBytes(v, &c->chunk_bytes); }},
+    ConfigKey{"chunks.layout_percent", "KVSTRATA_CHUNKS_LAYOUT_PERCENT", "100", "1 to 100",
+              "of chunks.bytes, what chunks of one size may take, which engines of one layout have",
+              [](std::string_view v, Config* c) {
+                return NumberIn(v, 1, 100, &c->chunk_layout_percent);
+              }},
     ConfigKey{
         "backend", "KVSTRATA_BACKEND", "", "a backend of this build",
         "implementation of the ops, for the remote transport and for clients that do not choose",

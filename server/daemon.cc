@@ -51,6 +51,7 @@ ChunkServerOptions ChunkOptionsOf(const Config& config, uint64_t epoch, LocalTie
                                   RemoteTier* remote) {
   ChunkServerOptions options;
   options.bytes = config.chunk_bytes;
+  options.layout_percent = config.chunk_layout_percent;
   options.daemon_epoch = epoch;
   options.door.hello_timeout = config.attach.hello_timeout;
   if (local != nullptr) {
@@ -64,6 +65,39 @@ ChunkServerOptions ChunkOptionsOf(const Config& config, uint64_t epoch, LocalTie
     if (write == RemoteWrite::kReused) options.tiers.write_reused = kRemote;
   }
   return options;
+}
+
+// What an operator sees of chunks in memory. `server` is null before it is started.
+ChunkValues ChunkValuesOf(const std::unique_ptr<ChunkServer>* server) {
+  ChunkValues values;
+  values.list = [server](uint64_t* at, size_t n) {
+    static_assert(ChunkServer::kNoMore == kNoMoreValues);
+    std::vector<ValueInfo> found;
+    for (const ChunkServer::Listed& chunk : (*server)->List(at, n)) {
+      ValueInfo& info = found.emplace_back();
+      info.key = TierKeyOf(chunk.key);
+      info.kind = ValueKind::kChunk;
+      info.bytes = chunk.bytes;
+      info.tiers = {Tier::kHost};
+    }
+    return found;
+  };
+  values.has = [server](const std::string& key) {
+    const std::optional<ChunkKey> chunk = ChunkKeyFrom(key);
+    return chunk && (*server)->Has(*chunk);
+  };
+  values.get = [server](const std::string& key) -> Result<ValueBytes> {
+    const std::optional<ChunkKey> chunk = ChunkKeyFrom(key);
+    std::optional<std::vector<std::byte>> bytes;
+    if (chunk) bytes = (*server)->Copy(*chunk);
+    if (!bytes) return NotFound("VALUE_UNKNOWN", "memory has no chunk under this key");
+    ValueBytes value;
+    value.from = Tier::kHost;
+    value.kind = ValueKind::kChunk;
+    value.buffers.push_back(*std::move(bytes));
+    return value;
+  };
+  return values;
 }
 
 }  // namespace
@@ -204,7 +238,8 @@ Status Daemon::Parts::StartWork() {
   TierPages* const local_pages = local == nullptr ? nullptr : local->pages();
   ValueTier* const local_values = local == nullptr ? nullptr : local->values();
   if (remote != nullptr) remote->Use(store.get(), local_pages, local_values);
-  catalog = std::make_unique<ValueCatalog>(store.get(), local_values);
+  catalog =
+      std::make_unique<ValueCatalog>(store.get(), local_values, ChunkValuesOf(&mapped.chunks));
   KVS_ASSIGN_OR_RETURN(backend, FindBackend(config.backend));
   std::vector<const SegmentPacker*> packers;
   for (const auto& packer : gpus.packers) packers.push_back(packer.get());

@@ -75,6 +75,7 @@ DaemonState Daemon::Parts::State() {
   state.health = HealthOf(numbers.parts, page_source.patience);
   state.evicted_pages = numbers.counters.evicted_pages;
   state.evicted_stored_pages = numbers.counters.evicted_stored_pages;
+  state.evicted_chunks = numbers.chunks.counters.evicted;
   for (const PoolInfo& pool : numbers.pools) {
     if (pool.capacity_bytes == 0) continue;
     const uint64_t percent = pool.used_bytes * 100 / pool.capacity_bytes;

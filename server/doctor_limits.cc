@@ -77,6 +77,13 @@ Finding CheckMemlock(const Config& config) {
                     " of buffers, and is slower without",
                 "ulimit -l 65536; systemd: LimitMEMLOCK=infinity");
   }
+  const bool gpu = access("/dev/nvidiactl", F_OK) == 0;
+  if (gpu && limit < config.chunk_bytes) {
+    return Warn("memlock",
+                is + "; engines on a GPU that are started so cannot pin chunks.bytes (" +
+                    MiBText(config.chunk_bytes) + ")",
+                "ulimit -l unlimited where engines start, or make chunks.bytes smaller");
+  }
   return Ok("memlock", is + "; without a GPU that will do");
 }
 
@@ -100,11 +107,14 @@ Finding CheckThreadLimit(const Config& config) {
 }
 
 Finding CheckMemory(const Config& config) {
-  const uint64_t wanted = HostBytes(config), available = MeminfoBytes("MemAvailable");
-  const std::string pools = "the pools may take " + MiBText(wanted) + " of memory";
+  const uint64_t wanted = HostBytes(config) + config.chunk_bytes;
+  const uint64_t available = MeminfoBytes("MemAvailable");
+  const std::string pools = "the pools may take " + MiBText(HostBytes(config)) +
+                            " of memory, and chunks.bytes " + MiBText(config.chunk_bytes);
   if (available != 0 && wanted > available) {
     return Warn("memory", pools + ", and " + MiBText(available) + " are available now",
-                "stop what else takes memory, or lower pool.host_bytes and pool.device_bytes");
+                "stop what else takes memory, or lower pool.host_bytes, pool.device_bytes and "
+                "chunks.bytes");
   }
   const auto cgroup = ReadCgroupMemory();
   if (cgroup && wanted > cgroup->available()) {
@@ -112,7 +122,7 @@ Finding CheckMemory(const Config& config) {
                 pools + ", and the cgroup leaves " + MiBText(cgroup->available()) + " (" +
                     cgroup->file + ")",
                 "raise the cgroup's memory.max (MemoryMax=, docker --memory), or lower "
-                "pool.host_bytes and pool.device_bytes");
+                "pool.host_bytes, pool.device_bytes and chunks.bytes");
   }
   return Ok("memory", pools + "; available are " + MiBText(available) +
                           (cgroup ? ", of the cgroup " + MiBText(cgroup->available()) : ""));

@@ -102,6 +102,33 @@ Status CheckPools(const Config& config) {
   return FitAndCheck(EmptyCgroup(), Tell::kNo, &fitted);
 }
 
+Status CheckChunkMemory(const Config& config) {
+  Config fitted = config;
+  const std::optional<CgroupMemory> cgroup = EmptyCgroup();
+  const uint64_t chunks = config.chunk_bytes;
+  if (chunks == 0 || !FitAndCheck(cgroup, Tell::kNo, &fitted).ok()) return OkStatus();
+  const uint64_t pools = fitted.store.host_bytes + EmulatedBytes(fitted);
+  const auto check = [&](uint64_t has, const std::string& whose) {
+    const std::string is = "chunks.bytes is " + std::to_string(chunks) + " (" + MiB(chunks) + ")";
+    if (chunks > has) {
+      return ResourceExhausted("CHUNKS_MEMORY",
+                               is + ", and " + whose + " has " + MiB(has) +
+                                   ": engines that come to PATH.chunks will be refused; make "
+                                   "chunks.bytes smaller (0: none are kept)");
+    }
+    if (IsDefault(config, "chunks.bytes") || chunks + pools <= has) return OkStatus();
+    return ResourceExhausted("CHUNKS_MEMORY",
+                             is + " beside pools of " + MiB(pools) + ", and " + whose + " has " +
+                                 MiB(has) +
+                                 ": when all of it is used, processes are killed; make "
+                                 "chunks.bytes, pool.host_bytes or pool.device_bytes smaller");
+  };
+  if (const uint64_t machine = MachineBytes(); machine != 0) {
+    KVS_RETURN_IF_ERROR(check(machine, "this machine"));
+  }
+  return cgroup ? check(cgroup->limit, "the daemon's cgroup (" + cgroup->file + ")") : OkStatus();
+}
+
 Status CheckCapacities(uint64_t host_bytes, uint64_t emulated_bytes) {
   KVS_RETURN_IF_ERROR(CheckPhysical(MachineBytes(), host_bytes, emulated_bytes));
   const std::optional<CgroupMemory> cgroup = EmptyCgroup();

@@ -19,6 +19,10 @@ Status FitPools(Config* config);
 // Whether a start could ever succeed, whatever is charged to the cgroup now. The same errors.
 Status CheckPools(const Config& config);
 
+// Whether engines get chunks.bytes, and the machine and the cgroup hold them beside the pools; the
+// latter is told only if somebody gave the size. RESOURCE_EXHAUSTED CHUNKS_MEMORY: a start warns.
+Status CheckChunkMemory(const Config& config);
+
 // As CheckPools, for capacities that pools are to get while the daemon runs; `emulated_bytes`: of
 // all emulated devices together.
 Status CheckCapacities(uint64_t host_bytes, uint64_t emulated_bytes);

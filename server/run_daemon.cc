@@ -13,6 +13,7 @@
 
 #include "server/daemon.h"
 #include "server/machine_check.h"
+#include "server/pool_memory.h"
 #include "server/stop_watchdog.h"
 #include "server/telemetry/log.h"
 #include "server/telemetry/readiness.h"
@@ -108,6 +109,10 @@ int RunDaemon(const Config& config, int ready_fd) {
     if (Status gpus = CheckGpus(config); !gpus.ok()) mistakes.push_back(std::move(gpus));
     for (const Status& mistake : mistakes) StartFailed(Located(mistake, config));
     return ExitCodeOf(mistakes.front());
+  }
+  if (const Status chunks = CheckChunkMemory(config); !chunks.ok()) {
+    LogEvent(LogLevel::kWarn, "configuration",
+             {{"key", "chunks.bytes"}, {"why", chunks.message()}});
   }
   const Result<StopWatchdog> watchdog = StopWatchdog::Start();
   if (!watchdog.ok()) return StartFailed(watchdog.status());

@@ -59,6 +59,21 @@ constexpr Column kRemotes[] = {
     {"SECRET", "/secret_fingerprint", OrDash},
 };
 
+constexpr Column kRooms[] = {
+    {"CHUNKS-OF", "/user", nullptr, false, 4},
+    {"USED", "/used_bytes", Bytes, true, 2},
+    {"CAPACITY", "/capacity_bytes", Bytes, true, 2},
+    {"LEASED", "/leased_bytes", Bytes, true, 2},
+    {"SHOWN", "/shown", nullptr, true, 1},
+    {"ENGINES", "/engines", nullptr, true, 2},
+    {"RESTING", "/resting", nullptr, true, 2},
+    {"HITS", "/hits", nullptr, true, 1},
+    {"MISSES", "/misses", nullptr, true, 1},
+    {"STORED", "/stored", nullptr, true, 1},
+    {"READ", "/read", nullptr, true, 1},
+    {"EVICTED", "/evicted", nullptr, true, 1},
+};
+
 constexpr Column kRefusals[] = {{"REFUSED-BECAUSE", "/reason"}, {"TIMES", "/count", nullptr, true}};
 
 // A table leaves out what is off.
@@ -89,6 +104,12 @@ void PrintRemotes(const Style& style, const Json& document) {
   PrintList(style, rows, "remotes", kRemotes, std::cout);
 }
 
+void PrintRooms(const Style& style, const Json& document) {
+  if (document["chunk_rooms"].empty()) return;  // no engine has come
+  std::cout << "\n";
+  PrintList(style, document, "chunk_rooms", kRooms, std::cout);
+}
+
 void PrintRefusals(const Style& style, const Json& document) {
   Json some = {{"refusals", Json::array()}};
   for (const Json& refusal : document["refusals"]) {
@@ -114,6 +135,7 @@ Result<int> ShowStatus(const Options& options) {
     PrintList(options.style, document, "pools", kPools, std::cout);
     PrintDisks(options.style, document);
     PrintRemotes(options.style, document);
+    PrintRooms(options.style, document);
     PrintCgroups(options.style, document, std::cout);
     PrintUsersAtLimits(options.style, document, std::cout);
     PrintRefusals(options.style, document);

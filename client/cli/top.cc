@@ -157,7 +157,7 @@ class LiveTop {
   size_t RoomFor(const TopView& view) const { return TopTableRoom(view, LookNow()); }
   PaneRoom RoomOfPane() const {
     const TopLook look = LookNow();
-    const int header = 2 + static_cast<int>(view_.tiers.size());
+    const int header = static_cast<int>(TopHeader(view_, look).size());
     return {look.columns, std::max(1, look.rows - header - 3), scroll_};
   }
 

@@ -139,13 +139,21 @@ std::vector<std::string> TopHeader(const TopView& view, const TopLook& look) {
                     Padded(Bytes(tier.used_bytes), 10, true) + " of " +
                     Padded(Bytes(tier.capacity_bytes), 10, true) + "  " + tier.note);
   }
+  if (const auto& chunks = view.chunks) {
+    lines.push_back(
+        Padded("", 7, false) +
+        Fitting({"hits " + Fixed1(chunks->hits) + "/s", "misses " + Fixed1(chunks->misses) + "/s",
+                 "stored " + Fixed1(chunks->stored) + "/s", "read " + Fixed1(chunks->read) + "/s",
+                 "evicted " + Fixed1(chunks->evicted) + "/s"},
+                look.columns - 7));
+  }
   return lines;
 }
 
 size_t TopTableRoom(const TopView& view, const TopLook& look) {
   if (look.rows == 0) return view.rows.size();
-  const int taken =
-      2 + static_cast<int>(view.tiers.size()) + 2 + 1;  // an empty line, headers; keys
+  // An empty line, headers; keys.
+  const int taken = static_cast<int>(TopHeader(view, look).size()) + 2 + 1;
   return static_cast<size_t>(std::max(1, look.rows - taken));
 }
 

@@ -55,7 +55,34 @@ std::vector<TopTier> TiersOf(const v1::GetStatusResponse& status) {
     }
     tiers.push_back({"remote", 0, 0, note});
   }
+  for (const v1::ChunkRoom& room : status.chunk_rooms()) {
+    std::string note =
+        "leased " + Bytes(room.leased_bytes()) + "  engines " + std::to_string(room.engines());
+    if (room.resting() > 0) note += "  resting " + std::to_string(room.resting());
+    tiers.push_back({"chunks", room.used_bytes(), room.capacity_bytes(), note});
+  }
   return tiers;
+}
+
+// There is one room at a time.
+std::optional<TopChunks> ChunksOf(const v1::GetStatusResponse& status,
+                                  const v1::GetStatusResponse* before, double seconds) {
+  if (status.chunk_rooms().empty()) return std::nullopt;
+  const v1::ChunkRoom& room = status.chunk_rooms(0);
+  TopChunks chunks;
+  chunks.shown = room.shown();
+  chunks.leased_bytes = room.leased_bytes();
+  chunks.engines = room.engines();
+  chunks.resting = room.resting();
+  if (before == nullptr) return chunks;
+  const bool first = before->chunk_rooms().empty();  // counters are since the daemon's start
+  const v1::ChunkRoom& then = first ? v1::ChunkRoom::default_instance() : before->chunk_rooms(0);
+  chunks.hits = Rate(then.hits(), room.hits(), seconds);
+  chunks.misses = Rate(then.misses(), room.misses(), seconds);
+  chunks.stored = Rate(then.stored(), room.stored(), seconds);
+  chunks.read = Rate(then.read(), room.read(), seconds);
+  chunks.evicted = Rate(then.evicted(), room.evicted(), seconds);
+  return chunks;
 }
 
 TopRow RowOf(const v1::Sequence& s, const v1::Sequence* before, double seconds) {
@@ -116,6 +143,7 @@ TopView TopSource::ViewOf(const Seen& now, const v1::ListSessionsResponse& sessi
     view.in_full_share = Share(b.decode_steps_in_full(), s.decode_steps_in_full(), b.decode_steps(),
                                s.decode_steps());
   }
+  view.chunks = ChunksOf(s, before != nullptr ? &before->status : nullptr, view.seconds);
   std::map<uint64_t, std::string> clients;
   for (const v1::Session& session : sessions.sessions()) {
     clients[session.session()] = session.client_name();

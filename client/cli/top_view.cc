@@ -50,6 +50,19 @@ Json RowJson(const TopRow& row) {
           {"in_full", row.in_full}};
 }
 
+Json ChunksJson(const std::optional<TopChunks>& chunks) {
+  if (!chunks) return nullptr;
+  return {{"shown", chunks->shown},
+          {"leased_bytes", chunks->leased_bytes},
+          {"engines", chunks->engines},
+          {"resting", chunks->resting},
+          {"hits_per_second", chunks->hits},
+          {"misses_per_second", chunks->misses},
+          {"stored_per_second", chunks->stored},
+          {"read_per_second", chunks->read},
+          {"evicted_per_second", chunks->evicted}};
+}
+
 Json ShareJson(double share) { return share < 0 ? Json() : Json(share); }
 
 }  // namespace
@@ -82,6 +95,7 @@ Json ToJson(const TopView& view) {
               {"kept_share", ShareJson(view.kept_share)},
               {"in_full_share", ShareJson(view.in_full_share)},
               {"tiers", Json::array()},
+              {"chunks", ChunksJson(view.chunks)},
               {"rows", Json::array()}};
   for (const TopTier& tier : view.tiers) {
     out["tiers"].push_back({{"tier", tier.name},

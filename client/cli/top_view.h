@@ -5,6 +5,7 @@
 #define KVSTRATA_CLIENT_CLI_TOP_VIEW_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,9 +14,15 @@
 namespace kvstrata::cli {
 
 struct TopTier {
-  std::string name;                             // "device", "host", "disk", "remote"
+  std::string name;                             // "device", "host", "disk", "remote", "chunks"
   uint64_t used_bytes = 0, capacity_bytes = 0;  // 0: not known, as of what nodes share
   std::string note;                             // "cached 1.0 MiB"
+};
+
+// Of engines' chunks (docs/chunks.md); a second since the moment before.
+struct TopChunks {
+  uint64_t shown = 0, leased_bytes = 0, engines = 0, resting = 0;  // now
+  double hits = 0, misses = 0, stored = 0, read = 0, evicted = 0;
 };
 
 struct TopRow {
@@ -40,6 +47,7 @@ struct TopView {
   // In the same time; below 0: nothing of the kind happened.
   double hit_share = -1, kept_share = -1, in_full_share = -1;
   std::vector<TopTier> tiers;
+  std::optional<TopChunks> chunks;  // nothing: no engine has come
   std::vector<TopRow> rows;
 };
 

@@ -15,6 +15,9 @@ namespace {
 constexpr uint64_t kMostOwed = uint64_t{1} << 20;
 // That wait to be written below; then the oldest are not. Most of them may have been evicted.
 constexpr size_t kMostUnsaved = size_t{1} << 18;
+// The part of what its layout may take that an idle engine keeps in credits, so that it need not
+// wait for its first ones.
+constexpr uint64_t kKeptPart = 64;
 
 }  // namespace
 
@@ -26,12 +29,18 @@ Status ChunkCredits::Want(ChunkClaims* claims, std::span<const std::byte> packet
     return MalformedPacket("WANT: it has " + std::to_string(packet.size()) + " bytes, not 8");
   }
   claims->owed = std::min(claims->owed + head.count, kMostOwed);
+  NoteUse(claims);
   return OkStatus();
+}
+
+void ChunkCredits::NoteUse(ChunkClaims* claims) {
+  claims->used = state_->NextUse();
+  claims->recalled = false;
 }
 
 bool ChunkCredits::AtMost(const ChunkClaims& claims) const {
   const uint64_t now = claims.engine->credited_bytes;
-  return now > 0 && now + claims.scope.row_bytes > state_->region->bytes() / 4;
+  return now > 0 && now + claims.scope.row_bytes > state_->region->most_bytes() / 4;
 }
 
 bool ChunkCredits::GiveOne(ChunkClaims* claims, std::vector<int32_t>* ids) {
@@ -52,7 +61,11 @@ void ChunkCredits::Give(const std::map<uint64_t, std::unique_ptr<ChunkClaims>>& 
   for (const auto& [connection, claims] : all) {
     if (claims->owed > 0) owed.push_back(claims.get());
   }
-  if (owed.empty()) return;
+  if (!owed.empty()) GiveInTurn(std::move(owed));
+  Recall(all);
+}
+
+void ChunkCredits::GiveInTurn(std::vector<ChunkClaims*> owed) {
   // Whoever got the last one is the last in turn.
   std::ranges::rotate(owed,
                       std::ranges::upper_bound(owed, last_served_, {}, &ChunkClaims::connection));
@@ -62,6 +75,7 @@ void ChunkCredits::Give(const std::map<uint64_t, std::unique_ptr<ChunkClaims>>& 
       if (AtMost(*claims)) return true;
       if (!GiveOne(claims, &given[claims])) {
         ++state_->starved;
+        state_->pressed = std::max(state_->pressed, claims->used);
         return true;
       }
       last_served_ = claims->connection;
@@ -73,6 +87,20 @@ void ChunkCredits::Give(const std::map<uint64_t, std::unique_ptr<ChunkClaims>>& 
       const chunks::Counted head{chunks::Type::kCredits, static_cast<uint32_t>(part.size())};
       state_->packets.push_back(NewPacket(claims->connection, head, part));
     });
+  }
+}
+
+void ChunkCredits::Recall(const std::map<uint64_t, std::unique_ptr<ChunkClaims>>& all) {
+  if (state_->pressed == recalled_to_) return;
+  recalled_to_ = state_->pressed;
+  for (const auto& [connection, claims] : all) {
+    const uint64_t has = claims->credits.size();
+    const uint64_t kept =
+        std::max<uint64_t>(1, state_->region->most_bytes() / kKeptPart / claims->scope.row_bytes);
+    if (claims->recalled || claims->used >= state_->pressed || has <= kept) continue;
+    claims->recalled = true;
+    const chunks::Counted head{chunks::Type::kRecall, static_cast<uint32_t>(has - kept)};
+    state_->packets.push_back(NewPacket(connection, head, std::span<const int32_t>()));
   }
 }
 
@@ -112,7 +140,8 @@ Status ChunkCredits::Store(ChunkClaims* claims, std::span<const std::byte> packe
   if (!ReadList(packet, &head, &stored))
     return MalformedPacket("STORED: its size and count differ");
   if (!claims->has_space) return MalformedPacket("STORED before SPACE");
-  const uint64_t use = state_->NextUse();
+  NoteUse(claims);
+  const uint64_t use = claims->used;
   for (size_t i = 0; i < stored.size(); ++i) {
     Chunk* const chunk = TakeBack(claims, stored[i].id);
     if (chunk == nullptr) {

@@ -5,9 +5,11 @@
 //
 // A credit is one connection's, and nobody else is told its id before it comes back. What engines
 // want is given in turn, at once as far as there is room, else when there is; of one engine at most
-// a quarter of the region is credited at once. A complete chunk is summed, then shown, then written
-// to the tiers below: so many bytes at once, each chunk held meanwhile, and only if its bytes still
-// have its sum. A key that the index has already keeps its older bytes.
+// a quarter of the region is credited at once. Credits age as chunks do: of an engine that has used
+// none for longer than the chunk that gives way now, all but a few are recalled. A complete chunk
+// is summed, then shown, then written to the tiers below: so many bytes at once, each chunk held
+// meanwhile, and only if its bytes still have its sum. A key that the index has already keeps its
+// older bytes.
 //
 // Thread-safety: none; the room's thread.
 #ifndef KVSTRATA_SERVER_CHUNKS_CHUNK_CREDITS_H_
@@ -35,7 +37,7 @@ class ChunkCredits {
   Status Store(ChunkClaims* claims, std::span<const std::byte> packet);
   Status Return(ChunkClaims* claims, std::span<const std::byte> packet);
   void ReturnAll(ChunkClaims* claims);
-  // Gives what is owed and there is room for: CREDITS go out.
+  // Gives what is owed and there is room for: CREDITS go out, and RECALLs.
   void Give(const std::map<uint64_t, std::unique_ptr<ChunkClaims>>& all);
 
   // What came of the work that went out.
@@ -63,6 +65,9 @@ class ChunkCredits {
   // Whether no more may be credited to its engine.
   bool AtMost(const ChunkClaims& claims) const;
   bool GiveOne(ChunkClaims* claims, std::vector<int32_t>* ids);
+  void GiveInTurn(std::vector<ChunkClaims*> owed);
+  void Recall(const std::map<uint64_t, std::unique_ptr<ChunkClaims>>& all);
+  void NoteUse(ChunkClaims* claims);
   void Show(Chunk* chunk, const Checksum& sum);
   void Save(Chunk* chunk, uint8_t below);
   void SaveNext();
@@ -73,6 +78,7 @@ class ChunkCredits {
   std::deque<Saving> unsaved_;
   uint64_t writing_bytes_ = 0;
   uint64_t last_served_ = 0;  // connection
+  uint64_t recalled_to_ = 0;  // `pressed` of the last look
 };
 
 }  // namespace kvstrata

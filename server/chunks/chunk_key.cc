@@ -42,4 +42,13 @@ std::string TierKeyOf(const ChunkKey& key) {
   return name;
 }
 
+std::optional<ChunkKey> ChunkKeyFrom(std::string_view tier_key) {
+  if (tier_key.size() != chunks::kTierKeyBytes || !tier_key.starts_with(chunks::kKeyPrefix)) {
+    return std::nullopt;
+  }
+  ChunkKey key;
+  std::memcpy(key.data(), tier_key.data() + chunks::kKeyPrefix.size(), key.size());
+  return key;
+}
+
 }  // namespace kvstrata

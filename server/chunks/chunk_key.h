@@ -8,7 +8,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <string>
+#include <string_view>
 
 #include "proto/chunk_messages.h"
 
@@ -38,6 +40,8 @@ ChunkKey ChunkKeyOf(const ChunkScope& scope, const chunks::AskedKey& asked);
 
 // Its key in tiers.
 std::string TierKeyOf(const ChunkKey& key);
+// And back; nothing: it is no chunk's.
+std::optional<ChunkKey> ChunkKeyFrom(std::string_view tier_key);
 
 }  // namespace kvstrata
 

@@ -23,7 +23,9 @@ constexpr uint64_t kMostProbes = 65536;
 int32_t ChunkLeases::Hold(ChunkEngine* engine, ChunkLease* lease, Chunk* chunk, uint32_t index) {
   auto holds = std::ranges::find(chunk->engines, engine->number, &EngineHolds::engine);
   if (holds == chunk->engines.end()) {
-    if (engine->pinned_bytes + chunk->row_bytes > state_->region->bytes() / 2) return kNotThere;
+    const uint64_t most = state_->region->most_bytes() / 2;
+    if (engine->pinned_bytes > 0 && engine->pinned_bytes + chunk->row_bytes > most)
+      return kNotThere;
     engine->pinned_bytes += chunk->row_bytes;
     if (chunk->engines.empty()) {
       ++state_->leased.chunks;

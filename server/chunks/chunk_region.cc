@@ -40,7 +40,7 @@ uint64_t ChunkRegion::SlabBytes(uint64_t region_bytes) {
   return std::min(region_bytes, RoundUp((region_bytes + kSlabs - 1) / kSlabs, kSlabGranularity));
 }
 
-Result<std::unique_ptr<ChunkRegion>> ChunkRegion::Make(uint64_t bytes) {
+Result<std::unique_ptr<ChunkRegion>> ChunkRegion::Make(uint64_t bytes, uint32_t layout_percent) {
   KVS_RETURN_IF_ERROR(CheckMemory(bytes));
   Result<MappedMemory> mapped = MapSealedMemfd("kvstrata-chunks", bytes);
   if (!mapped.ok()) {
@@ -53,15 +53,17 @@ Result<std::unique_ptr<ChunkRegion>> ChunkRegion::Make(uint64_t bytes) {
                                          UnmapSealedMemfd(std::move(*m));
                                          delete m;
                                        });
-  return std::unique_ptr<ChunkRegion>(new ChunkRegion(std::move(memory)));
+  return std::unique_ptr<ChunkRegion>(new ChunkRegion(std::move(memory), layout_percent));
 }
 
-ChunkRegion::ChunkRegion(std::shared_ptr<MappedMemory> memory)
+ChunkRegion::ChunkRegion(std::shared_ptr<MappedMemory> memory, uint32_t layout_percent)
     : memory_(std::move(memory)),
       slab_bytes_(SlabBytes(memory_->bytes)),
-      slabs_((memory_->bytes + slab_bytes_ - 1) / slab_bytes_) {}
+      slabs_((memory_->bytes + slab_bytes_ - 1) / slab_bytes_),
+      most_slabs_(std::max<uint64_t>(1, slabs_.size() * layout_percent / 100)) {}
 
 uint64_t ChunkRegion::bytes() const { return memory_->bytes; }
+uint64_t ChunkRegion::most_bytes() const { return std::min(bytes(), most_slabs_ * slab_bytes_); }
 int ChunkRegion::fd() const { return memory_->fd.get(); }
 std::shared_ptr<void> ChunkRegion::keep() const { return memory_; }
 
@@ -178,14 +180,34 @@ Chunk* ChunkRegion::Find(uint64_t row_bytes, int32_t id) {
   return chunk == rows->second.chunks.end() ? nullptr : &chunk->second;
 }
 
+const Chunk* ChunkRegion::NextFrom(uint64_t* at) const {
+  while (*at < bytes()) {
+    const size_t slab = *at / slab_bytes_;
+    const uint64_t row_bytes = slabs_[slab].row_bytes;
+    const uint64_t id = row_bytes == 0 ? 0 : (*at + row_bytes - 1) / row_bytes;
+    if (row_bytes == 0 || id * row_bytes >= EndOf(slab)) {
+      *at = EndOf(slab);
+      continue;
+    }
+    *at = id * row_bytes + 1;
+    const auto& chunks = rows_.at(row_bytes).chunks;
+    const auto found = chunks.find(static_cast<int32_t>(id));
+    if (found != chunks.end()) return &found->second;
+  }
+  return nullptr;
+}
+
 bool ChunkRegion::MakeRoom(uint64_t row_bytes, const std::function<void(Chunk*)>& evicted) {
-  if (const size_t unowned = FindUnowned(row_bytes); unowned < slabs_.size()) {
+  const auto rows = rows_.find(row_bytes);
+  // No row may lie in its slabs: each has the parts of two.
+  const bool more =
+      rows == rows_.end() || rows->second.slabs < most_slabs_ || rows->second.chunks.empty();
+  if (const size_t unowned = FindUnowned(row_bytes); more && unowned < slabs_.size()) {
     Own(row_bytes, unowned);
     return true;
   }
-  const auto rows = rows_.find(row_bytes);
   const bool own = rows != rows_.end() && !rows->second.idle.empty();
-  const size_t other = FindOldest(row_bytes);
+  const size_t other = more ? FindOldest(row_bytes) : slabs_.size();
   if (!own && other == slabs_.size()) return false;
   const bool takes_own =
       own && (other == slabs_.size() || rows->second.idle.begin()->first <= slabs_[other].newest);

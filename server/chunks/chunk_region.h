@@ -36,13 +36,15 @@ struct MappedMemory;
 
 class ChunkRegion {
  public:
-  // `bytes`: as chunks.bytes gives them, a multiple of 4096.
-  static Result<std::unique_ptr<ChunkRegion>> Make(uint64_t bytes);
+  // `bytes`: as chunks.bytes gives them, a multiple of 4096. `layout_percent`: of its slabs, what
+  // rows of one size may have; at least one row, whatever it is.
+  static Result<std::unique_ptr<ChunkRegion>> Make(uint64_t bytes, uint32_t layout_percent = 100);
   // What a slab has in a region of that size, which has 64 of them or fewer.
   static uint64_t SlabBytes(uint64_t region_bytes);
 
   uint64_t bytes() const;
-  int fd() const;  // maps it for reading and writing
+  uint64_t most_bytes() const;  // of rows of one size
+  int fd() const;               // maps it for reading and writing
   std::span<std::byte> BytesOf(const Chunk& chunk) const;
   std::shared_ptr<void> keep() const;
 
@@ -51,6 +53,8 @@ class ChunkRegion {
   Chunk* Take(uint64_t row_bytes, const std::function<void(Chunk*)>& evicted);
   // Null: there is none of that size and number.
   Chunk* Find(uint64_t row_bytes, int32_t id);
+  // The first chunk that begins at byte `*at` or behind, which `*at` is behind then; null: none.
+  const Chunk* NextFrom(uint64_t* at) const;
   void Free(Chunk* chunk);
   void MakeBusy(Chunk* chunk);
   // It may be evicted, in the order of chunk->use.
@@ -73,7 +77,7 @@ class ChunkRegion {
     uint32_t slabs = 0;
   };
 
-  explicit ChunkRegion(std::shared_ptr<MappedMemory> memory);
+  ChunkRegion(std::shared_ptr<MappedMemory> memory, uint32_t layout_percent);
 
   uint64_t EndOf(size_t slab) const;
   // The slabs that row `id` touches: [first, second).
@@ -90,6 +94,7 @@ class ChunkRegion {
   const std::shared_ptr<MappedMemory> memory_;
   const uint64_t slab_bytes_;
   std::vector<Slab> slabs_;
+  const uint64_t most_slabs_;      // of rows of one size
   std::map<uint64_t, Rows> rows_;  // by row size
 };
 

@@ -27,7 +27,8 @@ Status ChunkRoom::CheckRow(uint64_t row_bytes, uint64_t region_bytes) {
 
 Result<std::unique_ptr<ChunkRoom>> ChunkRoom::Make(const ChunkRoomOptions& options) {
   std::unique_ptr<ChunkRoom> room(new ChunkRoom(options));
-  KVS_ASSIGN_OR_RETURN(room->state_.region, ChunkRegion::Make(options.bytes));
+  KVS_ASSIGN_OR_RETURN(room->state_.region,
+                       ChunkRegion::Make(options.bytes, options.layout_percent));
   return room;
 }
 
@@ -214,6 +215,28 @@ std::vector<ChunkPacket> ChunkRoom::TakePackets() {
 }
 
 std::vector<ChunkWork> ChunkRoom::TakeWork() { return std::exchange(state_.work, {}); }
+
+std::vector<ShownChunk> ChunkRoom::List(uint64_t* at, size_t n) const {
+  std::vector<ShownChunk> shown;
+  for (size_t i = 0; i < n; ++i) {
+    const Chunk* const chunk = state_.region->NextFrom(at);
+    if (chunk == nullptr) break;
+    if (chunk->state == ChunkState::kShown) shown.push_back(ShownOf(*chunk));
+  }
+  return shown;
+}
+
+std::optional<ShownChunk> ChunkRoom::Shown(const ChunkKey& key) const {
+  const auto found = state_.index.find(key);
+  if (found == state_.index.end()) return std::nullopt;
+  const Chunk* const chunk = found->second.chunk;
+  if (chunk == nullptr || chunk->state != ChunkState::kShown) return std::nullopt;
+  return ShownOf(*chunk);
+}
+
+ShownChunk ChunkRoom::ShownOf(const Chunk& chunk) const {
+  return {chunk.key, state_.region->BytesOf(chunk), state_.region->keep()};
+}
 
 ChunkNumbers ChunkRoom::Numbers() const {
   ChunkNumbers numbers;

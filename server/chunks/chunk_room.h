@@ -45,6 +45,13 @@ struct ChunkPeer {
   std::string engine;
 };
 
+// A chunk that whoever asks finds.
+struct ShownChunk {
+  ChunkKey key{};
+  std::span<const std::byte> bytes;
+  std::shared_ptr<void> keep;  // owns them
+};
+
 class ChunkRoom {
  public:
   static Result<std::unique_ptr<ChunkRoom>> Make(const ChunkRoomOptions& options);
@@ -75,6 +82,12 @@ class ChunkRoom {
   std::vector<ChunkPacket> TakePackets();
   std::vector<ChunkWork> TakeWork();
 
+  // Of the next `n` chunks from byte `*at` of the region on those that are shown; then `*at` is
+  // where the next list begins, behind the last one bytes() or more.
+  std::vector<ShownChunk> List(uint64_t* at, size_t n) const;
+  // Nothing: it is not shown. Its bytes are others' when it is shown no more.
+  std::optional<ShownChunk> Shown(const ChunkKey& key) const;
+
   // All of it but `counters` and `capacity_bytes`.
   ChunkNumbers Numbers() const;
   // Proves its counts; for tests.
@@ -96,6 +109,7 @@ class ChunkRoom {
     state_.options = options;
   }
 
+  ShownChunk ShownOf(const Chunk& chunk) const;
   ChunkEngine* EngineOf(const std::string& name);
   Status OnSpace(ChunkClaims* claims, std::span<const std::byte> packet);
   Status OnDetach(Member* member, std::span<const std::byte> packet);

@@ -49,7 +49,9 @@ Status ChunkServer::Loop::Start() {
     return StartError("epoll");
   }
   door_->Listen();
-  PutNumbers();
+  ChunkNumbers none;
+  none.capacity_bytes = options_.bytes;
+  board_.Put(none);
   try {
     workers_ = std::make_unique<ChunkWorkers>(options_.tiers, events_.waker());
     thread_ = std::thread([this] { Run(); });
@@ -71,14 +73,6 @@ void ChunkServer::Loop::Stop(std::chrono::microseconds writes) {
   door_.reset();
 }
 
-void ChunkServer::Loop::PutNumbers() {
-  ChunkNumbers numbers;
-  if (room_ != nullptr) numbers = room_->Numbers();
-  numbers.capacity_bytes = options_.bytes;
-  numbers.counters = counters_;
-  board_.Put(numbers);
-}
-
 // -- the loop
 
 void ChunkServer::Loop::Run() {
@@ -91,11 +85,16 @@ void ChunkServer::Loop::Run() {
 void ChunkServer::Loop::RunIteration() {
   std::array<epoll_event, 64> events;
   const int n = events_.Wait(events, WaitMs());
+  MutexLock lock(mu_);
   const LoopIteration iteration(&beat_);
   for (int i = 0; i < n; ++i) OnEvent(events[i]);
   if (!ending_) door_->Tick();
   Flush();
-  PutNumbers();
+  ChunkNumbers numbers;
+  if (room_ != nullptr) numbers = room_->Numbers();
+  numbers.capacity_bytes = options_.bytes;
+  numbers.counters = counters_;
+  board_.Put(numbers);
   if (!ending_) return;
   stopping_ = room_ == nullptr || !room_->saves() || Clock::now() >= write_until_.load();
 }
@@ -194,7 +193,7 @@ void ChunkServer::Loop::End(uint64_t connection, std::string_view why) {
   events_.Unwatch(who->link.fd());
   door_->Left(who->peer);
   room_->Leave(connection);
-  processes_.RemoveUnless([this](uint32_t process) { return room_->Awaits(process); });
+  processes_.RemoveUnless([room = room_.get()](uint32_t p) { return room->Awaits(p); });
   LogEvent(LogLevel::kInfo, "chunk_engine_left",
            {{"engine", who->hello.engine},
             {"pid", who->peer.pid},
@@ -222,6 +221,7 @@ Status ChunkServer::Loop::TakeRoom(uint32_t user) {
   options.serial = ++rooms_;
   options.user = user;
   options.bytes = options_.bytes;
+  options.layout_percent = options_.layout_percent;
   options.write_shown = options_.tiers.write_shown;
   options.write_reused = options_.tiers.write_reused;
   options.counters = &counters_;
@@ -307,5 +307,35 @@ ChunkServer::ChunkServer(std::unique_ptr<Loop> loop) : loop_(std::move(loop)) {}
 ChunkServer::~ChunkServer() = default;
 void ChunkServer::Stop(std::chrono::microseconds writes) { loop_->Stop(writes); }
 ChunkNumbers ChunkServer::Numbers() const { return loop_->Numbers(); }
+
+std::vector<ChunkServer::Listed> ChunkServer::List(uint64_t* at, size_t n) const {
+  return loop_->Look([at, n](const ChunkRoom* room) {
+    std::vector<Listed> listed;
+    const uint64_t bytes = room == nullptr ? 0 : room->bytes();
+    if (*at < bytes) {
+      for (const ShownChunk& chunk : room->List(at, n)) {
+        listed.push_back({chunk.key, chunk.bytes.size()});
+      }
+    }
+    if (*at >= bytes) *at = kNoMore;
+    return listed;
+  });
+}
+
+bool ChunkServer::Has(const ChunkKey& key) const {
+  return loop_->Look([&key](const ChunkRoom* room) { return room != nullptr && room->Shown(key); });
+}
+
+std::optional<std::vector<std::byte>> ChunkServer::Copy(const ChunkKey& key) const {
+  const auto look = [&key](const ChunkRoom* room) {
+    return room == nullptr ? std::nullopt : room->Shown(key);
+  };
+  const std::optional<ShownChunk> chunk = loop_->Look(look);
+  if (!chunk) return std::nullopt;
+  std::vector<std::byte> bytes(chunk->bytes.begin(), chunk->bytes.end());
+  const std::optional<ShownChunk> still = loop_->Look(look);
+  if (!still || still->bytes.data() != chunk->bytes.data()) return std::nullopt;
+  return bytes;
+}
 
 }  // namespace kvstrata

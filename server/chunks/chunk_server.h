@@ -7,8 +7,8 @@
 // does not read is ended. There is one room at a time, with all of `bytes`: the first user's, until
 // nobody of his is there any more and another user comes.
 //
-// Ownership: borrows the tiers, which outlive it. Thread-safety: Stop and Numbers from any thread.
-// Errors of clients are theirs, told by a Refused: CHUNKS_OFF, CHUNKS_FULL, CHUNKS_MEMORY,
+// Ownership: borrows the tiers, which outlive it. Thread-safety: Stop and what is const, from any
+// thread. Errors of clients are theirs, told by a Refused: CHUNKS_OFF, CHUNKS_FULL, CHUNKS_MEMORY,
 // CHUNK_ROW, VERSION_MISMATCH, HELLO_MALFORMED, HELLO_TIMEOUT, CONNECTIONS, PEER_UNKNOWN. Start
 // fails with CHUNKS_START (INTERNAL) and THREADS.
 #ifndef KVSTRATA_SERVER_CHUNKS_CHUNK_SERVER_H_
@@ -17,9 +17,12 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <vector>
 
 #include "base/status.h"
 #include "server/chunks/chunk_door.h"
+#include "server/chunks/chunk_key.h"
 #include "server/chunks/chunk_numbers.h"
 #include "server/chunks/chunk_tiers.h"
 #include "server/sockets/unix_listener.h"
@@ -27,7 +30,8 @@
 namespace kvstrata {
 
 struct ChunkServerOptions {
-  uint64_t bytes = 0;  // 0: there are no chunks
+  uint64_t bytes = 0;             // 0: there are no chunks
+  uint32_t layout_percent = 100;  // of them, what rows of one size may have
   uint64_t daemon_epoch = 0;
   ChunkDoorOptions door;
   ChunkTiersOptions tiers;
@@ -44,6 +48,19 @@ class ChunkServer {
 
   // As of the last time that something happened.
   ChunkNumbers Numbers() const;
+
+  // What an operator sees of chunks that are shown. Each holds the loop up: List for `n` chunks,
+  // the others for a look-up; Copy copies beside it.
+  struct Listed {
+    ChunkKey key{};
+    uint64_t bytes = 0;
+  };
+  // Of the next `n` chunks from byte `*at` of the region on; kNoMore: that was all.
+  static constexpr uint64_t kNoMore = ~uint64_t{0};
+  std::vector<Listed> List(uint64_t* at, size_t n) const;
+  bool Has(const ChunkKey& key) const;
+  // Nothing: it is not there, or was evicted meanwhile.
+  std::optional<std::vector<std::byte>> Copy(const ChunkKey& key) const;
 
  private:
   class Loop;

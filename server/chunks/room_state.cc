@@ -23,6 +23,7 @@ Chunk* RoomState::Take(uint64_t row_bytes, ChunkState state) {
   Chunk* const chunk = region->Take(row_bytes, [this](Chunk* evicted) {
     KVS_CHECK(evicted->state == ChunkState::kShown && index.erase(evicted->key) == 1);
     SetState(evicted, ChunkState::kFree);
+    pressed = std::max(pressed, evicted->use);
     ++options.counters->evicted;
   });
   if (chunk == nullptr) return nullptr;

@@ -30,6 +30,7 @@ struct ChunkRoomOptions {
   uint64_t serial = 1;  // of the room, within the process
   uint32_t user = 0;
   uint64_t bytes = 0;                           // of its region
+  uint32_t layout_percent = 100;                // of them, what rows of one size may have
   uint8_t write_shown = kNowhere;               // the tiers that get a chunk when it is shown
   uint8_t write_reused = kNowhere;              // and those that get it when it is found again
   uint64_t writing_bytes = uint64_t{64} << 20;  // below, at once
@@ -66,6 +67,8 @@ struct ChunkClaims {
   uint64_t keys = 0;                      // of them all
   std::unordered_set<int32_t> credits;
   uint64_t owed = 0;
+  uint64_t used = 0;      // when it wanted or stored last
+  bool recalled = false;  // since then it was asked for what it does not use
   bool empty() const { return leases.empty() && credits.empty(); }
 };
 
@@ -87,6 +90,7 @@ struct RoomState {
   ChunkAmount leased;
   uint64_t probes = 0;   // under way
   uint64_t starved = 0;  // connections that are owed credits, and there was no room
+  uint64_t pressed = 0;  // the newest use that has to give way
   std::vector<ChunkPacket> packets;
   std::vector<ChunkWork> work;
   std::vector<Chunk*> reused;  // and may have to be written below; held

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // /status.json and /audit.json: what the status page shows. Counters are since the start; the page
 // makes rates and maps of two answers, so that any number of pages share one look of the daemon's.
+#include <algorithm>
 #include <charconv>
 #include <chrono>
 #include <nlohmann/json.hpp>
@@ -52,11 +53,13 @@ Json TiersJson(const DaemonNumbers& numbers) {
   }
   if (numbers.chunks.region_bytes != 0) {
     const ChunkNumbers& chunks = numbers.chunks;
-    tiers.push_back({{"tier", "chunks"},
-                     {"used_bytes", chunks.used_bytes()},
-                     {"cached_bytes", chunks.of(ChunkState::kShown).bytes - chunks.leased.bytes},
-                     {"pinned_bytes", chunks.leased.bytes},
-                     {"capacity_bytes", chunks.capacity_bytes}});
+    tiers.push_back(
+        {{"tier", "chunks"},
+         {"used_bytes", chunks.used_bytes()},
+         {"cached_bytes", chunks.of(ChunkState::kShown).bytes -
+                              std::min(chunks.of(ChunkState::kShown).bytes, chunks.leased.bytes)},
+         {"pinned_bytes", chunks.leased.bytes},
+         {"capacity_bytes", chunks.capacity_bytes}});
   }
   if (numbers.disk) {
     const DiskInfo& disk = *numbers.disk;
@@ -85,6 +88,18 @@ Json RemoteJson(const DaemonNumbers& numbers) {
           {"sent_bytes", sent},        {"read", remote.read},
           {"written", remote.written}, {"waiting", remote.waiting},
           {"failed", remote.failed},   {"illness", remote.illness}};
+}
+
+// Engines' chunks; null: no engine has come.
+Json ChunksJson(const ChunkNumbers& n) {
+  if (n.region_bytes == 0) return nullptr;
+  const ChunkCounters& c = n.counters;
+  return {{"uid", n.user},        {"shown", n.of(ChunkState::kShown).chunks},
+          {"engines", n.engines}, {"connections", n.connections},
+          {"resting", n.resting}, {"starved", n.starved},
+          {"hits", c.hits},       {"misses", c.misses},
+          {"stored", c.stored},   {"read", c.read},
+          {"written", c.written}, {"evicted", c.evicted}};
 }
 
 Json CountersJson(const DaemonNumbers& numbers) {
@@ -203,6 +218,7 @@ HttpAnswer StatusDataPage(PageSource* source, const HttpRequest& request) {
       {"models", numbers->counters.models},
       {"tiers", TiersJson(*numbers)},
       {"remote", RemoteJson(*numbers)},
+      {"chunks", ChunksJson(numbers->chunks)},
       {"counters", CountersJson(*numbers)},
       {"live", nullptr},  // at the next look: nobody had the page open
       {"events", EventsJson(AfterOf(request.query))},

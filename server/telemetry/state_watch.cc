@@ -51,8 +51,9 @@ void StateChanges::Note(const DaemonState& now) {
     LogEvent(well ? LogLevel::kInfo : LogLevel::kWarn, "state_changed",
              {{"from", before}, {"to", after}});
   }
-  const bool evicts =
-      now.evicted_pages != last_.evicted_pages || now.disk_evicted != last_.disk_evicted;
+  const bool evicts = now.evicted_pages != last_.evicted_pages ||
+                      now.disk_evicted != last_.disk_evicted ||
+                      now.evicted_chunks != last_.evicted_chunks;
   if (looks_ == 0 && evicts) burst_ = last_;
   const uint32_t fullest = std::max(last_.fullest_percent, now.fullest_percent);
   last_ = now;
@@ -71,6 +72,7 @@ void StateChanges::TellBurst() {
            {{"pages", last_.evicted_pages - burst_.evicted_pages},
             {"stored_pages", last_.evicted_stored_pages - burst_.evicted_stored_pages},
             {"disk_values", last_.disk_evicted - burst_.disk_evicted},
+            {"chunks", last_.evicted_chunks - burst_.evicted_chunks},
             {"fullest_pool_percent", burst_.fullest_percent},
             {"seconds", looks_}});
   looks_ = 0;

@@ -27,7 +27,7 @@ struct DaemonState {
   std::string health;     // "serving", "degraded: why"
   bool draining = false;  // the disk
   // Since the start.
-  uint64_t evicted_pages = 0, evicted_stored_pages = 0, disk_evicted = 0;
+  uint64_t evicted_pages = 0, evicted_stored_pages = 0, disk_evicted = 0, evicted_chunks = 0;
   uint32_t fullest_percent = 0;  // of the pools
   // Servers of the remote tier, and those that are left alone now, each with why.
   std::set<std::string> servers;

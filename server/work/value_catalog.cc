@@ -22,11 +22,12 @@ constexpr std::chrono::seconds kGetTimeout{10};
 // One list: a walk over memory's records, its artefacts, and the disk's slots.
 class Walk {
  public:
-  Walk(Store* store, ValueTier* tier, uint64_t after)
-      : store_(store),
-        tier_(tier),
-        phase_(static_cast<Phase>(after >> kPhaseShift)),
-        at_(after & ((uint64_t{1} << kPhaseShift) - 1)) {}
+  Walk(Store* store, ValueTier* tier, const ChunkValues* chunks, uint64_t after)
+      : store_(store), tier_(tier), chunks_(chunks) {
+    const auto phase = static_cast<Phase>(after >> kPhaseShift);
+    Enter(phase);
+    if (phase_ == phase) at_ = after & ((uint64_t{1} << kPhaseShift) - 1);
+  }
 
   bool ended() const { return phase_ == kEnd; }
   // Where the next list goes on.
@@ -39,6 +40,8 @@ class Walk {
         return Pages(n);
       case kArtefacts:
         return Artefacts(n);
+      case kChunks:
+        return Chunks(n);
       case kDisk:
         return OnDisk(n);
       case kEnd:
@@ -48,10 +51,11 @@ class Walk {
   }
 
  private:
-  enum Phase : uint8_t { kPages, kArtefacts, kDisk, kEnd };
+  enum Phase : uint8_t { kPages, kArtefacts, kChunks, kDisk, kEnd };
   static constexpr int kPhaseShift = 62;
 
   void Enter(Phase phase) {
+    if (phase == kChunks && chunks_->list == nullptr) phase = kDisk;
     phase_ = phase == kDisk && tier_ == nullptr ? kEnd : phase;
     at_ = 0;
   }
@@ -70,7 +74,14 @@ class Walk {
     std::vector<ValueInfo> found(all.begin() + static_cast<ptrdiff_t>(first),
                                  all.begin() + static_cast<ptrdiff_t>(last));
     at_ = last;
-    if (last == all.size()) Enter(kDisk);
+    if (last == all.size()) Enter(kChunks);
+    NoteDisk(&found);
+    return found;
+  }
+
+  std::vector<ValueInfo> Chunks(size_t n) {
+    std::vector<ValueInfo> found = chunks_->list(&at_, n);
+    if (at_ == kNoMoreValues) Enter(kDisk);
     NoteDisk(&found);
     return found;
   }
@@ -93,6 +104,7 @@ class Walk {
       PageKey key{};
       const bool page_key = value.key.size() == key.size();
       if (page_key) std::ranges::copy(value.key, key.begin());
+      if (IsChunkKey(value.key) && chunks_->has && chunks_->has(value.key)) continue;
       if (artefacts_.contains(value.key) || (page_key && store_->values().HoldsPage(key))) continue;
       found.push_back(InfoOf(value));
     }
@@ -144,8 +156,9 @@ class Walk {
 
   Store* const store_;
   ValueTier* const tier_;
-  Phase phase_;
-  uint64_t at_;
+  const ChunkValues* const chunks_;
+  Phase phase_ = kPages;
+  uint64_t at_ = 0;
   bool known_ = false;
   std::set<std::string> artefacts_, pinned_;   // keys
   std::multimap<uint64_t, ModelDesc> models_;  // by bytes of a page
@@ -169,7 +182,7 @@ bool SameBytes(const std::vector<std::byte>& memory, std::span<const std::byte> 
 }  // namespace
 
 ValueList ValueCatalog::List(const ValueFilter& filter, uint64_t after, size_t limit) const {
-  Walk walk(store_, tier_, after);
+  Walk walk(store_, tier_, &chunks_, after);
   ValueList list;
   for (size_t looks = 0; looks < kLooks && list.values.size() < limit && !walk.ended();) {
     const size_t n = std::min(kBatch, limit - list.values.size());
@@ -183,6 +196,7 @@ ValueList ValueCatalog::List(const ValueFilter& filter, uint64_t after, size_t l
 }
 
 Result<ValueBytes> ValueCatalog::InMemory(const std::string& name) const {
+  if (IsChunkKey(name)) return chunks_.get ? chunks_.get(name) : Unknown();
   PageKey key{};
   if (name.size() != key.size()) return Unknown();
   std::ranges::copy(name, key.begin());

@@ -9,7 +9,10 @@
 #define KVSTRATA_SERVER_WORK_VALUE_CATALOG_H_
 
 #include <cstdint>
+#include <functional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "server/store/store.h"
 #include "server/store/value_info.h"
@@ -17,9 +20,18 @@
 
 namespace kvstrata {
 
+// Chunks of engines in memory (docs/chunks.md), by their keys in tiers. Null functions: none.
+struct ChunkValues {
+  // Of the next `n` from `*at` on, 0 at first; kNoMoreValues: that was all.
+  std::function<std::vector<ValueInfo>(uint64_t* at, size_t n)> list;
+  std::function<bool(const std::string& key)> has;
+  std::function<Result<ValueBytes>(const std::string& key)> get;
+};
+
 class ValueCatalog {
  public:
-  ValueCatalog(Store* store, ValueTier* tier) : store_(store), tier_(tier) {}
+  ValueCatalog(Store* store, ValueTier* tier, ChunkValues chunks = {})
+      : store_(store), tier_(tier), chunks_(std::move(chunks)) {}
 
   // At most `limit` values behind `after` (0: from the first one on): what memory has, then what
   // the disk alone has. Fewer, or none, before the end where many were looked at. What changes
@@ -30,8 +42,9 @@ class ValueCatalog {
   // From memory, else from disk. NOT_FOUND VALUE_UNKNOWN; what ValueTier::Get says.
   Result<ValueBytes> Get(const std::string& key) const;
 
-  // Reads it from disk and checks it there, then compares a page, index block or extent in memory
-  // with it; not what may change under its key (series, records). DISK_DEADLINE, DISK_BREAKER.
+  // Reads it from disk and checks it there, then compares a page, index block, extent or chunk in
+  // memory with it; not what may change under its key (series, records). DISK_DEADLINE,
+  // DISK_BREAKER.
   Result<ValueVerdict> Verify(const std::string& key) const;
 
  private:
@@ -39,6 +52,7 @@ class ValueCatalog {
 
   Store* const store_;
   ValueTier* const tier_;
+  const ChunkValues chunks_;
 };
 
 }  // namespace kvstrata

@@ -158,6 +158,12 @@ def test_pools_beyond_the_machine(doctor):
            "memory", "FAIL", "POOL_BEYOND")
 
 
+def test_chunks_beyond_the_machine(doctor):
+    small = ["pool.host_bytes=64MiB", "pool.device_bytes=64MiB"]
+    seeded(doctor, setting("chunks.bytes=7TiB", *small), setting("chunks.bytes=64MiB", *small), "memory", "WARN",
+           words="lower pool.host_bytes, pool.device_bytes and chunks.bytes")
+
+
 def test_a_memlock_limit_beside_a_disk(doctor):
     if not may_be_nobody():
         return

@@ -130,6 +130,24 @@ TEST(TopFrameTest, WhatNodesShareHasNoBar) {
   EXPECT_NE(lines[2].find('['), std::string::npos) << lines[2];
 }
 
+TEST(TopFrameTest, ChunksHaveABarAndALineOfRates) {
+  TopView view = ViewOf(100);
+  view.tiers.push_back({"chunks", 512, 1024, "leased 0 B  engines 2"});
+  EXPECT_TRUE(ToJson(view).at("chunks").is_null());
+  view.chunks = {.engines = 2, .hits = 12, .evicted = 0.5};
+  TopLook look;
+  look.rows = 24;
+  const std::vector<std::string> lines = TopHeader(view, look);
+  EXPECT_NE(lines[lines.size() - 2].find("engines 2"), std::string::npos);
+  EXPECT_EQ(lines.back(),
+            "       hits 12.0/s  misses 0.0/s  stored 0.0/s  read 0.0/s  evicted 0.5/s");
+  EXPECT_EQ(lines.size() + TopTableRoom(view, look) + 2 + 1, 24u);
+  EXPECT_EQ(ToJson(view).at("chunks").at("hits_per_second"), 12);
+  for (look.columns = 20; look.columns < 100; ++look.columns) {
+    EXPECT_LE(Width(TopHeader(view, look).back()), static_cast<size_t>(look.columns));
+  }
+}
+
 TEST(TopFrameTest, TroubleAndNamesOfOthersAreSaid) {
   TopView view = ViewOf(1);
   view.rows[0].plan = "a\x1b[2Jb";

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 
 import pytest
 from browser import Browser, find_chromium
+from chunk_client import ChunkClient, key
 from conftest import PROMPT, Engine
 
 from kvstrata.daemon import Daemon
@@ -183,6 +184,26 @@ def test_the_page_shows_the_remote_tier(sharing: Daemon, browser: Browser):
     browser.open(f"http://{address(sharing)}/")
     browser.wait_for("/read 0 values, written 0/.test(document.querySelector('.box.remote')?.textContent)")
     browser.wait_for("document.querySelector('.box.remote .bad') !== null")
+    assert browser.console == []
+
+
+@browses
+def test_the_page_shows_engines_chunks(daemon: Daemon, browser: Browser):
+    """What is stored while the page is open, as a rate; before an engine comes there is nothing."""
+    browser.open(f"http://{address(daemon)}/")
+    browser.wait_for("last !== null")
+    assert browser.value("document.querySelector('.box.chunks')") is None
+    row, stored = 1 << 16, 0
+    with ChunkClient(daemon.socket, row) as client:
+        browser.wait_for("/engines 1/.test(document.querySelector('.box.chunks')?.textContent)")
+        end = time.monotonic() + DEADLINE_S
+        while not browser.value("/stored [1-9]/.test(document.querySelector('.box.chunks').textContent)"):
+            assert time.monotonic() < end
+            client.store({key(stored): bytes(row)})
+            stored += 1
+        assert client.held(1, [key(0)])[0] >= 0
+        browser.wait_for("/pinned 64.0 KiB/.test(document.querySelector('.box.chunks').textContent)")
+        assert data(daemon)["chunks"]["hits"] == 1 and data(daemon)["chunks"]["stored"] == stored
     assert browser.console == []
 
 

@@ -12,7 +12,7 @@ import struct
 
 MAGIC, VERSION = 0x4B56434B, 1
 HELLO, SPACE, ASK, RELEASE, WANT, STORED, RETURN, DETACH = range(1, 9)
-WELCOME, REFUSED, HELD, ARRIVED, CREDITS = range(101, 106)
+WELCOME, REFUSED, HELD, ARRIVED, CREDITS, RECALL = range(101, 107)
 NOT_THERE, COMING = -1, -2
 SECONDS = 30  # that a packet may take
 
@@ -34,7 +34,7 @@ class ChunkClient:
 
     def __init__(self, path: str, row_bytes: int, *, engine: str = "engine", role: int = 0,
                  space: bytes | None = bytes(32)) -> None:
-        self.row_bytes = row_bytes
+        self.row_bytes, self.recalled = row_bytes, 0
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.settimeout(SECONDS)
         self.socket.connect(path + ".chunks")
@@ -56,8 +56,11 @@ class ChunkClient:
         self.socket.send(packet)
 
     def receive(self) -> tuple[int, bytes]:
-        """The type, and what is behind it; (0, b"") at the end."""
+        """The type, and what is behind it; (0, b"") at the end. What is recalled is summed up in `recalled`."""
         packet = self.socket.recv(65536)
+        if packet[:4] == struct.pack("<I", RECALL):
+            self.recalled += struct.unpack_from("<I", packet, 4)[0]
+            return self.receive()
         return (struct.unpack_from("<I", packet)[0], packet[4:]) if packet else (0, b"")
 
     def space(self, space: bytes) -> None:

@@ -20,6 +20,7 @@ import operated
 import pytest
 from chunk_client import COMING, NOT_THERE, ChunkClient, Refused, hello, key
 
+import kvstrata.chunks
 from kvstrata.daemon import Daemon
 
 MIB = 1 << 20
@@ -152,6 +153,37 @@ def test_a_lost_socket_rests_until_detach(daemon: Daemon):
         assert set(other.credits(ROWS // 4)) == had
 
 
+def test_an_idle_engine_gives_credits_back(daemon: Daemon):
+    """The adapter's client, idle: a busy engine beside it has all of the room but a 64th. Who asks again has them again."""
+    link = kvstrata.chunks.ChunkLink(daemon.socket, role=0, row_bytes=ROW, engine="idle", client_name="idle")
+    idle = kvstrata.chunks.ChunkClient(link)
+    idle.space(bytes(32))
+    end = time.monotonic() + chunk_client.SECONDS
+
+    def awaits(available: int) -> None:
+        while idle.available != available:
+            assert time.monotonic() < end, (idle.available, idle.gone)
+
+    idle.want(ROWS // 4)
+    awaits(ROWS // 4)
+    with ChunkClient(daemon.socket, ROW, engine="busy") as busy:
+        def store(first: int, count: int) -> None:
+            for n in range(first, first + count, 16):
+                busy.store({key(m): row(0) for m in range(n, n + 16)})
+                busy.held(1, [key(n + 15)])
+                busy.release(1)
+
+        store(0, ROWS)
+        awaits(ROWS // 64)
+        assert room(daemon)["credited_bytes"] == ROWS // 64 * ROW
+        store(ROWS, 2 * ROWS)
+        assert room(daemon)["shown"] == ROWS - ROWS // 64
+        idle.ask([(bytes(32), 0)])
+        awaits(ROWS // 4)
+        assert busy.recalled == idle.owed == 0 and not idle.gone
+    idle.close(detach=True)
+
+
 def settings(folder: pathlib.Path) -> list[str]:
     return ["--set", "chunks.bytes=64MiB", "--set", f"disk.path={folder}/disk", "--set", "disk.budget_bytes=512MiB",
             "--set", "disk.segment_bytes=16MiB", "--set", "pool.device_bytes=64MiB", "--set", "pool.host_bytes=64MiB"]
@@ -165,7 +197,9 @@ def written(daemon: Daemon, count: int) -> None:
 
 
 def list_chunks(daemon: Daemon) -> list[dict[str, Any]]:
-    values = json.loads(operated.Program(daemon.socket).run("value", "ls", "--limit", "0", "-o", "json"))["values"]
+    """Those on disk."""
+    listed = operated.Program(daemon.socket).run("value", "ls", "--tier", "disk", "--limit", "0", "-o", "json")
+    values = json.loads(listed)["values"]
     assert all(value["key"].startswith("chunk/") == (value["kind"] == "chunk") for value in values)
     return [value for value in values if value["kind"] == "chunk"]
 

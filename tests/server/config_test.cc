@@ -113,6 +113,7 @@ const KeyCase kKeyCases[] = {
     {"attach.poll", "KVSTRATA_ATTACH_POLL", "0", "11ms"},
     {"attach.reply_backlog_bytes", "KVSTRATA_ATTACH_REPLY_BACKLOG_BYTES", "8KiB", "1KiB"},
     {"chunks.bytes", "KVSTRATA_CHUNKS_BYTES", "64MiB", "4198401"},
+    {"chunks.layout_percent", "KVSTRATA_CHUNKS_LAYOUT_PERCENT", "50", "0"},
     {"backend", "KVSTRATA_BACKEND", "ref", "cuda"},
     {"threads", "KVSTRATA_THREADS", "2", "1025"},
     {"work.threads", "KVSTRATA_WORK_THREADS", "0", "257"},

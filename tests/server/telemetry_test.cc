@@ -264,5 +264,22 @@ TEST(StateChangesTest, ABurstOfEvictionsIsOneEvent) {
   EXPECT_EQ(FieldOf(events[2], "pages"), "5");
 }
 
+TEST(StateChangesTest, ChunksThatGoAreCountedToo) {
+  const uint64_t before = Newest();
+  StateChanges changes(StateOf("serving"));
+  DaemonState state = StateOf("serving");
+  for (state.evicted_chunks = 7; state.evicted_chunks < 28; state.evicted_chunks += 7) {
+    changes.Note(state);
+  }
+  EXPECT_TRUE(EventsAfter(before).empty());
+  state.evicted_chunks = 21;
+  changes.Note(state);
+  const auto events = EventsAfter(before);
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_EQ(events[0].name, "evicted");
+  EXPECT_EQ(FieldOf(events[0], "chunks"), "21");
+  EXPECT_EQ(FieldOf(events[0], "pages"), "0");
+}
+
 }  // namespace
 }  // namespace kvstrata

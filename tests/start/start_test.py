@@ -267,6 +267,19 @@ class StartTest(unittest.TestCase):
         self.assertEqual(code, 0, said)
         self.assertIn("KVSTRATA_POOL_HOST_BYTES", said)
 
+    def test_chunks_beyond_the_machine_are_a_warning_of_the_check_and_the_start(self):
+        machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20  # MiB; a cgroup may have less
+        pools = ["pool.host_bytes=64MiB", "pool.device_bytes=64MiB"]
+        beyond, close = settings(f"chunks.bytes={machine + 1}MiB", *pools), settings(f"chunks.bytes={machine - 1}MiB", *pools)
+        for words, why in ((beyond, "will be refused; make chunks.bytes smaller"), (close, "make chunks.bytes"),
+                           (settings("chunks.bytes=64MiB", *pools), "")):
+            code, said = self.run_daemon("--check-config", *words)
+            self.assertEqual((code, "warning: chunks.bytes is " in said), (0, why != ""), said)
+            self.assertIn(why, said)
+        with self.daemon(*beyond) as (code, said):
+            self.assertIsNone(code, said)
+            self.assertRegex(said, r"warning event=configuration key=.?chunks.bytes.? why=.*make chunks.bytes smaller")
+
     def test_the_check_of_a_daemon_that_runs_is_well(self):
         flags = self.disk("shutdown.timeout=0.5s", "log.level=warning")
         with self.daemon(*flags) as (code, said):

@@ -2,7 +2,9 @@
 // The room's rules, one at a time; chunk_room_property_test.cc has all at once.
 #include <gtest/gtest.h>
 
+#include <map>
 #include <numeric>
+#include <set>
 #include <vector>
 
 #include "tests/server/chunks/room_driver.h"
@@ -145,6 +147,102 @@ TEST(ChunkRoom, CreditsAreGivenInTurnAsRoomComes) {
   driver.Detach(clients[0]);
   EXPECT_EQ(clients[4]->credits.size(), 2u);
   EXPECT_EQ(clients[5]->credits.size(), 2u);
+}
+
+TEST(ChunkRoom, CreditsThatNobodyUsesAreRecalledWhenWhatIsYoungerGivesWay) {
+  RoomDriver driver(kRegion);
+  TestClient* const idle = driver.Join("idle", kRow, 1);
+  TestClient* const busy = driver.Join("busy", kRow, 2);
+  driver.Want(idle, kRows / 4);
+  uint64_t at = 0;
+  for (; at < 3 * kRows / 4; at += 8) StoreKeys(&driver, busy, UpTo(at, 8));
+  EXPECT_EQ(driver.counters.evicted, 0u);
+  EXPECT_EQ(idle->recalled, 0u);
+  // Its credits are older than the oldest chunk.
+  StoreKeys(&driver, busy, UpTo(at, 8));
+  EXPECT_EQ(idle->recalled, kRows / 4 - 1);
+  EXPECT_EQ(busy->recalled, 0u);
+  for (uint32_t n = 0; n < idle->recalled; ++n) driver.Return(idle, *idle->credits.begin());
+  for (at += 8; at < 4 * kRows; at += 8) StoreKeys(&driver, busy, UpTo(at, 8));
+  EXPECT_EQ(idle->recalled, kRows / 4 - 1);  // once
+  EXPECT_EQ(Present(&driver, busy, UpTo(0, at)), kRows - 1);
+  // It wants again, and is as young as others.
+  driver.Want(idle, kRows / 4 - 1);
+  EXPECT_EQ(idle->credits.size(), kRows / 4);
+  StoreKeys(&driver, busy, UpTo(at, 8));
+  EXPECT_EQ(idle->recalled, kRows / 4 - 1);
+  driver.room->Check();
+}
+
+TEST(ChunkRoom, WhoIsStarvedHasOthersGiveBackWhatTheyDoNotUse) {
+  RoomDriver driver(kRegion);
+  std::vector<TestClient*> idle;
+  for (uint32_t n = 0; n < 4; ++n) {
+    idle.push_back(driver.Join("idle" + std::to_string(n), kRow, n + 1));
+    driver.Want(idle.back(), kRows / 4);
+  }
+  TestClient* const busy = driver.Join("busy", kRow, 9);
+  driver.Want(busy, 8);
+  EXPECT_TRUE(busy->credits.empty());
+  for (TestClient* client : idle) EXPECT_EQ(client->recalled, kRows / 4 - 1);
+  driver.Return(idle[2], *idle[2]->credits.begin());
+  EXPECT_EQ(busy->credits.size(), 1u);
+  EXPECT_EQ(busy->recalled, 0u);
+}
+
+TEST(ChunkRoom, ALayoutTakesItsShareAndNoMore) {
+  RoomDriver driver(kRegion, kNowhere, kNowhere, 50);
+  TestClient* const small = driver.Join("small", kRow, 1);
+  TestClient* const large = driver.Join("large", kMiB, 2);
+  StoreKeys(&driver, large, {1, 2});
+  for (uint64_t at = 0; at < 2 * kRows; at += 8) StoreKeys(&driver, small, UpTo(at, 8));
+  EXPECT_EQ(Present(&driver, large, {1, 2}), 2u);
+  EXPECT_EQ(Present(&driver, small, UpTo(kRows + kRows / 2, kRows / 2)), kRows / 2);
+  EXPECT_EQ(Present(&driver, small, UpTo(0, kRows + kRows / 2)), 0u);
+  // Half of its share is leased, a quarter of it credited.
+  driver.Ask(small, 1, KeysOf(UpTo(kRows + kRows / 2, kRows / 2)));
+  EXPECT_EQ(driver.room->Numbers().leased.chunks, kRows / 4);
+  driver.Want(small, kRows);
+  EXPECT_EQ(small->credits.size(), kRows / 8);
+  driver.room->Check();
+}
+
+TEST(ChunkRoom, AShareOfOneSlabHasARowWhateverItsSize) {
+  for (const uint64_t row : {kRow, 12 * 128 * kKiB, 2 * kMiB}) {
+    RoomDriver driver(kRegion, kNowhere, kNowhere, 1);
+    TestClient* const large = driver.Join("large", kMiB, 1);  // has the first slab
+    StoreKeys(&driver, large, {1});
+    TestClient* const client = driver.Join("e", row, 2);
+    for (uint64_t n = 0; n < 20; ++n) StoreKeys(&driver, client, {n});
+    EXPECT_EQ(Present(&driver, client, {19}), 1u) << row;
+    EXPECT_EQ(Present(&driver, large, {1}), 1u) << row;
+  }
+}
+
+TEST(ChunkRoom, AListHasAllThatIsShownOnceHoweverItIsCut) {
+  RoomDriver driver(kRegion);
+  constexpr uint64_t kOdd = 12 * 128 * kKiB;  // rows that lie across slabs, too
+  TestClient* const small = driver.Join("small", kRow, 1);
+  TestClient* const large = driver.Join("large", kOdd, 2);
+  StoreKeys(&driver, small, UpTo(0, 5));
+  StoreKeys(&driver, large, {1, 2});
+  StoreKeys(&driver, large, {3});
+  StoreKeys(&driver, small, UpTo(5, 16));
+  driver.Want(small, 3);  // what is credited is nobody's yet
+  for (size_t n = 1; n < 30; ++n) {
+    std::map<uint64_t, size_t> listed;  // by row size
+    std::set<ChunkKey> keys;
+    for (uint64_t at = 0; at < kRegion;) {
+      for (const ShownChunk& chunk : driver.room->List(&at, n)) {
+        ++listed[chunk.bytes.size()];
+        EXPECT_TRUE(keys.insert(chunk.key).second);
+        EXPECT_EQ(driver.room->Shown(chunk.key)->bytes.data(), chunk.bytes.data());
+      }
+    }
+    EXPECT_EQ(listed[kRow], 21u);
+    EXPECT_EQ(listed[kOdd], 3u);
+  }
+  EXPECT_FALSE(driver.room->Shown(ChunkKey{}).has_value());
 }
 
 TEST(ChunkRoom, ABytesChangedAfterStoreReachesNoTierAndNobody) {

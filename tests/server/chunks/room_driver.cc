@@ -33,6 +33,11 @@ void RoomDriver::OnPacket(const ChunkPacket& packet) {
     for (size_t i = 0; i < ids.size(); ++i) {
       client->leases[head.lease][head.first + static_cast<uint32_t>(i)] = ids[i];
     }
+  } else if (type == Type::kRecall) {
+    chunks::Counted head{};
+    ASSERT_TRUE(ReadHead(packet.bytes, &head) && packet.bytes.size() == sizeof(head));
+    EXPECT_LT(head.count, client->credits.size());
+    client->recalled += head.count;
   } else {
     ASSERT_EQ(type, Type::kArrived);
     chunks::Arrived head{};

@@ -45,6 +45,7 @@ struct TestClient {
   std::string engine;
   uint64_t row_bytes = 0;
   std::set<int32_t> credits;
+  uint32_t recalled = 0;  // credits that it was asked for
   // By lease: ids by index, kComing until they have arrived.
   std::map<uint32_t, std::map<uint32_t, int32_t>> leases;
 };
@@ -53,8 +54,10 @@ class RoomDriver {
  public:
   using Value = std::vector<std::byte>;
 
-  explicit RoomDriver(uint64_t region_bytes, uint8_t below = kNowhere, uint8_t remote = kNowhere) {
+  explicit RoomDriver(uint64_t region_bytes, uint8_t below = kNowhere, uint8_t remote = kNowhere,
+                      uint32_t layout_percent = 100) {
     ChunkRoomOptions options;
+    options.layout_percent = layout_percent;
     options.bytes = region_bytes;
     options.counters = &counters;
     options.write_shown = below;
@@ -83,7 +86,7 @@ class RoomDriver {
     const uint64_t connection = ++connections_;
     EXPECT_TRUE(room->Join({connection, process, role, row_bytes, engine}).ok());
     auto client = std::make_unique<TestClient>();
-    *client = {connection, process, role, engine, row_bytes, {}, {}};
+    *client = {connection, process, role, engine, row_bytes, {}, 0, {}};
     TestClient* const joined = client.get();
     clients[connection] = std::move(client);
     if (role == chunks::Role::kScheduler) Space(joined, 0);

@@ -50,7 +50,7 @@ _END_SECONDS = 1.0
 
 _MAGIC, _VERSION, _PACKET_BYTES = 0x4B56434B, 1, 65536
 _HELLO, _SPACE, _ASK, _RELEASE, _WANT, _STORED, _RETURN, _DETACH = range(1, 9)
-_WELCOME, _REFUSED, _HELD, _ARRIVED, _CREDITS = range(101, 106)
+_WELCOME, _REFUSED, _HELD, _ARRIVED, _CREDITS, _RECALL = range(101, 107)
 _HELLO_FORM = struct.Struct("<IIIIQ64s64s")
 _WELCOME_FORM = struct.Struct("<IIQQQ")
 _REFUSED_FORM = struct.Struct("<Ii48s456s")
@@ -188,6 +188,7 @@ class ChunkClient:
         self._unanswered: dict[tuple[int, int], float] = {}  # (lease, first): since when
         self._leases: dict[int, Lease] = {}
         self._credits: deque[int] = deque()
+        self._given_back = 0  # credits that were recalled
         self._next_lease = 0
         self._closing = False
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -201,7 +202,12 @@ class ChunkClient:
         self._send(_COUNTED.pack(_SPACE, 0) + name)
 
     def ask(self, keys: Sequence[Key], lease: Lease | None = None) -> Lease:
-        """Whether these are held. lease: one that they are to be added to; None: a new one."""
+        """Whether these are held. lease: one that they are to be added to; None: a new one. Credits that were recalled
+        are wanted again: who asks is about to store."""
+        if self._given_back:
+            with self._lock:
+                again, self._given_back = self._given_back, 0
+            self.want(again)
         with self._lock:
             if lease is None:
                 self._next_lease += 1
@@ -384,6 +390,12 @@ class ChunkClient:
             with self._lock:
                 self._credits.extend(struct.unpack_from(f"<{count}i", packet, _COUNTED.size))
                 self.owed -= count
+        elif kind == _RECALL:  # others have use for credits that wait here
+            _, count = _COUNTED.unpack_from(packet)
+            ids = self.credits(count)
+            self.give_back(ids)
+            with self._lock:
+                self._given_back += len(ids)
         elif kind == _REFUSED:
             raise Unavailable(str(_refusal(packet)))
         else:
