@@ -99,7 +99,8 @@ class _Loaded:
 
 def remember_workers() -> None:
     """Of this process; the plugin calls it once. It may be called by the wrapper while that makes its worker, so the
-    call behind that is what is looked at: before weights are read."""
+    call behind that is what is looked at: before weights are read. vLLM makes no connector until they are, so flags
+    that are not served are refused here, too."""
     from vllm.v1.worker.worker_base import WorkerWrapperBase
     init_device = WorkerWrapperBase.init_device
 
@@ -109,6 +110,9 @@ def remember_workers() -> None:
         transfer = wrapper.vllm_config.kv_transfer_config
         if transfer is not None and transfer.kv_connector in CONNECTORS:
             sum_what_is_packed()
+        if transfer is not None and transfer.kv_connector == "KvstrataConnector":
+            from .flags import refuse_before_loading  # not in processes that do not use it
+            refuse_before_loading(wrapper.vllm_config)
         init_device(wrapper, *args, **kwargs)
 
     WorkerWrapperBase.init_device = remember_and_init
