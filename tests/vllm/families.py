@@ -30,16 +30,31 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
                                 "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "n_shared_experts": 1,
                                 "first_k_dense_replace": 1, "topk_method": "greedy", **_EXPERTS},
                  {"dtype": "bfloat16"}),
+    "deepseek_v3": ("DeepseekV3", {"num_key_value_heads": 2, "kv_lora_rank": 512, "q_lora_rank": 64,
+                                   "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128,
+                                   "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "n_shared_experts": 1,
+                                   "first_k_dense_replace": 1, "topk_method": "noaux_tc", **_EXPERTS},
+                    {"dtype": "bfloat16"}),
     "qwen3_next": ("Qwen3Next", {"num_hidden_layers": 4, "linear_num_value_heads": 2, "linear_num_key_heads": 2,
                                  "linear_key_head_dim": 128, "linear_value_head_dim": 128, "num_experts": 4,
                                  "shared_expert_intermediate_size": 64, "decoder_sparse_step": 1,
                                  "layer_types": [*["linear_attention"] * 3, "full_attention"], **_EXPERTS},
                    {"dtype": "bfloat16", "enable_prefix_caching": True, "max_num_batched_tokens": 1024}),
+    "jamba": ("Jamba", {"num_hidden_layers": 4, "num_experts": 2, "num_experts_per_tok": 1, "expert_layer_period": 2,
+                        "expert_layer_offset": 1, "attn_layer_period": 4, "attn_layer_offset": 1, "mamba_d_state": 16,
+                        "mamba_d_conv": 4, "mamba_expand": 2, "mamba_dt_rank": 8},
+              {"dtype": "bfloat16", "enable_prefix_caching": True, "max_num_batched_tokens": 1024}),
+    "granite": ("GraniteMoeHybrid", {"num_hidden_layers": 4, "num_local_experts": 2, "num_experts_per_tok": 1,
+                                     "shared_intermediate_size": 64, "mamba_n_heads": 4, "mamba_d_head": 64,
+                                     "mamba_n_groups": 1, "mamba_d_state": 64, "mamba_expand": 2, "mamba_chunk_size": 256,
+                                     "layer_types": [*["mamba"] * 3, "attention"]},
+                {"dtype": "bfloat16", "enable_prefix_caching": True, "max_num_batched_tokens": 1024}),
     "divisible": ("Llama", {"num_attention_heads": 4, "num_key_value_heads": 2}, {}),
     "fp8": ("Llama", {}, {"kv_cache_dtype": "fp8"}),
     "n_gram": ("Llama", {}, {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3,
                                                     "prompt_lookup_max": 3, "prompt_lookup_min": 1}}),
 }
+NOT_ON_CPUS = ("jamba", "granite")  # vLLM's CPU build has no forward of Mamba layers
 _ARCHITECTURES = {"Gemma3": ("Gemma3ForCausalLM", "Gemma3TextConfig")}
 
 
@@ -51,7 +66,7 @@ def made(family: str, folder: pathlib.Path, seed: int = SEED) -> dict[str, Any]:
     if not at.exists():
         model, config = _ARCHITECTURES.get(name, (f"{name}ForCausalLM", f"{name}Config"))
         fields = {**SHAPE, **copy.deepcopy(parts)}
-        if name == "DeepseekV2":
+        if name.startswith("Deepseek"):
             del fields["head_dim"]
         torch.manual_seed(seed)
         built = getattr(transformers, model)(getattr(transformers, config)(**fields))
@@ -61,6 +76,23 @@ def made(family: str, folder: pathlib.Path, seed: int = SEED) -> dict[str, Any]:
                     parameter.mul_(3)
         built.save_pretrained(at)
     return {"model": str(at), "skip_tokenizer_init": True, "max_model_len": 4096, **arguments}
+
+
+def draft(at: pathlib.Path) -> str:
+    """Of the llama's EAGLE speculation, in the folder `at`: a layer over its embedding and its last hidden state."""
+    import transformers
+    torch.manual_seed(SEED)
+    config = transformers.LlamaConfig(**{**SHAPE, "num_hidden_layers": 1})
+    weights = {name.removeprefix("model."): tensor.clone() for name, tensor
+               in transformers.LlamaForCausalLM(config).state_dict().items()
+               if "layers.0." in name and "input_layernorm" not in name}
+    weights["fc.weight"] = torch.randn(SHAPE["hidden_size"], 2 * SHAPE["hidden_size"]) * 0.05
+    at.mkdir(exist_ok=True)
+    config.architectures = ["LlamaForCausalLM"]
+    config.save_pretrained(at)
+    from safetensors.torch import save_file
+    save_file(weights, at / "model.safetensors")
+    return str(at)
 
 
 def adapter(at: pathlib.Path, base: str, seed: int) -> str:
