@@ -24,7 +24,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "gemma3": ("Gemma3", {"num_hidden_layers": 4, "sliding_window": 300, "query_pre_attn_scalar": 64,
                           "layer_types": [*["sliding_attention"] * 3, "full_attention"]}, {}),
     "gpt_oss": ("GptOss", {"num_hidden_layers": 4, "num_local_experts": 4, "num_experts_per_tok": 2,
-                           "sliding_window": 128}, {}),
+                           "sliding_window": 128}, {"dtype": "bfloat16"}),
     "deepseek": ("DeepseekV2", {"num_key_value_heads": 2, "kv_lora_rank": 512, "q_lora_rank": 64,
                                 "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128,
                                 "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "n_shared_experts": 1,

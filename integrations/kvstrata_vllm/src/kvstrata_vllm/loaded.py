@@ -128,8 +128,21 @@ def identity_of(config: Any, given: str | None) -> Identity:
                            "process (VLLM_PLUGINS must name kvstrata, or nothing)")
     model = worker.get_model()
     if _loaded is None or _loaded.model() is not model or _loaded.given != given:
+        _convert_now(config, model)
         _loaded = _Loaded(config, model, given)
     return _loaded.now()
+
+
+def _convert_now(config: Any, model: torch.nn.Module) -> None:
+    """Tables of RoPE that are float32 become the model's dtype at the first forward pass, unless it is compiled. That
+    would be another model by then, and on a CPU the identity is made before."""
+    from vllm.config import CompilationMode
+    if config.compilation_config.mode != CompilationMode.NONE:
+        return
+    for module in model.modules():
+        convert = getattr(module, "_match_cos_sin_cache_dtype", None)
+        if convert is not None:
+            convert(torch.empty(0, dtype=config.model_config.dtype, device=module.cos_sin_cache.device))
 
 
 def identity_here(opens: bool = True) -> Identity | None:
