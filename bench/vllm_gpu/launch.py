@@ -182,9 +182,12 @@ class Launcher:
             subprocess.run([sys.executable, HERE / "model.py", at, "--shape", shape], check=True)
         return at
 
-    def memory(self, gib: int) -> dict[str, Any]:
-        """Arguments of vllm.LLM for a cache of so many GiB on the GPU; a CPU's is VLLM_CPU_KVCACHE_SPACE's."""
-        return {} if self.given.cpu else {"kv_cache_memory_bytes": gib << 30}
+    def memory(self, gib: float) -> dict[str, Any]:
+        """Arguments of vllm.LLM for a cache of so many GiB on the GPU, also where other engines have the rest; a CPU's is
+        VLLM_CPU_KVCACHE_SPACE's."""
+        if self.given.cpu:
+            return {}
+        return {"kv_cache_memory_bytes": int(gib * 2**30), "gpu_memory_utilization": 0.1}
 
     def start(self, spec: dict[str, Any]) -> Engine:
         """One that serves; it is ready when it has said so."""

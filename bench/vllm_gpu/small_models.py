@@ -106,7 +106,7 @@ def _spec(launcher: Launcher, name: str, base: str | None = None, extra: dict[st
     made = families.made(base or {"lora": "llama", "eagle": "llama"}.get(name, name), folder)
     if name == "lora":
         more["adapters"] = [families.adapter(folder / letter, made["model"], seed) for seed, letter in enumerate("ab")]
-    room: dict[str, Any] = {"gpu_memory_utilization": 0.25} if launcher.given.cpu else {"kv_cache_memory_bytes": 1 << 30}
+    room = launcher.memory(1) or {"gpu_memory_utilization": 0.25}
     transfer = {"kv_connector": "KvstrataConnector", "kv_role": "kv_both",
                 "kv_connector_extra_config": {"socket": launcher.socket, **(extra or {})}}
     return [name, {"dtype": "bfloat16", "seed": 0, "enforce_eager": True, "max_num_batched_tokens": 1024,

@@ -3,7 +3,7 @@
 
 Plain and ours live side by side on one GPU, and only one of them works at a time: plain, ours, plain, ours. Nine of
 each (three with --quick): time to first token of a prompt that nobody has computed, and the median step of a batch.
-A cache of 17 GiB each: 128K tokens of a sequence, and four times 32K.
+A cache of 16.5 GiB each: 128K tokens of a sequence, or four times 32K.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def run(launcher: Launcher) -> None:
     prompts, batches, new = CASES[launcher.given.tiny]
     times = 3 if launcher.given.quick else 9
     launcher.daemon()
-    engines = [launcher.start(launcher.spec(kind, kind, llm=launcher.memory(17))) for kind in ("plain", "ours")]
+    engines = [launcher.start(launcher.spec(kind, kind, llm=launcher.memory(16.5))) for kind in ("plain", "ours")]
     for engine in engines:
         engine.hear(launcher.left)
         launcher.say(f"{engine.name} serves")

@@ -66,11 +66,11 @@ class Queue:
         self.kind, self._tokens = kind, tokens
         extra = ({"cpu_bytes_to_use": 8 << 30, "blocks_per_chunk": CHUNK} if kind == "native" else {"socket": socket})
         connector = {"native": "OffloadingConnector", "ours": "KvstrataConnector"}[kind]
-        config = EngineArgs(model=model, skip_tokenizer_init=True, max_model_len=tokens + 16384, dtype="bfloat16",
+        config = EngineArgs(model=model, skip_tokenizer_init=True, max_model_len=tokens + 4096, dtype="bfloat16",
                             max_num_batched_tokens=BATCH, max_num_seqs=128, enforce_eager=True, async_scheduling=False,
                             kv_transfer_config={"kv_connector": connector, "kv_role": "kv_both",
                                                 "kv_connector_extra_config": extra}).create_engine_config()
-        blocks = tokens // BLOCK + 600
+        blocks = tokens // BLOCK + 300
         config.cache_config.block_size = BLOCK
         config.cache_config.num_gpu_blocks = blocks
         spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=16, dtype=torch.bfloat16)
@@ -180,6 +180,7 @@ class Waiting:
         while time.monotonic() < until:
             for queue in self._queues:
                 queue.step()
+            time.sleep(0.01)
         gc.collect()
         for _ in range(self._given.steps):
             for queue in self._queues:
