@@ -3,8 +3,8 @@
 
 Turn by turn all conversations go on, so that between two turns of one lie the prompts of all others. A cache that is
 smaller than all of them has forgotten it by then. For one of several engines turns come in an order drawn at random, so
-that what is held grows with the memory. A turn's prompt is all that was said before, with the answers as they were generated,
-and a question. The seed is fixed.
+that what is held grows with the memory. A turn's prompt is all that was said before, with the answers as they were
+generated, and a question. The seed is fixed.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Sequence
 from typing import Any
 
 SEED = 20261128
@@ -23,12 +24,13 @@ class Driver:
         from vllm import SamplingParams
         self._engine, self._parameters, self._asked = llm.llm_engine, SamplingParams, 0
 
-    def add(self, prompt: list[int], new: int, **of_request: Any) -> str:
-        """of_request: more for vLLM's add_request."""
+    def add(self, prompt: list[int] | dict[str, Any], new: int, **of_request: Any) -> str:
+        """prompt: ids, or vLLM's own form; of_request: more for add_request."""
         self._asked += 1
         name = f"r{self._asked}"
         wanted = self._parameters(temperature=0.0, max_tokens=new, ignore_eos=True, detokenize=False)
-        self._engine.add_request(name, {"prompt_token_ids": prompt}, wanted, **of_request)
+        asked = prompt if isinstance(prompt, dict) else {"prompt_token_ids": prompt}
+        self._engine.add_request(name, asked, wanted, **of_request)
         return name
 
     def step(self) -> dict[str, tuple[int, list[int], int]]:
@@ -42,7 +44,7 @@ class Driver:
     def busy(self) -> bool:
         return self._engine.has_unfinished_requests()
 
-    def run(self, prompts: list[list[int]], new: int, **of_request: Any) -> dict[str, Any]:
+    def run(self, prompts: Sequence[list[int] | dict[str, Any]], new: int, **of_request: Any) -> dict[str, Any]:
         """All at once, to their ends."""
         began = time.perf_counter()
         names = [self.add(prompt, new, **of_request) for prompt in prompts]

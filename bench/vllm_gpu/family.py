@@ -14,6 +14,7 @@ import gc
 import json
 import os
 import pathlib
+import random
 import sys
 import time
 import traceback
@@ -41,19 +42,29 @@ def settle(llm: Any) -> None:
         time.sleep(0.002)
 
 
+def image(seed: int) -> Any:
+    from PIL import Image
+    draw = random.Random(seed)
+    return Image.frombytes("RGB", (56, 56), draw.randbytes(56 * 56 * 3))
+
+
 def requests_of(more: dict[str, Any]) -> list[dict[str, Any]]:
-    """Of vLLM's add_request: without an adapter, and with each of more["adapters"]."""
+    """Of Driver.add: two images; or without an adapter, and with each of more["adapters"]."""
+    if "image" in more:
+        ids = [*prompt()[:40], more["image"], *prompt()[40:-16]]  # which stands for 16 tokens
+        return [{"prompt": {"prompt_token_ids": ids, "multi_modal_data": {"image": image(seed)}}} for seed in (1, 2)]
     if not more.get("adapters"):
         return [{}]
     from vllm.lora.request import LoRARequest
-    return [{}, *({"lora_request": LoRARequest(path, number + 1, path)} for number, path in enumerate(more["adapters"]))]
+    adapters = [LoRARequest(path, number + 1, path) for number, path in enumerate(more["adapters"])]
+    return [{}, *({"more": {"lora_request": adapter}} for adapter in adapters)]
 
 
 def answers(llm: Any, more: dict[str, Any]) -> dict[str, Any]:
     driver, requests = Driver(llm), requests_of(more)
 
     def ask_all() -> list[dict[str, Any]]:
-        runs = [driver.run([prompt()], NEW, **request) for request in requests]
+        runs = [driver.run([request.get("prompt", prompt())], NEW, **request.get("more", {})) for request in requests]
         settle(llm)
         return runs
 
@@ -90,7 +101,8 @@ def main() -> None:
         try:
             llm = vllm.LLM(**arguments)
             started = time.perf_counter() - began
-            found = {"family": name, "start_s": started, **answers(llm, more), "seconds_in_all": time.perf_counter() - began}
+            found = {"family": name, "start_s": started, **answers(llm, more)}
+            found["seconds_in_all"] = time.perf_counter() - began
         except Exception as error:
             traceback.print_exc()
             print(json.dumps({"family": name, "error": f"{type(error).__name__}: {error}"[:400]}), file=out, flush=True)

@@ -163,8 +163,9 @@ class Launcher:
             if self.given.digest:
                 extra["digest"] = self.given.digest
             arguments["kv_transfer_config"] = _transfer("KvstrataConnector", extra)
-        return {"engine": name, "rows": str(self.rows), "environment": ENVIRONMENT, "settle": 1.0, "words": model.SHAPES[shape]["words"],
-                "warm": 300 if self.given.tiny else 9000, "parts": [], "arguments": arguments, **more}
+        return {"engine": name, "rows": str(self.rows), "environment": ENVIRONMENT, "settle": 1.0, "parts": [],
+                "words": model.SHAPES[shape]["words"], "warm": 300 if self.given.tiny else 9000,
+                "arguments": arguments, **more}
 
     def _arguments(self, shape: str) -> dict[str, Any]:
         given: dict[str, Any] = {"model": str(self._model(shape)), "dtype": "bfloat16", "seed": 0,

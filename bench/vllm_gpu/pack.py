@@ -4,8 +4,8 @@
 
     pack.py OUT [--version 0.32.0] [--python 3.12] [--arch 90]          OUT: a folder that git ignores, as dist/vllm
 
-OUT/site32.tar.xz, of vLLM 0.32, is made once. It is vLLM's Python files, its operators with the code of one GPU architecture, FlashAttention 3, and what
-vllm.LLM imports of other packages and the machine lacks (REQUIRED). Packages that are only named in annotations are
+OUT/site32.tar.xz, of vLLM 0.32, is made once. It is vLLM's Python files, its operators with the code of one GPU
+architecture, FlashAttention 3, and what vllm.LLM imports of other packages and the machine lacks (REQUIRED). Packages that are only named in annotations are
 empty stand-ins (NAMED). FlashAttention 2's library is imported on CUDA whatever is chosen, so it is there without
 device code. Wheels come from PyPI, into build/vllm_gpu/wheels, once.
 """

@@ -21,8 +21,8 @@ from launch import ENVIRONMENT, HERE, OUT, Launcher
 
 sys.path.append(str(HERE.parents[1] / "tests" / "vllm"))
 
-DEFAULT = ("llama", "gemma3", "gpt_oss", "qwen3_next", "deepseek_v3", "jamba", "granite", "lora", "fp8", "n_gram", "eagle",
-           "tp2", "tp2to1", "tp1to2", "pp2")
+DEFAULT = ("llama", "gemma3", "gpt_oss", "qwen3_next", "deepseek_v3", "jamba", "granite", "llava", "lora", "fp8",
+           "n_gram", "eagle", "tp2", "tp2to1", "tp1to2", "pp2")
 _HEADS = "2"  # that rows of `divisible` have
 _RANKS: dict[str, tuple[dict[str, Any], ...]] = {
     "tp2": ({"tensor_parallel_size": 2},), "pp2": ({"pipeline_parallel_size": 2},),
@@ -66,8 +66,8 @@ def _child(launcher: Launcher, specs: list[list[Any]], records: pathlib.Path) ->
         environment["VLLM_CPU_OMP_THREADS_BIND"] = "0|1" if several else "nobind"
     with open(OUT / "engines.txt", "a") as log:
         try:
-            said = subprocess.run([sys.executable, HERE / "family.py", path], stdout=subprocess.PIPE, stderr=log, text=True,
-                                  env=environment, timeout=min(_PATIENCE * len(specs), max(1.0, launcher.left))).stdout
+            said = subprocess.run([sys.executable, HERE / "family.py", path], stdout=subprocess.PIPE, stderr=log,
+                                  text=True, env=environment, timeout=min(_PATIENCE * len(specs), max(1.0, launcher.left))).stdout
         except subprocess.TimeoutExpired as late:
             said = (late.stdout or b"").decode()
     lines = [json.loads(line) for line in said.splitlines()]
@@ -87,8 +87,8 @@ def _tell(launcher: Launcher, found: dict[str, Any]) -> None:
         launcher.say(f"{found['family']}: {found['error']}")
         return
     launcher.failed = launcher.failed or found["wrong"] > 0 or not all(found["equal_to_hit"])
-    launcher.say(f"{found['family']}: held {found['held']}, tokens equal to a hit's {found['equal_to_hit']}, of {found['pages']} "
-                 f"pages loaded {found['wrong']} wrong, {found['unknown']} unknown; {found['seconds_in_all']:.1f} s")
+    launcher.say(f"{found['family']}: held {found['held']}, tokens equal to a hit's {found['equal_to_hit']}, of "
+                 f"{found['pages']} pages loaded {found['wrong']} wrong, {found['unknown']} unknown; {found['seconds_in_all']:.1f} s")
 
 
 def _spec(launcher: Launcher, name: str, base: str | None = None, extra: dict[str, Any] | None = None,
@@ -103,7 +103,10 @@ def _spec(launcher: Launcher, name: str, base: str | None = None, extra: dict[st
     if name == "eagle":
         llm["speculative_config"] = {"method": "eagle", "model": families.draft(folder / "draft"),
                                      "num_speculative_tokens": 2}
-    made = families.made(base or {"lora": "llama", "eagle": "llama"}.get(name, name), folder)
+    base = base or {"lora": "llama", "eagle": "llama"}.get(name, name)
+    made = families.multimodal(folder / name) if name == "llava" else families.made(base, folder)
+    if name == "llava":
+        more["image"] = families.IMAGE
     if name == "lora":
         more["adapters"] = [families.adapter(folder / letter, made["model"], seed) for seed, letter in enumerate("ab")]
     room = launcher.memory(1) or {"gpu_memory_utilization": 0.25}

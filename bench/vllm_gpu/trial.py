@@ -129,7 +129,8 @@ def arguments_of(line: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tax", action="store_true", help=tax.__doc__.splitlines()[0])
     parser.add_argument("--shared", action="store_true", help=shared.__doc__.splitlines()[0])
     parser.add_argument("--stopped", action="store_true", help=stopped.__doc__.splitlines()[0])
-    parser.add_argument("--families", nargs="?", const=",".join(small_models.DEFAULT), help=small_models.__doc__.splitlines()[0])
+    parser.add_argument("--families", nargs="?", const=",".join(small_models.DEFAULT),
+                        help=small_models.__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, help=kills.__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, help="of --kills; one is drawn, and printed")
     parser.add_argument("--parts", help="of parts.py, for all engines")

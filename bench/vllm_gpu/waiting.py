@@ -90,7 +90,8 @@ class Queue:
     def request(self, name: str, seed: int) -> Any:
         from vllm import SamplingParams
         from vllm.v1.request import Request
-        return Request(name, list(prompt_of(self._tokens, seed)), SamplingParams(max_tokens=10**6, ignore_eos=True), None, block_hasher=self._hasher)
+        return Request(name, list(prompt_of(self._tokens, seed)), SamplingParams(max_tokens=10**6, ignore_eos=True), None,
+                       block_hasher=self._hasher)
 
     def step(self) -> float:
         """Seconds of schedule(); the workers have then done what it says, but for copies."""
