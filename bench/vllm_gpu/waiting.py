@@ -13,7 +13,8 @@ daemon of this program's. One request decodes and has nearly all blocks; the oth
     arrival    the first step behind the arrival of all of them, with their arrival (add_request), when all is held
 
 Of "coming" ours has an answer that says so put in the place of the daemon's, which has stores for no more than a moment.
-No GPU is needed, and nothing is computed: what workers would answer is made up.
+No GPU is needed, and nothing is computed: what workers would answer is made up. A row is ours over native's: at most 1.1,
+but for the arrival, where ours asks for all keys of all requests and vLLM makes the first one's alone.
 """
 
 from __future__ import annotations
@@ -235,10 +236,11 @@ def rows_of(seconds: dict[tuple[str, str], list[float]]) -> list[dict[str, Any]]
     rows = []
     for case in dict.fromkeys(case for case, _ in seconds):
         native, ours = (sorted(1e3 * value for value in seconds[case, kind]) for kind in KINDS)
-        rows.append({"id": f"vllm-waiting/{case}", "value": statistics.median(ours), "unit": "ms", "better": "smaller",
+        rows.append({"id": f"vllm-waiting/{case}", "value": statistics.median(ours), "unit": "ms",
                      "p10": ours[len(ours) // 10], "p90": ours[len(ours) * 9 // 10], "n": len(ours),
                      "baseline": {"name": "vLLM's offloading", "value": statistics.median(native)},
-                     "ratio": statistics.median(native) / statistics.median(ours)})
+                     "ratio": statistics.median(native) / statistics.median(ours),
+                     **({} if case == "arrival" else {"must": 1 / 1.1})})
         print(f"{case}: native {statistics.median(native):.3f} ms (90 %: {native[len(native) * 9 // 10]:.3f}), ours "
               f"{statistics.median(ours):.3f} ({ours[len(ours) * 9 // 10]:.3f}), over native's "
               f"{statistics.median(ours) / statistics.median(native):.3f}", flush=True)
