@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import select
 import subprocess
 import sys
 from typing import Any
@@ -21,8 +22,8 @@ from launch import ENVIRONMENT, HERE, OUT, Launcher
 
 sys.path.append(str(HERE.parents[1] / "tests" / "vllm"))
 
-DEFAULT = ("llama", "gemma3", "gpt_oss", "qwen3_next", "deepseek_v3", "jamba", "granite", "llava", "lora", "fp8",
-           "n_gram", "eagle", "tp2", "tp2to1", "tp1to2", "pp2")
+DEFAULT = ("eagle", "llama", "gemma3", "gpt_oss", "qwen3_next", "deepseek_v3", "jamba", "granite", "llava", "lora", "fp8",
+           "n_gram", "tp2", "tp2to1", "tp1to2", "pp2")
 _HEADS = "2"  # that rows of `divisible` have
 _RANKS: dict[str, tuple[dict[str, Any], ...]] = {
     "tp2": ({"tensor_parallel_size": 2},), "pp2": ({"pipeline_parallel_size": 2},),
@@ -37,9 +38,10 @@ def run(launcher: Launcher) -> None:
     names = [name for name in launcher.given.families.split(",") if name]
     alone = [name for name in names if name not in _RANKS]
     left = [_spec(launcher, name) for name in alone]
-    while left:
-        done = _child(launcher, left, records)
-        left = left[max(1, done):]
+    while left and launcher.left > 0:
+        left = left[_child(launcher, left, records):]
+    if left:
+        launcher.say(f"no time is left for {', '.join(name for name, _, _ in left)}")
     gpus = _gpus(launcher)
     for name in names:
         if name in _RANKS and gpus < 2:
@@ -57,22 +59,25 @@ def _gpus(launcher: Launcher) -> int:
 
 
 def _child(launcher: Launcher, specs: list[list[Any]], records: pathlib.Path) -> int:
-    """How many lines it said."""
+    """How many of them are done with."""
     path = launcher.folder / "families.json"
     path.write_text(json.dumps(specs))
     environment = os.environ | ENVIRONMENT | {"KVSTRATA_RECORDS": str(records), "KVSTRATA_RECORDS_HEADS": _HEADS}
     if launcher.given.cpu:  # a core a rank; vLLM divides by NUMA nodes otherwise
         several = any("distributed_executor_backend" in arguments for _, arguments, _ in specs)
         environment["VLLM_CPU_OMP_THREADS_BIND"] = "0|1" if several else "nobind"
+    lines: list[dict[str, Any]] = []
     with open(OUT / "engines.txt", "a") as log:
-        try:
-            said = subprocess.run([sys.executable, HERE / "family.py", path], stdout=subprocess.PIPE, stderr=log,
-                                  text=True, env=environment, timeout=min(_PATIENCE * len(specs), max(1.0, launcher.left))).stdout
-        except subprocess.TimeoutExpired as late:
-            said = (late.stdout or b"").decode()
-    lines = [json.loads(line) for line in said.splitlines()]
-    for found in lines:
-        _tell(launcher, found)
+        child = subprocess.Popen([sys.executable, HERE / "family.py", path], stdout=subprocess.PIPE, stderr=log, text=True,
+                                 env=environment)
+        assert child.stdout is not None
+        while select.select([child.stdout], [], [], max(1.0, min(_PATIENCE, launcher.left)))[0]:
+            if not (line := child.stdout.readline()):
+                break
+            lines.append(json.loads(line))
+            _tell(launcher, lines[-1])
+        child.kill()
+        child.wait()
     if len(lines) < len(specs) and not (lines and "error" in lines[-1]):
         launcher.failed = True
         launcher.say(f"{specs[len(lines)][0]}: the process ended, or was late; see {OUT / 'engines.txt'}")
