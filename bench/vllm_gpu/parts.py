@@ -2,7 +2,7 @@
 """What an engine is measured at. A part is a name in `spec["parts"]`:
 
     fresh     time to first token of prompts that nobody holds, and the next tokens
-    load      the same prompts behind a reset of vLLM's own cache: what lies below is loaded
+    load      the same prompts behind a reset of vLLM's own cache: what lies below is loaded; and before, as others left it
     decode    batches of prompts, a step a token
     arrive    a batch decodes while a prompt arrives: one that is stored, and one that is loaded
     tokens    tokens behind vLLM's own prefix hit, behind a load, and computed anew
@@ -62,22 +62,23 @@ class Measured:
             self.row("fresh", tokens=length, seconds=firsts, held=held)
 
     def load(self) -> None:
-        for length, times in self._spec["load"]:
-            for i in range(self._spec["load_prompts"]):  # so that all lie below, whoever computed them
-                self._driver.run([prompt_of(length, i, self._words)], 2)
-            self.forget()
-            firsts, held = [], []
+        """first: as the engine finds them, which others have computed, or nobody; then behind resets."""
+        for length, times, count in self._spec["load"]:
+            prompts = [prompt_of(length, i, self._words) for i in range(count)]
+            self._loaded("first", length, [self._driver.run([prompt], 2) for prompt in prompts])
+            runs = []
             for i in range(times):
-                done = self._driver.run([prompt_of(length, i % self._spec["load_prompts"], self._words)], 2)
-                firsts.append(done["first"][0])
-                held.append(done["held"][0])
-                if i % self._spec["load_prompts"] == self._spec["load_prompts"] - 1:
+                if i % count == 0:
                     self.forget()
-            self.row("load", tokens=length, seconds=firsts, held=held)
+                runs.append(self._driver.run([prompts[i % count]], 2))
+            self._loaded("load", length, runs)
+
+    def _loaded(self, part: str, length: int, runs: list[dict[str, Any]]) -> None:
+        self.row(part, tokens=length, seconds=[run["first"][0] for run in runs], held=[run["held"][0] for run in runs])
 
     def hits(self) -> None:
         """First token behind vLLM's own cache: what loading adds to."""
-        for length, times in self._spec["load"]:
+        for length, times, _ in self._spec["load"]:
             self._driver.run([prompt_of(length, 0, self._words)], 2)
             done = [self._driver.run([prompt_of(length, 0, self._words)], 2) for _ in range(times)]
             self.row("hits", tokens=length, seconds=[run["first"][0] for run in done],

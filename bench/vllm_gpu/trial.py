@@ -59,6 +59,7 @@ class Trial:
             self._rate(disk)
             daemon = self._launcher.daemon(disk=disk)
             self._engine("ours", "ours, from disk", again=True, settle=3.0)
+            self._tell_rate()
 
     def _rate(self, disk: pathlib.Path) -> None:
         """Of reading the largest of the disk's files without the page cache, by dd."""
@@ -66,6 +67,18 @@ class Trial:
         began = time.perf_counter()
         subprocess.run(["dd", f"if={largest}", "of=/dev/null", "bs=4M", "iflag=direct"], stderr=subprocess.DEVNULL)
         self._launcher.row("disk", "dd", bytes=largest.stat().st_size, seconds=[time.perf_counter() - began])
+
+    def _tell_rate(self) -> None:
+        """Of the daemon's disk in first loads from it, over dd's."""
+        shape = model.TINY if self._given.tiny else model.LLAMA
+        token = 4 * shape["layers"] * shape["kv_heads"] * shape["head_dim"]  # bytes: bf16 keys and values
+        rows = [json.loads(line) for line in self._launcher.rows.read_text().splitlines()]
+        disk = next(row["bytes"] / row["seconds"][0] for row in rows if row["part"] == "dd")
+        for row in rows:
+            if row["engine"] == "ours, from disk" and row["part"] == "first":
+                for held, seconds in zip(row["held"], row["seconds"]):
+                    self._launcher.say(f"{held} tokens from the disk: {held * token / seconds / 1e9:.2f} GB/s, "
+                                       f"{held * token / seconds / disk:.2f} of dd's {disk / 1e9:.2f}")
 
     def _engine(self, kind: str, name: str, again: bool, settle: float = 1.0) -> None:
         more: dict[str, Any] = self._sizes() | {"settle": settle}
@@ -86,14 +99,12 @@ class Trial:
 
     def _sizes(self) -> dict[str, Any]:
         if self._given.tiny:
-            return {"fresh": [(600, 2)], "load": [(600, 4)],
-                    "load_prompts": 2, "decode": [(600, 1), (600, 2)], "decode_tokens": 8, "arrive": (600, 2),
-                    "arrive_kinds": ["stored", "loaded"],
-                    "tokens": [(500, 2)],
+            return {"fresh": [(600, 2)], "load": [(600, 4, 2)], "decode": [(600, 1), (600, 2)], "decode_tokens": 8,
+                    "arrive": (600, 2), "arrive_kinds": ["stored", "loaded"], "tokens": [(500, 2)],
                     "trace": {"conversations": 6, "system": 128, "document": 500, "answer": 8, "at_once": 2}}
         few = self._given.quick
         return {"fresh": [(K32, 3 if few else 9), (K128, 1 if few else 3)],
-                "load": [(K32, 9), (K128, 3 if few else 9)], "load_prompts": 1 if few else 3,
+                "load": [(K32, 9, 3), (K128, 3 if few else 9, 1)],  # 28 GiB of keys and values
                 "decode": [(K32, 1), (K32, 8), (K128, 1)], "decode_tokens": 64, "arrive": (K32, 8),
                 "arrive_kinds": ["stored", "loaded"],
                 "tokens": [(2000, 8), (K32, 2)], "trace": {}}
