@@ -19,7 +19,7 @@ from typing import Any
 
 from launch import ENVIRONMENT, Daemon, Engine, Launcher
 
-_PATIENCE = 120.0
+_PATIENCE = 240.0
 _AT_ONCE = 2
 
 
@@ -73,7 +73,7 @@ class Kills:
         """Whether they were, by themselves."""
         for engine in engines:
             engine.hear(_PATIENCE)
-            copy, delay = self._draw.randrange(4 * self._shape["count"]), self._draw.uniform(0, 0.006)
+            copy, delay = self._draw.randrange(3 * self._shape["count"]), self._draw.uniform(0, 0.006)
             engine.ask(_PATIENCE, "kill_at", pid=None, copy=copy, delay=delay)
             number = int(engine.name.split()[1])
             self._launcher.say(f"{engine.name} is killed {1e3 * delay:.2f} ms behind copy {copy}")
@@ -118,7 +118,7 @@ class Kills:
     def _daemon_killed(self, daemon: Daemon) -> None:
         engine = self._start()
         engine.hear(_PATIENCE)
-        copy, delay = self._draw.randrange(4 * self._shape["count"]), self._draw.uniform(0, 0.006)
+        copy, delay = self._draw.randrange(3 * self._shape["count"]), self._draw.uniform(0, 0.006)
         engine.ask(_PATIENCE, "kill_at", pid=daemon.pid, copy=copy, delay=delay)
         found = engine.ask(_PATIENCE, "work", mine=100 * self._started, others=100, **self._shape)
         again = engine.ask(_PATIENCE, "work", mine=100 * self._started, others=100, **self._shape)
