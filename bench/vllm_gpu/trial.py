@@ -32,7 +32,7 @@ import shared
 import small_models
 import stopped
 import tax
-from launch import OUT, Launcher
+from launch import OUT, Daemon, Launcher
 
 K32, K128 = 32768 - 256, 131072 - 256
 
@@ -54,12 +54,21 @@ class Trial:
             seen[engine] = seen.get(engine, 0) + 1
             self._engine(engine, engine if seen[engine] == 1 else f"{engine}, another process",
                          again=seen[engine] > 1)
+            if engine == "ours" and daemon is not None:
+                self._tell_room(daemon, seen[engine])
         if disk is not None and daemon is not None:
             daemon.stop()
             self._rate(disk)
             daemon = self._launcher.daemon(disk=disk)
             self._engine("ours", "ours, from disk", again=True, settle=3.0)
             self._tell_rate()
+
+    def _tell_room(self, daemon: Daemon, engines: int) -> None:
+        """What the daemon has behind so many engines: the same for a second one that computed nothing."""
+        room = daemon.says("tier", "ls")["rooms"][0]
+        self._launcher.row("ours", "room", engines=engines, room=room)
+        self._launcher.say(f"behind {engines} of ours the daemon has {room['shown_bytes'] / 2**30:.3f} GiB in "
+                           f"{room['shown']} chunks; {room['stored']} were stored, {room['duplicates']} twice")
 
     def _rate(self, disk: pathlib.Path) -> None:
         """Of reading the largest of the disk's files without the page cache, by dd."""
