@@ -2,7 +2,8 @@
 """A trace of conversations: each has a system prompt that others share, a document of its own, and turns.
 
 Turn by turn all conversations go on, so that between two turns of one lie the prompts of all others. A cache that is
-smaller than all of them has forgotten it by then. A turn's prompt is all that was said before, with the answers as they were
+smaller than all of them has forgotten it by then. For one of several engines turns come in an order drawn at random, so
+that what is held grows with the memory. A turn's prompt is all that was said before, with the answers as they were
 generated, and a question. The seed is fixed.
 """
 
@@ -16,7 +17,8 @@ SEED = 20261128
 
 @dataclass(frozen=True)
 class Shape:
-    """In tokens, but for counts. systems: how many system prompts the conversations share among them."""
+    """In tokens, but for counts. systems: how many system prompts the conversations share among them; engine: whose
+    conversations they are, 0 where there is one; common: part of the documents that are those of all engines."""
 
     conversations: int = 48
     turns: int = 3
@@ -26,6 +28,8 @@ class Shape:
     question: int = 160
     answer: int = 64
     at_once: int = 8
+    engine: int = 0
+    common: float = 0.0
 
 
 @dataclass
@@ -37,35 +41,41 @@ class Trace:
     """next_prompt() and answered() in turns, until there is none."""
 
     def __init__(self, shape: Shape, words: int) -> None:
-        self.shape = shape
-        self._draw, self._words = random.Random(SEED), words
-        systems = [self._tokens(shape.system) for _ in range(shape.systems)]
-        self._all = [Conversation([*systems[i % shape.systems], *self._tokens(shape.document)])
-                     for i in range(shape.conversations)]
-        self._questions = [[self._tokens(shape.question) for _ in self._all] for _ in range(shape.turns)]
+        self.shape, self._words = shape, words
+        systems = [self._tokens(f"system {i}", shape.system) for i in range(shape.systems)]
+        self._all = [Conversation([*systems[i % shape.systems], *self._document(i)]) for i in range(shape.conversations)]
+        self._order = [*range(shape.conversations)] * shape.turns
+        if shape.engine:
+            random.Random(f"{SEED}/{shape.engine}/order").shuffle(self._order)
         self._next = 0
-        self._open: set[int] = set()
+        self._open: dict[int, int] = {}  # by request: the conversation
 
-    def _tokens(self, count: int) -> list[int]:
-        return [self._draw.randrange(10, self._words) for _ in range(count)]
+    def _tokens(self, name: str, count: int) -> list[int]:
+        draw = random.Random(f"{SEED}/{name}")
+        return [draw.randrange(10, self._words) for _ in range(count)]
+
+    def _document(self, number: int) -> list[int]:
+        mine = number >= self.shape.common * self.shape.conversations
+        return self._tokens(f"document {number}" + (f" of {self.shape.engine}" if mine else ""), self.shape.document)
 
     def next_prompt(self) -> tuple[int, list[int]] | None:
         """The number of a request and its prompt; None: the conversation whose turn it is has not been answered yet, or
         there is none."""
-        turn, which = divmod(self._next, self.shape.conversations)
-        if turn == self.shape.turns or which in self._open:
+        if self._next == len(self._order) or (which := self._order[self._next]) in self._open.values():
             return None
-        self._open.add(which)
-        self._next += 1
-        conversation = self._all[which]
-        conversation.said += self._questions[turn][which]
-        return self._next - 1, list(conversation.said)
+        number, self._next = self._next, self._next + 1
+        self._open[number] = which
+        said = self._all[which].said
+        said += self._tokens(f"question {number} of {self.shape.engine}", self.shape.question)
+        return number, list(said)
 
     def answered(self, number: int, tokens: list[int]) -> None:
-        which = number % self.shape.conversations
-        self._open.discard(which)
-        self._all[which].said += tokens
+        self._all[self._open.pop(number)].said += tokens
+
+    def is_first(self, number: int) -> bool:
+        """Whether it is the first turn of its conversation."""
+        return self._order[number] not in self._order[:number]
 
     @property
     def over(self) -> bool:
-        return self._next == self.shape.turns * self.shape.conversations and not self._open
+        return self._next == len(self._order) and not self._open

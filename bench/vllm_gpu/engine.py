@@ -2,17 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """One engine in a process of its own: starts vLLM as it is told, measures, and appends rows to a file.
 
-    engine.py SPEC.json          written by trial.py, which explains the fields
+    engine.py SPEC.json          written by launch.py
 
-A part is a name in `spec["parts"]`:
-
-    fresh     time to first token of prompts that nobody holds, and the next tokens
-    load      the same prompts behind a reset of vLLM's own cache: what lies below is loaded
-    decode    batches of prompts, a step a token
-    arrive    a batch decodes while a prompt arrives: one that is stored, and one that is loaded
-    tokens    tokens behind vLLM's own prefix hit, behind a load, and computed anew
-    identity  of ours: what the model is known by without a name, and why it would be private, if it would
-    trace     conversations (conversations.py): first tokens, and seconds for all of it
+First the parts of `spec["parts"]` (parts.py). With `spec["serve"]` it says "ready" then, and does what each line of
+stdin asks for: {"do": a method of Served (served.py), and its arguments}; the answer is a line of stdout. What vLLM
+prints goes to stderr.
 """
 
 from __future__ import annotations
@@ -20,221 +14,35 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-import random
 import sys
 import time
-from typing import Any
 
-from conversations import Shape, Trace
-
-SEED = 20261128
-
-
-def prompt_of(length: int, index: int, words: int) -> list[int]:
-    """The same in every process."""
-    draw = random.Random(f"{SEED}/{length}/{index}")
-    return [draw.randrange(10, words) for _ in range(length)]
-
-
-class Driver:
-    """Steps an engine by hand, and notes when tokens come. Times: seconds from the call."""
-
-    def __init__(self, llm: Any) -> None:
-        from vllm import SamplingParams
-        self._engine, self._parameters, self._asked = llm.llm_engine, SamplingParams, 0
-
-    def add(self, prompt: list[int], new: int) -> str:
-        self._asked += 1
-        name = f"r{self._asked}"
-        wanted = self._parameters(temperature=0.0, max_tokens=new, ignore_eos=True, detokenize=False)
-        self._engine.add_request(name, {"prompt_token_ids": prompt}, wanted)
-        return name
-
-    def step(self) -> dict[str, tuple[int, list[int], int]]:
-        """Of requests that got tokens: how many they have, which, and how many of the prompt were held."""
-        found = {}
-        for output in self._engine.step():
-            tokens = list(output.outputs[0].token_ids)
-            found[output.request_id.split("-")[0]] = (len(tokens), tokens, output.num_cached_tokens or 0)
-        return found
-
-    def busy(self) -> bool:
-        return self._engine.has_unfinished_requests()
-
-    def run(self, prompts: list[list[int]], new: int) -> dict[str, Any]:
-        """All at once, to their ends."""
-        began = time.perf_counter()
-        names = [self.add(prompt, new) for prompt in prompts]
-        first: dict[str, float] = {}
-        held: dict[str, int] = {}
-        last: dict[str, list[int]] = {}
-        gaps, before = [], None
-        while self.busy():
-            got = self.step()
-            now = time.perf_counter() - began
-            for name, (count, tokens, cached) in got.items():
-                if count:
-                    first.setdefault(name, now)
-                held[name], last[name] = max(held.get(name, 0), cached), tokens
-            if len(got) == len(names):
-                gaps += [] if before is None else [now - before]
-                before = now
-        return {"first": [first[name] for name in names], "held": [held[name] for name in names],
-                "tokens": [last[name] for name in names], "gaps": gaps}
-
-
-class Measured:
-    """The parts, and the file that rows go to."""
-
-    def __init__(self, spec: dict[str, Any], llm: Any) -> None:
-        self._spec, self._llm, self._driver = spec, llm, Driver(llm)
-        self._words = spec["words"]
-
-    def row(self, part: str, **fields: Any) -> None:
-        with open(self._spec["rows"], "a") as file:
-            file.write(json.dumps({"engine": self._spec["engine"], "part": part, **fields}) + "\n")
-
-    def settle(self) -> None:
-        """Steps on until what was computed is stored below: a step lets the connector report."""
-        end = time.monotonic() + self._spec["settle"]
-        core = self._llm.llm_engine.engine_core.engine_core
-        while time.monotonic() < end and core.scheduler.has_requests():
-            core.step_fn()
-        time.sleep(self._spec["settle"] / 4)
-
-    def forget(self) -> None:
-        """vLLM's own cache on the GPU, not what lies below."""
-        self.settle()
-        if not self._llm.reset_prefix_cache():
-            raise RuntimeError("vLLM did not reset its prefix cache: requests are under way")
-
-    def identity(self) -> None:
-        from kvstrata_vllm import loaded
-        began = time.perf_counter()
-        found = loaded._Loaded(self._llm.llm_engine.vllm_config, loaded._worker().get_model(), None).identity
-        self.row("identity", digest=found.now().digest, private=found.now().private, unknown=found._unknown[:8],
-                 made_s=time.perf_counter() - began)
-
-    def fresh(self) -> None:
-        for length, times in self._spec["fresh"]:
-            firsts, held = [], []
-            for i in range(times):
-                done = self._driver.run([prompt_of(length, i, self._words)], 2)
-                firsts.append(done["first"][0])
-                held.append(done["held"][0])
-            self.row("fresh", tokens=length, seconds=firsts, held=held)
-
-    def load(self) -> None:
-        for length, times in self._spec["load"]:
-            for i in range(self._spec["load_prompts"]):  # so that all lie below, whoever computed them
-                self._driver.run([prompt_of(length, i, self._words)], 2)
-            self.forget()
-            firsts, held = [], []
-            for i in range(times):
-                done = self._driver.run([prompt_of(length, i % self._spec["load_prompts"], self._words)], 2)
-                firsts.append(done["first"][0])
-                held.append(done["held"][0])
-                if i % self._spec["load_prompts"] == self._spec["load_prompts"] - 1:
-                    self.forget()
-            self.row("load", tokens=length, seconds=firsts, held=held)
-
-    def hits(self) -> None:
-        """First token behind vLLM's own cache: what loading adds to."""
-        for length, times in self._spec["load"]:
-            self._driver.run([prompt_of(length, 0, self._words)], 2)
-            done = [self._driver.run([prompt_of(length, 0, self._words)], 2) for _ in range(times)]
-            self.row("hits", tokens=length, seconds=[run["first"][0] for run in done],
-                     held=[run["held"][0] for run in done])
-
-    def decode(self) -> None:
-        for length, batch in self._spec["decode"]:
-            prompts = [prompt_of(length, i, self._words) for i in range(batch)]
-            self._driver.run(prompts, 1)  # computed or loaded; what follows decodes together
-            done = self._driver.run(prompts, self._spec["decode_tokens"])
-            self.row("decode", tokens=length, batch=batch, seconds=done["gaps"], held=done["held"])
-
-    def arrive(self) -> None:
-        """Steps of a batch that decodes while one more prompt is computed (and stored), and while it is loaded."""
-        length, batch = self._spec["arrive"]
-        prompts = [prompt_of(length, i, self._words) for i in range(batch)]
-        for kind in self._spec["arrive_kinds"]:
-            late = prompt_of(length, 9000, self._words)
-            self.forget()
-            self._driver.run(prompts, 1)
-            for prompt in prompts:
-                self._driver.add(prompt, 400)
-            steps: list[float] = []
-            arrived, first = 0.0, 0.0
-            began = time.perf_counter()
-            for number in range(260):
-                if number == 60:
-                    name, arrived = self._driver.add(late, 2), time.perf_counter()
-                before = time.perf_counter()
-                got = self._driver.step()
-                now = time.perf_counter()
-                steps.append(now - before)
-                if number >= 60 and first == 0.0 and name in got and got[name][0] > 0:
-                    first = now - arrived
-            while self._driver.busy():
-                self._driver.step()
-            self.row("arrive", kind=kind, tokens=length, batch=batch, steps=steps, first=first,
-                     seconds_in_all=time.perf_counter() - began)
-
-    def tokens(self) -> None:
-        """Equal bytes give equal tokens: behind vLLM's own prefix hit, and behind a load of the same blocks."""
-        for length, count in self._spec["tokens"]:
-            prompts = [prompt_of(length, 100 + i, self._words) for i in range(count)]
-            computed = [self._driver.run([prompt], 16)["tokens"][0] for prompt in prompts]
-            hit = [self._driver.run([prompt], 16) for prompt in prompts]
-            self.forget()
-            loaded = [self._driver.run([prompt], 16) for prompt in prompts]
-            self.row("tokens", tokens=length, prompts=count,
-                     equal_to_hit=sum(a["tokens"] == b["tokens"] for a, b in zip(hit, loaded)),
-                     equal_to_computed=sum(a == b["tokens"][0] for a, b in zip(computed, loaded)),
-                     held_by_hit=[run["held"][0] for run in hit], held_by_load=[run["held"][0] for run in loaded])
-
-    def trace(self) -> None:
-        shape = Shape(**self._spec["trace"])
-        trace = Trace(shape, self._words)
-        open_now: dict[str, tuple[int, float]] = {}  # by name: the number, and when it was asked
-        firsts: dict[int, float] = {}
-        held: dict[int, int] = {}
-        prompts = 0
-        began = time.perf_counter()
-        while not trace.over:
-            while len(open_now) < shape.at_once and (asked := trace.next_prompt()) is not None:
-                number, prompt = asked
-                prompts += len(prompt)
-                open_now[self._driver.add(prompt, shape.answer)] = number, time.perf_counter()
-            for name, (count, tokens, cached) in self._driver.step().items():
-                number, since = open_now[name]
-                if count:
-                    firsts.setdefault(number, time.perf_counter() - since)
-                held[number] = max(held.get(number, 0), cached)
-                if count == shape.answer:
-                    del open_now[name]
-                    trace.answered(number, tokens)
-        later = [firsts[number] for number in sorted(firsts) if number >= shape.conversations]
-        self.row("trace", shape=self._spec["trace"], tokens=prompts, seconds=later, total_s=time.perf_counter() - began,
-                 first_turn=[firsts[number] for number in sorted(firsts) if number < shape.conversations],
-                 held=sum(held.values()))
+from driver import Driver, prompt_of
+from served import Served
 
 
 def main() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # vLLM prints
     spec = json.loads(pathlib.Path(sys.argv[1]).read_text())
     os.environ.update(spec["environment"])
     import vllm
     began = time.perf_counter()
     llm = vllm.LLM(**spec["arguments"])
-    measured = Measured(spec, llm)
+    served = Served(spec, llm)
     cache = llm.llm_engine.vllm_config.cache_config
-    measured.row("start", seconds=[time.perf_counter() - began], version=vllm.__version__, blocks=cache.num_gpu_blocks,
-                 block_size=cache.block_size, connector=getattr(llm.llm_engine.vllm_config.kv_transfer_config,
-                                                                "kv_connector", None))
+    served.row("start", seconds=[time.perf_counter() - began], version=vllm.__version__, blocks=cache.num_gpu_blocks,
+               block_size=cache.block_size, connector=getattr(llm.llm_engine.vllm_config.kv_transfer_config,
+                                                              "kv_connector", None))
     Driver(llm).run([prompt_of(spec["warm"], 5000 + i, spec["words"]) for i in range(4)], 24)
     for part in spec["parts"]:
-        getattr(measured, part)()
-    measured.row("end", seconds=[time.perf_counter() - began])
+        getattr(served, part)()
+    if spec.get("serve"):
+        print(json.dumps("ready"), file=answers, flush=True)
+        for line in sys.stdin:
+            asked = json.loads(line)
+            print(json.dumps(getattr(served, asked.pop("do"))(**asked)), file=answers, flush=True)
+    served.row("end", seconds=[time.perf_counter() - began])
     sys.stdout.flush()
     os._exit(0)  # tearing vLLM down takes seconds and tells nothing
 

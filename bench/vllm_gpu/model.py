@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes a model of Llama-3.1-8B's shape with random weights of sharp attention: config.json and one safetensors file.
 
-    model.py FOLDER [--tiny]
+    model.py FOLDER [--shape llama|small|tiny]
 
 Logits of attention have a deviation of about 3 and all else keeps its size, so that a token depends on a few of those
 before it, as in a trained model; weights drawn evenly would attend to all alike. The seed is fixed: each engine and
@@ -20,7 +20,10 @@ from safetensors.torch import save_file
 
 SEED = 20261128
 LLAMA = {"layers": 32, "hidden": 4096, "inner": 14336, "heads": 32, "kv_heads": 8, "head_dim": 128, "words": 128256}
+# Little to compute, and 32 KiB of keys and values a token, as a model of 2B has.
+SMALL = {"layers": 8, "hidden": 512, "inner": 1024, "heads": 8, "kv_heads": 8, "head_dim": 128, "words": 8000}
 TINY = {"layers": 2, "hidden": 256, "inner": 512, "heads": 4, "kv_heads": 2, "head_dim": 64, "words": 1000}
+SHAPES = {"llama": LLAMA, "small": SMALL, "tiny": TINY}
 
 
 def config_of(shape: dict[str, int]) -> dict[str, object]:
@@ -62,9 +65,9 @@ def weights_of(shape: dict[str, int], device: str) -> dict[str, torch.Tensor]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=pathlib.Path)
-    parser.add_argument("--tiny", action="store_true", help="two small layers, to try the programs with")
+    parser.add_argument("--shape", choices=SHAPES, default="llama", help="tiny: two small layers, to try the programs with")
     arguments = parser.parse_args()
-    shape = TINY if arguments.tiny else LLAMA
+    shape = SHAPES[arguments.shape]
     arguments.folder.mkdir(parents=True, exist_ok=True)
     (arguments.folder / "config.json").write_text(json.dumps(config_of(shape)))
     save_file(weights_of(shape, "cuda" if torch.cuda.is_available() else "cpu"),

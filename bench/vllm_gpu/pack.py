@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packs vLLM (CUDA) for a GPU machine without a network that has torch 2.11, transformers and Triton of its own.
 
-    pack.py OUT [--vllm 0.32.0] [--python 3.12] [--arch 90]          OUT: a folder that git ignores, as dist/vllm
+    pack.py OUT [--version 0.32.0] [--python 3.12] [--arch 90]          OUT: a folder that git ignores, as dist/vllm
 
-OUT/site.tar.xz is vLLM's Python files, its operators with the code of one GPU architecture, FlashAttention 3, and what
-vllm.LLM imports of other packages and the machine lacks (REQUIRED). Packages that are only named in annotations are
+OUT/site32.tar.xz, of vLLM 0.32, is made once. It is vLLM's Python files, its operators with the code of one GPU
+architecture, FlashAttention 3, and what vllm.LLM imports of other packages and the machine lacks (REQUIRED). Packages that are only named in annotations are
 empty stand-ins (NAMED). FlashAttention 2's library is imported on CUDA whatever is chosen, so it is there without
 device code. Wheels come from PyPI, into build/vllm_gpu/wheels, once.
 """
@@ -124,16 +124,18 @@ def fill(site: pathlib.Path, version: str, python: str, arch: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=pathlib.Path)
-    parser.add_argument("--vllm", default="0.32.0")
+    parser.add_argument("--version", default="0.32.0", help="vLLM's; 0.33.0 is packed beside it")
     parser.add_argument("--python", default="3.12", help="the machine's")
     parser.add_argument("--arch", type=int, default=90, help="compute capability, as 90")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
+    packed = arguments.out / f"site{arguments.version.split('.')[1]}.tar.xz"
+    if packed.exists():
+        return
     with tempfile.TemporaryDirectory(dir=arguments.out) as folder:
         site = pathlib.Path(folder) / "site"
         site.mkdir()
-        fill(site, arguments.vllm, arguments.python, arguments.arch)
-        packed = arguments.out / "site.tar.xz"
+        fill(site, arguments.version, arguments.python, arguments.arch)
         with tarfile.open(packed, "w:xz", preset=6) as archive:
             archive.add(site, "site")
         print(f"{packed}: {packed.stat().st_size / 2**20:.1f} MiB")

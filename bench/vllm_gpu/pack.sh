@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Packs vLLM (pack.py) and the daemon of a build, with the libraries that it loads besides glibc, for run.sh.
 #
-#   pack.sh BUILD OUT [arguments of pack.py]        OUT: a folder that git ignores; its site.tar.xz is made once
+#   pack.sh BUILD OUT [arguments of pack.py]        OUT: a folder that git ignores; its site32.tar.xz is made once
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd) build=$1 out=$2
 shift 2
 mkdir -p "$out"
-[ -e "$out/site.tar.xz" ] || python3 "$here/pack.py" "$out" "$@"
+python3 "$here/pack.py" "$out" "$@"
 programs=$(mktemp -d)
 trap 'rm -r "$programs"' EXIT
 mkdir "$programs/bin" "$programs/lib"

@@ -2,13 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # On a GPU machine: unpacks vLLM and kvstrata (pack.sh's OUT) and runs trial.py.
 #
-#   run.sh PACKED [arguments of trial.py]        rows, logs and the table to $OUT
+#   [VLLM=33] run.sh PACKED [arguments of trial.py]        rows, logs and the table to $OUT
+#
+# VLLM: which of PACKED's, 32 (0.32) unless it is given. README.md has the calls that answer all that is asked.
 set -uo pipefail
-here=$(cd "$(dirname "$0")" && pwd) packed=$(realpath "$1") work=${WORK:-/tmp/vllm-gpu-site}
+here=$(cd "$(dirname "$0")" && pwd) packed=$(realpath "$1") version=${VLLM:-32}
+work=${WORK:-/tmp/vllm-gpu-site$version}
 shift
 began=$(date +%s)
 if [ ! -e "$work/done" ]; then
-  mkdir -p "$work" && tar -C "$work" -xJf "$packed/site.tar.xz" & site=$!
+  mkdir -p "$work" && tar -C "$work" -xJf "$packed/site$version.tar.xz" & site=$!
   tar -C "$work" -xJf "$packed/programs.tar.xz" && wait $site || { echo "it is not to be unpacked" >&2; exit 1; }
   python3 -m compileall -q -j 0 "$work/site" >/dev/null 2>&1
   touch "$work/done"

@@ -156,7 +156,8 @@ def test_an_engine_that_is_killed(llama, folder, amount, engine, tmp_path: pathl
     ({}, {"some": 1}, "known are block_size, blocks_per_chunk"),
     ({}, {"socket": "/nowhere/kvstratad.sock"}, "no kvstratad speaks of chunks at /nowhere/kvstratad.sock.chunks"),
 ])
-def test_refusals(engine, llama, flags, extra, said):
+def test_refusals_before_weights_are_read(engine, llama, flags, extra, said):
     with pytest.raises(AssertionError) as error:
         engine("chunks", [], {"extra": extra}, **llama, **flags)
     assert said in str(error.value)
+    assert "Loading weights took" not in str(error.value)

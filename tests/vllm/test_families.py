@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed; make test-vllm installs it")
 
-from families import FAMILIES, adapter, made, prompt  # noqa: E402
+from families import FAMILIES, NOT_ON_CPUS, adapter, made, prompt  # noqa: E402
 
 TOKENS, HELD = 1300, 1280  # whole chunks, of 256 tokens and of 640
 NEW = 8
@@ -30,7 +30,7 @@ def said(rows: list[dict[str, Any]]) -> list[tuple[list[int], list[Any]]]:
     return [(row["tokens"], row["top"]) for row in rows]
 
 
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "divisible"])
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in ("divisible", *NOT_ON_CPUS)])
 def test_a_hit_is_vllms_own(engine, models: pathlib.Path, family: str):
     batch = {"prompts": [prompt(TOKENS)], "tokens": NEW}
     computed, own, ours = engine("chunks", [batch, batch, {**batch, "reset": True}], **made(family, models))["batches"]

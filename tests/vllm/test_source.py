@@ -151,6 +151,27 @@ def test_a_lease_goes_when_a_request_is_scheduled_without_a_load_or_ends(source:
     assert peer.numbers(4) == [leases[1]]
 
 
+def test_what_is_on_the_way_is_looked_up_when_something_has_come(source: ChunkSource, peer: Peer,
+                                                                 monkeypatch: pytest.MonkeyPatch):
+    """Not in each step; and when it is asked for again, the answer counts."""
+    context = request(source, "r")
+    lease = answered(source, peer, context, [10, COMING, COMING, ABSENT])
+    assert [source.lookup(key, context) for key in KEYS[:4]] == [HIT, PENDING, PENDING, MISS]
+    source.put_off("r", 0)
+    source.scheduled([], {}, {})
+    assert source.waits("r", 0) and not source.waits("r", 256)  # vLLM has found more in its own cache
+    peer.arrived(lease, {1: 11})
+    until(lambda: not source.waits("r", 0))
+    assert source.lookup(KEYS[1], context) == HIT
+    source.put_off("r", 0)
+    monkeypatch.setattr(source_module, "_ASK_AGAIN", 0.0)
+    source.scheduled([], {}, {})
+    assert source.waits("r", 0)
+    peer.held(peer.ask(), [20, 21, 22, 23])
+    until(lambda: source.scheduled([], {}, {}) or not source.waits("r", 0))
+    assert source.lookup(KEYS[3], context) == HIT
+
+
 def test_what_was_not_there_is_asked_for_again(source: ChunkSource, peer: Peer, monkeypatch: pytest.MonkeyPatch):
     """Of a request that waits; what it has is held until the other lease has all."""
     context = request(source, "a")

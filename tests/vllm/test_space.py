@@ -87,8 +87,8 @@ def config(extra: dict[str, Any] | None = None, backend: str | None = None, node
 
 
 @pytest.mark.parametrize(("what", "said"), [
-    ({"extra": {"cpu_bytes_to_use": 1}}, "cpu_bytes_to_use: the region is the daemon's: kvstratad --set chunks.bytes=SIZE"),
-    ({"extra": {"sync_load_budget_bytes": 1}}, "sync_load_budget_bytes: known are block_size, blocks_per_chunk"),
+    ({"extra": {"cpu_bytes_to_use": 1}}, "cpu_bytes_to_use = 1: the region is the daemon's: kvstratad --set chunks.bytes=SIZE"),
+    ({"extra": {"sync_load_budget_bytes": 1}}, "sync_load_budget_bytes = 1: known are block_size, blocks_per_chunk"),
     ({"extra": {"spec_name": "CPUOffloadingSpec"}}, "spec_name"),
     ({"backend": "CUSTOM"}, "name KvstrataOwnedConnector .*KVSTRATA_DISABLE=1"),
     ({"nodes": 2}, "one scheduler over 2 nodes.*KVSTRATA_DISABLE=1"), ({"hisparse": object()}, "HiSparse"),

@@ -70,9 +70,12 @@ class KvstrataConnector(OffloadingConnector):
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         self._source.begins(request.request_id)
-        if self._source.waits(request.request_id):
+        if self._source.waits(request.request_id, num_computed_tokens):
             return None, False
-        return super().get_num_new_matched_tokens(request, num_computed_tokens)
+        found = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        if found[0] is None:
+            self._source.put_off(request.request_id, num_computed_tokens)
+        return found
 
     def build_connector_meta(self, scheduler_output: Any) -> ChunkMetadata:
         made: Any = super().build_connector_meta(scheduler_output)

@@ -11,9 +11,12 @@ from __future__ import annotations
 import difflib
 import logging
 import os
+import socket
 from typing import Any
 
-from kvstrata.chunks import Welcome
+from kvstrata.chunks import START_SECONDS, Welcome, chunk_socket
+
+import kvstrata
 
 from . import versions
 from .chunk_metadata import Loaded
@@ -34,6 +37,21 @@ _ELSEWHERE = {"cpu_bytes_to_use": "the region is the daemon's: kvstratad --set c
               "eviction_policy": "the daemon evicts what was used longest ago",
               "store_threshold": "all that a prompt has is stored"}
 _CHUNK_TOKENS = 256
+
+
+def refuse_before_loading(config: Any) -> None:
+    """By a worker's process, before it reads weights. Unsupported, as of `prepare`; kvstrata.Unavailable: no daemon
+    listens, to which a connection is made and closed."""
+    refuse_chunks(config)
+    path = chunk_socket(config.kv_transfer_config.kv_connector_extra_config.get("socket"))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as tried:
+        tried.settimeout(START_SECONDS)
+        try:
+            tried.connect(path)
+        except OSError as error:
+            raise kvstrata.Unavailable(f"no kvstratad speaks of chunks at {path} ({error}); start kvstratad, or name a "
+                                       "running one's: KVSTRATA_SOCKET, or `socket` in kv_connector_extra_config",
+                                       "DAEMON_UNREACHABLE") from None
 
 
 def prepare(config: Any, kv_cache_config: Any) -> None:

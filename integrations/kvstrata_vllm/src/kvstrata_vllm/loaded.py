@@ -99,7 +99,8 @@ class _Loaded:
 
 def remember_workers() -> None:
     """Of this process; the plugin calls it once. It may be called by the wrapper while that makes its worker, so the
-    call behind that is what is looked at: before weights are read."""
+    call behind that is what is looked at: before weights are read. vLLM makes no connector until they are, so flags
+    that are not served are refused here, too."""
     from vllm.v1.worker.worker_base import WorkerWrapperBase
     init_device = WorkerWrapperBase.init_device
 
@@ -109,6 +110,9 @@ def remember_workers() -> None:
         transfer = wrapper.vllm_config.kv_transfer_config
         if transfer is not None and transfer.kv_connector in CONNECTORS:
             sum_what_is_packed()
+        if transfer is not None and transfer.kv_connector == "KvstrataConnector":
+            from .flags import refuse_before_loading  # not in processes that do not use it
+            refuse_before_loading(wrapper.vllm_config)
         init_device(wrapper, *args, **kwargs)
 
     WorkerWrapperBase.init_device = remember_and_init
@@ -124,8 +128,21 @@ def identity_of(config: Any, given: str | None) -> Identity:
                            "process (VLLM_PLUGINS must name kvstrata, or nothing)")
     model = worker.get_model()
     if _loaded is None or _loaded.model() is not model or _loaded.given != given:
+        _convert_now(config, model)
         _loaded = _Loaded(config, model, given)
     return _loaded.now()
+
+
+def _convert_now(config: Any, model: torch.nn.Module) -> None:
+    """Tables of RoPE that are float32 become the model's dtype at the first forward pass, unless it is compiled. That
+    would be another model by then, and on a CPU the identity is made before."""
+    from vllm.config import CompilationMode
+    if config.compilation_config.mode != CompilationMode.NONE:
+        return
+    for module in model.modules():
+        convert = getattr(module, "_match_cos_sin_cache_dtype", None)
+        if convert is not None:
+            convert(torch.empty(0, dtype=config.model_config.dtype, device=module.cos_sin_cache.device))
 
 
 def identity_here(opens: bool = True) -> Identity | None:

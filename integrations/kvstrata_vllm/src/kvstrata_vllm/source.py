@@ -44,13 +44,15 @@ _ASK_AGAIN = 0.5  # seconds after which what was not there is asked for again, w
 class Memo:
     """Of a request. salt: of its adapter, to be put before the names of its blocks, where it has one; alone: nothing of
     it is looked up or stored. ids: the lease's, where index says of a key where it is; again: asked anew, not answered
-    yet; known: keys that need not be stored; epoch: in which it was scheduled last; never: its load has failed, so
+    yet; pending: where its keys were when vLLM last put it off, and how much it had computed; known: keys that need not be
+    stored; epoch: in which it was scheduled last; never: its load has failed, so
     nothing is a hit any more."""
 
     lease: Lease | None = None
     ids: list[int | None] = field(default_factory=list)
     index: dict[bytes, int] = field(default_factory=dict)
     again: Lease | None = None
+    pending: tuple[int, list[int | None]] | None = None
     known: set[bytes] = field(default_factory=set)
     epoch: int = -1
     step: int = -1
@@ -188,18 +190,25 @@ class ChunkSource(OffloadingManager):
         if (memo := self._memos.get(request)) is not None:
             memo.epoch = self._number
 
-    def waits(self, request: str) -> bool:
-        """Whether what was asked for it is not answered yet, so that no key of it need be looked up."""
+    def waits(self, request: str, computed: int = 0) -> bool:
+        """Whether what was asked for it is not answered yet, or is as it was when vLLM put it off with so many tokens
+        computed: then no key of it need be looked up."""
         memo = self._memos.get(request)
         if memo is None or self._closed:
             return False
-        return (memo.salt is not None and not memo.salt.done()) or (memo.lease is not None and not memo.lease.answered)
+        if (memo.salt is not None and not memo.salt.done()) or (memo.lease is not None and not memo.lease.answered):
+            return True
+        self._ask_again(memo)
+        return memo.pending == (computed, memo.ids)
+
+    def put_off(self, request: str, computed: int) -> None:
+        """vLLM found some of its keys on the way, and asks again in its next step."""
+        if (memo := self._memos.get(request)) is not None:
+            memo.pending = computed, list(memo.ids)
 
     def lookup(self, key: bytes, req_context: ReqContext) -> LookupResult:
         memo = self._memo(req_context)
-        if memo.step != self._step:
-            memo.step = self._step
-            self._ask_again(memo)
+        self._ask_again(memo)
         at = memo.index.get(key)
         if at is None:
             if memo.never or memo.alone or self._closed:
@@ -230,6 +239,9 @@ class ChunkSource(OffloadingManager):
 
     def _ask_again(self, memo: Memo) -> None:
         """Once a step: what was not there may have come since. The lease is another one when all of it is answered."""
+        if memo.step == self._step:
+            return
+        memo.step = self._step
         if memo.again is not None and memo.again.answered:
             assert memo.lease is not None
             if len(memo.again.ids) == len(memo.lease.ids):
