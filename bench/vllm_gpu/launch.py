@@ -150,7 +150,7 @@ class Launcher:
 
     def spec(self, kind: str, name: str, *, shape: str = "llama", gib: float | None = None,
              extra: dict[str, Any] | None = None, llm: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
-        """kind: plain, native:N (blocks a chunk) or ours; shape: of the model, unless all are tiny; gib: native's memory;
+        """kind: plain, native:N (blocks a chunk), ours, or plan:TEXT (attention over vLLM's blocks); shape: of the model, unless all are tiny; gib: native's memory;
         extra: of kv_connector_extra_config; llm: arguments of vllm.LLM; more: of the spec."""
         shape = "tiny" if self.given.tiny else shape
         arguments = self._arguments(shape) | (llm or {})
@@ -158,6 +158,9 @@ class Launcher:
             extra = {"cpu_bytes_to_use": int((gib or self.given.gib) * 2**30),
                      "blocks_per_chunk": int(kind.partition(":")[2] or 1), **(extra or {})}
             arguments["kv_transfer_config"] = _transfer("OffloadingConnector", extra)
+        elif kind.startswith("plan:"):
+            arguments |= {"attention_backend": "CUSTOM",
+                          "additional_config": {"kvstrata": {"plan": kind.removeprefix("plan:")}}}
         elif kind == "ours":
             extra = {"socket": self.socket, **(extra or {})}
             if self.given.digest:

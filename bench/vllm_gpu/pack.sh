@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Packs vLLM (pack.py) and the daemon of a build, with the libraries that it loads besides glibc, for run.sh.
+# Packs vLLM (pack.py), the daemon of a build with the libraries that it loads besides glibc, and the CUDA ops, for run.sh.
 #
 #   pack.sh BUILD OUT [arguments of pack.py]        OUT: a folder that git ignores; its site32.tar.xz is made once
 set -euo pipefail
@@ -18,4 +18,8 @@ ldd "$programs"/bin/* "$programs/lib/libkvstrata.so.2" | awk '$2 == "=>" && $3 ~
 strip "$programs"/bin/* "$programs"/lib/*
 git -C "$here" describe --always --dirty --abbrev=40 --exclude='*' >"$programs/commit"
 tar -C "$programs" -c bin lib commit | xz -T0 >"$out/programs.tar.xz"
+rm -r "$programs"/bin "$programs"/lib/*
+cp -L "$build/lib/libkvstrata.so.2" "$build/lib/libkvstrata_cuda.so" "$programs/lib/"
+strip "$programs"/lib/*
+tar -C "$programs" -c lib commit | xz -T0 >"$out/ops.tar.xz"
 du -m "$out"/*.tar.xz

@@ -89,7 +89,8 @@ class Measured:
             prompts = [prompt_of(length, i, self._words) for i in range(batch)]
             self._driver.run(prompts, 1)  # computed or loaded; what follows decodes together
             done = self._driver.run(prompts, self._spec["decode_tokens"])
-            self.row("decode", tokens=length, batch=batch, seconds=done["gaps"], held=done["held"])
+            self.row("decode", tokens=length, batch=batch, seconds=done["gaps"], held=done["held"],
+                     output=done["tokens"])
 
     def arrive(self) -> None:
         """Steps of a batch that decodes while one more prompt is computed (and stored), and while it is loaded."""

@@ -4,6 +4,8 @@
 #
 #   [VLLM=33] run.sh PACKED [arguments of trial.py]        rows, logs and the table to $OUT
 #
+# PACKED: a site, and of programs.tar.xz (the daemon) and ops.tar.xz (plans over vLLM's blocks) what the call needs.
+#
 # VLLM: which of PACKED's, 32 (0.32) unless it is given. README.md has the calls that answer all that is asked.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd) packed=$(realpath "$1") version=${VLLM:-32}
@@ -12,7 +14,10 @@ shift
 began=$(date +%s)
 if [ ! -e "$work/done" ]; then
   mkdir -p "$work" && tar -C "$work" -xJf "$packed/site$version.tar.xz" & site=$!
-  tar -C "$work" -xJf "$packed/programs.tar.xz" && wait $site || { echo "it is not to be unpacked" >&2; exit 1; }
+  for part in programs ops; do
+    [ ! -e "$packed/$part.tar.xz" ] || tar -C "$work" -xJf "$packed/$part.tar.xz" || exit 1
+  done
+  wait $site || { echo "$packed/site$version.tar.xz is not to be unpacked" >&2; exit 1; }
   python3 -m compileall -q -j 0 "$work/site" >/dev/null 2>&1
   touch "$work/done"
 fi

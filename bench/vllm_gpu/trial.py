@@ -3,12 +3,14 @@
 """Plain vLLM, vLLM's own offloading and kvstrata below it, one engine after the other on one GPU, in one run.
 
     trial.py [--engines plain,native:16,ours,ours] [--disk] [--quick] [--trace] [--tiny] [--seconds 540] [--gib 40]
+    trial.py --plans [--engines "plain,plan:full,plan:quest,plan:strata{run = 8}"]
     trial.py --tax | --shared | --stopped | --families [NAMES] | --kills N        each explained in its own file
 
 plain: vLLM alone. native:N: OffloadingConnector with N blocks a chunk, in host memory. ours: KvstrataConnector; the
 second "ours" is another process behind the same daemon: nothing of what it loads was computed by it. --disk: behind
 all others the daemon is started anew over its disk, and one more "ours" loads from there. --trace: conversations
-(conversations.py) on a cache of 12 GiB instead, answers stored below too.
+(conversations.py) on a cache of 12 GiB instead, answers stored below too. plan:TEXT: decode steps attend by that plan
+over vLLM's own blocks; --plans: prompts and steps for comparing these with plain, and no daemon.
 
 Rows go to $OUT/vllm-gpu.jsonl as they come (parts.py says what is measured), logs to $OUT/engines.txt, and a table to
 stdout: medians, and ratios over plain's or native's of the same run.
@@ -19,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import pathlib
+import re
 import shutil
 import statistics
 import subprocess
@@ -35,6 +38,8 @@ import tax
 from launch import OUT, Daemon, Launcher
 
 K32, K128 = 32768 - 256, 131072 - 256
+# Batches of --plans; short ones are where choosing cannot pay.
+PLANS, SHORT = [(1000, 8), (4000, 16), (K32, 8), (K128, 1), (K128, 2)], [(300, 2), (600, 1)]
 
 
 class Trial:
@@ -44,7 +49,7 @@ class Trial:
         self._launcher, self._given = launcher, launcher.given
 
     def run(self) -> None:
-        engines = self._given.engines.split(",")
+        engines = re.split(r",(?![^{]*\})", self._given.engines)  # a plan may have commas in its braces
         disk = self._launcher.folder / "disk" if self._given.disk else None
         if disk is not None:
             disk.mkdir()
@@ -95,6 +100,8 @@ class Trial:
             more["parts"] = [part for part in self._given.parts.split(",") if part != "identity" or kind == "ours"]
         elif self._given.trace:
             more["parts"] = ["trace"]
+        elif self._given.plans:
+            more |= {"parts": ["fresh", "decode"], "decode": SHORT if self._given.tiny else PLANS}
         elif kind == "plain":
             more |= {"parts": ["fresh", "hits", "decode", "arrive"], "arrive_kinds": ["stored"]}
         elif again:
@@ -132,6 +139,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         first = next(iter(medians.values()))
         lines.append(f"{part} {kind} {tokens} x {batch}: " +
                      ", ".join(f"{engine} {ms:.3f} ({ms / first:.3f})" for engine, ms in medians.items()))
+    lines += _tokens_alike(rows)
     for row in rows:
         if row["part"] == "trace":
             later = sorted(row["seconds"])
@@ -140,12 +148,28 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def _tokens_alike(rows: list[dict[str, Any]]) -> list[str]:
+    """Of each batch: how many of its sequences have the first engine's tokens, and on how many tokens they agree."""
+    lines, first = [], {}
+    for row in rows:
+        if "output" not in row:
+            continue
+        case = row["tokens"], row["batch"]
+        ours, theirs = row["output"], first.setdefault(case, row["output"])
+        agree = [next((i for i, (a, b) in enumerate(zip(x, y)) if a != b), len(x)) for x, y in zip(ours, theirs)]
+        if ours is not theirs:
+            lines.append(f"tokens {case[0]} x {case[1]}: {row['engine']} {sum(x == y for x, y in zip(ours, theirs))} of "
+                         f"{len(ours)} sequences as the first engine, median agreement {statistics.median(agree)} tokens")
+    return lines
+
+
 def arguments_of(line: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engines", default="plain,native:16,ours,ours")
     parser.add_argument("--disk", action="store_true")
     parser.add_argument("--quick", action="store_true", help="few repeats, for a first look")
     parser.add_argument("--trace", action="store_true", help="conversations on a cache of 12 GiB")
+    parser.add_argument("--plans", action="store_true", help="steps of plan:TEXT and plain")
     parser.add_argument("--tax", action="store_true", help=tax.__doc__.splitlines()[0])
     parser.add_argument("--shared", action="store_true", help=shared.__doc__.splitlines()[0])
     parser.add_argument("--stopped", action="store_true", help=stopped.__doc__.splitlines()[0])
