@@ -109,6 +109,23 @@ def judged():
     return [*grid(head, lines), "", *notes]
 
 
+def pages():
+    """Each plan of suite `pages` by how far its next tokens are from those of full, on both models."""
+    result = result_of("pages")
+    rows = {row["id"].removeprefix("pages/"): row["accuracy"] for row in result["rows"]}
+    models = [model for model in ("smollm2", MODEL) if f"full/{model}" in rows]
+    lines = []
+    for name in dict.fromkeys(key.split("/")[0] for key in rows if not key.startswith("full/")):
+        of = [rows[f"{name}/{model}"] for model in models]
+        read = of[0]
+        lines.append([f"`{name}`", f"{read['tokens_a_step'] / read['tokens_of_prompt']:.1%}", f"{read['of_full_bytes']:.1%}",
+                      *(f"{a['kl']:.4f} ± {a['kl_interval']:.4f}" for a in of), *(f"{a['kl_worst']:.2f}" for a in of),
+                      f"{of[-1]['exact']} of {of[-1]['exact_under_full']}", f"{of[-1]['relative_score']:.3f}"])
+    head = ["plan", "tokens read", "bytes read", *(f"KL, {model}" for model in models),
+            *(f"worst, {model}" for model in models), f"exact answers, {models[-1]}", f"score kept, {models[-1]}"]
+    return [*grid(head, lines), "", note(result)]
+
+
 LOSSES = (0.01, 0.02, 0.05)  # nats a token
 
 
@@ -203,5 +220,5 @@ def cold():
     return [*grid(["plan", "pages on the GPU, us", "pages in host memory, us"], cells), "", note(result_of(suite))]
 
 
-TABLES = {"plans": plans, "answers": answers, "judged": judged, "budgets": budgets, "decode": decode, "linked-h200": lambda: linked("cuda-linked-h200"),
+TABLES = {"plans": plans, "answers": answers, "judged": judged, "pages": pages, "budgets": budgets, "decode": decode, "linked-h200": lambda: linked("cuda-linked-h200"),
           "linked-h100": lambda: linked("cuda-linked"), "memory": memory, "cold": cold}
