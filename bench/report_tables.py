@@ -113,16 +113,17 @@ def pages():
     """Each plan of suite `pages` by how far its next tokens are from those of full, on both models."""
     result = result_of("pages")
     rows = {row["id"].removeprefix("pages/"): row["accuracy"] for row in result["rows"]}
-    models = [model for model in ("smollm2", MODEL) if f"full/{model}" in rows]
+    models = (("smollm2", "SmolLM2"), (MODEL, "tuned"))
+    kl = lambda a: f"{a['kl']:.4f} ± {a['kl_interval']:.4f}" if a else NOT_MEASURED
     lines = []
     for name in dict.fromkeys(key.split("/")[0] for key in rows if not key.startswith("full/")):
-        of = [rows[f"{name}/{model}"] for model in models]
-        read = of[0]
-        lines.append([f"`{name}`", f"{read['tokens_a_step'] / read['tokens_of_prompt']:.1%}", f"{read['of_full_bytes']:.1%}",
-                      *(f"{a['kl']:.4f} ± {a['kl_interval']:.4f}" for a in of), *(f"{a['kl_worst']:.2f}" for a in of),
-                      f"{of[-1]['exact']} of {of[-1]['exact_under_full']}", f"{of[-1]['relative_score']:.3f}"])
-    head = ["plan", "tokens read", "bytes read", *(f"KL, {model}" for model in models),
-            *(f"worst, {model}" for model in models), f"exact answers, {models[-1]}", f"score kept, {models[-1]}"]
+        tuned = rows[f"{name}/{MODEL}"]
+        lines.append([f"`{name}`", f"{tuned['tokens_a_step'] / tuned['tokens_of_prompt']:.1%}", f"{tuned['of_full_bytes']:.1%}",
+                      *(kl(rows.get(f"{name}/{model}")) for model, _ in models), f"{tuned['kl_worst']:.2f}",
+                      f"{tuned['exact']} of {tuned['exact_under_full']}", f"{tuned['relative_score']:.3f}"])
+    head = ["plan", "tokens read", "bytes read",
+            *(f"KL, {title}, {rows[f'full/{model}']['prompts']} prompts" for model, title in models), "worst, tuned",
+            "exact answers, tuned", "score kept, tuned"]
     return [*grid(head, lines), "", note(result)]
 
 
