@@ -118,8 +118,8 @@ def pages():
     lines = []
     for name in dict.fromkeys(key.split("/")[0] for key in rows if not key.startswith("full/")):
         tuned = rows[f"{name}/{MODEL}"]
-        lines.append([f"`{name}`", f"{tuned['tokens_a_step'] / tuned['tokens_of_prompt']:.1%}", f"{tuned['of_full_bytes']:.1%}",
-                      *(kl(rows.get(f"{name}/{model}")) for model, _ in models), f"{tuned['kl_worst']:.2f}",
+        lines.append([f"`{name}`", f"{tuned['tokens_a_step'] / tuned['tokens_of_prompt']:.1%}",
+                      f"{tuned['of_full_bytes']:.1%}", *(kl(rows.get(f"{name}/{model}")) for model, _ in models), f"{tuned['kl_worst']:.2f}",
                       f"{tuned['exact']} of {tuned['exact_under_full']}", f"{tuned['relative_score']:.3f}"])
     head = ["plan", "tokens read", "bytes read",
             *(f"KL, {title}, {rows[f'full/{model}']['prompts']} prompts" for model, title in models), "worst, tuned",
@@ -221,5 +221,5 @@ def cold():
     return [*grid(["plan", "pages on the GPU, us", "pages in host memory, us"], cells), "", note(result_of(suite))]
 
 
-TABLES = {"plans": plans, "answers": answers, "judged": judged, "pages": pages, "budgets": budgets, "decode": decode, "linked-h200": lambda: linked("cuda-linked-h200"),
-          "linked-h100": lambda: linked("cuda-linked"), "memory": memory, "cold": cold}
+TABLES = {"plans": plans, "answers": answers, "judged": judged, "pages": pages, "budgets": budgets, "decode": decode,
+          "linked-h200": lambda: linked("cuda-linked-h200"), "linked-h100": lambda: linked("cuda-linked"), "memory": memory, "cold": cold}

@@ -37,8 +37,8 @@ from kvstrata.daemon import Daemon  # noqa: E402
 PLANS = ("full", "window", "quest", "chess", "chess_lists", "tokenselect", "sentencekv", "sekv", "mosaickv", "rawblocks",
          "bits", "missed", "deviation", "deviation_softmax", "runs", "runs_missed")
 # rawblocks is no preset but the block selector over raw pages; rule bits is that of preset strata, missed the same
-# with max_missed, runs and runs_missed the same with run; chess_lists is chess with lists by layer or KV head; deviation
-# is quest by score = "deviation".
+# with max_missed, runs and runs_missed the same with run; chess_lists is chess with lists by layer or KV head;
+# deviation is quest by score = "deviation".
 CUSTOM = {"rawblocks": 'segmenter = "page", selector = "block", codec = "raw"'}
 PRESETS = {"bits": "strata", "missed": "strata", "runs": "strata", "runs_missed": "strata", "chess_lists": "chess",
            "deviation": "quest", "deviation_softmax": "quest"}

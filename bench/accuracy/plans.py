@@ -16,7 +16,8 @@ BY_BUDGET = {
     "quest_softmax": 'quest{page = 32, n_sink = 4, n_recent = 64, group = "softmax", budget = P%-68, min_tokens = 0}',
     "quest_sinks": "quest{n_sink = 4, n_recent = 64, budget = P%-80, min_tokens = 0}",
     "quest_deviation_sinks": 'quest{score = "deviation", n_sink = 4, n_recent = 64, budget = P%-80, min_tokens = 0}',
-    "quest_deviation_sinks_8": 'quest{score = "deviation", page = 8, n_sink = 4, n_recent = 64, budget = P%-72, min_tokens = 0}',
+    "quest_deviation_sinks_8": 'quest{score = "deviation", page = 8, n_sink = 4, n_recent = 64, budget = P%-72, '
+                               'min_tokens = 0}',
     "strata": "strata{budget = P%-68, min_tokens = 0}",
     "strata_runs": "strata{run = 8, budget = P%-72, min_tokens = 0}",
     "tokenselect": "tokenselect{k = P%-192, n_init = 64, n_local = 128, min_tokens = 0}",
