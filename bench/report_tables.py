@@ -109,6 +109,24 @@ def judged():
     return [*grid(head, lines), "", *notes]
 
 
+def pages():
+    """Each plan of suite `pages` by how far its next tokens are from those of full, on both models."""
+    result = result_of("pages")
+    rows = {row["id"].removeprefix("pages/"): row["accuracy"] for row in result["rows"]}
+    models = (("smollm2", "SmolLM2"), (MODEL, "tuned"))
+    kl = lambda a: f"{a['kl']:.4f} ± {a['kl_interval']:.4f}" if a else NOT_MEASURED
+    lines = []
+    for name in dict.fromkeys(key.split("/")[0] for key in rows if not key.startswith("full/")):
+        tuned = rows[f"{name}/{MODEL}"]
+        lines.append([f"`{name}`", f"{tuned['tokens_a_step'] / tuned['tokens_of_prompt']:.1%}",
+                      f"{tuned['of_full_bytes']:.1%}", *(kl(rows.get(f"{name}/{model}")) for model, _ in models), f"{tuned['kl_worst']:.2f}",
+                      f"{tuned['exact']} of {tuned['exact_under_full']}", f"{tuned['relative_score']:.3f}"])
+    head = ["plan", "tokens read", "bytes read",
+            *(f"KL, {title}, {rows[f'full/{model}']['prompts']} prompts" for model, title in models), "worst, tuned",
+            "exact answers, tuned", "score kept, tuned"]
+    return [*grid(head, lines), "", note(result)]
+
+
 LOSSES = (0.01, 0.02, 0.05)  # nats a token
 
 
@@ -203,5 +221,5 @@ def cold():
     return [*grid(["plan", "pages on the GPU, us", "pages in host memory, us"], cells), "", note(result_of(suite))]
 
 
-TABLES = {"plans": plans, "answers": answers, "judged": judged, "budgets": budgets, "decode": decode, "linked-h200": lambda: linked("cuda-linked-h200"),
-          "linked-h100": lambda: linked("cuda-linked"), "memory": memory, "cold": cold}
+TABLES = {"plans": plans, "answers": answers, "judged": judged, "pages": pages, "budgets": budgets, "decode": decode,
+          "linked-h200": lambda: linked("cuda-linked-h200"), "linked-h100": lambda: linked("cuda-linked"), "memory": memory, "cold": cold}

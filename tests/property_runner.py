@@ -83,7 +83,8 @@ def random_case(seed: int) -> dict:
     }
     plans["deviation"] = plans["deviation_softmax"] = {**plans["quest"], "n_sink": int(rng.integers(0, 20)),
                                                        "n_recent": int(rng.integers(1, 30))}
-    plans |= {runs: {**plans[single], "run": pick(rng, 4, 8, 16)} for runs, single in (("runs", "bits"), ("runs_missed", "missed"))}
+    for runs, single in (("runs", "bits"), ("runs_missed", "missed")):
+        plans[runs] = {**plans[single], "run": pick(rng, 4, 8, 16)}
     return {**shape, "plans": plans, "only": [*golden.RUNNERS, *golden.RUNNERS_OF_OPTIONS]}
 
 

@@ -13,10 +13,10 @@ your own, or the windows of a text.
 A line a prompt is added to FILE as soon as it is known; plans that FILE has already of a prompt are not run again, so a
 run that was stopped goes on where it was, and a plan that is added later costs its own time only.
 
-A plan's figures are of three things. *Loss*: -ln p of the reference answer's tokens, each said by a step that chose, less
-that of full; it tells plans apart where a small model cannot solve a task. *KL*: of the next token's distribution, from
-full's to the plan's, a mean over the reference's tokens; it has no noise of which token that is. *Score*: the share of the reference strings
-that the model's own answer has, over that of full, where full reaches 60 %.
+A plan's figures are of three things. *Loss*: -ln p of the reference answer's tokens, each said by a step that chose,
+less that of full; it tells plans apart where a small model cannot solve a task. *KL*: of the next token's distribution,
+from full's to the plan's, a mean over the reference's tokens; it has no noise of which token that is. *Score*: the
+share of the reference strings that the model's own answer has, over that of full, where full reaches 60 %.
 """
 
 from __future__ import annotations

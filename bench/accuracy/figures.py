@@ -80,7 +80,8 @@ def row(name: str, text: str, group: str, lines: list[Line]) -> dict[str, Any]:
         accuracy |= {"relative_score": value, "relative_low": low, "relative_high": high, "scored_prompts": len(scored)}
     if any(line["scored"] for line in lines):
         accuracy["score"] = statistics.fmean(line["plans"][text]["score"] for line in lines if line["scored"])
-    short = {key: round(value, 5 if key.startswith("kl") else 4) for key, value in accuracy.items() if not math.isnan(value)}
+    digits = lambda key: 5 if key.startswith("kl") else 4
+    short = {key: round(value, digits(key)) for key, value in accuracy.items() if not math.isnan(value)}
     return {"id": f"accuracy/{name}/{group}", "plan": text, "value": round(loss, 4), "unit": "nats a token above full",
             "better": "smaller", "n": len(lines), "accuracy": short}
 

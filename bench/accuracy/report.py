@@ -54,8 +54,8 @@ def summary(lines: list[figures.Line]) -> str:
     models = ", ".join(dict.fromkeys(line["model"] for line in lines))
     solved = figures.solved(lines)
     mean = statistics.fmean(line["plans"][figures.FULL]["score"] for line in solved) if solved else math.nan
-    return (f"{len(lines)} prompts, {models}. Loss: nats a token of the reference answer above `full`, ± 95 %. KL: of the next "
-            "token's distribution, from `full`'s, a mean over the same tokens. Exact: answers whose every token is the "
+    return (f"{len(lines)} prompts, {models}. Loss: nats a token of the reference answer above `full`, ± 95 %. KL: of the "
+            "next token's distribution, from `full`'s, a mean over the same tokens. Exact: answers whose every token is the "
             "likeliest, of those under `full`. Score: of the tasks where `full` reaches "
             f"{figures.SOLVED:.0%} ({len(solved)} prompts, on which it has {mean:.0%}), what the plan's own answer has of the "
             "references, over what `full`'s has, with the ends of its 95 % interval. Bytes: keys, values and what is chosen "

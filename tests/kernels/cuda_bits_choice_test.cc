@@ -14,8 +14,11 @@ constexpr int64_t kScratch = 64;
 
 int votes = 0, one_passes = 0, always = 0, takes = 0;
 int32_t longest_of_op = 1 << 30;  // that pick_bits takes
+cuda::VoteBatch voted;            // the last ones
+cuda::PickBatch picked;
 
-int Vote(const cuda::VoteBatch&, cuda::Stream) {
+int Vote(const cuda::VoteBatch& w, cuda::Stream) {
+  voted = w;
   ++votes;
   return 0;
 }
@@ -45,10 +48,16 @@ int PickBits(const cuda::PickBitsBatch& w, cuda::Stream stream) {
   return testing::PickEveryThird(pick, stream);
 }
 
+int Pick(const cuda::PickBatch& w, cuda::Stream stream) {
+  picked = w;
+  return testing::PickEveryThird(w, stream);
+}
+
 cuda::CudaOps Ops(bool has_op) {
   cuda::CudaOps ops = testing::FakeOps();
   ops.vote = Vote;
   ops.always = Always;
+  ops.pick = Pick;
   ops.take = Take;
   ops.quantise_keys = testing::Nothing<cuda::QuantiseKeysBatch>;
   ops.pick_bits = has_op ? PickBits : nullptr;
@@ -140,6 +149,22 @@ TEST_F(CudaBitsChoice, MaxMissedHasListsOfItsOwnBesideOnePass) {
   ASSERT_NO_FATAL_FAILURE(RunStep({{&missed, view_, 1}}, &workspace));
   EXPECT_EQ(one_passes, 0);
   EXPECT_EQ(takes, 1);
+}
+
+// Of what a vote makes sums op pick has an eighth to choose among.
+TEST_F(CudaBitsChoice, RunsHaveListsOfTheirOwnBesideOnePass) {
+  SequenceState runs(g_, PlanOf("strata{run = 8, budget = 97, min_tokens = 0}"), kPrompt, kPrompt);
+  ASSERT_TRUE(runs.ClosePrompt().ok());
+  ASSERT_TRUE(runs.Refresh(view_).ok());
+  const cuda::CudaOps ops = Ops(true);
+  CudaWorkspace workspace(ops, g_, 1 << 20);
+  ASSERT_NO_FATAL_FAILURE(RunStep({{&state_, view_, 1}, {&runs, view_, 1}}, &workspace));
+  EXPECT_EQ(one_passes, 1);
+  EXPECT_EQ(votes, 1);
+  EXPECT_EQ(takes, 0);
+  EXPECT_EQ(picked.rule.unit_tokens, 8);
+  EXPECT_EQ(picked.rule.take, 12);
+  EXPECT_EQ(picked.score_stride, voted.candidate_stride / 8);
 }
 
 }  // namespace
