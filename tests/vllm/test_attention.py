@@ -4,6 +4,7 @@ much larger blocks become. bench/vllm_gpu has the rest."""
 
 from __future__ import annotations
 
+import contextlib
 import random
 from types import SimpleNamespace
 from typing import Any
@@ -13,11 +14,12 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed; make test-vllm installs it")
 
 import torch  # noqa: E402
+from kvstrata.block_attention import BlockShape  # noqa: E402
 from vllm.v1.attention.backend import CommonAttentionMetadata  # noqa: E402
 from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadata, FlashAttentionMetadataBuilder  # noqa: E402
 from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec  # noqa: E402
 
-from kvstrata_vllm import attention, plan_choice  # noqa: E402
+from kvstrata_vllm import attention, block_rows, plan_choice  # noqa: E402
 from kvstrata_vllm.block_rows import BlockRows  # noqa: E402
 from kvstrata_vllm.geometry import Unsupported  # noqa: E402
 
@@ -136,6 +138,96 @@ def test_when_units_are_completed():
             assert rows._new_tokens(batch(new, ends)) == (max(new) if completes else 0)
     rows._attention = SimpleNamespace(unit_tokens=0)
     assert rows._new_tokens(batch([70], [70])) == 0
+
+
+class Recorded:
+    """In BlockAttention's place."""
+
+    unit_tokens, workspace_bytes = 16, 4096
+
+    def __init__(self, plan: str, shape: Any) -> None:
+        self.shape, self.closed, self.begun, self.indexed = shape, False, [], []
+
+    def bind(self, layers: list[int], workspace: int) -> None:
+        self.layers, self.workspace = layers, workspace
+
+    def begin(self, **batch: Any) -> None:
+        self.begun.append(batch)
+
+    def index(self, blocks: int, count: int, stream: int) -> None:
+        self.indexed.append(count)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Recorded]:
+    """What BlockRows has made, on a CPU."""
+    made: list[Recorded] = []
+
+    def make(plan: str, shape: Any) -> Recorded:
+        made.append(Recorded(plan, shape))
+        return made[-1]
+
+    monkeypatch.setattr(block_rows, "BlockAttention", make)
+    monkeypatch.setattr(BlockRows, "_of_process", {})
+    monkeypatch.setattr(BlockRows, "_reserved", None)
+    monkeypatch.setattr(BlockRows, "_stream", lambda self: 0)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    return made
+
+
+def layers_of(count: int, heads: int, slots: int, dim: int, more: int, slots_first: bool) -> dict[str, Any]:
+    """As vLLM gives them: [blocks][heads][slots][2 * dim] in one allocation, `more` bytes behind each block's rows."""
+    page, blocks = heads * slots * 2 * dim + more // 2, 9
+    memory = torch.zeros(count * blocks * page, dtype=torch.bfloat16)
+    strides = (page, 2 * dim, heads * 2 * dim, 1) if slots_first else (page, slots * 2 * dim, 2 * dim, 1)
+    return {f"layer.{i}": SimpleNamespace(impl=SimpleNamespace(scale=0.1, index=-1), kv_cache=torch.as_strided(
+        memory, (blocks, heads, slots, 2 * dim), strides, i * blocks * page)) for i in range(count)}
+
+
+def rows_of(layers: dict[str, Any], heads: int, slots: int, dim: int) -> BlockRows:
+    shape = BlockShape(layers=len(layers), query_heads=2 * heads, kv_heads=heads, head_dim=dim, dtype="bf16",
+                       block_tokens=slots)
+    limits = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_seqs=4),
+                             model_config=SimpleNamespace(max_model_len=1000))
+    return BlockRows("quest", shape, layers, limits, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("slots_first", [False, True])
+def test_where_blocks_lie(made: list[Recorded], slots_first: bool):
+    heads, slots, dim, more = 2, 16, 64, 512
+    layers = layers_of(3, heads, slots, dim, more, slots_first)
+    rows = rows_of(layers, heads, slots, dim)
+    assert [layer.impl.index for layer in layers.values()] == [0, 1, 2]
+    assert rows.begin(batch([1, 1], [40, 7]), 2) == 2
+    attention = made[-1]
+    row = 4 * dim
+    assert attention.shape.block_stride == heads * slots * row + more
+    assert (attention.shape.head_stride, attention.shape.slot_stride) == ((row, heads * row) if slots_first else
+                                                                          (slots * row, row))
+    assert (attention.shape.value_offset, attention.shape.index_offset) == (2 * dim, heads * slots * row)
+    assert attention.shape.scale == 0.1 and attention.layers == [l.kv_cache.data_ptr() for l in layers.values()]
+    assert attention.begun[0]["rows"] == 2 and attention.begun[0]["blocks_of_row"] == 8
+    assert rows.begin(batch([1] * 5, [9] * 5), 5) == 0  # more of them than choose at once
+
+
+def test_blocks_that_are_given_twice(made: list[Recorded]):
+    """First to measure what graphs take."""
+    first = rows_of(layers_of(1, 2, 16, 64, 0, False), 2, 16, 64)
+    first.begin(batch([1], [9]), 1)
+    measured = made[-1]
+    rows = rows_of(layers_of(1, 2, 16, 64, 0, False), 2, 16, 64)
+    rows.begin(batch([1], [9]), 1)
+    assert made[-1] is not measured and made[-1].workspace == measured.workspace
+    before = made[-1]
+    rows._first.kv_cache = layers_of(1, 2, 16, 64, 0, False)["layer.0"].kv_cache
+    rows.begin(batch([1], [9]), 1)
+    assert before.closed and made[-1].layers == [rows._first.kv_cache.data_ptr()]
+    BlockRows.filled(torch.tensor([3, 4], dtype=torch.int32))
+    assert made[-1].indexed == [2] and not measured.indexed and not before.indexed
 
 
 def spec(**changes: Any) -> Any:
