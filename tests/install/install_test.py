@@ -22,7 +22,8 @@ OPTIONAL = r"share/kvstrata/parameters/.*\.safetensors"
 EXPECTED = {
     "library": {r"lib/libkvstrata\.so\.\d+", r"lib/libkvstrata\.so\.[\d.]+"},
     "remote": {r"lib/libkvstrata_remote\.so\.\d+", r"lib/libkvstrata_remote\.so\.[\d.]+"},
-    "devel": {r"include/kvstrata/kvstrata\.h", r"include/kvstrata/client\.h", r"lib/libkvstrata\.so",
+    "devel": {r"include/kvstrata/kvstrata\.h", r"include/kvstrata/client\.h",
+              r"include/kvstrata/block_attention\.h", r"lib/libkvstrata\.so",
               r"lib/libkvstrata_remote\.so", r"lib/pkgconfig/kvstrata\.pc", r"lib/cmake/kvstrata/.*\.cmake"},
     "daemon": {r"bin/kvstratad", r"bin/kvstrata", r"/etc/kvstrata/kvstratad\.toml",
                r"lib/systemd/system/kvstratad\.service", r"lib/sysusers\.d/kvstrata\.conf",

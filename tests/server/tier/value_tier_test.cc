@@ -584,7 +584,12 @@ TEST_P(ValueTierTest, AFullTierMakesRoom) {
     EXPECT_EQ(stats.entries + stats.evicted, 300u);
     EXPECT_LE(stats.used_bytes, stats.capacity_bytes);
   }
-  EXPECT_FALSE(Holds("k0") && GetValue("k0", sizes).ok());
+  int held = 0;
+  for (int i = 0; i < 300; ++i) {
+    const std::string key = "k" + std::to_string(i);
+    held += Holds(key) && GetValue(key, sizes).ok() ? 1 : 0;
+  }
+  EXPECT_LT(held, 200);
 }
 
 TEST_P(ValueTierTest, AnInspectionIsNoUse) {
