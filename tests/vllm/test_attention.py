@@ -19,7 +19,7 @@ from vllm.v1.attention.backend import CommonAttentionMetadata  # noqa: E402
 from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadata, FlashAttentionMetadataBuilder  # noqa: E402
 from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec  # noqa: E402
 
-from kvstrata_vllm import attention, block_rows, plan_choice  # noqa: E402
+from kvstrata_vllm import attention, block_rows, loaded, plan_choice  # noqa: E402
 from kvstrata_vllm.block_rows import BlockRows  # noqa: E402
 from kvstrata_vllm.geometry import Unsupported  # noqa: E402
 
@@ -253,6 +253,17 @@ def test_blocks_are_of_whole_units(monkeypatch: pytest.MonkeyPatch):
     assert [size.base for size in attention.KvstrataBackend.get_supported_kernel_block_sizes()] == [64]
     monkeypatch.setattr(attention.KvstrataImpl, "plan", "quest")
     assert attention.KvstrataBackend.get_preferred_block_size(16) == 16
+
+
+def test_a_plan_is_of_the_identity():
+    """What is generated under it is the beginning of the next turn's prompt."""
+    def told(plan: str | None) -> dict[str, Any]:
+        return loaded.settings_of(SimpleNamespace(
+            model_config=SimpleNamespace(quantization=None), cache_config=SimpleNamespace(cache_dtype="auto"),
+            parallel_config=SimpleNamespace(rank=0, tensor_parallel_size=1),
+            additional_config={} if plan is None else {"kvstrata": {"plan": plan}}))
+    assert told(None) == told("full")
+    assert len({str(told(plan)) for plan in (None, "quest", "quest{budget = 512}", "strata")}) == 4
 
 
 def config(**changes: Any) -> Any:

@@ -153,7 +153,7 @@ def test_an_engine_that_is_killed(llama, folder, amount, engine, tmp_path: pathl
 @pytest.mark.parametrize(("flags", "extra", "said"), [
     ({"attention_backend": "CUSTOM"}, {}, "name KvstrataOwnedConnector"),
     ({}, {"cpu_bytes_to_use": 1 << 30}, "kvstratad --set chunks.bytes=SIZE"),
-    ({}, {"plan": "quest"}, "plans are of KvstrataOwnedConnector"),
+    ({}, {"plan": "quest"}, "plans are of --attention-backend CUSTOM"),
     ({}, {"some": 1}, "known are block_size, blocks_per_chunk"),
     ({}, {"socket": "/nowhere/kvstratad.sock"}, "no kvstratad speaks of chunks at /nowhere/kvstratad.sock.chunks"),
 ])

@@ -93,7 +93,7 @@ def is_config(value: Any) -> bool:
 class Walk:
     """Turns values into JSON, and notes what it met.
 
-    trusted: more packages like TRUSTED. opaque: packages whose objects are written by their class alone, because what
+    trusted: more packages like TRUSTED. opaque: packages and modules whose objects are written by their class alone, because what
     they say is elsewhere in the document. Who has types of its own overrides `leaf`.
 
     watched: mutable things that were met (dicts, lists, sets), to compare later; bound: pairs of a module's dict and a
@@ -179,7 +179,8 @@ class Walk:
         if isinstance(value, os.PathLike):
             return os.fspath(value)
         name = self.name_of_class(type(value), path)
-        if type(value).__module__.partition(".")[0] in self._opaque:
+        module = type(value).__module__
+        if module in self._opaque or module.partition(".")[0] in self._opaque:
             return {"object": name}
         if is_config(value):
             fields = {**self._fields(value, path, HARMLESS), "model_type": getattr(value, "model_type", None)}

@@ -17,8 +17,10 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
+from kvstrata.identity import digest_of
 
 from .packed import sum_what_is_packed
+from .plan_choice import FULL, plan_of
 from .plugin import CONNECTORS
 
 if TYPE_CHECKING:
@@ -46,6 +48,9 @@ _HARMLESS = {
                      "load_config", "compilation_config", "device_config", "observability_config"),
                     "of the whole engine; what of it changes keys is in settings_of, or in the modules it made"),
 }
+
+# Modules of ours whose objects are made of the configuration, and know their place in the engine besides.
+_OPAQUE = ("kvstrata_vllm.attention", "kvstrata_vllm.backend")
 
 # What vLLM's modules have in plain attributes is working memory, and adapters of LoRA, which the names of their
 # requests' blocks have: but what these words are in.
@@ -81,7 +86,7 @@ class _Loaded:
         self.identity = LoadedModel(
             model, engine="vllm", config=config.model_config.hf_text_config, dtype=str(config.model_config.dtype),
             settings=settings_of(config), given=given, transparent=transparent_of(model),
-            trusted=trusted(), opaque=("vllm", "torch"), harmless=_HARMLESS, scratch=_is_scratch,
+            trusted=trusted(), opaque=("vllm", "torch", *_OPAQUE), harmless=_HARMLESS, scratch=_is_scratch,
             resum_every=_RESUM_EVERY)
         self.looked_at = time.monotonic()
 
@@ -126,6 +131,8 @@ def identity_of(config: Any, given: str | None) -> Identity:
     if worker is None:
         raise RuntimeError("this process has no worker of vLLM's that kvstrata_vllm saw made; load the plugin in each "
                            "process (VLLM_PLUGINS must name kvstrata, or nothing)")
+    if given is not None and plan_of(config) != FULL:
+        given = digest_of({"given": given, "plan": plan_of(config)})
     model = worker.get_model()
     if _loaded is None or _loaded.model() is not model or _loaded.given != given:
         _convert_now(config, model)
@@ -163,7 +170,9 @@ def settings_of(config: Any) -> dict[str, Any]:
     """What vLLM was told beside the model's own configuration that changes keys and values, and that does not show in
     the modules: max_model_len does, where RoPE goes by it."""
     model, parallel = config.model_config, config.parallel_config
-    return {"kv_cache_dtype": config.cache_config.cache_dtype, "quantization": model.quantization,
+    # What is generated under a plan has other keys, and is a prompt's beginning in the next turn.
+    plan = {} if plan_of(config) == FULL else {"plan": plan_of(config)}
+    return {**plan, "kv_cache_dtype": config.cache_config.cache_dtype, "quantization": model.quantization,
             "tensor_parallel": [parallel.rank, parallel.tensor_parallel_size]}
 
 

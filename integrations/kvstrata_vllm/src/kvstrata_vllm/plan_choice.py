@@ -16,7 +16,7 @@ _WAY_OUT = "or take --attention-backend CUSTOM away, or start with KVSTRATA_DISA
 
 def plan_of(config: Any) -> str:
     """Of a VllmConfig, "full" where none is named. Unsupported: kvstrata has other keys than `plan`."""
-    additional = config.additional_config
+    additional = getattr(config, "additional_config", None)
     own = additional.get("kvstrata", {}) if isinstance(additional, dict) else {}
     unknown = sorted(set(own) - {"plan"})
     if unknown:
