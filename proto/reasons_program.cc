@@ -26,7 +26,8 @@ constexpr Reason kRows[] = {
     {"HANDLE_INVALID", kLibrary, "A handle was ended, or never came from this library.", ""},
     {"HIT_MISMATCH", kLibrary,
      "KVSTRATA_VERIFY found a held page that is not what the model computes.",
-     "two models, or two ways to compute, have one digest=: give each its own, and restart the daemon "
+     "two models, or two ways to compute, have one digest=: give each its own, and restart the "
+     "daemon "
      "with an empty disk.path; KVSTRATA_DISABLE=1 serves without it meanwhile"},
     {"HOT_CACHE_BYTES", kLibrary, "KVSTRATA_HOT_CACHE_BYTES is no number of bytes.", ""},
     {"LATE_BOUNDARY", kLibrary,
