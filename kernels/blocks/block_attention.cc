@@ -123,7 +123,7 @@ BlockTables BlockAttention::Tables() const {
   return {workspace_.At(pages_), shape_.BlocksOfRow(), workspace_.At(from_), workspace_.At(to_)};
 }
 
-// Of so many rows; those that the tables had beyond them are emptied.
+// The op for so many rows; those that the tables had beyond them are emptied.
 cuda::BlockPagesBatch BlockAttention::PagesOf(int32_t rows) {
   cuda::BlockPagesBatch w;
   w.rows = rows;

@@ -39,7 +39,7 @@ struct BlockBatch {
   // [rows], or null: rows that attend everything, whatever the plan: a prompt's last token.
   const uint8_t* in_full = nullptr;
   int32_t rows = 0;
-  int32_t new_tokens = 0;  // of a row, at most
+  int32_t new_tokens = 0;  // that a row has, at most; 0: none completes a unit
 };
 
 class BlockAttention {
@@ -52,7 +52,7 @@ class BlockAttention {
   static Result<std::unique_ptr<BlockAttention>> Make(const Plan& plan, const BlockShape& shape,
                                                       const cuda::CudaOps& ops);
 
-  // Of the memory that Bind takes.
+  // The memory that Bind takes has so many.
   int64_t workspace_bytes() const { return workspace_.bytes(); }
   int32_t unit_tokens() const { return index_.unit(); }  // of its index; 0: it has none
   // layers: the address of each layer's first key. workspace: device memory, all zero.

@@ -9,7 +9,7 @@
 namespace kvstrata {
 namespace {
 
-constexpr int64_t kAlignment = 256;  // of a row that the L2 fetches whole
+constexpr int64_t kAlignment = 256;  // the L2 fetches a row of so many bytes whole
 
 IndexLayout::Kind KindOf(const Plan& plan) {
   switch (plan.selector) {

@@ -46,7 +46,7 @@ class BlockIndex {
   Status Write(const cuda::CudaOps& ops, std::span<const uint64_t> layers,
                const BlockTables& tables, int32_t rows, int32_t most, cuda::Stream stream) const;
 
-  // Of a layer at `layer`. minmax: the minima or means, whose maxima or variances lie
+  // The index of a layer at `layer`. minmax: the minima or means, whose maxima or variances lie
   // field_stride() further.
   cuda::DeviceRows RowsOf(const BlockTables& tables, uint64_t layer) const;
   cuda::DeviceGroups GroupsOf(const BlockTables& tables, uint64_t layer) const;

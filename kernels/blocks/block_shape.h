@@ -22,8 +22,8 @@ struct BlockShape {
   // Bytes, multiples of 16.
   int64_t block_stride = 0, head_stride = 0, slot_stride = 0, value_offset = 0, index_offset = 0;
   int32_t max_rows = 0;     // sequences of a step
-  int32_t max_decodes = 0;  // of those, that attend by the plan; the first ones
-  int32_t max_tokens = 0;   // of a sequence
+  int32_t max_decodes = 0;  // how many of them, in front, attend by the plan
+  int32_t max_tokens = 0;   // that a sequence may have
 
   int32_t BlocksOfRow() const { return (max_tokens + block_tokens - 1) / block_tokens; }
 };

@@ -76,7 +76,7 @@ class BlockOracle {
     return worst;
   }
 
-  // Of query heads of all calls.
+  // Query heads, in all calls.
   int compared() const { return compared_; }
   int near_ties() const { return near_ties_; }
 
@@ -212,7 +212,7 @@ class BlockOracle {
     return sum + 2 * std::sqrt(squares);
   }
 
-  // Of the tokens [begin, end), by their keys in few bits.
+  // Scores of the tokens [begin, end), by their keys in few bits.
   std::vector<double> BitsScoresOf(const BlockRows& s, int layer, int head, const float* q,
                                    int32_t begin, int32_t end) const {
     const QuantisedGroup format{s.shape.geometry.head_dim, plan_.bits.bits, plan_.index.unit};

@@ -196,6 +196,17 @@ def rows_of(layers: dict[str, Any], heads: int, slots: int, dim: int) -> BlockRo
     return BlockRows("quest", shape, layers, limits, torch.device("cpu"))
 
 
+def test_a_prompts_last_token_attends_all(made: list[Recorded]):
+    """Rows that pad a graph have no entry in vLLM's flags, and are read all the same."""
+    rows = rows_of(layers_of(1, 2, 16, 64, 0, False), 2, 16, 64)
+    assert rows.begin(batch([1, 1, 1, 1], [40, 7, 9, 30], [False, False, False, False]), 4) == 4
+    assert made[-1].begun[-1]["in_full"] is None
+    padded = batch([1, 1, 1, 1], [40, 7, 0, 0])
+    padded.is_prefilling = torch.tensor([False, True])
+    rows.begin(padded, 4)
+    assert made[-1].begun[-1]["in_full"] == rows._flags.data_ptr() and rows._flags.tolist() == [0, 1, 0, 0]
+
+
 @pytest.mark.parametrize("slots_first", [False, True])
 def test_where_blocks_lie(made: list[Recorded], slots_first: bool):
     heads, slots, dim, more = 2, 16, 64, 512

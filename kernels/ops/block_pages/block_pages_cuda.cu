@@ -6,7 +6,7 @@ namespace kvstrata::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kEntries = 4;  // of a thread
+constexpr int kEntries = 4;  // that a thread writes
 
 __device__ void WriteLengths(const BlockPagesBatch& w, int row, int32_t tokens) {
   const bool there = row < w.rows;

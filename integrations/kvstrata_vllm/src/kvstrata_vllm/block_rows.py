@@ -13,13 +13,14 @@ from typing import Any, ClassVar
 
 import torch
 from kvstrata.block_attention import BlockAttention, BlockShape
+from vllm.utils.torch_utils import PIN_MEMORY
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from .geometry import Unsupported
 
 _log = logging.getLogger("vllm.kvstrata")
 
-# Of the memory in which a step chooses, which grows with the sequences that it decodes at once.
+# Bytes in which a step may choose; they grow with the sequences that it decodes at once.
 _MOST_WORKSPACE = 1 << 30
 
 
@@ -89,9 +90,10 @@ class BlockRows:
         prompts = common.is_prefilling
         if prompts is None or not decodes or not bool(prompts[:decodes].any()):
             return None
-        # Kept until the copy has been made: the next one may be asked for before.
-        self._prompts = prompts.to(torch.uint8).pin_memory()
-        self._flags = self._prompts.to(self._device, non_blocking=True)
+        # vLLM's has no entries for rows that pad a graph.
+        flags = torch.zeros(common.num_reqs, dtype=torch.uint8, pin_memory=PIN_MEMORY)
+        flags[:len(prompts)] = prompts[:common.num_reqs]
+        self._flags = flags.to(self._device, non_blocking=True)
         return self._flags.data_ptr()
 
     def _living(self) -> BlockAttention:
