@@ -150,8 +150,8 @@ class Launcher:
 
     def spec(self, kind: str, name: str, *, shape: str = "llama", gib: float | None = None,
              extra: dict[str, Any] | None = None, llm: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
-        """kind: plain, native:N (blocks a chunk), ours, or plan:TEXT (attention over vLLM's blocks); shape: of the model, unless all are tiny; gib: native's memory;
-        extra: of kv_connector_extra_config; llm: arguments of vllm.LLM; more: of the spec."""
+        """kind: plain, native:N (blocks a chunk), ours, or plan:TEXT (attention over vLLM's blocks); shape: of the model,
+        unless all are tiny; gib: native's memory; extra: of kv_connector_extra_config; llm: arguments of vllm.LLM; more: of the spec."""
         shape = "tiny" if self.given.tiny else shape
         arguments = self._arguments(shape) | (llm or {})
         if kind.startswith("native"):
@@ -159,6 +159,7 @@ class Launcher:
                      "blocks_per_chunk": int(kind.partition(":")[2] or 1), **(extra or {})}
             arguments["kv_transfer_config"] = _transfer("OffloadingConnector", extra)
         elif kind.startswith("plan:"):
+            arguments.pop("block_size", None)  # the plan says which
             arguments |= {"attention_backend": "CUSTOM",
                           "additional_config": {"kvstrata": {"plan": kind.removeprefix("plan:")}}}
         elif kind == "ours":
@@ -175,7 +176,7 @@ class Launcher:
                                  "skip_tokenizer_init": True, "max_model_len": 4096 if shape == "tiny" else 131072,
                                  "max_num_batched_tokens": 8192, "max_num_seqs": 16, "disable_log_stats": True,
                                  "generation_config": "vllm"}
-        if shape != "llama" or self.given.eager:
+        if self.given.eager or (shape != "llama" and not self.given.plans):
             given["enforce_eager"] = True
         return given | ({"gpu_memory_utilization": 0.25} if self.given.cpu else {"block_size": 16})
 

@@ -37,6 +37,7 @@ import stopped
 import tax
 from launch import OUT, Daemon, Launcher
 
+_RATED = 5  # files that dd reads
 K32, K128 = 32768 - 256, 131072 - 256
 # Batches of --plans; short ones are where choosing cannot pay.
 PLANS, SHORT = [(1000, 8), (4000, 16), (K32, 8), (K128, 1), (K128, 2)], [(300, 2), (600, 1)]
@@ -76,18 +77,20 @@ class Trial:
                            f"{room['shown']} chunks; {room['stored']} were stored, {room['duplicates']} twice")
 
     def _rate(self, disk: pathlib.Path) -> None:
-        """Of reading the largest of the disk's files without the page cache, by dd."""
-        largest = max((path for path in disk.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
-        began = time.perf_counter()
-        subprocess.run(["dd", f"if={largest}", "of=/dev/null", "bs=4M", "iflag=direct"], stderr=subprocess.DEVNULL)
-        self._launcher.row("disk", "dd", bytes=largest.stat().st_size, seconds=[time.perf_counter() - began])
+        """Of reading some of the disk's files one after the other without the page cache, by dd: of those that are
+        written, since what is only reserved is read without the device."""
+        written = sorted(path for path in disk.rglob("*") if path.is_file() and _middle(path).strip(b"\0"))
+        for path in written[:_RATED]:
+            began = time.perf_counter()
+            subprocess.run(["dd", f"if={path}", "of=/dev/null", "bs=4M", "iflag=direct"], stderr=subprocess.DEVNULL)
+            self._launcher.row("disk", "dd", bytes=path.stat().st_size, seconds=[time.perf_counter() - began])
 
     def _tell_rate(self) -> None:
         """Of the daemon's disk in first loads from it, over dd's."""
         shape = model.TINY if self._given.tiny else model.LLAMA
         token = 4 * shape["layers"] * shape["kv_heads"] * shape["head_dim"]  # bytes: bf16 keys and values
         rows = [json.loads(line) for line in self._launcher.rows.read_text().splitlines()]
-        disk = next(row["bytes"] / row["seconds"][0] for row in rows if row["part"] == "dd")
+        disk = statistics.median(row["bytes"] / row["seconds"][0] for row in rows if row["part"] == "dd")
         for row in rows:
             if row["engine"] == "ours, from disk" and row["part"] == "first":
                 for held, seconds in zip(row["held"], row["seconds"]):
@@ -124,6 +127,12 @@ class Trial:
                 "decode": [(K32, 1), (K32, 8), (K128, 1)], "decode_tokens": 64, "arrive": (K32, 8),
                 "arrive_kinds": ["stored", "loaded"],
                 "tokens": [(2000, 8), (K32, 2)], "trace": {}}
+
+
+def _middle(path: pathlib.Path) -> bytes:
+    with open(path, "rb") as file:
+        file.seek(path.stat().st_size // 2)
+        return file.read(4096)
 
 
 def table(rows: list[dict[str, Any]]) -> str:

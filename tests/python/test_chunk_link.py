@@ -166,6 +166,19 @@ def test_a_daemon_that_does_not_answer(peer: Peer, client: ChunkClient, caplog: 
     assert not client.silent
 
 
+def test_the_caller_exchanges_without_the_thread(peer: Peer, monkeypatch: pytest.MonkeyPatch):
+    """An engine that computes in Python lets another thread run late."""
+    monkeypatch.setattr(ChunkClient, "_run", lambda client: None)
+    client = ChunkClient(link_of(peer))
+    lease = client.ask(KEYS[:2])
+    peer.held(peer.ask(), [3, ABSENT])
+    client.want(2)
+    assert peer.numbers(5) == [2]
+    peer.credits([7, 8])
+    client.receive()  # a packet of a socket of this machine is there when it has been sent
+    assert lease.ids == [3, ABSENT] and client.credits(2) == [7, 8]
+
+
 def test_processors_that_are_short_make_patient(peer: Peer, client: ChunkClient, monkeypatch: pytest.MonkeyPatch):
     """Silence is told from a machine that gives the daemon no processor: that is asked for before it is said."""
     asked = []

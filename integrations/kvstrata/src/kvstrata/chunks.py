@@ -15,9 +15,11 @@ A chunk is a row of bytes that a scheduler names by 32 bytes and a group. What `
 until the lease is released; a credit is written by its owner alone, until it is stored or given back. An engine is all
 links of one user and one `engine`.
 
-Nothing of a ChunkClient waits for the daemon: a thread does all that goes over the socket. Where an answer is late by
-SILENT_SECONDS the client is `silent` until the daemon says something; where the daemon has ended it is `gone` for good.
-Threads: a ChunkClient is called from one; its own thread fills in leases and credits.
+Nothing of a ChunkClient waits for the daemon. Calls send at once, and `receive` takes what has come; a thread beside does
+both where the socket is full or nobody calls. (It does not do all of it: an engine that computes in Python lets another
+thread run every 5 ms only, and an exchange takes several such turns.) Where an answer is late by SILENT_SECONDS the
+client is `silent` until the daemon says something; where the daemon has ended it is `gone` for good. Threads: a
+ChunkClient is called from one; leases and credits are filled in by that one or its own.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from .attachment import AGAIN, short_of_processors
@@ -172,7 +174,7 @@ class Lease:
 
 
 class ChunkClient:
-    """A scheduler's link, and the thread that serves it.
+    """A scheduler's link, and the thread that serves it beside.
 
     silent: the daemon owes an answer for SILENT_SECONDS (of a machine that is short of processors AGAIN times that).
     gone: why there is no daemon any more, "" while there is one. owed: credits that were wanted and have not come."""
@@ -183,7 +185,7 @@ class ChunkClient:
         self.owed = 0
         self._link = link
         link.socket.setblocking(False)
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.RLock()  # guards what follows, and the socket
         self._outbox: deque[tuple[bytes, tuple[int, int] | None]] = deque()  # packets, each with the ask that it is
         self._unanswered: dict[tuple[int, int], float] = {}  # (lease, first): since when
         self._leases: dict[int, Lease] = {}
@@ -197,6 +199,11 @@ class ChunkClient:
 
     # Called by the engine; none waits
 
+    def receive(self) -> None:
+        """Takes what the daemon has said since: answers, arrivals, credits. Costs a system call."""
+        with self._lock:
+            self._attempt(self._receive)
+
     def space(self, name: bytes) -> None:
         """Keys of later calls belong to the space of these 32 bytes. Leases and credits stay."""
         self._send(_COUNTED.pack(_SPACE, 0) + name)
@@ -204,11 +211,10 @@ class ChunkClient:
     def ask(self, keys: Sequence[Key], lease: Lease | None = None) -> Lease:
         """Whether these are held. lease: one that they are to be added to; None: a new one. Credits that were recalled
         are wanted again: who asks is about to store."""
-        if self._given_back:
-            with self._lock:
-                again, self._given_back = self._given_back, 0
-            self.want(again)
         with self._lock:
+            again, self._given_back = self._given_back, 0
+            if again:
+                self.want(again)
             if lease is None:
                 self._next_lease += 1
                 lease = self._leases[self._next_lease] = Lease(self._next_lease)
@@ -222,8 +228,8 @@ class ChunkClient:
                 part = keys[at:at + MAX_KEYS]
                 packet = _HEADER.pack(_ASK, lease.number, begin + at, len(part))
                 packet += b"".join(_KEY_FORM.pack(*key) for key in part)
-                self._outbox.append((packet, (lease.number, begin + at)))
-        self._poke()
+                self._send(packet, (lease.number, begin + at))
+        self._poke()  # the thread sees to it that an answer comes in time
         return lease
 
     def release(self, leases: Iterable[Lease]) -> None:
@@ -238,7 +244,7 @@ class ChunkClient:
         """So many more credits are wanted."""
         with self._lock:
             self.owed += count
-        self._send(_COUNTED.pack(_WANT, count))
+            self._send(_COUNTED.pack(_WANT, count))
 
     @property
     def available(self) -> int:
@@ -263,7 +269,7 @@ class ChunkClient:
         engine copies any more, so that its leases and credits are free at once."""
         with self._lock:
             if detach:
-                self._outbox.append((_COUNTED.pack(_DETACH, 0), None))
+                self._send(_COUNTED.pack(_DETACH, 0))
             self._closing = True
         self._poke()
         self._thread.join(_END_SECONDS)
@@ -273,15 +279,41 @@ class ChunkClient:
             part = items[at:at + MAX_KEYS]
             self._send(_COUNTED.pack(kind, len(part)) + b"".join(part))
 
-    def _send(self, packet: bytes) -> None:
+    def _send(self, packet: bytes, ask: tuple[int, int] | None = None) -> None:
         with self._lock:
-            if not self.gone:
-                self._outbox.append((packet, None))
-        self._poke()
+            if self.gone:
+                return
+            self._outbox.append((packet, ask))
+            if self._attempt(self._flush):
+                self._poke()
 
     def _poke(self) -> None:
-        if not self.gone:
-            os.eventfd_write(self._wake, 1)
+        os.eventfd_write(self._wake, 1)
+
+    # On either thread, under the lock
+
+    def _attempt(self, exchange: Callable[[], bool]) -> bool:
+        """What `exchange` answers. Where it fails the daemon is gone, and nobody may wait for answers any more."""
+        try:
+            return not self.gone and exchange()
+        except Exception as error:  # noqa: BLE001; whatever it is
+            if self.gone:
+                return False
+            _log.error("kvstratad is gone (%s): the engine goes on without a tier, and takes the daemon that runs at its "
+                       "next start", error)
+            self._end(str(error))
+            return False
+
+    def _end(self, reason: str) -> None:
+        self.gone = reason
+        for lease in self._leases.values():
+            lease.ids[:] = [ABSENT if number in (None, COMING) else number for number in lease.ids]
+            lease.missing = 0
+        self._outbox.clear()
+        self._unanswered.clear()
+        self._credits.clear()
+        self._link.close()
+        self._poke()
 
     # The thread
 
@@ -289,43 +321,26 @@ class ChunkClient:
         with selectors.DefaultSelector() as selector:
             selector.register(self._wake, selectors.EVENT_READ)
             selector.register(self._link.socket, selectors.EVENT_READ)
-            try:
-                while self._turn(selector):
-                    pass
-                reason = "the engine has closed it"
-            except Exception as error:  # noqa: BLE001; whatever it is, nobody may wait for answers any more
-                reason = str(error)
-                _log.error("kvstratad is gone (%s): the engine goes on without a tier, and takes the daemon that runs "
-                           "at its next start", reason)
-        with self._lock:
-            self.gone = reason
-            for lease in self._leases.values():
-                lease.ids[:] = [ABSENT if number in (None, COMING) else number for number in lease.ids]
-                lease.missing = 0
-            self._outbox.clear()
-            self._unanswered.clear()
-            self._credits.clear()
-        self._link.close()
+            while self._turn(selector):
+                pass
 
     def _turn(self, selector: selectors.BaseSelector) -> bool:
-        """Sends and receives what there is; whether there is to be another turn."""
-        blocked = self._flush()
+        """Sends and receives what there is, and waits for more; whether there is to be another turn."""
         with self._lock:
-            if self._closing and not self._outbox:
+            blocked = self._attempt(self._flush)
+            if self._closing and not self._outbox and not self.gone:
+                self._end("the engine has closed it")
+            if self.gone:
                 return False
             since = max(min(self._unanswered.values()), self._heard) if self._unanswered else None
-        late = None if since is None or self.silent else max(0.0, since + self._patience() - time.monotonic())
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if blocked else 0)
-        selector.modify(self._link.socket, events)
+            late = None if since is None or self.silent else max(0.0, since + self._patience() - time.monotonic())
+            selector.modify(self._link.socket, selectors.EVENT_READ | (selectors.EVENT_WRITE if blocked else 0))
         ready = [key.fileobj for key, _ in selector.select(late)]
         if self._wake in ready:
             os.eventfd_read(self._wake)
-        if self._link.socket in ready and self._receive():
-            if self.silent:
-                _log.warning("kvstratad answers again")
-            self.silent = False
-        elif not ready and since is not None and not self.silent:
-            self._late(since)
+        with self._lock:
+            if not self._attempt(self._receive) and not ready and since is not None and not self.silent:
+                self._late()
         return True
 
     def _patience(self) -> float:
@@ -334,8 +349,11 @@ class ChunkClient:
     _times = 1  # SILENT_SECONDS that are waited
     _heard = 0.0  # when something came last
 
-    def _late(self, since: float) -> None:
+    def _late(self) -> None:
         """Nothing has come for a while. Where processors are short, the daemon may not have been given one."""
+        if not self._unanswered:
+            return
+        since = max(min(self._unanswered.values()), self._heard)
         if time.monotonic() < since + self._patience():
             return
         if self._times < AGAIN and short_of_processors():
@@ -347,19 +365,16 @@ class ChunkClient:
 
     def _flush(self) -> bool:
         """Sends; whether the socket takes no more for now."""
-        while True:
-            with self._lock:
-                if not self._outbox:
-                    return False
-                packet, ask = self._outbox[0]
-                if ask is not None:
-                    self._unanswered.setdefault(ask, time.monotonic())
+        while self._outbox:
+            packet, ask = self._outbox[0]
+            if ask is not None:
+                self._unanswered.setdefault(ask, time.monotonic())
             try:
                 self._link.socket.send(packet)
             except BlockingIOError:
                 return True
-            with self._lock:
-                self._outbox.popleft()
+            self._outbox.popleft()
+        return False
 
     def _receive(self) -> bool:
         """All that has come; whether something has."""
@@ -368,11 +383,15 @@ class ChunkClient:
             try:
                 packet = self._link.socket.recv(_PACKET_BYTES)
             except BlockingIOError:
-                return some
+                break
             if not packet:
                 raise Unavailable("the connection has ended")
             some, self._times, self._heard = True, 1, time.monotonic()
             self._take(packet)
+        if some and self.silent:
+            self.silent = False
+            _log.warning("kvstratad answers again")
+        return some
 
     def _take(self, packet: bytes) -> None:
         kind, = struct.unpack_from("<I", packet)
@@ -387,24 +406,20 @@ class ChunkClient:
                     lease.ids[index] = chunk
         elif kind == _CREDITS:
             _, count = _COUNTED.unpack_from(packet)
-            with self._lock:
-                self._credits.extend(struct.unpack_from(f"<{count}i", packet, _COUNTED.size))
-                self.owed -= count
+            self._credits.extend(struct.unpack_from(f"<{count}i", packet, _COUNTED.size))
+            self.owed -= count
         elif kind == _RECALL:  # others have use for credits that wait here
             _, count = _COUNTED.unpack_from(packet)
             ids = self.credits(count)
             self.give_back(ids)
-            with self._lock:
-                self._given_back += len(ids)
+            self._given_back += len(ids)
         elif kind == _REFUSED:
             raise Unavailable(str(_refusal(packet)))
         else:
             raise Unavailable(f"a packet of kind {kind}, which this version does not know")
 
     def _held(self, number: int, first: int, ids: tuple[int, ...]) -> None:
-        with self._lock:
-            self._unanswered.pop((number, first), None)
-            lease = self._leases.get(number)
-            if lease is not None:
-                lease.ids[first:first + len(ids)] = ids
-                lease.missing -= len(ids)
+        self._unanswered.pop((number, first), None)
+        if (lease := self._leases.get(number)) is not None:
+            lease.ids[first:first + len(ids)] = ids
+            lease.missing -= len(ids)

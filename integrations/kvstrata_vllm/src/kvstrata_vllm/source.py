@@ -196,8 +196,12 @@ class ChunkSource(OffloadingManager):
         memo = self._memos.get(request)
         if memo is None or self._closed:
             return False
-        if (memo.salt is not None and not memo.salt.done()) or (memo.lease is not None and not memo.lease.answered):
+        if memo.salt is not None and not memo.salt.done():
             return True
+        if memo.lease is not None and not memo.lease.answered:
+            self.client.receive()
+            if not memo.lease.answered:
+                return True
         self._ask_again(memo)
         return memo.pending == (computed, memo.ids)
 
@@ -323,6 +327,7 @@ class ChunkSource(OffloadingManager):
             memo = self._memos.get(request)
             if memo is not None and memo.lease is not None:
                 self._forget(memo)
+        self.client.receive()
         self._step += 1
 
     def reported(self, completed: Mapping[int, int], failed: Collection[int]) -> None:
