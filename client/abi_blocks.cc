@@ -129,11 +129,11 @@ int kvs_block_attention_begin(kvs_block_attention* attention, const kvs_block_ba
 }
 
 int kvs_block_attention_attend(kvs_block_attention* attention, int32_t layer, const void* q,
-                               void* out, int32_t rows, void* stream) {
+                               int64_t q_stride, void* out, int32_t rows, void* stream) {
   return WithBlockAttention(attention, [&](BlockAttention& a) -> Status {
     KVS_RETURN_IF_ERROR(NotNull("q", q));
     KVS_RETURN_IF_ERROR(NotNull("out", out));
-    return a.Attend(layer, q, out, rows, stream);
+    return a.Attend(layer, {q, q_stride}, out, rows, stream);
   });
 }
 

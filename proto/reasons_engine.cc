@@ -131,6 +131,7 @@ constexpr Reason kRows[] = {
      "Layers that are bound to attention over blocks are not those of its shape.", ""},
     {"BLOCK_PLAN", kTensor, "The plan is not served over an engine's own blocks.",
      "docs/vllm.md: which plans are"},
+    {"BLOCK_QUERIES", kTensor, "Queries of attention over blocks do not lie as they must.", ""},
     {"BLOCK_ROWS", kTensor, "A step has more rows than attention over blocks was made for.",
      "raise max_rows, or attend such steps plainly"},
     {"BLOCK_SHAPE", kTensor, "A field of the shape of an engine's blocks cannot be so.", ""},

@@ -58,6 +58,18 @@ std::unique_ptr<BlockSelector> SelectorOf(const BlockSelectorSource& source) {
   }
 }
 
+Status CheckQueries(const Geometry& g, const BlockQueries& q) {
+  const int64_t least = g.query_heads * g.row_bytes();
+  if (reinterpret_cast<uintptr_t>(q.data) % 16 == 0 && q.stride % 16 == 0 && q.stride >= least) {
+    return OkStatus();
+  }
+  return InvalidArgument("BLOCK_QUERIES",
+                         "q lies at " + std::to_string(reinterpret_cast<uintptr_t>(q.data)) +
+                             " with " + std::to_string(q.stride) +
+                             " bytes from row to row; give multiples of 16, and at least " +
+                             std::to_string(least) + " bytes a row");
+}
+
 }  // namespace
 
 Result<int64_t> BlockAttention::IndexBytes(const Plan& plan, const BlockShape& shape) {
@@ -176,7 +188,7 @@ cuda::DeviceSelection BlockAttention::SelectionOf(int32_t layer) const {
   return all;
 }
 
-Status BlockAttention::Attend(int32_t layer, const void* q, void* out, int32_t rows,
+Status BlockAttention::Attend(int32_t layer, const BlockQueries& q, void* out, int32_t rows,
                               cuda::Stream stream) {
   KVS_RETURN_IF_ERROR(CheckRows("max_decodes", rows, shape_.max_decodes));
   const Geometry& g = shape_.geometry;
@@ -184,11 +196,14 @@ Status BlockAttention::Attend(int32_t layer, const void* q, void* out, int32_t r
     return InvalidArgument("BLOCK_LAYERS",
                            "layer " + std::to_string(layer) + " of " + std::to_string(g.layers));
   }
+  KVS_RETURN_IF_ERROR(CheckQueries(g, q));
   const uint64_t base = layers_[static_cast<size_t>(layer)];
   const BlockTables tables = Tables();
   if (Chooses(layer)) {
-    KVS_RETURN_IF_ERROR(selector_->Select(
-        {tables, &index_, &workspace_, base, workspace_.At(chosen_), q, rows, stream}));
+    const int64_t elements = q.stride / static_cast<int64_t>(SizeOf(g.dtype));
+    KVS_RETURN_IF_ERROR(
+        selector_->Select({tables, &index_, &workspace_, base, workspace_.At(chosen_), q.data,
+                           elements, rows, stream}));
   }
   cuda::AttendRawBatch w;
   w.layer.pages = tables.pages;
@@ -205,8 +220,8 @@ Status BlockAttention::Attend(int32_t layer, const void* q, void* out, int32_t r
   w.batch = rows;
   w.group = g.group();
   w.tokens = workspace_.At(lengths_);
-  w.q = q;
-  w.q_stride = g.query_heads * g.row_bytes();
+  w.q = q.data;
+  w.q_stride = q.stride;
   w.scale = g.logit_scale();
   w.to = {out, g.dtype, nullptr};
   w.workspace = workspace_.At(attend_scratch_);

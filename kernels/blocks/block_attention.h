@@ -5,7 +5,7 @@
 //     KVS_ASSIGN_OR_RETURN(auto attention, BlockAttention::Make(plan, shape, ops));
 //     attention->Bind(layers, workspace);          // once
 //     attention->Begin(batch, stream);             // a step, outside of graphs
-//     attention->Attend(layer, q, stride, out, rows, stream);   // a layer, captured or not
+//     attention->Attend(layer, {q, q_stride}, out, rows, stream);   // a layer, captured or not
 //
 // What Attend enqueues depends on `rows` alone, and reads everything else where Begin wrote it. So
 // a graph that captured it for so many rows serves every later step of at most as many: rows beyond
@@ -29,6 +29,13 @@
 #include "kernels/blocks/block_selector.h"
 
 namespace kvstrata {
+
+// A layer's queries, device [rows][query_heads][head_dim], from an address that is a multiple
+// of 16.
+struct BlockQueries {
+  const void* data = nullptr;
+  int64_t stride = 0;  // bytes from a row's to the next's, a multiple of 16
+};
 
 // A step's sequences, all of its rows, whether they decode or are of a prompt. Device memory.
 struct BlockBatch {
@@ -63,9 +70,9 @@ class BlockAttention {
   // more rows than max_rows, or in Attend than max_decodes.
   Status Begin(const BlockBatch& batch, cuda::Stream stream);
 
-  // The first `rows` rows: q [rows][query_heads][head_dim], out [rows][query_heads][head_dim], both
-  // contiguous.
-  Status Attend(int32_t layer, const void* q, void* out, int32_t rows, cuda::Stream stream);
+  // The first `rows` rows; out [rows][query_heads][head_dim], contiguous. INVALID_ARGUMENT
+  // BLOCK_QUERIES.
+  Status Attend(int32_t layer, const BlockQueries& q, void* out, int32_t rows, cuda::Stream stream);
 
   // Blocks that were filled otherwise than by steps: device [count] ids. Between steps.
   Status Index(const int32_t* blocks, int32_t count, cuda::Stream stream);

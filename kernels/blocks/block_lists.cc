@@ -40,6 +40,11 @@ BlockLists::BlockLists(const BlockSelectorSource& source, const cuda::CandidateR
   shape.query_heads = geometry_.query_heads;
   shape.output_rows = groups_;
   shape.candidate_stride = stride_ * run_;
+  if (run_ > 1) {  // of quantised keys
+    shape.groups.format.dim = geometry_.head_dim;
+    shape.groups.kv_heads = geometry_.kv_heads;
+    shape.rule = rule_;
+  }
   vote_scratch_ = room.Add<std::byte>(VoteScratchBytes(ops_, shape, rows_));
 }
 
@@ -49,6 +54,7 @@ Status BlockLists::Vote(const BlockCall& call, cuda::VoteBatch vote) const {
   vote.tokens = call.chosen;
   vote.q = call.q;
   vote.q_dtype = geometry_.dtype;
+  vote.q_stride = call.q_stride;
   vote.batch = call.rows;
   vote.query_heads = geometry_.query_heads;
   vote.output_rows = groups_;

@@ -46,6 +46,7 @@ class BlockMinMax final : public BlockSelector {
     w.tokens = call.chosen;
     w.q = call.q;
     w.q_dtype = geometry_.dtype;
+    w.q_stride = call.q_stride;
     w.batch = call.rows;
     w.query_heads = geometry_.query_heads;
     w.scores = lists_.ScoresIn(*call.workspace);

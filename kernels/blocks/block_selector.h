@@ -25,7 +25,8 @@ struct BlockCall {
   const BlockWorkspace* workspace = nullptr;
   uint64_t layer = 0;               // its address
   const int32_t* chosen = nullptr;  // device [rows], op block_pages
-  const void* q = nullptr;          // device [rows][query_heads][head_dim], contiguous
+  const void* q = nullptr;          // device [rows][query_heads][head_dim]
+  int64_t q_stride = 0;             // elements from a row's queries to the next's
   int32_t rows = 0;
   cuda::Stream stream = nullptr;
 };

@@ -113,7 +113,7 @@ std::vector<double> ScoresOf(const Work& w, int b, int h, const cuda::Candidates
     double sum = 0, variance = 0;
     const std::byte* const row = RowAt(rows, b, head, u);
     for (int c = 0; c < rows.head_dim; ++c) {
-      const double x = At(w.q, w.q_dtype, (int64_t{b} * w.query_heads + h) * rows.head_dim + c);
+      const double x = At(w.q, w.q_dtype, w.QueriesAt(b) + h * rows.head_dim + c);
       const double first = x * At(row, rows.dtype, c);
       const double second = w.fields == 2 ? At(row + w.field_stride, rows.dtype, c) : 0;
       sum += w.fields == 2 && !w.deviation ? std::max(first, x * second) : first;
@@ -149,8 +149,7 @@ inline std::vector<double> BitsScoresOf(const cuda::VoteBatch& w, int b, int h,
   const int head = h / (w.query_heads / w.groups.kv_heads);
   const int dim = w.groups.format.dim;
   std::vector<float> q(static_cast<size_t>(dim));
-  for (int c = 0; c < dim; ++c)
-    q[c] = At(w.q, w.q_dtype, (int64_t{b} * w.query_heads + h) * dim + c);
+  for (int c = 0; c < dim; ++c) q[c] = At(w.q, w.q_dtype, w.QueriesAt(b) + h * dim + c);
   std::vector<double> scores;
   for (int32_t t = candidates.first; t < candidates.last; ++t) {
     std::byte* block = GroupAt(w.groups, b, head, t / tokens);

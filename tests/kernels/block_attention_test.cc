@@ -99,8 +99,10 @@ TEST(BlockAttentionErrors, CallsOutOfOrder) {
   const std::vector<uint64_t> layers = {4096, 8192};
   EXPECT_EQ(attention->Bind(std::span(layers).first(1), workspace.data()).reason(), "BLOCK_LAYERS");
   ASSERT_TRUE(attention->Bind(layers, workspace.data()).ok());
-  EXPECT_EQ(attention->Attend(2, nullptr, nullptr, 1, nullptr).reason(), "BLOCK_LAYERS");
-  EXPECT_EQ(attention->Attend(0, nullptr, nullptr, 3, nullptr).reason(), "BLOCK_ROWS");
+  EXPECT_EQ(attention->Attend(2, {}, nullptr, 1, nullptr).reason(), "BLOCK_LAYERS");
+  EXPECT_EQ(attention->Attend(0, {}, nullptr, 3, nullptr).reason(), "BLOCK_ROWS");
+  EXPECT_EQ(attention->Attend(0, {workspace.data(), 8}, nullptr, 1, nullptr).reason(),
+            "BLOCK_QUERIES");
 }
 
 }  // namespace

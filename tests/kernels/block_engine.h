@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <string>
@@ -62,7 +63,7 @@ class BlockEngine {
     device_ = Allocate(mirror_.size());
     workspace_ = Allocate(static_cast<size_t>(attention_->workspace_bytes()));
     const size_t rows = static_cast<size_t>(o_.layers * o_.max_rows * o_.query_heads * o_.head_dim);
-    queries_ = Allocate(2 * rows);
+    queries_ = Allocate(static_cast<size_t>(o_.layers * o_.max_rows) * QueryStride());
     outputs_ = Allocate(2 * rows);
     Upload(device_, mirror_.data(), mirror_.size());
     Zero(workspace_, static_cast<size_t>(attention_->workspace_bytes()));
@@ -125,9 +126,9 @@ class BlockEngine {
       StoreAs(DType::kBF16, &q[i], random_.Normal());
       StoreAs(DType::kBF16, &out[i], kNaN);
     }
-    Upload(queries_, q.data(), q.size());
+    UploadQueries(q);
     Upload(outputs_, out.data(), out.size());
-    Attend(captured, 2 * static_cast<int64_t>(floats));
+    Attend(captured, 2 * floats);
     Download(out.data(), outputs_, out.size());
     double worst = 0;
     for (int layer = 0; layer < o_.layers; ++layer) {
@@ -175,6 +176,22 @@ class BlockEngine {
   }
   void Zero(std::byte* at, size_t bytes) {
     EXPECT_EQ(ops_.zero_async(at, bytes, nullptr) + ops_.synchronize(nullptr), 0);
+  }
+
+  // Bytes from a row's queries to the next's: keys and values lie between, as an engine's product
+  // has them.
+  size_t QueryStride() const {
+    return static_cast<size_t>(2 * (o_.query_heads + 2 * o_.kv_heads) * o_.head_dim);
+  }
+  // q: row after row; between them there is no number.
+  void UploadQueries(const std::vector<std::byte>& q) {
+    const auto row = static_cast<size_t>(2 * o_.query_heads * o_.head_dim);
+    std::vector<std::byte> spread(q.size() / row * QueryStride());
+    for (size_t i = 0; i < spread.size(); i += 2) StoreAs(DType::kBF16, &spread[i], kNaN);
+    for (size_t i = 0; i < q.size() / row; ++i) {
+      std::memcpy(&spread[i * QueryStride()], &q[i * row], row);
+    }
+    Upload(queries_, spread.data(), spread.size());
   }
 
   BlockRows RowsOf(const Sequence& s) const {
@@ -232,11 +249,15 @@ class BlockEngine {
   }
 
   // All layers, by a graph of so many rows where graphs are wanted.
-  void Attend(int32_t rows, int64_t layer_bytes) {
+  void Attend(int32_t rows, size_t layer_bytes) {
     const auto enqueue = [&](cuda::Stream stream) {
       for (int layer = 0; layer < o_.layers; ++layer) {
-        const Status status = attention_->Attend(layer, queries_ + layer * layer_bytes,
-                                                 outputs_ + layer * layer_bytes, rows, stream);
+        const auto at = static_cast<size_t>(layer);
+        const Status status =
+            attention_->Attend(layer,
+                               {queries_ + at * static_cast<size_t>(rows) * QueryStride(),
+                                static_cast<int64_t>(QueryStride())},
+                               outputs_ + at * layer_bytes, rows, stream);
         EXPECT_TRUE(status.ok()) << status.message();
       }
     };

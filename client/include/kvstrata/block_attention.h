@@ -69,10 +69,11 @@ KVS_API int kvs_block_attention_bind(kvs_block_attention* attention, const uint6
                                      size_t n, void* workspace);
 KVS_API int kvs_block_attention_begin(kvs_block_attention* attention, const kvs_block_batch* batch,
                                       void* stream);
-/* The first `rows` rows of the step, at most max_decodes: q, out [rows][query_heads][head_dim],
- * contiguous. */
+/* The first `rows` rows of the step, at most max_decodes: q, out [rows][query_heads][head_dim], out
+ * contiguous. q_stride: bytes from a row's queries to the next's; it and q are multiples of 16.
+ * INVALID_ARGUMENT BLOCK_QUERIES. */
 KVS_API int kvs_block_attention_attend(kvs_block_attention* attention, int32_t layer, const void* q,
-                                       void* out, int32_t rows, void* stream);
+                                       int64_t q_stride, void* out, int32_t rows, void* stream);
 /* Full blocks whose rows came otherwise than by steps: device [n] ids. Between steps. */
 KVS_API int kvs_block_attention_index(kvs_block_attention* attention, const int32_t* blocks,
                                       size_t n, void* stream);

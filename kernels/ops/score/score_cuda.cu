@@ -41,9 +41,8 @@ __global__ __launch_bounds__(kWarps * 32, 4) void ScoreKernel(ScoreBatch w) {
       w.rows, w.fields, w.field_stride, w.deviation, sequence, head, units.first, units.last, tiles,
       row_of, shared.queries, wide, &shared.rings[threadIdx.x / 32]);
   if (w.ahead) WaitForPrevious();
-  LoadQueries<T>(&shared.queries, w.q, w.q_dtype,
-                 (int64_t{sequence} * w.query_heads + head * group) * kDim, group, w.fields,
-                 w.deviation);
+  LoadQueries<T>(&shared.queries, w.q, w.q_dtype, w.QueriesAt(sequence) + head * group * kDim,
+                 group, w.fields, w.deviation);
   __syncthreads();
 
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;

@@ -29,10 +29,16 @@ struct ScoreBatch {
   const int32_t* tokens = nullptr;  // device [batch]
   const void* q = nullptr;          // device [batch][query_heads][head_dim], 16-byte aligned
   DType q_dtype = DType::kBF16;
+  int64_t q_stride = 0;  // elements from a sequence to the next, 0: query_heads * head_dim
   int32_t batch = 0, query_heads = 0;
   float* scores = nullptr;  // device [batch][kv_heads][unit_stride]
   int32_t unit_stride = 0;  // candidates a sequence may have
   bool ahead = false;       // launch.cuh; of rows and tokens, not of q
+
+  // Elements from q to the queries of a sequence.
+  KVS_HOST_DEVICE constexpr int64_t QueriesAt(int64_t sequence) const {
+    return sequence * (q_stride != 0 ? q_stride : int64_t{query_heads} * rows.head_dim);
+  }
 };
 
 // cudaErrorInvalidValue for a shape that it does not take.

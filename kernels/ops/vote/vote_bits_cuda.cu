@@ -9,39 +9,40 @@
 namespace kvstrata::cuda {
 namespace {
 
-constexpr int kLog2WeightScale = 15;
-
 // What a warp keeps of its blocks for this lane's two queries.
 class BlockKeeper {
  public:
   // factor: of log2(e) in it; > 0.
   __device__ BlockKeeper(const VoteBatch& w, const Scratch& scratch, int sequence, int first_head,
                          int group, const float (&factor)[2])
-      : query_heads_(w.query_heads), wide_(group > 4), factor_{factor[0], factor[1]} {
+      : query_heads_(w.query_heads),
+        run_(scratch.run),
+        wide_(group > 4),
+        factor_{factor[0], factor[1]} {
     const int lane = threadIdx.x % 32, query = LaneQuery(lane, wide_);
     const int64_t cell = int64_t{sequence} * scratch.blocks * w.query_heads + first_head + query;
-    const int row = lane / 4 + (!wide_ && (lane & 2) != 0 ? 8 : 0);
-    weights_ = reinterpret_cast<uint2*>(scratch.weights + cell * kBlockRows) + row;
+    row_ = lane / 4 + (!wide_ && (lane & 2) != 0 ? 8 : 0);
+    weights_ = scratch.WeightsOf(sequence, 0, w.query_heads, first_head + query);
     block_max_ = scratch.block_max + cell;
     real_ = min(max(group - query, 0), 2);
-    writes_max_ = row == 0;
   }
 
   // c: as of JoinColumns. slot: the block's.
   __device__ void Keep(const float (&c)[kBlockTiles][2][4], int slot) {
-    uint2* const weights = weights_ + int64_t{slot} * query_heads_ * (kBlockRows / 4);
+    const int block_weights = kBlockRows / run_;
+    __half* const weights = weights_ + int64_t{slot} * query_heads_ * block_weights;
     float* const block_max = block_max_ + int64_t{slot} * query_heads_;
 #pragma unroll
     for (int q = 0; q < 2; ++q) {
       float max = Max(c[0], q);
       if (wide_) max = fmaxf(max, Max(c[1], q));
       max = factor_[q] * AcrossRows(max, wide_, [](float a, float b) { return fmaxf(a, b); });
-      const float shift = max - kLog2WeightScale;
-      uint2* const out = weights + q * (kBlockRows / 4);
-      float sum = Weigh(c[0], q, shift, out);
-      if (wide_) sum += Weigh(c[1], q, shift, out + 8);
+      const float shift = max - (run_ == 1 ? kLog2WeightScale : kLog2RunScale);
+      __half* const out = weights + q * block_weights;
+      float sum = Weigh(c[0], q, shift, row_, out);
+      if (wide_) sum += Weigh(c[1], q, shift, row_ + 8, out);
       Add(q, max, sum);
-      if (q < real_ && writes_max_) block_max[q] = max;
+      if (q < real_ && row_ == 0) block_max[q] = max;
     }
   }
 
@@ -51,7 +52,7 @@ class BlockKeeper {
     for (int q = 0; q < 2; ++q) {
       const float sum = AcrossRows(sum_[q], wide_, [](float a, float b) { return a + b; });
       totals[q].max = max_[q];
-      totals[q].sum = sum / kWeightScale;
+      totals[q].sum = sum / (run_ == 1 ? kWeightScale : 1 << kLog2RunScale);
     }
   }
 
@@ -60,16 +61,28 @@ class BlockKeeper {
     return fmaxf(fmaxf(c[0][q], c[0][2 + q]), fmaxf(c[1][q], c[1][2 + q]));
   }
 
-  // Writes the weights of four tokens; returns their sum.
-  __device__ float Weigh(const float (&c)[2][4], int q, float shift, uint2* out) const {
+  // Writes the weights of four tokens, a row's, or of their run; returns their sum. out: the
+  // block's.
+  __device__ float Weigh(const float (&c)[2][4], int q, float shift, int row, __half* out) const {
     float p[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) p[i] = Exp2(fmaf(c[i / 2][2 * (i % 2) + q], factor_[q], -shift));
-    if (q < real_) {
+    const float sum = p[0] + p[1] + (p[2] + p[3]);
+    if (run_ > 1) {
+      WriteRun(sum, q, row, out);
+    } else if (q < real_) {
       const __half2 low = __floats2half2_rn(p[0], p[1]), high = __floats2half2_rn(p[2], p[3]);
-      *out = {BitsOf(low), BitsOf(high)};
+      reinterpret_cast<uint2*>(out)[row] = {BitsOf(low), BitsOf(high)};
     }
-    return p[0] + p[1] + (p[2] + p[3]);
+    return sum;
+  }
+
+  // sum: of this row's four tokens. The rows of a run lie in lanes side by side.
+  __device__ void WriteRun(float sum, int q, int row, __half* out) const {
+    const int rows = run_ / 4;
+    if (rows > 1) sum += __shfl_xor_sync(~0u, sum, 4);
+    if (rows > 2) sum += __shfl_xor_sync(~0u, sum, 8);
+    if (q < real_ && row % rows == 0) out[row / rows] = __float2half_rn(sum);
   }
 
   // All lanes of a query have the same maxima, and each the sums of its own tokens.
@@ -79,13 +92,13 @@ class BlockKeeper {
     max_[q] = to;
   }
 
-  const int query_heads_;
+  const int query_heads_, run_;
   const bool wide_;
   const float factor_[2];
-  uint2* weights_;    // this lane's first row of the first slot
-  float* block_max_;  // of the first slot
+  __half* weights_;   // of this lane's first query in the first slot
+  float* block_max_;  // likewise
+  int row_;           // of the lane's first four tokens
   int real_;          // of its queries
-  bool writes_max_;
   float max_[2] = {-INFINITY, -INFINITY}, sum_[2] = {};
 };
 
@@ -117,7 +130,7 @@ __global__ __launch_bounds__(kWarps * 32, kDim == 256 ? 1 : 2) void WeightBitsKe
   BlockScorer<kDim, kBits> scorer(f, ring, &copier);
   if (w.ahead) WaitForPrevious();
   const auto query = LaneQueryPairs<kDim, kBits>::Load(
-      w.q, w.q_dtype, (int64_t{sequence} * w.query_heads + head * group) * kDim, group);
+      w.q, w.q_dtype, w.QueriesAt(sequence) + head * group * kDim, group);
   float factor[2];
   query.Factors(w.scale * kLog2E, factor);
 

@@ -13,11 +13,10 @@ namespace kvstrata::cuda {
 namespace {
 
 constexpr int kTileRows = 16;
-constexpr int kTiles = 4;                  // of a block
-constexpr int kSumWarps = 4;               // of a CTA of the second kernel
-constexpr int kSumBlocks = 2 * kSumWarps;  // blocks that it sums
-constexpr int kHeadTile = 32;              // heads that it sums at a time
-constexpr int kSumCtas = 660;              // of one wave, five on each of 132 SMs
+constexpr int kTiles = 4;      // of a block
+constexpr int kSumWarps = 4;   // of a CTA of the second kernel
+constexpr int kHeadTile = 32;  // heads that it sums at a time
+constexpr int kSumCtas = 660;  // of one wave, five on each of 132 SMs
 // Weights up to here are kept in the L2: 4 % less time at 128K tokens; with 64 MB of them, as at
 // 1M, 0.6 % more.
 constexpr int64_t kStaysBytes = int64_t{24} << 20;
@@ -98,8 +97,7 @@ __device__ int32_t VotingTokens(const VoteBatch& w, int sequence) {
     return w.tokens[sequence];
   }
   if (!w.reuse.ahead) WaitForPrevious();
-  const SequenceQuery query{w.q, w.q_dtype, int64_t{sequence} * w.query_heads * w.rows.head_dim,
-                            w.query_heads, w.rows.head_dim};
+  const SequenceQuery query{w.q, w.q_dtype, w.QueriesAt(sequence), w.query_heads, w.rows.head_dim};
   PickCache<kWarps * 32> cache(w.reuse, w.rule, sequence, query);
   WaitForPrevious();
   LetNextStart();
@@ -140,9 +138,8 @@ __global__ __launch_bounds__(kWarps * 32, 2) void WeightKernel(const __grid_cons
                                                sequence, head, units.first, units.last,
                                                blocks * kTiles, row_of, shared.queries, wide,
                                                &shared.rings[threadIdx.x / 32], scratch.stays);
-  LoadQueries<T>(&shared.queries, w.q, w.q_dtype,
-                 (int64_t{sequence} * w.query_heads + head * group) * kDim, group, w.fields,
-                 w.deviation);
+  LoadQueries<T>(&shared.queries, w.q, w.q_dtype, w.QueriesAt(sequence) + head * group * kDim,
+                 group, w.fields, w.deviation);
   __syncthreads();
 
   Softmax totals[2];
@@ -184,55 +181,43 @@ __device__ void HeadTotals(const Scratch& scratch, const float* always, int64_t 
       if (always != nullptr) {
         AddAlways(always + (sequence * query_heads + first + head) * kAlwaysFloats, &total);
       }
-      const float inverse = total.sum == 0 ? 0.0f : 1.0f / (total.sum * kWeightScale);
+      const float inverse = total.sum == 0 ? 0.0f : 1.0f / (total.sum * scratch.weight_scale());
       out[head] = {Softmax::Shift(total.max), inverse};
     }
     __syncthreads();
   }
 }
 
-// A thread's share of a block: four candidates.
+// A thread's share of a block: four weights.
 struct RowVotes {
   float at[kTiles] = {};
 };
 
-// Which candidates of their block the four weights of a row are of, and how many have one vote.
+// Which candidates of their block the four weights of a row are of; of a run, the first.
 struct RowOfTiles {  // one row of each tile
-  __device__ static int Run(const VoteBatch&) { return 1; }
   __device__ static Candidates CandidatesAt(const VoteBatch& w, int sequence) {
     return CandidatesOf(w.rule, w.tokens[sequence]);
   }
-  __device__ static int Candidate(int row, int i) { return i * kTileRows + row; }
+  __device__ static int Candidate(int row, int i, int) { return i * kTileRows + row; }
 };
 struct RowOfFour {  // that follow each other (vote_bits_cuda.cu)
-  __device__ static int Run(const VoteBatch& w) { return w.rule.unit_tokens; }
   __device__ static Candidates CandidatesAt(const VoteBatch& w, int sequence) {
     return CandidateTokensOf(w.rule, w.tokens[sequence]);
   }
-  __device__ static int Candidate(int row, int i) { return 4 * row + i; }
+  __device__ static int Candidate(int row, int i, int run) { return (4 * row + i) * run; }
 };
 
-// Votes of runs of `run` tokens: those of a row, and of the rows beside it in the same half of the
-// warp, which all have a block. out: of the first candidate's run.
-__device__ void WriteRuns(const RowVotes& votes, int token, int run, Candidates units, float* out) {
-  const uint32_t half = 0xFFFFu << (threadIdx.x & 16);
-  float sum = votes.at[0] + votes.at[1] + (votes.at[2] + votes.at[3]);
-  for (int step = 4; step < run; step *= 2) sum += __shfl_xor_sync(half, sum, step / 4);
-  if (token % run == 0 && token >= units.first && token < units.last) {
-    out[(token - units.first) / run] = sum;
-  }
-}
-
-// The sum over the heads, in order. weights, block_max: of the block's first head that counts.
+// The sum over the heads, in order. weights, block_max: of the block's first head that counts;
+// rows: of a block.
 __device__ RowVotes SumHeads(const uint2* weights, const float* block_max, const float2* totals,
-                             int heads) {
+                             int heads, int rows) {
   RowVotes votes;
   for (int tile = 0; tile < heads; tile += kHeadTile) {
     // All loads of the tile before the first use of one.
     uint2 bits[kHeadTile];
 #pragma unroll
     for (int h = 0; h < kHeadTile; ++h) {
-      if (tile + h < heads) bits[h] = weights[(tile + h) * kTileRows];
+      if (tile + h < heads) bits[h] = weights[(tile + h) * rows];
     }
 #pragma unroll
     for (int h = 0; h < kHeadTile; ++h) {
@@ -250,8 +235,7 @@ __device__ RowVotes SumHeads(const uint2* weights, const float* block_max, const
   return votes;
 }
 
-// Grid (CTAs, output_rows, batch), the CTAs of a list taking 8 blocks in turn: thread i sums row
-// i % 16 of block i / 16.
+// Grid (CTAs, output_rows, batch), the CTAs of a list taking blocks in turn, a thread a row.
 template <typename Row>
 __global__ __launch_bounds__(kSumWarps * 32) void VoteKernel(VoteBatch w, Scratch scratch) {
   extern __shared__ float2 totals[];
@@ -261,25 +245,23 @@ __global__ __launch_bounds__(kSumWarps * 32) void VoteKernel(VoteBatch w, Scratc
   if (units.full) return;
   const int first_block = units.first / kBlockRows;
   const int count = (units.last + kBlockRows - 1) / kBlockRows - first_block;
-  const int run = Row::Run(w);
+  const int run = scratch.run, rows = kTileRows / run;
   const int64_t sequence = blockIdx.z;
   const int heads = w.query_heads / w.output_rows, first_head = heads * blockIdx.y;
-  const int row = threadIdx.x % 16;
+  const int row = threadIdx.x % rows, blocks = kSumWarps * 32 / rows;
   float* out = w.votes + (sequence * w.output_rows + blockIdx.y) * (w.candidate_stride / run);
   HeadTotals(scratch, w.always, sequence, w.query_heads, first_head, heads, totals);
-  const int step = static_cast<int>(gridDim.x) * kSumBlocks;
-  int slot = static_cast<int>(blockIdx.x) * kSumBlocks + static_cast<int>(threadIdx.x) / 16;
+  const int step = static_cast<int>(gridDim.x) * blocks;
+  int slot = static_cast<int>(blockIdx.x) * blocks + static_cast<int>(threadIdx.x) / rows;
   for (; slot < count; slot += step) {
     const int64_t cell = (sequence * scratch.blocks + slot) * w.query_heads + first_head;
-    const auto* weights = reinterpret_cast<const uint2*>(scratch.weights + cell * kBlockRows) + row;
-    const RowVotes votes = SumHeads(weights, scratch.block_max + cell, totals, heads);
-    if (run > 1) {
-      WriteRuns(votes, (first_block + slot) * kBlockRows + Row::Candidate(row, 0), run, units, out);
-      continue;
-    }
+    const auto* weights = reinterpret_cast<const uint2*>(
+                              scratch.WeightsOf(sequence, slot, w.query_heads, first_head)) +
+                          row;
+    const RowVotes votes = SumHeads(weights, scratch.block_max + cell, totals, heads, rows);
     for (int i = 0; i < kTiles; ++i) {
-      const int unit = (first_block + slot) * kBlockRows + Row::Candidate(row, i);
-      if (unit >= units.first && unit < units.last) out[unit - units.first] = votes.at[i];
+      const int unit = (first_block + slot) * kBlockRows + Row::Candidate(row, i, run);
+      if (unit >= units.first && unit < units.last) out[(unit - units.first) / run] = votes.at[i];
     }
   }
 }
@@ -289,16 +271,17 @@ struct ScratchShape {
   explicit ScratchShape(const VoteBatch& w) {
     // One wave of two CTAs on each of 132 SMs; runs of less than 512 candidates do not pay.
     constexpr int kCtas = 264;
+    run = w.of_groups() ? w.rule.unit_tokens : 1;
     blocks = (w.candidate_stride + kBlockRows - 1) / kBlockRows + 1;  // the first may begin inside
     const int rows = w.kv_heads() * w.batch;
     splits = std::max(1, std::min((kCtas + rows / 2) / rows, (blocks + kWarps - 1) / kWarps));
     const int64_t cells = int64_t{w.batch} * blocks * w.query_heads;
-    heads_at = cells * kBlockRows * static_cast<int64_t>(sizeof(__half));
+    heads_at = cells * (kBlockRows / run) * static_cast<int64_t>(sizeof(__half));
     block_max_at =
         heads_at + int64_t{w.batch} * splits * w.query_heads * static_cast<int64_t>(sizeof(float2));
     bytes = block_max_at + cells * static_cast<int64_t>(sizeof(float));
   }
-  int blocks = 0, splits = 0;
+  int run = 1, blocks = 0, splits = 0;
   int64_t heads_at = 0, block_max_at = 0, bytes = 0;
 };
 
@@ -308,6 +291,7 @@ Scratch ScratchOf(const VoteBatch& w) {
   Scratch s;
   s.blocks = shape.blocks;
   s.splits = shape.splits;
+  s.run = shape.run;
   s.stays = shape.heads_at <= kStaysBytes;
   s.weights = reinterpret_cast<__half*>(at);
   s.heads = reinterpret_cast<float2*>(at + shape.heads_at);
@@ -326,7 +310,8 @@ int LaunchWeights(const VoteBatch& w, const Scratch& scratch, Stream stream) {
 template <typename Row>
 int LaunchSums(const VoteBatch& w, const Scratch& scratch, Stream stream) {
   const int lists = w.output_rows * w.batch;
-  const dim3 sums(std::clamp(kSumCtas / lists, 1, (scratch.blocks + kSumBlocks - 1) / kSumBlocks),
+  const int blocks = kSumWarps * 32 * scratch.run / kTileRows;  // that a CTA takes at once
+  const dim3 sums(std::clamp(kSumCtas / lists, 1, (scratch.blocks + blocks - 1) / blocks),
                   w.output_rows, w.batch);
   const int heads = w.query_heads / w.output_rows;
   return LaunchDependent(VoteKernel<Row>, sums, kSumWarps * 32, heads * sizeof(float2), stream, w,

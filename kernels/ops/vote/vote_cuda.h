@@ -23,9 +23,10 @@
 // exp(score - the maximum of its block of 64 candidates) as fp16 times 2^15: 2 bytes with a
 // relative error of 2^-12 down to e^-20 below the block's maximum, and the second needs no
 // exponential. (A bf16 score of 20 would be off by 0.04, its vote by 4 %; an fp32 one takes twice
-// the bytes.) Sums in fp32 in a fixed order: the same input gives the same bits. Relative error <=
-// 5e-3. Rows bf16 or fp16, head_dim 64, 128 or 256, 1 to 8 queries a KV head, all finite. Cost,
-// bytes a layer: candidates * (rows, or groups, + 4 * query_heads) + the votes.
+// the bytes. Of a run it keeps the sum, times 2^11.) Sums in fp32 in a fixed order: the same input
+// gives the same bits. Relative error <= 5e-3. Rows bf16 or fp16, head_dim 64, 128 or 256, 1 to 8
+// queries a KV head, all finite. Cost, bytes a layer: candidates * (rows, or groups, + 4 *
+// query_heads / run) + the votes.
 #ifndef KVSTRATA_KERNELS_OPS_VOTE_VOTE_CUDA_H_
 #define KVSTRATA_KERNELS_OPS_VOTE_VOTE_CUDA_H_
 
@@ -48,6 +49,7 @@ struct VoteBatch {
   const int32_t* tokens = nullptr;  // device [batch]
   const void* q = nullptr;          // device [batch][query_heads][head_dim]
   DType q_dtype = DType::kBF16;
+  int64_t q_stride = 0;  // elements from a sequence to the next, 0: query_heads * head_dim
   int32_t batch = 0, query_heads = 0;
   int32_t output_rows = 1;        // 1 or kv_heads
   const float* always = nullptr;  // device [batch][query_heads][kAlwaysFloats], or null
@@ -58,8 +60,15 @@ struct VoteBatch {
   // Not with groups.
   Reuse reuse;
 
-  constexpr bool of_groups() const { return groups.format.dim > 0; }
+  KVS_HOST_DEVICE constexpr bool of_groups() const { return groups.format.dim > 0; }
   constexpr int32_t kv_heads() const { return of_groups() ? groups.kv_heads : rows.kv_heads; }
+  KVS_HOST_DEVICE constexpr int32_t head_dim() const {
+    return of_groups() ? groups.format.dim : rows.head_dim;
+  }
+  // Elements from q to the queries of a sequence.
+  KVS_HOST_DEVICE constexpr int64_t QueriesAt(int64_t sequence) const {
+    return sequence * (q_stride != 0 ? q_stride : int64_t{query_heads} * head_dim());
+  }
 };
 
 // Depends on the shape alone (batch, query_heads, kv_heads, candidate_stride).

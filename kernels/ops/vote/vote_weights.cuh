@@ -14,9 +14,11 @@
 
 namespace kvstrata::cuda {
 
-inline constexpr int kBlockRows = 64;            // candidates that share a maximum
-inline constexpr int kWarps = 8;                 // of a CTA of a first kernel
-inline constexpr float kWeightScale = 32768.0f;  // exp() of a block's maximum as fp16
+inline constexpr int kBlockRows = 64;  // candidates that share a maximum
+inline constexpr int kWarps = 8;       // of a CTA of a first kernel
+// exp() of a block's maximum as fp16; of a run, sums of 16 tokens at most.
+inline constexpr int kLog2WeightScale = 15, kLog2RunScale = 11;
+inline constexpr float kWeightScale = 1 << kLog2WeightScale;
 inline constexpr float kLog2E = 1.4426950408889634f;
 
 // A maximum and the sum of 2^(x - maximum).
@@ -35,14 +37,16 @@ struct Softmax {
 // whole pages; a sequence has `blocks` slots from the block of its first candidate on.
 struct Scratch {
   int blocks = 0, splits = 0;
+  int run = 1;                 // candidates, of quantised keys, that have a weight together
   bool stays = false;          // in the L2 until the second kernel, if the rows do not push it out
-  __half* weights = nullptr;   // [batch][blocks][query_heads][16 rows][4]
+  __half* weights = nullptr;   // [batch][blocks][query_heads][16 / run rows][4]
   float* block_max = nullptr;  // [batch][blocks][query_heads], of scores times log2(e)
   float2* heads = nullptr;     // [batch][splits][query_heads], maximum and sum
 
   __device__ __half* WeightsOf(int64_t sequence, int block, int query_heads, int head) const {
-    return weights + ((sequence * blocks + block) * query_heads + head) * kBlockRows;
+    return weights + ((sequence * blocks + block) * query_heads + head) * (kBlockRows / run);
   }
+  __device__ float weight_scale() const { return run == 1 ? kWeightScale : 1 << kLog2RunScale; }
 };
 
 // The CTA's maximum and sum of each head from its warps', in order of the warps. totals: of this
@@ -74,8 +78,8 @@ __device__ float AcrossRows(float x, bool wide, Combine combine) {
   return x;
 }
 
-// The first kernel, of quantised keys. Weights of a block are four candidates that follow each
-// other in each of 16 rows. cudaErrorInvalidValue for a shape that it does not take.
+// The first kernel, of quantised keys. Weights of a block are four candidates, or runs of them,
+// that follow each other in each row. cudaErrorInvalidValue for a shape that it does not take.
 int LaunchBitsWeights(const VoteBatch& work, const Scratch& scratch, Stream stream);
 
 }  // namespace kvstrata::cuda

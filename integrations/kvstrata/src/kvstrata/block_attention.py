@@ -6,7 +6,7 @@
     attention = BlockAttention("quest", shape)
     attention.bind([layer.data_ptr() for layer in layers], workspace.data_ptr())
     attention.begin(...)                                   # each step, outside of graphs
-    attention.attend(layer, q, out, rows, stream)          # each layer, captured or not
+    attention.attend(layer, q, stride, out, rows, stream)  # each layer, captured or not
 
 All addresses are of the GPU. include/kvstrata/block_attention.h has the contract. Errors: KvstrataError's kinds. Threads: one
 call at a time.
@@ -87,9 +87,10 @@ class BlockAttention:
                                new_tokens)
         self._check(self._library.kvs_block_attention_begin(self._handle, c.byref(batch), stream))
 
-    def attend(self, layer: int, q: int, out: int, rows: int, stream: int) -> None:
-        """The first rows of the step, at most max_decodes: q, out [rows][query_heads][head_dim], contiguous."""
-        self._check(self._library.kvs_block_attention_attend(self._handle, layer, q, out, rows, stream))
+    def attend(self, layer: int, q: int, q_stride: int, out: int, rows: int, stream: int) -> None:
+        """The first rows of the step, at most max_decodes: q, out [rows][query_heads][head_dim], out contiguous.
+        q_stride: bytes from a row's queries to the next's, a multiple of 16."""
+        self._check(self._library.kvs_block_attention_attend(self._handle, layer, q, q_stride, out, rows, stream))
 
     def index(self, blocks: int, count: int, stream: int) -> None:
         """Full blocks that were filled otherwise than by steps: int32 [count]. Between steps."""

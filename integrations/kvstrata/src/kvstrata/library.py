@@ -194,7 +194,8 @@ _FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "kvs_block_attention_open": (_INT, (_TEXT, _P(BlockShape), _P(c.c_void_p), _P(BlockNeeds))),
     "kvs_block_attention_bind": (_INT, (c.c_void_p, _P(c.c_uint64), _SIZE, c.c_void_p)),
     "kvs_block_attention_begin": (_INT, (c.c_void_p, _P(BlockBatch), c.c_void_p)),
-    "kvs_block_attention_attend": (_INT, (c.c_void_p, c.c_int32, c.c_void_p, c.c_void_p, c.c_int32, c.c_void_p)),
+    "kvs_block_attention_attend": (_INT, (c.c_void_p, c.c_int32, c.c_void_p, c.c_int64, c.c_void_p, c.c_int32,
+                                           c.c_void_p)),
     "kvs_block_attention_index": (_INT, (c.c_void_p, c.c_void_p, _SIZE, c.c_void_p)),
     "kvs_block_attention_close": (None, (c.c_void_p,)),
 }

@@ -59,9 +59,10 @@ class BlockRows:
         return decodes if decodes <= self._shape.max_decodes else 0
 
     def attend(self, index: int, query: torch.Tensor, output: torch.Tensor, rows: int) -> None:
-        """query, output: [rows][heads][head_size]. Captured or not."""
-        assert self._attention is not None
-        self._attention.attend(index, query.contiguous().data_ptr(), output.data_ptr(), rows, self._stream())
+        """query, output: [rows][heads][head_size], heads side by side. Captured or not."""
+        assert self._attention is not None and query.stride(1) == query.shape[2] and output.is_contiguous()
+        self._attention.attend(index, query.data_ptr(), query.stride(0) * query.element_size(), output.data_ptr(), rows,
+                               self._stream())
 
     @classmethod
     def filled(cls, blocks: torch.Tensor) -> None:
