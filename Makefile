@@ -1,4 +1,5 @@
-# make demo   a language model decodes from the daemon's memory; ENGINE=transformers, ENGINE=vllm, ENGINE=sglang: in these
+# make demo   a language model decodes from the daemon's memory; ENGINE=transformers, ENGINE=sglang: in these;
+#             ENGINE=vllm: what one vLLM computed of a prompt the next one loads
 # make test   everything CI runs
 # make test-sanitized  with ASan and UBSan: the unit tests, and a daemon under the end-to-end tests; = make asan asan-daemon
 # make asan-bytes  the same of what reads bytes that others wrote: disk, servers (part of make test)

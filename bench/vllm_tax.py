@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What kvstrata costs vLLM where nothing is held: time to first token with a connector, and without.
 
-    bench/vllm_tax.py --json-out FILE [--mode owned offload] [--pairs N] [--tokens N] [--commit HASH] [--date DATE]
+    bench/vllm_tax.py --json-out FILE [--pairs N] [--tokens N] [--commit HASH] [--date DATE]
 
 Runs in vLLM's venv (make test-vllm makes it). Two engines (SmolLM2-135M, fp32), each in a process of its own, one plain
 and one attached to a kvstratad of this program's, are given the same prompts of random tokens, one after the other, in
@@ -10,9 +10,9 @@ turns the one and the other first; both are started anew after some pairs, since
 memory that it got. A time begins when the request is handed over and ends when its first token is there; an engine
 answers when what it saves is saved, so that it is idle while the other one runs.
 
-vllm-tax/MODE            first token with the connector, against plain vLLM
-vllm-tax/MODE/interval   upper end of the 95 % interval (bootstrap over pairs) of the median of the pairs' ratios
-                         (must: 1.02)
+vllm-tax/offload            first token with the connector, against plain vLLM
+vllm-tax/offload/interval   upper end of the 95 % interval (bootstrap over pairs) of the median of the pairs' ratios
+                            (must: 1.02)
 """
 import argparse
 import json
@@ -37,14 +37,14 @@ from kvstrata.machine import device_name  # noqa: E402
 SEED, MOST, WARM_UP, STARTS, RESAMPLED = 20261124, 1.02, 2, 5, 10_000
 VOCABULARY = 40_000  # below the model's special tokens
 QUIET = 0.5  # seconds between requests: OpenMP's threads spin for 0.2 after their work
-CONNECTORS = {"owned": "KvstrataOwnedConnector", "offload": "KvstrataConnector"}
+PLAIN, ATTACHED = "plain", "offload"
 
 
 def flags(mode, socket):
-    if mode == "plain":
+    if mode == PLAIN:
         return {}
-    transfer = {"kv_connector": CONNECTORS[mode], "kv_role": "kv_both", "kv_connector_extra_config": {"socket": socket}}
-    return {"kv_transfer_config": transfer, **({"attention_backend": "CUSTOM"} if mode == "owned" else {})}
+    return {"kv_transfer_config": {"kv_connector": "KvstrataConnector", "kv_role": "kv_both",
+                                   "kv_connector_extra_config": {"socket": socket}}}
 
 
 def serve(mode, socket, tokens, answers):
@@ -96,17 +96,17 @@ class Engine:
         self.process.wait()
 
 
-def measure(mode, pairs, tokens):
+def measure(pairs, tokens):
     """Milliseconds of each pair: (plain, attached)."""
     random, times = np.random.default_rng(SEED), []
     for start in range(STARTS):
-        with Daemon() as daemon, Engine("plain", daemon.socket, tokens) as plain, \
-                Engine(mode, daemon.socket, tokens) as attached:
+        with Daemon() as daemon, Engine(PLAIN, daemon.socket, tokens) as plain, \
+                Engine(ATTACHED, daemon.socket, tokens) as attached:
             for number in range(WARM_UP + -(-pairs // STARTS)):
                 ids = random.integers(0, VOCABULARY, tokens).tolist()
                 order = (plain, attached) if number % 2 else (attached, plain)
                 took = {engine: engine.first_token(ids) for engine in order}
-                print(f"{mode}, start {start}, pair {number}: plain {took[plain]:.1f} ms, "
+                print(f"start {start}, pair {number}: plain {took[plain]:.1f} ms, "
                       f"attached {took[attached]:.1f} ms", flush=True)
                 if number >= WARM_UP:
                     times.append((took[plain], took[attached]))
@@ -120,22 +120,21 @@ def interval(ratios):
     return float(np.median(ratios)), float(low), float(high)
 
 
-def rows_of(mode, times):
+def rows_of(times):
     plain, attached = (list(column) for column in zip(*times))
     median, low, high = interval(np.array(attached) / np.array(plain))
-    print(f"{mode}: median of ratios {median:.4f}, 95 % interval {low:.4f} to {high:.4f}")
+    print(f"median of ratios {median:.4f}, 95 % interval {low:.4f} to {high:.4f}")
     low_ms, high_ms = np.percentile(attached, (10, 90))
-    return [{"id": f"vllm-tax/{mode}", "value": statistics.median(attached), "unit": "ms", "p10": float(low_ms),
+    return [{"id": "vllm-tax/offload", "value": statistics.median(attached), "unit": "ms", "p10": float(low_ms),
              "p90": float(high_ms), "n": len(times),
              "baseline": {"name": "plain vLLM", "value": statistics.median(plain)}, "ratio": 1 / median},
-            {"id": f"vllm-tax/{mode}/interval", "value": high, "unit": "of plain vLLM", "n": len(times),
+            {"id": "vllm-tax/offload/interval", "value": high, "unit": "of plain vLLM", "n": len(times),
              "median": median, "low": low, "must": MOST, "better": "smaller"}]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--json-out", type=pathlib.Path)
-    parser.add_argument("--mode", nargs="+", choices=CONNECTORS, default=list(CONNECTORS))
     parser.add_argument("--pairs", type=int, default=30)
     parser.add_argument("--tokens", type=int, default=1024)
     parser.add_argument("--commit", default="uncommitted")
@@ -147,7 +146,7 @@ def main():
         answers = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)  # vLLM prints
         return serve(args.serve, args.socket, args.tokens, answers)
-    rows = [row for mode in args.mode for row in rows_of(mode, measure(mode, args.pairs, args.tokens))]
+    rows = rows_of(measure(args.pairs, args.tokens))
     if args.json_out:
         result = {"suite": "vllm-tax", "device": device_name(), "commit": args.commit, "date": args.date,
                   "command": "bench/vllm_tax.py",

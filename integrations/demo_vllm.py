@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The demo in vLLM: the same prompt twice under plan `full`, then under a plan that reads less.
+"""The demo in vLLM: what one engine computed of a prompt the next one loads.
 
-    DOC=path ASK="question" PLAN="strata{budget = 256, min_tokens = 0}" integrations/demo_vllm.py
+    DOC=path ASK="question" integrations/demo_vllm.py
 
 Starts a kvstratad of its own (KVSTRATA_SOCKET: uses that one), makes a Hugging Face folder of the GGUF of
-SmolLM2-135M-Instruct once, and shows for each run the answer, what was held of the prompt, and the bytes that a decode
-step read. One vLLM a process: each plan runs in one of its own.
+SmolLM2-135M-Instruct once, and starts vLLM twice, in a process each: the second one's cache is empty, and the prompt
+comes from the daemon. Shows for each the answer, how much of the prompt was held, and the time.
 """
 
 from __future__ import annotations
@@ -33,27 +33,8 @@ from kvstrata_numpy.download import DownloadError  # noqa: E402
 
 DOCUMENT = "/usr/share/common-licenses/GPL-3"
 QUESTION = "What is this document about, and what does it allow people to do?"
-PLAN = "strata{budget = 256, min_tokens = 0}"
 PROMPT = 2048  # tokens of the document
 ANSWER = 48
-
-
-class Reading:
-    """What attention has read: bytes of decode steps, and how many layers were attended."""
-
-    def __init__(self) -> None:
-        self.bytes = self.layers = 0
-        attend, reading = kvstrata.Step.attend, self
-
-        def counted(step: kvstrata.Step, *args: Any) -> Any:
-            out = attend(step, *args)
-            if step.tokens == 1:
-                cost = step.cost()
-                reading.bytes += cost.attend_bytes + cost.select_bytes
-                reading.layers += 1
-            return out
-
-        kvstrata.Step.attend = counted  # type: ignore[method-assign, assignment]
 
 
 def prompt_of(tokenizer: Any) -> list[int]:
@@ -63,31 +44,26 @@ def prompt_of(tokenizer: Any) -> list[int]:
     return tokenizer.apply_chat_template(turn, add_generation_prompt=True)["input_ids"]
 
 
-def run(folder: pathlib.Path, plan: str, socket: str) -> None:
-    """Twice on one prompt."""
+def run(folder: pathlib.Path, number: str, socket: str) -> None:
+    """The number-th engine."""
     from transformers import AutoTokenizer
     from vllm import LLM, SamplingParams
-    prompt, reading = prompt_of(AutoTokenizer.from_pretrained(folder)), Reading()
-    print(f"starting vLLM under {plan}; it then computes {len(prompt)} tokens of prompt, which takes a while on a CPU",
-          flush=True)
+    prompt = prompt_of(AutoTokenizer.from_pretrained(folder))
+    print(f"starting the {number} engine, for a prompt of {len(prompt)} tokens; it takes a while on a CPU", flush=True)
     llm = LLM(str(folder), dtype="float32", enforce_eager=True, max_model_len=4096, max_num_batched_tokens=4096,
-              gpu_memory_utilization=0.25, attention_backend="CUSTOM",
-              kv_transfer_config={"kv_connector": "KvstrataOwnedConnector", "kv_role": "kv_both",
-                                  "kv_connector_extra_config": {"plan": plan, "socket": socket}})
-    for number in ("first", "second"):
-        reading.bytes = reading.layers = 0
-        begin = time.perf_counter()
-        output, = llm.generate([{"prompt_token_ids": prompt}], use_tqdm=False,
-                               sampling_params=SamplingParams(temperature=0, max_tokens=ANSWER))
-        steps = reading.layers // llm.model_config.get_num_layers(llm.llm_engine.vllm_config.parallel_config)
-        print(f"{plan}, {number} run:\n{output.outputs[0].text.strip()}\n-> held {output.num_cached_tokens} of "
-              f"{len(prompt)} prompt tokens; {time.perf_counter() - begin:.2f} s for {len(output.outputs[0].token_ids)} "
-              f"tokens; {reading.bytes / max(1, steps) / 1e6:.1f} MB of keys and values read a step\n", flush=True)
+              gpu_memory_utilization=0.25,
+              kv_transfer_config={"kv_connector": "KvstrataConnector", "kv_role": "kv_both",
+                                  "kv_connector_extra_config": {"socket": socket}})
+    begin = time.perf_counter()
+    output, = llm.generate([{"prompt_token_ids": prompt}], use_tqdm=False,
+                           sampling_params=SamplingParams(temperature=0, max_tokens=ANSWER))
+    print(f"{output.outputs[0].text.strip()}\n-> held {output.num_cached_tokens} of {len(prompt)} prompt tokens; "
+          f"{time.perf_counter() - begin:.2f} s for {len(output.outputs[0].token_ids)} tokens\n", flush=True)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", nargs=3, help=argparse.SUPPRESS)  # folder, plan, socket: of its processes
+    parser.add_argument("--run", nargs=3, help=argparse.SUPPRESS)  # folder, number, socket: of its processes
     if of_one := parser.parse_args().run:
         run(pathlib.Path(of_one[0]), of_one[1], of_one[2])
         return 0
@@ -95,8 +71,8 @@ def main() -> int:
     print(f"MODEL is {folder}", flush=True)
     with contextlib.ExitStack() as stack:
         socket = os.environ.get("KVSTRATA_SOCKET") or stack.enter_context(Daemon()).socket
-        for plan in ("full", os.environ.get("PLAN") or PLAN):
-            subprocess.run([sys.executable, __file__, "--run", str(folder), plan, socket], check=True)
+        for number in ("first", "second"):
+            subprocess.run([sys.executable, __file__, "--run", str(folder), number, socket], check=True)
     return 0
 
 

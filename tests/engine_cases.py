@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the suites of vLLM and of SGLang share: prompts, how tokens compare, and transformers as the second engine.
+"""What the suites of vLLM and of SGLang share: how tokens compare, and how many cases run. Prompts of a real model, and
+transformers as the second engine, are for SGLang.
 
 A fifth of each set runs by default, `--full` runs all. Everything is fp32: page rows too. A conftest.py imports the
 fixtures by name, and brings `engine` of its own (plan, batches, ...), whose batches are lists of rows: {"tokens", "top"

@@ -7,12 +7,13 @@ import os
 import pathlib
 import signal
 import threading
+from concurrent.futures import Future
 from typing import Any
 
 import kvstrata
 import pytest
 from kvstrata import attachment
-from kvstrata.attachment import Attachment, Closer, ended_by
+from kvstrata.attachment import PATIENCE, Attachment, Closer, Patience, ended_by
 from kvstrata.daemon import Daemon
 
 IDS = list(range(40))
@@ -281,3 +282,31 @@ def test_closes_in_order_and_tells_of_errors():
     again.may.set()
     closer.close(again)
     assert closer.settle(60) and order[-1] == "d"
+
+
+class Clock:
+    """Of a machine on which every wait lasts until its end, and nothing else takes time."""
+
+    def __init__(self) -> None:
+        self.now, self.waits = 1000.0, 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wait(self, futures: list[Future[Any]], seconds: float) -> tuple[set[Any], set[Any]]:
+        self.now, self.waits = self.now + seconds, self.waits + seconds
+        return set(), set(futures)
+
+
+@pytest.mark.parametrize("asking", [1, 8, 64])
+def test_a_step_waits_for_answers_once(monkeypatch: pytest.MonkeyPatch, asking: int):
+    """However many requests ask."""
+    clock = Clock()
+    monkeypatch.setattr(attachment, "wait", clock.wait)
+    monkeypatch.setattr(attachment, "time", clock)
+    patience = Patience()
+    for _ in range(3):
+        patience.renew()
+        clock.waits = 0.0
+        assert not any(patience.wait(Future()) for _ in range(asking))
+        assert 0 < clock.waits <= PATIENCE * 1.001

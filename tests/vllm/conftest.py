@@ -17,28 +17,25 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path += [str(HERE), str(HERE.parent), str(ROOT / "integrations" / "kvstrata_vllm" / "src")]
 
-from engine_cases import (NEW, SEED, SHARED, amount, assert_computed_once, assert_same,  # noqa: E402, F401
-                          by_transformers, folder, plain, prompts, pytest_addoption, text_ids)
+from engine_cases import SEED, amount, assert_same, pytest_addoption  # noqa: E402, F401
 
 PATIENCE = 1800  # seconds of a process
 
 
-def command_of(at: pathlib.Path, model: pathlib.Path, plan: str | None, batches: list[dict[str, Any]] | None,
-               spec: dict[str, Any], /, **llm: Any) -> list[str]:
+def command_of(at: pathlib.Path, mode: str | None, batches: list[dict[str, Any]] | None, spec: dict[str, Any], /,
+               **llm: Any) -> list[str]:
     """Of engine.py, whose files lie in the folder `at`; the last argument is where its RESULT is going to be."""
-    arguments = {"model": str(model), "enforce_eager": True, "max_num_batched_tokens": 512, "max_num_seqs": 8,
-                 "max_model_len": 8192}
-    (at / "spec.json").write_text(json.dumps({"plan": plan, "batches": batches, "llm": {**arguments, **llm}, **spec}))
+    arguments = {"enforce_eager": True, "max_num_batched_tokens": 512, "max_num_seqs": 8}
+    (at / "spec.json").write_text(json.dumps({"mode": mode, "batches": batches, "llm": {**arguments, **llm}, **spec}))
     return [sys.executable, str(HERE / "engine.py"), str(at / "spec.json"), str(at / "result.json")]
 
 
 @pytest.fixture(scope="session")
-def engine(folder: pathlib.Path, tmp_path_factory: pytest.TempPathFactory  # noqa: F811
-           ) -> Callable[..., dict[str, Any]]:
-    """engine(plan, batches, spec={more of engine.py's SPEC}, **arguments of vllm.LLM): RESULT of engine.py."""
-    def run(plan: str | None, batches: list[dict[str, Any]],  # noqa: F811
-            spec: dict[str, Any] | None = None, **llm: Any) -> dict[str, Any]:
-        command = command_of(tmp_path_factory.mktemp("engine"), folder, plan, batches, spec or {}, **llm)
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Any]]:
+    """engine(mode, batches, spec={more of engine.py's SPEC}, **arguments of vllm.LLM): RESULT of engine.py."""
+    def run(mode: str | None, batches: list[dict[str, Any]], spec: dict[str, Any] | None = None, **llm: Any
+            ) -> dict[str, Any]:
+        command = command_of(tmp_path_factory.mktemp("engine"), mode, batches, spec or {}, **llm)
         ran = subprocess.run(command, timeout=PATIENCE, capture_output=True, text=True,
                              env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
         print(ran.stderr[-2000:])

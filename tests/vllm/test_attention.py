@@ -21,7 +21,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec  # n
 
 from kvstrata_vllm import attention, block_rows, loaded, plan_choice  # noqa: E402
 from kvstrata_vllm.block_rows import BlockRows  # noqa: E402
-from kvstrata_vllm.geometry import Unsupported  # noqa: E402
+from kvstrata_vllm.unsupported import Unsupported  # noqa: E402
 
 
 def batch(new: list[int], ends: list[int], prompts: list[bool] | None = None) -> CommonAttentionMetadata:
@@ -296,3 +296,18 @@ def test_what_a_plan_cannot_be_beside(changes: dict[str, Any], said: str):
     plan_choice.refuse(config())
     if "additional_config" not in changes:
         plan_choice.refuse(config(**changes, additional_config={}))  # full is FlashAttention's own affair
+
+
+@pytest.mark.parametrize("of_kind", [False, True])
+def test_only_gpus_are_served(of_kind: bool):
+    custom, other = SimpleNamespace(name="CUSTOM"), SimpleNamespace(name="FLASH_ATTN")
+
+    def told(backend: Any, device: str) -> Any:
+        attention = SimpleNamespace(backend=None if of_kind else backend,
+                                    backend_per_kind={"full_attention": backend} if of_kind else {})
+        return SimpleNamespace(attention_config=attention, device_config=SimpleNamespace(device_type=device))
+
+    with pytest.raises(Unsupported, match="serves GPUs only .* device is cpu; take it away .*KVSTRATA_DISABLE=1"):
+        plan_choice.refuse_other_devices(told(custom, "cpu"))
+    plan_choice.refuse_other_devices(told(custom, "cuda"))
+    plan_choice.refuse_other_devices(told(other, "cpu"))

@@ -4,6 +4,7 @@ no request is lost and no token is another's. Small random models."""
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import signal
@@ -18,10 +19,9 @@ pytest.importorskip("vllm", reason="vLLM is not installed; make test-vllm instal
 
 from kvstrata.daemon import Daemon  # noqa: E402
 
-from conftest import PATIENCE, SEED, assert_same, command_of, folder  # noqa: E402, F401
+from conftest import PATIENCE, SEED, assert_same, command_of  # noqa: E402
 from families import made, prompt  # noqa: E402
 from restarts import disk_of  # noqa: E402
-from test_engines_killed import answer, start, tell  # noqa: E402
 
 CHUNK, NEW = 256, 12
 
@@ -39,16 +39,36 @@ def held(rows: list[dict[str, Any]]) -> list[int]:
     return [row["held"] for row in rows]
 
 
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+
+
+def start(command: list[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment())
+
+
+def tell(process: subprocess.Popen[str], batch: dict[str, Any]) -> None:
+    assert process.stdin is not None
+    print(json.dumps(batch), file=process.stdin, flush=True)
+
+
+def answer(process: subprocess.Popen[str]) -> Any:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, f"the process ended with {process.wait()}"
+    return json.loads(line)
+
+
 PROMPTS = [prompt(tokens, number) for number, tokens in enumerate((300, 600, 900, 40))]
 BATCH: dict[str, Any] = {"prompts": PROMPTS, "tokens": NEW}
 AGAIN = {**BATCH, "reset": True}
 
 
-def test_an_engine_beside_another_and_one_behind_both(engine, llama, folder, tmp_path: pathlib.Path):  # noqa: F811
+def test_an_engine_beside_another_and_one_behind_both(engine, llama, tmp_path: pathlib.Path):
     """What the first computed is there for all who come, and what the second adds is there for the first."""
     more = {"prompts": [prompt(700, 9)], "tokens": NEW}
     with Daemon() as daemon:
-        with start(command_of(tmp_path, folder, "chunks", None, {"socket": daemon.socket}, **llama)) as beside:
+        with start(command_of(tmp_path, "chunks", None, {"socket": daemon.socket}, **llama)) as beside:
             assert answer(beside) == "ready"
             tell(beside, BATCH)
             computed = answer(beside)
@@ -134,24 +154,30 @@ def test_a_daemon_that_is_started_again_finds_its_disk(engine, llama, tmp_path: 
     assert held_then == [[0] * 4, [*map(whole, PROMPTS)]]
 
 
-def test_an_engine_that_is_killed(llama, folder, amount, engine, tmp_path: pathlib.Path):  # noqa: F811
+def test_an_engine_that_is_killed(llama, amount, engine, tmp_path: pathlib.Path):
     """By SIGKILL before its n-th copy, in a room for little more than what it has credited: the next one has all of it."""
     random = np.random.default_rng(SEED)
     with Daemon("--set", "chunks.bytes=8MiB") as daemon:
         for number in range(amount(10)):
             at = int(random.integers(0, len(PROMPTS)))
             print(f"seed {SEED}, killed before copy {at}")
-            command = command_of(tmp_path, folder, "chunks", [{**BATCH, "die_at": at}], {"socket": daemon.socket}, **llama)
-            killed = subprocess.run(command, capture_output=True, timeout=PATIENCE,
-                                    env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+            command = command_of(tmp_path, "chunks", [{**BATCH, "die_at": at}], {"socket": daemon.socket}, **llama)
+            killed = subprocess.run(command, capture_output=True, timeout=PATIENCE, env=environment())
             assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
         ran = engine("chunks", [BATCH, AGAIN], {"socket": daemon.socket}, **llama)["batches"]
     assert_same(*ran)
     assert held(ran[1]) == [*map(whole, PROMPTS)]
 
 
+def test_kill_switch(engine, llama):
+    """The flags stay, and are vLLM's own affair."""
+    ran = engine("disabled", [BATCH, AGAIN], **llama)
+    assert_same(engine(None, [BATCH], **llama)["batches"][0], ran["batches"][0])
+    assert held(ran["batches"][1]) == [0] * 4 and "vLLM runs without kvstrata" in ran["log"]
+
+
 @pytest.mark.parametrize(("flags", "extra", "said"), [
-    ({"attention_backend": "CUSTOM"}, {}, "name KvstrataOwnedConnector"),
+    ({"attention_backend": "CUSTOM"}, {}, "--attention-backend CUSTOM serves GPUs only"),
     ({}, {"cpu_bytes_to_use": 1 << 30}, "kvstratad --set chunks.bytes=SIZE"),
     ({}, {"plan": "quest"}, "plans are of --attention-backend CUSTOM"),
     ({}, {"some": 1}, "known are block_size, blocks_per_chunk"),

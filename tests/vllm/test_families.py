@@ -38,8 +38,9 @@ def test_a_hit_is_vllms_own(engine, models: pathlib.Path, family: str):
     assert said(ours) == said(own)
 
 
-def test_plain_says_the_same(engine, models: pathlib.Path):
-    batch, arguments = {"prompts": [prompt(TOKENS)], "tokens": NEW}, made("llama", models)
+@pytest.mark.parametrize("eager", [True, False], ids=["eager", "compiled"])
+def test_plain_says_the_same(engine, models: pathlib.Path, eager: bool):
+    batch, arguments = {"prompts": [prompt(TOKENS)], "tokens": NEW}, {**made("llama", models), "enforce_eager": eager}
     own = engine(None, [batch, batch], **arguments)["batches"]
     ran = engine("chunks", [batch, {**batch, "reset": True}], **arguments)["batches"]
     assert held(own) == held(ran) == [[0], [HELD]] and [*map(said, ran)] == [*map(said, own)]

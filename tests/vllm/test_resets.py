@@ -6,32 +6,25 @@ from __future__ import annotations
 import pathlib
 from typing import Any
 
-import pytest
-
 import families
 from conftest import assert_same
 
 NEW = 8
 
 
-@pytest.mark.parametrize(("mode", "unit"), [("full", 32), ("chunks", 256)])
-def test_each_begins_an_epoch(engine, text_ids: list[int], tmp_path: pathlib.Path, mode: str, unit: int):
-    """Where vLLM has a cache of its own, it is reset as well: else the change shows in what that has."""
-    owned = mode == "full"
-    prompt, model = (text_ids[3000:3400], {}) if owned else (families.prompt(400), families.made("llama", tmp_path))
-    again = {"prompts": [prompt], "tokens": NEW, **({} if owned else {"reset": True})}
-    events = [["reset"], ["sleep"], ["change"] if owned else ["change", "reset"],
-              ["reload"] if owned else ["reload", "reset"]]
+def test_each_begins_an_epoch(engine, tmp_path: pathlib.Path):
+    """vLLM's own cache is reset as well: else the change shows in what that has."""
+    prompt = families.prompt(400)
+    again = {"prompts": [prompt], "tokens": NEW, "reset": True}
+    events = [["reset"], ["sleep"], ["change", "reset"], ["reload", "reset"]]
     batches = [again, again]
     for event in events:
         batches += [{**again, "do": event}, again]
-    ran = engine(mode, batches, **model)
+    ran = engine("chunks", batches, **families.made("llama", tmp_path))
     assert ran["done"] == [True for event in events for name in event if name == "reset"]
     computed, held = ran["batches"][::2], ran["batches"][1::2]
-    whole = (len(prompt) - 1) // unit * unit
-    # The model that is reloaded is the one of before, which in owned mode is found again: since the last reset.
-    assert [rows[0]["held"] for rows in computed] == [0, 0, 0, 0, whole if owned else 0]
-    assert [rows[0]["held"] for rows in held] == [whole] * len(held)
+    assert [rows[0]["held"] for rows in computed] == [0] * len(computed)
+    assert [rows[0]["held"] for rows in held] == [256] * len(held)
     for first, second in zip(computed, held):
         assert_same(first, second)
     for rows in computed[1:3] + computed[4:]:

@@ -16,8 +16,8 @@ from kvstrata.torch_identity import Identity  # noqa: E402
 from kvstrata_vllm.adapters import Adapters  # noqa: E402
 from kvstrata_vllm.chunk_metadata import Loaded  # noqa: E402
 from kvstrata_vllm.flags import KNOWN, name_spec, refuse_chunks, refuse_workers, warn_of_hashes  # noqa: E402
-from kvstrata_vllm.geometry import Unsupported  # noqa: E402
 from kvstrata_vllm.space import combined, space_of  # noqa: E402
+from kvstrata_vllm.unsupported import Unsupported  # noqa: E402
 
 
 def test_a_space_goes_by_all_that_is_said():
@@ -77,11 +77,10 @@ def test_names_that_no_other_process_has(monkeypatch: pytest.MonkeyPatch, caplog
     assert ("Set PYTHONHASHSEED to one number" in caplog.text) == warns
 
 
-def config(extra: dict[str, Any] | None = None, backend: str | None = None, nodes: int = 1, hisparse: object = None,
-           device: str = "cpu") -> SimpleNamespace:
-    attention = None if backend is None else SimpleNamespace(name=backend)
+def config(extra: dict[str, Any] | None = None, nodes: int = 1, hisparse: object = None, device: str = "cpu"
+           ) -> SimpleNamespace:
     return SimpleNamespace(kv_transfer_config=SimpleNamespace(kv_connector_extra_config=extra or {}),
-                           attention_config=SimpleNamespace(backend=attention, hisparse_config=hisparse),
+                           attention_config=SimpleNamespace(hisparse_config=hisparse),
                            parallel_config=SimpleNamespace(nnodes_within_dp=nodes),
                            device_config=SimpleNamespace(device_type=device))
 
@@ -90,7 +89,6 @@ def config(extra: dict[str, Any] | None = None, backend: str | None = None, node
     ({"extra": {"cpu_bytes_to_use": 1}}, "cpu_bytes_to_use = 1: the region is the daemon's: kvstratad --set chunks.bytes=SIZE"),
     ({"extra": {"sync_load_budget_bytes": 1}}, "sync_load_budget_bytes = 1: known are block_size, blocks_per_chunk"),
     ({"extra": {"spec_name": "CPUOffloadingSpec"}}, "spec_name"),
-    ({"backend": "CUSTOM"}, "name KvstrataOwnedConnector .*KVSTRATA_DISABLE=1"),
     ({"nodes": 2}, "one scheduler over 2 nodes.*KVSTRATA_DISABLE=1"), ({"hisparse": object()}, "HiSparse"),
     ({"device": "xpu"}, "the device is xpu")])
 def test_what_is_refused(what: dict[str, Any], said: str):
@@ -99,7 +97,7 @@ def test_what_is_refused(what: dict[str, Any], said: str):
 
 
 def test_what_is_not():
-    refuse_chunks(config({key: "" for key in KNOWN}, "FLASH_ATTN", device="cuda"))
+    refuse_chunks(config({key: "" for key in KNOWN}, device="cuda"))
     made = config({"socket": "s"})
     name_spec(made)
     refuse_chunks(made)  # as the second connector of a process sees it

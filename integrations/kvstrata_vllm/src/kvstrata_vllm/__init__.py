@@ -3,11 +3,12 @@
 
     vllm serve MODEL --kv-transfer-config '{"kv_connector": "KvstrataConnector", "kv_role": "kv_both"}'
 
-    plugin          what vLLM calls at start: names the backend and the connectors
+    plugin          what vLLM calls at start: names the backend and the connector
     loaded          the model that vLLM has loaded, and its identity
     packed          weights that a CPU packs away, whose sums are taken before
     disabled        KVSTRATA_DISABLE=1
     versions        what is not the same in the versions of vLLM that are served
+    unsupported     what a user's flags are refused with
 
     connector       vLLM's offloading connector, with what a spec of it cannot do
     flags           what the user's flags make of it; what is refused
@@ -21,20 +22,13 @@
     cpu_copies      the copies of an engine on a CPU
     region          the daemon's memory, in rows
 
-Owned: it decodes from the daemon's pages.
+On a GPU, decode steps attend by a plan over vLLM's own blocks:
 
-    vllm serve MODEL --attention-backend CUSTOM \
-        --kv-transfer-config '{"kv_connector": "KvstrataOwnedConnector", "kv_role": "kv_both",
-                               "kv_connector_extra_config": {"plan": "strata{budget = 512}"}}'
+    vllm serve MODEL --attention-backend CUSTOM --additional-config '{"kvstrata": {"plan": "quest{budget = 2048}"}}'
 
-    owned_connector  passes vLLM's calls on to the scheduler's half or the worker's
-    geometry         the model as the daemon knows it; what is refused
-    lookups          what the daemon holds of a prompt
-    scheduler        which requests a step has
-    worker           a sequence a request, a step a forward pass
-    backend          the attention backend: rows of a batch, layer by layer
-    block_count      how many blocks vLLM counts with
-    epochs           how scheduler and worker agree on whose pages are found
+    attention       the attention backend: FlashAttention, but that decode steps attend by the plan
+    block_rows      what libkvstrata is told of a batch, and where it works
+    plan_choice     which plan; what is refused
 """
 
 from .plugin import register

@@ -16,7 +16,7 @@ from kvstrata.block_attention import BlockAttention, BlockShape
 from vllm.utils.torch_utils import PIN_MEMORY
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
-from .geometry import Unsupported
+from .unsupported import Unsupported
 
 _log = logging.getLogger("vllm.kvstrata")
 

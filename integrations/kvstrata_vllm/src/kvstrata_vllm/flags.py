@@ -20,7 +20,7 @@ import kvstrata
 
 from . import versions
 from .chunk_metadata import Loaded
-from .geometry import Unsupported
+from .unsupported import Unsupported
 
 _log = logging.getLogger("vllm.kvstrata")
 
@@ -102,12 +102,8 @@ def refuse_chunks(config: Any) -> None:
         meant = f"did you mean {near[0]}? " if near else ""
         why = _ELSEWHERE.get(unknown[0], f"{meant}known are {', '.join(sorted(KNOWN))}")
         raise Unsupported(f"kv_connector_extra_config has {unknown[0]} = {extra[unknown[0]]!r}: {why}; take it out")
-    backend, parallel = config.attention_config.backend, config.parallel_config
-    device = config.device_config.device_type
+    parallel, device = config.parallel_config, config.device_config.device_type
     problems = (
-        (device == "cpu" and backend is not None and backend.name == "CUSTOM",
-         "--attention-backend is CUSTOM, which decodes from the daemon's pages on a CPU; take it away, or name "
-         "KvstrataOwnedConnector in --kv-transfer-config"),
         (parallel.nnodes_within_dp > 1,
          f"one scheduler over {parallel.nnodes_within_dp} nodes: the region is one host's; serve each node by an "
          "engine of its own (--data-parallel-size), or take --kv-transfer-config away"),

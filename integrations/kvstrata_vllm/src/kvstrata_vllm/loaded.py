@@ -20,8 +20,8 @@ import torch
 from kvstrata.identity import digest_of
 
 from .packed import sum_what_is_packed
-from .plan_choice import FULL, plan_of
-from .plugin import CONNECTORS
+from .plan_choice import FULL, plan_of, refuse_other_devices
+from .plugin import CONNECTOR
 
 if TYPE_CHECKING:
     from kvstrata.torch_identity import Identity
@@ -49,8 +49,8 @@ _HARMLESS = {
                     "of the whole engine; what of it changes keys is in settings_of, or in the modules it made"),
 }
 
-# Modules of ours whose objects are made of the configuration, and know their place in the engine besides.
-_OPAQUE = ("kvstrata_vllm.attention", "kvstrata_vllm.backend")
+# A module of ours whose objects are made of the configuration, and know their place in the engine besides.
+_OPAQUE = "kvstrata_vllm.attention"
 
 # What vLLM's modules have in plain attributes is working memory, and adapters of LoRA, which the names of their
 # requests' blocks have: but what these words are in.
@@ -86,7 +86,7 @@ class _Loaded:
         self.identity = LoadedModel(
             model, engine="vllm", config=config.model_config.hf_text_config, dtype=str(config.model_config.dtype),
             settings=settings_of(config), given=given, transparent=transparent_of(model),
-            trusted=trusted(), opaque=("vllm", "torch", *_OPAQUE), harmless=_HARMLESS, scratch=_is_scratch,
+            trusted=trusted(), opaque=("vllm", "torch", _OPAQUE), harmless=_HARMLESS, scratch=_is_scratch,
             resum_every=_RESUM_EVERY)
         self.looked_at = time.monotonic()
 
@@ -112,10 +112,10 @@ def remember_workers() -> None:
     def remember_and_init(wrapper: Any, *args: Any, **kwargs: Any) -> None:
         global _worker
         _worker = weakref.ref(wrapper.worker)
+        refuse_other_devices(wrapper.vllm_config)
         transfer = wrapper.vllm_config.kv_transfer_config
-        if transfer is not None and transfer.kv_connector in CONNECTORS:
+        if transfer is not None and transfer.kv_connector == CONNECTOR:
             sum_what_is_packed()
-        if transfer is not None and transfer.kv_connector == "KvstrataConnector":
             from .flags import refuse_before_loading  # not in processes that do not use it
             refuse_before_loading(wrapper.vllm_config)
         init_device(wrapper, *args, **kwargs)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .geometry import Unsupported
+from .unsupported import Unsupported
 
 FULL = "full"
 _WAY_OUT = "or take --attention-backend CUSTOM away, or start with KVSTRATA_DISABLE=1"
@@ -22,6 +22,16 @@ def plan_of(config: Any) -> str:
     if unknown:
         raise Unsupported(f"--additional-config has kvstrata.{unknown[0]}: known is plan; take it out")
     return str(own.get("plan", FULL))
+
+
+def refuse_other_devices(config: Any) -> None:
+    """--attention-backend CUSTOM where there is no GPU of CUDA; vLLM on a CPU would pass over it without a word.
+    Unsupported."""
+    attention, device = config.attention_config, config.device_config.device_type
+    named = [attention.backend, *attention.backend_per_kind.values()]
+    if device != "cuda" and any(backend is not None and backend.name == "CUSTOM" for backend in named):
+        raise Unsupported(f"--attention-backend CUSTOM serves GPUs only (cuda), and vLLM's device is {device}; take it "
+                          "away (KvstrataConnector needs none), or start with KVSTRATA_DISABLE=1")
 
 
 def refuse(config: Any) -> None:

@@ -16,10 +16,10 @@ from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingManager, Offloa
 from vllm.v1.kv_offload.config import OffloadingConfig
 
 from .cpu_copies import CpuCopies
-from .geometry import Unsupported
 from .region import Region
 from .source import ChunkSource
 from .transfers import Transfers
+from .unsupported import Unsupported
 
 _PAGE = 4096
 _STEPS_AHEAD, _LEAST_AHEAD = 4, 64
