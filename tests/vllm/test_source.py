@@ -118,6 +118,23 @@ def test_a_request_is_asked_about_once_and_answered_from_that(source: ChunkSourc
     assert peer.nothing()
 
 
+def test_requests_that_arrive_together_are_asked_about_in_turns(source: ChunkSource, peer: Peer,
+                                                                monkeypatch: pytest.MonkeyPatch):
+    """A step is not held up by all that wait."""
+    monkeypatch.setattr(source_module, "_ASKED_A_STEP", 6)
+    contexts = {name: request(source, name) for name in "abc"}
+    for context in contexts.values():
+        source.prefetch(context)
+    peer.held(peer.ask(), [5] * 4)
+    peer.held(peer.ask(), [6] * 4)
+    assert peer.nothing() and not source.can_ask
+    assert not source.waits("a") and source.waits("c")
+    source.scheduled({"a": 1}, {}, {})
+    assert peer.numbers(4) and source.can_ask
+    assert not source.waits("c") and source.lookup(KEYS[0], contexts["c"]) is RETRY
+    assert len(peer.ask().keys) == 4 and source.waits("c")
+
+
 def test_keys_that_come_later_are_asked_under_the_same_lease(source: ChunkSource, peer: Peer):
     context = request(source, "a")
     lease = answered(source, peer, context, [5, 6, 7, ABSENT])

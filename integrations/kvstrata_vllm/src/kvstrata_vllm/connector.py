@@ -65,7 +65,7 @@ class KvstrataConnector(OffloadingConnector):
         super().on_new_request(request)
         if request.lora_request is not None:
             self._source.with_adapter(request.request_id, self._adapters.salt_of(request.lora_request))
-        if not request.skip_reading_prefix_cache:
+        if not request.skip_reading_prefix_cache and self._source.can_ask:
             self._source.prefetch(versions.context_of(self.scheduler, request.request_id))
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:

@@ -37,6 +37,7 @@ from .versions import positions_of
 
 _log = logging.getLogger("vllm.kvstrata")
 
+_ASKED_A_STEP = 2048  # keys, about which new requests are asked for; to ask them takes some milliseconds
 _ASK_AGAIN = 0.5  # seconds after which what was not there is asked for again, while a request waits
 
 
@@ -107,6 +108,7 @@ class ChunkSource(OffloadingManager):
         self._workers, self._ahead = workers, 0
         self._number = 0    # of the epoch
         self._step = 0
+        self._asked = 0     # keys, since the last step
         self._memos: dict[str, Memo] = {}
         self._writing: dict[bytes, int] = {}  # by key: the chunk, within the epoch
         self._named: dict[int, tuple[bytes, Key]] = {}  # by chunk: its key, until the step has its job
@@ -179,10 +181,15 @@ class ChunkSource(OffloadingManager):
         memo = self._memos[request]
         memo.salt, memo.alone = salt, salt is None
 
+    @property
+    def can_ask(self) -> bool:
+        """Whether a request that arrives now is asked about at once; where many do, in a later step."""
+        return self._asked < _ASKED_A_STEP and not self._closed
+
     def prefetch(self, req_context: ReqContext) -> None:
         """A request has arrived, and its keys are known."""
         memo = self._memo(req_context)
-        if not self._closed and not memo.alone and (memo.salt is None or memo.salt.done()):
+        if self.can_ask and not memo.alone and (memo.salt is None or memo.salt.done()):
             self._ask(memo, req_context)
 
     def begins(self, request: str) -> None:
@@ -192,16 +199,18 @@ class ChunkSource(OffloadingManager):
 
     def waits(self, request: str, computed: int = 0) -> bool:
         """Whether what was asked for it is not answered yet, or is as it was when vLLM put it off with so many tokens
-        computed: then no key of it need be looked up."""
+        computed: then no key of it need be looked up. Or its turn to be asked for is in a later step."""
         memo = self._memos.get(request)
         if memo is None or self._closed:
             return False
         if memo.salt is not None and not memo.salt.done():
             return True
-        if memo.lease is not None and not memo.lease.answered:
+        if memo.pending is not None or (memo.lease is not None and not memo.lease.answered):
             self.client.receive()
-            if not memo.lease.answered:
-                return True
+        if memo.lease is not None and not memo.lease.answered:
+            return True
+        if self._asked >= _ASKED_A_STEP and not (memo.index or memo.never or memo.alone):
+            return True
         self._ask_again(memo)
         return memo.pending == (computed, memo.ids)
 
@@ -240,6 +249,7 @@ class ChunkSource(OffloadingManager):
         if keys:
             memo.index.update(zip(keys, range(len(memo.index), len(memo.index) + len(keys))))
             memo.hold(self.client.ask([memo.named(key) for key in keys], memo.lease))
+            self._asked += len(keys)
 
     def _ask_again(self, memo: Memo) -> None:
         """Once a step: what was not there may have come since. The lease is another one when all of it is answered."""
@@ -327,7 +337,9 @@ class ChunkSource(OffloadingManager):
             memo = self._memos.get(request)
             if memo is not None and memo.lease is not None:
                 self._forget(memo)
-        self.client.receive()
+        if self.client.owed:
+            self.client.receive()
+        self._asked = 0
         self._step += 1
 
     def reported(self, completed: Mapping[int, int], failed: Collection[int]) -> None:
