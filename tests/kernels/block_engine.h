@@ -16,6 +16,7 @@
 
 #include "kernels/blocks/block_attention.h"
 #include "kernels/step/break_even.h"
+#include "tests/kernels/block_memory.h"
 #include "tests/kernels/block_oracle.h"
 
 namespace kvstrata {
@@ -39,7 +40,11 @@ class BlockEngine {
   };
 
   BlockEngine(const cuda::CudaOps& ops, Random* random, const BlockEngineOptions& options)
-      : ops_(ops), random_(*random), o_(options), plan_(ParsePlan(options.plan).value()) {
+      : ops_(ops),
+        memory_(ops),
+        random_(*random),
+        o_(options),
+        plan_(ParsePlan(options.plan).value()) {
     shape_.geometry = {o_.layers, o_.query_heads, o_.kv_heads, o_.head_dim,
                        16,        DType::kBF16,   {},          0};
     shape_.block_tokens = o_.block_tokens;
@@ -60,13 +65,13 @@ class BlockEngine {
     }
     // Blocks hold what others left, which is no number.
     for (size_t i = 0; i + 1 < mirror_.size(); i += 2) StoreAs(DType::kBF16, &mirror_[i], kNaN);
-    device_ = Allocate(mirror_.size());
-    workspace_ = Allocate(static_cast<size_t>(attention_->workspace_bytes()));
+    device_ = memory_.Allocate(mirror_.size());
+    workspace_ = memory_.Allocate(static_cast<size_t>(attention_->workspace_bytes()));
     const size_t rows = static_cast<size_t>(o_.layers * o_.max_rows * o_.query_heads * o_.head_dim);
-    queries_ = Allocate(static_cast<size_t>(o_.layers * o_.max_rows) * QueryStride());
-    outputs_ = Allocate(2 * rows);
-    Upload(device_, mirror_.data(), mirror_.size());
-    Zero(workspace_, static_cast<size_t>(attention_->workspace_bytes()));
+    queries_ = memory_.Allocate(static_cast<size_t>(o_.layers * o_.max_rows) * QueryStride());
+    outputs_ = memory_.Allocate(2 * rows);
+    memory_.Upload(device_, mirror_.data(), mirror_.size());
+    memory_.Zero(workspace_, static_cast<size_t>(attention_->workspace_bytes()));
     std::vector<uint64_t> bases;
     for (const int64_t at : layers_) bases.push_back(reinterpret_cast<uint64_t>(device_ + at));
     EXPECT_TRUE(attention_->Bind(bases, workspace_).ok());
@@ -77,7 +82,6 @@ class BlockEngine {
   }
   ~BlockEngine() {
     for (const auto& [rows, graph] : graphs_) ops_.destroy_graph(graph);
-    for (std::byte* memory : memories_) ops_.free_device(memory);
   }
 
   int32_t TokensOf(int sequence) const { return sequences_[static_cast<size_t>(sequence)].tokens; }
@@ -111,7 +115,7 @@ class BlockEngine {
     const int loaded = Open();
     Append(loaded, blocks * o_.block_tokens);
     const std::vector<int32_t>& ids = sequences_[static_cast<size_t>(loaded)].blocks;
-    std::byte* const device = Keep(ids.data(), ids.size() * sizeof(int32_t));
+    std::byte* const device = memory_.Keep(ids.data(), ids.size() * sizeof(int32_t));
     EXPECT_TRUE(attention_->Index(reinterpret_cast<int32_t*>(device), blocks, nullptr).ok());
     return loaded;
   }
@@ -127,9 +131,9 @@ class BlockEngine {
       StoreAs(DType::kBF16, &out[i], kNaN);
     }
     UploadQueries(q);
-    Upload(outputs_, out.data(), out.size());
+    memory_.Upload(outputs_, out.data(), out.size());
     Attend(captured, 2 * floats);
-    Download(out.data(), outputs_, out.size());
+    memory_.Download(out.data(), outputs_, out.size());
     double worst = 0;
     for (int layer = 0; layer < o_.layers; ++layer) {
       const size_t at = static_cast<size_t>(layer) * floats;
@@ -141,10 +145,7 @@ class BlockEngine {
             std::max(worst, oracle_.ErrorOf(RowsOf(s), layer, rows[i].in_full, &q[row], &out[row]));
       }
     }
-    for (std::byte* memory : std::exchange(step_memories_, {})) {
-      std::erase(memories_, memory);
-      ops_.free_device(memory);
-    }
+    memory_.EndStep();
     return worst;
   }
 
@@ -155,28 +156,6 @@ class BlockEngine {
     std::vector<int32_t> blocks;
     int32_t tokens = 0;
   };
-
-  std::byte* Allocate(size_t bytes) {
-    void* at = nullptr;
-    EXPECT_EQ(ops_.allocate_device(bytes, &at), 0);
-    memories_.push_back(static_cast<std::byte*>(at));
-    return memories_.back();
-  }
-  std::byte* Keep(const void* from, size_t bytes) {  // until the step's end
-    std::byte* const at = Allocate(std::max<size_t>(bytes, 16));
-    step_memories_.push_back(at);
-    Upload(at, from, bytes);
-    return at;
-  }
-  void Upload(std::byte* to, const void* from, size_t bytes) {
-    EXPECT_EQ(ops_.copy_async(to, from, bytes, nullptr) + ops_.synchronize(nullptr), 0);
-  }
-  void Download(void* to, const std::byte* from, size_t bytes) {
-    EXPECT_EQ(ops_.copy_async(to, from, bytes, nullptr) + ops_.synchronize(nullptr), 0);
-  }
-  void Zero(std::byte* at, size_t bytes) {
-    EXPECT_EQ(ops_.zero_async(at, bytes, nullptr) + ops_.synchronize(nullptr), 0);
-  }
 
   // Bytes from a row's queries to the next's: keys and values lie between, as an engine's product
   // has them.
@@ -191,7 +170,7 @@ class BlockEngine {
     for (size_t i = 0; i < q.size() / row; ++i) {
       std::memcpy(&spread[i * QueryStride()], &q[i * row], row);
     }
-    Upload(queries_, spread.data(), spread.size());
+    memory_.Upload(queries_, spread.data(), spread.size());
   }
 
   BlockRows RowsOf(const Sequence& s) const {
@@ -213,8 +192,8 @@ class BlockEngine {
           for (int c = 0; c < 2 * o_.head_dim; ++c) {
             StoreAs(DType::kBF16, &mirror_[static_cast<size_t>(at + 2 * c)], random_.Normal());
           }
-          Upload(device_ + at, &mirror_[static_cast<size_t>(at)],
-                 static_cast<size_t>(4 * o_.head_dim));
+          memory_.Upload(device_ + at, &mirror_[static_cast<size_t>(at)],
+                         static_cast<size_t>(4 * o_.head_dim));
         }
       }
     }
@@ -236,13 +215,13 @@ class BlockEngine {
       batch.new_tokens = std::max(batch.new_tokens, rows[i].added);
     }
     const auto ints = [this](const std::vector<int32_t>& of) {
-      return reinterpret_cast<int32_t*>(Keep(of.data(), of.size() * sizeof(int32_t)));
+      return reinterpret_cast<int32_t*>(memory_.Keep(of.data(), of.size() * sizeof(int32_t)));
     };
     batch.blocks = ints(table);
     batch.blocks_of_row = stride;
     batch.tokens = ints(tokens);
     batch.query_starts = ints(starts);
-    batch.in_full = reinterpret_cast<uint8_t*>(Keep(in_full.data(), in_full.size()));
+    batch.in_full = reinterpret_cast<uint8_t*>(memory_.Keep(in_full.data(), in_full.size()));
     batch.rows = static_cast<int32_t>(rows.size());
     const Status status = attention_->Begin(batch, nullptr);
     EXPECT_TRUE(status.ok()) << status.message();
@@ -272,6 +251,7 @@ class BlockEngine {
   }
 
   const cuda::CudaOps& ops_;
+  BlockMemory memory_;
   Random& random_;
   const BlockEngineOptions o_;
   Plan plan_;
@@ -282,7 +262,6 @@ class BlockEngine {
   std::vector<int64_t> layers_;
   std::byte *device_ = nullptr, *workspace_ = nullptr, *queries_ = nullptr, *outputs_ = nullptr;
   std::map<int32_t, cuda::Graph> graphs_;  // by rows
-  std::vector<std::byte*> memories_, step_memories_;
   std::vector<int32_t> free_, users_ = std::vector<int32_t>(static_cast<size_t>(o_.blocks));
   std::vector<Sequence> sequences_;
 };
