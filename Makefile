@@ -18,7 +18,8 @@
 # make bundle dist/gpu: GPU tests and benchmarks for a machine with a GPU (bench/cuda/run_gpu.sh);
 #             TRACE=file (docs/traces.md): plan sekv too
 # make version V=1.2.3  writes a new version where it stands; the changelogs want words
-# make build  build/bin/kvstratad, build/bin/kvstrata, build/lib/libkvstrata.so
+# make build  build/bin/kvstratad, build/bin/kvstrata, build/lib/libkvstrata.so; CUDA=1: the CUDA backend, too, which is
+#             left out where this machine has no GPU (make demo: likewise)
 # make all    tests and benchmarks too
 # Each installs what it needs (docker/packages.apt, integrations/requirements.txt).
 
@@ -31,6 +32,8 @@ SGLANG_VENV := $(BUILD)/venv-sglang
 MOONCAKE_VENV := $(BUILD)/venv-mooncake
 ENGINE := numpy
 JOBS   := $(shell nproc)
+CUDA   := $(if $(wildcard /proc/driver/nvidia/version /dev/nvidiactl),1)
+PRODUCT = $(if $(CUDA),product_cuda,product)
 
 # Reports of sanitizers go to files: what a test prints may be thrown away, and a daemon's is.
 REPORTS := $(abspath $(BUILD))/asan/report
@@ -72,8 +75,14 @@ test-mooncake: build $(MOONCAKE_VENV)/.installed
 	$(MOONCAKE_VENV)/bin/python -B tests/mooncake/store_test.py
 	$(VENV)/bin/python -B tests/mooncake/daemon_test.py $(MOONCAKE_VENV)/bin/python
 
+# A step is 5 s of a core on average.
 build: $(BUILD)/build.ninja $(VENV)/.installed
-	cmake --build $(BUILD) --parallel $(JOBS) --target product
+	@steps=$$(ninja -C $(BUILD) -n $(PRODUCT) | grep -c '^\['); echo "make build: $$steps steps on $(JOBS) cores," \
+	  "up to $$((steps * 5 / $(JOBS) / 60 + 1)) minutes; CUDA backend: $(if $(CUDA),yes,no (CUDA=1 builds it without a GPU))"
+	@cmake --build $(BUILD) --parallel $(JOBS) --target $(PRODUCT)
+
+# What is given away has all of it.
+install deb wheel image-cuda bundle: CUDA := 1
 
 all: $(BUILD)/build.ninja $(VENV)/.installed
 	cmake --build $(BUILD) --parallel $(JOBS) --target all unit_tests

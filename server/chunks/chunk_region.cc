@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/chunks/chunk_region.h"
 
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -48,6 +49,7 @@ Result<std::unique_ptr<ChunkRegion>> ChunkRegion::Make(uint64_t bytes, uint32_t 
         "CHUNKS_MEMORY",
         "no memory for chunks.bytes = " + std::to_string(bytes) + ": " + mapped.status().message());
   }
+  (void)madvise(mapped->base, mapped->bytes, MADV_HUGEPAGE);  // advice: shmem may not have them
   std::shared_ptr<MappedMemory> memory(new MappedMemory(std::move(mapped).value()),
                                        [](MappedMemory* m) {
                                          UnmapSealedMemfd(std::move(*m));

@@ -24,6 +24,7 @@ ChunkClient is called from one; leases and credits are filled in by that one or 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import mmap
 import os
@@ -122,7 +123,10 @@ class ChunkLink:
 
     def map(self) -> mmap.mmap:
         """The region, read and written by all of the user's engines. It stays mapped, whatever becomes of the link."""
-        return mmap.mmap(self._descriptor, self.welcome.region_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        region = mmap.mmap(self._descriptor, self.welcome.region_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        with contextlib.suppress(OSError):  # advice, where the kernel has huge pages of shared memory
+            region.madvise(mmap.MADV_HUGEPAGE)
+        return region
 
     def detach(self) -> None:
         """Says that nobody of this process copies any more, and closes."""
