@@ -3,12 +3,17 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
+from conftest import ROOT
 
-from reference import bits, core, planes, synth
+from reference import bits, core, golden, planes, synth
 
 DIMS, UNITS = (64, 128, 256), (16, 48, 64)
+GOLDEN = ROOT / "tests" / "golden"
+CASES = [c for c in json.loads((GOLDEN / "cases.json").read_text()) if "planes" in c.get("only", ())]
 HALF_CELL = 1 + 2.0**-13  # what fp32 adds to half of a cell
 formats = pytest.mark.parametrize("keep,unit,dim", [(k, u, d) for k in (8, 4) for u in UNITS for d in DIMS])
 
@@ -254,3 +259,35 @@ def test_bytes_of_a_step():
     read = plan.bytes_read(planes.Choice(fine, np.arange(edge // 32)), n, 128, 2) - raw
     assert round(read / edge / 512, 4) == 0.132
     assert bits.LARGEST == 65504
+
+
+# ---- tests/golden ----
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: str(c["seed"]))
+def test_the_vectors_are_the_references(case: dict):
+    again = golden.vectors(case)
+    with np.load(golden.path_of(case, str(GOLDEN))) as kept:
+        assert set(kept.files) == set(again)
+        for name, want in again.items():
+            if want.dtype.kind != "f" or "widened" in name:
+                assert np.array_equal(kept[name], want), name
+            else:
+                assert np.allclose(kept[name], want, rtol=1e-5, atol=1e-5), name
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: str(c["seed"]))
+def test_the_bytes_of_the_vectors_are_those_rows(case: dict):
+    """Codes read back from the bytes are near the rows that they are of."""
+    with np.load(golden.path_of(case, str(GOLDEN))) as kept:
+        arrays = {name: kept[name] for name in kept.files}
+    options = json.loads(arrays["params"].tobytes())["plans"]["planes"]
+    unit, dim, keep = options["unit"], case["dim"], options["keep"]
+    last = planes.fine_plane(keep)
+    for name, of, prepare in (("keys", 0, counted), ("values", 1, planes.rotate)):
+        rows = core.from_bf16_bits(arrays[f"{name}_bf16"])
+        for layer, head, g in np.ndindex(arrays["planes.upper"].shape[:3]):
+            upper, lower = (arrays[f"planes.{part}"][layer, head, g].tobytes() for part in ("upper", "lower"))
+            codes = planes.parse_group(upper, lower, dim, unit, keep)[of]
+            want = prepare(rows[layer, g * unit:(g + 1) * unit, head])
+            limit = planes.CELLS[last] / 2 * codes.step.astype(float) * HALF_CELL
+            assert (np.abs(codes.read(last) - want) <= limit).all()
