@@ -6,8 +6,7 @@
 // group's bytes are a function of its rows alone, and unpacked rows of its bytes alone. Elements
 // that are not finite count as the page says: no group has a NaN.
 //
-// Work items are independent. Cost: values are rotated, dim log2(dim) additions a row; no more than
-// a row on the stack (ref: the group's values).
+// Work items are independent. Cost: values are rotated, dim log2(dim) additions a row.
 #ifndef KVSTRATA_KERNELS_OPS_PACK_PLANES_PACK_PLANES_H_
 #define KVSTRATA_KERNELS_OPS_PACK_PLANES_PACK_PLANES_H_
 
