@@ -23,6 +23,7 @@ set(KVS_OPS_SOURCES
   ops/attend_lowrank/attend_lowrank_simd.cc
   ops/attend_packed/attend_packed_ref.cc
   ops/attend_packed/attend_packed_simd.cc
+  ops/attend_planes/attend_planes_ref.cc
   ops/attend_raw/attend_raw_ref.cc
   ops/attend_raw/attend_raw_simd.cc
   ops/attend_spans/attend_spans_ref.cc
@@ -40,6 +41,7 @@ set(KVS_OPS_SOURCES
   ops/merge/merge_ref.cc
   ops/merge/merge_simd.cc
   ops/observe/observe_ref.cc
+  ops/pack_planes/pack_planes_ref.cc
   ops/pick/pick_ref.cc
   ops/pick/pick_simd.cc
   ops/pick_buckets/pick_buckets_ref.cc

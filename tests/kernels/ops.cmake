@@ -8,8 +8,12 @@ endforeach()
 foreach(op attend_chunk attend_spans buckets cascade copy_rows promote reuse)
   kvs_test(ops_${op}_test ops_${op}_test.cc LIBS kvs_kernels)
 endforeach()
+# Refs that have no faster twin yet.
+foreach(op attend_planes pack_planes)
+  kvs_test(ops_${op}_test ops_${op}_test.cc LIBS kvs_kernels)
+endforeach()
 # What tests/golden has of these is of the ops, too.
-foreach(op quantise_keys score_bits)
+foreach(op attend_planes pack_planes quantise_keys score_bits)
   target_compile_definitions(ops_${op}_test PRIVATE "KVS_GOLDEN=\"${CMAKE_SOURCE_DIR}/tests/golden\"")
 endforeach()
 # These two are held to the Eigen library as well.

@@ -27,7 +27,7 @@ void ExpectWithinHalfAStep(const PagedFixture& keys, int begin, const QuantisedG
       ASSERT_GE(step, 0);
       ASSERT_LE(MinimumOf(group.data(), c), x);
       ASSERT_GE(MinimumOf(group.data(), c) + step * ((1 << f.bits) - 1) * (1 + 1e-6), x);
-      ASSERT_LE(std::abs(QuantisedAt(f, group.data(), t, c) - x), step / 2 * (1 + 0x1p-20))
+      ASSERT_LE(std::abs(QuantisedAt(f, group.data(), t, c) - x), step / 2 * (1 + 0x1p-17))
           << "token " << t << " channel " << c << " key " << key << " step " << step;
     }
   }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
 #include "base/check.h"
 #include "kernels/element.h"
+#include "kernels/ops/quantise_keys/half_range.h"
 #include "kernels/ops/quantise_keys/quantise_keys.h"
 
 namespace kvstrata {
@@ -12,24 +12,7 @@ namespace {
 
 template <typename T>
 float KeyAt(const QuantiseKeysWork& w, int32_t token, int32_t channel) {
-  const float x = ToFloat(reinterpret_cast<const T*>(w.keys.Row(w.begin + token))[channel]);
-  return std::isnan(x) ? 0 : std::clamp(x, -kQuantisedMax, kQuantisedMax);
-}
-
-bool IsZero(F16 h) { return (h.bits & 0x7FFF) == 0; }
-
-// Neighbours in the order of their values, which for one sign is that of their bits.
-F16 Next(F16 h, bool up) {
-  if (IsZero(h)) return {static_cast<uint16_t>(up ? 0x0001 : 0x8001)};
-  const bool away = up == (h.bits < 0x8000);
-  return {static_cast<uint16_t>(away ? h.bits + 1 : h.bits - 1)};
-}
-
-// The largest fp16 that is at most x, or the least that is at least x.
-F16 RoundTowards(float x, bool up) {
-  F16 h = FromFloat<F16>(x);
-  if (up ? ToFloat(h) < x : ToFloat(h) > x) h = Next(h, up);
-  return IsZero(h) ? F16{0} : h;
+  return Counted(ToFloat(reinterpret_cast<const T*>(w.keys.Row(w.begin + token))[channel]));
 }
 
 // A code's bits from `first` on, `width` of them, into its place in a plane.
@@ -53,15 +36,11 @@ void QuantiseChannel(const QuantiseKeysWork& w, int32_t channel) {
     low = std::min(low, KeyAt<T>(w, t, channel));
     high = std::max(high, KeyAt<T>(w, t, channel));
   }
-  const F16 minimum = RoundTowards(low, false);
-  const float m = ToFloat(minimum);
-  const F16 step = RoundTowards((high - m) / static_cast<float>((1 << f.bits) - 1), true);
-  const float inverse = IsZero(step) ? 0 : 1 / ToFloat(step);
-  std::memcpy(w.out + 2 * channel, &minimum, 2);
-  std::memcpy(w.out + f.step_offset() + 2 * channel, &step, 2);
+  const HalfRange range = HalfRange::Of(low, high, (1 << f.bits) - 1);
+  std::memcpy(w.out + 2 * channel, &range.minimum, 2);
+  std::memcpy(w.out + f.step_offset() + 2 * channel, &range.step, 2);
   for (int32_t t = 0; t < f.tokens; ++t) {
-    const float code = std::nearbyint((KeyAt<T>(w, t, channel) - m) * inverse);
-    const auto bits = static_cast<uint32_t>(code);
+    const uint32_t bits = range.Code(KeyAt<T>(w, t, channel));
     PutCode(f, w.out + f.codes_offset(), f.plane_bits(), t, channel, bits);
     if (f.bits == 3) PutCode(f, w.out + f.high_offset(), 1, t, channel, bits >> 2);
   }

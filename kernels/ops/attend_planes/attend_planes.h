@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// Op attend_planes: partial attention over the sealed groups of planes of one (layer, KV head)
+// (docs/spec/planes.md, "A step").
+//
+// All sealed tokens are attended: those of the fine set by all planes that are stored, others by
+// plane 0, and strips that are left out not at all. Raw rows (tokens of groups that are not sealed)
+// are op attend_raw's, which comes first: their partial is part of what is compared here. Op merge
+// makes one output of both.
+//
+// Fine set and strips are chosen by the first query token and hold for all of them. What is chosen
+// is a function of the work item alone. Read are: the keys' part of the upper run of all groups,
+// lower rows of the fine set, and the values' part of the upper run for strips that are not left
+// out. Nothing else is touched.
+// Work items are independent. Sums: ref in double. Cost: the bytes that PlanesBytesRead counts.
+#ifndef KVSTRATA_KERNELS_OPS_ATTEND_PLANES_ATTEND_PLANES_H_
+#define KVSTRATA_KERNELS_OPS_ATTEND_PLANES_ATTEND_PLANES_H_
+
+#include "kernels/executor.h"
+#include "kernels/ops/pack_planes/planes_format.h"
+
+namespace kvstrata {
+
+// Sealed groups in order of position.
+struct PlanesRows {
+  PlanesFormat format;                      // REQUIRES: IsValid()
+  const std::byte* const* upper = nullptr;  // [groups], each format.upper_bytes()
+  const std::byte* const* lower = nullptr;  // [groups], each format.lower_bytes()
+  int32_t groups = 0;
+
+  int32_t tokens() const { return groups * format.tokens; }
+  int32_t strips() const { return tokens() / kStripTokens; }
+};
+
+// The options of the page, "Options".
+struct PlanesRule {
+  double share = 0.05;    // of all tokens; 1: everything is fine
+  double fine_above = 0;  // over 0: in place of share
+  double skip_below = 1;
+  int32_t run = 1;     // divides format.tokens; 1 with fine_above
+  int32_t sample = 1;  // at least 1
+  int32_t sinks = 4;
+  int32_t recent = 64;  // at least 1
+};
+
+struct AttendPlanesWork {
+  PlanesRows rows;
+  PlanesRule rule;
+  int32_t tokens = 0;        // N: sealed ones, then raw ones, the first query token's own included
+  const float* q = nullptr;  // query token i, head g of the group: q + i*q_token + g*dim
+  int64_t q_token = 0;
+  int32_t queries = 1;
+  int32_t group = 1;
+  float scale = 1.0f;
+  // The partial of raw rows of query token 0: m and l of head g (attend_raw.h).
+  const float* raw_m = nullptr;
+  const float* raw_l = nullptr;
+  float* m = nullptr;  // [queries * group], index i * group + g; NaN where the query has one
+  float* l = nullptr;
+  float* o = nullptr;         // [queries * group][dim], rotated back
+  uint8_t* fine = nullptr;    // [rows.tokens()], written: 1 for the fine set
+  uint8_t* strips = nullptr;  // [rows.strips()], written: 1 for those that are not left out
+};
+
+// Bytes of the groups that the rule reads for what an item chose.
+int64_t PlanesBytesRead(const PlanesRows& rows, const uint8_t* fine, const uint8_t* strips);
+
+void AttendPlanesRef(const AttendPlanesWork* work, int64_t n, Executor& executor);
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_KERNELS_OPS_ATTEND_PLANES_ATTEND_PLANES_H_
