@@ -39,8 +39,9 @@ from launch import OUT, Daemon, Launcher
 
 _RATED = 5  # files that dd reads
 K32, K128 = 32768 - 256, 131072 - 256
-# Batches of --plans; short ones are where choosing cannot pay.
-PLANS, SHORT = [(1000, 8), (4000, 16), (K32, 8), (K128, 1), (K128, 2)], [(300, 2), (600, 1)]
+# Batches of --plans; short ones are where choosing cannot pay, single ones show a step over the length.
+PLANS = [(1000, 8), (4000, 16), (8000, 1), (16000, 1), (K32, 1), (65536 - 256, 1), (K32, 8), (K128, 1), (K128, 2)]
+SHORT = [(300, 2), (600, 1)]
 
 
 class Trial:
