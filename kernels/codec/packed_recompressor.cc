@@ -270,8 +270,7 @@ class PackedRecompressor final : public Recompressor {
 
   // --- what loses too much ---
 
-  // Everything stays as it is, the range, of which range.info says what it lost, and what follows
-  // it raw.
+  // Everything stays as it is: the range, whose loss is in range.info, and what follows it are raw.
   Result<RecompressOutput> Stop(const RecompressInput& input, const PackedState& state,
                                 const PackedRange& range) {
     stopped_ = true;

@@ -31,9 +31,9 @@ struct CgroupMemory {
 // Nothing: no limit, or none that can be read. `root` is put before every path.
 std::optional<CgroupMemory> ReadCgroupMemory(const std::string& root = "");
 
-// What a pool whose size nobody gave takes of host memory, of `wanted`: at most its share, of as
-// many such `pools`, of three quarters of what is available, in whole MiB. 0 available: `wanted`,
-// which is then refused with the figures.
+// Bytes of host memory for a pool without a configured size: `wanted`, but at most an equal share
+// of three quarters of what is available, in whole MiB. `pools`: how many such pools share it. 0
+// available: `wanted`, which is then refused with the figures.
 uint64_t DefaultPoolBytes(const CgroupMemory& cgroup, uint64_t wanted, int pools);
 
 // RESOURCE_EXHAUSTED POOL_BEYOND_CGROUP: pools of host memory of these sizes would be more than is

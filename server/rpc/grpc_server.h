@@ -13,8 +13,8 @@
 // Descriptors that a peer sends along are for the listener to refuse (unix_listener.h): gRPC would
 // close them on its own threads, which the peer can make last.
 //
-// At most kMaxUsers users have a server: for another one the server of a user without connections,
-// sessions and calls is taken down, whose has been idle longest; never an operator's.
+// At most kMaxUsers users have a server: for another one, the server that has been idle
+// longest, without connections, sessions and calls, is taken down; never an operator's.
 //
 // Reflection is served to root and the daemon's own user.
 //
