@@ -70,7 +70,7 @@ struct Page {
   uint32_t artefacts = 0;  // references that artefacts have (artefacts.h)
   uint32_t keeps = 0;      // holds that keep it without a reference (page_holds.h)
   PageKey key{};
-  std::unique_ptr<Series> series;  // of a sealed page's positions; null: nothing was reported
+  std::unique_ptr<Series> series;  // for a sealed page's positions; null: nothing was reported
   bool series_changed = false;     // since the tier below copied the page
   uint8_t credits = 0;             // how often eviction passes it over: selectors chose it
   Page* older = nullptr;           // the prefix index's list of pages that nobody uses

@@ -19,7 +19,7 @@ enum class Guard : uint8_t {
   kPayloadChecksum,     // every buffer's is checked, at every read
   kPlace,               // a header names its own store, segment and block
   kIdentity,            // a read demands the whole key and the index's generation
-  kNewest,              // of two slots of one key the higher generation holds
+  kNewest,              // the higher generation of a key's two slots holds
   kDirtyMark,           // a checkpoint counts only for segments unchanged since
   kErasure,             // an erased slot's header is overwritten
   kFailedFlush,         // what a failed flush covered leaves the index

@@ -7,7 +7,7 @@ import re
 import tokenize
 
 SIGNS = re.compile(r"^(//[/!]*<?|/\*[*!]*<?|#+)\s*")
-OF = re.compile(r"\s*of\b", re.IGNORECASE)
+OF = re.compile(r"\s*of\b(?!:)", re.IGNORECASE)  # `of:` names a parameter
 SHOWN = 40
 
 

@@ -254,7 +254,7 @@ class Of(Tree):
     def test_comments_that_do_not(self):
         self.write("base/c.cc", "// Bytes\n// of a row; often.\nint a;  // bytes\n        // of a row\n// Often.\n"
                    "auto b = \"// of\";\n")
-        self.write("base/c.py", '"""Bytes\nof a row."""\n# Bytes\n# of a row\na = "# of"\nb = """of"""\n')
+        self.write("base/c.py", '"""of: bytes\nof a row."""\n# Bytes\n# of a row\na = "# of"\nb = """of"""\n')
         self.write("proto/c.proto", "// Bytes\n// of a row.\n")
         self.assert_passes()
 
