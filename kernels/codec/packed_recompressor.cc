@@ -35,7 +35,7 @@ struct PackedState {
   Run plan_tokens;          // the last final segment, also where it is not yet packed
   int32_t plan = -1;        // the extent with its rotations
   double own_loss = 0;      // its mean relative error, once it is packed
-  PackedInfo last = {};     // of the last extent
+  PackedInfo last = {};     // the last extent's
 };
 
 Result<int32_t> FindPlanExtent(const SequenceView& view, int32_t count, int32_t begin) {
@@ -294,7 +294,7 @@ class PackedRecompressor final : public Recompressor {
 
   struct OpenExtent {
     PackedExtent extent;
-    int32_t kept = -1;   // of the view, or
+    int32_t kept = -1;   // number of an extent of the view, or
     PackedBytes packed;  // new
   };
 
