@@ -74,7 +74,7 @@ struct OpenSequence {
     kOnlyReported = 1,  // no more of a prefix than the plan's series were stored with
     kPrivate = 2,       // finds nothing, and nothing of it is found
   };
-  uint32_t max_held_tokens;  // those of a prefix; 0: no limit
+  uint32_t max_held_tokens;  // tokens of a prefix; 0: no limit
   uint32_t flags;
   uint32_t reserve_tokens;  // to take pages for, the prompt among them; 0: for the prompt
   uint32_t reserved;

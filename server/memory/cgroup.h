@@ -20,7 +20,7 @@ struct CgroupMemory {
   std::string file;          // that has the limit
   uint64_t limit = 0;        // the smallest of the cgroup and those above it
   uint64_t charged = 0;      // to the cgroup that has it
-  uint64_t reclaimable = 0;  // of that: pages of files
+  uint64_t reclaimable = 0;  // pages of files among that
 
   uint64_t available() const {
     const uint64_t held = charged - std::min(charged, reclaimable);
