@@ -155,8 +155,8 @@ _SOLVERS = concurrent.futures.ThreadPoolExecutor(os.cpu_count(), initializer=lam
 
 
 def eigenvectors(gram: Tensor) -> tuple[Tensor, Tensor]:
-    """Values and vectors of matrices [n, c, c], ascending. In parts: a solver's workspace for all of a batch is more than
-    2^31 elements. Larger ones by all CPUs, one part each."""
+    """Values and vectors of matrices [n, c, c], ascending. In parts: a solver's workspace for all of a batch is more
+    than 2^31 elements. Larger ones by all CPUs, one part each."""
     if gram.shape[-1] <= BATCHED:
         parts = [torch.linalg.eigh(part) for part in gram.split(16 * MATRICES)]
     else:
@@ -289,7 +289,7 @@ class Batch:
 
 class Found(NamedTuple):
     """What a forward pass gives: logits [B, T, vocabulary], and by layer: rows that expansions add a query head; and
-    where it was asked for, against full attention of the same queries, the zoom loss and attention's error (relative L2)."""
+    where it was asked for, against full attention of the same queries, the zoom loss and attention's relative L2."""
     logits: Tensor
     rows: Tensor
     zoom: Tensor
@@ -312,8 +312,8 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]  # q [B, H, n, d], k and v [
 
 
 class Read(NamedTuple):
-    """What full attention read: keys and values [L, B, K, n, d] of served layers; the others', by layer, [B, K, n, d]; and
-    what the head reads [B, n, width]."""
+    """What full attention read: keys and values [L, B, K, n, d] of served layers; the others', by layer, [B, K, n, d];
+    and what the head reads [B, n, width]."""
     keys: Tensor
     values: Tensor
     windowed: dict[int, tuple[Tensor, Tensor]]

@@ -231,7 +231,7 @@ class Trainer:
 
 def fastest_attention(llama: Llama, length: int) -> tuple[str, bool]:
     """The fastest forward and backward at two rows of this length: (kernel, whether keys are repeated for it).
-    One that fails, or says something else than flash with repeated keys, is not taken. Errors: RuntimeError, none works."""
+    One that fails, or says something else than flash with repeated keys, is not taken. RuntimeError: none works."""
     s, shape = llama.shape, (2, length)
     q = torch.randn(*shape, s.heads, s.head_dim, device=llama.device, dtype=llama.dtype).transpose(1, 2)
     k, v = torch.randn(2, *shape, s.kv_heads, s.head_dim, device=llama.device, dtype=llama.dtype).transpose(2, 3)
