@@ -65,7 +65,8 @@ def start_daemon(program, cli, *flags):
 
 def run_program(functions, flags=lambda folder: []):
     """Runs a module's functions: those named test_*, which need no daemon; then, on one socket that a daemon with
-    `flags` serves, those named daemon_*. In their order: what one leaves in the daemon the next may use. The exit code."""
+    `flags` serves, those named daemon_*. In their order: what one leaves in the daemon the next may use. Gives the
+    exit code."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--cli", required=True)
     parser.add_argument("--daemon", required=True)
