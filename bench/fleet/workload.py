@@ -28,7 +28,7 @@ class Shape:
     pause_median: float = 110      # from a turn's arrival to the next one's
     pause_sigma: float = 1.0
     shared: float = 0.05           # share of conversations that begin with a document others have too
-    documents: int = 2000          # documents of these, drawn by Zipf's law
+    documents: int = 2000          # shared documents, drawn by Zipf's law
 
 
 @dataclasses.dataclass(slots=True)
