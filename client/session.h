@@ -57,7 +57,7 @@ struct OpenOptions {
   bool only_reported = false;
   uint32_t reserve_tokens = 0;
   bool private_pages = false;
-  std::string_view key;  // the caller's; "": none
+  std::string_view key;  // key of the caller's choosing; "": none
 };
 
 // Whether a call ended because the daemon did not answer in time. It may do all the same what it

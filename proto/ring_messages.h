@@ -47,7 +47,7 @@ enum MessageType : uint32_t {
 
 struct RegisterModel {
   char name[64];
-  char digest[80];   // the weights'; identity, compared byte by byte
+  char digest[80];   // names the weights; identity, compared byte by byte
   char layout[32];   // free text of the engine that is part of the page's identity
   char adapter[64];  // LoRA and the like; "" none
   int32_t layers, query_heads, kv_heads, head_dim, page_tokens;
@@ -160,7 +160,7 @@ struct Recall {
   };
   uint64_t sequence;
   uint32_t audit;     // RecallRequest::audit
-  uint32_t position;  // the decode token's
+  uint32_t position;  // position of the decode token
   uint32_t layers;    // measured, ascending
   uint32_t heads;     // query heads; 0 with a flag
   uint32_t flags;
@@ -228,10 +228,10 @@ static_assert(sizeof(CapacityReply) == 104);
 // begins at offset + block * block_stride + slot * slot_stride + head * head_stride.
 struct BlockTensor {
   enum Kind : uint32_t { kMemfd = 1, kCudaFd = 2, kCudaIpc = 3 };
-  uint32_t kind;         // the memory's
+  uint32_t kind;         // kind of the memory
   uint32_t descriptor;   // kMemfd, kCudaFd: Descriptor::number
   uint8_t ipc[64];       // kCudaIpc: the driver's handle
-  uint64_t bytes;        // the whole memory's
+  uint64_t bytes;        // size of the whole memory
   uint64_t offset;       // bytes
   int64_t block_stride;  // bytes, as the next two
   int64_t slot_stride;

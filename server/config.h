@@ -46,7 +46,7 @@ inline constexpr std::string_view kDefaultConfigFile = "/etc/kvstrata/kvstratad.
 // The devices whose memory the device pools are, each with a pool of its own.
 struct PoolDevices {
   uint32_t emulated = 1;           // so many, in memory of the host; 0: GPUs
-  std::vector<std::string> uuids;  // the GPUs'; empty: all that are visible
+  std::vector<std::string> uuids;  // names of the GPUs; empty: all that are visible
 };
 
 // What `kvstrata config show` prints.
@@ -73,7 +73,7 @@ struct RemoteConfig {
   std::string secret_file, seal, tenant;
   std::string user, password_file;  // for the servers' ACL; "": the default user, no password
   redis::RedisTlsOptions tls;
-  std::chrono::microseconds ttl{};  // a value's there
+  std::chrono::microseconds ttl{};  // lifetime of a value there
   std::string announce;             // HOST:PORT, where other nodes ask this one; "": nowhere
   RemotePagesOptions pages;
 };
@@ -104,7 +104,7 @@ struct Config {
   TierPagesOptions tier_pages;
   RemoteConfig remote;
   MoverOptions mover;
-  std::string backend;   // the remote transport's; a name of kernels/backend.h
+  std::string backend;   // backend of the remote transport; a name of kernels/backend.h
   uint32_t threads = 0;  // for its ops; 0: all cores
   std::chrono::microseconds shutdown_timeout{4'000'000};
   std::chrono::microseconds patience{2'000'000};  // with a loop, until health tells that it hangs

@@ -84,7 +84,7 @@ struct Daemon::Parts {
   Config config;
   Running running{{config, [this](const Config& next) { Apply(next); }}, config.shutdown_timeout};
   PageSource page_source;  // source for PageServer, and for Admin.GetMetrics
-  UniqueFd lock;           // the path's
+  UniqueFd lock;           // locks the path
   DevicePools device_pools;
   std::unique_ptr<Store> store;
   std::unique_ptr<Mover> mover;

@@ -244,8 +244,8 @@ class Steps {
   uint32_t held_ = 0;
   SentenceEnds ends_;
   uint32_t reported_ = 0;
-  const int32_t id_ = 0;                  // every new token's
-  std::vector<kvs_step_member> members_;  // a decode step's
+  const int32_t id_ = 0;                  // id of every new token
+  std::vector<kvs_step_member> members_;  // members of a decode step
   cudaStream_t stream_ = nullptr;
   cudaGraphExec_t graph_ = nullptr;
 };

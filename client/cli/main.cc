@@ -52,7 +52,7 @@ int Run(int argc, char** argv) {
   try {
     app.parse(argc, argv);
     return RunVerb(invocation);
-  } catch (const CLI::ParseError& error) {  // the verb's, too: what options together make no sense
+  } catch (const CLI::ParseError& error) {  // the verb's, too: options that make no sense together
     // Help and version are "errors" with code 0.
     if (error.get_exit_code() == 0) return app.exit(error);
     return UsageError(app, error, argc, argv);

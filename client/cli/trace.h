@@ -21,7 +21,7 @@
 namespace kvstrata::cli {
 
 struct TraceShape {
-  int32_t layers = 0;  // the model's; TraceLayer::layer says which are there
+  int32_t layers = 0;  // how many the model has; TraceLayer::layer says which are there
   int32_t query_heads = 0, kv_heads = 0, head_dim = 0, page_tokens = 0;
   int32_t prompt = 0, steps = 0, tail = 0;  // N0, T, tail
   TraceRotary rotary;                       // that of keys = pre_rope

@@ -200,7 +200,7 @@ class CudaPacker final : public SegmentPacker {
   const std::shared_ptr<ExtentMemory> extents_;
   mutable Mutex mu_;
   mutable DeviceBuffer scratch_ KVS_GUARDED_BY(mu_);
-  mutable PageLockedBuffer staging_ KVS_GUARDED_BY(mu_);  // PackRows's, laid out as its scratch
+  mutable PageLockedBuffer staging_ KVS_GUARDED_BY(mu_);  // for PackRows, laid out as its scratch
   mutable Clock::time_point short_until_ KVS_GUARDED_BY(mu_){};
 };
 

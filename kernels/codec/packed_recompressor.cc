@@ -35,7 +35,7 @@ struct PackedState {
   Run plan_tokens;          // the last final segment, also where it is not yet packed
   int32_t plan = -1;        // the extent with its rotations
   double own_loss = 0;      // its mean relative error, once it is packed
-  PackedInfo last = {};     // the last extent's
+  PackedInfo last = {};     // info of the last extent
 };
 
 Result<int32_t> FindPlanExtent(const SequenceView& view, int32_t count, int32_t begin) {

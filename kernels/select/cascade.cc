@@ -340,9 +340,9 @@ class CascadeSelector final : public Selector {
   int32_t window_start_ = 0;  // first window page of the last selection; 0: everything is attended
   int32_t queried_at_ = 0;    // position of the last query that chose
   int32_t lists_a_layer_;
-  std::vector<PageList> lists_;  // the last selection's: one, or by layer, or layer and KV head
+  std::vector<PageList> lists_;  // last selection's: one, or by layer, or layer and KV head
   std::vector<Layer> layers_;
-  AffinityScores scores_;  // the last selection's, for Inspect; those of one list for all alone
+  AffinityScores scores_;  // for Inspect: the last selection's scores, if one list serves all
 };
 
 struct RhoPreset {

@@ -26,7 +26,7 @@ struct FixedChoice {
 };
 
 struct FixedSelection {
-  std::string_view name;  // the selector's
+  std::string_view name;  // name of the selector
   // Chooses among n tokens, the query's own included, which every choice has.
   FixedChoice (*choose)(const Plan& plan, int32_t n);
   int32_t unit_tokens = 0;  // tokens of a unit that it lists; 0: it lists none

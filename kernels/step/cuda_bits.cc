@@ -242,7 +242,7 @@ class CudaBits final : public CudaSelector {
   bool one_pass_ = false;  // lists of a fixed budget of single tokens
   OnePassLists one_pass_lists_;
   CudaScoredLists best_;  // the others
-  DeviceBuffer always_;   // op always's
+  DeviceBuffer always_;   // what op always writes
   int32_t always_members_ = 0;
 };
 

@@ -43,7 +43,7 @@ class CudaHostPages {
   const std::shared_ptr<HotCacheBudget> budget_;
   const StepMemory::Column committed_;
   WordTable pages_, tables_;  // by member: cuda::HotPages::pages, a cuda::HotPages
-  DeviceBuffer counters_;     // op promote's
+  DeviceBuffer counters_;     // for op promote
 };
 
 }  // namespace kvstrata

@@ -87,7 +87,7 @@ class StepTiles {
   const std::span<const StepChunk> chunks_;
   std::vector<Tile> tiles_;
   std::vector<Slice> slices_;
-  std::vector<Run> runs_;  // the slices'
+  std::vector<Run> runs_;  // runs of the slices
   StoredPlan stored_;
 };
 

@@ -41,8 +41,8 @@ namespace kvstrata {
 
 struct AttachOptions {
   std::chrono::microseconds hello_timeout{2'000'000};
-  std::chrono::microseconds poll{50};                    // 0: sleep at once
-  uint64_t reply_backlog_bytes = 1 << 20;                // one session's, beyond its reply ring
+  std::chrono::microseconds poll{50};      // 0: sleep at once
+  uint64_t reply_backlog_bytes = 1 << 20;  // bytes for one session, beyond its reply ring
   std::chrono::microseconds settle_timeout{60'000'000};  // then it is DEADLINE_EXCEEDED
   uint32_t threads = 3;                                  // for what takes longer than a quantum
   std::string backend = "simd";                          // named in Welcome

@@ -37,7 +37,7 @@ struct ChunkDoorOptions {
 struct ChunkGuest {
   ChunkGuest(uint64_t connection, ChunkLink with) : number(connection), link(std::move(with)) {}
 
-  const uint64_t number;  // the connection's; each has another
+  const uint64_t number;  // names the connection; each has another
   ChunkLink link;
   PeerCredentials peer;
   uint32_t process = 0;

@@ -126,7 +126,7 @@ class ChunkRoom {
   uint64_t engine_numbers_ = 0;
   std::map<std::string, std::unique_ptr<ChunkEngine>> engines_;  // by name
   std::map<uint64_t, Member> members_;                           // by connection
-  std::map<uint64_t, std::unique_ptr<ChunkClaims>> claims_;      // schedulers', by connection
+  std::map<uint64_t, std::unique_ptr<ChunkClaims>> claims_;  // claims of schedulers, by connection
   std::list<Resting> resting_;
 };
 

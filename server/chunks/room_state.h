@@ -27,9 +27,9 @@
 namespace kvstrata {
 
 struct ChunkRoomOptions {
-  uint64_t serial = 1;  // the room's, within the process
+  uint64_t serial = 1;  // number of the room within the process
   uint32_t user = 0;
-  uint64_t bytes = 0;                           // its region's
+  uint64_t bytes = 0;                           // size of its region
   uint32_t layout_percent = 100;                // part of them that rows of one size may have
   uint8_t write_shown = kNowhere;               // the tiers that get a chunk when it is shown
   uint8_t write_reused = kNowhere;              // and those that get it when it is found again
@@ -52,7 +52,7 @@ struct ChunkEngine {
 struct ChunkLease {
   uint64_t serial = 0;
   uint32_t number = 0;  // the client's
-  uint64_t use = 0;     // the first key's
+  uint64_t use = 0;     // use of its first key
   std::vector<Chunk*> held;
   uint32_t waits = 0;  // keys of it that are coming
 };

@@ -165,7 +165,7 @@ class GpuStep final : public StepRunner {
   GpuSteps& device_;
   Room& room_;
   std::unique_ptr<CudaStep> step_;
-  std::vector<std::optional<Selection>> read_;  // the last layer's, by member
+  std::vector<std::optional<Selection>> read_;  // selections of the last layer, by member
   std::vector<std::unique_ptr<CudaShadow>> shadows_;
 };
 

@@ -175,7 +175,7 @@ class GrpcServer::Impl {
 
   const GrpcOptions options_;
   grpc::ResourceQuota quota_{"kvstrata"};
-  CallsUnderWay calls_;  // all users'
+  CallsUnderWay calls_;  // calls of all users
   // The accepting thread's, and the caller's before and after it runs.
   GrpcConnections connections_;
   RefusedConnections refused_;

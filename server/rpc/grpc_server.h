@@ -135,7 +135,7 @@ struct RemoteServerInfo {
   std::string address, role;
   bool breaker_open = false;
   std::chrono::microseconds round_trip{0};
-  Status status;  // the PING's
+  Status status;  // outcome of the PING
   uint64_t values = 0, held = 0;
 };
 struct RemoteProbeInfo {

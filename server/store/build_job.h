@@ -55,7 +55,7 @@ struct BuildJob {
 
   // Index rows of [from, to) are to be written; `to` ends a block. Empty: extents are to be made.
   uint32_t from = 0, to = 0;
-  std::vector<PageKey> keys;        // the blocks'
+  std::vector<PageKey> keys;        // keys of the blocks
   std::vector<ExtentDraft> drafts;  // their bytes
   std::vector<std::byte*> blocks;   // by position; null before the first of them
   std::vector<std::byte*> pages;    // by position; null: not read

@@ -73,7 +73,7 @@ struct PendingBuild {
   // For another plan with a codec.
   std::shared_ptr<const Recompressor> recompressor;
   PageKey artefact{};
-  uint32_t extents = 0;  // the artefact's; 0: it is not there
+  uint32_t extents = 0;  // extents of the artefact; 0: it is not there
   std::string parameters_digest;
 
   bool begun = false;    // a worker came for it

@@ -44,8 +44,8 @@ class Tables;
 // A sequence on its way to be opened.
 struct Opening {
   uint64_t session = 0;
-  std::string tenant;   // the session's
-  uint32_t device = 0;  // the session's
+  std::string tenant;   // tenant of the session
+  uint32_t device = 0;  // device of the session
   std::unique_ptr<Sequence> sequence;
   std::vector<PageKey> keys;  // for the pages that it may be held for
   LeasedPrompt prompt;        // what a lease of it is of, but for the plan's text
@@ -53,7 +53,7 @@ struct Opening {
   HoldLimits limits;
   uint32_t reserve_tokens = 0;
   std::vector<int32_t> rest;  // tokens behind the pages of `keys`
-  PageKey artefact{};         // the prompt's; zeros: the plan has no codec
+  PageKey artefact{};         // key for the whole prompt; zeros: the plan has no codec
   Clock::time_point asked;
   OpenTimes times;
   std::shared_ptr<RemoteFinds> remote;  // what a remote tier says it has of it; null: not asked

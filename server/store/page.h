@@ -44,7 +44,7 @@ struct Arena {
 
   const uint32_t id;
   const PoolId pool;
-  const Tier tier;  // the pool's
+  const Tier tier;  // tier of the pool
   const uint32_t tenant;
   uint64_t writer;  // a session, kOrphan or kDaemon
   MappedMemory memory;

@@ -29,7 +29,7 @@ namespace kvstrata {
 // A value that an offered key stands for (docs/disk_format.md, "Values").
 struct SealedValue {
   PageKey key{};
-  std::vector<uint64_t> sizes;  // its buffers'
+  std::vector<uint64_t> sizes;  // sizes of its buffers
   bool changed = false;  // since it was copied last: it takes the place of the one that is there
 };
 
@@ -60,7 +60,7 @@ struct TierOffer {
 // What a remote tier says it has of a prompt: what to ask it for, and no promise.
 struct RemoteFinds {
   struct Value {
-    std::vector<uint64_t> sizes;  // its buffers'
+    std::vector<uint64_t> sizes;  // sizes of its buffers
     PageKey place{};
   };
   std::unordered_map<PageKey, Value, PageKeyHash> values;

@@ -44,7 +44,7 @@ class RecompressSink {
 struct RecompressJob {
   uint64_t hold = 0;  // keeps its pages (page_holds.h)
   uint64_t sequence = 0;
-  uint32_t device = 0;  // its session's
+  uint32_t device = 0;  // device of its session
   Geometry geometry;
   std::string plan;  // the preset's name
   // Clone it, run the clone. Null: released pages are to be placed, nothing else.
@@ -64,7 +64,7 @@ struct RecompressJob {
 };
 
 struct RecompressResult {
-  uint32_t extents = 0;         // the sequence's now
+  uint32_t extents = 0;         // extents of the sequence now
   uint64_t written_bytes = 0;   // bytes of new extents
   uint64_t released_bytes = 0;  // raw pages released or moved to host
 };
@@ -80,7 +80,7 @@ struct WorkInfo {
   int64_t releasable_bytes = 0;
   uint32_t runs = 0;      // published so far
   uint32_t failures = 0;  // in a row
-  std::string error;      // the last run's; "" if it published
+  std::string error;      // why the last run failed; "" if it published
 };
 
 using SettleDone = std::function<void(const Status&)>;

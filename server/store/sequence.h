@@ -106,7 +106,7 @@ struct CodecState {
   std::vector<Run> released;  // positions whose raw rows the plan needs no more
   bool place_raw = false;     // pages among them wait for a place on `host`
 
-  PageKey prompt_key{};         // the artefact's; set when the prompt is complete
+  PageKey prompt_key{};         // key of the artefact; set when the prompt is complete
   bool prompt_settled = false;  // all of the prompt is recompressed: what follows may be shown
   uint32_t awaited_prompt = 0;  // an artefact of a prompt this long may be had: nothing is due
   // The sequence is held without its raw pages: it opened on the artefact of a prompt this long (0:
@@ -155,7 +155,7 @@ struct Sequence {
   bool prefill_done = false;
   bool imported = false;        // import_job.h
   std::vector<PageKey> groups;  // each group's first page (page_tier.h), as far as it is full
-  PageKey last_key{};           // the last whole page's; zeros: none
+  PageKey last_key{};           // key of the last whole page; zeros: none
   PageKey prompt_last_key{};    // the same of the prompt, when that is complete
   std::vector<int32_t> tail;    // token ids behind the last whole page
   // What another session wants left of them (TruncateKey), until the owner has cut it.
@@ -242,7 +242,7 @@ struct Session {
   using KnownModel = std::pair<std::shared_ptr<Model>, KeyChain>;
   std::unordered_map<uint64_t, KnownModel> models;
   std::map<uint64_t, std::unique_ptr<Sequence>> sequences;
-  std::map<LeasedPrompt, Lease> leases;        // its look-ups'
+  std::map<LeasedPrompt, Lease> leases;        // leases of its look-ups
   std::unordered_set<uint64_t> imports;        // models whose sequences are imported
   std::unordered_map<uint32_t, bool> granted;  // arena -> writable
   RetireQueue<shm::SequenceTable*> retired_tables;

@@ -55,7 +55,7 @@ struct SequenceInfo {
   // Extents of its codec; their bytes are in device_bytes and host_bytes too.
   uint32_t extents = 0, absent_pages = 0;
   uint64_t extent_device_bytes = 0, extent_host_bytes = 0;
-  std::string work_error;  // its last recompression's; "" if it published
+  std::string work_error;  // why its last recompression failed; "" if it published
   std::string key;         // that its engine gave it; "": none
   std::string in_full;     // why its steps attend everything, as far as is known; "": they choose
   uint32_t break_even_tokens = 0;  // Plans::BreakEven

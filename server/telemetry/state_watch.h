@@ -28,7 +28,7 @@ struct DaemonState {
   bool draining = false;  // the disk
   // Since the start.
   uint64_t evicted_pages = 0, evicted_stored_pages = 0, disk_evicted = 0, evicted_chunks = 0;
-  uint32_t fullest_percent = 0;  // the fullest pool's
+  uint32_t fullest_percent = 0;  // use of the fullest pool
   // Servers of the remote tier, and those that are left alone now, each with why.
   std::set<std::string> servers;
   std::map<std::string, std::string> left_alone;

@@ -17,7 +17,7 @@ namespace kvstrata {
 
 enum class Timed : uint8_t {
   kOpen,          // a sequence, from the request to its answer, what it waits for on disk included
-  kLookup,        // a client's
+  kLookup,        // a client asks
   kDiskLoad,      // one batch that an open waits for
   kPublish,       // publishing a recompression's result
   kRpc,           // a call of one answer

@@ -47,7 +47,7 @@ struct RedisServerStats {
   bool open = false;  // its breaker: it is left alone
   std::string last_error;
   uint64_t requests = 0, failures = 0, timeouts = 0, hedges = 0;
-  uint64_t openings = 0;            // the breaker's
+  uint64_t openings = 0;            // how often the breaker opened
   uint64_t connections = 0;         // now
   RedisAnswers probes, reads;       // headers; stripes
   uint64_t sent = 0, received = 0;  // bytes on its connections, without TLS's own

@@ -66,7 +66,7 @@ struct OutgoingValue {
   uint64_t bytes = 0;
   uint32_t stripes = 1;
   uint64_t written = 0;             // seconds since 1970
-  std::vector<Checksum> checksums;  // each stripe's; none: nothing asks for them
+  std::vector<Checksum> checksums;  // a checksum a stripe; none: nothing asks for them
   Checksum whole{};                 // over `checksums`, where there are several stripes
 };
 

@@ -27,7 +27,7 @@ namespace kvstrata::redis {
 struct RespReply {
   enum class Kind : uint8_t { kText, kError, kInteger, kBulk, kNone, kList };
   Kind kind = Kind::kNone;
-  int64_t integer = 0;           // kInteger's; bytes of a kBulk
+  int64_t integer = 0;           // value of kInteger; bytes of a kBulk
   std::string text;              // text of kText, kError, and of a kBulk that had no BulkTarget
   std::vector<RespReply> items;  // items of kList
 };

@@ -25,7 +25,7 @@ struct SlotId {
 
 struct Segment {
   uint32_t slot_blocks = 0;  // 0: none yet
-  uint64_t sequence = 0;     // the superblock's newest copy's
+  uint64_t sequence = 0;     // sequence of the superblock's newest copy
   uint64_t dirty_after = 0;
   bool formatted = false;                // the superblock on disk says slot_blocks
   bool dirty = false;                    // marked since the last checkpoint

@@ -122,7 +122,7 @@ struct TierForget {
 
 struct TierValue {
   std::string key;
-  std::vector<uint64_t> sizes;  // its buffers'
+  std::vector<uint64_t> sizes;  // sizes of its buffers
 };
 inline constexpr uint64_t kWalkEnd = ~uint64_t{0};
 

@@ -66,7 +66,7 @@ class Importer final : public ImportSink {
     std::shared_ptr<uint64_t> waiting;  // tokens in the queue, of all of the session's sequences
     size_t jobs = 0;                    // queued, or running
     bool prompt_ended = false;
-    Status failed;  // a copy's; not told yet
+    Status failed;  // why a copy failed; not told yet
     std::vector<SettleDone> waiters;
   };
   struct Job {

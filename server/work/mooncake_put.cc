@@ -19,7 +19,7 @@ using remote::OutgoingValue;
 struct Writing {
   TierPut* put = nullptr;
   OutgoingValue value;
-  remote::Header head{};   // stripe 0's
+  remote::Header head{};   // header of stripe 0
   uint32_t unwritten = 0;  // stripes
 };
 struct StripeWrite {

@@ -40,7 +40,7 @@ typedef struct kvs_block_shape {
 
 typedef struct kvs_block_needs {
   size_t size;
-  uint64_t workspace_bytes; /* a GPU's, for bind */
+  uint64_t workspace_bytes; /* GPU memory that bind takes */
   int32_t unit_tokens;      /* that the index keeps together; 0: the plan has none */
   int32_t reserved;
 } kvs_block_needs;
@@ -54,7 +54,7 @@ typedef struct kvs_block_batch {
   const int32_t* query_starts; /* [rows + 1]: where each row's own begin among the step's */
   const uint8_t* in_full;      /* [rows], or NULL: rows that attend all, as a prompt's last token */
   int32_t rows;
-  int32_t new_tokens; /* a row's, at most; 0: none of them completes a unit of the index */
+  int32_t new_tokens; /* most new tokens of a row; 0: none of them completes a unit of the index */
 } kvs_block_batch;
 
 /* Bytes that a plan adds to each block of a layer, 0 without an index. The strides and the limits

@@ -92,7 +92,7 @@ KVS_API int kvs_ping(kvs_session* session);
 typedef struct kvs_model_desc {
   size_t size;
   const char* name;
-  const char* digest;  /* the weights'; equal digests share prefixes. "session:..." is of one
+  const char* digest;  /* names the weights; equal digests share prefixes. "session:..." is of one
                           session alone: its pages and the model go when that ends */
   const char* adapter; /* NULL: none */
   int32_t layers;      /* that kvstrata serves */
@@ -193,7 +193,7 @@ KVS_API int kvs_lookup(kvs_session* session, kvs_model model, const kvs_lookup_o
                        const int32_t* tokens, size_t n, kvs_lookup_result* out);
 /* What there is room for, for a scheduler that is about to open or grow. */
 typedef struct kvs_room {
-  uint64_t tokens; /* the model's, with the plan's index beside them */
+  uint64_t tokens; /* tokens of the model, with the plan's index beside them */
   uint64_t bytes;
 } kvs_room;
 typedef struct kvs_pool_capacity {
@@ -414,7 +414,7 @@ typedef struct kvs_memory_handle {
   int32_t kind;    /* kvs_memory_kind */
   int32_t fd;      /* MEMFD, CUDA_FD; stays the caller's, and may be closed after the call */
   uint8_t ipc[64]; /* CUDA_IPC */
-  uint64_t bytes;  /* the whole memory's */
+  uint64_t bytes;  /* size of the whole memory */
 } kvs_memory_handle;
 
 /* The keys or the values of one layer, [block][slot][head][dim] by strides, all in bytes. One

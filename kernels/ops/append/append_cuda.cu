@@ -61,7 +61,7 @@ __device__ __forceinline__ uint32_t CopyPiece(const std::byte* from, DType from_
 // The new tokens of a sequence.
 struct NewTokens {
   int32_t row, count;  // rows of the source: the first, and how many
-  int32_t position;    // the first token's
+  int32_t position;    // position of the first token
 
   __device__ __forceinline__ NewTokens(const AppendBatch& w, int sequence) {
     row = w.starts == nullptr ? sequence : w.starts[sequence];

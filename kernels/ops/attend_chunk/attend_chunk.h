@@ -13,7 +13,7 @@ namespace kvstrata::cuda {
 inline constexpr int32_t kAttendChunkRows = 4096;  // new tokens of a call, at most
 
 struct AttendChunkBatch {
-  PagedLayer layer;           // one sequence's; head_dim 64, 128 or 256
+  PagedLayer layer;           // pages of one sequence; head_dim 64, 128 or 256
   DeviceSelection selection;  // its first sequence's, for every query row; as in AttendRawBatch
   int32_t rows = 0;           // new tokens, up to kAttendChunkRows
   int32_t group = 0;          // query heads a KV head, 1..8

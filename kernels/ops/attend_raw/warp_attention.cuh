@@ -64,7 +64,7 @@ struct Shared {
     uint4 stash[Shape<kDim>::kPieces][32];  // by lane, while it attends
     alignas(16) float o[kHeads][kDim];
   } warps[kWarps];
-  float4 part_o[kThreads];  // a merge's, by thread
+  float4 part_o[kThreads];  // for a merge, by thread
   float2 part_ml[kThreads];
 };
 

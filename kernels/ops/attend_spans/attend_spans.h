@@ -21,7 +21,7 @@ struct AttendSpansBatch {
   const float* coarse = nullptr;          // device [batch][query_heads][span_stride], natural
   const uint32_t* list = nullptr;         // device, of expand_spans
   const int32_t* counts = nullptr;        // device [batch][kv_heads]
-  PagedLayer pages;                       // this layer's; page_tokens a multiple of 16
+  PagedLayer pages;                       // pages of this layer; page_tokens a multiple of 16
   const int32_t* window_begin = nullptr;  // device [batch]
   const int32_t* tokens = nullptr;        // device [batch], the new one included
 

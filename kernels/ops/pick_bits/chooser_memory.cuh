@@ -23,9 +23,9 @@ __host__ __device__ constexpr int MarkAt(int word) { return word + word / 32; }
 struct ChooserMemory {
   Place staged[kStaged];
   ClusterBins bins[2];          // in turns: others may still read the ones before
-  Place ranked[kRanked];        // this CTA's; others read them
+  Place ranked[kRanked];        // places of this CTA; others read them
   int2 told;                    // this CTA's: places above the range, and in it; counted
-  Place all_ranked[kRanked];    // the cluster's
+  Place all_ranked[kRanked];    // places of the cluster
   int32_t taken[kClusterCtas];  // by each CTA
   int32_t ends[kSplitsMost];    // quads of all segments up to each
   int32_t sums[kWarps];

@@ -14,7 +14,7 @@ inline constexpr int kSharedMost = 226 << 10;
 
 // By what a list's tokens are kept. Scores are times log2(e).
 struct Aim {
-  float log_sum[8];  // each head's, estimated; +inf for one that is not there
+  float log_sum[8];  // log sum by head, estimated; +inf for one that is not there
   float cut;         // a quad is kept with a vote of at least this
   float scale;       // factor of the weights that are kept
   int32_t wanted;    // whether there is a second round: not where the first has proved its choice

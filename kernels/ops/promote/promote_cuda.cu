@@ -78,7 +78,7 @@ struct AttendedPages {
 struct HotRow {
   uint64_t* entries;
   const uint64_t* pages;
-  uint64_t slots;       // the layer's
+  uint64_t slots;       // slots of the layer
   uint64_t key_offset;  // from an entry to the layer, and so to the slot
   uint64_t layer_bytes;
   int32_t* owners;
