@@ -27,8 +27,8 @@ from .tree_hash import tree_sums
 
 def digest_of_folder(folder: str | os.PathLike[str], dtype: str, settings: Mapping[str, Any] | None = None) -> str:
     """Digest of the tensors in all *.safetensors of `folder`, however they are divided among files, and of its
-    config.json less the fields in HARMLESS. dtype: in which keys are computed ("bfloat16"). settings: what the engine was
-    told beside the files that changes keys or values, the same words in all engines.
+    config.json less the fields in HARMLESS. dtype: in which keys are computed ("bfloat16"). settings: what the engine
+    was told beside the files that changes keys or values, the same words in all engines.
 
     NotFound DIGEST_NO_WEIGHTS: it has no *.safetensors; InvalidArgument DIGEST_FILE: one that is none."""
     folder = pathlib.Path(folder)
