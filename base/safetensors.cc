@@ -21,7 +21,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr uint64_t kLengthBytes = 8;
-constexpr uint64_t kMaxHeader = 100'000'000;  // of the format
+constexpr uint64_t kMaxHeader = 100'000'000;  // the format's limit
 
 struct DtypeSize {
   std::string_view name;

@@ -47,7 +47,7 @@ class KVS_CAPABILITY("mutex") YieldingMutex {
  private:
   std::mutex mu_;
   std::atomic<uint32_t> waiting_{0};
-  std::atomic<uint32_t> admitted_{0};  // of those who waited, so far
+  std::atomic<uint32_t> admitted_{0};  // how many who waited have had it, so far
 };
 
 }  // namespace kvstrata

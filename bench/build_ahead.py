@@ -81,7 +81,7 @@ def run(session: kvstrata.Session, sequence: kvstrata.Sequence, rows: Rows, ids:
 
 
 class Round(NamedTuple):
-    end: Took  # of the prompt
+    end: Took  # the prompt's
     first: Took
     second: Took
 
@@ -104,7 +104,7 @@ def measure(session: kvstrata.Session, plan: str, tokens: int, layers: int, how:
     sequence = session.open(model, plan, ids)
     if sequence.held != tokens:
         raise RuntimeError(f"held {sequence.held} of {tokens} tokens")
-    if how != "unbuilt":  # of the other one nothing is left but to map it
+    if how != "unbuilt":  # nothing is left of the other one but to map it
         built = sequence.build()
         if built.indexed_tokens != tokens:
             raise RuntimeError(f"{built} of {tokens} tokens")

@@ -208,7 +208,7 @@ struct Case {
   const char* id;
   std::function<void(Layer&)> run;
   int repeat = 1;    // calls that are measured together
-  double gmacs = 0;  // of a call
+  double gmacs = 0;  // work of a call
   double bytes = 0;  // read by a call
   double must = 0;   // at most so many seconds
   const char* ratio_to = nullptr;

@@ -35,7 +35,7 @@ CLI = ROOT / "build" / "bin" / "kvstrata"
 # Recorded layers. The last four came when strata's rule stood.
 DOCUMENTS = {"gpl-3": "0,9,19,29", "pydoc": "3,12,21,27", "code": "2,10,18,28", "licence": "1,7,16,25",
              "table": "5,13,20,26", "docstrings": "4,11,22,29"}
-LAYERS, KV_HEADS, ROW_PAIR = 4, 3, 256  # of the trace; bytes of a key and a value of 64 x bf16
+LAYERS, KV_HEADS, ROW_PAIR = 4, 3, 256  # the trace's; bytes of a key and a value of 64 x bf16
 ALWAYS = 4 + 64                         # tokens that strata always attends
 PRESETS = ["quest", 'chess{trigger = "every"}', "tokenselect", "sentencekv", "sekv{max_loss = 1}", "mosaickv{max_loss = 1}"]
 

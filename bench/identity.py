@@ -56,7 +56,7 @@ MUST = {"again": 5.0, "check": 0.5}
 
 
 def model_of(gigabytes: float, device: str) -> Any:
-    """Of about that size. Buffers of the rotary embedding are as transformers makes them."""
+    """A model of about that size. Buffers of the rotary embedding are as transformers makes them."""
     ends, layer = 2 * 32000 * 4096 * 2, (4 * 4096 + 2 * 1024 + 3 * 14336 - 2 * 4096) * 4096 * 2 + 4 * 4096
     config = LlamaConfig(vocab_size=32000, hidden_size=4096, intermediate_size=14336, num_attention_heads=32,
                          num_key_value_heads=8, num_hidden_layers=max(1, round((gigabytes * GB - ends) / layer)))

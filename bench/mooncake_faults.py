@@ -93,7 +93,7 @@ class MooncakeBench(remote_faults.Bench):
 
 
 class Opens:
-    """Of one process's turns: (tokens held, milliseconds) of each open."""
+    """One process's opens by turn: (tokens held, milliseconds) of each."""
 
     def __init__(self):
         self.before, self.amid, self.asked, self.left_alone = [], [], [], []

@@ -565,7 +565,7 @@ class Collector final : public benchmark::ConsoleReporter {
  public:
   struct Samples {
     std::vector<double> microseconds;
-    std::map<std::string, double> counters;  // of the last repetition
+    std::map<std::string, double> counters;  // counters of the last repetition
   };
 
   Collector() : ConsoleReporter(isatty(STDOUT_FILENO) ? OO_ColorTabular : OO_Tabular) {}

@@ -263,7 +263,7 @@ void Get(ValueTier* tier, const std::string& run, uint64_t bytes, uint64_t count
 }
 
 constexpr int kProbeRounds = 5;
-constexpr uint64_t kThere = 4096;  // of the keys that are asked for
+constexpr uint64_t kThere = 4096;  // how many of the keys are there
 constexpr uint64_t kMany = 65536;
 
 std::vector<double> ProbeMilliseconds(ValueTier* tier, const std::string& run, uint64_t keys) {

@@ -60,7 +60,7 @@ def rows_of(report, rounds):
 
 
 def ping_ms(cluster):
-    """Of one server, as clients reach it; by a connection that is there already."""
+    """Milliseconds of one server's PING, as clients reach it; by a connection that is there already."""
     with socket.create_connection(("127.0.0.1", cluster.told_ports[cluster.ports[0]])) as link:
         for _ in range(2):
             begin = time.perf_counter()

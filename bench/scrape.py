@@ -36,7 +36,7 @@ from kvstrata.machine import device_name  # noqa: E402
 
 LAYERS, KV_HEADS, HEADS, DIM, CHUNK = 4, 2, 8, 128, 2048
 WINDOW_S = 1.0
-LEAST = 0.99  # of the speed without a scrape
+LEAST = 0.99  # part of the speed without a scrape
 
 
 class Scraper:

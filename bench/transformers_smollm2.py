@@ -74,7 +74,7 @@ class Stopwatch:
 
 
 def attention_calls() -> Stopwatch:
-    """Of this process from now on: kvstrata's append and attend, and plain transformers' sdpa."""
+    """Times this process's from now on: kvstrata's append and attend, and plain transformers' sdpa."""
     watch = Stopwatch()
     kvstrata.Step.append = watch.wrap(kvstrata.Step.append)  # type: ignore[method-assign]
     kvstrata.Step.attend = watch.wrap(kvstrata.Step.attend)  # type: ignore[method-assign]
@@ -109,7 +109,7 @@ class Way:
         return logits
 
     def bytes_read(self, token: int) -> int:
-        """Of keys, values and what is chosen by, in one step more, which is not timed."""
+        """Bytes of keys, values and what is chosen by, in one step more, which is not timed."""
         if self.name == PLAIN:
             return sum(layer.keys.nbytes + layer.values.nbytes for layer in self.cache.layers)
         read = 0

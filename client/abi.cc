@@ -30,7 +30,7 @@ std::string DefaultSocket() {
 
 namespace {
 
-constexpr uint64_t kMaxMembers = uint64_t{1} << 16;  // of a batch
+constexpr uint64_t kMaxMembers = uint64_t{1} << 16;  // members of a batch
 
 // Plain arrays: nothing to construct in a thread that never fails, nothing to destroy at its end.
 thread_local char last_message[1024];

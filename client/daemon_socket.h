@@ -21,7 +21,7 @@ namespace kvstrata::client {
 Result<UniqueFd> ConnectToDaemon(const std::string& path, std::string_view suffix, int type,
                                  std::chrono::microseconds timeout);
 
-// Of SO_SNDTIMEO or SO_RCVTIMEO.
+// Sets SO_SNDTIMEO or SO_RCVTIMEO.
 void SetSocketTimeout(int fd, int option, std::chrono::microseconds timeout);
 
 }  // namespace kvstrata::client

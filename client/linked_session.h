@@ -49,17 +49,17 @@ struct Sequence : SessionSequence {
   };
   std::deque<Staged> staged;
   Status import_failed;          // found while looking after `staged`: the next seal's answer
-  bool surprisal_begun = false;  // of an imported one: some was reported behind what was held
+  bool surprisal_begun = false;  // an imported one's: some was reported behind what was held
   bool in_step = false;
   CudaStep* gpu_step = nullptr;        // the open step, on a GPU
   int32_t step_tokens = 0;             // length after the open step
   bool forked_in_step = false;         // the pages that the step writes are shared since then
-  std::unique_ptr<CudaShadow> shadow;  // of audited steps on a GPU; null before the first one
+  std::unique_ptr<CudaShadow> shadow;  // for audited steps on a GPU; null before the first one
   bool shadow_waits = false;           // `deferred` has its sample
 
   // What the daemon is to be told once the GPU has finished a step, in order.
   struct Deferred {
-    int reader_slot = -1;  // of the step to wait for (GpuSession); -1: of none but those before
+    int reader_slot = -1;  // the step's to wait for (GpuSession); -1: none but those before
     uint64_t number = 0;
     shm::MessageType type = shm::kPad;  // kPad: nothing is told
     std::vector<std::byte> message;

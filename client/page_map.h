@@ -83,8 +83,8 @@ class PageMap {
     uint64_t bytes = 0;
     bool writable = false;
     bool on_gpu = false;
-    Mapping mapping;           // of host memory
-    cuda::DeviceArena device;  // of the GPU's
+    Mapping mapping;           // where host memory is mapped
+    cuda::DeviceArena device;  // the GPU's memory
     std::byte* base() const {
       return on_gpu ? reinterpret_cast<std::byte*>(device.address) : mapping.data();
     }

@@ -170,12 +170,12 @@ struct SessionStep::State {
   Session::State* session = nullptr;
   RemoteChannel* channel = nullptr;
   uint64_t step = 0;
-  std::vector<uint64_t> sequences;  // of its members
+  std::vector<uint64_t> sequences;  // sequences of the members
   Geometry geometry;
   int32_t tokens = 0;
   int members = 0;
   bool over = false;
-  v1::SelectResponse selections;  // of the last layer
+  v1::SelectResponse selections;  // answer for the last layer
 
   Shape KeyShape() const { return {tokens, geometry.kv_heads, geometry.head_dim}; }
   Shape QueryShape() const { return {tokens, geometry.query_heads, geometry.head_dim}; }

@@ -13,7 +13,7 @@ namespace {
 constexpr std::chrono::microseconds kPause{4};  // a reply of an awake daemon takes about one
 constexpr std::chrono::microseconds kSpin{20};
 constexpr std::chrono::milliseconds kSlice{10};
-constexpr uint64_t kWarmBytes = 1 << 20;  // of the request ring, unless the daemon is behind
+constexpr uint64_t kWarmBytes = 1 << 20;  // bytes of the request ring, unless the daemon is behind
 
 void Pause() {
 #if defined(__x86_64__)

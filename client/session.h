@@ -57,7 +57,7 @@ struct OpenOptions {
   bool only_reported = false;
   uint32_t reserve_tokens = 0;
   bool private_pages = false;
-  std::string_view key;  // of the caller's; "": none
+  std::string_view key;  // key of the caller's choosing; "": none
 };
 
 // Whether a call ended because the daemon did not answer in time. It may do all the same what it
@@ -88,7 +88,7 @@ struct Capacity {
 // The open that a look-up is to answer for; texts of the caller's.
 struct LookupQuery {
   std::string_view plan;         // "": raw pages of any device
-  std::string_view device_uuid;  // of the session that will open; "": this one's
+  std::string_view device_uuid;  // that of the session that will open; "": this one's
   uint32_t lease_ms = 0;         // with a plan: what is answered stays held so long
 };
 

@@ -56,7 +56,7 @@ class StagedBlocks {
 
   const UniqueFd fd_;
   std::byte* const base_;
-  const LentTensor shape_;  // of one layer's keys, without an offset
+  const LentTensor shape_;  // one layer's keys, without an offset
   const int32_t element_bytes_;
   std::mutex mu_;
   std::vector<int32_t> free_;

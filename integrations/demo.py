@@ -62,7 +62,7 @@ class Row:
 
     name: str
     text: str                                        # the plan with its options
-    tokens: list[int] = field(default_factory=list)  # of its own answer
+    tokens: list[int] = field(default_factory=list)  # its own answer
     step_ms: list[float] = field(default_factory=list)
     status: str = ""
     device_bytes: int = 0
@@ -73,7 +73,7 @@ class Row:
     recall_low: float = 0                            # 5th percentile
     error: float = 0
     agreement: float = 0
-    kl: float = 0                                    # of next-token distributions from full's, nats
+    kl: float = 0                                    # next-token distributions against full's, nats
     logits: list[Array] = field(default_factory=list)  # teacher-forced, of full's answer
     pages: list[Array] = field(default_factory=list)
 

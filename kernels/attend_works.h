@@ -24,7 +24,7 @@ namespace kvstrata {
 struct QueryTile {
   int layer = 0, kv_head = 0;
   int32_t first_head = 0, group = 0;  // query heads
-  int32_t query_heads = 0;            // of the model
+  int32_t query_heads = 0;            // query heads of the model
   int32_t queries = 0;                // query tokens
   int32_t row_token = 0;              // rows of m, l, o from a query token to the next
   int32_t dim = 0;

@@ -31,8 +31,8 @@ struct Geometry {
   int32_t head_dim = 0;      // d: 64, 128 or 256
   int32_t page_tokens = 16;  // P: 16, 32 or 64
   DType dtype = DType::kBF16;
-  Rotary rotary;    // of keys that are stored before rotary embedding; {}: they are stored after it
-  float scale = 0;  // of a query's products with keys, before the softmax; 0: 1 / sqrt(head_dim)
+  Rotary rotary;    // what keys are stored before; {}: they are stored after it
+  float scale = 0;  // for a query's products with keys, before the softmax; 0: 1 / sqrt(head_dim)
 
   bool pre_rope() const { return rotary.dim > 0; }
   int32_t group() const { return query_heads / kv_heads; }  // G
@@ -111,7 +111,7 @@ struct IndexLayout {
   enum class Kind : uint8_t { kNone = 0, kMinMax = 1, kMean = 2, kBits = 3, kDeviation = 4 };
 
   Kind kind = Kind::kNone;
-  DType dtype = DType::kBF16;  // of the rows: kMean bf16 or f32, else the keys' own
+  DType dtype = DType::kBF16;  // the rows': kMean bf16 or f32, else the keys' own
   int32_t bits = 0;            // kBits: of a channel's code
   int32_t layers = 0, kv_heads = 0, head_dim = 0;
   int32_t fields = 0;        // rows a unit has: kMinMax 2 (min, then max), kDeviation 2 (mean, then

@@ -54,7 +54,7 @@ struct Plan {
   // Common to all plans (docs/spec/README.md). min_tokens: below it a sequence is attended in full;
   // kAutoTokens only until the sequence is opened (step/break_even.h).
   int32_t min_tokens = 4096;
-  int32_t batch = 1;           // of min_tokens = "auto": sequences that are decoded together
+  int32_t batch = 1;           // for min_tokens = "auto": sequences that are decoded together
   int32_t n_dense_layers = 0;  // the first layers are attended in full
   // Attended rows stand at 0 .. r - 1, the query at r - 1, instead of at their positions: of models
   // whose keys are stored before rotary embedding (docs/spec/README.md; TokenSelect, length
@@ -75,7 +75,7 @@ struct Plan {
   BitsOptions bits;
   LowRankOptions lowrank;
   PackedOptions packed;
-  StoredOptions stored;  // of codecs lowrank and packed
+  StoredOptions stored;  // for codecs lowrank and packed
 
   // What selector and codec need; no choice of its own. REQUIRES: they go together.
   SegmenterKind segmenter() const;

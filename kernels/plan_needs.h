@@ -28,7 +28,7 @@ enum Need : uint32_t {
 struct NeedText {
   Need need;
   std::string_view name;  // "surprisal"
-  std::string_view text;  // of what, by which call, and what becomes of the plan without it
+  std::string_view text;  // what it is of, by which call, and what becomes of the plan without it
 };
 // All needs, in the order of their numbers.
 std::span<const NeedText> NeedTexts();

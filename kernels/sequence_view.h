@@ -31,7 +31,7 @@ struct SequenceView {
   int32_t tokens = 0;                        // tokens that all layers hold (committed)
   const ExtentView* extents = nullptr;       // what a codec holds, in order of position
   int32_t extent_count = 0;
-  uint64_t version = 0;  // of the table; extents change with it alone
+  uint64_t version = 0;  // version of the table; extents change with it alone
   // By page: 1 where it lies in the host's memory, of a sequence whose steps run on a GPU; null:
   // nowhere.
   const uint8_t* host_pages = nullptr;

@@ -28,7 +28,7 @@ namespace kvstrata {
 // What a group of heads attends of what is stored as one partial of its merge.
 struct StoredSlice {
   int32_t kind = 0, source = 0;         // the codec's own
-  size_t first_run = 0, run_count = 0;  // of the plan
+  size_t first_run = 0, run_count = 0;  // runs of the plan
 };
 
 // Slices of several tiles, and their runs.
@@ -52,7 +52,7 @@ struct ReadChunk {
 struct HeadReads {
   int layer = 0, kv_head = 0;
   std::span<const ReadChunk> chunks;
-  std::span<const Run> runs;  // of all chunks: positions that some query attends one by one
+  std::span<const Run> runs;  // all chunks': positions that some query attends one by one
   int32_t stored_end = 0;     // those below it are read here
 };
 
@@ -60,7 +60,7 @@ struct HeadReads {
 struct ReadCost {
   uint64_t rows = 0;         // at full resolution, in whatever form
   uint64_t coarse_rows = 0;  // units as one row
-  uint64_t bytes = 0;        // of both
+  uint64_t bytes = 0;        // bytes of both
 
   void Add(uint64_t count, uint64_t bytes_each) { rows += count, bytes += count * bytes_each; }
   void AddCoarse(uint64_t count, uint64_t bytes_each) {

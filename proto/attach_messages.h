@@ -58,7 +58,7 @@ struct Arena {
 
 struct Descriptor {
   uint32_t type;
-  uint32_t number;  // of the client's choosing
+  uint32_t number;  // the client chooses it
 };
 
 // Sent by a process without the library, whose session is gRPC's.

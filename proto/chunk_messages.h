@@ -41,7 +41,7 @@ enum class Type : uint32_t {
   kHeld = 103,     // + int32_t id[count]
   kArrived = 104,  // + ArrivedChunk[count]
   kCredits = 105,  // + int32_t id[count]
-  kRecall = 106,   // of the credits that nobody writes so many are to be returned
+  kRecall = 106,   // so many of the credits that nobody writes are to be returned
 };
 
 enum class Role : uint32_t { kScheduler = 0, kWorker = 1 };

@@ -47,7 +47,7 @@ enum MessageType : uint32_t {
 
 struct RegisterModel {
   char name[64];
-  char digest[80];   // of the weights; identity, compared byte by byte
+  char digest[80];   // names the weights; identity, compared byte by byte
   char layout[32];   // free text of the engine that is part of the page's identity
   char adapter[64];  // LoRA and the like; "" none
   int32_t layers, query_heads, kv_heads, head_dim, page_tokens;
@@ -58,7 +58,7 @@ struct RegisterModel {
   int32_t rope_dim;        // channels that are rotated; 0: the whole head
   int32_t rope_interleaved;
   double rope_theta;
-  double scale;  // of logits; 0: 1 / sqrt(head_dim)
+  double scale;  // for a query's products with keys; 0: 1 / sqrt(head_dim)
 };
 static_assert(sizeof(RegisterModel) == 240 + 64);
 
@@ -68,13 +68,13 @@ struct ModelReply {
 
 struct OpenSequence {
   uint64_t model;
-  uint32_t plan_bytes;  // of the plan text, padded with NULs to 4
+  uint32_t plan_bytes;  // bytes of the plan text, padded with NULs to 4
   uint32_t tokens;      // token ids that follow it, int32; the known prompt, may be 0
   enum Flags : uint32_t {
     kOnlyReported = 1,  // no more of a prefix than the plan's series were stored with
     kPrivate = 2,       // finds nothing, and nothing of it is found
   };
-  uint32_t max_held_tokens;  // of a prefix; 0: no limit
+  uint32_t max_held_tokens;  // tokens of a prefix; 0: no limit
   uint32_t flags;
   uint32_t reserve_tokens;  // to take pages for, the prompt among them; 0: for the prompt
   uint32_t reserved;
@@ -83,7 +83,7 @@ struct OpenSequence {
 static_assert(sizeof(OpenSequence) == 96);
 
 struct PlanText {
-  uint32_t plan_bytes;  // of the plan text that follows, padded with NULs to 4
+  uint32_t plan_bytes;  // bytes of the plan text that follows, padded with NULs to 4
   uint32_t reserved;
 };
 
@@ -108,7 +108,7 @@ struct SequenceReply {
   uint32_t slot;              // in TableHeader::slots
   uint32_t held_tokens;       // leading tokens already held, pages and index
   uint32_t indexed_tokens;    // up to here the index blocks are valid
-  uint32_t plan_bytes;        // of the canonical plan text that follows
+  uint32_t plan_bytes;        // bytes of the canonical plan text that follows
   uint32_t surprisal_tokens;  // leading tokens whose surprisal was stored with held pages
   uint32_t boundary_bytes;    // a byte a leading token, 1: it ends a sentence; behind the plan
   uint32_t boundary_tokens;   // leading tokens of which it is known whether they end one
@@ -160,7 +160,7 @@ struct Recall {
   };
   uint64_t sequence;
   uint32_t audit;     // RecallRequest::audit
-  uint32_t position;  // of the decode token
+  uint32_t position;  // position of the decode token
   uint32_t layers;    // measured, ascending
   uint32_t heads;     // query heads; 0 with a flag
   uint32_t flags;
@@ -181,8 +181,8 @@ static_assert(sizeof(Verified) == 24);
 // How much of a prompt is held: of an open of that plan, or of raw pages.
 struct Lookup {
   uint64_t model;
-  uint32_t plan_bytes;   // of the plan text, padded with NULs to 4; 0: raw pages of any device
-  uint32_t tokens;       // token ids that follow it, int32
+  uint32_t plan_bytes;  // bytes of the plan text, padded with NULs to 4; 0: raw pages of any device
+  uint32_t tokens;      // token ids that follow it, int32
   char device_uuid[64];  // with a plan: of the session that will open; "" this one's
   uint32_t lease_ms;     // with a plan: how long what is answered stays held; 0: not at all
   uint32_t reserved;
@@ -191,24 +191,24 @@ static_assert(sizeof(Lookup) == 88);
 
 struct LookupReply {
   uint32_t held_tokens;
-  uint32_t indexed_tokens;  // of these: with a complete index of the plan
-  uint32_t device_tokens;   // of the held ones, by tier; they need not be consecutive
+  uint32_t indexed_tokens;  // those with a complete index of the plan
+  uint32_t device_tokens;   // the held ones by tier; they need not be consecutive
   uint32_t host_tokens;
   uint32_t disk_tokens;
-  uint32_t plan_bytes;  // of the canonical plan text that follows; 0: raw pages
+  uint32_t plan_bytes;  // bytes of the canonical plan text that follows; 0: raw pages
 };
 static_assert(sizeof(LookupReply) == 24);
 
 // How much of a model there is room for now.
 struct Capacity {
   uint64_t model;
-  uint32_t plan_bytes;  // of the plan text that follows, padded with NULs to 4
+  uint32_t plan_bytes;  // bytes of the plan text that follows, padded with NULs to 4
   uint32_t reserved;
 };
 static_assert(sizeof(Capacity) == 16);
 
 struct Room {
-  uint64_t tokens, bytes;  // of a limit that there is not: 2^64 - 1
+  uint64_t tokens, bytes;  // 2^64 - 1: there is no such limit
 };
 
 struct PoolCapacity {
@@ -228,10 +228,10 @@ static_assert(sizeof(CapacityReply) == 104);
 // begins at offset + block * block_stride + slot * slot_stride + head * head_stride.
 struct BlockTensor {
   enum Kind : uint32_t { kMemfd = 1, kCudaFd = 2, kCudaIpc = 3 };
-  uint32_t kind;         // of the memory
+  uint32_t kind;         // kind of the memory
   uint32_t descriptor;   // kMemfd, kCudaFd: Descriptor::number
   uint8_t ipc[64];       // kCudaIpc: the driver's handle
-  uint64_t bytes;        // of the whole memory
+  uint64_t bytes;        // size of the whole memory
   uint64_t offset;       // bytes
   int64_t block_stride;  // bytes, as the next two
   int64_t slot_stride;
@@ -267,7 +267,7 @@ struct AcknowledgedReply {
 
 struct Build {
   uint64_t sequence;
-  uint32_t plan_bytes;  // of the plan text that follows, padded with NULs to 4; 0: its own plan
+  uint32_t plan_bytes;  // bytes of plan text that follow, padded with NULs to 4; 0: its own plan
   uint32_t reserved;
 };
 static_assert(sizeof(Build) == 16);
@@ -275,7 +275,7 @@ static_assert(sizeof(Build) == 16);
 struct BuildReply {
   uint32_t indexed_tokens;  // leading ones whose index blocks are complete
   uint32_t built_blocks;    // index blocks that were made
-  uint32_t extents;         // of the plan's codec now
+  uint32_t extents;         // those that the plan's codec has now
   uint32_t own;             // 1: of the sequence's own plan, whatever the request called it
 };
 static_assert(sizeof(BuildReply) == 16);

@@ -21,7 +21,7 @@ inline constexpr uint32_t kMagic = 0x4B565331;  // "KVS1"
 inline constexpr uint32_t kVersion = 11;        // a client of another version is refused at attach
 
 inline constexpr int kMaxReaders = 64;      // steps of one session open at the same time
-inline constexpr int kMaxSequences = 4096;  // of one session
+inline constexpr int kMaxSequences = 4096;  // sequences of one session
 
 inline constexpr uint64_t kRequestRingBytes = uint64_t{16} << 20;
 inline constexpr uint64_t kReplyRingBytes = uint64_t{1} << 20;
@@ -47,9 +47,9 @@ static_assert(offsetof(RingControl, head) == 64);
 static_assert(offsetof(RingControl, sleeping) == 128);
 
 struct FrameHeader {
-  uint32_t bytes;  // of the whole frame, header included, before padding to 8
+  uint32_t bytes;  // the whole frame, header included, before padding to 8
   uint32_t type;   // a MessageType
-  uint64_t id;     // of a request, repeated in its reply; 0 for an event
+  uint64_t id;     // id of a request, repeated in its reply; 0 for an event
 };
 static_assert(sizeof(FrameHeader) == 16);
 
@@ -66,9 +66,9 @@ static_assert(sizeof(ReaderSlot) == 64);
 // spoils its share of a statistic.
 struct alignas(64) StepCounts {
   std::atomic<uint64_t> decoded;    // decode steps, one for each member
-  std::atomic<uint64_t> in_full;    // of these: shorter than their plan's min_tokens
+  std::atomic<uint64_t> in_full;    // those of members shorter than their plan's min_tokens
   std::atomic<uint64_t> selected;   // selections of a layer, by selectors that keep theirs
-  std::atomic<uint64_t> reused;     // of these: an earlier step's
+  std::atomic<uint64_t> reused;     // those that kept an earlier step's
   std::atomic<uint64_t> ring_full;  // requests and events that found no room in the request ring
   uint64_t reserved[3];
 };
@@ -78,7 +78,7 @@ struct alignas(4096) SessionHeader {
   uint32_t magic;
   uint32_t version;
   uint64_t session_id;
-  uint64_t daemon_epoch;  // of this daemon process; differs after a restart
+  uint64_t daemon_epoch;  // names this daemon process; differs after a restart
   uint64_t request_ring_offset;
   uint64_t reply_ring_offset;
   uint64_t access_counters_offset;  // uint32 counters: how often a page was selected
@@ -116,7 +116,7 @@ struct ExtentEntry {
   uint16_t flags;  // 0
   uint16_t tier;
   uint64_t offset;
-  uint64_t bytes;  // of the extent, its header included
+  uint64_t bytes;  // size of the extent, its header included
   int32_t begin;   // token positions [begin, end)
   int32_t end;
 };
@@ -128,7 +128,7 @@ static_assert(sizeof(ExtentEntry) == 32);
 struct SequenceTable {
   uint64_t version;
   uint64_t sequence_id;
-  uint64_t bytes;                      // of the whole table
+  uint64_t bytes;                      // size of the whole table
   uint32_t page_capacity;              // entries of `entries` that are pages
   uint32_t index_capacity;             // entries after them that are index blocks
   std::atomic<uint32_t> pages;         // published pages

@@ -46,7 +46,7 @@ inline constexpr std::string_view kDefaultConfigFile = "/etc/kvstrata/kvstratad.
 // The devices whose memory the device pools are, each with a pool of its own.
 struct PoolDevices {
   uint32_t emulated = 1;           // so many, in memory of the host; 0: GPUs
-  std::vector<std::string> uuids;  // of the GPUs; empty: all that are visible
+  std::vector<std::string> uuids;  // names of the GPUs; empty: all that are visible
 };
 
 // What `kvstrata config show` prints.
@@ -71,9 +71,9 @@ struct RemoteConfig {
   std::string redis;  // HOST:PORT of one server at least, a comma between them; "": it is not that
   MooncakeAgentOptions agent;  // no master: it is not that
   std::string secret_file, seal, tenant;
-  std::string user, password_file;  // of the servers' ACL; "": the default user, no password
+  std::string user, password_file;  // for the servers' ACL; "": the default user, no password
   redis::RedisTlsOptions tls;
-  std::chrono::microseconds ttl{};  // of a value there
+  std::chrono::microseconds ttl{};  // lifetime of a value there
   std::string announce;             // HOST:PORT, where other nodes ask this one; "": nowhere
   RemotePagesOptions pages;
 };
@@ -95,8 +95,8 @@ struct Config {
   PoolDevices devices;
   HostNuma host_numa;
   AttachOptions attach;
-  uint64_t chunk_bytes = 0;             // of engines' chunks; 0: none are kept
-  uint32_t chunk_layout_percent = 100;  // of them, what rows of one size may have
+  uint64_t chunk_bytes = 0;             // room for engines' chunks; 0: none are kept
+  uint32_t chunk_layout_percent = 100;  // part of them that rows of one size may have
   WorkOptions work;
   DiskTierOptions disk;  // no directory: no disk tier
   std::chrono::microseconds disk_start_timeout{60'000'000};
@@ -104,17 +104,17 @@ struct Config {
   TierPagesOptions tier_pages;
   RemoteConfig remote;
   MoverOptions mover;
-  std::string backend;   // of the remote transport; a name of kernels/backend.h
+  std::string backend;   // backend of the remote transport; a name of kernels/backend.h
   uint32_t threads = 0;  // for its ops; 0: all cores
   std::chrono::microseconds shutdown_timeout{4'000'000};
   std::chrono::microseconds patience{2'000'000};  // with a loop, until health tells that it hangs
   LogLevel log_level = LogLevel::kInfo;
   LogFormat log_format = LogFormat::kText;
   bool coredump = false;
-  HttpAddress http;                      // of kNone: nothing is served
+  HttpAddress http;                      // kNone: nothing is served
   std::string http_listen;               // http.listen as it was given
   std::string trace_endpoint;            // "": spans go nowhere
-  std::map<Limit, LimitSetting> limits;  // of every user that has none of its own
+  std::map<Limit, LimitSetting> limits;  // for every user that has none of its own
   std::map<std::string, std::map<Limit, LimitSetting>> user_limits;
 
   ConfigSources sources;              // that it was read from

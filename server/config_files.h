@@ -18,7 +18,7 @@
 namespace kvstrata {
 
 inline constexpr std::string_view kConfigFolder = "conf.d";
-inline constexpr size_t kMostConfigFiles = 256;  // of a folder
+inline constexpr size_t kMostConfigFiles = 256;  // files of a folder
 
 struct Given {
   std::string value;

@@ -401,7 +401,7 @@ size_t EditDistance(std::string_view a, std::string_view b) {
 
 std::string_view NearestConfigKey(std::string_view name) {
   std::string_view best;
-  // Of keys whose last words are equally near (disk.path, socket.path), the one whose whole is.
+  // Where last words are equally near (disk.path, socket.path), whole names decide.
   std::pair<size_t, size_t> least = {std::max<size_t>(2, name.size() / 4) + 1, 0};
   for (const ConfigKey& key : ConfigKeys()) {
     const std::string_view bare = key.name.substr(key.name.rfind('.') + 1);

@@ -26,7 +26,7 @@ namespace kvstrata {
 struct ConfigChange {
   std::string key;
   std::string before, after;  // "": of a table's key (plans.NAME): it was, or is, not there
-  std::string where;          // of `after`, as ConfigEntry
+  std::string where;          // where `after` was given, as ConfigEntry
   bool applies = false;       // else it needs a restart
 };
 

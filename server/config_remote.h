@@ -25,7 +25,7 @@ bool TenantKeyReloads(std::string_view key);
 // user of this node stands for); `where` it was given is for the message.
 Status ApplyTenantKey(std::string_view key, std::string_view value, std::string_view where,
                       Config* config);
-// Of remote.redis, none: without servers.
+// Options by remote.redis; none: without servers.
 RedisTierOptions RedisOptionsOf(const RemoteConfig& config);
 
 }  // namespace kvstrata

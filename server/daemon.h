@@ -28,7 +28,7 @@ enum ExitCode : int {
 int ExitCodeOf(const Status& status);
 
 std::string_view DaemonVersion();  // "1.2.3"
-std::string_view DaemonCommit();   // of the source tree at build time; "unknown"
+std::string_view DaemonCommit();   // the source tree's at build time; "unknown"
 
 class Daemon {
  public:

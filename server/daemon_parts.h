@@ -55,7 +55,7 @@ namespace kvstrata {
 struct Running {
   ConfigReload reload;
   std::atomic<std::chrono::microseconds> shutdown_timeout;
-  uint64_t limited_device_bytes = 0;  // of which limits may be shares
+  uint64_t limited_device_bytes = 0;  // device memory that limits may be shares of
 };
 
 struct DevicePools {
@@ -83,8 +83,8 @@ std::optional<CgroupInfo> ReadCgroup();
 struct Daemon::Parts {
   Config config;
   Running running{{config, [this](const Config& next) { Apply(next); }}, config.shutdown_timeout};
-  PageSource page_source;  // of what PageServer serves, and Admin.GetMetrics
-  UniqueFd lock;           // of the path
+  PageSource page_source;  // source for PageServer, and for Admin.GetMetrics
+  UniqueFd lock;           // locks the path
   DevicePools device_pools;
   std::unique_ptr<Store> store;
   std::unique_ptr<Mover> mover;
@@ -94,7 +94,7 @@ struct Daemon::Parts {
   std::unique_ptr<ValueCatalog> catalog;
   std::unique_ptr<ClusterView> cluster;  // null: no remote tier, or its engine lists no nodes
   Gpus gpus;
-  const Backend* backend = nullptr;  // of sessions that name none
+  const Backend* backend = nullptr;  // for sessions that name none
   std::unique_ptr<RecompressQueue> work;
   std::unique_ptr<Importer> importer;
   std::unique_ptr<Executor> executor;

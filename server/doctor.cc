@@ -147,7 +147,7 @@ std::vector<Finding> Examine(const LoadedConfig& loaded,
     add(doctor::Warn("configuration", warning, "rename the variable, or unset it"));
   }
   if (findings.empty()) add(doctor::WithoutMistake(loaded.config));
-  if (!loaded.complete) return findings;           // of what follows nothing is known
+  if (!loaded.complete) return findings;           // nothing is known about what follows
   const bool mistaken = !loaded.mistakes.empty();  // those keys have their defaults meanwhile
   if (mistaken) {
     add(doctor::Warn("machine",

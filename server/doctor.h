@@ -25,7 +25,7 @@ std::string_view NameOf(Verdict verdict);  // "OK", "WARN", "FAIL"
 struct Finding {
   std::string check;  // "memlock"
   Verdict verdict = Verdict::kOk;
-  std::string reason;  // of the table (proto/reasons.h), of what a start would refuse; else ""
+  std::string reason;  // one of proto/reasons.h where a start would refuse; else ""
   std::string what;
   std::string fix;  // "" if kOk
 };

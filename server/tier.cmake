@@ -5,7 +5,7 @@ find_package(PkgConfig REQUIRED)
 find_package(Threads REQUIRED)
 pkg_check_modules(LIBURING REQUIRED IMPORTED_TARGET GLOBAL liburing)
 
-# Of what leaves memory. Debian's libxxhash for x86 chooses its vector kernels when it runs.
+# Checksums of what leaves memory. Debian's libxxhash for x86 chooses its vector kernels when it runs.
 kvs_library(kvs_checksum tier/checksum.cc LIBS kvs_base)
 pkg_check_modules(XXHASH REQUIRED IMPORTED_TARGET libxxhash)
 target_link_libraries(kvs_checksum PRIVATE PkgConfig::XXHASH)

@@ -26,7 +26,7 @@ struct SessionSequence {
   uint64_t model = 0;
   uint32_t slot = 0;
   std::unique_ptr<SequenceState> state;
-  std::shared_ptr<const std::vector<int32_t>> boundary_tokens;  // of the model, ascending
+  std::shared_ptr<const std::vector<int32_t>> boundary_tokens;  // the model's, ascending
   uint32_t told_indexed = 0;    // what the store knows of state->indexed_tokens()
   uint32_t recall_audit = 0;    // the last audit that sampled a step of this sequence
   uint32_t recall_dropped = 0;  // its samples that were lost
@@ -39,7 +39,7 @@ struct SessionSequence {
   std::vector<uint8_t> host_pages;        // steps on a GPU: 1 where a page is the host's
   bool has_host_pages = false;
   std::vector<ExtentView> extents;
-  ExtentDescriptions descriptions;  // of the extents in a GPU's memory
+  ExtentDescriptions descriptions;  // for the extents in a GPU's memory
 
   SequenceView View() const {
     return {pages.data(),

@@ -76,7 +76,7 @@ class Peer:
         self.link.send(struct.pack(f"<II{len(ids)}i", 105, len(ids), *ids))
 
     def numbers(self, kind: int) -> list[int]:
-        """Of a packet that is a list: of RELEASE, WANT (its count), RETURN."""
+        """Numbers in a packet that is a list: of RELEASE, WANT (its count), RETURN."""
         packet = self.take(kind)
         count, = struct.unpack_from("<I", packet)
         return [count] if kind == 5 else list(struct.unpack_from(f"<{count}i", packet, 4))

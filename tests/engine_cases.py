@@ -22,7 +22,7 @@ sys.path += [str(ROOT / "integrations" / name / "src") for name in ("kvstrata", 
 
 from kvstrata_numpy import hugging_face  # noqa: E402
 
-MARGIN = 3e-4  # of logprobs; kernels sum in another order than the engine's
+MARGIN = 3e-4  # tolerance of logprobs; kernels sum in another order than the engine's
 SEED = 20261124
 NEW = 24  # tokens of an answer
 SHARED = "SmolLM2-135M in fp32"  # a digest for engines that load differently, and are to share pages

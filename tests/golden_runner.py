@@ -52,7 +52,7 @@ IMPLIED = {"mosaickv": {"strategy": "search", "keep_raw": "host", "max_loss": 1}
 PAGE_TOKENS = 16
 OUT_TOLERANCE = {"ref": 1e-5, "simd": 1e-5, "cuda": 5e-3}  # cuda multiplies in bf16
 OUT_TOLERANCE_OF = {"sekv": 1e-2, "mosaickv": 1e-2}        # stored bf16 may round the other way
-SCORE_TOLERANCE = 1e-4  # of the largest
+SCORE_TOLERANCE = 1e-4  # relative to the largest
 # cuda counts votes by fp16 weights and ranks buckets by bf16 means (docs/cuda.md): where that turns a near-tie, a
 # row that fp32 noise would leave alone is another one. One row in so many may be, of a plan over a case.
 TURNED = {"cuda": {"tokenselect": 20, "sentencekv": 20, "bits": 20, "missed": 20, "runs": 20, "runs_missed": 20}}

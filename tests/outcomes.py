@@ -9,7 +9,7 @@ class Outcomes:
         self.passed = self.failed = 0
 
     def run(self, test, *arguments):
-        """Of a test that fails its name and the trace; the next one runs all the same."""
+        """Runs a test. Prints the name and the trace of one that fails; the next one runs all the same."""
         try:
             test(*arguments)
             self.passed += 1

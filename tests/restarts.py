@@ -26,7 +26,7 @@ def disk_of(folder: object) -> tuple[str, ...]:
 
 
 def end(daemon: Daemon, by: signal.Signals) -> None:
-    """Of a daemon that has written something to its disk, if it is to end by SIGTERM: it then has all on disk, where a
+    """Ends a daemon. One that is to end by SIGTERM has written something to its disk: it then has all on disk, where a
     clean end alone writes what waits for half a second and drops the rest."""
     if by == signal.SIGTERM:
         _await_writes(daemon.socket)

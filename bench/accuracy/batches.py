@@ -41,7 +41,7 @@ STDLIB = ("argparse", "asyncio/base_events", "collections/__init__", "concurrent
           "socket", "ssl", "statistics", "string", "subprocess", "tarfile", "tempfile", "threading", "traceback",
           "turtle", "typing", "unittest/case", "unittest/mock", "urllib/request", "uuid", "warnings",
           "zipfile/__init__")
-SLACK = 0.02  # of a row's length: what it may be shorter by
+SLACK = 0.02  # share of a row's length that it may be shorter by
 
 
 class Batch(NamedTuple):
@@ -182,7 +182,7 @@ def text_rows(chat: Chat, seed: int, step: int, rows: int, length: int) -> np.nd
     return np.array(found, np.int32)
 
 
-_chat: Chat | None = None  # of a worker
+_chat: Chat | None = None  # a worker's
 
 
 def _begin_worker(folder: pathlib.Path) -> None:
@@ -204,7 +204,7 @@ class Prompt(NamedTuple):
 
 
 def _held_out(task: str, length: int, samples: int) -> list[Prompt]:
-    """Of RULER's own form. Their seeds are those of no training row, whose names begin with a number."""
+    """Prompts of RULER's own form. Their seeds are those of no training row, whose names begin with a number."""
     assert _chat is not None
     chat = _chat
     found = [generated.sample(task, f"held-out/{length}/{i}", length, lambda text: len(chat.encode(text)),
@@ -240,7 +240,7 @@ class Ahead:
             _begin_worker(folder)
 
     def take(self, step: int, shape: Callable[[int], tuple[int, int]]) -> Batch:
-        """Of this step. shape: (rows, length) of a step, asked as its making begins."""
+        """This step's batch. shape: (rows, length) of a step, asked as its making begins."""
         self.prepare(step, shape)
         if step % 8 == 0:
             self.begin_held_out(1)

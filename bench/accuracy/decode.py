@@ -123,7 +123,7 @@ class Engine:
 
 
 class Decoding:
-    """Of a batch whose prompts are complete. Row 2 i is given the reference under plan i, row 2 i + 1 goes on alone."""
+    """Decodes behind complete prompts. Row 2 i is given the reference under plan i, row 2 i + 1 goes on alone."""
 
     def __init__(self, engine: Engine, cache: Any, answers: list[Answer], reference: list[int]) -> None:
         self.answers = answers

@@ -30,7 +30,7 @@ from chat import Chat, samples  # noqa: E402
 from lora_llama import PARTS, Attention, Llama, Rope  # noqa: E402
 from tasks import score  # noqa: E402
 
-TOKENS_AT_ONCE = 131072  # of a batch of prompts, padding included
+TOKENS_AT_ONCE = 131072  # tokens of a batch of prompts, padding included
 MOST = 96  # tokens of an answer: four uuids are cut, every other answer fits
 
 

@@ -87,12 +87,12 @@ def row(name: str, text: str, group: str, lines: list[Line]) -> dict[str, Any]:
 
 
 def half_of(key: str) -> str:
-    """Of a prompt's key."""
+    """The half that a prompt's key belongs to."""
     return CHOSEN if key.split("/")[-2] in CHOSEN_BY else JUDGED
 
 
 def rows(lines: list[Line], plans: dict[str, str]) -> list[dict[str, Any]]:
-    """Of each plan over each model's prompts, over each group of its tasks, and over both halves of its scored ones."""
+    """A row a plan over each model's prompts, over each group of its tasks, and over both halves of its scored ones."""
     groups: dict[str, list[Line]] = {}
     for line in lines:
         groups.setdefault(line["model"], []).append(line)

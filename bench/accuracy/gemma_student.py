@@ -21,7 +21,7 @@ NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layerno
 
 
 class GemmaStudent(Student):
-    """Of a Hugging Face folder of Gemma 3's text model. Errors: ValueError, scores are not divided by sqrt(head_dim)."""
+    """A Hugging Face folder's Gemma 3 text model. Errors: ValueError, scores are not divided by sqrt(head_dim)."""
 
     def __init__(self, folder: pathlib.Path, device: torch.device, dtype: torch.dtype, context: int) -> None:
         c = json.loads((folder / "config.json").read_text())

@@ -61,9 +61,9 @@ class Needles:
     another turn about the same context."""
     haystack: str  # noise | essay | needles
     key: str = "word"  # or uuid
-    value: str = "number"  # of 7 digits; or uuid
+    value: str = "number"  # with 7 digits; or uuid
     keys: int = 1
-    values: int = 1  # of each key
+    values: int = 1  # for each key
     queries: int = 1  # keys in a question
     asked: int = 1
 

@@ -48,7 +48,7 @@ def shape_of(folder: pathlib.Path) -> Shape:
 
 
 class Attention(NamedTuple):
-    """Of all layers, in the model's type: `qkv` each [(heads + 2 kv_heads) head_dim, width], `out` [width, width]."""
+    """All layers, in the model's type: `qkv` each [(heads + 2 kv_heads) head_dim, width], `out` [width, width]."""
     qkv: Sequence[Tensor]
     out: Sequence[Tensor]
 
@@ -99,7 +99,7 @@ class Adapter(torch.nn.Module):
         return self.scale * torch.bmm(getattr(self, f"{part}_B"), getattr(self, f"{part}_A"))
 
     def tensors(self) -> dict[str, Tensor]:
-        """Of each layer by its name in the model, bf16."""
+        """Each layer's by its name in the model, bf16."""
         return {f"model.layers.{i}.self_attn.{part}.lora_{side}": of_layer.contiguous()
                 for part in PARTS for side in "AB"
                 for i, of_layer in enumerate(getattr(self, f"{part}_{side}").detach().to("cpu", torch.bfloat16))}

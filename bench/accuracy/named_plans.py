@@ -28,7 +28,7 @@ from plans import for_prompt  # noqa: E402
 
 FILE = ROOT / "docs" / "plans.toml"
 LOSSES = (0.01, 0.02, 0.05)  # nats a token
-MEASURED_ON = 0.75  # of a model's prompts: what was measured on easier ones alone has another mean
+MEASURED_ON = 0.75  # part of a model's prompts: what was measured on easier ones alone has another mean
 FAMILIES = ("strata", "tokenselect", "quest", "chess", "sentencekv", "sekv", "mosaickv")
 CALIBRATED = ("chess", "tokenselect", "mosaickv")
 LICENCE = "SPDX-License-Identifier: Apache-2.0"
@@ -67,7 +67,7 @@ def result() -> dict[str, Any]:
 
 
 def _cheapest(rows: Iterable[dict], family: str, loss: float) -> dict | None:
-    """Of the plan's rows that lose at most so much, the one that reads the fewest bytes."""
+    """The plan's row that reads the fewest bytes, among those that lose at most so much."""
     fitting = [row for row in rows if re.match(rf"{family}\b", row["plan"]) and row["value"] <= loss]
     return min(fitting, key=lambda row: row["accuracy"]["of_full_bytes"], default=None)
 
@@ -88,7 +88,7 @@ def _why(row: dict, model: Model) -> list[str]:
 
 
 def by_loss(measured: dict[str, Any]) -> list[Named]:
-    """Of each model, loss and plan that holds it; min_tokens is the plan's own."""
+    """A named plan for each model, loss and plan that holds it; min_tokens is the plan's own."""
     found = []
     for model in MODELS:
         of_model = [row for row in measured["rows"] if row["id"].endswith(f"/{model.measured}")]

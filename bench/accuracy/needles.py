@@ -63,7 +63,7 @@ class Asked(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """Of one segment. keys [layers, kv_heads, tokens, d], bf16; queries [layers, heads, tail, d], bf16, of the last ones."""
+    """One segment's keys [layers, kv_heads, tokens, d], bf16; its last queries [layers, heads, tail, d], bf16."""
     keys: Tensor
     queries: Tensor
 
@@ -195,8 +195,8 @@ def masses(planted: Planted, layer: int, device: torch.device) -> Iterator[list[
 
 
 class Share(NamedTuple):
-    """Of a layer, plan and prompt: the needle's tokens, counted at each query, that some head attends, and of these those
-    that were chosen."""
+    """Tokens of the needle in a layer, plan and prompt, counted at each query: how many some head attends, and how many
+    of these were chosen."""
     task: str
     layer: int
     attended: int

@@ -27,7 +27,7 @@ PACKAGES = ("python3.11-doc", "debian-handbook", "linux-doc-6.1", "git-doc", "ba
             "installation-guide-amd64", "apt-doc", "emacs-common", "sqlite3-doc", "mercurial-common", "r-doc-info", "vim-doc")
 LICENCES = ("Apache-2.0", "Artistic", "GFDL-1.2", "GFDL-1.3", "MPL-1.1", "MPL-2.0")
 LEAST, MOST = 12_000, 400_000  # characters of a document
-SHARE = 0.12                   # of all text that one package may have
+SHARE = 0.12                   # part of all text that one package may have
 OTHERS = re.compile(r"/(reference|whatsnew|[a-df-z][a-z](-[a-z]+)?)/|GPL|gpl|COPYING|copying|changelog|genindex|translations|[a-z]{2}-(?!US)[A-Z]{2}/")
 KINDS = re.compile(r"\.(html?|txt|rst|pod|texi|info|md)(\.gz)?$")
 BLOCK = re.compile(r"<(script|style|nav|head)\b.*?</\1>", re.S | re.I)

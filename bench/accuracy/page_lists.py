@@ -42,7 +42,7 @@ CONTEXTS = {
     "variables": 3,  # chains
     "uuids": Needles("needles", key="uuid", value="uuid", asked=3),
 }
-SHARE = 0.25   # of the prompt's tokens that a step reads, where rho leaves it open
+SHARE = 0.25   # part of the prompt's tokens that a step reads, where rho leaves it open
 ROOT = 0.63    # a share of each of three levels
 MOST = 48      # tokens of a reference answer that are given
 
@@ -101,7 +101,7 @@ def means(x: Tensor, size: int) -> Tensor:
 
 
 class Pages:
-    """Of one prompt, of one size of page: rows of all levels [layers, kv_heads, units, d] (pages: complete ones)."""
+    """One prompt in one size of page: rows of all levels [layers, kv_heads, units, d] (pages: complete ones)."""
 
     def __init__(self, keys: Tensor, rule: Rule) -> None:
         self.tokens = keys.shape[2]
@@ -117,7 +117,7 @@ class Pages:
 
 
 def best(scores: Tensor, alive: Tensor, share: float, count: int = 0) -> Tensor:
-    """Of the units [.., n] that are alive the best share, or count; as a mask. All of the last dimension's rows of
+    """The best share, or count, of the units [.., n] that are alive; as a mask. All of the last dimension's rows of
     `alive` have equally many, but for what cut ends make."""
     order = scores.masked_fill(~alive, -math.inf).argsort(dim=-1, descending=True, stable=True)
     kept = torch.ceil(alive.sum(-1, keepdim=True) * share - 1e-9) if not count else torch.full_like(alive[..., :1], count,
@@ -157,7 +157,7 @@ class Decoding:
         self.own_keys, self.own_values = torch.zeros(room), torch.zeros(room)
         self.pages = {(r.page, r.chunk): Pages(self.keys, r) for r in rules}
         shape = (llama.shape.layers, len(rules), llama.shape.kv_heads, self.tokens)
-        self.attended = torch.zeros(shape, dtype=torch.bool)  # of the prompt, as the last selections left it
+        self.attended = torch.zeros(shape, dtype=torch.bool)  # rows of the prompt, as the last selections left it
         self.read = torch.zeros(len(rules), dtype=torch.float64)
 
     def _due(self, rule: Rule) -> bool:
@@ -177,7 +177,7 @@ class Decoding:
         return anchor - self.pages[rule.page, rule.chunk].mean[layer] if rule.anchor == "centred" else anchor
 
     def _scores(self, rule: Rule, i: int, layer: int, q: Tensor | None) -> list[Tensor]:
-        """Of grids, chunks and pages, [kv_heads, units] each. q [kv_heads, group, d]."""
+        """Scores of grids, chunks and pages, [kv_heads, units] each. q [kv_heads, group, d]."""
         pages, found = self.pages[rule.page, rule.chunk], []
         for level in range(3):
             rows = pages.rows(layer, level, rule.anchor == "centred").transpose(-1, -2)
@@ -288,7 +288,7 @@ class Computed:
 
     @torch.no_grad()
     def with_behind(self, ids: list[int]) -> Cache:
-        """Of the context and `ids` behind it, which attend to all before them."""
+        """The cache of the context and `ids` behind it, which attend to all before them."""
         llama, begin, n = self.llama, len(self.ids), len(ids)
         here = Rope(*(part[begin:begin + n, None] for part in self.turn))
         seen = torch.ones(n, begin + n, dtype=torch.bool).tril(begin)
@@ -307,8 +307,8 @@ class Computed:
 
 @torch.no_grad()
 def judged(decoding: Decoding, first: int, reference: list[int], outputs: Sequence[range]) -> list[dict]:
-    """Of each rule: nats of the reference's tokens; the share of outputs each of whose tokens is the likeliest; whether
-    all are; the share of the prompt's rows that a step reads. first: the prompt's last token."""
+    """For each rule: nats of the reference's tokens; the share of outputs each of whose tokens is the likeliest;
+    whether all are; the share of the prompt's rows that a step reads. first: the prompt's last token."""
     nats, said, fed = [], [], first
     for token in reference:
         logits = decoding.step(torch.full((len(decoding.rules),), fed))

@@ -19,7 +19,7 @@ RATE, DECAY, CLIP, ROWS = 1e-3, 0.01, 1.0, 4096
 
 
 class Spectra(NamedTuple):
-    """Of spans drawn from texts: singular values [n, R] padded with 0, mean keys [n, d], and which components there are."""
+    """Spans of texts: singular values [n, R] padded with 0, mean keys [n, d], and which components there are."""
     spectrum: Tensor
     mean: Tensor
     within: Tensor

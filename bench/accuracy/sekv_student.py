@@ -31,12 +31,12 @@ from lora_llama import Attention, Llama, Rope
 
 ALPHA, L_MIN, R_MAX, HIDDEN = 2.0, 4, 32, 64
 GATE_FLOOR, MAX_LOSS, ANCHOR_SLACK = 0.05, 0.3, 1e-6
-TEMPERATURE = 1.0  # of the straight-through choice, in nats of relevance
+TEMPERATURE = 1.0  # the straight-through choice's, in nats of relevance
 
 MATRICES = 512   # that are decomposed by one call
 BATCHED = 32     # channels up to which a GPU decomposes a batch at once; larger ones one by one, slower than CPUs do
 PASSED_OVER = 4  # spans, in training
-OPEN_GATE = 20.0  # of which the sigmoid is 1 in fp32
+OPEN_GATE = 20.0  # the sigmoid of it is 1 in fp32
 
 
 class Parameters(torch.nn.Module):
@@ -68,7 +68,7 @@ class Parameters(torch.nn.Module):
         return [self.turn, self.stretch]
 
     def gates(self, spectrum: Tensor, k_mean: Tensor) -> Tensor:
-        """Of spectra [..., R] (padded with 0), with mean keys [..., d]."""
+        """Gates for spectra [..., R] (padded with 0), with mean keys [..., d]."""
         first = spectrum[..., :1]
         scaled = torch.where(first > 0, spectrum / first.clamp(min=1e-30), spectrum)
         norm = k_mean.norm(dim=-1, keepdim=True)
@@ -104,7 +104,7 @@ class Group(NamedTuple):
 
 
 class Factors(NamedTuple):
-    """Of a group, of keys or of values: left singular vectors [L, K, n, longest, r], singular values [L, K, n, R]
+    """A group's keys or values: left singular vectors [L, K, n, longest, r], singular values [L, K, n, R]
     (padded with 0), and the squared norm of the rows [L, K, n]."""
     left: Tensor
     spectrum: Tensor
@@ -113,7 +113,7 @@ class Factors(NamedTuple):
 
 @dataclass
 class Spans:
-    """Of a batch. length [B, S]; member [B, S, N], 1 where a token is a span's; groups by length."""
+    """A batch's spans. length [B, S]; member [B, S, N], 1 where a token is a span's; groups by length."""
     length: Tensor
     member: Tensor
     log_length: Tensor
@@ -155,8 +155,8 @@ _SOLVERS = concurrent.futures.ThreadPoolExecutor(os.cpu_count(), initializer=lam
 
 
 def eigenvectors(gram: Tensor) -> tuple[Tensor, Tensor]:
-    """Of matrices [n, c, c], ascending. In parts: a solver's workspace for all of a batch's matrices is more than 2^31
-    elements. Larger ones by all CPUs, one part each."""
+    """Values and vectors of matrices [n, c, c], ascending. In parts: a solver's workspace for all of a batch is more
+    than 2^31 elements. Larger ones by all CPUs, one part each."""
     if gram.shape[-1] <= BATCHED:
         parts = [torch.linalg.eigh(part) for part in gram.split(16 * MATRICES)]
     else:
@@ -288,8 +288,8 @@ class Batch:
 
 
 class Found(NamedTuple):
-    """Of a forward pass: logits [B, T, vocabulary], and by layer: rows that expansions add a query head; and where it
-    was asked for, against full attention of the same queries, the zoom loss and attention's error (relative L2)."""
+    """What a forward pass gives: logits [B, T, vocabulary], and by layer: rows that expansions add a query head; and
+    where it was asked for, against full attention of the same queries, the zoom loss and attention's relative L2."""
     logits: Tensor
     rows: Tensor
     zoom: Tensor
@@ -297,7 +297,7 @@ class Found(NamedTuple):
 
 
 def zoom_loss(scores: Tensor, mass: Tensor, length: Tensor, power: float = 0.0) -> Tensor:
-    """Of one layer: KL of relevance, as a distribution over spans, from full attention's mass on them [B, K, G, T, S],
+    """One layer's: KL of relevance, as a distribution over spans, from full attention's mass on them [B, K, G, T, S],
     each divided by the rows that its expansion adds, to that power: 1 asks for the most mass a row. A mean over queries,
     weighted with their mass on spans."""
     real, on_spans = (length > 0)[:, None, None, None], mass.sum(-1)
@@ -312,8 +312,8 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]  # q [B, H, n, d], k and v [
 
 
 class Read(NamedTuple):
-    """Of full attention: keys and values [L, B, K, n, d] of served layers; of the others, by layer, [B, K, n, d]; and what
-    the head reads [B, n, width]."""
+    """What full attention read: keys and values [L, B, K, n, d] of served layers; the others', by layer, [B, K, n, d];
+    and what the head reads [B, n, width]."""
     keys: Tensor
     values: Tensor
     windowed: dict[int, tuple[Tensor, Tensor]]
@@ -333,7 +333,7 @@ class Student(Llama):
         self.served = list(range(self.shape.layers))
 
     def turned(self, layer: int, begin: int, end: int) -> Rope:
-        """Of positions, as _projected takes it."""
+        """The rotation at positions, as _projected takes it."""
         return Rope(self.turn.cos[begin:end, None], self.turn.sin[begin:end, None])
 
     def embedded(self, ids: Tensor) -> Tensor:

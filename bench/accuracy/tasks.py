@@ -23,12 +23,12 @@ from typing import Any, NamedTuple
 
 DIGESTS = json.loads((pathlib.Path(__file__).parent / "task_files.json").read_text())
 GROUPS = {"niah": "needles", "qa": "questions", "vt": "variables", "fwe": "frequent words", "cwe": "common words",
-          "multi": "summaries"}  # of tasks, by the first word of their names
+          "multi": "summaries"}  # groups of tasks, by the first word of their names
 TURN = re.compile(r"<\|start_header_id\|>(\w+)<\|end_header_id\|>(.*?)(?=<\|eot_id\|>|<\|start_header_id\|>|\Z)", re.DOTALL)
 SUMMARY = "Write a one-page summary of all news.\n\n{}\n\nSummary:"
-ANSWER_TOKENS = 128  # of a reference answer that count; summaries have more
+ANSWER_TOKENS = 128  # tokens of a reference answer that count; summaries have more
 NEW_TOKENS = 32      # that a greedy answer may have at least; and twice those of the reference
-WINDOW_TOKENS = 4096  # of a text's window, about: it is cut by characters, which every model's tokenizer has alike
+WINDOW_TOKENS = 4096  # tokens of a text's window, about: it is cut by characters, which all tokenizers have alike
 CHARACTERS_A_TOKEN = 4
 
 Tokens = Callable[[str], list[int]]
@@ -69,7 +69,7 @@ def score(task: str, answer: str, outputs: Sequence[str]) -> float:
 
 
 def group_of(key: str) -> str:
-    """Of a prompt's key: its length, and what kind of task it is."""
+    """The group of a prompt's key: its length, and what kind of task it is."""
     *where, task, _ = key.split("/")
     word = task.split("_")[0]
     return f"{where[-1]} {GROUPS.get(word, word)}"
@@ -139,7 +139,7 @@ def _read(path: pathlib.Path, name: str, digest: str, numbers: range) -> Iterato
 
 
 def prompt_of(key: str, sample: dict[str, Any]) -> Prompt:
-    """Of RULER's fields (`input`: a chat in Llama-3's template, `outputs`), or of LongBench's."""
+    """The prompt in RULER's fields (`input`: a chat in Llama-3's template, `outputs`), or in LongBench's."""
     if "context" in sample:
         return Prompt(key, "", [("user", SUMMARY.format(sample["context"]))], "", sample["answers"])
     turns = TURN.findall(sample["input"])
@@ -149,7 +149,7 @@ def prompt_of(key: str, sample: dict[str, Any]) -> Prompt:
 
 
 def ids_of(prompt: Prompt, tokenizer: Any) -> tuple[list[int], list[int]]:
-    """Of the prompt in the model's own chat template, up to where the answer begins, and of the reference answer. A
+    """Ids of the prompt in the model's own chat template, up to where the answer begins, and of the reference answer. A
     prompt without a turn is its text alone; so are the turns of a model without a template, one behind the other."""
     of: Tokens = lambda text: list(tokenizer(text, add_special_tokens=False).input_ids)
     reference = of(prompt.reference)[:ANSWER_TOKENS]

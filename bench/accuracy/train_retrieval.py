@@ -140,7 +140,7 @@ def save_whole(folder: pathlib.Path, *state: object) -> None:
 
 
 def load(folders: list[pathlib.Path], adapter: Adapter, adam: torch.optim.AdamW, seed: int) -> Standing:
-    """Of the first folder that has a state; else the beginning. Errors: ValueError, the state of another seed."""
+    """The state of the first folder that has one; else the beginning. Errors: ValueError, the state of another seed."""
     folder = next((f for f in folders if (f / "state.json").exists()), None)
     if folder is None:
         return Standing()
@@ -171,7 +171,7 @@ class Trainer:
         self.turn = llama.rope(ROPE_THETA, positions)
         self._base = llama.attention(None)
         self._base_turn = llama.rope(llama.shape.rope_theta, TEXT_LENGTH)
-        self.parts = 1  # of a step's rows; twice as many where memory did not suffice
+        self.parts = 1  # parts of a step's rows; twice as many where memory did not suffice
 
     def step(self, batch: Batch, number: int, rate: float) -> dict:
         """One update, or none where something is not finite. Sums by task: loss, tokens, right ones."""
@@ -230,8 +230,8 @@ class Trainer:
 
 
 def fastest_attention(llama: Llama, length: int) -> tuple[str, bool]:
-    """Of forward and backward at two rows of this length: (kernel, whether keys are repeated for it). One that fails,
-    or says something else than flash with repeated keys, is not taken. Errors: RuntimeError, none works."""
+    """The fastest forward and backward at two rows of this length: (kernel, whether keys are repeated for it).
+    One that fails, or says something else than flash with repeated keys, is not taken. RuntimeError: none works."""
     s, shape = llama.shape, (2, length)
     q = torch.randn(*shape, s.heads, s.head_dim, device=llama.device, dtype=llama.dtype).transpose(1, 2)
     k, v = torch.randn(2, *shape, s.kv_heads, s.head_dim, device=llama.device, dtype=llama.dtype).transpose(2, 3)
@@ -279,7 +279,7 @@ def attention_kernel(llama: Llama, args: argparse.Namespace) -> Iterator[None]:
 
 def log_line(standing: Standing, found: list[dict], rate: float, seconds: float, tokens: int, lengths: list[int]
              ) -> dict:
-    """Of the steps since the last line."""
+    """Sums over the steps since the last line."""
     sums = torch.stack([one["sums"] for one in found]).sum(0)
     loss, right = sums[0] / sums[1], sums[2] / sums[1]
     by_task = {name: {"loss": round(float(loss[i]), 4), "right": round(float(right[i]), 3)}

@@ -56,7 +56,7 @@ from sekv_student import Batch, Parameters, Student  # noqa: E402
 DECAY, WARM_UP, CLIP, BETAS = 0.01, 0.05, 1.0, (0.9, 0.98)
 STRETCH = 10.0         # times the learning rate of turns: a stretch is one number for what a turn has head_dim for
 SHARES = (0.22, 0.40)  # budgets of training, of a prompt's tokens
-PARTS = 16             # of the documents; one is held out, one chooses
+PARTS = 16             # parts of the documents; one is held out, one chooses
 SAVE_SECONDS = 60
 
 
@@ -143,7 +143,7 @@ class Window:
         self.size = args.window
 
     def _batch(self, number: int) -> Batch:
-        """Of the number, which is not made twice; begins to read the texts of the next ones."""
+        """The batch of that number, which is not made twice; begins to read the texts of the next ones."""
         args = self._args
         if number not in self._made:
             for ahead in range(number, number + 8):

@@ -37,7 +37,7 @@ using nlohmann::ordered_json;
 
 constexpr int kKvHeads = 4, kGroup = 7, kHeads = kKvHeads * kGroup, kDim = 128, kPage = 16;
 constexpr int64_t kRowBytes = kDim * 2;
-constexpr int64_t kTokenBytes = int64_t{2} * kKvHeads * kRowBytes;  // of a layer
+constexpr int64_t kTokenBytes = int64_t{2} * kKvHeads * kRowBytes;  // bytes of a token in a layer
 constexpr int64_t kRotatedBytes = int64_t{300} << 20;               // 6 L2s
 constexpr int kChunk = 512, kReplays = 20;
 

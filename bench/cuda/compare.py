@@ -23,7 +23,7 @@ for plan, ratios in {"full": (None, 0.95, 0.95), "quest": (2.2, 5.5, 11), "chess
 MUST_RATIO["linked/full/b8/128K"] = MUST_RATIO["linked/full/b8/1024K"] = 0.95
 MUST_RATIO["linked/strata/b8/128K"] = 6.5
 MUST_RATIO["linked/sentencekv/b8/128K"] = 35  # its bytes grow with the batch
-MUST_CALL_US = 12  # of the CPU, a linked call outside a graph
+MUST_CALL_US = 12  # CPU time of a linked call outside a graph
 MUST_HOST = {"linked/quest/b1/128K/host": 1 / 1.3, "linked/sentencekv/b1/128K/host": 1 / 1.3}
 MUST_RATIO |= {"chunk/tokenselect/512of1024K": 20, "chunk/full/512of128K": 0.6}
 MUST_US = {"linked/full/b1/1K": 10, "linked/full/b1/4K": 10,

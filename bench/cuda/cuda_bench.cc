@@ -35,7 +35,7 @@ namespace {
 using nlohmann::ordered_json;
 
 constexpr int kKvHeads = 8, kGroup = 4, kDim = 128;
-constexpr int64_t kTokenBytes = int64_t{2} * kKvHeads * kDim * 2;  // of a layer
+constexpr int64_t kTokenBytes = int64_t{2} * kKvHeads * kDim * 2;  // bytes of a token in a layer
 constexpr int64_t kArenaBytes = int64_t{35} << 30;
 constexpr int64_t kRotatedBytes = int64_t{300} << 20;  // a graph reads at least as much: 6 L2s
 constexpr int kReplays = 60;

@@ -92,7 +92,7 @@ def paged(batch, tokens):
 
 
 def check_paged(out, q, cache, order):
-    """Of the first sequence, against dense attention over its rows in order."""
+    """Checks the first sequence against dense attention over its rows in order."""
     rows = cache[order[:len(order) // len(q)].long()].transpose(0, 1).transpose(1, 2)  # [k, v][heads][pages]
     k, v = rows.reshape(2, 1, KV_HEADS, -1, DIM)
     expected = dense(q[:1, :, None])(k, v)[:, :, 0]

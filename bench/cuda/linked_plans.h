@@ -15,15 +15,16 @@ namespace kvstrata::cuda {
 
 inline constexpr int kKvHeads = 8, kHeads = 32, kDim = 128, kPage = 16, kReplays = 60,
                      kLayersOfAModel = 32;
-inline constexpr int64_t kTokenBytes = int64_t{2} * kKvHeads * kDim * 2;  // of a layer
-inline constexpr int64_t kMostBytes = int64_t{48} << 30;                  // of sequences' pages
-inline constexpr int64_t kMostOfFew = int64_t{64} << 30;                  // of two layers
-inline constexpr int32_t kChunk = 4096;  // tokens of a prefill step
+inline constexpr int64_t kTokenBytes =
+    int64_t{2} * kKvHeads * kDim * 2;                     // bytes of a token in a layer
+inline constexpr int64_t kMostBytes = int64_t{48} << 30;  // bytes of sequences' pages
+inline constexpr int64_t kMostOfFew = int64_t{64} << 30;  // bytes of two layers
+inline constexpr int32_t kChunk = 4096;                   // tokens of a prefill step
 
 struct Plan {
   const char* name;
   const char* text;
-  int64_t (*rows_read)(int64_t tokens);  // of a layer, summaries included
+  int64_t (*rows_read)(int64_t tokens);  // rows of a layer, summaries included
   int period = 1;                        // steps, of which Begin selects in one
   int steps_a_query = 0;                 // the query moves away after so many steps; 0: it stays
   int most_layers = kLayersOfAModel;     // fewer where the daemon's CPUs pack the prompt first
@@ -31,7 +32,7 @@ struct Plan {
   bool spans = false;                    // surprisal is reported, and text ends with a budget
   bool agreed = false;                   // the query heads of a group have the same query
   bool surprisals = false;               // random ones are reported where none are given
-  int percent = 0;                       // of the tokens; text ends with a budget of them
+  int percent = 0;                       // part of the tokens; text ends with a budget of them
 };
 inline constexpr int kObserved = 32;     // last prompt tokens, which go through attention
 inline constexpr double kSentence = 27;  // median of its tokens (the paper's corpora: 25 to 30)
@@ -42,7 +43,7 @@ inline constexpr double kAnchorDeviations = 2;
 inline constexpr char kSpanPlan[] =
     "sekv{max_loss = 1, r_max = 16, factors = \"device\", keep_raw = \"no\", min_tokens = 0, rows "
     "= ";
-inline constexpr float kSpanQueryScale = 16;  // of normal queries: relevance outweighs ln n
+inline constexpr float kSpanQueryScale = 16;  // factor of normal queries: relevance outweighs ln n
 inline const Plan kPlans[] = {
     {"full", "full", [](int64_t n) { return n; }},
     {"quest", "quest{budget = 2048, min_tokens = 0}", [](int64_t n) { return n / 16 + 2048; }},

@@ -186,7 +186,7 @@ class Steps {
                "kvs_report");
     }
     CheckKvs(kvs_prefill_done(session_, sequence), "kvs_prefill_done");
-    CheckKvs(kvs_settle(session_, sequence), "kvs_settle");  // of a codec: all is packed
+    CheckKvs(kvs_settle(session_, sequence), "kvs_settle");  // with a codec: all is packed
     members_.push_back({sequence, &id_, 1});
   }
   template <typename Fn>
@@ -244,8 +244,8 @@ class Steps {
   uint32_t held_ = 0;
   SentenceEnds ends_;
   uint32_t reported_ = 0;
-  const int32_t id_ = 0;                  // of every new token
-  std::vector<kvs_step_member> members_;  // of a decode step
+  const int32_t id_ = 0;                  // id of every new token
+  std::vector<kvs_step_member> members_;  // members of a decode step
   cudaStream_t stream_ = nullptr;
   cudaGraphExec_t graph_ = nullptr;
 };

@@ -141,7 +141,7 @@ class DaemonCache:
             yield self._replays
 
     def late_ids(self, ids: list[int]) -> None:
-        """Of the last token."""
+        """Tells the last token's ids."""
         self._session.late_tokens([(s, [i]) for s, i in zip(self._sequences, ids)])
 
     def _replays(self) -> bool:
@@ -202,7 +202,7 @@ class Loop:
         self._cache.late_ids(self._inputs.tolist())
 
     def gpu_ms(self) -> float:
-        """Of the last token's graph, which it waits for."""
+        """Milliseconds of the last token's graph, which it waits for."""
         self._ended.synchronize()
         return float(self._began.elapsed_time(self._ended))
 

@@ -43,7 +43,7 @@ struct Row {
   bench::Timing us;
   double bytes = 0;      // that the call reads and writes at least; 0: latency is what counts
   double target_us = 0;  // 0: none
-  double fraction = 0;   // of kReadTbps that it should reach; 0: none
+  double fraction = 0;   // part of kReadTbps that it should reach; 0: none
 };
 
 class Suite {

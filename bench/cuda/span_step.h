@@ -52,7 +52,7 @@ struct SpanMemory {
   }
 
   int64_t extent_bytes = 0;
-  const int64_t heads;                              // of all layers
+  const int64_t heads;                              // heads of all layers
   const int64_t k_mean, v_mean, raw_rows, factors;  // begin there in an extent
   DeviceArray<std::byte> extents, window;
 };

@@ -44,7 +44,7 @@ using nlohmann::ordered_json;
 
 constexpr int kKvHeads = 8, kGroup = 4, kHeads = kKvHeads * kGroup, kDim = 128, kPage = 16;
 constexpr int64_t kRowBytes = kDim * 2;
-constexpr int64_t kTokenBytes = int64_t{2} * kKvHeads * kRowBytes;  // of a layer
+constexpr int64_t kTokenBytes = int64_t{2} * kKvHeads * kRowBytes;  // bytes of a token in a layer
 constexpr int64_t kRotatedBytes = int64_t{300} << 20;  // a step reads at least as much: 6 L2s
 constexpr int64_t kMostBytes = int64_t{60} << 30;
 constexpr int kReplays = 60;
@@ -53,7 +53,7 @@ constexpr int kReplays = 60;
 struct BenchPlan {
   const char* name;
   const char* text;
-  int64_t (*rows_read)(int64_t tokens);  // of a layer and sequence, summaries included
+  int64_t (*rows_read)(int64_t tokens);  // rows of a layer and sequence, summaries included
 };
 
 constexpr int64_t kTokenRows = 2048 + 128 + 512;  // that TokenSelect attends
@@ -210,7 +210,7 @@ bench::Timing TimeOps(const Ops& steps, int stages) {
 
 struct Measured {
   bench::Timing layer;  // microseconds
-  double host_us = 0;   // of Begin and End, a step
+  double host_us = 0;   // in Begin and End, a step
   bool sound = false;   // every output is a number
 };
 

@@ -14,8 +14,8 @@ import sys
 from .simulation import Fleet, Simulation
 from .workload import Shape, requests
 
-LOAD = 0.7     # of the engines, if each prompt were computed whole
-WARM_UP = 0.5  # of the time
+LOAD = 0.7     # part of what engines can do, if each prompt were computed whole
+WARM_UP = 0.5  # part of the time
 
 
 def mean_tokens(shape, seed):

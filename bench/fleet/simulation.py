@@ -13,7 +13,7 @@ import random
 
 from .tiers import Link, Lru
 
-QUEUE_SECONDS = 2  # of writes that wait, at most
+QUEUE_SECONDS = 2  # time of writes that wait, at most
 RATE_SECONDS = 10  # for which a rate that was seen is believed
 
 
@@ -23,7 +23,7 @@ class Fleet:
     nodes: int = 64
     token_bytes: int = 128 * 1024       # Llama-3.1-8B, bf16
     prefill: float = 15_000             # tokens a second of an engine
-    memory: float = 64e9                # of a node
+    memory: float = 64e9                # bytes of a node
     disk: float = 1e12
     disk_rate: float = 5e9
     shards: int = 64                    # 0: no remote tier
@@ -44,7 +44,7 @@ class Node:
         self.into, self.out = Link(fleet.node_rate), Link(fleet.node_rate)
         self.engine_free = 0.0
         self.backlog = 0.0  # seconds of computing that wait
-        self.rate, self.rate_seen = 0.0, float("-inf")  # of remote, as last seen
+        self.rate, self.rate_seen = 0.0, float("-inf")  # rate of remote, as last seen
 
 
 class Shard:

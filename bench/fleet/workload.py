@@ -18,8 +18,8 @@ GROUP_TOKENS = 4096  # what leaves a tier at once: 256 pages of 16 tokens
 @dataclasses.dataclass(frozen=True)
 class Shape:
     """Means and spreads; lengths in tokens, times in seconds."""
-    first_median: float = 5700     # of a conversation's first prompt
-    first_sigma: float = 1.25      # of its logarithm
+    first_median: float = 5700     # median of a conversation's first prompt
+    first_sigma: float = 1.25      # deviation of its logarithm
     longest: int = 128_000
     added_median: float = 160      # what a user adds in a later turn
     added_sigma: float = 1.2
@@ -28,7 +28,7 @@ class Shape:
     pause_median: float = 110      # from a turn's arrival to the next one's
     pause_sigma: float = 1.0
     shared: float = 0.05           # share of conversations that begin with a document others have too
-    documents: int = 2000          # of these, drawn by Zipf's law
+    documents: int = 2000          # shared documents, drawn by Zipf's law
 
 
 @dataclasses.dataclass(slots=True)
@@ -37,7 +37,7 @@ class Request:
     conversation: int
     turn: int
     home: int        # where its conversation was last, or -1
-    tokens: int      # of the prompt
+    tokens: int      # tokens of the prompt
     document: int    # whose first `document_tokens` it has, or -1
     document_tokens: int
 

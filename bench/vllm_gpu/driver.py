@@ -34,7 +34,7 @@ class Driver:
         return name
 
     def step(self) -> dict[str, tuple[int, list[int], int]]:
-        """Of requests that got tokens: how many they have, which, and how many of the prompt were held."""
+        """Requests that got tokens: how many they have, which, and how many of the prompt were held."""
         found = {}
         for output in self._engine.step():
             tokens = list(output.outputs[0].token_ids)

@@ -49,7 +49,7 @@ def image(seed: int) -> Any:
 
 
 def requests_of(more: dict[str, Any]) -> list[dict[str, Any]]:
-    """Of Driver.add: two images; or without an adapter, and with each of more["adapters"]."""
+    """Arguments of Driver.add: two images; or without an adapter, and with each of more["adapters"]."""
     if "image" in more:
         ids = [*prompt()[:40], more["image"], *prompt()[40:-16]]  # which stands for 16 tokens
         return [{"prompt": {"prompt_token_ids": ids, "multi_modal_data": {"image": image(seed)}}} for seed in (1, 2)]

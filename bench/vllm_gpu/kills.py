@@ -144,7 +144,7 @@ class Kills:
         self._launcher.say(f"{when}: {room['shown']} chunks are shown, nothing else is held")
 
     def _loads(self) -> None:
-        """Of all engines."""
+        """Judges the loads of all engines."""
         lines = [json.loads(line) for path in self._records.glob("loads-*.jsonl")
                  for line in path.read_text().rpartition("\n")[0].splitlines()]
         total: dict[str, Any] = {name: sum(line[name] for line in lines) for name in ("loads", "pages", "wrong", "unknown")}

@@ -25,7 +25,7 @@ from vllm.v1.kv_offload.base import TransferResult
 
 
 class _Pages:
-    """Of a worker. heads: of the whole model, where each is summed by itself."""
+    """Pages of a worker. heads: the whole model's, where each is summed by itself."""
 
     def __init__(self, spec: Any, kv_caches: Any) -> None:
         self._per_chunk = spec.blocks_per_chunk
@@ -39,7 +39,7 @@ class _Pages:
                         for refs in kv_caches.group_data_refs]
 
     def sums(self, blocks: Any, chunks: Any) -> Iterator[tuple[str, str]]:
-        """Of vLLM's two specs of a copy: names of pages, and sums of what lies in the blocks now."""
+        """Names of pages, and sums of what lies in the blocks now, for vLLM's two specs of a copy."""
         at = row = 0
         for refs, size, first in zip(self._groups, blocks.group_sizes, blocks.block_indices, strict=True):
             places = range(first % self._per_chunk, first % self._per_chunk + size)

@@ -53,7 +53,7 @@ def run(launcher: Launcher) -> None:
 
 
 def _gpus(launcher: Launcher) -> int:
-    """Of a CPU: cores, of which vLLM takes one a rank."""
+    """How many GPUs; on a CPU its cores, of which vLLM takes one a rank."""
     import torch
     return len(os.sched_getaffinity(0)) if launcher.given.cpu else torch.cuda.device_count()
 
@@ -99,7 +99,7 @@ def _tell(launcher: Launcher, found: dict[str, Any]) -> None:
 def _spec(launcher: Launcher, name: str, base: str | None = None, extra: dict[str, Any] | None = None,
           **llm: Any) -> list[Any]:
     """base: the family of tests/vllm, where it has another name."""
-    import families  # of tests/vllm
+    import families  # a module of tests/vllm
     folder = launcher.folder / "models"
     folder.mkdir(exist_ok=True)
     more: dict[str, Any] = {}

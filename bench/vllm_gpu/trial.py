@@ -45,7 +45,7 @@ SHORT = [(300, 2), (600, 1)]
 
 
 class Trial:
-    """Of plain, native and ours in turn."""
+    """Runs plain, native and ours in turn."""
 
     def __init__(self, launcher: Launcher) -> None:
         self._launcher, self._given = launcher, launcher.given
@@ -78,7 +78,7 @@ class Trial:
                            f"{room['shown']} chunks; {room['stored']} were stored, {room['duplicates']} twice")
 
     def _rate(self, disk: pathlib.Path) -> None:
-        """Of reading some of the disk's files one after the other without the page cache, by dd: of those that are
+        """Times dd on some of the disk's files, one after the other without the page cache. It takes files that are
         written, since what is only reserved is read without the device."""
         written = sorted(path for path in disk.rglob("*") if path.is_file() and _middle(path).strip(b"\0"))
         for path in written[:_RATED]:
@@ -87,7 +87,7 @@ class Trial:
             self._launcher.row("disk", "dd", bytes=path.stat().st_size, seconds=[time.perf_counter() - began])
 
     def _tell_rate(self) -> None:
-        """Of the daemon's disk in first loads from it, over dd's."""
+        """Rate of the daemon's disk in first loads from it, over dd's."""
         shape = model.TINY if self._given.tiny else model.LLAMA
         token = 4 * shape["layers"] * shape["kv_heads"] * shape["head_dim"]  # bytes: bf16 keys and values
         rows = [json.loads(line) for line in self._launcher.rows.read_text().splitlines()]
@@ -159,7 +159,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def _tokens_alike(rows: list[dict[str, Any]]) -> list[str]:
-    """Of each batch: how many of its sequences have the first engine's tokens, and on how many tokens they agree."""
+    """How many sequences of each batch have the first engine's tokens, and on how many tokens they agree."""
     lines, first = [], {}
     for row in rows:
         if "output" not in row:

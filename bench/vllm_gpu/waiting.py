@@ -50,12 +50,12 @@ class Waiting:
         self.seconds: dict[tuple[str, str], list[float]] = {}
 
     def _requests(self, name: str, seed: int) -> dict[str, list[Any]]:
-        """Of each queue; not added yet."""
+        """Requests for each queue; not added yet."""
         return {queue.kind: [queue.request(f"{name}{i}", seed + i) for i in range(self._given.requests)]
                 for queue in self._queues}
 
     def _steps(self, case: str) -> None:
-        """Of one and the other in turns, when all look-ups are answered."""
+        """Steps one and the other in turns, when all look-ups are answered."""
         until = time.monotonic() + 1.0
         while time.monotonic() < until:
             for queue in self._queues:

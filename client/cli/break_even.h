@@ -17,7 +17,7 @@
 namespace kvstrata::cli {
 
 struct BreakEvenPoint {
-  int32_t tokens = 0;               // of the prompt
+  int32_t tokens = 0;               // tokens of the prompt
   double full_ms = 0, plan_ms = 0;  // medians over the steps
   bool sparse = false;              // the plan read fewer rows than full attention
 

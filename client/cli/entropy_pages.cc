@@ -7,7 +7,7 @@ namespace kvstrata::cli {
 namespace {
 
 struct Page {
-  double mean = 0, variance = 0;  // of the population
+  double mean = 0, variance = 0;  // over the population
 };
 
 Page PageOf(std::span<const float> entropies) {

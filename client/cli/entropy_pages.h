@@ -24,7 +24,7 @@ struct EntropyPages {
   // (multiples of kPage from position 0).
   Distribution means, variances;
   std::array<double, 2> thresholds{};  // percentile of each, linearly interpolated
-  double share_over = 0;               // of the pages, those with both above their thresholds
+  double share_over = 0;               // share of the pages with both above their thresholds
 };
 
 EntropyPages MeasureEntropyPages(const std::vector<Trace>& traces);

@@ -53,7 +53,7 @@ int ExitCodeOf(const Status& status) {
 
 namespace {
 
-// Of the reasons that a start has, too, where another configuration helps.
+// The next step for reasons that a start has, too, where another configuration helps.
 std::string_view NextOfResize(std::string_view reason) {
   constexpr std::pair<std::string_view, std::string_view> kNext[] = {
       {"POOL_BEYOND_CGROUP",
@@ -88,7 +88,7 @@ std::vector<std::string> MistakesOf(const Status& status, const Options& options
 }  // namespace
 
 std::string NextStep(const Status& status, const Options& options) {
-  // Of a prompt on servers that outlive the daemon, which knows no model after its start.
+  // Servers keep a prompt when the daemon ends, which knows no model after its start.
   if (options.verb.starts_with("tier p") && status.reason() == "MODEL_UNKNOWN") {
     return "a daemon knows a model once an engine has registered it since its start: attach the "
            "engine, see kvstrata model ls, and repeat; or ask another node that has the model";

@@ -31,7 +31,7 @@ enum ExitCode : int {
 struct Options {
   Style style;
   std::string socket;  // resolved: --socket, KVSTRATA_SOCKET, else the default path
-  std::chrono::milliseconds timeout{5000};  // of every wait for the daemon
+  std::chrono::milliseconds timeout{5000};  // for every wait for the daemon
   bool timeout_given = false;               // else a verb may have a default of its own
   std::string verb;                         // "pin ls"
 };

@@ -14,7 +14,7 @@ namespace kvstrata::cli {
 namespace {
 
 constexpr size_t kGap = 2;
-constexpr size_t kFewestOfName = 8;  // of the first column, however short the line
+constexpr size_t kFewestOfName = 8;  // characters of the first column, however short the line
 constexpr size_t kUnknownTerminal = 80;
 
 // Cells of a column that must be there for it to be there.

@@ -75,7 +75,7 @@ Json Document(const v1::LookupPrefixRequest& request, const v1::LookupResponse& 
   return document;
 }
 
-// Of a node that did not answer nothing is known.
+// Nothing is known about a node that did not answer.
 std::string UnlessUnreachable(const Json& row, std::string_view field) {
   if (!row.value("unreachable", std::string()).empty()) return "-";
   return std::to_string(row.value(std::string(field), uint64_t{0}));
@@ -92,7 +92,7 @@ std::string NodeName(const Json& address) {
   const std::string text = address.get<std::string>();
   return text.empty() ? "not-announced" : Printable(text);
 }
-// Of the node itself, and of one that announced nothing, there is none.
+// The node itself, and one that announced nothing, have none.
 std::string Age(const Json& us) { return us == 0 ? "-" : Microseconds(us); }
 constexpr Column kNodes[] = {
     {"NODE", "/address", NodeName, false, 0, 16},

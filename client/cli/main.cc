@@ -13,7 +13,7 @@
 namespace kvstrata::cli {
 namespace {
 
-// Of a command line without a verb: what there is.
+// Tells a command line without a verb what there is.
 void PrintVerbs(const CLI::App& app) {
   std::string names;
   for (const CLI::App* verb : VerbsOf(app)) names += (names.empty() ? "" : " ") + verb->get_name();
@@ -52,7 +52,7 @@ int Run(int argc, char** argv) {
   try {
     app.parse(argc, argv);
     return RunVerb(invocation);
-  } catch (const CLI::ParseError& error) {  // of the verb, too: what options together make no sense
+  } catch (const CLI::ParseError& error) {  // the verb's, too: options that make no sense together
     // Help and version are "errors" with code 0.
     if (error.get_exit_code() == 0) return app.exit(error);
     return UsageError(app, error, argc, argv);

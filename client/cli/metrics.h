@@ -33,7 +33,7 @@ double Cosine(std::span<const uint16_t> a, std::span<const uint16_t> b);
 
 // bf16 rows of one KV head within [token][kv_heads][head_dim].
 struct KeyRows {
-  const uint16_t* first = nullptr;  // of token 0
+  const uint16_t* first = nullptr;  // key of token 0
   int64_t stride = 0;               // values between tokens
   int32_t head_dim = 0;
 };

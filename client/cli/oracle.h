@@ -33,7 +33,7 @@ class Oracle {
  private:
   struct Head {
     std::vector<double> scores;      // q . key of every position, unscaled
-    double largest = 0, weight = 0;  // of the scaled scores: max, sum of exp(score - max)
+    double largest = 0, weight = 0;  // over the scaled scores: max, sum of exp(score - max)
   };
   double Weight(const Head& head, int32_t position, double largest) const;
 

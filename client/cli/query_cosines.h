@@ -20,7 +20,7 @@ inline constexpr std::array<double, 4> kThetas = {0.8, 0.85, 0.9, 0.95};
 struct LayerCosines {
   int32_t layer = 0;
   Distribution flattened;  // all heads as one vector; a sample a pair of steps
-  Distribution smallest;   // of the heads' own cosines
+  Distribution smallest;   // the smallest among the heads' own cosines
 };
 
 // The steps of a layer whose query is as near to the one that selected last as theta asks.
@@ -32,7 +32,7 @@ struct HitRate {
 
 struct QueryCosines {
   std::string status = "ok";
-  int64_t steps = 0;  // of all traces; the first of each always selects
+  int64_t steps = 0;  // in all traces; the first of each always selects
   std::vector<LayerCosines> layers;
   std::vector<HitRate> hit_rates;  // over all layers and steps
 };

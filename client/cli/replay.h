@@ -27,7 +27,7 @@ struct ReplayOptions {
   std::chrono::milliseconds timeout{5000};
   std::vector<std::string> plans;
   int32_t steps = 0;            // at most T; 0: all
-  std::vector<int32_t> layers;  // of the model; empty: all of the trace
+  std::vector<int32_t> layers;  // layers of the model; empty: all of the trace
   bool timing_only = false;     // no recall, error and overlap: times and costs alone
   bool keep = false;            // pages and model stay in the daemon
 };
@@ -49,7 +49,7 @@ struct PlanReport {
   // The plan attends more than positions, or stored forms of them: recall and the parts of the
   // error were computed from the trace, over the sampled steps and layers.
   bool sampled = false;
-  Distribution mass_recall;   // of full attention's mass, what is on the attended positions
+  Distribution mass_recall;   // full attention's mass on the attended positions
   Distribution output_error;  // relative L2 of the output against plan full
   // Parts of it, relative to full as well: exact attention over the attended positions against
   // full, and the output against that. The second is empty when nothing but positions is attended.

@@ -71,7 +71,7 @@ class ReplayStream {
 
   uint32_t held() const { return held_; }
   double prefill_ms() const { return prefill_ms_; }
-  double step_ms() const { return step_ms_; }  // of the last step
+  double step_ms() const { return step_ms_; }  // time of the last step
   Result<std::string> PlanText() const;
   Result<std::string> StatusText() const;
   // How often the plan has selected so far; none when it selects at every step.

@@ -36,7 +36,7 @@ struct LengthBin {
 // Over the prompts of all traces together, the local window not counted, but for the budgets.
 struct AlphaShare {
   double alpha = 0;
-  double anchor_share = 0;      // of the tokens
+  double anchor_share = 0;      // anchors among the tokens
   double persistent_share = 0;  // raw tokens and one row a span
   int64_t spans = 0;
   std::vector<LengthBin> lengths;
@@ -48,7 +48,7 @@ struct AlphaShare {
 
 struct SpanShares {
   std::string status = "ok";
-  int64_t tokens = 0;  // of prompts with surprisals
+  int64_t tokens = 0;  // tokens of prompts with surprisals
   std::vector<AlphaShare> alphas;
 };
 

@@ -152,7 +152,7 @@ constexpr const char* kParts[] = {"kvstrata.pool.device", "kvstrata.pool.host", 
 // Whether what grpc.health.v1 calls so serves; true of what the daemon has not.
 using Serves = std::function<Result<bool>(const std::string& name)>;
 
-// Of a daemon that serves: "serving", "serving, draining the disk", "degraded: NAMES".
+// The state of a daemon that serves: "serving", "serving, draining the disk", "degraded: NAMES".
 Result<std::string> StateBy(const Serves& serves) {
   std::string lost;
   for (const char* part : kParts) {

@@ -201,7 +201,7 @@ int Terminal::Decode() {
   }
   const auto first = static_cast<unsigned char>(input_[0]);
   if (first == kEscape && input_.size() > 1 && (input_[1] == '[' || input_[1] == 'O')) {
-    input_.clear();  // of a key that means nothing here
+    input_.clear();  // the rest of a key that means nothing here
     return kNoKey;
   }
   input_.erase(0, 1);

@@ -173,7 +173,7 @@ std::vector<std::string> TopTable(const TopView& view, const TopLook& look) {
       cells[0] = '>';  // numbers have fewer digits than the column
       cells = Painted(look, kInverse, cells);
     } else if (!look.trouble.empty()) {
-      cells = Painted(look, kDim, cells);  // of the last answer that came
+      cells = Painted(look, kDim, cells);  // these are the last answer's that came
     }
     lines.push_back(cells + StripOf(row, strip, look.ascii));
   }

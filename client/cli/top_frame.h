@@ -13,7 +13,7 @@ namespace kvstrata::cli {
 
 struct TopLook {
   int columns = 80;
-  int rows = 0;  // of the screen; 0: as many as there are sequences
+  int rows = 0;  // rows of the screen; 0: as many as there are sequences
   bool colour = false, ascii = false;
   TopSort sort = TopSort::kTokensPerSecond;
   std::string filter;

@@ -11,7 +11,7 @@
 namespace kvstrata::cli {
 namespace {
 
-constexpr int kLabelColumns = 10;  // of a row of the grid
+constexpr int kLabelColumns = 10;  // width of a grid row's label
 
 std::vector<std::string> LinesOf(const std::string& text) {
   std::vector<std::string> lines;

@@ -19,7 +19,7 @@ namespace kvstrata::cli {
 // What a pane may use.
 struct PaneRoom {
   int columns = 80, rows = 20;
-  size_t first = 0;  // of what scrolls, the line at the top; a pane lowers it to what there is
+  size_t first = 0;  // the line at the top of what scrolls; a pane lowers it to what there is
 };
 
 // Pages of one sequence; weights are of what was selected since the last draw.

@@ -19,7 +19,7 @@ struct TopTier {
   std::string note;                             // "cached 1.0 MiB"
 };
 
-// Of engines' chunks (docs/chunks.md); a second since the moment before.
+// Engines' chunks (docs/chunks.md); doubles: a second, since the moment before.
 struct TopChunks {
   uint64_t shown = 0, leased_bytes = 0, engines = 0, resting = 0;  // now
   double hits = 0, misses = 0, stored = 0, read = 0, evicted = 0;
@@ -33,7 +33,7 @@ struct TopRow {
   uint64_t device_bytes = 0, host_bytes = 0, age_us = 0;
   // For those that were sampled twice.
   bool sampled = false;
-  double selected_share = 0;       // of its pages, by a layer of a step on average
+  double selected_share = 0;       // part of its pages, by a layer of a step on average
   std::vector<uint32_t> selected;  // by bucket of tokens, since the moment before
   std::string uncounted;           // why not: "full", "gpu"
   std::string in_full;             // why its steps attend everything; "": they choose

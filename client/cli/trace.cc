@@ -226,7 +226,7 @@ Trace Trace::Prefix(int32_t prompt) const {
   out.shape_.tail = 0;
   out.tokens_.resize(static_cast<size_t>(out.shape_.tokens()));
   if (!surprisal_.empty()) out.surprisal_.resize(static_cast<size_t>(prompt));
-  out.step_surprisal_.clear();  // of other tokens
+  out.step_surprisal_.clear();  // other tokens have them
   if (!boundary_.empty()) out.boundary_.resize(static_cast<size_t>(out.shape_.tokens()));
   return out;
 }

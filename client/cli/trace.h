@@ -21,10 +21,10 @@
 namespace kvstrata::cli {
 
 struct TraceShape {
-  int32_t layers = 0;  // of the model; TraceLayer::layer says which are there
+  int32_t layers = 0;  // how many the model has; TraceLayer::layer says which are there
   int32_t query_heads = 0, kv_heads = 0, head_dim = 0, page_tokens = 0;
   int32_t prompt = 0, steps = 0, tail = 0;  // N0, T, tail
-  TraceRotary rotary;                       // of keys = pre_rope
+  TraceRotary rotary;                       // that of keys = pre_rope
 
   int32_t tokens() const { return prompt + steps; }
   int64_t kv_row() const { return int64_t{kv_heads} * head_dim; }  // values of one token

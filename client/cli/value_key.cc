@@ -14,7 +14,7 @@ namespace {
 constexpr std::string_view kPin = "pin/";
 constexpr std::string_view kChunk = chunks::kKeyPrefix;
 constexpr size_t kKeyDigits = 64, kPinDigits = 16;
-constexpr size_t kFewestDigits = 4;  // of a beginning
+constexpr size_t kFewestDigits = 4;  // digits of a beginning
 
 // What stands before a key's digits.
 std::string_view LeadOf(std::string_view text) {

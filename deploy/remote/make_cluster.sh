@@ -5,7 +5,7 @@
 # Waits at most PATIENCE seconds (300) for servers that do not answer, and for the cluster.
 set -eu
 cli=${CLI:-valkey-cli}
-# Of both names: redis-cli reads the one, newer valkey-cli the other.
+# Both names: redis-cli reads the one, newer valkey-cli the other.
 REDISCLI_AUTH=$(cat "$1")
 VALKEYCLI_AUTH=$REDISCLI_AUTH
 export REDISCLI_AUTH VALKEYCLI_AUTH

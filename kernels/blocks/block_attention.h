@@ -61,7 +61,7 @@ class BlockAttention {
 
   // The memory that Bind takes has so many.
   int64_t workspace_bytes() const { return workspace_.bytes(); }
-  int32_t unit_tokens() const { return index_.unit(); }  // of its index; 0: it has none
+  int32_t unit_tokens() const { return index_.unit(); }  // unit of its index; 0: it has none
   // layers: the address of each layer's first key. workspace: device memory, all zero.
   // INVALID_ARGUMENT BLOCK_LAYERS.
   Status Bind(std::span<const uint64_t> layers, void* workspace);

@@ -56,7 +56,7 @@ class BlockIndex {
 
  private:
   BlockIndex(const Plan& plan, const BlockShape& shape);
-  int32_t units() const { return shape_.block_tokens / unit_; }  // of a block
+  int32_t units() const { return shape_.block_tokens / unit_; }  // units of a block
   Status WriteLayers(const cuda::CudaOps& ops, uint64_t first, int32_t layers, int64_t stride,
                      const BlockTables& tables, int32_t rows, int32_t most,
                      cuda::Stream stream) const;

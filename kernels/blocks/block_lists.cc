@@ -40,7 +40,7 @@ BlockLists::BlockLists(const BlockSelectorSource& source, const cuda::CandidateR
   shape.query_heads = geometry_.query_heads;
   shape.output_rows = groups_;
   shape.candidate_stride = stride_ * run_;
-  if (run_ > 1) {  // of quantised keys
+  if (run_ > 1) {  // the keys are quantised
     shape.groups.format.dim = geometry_.head_dim;
     shape.groups.kv_heads = geometry_.kv_heads;
     shape.rule = rule_;

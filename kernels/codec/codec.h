@@ -66,7 +66,7 @@ struct RecompressInput {
   std::span<const uint8_t> boundary;  // by position
   const Backend* backend = nullptr;
   Executor* executor = nullptr;
-  const SegmentPacker* gpu_packer = nullptr;  // of the GPU that the view lies on, if there is one
+  const SegmentPacker* gpu_packer = nullptr;     // the GPU's that the view lies on, if there is one
   const std::atomic<bool>* cancelled = nullptr;  // checked between heads; Run answers ABORTED
 };
 

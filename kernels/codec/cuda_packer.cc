@@ -144,7 +144,7 @@ class CudaPacker final : public SegmentPacker {
   struct PlanMemory {
     int64_t square, per_head;
     float* base;
-    float* R(int64_t item) const {  // of keys, then of values, of each head
+    float* R(int64_t item) const {  // each head's: for keys, then for values
       return base + item / 2 * per_head + item % 2 * square;
     }
     float* Eigenvalues(int64_t head) const { return base + head * per_head + 2 * square; }
@@ -200,7 +200,7 @@ class CudaPacker final : public SegmentPacker {
   const std::shared_ptr<ExtentMemory> extents_;
   mutable Mutex mu_;
   mutable DeviceBuffer scratch_ KVS_GUARDED_BY(mu_);
-  mutable PageLockedBuffer staging_ KVS_GUARDED_BY(mu_);  // of PackRows, laid out as its scratch
+  mutable PageLockedBuffer staging_ KVS_GUARDED_BY(mu_);  // for PackRows, laid out as its scratch
   mutable Clock::time_point short_until_ KVS_GUARDED_BY(mu_){};
 };
 

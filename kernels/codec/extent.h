@@ -47,8 +47,8 @@ struct ExtentHeader {
   int32_t end;
   int32_t layers, query_heads, kv_heads, head_dim;
   uint32_t dtype;     // DType of the model's rows
-  uint32_t flags;     // of the kind, and kExtentUnhashed
-  uint64_t bytes;     // of the whole extent, this header included
+  uint32_t flags;     // flags of the kind, and kExtentUnhashed
+  uint64_t bytes;     // the whole extent, this header included
   uint64_t checksum;  // XXH3-64 of the bytes after the header; or, unhashed, a random number
   uint64_t reserved;
 };

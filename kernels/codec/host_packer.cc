@@ -158,7 +158,7 @@ Result<PackedBytes> OnHost::PackRange(const RecompressInput& input, const Geomet
     }
     PackHead(input, geometry, h, head, runs, &out, losses.data() + h.flat * runs.size());
   }));
-  const double rows = 2.0 * static_cast<double>(plans.heads.size());  // of a token
+  const double rows = 2.0 * static_cast<double>(plans.heads.size());  // keys and values of a token
   out.NoteLoss(std::accumulate(losses.begin(), losses.end(), 0.0) / rows, recent);
   if (limited) out.NoteWorst(WorstOf(runs, losses) / rows);
   const PackedInfo info = out.info();

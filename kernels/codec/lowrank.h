@@ -58,7 +58,7 @@ class SpanStorage final : public StoredRows {
   int64_t KeyBytes(int layer, Run range) const override;
 
   const std::vector<Part>& parts() const { return parts_; }
-  int32_t raw_rows() const;  // of all parts
+  int32_t raw_rows() const;  // those of all parts
   // Keys or values of a span, layer and KV head that are rows since factors lost more than
   // max_loss.
   int64_t refused() const { return refused_; }
@@ -89,8 +89,8 @@ class SpanStorage final : public StoredRows {
     const void* spans;          // i32 [span_count][2]
     const void* entries;        // [layers][kv_heads][span_count], docs/extents.md kind 3
     const void* factors;        // what entries count from
-    const float *router, *tau;  // of all parts, in the first; else null
-    int32_t routers;            // of a layer: query_heads, or 0 (and no W) where nothing is trained
+    const float *router, *tau;  // for all parts, in the first; else null
+    int32_t routers;            // query_heads; 0 (and no W) where nothing is trained
   };
   Addresses AddressesOf(int part) const;
   // Names this Parse in this process; never 0.

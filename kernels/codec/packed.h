@@ -36,7 +36,7 @@ struct PackedHead {
   PackedRows keys, values;             // row i is token begin + i
   PackedRows blocks;                   // row j is block j of this extent
   int32_t block = 0;                   // tokens of a block; the last may be short
-  const float* eigenvalues = nullptr;  // of K^T K [head_dim], descending; null in later ones
+  const float* eigenvalues = nullptr;  // those of K^T K [head_dim], descending; null in later ones
 };
 
 class PackedStorage final : public StoredRows {

@@ -17,7 +17,7 @@ struct PackedOptions {
   int32_t segment = 65536, buffer = 32;
   double close_loss = 256.0;
   double drift = 0;  // `closing = "drift"` factor; 0: closing by loss (docs/spec/beyond.md 6)
-  int32_t min_segment = 4096;  // of closing by drift
+  int32_t min_segment = 4096;  // where drift closes a segment
 
   bool operator==(const PackedOptions&) const = default;
 };

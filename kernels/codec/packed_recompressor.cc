@@ -35,7 +35,7 @@ struct PackedState {
   Run plan_tokens;          // the last final segment, also where it is not yet packed
   int32_t plan = -1;        // the extent with its rotations
   double own_loss = 0;      // its mean relative error, once it is packed
-  PackedInfo last = {};     // of the last extent
+  PackedInfo last = {};     // info of the last extent
 };
 
 Result<int32_t> FindPlanExtent(const SequenceView& view, int32_t count, int32_t begin) {
@@ -270,8 +270,7 @@ class PackedRecompressor final : public Recompressor {
 
   // --- what loses too much ---
 
-  // Everything stays as it is, the range, of which range.info says what it lost, and what follows
-  // it raw.
+  // Everything stays as it is: the range, whose loss is in range.info, and what follows it are raw.
   Result<RecompressOutput> Stop(const RecompressInput& input, const PackedState& state,
                                 const PackedRange& range) {
     stopped_ = true;
@@ -295,7 +294,7 @@ class PackedRecompressor final : public Recompressor {
 
   struct OpenExtent {
     PackedExtent extent;
-    int32_t kept = -1;   // of the view, or
+    int32_t kept = -1;   // number of an extent of the view, or
     PackedBytes packed;  // new
   };
 

@@ -27,9 +27,9 @@ struct HeadPlan {
 
 // Rotations and a strategy for each (layer, KV head). Movable; the pointers stay valid.
 struct SegmentPlans {
-  std::vector<HeadPlan> heads;  // [layers][kv_heads]
-  std::vector<float> storage;   // of plans that were found on the host, not read
-  std::shared_ptr<const std::byte> device_storage;  // of those found on a GPU
+  std::vector<HeadPlan> heads;                      // [layers][kv_heads]
+  std::vector<float> storage;                       // plans that were found on the host, not read
+  std::shared_ptr<const std::byte> device_storage;  // plans that were found on a GPU
 };
 
 // The plans that `extent` holds; valid as long as it is. REQUIRES: extent.has_rotations().

@@ -134,7 +134,7 @@ std::vector<double> SpanGates(std::span<const float> spectrum, std::span<const B
 
 int32_t SurelyKept(int32_t rank, std::span<const BF16> k_mean, const SpanParameters* parameters) {
   if (parameters == nullptr) return rank;
-  constexpr double kRounding = 1e-6;  // of the two ways to add up
+  constexpr double kRounding = 1e-6;  // difference of the two ways to add up
   const double floor = std::log(kGateFloor / (1 - kGateFloor)) + kRounding;
   const SpanParameters& p = *parameters;
   const Bounds first = GeluOf(FirstLayer(rank, Direction(k_mean), p));

@@ -9,7 +9,7 @@
 namespace kvstrata {
 namespace {
 
-constexpr int64_t kHidden = 64;  // of the gate's network
+constexpr int64_t kHidden = 64;  // width of the gate's network
 
 std::string ShapeText(const std::vector<int64_t>& shape) {
   std::string text;

@@ -238,7 +238,7 @@ class TileScorer {
   const RowOf row_of_;
   const QueryFragments<kDim>& queries_;
   RowRing<kDim>* ring_;
-  int stage_ = 0;             // of the ring, to be read next
+  int stage_ = 0;             // stage of the ring to be read next
   int tile_ = 0, field_ = 0;  // to be copied next
   const char *row_g_ = nullptr, *row_g8_ = nullptr;
 };

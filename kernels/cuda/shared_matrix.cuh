@@ -42,7 +42,7 @@ __device__ __forceinline__ uint4 LoadTransposed(uint32_t address) {
 // Addresses in a matrix whose first byte is a multiple of 128 and of a row.
 template <int kDim>
 struct SharedMatrix {
-  static constexpr int kPieces = kDim / 8;  // of a row
+  static constexpr int kPieces = kDim / 8;  // pieces of a row
   static constexpr uint32_t kRowBytes = kDim * 2;
 
   static __device__ __forceinline__ uint32_t Piece(int row, int piece) {

@@ -9,7 +9,7 @@
 namespace kvstrata {
 
 struct BitsOptions {
-  int32_t bits = 2;                               // of a channel's code
+  int32_t bits = 2;                               // bits of a channel's code
   int32_t sinks = 4, recent = 64, budget = 2048;  // per KV head
   // Tokens that are chosen together, by the sum of their votes (docs/spec/bits.md 7).
   int32_t run = 1;

@@ -84,7 +84,7 @@ class RawBlockSelector final : public Selector {
   }
 
   Plan plan_;
-  UnitScores scores_;  // of the call under way
+  UnitScores scores_;  // the call's that is under way
 };
 
 class PackedBlockSelector final : public Selector {

@@ -9,7 +9,7 @@ namespace kvstrata {
 
 struct BlockOptions {
   int32_t recent = 32;  // `n_recent`, over codec raw: always attended, rounded out to whole blocks
-  double share = 0.1;   // of the tokens, in chosen blocks
+  double share = 0.1;   // tokens in chosen blocks, among all
   bool group_softmax = false;  // as of minmax
 
   bool operator==(const BlockOptions&) const = default;

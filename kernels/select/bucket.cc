@@ -42,7 +42,7 @@ struct Bucket {
 
 // The buckets of one (layer, KV head or query head), in order of position.
 struct Row {
-  std::vector<int32_t> kept;  // of the prompt, ascending
+  std::vector<int32_t> kept;  // tokens of the prompt, ascending
   std::vector<Bucket> buckets;
   std::vector<float> means;  // [buckets][head_dim]
 };

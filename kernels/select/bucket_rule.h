@@ -41,7 +41,7 @@ struct KeptOfPrompt {
   int32_t queries;  // that judge
   int32_t before;   // tokens [first, before) are judged
   int32_t first;
-  int32_t ranked;  // of them the most important ones are kept
+  int32_t ranked;  // how many of them are kept, the most important
   Run window;
 };
 

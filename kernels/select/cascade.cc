@@ -51,7 +51,7 @@ Units ChildrenOf(const Units& parents, int32_t size, int32_t begin, int32_t end)
 struct CascadeInput {
   const AffinityScores& scores;
   int32_t pages_per_chunk, chunks_per_grid;
-  std::array<double, 3> rho;  // of grids, chunks, pages
+  std::array<double, 3> rho;  // for grids, chunks, pages
   Run candidates;             // pages
 };
 
@@ -141,7 +141,7 @@ class RestTree {
   const Units& selected_;
   const Run candidates_;
   const bool tree_;
-  std::array<int32_t, 3> pages_;  // of a unit, by level
+  std::array<int32_t, 3> pages_;  // pages of a unit, by level
   std::vector<CoarseRun> rows_;
 };
 
@@ -340,9 +340,9 @@ class CascadeSelector final : public Selector {
   int32_t window_start_ = 0;  // first window page of the last selection; 0: everything is attended
   int32_t queried_at_ = 0;    // position of the last query that chose
   int32_t lists_a_layer_;
-  std::vector<PageList> lists_;  // of the last selection: one, or by layer, or layer and KV head
+  std::vector<PageList> lists_;  // last selection's: one, or by layer, or layer and KV head
   std::vector<Layer> layers_;
-  AffinityScores scores_;  // of the last selection, for Inspect; of one list for all alone
+  AffinityScores scores_;  // for Inspect: the last selection's scores, if one list serves all
 };
 
 struct RhoPreset {

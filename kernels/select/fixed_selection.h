@@ -26,10 +26,10 @@ struct FixedChoice {
 };
 
 struct FixedSelection {
-  std::string_view name;  // of the selector
+  std::string_view name;  // name of the selector
   // Chooses among n tokens, the query's own included, which every choice has.
   FixedChoice (*choose)(const Plan& plan, int32_t n);
-  int32_t unit_tokens = 0;  // of the units that it lists; 0: it lists none
+  int32_t unit_tokens = 0;  // tokens of a unit that it lists; 0: it lists none
 };
 
 // What is chosen, as a Selection; one list for all heads.

@@ -78,7 +78,7 @@ class MinMaxSelector final : public Selector {
   cuda::CandidateRule rule_;
   ScoreWork::Kind kind_;
   bool softmax_, rest_;
-  UnitScores scores_;  // of the call under way
+  UnitScores scores_;  // the call's that is under way
 };
 
 constexpr std::string_view kScoreNames[] = {"bounds", "deviation"};

@@ -35,7 +35,7 @@ class SentenceEnds {
  private:
   int32_t max_length_;
   int32_t prompt_ = 0;
-  std::vector<int32_t> ends_;  // of the complete ones, ascending
+  std::vector<int32_t> ends_;  // ends of the complete ones, ascending
 };
 
 }  // namespace kvstrata

@@ -48,7 +48,7 @@ class SentenceQueries {
     std::vector<double> sum;  // [query_heads][head_dim]; empty: none yet
     int32_t count = 0;
     int32_t newest = -1;      // position of the last one
-    std::vector<float> next;  // of the open step; empty: none
+    std::vector<float> next;  // query of the open step; empty: none
     int32_t next_at = -1;
   };
 

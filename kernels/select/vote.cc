@@ -121,10 +121,10 @@ class VoteSelector final : public Selector {
 
  private:
   struct Layer {
-    std::optional<Pick> last;  // of the last re-selection
-    std::optional<Pick> next;  // of the step under way
+    std::optional<Pick> last;  // made by the last re-selection
+    std::optional<Pick> next;  // made by the step under way
     bool hit = false;          // whether the last step reused one
-    std::vector<float> votes;  // of the last re-selection, before any max-pool
+    std::vector<float> votes;  // votes of the last re-selection, before any max-pool
   };
 
   int64_t QueryFloats() const { return int64_t{geometry_.query_heads} * geometry_.head_dim; }

@@ -14,7 +14,7 @@ struct VoteOptions {
   bool append_departed = false;
   int32_t max_pool = 1;
   bool scale = true;
-  int32_t chunk = 512;  // of the prompt
+  int32_t chunk = 512;  // tokens of a prompt's chunk
 
   bool operator==(const VoteOptions&) const = default;
 };

@@ -74,7 +74,7 @@ class OnePassLists {
   // lines through these points 8 lists cross at 1.3M candidates, and 16 take 7 % less with 2M.
   // Nothing was measured of many lists that are shorter.
   static constexpr int32_t kLongList = 128 << 10;
-  static constexpr int64_t kManyCandidates = int64_t{2} << 20;  // of all lists
+  static constexpr int64_t kManyCandidates = int64_t{2} << 20;  // those of all lists
 
   // By the room of the workspace, so that what has grown into it stays there.
   static bool IsFaster(const CudaFrame& frame, int32_t units) {
@@ -242,7 +242,7 @@ class CudaBits final : public CudaSelector {
   bool one_pass_ = false;  // lists of a fixed budget of single tokens
   OnePassLists one_pass_lists_;
   CudaScoredLists best_;  // the others
-  DeviceBuffer always_;   // of op always
+  DeviceBuffer always_;   // what op always writes
   int32_t always_members_ = 0;
 };
 

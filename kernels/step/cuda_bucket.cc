@@ -55,9 +55,9 @@ class PromptRanking {
 
   int32_t stride_ = 0, items_ = 0;
   DeviceBuffer votes_;              // float [items][kv_heads][stride]
-  DeviceBuffer vote_scratch_;       // of op vote
+  DeviceBuffer vote_scratch_;       // for op vote
   DeviceBuffer sums_, importance_;  // float [kv_heads][stride]
-  DeviceBuffer pick_scratch_;       // of op pick
+  DeviceBuffer pick_scratch_;       // for op pick
   DeviceBuffer picked_;             // int32_t [kv_heads + 2], what op pick says of its lists
 };
 
@@ -222,7 +222,7 @@ class CudaBucket final : public CudaSelector {
   WordTable tables_;                // a cuda::SentenceTable a member
   int32_t members_ = 0, list_ = 0;  // room; list: tokens chosen of a (member, KV head)
   DeviceBuffer units_, counts_;     // a DeviceSelection
-  DeviceBuffer counters_;           // of op pick_buckets
+  DeviceBuffer counters_;           // for op pick_buckets
   PromptRanking ranking_;
   DeviceBuffer prompt_ints_;    // sentence ends, lengths
   std::vector<uint8_t> noted_;  // [members][layers]: queries of a prompt were kept

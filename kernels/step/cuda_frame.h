@@ -102,7 +102,7 @@ class CudaFrame : public StepBatch {
   const cuda::CudaOps& ops_;
   cuda::Stream stream_;
   std::vector<CudaPart> parts_;
-  NewRows pending_;  // of a layer that was appended, but not attended yet
+  NewRows pending_;  // those of a layer that was appended, but not attended yet
   int selected_layer_ = -1;
   int64_t writes_ = 0;
   bool launched_ = false;

@@ -42,8 +42,8 @@ class CudaHostPages {
 
   const std::shared_ptr<HotCacheBudget> budget_;
   const StepMemory::Column committed_;
-  WordTable pages_, tables_;  // of a member: cuda::HotPages::pages, a cuda::HotPages
-  DeviceBuffer counters_;     // of op promote
+  WordTable pages_, tables_;  // by member: cuda::HotPages::pages, a cuda::HotPages
+  DeviceBuffer counters_;     // for op promote
 };
 
 }  // namespace kvstrata

@@ -51,7 +51,7 @@ class CudaHotPages {
 
   const int32_t page_stride_;
   const int64_t rows_;
-  const uint64_t slot_bytes_;  // of all layers
+  const uint64_t slot_bytes_;  // over all layers
   int32_t slot_count_ = 0;
   const std::shared_ptr<HotCacheBudget> budget_;
   DeviceBuffer entries_, slots_, owners_;

@@ -67,7 +67,7 @@ int32_t SegmentsFor(const PackedStorage* packed) {
 }
 
 Status CheckHeads(const PackedStorage& packed, const Plan& plan, const Geometry& g) {
-  const int32_t heads = g.layers * g.kv_heads;  // of a segment
+  const int32_t heads = g.layers * g.kv_heads;  // heads of a segment
   for (int segment = 0; segment < static_cast<int>(packed.segments().size()); ++segment) {
     const PackedHead& first = packed.head(segment, 0, 0);
     for (int32_t head = 0; head < heads; ++head) {

@@ -57,7 +57,7 @@ class CudaPacked final : public CudaCodec {
   WordTable table_;            // cuda::PackedSegment [layers][members][segments][kv_heads]
   std::vector<uint64_t> ids_;  // by member, whose the table is: PackedStorage::id; 0: nobody's
   DeviceBuffer partial_;       // m, l, o of the raw rows
-  DeviceBuffer workspace_;     // of op attend_packed
+  DeviceBuffer workspace_;     // for op attend_packed
 };
 
 }  // namespace kvstrata

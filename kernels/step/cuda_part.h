@@ -14,16 +14,16 @@ class CudaCodec;     // cuda_codec.h
 class CudaSelector;  // cuda_selector.h
 
 struct CudaPart {
-  int32_t first = 0, count = 1;  // members
-  int32_t new_tokens = 1;        // of each
-  int32_t begin = 0;             // first of them among the member's new tokens
-  bool selects = false;          // the prompt is complete and the plan selects, or has a codec
-  bool observes = false;         // of a prompt whose last queries are kept
-  bool prompt = false;           // a chunk of a prompt, with a selection of its own
-  bool promotes = false;         // selects, and a member has pages in the host's memory
-  bool idle = false;             // of a step all of whose members are shorter than their min_tokens
-  int32_t list = 0;              // of selector vote: its first list
-  Plan plan;                     // of the members, where it selects or observes
+  int32_t first = 0, count = 1;      // members
+  int32_t new_tokens = 1;            // new tokens of each member
+  int32_t begin = 0;                 // first of them among the member's new tokens
+  bool selects = false;              // the prompt is complete and the plan selects, or has a codec
+  bool observes = false;             // they are of a prompt whose last queries are kept
+  bool prompt = false;               // a chunk of a prompt, with a selection of its own
+  bool promotes = false;             // selects, and a member has pages in the host's memory
+  bool idle = false;                 // all members of the step are shorter than their min_tokens
+  int32_t list = 0;                  // first list of selector vote
+  Plan plan;                         // plan of the members, where it selects or observes
   CudaSelector* selector = nullptr;  // the same; null: selector full
   CudaCodec* codec = nullptr;        // where it selects; null: raw rows
   bool operator==(const CudaPart&) const = default;

@@ -94,7 +94,7 @@ Status CudaScoredLists::PickMost(const CudaFrame& frame, const CudaPart& part,
   KVS_RETURN_IF_ERROR(frame.Check(frame.ops().take(take, frame.stream()), "op take"));
   w.takes = take.takes;
   w.take_each = true;
-  w.ahead = false;  // of the takes
+  w.ahead = false;  // op take has only just been enqueued
   return frame.Check(frame.ops().pick(w, frame.stream()), "op pick");
 }
 

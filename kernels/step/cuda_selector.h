@@ -32,8 +32,8 @@ class CudaFrame;  // cuda_frame.h
 // The queries that Select takes.
 enum class CudaQueries : uint8_t {
   kNone,   // it is not called: what is chosen is known when the step begins
-  kDense,  // of any dtype, rows and heads side by side
-  kNative  // of the pages' dtype, as attention takes them
+  kDense,  // any dtype, rows and heads side by side
+  kNative  // the pages' dtype, as attention takes them
 };
 
 class CudaSelector {

@@ -74,7 +74,7 @@ struct CudaSentences {
   bool listed = false;       // the prompt's kept tokens are buckets, of which...
   bool made = false;         // ...the GPU has the rows
   std::vector<Run> whole;    // whole buckets, in order
-  int32_t whole_made = 0;    // of them, that the GPU has the rows of
+  int32_t whole_made = 0;    // those that the GPU has the rows of
   int32_t queries_from = 0;  // queries behind these tokens belong to the sentence
   std::shared_ptr<CudaSentenceMemory> memory;
 };

@@ -96,7 +96,7 @@ Status CudaShadow::AttendPositions(CudaStep* step, int member, int layer, const 
   KVS_ASSIGN_OR_RETURN(const Selection selection, step->ReadSelection(member));
   const int groups = GroupsOf(selection);
   const int calls = groups == g.query_heads ? g.group() : 1;  // a list a query head: a head each
-  const int lists = std::min(groups, g.kv_heads);             // of a call
+  const int lists = std::min(groups, g.kv_heads);             // lists of a call
   std::vector<std::vector<int32_t>> tokens(static_cast<size_t>(groups));
   size_t stride = 4;
   for (int i = 0; i < groups; ++i) {

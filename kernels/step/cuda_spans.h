@@ -42,7 +42,7 @@ class CudaSpans final : public CudaCodec {
  private:
   struct Room {
     int32_t members = 0;
-    int32_t parts = 0, spans = 0;  // of a member
+    int32_t parts = 0, spans = 0;  // a member has at most so many
     bool operator==(const Room&) const = default;
   };
 
@@ -59,9 +59,9 @@ class CudaSpans final : public CudaCodec {
   Room room_;
   WordTable parts_, routers_;  // cuda::SpanPart [members][parts], cuda::SpanRouter [members]
   std::vector<uint64_t> ids_;  // by member, whose the tables are: SpanStorage::id; 0: nobody's
-  DeviceBuffer relevance_, later_relevance_, coarse_, chosen_;  // of all query heads
-  DeviceBuffer list_, list_counts_;                             // of all KV heads
-  DeviceBuffer workspace_;                                      // of op attend_spans
+  DeviceBuffer relevance_, later_relevance_, coarse_, chosen_;  // for all query heads
+  DeviceBuffer list_, list_counts_;                             // for all KV heads
+  DeviceBuffer workspace_;                                      // for op attend_spans
   int chosen_layer_ = -1;
   int64_t chosen_writes_ = 0;  // CudaFrame::writes then
 };

@@ -164,8 +164,8 @@ class CudaVote final : public CudaSelector {
 
   struct Room {
     int32_t batch = 0;   // sequences that one launch serves
-    int32_t lists = 0;   // of a step: one a decoding sequence, one a prompt chunk
-    int32_t tokens = 0;  // of a sequence: its candidates
+    int32_t lists = 0;   // lists of a step: one a decoding sequence, one a prompt chunk
+    int32_t tokens = 0;  // candidates of a sequence
     int32_t chunk_list =
         0;  // entries of a prompt chunk's list; a sequence has its own in its cache
     bool operator==(const Room&) const = default;
@@ -292,11 +292,11 @@ class CudaVote final : public CudaSelector {
   }
 
   Room room_;
-  int32_t list_count_ = 0;  // of the step
+  int32_t list_count_ = 0;  // lists of the step
   WordTable caches_;        // a member's cache
   // Scratch for one launch.
   DeviceBuffer votes_;                        // float [batch][tokens]
-  DeviceBuffer vote_scratch_, pick_scratch_;  // of the ops
+  DeviceBuffer vote_scratch_, pick_scratch_;  // for the ops
   DeviceBuffer mean_;                         // float [query_heads][head_dim], of a prompt chunk
   // By list: what op reuse writes, and the selection.
   DeviceBuffer voting_, lists_, counts_, sink_end_, recent_begin_;

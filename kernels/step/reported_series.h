@@ -67,10 +67,10 @@ class ReportedSeries {
  private:
   std::vector<float> entropy_, surprisal_;  // by position; NaN: none
   std::vector<uint8_t> boundary_;
-  std::vector<int32_t> ids_;      // of all tokens
+  std::vector<int32_t> ids_;      // ids of all tokens
   bool boundary_marked_ = false;  // not by a report: reports may replace any of it
   int32_t held_tokens_ = 0;       // at the start
-  int32_t surprisal_held_ = 0;    // of them
+  int32_t surprisal_held_ = 0;    // those of them with a surprisal
 };
 
 }  // namespace kvstrata

@@ -31,7 +31,7 @@ struct CudaVoteCache;  // cuda_vote_cache.h
 // What steps on a GPU keep of a sequence, each made by the first step that wants it.
 struct CudaSequence {
   std::shared_ptr<CudaVoteCache> vote_cache;  // a fork shares it
-  std::shared_ptr<CudaSentences> sentences;   // of this sequence alone, as the next
+  std::shared_ptr<CudaSentences> sentences;   // for this sequence alone, as the next
   std::shared_ptr<CudaHotPages> hot_pages;
 };
 
@@ -118,7 +118,7 @@ class SequenceState {
   struct Extents {
     std::unique_ptr<StoredRows> stored;
     bool raw_gone = false;  // pages that they cover are absent
-    uint64_t version = 0;   // of the table that they were parsed from
+    uint64_t version = 0;   // the table's that they were parsed from
   };
 
   SequenceState() = default;

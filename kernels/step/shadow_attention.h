@@ -62,7 +62,7 @@ class ShadowAttention {
   void Attend(int layer, const float* q, const Selection* selection, std::vector<float>* lse);
   size_t RowOf(int layer);
 
-  SequenceState state_;  // of plan `full`, over the member's tokens
+  SequenceState state_;  // under plan `full`, over the member's tokens
   ShadowSample sample_;
   Step step_;
   std::vector<float> out_, full_lse_, attended_lse_;

@@ -82,9 +82,9 @@ class Step : public StepBatch {
   void MeasureShadows(const LayerTensors& t);
 
   std::vector<StepChunk> chunks_;
-  std::vector<int> last_chunk_;                            // of each member
-  std::vector<StepCost> cost_;                             // of each member
-  std::vector<std::unique_ptr<ShadowAttention>> shadows_;  // of each member; empty: of none
+  std::vector<int> last_chunk_;                            // by member
+  std::vector<StepCost> cost_;                             // by member
+  std::vector<std::unique_ptr<ShadowAttention>> shadows_;  // by member; empty: there are none
   int selected_layer_ = -1;
   const Backend& backend_;
   Executor& executor_;

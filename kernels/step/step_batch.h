@@ -42,7 +42,7 @@ struct StepMember {
 struct StepCost {
   uint64_t rows = 0;          // at full resolution, in whatever form
   uint64_t coarse_rows = 0;   // units as one row
-  uint64_t attend_bytes = 0;  // of both
+  uint64_t attend_bytes = 0;  // bytes of both
   uint64_t select_bytes = 0;  // summaries and keys that the selection read
 };
 
@@ -69,7 +69,7 @@ class StepBatch {
   const Geometry& geometry() const { return members_[0].state->geometry(); }
 
   std::vector<StepMember> members_;
-  std::vector<int32_t> first_row_;  // of each member in the packed batch
+  std::vector<int32_t> first_row_;  // where each member begins in the packed batch
   int32_t tokens_ = 0;
 };
 

@@ -164,7 +164,7 @@ class StepMemory {
   DeviceBuffer ints_;  // columns, starts, visible
   std::vector<WordTable*> tables_;
   StagingSlots slots_;
-  cuda::Event last_work_ = nullptr;  // of the last step
+  cuda::Event last_work_ = nullptr;  // recorded after the last step
 };
 
 }  // namespace kvstrata

@@ -21,7 +21,7 @@ namespace kvstrata {
 // New tokens of one member that attend the same selection of what lies before them.
 struct StepChunk {
   int member = 0;
-  int32_t begin = 0, count = 0;  // of the member's new tokens
+  int32_t begin = 0, count = 0;  // among the member's new tokens
   Selection selection;
 };
 
@@ -37,22 +37,22 @@ int32_t StoredEnd(const StepMember& member);
 struct Slice {
   size_t first_run = 0, run_count = 0;
   int32_t begin = 0, end = 0;  // first position, and one past the last
-  int32_t rank = 0;            // of its first row in the list
+  int32_t rank = 0;            // the first row's in the list
 };
 
 struct Tile {
   int chunk = 0, kv_head = 0;
   int32_t first_head = 0, group = 0;    // query heads
-  int32_t begin = 0, queries = 0;       // of the member's new tokens
+  int32_t begin = 0, queries = 0;       // among the member's new tokens
   int32_t start = 0;                    // position of the first of them
   int32_t history = 0;                  // rows of the list before the chunk's first new token
   size_t first_slice = 0, slices = 0;   // those that some query sees
   size_t first_stored = 0, stored = 0;  // slices of what a codec stores
-  int32_t levels = 0;  // of the index, whose means of what was not selected are attended
+  int32_t levels = 0;  // those of the index, whose means of what was not selected are attended
 
   // Positions that the last query sees end here.
   int32_t visible_end() const { return start + queries; }
-  int32_t rows() const { return queries * group; }  // of a partial
+  int32_t rows() const { return queries * group; }  // rows of a partial
   int32_t partials() const { return static_cast<int32_t>(slices + stored) + levels; }
   int64_t partial_rows() const { return int64_t{partials()} * rows(); }
 };
@@ -87,7 +87,7 @@ class StepTiles {
   const std::span<const StepChunk> chunks_;
   std::vector<Tile> tiles_;
   std::vector<Slice> slices_;
-  std::vector<Run> runs_;  // of slices
+  std::vector<Run> runs_;  // runs of the slices
   StoredPlan stored_;
 };
 

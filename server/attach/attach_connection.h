@@ -49,7 +49,7 @@ struct AttachConnection {
   bool lent = false, socket_muted = false, pidfd_muted = false;
   bool end_is_long = false;
   uint32_t device = 0;
-  std::function<void()> then;  // of who lent it
+  std::function<void()> then;  // called when it comes back
   EndedSession ended;          // once it has
   // What the thread that had it says.
   RingSession::Outcome outcome = RingSession::Outcome::kIdle;

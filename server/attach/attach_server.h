@@ -41,8 +41,8 @@ namespace kvstrata {
 
 struct AttachOptions {
   std::chrono::microseconds hello_timeout{2'000'000};
-  std::chrono::microseconds poll{50};                    // 0: sleep at once
-  uint64_t reply_backlog_bytes = 1 << 20;                // of one session, beyond its reply ring
+  std::chrono::microseconds poll{50};      // 0: sleep at once
+  uint64_t reply_backlog_bytes = 1 << 20;  // bytes for one session, beyond its reply ring
   std::chrono::microseconds settle_timeout{60'000'000};  // then it is DEADLINE_EXCEEDED
   uint32_t threads = 3;                                  // for what takes longer than a quantum
   std::string backend = "simd";                          // named in Welcome
@@ -55,7 +55,7 @@ struct AttachCounters {
   uint64_t accepted = 0, attached = 0, passed = 0, refused = 0, timed_out = 0;
   uint64_t detached = 0, hung_up = 0, died = 0, malformed = 0;
   uint64_t frames = 0, reclaims = 0;
-  ClosingCounters closing;  // of what clients passed
+  ClosingCounters closing;  // closing what clients passed
 };
 
 class AttachServer {

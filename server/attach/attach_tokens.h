@@ -35,7 +35,7 @@ struct TokenGrant {
 class AttachTokens {
  public:
   using Clock = std::chrono::steady_clock;
-  static constexpr size_t kMaxTokens = 64;  // of a user
+  static constexpr size_t kMaxTokens = 64;  // tokens of a user
   static constexpr std::chrono::milliseconds kLifetime{10'000};
   static constexpr std::chrono::milliseconds kMaxLifetime{60'000};
 

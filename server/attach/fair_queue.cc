@@ -13,7 +13,7 @@
 namespace kvstrata {
 namespace {
 
-constexpr uint32_t kPatience = 15;  // of the largest request, on a slow core
+constexpr uint32_t kPatience = 15;  // for the largest request, on a slow core
 
 }  // namespace
 

@@ -50,7 +50,7 @@ class FairQueue {
  private:
   struct User {
     std::array<std::deque<Task>, 2> waiting;  // by length
-    size_t running = 0, longs = 0;            // of them long
+    size_t running = 0, longs = 0;            // all, and the long ones
   };
   using Users = std::map<uint32_t, User>;
 

@@ -18,10 +18,10 @@ namespace {
 
 // Estimates in ns. A loop's quantum takes some 64 small frames, or hashes 12,000 token ids.
 constexpr uint64_t kFrameWork = 3'000;
-constexpr uint64_t kByteWork = 4;    // of a payload: ids are hashed, values copied
-constexpr uint64_t kTokenWork = 20;  // of a sequence: its pages are taken, shared or released
+constexpr uint64_t kByteWork = 4;    // a payload's byte: ids are hashed, values copied
+constexpr uint64_t kTokenWork = 20;  // a sequence's token: its pages are taken, shared or released
 
-constexpr size_t kKeptBytes = 64 << 10;  // of a payload's memory, between frames
+constexpr size_t kKeptBytes = 64 << 10;  // memory for payloads, between frames
 
 Status NoMemory() {
   return ResourceExhausted("MEMORY", "the daemon has no memory for this request; raise its limit");

@@ -29,20 +29,20 @@ namespace kvstrata {
 
 struct ChunkDoorOptions {
   std::chrono::microseconds hello_timeout{2'000'000};
-  uint64_t backlog_bytes = uint64_t{1} << 20;  // of one client that does not read
-  uint32_t connections = 256;                  // of one user
+  uint64_t backlog_bytes = uint64_t{1} << 20;  // that wait for one client that does not read
+  uint32_t connections = 256;                  // connections of one user
 };
 
 // Who is at the other end. `process` is its number, or one of ours where our namespace has none.
 struct ChunkGuest {
   ChunkGuest(uint64_t connection, ChunkLink with) : number(connection), link(std::move(with)) {}
 
-  const uint64_t number;  // of the connection; each has another
+  const uint64_t number;  // names the connection; each has another
   ChunkLink link;
   PeerCredentials peer;
   uint32_t process = 0;
   UniqueFd pidfd;
-  std::chrono::steady_clock::time_point deadline;  // of its HELLO
+  std::chrono::steady_clock::time_point deadline;  // for its HELLO
   ChunkPeer hello;                                 // what it said
   std::string client;
 };

@@ -23,7 +23,7 @@ struct ChunkDone {
   uint8_t below = kNowhere;  // where it is to be written; where it was found
   bool ok = true;            // read, or written
   bool let_go = false;       // behind a read that is not ok: the tier does not write there any more
-  Checksum sum{};            // of kSum and kVerify; of kRead, if another tier is to get it
+  Checksum sum{};            // result of kSum and kVerify; of kRead, if another tier is to get it
 };
 
 class ChunkInbox {

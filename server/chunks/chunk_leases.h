@@ -41,7 +41,7 @@ class ChunkLeases {
 
  private:
   struct Wanted {
-    size_t at = 0;  // of its key in the packet
+    size_t at = 0;  // its key's place in the packet
     ChunkFind find;
   };
   struct Owner {

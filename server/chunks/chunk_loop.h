@@ -84,7 +84,7 @@ class ChunkServer::Loop {
   std::map<uint64_t, Connection> connections_;
   ChunkProcesses processes_{&events_};
   std::array<std::byte, chunks::kMostChunkPacket + 1> packet_;
-  std::atomic<std::chrono::steady_clock::time_point> write_until_;  // of the end
+  std::atomic<std::chrono::steady_clock::time_point> write_until_;  // deadline of writes at the end
   bool ending_ = false, stopping_ = false;
   std::thread thread_;
 };

@@ -20,7 +20,7 @@ struct ChunkCounters {
   uint64_t hits = 0;
   uint64_t misses = 0;
   uint64_t coming = 0;
-  uint64_t arrived = 0;  // of those that were coming
+  uint64_t arrived = 0;  // keys that were coming, and came
   uint64_t stored = 0, stored_bytes = 0;
   uint64_t duplicates = 0;  // stored, and there already
   uint64_t evicted = 0;

@@ -36,7 +36,7 @@ class ChunkProcesses {
  private:
   struct Watched {
     UniqueFd pidfd;
-    uint64_t number = 0;  // of its events
+    uint64_t number = 0;  // its events have it
   };
 
   EventPoll* const events_;

@@ -43,7 +43,7 @@ class ChunkRegion {
   static uint64_t SlabBytes(uint64_t region_bytes);
 
   uint64_t bytes() const;
-  uint64_t most_bytes() const;  // of rows of one size
+  uint64_t most_bytes() const;  // room that rows of one size may take
   int fd() const;               // maps it for reading and writing
   std::span<std::byte> BytesOf(const Chunk& chunk) const;
   std::shared_ptr<void> keep() const;
@@ -85,7 +85,7 @@ class ChunkRegion {
   // The rows that touch a slab, of those that end within the region: [first, second).
   std::pair<int32_t, int32_t> RowsOf(uint64_t row_bytes, size_t slab) const;
   size_t FindUnowned(uint64_t row_bytes) const;  // slabs_.size(): none
-  size_t FindOldest(uint64_t row_bytes) const;   // of other rows, without a busy chunk
+  size_t FindOldest(uint64_t row_bytes) const;   // a slab of other rows without a busy chunk
   void Own(uint64_t row_bytes, size_t slab);
   void Disown(size_t slab, const std::function<void(Chunk*)>& evicted);
   bool MakeRoom(uint64_t row_bytes, const std::function<void(Chunk*)>& evicted);
@@ -94,7 +94,7 @@ class ChunkRegion {
   const std::shared_ptr<MappedMemory> memory_;
   const uint64_t slab_bytes_;
   std::vector<Slab> slabs_;
-  const uint64_t most_slabs_;      // of rows of one size
+  const uint64_t most_slabs_;      // slabs that rows of one size may have
   std::map<uint64_t, Rows> rows_;  // by row size
 };
 

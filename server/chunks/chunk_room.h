@@ -82,7 +82,7 @@ class ChunkRoom {
   std::vector<ChunkPacket> TakePackets();
   std::vector<ChunkWork> TakeWork();
 
-  // Of the next `n` chunks from byte `*at` of the region on those that are shown; then `*at` is
+  // Those that are shown among the next `n` chunks from byte `*at` of the region on; then `*at` is
   // where the next list begins, behind the last one bytes() or more.
   std::vector<ShownChunk> List(uint64_t* at, size_t n) const;
   // Nothing: it is not shown. Its bytes are others' when it is shown no more.
@@ -126,7 +126,7 @@ class ChunkRoom {
   uint64_t engine_numbers_ = 0;
   std::map<std::string, std::unique_ptr<ChunkEngine>> engines_;  // by name
   std::map<uint64_t, Member> members_;                           // by connection
-  std::map<uint64_t, std::unique_ptr<ChunkClaims>> claims_;      // of schedulers, by connection
+  std::map<uint64_t, std::unique_ptr<ChunkClaims>> claims_;  // claims of schedulers, by connection
   std::list<Resting> resting_;
 };
 

@@ -18,7 +18,7 @@ namespace kvstrata {
 namespace {
 
 constexpr int kTickMs = 100;              // while something may be late
-constexpr int kPacketsPerIteration = 16;  // of one client, before others are served
+constexpr int kPacketsPerIteration = 16;  // packets of one client, before others are served
 constexpr uint32_t kReadable = EPOLLIN | EPOLLRDHUP;
 
 using Clock = std::chrono::steady_clock;

@@ -31,7 +31,7 @@ namespace kvstrata {
 
 struct ChunkServerOptions {
   uint64_t bytes = 0;             // 0: there are no chunks
-  uint32_t layout_percent = 100;  // of them, what rows of one size may have
+  uint32_t layout_percent = 100;  // part of them that rows of one size may have
   uint64_t daemon_epoch = 0;
   ChunkDoorOptions door;
   ChunkTiersOptions tiers;
@@ -55,7 +55,7 @@ class ChunkServer {
     ChunkKey key{};
     uint64_t bytes = 0;
   };
-  // Of the next `n` chunks from byte `*at` of the region on; kNoMore: that was all.
+  // Those among the next `n` chunks from byte `*at` of the region on; kNoMore: that was all.
   static constexpr uint64_t kNoMore = ~uint64_t{0};
   std::vector<Listed> List(uint64_t* at, size_t n) const;
   bool Has(const ChunkKey& key) const;

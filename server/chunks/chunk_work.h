@@ -25,7 +25,7 @@ enum BelowSet : uint8_t { kNowhere = 0, kDisk = 1, kRemote = 2 };
 
 struct ChunkWork {
   enum class Kind : uint8_t {
-    kSum,     // of a complete chunk
+    kSum,     // the sum of a complete chunk
     kVerify,  // its sum again, before it is written below
     kWrite,   // to `below`
     kProbe,   // whether `below` has it; no chunk yet

@@ -27,10 +27,10 @@
 namespace kvstrata {
 
 struct ChunkRoomOptions {
-  uint64_t serial = 1;  // of the room, within the process
+  uint64_t serial = 1;  // number of the room within the process
   uint32_t user = 0;
-  uint64_t bytes = 0;                           // of its region
-  uint32_t layout_percent = 100;                // of them, what rows of one size may have
+  uint64_t bytes = 0;                           // size of its region
+  uint32_t layout_percent = 100;                // part of them that rows of one size may have
   uint8_t write_shown = kNowhere;               // the tiers that get a chunk when it is shown
   uint8_t write_reused = kNowhere;              // and those that get it when it is found again
   uint64_t writing_bytes = uint64_t{64} << 20;  // below, at once
@@ -43,7 +43,7 @@ struct ChunkRoomOptions {
 struct ChunkEngine {
   uint64_t number = 0;
   std::string name;
-  uint64_t pinned_bytes = 0;  // of chunks that its leases have
+  uint64_t pinned_bytes = 0;  // bytes of chunks that its leases have
   uint64_t credited_bytes = 0;
   uint32_t connections = 0;
   std::set<uint32_t> processes;  // that live and may map the region
@@ -52,7 +52,7 @@ struct ChunkEngine {
 struct ChunkLease {
   uint64_t serial = 0;
   uint32_t number = 0;  // the client's
-  uint64_t use = 0;     // of its first key
+  uint64_t use = 0;     // use of its first key
   std::vector<Chunk*> held;
   uint32_t waits = 0;  // keys of it that are coming
 };
@@ -64,7 +64,7 @@ struct ChunkClaims {
   ChunkScope scope;
   bool has_space = false;
   std::map<uint32_t, ChunkLease> leases;  // that hold something or wait for it, by number
-  uint64_t keys = 0;                      // of them all
+  uint64_t keys = 0;                      // keys of them all
   std::unordered_set<int32_t> credits;
   uint64_t owed = 0;
   uint64_t used = 0;      // when it wanted or stored last

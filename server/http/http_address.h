@@ -21,7 +21,7 @@ struct HttpAddress {
 
   Kind kind = Kind::kNone;
   uint16_t port = 0;  // 0: any that is free
-  std::string path;   // of kUnix
+  std::string path;   // path of kUnix
 };
 
 // Whether it is an address at all, of whatever host: HOST:PORT, unix:/PATH, or "".

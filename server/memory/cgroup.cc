@@ -62,7 +62,7 @@ std::optional<std::string> OwnPath(const fs::path& proc, bool v2) {
 }
 
 struct Mount {
-  std::string root, point;  // of the hierarchy, and where that lies
+  std::string root, point;  // the hierarchy's root, and where that lies
 };
 
 // A line: id parent major:minor ROOT POINT options [fields] - TYPE source OPTIONS.

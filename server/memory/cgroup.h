@@ -20,7 +20,7 @@ struct CgroupMemory {
   std::string file;          // that has the limit
   uint64_t limit = 0;        // the smallest of the cgroup and those above it
   uint64_t charged = 0;      // to the cgroup that has it
-  uint64_t reclaimable = 0;  // of that: pages of files
+  uint64_t reclaimable = 0;  // pages of files among that
 
   uint64_t available() const {
     const uint64_t held = charged - std::min(charged, reclaimable);
@@ -31,9 +31,9 @@ struct CgroupMemory {
 // Nothing: no limit, or none that can be read. `root` is put before every path.
 std::optional<CgroupMemory> ReadCgroupMemory(const std::string& root = "");
 
-// What a pool whose size nobody gave takes of host memory, of `wanted`: at most its share, of as
-// many such `pools`, of three quarters of what is available, in whole MiB. 0 available: `wanted`,
-// which is then refused with the figures.
+// Bytes of host memory for a pool without a configured size: `wanted`, but at most an equal share
+// of three quarters of what is available, in whole MiB. `pools`: how many such pools share it. 0
+// available: `wanted`, which is then refused with the figures.
 uint64_t DefaultPoolBytes(const CgroupMemory& cgroup, uint64_t wanted, int pools);
 
 // RESOURCE_EXHAUSTED POOL_BEYOND_CGROUP: pools of host memory of these sizes would be more than is

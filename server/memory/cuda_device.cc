@@ -59,7 +59,7 @@ class RegisteredHost {
     explicit Registered(uint64_t n) : bytes(n) {}
     const uint64_t bytes;
     std::once_flag once;
-    int error = kNotTried;  // of the registration; 0: it is
+    int error = kNotTried;  // why registering failed; 0: it did not
   };
 
   const cuda::CudaOps& ops_;

@@ -32,7 +32,7 @@ struct HostNuma {
     kNode,
   };
   Kind kind = Kind::kAuto;
-  uint32_t node = 0;  // of kNode
+  uint32_t node = 0;  // number for kNode
 };
 // "auto", "interleave", or a number below 1024.
 std::optional<HostNuma> ParseHostNuma(std::string_view text);

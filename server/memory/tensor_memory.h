@@ -30,7 +30,7 @@ struct TensorHandle {
   TensorKind kind = TensorKind::kMemfd;
   int fd = -1;  // kMemfd, kCudaFd; the caller's
   std::array<uint8_t, 64> ipc{};
-  uint64_t bytes = 0;  // of the whole memory
+  uint64_t bytes = 0;  // size of the whole memory
 };
 
 class TensorMemory {

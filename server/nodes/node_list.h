@@ -31,7 +31,7 @@
 namespace kvstrata {
 
 struct NodeListOptions {
-  std::string address;  // of this node; "": it announces nothing
+  std::string address;  // address of this node; "": it announces nothing
   std::string release;
   std::chrono::milliseconds ttl{30000};
   std::chrono::milliseconds renew{10000};

@@ -43,7 +43,7 @@ class PageAudits {
  public:
   using Clock = std::chrono::steady_clock;
   static constexpr std::chrono::seconds kRest{10};
-  static constexpr int kShare = 100;  // of the time; an audit takes at most one part
+  static constexpr int kShare = 100;  // audits take at most one part in so many of the time
 
   struct Report {
     AuditReport audit;

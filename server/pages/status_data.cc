@@ -16,7 +16,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr size_t kMostEvents = 200;  // of one answer
+constexpr size_t kMostEvents = 200;  // events in one answer
 
 HttpAnswer JsonAnswer(unsigned status, const Json& document) {
   HttpAnswer answer;

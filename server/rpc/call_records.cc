@@ -27,7 +27,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::string_view kPackage = "/kvstrata.v1.";
 constexpr std::string_view kAdmin = "Admin/";
-constexpr size_t kMostText = 128;  // of a field
+constexpr size_t kMostText = 128;  // characters of a field
 
 // Verbs of Admin that only look; what is not here changes something, or reads users' caches.
 constexpr auto kLooks = std::to_array<std::string_view>(

@@ -11,7 +11,7 @@
 namespace kvstrata {
 namespace {
 
-constexpr int32_t kAllLayers = -1;  // of rows in place
+constexpr int32_t kAllLayers = -1;  // for rows in place
 
 Status CheckLayer(const RemoteStep& step, int32_t layer) {
   if (layer >= 0 && layer < step.geometry().layers) return OkStatus();

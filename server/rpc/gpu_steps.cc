@@ -18,7 +18,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr uint64_t kAlign = 256;                    // of tensors in a buffer
+constexpr uint64_t kAlign = 256;                    // alignment of tensors in a buffer
 constexpr std::chrono::microseconds kAskAgain{50};  // after as long a time of asking all the while
 
 uint64_t Padded(uint64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
@@ -165,7 +165,7 @@ class GpuStep final : public StepRunner {
   GpuSteps& device_;
   Room& room_;
   std::unique_ptr<CudaStep> step_;
-  std::vector<std::optional<Selection>> read_;  // of the last layer, by member
+  std::vector<std::optional<Selection>> read_;  // selections of the last layer, by member
   std::vector<std::unique_ptr<CudaShadow>> shadows_;
 };
 
@@ -207,7 +207,7 @@ Status GpuSteps::Await() {
 
 void GpuSteps::AwaitForGood() {
   const Status done = Await();
-  if (done.reason() != "GPU_STUCK") return;  // of an error nothing is under way any more
+  if (done.reason() != "GPU_STUCK") return;  // after an error nothing is under way any more
   store_->devices().LoseDevice(
       device_,
       Unavailable("DEVICE_FAILED", "the GPU has not finished a step that is over: " +

@@ -19,7 +19,7 @@
 
 namespace kvstrata {
 
-inline constexpr int kGpuStepsOpen = 4;  // of a session, at a time
+inline constexpr int kGpuStepsOpen = 4;  // steps of a session, at a time
 
 // Steps on GPU number `gpu` of this process, the store's `device`. Borrows all. Makes nothing
 // before the first Begin; `executor` inspects.

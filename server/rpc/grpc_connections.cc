@@ -25,7 +25,7 @@ Status GrpcConnections::Open() {
 
 Status GrpcConnections::Add(const PeerIdentity& peer, UserPlace place, int socket) {
   PassedFd copy(UniqueFd(fcntl(socket, F_DUPFD_CLOEXEC, 0)), closer_, peer.uid);
-  epoll_event event{};  // of itself: EPOLLHUP, when both ways are shut
+  epoll_event event{};  // it always tells EPOLLHUP, when both ways are shut
   event.data.fd = copy.get();
   if (!copy || epoll_ctl(ended_.get(), EPOLL_CTL_ADD, copy.get(), &event) != 0) {
     return ResourceExhausted("DESCRIPTORS",

@@ -41,9 +41,9 @@
 namespace kvstrata {
 namespace {
 
-constexpr int kMaxConcurrentCalls = 128;  // of one connection
+constexpr int kMaxConcurrentCalls = 128;  // calls of one connection
 constexpr size_t kMessageMemory = size_t{1}
-                                  << 30;  // of all messages that are being read or written
+                                  << 30;  // for all messages that are being read or written
 constexpr int kOutOfDescriptorsPauseMs = 100;
 constexpr int kTickMs = 1000;             // what nobody tells at once is seen then
 constexpr uint32_t kNobody = 0xFFFFFFFF;  // who connected, when the kernel does not say
@@ -175,7 +175,7 @@ class GrpcServer::Impl {
 
   const GrpcOptions options_;
   grpc::ResourceQuota quota_{"kvstrata"};
-  CallsUnderWay calls_;  // of all users
+  CallsUnderWay calls_;  // calls of all users
   // The accepting thread's, and the caller's before and after it runs.
   GrpcConnections connections_;
   RefusedConnections refused_;

@@ -13,8 +13,8 @@
 // Descriptors that a peer sends along are for the listener to refuse (unix_listener.h): gRPC would
 // close them on its own threads, which the peer can make last.
 //
-// At most kMaxUsers users have a server: for another one the server of a user without connections,
-// sessions and calls is taken down, whose has been idle longest; never an operator's.
+// At most kMaxUsers users have a server: for another one, the server that has been idle
+// longest, without connections, sessions and calls, is taken down; never an operator's.
 //
 // Reflection is served to root and the daemon's own user.
 //
@@ -111,7 +111,7 @@ struct RemoteShardInfo {
   LatencyHistogram answers;  // from a request until its whole answer
 };
 
-// Of one user, what the rates of the remote tier for users cut.
+// What the remote tier's rates cut of one user's.
 struct OverRateInfo {
   uint64_t opens = 0, values = 0;
 };
@@ -135,7 +135,7 @@ struct RemoteServerInfo {
   std::string address, role;
   bool breaker_open = false;
   std::chrono::microseconds round_trip{0};
-  Status status;  // of the PING
+  Status status;  // outcome of the PING
   uint64_t values = 0, held = 0;
 };
 struct RemoteProbeInfo {
@@ -164,10 +164,10 @@ struct GrpcOptions {
   int listen_fd = -1;       // listening SOCK_STREAM Unix socket, non-blocking (UnixListener::fd)
   std::string socket_path;  // shown by Admin.GetStatus
   Store* store = nullptr;
-  const Backend* backend = nullptr;    // of sessions that name none
+  const Backend* backend = nullptr;    // for sessions that name none
   Executor* executor = nullptr;        // runs the parts of ops
   bool takes_descriptors = true;       // the listener: they may wait in connections
-  DescriptorCloser* closer = nullptr;  // of sockets; the accepting thread ticks it
+  DescriptorCloser* closer = nullptr;  // for sockets; the accepting thread ticks it
   AttachTokens* tokens = nullptr;      // that the attach server redeems; null: none are given
   // Where sessions compute if the devices are GPUs: their numbers in this process, by the store's;
   // null: nowhere.
@@ -197,7 +197,7 @@ struct GrpcOptions {
       probe_remote;
   std::function<RemotePurgeInfo(const PromptValues&, std::chrono::steady_clock::time_point)>
       purge_remote;
-  std::function<Status(TierScrub)> scrub;  // of the disk; any thread; null: there is none
+  std::function<Status(TierScrub)> scrub;  // scrubs the disk; any thread; null: there is none
   // Admin.Resize of a pool: whether the machine has memory for it beside the others, whose
   // capacities stay. `device` empty: of each. Any thread; null: nothing is refused.
   std::function<Status(Tier tier, uint64_t bytes, std::string_view device)> check_resize;

@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kEvents = 64;  // at a time
 constexpr size_t kReadBytes = 16 << 10;
-constexpr size_t kMostAnswers = 128;  // of one connection
+constexpr size_t kMostAnswers = 128;  // answers on one connection
 constexpr size_t kPreface = 24;       // "PRI * HTTP/2.0 ..."
 
 // HTTP/2: RFC 9113, 6.
@@ -84,7 +84,7 @@ std::string Base64(std::string_view bytes) {
 
 // What gRPC calls "trailers only".
 std::string AnswerOf(const Status& why) {
-  constexpr char kStatus200 = static_cast<char>(0x88);  // of HPACK's table
+  constexpr char kStatus200 = static_cast<char>(0x88);  // index in HPACK's table
   const grpc::Status status = ToGrpc(why);
   std::string block(1, kStatus200);
   AppendHeader("content-type", "application/grpc", &block);

@@ -59,7 +59,7 @@ class RefusedConnections {
     std::string answer;  // header block of every call's answer
     size_t answers = 0;  // so far
     uint64_t skip = 0;   // bytes until the next frame
-    size_t filled = 0;   // of `header`
+    size_t filled = 0;   // bytes in `header`
     std::array<uint8_t, 9> header{};
   };
 

@@ -32,7 +32,7 @@ class RemoteMemory final : public TableMemory {
   Store& store_;
   StepDevice& device_;
   const uint64_t session_;
-  uint32_t last_arena_ = 0;  // of the last Resolve
+  uint32_t last_arena_ = 0;  // arena of the last Resolve
   std::byte* last_base_ = nullptr;
 };
 

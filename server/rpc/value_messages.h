@@ -11,7 +11,7 @@
 
 namespace kvstrata {
 
-inline constexpr uint32_t kMaxListed = 4096;  // of one list
+inline constexpr uint32_t kMaxListed = 4096;  // values of one list
 inline constexpr int kMaxVerified = 64;       // keys of one call
 
 // INVALID_ARGUMENT VALUE_KEY: neither 32 bytes nor the name of a pin's record.

@@ -26,7 +26,7 @@ class ValueStream final : public grpc::ServerWriteReactor<v1::GetValueResponse> 
   Status Fetch(ServiceContext* context, const std::string& key);
   void WriteNext();
 
-  std::string bytes_;  // of the buffers
+  std::string bytes_;  // contents of the buffers
   size_t at_ = 0;      // written before
   v1::GetValueResponse response_;
 };

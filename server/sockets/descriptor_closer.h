@@ -38,7 +38,7 @@ struct ClosingCounters {
   uint64_t closed = 0, interrupted = 0;  // since the start; signals that were sent
   size_t pending = 0;                    // neither closed nor given up
   size_t late = 0;                       // given up and still closing
-  uint32_t late_user = 0;                // of one of them
+  uint32_t late_user = 0;                // one of their users
 };
 
 class DescriptorCloser {

@@ -19,8 +19,8 @@ namespace kvstrata {
 
 struct ArtefactRecord {
   struct Stored {
-    uint64_t bytes = 0;     // of the extent; the value is rounded up to whole pages
-    uint64_t checksum = 0;  // of its header
+    uint64_t bytes = 0;     // size of the extent; the value is rounded up to whole pages
+    uint64_t checksum = 0;  // checksum in its header
     Run tokens;
     Tier tier = Tier::kDevice;  // where it lay
   };

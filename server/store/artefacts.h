@@ -32,7 +32,7 @@ struct Extent {
   Page* page = nullptr;  // one reference
   uint64_t bytes = 0;    // its own; page->bytes is rounded up
   Run tokens;
-  uint64_t checksum = 0;  // of its header: of its payload
+  uint64_t checksum = 0;  // checksum of its payload, from its header
   // Set where the host cannot read the pool (kernels/codec/extent.h); else null.
   std::shared_ptr<const std::vector<std::byte>> description;
 };
@@ -64,7 +64,7 @@ struct Artefact {
   std::shared_ptr<const Recompressor> recompressor;
   std::vector<Run> released;
   uint32_t prompt_tokens = 0;
-  Series series;  // of the prompt
+  Series series;  // series of the prompt
 };
 
 class Artefacts {

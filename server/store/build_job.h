@@ -37,7 +37,7 @@ struct BuildResult {
   uint32_t indexed_tokens = 0;
   uint32_t built_blocks = 0;
   uint32_t extents = 0;
-  bool own = false;  // of the sequence's own plan
+  bool own = false;  // it is the sequence's own plan
   bool done = true;  // false: a worker goes on
 };
 using BuildDone = std::function<void(const Result<BuildResult>&)>;
@@ -46,7 +46,7 @@ using BuildDone = std::function<void(const Result<BuildResult>&)>;
 struct BuildJob {
   static constexpr uint64_t kPieceBytes = uint64_t{32} << 20;
 
-  uint64_t hold = 0;   // of its pages (page_holds.h)
+  uint64_t hold = 0;   // keeps its pages (page_holds.h)
   uint64_t build = 0;  // the request's number
   uint64_t sequence = 0;
   Geometry geometry;
@@ -55,7 +55,7 @@ struct BuildJob {
 
   // Index rows of [from, to) are to be written; `to` ends a block. Empty: extents are to be made.
   uint32_t from = 0, to = 0;
-  std::vector<PageKey> keys;        // of the blocks
+  std::vector<PageKey> keys;        // keys of the blocks
   std::vector<ExtentDraft> drafts;  // their bytes
   std::vector<std::byte*> blocks;   // by position; null before the first of them
   std::vector<std::byte*> pages;    // by position; null: not read

@@ -68,12 +68,12 @@ struct PendingBuild {
   bool own = true;         // the sequence's own plan
   Plan plan;
   IndexLayout index;
-  uint32_t built_to = 0;      // of another plan: leading tokens whose blocks there are
+  uint32_t built_to = 0;      // for another plan: leading tokens whose blocks there are
   uint32_t built_blocks = 0;  // made by this request
   // For another plan with a codec.
   std::shared_ptr<const Recompressor> recompressor;
   PageKey artefact{};
-  uint32_t extents = 0;  // of the artefact; 0: it is not there
+  uint32_t extents = 0;  // extents of the artefact; 0: it is not there
   std::string parameters_digest;
 
   bool begun = false;    // a worker came for it

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// CapacityCounter: what of a model a session could have now: counted by the rules of
-// page_allocator.h, taking nothing.
+// CapacityCounter: how many tokens of a model a session could have now, by the rules of
+// page_allocator.h. Takes nothing.
 //
 // Thread-safety: CountCapacity from any thread, the rest under the store's lock. Cost: a look at
 // every arena, at the free extents of the session's own, and at the extents of artefacts.

@@ -44,7 +44,7 @@ class Eviction {
   // Drops the oldest artefact of any tenant, or of one, that nobody uses and that has bytes in
   // `pool`.
   bool EvictArtefact(PoolId pool, const Tenant* tenant = nullptr) KVS_REQUIRES(store_lock);
-  // None of its pinned ones.
+  // Pinned pages stay.
   void DropUnusedPagesOf(const Model& model) KVS_REQUIRES(store_lock);
   // Extents that artefacts alone refer to, and no pin keeps, once each.
   std::set<const Page*> UnusedExtents() const KVS_REQUIRES(store_lock);

@@ -31,7 +31,7 @@ namespace kvstrata {
 // The keys of what a prompt may be held for.
 struct PromptKeys {
   std::vector<PageKey> pages;  // as many as UsablePages says
-  PageKey artefact{};          // of all of its tokens; zeros: the plan has no codec
+  PageKey artefact{};          // for all of its tokens; zeros: the plan has no codec
 };
 // `parameters`: the digest of those that the plan names; null: it has no codec. Hashes all tokens.
 PromptKeys KeysOf(const KeyChain& chain, uint32_t page_tokens, const Plan& plan,
@@ -42,7 +42,7 @@ struct PrefixShape {
   PrefixShape(size_t pages, uint32_t page_tokens, const IndexLayout& index);
 
   size_t pages = 0;
-  size_t block_pages = 0;  // of an index block that prompts share; 0: they share none
+  size_t block_pages = 0;  // pages of an index block that prompts share; 0: they share none
   bool indexed = false;    // the plan has an index
 };
 
@@ -66,7 +66,7 @@ class PrefixView {
 };
 
 struct HeldPrefix {
-  std::vector<HeldIn> pages;  // of the leading ones that are held
+  std::vector<HeldIn> pages;  // where the leading ones are that are held
   size_t blocks = 0;
   bool whole = true;  // no page of it is kArtefact
 };
@@ -77,7 +77,7 @@ HeldPrefix FindHeld(const PrefixShape& shape, const std::vector<bool>& redundant
 // An artefact that a plan without raw rows can open on.
 struct RawFree {
   std::vector<Run> released;  // tokens that need no raw rows
-  int32_t end = 0;            // of its last extent
+  int32_t end = 0;            // where its last extent ends
   Tier where = Tier::kDevice;
 };
 

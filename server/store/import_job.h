@@ -25,7 +25,7 @@ struct Page;
 
 // Ended by FinishImport or AbandonImport, exactly once.
 struct ImportJob {
-  uint64_t hold = 0;  // of its pages (page_holds.h)
+  uint64_t hold = 0;  // keeps its pages (page_holds.h)
   uint64_t session = 0, sequence = 0;
   Geometry geometry;
   Plan plan;

@@ -28,7 +28,7 @@ namespace kvstrata {
 
 // Where the rows of one layer's keys or values lie. Bytes.
 struct BlockTensor {
-  uint64_t offset = 0;  // of (block 0, slot 0, head 0)
+  uint64_t offset = 0;  // where (block 0, slot 0, head 0) is
   int64_t block_stride = 0, slot_stride = 0, head_stride = 0;
   int32_t dtype = 0;  // a DType, as it came
   int32_t blocks = 0, block_tokens = 0, heads = 0, head_dim = 0;

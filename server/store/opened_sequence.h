@@ -35,10 +35,10 @@ struct OpenedSequence {
   uint32_t bounded_tokens = 0;    // leading ones of which it is known whether they end a sentence
   Plan plan;
   Geometry geometry;
-  std::vector<int32_t> boundary_tokens;  // of the model
+  std::vector<int32_t> boundary_tokens;  // sentence ends of the model
   std::vector<uint8_t> boundary;         // sentence ends of leading tokens, stored with held pages
   bool imported = false;                 // import_job.h
-  OpenTimes times;                       // of Openings::OpenSequence
+  OpenTimes times;                       // what Openings::OpenSequence took
 };
 
 struct OpenOptions {

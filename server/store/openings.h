@@ -2,7 +2,7 @@
 // Openings: how a sequence comes to be: its plan, what is held of its prompt, pages for the rest,
 // its first table.
 //
-// Ownership: an Opening is whoever's that opens; what its load holds is released when it is
+// Ownership: an Opening belongs to its caller; what its load holds is released when it is
 // finished. Thread-safety: methods that say so are called under the store's lock, all others from
 // any thread. Cost: hashing the tokens, never under the lock; an open works in pieces
 // (long_request.h).
@@ -44,16 +44,16 @@ class Tables;
 // A sequence on its way to be opened.
 struct Opening {
   uint64_t session = 0;
-  std::string tenant;   // of the session
-  uint32_t device = 0;  // of the session
+  std::string tenant;   // tenant of the session
+  uint32_t device = 0;  // device of the session
   std::unique_ptr<Sequence> sequence;
-  std::vector<PageKey> keys;  // of the pages that it may be held for
+  std::vector<PageKey> keys;  // for the pages that it may be held for
   LeasedPrompt prompt;        // what a lease of it is of, but for the plan's text
   size_t tokens = 0;
   HoldLimits limits;
   uint32_t reserve_tokens = 0;
-  std::vector<int32_t> rest;  // of them, those behind the pages of `keys`
-  PageKey artefact{};         // of the prompt; zeros: the plan has no codec
+  std::vector<int32_t> rest;  // tokens behind the pages of `keys`
+  PageKey artefact{};         // key for the whole prompt; zeros: the plan has no codec
   Clock::time_point asked;
   OpenTimes times;
   std::shared_ptr<RemoteFinds> remote;  // what a remote tier says it has of it; null: not asked
@@ -86,7 +86,7 @@ class Openings {
                     std::span<const int32_t> tokens, OpenDone done, const OpenOptions& options = {})
       KVS_EXCLUDES(store_lock);
 
-  // Nobody's sequence of that model and plan, for a session.
+  // A new sequence of that model and plan for a session, which does not own it yet.
   Result<Opening> BeginOpening(uint64_t session, uint64_t model, std::string_view plan)
       KVS_EXCLUDES(store_lock);
   // Also ends its load, whatever comes of it. Called once.

@@ -44,7 +44,7 @@ struct Arena {
 
   const uint32_t id;
   const PoolId pool;
-  const Tier tier;  // of the pool
+  const Tier tier;  // tier of the pool
   const uint32_t tenant;
   uint64_t writer;  // a session, kOrphan or kDaemon
   MappedMemory memory;
@@ -67,10 +67,10 @@ struct Page {
   bool pinned = false;     // by its key; the prefix index's
   bool stored = false;     // it is, or was, in the tier below: dropping it loses nothing
   bool retired = false;    // waits for readers, then is freed
-  uint32_t artefacts = 0;  // of the references: artefacts (artefacts.h)
+  uint32_t artefacts = 0;  // references that artefacts have (artefacts.h)
   uint32_t keeps = 0;      // holds that keep it without a reference (page_holds.h)
   PageKey key{};
-  std::unique_ptr<Series> series;  // of a sealed page's positions; null: nothing was reported
+  std::unique_ptr<Series> series;  // for a sealed page's positions; null: nothing was reported
   bool series_changed = false;     // since the tier below copied the page
   uint8_t credits = 0;             // how often eviction passes it over: selectors chose it
   Page* older = nullptr;           // the prefix index's list of pages that nobody uses
@@ -123,7 +123,7 @@ class PagePools {
   struct Pool {
     uint64_t arena_bytes = 0;
     uint64_t taken = 0;  // by arenas
-    uint64_t used = 0;   // of them by pages
+    uint64_t used = 0;   // by pages in the arenas
   };
   void Drop(Arena* arena);
   Page* NewRecord();

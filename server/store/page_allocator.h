@@ -45,7 +45,7 @@ struct Taker {
 
 // What was not to be had.
 struct Shortage {
-  uint64_t bytes = 0;  // of a page
+  uint64_t bytes = 0;  // bytes of a page
   uint32_t pages = 0, got = 0;
   std::optional<uint64_t> fits;  // tokens that the sequence could have now
 };

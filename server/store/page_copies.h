@@ -47,7 +47,7 @@ struct PlannedCopy {
 };
 
 struct CopyPlan {
-  uint64_t hold = 0;  // of the pages (page_holds.h); 0: somebody else's has them
+  uint64_t hold = 0;  // keeps the pages (page_holds.h); 0: somebody else's does
   std::vector<PlannedCopy> copies;
 };
 

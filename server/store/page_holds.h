@@ -46,8 +46,8 @@ class PageHolds {
   const std::vector<Page*>& kept(uint64_t hold) const KVS_REQUIRES(store_lock) {
     return holds_.at(hold).kept;
   }
-  // Releases from the last page to the first. With nothing else in hand, unless it has few pages:
-  // others are let in, at references only in a long request of `session`. 0 is no hold.
+  // Releases from the last page to the first. Lets others in where it has many pages, so the caller
+  // has nothing else in hand then; at references only in a long request of `session`. 0 is no hold.
   void End(uint64_t hold, Session* session = nullptr) KVS_REQUIRES(store_lock);
 
   // A retired page that all readers have passed: whether a hold keeps it, and will free it.

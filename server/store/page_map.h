@@ -20,7 +20,7 @@ class PageMap {
   struct alignas(64) Slot {
     PageKey key{};
     Page* page = nullptr;  // null: the slot is free
-    uint32_t tenant = 0;   // of the page's arena
+    uint32_t tenant = 0;   // that of the page's arena
     Tier tier = Tier::kDevice;
   };
 

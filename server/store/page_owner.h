@@ -18,7 +18,7 @@ struct PageOwner {
   uint32_t page_tokens = 0;
   uint64_t page_bytes = 0;
   std::string model_name;
-  uint32_t device = 0;  // of its session; without one the first
+  uint32_t device = 0;  // device of its session; without one the first
 };
 
 }  // namespace kvstrata

@@ -29,7 +29,7 @@ namespace kvstrata {
 // A value that an offered key stands for (docs/disk_format.md, "Values").
 struct SealedValue {
   PageKey key{};
-  std::vector<uint64_t> sizes;  // of its buffers
+  std::vector<uint64_t> sizes;  // sizes of its buffers
   bool changed = false;  // since it was copied last: it takes the place of the one that is there
 };
 
@@ -60,11 +60,11 @@ struct TierOffer {
 // What a remote tier says it has of a prompt: what to ask it for, and no promise.
 struct RemoteFinds {
   struct Value {
-    std::vector<uint64_t> sizes;  // of its buffers
+    std::vector<uint64_t> sizes;  // sizes of its buffers
     PageKey place{};
   };
   std::unordered_map<PageKey, Value, PageKeyHash> values;
-  std::chrono::steady_clock::time_point deadline{};  // of reading them
+  std::chrono::steady_clock::time_point deadline{};  // for reading them
 };
 
 // What of a prompt neither memory nor the local tier has.
@@ -77,7 +77,7 @@ struct TierSearch {
   std::string tenant;       // who opens
   std::vector<Key> keys;    // in the order of the prompt; an artefact's first
   bool artefact = false;    // the first is one
-  uint32_t tokens = 0;      // of the pages among them
+  uint32_t tokens = 0;      // in the pages among them
   uint64_t bytes = 0;       // the same
   double prefill_rate = 0;  // tokens a second that the engine computes; 0: not known
   std::chrono::steady_clock::time_point asked;

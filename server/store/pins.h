@@ -21,10 +21,10 @@ struct PrefixPin {
   uint64_t id = 0;
   std::string tenant, model_name;
   uint32_t page_tokens = 0;
-  uint64_t bytes = 0;                 // of all that it keeps; what the limit counts
-  std::vector<PageKey> pages;         // of the prefix, in order; none that its artefact stands for
-  std::vector<PageKey> index_blocks;  // of a pinned sequence's plan
-  std::vector<PageKey> artefact;      // of its prompt: the record, then the extents; empty: none
+  uint64_t bytes = 0;          // bytes of all that it keeps; what the limit counts
+  std::vector<PageKey> pages;  // pages of the prefix, in order; none that its artefact stands for
+  std::vector<PageKey> index_blocks;  // for a pinned sequence's plan
+  std::vector<PageKey> artefact;  // keys for its prompt: the record, then the extents; empty: none
   std::chrono::steady_clock::time_point expires;
 
   uint32_t tokens() const { return static_cast<uint32_t>(pages.size()) * page_tokens; }

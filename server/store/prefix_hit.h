@@ -31,7 +31,7 @@ inline constexpr std::chrono::milliseconds kLongestLease = std::chrono::seconds(
 struct LeasedPrompt {
   uint64_t model = 0;
   std::string plan;           // with every option
-  PageKey last_page{};        // of the whole pages that may be held
+  PageKey last_page{};        // the last of the whole pages that may be held
   std::vector<int32_t> rest;  // the tokens behind it
   auto operator<=>(const LeasedPrompt&) const = default;
 };
@@ -39,9 +39,9 @@ struct LeasedPrompt {
 // What was found, page by page.
 struct PrefixHit {
   uint32_t page_tokens = 0;
-  uint32_t indexed_tokens = 0;  // of the held ones: with a complete index of the plan
+  uint32_t indexed_tokens = 0;  // held ones with a complete index of the plan
   std::optional<Plan> plan;     // that it answers for; none: raw pages
-  std::vector<PageKey> keys;    // of the whole pages that may be held
+  std::vector<PageKey> keys;    // for the whole pages that may be held
   // Where the leading held pages are; one without raw rows is where the prompt's artefact lies.
   std::vector<Tier> pages;
   uint32_t held_tokens() const { return static_cast<uint32_t>(pages.size()) * page_tokens; }

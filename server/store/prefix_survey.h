@@ -27,7 +27,7 @@ struct PrefixQuestion {
   const Plan& plan;
   const IndexLayout& index;  // the plan's
   uint32_t page_tokens;
-  std::span<const PageKey> keys;  // of the pages that may be held
+  std::span<const PageKey> keys;  // for the pages that may be held
 };
 
 class PrefixSurvey final : public PrefixView {

@@ -37,7 +37,7 @@ struct RecallOptions {
 // What one sampled decode step measured. Arrays are [layers] and [layers][heads].
 struct RecallSamples {
   uint32_t audit = 0;
-  int32_t position = 0;   // of the decode token
+  int32_t position = 0;   // position of the decode token
   int32_t heads = 0;      // query heads
   bool raw_gone = false;  // nothing was measured: raw pages were released
   uint32_t dropped = 0;   // sampled steps so far that did not arrive
@@ -59,7 +59,7 @@ struct RecallRow {
 };
 struct RecallProgress {
   uint32_t steps = 0, wanted = 0, dropped = 0;
-  int32_t first_position = 0, last_position = 0;  // of the sampled steps
+  int32_t first_position = 0, last_position = 0;  // where the sampled steps were
 };
 struct RecallReport {
   RecallProgress progress;

@@ -168,7 +168,7 @@ void RecallAudits::EndRecallAudits(const Status& why) {
 void RecallAudits::NoteDecode(Session* session, Sequence* s) {
   const uint64_t every = settings_.recall_every;
   if (every == 0 || !SelectsNow(*s)) return;
-  const bool drawn = until_sample_ != 0 && until_sample_ < 2 * every;  // of what it is now
+  const bool drawn = until_sample_ != 0 && until_sample_ < 2 * every;  // for what `every` is now
   if (!drawn) until_sample_ = 1 + random_() % (2 * every - 1);
   if (--until_sample_ != 0 || s->recall || s->sampled != 0) return;
   if (std::ranges::find(s->pages, nullptr) != s->pages.end()) return;  // no full attention any more

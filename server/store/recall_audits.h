@@ -36,7 +36,7 @@ struct StoreParts;
 struct SampledRecall {
   std::string_view plan;  // the name of a preset that selects; "other": of one's own
   uint64_t steps = 0;
-  double recall = 0, error = 0;  // of the last one: means over layers and heads
+  double recall = 0, error = 0;  // from the last one: means over layers and heads
 };
 
 class RecallAudits {

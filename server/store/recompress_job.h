@@ -42,9 +42,9 @@ class RecompressSink {
 
 // One unit of work. Ended by PublishRecompression or AbandonRecompression, exactly once.
 struct RecompressJob {
-  uint64_t hold = 0;  // of its pages (page_holds.h)
+  uint64_t hold = 0;  // keeps its pages (page_holds.h)
   uint64_t sequence = 0;
-  uint32_t device = 0;  // of its session
+  uint32_t device = 0;  // device of its session
   Geometry geometry;
   std::string plan;  // the preset's name
   // Clone it, run the clone. Null: released pages are to be placed, nothing else.
@@ -64,8 +64,8 @@ struct RecompressJob {
 };
 
 struct RecompressResult {
-  uint32_t extents = 0;         // of the sequence now
-  uint64_t written_bytes = 0;   // of new extents
+  uint32_t extents = 0;         // extents of the sequence now
+  uint64_t written_bytes = 0;   // bytes of new extents
   uint64_t released_bytes = 0;  // raw pages released or moved to host
 };
 
@@ -80,7 +80,7 @@ struct WorkInfo {
   int64_t releasable_bytes = 0;
   uint32_t runs = 0;      // published so far
   uint32_t failures = 0;  // in a row
-  std::string error;      // of the last run; "" if it published
+  std::string error;      // why the last run failed; "" if it published
 };
 
 using SettleDone = std::function<void(const Status&)>;

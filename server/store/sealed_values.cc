@@ -179,7 +179,7 @@ std::vector<SealedValue> SealedValues::Sealed(const PageKey& key) const {
     const Page& page = *artefact->extents[i].page;
     values.push_back({ExtentKey(key, i, record.extents[i]), {page.bytes}, true});
   }
-  // It is offered when it was built anew: what is there of it was not good enough.
+  // A record is offered when its artefact was built anew: the stored one was not good enough.
   values.push_back({key, {EncodeRecord(record).size()}, true});
   return values;
 }

@@ -98,7 +98,7 @@ struct CodecState {
   Clock::time_point since;     // it is due, or runs
   Clock::time_point retry_at;  // after a failure
   uint32_t runs = 0, failures = 0;
-  Status failed;                // of the last run
+  Status failed;                // why the last run failed
   bool paused = false;          // cancelled: it is not offered before something new comes
   uint64_t released_bytes = 0;  // raw ones, so far
   std::vector<SettleDone> waiters;
@@ -106,7 +106,7 @@ struct CodecState {
   std::vector<Run> released;  // positions whose raw rows the plan needs no more
   bool place_raw = false;     // pages among them wait for a place on `host`
 
-  PageKey prompt_key{};         // of the artefact; set when the prompt is complete
+  PageKey prompt_key{};         // key of the artefact; set when the prompt is complete
   bool prompt_settled = false;  // all of the prompt is recompressed: what follows may be shown
   uint32_t awaited_prompt = 0;  // an artefact of a prompt this long may be had: nothing is due
   // The sequence is held without its raw pages: it opened on the artefact of a prompt this long (0:
@@ -154,8 +154,8 @@ struct Sequence {
   uint64_t steps = 0;  // that committed tokens
   bool prefill_done = false;
   bool imported = false;        // import_job.h
-  std::vector<PageKey> groups;  // of the first page of each (page_tier.h), as far as it is full
-  PageKey last_key{};           // of the last whole page; zeros: none
+  std::vector<PageKey> groups;  // each group's first page (page_tier.h), as far as it is full
+  PageKey last_key{};           // key of the last whole page; zeros: none
   PageKey prompt_last_key{};    // the same of the prompt, when that is complete
   std::vector<int32_t> tail;    // token ids behind the last whole page
   // What another session wants left of them (TruncateKey), until the owner has cut it.
@@ -230,7 +230,7 @@ struct Session {
   std::unique_ptr<SessionMemory> memory;
   UserPlace place;
   bool fenced = false;   // kEof: only its readers and its arenas are left, until it died
-  EndedSession ended;    // of the first of its ends, which closed everything
+  EndedSession ended;    // the first of its ends, which closed everything
   uint32_t writers = 0;  // processes that PassArenas gave its own arenas writable
   // long_request.h: whose request has it to itself; none: nobody's. What was worked on since others
   // were let in, and a sequence of it that is in no map meanwhile.
@@ -242,7 +242,7 @@ struct Session {
   using KnownModel = std::pair<std::shared_ptr<Model>, KeyChain>;
   std::unordered_map<uint64_t, KnownModel> models;
   std::map<uint64_t, std::unique_ptr<Sequence>> sequences;
-  std::map<LeasedPrompt, Lease> leases;        // of its look-ups
+  std::map<LeasedPrompt, Lease> leases;        // leases of its look-ups
   std::unordered_set<uint64_t> imports;        // models whose sequences are imported
   std::unordered_map<uint32_t, bool> granted;  // arena -> writable
   RetireQueue<shm::SequenceTable*> retired_tables;

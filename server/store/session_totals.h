@@ -22,8 +22,8 @@ struct StepTotals {
 };
 
 struct RingDepths {
-  uint64_t bytes = 0;    // of all sessions together
-  uint64_t fullest = 0;  // of the session that has most
+  uint64_t bytes = 0;    // in all sessions' rings together
+  uint64_t fullest = 0;  // in the session's that has most
 };
 
 struct SessionTotals {

@@ -24,7 +24,7 @@ struct PoolInfo {
   std::string device;  // its name; of host ""
   uint64_t capacity_bytes = 0, used_bytes = 0, cached_bytes = 0, arena_bytes = 0, retired_bytes = 0;
   uint64_t pinned_bytes = 0;  // that only pins keep
-  uint64_t taken_bytes = 0;   // of its arenas whole: a session takes one, however little it uses
+  uint64_t taken_bytes = 0;   // its arenas whole: a session takes one, however little it uses
   uint32_t arenas = 0;
   std::string failure;  // why its device is lost; "": it is not
 };
@@ -55,7 +55,7 @@ struct SequenceInfo {
   // Extents of its codec; their bytes are in device_bytes and host_bytes too.
   uint32_t extents = 0, absent_pages = 0;
   uint64_t extent_device_bytes = 0, extent_host_bytes = 0;
-  std::string work_error;  // of its last recompression; "" if it published
+  std::string work_error;  // why its last recompression failed; "" if it published
   std::string key;         // that its engine gave it; "": none
   std::string in_full;     // why its steps attend everything, as far as is known; "": they choose
   uint32_t break_even_tokens = 0;  // Plans::BreakEven
@@ -122,8 +122,8 @@ struct RecallStart {
 struct EvictedTier {
   Tier tier = Tier::kDevice;
   uint64_t pages = 0, bytes = 0;  // recompressed prompts' extents too
-  uint64_t stored_pages = 0;      // of these: in the tier below, hence no loss
-  uint64_t artefact_pages = 0;    // of these: extents of recompressed prompts
+  uint64_t stored_pages = 0;      // those in the tier below, hence no loss
+  uint64_t artefact_pages = 0;    // those that are extents of recompressed prompts
   uint64_t pinned_bytes = 0;      // kept, because pinned
 };
 struct EvictResult {

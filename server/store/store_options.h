@@ -35,7 +35,7 @@ struct StoreDevice {
 // What may change while the store serves (Store::Apply).
 struct StoreSettings {
   uint32_t max_sessions = 1024;
-  uint64_t pin_limit_bytes = 0;  // of all pins together; 0: half of both pools
+  uint64_t pin_limit_bytes = 0;  // for all pins together; 0: half of both pools
   // Bytes a second from host to device by moves while a step runs; 0: as fast as it goes.
   uint64_t promote_rate = 0;
   // Percent of a pool's capacity: above the first, MoveSome makes room, until the second.
@@ -52,7 +52,7 @@ struct StoreOptions : StoreSettings {
   uint64_t host_bytes = uint64_t{4} << 30;
   uint64_t arena_bytes = 0;                 // 0: capacity / 64 within 16 MiB .. 256 MiB
   std::shared_ptr<UserLimits> user_limits;  // null: users have no limits
-  ClusterTenants cluster_tenants;           // of users that page keys do not call by their own name
+  ClusterTenants cluster_tenants;           // users that page keys do not call by their own name
   uint32_t headroom_tokens = 64;            // pages kept ahead of what is committed
   std::vector<std::pair<std::string, std::string>> named_plans;  // configuration: name, text
 

@@ -82,7 +82,7 @@ struct StoreParts {
   Models models{this};
   Devices devices{this};
   Tables tables{this};
-  // of pages,
+  // pages,
   PageReferences references{this};
   PageHolds holds{this};
   PageAllocator allocator{this};
@@ -90,20 +90,20 @@ struct StoreParts {
   Eviction eviction{this};
   PageCopies copies{this};
   Moves moves{this};
-  // of prefixes,
+  // prefixes,
   PrefixCatalog prefixes{this};
   Lookups lookups{this};
   Leases leases{this};
   PrefixPins pins{this};
   SealedValues values{this};
-  // of sequences,
+  // sequences,
   Openings openings{this};
   PrefixLoads loads{this};
   Replication replication{this};
   Sequences sequences{this};
   StepEvents steps{this};
   Imports imports{this};
-  // of what is made of them.
+  // and what is made of them.
   Recompression recompression{this};
   CodecExtents extents{this};
   RawPages raw_pages{this};

@@ -13,7 +13,7 @@ namespace kvstrata {
 
 struct ScrubProgress {
   uint64_t values = 0, bytes = 0;  // read, whether sound or not
-  uint64_t corrupt = 0;            // of them: damaged, or unreadable; they have left
+  uint64_t corrupt = 0;            // values that were damaged, or unreadable; they have left
   uint64_t late = 0;               // not answered in time; they stay, unchecked
   uint64_t orphans = 0;            // extents of artefacts whose record is gone; erased at the end
 };

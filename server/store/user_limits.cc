@@ -60,7 +60,7 @@ class UserLimits::User {
   explicit User(std::string n) : name(std::move(n)) {}
   const std::string name;
   LimitNumbers used;                       // but of the rate
-  std::deque<Clock::time_point> attaches;  // of the last second
+  std::deque<Clock::time_point> attaches;  // in the last second
   uint64_t refused = 0;
 };
 

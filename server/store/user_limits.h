@@ -47,7 +47,7 @@ enum class Limit : uint8_t {
 inline constexpr size_t kLimits = 8;
 
 std::string_view NameOf(Limit limit);    // "sessions", as in admin.proto and the configuration
-std::string_view ReasonOf(Limit limit);  // of a refusal: "SESSION_LIMIT"
+std::string_view ReasonOf(Limit limit);  // why it refuses: "SESSION_LIMIT"
 std::optional<Limit> LimitOf(std::string_view name);
 std::string LimitNames();  // "sessions, attaches_per_second, ..."
 bool CountsBytes(Limit limit);
@@ -65,7 +65,7 @@ class LimitNumbers {
 
 struct UserLimitsOptions {
   LimitNumbers defaults;
-  std::map<std::string, std::map<Limit, uint64_t>> users;  // of the configuration
+  std::map<std::string, std::map<Limit, uint64_t>> users;  // as configured
   std::set<std::string> operators;
   std::function<std::chrono::steady_clock::time_point()> now = std::chrono::steady_clock::now;
 };

@@ -31,7 +31,7 @@ struct ValueInfo {
   ValueKind kind = ValueKind::kUnknown;
   std::string model;    // "": not known
   uint32_t tokens = 0;  // 0: not known
-  uint64_t bytes = 0;   // of its buffers
+  uint64_t bytes = 0;   // size of its buffers
   std::vector<Tier> tiers;
   bool pinned = false;
   bool changed = false;  // a series grew since the tier below was given it

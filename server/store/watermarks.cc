@@ -15,7 +15,7 @@
 namespace kvstrata {
 namespace {
 
-constexpr double kPressure = 0.8;   // of a device pool
+constexpr double kPressure = 0.8;   // part of a device pool that is in use
 constexpr size_t kEvictions = 256;  // pages, under the lock
 constexpr uint64_t kLeastPool = uint64_t{1} << 20, kLargestPool = uint64_t{16} << 40;
 
@@ -285,7 +285,7 @@ void Moves::ShrinkToCapacity(PoolId pool) {
   while (pools_.taken(pool) > memory_.capacity(pool)) {
     references_.ReclaimLocked();
     pools_.DropEmpty(pool, may_drop);
-    uint64_t coming = 0;  // of arenas that only their last readers hold
+    uint64_t coming = 0;  // bytes of arenas that only their last readers hold
     for (const auto& [arena, bytes] : RetiredBytes(pool)) {
       if (bytes == arena->extents.used()) coming += arena->memory.bytes;
     }

@@ -35,7 +35,7 @@ struct SpanRecord {
   bool request = false;                 // else a part of one
   uint64_t begun_ns = 0, ended_ns = 0;  // since 1970
   SpanNumbers numbers;
-  std::string reason;  // of its failure; "": none
+  std::string reason;  // why it failed; "": it did not
 };
 
 class SpanQueue {

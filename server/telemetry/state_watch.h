@@ -28,7 +28,7 @@ struct DaemonState {
   bool draining = false;  // the disk
   // Since the start.
   uint64_t evicted_pages = 0, evicted_stored_pages = 0, disk_evicted = 0, evicted_chunks = 0;
-  uint32_t fullest_percent = 0;  // of the pools
+  uint32_t fullest_percent = 0;  // use of the fullest pool
   // Servers of the remote tier, and those that are left alone now, each with why.
   std::set<std::string> servers;
   std::map<std::string, std::string> left_alone;
@@ -49,7 +49,7 @@ class StateChanges {
 
   DaemonState last_;
   DaemonState burst_;  // before it
-  int looks_ = 0;      // of the burst; 0: there is none
+  int looks_ = 0;      // looks at the burst; 0: there is none
 };
 
 class StateWatch {

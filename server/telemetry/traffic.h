@@ -17,9 +17,9 @@ namespace kvstrata {
 
 enum class Timed : uint8_t {
   kOpen,          // a sequence, from the request to its answer, what it waits for on disk included
-  kLookup,        // of a client
+  kLookup,        // a client asks
   kDiskLoad,      // one batch that an open waits for
-  kPublish,       // of a recompression's result
+  kPublish,       // publishing a recompression's result
   kRpc,           // a call of one answer
   kRemoteSearch,  // what an open asks a remote tier for first
   kRemoteLoad,    // one batch of it that an open waits for

@@ -27,7 +27,7 @@ class Breaker {
 
   bool open() const { return failures_ >= most_; }
 
-  Time next_try() const { return next_try_; }  // of an open one
+  Time next_try() const { return next_try_; }  // when an open one lets somebody try
 
   bool Allow(Time now) {
     if (!open()) return true;

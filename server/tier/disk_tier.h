@@ -36,7 +36,7 @@ namespace kvstrata {
 
 struct DiskTierOptions {
   std::string directory;
-  uint64_t budget_bytes = 0;              // of all files
+  uint64_t budget_bytes = 0;              // bytes of all files
   uint64_t segment_bytes = 256ull << 20;  // a value must fit; never changes for a directory
   uint32_t depth = 64;                    // requests in flight, of reads and of writes
   std::function<IoQueueChoice(uint32_t depth)> new_queue = NewIoQueue;

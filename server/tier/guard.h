@@ -13,19 +13,19 @@ namespace kvstrata {
 
 enum class Guard : uint8_t {
   kNone,
-  kHeaderChecksum,      // of slot headers
-  kSuperblockChecksum,  // of superblocks
-  kCheckpointChecksum,  // of checkpoint headers and entries
-  kPayloadChecksum,     // of every buffer, at every read
+  kHeaderChecksum,      // slot headers have one
+  kSuperblockChecksum,  // superblocks have one
+  kCheckpointChecksum,  // checkpoint headers and entries have one
+  kPayloadChecksum,     // every buffer's is checked, at every read
   kPlace,               // a header names its own store, segment and block
   kIdentity,            // a read demands the whole key and the index's generation
-  kNewest,              // of two slots of one key the higher generation holds
+  kNewest,              // the higher generation of a key's two slots holds
   kDirtyMark,           // a checkpoint counts only for segments unchanged since
   kErasure,             // an erased slot's header is overwritten
   kFailedFlush,         // what a failed flush covered leaves the index
 
   // What came of a remote tier (docs/remote_format.md, "What guards what").
-  kRemoteTag,     // of a header: it is a tenant's, and as it was written
+  kRemoteTag,     // a header is a tenant's, and as it was written
   kRemoteBytes,   // a stripe's bytes have the header's checksum, or tag
   kRemoteKey,     // a header has the whole key that was asked for
   kRemoteStripe,  // and the stripe's number

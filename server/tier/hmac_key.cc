@@ -14,7 +14,7 @@
 namespace kvstrata {
 namespace {
 
-constexpr size_t kBlock = 64;  // of SHA-256
+constexpr size_t kBlock = 64;  // bytes of a block of SHA-256
 
 SHA256_CTX AfterBlock(std::span<const uint8_t> key, uint8_t pad) {
   std::array<uint8_t, kBlock> block;

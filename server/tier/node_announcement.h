@@ -33,7 +33,7 @@ struct NodeAnnouncement {
   uint64_t node = 0;     // random, of one run of a daemon
   uint64_t written = 0;  // seconds since 1970, by the writer's clock
   std::string address;   // HOST:PORT, where others reach it
-  std::string release;   // of kvstrata
+  std::string release;   // release of kvstrata
 };
 
 class NodeKeys {

@@ -330,7 +330,7 @@ void RedisClient::Loop::Retry(RedisOp* op, const Status& why, bool blameless) {
 }
 
 void RedisClient::Loop::HandleAnswer(RedisOp* op) {
-  if (op->asking_ != nullptr) op->replies.erase(op->replies.begin());  // of ASKING itself
+  if (op->asking_ != nullptr) op->replies.erase(op->replies.begin());  // ASKING's own
   for (const RespReply& reply : op->replies) {
     if (reply.kind != RespReply::Kind::kError) continue;
     if (const auto to = RedirectionOf(reply, op->answered_by)) {

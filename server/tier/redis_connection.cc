@@ -7,8 +7,8 @@
 namespace kvstrata::redis {
 namespace {
 
-constexpr uint64_t kMostBytes = uint64_t{1} << 20;  // of a Move, each way
-constexpr size_t kMostParts = 64;                   // of a write
+constexpr uint64_t kMostBytes = uint64_t{1} << 20;  // bytes of a Move, each way
+constexpr size_t kMostParts = 64;                   // parts of a write
 
 // What must be answered with OK before anything else is sent.
 std::unique_ptr<RedisExchange> Greeting(const RedisLogin& login, bool reads) {

@@ -75,7 +75,7 @@ class RedisConnection {
   RedisSocket socket_;
   RespReader reader_;
   std::deque<std::unique_ptr<RedisExchange>> exchanges_;  // oldest first
-  size_t written_exchanges_ = 0;                          // of them, whole
+  size_t written_exchanges_ = 0;                          // those that are written whole
   uint64_t written_ = 0;                                  // bytes of the next one
   std::vector<iovec> parts_;                              // scratch
   bool ready_ = false;

@@ -28,7 +28,7 @@ struct RedisClientOptions {
   RedisLogin login;
   std::shared_ptr<RedisTls> tls;  // null: without
   uint32_t connections = 2;       // to a server, for each lane
-  bool replica_reads = true;      // of what a master refuses, or is slow to answer
+  bool replica_reads = true;      // replicas answer what a master refuses, or is slow to answer
   std::chrono::milliseconds connect_timeout{1000};
   std::chrono::milliseconds stall_timeout{1000};  // a connection that owes an answer and is silent
   std::chrono::milliseconds hedge_after{50};      // then a replica is asked

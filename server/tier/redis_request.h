@@ -55,7 +55,7 @@ struct RedisExchange {
   std::shared_ptr<const RedisRequest> request;
   BulkTarget target;
   bool to_target = false;          // its one reply goes there
-  std::vector<RespReply> replies;  // of each command
+  std::vector<RespReply> replies;  // a reply a command
   void* owner = nullptr;
 };
 

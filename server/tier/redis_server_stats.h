@@ -21,7 +21,7 @@ struct RedisAnswers {
   uint64_t refused = 0;  // an error: a redirection, a right that is missing
   uint64_t late = 0;     // no answer by the deadline
   uint64_t lost = 0;     // the connection ended first; another server may have been asked
-  uint64_t damaged = 0;  // of the hits: failed their check
+  uint64_t damaged = 0;  // hits that failed their check
 };
 
 // Bin i: at most 16 us << 2i, and above the bin before; the last has the rest.
@@ -47,9 +47,9 @@ struct RedisServerStats {
   bool open = false;  // its breaker: it is left alone
   std::string last_error;
   uint64_t requests = 0, failures = 0, timeouts = 0, hedges = 0;
-  uint64_t openings = 0;            // of the breaker
+  uint64_t openings = 0;            // how often the breaker opened
   uint64_t connections = 0;         // now
-  RedisAnswers probes, reads;       // of headers; of stripes
+  RedisAnswers probes, reads;       // headers; stripes
   uint64_t sent = 0, received = 0;  // bytes on its connections, without TLS's own
   RedisAnswerTimes times;           // from sending a request until its whole answer
 };

@@ -66,8 +66,8 @@ struct OutgoingValue {
   uint64_t bytes = 0;
   uint32_t stripes = 1;
   uint64_t written = 0;             // seconds since 1970
-  std::vector<Checksum> checksums;  // of each stripe's bytes; none: nothing asks for them
-  Checksum whole{};                 // of `checksums`, where there are several stripes
+  std::vector<Checksum> checksums;  // a checksum a stripe; none: nothing asks for them
+  Checksum whole{};                 // over `checksums`, where there are several stripes
 };
 
 // One stripe as it is sent: the header, then `bytes`.

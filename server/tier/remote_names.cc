@@ -6,7 +6,7 @@
 namespace kvstrata::remote {
 namespace {
 
-constexpr size_t kPlaceBytes = 8, kNameBytes = 16;  // of their HMACs
+constexpr size_t kPlaceBytes = 8, kNameBytes = 16;  // first bytes of their HMACs
 constexpr std::string_view kBegin = "kv1:{";
 constexpr std::string_view kDigits = "0123456789abcdef";
 

@@ -27,22 +27,22 @@ namespace kvstrata::redis {
 struct RespReply {
   enum class Kind : uint8_t { kText, kError, kInteger, kBulk, kNone, kList };
   Kind kind = Kind::kNone;
-  int64_t integer = 0;           // of kInteger; of kBulk: its bytes
-  std::string text;              // of kText, kError, and of a kBulk that had no BulkTarget
-  std::vector<RespReply> items;  // of kList
+  int64_t integer = 0;           // value of kInteger; bytes of a kBulk
+  std::string text;              // text of kText, kError, and of a kBulk that had no BulkTarget
+  std::vector<RespReply> items;  // items of kList
 };
 
 // Where the bytes of a value go: the first to `head`, the others to `buffers`.
 struct BulkTarget {
   std::span<std::byte> head;
   std::vector<std::span<std::byte>> buffers;
-  uint64_t bytes() const;  // of all
+  uint64_t bytes() const;  // bytes of all together
 };
 
 class RespReader {
  public:
   static constexpr size_t kMaxLine = 8192;
-  static constexpr size_t kMaxItems = size_t{1} << 19;  // of one reply, lists in lists counted
+  static constexpr size_t kMaxItems = size_t{1} << 19;  // in one reply, lists in lists counted
   static constexpr size_t kMaxNesting = 8;
   static constexpr uint64_t kMaxText = uint64_t{64} << 20;  // bytes of one reply without a target
   static constexpr uint64_t kMaxBulk = uint64_t{64} << 20;  // bytes of a value
@@ -91,10 +91,10 @@ class RespReader {
   size_t begin_ = 0, end_ = 0;  // what is in it
   const BulkTarget* target_ = nullptr;
   State state_ = State::kLine;
-  uint64_t bytes_ = 0, at_ = 0;          // of the bulk that is read
+  uint64_t bytes_ = 0, at_ = 0;          // length of the bulk that is read; how much of it is there
   std::string text_;                     // its text
   std::vector<List> lists_;              // outermost first
-  uint64_t items_ = 0, text_bytes_ = 0;  // of the reply that is read
+  uint64_t items_ = 0, text_bytes_ = 0;  // those of the reply that is read
 };
 
 // Whether an error begins with this word.

@@ -25,7 +25,7 @@ struct SlotId {
 
 struct Segment {
   uint32_t slot_blocks = 0;  // 0: none yet
-  uint64_t sequence = 0;     // of the superblock's newest copy
+  uint64_t sequence = 0;     // sequence of the superblock's newest copy
   uint64_t dirty_after = 0;
   bool formatted = false;                // the superblock on disk says slot_blocks
   bool dirty = false;                    // marked since the last checkpoint
@@ -77,7 +77,7 @@ class SegmentTable {
 
   const uint64_t segment_blocks_;
   std::vector<Segment> segments_;
-  std::set<uint32_t> empty_;                          // of no size, or with no slot taken
+  std::set<uint32_t> empty_;                          // without a size, or with no slot taken
   std::map<uint32_t, std::set<uint32_t>> with_room_;  // by size
 };
 

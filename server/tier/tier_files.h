@@ -114,7 +114,7 @@ class TierFiles {
   Status AddNew();
 
   TierState* const state_;
-  TierDirectory directory_;  // of both sides together, but for what is constant
+  TierDirectory directory_;  // with both sides held, but for what is constant
   const uint32_t first_segments_;
   uint64_t checkpoint_bytes_;
   const std::string queue_name_;

@@ -73,7 +73,7 @@ class TierState {
   std::vector<Condemned> condemned KVS_GUARDED_BY(mu);
   std::unordered_map<std::string, uint32_t> pinned KVS_GUARDED_BY(mu);  // how often
   uint64_t generation KVS_GUARDED_BY(mu) = 0;                           // the last one given
-  uint64_t checkpoint_sequence KVS_GUARDED_BY(mu) = 0;  // of the last one, tried or found
+  uint64_t checkpoint_sequence KVS_GUARDED_BY(mu) = 0;  // number of the last one tried or found
   DiskTierStats stats KVS_GUARDED_BY(mu);
 };
 

@@ -8,7 +8,7 @@
 namespace kvstrata::disk {
 namespace {
 
-constexpr uint32_t kMaxRetries = 16;  // of EAGAIN and EINTR
+constexpr uint32_t kMaxRetries = 16;  // retries after EAGAIN and EINTR
 constexpr size_t kSubmitAt = 8;       // requests for one system call
 constexpr size_t kCollect = 16;       // results to look at before the queue is filled again
 constexpr uint32_t kSector = 512;     // a short transfer ends at one, or O_DIRECT cannot go on

@@ -81,7 +81,7 @@ class TransferQueue {
   uint64_t next_tag_ = 0;
   std::list<Running> running_;
   std::deque<IoRequest> to_submit_;
-  std::unordered_map<uint64_t, Pending> pending_;  // of running transfers
+  std::unordered_map<uint64_t, Pending> pending_;  // pieces of running transfers
   std::unordered_map<uint64_t, std::shared_ptr<void>> abandoned_;
 };
 

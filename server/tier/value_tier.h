@@ -73,7 +73,7 @@ class ValueSizes {
     KVS_CHECK(sizes.size() <= kMaxValueBuffers);
     std::ranges::copy(sizes, sizes_.begin());
   }
-  // Of a value with these buffers. REQUIRES: the same.
+  // Sizes of a value with these buffers. REQUIRES: the same.
   template <typename Byte>
   static ValueSizes Of(const std::vector<std::span<Byte>>& buffers) {
     KVS_CHECK(buffers.size() <= kMaxValueBuffers);
@@ -97,7 +97,7 @@ struct TierProbe {
 
 struct TierGet {
   std::string key;
-  std::vector<std::span<std::byte>> buffers;  // of the sizes that were put
+  std::vector<std::span<std::byte>> buffers;  // with the sizes that were put
   std::shared_ptr<void> keep;
   Status status;
   bool header_room = false;  // the tier may write to the 4096 bytes before the first buffer
@@ -122,7 +122,7 @@ struct TierForget {
 
 struct TierValue {
   std::string key;
-  std::vector<uint64_t> sizes;  // of its buffers
+  std::vector<uint64_t> sizes;  // sizes of its buffers
 };
 inline constexpr uint64_t kWalkEnd = ~uint64_t{0};
 

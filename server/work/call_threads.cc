@@ -14,7 +14,7 @@
 namespace kvstrata {
 namespace {
 
-constexpr uint32_t kPatience = 60;  // of calls that have deadlines of their own
+constexpr uint32_t kPatience = 60;  // for calls that have deadlines of their own
 
 }  // namespace
 

@@ -38,13 +38,13 @@ struct ImporterOptions {
   // Where handles of a GPU's memory are opened, by the store's number of the device; empty:
   // nowhere.
   std::vector<TensorDevice> devices;
-  uint64_t waiting_tokens = 1 << 22;  // of one session
+  uint64_t waiting_tokens = 1 << 22;  // waiting tokens of one session
   std::chrono::milliseconds release_deadline{10'000};
 };
 
 class Importer final : public ImportSink {
  public:
-  static constexpr uint64_t kPieceBytes = uint64_t{16} << 20;  // of pages, but for one block
+  static constexpr uint64_t kPieceBytes = uint64_t{16} << 20;  // bytes of pages, but for one block
 
   Importer(const ImporterOptions& options, Store* store, const Backend* backend);
   // Ends after the piece under way, and waits for tensors' release, a second at most.
@@ -62,11 +62,11 @@ class Importer final : public ImportSink {
 
     std::atomic<bool> closed{false};
     std::vector<int32_t> tokens;        // ids: held ones, then sealed ones
-    uint32_t copied = 0;                // of them
+    uint32_t copied = 0;                // how many of them are copied
     std::shared_ptr<uint64_t> waiting;  // tokens in the queue, of all of the session's sequences
     size_t jobs = 0;                    // queued, or running
     bool prompt_ended = false;
-    Status failed;  // of a copy; not told yet
+    Status failed;  // why a copy failed; not told yet
     std::vector<SettleDone> waiters;
   };
   struct Job {

@@ -59,14 +59,14 @@ struct MooncakeAgentStats {
   bool left_alone = false;  // after failures: its own, or the store's
   uint64_t starts = 0;
   uint64_t calls = 0;                     // that it was sent
-  uint64_t failures = 0;                  // of these: it did not take them, or ended under them
-  uint64_t late = 0;                      // of these: no answer came in time
+  uint64_t failures = 0;                  // calls that it did not take, or ended under
+  uint64_t late = 0;                      // calls without an answer in time
   uint64_t openings = 0;                  // how often `left_alone` began
   uint64_t held_bytes = 0;                // memory of calls, waited for or not
   uint64_t most_held_bytes = 0;           // at once
   MooncakeAnswers exists, gets;           // by entry
-  uint64_t put_bytes = 0, got_bytes = 0;  // of whole objects
-  LatencyHistogram times;                 // of calls that were answered in time
+  uint64_t put_bytes = 0, got_bytes = 0;  // in whole objects
+  LatencyHistogram times;                 // calls that were answered in time
   std::string last_error;
 };
 

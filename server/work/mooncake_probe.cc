@@ -119,7 +119,7 @@ Status RemoveFromMooncake(MooncakeTierParts* parts, std::string_view key, std::s
 }
 
 MooncakePing PingMooncake(MooncakeTierParts* parts, Deadline deadline) {
-  const std::vector<Entry> name = {{HeadNameOf(*parts, "ping", "")}};  // of no value's key
+  const std::vector<Entry> name = {{HeadNameOf(*parts, "ping", "")}};  // no value has this key
   const auto begin = std::chrono::steady_clock::now();
   const auto answer = parts->agent->Call(Kind::kExist, name, nullptr, {deadline, {}, {}});
   if (!answer.ok()) return {{}, answer.status()};

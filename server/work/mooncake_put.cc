@@ -19,7 +19,7 @@ using remote::OutgoingValue;
 struct Writing {
   TierPut* put = nullptr;
   OutgoingValue value;
-  remote::Header head{};   // of stripe 0
+  remote::Header head{};   // header of stripe 0
   uint32_t unwritten = 0;  // stripes
 };
 struct StripeWrite {
@@ -176,7 +176,7 @@ class MooncakeWrites {
 }  // namespace
 
 void WriteToMooncake(MooncakeTierParts* parts, std::span<TierPut> puts, const TierCall& call) {
-  // Of those with one key the first counts; what becomes of it is what becomes of them.
+  // The first with a key counts; what becomes of it is what becomes of the others with that key.
   std::map<std::string_view, size_t> firsts;
   std::vector<TierPut> once;
   std::vector<size_t> of;

@@ -48,7 +48,7 @@ struct MooncakeTierParts;
 // What the store's master says to a question.
 struct MooncakePing {
   std::chrono::microseconds round_trip{0};  // by way of the agent
-  Status status;                            // of MooncakeAgent::Call, or of the answer
+  Status status;                            // MooncakeAgent::Call's, or the answer's
 };
 
 class MooncakeValueTier final : public ValueTier {

@@ -82,7 +82,7 @@ class SplitLoad : public std::enable_shared_from_this<SplitLoad> {
   TierPages* const local_;
   RemotePages* const remote_;
   std::vector<size_t> here_, far_;  // keys, by number, in order
-  size_t taken_ = 0;                // of those here
+  size_t taken_ = 0;                // keys taken of those here
   size_t end_;                      // the first key that is missing
 };
 

@@ -33,7 +33,7 @@ namespace kvstrata {
 struct WorkOptions {
   uint32_t threads = 1;     // workers; 0: none, rows stay raw
   uint32_t queue = 1024;    // sequences that may wait
-  uint32_t op_threads = 1;  // of one worker's ops
+  uint32_t op_threads = 1;  // threads of one worker's ops
   std::vector<int> cpus;    // that workers and their ops may run on; empty: all
 };
 

@@ -14,7 +14,7 @@ using redis::RedisOp;
 using redis::RedisRequest;
 using redis::RespReply;
 
-// Of what is not there a server says so with a value of no bytes.
+// A server answers with a value of no bytes for what is not there.
 bool IsValue(const RespReply& reply) {
   return reply.kind == RespReply::Kind::kBulk && !reply.text.empty();
 }

@@ -22,7 +22,7 @@ using remote::OutgoingValue;
 // On their way at a time: of small values so many that no server waits for the next one.
 constexpr size_t kValuesAtOnce = 64;
 constexpr uint64_t kBytesAtOnce = uint64_t{32} << 20;  // a larger value goes alone
-constexpr size_t kStripesAtOnce = 4;                   // of a value
+constexpr size_t kStripesAtOnce = 4;                   // stripes of a value
 
 class RedisWrite;
 

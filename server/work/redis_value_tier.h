@@ -50,12 +50,12 @@ struct RedisTierOptions {
   uint32_t connections = 2;  // to a server, for probes, reads and writes each
   uint32_t workers = 2;
   bool replica_reads = true;
-  std::chrono::milliseconds ttl{0};  // of what is put; 0: until it is evicted
+  std::chrono::milliseconds ttl{0};  // for what is put; 0: until it is evicted
   std::chrono::milliseconds connect_timeout{1000};
   std::chrono::milliseconds stall_timeout{1000};
   std::chrono::milliseconds hedge_after{50};
-  std::chrono::milliseconds refresh_interval{5000};  // of the map of slots
-  std::chrono::milliseconds survey_interval{2000};   // of what Stats tells of the servers
+  std::chrono::milliseconds refresh_interval{5000};  // for the map of slots
+  std::chrono::milliseconds survey_interval{2000};   // for what Stats tells of the servers
   std::chrono::milliseconds known_for{30000};
 };
 
@@ -75,7 +75,7 @@ struct RedisPing {
   redis::RedisAddress server;
   std::string role;  // "master", "replica"; "unknown": no server has told yet
   bool breaker_open = false;
-  std::chrono::microseconds round_trip{0};  // of one on an open connection
+  std::chrono::microseconds round_trip{0};  // that of one on an open connection
   Status status;
 };
 

@@ -59,7 +59,7 @@ struct RemotePagesCounters : TierLoadsCounters, RemoteWriterCounters {
   uint64_t late_searches = 0;  // ended by their deadline
   uint64_t missed = 0;         // values that were found, and did not come
   uint64_t over_rate = 0;      // opens that were cut by the read rate, or by their tenant's
-  TenantRates::Refused over_read_rates;  // of these, by tenant, those that their own rate cut
+  TenantRates::Refused over_read_rates;  // opens that their tenant's own rate cut, by tenant
 };
 
 class RemotePages {

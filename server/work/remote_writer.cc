@@ -21,8 +21,8 @@ constexpr const char* kThread = "kvs-remote-write";
 constexpr std::chrono::seconds kPutTimeout{10};
 constexpr std::chrono::seconds kReadTimeout{1};
 constexpr std::chrono::milliseconds kLookAgain{50};  // whether the local tier has it by now
-constexpr uint32_t kPatience = 60;                   // of requests that have deadlines of their own
-constexpr size_t kTaken = 256;                       // of each queue in one go
+constexpr uint32_t kPatience = 60;  // for requests that have deadlines of their own
+constexpr size_t kTaken = 256;      // offers of each queue in one go
 
 }  // namespace
 

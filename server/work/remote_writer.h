@@ -41,9 +41,9 @@ enum class RemoteWrite : uint8_t { kReused, kAll, kOff };
 struct RemoteWriterOptions {
   RemoteWrite write = RemoteWrite::kReused;
   uint64_t queue_bytes = uint64_t{1} << 30;   // that offers which wait may stand for
-  uint64_t batch_bytes = uint64_t{16} << 20;  // of a batch, at most a second's worth
+  uint64_t batch_bytes = uint64_t{16} << 20;  // bytes of a batch, at most a second's worth
   uint64_t rate = 0;                          // bytes a second; 0: no limit
-  TenantRatesOptions tenant_rates;            // of what is offered; beyond, it is left
+  TenantRatesOptions tenant_rates;            // for what is offered; beyond, it is left
   std::chrono::seconds local_patience{60};    // for the local tier to have it
 };
 
@@ -57,7 +57,7 @@ struct RemoteWriterCounters {
   uint64_t dropped_stop = 0;              // the daemon stopped
   uint64_t gone = 0;                      // it left memory and the local tier before
   uint64_t failed = 0;                    // the remote tier did not take it
-  TenantRates::Refused over_write_rates;  // of dropped_rate, by tenant
+  TenantRates::Refused over_write_rates;  // dropped_rate by tenant
 };
 
 class RemoteWriter {
@@ -128,7 +128,7 @@ class RemoteWriter {
   std::condition_variable changed_;
   std::deque<Waiting> offers_ KVS_GUARDED_BY(mu_);
   std::deque<Waiting> not_local_ KVS_GUARDED_BY(mu_);  // looked at again after a while
-  std::unordered_set<PageKey, PageKeyHash> keys_ KVS_GUARDED_BY(mu_);  // of all that wait
+  std::unordered_set<PageKey, PageKeyHash> keys_ KVS_GUARDED_BY(mu_);  // keys of all that wait
   TenantRates tenant_rates_ KVS_GUARDED_BY(mu_);
   bool stopping_ KVS_GUARDED_BY(mu_) = false;
   RemoteWriterCounters counters_ KVS_GUARDED_BY(mu_);

@@ -13,7 +13,7 @@ namespace kvstrata {
 namespace {
 
 constexpr const char* kThread = "kvs-tier-scrub";
-constexpr uint32_t kPatience = 60;  // of requests that have deadlines of their own
+constexpr uint32_t kPatience = 60;  // for requests that have deadlines of their own
 
 Status Stopping() { return Unavailable("DAEMON_STOPPING", "the daemon is stopping"); }
 

@@ -20,9 +20,9 @@ using Clock = std::chrono::steady_clock;
 
 constexpr const char* kThread = "kvs-tier-write";
 constexpr std::chrono::seconds kPutTimeout{10};
-constexpr size_t kPutValues = 256;  // of one batch
+constexpr size_t kPutValues = 256;  // values of one batch
 constexpr std::chrono::seconds kCheckpointTimeout{60};
-constexpr uint32_t kPatience = 60;  // of requests that have deadlines of their own
+constexpr uint32_t kPatience = 60;  // for requests that have deadlines of their own
 // For a batch while it stops. Not the stop's deadline: a disk that is merely cut short must not
 // count as one that fails, which is left alone and gets no checkpoint.
 constexpr std::chrono::seconds kLastPutTimeout{1};

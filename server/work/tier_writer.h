@@ -33,7 +33,7 @@ namespace kvstrata {
 
 struct TierWriterOptions {
   uint32_t queue = 65536;                     // offers that may wait
-  uint64_t batch_bytes = uint64_t{64} << 20;  // of one batch, but for its first value
+  uint64_t batch_bytes = uint64_t{64} << 20;  // bytes of one batch, but for its first value
 };
 
 // Since start; pages, index blocks, extents and records of artefacts alike.
@@ -117,7 +117,7 @@ class TierWriter {
   bool written_out_ KVS_GUARDED_BY(mu_) = false;  // the writer has ended
   bool stopping_ KVS_GUARDED_BY(mu_) = false;
   Drains drains_ KVS_GUARDED_BY(mu_) = Drains::kNo;
-  Status drain_failed_ KVS_GUARDED_BY(mu_);  // of kFailed
+  Status drain_failed_ KVS_GUARDED_BY(mu_);  // why kFailed
   Deadline stop_deadline_ KVS_GUARDED_BY(mu_){};
   uint64_t stop_bytes_ KVS_GUARDED_BY(mu_) = 0;  // that may still be written
   TierWriterCounters counters_ KVS_GUARDED_BY(mu_);

@@ -16,7 +16,7 @@ namespace kvstrata {
 namespace {
 
 constexpr size_t kLooks = 65536;  // records and slots of one list
-constexpr size_t kBatch = 256;    // of them under a lock
+constexpr size_t kBatch = 256;    // those looked at under one lock
 constexpr std::chrono::seconds kGetTimeout{10};
 
 // One list: a walk over memory's records, its artefacts, and the disk's slots.

@@ -22,7 +22,7 @@ namespace kvstrata {
 
 // Chunks of engines in memory (docs/chunks.md), by their keys in tiers. Null functions: none.
 struct ChunkValues {
-  // Of the next `n` from `*at` on, 0 at first; kNoMoreValues: that was all.
+  // Lists the next `n` from `*at` on, 0 at first; kNoMoreValues: that was all.
   std::function<std::vector<ValueInfo>(uint64_t* at, size_t n)> list;
   std::function<bool(const std::string& key)> has;
   std::function<Result<ValueBytes>(const std::string& key)> get;

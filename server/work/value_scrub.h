@@ -53,7 +53,7 @@ class ValueScrub {
   TierWalk walk_;
   std::deque<TierValue> ahead_;  // found, not yet read
   ScrubProgress so_far_;
-  std::unordered_set<std::string> parts_, named_;  // of artefacts: found; by their records
+  std::unordered_set<std::string> parts_, named_;  // artefacts': found; named by their records
   std::chrono::steady_clock::time_point next_batch_, next_look_;
 };
 

@@ -118,7 +118,7 @@ TEST(SpanShares, SharesAreThoseOfTheReference) {
     EXPECT_EQ(a.budget_rows, rows[i]);
     EXPECT_DOUBLE_EQ(a.budget_share, static_cast<double>(rows[i]) / 2005);
   }
-  EXPECT_EQ(shares.alphas[5].lengths.back().spans, 1);  // of 1999 tokens
+  EXPECT_EQ(shares.alphas[5].lengths.back().spans, 1);  // 1999 tokens are one
   EXPECT_EQ(shares.alphas[5].lengths.back().tokens, 1999);
 }
 
@@ -177,7 +177,7 @@ TEST(QueryCosines, OfTurningHeads) {
   EXPECT_NEAR(cosines.layers[0].smallest.Percentile(50), std::cos(kTurn), 2e-3);
   // k steps after a selection the cosine is (cos(0.21 k) + 1) / 2, per head cos(0.21 k).
   ASSERT_EQ(cosines.hit_rates.size(), 4u);
-  const double flat[] = {6, 6, 6, 5}, per_head[] = {6, 5, 5, 4};  // of 8 steps
+  const double flat[] = {6, 6, 6, 5}, per_head[] = {6, 5, 5, 4};  // hits among 8 steps
   for (size_t i = 0; i < 4; ++i) {
     EXPECT_DOUBLE_EQ(cosines.hit_rates[i].flattened, flat[i] / 8) << kThetas[i];
     EXPECT_DOUBLE_EQ(cosines.hit_rates[i].per_head, per_head[i] / 8) << kThetas[i];

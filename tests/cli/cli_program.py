@@ -35,7 +35,7 @@ def expect(result, code, *words):
 
 
 def as_nobody(cli, *words):
-    """Of the daemon's group. REQUIRES: root and setpriv."""
+    """Runs the CLI as nobody in the daemon's group. REQUIRES: root and setpriv."""
     with tempfile.TemporaryDirectory(prefix="kvs-cli-") as folder:  # whatever the build folder's mode
         os.chmod(folder, 0o755)
         copy = shutil.copy(cli.program, folder)
@@ -64,8 +64,9 @@ def start_daemon(program, cli, *flags):
 
 
 def run_program(functions, flags=lambda folder: []):
-    """Of a module's functions those named test_*, which need no daemon; then, on one socket that a daemon with `flags`
-    serves, those named daemon_*. In their order: what one leaves in the daemon the next may use. The exit code."""
+    """Runs a module's functions: those named test_*, which need no daemon; then, on one socket that a daemon with
+    `flags` serves, those named daemon_*. In their order: what one leaves in the daemon the next may use. Gives the
+    exit code."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--cli", required=True)
     parser.add_argument("--daemon", required=True)

@@ -7,7 +7,7 @@
 #include <vector>
 
 struct FakeLibrary {
-  std::vector<float> losses;        // of plan mosaickv, [n / 4][4]; empty: there is no such array
+  std::vector<float> losses;        // plan mosaickv's, [n / 4][4]; empty: there is no such array
   std::string refused_plan;         // its name is answered with PLAN_UNIMPLEMENTED
   bool list_backwards = false;      // selections are handed out in descending order
   std::vector<std::string> opened;  // texts of the plans of all sequences, in order

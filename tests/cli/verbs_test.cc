@@ -327,7 +327,7 @@ TEST(Errors, PrintReasonMessageAndNextStep) {
   EXPECT_EQ(error["next"], "list them: kvstrata seq ls");
 }
 
-// Of a reload; from any other verb's daemon a line feed is as any control character.
+// A reload has lines; from any other verb's daemon a line feed is as any control character.
 TEST(Errors, MistakesOfAReloadAreALineEach) {
   const Status several = InvalidArgument("CONFIG_VALUE", "a = 'x\x1b'\nCONFIG_KEY: b");
   Options options;

@@ -180,7 +180,7 @@ TEST_F(AbiTest, OpensWithOptions) {
   EXPECT_EQ(Log().open.max_held, 48u);
   EXPECT_TRUE(Log().open.only_reported);
   EXPECT_EQ(Log().open.reserve_tokens, 500u);
-  options.size = offsetof(kvs_open_options, reserve_tokens);  // of an older header
+  options.size = offsetof(kvs_open_options, reserve_tokens);  // as in an older header
   ASSERT_EQ(open(), KVS_OK);
   EXPECT_EQ(Log().open.max_held, 48u);
   EXPECT_EQ(Log().open.reserve_tokens, 0u);
@@ -266,7 +266,7 @@ TEST_F(AbiTest, KeysOfSequences) {
   };
   ASSERT_EQ(open(), KVS_OK);
   EXPECT_EQ(Log().opened_key, "request 17");
-  options.size = offsetof(kvs_open_options, key);  // of an older header
+  options.size = offsetof(kvs_open_options, key);  // as in an older header
   ASSERT_EQ(open(), KVS_OK);
   EXPECT_EQ(Log().opened_key, "");
   const std::string longer(64, 'k');
@@ -301,7 +301,7 @@ TEST_F(AbiTest, LooksUp) {
   EXPECT_EQ(Log().plan, "quest");
   EXPECT_EQ(Log().lookup_device, "GPU-1");
   EXPECT_EQ(Log().lease_ms, 250u);
-  options.size = offsetof(kvs_lookup_options, lease_ms);  // of an older header
+  options.size = offsetof(kvs_lookup_options, lease_ms);  // as in an older header
   ASSERT_EQ(look(), KVS_OK);
   EXPECT_EQ(Log().lease_ms, 0u);
   options.size = sizeof(options);
@@ -686,7 +686,7 @@ TEST_F(AbiTest, ErrorsAreTheThreadsOwn) {
   }).join();
   EXPECT_STREQ(kvs_error_reason(), "ARGUMENT_NULL");
   EXPECT_EQ(kvs_ping(session_), KVS_OK);
-  EXPECT_STREQ(kvs_error_reason(), "ARGUMENT_NULL");  // of the last failure
+  EXPECT_STREQ(kvs_error_reason(), "ARGUMENT_NULL");  // the last failure's
 }
 
 TEST_F(AbiTest, AForkedChildIsRefused) {

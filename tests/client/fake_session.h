@@ -22,7 +22,7 @@ struct FakeLog {
   OpenOptions open;
   std::string opened_key, closed_key, truncated_key;
   uint32_t truncated_to = 0;
-  std::vector<BatchMember> members;  // of the last step; their ids are gone
+  std::vector<BatchMember> members;  // the last step's; their ids are gone
   std::vector<LateIds> late;
   bool late_on_gpu = false;
   std::string lookup_device;

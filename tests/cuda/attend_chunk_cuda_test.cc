@@ -20,7 +20,7 @@ struct Case {
   int dim = 128, group = 4, kv_heads = 2, page_tokens = 16;
   int32_t before = 0, rows = 1;  // tokens before the chunk, and of it
   Kind kind = Kind::kAll;
-  int unit_tokens = 16;   // of kUnits
+  int unit_tokens = 16;   // for kUnits
   bool per_head = false;  // lists
   DType out_dtype = DType::kF32;
 };

@@ -28,11 +28,11 @@ struct Strategy {
 struct Case {
   int dim = 128, group = 4, kv_heads = 2;
   bool truncated = true;
-  std::vector<std::vector<int32_t>> rows;  // of the segments of each sequence
+  std::vector<std::vector<int32_t>> rows;  // rows of each sequence's segments
   Strategy strategy = {};
   Chosen chosen = Chosen::kSome;
   bool extents = false;  // about half of the segments go on with the rotations of the one before
-  float sharpness = 1;   // of the softmax
+  float sharpness = 1;   // the softmax's
   DType q_dtype = DType::kBF16;
   DType out_dtype = DType::kF32;
 };
@@ -327,7 +327,7 @@ class Problem {
     const ScorePackedBatch work{Layer(), Queries(), scores.get(), stride, first, first > 0};
     Check(kvs_cuda_ops()->score_packed(work, nullptr), "score_packed");
     const std::vector<float> got = scores.Read();
-    std::vector<float> scored, expected;  // of all lists: a single score may be close to 0
+    std::vector<float> scored, expected;  // for all lists: a single score may be close to 0
     for (int b = 0; b < batch(); ++b) {
       for (int h = 0; h < case_.kv_heads; ++h) {
         const std::vector<float> all = ScoresOf(b, h);

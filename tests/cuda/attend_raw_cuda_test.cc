@@ -24,7 +24,7 @@ struct Case {
   int dim = 128, group = 4, kv_heads = 2, page_tokens = 16;
   std::vector<int32_t> lengths;
   Kind kind = Kind::kAll;
-  int unit_tokens = 16;   // of kUnits
+  int unit_tokens = 16;   // for kUnits
   bool per_head = false;  // lists
   DType out_dtype = DType::kF32;
 };

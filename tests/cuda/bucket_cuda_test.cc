@@ -458,7 +458,7 @@ class PickedBuckets {
   DeviceArray<uint32_t> counters_;
   DeviceArray<std::byte> q_;
   std::vector<HostTables> mirrors_;
-  std::vector<SentenceTable> host_tables_;  // of the mirrors
+  std::vector<SentenceTable> host_tables_;  // the mirrors'
 };
 
 constexpr int32_t kBehindAll = 1 << 24;  // a window behind everything

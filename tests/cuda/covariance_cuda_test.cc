@@ -19,7 +19,7 @@ constexpr double kTolerance = 1e-4;
 
 struct Case {
   HeadRowShape shape;
-  std::vector<Run> runs;  // of each item
+  std::vector<Run> runs;  // each item's
 };
 
 class Problem {

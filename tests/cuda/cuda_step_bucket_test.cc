@@ -44,7 +44,7 @@ TEST(CudaStep, AForkInheritsItsSentences) {
   ASSERT_NO_FATAL_FAILURE(twins.ClosePrompts());
   for (int i = 0; i < 8; ++i) ASSERT_NO_FATAL_FAILURE(twins.Run({1, 1}));
   twins.Fork(0);
-  twins.Fork(2);  // of a child that has not stepped
+  twins.Fork(2);  // the child has not stepped
   for (int i = 0; i < 40; ++i) ASSERT_NO_FATAL_FAILURE(twins.Run(twins.Each(1)));
   EXPECT_GT(twins.bucket_selections, 200);
   EXPECT_LE(twins.kept_ties * 2, twins.bucket_selections);
@@ -67,7 +67,7 @@ TEST(CudaStep, SentencesThatAreNotReported) {
   for (const auto& s : twins.sequences) s->Hold(twins.geometry, s->on_host->tokens());
   for (const auto& s : twins.sequences) s->bounded = 0;
   ASSERT_NO_FATAL_FAILURE(twins.ReportBoundaries());
-  ASSERT_NO_FATAL_FAILURE(twins.Run({15, 25}));  // of 20 queries that judge
+  ASSERT_NO_FATAL_FAILURE(twins.Run({15, 25}));  // 20 queries judge
   ASSERT_NO_FATAL_FAILURE(twins.ClosePrompts());
   twins.bucket_selections = 0;
   for (int i = 0; i < 30; ++i) ASSERT_NO_FATAL_FAILURE(twins.Run({1, 1}));

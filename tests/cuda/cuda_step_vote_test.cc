@@ -52,7 +52,7 @@ TEST(CudaStep, AForkInheritsTheSelectionCache) {
   ASSERT_NO_FATAL_FAILURE(Prefill(twins, {260}));
   for (int i = 0; i < 3; ++i) ASSERT_NO_FATAL_FAILURE(twins.Run({1}));
   twins.Fork(0);
-  twins.Fork(1);  // of a child that has not stepped
+  twins.Fork(1);  // the child has not stepped
   for (int i = 0; i < 20; ++i) ASSERT_NO_FATAL_FAILURE(twins.Run(twins.Each(1)));
   twins.Fork(2);
   twins.sequences.erase(twins.sequences.begin() + 2);

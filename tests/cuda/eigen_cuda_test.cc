@@ -107,7 +107,7 @@ TEST(EigenCuda, AgreesWithRef) {
     std::vector<std::vector<double>> matrices = {
         Gram(rng, dim, 3 * dim, 1.0),      // dense, no gap
         Gram(rng, dim, 3 * dim, 0.95),     // over several orders of magnitude
-        Gram(rng, dim, dim / 3, 0.99),     // of low rank
+        Gram(rng, dim, dim / 3, 0.99),     // low rank
         std::vector<double>(d * d),        // nothing to do
         std::vector<double>(d * d, 2.5)};  // one direction
     for (double& x : matrices[0]) x *= 1e9;

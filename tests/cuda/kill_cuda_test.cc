@@ -116,8 +116,8 @@ class Client {
 // moved pages lay in stay, empty.
 struct Memory {
   uint64_t gpu_bytes = 0;                   // taken of the GPU by anything but arenas
-  uint64_t device_used = 0, host_used = 0;  // of the pools, caches and what waits for readers too
-  uint64_t arenas = 0;                      // of both
+  uint64_t device_used = 0, host_used = 0;  // in pools, by caches and what waits for readers too
+  uint64_t arenas = 0;                      // those of both
   bool operator==(const Memory&) const = default;
 };
 

@@ -328,11 +328,11 @@ class LinkedCuda : public ::testing::Test {
   kvs_session* session_ = nullptr;
   kvs_model model_ = 0;
   cudaStream_t stream_ = nullptr;
-  std::vector<int> rows_;          // of each member's last new token
+  std::vector<int> rows_;          // where each member's last new token is
   std::vector<size_t> first_new_;  // position of its first
   size_t attended_ = 0;
   bool late_ = false;                        // steps begin without ids
-  std::vector<std::vector<int32_t>> lists_;  // of every verified member, its first group's
+  std::vector<std::vector<int32_t>> lists_;  // every verified member's, its first group's
 };
 
 // Half of all pairs of random queries count as alike.

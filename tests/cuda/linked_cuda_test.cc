@@ -202,7 +202,7 @@ TEST_F(LinkedCuda, SpansAreAttended) {
 
 // Decoded tokens over coarse rows and factors of 8 ranks.
 struct SpanOutputs {
-  std::vector<std::vector<std::vector<int32_t>>> selected;  // of each step and layer, by head
+  std::vector<std::vector<std::vector<int32_t>>> selected;  // by step and layer, then by head
   std::vector<std::vector<float>> rows;                     // the same
   std::vector<int32_t> ranks;
 };
@@ -250,7 +250,7 @@ TEST_F(LinkedCudaSpans, AsOnCpus) {
       ++heads;
       EXPECT_LT(want.selected[i][head].size(), 350u) << "nothing was coarse";
       if (got.selected[i][head] == want.selected[i][head]) continue;
-      ++ties;  // of relevance: the head is left out
+      ++ties;  // a tie in relevance: the head is left out
       std::fill_n(got.rows[i].begin() + static_cast<std::ptrdiff_t>(head * kDim), kDim, 0.0f);
       std::fill_n(want.rows[i].begin() + static_cast<std::ptrdiff_t>(head * kDim), kDim, 0.0f);
     }
@@ -284,7 +284,7 @@ TEST_F(LinkedCuda, APrefixIsSharedAndAForkIsNot) {
 // parent's layers are not all enqueued, and the parent keeps the row that it writes meanwhile.
 TEST_F(LinkedCuda, AForkInAnOpenStepTakesWhatWasCommitted) {
   for (const char* plan : {"full", kQuest, kChess, kTokens, kSentences, kMosaic, kBits}) {
-    for (const int length : {300, 304}) {  // of which the open step begins no page, or one
+    for (const int length : {300, 304}) {  // the open step begins no page, or one
       SCOPED_TRACE(std::string(plan) + " after " + std::to_string(length));
       LinkedSequence s, child;
       const auto prompt = Ids(static_cast<size_t>(length), length);

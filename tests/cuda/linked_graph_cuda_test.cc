@@ -61,7 +61,7 @@ TEST_F(LinkedCuda, WhatIsNotFiniteIsNobodysHit) {
         for (int i = 0; i < 40; ++i) {
           ASSERT_NO_FATAL_FAILURE(Begin({&bad, &good}, {{5 + i}, {6 + i}}, &tensors, &step));
           if (i == 3) {
-            const BF16 infinite = FromFloat<BF16>(INFINITY);  // of the first member's row
+            const BF16 infinite = FromFloat<BF16>(INFINITY);  // for the first member's row
             void* const at =
                 static_cast<BF16*>(const_cast<void*>(tensors.Tensor(kind, 1).data)) + 70;
             Check(cudaMemcpy(at, &infinite, sizeof(infinite), cudaMemcpyHostToDevice), "spoiling");

@@ -111,7 +111,7 @@ class NearTies {
     const Plan& plan = sequence_.plan;
     for (const int32_t m : missing) {
       bool tie = false;
-      int32_t pages = 1;  // of a unit
+      int32_t pages = 1;  // pages of a unit
       for (const auto& [name, size] : {std::pair{"page_scores", plan.index.pages_per_chunk},
                                        {"chunk_scores", plan.index.chunks_per_grid},
                                        {"grid_scores", 1}}) {

@@ -155,7 +155,7 @@ class Problem {
     for (const uint32_t c : counters_.Read()) ASSERT_EQ(c, 0u);
     ASSERT_EQ(Attention(selection, true), Attention(selection, false));
   }
-  Promoted total;  // of all steps
+  Promoted total;  // over all steps
 
  private:
   static constexpr int kGroup = 4, kLongest = 1500, kSelections = 6;

@@ -18,7 +18,7 @@ enum class Kind { kAll, kWindow, kUnits, kTokens };
 
 struct SelectionShape {
   Kind kind = Kind::kAll;
-  int unit_tokens = 16;  // of kUnits
+  int unit_tokens = 16;  // for kUnits
   int groups = 1;        // lists of a sequence
 };
 

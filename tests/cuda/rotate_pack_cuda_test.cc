@@ -20,7 +20,7 @@
 namespace kvstrata::cuda {
 namespace {
 
-constexpr float kTolerance = 3e-5f;  // of x', of the row's norm: R as two bf16 numbers, fp32 sums
+constexpr float kTolerance = 3e-5f;  // x' by the row's norm: R as two bf16 numbers, fp32 sums
 
 struct ItemCase {
   Run run;
@@ -231,7 +231,7 @@ void Check(Rng& rng, const Case& c) {
     SCOPED_TRACE("item " + std::to_string(i) + " keep " + std::to_string(c.items[i].keep) + " g" +
                  std::to_string(c.items[i].neighbours) + " b" + std::to_string(c.items[i].block) +
                  " rows " + std::to_string(refs[i].x_rows.size()));
-    double norm = 0;  // of the largest row: errors of means are of their rows' size
+    double norm = 0;  // the largest row's: errors of means are of their rows' size
     for (const auto& x : refs[i].x_rows) norm = std::max(norm, NormOf(x));
     other += ExpectRows(refs[i], refs[i].x_rows, 0, device[i].rows.Read(), refs[i].rows, "row");
     other += ExpectRows(refs[i], refs[i].x_blocks, norm, device[i].blocks.Read(), refs[i].blocks,

@@ -240,7 +240,7 @@ TEST_F(SeveralGpus, SegmentsArePackedWhereTheyLie) {
       "min_tokens = 0}";
   for (int gpu = 0; gpu < kGpus; ++gpu) {
     SCOPED_TRACE("GPU " + std::to_string(gpu));
-    auto ids = Ids(304, 1000 * gpu);  // of its own: nothing of it lies on the other one
+    auto ids = Ids(304, 1000 * gpu);  // ids of its own: nothing of it lies on the other one
     const std::unique_ptr<Client> client = Attach(gpu);
     uint32_t held = 0;
     const kvs_sequence s = client->Open(ids, &held, kPlan);

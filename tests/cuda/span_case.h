@@ -27,15 +27,15 @@ struct SpanPartShape {
 struct SpanCase {
   int dim = 128, group = 4, kv_heads = 2;
   DType dtype = DType::kBF16;
-  std::vector<std::vector<SpanPartShape>> parts = {};  // of each sequence
+  std::vector<std::vector<SpanPartShape>> parts = {};  // each sequence's
   int32_t longest = 40;                                // tokens of a span
   int32_t rank_max = 32;           // 0: all raw; ranks are drawn up to it, some -1
-  std::vector<int32_t> room = {};  // of each sequence
+  std::vector<int32_t> room = {};  // each sequence's
   float tau = 0;
   bool trained = true;  // a router for each query head; else none, and no norms
   DType out_dtype = DType::kF32;
   bool equal_scores = false;
-  float norm = 0.05f;  // of scores, and up to three times as much
+  float norm = 0.05f;  // norm of scores, and up to three times as much
 };
 
 inline std::string Describe(const SpanCase& c) {

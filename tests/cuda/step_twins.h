@@ -138,7 +138,7 @@ class Twins {
     bool equal = false;
     if (sequence.plan.selector == SelectorKind::kBucket && !prompt && !want.full) {
       ++bucket_selections;
-      if (!KeepTheSame(ties, device, member)) return false;  // of other tokens
+      if (!KeepTheSame(ties, device, member)) return false;  // they kept other tokens
     }
     EXPECT_TRUE(ties.Agree(want, got.value(), &equal))
         << "member " << member << " layer " << layer << " tokens "
@@ -168,7 +168,7 @@ class Twins {
     for (int head = 0; head < geometry.kv_heads; ++head) {
       const auto kept = device.ReadKept(member, head);
       if (!kept.ok()) {
-        EXPECT_EQ(kept.status().reason(), "KEPT_NONE");  // of a short prompt
+        EXPECT_EQ(kept.status().reason(), "KEPT_NONE");  // the prompt is short
         continue;
       }
       bool equal = false;
@@ -293,9 +293,9 @@ class Twins {
   CudaWorkspace* used = &workspace;  // by Begin
   TestStream stream;
   std::vector<std::unique_ptr<TwinSequence>> sequences;
-  std::vector<float> queries, expected, expected_lse;  // of the last layer
+  std::vector<float> queries, expected, expected_lse;  // the last layer's
   int selections = 0, unequal = 0;
-  int hits = 0, misses = 0;  // of selector vote
+  int hits = 0, misses = 0;  // selector vote's
   int boundary_every = 12;   // tokens of a sentence, about; 0: none is reported
   int bucket_selections = 0, kept_ties = 0;
 };

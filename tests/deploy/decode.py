@@ -34,7 +34,7 @@ def asked(socket):
 
 
 def looked_at(page, command):
-    """Of the open sequence."""
+    """What the page and the command show about the open sequence."""
     def got(path):
         with urllib.request.urlopen(f"http://{page}{path}", timeout=20) as answer:
             return answer.read().decode()

@@ -43,7 +43,7 @@ def free_ports(number: int) -> list[int]:
 
 
 class Servers:
-    """Of the compose file, in `folder`; its ports replaced by free ones."""
+    """Servers by the compose file, in `folder`; its ports replaced by free ones."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         self.folder = folder

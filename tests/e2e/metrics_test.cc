@@ -89,7 +89,7 @@ TEST_F(MetricsTest, AllAreThereAtZero) {
     }
   }
   for (const Metric& metric : AllMetrics()) {
-    if (metric.labels.starts_with("user")) continue;  // of users that came
+    if (metric.labels.starts_with("user")) continue;  // only users that came have them
     EXPECT_TRUE(told.contains(std::string(metric.name))) << metric.name;
   }
   for (const char* series :

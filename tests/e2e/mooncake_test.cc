@@ -37,7 +37,7 @@ std::optional<pid_t> AgentOf(const DaemonProcess& node) {
     std::ifstream file(entry.path() / "stat");
     std::string text;
     std::getline(file, text);
-    const size_t end = text.rfind(") ");  // of the program's name
+    const size_t end = text.rfind(") ");  // the end of the program's name
     if (end == text.npos || text.size() < end + 5 || text[end + 2] == 'Z') continue;
     if (std::atoi(text.c_str() + end + 4) == node.pid()) return pid;
   }
@@ -122,7 +122,7 @@ class MooncakeTest : public ::testing::Test {
     return response;
   }
 
-  // Of its server; at most a second old. -1: there is none.
+  // A metric of its server; at most a second old. -1: there is none.
   static double MetricOf(const DaemonProcess& node, const std::string& name) {
     v1::GetMetricsResponse page;
     EXPECT_TRUE(Operator(node.socket())

@@ -160,7 +160,7 @@ TEST_F(RecompressTest, SpansOfAHeldPrefix) {
 // Factors of spans on either tier: the same bytes, and so the same outputs.
 TEST_F(RecompressTest, FactorsLieWhereThePlanSays) {
   ToyModel model;
-  std::vector<std::vector<std::vector<float>>> outputs;  // of each placement
+  std::vector<std::vector<std::vector<float>>> outputs;  // by placement
   for (const std::string tier : {"host", "device"}) {
     model.digest = "toy-" + tier;  // no prefix in common
     Engine engine(Linked(), daemon_.socket(), model);

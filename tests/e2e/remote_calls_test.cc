@@ -102,7 +102,7 @@ class RemoteCallsTest : public ::testing::Test {
   const ScratchDir folder_;
   RedisServers servers_{ThreeMasters()};
   uint64_t model_ = 0;
-  uint32_t pages_ = kPages;  // of a prompt
+  uint32_t pages_ = kPages;  // pages of a prompt
 };
 
 TEST_F(RemoteCallsTest, AProbeTellsOfEveryServerAndWhatItHolds) {

@@ -46,7 +46,7 @@ class RemoteMetricsTest : public ::testing::Test {
     return "kvstrata_remote_answers_total{server=\"" + servers_.address(i) + "\",what=\"" + what +
            "\",result=\"" + result + "\"}";
   }
-  // Of both: where the master is slow its replica is asked.
+  // Answers of both: where the master is slow its replica is asked.
   std::vector<std::string> answers(const char* what, const char* result) const {
     return {answers(0, what, result), answers(1, what, result)};
   }

@@ -188,7 +188,7 @@ def tied(model: Any, draw: random.Random) -> None:
 # The configuration after loading
 
 def config_in_place(model: Any, draw: random.Random) -> None:
-    """Of a model that is built; most fields were read when it was made, some are read in each forward."""
+    """Changes a built model's configuration; most fields were read when it was made, some are read in each forward."""
     name, value = _one_of(draw, [(n, v) for n, v in vars(model.config).items()
                                  if isinstance(v, (int, float)) and not n.startswith("_")])
     setattr(model.config, name, not value if isinstance(value, bool) else value + 1)

@@ -77,7 +77,7 @@ _FOLDERS: list[Any] = []
 
 
 def keys_and_values(model: Any, tokens: int = 24) -> list[torch.Tensor]:
-    """Of a plain forward over fixed ids, layer by layer."""
+    """Keys and values of a plain forward over fixed ids, layer by layer."""
     ids = torch.arange(3, 3 + tokens)[None] * 7 % 117 + 3
     cache = DynamicCache()
     name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"

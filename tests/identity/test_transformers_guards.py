@@ -26,7 +26,7 @@ peft = pytest.importorskip("peft")
 pytestmark = pytest.mark.filterwarnings("ignore")
 TOKENS = 70
 Patch = pytest.MonkeyPatch
-Change = Callable[[Any], Any]  # of a model that nobody has enabled; gives what to enable
+Change = Callable[[Any], Any]  # changes a model that nobody has enabled; gives what to enable
 gone = pytest.mark.parametrize("gone", [False, True], ids=["in place", "gone"])
 
 
@@ -63,7 +63,7 @@ def check(gone: bool, model: Any, **options: Any) -> None:
 # What the document of a model says
 
 def without(patch: Patch, cut: Callable[[dict[str, Any]], object]) -> None:
-    """Of documents, `cut` takes out what a guard says."""
+    """`cut` takes out of documents what a guard says."""
     made = LoadedModel._document
 
     def document(self: LoadedModel, walk: Any) -> dict[str, Any]:

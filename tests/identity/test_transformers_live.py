@@ -57,7 +57,7 @@ def test_what_changed_is_not_hit(daemon: Daemon, change: Any):
     for each in (plain, model):
         change(each)
     assert compare(plain, model, PROMPT)[0] == 70
-    assert compare(plain, model, PROMPT)[0] == HELD  # of what it is now
+    assert compare(plain, model, PROMPT)[0] == HELD  # by what the model is now
 
 
 def test_changes_that_leave_no_trace_are_declared(daemon: Daemon):

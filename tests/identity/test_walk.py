@@ -112,7 +112,7 @@ def test_a_class_without_a_name_of_its_own_is_its_bases(tmp_path: pathlib.Path):
 
 
 def test_functions_of_one_name_in_one_function():
-    """Of a known package."""
+    """They are a known package's."""
     walk = Walk(trusted=["test_walk"])
     made = [(lambda: 1), (lambda: 2), (lambda x=1: x), (lambda x=2: x)]
     assert len({canonical_json(walk.of(function, "it")) for function in made}) == 4 and not walk.unknown

@@ -125,7 +125,7 @@ class CudaBitsChoice : public ::testing::Test {
 
 TEST_F(CudaBitsChoice, IsOnePassOfManyCandidates) {
   EXPECT_FALSE(InOnePass(32 << 10));
-  EXPECT_FALSE(InOnePass(128 << 10));  // of 8 KV heads
+  EXPECT_FALSE(InOnePass(128 << 10));  // 8 KV heads have too few together
   EXPECT_TRUE(InOnePass(1 << 20));
 }
 
@@ -151,7 +151,7 @@ TEST_F(CudaBitsChoice, MaxMissedHasListsOfItsOwnBesideOnePass) {
   EXPECT_EQ(takes, 1);
 }
 
-// Of what a vote makes sums op pick has an eighth to choose among.
+// Op pick has an eighth of what a vote makes sums of to choose among.
 TEST_F(CudaBitsChoice, RunsHaveListsOfTheirOwnBesideOnePass) {
   SequenceState runs(g_, PlanOf("strata{run = 8, budget = 97, min_tokens = 0}"), kPrompt, kPrompt);
   ASSERT_TRUE(runs.ClosePrompt().ok());

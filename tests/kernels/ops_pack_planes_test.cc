@@ -75,7 +75,7 @@ TEST(PackPlanes, EveryMagnitude) {
   }
 }
 
-// Of a row of infinities all rotated channels but one are 0, and that one counts as 65504, a
+// A row of infinities, rotated, has 0 in all channels but one, and that one counts as 65504, a
 // sixteenth of what it is; so it does again where fp16 rounds the step up.
 TEST(PackPlanes, NoGroupHasInfinities) {
   Random random;
@@ -89,7 +89,7 @@ TEST(PackPlanes, NoGroupHasInfinities) {
   for (int c = 0; c < 256; ++c) EXPECT_EQ(values[3 * 256 + c], c % 2 == 0 ? 4094 : -4094);
 }
 
-// Of the same rows in other pages and another dtype: nothing else enters.
+// The same rows in other pages and another dtype: nothing else enters.
 TEST(PackPlanes, BytesAreAFunctionOfTheRows) {
   Random random;
   SCOPED_TRACE(random.Trace());
@@ -150,9 +150,9 @@ TEST(PackPlanes, ByHand) {
   EXPECT_EQ(upper(512 + 64 + 4 * 2), 3u << 20);
   EXPECT_EQ(upper(512 + 64 + 4 * 3), 0u);
   uint32_t row[24];
-  std::memcpy(row, group.Lower() + 96, sizeof row);  // of token 1
+  std::memcpy(row, group.Lower() + 96, sizeof row);  // token 1's
   EXPECT_EQ(row[1], 1u << 18);
-  // Of four bits a code: channel 21 = 0 * 32 + 4 * 5 + 1: word 5 behind the four of plane 1.
+  // With four bits a code: channel 21 = 0 * 32 + 4 * 5 + 1: word 5 behind the four of plane 1.
   EXPECT_EQ(row[4 + 5], 0b0110u << 16);
 }
 

@@ -116,7 +116,7 @@ TEST_P(PageLists, EachIsChosenByItsOwnAnchor) {
         ASSERT_EQ(layers[layer].units[0], table) << "seed " << kSeed << " n " << n;
       }
     }
-    EXPECT_GT(compared, 140) << anchor;  // of 162
+    EXPECT_GT(compared, 140) << anchor;  // out of 162
   }
 }
 

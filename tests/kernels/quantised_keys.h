@@ -60,7 +60,7 @@ struct QuantisedFixture {
 
   QuantisedFixture(Random& random, const PagedFixture& keys, QuantisedGroup format, int groups,
                    int groups_per_block = 3) {
-    constexpr int64_t kOffset = 192;  // of the (layer, head) in a block
+    constexpr int64_t kOffset = 192;  // where the (layer, head) begins in a block
     const int count = (groups + groups_per_block - 1) / groups_per_block;
     const int64_t block_bytes = kOffset + groups_per_block * format.bytes();
     memory.assign(static_cast<size_t>(count * block_bytes), std::byte{0xA5});

@@ -8,7 +8,7 @@
 namespace kvstrata {
 namespace {
 
-int captures, launches, destroyed, failing;  // of the fake GPU
+int captures, launches, destroyed, failing;  // counts of the fake GPU
 char stream_of_captures, graph_of_captures;
 
 const cuda::CudaOps& FakeOps() {

@@ -414,7 +414,7 @@ TEST_P(Select, QuestTakesThePagesOfTheLargestPossibleLogit) {
       }
     }
   }
-  EXPECT_LT(skipped, 20);  // of about 4000
+  EXPECT_LT(skipped, 20);  // out of about 4000
 }
 
 TEST_P(Select, DeviationTakesThePagesOfTheLargestLogitsByMeanAndDeviation) {
@@ -449,7 +449,7 @@ TEST_P(Select, DeviationTakesThePagesOfTheLargestLogitsByMeanAndDeviation) {
       }
     }
   }
-  EXPECT_LT(skipped, 10);  // of 360
+  EXPECT_LT(skipped, 10);  // out of 360
 }
 
 TEST_P(Select, TiesGoToTheLowerPage) {
@@ -572,7 +572,7 @@ TEST_P(Chess, FollowsTheSpecificationStepByStep) {
       ASSERT_NO_FATAL_FAILURE(CheckScores(sequence, oracle));
     }
   }
-  EXPECT_LT(skipped, 600);  // of about 4600; a literal quantile often is a score itself
+  EXPECT_LT(skipped, 600);  // out of about 4600; a literal quantile often is a score itself
 }
 
 // Many tokens at once: page by page as one at a time would, and what a selection at a page's end

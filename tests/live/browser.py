@@ -22,7 +22,7 @@ def find_chromium() -> str | None:
 
 
 def pipe() -> list[int]:
-    """Of descriptors that are neither 3 nor 4."""
+    """A pipe whose descriptors are neither 3 nor 4."""
     made = os.pipe()
     high = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in made]
     for end in made:

@@ -21,7 +21,7 @@ from kvstrata.daemon import Daemon
 
 
 def run(cli: str, daemon: Daemon, *words: str) -> subprocess.CompletedProcess:
-    # Of Python's own environment: readline, which pytest loads, sets COLUMNS behind its back.
+    # With Python's own environment: readline, which pytest loads, sets COLUMNS behind its back.
     return subprocess.run([cli, "--socket", daemon.socket, *words], capture_output=True, text=True, timeout=DEADLINE_S,
                           env=dict(os.environ))
 

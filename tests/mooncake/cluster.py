@@ -29,7 +29,7 @@ def enter_namespace():
 
 
 class Cluster:
-    """Of the Mooncake in a Python's environment. Killed at the end of `with`."""
+    """A cluster of the Mooncake in a Python's environment. Killed at the end of `with`."""
 
     def __init__(self, stores=1, segment_bytes=512 << 20, python=sys.executable):
         self.folder = tempfile.TemporaryDirectory()

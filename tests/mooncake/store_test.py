@@ -18,7 +18,7 @@ MIB = 1 << 20
 
 
 def bytes_come_back(agent):
-    """Of a name as the daemon's; while a reader's lease lasts, too, a value can be removed."""
+    """Under a name as the daemon's; while a reader's lease lasts, too, a value can be removed."""
     name = "kv1:{00cc1843d9f5964c}:de54eda511e14f8533526c582128067d:0"
     agent.memory[0:4 * MIB] = os.urandom(4 * MIB)
     assert agent.call(PUT, [(name, 0, 4 * MIB), ("small", 0, 512)]) == [0, 0]

@@ -151,7 +151,7 @@ def from_bf16(bits: np.ndarray) -> np.ndarray:
 
 
 def to_bf16(x: np.ndarray) -> np.ndarray:
-    """Of values that bf16 holds exactly."""
+    """Takes values that bf16 holds exactly."""
     return (np.ascontiguousarray(x, np.float32).view(np.uint32) >> 16).astype(np.uint16)
 
 

@@ -16,7 +16,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 INTEGRATIONS = ROOT / "integrations"
 PACKAGES = [str(INTEGRATIONS / "kvstrata" / "src"), str(INTEGRATIONS / "kvstrata_numpy" / "src")]
 sys.path[:0] = [*PACKAGES, str(INTEGRATIONS / "kvstrata"), str(ROOT / "tests" / "python"), str(ROOT / "tests")]
-os.environ["PYTHONPATH"] = os.pathsep.join(PACKAGES)  # of the programs that tests start
+os.environ["PYTHONPATH"] = os.pathsep.join(PACKAGES)  # for the programs that tests start
 
 import generate_stubs  # noqa: E402
 

@@ -114,7 +114,7 @@ BUDGET_MS = 50
 
 @pytest.fixture(autouse=True)
 def plenty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of processors, however busy the machine that tests run on."""
+    """There are processors enough, however busy the machine that tests run on."""
     monkeypatch.setattr(attachment, "short_of_processors", lambda: False)
 
 
@@ -285,7 +285,7 @@ def test_closes_in_order_and_tells_of_errors():
 
 
 class Clock:
-    """Of a machine on which every wait lasts until its end, and nothing else takes time."""
+    """A machine on which every wait lasts until its end, and nothing else takes time."""
 
     def __init__(self) -> None:
         self.now, self.waits = 1000.0, 0.0

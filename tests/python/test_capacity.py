@@ -13,8 +13,8 @@ from toy import LAYERS, Toy
 
 import kvstrata
 
-PAGE = 16 * 1024  # of the toy: 16 tokens
-POOL_PAGES = 64  # of each of both
+PAGE = 16 * 1024  # bytes of the toy's page: 16 tokens
+POOL_PAGES = 64  # in each of both
 PLANS = ("full", "quest{budget = 16, min_tokens = 0}")
 
 

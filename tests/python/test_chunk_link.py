@@ -121,7 +121,7 @@ def test_what_is_asked_and_answered(peer: Peer, client: ChunkClient):
     until(lambda: lease.ids[1] == 9)
     client.release([lease])
     assert peer.numbers(4) == [ask.lease]
-    peer.arrived(ask.lease, {2: 3})  # of nobody
+    peer.arrived(ask.lease, {2: 3})  # nobody's
     client.want(1)
     assert peer.numbers(5) == [1]
 

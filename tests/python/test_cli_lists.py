@@ -111,7 +111,7 @@ def test_csv_has_the_documents_values(cli: Program) -> None:
 
 
 def test_csv_has_no_units(cli: Program) -> None:
-    """Of any list: microseconds and bytes, which programs reckon with."""
+    """Any list's has microseconds and bytes, which programs reckon with."""
     for words in [*cli.lists(), ["status"], ["tier", "show"], ["session", "ls"]]:
         if words[0] in ("config", "explain", "events"):  # the operator's own texts, and sentences
             continue

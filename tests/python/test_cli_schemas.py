@@ -29,7 +29,7 @@ def live() -> Iterator[tuple[Program, kvstrata.Sequence]]:
 @pytest.fixture(scope="module")
 def commands(live: tuple[Program, kvstrata.Sequence], tmp_path_factory: pytest.TempPathFactory
              ) -> list[tuple[str, list[str]]]:
-    """Of each verb one line or more, in an order in which they can run."""
+    """One line or more for each verb, in an order in which they can run."""
     cli, sequence = live
     folder = tmp_path_factory.mktemp("schemas")
     (folder / "trace.safetensors").write_bytes(trace_bytes(prompt=1200, steps=70, tail=64))

@@ -110,7 +110,7 @@ def linked(daemon: Daemon):
 
 @dataclass
 class Answer:
-    """Of every decode step: outputs [steps][layers][heads][dim], and attended positions by step, layer, group."""
+    """Every decode step's outputs [steps][layers][heads][dim], and attended positions by step, layer, group."""
 
     out: np.ndarray
     tokens: list[list[list[np.ndarray]]]

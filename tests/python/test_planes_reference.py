@@ -91,7 +91,7 @@ def test_by_hand():
     assert words[64 + 16] == 3 << 18 and words[64 + 17] == 2 << 18
     rows = lower.view("<u4").reshape(16, 24)
     assert rows[1, 1] == 1 << 18 and rows[0, 1] == 3 << 18
-    # Of four bits a code: channel 21 = 0 * 32 + 4 * 5 + 1: word 5 behind the four of plane 1.
+    # With four bits a code: channel 21 = 0 * 32 + 4 * 5 + 1: word 5 behind the four of plane 1.
     assert rows[1, 4 + 5] == 0b0110 << 16 and rows[0, 4 + 5] == 15 << 16
     minimum = upper[256 + 256:].view("<f2")[:16]
     assert minimum[5] == 1 and not np.delete(minimum, 5).any()

@@ -31,7 +31,7 @@ PAGE, PAGES = 16, 4
 N = PAGE * PAGES
 TENANT = b"kvstrata"  # the default of remote.tenant
 ROWS = struct.pack("<q", 2)  # every row was finite when it became a page
-NAN = np.uint16(0x7FC0)  # of bf16
+NAN = np.uint16(0x7FC0)  # in bf16
 
 
 @dataclass
@@ -85,7 +85,7 @@ def await_written(daemon: Daemon, pages: int) -> None:
 
 
 def keys_of(toy: Toy, rows: bytes | None) -> list[bytes]:
-    """Of the toy's pages. rows: None, as daemons made them that did not look at rows."""
+    """Keys of the toy's pages. rows: None, as daemons made them that did not look at rows."""
     field = lambda tag, data: struct.pack("<BQ", tag, len(data)) + data
     numbers = lambda *some: struct.pack(f"<{len(some)}q", *some)
     begin = (field(1, f"uid:{os.geteuid()}".encode()) + field(2, toy.digest.encode()) + field(3, b"")

@@ -14,7 +14,7 @@ import kvstrata
 FOLDER = pathlib.Path(__file__).resolve().parents[2] / "parameters"
 SMOLLM2 = {"layers": 30, "query_heads": 9, "kv_heads": 3, "head_dim": 64}
 MODELS = {"smollm2-135m": SMOLLM2, "smollm2-135m-retrieval": SMOLLM2,
-          "gemma3-270m": {"layers": 3, "query_heads": 4, "kv_heads": 1, "head_dim": 256}}  # of 18 the three that are served
+          "gemma3-270m": {"layers": 3, "query_heads": 4, "kv_heads": 1, "head_dim": 256}}  # three of 18 are served
 
 
 @pytest.fixture(scope="module")

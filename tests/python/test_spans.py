@@ -215,7 +215,7 @@ def test_only_sampled_traces_are_told(collector: Collector, random: np.random.Ge
                          (("traceparent", "00-x"),), (("traceparent", f"ff-{TRACE}-{CALLER}-01"),),
                          (("traceparent", f"00-{TRACE}-{CALLER}-01-more"),)):
             caller.open(metadata)
-        last = caller.open((("traceparent", f"01-{TRACE}-{CALLER}-03-more"),))  # of a later version
+        last = caller.open((("traceparent", f"01-{TRACE}-{CALLER}-03-more"),))  # a later version's
         collector.await_spans("open")
         assert [number(s, "sequence") for s in collector.spans() if s.name == "open"] == [last.sequence]
 

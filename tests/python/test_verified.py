@@ -28,7 +28,7 @@ def daemon() -> Iterator[Daemon]:
 
 
 def counts(daemon: Daemon) -> dict[str, int]:
-    """Of both results, from /metrics."""
+    """Counts of both results, from /metrics."""
     log = pathlib.Path(daemon.log).read_text()
     [port] = re.findall(r"event=http .*listen=\S*127\.0\.0\.1:(\d+)", log)
     connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=30)

@@ -8,7 +8,7 @@ from . import core
 from .core import Selection
 
 LARGEST = np.float32(65504)
-AIM = 0.85                  # of max_missed (rule 5)
+AIM = 0.85                  # part of max_missed (rule 5)
 BYTE_OF = (0, 2, 1, 3)      # where the codes of channels 4 i + c are in word i
 
 
@@ -18,7 +18,7 @@ def fp16_towards(x, end):
     """The nearest fp16 of x, or else the next one, on the side of x where `end` is; a zero is +0."""
     near = x.astype(np.float16)
     beyond = near.astype(np.float32) > x if end < 0 else near.astype(np.float32) < x
-    with np.errstate(over="ignore"):        # of what is not taken
+    with np.errstate(over="ignore"):        # what is not taken may overflow
         return np.where(beyond, np.nextafter(near, np.float16(end)), near) + np.float16(0)
 
 
@@ -120,8 +120,8 @@ class Bits:
     def __init__(self, bits=2, group=64, budget=2048, n_sink=4, n_recent=64, min_tokens=4096, max_missed=0, run=1):
         self.bits, self.group, self.budget, self.max_missed, self.run = bits, group, budget, max_missed, run
         self.n_sink, self.n_recent, self.min_tokens = n_sink, n_recent, min_tokens
-        self.logits = None              # of the last selection [Hq, candidates]
-        self.scores = None              # of the last selection [Hkv, candidates], or runs of them
+        self.logits = None              # the last selection's [Hq, candidates]
+        self.scores = None              # the last selection's [Hkv, candidates], or runs of them
 
     def select(self, q, keys):
         """Selection of a decode step; q [Hq, d], keys [N, Hkv, d], the current token last."""

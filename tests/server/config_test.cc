@@ -296,7 +296,7 @@ TEST_F(ConfigTest, UnknownKeysSayWhatWasMeant) {
   sources_.flags.clear();
   EXPECT_THAT(Fail().message(), HasSubstr("did you mean 'remote.redis'?"));
   sources_.file.clear();
-  // Of a table, whose keys have users' and plans' names.
+  // A table's keys, which have users' and plans' names.
   for (const auto& [key, meant] :
        {std::pair{"remote.tenant.uid:1000.name", "remote.tenants.uid:1000.name"},
         std::pair{"limits.user.uid:1000.sessions", "limits.users.uid:1000.sessions"},

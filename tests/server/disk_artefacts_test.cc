@@ -479,7 +479,7 @@ void Replay(const IoHistory& history, const std::string& from, const std::string
   std::filesystem::remove_all(to);
   std::filesystem::copy(from, to);
   const auto file = [&to](uint32_t number) {
-    const uint32_t segments = 3;  // of 1 MiB in 4 MiB with two checkpoints
+    const uint32_t segments = 3;  // 1 MiB each, in 4 MiB with two checkpoints
     return to + (number < segments ? "/segment." + std::to_string(number)
                                    : "/checkpoint." + std::to_string(number - segments));
   };

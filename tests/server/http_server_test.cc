@@ -21,7 +21,7 @@
 namespace kvstrata {
 namespace {
 
-constexpr int kPatienceMs = 10'000;  // of the test
+constexpr int kPatienceMs = 10'000;  // the test's
 constexpr std::chrono::milliseconds kLong{60'000};
 
 UniqueFd ConnectTo(int listener) {

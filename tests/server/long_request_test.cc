@@ -203,7 +203,7 @@ TEST_F(LongRequestTest, AnArtefactMayGoWhileAnOpenLooksForPages) {
     store_->pins().RestorePins({pin});
     ASSERT_TRUE(made.Close().ok());
     std::atomic<bool> done{false};
-    std::vector<std::thread> others;  // of so many somebody waits whenever the open has the lock
+    std::vector<std::thread> others;  // with so many somebody waits whenever the open has the lock
     for (int i = 0; i < 3; ++i) {
       others.emplace_back([&] {
         while (!done) {
@@ -232,7 +232,7 @@ TEST_F(LongRequestTest, WhatIsExhaustedHalfWayGivesAllBack) {
   const Status status = store_->steps().Grow(session.id(), sequence, 1 << 24, 0, 0);  // 4 GiB
   EXPECT_EQ(status.reason(), "POOL_EXHAUSTED");
   const std::string needed = std::to_string((1 << 20) - pages);
-  const std::string had = std::to_string((1 << 19) - pages);  // of 2 GiB
+  const std::string had = std::to_string((1 << 19) - pages);  // 2 GiB have so many
   EXPECT_TRUE(status.message().starts_with(needed + " pages of 4096 bytes are needed, " + had))
       << status.message();
   EXPECT_EQ(store_->inspection().Show(sequence)->info.pages, pages);

@@ -160,7 +160,7 @@ TEST_F(StoreRecallTest, AsksThroughTheSlotUntilItHasEnough) {
   EXPECT_TRUE(Asked(s_).Samples(40));
   EXPECT_FALSE(Asked(s_).Samples(41));
   store_->recalls().AddRecall(session_.id(), s_.id(), one_.Of(audit, 40, 2));
-  store_->recalls().AddRecall(session_.id(), s_.id(), one_.Of(audit + 1, 44, 2));  // of no audit
+  store_->recalls().AddRecall(session_.id(), s_.id(), one_.Of(audit + 1, 44, 2));  // no audit's
   store_->recalls().AddRecall(session_.id() + 1, s_.id(),
                               one_.Of(audit, 44, 2));  // another's sequence
   store_->recalls().AddRecall(session_.id(), s_.id() + 1, one_.Of(audit, 44, 2));  // none

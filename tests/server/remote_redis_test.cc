@@ -21,7 +21,7 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-constexpr int32_t kPrompt = 16 * 300 + 5;  // of two groups
+constexpr int32_t kPrompt = 16 * 300 + 5;  // two groups
 
 std::unique_ptr<RedisValueTier> Connect(const RedisProcess& redis, remote::Seal seal,
                                         const char* secret) {

@@ -17,7 +17,7 @@ constexpr float kLse = 1.5f;
 // What the fake does, and what it saw.
 struct FakeGpu {
   std::atomic<bool> stuck{false};
-  std::atomic<int> error{0};  // of everything that asks or enqueues
+  std::atomic<int> error{0};  // what everything answers that asks or enqueues
   std::atomic<int> streams{0}, allocations{0};
   std::vector<std::byte> appended;  // keys of the last append
   std::byte answer{};               // every byte of an output

@@ -53,7 +53,7 @@ class WatermarksTest : public ::testing::Test {
 
 TEST_F(WatermarksTest, NothingMovesBelowTheHighMark) {
   Start(128, 128);
-  Cache(90, 0);  // of 96
+  Cache(90, 0);  // the mark is at 96
   EXPECT_EQ(wakes_, 0u);
   EXPECT_EQ(MoveAll(), 0u);
   EXPECT_EQ(Held(90, 0, Tier::kDevice), 90u);
@@ -79,7 +79,7 @@ TEST_F(WatermarksTest, AboveItTheOldestGoToHostUntilTheLowMark) {
 
 TEST_F(WatermarksTest, MarksThatAreLoweredAreKept) {
   Start(128, 128);
-  Cache(90, 0);  // of 96
+  Cache(90, 0);  // the mark is at 96
   EXPECT_EQ(MoveAll(), 0u);
   StoreSettings settings;
   settings.high_percent = 40;

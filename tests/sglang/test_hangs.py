@@ -27,7 +27,7 @@ ROOM = 4000  # tokens that no page table has room for from the beginning
 
 @pytest.fixture(autouse=True)
 def plenty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of processors, however busy the machine that tests run on."""
+    """There are processors enough, however busy the machine that tests run on."""
     monkeypatch.setattr(attachment, "short_of_processors", lambda: False)
 
 
@@ -137,7 +137,7 @@ def test_requests_with_a_key_of_their_own_are_private(sequences: Sequences, what
         assert request.to_finish is None
         sequences.close(name)
         sequences._attachment.settle()
-    assert show(sequences, request_of("d")) == HELD  # of c
+    assert show(sequences, request_of("d")) == HELD  # c's
     assert show(sequences, request_of("e", **what)) == 0
 
 

@@ -199,7 +199,7 @@ def test_a_budget_passes_over_alike(student: ours.Student):
 
 @pytest.mark.parametrize("through", [False, True])
 def test_the_loss_of_a_batch_falls(student: ours.Student, through: bool):
-    """Of routers, and every one of them has a gradient; by the zoom loss alone, and through the choice."""
+    """Routers learn, and every one of them has a gradient; by the zoom loss alone, and through the choice."""
     batch, parameters = made_of(student, 256, SEED), ours.Parameters(2, 4, 32, SEED)
     adam, losses = torch.optim.Adam(parameters.routers(), lr=3e-3), []
     for _ in range(12):

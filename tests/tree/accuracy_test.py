@@ -27,7 +27,7 @@ SAMPLE = {"input": "<|begin_of_text|><|start_header_id|>system<|end_header_id|>B
 
 
 def line(key, full, plan, model="m", read=10.0):
-    """Of a prompt with (nats, score) of full and of a plan."""
+    """A line of a prompt with (nats, score) of full and of a plan."""
     of = lambda nats, score, attended: {"plan": "", "nats": nats, "kl": nats / 8, "score": score, "right": score == 1.0,
                                         "status": "ok", "rows": 50.0, "attend_bytes": attended, "select_bytes": 1.0}
     return {"id": key, "model": model, "prompt": 100, "answer": 2, "scored": True, "seconds": 1.0,

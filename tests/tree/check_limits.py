@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Proves the limits of the tree: lines of a function and of a header, declarations of a class, words
-of a document's sentence, and that no document or comment refers to what the repository does not have
-(docs/testing.md, "Limits").
+of a document's sentence; that no document or comment refers to what the repository does not have, and
+that no comment begins with "of" (docs/testing.md, "Limits").
 
 What exceeds a limit today stands in tests/tree/exceeded.toml with its figure, and has to keep it.
 
@@ -17,17 +17,19 @@ import re
 import sys
 
 import check_layers
+import comments
 import cpp_measures
 import exceeded
 import python_measures
 import references
 import sentences
 
-LIMITS = {"function": 60, "header": 300, "class": 40, "dangling": 0, "sentence": 0}
+LIMITS = {"function": 60, "header": 300, "class": 40, "dangling": 0, "sentence": 0, "of": 0}
 WORDS = 30
 UNITS = {"function": "lines", "header": "lines", "class": "declarations",
          "dangling": "references of a file to what is not there",
-         "sentence": f"sentences of a document with more than {WORDS} words"}
+         "sentence": f"sentences of a document with more than {WORDS} words",
+         "of": "comments of a file that begin with \"of\" and so name no subject"}
 WORST = 10
 # Whose sentences count; specifications, decisions and notes are not among them.
 DOCUMENTS = re.compile(r"^(docs/[^/]+|README|CONTRIBUTING)\.md$")
@@ -52,7 +54,7 @@ class Figures:
 
     def __init__(self):
         self.of = {kind: {} for kind in LIMITS}  # kind -> what -> figure
-        self.named = {"dangling": {}, "sentence": {}}  # kind -> file -> texts
+        self.named = {"dangling": {}, "sentence": {}, "of": {}}  # kind -> file -> texts
         self.unparsed = []
 
     def add(self, kind, file, named):
@@ -83,7 +85,7 @@ def measured(root):
         if file.suffix == ".md":
             dangling = references.dangling_in_markdown(root, file)
         else:
-            dangling = [d for comment in comments(root, file, figures)
+            dangling = [d for comment in texts_of_comments(root, file, figures)
                         for d in references.dangling_in_text(root, file, comment)]
         figures.note("dangling", file, dangling)
         if DOCUMENTS.match(str(file)):
@@ -91,8 +93,8 @@ def measured(root):
     return figures
 
 
-def comments(root, file, figures):
-    """Texts of the comments of a source, whose functions, classes and lines go into `figures`."""
+def texts_of_comments(root, file, figures):
+    """Texts of the comments of a source, whose functions, classes, lines and "of" go into `figures`."""
     if file.suffix in CPP:
         source = (root / file).read_bytes()
         found = cpp_measures.measure(source)
@@ -101,13 +103,19 @@ def comments(root, file, figures):
         figures.unparsed += [f"{file}:{line}" for line in found.errors]
         if file.suffix in HEADERS:
             figures.of["header"][str(file)] = sum(LICENCE not in line for line in source.splitlines())
+        figures.note("of", file, comments.begin_with_of(found.placed))
         return found.comments
     if file.suffix == ".py":
         source = (root / file).read_text()
         figures.add("function", file, python_measures.functions(source))
+        figures.note("of", file, comments.begin_with_of(*comments.in_python(source)))
         return python_measures.comments(source)
     pattern = OTHER_COMMENTS.get(file.suffix) or OTHER_COMMENTS.get(file.name)
-    return pattern.findall((root / file).read_text()) if pattern else []
+    if not pattern:
+        return []
+    source = (root / file).read_text()
+    figures.note("of", file, comments.begin_with_of(comments.in_text(source, pattern)))
+    return pattern.findall(source)
 
 
 def print_worst(figures):

@@ -39,6 +39,7 @@ class CppMeasures:
     functions: list  # (qualified name, lines)
     classes: list    # (qualified name, declarations)
     comments: list   # texts
+    placed: list     # the same, as comments.begin_with_of wants them
     errors: list     # numbers of lines from which too much could not be parsed
 
 
@@ -51,10 +52,16 @@ def measure(source):
                  if n.child_by_field_name("body")]
     classes = [(qualified_name(n), declarations(n.child_by_field_name("body")))
                for n in found.get("class", ())]
-    comments = [source[n.start_byte:n.end_byte].decode(errors="replace")
-                for n in found.get("comment", ())]
+    nodes = sorted(found.get("comment", ()), key=lambda n: n.start_byte)
+    comments = [source[n.start_byte:n.end_byte].decode(errors="replace") for n in nodes]
+    placed = [(n.start_point[0] + 1, n.start_point[1], begins_line(source, n), text)
+              for n, text in zip(nodes, comments)]
     errors = [n.start_point[0] + 1 for n in found.get("error", ()) if line_count(n) > LONGEST_ERROR]
-    return CppMeasures(functions, classes, comments, errors)
+    return CppMeasures(functions, classes, comments, placed, errors)
+
+
+def begins_line(source, node):
+    return not source[node.start_byte - node.start_point[1]:node.start_byte].strip()
 
 
 def line_count(node):

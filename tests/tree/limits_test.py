@@ -31,7 +31,7 @@ class Tree(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.root = pathlib.Path(folder.name)
         self.write("docs/a.md", "# Title\n\n## Two words\n\nSee [it](a.md#two-words), `base/b.cc`.\n")
-        self.write("base/b.cc", "// Of docs/a.md.\n" + cpp_function("AtTheLimit", 60))
+        self.write("base/b.cc", "// See docs/a.md.\n" + cpp_function("AtTheLimit", 60))
         self.write("base/b.py", python_function("at_the_limit", 60))
         self.write("base/b.h", "\n" * 300)
 
@@ -64,7 +64,7 @@ class Tree(unittest.TestCase):
         self.assertIn(f" {max(1, sum(t.startswith(KINDS) for t in texts))} failed", out)
 
 
-KINDS = ("function ", "header ", "class ", "dangling ", "sentence ", "unparsed ")
+KINDS = ("function ", "header ", "class ", "dangling ", "sentence ", "of ", "unparsed ")
 
 
 class Limits(Tree):
@@ -216,7 +216,7 @@ class References(Tree):
 
     def test_a_path_in_a_comment_of_each_language(self):
         for path, text in {"base/c.cc": "// See base/gone.h.\n", "base/c.h": "/* base/gone.h */\n",
-                           "base/c.py": "# base/gone.h\n", "base/d.py": '"""Of base/gone.h."""\n',
+                           "base/c.py": "# base/gone.h\n", "base/d.py": '"""See base/gone.h."""\n',
                            "base/CMakeLists.txt": "# base/gone.h\n", "Makefile": "# base/gone.h\n",
                            "proto/c.proto": "// base/gone.h\n"}.items():
             with self.subTest(path):
@@ -235,6 +235,37 @@ class References(Tree):
         self.write("base/c.cc", 'const char* kPath = "base/gone.cc";\n')
         self.assert_passes()
         self.assert_dangles("docs/b.md", "`base/b.{cc,gone}`\n", "base/b.{cc,gone}")
+
+
+class Of(Tree):
+    def test_comments_that_begin_with_of_in_each_language(self):
+        for path, text in {"base/c.cc": "// Of a row.\n", "base/c.h": "int a;  // of a row\n",
+                           "base/d.h": "/* of it */\n", "base/e.h": "int a;  // Rows.\nint b;  // Of rows.\n",
+                           "base/c.cu": "// Rows.\n//\n// Of rows.\n", "base/c.py": "a = 1  # of a row\n",
+                           "base/d.py": 'def f():\n    """Of a row."""\n',
+                           "base/e.py": 'class A:\n    rows: int\n    """of a page"""\n',
+                           "base/CMakeLists.txt": "set(a)  # Of a row.\n",
+                           "proto/c.proto": "int32 a = 1;  // of a row\n"}.items():
+            with self.subTest(path):
+                self.write(path, text)
+                self.assert_fails(f"of {path}: 1, the limit is 0", f"{path} has line ")
+                (self.root / path).unlink()
+
+    def test_comments_that_do_not(self):
+        self.write("base/c.cc", "// Bytes\n// of a row; often.\nint a;  // bytes\n        // of a row\n// Often.\n"
+                   "auto b = \"// of\";\n")
+        self.write("base/c.py", '"""of: bytes\nof a row."""\n# Bytes\n# of a row\na = "# of"\nb = """of"""\n')
+        self.write("proto/c.proto", "// Bytes\n// of a row.\n")
+        self.assert_passes()
+
+    def test_a_file_keeps_its_figure(self):
+        self.write("base/c.cc", "// Of a row.\nint a;  // of a page\n")
+        self.list('[of]\n"base/c.cc" = 2\n')
+        self.assert_passes()
+        self.list('[of]\n"base/c.cc" = 3\n')
+        self.assert_fails("of base/c.cc: shrank from 3 to 2; write")
+        self.list('[of]\n"base/c.cc" = 1\n')
+        self.assert_fails("of base/c.cc: grew from 1 to 2", "line 1: 'Of a row.'", "line 2: 'of a page'")
 
 
 class List(Tree):

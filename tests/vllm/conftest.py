@@ -24,7 +24,7 @@ PATIENCE = 1800  # seconds of a process
 
 def command_of(at: pathlib.Path, mode: str | None, batches: list[dict[str, Any]] | None, spec: dict[str, Any], /,
                **llm: Any) -> list[str]:
-    """Of engine.py, whose files lie in the folder `at`; the last argument is where its RESULT is going to be."""
+    """The command of engine.py, whose files lie in the folder `at`; the last argument is where its RESULT will be."""
     arguments = {"enforce_eager": True, "max_num_batched_tokens": 512, "max_num_seqs": 8}
     (at / "spec.json").write_text(json.dumps({"mode": mode, "batches": batches, "llm": {**arguments, **llm}, **spec}))
     return [sys.executable, str(HERE / "engine.py"), str(at / "spec.json"), str(at / "result.json")]

@@ -105,7 +105,7 @@ def sleep(llm: Any) -> None:
 
 
 class Stopwatch:
-    """Of the engine's steps. longest: seconds of one; stop_at: the step before which the daemon is stopped."""
+    """Times the engine's steps. longest: seconds of one; stop_at: the step before which the daemon is stopped."""
 
     def __init__(self, llm: Any) -> None:
         self._step, llm.llm_engine.step = llm.llm_engine.step, self.step

@@ -109,7 +109,7 @@ def multimodal(at: pathlib.Path) -> dict[str, Any]:
 
 
 def draft(at: pathlib.Path) -> str:
-    """Of the llama's EAGLE speculation, in the folder `at`: a layer over its embedding and its last hidden state."""
+    """The llama's EAGLE speculation, in the folder `at`: a layer over its embedding and its last hidden state."""
     import transformers
     torch.manual_seed(SEED)
     config = transformers.LlamaConfig(**{**SHAPE, "num_hidden_layers": 1})

@@ -49,7 +49,7 @@ def link() -> Iterator[Link]:
 
 
 def caches(pages: list[int], groups: list[list[CanonicalKVCacheRef]]) -> CanonicalKVCaches:
-    """Of random bytes; every other one lies in wider rows, as packed layouts have it."""
+    """Caches of random bytes; every other one lies in wider rows, as packed layouts have it."""
     tensors = []
     for number, page in enumerate(pages):
         wide = torch.randint(-128, 127, (BLOCKS, page + (32 if number % 2 else 0)), dtype=torch.int8)

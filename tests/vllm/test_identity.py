@@ -83,7 +83,7 @@ ROPE = {"default": {}, "linear": {"factor": 4.0}, "dynamic": {"factor": 4.0}, "n
 @pytest.mark.parametrize("kind", sorted(ROPE))
 @pytest.mark.parametrize("max_model_len", [256, 1024])
 def test_keys_do_not_depend_on_what_follows(kind: str, max_model_len: int, monkeypatch: pytest.MonkeyPatch):
-    """Of each kind of RoPE that serves text in vLLM: a short prompt's keys are those of a long one's beginning."""
+    """For each kind of RoPE that serves text in vLLM a short prompt's keys are those of a long one's beginning."""
     from types import SimpleNamespace
 
     from vllm.config import VllmConfig, set_current_vllm_config

@@ -190,7 +190,7 @@ def test_what_is_on_the_way_is_looked_up_when_something_has_come(source: ChunkSo
 
 
 def test_what_was_not_there_is_asked_for_again(source: ChunkSource, peer: Peer, monkeypatch: pytest.MonkeyPatch):
-    """Of a request that waits; what it has is held until the other lease has all."""
+    """A request waits; what it has is held until the other lease has all."""
     context = request(source, "a")
     lease = answered(source, peer, context, [5, 6, ABSENT, ABSENT])
     source.scheduled([], {}, {})

@@ -30,17 +30,17 @@ typedef struct kvs_block_shape {
   int32_t head_dim;     /* 64, 128 or 256 */
   int32_t dtype;        /* KVS_BF16 or KVS_F16, of queries and outputs, too */
   int32_t block_tokens; /* 16, 32, 64 or 128 */
-  double scale;         /* of a query's products with keys; 0: 1 / sqrt(head_dim) */
+  double scale;         /* for a query's products with keys; 0: 1 / sqrt(head_dim) */
   int64_t block_stride, head_stride, slot_stride, value_offset, index_offset;
   int32_t max_rows;    /* sequences of a step */
-  int32_t max_decodes; /* of those, that attend by the plan: the first ones */
-  int32_t max_tokens;  /* of a sequence */
+  int32_t max_decodes; /* those that attend by the plan: the first ones */
+  int32_t max_tokens;  /* tokens of a sequence */
   int32_t reserved;
 } kvs_block_shape;
 
 typedef struct kvs_block_needs {
   size_t size;
-  uint64_t workspace_bytes; /* of a GPU, for bind */
+  uint64_t workspace_bytes; /* GPU memory that bind takes */
   int32_t unit_tokens;      /* that the index keeps together; 0: the plan has none */
   int32_t reserved;
 } kvs_block_needs;
@@ -54,7 +54,7 @@ typedef struct kvs_block_batch {
   const int32_t* query_starts; /* [rows + 1]: where each row's own begin among the step's */
   const uint8_t* in_full;      /* [rows], or NULL: rows that attend all, as a prompt's last token */
   int32_t rows;
-  int32_t new_tokens; /* of a row, at most; 0: none of them completes a unit of the index */
+  int32_t new_tokens; /* most new tokens of a row; 0: none of them completes a unit of the index */
 } kvs_block_batch;
 
 /* Bytes that a plan adds to each block of a layer, 0 without an index. The strides and the limits

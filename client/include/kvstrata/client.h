@@ -93,7 +93,7 @@ struct ModelDesc {
   double rope_theta = 0;
   int rope_dim = 0;
   bool rope_interleaved = false;
-  double scale = 0;  // of logits; 0: 1 / sqrt(head_dim)
+  double scale = 0;  // factor of the logits; 0: 1 / sqrt(head_dim)
 };
 
 // [tokens][heads][head_dim], contiguous unless strides (bytes) are given.

@@ -65,7 +65,7 @@ KVS_API int kvs_abi_version(void);
 KVS_API const char* kvs_version(void);       /* "1.2.3" */
 KVS_API const char* kvs_transport(void);     /* "linked" or "remote" */
 KVS_API const char* kvs_code_name(int code); /* "INVALID_ARGUMENT" */
-KVS_API const char* kvs_error_message(void); /* of this thread's last failure; "" if none */
+KVS_API const char* kvs_error_message(void); /* this thread's last failure; "" if none */
 KVS_API const char* kvs_error_reason(void);  /* stable, for programs: "PLAN_UNKNOWN" */
 
 /* ---- session ---- */
@@ -76,8 +76,8 @@ typedef struct kvs_attach_options {
                       steps run on: as `kvstrata pool ls` names it; NULL: the daemon's first */
   const char* client_name; /* shown by `kvstrata session ls`; NULL: the program's name */
   const char* backend;     /* "ref", "simd", "cuda"; NULL: KVSTRATA_BACKEND, else the daemon's */
-  uint32_t threads;    /* of the process's pool for ops; 0: all cores. The first session decides */
-  uint32_t timeout_ms; /* of every wait; 0: 5000 */
+  uint32_t threads;    /* in the process's pool for ops; 0: all cores. The first session decides */
+  uint32_t timeout_ms; /* for every wait; 0: 5000 */
 } kvs_attach_options;
 
 /* socket: the daemon's PATH; NULL: KVSTRATA_SOCKET, else the default path. The linked transport
@@ -92,7 +92,7 @@ KVS_API int kvs_ping(kvs_session* session);
 typedef struct kvs_model_desc {
   size_t size;
   const char* name;
-  const char* digest;  /* of the weights; equal digests share prefixes. "session:..." is of one
+  const char* digest;  /* names the weights; equal digests share prefixes. "session:..." is of one
                           session alone: its pages and the model go when that ends */
   const char* adapter; /* NULL: none */
   int32_t layers;      /* that kvstrata serves */
@@ -111,7 +111,7 @@ typedef struct kvs_model_desc {
   double rope_theta;        /* 1 to 1e12 */
   int32_t rope_dim;         /* channels that are rotated, the first of a head; 0: all */
   int32_t rope_interleaved; /* 0: pairs (i, i + rope_dim / 2); 1: pairs (2i, 2i + 1) */
-  double scale; /* of a query's products with keys, before the softmax; 0: 1 / sqrt(head_dim) */
+  double scale; /* for a query's products with keys, before the softmax; 0: 1 / sqrt(head_dim) */
 } kvs_model_desc;
 
 /* Registering the same description again gives the same handle. */
@@ -148,7 +148,7 @@ typedef struct kvs_opened {
   size_t size;
   kvs_sequence sequence;
   uint32_t held;             /* as of kvs_sequence_open */
-  uint32_t indexed;          /* of these, with an index that is complete */
+  uint32_t indexed;          /* those with an index that is complete */
   uint32_t surprisal_tokens; /* leading tokens whose surprisal came with what is held; report it
                                 from `held` on, or from held + 1: see kvs_report */
   uint32_t boundary_tokens;  /* the same of sentence ends */
@@ -169,8 +169,8 @@ typedef struct kvs_lookup_options {
 typedef struct kvs_lookup_result {
   size_t size;
   uint32_t held;          /* leading tokens, as of kvs_sequence_open; of raw pages at most n - 1 */
-  uint32_t indexed;       /* of these, with an index of the plan that is complete */
-  uint32_t device_tokens; /* of the held ones, by tier; they need not be consecutive */
+  uint32_t indexed;       /* those with an index of the plan that is complete */
+  uint32_t device_tokens; /* the held ones by tier; they need not be consecutive */
   uint32_t host_tokens, disk_tokens;
   uint32_t reserved;
 } kvs_lookup_result;
@@ -193,17 +193,17 @@ KVS_API int kvs_lookup(kvs_session* session, kvs_model model, const kvs_lookup_o
                        const int32_t* tokens, size_t n, kvs_lookup_result* out);
 /* What there is room for, for a scheduler that is about to open or grow. */
 typedef struct kvs_room {
-  uint64_t tokens; /* of the model, with the plan's index beside them */
+  uint64_t tokens; /* tokens of the model, with the plan's index beside them */
   uint64_t bytes;
 } kvs_room;
 typedef struct kvs_pool_capacity {
   kvs_room free;           /* at once */
   kvs_room after_eviction; /* with what nobody uses dropped, as an open does; free is part of it */
-  kvs_room limit;          /* of the user's own, which the others respect; UINT64_MAX: none */
+  kvs_room limit;          /* the user's own, which the others respect; UINT64_MAX: none */
 } kvs_pool_capacity;
 typedef struct kvs_capacity_result {
   size_t size;
-  kvs_pool_capacity device, host; /* of this session's device; a sequence may lie in both */
+  kvs_pool_capacity device, host; /* this session's device; a sequence may lie in both */
   uint32_t open_tokens; /* the longest prompt that an open would take, were nothing of it held: in
                            both pools, after eviction, less the pages that are kept ahead of it.
                            Of reserve_tokens all of after_eviction may be asked for */
@@ -284,7 +284,7 @@ typedef struct kvs_build_result {
   size_t size;
   uint32_t indexed_tokens; /* leading tokens with a complete index of the plan */
   uint32_t built_blocks;   /* index blocks that the daemon made */
-  uint32_t extents;        /* of the plan's codec now */
+  uint32_t extents;        /* those that the plan's codec has now */
   uint32_t reserved;
 } kvs_build_result;
 /* Makes now what the first step would: what a plan keeps beside the committed tokens (index blocks,
@@ -312,7 +312,7 @@ enum {
   KVS_NEEDS_BOUNDARY = 16,      /* kvs_report, or the model's boundary_tokens */
   KVS_NEEDS_PROMPT_QUERIES = 32 /* kvs_attend of the prompt's last tokens */
 };
-/* Of a plan's text, as kvs_sequence_open takes it. *needs: a sum of the above. text (may be NULL):
+/* plan: a text as kvs_sequence_open takes it. *needs: a sum of the above. text (may be NULL):
  * a line each, what becomes of the plan without it; copied as by kvs_sequence_status. PLAN_*. */
 KVS_API int kvs_plan_needs(kvs_session* session, const char* plan, uint32_t* needs, char* text,
                            size_t capacity);
@@ -414,7 +414,7 @@ typedef struct kvs_memory_handle {
   int32_t kind;    /* kvs_memory_kind */
   int32_t fd;      /* MEMFD, CUDA_FD; stays the caller's, and may be closed after the call */
   uint8_t ipc[64]; /* CUDA_IPC */
-  uint64_t bytes;  /* of the whole memory */
+  uint64_t bytes;  /* size of the whole memory */
 } kvs_memory_handle;
 
 /* The keys or the values of one layer, [block][slot][head][dim] by strides, all in bytes. One
@@ -422,7 +422,7 @@ typedef struct kvs_memory_handle {
 typedef struct kvs_block_tensor {
   size_t size;
   const kvs_memory_handle* memory;
-  uint64_t offset;      /* of (block 0, slot 0, head 0) in the memory */
+  uint64_t offset;      /* where (block 0, slot 0, head 0) is in the memory */
   void* address;        /* the same element in this process, for kvs_blocks_load; NULL: never */
   int32_t dtype;        /* kvs_dtype; the model's */
   int32_t blocks;       /* ids are 0 .. blocks - 1 */
@@ -430,7 +430,7 @@ typedef struct kvs_block_tensor {
   int32_t heads;        /* the model's kv_heads */
   int32_t head_dim;     /* the model's */
   int64_t block_stride, slot_stride, head_stride;
-  int64_t dim_stride; /* of PROCESS; 0, and all that others may have: contiguous */
+  int64_t dim_stride; /* for PROCESS; 0, and all that others may have: contiguous */
 } kvs_block_tensor;
 
 /* Once a layer; all layers with the same block_tokens. A memory that several tensors lie in is
@@ -475,8 +475,8 @@ typedef struct kvs_cost {
   size_t size;
   uint64_t rows;         /* (position, KV head) pairs attended one by one */
   uint64_t coarse_rows;  /* (unit, KV head) pairs attended as one row */
-  uint64_t attend_bytes; /* of both */
-  uint64_t select_bytes; /* of this step's selection; 0 when an earlier one was reused */
+  uint64_t attend_bytes; /* bytes of both */
+  uint64_t select_bytes; /* bytes of this step's selection; 0 when an earlier one was reused */
 } kvs_cost;
 KVS_API int kvs_attend_cost(kvs_step* step, uint32_t member, kvs_cost* out);
 

@@ -18,11 +18,11 @@
 
 namespace kvstrata::cuda {
 
-inline constexpr int kAlwaysFloats = 3;  // of a query head
+inline constexpr int kAlwaysFloats = 3;  // floats of a query head
 
 struct AlwaysBatch {
   DeviceRows keys;      // the newest among them
-  DeviceGroups groups;  // of every token below the last, in whole groups
+  DeviceGroups groups;  // hold all tokens below the last, in whole groups
   float scale = 1.0f;   // > 0
   CandidateRule rule;
   const int32_t* tokens = nullptr;  // device [batch]

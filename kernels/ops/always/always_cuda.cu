@@ -12,7 +12,7 @@
 namespace kvstrata::cuda {
 namespace {
 
-constexpr int kAlwaysWarps = 32;  // of a CTA
+constexpr int kAlwaysWarps = 32;  // warps of a CTA
 constexpr int kGroupMost = 8;     // queries of a KV head
 
 __device__ float WarpSum(float x) {

@@ -29,10 +29,10 @@ struct SourceRows {
 };
 
 struct AppendWork {
-  std::byte* const* pages = nullptr;  // of the sequence; [ceil((position + tokens) / page_tokens)]
+  std::byte* const* pages = nullptr;  // the sequence's; [ceil((position + tokens) / page_tokens)]
   PageLayout layout;
   int32_t layer = 0;
-  int32_t position = 0;  // of the first new token
+  int32_t position = 0;  // position of the first new token
   int32_t tokens = 0;    // new tokens, >= 0
   SourceRows k, v;
 };

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kThreads = 128;
 constexpr int kPiece = 8;        // elements that a thread copies at a time: 16 bytes of a page
-constexpr int kRowsPerCta = 64;  // of a long append without an index
+constexpr int kRowsPerCta = 64;  // in a long append without an index
 
 // NaN becomes 0x7FC0, as in dtype.h.
 __device__ __forceinline__ void Round(float x, __nv_bfloat16& to) {
@@ -60,8 +60,8 @@ __device__ __forceinline__ uint32_t CopyPiece(const std::byte* from, DType from_
 
 // The new tokens of a sequence.
 struct NewTokens {
-  int32_t row, count;  // of the source
-  int32_t position;    // of the first
+  int32_t row, count;  // rows of the source: the first, and how many
+  int32_t position;    // position of the first token
 
   __device__ __forceinline__ NewTokens(const AppendBatch& w, int sequence) {
     row = w.starts == nullptr ? sequence : w.starts[sequence];
@@ -86,7 +86,7 @@ __device__ __forceinline__ void WaitThenLetNextStart() {
 
 template <typename T>
 __device__ void CopyRows(const AppendBatch& w, const NewTokens& tokens, int sequence, int head) {
-  const int pieces = w.layer.head_dim / kPiece;  // of a key
+  const int pieces = w.layer.head_dim / kPiece;  // pieces of a key
   const int rows_at_once = kThreads / (2 * pieces);
   const int piece = threadIdx.x % pieces, field = threadIdx.x / pieces % 2;
   const DeviceSource& source = field == 0 ? w.k : w.v;

@@ -13,7 +13,7 @@ namespace kvstrata::cuda {
 inline constexpr int32_t kAttendChunkRows = 4096;  // new tokens of a call, at most
 
 struct AttendChunkBatch {
-  PagedLayer layer;           // of one sequence; head_dim 64, 128 or 256
+  PagedLayer layer;           // pages of one sequence; head_dim 64, 128 or 256
   DeviceSelection selection;  // its first sequence's, for every query row; as in AttendRawBatch
   int32_t rows = 0;           // new tokens, up to kAttendChunkRows
   int32_t group = 0;          // query heads a KV head, 1..8
@@ -21,7 +21,7 @@ struct AttendChunkBatch {
   const int32_t* tokens = nullptr;
   const void* q = nullptr;  // device [rows][kv_heads * group][head_dim], layer.dtype
   int64_t q_stride = 0;     // bytes from a token's queries to the next's; 16-aligned
-  float scale = 1.0f;       // of logits, > 0
+  float scale = 1.0f;       // factor of the logits, > 0
 
   AttentionOutput to;            // [rows] in place of [batch]
   uint32_t* counters = nullptr;  // device [kv_heads * (rows * group / 64 + 1)], 0 before the first

@@ -7,13 +7,13 @@
 namespace kvstrata::cuda {
 namespace {
 
-constexpr int32_t kWavesMax = 3;  // of CTAs that leave partials
+constexpr int32_t kWavesMax = 3;  // waves of CTAs that leave partials
 
 // How every tile's strips are cut.
 struct Cut {
   int32_t items;        // (tile, KV head)
   int32_t part_strips;  // a multiple of a block's
-  int32_t parts;        // of the longest tile
+  int32_t parts;        // parts of the longest tile
 };
 
 // The most strips that a tile attends: those of the chunk's last token. By one warp.

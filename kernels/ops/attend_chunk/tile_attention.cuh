@@ -26,7 +26,7 @@ inline constexpr int kTileThreads = 32 * kTileWarps;
 
 template <int kDim>
 struct TileShape {
-  static constexpr int kWarpProducts = kDim == 256 ? 1 : 2;  // of 16 query rows
+  static constexpr int kWarpProducts = kDim == 256 ? 1 : 2;  // 16 query rows each
   static constexpr int kWarpRows = 16 * kWarpProducts;
   static constexpr int kRows = kWarpRows * kTileWarps;  // query rows of a tile
   static constexpr int kKeys = kDim == 256 ? 32 : 64;   // rows of a block
@@ -75,7 +75,7 @@ struct TileShared {
   static constexpr int kPieces = kDim / 8;
   uint4 q[S::kRows][kPieces];
   uint4 k[2][S::kKeys][kPieces], v[2][S::kKeys][kPieces];
-  int32_t position[2][S::kKeys];  // of a block's rows; kNone: no row
+  int32_t position[2][S::kKeys];  // where a block's rows stand; kNone: no row
   uint32_t masked[2];             // by warp, a byte each: some query of the tile does not see all
   TilePart part;
   bool is_last;
@@ -92,7 +92,7 @@ class TileAttention {
   static constexpr uint32_t kBlockBytes = S::kKeys * Matrix::kRowBytes;
 
  public:
-  static constexpr int kFloat4s = kProducts * kDim / 8;  // of a thread's output
+  static constexpr int kFloat4s = kProducts * kDim / 8;  // float4s of a thread's output
 
   __device__ __forceinline__ TileAttention(const TileArguments& a, TileShared<kDim>& shared)
       : a_(a),
@@ -121,7 +121,7 @@ class TileAttention {
     const TilePart& part = shared_.part;
     if (part.rows.tokens == 0) return;
     const int32_t blocks = CeilDivide(part.end - part.begin, S::kBlockStrips);
-    const int first_strip = warp_ * S::kCopied / kStripRows;  // of those of a block
+    const int first_strip = warp_ * S::kCopied / kStripRows;  // the warp's first strip in a block
     RowStream stream(a_.tiles, part.rows, 0, head_, part.begin + first_strip, S::kBlockStrips,
                      part.end);
     const int32_t all_see = a_.tiles.tokens[a_.tiles.FirstToken(tile_)];
@@ -131,7 +131,7 @@ class TileAttention {
     for (int32_t i = 0; i < blocks; ++i) {
       const int stage = i & 1;
       AwaitCopies();
-      __syncthreads();  // of all warps; block i - 1 is done with
+      __syncthreads();  // every warp's copies are there; block i - 1 is done with
       stream.Advance();
       if (i + 1 < blocks) CopyBlock(stream, all_see, stage ^ 1);
       float s[kProducts][S::kKeys / 8][4];
@@ -232,7 +232,7 @@ class TileAttention {
   }
   __device__ __forceinline__ void KeepPositions(int32_t position, int32_t all_see,
                                                 int stage) const {
-    const int i = lane_ - warp_ * S::kCopied % kStripRows;  // of the warp's rows
+    const int i = lane_ - warp_ * S::kCopied % kStripRows;  // index among the warp's rows
     const bool own = i >= 0 && i < S::kCopied;
     if (own) shared_.position[stage][warp_ * S::kCopied + i] = position < 0 ? kNone : position;
     const bool masked = own && (position < 0 || position >= all_see);

@@ -21,11 +21,11 @@ struct QueryPass {
   static constexpr int kQueries = 16;
   static constexpr int kStates = kQueries / kHeads;
 
-  int first = 0, count = 0;  // of the item's queries * group
+  int first = 0, count = 0;  // rows among the item's queries * group
   int dim = 0;
   alignas(64) float q[kQueries * kHeadDimMax];  // [count][dim], scaled, in T's pair order
   alignas(64) float o[kQueries * kHeadDimMax];  // [count][dim], in T's pair order
-  DecodeState states[kStates];                  // of kHeads queries each
+  DecodeState states[kStates];                  // kHeads queries each
 
   HWY_INLINE int StateCount() const { return (count + kHeads - 1) / kHeads; }
   HWY_INLINE int Heads(int s) const { return std::min(count - s * kHeads, kHeads); }

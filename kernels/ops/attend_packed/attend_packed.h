@@ -24,7 +24,7 @@ struct PackedRows {
   const std::byte* data = nullptr;  // row i at data + i * stride
   int64_t stride = 0;               // bytes; a multiple of 16
   int32_t dim = 0;                  // channels of an unpacked row
-  int32_t bits = 0;                 // of the bitmap: channels that may be stored / neighbours
+  int32_t bits = 0;                 // bits of the bitmap: channels that may be stored / neighbours
   int32_t keep = 0;                 // values of a row
   int32_t neighbours = 1;           // 1, 2 or 4
   int32_t value_offset = 0;         // bytes from a row's start to its values

@@ -22,7 +22,7 @@ struct Arguments {
   WarpMemory memory;
   int32_t staged;   // entries of a list that fit into shared memory
   float scale;      // with log2(e)
-  Partials splits;  // of the CTAs of an item, in the workspace
+  Partials splits;  // what an item's CTAs leave, in the workspace
 };
 
 template <int kDim, int kChannels>
@@ -53,7 +53,7 @@ __device__ __forceinline__ void AttendShare(const Arguments& a, const SegmentTab
   };
   constexpr int kNone = -1;
   int open = kNone;             // run
-  int32_t count = 0, done = 0;  // of the places in shared memory
+  int32_t count = 0, done = 0;  // places in shared memory, and those done with
 #pragma unroll 1
   while (true) {
     if (done == count && begin < end) {

@@ -71,9 +71,9 @@ struct AttendPackedBatch {
   // kv_heads. sink_end and recent_begin are shared by the heads of a sequence, recent_begin at most
   // their number of blocks. unit_tokens 0: all blocks.
   DeviceSelection selection;
-  float scale = 1.0f;  // of logits
+  float scale = 1.0f;  // factor of the logits
 
-  Partials with;                 // of other ops on the same queries, merged into the output
+  Partials with;                 // other ops' on the same queries, merged into the output
   AttentionOutput to;            // to.rows null: `partial` is written instead
   Partials partial;              // 1 part: what merge.h calls a partial, over all attended rows
   uint32_t* counters = nullptr;  // device [batch * kv_heads], 0 before the first call, after each

@@ -8,7 +8,7 @@
 
 namespace kvstrata::cuda {
 
-inline constexpr int kLeastBlocks = 8;  // of a share
+inline constexpr int kLeastBlocks = 8;  // blocks of a share, at least
 
 // The blocks that are attended, in order.
 struct ChosenBlocks {
@@ -69,11 +69,11 @@ struct ChosenBlocks {
 // rotations.
 struct Shares {
   int32_t runs;
-  uint16_t run_of[kSegmentsMax];    // of each segment
+  uint16_t run_of[kSegmentsMax];    // each segment's run
   uint16_t begins[kSegmentsMax];    // the first segment of each
-  int32_t first[kSegmentsMax + 1];  // of the chosen blocks, in each run
+  int32_t first[kSegmentsMax + 1];  // each run's first chosen block, then the end
   int32_t count, each;              // shares, and blocks of one
-  int32_t blocks;                   // of all shares
+  int32_t blocks;                   // blocks of all shares
   bool within;                      // runs
 
   // Called by one warp; a barrier must follow.
@@ -135,8 +135,8 @@ struct Shares {
 template <int kMost>
 struct BlockPlaces {
   static constexpr uint16_t kNoRun = kSegmentsMax;
-  uint64_t keys[kMost];    // of rows; in the lowest four bits how many the block has, less one
-  uint64_t values[kMost];  // of rows
+  uint64_t keys[kMost];    // rows' address; lowest four bits: how many the block has, less one
+  uint64_t values[kMost];  // rows' address
   uint16_t runs[kMost];    // kNoRun: there is no such block
 
   __device__ __forceinline__ void Set(int i, int32_t block, const SegmentTable& segments,

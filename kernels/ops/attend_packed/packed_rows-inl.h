@@ -29,8 +29,8 @@ HWY_BEFORE_NAMESPACE();
 namespace kvstrata {
 namespace HWY_NAMESPACE {
 
-inline constexpr int kStageRows = 16;     // of a decoding to memory
-inline constexpr int kStageRowsMax = 32;  // of up to kStageChannels channels together
+inline constexpr int kStageRows = 16;     // rows that are decoded to memory at a time
+inline constexpr int kStageRowsMax = 32;  // where they have up to kStageChannels channels together
 #if HWY_TARGET == HWY_AVX3
 inline constexpr int kStageChannels = 16 * kHeadDimMax;
 #else
@@ -154,7 +154,7 @@ class PackedDecoder {
 
   template <int kNeighbours>
   HWY_INLINE const std::byte* StageMask(const std::byte* row, uint64_t* mask) const {
-    constexpr int kBytes = 8 / kNeighbours;  // of the bitmap to a word of the mask
+    constexpr int kBytes = 8 / kNeighbours;  // bytes of the bitmap for a word of the mask
     const int words = (channels_ + 63) / 64;
     for (int w = 0; w < words; ++w) {
       uint64_t bits = 0;

@@ -20,11 +20,11 @@ inline constexpr int kTileRows = 32;
 
 // How the rows of a segment lie, in memory as in shared memory: without gaps.
 struct RowFormat {
-  int32_t chunks;        // of 16 bytes
+  int32_t chunks;        // pieces of 16 bytes
   int32_t value_offset;  // bytes
   int32_t keep;          // values
-  int32_t bits;          // of the map
-  int32_t shift;         // of `neighbours`, a power of two
+  int32_t bits;          // bits of the map
+  int32_t shift;         // log2 of `neighbours`
 
   static __host__ __device__ RowFormat Of(int stored_channels, int keep, int neighbours) {
     const int shift = neighbours == 4 ? 2 : neighbours == 2 ? 1 : 0;
@@ -34,7 +34,7 @@ struct RowFormat {
   __host__ __device__ int32_t neighbours() const { return 1 << shift; }
   __host__ __device__ int32_t channels() const { return bits << shift; }
   __host__ __device__ int32_t values() const { return keep < channels() ? keep : channels(); }
-  __host__ __device__ int32_t words() const { return (bits + 31) / 32; }  // of the map
+  __host__ __device__ int32_t words() const { return (bits + 31) / 32; }  // words of the map
   __host__ __device__ int32_t stride() const { return chunks * 16; }
   __host__ __device__ int32_t tile_bytes() const { return kTileRows * stride(); }
 };
@@ -125,7 +125,7 @@ class StoredBits {
 #pragma unroll
       for (int i = 0; i < 4 && w + i < kWords; ++i) word_[w + i] = words[i];
     }
-    const uint32_t last = ~0u >> (-f.bits & 31);  // of the last word, all bits
+    const uint32_t last = ~0u >> (-f.bits & 31);  // the last word with all its bits
     if (f.bits != kChannels) {
 #pragma unroll
       for (int w = 0; w < kWords; ++w) {

@@ -12,8 +12,8 @@
 namespace kvstrata::cuda {
 
 inline constexpr int kPackedHeads = 8;    // query heads of a KV head
-inline constexpr int kTableHeads = 4;     // of a QueryTable
-inline constexpr int kSegmentsMax = 512;  // of a sequence
+inline constexpr int kTableHeads = 4;     // heads of a QueryTable
+inline constexpr int kSegmentsMax = 512;  // segments of a sequence, at most
 
 // kChannels: those that rows may store, rounded up to 32. Threads of a CTA: 128 registers each, or
 // twice as many for the longer rows.

@@ -94,7 +94,7 @@ class RowAttention {
 
  public:
   using Softmax = RowSoftmax<kChannels / 16>;
-  static constexpr int kOtherBytes = Tile::kBytes;  // of a warp, before its rows
+  static constexpr int kOtherBytes = Tile::kBytes;  // a warp's bytes before its rows
 
   // `own`: the warp's part of shared memory.
   __device__ __forceinline__ RowAttention(float scale, uint32_t tables, uint32_t own)

@@ -15,7 +15,7 @@ struct RunSums {
   static constexpr int kSumStride = kChannels + 4;  // two lanes' sums lie in different banks
 
   float m[kWarpsMax][kPackedHeads], l[kWarpsMax][kPackedHeads];
-  float total_m[kPackedHeads], total_l[kPackedHeads];  // of the runs done, in powers of two
+  float total_m[kPackedHeads], total_l[kPackedHeads];  // over the runs done, in powers of two
   float before[kPackedHeads];                          // weight of the total before a run
   alignas(16) float total_o[kPackedHeads][kDim];
 

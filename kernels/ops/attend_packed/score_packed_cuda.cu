@@ -81,7 +81,7 @@ struct Scorer {
   uint4* dynamic;
   Shared<kDim, kChannels>& shared;
   bool waited = false;    // for the kernel before, and has the queries
-  uint64_t rotation = 0;  // of the tables
+  uint64_t rotation = 0;  // whose tables are there
 
   // Scores of blocks [begin, end) of a segment to out[block].
   __device__ __forceinline__ void Segment(const PackedSegment& s, int32_t begin, int32_t end,

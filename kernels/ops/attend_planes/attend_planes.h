@@ -33,7 +33,7 @@ struct PlanesRows {
 
 // The options of the page, "Options".
 struct PlanesRule {
-  double share = 0.05;    // of all tokens; 1: everything is fine
+  double share = 0.05;    // fine tokens among all; 1: everything is fine
   double fine_above = 0;  // over 0: in place of share
   double skip_below = 1;
   int32_t run = 1;     // divides format.tokens; 1 with fine_above

@@ -59,13 +59,13 @@ class Attention {
     return row;
   }
 
-  // Of query row `row`, i * group + g.
+  // The logit of `key` for query row `row`, i * group + g.
   double Logit(int32_t row, const Vector& key) const {
     const float* q = w_.q + row / w_.group * w_.q_token + row % w_.group * w_.rows.format.dim;
     return w_.scale * std::inner_product(key.begin(), key.end(), q, 0.0);
   }
 
-  // Of all query rows: coarse_[row][token].
+  // Fills coarse_[row][token] for all query rows.
   void FindCoarseLogits() {
     coarse_.resize(static_cast<size_t>(w_.queries * w_.group));
     for (int32_t t = 0; t < w_.rows.tokens(); ++t) {
@@ -174,7 +174,7 @@ class Attention {
   bool IsRead(int32_t t) const { return w_.strips[t / kStripTokens] != 0; }
 
   const AttendPlanesWork& w_;
-  int32_t start_, stop_;        // of the candidates
+  int32_t start_, stop_;        // range of the candidates
   std::vector<Vector> coarse_;  // [queries * group][tokens]
 };
 

@@ -38,7 +38,7 @@ struct AttendWork {
   int64_t q_token = 0;        // floats from a query token to the next
   int32_t queries = 1;        // query tokens
   int32_t group = 1;          // G
-  int32_t position = 0;       // of query token 0
+  int32_t position = 0;       // position of query token 0
   const Run* runs = nullptr;  // [run_count], ascending, disjoint, not empty
   int32_t run_count = 0;
   float scale = 1.0f;
@@ -47,7 +47,7 @@ struct AttendWork {
   float* o = nullptr;  // [queries * group][dim]
 
   const RotaryTable* rotary = nullptr;  // null: q and k are used as they are
-  int32_t query_place = 0;              // of query token 0; token i stands at query_place + i
+  int32_t query_place = 0;              // place of query token 0; token i stands at query_place + i
   // Where the first row of `runs` stands, the others behind it one by one; -1: each at its
   // position.
   int32_t row_place = -1;

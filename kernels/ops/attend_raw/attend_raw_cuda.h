@@ -28,16 +28,16 @@ struct AttendRawBatch {
   const int32_t* tokens = nullptr;  // device [batch], rows of each sequence, the new one's included
   const void* q = nullptr;          // device [batch][kv_heads * group][head_dim], layer.dtype
   int64_t q_stride = 0;             // bytes from a sequence's queries to the next's; 16-aligned
-  float scale = 1.0f;               // of logits
+  float scale = 1.0f;               // factor of the logits
   bool ahead = false;  // launch.cuh; of the pages, tokens and selection, and of all rows but each
                        // sequence's newest
 
   // Row b of both: the newest row of sequence b, where it is not on its page yet. It is attended
   // from here, whatever the selection says, and written to its page. data null: it is there.
   DeviceSource new_k, new_v;
-  NotFiniteWords not_finite;  // of new rows
+  NotFiniteWords not_finite;  // for the new rows
 
-  Partials with;       // of other ops on the same queries, merged into the output
+  Partials with;       // other ops' on the same queries, merged into the output
   AttentionOutput to;  // to.rows null: `partial` is written instead
   Partials partial;    // 1 part: what merge.h calls a partial, over all attended rows
   // device, AttendRawWorkspaceBytes, 16-byte aligned; all zero before the first call and after each

@@ -162,10 +162,10 @@ class RowStream {
   int32_t stride_;
   int32_t strip_, step_, end_;
   int lane_;
-  int32_t position_;        // of strip n + 2
-  int32_t found_ = -1;      // of strip n + 1
-  uint64_t page_ = 0;       // of strip n + 1
-  int32_t slot_bytes_ = 0;  // of strip n + 1
+  int32_t position_;    // position in strip n + 2
+  int32_t found_ = -1;  // for strip n + 1, as the next two
+  uint64_t page_ = 0;
+  int32_t slot_bytes_ = 0;
   uint32_t next_present_ = 0;
 };
 

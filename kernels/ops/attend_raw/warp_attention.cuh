@@ -64,7 +64,7 @@ struct Shared {
     uint4 stash[Shape<kDim>::kPieces][32];  // by lane, while it attends
     alignas(16) float o[kHeads][kDim];
   } warps[kWarps];
-  float4 part_o[kThreads];  // of a merge, by thread
+  float4 part_o[kThreads];  // for a merge, by thread
   float2 part_ml[kThreads];
 };
 
@@ -95,8 +95,8 @@ class WarpAttention {
   static constexpr bool kStashes = S::kChunks == 1;
 
   // The warp's strips of the rounds at begin, begin + step, ... below `end`: one of four; where
-  // there are but two in all, half of one. Waits for the kernel before once the first rows are on
-  // their way, or before where one of them may be that kernel's.
+  // there are but two in all, half of one. Waits for the kernel before: behind the first loads of
+  // rows, or ahead of them where that kernel may write one.
   __device__ __forceinline__ void Run(const RowSource& from, const AttendedRows& rows, int sequence,
                                       int kv_head, int32_t begin, int32_t end, int32_t step) {
     const int warp = threadIdx.x / 32;

@@ -21,11 +21,11 @@ struct AttendSpansBatch {
   const float* coarse = nullptr;          // device [batch][query_heads][span_stride], natural
   const uint32_t* list = nullptr;         // device, of expand_spans
   const int32_t* counts = nullptr;        // device [batch][kv_heads]
-  PagedLayer pages;                       // of this layer; page_tokens a multiple of 16
+  PagedLayer pages;                       // pages of this layer; page_tokens a multiple of 16
   const int32_t* window_begin = nullptr;  // device [batch]
   const int32_t* tokens = nullptr;        // device [batch], the new one included
 
-  Partials with;                 // of other ops on the same queries, merged into the output
+  Partials with;                 // other ops' on the same queries, merged into the output
   AttentionOutput to;            // to.rows null: `partial` is written instead
   Partials partial;              // 1 part: what merge.h calls a partial, over all attended rows
   uint32_t* counters = nullptr;  // device [batch * kv_heads], 0 before the first call, after each

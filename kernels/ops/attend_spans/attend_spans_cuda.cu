@@ -32,8 +32,8 @@ struct Shape {
 struct Arguments {
   AttendSpansBatch work;
   float scale;       // with log2(e)
-  Partials splits;   // of the CTAs of an item, in the workspace
-  int32_t row_ctas;  // of those, the first ones that may attend rows
+  Partials splits;   // what an item's CTAs leave, in the workspace
+  int32_t row_ctas;  // how many of them, from the first on, may attend rows
 };
 
 // Units of work of one sequence that lie on pages; others are tiles of parts, and spans.
@@ -257,7 +257,7 @@ __global__ void __launch_bounds__(Shape<kDim>::kThreads, 1)
   auto& shared = *reinterpret_cast<Shared<kDim>*>(SpanParts::Behind(dynamic, a.work.layer));
   const SpanParts parts(dynamic, shared.parts);
   auto* const scratch = reinterpret_cast<float*>(&shared + 1);
-  constexpr bool kOneKind = std::is_same_v<T, __nv_bfloat16>;  // of queries
+  constexpr bool kOneKind = std::is_same_v<T, __nv_bfloat16>;  // one kind of queries serves both
   constexpr int kWarps = Shape<kDim>::kWarps;
   const AttendSpansBatch& w = a.work;
   const auto item = static_cast<int32_t>(blockIdx.x);

@@ -22,7 +22,7 @@ constexpr int kHeads = 8;  // at most, of a group
 constexpr int kBins = kThreads;
 constexpr int kDigitBits = 10;
 constexpr int kAtOnce = 8;        // loads of a thread that do not wait for each other
-constexpr int kCandidates = 512;  // of a head, among which spans are ordered one by one
+constexpr int kCandidates = 512;  // spans of a head that are ordered one by one, at most
 constexpr int kSpanBits = 24;     // SpanLayer.span_stride
 constexpr int kOrderBits = 32 + kSpanBits;
 
@@ -36,8 +36,8 @@ constexpr int32_t kNoLimit = INT32_MAX;
 // The search for the first span of a query head that does not fit, of one round.
 struct HeadSearch {
   uint32_t floor;        // keys above it compete
-  uint32_t least, most;  // of those
-  int32_t range;         // of scores, in which that span is; -1: not known yet
+  uint32_t least, most;  // the least and the largest of them
+  int32_t range;         // the range of scores that has the span; -1: not known yet
   uint64_t known;        // bits of its order that are,
   uint64_t prefix;       // and their values
   int32_t room;          // rows that are left for spans in question
@@ -64,7 +64,7 @@ struct Shared {
   int32_t parts;
   HeadSearch search;
   int32_t warp_sums[kWarps];
-  int32_t histogram[kBins];  // of rows
+  int32_t histogram[kBins];  // rows by bin
   uint64_t orders[kCandidates];
   int32_t candidate_rows[kCandidates];
   bool is_last;
@@ -373,7 +373,7 @@ class HeadExpander {
 
   const ExpandSpansBatch& w_;
   const int sequence_, head_;
-  const int64_t row_;  // of the head, in scores
+  const int64_t row_;  // where the head's begins in scores
   const SpanParts& parts_;
   const int32_t spans_;
   Shared& s_;

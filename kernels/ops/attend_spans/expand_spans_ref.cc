@@ -55,7 +55,7 @@ void ExpandSpansRef(const ExpandSpansBatch& w) {
   for (int b = 0; b < w.batch; ++b) {
     const std::vector<int32_t> lengths = LengthsOf(l, b);
     for (int kv_head = 0; kv_head < l.kv_heads; ++kv_head) {
-      std::vector<uint32_t> heads(lengths.size());  // of the group that read a span, a bit each
+      std::vector<uint32_t> heads(lengths.size());  // the group's that read a span, a bit each
       for (int g = 0; g < l.group; ++g) {
         const int h = kv_head * l.group + g;
         const std::vector<bool> chosen = Chosen(w, lengths, b, h);

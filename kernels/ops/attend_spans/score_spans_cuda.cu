@@ -121,8 +121,8 @@ __global__ void __launch_bounds__(Shape<kDim>::kThreads, 1)
   const bool empty = parts.count == 0;
   const bool routed = !empty && l.routers[sequence].routers > 0;
   const int first_head = LaneQuery(lane, wide);
-  float norms[4];      // of the lane's rows and heads; of routed queries alone
-  int32_t lengths[2];  // of rows g and g + 8
+  float norms[4];      // norms by the lane's rows and heads; for routed queries alone
+  int32_t lengths[2];  // lengths of rows g and g + 8
   const auto load = [&] {
     if (part == nullptr) return;
     const int32_t rows = min(part->span_count - local, kSpanTileRows);

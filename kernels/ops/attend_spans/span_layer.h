@@ -9,7 +9,7 @@
 
 namespace kvstrata::cuda {
 
-inline constexpr int32_t kSpanPartsMax = 1536;  // of a sequence
+inline constexpr int32_t kSpanPartsMax = 1536;  // parts of a sequence
 inline constexpr int32_t kSpanTileRows = 16;    // spans, or raw rows, that a warp takes at once
 // A long span is read by several warps: one for every 32 tokens, at most this many. So many entries
 // a list has for each span.
@@ -51,7 +51,7 @@ static_assert(sizeof(SpanFactors) == 32);
 struct SpanRouter {
   uint64_t w;       // f32 [layers][query_heads][d_route][head_dim]
   uint64_t tau;     // f32 [layers][query_heads]
-  int32_t routers;  // of a layer: query_heads, or 0: no w, relevance is the coarse row's logit
+  int32_t routers;  // query_heads; or 0: no w, relevance is the coarse row's logit
   int32_t d_route;
 };
 static_assert(sizeof(SpanRouter) == 24);
@@ -65,7 +65,7 @@ struct SpanLayer {
   int32_t span_stride = 0;              // spans a sequence may have, a multiple of 32, < 2^24
   int32_t layer = 0;
   int32_t kv_heads = 0, group = 0, head_dim = 0;  // group 1..8; head_dim 64, 128 or 256
-  DType dtype = DType::kBF16;                     // of queries and raw rows: bf16 or fp16
+  DType dtype = DType::kBF16;                     // queries and raw rows: bf16 or fp16
 };
 
 // Queries of one token a sequence: [batch][kv_heads * group][head_dim], 16-byte aligned.
@@ -73,7 +73,7 @@ struct SpanQueries {
   const void* q = nullptr;  // device, SpanLayer.dtype
   int64_t stride = 0;       // bytes from a sequence's queries to the next's, a multiple of 16
   int32_t batch = 0;
-  float scale = 1.0f;  // of logits
+  float scale = 1.0f;  // factor of the logits
 };
 
 inline bool IsValid(const SpanLayer& l, const SpanQueries& q) {

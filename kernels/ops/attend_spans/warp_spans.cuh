@@ -15,7 +15,7 @@
 
 namespace kvstrata::cuda {
 
-inline constexpr int kRankTiles = 2;  // of 16 ranks, in registers
+inline constexpr int kRankTiles = 2;  // tiles of 16 ranks, in registers
 inline constexpr int kRankBlock = kRankTiles * kSpanTileRows;
 // Maxima of heads that have seen no row: below every score, and finite, so that a tile of which a
 // head sees nothing leaves no NaN.

@@ -14,7 +14,7 @@ namespace kvstrata::cuda {
 // tokens (listed already, ascending; with `all` they are first, first + 1, ...) and the window
 // behind them.
 struct PromptBucketsBatch {
-  DeviceRows keys;  // of the first layer, page_stride for one sequence
+  DeviceRows keys;  // keys of the first layer, page_stride for one sequence
   int64_t key_layer_stride = 0;
   int32_t layers = 0;
   SentenceTable table;  // kept_stride >= ranked + the window's tokens

@@ -22,7 +22,7 @@
 namespace kvstrata::cuda {
 
 struct CascadeBatch {
-  DeviceRows keys;               // of the first layer
+  DeviceRows keys;               // keys of the first layer
   int64_t key_layer_stride = 0;  // bytes, a multiple of 16
   // Means of pages, chunks, grids, bf16, from the first layer on; the layers of a block lie one
   // behind the other, so that head h of layer l is head l * kv_heads + h.

@@ -19,7 +19,7 @@ constexpr int kCascadeThreads = 1024;
 // The batch, with what the host works out of it.
 struct Arguments {
   CascadeBatch w;
-  int64_t channels;  // of a vector
+  int64_t channels;  // channels of a vector
   int64_t scratch_bytes, units;
   int32_t piece_shift;  // log2(pieces of kLanes channels that a head has)
 
@@ -220,7 +220,7 @@ struct Shared {
   int32_t histogram[256];
   uint32_t digit;
   int32_t need;                 // units to take that have the digits so far
-  uint32_t warp_counts[2][32];  // of a warp: keys above the boundary << 16 | on it
+  uint32_t warp_counts[2][32];  // a warp's keys above the boundary << 16 | on it
 };
 
 // What is kept of a level: all keys above `key`, and of those equal to it the first `ties`.

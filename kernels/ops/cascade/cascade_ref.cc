@@ -9,7 +9,7 @@
 namespace kvstrata::cuda {
 namespace {
 
-using Vector = std::vector<float>;  // of a unit: all layers and heads in one
+using Vector = std::vector<float>;  // a unit's: all layers and heads in one
 
 // The vectors of one sequence's units.
 class Units {

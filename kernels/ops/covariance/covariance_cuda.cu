@@ -25,18 +25,18 @@ constexpr int kBlockFloats = 256;
 
 template <int kDim>
 struct Shape {
-  static constexpr int kBlocks = kDim / 16;             // a side
-  static constexpr int kSlots = kBlocks + 1;            // blocks of a warp
-  static constexpr int kShares = kBlocks / 2;           // warps that make all blocks
-  static constexpr int kGroups = kWarps / kShares;      // of warps, each with rows of its own
-  static constexpr int kChunks = kDim / 8;              // of 16 bytes, in a row
-  static constexpr int kRows = kStageBytes / kDim / 2;  // of a stage
-  static constexpr int64_t kFloats = int64_t{kShares} * kSlots * kBlockFloats;  // of a CTA
+  static constexpr int kBlocks = kDim / 16;         // a side
+  static constexpr int kSlots = kBlocks + 1;        // blocks of a warp
+  static constexpr int kShares = kBlocks / 2;       // warps that make all blocks
+  static constexpr int kGroups = kWarps / kShares;  // groups of warps, each with rows of its own
+  static constexpr int kChunks = kDim / 8;          // pieces of 16 bytes in a row
+  static constexpr int kRows = kStageBytes / kDim / 2;                          // rows of a stage
+  static constexpr int64_t kFloats = int64_t{kShares} * kSlots * kBlockFloats;  // floats of a CTA
 };
 
 struct Block {
   int row, column;
-  bool first;  // of the two rows of blocks of a share
+  bool first;  // in the first of a share's two rows of blocks
 };
 
 // The blocks of a share: what is on and right of the diagonal in row i, then in row kBlocks-1-i.

@@ -12,7 +12,7 @@
 
 namespace kvstrata::cuda {
 
-inline constexpr int32_t kCovarianceRows = 8192;  // of a CTA
+inline constexpr int32_t kCovarianceRows = 8192;  // rows of a CTA, at most
 
 struct CovarianceItem {
   HeadRows rows;  // may be empty

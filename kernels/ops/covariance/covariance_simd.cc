@@ -23,7 +23,7 @@ namespace {
 inline constexpr int kTileRows = 256;
 inline constexpr int kPanel = 2 * static_cast<int>(kN);
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_NEON
-inline constexpr int kChannels = 8;  // of one panel at a time, against all of another
+inline constexpr int kChannels = 8;  // channels of one panel at a time, against all of another
 #else
 inline constexpr int kChannels = 4;
 #endif

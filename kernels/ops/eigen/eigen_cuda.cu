@@ -31,7 +31,7 @@ struct MatrixShape {
 template <int kDim>
 struct Shared {
   float2 angles[kDim / 2];    // cosine, sine
-  float2 diagonal[kDim / 2];  // of the pairs that are rotated, after it
+  float2 diagonal[kDim / 2];  // the rotated pairs' entries, afterwards
   int order[kDim];            // by descending value
   uint32_t largest;           // magnitude in the matrix, as bits
 };

@@ -212,7 +212,7 @@ class Jacobi {
 
   int half_;    // places of a half; the matrix is padded with zeros, which never rotate
   int lower_;   // column of the lower half's first place
-  int stride_;  // of a row
+  int stride_;  // doubles from a row to the next
   double done_ = 0;
   Doubles a_, next_, vectors_, angles_;
   std::vector<int> index_;  // who stands at a place

@@ -13,7 +13,7 @@ namespace kvstrata::cuda {
 struct ImportanceBatch {
   const float* votes = nullptr;  // device [items][kv_heads][stride]
   int32_t items = 0, kv_heads = 0, stride = 0;
-  int32_t tokens = 0;                // of a list, that get an importance
+  int32_t tokens = 0;                // tokens of a list that get an importance
   bool first = false, last = false;  // items of the prompt
   int32_t pool = 1;                  // width: token t gets the maximum of [t - (pool - 1) / 2, t +
                                      // pool / 2], cut at the ends

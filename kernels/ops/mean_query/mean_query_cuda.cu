@@ -6,7 +6,7 @@
 namespace kvstrata::cuda {
 namespace {
 
-constexpr int kWarps = 8;  // of a CTA: each sums every eighth row of 32 channels
+constexpr int kWarps = 8;  // warps of a CTA: each sums every eighth row of 32 channels
 
 // Grid (row_floats / 32).
 template <typename T>

@@ -11,7 +11,7 @@ namespace kvstrata::cuda {
 
 struct SharedItem {
   int64_t rows;       // query rows of the batch
-  int64_t first_row;  // of the item's
+  int64_t first_row;  // the item's first
   int32_t group;
   int32_t cta, sharers;  // this CTA's number, of how many
   Partials splits;       // scratch [sharers][rows]

@@ -28,11 +28,11 @@ struct CodePlace {
 
 // A digit: some bits of a word.
 struct DigitPlace {
-  int64_t byte;  // of the word, in the upper run for plane 0, else in the lower one
+  int64_t byte;  // the word's place: in the upper run for plane 0, else in the lower one
   int32_t bit;
 };
 
-// Of number i among `count` in words of `width` bits each (docs/spec/bits.md, "A sealed group").
+// Number i's among `count` in words of `width` bits each (docs/spec/bits.md, "A sealed group").
 constexpr DigitPlace PlaceInWords(int32_t count, int32_t width, int32_t i) {
   constexpr int32_t kByteOf[] = {0, 2, 1, 3};
   const int32_t run = count * width / 8;

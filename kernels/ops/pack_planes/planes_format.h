@@ -34,10 +34,10 @@ struct PlanesFormat {
   constexpr int64_t value_minimum() const { return key_codes() + plane_bytes(); }
   constexpr int64_t value_step() const { return value_minimum() + int64_t{2} * tokens; }
   constexpr int64_t value_codes() const { return value_minimum() + int64_t{4} * tokens; }
-  constexpr int64_t upper_bytes() const { return value_codes() + plane_bytes(); }  // of 64: whole
+  constexpr int64_t upper_bytes() const { return value_codes() + plane_bytes(); }  // 64 divides it
 
   // A token's row of the lower run: half of it is the key's, half the value's.
-  constexpr int64_t row_bytes() const { return int64_t{dim} * (keep - 2) / 4; }  // of 32: whole
+  constexpr int64_t row_bytes() const { return int64_t{dim} * (keep - 2) / 4; }  // 32 divides it
   constexpr int64_t lower_bytes() const { return tokens * row_bytes(); }
 
   bool operator==(const PlanesFormat&) const = default;

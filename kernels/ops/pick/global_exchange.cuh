@@ -13,7 +13,7 @@ namespace kvstrata::cuda {
 // The scratch of one list. Histograms and barrier are zero between calls.
 struct alignas(16) ListScratch {
   int32_t histogram[kPasses][kBins];
-  int2 counts[kPickCtasMax];  // of a CTA: keys above the range of candidates, and within
+  int2 counts[kPickCtasMax];  // a CTA's keys above the range of candidates, and within
   uint32_t barrier;
 };
 

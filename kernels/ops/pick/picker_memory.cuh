@@ -10,8 +10,8 @@
 namespace kvstrata::cuda {
 
 inline constexpr int kPickWarpsMax = 32;
-inline constexpr int kPickCtasMax = 128;  // of a list
-inline constexpr int kClusterCtas = 8;    // of a list; the largest that every device has
+inline constexpr int kPickCtasMax = 128;  // CTAs of a list
+inline constexpr int kClusterCtas = 8;    // CTAs of a cluster; so many every device can have
 inline constexpr int kPickCandidates = 8192;
 inline constexpr int kGroups = kBins / 64;
 
@@ -23,7 +23,7 @@ struct PickerMemory {
   // FindDigit of one CTA.
   int32_t group_sums[kPasses][kGroups];
   Digit found[kPasses];
-  int32_t offsets[kPickCtasMax + 1];  // of each CTA's candidates
+  int32_t offsets[kPickCtasMax + 1];  // where each CTA's candidates begin
   int32_t above_before;               // keys above the range in the CTAs before
   int2 counts_of_cta;                 // above the range and within it; others of a cluster read it
   int2 warp_counts[3][kPickWarpsMax];

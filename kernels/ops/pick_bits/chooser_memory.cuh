@@ -10,7 +10,7 @@
 namespace kvstrata::cuda {
 
 inline constexpr int kStaged = 4096;      // tokens of a CTA that shared memory has room for
-inline constexpr int kRanked = 128;       // of the list that are ranked one against another
+inline constexpr int kRanked = 128;       // places of the list that are ranked one against another
 inline constexpr int kSplitsMost = 272;   // CTAs of a list that read codes
 inline constexpr int kMarkWords = 32768;  // at most, of a CTA: a bit for each of its tokens
 // fp16 weights, sums in another order: what a vote may be off by.
@@ -23,9 +23,9 @@ __host__ __device__ constexpr int MarkAt(int word) { return word + word / 32; }
 struct ChooserMemory {
   Place staged[kStaged];
   ClusterBins bins[2];          // in turns: others may still read the ones before
-  Place ranked[kRanked];        // of this CTA; others read them
-  int2 told;                    // of this CTA: places above the range, and in it; counted
-  Place all_ranked[kRanked];    // of the cluster
+  Place ranked[kRanked];        // places of this CTA; others read them
+  int2 told;                    // this CTA's: places above the range, and in it; counted
+  Place all_ranked[kRanked];    // places of the cluster
   int32_t taken[kClusterCtas];  // by each CTA
   int32_t ends[kSplitsMost];    // quads of all segments up to each
   int32_t sums[kWarps];
@@ -35,7 +35,7 @@ struct ChooserMemory {
   bool huge[8];
   int32_t count;
   Place last;        // the last one that is chosen
-  uint32_t marks[];  // of the CTA's tokens, at MarkAt
+  uint32_t marks[];  // bits of the CTA's tokens, at MarkAt
 };
 
 static_assert(sizeof(ChooserMemory) + 4 * MarkAt(kMarkWords) <= kSharedMost);

@@ -22,7 +22,7 @@ struct ClusterBins {
   alignas(16) int32_t bins[kCount];
   int32_t groups[kGroups];  // sums of bins, from the largest bins down
   int32_t of_all[kGroups];  // the same of the cluster
-  int32_t total;            // of the cluster
+  int32_t total;            // total of the cluster
   Digit found;
 
   __device__ void Clear() {

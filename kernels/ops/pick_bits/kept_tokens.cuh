@@ -14,10 +14,10 @@ inline constexpr int kSharedMost = 226 << 10;
 
 // By what a list's tokens are kept. Scores are times log2(e).
 struct Aim {
-  float log_sum[8];  // of each head, estimated; +inf for one that is not there
+  float log_sum[8];  // log sum by head, estimated; +inf for one that is not there
   float cut;         // a quad is kept with a vote of at least this
-  float scale;       // of weights that are kept
-  int32_t wanted;    // of the second round's: 0 where the first has proved its choice
+  float scale;       // factor of the weights that are kept
+  int32_t wanted;    // whether there is a second round: not where the first has proved its choice
   int32_t unused;
 };
 
@@ -43,7 +43,7 @@ struct Kept {
   int32_t splits = 0;         // CTAs of a list
   int32_t room = 0;           // quads of a segment: all that its warp may see
   int32_t quad = 0;           // pieces of 16 bytes of a quad
-  int32_t turn_tokens = 0;    // of a turn
+  int32_t turn_tokens = 0;    // tokens of a turn
   Aim* aims = nullptr;        // [2 rounds][lists]
   HeadPart* parts = nullptr;  // [lists][splits][8]
   int32_t* counts = nullptr;  // [lists][splits][kWarps]
@@ -53,7 +53,7 @@ struct Kept {
 
 // The run of one warp of a list: whole turns, of which the first and the last may be cut.
 struct TurnRuns {
-  int first_turn, turns;  // of the first warp; of each
+  int first_turn, turns;  // the first warp's first; how many each warp has
 
   __device__ static TurnRuns Of(const Kept& kept, Candidates units) {
     const int first = units.first / kept.turn_tokens, warps = kept.splits * kWarps;

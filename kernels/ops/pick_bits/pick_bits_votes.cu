@@ -33,8 +33,8 @@ struct LaneExponents {
   }
 };
 
-// The votes of the two tokens that are this lane's of the quad of lanes t with the same t / 2: 4g +
-// 2 (t % 2) and the next, of tile t / 2. p: weights, as exponents are.
+// The votes of tokens 4g + 2 (t % 2) and the next in tile t / 2: two of the quad that lanes t with
+// the same t / 2 share. p: weights, as exponents are.
 template <bool kWide>
 __device__ void SumVotes(const float (&p)[kWide ? 2 : 1][8], float (&votes)[2]) {
   const bool second = (threadIdx.x & 2) != 0, odd = (threadIdx.x & 1) != 0;
@@ -126,7 +126,7 @@ struct SampleMemory {
 // What a warp has scored of the sample; its exponents are in SampleMemory.
 struct WarpSample {
   int blocks = 0, tokens = 0;
-  float most[2] = {-INFINITY, -INFINITY};  // of a lane's queries
+  float most[2] = {-INFINITY, -INFINITY};  // the largest of each of the lane's queries
 };
 
 template <int kDim, int kBits, bool kWide>
@@ -257,7 +257,7 @@ __global__ __launch_bounds__(kWarps * 32) void SampleKernel(const __grid_constan
   s.bins.Clear();
   if (!w.ahead) WaitForPrevious();
   const Candidates units = CandidatesOf(w.rule, w.tokens[at.sequence]);
-  if (units.full) {  // of all CTAs of the cluster
+  if (units.full) {  // in all CTAs of the cluster alike
     if (w.ahead) WaitForPrevious();
     LetNextStart();
     return;
@@ -370,7 +370,7 @@ class QuadKeeper {
   float minus_[2] = {}, cut_ = 0, scale_ = 0;
   int32_t* tokens_;
   uint4* weights_;  // this lane's piece of the first quad
-  int bit_;         // of this lane's quad among those that reach the cut; of the first tile
+  int bit_;         // this lane's quad in the mask of those that reach the cut; first tile's
   int first_;       // its first token in the block
   int count_ = 0;
   float sum_[2] = {}, huge_[2] = {-INFINITY, -INFINITY};

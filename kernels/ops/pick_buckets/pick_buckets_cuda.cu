@@ -12,10 +12,10 @@ namespace kvstrata::cuda {
 namespace {
 
 constexpr int kThreads = 512, kWarps = kThreads / 32;
-constexpr int kCtas = 132;          // of a launch, about: one on each SM
+constexpr int kCtas = 132;          // CTAs of a launch, about: one on each SM
 constexpr int kMostSplits = 16;     // CTAs of a list
 constexpr int kHeld = 2560;         // buckets of a list that stay in shared memory
-constexpr int kHeldTokens = 2560;   // of its kept tokens
+constexpr int kHeldTokens = 2560;   // its kept tokens that stay there
 constexpr int kBucketsPerWarp = 8;  // whose means a warp reads at a time
 constexpr int kRounds = 4;          // digits of a key, eight bits each
 
@@ -155,7 +155,7 @@ class Tile {
   }
 
  private:
-  static constexpr int kWords = kDim / 64;  // of two channels each, a lane's
+  static constexpr int kWords = kDim / 64;  // a lane's words, of two channels each
   struct alignas(4 * kWords) Piece {
     uint32_t words[kWords];
   };

@@ -23,7 +23,7 @@ struct PromoteBatch {
   PagedLayer layer;           // with `hot`
   DeviceSelection selection;  // sink_end and recent_begin not null
   int32_t batch = 0;
-  int64_t layer_bytes = 0;             // of a page
+  int64_t layer_bytes = 0;             // bytes of a layer on a page
   const int32_t* tokens = nullptr;     // device [batch], of this step, above 0: the stamp
   const int32_t* committed = nullptr;  // device [batch]: pages up to there are complete
   uint32_t* counters =
@@ -34,7 +34,7 @@ struct PromoteBatch {
 struct RebaseBatch {
   HotPages hot;
   const uint64_t* pages = nullptr;  // device: what hot.pages is to be
-  int32_t first = 0, last = 0;      // of them, [first, last)
+  int32_t first = 0, last = 0;      // pages [first, last) change
   int32_t layers = 0, kv_heads = 0;
   int64_t layer_bytes = 0;
 };

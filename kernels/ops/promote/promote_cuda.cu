@@ -31,8 +31,8 @@ struct AttendedPages {
   int32_t sinks, listed, recent;  // candidates of each kind
   int32_t first_recent;           // page
   int32_t complete;               // pages
-  int32_t pages_of_unit_shift;    // of units larger than a page
-  int32_t units_of_page_shift;    // of smaller ones
+  int32_t pages_of_unit_shift;    // for units larger than a page
+  int32_t units_of_page_shift;    // for smaller ones
 
   static __device__ __forceinline__ AttendedPages Of(const RowSource& from, int sequence, int head,
                                                      int32_t committed) {
@@ -78,7 +78,7 @@ struct AttendedPages {
 struct HotRow {
   uint64_t* entries;
   const uint64_t* pages;
-  uint64_t slots;       // of the layer
+  uint64_t slots;       // slots of the layer
   uint64_t key_offset;  // from an entry to the layer, and so to the slot
   uint64_t layer_bytes;
   int32_t* owners;
@@ -203,7 +203,7 @@ __device__ void CopySlices(const Arguments& a, const HotRow& row, int head, int3
   const PagedLayer& layer = a.rows.layer;
   const uint64_t of_head = head * layer.head_stride;
   const uint64_t to_values = layer.value_offset - layer.key_offset;
-  const auto pieces = static_cast<uint32_t>(layer.head_stride / 16);  // of keys, and of values
+  const auto pieces = static_cast<uint32_t>(layer.head_stride / 16);  // pieces of keys or values
   const uint32_t all = count * 2 * pieces, step = gridDim.x * kThreads;
 #pragma unroll 1
   for (uint32_t first = blockIdx.x * kThreads + threadIdx.x; first < all;
@@ -290,7 +290,7 @@ __global__ void __launch_bounds__(kThreads) PromoteKernel(const __grid_constant_
   }
 }
 
-constexpr int kRebasePages = 32, kRebaseThreads = 1024;  // of a CTA: a page a lane
+constexpr int kRebasePages = 32, kRebaseThreads = 1024;  // a CTA's: a page a lane
 
 __global__ void __launch_bounds__(kRebaseThreads)
     RebaseKernel(const __grid_constant__ RebaseBatch w) {

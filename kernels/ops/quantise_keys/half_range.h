@@ -22,9 +22,9 @@ inline float Counted(float x) {
 struct HalfRange {
   F16 minimum{0}, step{0};  // a zero is +0
   float low = 0;            // minimum
-  float inverse = 0;        // of the step; 0 for a step of 0
+  float inverse = 0;        // 1 / step; 0 for a step of 0
 
-  // Of numbers from `least` to `largest`, both as they count, to codes 0 .. last.
+  // Takes numbers from `least` to `largest`, both as they count, to codes 0 .. last.
   static HalfRange Of(float least, float largest, int32_t last) {
     HalfRange range;
     range.minimum = Outwards(least, false);
@@ -33,7 +33,7 @@ struct HalfRange {
     range.inverse = IsZero(range.step) ? 0 : 1 / ToFloat(range.step);
     return range;
   }
-  // Of a number in the range.
+  // The code of a number in the range.
   uint32_t Code(float x) const {
     return static_cast<uint32_t>(std::nearbyint((x - low) * inverse));
   }

@@ -20,7 +20,7 @@ namespace {
 using VI = hn::VFromD<DI>;
 
 inline constexpr int kTokensMax = 256;
-inline constexpr int kBlockVectors = 4;  // of channels whose minima stay in registers
+inline constexpr int kBlockVectors = 4;  // vectors of channels whose minima stay in registers
 
 // Minimum and step of each channel as they are stored, and 1 / step.
 struct Scales {

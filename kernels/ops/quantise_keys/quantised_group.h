@@ -12,7 +12,7 @@ namespace kvstrata {
 
 struct QuantisedGroup {
   int32_t dim = 0;      // 64, 128 or 256
-  int32_t bits = 2;     // of a code: 2, 3 or 4
+  int32_t bits = 2;     // bits of a code: 2, 3 or 4
   int32_t tokens = 64;  // a multiple of 16, 16 to 256
 
   // What every op requires.
@@ -26,7 +26,7 @@ struct QuantisedGroup {
   // Byte offsets in the group, whose minimum is at 0.
   constexpr int64_t step_offset() const { return int64_t{2} * dim; }
   constexpr int64_t codes_offset() const { return int64_t{4} * dim; }
-  constexpr int64_t high_offset() const {  // of the plane of high bits
+  constexpr int64_t high_offset() const {  // where the plane of high bits begins
     return codes_offset() + int64_t{tokens} * dim / 4;
   }
   constexpr int64_t bytes() const {  // a multiple of 64

@@ -87,7 +87,7 @@ class PickCache {
   }
 
  private:
-  static constexpr int kPieces = 2;  // of 8 floats, that a thread reads ahead
+  static constexpr int kPieces = 2;  // pieces of 8 floats that a thread reads ahead
 
   __device__ __forceinline__ static int64_t ElementOf(int piece) {
     return (int64_t{piece} * kThreads + threadIdx.x) * 8;
@@ -163,7 +163,7 @@ class PickCache {
       *reinterpret_cast<int32_t*>(PickAt(pick)) = tokens_;
       return;
     }
-    if (MadeAt(1 - pick) >= tokens_) {  // of a step that was given up
+    if (MadeAt(1 - pick) >= tokens_) {  // a step that was given up made it
       *reinterpret_cast<int32_t*>(PickAt(1 - pick)) = 0;
     }
     reuse_.counts[sequence_] = layout_.take;

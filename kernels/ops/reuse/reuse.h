@@ -40,7 +40,7 @@ struct Reuse {
   const uint64_t* caches = nullptr;  // device [batch], addresses; 0 where attended in full
   int32_t layer = 0;
   double theta = 0;                 // least cosine
-  bool per_head = false;            // of every head by itself
+  bool per_head = false;            // every head's cosine by itself
   bool append_departed = false;     // the recent window goes on from where it began in the pick
   const int32_t* tokens = nullptr;  // device [batch]
   bool ahead = false;               // launch.cuh; of tokens and caches

@@ -68,7 +68,7 @@ void Decide(const Reuse& work, const CandidateRule& rule, const ReuseQueries& q,
   }
   work.voting[b] = kNoQuery;
   work.lists[b] = picks.List(last);
-  if (picks.Made(1 - last) >= tokens) picks.Made(1 - last) = 0;  // of a step that was given up
+  if (picks.Made(1 - last) >= tokens) picks.Made(1 - last) = 0;  // a step that was given up made it
   work.counts[b] = rule.take;
   work.sink_end[b] = units.first;
   work.recent_begin[b] =

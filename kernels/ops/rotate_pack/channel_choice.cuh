@@ -160,7 +160,7 @@ __device__ __forceinline__ uint32_t GroupBits(uint32_t x, int neighbours) {
 template <int kChannels>
 __device__ __forceinline__ uint32_t BitmapWord(const ChannelSet<kChannels>& set, int w,
                                                int neighbours) {
-  const int shift = neighbours / 2;  // of 1, 2, 4
+  const int shift = neighbours / 2;  // log2(neighbours)
   uint32_t word = 0;
 #pragma unroll
   for (int i = 0; i < ChannelSet<kChannels>::kWords; ++i) {
@@ -195,7 +195,7 @@ __device__ __forceinline__ float WriteRow(const float (&x)[kChannels / 4],
     reinterpret_cast<uint32_t*>(row)[w] = BitmapWord(set, w, f.neighbours);
   }
   char* values = row + f.value_offset;
-  auto base = static_cast<uint32_t>(__cvta_generic_to_shared(values));  // of the word's values
+  auto base = static_cast<uint32_t>(__cvta_generic_to_shared(values));  // where the word's go
   float kept = 0;
 #pragma unroll
   for (int i = 0; i < kChannels / 4; i += 2) {

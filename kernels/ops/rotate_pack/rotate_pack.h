@@ -21,7 +21,7 @@ struct RotatePackWork {
   PagedRows rows;            // source
   Run run;                   // positions of the source, not empty
   const float* r = nullptr;  // [dim][dim]
-  PackedRows format;         // of the result
+  PackedRows format;         // format of the result
   int32_t block = 0;         // 0: every row; else means of so many
   std::byte* out = nullptr;  // [rows or blocks][format.stride], fully written
   // Sums over the rows (null: not wanted; not for blocks): of the squares of x', of the squares of

@@ -16,7 +16,7 @@
 
 namespace kvstrata::cuda {
 
-inline constexpr int32_t kPackChunkRows = 4096;  // of a CTA
+inline constexpr int32_t kPackChunkRows = 4096;  // rows of a CTA, at most
 
 // Sums over the rows of a chunk, as RotatePackWork has them over all.
 struct PackLoss {

@@ -46,7 +46,7 @@ struct LaneQueryPairs {
                                         int group) {
     const int lane = threadIdx.x % 32, t = lane % 4;
     const int query = group > 4 ? lane / 4 : lane / 4 % 4;
-    constexpr int kFours = Shape::kLaneChannels / 4;  // of a run
+    constexpr int kFours = Shape::kLaneChannels / 4;  // groups of four channels in a run
     uint4 fours[Shape::kRuns][kFours] = {};
     if (query < group) {
 #pragma unroll

@@ -23,8 +23,8 @@ namespace kvstrata::cuda {
 template <int kDim, int kBits>
 struct BitsShape {
   static constexpr int kPlaneBits = kBits == 3 ? 2 : kBits;
-  static constexpr int kRuns = 8 / kPlaneBits;              // of channels, m of docs/spec/bits.md
-  static constexpr int kAllWords = kDim * kPlaneBits / 32;  // of a token in the first plane
+  static constexpr int kRuns = 8 / kPlaneBits;  // runs of channels, m of docs/spec/bits.md
+  static constexpr int kAllWords = kDim * kPlaneBits / 32;  // words of a token in the first plane
   static constexpr int kWords = kAllWords / 4;              // a lane's
   static constexpr int kLaneChannels = 4 * kWords;          // that follow each other, in each run
   static constexpr int kRunChannels = kDim / kRuns;
@@ -106,7 +106,7 @@ template <int kDim, int kBits>
 struct BitsTile {
   using Shape = BitsShape<kDim, kBits>;
   static constexpr int kHighWords = kBits == 3 ? Shape::kWords : 1;
-  static constexpr int kPieces = kBits == 3 ? 2 * Shape::kWords : Shape::kWords;  // of 16 bytes
+  static constexpr int kPieces = kBits == 3 ? 2 * Shape::kWords : Shape::kWords;  // 16 bytes each
   uint4 low[Shape::kWords];
   uint4 high[kHighWords];
 

@@ -129,7 +129,7 @@ class BlockCopier {
   Ring* ring_;
   uint64_t once_;
   BlockWalk<TurnAt, kWhole> walk_;
-  uint64_t index_block_at_ = 0;  // of the walk's group
+  uint64_t index_block_at_ = 0;  // address of the block that has the walk's group
   const char* group_at_ = nullptr;
 };
 

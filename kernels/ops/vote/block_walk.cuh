@@ -59,7 +59,7 @@ class BlockWalk {
 
   __device__ bool done() const { return token_ >= end_; }
   __device__ int token() const { return token_; }  // the block's first
-  __device__ int group() const { return group_; }  // of the first tile
+  __device__ int group() const { return group_; }  // group of the first tile
   __device__ int in_group() const { return in_group_; }
   __device__ bool first_fresh() const { return fresh_; }
   __device__ bool second_fresh() const {

@@ -95,10 +95,10 @@ class BlockKeeper {
   const int query_heads_, run_;
   const bool wide_;
   const float factor_[2];
-  __half* weights_;   // of this lane's first query in the first slot
+  __half* weights_;   // those of this lane's first query, in the first slot
   float* block_max_;  // likewise
-  int row_;           // of the lane's first four tokens
-  int real_;          // of its queries
+  int row_;           // row of the lane's first four tokens
+  int real_;          // how many of its two queries there are
   float max_[2] = {-INFINITY, -INFINITY}, sum_[2] = {};
 };
 

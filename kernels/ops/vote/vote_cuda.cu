@@ -13,10 +13,10 @@ namespace kvstrata::cuda {
 namespace {
 
 constexpr int kTileRows = 16;
-constexpr int kTiles = 4;      // of a block
-constexpr int kSumWarps = 4;   // of a CTA of the second kernel
+constexpr int kTiles = 4;      // tiles of a block
+constexpr int kSumWarps = 4;   // warps of a CTA of the second kernel
 constexpr int kHeadTile = 32;  // heads that it sums at a time
-constexpr int kSumCtas = 660;  // of one wave, five on each of 132 SMs
+constexpr int kSumCtas = 660;  // CTAs of one wave, five on each of 132 SMs
 // Weights up to here are kept in the L2: 4 % less time at 128K tokens; with 64 MB of them, as at
 // 1M, 0.6 % more.
 constexpr int64_t kStaysBytes = int64_t{24} << 20;

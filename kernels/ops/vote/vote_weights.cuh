@@ -15,7 +15,7 @@
 namespace kvstrata::cuda {
 
 inline constexpr int kBlockRows = 64;  // candidates that share a maximum
-inline constexpr int kWarps = 8;       // of a CTA of a first kernel
+inline constexpr int kWarps = 8;       // warps of a CTA of a first kernel
 // exp() of a block's maximum as fp16; of a run, sums of 16 tokens at most.
 inline constexpr int kLog2WeightScale = 15, kLog2RunScale = 11;
 inline constexpr float kWeightScale = 1 << kLog2WeightScale;

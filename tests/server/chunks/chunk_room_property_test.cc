@@ -51,7 +51,7 @@ struct ClientModel {
   uint8_t space = 0;
   bool detached = false;
   std::map<uint32_t, std::map<uint32_t, ChunkKey>> asked;   // by lease and index
-  std::map<uint32_t, std::map<uint32_t, uint64_t>> stamps;  // of what it was given
+  std::map<uint32_t, std::map<uint32_t, uint64_t>> stamps;  // stamps of what it was given
 };
 
 class RandomRoom : public ::testing::TestWithParam<uint8_t> {

@@ -122,7 +122,7 @@ TEST(ChunkRoom, SlabsThatAreLeasedInPartStay) {
 
 TEST(ChunkRoom, RowsAcrossSlabsOfOneSizeAreUsed) {
   RoomDriver driver(kRegion);
-  constexpr uint64_t kOdd = 12 * 128 * kKiB;  // of 2 MiB slabs each holds one whole, and parts
+  constexpr uint64_t kOdd = 12 * 128 * kKiB;  // slabs of 2 MiB hold one whole each, and parts
   TestClient* const client = driver.Join("e", kOdd, 1);
   size_t stored = 0;
   for (uint64_t n = 0; n < kRegion / kOdd; ++n) {

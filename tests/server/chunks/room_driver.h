@@ -170,7 +170,7 @@ class RoomDriver {
   std::unique_ptr<ChunkRoom> room;
   std::map<uint64_t, std::unique_ptr<TestClient>> clients;  // by connection
   std::vector<ChunkWork> work;
-  std::vector<ChunkDone> let_go;     // of reads that failed, not told yet
+  std::vector<ChunkDone> let_go;     // reads that failed, not told yet
   std::map<ChunkKey, Value> values;  // below
 
  private:

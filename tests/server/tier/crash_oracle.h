@@ -32,7 +32,7 @@ struct Findings {
   uint64_t wrong = 0;  // bytes that may not be there
   uint64_t lost = 0;   // durable values of an honest disk that are not there
   uint64_t failed_starts = 0;
-  std::string first;  // of these, in words
+  std::string first;  // the first of these, in words
 
   bool none() const { return wrong == 0 && lost == 0 && failed_starts == 0; }
 };

@@ -183,7 +183,7 @@ TEST_F(DiskTierTest, AFullTierNamesVictims) {
     stored.push_back(key);
   }
   EXPECT_EQ(stored.size(), 8u * 5);  // slots of 49 blocks in 254
-  for (int i = 0; i < 100; ++i) {    // of the same size: one at a time
+  for (int i = 0; i < 100; ++i) {    // their sizes are the same: one at a time
     const std::vector<std::string> victims = tier->Victims(big);
     ASSERT_EQ(victims.size(), 1u);
     ASSERT_TRUE(tier->Erase(victims, Soon()).ok());
@@ -248,7 +248,7 @@ std::map<std::string, uint64_t> SizesIn(const std::string& directory) {
 TEST_F(DiskTierTest, AnotherSegmentSizeIsRefusedAndTouchesNothing) {
   const std::vector<uint64_t> sizes = {300000};
   auto tier = MustOpen(options_);
-  for (const char* key : {"a", "b", "c", "d", "e"}) {  // of two segments
+  for (const char* key : {"a", "b", "c", "d", "e"}) {  // two segments full
     ASSERT_TRUE(PutOne(tier.get(), key, ValueOf(key, 0, sizes)).ok());
   }
   ASSERT_TRUE(tier->Checkpoint(Soon()).ok());

@@ -30,7 +30,7 @@ class LyingProxy {
  private:
   struct Pair {
     UniqueFd client, server;
-    std::string held;  // of the server's, not a whole reply yet
+    std::string held;  // the server's, not a whole reply yet
   };
   void Serve();
   void Accept();

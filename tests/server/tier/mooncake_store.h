@@ -14,7 +14,7 @@
 
 namespace kvstrata {
 
-// Of the agent as it is shipped; pauses and patience are those of tests.
+// The agent as it is shipped; pauses and patience are those of tests.
 inline MooncakeTierOptions TestMooncake() {
   MooncakeTierOptions options;
   options.agent.python = "/usr/bin/python3";

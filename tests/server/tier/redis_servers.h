@@ -20,7 +20,7 @@ namespace kvstrata {
 
 struct RedisServersOptions {
   uint32_t masters = 1;
-  uint32_t replicas = 0;    // of each master
+  uint32_t replicas = 0;    // for each master
   bool cluster = false;     // else one master
   uint64_t max_memory = 0;  // bytes of each server; 0: no limit
   std::string policy = "allkeys-lru";

@@ -48,7 +48,7 @@ SCHEDULER, WORKER = 0, 1
 ABSENT, COMING = -1, -2
 SILENT_SECONDS = 0.05
 START_SECONDS = 5.0  # an engine that starts waits so long for a welcome
-MAX_KEYS = 1024      # of a packet
+MAX_KEYS = 1024      # in a packet
 _END_SECONDS = 1.0
 
 _MAGIC, _VERSION, _PACKET_BYTES = 0x4B56434B, 1, 65536

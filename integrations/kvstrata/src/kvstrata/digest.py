@@ -26,9 +26,9 @@ from .tree_hash import tree_sums
 
 
 def digest_of_folder(folder: str | os.PathLike[str], dtype: str, settings: Mapping[str, Any] | None = None) -> str:
-    """Of the tensors in all *.safetensors of `folder`, however they are divided among files, and of its config.json less
-    the fields in HARMLESS. dtype: in which keys are computed ("bfloat16"). settings: what the engine was told beside the
-    files that changes keys or values, the same words in all engines.
+    """Digest of the tensors in all *.safetensors of `folder`, however they are divided among files, and of its
+    config.json less the fields in HARMLESS. dtype: in which keys are computed ("bfloat16"). settings: what the engine
+    was told beside the files that changes keys or values, the same words in all engines.
 
     NotFound DIGEST_NO_WEIGHTS: it has no *.safetensors; InvalidArgument DIGEST_FILE: one that is none."""
     folder = pathlib.Path(folder)
@@ -47,7 +47,7 @@ def digest_of_folder(folder: str | os.PathLike[str], dtype: str, settings: Mappi
 
 def digest_of_tensors(tensors: Iterable[tuple[str, Any]], dtype: str, settings: Mapping[str, Any] | None = None,
                       config: Mapping[str, Any] | None = None) -> str:
-    """Of (name, contiguous buffer) pairs in any order. config: as config.json has it."""
+    """The digest of (name, contiguous buffer) pairs in any order. config: as config.json has it."""
     names, buffers = zip(*tensors)
     sums = dict(zip(names, (value.hex() for value in tree_sums(buffers))))
     return _digest(dtype, settings, None if config is None else without_harmless(config), sums)

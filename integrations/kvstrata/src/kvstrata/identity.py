@@ -221,7 +221,7 @@ class Walk:
     # Code
 
     def _callable(self, value: Any, path: str) -> Any:
-        """Of functions of all kinds; NotImplemented for an object that can be called."""
+        """Identity of functions of all kinds; NotImplemented for an object that can be called."""
         if (compiled := getattr(value, "_torchdynamo_orig_callable", None)) is not None:
             return self.of(compiled, path)  # torch.compile changes how, not what
         if isinstance(value, functools.partial):
@@ -317,7 +317,7 @@ class Walk:
         return [name, bases, patches] if bases or any(patches) else name
 
     def functions_of(self, module: types.ModuleType, path: str) -> Any:
-        """Of a module of a known package: functions from outside that somebody put in place of its own."""
+        """Functions from outside that somebody put in place of a known package's own, in this module."""
         return self._once(vars(module), f"{module.__name__} of {path}", self._from_outside)
 
     def _from_outside(self, names: Mapping[str, Any], path: str) -> dict[str, Any]:
@@ -346,7 +346,7 @@ class Walk:
         return self._sum(parts)
 
     def _method(self, value: Any, path: str) -> Any:
-        """Of a class from outside: functions are the class's own, however they were made."""
+        """Identity of what a class from outside has: functions are the class's own, however they were made."""
         if not isinstance(value, types.FunctionType) or self._known(value.__globals__.get("__name__")):
             return self.of(value, path)
         return self._once(value, path, lambda *_: [self._function_code(value, path), self._cells(value, path)])

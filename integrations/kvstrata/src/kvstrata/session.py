@@ -39,7 +39,7 @@ from .tensors import (BlockTensor, DType, View, empty_like, lse_of, stream_of, t
 Ids = Items[int] | npt.NDArray[np.int32]
 _TOKENS, _UNITS = 0, 1
 _UNLIMITED = 2**64 - 1
-_MAX_TOKENS = 1 << 24  # of a sequence
+_MAX_TOKENS = 1 << 24  # tokens of a sequence
 _ANY_STREAM = 1
 
 
@@ -91,7 +91,7 @@ class Built(NamedTuple):
     """What Sequence.build found and made."""
     indexed_tokens: int  # leading tokens with a complete index of the plan
     built_blocks: int  # index blocks that the daemon made
-    extents: int  # of the plan's codec now
+    extents: int  # the plan's codec has so many now
 
 
 class Held(NamedTuple):

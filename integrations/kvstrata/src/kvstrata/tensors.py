@@ -223,7 +223,7 @@ def tensor_of(array: Any, name: str, stream: int = 0, writable: bool = False) ->
 
 
 def lse_of(array: Any, queries: View, stream: int) -> _Memory:
-    """Of a writable, contiguous float32 array [tokens][query_heads], beside its queries."""
+    """The memory of a writable, contiguous float32 array [tokens][query_heads], beside its queries."""
     memory = _memory_of(array, "lse", stream, True)
     shape = (queries.tokens, queries.heads)
     if (tuple(memory.shape) != shape or memory.dtype != DType.F32
@@ -299,8 +299,8 @@ class BlockTensor:
 
     @classmethod
     def of(cls, array: Any, name: str = "tensor") -> BlockTensor:
-        """Of a numpy array or a CPU tensor [block][slot][head][dim] of any strides, in this process's own memory: the
-        caller keeps it alive while the session lasts."""
+        """Describes a numpy array or a CPU tensor [block][slot][head][dim] of any strides, in this process's memory:
+        the caller keeps it alive while the session lasts."""
         memory = _memory_of(array, name, 0, True)
         if len(memory.shape) != 4 or memory.on_cuda:
             raise error_of(3, "TENSOR_SHAPE", f"{name} has shape {tuple(memory.shape)}; it must be "

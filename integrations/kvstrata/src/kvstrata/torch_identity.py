@@ -214,7 +214,7 @@ class _Background:
 
     def start(self, tensors: Mapping[str, torch.Tensor], sums: Mapping[str, _Sum], walks_alike: Callable[[], bool]
               ) -> None:
-        """Of tensors by name; nothing, where the last ones are still being made."""
+        """Sums tensors by name; does nothing where the last ones are still being made."""
         with self._lock:
             if self._thread is not None and self._thread.is_alive():
                 return
@@ -263,7 +263,7 @@ class _Background:
                 if sums.get(name) is kept and value != (kept.value or self._given_value(name, kept, value))]
 
     def _given_value(self, name: str, kept: _Sum, value: str) -> str:
-        """Of a tensor that has no sum because a given digest stands for it: its first one, which is this one if there
+        """The first sum of a tensor that has none because a given digest stands for it: this one, if there
         is none."""
         if self._as_given.get(name, (None, ""))[0] is not kept:
             self._as_given[name] = kept, value

@@ -46,7 +46,7 @@ def registered_scale(scale: float, head_dim: int) -> float:
 
 
 def folder_of(name: str, revision: str | None = None) -> pathlib.Path:
-    """Of a model that is loaded: a folder, or a name in the hub's cache. Asks no network."""
+    """The folder of a model that is loaded; name: it, or one in the hub's cache. Asks no network."""
     if os.path.isdir(name):
         return pathlib.Path(name)
     from huggingface_hub import snapshot_download

@@ -140,7 +140,7 @@ def _addresses(tensor: torch.Tensor) -> tuple[bool, _Addresses]:
 
 
 def _chosen(device: torch.device, places: Sequence[tuple[bool, _Addresses]]) -> list[tuple[bool, _Addresses]]:
-    """Of each tensor's candidates _WORDS that are not zero, as far as there are such, still spread."""
+    """_WORDS of each tensor's candidates, still spread: such as are not zero, as far as there are any."""
     memory = _Memory(device, places)
     chosen = []
     for (whole, addresses), read in zip(places, memory.parts(memory.read())):

@@ -30,7 +30,7 @@ _version, _forward, _chain = operator.attrgetter("_version"), operator.attrgette
 
 
 class Snapshot:
-    """Of what a walk has just found. transparent: ids of modules whose hooks do not change keys or values.
+    """What a walk has just found. transparent: ids of modules whose hooks do not change keys or values.
 
     traces: of each tensor, by name: what says that its sum still holds. devices: kinds that tensors lie on."""
 
@@ -87,8 +87,8 @@ class Snapshot:
             return None
 
     def _shape_holds(self) -> bool:
-        """Of what is not in tensors' memory. One tuple is made at a time, or the garbage collector would run each
-        time."""
+        """Whether all outside tensors' memory is as it was. One tuple is made at a time, or the garbage collector would
+        run each time."""
         return (self._state == self._now() and all(map(operator.eq, map(tuple, map(dict.values, self._dicts)),
                                                        self._values))
                 and all(map(operator.eq, map(tuple, self._named), self._names)))

@@ -64,7 +64,7 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def sums_on_device(flat: Sequence[torch.Tensor]) -> list[bytes]:
-    """Of tensors of bytes [n] of one device, by torch alone but for what is behind their last full leaf."""
+    """Sums of tensors of bytes [n] on one device, by torch alone but for what is behind their last full leaf."""
     full = [len(tensor) // LEAF for tensor in flat]
     digests = _full_leaves([_words(t[:n * LEAF]) for t, n in zip(flat, full) if n])
     ends = _ends([t[n * LEAF:] for t, n in zip(flat, full)])

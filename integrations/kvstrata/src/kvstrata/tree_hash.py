@@ -33,7 +33,7 @@ _SPAN = 64 * LEAF
 
 
 def tree_sum(buffer: Any) -> bytes:
-    """Of one contiguous buffer; 16 bytes."""
+    """The sum of one contiguous buffer; 16 bytes."""
     return tree_sums([buffer])[0]
 
 
@@ -65,7 +65,7 @@ class Stopped(Exception):
 
 
 def leaf_digests(view: memoryview) -> bytes:
-    """Of each leaf of a buffer of bytes, one behind the other."""
+    """Digests of a buffer's leaves, one behind the other."""
     hasher, digests = xxhash.xxh3_128(), []
     for begin in range(0, len(view), LEAF):
         hasher.reset()
@@ -75,7 +75,7 @@ def leaf_digests(view: memoryview) -> bytes:
 
 
 def root_of(leaves: Sequence[bytes], length: int) -> bytes:
-    """Of leaves' digests, in pieces of any size, of `length` bytes."""
+    """The root over leaves' digests, in pieces of any size, of `length` bytes."""
     hasher = xxhash.xxh3_128()
     for digests in leaves:
         hasher.update(digests)

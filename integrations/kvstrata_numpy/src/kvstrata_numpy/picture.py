@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw
 from .gguf_file import Array
 
 _MARGIN, _TITLE, _ROW = 12, 18, 5
-_WIDTH = 1024  # of a panel, pixels, about
+_WIDTH = 1024  # width of a panel, pixels, about
 _INK, _PAPER, _UNREAD = (30, 30, 30), (255, 255, 255), np.array((232, 236, 241))
 _SOME, _ALL = np.array((120, 170, 220)), np.array((8, 48, 107))
 

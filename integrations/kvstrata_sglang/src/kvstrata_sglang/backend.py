@@ -50,7 +50,7 @@ class KvstrataBackend(AttentionBackend):
 
 
 def rows_of(batch: Any) -> list[Row]:
-    """Of SGLang's ForwardBatch: who the rows are, and what is new in each. Waits for the ids where they are a GPU's."""
+    """The rows of SGLang's ForwardBatch: who they are, and what is new in each. Waits for ids that are a GPU's."""
     ids, names = batch.input_ids.tolist(), batch.rids or [""] * batch.batch_size
     if batch.forward_mode.is_decode():
         firsts, lengths = [n - 1 for n in batch.seq_lens_cpu.tolist()], [1] * batch.batch_size

@@ -32,7 +32,7 @@ class Unsupported(ValueError):
 
 @dataclass
 class Options:
-    """Of the environment: SGLang has no flag for what a plugin wants to know. socket None: the default; digest None:
+    """From the environment: SGLang has no flag for what a plugin wants to know. socket None: the default; digest None:
     the identity of the model as it is loaded."""
 
     plan: str
@@ -46,7 +46,7 @@ class Options:
 
 
 def needs_of(options: Options) -> kvstrata.PlanNeeds:
-    """Of its plan. kvstrata.Unavailable: no daemon; InvalidArgument: no such plan."""
+    """What its plan needs. kvstrata.Unavailable: no daemon; InvalidArgument: no such plan."""
     with kvstrata.attach(options.socket, client_name="sglang start") as session:
         return session.plan_needs(options.plan)
 
@@ -60,7 +60,7 @@ def refuse(problems: tuple[tuple[bool, str], ...],
 
 
 def never_served(runner: Any) -> tuple[tuple[bool, str], ...]:
-    """Of SGLang's configuration, whatever kvstrata does for it."""
+    """What in SGLang's configuration is never served, whatever kvstrata does: (whether it is so, text)."""
     from sglang.srt.runtime_context import get_disagg, get_lora, get_parallel, get_spec
     parallel, model = get_parallel(), runner.model_config
     sizes = ("tp_size", "pp_size", "dp_size", "attn_cp_size", "dcp_size")
@@ -133,7 +133,7 @@ def loaded_model(runner: Any, digest: str | None) -> LoadedModel:
 
 
 def geometry_of(runner: Any, digest: str, needs: kvstrata.PlanNeeds | None = None) -> Geometry:
-    """Of SGLang's model. needs: of the plan; None: it is `full`. Reads the tokenizer if the plan goes by sentences."""
+    """The geometry of SGLang's model. needs: the plan's; None: `full`. Reads the tokenizer for plans by sentences."""
     layers, model = attention_layers(runner.model), runner.model_config
     shapes = {(layer.tp_q_head_num, layer.tp_k_head_num, layer.head_dim, layer.scaling) for layer in layers}
     if len(shapes) != 1:

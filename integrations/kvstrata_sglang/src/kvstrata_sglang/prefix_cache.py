@@ -32,7 +32,7 @@ class KvstrataCache(BasePrefixCache):
         self.token_to_kv_pool_allocator = params.token_to_kv_pool_allocator
         self.page_size = params.page_size
         self._sequences = served()
-        self._slots: dict[str, torch.Tensor] = {}  # of held tokens, between admission and allocation
+        self._slots: dict[str, torch.Tensor] = {}  # held tokens', between admission and allocation
 
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
         held = 0
@@ -68,7 +68,7 @@ class KvstrataCache(BasePrefixCache):
         self._sequences.close(handle.rid)
 
     def reset(self) -> None:
-        """Of flush_cache, which follows an update of weights."""
+        """Called by flush_cache, which follows an update of weights."""
         self._sequences.forget_prompts()
 
     def checkpoint(self, req: Any, *, up_to: int, **kwargs: Any) -> None:

@@ -44,7 +44,7 @@ _LOST = kvstrata.NotFound("kvstratad has its keys and values no more", "SEQUENCE
 
 @dataclass
 class Row:
-    """Of a batch: a request's new tokens, ids of positions [first, first + len(ids)), which are `span` of the batch."""
+    """A request's new tokens in a batch: ids of positions [first, first + len(ids)), which are `span` of the batch."""
 
     request: str
     first: int
@@ -241,7 +241,7 @@ class Sequences:
             return False
 
     def _begin_step(self, members: list[Row]) -> tuple[kvstrata.Step | None, list[Row]]:
-        """Of all members, or of those that can run."""
+        """The step of all members, or of those that can run."""
         gone = [member for member in members if not self._is_present(self._live[member.request])]
         for member in gone:  # another's open, or its error, has shown it
             self._lose(member.request, self._gone, computed=False)
@@ -334,7 +334,7 @@ def _open(session: kvstrata.Session, model: kvstrata.Model, plan: str, ids: np.n
 
 
 def _ids(request: Any) -> np.ndarray:
-    """Of the prompt and what was generated so far."""
+    """Token ids of the prompt and of what was generated so far."""
     return np.asarray(request.full_untruncated_fill_ids, np.int32)
 
 

@@ -45,8 +45,8 @@ _Result = TypeVar("_Result")
 
 
 class KvstrataStorage(HiCacheStorage):
-    """Of extra_config: socket (None: KVSTRATA_SOCKET, else the default), digest (None: the identity of the model as it
-    is loaded)."""
+    """Fields of extra_config: socket (None: KVSTRATA_SOCKET, else the default), digest (None: the identity of the model
+    as it is loaded)."""
 
     def __init__(self, storage_config: HiCacheStorageConfig, kwargs: dict[str, Any] | None = None) -> None:
         """Unsupported: parallelism, MLA, a generic interface."""

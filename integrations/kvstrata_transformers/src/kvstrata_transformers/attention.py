@@ -23,7 +23,7 @@ Attention = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
 
 
 def name_over(plain: str) -> str:
-    """Of the attention whose plain way is `plain`. What is neither sdpa nor eager has sdpa's."""
+    """The name of the attention whose plain way is `plain`. What is neither sdpa nor eager has sdpa's."""
     return NAME_OVER_EAGER if plain == "eager" else NAME
 
 

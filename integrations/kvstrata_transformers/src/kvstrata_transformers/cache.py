@@ -113,7 +113,7 @@ class KvstrataCache(Cache):
 
     @property
     def columns(self) -> int:
-        """Of all passes that were committed, and those that an open one leaves out."""
+        """Columns of all passes that were committed, and those that an open one leaves out."""
         return self._known.shape[1] + (0 if self._pass is None else self._pass.left_out)
 
     @property
@@ -127,7 +127,7 @@ class KvstrataCache(Cache):
     def generating(self, prompts: Prompts, attachment: Attachment) -> Iterator[None]:
         """Passes inside are one generate()'s, on prompts that come maybe in chunks, with drafts, or repeated by row.
         attachment: of now, for sequences that it opens."""
-        self.abort()  # of a forward that failed in the middle
+        self.abort()  # drops a forward that failed in the middle
         self._prompts = prompts
         if not self.rows:
             self.attachment = attachment
@@ -197,12 +197,12 @@ class KvstrataCache(Cache):
     # A forward pass
 
     def begin(self, arguments: Mapping[str, Any], last_wanted: int | None) -> int:
-        """Of a pass with these arguments of the model. last_wanted: outside generate(), of how many last columns results
-        are wanted, None: of all.
+        """Begins a pass with these arguments of the model. last_wanted: outside generate(), how many last columns'
+        results are wanted, None: all.
 
         How many leading columns nobody needs: the pass runs over the others, at least one.
         """
-        self.abort()  # of a forward that failed in the middle
+        self.abort()  # drops a forward that failed in the middle
         batch, new = arguments["input_ids"].shape
         known = self._known if self.rows else torch.ones(batch, 0, dtype=torch.bool)
         if len(known) != batch:

@@ -34,7 +34,7 @@ class Columns:
 
 
 def new_columns(kwargs: Mapping[str, Any], known: torch.Tensor, last_wanted: int | None) -> Columns:
-    """Of a pass with these arguments behind the columns known [batch][columns], which says where tokens are.
+    """The columns of a pass with these arguments behind those known [batch][columns], which say where tokens are.
 
     NotServed: the arguments say what pages cannot; ValueError: they contradict the columns that are there.
     """
@@ -77,13 +77,13 @@ def _positions(given: Any, ids: torch.Tensor, past: int) -> torch.Tensor:
 
 
 def has_hole(real: torch.Tensor) -> bool:
-    """Of one row [columns]: padding between its first and its last token."""
+    """Whether one row [columns] has padding between its first and its last token."""
     tokens = real.nonzero()[:, 0]
     return len(tokens) > 0 and int(tokens[-1] - tokens[0]) >= len(tokens)
 
 
 def wanted(kwargs: Mapping[str, Any], config: Any) -> int | None:
-    """Of how many last columns a call of the model that is not generate()'s wants results; None: of all."""
+    """How many last columns' results are wanted by a call of the model that is not generate()'s; None: all."""
     if kwargs.get("labels") is not None or asked("output_hidden_states", kwargs, config):
         return None
     keep = kwargs.get("logits_to_keep")

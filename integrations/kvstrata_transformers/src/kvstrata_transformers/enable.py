@@ -33,7 +33,7 @@ class Enabled(Generate):
     def remove(self, model: Any) -> None:
         """The model as it was. Caches that are still open are of no use then."""
         self._hooks.remove()
-        del model.generate  # of the instance; the class has its own
+        del model.generate  # the instance's; the class has its own
         model.set_attn_implementation(self._attention)
         self.engine.close()
 

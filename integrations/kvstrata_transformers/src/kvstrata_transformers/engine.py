@@ -70,7 +70,7 @@ class Engine:
         self.attachment().open(plan, [], private=False).close()  # what generate() would be refused is refused now
 
     def attachment(self) -> Attachment:
-        """Of the model as it is now, to a living daemon. Unavailable, DeadlineExceeded: as Link.reach."""
+        """Attaches the model as it is now to a living daemon. Unavailable, DeadlineExceeded: as Link.reach."""
         session = self.link.reach()
         digest, private = self._now()
         last = self._registered

@@ -58,7 +58,7 @@ class Verifier:
         return cls(model, served, plan == "full", share) if share else None
 
     def check(self, rows: list[Row]) -> None:
-        """Of rows that were opened just now. DataLoss HIT_MISMATCH: what is held is not what the model computes."""
+        """Checks some of the rows just opened. DataLoss HIT_MISMATCH: what is held is not what the model computes."""
         for row in rows:
             if row.sequence.held and self._random.random() < self.share:
                 self._check(row)

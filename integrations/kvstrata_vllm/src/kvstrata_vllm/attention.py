@@ -148,7 +148,7 @@ def behind(common: CommonAttentionMetadata, rows: int) -> CommonAttentionMetadat
 class KvstrataImpl(FlashAttentionImpl):
     """A layer's attention. unserved: why the plan is not for it, None where it is."""
 
-    plan: ClassVar[str] = FULL  # of this process's engine
+    plan: ClassVar[str] = FULL  # the plan of this process's engine
     _units: ClassVar[dict[str, int]] = {}
 
     def __init__(self, *arguments: Any, **named: Any) -> None:

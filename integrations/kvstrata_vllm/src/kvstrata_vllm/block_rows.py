@@ -74,7 +74,7 @@ class BlockRows:
                 attention.index(there.data_ptr(), len(there), rows._stream())
 
     def _new_tokens(self, common: CommonAttentionMetadata) -> int:
-        """Of a row at most; 0 where none completes a unit, as far as the host knows."""
+        """How many a row has at most; 0 where none completes a unit, as far as the host knows."""
         assert self._attention is not None
         unit, upper = self._attention.unit_tokens, common.seq_lens_cpu_upper_bound
         if unit == 0:

@@ -23,7 +23,7 @@ class ChunkWorker:
         self._step: ChunkMetadata | None = None
         self._reset, self._since_reset = "", True
         self._loading: dict[int, str] = {}
-        self._reading: tuple[Reading, set[int]] | None = None  # of the last look, and the jobs that go by it
+        self._reading: tuple[Reading, set[int]] | None = None  # the last look's, and the jobs that go by it
 
     def look(self, step: ChunkMetadata) -> None:
         """Once a step, before anything of it is copied: nothing is, where the scheduler has not heard yet what the model

@@ -51,7 +51,7 @@ class KvstrataConnector(OffloadingConnector):
         return source
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
-        """Of all workers. Unsupported: they are on another daemon, or have other rows than the scheduler."""
+        """metadata: all workers'. Unsupported: they are on another daemon, or have other rows than the scheduler."""
         workers, welcome = list(metadata.values()), self._source.client.welcome
         flags.refuse_workers(welcome, workers)
         offloading = versions.offloading_config(self._vllm_config, self._kv_cache_config)
@@ -93,8 +93,8 @@ class KvstrataConnector(OffloadingConnector):
         super().update_connector_output(connector_output)
 
     def reset_cache(self) -> bool:
-        """Of reset_prefix_cache(reset_connector=True), and of sleep: nothing of before is found any more. False: vLLM's
-        own cache still has some of it."""
+        """Called by reset_prefix_cache(reset_connector=True), and by sleep: what was stored is found no more. False:
+        vLLM's own cache still has some of it."""
         super().reset_cache()
         pool = self._kv_cache_manager.block_pool
         return self._source.reset(pool.num_gpu_blocks - pool.get_num_free_blocks() - 1)  # vLLM keeps one for itself

@@ -103,7 +103,7 @@ class _Loaded:
 
 
 def remember_workers() -> None:
-    """Of this process; the plugin calls it once. It may be called by the wrapper while that makes its worker, so the
+    """Notes this process's worker. The plugin calls it once, maybe while the wrapper makes that worker, so the
     call behind that is what is looked at: before weights are read. vLLM makes no connector until they are, so flags
     that are not served are refused here, too."""
     from vllm.v1.worker.worker_base import WorkerWrapperBase
@@ -124,7 +124,7 @@ def remember_workers() -> None:
 
 
 def identity_of(config: Any, given: str | None) -> Identity:
-    """Of the model that this process has loaded by vLLM's configuration `config`. given: a digest that the user names;
+    """The identity of the model that this process has loaded by vLLM's configuration `config`. given: a user's digest;
     changes from now on are noticed all the same. Reads all tensors at its first call."""
     global _loaded
     worker = _worker() if _worker is not None else None

@@ -15,7 +15,7 @@ _WAY_OUT = "or take --attention-backend CUSTOM away, or start with KVSTRATA_DISA
 
 
 def plan_of(config: Any) -> str:
-    """Of a VllmConfig, "full" where none is named. Unsupported: kvstrata has other keys than `plan`."""
+    """The plan that a VllmConfig names, else "full". Unsupported: kvstrata has other keys than `plan`."""
     additional = getattr(config, "additional_config", None)
     own = additional.get("kvstrata", {}) if isinstance(additional, dict) else {}
     unknown = sorted(set(own) - {"plan"})

@@ -43,7 +43,7 @@ _ASK_AGAIN = 0.5  # seconds after which what was not there is asked for again, w
 
 @dataclass
 class Memo:
-    """Of a request. salt: of its adapter, to be put before the names of its blocks, where it has one; alone: nothing of
+    """What is known of a request. salt: its adapter's, to be put before the names of its blocks; alone: nothing of
     it is looked up or stored. ids: the lease's, where index says of a key where it is; again: asked anew, not answered
     yet; pending: where its keys were when vLLM last put it off, and how much it had computed; known: keys that need not be
     stored; epoch: in which it was scheduled last; never: its load has failed, so
@@ -106,7 +106,7 @@ class ChunkSource(OffloadingManager):
         self._layout: Mapping[str, Any] = {}
         self.identities: dict[int, Identity] = {}
         self._workers, self._ahead = workers, 0
-        self._number = 0    # of the epoch
+        self._number = 0    # the epoch's
         self._step = 0
         self._asked = 0     # keys, since the last step
         self._memos: dict[str, Memo] = {}

@@ -21,7 +21,7 @@ _DIVIDED = ("num_kv_heads", "num_head_slots", "state_content_bytes", "page_size_
 
 
 def combined(identities: Mapping[int, Identity]) -> Identity:
-    """Of all ranks, which are one model's parts. A digest that a user names is every rank's."""
+    """The identity of all ranks, which are one model's parts. A digest that a user names is every rank's."""
     digests = [identities[rank].digest for rank in sorted(identities)]
     private = next((of.private for of in identities.values() if of.private is not None), None)
     return Identity(digests[0] if len({*digests}) == 1 else digest_of({"ranks": digests}), private)

@@ -17,12 +17,12 @@ def context_of(scheduler: Any, request: str) -> Any:
 
 
 def positions_of(context: Any) -> dict[bytes, int]:
-    """Of a ReqContext: by key, the token that it ends before."""
+    """Blocks of a ReqContext: by key, the token that it ends before."""
     return context._offload_key_positions
 
 
 def tokens_per_block(config: Any, kv_cache_config: Any) -> int:
-    """Of the group of caches that has the largest blocks, of those that are offloaded."""
+    """Tokens per block in the group of caches that has the largest, of those that are offloaded."""
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import get_offloading_group_ids
     from vllm.v1.core.kv_cache_utils import resolve_dcp_kv_block_size
     ranks = config.parallel_config.decode_context_parallel_size
