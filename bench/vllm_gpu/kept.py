@@ -4,8 +4,8 @@
 
     kept.py --suite vllm-gpu-plans --device "NVIDIA H200" --commit COMMIT --date DATE --json-out FILE ROWS.jsonl ...
 
-A row is a part, a case and an engine, in milliseconds: the median, over that of the first engine that has the case: of
-the same file, or of the one before, where both are of one machine. ratio: the first engine's over this one's.
+A row is a part, a case and an engine: the median in milliseconds. Its baseline is the first engine that has the case, in
+whichever of the files; give only files from one machine. ratio: the baseline's median over this one's.
 """
 
 from __future__ import annotations

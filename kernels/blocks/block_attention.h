@@ -30,8 +30,7 @@
 
 namespace kvstrata {
 
-// A layer's queries, device [rows][query_heads][head_dim], from an address that is a multiple
-// of 16.
+// A layer's queries, device [rows][query_heads][head_dim]; the address is a multiple of 16.
 struct BlockQueries {
   const void* data = nullptr;
   int64_t stride = 0;  // bytes from a row's to the next's, a multiple of 16

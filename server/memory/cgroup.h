@@ -31,8 +31,8 @@ struct CgroupMemory {
 // Nothing: no limit, or none that can be read. `root` is put before every path.
 std::optional<CgroupMemory> ReadCgroupMemory(const std::string& root = "");
 
-// Bytes of host memory for a pool without a configured size: `wanted`, but at most an equal share
-// of three quarters of what is available, in whole MiB. `pools`: how many such pools share it. 0
+// Bytes of host memory for a pool without a configured size: `wanted`, but at most an equal
+// share of three quarters of what is available, in whole MiB. `pools`: how many such pools share it. 0
 // available: `wanted`, which is then refused with the figures.
 uint64_t DefaultPoolBytes(const CgroupMemory& cgroup, uint64_t wanted, int pools);
 
