@@ -32,8 +32,8 @@ struct CgroupMemory {
 std::optional<CgroupMemory> ReadCgroupMemory(const std::string& root = "");
 
 // Bytes of host memory for a pool without a configured size: `wanted`, but at most an equal
-// share of three quarters of what is available, in whole MiB. `pools`: how many such pools share it. 0
-// available: `wanted`, which is then refused with the figures.
+// share of three quarters of what is available, in whole MiB. `pools`: how many such pools share
+// it. Where nothing is available: `wanted`, which is then refused with the figures.
 uint64_t DefaultPoolBytes(const CgroupMemory& cgroup, uint64_t wanted, int pools);
 
 // RESOURCE_EXHAUSTED POOL_BEYOND_CGROUP: pools of host memory of these sizes would be more than is
