@@ -154,11 +154,34 @@ class Recorded:
     def begin(self, **batch: Any) -> None:
         self.begun.append(batch)
 
+    def attend(self, layer: int, q: int, q_stride: int, out: int, rows: int, stream: int) -> None:
+        self.attended = layer, q, q_stride, rows
+
     def index(self, blocks: int, count: int, stream: int) -> None:
         self.indexed.append(count)
 
     def close(self) -> None:
         self.closed = True
+
+
+def test_queries_are_read_where_they_lie(monkeypatch: pytest.MonkeyPatch):
+    """Where they can be: heads side by side, whatever lies between rows."""
+    monkeypatch.setattr(BlockRows, "_stream", lambda rows: 0)
+    rows = object.__new__(BlockRows)
+    rows._attention = Recorded("full", None)
+
+    def attended(query: torch.Tensor) -> tuple[bool, int]:
+        rows.attend(2, query, torch.empty(query.shape, dtype=query.dtype), len(query))
+        layer, q, q_stride, count = rows._attention.attended
+        assert (layer, count) == (2, len(query))
+        return q == query.data_ptr(), q_stride
+
+    product = torch.zeros(3, 8, 64, dtype=torch.bfloat16)  # queries, keys, values
+    assert attended(product[:, :4]) == (True, 8 * 64 * 2)
+    assert attended(product[:, :4].contiguous()) == (True, 4 * 64 * 2)
+    assert attended(product[:, :8:2]) == (False, 4 * 64 * 2)
+    assert attended(torch.as_strided(product, (1, 4, 64), (1, 64, 1))) == (True, 4 * 64 * 2)
+    assert attended(torch.as_strided(product, (3, 1, 64), (512, 7, 1))) == (True, 8 * 64 * 2)
 
 
 @pytest.fixture

@@ -59,9 +59,14 @@ class BlockRows:
         return decodes if decodes <= self._shape.max_decodes else 0
 
     def attend(self, index: int, query: torch.Tensor, output: torch.Tensor, rows: int) -> None:
-        """query, output: [rows][heads][head_size], heads side by side. Captured or not."""
-        assert self._attention is not None and query.stride(1) == query.shape[2] and output.is_contiguous()
-        self._attention.attend(index, query.data_ptr(), query.stride(0) * query.element_size(), output.data_ptr(), rows,
+        """query, output: [rows][heads][head_size]. Queries may lie in rows with keys and values; what has other strides is
+        copied. Captured or not."""
+        assert self._attention is not None
+        _, heads, size = query.shape
+        if query.stride(2) != 1 or (heads > 1 and query.stride(1) != size):
+            query = query.contiguous()
+        stride = query.stride(0) if rows > 1 else heads * size  # torch has any stride for one row
+        self._attention.attend(index, query.data_ptr(), stride * query.element_size(), output.data_ptr(), rows,
                                self._stream())
 
     @classmethod
