@@ -31,6 +31,11 @@ class Shape:
     engine: int = 0
     common: float = 0.0
 
+    @property
+    def longest(self) -> int:
+        """Tokens of a conversation with its last answer."""
+        return self.system + self.document + self.turns * (self.question + self.answer)
+
 
 @dataclass
 class Conversation:

@@ -187,12 +187,14 @@ class Launcher:
             subprocess.run([sys.executable, HERE / "model.py", at, "--shape", shape], check=True)
         return at
 
-    def memory(self, gib: float) -> dict[str, Any]:
+    def memory(self, gib: float, longest: int | None = None) -> dict[str, Any]:
         """Arguments of vllm.LLM for a cache of so many GiB on the GPU, also where other engines have the rest; a CPU's is
-        VLLM_CPU_KVCACHE_SPACE's."""
+        VLLM_CPU_KVCACHE_SPACE's. longest: tokens of the longest request, where a cache has no room for the 128K that vLLM
+        asks room for otherwise, 16 GiB of the large model."""
+        given = {} if longest is None else {"max_model_len": 2 * longest}
         if self.given.cpu:
-            return {}
-        return {"kv_cache_memory_bytes": int(gib * 2**30), "gpu_memory_utilization": 0.1}
+            return given
+        return {"kv_cache_memory_bytes": int(gib * 2**30), "gpu_memory_utilization": 0.1, **given}
 
     def start(self, spec: dict[str, Any]) -> Engine:
         """One that serves; it is ready when it has said so."""

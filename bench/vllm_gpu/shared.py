@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import statistics
 
+from conversations import Shape
 from launch import Launcher
 
 _PATIENCE = 400.0
@@ -27,8 +28,8 @@ def run(launcher: Launcher) -> None:
         if kind == "ours":
             launcher.daemon(f"{int(memory * 1024)}MiB")
         engines = [launcher.start(launcher.spec(
-            kind, f"{kind} {number}", gib=memory / 2, llm=launcher.memory(8), extra={"offload_prompt_only": False},
-            trace={**shape, "engine": number, "common": 0.5})) for number in (1, 2)]
+            kind, f"{kind} {number}", gib=memory / 2, llm=launcher.memory(8, Shape(**shape).longest),
+            extra={"offload_prompt_only": False}, trace={**shape, "engine": number, "common": 0.5})) for number in (1, 2)]
         for engine in engines:
             engine.hear(launcher.left)
         launcher.say(f"both of {kind} serve")

@@ -35,6 +35,7 @@ import shared
 import small_models
 import stopped
 import tax
+from conversations import Shape
 from launch import OUT, Daemon, Launcher
 
 _RATED = 5  # files that dd reads
@@ -72,7 +73,11 @@ class Trial:
 
     def _tell_room(self, daemon: Daemon, engines: int) -> None:
         """What the daemon has behind so many engines: the same for a second one that computed nothing."""
-        room = daemon.says("tier", "ls")["rooms"][0]
+        rooms = daemon.says("tier", "ls")["rooms"]
+        if not rooms:
+            self._launcher.say("the daemon has no room: no engine of ours has come as far as that")
+            return
+        room = rooms[0]
         self._launcher.row("ours", "room", engines=engines, room=room)
         self._launcher.say(f"behind {engines} of ours the daemon has {room['shown_bytes'] / 2**30:.3f} GiB in "
                            f"{room['shown']} chunks; {room['stored']} were stored, {room['duplicates']} twice")
@@ -114,7 +119,7 @@ class Trial:
             more["parts"] = ["fresh", "load", "decode", "arrive", "tokens"]
         trace = self._given.trace
         self._launcher.run(self._launcher.spec(
-            kind, name, llm=self._launcher.memory(12) if trace else {},
+            kind, name, llm=self._launcher.memory(12, Shape(**more["trace"]).longest) if trace else {},
             extra={"offload_prompt_only": False} if trace else {}, **more))
 
     def _sizes(self) -> dict[str, Any]:
