@@ -41,6 +41,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
                                  "shared_expert_intermediate_size": 64, "decoder_sparse_step": 1,
                                  "layer_types": [*["linear_attention"] * 3, "full_attention"], **_EXPERTS},
                    {"dtype": "bfloat16", "enable_prefix_caching": True, "max_num_batched_tokens": 1024}),
+    # Pages of attention are so large that a block is not made larger for a state.
+    "wide": ("Qwen3Next", {"num_hidden_layers": 4, "num_key_value_heads": 2, "head_dim": 256,
+                           "linear_num_value_heads": 2, "linear_num_key_heads": 2, "linear_key_head_dim": 128,
+                           "linear_value_head_dim": 128, "num_experts": 4, "shared_expert_intermediate_size": 64,
+                           "decoder_sparse_step": 1, "layer_types": [*["linear_attention"] * 3, "full_attention"],
+                           **_EXPERTS},
+             {"dtype": "bfloat16", "enable_prefix_caching": True, "max_num_batched_tokens": 1024}),
     "jamba": ("Jamba", {"num_hidden_layers": 4, "num_experts": 2, "num_experts_per_tok": 1, "expert_layer_period": 2,
                         "expert_layer_offset": 1, "attn_layer_period": 4, "attn_layer_offset": 1, "mamba_d_state": 16,
                         "mamba_d_conv": 4, "mamba_expand": 2, "mamba_dt_rank": 8},

@@ -30,11 +30,19 @@ def said(rows: list[dict[str, Any]]) -> list[tuple[list[int], list[Any]]]:
     return [(row["tokens"], row["top"]) for row in rows]
 
 
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in ("divisible", *NOT_ON_CPUS)])
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in ("divisible", "wide", *NOT_ON_CPUS)])
 def test_a_hit_is_vllms_own(engine, models: pathlib.Path, family: str):
     batch = {"prompts": [prompt(TOKENS)], "tokens": NEW}
     computed, own, ours = engine("chunks", [batch, batch, {**batch, "reset": True}], **made(family, models))["batches"]
     assert held([computed, own, ours]) == [[0], [HELD], [HELD]]
+    assert said(ours) == said(own)
+
+
+def test_a_state_is_held_at_the_end_of_a_block(engine, models: pathlib.Path):
+    """vLLM has states of a recurrent layer where a step ended: behind a block, of which 256 tokens are two."""
+    batch = {"prompts": [prompt(1430)], "tokens": NEW}
+    _, own, ours = engine("chunks", [batch, batch, {**batch, "reset": True}], **made("wide", models))["batches"]
+    assert held([own, ours]) == [[11 * 128], [11 * 128]]
     assert said(ours) == said(own)
 
 

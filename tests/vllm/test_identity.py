@@ -74,6 +74,20 @@ def test_settings_that_change_no_key_share(models: pathlib.Path):
     assert len({digest for digest, _ in found}) == 2, found
 
 
+def test_what_vllm_requires_is_known_without_a_list_of_its_files(tmp_path: pathlib.Path,
+                                                                 monkeypatch: pytest.MonkeyPatch):
+    """As it is where vLLM was unpacked, not installed; its configurations' classes have functions of pydantic's."""
+    from kvstrata_vllm import loaded
+    (tmp_path / "vllm-0.32.0.dist-info").mkdir()
+    (tmp_path / "vllm-0.32.0.dist-info" / "METADATA").write_text("Name: vllm\nRequires-Dist: pydantic>=2.12\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    by_package = {"pydantic": ["pydantic"], "torch": ["torch"]}
+    monkeypatch.setattr(loaded.importlib.metadata, "packages_distributions", lambda: by_package)
+    loaded.trusted.cache_clear()
+    assert "pydantic" in loaded.trusted() and "vllm" in loaded.trusted()
+    loaded.trusted.cache_clear()
+
+
 ROPE = {"default": {}, "linear": {"factor": 4.0}, "dynamic": {"factor": 4.0}, "ntk": {"factor": 4.0},
         "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                    "original_max_position_embeddings": 512},

@@ -26,7 +26,7 @@ _log = logging.getLogger("vllm.kvstrata")
 
 KNOWN = {"socket": "of kvstratad; else KVSTRATA_SOCKET, else the default",
          "digest": "an identity of the model that the user names",
-         "blocks_per_chunk": "vLLM's blocks in a chunk; else as many as have 256 tokens",
+         "blocks_per_chunk": "vLLM's blocks in a chunk; else as many as have 256 tokens, and one with recurrent states",
          "block_size": "tokens in a chunk, in place of blocks_per_chunk",
          "canonical_layout": "chunks that engines of other numbers of ranks read, too",
          "offload_prompt_only": "whether what is generated is not stored; true",
@@ -61,7 +61,9 @@ def prepare(config: Any, kv_cache_config: Any) -> None:
     extra = name_spec(config)
     if "blocks_per_chunk" not in extra and "block_size" not in extra:
         tokens = versions.tokens_per_block(config, kv_cache_config)
-        extra["blocks_per_chunk"] = max(1, _CHUNK_TOKENS // tokens)
+        # States that are made where a step ends lie behind a block, which need not be the last one of several.
+        several = not kv_cache_config.has_mamba_layers or config.cache_config.mamba_cache_mode != "align"
+        extra["blocks_per_chunk"] = max(1, _CHUNK_TOKENS // tokens) if several else 1
     # What cannot be loaded is computed; no request ends for it.
     config.kv_transfer_config.kv_load_failure_policy = "recompute"
 

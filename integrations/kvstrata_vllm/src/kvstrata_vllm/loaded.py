@@ -44,8 +44,8 @@ _HARMLESS = {
                      "_compile_prefix", "_compile_tag", "evaluate_guards", "layerwise_nvtx_tracing_enabled",
                      "aot_compiled_fn", "was_aot_compile_fn_loaded_from_disk", "_aot_cache_dir",
                      "_aot_compilation_path"), "how torch.compile is getting on: it changes how, not what"),
-    **dict.fromkeys(("vllm_config", "model_config", "cache_config", "parallel_config", "scheduler_config",
-                     "load_config", "compilation_config", "device_config", "observability_config"),
+    **dict.fromkeys(("vllm_config", "_vllm_config", "model_config", "cache_config", "parallel_config",
+                     "scheduler_config", "load_config", "compilation_config", "device_config", "observability_config"),
                     "of the whole engine; what of it changes keys is in settings_of, or in the modules it made"),
 }
 
@@ -61,8 +61,10 @@ _WEIGHTS = ("weight", "bias", "scale", "W_U", "w_u", "cos_sin", "inv_freq")
 def trusted() -> tuple[str, ...]:
     """Packages whose functions are known by their names: vLLM, and those that it requires; and vLLM's operators."""
     by_package = importlib.metadata.packages_distributions()
-    required = {re.split(r"[^A-Za-z0-9._-]", line)[0].lower() for name in by_package.get("vllm", ())
-                for line in importlib.metadata.requires(name) or ()}
+    # An installation of vLLM that has no list of its files is not among them.
+    own = {"vllm", *by_package.get("vllm", ())}
+    required = {re.split(r"[^A-Za-z0-9._-]", line)[0].lower() for distribution in importlib.metadata.distributions()
+                if distribution.name in own for line in distribution.requires or ()}
     return ("vllm", "kvstrata_vllm", *_OPERATORS, *sorted(package for package, names in by_package.items()
                                              if any(name.lower() in required for name in names)))
 
