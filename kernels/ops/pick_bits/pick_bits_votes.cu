@@ -408,13 +408,7 @@ __device__ void FilterRun(const VoteBatch& w, const GroupOffsets& f, const Turns
     if (token < units.first || token + kBlockRows > units.last) Mask(c, token, units);
     if constexpr (!kWide) JoinColumns(c);
     float base[2] = {};
-    if constexpr (kWhole) {
-#pragma unroll
-      for (int q = 0; q < 2; ++q) {
-        base[q] = scorer.base(q);
-        if constexpr (!kWide) base[q] += __shfl_xor_sync(~0u, base[q], 2);
-      }
-    }
+    if constexpr (kWhole) scorer.template JoinBase<kWide>(base);
     keeper.Keep(c, base, token);
   }
 

@@ -29,7 +29,10 @@ __global__ __launch_bounds__(kWarps * 32, 4) void ScoreKernel(ScoreBatch w) {
   LetNextStart();
   if (!w.ahead) WaitForPrevious();
   const Candidates units = CandidatesOf(w.rule, w.tokens[sequence]);
-  if (units.full) return;
+  if (units.full) {
+    if (w.ahead) WaitForPrevious();  // whoever waits for this kernel waits for those before, too
+    return;
+  }
 
   // Tiles begin at multiples of 16 units, where a run of rows in a block begins too.
   const int step = static_cast<int>(gridDim.x) * kWarps * kTileRows;

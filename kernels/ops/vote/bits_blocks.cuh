@@ -169,8 +169,15 @@ class BlockScorer {
     return note.token;
   }
 
-  // What is to be added to c of the last block, with kWhole; columns as there.
-  __device__ float base(int i) const { return base_[i]; }
+  // What is to be added to c of the last block behind JoinColumns, with kWhole.
+  template <bool kWide>
+  __device__ void JoinBase(float (&base)[2]) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      base[i] = base_[i];
+      if constexpr (!kWide) base[i] += __shfl_xor_sync(~0u, base[i], 2);
+    }
+  }
 
  private:
   __device__ void FoldTile(int tile, const LaneQueryPairs<kDim, kBits>& query, int group) {
