@@ -153,11 +153,11 @@ class Launcher:
         """kind: plain, native:N (blocks a chunk), ours, or plan:TEXT (attention over vLLM's blocks); shape: of the model,
         unless all are tiny; gib: native's memory; extra: of kv_connector_extra_config; llm: arguments of vllm.LLM; more: of the spec."""
         shape = "tiny" if self.given.tiny else shape
-        arguments = self._arguments(shape) | (llm or {})
+        arguments = self._arguments(shape) | self._of_family() | (llm or {})
         if kind.startswith("native"):
             extra = {"cpu_bytes_to_use": int((gib or self.given.gib) * 2**30),
                      "blocks_per_chunk": int(kind.partition(":")[2] or 1), **(extra or {})}
-            arguments["kv_transfer_config"] = _transfer("OffloadingConnector", extra)
+            arguments["kv_transfer_config"] = transfer("OffloadingConnector", extra)
         elif kind.startswith("plan:"):
             arguments.pop("block_size", None)  # the plan says which
             arguments |= {"attention_backend": "CUSTOM",
@@ -166,19 +166,31 @@ class Launcher:
             extra = {"socket": self.socket, **(extra or {})}
             if self.given.digest:
                 extra["digest"] = self.given.digest
-            arguments["kv_transfer_config"] = _transfer("KvstrataConnector", extra)
+            arguments["kv_transfer_config"] = transfer("KvstrataConnector", extra)
         return {"engine": name, "rows": str(self.rows), "environment": ENVIRONMENT, "settle": 1.0, "parts": [],
-                "words": model.SHAPES[shape]["words"], "warm": 300 if self.given.tiny else 9000,
+                "words": 500 if self.given.family else model.SHAPES[shape]["words"],
+                "warm": 300 if self.given.tiny or self.given.family else 9000,
                 "arguments": arguments, **more}
 
     def _arguments(self, shape: str) -> dict[str, Any]:
-        given: dict[str, Any] = {"model": str(self._model(shape)), "dtype": "bfloat16", "seed": 0,
+        weights = "" if self.given.family else str(self._model(shape))
+        given: dict[str, Any] = {"model": weights, "dtype": "bfloat16", "seed": 0,
                                  "skip_tokenizer_init": True, "max_model_len": 4096 if shape == "tiny" else 131072,
                                  "max_num_batched_tokens": 8192, "max_num_seqs": 16, "disable_log_stats": True,
                                  "generation_config": "vllm"}
         if self.given.eager or (shape != "llama" and not self.given.plans):
             given["enforce_eager"] = True
         return given | ({"gpu_memory_utilization": 0.25} if self.given.cpu else {"block_size": 16})
+
+    def _of_family(self) -> dict[str, Any]:
+        """Arguments of vllm.LLM for --family's model in place of the shape's, and for --ranks."""
+        found: dict[str, Any] = {}
+        if self.given.family:
+            import families
+            found |= families.made(self.given.family, self.folder)
+        if self.given.ranks > 1:
+            found |= {"tensor_parallel_size": self.given.ranks, "distributed_executor_backend": "mp"}
+        return found
 
     def _model(self, shape: str) -> pathlib.Path:
         """The folder of the weights, which are made once."""
@@ -214,5 +226,6 @@ class Launcher:
         self.say(f"{spec['engine']}: exit code {code}")
 
 
-def _transfer(connector: str, extra: dict[str, Any]) -> dict[str, Any]:
+def transfer(connector: str, extra: dict[str, Any]) -> dict[str, Any]:
+    """vLLM's kv_transfer_config."""
     return {"kv_connector": connector, "kv_role": "kv_both", "kv_connector_extra_config": extra}

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import threading
 import time
 from typing import Any
 
-from driver import prompt_of
+from driver import SEED, prompt_of
 from parts import Measured
 
 
@@ -81,6 +82,53 @@ class Served(Measured):
             held += sum(self._driver.run(prompts, 2)["held"])
         self.settle()
         return {"answers": answers, "stale": stale, "held": held, "of": times * count}
+
+    def arrivals(self, requests: int, shortest: int, longest: int, new: int, every: float) -> dict[str, Any]:
+        """One request every so many seconds, of lengths whose logarithms are drawn evenly. seconds: from its arrival to
+        each one's first token."""
+        draw = random.Random(SEED)
+        waiting = [prompt_of(int(shortest * (longest / shortest) ** draw.random()), 8000 + i, self._words)
+                   for i in range(requests)]
+        tokens = sum(map(len, waiting))
+        since: dict[str, float] = {}
+        firsts: dict[str, float] = {}
+        answered = 0
+        began = time.perf_counter()
+        while waiting or self._driver.busy():
+            now = time.perf_counter()
+            while waiting and now - began >= every * len(since):
+                since[self._driver.add(waiting.pop(0), new)] = now
+            for name, (count, _, _) in self._driver.step().items():
+                if count:
+                    firsts.setdefault(name, time.perf_counter() - since[name])
+                answered += new if count == new else 0
+        return {"prompts": tokens, "answered": answered, "total_s": time.perf_counter() - began,
+                "seconds": [firsts[name] for name in since]}
+
+    def reused(self, seconds: float, seed: int) -> dict[str, Any]:
+        """Requests on a cache that is too small for them, for so long; between steps indexes are checked (reused.py)."""
+        from index_check import IndexCheck
+        draw, check = random.Random(seed), IndexCheck(self._llm)
+        beginnings = [prompt_of(length, 7000 + i, self._words) for i, length in enumerate((500, 1200, 2400, 3600))]
+        begun: dict[str, int] = {}  # tokens held of each request
+        checks = 0
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            while len(self._llm.llm_engine.engine_core.engine_core.scheduler.requests) < 40:
+                length = draw.randrange(16, 2500)
+                tail = [draw.randrange(10, self._words) for _ in range(length)]
+                begun[self._driver.add((draw.choice(beginnings) if draw.random() < 0.5 else []) + tail,
+                                       draw.randrange(2, 400))] = 0
+            for name, (_, _, held) in self._driver.step().items():
+                begun[name] = max(begun[name], held)
+            check.check()
+            checks += 1
+        return {"requests": len(begun), "held": sum(begun.values()), "checks": checks, "checked": check.checked,
+                "stale": check.stale, "preempted": self._preempted()}
+
+    def _preempted(self) -> int:
+        core = self._llm.llm_engine.engine_core.engine_core
+        return sum(request.num_preemptions for request in core.scheduler.requests.values())
 
     def kill_at(self, pid: int | None, copy: int, delay: float) -> None:
         """SIGKILL to a process, None: this one, so many seconds behind the begin of the copy-th copy from now on."""

@@ -3,8 +3,9 @@
 """Plain vLLM, vLLM's own offloading and kvstrata below it, one engine after the other on one GPU, in one run.
 
     trial.py [--engines plain,native:16,ours,ours] [--disk] [--quick] [--trace] [--tiny] [--seconds 540] [--gib 40]
-    trial.py --plans [--engines "plain,plan:full,plan:quest,plan:strata{run = 8}"]
-    trial.py --tax | --shared | --stopped | --families [NAMES] | --kills N        each explained in its own file
+    trial.py --plans [--engines "plain,plan:full,plan:quest,plan:strata{run = 8}"] [--cases 130816x4] [--ranks 2]
+    trial.py --tax | --shared | --stopped | --families [NAMES] | --kills N | --arrivals | --reused SECONDS
+                                                                         each explained in its own file
 
 plain: vLLM alone. native:N: OffloadingConnector with N blocks a chunk, in host memory. ours: KvstrataConnector; the
 second "ours" is another process behind the same daemon: nothing of what it loads was computed by it. --disk: behind
@@ -29,8 +30,10 @@ import sys
 import time
 from typing import Any
 
+import arrivals
 import kills
 import model
+import reused
 import shared
 import small_models
 import stopped
@@ -110,7 +113,10 @@ class Trial:
         elif self._given.trace:
             more["parts"] = ["trace"]
         elif self._given.plans:
-            more |= {"parts": ["fresh", "decode"], "decode": SHORT if self._given.tiny else PLANS}
+            more |= {"parts": ["fresh", "decode"], "decode": SHORT if self._given.tiny or self._given.family else PLANS}
+            if self._given.cases:
+                more |= {"parts": ["decode"], "decode": [tuple(map(int, case.split("x")))
+                                                         for case in self._given.cases.split(",")]}
         elif kind == "plain":
             more |= {"parts": ["fresh", "hits", "decode", "arrive"], "arrive_kinds": ["stored"]}
         elif again:
@@ -127,6 +133,8 @@ class Trial:
             return {"fresh": [(600, 2)], "load": [(600, 4, 2)], "decode": [(600, 1), (600, 2)], "decode_tokens": 8,
                     "arrive": (600, 2), "arrive_kinds": ["stored", "loaded"], "tokens": [(500, 2)],
                     "trace": {"conversations": 6, "system": 128, "document": 500, "answer": 8, "at_once": 2}}
+        if self._given.family:
+            return {"fresh": [(600, 2)], "decode_tokens": 24}
         few = self._given.quick
         return {"fresh": [(K32, 3 if few else 9), (K128, 1 if few else 3)],
                 "load": [(K32, 9, 3), (K128, 3 if few else 9, 1)],  # 28 GiB of keys and values
@@ -185,13 +193,18 @@ def arguments_of(line: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="few repeats, for a first look")
     parser.add_argument("--trace", action="store_true", help="conversations on a cache of 12 GiB")
     parser.add_argument("--plans", action="store_true", help="steps of plan:TEXT and plain")
+    parser.add_argument("--cases", help="of --plans: LENGTHxBATCH, between commas, and nothing else")
+    parser.add_argument("--family", help="of --plans: a small model of tests/vllm/families.py in place of the large one")
+    parser.add_argument("--ranks", type=int, default=1, help="GPUs of an engine, with tensor parallelism")
+    parser.add_argument("--arrivals", action="store_true", help=arrivals.__doc__.splitlines()[0])
+    parser.add_argument("--reused", type=float, help=reused.__doc__.splitlines()[0])
     parser.add_argument("--tax", action="store_true", help=tax.__doc__.splitlines()[0])
     parser.add_argument("--shared", action="store_true", help=shared.__doc__.splitlines()[0])
     parser.add_argument("--stopped", action="store_true", help=stopped.__doc__.splitlines()[0])
     parser.add_argument("--families", nargs="?", const=",".join(small_models.DEFAULT),
                         help=small_models.__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, help=kills.__doc__.splitlines()[0])
-    parser.add_argument("--seed", type=int, help="of --kills; one is drawn, and printed")
+    parser.add_argument("--seed", type=int, help="of --kills and --reused; one is drawn, and printed")
     parser.add_argument("--parts", help="of parts.py, for all engines")
     parser.add_argument("--eager", action="store_true", help="without graphs, which start a minute later")
     parser.add_argument("--digest", help="of ours: a name for the model, in place of its identity")
@@ -211,7 +224,8 @@ def main() -> None:
     launcher = Launcher(given, given.folder)
     try:
         for wanted, part in ((given.tax, tax), (given.shared, shared), (given.stopped, stopped),
-                             (given.families, small_models), (given.kills, kills)):
+                             (given.families, small_models), (given.kills, kills), (given.arrivals, arrivals),
+                             (given.reused, reused)):
             if wanted:
                 part.run(launcher)
                 break
