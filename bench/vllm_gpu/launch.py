@@ -171,6 +171,12 @@ class Launcher:
                 "words": model.SHAPES[shape]["words"], "warm": 300 if self.given.tiny else 9000,
                 "arguments": arguments, **more}
 
+    @property
+    def invariant(self) -> dict[str, str]:
+        """The environment of engines in which a request's tokens do not depend on what else is in a batch, nor on how
+        much of it was held: vLLM has that for GPUs."""
+        return ENVIRONMENT if self.given.cpu else ENVIRONMENT | {"VLLM_BATCH_INVARIANT": "1"}
+
     def _arguments(self, shape: str) -> dict[str, Any]:
         given: dict[str, Any] = {"model": str(self._model(shape)), "dtype": "bfloat16", "seed": 0,
                                  "skip_tokenizer_init": True, "max_model_len": 4096 if shape == "tiny" else 131072,
