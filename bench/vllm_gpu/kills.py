@@ -3,9 +3,10 @@
 
 Two engines of a small model work at a time behind one daemon, whose memory is little more than what they store, while
 the next two start: each loads what others have stored, computes, and loads all of it, until it is killed up to 6 ms
-behind the begin of a copy. Every page of every load must be what the last store of that chunk took of its engine's blocks
-(recorder.py). Behind all of them the daemon must have nothing but chunks that are shown. Then the daemon is killed under an
-engine that goes on, and two engines begin epochs while they store. The seed is printed.
+behind the begin of a copy. Every page of every load must be what the last store of that chunk took of its engine's
+blocks (recorder.py), and answers must be as before, which on a GPU takes VLLM_BATCH_INVARIANT. Behind all of them the
+daemon must have nothing but chunks that are shown. Then the daemon is killed under an engine that goes on, and two
+engines begin epochs while they store. The seed is printed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import signal
 import time
 from typing import Any
 
-from launch import ENVIRONMENT, Daemon, Engine, Launcher
+from launch import Daemon, Engine, Launcher
 
 _PATIENCE = 240.0
 _AT_ONCE = 2
@@ -61,7 +62,7 @@ class Kills:
         return self._launcher.start(self._launcher.spec(
             "ours", f"engine {self._started}", shape="small", settle=3.0,
             llm={**self._launcher.memory(2), "worker_extension_cls": "recorder.Recorder", "max_model_len": 8192},
-            environment=ENVIRONMENT | {"KVSTRATA_RECORDS": str(self._records)}) | {"warm": 40})
+            environment=self._launcher.invariant | {"KVSTRATA_RECORDS": str(self._records)}) | {"warm": 40})
 
     def _pair(self, left: int) -> list[Engine]:
         if left > 0 and self._launcher.left < 150:

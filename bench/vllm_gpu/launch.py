@@ -172,6 +172,12 @@ class Launcher:
                 "warm": 300 if self.given.tiny or self.given.family else 9000,
                 "arguments": arguments, **more}
 
+    @property
+    def invariant(self) -> dict[str, str]:
+        """The environment of engines in which a request's tokens do not depend on what else is in a batch, nor on how
+        much of it was held: vLLM has that for GPUs."""
+        return ENVIRONMENT if self.given.cpu else ENVIRONMENT | {"VLLM_BATCH_INVARIANT": "1"}
+
     def _arguments(self, shape: str) -> dict[str, Any]:
         weights = "" if self.given.family else str(self._model(shape))
         given: dict[str, Any] = {"model": weights, "dtype": "bfloat16", "seed": 0,
