@@ -27,7 +27,7 @@ from kvstrata.block_attention import BlockAttention, BlockShape, index_bytes
 
 QUERY_HEADS, KV_HEADS, DIM = 32, 8, 128
 REPLAYS, WARM_UPS, MOST_ROWS = 60, 5, 256
-CASES = [(8, 1), (16, 4), (1, 128), (2, 128), (8, 32)]  # batch, kilotokens
+CASES = [(8, 1), (16, 4), (1, 8), (1, 128), (2, 128), (8, 32), (8, 128), (1, 1024)]  # batch, kilotokens
 PLANS = "full;quest;strata;strata{run = 8}"
 
 
@@ -63,7 +63,7 @@ class Step:
         self._open(BlockShape(
             layers=self.layers, query_heads=QUERY_HEADS, kv_heads=KV_HEADS, head_dim=DIM, dtype="bf16",
             block_tokens=self.block, block_stride=stride, head_stride=self.block * 2 * DIM * 2, slot_stride=2 * DIM * 2,
-            value_offset=DIM * 2, index_offset=rows_bytes, max_rows=MOST_ROWS, max_decodes=batch, max_tokens=131072))
+            value_offset=DIM * 2, index_offset=rows_bytes, max_rows=MOST_ROWS, max_decodes=batch, max_tokens=max(131072, tokens)))
 
     def _open(self, shape: BlockShape) -> None:
         self.attention = BlockAttention(self.plan, shape)
