@@ -63,7 +63,8 @@ class Step:
         self._open(BlockShape(
             layers=self.layers, query_heads=QUERY_HEADS, kv_heads=KV_HEADS, head_dim=DIM, dtype="bf16",
             block_tokens=self.block, block_stride=stride, head_stride=self.block * 2 * DIM * 2, slot_stride=2 * DIM * 2,
-            value_offset=DIM * 2, index_offset=rows_bytes, max_rows=MOST_ROWS, max_decodes=batch, max_tokens=max(131072, tokens)))
+            value_offset=DIM * 2, index_offset=rows_bytes, max_rows=MOST_ROWS, max_decodes=batch,
+            max_tokens=max(131072, tokens)))
 
     def _open(self, shape: BlockShape) -> None:
         self.attention = BlockAttention(self.plan, shape)
