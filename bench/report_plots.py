@@ -30,6 +30,7 @@ class Series:
     points: list  # (x, y), by x
     hollow: bool = False
     named_at: tuple | None = None  # a point; else the last one, and the name stands at the right edge
+    words: str = ""  # what stands there, if not the name
 
 
 @dataclasses.dataclass
@@ -126,11 +127,11 @@ def names(axes, all_series):
     for i in range(len(places) - 2, -1, -1):
         places[i] = min(places[i], places[i + 1] - LABEL_GAP) if places[-1] > BOTTOM else places[i]
     for series, y in zip(edge, places):
-        yield text(RIGHT + 12, y + 4.5, series.name, f"name {series.name}")
+        yield text(RIGHT + 12, y + 4.5, series.words or series.name, f"name {series.name}")
     for series in all_series:
         if series.named_at:
             x, y, anchor = series.named_at
-            yield text(x, y, series.name, f"name {series.name}", anchor)
+            yield text(x, y, series.words or series.name, f"name {series.name}", anchor)
 
 
 def picture(axes, all_series, extra=()):
@@ -212,4 +213,21 @@ def answers():
     return picture(axes, all_series)
 
 
-PLOTS = {"speed.svg": speed, "loss.svg": loss, "answers.svg": answers}
+def vllm():
+    """Milliseconds of a token in vLLM, plain and by plans, over the length."""
+    result = result_of("vllm-gpu-plans")
+    values = {r["id"]: r["value"] for r in result["rows"]}
+    lengths = {"8K": 8192, "16K": 16384, "32K": 32768, "64K": 65536, "128K": 131072}
+    all_series = [Series(name, [(n, values[f"vllm-gpu-plans/decode/{k} x 1/{engine}"]) for k, n in lengths.items()],
+                         words=words)
+                  for name, engine, words in (("full", "plain", "plain vLLM"), ("strata", "strata{run = 8}", "strata"),
+                                              ("quest", "quest", "quest"))]
+    axes = Axes("A token in vLLM over context length", "milliseconds a token, one sequence, full graphs",
+                "tokens of context", (7600, 140000), [(n, k) for k, n in lengths.items()], (4, 9.5),
+                [(v, f"{v} ms") for v in (4, 5, 6, 7, 8, 9)],
+                [f"vLLM 0.32, FlashAttention 3, Llama-3.1-8B's shape, {result['device']}, {result['date']}",
+                 "plans read 2,048 tokens; strata chooses them in runs of 8"], y_is_linear=True)
+    return picture(axes, all_series)
+
+
+PLOTS = {"vllm.svg": vllm, "speed.svg": speed, "loss.svg": loss, "answers.svg": answers}

@@ -4,8 +4,9 @@
 
     kept.py --suite vllm-gpu-plans --device "NVIDIA H200" --commit COMMIT --date DATE --json-out FILE ROWS.jsonl ...
 
-A row is a part, a case and an engine: the median in milliseconds. Its baseline is the first engine that has the case, in
-whichever of the files; give only files from one machine. ratio: the baseline's median over this one's.
+A row is a part, a case and an engine: the median in milliseconds. Its baseline is the first engine of the same file that
+has the case; ratio: the baseline's median over this one's. A row that several files have is the first one's: name those of
+the newest commit first.
 """
 
 from __future__ import annotations
@@ -16,16 +17,23 @@ import pathlib
 import statistics
 from typing import Any
 
-PARTS = ("fresh", "hits", "first", "load", "decode")
+# Names of parts, and what they are called here where that differs: a prompt that nobody holds is "fresh", however it was asked.
+PARTS = {name: name for name in ("fresh", "hits", "first", "load", "decode", "steps", "arrive", "shared")} | {"tax": "fresh"}
+_ARRIVED = slice(60, 260)  # steps of `arrive` from the prompt's arrival on
 
 
 def cases_of(rows: list[dict[str, Any]]) -> dict[tuple[Any, ...], dict[str, list[float]]]:
-    """Sorted milliseconds by engine, of each (part, tokens, batch)."""
+    """Sorted milliseconds by engine, of each (part, tokens, batch); those of conversations have no tokens."""
     cases: dict[tuple[Any, ...], dict[str, list[float]]] = {}
     for row in rows:
         if row["part"] in PARTS:
-            case = row["part"], row["tokens"], row.get("batch", 1)
-            cases.setdefault(case, {})[row["engine"]] = sorted(1e3 * value for value in row["seconds"])
+            name = " ".join([PARTS[row["part"]], *([row["kind"]] if row["part"] == "arrive" else [])])
+            case = name, row.get("tokens", 0), row.get("batch", 1)
+            values = row["steps"][_ARRIVED] if row["part"] == "arrive" else row["seconds"]
+            cases.setdefault(case, {})[row["engine"]] = sorted(1e3 * value for value in values)
+        elif row["part"] == "trace" and not row["shape"]:
+            cases.setdefault(("trace, first token", 0, 1), {})[row["engine"]] = sorted(1e3 * value for value in row["seconds"])
+            cases.setdefault(("trace, all", 0, 1), {})[row["engine"]] = [1e3 * row["total_s"]]
     return cases
 
 
@@ -36,7 +44,8 @@ def results_of(rows: list[dict[str, Any]], suite: str) -> list[dict[str, Any]]:
         base = statistics.median(engines[first])
         for engine, values in engines.items():
             value = statistics.median(values)
-            row = {"id": f"{suite}/{part}/{-(-tokens // 1024)}K x {batch}/{engine.removeprefix('plan:')}", "value": value,
+            case = f"/{-(-tokens // 1024)}K x {batch}" if tokens else ""
+            row = {"id": f"{suite}/{part}{case}/{engine.removeprefix('plan:')}", "value": value,
                    "unit": "ms", "p10": values[len(values) // 10], "p90": values[len(values) * 9 // 10], "n": len(values),
                    "tokens": tokens, "batch": batch, "better": "smaller"}
             if engine != first:
@@ -56,10 +65,15 @@ def main() -> None:
     rows = [json.loads(line) for path in given.rows for line in path.read_text().splitlines()]
     versions = sorted({row["version"] for row in rows if "version" in row})
     notes = f"vLLM {', '.join(versions)}; Llama-3.1-8B's shape, random weights of sharp attention, bf16. {given.notes}"
-    given_rows = results_of(rows, given.suite)
+    found: dict[str, dict[str, Any]] = {}
+    for path in given.rows:
+        for row in results_of([json.loads(line) for line in path.read_text().splitlines()], given.suite):
+            found.setdefault(row["id"], row)
+    cases = [row_id.rpartition("/")[0] for row_id in found]  # a case's rows side by side, in the order they came in
+    ordered = sorted(found.values(), key=lambda row: cases.index(row["id"].rpartition("/")[0]))
     pathlib.Path(given.json_out).write_text(json.dumps({
         "suite": given.suite, "device": given.device, "commit": given.commit, "date": given.date,
-        "command": given.command, "ceilings": {}, "context": {"notes": notes.strip()}, "rows": given_rows}, indent=1) + "\n")
+        "command": given.command, "ceilings": {}, "context": {"notes": notes.strip()}, "rows": ordered}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
