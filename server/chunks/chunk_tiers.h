@@ -30,8 +30,8 @@ struct ChunkTiersOptions {
   uint8_t write_shown = kNowhere;   // the tiers that get a chunk when it is shown
   uint8_t write_reused = kNowhere;  // and those that get it when it is found again
   std::chrono::microseconds probe_timeout{200'000};
-  std::chrono::microseconds read_timeout{10'000'000};  // of one call
-  uint64_t read_bytes = uint64_t{64} << 20;            // of one call, or a chunk if that has more
+  std::chrono::microseconds read_timeout{10'000'000};  // one call takes no longer
+  uint64_t read_bytes = uint64_t{64} << 20;            // a call reads so much, or one chunk
   std::chrono::microseconds write_timeout{60'000'000};
 };
 

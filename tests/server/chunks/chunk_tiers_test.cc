@@ -206,7 +206,7 @@ class ChunkReadsTest : public ::testing::Test {
   ChunkReadsTest() {
     ChunkTiersOptions options;
     options.disk = &disk_;
-    options.read_bytes = kRow;  // of one chunk
+    options.read_bytes = kRow;  // a call reads one chunk
     options.read_timeout = kTimeout;
     tiers_ = std::make_unique<ChunkTiers>(options, inbox_);
     std::vector<ChunkWork> work(kCalls);
