@@ -45,7 +45,7 @@ class Driver:
         return self._engine.has_unfinished_requests()
 
     def first_token(self, prompt: list[int]) -> dict[str, Any]:
-        """Of one prompt. seconds: to its first token; scheduled: until the first of it was; steps: at the end of each step
+        """One prompt alone. seconds: to its first token; scheduled: until the first of it was; steps: at the end of each step
         of the engine until then; under_way: chunks that are being stored when the first token is there."""
         scheduler = self._engine.engine_core.engine_core.scheduler
         steps: list[float] = []
