@@ -3,7 +3,9 @@
 
 Plain and ours live side by side on one GPU, and only one of them works at a time: plain, ours, plain, ours. Nine of
 each (three with --quick): time to first token of a prompt that nobody has computed, and the median step of a batch.
-A cache of 16.5 GiB each: 128K tokens of a sequence, or four times 32K.
+A cache of 16.5 GiB each: 128K tokens of a sequence, or four times 32K. Rows have besides what shows where time goes: when
+the engine's steps ended until a first token, when the first tokens were scheduled, how many chunks were being stored at its
+end; and the mean step, which has those that were waited for.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ def _in_turns(launcher: Launcher, engines: list[Engine], part: str, times: int, 
         for engine in engines:
             answer = engine.ask(_PATIENCE, **asked[i])
             if isinstance(answer, list):
-                answer = {"seconds": statistics.median(answer)}
+                answer = {"seconds": statistics.median(answer), "mean": statistics.fmean(answer)}
             seconds[engine.name].append(answer.pop("seconds"))
             for field, value in answer.items():
                 details[engine.name].setdefault(field, []).append(value)
