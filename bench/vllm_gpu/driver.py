@@ -44,6 +44,26 @@ class Driver:
     def busy(self) -> bool:
         return self._engine.has_unfinished_requests()
 
+    def first_token(self, prompt: list[int]) -> dict[str, Any]:
+        """One prompt alone. seconds: to its first token; scheduled: until the first of it was; steps: at the end of each step
+        of the engine until then; under_way: chunks that are being stored when the first token is there."""
+        scheduler = self._engine.engine_core.engine_core.scheduler
+        steps: list[float] = []
+        got: dict[str, tuple[int, list[int], int]] = {}
+        scheduled: float | None = None
+        began = time.perf_counter()
+        name = self.add(prompt, 2)
+        while name not in got or got[name][0] == 0:
+            got = self.step()
+            steps.append(time.perf_counter() - began)
+            if scheduled is None and scheduler.running:
+                scheduled = steps[-1]
+        offloading = getattr(scheduler.connector, "scheduler", None)  # vLLM's, of its own offloading and of ours
+        under_way = 0 if offloading is None else sum(len(job.keys) for job in offloading._jobs.values())
+        while self.busy():
+            self.step()
+        return {"seconds": steps[-1], "scheduled": scheduled, "steps": steps, "under_way": under_way}
+
     def run(self, prompts: Sequence[list[int] | dict[str, Any]], new: int, **of_request: Any) -> dict[str, Any]:
         """All at once, to their ends."""
         began = time.perf_counter()

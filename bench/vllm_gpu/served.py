@@ -15,11 +15,11 @@ from parts import Measured
 
 
 class Served(Measured):
-    def first(self, tokens: int, index: int) -> float:
-        """Seconds to the first token of a prompt; behind it what is stored of it is stored."""
-        seconds = self._driver.run([prompt_of(tokens, index, self._words)], 2)["first"][0]
+    def first(self, tokens: int, index: int) -> dict[str, Any]:
+        """Driver.first_token; behind it what is stored of the prompt is stored."""
+        found = self._driver.first_token(prompt_of(tokens, index, self._words))
         self.settle()
-        return float(seconds)
+        return found
 
     def steps(self, tokens: int, batch: int, new: int) -> list[float]:
         """Seconds between the tokens of a batch, whose prompts are computed or loaded before."""

@@ -3,7 +3,9 @@
 
 Plain and ours live side by side on one GPU, and only one of them works at a time: plain, ours, plain, ours. Nine of
 each (three with --quick): time to first token of a prompt that nobody has computed, and the median step of a batch.
-A cache of 16.5 GiB each: 128K tokens of a sequence, or four times 32K.
+A cache of 16.5 GiB each: 128K tokens of a sequence, or four times 32K. Rows have besides what shows where time goes: when
+the engine's steps ended until a first token, when the first tokens were scheduled, how many chunks were being stored at its
+end; and the mean step, which has those that were waited for.
 """
 
 from __future__ import annotations
@@ -39,15 +41,20 @@ def run(launcher: Launcher) -> None:
 
 def _in_turns(launcher: Launcher, engines: list[Engine], part: str, times: int, asked: list[dict[str, Any]],
               fields: dict[str, Any]) -> None:
-    """A row of each; of steps the median of each time."""
+    """A row of each; of steps the median of each time, of first tokens what Driver.first_token says of each."""
     seconds: dict[str, list[float]] = {engine.name: [] for engine in engines}
+    details: dict[str, dict[str, list[Any]]] = {engine.name: {} for engine in engines}
     for i in range(times):
         if launcher.left < 20:
             launcher.say(f"{part} {fields}: {i} of {times}, no time is left")
             break
         for engine in engines:
             answer = engine.ask(_PATIENCE, **asked[i])
-            seconds[engine.name].append(answer if isinstance(answer, float) else statistics.median(answer))
+            if isinstance(answer, list):
+                answer = {"seconds": statistics.median(answer), "mean": statistics.fmean(answer)}
+            seconds[engine.name].append(answer.pop("seconds"))
+            for field, value in answer.items():
+                details[engine.name].setdefault(field, []).append(value)
     for name, of in seconds.items():
-        launcher.row(name, part, seconds=of, **fields)
+        launcher.row(name, part, seconds=of, **fields, **details[name])
     launcher.say(f"{part} {fields}")

@@ -99,7 +99,11 @@ class Trial:
         shape = model.TINY if self._given.tiny else model.LLAMA
         token = 4 * shape["layers"] * shape["kv_heads"] * shape["head_dim"]  # bytes: bf16 keys and values
         rows = [json.loads(line) for line in self._launcher.rows.read_text().splitlines()]
-        disk = statistics.median(row["bytes"] / row["seconds"][0] for row in rows if row["part"] == "dd")
+        rates = [row["bytes"] / row["seconds"][0] for row in rows if row["part"] == "dd"]
+        if not rates:
+            self._launcher.say("no file of the disk is full, so dd has read none, and there is no rate")
+            return
+        disk = statistics.median(rates)
         for row in rows:
             if row["engine"] == "ours, from disk" and row["part"] == "first":
                 for held, seconds in zip(row["held"], row["seconds"]):

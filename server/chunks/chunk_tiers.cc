@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/chunks/chunk_tiers.h"
 
+#include <algorithm>
 #include <atomic>
+#include <deque>
 #include <stop_token>
 #include <string>
 #include <utility>
 
 #include "base/check.h"
+#include "base/sync.h"
 #include "server/tier/checksum.h"
 
 namespace kvstrata {
@@ -14,8 +17,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// What one call reads at most: the next ones read while these chunks are summed.
-constexpr uint64_t kReadBytes = uint64_t{64} << 20;
+// Calls that read from a tier at a time: it has the next one while chunks of others are summed.
+constexpr int kReadsAtOnce = 4;
 
 ChunkDone DoneOf(const ChunkWork& work, bool ok, uint8_t below) {
   ChunkDone done;
@@ -58,6 +61,13 @@ struct ChunkTiers::Calls : std::enable_shared_from_this<ChunkTiers::Calls> {
     std::vector<TierGet> gets;
     std::vector<std::shared_ptr<Kept>> kept;
   };
+  using ReadsPtr = std::shared_ptr<Reads>;
+  // Calls of one tier that wait for their turn.
+  struct Line {
+    std::deque<ReadsPtr> waiting;
+    int begun = 0;
+    bool begins = false;  // a thread begins those whose turn it is
+  };
   struct Writes {
     std::vector<TierPut> puts;
     std::vector<std::shared_ptr<Kept>> kept;
@@ -80,8 +90,13 @@ struct ChunkTiers::Calls : std::enable_shared_from_this<ChunkTiers::Calls> {
     return call;
   }
 
-  void Read(uint8_t tier, std::vector<ChunkWork> work);
-  void OnRead(Reads* reads);
+  void Read(uint8_t tier, std::vector<ChunkWork> work) KVS_EXCLUDES(mu);
+  void BeginReads(uint8_t tier) KVS_EXCLUDES(mu);
+  // A call has ended.
+  void OnRead(Reads* reads) KVS_EXCLUDES(mu);
+  void Tell(Reads* reads);
+  // Nothing that waits is begun any more.
+  void Stop() KVS_EXCLUDES(mu);
   void Write(std::span<const ChunkWork> work);
   void Probe(std::vector<ChunkWork> work);
   void OnProbed(const Probes& probes) const;
@@ -89,12 +104,14 @@ struct ChunkTiers::Calls : std::enable_shared_from_this<ChunkTiers::Calls> {
   const ChunkTiersOptions options;
   const std::shared_ptr<ChunkInbox> inbox;
   std::stop_source stop;
+  Mutex mu;
+  Line lines[kRemote + 1] KVS_GUARDED_BY(mu);  // by tier
 };
 
 ChunkTiers::ChunkTiers(const ChunkTiersOptions& options, std::shared_ptr<ChunkInbox> inbox)
     : options_(options), calls_(std::make_shared<Calls>(options, std::move(inbox))) {}
 
-ChunkTiers::~ChunkTiers() { calls_->stop.request_stop(); }
+ChunkTiers::~ChunkTiers() { calls_->Stop(); }
 
 void ChunkTiers::Find(std::span<ChunkFind> finds) const {
   if (options_.remote != nullptr) {
@@ -139,7 +156,7 @@ void ChunkTiers::Calls::Read(uint8_t tier, std::vector<ChunkWork> work) {
   for (size_t at = 0; at < work.size();) {
     auto reads = std::make_shared<Reads>();
     reads->tier = tier;
-    for (uint64_t bytes = 0; at < work.size() && bytes < kReadBytes; ++at) {
+    for (uint64_t bytes = 0; at < work.size() && bytes < options.read_bytes; ++at) {
       ChunkWork& one = work[at];
       bytes += one.bytes.size();
       ChunkDone let_go = DoneOf(one, false, tier);
@@ -152,6 +169,26 @@ void ChunkTiers::Calls::Read(uint8_t tier, std::vector<ChunkWork> work) {
       reads->gets.push_back(std::move(get));
       reads->work.push_back(std::move(one));
     }
+    MutexLock lock(mu);
+    lines[tier].waiting.push_back(std::move(reads));
+  }
+  BeginReads(tier);
+}
+
+void ChunkTiers::Calls::BeginReads(uint8_t tier) {
+  for (bool first = true;; first = false) {
+    ReadsPtr reads;
+    {
+      MutexLock lock(mu);
+      Line& line = lines[tier];
+      // A call may end before Get returns: then whoever is here already goes on.
+      if (first && line.begins) return;
+      line.begins = line.begun < kReadsAtOnce && !line.waiting.empty() && !stop.stop_requested();
+      if (!line.begins) return;
+      reads = std::move(line.waiting.front());
+      line.waiting.pop_front();
+      ++line.begun;
+    }
     TierCall call = CallFor(options.read_timeout,
                             [self = shared_from_this(), reads] { self->OnRead(reads.get()); });
     TierOf(tier)->Get(reads->gets, std::move(call));
@@ -159,6 +196,31 @@ void ChunkTiers::Calls::Read(uint8_t tier, std::vector<ChunkWork> work) {
 }
 
 void ChunkTiers::Calls::OnRead(Reads* reads) {
+  const uint8_t tier = reads->tier;
+  const bool late = std::ranges::any_of(
+      reads->gets, [](const TierGet& get) { return get.status.code() == Code::kDeadlineExceeded; });
+  std::deque<ReadsPtr> given_up;
+  {
+    MutexLock lock(mu);
+    --lines[tier].begun;
+    if (late) given_up.swap(lines[tier].waiting);
+  }
+  BeginReads(tier);
+  Tell(reads);
+  for (const ReadsPtr& waiting : given_up) {
+    for (TierGet& get : waiting->gets) get.status = TierLate();
+    Tell(waiting.get());
+  }
+}
+
+void ChunkTiers::Calls::Stop() {
+  stop.request_stop();
+  std::deque<ReadsPtr> dropped[kRemote + 1];
+  MutexLock lock(mu);
+  for (const uint8_t tier : {kDisk, kRemote}) dropped[tier].swap(lines[tier].waiting);
+}
+
+void ChunkTiers::Calls::Tell(Reads* reads) {
   const int wanting = options.write_shown | options.write_reused;
   std::vector<ChunkWork> elsewhere;
   for (size_t i = 0; i < reads->work.size(); ++i) {

@@ -4,7 +4,8 @@
 // A chunk is a value of one buffer under "chunk/" and its key. Find asks what this process knows of
 // the disk; a remote tier must be asked. Reads go to the first tier that has the chunk, and to the
 // next if that one's copy is damaged or gone; sums are made as they come, if other tiers are to get
-// the chunk.
+// the chunk. A tier has a few calls at a time, so that the deadline of each is from when its turn
+// came, however much was asked for before it. When one is late, so is all that waits.
 //
 // Ownership: borrows the tiers, which outlive it; what is under way when it goes ends later, and
 // keeps what it needs. Thread-safety: all methods, from any thread; nothing blocks. Errors: none,
@@ -29,7 +30,8 @@ struct ChunkTiersOptions {
   uint8_t write_shown = kNowhere;   // the tiers that get a chunk when it is shown
   uint8_t write_reused = kNowhere;  // and those that get it when it is found again
   std::chrono::microseconds probe_timeout{200'000};
-  std::chrono::microseconds read_timeout{10'000'000};
+  std::chrono::microseconds read_timeout{10'000'000};  // one call takes no longer
+  uint64_t read_bytes = uint64_t{64} << 20;            // a call reads so much, or one chunk
   std::chrono::microseconds write_timeout{60'000'000};
 };
 

@@ -36,20 +36,21 @@ class Reading:
 
 
 class Engine:
-    """model: as it is now; reading: of the next look, None: it is one that waits."""
+    """model: as it is now; reading: of the next look, None: it is one that waits; due: whether a step that copies nothing
+    is looked at; waited: how many looks were waited for."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.model, self.reading = MODEL, None
-        self.looks: list[bool] = []
+        self.model, self.reading, self.due, self.waited = MODEL, None, True, 0
         monkeypatch.setattr(chunk_worker, "identity_here", self.identity_here)
         monkeypatch.setattr(chunk_worker, "begin_look", lambda: self.reading)
+        monkeypatch.setattr(chunk_worker, "look_is_due", lambda: self.due)
         copies: Any = SimpleNamespace()
         self.transfers = Transfers(copies)
         self.worker = ChunkWorker(RANK, MODEL, self.transfers)
 
-    def identity_here(self, opens: bool = True) -> Identity | None:
-        self.looks.append(opens)
-        return self.model if opens else None
+    def identity_here(self) -> Identity:
+        self.waited += 1
+        return self.model
 
     def step(self, loads: tuple[int, ...] = (), stores: tuple[int, ...] = (), known: Identity = MODEL, reset: str = ""
              ) -> ChunkMetadata:
@@ -67,9 +68,23 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
 def test_a_step_is_looked_at_once(engine: Engine):
     made = engine.step(loads=(1,), stores=(2,))
     engine.worker.look(made)
-    assert engine.looks == [True] and engine.transfers.refused == set()
+    assert engine.waited == 1 and engine.transfers.refused == set()
+    engine.due = False
     engine.step()
-    assert engine.looks == [True, False] and engine.worker.news(None) is None
+    assert engine.waited == 1 and engine.worker.news(None) is None
+
+
+def test_a_step_that_copies_nothing_waits_for_no_look(engine: Engine):
+    """Neither for its own nor for one before it; what one finds is said when it has ended."""
+    engine.reading = Reading(holds=False)
+    engine.step()
+    engine.step()
+    engine.worker.settle(wait=False)
+    assert engine.waited == 0 and engine.worker.news(None) is None
+    engine.model, engine.reading.over = OTHER, True
+    engine.worker.settle(wait=False)
+    news = engine.worker.news(None)
+    assert news is not None and news.identities == {RANK: OTHER}
 
 
 def test_what_changed_is_refused_until_the_scheduler_has_heard(engine: Engine):
@@ -108,7 +123,7 @@ def test_a_look_that_nobody_waits_for(engine: Engine, changed: bool):
     engine.reading = Reading(holds=not changed)
     engine.step(loads=(1,), stores=(2,))
     engine.worker.settle(wait=False)
-    assert engine.transfers.unsure == {1, 2} and engine.looks == []
+    assert engine.transfers.unsure == {1, 2} and engine.waited == 0
     engine.model = OTHER if changed else MODEL
     engine.reading.over = True
     engine.worker.settle(wait=False)
@@ -128,7 +143,7 @@ def test_a_trace_that_says_nothing(engine: Engine):
     engine.reading = Reading(holds=False)
     engine.step(stores=(1,))
     engine.worker.settle(wait=True)
-    assert engine.looks == [True] and engine.transfers.refused == set()
+    assert engine.waited == 1 and engine.transfers.refused == set()
 
 
 def test_requests_whose_loads_failed(engine: Engine):

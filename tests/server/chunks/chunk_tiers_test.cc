@@ -3,7 +3,9 @@
 // server that starts anew serves what its tiers have.
 #include <gtest/gtest.h>
 
+#include <deque>
 #include <memory>
+#include <vector>
 
 #include "tests/fakes/memory_value_tier.h"
 #include "tests/server/chunks/chunk_socket.h"
@@ -171,6 +173,97 @@ TEST_F(ChunkTiersTest, ReusedChunksGoToATierOfReused) {
   ExpectStamp(client, client.Ask(1, 1), 1);
   EXPECT_TRUE(Eventually([&] { return remote_.Stats().puts == 1; }));
   EXPECT_EQ(disk_.Stats().puts, 1u);
+}
+
+// Calls that read wait here until the test answers them.
+class AnsweredTier final : public ValueTier {
+ public:
+  struct Read {
+    std::span<TierGet> gets;
+    TierCall call;
+  };
+  void Get(std::span<TierGet> gets, TierCall call) override {
+    reads.push_back({gets, std::move(call)});
+  }
+  void Probe(std::span<TierProbe>, TierCall call) override { call.done(); }
+  void Put(std::span<TierPut>, TierCall call) override { call.done(); }
+  void Forget(std::span<TierForget>, TierCall call) override { call.done(); }
+  void Walk(TierWalk*, TierCall call) override { call.done(); }
+  TierStats Stats() const override { return {}; }
+
+  void AnswerFirst(const Status& status) {
+    const Read read = std::move(reads.front());
+    reads.pop_front();
+    for (TierGet& get : read.gets) get.status = status;
+    read.call.done();
+  }
+  std::deque<Read> reads;
+};
+
+class ChunkReadsTest : public ::testing::Test {
+ protected:
+  static constexpr int kCalls = 20;
+  ChunkReadsTest() {
+    ChunkTiersOptions options;
+    options.disk = &disk_;
+    options.read_bytes = kRow;  // a call reads one chunk
+    options.read_timeout = kTimeout;
+    tiers_ = std::make_unique<ChunkTiers>(options, inbox_);
+    std::vector<ChunkWork> work(kCalls);
+    for (int i = 0; i < kCalls; ++i) {
+      work[i].kind = ChunkWork::Kind::kRead;
+      work[i].below = kDisk;
+      work[i].chunk.id = i;
+      work[i].bytes = std::span(row_);
+    }
+    tiers_->Start(std::move(work));
+  }
+  // The chunks that were read, or were not, since the last time.
+  std::vector<int32_t> Done(bool ok) {
+    std::vector<int32_t> ids;
+    for (const ChunkDone& done : inbox_->TakeAll()) {
+      if (!done.let_go && done.ok == ok) ids.push_back(done.chunk.id);
+    }
+    return ids;
+  }
+
+  static constexpr uint64_t kRow = 4096;
+  static constexpr std::chrono::seconds kTimeout{1000};
+  std::array<std::byte, kRow> row_{};
+  AnsweredTier disk_;
+  std::shared_ptr<ChunkInbox> inbox_ = std::make_shared<ChunkInbox>([] {});
+  std::unique_ptr<ChunkTiers> tiers_;
+};
+
+TEST_F(ChunkReadsTest, ADeadlineIsFromWhenTheTurnCame) {
+  ASSERT_LT(disk_.reads.size(), size_t{kCalls});
+  for (int i = 0; i < kCalls; ++i) {
+    ASSERT_FALSE(disk_.reads.empty());
+    const size_t before = disk_.reads.size();
+    const auto now = std::chrono::steady_clock::now();
+    disk_.AnswerFirst(OkStatus());
+    EXPECT_EQ(Done(true), std::vector<int32_t>{i});
+    if (disk_.reads.size() < before) continue;  // none waits any more
+    EXPECT_GE(disk_.reads.back().call.deadline, now + kTimeout);
+  }
+  EXPECT_TRUE(disk_.reads.empty());
+}
+
+TEST_F(ChunkReadsTest, WhatWaitsBehindACallThatIsLateIsLateToo) {
+  const size_t begun = disk_.reads.size();
+  disk_.AnswerFirst(TierLate());
+  std::vector<int32_t> late{0};
+  for (size_t i = begun; i < kCalls; ++i) late.push_back(static_cast<int32_t>(i));
+  EXPECT_EQ(Done(false), late);
+  while (!disk_.reads.empty()) disk_.AnswerFirst(OkStatus());
+  EXPECT_EQ(Done(true).size(), begun - 1);
+}
+
+TEST_F(ChunkReadsTest, NothingBeginsBehindTheEnd) {
+  const size_t begun = disk_.reads.size();
+  tiers_.reset();
+  for (size_t i = 0; i < begun; ++i) disk_.AnswerFirst(OkStatus());
+  EXPECT_TRUE(disk_.reads.empty());
 }
 
 }  // namespace

@@ -11,7 +11,7 @@ from kvstrata.torch_samples import Reading
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 
 from .chunk_metadata import ChunkMetadata, ChunkWorkerMetadata
-from .loaded import begin_look, identity_here
+from .loaded import begin_look, identity_here, look_is_due
 from .transfers import Transfers
 
 
@@ -30,20 +30,23 @@ class ChunkWorker:
         is now. The first step after a reset is looked at in any case: what changed before it is all that is cached then, so
         that what the step stores goes on under the new name, which the scheduler hears before it is shown.
 
-        A GPU is not waited for. Stores begin in the next step, which knows then; the end of a load is not said before it
-        is known."""
+        A GPU is not waited for, in particular not in the step behind a prompt, which vLLM prepares before it takes the
+        prompt's first token. Stores begin in the next step, which knows then; the end of a load is not said before it is
+        known."""
         if step is self._step:
             return
-        self.settle(wait=True)
+        self.settle(wait=self._reading is not None and bool(self._reading[1]))
         first, jobs = step.reset != self._reset, {*step.load_jobs, *step.store_jobs}
         self._step, self._reset = step, step.reset
         self._loading.update((job, load.req_id) for job, load in step.load_jobs.items())
-        reading = begin_look() if jobs and not first else None
+        if not (first or jobs or look_is_due()):
+            return
+        reading = None if first else begin_look()
         if reading is not None and not self._changed(step):
             self._reading = reading, jobs
             self._transfers.unsure.update(jobs)
             return
-        self._hear(identity_here(first or bool(jobs)), first)
+        self._hear(identity_here(), first)
         if self._changed(step) and not (first and self._identity.private is None):
             self._transfers.refused.update(jobs)
 

@@ -100,7 +100,7 @@ class _Loaded:
 
     def may_begin(self) -> bool:
         """Now and then a look is waited for, which counts them and sums anew in the background."""
-        self._began += 1
+        self.looked_at, self._began = time.monotonic(), self._began + 1
         return self._began < _WAITED_EVERY
 
 
@@ -154,12 +154,14 @@ def _convert_now(config: Any, model: torch.nn.Module) -> None:
             convert(torch.empty(0, dtype=config.model_config.dtype, device=module.cos_sin_cache.device))
 
 
-def identity_here(opens: bool = True) -> Identity | None:
-    """As it is now; None: the model is another process's, or none is due. opens: something is looked up, opened or
-    saved by it; else one of a moment ago will do."""
-    if _loaded is None or (not opens and time.monotonic() - _loaded.looked_at < _MOMENT):
-        return None
-    return _loaded.now()
+def identity_here() -> Identity | None:
+    """As it is now; waits for the GPU. None: the model is another process's."""
+    return None if _loaded is None else _loaded.now()
+
+
+def look_is_due() -> bool:
+    """Whether there is one for a step that opens and saves nothing: for that one of a moment ago will do."""
+    return _loaded is not None and time.monotonic() - _loaded.looked_at >= _MOMENT
 
 
 def begin_look() -> Reading | None:
