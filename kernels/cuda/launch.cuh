@@ -19,6 +19,7 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstddef>
 
 #include "kernels/cuda/batch.h"
@@ -44,6 +45,13 @@ inline int DeviceAttribute(cudaDeviceAttr attribute) {
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&value, attribute, device);
   return value;
+}
+
+// In how many CTAs each of `rows` is done, at most `most`, so that all of them run at once where
+// `ctas_of_sm` share an SM: one more would make a second wave, and as good as double the time.
+inline int SplitsOfWave(int ctas_of_sm, int rows, int most) {
+  const int ctas = ctas_of_sm * DeviceAttribute(cudaDevAttrMultiProcessorCount);
+  return std::clamp(ctas / std::max(rows, 1), 1, std::max(most, 1));
 }
 
 // Allows a kernel more dynamic shared memory than 48 KB. 0 or a cudaError_t.

@@ -109,10 +109,11 @@ struct Layout {
 
   explicit Layout(const PickBitsBatch& work) {
     const VoteBatch& w = work.vote;
-    constexpr int kCtas = 264;  // one wave of two CTAs on each of 132 SMs
+    constexpr int kCtasOfSm = 2;
     const int64_t lists = int64_t{w.groups.kv_heads} * w.batch;
-    const int turns = w.candidate_stride / TurnTokens(w) + 1, full = static_cast<int>(lists);
-    first = KeptOf(work, std::clamp((kCtas + full / 2) / full, 1, (turns + kWarps - 1) / kWarps));
+    const int turns = w.candidate_stride / TurnTokens(w) + 1;
+    first = KeptOf(work,
+                   SplitsOfWave(kCtasOfSm, static_cast<int>(lists), (turns + kWarps - 1) / kWarps));
     again = KeptOf(work, kClusterCtas);
     const auto most = [&](auto of) { return std::max<int64_t>(of(first), of(again)); };
     parts_at = 2 * lists * static_cast<int64_t>(sizeof(Aim));

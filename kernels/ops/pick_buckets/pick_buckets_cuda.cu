@@ -12,7 +12,6 @@ namespace kvstrata::cuda {
 namespace {
 
 constexpr int kThreads = 512, kWarps = kThreads / 32;
-constexpr int kCtas = 132;          // CTAs of a launch, about: one on each SM
 constexpr int kMostSplits = 16;     // CTAs of a list
 constexpr int kHeld = 2560;         // buckets of a list that stay in shared memory
 constexpr int kHeldTokens = 2560;   // its kept tokens that stay there
@@ -391,7 +390,7 @@ template <int kDim>
 int Launch(const PickBucketsBatch& w, Stream stream) {
   constexpr int kBytes = sizeof(Shared);
   const int lists = w.kv_heads * w.batch;
-  const dim3 grid(std::clamp(kCtas / lists, 1, kMostSplits), w.kv_heads, w.batch);
+  const dim3 grid(SplitsOfWave(1, lists, kMostSplits), w.kv_heads, w.batch);
   return LaunchDependent(PickBucketsKernel<kDim>, grid, kThreads, kBytes, stream, w);
 }
 

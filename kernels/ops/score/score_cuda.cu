@@ -63,14 +63,12 @@ __global__ __launch_bounds__(kWarps * 32, 4) void ScoreKernel(ScoreBatch w) {
 
 template <typename T, int kDim>
 int Launch(const ScoreBatch& w, Stream stream) {
-  // One wave of CTAs of which four share an SM.
-  constexpr int kCtas = 528;
+  constexpr int kCtasOfSm = 4;
   constexpr int kBytes = sizeof(Shared<kDim>);
   if (const int error = AllowShared(ScoreKernel<T, kDim>, kBytes); error != 0) return error;
   const int tiles = w.unit_stride / kTileRows + 2;
   const int rows = w.rows.kv_heads * w.batch;
-  const int splits =
-      std::max(1, std::min((kCtas + rows / 2) / rows, (tiles + kWarps - 1) / kWarps));
+  const int splits = SplitsOfWave(kCtasOfSm, rows, (tiles + kWarps - 1) / kWarps);
   return LaunchDependent(ScoreKernel<T, kDim>, dim3(splits, w.rows.kv_heads, w.batch), kWarps * 32,
                          kBytes, stream, w);
 }

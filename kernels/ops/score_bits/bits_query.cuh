@@ -117,9 +117,10 @@ __device__ void AddMinima(const LanePairs<kDim, kBits>& minima,
   }
 }
 
-// c -= the sum of 2^exponent times the query, of the numbers that codes become.
+// c[0] + c[1] -= the sum of 2^exponent times the query, of the numbers that codes become. Two sums,
+// since products of one wait for each other.
 template <int kDim, int kBits>
-__device__ void TakeOffsets(const LanePairs<kDim, kBits>& folded, float (&c)[4]) {
+__device__ void TakeOffsets(const LanePairs<kDim, kBits>& folded, float (&c)[2][4]) {
   using Shape = BitsShape<kDim, kBits>;
 #pragma unroll
   for (int m = 0; m < Shape::kRuns; ++m) {
@@ -131,8 +132,8 @@ __device__ void TakeOffsets(const LanePairs<kDim, kBits>& folded, float (&c)[4])
     }
 #pragma unroll
     for (int u = 0; u < Shape::kWords; ++u) {
-      MmaM16N8K16<__half>(c, offset[0], offset[0], offset[1], offset[1], BitsOf(folded.at[m][u][0]),
-                          BitsOf(folded.at[m][u][1]));
+      MmaM16N8K16<__half>(c[m % 2], offset[0], offset[0], offset[1], offset[1],
+                          BitsOf(folded.at[m][u][0]), BitsOf(folded.at[m][u][1]));
     }
   }
 }
@@ -148,7 +149,7 @@ __device__ void Fold(const char* group_at, const GroupOffsets& f,
   const bool has_rests = group <= 4, is_rest = has_rests && lane >= 16;
   LanePairs<kDim, kBits> scales;
   scales.Load(group_at, t);
-  float first[4] = {}, second[4] = {}, offsets[4] = {};
+  float first[4] = {}, second[4] = {}, offsets[2][4] = {};
   AddMinima(scales, query, first, second);
   scales.Load(group_at + f.step, t);
 #pragma unroll
@@ -168,7 +169,7 @@ __device__ void Fold(const char* group_at, const GroupOffsets& f,
   const bool counts_minima = !has_rests || t < 2;  // columns 4 .. 7 are rests
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    base[i] = offsets[i] + (counts_minima ? first[i] + second[2 + i] : 0.0f);
+    base[i] = offsets[0][i] + offsets[1][i] + (counts_minima ? first[i] + second[2 + i] : 0.0f);
   }
 }
 

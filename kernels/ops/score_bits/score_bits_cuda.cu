@@ -71,11 +71,10 @@ __global__ __launch_bounds__(kThreads) void ScoreBitsKernel(
 
 template <int kDim, int kBits>
 int Launch(const ScoreBitsBatch& w, Stream stream) {
-  constexpr int kCtas = 660;  // five on each of 132 SMs
+  constexpr int kCtasOfSm = 5;
   const int rows = w.groups.kv_heads * w.batch;
   const int groups = w.candidate_stride / w.groups.format.tokens + 2;
-  const int splits =
-      std::max(1, std::min((kCtas + rows - 1) / rows, (groups + kWarps - 1) / kWarps));
+  const int splits = SplitsOfWave(kCtasOfSm, rows, (groups + kWarps - 1) / kWarps);
   return LaunchDependent(ScoreBitsKernel<kDim, kBits>, dim3(splits, w.groups.kv_heads, w.batch),
                          kThreads, 0, stream, w, GroupOffsets::Of(w.groups.format));
 }

@@ -16,7 +16,7 @@ constexpr int kTileRows = 16;
 constexpr int kTiles = 4;      // tiles of a block
 constexpr int kSumWarps = 4;   // warps of a CTA of the second kernel
 constexpr int kHeadTile = 32;  // heads that it sums at a time
-constexpr int kSumCtas = 660;  // CTAs of one wave, five on each of 132 SMs
+constexpr int kSumCtasOfSm = 5;
 // Weights up to here are kept in the L2: 4 % less time at 128K tokens; with 64 MB of them, as at
 // 1M, 0.6 % more.
 constexpr int64_t kStaysBytes = int64_t{24} << 20;
@@ -269,12 +269,12 @@ __global__ __launch_bounds__(kSumWarps * 32) void VoteKernel(VoteBatch w, Scratc
 // Bytes of a call's scratch, and where its parts begin. REQUIRES: a valid shape.
 struct ScratchShape {
   explicit ScratchShape(const VoteBatch& w) {
-    // One wave of two CTAs on each of 132 SMs; runs of less than 512 candidates do not pay.
-    constexpr int kCtas = 264;
+    constexpr int kCtasOfSm = 2;
     run = w.of_groups() ? w.rule.unit_tokens : 1;
     blocks = (w.candidate_stride + kBlockRows - 1) / kBlockRows + 1;  // the first may begin inside
     const int rows = w.kv_heads() * w.batch;
-    splits = std::max(1, std::min((kCtas + rows / 2) / rows, (blocks + kWarps - 1) / kWarps));
+    // CTAs of less than 512 candidates do not pay.
+    splits = SplitsOfWave(kCtasOfSm, rows, (blocks + kWarps - 1) / kWarps);
     const int64_t cells = int64_t{w.batch} * blocks * w.query_heads;
     heads_at = cells * (kBlockRows / run) * static_cast<int64_t>(sizeof(__half));
     block_max_at =
@@ -311,7 +311,7 @@ template <typename Row>
 int LaunchSums(const VoteBatch& w, const Scratch& scratch, Stream stream) {
   const int lists = w.output_rows * w.batch;
   const int blocks = kSumWarps * 32 * scratch.run / kTileRows;  // that a CTA takes at once
-  const dim3 sums(std::clamp(kSumCtas / lists, 1, (scratch.blocks + blocks - 1) / blocks),
+  const dim3 sums(SplitsOfWave(kSumCtasOfSm, lists, (scratch.blocks + blocks - 1) / blocks),
                   w.output_rows, w.batch);
   const int heads = w.query_heads / w.output_rows;
   return LaunchDependent(VoteKernel<Row>, sums, kSumWarps * 32, heads * sizeof(float2), stream, w,
