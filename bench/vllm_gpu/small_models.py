@@ -29,7 +29,7 @@ _RANKS: dict[str, tuple[dict[str, Any], ...]] = {
     "tp2": ({"tensor_parallel_size": 2},), "pp2": ({"pipeline_parallel_size": 2},),
     "tp2to1": ({"tensor_parallel_size": 2}, {}), "tp1to2": ({}, {"tensor_parallel_size": 2})}
 # Seconds that a process may take to begin, and each family then; some have kernels that Triton compiles for longer.
-_BEGINS, _PATIENCE, _COMPILES = 90.0, 60.0, {"granite": 150.0}
+_BEGINS, _PATIENCE, _COMPILES = 90.0, 60.0, {"granite": 150.0, "qwen3_next": 150.0}
 
 
 def run(launcher: Launcher) -> None:
