@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # On a GPU machine: unpacks vLLM and kvstrata (pack.sh's OUT) and runs trial.py.
 #
-#   [VLLM=33] run.sh PACKED [arguments of trial.py]        rows, logs and the table to $OUT
+#   [VLLM=33] run.sh PACKED [arguments of trial.py]        rows, logs and the table to $OUT; without arguments it only unpacks
 #
 # PACKED: a site, and of programs.tar.xz (the daemon) and ops.tar.xz (plans over vLLM's blocks) what the call needs.
 #
@@ -30,4 +30,5 @@ export VLLM_CACHE_ROOT=$work/cache TORCHINDUCTOR_CACHE_DIR=$work/inductor TRITON
 export OUT=${OUT:-$work/out} PYTHONUNBUFFERED=1
 nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader
 echo "kvstrata $(cat "$work/commit"), unpacked after $(($(date +%s) - began)) s, $(nproc) cores"
+[ $# -gt 0 ] || exit 0
 python3 "$here/trial.py" --seconds $((${LIMIT:-560} - ($(date +%s) - began))) "$@"
