@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <new>
 #include <string>
 
 #include "base/check.h"
@@ -355,7 +356,7 @@ void Openings::GoOnOpening(Result<Opening> prepared, const OpenDone& done) {
     tier = prefixes_.tier();
   }
   const auto o = std::make_shared<Opening>(std::move(*prepared));
-  if (tier == nullptr) return replication_.ReplicateAndFinish(o, done);
+  if (tier == nullptr) return ReplicateAndFinish(o, done);
   o->asked = Clock::now();
   loads_.SearchRemote(o, tier, [this, o, tier, done] {
     try {
@@ -366,11 +367,25 @@ void Openings::GoOnOpening(Result<Opening> prepared, const OpenDone& done) {
   });
 }
 
+void Openings::ReplicateAndFinish(const std::shared_ptr<Opening>& o, const OpenDone& done) {
+  replication_.GoOn(*o, [this, o, done] {
+    Result<OpenedSequence> opened =
+        ResourceExhausted("MEMORY", "the daemon has no memory to open this sequence");
+    try {
+      replication_.Replicate(o.get());
+      opened = FinishOpen(o.get());
+    } catch (const std::bad_alloc&) {
+      // In threads that have no request to answer; he who asked hears it here.
+    }
+    done(opened);
+  });
+}
+
 void Openings::LoadAndFinish(const std::shared_ptr<Opening>& o, PageTier* tier,
                              const OpenDone& done) {
   loads_.LoadArtefact(o, tier, [this, o, tier, done] {
     try {
-      loads_.LoadPrefix(o, tier, [this, o, done] { replication_.ReplicateAndFinish(o, done); });
+      loads_.LoadPrefix(o, tier, [this, o, done] { ReplicateAndFinish(o, done); });
     } catch (const std::bad_alloc&) {
       done(ResourceExhausted("MEMORY", "the daemon has no memory to open this sequence"));
     }

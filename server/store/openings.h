@@ -104,6 +104,8 @@ class Openings {
   // Reads what of it the tier has, then finishes it.
   void LoadAndFinish(const std::shared_ptr<Opening>& o, PageTier* tier, const OpenDone& done)
       KVS_EXCLUDES(store_lock);
+  void ReplicateAndFinish(const std::shared_ptr<Opening>& o, const OpenDone& done)
+      KVS_EXCLUDES(store_lock);
   // Tells a remote tier that a prefix was found again.
   void OfferReused(const Opening& o, const IndexLayout& index, const OpenedSequence& opened)
       KVS_EXCLUDES(store_lock);

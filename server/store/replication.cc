@@ -2,7 +2,6 @@
 #include "server/store/replication.h"
 
 #include <algorithm>
-#include <new>
 #include <utility>
 
 #include "server/store/store_parts.h"
@@ -19,39 +18,27 @@ Replication::Replication(StoreParts* store)
       allocator_(store->allocator),
       copies_(store->copies),
       prefixes_(store->prefixes),
-      openings_(store->openings),
       loads_(store->loads) {}
 
-void Replication::SetReplicationQueue(std::function<void(std::function<void()>)> post) {
+void Replication::SetReplicationQueue(Post post) {
   StoreLock lock(mu_);
   post_ = std::move(post);
 }
 
-std::function<void(std::function<void()>)> Replication::SlowOpens() const {
+Replication::Post Replication::SlowOpens() const {
   StoreLock lock(mu_);
   return post_;
 }
 
-void Replication::ReplicateAndFinish(const std::shared_ptr<Opening>& o, const OpenDone& done) {
-  const auto finish = [this, o, done] {
-    Result<OpenedSequence> opened =
-        ResourceExhausted("MEMORY", "the daemon has no memory to open this sequence");
-    try {
-      Replicate(o.get());
-      opened = openings_.FinishOpen(o.get());
-    } catch (const std::bad_alloc&) {
-      // In threads that have no request to answer; he who asked hears it here.
-    }
-    done(opened);
-  };
-  std::function<void(std::function<void()>)> post;
+void Replication::GoOn(const Opening& o, std::function<void()> then) {
+  Post post;
   {
     StoreLock lock(mu_);
     devices_.DropLost();
-    if (post_ && !PrefixElsewhere(*o).empty()) post = post_;
+    if (post_ && !PrefixElsewhere(o).empty()) post = post_;
   }
-  if (!post) return finish();
-  post(finish);
+  if (!post) return then();
+  post(std::move(then));
 }
 
 void Replication::Replicate(Opening* o) {

@@ -9,10 +9,8 @@
 #define KVSTRATA_SERVER_STORE_REPLICATION_H_
 
 #include <functional>
-#include <memory>
 #include <vector>
 
-#include "server/store/opened_sequence.h"
 #include "server/store/store_lock.h"
 
 namespace kvstrata {
@@ -20,7 +18,6 @@ namespace kvstrata {
 struct CopyPlan;
 class Devices;
 struct Opening;
-class Openings;
 struct Page;
 class PageAllocator;
 class PageCopies;
@@ -46,9 +43,9 @@ class Replication {
   // Copies what of the prefix lies on another device to the session's, beside its pages; what could
   // not be copied is a miss. Takes as long as the copies.
   void Replicate(Opening* o) KVS_EXCLUDES(store_lock);
-  // Replicate, then FinishOpen, in the replication queue's thread if there is something to copy.
-  void ReplicateAndFinish(const std::shared_ptr<Opening>& o, const OpenDone& done)
-      KVS_EXCLUDES(store_lock);
+  // Runs `then`, which replicates the opening: in the replication queue's thread if there is
+  // something to copy, else at once in this one.
+  void GoOn(const Opening& o, std::function<void()> then) KVS_EXCLUDES(store_lock);
 
  private:
   // The held prefix, if some of it does not lie on the session's device; else nothing.
@@ -67,7 +64,6 @@ class Replication {
   PageAllocator& allocator_;
   PageCopies& copies_;
   PrefixCatalog& prefixes_;
-  Openings& openings_;
   PrefixLoads& loads_;
   Post post_ KVS_GUARDED_BY(store_lock);
 };
