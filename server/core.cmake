@@ -48,6 +48,7 @@ kvs_library(kvs_store
   store/prompt_values.cc
   store/models.cc
   store/moves.cc
+  store/opening.cc
   store/openings.cc
   store/page.cc
   store/page_allocator.cc

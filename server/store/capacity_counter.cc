@@ -30,7 +30,7 @@ CapacityCounter::CapacityCounter(StoreParts* store)
       references_(store->references),
       allocator_(store->allocator),
       eviction_(store->eviction),
-      openings_(store->openings) {}
+      plans_(store->plans) {}
 
 // Pages of new arenas that together have so many bytes.
 uint64_t CapacityCounter::PagesOfArenas(PoolId pool, uint64_t left, uint64_t bytes) const {
@@ -111,7 +111,8 @@ uint32_t CapacityCounter::OpenTokens(uint64_t tokens) const {
 
 Result<Capacity> CapacityCounter::CountCapacity(uint64_t session_id, uint64_t model,
                                                 std::string_view plan) {
-  KVS_ASSIGN_OR_RETURN(const Opening o, openings_.BeginOpening(session_id, model, plan));
+  KVS_ASSIGN_OR_RETURN(const Opening o,
+                       BeginOpening(&mu_, &catalog_, plans_, session_id, model, plan));
   references_.Reclaim();  // by pieces
   StoreLock lock(mu_);
   KVS_ASSIGN_OR_RETURN(Session * session, catalog_.FindSession(session_id));

@@ -21,10 +21,10 @@ namespace kvstrata {
 
 struct Arena;
 class Eviction;
-class Openings;
 class PageAllocator;
 class PagePools;
 class PageReferences;
+class Plans;
 struct Sequence;
 class SessionCatalog;
 struct StoreParts;
@@ -70,7 +70,7 @@ class CapacityCounter {
   PageReferences& references_;
   PageAllocator& allocator_;
   Eviction& eviction_;
-  Openings& openings_;
+  const Plans& plans_;
 };
 
 }  // namespace kvstrata

@@ -154,35 +154,14 @@ void Openings::OpenOnArtefact(Sequence* s, const Opening& o) {
   ++counters_.artefact_hits;
 }
 
-Result<Opening> Openings::BeginOpening(uint64_t session_id, uint64_t model_id,
-                                       std::string_view plan_text) {
-  KVS_ASSIGN_OR_RETURN(const Plan named, plans_.ResolvePlan(plan_text));
-  auto s = std::make_unique<Sequence>();
-  Opening o;
-  {
-    StoreLock lock(mu_);
-    KVS_ASSIGN_OR_RETURN(Session * session, catalog_.FindSession(session_id));
-    o.device = session->device;
-    KVS_ASSIGN_OR_RETURN(const Session::KnownModel* known, FindModel(*session, model_id));
-    s->model = known->first;
-    s->chain = known->second;
-    s->imported = session->imports.contains(model_id);
-    o.tenant = session->tenant->name;
-  }
-  KVS_ASSIGN_OR_RETURN(s->plan, plans_.PlanFor(named, s->model->desc.geometry));
-  s->index = IndexOf(s->plan, s->model->desc.geometry);
-  o.session = session_id;
-  o.sequence = std::move(s);
-  return o;
-}
-
 Result<Opening> Openings::PrepareOpen(uint64_t session_id, uint64_t model_id,
                                       std::string_view plan_text, std::span<const int32_t> tokens,
                                       const OpenOptions& options, Files files) {
   KVS_RETURN_IF_ERROR(CheckLength("tokens", tokens.size()));
   KVS_RETURN_IF_ERROR(CheckLength("reserve_tokens", options.reserve_tokens));
   const Clock::time_point begun = Clock::now();
-  KVS_ASSIGN_OR_RETURN(Opening o, BeginOpening(session_id, model_id, plan_text));
+  KVS_ASSIGN_OR_RETURN(Opening o,
+                       BeginOpening(&mu_, &catalog_, plans_, session_id, model_id, plan_text));
   Sequence* const s = o.sequence.get();
   KVS_ASSIGN_OR_RETURN(s->codec, plans_.NewCodec(s->plan, s->model->desc.geometry, files));
   o.tokens = tokens.size();

@@ -9,20 +9,14 @@
 #ifndef KVSTRATA_SERVER_STORE_OPENINGS_H_
 #define KVSTRATA_SERVER_STORE_OPENINGS_H_
 
-#include <chrono>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
-#include <string>
 #include <string_view>
-#include <vector>
 
 #include "base/status.h"
-#include "server/store/opened_sequence.h"
+#include "server/store/opening.h"
 #include "server/store/parameters.h"
-#include "server/store/prefix_catalog.h"
-#include "server/store/sequence.h"
 #include "server/store/store_lock.h"
 
 namespace kvstrata {
@@ -40,32 +34,6 @@ class SessionCatalog;
 struct StoreCounters;
 struct StoreParts;
 class Tables;
-
-// A sequence on its way to be opened.
-struct Opening {
-  uint64_t session = 0;
-  std::string tenant;   // tenant of the session
-  uint32_t device = 0;  // device of the session
-  std::unique_ptr<Sequence> sequence;
-  std::vector<PageKey> keys;  // for the pages that it may be held for
-  LeasedPrompt prompt;        // what a lease of it is of, but for the plan's text
-  size_t tokens = 0;
-  HoldLimits limits;
-  uint32_t reserve_tokens = 0;
-  std::vector<int32_t> rest;  // tokens behind the pages of `keys`
-  PageKey artefact{};         // key for the whole prompt; zeros: the plan has no codec
-  Clock::time_point asked;
-  OpenTimes times;
-  std::shared_ptr<RemoteFinds> remote;  // what a remote tier says it has of it; null: not asked
-  uint64_t load = 0;                    // a hold of what is on its way here; 0: none
-  std::vector<bool> loads_index;        // per key of the load: it is an index block's
-  // The artefact on its way here: its record, and of its extents those that have come.
-  std::optional<ArtefactRecord> record;
-  std::vector<Extent> extents;
-  PrefixQuestion question() const {
-    return {tenant, sequence->plan, sequence->index, sequence->page_tokens(), keys};
-  }
-};
 
 class Openings {
  public:
@@ -86,9 +54,6 @@ class Openings {
                     std::span<const int32_t> tokens, OpenDone done, const OpenOptions& options = {})
       KVS_EXCLUDES(store_lock);
 
-  // A new sequence of that model and plan for a session, which does not own it yet.
-  Result<Opening> BeginOpening(uint64_t session, uint64_t model, std::string_view plan)
-      KVS_EXCLUDES(store_lock);
   // Also ends its load, whatever comes of it. Called once.
   Result<OpenedSequence> FinishOpen(Opening* o) KVS_EXCLUDES(store_lock);
   // Gives a sequence that has its pages a slot, a number and its first table.
