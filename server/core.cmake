@@ -85,6 +85,7 @@ kvs_library(kvs_store
   store/step_events.cc
   store/store.cc
   store/tables.cc
+  store/taker.cc
   store/truncate.cc
   store/user_limits.cc
   store/watermarks.cc

@@ -28,9 +28,14 @@ CapacityCounter::CapacityCounter(StoreParts* store)
       pools_(store->pools),
       catalog_(store->catalog),
       references_(store->references),
-      allocator_(store->allocator),
       eviction_(store->eviction),
       plans_(store->plans) {}
+
+// The room in whole granules, of which arenas are made.
+uint64_t CapacityCounter::RoomOf(const Taker& taker, PoolId pool) const {
+  const uint64_t room = user_limits_->Room(taker.tenant->user, LimitOf(pool));
+  return room - room % memory_.granularity(pool);
+}
 
 // Pages of new arenas that together have so many bytes.
 uint64_t CapacityCounter::PagesOfArenas(PoolId pool, uint64_t left, uint64_t bytes) const {
@@ -41,8 +46,7 @@ uint64_t CapacityCounter::PagesOfArenas(PoolId pool, uint64_t left, uint64_t byt
 
 bool CapacityCounter::MayTakeFrom(const Taker& taker, const Arena& arena) {
   if (arena.tenant != taker.tenant->id) return false;
-  return arena.writer == taker.writer ||
-         (arena.writer == kOrphan && PageAllocator::MayAdopt(taker, arena));
+  return arena.writer == taker.writer || (arena.writer == kOrphan && MayAdopt(taker, arena));
 }
 
 // What is evicted between pages that stay is taken to lie side by side, where `bytes` is larger.
@@ -68,7 +72,7 @@ uint64_t CapacityCounter::CountRoom(const Taker& taker, PoolId pool, uint64_t by
   }
   const uint64_t capacity = memory_.capacity(pool), taken = pools_.taken(pool) - dropped;
   const uint64_t left = capacity - std::min(capacity, taken);
-  const uint64_t allowed = std::min(allocator_.RoomOf(taker, pool), capacity) + own_dropped;
+  const uint64_t allowed = std::min(RoomOf(taker, pool), capacity) + own_dropped;
   return pages + PagesOfArenas(pool, std::min(left, allowed), bytes);
 }
 
@@ -89,7 +93,7 @@ PoolCapacity CapacityCounter::CapacityOf(const Taker& taker, const TokenFit& fit
   Room limit{kUnlimited, user_limits_->Room(taker.tenant->user, LimitOf(pool))};
   if (limit.bytes != kUnlimited) {
     const auto slots = [&](uint64_t bytes) KVS_REQUIRES(store_lock) {
-      return bytes == 0 ? 0 : PagesOfArenas(pool, allocator_.RoomOf(taker, pool), bytes);
+      return bytes == 0 ? 0 : PagesOfArenas(pool, RoomOf(taker, pool), bytes);
     };
     limit.tokens = fit.Tokens({slots(fit.page_bytes()), slots(fit.block_bytes())});
   }

@@ -21,7 +21,6 @@ namespace kvstrata {
 
 struct Arena;
 class Eviction;
-class PageAllocator;
 class PagePools;
 class PageReferences;
 class Plans;
@@ -42,6 +41,8 @@ class CapacityCounter {
       KVS_EXCLUDES(store_lock);
   // Tokens that fit a sequence that is opened or grown, without evicting.
   uint64_t TokensThatFit(const Taker& taker, const Sequence& s) const KVS_REQUIRES(store_lock);
+  // What its tenant may still have of the pool, in whole granules, of which arenas are made.
+  uint64_t RoomOf(const Taker& taker, PoolId pool) const KVS_REQUIRES(store_lock);
 
  private:
   using BytesByArena = std::unordered_map<uint32_t, uint64_t>;
@@ -68,7 +69,6 @@ class CapacityCounter {
   PagePools& pools_ KVS_GUARDED_BY(store_lock);
   SessionCatalog& catalog_;
   PageReferences& references_;
-  PageAllocator& allocator_;
   Eviction& eviction_;
   const Plans& plans_;
 };

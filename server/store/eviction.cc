@@ -31,7 +31,6 @@ Eviction::Eviction(StoreParts* store)
       counters_(store->counters),
       catalog_(store->catalog),
       references_(store->references),
-      allocator_(store->allocator),
       extents_(store->extents) {}
 
 uint64_t EvictResult::pages() const { return Sum(tiers, &EvictedTier::pages); }
@@ -102,8 +101,7 @@ std::set<const Page*> Eviction::UnusedExtents() const {
 
 // Only pages whose space the taker can use are worth dropping: those in its own arenas, and those
 // of arenas that go back to the pool because nothing else is in them.
-bool Eviction::EvictFor(const Taker& taker, PoolId pool, uint64_t bytes) {
-  const bool only_own = allocator_.AtLimit(taker, pool, bytes);
+bool Eviction::EvictFor(const Taker& taker, PoolId pool, uint64_t bytes, bool only_own) {
   uint64_t expected = 0;
   std::vector<Page*> victims;
   std::set<const Arena*> emptied;

@@ -21,7 +21,6 @@ class Artefacts;
 class CodecExtents;
 struct Model;
 struct Page;
-class PageAllocator;
 class PagePools;
 class PageReferences;
 class PrefixIndex;
@@ -38,8 +37,10 @@ class Eviction {
   // counts them.
   EvictResult Evict(bool dry_run) KVS_EXCLUDES(store_lock);
 
-  // Evicts pages whose space the taker can use; whether that gave any.
-  bool EvictFor(const Taker& taker, PoolId pool, uint64_t bytes) KVS_REQUIRES(store_lock);
+  // Evicts pages whose space the taker can use, of any tenant, or of its own only; whether that
+  // gave any.
+  bool EvictFor(const Taker& taker, PoolId pool, uint64_t bytes, bool only_own)
+      KVS_REQUIRES(store_lock);
   void EvictPage(Page* page) KVS_REQUIRES(store_lock);
   // Drops the oldest artefact of any tenant, or of one, that nobody uses and that has bytes in
   // `pool`.
@@ -61,7 +62,6 @@ class Eviction {
   StoreCounters& counters_ KVS_GUARDED_BY(store_lock);
   SessionCatalog& catalog_;
   PageReferences& references_;
-  PageAllocator& allocator_;
   CodecExtents& extents_;
 };
 

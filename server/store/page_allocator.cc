@@ -42,18 +42,6 @@ PageAllocator::PageAllocator(StoreParts* store)
   };
 }
 
-Taker TakerOf(const Session& session, const Sequence& s) {
-  std::vector<PoolId> pools = PoolsOf(session, Tier::kDevice);
-  if (s.imported || s.plan.tier == Tier::kHost) std::ranges::reverse(pools);
-  if (s.imported) return {session.tenant, kDaemon, nullptr, s.model->id, std::move(pools)};
-  return {session.tenant, session.id, &session, s.model->id, std::move(pools)};
-}
-
-std::vector<PoolId> PoolsOf(const Session& session, Tier tier) {
-  if (tier == Tier::kHost) return {PoolId::Host()};
-  return {PoolId::Device(session.device), PoolId::Host()};
-}
-
 uint32_t PageAllocator::AllocateSome(const Taker& taker, uint64_t bytes, uint32_t n,
                                      std::vector<Page*>* out) {
   const size_t before = out->size();
@@ -159,25 +147,13 @@ Status PageAllocator::TakeUpTo(Session* session, Sequence* s, uint64_t tokens) {
   return OkStatus();
 }
 
-// A client that mapped an arena read-only keeps that mapping: it is never made its writer.
-bool PageAllocator::MayAdopt(const Taker& taker, const Arena& arena) {
-  return taker.session != nullptr && !taker.session->granted.contains(arena.id);
-}
-
-// The room in whole granules, of which arenas are made.
-uint64_t PageAllocator::RoomOf(const Taker& taker, PoolId pool) const {
-  const uint64_t room = user_limits_->Room(taker.tenant->user, LimitOf(pool));
-  return room - room % memory_.granularity(pool);
-}
-
-// What others have would not help then.
 bool PageAllocator::AtLimit(const Taker& taker, PoolId pool, uint64_t bytes) const {
-  return RoomOf(taker, pool) < bytes;
+  return capacity_.RoomOf(taker, pool) < bytes;
 }
 
 bool PageAllocator::AddArena(const Taker& taker, PoolId pool, uint64_t bytes) {
   const uint64_t size =
-      pools_.AddArena(pool, taker.tenant->id, taker.writer, bytes, RoomOf(taker, pool));
+      pools_.AddArena(pool, taker.tenant->id, taker.writer, bytes, capacity_.RoomOf(taker, pool));
   user_limits_->Note(taker.tenant->user, LimitOf(pool), size);
   return size != 0;
 }
@@ -205,7 +181,9 @@ uint32_t PageAllocator::AllocateIn(const Taker& taker, PoolId pool, uint64_t byt
         if (!taker.evicts) break;
         const uint64_t room = bytes * (n - got) + taker.ahead;
         const Tenant* const own = AtLimit(taker, pool, bytes) ? taker.tenant : nullptr;
-        if (!eviction_.EvictFor(taker, pool, room) && !eviction_.EvictArtefact(pool, own)) break;
+        if (!eviction_.EvictFor(taker, pool, room, AtLimit(taker, pool, room)) &&
+            !eviction_.EvictArtefact(pool, own))
+          break;
       }
     }
     take();
