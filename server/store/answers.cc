@@ -5,7 +5,7 @@
 
 namespace kvstrata {
 
-Answers::Answers(StoreParts* store) : mu_(store->mu) {}
+Answers::Answers(StoreParts* store) : mu_(store->books.mu) {}
 
 void Answers::Add(SettleDone done, Status status) {
   answers_.emplace_back(std::move(done), std::move(status));

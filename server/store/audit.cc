@@ -41,7 +41,7 @@ class Auditor {
     for (const auto& [id, session] : store_.catalog.sessions()) {
       if (session->outside != nullptr) CountReferences(*session->outside);
     }
-    for (const Artefact& artefact : store_.artefacts.all()) {
+    for (const Artefact& artefact : store_.books.artefacts.all()) {
       for (const Extent& extent : artefact.extents) {
         ++references_[extent.page];
         ++artefacts_[extent.page];
@@ -78,7 +78,7 @@ class Auditor {
 
   void CheckPages() KVS_NO_THREAD_SAFETY_ANALYSIS {
     std::map<uint64_t, uint64_t> by_model;
-    for (const Page& page : store_.pools.records()) {
+    for (const Page& page : store_.books.pools.records()) {
       const uint32_t found = references_.contains(&page) ? references_[&page] : 0;
       if (page.arena == nullptr) {
         if (found != 0) Find("a freed page record is referred to " + std::to_string(found) + "x");
@@ -103,16 +103,16 @@ class Auditor {
       if (page.retired && (found != 0 || page.indexed)) Find(name + " is retired but reachable");
       if (!page.retired && found == 0 && !page.indexed) Find(name + " is reachable from nowhere");
       if (page.replica && !page.indexed) Find(name + " is a replica and not indexed");
-      if (page.indexed && !store_.prefix.Holds(page)) {
+      if (page.indexed && !store_.books.prefix.Holds(page)) {
         Find(name + " says it is in the prefix index and is not");
       }
       if (page.indexed && !page.sealed) Find(name + " is in the prefix index and not sealed");
     }
     uint64_t indexed = 0;
-    for (const Page& page : store_.pools.records())
+    for (const Page& page : store_.books.pools.records())
       indexed += page.arena != nullptr && page.indexed;
-    if (indexed != store_.prefix.size()) {
-      Find("the prefix index has " + std::to_string(store_.prefix.size()) + " entries, " +
+    if (indexed != store_.books.prefix.size()) {
+      Find("the prefix index has " + std::to_string(store_.books.prefix.size()) + " entries, " +
            std::to_string(indexed) + " pages say so");
     }
     for (const auto& [id, model] : store_.models.all()) {
@@ -128,7 +128,7 @@ class Auditor {
     std::map<const Arena*, std::map<uint64_t, uint64_t>> extents;
     std::map<const Arena*, uint32_t> live;
     std::map<const Arena*, uint64_t> retired_bytes;
-    for (const Page& page : store_.pools.records()) {
+    for (const Page& page : store_.books.pools.records()) {
       if (page.arena == nullptr) continue;
       if (!extents[page.arena].emplace(page.offset, page.bytes).second) {
         Find(NameOfPage(page) + " exists twice");
@@ -137,7 +137,7 @@ class Auditor {
       retired_bytes[page.arena] += page.retired ? page.bytes : 0;
     }
     uint64_t taken[kMaxPools] = {}, used[kMaxPools] = {};
-    for (const auto& [id, arena] : store_.pools.arenas()) {
+    for (const auto& [id, arena] : store_.books.pools.arenas()) {
       taken[arena->pool.index()] += arena->memory.bytes;
       used[arena->pool.index()] += arena->extents.used();
       auto& tiles = extents[arena.get()];
@@ -169,10 +169,10 @@ class Auditor {
              std::to_string(arena->writer) + ", which is gone");
       }
     }
-    for (const PoolId pool : store_.memory.ids()) {
-      if (taken[pool.index()] != store_.pools.taken(pool) ||
-          used[pool.index()] != store_.pools.used(pool)) {
-        Find("pool '" + store_.memory.NameOfPool(pool) + "' does not add up");
+    for (const PoolId pool : store_.books.memory.ids()) {
+      if (taken[pool.index()] != store_.books.pools.taken(pool) ||
+          used[pool.index()] != store_.books.pools.used(pool)) {
+        Find("pool '" + store_.books.memory.NameOfPool(pool) + "' does not add up");
       }
     }
   }
@@ -182,8 +182,9 @@ class Auditor {
     std::map<uint64_t, uint64_t> by_model;
     std::map<const Arena*, uint64_t> by_arena;
     uint64_t bytes[kMaxPools] = {}, pinned[kMaxPools] = {};
-    for (const PoolId pool : store_.memory.ids()) {
-      for (const Page* page = store_.prefix.oldest(pool); page != nullptr; page = page->newer) {
+    for (const PoolId pool : store_.books.memory.ids()) {
+      for (const Page* page = store_.books.prefix.oldest(pool); page != nullptr;
+           page = page->newer) {
         if (!listed.insert(page).second) return Find("the list of cached pages runs in a circle");
         if (page->refs != 0 || !page->indexed) Find(NameOfPage(*page) + " is listed as cached");
         if (page->arena->pool != pool) Find(NameOfPage(*page) + " is listed in another pool");
@@ -192,17 +193,17 @@ class Auditor {
         by_arena[page->arena] += page->bytes;
       }
     }
-    for (const auto& [id, arena] : store_.pools.arenas()) {
+    for (const auto& [id, arena] : store_.books.pools.arenas()) {
       if (arena->cached != by_arena[arena.get()]) {
         Find("cached bytes of arena " + std::to_string(id) + " do not add up");
       }
     }
     for (const auto& [id, model] : store_.models.all()) {
-      if (by_model[id] != store_.prefix.cached_pages(id)) {
+      if (by_model[id] != store_.books.prefix.cached_pages(id)) {
         Find("cached pages of model " + std::to_string(id) + " do not add up");
       }
     }
-    for (const Page& page : store_.pools.records()) {
+    for (const Page& page : store_.books.pools.records()) {
       if (page.arena == nullptr || !page.indexed || page.refs > 0) continue;
       if (page.pinned == listed.contains(&page)) {
         Find(NameOfPage(page) +
@@ -210,12 +211,12 @@ class Auditor {
       }
       if (page.pinned) pinned[page.arena->pool.index()] += page.bytes;
     }
-    for (const PoolId pool : store_.memory.ids()) {
-      if (bytes[pool.index()] != store_.prefix.cached_bytes(pool)) {
-        Find("cached bytes of pool '" + store_.memory.NameOfPool(pool) + "' do not add up");
+    for (const PoolId pool : store_.books.memory.ids()) {
+      if (bytes[pool.index()] != store_.books.prefix.cached_bytes(pool)) {
+        Find("cached bytes of pool '" + store_.books.memory.NameOfPool(pool) + "' do not add up");
       }
-      if (pinned[pool.index()] != store_.prefix.pinned_bytes(pool)) {
-        Find("pinned bytes of pool '" + store_.memory.NameOfPool(pool) + "' do not add up");
+      if (pinned[pool.index()] != store_.books.prefix.pinned_bytes(pool)) {
+        Find("pinned bytes of pool '" + store_.books.memory.NameOfPool(pool) + "' do not add up");
       }
     }
   }
@@ -227,11 +228,11 @@ class Auditor {
       for (const PageKey& key : pin.index_blocks) ++keys[key];
       for (const PageKey& key : pin.artefact) ++keys[key];
     }
-    if (keys.size() != store_.prefix.pinned().size()) Find("pinned keys do not add up");
-    for (const auto& [key, n] : store_.prefix.pinned()) {
+    if (keys.size() != store_.books.prefix.pinned().size()) Find("pinned keys do not add up");
+    for (const auto& [key, n] : store_.books.prefix.pinned()) {
       if (!keys.contains(key) || keys[key] != n) Find("a key counts other pins than there are");
     }
-    for (const Page& page : store_.pools.records()) {
+    for (const Page& page : store_.books.pools.records()) {
       const bool kept = page.indexed && !page.replica && keys.contains(page.key);
       if (page.arena == nullptr || page.pinned == kept) continue;
       Find(NameOfPage(page) + ": pinned flag is wrong");

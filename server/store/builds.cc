@@ -125,12 +125,12 @@ uint64_t MicrosSince(Clock::time_point since) {
 }  // namespace
 
 Builds::Builds(StoreParts* store)
-    : mu_(store->mu),
+    : mu_(store->books.mu),
       user_limits_(store->options.user_limits),
       plans_(store->plans),
-      memory_(store->memory),
-      prefix_(store->prefix),
-      artefacts_(store->artefacts),
+      memory_(store->books.memory),
+      prefix_(store->books.prefix),
+      artefacts_(store->books.artefacts),
       answers_(store->answers),
       catalog_(store->catalog),
       devices_(store->devices),

@@ -21,11 +21,11 @@ uint64_t FreePagesOf(const Arena& arena, uint64_t bytes) {
 }  // namespace
 
 CapacityCounter::CapacityCounter(StoreParts* store)
-    : mu_(store->mu),
+    : mu_(store->books.mu),
       options_(store->options),
       user_limits_(store->options.user_limits),
-      memory_(store->memory),
-      pools_(store->pools),
+      memory_(store->books.memory),
+      pools_(store->books.pools),
       catalog_(store->catalog),
       references_(store->references),
       eviction_(store->eviction),

@@ -10,9 +10,9 @@
 namespace kvstrata {
 
 CodecExtents::CodecExtents(StoreParts* store)
-    : memory_(store->memory),
-      artefacts_(store->artefacts),
-      counters_(store->counters),
+    : memory_(store->books.memory),
+      artefacts_(store->books.artefacts),
+      counters_(store->books.counters),
       catalog_(store->catalog),
       tables_(store->tables),
       references_(store->references),

@@ -9,11 +9,11 @@
 namespace kvstrata {
 
 Devices::Devices(StoreParts* store)
-    : mu_(store->mu),
-      memory_(store->memory),
-      pools_(store->pools),
-      prefix_(store->prefix),
-      artefacts_(store->artefacts),
+    : mu_(store->books.mu),
+      memory_(store->books.memory),
+      pools_(store->books.pools),
+      prefix_(store->books.prefix),
+      artefacts_(store->books.artefacts),
       catalog_(store->catalog),
       references_(store->references),
       extents_(store->extents) {}

@@ -23,12 +23,12 @@ void Count(const Page& page, EvictedTier* tier) {
 }  // namespace
 
 Eviction::Eviction(StoreParts* store)
-    : mu_(store->mu),
-      memory_(store->memory),
-      pools_(store->pools),
-      prefix_(store->prefix),
-      artefacts_(store->artefacts),
-      counters_(store->counters),
+    : mu_(store->books.mu),
+      memory_(store->books.memory),
+      pools_(store->books.pools),
+      prefix_(store->books.prefix),
+      artefacts_(store->books.artefacts),
+      counters_(store->books.counters),
       catalog_(store->catalog),
       references_(store->references),
       extents_(store->extents) {}

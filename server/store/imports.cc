@@ -12,8 +12,8 @@
 namespace kvstrata {
 
 Imports::Imports(StoreParts* store)
-    : mu_(store->mu),
-      memory_(store->memory),
+    : mu_(store->books.mu),
+      memory_(store->books.memory),
       catalog_(store->catalog),
       devices_(store->devices),
       holds_(store->holds),

@@ -43,7 +43,7 @@ void GivePlaceBack(const SessionCatalog& catalog, Sequence* s) {
 }
 
 Leases::Leases(StoreParts* store)
-    : mu_(store->mu),
+    : mu_(store->books.mu),
       catalog_(store->catalog),
       devices_(store->devices),
       lookups_(store->lookups),

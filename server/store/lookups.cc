@@ -45,7 +45,7 @@ std::vector<Tier> TiersOf(const HeldPrefix& held, const std::optional<RawFree>& 
 }  // namespace
 
 Lookups::Lookups(StoreParts* store)
-    : mu_(store->mu),
+    : mu_(store->books.mu),
       cluster_tenants_(store->options.cluster_tenants),
       plans_(store->plans),
       catalog_(store->catalog),

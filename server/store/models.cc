@@ -51,9 +51,9 @@ Status Validate(const ModelDesc& desc, uint64_t largest_pool) {
 }  // namespace
 
 Models::Models(StoreParts* store)
-    : mu_(store->mu),
+    : mu_(store->books.mu),
       user_limits_(store->options.user_limits),
-      memory_(store->memory),
+      memory_(store->books.memory),
       catalog_(store->catalog),
       references_(store->references),
       eviction_(store->eviction) {}

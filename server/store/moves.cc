@@ -7,19 +7,19 @@
 namespace kvstrata {
 
 Moves::Moves(StoreParts* store)
-    : mu_(store->mu),
-      settings_(store->options),
-      memory_(store->memory),
-      pools_(store->pools),
-      prefix_(store->prefix),
-      counters_(store->counters),
+    : mu_(store->books.mu),
+      memory_(store->books.memory),
+      pools_(store->books.pools),
+      prefix_(store->books.prefix),
+      counters_(store->books.counters),
       catalog_(store->catalog),
       devices_(store->devices),
       references_(store->references),
       holds_(store->holds),
       allocator_(store->allocator),
       eviction_(store->eviction),
-      copies_(store->copies) {}
+      copies_(store->copies),
+      watermarks_(store->watermarks) {}
 
 Result<MoveResult> Moves::Move(uint64_t sequence, Tier to) {
   return Move(sequence, to, MoveLimit());

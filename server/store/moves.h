@@ -37,6 +37,7 @@ struct Sequence;
 struct Session;
 class SessionCatalog;
 struct StoreParts;
+class Watermarks;
 
 class Moves {
  public:
@@ -65,8 +66,6 @@ class Moves {
   // Whether a device pool is above 80 % of its capacity: what releases most should go first.
   bool UnderPressure() const KVS_EXCLUDES(store_lock);
 
-  // Wakes whoever moves if a pool is above its mark or its capacity; after what may make it so.
-  void NoteFill() KVS_REQUIRES(store_lock);
   // Called after a sequence opened.
   void NotePromotion(Session* session, const Sequence& s) KVS_REQUIRES(store_lock);
 
@@ -78,8 +77,6 @@ class Moves {
     bool evicts = true;  // to make room for the copies
   };
   Result<MoveResult> Move(uint64_t sequence, Tier to, MoveLimit limit) KVS_EXCLUDES(store_lock);
-  uint64_t HighMark(PoolId pool) const KVS_REQUIRES(store_lock);
-  uint64_t LowMark(PoolId pool) const KVS_REQUIRES(store_lock);
   std::unordered_map<const Arena*, uint64_t> RetiredBytes(PoolId pool) const
       KVS_REQUIRES(store_lock);
   // Used ones that are not retired.
@@ -103,7 +100,6 @@ class Moves {
   bool EmptyAnArena(PoolId pool) KVS_REQUIRES(store_lock);
 
   StoreMutex& mu_;
-  const StoreSettings& settings_ KVS_GUARDED_BY(store_lock);
   PageMemory& memory_;
   PagePools& pools_ KVS_GUARDED_BY(store_lock);
   PrefixIndex& prefix_ KVS_GUARDED_BY(store_lock);
@@ -115,7 +111,7 @@ class Moves {
   PageAllocator& allocator_;
   Eviction& eviction_;
   PageCopies& copies_;
-  std::function<void()> wake_mover_ KVS_GUARDED_BY(store_lock);
+  Watermarks& watermarks_;
   std::deque<uint64_t> promotions_ KVS_GUARDED_BY(store_lock);  // sequences on pages of host
   std::array<bool, kMaxPools> relieving_ KVS_GUARDED_BY(store_lock){};  // between the marks
 };

@@ -46,12 +46,12 @@ OpenedSequence Describe(const Sequence& s) {
 }  // namespace
 
 Openings::Openings(StoreParts* store)
-    : mu_(store->mu),
+    : mu_(store->books.mu),
       options_(store->options),
       user_limits_(store->options.user_limits),
       plans_(store->plans),
-      artefacts_(store->artefacts),
-      counters_(store->counters),
+      artefacts_(store->books.artefacts),
+      counters_(store->books.counters),
       catalog_(store->catalog),
       devices_(store->devices),
       tables_(store->tables),

@@ -26,14 +26,14 @@ std::string MiBText(uint64_t bytes) {
 
 PageAllocator::PageAllocator(StoreParts* store)
     : user_limits_(store->options.user_limits),
-      memory_(store->memory),
-      pools_(store->pools),
+      memory_(store->books.memory),
+      pools_(store->books.pools),
       catalog_(store->catalog),
       models_(store->models),
       references_(store->references),
       capacity_(store->capacity),
       eviction_(store->eviction),
-      moves_(store->moves) {
+      watermarks_(store->watermarks) {
   // Called by pools_ alone, hence under the lock.
   pools_.on_drop = [this](const Arena& arena) KVS_NO_THREAD_SAFETY_ANALYSIS {
     Tenant* const tenant = catalog_.tenant(arena.tenant);
@@ -51,7 +51,7 @@ uint32_t PageAllocator::AllocateSome(const Taker& taker, uint64_t bytes, uint32_
   }
   for (size_t i = before; i < out->size(); ++i) (*out)[i]->model = taker.model;
   models_.NotePages(taker.model, got);
-  moves_.NoteFill();
+  watermarks_.NoteFill();
   return got;
 }
 

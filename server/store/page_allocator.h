@@ -24,12 +24,12 @@ namespace kvstrata {
 class CapacityCounter;
 class Eviction;
 class Models;
-class Moves;
 class PageReferences;
 struct Sequence;
 struct Session;
 class SessionCatalog;
 struct StoreParts;
+class Watermarks;
 
 // What was not to be had.
 struct Shortage {
@@ -75,7 +75,7 @@ class PageAllocator {
   PageReferences& references_;
   CapacityCounter& capacity_;
   Eviction& eviction_;
-  Moves& moves_;
+  Watermarks& watermarks_;
 };
 
 }  // namespace kvstrata

@@ -31,9 +31,9 @@ CopyShape RowsOf(const Geometry& g, uint32_t rows) {
 }  // namespace
 
 PageCopies::PageCopies(StoreParts* store)
-    : mu_(store->mu),
-      memory_(store->memory),
-      prefix_(store->prefix),
+    : mu_(store->books.mu),
+      memory_(store->books.memory),
+      prefix_(store->books.prefix),
       catalog_(store->catalog),
       tables_(store->tables),
       references_(store->references),

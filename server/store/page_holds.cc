@@ -9,7 +9,7 @@
 
 namespace kvstrata {
 
-PageHolds::PageHolds(StoreParts* store) : mu_(store->mu), references_(store->references) {}
+PageHolds::PageHolds(StoreParts* store) : mu_(store->books.mu), references_(store->references) {}
 
 uint64_t PageHolds::Begin() {
   const uint64_t hold = next_++;

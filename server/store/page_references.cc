@@ -15,9 +15,9 @@ constexpr size_t kReclaimPages = 1024;  // cheaper than others, and each piece l
 }  // namespace
 
 PageReferences::PageReferences(StoreParts* store)
-    : mu_(store->mu),
-      pools_(store->pools),
-      prefix_(store->prefix),
+    : mu_(store->books.mu),
+      pools_(store->books.pools),
+      prefix_(store->books.prefix),
       catalog_(store->catalog),
       models_(store->models),
       devices_(store->devices),

@@ -50,10 +50,10 @@ class IndexView final : public PrefixView {
 }  // namespace
 
 PrefixCatalog::PrefixCatalog(StoreParts* store)
-    : mu_(store->mu),
-      memory_(store->memory),
-      prefix_(store->prefix),
-      artefacts_(store->artefacts),
+    : mu_(store->books.mu),
+      memory_(store->books.memory),
+      prefix_(store->books.prefix),
+      artefacts_(store->books.artefacts),
       catalog_(store->catalog),
       devices_(store->devices) {}
 

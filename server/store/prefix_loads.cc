@@ -30,12 +30,12 @@ bool IsSound(const LoadedValue& value, uint64_t bytes) {
 }  // namespace
 
 PrefixLoads::PrefixLoads(StoreParts* store)
-    : mu_(store->mu),
+    : mu_(store->books.mu),
       ledger_(store->prefixes.ledger()),
-      memory_(store->memory),
-      prefix_(store->prefix),
-      artefacts_(store->artefacts),
-      counters_(store->counters),
+      memory_(store->books.memory),
+      prefix_(store->books.prefix),
+      artefacts_(store->books.artefacts),
+      counters_(store->books.counters),
       catalog_(store->catalog),
       devices_(store->devices),
       references_(store->references),

@@ -52,12 +52,12 @@ Status CheckTtl(microseconds ttl) {
 }  // namespace
 
 PrefixPins::PrefixPins(StoreParts* store)
-    : mu_(store->mu),
+    : mu_(store->books.mu),
       options_(store->options),
       settings_(store->options),
-      memory_(store->memory),
-      prefix_(store->prefix),
-      artefacts_(store->artefacts),
+      memory_(store->books.memory),
+      prefix_(store->books.prefix),
+      artefacts_(store->books.artefacts),
       catalog_(store->catalog),
       prefixes_(store->prefixes),
       lookups_(store->lookups) {}

@@ -10,10 +10,10 @@
 namespace kvstrata {
 
 RawPages::RawPages(StoreParts* store)
-    : mu_(store->mu),
-      memory_(store->memory),
-      pools_(store->pools),
-      prefix_(store->prefix),
+    : mu_(store->books.mu),
+      memory_(store->books.memory),
+      pools_(store->books.pools),
+      prefix_(store->books.prefix),
       catalog_(store->catalog),
       tables_(store->tables),
       references_(store->references),

@@ -78,7 +78,7 @@ double Mean(std::span<const float> values) {
 }  // namespace
 
 RecallAudits::RecallAudits(StoreParts* store)
-    : mu_(store->mu),
+    : mu_(store->books.mu),
       settings_(store->options),
       answers_(store->answers),
       catalog_(store->catalog),

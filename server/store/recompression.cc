@@ -100,11 +100,11 @@ bool TakeWorkPlace(const std::shared_ptr<UserLimits>& limits, const Tenant& tena
 }  // namespace
 
 Recompression::Recompression(StoreParts* store)
-    : mu_(store->mu),
+    : mu_(store->books.mu),
       options_(store->options),
       user_limits_(store->options.user_limits),
-      memory_(store->memory),
-      counters_(store->counters),
+      memory_(store->books.memory),
+      counters_(store->books.counters),
       answers_(store->answers),
       catalog_(store->catalog),
       tables_(store->tables),

@@ -9,10 +9,10 @@
 namespace kvstrata {
 
 Replication::Replication(StoreParts* store)
-    : mu_(store->mu),
-      memory_(store->memory),
-      prefix_(store->prefix),
-      counters_(store->counters),
+    : mu_(store->books.mu),
+      memory_(store->books.memory),
+      prefix_(store->books.prefix),
+      counters_(store->books.counters),
       catalog_(store->catalog),
       devices_(store->devices),
       allocator_(store->allocator),

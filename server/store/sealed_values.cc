@@ -19,12 +19,12 @@ std::string NameOfKey(const PageKey& key) {
 }  // namespace
 
 SealedValues::SealedValues(StoreParts* store)
-    : mu_(store->mu),
+    : mu_(store->books.mu),
       ledger_(store->prefixes.ledger()),
-      memory_(store->memory),
-      pools_(store->pools),
-      prefix_(store->prefix),
-      artefacts_(store->artefacts),
+      memory_(store->books.memory),
+      pools_(store->books.pools),
+      prefix_(store->books.prefix),
+      artefacts_(store->books.artefacts),
       models_(store->models),
       holds_(store->holds) {}
 

@@ -12,15 +12,15 @@
 namespace kvstrata {
 
 Sequences::Sequences(StoreParts* store)
-    : mu_(store->mu),
+    : mu_(store->books.mu),
       options_(store->options),
-      artefacts_(store->artefacts),
+      artefacts_(store->books.artefacts),
       answers_(store->answers),
       catalog_(store->catalog),
       devices_(store->devices),
       tables_(store->tables),
       references_(store->references),
-      moves_(store->moves),
+      watermarks_(store->watermarks),
       prefixes_(store->prefixes),
       openings_(store->openings),
       recompression_(store->recompression),
@@ -126,7 +126,7 @@ Status Sequences::CloseSequence(uint64_t session_id, uint64_t sequence) {
     references_.Advance(session->tenant);
     // What comes back now is still in the caches, for the next sequence.
     references_.ReclaimByPieces(session->tenant);
-    moves_.NoteFill();
+    watermarks_.NoteFill();
     return OkStatus();
   });
 }

@@ -24,7 +24,6 @@ class Answers;
 class Artefacts;
 class Builds;
 class Devices;
-class Moves;
 class Openings;
 struct Page;
 class PageReferences;
@@ -38,6 +37,7 @@ class SessionCatalog;
 struct StoreOptions;
 struct StoreParts;
 class Tables;
+class Watermarks;
 
 class Sequences {
  public:
@@ -106,7 +106,7 @@ class Sequences {
   Devices& devices_;
   Tables& tables_;
   PageReferences& references_;
-  Moves& moves_;
+  Watermarks& watermarks_;
   PrefixCatalog& prefixes_;
   Openings& openings_;
   Recompression& recompression_;

@@ -10,7 +10,7 @@
 namespace kvstrata {
 
 SessionCatalog::SessionCatalog(StoreParts* store)
-    : mu_(store->mu),
+    : mu_(store->books.mu),
       user_limits_(store->options.user_limits),
       cluster_tenants_(store->options.cluster_tenants) {}
 

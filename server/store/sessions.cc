@@ -41,17 +41,17 @@ uint64_t OwnBytes(const Sequence& s) {
 }  // namespace
 
 Sessions::Sessions(StoreParts* store)
-    : mu_(store->mu),
+    : mu_(store->books.mu),
       settings_(store->options),
       user_limits_(store->options.user_limits),
-      memory_(store->memory),
-      pools_(store->pools),
+      memory_(store->books.memory),
+      pools_(store->books.pools),
       answers_(store->answers),
       catalog_(store->catalog),
       models_(store->models),
       tables_(store->tables),
       references_(store->references),
-      moves_(store->moves),
+      watermarks_(store->watermarks),
       sequences_(store->sequences),
       recalls_(store->recalls),
       daemon_epoch_(NewDaemonEpoch()) {}
@@ -112,7 +112,7 @@ EndedSession Sessions::EndSession(uint64_t id, SessionEnd how) {
     ended.uid = session->peer.uid;
     if (how != SessionEnd::kEof && session->writers == 0) DropSession(session);
     references_.ReclaimByPieces(tenant);
-    moves_.NoteFill();
+    watermarks_.NoteFill();
   });
   return ended;
 }

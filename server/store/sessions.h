@@ -18,7 +18,6 @@ namespace kvstrata {
 
 class Answers;
 class Models;
-class Moves;
 class PageMemory;
 class PagePools;
 class PageReferences;
@@ -31,6 +30,7 @@ struct StoreParts;
 class Tables;
 struct Tenant;
 class UserLimits;
+class Watermarks;
 
 class Sessions {
  public:
@@ -78,7 +78,7 @@ class Sessions {
   Models& models_;
   Tables& tables_;
   PageReferences& references_;
-  Moves& moves_;
+  Watermarks& watermarks_;
   Sequences& sequences_;
   RecallAudits& recalls_;
   const uint64_t daemon_epoch_;

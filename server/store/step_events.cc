@@ -29,9 +29,9 @@ void NotePrefillRate(const Sequence& s) {
 }  // namespace
 
 StepEvents::StepEvents(StoreParts* store)
-    : mu_(store->mu),
+    : mu_(store->books.mu),
       options_(store->options),
-      prefix_(store->prefix),
+      prefix_(store->books.prefix),
       catalog_(store->catalog),
       devices_(store->devices),
       tables_(store->tables),

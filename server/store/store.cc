@@ -19,10 +19,7 @@ StoreParts::StoreParts(const StoreOptions& given, Plans::Named named_plans,
                        std::vector<StoreDevice> device_memory, std::unique_ptr<MemoryResource> host)
     : options(WithLimits(given)),
       plans(options, std::move(named_plans)),
-      memory(std::move(device_memory), options.device_bytes, std::move(host), options.host_bytes),
-      pools(&memory, options.arena_bytes) {
-  memory.on_failure = options.on_pool_failure;
-}
+      books(options, std::move(device_memory), std::move(host)) {}
 
 Store::Store(std::unique_ptr<StoreParts> parts) : parts_(std::move(parts)) {}
 Store::~Store() = default;
@@ -54,9 +51,9 @@ Result<std::unique_ptr<Store>> Store::Create(const StoreOptions& options,
 
 void Store::Apply(const StoreSettings& settings) {
   parts_->copies.SetPromoteRate(settings.promote_rate);
-  StoreLock lock(parts_->mu);
+  StoreLock lock(parts_->books.mu);
   static_cast<StoreSettings&>(parts_->options) = settings;
-  parts_->moves.NoteFill();
+  parts_->watermarks.NoteFill();
 }
 
 Sessions& Store::sessions() const { return parts_->sessions; }

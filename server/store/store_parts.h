@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// StoreParts: all of a store: its lock, the data that the lock guards, and who owns what of it.
+// StoreParts: all of a store: its books (books.h) and its owners.
 //
-// Data have no lock of their own. An owner has the functions over its own state and over those
-// data; it is made with the parts and keeps references to the ones that it needs, so its header
-// says whom it calls. What owners change together is one change because there is one lock.
+// An owner has the functions over its own state and over the books; it is made with the parts and
+// keeps references to the ones that it needs, so its header says whom it calls. What owners change
+// together is one change because there is one lock.
 //
 // Ownership: members in the order in which they are made; no owner's constructor calls another.
 // Names that end in Locked need the lock beside one of that name that takes it.
@@ -15,7 +15,7 @@
 
 #include "server/store/answers.h"
 #include "server/store/artefact_ledger.h"
-#include "server/store/artefacts.h"
+#include "server/store/books.h"
 #include "server/store/builds.h"
 #include "server/store/capacity_counter.h"
 #include "server/store/codec_extents.h"
@@ -28,15 +28,12 @@
 #include "server/store/models.h"
 #include "server/store/moves.h"
 #include "server/store/openings.h"
-#include "server/store/page.h"
 #include "server/store/page_allocator.h"
 #include "server/store/page_copies.h"
 #include "server/store/page_holds.h"
-#include "server/store/page_memory.h"
 #include "server/store/page_references.h"
 #include "server/store/plans.h"
 #include "server/store/prefix_catalog.h"
-#include "server/store/prefix_index.h"
 #include "server/store/prefix_loads.h"
 #include "server/store/prefix_pins.h"
 #include "server/store/raw_pages.h"
@@ -49,11 +46,10 @@
 #include "server/store/session_catalog.h"
 #include "server/store/sessions.h"
 #include "server/store/step_events.h"
-#include "server/store/store_info.h"
-#include "server/store/store_lock.h"
 #include "server/store/store_options.h"
 #include "server/store/tables.h"
 #include "server/store/user_limits.h"
+#include "server/store/watermarks.h"
 #include "server/store/work_requests.h"
 
 namespace kvstrata {
@@ -66,14 +62,8 @@ struct StoreParts {
   // With user limits, if only none. But what of them is StoreSettings changes, under the lock.
   StoreOptions options;
   Plans plans;
-  PageMemory memory;
 
-  StoreMutex mu;
-  // Data.
-  PagePools pools KVS_GUARDED_BY(store_lock);
-  PrefixIndex prefix KVS_GUARDED_BY(store_lock);
-  Artefacts artefacts KVS_GUARDED_BY(store_lock);
-  StoreCounters counters KVS_GUARDED_BY(store_lock);
+  Books books;
 
   // Owners: who is there,
   Answers answers{this};
@@ -85,6 +75,7 @@ struct StoreParts {
   // pages,
   PageReferences references{this};
   PageHolds holds{this};
+  Watermarks watermarks{this};
   PageAllocator allocator{this};
   CapacityCounter capacity{this};
   Eviction eviction{this};

@@ -11,8 +11,8 @@
 namespace kvstrata {
 
 Tables::Tables(StoreParts* store)
-    : memory_(store->memory),
-      counters_(store->counters),
+    : memory_(store->books.memory),
+      counters_(store->books.counters),
       catalog_(store->catalog),
       references_(store->references) {}
 

@@ -22,7 +22,7 @@ Status NoCodec(const Sequence& s) {
 }  // namespace
 
 WorkRequests::WorkRequests(StoreParts* store)
-    : mu_(store->mu),
+    : mu_(store->books.mu),
       answers_(store->answers),
       catalog_(store->catalog),
       devices_(store->devices),

@@ -19,7 +19,7 @@ struct AuditTestPeer {
   static Session& SessionOf(Store& store, uint64_t id) KVS_NO_THREAD_SAFETY_ANALYSIS {
     return *Of(store).catalog.SessionOf(id);
   }
-  static PagePools& PoolsOf(Store& store) { return Of(store).pools; }
+  static PagePools& PoolsOf(Store& store) { return Of(store).books.pools; }
 };
 
 namespace {

@@ -29,25 +29,25 @@ constexpr uint64_t kPage = 4096;
 class PageHoldsTest : public ::testing::Test {
  protected:
   PageHoldsTest() {
-    StoreLock lock(parts_.mu);
+    StoreLock lock(parts_.books.mu);
     page_ = parts_.catalog.SequenceOf(s_.id())->pages.front();
     hold_ = parts_.holds.Begin();
   }
   void Keep() {
-    StoreLock lock(parts_.mu);
+    StoreLock lock(parts_.books.mu);
     parts_.holds.Keep(hold_, page_);
   }
   void Refer() {
-    StoreLock lock(parts_.mu);
+    StoreLock lock(parts_.books.mu);
     parts_.holds.Refer(hold_, page_);
   }
   void End() {
-    StoreLock lock(parts_.mu);
+    StoreLock lock(parts_.books.mu);
     parts_.holds.End(hold_);
   }
   // Whether the page is among those that wait for a hold.
   bool Parked() {
-    StoreLock lock(parts_.mu);
+    StoreLock lock(parts_.books.mu);
     return parts_.holds.parked().contains(page_);
   }
   void CloseAndEvict() {
@@ -87,7 +87,7 @@ TEST_F(PageHoldsTest, TheLastOfSeveralFreesIt) {
   Keep();
   CloseAndEvict();
   {
-    StoreLock lock(parts_.mu);
+    StoreLock lock(parts_.books.mu);
     parts_.holds.End(parts_.holds.Keep(page_));
   }
   EXPECT_TRUE(Parked());
@@ -107,13 +107,13 @@ TEST_F(PageHoldsTest, WhatIsReferredToIsNotEvicted) {
 
 TEST_F(PageHoldsTest, ReferencesComeAndGo) {
   {
-    StoreLock lock(parts_.mu);
+    StoreLock lock(parts_.books.mu);
     parts_.references.RefPage(page_);
     parts_.holds.TakeOver(hold_, page_);
   }
   ExpectClean(*store_);
   {
-    StoreLock lock(parts_.mu);
+    StoreLock lock(parts_.books.mu);
     parts_.holds.HandOver(hold_, page_);
     parts_.references.Release(page_);
   }
