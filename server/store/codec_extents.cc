@@ -89,7 +89,7 @@ void CodecExtents::EnterArtefact(Artefact artefact) {
     ++extent.page->artefacts;
   }
   if (std::optional<Artefact> left = artefacts_.Insert(std::move(artefact))) {
-    DropArtefact(std::move(*left));
+    references_.ReleaseArtefact(std::move(*left));
   }
 }
 
@@ -140,15 +140,6 @@ void CodecExtents::AttachArtefact(Session* session, Sequence* s) {
   ++counters_.artefact_hits;
   tables_.Publish(session, s, *table);
   references_.Advance(session->tenant);
-}
-
-void CodecExtents::DropArtefact(Artefact artefact) {
-  if (artefact.extents.empty()) return;
-  Tenant* tenant = catalog_.tenant(artefact.extents.front().page->arena->tenant);
-  for (const Extent& extent : artefact.extents) --extent.page->artefacts;
-  references_.ReleaseExtents(&artefact.extents);
-  references_.Advance(tenant);
-  references_.ReclaimLocked();
 }
 
 }  // namespace kvstrata

@@ -62,8 +62,6 @@ class CodecExtents {
   // --- whole prompts ---
   // Takes references of its own to the extents.
   void EnterArtefact(Artefact artefact) KVS_REQUIRES(store_lock);
-  // Gives up the references of one that artefacts_ has no more.
-  void DropArtefact(Artefact artefact) KVS_REQUIRES(store_lock);
   // Enters what the sequence's codec made of its prompt, and offers it.
   void KeepArtefact(const Sequence& s) KVS_REQUIRES(store_lock);
   // Offers one that memory has to the tier below.

@@ -15,8 +15,7 @@ Devices::Devices(StoreParts* store)
       prefix_(store->books.prefix),
       artefacts_(store->books.artefacts),
       catalog_(store->catalog),
-      references_(store->references),
-      extents_(store->extents) {}
+      references_(store->references) {}
 
 void Devices::DropLost() {
   for (const PoolId pool : memory_.ids()) DropLost(pool);
@@ -35,7 +34,7 @@ void Devices::DropLost(PoolId pool) {
                                [pool](const Extent& e) { return e.page->arena->pool == pool; });
   };
   while (std::optional<Artefact> artefact = artefacts_.EvictOldest(lies_there)) {
-    extents_.DropArtefact(std::move(*artefact));
+    references_.ReleaseArtefact(std::move(*artefact));
   }
   for (Tenant* tenant : catalog_.tenants()) references_.Advance(tenant);
   references_.ReclaimLocked();

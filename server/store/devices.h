@@ -20,7 +20,6 @@
 namespace kvstrata {
 
 class Artefacts;
-class CodecExtents;
 class PagePools;
 class PageReferences;
 class PrefixIndex;
@@ -63,7 +62,6 @@ class Devices {
   Artefacts& artefacts_ KVS_GUARDED_BY(store_lock);
   SessionCatalog& catalog_;
   PageReferences& references_;
-  CodecExtents& extents_;
   std::array<bool, kMaxPools> dropped_ KVS_GUARDED_BY(store_lock){};
 };
 

@@ -30,8 +30,7 @@ Eviction::Eviction(StoreParts* store)
       artefacts_(store->books.artefacts),
       counters_(store->books.counters),
       catalog_(store->catalog),
-      references_(store->references),
-      extents_(store->extents) {}
+      references_(store->references) {}
 
 uint64_t EvictResult::pages() const { return Sum(tiers, &EvictedTier::pages); }
 uint64_t EvictResult::bytes() const { return Sum(tiers, &EvictedTier::bytes); }
@@ -62,7 +61,7 @@ EvictResult Eviction::Evict(bool dry_run) {
   for (Page* page : victims) EvictPage(page);
   const auto may_go = [this](const Artefact& a) KVS_NO_THREAD_SAFETY_ANALYSIS { return MayGo(a); };
   while (std::optional<Artefact> a = artefacts_.EvictOldest(may_go))
-    extents_.DropArtefact(std::move(*a));
+    references_.ReleaseArtefact(std::move(*a));
   for (Tenant* tenant : catalog_.tenants()) references_.Advance(tenant);
   references_.ReclaimLocked();
   return result;
@@ -74,7 +73,7 @@ void Eviction::DropUnusedPagesOf(const Model& model) {
     return MayGo(a) && !a.extents.empty() && a.extents.front().page->model == model.id;
   };
   while (std::optional<Artefact> a = artefacts_.EvictOldest(of_model))
-    extents_.DropArtefact(std::move(*a));
+    references_.ReleaseArtefact(std::move(*a));
   uint64_t left = model.pages;  // no more than these are to be found
   for (const PoolId pool : memory_.ids()) {
     for (Page* page = prefix_.newest(pool); page != nullptr && left != 0;) {
@@ -160,7 +159,7 @@ bool Eviction::EvictArtefact(PoolId pool, const Tenant* tenant) {
   };
   std::optional<Artefact> oldest = artefacts_.EvictOldest(idle);
   if (!oldest) return false;
-  extents_.DropArtefact(std::move(*oldest));
+  references_.ReleaseArtefact(std::move(*oldest));
   return true;
 }
 

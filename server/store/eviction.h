@@ -18,7 +18,6 @@ namespace kvstrata {
 
 struct Artefact;
 class Artefacts;
-class CodecExtents;
 struct Model;
 struct Page;
 class PagePools;
@@ -62,7 +61,6 @@ class Eviction {
   StoreCounters& counters_ KVS_GUARDED_BY(store_lock);
   SessionCatalog& catalog_;
   PageReferences& references_;
-  CodecExtents& extents_;
 };
 
 }  // namespace kvstrata

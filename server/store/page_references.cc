@@ -58,6 +58,15 @@ void PageReferences::ReleaseExtents(std::vector<Extent>* extents) {
   for (; !extents->empty(); extents->pop_back()) Release(extents->back().page);
 }
 
+void PageReferences::ReleaseArtefact(Artefact artefact) {
+  if (artefact.extents.empty()) return;
+  Tenant* tenant = catalog_.tenant(artefact.extents.front().page->arena->tenant);
+  for (const Extent& extent : artefact.extents) --extent.page->artefacts;
+  ReleaseExtents(&artefact.extents);
+  Advance(tenant);
+  ReclaimLocked();
+}
+
 void PageReferences::Retire(Page* page) {
   pools_.Retire(page);
   Tenant* tenant = catalog_.tenant(page->arena->tenant);

@@ -17,6 +17,7 @@
 
 namespace kvstrata {
 
+struct Artefact;
 class Devices;
 struct Extent;
 class Models;
@@ -42,6 +43,8 @@ class PageReferences {
   // is no page.
   void ReleaseAll(Session* session, std::vector<Page*>* pages) KVS_REQUIRES(store_lock);
   void ReleaseExtents(std::vector<Extent>* extents) KVS_REQUIRES(store_lock);
+  // Gives up the references of one that the books have no more, and frees what that leaves.
+  void ReleaseArtefact(Artefact artefact) KVS_REQUIRES(store_lock);
   // REQUIRES: nothing refers to it.
   void Retire(Page* page) KVS_REQUIRES(store_lock);
   // For pages that no table has named, or that all readers have passed.
