@@ -47,6 +47,7 @@ kvs_library(kvs_store
   store/long_request.cc
   store/lookups.cc
   store/prompt_values.cc
+  store/model_table.cc
   store/models.cc
   store/moves.cc
   store/opening.cc

@@ -115,7 +115,7 @@ class Auditor {
       Find("the prefix index has " + std::to_string(store_.books.prefix.size()) + " entries, " +
            std::to_string(indexed) + " pages say so");
     }
-    for (const auto& [id, model] : store_.models.all()) {
+    for (const auto& [id, model] : store_.books.models.all()) {
       if (model->pages != by_model[id]) {
         Find("model " + std::to_string(id) + " counts " + std::to_string(model->pages) +
              " pages, has " + std::to_string(by_model[id]));
@@ -198,7 +198,7 @@ class Auditor {
         Find("cached bytes of arena " + std::to_string(id) + " do not add up");
       }
     }
-    for (const auto& [id, model] : store_.models.all()) {
+    for (const auto& [id, model] : store_.books.models.all()) {
       if (by_model[id] != store_.books.prefix.cached_pages(id)) {
         Find("cached pages of model " + std::to_string(id) + " do not add up");
       }

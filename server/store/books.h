@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "server/store/artefacts.h"
+#include "server/store/model_table.h"
 #include "server/store/page.h"
 #include "server/store/page_memory.h"
 #include "server/store/prefix_index.h"
@@ -34,6 +35,7 @@ struct Books {
   PagePools pools KVS_GUARDED_BY(store_lock);
   PrefixIndex prefix KVS_GUARDED_BY(store_lock);
   Artefacts artefacts KVS_GUARDED_BY(store_lock);
+  ModelTable models KVS_GUARDED_BY(store_lock);
   StoreCounters counters KVS_GUARDED_BY(store_lock);
 };
 

@@ -76,7 +76,7 @@ Inspection::Inspection(StoreParts* store)
       artefacts_(store->books.artefacts),
       counters_(store->books.counters),
       catalog_(store->catalog),
-      models_(store->models),
+      models_(store->books.models),
       eviction_(store->eviction),
       store_(*store) {}
 

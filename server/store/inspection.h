@@ -20,7 +20,7 @@ namespace kvstrata {
 
 class Artefacts;
 class Eviction;
-class Models;
+class ModelTable;
 class PageMemory;
 class PagePools;
 class PrefixIndex;
@@ -71,7 +71,7 @@ class Inspection {
   Artefacts& artefacts_ KVS_GUARDED_BY(store_lock);
   StoreCounters& counters_ KVS_GUARDED_BY(store_lock);
   SessionCatalog& catalog_;
-  class Models& models_;
+  ModelTable& models_ KVS_GUARDED_BY(store_lock);
   Eviction& eviction_;
   const StoreParts& store_;  // for the audit, which looks at all of it, and plans
 };

@@ -49,7 +49,7 @@ Lookups::Lookups(StoreParts* store)
       cluster_tenants_(store->options.cluster_tenants),
       plans_(store->plans),
       catalog_(store->catalog),
-      models_(store->models),
+      models_(store->books.models),
       devices_(store->devices),
       prefixes_(store->prefixes),
       replication_(store->replication) {}

@@ -23,7 +23,7 @@ namespace kvstrata {
 
 class ClusterTenants;
 class Devices;
-class Models;
+class ModelTable;
 class Plans;
 class PrefixCatalog;
 class Replication;
@@ -77,7 +77,7 @@ class Lookups {
   const ClusterTenants& cluster_tenants_;
   Plans& plans_;
   SessionCatalog& catalog_;
-  Models& models_;
+  ModelTable& models_ KVS_GUARDED_BY(store_lock);
   Devices& devices_;
   PrefixCatalog& prefixes_;
   Replication& replication_;

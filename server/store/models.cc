@@ -5,7 +5,6 @@
 #include <string>
 #include <utility>
 
-#include "base/check.h"
 #include "server/store/store_parts.h"
 
 namespace kvstrata {
@@ -54,6 +53,7 @@ Models::Models(StoreParts* store)
     : mu_(store->books.mu),
       user_limits_(store->options.user_limits),
       memory_(store->books.memory),
+      models_(store->books.models),
       catalog_(store->catalog),
       references_(store->references),
       eviction_(store->eviction) {}
@@ -62,45 +62,36 @@ void Models::LeaveModel(Model* model) {
   if (--model->sessions != 0) return;
   model->place = {};
   if (model->OfOneSession() && model->pages != 0) eviction_.DropUnusedPagesOf(*model);
-  if (model->pages == 0) models_.erase(model->id);
+  models_.DropIfUnused(model->id);
 }
 
 Status Models::MakeRoomForModel() {
-  if (models_.size() < kMaxModels) return OkStatus();
-  std::erase_if(models_, [](const auto& entry) {
-    return entry.second->sessions == 0 && entry.second->pages == 0;
-  });
+  const auto& models = models_.all();
+  if (models.size() < kMaxModels) return OkStatus();
+  models_.DropUnused();
   // Then one that only cached pages keep, the oldest of whoever has most of those.
   std::map<uint32_t, std::vector<Model*>> left;
-  for (const auto& [id, model] : models_) {
+  for (const auto& [id, model] : models) {
     if (model->sessions == 0) left[model->tenant].push_back(model.get());
   }
   const auto most = std::ranges::max_element(
       left, {}, [](const auto& of_tenant) { return of_tenant.second.size(); });
-  if (models_.size() >= kMaxModels && most != left.end()) {
+  if (models.size() >= kMaxModels && most != left.end()) {
     eviction_.DropUnusedPagesOf(**std::ranges::min_element(most->second, {}, &Model::id));
     for (Tenant* tenant : catalog_.tenants()) references_.Advance(tenant);
     references_.ReclaimLocked();
   }
-  if (models_.size() < kMaxModels) return OkStatus();
+  if (models.size() < kMaxModels) return OkStatus();
   return ResourceExhausted("MODEL_LIMIT", "the daemon has all the " + std::to_string(kMaxModels) +
                                               " models that it may have; try again later");
 }
 
 // Others' models of that description are others'.
 std::shared_ptr<Model> Models::FindRegistered(const Tenant& tenant, const ModelDesc& desc) const {
-  for (const auto& [id, known] : models_) {
+  for (const auto& [id, known] : models_.all()) {
     if (known->tenant == tenant.id && known->desc == desc) return known;
   }
   return nullptr;
-}
-
-void Models::NotePages(uint64_t model, uint64_t pages) { models_.at(model)->pages += pages; }
-
-void Models::NoteFreed(uint64_t id) {
-  const auto model = models_.find(id);
-  KVS_CHECK(model != models_.end());
-  if (--model->second->pages == 0 && model->second->sessions == 0) models_.erase(model);
 }
 
 Result<uint64_t> Models::RegisterModel(uint64_t session_id, const ModelDesc& desc) {
@@ -121,7 +112,7 @@ Result<uint64_t> Models::RegisterModel(uint64_t session_id, const ModelDesc& des
     model->id = tenant->NextId(&tenant->models_made);
     model->tenant = tenant->id;
     model->desc = desc;
-    models_.emplace(model->id, model);
+    models_.Enter(model);
   }
   if (model->sessions == 0) model->place = std::move(place);
   const auto [it, added] = session->models.try_emplace(

@@ -20,6 +20,7 @@ namespace kvstrata {
 
 class Eviction;
 struct Model;
+class ModelTable;
 class PageMemory;
 class PageReferences;
 class SessionCatalog;
@@ -39,15 +40,8 @@ class Models {
   // Sequences that the session opens of this model from now on are imported (import_job.h).
   Status ImportModel(uint64_t session, uint64_t model) KVS_EXCLUDES(store_lock);
 
-  const std::map<uint64_t, std::shared_ptr<Model>>& all() const KVS_REQUIRES(store_lock) {
-    return models_;
-  }
   // A session that registered it has ended.
   void LeaveModel(Model* model) KVS_REQUIRES(store_lock);
-  // So many more pages are its own.
-  void NotePages(uint64_t model, uint64_t pages) KVS_REQUIRES(store_lock);
-  // One of its pages is no more; the last takes along a model that nobody registered.
-  void NoteFreed(uint64_t model) KVS_REQUIRES(store_lock);
 
  private:
   Status MakeRoomForModel() KVS_REQUIRES(store_lock);
@@ -57,10 +51,10 @@ class Models {
   StoreMutex& mu_;
   const std::shared_ptr<UserLimits>& user_limits_;
   PageMemory& memory_;
+  ModelTable& models_ KVS_GUARDED_BY(store_lock);
   SessionCatalog& catalog_;
   PageReferences& references_;
   Eviction& eviction_;
-  std::map<uint64_t, std::shared_ptr<Model>> models_ KVS_GUARDED_BY(store_lock);
 };
 
 }  // namespace kvstrata

@@ -29,7 +29,7 @@ PageAllocator::PageAllocator(StoreParts* store)
       memory_(store->books.memory),
       pools_(store->books.pools),
       catalog_(store->catalog),
-      models_(store->models),
+      models_(store->books.models),
       references_(store->references),
       capacity_(store->capacity),
       eviction_(store->eviction),

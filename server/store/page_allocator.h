@@ -23,7 +23,7 @@ namespace kvstrata {
 
 class CapacityCounter;
 class Eviction;
-class Models;
+class ModelTable;
 class PageReferences;
 struct Sequence;
 struct Session;
@@ -71,7 +71,7 @@ class PageAllocator {
   PageMemory& memory_;
   PagePools& pools_ KVS_GUARDED_BY(store_lock);
   SessionCatalog& catalog_;
-  Models& models_;
+  ModelTable& models_ KVS_GUARDED_BY(store_lock);
   PageReferences& references_;
   CapacityCounter& capacity_;
   Eviction& eviction_;

@@ -19,7 +19,7 @@ PageReferences::PageReferences(StoreParts* store)
       pools_(store->books.pools),
       prefix_(store->books.prefix),
       catalog_(store->catalog),
-      models_(store->models),
+      models_(store->books.models),
       devices_(store->devices),
       holds_(store->holds) {}
 

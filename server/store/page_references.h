@@ -20,7 +20,7 @@ namespace kvstrata {
 struct Artefact;
 class Devices;
 struct Extent;
-class Models;
+class ModelTable;
 struct Page;
 class PageHolds;
 class PagePools;
@@ -66,7 +66,7 @@ class PageReferences {
   PagePools& pools_ KVS_GUARDED_BY(store_lock);
   PrefixIndex& prefix_ KVS_GUARDED_BY(store_lock);
   SessionCatalog& catalog_;
-  Models& models_;
+  ModelTable& models_ KVS_GUARDED_BY(store_lock);
   Devices& devices_;
   PageHolds& holds_;
 };

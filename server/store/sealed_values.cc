@@ -25,7 +25,7 @@ SealedValues::SealedValues(StoreParts* store)
       pools_(store->books.pools),
       prefix_(store->books.prefix),
       artefacts_(store->books.artefacts),
-      models_(store->models),
+      models_(store->books.models),
       holds_(store->holds) {}
 
 void SealedValues::NoteRecord(const PageKey& artefact, std::span<const std::byte> value) {

@@ -24,7 +24,7 @@
 namespace kvstrata {
 
 class ArtefactLedger;
-class Models;
+class ModelTable;
 class PageHolds;
 class PageMemory;
 class PrefixIndex;
@@ -77,7 +77,7 @@ class SealedValues {
   PagePools& pools_ KVS_GUARDED_BY(store_lock);
   PrefixIndex& prefix_ KVS_GUARDED_BY(store_lock);
   Artefacts& artefacts_ KVS_GUARDED_BY(store_lock);
-  Models& models_;
+  ModelTable& models_ KVS_GUARDED_BY(store_lock);
   PageHolds& holds_;
 };
 
