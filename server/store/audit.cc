@@ -55,7 +55,7 @@ class Auditor {
         referred_.insert(page);
       }
     }
-    for (const Page* page : store_.holds.parked()) {
+    for (const Page* page : store_.references.parked()) {
       if (!retired_.insert(page).second) Find(NameOfPage(*page) + " is parked twice");
       if (page->keeps == 0) Find(NameOfPage(*page) + " is parked for no hold");
     }

@@ -18,7 +18,7 @@ uint64_t PageHolds::Begin() {
 }
 
 void PageHolds::Keep(uint64_t hold, Page* page) {
-  ++page->keeps;
+  references_.Keep(page);
   holds_.at(hold).kept.push_back(page);
 }
 
@@ -51,16 +51,10 @@ void PageHolds::End(uint64_t id, Session* session) {
   for (size_t ended = 1; !hold.kept.empty(); ++ended) {
     Page* const page = hold.kept.back();
     hold.kept.pop_back();
-    if (--page->keeps == 0 && parked_.erase(page) != 0) references_.FreePages({&page, 1});
+    references_.EndKeep(page);
     if (ended % kPiecePages == 0) mu_.Yield();
   }
   holds_.erase(id);
-}
-
-bool PageHolds::Park(Page* page) {
-  if (page->keeps == 0) return false;
-  parked_.insert(page);
-  return true;
 }
 
 }  // namespace kvstrata

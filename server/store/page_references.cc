@@ -20,8 +20,7 @@ PageReferences::PageReferences(StoreParts* store)
       prefix_(store->books.prefix),
       catalog_(store->catalog),
       models_(store->books.models),
-      devices_(store->devices),
-      holds_(store->holds) {}
+      devices_(store->devices) {}
 
 void PageReferences::RefAll(Session* session, std::span<Page* const> from, std::vector<Page*>* to) {
   to->reserve(from.size());
@@ -73,6 +72,12 @@ void PageReferences::Retire(Page* page) {
   tenant->retired.Push(tenant->epoch, page);
 }
 
+void PageReferences::Keep(Page* page) { ++page->keeps; }
+
+void PageReferences::EndKeep(Page* page) {
+  if (--page->keeps == 0 && parked_.erase(page) != 0) FreePages({&page, 1});
+}
+
 void PageReferences::FreePages(std::span<Page* const> pages) {
   for (const Page* page : pages) models_.NoteFreed(page->model);
   pools_.Free(pages);
@@ -106,7 +111,8 @@ bool PageReferences::ReclaimLocked(Tenant* tenant, size_t most) {
   }
   std::vector<Page*> passed;
   const auto free = [&](Page* page) KVS_NO_THREAD_SAFETY_ANALYSIS {
-    if (!holds_.Park(page)) passed.push_back(page);
+    if (page->keeps == 0) return passed.push_back(page);
+    parked_.insert(page);
   };
   const bool more = tenant->retired.Reclaim(oldest, free, most);
   FreePages(passed);

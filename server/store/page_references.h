@@ -10,6 +10,7 @@
 #define KVSTRATA_SERVER_STORE_PAGE_REFERENCES_H_
 
 #include <cstddef>
+#include <set>
 #include <span>
 #include <vector>
 
@@ -22,7 +23,6 @@ class Devices;
 struct Extent;
 class ModelTable;
 struct Page;
-class PageHolds;
 class PagePools;
 class PrefixIndex;
 struct Session;
@@ -47,6 +47,11 @@ class PageReferences {
   void ReleaseArtefact(Artefact artefact) KVS_REQUIRES(store_lock);
   // REQUIRES: nothing refers to it.
   void Retire(Page* page) KVS_REQUIRES(store_lock);
+  // Its bytes stay where they are until as many EndKeep; a page that every reader has passed
+  // meanwhile is parked, and the last EndKeep frees it.
+  void Keep(Page* page) KVS_REQUIRES(store_lock);
+  void EndKeep(Page* page) KVS_REQUIRES(store_lock);
+  const std::set<Page*>& parked() const KVS_REQUIRES(store_lock) { return parked_; }
   // For pages that no table has named, or that all readers have passed.
   void FreePages(std::span<Page* const> pages) KVS_REQUIRES(store_lock);
 
@@ -68,7 +73,7 @@ class PageReferences {
   SessionCatalog& catalog_;
   ModelTable& models_ KVS_GUARDED_BY(store_lock);
   Devices& devices_;
-  PageHolds& holds_;
+  std::set<Page*> parked_ KVS_GUARDED_BY(store_lock);
 };
 
 }  // namespace kvstrata

@@ -48,7 +48,7 @@ class PageHoldsTest : public ::testing::Test {
   // Whether the page is among those that wait for a hold.
   bool Parked() {
     StoreLock lock(parts_.books.mu);
-    return parts_.holds.parked().contains(page_);
+    return parts_.references.parked().contains(page_);
   }
   void CloseAndEvict() {
     ASSERT_TRUE(s_.Close().ok());
