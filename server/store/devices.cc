@@ -12,33 +12,7 @@ Devices::Devices(StoreParts* store)
     : mu_(store->books.mu),
       memory_(store->books.memory),
       pools_(store->books.pools),
-      prefix_(store->books.prefix),
-      artefacts_(store->books.artefacts),
-      catalog_(store->catalog),
-      references_(store->references) {}
-
-void Devices::DropLost() {
-  for (const PoolId pool : memory_.ids()) DropLost(pool);
-}
-
-void Devices::DropLost(PoolId pool) {
-  bool& dropped = dropped_[pool.index()];
-  if (dropped || memory_.failure(pool).ok()) return;
-  dropped = true;
-  for (Page* page : prefix_.PagesIn(pool)) {
-    prefix_.Erase(page);
-    if (page->refs == 0) references_.Retire(page);
-  }
-  const auto lies_there = [pool](const Artefact& a) {
-    return std::ranges::any_of(a.extents,
-                               [pool](const Extent& e) { return e.page->arena->pool == pool; });
-  };
-  while (std::optional<Artefact> artefact = artefacts_.EvictOldest(lies_there)) {
-    references_.ReleaseArtefact(std::move(*artefact));
-  }
-  for (Tenant* tenant : catalog_.tenants()) references_.Advance(tenant);
-  references_.ReclaimLocked();
-}
+      catalog_(store->catalog) {}
 
 void Devices::LoseDevice(uint32_t device, const Status& why) {
   memory_.Lose(PoolId::Device(device), why);

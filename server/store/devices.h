@@ -7,7 +7,6 @@
 #ifndef KVSTRATA_SERVER_STORE_DEVICES_H_
 #define KVSTRATA_SERVER_STORE_DEVICES_H_
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -19,10 +18,7 @@
 
 namespace kvstrata {
 
-class Artefacts;
 class PagePools;
-class PageReferences;
-class PrefixIndex;
 struct Sequence;
 class SessionCatalog;
 struct StoreParts;
@@ -47,22 +43,14 @@ class Devices {
   // Whoever runs steps on a device found that it answers nothing any more: `why`, DEVICE_FAILED.
   void LoseDevice(uint32_t device, const Status& why);
 
-  // Makes the prefix index and the artefacts forget what lies on a device that is lost, once.
-  void DropLost() KVS_REQUIRES(store_lock);
   // DEVICE_FAILED if any of the sequence lies there.
   Status CheckHeld(const Sequence& s) const KVS_REQUIRES(store_lock);
 
  private:
-  void DropLost(PoolId pool) KVS_REQUIRES(store_lock);
-
   StoreMutex& mu_;
   PageMemory& memory_;
   PagePools& pools_ KVS_GUARDED_BY(store_lock);
-  PrefixIndex& prefix_ KVS_GUARDED_BY(store_lock);
-  Artefacts& artefacts_ KVS_GUARDED_BY(store_lock);
   SessionCatalog& catalog_;
-  PageReferences& references_;
-  std::array<bool, kMaxPools> dropped_ KVS_GUARDED_BY(store_lock){};
 };
 
 }  // namespace kvstrata

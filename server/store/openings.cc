@@ -53,7 +53,6 @@ Openings::Openings(StoreParts* store)
       artefacts_(store->books.artefacts),
       counters_(store->books.counters),
       catalog_(store->catalog),
-      devices_(store->devices),
       tables_(store->tables),
       references_(store->references),
       allocator_(store->allocator),
@@ -242,7 +241,7 @@ void Openings::OfferReused(const Opening& o, const IndexLayout& index,
 }
 
 Result<OpenedSequence> Openings::FinishOpenLocked(Session* session, Opening* o) {
-  devices_.DropLost();
+  references_.DropLost();
   const std::optional<RawFree> artefact =
       prefixes_.RawFreeBy(o->sequence->plan, o->artefact, o->device);
   const PrefixQuestion question = o->question();

@@ -21,7 +21,6 @@
 
 namespace kvstrata {
 
-class Devices;
 class Moves;
 class PageAllocator;
 class PageReferences;
@@ -96,7 +95,6 @@ class Openings {
   Artefacts& artefacts_ KVS_GUARDED_BY(store_lock);
   StoreCounters& counters_ KVS_GUARDED_BY(store_lock);
   SessionCatalog& catalog_;
-  Devices& devices_;
   Tables& tables_;
   PageReferences& references_;
   PageAllocator& allocator_;

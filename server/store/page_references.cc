@@ -16,11 +16,12 @@ constexpr size_t kReclaimPages = 1024;  // cheaper than others, and each piece l
 
 PageReferences::PageReferences(StoreParts* store)
     : mu_(store->books.mu),
+      memory_(store->books.memory),
       pools_(store->books.pools),
       prefix_(store->books.prefix),
+      artefacts_(store->books.artefacts),
       catalog_(store->catalog),
-      models_(store->books.models),
-      devices_(store->devices) {}
+      models_(store->books.models) {}
 
 void PageReferences::RefAll(Session* session, std::span<Page* const> from, std::vector<Page*>* to) {
   to->reserve(from.size());
@@ -119,9 +120,32 @@ bool PageReferences::ReclaimLocked(Tenant* tenant, size_t most) {
   return more;
 }
 
+void PageReferences::DropLost() {
+  for (const PoolId pool : memory_.ids()) DropLost(pool);
+}
+
+void PageReferences::DropLost(PoolId pool) {
+  bool& dropped = dropped_[pool.index()];
+  if (dropped || memory_.failure(pool).ok()) return;
+  dropped = true;
+  for (Page* page : prefix_.PagesIn(pool)) {
+    prefix_.Erase(page);
+    if (page->refs == 0) Retire(page);
+  }
+  const auto lies_there = [pool](const Artefact& a) {
+    return std::ranges::any_of(a.extents,
+                               [pool](const Extent& e) { return e.page->arena->pool == pool; });
+  };
+  while (std::optional<Artefact> artefact = artefacts_.EvictOldest(lies_there)) {
+    ReleaseArtefact(std::move(*artefact));
+  }
+  for (Tenant* tenant : catalog_.tenants()) Advance(tenant);
+  ReclaimLocked();
+}
+
 void PageReferences::Reclaim() {
   StoreLock lock(mu_);
-  devices_.DropLost();
+  DropLost();
   for (uint32_t i = 0; i < catalog_.tenants().size(); ++i) ReclaimByPieces(catalog_.tenant(i));
 }
 

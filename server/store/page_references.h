@@ -9,17 +9,19 @@
 #ifndef KVSTRATA_SERVER_STORE_PAGE_REFERENCES_H_
 #define KVSTRATA_SERVER_STORE_PAGE_REFERENCES_H_
 
+#include <array>
 #include <cstddef>
 #include <set>
 #include <span>
 #include <vector>
 
+#include "server/store/page_memory.h"
 #include "server/store/store_lock.h"
 
 namespace kvstrata {
 
 struct Artefact;
-class Devices;
+class Artefacts;
 struct Extent;
 class ModelTable;
 struct Page;
@@ -54,6 +56,8 @@ class PageReferences {
   const std::set<Page*>& parked() const KVS_REQUIRES(store_lock) { return parked_; }
   // For pages that no table has named, or that all readers have passed.
   void FreePages(std::span<Page* const> pages) KVS_REQUIRES(store_lock);
+  // Makes the prefix index and the artefacts forget what lies on a device that is lost, once.
+  void DropLost() KVS_REQUIRES(store_lock);
 
   // What was retired before is free once the readers of now have left. Only after the tables that
   // named it are unpublished.
@@ -67,12 +71,16 @@ class PageReferences {
   bool ReclaimLocked(Tenant* tenant, size_t most = ~size_t{0}) KVS_REQUIRES(store_lock);
 
  private:
+  void DropLost(PoolId pool) KVS_REQUIRES(store_lock);
+
   StoreMutex& mu_;
+  PageMemory& memory_;
   PagePools& pools_ KVS_GUARDED_BY(store_lock);
   PrefixIndex& prefix_ KVS_GUARDED_BY(store_lock);
+  Artefacts& artefacts_ KVS_GUARDED_BY(store_lock);
   SessionCatalog& catalog_;
   ModelTable& models_ KVS_GUARDED_BY(store_lock);
-  Devices& devices_;
+  std::array<bool, kMaxPools> dropped_ KVS_GUARDED_BY(store_lock){};  // by PoolId::index
   std::set<Page*> parked_ KVS_GUARDED_BY(store_lock);
 };
 

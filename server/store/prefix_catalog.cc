@@ -55,7 +55,7 @@ PrefixCatalog::PrefixCatalog(StoreParts* store)
       prefix_(store->books.prefix),
       artefacts_(store->books.artefacts),
       catalog_(store->catalog),
-      devices_(store->devices) {}
+      references_(store->references) {}
 
 Hit PrefixCatalog::FindPrefix(const PrefixQuestion& q, const std::optional<RawFree>& artefact,
                               std::optional<uint32_t> device,
@@ -75,7 +75,7 @@ HeldPrefix PrefixCatalog::FindAnywhere(const PrefixQuestion& q,
   const PageTier* tier = nullptr;
   {
     StoreLock lock(mu_);
-    devices_.DropLost();
+    references_.DropLost();
     tier = tier_;
   }
   const PrefixShape shape(q.keys.size(), q.page_tokens, q.index);
@@ -129,7 +129,7 @@ std::optional<RawFree> PrefixCatalog::RawFreeAnywhere(const Plan& plan, const Pa
   PageTier* tier = nullptr;
   {
     StoreLock lock(mu_);
-    devices_.DropLost();
+    references_.DropLost();
     // One that the session may not map is not read from the tier either.
     if (artefacts_.Contains(artefact)) return RawFreeBy(plan, artefact, device);
     tier = tier_;

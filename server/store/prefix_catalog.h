@@ -27,7 +27,7 @@
 
 namespace kvstrata {
 
-class Devices;
+class PageReferences;
 struct Sequence;
 class SessionCatalog;
 struct StoreParts;
@@ -94,7 +94,7 @@ class PrefixCatalog {
   PrefixIndex& prefix_ KVS_GUARDED_BY(store_lock);
   Artefacts& artefacts_ KVS_GUARDED_BY(store_lock);
   SessionCatalog& catalog_;
-  Devices& devices_;
+  PageReferences& references_;
   ArtefactLedger ledger_;
   PageTier* tier_ KVS_GUARDED_BY(store_lock) = nullptr;
   std::optional<uint32_t> remote_ KVS_GUARDED_BY(store_lock);

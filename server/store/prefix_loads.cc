@@ -37,7 +37,6 @@ PrefixLoads::PrefixLoads(StoreParts* store)
       artefacts_(store->books.artefacts),
       counters_(store->books.counters),
       catalog_(store->catalog),
-      devices_(store->devices),
       references_(store->references),
       holds_(store->holds),
       allocator_(store->allocator),
@@ -49,7 +48,7 @@ std::vector<PageKey> PrefixLoads::BeginLoad(Opening* o) {
   std::optional<RawFree> artefact;
   {
     StoreLock lock(mu_);
-    devices_.DropLost();
+    references_.DropLost();
     artefact = prefixes_.RawFreeBy(s.plan, o->artefact, o->device);
   }
   const HeldPrefix held = prefixes_.FindAnywhere(o->question(), artefact, o->remote.get());

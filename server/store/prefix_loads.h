@@ -25,7 +25,6 @@ namespace kvstrata {
 class ArtefactLedger;
 class Artefacts;
 class CodecExtents;
-class Devices;
 struct Opening;
 struct Page;
 class PageAllocator;
@@ -81,7 +80,6 @@ class PrefixLoads {
   Artefacts& artefacts_ KVS_GUARDED_BY(store_lock);
   StoreCounters& counters_ KVS_GUARDED_BY(store_lock);
   SessionCatalog& catalog_;
-  Devices& devices_;
   PageReferences& references_;
   PageHolds& holds_;
   PageAllocator& allocator_;

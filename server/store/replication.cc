@@ -14,7 +14,7 @@ Replication::Replication(StoreParts* store)
       prefix_(store->books.prefix),
       counters_(store->books.counters),
       catalog_(store->catalog),
-      devices_(store->devices),
+      references_(store->references),
       allocator_(store->allocator),
       copies_(store->copies),
       prefixes_(store->prefixes),
@@ -34,7 +34,7 @@ void Replication::GoOn(const Opening& o, std::function<void()> then) {
   Post post;
   {
     StoreLock lock(mu_);
-    devices_.DropLost();
+    references_.DropLost();
     if (post_ && !PrefixElsewhere(o).empty()) post = post_;
   }
   if (!post) return then();
@@ -46,7 +46,7 @@ void Replication::Replicate(Opening* o) {
   CopyPlan plan;
   {
     StoreLock lock(mu_);
-    devices_.DropLost();
+    references_.DropLost();
     plan = PlanReplicas(o);
   }
   const Geometry& geometry = o->sequence->model->desc.geometry;

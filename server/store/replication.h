@@ -16,7 +16,7 @@
 namespace kvstrata {
 
 struct CopyPlan;
-class Devices;
+class PageReferences;
 struct Opening;
 struct Page;
 class PageAllocator;
@@ -60,7 +60,7 @@ class Replication {
   PrefixIndex& prefix_ KVS_GUARDED_BY(store_lock);
   StoreCounters& counters_ KVS_GUARDED_BY(store_lock);
   SessionCatalog& catalog_;
-  Devices& devices_;
+  PageReferences& references_;
   PageAllocator& allocator_;
   PageCopies& copies_;
   PrefixCatalog& prefixes_;
