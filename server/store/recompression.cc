@@ -111,8 +111,7 @@ Recompression::Recompression(StoreParts* store)
       references_(store->references),
       holds_(store->holds),
       extents_(store->extents),
-      raw_pages_(store->raw_pages),
-      builds_(store->builds) {}
+      raw_pages_(store->raw_pages) {}
 
 // --- what is due ---------------------------------------------------------------------------------
 
@@ -172,24 +171,20 @@ void Recompression::OfferDue() {
   });
 }
 
-void Recompression::SetRecompressSink(RecompressSink* sink) {
-  answers_.TellAfter([&] {
-    StoreLock lock(mu_);
-    sink_ = sink;
-    if (sink == nullptr) builds_.EndAllLocked(WorkersStopped());
-    for (const auto& [id, s] : catalog_.sequences()) {
-      if (!s->codec) continue;
-      if (s->codec->work == Work::kQueued) s->codec->work = Work::kDue;
-      s->codec->queued = {};
-      if (sink != nullptr) {
-        OfferIfDue(s);
-      } else {
-        s->codec->cancelled->store(true, std::memory_order_relaxed);
-        s->codec->cancelled = std::make_shared<std::atomic<bool>>(false);
-        AnswerWaiters(s, WorkersStopped());
-      }
+void Recompression::SetSinkLocked(RecompressSink* sink) {
+  sink_ = sink;
+  for (const auto& [id, s] : catalog_.sequences()) {
+    if (!s->codec) continue;
+    if (s->codec->work == Work::kQueued) s->codec->work = Work::kDue;
+    s->codec->queued = {};
+    if (sink != nullptr) {
+      OfferIfDue(s);
+    } else {
+      s->codec->cancelled->store(true, std::memory_order_relaxed);
+      s->codec->cancelled = std::make_shared<std::atomic<bool>>(false);
+      AnswerWaiters(s, WorkersStopped());
     }
-  });
+  }
 }
 
 // --- jobs ----------------------------------------------------------------------------------------
@@ -448,6 +443,13 @@ void Recompression::Settle(uint64_t session, uint64_t sequence, SettleDone done)
   });
 }
 
+void Recompression::ListLocked(std::vector<WorkInfo>* list) const {
+  for (const auto& [id, s] : catalog_.sequences()) {
+    if (!s->codec || (s->codec->work == Work::kIdle && s->codec->failed.ok())) continue;
+    list->push_back(WorkOf(*s));
+  }
+}
+
 WorkInfo Recompression::WorkOf(const Sequence& s) const {
   const CodecState& codec = *s.codec;
   WorkInfo info;
@@ -464,19 +466,6 @@ WorkInfo Recompression::WorkOf(const Sequence& s) const {
   info.failures = codec.failures;
   info.error = codec.failed.ok() ? "" : codec.failed.ToString();
   return info;
-}
-
-std::vector<WorkInfo> Recompression::Work() const {
-  StoreLock lock(mu_);
-  std::vector<WorkInfo> list;
-  for (const auto& [id, s] : catalog_.sequences()) {
-    if (!s->codec || (s->codec->work == Work::kIdle && s->codec->failed.ok())) continue;
-    list.push_back(WorkOf(*s));
-  }
-  builds_.ListLocked(&list);
-  std::stable_sort(list.begin(), list.end(),
-                   [](const WorkInfo& a, const WorkInfo& b) { return a.sequence < b.sequence; });
-  return list;
 }
 
 }  // namespace kvstrata

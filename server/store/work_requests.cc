@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/store/work_requests.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -28,6 +29,24 @@ WorkRequests::WorkRequests(StoreParts* store)
       devices_(store->devices),
       recompression_(store->recompression),
       builds_(store->builds) {}
+
+void WorkRequests::SetSink(RecompressSink* sink) {
+  answers_.TellAfter([&] {
+    StoreLock lock(mu_);
+    recompression_.SetSinkLocked(sink);
+    if (sink == nullptr) builds_.EndAllLocked(WorkersStopped());
+  });
+}
+
+std::vector<WorkInfo> WorkRequests::Work() const {
+  StoreLock lock(mu_);
+  std::vector<WorkInfo> list;
+  recompression_.ListLocked(&list);
+  builds_.ListLocked(&list);
+  std::stable_sort(list.begin(), list.end(),
+                   [](const WorkInfo& a, const WorkInfo& b) { return a.sequence < b.sequence; });
+  return list;
+}
 
 Status WorkRequests::Recompress(uint64_t session, uint64_t sequence, SettleDone done) {
   {
