@@ -23,29 +23,30 @@ constexpr uint64_t kLeastPool = uint64_t{1} << 20, kLargestPool = uint64_t{16} <
 
 std::unordered_map<const Arena*, uint64_t> Moves::RetiredBytes(PoolId pool) const {
   std::unordered_map<const Arena*, uint64_t> bytes;
-  for (const auto& [id, arena] : pools_.arenas()) {
+  for (const auto& [id, arena] : books_.pools.arenas()) {
     if (arena->pool == pool && arena->retired != 0) bytes[arena.get()] = arena->retired;
   }
   return bytes;
 }
 
 uint64_t Moves::HeldBytes(PoolId pool) const {
-  uint64_t held = pools_.used(pool);
+  uint64_t held = books_.pools.used(pool);
   for (const auto& [arena, bytes] : RetiredBytes(pool)) held -= bytes;
   return held;
 }
 
 bool Moves::UnderPressure() const {
-  StoreLock lock(mu_);
-  return std::ranges::any_of(memory_.ids(), [this](PoolId pool) KVS_NO_THREAD_SAFETY_ANALYSIS {
-    return pool.tier() == Tier::kDevice &&
-           static_cast<double>(pools_.used(pool)) >
-               kPressure * static_cast<double>(memory_.capacity(pool));
-  });
+  StoreLock lock(books_.mu);
+  return std::ranges::any_of(
+      books_.memory.ids(), [this](PoolId pool) KVS_NO_THREAD_SAFETY_ANALYSIS {
+        return pool.tier() == Tier::kDevice &&
+               static_cast<double>(books_.pools.used(pool)) >
+                   kPressure * static_cast<double>(books_.memory.capacity(pool));
+      });
 }
 
 void Moves::SetMoveSink(std::function<void()> wake) {
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   watermarks_.SetWake(std::move(wake));
 }
 
@@ -64,7 +65,7 @@ void Moves::NotePromotion(Session* session, const Sequence& s) {
 std::optional<uint64_t> Moves::MoveSome(uint64_t bytes) {
   if (const auto promoted = PromoteSome(bytes)) return promoted;
   // Host first: what leaves it makes room for what leaves device.
-  const std::span<const PoolId> pools = memory_.ids();
+  const std::span<const PoolId> pools = books_.memory.ids();
   for (size_t i = pools.size(); i-- > 0;) {
     if (const auto moved = RelieveSome(pools[i], bytes)) return moved;
   }
@@ -77,7 +78,7 @@ std::optional<uint64_t> Moves::PromoteSome(uint64_t bytes) {
   uint64_t sequence = 0;
   MoveLimit limit{bytes, 0, false};
   {
-    StoreLock lock(mu_);
+    StoreLock lock(books_.mu);
     if (promotions_.empty()) return std::nullopt;
     sequence = promotions_.front();
     const auto s = catalog_.sequences().find(sequence);
@@ -90,12 +91,12 @@ std::optional<uint64_t> Moves::PromoteSome(uint64_t bytes) {
     limit.room = high - std::min(high, HeldBytes(device));
   }
   const Result<MoveResult> moved = Move(sequence, Tier::kDevice, limit);
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   if (!moved.ok() || moved->pages == 0) {  // all are there, it was closed, or there is no room
     promotions_.pop_front();
     return 0;
   }
-  counters_.promoted_pages += moved->pages;
+  books_.counters.promoted_pages += moved->pages;
   return moved->bytes;
 }
 
@@ -105,7 +106,7 @@ std::optional<uint64_t> Moves::RelieveSome(PoolId pool, uint64_t bytes) {
   const bool device = pool.tier() == Tier::kDevice;
   CopyPlan demotions;
   {
-    StoreLock lock(mu_);
+    StoreLock lock(books_.mu);
     ShrinkToCapacity(pool);
     bool& relieving = relieving_[pool.index()];
     const uint64_t held = HeldBytes(pool), low = watermarks_.LowMark(pool);
@@ -123,7 +124,7 @@ std::optional<uint64_t> Moves::RelieveSome(PoolId pool, uint64_t bytes) {
     }
   }
   const bool copied = copies_.Copy(demotions, Geometry{}).ok();
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   return FinishDemotion(demotions, copied);
 }
 
@@ -131,8 +132,8 @@ std::optional<uint64_t> Moves::RelieveSome(PoolId pool, uint64_t bytes) {
 bool Moves::MakeHostRelieve(PoolId device) {
   constexpr PoolId kHost = PoolId::Host();
   bool& relieving = relieving_[kHost.index()];
-  const bool wanted = !relieving && prefix_.cached_bytes(device) > 0 &&
-                      prefix_.cached_bytes(kHost) > 0 &&
+  const bool wanted = !relieving && books_.prefix.cached_bytes(device) > 0 &&
+                      books_.prefix.cached_bytes(kHost) > 0 &&
                       HeldBytes(kHost) > watermarks_.LowMark(kHost);
   relieving = relieving || wanted;
   return wanted;
@@ -143,11 +144,11 @@ CopyPlan Moves::PlanDemotion(PoolId device, uint64_t bytes) {
   const uint64_t high = watermarks_.HighMark(PoolId::Host());
   const uint64_t room = high - std::min(high, HeldBytes(PoolId::Host()));
   uint64_t planned = 0;
-  for (Page *page = prefix_.oldest(device), *next = nullptr; page != nullptr; page = next) {
+  for (Page *page = books_.prefix.oldest(device), *next = nullptr; page != nullptr; page = next) {
     next = page->newer;
     if (page->summary) continue;  // small, and read by every selection
     if (page->credits > 0) {
-      next = prefix_.Spare(page);
+      next = books_.prefix.Spare(page);
       continue;
     }
     if (planned >= bytes || planned + page->bytes > room) break;
@@ -176,12 +177,12 @@ uint64_t Moves::FinishDemotion(const CopyPlan& demotions, bool copied) {
     const bool wanted = copied && d.source->indexed && d.source->refs == 0;
     if (wanted) {
       holds_.HandOver(demotions.hold, d.copy);
-      pools_.Unref(d.copy);
+      books_.pools.Unref(d.copy);
       copies_.TakeOver(d.source, d.copy);
       references_.Retire(d.source);
       bytes += d.copy->bytes;
-      ++counters_.demoted_pages;
-      counters_.demoted_bytes += d.copy->bytes;
+      ++books_.counters.demoted_pages;
+      books_.counters.demoted_bytes += d.copy->bytes;
     }  // else somebody uses the page again, or it was evicted
   }
   holds_.End(demotions.hold);
@@ -193,10 +194,10 @@ uint64_t Moves::FinishDemotion(const CopyPlan& demotions, bool copied) {
 // The key's page stays, elsewhere: nothing is lost, and host has no use for a second one.
 uint64_t Moves::EvictReplicas(PoolId pool, uint64_t bytes) {
   uint64_t evicted = 0;
-  if (prefix_.replicas() == 0) return evicted;
+  if (books_.prefix.replicas() == 0) return evicted;
   std::set<Tenant*> tenants;
   size_t seen = 0;
-  for (Page *page = prefix_.oldest(pool), *next = nullptr;
+  for (Page *page = books_.prefix.oldest(pool), *next = nullptr;
        page != nullptr && evicted < bytes && seen < kEvictions; page = next, ++seen) {
     next = page->newer;
     if (!page->replica) continue;
@@ -214,10 +215,10 @@ uint64_t Moves::EvictColdest(PoolId pool, uint64_t bytes) {
   size_t pages = 0;
   std::set<Tenant*> tenants;
   Page* next = nullptr;
-  for (Page* page = prefix_.oldest(pool); page != nullptr && evicted < bytes && pages < kEvictions;
-       page = next) {
+  for (Page* page = books_.prefix.oldest(pool);
+       page != nullptr && evicted < bytes && pages < kEvictions; page = next) {
     if (page->credits > 0) {
-      next = prefix_.Spare(page);
+      next = books_.prefix.Spare(page);
       continue;
     }
     next = page->newer;
@@ -247,44 +248,44 @@ Result<ResizedPool> Moves::ResizePool(Tier tier, uint64_t bytes, std::string_vie
     KVS_ASSIGN_OR_RETURN(const uint32_t number, devices_.FindDevice(device));
     only = PoolId::Device(number);
   }
-  StoreLock lock(mu_);
-  const uint64_t before = counters_.evicted_pages;
+  StoreLock lock(books_.mu);
+  const uint64_t before = books_.counters.evicted_pages;
   ResizedPool resized;
-  for (const PoolId pool : memory_.ids()) {
+  for (const PoolId pool : books_.memory.ids()) {
     if (pool.tier() != tier || (only && pool != *only)) continue;
-    memory_.SetCapacity(pool, bytes);
+    books_.memory.SetCapacity(pool, bytes);
     ShrinkToCapacity(pool);
-    resized.capacity_bytes += memory_.capacity(pool);
-    resized.taken_bytes += pools_.taken(pool);
+    resized.capacity_bytes += books_.memory.capacity(pool);
+    resized.taken_bytes += books_.pools.taken(pool);
   }
   watermarks_.NoteFill();
-  resized.evicted_pages = counters_.evicted_pages - before;
+  resized.evicted_pages = books_.counters.evicted_pages - before;
   return resized;
 }
 
 void Moves::ShrinkToCapacity(PoolId pool) {
   const auto may_drop = [this](const Arena& arena)
                             KVS_NO_THREAD_SAFETY_ANALYSIS { return !catalog_.Fenced(arena); };
-  while (pools_.taken(pool) > memory_.capacity(pool)) {
+  while (books_.pools.taken(pool) > books_.memory.capacity(pool)) {
     references_.ReclaimLocked();
-    pools_.DropEmpty(pool, may_drop);
+    books_.pools.DropEmpty(pool, may_drop);
     uint64_t coming = 0;  // bytes of arenas that only their last readers hold
     for (const auto& [arena, bytes] : RetiredBytes(pool)) {
       if (bytes == arena->extents.used()) coming += arena->memory.bytes;
     }
-    if (pools_.taken(pool) <= memory_.capacity(pool) + coming) return;
+    if (books_.pools.taken(pool) <= books_.memory.capacity(pool) + coming) return;
     if (!EmptyAnArena(pool) && !eviction_.EvictArtefact(pool)) return;
   }
 }
 
 bool Moves::EmptyAnArena(PoolId pool) {
   std::unordered_map<const Arena*, std::vector<Page*>> cached;
-  for (Page* page = prefix_.oldest(pool); page != nullptr; page = page->newer) {
+  for (Page* page = books_.prefix.oldest(pool); page != nullptr; page = page->newer) {
     if (page->arena->live == 0 && !catalog_.Fenced(*page->arena))
       cached[page->arena].push_back(page);
   }
   const std::unordered_map<const Arena*, uint64_t> retired = RetiredBytes(pool);
-  for (Page* page = prefix_.oldest(pool); page != nullptr; page = page->newer) {
+  for (Page* page = books_.prefix.oldest(pool); page != nullptr; page = page->newer) {
     const auto found = cached.find(page->arena);
     if (found == cached.end()) continue;
     const auto gone = retired.find(page->arena);

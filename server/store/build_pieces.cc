@@ -61,7 +61,7 @@ Run Builds::NextBlocks(const Sequence& s, PendingBuild* p) const {
   const uint32_t device = catalog_.SessionOf(s.session)->device;
   const auto there = [&](uint32_t to) KVS_NO_THREAD_SAFETY_ANALYSIS {
     const Page& last = *s.pages[to / s.page_tokens() - 1];
-    return prefix_.FindFor(device, IndexBlockKey(last.key, p->index)) != nullptr;
+    return books_.prefix.FindFor(device, IndexBlockKey(last.key, p->index)) != nullptr;
   };
   if (!p->own) {
     while (p->built_to < end && there(p->built_to + block)) p->built_to += block;
@@ -80,7 +80,7 @@ Run Builds::NextBlocks(const Sequence& s, PendingBuild* p) const {
 void Builds::ReadLocked(Page* page, BuildJob* job, std::byte** address,
                         std::vector<StagedPage>* staged) {
   holds_.Keep(job->hold, page);
-  if (memory_.readable(page->arena->tier)) {
+  if (books_.memory.readable(page->arena->tier)) {
     *address = page->base();
   } else {
     staged->push_back({page, address, nullptr});
@@ -170,12 +170,12 @@ Result<BuildJob> Builds::TakeLocked(uint64_t sequence, std::vector<StagedPage>* 
 Result<BuildJob> Builds::TakeBuild(uint64_t sequence) {
   std::vector<StagedPage> staged;
   Result<BuildJob> job = [&]() -> Result<BuildJob> {
-    StoreLock lock(mu_);
+    StoreLock lock(books_.mu);
     return TakeLocked(sequence, &staged);
   }();
   answers_.Tell();
   if (!job.ok()) return job;
-  if (const Status read = Stage(memory_, &*job, staged); !read.ok()) {
+  if (const Status read = Stage(books_.memory, &*job, staged); !read.ok()) {
     AbandonBuild(std::move(*job), read);
     return read;
   }
@@ -184,7 +184,7 @@ Result<BuildJob> Builds::TakeBuild(uint64_t sequence) {
 
 void Builds::AbandonBuild(BuildJob job, const Status& why) {
   {
-    StoreLock lock(mu_);
+    StoreLock lock(books_.mu);
     holds_.End(job.hold);
     if (PendingOf(job) != nullptr) (void)EndBuildLocked(job.sequence, why);
   }
@@ -195,7 +195,7 @@ void Builds::AbandonBuild(BuildJob job, const Status& why) {
 
 Status Builds::TakePages(const BuildJob& job, const RecompressOutput& output, FreshPages* fresh) {
   {
-    StoreLock lock(mu_);
+    StoreLock lock(books_.mu);
     holds_.End(job.hold);  // read already
     if (PendingOf(job) == nullptr) return BuildOver();
     KVS_RETURN_IF_ERROR(extents_.TakeExtents(*catalog_.SequenceOf(job.sequence), output, fresh));
@@ -213,7 +213,7 @@ void Builds::EnterBlocks(Sequence* s, PendingBuild* p, const BuildJob& job,
     const size_t last = size_t{job.from / block + i + 1} * block / s->page_tokens() - 1;
     prefixes_.EnterPrefix(*s, fresh[i], last);
     if (!p->own) continue;
-    Page* const there = prefix_.FindFor(device, job.keys[i]);
+    Page* const there = books_.prefix.FindFor(device, job.keys[i]);
     Page* const use = there == nullptr ? fresh[i] : there;
     Page*& at = s->index_blocks[job.from / block + i];
     references_.RefPage(use);
@@ -232,7 +232,7 @@ void Builds::PublishBlocks(BuildJob job) {
   FreshPages fresh;
   Status status = TakePages(job, output, &fresh);
   {
-    StoreLock lock(mu_);
+    StoreLock lock(books_.mu);
     (void)catalog_.FindSequence(job.sequence);  // waits: its blocks are about to change
     PendingBuild* const p = PendingOf(job);
     if (status.ok() && p != nullptr) {
@@ -260,7 +260,7 @@ void Builds::PublishExtents(BuildJob job, BuiltExtents made) {
   FreshPages fresh;
   const Status status = TakePages(job, output, &fresh);
   {
-    StoreLock lock(mu_);
+    StoreLock lock(books_.mu);
     PendingBuild* const p = PendingOf(job);
     if (status.ok() && p != nullptr) {
       const auto tokens = static_cast<uint32_t>(job.input.prompt_tokens);

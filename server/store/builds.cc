@@ -125,12 +125,9 @@ uint64_t MicrosSince(Clock::time_point since) {
 }  // namespace
 
 Builds::Builds(StoreParts* store)
-    : mu_(store->books.mu),
+    : books_(store->books),
       user_limits_(store->options.user_limits),
       plans_(store->plans),
-      memory_(store->books.memory),
-      prefix_(store->books.prefix),
-      artefacts_(store->books.artefacts),
       answers_(store->answers),
       catalog_(store->catalog),
       devices_(store->devices),
@@ -162,7 +159,7 @@ Result<PendingBuild> Builds::Prepare(const BuildRequest& request) {
   p.operators = request.session == 0;
   Geometry geometry;
   {
-    StoreLock lock(mu_);
+    StoreLock lock(books_.mu);
     KVS_ASSIGN_OR_RETURN(const Sequence* s,
                          catalog_.FindSequenceFor(request.session, request.sequence));
     p.plan = s->plan;
@@ -191,13 +188,13 @@ Result<PendingBuild> Builds::Prepare(const BuildRequest& request) {
 
 Status Builds::CheckInputs(const Sequence& s, const PendingBuild& p) const {
   KVS_RETURN_IF_ERROR(devices_.CheckHeld(s));
-  return p.own ? CheckOwn(s, p.operators) : CheckOther(s, p, memory_);
+  return p.own ? CheckOwn(s, p.operators) : CheckOther(s, p, books_.memory);
 }
 
 Result<BuildResult> Builds::Build(const BuildRequest& request, BuildDone done) {
   KVS_ASSIGN_OR_RETURN(PendingBuild pending, Prepare(request));
   Result<BuildResult> result = [&]() -> Result<BuildResult> {
-    StoreLock lock(mu_);
+    StoreLock lock(books_.mu);
     KVS_RETURN_IF_ERROR(catalog_.FindSequenceFor(request.session, request.sequence).status());
     return StartLocked(std::move(pending), std::move(done));
   }();
@@ -221,7 +218,7 @@ Result<BuildResult> Builds::StartLocked(PendingBuild p, BuildDone done) {
     return result;
   }
   if (p.recompressor != nullptr) {
-    const Artefact* const there = artefacts_.Peek(p.ArtefactKey(*s));
+    const Artefact* const there = books_.artefacts.Peek(p.ArtefactKey(*s));
     if (there != nullptr) p.extents = static_cast<uint32_t>(there->extents.size());
   }
   const Run next = NextBlocks(*s, &p);
@@ -267,7 +264,7 @@ bool Builds::FinishLocked(Sequence* s, BuildResult* result, std::vector<BuildDon
         if (!status.ok()) {
           built = status;
         } else {
-          StoreLock lock(mu_);
+          StoreLock lock(books_.mu);
           if (const Result<Sequence*> still = catalog_.FindSequence(id); still.ok()) {
             built->extents = static_cast<uint32_t>((*still)->extents.size());
           }

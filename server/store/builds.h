@@ -35,17 +35,15 @@
 namespace kvstrata {
 
 class Answers;
-class Artefacts;
+struct Books;
 class CodecExtents;
 class Devices;
 struct FreshPages;
 struct Page;
 class PageHolds;
-class PageMemory;
 class PageReferences;
 class Plans;
 class PrefixCatalog;
-class PrefixIndex;
 class Recompression;
 struct Sequence;
 class SessionCatalog;
@@ -153,12 +151,9 @@ class Builds {
   void EnterBlocks(Sequence* s, PendingBuild* p, const BuildJob& job, std::span<Page* const> fresh)
       KVS_REQUIRES(store_lock);
 
-  StoreMutex& mu_;
+  Books& books_;
   const std::shared_ptr<UserLimits>& user_limits_;
   Plans& plans_;
-  PageMemory& memory_;
-  PrefixIndex& prefix_ KVS_GUARDED_BY(store_lock);
-  Artefacts& artefacts_ KVS_GUARDED_BY(store_lock);
   Answers& answers_;
   SessionCatalog& catalog_;
   Devices& devices_;

@@ -21,11 +21,8 @@ uint64_t FreePagesOf(const Arena& arena, uint64_t bytes) {
 }  // namespace
 
 CapacityCounter::CapacityCounter(StoreParts* store)
-    : mu_(store->books.mu),
+    : books_(store->books),
       options_(store->options),
-      user_limits_(store->options.user_limits),
-      memory_(store->books.memory),
-      pools_(store->books.pools),
       catalog_(store->catalog),
       references_(store->references),
       eviction_(store->eviction),
@@ -33,14 +30,14 @@ CapacityCounter::CapacityCounter(StoreParts* store)
 
 // The room in whole granules, of which arenas are made.
 uint64_t CapacityCounter::RoomOf(const Taker& taker, PoolId pool) const {
-  const uint64_t room = user_limits_->Room(taker.tenant->user, LimitOf(pool));
-  return room - room % memory_.granularity(pool);
+  const uint64_t room = options_.user_limits->Room(taker.tenant->user, LimitOf(pool));
+  return room - room % books_.memory.granularity(pool);
 }
 
 // Pages of new arenas that together have so many bytes.
 uint64_t CapacityCounter::PagesOfArenas(PoolId pool, uint64_t left, uint64_t bytes) const {
   const uint64_t arena =
-      std::max(pools_.arena_bytes(pool), RoundUp(bytes, memory_.granularity(pool)));
+      std::max(books_.pools.arena_bytes(pool), RoundUp(bytes, books_.memory.granularity(pool)));
   return left / arena * (arena / bytes) + left % arena / bytes;
 }
 
@@ -52,14 +49,14 @@ bool CapacityCounter::MayTakeFrom(const Taker& taker, const Arena& arena) {
 // What is evicted between pages that stay is taken to lie side by side, where `bytes` is larger.
 uint64_t CapacityCounter::CountRoom(const Taker& taker, PoolId pool, uint64_t bytes,
                                     const BytesByArena* unused) const {
-  if (!memory_.failure(pool).ok()) return 0;
+  if (!books_.memory.failure(pool).ok()) return 0;
   const auto evicted = [unused](const Arena& arena) -> uint64_t {
     if (unused == nullptr) return 0;
     const auto extents = unused->find(arena.id);
     return arena.cached + (extents == unused->end() ? 0 : extents->second);
   };
   uint64_t pages = 0, dropped = 0, own_dropped = 0;  // bytes of arenas that are, or get, empty
-  for (const auto& [id, arena] : pools_.arenas()) {
+  for (const auto& [id, arena] : books_.pools.arenas()) {
     if (arena->pool != pool) continue;
     const uint64_t goes = evicted(*arena);
     const bool empties = arena->extents.used() == goes;
@@ -70,7 +67,8 @@ uint64_t CapacityCounter::CountRoom(const Taker& taker, PoolId pool, uint64_t by
       if (arena->tenant == taker.tenant->id) own_dropped += arena->memory.bytes;
     }
   }
-  const uint64_t capacity = memory_.capacity(pool), taken = pools_.taken(pool) - dropped;
+  const uint64_t capacity = books_.memory.capacity(pool),
+                 taken = books_.pools.taken(pool) - dropped;
   const uint64_t left = capacity - std::min(capacity, taken);
   const uint64_t allowed = std::min(RoomOf(taker, pool), capacity) + own_dropped;
   return pages + PagesOfArenas(pool, std::min(left, allowed), bytes);
@@ -90,7 +88,7 @@ PoolCapacity CapacityCounter::CapacityOf(const Taker& taker, const TokenFit& fit
   };
   const Slots after_eviction = CountSlots(taker, fit, pool, &unused);
   *all += after_eviction;
-  Room limit{kUnlimited, user_limits_->Room(taker.tenant->user, LimitOf(pool))};
+  Room limit{kUnlimited, options_.user_limits->Room(taker.tenant->user, LimitOf(pool))};
   if (limit.bytes != kUnlimited) {
     const auto slots = [&](uint64_t bytes) KVS_REQUIRES(store_lock) {
       return bytes == 0 ? 0 : PagesOfArenas(pool, RoomOf(taker, pool), bytes);
@@ -116,9 +114,9 @@ uint32_t CapacityCounter::OpenTokens(uint64_t tokens) const {
 Result<Capacity> CapacityCounter::CountCapacity(uint64_t session_id, uint64_t model,
                                                 std::string_view plan) {
   KVS_ASSIGN_OR_RETURN(const Opening o,
-                       BeginOpening(&mu_, &catalog_, plans_, session_id, model, plan));
+                       BeginOpening(&books_.mu, &catalog_, plans_, session_id, model, plan));
   references_.Reclaim();  // by pieces
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   KVS_ASSIGN_OR_RETURN(Session * session, catalog_.FindSession(session_id));
   const Taker taker = TakerOf(*session, *o.sequence);
   const TokenFit fit(*o.sequence);

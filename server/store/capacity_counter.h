@@ -20,8 +20,8 @@
 namespace kvstrata {
 
 struct Arena;
+struct Books;
 class Eviction;
-class PagePools;
 class PageReferences;
 class Plans;
 struct Sequence;
@@ -62,11 +62,8 @@ class CapacityCounter {
   // The tokens of an open where `tokens` fit: it keeps pages ahead of its prompt.
   uint32_t OpenTokens(uint64_t tokens) const;
 
-  StoreMutex& mu_;
+  Books& books_;
   const StoreOptions& options_;
-  const std::shared_ptr<UserLimits>& user_limits_;
-  PageMemory& memory_;
-  PagePools& pools_ KVS_GUARDED_BY(store_lock);
   SessionCatalog& catalog_;
   PageReferences& references_;
   Eviction& eviction_;

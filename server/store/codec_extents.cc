@@ -10,9 +10,7 @@
 namespace kvstrata {
 
 CodecExtents::CodecExtents(StoreParts* store)
-    : memory_(store->books.memory),
-      artefacts_(store->books.artefacts),
-      counters_(store->books.counters),
+    : books_(store->books),
       catalog_(store->catalog),
       tables_(store->tables),
       references_(store->references),
@@ -67,16 +65,16 @@ Status CodecExtents::CopyDrafts(const RecompressOutput& output, const FreshPages
     const bool on_device = draft.on_device.data != nullptr;
     const std::span<const std::byte> bytes = draft.bytes;
     KVS_RETURN_IF_ERROR(
-        on_device
-            ? memory_.Fill(to, bytes, {draft.on_device.data.get(), draft.on_device.size}, packed_by)
-            : memory_.Fill(to, {}, bytes, to.arena->pool));
+        on_device ? books_.memory.Fill(
+                        to, bytes, {draft.on_device.data.get(), draft.on_device.size}, packed_by)
+                  : books_.memory.Fill(to, {}, bytes, to.arena->pool));
   }
   return OkStatus();
 }
 
 std::shared_ptr<const std::vector<std::byte>> CodecExtents::DescriptionFor(
     const Page& page, std::span<const std::byte> extent) const {
-  if (memory_.readable(page.arena->tier)) return nullptr;
+  if (books_.memory.readable(page.arena->tier)) return nullptr;
   const auto size = static_cast<int64_t>(extent.size());
   const auto front = static_cast<size_t>(std::min(size, kExtentFrontBytes));
   return std::make_shared<const std::vector<std::byte>>(
@@ -88,13 +86,13 @@ void CodecExtents::EnterArtefact(Artefact artefact) {
     references_.RefPage(extent.page);
     ++extent.page->artefacts;
   }
-  if (std::optional<Artefact> left = artefacts_.Insert(std::move(artefact))) {
+  if (std::optional<Artefact> left = books_.artefacts.Insert(std::move(artefact))) {
     references_.ReleaseArtefact(std::move(*left));
   }
 }
 
 void CodecExtents::OfferArtefact(const PageKey& key, OfferedFor why) {
-  const Artefact* const artefact = artefacts_.Peek(key);
+  const Artefact* const artefact = books_.artefacts.Peek(key);
   if (prefixes_.tier() == nullptr || artefact == nullptr) return;
   uint64_t bytes = 0;
   for (const Extent& extent : artefact->extents) bytes += extent.page->bytes;
@@ -120,7 +118,7 @@ void CodecExtents::AttachArtefact(Session* session, Sequence* s) {
   if (!s->HoldsAll(s->prompt_tokens) || !s->extents.empty()) return;
   if (codec.work == CodecState::Work::kRunning) return;
   if (prefixes_.FindArtefact(codec.prompt_key, session->device) == nullptr) return;
-  const Artefact* const artefact = artefacts_.Find(codec.prompt_key);
+  const Artefact* const artefact = books_.artefacts.Find(codec.prompt_key);
   const Result<shm::SequenceTable*> table =
       tables_.ReserveTable(session, *s, s->table->page_capacity, artefact->extents.size());
   if (!table.ok()) return;  // it is built anew when there is room
@@ -131,13 +129,13 @@ void CodecExtents::AttachArtefact(Session* session, Sequence* s) {
   codec.prompt_settled = true;
   const std::vector<size_t> released = ReleasedPages(*s);
   if (s->plan.stored.keep_raw == KeepRaw::kNo) {
-    counters_.released_bytes += raw_pages_.GiveBack(s, released);
+    books_.counters.released_bytes += raw_pages_.GiveBack(s, released);
   } else {
     codec.place_raw = std::any_of(released.begin(), released.end(), [s](size_t i) {
       return s->pages[i]->arena->tier == Tier::kDevice;
     });
   }
-  ++counters_.artefact_hits;
+  ++books_.counters.artefact_hits;
   tables_.Publish(session, s, *table);
   references_.Advance(session->tenant);
 }

@@ -23,6 +23,7 @@
 
 namespace kvstrata {
 
+struct Books;
 class PageAllocator;
 class PageHolds;
 class PageReferences;
@@ -31,7 +32,6 @@ class RawPages;
 struct Sequence;
 struct Session;
 class SessionCatalog;
-struct StoreCounters;
 struct StoreParts;
 class Tables;
 
@@ -70,9 +70,7 @@ class CodecExtents {
   void AttachArtefact(Session* session, Sequence* s) KVS_REQUIRES(store_lock);
 
  private:
-  PageMemory& memory_;
-  Artefacts& artefacts_ KVS_GUARDED_BY(store_lock);
-  StoreCounters& counters_ KVS_GUARDED_BY(store_lock);
+  Books& books_;
   SessionCatalog& catalog_;
   Tables& tables_;
   PageReferences& references_;

@@ -8,19 +8,15 @@
 
 namespace kvstrata {
 
-Devices::Devices(StoreParts* store)
-    : mu_(store->books.mu),
-      memory_(store->books.memory),
-      pools_(store->books.pools),
-      catalog_(store->catalog) {}
+Devices::Devices(StoreParts* store) : books_(store->books), catalog_(store->catalog) {}
 
 void Devices::LoseDevice(uint32_t device, const Status& why) {
-  memory_.Lose(PoolId::Device(device), why);
+  books_.memory.Lose(PoolId::Device(device), why);
 }
 
 Status Devices::CheckHeld(const Sequence& s) const {
   const PoolId device = PoolId::Device(catalog_.SessionOf(s.session)->device);
-  const Status failure = memory_.failure(device);
+  const Status failure = books_.memory.failure(device);
   if (failure.ok()) return OkStatus();
   const auto lost = [device](const Page* page) {
     return page != nullptr && page->arena->pool == device;
@@ -39,7 +35,7 @@ Status Devices::CheckHeld(const Sequence& s) const {
 Result<uint32_t> Devices::FindDevice(std::string_view name) const {
   if (name.empty()) return 0;
   std::string known;
-  for (uint32_t device = 0; device < memory_.devices(); ++device) {
+  for (uint32_t device = 0; device < books_.memory.devices(); ++device) {
     if (DeviceName(device) == name) return device;
     known += (device == 0 ? "'" : ", '") + DeviceName(device) + "'";
   }
@@ -48,8 +44,8 @@ Result<uint32_t> Devices::FindDevice(std::string_view name) const {
 }
 
 std::byte* Devices::ArenaBase(uint32_t id) const {
-  StoreLock lock(mu_);
-  const Arena* arena = pools_.Find(id);
+  StoreLock lock(books_.mu);
+  const Arena* arena = books_.pools.Find(id);
   return arena == nullptr ? nullptr : arena->memory.base;
 }
 
@@ -58,7 +54,7 @@ Status Devices::ReachFromDevice(uint32_t id, uint32_t device) const {
   if (base == nullptr) {
     return Internal("TABLE_INVALID", "arena " + std::to_string(id) + " does not exist");
   }
-  return memory_.Reach(PoolId::Device(device), base);
+  return books_.memory.Reach(PoolId::Device(device), base);
 }
 
 }  // namespace kvstrata

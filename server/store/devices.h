@@ -13,12 +13,11 @@
 #include <string_view>
 
 #include "base/status.h"
-#include "server/store/page_memory.h"
+#include "server/store/books.h"
 #include "server/store/store_lock.h"
 
 namespace kvstrata {
 
-class PagePools;
 struct Sequence;
 class SessionCatalog;
 struct StoreParts;
@@ -30,10 +29,10 @@ class Devices {
   // The number of the one of that name; "": of the first. NOT_FOUND DEVICE_UNKNOWN names them all.
   Result<uint32_t> FindDevice(std::string_view name) const;
   const std::string& DeviceName(uint32_t device) const {
-    return memory_.name(PoolId::Device(device));
+    return books_.memory.name(PoolId::Device(device));
   }
   // What the arenas of a tier are, on every device.
-  HandleType handle_type(Tier tier) const { return memory_.handle_type(tier); }
+  HandleType handle_type(Tier tier) const { return books_.memory.handle_type(tier); }
   // The daemon's own mapping of an arena; null if there is none of that id. Valid while a reader is
   // inside an epoch and its table names the arena.
   std::byte* ArenaBase(uint32_t arena) const KVS_EXCLUDES(store_lock);
@@ -47,9 +46,7 @@ class Devices {
   Status CheckHeld(const Sequence& s) const KVS_REQUIRES(store_lock);
 
  private:
-  StoreMutex& mu_;
-  PageMemory& memory_;
-  PagePools& pools_ KVS_GUARDED_BY(store_lock);
+  Books& books_;
   SessionCatalog& catalog_;
 };
 

@@ -17,12 +17,10 @@
 namespace kvstrata {
 
 struct Artefact;
-class Artefacts;
+struct Books;
 struct Model;
 struct Page;
-class PagePools;
 class PageReferences;
-class PrefixIndex;
 class SessionCatalog;
 struct StoreParts;
 struct Taker;
@@ -53,12 +51,7 @@ class Eviction {
   // Nobody uses it, and no pin keeps it.
   bool MayGo(const Artefact& artefact) const KVS_REQUIRES(store_lock);
 
-  StoreMutex& mu_;
-  PageMemory& memory_;
-  PagePools& pools_ KVS_GUARDED_BY(store_lock);
-  PrefixIndex& prefix_ KVS_GUARDED_BY(store_lock);
-  Artefacts& artefacts_ KVS_GUARDED_BY(store_lock);
-  StoreCounters& counters_ KVS_GUARDED_BY(store_lock);
+  Books& books_;
   SessionCatalog& catalog_;
   PageReferences& references_;
 };

@@ -12,8 +12,7 @@
 namespace kvstrata {
 
 Imports::Imports(StoreParts* store)
-    : mu_(store->books.mu),
-      memory_(store->books.memory),
+    : books_(store->books),
       catalog_(store->catalog),
       devices_(store->devices),
       holds_(store->holds),
@@ -34,7 +33,7 @@ void Imports::KeepPages(const Sequence& s, ImportJob* job) {
                         KVS_NO_THREAD_SAFETY_ANALYSIS {
                           if (page == nullptr) return;
                           holds_.Keep(job->hold, page);
-                          if (memory_.readable(page->arena->tier)) {
+                          if (books_.memory.readable(page->arena->tier)) {
                             *address = page->base();
                           } else {
                             job->staged.push_back({page, address, written, nullptr});
@@ -54,7 +53,7 @@ Status Imports::StageImport(ImportJob* job) {
     if (s.copy == nullptr) {
       return ResourceExhausted("MEMORY_EXHAUSTED", "no host memory for a page of an import");
     }
-    KVS_RETURN_IF_ERROR(memory_.Read(*s.page, s.copy.get()));
+    KVS_RETURN_IF_ERROR(books_.memory.Read(*s.page, s.copy.get()));
     *s.address = s.copy.get();
   }
   return OkStatus();
@@ -63,7 +62,7 @@ Status Imports::StageImport(ImportJob* job) {
 Result<ImportJob> Imports::BeginImport(uint64_t session_id, uint64_t sequence, uint32_t tokens) {
   ImportJob job;
   {
-    StoreLock lock(mu_);
+    StoreLock lock(books_.mu);
     KVS_ASSIGN_OR_RETURN(Sequence * s, catalog_.FindSequence(session_id, sequence));
     if (!s->imported) {
       return FailedPrecondition("SEQUENCE_OWNED",
@@ -102,7 +101,7 @@ Status Imports::FinishImport(const ImportJob& job, std::span<const int32_t> toke
                              uint32_t indexed_tokens) {
   Status written;
   for (const ImportJob::Staged& s : job.staged) {
-    if (s.written && written.ok()) written = memory_.Write(*s.page, s.copy.get());
+    if (s.written && written.ok()) written = books_.memory.Write(*s.page, s.copy.get());
   }
   AbandonImport(job);
   KVS_RETURN_IF_ERROR(written);
@@ -110,7 +109,7 @@ Status Imports::FinishImport(const ImportJob& job, std::span<const int32_t> toke
 }
 
 void Imports::AbandonImport(const ImportJob& job) {
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   holds_.End(job.hold);
 }
 

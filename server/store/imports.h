@@ -16,9 +16,9 @@
 
 namespace kvstrata {
 
+struct Books;
 class Devices;
 class PageHolds;
-class PageMemory;
 struct Sequence;
 class SessionCatalog;
 class StepEvents;
@@ -42,8 +42,7 @@ class Imports {
   void KeepPages(const Sequence& s, ImportJob* job) KVS_REQUIRES(store_lock);
   Status StageImport(ImportJob* job) KVS_EXCLUDES(store_lock);
 
-  StoreMutex& mu_;
-  PageMemory& memory_;
+  Books& books_;
   SessionCatalog& catalog_;
   Devices& devices_;
   PageHolds& holds_;

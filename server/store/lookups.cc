@@ -45,11 +45,10 @@ std::vector<Tier> TiersOf(const HeldPrefix& held, const std::optional<RawFree>& 
 }  // namespace
 
 Lookups::Lookups(StoreParts* store)
-    : mu_(store->books.mu),
+    : books_(store->books),
       cluster_tenants_(store->options.cluster_tenants),
       plans_(store->plans),
       catalog_(store->catalog),
-      models_(store->books.models),
       devices_(store->devices),
       prefixes_(store->prefixes),
       replication_(store->replication) {}
@@ -59,7 +58,7 @@ uint32_t PrefixHit::tokens_in(Tier tier) const {
 }
 
 Result<PageOwner> Lookups::OwnerOf(uint64_t session_id, uint64_t model) {
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   KVS_ASSIGN_OR_RETURN(Session * session, catalog_.FindSession(session_id));
   KVS_ASSIGN_OR_RETURN(const Session::KnownModel* found, FindModel(*session, model));
   const auto& [known, chain] = *found;
@@ -67,9 +66,9 @@ Result<PageOwner> Lookups::OwnerOf(uint64_t session_id, uint64_t model) {
 }
 
 Result<PageOwner> Lookups::OwnerOf(std::string_view tenant, uint64_t model) {
-  StoreLock lock(mu_);
-  const auto it = models_.all().find(model);
-  if (it == models_.all().end()) {
+  StoreLock lock(books_.mu);
+  const auto it = books_.models.all().find(model);
+  if (it == books_.models.all().end()) {
     return NotFound("MODEL_UNKNOWN", "model " + std::to_string(model) + " is not registered");
   }
   const ModelDesc& desc = it->second->desc;

@@ -21,9 +21,9 @@
 
 namespace kvstrata {
 
+struct Books;
 class ClusterTenants;
 class Devices;
-class ModelTable;
 class Plans;
 class PrefixCatalog;
 class Replication;
@@ -73,11 +73,10 @@ class Lookups {
   Result<PrefixHit> LookupAsOpened(const PageOwner& owner, std::span<const int32_t> tokens,
                                    const LookupPlan& open, Files files) KVS_EXCLUDES(store_lock);
 
-  StoreMutex& mu_;
+  Books& books_;
   const ClusterTenants& cluster_tenants_;
   Plans& plans_;
   SessionCatalog& catalog_;
-  ModelTable& models_ KVS_GUARDED_BY(store_lock);
   Devices& devices_;
   PrefixCatalog& prefixes_;
   Replication& replication_;

@@ -50,10 +50,8 @@ Status Validate(const ModelDesc& desc, uint64_t largest_pool) {
 }  // namespace
 
 Models::Models(StoreParts* store)
-    : mu_(store->books.mu),
+    : books_(store->books),
       user_limits_(store->options.user_limits),
-      memory_(store->books.memory),
-      models_(store->books.models),
       catalog_(store->catalog),
       references_(store->references),
       eviction_(store->eviction) {}
@@ -62,13 +60,13 @@ void Models::LeaveModel(Model* model) {
   if (--model->sessions != 0) return;
   model->place = {};
   if (model->OfOneSession() && model->pages != 0) eviction_.DropUnusedPagesOf(*model);
-  models_.DropIfUnused(model->id);
+  books_.models.DropIfUnused(model->id);
 }
 
 Status Models::MakeRoomForModel() {
-  const auto& models = models_.all();
+  const auto& models = books_.models.all();
   if (models.size() < kMaxModels) return OkStatus();
-  models_.DropUnused();
+  books_.models.DropUnused();
   // Then one that only cached pages keep, the oldest of whoever has most of those.
   std::map<uint32_t, std::vector<Model*>> left;
   for (const auto& [id, model] : models) {
@@ -88,17 +86,17 @@ Status Models::MakeRoomForModel() {
 
 // Others' models of that description are others'.
 std::shared_ptr<Model> Models::FindRegistered(const Tenant& tenant, const ModelDesc& desc) const {
-  for (const auto& [id, known] : models_.all()) {
+  for (const auto& [id, known] : books_.models.all()) {
     if (known->tenant == tenant.id && known->desc == desc) return known;
   }
   return nullptr;
 }
 
 Result<uint64_t> Models::RegisterModel(uint64_t session_id, const ModelDesc& desc) {
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   KVS_ASSIGN_OR_RETURN(Session * session, catalog_.FindSession(session_id));
-  const uint64_t largest =
-      std::max(memory_.capacity(PoolId::Device(session->device)), memory_.capacity(PoolId::Host()));
+  const uint64_t largest = std::max(books_.memory.capacity(PoolId::Device(session->device)),
+                                    books_.memory.capacity(PoolId::Host()));
   KVS_RETURN_IF_ERROR(Validate(desc, largest));
   Tenant* const tenant = session->tenant;
   std::shared_ptr<Model> model = FindRegistered(*tenant, desc);
@@ -112,7 +110,7 @@ Result<uint64_t> Models::RegisterModel(uint64_t session_id, const ModelDesc& des
     model->id = tenant->NextId(&tenant->models_made);
     model->tenant = tenant->id;
     model->desc = desc;
-    models_.Enter(model);
+    books_.models.Enter(model);
   }
   if (model->sessions == 0) model->place = std::move(place);
   const auto [it, added] = session->models.try_emplace(
@@ -122,14 +120,14 @@ Result<uint64_t> Models::RegisterModel(uint64_t session_id, const ModelDesc& des
 }
 
 Result<Geometry> Models::ModelGeometry(uint64_t session_id, uint64_t model) {
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   KVS_ASSIGN_OR_RETURN(const Session* session, catalog_.FindSession(session_id));
   KVS_ASSIGN_OR_RETURN(const Session::KnownModel* known, FindModel(*session, model));
   return known->first->desc.geometry;
 }
 
 Status Models::ImportModel(uint64_t session_id, uint64_t model) {
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   KVS_ASSIGN_OR_RETURN(Session * session, catalog_.FindSession(session_id));
   KVS_RETURN_IF_ERROR(FindModel(*session, model).status());
   session->imports.insert(model);

@@ -18,10 +18,9 @@
 
 namespace kvstrata {
 
+struct Books;
 class Eviction;
 struct Model;
-class ModelTable;
-class PageMemory;
 class PageReferences;
 class SessionCatalog;
 struct StoreParts;
@@ -48,10 +47,8 @@ class Models {
   std::shared_ptr<Model> FindRegistered(const Tenant& tenant, const ModelDesc& desc) const
       KVS_REQUIRES(store_lock);
 
-  StoreMutex& mu_;
+  Books& books_;
   const std::shared_ptr<UserLimits>& user_limits_;
-  PageMemory& memory_;
-  ModelTable& models_ KVS_GUARDED_BY(store_lock);
   SessionCatalog& catalog_;
   PageReferences& references_;
   Eviction& eviction_;

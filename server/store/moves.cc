@@ -7,11 +7,7 @@
 namespace kvstrata {
 
 Moves::Moves(StoreParts* store)
-    : mu_(store->books.mu),
-      memory_(store->books.memory),
-      pools_(store->books.pools),
-      prefix_(store->books.prefix),
-      counters_(store->books.counters),
+    : books_(store->books),
       catalog_(store->catalog),
       devices_(store->devices),
       references_(store->references),
@@ -29,13 +25,13 @@ Result<MoveResult> Moves::Move(uint64_t sequence, Tier to, MoveLimit limit) {
   CopyPlan plan;
   Geometry geometry;
   {
-    StoreLock lock(mu_);
+    StoreLock lock(books_.mu);
     KVS_ASSIGN_OR_RETURN(Sequence * s, catalog_.FindSequence(sequence));
     KVS_RETURN_IF_ERROR(devices_.CheckHeld(*s));
     Session* const session = catalog_.SessionOf(s->session);
     const LongRequest request(&catalog_, session);
     const PoolId pool = PoolsOf(*session, to).front();
-    if (!memory_.failure(pool).ok()) return memory_.failure(pool);
+    if (!books_.memory.failure(pool).ok()) return books_.memory.failure(pool);
     Tenant* tenant = session->tenant;
     geometry = s->model->desc.geometry;
     uint64_t bytes = 0;
@@ -57,8 +53,9 @@ Result<MoveResult> Moves::Move(uint64_t sequence, Tier to, MoveLimit limit) {
   }
   const Result<MoveResult> moved = copies_.CopyAndSwapIn(0, sequence, geometry, &plan);
   if (!moved.ok()) return moved;
-  StoreLock lock(mu_);
-  (to == Tier::kDevice ? counters_.promoted_bytes : counters_.demoted_bytes) += moved->bytes;
+  StoreLock lock(books_.mu);
+  (to == Tier::kDevice ? books_.counters.promoted_bytes : books_.counters.demoted_bytes) +=
+      moved->bytes;
   return moved;
 }
 

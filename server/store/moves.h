@@ -24,15 +24,14 @@
 namespace kvstrata {
 
 struct Arena;
+struct Books;
 struct CopyPlan;
 class Devices;
 class Eviction;
 class PageAllocator;
 class PageCopies;
 class PageHolds;
-class PagePools;
 class PageReferences;
-class PrefixIndex;
 struct Sequence;
 struct Session;
 class SessionCatalog;
@@ -99,11 +98,7 @@ class Moves {
   // Evicts all of an arena that nobody uses; whether there was one.
   bool EmptyAnArena(PoolId pool) KVS_REQUIRES(store_lock);
 
-  StoreMutex& mu_;
-  PageMemory& memory_;
-  PagePools& pools_ KVS_GUARDED_BY(store_lock);
-  PrefixIndex& prefix_ KVS_GUARDED_BY(store_lock);
-  StoreCounters& counters_ KVS_GUARDED_BY(store_lock);
+  Books& books_;
   SessionCatalog& catalog_;
   Devices& devices_;
   PageReferences& references_;

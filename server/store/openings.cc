@@ -46,12 +46,9 @@ OpenedSequence Describe(const Sequence& s) {
 }  // namespace
 
 Openings::Openings(StoreParts* store)
-    : mu_(store->books.mu),
+    : books_(store->books),
       options_(store->options),
-      user_limits_(store->options.user_limits),
       plans_(store->plans),
-      artefacts_(store->books.artefacts),
-      counters_(store->books.counters),
       catalog_(store->catalog),
       tables_(store->tables),
       references_(store->references),
@@ -100,7 +97,7 @@ Result<OpenedSequence> Openings::Enter(Session* session, std::unique_ptr<Sequenc
   Result<UserPlace> place =
       s->place.taken.held()
           ? Result<UserPlace>(std::move(s->place.taken))
-          : UserPlace::Take(user_limits_, session->tenant->name, Limit::kSequences);
+          : UserPlace::Take(options_.user_limits, session->tenant->name, Limit::kSequences);
   std::optional<uint32_t> slot;
   const Result<shm::SequenceTable*> table =
       [&]() KVS_REQUIRES(store_lock) -> Result<shm::SequenceTable*> {
@@ -140,7 +137,7 @@ void Openings::AwaitArtefact(Sequence* s, const Opening& o) {
 }
 
 void Openings::OpenOnArtefact(Sequence* s, const Opening& o) {
-  const Artefact* artefact = artefacts_.Find(o.artefact);
+  const Artefact* artefact = books_.artefacts.Find(o.artefact);
   KVS_CHECK(artefact != nullptr);
   s->extents = artefact->extents;
   for (const Extent& extent : s->extents) references_.RefPage(extent.page);
@@ -150,7 +147,7 @@ void Openings::OpenOnArtefact(Sequence* s, const Opening& o) {
   codec.released = artefact->released;
   codec.opened_on = artefact->prompt_tokens;
   codec.promised = o.rest;
-  ++counters_.artefact_hits;
+  ++books_.counters.artefact_hits;
 }
 
 Result<Opening> Openings::PrepareOpen(uint64_t session_id, uint64_t model_id,
@@ -159,8 +156,8 @@ Result<Opening> Openings::PrepareOpen(uint64_t session_id, uint64_t model_id,
   KVS_RETURN_IF_ERROR(CheckLength("tokens", tokens.size()));
   KVS_RETURN_IF_ERROR(CheckLength("reserve_tokens", options.reserve_tokens));
   const Clock::time_point begun = Clock::now();
-  KVS_ASSIGN_OR_RETURN(Opening o,
-                       BeginOpening(&mu_, &catalog_, plans_, session_id, model_id, plan_text));
+  KVS_ASSIGN_OR_RETURN(
+      Opening o, BeginOpening(&books_.mu, &catalog_, plans_, session_id, model_id, plan_text));
   Sequence* const s = o.sequence.get();
   KVS_ASSIGN_OR_RETURN(s->codec, plans_.NewCodec(s->plan, s->model->desc.geometry, files));
   o.tokens = tokens.size();
@@ -203,7 +200,7 @@ Result<OpenedSequence> Openings::FinishOpen(Opening* o) {
 }
 
 Result<OpenedSequence> Openings::FinishOpenUnderLock(Opening* o) {
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   const Result<Session*> session = catalog_.FindSession(o->session);
   if (!session.ok()) {
     loads_.EndLoad(nullptr, o);
@@ -221,7 +218,7 @@ void Openings::OfferReused(const Opening& o, const IndexLayout& index,
                            const OpenedSequence& opened) {
   PageTier* tier = nullptr;
   {
-    StoreLock lock(mu_);
+    StoreLock lock(books_.mu);
     if (prefixes_.remote_min_tokens()) tier = prefixes_.tier();
   }
   if (tier == nullptr) return;
@@ -281,7 +278,7 @@ Result<OpenedSequence> Openings::FinishOpenLocked(Session* session, Opening* o) 
     return status;
   }
   if (s->codec && s->codec->opened_on != 0) {
-    counters_.released_bytes += raw_pages_.GiveBack(s.get(), ReleasedPages(*s));
+    books_.counters.released_bytes += raw_pages_.GiveBack(s.get(), ReleasedPages(*s));
   }
   const uint64_t held = s->held_tokens;
   TakeLeasedPlace(*session->tenant, o, s.get());
@@ -289,8 +286,8 @@ Result<OpenedSequence> Openings::FinishOpenLocked(Session* session, Opening* o) 
   if (opened.ok() && !o->limits.only_held) {
     recompression_.NoteDue(catalog_.SequenceOf(opened->sequence));
     moves_.NotePromotion(session, *catalog_.SequenceOf(opened->sequence));
-    counters_.lookup_tokens += o->tokens;
-    counters_.lookup_hit_tokens += held;
+    books_.counters.lookup_tokens += o->tokens;
+    books_.counters.lookup_hit_tokens += held;
   }
   return opened;
 }
@@ -330,7 +327,7 @@ void Openings::GoOnOpening(Result<Opening> prepared, const OpenDone& done) {
   if (!prepared.ok()) return done(prepared.status());
   PageTier* tier = nullptr;
   {
-    StoreLock lock(mu_);
+    StoreLock lock(books_.mu);
     tier = prefixes_.tier();
   }
   const auto o = std::make_shared<Opening>(std::move(*prepared));

@@ -21,6 +21,7 @@
 
 namespace kvstrata {
 
+struct Books;
 class Moves;
 class PageAllocator;
 class PageReferences;
@@ -30,7 +31,6 @@ class RawPages;
 class Recompression;
 class Replication;
 class SessionCatalog;
-struct StoreCounters;
 struct StoreParts;
 class Tables;
 
@@ -88,12 +88,9 @@ class Openings {
   // Gives a sequence that is held without its raw pages the artefact at once.
   void OpenOnArtefact(Sequence* s, const Opening& o) KVS_REQUIRES(store_lock);
 
-  StoreMutex& mu_;
+  Books& books_;
   const StoreOptions& options_;
-  const std::shared_ptr<UserLimits>& user_limits_;
   Plans& plans_;
-  Artefacts& artefacts_ KVS_GUARDED_BY(store_lock);
-  StoreCounters& counters_ KVS_GUARDED_BY(store_lock);
   SessionCatalog& catalog_;
   Tables& tables_;
   PageReferences& references_;

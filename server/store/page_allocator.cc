@@ -26,16 +26,14 @@ std::string MiBText(uint64_t bytes) {
 
 PageAllocator::PageAllocator(StoreParts* store)
     : user_limits_(store->options.user_limits),
-      memory_(store->books.memory),
-      pools_(store->books.pools),
+      books_(store->books),
       catalog_(store->catalog),
-      models_(store->books.models),
       references_(store->references),
       capacity_(store->capacity),
       eviction_(store->eviction),
       watermarks_(store->watermarks) {
-  // Called by pools_ alone, hence under the lock.
-  pools_.on_drop = [this](const Arena& arena) KVS_NO_THREAD_SAFETY_ANALYSIS {
+  // Called by books_.pools alone, hence under the lock.
+  books_.pools.on_drop = [this](const Arena& arena) KVS_NO_THREAD_SAFETY_ANALYSIS {
     Tenant* const tenant = catalog_.tenant(arena.tenant);
     for (Session* s : tenant->sessions) s->granted.erase(arena.id);
     user_limits_->Give(tenant->user, LimitOf(arena.pool), arena.memory.bytes);
@@ -50,7 +48,7 @@ uint32_t PageAllocator::AllocateSome(const Taker& taker, uint64_t bytes, uint32_
     if (got < n) got += AllocateIn(taker, pool, bytes, n - got, out);
   }
   for (size_t i = before; i < out->size(); ++i) (*out)[i]->model = taker.model;
-  models_.NotePages(taker.model, got);
+  books_.models.NotePages(taker.model, got);
   watermarks_.NoteFill();
   return got;
 }
@@ -64,10 +62,10 @@ Status PageAllocator::Exhausted(const Taker& taker, const Shortage& shortage) co
       state += "; " + user_limits_->Describe(user, LimitOf(pool));
       continue;
     }
-    state += "; pool '" + memory_.NameOfPool(pool) + "' has " + MiBText(pools_.taken(pool)) +
-             " of " + MiBText(memory_.capacity(pool)) +
+    state += "; pool '" + books_.memory.NameOfPool(pool) + "' has " +
+             MiBText(books_.pools.taken(pool)) + " of " + MiBText(books_.memory.capacity(pool)) +
              " taken by arenas, which sessions hold whole" +
-             (memory_.failure(pool).ok() ? "" : ", and its device is lost");
+             (books_.memory.failure(pool).ok() ? "" : ", and its device is lost");
   }
   // A request is counted once, and what the daemon does on its own never.
   if (!limits.empty() && taker.session != nullptr) user_limits_->CountRefused(user);
@@ -117,7 +115,7 @@ void PageAllocator::Untake(Session* session, std::vector<Page*>* pages, size_t l
   while (pages->size() > left) {
     const size_t some = std::min<size_t>(pages->size() - left, kPiecePages);
     const std::span<Page* const> last = std::span<Page* const>(*pages).last(some);
-    for (Page* page : last) pools_.Unref(page);
+    for (Page* page : last) books_.pools.Unref(page);
     references_.FreePages(last);
     pages->resize(pages->size() - some);
     catalog_.LetOthersIn(session, some);
@@ -152,8 +150,8 @@ bool PageAllocator::AtLimit(const Taker& taker, PoolId pool, uint64_t bytes) con
 }
 
 bool PageAllocator::AddArena(const Taker& taker, PoolId pool, uint64_t bytes) {
-  const uint64_t size =
-      pools_.AddArena(pool, taker.tenant->id, taker.writer, bytes, capacity_.RoomOf(taker, pool));
+  const uint64_t size = books_.pools.AddArena(pool, taker.tenant->id, taker.writer, bytes,
+                                              capacity_.RoomOf(taker, pool));
   user_limits_->Note(taker.tenant->user, LimitOf(pool), size);
   return size != 0;
 }
@@ -161,9 +159,9 @@ bool PageAllocator::AddArena(const Taker& taker, PoolId pool, uint64_t bytes) {
 uint32_t PageAllocator::AllocateIn(const Taker& taker, PoolId pool, uint64_t bytes, uint32_t n,
                                    std::vector<Page*>* out) {
   uint32_t got = 0;
-  if (!memory_.failure(pool).ok()) return got;
+  if (!books_.memory.failure(pool).ok()) return got;
   const auto take = [&]() KVS_NO_THREAD_SAFETY_ANALYSIS {
-    got += pools_.Take(pool, taker.tenant->id, taker.writer, bytes, n - got, out);
+    got += books_.pools.Take(pool, taker.tenant->id, taker.writer, bytes, n - got, out);
   };
   take();
   // What this tenant has retired, as far as that helps; of all others before anything is dropped.
@@ -171,13 +169,14 @@ uint32_t PageAllocator::AllocateIn(const Taker& taker, PoolId pool, uint64_t byt
     more = references_.ReclaimLocked(taker.tenant, kReclaimPages);
   bool reclaimed = false;
   const auto may_adopt = [&](const Arena& arena) { return MayAdopt(taker, arena); };
-  while (got < n && pools_.Adopt(pool, taker.tenant->id, taker.writer, bytes, may_adopt)) take();
+  while (got < n && books_.pools.Adopt(pool, taker.tenant->id, taker.writer, bytes, may_adopt))
+    take();
   const auto may_drop = [this](const Arena& arena)
                             KVS_NO_THREAD_SAFETY_ANALYSIS { return !catalog_.Fenced(arena); };
   while (got < n) {
     if (!AddArena(taker, pool, bytes)) {
       if (!std::exchange(reclaimed, true)) references_.ReclaimLocked();
-      if (!pools_.DropEmpty(pool, may_drop)) {
+      if (!books_.pools.DropEmpty(pool, may_drop)) {
         if (!taker.evicts) break;
         const uint64_t room = bytes * (n - got) + taker.ahead;
         const Tenant* const own = AtLimit(taker, pool, bytes) ? taker.tenant : nullptr;

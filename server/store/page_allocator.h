@@ -21,9 +21,9 @@
 
 namespace kvstrata {
 
+struct Books;
 class CapacityCounter;
 class Eviction;
-class ModelTable;
 class PageReferences;
 struct Sequence;
 struct Session;
@@ -68,10 +68,8 @@ class PageAllocator {
   bool AddArena(const Taker& taker, PoolId pool, uint64_t bytes) KVS_REQUIRES(store_lock);
 
   const std::shared_ptr<UserLimits>& user_limits_;
-  PageMemory& memory_;
-  PagePools& pools_ KVS_GUARDED_BY(store_lock);
+  Books& books_;
   SessionCatalog& catalog_;
-  ModelTable& models_ KVS_GUARDED_BY(store_lock);
   PageReferences& references_;
   CapacityCounter& capacity_;
   Eviction& eviction_;

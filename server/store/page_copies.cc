@@ -31,9 +31,7 @@ CopyShape RowsOf(const Geometry& g, uint32_t rows) {
 }  // namespace
 
 PageCopies::PageCopies(StoreParts* store)
-    : mu_(store->books.mu),
-      memory_(store->books.memory),
-      prefix_(store->books.prefix),
+    : books_(store->books),
       catalog_(store->catalog),
       tables_(store->tables),
       references_(store->references),
@@ -82,7 +80,7 @@ void PageCopies::Discard(CopyPlan* plan) {
 }
 
 bool PageCopies::StepsRun() const {
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   return catalog_.StepsRun();
 }
 
@@ -104,7 +102,7 @@ Status PageCopies::Copy(const CopyPlan& plan, const Geometry& geometry) {
       promoted += IsPromotion(pages[end]) ? pages[end].to->bytes : 0;
     }
     if (slowly) std::this_thread::sleep_until(promote_rate_.Begin(promoted, Clock::now()));
-    status = memory_.Copy(std::span(pages).subspan(begin, end - begin));
+    status = books_.memory.Copy(std::span(pages).subspan(begin, end - begin));
   }
   return status;
 }
@@ -116,7 +114,7 @@ void PageCopies::TakeOver(Page* source, Page* copy) {
   copy->credits = source->credits;
   copy->series = std::move(source->series);
   copy->series_changed = source->series_changed;
-  if (source->indexed) prefix_.Replace(source, copy);
+  if (source->indexed) books_.prefix.Replace(source, copy);
 }
 
 Status PageCopies::SwapIn(Session* session, Sequence* s, CopyPlan* plan) {
@@ -148,7 +146,7 @@ Status PageCopies::SwapIn(Session* session, Sequence* s, CopyPlan* plan) {
 Result<MoveResult> PageCopies::CopyAndSwapIn(uint64_t session_id, uint64_t sequence,
                                              const Geometry& geometry, CopyPlan* plan) {
   const Status copied = Copy(*plan, geometry);
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   const Result<Sequence*> s = copied.ok() ? catalog_.FindSequenceFor(session_id, sequence) : copied;
   if (!s.ok()) {
     Discard(plan);

@@ -22,10 +22,10 @@
 
 namespace kvstrata {
 
+struct Books;
 class PageAllocator;
 class PageHolds;
 class PageReferences;
-class PrefixIndex;
 struct Sequence;
 struct Session;
 class SessionCatalog;
@@ -79,9 +79,7 @@ class PageCopies {
   // For CopyAndSwapIn, once the bytes are there.
   Status SwapIn(Session* session, Sequence* s, CopyPlan* plan) KVS_REQUIRES(store_lock);
 
-  StoreMutex& mu_;
-  PageMemory& memory_;
-  PrefixIndex& prefix_ KVS_GUARDED_BY(store_lock);
+  Books& books_;
   SessionCatalog& catalog_;
   Tables& tables_;
   PageReferences& references_;

@@ -15,13 +15,7 @@ constexpr size_t kReclaimPages = 1024;  // cheaper than others, and each piece l
 }  // namespace
 
 PageReferences::PageReferences(StoreParts* store)
-    : mu_(store->books.mu),
-      memory_(store->books.memory),
-      pools_(store->books.pools),
-      prefix_(store->books.prefix),
-      artefacts_(store->books.artefacts),
-      catalog_(store->catalog),
-      models_(store->books.models) {}
+    : books_(store->books), catalog_(store->catalog) {}
 
 void PageReferences::RefAll(Session* session, std::span<Page* const> from, std::vector<Page*>* to) {
   to->reserve(from.size());
@@ -33,15 +27,15 @@ void PageReferences::RefAll(Session* session, std::span<Page* const> from, std::
 }
 
 void PageReferences::RefPage(Page* page) {
-  if (page->refs == 0 && page->indexed) prefix_.MarkUsed(page);
-  pools_.Ref(page);
+  if (page->refs == 0 && page->indexed) books_.prefix.MarkUsed(page);
+  books_.pools.Ref(page);
 }
 
 void PageReferences::Release(Page* page) {
-  pools_.Unref(page);
+  books_.pools.Unref(page);
   if (page->refs > 0) return;
   if (page->indexed) {
-    prefix_.MarkCached(page);
+    books_.prefix.MarkCached(page);
   } else {
     Retire(page);
   }
@@ -68,7 +62,7 @@ void PageReferences::ReleaseArtefact(Artefact artefact) {
 }
 
 void PageReferences::Retire(Page* page) {
-  pools_.Retire(page);
+  books_.pools.Retire(page);
   Tenant* tenant = catalog_.tenant(page->arena->tenant);
   tenant->retired.Push(tenant->epoch, page);
 }
@@ -80,8 +74,8 @@ void PageReferences::EndKeep(Page* page) {
 }
 
 void PageReferences::FreePages(std::span<Page* const> pages) {
-  for (const Page* page : pages) models_.NoteFreed(page->model);
-  pools_.Free(pages);
+  for (const Page* page : pages) books_.models.NoteFreed(page->model);
+  books_.pools.Free(pages);
 }
 
 // What was retired so far stays until every reader that is inside a step now has left it.
@@ -97,7 +91,7 @@ void PageReferences::ReclaimLocked() {
 }
 
 void PageReferences::ReclaimByPieces(Tenant* tenant) {
-  while (ReclaimLocked(tenant, kReclaimPages)) mu_.Yield();
+  while (ReclaimLocked(tenant, kReclaimPages)) books_.mu.Yield();
 }
 
 bool PageReferences::ReclaimLocked(Tenant* tenant, size_t most) {
@@ -121,22 +115,22 @@ bool PageReferences::ReclaimLocked(Tenant* tenant, size_t most) {
 }
 
 void PageReferences::DropLost() {
-  for (const PoolId pool : memory_.ids()) DropLost(pool);
+  for (const PoolId pool : books_.memory.ids()) DropLost(pool);
 }
 
 void PageReferences::DropLost(PoolId pool) {
   bool& dropped = dropped_[pool.index()];
-  if (dropped || memory_.failure(pool).ok()) return;
+  if (dropped || books_.memory.failure(pool).ok()) return;
   dropped = true;
-  for (Page* page : prefix_.PagesIn(pool)) {
-    prefix_.Erase(page);
+  for (Page* page : books_.prefix.PagesIn(pool)) {
+    books_.prefix.Erase(page);
     if (page->refs == 0) Retire(page);
   }
   const auto lies_there = [pool](const Artefact& a) {
     return std::ranges::any_of(a.extents,
                                [pool](const Extent& e) { return e.page->arena->pool == pool; });
   };
-  while (std::optional<Artefact> artefact = artefacts_.EvictOldest(lies_there)) {
+  while (std::optional<Artefact> artefact = books_.artefacts.EvictOldest(lies_there)) {
     ReleaseArtefact(std::move(*artefact));
   }
   for (Tenant* tenant : catalog_.tenants()) Advance(tenant);
@@ -144,7 +138,7 @@ void PageReferences::DropLost(PoolId pool) {
 }
 
 void PageReferences::Reclaim() {
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   DropLost();
   for (uint32_t i = 0; i < catalog_.tenants().size(); ++i) ReclaimByPieces(catalog_.tenant(i));
 }

@@ -21,12 +21,9 @@
 namespace kvstrata {
 
 struct Artefact;
-class Artefacts;
+struct Books;
 struct Extent;
-class ModelTable;
 struct Page;
-class PagePools;
-class PrefixIndex;
 struct Session;
 class SessionCatalog;
 struct StoreParts;
@@ -73,13 +70,8 @@ class PageReferences {
  private:
   void DropLost(PoolId pool) KVS_REQUIRES(store_lock);
 
-  StoreMutex& mu_;
-  PageMemory& memory_;
-  PagePools& pools_ KVS_GUARDED_BY(store_lock);
-  PrefixIndex& prefix_ KVS_GUARDED_BY(store_lock);
-  Artefacts& artefacts_ KVS_GUARDED_BY(store_lock);
+  Books& books_;
   SessionCatalog& catalog_;
-  ModelTable& models_ KVS_GUARDED_BY(store_lock);
   std::array<bool, kMaxPools> dropped_ KVS_GUARDED_BY(store_lock){};  // by PoolId::index
   std::set<Page*> parked_ KVS_GUARDED_BY(store_lock);
 };

@@ -27,6 +27,7 @@
 
 namespace kvstrata {
 
+struct Books;
 class PageReferences;
 struct Sequence;
 class SessionCatalog;
@@ -89,10 +90,7 @@ class PrefixCatalog {
   void FindInMemory(const std::string& tenant, std::span<const PageKey> keys,
                     std::span<HeldIn> places) const KVS_EXCLUDES(store_lock);
 
-  StoreMutex& mu_;
-  PageMemory& memory_;
-  PrefixIndex& prefix_ KVS_GUARDED_BY(store_lock);
-  Artefacts& artefacts_ KVS_GUARDED_BY(store_lock);
+  Books& books_;
   SessionCatalog& catalog_;
   PageReferences& references_;
   ArtefactLedger ledger_;

@@ -30,12 +30,8 @@ bool IsSound(const LoadedValue& value, uint64_t bytes) {
 }  // namespace
 
 PrefixLoads::PrefixLoads(StoreParts* store)
-    : mu_(store->books.mu),
+    : books_(store->books),
       ledger_(store->prefixes.ledger()),
-      memory_(store->books.memory),
-      prefix_(store->books.prefix),
-      artefacts_(store->books.artefacts),
-      counters_(store->books.counters),
       catalog_(store->catalog),
       references_(store->references),
       holds_(store->holds),
@@ -47,7 +43,7 @@ std::vector<PageKey> PrefixLoads::BeginLoad(Opening* o) {
   const Sequence& s = *o->sequence;
   std::optional<RawFree> artefact;
   {
-    StoreLock lock(mu_);
+    StoreLock lock(books_.mu);
     references_.DropLost();
     artefact = prefixes_.RawFreeBy(s.plan, o->artefact, o->device);
   }
@@ -62,9 +58,9 @@ std::vector<PageKey> PrefixLoads::BeginLoad(Opening* o) {
   }
   std::vector<PageKey> keys;
   std::vector<Page*> here;
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   for (const Wanted& w : wanted) {
-    if (Page* page = prefix_.Find(w.key); page != nullptr) {
+    if (Page* page = books_.prefix.Find(w.key); page != nullptr) {
       here.push_back(page);
     } else {
       keys.push_back(w.key);
@@ -117,16 +113,16 @@ bool PrefixLoads::TakeLoaded(Opening* o, PageTier* tier, size_t first,
   for (size_t i = 0; i < values.size(); ++i) stored[i] = tier->Holds(keys[first + i]);
   bool more = true;
   {
-    StoreLock lock(mu_);
+    StoreLock lock(books_.mu);
     taken = TakeForLoad(o, first, values, &more);
   }
   size_t copied = 0;
   for (; copied < taken.size(); ++copied) {
     if (taken[copied] == nullptr) continue;
-    if (!memory_.Write(*taken[copied], values[copied].front().data()).ok()) break;
+    if (!books_.memory.Write(*taken[copied], values[copied].front().data()).ok()) break;
   }
   more = more && copied == taken.size();
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   for (size_t i = 0; i < copied; ++i) {
     if (taken[i] == nullptr) continue;
     taken[i]->key = keys[first + i];
@@ -135,8 +131,8 @@ bool PrefixLoads::TakeLoaded(Opening* o, PageTier* tier, size_t first,
       taken[i]->series = std::make_unique<Series>(*Series::Parse(values[i][1]));
     }
     // If somebody else was faster, theirs is found, and ours goes with the load.
-    if (!prefix_.Insert(taken[i])) continue;
-    ++counters_.loaded_pages;
+    if (!books_.prefix.Insert(taken[i])) continue;
+    ++books_.counters.loaded_pages;
     if (!stored[i]) tier->Offer({taken[i]->key, {}, taken[i]->bytes, OfferedFor::kLoaded});
   }
   return more;

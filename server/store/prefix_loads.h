@@ -23,19 +23,16 @@
 namespace kvstrata {
 
 class ArtefactLedger;
-class Artefacts;
+struct Books;
 class CodecExtents;
 struct Opening;
 struct Page;
 class PageAllocator;
 class PageHolds;
-class PageMemory;
 class PageReferences;
 class PrefixCatalog;
-class PrefixIndex;
 struct Session;
 class SessionCatalog;
-struct StoreCounters;
 struct StoreParts;
 
 class PrefixLoads {
@@ -73,12 +70,8 @@ class PrefixLoads {
   bool TakeExtent(Opening* o, size_t i, const LoadedValue& value) KVS_EXCLUDES(store_lock);
   void EnterLoadedArtefact(Opening* o, const PageTier& tier) KVS_EXCLUDES(store_lock);
 
-  StoreMutex& mu_;
+  Books& books_;
   ArtefactLedger& ledger_;
-  PageMemory& memory_;
-  PrefixIndex& prefix_ KVS_GUARDED_BY(store_lock);
-  Artefacts& artefacts_ KVS_GUARDED_BY(store_lock);
-  StoreCounters& counters_ KVS_GUARDED_BY(store_lock);
   SessionCatalog& catalog_;
   PageReferences& references_;
   PageHolds& holds_;

@@ -17,13 +17,12 @@
 
 namespace kvstrata {
 
+struct Books;
 struct CopyPlan;
 struct Page;
 class PageAllocator;
 class PageCopies;
-class PagePools;
 class PageReferences;
-class PrefixIndex;
 struct Sequence;
 class SessionCatalog;
 struct StoreParts;
@@ -51,10 +50,7 @@ class RawPages {
   // Somebody with the same prefix may have moved these pages already; whether there was one.
   bool UseHostCopies(Sequence* s, std::vector<size_t>* positions) KVS_REQUIRES(store_lock);
 
-  StoreMutex& mu_;
-  PageMemory& memory_;
-  PagePools& pools_ KVS_GUARDED_BY(store_lock);
-  PrefixIndex& prefix_ KVS_GUARDED_BY(store_lock);
+  Books& books_;
   SessionCatalog& catalog_;
   Tables& tables_;
   PageReferences& references_;

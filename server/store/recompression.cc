@@ -100,11 +100,8 @@ bool TakeWorkPlace(const std::shared_ptr<UserLimits>& limits, const Tenant& tena
 }  // namespace
 
 Recompression::Recompression(StoreParts* store)
-    : mu_(store->books.mu),
+    : books_(store->books),
       options_(store->options),
-      user_limits_(store->options.user_limits),
-      memory_(store->books.memory),
-      counters_(store->books.counters),
       answers_(store->answers),
       catalog_(store->catalog),
       tables_(store->tables),
@@ -151,7 +148,7 @@ void Recompression::OfferIfDue(Sequence* s) {
   if (codec.paused) return;
   const bool waits = codec.failures > 0 && Clock::now() < codec.retry_at;
   if (!waits && sink_ != nullptr &&
-      TakeWorkPlace(user_limits_, *catalog_.SessionOf(s->session)->tenant, s) &&
+      TakeWorkPlace(options_.user_limits, *catalog_.SessionOf(s->session)->tenant, s) &&
       sink_->Offer(s->id, codec.recompressor->ReleasableBytes(InputOf(*s)))) {
     codec.work = Work::kQueued;
   } else {
@@ -162,7 +159,7 @@ void Recompression::OfferIfDue(Sequence* s) {
 
 void Recompression::OfferDue() {
   answers_.TellAfter([&] {
-    StoreLock lock(mu_);
+    StoreLock lock(books_.mu);
     if (!due_unoffered_ || sink_ == nullptr) return;
     due_unoffered_ = false;
     for (const auto& [id, s] : catalog_.sequences()) {
@@ -205,7 +202,7 @@ Result<RecompressJob> Recompression::TakeRecompression(uint64_t sequence) {
 }
 
 Result<RecompressJob> Recompression::TakeNow(uint64_t sequence) {
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   KVS_ASSIGN_OR_RETURN(Sequence * s, catalog_.FindSequence(sequence));
   if (!s->codec || s->codec->work == Work::kRunning) {
     return Status(Code::kAborted, "WORK_NOTHING", "nothing to recompress, or it is on its way");
@@ -246,10 +243,10 @@ Result<RecompressJob> Recompression::TakeNow(uint64_t sequence) {
 }
 
 Status Recompression::StageRecompression(RecompressJob* job) {
-  if (job->recompressor == nullptr || memory_.readable(Tier::kDevice)) return OkStatus();
+  if (job->recompressor == nullptr || books_.memory.readable(Tier::kDevice)) return OkStatus();
   std::vector<Page*> kept;
   {
-    StoreLock lock(mu_);
+    StoreLock lock(books_.mu);
     kept = holds_.kept(job->hold);
   }
   const RecompressReads reads = job->recompressor->Reads(job->input);
@@ -260,18 +257,18 @@ Status Recompression::StageRecompression(RecompressJob* job) {
   for (size_t i = 0; i < job->pages.size(); ++i) {
     if (job->pages[i] == nullptr) continue;
     const Page& page = **next++;
-    if (memory_.readable(page.arena->tier)) continue;
+    if (books_.memory.readable(page.arena->tier)) continue;
     job->pages[i] = nullptr;
     const auto begin = static_cast<int64_t>(i) * rows;
     if (begin + rows <= reads.rows.begin || begin >= reads.rows.end) continue;
-    KVS_ASSIGN_OR_RETURN(job->pages[i], StagePage(memory_, page, job));
+    KVS_ASSIGN_OR_RETURN(job->pages[i], StagePage(books_.memory, page, job));
   }
   for (size_t i = 0; i < job->extents.size(); ++i) {
     const Page& page = **next++;
     const bool read =
         std::ranges::find(reads.extents, static_cast<int32_t>(i)) != reads.extents.end();
-    if (!read || memory_.readable(page.arena->tier)) continue;
-    KVS_ASSIGN_OR_RETURN(job->extents[i].data, StagePage(memory_, page, job));
+    if (!read || books_.memory.readable(page.arena->tier)) continue;
+    KVS_ASSIGN_OR_RETURN(job->extents[i].data, StagePage(books_.memory, page, job));
     job->extents[i].description = nullptr;
   }
   return OkStatus();
@@ -279,7 +276,7 @@ Status Recompression::StageRecompression(RecompressJob* job) {
 
 void Recompression::AbandonRecompression(RecompressJob job, const Status& why) {
   answers_.TellAfter([&] {
-    StoreLock lock(mu_);
+    StoreLock lock(books_.mu);
     holds_.End(job.hold);
     const Result<Sequence*> s = catalog_.FindSequence(job.sequence);
     if (s.ok()) NoteFailed(*s, why);
@@ -295,7 +292,7 @@ void Recompression::NoteFailed(Sequence* s, const Status& why) {
     if (codec.paused) AnswerWaiters(s);  // who came while it was ending
     return;
   }
-  ++counters_.recompress_failures;
+  ++books_.counters.recompress_failures;
   codec.failed = why;
   codec.retry_at =
       Clock::now() + options_.recompress_retry * (1 << std::min(codec.failures, kLongestBackoff));
@@ -364,7 +361,7 @@ Status Recompression::PublishRun(const RecompressJob& job, std::unique_ptr<Recom
     return why;
   };
   {
-    StoreLock lock(mu_);
+    StoreLock lock(books_.mu);
     holds_.End(job.hold);  // read already; extents that are kept are the sequence's
     const Result<Sequence*> s = catalog_.FindSequence(job.sequence);
     Status status = s.ok() ? CheckDrafts(output, (*s)->extents.size()) : s.status();
@@ -373,7 +370,7 @@ Status Recompression::PublishRun(const RecompressJob& job, std::unique_ptr<Recom
     if (!status.ok()) return fail(s, status);
   }
   Status status = extents_.CopyDrafts(output, fresh, PoolId::Device(job.device));
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   const Result<Sequence*> s = catalog_.FindSequence(job.sequence);
   if (status.ok() && cancelled()) status = RunCancelled();
   if (status.ok()) {
@@ -389,16 +386,16 @@ Result<RecompressResult> Recompression::PublishNow(RecompressJob job,
   if (job.recompressor != nullptr) {
     KVS_RETURN_IF_ERROR(PublishRun(job, std::move(next), output, &result));
   } else {
-    StoreLock lock(mu_);
+    StoreLock lock(books_.mu);
     holds_.End(job.hold);
   }
   const Status placed = raw_pages_.PlaceRaw(job.sequence, &result.released_bytes);
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   const Result<Sequence*> s = catalog_.FindSequence(job.sequence);
   if (!s.ok()) return s.status();
-  if (job.recompressor != nullptr) ++counters_.recompressions;
-  counters_.recompressed_bytes += result.written_bytes;
-  counters_.released_bytes += result.released_bytes;
+  if (job.recompressor != nullptr) ++books_.counters.recompressions;
+  books_.counters.recompressed_bytes += result.written_bytes;
+  books_.counters.released_bytes += result.released_bytes;
   (*s)->codec->released_bytes += result.released_bytes;
   if (!placed.ok()) {
     (*s)->codec->place_raw = true;
@@ -432,7 +429,7 @@ void Recompression::AnswerWaiters(Sequence* s) {
 
 void Recompression::Settle(uint64_t session, uint64_t sequence, SettleDone done) {
   answers_.TellAfter([&] {
-    StoreLock lock(mu_);
+    StoreLock lock(books_.mu);
     const Result<Sequence*> s = catalog_.FindSequence(session, sequence);
     if (!s.ok() || !(*s)->codec) {
       answers_.Add(std::move(done), s.status());

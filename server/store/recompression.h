@@ -20,12 +20,12 @@
 namespace kvstrata {
 
 class Answers;
+struct Books;
 class PageHolds;
 class PageReferences;
 class RawPages;
 struct Sequence;
 class SessionCatalog;
-struct StoreCounters;
 struct StoreParts;
 class Tables;
 
@@ -88,11 +88,8 @@ class Recompression {
                      std::unique_ptr<Recompressor> next, RecompressResult* result)
       KVS_REQUIRES(store_lock);
 
-  StoreMutex& mu_;
+  Books& books_;
   const StoreOptions& options_;
-  const std::shared_ptr<UserLimits>& user_limits_;
-  PageMemory& memory_;
-  StoreCounters& counters_ KVS_GUARDED_BY(store_lock);
   Answers& answers_;
   SessionCatalog& catalog_;
   Tables& tables_;

@@ -34,7 +34,7 @@ void PrefixLoads::SearchRemote(const std::shared_ptr<Opening>& o, PageTier* tier
   search.tenant = o->tenant;
   std::optional<uint32_t> min_tokens;
   {
-    StoreLock lock(mu_);
+    StoreLock lock(books_.mu);
     min_tokens = prefixes_.remote_min_tokens();
     search.prefill_rate = s.model->prefill_rate;
   }

@@ -9,10 +9,7 @@
 namespace kvstrata {
 
 Replication::Replication(StoreParts* store)
-    : mu_(store->books.mu),
-      memory_(store->books.memory),
-      prefix_(store->books.prefix),
-      counters_(store->books.counters),
+    : books_(store->books),
       catalog_(store->catalog),
       references_(store->references),
       allocator_(store->allocator),
@@ -21,19 +18,19 @@ Replication::Replication(StoreParts* store)
       loads_(store->loads) {}
 
 void Replication::SetReplicationQueue(Post post) {
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   post_ = std::move(post);
 }
 
 Replication::Post Replication::SlowOpens() const {
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   return post_;
 }
 
 void Replication::GoOn(const Opening& o, std::function<void()> then) {
   Post post;
   {
-    StoreLock lock(mu_);
+    StoreLock lock(books_.mu);
     references_.DropLost();
     if (post_ && !PrefixElsewhere(o).empty()) post = post_;
   }
@@ -42,21 +39,21 @@ void Replication::GoOn(const Opening& o, std::function<void()> then) {
 }
 
 void Replication::Replicate(Opening* o) {
-  if (memory_.ids().size() == 2) return;  // one device, and host
+  if (books_.memory.ids().size() == 2) return;  // one device, and host
   CopyPlan plan;
   {
-    StoreLock lock(mu_);
+    StoreLock lock(books_.mu);
     references_.DropLost();
     plan = PlanReplicas(o);
   }
   const Geometry& geometry = o->sequence->model->desc.geometry;
   if (plan.copies.empty() || !copies_.Copy(plan, geometry).ok()) return;
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   for (const PlannedCopy& c : plan.copies) EnterReplica(*c.source, c.copy, o->device);
 }
 
 std::vector<Page*> Replication::PrefixElsewhere(const Opening& o) {
-  if (memory_.ids().size() == 2) return {};
+  if (books_.memory.ids().size() == 2) return {};
   const std::optional<RawFree> artefact =
       prefixes_.RawFreeBy(o.sequence->plan, o.artefact, o.device);
   Hit hit = prefixes_.FindPrefix(o.question(), artefact, std::nullopt);
@@ -72,7 +69,7 @@ std::vector<Page*> Replication::PrefixElsewhere(const Opening& o) {
 }
 
 bool Replication::IsOn(uint32_t device, const Page& page) const {
-  return prefix_.FindFor(device, page.key) != nullptr;
+  return books_.prefix.FindFor(device, page.key) != nullptr;
 }
 
 CopyPlan Replication::PlanReplicas(Opening* o) {
@@ -82,8 +79,8 @@ CopyPlan Replication::PlanReplicas(Opening* o) {
   const std::vector<Page*> pages = PrefixElsewhere(*o);
   // All of them: making room for one must not evict another.
   for (const Page* page : pages) {
-    Page* const near = prefix_.FindFor(o->device, page->key);
-    loads_.HoldForLoad(o, near != nullptr ? near : prefix_.Find(page->key));
+    Page* const near = books_.prefix.FindFor(o->device, page->key);
+    loads_.HoldForLoad(o, near != nullptr ? near : books_.prefix.Find(page->key));
   }
   const Taker taker{(*session)->tenant, kDaemon, nullptr, o->sequence->model->id,
                     PoolsOf(**session, Tier::kDevice)};
@@ -105,14 +102,14 @@ void Replication::EnterReplica(const Page& source, Page* copy, uint32_t device) 
   copy->stored = source.stored;
   if (source.series != nullptr) copy->series = std::make_unique<Series>(*source.series);
   // If somebody else was faster, theirs is found, and ours goes with the load.
-  if (prefix_.FindFor(device, copy->key) != nullptr) return;
-  if (prefix_.Find(copy->key) == nullptr) {
-    (void)prefix_.Insert(copy);  // the original has left memory meanwhile
+  if (books_.prefix.FindFor(device, copy->key) != nullptr) return;
+  if (books_.prefix.Find(copy->key) == nullptr) {
+    (void)books_.prefix.Insert(copy);  // the original has left memory meanwhile
   } else {
-    prefix_.InsertReplica(copy);
+    books_.prefix.InsertReplica(copy);
   }
-  ++counters_.replicated_pages;
-  counters_.replicated_bytes += copy->bytes;
+  ++books_.counters.replicated_pages;
+  books_.counters.replicated_bytes += copy->bytes;
 }
 
 }  // namespace kvstrata

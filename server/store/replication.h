@@ -15,18 +15,16 @@
 
 namespace kvstrata {
 
+struct Books;
 struct CopyPlan;
-class PageReferences;
 struct Opening;
 struct Page;
 class PageAllocator;
 class PageCopies;
-class PageMemory;
+class PageReferences;
 class PrefixCatalog;
-class PrefixIndex;
 class PrefixLoads;
 class SessionCatalog;
-struct StoreCounters;
 struct StoreParts;
 
 class Replication {
@@ -55,10 +53,7 @@ class Replication {
   CopyPlan PlanReplicas(Opening* o) KVS_REQUIRES(store_lock);
   void EnterReplica(const Page& source, Page* copy, uint32_t device) KVS_REQUIRES(store_lock);
 
-  StoreMutex& mu_;
-  PageMemory& memory_;
-  PrefixIndex& prefix_ KVS_GUARDED_BY(store_lock);
-  StoreCounters& counters_ KVS_GUARDED_BY(store_lock);
+  Books& books_;
   SessionCatalog& catalog_;
   PageReferences& references_;
   PageAllocator& allocator_;

@@ -24,10 +24,8 @@
 namespace kvstrata {
 
 class ArtefactLedger;
-class ModelTable;
+struct Books;
 class PageHolds;
-class PageMemory;
-class PrefixIndex;
 struct StoreParts;
 
 // Who copies a value. What was reported of its positions is new until the local tier has copied it.
@@ -71,13 +69,8 @@ class SealedValues {
   // Keeps the extent under that key readable; null if there is none any more.
   Page* KeepExtent(const PageKey& key, uint64_t* hold) KVS_EXCLUDES(store_lock);
 
-  StoreMutex& mu_;
+  Books& books_;
   ArtefactLedger& ledger_;
-  PageMemory& memory_;
-  PagePools& pools_ KVS_GUARDED_BY(store_lock);
-  PrefixIndex& prefix_ KVS_GUARDED_BY(store_lock);
-  Artefacts& artefacts_ KVS_GUARDED_BY(store_lock);
-  ModelTable& models_ KVS_GUARDED_BY(store_lock);
   PageHolds& holds_;
 };
 

@@ -12,9 +12,8 @@
 namespace kvstrata {
 
 Sequences::Sequences(StoreParts* store)
-    : mu_(store->books.mu),
+    : books_(store->books),
       options_(store->options),
-      artefacts_(store->books.artefacts),
       answers_(store->answers),
       catalog_(store->catalog),
       devices_(store->devices),
@@ -29,7 +28,7 @@ Sequences::Sequences(StoreParts* store)
       builds_(store->builds) {}
 
 Result<OpenedSequence> Sequences::ForkSequence(uint64_t session_id, uint64_t sequence) {
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   KVS_ASSIGN_OR_RETURN(Session * session, catalog_.FindSession(session_id));
   KVS_ASSIGN_OR_RETURN(Sequence * parent, catalog_.FindSequence(session_id, sequence));
   KVS_RETURN_IF_ERROR(CheckOwned(*parent));
@@ -74,7 +73,7 @@ Result<OpenedSequence> Sequences::ForkSequence(uint64_t session_id, uint64_t seq
 }
 
 Status Sequences::MakePrivate(uint64_t session, uint64_t sequence) {
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   KVS_ASSIGN_OR_RETURN(Sequence * s, catalog_.FindSequence(session, sequence));
   kvstrata::MakePrivate(s);
   return OkStatus();
@@ -102,7 +101,7 @@ void Sequences::CloseLocked(Session* session, Sequence* s) {
   const std::unique_ptr<Sequence> leaving = catalog_.TakeSequence(session, s);
   // No look-up gets past a page that was released, unless by the prompt's artefact: what lies
   // behind it would be cached in vain.
-  const bool artefact = s->codec && artefacts_.Contains(s->codec->prompt_key);
+  const bool artefact = s->codec && books_.artefacts.Contains(s->codec->prompt_key);
   const auto hole =
       artefact ? s->pages.end() : std::find(s->pages.begin(), s->pages.end(), nullptr);
   for (const size_t kept = static_cast<size_t>(hole - s->pages.begin()); s->pages.size() > kept;
@@ -118,7 +117,7 @@ void Sequences::CloseLocked(Session* session, Sequence* s) {
 
 Status Sequences::CloseSequence(uint64_t session_id, uint64_t sequence) {
   return answers_.TellAfter([&]() -> Status {
-    StoreLock lock(mu_);
+    StoreLock lock(books_.mu);
     KVS_ASSIGN_OR_RETURN(Sequence * s, catalog_.FindSequence(session_id, sequence));
     Session* session = catalog_.SessionOf(session_id);
     const LongRequest request(&catalog_, session);

@@ -21,7 +21,7 @@
 namespace kvstrata {
 
 class Answers;
-class Artefacts;
+struct Books;
 class Builds;
 class Devices;
 class Openings;
@@ -98,9 +98,8 @@ class Sequences {
       KVS_REQUIRES(store_lock);
   std::vector<Page*> TakeBeyond(Sequence* s, uint32_t tokens) KVS_REQUIRES(store_lock);
 
-  StoreMutex& mu_;
+  Books& books_;
   const StoreOptions& options_;
-  Artefacts& artefacts_ KVS_GUARDED_BY(store_lock);
   Answers& answers_;
   SessionCatalog& catalog_;
   Devices& devices_;

@@ -41,11 +41,9 @@ uint64_t OwnBytes(const Sequence& s) {
 }  // namespace
 
 Sessions::Sessions(StoreParts* store)
-    : mu_(store->books.mu),
+    : books_(store->books),
       settings_(store->options),
       user_limits_(store->options.user_limits),
-      memory_(store->books.memory),
-      pools_(store->books.pools),
       answers_(store->answers),
       catalog_(store->catalog),
       models_(store->models),
@@ -69,8 +67,8 @@ Status Sessions::CheckRoomForSession(const Tenant& tenant) const {
 Result<SessionSegments> Sessions::OpenSession(const PeerIdentity& peer, Transport transport,
                                               std::string_view client_name, ArenaSink sink,
                                               uint32_t device) {
-  StoreLock lock(mu_);
-  KVS_CHECK(device < memory_.devices());  // FindDevice
+  StoreLock lock(books_.mu);
+  KVS_CHECK(device < books_.memory.devices());  // FindDevice
   Tenant* tenant = catalog_.TenantOf(peer.tenant);
   KVS_RETURN_IF_ERROR(user_limits_->Take(tenant->user, Limit::kAttachesPerSecond));
   KVS_ASSIGN_OR_RETURN(UserPlace place,
@@ -100,7 +98,7 @@ Result<SessionSegments> Sessions::OpenSession(const PeerIdentity& peer, Transpor
 EndedSession Sessions::EndSession(uint64_t id, SessionEnd how) {
   EndedSession ended;
   answers_.TellAfter([&] {
-    StoreLock lock(mu_);
+    StoreLock lock(books_.mu);
     Session* const session = catalog_.AwaitSession(id);
     if (session == nullptr) return;
     Tenant* const tenant = session->tenant;
@@ -137,7 +135,7 @@ void Sessions::CloseAll(Session* session) {
 }
 
 void Sessions::DropSession(Session* session) {
-  pools_.Orphan(session->id);
+  books_.pools.Orphan(session->id);
   catalog_.Drop(session);
 }
 

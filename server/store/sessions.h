@@ -17,16 +17,15 @@
 namespace kvstrata {
 
 class Answers;
+struct Books;
 class Models;
-class PageMemory;
-class PagePools;
 class PageReferences;
 class RecallAudits;
 class Sequences;
 struct Session;
 class SessionCatalog;
-struct StoreSettings;
 struct StoreParts;
+struct StoreSettings;
 class Tables;
 struct Tenant;
 class UserLimits;
@@ -68,11 +67,9 @@ class Sessions {
   void CloseAll(Session* session) KVS_REQUIRES(store_lock);
   void DropSession(Session* session) KVS_REQUIRES(store_lock);
 
-  StoreMutex& mu_;
+  Books& books_;
   const StoreSettings& settings_ KVS_GUARDED_BY(store_lock);
   const std::shared_ptr<UserLimits>& user_limits_;
-  PageMemory& memory_;
-  PagePools& pools_ KVS_GUARDED_BY(store_lock);
   Answers& answers_;
   SessionCatalog& catalog_;
   Models& models_;

@@ -29,9 +29,8 @@ void NotePrefillRate(const Sequence& s) {
 }  // namespace
 
 StepEvents::StepEvents(StoreParts* store)
-    : mu_(store->books.mu),
+    : books_(store->books),
       options_(store->options),
-      prefix_(store->books.prefix),
       catalog_(store->catalog),
       devices_(store->devices),
       tables_(store->tables),
@@ -107,7 +106,7 @@ Status StepEvents::Grow(uint64_t session_id, uint64_t sequence, uint32_t tokens,
   CopyPlan plan;
   Geometry geometry;
   {
-    StoreLock lock(mu_);
+    StoreLock lock(books_.mu);
     KVS_ASSIGN_OR_RETURN(Sequence * s, catalog_.FindSequence(session_id, sequence));
     KVS_RETURN_IF_ERROR(CheckOwned(*s));
     KVS_RETURN_IF_ERROR(devices_.CheckHeld(*s));
@@ -157,7 +156,7 @@ void StepEvents::KeepSeriesWithPages(Session* session, Sequence* s, uint32_t fir
     Page* page = s->pages[i];
     if (page == nullptr || !page->sealed) continue;
     Series series = s->series.Slice(i * page_tokens, page_tokens);
-    Page* const found = page->indexed ? nullptr : prefix_.Find(page->key);
+    Page* const found = page->indexed ? nullptr : books_.prefix.Find(page->key);
     const size_t known = found == nullptr || found->series == nullptr ? 0 : found->series->Count();
     if (found != nullptr && known < series.Count()) KeepSeries(*s, found, i, series);
     KeepSeries(*s, page, i, std::move(series));
@@ -273,7 +272,7 @@ Status StepEvents::CommitRows(uint64_t session_id, uint64_t sequence, uint32_t f
   KeyChain chain;
   PageKey parent;
   {
-    StoreLock lock(mu_);
+    StoreLock lock(books_.mu);
     KVS_ASSIGN_OR_RETURN(Sequence * s, catalog_.FindSequence(session_id, sequence));
     if (!by_daemon) KVS_RETURN_IF_ERROR(CheckOwned(*s));
     Session* session = catalog_.SessionOf(session_id);
@@ -293,7 +292,7 @@ Status StepEvents::CommitRows(uint64_t session_id, uint64_t sequence, uint32_t f
   }
   ids.insert(ids.end(), tokens.begin(), tokens.end());
   const std::vector<PageKey> keys = chain.Pages(parent, ids);  // hashed outside of the lock
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   KVS_ASSIGN_OR_RETURN(Sequence * s, catalog_.FindSequence(session_id, sequence));
   Session* session = catalog_.SessionOf(session_id);
   const LongRequest request(&catalog_, session);
@@ -341,7 +340,7 @@ Status StepEvents::Report(uint64_t session_id, uint64_t sequence, uint32_t first
 
 Status StepEvents::ReportSome(uint64_t session_id, uint64_t sequence, uint32_t first, uint32_t n,
                               uint32_t done, uint32_t some, const Series& piece) {
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   KVS_ASSIGN_OR_RETURN(Sequence * s, catalog_.FindSequence(session_id, sequence));
   if (uint64_t{first} + n > s->tokens) {
     return InvalidArgument("REPORT_POSITION", "positions " + std::to_string(first) + " to " +
@@ -357,7 +356,7 @@ Status StepEvents::ReportSome(uint64_t session_id, uint64_t sequence, uint32_t f
 }
 
 Status StepEvents::PrefillDone(uint64_t session_id, uint64_t sequence) {
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   KVS_ASSIGN_OR_RETURN(Sequence * s, catalog_.FindSequence(session_id, sequence));
   if (s->prefill_done || s->tokens == 0) {
     return FailedPrecondition("PREFILL_DONE",

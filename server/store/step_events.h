@@ -21,6 +21,7 @@
 
 namespace kvstrata {
 
+struct Books;
 class CodecExtents;
 struct CopyPlan;
 class Devices;
@@ -29,7 +30,6 @@ class PageAllocator;
 class PageCopies;
 class PageReferences;
 class PrefixCatalog;
-class PrefixIndex;
 class RecallAudits;
 class Recompression;
 struct Sequence;
@@ -89,9 +89,8 @@ class StepEvents {
   Status ReportSome(uint64_t session, uint64_t sequence, uint32_t first, uint32_t n, uint32_t done,
                     uint32_t some, const Series& piece) KVS_EXCLUDES(store_lock);
 
-  StoreMutex& mu_;
+  Books& books_;
   const StoreOptions& options_;
-  PrefixIndex& prefix_ KVS_GUARDED_BY(store_lock);
   SessionCatalog& catalog_;
   Devices& devices_;
   Tables& tables_;

@@ -11,10 +11,7 @@
 namespace kvstrata {
 
 Tables::Tables(StoreParts* store)
-    : memory_(store->books.memory),
-      counters_(store->books.counters),
-      catalog_(store->catalog),
-      references_(store->references) {}
+    : books_(store->books), catalog_(store->catalog), references_(store->references) {}
 
 shm::PageEntry Tables::EntryOf(const Sequence& s, const Page* page) {
   shm::PageEntry entry{};
@@ -140,7 +137,7 @@ void Tables::Publish(Session* session, Sequence* s, shm::SequenceTable* table) {
   slot.table_offset.store(memory.OffsetOf(table), std::memory_order_seq_cst);
   if (s->table != nullptr) session->retired_tables.Push(session->tenant->epoch, s->table);
   s->table = table;
-  ++counters_.publications;
+  ++books_.counters.publications;
 }
 
 void Tables::PublishInPlace(Session* session, Sequence* s) {
@@ -155,7 +152,7 @@ void Tables::PublishInPlace(Session* session, Sequence* s) {
   table->index_blocks.store(static_cast<uint32_t>(s->index_blocks.size()),
                             std::memory_order_release);
   table->pages.store(static_cast<uint32_t>(s->pages.size()), std::memory_order_release);
-  ++counters_.publications;
+  ++books_.counters.publications;
 }
 
 void Tables::Unpublish(Session* session, Sequence* s) {
@@ -175,7 +172,8 @@ void Tables::Unpublish(Session* session, Sequence* s) {
 void Tables::PassArena(const Session& session, const Arena& arena) {
   if (!session.sink) return;
   const bool writable = session.sink_writes && arena.writer == session.id;
-  session.sink({arena.id, arena.memory.bytes, arena.tier, writable, memory_.handle_type(arena.tier),
+  session.sink({arena.id, arena.memory.bytes, arena.tier, writable,
+                books_.memory.handle_type(arena.tier),
                 writable ? arena.memory.fd.get() : arena.memory.read_only_fd.get()});
 }
 

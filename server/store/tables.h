@@ -21,6 +21,7 @@
 namespace kvstrata {
 
 struct Arena;
+struct Books;
 struct Page;
 class PageReferences;
 struct Sequence;
@@ -56,8 +57,7 @@ class Tables {
   void WriteEntries(Session* session, const Sequence& s, std::span<Page* const> pages, size_t first,
                     shm::PageEntry* entries) KVS_REQUIRES(store_lock);
 
-  PageMemory& memory_;
-  StoreCounters& counters_ KVS_GUARDED_BY(store_lock);
+  Books& books_;
   SessionCatalog& catalog_;
   PageReferences& references_;
 };

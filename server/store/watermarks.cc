@@ -13,24 +13,24 @@ uint64_t Percent(uint64_t bytes, uint32_t percent) { return bytes / 100 * percen
 
 }  // namespace
 
-Watermarks::Watermarks(StoreParts* store)
-    : settings_(store->options), memory_(store->books.memory), pools_(store->books.pools) {}
+Watermarks::Watermarks(StoreParts* store) : settings_(store->options), books_(store->books) {}
 
 uint64_t Watermarks::HighMark(PoolId pool) const {
-  return Percent(memory_.capacity(pool), settings_.high_percent);
+  return Percent(books_.memory.capacity(pool), settings_.high_percent);
 }
 
 uint64_t Watermarks::LowMark(PoolId pool) const {
-  return Percent(memory_.capacity(pool), std::min(settings_.low_percent, settings_.high_percent));
+  return Percent(books_.memory.capacity(pool),
+                 std::min(settings_.low_percent, settings_.high_percent));
 }
 
 void Watermarks::SetWake(std::function<void()> wake) { wake_ = std::move(wake); }
 
 void Watermarks::NoteFill() const {
   if (!wake_) return;
-  for (const PoolId pool : memory_.ids()) {
-    const bool over = pools_.taken(pool) > memory_.capacity(pool);
-    if (over || pools_.used(pool) > HighMark(pool)) return wake_();
+  for (const PoolId pool : books_.memory.ids()) {
+    const bool over = books_.pools.taken(pool) > books_.memory.capacity(pool);
+    if (over || books_.pools.used(pool) > HighMark(pool)) return wake_();
   }
 }
 

@@ -14,7 +14,7 @@
 
 namespace kvstrata {
 
-class PagePools;
+struct Books;
 struct StoreParts;
 struct StoreSettings;
 
@@ -36,8 +36,7 @@ class Watermarks {
 
  private:
   const StoreSettings& settings_ KVS_GUARDED_BY(store_lock);
-  PageMemory& memory_;
-  PagePools& pools_ KVS_GUARDED_BY(store_lock);
+  Books& books_;
   std::function<void()> wake_ KVS_GUARDED_BY(store_lock);
 };
 
