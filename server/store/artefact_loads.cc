@@ -3,7 +3,13 @@
 // (sealed_values.h).
 #include <utility>
 
-#include "server/store/store_parts.h"
+#include "server/store/books.h"
+#include "server/store/codec_extents.h"
+#include "server/store/opening.h"
+#include "server/store/page_allocator.h"
+#include "server/store/prefix_loads.h"
+#include "server/store/session_catalog.h"
+#include "server/store/taker.h"
 
 namespace kvstrata {
 namespace {

@@ -7,7 +7,13 @@
 #include <string>
 #include <unordered_map>
 
-#include "server/store/store_parts.h"
+#include "server/store/books.h"
+#include "server/store/inspection.h"
+#include "server/store/page_holds.h"
+#include "server/store/page_references.h"
+#include "server/store/prefix_pins.h"
+#include "server/store/sequence.h"
+#include "server/store/session_catalog.h"
 
 namespace kvstrata {
 

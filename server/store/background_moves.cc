@@ -10,7 +10,18 @@
 #include <unordered_map>
 #include <utility>
 
-#include "server/store/store_parts.h"
+#include "server/store/books.h"
+#include "server/store/devices.h"
+#include "server/store/eviction.h"
+#include "server/store/moves.h"
+#include "server/store/page_allocator.h"
+#include "server/store/page_copies.h"
+#include "server/store/page_holds.h"
+#include "server/store/page_references.h"
+#include "server/store/sequence.h"
+#include "server/store/session_catalog.h"
+#include "server/store/taker.h"
+#include "server/store/watermarks.h"
 
 namespace kvstrata {
 namespace {

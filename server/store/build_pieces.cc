@@ -6,7 +6,18 @@
 #include <utility>
 
 #include "base/check.h"
-#include "server/store/store_parts.h"
+#include "server/store/answers.h"
+#include "server/store/books.h"
+#include "server/store/build_job.h"
+#include "server/store/builds.h"
+#include "server/store/codec_extents.h"
+#include "server/store/page_holds.h"
+#include "server/store/page_references.h"
+#include "server/store/prefix_catalog.h"
+#include "server/store/recompression.h"
+#include "server/store/sequence.h"
+#include "server/store/session_catalog.h"
+#include "server/store/tables.h"
 
 namespace kvstrata {
 namespace {

@@ -9,7 +9,19 @@
 #include "kernels/plan_needs.h"
 #include "kernels/segment/span_rule.h"
 #include "kernels/select/selector.h"
-#include "server/store/store_parts.h"
+#include "server/store/answers.h"
+#include "server/store/books.h"
+#include "server/store/codec_extents.h"
+#include "server/store/devices.h"
+#include "server/store/page_holds.h"
+#include "server/store/page_references.h"
+#include "server/store/parameters.h"
+#include "server/store/plans.h"
+#include "server/store/prefix_catalog.h"
+#include "server/store/recompression.h"
+#include "server/store/sequence.h"
+#include "server/store/session_catalog.h"
+#include "server/store/tables.h"
 
 namespace kvstrata {
 namespace {
@@ -124,19 +136,22 @@ uint64_t MicrosSince(Clock::time_point since) {
 
 }  // namespace
 
-Builds::Builds(StoreParts* store)
-    : books_(store->books),
-      user_limits_(store->options.user_limits),
-      plans_(store->plans),
-      answers_(store->answers),
-      catalog_(store->catalog),
-      devices_(store->devices),
-      tables_(store->tables),
-      references_(store->references),
-      holds_(store->holds),
-      prefixes_(store->prefixes),
-      recompression_(store->recompression),
-      extents_(store->extents) {}
+Builds::Builds(Books& books, const std::shared_ptr<UserLimits>& user_limits, Plans& plans,
+               Answers& answers, SessionCatalog& catalog, Devices& devices, Tables& tables,
+               PageReferences& references, PageHolds& holds, PrefixCatalog& prefixes,
+               Recompression& recompression, CodecExtents& extents)
+    : books_(books),
+      user_limits_(user_limits),
+      plans_(plans),
+      answers_(answers),
+      catalog_(catalog),
+      devices_(devices),
+      tables_(tables),
+      references_(references),
+      holds_(holds),
+      prefixes_(prefixes),
+      recompression_(recompression),
+      extents_(extents) {}
 
 BuildResult PendingBuild::ResultFor(const Sequence& s) const {
   BuildResult result;

@@ -47,7 +47,6 @@ class PrefixCatalog;
 class Recompression;
 struct Sequence;
 class SessionCatalog;
-struct StoreParts;
 class Tables;
 class UserLimits;
 
@@ -90,7 +89,10 @@ struct StagedPage {
 
 class Builds {
  public:
-  explicit Builds(StoreParts* store);
+  Builds(Books& books, const std::shared_ptr<UserLimits>& user_limits, Plans& plans,
+         Answers& answers, SessionCatalog& catalog, Devices& devices, Tables& tables,
+         PageReferences& references, PageHolds& holds, PrefixCatalog& prefixes,
+         Recompression& recompression, CodecExtents& extents);
 
   // Builds what a plan keeps beside the sequence's committed tokens. A result that is not `done`
   // says what there is so far; `done` (may be null) is called later then, else never. Under the

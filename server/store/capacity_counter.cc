@@ -5,7 +5,13 @@
 #include <string>
 #include <utility>
 
-#include "server/store/store_parts.h"
+#include "server/store/books.h"
+#include "server/store/eviction.h"
+#include "server/store/opening.h"
+#include "server/store/page_references.h"
+#include "server/store/plans.h"
+#include "server/store/session_catalog.h"
+#include "server/store/taker.h"
 
 namespace kvstrata {
 namespace {
@@ -20,13 +26,14 @@ uint64_t FreePagesOf(const Arena& arena, uint64_t bytes) {
 
 }  // namespace
 
-CapacityCounter::CapacityCounter(StoreParts* store)
-    : books_(store->books),
-      options_(store->options),
-      catalog_(store->catalog),
-      references_(store->references),
-      eviction_(store->eviction),
-      plans_(store->plans) {}
+CapacityCounter::CapacityCounter(Books& books, const StoreOptions& options, SessionCatalog& catalog,
+                                 PageReferences& references, Eviction& eviction, const Plans& plans)
+    : books_(books),
+      options_(options),
+      catalog_(catalog),
+      references_(references),
+      eviction_(eviction),
+      plans_(plans) {}
 
 // The room in whole granules, of which arenas are made.
 uint64_t CapacityCounter::RoomOf(const Taker& taker, PoolId pool) const {

@@ -26,12 +26,12 @@ class PageReferences;
 class Plans;
 struct Sequence;
 class SessionCatalog;
-struct StoreParts;
 struct Taker;
 
 class CapacityCounter {
  public:
-  explicit CapacityCounter(StoreParts* store);
+  CapacityCounter(Books& books, const StoreOptions& options, SessionCatalog& catalog,
+                  PageReferences& references, Eviction& eviction, const Plans& plans);
 
   // How many tokens of the model, with what the plan keeps beside them in its index, the session
   // could open or grow to as things are. Promises nothing: others may be faster, and an open has

@@ -5,19 +5,30 @@
 #include <string>
 #include <utility>
 
-#include "server/store/store_parts.h"
+#include "server/store/books.h"
+#include "server/store/page_allocator.h"
+#include "server/store/page_holds.h"
+#include "server/store/page_references.h"
+#include "server/store/prefix_catalog.h"
+#include "server/store/raw_pages.h"
+#include "server/store/sequence.h"
+#include "server/store/session_catalog.h"
+#include "server/store/tables.h"
+#include "server/store/taker.h"
 
 namespace kvstrata {
 
-CodecExtents::CodecExtents(StoreParts* store)
-    : books_(store->books),
-      catalog_(store->catalog),
-      tables_(store->tables),
-      references_(store->references),
-      holds_(store->holds),
-      allocator_(store->allocator),
-      prefixes_(store->prefixes),
-      raw_pages_(store->raw_pages) {}
+CodecExtents::CodecExtents(Books& books, SessionCatalog& catalog, Tables& tables,
+                           PageReferences& references, PageHolds& holds, PageAllocator& allocator,
+                           PrefixCatalog& prefixes, RawPages& raw_pages)
+    : books_(books),
+      catalog_(catalog),
+      tables_(tables),
+      references_(references),
+      holds_(holds),
+      allocator_(allocator),
+      prefixes_(prefixes),
+      raw_pages_(raw_pages) {}
 
 Status CodecExtents::TakeExtents(const Sequence& s, const RecompressOutput& output,
                                  FreshPages* fresh) {

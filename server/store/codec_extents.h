@@ -32,7 +32,6 @@ class RawPages;
 struct Sequence;
 struct Session;
 class SessionCatalog;
-struct StoreParts;
 class Tables;
 
 // Pages for drafts, in their order.
@@ -43,7 +42,9 @@ struct FreshPages {
 
 class CodecExtents {
  public:
-  explicit CodecExtents(StoreParts* store);
+  CodecExtents(Books& books, SessionCatalog& catalog, Tables& tables, PageReferences& references,
+               PageHolds& holds, PageAllocator& allocator, PrefixCatalog& prefixes,
+               RawPages& raw_pages);
 
   // Pages for the drafts that are not kept, or none: POOL_EXHAUSTED.
   Status TakeExtents(const Sequence& s, const RecompressOutput& output, FreshPages* fresh)

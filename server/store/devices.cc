@@ -4,11 +4,12 @@
 #include <algorithm>
 #include <string>
 
-#include "server/store/store_parts.h"
+#include "server/store/sequence.h"
+#include "server/store/session_catalog.h"
 
 namespace kvstrata {
 
-Devices::Devices(StoreParts* store) : books_(store->books), catalog_(store->catalog) {}
+Devices::Devices(Books& books, SessionCatalog& catalog) : books_(books), catalog_(catalog) {}
 
 void Devices::LoseDevice(uint32_t device, const Status& why) {
   books_.memory.Lose(PoolId::Device(device), why);

@@ -20,11 +20,10 @@ namespace kvstrata {
 
 struct Sequence;
 class SessionCatalog;
-struct StoreParts;
 
 class Devices {
  public:
-  explicit Devices(StoreParts* store);
+  Devices(Books& books, SessionCatalog& catalog);
 
   // The number of the one of that name; "": of the first. NOT_FOUND DEVICE_UNKNOWN names them all.
   Result<uint32_t> FindDevice(std::string_view name) const;

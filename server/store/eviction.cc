@@ -5,7 +5,11 @@
 #include <optional>
 #include <utility>
 
-#include "server/store/store_parts.h"
+#include "server/store/books.h"
+#include "server/store/page_references.h"
+#include "server/store/sequence.h"
+#include "server/store/session_catalog.h"
+#include "server/store/taker.h"
 
 namespace kvstrata {
 namespace {
@@ -22,8 +26,8 @@ void Count(const Page& page, EvictedTier* tier) {
 
 }  // namespace
 
-Eviction::Eviction(StoreParts* store)
-    : books_(store->books), catalog_(store->catalog), references_(store->references) {}
+Eviction::Eviction(Books& books, SessionCatalog& catalog, PageReferences& references)
+    : books_(books), catalog_(catalog), references_(references) {}
 
 uint64_t EvictResult::pages() const { return Sum(tiers, &EvictedTier::pages); }
 uint64_t EvictResult::bytes() const { return Sum(tiers, &EvictedTier::bytes); }

@@ -22,13 +22,12 @@ struct Model;
 struct Page;
 class PageReferences;
 class SessionCatalog;
-struct StoreParts;
 struct Taker;
 struct Tenant;
 
 class Eviction {
  public:
-  explicit Eviction(StoreParts* store);
+  Eviction(Books& books, SessionCatalog& catalog, PageReferences& references);
 
   // Drops cached pages and artefacts that no sequence uses and no pin keeps; with `dry_run` only
   // counts them.

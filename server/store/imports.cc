@@ -6,17 +6,19 @@
 #include <string>
 #include <utility>
 
+#include "server/store/books.h"
+#include "server/store/devices.h"
 #include "server/store/long_request.h"
-#include "server/store/store_parts.h"
+#include "server/store/page_holds.h"
+#include "server/store/sequence.h"
+#include "server/store/session_catalog.h"
+#include "server/store/step_events.h"
 
 namespace kvstrata {
 
-Imports::Imports(StoreParts* store)
-    : books_(store->books),
-      catalog_(store->catalog),
-      devices_(store->devices),
-      holds_(store->holds),
-      steps_(store->steps) {}
+Imports::Imports(Books& books, SessionCatalog& catalog, Devices& devices, PageHolds& holds,
+                 StepEvents& steps)
+    : books_(books), catalog_(catalog), devices_(devices), holds_(holds), steps_(steps) {}
 
 // Pages are held from the first unit on that the new tokens may complete.
 void Imports::KeepPages(const Sequence& s, ImportJob* job) {

@@ -22,11 +22,11 @@ class PageHolds;
 struct Sequence;
 class SessionCatalog;
 class StepEvents;
-struct StoreParts;
 
 class Imports {
  public:
-  explicit Imports(StoreParts* store);
+  Imports(Books& books, SessionCatalog& catalog, Devices& devices, PageHolds& holds,
+          StepEvents& steps);
 
   // Room for `tokens` behind those that are committed. FAILED_PRECONDITION SEQUENCE_OWNED,
   // SEQUENCE_TOO_LONG, POOL_EXHAUSTED, MEMORY_EXHAUSTED, COPY_FAILED.

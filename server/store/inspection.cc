@@ -10,8 +10,18 @@
 #include "kernels/codec/packed.h"
 #include "kernels/select/span_rows.h"
 #include "kernels/select/why_in_full.h"
+#include "server/store/books.h"
+#include "server/store/eviction.h"
 #include "server/store/long_request.h"
-#include "server/store/store_parts.h"
+#include "server/store/models.h"
+#include "server/store/page_holds.h"
+#include "server/store/page_references.h"
+#include "server/store/plans.h"
+#include "server/store/prefix_pins.h"
+#include "server/store/sequence.h"
+#include "server/store/sequences.h"
+#include "server/store/session_catalog.h"
+#include "server/store/sessions.h"
 
 namespace kvstrata {
 namespace {
@@ -68,14 +78,16 @@ std::string InFullTextOf(const Sequence& s) {
 
 }  // namespace
 
-Inspection::Inspection(StoreParts* store)
-    : books_(store->books),
-      catalog_(store->catalog),
-      eviction_(store->eviction),
-      plans_(store->plans),
-      references_(store->references),
-      holds_(store->holds),
-      pins_(store->pins) {}
+Inspection::Inspection(Books& books, SessionCatalog& catalog, Eviction& eviction,
+                       const Plans& plans, const PageReferences& references, const PageHolds& holds,
+                       const PrefixPins& pins)
+    : books_(books),
+      catalog_(catalog),
+      eviction_(eviction),
+      plans_(plans),
+      references_(references),
+      holds_(holds),
+      pins_(pins) {}
 
 std::vector<PoolInfo> Inspection::Pools() const {
   StoreLock lock(books_.mu);

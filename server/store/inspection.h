@@ -27,11 +27,11 @@ class PrefixPins;
 struct Sequence;
 struct Session;
 class SessionCatalog;
-struct StoreParts;
 
 class Inspection {
  public:
-  explicit Inspection(StoreParts* store);
+  Inspection(Books& books, SessionCatalog& catalog, Eviction& eviction, const Plans& plans,
+             const PageReferences& references, const PageHolds& holds, const PrefixPins& pins);
 
   std::vector<PoolInfo> Pools() const KVS_EXCLUDES(store_lock);  // the devices', then the host's
   std::vector<SessionInfo> Sessions() const KVS_EXCLUDES(store_lock);

@@ -3,7 +3,11 @@
 #include <algorithm>
 #include <string>
 
-#include "server/store/store_parts.h"
+#include "server/store/books.h"
+#include "server/store/opened_sequence.h"
+#include "server/store/sequence.h"
+#include "server/store/sequences.h"
+#include "server/store/session_catalog.h"
 
 namespace kvstrata {
 namespace {

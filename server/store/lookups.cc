@@ -5,7 +5,14 @@
 #include <string>
 #include <utility>
 
-#include "server/store/store_parts.h"
+#include "server/store/books.h"
+#include "server/store/devices.h"
+#include "server/store/held_prefix.h"
+#include "server/store/plans.h"
+#include "server/store/prefix_catalog.h"
+#include "server/store/replication.h"
+#include "server/store/sequence.h"
+#include "server/store/session_catalog.h"
 
 namespace kvstrata {
 namespace {
@@ -44,14 +51,16 @@ std::vector<Tier> TiersOf(const HeldPrefix& held, const std::optional<RawFree>& 
 
 }  // namespace
 
-Lookups::Lookups(StoreParts* store)
-    : books_(store->books),
-      cluster_tenants_(store->options.cluster_tenants),
-      plans_(store->plans),
-      catalog_(store->catalog),
-      devices_(store->devices),
-      prefixes_(store->prefixes),
-      replication_(store->replication) {}
+Lookups::Lookups(Books& books, const ClusterTenants& cluster_tenants, Plans& plans,
+                 SessionCatalog& catalog, Devices& devices, PrefixCatalog& prefixes,
+                 Replication& replication)
+    : books_(books),
+      cluster_tenants_(cluster_tenants),
+      plans_(plans),
+      catalog_(catalog),
+      devices_(devices),
+      prefixes_(prefixes),
+      replication_(replication) {}
 
 uint32_t PrefixHit::tokens_in(Tier tier) const {
   return static_cast<uint32_t>(std::ranges::count(pages, tier)) * page_tokens;

@@ -28,11 +28,12 @@ class Plans;
 class PrefixCatalog;
 class Replication;
 class SessionCatalog;
-struct StoreParts;
 
 class Lookups {
  public:
-  explicit Lookups(StoreParts* store);
+  Lookups(Books& books, const ClusterTenants& cluster_tenants, Plans& plans,
+          SessionCatalog& catalog, Devices& devices, PrefixCatalog& prefixes,
+          Replication& replication);
 
   // The longest prefix that memory and the tier below hold together. With a plan: what an open of
   // it, without options, on that device ("": the session's) would answer now, by the same rule

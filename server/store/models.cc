@@ -5,7 +5,11 @@
 #include <string>
 #include <utility>
 
-#include "server/store/store_parts.h"
+#include "server/store/books.h"
+#include "server/store/eviction.h"
+#include "server/store/page_references.h"
+#include "server/store/sequence.h"
+#include "server/store/session_catalog.h"
 
 namespace kvstrata {
 namespace {
@@ -49,12 +53,13 @@ Status Validate(const ModelDesc& desc, uint64_t largest_pool) {
 
 }  // namespace
 
-Models::Models(StoreParts* store)
-    : books_(store->books),
-      user_limits_(store->options.user_limits),
-      catalog_(store->catalog),
-      references_(store->references),
-      eviction_(store->eviction) {}
+Models::Models(Books& books, const std::shared_ptr<UserLimits>& user_limits,
+               SessionCatalog& catalog, PageReferences& references, Eviction& eviction)
+    : books_(books),
+      user_limits_(user_limits),
+      catalog_(catalog),
+      references_(references),
+      eviction_(eviction) {}
 
 void Models::LeaveModel(Model* model) {
   if (--model->sessions != 0) return;

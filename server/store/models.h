@@ -23,13 +23,13 @@ class Eviction;
 struct Model;
 class PageReferences;
 class SessionCatalog;
-struct StoreParts;
 struct Tenant;
 class UserLimits;
 
 class Models {
  public:
-  explicit Models(StoreParts* store);
+  Models(Books& books, const std::shared_ptr<UserLimits>& user_limits, SessionCatalog& catalog,
+         PageReferences& references, Eviction& eviction);
 
   // The number of one that the session may open sequences of. INVALID_ARGUMENT MODEL_TEXT,
   // MODEL_BOUNDARY_TOKENS, MODEL_PAGE_TOO_LARGE, GEOMETRY_*; UNIMPLEMENTED MODEL_RANKS;

@@ -1,21 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/store/moves.h"
 
+#include "server/store/books.h"
+#include "server/store/devices.h"
+#include "server/store/eviction.h"
 #include "server/store/long_request.h"
-#include "server/store/store_parts.h"
+#include "server/store/page_allocator.h"
+#include "server/store/page_copies.h"
+#include "server/store/page_holds.h"
+#include "server/store/page_references.h"
+#include "server/store/sequence.h"
+#include "server/store/session_catalog.h"
+#include "server/store/taker.h"
+#include "server/store/watermarks.h"
 
 namespace kvstrata {
 
-Moves::Moves(StoreParts* store)
-    : books_(store->books),
-      catalog_(store->catalog),
-      devices_(store->devices),
-      references_(store->references),
-      holds_(store->holds),
-      allocator_(store->allocator),
-      eviction_(store->eviction),
-      copies_(store->copies),
-      watermarks_(store->watermarks) {}
+Moves::Moves(Books& books, SessionCatalog& catalog, Devices& devices, PageReferences& references,
+             PageHolds& holds, PageAllocator& allocator, Eviction& eviction, PageCopies& copies,
+             Watermarks& watermarks)
+    : books_(books),
+      catalog_(catalog),
+      devices_(devices),
+      references_(references),
+      holds_(holds),
+      allocator_(allocator),
+      eviction_(eviction),
+      copies_(copies),
+      watermarks_(watermarks) {}
 
 Result<MoveResult> Moves::Move(uint64_t sequence, Tier to) {
   return Move(sequence, to, MoveLimit());

@@ -35,12 +35,13 @@ class PageReferences;
 struct Sequence;
 struct Session;
 class SessionCatalog;
-struct StoreParts;
 class Watermarks;
 
 class Moves {
  public:
-  explicit Moves(StoreParts* store);
+  Moves(Books& books, SessionCatalog& catalog, Devices& devices, PageReferences& references,
+        PageHolds& holds, PageAllocator& allocator, Eviction& eviction, PageCopies& copies,
+        Watermarks& watermarks);
 
   // Copies a sequence's sealed pages to another pool (`device`: that of its session's device),
   // publishes a table that names the copies, and retires the originals nobody else refers to.

@@ -8,9 +8,19 @@
 
 #include "base/check.h"
 #include "kernels/plan_needs.h"
+#include "server/store/books.h"
 #include "server/store/leases.h"
 #include "server/store/long_request.h"
-#include "server/store/store_parts.h"
+#include "server/store/moves.h"
+#include "server/store/page_allocator.h"
+#include "server/store/page_references.h"
+#include "server/store/plans.h"
+#include "server/store/prefix_loads.h"
+#include "server/store/raw_pages.h"
+#include "server/store/recompression.h"
+#include "server/store/replication.h"
+#include "server/store/session_catalog.h"
+#include "server/store/tables.h"
 
 namespace kvstrata {
 namespace {
@@ -45,20 +55,23 @@ OpenedSequence Describe(const Sequence& s) {
 
 }  // namespace
 
-Openings::Openings(StoreParts* store)
-    : books_(store->books),
-      options_(store->options),
-      plans_(store->plans),
-      catalog_(store->catalog),
-      tables_(store->tables),
-      references_(store->references),
-      allocator_(store->allocator),
-      moves_(store->moves),
-      prefixes_(store->prefixes),
-      loads_(store->loads),
-      replication_(store->replication),
-      recompression_(store->recompression),
-      raw_pages_(store->raw_pages) {}
+Openings::Openings(Books& books, const StoreOptions& options, Plans& plans, SessionCatalog& catalog,
+                   Tables& tables, PageReferences& references, PageAllocator& allocator,
+                   Moves& moves, PrefixCatalog& prefixes, PrefixLoads& loads,
+                   Replication& replication, Recompression& recompression, RawPages& raw_pages)
+    : books_(books),
+      options_(options),
+      plans_(plans),
+      catalog_(catalog),
+      tables_(tables),
+      references_(references),
+      allocator_(allocator),
+      moves_(moves),
+      prefixes_(prefixes),
+      loads_(loads),
+      replication_(replication),
+      recompression_(recompression),
+      raw_pages_(raw_pages) {}
 
 void Openings::LimitHit(const Opening& o, const Sequence& shape, Hit* hit) const {
   if (!o.limits.only_reported || !hit->whole) return;

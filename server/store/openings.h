@@ -31,12 +31,14 @@ class RawPages;
 class Recompression;
 class Replication;
 class SessionCatalog;
-struct StoreParts;
 class Tables;
 
 class Openings {
  public:
-  explicit Openings(StoreParts* store);
+  Openings(Books& books, const StoreOptions& options, Plans& plans, SessionCatalog& catalog,
+           Tables& tables, PageReferences& references, PageAllocator& allocator, Moves& moves,
+           PrefixCatalog& prefixes, PrefixLoads& loads, Replication& replication,
+           Recompression& recompression, RawPages& raw_pages);
 
   // Attaches to the longest held prefix (at most tokens - 1), reserves pages for the rest,
   // publishes the first table. SEQUENCE_LIMIT, TABLES_FULL (RESOURCE_EXHAUSTED), SEQUENCE_TOO_LONG,

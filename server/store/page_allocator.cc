@@ -8,8 +8,14 @@
 #include <utility>
 
 #include "base/check.h"
+#include "server/store/books.h"
+#include "server/store/capacity_counter.h"
+#include "server/store/eviction.h"
 #include "server/store/long_request.h"
-#include "server/store/store_parts.h"
+#include "server/store/page_references.h"
+#include "server/store/sequence.h"
+#include "server/store/session_catalog.h"
+#include "server/store/watermarks.h"
 
 namespace kvstrata {
 namespace {
@@ -24,14 +30,16 @@ std::string MiBText(uint64_t bytes) {
 
 }  // namespace
 
-PageAllocator::PageAllocator(StoreParts* store)
-    : user_limits_(store->options.user_limits),
-      books_(store->books),
-      catalog_(store->catalog),
-      references_(store->references),
-      capacity_(store->capacity),
-      eviction_(store->eviction),
-      watermarks_(store->watermarks) {
+PageAllocator::PageAllocator(const std::shared_ptr<UserLimits>& user_limits, Books& books,
+                             SessionCatalog& catalog, PageReferences& references,
+                             CapacityCounter& capacity, Eviction& eviction, Watermarks& watermarks)
+    : user_limits_(user_limits),
+      books_(books),
+      catalog_(catalog),
+      references_(references),
+      capacity_(capacity),
+      eviction_(eviction),
+      watermarks_(watermarks) {
   // Called by books_.pools alone, hence under the lock.
   books_.pools.on_drop = [this](const Arena& arena) KVS_NO_THREAD_SAFETY_ANALYSIS {
     Tenant* const tenant = catalog_.tenant(arena.tenant);

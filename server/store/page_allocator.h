@@ -28,7 +28,6 @@ class PageReferences;
 struct Sequence;
 struct Session;
 class SessionCatalog;
-struct StoreParts;
 class Watermarks;
 
 // What was not to be had.
@@ -40,7 +39,9 @@ struct Shortage {
 
 class PageAllocator {
  public:
-  explicit PageAllocator(StoreParts* store);
+  PageAllocator(const std::shared_ptr<UserLimits>& user_limits, Books& books,
+                SessionCatalog& catalog, PageReferences& references, CapacityCounter& capacity,
+                Eviction& eviction, Watermarks& watermarks);
 
   // Adds `n` pages without references, or none.
   Status Allocate(const Taker& taker, uint64_t bytes, uint32_t n, std::vector<Page*>* out)

@@ -6,8 +6,15 @@
 #include <utility>
 
 #include "base/check.h"
+#include "server/store/books.h"
 #include "server/store/long_request.h"
-#include "server/store/store_parts.h"
+#include "server/store/page_allocator.h"
+#include "server/store/page_holds.h"
+#include "server/store/page_references.h"
+#include "server/store/sequence.h"
+#include "server/store/session_catalog.h"
+#include "server/store/tables.h"
+#include "server/store/taker.h"
 
 namespace kvstrata {
 namespace {
@@ -30,14 +37,16 @@ CopyShape RowsOf(const Geometry& g, uint32_t rows) {
 
 }  // namespace
 
-PageCopies::PageCopies(StoreParts* store)
-    : books_(store->books),
-      catalog_(store->catalog),
-      tables_(store->tables),
-      references_(store->references),
-      holds_(store->holds),
-      allocator_(store->allocator),
-      promote_rate_(store->options.promote_rate) {}
+PageCopies::PageCopies(Books& books, SessionCatalog& catalog, Tables& tables,
+                       PageReferences& references, PageHolds& holds, PageAllocator& allocator,
+                       uint64_t promote_rate)
+    : books_(books),
+      catalog_(catalog),
+      tables_(tables),
+      references_(references),
+      holds_(holds),
+      allocator_(allocator),
+      promote_rate_(promote_rate) {}
 
 Status PageCopies::TakeCopies(Session* session, const Taker& taker, CopyPlan* plan,
                               std::optional<uint64_t> fits) {

@@ -29,7 +29,6 @@ class PageReferences;
 struct Sequence;
 struct Session;
 class SessionCatalog;
-struct StoreParts;
 class Tables;
 struct Taker;
 
@@ -53,7 +52,8 @@ struct CopyPlan {
 
 class PageCopies {
  public:
-  explicit PageCopies(StoreParts* store);
+  PageCopies(Books& books, SessionCatalog& catalog, Tables& tables, PageReferences& references,
+             PageHolds& holds, PageAllocator& allocator, uint64_t promote_rate);
 
   // A page for each to be the copy, and a hold that refers to both; or none. `fits`: Shortage's.
   Status TakeCopies(Session* session, const Taker& taker, CopyPlan* plan,

@@ -5,11 +5,13 @@
 
 #include "base/check.h"
 #include "server/store/long_request.h"
-#include "server/store/store_parts.h"
+#include "server/store/page_references.h"
+#include "server/store/sequence.h"
 
 namespace kvstrata {
 
-PageHolds::PageHolds(StoreParts* store) : mu_(store->books.mu), references_(store->references) {}
+PageHolds::PageHolds(StoreMutex& mu, PageReferences& references)
+    : mu_(mu), references_(references) {}
 
 uint64_t PageHolds::Begin() {
   const uint64_t hold = next_++;

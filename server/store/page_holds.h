@@ -23,14 +23,13 @@ namespace kvstrata {
 struct Page;
 class PageReferences;
 struct Session;
-struct StoreParts;
 
 class PageHolds {
  public:
   struct Hold {
     std::vector<Page*> kept, referred;
   };
-  explicit PageHolds(StoreParts* store);
+  PageHolds(StoreMutex& mu, PageReferences& references);
 
   // A hold without pages; never 0.
   uint64_t Begin() KVS_REQUIRES(store_lock);

@@ -5,7 +5,9 @@
 #include <string>
 #include <utility>
 
-#include "server/store/store_parts.h"
+#include "server/store/books.h"
+#include "server/store/sequence.h"
+#include "server/store/session_catalog.h"
 
 namespace kvstrata {
 namespace {
@@ -14,8 +16,8 @@ constexpr size_t kReclaimPages = 1024;  // cheaper than others, and each piece l
 
 }  // namespace
 
-PageReferences::PageReferences(StoreParts* store)
-    : books_(store->books), catalog_(store->catalog) {}
+PageReferences::PageReferences(Books& books, SessionCatalog& catalog)
+    : books_(books), catalog_(catalog) {}
 
 void PageReferences::RefAll(Session* session, std::span<Page* const> from, std::vector<Page*>* to) {
   to->reserve(from.size());

@@ -26,12 +26,11 @@ struct Extent;
 struct Page;
 struct Session;
 class SessionCatalog;
-struct StoreParts;
 struct Tenant;
 
 class PageReferences {
  public:
-  explicit PageReferences(StoreParts* store);
+  PageReferences(Books& books, SessionCatalog& catalog);
 
   void RefPage(Page* page) KVS_REQUIRES(store_lock);
   // Adds the pages to `to`, with a reference each.

@@ -6,7 +6,11 @@
 #include <string>
 #include <vector>
 
-#include "server/store/store_parts.h"
+#include "server/store/books.h"
+#include "server/store/sequence.h"
+#include "server/store/session_catalog.h"
+#include "server/store/sessions.h"
+#include "server/store/tables.h"
 
 namespace kvstrata {
 

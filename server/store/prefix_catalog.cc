@@ -4,7 +4,11 @@
 #include <functional>
 #include <utility>
 
-#include "server/store/store_parts.h"
+#include "server/store/books.h"
+#include "server/store/page_references.h"
+#include "server/store/raw_pages.h"
+#include "server/store/sequence.h"
+#include "server/store/session_catalog.h"
 
 namespace kvstrata {
 namespace {
@@ -49,8 +53,8 @@ class IndexView final : public PrefixView {
 
 }  // namespace
 
-PrefixCatalog::PrefixCatalog(StoreParts* store)
-    : books_(store->books), catalog_(store->catalog), references_(store->references) {}
+PrefixCatalog::PrefixCatalog(Books& books, SessionCatalog& catalog, PageReferences& references)
+    : books_(books), catalog_(catalog), references_(references) {}
 
 Hit PrefixCatalog::FindPrefix(const PrefixQuestion& q, const std::optional<RawFree>& artefact,
                               std::optional<uint32_t> device,

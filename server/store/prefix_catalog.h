@@ -31,7 +31,6 @@ struct Books;
 class PageReferences;
 struct Sequence;
 class SessionCatalog;
-struct StoreParts;
 
 // What memory has of a prompt.
 struct Hit {
@@ -41,7 +40,7 @@ struct Hit {
 
 class PrefixCatalog {
  public:
-  explicit PrefixCatalog(StoreParts* store);
+  PrefixCatalog(Books& books, SessionCatalog& catalog, PageReferences& references);
 
   // Null: there is none. It outlives all its loads and is unset before it ends. `remote`: behind
   // it is a remote tier, of which it is worth asking for so many missing tokens.

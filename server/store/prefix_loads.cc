@@ -6,7 +6,14 @@
 #include <optional>
 #include <utility>
 
-#include "server/store/store_parts.h"
+#include "server/store/books.h"
+#include "server/store/codec_extents.h"
+#include "server/store/opening.h"
+#include "server/store/page_allocator.h"
+#include "server/store/page_holds.h"
+#include "server/store/page_references.h"
+#include "server/store/session_catalog.h"
+#include "server/store/taker.h"
 
 namespace kvstrata {
 namespace {
@@ -29,15 +36,17 @@ bool IsSound(const LoadedValue& value, uint64_t bytes) {
 
 }  // namespace
 
-PrefixLoads::PrefixLoads(StoreParts* store)
-    : books_(store->books),
-      ledger_(store->prefixes.ledger()),
-      catalog_(store->catalog),
-      references_(store->references),
-      holds_(store->holds),
-      allocator_(store->allocator),
-      prefixes_(store->prefixes),
-      extents_(store->extents) {}
+PrefixLoads::PrefixLoads(Books& books, ArtefactLedger& ledger, SessionCatalog& catalog,
+                         PageReferences& references, PageHolds& holds, PageAllocator& allocator,
+                         PrefixCatalog& prefixes, CodecExtents& extents)
+    : books_(books),
+      ledger_(ledger),
+      catalog_(catalog),
+      references_(references),
+      holds_(holds),
+      allocator_(allocator),
+      prefixes_(prefixes),
+      extents_(extents) {}
 
 std::vector<PageKey> PrefixLoads::BeginLoad(Opening* o) {
   const Sequence& s = *o->sequence;

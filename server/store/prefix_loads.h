@@ -33,11 +33,12 @@ class PageReferences;
 class PrefixCatalog;
 struct Session;
 class SessionCatalog;
-struct StoreParts;
 
 class PrefixLoads {
  public:
-  explicit PrefixLoads(StoreParts* store);
+  PrefixLoads(Books& books, ArtefactLedger& ledger, SessionCatalog& catalog,
+              PageReferences& references, PageHolds& holds, PageAllocator& allocator,
+              PrefixCatalog& prefixes, CodecExtents& extents);
 
   // Asks a remote tier, if there is one and it is worth it, what it has of what is missing, then
   // calls `then`.

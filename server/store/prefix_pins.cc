@@ -5,8 +5,15 @@
 #include <string>
 #include <utility>
 
+#include "server/store/artefact_record.h"
+#include "server/store/books.h"
+#include "server/store/held_prefix.h"
+#include "server/store/lookups.h"
+#include "server/store/page_owner.h"
 #include "server/store/pins.h"
-#include "server/store/store_parts.h"
+#include "server/store/prefix_catalog.h"
+#include "server/store/sequence.h"
+#include "server/store/session_catalog.h"
 
 namespace kvstrata {
 namespace {
@@ -51,13 +58,14 @@ Status CheckTtl(microseconds ttl) {
 
 }  // namespace
 
-PrefixPins::PrefixPins(StoreParts* store)
-    : books_(store->books),
-      options_(store->options),
-      settings_(store->options),
-      catalog_(store->catalog),
-      prefixes_(store->prefixes),
-      lookups_(store->lookups) {}
+PrefixPins::PrefixPins(Books& books, const StoreOptions& options, SessionCatalog& catalog,
+                       PrefixCatalog& prefixes, Lookups& lookups)
+    : books_(books),
+      options_(options),
+      settings_(options),
+      catalog_(catalog),
+      prefixes_(prefixes),
+      lookups_(lookups) {}
 
 uint64_t PrefixPins::PinLimit() const {
   if (settings_.pin_limit_bytes != 0) return settings_.pin_limit_bytes;

@@ -27,12 +27,12 @@ class Lookups;
 class PrefixCatalog;
 class SessionCatalog;
 struct StoreOptions;
-struct StoreParts;
 struct StoreSettings;
 
 class PrefixPins {
  public:
-  explicit PrefixPins(StoreParts* store);
+  PrefixPins(Books& books, const StoreOptions& options, SessionCatalog& catalog,
+             PrefixCatalog& prefixes, Lookups& lookups);
 
   // Pins its leading full pages, their index, and its artefact with the pages that that needs, now.
   // Errors of all: INVALID_ARGUMENT PIN_TTL (1 ms to 366 days); RESOURCE_EXHAUSTED PIN_LIMIT, where

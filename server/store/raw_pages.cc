@@ -5,17 +5,24 @@
 #include <optional>
 #include <string>
 
-#include "server/store/store_parts.h"
+#include "server/store/books.h"
+#include "server/store/page_allocator.h"
+#include "server/store/page_copies.h"
+#include "server/store/page_references.h"
+#include "server/store/sequence.h"
+#include "server/store/session_catalog.h"
+#include "server/store/tables.h"
 
 namespace kvstrata {
 
-RawPages::RawPages(StoreParts* store)
-    : books_(store->books),
-      catalog_(store->catalog),
-      tables_(store->tables),
-      references_(store->references),
-      allocator_(store->allocator),
-      copies_(store->copies) {}
+RawPages::RawPages(Books& books, SessionCatalog& catalog, Tables& tables,
+                   PageReferences& references, PageAllocator& allocator, PageCopies& copies)
+    : books_(books),
+      catalog_(catalog),
+      tables_(tables),
+      references_(references),
+      allocator_(allocator),
+      copies_(copies) {}
 
 // Whole pages among the released positions that the sequence still has.
 std::vector<size_t> ReleasedPages(const Sequence& s) {

@@ -25,7 +25,6 @@ class PageCopies;
 class PageReferences;
 struct Sequence;
 class SessionCatalog;
-struct StoreParts;
 class Tables;
 
 // Whole pages among the released positions that the sequence still has, in order.
@@ -33,7 +32,8 @@ std::vector<size_t> ReleasedPages(const Sequence& s);
 
 class RawPages {
  public:
-  explicit RawPages(StoreParts* store);
+  RawPages(Books& books, SessionCatalog& catalog, Tables& tables, PageReferences& references,
+           PageAllocator& allocator, PageCopies& copies);
 
   // Released pages that are not on `host`: there they go, or back, as the plan says. Adds their
   // bytes. SEQUENCE_UNKNOWN, POOL_EXHAUSTED, TABLES_FULL, COPY_FAILED.

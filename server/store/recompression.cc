@@ -7,8 +7,16 @@
 #include <utility>
 
 #include "base/check.h"
+#include "server/store/answers.h"
+#include "server/store/books.h"
+#include "server/store/capacity.h"
 #include "server/store/long_request.h"
-#include "server/store/store_parts.h"
+#include "server/store/page_holds.h"
+#include "server/store/page_references.h"
+#include "server/store/raw_pages.h"
+#include "server/store/sequence.h"
+#include "server/store/session_catalog.h"
+#include "server/store/tables.h"
 
 namespace kvstrata {
 namespace {
@@ -99,16 +107,18 @@ bool TakeWorkPlace(const std::shared_ptr<UserLimits>& limits, const Tenant& tena
 
 }  // namespace
 
-Recompression::Recompression(StoreParts* store)
-    : books_(store->books),
-      options_(store->options),
-      answers_(store->answers),
-      catalog_(store->catalog),
-      tables_(store->tables),
-      references_(store->references),
-      holds_(store->holds),
-      extents_(store->extents),
-      raw_pages_(store->raw_pages) {}
+Recompression::Recompression(Books& books, const StoreOptions& options, Answers& answers,
+                             SessionCatalog& catalog, Tables& tables, PageReferences& references,
+                             PageHolds& holds, CodecExtents& extents, RawPages& raw_pages)
+    : books_(books),
+      options_(options),
+      answers_(answers),
+      catalog_(catalog),
+      tables_(tables),
+      references_(references),
+      holds_(holds),
+      extents_(extents),
+      raw_pages_(raw_pages) {}
 
 // --- what is due ---------------------------------------------------------------------------------
 

@@ -26,12 +26,13 @@ class PageReferences;
 class RawPages;
 struct Sequence;
 class SessionCatalog;
-struct StoreParts;
 class Tables;
 
 class Recompression {
  public:
-  explicit Recompression(StoreParts* store);
+  Recompression(Books& books, const StoreOptions& options, Answers& answers,
+                SessionCatalog& catalog, Tables& tables, PageReferences& references,
+                PageHolds& holds, CodecExtents& extents, RawPages& raw_pages);
 
   // NOT_FOUND when the sequence is gone, ABORTED WORK_NOTHING when nothing is due (any more).
   Result<RecompressJob> TakeRecompression(uint64_t sequence) KVS_EXCLUDES(store_lock);

@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "server/store/store_parts.h"
+#include "server/store/books.h"
+#include "server/store/opening.h"
+#include "server/store/prefix_loads.h"
 
 namespace kvstrata {
 namespace {

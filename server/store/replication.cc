@@ -4,18 +4,27 @@
 #include <algorithm>
 #include <utility>
 
-#include "server/store/store_parts.h"
+#include "server/store/books.h"
+#include "server/store/opening.h"
+#include "server/store/page_allocator.h"
+#include "server/store/page_copies.h"
+#include "server/store/page_references.h"
+#include "server/store/prefix_loads.h"
+#include "server/store/session_catalog.h"
+#include "server/store/taker.h"
 
 namespace kvstrata {
 
-Replication::Replication(StoreParts* store)
-    : books_(store->books),
-      catalog_(store->catalog),
-      references_(store->references),
-      allocator_(store->allocator),
-      copies_(store->copies),
-      prefixes_(store->prefixes),
-      loads_(store->loads) {}
+Replication::Replication(Books& books, SessionCatalog& catalog, PageReferences& references,
+                         PageAllocator& allocator, PageCopies& copies, PrefixCatalog& prefixes,
+                         PrefixLoads& loads)
+    : books_(books),
+      catalog_(catalog),
+      references_(references),
+      allocator_(allocator),
+      copies_(copies),
+      prefixes_(prefixes),
+      loads_(loads) {}
 
 void Replication::SetReplicationQueue(Post post) {
   StoreLock lock(books_.mu);

@@ -25,12 +25,13 @@ class PageReferences;
 class PrefixCatalog;
 class PrefixLoads;
 class SessionCatalog;
-struct StoreParts;
 
 class Replication {
  public:
   using Post = std::function<void(std::function<void()>)>;
-  explicit Replication(StoreParts* store);
+  Replication(Books& books, SessionCatalog& catalog, PageReferences& references,
+              PageAllocator& allocator, PageCopies& copies, PrefixCatalog& prefixes,
+              PrefixLoads& loads);
 
   // Where opens that have to copy a prefix from another device, or to read a plan's parameters, go
   // on: `post` has each function run once, one after the other, in a thread that may wait, and the

@@ -5,7 +5,10 @@
 #include <string>
 #include <utility>
 
-#include "server/store/store_parts.h"
+#include "server/store/artefact_ledger.h"
+#include "server/store/books.h"
+#include "server/store/page_holds.h"
+#include "server/store/sequence.h"
 
 namespace kvstrata {
 namespace {
@@ -18,8 +21,8 @@ std::string NameOfKey(const PageKey& key) {
 
 }  // namespace
 
-SealedValues::SealedValues(StoreParts* store)
-    : books_(store->books), ledger_(store->prefixes.ledger()), holds_(store->holds) {}
+SealedValues::SealedValues(Books& books, ArtefactLedger& ledger, PageHolds& holds)
+    : books_(books), ledger_(ledger), holds_(holds) {}
 
 void SealedValues::NoteRecord(const PageKey& artefact, std::span<const std::byte> value) {
   if (std::optional<ArtefactRecord> record = ParseRecord(value)) {

@@ -26,14 +26,13 @@ namespace kvstrata {
 class ArtefactLedger;
 struct Books;
 class PageHolds;
-struct StoreParts;
 
 // Who copies a value. What was reported of its positions is new until the local tier has copied it.
 enum class CopyFor : uint8_t { kLocalTier, kRemoteTier };
 
 class SealedValues {
  public:
-  explicit SealedValues(StoreParts* store);
+  SealedValues(Books& books, ArtefactLedger& ledger, PageHolds& holds);
 
   // --- for the tier below (page_tier.h) ---
   // What is to be written for an offered key: a page or index block, or the extents of an artefact

@@ -5,27 +5,44 @@
 #include <string>
 #include <utility>
 
+#include "server/store/answers.h"
+#include "server/store/books.h"
+#include "server/store/builds.h"
+#include "server/store/devices.h"
 #include "server/store/leases.h"
 #include "server/store/long_request.h"
-#include "server/store/store_parts.h"
+#include "server/store/openings.h"
+#include "server/store/page_references.h"
+#include "server/store/prefix_catalog.h"
+#include "server/store/raw_pages.h"
+#include "server/store/recall_audits.h"
+#include "server/store/recompression.h"
+#include "server/store/sequence.h"
+#include "server/store/session_catalog.h"
+#include "server/store/tables.h"
+#include "server/store/watermarks.h"
 
 namespace kvstrata {
 
-Sequences::Sequences(StoreParts* store)
-    : books_(store->books),
-      options_(store->options),
-      answers_(store->answers),
-      catalog_(store->catalog),
-      devices_(store->devices),
-      tables_(store->tables),
-      references_(store->references),
-      watermarks_(store->watermarks),
-      prefixes_(store->prefixes),
-      openings_(store->openings),
-      recompression_(store->recompression),
-      raw_pages_(store->raw_pages),
-      recalls_(store->recalls),
-      builds_(store->builds) {}
+Sequences::Sequences(Books& books, const StoreOptions& options, Answers& answers,
+                     SessionCatalog& catalog, Devices& devices, Tables& tables,
+                     PageReferences& references, Watermarks& watermarks, PrefixCatalog& prefixes,
+                     Openings& openings, Recompression& recompression, RawPages& raw_pages,
+                     RecallAudits& recalls, Builds& builds)
+    : books_(books),
+      options_(options),
+      answers_(answers),
+      catalog_(catalog),
+      devices_(devices),
+      tables_(tables),
+      references_(references),
+      watermarks_(watermarks),
+      prefixes_(prefixes),
+      openings_(openings),
+      recompression_(recompression),
+      raw_pages_(raw_pages),
+      recalls_(recalls),
+      builds_(builds) {}
 
 Result<OpenedSequence> Sequences::ForkSequence(uint64_t session_id, uint64_t sequence) {
   StoreLock lock(books_.mu);

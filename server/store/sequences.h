@@ -35,13 +35,15 @@ struct Sequence;
 struct Session;
 class SessionCatalog;
 struct StoreOptions;
-struct StoreParts;
 class Tables;
 class Watermarks;
 
 class Sequences {
  public:
-  explicit Sequences(StoreParts* store);
+  Sequences(Books& books, const StoreOptions& options, Answers& answers, SessionCatalog& catalog,
+            Devices& devices, Tables& tables, PageReferences& references, Watermarks& watermarks,
+            PrefixCatalog& prefixes, Openings& openings, Recompression& recompression,
+            RawPages& raw_pages, RecallAudits& recalls, Builds& builds);
 
   Result<OpenedSequence> ForkSequence(uint64_t session, uint64_t sequence) KVS_EXCLUDES(store_lock);
   Status CloseSequence(uint64_t session, uint64_t sequence) KVS_EXCLUDES(store_lock);

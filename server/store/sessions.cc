@@ -9,8 +9,17 @@
 #include <utility>
 
 #include "base/check.h"
+#include "server/store/answers.h"
+#include "server/store/books.h"
 #include "server/store/long_request.h"
-#include "server/store/store_parts.h"
+#include "server/store/models.h"
+#include "server/store/page_references.h"
+#include "server/store/recall_audits.h"
+#include "server/store/sequence.h"
+#include "server/store/sequences.h"
+#include "server/store/session_catalog.h"
+#include "server/store/tables.h"
+#include "server/store/watermarks.h"
 
 namespace kvstrata {
 namespace {
@@ -40,18 +49,22 @@ uint64_t OwnBytes(const Sequence& s) {
 
 }  // namespace
 
-Sessions::Sessions(StoreParts* store)
-    : books_(store->books),
-      settings_(store->options),
-      user_limits_(store->options.user_limits),
-      answers_(store->answers),
-      catalog_(store->catalog),
-      models_(store->models),
-      tables_(store->tables),
-      references_(store->references),
-      watermarks_(store->watermarks),
-      sequences_(store->sequences),
-      recalls_(store->recalls),
+Sessions::Sessions(Books& books, const StoreSettings& settings,
+                   const std::shared_ptr<UserLimits>& user_limits, Answers& answers,
+                   SessionCatalog& catalog, Models& models, Tables& tables,
+                   PageReferences& references, Watermarks& watermarks, Sequences& sequences,
+                   RecallAudits& recalls)
+    : books_(books),
+      settings_(settings),
+      user_limits_(user_limits),
+      answers_(answers),
+      catalog_(catalog),
+      models_(models),
+      tables_(tables),
+      references_(references),
+      watermarks_(watermarks),
+      sequences_(sequences),
+      recalls_(recalls),
       daemon_epoch_(NewDaemonEpoch()) {}
 
 Status Sessions::CheckRoomForSession(const Tenant& tenant) const {

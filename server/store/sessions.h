@@ -24,7 +24,6 @@ class RecallAudits;
 class Sequences;
 struct Session;
 class SessionCatalog;
-struct StoreParts;
 struct StoreSettings;
 class Tables;
 struct Tenant;
@@ -33,7 +32,10 @@ class Watermarks;
 
 class Sessions {
  public:
-  explicit Sessions(StoreParts* store);
+  Sessions(Books& books, const StoreSettings& settings,
+           const std::shared_ptr<UserLimits>& user_limits, Answers& answers,
+           SessionCatalog& catalog, Models& models, Tables& tables, PageReferences& references,
+           Watermarks& watermarks, Sequences& sequences, RecallAudits& recalls);
 
   // Its sequences get memory of `device` and of the host, and see no other device's: pages of a
   // prefix that lie on another one are copied when they open.

@@ -7,8 +7,20 @@
 #include <string>
 
 #include "base/check.h"
+#include "server/store/books.h"
+#include "server/store/codec_extents.h"
+#include "server/store/devices.h"
 #include "server/store/long_request.h"
-#include "server/store/store_parts.h"
+#include "server/store/page_allocator.h"
+#include "server/store/page_copies.h"
+#include "server/store/page_references.h"
+#include "server/store/prefix_catalog.h"
+#include "server/store/recall_audits.h"
+#include "server/store/recompression.h"
+#include "server/store/sequence.h"
+#include "server/store/session_catalog.h"
+#include "server/store/tables.h"
+#include "server/store/taker.h"
 
 namespace kvstrata {
 namespace {
@@ -28,19 +40,22 @@ void NotePrefillRate(const Sequence& s) {
 
 }  // namespace
 
-StepEvents::StepEvents(StoreParts* store)
-    : books_(store->books),
-      options_(store->options),
-      catalog_(store->catalog),
-      devices_(store->devices),
-      tables_(store->tables),
-      references_(store->references),
-      allocator_(store->allocator),
-      copies_(store->copies),
-      prefixes_(store->prefixes),
-      recompression_(store->recompression),
-      extents_(store->extents),
-      recalls_(store->recalls) {}
+StepEvents::StepEvents(Books& books, const StoreOptions& options, SessionCatalog& catalog,
+                       Devices& devices, Tables& tables, PageReferences& references,
+                       PageAllocator& allocator, PageCopies& copies, PrefixCatalog& prefixes,
+                       Recompression& recompression, CodecExtents& extents, RecallAudits& recalls)
+    : books_(books),
+      options_(options),
+      catalog_(catalog),
+      devices_(devices),
+      tables_(tables),
+      references_(references),
+      allocator_(allocator),
+      copies_(copies),
+      prefixes_(prefixes),
+      recompression_(recompression),
+      extents_(extents),
+      recalls_(recalls) {}
 
 Status StepEvents::ExtendLocked(Session* session, Sequence* s, uint64_t tokens) {
   const size_t old_pages = s->pages.size(), old_blocks = s->index_blocks.size();

@@ -36,12 +36,14 @@ struct Sequence;
 struct Session;
 class SessionCatalog;
 struct StoreOptions;
-struct StoreParts;
 class Tables;
 
 class StepEvents {
  public:
-  explicit StepEvents(StoreParts* store);
+  StepEvents(Books& books, const StoreOptions& options, SessionCatalog& catalog, Devices& devices,
+             Tables& tables, PageReferences& references, PageAllocator& allocator,
+             PageCopies& copies, PrefixCatalog& prefixes, Recompression& recompression,
+             CodecExtents& extents, RecallAudits& recalls);
 
   // Makes the table cover `tokens`, with private pages from position `writable` on and private
   // index blocks from `index_writable` on; publishes before it returns. SEQUENCE_TOO_LONG,

@@ -15,13 +15,13 @@ StoreOptions WithLimits(StoreOptions options) {
 
 }  // namespace
 
-StoreParts::StoreParts(const StoreOptions& given, Plans::Named named_plans,
-                       std::vector<StoreDevice> device_memory, std::unique_ptr<MemoryResource> host)
+Store::Parts::Parts(const StoreOptions& given, Plans::Named named_plans,
+                    std::vector<StoreDevice> device_memory, std::unique_ptr<MemoryResource> host)
     : options(WithLimits(given)),
       plans(options, std::move(named_plans)),
       books(options, std::move(device_memory), std::move(host)) {}
 
-Store::Store(std::unique_ptr<StoreParts> parts) : parts_(std::move(parts)) {}
+Store::Store(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) {}
 Store::~Store() = default;
 
 Result<std::unique_ptr<Store>> Store::Create(const StoreOptions& options) {
@@ -45,8 +45,8 @@ Result<std::unique_ptr<Store>> Store::Create(const StoreOptions& options,
                            "the pools must hold pages");
   }
   KVS_ASSIGN_OR_RETURN(Plans::Named plans, Plans::Parse(options));
-  return std::unique_ptr<Store>(new Store(std::make_unique<StoreParts>(
-      options, std::move(plans), std::move(devices), std::move(host))));
+  return std::unique_ptr<Store>(new Store(
+      std::make_unique<Parts>(options, std::move(plans), std::move(devices), std::move(host))));
 }
 
 void Store::Apply(const StoreSettings& settings) {

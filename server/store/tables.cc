@@ -5,13 +5,16 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "server/store/books.h"
 #include "server/store/long_request.h"
-#include "server/store/store_parts.h"
+#include "server/store/page_references.h"
+#include "server/store/sequence.h"
+#include "server/store/session_catalog.h"
 
 namespace kvstrata {
 
-Tables::Tables(StoreParts* store)
-    : books_(store->books), catalog_(store->catalog), references_(store->references) {}
+Tables::Tables(Books& books, SessionCatalog& catalog, PageReferences& references)
+    : books_(books), catalog_(catalog), references_(references) {}
 
 shm::PageEntry Tables::EntryOf(const Sequence& s, const Page* page) {
   shm::PageEntry entry{};

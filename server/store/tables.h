@@ -27,11 +27,10 @@ class PageReferences;
 struct Sequence;
 struct Session;
 class SessionCatalog;
-struct StoreParts;
 
 class Tables {
  public:
-  explicit Tables(StoreParts* store);
+  Tables(Books& books, SessionCatalog& catalog, PageReferences& references);
 
   // Room for a table of the sequence as it is, or with so many extents. RESOURCE_EXHAUSTED
   // TABLES_FULL. It is published, or released to the session's memory.

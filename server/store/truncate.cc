@@ -2,8 +2,17 @@
 // Tokens that are taken back: drafts that a verifier rejected, or what an engine resumes below.
 #include <string>
 
+#include "server/store/answers.h"
+#include "server/store/books.h"
+#include "server/store/builds.h"
+#include "server/store/devices.h"
 #include "server/store/long_request.h"
-#include "server/store/store_parts.h"
+#include "server/store/page_references.h"
+#include "server/store/recompression.h"
+#include "server/store/sequence.h"
+#include "server/store/sequences.h"
+#include "server/store/session_catalog.h"
+#include "server/store/tables.h"
 
 namespace kvstrata {
 namespace {

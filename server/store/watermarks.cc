@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "server/store/store_parts.h"
+#include "server/store/books.h"
 
 namespace kvstrata {
 namespace {
@@ -13,7 +13,8 @@ uint64_t Percent(uint64_t bytes, uint32_t percent) { return bytes / 100 * percen
 
 }  // namespace
 
-Watermarks::Watermarks(StoreParts* store) : settings_(store->options), books_(store->books) {}
+Watermarks::Watermarks(const StoreSettings& settings, Books& books)
+    : settings_(settings), books_(books) {}
 
 uint64_t Watermarks::HighMark(PoolId pool) const {
   return Percent(books_.memory.capacity(pool), settings_.high_percent);

@@ -15,12 +15,11 @@
 namespace kvstrata {
 
 struct Books;
-struct StoreParts;
 struct StoreSettings;
 
 class Watermarks {
  public:
-  explicit Watermarks(StoreParts* store);
+  Watermarks(const StoreSettings& settings, Books& books);
 
   // Bytes of the pool that may be used: above the high mark it is relieved, down to the low one.
   uint64_t HighMark(PoolId pool) const KVS_REQUIRES(store_lock);

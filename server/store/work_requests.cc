@@ -5,7 +5,12 @@
 #include <string>
 #include <utility>
 
-#include "server/store/store_parts.h"
+#include "server/store/answers.h"
+#include "server/store/builds.h"
+#include "server/store/devices.h"
+#include "server/store/recompression.h"
+#include "server/store/sequence.h"
+#include "server/store/session_catalog.h"
 
 namespace kvstrata {
 namespace {
@@ -22,13 +27,14 @@ Status NoCodec(const Sequence& s) {
 
 }  // namespace
 
-WorkRequests::WorkRequests(StoreParts* store)
-    : mu_(store->books.mu),
-      answers_(store->answers),
-      catalog_(store->catalog),
-      devices_(store->devices),
-      recompression_(store->recompression),
-      builds_(store->builds) {}
+WorkRequests::WorkRequests(StoreMutex& mu, Answers& answers, SessionCatalog& catalog,
+                           Devices& devices, Recompression& recompression, Builds& builds)
+    : mu_(mu),
+      answers_(answers),
+      catalog_(catalog),
+      devices_(devices),
+      recompression_(recompression),
+      builds_(builds) {}
 
 void WorkRequests::SetSink(RecompressSink* sink) {
   answers_.TellAfter([&] {

@@ -24,7 +24,6 @@ class Builds;
 class Devices;
 class Recompression;
 class SessionCatalog;
-struct StoreParts;
 
 // How far a sequence's recompression is.
 struct WorkProgress {
@@ -36,7 +35,8 @@ struct WorkProgress {
 
 class WorkRequests {
  public:
-  explicit WorkRequests(StoreParts* store);
+  WorkRequests(StoreMutex& mu, Answers& answers, SessionCatalog& catalog, Devices& devices,
+               Recompression& recompression, Builds& builds);
 
   // Who recompresses and builds. Null: nobody; what runs is cancelled, and who waits is answered
   // UNAVAILABLE WORK_STOPPED.

@@ -12,7 +12,7 @@ namespace kvstrata {
 
 // Reaches into the store to break it.
 struct AuditTestPeer {
-  static StoreParts& Of(Store& store) { return *store.parts_; }
+  static Store::Parts& Of(Store& store) { return *store.parts_; }
   static Sequence& SequenceOf(Store& store, uint64_t id) KVS_NO_THREAD_SAFETY_ANALYSIS {
     return *Of(store).catalog.SequenceOf(id);
   }

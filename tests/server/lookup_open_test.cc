@@ -25,7 +25,7 @@ namespace kvstrata {
 struct AuditTestPeer {
   // Drops what `drops` says of the pages, index blocks and artefacts that nobody uses.
   static void Drop(Store& store, const std::function<bool()>& drops) {
-    StoreParts& parts = *store.parts_;
+    Store::Parts& parts = *store.parts_;
     StoreLock lock(parts.books.mu);
     for (const PoolId pool : parts.books.memory.ids()) {
       std::vector<Page*> cached;

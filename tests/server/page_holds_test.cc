@@ -10,7 +10,8 @@
 namespace kvstrata {
 
 struct AuditTestPeer {
-  static StoreParts& Of(Store& store) { return *store.parts_; }
+  using Parts = Store::Parts;
+  static Parts& Of(Store& store) { return *store.parts_; }
 };
 
 namespace {
@@ -58,7 +59,7 @@ class PageHoldsTest : public ::testing::Test {
   }
 
   const std::unique_ptr<Store> store_ = NewStore(SmallPools(64, 64));
-  StoreParts& parts_ = AuditTestPeer::Of(*store_);
+  AuditTestPeer::Parts& parts_ = AuditTestPeer::Of(*store_);
   TestSession session_{store_.get()};
   TestSequence s_ = TestSequence::Prompt(&session_, "full", Tokens(64));
   Page* page_ = nullptr;
