@@ -17,6 +17,15 @@
 #include "server/store/taker.h"
 
 namespace kvstrata {
+namespace {
+
+std::vector<Run> Union(const std::vector<Run>& a, const std::vector<Run>& b) {
+  std::vector<Run> all = a;
+  all.insert(all.end(), b.begin(), b.end());
+  return Normalize(std::move(all));
+}
+
+}  // namespace
 
 CodecExtents::CodecExtents(Books& books, SessionCatalog& catalog, Tables& tables,
                            PageReferences& references, PageHolds& holds, PageAllocator& allocator,
@@ -53,6 +62,40 @@ Status CodecExtents::TakeExtents(const Sequence& s, const RecompressOutput& outp
     holds_.Refer(fresh->hold, page);
   }
   return status;
+}
+
+Status CodecExtents::Swap(Sequence* s, const RecompressOutput& output, FreshPages* fresh,
+                          std::unique_ptr<Recompressor> next, RecompressResult* result) {
+  Session* session = catalog_.SessionOf(s->session);
+  KVS_ASSIGN_OR_RETURN(
+      shm::SequenceTable * table,
+      tables_.ReserveTable(session, *s, s->table->page_capacity, output.extents.size()));
+  std::vector<Extent> extents;
+  size_t taken = 0;
+  for (const ExtentDraft& draft : output.extents) {
+    if (draft.kept >= 0) {
+      extents.push_back(s->extents[static_cast<size_t>(draft.kept)]);
+    } else {
+      Page* const page = fresh->pages[taken++];
+      extents.push_back({page, draft.size(), draft.tokens, ChecksumInHeader(draft.bytes),
+                         DescriptionFor(*page, draft.bytes)});
+      result->written_bytes += draft.size();
+    }
+    references_.RefPage(extents.back().page);
+  }
+  std::swap(s->extents, extents);
+  references_.ReleaseExtents(&extents);
+  DropFresh(fresh);
+  CodecState& codec = *s->codec;
+  codec.recompressor = std::move(next);
+  codec.released = Union(codec.released, output.released);
+  const std::vector<size_t> released = ReleasedPages(*s);
+  if (s->plan.stored.keep_raw == KeepRaw::kNo)
+    result->released_bytes += raw_pages_.GiveBack(s, released);
+  result->extents = static_cast<uint32_t>(s->extents.size());
+  tables_.Publish(session, s, table);
+  references_.Advance(session->tenant);
+  return OkStatus();
 }
 
 void CodecExtents::DropFresh(FreshPages* fresh) {

@@ -29,6 +29,7 @@ class PageHolds;
 class PageReferences;
 class PrefixCatalog;
 class RawPages;
+struct RecompressResult;
 struct Sequence;
 struct Session;
 class SessionCatalog;
@@ -52,6 +53,11 @@ class CodecExtents {
   // `packed_by`: the device in whose memory drafts lie that the host cannot read. COPY_FAILED,
   // DEVICE_FAILED.
   Status CopyDrafts(const RecompressOutput& output, const FreshPages& fresh, PoolId packed_by);
+  // Makes the drafts, and the extents that they keep, the sequence's, with `next` as its
+  // Recompressor, gives up raw pages as its plan says, and publishes its table. TABLES_FULL.
+  Status Swap(Sequence* s, const RecompressOutput& output, FreshPages* fresh,
+              std::unique_ptr<Recompressor> next, RecompressResult* result)
+      KVS_REQUIRES(store_lock);
   // Releases them, but for those that somebody has referred to meanwhile.
   void DropFresh(FreshPages* fresh) KVS_REQUIRES(store_lock);
   // The same where no table names what is released.

@@ -12,11 +12,9 @@
 #include "server/store/capacity.h"
 #include "server/store/long_request.h"
 #include "server/store/page_holds.h"
-#include "server/store/page_references.h"
 #include "server/store/raw_pages.h"
 #include "server/store/sequence.h"
 #include "server/store/session_catalog.h"
-#include "server/store/tables.h"
 
 namespace kvstrata {
 namespace {
@@ -47,12 +45,6 @@ Status CheckDrafts(const RecompressOutput& output, size_t extents) {
     begin = draft.tokens.begin;
   }
   return OkStatus();
-}
-
-std::vector<Run> Union(const std::vector<Run>& a, const std::vector<Run>& b) {
-  std::vector<Run> all = a;
-  all.insert(all.end(), b.begin(), b.end());
-  return Normalize(std::move(all));
 }
 
 Status RunCancelled() {
@@ -108,14 +100,12 @@ bool TakeWorkPlace(const std::shared_ptr<UserLimits>& limits, const Tenant& tena
 }  // namespace
 
 Recompression::Recompression(Books& books, const StoreOptions& options, Answers& answers,
-                             SessionCatalog& catalog, Tables& tables, PageReferences& references,
-                             PageHolds& holds, CodecExtents& extents, RawPages& raw_pages)
+                             SessionCatalog& catalog, PageHolds& holds, CodecExtents& extents,
+                             RawPages& raw_pages)
     : books_(books),
       options_(options),
       answers_(answers),
       catalog_(catalog),
-      tables_(tables),
-      references_(references),
       holds_(holds),
       extents_(extents),
       raw_pages_(raw_pages) {}
@@ -326,40 +316,6 @@ void Recompression::NoteDone(Sequence* s) {
 
 // --- publishing ----------------------------------------------------------------------------------
 
-Status Recompression::SwapExtents(Sequence* s, const RecompressOutput& output, FreshPages* fresh,
-                                  std::unique_ptr<Recompressor> next, RecompressResult* result) {
-  Session* session = catalog_.SessionOf(s->session);
-  KVS_ASSIGN_OR_RETURN(
-      shm::SequenceTable * table,
-      tables_.ReserveTable(session, *s, s->table->page_capacity, output.extents.size()));
-  std::vector<Extent> extents;
-  size_t taken = 0;
-  for (const ExtentDraft& draft : output.extents) {
-    if (draft.kept >= 0) {
-      extents.push_back(s->extents[static_cast<size_t>(draft.kept)]);
-    } else {
-      Page* const page = fresh->pages[taken++];
-      extents.push_back({page, draft.size(), draft.tokens, ChecksumInHeader(draft.bytes),
-                         extents_.DescriptionFor(*page, draft.bytes)});
-      result->written_bytes += draft.size();
-    }
-    references_.RefPage(extents.back().page);
-  }
-  std::swap(s->extents, extents);
-  references_.ReleaseExtents(&extents);
-  extents_.DropFresh(fresh);
-  CodecState& codec = *s->codec;
-  codec.recompressor = std::move(next);
-  codec.released = Union(codec.released, output.released);
-  const std::vector<size_t> released = ReleasedPages(*s);
-  if (s->plan.stored.keep_raw == KeepRaw::kNo)
-    result->released_bytes += raw_pages_.GiveBack(s, released);
-  result->extents = static_cast<uint32_t>(s->extents.size());
-  tables_.Publish(session, s, table);
-  references_.Advance(session->tenant);
-  return OkStatus();
-}
-
 Status Recompression::PublishRun(const RecompressJob& job, std::unique_ptr<Recompressor> next,
                                  const RecompressOutput& output, RecompressResult* result) {
   FreshPages fresh;
@@ -384,7 +340,7 @@ Status Recompression::PublishRun(const RecompressJob& job, std::unique_ptr<Recom
   const Result<Sequence*> s = catalog_.FindSequence(job.sequence);
   if (status.ok() && cancelled()) status = RunCancelled();
   if (status.ok()) {
-    status = s.ok() ? SwapExtents(*s, output, &fresh, std::move(next), result) : s.status();
+    status = s.ok() ? extents_.Swap(*s, output, &fresh, std::move(next), result) : s.status();
   }
   return status.ok() ? status : fail(s, status);
 }

@@ -22,17 +22,15 @@ namespace kvstrata {
 class Answers;
 struct Books;
 class PageHolds;
-class PageReferences;
 class RawPages;
 struct Sequence;
 class SessionCatalog;
-class Tables;
 
 class Recompression {
  public:
   Recompression(Books& books, const StoreOptions& options, Answers& answers,
-                SessionCatalog& catalog, Tables& tables, PageReferences& references,
-                PageHolds& holds, CodecExtents& extents, RawPages& raw_pages);
+                SessionCatalog& catalog, PageHolds& holds, CodecExtents& extents,
+                RawPages& raw_pages);
 
   // NOT_FOUND when the sequence is gone, ABORTED WORK_NOTHING when nothing is due (any more).
   Result<RecompressJob> TakeRecompression(uint64_t sequence) KVS_EXCLUDES(store_lock);
@@ -85,16 +83,11 @@ class Recompression {
       KVS_EXCLUDES(store_lock);
   Result<RecompressResult> PublishNow(RecompressJob job, std::unique_ptr<Recompressor> next,
                                       RecompressOutput output) KVS_EXCLUDES(store_lock);
-  Status SwapExtents(Sequence* s, const RecompressOutput& output, FreshPages* fresh,
-                     std::unique_ptr<Recompressor> next, RecompressResult* result)
-      KVS_REQUIRES(store_lock);
 
   Books& books_;
   const StoreOptions& options_;
   Answers& answers_;
   SessionCatalog& catalog_;
-  Tables& tables_;
-  PageReferences& references_;
   PageHolds& holds_;
   CodecExtents& extents_;
   RawPages& raw_pages_;

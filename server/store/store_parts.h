@@ -94,8 +94,7 @@ struct Store::Parts {
   PrefixPins pins{books, options, catalog, prefixes, lookups};
   Inspection inspection{books, catalog, eviction, plans, references, holds, pins};
   // workers,
-  Recompression recompression{books,      options, answers, catalog,  tables,
-                              references, holds,   extents, raw_pages};
+  Recompression recompression{books, options, answers, catalog, holds, extents, raw_pages};
   Builds builds{books,  options.user_limits, plans, answers,  catalog,       devices,
                 tables, references,          holds, prefixes, recompression, extents};
   WorkRequests requests{books.mu, answers, catalog, devices, recompression, builds};
