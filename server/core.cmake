@@ -28,7 +28,6 @@ kvs_library(kvs_store
   store/artefacts.cc
   store/audit.cc
   store/value_info.cc
-  store/background_moves.cc
   store/build_pieces.cc
   store/builds.cc
   store/capacity.cc
@@ -72,6 +71,7 @@ kvs_library(kvs_store
   store/recall_audit.cc
   store/recall_audits.cc
   store/recompression.cc
+  store/relief.cc
   store/remote_searches.cc
   store/replication.cc
   store/sealed_values.cc

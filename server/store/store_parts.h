@@ -39,6 +39,7 @@
 #include "server/store/raw_pages.h"
 #include "server/store/recall_audits.h"
 #include "server/store/recompression.h"
+#include "server/store/relief.h"
 #include "server/store/replication.h"
 #include "server/store/sealed_values.h"
 #include "server/store/sequence.h"
@@ -81,7 +82,8 @@ struct Store::Parts {
   PageAllocator allocator{options.user_limits, books, catalog, references, capacity, eviction,
                           watermarks};
   PageCopies copies{books, catalog, tables, references, holds, allocator, options.promote_rate};
-  Moves moves{books, catalog, devices, references, holds, allocator, eviction, copies, watermarks};
+  Relief relief{books, catalog, references, holds, allocator, eviction, copies, watermarks};
+  Moves moves{books, catalog, devices, copies, watermarks, relief};
   // prefixes and what codecs make of them,
   PrefixCatalog prefixes{books, catalog, references};
   SealedValues values{books, prefixes.ledger(), holds};

@@ -1,38 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is moved in the background, by server/work/mover.h: promotions of what sequences opened on,
-// room below the watermarks; and what follows when a pool's capacity changes. Bytes are copied
-// outside of the lock, as moves are (moves.cc).
+#include "server/store/relief.h"
+
 #include <algorithm>
-#include <optional>
 #include <set>
-#include <span>
-#include <string>
-#include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "server/store/books.h"
-#include "server/store/devices.h"
 #include "server/store/eviction.h"
-#include "server/store/moves.h"
 #include "server/store/page_allocator.h"
-#include "server/store/page_copies.h"
 #include "server/store/page_holds.h"
 #include "server/store/page_references.h"
 #include "server/store/sequence.h"
 #include "server/store/session_catalog.h"
-#include "server/store/taker.h"
 #include "server/store/watermarks.h"
 
 namespace kvstrata {
 namespace {
 
-constexpr double kPressure = 0.8;   // part of a device pool that is in use
 constexpr size_t kEvictions = 256;  // pages, under the lock
-constexpr uint64_t kLeastPool = uint64_t{1} << 20, kLargestPool = uint64_t{16} << 40;
 
 }  // namespace
 
-std::unordered_map<const Arena*, uint64_t> Moves::RetiredBytes(PoolId pool) const {
+Relief::Relief(Books& books, SessionCatalog& catalog, PageReferences& references, PageHolds& holds,
+               PageAllocator& allocator, Eviction& eviction, PageCopies& copies,
+               Watermarks& watermarks)
+    : books_(books),
+      catalog_(catalog),
+      references_(references),
+      holds_(holds),
+      allocator_(allocator),
+      eviction_(eviction),
+      copies_(copies),
+      watermarks_(watermarks) {}
+
+std::unordered_map<const Arena*, uint64_t> Relief::RetiredBytes(PoolId pool) const {
   std::unordered_map<const Arena*, uint64_t> bytes;
   for (const auto& [id, arena] : books_.pools.arenas()) {
     if (arena->pool == pool && arena->retired != 0) bytes[arena.get()] = arena->retired;
@@ -40,80 +42,13 @@ std::unordered_map<const Arena*, uint64_t> Moves::RetiredBytes(PoolId pool) cons
   return bytes;
 }
 
-uint64_t Moves::HeldBytes(PoolId pool) const {
+uint64_t Relief::HeldBytes(PoolId pool) const {
   uint64_t held = books_.pools.used(pool);
   for (const auto& [arena, bytes] : RetiredBytes(pool)) held -= bytes;
   return held;
 }
 
-bool Moves::UnderPressure() const {
-  StoreLock lock(books_.mu);
-  return std::ranges::any_of(
-      books_.memory.ids(), [this](PoolId pool) KVS_NO_THREAD_SAFETY_ANALYSIS {
-        return pool.tier() == Tier::kDevice &&
-               static_cast<double>(books_.pools.used(pool)) >
-                   kPressure * static_cast<double>(books_.memory.capacity(pool));
-      });
-}
-
-void Moves::SetMoveSink(std::function<void()> wake) {
-  StoreLock lock(books_.mu);
-  watermarks_.SetWake(std::move(wake));
-}
-
-// Pages that a codec's plan has on host lie there because it needs them no more.
-void Moves::NotePromotion(Session* session, const Sequence& s) {
-  if (!watermarks_.HasWake() || s.imported || s.codec || s.plan.tier == Tier::kHost) return;
-  const auto on_host = [&](const Page* p) KVS_NO_THREAD_SAFETY_ANALYSIS {
-    catalog_.LetOthersIn(session, 1);
-    return p->sealed && p->arena->tier == Tier::kHost;
-  };
-  if (std::ranges::none_of(s.pages, on_host)) return;
-  promotions_.push_back(s.id);
-  watermarks_.Wake();
-}
-
-std::optional<uint64_t> Moves::MoveSome(uint64_t bytes) {
-  if (const auto promoted = PromoteSome(bytes)) return promoted;
-  // Host first: what leaves it makes room for what leaves device.
-  const std::span<const PoolId> pools = books_.memory.ids();
-  for (size_t i = pools.size(); i-- > 0;) {
-    if (const auto moved = RelieveSome(pools[i], bytes)) return moved;
-  }
-  return std::nullopt;
-}
-
-// --- promotions ----------------------------------------------------------------------------------
-
-std::optional<uint64_t> Moves::PromoteSome(uint64_t bytes) {
-  uint64_t sequence = 0;
-  MoveLimit limit{bytes, 0, false};
-  {
-    StoreLock lock(books_.mu);
-    if (promotions_.empty()) return std::nullopt;
-    sequence = promotions_.front();
-    const auto s = catalog_.sequences().find(sequence);
-    if (s == catalog_.sequences().end()) {  // closed meanwhile
-      promotions_.pop_front();
-      return 0;
-    }
-    const PoolId device = PoolId::Device(catalog_.SessionOf(s->second->session)->device);
-    const uint64_t high = watermarks_.HighMark(device);
-    limit.room = high - std::min(high, HeldBytes(device));
-  }
-  const Result<MoveResult> moved = Move(sequence, Tier::kDevice, limit);
-  StoreLock lock(books_.mu);
-  if (!moved.ok() || moved->pages == 0) {  // all are there, it was closed, or there is no room
-    promotions_.pop_front();
-    return 0;
-  }
-  books_.counters.promoted_pages += moved->pages;
-  return moved->bytes;
-}
-
-// --- watermarks ----------------------------------------------------------------------------------
-
-std::optional<uint64_t> Moves::RelieveSome(PoolId pool, uint64_t bytes) {
+std::optional<uint64_t> Relief::RelieveSome(PoolId pool, uint64_t bytes) {
   const bool device = pool.tier() == Tier::kDevice;
   CopyPlan demotions;
   {
@@ -140,7 +75,7 @@ std::optional<uint64_t> Moves::RelieveSome(PoolId pool, uint64_t bytes) {
 }
 
 // When host is full of what is colder than what is to come, that goes first.
-bool Moves::MakeHostRelieve(PoolId device) {
+bool Relief::MakeHostRelieve(PoolId device) {
   constexpr PoolId kHost = PoolId::Host();
   bool& relieving = relieving_[kHost.index()];
   const bool wanted = !relieving && books_.prefix.cached_bytes(device) > 0 &&
@@ -150,7 +85,7 @@ bool Moves::MakeHostRelieve(PoolId device) {
   return wanted;
 }
 
-CopyPlan Moves::PlanDemotion(PoolId device, uint64_t bytes) {
+CopyPlan Relief::PlanDemotion(PoolId device, uint64_t bytes) {
   CopyPlan demotions;
   const uint64_t high = watermarks_.HighMark(PoolId::Host());
   const uint64_t room = high - std::min(high, HeldBytes(PoolId::Host()));
@@ -180,7 +115,7 @@ CopyPlan Moves::PlanDemotion(PoolId device, uint64_t bytes) {
   return demotions;
 }
 
-uint64_t Moves::FinishDemotion(const CopyPlan& demotions, bool copied) {
+uint64_t Relief::FinishDemotion(const CopyPlan& demotions, bool copied) {
   uint64_t bytes = 0;
   std::set<Tenant*> tenants;
   for (const PlannedCopy& d : demotions.copies) {
@@ -203,7 +138,7 @@ uint64_t Moves::FinishDemotion(const CopyPlan& demotions, bool copied) {
 }
 
 // The key's page stays, elsewhere: nothing is lost, and host has no use for a second one.
-uint64_t Moves::EvictReplicas(PoolId pool, uint64_t bytes) {
+uint64_t Relief::EvictReplicas(PoolId pool, uint64_t bytes) {
   uint64_t evicted = 0;
   if (books_.prefix.replicas() == 0) return evicted;
   std::set<Tenant*> tenants;
@@ -221,7 +156,7 @@ uint64_t Moves::EvictReplicas(PoolId pool, uint64_t bytes) {
   return evicted;
 }
 
-uint64_t Moves::EvictColdest(PoolId pool, uint64_t bytes) {
+uint64_t Relief::EvictColdest(PoolId pool, uint64_t bytes) {
   uint64_t evicted = 0;
   size_t pages = 0;
   std::set<Tenant*> tenants;
@@ -243,38 +178,7 @@ uint64_t Moves::EvictColdest(PoolId pool, uint64_t bytes) {
   return evicted;
 }
 
-// --- capacities that change ----------------------------------------------------------------------
-
-Result<ResizedPool> Moves::ResizePool(Tier tier, uint64_t bytes, std::string_view device) {
-  if (bytes < kLeastPool || bytes > kLargestPool) {
-    return InvalidArgument(
-        "POOL_SIZE", "capacity is " + std::to_string(bytes) + " bytes; allowed: 1 MiB to 16 TiB");
-  }
-  if (tier == Tier::kHost && !device.empty()) {
-    return InvalidArgument("DEVICE_UNKNOWN", "the host pool has no device; got '" +
-                                                 std::string(device) + "', leave it out");
-  }
-  std::optional<PoolId> only;
-  if (!device.empty()) {
-    KVS_ASSIGN_OR_RETURN(const uint32_t number, devices_.FindDevice(device));
-    only = PoolId::Device(number);
-  }
-  StoreLock lock(books_.mu);
-  const uint64_t before = books_.counters.evicted_pages;
-  ResizedPool resized;
-  for (const PoolId pool : books_.memory.ids()) {
-    if (pool.tier() != tier || (only && pool != *only)) continue;
-    books_.memory.SetCapacity(pool, bytes);
-    ShrinkToCapacity(pool);
-    resized.capacity_bytes += books_.memory.capacity(pool);
-    resized.taken_bytes += books_.pools.taken(pool);
-  }
-  watermarks_.NoteFill();
-  resized.evicted_pages = books_.counters.evicted_pages - before;
-  return resized;
-}
-
-void Moves::ShrinkToCapacity(PoolId pool) {
+void Relief::ShrinkToCapacity(PoolId pool) {
   const auto may_drop = [this](const Arena& arena)
                             KVS_NO_THREAD_SAFETY_ANALYSIS { return !catalog_.Fenced(arena); };
   while (books_.pools.taken(pool) > books_.memory.capacity(pool)) {
@@ -289,7 +193,7 @@ void Moves::ShrinkToCapacity(PoolId pool) {
   }
 }
 
-bool Moves::EmptyAnArena(PoolId pool) {
+bool Relief::EmptyAnArena(PoolId pool) {
   std::unordered_map<const Arena*, std::vector<Page*>> cached;
   for (Page* page = books_.prefix.oldest(pool); page != nullptr; page = page->newer) {
     if (page->arena->live == 0 && !catalog_.Fenced(*page->arena))
