@@ -38,7 +38,7 @@ Result<PassedTables> Sessions::PassArenas(uint64_t session_id, bool writable, Ar
   std::vector<uint32_t> ids;
   for (const auto& [arena, written] : session->granted) ids.push_back(arena);
   std::ranges::sort(ids);
-  for (const uint32_t id : ids) tables_.PassArena(*session, *books_.pools.Find(id));
+  for (const uint32_t id : ids) PassArena(books_.memory, *session, *books_.pools.Find(id));
   passed.arenas = static_cast<uint32_t>(ids.size());
   return passed;
 }

@@ -23,6 +23,21 @@
 #include "server/store/watermarks.h"
 
 namespace kvstrata {
+namespace {
+
+// For what only this sequence refers to.
+uint64_t OwnBytes(const Sequence& s) {
+  uint64_t bytes = 0;
+  const auto add = [&bytes](const Page* page) {
+    if (page != nullptr && page->refs == 1) bytes += page->bytes;
+  };
+  std::ranges::for_each(s.pages, add);
+  std::ranges::for_each(s.index_blocks, add);
+  for (const Extent& extent : s.extents) add(extent.page);
+  return bytes;
+}
+
+}  // namespace
 
 Sequences::Sequences(Books& books, const StoreOptions& options, Answers& answers,
                      SessionCatalog& catalog, Devices& devices, Tables& tables,
@@ -130,6 +145,21 @@ void Sequences::CloseLocked(Session* session, Sequence* s) {
   references_.ReleaseExtents(&s->extents);
   references_.ReleaseAll(session, &s->index_blocks);
   references_.ReleaseAll(session, &s->pages);
+}
+
+uint64_t Sequences::CloseAllOf(Session* session) {
+  for (const auto& [sequence, s] : session->sequences) {
+    recalls_.StopRecall(s.get(), Status(Code::kAborted, "SESSION_ENDED",
+                                        "the session of sequence " + std::to_string(sequence) +
+                                            " ended: its client detached or died"));
+  }
+  uint64_t freed_bytes = 0;
+  while (!session->sequences.empty()) {
+    Sequence* const s = session->sequences.begin()->second.get();
+    freed_bytes += OwnBytes(*s);
+    CloseLocked(session, s);
+  }
+  return freed_bytes;
 }
 
 Status Sequences::CloseSequence(uint64_t session_id, uint64_t sequence) {

@@ -74,10 +74,13 @@ class Sequences {
   Status TruncateKey(uint64_t session, std::string_view key, uint32_t tokens)
       KVS_EXCLUDES(store_lock);
 
-  // A part of a long request.
-  void CloseLocked(Session* session, Sequence* s) KVS_REQUIRES(store_lock);
+  // A session ends, in a long request of its own: closes its sequences. The bytes that nobody else
+  // had.
+  uint64_t CloseAllOf(Session* session) KVS_REQUIRES(store_lock);
 
  private:
+  // A part of a long request.
+  void CloseLocked(Session* session, Sequence* s) KVS_REQUIRES(store_lock);
   // Gives the pages of a sequence that closes their credits, by what its steps selected.
   static void NoteSelected(const Session& session, const Sequence& s);
   // keys.cc

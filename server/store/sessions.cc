@@ -14,11 +14,9 @@
 #include "server/store/long_request.h"
 #include "server/store/models.h"
 #include "server/store/page_references.h"
-#include "server/store/recall_audits.h"
 #include "server/store/sequence.h"
 #include "server/store/sequences.h"
 #include "server/store/session_catalog.h"
-#include "server/store/tables.h"
 #include "server/store/watermarks.h"
 
 namespace kvstrata {
@@ -35,45 +33,29 @@ uint64_t NewDaemonEpoch() {
   return epoch | 1;  // never 0
 }
 
-// For what only this sequence refers to.
-uint64_t OwnBytes(const Sequence& s) {
-  uint64_t bytes = 0;
-  const auto add = [&bytes](const Page* page) {
-    if (page != nullptr && page->refs == 1) bytes += page->bytes;
-  };
-  std::ranges::for_each(s.pages, add);
-  std::ranges::for_each(s.index_blocks, add);
-  for (const Extent& extent : s.extents) add(extent.page);
-  return bytes;
-}
-
 }  // namespace
 
-Sessions::Sessions(Books& books, const StoreSettings& settings,
-                   const std::shared_ptr<UserLimits>& user_limits, Answers& answers,
-                   SessionCatalog& catalog, Models& models, Tables& tables,
-                   PageReferences& references, Watermarks& watermarks, Sequences& sequences,
-                   RecallAudits& recalls)
+Sessions::Sessions(Books& books, const StoreOptions& options, Answers& answers,
+                   SessionCatalog& catalog, Models& models, PageReferences& references,
+                   Watermarks& watermarks, Sequences& sequences)
     : books_(books),
-      settings_(settings),
-      user_limits_(user_limits),
+      options_(options),
       answers_(answers),
       catalog_(catalog),
       models_(models),
-      tables_(tables),
       references_(references),
       watermarks_(watermarks),
       sequences_(sequences),
-      recalls_(recalls),
       daemon_epoch_(NewDaemonEpoch()) {}
 
 Status Sessions::CheckRoomForSession(const Tenant& tenant) const {
-  const bool reserved = !user_limits_->IsOperator(tenant.name) && settings_.max_sessions >= 64;
-  const uint32_t most = settings_.max_sessions - (reserved ? kOperatorsSessions : 0);
+  const bool reserved =
+      !options_.user_limits->IsOperator(tenant.name) && options_.max_sessions >= 64;
+  const uint32_t most = options_.max_sessions - (reserved ? kOperatorsSessions : 0);
   if (catalog_.sessions().size() < most) return OkStatus();
   return ResourceExhausted("SESSION_LIMIT",
                            "the daemon has all the sessions that it may have (session.max " +
-                               std::to_string(settings_.max_sessions) +
+                               std::to_string(options_.max_sessions) +
                                (reserved ? ", some for operators" : "") + "); try again later");
 }
 
@@ -83,9 +65,9 @@ Result<SessionSegments> Sessions::OpenSession(const PeerIdentity& peer, Transpor
   StoreLock lock(books_.mu);
   KVS_CHECK(device < books_.memory.devices());  // FindDevice
   Tenant* tenant = catalog_.TenantOf(peer.tenant);
-  KVS_RETURN_IF_ERROR(user_limits_->Take(tenant->user, Limit::kAttachesPerSecond));
+  KVS_RETURN_IF_ERROR(options_.user_limits->Take(tenant->user, Limit::kAttachesPerSecond));
   KVS_ASSIGN_OR_RETURN(UserPlace place,
-                       UserPlace::Take(user_limits_, tenant->name, Limit::kSessions));
+                       UserPlace::Take(options_.user_limits, tenant->name, Limit::kSessions));
   KVS_RETURN_IF_ERROR(CheckRoomForSession(*tenant));
   const uint64_t id = tenant->NextId(&tenant->sessions_made);
   KVS_ASSIGN_OR_RETURN(std::unique_ptr<SessionMemory> memory,
@@ -130,16 +112,7 @@ EndedSession Sessions::EndSession(uint64_t id, SessionEnd how) {
 
 void Sessions::CloseAll(Session* session) {
   session->ended.sequences = static_cast<uint32_t>(session->sequences.size());
-  for (const auto& [sequence, s] : session->sequences) {
-    recalls_.StopRecall(s.get(), Status(Code::kAborted, "SESSION_ENDED",
-                                        "the session of sequence " + std::to_string(sequence) +
-                                            " ended: its client detached or died"));
-  }
-  while (!session->sequences.empty()) {
-    Sequence* const s = session->sequences.begin()->second.get();
-    session->ended.freed_bytes += OwnBytes(*s);
-    sequences_.CloseLocked(session, s);
-  }
+  session->ended.freed_bytes += sequences_.CloseAllOf(session);
   for (auto& [model_id, model] : session->models) models_.LeaveModel(model.first.get());
   session->models.clear();
   session->sink = nullptr;

@@ -20,22 +20,18 @@ class Answers;
 struct Books;
 class Models;
 class PageReferences;
-class RecallAudits;
 class Sequences;
 struct Session;
 class SessionCatalog;
-struct StoreSettings;
-class Tables;
+struct StoreOptions;
 struct Tenant;
-class UserLimits;
 class Watermarks;
 
 class Sessions {
  public:
-  Sessions(Books& books, const StoreSettings& settings,
-           const std::shared_ptr<UserLimits>& user_limits, Answers& answers,
-           SessionCatalog& catalog, Models& models, Tables& tables, PageReferences& references,
-           Watermarks& watermarks, Sequences& sequences, RecallAudits& recalls);
+  Sessions(Books& books, const StoreOptions& options, Answers& answers, SessionCatalog& catalog,
+           Models& models, PageReferences& references, Watermarks& watermarks,
+           Sequences& sequences);
 
   // Its sequences get memory of `device` and of the host, and see no other device's: pages of a
   // prefix that lie on another one are copied when they open.
@@ -70,16 +66,13 @@ class Sessions {
   void DropSession(Session* session) KVS_REQUIRES(store_lock);
 
   Books& books_;
-  const StoreSettings& settings_ KVS_GUARDED_BY(store_lock);
-  const std::shared_ptr<UserLimits>& user_limits_;
+  const StoreOptions& options_;
   Answers& answers_;
   SessionCatalog& catalog_;
   Models& models_;
-  Tables& tables_;
   PageReferences& references_;
   Watermarks& watermarks_;
   Sequences& sequences_;
-  RecallAudits& recalls_;
   const uint64_t daemon_epoch_;
 };
 

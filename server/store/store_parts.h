@@ -106,8 +106,7 @@ struct Store::Parts {
                     moves, prefixes, loads, replication, recompression, raw_pages};
   Sequences sequences{books,      options,  answers,  catalog,       devices,   tables,  references,
                       watermarks, prefixes, openings, recompression, raw_pages, recalls, builds};
-  Sessions sessions{books,  options,    options.user_limits, answers,   catalog, models,
-                    tables, references, watermarks,          sequences, recalls};
+  Sessions sessions{books, options, answers, catalog, models, references, watermarks, sequences};
   Leases leases{books.mu, catalog, devices, lookups, openings, sequences};
   StepEvents steps{books,     options, catalog,  devices,       tables,  references,
                    allocator, copies,  prefixes, recompression, extents, recalls};

@@ -13,6 +13,13 @@
 
 namespace kvstrata {
 
+void PassArena(const PageMemory& memory, const Session& session, const Arena& arena) {
+  if (!session.sink) return;
+  const bool writable = session.sink_writes && arena.writer == session.id;
+  session.sink({arena.id, arena.memory.bytes, arena.tier, writable, memory.handle_type(arena.tier),
+                writable ? arena.memory.fd.get() : arena.memory.read_only_fd.get()});
+}
+
 Tables::Tables(Books& books, SessionCatalog& catalog, PageReferences& references)
     : books_(books), catalog_(catalog), references_(references) {}
 
@@ -67,7 +74,7 @@ void Tables::GrantArena(Session* session, const Arena& arena) {
   // A process that sees another GPU could not map it.
   KVS_CHECK(arena.tier == Tier::kHost || arena.pool == PoolId::Device(session->device));
   if (!session->granted.try_emplace(arena.id, arena.writer == session->id).second) return;
-  PassArena(*session, arena);
+  PassArena(books_.memory, *session, arena);
 }
 
 void Tables::WriteEntries(Session* session, const Sequence& s, std::span<Page* const> pages,
@@ -170,14 +177,6 @@ void Tables::Unpublish(Session* session, Sequence* s) {
     session->retired_counters.Push(session->tenant->epoch, s->access_counters);
   s->table = nullptr;
   s->access_counters = {};
-}
-
-void Tables::PassArena(const Session& session, const Arena& arena) {
-  if (!session.sink) return;
-  const bool writable = session.sink_writes && arena.writer == session.id;
-  session.sink({arena.id, arena.memory.bytes, arena.tier, writable,
-                books_.memory.handle_type(arena.tier),
-                writable ? arena.memory.fd.get() : arena.memory.read_only_fd.get()});
 }
 
 }  // namespace kvstrata

@@ -23,6 +23,7 @@ namespace kvstrata {
 struct Arena;
 struct Books;
 struct Page;
+class PageMemory;
 class PageReferences;
 struct Sequence;
 struct Session;
@@ -44,8 +45,6 @@ class Tables {
   // Adds what the sequence has beyond its table to it. REQUIRES: it has room.
   void PublishInPlace(Session* session, Sequence* s) KVS_REQUIRES(store_lock);
   void Unpublish(Session* session, Sequence* s) KVS_REQUIRES(store_lock);
-  // Hands the session's sink a descriptor of the arena.
-  void PassArena(const Session& session, const Arena& arena) KVS_REQUIRES(store_lock);
 
  private:
   static shm::PageEntry EntryOf(const Sequence& s, const Page* page);
@@ -60,6 +59,10 @@ class Tables {
   SessionCatalog& catalog_;
   PageReferences& references_;
 };
+
+// Hands the session's sink a descriptor of the arena.
+void PassArena(const PageMemory& memory, const Session& session, const Arena& arena)
+    KVS_REQUIRES(store_lock);
 
 }  // namespace kvstrata
 
