@@ -28,6 +28,7 @@ kvs_library(kvs_store
   store/artefacts.cc
   store/audit.cc
   store/value_info.cc
+  store/build_pages.cc
   store/build_pieces.cc
   store/builds.cc
   store/capacity.cc

@@ -11,17 +11,12 @@
 #include "kernels/select/selector.h"
 #include "server/store/answers.h"
 #include "server/store/books.h"
-#include "server/store/codec_extents.h"
 #include "server/store/devices.h"
-#include "server/store/page_holds.h"
-#include "server/store/page_references.h"
 #include "server/store/parameters.h"
 #include "server/store/plans.h"
-#include "server/store/prefix_catalog.h"
 #include "server/store/recompression.h"
 #include "server/store/sequence.h"
 #include "server/store/session_catalog.h"
-#include "server/store/tables.h"
 
 namespace kvstrata {
 namespace {
@@ -137,21 +132,16 @@ uint64_t MicrosSince(Clock::time_point since) {
 }  // namespace
 
 Builds::Builds(Books& books, const std::shared_ptr<UserLimits>& user_limits, Plans& plans,
-               Answers& answers, SessionCatalog& catalog, Devices& devices, Tables& tables,
-               PageReferences& references, PageHolds& holds, PrefixCatalog& prefixes,
-               Recompression& recompression, CodecExtents& extents)
+               Answers& answers, SessionCatalog& catalog, Devices& devices,
+               Recompression& recompression, BuildPages& pages)
     : books_(books),
       user_limits_(user_limits),
       plans_(plans),
       answers_(answers),
       catalog_(catalog),
       devices_(devices),
-      tables_(tables),
-      references_(references),
-      holds_(holds),
-      prefixes_(prefixes),
       recompression_(recompression),
-      extents_(extents) {}
+      pages_(pages) {}
 
 BuildResult PendingBuild::ResultFor(const Sequence& s) const {
   BuildResult result;

@@ -16,6 +16,7 @@
 #include "server/store/answers.h"
 #include "server/store/artefact_ledger.h"
 #include "server/store/books.h"
+#include "server/store/build_pages.h"
 #include "server/store/builds.h"
 #include "server/store/capacity_counter.h"
 #include "server/store/codec_extents.h"
@@ -97,8 +98,9 @@ struct Store::Parts {
   Inspection inspection{books, catalog, eviction, plans, references, holds, pins};
   // workers,
   Recompression recompression{books, options, answers, catalog, holds, extents, raw_pages};
-  Builds builds{books,  options.user_limits, plans, answers,  catalog,       devices,
-                tables, references,          holds, prefixes, recompression, extents};
+  BuildPages build_pages{books, catalog, tables, references, holds, prefixes, extents};
+  Builds builds{books,   options.user_limits, plans,      answers, catalog,
+                devices, recompression,       build_pages};
   WorkRequests requests{books.mu, answers, catalog, devices, recompression, builds};
   RecallAudits recalls{books.mu, options, answers, catalog, inspection};
   // and sequences.
