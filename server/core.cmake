@@ -51,6 +51,7 @@ kvs_library(kvs_store
   store/models.cc
   store/moves.cc
   store/opening.cc
+  store/opening_ends.cc
   store/openings.cc
   store/page.cc
   store/page_allocator.cc
@@ -79,6 +80,7 @@ kvs_library(kvs_store
   store/segments.cc
   store/selected_pages.cc
   store/sequence.cc
+  store/sequence_entry.cc
   store/sequences.cc
   store/series.cc
   store/session_catalog.cc

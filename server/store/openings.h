@@ -22,23 +22,16 @@
 namespace kvstrata {
 
 struct Books;
-class Moves;
-class PageAllocator;
-class PageReferences;
+class OpeningEnds;
 class Plans;
 class PrefixLoads;
-class RawPages;
-class Recompression;
 class Replication;
 class SessionCatalog;
-class Tables;
 
 class Openings {
  public:
-  Openings(Books& books, const StoreOptions& options, Plans& plans, SessionCatalog& catalog,
-           Tables& tables, PageReferences& references, PageAllocator& allocator, Moves& moves,
-           PrefixCatalog& prefixes, PrefixLoads& loads, Replication& replication,
-           Recompression& recompression, RawPages& raw_pages);
+  Openings(Books& books, Plans& plans, SessionCatalog& catalog, PrefixCatalog& prefixes,
+           PrefixLoads& loads, Replication& replication, OpeningEnds& ends);
 
   // Attaches to the longest held prefix (at most tokens - 1), reserves pages for the rest,
   // publishes the first table. SEQUENCE_LIMIT, TABLES_FULL (RESOURCE_EXHAUSTED), SEQUENCE_TOO_LONG,
@@ -55,12 +48,6 @@ class Openings {
                     std::span<const int32_t> tokens, OpenDone done, const OpenOptions& options = {})
       KVS_EXCLUDES(store_lock);
 
-  // Also ends its load, whatever comes of it. Called once.
-  Result<OpenedSequence> FinishOpen(Opening* o) KVS_EXCLUDES(store_lock);
-  // Gives a sequence that has its pages a slot, a number and its first table.
-  Result<OpenedSequence> Enter(Session* session, std::unique_ptr<Sequence> s)
-      KVS_REQUIRES(store_lock);
-
  private:
   // What needs no lock: checks, the codec, the keys.
   Result<Opening> PrepareOpen(uint64_t session, uint64_t model, std::string_view plan,
@@ -72,37 +59,14 @@ class Openings {
       KVS_EXCLUDES(store_lock);
   void ReplicateAndFinish(const std::shared_ptr<Opening>& o, const OpenDone& done)
       KVS_EXCLUDES(store_lock);
-  // Tells a remote tier that a prefix was found again.
-  void OfferReused(const Opening& o, const IndexLayout& index, const OpenedSequence& opened)
-      KVS_EXCLUDES(store_lock);
-  Result<OpenedSequence> FinishOpenUnderLock(Opening* o) KVS_EXCLUDES(store_lock);
-  Result<OpenedSequence> FinishOpenLocked(Session* session, Opening* o) KVS_REQUIRES(store_lock);
-  // Cuts a hit to the pages that o.limits allow and that only the hit can tell.
-  void LimitHit(const Opening& o, const Sequence& shape, Hit* hit) const KVS_REQUIRES(store_lock);
-  // Fills `s`, which is nobody's yet, with the hit and new pages up to `cover` tokens.
-  Status TakeForOpen(Session* session, Sequence* s, Hit hit, uint64_t cover)
-      KVS_REQUIRES(store_lock);
-  // A lease that promised this open counts no more while the sequence does.
-  static void TakeLeasedPlace(const Tenant& tenant, Opening* o, Sequence* s)
-      KVS_REQUIRES(store_lock);
-  // When an artefact of this prompt may be had at its end, nothing is due before.
-  void AwaitArtefact(Sequence* s, const Opening& o) KVS_REQUIRES(store_lock);
-  // Gives a sequence that is held without its raw pages the artefact at once.
-  void OpenOnArtefact(Sequence* s, const Opening& o) KVS_REQUIRES(store_lock);
 
   Books& books_;
-  const StoreOptions& options_;
   Plans& plans_;
   SessionCatalog& catalog_;
-  Tables& tables_;
-  PageReferences& references_;
-  PageAllocator& allocator_;
-  Moves& moves_;
   PrefixCatalog& prefixes_;
   PrefixLoads& loads_;
   Replication& replication_;
-  Recompression& recompression_;
-  RawPages& raw_pages_;
+  OpeningEnds& ends_;
 };
 
 }  // namespace kvstrata

@@ -11,13 +11,13 @@
 #include "server/store/devices.h"
 #include "server/store/leases.h"
 #include "server/store/long_request.h"
-#include "server/store/openings.h"
 #include "server/store/page_references.h"
 #include "server/store/prefix_catalog.h"
 #include "server/store/raw_pages.h"
 #include "server/store/recall_audits.h"
 #include "server/store/recompression.h"
 #include "server/store/sequence.h"
+#include "server/store/sequence_entry.h"
 #include "server/store/session_catalog.h"
 #include "server/store/tables.h"
 #include "server/store/watermarks.h"
@@ -42,7 +42,7 @@ uint64_t OwnBytes(const Sequence& s) {
 Sequences::Sequences(Books& books, const StoreOptions& options, Answers& answers,
                      SessionCatalog& catalog, Devices& devices, Tables& tables,
                      PageReferences& references, Watermarks& watermarks, PrefixCatalog& prefixes,
-                     Openings& openings, Recompression& recompression, RawPages& raw_pages,
+                     SequenceEntry& entry, Recompression& recompression, RawPages& raw_pages,
                      RecallAudits& recalls, Builds& builds)
     : books_(books),
       options_(options),
@@ -53,7 +53,7 @@ Sequences::Sequences(Books& books, const StoreOptions& options, Answers& answers
       references_(references),
       watermarks_(watermarks),
       prefixes_(prefixes),
-      openings_(openings),
+      entry_(entry),
       recompression_(recompression),
       raw_pages_(raw_pages),
       recalls_(recalls),
@@ -92,7 +92,7 @@ Result<OpenedSequence> Sequences::ForkSequence(uint64_t session_id, uint64_t seq
     references_.RefAll(session, std::span(parent->pages).first(pages), &child->pages);
     references_.RefAll(session, std::span(parent->index_blocks).first(blocks),
                        &child->index_blocks);
-    return openings_.Enter(session, std::move(child));
+    return entry_.Enter(session, std::move(child));
   }();
   if (opened.ok()) {
     tables_.Publish(session, parent, parent_table);

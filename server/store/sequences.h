@@ -24,7 +24,6 @@ class Answers;
 struct Books;
 class Builds;
 class Devices;
-class Openings;
 struct Page;
 class PageReferences;
 class PrefixCatalog;
@@ -32,6 +31,7 @@ class RawPages;
 class RecallAudits;
 class Recompression;
 struct Sequence;
+class SequenceEntry;
 struct Session;
 class SessionCatalog;
 struct StoreOptions;
@@ -42,7 +42,7 @@ class Sequences {
  public:
   Sequences(Books& books, const StoreOptions& options, Answers& answers, SessionCatalog& catalog,
             Devices& devices, Tables& tables, PageReferences& references, Watermarks& watermarks,
-            PrefixCatalog& prefixes, Openings& openings, Recompression& recompression,
+            PrefixCatalog& prefixes, SequenceEntry& entry, Recompression& recompression,
             RawPages& raw_pages, RecallAudits& recalls, Builds& builds);
 
   Result<OpenedSequence> ForkSequence(uint64_t session, uint64_t sequence) KVS_EXCLUDES(store_lock);
@@ -112,7 +112,7 @@ class Sequences {
   PageReferences& references_;
   Watermarks& watermarks_;
   PrefixCatalog& prefixes_;
-  Openings& openings_;
+  SequenceEntry& entry_;
   Recompression& recompression_;
   RawPages& raw_pages_;
   RecallAudits& recalls_;

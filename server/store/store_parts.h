@@ -28,6 +28,7 @@
 #include "server/store/lookups.h"
 #include "server/store/models.h"
 #include "server/store/moves.h"
+#include "server/store/opening_ends.h"
 #include "server/store/openings.h"
 #include "server/store/page_allocator.h"
 #include "server/store/page_copies.h"
@@ -44,6 +45,7 @@
 #include "server/store/replication.h"
 #include "server/store/sealed_values.h"
 #include "server/store/sequence.h"
+#include "server/store/sequence_entry.h"
 #include "server/store/sequences.h"
 #include "server/store/session_catalog.h"
 #include "server/store/sessions.h"
@@ -104,10 +106,11 @@ struct Store::Parts {
   WorkRequests requests{books.mu, answers, catalog, devices, recompression, builds};
   RecallAudits recalls{books.mu, options, answers, catalog, inspection};
   // and sequences.
-  Openings openings{books, options,  plans, catalog,     tables,        references, allocator,
-                    moves, prefixes, loads, replication, recompression, raw_pages};
-  Sequences sequences{books,      options,  answers,  catalog,       devices,   tables,  references,
-                      watermarks, prefixes, openings, recompression, raw_pages, recalls, builds};
+  SequenceEntry entry{books, options, catalog, tables, references, allocator, raw_pages};
+  OpeningEnds ends{books, catalog, references, prefixes, loads, moves, recompression, entry};
+  Openings openings{books, plans, catalog, prefixes, loads, replication, ends};
+  Sequences sequences{books,      options,  answers, catalog,       devices,   tables,  references,
+                      watermarks, prefixes, entry,   recompression, raw_pages, recalls, builds};
   Sessions sessions{books, options, answers, catalog, models, references, watermarks, sequences};
   Leases leases{books.mu, catalog, devices, lookups, openings, sequences};
   StepEvents steps{books,     options, catalog,  devices,       tables,  references,
