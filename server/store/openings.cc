@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/store/openings.h"
 
-#include <algorithm>
+#include <functional>
+#include <memory>
 #include <new>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "server/store/books.h"
 #include "server/store/opening_ends.h"
@@ -13,6 +16,7 @@
 #include "server/store/session_catalog.h"
 
 namespace kvstrata {
+
 Openings::Openings(Books& books, Plans& plans, SessionCatalog& catalog, PrefixCatalog& prefixes,
                    PrefixLoads& loads, Replication& replication, OpeningEnds& ends)
     : books_(books),
