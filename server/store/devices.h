@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Devices: their names, where arenas lie in the daemon, and what becomes of one that is lost
-// (DEVICE_FAILED, a GPU's sticky error): it gives no memory any more, nobody finds what lies there,
-// and who has pages there is told. Host and disk go on.
+// (DEVICE_FAILED, a GPU's sticky error): it gives no memory any more, nobody finds what lies there
+// (PageReferences::DropLost), and who has pages there is told. Host and disk go on.
 //
 // Thread-safety: methods that say so are called under the store's lock, all others from any thread.
 #ifndef KVSTRATA_SERVER_STORE_DEVICES_H_

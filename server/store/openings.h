@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Openings: how a sequence comes to be: its plan, what is held of its prompt, pages for the rest,
-// its first table.
+// Openings: how a sequence comes to be: its plan, what the tiers and other devices have of its
+// prompt, then its end (opening_ends.h), which enters it.
 //
-// Ownership: an Opening belongs to its caller; what its load holds is released when it is
-// finished. Thread-safety: methods that say so are called under the store's lock, all others from
-// any thread. Cost: hashing the tokens, never under the lock; an open works in pieces
-// (long_request.h).
+// Thread-safety: all methods, from any thread. Cost: hashing the tokens, never under the lock; an
+// open works in pieces (long_request.h).
 #ifndef KVSTRATA_SERVER_STORE_OPENINGS_H_
 #define KVSTRATA_SERVER_STORE_OPENINGS_H_
 

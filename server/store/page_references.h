@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // PageReferences: the life of a page by its references (docs/design.md, "The life of a page"): the
 // last one leaves it cached, if the prefix index has it, or retired until every reader that may see
-// it has left its epoch.
+// it has left its epoch. What lies on a lost device is forgotten here, too.
 //
 // Ownership: of retired pages, the tenants'. Thread-safety: methods that say so are called under
 // the store's lock, Reclaim from any thread. Cost: Ref and Release are constant; reclaiming looks
