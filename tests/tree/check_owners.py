@@ -24,7 +24,9 @@ LIMITS = {"cycle": 0, "held": 8}  # section of exceeded.toml -> limit
 DATA = {"Books"}
 
 COMMENT = re.compile(r"//[^\n]*")
-TYPE = re.compile(r"^(class|struct)\s+(?:KVS_\w+(?:\([^)]*\))?\s+)?(\w+)[^;{}()]*\{(.*?)^\};", re.MULTILINE | re.DOTALL)
+# `struct Store::Parts` counts as Store: whoever holds a Store holds its parts.
+TYPE = re.compile(r"^(class|struct)\s+(?:KVS_\w+(?:\([^)]*\))?\s+)?(\w+)(?:::\w+)?[^;{}():]*(?::[^;{}()]*)?\{(.*?)^\};",
+                  re.MULTILINE | re.DOTALL)
 NAME = r"\s*(?!operator\b)\w+\s*(?:KVS_GUARDED_BY\(\w+\))?\s*(?:=[^;]*|\{[^;]*\})?;"
 REFERENCE = re.compile(r"^  (?:const\s+|class\s+|struct\s+)*([\w:]+(?:<[^;&]*>)?)\s*(?:const\s*)?(?:&|\*\s*const\b)"
                        + NAME, re.MULTILINE)

@@ -355,10 +355,11 @@ class Owners(Tree):
         self.assert_passes(check_owners)
 
     def test_a_cycle(self):
-        for members in (["A& a_ KVS_GUARDED_BY(lock);"], ["const A* const a_;"], ["Parts& parts_;"],
+        for members in (["A& a_ KVS_GUARDED_BY(lock);"], ["const A* const a_;"], ["Parts& parts_;"], ["Whole& all_;"],
                         ["const Parts parts_;"], ["class A& a_;  // a comment", "B(const B&) = delete;"]):
             with self.subTest(members):
                 self.write_class("Parts", "A a{this};", "int n = 0;", kind="struct")
+                self.write_class("Whole::Parts", "A a{this};", kind="struct")
                 self.write_class("B", "Lock& lock_;", *members)
                 self.assert_fails("cycle server/store: 2, the limit is 0", "A -> B", check=check_owners)
                 self.list('[cycle]\n"server/store" = 2\n')
