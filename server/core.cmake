@@ -28,6 +28,7 @@ kvs_library(kvs_store
   store/artefacts.cc
   store/audit.cc
   store/value_info.cc
+  store/build_pages.cc
   store/build_pieces.cc
   store/builds.cc
   store/capacity.cc
@@ -46,8 +47,11 @@ kvs_library(kvs_store
   store/long_request.cc
   store/lookups.cc
   store/prompt_values.cc
+  store/model_table.cc
   store/models.cc
   store/moves.cc
+  store/opening.cc
+  store/opening_ends.cc
   store/openings.cc
   store/page.cc
   store/page_allocator.cc
@@ -69,12 +73,14 @@ kvs_library(kvs_store
   store/recall_audit.cc
   store/recall_audits.cc
   store/recompression.cc
+  store/relief.cc
   store/remote_searches.cc
   store/replication.cc
   store/sealed_values.cc
   store/segments.cc
   store/selected_pages.cc
   store/sequence.cc
+  store/sequence_entry.cc
   store/sequences.cc
   store/series.cc
   store/session_catalog.cc
@@ -84,6 +90,7 @@ kvs_library(kvs_store
   store/step_events.cc
   store/store.cc
   store/tables.cc
+  store/taker.cc
   store/truncate.cc
   store/user_limits.cc
   store/watermarks.cc

@@ -64,7 +64,7 @@ DaemonNumbers Daemon::Parts::Numbers(bool all) const {
     LiveNumbers& live = numbers.live.emplace();
     live.sequences = store->inspection().Newest(LiveNumbers::kMostSequences, LiveNumbers::kBuckets);
     live.all_sequences = numbers.counters.sequences;
-    live.work = store->recompression().Work();
+    live.work = store->requests().Work();
   }
   return numbers;
 }

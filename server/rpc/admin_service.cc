@@ -140,7 +140,7 @@ grpc::ServerUnaryReactor* AdminService::ListWork(grpc::CallbackServerContext* ca
                                                  v1::ListWorkResponse* response) {
   const Status admin = context_->CheckAdmin();
   if (!admin.ok()) return ServiceContext::Answer(call, admin);
-  for (const WorkInfo& w : context_->store().recompression().Work()) Write(w, response->add_work());
+  for (const WorkInfo& w : context_->store().requests().Work()) Write(w, response->add_work());
   return ServiceContext::Answer(call, grpc::Status::OK);
 }
 

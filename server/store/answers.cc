@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/store/answers.h"
 
-#include "server/store/store_parts.h"
-
 namespace kvstrata {
 
-Answers::Answers(StoreParts* store) : mu_(store->mu) {}
+Answers::Answers(StoreMutex& mu) : mu_(mu) {}
 
 void Answers::Add(SettleDone done, Status status) {
   answers_.emplace_back(std::move(done), std::move(status));

@@ -16,11 +16,9 @@
 
 namespace kvstrata {
 
-struct StoreParts;
-
 class Answers {
  public:
-  explicit Answers(StoreParts* store);
+  explicit Answers(StoreMutex& mu);
 
   void Add(SettleDone done, Status status) KVS_REQUIRES(store_lock);
   // Tells all that there is to tell. After everything that may have closed or finished something.

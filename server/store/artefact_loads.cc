@@ -3,7 +3,13 @@
 // (sealed_values.h).
 #include <utility>
 
-#include "server/store/store_parts.h"
+#include "server/store/books.h"
+#include "server/store/codec_extents.h"
+#include "server/store/opening.h"
+#include "server/store/page_allocator.h"
+#include "server/store/prefix_loads.h"
+#include "server/store/session_catalog.h"
+#include "server/store/taker.h"
 
 namespace kvstrata {
 namespace {
@@ -25,8 +31,8 @@ bool PrefixLoads::WantsArtefact(const Opening& o, const PageTier& tier) {
   if (!o.sequence->codec) return false;
   if (!tier.Holds(o.artefact) && !FoundRemotely(o, o.artefact)) return false;
   {
-    StoreLock lock(mu_);
-    if (artefacts_.Contains(o.artefact)) return false;
+    StoreLock lock(books_.mu);
+    if (books_.artefacts.Contains(o.artefact)) return false;
   }
   std::optional<RawFree> artefact;
   if (prefixes_.OpensWithoutRaw(plan)) {
@@ -87,7 +93,7 @@ bool PrefixLoads::TakeExtent(Opening* o, size_t i, const LoadedValue& value) {
   if (!VerifyExtent(extent, value.front(), s.model->desc.geometry).ok()) return false;
   Page* page = nullptr;
   {
-    StoreLock lock(mu_);
+    StoreLock lock(books_.mu);
     const Result<Session*> session = catalog_.FindSession(o->session);
     if (!session.ok()) return false;
     std::vector<Page*> taken;
@@ -99,7 +105,7 @@ bool PrefixLoads::TakeExtent(Opening* o, size_t i, const LoadedValue& value) {
     HoldForLoad(o, page);
   }
   if (page->bytes != value.front().size()) return false;
-  if (!memory_.Write(*page, value.front().data()).ok()) return false;
+  if (!books_.memory.Write(*page, value.front().data()).ok()) return false;
   o->extents.push_back({page, extent.bytes, extent.tokens, extent.checksum,
                         extents_.DescriptionFor(*page, value.front().first(extent.bytes))});
   return true;
@@ -108,13 +114,13 @@ bool PrefixLoads::TakeExtent(Opening* o, size_t i, const LoadedValue& value) {
 void PrefixLoads::EnterLoadedArtefact(Opening* o, const PageTier& tier) {
   if (o->extents.size() != o->record->extents.size()) return;
   const bool stored = tier.Holds(o->artefact);
-  StoreLock lock(mu_);
-  if (artefacts_.Contains(o->artefact)) return;  // somebody was faster
+  StoreLock lock(books_.mu);
+  if (books_.artefacts.Contains(o->artefact)) return;  // somebody was faster
   // All that a Recompressor needs to go on lies in the extents (codec.h).
   extents_.EnterArtefact({o->artefact, std::move(o->extents), o->sequence->codec->recompressor,
                           std::move(o->record->released), o->record->prompt_tokens,
                           std::move(o->record->series)});
-  ++counters_.loaded_artefacts;
+  ++books_.counters.loaded_artefacts;
   if (!stored) extents_.OfferArtefact(o->artefact, OfferedFor::kLoaded);
 }
 

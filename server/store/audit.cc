@@ -7,13 +7,21 @@
 #include <string>
 #include <unordered_map>
 
-#include "server/store/store_parts.h"
+#include "server/store/books.h"
+#include "server/store/inspection.h"
+#include "server/store/page_holds.h"
+#include "server/store/page_references.h"
+#include "server/store/prefix_pins.h"
+#include "server/store/sequence.h"
+#include "server/store/session_catalog.h"
 
 namespace kvstrata {
 
 class Auditor {
  public:
-  explicit Auditor(const StoreParts& store) : store_(store) {}
+  Auditor(const Books& books, const SessionCatalog& catalog, const PageReferences& references,
+          const PageHolds& holds, const PrefixPins& pins)
+      : books_(books), catalog_(catalog), pages_(references), holds_(holds), pins_(pins) {}
 
   AuditReport Run() KVS_NO_THREAD_SAFETY_ANALYSIS {
     CountReferences();
@@ -34,32 +42,32 @@ class Auditor {
   }
 
   void CountReferences() KVS_NO_THREAD_SAFETY_ANALYSIS {
-    for (const auto& [id, s] : store_.catalog.sequences()) {
+    for (const auto& [id, s] : catalog_.sequences()) {
       ++report_.sequences;
       CountReferences(*s);
     }
-    for (const auto& [id, session] : store_.catalog.sessions()) {
+    for (const auto& [id, session] : catalog_.sessions()) {
       if (session->outside != nullptr) CountReferences(*session->outside);
     }
-    for (const Artefact& artefact : store_.artefacts.all()) {
+    for (const Artefact& artefact : books_.artefacts.all()) {
       for (const Extent& extent : artefact.extents) {
         ++references_[extent.page];
         ++artefacts_[extent.page];
       }
     }
     references_.erase(nullptr);  // pages that were released
-    for (const auto& [id, hold] : store_.holds.all()) {
+    for (const auto& [id, hold] : holds_.all()) {
       for (const Page* page : hold.kept) ++keeps_[page];
       for (const Page* page : hold.referred) {
         ++references_[page];
         referred_.insert(page);
       }
     }
-    for (const Page* page : store_.holds.parked()) {
+    for (const Page* page : pages_.parked()) {
       if (!retired_.insert(page).second) Find(NameOfPage(*page) + " is parked twice");
       if (page->keeps == 0) Find(NameOfPage(*page) + " is parked for no hold");
     }
-    for (const Tenant* tenant : store_.catalog.tenants()) {
+    for (const Tenant* tenant : catalog_.tenants()) {
       for (const auto& [epoch, page] : tenant->retired.items()) {
         if (!retired_.insert(page).second) Find(NameOfPage(*page) + " is retired twice");
         if (epoch > tenant->epoch) Find(NameOfPage(*page) + " is retired in the future");
@@ -78,7 +86,7 @@ class Auditor {
 
   void CheckPages() KVS_NO_THREAD_SAFETY_ANALYSIS {
     std::map<uint64_t, uint64_t> by_model;
-    for (const Page& page : store_.pools.records()) {
+    for (const Page& page : books_.pools.records()) {
       const uint32_t found = references_.contains(&page) ? references_[&page] : 0;
       if (page.arena == nullptr) {
         if (found != 0) Find("a freed page record is referred to " + std::to_string(found) + "x");
@@ -103,19 +111,19 @@ class Auditor {
       if (page.retired && (found != 0 || page.indexed)) Find(name + " is retired but reachable");
       if (!page.retired && found == 0 && !page.indexed) Find(name + " is reachable from nowhere");
       if (page.replica && !page.indexed) Find(name + " is a replica and not indexed");
-      if (page.indexed && !store_.prefix.Holds(page)) {
+      if (page.indexed && !books_.prefix.Holds(page)) {
         Find(name + " says it is in the prefix index and is not");
       }
       if (page.indexed && !page.sealed) Find(name + " is in the prefix index and not sealed");
     }
     uint64_t indexed = 0;
-    for (const Page& page : store_.pools.records())
+    for (const Page& page : books_.pools.records())
       indexed += page.arena != nullptr && page.indexed;
-    if (indexed != store_.prefix.size()) {
-      Find("the prefix index has " + std::to_string(store_.prefix.size()) + " entries, " +
+    if (indexed != books_.prefix.size()) {
+      Find("the prefix index has " + std::to_string(books_.prefix.size()) + " entries, " +
            std::to_string(indexed) + " pages say so");
     }
-    for (const auto& [id, model] : store_.models.all()) {
+    for (const auto& [id, model] : books_.models.all()) {
       if (model->pages != by_model[id]) {
         Find("model " + std::to_string(id) + " counts " + std::to_string(model->pages) +
              " pages, has " + std::to_string(by_model[id]));
@@ -128,7 +136,7 @@ class Auditor {
     std::map<const Arena*, std::map<uint64_t, uint64_t>> extents;
     std::map<const Arena*, uint32_t> live;
     std::map<const Arena*, uint64_t> retired_bytes;
-    for (const Page& page : store_.pools.records()) {
+    for (const Page& page : books_.pools.records()) {
       if (page.arena == nullptr) continue;
       if (!extents[page.arena].emplace(page.offset, page.bytes).second) {
         Find(NameOfPage(page) + " exists twice");
@@ -137,7 +145,7 @@ class Auditor {
       retired_bytes[page.arena] += page.retired ? page.bytes : 0;
     }
     uint64_t taken[kMaxPools] = {}, used[kMaxPools] = {};
-    for (const auto& [id, arena] : store_.pools.arenas()) {
+    for (const auto& [id, arena] : books_.pools.arenas()) {
       taken[arena->pool.index()] += arena->memory.bytes;
       used[arena->pool.index()] += arena->extents.used();
       auto& tiles = extents[arena.get()];
@@ -164,15 +172,15 @@ class Auditor {
              " bytes retired, has " + std::to_string(retired_bytes[arena.get()]));
       }
       const bool session = arena->writer != kOrphan && arena->writer != kDaemon;
-      if (session && !store_.catalog.sessions().contains(arena->writer)) {
+      if (session && !catalog_.sessions().contains(arena->writer)) {
         Find("arena " + std::to_string(id) + " is written by session " +
              std::to_string(arena->writer) + ", which is gone");
       }
     }
-    for (const PoolId pool : store_.memory.ids()) {
-      if (taken[pool.index()] != store_.pools.taken(pool) ||
-          used[pool.index()] != store_.pools.used(pool)) {
-        Find("pool '" + store_.memory.NameOfPool(pool) + "' does not add up");
+    for (const PoolId pool : books_.memory.ids()) {
+      if (taken[pool.index()] != books_.pools.taken(pool) ||
+          used[pool.index()] != books_.pools.used(pool)) {
+        Find("pool '" + books_.memory.NameOfPool(pool) + "' does not add up");
       }
     }
   }
@@ -182,8 +190,8 @@ class Auditor {
     std::map<uint64_t, uint64_t> by_model;
     std::map<const Arena*, uint64_t> by_arena;
     uint64_t bytes[kMaxPools] = {}, pinned[kMaxPools] = {};
-    for (const PoolId pool : store_.memory.ids()) {
-      for (const Page* page = store_.prefix.oldest(pool); page != nullptr; page = page->newer) {
+    for (const PoolId pool : books_.memory.ids()) {
+      for (const Page* page = books_.prefix.oldest(pool); page != nullptr; page = page->newer) {
         if (!listed.insert(page).second) return Find("the list of cached pages runs in a circle");
         if (page->refs != 0 || !page->indexed) Find(NameOfPage(*page) + " is listed as cached");
         if (page->arena->pool != pool) Find(NameOfPage(*page) + " is listed in another pool");
@@ -192,17 +200,17 @@ class Auditor {
         by_arena[page->arena] += page->bytes;
       }
     }
-    for (const auto& [id, arena] : store_.pools.arenas()) {
+    for (const auto& [id, arena] : books_.pools.arenas()) {
       if (arena->cached != by_arena[arena.get()]) {
         Find("cached bytes of arena " + std::to_string(id) + " do not add up");
       }
     }
-    for (const auto& [id, model] : store_.models.all()) {
-      if (by_model[id] != store_.prefix.cached_pages(id)) {
+    for (const auto& [id, model] : books_.models.all()) {
+      if (by_model[id] != books_.prefix.cached_pages(id)) {
         Find("cached pages of model " + std::to_string(id) + " do not add up");
       }
     }
-    for (const Page& page : store_.pools.records()) {
+    for (const Page& page : books_.pools.records()) {
       if (page.arena == nullptr || !page.indexed || page.refs > 0) continue;
       if (page.pinned == listed.contains(&page)) {
         Find(NameOfPage(page) +
@@ -210,28 +218,28 @@ class Auditor {
       }
       if (page.pinned) pinned[page.arena->pool.index()] += page.bytes;
     }
-    for (const PoolId pool : store_.memory.ids()) {
-      if (bytes[pool.index()] != store_.prefix.cached_bytes(pool)) {
-        Find("cached bytes of pool '" + store_.memory.NameOfPool(pool) + "' do not add up");
+    for (const PoolId pool : books_.memory.ids()) {
+      if (bytes[pool.index()] != books_.prefix.cached_bytes(pool)) {
+        Find("cached bytes of pool '" + books_.memory.NameOfPool(pool) + "' do not add up");
       }
-      if (pinned[pool.index()] != store_.prefix.pinned_bytes(pool)) {
-        Find("pinned bytes of pool '" + store_.memory.NameOfPool(pool) + "' do not add up");
+      if (pinned[pool.index()] != books_.prefix.pinned_bytes(pool)) {
+        Find("pinned bytes of pool '" + books_.memory.NameOfPool(pool) + "' do not add up");
       }
     }
   }
 
   void CheckPins() KVS_NO_THREAD_SAFETY_ANALYSIS {
     std::map<PageKey, uint32_t> keys;
-    for (const auto& [id, pin] : store_.pins.all()) {
+    for (const auto& [id, pin] : pins_.all()) {
       for (const PageKey& key : pin.pages) ++keys[key];
       for (const PageKey& key : pin.index_blocks) ++keys[key];
       for (const PageKey& key : pin.artefact) ++keys[key];
     }
-    if (keys.size() != store_.prefix.pinned().size()) Find("pinned keys do not add up");
-    for (const auto& [key, n] : store_.prefix.pinned()) {
+    if (keys.size() != books_.prefix.pinned().size()) Find("pinned keys do not add up");
+    for (const auto& [key, n] : books_.prefix.pinned()) {
       if (!keys.contains(key) || keys[key] != n) Find("a key counts other pins than there are");
     }
-    for (const Page& page : store_.pools.records()) {
+    for (const Page& page : books_.pools.records()) {
       const bool kept = page.indexed && !page.replica && keys.contains(page.key);
       if (page.arena == nullptr || page.pinned == kept) continue;
       Find(NameOfPage(page) + ": pinned flag is wrong");
@@ -240,7 +248,7 @@ class Auditor {
 
   void CheckSessions() KVS_NO_THREAD_SAFETY_ANALYSIS {
     size_t owned = 0;
-    for (const auto& [id, session] : store_.catalog.sessions()) {
+    for (const auto& [id, session] : catalog_.sessions()) {
       if (session->fenced) {
         if (!session->sequences.empty())
           Find("session " + std::to_string(id) + " ended with leases");
@@ -267,9 +275,9 @@ class Auditor {
       }
       if (!session->memory->TablesSane()) Find(name + ": the table segment's heap is broken");
     }
-    if (owned != store_.catalog.sequences().size()) {
-      Find(std::to_string(store_.catalog.sequences().size()) + " sequences, " +
-           std::to_string(owned) + " owned by live sessions");
+    if (owned != catalog_.sequences().size()) {
+      Find(std::to_string(catalog_.sequences().size()) + " sequences, " + std::to_string(owned) +
+           " owned by live sessions");
     }
   }
 
@@ -350,15 +358,19 @@ class Auditor {
     }
   }
 
-  const StoreParts& store_;
+  const Books& books_;
+  const SessionCatalog& catalog_;
+  const PageReferences& pages_;
+  const PageHolds& holds_;
+  const PrefixPins& pins_;
   AuditReport report_;
   std::unordered_map<const Page*, uint32_t> references_, keeps_, artefacts_;
   std::set<const Page*> retired_, referred_;  // referred to by holds
 };
 
 AuditReport Inspection::Audit() const {
-  StoreLock lock(mu_);
-  return Auditor(store_).Run();
+  StoreLock lock(books_.mu);
+  return Auditor(books_, catalog_, references_, holds_, pins_).Run();
 }
 
 }  // namespace kvstrata

@@ -1,49 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 // Pieces of builds (build_job.h): what comes next, what a worker gets, how it is entered.
 #include <algorithm>
-#include <new>
 #include <string>
 #include <utility>
 
 #include "base/check.h"
-#include "server/store/store_parts.h"
+#include "server/store/answers.h"
+#include "server/store/books.h"
+#include "server/store/build_job.h"
+#include "server/store/build_pages.h"
+#include "server/store/builds.h"
+#include "server/store/recompression.h"
+#include "server/store/sequence.h"
+#include "server/store/session_catalog.h"
 
 namespace kvstrata {
 namespace {
 
 Status BuildOver() { return {Code::kAborted, "BUILD_OVER", "nothing more is to be built"}; }
-
-Status NoHostMemory() {
-  return ResourceExhausted("MEMORY_EXHAUSTED", "no host memory for rows that are summarised");
-}
-
-uint64_t WholeGranules(int64_t bytes) {
-  const auto n = static_cast<uint64_t>(bytes);
-  return (n + kMemoryGranularity - 1) / kMemoryGranularity * kMemoryGranularity;
-}
-
-ExtentDraft DraftOf(uint64_t bytes, uint32_t from, uint32_t to, Tier tier) {
-  ExtentDraft draft;
-  draft.bytes.resize(bytes);
-  draft.tokens = {static_cast<int32_t>(from), static_cast<int32_t>(to)};
-  draft.tier = tier;
-  return draft;
-}
-
-// Copies what the host cannot read, or is added to, to the host.
-Status Stage(const PageMemory& memory, BuildJob* job, const std::vector<StagedPage>& staged) {
-  for (const StagedPage& s : staged) {
-    std::byte* to = s.to;
-    if (s.address != nullptr) {
-      to = new (std::nothrow) std::byte[s.page->bytes];
-      if (to == nullptr) return NoHostMemory();
-      job->staged.emplace_back(to);
-      *s.address = to;
-    }
-    KVS_RETURN_IF_ERROR(memory.Read(*s.page, to));
-  }
-  return OkStatus();
-}
 
 }  // namespace
 
@@ -61,7 +35,7 @@ Run Builds::NextBlocks(const Sequence& s, PendingBuild* p) const {
   const uint32_t device = catalog_.SessionOf(s.session)->device;
   const auto there = [&](uint32_t to) KVS_NO_THREAD_SAFETY_ANALYSIS {
     const Page& last = *s.pages[to / s.page_tokens() - 1];
-    return prefix_.FindFor(device, IndexBlockKey(last.key, p->index)) != nullptr;
+    return books_.prefix.FindFor(device, IndexBlockKey(last.key, p->index)) != nullptr;
   };
   if (!p->own) {
     while (p->built_to < end && there(p->built_to + block)) p->built_to += block;
@@ -76,59 +50,6 @@ Run Builds::NextBlocks(const Sequence& s, PendingBuild* p) const {
 }
 
 // --- what a worker gets --------------------------------------------------------------------------
-
-void Builds::ReadLocked(Page* page, BuildJob* job, std::byte** address,
-                        std::vector<StagedPage>* staged) {
-  holds_.Keep(job->hold, page);
-  if (memory_.readable(page->arena->tier)) {
-    *address = page->base();
-  } else {
-    staged->push_back({page, address, nullptr});
-  }
-}
-
-void Builds::FillBlocks(const Sequence& s, Run rows, BuildJob* job,
-                        std::vector<StagedPage>* staged) {
-  job->from = static_cast<uint32_t>(rows.begin);
-  job->to = static_cast<uint32_t>(rows.end);
-  const auto block = static_cast<uint32_t>(job->index.block_tokens);
-  const uint32_t first = job->from / block, last = job->to / block, page_tokens = s.page_tokens();
-  job->blocks.resize(last);
-  for (uint32_t i = first; i < last; ++i) {
-    job->drafts.push_back(
-        DraftOf(WholeGranules(job->index.block_bytes), i * block, (i + 1) * block, job->plan.tier));
-    job->blocks[i] = job->drafts.back().bytes.data();
-    job->keys.push_back(IndexBlockKey(s.pages[(i + 1) * block / page_tokens - 1]->key, job->index));
-  }
-  job->pages.resize(s.PagesFor(job->to));
-  for (uint32_t i = job->from / page_tokens; i < job->pages.size(); ++i) {
-    ReadLocked(s.pages[i], job, &job->pages[i], staged);
-  }
-  // Rows of units that were complete already: their keys may be gone.
-  if (job->from % block == 0) return;
-  Page* const begun = s.index_blocks[first];
-  holds_.Keep(job->hold, begun);
-  staged->push_back({begun, nullptr, job->blocks[first]});
-}
-
-void Builds::FillExtents(const Sequence& s, const PendingBuild& p, BuildJob* job,
-                         std::vector<StagedPage>* staged) {
-  job->recompressor = p.recompressor;
-  job->pages.resize(s.PagesFor(s.tokens));
-  for (size_t i = 0; i < job->pages.size(); ++i) {
-    ReadLocked(s.pages[i], job, &job->pages[i], staged);
-  }
-  job->surprisal = s.series.surprisal;
-  job->boundary = s.series.boundary;
-  const auto tokens = static_cast<int32_t>(s.tokens);
-  job->input.view.pages = job->pages.data();
-  job->input.view.tokens = tokens;
-  job->input.prompt_tokens = tokens;
-  job->input.indexed_tokens = tokens;
-  job->input.surprisal = job->surprisal;
-  job->input.boundary = job->boundary;
-  job->input.cancelled = job->cancelled.get();
-}
 
 Result<BuildJob> Builds::TakeLocked(uint64_t sequence, std::vector<StagedPage>* staged) {
   const auto found = builds_.find(sequence);
@@ -151,7 +72,6 @@ Result<BuildJob> Builds::TakeLocked(uint64_t sequence, std::vector<StagedPage>* 
   if (!p.begun) p.since = Clock::now();
   p.begun = p.running = true;
   BuildJob job;
-  job.hold = holds_.Begin();
   job.build = p.id;
   job.sequence = sequence;
   job.geometry = s->model->desc.geometry;
@@ -159,10 +79,11 @@ Result<BuildJob> Builds::TakeLocked(uint64_t sequence, std::vector<StagedPage>* 
   job.index = p.index;
   job.cancelled = p.cancelled;
   if (next.begin < next.end) {
-    FillBlocks(*s, next, &job, staged);
+    pages_.FillBlocks(*s, next, &job, staged);
   } else {
     p.artefact = p.ArtefactKey(*s);
-    FillExtents(*s, p, &job, staged);
+    job.recompressor = p.recompressor;
+    pages_.FillExtents(*s, &job, staged);
   }
   return job;
 }
@@ -170,12 +91,12 @@ Result<BuildJob> Builds::TakeLocked(uint64_t sequence, std::vector<StagedPage>* 
 Result<BuildJob> Builds::TakeBuild(uint64_t sequence) {
   std::vector<StagedPage> staged;
   Result<BuildJob> job = [&]() -> Result<BuildJob> {
-    StoreLock lock(mu_);
+    StoreLock lock(books_.mu);
     return TakeLocked(sequence, &staged);
   }();
   answers_.Tell();
   if (!job.ok()) return job;
-  if (const Status read = Stage(memory_, &*job, staged); !read.ok()) {
+  if (const Status read = pages_.Stage(staged, &*job); !read.ok()) {
     AbandonBuild(std::move(*job), read);
     return read;
   }
@@ -184,8 +105,8 @@ Result<BuildJob> Builds::TakeBuild(uint64_t sequence) {
 
 void Builds::AbandonBuild(BuildJob job, const Status& why) {
   {
-    StoreLock lock(mu_);
-    holds_.End(job.hold);
+    StoreLock lock(books_.mu);
+    pages_.LetGo(job);
     if (PendingOf(job) != nullptr) (void)EndBuildLocked(job.sequence, why);
   }
   answers_.Tell();
@@ -193,62 +114,32 @@ void Builds::AbandonBuild(BuildJob job, const Status& why) {
 
 // --- what becomes of it --------------------------------------------------------------------------
 
-Status Builds::TakePages(const BuildJob& job, const RecompressOutput& output, FreshPages* fresh) {
-  {
-    StoreLock lock(mu_);
-    holds_.End(job.hold);  // read already
-    if (PendingOf(job) == nullptr) return BuildOver();
-    KVS_RETURN_IF_ERROR(extents_.TakeExtents(*catalog_.SequenceOf(job.sequence), output, fresh));
-  }
-  return extents_.CopyDrafts(output, *fresh, PoolId::Host());
-}
-
-void Builds::EnterBlocks(Sequence* s, PendingBuild* p, const BuildJob& job,
-                         std::span<Page* const> fresh) {
-  const auto block = static_cast<uint32_t>(job.index.block_tokens);
-  const uint32_t device = catalog_.SessionOf(s->session)->device;
-  for (size_t i = 0; i < fresh.size(); ++i) {
-    fresh[i]->key = job.keys[i];
-    fresh[i]->summary = true;
-    const size_t last = size_t{job.from / block + i + 1} * block / s->page_tokens() - 1;
-    prefixes_.EnterPrefix(*s, fresh[i], last);
-    if (!p->own) continue;
-    Page* const there = prefix_.FindFor(device, job.keys[i]);
-    Page* const use = there == nullptr ? fresh[i] : there;
-    Page*& at = s->index_blocks[job.from / block + i];
-    references_.RefPage(use);
-    references_.Release(at);
-    at = use;
-  }
-  p->built_blocks += static_cast<uint32_t>(fresh.size());
-  p->built_to = std::max(p->built_to, job.to);
-  p->running = false;
-  if (p->own) s->indexed_tokens = std::max(s->indexed_tokens, job.to);
+Status Builds::CopyPages(const BuildJob& job, const RecompressOutput& output, FreshPages* fresh) {
+  return pages_.Copy(job, output, fresh, [this, &job]() KVS_NO_THREAD_SAFETY_ANALYSIS {
+    return PendingOf(job) == nullptr ? BuildOver() : OkStatus();
+  });
 }
 
 void Builds::PublishBlocks(BuildJob job) {
   RecompressOutput output;
   output.extents = std::move(job.drafts);
   FreshPages fresh;
-  Status status = TakePages(job, output, &fresh);
+  Status status = CopyPages(job, output, &fresh);
   {
-    StoreLock lock(mu_);
+    StoreLock lock(books_.mu);
     (void)catalog_.FindSequence(job.sequence);  // waits: its blocks are about to change
     PendingBuild* const p = PendingOf(job);
     if (status.ok() && p != nullptr) {
       Sequence* const s = catalog_.SequenceOf(job.sequence);
-      Session* const session = catalog_.SessionOf(s->session);
-      const Result<shm::SequenceTable*> table =
-          p->own ? tables_.ReserveTable(session, *s, s->table->page_capacity)
-                 : Result<shm::SequenceTable*>(nullptr);
-      status = table.status();
+      status = pages_.EnterBlocks(s, p->own, job, fresh);
       if (status.ok()) {
-        EnterBlocks(s, p, job, fresh.pages);
-        if (p->own) tables_.Publish(session, s, *table);
+        p->built_blocks += static_cast<uint32_t>(fresh.pages.size());
+        p->built_to = std::max(p->built_to, job.to);
+        p->running = false;
         recompression_.OfferIfDue(s);
       }
     }
-    extents_.Discard(&fresh);
+    pages_.Discard(&fresh);
     if (!status.ok() && p != nullptr) (void)EndBuildLocked(job.sequence, status);
   }
   answers_.Tell();
@@ -258,34 +149,20 @@ void Builds::PublishExtents(BuildJob job, BuiltExtents made) {
   RecompressOutput output;
   output.extents = std::move(made.extents);
   FreshPages fresh;
-  const Status status = TakePages(job, output, &fresh);
+  const Status status = CopyPages(job, output, &fresh);
   {
-    StoreLock lock(mu_);
+    StoreLock lock(books_.mu);
     PendingBuild* const p = PendingOf(job);
     if (status.ok() && p != nullptr) {
-      const auto tokens = static_cast<uint32_t>(job.input.prompt_tokens);
-      const Sequence& s = *catalog_.SequenceOf(job.sequence);
-      Artefact artefact{p->artefact,
-                        {},
-                        std::move(made.recompressor),
-                        std::move(made.released),
-                        tokens,
-                        s.series.Slice(0, tokens)};
-      for (size_t i = 0; i < fresh.pages.size(); ++i) {
-        const ExtentDraft& draft = output.extents[i];
-        artefact.extents.push_back({fresh.pages[i], draft.size(), draft.tokens,
-                                    ChecksumInHeader(draft.bytes),
-                                    extents_.DescriptionFor(*fresh.pages[i], draft.bytes)});
-      }
       p->extents = static_cast<uint32_t>(fresh.pages.size());
       if (fresh.pages.empty()) p->recompressor = nullptr;  // nothing is to be packed: too short
+      const Sequence& s = *catalog_.SequenceOf(job.sequence);
       if (!fresh.pages.empty() && !s.chain.is_private()) {
-        extents_.EnterArtefact(std::move(artefact));
-        extents_.OfferArtefact(p->artefact, OfferedFor::kArtefact);
+        pages_.EnterExtents(s, p->artefact, job, output, fresh, &made);
       }
       p->running = false;
     }
-    extents_.Discard(&fresh);
+    pages_.Discard(&fresh);
     if (!status.ok() && p != nullptr) (void)EndBuildLocked(job.sequence, status);
   }
   answers_.Tell();

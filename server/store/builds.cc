@@ -9,7 +9,14 @@
 #include "kernels/plan_needs.h"
 #include "kernels/segment/span_rule.h"
 #include "kernels/select/selector.h"
-#include "server/store/store_parts.h"
+#include "server/store/answers.h"
+#include "server/store/books.h"
+#include "server/store/devices.h"
+#include "server/store/parameters.h"
+#include "server/store/plans.h"
+#include "server/store/recompression.h"
+#include "server/store/sequence.h"
+#include "server/store/session_catalog.h"
 
 namespace kvstrata {
 namespace {
@@ -124,22 +131,17 @@ uint64_t MicrosSince(Clock::time_point since) {
 
 }  // namespace
 
-Builds::Builds(StoreParts* store)
-    : mu_(store->mu),
-      user_limits_(store->options.user_limits),
-      plans_(store->plans),
-      memory_(store->memory),
-      prefix_(store->prefix),
-      artefacts_(store->artefacts),
-      answers_(store->answers),
-      catalog_(store->catalog),
-      devices_(store->devices),
-      tables_(store->tables),
-      references_(store->references),
-      holds_(store->holds),
-      prefixes_(store->prefixes),
-      recompression_(store->recompression),
-      extents_(store->extents) {}
+Builds::Builds(Books& books, const std::shared_ptr<UserLimits>& user_limits, Plans& plans,
+               Answers& answers, SessionCatalog& catalog, Devices& devices,
+               Recompression& recompression, BuildPages& pages)
+    : books_(books),
+      user_limits_(user_limits),
+      plans_(plans),
+      answers_(answers),
+      catalog_(catalog),
+      devices_(devices),
+      recompression_(recompression),
+      pages_(pages) {}
 
 BuildResult PendingBuild::ResultFor(const Sequence& s) const {
   BuildResult result;
@@ -162,7 +164,7 @@ Result<PendingBuild> Builds::Prepare(const BuildRequest& request) {
   p.operators = request.session == 0;
   Geometry geometry;
   {
-    StoreLock lock(mu_);
+    StoreLock lock(books_.mu);
     KVS_ASSIGN_OR_RETURN(const Sequence* s,
                          catalog_.FindSequenceFor(request.session, request.sequence));
     p.plan = s->plan;
@@ -191,13 +193,13 @@ Result<PendingBuild> Builds::Prepare(const BuildRequest& request) {
 
 Status Builds::CheckInputs(const Sequence& s, const PendingBuild& p) const {
   KVS_RETURN_IF_ERROR(devices_.CheckHeld(s));
-  return p.own ? CheckOwn(s, p.operators) : CheckOther(s, p, memory_);
+  return p.own ? CheckOwn(s, p.operators) : CheckOther(s, p, books_.memory);
 }
 
 Result<BuildResult> Builds::Build(const BuildRequest& request, BuildDone done) {
   KVS_ASSIGN_OR_RETURN(PendingBuild pending, Prepare(request));
   Result<BuildResult> result = [&]() -> Result<BuildResult> {
-    StoreLock lock(mu_);
+    StoreLock lock(books_.mu);
     KVS_RETURN_IF_ERROR(catalog_.FindSequenceFor(request.session, request.sequence).status());
     return StartLocked(std::move(pending), std::move(done));
   }();
@@ -221,7 +223,7 @@ Result<BuildResult> Builds::StartLocked(PendingBuild p, BuildDone done) {
     return result;
   }
   if (p.recompressor != nullptr) {
-    const Artefact* const there = artefacts_.Peek(p.ArtefactKey(*s));
+    const Artefact* const there = books_.artefacts.Peek(p.ArtefactKey(*s));
     if (there != nullptr) p.extents = static_cast<uint32_t>(there->extents.size());
   }
   const Run next = NextBlocks(*s, &p);
@@ -267,7 +269,7 @@ bool Builds::FinishLocked(Sequence* s, BuildResult* result, std::vector<BuildDon
         if (!status.ok()) {
           built = status;
         } else {
-          StoreLock lock(mu_);
+          StoreLock lock(books_.mu);
           if (const Result<Sequence*> still = catalog_.FindSequence(id); still.ok()) {
             built->extents = static_cast<uint32_t>((*still)->extents.size());
           }

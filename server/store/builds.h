@@ -20,7 +20,6 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -35,22 +34,15 @@
 namespace kvstrata {
 
 class Answers;
-class Artefacts;
-class CodecExtents;
+struct Books;
+class BuildPages;
 class Devices;
 struct FreshPages;
-struct Page;
-class PageHolds;
-class PageMemory;
-class PageReferences;
 class Plans;
-class PrefixCatalog;
-class PrefixIndex;
 class Recompression;
 struct Sequence;
 class SessionCatalog;
-struct StoreParts;
-class Tables;
+struct StagedPage;
 class UserLimits;
 
 // A request that waits for workers, or is theirs.
@@ -83,16 +75,11 @@ struct PendingBuild {
   std::vector<BuildDone> waiters;
 };
 
-// A page, or an index block, that is copied to the host for a piece.
-struct StagedPage {
-  const Page* page = nullptr;
-  std::byte** address = nullptr;  // null: to `to`
-  std::byte* to = nullptr;
-};
-
 class Builds {
  public:
-  explicit Builds(StoreParts* store);
+  Builds(Books& books, const std::shared_ptr<UserLimits>& user_limits, Plans& plans,
+         Answers& answers, SessionCatalog& catalog, Devices& devices, Recompression& recompression,
+         BuildPages& pages);
 
   // Builds what a plan keeps beside the sequence's committed tokens. A result that is not `done`
   // says what there is so far; `done` (may be null) is called later then, else never. Under the
@@ -141,33 +128,18 @@ class Builds {
   Run NextBlocks(const Sequence& s, PendingBuild* p) const KVS_REQUIRES(store_lock);
   Result<BuildJob> TakeLocked(uint64_t sequence, std::vector<StagedPage>* staged)
       KVS_REQUIRES(store_lock);
-  void FillBlocks(const Sequence& s, Run rows, BuildJob* job, std::vector<StagedPage>* staged)
-      KVS_REQUIRES(store_lock);
-  void FillExtents(const Sequence& s, const PendingBuild& p, BuildJob* job,
-                   std::vector<StagedPage>* staged) KVS_REQUIRES(store_lock);
-  void ReadLocked(Page* page, BuildJob* job, std::byte** address, std::vector<StagedPage>* staged)
-      KVS_REQUIRES(store_lock);
-  // Pages with the drafts' bytes, which their publication or DropFresh ends.
-  Status TakePages(const BuildJob& job, const RecompressOutput& output, FreshPages* fresh)
+  // Pages with the drafts' bytes, which their publication or Discard ends. BUILD_OVER.
+  Status CopyPages(const BuildJob& job, const RecompressOutput& output, FreshPages* fresh)
       KVS_EXCLUDES(store_lock);
-  void EnterBlocks(Sequence* s, PendingBuild* p, const BuildJob& job, std::span<Page* const> fresh)
-      KVS_REQUIRES(store_lock);
 
-  StoreMutex& mu_;
+  Books& books_;
   const std::shared_ptr<UserLimits>& user_limits_;
   Plans& plans_;
-  PageMemory& memory_;
-  PrefixIndex& prefix_ KVS_GUARDED_BY(store_lock);
-  Artefacts& artefacts_ KVS_GUARDED_BY(store_lock);
   Answers& answers_;
   SessionCatalog& catalog_;
   Devices& devices_;
-  Tables& tables_;
-  PageReferences& references_;
-  PageHolds& holds_;
-  PrefixCatalog& prefixes_;
   Recompression& recompression_;
-  CodecExtents& extents_;
+  BuildPages& pages_;
   std::map<uint64_t, PendingBuild> builds_ KVS_GUARDED_BY(store_lock);  // by sequence
   uint64_t next_build_ KVS_GUARDED_BY(store_lock) = 1;
 };

@@ -5,7 +5,13 @@
 #include <string>
 #include <utility>
 
-#include "server/store/store_parts.h"
+#include "server/store/books.h"
+#include "server/store/eviction.h"
+#include "server/store/opening.h"
+#include "server/store/page_references.h"
+#include "server/store/plans.h"
+#include "server/store/session_catalog.h"
+#include "server/store/taker.h"
 
 namespace kvstrata {
 namespace {
@@ -20,42 +26,44 @@ uint64_t FreePagesOf(const Arena& arena, uint64_t bytes) {
 
 }  // namespace
 
-CapacityCounter::CapacityCounter(StoreParts* store)
-    : mu_(store->mu),
-      options_(store->options),
-      user_limits_(store->options.user_limits),
-      memory_(store->memory),
-      pools_(store->pools),
-      catalog_(store->catalog),
-      references_(store->references),
-      allocator_(store->allocator),
-      eviction_(store->eviction),
-      openings_(store->openings) {}
+CapacityCounter::CapacityCounter(Books& books, const StoreOptions& options, SessionCatalog& catalog,
+                                 PageReferences& references, Eviction& eviction, const Plans& plans)
+    : books_(books),
+      options_(options),
+      catalog_(catalog),
+      references_(references),
+      eviction_(eviction),
+      plans_(plans) {}
+
+// The room in whole granules, of which arenas are made.
+uint64_t CapacityCounter::RoomOf(const Taker& taker, PoolId pool) const {
+  const uint64_t room = options_.user_limits->Room(taker.tenant->user, LimitOf(pool));
+  return room - room % books_.memory.granularity(pool);
+}
 
 // Pages of new arenas that together have so many bytes.
 uint64_t CapacityCounter::PagesOfArenas(PoolId pool, uint64_t left, uint64_t bytes) const {
   const uint64_t arena =
-      std::max(pools_.arena_bytes(pool), RoundUp(bytes, memory_.granularity(pool)));
+      std::max(books_.pools.arena_bytes(pool), RoundUp(bytes, books_.memory.granularity(pool)));
   return left / arena * (arena / bytes) + left % arena / bytes;
 }
 
 bool CapacityCounter::MayTakeFrom(const Taker& taker, const Arena& arena) {
   if (arena.tenant != taker.tenant->id) return false;
-  return arena.writer == taker.writer ||
-         (arena.writer == kOrphan && PageAllocator::MayAdopt(taker, arena));
+  return arena.writer == taker.writer || (arena.writer == kOrphan && MayAdopt(taker, arena));
 }
 
 // What is evicted between pages that stay is taken to lie side by side, where `bytes` is larger.
 uint64_t CapacityCounter::CountRoom(const Taker& taker, PoolId pool, uint64_t bytes,
                                     const BytesByArena* unused) const {
-  if (!memory_.failure(pool).ok()) return 0;
+  if (!books_.memory.failure(pool).ok()) return 0;
   const auto evicted = [unused](const Arena& arena) -> uint64_t {
     if (unused == nullptr) return 0;
     const auto extents = unused->find(arena.id);
     return arena.cached + (extents == unused->end() ? 0 : extents->second);
   };
   uint64_t pages = 0, dropped = 0, own_dropped = 0;  // bytes of arenas that are, or get, empty
-  for (const auto& [id, arena] : pools_.arenas()) {
+  for (const auto& [id, arena] : books_.pools.arenas()) {
     if (arena->pool != pool) continue;
     const uint64_t goes = evicted(*arena);
     const bool empties = arena->extents.used() == goes;
@@ -66,9 +74,10 @@ uint64_t CapacityCounter::CountRoom(const Taker& taker, PoolId pool, uint64_t by
       if (arena->tenant == taker.tenant->id) own_dropped += arena->memory.bytes;
     }
   }
-  const uint64_t capacity = memory_.capacity(pool), taken = pools_.taken(pool) - dropped;
+  const uint64_t capacity = books_.memory.capacity(pool),
+                 taken = books_.pools.taken(pool) - dropped;
   const uint64_t left = capacity - std::min(capacity, taken);
-  const uint64_t allowed = std::min(allocator_.RoomOf(taker, pool), capacity) + own_dropped;
+  const uint64_t allowed = std::min(RoomOf(taker, pool), capacity) + own_dropped;
   return pages + PagesOfArenas(pool, std::min(left, allowed), bytes);
 }
 
@@ -86,10 +95,10 @@ PoolCapacity CapacityCounter::CapacityOf(const Taker& taker, const TokenFit& fit
   };
   const Slots after_eviction = CountSlots(taker, fit, pool, &unused);
   *all += after_eviction;
-  Room limit{kUnlimited, user_limits_->Room(taker.tenant->user, LimitOf(pool))};
+  Room limit{kUnlimited, options_.user_limits->Room(taker.tenant->user, LimitOf(pool))};
   if (limit.bytes != kUnlimited) {
     const auto slots = [&](uint64_t bytes) KVS_REQUIRES(store_lock) {
-      return bytes == 0 ? 0 : PagesOfArenas(pool, allocator_.RoomOf(taker, pool), bytes);
+      return bytes == 0 ? 0 : PagesOfArenas(pool, RoomOf(taker, pool), bytes);
     };
     limit.tokens = fit.Tokens({slots(fit.page_bytes()), slots(fit.block_bytes())});
   }
@@ -111,9 +120,10 @@ uint32_t CapacityCounter::OpenTokens(uint64_t tokens) const {
 
 Result<Capacity> CapacityCounter::CountCapacity(uint64_t session_id, uint64_t model,
                                                 std::string_view plan) {
-  KVS_ASSIGN_OR_RETURN(const Opening o, openings_.BeginOpening(session_id, model, plan));
+  KVS_ASSIGN_OR_RETURN(const Opening o,
+                       BeginOpening(&books_.mu, &catalog_, plans_, session_id, model, plan));
   references_.Reclaim();  // by pieces
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   KVS_ASSIGN_OR_RETURN(Session * session, catalog_.FindSession(session_id));
   const Taker taker = TakerOf(*session, *o.sequence);
   const TokenFit fit(*o.sequence);

@@ -20,19 +20,18 @@
 namespace kvstrata {
 
 struct Arena;
+struct Books;
 class Eviction;
-class Openings;
-class PageAllocator;
-class PagePools;
 class PageReferences;
+class Plans;
 struct Sequence;
 class SessionCatalog;
-struct StoreParts;
 struct Taker;
 
 class CapacityCounter {
  public:
-  explicit CapacityCounter(StoreParts* store);
+  CapacityCounter(Books& books, const StoreOptions& options, SessionCatalog& catalog,
+                  PageReferences& references, Eviction& eviction, const Plans& plans);
 
   // How many tokens of the model, with what the plan keeps beside them in its index, the session
   // could open or grow to as things are. Promises nothing: others may be faster, and an open has
@@ -42,6 +41,8 @@ class CapacityCounter {
       KVS_EXCLUDES(store_lock);
   // Tokens that fit a sequence that is opened or grown, without evicting.
   uint64_t TokensThatFit(const Taker& taker, const Sequence& s) const KVS_REQUIRES(store_lock);
+  // What its tenant may still have of the pool, in whole granules, of which arenas are made.
+  uint64_t RoomOf(const Taker& taker, PoolId pool) const KVS_REQUIRES(store_lock);
 
  private:
   using BytesByArena = std::unordered_map<uint32_t, uint64_t>;
@@ -61,16 +62,12 @@ class CapacityCounter {
   // The tokens of an open where `tokens` fit: it keeps pages ahead of its prompt.
   uint32_t OpenTokens(uint64_t tokens) const;
 
-  StoreMutex& mu_;
+  Books& books_;
   const StoreOptions& options_;
-  const std::shared_ptr<UserLimits>& user_limits_;
-  PageMemory& memory_;
-  PagePools& pools_ KVS_GUARDED_BY(store_lock);
   SessionCatalog& catalog_;
   PageReferences& references_;
-  PageAllocator& allocator_;
   Eviction& eviction_;
-  Openings& openings_;
+  const Plans& plans_;
 };
 
 }  // namespace kvstrata

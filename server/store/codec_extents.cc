@@ -5,21 +5,39 @@
 #include <string>
 #include <utility>
 
-#include "server/store/store_parts.h"
+#include "server/store/books.h"
+#include "server/store/page_allocator.h"
+#include "server/store/page_holds.h"
+#include "server/store/page_references.h"
+#include "server/store/prefix_catalog.h"
+#include "server/store/raw_pages.h"
+#include "server/store/sequence.h"
+#include "server/store/session_catalog.h"
+#include "server/store/tables.h"
+#include "server/store/taker.h"
 
 namespace kvstrata {
+namespace {
 
-CodecExtents::CodecExtents(StoreParts* store)
-    : memory_(store->memory),
-      artefacts_(store->artefacts),
-      counters_(store->counters),
-      catalog_(store->catalog),
-      tables_(store->tables),
-      references_(store->references),
-      holds_(store->holds),
-      allocator_(store->allocator),
-      prefixes_(store->prefixes),
-      raw_pages_(store->raw_pages) {}
+std::vector<Run> Union(const std::vector<Run>& a, const std::vector<Run>& b) {
+  std::vector<Run> all = a;
+  all.insert(all.end(), b.begin(), b.end());
+  return Normalize(std::move(all));
+}
+
+}  // namespace
+
+CodecExtents::CodecExtents(Books& books, SessionCatalog& catalog, Tables& tables,
+                           PageReferences& references, PageHolds& holds, PageAllocator& allocator,
+                           PrefixCatalog& prefixes, RawPages& raw_pages)
+    : books_(books),
+      catalog_(catalog),
+      tables_(tables),
+      references_(references),
+      holds_(holds),
+      allocator_(allocator),
+      prefixes_(prefixes),
+      raw_pages_(raw_pages) {}
 
 Status CodecExtents::TakeExtents(const Sequence& s, const RecompressOutput& output,
                                  FreshPages* fresh) {
@@ -46,6 +64,40 @@ Status CodecExtents::TakeExtents(const Sequence& s, const RecompressOutput& outp
   return status;
 }
 
+Status CodecExtents::Swap(Sequence* s, const RecompressOutput& output, FreshPages* fresh,
+                          std::unique_ptr<Recompressor> next, RecompressResult* result) {
+  Session* session = catalog_.SessionOf(s->session);
+  KVS_ASSIGN_OR_RETURN(
+      shm::SequenceTable * table,
+      tables_.ReserveTable(session, *s, s->table->page_capacity, output.extents.size()));
+  std::vector<Extent> extents;
+  size_t taken = 0;
+  for (const ExtentDraft& draft : output.extents) {
+    if (draft.kept >= 0) {
+      extents.push_back(s->extents[static_cast<size_t>(draft.kept)]);
+    } else {
+      Page* const page = fresh->pages[taken++];
+      extents.push_back({page, draft.size(), draft.tokens, ChecksumInHeader(draft.bytes),
+                         DescriptionFor(*page, draft.bytes)});
+      result->written_bytes += draft.size();
+    }
+    references_.RefPage(extents.back().page);
+  }
+  std::swap(s->extents, extents);
+  references_.ReleaseExtents(&extents);
+  DropFresh(fresh);
+  CodecState& codec = *s->codec;
+  codec.recompressor = std::move(next);
+  codec.released = Union(codec.released, output.released);
+  const std::vector<size_t> released = ReleasedPages(*s);
+  if (s->plan.stored.keep_raw == KeepRaw::kNo)
+    result->released_bytes += raw_pages_.GiveBack(s, released);
+  result->extents = static_cast<uint32_t>(s->extents.size());
+  tables_.Publish(session, s, table);
+  references_.Advance(session->tenant);
+  return OkStatus();
+}
+
 void CodecExtents::DropFresh(FreshPages* fresh) {
   holds_.End(fresh->hold);
   *fresh = {};
@@ -67,16 +119,16 @@ Status CodecExtents::CopyDrafts(const RecompressOutput& output, const FreshPages
     const bool on_device = draft.on_device.data != nullptr;
     const std::span<const std::byte> bytes = draft.bytes;
     KVS_RETURN_IF_ERROR(
-        on_device
-            ? memory_.Fill(to, bytes, {draft.on_device.data.get(), draft.on_device.size}, packed_by)
-            : memory_.Fill(to, {}, bytes, to.arena->pool));
+        on_device ? books_.memory.Fill(
+                        to, bytes, {draft.on_device.data.get(), draft.on_device.size}, packed_by)
+                  : books_.memory.Fill(to, {}, bytes, to.arena->pool));
   }
   return OkStatus();
 }
 
 std::shared_ptr<const std::vector<std::byte>> CodecExtents::DescriptionFor(
     const Page& page, std::span<const std::byte> extent) const {
-  if (memory_.readable(page.arena->tier)) return nullptr;
+  if (books_.memory.readable(page.arena->tier)) return nullptr;
   const auto size = static_cast<int64_t>(extent.size());
   const auto front = static_cast<size_t>(std::min(size, kExtentFrontBytes));
   return std::make_shared<const std::vector<std::byte>>(
@@ -88,13 +140,13 @@ void CodecExtents::EnterArtefact(Artefact artefact) {
     references_.RefPage(extent.page);
     ++extent.page->artefacts;
   }
-  if (std::optional<Artefact> left = artefacts_.Insert(std::move(artefact))) {
-    DropArtefact(std::move(*left));
+  if (std::optional<Artefact> left = books_.artefacts.Insert(std::move(artefact))) {
+    references_.ReleaseArtefact(std::move(*left));
   }
 }
 
 void CodecExtents::OfferArtefact(const PageKey& key, OfferedFor why) {
-  const Artefact* const artefact = artefacts_.Peek(key);
+  const Artefact* const artefact = books_.artefacts.Peek(key);
   if (prefixes_.tier() == nullptr || artefact == nullptr) return;
   uint64_t bytes = 0;
   for (const Extent& extent : artefact->extents) bytes += extent.page->bytes;
@@ -120,7 +172,7 @@ void CodecExtents::AttachArtefact(Session* session, Sequence* s) {
   if (!s->HoldsAll(s->prompt_tokens) || !s->extents.empty()) return;
   if (codec.work == CodecState::Work::kRunning) return;
   if (prefixes_.FindArtefact(codec.prompt_key, session->device) == nullptr) return;
-  const Artefact* const artefact = artefacts_.Find(codec.prompt_key);
+  const Artefact* const artefact = books_.artefacts.Find(codec.prompt_key);
   const Result<shm::SequenceTable*> table =
       tables_.ReserveTable(session, *s, s->table->page_capacity, artefact->extents.size());
   if (!table.ok()) return;  // it is built anew when there is room
@@ -131,24 +183,15 @@ void CodecExtents::AttachArtefact(Session* session, Sequence* s) {
   codec.prompt_settled = true;
   const std::vector<size_t> released = ReleasedPages(*s);
   if (s->plan.stored.keep_raw == KeepRaw::kNo) {
-    counters_.released_bytes += raw_pages_.GiveBack(s, released);
+    books_.counters.released_bytes += raw_pages_.GiveBack(s, released);
   } else {
     codec.place_raw = std::any_of(released.begin(), released.end(), [s](size_t i) {
       return s->pages[i]->arena->tier == Tier::kDevice;
     });
   }
-  ++counters_.artefact_hits;
+  ++books_.counters.artefact_hits;
   tables_.Publish(session, s, *table);
   references_.Advance(session->tenant);
-}
-
-void CodecExtents::DropArtefact(Artefact artefact) {
-  if (artefact.extents.empty()) return;
-  Tenant* tenant = catalog_.tenant(artefact.extents.front().page->arena->tenant);
-  for (const Extent& extent : artefact.extents) --extent.page->artefacts;
-  references_.ReleaseExtents(&artefact.extents);
-  references_.Advance(tenant);
-  references_.ReclaimLocked();
 }
 
 }  // namespace kvstrata

@@ -23,16 +23,16 @@
 
 namespace kvstrata {
 
+struct Books;
 class PageAllocator;
 class PageHolds;
 class PageReferences;
 class PrefixCatalog;
 class RawPages;
+struct RecompressResult;
 struct Sequence;
 struct Session;
 class SessionCatalog;
-struct StoreCounters;
-struct StoreParts;
 class Tables;
 
 // Pages for drafts, in their order.
@@ -43,7 +43,9 @@ struct FreshPages {
 
 class CodecExtents {
  public:
-  explicit CodecExtents(StoreParts* store);
+  CodecExtents(Books& books, SessionCatalog& catalog, Tables& tables, PageReferences& references,
+               PageHolds& holds, PageAllocator& allocator, PrefixCatalog& prefixes,
+               RawPages& raw_pages);
 
   // Pages for the drafts that are not kept, or none: POOL_EXHAUSTED.
   Status TakeExtents(const Sequence& s, const RecompressOutput& output, FreshPages* fresh)
@@ -51,6 +53,11 @@ class CodecExtents {
   // `packed_by`: the device in whose memory drafts lie that the host cannot read. COPY_FAILED,
   // DEVICE_FAILED.
   Status CopyDrafts(const RecompressOutput& output, const FreshPages& fresh, PoolId packed_by);
+  // Makes the drafts, and the extents that they keep, the sequence's, with `next` as its
+  // Recompressor, gives up raw pages as its plan says, and publishes its table. TABLES_FULL.
+  Status Swap(Sequence* s, const RecompressOutput& output, FreshPages* fresh,
+              std::unique_ptr<Recompressor> next, RecompressResult* result)
+      KVS_REQUIRES(store_lock);
   // Releases them, but for those that somebody has referred to meanwhile.
   void DropFresh(FreshPages* fresh) KVS_REQUIRES(store_lock);
   // The same where no table names what is released.
@@ -62,8 +69,6 @@ class CodecExtents {
   // --- whole prompts ---
   // Takes references of its own to the extents.
   void EnterArtefact(Artefact artefact) KVS_REQUIRES(store_lock);
-  // Gives up the references of one that artefacts_ has no more.
-  void DropArtefact(Artefact artefact) KVS_REQUIRES(store_lock);
   // Enters what the sequence's codec made of its prompt, and offers it.
   void KeepArtefact(const Sequence& s) KVS_REQUIRES(store_lock);
   // Offers one that memory has to the tier below.
@@ -72,9 +77,7 @@ class CodecExtents {
   void AttachArtefact(Session* session, Sequence* s) KVS_REQUIRES(store_lock);
 
  private:
-  PageMemory& memory_;
-  Artefacts& artefacts_ KVS_GUARDED_BY(store_lock);
-  StoreCounters& counters_ KVS_GUARDED_BY(store_lock);
+  Books& books_;
   SessionCatalog& catalog_;
   Tables& tables_;
   PageReferences& references_;

@@ -4,50 +4,20 @@
 #include <algorithm>
 #include <string>
 
-#include "server/store/store_parts.h"
+#include "server/store/sequence.h"
+#include "server/store/session_catalog.h"
 
 namespace kvstrata {
 
-Devices::Devices(StoreParts* store)
-    : mu_(store->mu),
-      memory_(store->memory),
-      pools_(store->pools),
-      prefix_(store->prefix),
-      artefacts_(store->artefacts),
-      catalog_(store->catalog),
-      references_(store->references),
-      extents_(store->extents) {}
-
-void Devices::DropLost() {
-  for (const PoolId pool : memory_.ids()) DropLost(pool);
-}
-
-void Devices::DropLost(PoolId pool) {
-  bool& dropped = dropped_[pool.index()];
-  if (dropped || memory_.failure(pool).ok()) return;
-  dropped = true;
-  for (Page* page : prefix_.PagesIn(pool)) {
-    prefix_.Erase(page);
-    if (page->refs == 0) references_.Retire(page);
-  }
-  const auto lies_there = [pool](const Artefact& a) {
-    return std::ranges::any_of(a.extents,
-                               [pool](const Extent& e) { return e.page->arena->pool == pool; });
-  };
-  while (std::optional<Artefact> artefact = artefacts_.EvictOldest(lies_there)) {
-    extents_.DropArtefact(std::move(*artefact));
-  }
-  for (Tenant* tenant : catalog_.tenants()) references_.Advance(tenant);
-  references_.ReclaimLocked();
-}
+Devices::Devices(Books& books, SessionCatalog& catalog) : books_(books), catalog_(catalog) {}
 
 void Devices::LoseDevice(uint32_t device, const Status& why) {
-  memory_.Lose(PoolId::Device(device), why);
+  books_.memory.Lose(PoolId::Device(device), why);
 }
 
 Status Devices::CheckHeld(const Sequence& s) const {
   const PoolId device = PoolId::Device(catalog_.SessionOf(s.session)->device);
-  const Status failure = memory_.failure(device);
+  const Status failure = books_.memory.failure(device);
   if (failure.ok()) return OkStatus();
   const auto lost = [device](const Page* page) {
     return page != nullptr && page->arena->pool == device;
@@ -66,7 +36,7 @@ Status Devices::CheckHeld(const Sequence& s) const {
 Result<uint32_t> Devices::FindDevice(std::string_view name) const {
   if (name.empty()) return 0;
   std::string known;
-  for (uint32_t device = 0; device < memory_.devices(); ++device) {
+  for (uint32_t device = 0; device < books_.memory.devices(); ++device) {
     if (DeviceName(device) == name) return device;
     known += (device == 0 ? "'" : ", '") + DeviceName(device) + "'";
   }
@@ -75,8 +45,8 @@ Result<uint32_t> Devices::FindDevice(std::string_view name) const {
 }
 
 std::byte* Devices::ArenaBase(uint32_t id) const {
-  StoreLock lock(mu_);
-  const Arena* arena = pools_.Find(id);
+  StoreLock lock(books_.mu);
+  const Arena* arena = books_.pools.Find(id);
   return arena == nullptr ? nullptr : arena->memory.base;
 }
 
@@ -85,7 +55,7 @@ Status Devices::ReachFromDevice(uint32_t id, uint32_t device) const {
   if (base == nullptr) {
     return Internal("TABLE_INVALID", "arena " + std::to_string(id) + " does not exist");
   }
-  return memory_.Reach(PoolId::Device(device), base);
+  return books_.memory.Reach(PoolId::Device(device), base);
 }
 
 }  // namespace kvstrata

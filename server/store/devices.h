@@ -1,44 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0
 // Devices: their names, where arenas lie in the daemon, and what becomes of one that is lost
-// (DEVICE_FAILED, a GPU's sticky error): it gives no memory any more, nobody finds what lies there,
-// and who has pages there is told. Host and disk go on.
+// (DEVICE_FAILED, a GPU's sticky error): it gives no memory any more, nobody finds what lies there
+// (PageReferences::DropLost), and who has pages there is told. Host and disk go on.
 //
 // Thread-safety: methods that say so are called under the store's lock, all others from any thread.
 #ifndef KVSTRATA_SERVER_STORE_DEVICES_H_
 #define KVSTRATA_SERVER_STORE_DEVICES_H_
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
 
 #include "base/status.h"
-#include "server/store/page_memory.h"
+#include "server/store/books.h"
 #include "server/store/store_lock.h"
 
 namespace kvstrata {
 
-class Artefacts;
-class CodecExtents;
-class PagePools;
-class PageReferences;
-class PrefixIndex;
 struct Sequence;
 class SessionCatalog;
-struct StoreParts;
 
 class Devices {
  public:
-  explicit Devices(StoreParts* store);
+  Devices(Books& books, SessionCatalog& catalog);
 
   // The number of the one of that name; "": of the first. NOT_FOUND DEVICE_UNKNOWN names them all.
   Result<uint32_t> FindDevice(std::string_view name) const;
   const std::string& DeviceName(uint32_t device) const {
-    return memory_.name(PoolId::Device(device));
+    return books_.memory.name(PoolId::Device(device));
   }
   // What the arenas of a tier are, on every device.
-  HandleType handle_type(Tier tier) const { return memory_.handle_type(tier); }
+  HandleType handle_type(Tier tier) const { return books_.memory.handle_type(tier); }
   // The daemon's own mapping of an arena; null if there is none of that id. Valid while a reader is
   // inside an epoch and its table names the arena.
   std::byte* ArenaBase(uint32_t arena) const KVS_EXCLUDES(store_lock);
@@ -48,23 +41,12 @@ class Devices {
   // Whoever runs steps on a device found that it answers nothing any more: `why`, DEVICE_FAILED.
   void LoseDevice(uint32_t device, const Status& why);
 
-  // Makes the prefix index and the artefacts forget what lies on a device that is lost, once.
-  void DropLost() KVS_REQUIRES(store_lock);
   // DEVICE_FAILED if any of the sequence lies there.
   Status CheckHeld(const Sequence& s) const KVS_REQUIRES(store_lock);
 
  private:
-  void DropLost(PoolId pool) KVS_REQUIRES(store_lock);
-
-  StoreMutex& mu_;
-  PageMemory& memory_;
-  PagePools& pools_ KVS_GUARDED_BY(store_lock);
-  PrefixIndex& prefix_ KVS_GUARDED_BY(store_lock);
-  Artefacts& artefacts_ KVS_GUARDED_BY(store_lock);
+  Books& books_;
   SessionCatalog& catalog_;
-  PageReferences& references_;
-  CodecExtents& extents_;
-  std::array<bool, kMaxPools> dropped_ KVS_GUARDED_BY(store_lock){};
 };
 
 }  // namespace kvstrata

@@ -5,7 +5,11 @@
 #include <optional>
 #include <utility>
 
-#include "server/store/store_parts.h"
+#include "server/store/books.h"
+#include "server/store/page_references.h"
+#include "server/store/sequence.h"
+#include "server/store/session_catalog.h"
+#include "server/store/taker.h"
 
 namespace kvstrata {
 namespace {
@@ -22,33 +26,24 @@ void Count(const Page& page, EvictedTier* tier) {
 
 }  // namespace
 
-Eviction::Eviction(StoreParts* store)
-    : mu_(store->mu),
-      memory_(store->memory),
-      pools_(store->pools),
-      prefix_(store->prefix),
-      artefacts_(store->artefacts),
-      counters_(store->counters),
-      catalog_(store->catalog),
-      references_(store->references),
-      allocator_(store->allocator),
-      extents_(store->extents) {}
+Eviction::Eviction(Books& books, SessionCatalog& catalog, PageReferences& references)
+    : books_(books), catalog_(catalog), references_(references) {}
 
 uint64_t EvictResult::pages() const { return Sum(tiers, &EvictedTier::pages); }
 uint64_t EvictResult::bytes() const { return Sum(tiers, &EvictedTier::bytes); }
 
 EvictResult Eviction::Evict(bool dry_run) {
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   EvictResult result;
   for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
     result.tiers.push_back({});
     result.tiers.back().tier = tier;
   }
   std::vector<Page*> victims;
-  for (const PoolId pool : memory_.ids()) {
+  for (const PoolId pool : books_.memory.ids()) {
     EvictedTier& tier = result.tiers[static_cast<size_t>(pool.tier())];
-    tier.pinned_bytes += prefix_.pinned_bytes(pool);
-    for (Page* page = prefix_.oldest(pool); page != nullptr; page = page->newer) {
+    tier.pinned_bytes += books_.prefix.pinned_bytes(pool);
+    for (Page* page = books_.prefix.oldest(pool); page != nullptr; page = page->newer) {
       Count(*page, &tier);
       tier.stored_pages += page->stored;
       victims.push_back(page);
@@ -62,8 +57,8 @@ EvictResult Eviction::Evict(bool dry_run) {
   if (dry_run) return result;
   for (Page* page : victims) EvictPage(page);
   const auto may_go = [this](const Artefact& a) KVS_NO_THREAD_SAFETY_ANALYSIS { return MayGo(a); };
-  while (std::optional<Artefact> a = artefacts_.EvictOldest(may_go))
-    extents_.DropArtefact(std::move(*a));
+  while (std::optional<Artefact> a = books_.artefacts.EvictOldest(may_go))
+    references_.ReleaseArtefact(std::move(*a));
   for (Tenant* tenant : catalog_.tenants()) references_.Advance(tenant);
   references_.ReclaimLocked();
   return result;
@@ -74,15 +69,15 @@ void Eviction::DropUnusedPagesOf(const Model& model) {
   const auto of_model = [this, &model](const Artefact& a) KVS_NO_THREAD_SAFETY_ANALYSIS {
     return MayGo(a) && !a.extents.empty() && a.extents.front().page->model == model.id;
   };
-  while (std::optional<Artefact> a = artefacts_.EvictOldest(of_model))
-    extents_.DropArtefact(std::move(*a));
+  while (std::optional<Artefact> a = books_.artefacts.EvictOldest(of_model))
+    references_.ReleaseArtefact(std::move(*a));
   uint64_t left = model.pages;  // no more than these are to be found
-  for (const PoolId pool : memory_.ids()) {
-    for (Page* page = prefix_.newest(pool); page != nullptr && left != 0;) {
+  for (const PoolId pool : books_.memory.ids()) {
+    for (Page* page = books_.prefix.newest(pool); page != nullptr && left != 0;) {
       Page* const other = std::exchange(page, page->older);
       if (other->model != model.id) continue;
       --left;
-      prefix_.Erase(other);
+      books_.prefix.Erase(other);
       references_.Retire(other);
     }
   }
@@ -91,8 +86,8 @@ void Eviction::DropUnusedPagesOf(const Model& model) {
 // Extents that artefacts alone refer to, and no pin keeps, once each.
 std::set<const Page*> Eviction::UnusedExtents() const {
   std::set<const Page*> pages;
-  for (const Artefact& artefact : artefacts_.all()) {
-    if (prefix_.pinned().contains(artefact.key)) continue;
+  for (const Artefact& artefact : books_.artefacts.all()) {
+    if (books_.prefix.pinned().contains(artefact.key)) continue;
     for (const Extent& e : artefact.extents) {
       if (e.page->refs == e.page->artefacts) pages.insert(e.page);
     }
@@ -102,20 +97,19 @@ std::set<const Page*> Eviction::UnusedExtents() const {
 
 // Only pages whose space the taker can use are worth dropping: those in its own arenas, and those
 // of arenas that go back to the pool because nothing else is in them.
-bool Eviction::EvictFor(const Taker& taker, PoolId pool, uint64_t bytes) {
-  const bool only_own = allocator_.AtLimit(taker, pool, bytes);
+bool Eviction::EvictFor(const Taker& taker, PoolId pool, uint64_t bytes, bool only_own) {
   uint64_t expected = 0;
   std::vector<Page*> victims;
   std::set<const Arena*> emptied;
   Page* next = nullptr;
-  for (Page* page = prefix_.oldest(pool); page != nullptr && expected < bytes; page = next) {
+  for (Page* page = books_.prefix.oldest(pool); page != nullptr && expected < bytes; page = next) {
     const Arena& arena = *page->arena;
     const bool own = arena.writer == taker.writer && arena.tenant == taker.tenant->id;
     next = page->newer;
     if (only_own && arena.tenant != taker.tenant->id) continue;
     if (!own && (arena.live != 0 || catalog_.Fenced(arena) || emptied.contains(&arena))) continue;
     if (page->credits > 0) {
-      next = prefix_.Spare(page);
+      next = books_.prefix.Spare(page);
       continue;
     }
     if (own) victims.push_back(page);
@@ -123,13 +117,13 @@ bool Eviction::EvictFor(const Taker& taker, PoolId pool, uint64_t bytes) {
     expected += own ? page->bytes : arena.memory.bytes;
   }
   if (!emptied.empty()) {
-    for (Page* page = prefix_.oldest(pool); page != nullptr; page = page->newer) {
+    for (Page* page = books_.prefix.oldest(pool); page != nullptr; page = page->newer) {
       if (emptied.contains(page->arena)) victims.push_back(page);
     }
   }
   std::set<Tenant*> tenants;
   uint64_t used = 0;
-  for (const auto& [id, arena] : pools_.arenas()) used += arena->extents.used();
+  for (const auto& [id, arena] : books_.pools.arenas()) used += arena->extents.used();
   for (Page* page : victims) {
     tenants.insert(catalog_.tenant(page->arena->tenant));
     EvictPage(page);
@@ -137,19 +131,19 @@ bool Eviction::EvictFor(const Taker& taker, PoolId pool, uint64_t bytes) {
   for (Tenant* tenant : tenants) references_.Advance(tenant);
   references_.ReclaimLocked();
   uint64_t left = 0;
-  for (const auto& [id, arena] : pools_.arenas()) left += arena->extents.used();
+  for (const auto& [id, arena] : books_.pools.arenas()) left += arena->extents.used();
   return left < used;  // else readers hold what was dropped: dropping more helps nobody
 }
 
 void Eviction::EvictPage(Page* page) {
-  ++counters_.evicted_pages;
-  counters_.evicted_stored_pages += page->stored;
-  prefix_.Erase(page);
+  ++books_.counters.evicted_pages;
+  books_.counters.evicted_stored_pages += page->stored;
+  books_.prefix.Erase(page);
   references_.Retire(page);
 }
 
 bool Eviction::MayGo(const Artefact& artefact) const {
-  return artefact.unused() && !prefix_.pinned().contains(artefact.key);
+  return artefact.unused() && !books_.prefix.pinned().contains(artefact.key);
 }
 
 bool Eviction::EvictArtefact(PoolId pool, const Tenant* tenant) {
@@ -160,9 +154,9 @@ bool Eviction::EvictArtefact(PoolId pool, const Tenant* tenant) {
     };
     return MayGo(a) && std::any_of(a.extents.begin(), a.extents.end(), in_pool);
   };
-  std::optional<Artefact> oldest = artefacts_.EvictOldest(idle);
+  std::optional<Artefact> oldest = books_.artefacts.EvictOldest(idle);
   if (!oldest) return false;
-  extents_.DropArtefact(std::move(*oldest));
+  references_.ReleaseArtefact(std::move(*oldest));
   return true;
 }
 

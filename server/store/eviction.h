@@ -17,29 +17,26 @@
 namespace kvstrata {
 
 struct Artefact;
-class Artefacts;
-class CodecExtents;
+struct Books;
 struct Model;
 struct Page;
-class PageAllocator;
-class PagePools;
 class PageReferences;
-class PrefixIndex;
 class SessionCatalog;
-struct StoreParts;
 struct Taker;
 struct Tenant;
 
 class Eviction {
  public:
-  explicit Eviction(StoreParts* store);
+  Eviction(Books& books, SessionCatalog& catalog, PageReferences& references);
 
   // Drops cached pages and artefacts that no sequence uses and no pin keeps; with `dry_run` only
   // counts them.
   EvictResult Evict(bool dry_run) KVS_EXCLUDES(store_lock);
 
-  // Evicts pages whose space the taker can use; whether that gave any.
-  bool EvictFor(const Taker& taker, PoolId pool, uint64_t bytes) KVS_REQUIRES(store_lock);
+  // Evicts pages whose space the taker can use, of any tenant, or of its own only; whether that
+  // gave any.
+  bool EvictFor(const Taker& taker, PoolId pool, uint64_t bytes, bool only_own)
+      KVS_REQUIRES(store_lock);
   void EvictPage(Page* page) KVS_REQUIRES(store_lock);
   // Drops the oldest artefact of any tenant, or of one, that nobody uses and that has bytes in
   // `pool`.
@@ -53,16 +50,9 @@ class Eviction {
   // Nobody uses it, and no pin keeps it.
   bool MayGo(const Artefact& artefact) const KVS_REQUIRES(store_lock);
 
-  StoreMutex& mu_;
-  PageMemory& memory_;
-  PagePools& pools_ KVS_GUARDED_BY(store_lock);
-  PrefixIndex& prefix_ KVS_GUARDED_BY(store_lock);
-  Artefacts& artefacts_ KVS_GUARDED_BY(store_lock);
-  StoreCounters& counters_ KVS_GUARDED_BY(store_lock);
+  Books& books_;
   SessionCatalog& catalog_;
   PageReferences& references_;
-  PageAllocator& allocator_;
-  CodecExtents& extents_;
 };
 
 }  // namespace kvstrata

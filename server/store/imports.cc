@@ -6,18 +6,19 @@
 #include <string>
 #include <utility>
 
+#include "server/store/books.h"
+#include "server/store/devices.h"
 #include "server/store/long_request.h"
-#include "server/store/store_parts.h"
+#include "server/store/page_holds.h"
+#include "server/store/sequence.h"
+#include "server/store/session_catalog.h"
+#include "server/store/step_events.h"
 
 namespace kvstrata {
 
-Imports::Imports(StoreParts* store)
-    : mu_(store->mu),
-      memory_(store->memory),
-      catalog_(store->catalog),
-      devices_(store->devices),
-      holds_(store->holds),
-      steps_(store->steps) {}
+Imports::Imports(Books& books, SessionCatalog& catalog, Devices& devices, PageHolds& holds,
+                 StepEvents& steps)
+    : books_(books), catalog_(catalog), devices_(devices), holds_(holds), steps_(steps) {}
 
 // Pages are held from the first unit on that the new tokens may complete.
 void Imports::KeepPages(const Sequence& s, ImportJob* job) {
@@ -34,7 +35,7 @@ void Imports::KeepPages(const Sequence& s, ImportJob* job) {
                         KVS_NO_THREAD_SAFETY_ANALYSIS {
                           if (page == nullptr) return;
                           holds_.Keep(job->hold, page);
-                          if (memory_.readable(page->arena->tier)) {
+                          if (books_.memory.readable(page->arena->tier)) {
                             *address = page->base();
                           } else {
                             job->staged.push_back({page, address, written, nullptr});
@@ -54,7 +55,7 @@ Status Imports::StageImport(ImportJob* job) {
     if (s.copy == nullptr) {
       return ResourceExhausted("MEMORY_EXHAUSTED", "no host memory for a page of an import");
     }
-    KVS_RETURN_IF_ERROR(memory_.Read(*s.page, s.copy.get()));
+    KVS_RETURN_IF_ERROR(books_.memory.Read(*s.page, s.copy.get()));
     *s.address = s.copy.get();
   }
   return OkStatus();
@@ -63,7 +64,7 @@ Status Imports::StageImport(ImportJob* job) {
 Result<ImportJob> Imports::BeginImport(uint64_t session_id, uint64_t sequence, uint32_t tokens) {
   ImportJob job;
   {
-    StoreLock lock(mu_);
+    StoreLock lock(books_.mu);
     KVS_ASSIGN_OR_RETURN(Sequence * s, catalog_.FindSequence(session_id, sequence));
     if (!s->imported) {
       return FailedPrecondition("SEQUENCE_OWNED",
@@ -102,7 +103,7 @@ Status Imports::FinishImport(const ImportJob& job, std::span<const int32_t> toke
                              uint32_t indexed_tokens) {
   Status written;
   for (const ImportJob::Staged& s : job.staged) {
-    if (s.written && written.ok()) written = memory_.Write(*s.page, s.copy.get());
+    if (s.written && written.ok()) written = books_.memory.Write(*s.page, s.copy.get());
   }
   AbandonImport(job);
   KVS_RETURN_IF_ERROR(written);
@@ -110,7 +111,7 @@ Status Imports::FinishImport(const ImportJob& job, std::span<const int32_t> toke
 }
 
 void Imports::AbandonImport(const ImportJob& job) {
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   holds_.End(job.hold);
 }
 

@@ -16,17 +16,17 @@
 
 namespace kvstrata {
 
+struct Books;
 class Devices;
 class PageHolds;
-class PageMemory;
 struct Sequence;
 class SessionCatalog;
 class StepEvents;
-struct StoreParts;
 
 class Imports {
  public:
-  explicit Imports(StoreParts* store);
+  Imports(Books& books, SessionCatalog& catalog, Devices& devices, PageHolds& holds,
+          StepEvents& steps);
 
   // Room for `tokens` behind those that are committed. FAILED_PRECONDITION SEQUENCE_OWNED,
   // SEQUENCE_TOO_LONG, POOL_EXHAUSTED, MEMORY_EXHAUSTED, COPY_FAILED.
@@ -42,8 +42,7 @@ class Imports {
   void KeepPages(const Sequence& s, ImportJob* job) KVS_REQUIRES(store_lock);
   Status StageImport(ImportJob* job) KVS_EXCLUDES(store_lock);
 
-  StoreMutex& mu_;
-  PageMemory& memory_;
+  Books& books_;
   SessionCatalog& catalog_;
   Devices& devices_;
   PageHolds& holds_;

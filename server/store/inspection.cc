@@ -10,8 +10,18 @@
 #include "kernels/codec/packed.h"
 #include "kernels/select/span_rows.h"
 #include "kernels/select/why_in_full.h"
+#include "server/store/books.h"
+#include "server/store/eviction.h"
 #include "server/store/long_request.h"
-#include "server/store/store_parts.h"
+#include "server/store/models.h"
+#include "server/store/page_holds.h"
+#include "server/store/page_references.h"
+#include "server/store/plans.h"
+#include "server/store/prefix_pins.h"
+#include "server/store/sequence.h"
+#include "server/store/sequences.h"
+#include "server/store/session_catalog.h"
+#include "server/store/sessions.h"
 
 namespace kvstrata {
 namespace {
@@ -68,36 +78,35 @@ std::string InFullTextOf(const Sequence& s) {
 
 }  // namespace
 
-Inspection::Inspection(StoreParts* store)
-    : mu_(store->mu),
-      memory_(store->memory),
-      pools_(store->pools),
-      prefix_(store->prefix),
-      artefacts_(store->artefacts),
-      counters_(store->counters),
-      catalog_(store->catalog),
-      models_(store->models),
-      eviction_(store->eviction),
-      store_(*store) {}
+Inspection::Inspection(Books& books, SessionCatalog& catalog, Eviction& eviction,
+                       const Plans& plans, const PageReferences& references, const PageHolds& holds,
+                       const PrefixPins& pins)
+    : books_(books),
+      catalog_(catalog),
+      eviction_(eviction),
+      plans_(plans),
+      references_(references),
+      holds_(holds),
+      pins_(pins) {}
 
 std::vector<PoolInfo> Inspection::Pools() const {
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   std::vector<PoolInfo> infos;
-  for (const PoolId pool : memory_.ids()) {
+  for (const PoolId pool : books_.memory.ids()) {
     PoolInfo& info = infos.emplace_back();
     info.tier = pool.tier();
-    info.device = memory_.name(pool);
-    info.capacity_bytes = memory_.capacity(pool);
-    info.arena_bytes = pools_.arena_bytes(pool);
-    info.taken_bytes = pools_.taken(pool);
-    info.cached_bytes = prefix_.cached_bytes(pool);
-    info.pinned_bytes = prefix_.pinned_bytes(pool);
-    info.failure = memory_.failure(pool).message();
+    info.device = books_.memory.name(pool);
+    info.capacity_bytes = books_.memory.capacity(pool);
+    info.arena_bytes = books_.pools.arena_bytes(pool);
+    info.taken_bytes = books_.pools.taken(pool);
+    info.cached_bytes = books_.prefix.cached_bytes(pool);
+    info.pinned_bytes = books_.prefix.pinned_bytes(pool);
+    info.failure = books_.memory.failure(pool).message();
   }
   const auto info_of = [&infos](const Arena& arena) -> PoolInfo& {
     return arena.tier == Tier::kHost ? infos.back() : infos[arena.pool.device()];
   };
-  for (const auto& [id, arena] : pools_.arenas()) {
+  for (const auto& [id, arena] : books_.pools.arenas()) {
     PoolInfo& info = info_of(*arena);
     ++info.arenas;
     info.retired_bytes += arena->retired;
@@ -118,13 +127,13 @@ void Inspection::VisitPages(uint64_t sequence, Visit&& visit) const {
     const bool block = at >= pages.size();
     visit(*s, block ? blocks[at - pages.size()] : pages[at], block);
     if (++visited % kPiecePages != 0) continue;
-    mu_.Yield();
+    books_.mu.Yield();
     s = catalog_.PeekSequence(sequence);
   }
 }
 
 std::vector<SessionInfo> Inspection::Sessions() const {
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   std::vector<SessionInfo> infos;
   std::vector<std::vector<uint64_t>> sequences;
   for (const auto& [id, session] : catalog_.sessions()) {
@@ -134,7 +143,7 @@ std::vector<SessionInfo> Inspection::Sessions() const {
     info.client_name = session->client_name;
     info.peer = session->peer;
     info.transport = session->transport;
-    info.device = memory_.name(PoolId::Device(session->device));
+    info.device = books_.memory.name(PoolId::Device(session->device));
     info.sequences = static_cast<uint32_t>(session->sequences.size());
     info.open_steps = CountReaders(*session->memory->header());
     info.age_us = AgeUs(session->opened);
@@ -167,10 +176,10 @@ uint64_t Inspection::BytesOf(std::span<const uint64_t> sequences) const {
 }
 
 std::vector<ModelInfo> Inspection::Models() const {
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   std::map<uint64_t, ModelInfo> infos;
-  for (const auto& [id, model] : models_.all()) infos[id] = {id, model->desc, 0, 0};
-  for (auto& [id, info] : infos) info.cached_pages = prefix_.cached_pages(id);
+  for (const auto& [id, model] : books_.models.all()) infos[id] = {id, model->desc, 0, 0};
+  for (auto& [id, info] : infos) info.cached_pages = books_.prefix.cached_pages(id);
   for (const auto& [id, s] : catalog_.sequences()) ++infos[s->model->id].sequences;
   std::vector<ModelInfo> list;
   for (auto& [id, info] : infos) list.push_back(std::move(info));
@@ -215,12 +224,12 @@ SequenceInfo Inspection::InfoOf(const Sequence& s) const {
   info.host_bytes += info.extent_host_bytes;
   if (s.codec && !s.codec->failed.ok()) info.work_error = s.codec->failed.ToString();
   info.in_full = InFullTextOf(s);
-  info.break_even_tokens = store_.plans.BreakEven(s.plan, s.model->desc.geometry);
+  info.break_even_tokens = plans_.BreakEven(s.plan, s.model->desc.geometry);
   return info;
 }
 
 std::vector<SequenceInfo> Inspection::Sequences(uint64_t session) const {
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   std::vector<SequenceInfo> infos;
   for (const auto& [id, s] : catalog_.sequences()) {
     if (session == 0 || s->session == session) infos.push_back(InfoOf(*s));
@@ -232,7 +241,7 @@ std::vector<SequenceInfo> Inspection::Sequences(uint64_t session) const {
 }
 
 Result<SequenceDetail> Inspection::Show(uint64_t sequence) const {
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   KVS_ASSIGN_OR_RETURN(const Sequence* s, catalog_.PeekSequence(sequence));
   SequenceDetail detail;
   detail.info = InfoOf(*s);
@@ -252,7 +261,7 @@ Result<SequenceDetail> Inspection::Show(uint64_t sequence) const {
 
 std::string_view Inspection::WhyUncounted(const Sequence& s, const Session& session) const {
   if (s.plan.selector == SelectorKind::kFull) return "full";
-  const bool emulated = memory_.name(PoolId::Device(session.device)).starts_with("emulated");
+  const bool emulated = books_.memory.name(PoolId::Device(session.device)).starts_with("emulated");
   return emulated ? "" : "gpu";
 }
 
@@ -278,13 +287,13 @@ SelectionSample Inspection::SampleOf(const Sequence& s, uint32_t buckets,
 
 Result<SelectionSample> Inspection::Selections(uint64_t sequence, uint32_t buckets,
                                                uint32_t bucket_tokens) const {
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   KVS_ASSIGN_OR_RETURN(const Sequence* s, catalog_.PeekSequence(sequence));
   return SampleOf(*s, buckets, bucket_tokens);
 }
 
 std::vector<LiveSequence> Inspection::Newest(size_t most, uint32_t buckets) const {
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   std::vector<uint64_t> ids;
   for (const auto& [id, s] : catalog_.sequences()) ids.push_back(id);
   const size_t n = std::min(most, ids.size());
@@ -292,7 +301,7 @@ std::vector<LiveSequence> Inspection::Newest(size_t most, uint32_t buckets) cons
                     std::greater<>());
   std::vector<LiveSequence> live;
   for (size_t i = n; i-- > 0;) {
-    mu_.Yield();
+    books_.mu.Yield();
     const Result<const Sequence*> s = catalog_.PeekSequence(ids[i]);
     if (!s.ok()) continue;  // closed meanwhile
     live.push_back(
@@ -303,15 +312,15 @@ std::vector<LiveSequence> Inspection::Newest(size_t most, uint32_t buckets) cons
 }
 
 StoreCounters Inspection::Counters() const {
-  StoreLock lock(mu_);
-  StoreCounters counters = counters_;
-  counters.prefix_pages = prefix_.size();
+  StoreLock lock(books_.mu);
+  StoreCounters counters = books_.counters;
+  counters.prefix_pages = books_.prefix.size();
   counters.sessions = static_cast<uint64_t>(std::ranges::count_if(
       catalog_.sessions(), [](const auto& entry) { return !entry.second->fenced; }));
   counters.sequences = catalog_.sequences().size();
-  counters.models = models_.all().size();
-  counters.artefacts = artefacts_.all().size();
-  for (const auto& [id, arena] : pools_.arenas()) counters.retired_bytes += arena->retired;
+  counters.models = books_.models.all().size();
+  counters.artefacts = books_.artefacts.all().size();
+  for (const auto& [id, arena] : books_.pools.arenas()) counters.retired_bytes += arena->retired;
   for (const auto& [id, session] : catalog_.sessions()) {
     for (const auto& [epoch, table] : session->retired_tables.items()) {
       counters.retired_bytes += table->bytes;

@@ -18,20 +18,20 @@
 
 namespace kvstrata {
 
-class Artefacts;
+struct Books;
 class Eviction;
-class Models;
-class PageMemory;
-class PagePools;
-class PrefixIndex;
+class PageHolds;
+class PageReferences;
+class Plans;
+class PrefixPins;
 struct Sequence;
 struct Session;
 class SessionCatalog;
-struct StoreParts;
 
 class Inspection {
  public:
-  explicit Inspection(StoreParts* store);
+  Inspection(Books& books, SessionCatalog& catalog, Eviction& eviction, const Plans& plans,
+             const PageReferences& references, const PageHolds& holds, const PrefixPins& pins);
 
   std::vector<PoolInfo> Pools() const KVS_EXCLUDES(store_lock);  // the devices', then the host's
   std::vector<SessionInfo> Sessions() const KVS_EXCLUDES(store_lock);
@@ -64,16 +64,14 @@ class Inspection {
   template <typename Visit>
   void VisitPages(uint64_t sequence, Visit&& visit) const KVS_REQUIRES(store_lock);
 
-  StoreMutex& mu_;
-  PageMemory& memory_;
-  PagePools& pools_ KVS_GUARDED_BY(store_lock);
-  PrefixIndex& prefix_ KVS_GUARDED_BY(store_lock);
-  Artefacts& artefacts_ KVS_GUARDED_BY(store_lock);
-  StoreCounters& counters_ KVS_GUARDED_BY(store_lock);
+  Books& books_;
   SessionCatalog& catalog_;
-  class Models& models_;
   Eviction& eviction_;
-  const StoreParts& store_;  // for the audit, which looks at all of it, and plans
+  const Plans& plans_;
+  // What the audit looks at besides.
+  const PageReferences& references_;
+  const PageHolds& holds_;
+  const PrefixPins& pins_;
 };
 
 }  // namespace kvstrata

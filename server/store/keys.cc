@@ -3,7 +3,11 @@
 #include <algorithm>
 #include <string>
 
-#include "server/store/store_parts.h"
+#include "server/store/books.h"
+#include "server/store/opened_sequence.h"
+#include "server/store/sequence.h"
+#include "server/store/sequences.h"
+#include "server/store/session_catalog.h"
 
 namespace kvstrata {
 namespace {
@@ -21,7 +25,7 @@ Status CheckKey(std::string_view key) {
 }  // namespace
 
 Status Sequences::EnterKey(uint64_t session_id, uint64_t sequence, std::string_view key) {
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   KVS_ASSIGN_OR_RETURN(Sequence * s, catalog_.FindSequence(session_id, sequence));
   const auto [found, entered] =
       catalog_.SessionOf(session_id)->tenant->keys.try_emplace(std::string(key), sequence);
@@ -57,7 +61,7 @@ Result<uint64_t> Sequences::FindKey(uint64_t session_id, std::string_view key) {
 Status Sequences::CloseKey(uint64_t session_id, std::string_view key) {
   uint64_t owner = 0, sequence = 0;
   {
-    StoreLock lock(mu_);
+    StoreLock lock(books_.mu);
     KVS_ASSIGN_OR_RETURN(sequence, FindKey(session_id, key));
     owner = catalog_.SequenceOf(sequence)->session;
   }

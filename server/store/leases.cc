@@ -5,7 +5,14 @@
 #include <string>
 #include <utility>
 
-#include "server/store/store_parts.h"
+#include "server/store/devices.h"
+#include "server/store/lookups.h"
+#include "server/store/openings.h"
+#include "server/store/page_owner.h"
+#include "server/store/parameters.h"
+#include "server/store/sequence.h"
+#include "server/store/sequences.h"
+#include "server/store/session_catalog.h"
 
 namespace kvstrata {
 namespace {
@@ -42,13 +49,14 @@ void GivePlaceBack(const SessionCatalog& catalog, Sequence* s) {
   lease->second->place.taken = std::move(s->place.taken);
 }
 
-Leases::Leases(StoreParts* store)
-    : mu_(store->mu),
-      catalog_(store->catalog),
-      devices_(store->devices),
-      lookups_(store->lookups),
-      openings_(store->openings),
-      sequences_(store->sequences) {}
+Leases::Leases(StoreMutex& mu, SessionCatalog& catalog, Devices& devices, Lookups& lookups,
+               Openings& openings, Sequences& sequences)
+    : mu_(mu),
+      catalog_(catalog),
+      devices_(devices),
+      lookups_(lookups),
+      openings_(openings),
+      sequences_(sequences) {}
 
 Status Leases::CheckLease(uint64_t session, uint64_t model, const LookupPlan& open,
                           std::chrono::milliseconds lease) {

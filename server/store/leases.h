@@ -33,7 +33,6 @@ class Openings;
 struct Sequence;
 class Sequences;
 class SessionCatalog;
-struct StoreParts;
 struct Tenant;
 
 // Gives `s`, which is nobody's yet, the place of a lease of that prompt, if there is one that has
@@ -45,7 +44,8 @@ void GivePlaceBack(const SessionCatalog& catalog, Sequence* s) KVS_REQUIRES(stor
 
 class Leases {
  public:
-  explicit Leases(StoreParts* store);
+  Leases(StoreMutex& mu, SessionCatalog& catalog, Devices& devices, Lookups& lookups,
+         Openings& openings, Sequences& sequences);
 
   // As Lookups::Lookup. What is answered stays held for the lease (0: not at all), or until the
   // session ends: the daemon opens the plan for the session, as OpenSequence does, on what is held

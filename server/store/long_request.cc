@@ -5,7 +5,6 @@
 
 #include "base/check.h"
 #include "server/store/session_catalog.h"
-#include "server/store/store_parts.h"
 
 namespace kvstrata {
 

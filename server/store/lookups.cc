@@ -5,7 +5,14 @@
 #include <string>
 #include <utility>
 
-#include "server/store/store_parts.h"
+#include "server/store/books.h"
+#include "server/store/devices.h"
+#include "server/store/held_prefix.h"
+#include "server/store/plans.h"
+#include "server/store/prefix_catalog.h"
+#include "server/store/replication.h"
+#include "server/store/sequence.h"
+#include "server/store/session_catalog.h"
 
 namespace kvstrata {
 namespace {
@@ -44,22 +51,23 @@ std::vector<Tier> TiersOf(const HeldPrefix& held, const std::optional<RawFree>& 
 
 }  // namespace
 
-Lookups::Lookups(StoreParts* store)
-    : mu_(store->mu),
-      cluster_tenants_(store->options.cluster_tenants),
-      plans_(store->plans),
-      catalog_(store->catalog),
-      models_(store->models),
-      devices_(store->devices),
-      prefixes_(store->prefixes),
-      replication_(store->replication) {}
+Lookups::Lookups(Books& books, const ClusterTenants& cluster_tenants, Plans& plans,
+                 SessionCatalog& catalog, Devices& devices, PrefixCatalog& prefixes,
+                 Replication& replication)
+    : books_(books),
+      cluster_tenants_(cluster_tenants),
+      plans_(plans),
+      catalog_(catalog),
+      devices_(devices),
+      prefixes_(prefixes),
+      replication_(replication) {}
 
 uint32_t PrefixHit::tokens_in(Tier tier) const {
   return static_cast<uint32_t>(std::ranges::count(pages, tier)) * page_tokens;
 }
 
 Result<PageOwner> Lookups::OwnerOf(uint64_t session_id, uint64_t model) {
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   KVS_ASSIGN_OR_RETURN(Session * session, catalog_.FindSession(session_id));
   KVS_ASSIGN_OR_RETURN(const Session::KnownModel* found, FindModel(*session, model));
   const auto& [known, chain] = *found;
@@ -67,9 +75,9 @@ Result<PageOwner> Lookups::OwnerOf(uint64_t session_id, uint64_t model) {
 }
 
 Result<PageOwner> Lookups::OwnerOf(std::string_view tenant, uint64_t model) {
-  StoreLock lock(mu_);
-  const auto it = models_.all().find(model);
-  if (it == models_.all().end()) {
+  StoreLock lock(books_.mu);
+  const auto it = books_.models.all().find(model);
+  if (it == books_.models.all().end()) {
     return NotFound("MODEL_UNKNOWN", "model " + std::to_string(model) + " is not registered");
   }
   const ModelDesc& desc = it->second->desc;

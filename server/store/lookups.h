@@ -21,18 +21,19 @@
 
 namespace kvstrata {
 
+struct Books;
 class ClusterTenants;
 class Devices;
-class Models;
 class Plans;
 class PrefixCatalog;
 class Replication;
 class SessionCatalog;
-struct StoreParts;
 
 class Lookups {
  public:
-  explicit Lookups(StoreParts* store);
+  Lookups(Books& books, const ClusterTenants& cluster_tenants, Plans& plans,
+          SessionCatalog& catalog, Devices& devices, PrefixCatalog& prefixes,
+          Replication& replication);
 
   // The longest prefix that memory and the tier below hold together. With a plan: what an open of
   // it, without options, on that device ("": the session's) would answer now, by the same rule
@@ -73,11 +74,10 @@ class Lookups {
   Result<PrefixHit> LookupAsOpened(const PageOwner& owner, std::span<const int32_t> tokens,
                                    const LookupPlan& open, Files files) KVS_EXCLUDES(store_lock);
 
-  StoreMutex& mu_;
+  Books& books_;
   const ClusterTenants& cluster_tenants_;
   Plans& plans_;
   SessionCatalog& catalog_;
-  Models& models_;
   Devices& devices_;
   PrefixCatalog& prefixes_;
   Replication& replication_;

@@ -5,8 +5,11 @@
 #include <string>
 #include <utility>
 
-#include "base/check.h"
-#include "server/store/store_parts.h"
+#include "server/store/books.h"
+#include "server/store/eviction.h"
+#include "server/store/page_references.h"
+#include "server/store/sequence.h"
+#include "server/store/session_catalog.h"
 
 namespace kvstrata {
 namespace {
@@ -50,64 +53,55 @@ Status Validate(const ModelDesc& desc, uint64_t largest_pool) {
 
 }  // namespace
 
-Models::Models(StoreParts* store)
-    : mu_(store->mu),
-      user_limits_(store->options.user_limits),
-      memory_(store->memory),
-      catalog_(store->catalog),
-      references_(store->references),
-      eviction_(store->eviction) {}
+Models::Models(Books& books, const std::shared_ptr<UserLimits>& user_limits,
+               SessionCatalog& catalog, PageReferences& references, Eviction& eviction)
+    : books_(books),
+      user_limits_(user_limits),
+      catalog_(catalog),
+      references_(references),
+      eviction_(eviction) {}
 
 void Models::LeaveModel(Model* model) {
   if (--model->sessions != 0) return;
   model->place = {};
   if (model->OfOneSession() && model->pages != 0) eviction_.DropUnusedPagesOf(*model);
-  if (model->pages == 0) models_.erase(model->id);
+  books_.models.DropIfUnused(model->id);
 }
 
 Status Models::MakeRoomForModel() {
-  if (models_.size() < kMaxModels) return OkStatus();
-  std::erase_if(models_, [](const auto& entry) {
-    return entry.second->sessions == 0 && entry.second->pages == 0;
-  });
+  const auto& models = books_.models.all();
+  if (models.size() < kMaxModels) return OkStatus();
+  books_.models.DropUnused();
   // Then one that only cached pages keep, the oldest of whoever has most of those.
   std::map<uint32_t, std::vector<Model*>> left;
-  for (const auto& [id, model] : models_) {
+  for (const auto& [id, model] : models) {
     if (model->sessions == 0) left[model->tenant].push_back(model.get());
   }
   const auto most = std::ranges::max_element(
       left, {}, [](const auto& of_tenant) { return of_tenant.second.size(); });
-  if (models_.size() >= kMaxModels && most != left.end()) {
+  if (models.size() >= kMaxModels && most != left.end()) {
     eviction_.DropUnusedPagesOf(**std::ranges::min_element(most->second, {}, &Model::id));
     for (Tenant* tenant : catalog_.tenants()) references_.Advance(tenant);
     references_.ReclaimLocked();
   }
-  if (models_.size() < kMaxModels) return OkStatus();
+  if (models.size() < kMaxModels) return OkStatus();
   return ResourceExhausted("MODEL_LIMIT", "the daemon has all the " + std::to_string(kMaxModels) +
                                               " models that it may have; try again later");
 }
 
 // Others' models of that description are others'.
 std::shared_ptr<Model> Models::FindRegistered(const Tenant& tenant, const ModelDesc& desc) const {
-  for (const auto& [id, known] : models_) {
+  for (const auto& [id, known] : books_.models.all()) {
     if (known->tenant == tenant.id && known->desc == desc) return known;
   }
   return nullptr;
 }
 
-void Models::NotePages(uint64_t model, uint64_t pages) { models_.at(model)->pages += pages; }
-
-void Models::NoteFreed(uint64_t id) {
-  const auto model = models_.find(id);
-  KVS_CHECK(model != models_.end());
-  if (--model->second->pages == 0 && model->second->sessions == 0) models_.erase(model);
-}
-
 Result<uint64_t> Models::RegisterModel(uint64_t session_id, const ModelDesc& desc) {
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   KVS_ASSIGN_OR_RETURN(Session * session, catalog_.FindSession(session_id));
-  const uint64_t largest =
-      std::max(memory_.capacity(PoolId::Device(session->device)), memory_.capacity(PoolId::Host()));
+  const uint64_t largest = std::max(books_.memory.capacity(PoolId::Device(session->device)),
+                                    books_.memory.capacity(PoolId::Host()));
   KVS_RETURN_IF_ERROR(Validate(desc, largest));
   Tenant* const tenant = session->tenant;
   std::shared_ptr<Model> model = FindRegistered(*tenant, desc);
@@ -121,7 +115,7 @@ Result<uint64_t> Models::RegisterModel(uint64_t session_id, const ModelDesc& des
     model->id = tenant->NextId(&tenant->models_made);
     model->tenant = tenant->id;
     model->desc = desc;
-    models_.emplace(model->id, model);
+    books_.models.Enter(model);
   }
   if (model->sessions == 0) model->place = std::move(place);
   const auto [it, added] = session->models.try_emplace(
@@ -131,14 +125,14 @@ Result<uint64_t> Models::RegisterModel(uint64_t session_id, const ModelDesc& des
 }
 
 Result<Geometry> Models::ModelGeometry(uint64_t session_id, uint64_t model) {
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   KVS_ASSIGN_OR_RETURN(const Session* session, catalog_.FindSession(session_id));
   KVS_ASSIGN_OR_RETURN(const Session::KnownModel* known, FindModel(*session, model));
   return known->first->desc.geometry;
 }
 
 Status Models::ImportModel(uint64_t session_id, uint64_t model) {
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   KVS_ASSIGN_OR_RETURN(Session * session, catalog_.FindSession(session_id));
   KVS_RETURN_IF_ERROR(FindModel(*session, model).status());
   session->imports.insert(model);

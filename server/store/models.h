@@ -18,18 +18,18 @@
 
 namespace kvstrata {
 
+struct Books;
 class Eviction;
 struct Model;
-class PageMemory;
 class PageReferences;
 class SessionCatalog;
-struct StoreParts;
 struct Tenant;
 class UserLimits;
 
 class Models {
  public:
-  explicit Models(StoreParts* store);
+  Models(Books& books, const std::shared_ptr<UserLimits>& user_limits, SessionCatalog& catalog,
+         PageReferences& references, Eviction& eviction);
 
   // The number of one that the session may open sequences of. INVALID_ARGUMENT MODEL_TEXT,
   // MODEL_BOUNDARY_TOKENS, MODEL_PAGE_TOO_LARGE, GEOMETRY_*; UNIMPLEMENTED MODEL_RANKS;
@@ -39,28 +39,19 @@ class Models {
   // Sequences that the session opens of this model from now on are imported (import_job.h).
   Status ImportModel(uint64_t session, uint64_t model) KVS_EXCLUDES(store_lock);
 
-  const std::map<uint64_t, std::shared_ptr<Model>>& all() const KVS_REQUIRES(store_lock) {
-    return models_;
-  }
   // A session that registered it has ended.
   void LeaveModel(Model* model) KVS_REQUIRES(store_lock);
-  // So many more pages are its own.
-  void NotePages(uint64_t model, uint64_t pages) KVS_REQUIRES(store_lock);
-  // One of its pages is no more; the last takes along a model that nobody registered.
-  void NoteFreed(uint64_t model) KVS_REQUIRES(store_lock);
 
  private:
   Status MakeRoomForModel() KVS_REQUIRES(store_lock);
   std::shared_ptr<Model> FindRegistered(const Tenant& tenant, const ModelDesc& desc) const
       KVS_REQUIRES(store_lock);
 
-  StoreMutex& mu_;
+  Books& books_;
   const std::shared_ptr<UserLimits>& user_limits_;
-  PageMemory& memory_;
   SessionCatalog& catalog_;
   PageReferences& references_;
   Eviction& eviction_;
-  std::map<uint64_t, std::shared_ptr<Model>> models_ KVS_GUARDED_BY(store_lock);
 };
 
 }  // namespace kvstrata

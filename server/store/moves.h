@@ -1,20 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // Moves: pages between the pools. On request (Move); in the background, by server/work/mover.h:
-// promotions of what sequences opened on, room below the watermarks; and what follows when a pool's
-// capacity changes.
+// promotions of what sequences opened on, room below the watermarks (relief.h); and what follows
+// when a pool's capacity changes.
 //
 // Thread-safety: methods that say so are called under the store's lock, all others from any thread.
 // Bytes are copied outside of the lock. Cost: of copies; a look at all arenas of a pool.
 #ifndef KVSTRATA_SERVER_STORE_MOVES_H_
 #define KVSTRATA_SERVER_STORE_MOVES_H_
 
-#include <array>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <optional>
 #include <string_view>
-#include <unordered_map>
 
 #include "base/status.h"
 #include "server/store/page_memory.h"
@@ -23,24 +21,19 @@
 
 namespace kvstrata {
 
-struct Arena;
-struct CopyPlan;
+struct Books;
 class Devices;
-class Eviction;
-class PageAllocator;
 class PageCopies;
-class PageHolds;
-class PagePools;
-class PageReferences;
-class PrefixIndex;
+class Relief;
 struct Sequence;
 struct Session;
 class SessionCatalog;
-struct StoreParts;
+class Watermarks;
 
 class Moves {
  public:
-  explicit Moves(StoreParts* store);
+  Moves(Books& books, SessionCatalog& catalog, Devices& devices, PageCopies& copies,
+        Watermarks& watermarks, Relief& relief);
 
   // Copies a sequence's sealed pages to another pool (`device`: that of its session's device),
   // publishes a table that names the copies, and retires the originals nobody else refers to.
@@ -65,8 +58,6 @@ class Moves {
   // Whether a device pool is above 80 % of its capacity: what releases most should go first.
   bool UnderPressure() const KVS_EXCLUDES(store_lock);
 
-  // Wakes whoever moves if a pool is above its mark or its capacity; after what may make it so.
-  void NoteFill() KVS_REQUIRES(store_lock);
   // Called after a sequence opened.
   void NotePromotion(Session* session, const Sequence& s) KVS_REQUIRES(store_lock);
 
@@ -78,46 +69,15 @@ class Moves {
     bool evicts = true;  // to make room for the copies
   };
   Result<MoveResult> Move(uint64_t sequence, Tier to, MoveLimit limit) KVS_EXCLUDES(store_lock);
-  uint64_t HighMark(PoolId pool) const KVS_REQUIRES(store_lock);
-  uint64_t LowMark(PoolId pool) const KVS_REQUIRES(store_lock);
-  std::unordered_map<const Arena*, uint64_t> RetiredBytes(PoolId pool) const
-      KVS_REQUIRES(store_lock);
-  // Used ones that are not retired.
-  uint64_t HeldBytes(PoolId pool) const KVS_REQUIRES(store_lock);
   std::optional<uint64_t> PromoteSome(uint64_t bytes) KVS_EXCLUDES(store_lock);
-  // Nothing: the pool needs no relief, or nothing of it can go.
-  std::optional<uint64_t> RelieveSome(PoolId pool, uint64_t bytes) KVS_EXCLUDES(store_lock);
-  // Has host make room down to its low mark for what `device` has cached; false: it does, or that
-  // would be of no use.
-  bool MakeHostRelieve(PoolId device) KVS_REQUIRES(store_lock);
-  // Copies to be for the coldest pages of `device`, as many as host has free room for: the plan
-  // refers to the copies, and keeps the sources, which may be used or evicted meanwhile.
-  CopyPlan PlanDemotion(PoolId device, uint64_t bytes) KVS_REQUIRES(store_lock);
-  uint64_t FinishDemotion(const CopyPlan& plan, bool copied) KVS_REQUIRES(store_lock);
-  // Both return the bytes of what went; replicas only among the coldest.
-  uint64_t EvictReplicas(PoolId pool, uint64_t bytes) KVS_REQUIRES(store_lock);
-  uint64_t EvictColdest(PoolId pool, uint64_t bytes) KVS_REQUIRES(store_lock);
-  // Releases arenas beyond the capacity, as far as nobody uses them.
-  void ShrinkToCapacity(PoolId pool) KVS_REQUIRES(store_lock);
-  // Evicts all of an arena that nobody uses; whether there was one.
-  bool EmptyAnArena(PoolId pool) KVS_REQUIRES(store_lock);
 
-  StoreMutex& mu_;
-  const StoreSettings& settings_ KVS_GUARDED_BY(store_lock);
-  PageMemory& memory_;
-  PagePools& pools_ KVS_GUARDED_BY(store_lock);
-  PrefixIndex& prefix_ KVS_GUARDED_BY(store_lock);
-  StoreCounters& counters_ KVS_GUARDED_BY(store_lock);
+  Books& books_;
   SessionCatalog& catalog_;
   Devices& devices_;
-  PageReferences& references_;
-  PageHolds& holds_;
-  PageAllocator& allocator_;
-  Eviction& eviction_;
   PageCopies& copies_;
-  std::function<void()> wake_mover_ KVS_GUARDED_BY(store_lock);
+  Watermarks& watermarks_;
+  Relief& relief_;
   std::deque<uint64_t> promotions_ KVS_GUARDED_BY(store_lock);  // sequences on pages of host
-  std::array<bool, kMaxPools> relieving_ KVS_GUARDED_BY(store_lock){};  // between the marks
 };
 
 }  // namespace kvstrata

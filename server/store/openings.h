@@ -1,75 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
-// Openings: how a sequence comes to be: its plan, what is held of its prompt, pages for the rest,
-// its first table.
+// Openings: how a sequence comes to be: its plan, what the tiers and other devices have of its
+// prompt, then its end (opening_ends.h), which enters it.
 //
-// Ownership: an Opening belongs to its caller; what its load holds is released when it is
-// finished. Thread-safety: methods that say so are called under the store's lock, all others from
-// any thread. Cost: hashing the tokens, never under the lock; an open works in pieces
-// (long_request.h).
+// Thread-safety: all methods, from any thread. Cost: hashing the tokens, never under the lock; an
+// open works in pieces (long_request.h).
 #ifndef KVSTRATA_SERVER_STORE_OPENINGS_H_
 #define KVSTRATA_SERVER_STORE_OPENINGS_H_
 
-#include <chrono>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
-#include <string>
 #include <string_view>
-#include <vector>
 
 #include "base/status.h"
-#include "server/store/opened_sequence.h"
+#include "server/store/opening.h"
 #include "server/store/parameters.h"
-#include "server/store/prefix_catalog.h"
-#include "server/store/sequence.h"
 #include "server/store/store_lock.h"
 
 namespace kvstrata {
 
-class Devices;
-class Moves;
-class PageAllocator;
-class PageReferences;
+struct Books;
+class OpeningEnds;
 class Plans;
 class PrefixLoads;
-class RawPages;
-class Recompression;
 class Replication;
 class SessionCatalog;
-struct StoreCounters;
-struct StoreParts;
-class Tables;
-
-// A sequence on its way to be opened.
-struct Opening {
-  uint64_t session = 0;
-  std::string tenant;   // tenant of the session
-  uint32_t device = 0;  // device of the session
-  std::unique_ptr<Sequence> sequence;
-  std::vector<PageKey> keys;  // for the pages that it may be held for
-  LeasedPrompt prompt;        // what a lease of it is of, but for the plan's text
-  size_t tokens = 0;
-  HoldLimits limits;
-  uint32_t reserve_tokens = 0;
-  std::vector<int32_t> rest;  // tokens behind the pages of `keys`
-  PageKey artefact{};         // key for the whole prompt; zeros: the plan has no codec
-  Clock::time_point asked;
-  OpenTimes times;
-  std::shared_ptr<RemoteFinds> remote;  // what a remote tier says it has of it; null: not asked
-  uint64_t load = 0;                    // a hold of what is on its way here; 0: none
-  std::vector<bool> loads_index;        // per key of the load: it is an index block's
-  // The artefact on its way here: its record, and of its extents those that have come.
-  std::optional<ArtefactRecord> record;
-  std::vector<Extent> extents;
-  PrefixQuestion question() const {
-    return {tenant, sequence->plan, sequence->index, sequence->page_tokens(), keys};
-  }
-};
 
 class Openings {
  public:
-  explicit Openings(StoreParts* store);
+  Openings(Books& books, Plans& plans, SessionCatalog& catalog, PrefixCatalog& prefixes,
+           PrefixLoads& loads, Replication& replication, OpeningEnds& ends);
 
   // Attaches to the longest held prefix (at most tokens - 1), reserves pages for the rest,
   // publishes the first table. SEQUENCE_LIMIT, TABLES_FULL (RESOURCE_EXHAUSTED), SEQUENCE_TOO_LONG,
@@ -86,15 +46,6 @@ class Openings {
                     std::span<const int32_t> tokens, OpenDone done, const OpenOptions& options = {})
       KVS_EXCLUDES(store_lock);
 
-  // A new sequence of that model and plan for a session, which does not own it yet.
-  Result<Opening> BeginOpening(uint64_t session, uint64_t model, std::string_view plan)
-      KVS_EXCLUDES(store_lock);
-  // Also ends its load, whatever comes of it. Called once.
-  Result<OpenedSequence> FinishOpen(Opening* o) KVS_EXCLUDES(store_lock);
-  // Gives a sequence that has its pages a slot, a number and its first table.
-  Result<OpenedSequence> Enter(Session* session, std::unique_ptr<Sequence> s)
-      KVS_REQUIRES(store_lock);
-
  private:
   // What needs no lock: checks, the codec, the keys.
   Result<Opening> PrepareOpen(uint64_t session, uint64_t model, std::string_view plan,
@@ -104,41 +55,16 @@ class Openings {
   // Reads what of it the tier has, then finishes it.
   void LoadAndFinish(const std::shared_ptr<Opening>& o, PageTier* tier, const OpenDone& done)
       KVS_EXCLUDES(store_lock);
-  // Tells a remote tier that a prefix was found again.
-  void OfferReused(const Opening& o, const IndexLayout& index, const OpenedSequence& opened)
+  void ReplicateAndFinish(const std::shared_ptr<Opening>& o, const OpenDone& done)
       KVS_EXCLUDES(store_lock);
-  Result<OpenedSequence> FinishOpenUnderLock(Opening* o) KVS_EXCLUDES(store_lock);
-  Result<OpenedSequence> FinishOpenLocked(Session* session, Opening* o) KVS_REQUIRES(store_lock);
-  // Cuts a hit to the pages that o.limits allow and that only the hit can tell.
-  void LimitHit(const Opening& o, const Sequence& shape, Hit* hit) const KVS_REQUIRES(store_lock);
-  // Fills `s`, which is nobody's yet, with the hit and new pages up to `cover` tokens.
-  Status TakeForOpen(Session* session, Sequence* s, Hit hit, uint64_t cover)
-      KVS_REQUIRES(store_lock);
-  // A lease that promised this open counts no more while the sequence does.
-  static void TakeLeasedPlace(const Tenant& tenant, Opening* o, Sequence* s)
-      KVS_REQUIRES(store_lock);
-  // When an artefact of this prompt may be had at its end, nothing is due before.
-  void AwaitArtefact(Sequence* s, const Opening& o) KVS_REQUIRES(store_lock);
-  // Gives a sequence that is held without its raw pages the artefact at once.
-  void OpenOnArtefact(Sequence* s, const Opening& o) KVS_REQUIRES(store_lock);
 
-  StoreMutex& mu_;
-  const StoreOptions& options_;
-  const std::shared_ptr<UserLimits>& user_limits_;
+  Books& books_;
   Plans& plans_;
-  Artefacts& artefacts_ KVS_GUARDED_BY(store_lock);
-  StoreCounters& counters_ KVS_GUARDED_BY(store_lock);
   SessionCatalog& catalog_;
-  Devices& devices_;
-  Tables& tables_;
-  PageReferences& references_;
-  PageAllocator& allocator_;
-  Moves& moves_;
   PrefixCatalog& prefixes_;
   PrefixLoads& loads_;
   Replication& replication_;
-  Recompression& recompression_;
-  RawPages& raw_pages_;
+  OpeningEnds& ends_;
 };
 
 }  // namespace kvstrata

@@ -8,8 +8,14 @@
 #include <utility>
 
 #include "base/check.h"
+#include "server/store/books.h"
+#include "server/store/capacity_counter.h"
+#include "server/store/eviction.h"
 #include "server/store/long_request.h"
-#include "server/store/store_parts.h"
+#include "server/store/page_references.h"
+#include "server/store/sequence.h"
+#include "server/store/session_catalog.h"
+#include "server/store/watermarks.h"
 
 namespace kvstrata {
 namespace {
@@ -24,34 +30,22 @@ std::string MiBText(uint64_t bytes) {
 
 }  // namespace
 
-PageAllocator::PageAllocator(StoreParts* store)
-    : user_limits_(store->options.user_limits),
-      memory_(store->memory),
-      pools_(store->pools),
-      catalog_(store->catalog),
-      models_(store->models),
-      references_(store->references),
-      capacity_(store->capacity),
-      eviction_(store->eviction),
-      moves_(store->moves) {
-  // Called by pools_ alone, hence under the lock.
-  pools_.on_drop = [this](const Arena& arena) KVS_NO_THREAD_SAFETY_ANALYSIS {
+PageAllocator::PageAllocator(const std::shared_ptr<UserLimits>& user_limits, Books& books,
+                             SessionCatalog& catalog, PageReferences& references,
+                             CapacityCounter& capacity, Eviction& eviction, Watermarks& watermarks)
+    : user_limits_(user_limits),
+      books_(books),
+      catalog_(catalog),
+      references_(references),
+      capacity_(capacity),
+      eviction_(eviction),
+      watermarks_(watermarks) {
+  // Called by books_.pools alone, hence under the lock.
+  books_.pools.on_drop = [this](const Arena& arena) KVS_NO_THREAD_SAFETY_ANALYSIS {
     Tenant* const tenant = catalog_.tenant(arena.tenant);
     for (Session* s : tenant->sessions) s->granted.erase(arena.id);
     user_limits_->Give(tenant->user, LimitOf(arena.pool), arena.memory.bytes);
   };
-}
-
-Taker TakerOf(const Session& session, const Sequence& s) {
-  std::vector<PoolId> pools = PoolsOf(session, Tier::kDevice);
-  if (s.imported || s.plan.tier == Tier::kHost) std::ranges::reverse(pools);
-  if (s.imported) return {session.tenant, kDaemon, nullptr, s.model->id, std::move(pools)};
-  return {session.tenant, session.id, &session, s.model->id, std::move(pools)};
-}
-
-std::vector<PoolId> PoolsOf(const Session& session, Tier tier) {
-  if (tier == Tier::kHost) return {PoolId::Host()};
-  return {PoolId::Device(session.device), PoolId::Host()};
 }
 
 uint32_t PageAllocator::AllocateSome(const Taker& taker, uint64_t bytes, uint32_t n,
@@ -62,8 +56,8 @@ uint32_t PageAllocator::AllocateSome(const Taker& taker, uint64_t bytes, uint32_
     if (got < n) got += AllocateIn(taker, pool, bytes, n - got, out);
   }
   for (size_t i = before; i < out->size(); ++i) (*out)[i]->model = taker.model;
-  models_.NotePages(taker.model, got);
-  moves_.NoteFill();
+  books_.models.NotePages(taker.model, got);
+  watermarks_.NoteFill();
   return got;
 }
 
@@ -76,10 +70,10 @@ Status PageAllocator::Exhausted(const Taker& taker, const Shortage& shortage) co
       state += "; " + user_limits_->Describe(user, LimitOf(pool));
       continue;
     }
-    state += "; pool '" + memory_.NameOfPool(pool) + "' has " + MiBText(pools_.taken(pool)) +
-             " of " + MiBText(memory_.capacity(pool)) +
+    state += "; pool '" + books_.memory.NameOfPool(pool) + "' has " +
+             MiBText(books_.pools.taken(pool)) + " of " + MiBText(books_.memory.capacity(pool)) +
              " taken by arenas, which sessions hold whole" +
-             (memory_.failure(pool).ok() ? "" : ", and its device is lost");
+             (books_.memory.failure(pool).ok() ? "" : ", and its device is lost");
   }
   // A request is counted once, and what the daemon does on its own never.
   if (!limits.empty() && taker.session != nullptr) user_limits_->CountRefused(user);
@@ -129,7 +123,7 @@ void PageAllocator::Untake(Session* session, std::vector<Page*>* pages, size_t l
   while (pages->size() > left) {
     const size_t some = std::min<size_t>(pages->size() - left, kPiecePages);
     const std::span<Page* const> last = std::span<Page* const>(*pages).last(some);
-    for (Page* page : last) pools_.Unref(page);
+    for (Page* page : last) books_.pools.Unref(page);
     references_.FreePages(last);
     pages->resize(pages->size() - some);
     catalog_.LetOthersIn(session, some);
@@ -159,25 +153,13 @@ Status PageAllocator::TakeUpTo(Session* session, Sequence* s, uint64_t tokens) {
   return OkStatus();
 }
 
-// A client that mapped an arena read-only keeps that mapping: it is never made its writer.
-bool PageAllocator::MayAdopt(const Taker& taker, const Arena& arena) {
-  return taker.session != nullptr && !taker.session->granted.contains(arena.id);
-}
-
-// The room in whole granules, of which arenas are made.
-uint64_t PageAllocator::RoomOf(const Taker& taker, PoolId pool) const {
-  const uint64_t room = user_limits_->Room(taker.tenant->user, LimitOf(pool));
-  return room - room % memory_.granularity(pool);
-}
-
-// What others have would not help then.
 bool PageAllocator::AtLimit(const Taker& taker, PoolId pool, uint64_t bytes) const {
-  return RoomOf(taker, pool) < bytes;
+  return capacity_.RoomOf(taker, pool) < bytes;
 }
 
 bool PageAllocator::AddArena(const Taker& taker, PoolId pool, uint64_t bytes) {
-  const uint64_t size =
-      pools_.AddArena(pool, taker.tenant->id, taker.writer, bytes, RoomOf(taker, pool));
+  const uint64_t size = books_.pools.AddArena(pool, taker.tenant->id, taker.writer, bytes,
+                                              capacity_.RoomOf(taker, pool));
   user_limits_->Note(taker.tenant->user, LimitOf(pool), size);
   return size != 0;
 }
@@ -185,9 +167,9 @@ bool PageAllocator::AddArena(const Taker& taker, PoolId pool, uint64_t bytes) {
 uint32_t PageAllocator::AllocateIn(const Taker& taker, PoolId pool, uint64_t bytes, uint32_t n,
                                    std::vector<Page*>* out) {
   uint32_t got = 0;
-  if (!memory_.failure(pool).ok()) return got;
+  if (!books_.memory.failure(pool).ok()) return got;
   const auto take = [&]() KVS_NO_THREAD_SAFETY_ANALYSIS {
-    got += pools_.Take(pool, taker.tenant->id, taker.writer, bytes, n - got, out);
+    got += books_.pools.Take(pool, taker.tenant->id, taker.writer, bytes, n - got, out);
   };
   take();
   // What this tenant has retired, as far as that helps; of all others before anything is dropped.
@@ -195,17 +177,20 @@ uint32_t PageAllocator::AllocateIn(const Taker& taker, PoolId pool, uint64_t byt
     more = references_.ReclaimLocked(taker.tenant, kReclaimPages);
   bool reclaimed = false;
   const auto may_adopt = [&](const Arena& arena) { return MayAdopt(taker, arena); };
-  while (got < n && pools_.Adopt(pool, taker.tenant->id, taker.writer, bytes, may_adopt)) take();
+  while (got < n && books_.pools.Adopt(pool, taker.tenant->id, taker.writer, bytes, may_adopt))
+    take();
   const auto may_drop = [this](const Arena& arena)
                             KVS_NO_THREAD_SAFETY_ANALYSIS { return !catalog_.Fenced(arena); };
   while (got < n) {
     if (!AddArena(taker, pool, bytes)) {
       if (!std::exchange(reclaimed, true)) references_.ReclaimLocked();
-      if (!pools_.DropEmpty(pool, may_drop)) {
+      if (!books_.pools.DropEmpty(pool, may_drop)) {
         if (!taker.evicts) break;
         const uint64_t room = bytes * (n - got) + taker.ahead;
         const Tenant* const own = AtLimit(taker, pool, bytes) ? taker.tenant : nullptr;
-        if (!eviction_.EvictFor(taker, pool, room) && !eviction_.EvictArtefact(pool, own)) break;
+        if (!eviction_.EvictFor(taker, pool, room, AtLimit(taker, pool, room)) &&
+            !eviction_.EvictArtefact(pool, own))
+          break;
       }
     }
     take();

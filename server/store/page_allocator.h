@@ -16,32 +16,19 @@
 #include <vector>
 
 #include "base/status.h"
-#include "server/store/page.h"
 #include "server/store/store_lock.h"
+#include "server/store/taker.h"
 
 namespace kvstrata {
 
+struct Books;
 class CapacityCounter;
 class Eviction;
-class Models;
-class Moves;
 class PageReferences;
 struct Sequence;
 struct Session;
 class SessionCatalog;
-struct StoreParts;
-struct Tenant;
-
-// Who pages are taken for and where from, first choice first.
-struct Taker {
-  Tenant* tenant;
-  uint64_t writer;         // a session or kDaemon
-  const Session* session;  // null: the daemon
-  uint64_t model;
-  std::vector<PoolId> pools;
-  bool evicts = true;  // else only what is free is taken
-  uint64_t ahead = 0;  // bytes that are taken next: what is evicted makes room for them too
-};
+class Watermarks;
 
 // What was not to be had.
 struct Shortage {
@@ -50,17 +37,11 @@ struct Shortage {
   std::optional<uint64_t> fits;  // tokens that the sequence could have now
 };
 
-// Where memory for a session's sequence comes from: of its device, else of host; or of host only.
-std::vector<PoolId> PoolsOf(const Session& session, Tier tier);
-Taker TakerOf(const Session& session, const Sequence& s);
-// The limit that a pool's arenas count against.
-inline Limit LimitOf(PoolId pool) {
-  return pool.tier() == Tier::kHost ? Limit::kHostBytes : Limit::kDeviceBytes;
-}
-
 class PageAllocator {
  public:
-  explicit PageAllocator(StoreParts* store);
+  PageAllocator(const std::shared_ptr<UserLimits>& user_limits, Books& books,
+                SessionCatalog& catalog, PageReferences& references, CapacityCounter& capacity,
+                Eviction& eviction, Watermarks& watermarks);
 
   // Adds `n` pages without references, or none.
   Status Allocate(const Taker& taker, uint64_t bytes, uint32_t n, std::vector<Page*>* out)
@@ -74,13 +55,9 @@ class PageAllocator {
   // nothing. No table names them yet.
   Status TakeUpTo(Session* session, Sequence* s, uint64_t tokens) KVS_REQUIRES(store_lock);
 
-  // What its tenant may still have of the pool, in whole granules, of which arenas are made.
-  uint64_t RoomOf(const Taker& taker, PoolId pool) const KVS_REQUIRES(store_lock);
-  // Whether its tenant may not have so much more of the pool.
-  bool AtLimit(const Taker& taker, PoolId pool, uint64_t bytes) const KVS_REQUIRES(store_lock);
-  static bool MayAdopt(const Taker& taker, const Arena& arena);
-
  private:
+  // Whether its tenant may not have so much more of the pool. What others have would not help then.
+  bool AtLimit(const Taker& taker, PoolId pool, uint64_t bytes) const KVS_REQUIRES(store_lock);
   uint32_t AllocateIn(const Taker& taker, PoolId pool, uint64_t bytes, uint32_t n,
                       std::vector<Page*>* out) KVS_REQUIRES(store_lock);
   // Adds `n` pages with a reference each, or none; how many could be had.
@@ -92,14 +69,12 @@ class PageAllocator {
   bool AddArena(const Taker& taker, PoolId pool, uint64_t bytes) KVS_REQUIRES(store_lock);
 
   const std::shared_ptr<UserLimits>& user_limits_;
-  PageMemory& memory_;
-  PagePools& pools_ KVS_GUARDED_BY(store_lock);
+  Books& books_;
   SessionCatalog& catalog_;
-  Models& models_;
   PageReferences& references_;
   CapacityCounter& capacity_;
   Eviction& eviction_;
-  Moves& moves_;
+  Watermarks& watermarks_;
 };
 
 }  // namespace kvstrata

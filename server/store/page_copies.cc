@@ -6,8 +6,15 @@
 #include <utility>
 
 #include "base/check.h"
+#include "server/store/books.h"
 #include "server/store/long_request.h"
-#include "server/store/store_parts.h"
+#include "server/store/page_allocator.h"
+#include "server/store/page_holds.h"
+#include "server/store/page_references.h"
+#include "server/store/sequence.h"
+#include "server/store/session_catalog.h"
+#include "server/store/tables.h"
+#include "server/store/taker.h"
 
 namespace kvstrata {
 namespace {
@@ -30,16 +37,16 @@ CopyShape RowsOf(const Geometry& g, uint32_t rows) {
 
 }  // namespace
 
-PageCopies::PageCopies(StoreParts* store)
-    : mu_(store->mu),
-      memory_(store->memory),
-      prefix_(store->prefix),
-      catalog_(store->catalog),
-      tables_(store->tables),
-      references_(store->references),
-      holds_(store->holds),
-      allocator_(store->allocator),
-      promote_rate_(store->options.promote_rate) {}
+PageCopies::PageCopies(Books& books, SessionCatalog& catalog, Tables& tables,
+                       PageReferences& references, PageHolds& holds, PageAllocator& allocator,
+                       uint64_t promote_rate)
+    : books_(books),
+      catalog_(catalog),
+      tables_(tables),
+      references_(references),
+      holds_(holds),
+      allocator_(allocator),
+      promote_rate_(promote_rate) {}
 
 Status PageCopies::TakeCopies(Session* session, const Taker& taker, CopyPlan* plan,
                               std::optional<uint64_t> fits) {
@@ -82,7 +89,7 @@ void PageCopies::Discard(CopyPlan* plan) {
 }
 
 bool PageCopies::StepsRun() const {
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   return catalog_.StepsRun();
 }
 
@@ -104,7 +111,7 @@ Status PageCopies::Copy(const CopyPlan& plan, const Geometry& geometry) {
       promoted += IsPromotion(pages[end]) ? pages[end].to->bytes : 0;
     }
     if (slowly) std::this_thread::sleep_until(promote_rate_.Begin(promoted, Clock::now()));
-    status = memory_.Copy(std::span(pages).subspan(begin, end - begin));
+    status = books_.memory.Copy(std::span(pages).subspan(begin, end - begin));
   }
   return status;
 }
@@ -116,7 +123,7 @@ void PageCopies::TakeOver(Page* source, Page* copy) {
   copy->credits = source->credits;
   copy->series = std::move(source->series);
   copy->series_changed = source->series_changed;
-  if (source->indexed) prefix_.Replace(source, copy);
+  if (source->indexed) books_.prefix.Replace(source, copy);
 }
 
 Status PageCopies::SwapIn(Session* session, Sequence* s, CopyPlan* plan) {
@@ -148,7 +155,7 @@ Status PageCopies::SwapIn(Session* session, Sequence* s, CopyPlan* plan) {
 Result<MoveResult> PageCopies::CopyAndSwapIn(uint64_t session_id, uint64_t sequence,
                                              const Geometry& geometry, CopyPlan* plan) {
   const Status copied = Copy(*plan, geometry);
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   const Result<Sequence*> s = copied.ok() ? catalog_.FindSequenceFor(session_id, sequence) : copied;
   if (!s.ok()) {
     Discard(plan);

@@ -22,14 +22,13 @@
 
 namespace kvstrata {
 
+struct Books;
 class PageAllocator;
 class PageHolds;
 class PageReferences;
-class PrefixIndex;
 struct Sequence;
 struct Session;
 class SessionCatalog;
-struct StoreParts;
 class Tables;
 struct Taker;
 
@@ -53,7 +52,8 @@ struct CopyPlan {
 
 class PageCopies {
  public:
-  explicit PageCopies(StoreParts* store);
+  PageCopies(Books& books, SessionCatalog& catalog, Tables& tables, PageReferences& references,
+             PageHolds& holds, PageAllocator& allocator, uint64_t promote_rate);
 
   // A page for each to be the copy, and a hold that refers to both; or none. `fits`: Shortage's.
   Status TakeCopies(Session* session, const Taker& taker, CopyPlan* plan,
@@ -79,9 +79,7 @@ class PageCopies {
   // For CopyAndSwapIn, once the bytes are there.
   Status SwapIn(Session* session, Sequence* s, CopyPlan* plan) KVS_REQUIRES(store_lock);
 
-  StoreMutex& mu_;
-  PageMemory& memory_;
-  PrefixIndex& prefix_ KVS_GUARDED_BY(store_lock);
+  Books& books_;
   SessionCatalog& catalog_;
   Tables& tables_;
   PageReferences& references_;

@@ -5,11 +5,13 @@
 
 #include "base/check.h"
 #include "server/store/long_request.h"
-#include "server/store/store_parts.h"
+#include "server/store/page_references.h"
+#include "server/store/sequence.h"
 
 namespace kvstrata {
 
-PageHolds::PageHolds(StoreParts* store) : mu_(store->mu), references_(store->references) {}
+PageHolds::PageHolds(StoreMutex& mu, PageReferences& references)
+    : mu_(mu), references_(references) {}
 
 uint64_t PageHolds::Begin() {
   const uint64_t hold = next_++;
@@ -18,7 +20,7 @@ uint64_t PageHolds::Begin() {
 }
 
 void PageHolds::Keep(uint64_t hold, Page* page) {
-  ++page->keeps;
+  references_.Keep(page);
   holds_.at(hold).kept.push_back(page);
 }
 
@@ -51,16 +53,10 @@ void PageHolds::End(uint64_t id, Session* session) {
   for (size_t ended = 1; !hold.kept.empty(); ++ended) {
     Page* const page = hold.kept.back();
     hold.kept.pop_back();
-    if (--page->keeps == 0 && parked_.erase(page) != 0) references_.FreePages({&page, 1});
+    references_.EndKeep(page);
     if (ended % kPiecePages == 0) mu_.Yield();
   }
   holds_.erase(id);
-}
-
-bool PageHolds::Park(Page* page) {
-  if (page->keeps == 0) return false;
-  parked_.insert(page);
-  return true;
 }
 
 }  // namespace kvstrata

@@ -13,7 +13,6 @@
 #define KVSTRATA_SERVER_STORE_PAGE_HOLDS_H_
 
 #include <cstdint>
-#include <set>
 #include <unordered_map>
 #include <vector>
 
@@ -24,14 +23,13 @@ namespace kvstrata {
 struct Page;
 class PageReferences;
 struct Session;
-struct StoreParts;
 
 class PageHolds {
  public:
   struct Hold {
     std::vector<Page*> kept, referred;
   };
-  explicit PageHolds(StoreParts* store);
+  PageHolds(StoreMutex& mu, PageReferences& references);
 
   // A hold without pages; never 0.
   uint64_t Begin() KVS_REQUIRES(store_lock);
@@ -50,17 +48,12 @@ class PageHolds {
   // has nothing else in hand then; at references only in a long request of `session`. 0 is no hold.
   void End(uint64_t hold, Session* session = nullptr) KVS_REQUIRES(store_lock);
 
-  // A retired page that all readers have passed: whether a hold keeps it, and will free it.
-  bool Park(Page* page) KVS_REQUIRES(store_lock);
-
   const std::unordered_map<uint64_t, Hold>& all() const KVS_REQUIRES(store_lock) { return holds_; }
-  const std::set<Page*>& parked() const KVS_REQUIRES(store_lock) { return parked_; }
 
  private:
   StoreMutex& mu_;
   PageReferences& references_;
   std::unordered_map<uint64_t, Hold> holds_ KVS_GUARDED_BY(store_lock);
-  std::set<Page*> parked_ KVS_GUARDED_BY(store_lock);
   uint64_t next_ KVS_GUARDED_BY(store_lock) = 1;
 };
 

@@ -5,7 +5,9 @@
 #include <string>
 #include <utility>
 
-#include "server/store/store_parts.h"
+#include "server/store/books.h"
+#include "server/store/sequence.h"
+#include "server/store/session_catalog.h"
 
 namespace kvstrata {
 namespace {
@@ -14,14 +16,8 @@ constexpr size_t kReclaimPages = 1024;  // cheaper than others, and each piece l
 
 }  // namespace
 
-PageReferences::PageReferences(StoreParts* store)
-    : mu_(store->mu),
-      pools_(store->pools),
-      prefix_(store->prefix),
-      catalog_(store->catalog),
-      models_(store->models),
-      devices_(store->devices),
-      holds_(store->holds) {}
+PageReferences::PageReferences(Books& books, SessionCatalog& catalog)
+    : books_(books), catalog_(catalog) {}
 
 void PageReferences::RefAll(Session* session, std::span<Page* const> from, std::vector<Page*>* to) {
   to->reserve(from.size());
@@ -33,15 +29,15 @@ void PageReferences::RefAll(Session* session, std::span<Page* const> from, std::
 }
 
 void PageReferences::RefPage(Page* page) {
-  if (page->refs == 0 && page->indexed) prefix_.MarkUsed(page);
-  pools_.Ref(page);
+  if (page->refs == 0 && page->indexed) books_.prefix.MarkUsed(page);
+  books_.pools.Ref(page);
 }
 
 void PageReferences::Release(Page* page) {
-  pools_.Unref(page);
+  books_.pools.Unref(page);
   if (page->refs > 0) return;
   if (page->indexed) {
-    prefix_.MarkCached(page);
+    books_.prefix.MarkCached(page);
   } else {
     Retire(page);
   }
@@ -58,15 +54,30 @@ void PageReferences::ReleaseExtents(std::vector<Extent>* extents) {
   for (; !extents->empty(); extents->pop_back()) Release(extents->back().page);
 }
 
+void PageReferences::ReleaseArtefact(Artefact artefact) {
+  if (artefact.extents.empty()) return;
+  Tenant* tenant = catalog_.tenant(artefact.extents.front().page->arena->tenant);
+  for (const Extent& extent : artefact.extents) --extent.page->artefacts;
+  ReleaseExtents(&artefact.extents);
+  Advance(tenant);
+  ReclaimLocked();
+}
+
 void PageReferences::Retire(Page* page) {
-  pools_.Retire(page);
+  books_.pools.Retire(page);
   Tenant* tenant = catalog_.tenant(page->arena->tenant);
   tenant->retired.Push(tenant->epoch, page);
 }
 
+void PageReferences::Keep(Page* page) { ++page->keeps; }
+
+void PageReferences::EndKeep(Page* page) {
+  if (--page->keeps == 0 && parked_.erase(page) != 0) FreePages({&page, 1});
+}
+
 void PageReferences::FreePages(std::span<Page* const> pages) {
-  for (const Page* page : pages) models_.NoteFreed(page->model);
-  pools_.Free(pages);
+  for (const Page* page : pages) books_.models.NoteFreed(page->model);
+  books_.pools.Free(pages);
 }
 
 // What was retired so far stays until every reader that is inside a step now has left it.
@@ -82,7 +93,7 @@ void PageReferences::ReclaimLocked() {
 }
 
 void PageReferences::ReclaimByPieces(Tenant* tenant) {
-  while (ReclaimLocked(tenant, kReclaimPages)) mu_.Yield();
+  while (ReclaimLocked(tenant, kReclaimPages)) books_.mu.Yield();
 }
 
 bool PageReferences::ReclaimLocked(Tenant* tenant, size_t most) {
@@ -97,16 +108,40 @@ bool PageReferences::ReclaimLocked(Tenant* tenant, size_t most) {
   }
   std::vector<Page*> passed;
   const auto free = [&](Page* page) KVS_NO_THREAD_SAFETY_ANALYSIS {
-    if (!holds_.Park(page)) passed.push_back(page);
+    if (page->keeps == 0) return passed.push_back(page);
+    parked_.insert(page);
   };
   const bool more = tenant->retired.Reclaim(oldest, free, most);
   FreePages(passed);
   return more;
 }
 
+void PageReferences::DropLost() {
+  for (const PoolId pool : books_.memory.ids()) DropLost(pool);
+}
+
+void PageReferences::DropLost(PoolId pool) {
+  bool& dropped = dropped_[pool.index()];
+  if (dropped || books_.memory.failure(pool).ok()) return;
+  dropped = true;
+  for (Page* page : books_.prefix.PagesIn(pool)) {
+    books_.prefix.Erase(page);
+    if (page->refs == 0) Retire(page);
+  }
+  const auto lies_there = [pool](const Artefact& a) {
+    return std::ranges::any_of(a.extents,
+                               [pool](const Extent& e) { return e.page->arena->pool == pool; });
+  };
+  while (std::optional<Artefact> artefact = books_.artefacts.EvictOldest(lies_there)) {
+    ReleaseArtefact(std::move(*artefact));
+  }
+  for (Tenant* tenant : catalog_.tenants()) Advance(tenant);
+  ReclaimLocked();
+}
+
 void PageReferences::Reclaim() {
-  StoreLock lock(mu_);
-  devices_.DropLost();
+  StoreLock lock(books_.mu);
+  DropLost();
   for (uint32_t i = 0; i < catalog_.tenants().size(); ++i) ReclaimByPieces(catalog_.tenant(i));
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // PageReferences: the life of a page by its references (docs/design.md, "The life of a page"): the
 // last one leaves it cached, if the prefix index has it, or retired until every reader that may see
-// it has left its epoch.
+// it has left its epoch. What lies on a lost device is forgotten here, too.
 //
 // Ownership: of retired pages, the tenants'. Thread-safety: methods that say so are called under
 // the store's lock, Reclaim from any thread. Cost: Ref and Release are constant; reclaiming looks
@@ -9,29 +9,28 @@
 #ifndef KVSTRATA_SERVER_STORE_PAGE_REFERENCES_H_
 #define KVSTRATA_SERVER_STORE_PAGE_REFERENCES_H_
 
+#include <array>
 #include <cstddef>
+#include <set>
 #include <span>
 #include <vector>
 
+#include "server/store/page_memory.h"
 #include "server/store/store_lock.h"
 
 namespace kvstrata {
 
-class Devices;
+struct Artefact;
+struct Books;
 struct Extent;
-class Models;
 struct Page;
-class PageHolds;
-class PagePools;
-class PrefixIndex;
 struct Session;
 class SessionCatalog;
-struct StoreParts;
 struct Tenant;
 
 class PageReferences {
  public:
-  explicit PageReferences(StoreParts* store);
+  PageReferences(Books& books, SessionCatalog& catalog);
 
   void RefPage(Page* page) KVS_REQUIRES(store_lock);
   // Adds the pages to `to`, with a reference each.
@@ -42,10 +41,19 @@ class PageReferences {
   // is no page.
   void ReleaseAll(Session* session, std::vector<Page*>* pages) KVS_REQUIRES(store_lock);
   void ReleaseExtents(std::vector<Extent>* extents) KVS_REQUIRES(store_lock);
+  // Gives up the references of one that the books have no more, and frees what that leaves.
+  void ReleaseArtefact(Artefact artefact) KVS_REQUIRES(store_lock);
   // REQUIRES: nothing refers to it.
   void Retire(Page* page) KVS_REQUIRES(store_lock);
+  // Its bytes stay where they are until as many EndKeep; a page that every reader has passed
+  // meanwhile is parked, and the last EndKeep frees it.
+  void Keep(Page* page) KVS_REQUIRES(store_lock);
+  void EndKeep(Page* page) KVS_REQUIRES(store_lock);
+  const std::set<Page*>& parked() const KVS_REQUIRES(store_lock) { return parked_; }
   // For pages that no table has named, or that all readers have passed.
   void FreePages(std::span<Page* const> pages) KVS_REQUIRES(store_lock);
+  // Makes the prefix index and the artefacts forget what lies on a device that is lost, once.
+  void DropLost() KVS_REQUIRES(store_lock);
 
   // What was retired before is free once the readers of now have left. Only after the tables that
   // named it are unpublished.
@@ -59,13 +67,12 @@ class PageReferences {
   bool ReclaimLocked(Tenant* tenant, size_t most = ~size_t{0}) KVS_REQUIRES(store_lock);
 
  private:
-  StoreMutex& mu_;
-  PagePools& pools_ KVS_GUARDED_BY(store_lock);
-  PrefixIndex& prefix_ KVS_GUARDED_BY(store_lock);
+  void DropLost(PoolId pool) KVS_REQUIRES(store_lock);
+
+  Books& books_;
   SessionCatalog& catalog_;
-  Models& models_;
-  Devices& devices_;
-  PageHolds& holds_;
+  std::array<bool, kMaxPools> dropped_ KVS_GUARDED_BY(store_lock){};  // by PoolId::index
+  std::set<Page*> parked_ KVS_GUARDED_BY(store_lock);
 };
 
 }  // namespace kvstrata

@@ -6,12 +6,16 @@
 #include <string>
 #include <vector>
 
-#include "server/store/store_parts.h"
+#include "server/store/books.h"
+#include "server/store/sequence.h"
+#include "server/store/session_catalog.h"
+#include "server/store/sessions.h"
+#include "server/store/tables.h"
 
 namespace kvstrata {
 
 Result<PassedTables> Sessions::PassArenas(uint64_t session_id, bool writable, ArenaSink sink) {
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   KVS_ASSIGN_OR_RETURN(Session * session, catalog_.FindSession(session_id));
   if (writable && session->writers == kMaxWriters) {
     return ResourceExhausted("WRITER_LIMIT",
@@ -34,13 +38,13 @@ Result<PassedTables> Sessions::PassArenas(uint64_t session_id, bool writable, Ar
   std::vector<uint32_t> ids;
   for (const auto& [arena, written] : session->granted) ids.push_back(arena);
   std::ranges::sort(ids);
-  for (const uint32_t id : ids) tables_.PassArena(*session, *pools_.Find(id));
+  for (const uint32_t id : ids) PassArena(books_.memory, *session, *books_.pools.Find(id));
   passed.arenas = static_cast<uint32_t>(ids.size());
   return passed;
 }
 
 Status Sessions::CheckWriter(uint64_t session_id) {
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   KVS_ASSIGN_OR_RETURN(const Session* const session, catalog_.FindSession(session_id));
   if (session->writers != 0) return OkStatus();
   return FailedPrecondition("NOT_WRITABLE", "no process has session " + std::to_string(session_id) +
@@ -50,7 +54,7 @@ Status Sessions::CheckWriter(uint64_t session_id) {
 
 void Sessions::EndWriter(uint64_t session_id) {
   {
-    StoreLock lock(mu_);
+    StoreLock lock(books_.mu);
     const auto found = catalog_.sessions().find(session_id);
     if (found == catalog_.sessions().end() || --found->second->writers != 0 ||
         !found->second->fenced)

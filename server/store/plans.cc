@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "server/store/store_parts.h"
+#include "server/store/sequence.h"
 
 namespace kvstrata {
 namespace {

@@ -4,7 +4,11 @@
 #include <functional>
 #include <utility>
 
-#include "server/store/store_parts.h"
+#include "server/store/books.h"
+#include "server/store/page_references.h"
+#include "server/store/raw_pages.h"
+#include "server/store/sequence.h"
+#include "server/store/session_catalog.h"
 
 namespace kvstrata {
 namespace {
@@ -18,7 +22,7 @@ class IndexView final : public PrefixView {
   IndexView(const PrefixIndex& prefix, std::optional<uint32_t> device,
             const PrefixQuestion& question, const PrefixShape& shape,
             const std::function<void(Page*)>& found)
-      : prefix_(prefix), device_(device), question_(question), shape_(shape), found_(found) {}
+      : index_(prefix), device_(device), question_(question), shape_(shape), found_(found) {}
 
   HeldIn InMemory(Kind kind, size_t i) override {
     if (kind == Kind::kPage) return Note(i, question_.keys[i], &pages);
@@ -32,7 +36,7 @@ class IndexView final : public PrefixView {
 
  private:
   HeldIn Note(size_t i, const PageKey& key, std::vector<Page*>* found) const {
-    Page* const page = device_ ? prefix_.FindFor(*device_, key) : prefix_.Find(key);
+    Page* const page = device_ ? index_.FindFor(*device_, key) : index_.Find(key);
     if (found->size() <= i) found->resize(i + 1);
     (*found)[i] = page;
     if (page == nullptr) return HeldIn::kNothing;
@@ -40,7 +44,7 @@ class IndexView final : public PrefixView {
     return InMemoryOf(page->arena->tier);
   }
 
-  const PrefixIndex& prefix_;
+  const PrefixIndex& index_;
   const std::optional<uint32_t> device_;
   const PrefixQuestion& question_;
   const PrefixShape& shape_;
@@ -49,19 +53,14 @@ class IndexView final : public PrefixView {
 
 }  // namespace
 
-PrefixCatalog::PrefixCatalog(StoreParts* store)
-    : mu_(store->mu),
-      memory_(store->memory),
-      prefix_(store->prefix),
-      artefacts_(store->artefacts),
-      catalog_(store->catalog),
-      devices_(store->devices) {}
+PrefixCatalog::PrefixCatalog(Books& books, SessionCatalog& catalog, PageReferences& references)
+    : books_(books), catalog_(catalog), references_(references) {}
 
 Hit PrefixCatalog::FindPrefix(const PrefixQuestion& q, const std::optional<RawFree>& artefact,
                               std::optional<uint32_t> device,
                               const std::function<void(Page*)>& found) const {
   const PrefixShape shape(q.keys.size(), q.page_tokens, q.index);
-  IndexView view(prefix_, device, q, shape, found);
+  IndexView view(books_.prefix, device, q, shape, found);
   const HeldPrefix held =
       FindHeld(shape, RedundantPages(q.plan, artefact, q.keys.size(), q.page_tokens), &view);
   view.pages.resize(held.pages.size());
@@ -74,8 +73,8 @@ HeldPrefix PrefixCatalog::FindAnywhere(const PrefixQuestion& q,
                                        const RemoteFinds* remote) {
   const PageTier* tier = nullptr;
   {
-    StoreLock lock(mu_);
-    devices_.DropLost();
+    StoreLock lock(books_.mu);
+    references_.DropLost();
     tier = tier_;
   }
   const PrefixShape shape(q.keys.size(), q.page_tokens, q.index);
@@ -87,7 +86,7 @@ HeldPrefix PrefixCatalog::FindAnywhere(const PrefixQuestion& q,
 }
 
 const Artefact* PrefixCatalog::FindArtefact(const PageKey& key, uint32_t device) const {
-  const Artefact* const found = artefacts_.Peek(key);
+  const Artefact* const found = books_.artefacts.Peek(key);
   return found != nullptr && found->MappableFrom(device) ? found : nullptr;
 }
 
@@ -103,13 +102,13 @@ std::optional<RawFree> PrefixCatalog::RawFreeBy(const Plan& plan, const PageKey&
 // Kernels of a GPU compute a prompt from its raw pages alone.
 bool PrefixCatalog::OpensWithoutRaw(const Plan& plan) const {
   return plan.stored.keep_raw == KeepRaw::kNo &&
-         memory_.handle_type(Tier::kDevice) == HandleType::kMemfd;
+         books_.memory.handle_type(Tier::kDevice) == HandleType::kMemfd;
 }
 
 void PrefixCatalog::FindInMemory(const std::string& tenant, std::span<const PageKey> keys,
                                  std::span<HeldIn> places) const {
-  StoreLock lock(mu_);
-  const PageMap& pages = prefix_.by_key();
+  StoreLock lock(books_.mu);
+  const PageMap& pages = books_.prefix.by_key();
   for (size_t i = 0; i < std::min(keys.size(), kAhead); ++i) pages.Prefetch(keys[i]);
   uint32_t own = kNoTenant;
   for (size_t i = 0; i < keys.size(); ++i) {
@@ -128,10 +127,10 @@ std::optional<RawFree> PrefixCatalog::RawFreeAnywhere(const Plan& plan, const Pa
   if (!OpensWithoutRaw(plan)) return std::nullopt;
   PageTier* tier = nullptr;
   {
-    StoreLock lock(mu_);
-    devices_.DropLost();
+    StoreLock lock(books_.mu);
+    references_.DropLost();
     // One that the session may not map is not read from the tier either.
-    if (artefacts_.Contains(artefact)) return RawFreeBy(plan, artefact, device);
+    if (books_.artefacts.Contains(artefact)) return RawFreeBy(plan, artefact, device);
     tier = tier_;
   }
   if (tier == nullptr || !tier->Holds(artefact)) return std::nullopt;
@@ -144,17 +143,17 @@ std::optional<RawFree> PrefixCatalog::RawFreeAnywhere(const Plan& plan, const Pa
 }
 
 void PrefixCatalog::SetPageTier(PageTier* tier, std::optional<uint32_t> remote) {
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   tier_ = tier;
   remote_ = remote;
 }
 
 void PrefixCatalog::EnterPrefix(const Sequence& s, Page* page, size_t n) {
-  if (s.chain.is_private() || !memory_.failure(page->arena->pool).ok()) return;
-  if (prefix_.Insert(page)) return OfferPage(s, *page, n, OfferedFor::kSealed);
+  if (s.chain.is_private() || !books_.memory.failure(page->arena->pool).ok()) return;
+  if (books_.prefix.Insert(page)) return OfferPage(s, *page, n, OfferedFor::kSealed);
   const bool first_here = page->arena->tier == Tier::kDevice &&
-                          prefix_.FindFor(page->arena->pool.device(), page->key) == nullptr;
-  if (first_here) prefix_.InsertReplica(page);
+                          books_.prefix.FindFor(page->arena->pool.device(), page->key) == nullptr;
+  if (first_here) books_.prefix.InsertReplica(page);
 }
 
 void PrefixCatalog::OfferPage(const Sequence& s, const Page& page, size_t n, OfferedFor why) {

@@ -27,10 +27,10 @@
 
 namespace kvstrata {
 
-class Devices;
+struct Books;
+class PageReferences;
 struct Sequence;
 class SessionCatalog;
-struct StoreParts;
 
 // What memory has of a prompt.
 struct Hit {
@@ -40,7 +40,7 @@ struct Hit {
 
 class PrefixCatalog {
  public:
-  explicit PrefixCatalog(StoreParts* store);
+  PrefixCatalog(Books& books, SessionCatalog& catalog, PageReferences& references);
 
   // Null: there is none. It outlives all its loads and is unset before it ends. `remote`: behind
   // it is a remote tier, of which it is worth asking for so many missing tokens.
@@ -89,12 +89,9 @@ class PrefixCatalog {
   void FindInMemory(const std::string& tenant, std::span<const PageKey> keys,
                     std::span<HeldIn> places) const KVS_EXCLUDES(store_lock);
 
-  StoreMutex& mu_;
-  PageMemory& memory_;
-  PrefixIndex& prefix_ KVS_GUARDED_BY(store_lock);
-  Artefacts& artefacts_ KVS_GUARDED_BY(store_lock);
+  Books& books_;
   SessionCatalog& catalog_;
-  Devices& devices_;
+  PageReferences& references_;
   ArtefactLedger ledger_;
   PageTier* tier_ KVS_GUARDED_BY(store_lock) = nullptr;
   std::optional<uint32_t> remote_ KVS_GUARDED_BY(store_lock);

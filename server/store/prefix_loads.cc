@@ -6,7 +6,14 @@
 #include <optional>
 #include <utility>
 
-#include "server/store/store_parts.h"
+#include "server/store/books.h"
+#include "server/store/codec_extents.h"
+#include "server/store/opening.h"
+#include "server/store/page_allocator.h"
+#include "server/store/page_holds.h"
+#include "server/store/page_references.h"
+#include "server/store/session_catalog.h"
+#include "server/store/taker.h"
 
 namespace kvstrata {
 namespace {
@@ -29,27 +36,24 @@ bool IsSound(const LoadedValue& value, uint64_t bytes) {
 
 }  // namespace
 
-PrefixLoads::PrefixLoads(StoreParts* store)
-    : mu_(store->mu),
-      ledger_(store->prefixes.ledger()),
-      memory_(store->memory),
-      prefix_(store->prefix),
-      artefacts_(store->artefacts),
-      counters_(store->counters),
-      catalog_(store->catalog),
-      devices_(store->devices),
-      references_(store->references),
-      holds_(store->holds),
-      allocator_(store->allocator),
-      prefixes_(store->prefixes),
-      extents_(store->extents) {}
+PrefixLoads::PrefixLoads(Books& books, ArtefactLedger& ledger, SessionCatalog& catalog,
+                         PageReferences& references, PageHolds& holds, PageAllocator& allocator,
+                         PrefixCatalog& prefixes, CodecExtents& extents)
+    : books_(books),
+      ledger_(ledger),
+      catalog_(catalog),
+      references_(references),
+      holds_(holds),
+      allocator_(allocator),
+      prefixes_(prefixes),
+      extents_(extents) {}
 
 std::vector<PageKey> PrefixLoads::BeginLoad(Opening* o) {
   const Sequence& s = *o->sequence;
   std::optional<RawFree> artefact;
   {
-    StoreLock lock(mu_);
-    devices_.DropLost();
+    StoreLock lock(books_.mu);
+    references_.DropLost();
     artefact = prefixes_.RawFreeBy(s.plan, o->artefact, o->device);
   }
   const HeldPrefix held = prefixes_.FindAnywhere(o->question(), artefact, o->remote.get());
@@ -63,9 +67,9 @@ std::vector<PageKey> PrefixLoads::BeginLoad(Opening* o) {
   }
   std::vector<PageKey> keys;
   std::vector<Page*> here;
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   for (const Wanted& w : wanted) {
-    if (Page* page = prefix_.Find(w.key); page != nullptr) {
+    if (Page* page = books_.prefix.Find(w.key); page != nullptr) {
       here.push_back(page);
     } else {
       keys.push_back(w.key);
@@ -118,16 +122,16 @@ bool PrefixLoads::TakeLoaded(Opening* o, PageTier* tier, size_t first,
   for (size_t i = 0; i < values.size(); ++i) stored[i] = tier->Holds(keys[first + i]);
   bool more = true;
   {
-    StoreLock lock(mu_);
+    StoreLock lock(books_.mu);
     taken = TakeForLoad(o, first, values, &more);
   }
   size_t copied = 0;
   for (; copied < taken.size(); ++copied) {
     if (taken[copied] == nullptr) continue;
-    if (!memory_.Write(*taken[copied], values[copied].front().data()).ok()) break;
+    if (!books_.memory.Write(*taken[copied], values[copied].front().data()).ok()) break;
   }
   more = more && copied == taken.size();
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   for (size_t i = 0; i < copied; ++i) {
     if (taken[i] == nullptr) continue;
     taken[i]->key = keys[first + i];
@@ -136,8 +140,8 @@ bool PrefixLoads::TakeLoaded(Opening* o, PageTier* tier, size_t first,
       taken[i]->series = std::make_unique<Series>(*Series::Parse(values[i][1]));
     }
     // If somebody else was faster, theirs is found, and ours goes with the load.
-    if (!prefix_.Insert(taken[i])) continue;
-    ++counters_.loaded_pages;
+    if (!books_.prefix.Insert(taken[i])) continue;
+    ++books_.counters.loaded_pages;
     if (!stored[i]) tier->Offer({taken[i]->key, {}, taken[i]->bytes, OfferedFor::kLoaded});
   }
   return more;

@@ -23,25 +23,22 @@
 namespace kvstrata {
 
 class ArtefactLedger;
-class Artefacts;
+struct Books;
 class CodecExtents;
-class Devices;
 struct Opening;
 struct Page;
 class PageAllocator;
 class PageHolds;
-class PageMemory;
 class PageReferences;
 class PrefixCatalog;
-class PrefixIndex;
 struct Session;
 class SessionCatalog;
-struct StoreCounters;
-struct StoreParts;
 
 class PrefixLoads {
  public:
-  explicit PrefixLoads(StoreParts* store);
+  PrefixLoads(Books& books, ArtefactLedger& ledger, SessionCatalog& catalog,
+              PageReferences& references, PageHolds& holds, PageAllocator& allocator,
+              PrefixCatalog& prefixes, CodecExtents& extents);
 
   // Asks a remote tier, if there is one and it is worth it, what it has of what is missing, then
   // calls `then`.
@@ -74,14 +71,9 @@ class PrefixLoads {
   bool TakeExtent(Opening* o, size_t i, const LoadedValue& value) KVS_EXCLUDES(store_lock);
   void EnterLoadedArtefact(Opening* o, const PageTier& tier) KVS_EXCLUDES(store_lock);
 
-  StoreMutex& mu_;
+  Books& books_;
   ArtefactLedger& ledger_;
-  PageMemory& memory_;
-  PrefixIndex& prefix_ KVS_GUARDED_BY(store_lock);
-  Artefacts& artefacts_ KVS_GUARDED_BY(store_lock);
-  StoreCounters& counters_ KVS_GUARDED_BY(store_lock);
   SessionCatalog& catalog_;
-  Devices& devices_;
   PageReferences& references_;
   PageHolds& holds_;
   PageAllocator& allocator_;

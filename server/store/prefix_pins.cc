@@ -5,8 +5,15 @@
 #include <string>
 #include <utility>
 
+#include "server/store/artefact_record.h"
+#include "server/store/books.h"
+#include "server/store/held_prefix.h"
+#include "server/store/lookups.h"
+#include "server/store/page_owner.h"
 #include "server/store/pins.h"
-#include "server/store/store_parts.h"
+#include "server/store/prefix_catalog.h"
+#include "server/store/sequence.h"
+#include "server/store/session_catalog.h"
 
 namespace kvstrata {
 namespace {
@@ -51,21 +58,19 @@ Status CheckTtl(microseconds ttl) {
 
 }  // namespace
 
-PrefixPins::PrefixPins(StoreParts* store)
-    : mu_(store->mu),
-      options_(store->options),
-      settings_(store->options),
-      memory_(store->memory),
-      prefix_(store->prefix),
-      artefacts_(store->artefacts),
-      catalog_(store->catalog),
-      prefixes_(store->prefixes),
-      lookups_(store->lookups) {}
+PrefixPins::PrefixPins(Books& books, const StoreOptions& options, SessionCatalog& catalog,
+                       PrefixCatalog& prefixes, Lookups& lookups)
+    : books_(books),
+      options_(options),
+      settings_(options),
+      catalog_(catalog),
+      prefixes_(prefixes),
+      lookups_(lookups) {}
 
 uint64_t PrefixPins::PinLimit() const {
   if (settings_.pin_limit_bytes != 0) return settings_.pin_limit_bytes;
   uint64_t bytes = 0;
-  for (const PoolId pool : memory_.ids()) bytes += memory_.capacity(pool);
+  for (const PoolId pool : books_.memory.ids()) bytes += books_.memory.capacity(pool);
   return bytes / 2;
 }
 
@@ -76,9 +81,9 @@ uint64_t PrefixPins::PinnedBytes() const {
 }
 
 void PrefixPins::EnterPin(PrefixPin pin) {
-  for (const PageKey& key : pin.pages) prefix_.Pin(key);
-  for (const PageKey& key : pin.index_blocks) prefix_.Pin(key);
-  for (const PageKey& key : pin.artefact) prefix_.Pin(key);
+  for (const PageKey& key : pin.pages) books_.prefix.Pin(key);
+  for (const PageKey& key : pin.index_blocks) books_.prefix.Pin(key);
+  for (const PageKey& key : pin.artefact) books_.prefix.Pin(key);
   const uint64_t id = pin.id;
   pins_.emplace(id, std::move(pin));
 }
@@ -86,10 +91,10 @@ void PrefixPins::EnterPin(PrefixPin pin) {
 PrefixPin PrefixPins::TakePin(std::map<uint64_t, PrefixPin>::iterator at) {
   PrefixPin pin = std::move(at->second);
   pins_.erase(at);
-  for (const PageKey& key : pin.artefact) prefix_.Unpin(key);
-  for (const PageKey& key : pin.index_blocks) prefix_.Unpin(key);
+  for (const PageKey& key : pin.artefact) books_.prefix.Unpin(key);
+  for (const PageKey& key : pin.index_blocks) books_.prefix.Unpin(key);
   // From the last to the first, as ReleaseAll.
-  for (auto key = pin.pages.rbegin(); key != pin.pages.rend(); ++key) prefix_.Unpin(*key);
+  for (auto key = pin.pages.rbegin(); key != pin.pages.rend(); ++key) books_.prefix.Unpin(*key);
   return pin;
 }
 
@@ -97,7 +102,7 @@ Result<PinInfo> PrefixPins::AddPin(PrefixPin pin, std::span<const TierOffer> off
                                    microseconds ttl) {
   PageTier* tier = nullptr;
   {
-    StoreLock lock(mu_);
+    StoreLock lock(books_.mu);
     const uint64_t used = PinnedBytes();
     if (pin.bytes > PinLimit() - std::min(used, PinLimit())) {
       return ResourceExhausted(
@@ -125,7 +130,7 @@ Result<PinInfo> PrefixPins::PinSequence(uint64_t sequence, microseconds ttl) {
   PrefixPin pin;
   std::vector<TierOffer> offers;
   {
-    StoreLock lock(mu_);
+    StoreLock lock(books_.mu);
     KVS_ASSIGN_OR_RETURN(const Sequence* s, catalog_.FindSequence(sequence));
     const Session& session = *catalog_.SessionOf(s->session);
     if (s->chain.is_private()) {
@@ -152,7 +157,7 @@ Result<PinInfo> PrefixPins::PinSequence(uint64_t sequence, microseconds ttl) {
     for (size_t i = 0; i < held.blocks; ++i) {
       keep(*s->index_blocks[i], (i + 1) * block_pages - 1, &pin.index_blocks);
     }
-    const Artefact* artefact = artefacts_.Peek(prompt);
+    const Artefact* artefact = books_.artefacts.Peek(prompt);
     if (artefact != nullptr) {
       const ArtefactRecord record = RecordOf(*artefact);
       pin.artefact.push_back(artefact->key);
@@ -198,7 +203,7 @@ Status PrefixPins::RemovePin(uint64_t id) {
   PrefixPin pin;
   PageTier* tier = nullptr;
   {
-    StoreLock lock(mu_);
+    StoreLock lock(books_.mu);
     const auto at = pins_.find(id);
     if (at == pins_.end()) {
       return NotFound("PIN_UNKNOWN",
@@ -214,7 +219,7 @@ void PrefixPins::ExpirePins() {
   std::vector<PrefixPin> over;
   PageTier* tier = nullptr;
   {
-    StoreLock lock(mu_);
+    StoreLock lock(books_.mu);
     tier = prefixes_.tier();
     for (auto at = pins_.begin(); at != pins_.end();) {
       const auto next = std::next(at);
@@ -229,7 +234,7 @@ void PrefixPins::ExpirePins() {
 }
 
 void PrefixPins::RestorePins(std::vector<PrefixPin> pins) {
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   for (PrefixPin& pin : pins) {
     next_pin_ = std::max(next_pin_, pin.id + 1);
     EnterPin(std::move(pin));
@@ -253,7 +258,7 @@ PinInfo PrefixPins::InfoOf(const PrefixPin& pin) {
 std::vector<PinInfo> PrefixPins::Pins() {
   std::vector<PrefixPin> pins;
   {
-    StoreLock lock(mu_);
+    StoreLock lock(books_.mu);
     for (const auto& [id, pin] : pins_) pins.push_back(pin);
   }
   std::vector<PinInfo> infos;
@@ -262,7 +267,7 @@ std::vector<PinInfo> PrefixPins::Pins() {
 }
 
 PinLimits PrefixPins::PinUse() const {
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   return {PinnedBytes(), PinLimit()};
 }
 

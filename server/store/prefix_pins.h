@@ -22,19 +22,17 @@
 
 namespace kvstrata {
 
-class Artefacts;
+struct Books;
 class Lookups;
-class PageMemory;
 class PrefixCatalog;
-class PrefixIndex;
 class SessionCatalog;
 struct StoreOptions;
 struct StoreSettings;
-struct StoreParts;
 
 class PrefixPins {
  public:
-  explicit PrefixPins(StoreParts* store);
+  PrefixPins(Books& books, const StoreOptions& options, SessionCatalog& catalog,
+             PrefixCatalog& prefixes, Lookups& lookups);
 
   // Pins its leading full pages, their index, and its artefact with the pages that that needs, now.
   // Errors of all: INVALID_ARGUMENT PIN_TTL (1 ms to 366 days); RESOURCE_EXHAUSTED PIN_LIMIT, where
@@ -70,12 +68,9 @@ class PrefixPins {
                          std::chrono::microseconds ttl) KVS_EXCLUDES(store_lock);
   PinInfo InfoOf(const PrefixPin& pin) KVS_EXCLUDES(store_lock);
 
-  StoreMutex& mu_;
+  Books& books_;
   const StoreOptions& options_;
   const StoreSettings& settings_ KVS_GUARDED_BY(store_lock);
-  PageMemory& memory_;
-  PrefixIndex& prefix_ KVS_GUARDED_BY(store_lock);
-  Artefacts& artefacts_ KVS_GUARDED_BY(store_lock);
   SessionCatalog& catalog_;
   PrefixCatalog& prefixes_;
   Lookups& lookups_;

@@ -5,20 +5,24 @@
 #include <optional>
 #include <string>
 
-#include "server/store/store_parts.h"
+#include "server/store/books.h"
+#include "server/store/page_allocator.h"
+#include "server/store/page_copies.h"
+#include "server/store/page_references.h"
+#include "server/store/sequence.h"
+#include "server/store/session_catalog.h"
+#include "server/store/tables.h"
 
 namespace kvstrata {
 
-RawPages::RawPages(StoreParts* store)
-    : mu_(store->mu),
-      memory_(store->memory),
-      pools_(store->pools),
-      prefix_(store->prefix),
-      catalog_(store->catalog),
-      tables_(store->tables),
-      references_(store->references),
-      allocator_(store->allocator),
-      copies_(store->copies) {}
+RawPages::RawPages(Books& books, SessionCatalog& catalog, Tables& tables,
+                   PageReferences& references, PageAllocator& allocator, PageCopies& copies)
+    : books_(books),
+      catalog_(catalog),
+      tables_(tables),
+      references_(references),
+      allocator_(allocator),
+      copies_(copies) {}
 
 // Whole pages among the released positions that the sequence still has.
 std::vector<size_t> ReleasedPages(const Sequence& s) {
@@ -35,7 +39,7 @@ std::vector<size_t> ReleasedPages(const Sequence& s) {
 
 // Releases a page, and makes the prefix index forget it if nobody else holds it and no pin does.
 void RawPages::DropRaw(Page* page) {
-  if (page->refs == 1 && page->indexed && !page->pinned) prefix_.Erase(page);
+  if (page->refs == 1 && page->indexed && !page->pinned) books_.prefix.Erase(page);
   references_.Release(page);
 }
 
@@ -52,7 +56,7 @@ uint64_t RawPages::GiveBack(Sequence* s, std::span<const size_t> positions) {
 // Somebody with the same prefix may have moved these pages already; whether there was one.
 bool RawPages::UseHostCopies(Sequence* s, std::vector<size_t>* positions) {
   const auto swap = [this, s](size_t i) KVS_NO_THREAD_SAFETY_ANALYSIS {
-    Page* copy = prefix_.Find(s->pages[i]->key);
+    Page* copy = books_.prefix.Find(s->pages[i]->key);
     if (copy == nullptr || copy == s->pages[i] || copy->arena->tier != Tier::kHost) return false;
     references_.RefPage(copy);
     references_.Release(s->pages[i]);
@@ -66,7 +70,8 @@ bool RawPages::UseHostCopies(Sequence* s, std::vector<size_t>* positions) {
 bool RawPages::GivesBack(const Sequence& s, size_t n) const {
   if (s.plan.stored.keep_raw != KeepRaw::kAuto) return s.plan.stored.keep_raw == KeepRaw::kNo;
   const auto page_bytes = static_cast<uint64_t>(s.model->desc.geometry.page_bytes());
-  return memory_.capacity(PoolId::Host()) < pools_.used(PoolId::Host()) + n * page_bytes;
+  return books_.memory.capacity(PoolId::Host()) <
+         books_.pools.used(PoolId::Host()) + n * page_bytes;
 }
 
 Status RawPages::PlanPlacing(Sequence* s, CopyPlan* plan, uint64_t* bytes) {
@@ -115,7 +120,7 @@ Status RawPages::PlaceRaw(uint64_t sequence, uint64_t* bytes) {
   CopyPlan plan;
   Geometry geometry;
   {
-    StoreLock lock(mu_);
+    StoreLock lock(books_.mu);
     KVS_ASSIGN_OR_RETURN(Sequence * s, catalog_.FindSequence(sequence));
     geometry = s->model->desc.geometry;
     KVS_RETURN_IF_ERROR(PlanPlacing(s, &plan, bytes));

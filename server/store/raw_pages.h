@@ -17,16 +17,14 @@
 
 namespace kvstrata {
 
+struct Books;
 struct CopyPlan;
 struct Page;
 class PageAllocator;
 class PageCopies;
-class PagePools;
 class PageReferences;
-class PrefixIndex;
 struct Sequence;
 class SessionCatalog;
-struct StoreParts;
 class Tables;
 
 // Whole pages among the released positions that the sequence still has, in order.
@@ -34,7 +32,8 @@ std::vector<size_t> ReleasedPages(const Sequence& s);
 
 class RawPages {
  public:
-  explicit RawPages(StoreParts* store);
+  RawPages(Books& books, SessionCatalog& catalog, Tables& tables, PageReferences& references,
+           PageAllocator& allocator, PageCopies& copies);
 
   // Released pages that are not on `host`: there they go, or back, as the plan says. Adds their
   // bytes. SEQUENCE_UNKNOWN, POOL_EXHAUSTED, TABLES_FULL, COPY_FAILED.
@@ -51,10 +50,7 @@ class RawPages {
   // Somebody with the same prefix may have moved these pages already; whether there was one.
   bool UseHostCopies(Sequence* s, std::vector<size_t>* positions) KVS_REQUIRES(store_lock);
 
-  StoreMutex& mu_;
-  PageMemory& memory_;
-  PagePools& pools_ KVS_GUARDED_BY(store_lock);
-  PrefixIndex& prefix_ KVS_GUARDED_BY(store_lock);
+  Books& books_;
   SessionCatalog& catalog_;
   Tables& tables_;
   PageReferences& references_;

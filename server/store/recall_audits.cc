@@ -6,7 +6,10 @@
 #include <numeric>
 #include <string>
 
-#include "server/store/store_parts.h"
+#include "server/store/answers.h"
+#include "server/store/inspection.h"
+#include "server/store/sequence.h"
+#include "server/store/session_catalog.h"
 
 namespace kvstrata {
 namespace {
@@ -77,12 +80,9 @@ double Mean(std::span<const float> values) {
 
 }  // namespace
 
-RecallAudits::RecallAudits(StoreParts* store)
-    : mu_(store->mu),
-      settings_(store->options),
-      answers_(store->answers),
-      catalog_(store->catalog),
-      inspection_(store->inspection) {
+RecallAudits::RecallAudits(StoreMutex& mu, const StoreSettings& settings, Answers& answers,
+                           SessionCatalog& catalog, Inspection& inspection)
+    : mu_(mu), settings_(settings), answers_(answers), catalog_(catalog), inspection_(inspection) {
   for (const std::string_view plan : PresetNames()) {
     if (plan != "full") sampled_.push_back({plan});  // which never selects
   }

@@ -30,7 +30,6 @@ struct Sequence;
 struct Session;
 class SessionCatalog;
 struct StoreSettings;
-struct StoreParts;
 
 // For the sequences of one preset, since the start.
 struct SampledRecall {
@@ -41,7 +40,8 @@ struct SampledRecall {
 
 class RecallAudits {
  public:
-  explicit RecallAudits(StoreParts* store);
+  RecallAudits(StoreMutex& mu, const StoreSettings& settings, Answers& answers,
+               SessionCatalog& catalog, Inspection& inspection);
 
   // Asks the sequence's steps for samples until the audit has enough or ends. SEQUENCE_UNKNOWN;
   // INVALID_ARGUMENT RECALL_OPTION; FAILED_PRECONDITION RECALL_RUNNING (one audit of a sequence at

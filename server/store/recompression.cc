@@ -7,8 +7,14 @@
 #include <utility>
 
 #include "base/check.h"
+#include "server/store/answers.h"
+#include "server/store/books.h"
+#include "server/store/capacity.h"
 #include "server/store/long_request.h"
-#include "server/store/store_parts.h"
+#include "server/store/page_holds.h"
+#include "server/store/raw_pages.h"
+#include "server/store/sequence.h"
+#include "server/store/session_catalog.h"
 
 namespace kvstrata {
 namespace {
@@ -39,12 +45,6 @@ Status CheckDrafts(const RecompressOutput& output, size_t extents) {
     begin = draft.tokens.begin;
   }
   return OkStatus();
-}
-
-std::vector<Run> Union(const std::vector<Run>& a, const std::vector<Run>& b) {
-  std::vector<Run> all = a;
-  all.insert(all.end(), b.begin(), b.end());
-  return Normalize(std::move(all));
 }
 
 Status RunCancelled() {
@@ -99,20 +99,16 @@ bool TakeWorkPlace(const std::shared_ptr<UserLimits>& limits, const Tenant& tena
 
 }  // namespace
 
-Recompression::Recompression(StoreParts* store)
-    : mu_(store->mu),
-      options_(store->options),
-      user_limits_(store->options.user_limits),
-      memory_(store->memory),
-      counters_(store->counters),
-      answers_(store->answers),
-      catalog_(store->catalog),
-      tables_(store->tables),
-      references_(store->references),
-      holds_(store->holds),
-      extents_(store->extents),
-      raw_pages_(store->raw_pages),
-      builds_(store->builds) {}
+Recompression::Recompression(Books& books, const StoreOptions& options, Answers& answers,
+                             SessionCatalog& catalog, PageHolds& holds, CodecExtents& extents,
+                             RawPages& raw_pages)
+    : books_(books),
+      options_(options),
+      answers_(answers),
+      catalog_(catalog),
+      holds_(holds),
+      extents_(extents),
+      raw_pages_(raw_pages) {}
 
 // --- what is due ---------------------------------------------------------------------------------
 
@@ -152,7 +148,7 @@ void Recompression::OfferIfDue(Sequence* s) {
   if (codec.paused) return;
   const bool waits = codec.failures > 0 && Clock::now() < codec.retry_at;
   if (!waits && sink_ != nullptr &&
-      TakeWorkPlace(user_limits_, *catalog_.SessionOf(s->session)->tenant, s) &&
+      TakeWorkPlace(options_.user_limits, *catalog_.SessionOf(s->session)->tenant, s) &&
       sink_->Offer(s->id, codec.recompressor->ReleasableBytes(InputOf(*s)))) {
     codec.work = Work::kQueued;
   } else {
@@ -163,7 +159,7 @@ void Recompression::OfferIfDue(Sequence* s) {
 
 void Recompression::OfferDue() {
   answers_.TellAfter([&] {
-    StoreLock lock(mu_);
+    StoreLock lock(books_.mu);
     if (!due_unoffered_ || sink_ == nullptr) return;
     due_unoffered_ = false;
     for (const auto& [id, s] : catalog_.sequences()) {
@@ -172,24 +168,20 @@ void Recompression::OfferDue() {
   });
 }
 
-void Recompression::SetRecompressSink(RecompressSink* sink) {
-  answers_.TellAfter([&] {
-    StoreLock lock(mu_);
-    sink_ = sink;
-    if (sink == nullptr) builds_.EndAllLocked(WorkersStopped());
-    for (const auto& [id, s] : catalog_.sequences()) {
-      if (!s->codec) continue;
-      if (s->codec->work == Work::kQueued) s->codec->work = Work::kDue;
-      s->codec->queued = {};
-      if (sink != nullptr) {
-        OfferIfDue(s);
-      } else {
-        s->codec->cancelled->store(true, std::memory_order_relaxed);
-        s->codec->cancelled = std::make_shared<std::atomic<bool>>(false);
-        AnswerWaiters(s, WorkersStopped());
-      }
+void Recompression::SetSinkLocked(RecompressSink* sink) {
+  sink_ = sink;
+  for (const auto& [id, s] : catalog_.sequences()) {
+    if (!s->codec) continue;
+    if (s->codec->work == Work::kQueued) s->codec->work = Work::kDue;
+    s->codec->queued = {};
+    if (sink != nullptr) {
+      OfferIfDue(s);
+    } else {
+      s->codec->cancelled->store(true, std::memory_order_relaxed);
+      s->codec->cancelled = std::make_shared<std::atomic<bool>>(false);
+      AnswerWaiters(s, WorkersStopped());
     }
-  });
+  }
 }
 
 // --- jobs ----------------------------------------------------------------------------------------
@@ -210,7 +202,7 @@ Result<RecompressJob> Recompression::TakeRecompression(uint64_t sequence) {
 }
 
 Result<RecompressJob> Recompression::TakeNow(uint64_t sequence) {
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   KVS_ASSIGN_OR_RETURN(Sequence * s, catalog_.FindSequence(sequence));
   if (!s->codec || s->codec->work == Work::kRunning) {
     return Status(Code::kAborted, "WORK_NOTHING", "nothing to recompress, or it is on its way");
@@ -251,10 +243,10 @@ Result<RecompressJob> Recompression::TakeNow(uint64_t sequence) {
 }
 
 Status Recompression::StageRecompression(RecompressJob* job) {
-  if (job->recompressor == nullptr || memory_.readable(Tier::kDevice)) return OkStatus();
+  if (job->recompressor == nullptr || books_.memory.readable(Tier::kDevice)) return OkStatus();
   std::vector<Page*> kept;
   {
-    StoreLock lock(mu_);
+    StoreLock lock(books_.mu);
     kept = holds_.kept(job->hold);
   }
   const RecompressReads reads = job->recompressor->Reads(job->input);
@@ -265,18 +257,18 @@ Status Recompression::StageRecompression(RecompressJob* job) {
   for (size_t i = 0; i < job->pages.size(); ++i) {
     if (job->pages[i] == nullptr) continue;
     const Page& page = **next++;
-    if (memory_.readable(page.arena->tier)) continue;
+    if (books_.memory.readable(page.arena->tier)) continue;
     job->pages[i] = nullptr;
     const auto begin = static_cast<int64_t>(i) * rows;
     if (begin + rows <= reads.rows.begin || begin >= reads.rows.end) continue;
-    KVS_ASSIGN_OR_RETURN(job->pages[i], StagePage(memory_, page, job));
+    KVS_ASSIGN_OR_RETURN(job->pages[i], StagePage(books_.memory, page, job));
   }
   for (size_t i = 0; i < job->extents.size(); ++i) {
     const Page& page = **next++;
     const bool read =
         std::ranges::find(reads.extents, static_cast<int32_t>(i)) != reads.extents.end();
-    if (!read || memory_.readable(page.arena->tier)) continue;
-    KVS_ASSIGN_OR_RETURN(job->extents[i].data, StagePage(memory_, page, job));
+    if (!read || books_.memory.readable(page.arena->tier)) continue;
+    KVS_ASSIGN_OR_RETURN(job->extents[i].data, StagePage(books_.memory, page, job));
     job->extents[i].description = nullptr;
   }
   return OkStatus();
@@ -284,7 +276,7 @@ Status Recompression::StageRecompression(RecompressJob* job) {
 
 void Recompression::AbandonRecompression(RecompressJob job, const Status& why) {
   answers_.TellAfter([&] {
-    StoreLock lock(mu_);
+    StoreLock lock(books_.mu);
     holds_.End(job.hold);
     const Result<Sequence*> s = catalog_.FindSequence(job.sequence);
     if (s.ok()) NoteFailed(*s, why);
@@ -300,7 +292,7 @@ void Recompression::NoteFailed(Sequence* s, const Status& why) {
     if (codec.paused) AnswerWaiters(s);  // who came while it was ending
     return;
   }
-  ++counters_.recompress_failures;
+  ++books_.counters.recompress_failures;
   codec.failed = why;
   codec.retry_at =
       Clock::now() + options_.recompress_retry * (1 << std::min(codec.failures, kLongestBackoff));
@@ -324,40 +316,6 @@ void Recompression::NoteDone(Sequence* s) {
 
 // --- publishing ----------------------------------------------------------------------------------
 
-Status Recompression::SwapExtents(Sequence* s, const RecompressOutput& output, FreshPages* fresh,
-                                  std::unique_ptr<Recompressor> next, RecompressResult* result) {
-  Session* session = catalog_.SessionOf(s->session);
-  KVS_ASSIGN_OR_RETURN(
-      shm::SequenceTable * table,
-      tables_.ReserveTable(session, *s, s->table->page_capacity, output.extents.size()));
-  std::vector<Extent> extents;
-  size_t taken = 0;
-  for (const ExtentDraft& draft : output.extents) {
-    if (draft.kept >= 0) {
-      extents.push_back(s->extents[static_cast<size_t>(draft.kept)]);
-    } else {
-      Page* const page = fresh->pages[taken++];
-      extents.push_back({page, draft.size(), draft.tokens, ChecksumInHeader(draft.bytes),
-                         extents_.DescriptionFor(*page, draft.bytes)});
-      result->written_bytes += draft.size();
-    }
-    references_.RefPage(extents.back().page);
-  }
-  std::swap(s->extents, extents);
-  references_.ReleaseExtents(&extents);
-  extents_.DropFresh(fresh);
-  CodecState& codec = *s->codec;
-  codec.recompressor = std::move(next);
-  codec.released = Union(codec.released, output.released);
-  const std::vector<size_t> released = ReleasedPages(*s);
-  if (s->plan.stored.keep_raw == KeepRaw::kNo)
-    result->released_bytes += raw_pages_.GiveBack(s, released);
-  result->extents = static_cast<uint32_t>(s->extents.size());
-  tables_.Publish(session, s, table);
-  references_.Advance(session->tenant);
-  return OkStatus();
-}
-
 Status Recompression::PublishRun(const RecompressJob& job, std::unique_ptr<Recompressor> next,
                                  const RecompressOutput& output, RecompressResult* result) {
   FreshPages fresh;
@@ -369,7 +327,7 @@ Status Recompression::PublishRun(const RecompressJob& job, std::unique_ptr<Recom
     return why;
   };
   {
-    StoreLock lock(mu_);
+    StoreLock lock(books_.mu);
     holds_.End(job.hold);  // read already; extents that are kept are the sequence's
     const Result<Sequence*> s = catalog_.FindSequence(job.sequence);
     Status status = s.ok() ? CheckDrafts(output, (*s)->extents.size()) : s.status();
@@ -378,11 +336,11 @@ Status Recompression::PublishRun(const RecompressJob& job, std::unique_ptr<Recom
     if (!status.ok()) return fail(s, status);
   }
   Status status = extents_.CopyDrafts(output, fresh, PoolId::Device(job.device));
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   const Result<Sequence*> s = catalog_.FindSequence(job.sequence);
   if (status.ok() && cancelled()) status = RunCancelled();
   if (status.ok()) {
-    status = s.ok() ? SwapExtents(*s, output, &fresh, std::move(next), result) : s.status();
+    status = s.ok() ? extents_.Swap(*s, output, &fresh, std::move(next), result) : s.status();
   }
   return status.ok() ? status : fail(s, status);
 }
@@ -394,16 +352,16 @@ Result<RecompressResult> Recompression::PublishNow(RecompressJob job,
   if (job.recompressor != nullptr) {
     KVS_RETURN_IF_ERROR(PublishRun(job, std::move(next), output, &result));
   } else {
-    StoreLock lock(mu_);
+    StoreLock lock(books_.mu);
     holds_.End(job.hold);
   }
   const Status placed = raw_pages_.PlaceRaw(job.sequence, &result.released_bytes);
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   const Result<Sequence*> s = catalog_.FindSequence(job.sequence);
   if (!s.ok()) return s.status();
-  if (job.recompressor != nullptr) ++counters_.recompressions;
-  counters_.recompressed_bytes += result.written_bytes;
-  counters_.released_bytes += result.released_bytes;
+  if (job.recompressor != nullptr) ++books_.counters.recompressions;
+  books_.counters.recompressed_bytes += result.written_bytes;
+  books_.counters.released_bytes += result.released_bytes;
   (*s)->codec->released_bytes += result.released_bytes;
   if (!placed.ok()) {
     (*s)->codec->place_raw = true;
@@ -437,7 +395,7 @@ void Recompression::AnswerWaiters(Sequence* s) {
 
 void Recompression::Settle(uint64_t session, uint64_t sequence, SettleDone done) {
   answers_.TellAfter([&] {
-    StoreLock lock(mu_);
+    StoreLock lock(books_.mu);
     const Result<Sequence*> s = catalog_.FindSequence(session, sequence);
     if (!s.ok() || !(*s)->codec) {
       answers_.Add(std::move(done), s.status());
@@ -446,6 +404,13 @@ void Recompression::Settle(uint64_t session, uint64_t sequence, SettleDone done)
     (*s)->codec->waiters.push_back(std::move(done));
     AnswerWaiters(*s);
   });
+}
+
+void Recompression::ListLocked(std::vector<WorkInfo>* list) const {
+  for (const auto& [id, s] : catalog_.sequences()) {
+    if (!s->codec || (s->codec->work == Work::kIdle && s->codec->failed.ok())) continue;
+    list->push_back(WorkOf(*s));
+  }
 }
 
 WorkInfo Recompression::WorkOf(const Sequence& s) const {
@@ -464,19 +429,6 @@ WorkInfo Recompression::WorkOf(const Sequence& s) const {
   info.failures = codec.failures;
   info.error = codec.failed.ok() ? "" : codec.failed.ToString();
   return info;
-}
-
-std::vector<WorkInfo> Recompression::Work() const {
-  StoreLock lock(mu_);
-  std::vector<WorkInfo> list;
-  for (const auto& [id, s] : catalog_.sequences()) {
-    if (!s->codec || (s->codec->work == Work::kIdle && s->codec->failed.ok())) continue;
-    list.push_back(WorkOf(*s));
-  }
-  builds_.ListLocked(&list);
-  std::stable_sort(list.begin(), list.end(),
-                   [](const WorkInfo& a, const WorkInfo& b) { return a.sequence < b.sequence; });
-  return list;
 }
 
 }  // namespace kvstrata

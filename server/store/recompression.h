@@ -20,22 +20,18 @@
 namespace kvstrata {
 
 class Answers;
-class Builds;
+struct Books;
 class PageHolds;
-class PageReferences;
 class RawPages;
 struct Sequence;
 class SessionCatalog;
-struct StoreCounters;
-struct StoreParts;
-class Tables;
 
 class Recompression {
  public:
-  explicit Recompression(StoreParts* store);
+  Recompression(Books& books, const StoreOptions& options, Answers& answers,
+                SessionCatalog& catalog, PageHolds& holds, CodecExtents& extents,
+                RawPages& raw_pages);
 
-  // Null: nobody; waiting settles are answered UNAVAILABLE WORK_STOPPED then.
-  void SetRecompressSink(RecompressSink* sink) KVS_EXCLUDES(store_lock);
   // NOT_FOUND when the sequence is gone, ABORTED WORK_NOTHING when nothing is due (any more).
   Result<RecompressJob> TakeRecompression(uint64_t sequence) KVS_EXCLUDES(store_lock);
   // Before a run: copies what it reads of a pool that the host cannot read to the host, and points
@@ -59,15 +55,17 @@ class Recompression {
   // or later in a worker's, without any lock; with the error when its last recompression failed.
   // SEQUENCE_UNKNOWN, ABORTED SEQUENCE_CLOSED, UNAVAILABLE WORK_STOPPED.
   void Settle(uint64_t session, uint64_t sequence, SettleDone done) KVS_EXCLUDES(store_lock);
-  // What is due, queued or running, builds too, by sequence.
-  std::vector<WorkInfo> Work() const KVS_EXCLUDES(store_lock);
 
+  // Null: nobody; waiting settles are answered UNAVAILABLE WORK_STOPPED then.
+  void SetSinkLocked(RecompressSink* sink) KVS_REQUIRES(store_lock);
   RecompressSink* sink() const KVS_REQUIRES(store_lock) { return sink_; }
   // Offers the sequence if something of it is due; after everything that may make it so.
   void NoteDue(Sequence* s) KVS_REQUIRES(store_lock);
   void OfferIfDue(Sequence* s) KVS_REQUIRES(store_lock);  // nothing is new: not after a cancel
   // Somebody asked for it: also after a failure, at once.
   void NoteAsked(Sequence* s) KVS_REQUIRES(store_lock);
+  // Adds what is due, queued or running.
+  void ListLocked(std::vector<WorkInfo>* list) const KVS_REQUIRES(store_lock);
   WorkInfo WorkOf(const Sequence& s) const KVS_REQUIRES(store_lock);
   // Answers the sequence's waiters, when there is an answer for them.
   void AnswerWaiters(Sequence* s) KVS_REQUIRES(store_lock);
@@ -85,23 +83,14 @@ class Recompression {
       KVS_EXCLUDES(store_lock);
   Result<RecompressResult> PublishNow(RecompressJob job, std::unique_ptr<Recompressor> next,
                                       RecompressOutput output) KVS_EXCLUDES(store_lock);
-  Status SwapExtents(Sequence* s, const RecompressOutput& output, FreshPages* fresh,
-                     std::unique_ptr<Recompressor> next, RecompressResult* result)
-      KVS_REQUIRES(store_lock);
 
-  StoreMutex& mu_;
+  Books& books_;
   const StoreOptions& options_;
-  const std::shared_ptr<UserLimits>& user_limits_;
-  PageMemory& memory_;
-  StoreCounters& counters_ KVS_GUARDED_BY(store_lock);
   Answers& answers_;
   SessionCatalog& catalog_;
-  Tables& tables_;
-  PageReferences& references_;
   PageHolds& holds_;
   CodecExtents& extents_;
   RawPages& raw_pages_;
-  Builds& builds_;
   RecompressSink* sink_ KVS_GUARDED_BY(store_lock) = nullptr;
   bool due_unoffered_ KVS_GUARDED_BY(store_lock) = false;  // OfferDue has something to do
 };

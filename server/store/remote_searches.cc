@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "server/store/store_parts.h"
+#include "server/store/books.h"
+#include "server/store/opening.h"
+#include "server/store/prefix_loads.h"
 
 namespace kvstrata {
 namespace {
@@ -34,7 +36,7 @@ void PrefixLoads::SearchRemote(const std::shared_ptr<Opening>& o, PageTier* tier
   search.tenant = o->tenant;
   std::optional<uint32_t> min_tokens;
   {
-    StoreLock lock(mu_);
+    StoreLock lock(books_.mu);
     min_tokens = prefixes_.remote_min_tokens();
     search.prefill_rate = s.model->prefill_rate;
   }

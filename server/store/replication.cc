@@ -2,74 +2,67 @@
 #include "server/store/replication.h"
 
 #include <algorithm>
-#include <new>
 #include <utility>
 
-#include "server/store/store_parts.h"
+#include "server/store/books.h"
+#include "server/store/opening.h"
+#include "server/store/page_allocator.h"
+#include "server/store/page_copies.h"
+#include "server/store/page_references.h"
+#include "server/store/prefix_loads.h"
+#include "server/store/session_catalog.h"
+#include "server/store/taker.h"
 
 namespace kvstrata {
 
-Replication::Replication(StoreParts* store)
-    : mu_(store->mu),
-      memory_(store->memory),
-      prefix_(store->prefix),
-      counters_(store->counters),
-      catalog_(store->catalog),
-      devices_(store->devices),
-      allocator_(store->allocator),
-      copies_(store->copies),
-      prefixes_(store->prefixes),
-      openings_(store->openings),
-      loads_(store->loads) {}
+Replication::Replication(Books& books, SessionCatalog& catalog, PageReferences& references,
+                         PageAllocator& allocator, PageCopies& copies, PrefixCatalog& prefixes,
+                         PrefixLoads& loads)
+    : books_(books),
+      catalog_(catalog),
+      references_(references),
+      allocator_(allocator),
+      copies_(copies),
+      prefixes_(prefixes),
+      loads_(loads) {}
 
-void Replication::SetReplicationQueue(std::function<void(std::function<void()>)> post) {
-  StoreLock lock(mu_);
+void Replication::SetReplicationQueue(Post post) {
+  StoreLock lock(books_.mu);
   post_ = std::move(post);
 }
 
-std::function<void(std::function<void()>)> Replication::SlowOpens() const {
-  StoreLock lock(mu_);
+Replication::Post Replication::SlowOpens() const {
+  StoreLock lock(books_.mu);
   return post_;
 }
 
-void Replication::ReplicateAndFinish(const std::shared_ptr<Opening>& o, const OpenDone& done) {
-  const auto finish = [this, o, done] {
-    Result<OpenedSequence> opened =
-        ResourceExhausted("MEMORY", "the daemon has no memory to open this sequence");
-    try {
-      Replicate(o.get());
-      opened = openings_.FinishOpen(o.get());
-    } catch (const std::bad_alloc&) {
-      // In threads that have no request to answer; he who asked hears it here.
-    }
-    done(opened);
-  };
-  std::function<void(std::function<void()>)> post;
+void Replication::GoOn(const Opening& o, std::function<void()> then) {
+  Post post;
   {
-    StoreLock lock(mu_);
-    devices_.DropLost();
-    if (post_ && !PrefixElsewhere(*o).empty()) post = post_;
+    StoreLock lock(books_.mu);
+    references_.DropLost();
+    if (post_ && !PrefixElsewhere(o).empty()) post = post_;
   }
-  if (!post) return finish();
-  post(finish);
+  if (!post) return then();
+  post(std::move(then));
 }
 
 void Replication::Replicate(Opening* o) {
-  if (memory_.ids().size() == 2) return;  // one device, and host
+  if (books_.memory.ids().size() == 2) return;  // one device, and host
   CopyPlan plan;
   {
-    StoreLock lock(mu_);
-    devices_.DropLost();
+    StoreLock lock(books_.mu);
+    references_.DropLost();
     plan = PlanReplicas(o);
   }
   const Geometry& geometry = o->sequence->model->desc.geometry;
   if (plan.copies.empty() || !copies_.Copy(plan, geometry).ok()) return;
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   for (const PlannedCopy& c : plan.copies) EnterReplica(*c.source, c.copy, o->device);
 }
 
 std::vector<Page*> Replication::PrefixElsewhere(const Opening& o) {
-  if (memory_.ids().size() == 2) return {};
+  if (books_.memory.ids().size() == 2) return {};
   const std::optional<RawFree> artefact =
       prefixes_.RawFreeBy(o.sequence->plan, o.artefact, o.device);
   Hit hit = prefixes_.FindPrefix(o.question(), artefact, std::nullopt);
@@ -85,7 +78,7 @@ std::vector<Page*> Replication::PrefixElsewhere(const Opening& o) {
 }
 
 bool Replication::IsOn(uint32_t device, const Page& page) const {
-  return prefix_.FindFor(device, page.key) != nullptr;
+  return books_.prefix.FindFor(device, page.key) != nullptr;
 }
 
 CopyPlan Replication::PlanReplicas(Opening* o) {
@@ -95,8 +88,8 @@ CopyPlan Replication::PlanReplicas(Opening* o) {
   const std::vector<Page*> pages = PrefixElsewhere(*o);
   // All of them: making room for one must not evict another.
   for (const Page* page : pages) {
-    Page* const near = prefix_.FindFor(o->device, page->key);
-    loads_.HoldForLoad(o, near != nullptr ? near : prefix_.Find(page->key));
+    Page* const near = books_.prefix.FindFor(o->device, page->key);
+    loads_.HoldForLoad(o, near != nullptr ? near : books_.prefix.Find(page->key));
   }
   const Taker taker{(*session)->tenant, kDaemon, nullptr, o->sequence->model->id,
                     PoolsOf(**session, Tier::kDevice)};
@@ -118,14 +111,14 @@ void Replication::EnterReplica(const Page& source, Page* copy, uint32_t device) 
   copy->stored = source.stored;
   if (source.series != nullptr) copy->series = std::make_unique<Series>(*source.series);
   // If somebody else was faster, theirs is found, and ours goes with the load.
-  if (prefix_.FindFor(device, copy->key) != nullptr) return;
-  if (prefix_.Find(copy->key) == nullptr) {
-    (void)prefix_.Insert(copy);  // the original has left memory meanwhile
+  if (books_.prefix.FindFor(device, copy->key) != nullptr) return;
+  if (books_.prefix.Find(copy->key) == nullptr) {
+    (void)books_.prefix.Insert(copy);  // the original has left memory meanwhile
   } else {
-    prefix_.InsertReplica(copy);
+    books_.prefix.InsertReplica(copy);
   }
-  ++counters_.replicated_pages;
-  counters_.replicated_bytes += copy->bytes;
+  ++books_.counters.replicated_pages;
+  books_.counters.replicated_bytes += copy->bytes;
 }
 
 }  // namespace kvstrata

@@ -9,33 +9,29 @@
 #define KVSTRATA_SERVER_STORE_REPLICATION_H_
 
 #include <functional>
-#include <memory>
 #include <vector>
 
-#include "server/store/opened_sequence.h"
 #include "server/store/store_lock.h"
 
 namespace kvstrata {
 
+struct Books;
 struct CopyPlan;
-class Devices;
 struct Opening;
-class Openings;
 struct Page;
 class PageAllocator;
 class PageCopies;
-class PageMemory;
+class PageReferences;
 class PrefixCatalog;
-class PrefixIndex;
 class PrefixLoads;
 class SessionCatalog;
-struct StoreCounters;
-struct StoreParts;
 
 class Replication {
  public:
   using Post = std::function<void(std::function<void()>)>;
-  explicit Replication(StoreParts* store);
+  Replication(Books& books, SessionCatalog& catalog, PageReferences& references,
+              PageAllocator& allocator, PageCopies& copies, PrefixCatalog& prefixes,
+              PrefixLoads& loads);
 
   // Where opens that have to copy a prefix from another device, or to read a plan's parameters, go
   // on: `post` has each function run once, one after the other, in a thread that may wait, and the
@@ -46,9 +42,9 @@ class Replication {
   // Copies what of the prefix lies on another device to the session's, beside its pages; what could
   // not be copied is a miss. Takes as long as the copies.
   void Replicate(Opening* o) KVS_EXCLUDES(store_lock);
-  // Replicate, then FinishOpen, in the replication queue's thread if there is something to copy.
-  void ReplicateAndFinish(const std::shared_ptr<Opening>& o, const OpenDone& done)
-      KVS_EXCLUDES(store_lock);
+  // Runs `then`, which replicates the opening: in the replication queue's thread if there is
+  // something to copy, else at once in this one.
+  void GoOn(const Opening& o, std::function<void()> then) KVS_EXCLUDES(store_lock);
 
  private:
   // The held prefix, if some of it does not lie on the session's device; else nothing.
@@ -58,16 +54,12 @@ class Replication {
   CopyPlan PlanReplicas(Opening* o) KVS_REQUIRES(store_lock);
   void EnterReplica(const Page& source, Page* copy, uint32_t device) KVS_REQUIRES(store_lock);
 
-  StoreMutex& mu_;
-  PageMemory& memory_;
-  PrefixIndex& prefix_ KVS_GUARDED_BY(store_lock);
-  StoreCounters& counters_ KVS_GUARDED_BY(store_lock);
+  Books& books_;
   SessionCatalog& catalog_;
-  Devices& devices_;
+  PageReferences& references_;
   PageAllocator& allocator_;
   PageCopies& copies_;
   PrefixCatalog& prefixes_;
-  Openings& openings_;
   PrefixLoads& loads_;
   Post post_ KVS_GUARDED_BY(store_lock);
 };

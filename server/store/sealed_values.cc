@@ -5,7 +5,10 @@
 #include <string>
 #include <utility>
 
-#include "server/store/store_parts.h"
+#include "server/store/artefact_ledger.h"
+#include "server/store/books.h"
+#include "server/store/page_holds.h"
+#include "server/store/sequence.h"
 
 namespace kvstrata {
 namespace {
@@ -18,15 +21,8 @@ std::string NameOfKey(const PageKey& key) {
 
 }  // namespace
 
-SealedValues::SealedValues(StoreParts* store)
-    : mu_(store->mu),
-      ledger_(store->prefixes.ledger()),
-      memory_(store->memory),
-      pools_(store->pools),
-      prefix_(store->prefix),
-      artefacts_(store->artefacts),
-      models_(store->models),
-      holds_(store->holds) {}
+SealedValues::SealedValues(Books& books, ArtefactLedger& ledger, PageHolds& holds)
+    : books_(books), ledger_(ledger), holds_(holds) {}
 
 void SealedValues::NoteRecord(const PageKey& artefact, std::span<const std::byte> value) {
   if (std::optional<ArtefactRecord> record = ParseRecord(value)) {
@@ -38,7 +34,7 @@ ValueInfo SealedValues::InfoOfPage(const Page& page) const {
   ValueInfo info;
   info.key = NameOfKey(page.key);
   info.kind = page.summary ? ValueKind::kIndex : ValueKind::kPage;
-  if (const auto model = models_.all().find(page.model); model != models_.all().end()) {
+  if (const auto model = books_.models.all().find(page.model); model != books_.models.all().end()) {
     const ModelDesc& desc = model->second->desc;
     info.model = desc.name;
     if (!page.summary) info.tokens = static_cast<uint32_t>(desc.geometry.page_tokens);
@@ -53,8 +49,8 @@ ValueInfo SealedValues::InfoOfPage(const Page& page) const {
 std::vector<ValueInfo> SealedValues::PageValues(uint64_t* cursor, size_t records) const {
   std::vector<ValueInfo> found;
   for (const uint64_t last = *cursor + records; *cursor < last;) {
-    StoreLock lock(mu_);
-    const auto& all = pools_.records();
+    StoreLock lock(books_.mu);
+    const auto& all = books_.pools.records();
     const uint64_t end = std::min({last, *cursor + kUnderLock, uint64_t{all.size()}});
     for (; *cursor < end; ++*cursor) {
       if (all[*cursor].indexed && !all[*cursor].replica) found.push_back(InfoOfPage(all[*cursor]));
@@ -65,17 +61,17 @@ std::vector<ValueInfo> SealedValues::PageValues(uint64_t* cursor, size_t records
 }
 
 std::vector<PageKey> SealedValues::ArtefactKeys() const {
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   std::vector<PageKey> keys;
-  for (const Artefact& artefact : artefacts_.all()) keys.push_back(artefact.key);
+  for (const Artefact& artefact : books_.artefacts.all()) keys.push_back(artefact.key);
   return keys;
 }
 
 std::vector<ArtefactRecord::Stored> SealedValues::ExtentsOf(const PageKey& key,
                                                             ValueInfo* record) const {
   std::vector<ArtefactRecord::Stored> extents;
-  StoreLock lock(mu_);
-  const Artefact* artefact = artefacts_.Peek(key);
+  StoreLock lock(books_.mu);
+  const Artefact* artefact = books_.artefacts.Peek(key);
   if (artefact == nullptr) return extents;
   for (const Extent& e : artefact->extents) {
     extents.push_back({e.bytes, e.checksum, e.tokens, e.page->arena->tier});
@@ -84,8 +80,8 @@ std::vector<ArtefactRecord::Stored> SealedValues::ExtentsOf(const PageKey& key,
   record->kind = ValueKind::kRecord;
   record->tokens = artefact->prompt_tokens;
   record->tiers = {Tier::kHost};  // in the daemon's own memory, of no pool
-  const auto model = models_.all().find(artefact->extents.front().page->model);
-  if (model != models_.all().end()) record->model = model->second->desc.name;
+  const auto model = books_.models.all().find(artefact->extents.front().page->model);
+  if (model != books_.models.all().end()) record->model = model->second->desc.name;
   return extents;
 }
 
@@ -110,8 +106,8 @@ std::vector<ValueInfo> SealedValues::ArtefactValues() const {
 }
 
 bool SealedValues::HoldsPage(const PageKey& key) const {
-  StoreLock lock(mu_);
-  return prefix_.Find(key) != nullptr;
+  StoreLock lock(books_.mu);
+  return books_.prefix.Find(key) != nullptr;
 }
 
 Page* SealedValues::KeepExtent(const PageKey& wanted, uint64_t* hold) {
@@ -120,8 +116,8 @@ Page* SealedValues::KeepExtent(const PageKey& wanted, uint64_t* hold) {
     const std::vector<ArtefactRecord::Stored> extents = ExtentsOf(key, &record);
     for (size_t i = 0; i < extents.size(); ++i) {
       if (ExtentKey(key, i, extents[i]) != wanted) continue;
-      StoreLock lock(mu_);
-      const Artefact* artefact = artefacts_.Peek(key);
+      StoreLock lock(books_.mu);
+      const Artefact* artefact = books_.artefacts.Peek(key);
       const bool same = artefact != nullptr && i < artefact->extents.size() &&
                         artefact->extents[i].checksum == extents[i].checksum;
       if (!same) return nullptr;  // built anew meanwhile
@@ -138,14 +134,14 @@ Result<ValueBytes> SealedValues::CopyValue(const PageKey& key) {
   Page* page = nullptr;
   std::vector<std::byte> series;
   {
-    StoreLock lock(mu_);
-    page = prefix_.Find(key);
+    StoreLock lock(books_.mu);
+    page = books_.prefix.Find(key);
     if (page != nullptr) {
       copy.kind = page->summary ? ValueKind::kIndex : ValueKind::kPage;
       copy.changed = page->series_changed;
       if (page->series != nullptr) series = page->series->Encode();
       hold = holds_.Keep(page);
-    } else if (const Artefact* artefact = artefacts_.Peek(key); artefact != nullptr) {
+    } else if (const Artefact* artefact = books_.artefacts.Peek(key); artefact != nullptr) {
       return ValueBytes{Tier::kHost, ValueKind::kRecord, {EncodeRecord(RecordOf(*artefact))}, true};
     }
   }
@@ -156,22 +152,22 @@ Result<ValueBytes> SealedValues::CopyValue(const PageKey& key) {
   if (page == nullptr) return NotFound("VALUE_UNKNOWN", "memory has nothing under this key");
   copy.from = page->arena->tier;
   copy.buffers.emplace_back(page->bytes);
-  const Status read = memory_.Read(*page, copy.buffers.front().data());
+  const Status read = books_.memory.Read(*page, copy.buffers.front().data());
   if (!series.empty()) copy.buffers.push_back(std::move(series));
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   holds_.End(hold);
   if (!read.ok()) return read;
   return copy;
 }
 
 std::vector<SealedValue> SealedValues::Sealed(const PageKey& key) const {
-  StoreLock lock(mu_);
-  if (const Page* page = prefix_.Find(key); page != nullptr) {
+  StoreLock lock(books_.mu);
+  if (const Page* page = books_.prefix.Find(key); page != nullptr) {
     SealedValue value{key, {page->bytes}, page->series_changed};
     if (page->series != nullptr) value.sizes.push_back(page->series->Encode().size());
     return {std::move(value)};
   }
-  const Artefact* artefact = artefacts_.Peek(key);
+  const Artefact* artefact = books_.artefacts.Peek(key);
   if (artefact == nullptr) return {};
   const ArtefactRecord record = RecordOf(*artefact);
   std::vector<SealedValue> values;
@@ -190,11 +186,11 @@ bool SealedValues::CopySealed(const PageKey& key, size_t value,
   std::vector<std::byte> beside;  // what lies in no page; the last buffer
   uint64_t hold = 0;
   {
-    StoreLock lock(mu_);
-    page = prefix_.Find(key);
+    StoreLock lock(books_.mu);
+    page = books_.prefix.Find(key);
     if (page != nullptr) {
       if (page->series != nullptr) beside = page->series->Encode();
-    } else if (const Artefact* artefact = artefacts_.Peek(key); artefact == nullptr) {
+    } else if (const Artefact* artefact = books_.artefacts.Peek(key); artefact == nullptr) {
       return false;
     } else if (value < artefact->extents.size()) {
       page = artefact->extents[value].page;
@@ -211,16 +207,16 @@ bool SealedValues::CopySealed(const PageKey& key, size_t value,
     if (whom == CopyFor::kLocalTier) page->series_changed = false;
     hold = holds_.Keep(page);
   }
-  const Status copied = memory_.Read(*page, to.front().data());
-  StoreLock lock(mu_);
+  const Status copied = books_.memory.Read(*page, to.front().data());
+  StoreLock lock(books_.mu);
   holds_.End(hold);
   return copied.ok();
 }
 
 void SealedValues::NoteStored(std::span<const PageKey> keys) {
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   for (const PageKey& key : keys) {
-    if (Page* page = prefix_.Find(key); page != nullptr) page->stored = true;
+    if (Page* page = books_.prefix.Find(key); page != nullptr) page->stored = true;
   }
 }
 

@@ -24,18 +24,15 @@
 namespace kvstrata {
 
 class ArtefactLedger;
-class Models;
+struct Books;
 class PageHolds;
-class PageMemory;
-class PrefixIndex;
-struct StoreParts;
 
 // Who copies a value. What was reported of its positions is new until the local tier has copied it.
 enum class CopyFor : uint8_t { kLocalTier, kRemoteTier };
 
 class SealedValues {
  public:
-  explicit SealedValues(StoreParts* store);
+  SealedValues(Books& books, ArtefactLedger& ledger, PageHolds& holds);
 
   // --- for the tier below (page_tier.h) ---
   // What is to be written for an offered key: a page or index block, or the extents of an artefact
@@ -71,13 +68,8 @@ class SealedValues {
   // Keeps the extent under that key readable; null if there is none any more.
   Page* KeepExtent(const PageKey& key, uint64_t* hold) KVS_EXCLUDES(store_lock);
 
-  StoreMutex& mu_;
+  Books& books_;
   ArtefactLedger& ledger_;
-  PageMemory& memory_;
-  PagePools& pools_ KVS_GUARDED_BY(store_lock);
-  PrefixIndex& prefix_ KVS_GUARDED_BY(store_lock);
-  Artefacts& artefacts_ KVS_GUARDED_BY(store_lock);
-  Models& models_;
   PageHolds& holds_;
 };
 

@@ -7,7 +7,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "server/store/store_parts.h"
+#include "server/store/sequence.h"
+#include "server/store/sequences.h"
 
 namespace kvstrata {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the store keeps of a session, a tenant, a model and a sequence. Plain records: the functions
-// over them are the owners' (store_parts.h), their guard is the store's lock.
+// over them are the owners' (store.h), their guard is the store's lock.
 #ifndef KVSTRATA_SERVER_STORE_SEQUENCE_H_
 #define KVSTRATA_SERVER_STORE_SEQUENCE_H_
 

@@ -5,31 +5,62 @@
 #include <string>
 #include <utility>
 
+#include "server/store/answers.h"
+#include "server/store/books.h"
+#include "server/store/builds.h"
+#include "server/store/devices.h"
 #include "server/store/leases.h"
 #include "server/store/long_request.h"
-#include "server/store/store_parts.h"
+#include "server/store/page_references.h"
+#include "server/store/prefix_catalog.h"
+#include "server/store/raw_pages.h"
+#include "server/store/recall_audits.h"
+#include "server/store/recompression.h"
+#include "server/store/sequence.h"
+#include "server/store/sequence_entry.h"
+#include "server/store/session_catalog.h"
+#include "server/store/tables.h"
+#include "server/store/watermarks.h"
 
 namespace kvstrata {
+namespace {
 
-Sequences::Sequences(StoreParts* store)
-    : mu_(store->mu),
-      options_(store->options),
-      artefacts_(store->artefacts),
-      answers_(store->answers),
-      catalog_(store->catalog),
-      devices_(store->devices),
-      tables_(store->tables),
-      references_(store->references),
-      moves_(store->moves),
-      prefixes_(store->prefixes),
-      openings_(store->openings),
-      recompression_(store->recompression),
-      raw_pages_(store->raw_pages),
-      recalls_(store->recalls),
-      builds_(store->builds) {}
+// For what only this sequence refers to.
+uint64_t OwnBytes(const Sequence& s) {
+  uint64_t bytes = 0;
+  const auto add = [&bytes](const Page* page) {
+    if (page != nullptr && page->refs == 1) bytes += page->bytes;
+  };
+  std::ranges::for_each(s.pages, add);
+  std::ranges::for_each(s.index_blocks, add);
+  for (const Extent& extent : s.extents) add(extent.page);
+  return bytes;
+}
+
+}  // namespace
+
+Sequences::Sequences(Books& books, const StoreOptions& options, Answers& answers,
+                     SessionCatalog& catalog, Devices& devices, Tables& tables,
+                     PageReferences& references, Watermarks& watermarks, PrefixCatalog& prefixes,
+                     SequenceEntry& entry, Recompression& recompression, RawPages& raw_pages,
+                     RecallAudits& recalls, Builds& builds)
+    : books_(books),
+      options_(options),
+      answers_(answers),
+      catalog_(catalog),
+      devices_(devices),
+      tables_(tables),
+      references_(references),
+      watermarks_(watermarks),
+      prefixes_(prefixes),
+      entry_(entry),
+      recompression_(recompression),
+      raw_pages_(raw_pages),
+      recalls_(recalls),
+      builds_(builds) {}
 
 Result<OpenedSequence> Sequences::ForkSequence(uint64_t session_id, uint64_t sequence) {
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   KVS_ASSIGN_OR_RETURN(Session * session, catalog_.FindSession(session_id));
   KVS_ASSIGN_OR_RETURN(Sequence * parent, catalog_.FindSequence(session_id, sequence));
   KVS_RETURN_IF_ERROR(CheckOwned(*parent));
@@ -61,7 +92,7 @@ Result<OpenedSequence> Sequences::ForkSequence(uint64_t session_id, uint64_t seq
     references_.RefAll(session, std::span(parent->pages).first(pages), &child->pages);
     references_.RefAll(session, std::span(parent->index_blocks).first(blocks),
                        &child->index_blocks);
-    return openings_.Enter(session, std::move(child));
+    return entry_.Enter(session, std::move(child));
   }();
   if (opened.ok()) {
     tables_.Publish(session, parent, parent_table);
@@ -74,7 +105,7 @@ Result<OpenedSequence> Sequences::ForkSequence(uint64_t session_id, uint64_t seq
 }
 
 Status Sequences::MakePrivate(uint64_t session, uint64_t sequence) {
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   KVS_ASSIGN_OR_RETURN(Sequence * s, catalog_.FindSequence(session, sequence));
   kvstrata::MakePrivate(s);
   return OkStatus();
@@ -102,7 +133,7 @@ void Sequences::CloseLocked(Session* session, Sequence* s) {
   const std::unique_ptr<Sequence> leaving = catalog_.TakeSequence(session, s);
   // No look-up gets past a page that was released, unless by the prompt's artefact: what lies
   // behind it would be cached in vain.
-  const bool artefact = s->codec && artefacts_.Contains(s->codec->prompt_key);
+  const bool artefact = s->codec && books_.artefacts.Contains(s->codec->prompt_key);
   const auto hole =
       artefact ? s->pages.end() : std::find(s->pages.begin(), s->pages.end(), nullptr);
   for (const size_t kept = static_cast<size_t>(hole - s->pages.begin()); s->pages.size() > kept;
@@ -116,9 +147,24 @@ void Sequences::CloseLocked(Session* session, Sequence* s) {
   references_.ReleaseAll(session, &s->pages);
 }
 
+uint64_t Sequences::CloseAllOf(Session* session) {
+  for (const auto& [sequence, s] : session->sequences) {
+    recalls_.StopRecall(s.get(), Status(Code::kAborted, "SESSION_ENDED",
+                                        "the session of sequence " + std::to_string(sequence) +
+                                            " ended: its client detached or died"));
+  }
+  uint64_t freed_bytes = 0;
+  while (!session->sequences.empty()) {
+    Sequence* const s = session->sequences.begin()->second.get();
+    freed_bytes += OwnBytes(*s);
+    CloseLocked(session, s);
+  }
+  return freed_bytes;
+}
+
 Status Sequences::CloseSequence(uint64_t session_id, uint64_t sequence) {
   return answers_.TellAfter([&]() -> Status {
-    StoreLock lock(mu_);
+    StoreLock lock(books_.mu);
     KVS_ASSIGN_OR_RETURN(Sequence * s, catalog_.FindSequence(session_id, sequence));
     Session* session = catalog_.SessionOf(session_id);
     const LongRequest request(&catalog_, session);
@@ -126,7 +172,7 @@ Status Sequences::CloseSequence(uint64_t session_id, uint64_t sequence) {
     references_.Advance(session->tenant);
     // What comes back now is still in the caches, for the next sequence.
     references_.ReclaimByPieces(session->tenant);
-    moves_.NoteFill();
+    watermarks_.NoteFill();
     return OkStatus();
   });
 }

@@ -21,11 +21,9 @@
 namespace kvstrata {
 
 class Answers;
-class Artefacts;
+struct Books;
 class Builds;
 class Devices;
-class Moves;
-class Openings;
 struct Page;
 class PageReferences;
 class PrefixCatalog;
@@ -33,15 +31,19 @@ class RawPages;
 class RecallAudits;
 class Recompression;
 struct Sequence;
+class SequenceEntry;
 struct Session;
 class SessionCatalog;
 struct StoreOptions;
-struct StoreParts;
 class Tables;
+class Watermarks;
 
 class Sequences {
  public:
-  explicit Sequences(StoreParts* store);
+  Sequences(Books& books, const StoreOptions& options, Answers& answers, SessionCatalog& catalog,
+            Devices& devices, Tables& tables, PageReferences& references, Watermarks& watermarks,
+            PrefixCatalog& prefixes, SequenceEntry& entry, Recompression& recompression,
+            RawPages& raw_pages, RecallAudits& recalls, Builds& builds);
 
   Result<OpenedSequence> ForkSequence(uint64_t session, uint64_t sequence) KVS_EXCLUDES(store_lock);
   Status CloseSequence(uint64_t session, uint64_t sequence) KVS_EXCLUDES(store_lock);
@@ -72,10 +74,13 @@ class Sequences {
   Status TruncateKey(uint64_t session, std::string_view key, uint32_t tokens)
       KVS_EXCLUDES(store_lock);
 
-  // A part of a long request.
-  void CloseLocked(Session* session, Sequence* s) KVS_REQUIRES(store_lock);
+  // A session ends, in a long request of its own: closes its sequences. The bytes that nobody else
+  // had.
+  uint64_t CloseAllOf(Session* session) KVS_REQUIRES(store_lock);
 
  private:
+  // A part of a long request.
+  void CloseLocked(Session* session, Sequence* s) KVS_REQUIRES(store_lock);
   // Gives the pages of a sequence that closes their credits, by what its steps selected.
   static void NoteSelected(const Session& session, const Sequence& s);
   // keys.cc
@@ -98,17 +103,16 @@ class Sequences {
       KVS_REQUIRES(store_lock);
   std::vector<Page*> TakeBeyond(Sequence* s, uint32_t tokens) KVS_REQUIRES(store_lock);
 
-  StoreMutex& mu_;
+  Books& books_;
   const StoreOptions& options_;
-  Artefacts& artefacts_ KVS_GUARDED_BY(store_lock);
   Answers& answers_;
   SessionCatalog& catalog_;
   Devices& devices_;
   Tables& tables_;
   PageReferences& references_;
-  Moves& moves_;
+  Watermarks& watermarks_;
   PrefixCatalog& prefixes_;
-  Openings& openings_;
+  SequenceEntry& entry_;
   Recompression& recompression_;
   RawPages& raw_pages_;
   RecallAudits& recalls_;

@@ -5,14 +5,11 @@
 #include <string>
 #include <utility>
 
-#include "server/store/store_parts.h"
-
 namespace kvstrata {
 
-SessionCatalog::SessionCatalog(StoreParts* store)
-    : mu_(store->mu),
-      user_limits_(store->options.user_limits),
-      cluster_tenants_(store->options.cluster_tenants) {}
+SessionCatalog::SessionCatalog(StoreMutex& mu, const std::shared_ptr<UserLimits>& user_limits,
+                               const ClusterTenants& cluster_tenants)
+    : mu_(mu), user_limits_(user_limits), cluster_tenants_(cluster_tenants) {}
 
 Result<Session*> SessionCatalog::FindSession(uint64_t id) {
   for (auto it = sessions_.find(id); it != sessions_.end() && !it->second->fenced;

@@ -24,11 +24,11 @@
 namespace kvstrata {
 
 class ClusterTenants;
-struct StoreParts;
 
 class SessionCatalog {
  public:
-  explicit SessionCatalog(StoreParts* store);
+  SessionCatalog(StoreMutex& mu, const std::shared_ptr<UserLimits>& user_limits,
+                 const ClusterTenants& cluster_tenants);
 
   Result<Session*> FindSession(uint64_t id) KVS_REQUIRES(store_lock);
   Result<Sequence*> FindSequence(uint64_t session, uint64_t id) KVS_REQUIRES(store_lock);

@@ -9,8 +9,15 @@
 #include <utility>
 
 #include "base/check.h"
+#include "server/store/answers.h"
+#include "server/store/books.h"
 #include "server/store/long_request.h"
-#include "server/store/store_parts.h"
+#include "server/store/models.h"
+#include "server/store/page_references.h"
+#include "server/store/sequence.h"
+#include "server/store/sequences.h"
+#include "server/store/session_catalog.h"
+#include "server/store/watermarks.h"
 
 namespace kvstrata {
 namespace {
@@ -26,55 +33,41 @@ uint64_t NewDaemonEpoch() {
   return epoch | 1;  // never 0
 }
 
-// For what only this sequence refers to.
-uint64_t OwnBytes(const Sequence& s) {
-  uint64_t bytes = 0;
-  const auto add = [&bytes](const Page* page) {
-    if (page != nullptr && page->refs == 1) bytes += page->bytes;
-  };
-  std::ranges::for_each(s.pages, add);
-  std::ranges::for_each(s.index_blocks, add);
-  for (const Extent& extent : s.extents) add(extent.page);
-  return bytes;
-}
-
 }  // namespace
 
-Sessions::Sessions(StoreParts* store)
-    : mu_(store->mu),
-      settings_(store->options),
-      user_limits_(store->options.user_limits),
-      memory_(store->memory),
-      pools_(store->pools),
-      answers_(store->answers),
-      catalog_(store->catalog),
-      models_(store->models),
-      tables_(store->tables),
-      references_(store->references),
-      moves_(store->moves),
-      sequences_(store->sequences),
-      recalls_(store->recalls),
+Sessions::Sessions(Books& books, const StoreOptions& options, Answers& answers,
+                   SessionCatalog& catalog, Models& models, PageReferences& references,
+                   Watermarks& watermarks, Sequences& sequences)
+    : books_(books),
+      options_(options),
+      answers_(answers),
+      catalog_(catalog),
+      models_(models),
+      references_(references),
+      watermarks_(watermarks),
+      sequences_(sequences),
       daemon_epoch_(NewDaemonEpoch()) {}
 
 Status Sessions::CheckRoomForSession(const Tenant& tenant) const {
-  const bool reserved = !user_limits_->IsOperator(tenant.name) && settings_.max_sessions >= 64;
-  const uint32_t most = settings_.max_sessions - (reserved ? kOperatorsSessions : 0);
+  const bool reserved =
+      !options_.user_limits->IsOperator(tenant.name) && options_.max_sessions >= 64;
+  const uint32_t most = options_.max_sessions - (reserved ? kOperatorsSessions : 0);
   if (catalog_.sessions().size() < most) return OkStatus();
   return ResourceExhausted("SESSION_LIMIT",
                            "the daemon has all the sessions that it may have (session.max " +
-                               std::to_string(settings_.max_sessions) +
+                               std::to_string(options_.max_sessions) +
                                (reserved ? ", some for operators" : "") + "); try again later");
 }
 
 Result<SessionSegments> Sessions::OpenSession(const PeerIdentity& peer, Transport transport,
                                               std::string_view client_name, ArenaSink sink,
                                               uint32_t device) {
-  StoreLock lock(mu_);
-  KVS_CHECK(device < memory_.devices());  // FindDevice
+  StoreLock lock(books_.mu);
+  KVS_CHECK(device < books_.memory.devices());  // FindDevice
   Tenant* tenant = catalog_.TenantOf(peer.tenant);
-  KVS_RETURN_IF_ERROR(user_limits_->Take(tenant->user, Limit::kAttachesPerSecond));
+  KVS_RETURN_IF_ERROR(options_.user_limits->Take(tenant->user, Limit::kAttachesPerSecond));
   KVS_ASSIGN_OR_RETURN(UserPlace place,
-                       UserPlace::Take(user_limits_, tenant->name, Limit::kSessions));
+                       UserPlace::Take(options_.user_limits, tenant->name, Limit::kSessions));
   KVS_RETURN_IF_ERROR(CheckRoomForSession(*tenant));
   const uint64_t id = tenant->NextId(&tenant->sessions_made);
   KVS_ASSIGN_OR_RETURN(std::unique_ptr<SessionMemory> memory,
@@ -100,7 +93,7 @@ Result<SessionSegments> Sessions::OpenSession(const PeerIdentity& peer, Transpor
 EndedSession Sessions::EndSession(uint64_t id, SessionEnd how) {
   EndedSession ended;
   answers_.TellAfter([&] {
-    StoreLock lock(mu_);
+    StoreLock lock(books_.mu);
     Session* const session = catalog_.AwaitSession(id);
     if (session == nullptr) return;
     Tenant* const tenant = session->tenant;
@@ -112,23 +105,14 @@ EndedSession Sessions::EndSession(uint64_t id, SessionEnd how) {
     ended.uid = session->peer.uid;
     if (how != SessionEnd::kEof && session->writers == 0) DropSession(session);
     references_.ReclaimByPieces(tenant);
-    moves_.NoteFill();
+    watermarks_.NoteFill();
   });
   return ended;
 }
 
 void Sessions::CloseAll(Session* session) {
   session->ended.sequences = static_cast<uint32_t>(session->sequences.size());
-  for (const auto& [sequence, s] : session->sequences) {
-    recalls_.StopRecall(s.get(), Status(Code::kAborted, "SESSION_ENDED",
-                                        "the session of sequence " + std::to_string(sequence) +
-                                            " ended: its client detached or died"));
-  }
-  while (!session->sequences.empty()) {
-    Sequence* const s = session->sequences.begin()->second.get();
-    session->ended.freed_bytes += OwnBytes(*s);
-    sequences_.CloseLocked(session, s);
-  }
+  session->ended.freed_bytes += sequences_.CloseAllOf(session);
   for (auto& [model_id, model] : session->models) models_.LeaveModel(model.first.get());
   session->models.clear();
   session->sink = nullptr;
@@ -137,7 +121,7 @@ void Sessions::CloseAll(Session* session) {
 }
 
 void Sessions::DropSession(Session* session) {
-  pools_.Orphan(session->id);
+  books_.pools.Orphan(session->id);
   catalog_.Drop(session);
 }
 

@@ -17,24 +17,21 @@
 namespace kvstrata {
 
 class Answers;
+struct Books;
 class Models;
-class Moves;
-class PageMemory;
-class PagePools;
 class PageReferences;
-class RecallAudits;
 class Sequences;
 struct Session;
 class SessionCatalog;
-struct StoreSettings;
-struct StoreParts;
-class Tables;
+struct StoreOptions;
 struct Tenant;
-class UserLimits;
+class Watermarks;
 
 class Sessions {
  public:
-  explicit Sessions(StoreParts* store);
+  Sessions(Books& books, const StoreOptions& options, Answers& answers, SessionCatalog& catalog,
+           Models& models, PageReferences& references, Watermarks& watermarks,
+           Sequences& sequences);
 
   // Its sequences get memory of `device` and of the host, and see no other device's: pages of a
   // prefix that lie on another one are copied when they open.
@@ -68,19 +65,14 @@ class Sessions {
   void CloseAll(Session* session) KVS_REQUIRES(store_lock);
   void DropSession(Session* session) KVS_REQUIRES(store_lock);
 
-  StoreMutex& mu_;
-  const StoreSettings& settings_ KVS_GUARDED_BY(store_lock);
-  const std::shared_ptr<UserLimits>& user_limits_;
-  PageMemory& memory_;
-  PagePools& pools_ KVS_GUARDED_BY(store_lock);
+  Books& books_;
+  const StoreOptions& options_;
   Answers& answers_;
   SessionCatalog& catalog_;
   Models& models_;
-  Tables& tables_;
   PageReferences& references_;
-  Moves& moves_;
+  Watermarks& watermarks_;
   Sequences& sequences_;
-  RecallAudits& recalls_;
   const uint64_t daemon_epoch_;
 };
 

@@ -7,8 +7,20 @@
 #include <string>
 
 #include "base/check.h"
+#include "server/store/books.h"
+#include "server/store/codec_extents.h"
+#include "server/store/devices.h"
 #include "server/store/long_request.h"
-#include "server/store/store_parts.h"
+#include "server/store/page_allocator.h"
+#include "server/store/page_copies.h"
+#include "server/store/page_references.h"
+#include "server/store/prefix_catalog.h"
+#include "server/store/recall_audits.h"
+#include "server/store/recompression.h"
+#include "server/store/sequence.h"
+#include "server/store/session_catalog.h"
+#include "server/store/tables.h"
+#include "server/store/taker.h"
 
 namespace kvstrata {
 namespace {
@@ -28,20 +40,22 @@ void NotePrefillRate(const Sequence& s) {
 
 }  // namespace
 
-StepEvents::StepEvents(StoreParts* store)
-    : mu_(store->mu),
-      options_(store->options),
-      prefix_(store->prefix),
-      catalog_(store->catalog),
-      devices_(store->devices),
-      tables_(store->tables),
-      references_(store->references),
-      allocator_(store->allocator),
-      copies_(store->copies),
-      prefixes_(store->prefixes),
-      recompression_(store->recompression),
-      extents_(store->extents),
-      recalls_(store->recalls) {}
+StepEvents::StepEvents(Books& books, const StoreOptions& options, SessionCatalog& catalog,
+                       Devices& devices, Tables& tables, PageReferences& references,
+                       PageAllocator& allocator, PageCopies& copies, PrefixCatalog& prefixes,
+                       Recompression& recompression, CodecExtents& extents, RecallAudits& recalls)
+    : books_(books),
+      options_(options),
+      catalog_(catalog),
+      devices_(devices),
+      tables_(tables),
+      references_(references),
+      allocator_(allocator),
+      copies_(copies),
+      prefixes_(prefixes),
+      recompression_(recompression),
+      extents_(extents),
+      recalls_(recalls) {}
 
 Status StepEvents::ExtendLocked(Session* session, Sequence* s, uint64_t tokens) {
   const size_t old_pages = s->pages.size(), old_blocks = s->index_blocks.size();
@@ -107,7 +121,7 @@ Status StepEvents::Grow(uint64_t session_id, uint64_t sequence, uint32_t tokens,
   CopyPlan plan;
   Geometry geometry;
   {
-    StoreLock lock(mu_);
+    StoreLock lock(books_.mu);
     KVS_ASSIGN_OR_RETURN(Sequence * s, catalog_.FindSequence(session_id, sequence));
     KVS_RETURN_IF_ERROR(CheckOwned(*s));
     KVS_RETURN_IF_ERROR(devices_.CheckHeld(*s));
@@ -157,7 +171,7 @@ void StepEvents::KeepSeriesWithPages(Session* session, Sequence* s, uint32_t fir
     Page* page = s->pages[i];
     if (page == nullptr || !page->sealed) continue;
     Series series = s->series.Slice(i * page_tokens, page_tokens);
-    Page* const found = page->indexed ? nullptr : prefix_.Find(page->key);
+    Page* const found = page->indexed ? nullptr : books_.prefix.Find(page->key);
     const size_t known = found == nullptr || found->series == nullptr ? 0 : found->series->Count();
     if (found != nullptr && known < series.Count()) KeepSeries(*s, found, i, series);
     KeepSeries(*s, page, i, std::move(series));
@@ -273,7 +287,7 @@ Status StepEvents::CommitRows(uint64_t session_id, uint64_t sequence, uint32_t f
   KeyChain chain;
   PageKey parent;
   {
-    StoreLock lock(mu_);
+    StoreLock lock(books_.mu);
     KVS_ASSIGN_OR_RETURN(Sequence * s, catalog_.FindSequence(session_id, sequence));
     if (!by_daemon) KVS_RETURN_IF_ERROR(CheckOwned(*s));
     Session* session = catalog_.SessionOf(session_id);
@@ -293,7 +307,7 @@ Status StepEvents::CommitRows(uint64_t session_id, uint64_t sequence, uint32_t f
   }
   ids.insert(ids.end(), tokens.begin(), tokens.end());
   const std::vector<PageKey> keys = chain.Pages(parent, ids);  // hashed outside of the lock
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   KVS_ASSIGN_OR_RETURN(Sequence * s, catalog_.FindSequence(session_id, sequence));
   Session* session = catalog_.SessionOf(session_id);
   const LongRequest request(&catalog_, session);
@@ -341,7 +355,7 @@ Status StepEvents::Report(uint64_t session_id, uint64_t sequence, uint32_t first
 
 Status StepEvents::ReportSome(uint64_t session_id, uint64_t sequence, uint32_t first, uint32_t n,
                               uint32_t done, uint32_t some, const Series& piece) {
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   KVS_ASSIGN_OR_RETURN(Sequence * s, catalog_.FindSequence(session_id, sequence));
   if (uint64_t{first} + n > s->tokens) {
     return InvalidArgument("REPORT_POSITION", "positions " + std::to_string(first) + " to " +
@@ -357,7 +371,7 @@ Status StepEvents::ReportSome(uint64_t session_id, uint64_t sequence, uint32_t f
 }
 
 Status StepEvents::PrefillDone(uint64_t session_id, uint64_t sequence) {
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   KVS_ASSIGN_OR_RETURN(Sequence * s, catalog_.FindSequence(session_id, sequence));
   if (s->prefill_done || s->tokens == 0) {
     return FailedPrecondition("PREFILL_DONE",

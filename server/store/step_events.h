@@ -21,6 +21,7 @@
 
 namespace kvstrata {
 
+struct Books;
 class CodecExtents;
 struct CopyPlan;
 class Devices;
@@ -29,19 +30,20 @@ class PageAllocator;
 class PageCopies;
 class PageReferences;
 class PrefixCatalog;
-class PrefixIndex;
 class RecallAudits;
 class Recompression;
 struct Sequence;
 struct Session;
 class SessionCatalog;
 struct StoreOptions;
-struct StoreParts;
 class Tables;
 
 class StepEvents {
  public:
-  explicit StepEvents(StoreParts* store);
+  StepEvents(Books& books, const StoreOptions& options, SessionCatalog& catalog, Devices& devices,
+             Tables& tables, PageReferences& references, PageAllocator& allocator,
+             PageCopies& copies, PrefixCatalog& prefixes, Recompression& recompression,
+             CodecExtents& extents, RecallAudits& recalls);
 
   // Makes the table cover `tokens`, with private pages from position `writable` on and private
   // index blocks from `index_writable` on; publishes before it returns. SEQUENCE_TOO_LONG,
@@ -89,9 +91,8 @@ class StepEvents {
   Status ReportSome(uint64_t session, uint64_t sequence, uint32_t first, uint32_t n, uint32_t done,
                     uint32_t some, const Series& piece) KVS_EXCLUDES(store_lock);
 
-  StoreMutex& mu_;
+  Books& books_;
   const StoreOptions& options_;
-  PrefixIndex& prefix_ KVS_GUARDED_BY(store_lock);
   SessionCatalog& catalog_;
   Devices& devices_;
   Tables& tables_;

@@ -15,16 +15,13 @@ StoreOptions WithLimits(StoreOptions options) {
 
 }  // namespace
 
-StoreParts::StoreParts(const StoreOptions& given, Plans::Named named_plans,
-                       std::vector<StoreDevice> device_memory, std::unique_ptr<MemoryResource> host)
+Store::Parts::Parts(const StoreOptions& given, Plans::Named named_plans,
+                    std::vector<StoreDevice> device_memory, std::unique_ptr<MemoryResource> host)
     : options(WithLimits(given)),
       plans(options, std::move(named_plans)),
-      memory(std::move(device_memory), options.device_bytes, std::move(host), options.host_bytes),
-      pools(&memory, options.arena_bytes) {
-  memory.on_failure = options.on_pool_failure;
-}
+      books(options, std::move(device_memory), std::move(host)) {}
 
-Store::Store(std::unique_ptr<StoreParts> parts) : parts_(std::move(parts)) {}
+Store::Store(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) {}
 Store::~Store() = default;
 
 Result<std::unique_ptr<Store>> Store::Create(const StoreOptions& options) {
@@ -48,15 +45,15 @@ Result<std::unique_ptr<Store>> Store::Create(const StoreOptions& options,
                            "the pools must hold pages");
   }
   KVS_ASSIGN_OR_RETURN(Plans::Named plans, Plans::Parse(options));
-  return std::unique_ptr<Store>(new Store(std::make_unique<StoreParts>(
-      options, std::move(plans), std::move(devices), std::move(host))));
+  return std::unique_ptr<Store>(new Store(
+      std::make_unique<Parts>(options, std::move(plans), std::move(devices), std::move(host))));
 }
 
 void Store::Apply(const StoreSettings& settings) {
   parts_->copies.SetPromoteRate(settings.promote_rate);
-  StoreLock lock(parts_->mu);
+  StoreLock lock(parts_->books.mu);
   static_cast<StoreSettings&>(parts_->options) = settings;
-  parts_->moves.NoteFill();
+  parts_->watermarks.NoteFill();
 }
 
 Sessions& Store::sessions() const { return parts_->sessions; }

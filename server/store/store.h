@@ -111,9 +111,10 @@ class Store {
 
  private:
   friend struct AuditTestPeer;
-  explicit Store(std::unique_ptr<StoreParts> parts);
+  struct Parts;
+  explicit Store(std::unique_ptr<Parts> parts);
 
-  const std::unique_ptr<StoreParts> parts_;
+  const std::unique_ptr<Parts> parts_;
 };
 
 }  // namespace kvstrata

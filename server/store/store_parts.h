@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// StoreParts: all of a store: its lock, the data that the lock guards, and who owns what of it.
+// Store::Parts: all of a store: its books (books.h) and its owners, for store.cc and tests alone.
 //
-// Data have no lock of their own. An owner has the functions over its own state and over those
-// data; it is made with the parts and keeps references to the ones that it needs, so its header
-// says whom it calls. What owners change together is one change because there is one lock.
+// An owner has the functions over its own state and over the books. It is made with those that it
+// calls, which stand before it here, so none reaches itself. What owners change together is one
+// change because there is one lock.
 //
 // Ownership: members in the order in which they are made; no owner's constructor calls another.
 // Names that end in Locked need the lock beside one of that name that takes it.
@@ -15,7 +15,8 @@
 
 #include "server/store/answers.h"
 #include "server/store/artefact_ledger.h"
-#include "server/store/artefacts.h"
+#include "server/store/books.h"
+#include "server/store/build_pages.h"
 #include "server/store/builds.h"
 #include "server/store/capacity_counter.h"
 #include "server/store/codec_extents.h"
@@ -27,90 +28,94 @@
 #include "server/store/lookups.h"
 #include "server/store/models.h"
 #include "server/store/moves.h"
+#include "server/store/opening_ends.h"
 #include "server/store/openings.h"
-#include "server/store/page.h"
 #include "server/store/page_allocator.h"
 #include "server/store/page_copies.h"
 #include "server/store/page_holds.h"
-#include "server/store/page_memory.h"
 #include "server/store/page_references.h"
 #include "server/store/plans.h"
 #include "server/store/prefix_catalog.h"
-#include "server/store/prefix_index.h"
 #include "server/store/prefix_loads.h"
 #include "server/store/prefix_pins.h"
 #include "server/store/raw_pages.h"
 #include "server/store/recall_audits.h"
 #include "server/store/recompression.h"
+#include "server/store/relief.h"
 #include "server/store/replication.h"
 #include "server/store/sealed_values.h"
 #include "server/store/sequence.h"
+#include "server/store/sequence_entry.h"
 #include "server/store/sequences.h"
 #include "server/store/session_catalog.h"
 #include "server/store/sessions.h"
 #include "server/store/step_events.h"
-#include "server/store/store_info.h"
-#include "server/store/store_lock.h"
+#include "server/store/store.h"
 #include "server/store/store_options.h"
 #include "server/store/tables.h"
 #include "server/store/user_limits.h"
+#include "server/store/watermarks.h"
 #include "server/store/work_requests.h"
 
 namespace kvstrata {
 
-struct StoreParts {
-  StoreParts(const StoreOptions& given, Plans::Named named_plans, std::vector<StoreDevice> devices,
-             std::unique_ptr<MemoryResource> host);
+struct Store::Parts {
+  Parts(const StoreOptions& given, Plans::Named named_plans, std::vector<StoreDevice> devices,
+        std::unique_ptr<MemoryResource> host);
 
   // Constant, or with locks of their own.
   // With user limits, if only none. But what of them is StoreSettings changes, under the lock.
   StoreOptions options;
   Plans plans;
-  PageMemory memory;
 
-  StoreMutex mu;
-  // Data.
-  PagePools pools KVS_GUARDED_BY(store_lock);
-  PrefixIndex prefix KVS_GUARDED_BY(store_lock);
-  Artefacts artefacts KVS_GUARDED_BY(store_lock);
-  StoreCounters counters KVS_GUARDED_BY(store_lock);
+  Books books;
 
   // Owners: who is there,
-  Answers answers{this};
-  SessionCatalog catalog{this};
-  Sessions sessions{this};
-  Models models{this};
-  Devices devices{this};
-  Tables tables{this};
+  Answers answers{books.mu};
+  SessionCatalog catalog{books.mu, options.user_limits, options.cluster_tenants};
+  Devices devices{books, catalog};
   // pages,
-  PageReferences references{this};
-  PageHolds holds{this};
-  PageAllocator allocator{this};
-  CapacityCounter capacity{this};
-  Eviction eviction{this};
-  PageCopies copies{this};
-  Moves moves{this};
-  // prefixes,
-  PrefixCatalog prefixes{this};
-  Lookups lookups{this};
-  Leases leases{this};
-  PrefixPins pins{this};
-  SealedValues values{this};
-  // sequences,
-  Openings openings{this};
-  PrefixLoads loads{this};
-  Replication replication{this};
-  Sequences sequences{this};
-  StepEvents steps{this};
-  Imports imports{this};
-  // and what is made of them.
-  Recompression recompression{this};
-  CodecExtents extents{this};
-  RawPages raw_pages{this};
-  Builds builds{this};
-  WorkRequests requests{this};
-  RecallAudits recalls{this};
-  Inspection inspection{this};
+  PageReferences references{books, catalog};
+  Tables tables{books, catalog, references};
+  PageHolds holds{books.mu, references};
+  Watermarks watermarks{options, books};
+  Eviction eviction{books, catalog, references};
+  Models models{books, options.user_limits, catalog, references, eviction};
+  CapacityCounter capacity{books, options, catalog, references, eviction, plans};
+  PageAllocator allocator{options.user_limits, books, catalog, references, capacity, eviction,
+                          watermarks};
+  PageCopies copies{books, catalog, tables, references, holds, allocator, options.promote_rate};
+  Relief relief{books, catalog, references, holds, allocator, eviction, copies, watermarks};
+  Moves moves{books, catalog, devices, copies, watermarks, relief};
+  // prefixes and what codecs make of them,
+  PrefixCatalog prefixes{books, catalog, references};
+  SealedValues values{books, prefixes.ledger(), holds};
+  RawPages raw_pages{books, catalog, tables, references, allocator, copies};
+  CodecExtents extents{books, catalog, tables, references, holds, allocator, prefixes, raw_pages};
+  PrefixLoads loads{books, prefixes.ledger(), catalog,  references,
+                    holds, allocator,         prefixes, extents};
+  Replication replication{books, catalog, references, allocator, copies, prefixes, loads};
+  Lookups lookups{books, options.cluster_tenants, plans, catalog, devices, prefixes, replication};
+  PrefixPins pins{books, options, catalog, prefixes, lookups};
+  Inspection inspection{books, catalog, eviction, plans, references, holds, pins};
+  // workers,
+  Recompression recompression{books, options, answers, catalog, holds, extents, raw_pages};
+  BuildPages build_pages{books, catalog, tables, references, holds, prefixes, extents};
+  Builds builds{books,   options.user_limits, plans,      answers, catalog,
+                devices, recompression,       build_pages};
+  WorkRequests requests{books.mu, answers, catalog, devices, recompression, builds};
+  RecallAudits recalls{books.mu, options, answers, catalog, inspection};
+  // and sequences.
+  SequenceEntry entry{books, options, catalog, tables, references, allocator, raw_pages};
+  OpeningEnds ends{books, catalog, references, prefixes, loads, moves, recompression, entry};
+  Openings openings{books, plans, catalog, prefixes, loads, replication, ends};
+  Sequences sequences{books,      options,  answers, catalog,       devices,   tables,  references,
+                      watermarks, prefixes, entry,   recompression, raw_pages, recalls, builds};
+  Sessions sessions{books, options, answers, catalog, models, references, watermarks, sequences};
+  Leases leases{books.mu, catalog, devices, lookups, openings, sequences};
+  StepEvents steps{books,     options, catalog,  devices,       tables,  references,
+                   allocator, copies,  prefixes, recompression, extents, recalls};
+  Imports imports{books, catalog, devices, holds, steps};
 };
 
 }  // namespace kvstrata

@@ -5,16 +5,23 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "server/store/books.h"
 #include "server/store/long_request.h"
-#include "server/store/store_parts.h"
+#include "server/store/page_references.h"
+#include "server/store/sequence.h"
+#include "server/store/session_catalog.h"
 
 namespace kvstrata {
 
-Tables::Tables(StoreParts* store)
-    : memory_(store->memory),
-      counters_(store->counters),
-      catalog_(store->catalog),
-      references_(store->references) {}
+void PassArena(const PageMemory& memory, const Session& session, const Arena& arena) {
+  if (!session.sink) return;
+  const bool writable = session.sink_writes && arena.writer == session.id;
+  session.sink({arena.id, arena.memory.bytes, arena.tier, writable, memory.handle_type(arena.tier),
+                writable ? arena.memory.fd.get() : arena.memory.read_only_fd.get()});
+}
+
+Tables::Tables(Books& books, SessionCatalog& catalog, PageReferences& references)
+    : books_(books), catalog_(catalog), references_(references) {}
 
 shm::PageEntry Tables::EntryOf(const Sequence& s, const Page* page) {
   shm::PageEntry entry{};
@@ -67,7 +74,7 @@ void Tables::GrantArena(Session* session, const Arena& arena) {
   // A process that sees another GPU could not map it.
   KVS_CHECK(arena.tier == Tier::kHost || arena.pool == PoolId::Device(session->device));
   if (!session->granted.try_emplace(arena.id, arena.writer == session->id).second) return;
-  PassArena(*session, arena);
+  PassArena(books_.memory, *session, arena);
 }
 
 void Tables::WriteEntries(Session* session, const Sequence& s, std::span<Page* const> pages,
@@ -140,7 +147,7 @@ void Tables::Publish(Session* session, Sequence* s, shm::SequenceTable* table) {
   slot.table_offset.store(memory.OffsetOf(table), std::memory_order_seq_cst);
   if (s->table != nullptr) session->retired_tables.Push(session->tenant->epoch, s->table);
   s->table = table;
-  ++counters_.publications;
+  ++books_.counters.publications;
 }
 
 void Tables::PublishInPlace(Session* session, Sequence* s) {
@@ -155,7 +162,7 @@ void Tables::PublishInPlace(Session* session, Sequence* s) {
   table->index_blocks.store(static_cast<uint32_t>(s->index_blocks.size()),
                             std::memory_order_release);
   table->pages.store(static_cast<uint32_t>(s->pages.size()), std::memory_order_release);
-  ++counters_.publications;
+  ++books_.counters.publications;
 }
 
 void Tables::Unpublish(Session* session, Sequence* s) {
@@ -170,13 +177,6 @@ void Tables::Unpublish(Session* session, Sequence* s) {
     session->retired_counters.Push(session->tenant->epoch, s->access_counters);
   s->table = nullptr;
   s->access_counters = {};
-}
-
-void Tables::PassArena(const Session& session, const Arena& arena) {
-  if (!session.sink) return;
-  const bool writable = session.sink_writes && arena.writer == session.id;
-  session.sink({arena.id, arena.memory.bytes, arena.tier, writable, memory_.handle_type(arena.tier),
-                writable ? arena.memory.fd.get() : arena.memory.read_only_fd.get()});
 }
 
 }  // namespace kvstrata

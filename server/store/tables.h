@@ -21,16 +21,17 @@
 namespace kvstrata {
 
 struct Arena;
+struct Books;
 struct Page;
+class PageMemory;
 class PageReferences;
 struct Sequence;
 struct Session;
 class SessionCatalog;
-struct StoreParts;
 
 class Tables {
  public:
-  explicit Tables(StoreParts* store);
+  Tables(Books& books, SessionCatalog& catalog, PageReferences& references);
 
   // Room for a table of the sequence as it is, or with so many extents. RESOURCE_EXHAUSTED
   // TABLES_FULL. It is published, or released to the session's memory.
@@ -44,8 +45,6 @@ class Tables {
   // Adds what the sequence has beyond its table to it. REQUIRES: it has room.
   void PublishInPlace(Session* session, Sequence* s) KVS_REQUIRES(store_lock);
   void Unpublish(Session* session, Sequence* s) KVS_REQUIRES(store_lock);
-  // Hands the session's sink a descriptor of the arena.
-  void PassArena(const Session& session, const Arena& arena) KVS_REQUIRES(store_lock);
 
  private:
   static shm::PageEntry EntryOf(const Sequence& s, const Page* page);
@@ -56,11 +55,14 @@ class Tables {
   void WriteEntries(Session* session, const Sequence& s, std::span<Page* const> pages, size_t first,
                     shm::PageEntry* entries) KVS_REQUIRES(store_lock);
 
-  PageMemory& memory_;
-  StoreCounters& counters_ KVS_GUARDED_BY(store_lock);
+  Books& books_;
   SessionCatalog& catalog_;
   PageReferences& references_;
 };
+
+// Hands the session's sink a descriptor of the arena.
+void PassArena(const PageMemory& memory, const Session& session, const Arena& arena)
+    KVS_REQUIRES(store_lock);
 
 }  // namespace kvstrata
 

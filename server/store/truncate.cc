@@ -2,8 +2,17 @@
 // Tokens that are taken back: drafts that a verifier rejected, or what an engine resumes below.
 #include <string>
 
+#include "server/store/answers.h"
+#include "server/store/books.h"
+#include "server/store/builds.h"
+#include "server/store/devices.h"
 #include "server/store/long_request.h"
-#include "server/store/store_parts.h"
+#include "server/store/page_references.h"
+#include "server/store/recompression.h"
+#include "server/store/sequence.h"
+#include "server/store/sequences.h"
+#include "server/store/session_catalog.h"
+#include "server/store/tables.h"
 
 namespace kvstrata {
 namespace {
@@ -101,7 +110,7 @@ Status Sequences::TruncateKey(uint64_t session, std::string_view key, uint32_t t
 }
 
 Status Sequences::TruncateKeyNow(uint64_t session_id, std::string_view key, uint32_t tokens) {
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   KVS_ASSIGN_OR_RETURN(const uint64_t sequence, FindKey(session_id, key));
   KVS_ASSIGN_OR_RETURN(Sequence * s, catalog_.FindSequence(sequence));
   KVS_RETURN_IF_ERROR(CheckOwned(*s));
@@ -123,7 +132,7 @@ Status Sequences::Truncate(uint64_t session, uint64_t sequence, uint32_t tokens,
 
 Status Sequences::TruncateNow(uint64_t session_id, uint64_t sequence, uint32_t tokens,
                               std::span<const int32_t> tail) {
-  StoreLock lock(mu_);
+  StoreLock lock(books_.mu);
   KVS_ASSIGN_OR_RETURN(Session * session, catalog_.FindSession(session_id));
   KVS_ASSIGN_OR_RETURN(Sequence * s, catalog_.FindSequence(session_id, sequence));
   KVS_RETURN_IF_ERROR(CheckOwned(*s));

@@ -1,322 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is moved in the background, by server/work/mover.h: promotions of what sequences opened on,
-// room below the watermarks; and what follows when a pool's capacity changes. Bytes are copied
-// outside of the lock, as moves are (moves.cc).
+#include "server/store/watermarks.h"
+
 #include <algorithm>
-#include <optional>
-#include <set>
-#include <span>
-#include <string>
-#include <unordered_map>
 #include <utility>
 
-#include "server/store/store_parts.h"
+#include "server/store/books.h"
 
 namespace kvstrata {
 namespace {
-
-constexpr double kPressure = 0.8;   // part of a device pool that is in use
-constexpr size_t kEvictions = 256;  // pages, under the lock
-constexpr uint64_t kLeastPool = uint64_t{1} << 20, kLargestPool = uint64_t{16} << 40;
 
 uint64_t Percent(uint64_t bytes, uint32_t percent) { return bytes / 100 * percent; }
 
 }  // namespace
 
-uint64_t Moves::HighMark(PoolId pool) const {
-  return Percent(memory_.capacity(pool), settings_.high_percent);
+Watermarks::Watermarks(const StoreSettings& settings, Books& books)
+    : settings_(settings), books_(books) {}
+
+uint64_t Watermarks::HighMark(PoolId pool) const {
+  return Percent(books_.memory.capacity(pool), settings_.high_percent);
 }
 
-uint64_t Moves::LowMark(PoolId pool) const {
-  return Percent(memory_.capacity(pool), std::min(settings_.low_percent, settings_.high_percent));
+uint64_t Watermarks::LowMark(PoolId pool) const {
+  return Percent(books_.memory.capacity(pool),
+                 std::min(settings_.low_percent, settings_.high_percent));
 }
 
-std::unordered_map<const Arena*, uint64_t> Moves::RetiredBytes(PoolId pool) const {
-  std::unordered_map<const Arena*, uint64_t> bytes;
-  for (const auto& [id, arena] : pools_.arenas()) {
-    if (arena->pool == pool && arena->retired != 0) bytes[arena.get()] = arena->retired;
+void Watermarks::SetWake(std::function<void()> wake) { wake_ = std::move(wake); }
+
+void Watermarks::NoteFill() const {
+  if (!wake_) return;
+  for (const PoolId pool : books_.memory.ids()) {
+    const bool over = books_.pools.taken(pool) > books_.memory.capacity(pool);
+    if (over || books_.pools.used(pool) > HighMark(pool)) return wake_();
   }
-  return bytes;
-}
-
-uint64_t Moves::HeldBytes(PoolId pool) const {
-  uint64_t held = pools_.used(pool);
-  for (const auto& [arena, bytes] : RetiredBytes(pool)) held -= bytes;
-  return held;
-}
-
-bool Moves::UnderPressure() const {
-  StoreLock lock(mu_);
-  return std::ranges::any_of(memory_.ids(), [this](PoolId pool) KVS_NO_THREAD_SAFETY_ANALYSIS {
-    return pool.tier() == Tier::kDevice &&
-           static_cast<double>(pools_.used(pool)) >
-               kPressure * static_cast<double>(memory_.capacity(pool));
-  });
-}
-
-void Moves::SetMoveSink(std::function<void()> wake) {
-  StoreLock lock(mu_);
-  wake_mover_ = std::move(wake);
-}
-
-void Moves::NoteFill() {
-  if (!wake_mover_) return;
-  for (const PoolId pool : memory_.ids()) {
-    const bool over = pools_.taken(pool) > memory_.capacity(pool);
-    if (over || pools_.used(pool) > HighMark(pool)) return wake_mover_();
-  }
-}
-
-// Pages that a codec's plan has on host lie there because it needs them no more.
-void Moves::NotePromotion(Session* session, const Sequence& s) {
-  if (!wake_mover_ || s.imported || s.codec || s.plan.tier == Tier::kHost) return;
-  const auto on_host = [&](const Page* p) KVS_NO_THREAD_SAFETY_ANALYSIS {
-    catalog_.LetOthersIn(session, 1);
-    return p->sealed && p->arena->tier == Tier::kHost;
-  };
-  if (std::ranges::none_of(s.pages, on_host)) return;
-  promotions_.push_back(s.id);
-  wake_mover_();
-}
-
-std::optional<uint64_t> Moves::MoveSome(uint64_t bytes) {
-  if (const auto promoted = PromoteSome(bytes)) return promoted;
-  // Host first: what leaves it makes room for what leaves device.
-  const std::span<const PoolId> pools = memory_.ids();
-  for (size_t i = pools.size(); i-- > 0;) {
-    if (const auto moved = RelieveSome(pools[i], bytes)) return moved;
-  }
-  return std::nullopt;
-}
-
-// --- promotions ----------------------------------------------------------------------------------
-
-std::optional<uint64_t> Moves::PromoteSome(uint64_t bytes) {
-  uint64_t sequence = 0;
-  MoveLimit limit{bytes, 0, false};
-  {
-    StoreLock lock(mu_);
-    if (promotions_.empty()) return std::nullopt;
-    sequence = promotions_.front();
-    const auto s = catalog_.sequences().find(sequence);
-    if (s == catalog_.sequences().end()) {  // closed meanwhile
-      promotions_.pop_front();
-      return 0;
-    }
-    const PoolId device = PoolId::Device(catalog_.SessionOf(s->second->session)->device);
-    const uint64_t high = HighMark(device);
-    limit.room = high - std::min(high, HeldBytes(device));
-  }
-  const Result<MoveResult> moved = Move(sequence, Tier::kDevice, limit);
-  StoreLock lock(mu_);
-  if (!moved.ok() || moved->pages == 0) {  // all are there, it was closed, or there is no room
-    promotions_.pop_front();
-    return 0;
-  }
-  counters_.promoted_pages += moved->pages;
-  return moved->bytes;
-}
-
-// --- watermarks ----------------------------------------------------------------------------------
-
-std::optional<uint64_t> Moves::RelieveSome(PoolId pool, uint64_t bytes) {
-  const bool device = pool.tier() == Tier::kDevice;
-  CopyPlan demotions;
-  {
-    StoreLock lock(mu_);
-    ShrinkToCapacity(pool);
-    bool& relieving = relieving_[pool.index()];
-    const uint64_t held = HeldBytes(pool), low = LowMark(pool);
-    if (held > HighMark(pool)) relieving = true;
-    if (held <= low) relieving = false;
-    if (!relieving) return std::nullopt;
-    const uint64_t wanted = std::min(bytes, held - low);
-    if (EvictReplicas(pool, wanted) > 0) return 0;
-    if (device) demotions = PlanDemotion(pool, wanted);
-    if (demotions.copies.empty()) {
-      if (device && MakeHostRelieve(pool)) return 0;
-      if (EvictColdest(pool, wanted) > 0 || eviction_.EvictArtefact(pool)) return 0;
-      relieving = false;  // all of it is in use
-      return std::nullopt;
-    }
-  }
-  const bool copied = copies_.Copy(demotions, Geometry{}).ok();
-  StoreLock lock(mu_);
-  return FinishDemotion(demotions, copied);
-}
-
-// When host is full of what is colder than what is to come, that goes first.
-bool Moves::MakeHostRelieve(PoolId device) {
-  constexpr PoolId kHost = PoolId::Host();
-  bool& relieving = relieving_[kHost.index()];
-  const bool wanted = !relieving && prefix_.cached_bytes(device) > 0 &&
-                      prefix_.cached_bytes(kHost) > 0 && HeldBytes(kHost) > LowMark(kHost);
-  relieving = relieving || wanted;
-  return wanted;
-}
-
-CopyPlan Moves::PlanDemotion(PoolId device, uint64_t bytes) {
-  CopyPlan demotions;
-  const uint64_t high = HighMark(PoolId::Host());
-  const uint64_t room = high - std::min(high, HeldBytes(PoolId::Host()));
-  uint64_t planned = 0;
-  for (Page *page = prefix_.oldest(device), *next = nullptr; page != nullptr; page = next) {
-    next = page->newer;
-    if (page->summary) continue;  // small, and read by every selection
-    if (page->credits > 0) {
-      next = prefix_.Spare(page);
-      continue;
-    }
-    if (planned >= bytes || planned + page->bytes > room) break;
-    const Taker taker{catalog_.tenant(page->arena->tenant),
-                      kDaemon,
-                      nullptr,
-                      page->model,
-                      {PoolId::Host()},
-                      false};
-    std::vector<Page*> copy;
-    if (!allocator_.Allocate(taker, page->bytes, 1, &copy).ok()) break;
-    if (demotions.hold == 0) demotions.hold = holds_.Begin();
-    holds_.Refer(demotions.hold, copy.front());
-    holds_.Keep(demotions.hold, page);
-    demotions.copies.push_back({page, copy.front()});
-    planned += page->bytes;
-  }
-  return demotions;
-}
-
-uint64_t Moves::FinishDemotion(const CopyPlan& demotions, bool copied) {
-  uint64_t bytes = 0;
-  std::set<Tenant*> tenants;
-  for (const PlannedCopy& d : demotions.copies) {
-    tenants.insert(catalog_.tenant(d.copy->arena->tenant));
-    const bool wanted = copied && d.source->indexed && d.source->refs == 0;
-    if (wanted) {
-      holds_.HandOver(demotions.hold, d.copy);
-      pools_.Unref(d.copy);
-      copies_.TakeOver(d.source, d.copy);
-      references_.Retire(d.source);
-      bytes += d.copy->bytes;
-      ++counters_.demoted_pages;
-      counters_.demoted_bytes += d.copy->bytes;
-    }  // else somebody uses the page again, or it was evicted
-  }
-  holds_.End(demotions.hold);
-  for (Tenant* tenant : tenants) references_.Advance(tenant);
-  references_.ReclaimLocked();
-  return bytes;
-}
-
-// The key's page stays, elsewhere: nothing is lost, and host has no use for a second one.
-uint64_t Moves::EvictReplicas(PoolId pool, uint64_t bytes) {
-  uint64_t evicted = 0;
-  if (prefix_.replicas() == 0) return evicted;
-  std::set<Tenant*> tenants;
-  size_t seen = 0;
-  for (Page *page = prefix_.oldest(pool), *next = nullptr;
-       page != nullptr && evicted < bytes && seen < kEvictions; page = next, ++seen) {
-    next = page->newer;
-    if (!page->replica) continue;
-    evicted += page->bytes;
-    tenants.insert(catalog_.tenant(page->arena->tenant));
-    eviction_.EvictPage(page);
-  }
-  for (Tenant* tenant : tenants) references_.Advance(tenant);
-  if (evicted > 0) references_.ReclaimLocked();
-  return evicted;
-}
-
-uint64_t Moves::EvictColdest(PoolId pool, uint64_t bytes) {
-  uint64_t evicted = 0;
-  size_t pages = 0;
-  std::set<Tenant*> tenants;
-  Page* next = nullptr;
-  for (Page* page = prefix_.oldest(pool); page != nullptr && evicted < bytes && pages < kEvictions;
-       page = next) {
-    if (page->credits > 0) {
-      next = prefix_.Spare(page);
-      continue;
-    }
-    next = page->newer;
-    evicted += page->bytes;
-    ++pages;
-    tenants.insert(catalog_.tenant(page->arena->tenant));
-    eviction_.EvictPage(page);
-  }
-  for (Tenant* tenant : tenants) references_.Advance(tenant);
-  references_.ReclaimLocked();
-  return evicted;
-}
-
-// --- capacities that change ----------------------------------------------------------------------
-
-Result<ResizedPool> Moves::ResizePool(Tier tier, uint64_t bytes, std::string_view device) {
-  if (bytes < kLeastPool || bytes > kLargestPool) {
-    return InvalidArgument(
-        "POOL_SIZE", "capacity is " + std::to_string(bytes) + " bytes; allowed: 1 MiB to 16 TiB");
-  }
-  if (tier == Tier::kHost && !device.empty()) {
-    return InvalidArgument("DEVICE_UNKNOWN", "the host pool has no device; got '" +
-                                                 std::string(device) + "', leave it out");
-  }
-  std::optional<PoolId> only;
-  if (!device.empty()) {
-    KVS_ASSIGN_OR_RETURN(const uint32_t number, devices_.FindDevice(device));
-    only = PoolId::Device(number);
-  }
-  StoreLock lock(mu_);
-  const uint64_t before = counters_.evicted_pages;
-  ResizedPool resized;
-  for (const PoolId pool : memory_.ids()) {
-    if (pool.tier() != tier || (only && pool != *only)) continue;
-    memory_.SetCapacity(pool, bytes);
-    ShrinkToCapacity(pool);
-    resized.capacity_bytes += memory_.capacity(pool);
-    resized.taken_bytes += pools_.taken(pool);
-  }
-  NoteFill();
-  resized.evicted_pages = counters_.evicted_pages - before;
-  return resized;
-}
-
-void Moves::ShrinkToCapacity(PoolId pool) {
-  const auto may_drop = [this](const Arena& arena)
-                            KVS_NO_THREAD_SAFETY_ANALYSIS { return !catalog_.Fenced(arena); };
-  while (pools_.taken(pool) > memory_.capacity(pool)) {
-    references_.ReclaimLocked();
-    pools_.DropEmpty(pool, may_drop);
-    uint64_t coming = 0;  // bytes of arenas that only their last readers hold
-    for (const auto& [arena, bytes] : RetiredBytes(pool)) {
-      if (bytes == arena->extents.used()) coming += arena->memory.bytes;
-    }
-    if (pools_.taken(pool) <= memory_.capacity(pool) + coming) return;
-    if (!EmptyAnArena(pool) && !eviction_.EvictArtefact(pool)) return;
-  }
-}
-
-bool Moves::EmptyAnArena(PoolId pool) {
-  std::unordered_map<const Arena*, std::vector<Page*>> cached;
-  for (Page* page = prefix_.oldest(pool); page != nullptr; page = page->newer) {
-    if (page->arena->live == 0 && !catalog_.Fenced(*page->arena))
-      cached[page->arena].push_back(page);
-  }
-  const std::unordered_map<const Arena*, uint64_t> retired = RetiredBytes(pool);
-  for (Page* page = prefix_.oldest(pool); page != nullptr; page = page->newer) {
-    const auto found = cached.find(page->arena);
-    if (found == cached.end()) continue;
-    const auto gone = retired.find(page->arena);
-    uint64_t bytes = gone == retired.end() ? 0 : gone->second;
-    for (const Page* p : found->second) bytes += p->bytes;
-    if (bytes != page->arena->extents.used()) {  // a pin keeps some of it
-      cached.erase(found);
-      continue;
-    }
-    Tenant* tenant = catalog_.tenant(page->arena->tenant);
-    for (Page* p : found->second) eviction_.EvictPage(p);
-    references_.Advance(tenant);
-    return true;
-  }
-  return false;
 }
 
 }  // namespace kvstrata

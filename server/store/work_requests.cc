@@ -1,10 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/store/work_requests.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
-#include "server/store/store_parts.h"
+#include "server/store/answers.h"
+#include "server/store/builds.h"
+#include "server/store/devices.h"
+#include "server/store/recompression.h"
+#include "server/store/sequence.h"
+#include "server/store/session_catalog.h"
 
 namespace kvstrata {
 namespace {
@@ -21,13 +27,32 @@ Status NoCodec(const Sequence& s) {
 
 }  // namespace
 
-WorkRequests::WorkRequests(StoreParts* store)
-    : mu_(store->mu),
-      answers_(store->answers),
-      catalog_(store->catalog),
-      devices_(store->devices),
-      recompression_(store->recompression),
-      builds_(store->builds) {}
+WorkRequests::WorkRequests(StoreMutex& mu, Answers& answers, SessionCatalog& catalog,
+                           Devices& devices, Recompression& recompression, Builds& builds)
+    : mu_(mu),
+      answers_(answers),
+      catalog_(catalog),
+      devices_(devices),
+      recompression_(recompression),
+      builds_(builds) {}
+
+void WorkRequests::SetSink(RecompressSink* sink) {
+  answers_.TellAfter([&] {
+    StoreLock lock(mu_);
+    recompression_.SetSinkLocked(sink);
+    if (sink == nullptr) builds_.EndAllLocked(WorkersStopped());
+  });
+}
+
+std::vector<WorkInfo> WorkRequests::Work() const {
+  StoreLock lock(mu_);
+  std::vector<WorkInfo> list;
+  recompression_.ListLocked(&list);
+  builds_.ListLocked(&list);
+  std::stable_sort(list.begin(), list.end(),
+                   [](const WorkInfo& a, const WorkInfo& b) { return a.sequence < b.sequence; });
+  return list;
+}
 
 Status WorkRequests::Recompress(uint64_t session, uint64_t sequence, SettleDone done) {
   {

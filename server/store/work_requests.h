@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// WorkRequests: what is asked of the workers' recompression beyond what is offered to them as it is
-// due: that it be done now, how far it is, its end.
+// WorkRequests: who the workers are, what they have, and what is asked of their recompression
+// beyond what is offered to them as it is due: that it be done now, how far it is, its end.
 //
 // Thread-safety: all methods, from any thread; answers (SettleDone) are given without the store's
-// lock, at once in the caller's thread or later in a worker's. Cost: a look at the sequence.
+// lock, at once in the caller's thread or later in a worker's. Cost: a look at the sequence;
+// Work and SetSink look at all sequences.
 // Errors: SEQUENCE_UNKNOWN, DEVICE_FAILED, UNAVAILABLE WORK_STOPPED (no workers), and those that a
 // method names.
 #ifndef KVSTRATA_SERVER_STORE_WORK_REQUESTS_H_
 #define KVSTRATA_SERVER_STORE_WORK_REQUESTS_H_
 
 #include <cstdint>
+#include <vector>
 
 #include "base/status.h"
 #include "server/store/recompress_job.h"
@@ -22,7 +24,6 @@ class Builds;
 class Devices;
 class Recompression;
 class SessionCatalog;
-struct StoreParts;
 
 // How far a sequence's recompression is.
 struct WorkProgress {
@@ -34,7 +35,14 @@ struct WorkProgress {
 
 class WorkRequests {
  public:
-  explicit WorkRequests(StoreParts* store);
+  WorkRequests(StoreMutex& mu, Answers& answers, SessionCatalog& catalog, Devices& devices,
+               Recompression& recompression, Builds& builds);
+
+  // Who recompresses and builds. Null: nobody; what runs is cancelled, and who waits is answered
+  // UNAVAILABLE WORK_STOPPED.
+  void SetSink(RecompressSink* sink) KVS_EXCLUDES(store_lock);
+  // What is due, queued or running, builds too, by sequence.
+  std::vector<WorkInfo> Work() const KVS_EXCLUDES(store_lock);
 
   // Has workers look at the sequence now, also after failures and a cancel; `done` (may be null) is
   // called as by Recompression::Settle. session 0: an operator asks. FAILED_PRECONDITION

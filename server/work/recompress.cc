@@ -72,7 +72,7 @@ RecompressQueue::RecompressQueue(const WorkOptions& options, Store* store, const
     Stop();  // those that there are
     throw;
   }
-  if (!threads_.empty()) store_->recompression().SetRecompressSink(this);
+  if (!threads_.empty()) store_->requests().SetSink(this);
 }
 
 RecompressQueue::~RecompressQueue() { Stop(); }
@@ -83,7 +83,7 @@ void RecompressQueue::Stop() {
     if (stopping_) return;
     stopping_ = true;
   }
-  if (!threads_.empty()) store_->recompression().SetRecompressSink(nullptr);  // cancels what runs
+  if (!threads_.empty()) store_->requests().SetSink(nullptr);  // cancels what runs
   wake_.notify_all();
   for (std::thread& thread : threads_) thread.join();
 }

@@ -12,14 +12,14 @@ namespace kvstrata {
 
 // Reaches into the store to break it.
 struct AuditTestPeer {
-  static StoreParts& Of(Store& store) { return *store.parts_; }
+  static Store::Parts& Of(Store& store) { return *store.parts_; }
   static Sequence& SequenceOf(Store& store, uint64_t id) KVS_NO_THREAD_SAFETY_ANALYSIS {
     return *Of(store).catalog.SequenceOf(id);
   }
   static Session& SessionOf(Store& store, uint64_t id) KVS_NO_THREAD_SAFETY_ANALYSIS {
     return *Of(store).catalog.SessionOf(id);
   }
-  static PagePools& PoolsOf(Store& store) { return Of(store).pools; }
+  static PagePools& PoolsOf(Store& store) { return Of(store).books.pools; }
 };
 
 namespace {

@@ -273,14 +273,14 @@ TEST_F(BuildTest, OneBuildOfASequenceAtATime) {
   const std::string plan = "mosaickv{min_tokens = 0}";
   Built first = Ask(full, plan), second = Ask(full, plan);
   EXPECT_EQ(Build(full, kQuest).status().reason(), "BUILD_RUNNING");
-  ASSERT_EQ(store_->recompression().Work().size(), 1u);
-  EXPECT_EQ(store_->recompression().Work()[0].plan, "mosaickv");
-  EXPECT_EQ(store_->recompression().Work()[0].sequence, full.id());
-  EXPECT_EQ(store_->recompression().Work()[0].state.substr(0, 5), "build");
+  ASSERT_EQ(store_->requests().Work().size(), 1u);
+  EXPECT_EQ(store_->requests().Work()[0].plan, "mosaickv");
+  EXPECT_EQ(store_->requests().Work()[0].sequence, full.id());
+  EXPECT_EQ(store_->requests().Work()[0].state.substr(0, 5), "build");
   control_->Hold(false);
   EXPECT_TRUE(Await(std::move(first)).ok());
   EXPECT_TRUE(Await(std::move(second)).ok());
-  EXPECT_TRUE(store_->recompression().Work().empty());
+  EXPECT_TRUE(store_->requests().Work().empty());
 }
 
 TEST_F(BuildTest, ACloseAndACancelEndIt) {
@@ -341,7 +341,7 @@ TEST_F(BuildTest, IndexAndExtentsOfTheOwnPlan) {
   ASSERT_TRUE(built.ok()) << built.status().ToString();
   EXPECT_EQ(built->indexed_tokens, 2 * kBlock);
   EXPECT_EQ(built->extents, 37u);
-  EXPECT_TRUE(store_->recompression().Work().empty());
+  EXPECT_TRUE(store_->requests().Work().empty());
   s.ExpectExtents(s.Table());
   ExpectClean(*store_);
 }

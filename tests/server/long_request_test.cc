@@ -21,17 +21,17 @@ namespace kvstrata {
 
 // Looks at the store's lock and at whose it is.
 struct AuditTestPeer {
-  static uint32_t Waiting(const Store& store) { return store.parts_->mu.waiting(); }
+  static uint32_t Waiting(const Store& store) { return store.parts_->books.mu.waiting(); }
   // Takes the lock as anybody does; whether a long request was under way then.
   static bool LooksInside(const Store& store) {
-    StoreLock lock(store.parts_->mu);
+    StoreLock lock(store.parts_->books.mu);
     return std::ranges::any_of(store.parts_->catalog.sessions(), [](const auto& entry) {
       return entry.second->long_request != std::thread::id();
     });
   }
   // As LooksInside; if so, whether an artefact that nobody uses was evicted.
   static bool EvictsInside(Store& store) {
-    StoreLock lock(store.parts_->mu);
+    StoreLock lock(store.parts_->books.mu);
     const bool inside = std::ranges::any_of(
         store.parts_->catalog.sessions(),
         [](const auto& entry) { return entry.second->long_request != std::thread::id(); });

@@ -25,11 +25,11 @@ namespace kvstrata {
 struct AuditTestPeer {
   // Drops what `drops` says of the pages, index blocks and artefacts that nobody uses.
   static void Drop(Store& store, const std::function<bool()>& drops) {
-    StoreParts& parts = *store.parts_;
-    StoreLock lock(parts.mu);
-    for (const PoolId pool : parts.memory.ids()) {
+    Store::Parts& parts = *store.parts_;
+    StoreLock lock(parts.books.mu);
+    for (const PoolId pool : parts.books.memory.ids()) {
       std::vector<Page*> cached;
-      for (Page* page = parts.prefix.oldest(pool); page != nullptr; page = page->newer) {
+      for (Page* page = parts.books.prefix.oldest(pool); page != nullptr; page = page->newer) {
         cached.push_back(page);
       }
       for (Page* page : cached) {

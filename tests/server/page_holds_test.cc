@@ -10,7 +10,8 @@
 namespace kvstrata {
 
 struct AuditTestPeer {
-  static StoreParts& Of(Store& store) { return *store.parts_; }
+  using Parts = Store::Parts;
+  static Parts& Of(Store& store) { return *store.parts_; }
 };
 
 namespace {
@@ -29,26 +30,26 @@ constexpr uint64_t kPage = 4096;
 class PageHoldsTest : public ::testing::Test {
  protected:
   PageHoldsTest() {
-    StoreLock lock(parts_.mu);
+    StoreLock lock(parts_.books.mu);
     page_ = parts_.catalog.SequenceOf(s_.id())->pages.front();
     hold_ = parts_.holds.Begin();
   }
   void Keep() {
-    StoreLock lock(parts_.mu);
+    StoreLock lock(parts_.books.mu);
     parts_.holds.Keep(hold_, page_);
   }
   void Refer() {
-    StoreLock lock(parts_.mu);
+    StoreLock lock(parts_.books.mu);
     parts_.holds.Refer(hold_, page_);
   }
   void End() {
-    StoreLock lock(parts_.mu);
+    StoreLock lock(parts_.books.mu);
     parts_.holds.End(hold_);
   }
   // Whether the page is among those that wait for a hold.
   bool Parked() {
-    StoreLock lock(parts_.mu);
-    return parts_.holds.parked().contains(page_);
+    StoreLock lock(parts_.books.mu);
+    return parts_.references.parked().contains(page_);
   }
   void CloseAndEvict() {
     ASSERT_TRUE(s_.Close().ok());
@@ -58,7 +59,7 @@ class PageHoldsTest : public ::testing::Test {
   }
 
   const std::unique_ptr<Store> store_ = NewStore(SmallPools(64, 64));
-  StoreParts& parts_ = AuditTestPeer::Of(*store_);
+  AuditTestPeer::Parts& parts_ = AuditTestPeer::Of(*store_);
   TestSession session_{store_.get()};
   TestSequence s_ = TestSequence::Prompt(&session_, "full", Tokens(64));
   Page* page_ = nullptr;
@@ -87,7 +88,7 @@ TEST_F(PageHoldsTest, TheLastOfSeveralFreesIt) {
   Keep();
   CloseAndEvict();
   {
-    StoreLock lock(parts_.mu);
+    StoreLock lock(parts_.books.mu);
     parts_.holds.End(parts_.holds.Keep(page_));
   }
   EXPECT_TRUE(Parked());
@@ -107,13 +108,13 @@ TEST_F(PageHoldsTest, WhatIsReferredToIsNotEvicted) {
 
 TEST_F(PageHoldsTest, ReferencesComeAndGo) {
   {
-    StoreLock lock(parts_.mu);
+    StoreLock lock(parts_.books.mu);
     parts_.references.RefPage(page_);
     parts_.holds.TakeOver(hold_, page_);
   }
   ExpectClean(*store_);
   {
-    StoreLock lock(parts_.mu);
+    StoreLock lock(parts_.books.mu);
     parts_.holds.HandOver(hold_, page_);
     parts_.references.Release(page_);
   }

@@ -67,7 +67,7 @@ class RecompressTest : public ::testing::Test {
     return Status(Code::kDeadlineExceeded, "TEST", "not settled");
   }
   std::string StateOf(const TestSequence& s) {
-    for (const WorkInfo& info : store_->recompression().Work()) {
+    for (const WorkInfo& info : store_->requests().Work()) {
       if (info.sequence == s.id()) return info.state;
     }
     return "";
@@ -91,7 +91,7 @@ TEST_F(RecompressTest, SettleAnswersWhenNothingIsLeftToDo) {
   ASSERT_EQ(settled.wait_for(20s), std::future_status::ready);
   EXPECT_TRUE(settled.get().ok());
   EXPECT_EQ(s.Table().extents(), 5u);
-  EXPECT_TRUE(store_->recompression().Work().empty());
+  EXPECT_TRUE(store_->requests().Work().empty());
   EXPECT_TRUE(Settle(s).ok()) << "at once";
   s.ExpectIntact();
   ExpectClean(*store_);
@@ -230,15 +230,15 @@ TEST_F(RecompressTest, AFailureIsToldShownAndTriedAgain) {
   TestSequence s = Prompt(64);
   EXPECT_EQ(Settle(s).reason(), "KEYS_NOT_FINITE");
   EXPECT_EQ(s.Table().extents(), 0u);
-  ASSERT_EQ(store_->recompression().Work().size(), 1u);
-  EXPECT_NE(store_->recompression().Work()[0].error.find("KEYS_NOT_FINITE"), std::string::npos);
-  EXPECT_GE(store_->recompression().Work()[0].failures, 1u);
+  ASSERT_EQ(store_->requests().Work().size(), 1u);
+  EXPECT_NE(store_->requests().Work()[0].error.find("KEYS_NOT_FINITE"), std::string::npos);
+  EXPECT_GE(store_->requests().Work()[0].failures, 1u);
   const int runs = control_->runs;
   EXPECT_LE(runs, 3) << "it is not tried again at once";
   control_->Fail(OkStatus());
   EXPECT_TRUE(Eventually([&] { return s.Table().extents() == 2; })) << "nobody has to ask";
   // The table is published before the work is taken off the list.
-  EXPECT_TRUE(Eventually([&] { return store_->recompression().Work().empty(); }));
+  EXPECT_TRUE(Eventually([&] { return store_->requests().Work().empty(); }));
   ExpectClean(*store_);
 }
 

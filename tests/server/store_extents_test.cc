@@ -422,8 +422,8 @@ TEST_F(ExtentsTest, AFullPoolLeavesTheRowsRawAndSaysSo) {
   EXPECT_EQ(Info(s).extents, 0u);
   EXPECT_EQ(Info(s).absent_pages, 0u);
   EXPECT_NE(Info(s).work_error.find("POOL_EXHAUSTED"), std::string::npos);
-  ASSERT_EQ(store_->recompression().Work().size(), 1u);
-  EXPECT_EQ(store_->recompression().Work()[0].state, "due");
+  ASSERT_EQ(store_->requests().Work().size(), 1u);
+  EXPECT_EQ(store_->requests().Work()[0].state, "due");
   EXPECT_EQ(store_->inspection().Counters().recompress_failures, 2u);
   s.ExpectIntact();
   ExpectClean(*store_);
@@ -432,7 +432,7 @@ TEST_F(ExtentsTest, AFullPoolLeavesTheRowsRawAndSaysSo) {
   ASSERT_TRUE(Recompress(store_.get(), s.id()).ok());
   EXPECT_EQ(Info(s).work_error, "");
   EXPECT_EQ(Info(s).extents, 3u);
-  EXPECT_TRUE(store_->recompression().Work().empty());
+  EXPECT_TRUE(store_->requests().Work().empty());
   s.ExpectIntact();
   ExpectClean(*store_);
 }

@@ -54,7 +54,7 @@ class WorkRequestsTest : public ::testing::Test {
     return Status(Code::kDeadlineExceeded, "TEST", "no answer");
   }
   std::string StateOf(const TestSequence& s) {
-    for (const WorkInfo& info : store_->recompression().Work()) {
+    for (const WorkInfo& info : store_->requests().Work()) {
       if (info.sequence == s.id()) return info.state;
     }
     return "";
@@ -155,7 +155,7 @@ TEST_F(WorkRequestsTest, ACancelBeforeThePublicationIsInTime) {
   Start({.threads = 0});
   TestSequence s = Prompt(100);
   RecompressSink* const none = queue_.get();
-  store_->recompression().SetRecompressSink(none);  // a queue that nobody serves
+  store_->requests().SetSink(none);  // a queue that nobody serves
   Result<RecompressJob> job = store_->recompression().TakeRecompression(s.id());
   ASSERT_TRUE(job.ok()) << job.status().ToString();
   std::unique_ptr<Recompressor> next = job->recompressor->Clone();
@@ -171,7 +171,7 @@ TEST_F(WorkRequestsTest, ACancelBeforeThePublicationIsInTime) {
   s.ExpectIntact();
   ExpectClean(*store_);
   EXPECT_EQ(store_->recompression().TakeRecompression(s.id()).status().reason(), "WORK_CANCELLED");
-  store_->recompression().SetRecompressSink(nullptr);
+  store_->requests().SetSink(nullptr);
 }
 
 }  // namespace

@@ -9,6 +9,7 @@ import unittest
 
 import check_layers
 import check_limits
+import check_owners
 import check_walks
 import cpp_measures
 import exceeded
@@ -64,7 +65,7 @@ class Tree(unittest.TestCase):
         self.assertIn(f" {max(1, sum(t.startswith(KINDS) for t in texts))} failed", out)
 
 
-KINDS = ("function ", "header ", "class ", "dangling ", "sentence ", "of ", "unparsed ")
+KINDS = ("cycle ", "held ", "function ", "header ", "class ", "dangling ", "sentence ", "of ", "unparsed ")
 
 
 class Limits(Tree):
@@ -338,6 +339,41 @@ class Layers(Tree):
                 self.write(path, f'#include "{target}"\n')
                 self.assert_fails(f'{path} includes "{target}"', check=check_layers)
                 (self.root / path).unlink()
+
+
+class Owners(Tree):
+    def setUp(self):
+        super().setUp()
+        self.write_class("A", "B& b_;", "Lock& lock_;")
+        self.write_class("B", "Lock& lock_;")
+
+    def write_class(self, name, *members, kind="class"):
+        text = "".join(f"  {member}\n" for member in members)
+        self.write(f"server/store/{name.lower()}.h", f"{kind} {name} {{\n{text}}};\n")
+
+    def test_a_stack_passes(self):
+        self.assert_passes(check_owners)
+
+    def test_a_cycle(self):
+        for members in (["A& a_ KVS_GUARDED_BY(lock);"], ["const A* const a_;"], ["Parts& parts_;"], ["Whole& all_;"],
+                        ["const Parts parts_;"], ["class A& a_;  // a comment", "B(const B&) = delete;"]):
+            with self.subTest(members):
+                self.write_class("Parts", "A a{this};", "int n = 0;", kind="struct")
+                self.write_class("Whole::Parts", "A a{this};", kind="struct")
+                self.write_class("B", "Lock& lock_;", *members)
+                self.assert_fails("cycle server/store: 2, the limit is 0", "A -> B", check=check_owners)
+                self.list('[cycle]\n"server/store" = 2\n')
+                self.assert_passes(check_owners)
+                self.list("")
+
+    def test_more_references_than_eight_however_they_are_held(self):
+        self.write_class("Few", *(f"Thing& thing{i}_;" for i in range(8)))
+        self.assert_passes(check_owners)
+        self.write_class("Bundle", *(f"Thing& thing{i};" for i in range(8)), kind="struct")
+        self.write_class("Many", "Bundle parts_;", "Lock& lock_;")
+        self.assert_fails("held Many: 9, the limit is 8", check=check_owners)
+        self.list('[held]\n"Many" = 10\n')
+        self.assert_fails("held Many: shrank from 10 to 9", check=check_owners)
 
 
 class Measures(unittest.TestCase):
