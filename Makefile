@@ -5,6 +5,7 @@
 # make asan-bytes  the same of what reads bytes that others wrote: disk, servers (part of make test)
 # make asan-rpc  the same of what links gRPC
 # make test-identity  what keys and values are known by, with the oldest and the newest transformers; ARGS='--draws 2000'
+# make test-research  research/: what judges and trains plans
 # make test-transformers  kvstrata_transformers with the oldest and the newest transformers; ARGS=--full runs all cases
 # make test-vllm  kvstrata_vllm with vLLM 0.32 on the CPU; ARGS=--full runs all cases
 # make test-sglang  kvstrata_sglang with SGLang 0.5.23 on the CPU; ARGS=--full runs all cases
@@ -39,7 +40,7 @@ PRODUCT = $(if $(CUDA),product_cuda,product)
 REPORTS := $(abspath $(BUILD))/asan/report
 SANITIZED := ASAN_OPTIONS=log_path=$(REPORTS) UBSAN_OPTIONS=log_path=$(REPORTS):print_stacktrace=1
 
-.PHONY: demo demo-numpy demo-transformers demo-vllm demo-sglang test test-identity test-transformers test-vllm test-sglang test-mooncake build all bench image image-cuda test-image-cuda install deb test-deb wheel test-wheel bundle test-sanitized asan asan-bytes asan-daemon asan-rpc tsan golden tidy format format-check version clean
+.PHONY: demo demo-numpy demo-transformers demo-vllm demo-sglang test test-identity test-research test-transformers test-vllm test-sglang test-mooncake build all bench image image-cuda test-image-cuda install deb test-deb wheel test-wheel bundle test-sanitized asan asan-bytes asan-daemon asan-rpc tsan golden tidy format format-check version clean
 
 demo: demo-$(ENGINE)
 demo-numpy: build
@@ -59,6 +60,10 @@ test: all asan-bytes $(BUILD)/.image_packages $(BUILD)/tools/promtool $(HF_VENV)
 test-transformers: build $(HF_VENV)/.installed
 	$(HF_VENV)/bin/python -m pytest -q -rs tests/transformers $(ARGS)
 	PYTHONPATH=$(HF_VENV)/oldest $(HF_VENV)/bin/python -m pytest -q -rs tests/transformers $(ARGS)
+
+# What judges and trains plans, which is no part of the product.
+test-research: build $(HF_VENV)/.installed
+	$(HF_VENV)/bin/python -m pytest -q -rs research/tests $(ARGS)
 
 test-identity: build $(HF_VENV)/.installed
 	$(HF_VENV)/bin/python -m pytest -q -rs tests/identity $(ARGS)

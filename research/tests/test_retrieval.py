@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bench/accuracy: the forward pass that trains against transformers, a training that stops and goes on against one
+"""research: the forward pass that trains against transformers, a training that stops and goes on against one
 that does not, the merged folder against the adapted model, and prompts as the plans' measurement cuts them. On a
 tiny random model."""
 
@@ -15,7 +15,6 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "bench" / "accuracy"), str(ROOT / "tests" / "python")]
 
 import generated  # noqa: E402
 import tasks  # noqa: E402
@@ -57,7 +56,7 @@ def trained(folder: pathlib.Path, out: pathlib.Path, *more: str) -> list[dict]:
     options = {"--model": folder, "--out": out, "--state": out / "state", "--device": "cpu", "--workers": 2,
                "--steps": STEPS, "--tokens": 2 * LENGTH, "--shortest": LENGTH, "--longest": LENGTH, "--log-every": 1,
                "--evaluation-samples": 1, "--evaluation-lengths": LENGTH}
-    subprocess.run([sys.executable, ROOT / "bench/accuracy/train_retrieval.py",
+    subprocess.run([sys.executable, ROOT / "research/train_retrieval.py",
                     *(str(part) for pair in options.items() for part in pair), *more], check=True)
     lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     return [{k: v for k, v in line.items() if k not in ("seconds", "tokens_a_second")} for line in lines]

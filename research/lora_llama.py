@@ -7,7 +7,7 @@ of the plain model: beside the residual stream a token keeps about 16 KB a layer
 (weights of the MLP are frozen, so its inputs are not kept), 475 KB in 30 layers.
 
 `transformers` is not used: its norms and rotations are a dozen kernels each, over fp32 copies that backward keeps.
-tests/transformers/test_retrieval.py holds logits and greedy answers to it.
+research/tests/test_retrieval.py holds logits and greedy answers to it.
 """
 
 from __future__ import annotations

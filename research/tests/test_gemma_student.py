@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bench/accuracy/gemma_student.py: its logits are those of transformers, by full attention and decoded behind a prompt with
+"""research/gemma_student.py: its logits are those of transformers, by full attention and decoded behind a prompt with
 a budget that holds everything; and a training of a tiny model has routers of its served layers alone."""
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from safetensors.torch import load_file
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "bench" / "accuracy")]
 
 import gemma_student as ours  # noqa: E402
 import sekv_student  # noqa: E402
@@ -89,7 +88,7 @@ def test_training_is_of_the_served_layers(folder: pathlib.Path, tmp_path: pathli
                "--device": "cpu", "--steps": 2, "--tokens": 256, "--prompts": 256, "--behind": 16, "--local": 32, "--window": 2,
                "--refresh": 2, "--check-every": 2, "--choice": 2, "--held": 2, "--held-prompt": 128, "--held-behind": 16,
                "--held-shares": 0.8, "--share": 0.8, "--gate-steps": 20, "--name": "tiny"}
-    subprocess.run([sys.executable, ROOT / "bench/accuracy/train_sekv.py", *(str(part) for pair in options.items() for part in pair)],
+    subprocess.run([sys.executable, ROOT / "research/train_sekv.py", *(str(part) for pair in options.items() for part in pair)],
                    check=True)
     made, told = load_file(tmp_path / "tiny.safetensors"), json.loads((tmp_path / "tiny.json").read_text())
     assert made["W"].shape == (2, 4, 32, 32) and made["g_phi.0.weight"].shape == (64, 64) and told["vocabulary"] == VOCABULARY

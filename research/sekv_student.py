@@ -8,7 +8,7 @@ prompt are those that a daemon has, and do not depend on what is learned, except
 Layers that the plan does not serve, those of a sliding window, attend as they do in the model.
 
 Shapes: L served layers, B rows, K KV heads, G query heads a KV head, H = K G, S spans (padded with length 0), d = head_dim, R =
-r_max. Spans and factors are held to the numpy reference by tests/transformers/test_sekv_training.py. Not rounded here:
+r_max. Spans and factors are held to the numpy reference by research/tests/test_sekv_training.py. Not rounded here:
 factors and rows, which a daemon stores in bf16.
 """
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packs long texts of Debian's documentation packages into one file, for train_sekv.py.
 
-    bench/accuracy/pack_texts.py --out FILE.jsonl.xz [--download FOLDER] [--megabytes 30]
+    research/pack_texts.py --out FILE.jsonl.xz [--download FOLDER] [--megabytes 30]
 
 Packages are fetched by `apt-get download` into FOLDER and unpacked there, not installed. A line a document: its source
 (package and path) and its text, markup taken out. Left out is what evaluations here read: the GPL, and what Python

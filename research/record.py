@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A trace (docs/traces.md) of a Hugging Face folder's Llama that reads a text: for `kvstrata calibrate` and `replay`.
 
-    bench/accuracy/record.py --model FOLDER --text FILE --out FILE.safetensors [--tokens 3072] [--steps 3072]
+    research/record.py --model FOLDER --text FILE --out FILE.safetensors [--tokens 3072] [--steps 3072]
                              [--layers 2,10,18,28] [--device cpu]
 
 One forward pass: the steps feed the text's next tokens, and each has the entropy of what the model expected behind it.
@@ -18,7 +18,7 @@ import pathlib
 import sys
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(pathlib.Path(__file__).resolve().parent),
                 *(str(ROOT / "integrations" / name / "src") for name in ("kvstrata", "kvstrata_numpy"))]
 

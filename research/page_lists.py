@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What lists of pages by key affinity keep of the answers, by whose list it is, and by what it is chosen. No daemon.
 
-    bench/accuracy/page_lists.py --model FOLDER [--length 4096] [--contexts NAME ...] [--seed N] [--rules NAME ...]
+    research/page_lists.py --model FOLDER [--length 4096] [--contexts NAME ...] [--seed N] [--rules NAME ...]
                                  [--caches FOLDER] [--out FILE.jsonl]
 
 Generated contexts (generated.py) with several questions each: a context is computed once in full, then every question,

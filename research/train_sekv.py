@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains SeKV's parameters of a model: routers W and the gates' network; the model stays frozen.
 
-    bench/accuracy/train_sekv.py --model FOLDER --texts FILE.jsonl.xz --out FOLDER [--state FOLDER] [--seconds 200]
+    research/train_sekv.py --model FOLDER --texts FILE.jsonl.xz --out FOLDER [--state FOLDER] [--seconds 200]
                                  [--stop-after SECONDS] [--steps N] [--seed 1] [--device cuda]
 
 FILE: pack_texts.py makes it, or narrow_gemma.py; of sixteen documents one is held out, and by another one parameters are
@@ -394,7 +394,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=16384, help="of a batch's prompts")
     parser.add_argument("--prompts", type=int, nargs="+", default=[4096, 4096, 2048, 7680], help="tokens of batches' prompts, in turn")
     parser.add_argument("--behind", type=int, default=128, help="tokens behind a prompt, which are decoded")
-    parser.add_argument("--local", type=int, default=128, help="the plan's option; as bench/accuracy/plans.py has it")
+    parser.add_argument("--local", type=int, default=128, help="the plan's option; as research/plans.py has it")
     parser.add_argument("--window", type=int, default=32, help="batches")
     parser.add_argument("--refresh", type=int, default=16, help="steps until a batch gives way")
     parser.add_argument("--try", dest="try_", type=setting, nargs="+", default=[setting("1e-3,1,0,0,1")], metavar="RATE,ZOOM,KL,ERROR,POWER")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bench/accuracy/train_sekv.py: the forward pass that trains against the numpy reference, and a training of a tiny model
+"""research/train_sekv.py: the forward pass that trains against the numpy reference, and a training of a tiny model
 that begins as the untrained rule, whose loss falls, and that stops, goes on and keeps its best."""
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "bench" / "accuracy"), str(ROOT / "tests" / "python")]
 
 import sekv_gates  # noqa: E402
 import sekv_student as ours  # noqa: E402
@@ -155,7 +154,7 @@ def trained(folder: pathlib.Path, out: pathlib.Path, *more: str) -> dict:
                "--window": 2, "--refresh": 2, "--log-every": 1, "--check-every": 2, "--choice": 2, "--held": 2,
                "--held-prompt": 128, "--held-behind": 16, "--held-shares": 0.5, "--share": 0.5, "--gate-steps": 20,
                "--name": "tiny"}
-    subprocess.run([sys.executable, ROOT / "bench/accuracy/train_sekv.py",
+    subprocess.run([sys.executable, ROOT / "research/train_sekv.py",
                     *(str(part) for pair in options.items() for part in pair), *more], check=True)
     return json.loads((out / "tiny.json").read_text())
 

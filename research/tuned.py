@@ -3,7 +3,7 @@
 """SmolLM2 tuned for retrieval as a Hugging Face folder: the base's weights plus the adapter's change, with its RoPE
 base.
 
-    bench/accuracy/tuned.py [--adapter FILE] [--base FOLDER] [--folder FOLDER]
+    research/tuned.py [--adapter FILE] [--base FOLDER] [--folder FOLDER]
 
 Without --folder it lies in kvstrata's cache, named by the adapter's digest, and is made where it is not there. numpy
 alone; 540 MB, a few seconds. Any engine that reads Hugging Face folders loads it.
@@ -24,7 +24,7 @@ import numpy as np
 import safetensors
 from safetensors.numpy import load_file, save_file
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[1]
 ADAPTER = pathlib.Path(__file__).resolve().parent / "retrieval" / "adapter.safetensors"
 sys.path += [str(ROOT / "integrations" / name / "src") for name in ("kvstrata", "kvstrata_numpy")]
 

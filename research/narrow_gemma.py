@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gemma 3 270M narrowed to the vocabulary of some texts, to be carried to a machine without a network.
 
-    bench/accuracy/narrow_gemma.py pack --texts FILE.jsonl.xz --out FOLDER [--gguf FILE] [--part-bytes 28000000]
-    bench/accuracy/narrow_gemma.py unpack --parts FOLDER --out FOLDER
+    research/narrow_gemma.py pack --texts FILE.jsonl.xz --out FOLDER [--gguf FILE] [--part-bytes 28000000]
+    research/narrow_gemma.py unpack --parts FOLDER --out FOLDER
 
 Two thirds of the model are embeddings of 262,144 tokens, of which English manuals have a fifth. pack writes part.NNN: a GGUF
 with the rows of those tokens alone, as they are there, and the texts as token ids. unpack makes a folder of them that

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Markdown page and the result file of what bench/accuracy kept."""
+"""The Markdown page and the result file of what research kept."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def result(lines: list[figures.Line], rows: list[dict[str, Any]], args: argparse
         counts[task] = counts.get(task, 0) + 1
     rows = [row | {"id": row["id"].replace("accuracy", args.suite, 1)} for row in rows]
     return {"suite": args.suite, "device": args.device_name or device_name(), "commit": args.commit, "date": args.date,
-            "command": "bench/accuracy --tasks DIR --keep FILE --json-out OUT", "ceilings": {},
+            "command": "research --tasks DIR --keep FILE --json-out OUT", "ceilings": {},
             "context": {"notes": "transformers; every plan decodes behind the same prompt, which was computed under full; "
                                  "intervals are of 95 %, over prompts", "prompts": counts, "as_plain": figures.parted(lines),
                         "hours": round(sum(line["seconds"] for line in lines) / 3600, 2)}, "rows": rows}

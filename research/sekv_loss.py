@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What sekv loses of held-out text through a daemon, trained against untrained: nats a token, teacher-forced.
 
-    bench/accuracy/sekv_loss.py --model FOLDER --texts FILE.jsonl.xz --parameters DIRECTORY [--name smollm2-135m.safetensors]
+    research/sekv_loss.py --model FOLDER --texts FILE.jsonl.xz --parameters DIRECTORY [--name smollm2-135m.safetensors]
                                 [--texts-read 4] [--prompt 4096] [--behind 64] [--share 0.25] [--device cpu]
 
 Each text is one that train_sekv.py held out. The prompt is computed under full attention, then each plan is given the next
@@ -19,8 +19,8 @@ import pathlib
 import statistics
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "bench" / "accuracy"), *(str(ROOT / "integrations" / name / "src") for name in
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "research"), *(str(ROOT / "integrations" / name / "src") for name in
                                                     ("kvstrata", "kvstrata_numpy", "kvstrata_transformers"))]
 
 from kvstrata.daemon import Daemon  # noqa: E402

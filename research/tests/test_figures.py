@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bench/accuracy without a model: prompts from files, shares of a prompt, lines that are kept, and figures of them."""
+"""research without a model: prompts from files, shares of a prompt, lines that are kept, and figures of them."""
 import hashlib
 import json
 import lzma
@@ -13,7 +13,6 @@ import unittest
 import unittest.mock
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "bench" / "accuracy"))
 
 import figures  # noqa: E402
 import gemma  # noqa: E402
@@ -193,7 +192,7 @@ class Figures(unittest.TestCase):
     def test_full_is_decoded_beside_what_is_missing(self):
         prompt = tasks.Prompt("ruler/4096/vt/0", "", [], "", ["1"])
         known = {("m", prompt.key): line(prompt.key, (1.0, 1.0), (2.0, 0.5))}
-        missing_of = runpy.run_path(str(ROOT / "bench/accuracy/__main__.py"), run_name="accuracy")["missing_of"]
+        missing_of = runpy.run_path(str(ROOT / "research/__main__.py"), run_name="accuracy")["missing_of"]
         self.assertEqual(missing_of(known, "m", prompt, {"quest": "pages", "strata": "tokens"}),
                          {"full": "full", "strata": "tokens"})
         self.assertEqual(missing_of(known, "m", prompt, {"quest": "pages"}), {})
@@ -207,7 +206,7 @@ class Figures(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             kept, page, result = (pathlib.Path(folder, name) for name in ("kept.jsonl", "page.md", "result.json"))
             kept.write_text("".join(json.dumps(line(f"ruler/4096/vt/{i}", (1.0, 1.0), (1.5, 1.0))) + "\n" for i in range(3)))
-            subprocess.run([sys.executable, str(ROOT / "bench/accuracy"), "--keep", str(kept), "--plan", "pages=quest",
+            subprocess.run([sys.executable, str(ROOT / "research"), "--keep", str(kept), "--plan", "pages=quest",
                             "--report", str(page), "--json-out", str(result), "--device-name", "a test"], check=True)
             self.assertIn("| `pages` | 50.0% | 11.0% |", page.read_text())
             rows = {row["id"]: row for row in json.loads(result.read_text())["rows"]}
@@ -219,7 +218,7 @@ class Mistakes(unittest.TestCase):
 
     def said(self, *arguments):
         with tempfile.TemporaryDirectory() as folder:
-            done = subprocess.run([sys.executable, str(ROOT / "bench/accuracy"), "--keep", f"{folder}/kept", *arguments],
+            done = subprocess.run([sys.executable, str(ROOT / "research"), "--keep", f"{folder}/kept", *arguments],
                                   capture_output=True, text=True)
         self.assertNotEqual(done.returncode, 0)
         self.assertNotIn("Traceback", done.stderr)

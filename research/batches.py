@@ -32,7 +32,7 @@ import words  # noqa: E402
 from chat import Asked, Chat  # noqa: E402
 from generated import Drawn, Needles, sentences_of  # noqa: E402
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[1]
 # Prose besides made sentences. Not the texts that our measurements read (licences, Python's language reference).
 STDLIB = ("argparse", "asyncio/base_events", "collections/__init__", "concurrent/futures/_base", "contextlib",
           "csv", "ctypes/util", "datetime", "decimal", "difflib", "doctest", "email/message", "enum", "fractions",

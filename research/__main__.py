@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What plans cost in answers: models x tasks x plans x budgets, through transformers and a daemon.
 
-    build/venv-transformers/bin/python bench/accuracy --tasks DIR --keep FILE          # runs, or goes on
-    build/venv-transformers/bin/python bench/accuracy --keep FILE --report OUT.md --json-out OUT.json
+    build/venv-transformers/bin/python research --tasks DIR --keep FILE          # runs, or goes on
+    build/venv-transformers/bin/python research --keep FILE --report OUT.md --json-out OUT.json
 
 DIR: see tasks.py. --prompts ruler/4096/=25 ...: how many of each task, by the beginning of its name; --first N: from its
 N-th sample on, to judge by prompts that no setting was chosen by. --model: smollm2, or a folder with a model of
@@ -29,9 +29,9 @@ import sys
 import time
 from typing import Any
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "bench" / "accuracy"), *(str(ROOT / "integrations" / name / "src") for name in
-                                                    ("kvstrata", "kvstrata_numpy", "kvstrata_transformers"))]
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "research"), *(str(ROOT / "integrations" / name / "src") for name in
+                                           ("kvstrata", "kvstrata_numpy", "kvstrata_transformers"))]
 
 import figures  # noqa: E402
 import plans as grid  # noqa: E402
@@ -174,7 +174,7 @@ def named(texts: list[str]) -> dict[str, str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="bench/accuracy", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="research", description=__doc__.split("\n")[0])
     parser.add_argument("--tasks", type=pathlib.Path, metavar="DIR")
     parser.add_argument("--prompts", nargs="+", metavar="NAME=N", help=f"default: {' '.join(DEFAULT_COUNTS)}")
     parser.add_argument("--first", type=int, default=0, metavar="N", help="of each task's samples; those before it are left out")

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether a plan chooses a planted needle among up to a million tokens, without a model that reads as many.
 
-    bench/accuracy/needles.py [--tokens N] [--segment N] [--prompts N] [--device cuda] [--plan NAME=TEXT ...]
+    research/needles.py [--tokens N] [--segment N] [--prompts N] [--device cuda] [--plan NAME=TEXT ...]
                               [--model FOLDER] [--threads N] [--json-out FILE --commit HASH --date DATE]
 
 The haystack is recorded: prompts of RULER's needle tasks, of one segment's length each and all different, are read one by
@@ -34,7 +34,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(pathlib.Path(__file__).resolve().parent),
                 *(str(ROOT / "integrations" / name / "src") for name in ("kvstrata", "kvstrata_numpy"))]
 
@@ -283,7 +283,7 @@ def main() -> int:
         from kvstrata.machine import device_name
         args.json_out.write_text(json.dumps(
             {"suite": "needles", "device": device_name(), "commit": args.commit, "date": args.date, "ceilings": {},
-             "command": "bench/accuracy/needles.py " + " ".join(sys.argv[1:]),
+             "command": "research/needles.py " + " ".join(sys.argv[1:]),
              "context": {"notes": "needle's tokens that a query head gives `mass` or more of its attention, and a KV head of "
                                   "the layer chose; mean over layers"}, "rows": rows}, indent=1) + "\n")
     return 0

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gemma 3 as a student of sekv_student.py: its layers that attend to everything are served, those of a sliding window stay
-as they are in the model. tests/transformers/test_gemma_student.py holds logits to transformers."""
+as they are in the model. research/tests/test_gemma_student.py holds logits to transformers."""
 
 from __future__ import annotations
 

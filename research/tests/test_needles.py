@@ -1,19 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bench/accuracy/needles.py on a tiny random model: rows change places and nothing else, and what is counted is what a
+"""research/needles.py on a tiny random model: rows change places and nothing else, and what is counted is what a
 real daemon's plans chose."""
 
 from __future__ import annotations
 
 import argparse
-import pathlib
-import sys
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "bench" / "accuracy"), str(ROOT / "tests" / "python")]
 
 import needles  # noqa: E402
 import tiny_gguf  # noqa: E402

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains the retrieval adapter of SmolLM2-135M: rank 16 on attention, on generated tasks of 1K to 22K tokens.
 
-    bench/accuracy/train_retrieval.py --model FOLDER --out FOLDER [--state FOLDER] [--minutes 9] [--budget-minutes 14.5]
+    research/train_retrieval.py --model FOLDER --out FOLDER [--state FOLDER] [--minutes 9] [--budget-minutes 14.5]
                                       [--resume FOLDER] [--seed 1] [--device cuda] [--workers 15] [--attention auto]
 
 One call ends by itself within --minutes, a held-out evaluation included; the next one with the same --state goes on.
