@@ -93,10 +93,12 @@ class _Loaded:
         self.looked_at = time.monotonic()
 
         self._began = 0  # looks since the last one that was waited for
+        self._place, self._peers = peers_of(config, self.identity.now())
 
     def now(self) -> Identity:
+        from .space import combined  # not in engines that do not use kvstrata
         self.looked_at, self._began = time.monotonic(), 0
-        return self.identity.now()
+        return combined({**self._peers, self._place: self.identity.now()})
 
     def may_begin(self) -> bool:
         """Now and then a look is waited for, which counts them and sums anew in the background."""
@@ -152,6 +154,19 @@ def _convert_now(config: Any, model: torch.nn.Module) -> None:
         convert = getattr(module, "_match_cos_sin_cache_dtype", None)
         if convert is not None:
             convert(torch.empty(0, dtype=config.model_config.dtype, device=module.cos_sin_cache.device))
+
+
+def peers_of(config: Any, identity: Identity) -> tuple[int, dict[int, Identity]]:
+    """This data parallel rank, and the identities of all as they are loaded. vLLM divides experts among them, so that
+    keys of one are of the weights of all; where there are no experts, each rank is an engine by itself, of size 1. All
+    call it once, at their start; it waits for them as long as vLLM's groups do."""
+    if config.parallel_config.data_parallel_size == 1:
+        return 0, {}
+    from vllm.distributed import get_dp_group
+    group = get_dp_group()
+    found: list[Any] = [None] * group.world_size
+    torch.distributed.all_gather_object(found, identity, group=group.cpu_group)
+    return group.rank_in_group, dict(enumerate(found))
 
 
 def identity_here() -> Identity | None:
