@@ -4,8 +4,9 @@
 The same prompt thrice: computed; behind vLLM's own prefix hit; and, when its cache is reset, behind a load. Every page of
 the load must be what a store took of the blocks (recorder.py), and the tokens those behind vLLM's own hit. The models
 are those of tests/vllm/families.py and some more, eager, one after the other in one process, those first that start
-soon; where one fails or is late, the others go on in another. tp2 and pp2 want two GPUs; tp2to1 and tp1to2 store with one
-number of ranks and load with the other, in canonical rows.
+soon; where one fails or is late, the others go on in another. tp2, pp2 and dp2 want two GPUs; tp2to1 and tp1to2 store
+with one number of ranks and load with the other, in canonical rows. Of dp2 and dp2_experts, data parallel ranks, each loads
+what the other stored (replicas.py); of dp2_experts each has half of the experts.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ from launch import ENVIRONMENT, HERE, OUT, Launcher
 sys.path.append(str(HERE.parents[1] / "tests" / "vllm"))
 
 DEFAULT = ("llama", "fp8", "gemma3", "gpt_oss", "deepseek_v3", "qwen3_next", "jamba", "n_gram", "lora", "llava", "eagle",
-           "tp2", "tp2to1", "tp1to2", "pp2", "granite")
+           "tp2", "tp2to1", "tp1to2", "pp2", "dp2", "dp2_experts", "granite")
 _HEADS = "2"  # that rows of `divisible` have
 _RANKS: dict[str, tuple[dict[str, Any], ...]] = {
     "tp2": ({"tensor_parallel_size": 2},), "pp2": ({"pipeline_parallel_size": 2},),
-    "tp2to1": ({"tensor_parallel_size": 2}, {}), "tp1to2": ({}, {"tensor_parallel_size": 2})}
+    "tp2to1": ({"tensor_parallel_size": 2}, {}), "tp1to2": ({}, {"tensor_parallel_size": 2}),
+    "dp2": ({"data_parallel_size": 2},), "dp2_experts": ({"data_parallel_size": 2, "enable_expert_parallel": True},)}
 # Seconds that a process may take to begin, and each family then; some have kernels that Triton compiles for longer.
 _BEGINS, _PATIENCE, _COMPILES = 90.0, 60.0, {"granite": 150.0, "qwen3_next": 150.0}
 
@@ -73,7 +75,9 @@ def _child(launcher: Launcher, specs: list[list[Any]], records: pathlib.Path) ->
         environment["VLLM_CPU_OMP_THREADS_BIND"] = "0|1" if several else "nobind"
     lines: list[dict[str, Any]] = []
     with open(OUT / "engines.txt", "a") as log:
-        child = subprocess.Popen([sys.executable, HERE / "family.py", path], stdout=subprocess.PIPE, stderr=log, text=True,
+        replicas = any("data_parallel_size" in arguments for _, arguments, _ in specs)
+        program = HERE / ("replicas.py" if replicas else "family.py")
+        child = subprocess.Popen([sys.executable, program, path], stdout=subprocess.PIPE, stderr=log, text=True,
                                  env=environment)
         assert child.stdout is not None
         began, patience = launcher.left, _BEGINS
@@ -141,4 +145,5 @@ def _of_ranks(launcher: Launcher, name: str, number: int, ranks: dict[str, Any])
     if ranks:
         ranks = {**ranks, "distributed_executor_backend": "mp", "disable_custom_all_reduce": True}
     extra = {"canonical_layout": True, "digest": f"of whole heads, {name}"} if "to" in name else {}
-    return _spec(launcher, f"{name} {number + 1}", "divisible", extra, **ranks)
+    base = "deepseek_v3" if name == "dp2_experts" else "divisible"
+    return _spec(launcher, f"{name} {number + 1}", base, extra, **ranks)
