@@ -10,6 +10,7 @@ import pathlib
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -105,3 +106,14 @@ def test_experts_of_all_data_parallel_ranks_name_the_model(heads: dict[str, Any]
             save_file(tensors, weights, metadata={"format": "pt"})
     assert [len({*names}) for names in named] == [1, 1]
     assert named[0] != named[1]
+
+
+def test_experts_that_move_are_refused():
+    from kvstrata_vllm.flags import refuse_chunks
+    from kvstrata_vllm.unsupported import Unsupported
+    config = SimpleNamespace(
+        kv_transfer_config=SimpleNamespace(kv_connector_extra_config={}),
+        parallel_config=SimpleNamespace(nnodes_within_dp=1, enable_elastic_ep=True),
+        attention_config=SimpleNamespace(hisparse_config=None), device_config=SimpleNamespace(device_type="cuda"))
+    with pytest.raises(Unsupported, match="take --enable-elastic-ep or"):
+        refuse_chunks(config)

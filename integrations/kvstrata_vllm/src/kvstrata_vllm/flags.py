@@ -109,6 +109,9 @@ def refuse_chunks(config: Any) -> None:
         (parallel.nnodes_within_dp > 1,
          f"one scheduler over {parallel.nnodes_within_dp} nodes: the region is one host's; serve each node by an "
          "engine of its own (--data-parallel-size), or take --kv-transfer-config away"),
+        (getattr(parallel, "enable_elastic_ep", False),
+         "elastic expert parallelism moves experts between ranks while they serve, so that none can know the model; "
+         "take --enable-elastic-ep or --kv-transfer-config away"),
         (config.attention_config.hisparse_config is not None,
          "HiSparse keeps its cache on the host itself; take it or --kv-transfer-config away"),
         (device not in ("cpu", "cuda"),
