@@ -12,13 +12,13 @@ import tomllib
 import unittest
 import unittest.mock
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+import figures
+import gemma
+import named_plans
+import plans
+import tasks
 
-import figures  # noqa: E402
-import gemma  # noqa: E402
-import named_plans  # noqa: E402
-import plans  # noqa: E402
-import tasks  # noqa: E402
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 SAMPLE = {"input": "<|begin_of_text|><|start_header_id|>system<|end_header_id|>Be brief<|eot_id|><|start_header_id|>user"
                    "<|end_header_id|>What is 1?<|eot_id|><|start_header_id|>assistant<|end_header_id|> It is",

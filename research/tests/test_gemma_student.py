@@ -17,10 +17,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+import gemma_student as ours
+import sekv_student
 
-import gemma_student as ours  # noqa: E402
-import sekv_student  # noqa: E402
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 SEED, CPU, TOKENS, BEHIND, VOCABULARY = 20261126, torch.device("cpu"), 200, 12, 300
 LAYERS = ["sliding_attention", "full_attention", "sliding_attention", "full_attention", "sliding_attention"]

@@ -8,9 +8,8 @@ import re
 
 import pytest
 
-
-import generated  # noqa: E402
-from generated import NIAH, TASKS, sample  # noqa: E402
+import generated
+from generated import NIAH, TASKS, sample
 
 LENGTH = 3000
 UNIT = {"cwe": 30, "fwe": 30, "niah_multikey_3": 40}  # a unit of haystack, in words at most; sentences and lines: 25

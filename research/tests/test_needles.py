@@ -10,12 +10,11 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-
-import needles  # noqa: E402
-import tiny_gguf  # noqa: E402
-from chat import Chat  # noqa: E402
-from kvstrata_numpy import gguf_file  # noqa: E402
-from kvstrata_numpy.tokenizer import Tokenizer  # noqa: E402
+import needles
+import tiny_gguf
+from chat import Chat
+from kvstrata_numpy import gguf_file
+from kvstrata_numpy.tokenizer import Tokenizer
 
 ARGS = argparse.Namespace(tokens=4 * 3072, segment=3072, prompts=2, seed="1", device="cpu", mass=0.0, pool="512MiB", threads=2)
 PLANS = {"all": "strata{budget = 100000, min_tokens = 0}",

@@ -14,17 +14,17 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+import generated
+import tasks
+import tiny_gguf
+import tuned
+from chat import Chat
+from evaluate import adapt
+from kvstrata_numpy import gguf_file
+from kvstrata_numpy.tokenizer import Tokenizer
+from lora_llama import Llama
 
-import generated  # noqa: E402
-import tasks  # noqa: E402
-import tiny_gguf  # noqa: E402
-import tuned  # noqa: E402
-from chat import Chat  # noqa: E402
-from evaluate import adapt  # noqa: E402
-from kvstrata_numpy import gguf_file  # noqa: E402
-from kvstrata_numpy.tokenizer import Tokenizer  # noqa: E402
-from lora_llama import Llama  # noqa: E402
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 LENGTH, STEPS = 3072, 4
 CPU = torch.device("cpu")

@@ -16,14 +16,14 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+import sekv_gates
+import sekv_student as ours
+import tiny_gguf
+from kvstrata_numpy import gguf_file
+from kvstrata_numpy.tokenizer import Tokenizer
+from reference import sekv
 
-import sekv_gates  # noqa: E402
-import sekv_student as ours  # noqa: E402
-import tiny_gguf  # noqa: E402
-from kvstrata_numpy import gguf_file  # noqa: E402
-from kvstrata_numpy.tokenizer import Tokenizer  # noqa: E402
-from reference import sekv  # noqa: E402
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 SEED, CPU, LOCAL = 20261126, torch.device("cpu"), 32
 KV_HEADS, GROUP, DIM, TOKENS = 2, 3, 48, 420
