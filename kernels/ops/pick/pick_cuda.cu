@@ -28,7 +28,6 @@ template <typename Exchange>
 __device__ __forceinline__ void PickFromList(const PickBatch& w, const Exchange& exchange,
                                              PickerMemory& memory, int32_t room) {
   const int list = blockIdx.y, sequence = list / w.groups;
-  LetNextStart();
   for (int i = threadIdx.x; i < kPasses * kBins / 4; i += blockDim.x) {
     reinterpret_cast<int4*>(memory.histogram)[i] = {0, 0, 0, 0};
   }
@@ -40,6 +39,7 @@ __device__ __forceinline__ void PickFromList(const PickBatch& w, const Exchange&
   if (w.takes != nullptr) take = w.takes[w.take_each ? list : sequence];
   if (!w.take_each) rule.take = take;
   WaitForPrevious();
+  LetNextStart();
   // The CTAs of a list see the same: all return, or all meet.
   if (tokens == kNoQuery) return;
   const Candidates units = CandidatesOf(rule, tokens);

@@ -239,8 +239,8 @@ __device__ RowVotes SumHeads(const uint2* weights, const float* block_max, const
 template <typename Row>
 __global__ __launch_bounds__(kSumWarps * 32) void VoteKernel(VoteBatch w, Scratch scratch) {
   extern __shared__ float2 totals[];
-  LetNextStart();
   WaitForPrevious();
+  LetNextStart();
   const Candidates units = Row::CandidatesAt(w, blockIdx.z);
   if (units.full) return;
   const int first_block = units.first / kBlockRows;
