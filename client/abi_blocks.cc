@@ -98,6 +98,7 @@ int kvs_block_attention_open(const char* plan, const kvs_block_shape* shape,
                          BlockAttention::Make(read, of, *ops));
     needs->workspace_bytes = static_cast<uint64_t>(made->workspace_bytes());
     needs->unit_tokens = made->unit_tokens();
+    needs->min_tokens = made->min_tokens();
     *out = AddBlockAttention(std::move(made));
     return OkStatus();
   });
@@ -116,14 +117,14 @@ int kvs_block_attention_begin(kvs_block_attention* attention, const kvs_block_ba
   return WithBlockAttention(attention, [&](BlockAttention& a) -> Status {
     KVS_RETURN_IF_ERROR(NotNull("batch", batch));
     KVS_ASSIGN_OR_RETURN(const kvs_block_batch from,
-                         Grown("kvs_block_batch", batch, sizeof(kvs_block_batch)));
+                         Grown("kvs_block_batch", batch, offsetof(kvs_block_batch, sampled)));
     if (from.rows > 0) {
       KVS_RETURN_IF_ERROR(NotNull("blocks", from.blocks));
       KVS_RETURN_IF_ERROR(NotNull("tokens", from.tokens));
       KVS_RETURN_IF_ERROR(NotNull("query_starts", from.query_starts));
     }
     return a.Begin({from.blocks, from.blocks_of_row, from.tokens, from.query_starts, from.in_full,
-                    from.rows, from.new_tokens},
+                    from.rows, from.new_tokens, from.sampled - 1},
                    stream);
   });
 }
@@ -134,6 +135,15 @@ int kvs_block_attention_attend(kvs_block_attention* attention, int32_t layer, co
     KVS_RETURN_IF_ERROR(NotNull("q", q));
     KVS_RETURN_IF_ERROR(NotNull("out", out));
     return a.Attend(layer, {q, q_stride}, out, rows, stream);
+  });
+}
+
+int kvs_block_attention_audit(kvs_block_attention* attention, int32_t layer, float* outputs,
+                              float* lse, void* stream) {
+  return WithBlockAttention(attention, [&](BlockAttention& a) -> Status {
+    KVS_RETURN_IF_ERROR(NotNull("outputs", outputs));
+    KVS_RETURN_IF_ERROR(NotNull("lse", lse));
+    return a.Audit(layer, {outputs, lse}, stream);
   });
 }
 

@@ -134,6 +134,8 @@ constexpr Reason kRows[] = {
     {"BLOCK_QUERIES", kTensor, "Queries of attention over blocks do not lie as they must.", ""},
     {"BLOCK_ROWS", kTensor, "A step has more rows than attention over blocks was made for.",
      "raise max_rows, or attend such steps plainly"},
+    {"BLOCK_SAMPLE", kTensor, "An audit of attention over blocks has no row.",
+     "name one in begin, and audit before the next begin"},
     {"BLOCK_SHAPE", kTensor, "A field of the shape of an engine's blocks cannot be so.", ""},
     {"BLOCK_TOKENS", kTensor, "A block is no multiple of the plan's unit.",
      "give --block-size as a multiple of it, or the plan another unit"},

@@ -22,7 +22,8 @@ class IndexCheck:
 
     def check(self) -> None:
         """Counts blocks of layers that are looked at, and those whose index is another than a new one."""
-        rows, attention = self._rows, self._rows._living()
+        rows, (attention, audit) = self._rows, self._rows._living()
+        audit.measure(rows._steps)  # what is asked of the last step's tables, before they become another's
         torch.cuda.synchronize()
         blocks = sorted({block for request in self._scheduler.running for block in self._full(request)})
         if not blocks:

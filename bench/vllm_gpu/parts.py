@@ -91,6 +91,14 @@ class Measured:
             done = self._driver.run(prompts, self._spec["decode_tokens"])
             self.row("decode", tokens=length, batch=batch, seconds=done["gaps"], held=done["held"],
                      output=done["tokens"])
+        self._losses()
+
+    def _losses(self) -> None:
+        """Of a plan, as far as the engine has measured it."""
+        from kvstrata_vllm.block_rows import BlockRows
+        losses = BlockRows.losses()
+        if losses:
+            self.row("losses", layers=[loss._asdict() for loss in losses])
 
     def arrive(self) -> None:
         """Steps of a batch that decodes while one more prompt is computed (and stored), and while it is loaded."""

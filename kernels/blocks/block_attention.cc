@@ -58,8 +58,10 @@ std::unique_ptr<BlockSelector> SelectorOf(const BlockSelectorSource& source) {
   }
 }
 
+int64_t QueryBytes(const Geometry& g) { return g.query_heads * g.row_bytes(); }  // of a row
+
 Status CheckQueries(const Geometry& g, const BlockQueries& q) {
-  const int64_t least = g.query_heads * g.row_bytes();
+  const int64_t least = QueryBytes(g);
   if (reinterpret_cast<uintptr_t>(q.data) % 16 == 0 && q.stride % 16 == 0 && q.stride >= least) {
     return OkStatus();
   }
@@ -98,6 +100,8 @@ BlockAttention::BlockAttention(const Plan& plan, const BlockShape& shape, const 
   if (plan.selector == SelectorKind::kWindow) {
     for (auto* piece : {&sink_end_, &recent_begin_}) *piece = workspace_.Add<int32_t>(rows);
   }
+  sampled_row_ = workspace_.Add<int32_t>(1);
+  kept_ = workspace_.Add<std::byte>(shape.geometry.layers * QueryBytes(shape.geometry));
   attend_scratch_ = workspace_.Add<std::byte>(
       ops.attend_raw_workspace_bytes(shape.geometry.group(), shape.geometry.head_dim));
   selector_ = SelectorOf({plan_, shape_, ops_, &workspace_});
@@ -119,6 +123,7 @@ Status BlockAttention::Bind(std::span<const uint64_t> layers, void* workspace) {
   layers_.assign(layers.begin(), layers.end());
   workspace_.Give(workspace);
   pending_rows_ = pending_units_ = last_rows_ = 0;
+  sampled_ = -1;
   return OkStatus();
 }
 
@@ -131,8 +136,10 @@ Status BlockAttention::CheckRows(std::string_view limit, int32_t rows, int32_t m
                                            " is " + std::to_string(most));
 }
 
-BlockTables BlockAttention::Tables() const {
-  return {workspace_.At(pages_), shape_.BlocksOfRow(), workspace_.At(from_), workspace_.At(to_)};
+BlockTables BlockAttention::TablesFrom(int32_t row) const {
+  const int32_t stride = shape_.BlocksOfRow();
+  return {workspace_.At(pages_) + int64_t{row} * stride, stride, workspace_.At(from_) + row,
+          workspace_.At(to_) + row};
 }
 
 // The op for so many rows; those that the tables had beyond them are emptied.
@@ -148,6 +155,8 @@ cuda::BlockPagesBatch BlockAttention::PagesOf(int32_t rows) {
   w.chosen = workspace_.At(chosen_);
   w.from = workspace_.At(from_);
   w.to = workspace_.At(to_);
+  w.sampled = sampled_;
+  w.sampled_row = workspace_.At(sampled_row_);
   if (plan_.selector == SelectorKind::kWindow) {
     w.window = WindowOf(plan_);
     w.sink_end = workspace_.At(sink_end_);
@@ -159,8 +168,15 @@ cuda::BlockPagesBatch BlockAttention::PagesOf(int32_t rows) {
 // The tables still are the last step's: what that completed is written first.
 Status BlockAttention::Begin(const BlockBatch& batch, cuda::Stream stream) {
   KVS_RETURN_IF_ERROR(CheckRows("max_rows", batch.rows, shape_.max_rows));
-  KVS_RETURN_IF_ERROR(index_.Write(ops_, layers_, Tables(), pending_rows_, pending_units_, stream));
+  if (batch.sampled >= std::min(batch.rows, shape_.max_decodes)) {
+    return InvalidArgument("BLOCK_ROWS", "sampled = " + std::to_string(batch.sampled) +
+                                             ", and the step has " + std::to_string(batch.rows) +
+                                             " rows; -1 samples none");
+  }
+  KVS_RETURN_IF_ERROR(
+      index_.Write(ops_, layers_, TablesFrom(0), pending_rows_, pending_units_, stream));
   pending_rows_ = 0;
+  sampled_ = batch.sampled;
   cuda::BlockPagesBatch w = PagesOf(batch.rows);
   w.blocks = batch.blocks;
   w.blocks_of_row = batch.blocks_of_row;
@@ -179,32 +195,27 @@ bool BlockAttention::Chooses(int32_t layer) const {
   return selector_ != nullptr && layer >= plan_.n_dense_layers;
 }
 
-cuda::DeviceSelection BlockAttention::SelectionOf(int32_t layer) const {
-  if (Chooses(layer)) return selector_->SelectionOf(workspace_);
+Result<cuda::DeviceSelection> BlockAttention::Select(int32_t layer, RowRange rows,
+                                                     const BlockQueries& q,
+                                                     cuda::Stream stream) const {
+  if (Chooses(layer)) {
+    const int64_t elements = q.stride / static_cast<int64_t>(SizeOf(shape_.geometry.dtype));
+    KVS_RETURN_IF_ERROR(selector_->Select(
+        {TablesFrom(rows.first), &index_, &workspace_, layers_[static_cast<size_t>(layer)],
+         workspace_.At(chosen_) + rows.first, q.data, elements, rows.count, stream}));
+    return selector_->SelectionOf(workspace_);
+  }
   cuda::DeviceSelection all;
   if (plan_.selector != SelectorKind::kWindow || layer < plan_.n_dense_layers) return all;
-  all.sink_end = workspace_.At(sink_end_);
-  all.recent_begin = workspace_.At(recent_begin_);
+  all.sink_end = workspace_.At(sink_end_) + rows.first;
+  all.recent_begin = workspace_.At(recent_begin_) + rows.first;
   return all;
 }
 
-Status BlockAttention::Attend(int32_t layer, const BlockQueries& q, void* out, int32_t rows,
-                              cuda::Stream stream) {
-  KVS_RETURN_IF_ERROR(CheckRows("max_decodes", rows, shape_.max_decodes));
+cuda::AttendRawBatch BlockAttention::AttendOf(int32_t layer, RowRange rows,
+                                              const BlockQueries& q) const {
   const Geometry& g = shape_.geometry;
-  if (layer < 0 || layer >= g.layers) {
-    return InvalidArgument("BLOCK_LAYERS",
-                           "layer " + std::to_string(layer) + " of " + std::to_string(g.layers));
-  }
-  KVS_RETURN_IF_ERROR(CheckQueries(g, q));
-  const uint64_t base = layers_[static_cast<size_t>(layer)];
-  const BlockTables tables = Tables();
-  if (Chooses(layer)) {
-    const int64_t elements = q.stride / static_cast<int64_t>(SizeOf(g.dtype));
-    KVS_RETURN_IF_ERROR(
-        selector_->Select({tables, &index_, &workspace_, base, workspace_.At(chosen_), q.data,
-                           elements, rows, stream}));
-  }
+  const BlockTables tables = TablesFrom(rows.first);
   cuda::AttendRawBatch w;
   w.layer.pages = tables.pages;
   w.layer.page_stride = tables.stride;
@@ -212,19 +223,59 @@ Status BlockAttention::Attend(int32_t layer, const BlockQueries& q, void* out, i
   w.layer.kv_heads = g.kv_heads;
   w.layer.head_dim = g.head_dim;
   w.layer.dtype = g.dtype;
-  w.layer.key_offset = static_cast<int64_t>(base);
+  w.layer.key_offset = static_cast<int64_t>(layers_[static_cast<size_t>(layer)]);
   w.layer.value_offset = w.layer.key_offset + shape_.value_offset;
   w.layer.head_stride = shape_.head_stride;
   w.layer.slot_stride = shape_.slot_stride;
-  w.selection = SelectionOf(layer);
-  w.batch = rows;
+  w.batch = rows.count;
   w.group = g.group();
-  w.tokens = workspace_.At(lengths_);
+  w.tokens = workspace_.At(lengths_) + rows.first;
   w.q = q.data;
   w.q_stride = q.stride;
   w.scale = g.logit_scale();
-  w.to = {out, g.dtype, nullptr};
   w.workspace = workspace_.At(attend_scratch_);
+  return w;
+}
+
+std::byte* BlockAttention::KeptOf(int32_t layer) const {
+  return workspace_.At(kept_) + layer * QueryBytes(shape_.geometry);
+}
+
+Status BlockAttention::CheckLayer(int32_t layer) const {
+  if (layer >= 0 && layer < shape_.geometry.layers) return OkStatus();
+  return InvalidArgument("BLOCK_LAYERS", "layer " + std::to_string(layer) + " of " +
+                                             std::to_string(shape_.geometry.layers));
+}
+
+Status BlockAttention::Attend(int32_t layer, const BlockQueries& q, void* out, int32_t rows,
+                              cuda::Stream stream) {
+  KVS_RETURN_IF_ERROR(CheckRows("max_decodes", rows, shape_.max_decodes));
+  KVS_RETURN_IF_ERROR(CheckLayer(layer));
+  KVS_RETURN_IF_ERROR(CheckQueries(shape_.geometry, q));
+  cuda::AttendRawBatch w = AttendOf(layer, {0, rows}, q);
+  KVS_ASSIGN_OR_RETURN(w.selection, Select(layer, {0, rows}, q, stream));
+  w.to = {out, shape_.geometry.dtype, nullptr};
+  w.kept = {workspace_.At(sampled_row_), KeptOf(layer)};
+  return CudaStatus(ops_, ops_.attend_raw(w, stream), "op attend_raw");
+}
+
+// The step's tables and lengths are still there, and of the index what it chose by.
+Status BlockAttention::Audit(int32_t layer, const BlockAuditOutput& out, cuda::Stream stream) {
+  KVS_RETURN_IF_ERROR(CheckRows("max_rows", 0, shape_.max_rows));
+  KVS_RETURN_IF_ERROR(CheckLayer(layer));
+  if (sampled_ < 0) {
+    return FailedPrecondition("BLOCK_SAMPLE",
+                              "no row of the last step was sampled; name one in begin, "
+                              "and audit before the next call of begin or index");
+  }
+  const Geometry& g = shape_.geometry;
+  const BlockQueries q{KeptOf(layer), QueryBytes(g)};
+  cuda::AttendRawBatch w = AttendOf(layer, {sampled_, 1}, q);
+  KVS_ASSIGN_OR_RETURN(w.selection, Select(layer, {sampled_, 1}, q, stream));
+  w.to = {out.rows, DType::kF32, out.lse};
+  KVS_RETURN_IF_ERROR(CudaStatus(ops_, ops_.attend_raw(w, stream), "op attend_raw"));
+  w.selection = {};
+  w.to = {out.rows + int64_t{g.query_heads} * g.head_dim, DType::kF32, out.lse + g.query_heads};
   return CudaStatus(ops_, ops_.attend_raw(w, stream), "op attend_raw");
 }
 
@@ -232,8 +283,10 @@ Status BlockAttention::Attend(int32_t layer, const BlockQueries& q, void* out, i
 // what the last one completed is written first.
 Status BlockAttention::Index(const int32_t* blocks, int32_t count, cuda::Stream stream) {
   KVS_RETURN_IF_ERROR(CheckRows("max_rows", 0, shape_.max_rows));
-  KVS_RETURN_IF_ERROR(index_.Write(ops_, layers_, Tables(), pending_rows_, pending_units_, stream));
+  KVS_RETURN_IF_ERROR(
+      index_.Write(ops_, layers_, TablesFrom(0), pending_rows_, pending_units_, stream));
   pending_rows_ = 0;
+  sampled_ = -1;
   if (index_.unit() == 0) return OkStatus();
   for (int32_t first = 0; first < count; first += shape_.max_rows) {
     cuda::BlockPagesBatch w = PagesOf(std::min(count - first, shape_.max_rows));
@@ -241,7 +294,7 @@ Status BlockAttention::Index(const int32_t* blocks, int32_t count, cuda::Stream 
     w.blocks_of_row = 1;
     w.page_stride = 1;
     KVS_RETURN_IF_ERROR(CudaStatus(ops_, ops_.block_pages(w, stream), "op block_pages"));
-    BlockTables tables = Tables();
+    BlockTables tables = TablesFrom(0);
     tables.stride = 1;
     KVS_RETURN_IF_ERROR(
         index_.Write(ops_, layers_, tables, w.rows, shape_.block_tokens / index_.unit(), stream));

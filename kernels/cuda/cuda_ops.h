@@ -46,7 +46,7 @@
 
 namespace kvstrata::cuda {
 
-inline constexpr uint32_t kCudaOpsVersion = 12;  // this table's: loader and library must agree
+inline constexpr uint32_t kCudaOpsVersion = 13;  // this table's: loader and library must agree
 
 // What a loader asks first. The version stays at the table's beginning, in all versions.
 struct RuntimeOps {

@@ -3,7 +3,7 @@
 // of fewer rows: as tests/kernels/block_attention_test.cc, whose engine it is.
 #include "kernels/blocks/block_attention.h"
 #include "kernels/cuda/cuda_ops.h"
-#include "tests/kernels/block_engine.h"
+#include "tests/kernels/block_exercise.h"
 
 namespace kvstrata {
 namespace {

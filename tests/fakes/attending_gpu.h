@@ -47,6 +47,10 @@ inline int AttendRaw(const cuda::AttendRawBatch& w, cuda::Stream) {
   if (w.to.rows == nullptr) return 0;
   const cuda::PagedLayer& l = w.layer;
   const int heads = l.kv_heads * w.group;
+  if (w.kept.row != nullptr && *w.kept.row >= 0 && *w.kept.row < w.batch) {
+    std::memcpy(w.kept.to, static_cast<const std::byte*>(w.q) + *w.kept.row * w.q_stride,
+                static_cast<size_t>(heads * l.head_dim) * SizeOf(l.dtype));
+  }
   for (int b = 0; b < w.batch; ++b) {
     for (int h = 0; h < heads; ++h) {
       const auto* q = static_cast<const std::byte*>(w.q) + b * w.q_stride;

@@ -17,6 +17,7 @@
 namespace kvstrata::testing {
 
 inline int BlockPages(const cuda::BlockPagesBatch& w, cuda::Stream) {
+  if (w.sampled_row != nullptr) *w.sampled_row = w.sampled;
   for (int32_t row = 0; row < w.capacity; ++row) {
     const bool there = row < w.rows;
     const int32_t most = w.page_stride * w.block_tokens;

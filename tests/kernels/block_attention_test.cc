@@ -6,7 +6,7 @@
 #include <gmock/gmock.h>
 
 #include "tests/fakes/block_gpu.h"
-#include "tests/kernels/block_engine.h"
+#include "tests/kernels/block_exercise.h"
 
 namespace kvstrata {
 namespace {
@@ -99,6 +99,9 @@ TEST(BlockAttentionErrors, CallsOutOfOrder) {
   const std::vector<uint64_t> layers = {4096, 8192};
   EXPECT_EQ(attention->Bind(std::span(layers).first(1), workspace.data()).reason(), "BLOCK_LAYERS");
   ASSERT_TRUE(attention->Bind(layers, workspace.data()).ok());
+  float lse[8], rows[8 * 64];
+  EXPECT_EQ(attention->Audit(0, {rows, lse}, nullptr).reason(), "BLOCK_SAMPLE");
+  EXPECT_EQ(attention->Begin({.rows = 1, .sampled = 1}, nullptr).reason(), "BLOCK_ROWS");
   EXPECT_EQ(attention->Attend(2, {}, nullptr, 1, nullptr).reason(), "BLOCK_LAYERS");
   EXPECT_EQ(attention->Attend(0, {}, nullptr, 3, nullptr).reason(), "BLOCK_ROWS");
   EXPECT_EQ(attention->Attend(0, {workspace.data(), 8}, nullptr, 1, nullptr).reason(),

@@ -121,9 +121,11 @@ class BlockEngine {
   }
 
   // A step of these rows, padded to `captured` rows: the largest relative error of a row that
-  // decodes, over what its plan says. Rows whose choice was a near tie are left out, and counted.
+  // decodes, over what its plan says; and of what an audit says of one of them. Rows whose choice
+  // was a near tie are left out, and counted.
   double Step(const std::vector<Row>& rows, int32_t captured) {
-    Begin(rows);
+    const int32_t sampled = RowToSample(rows);
+    Begin(rows, sampled);
     const auto floats = static_cast<size_t>(captured * o_.query_heads * o_.head_dim);
     std::vector<std::byte> q(2 * floats * static_cast<size_t>(o_.layers)), out(q.size());
     for (size_t i = 0; i < q.size(); i += 2) {
@@ -145,6 +147,8 @@ class BlockEngine {
             std::max(worst, oracle_.ErrorOf(RowsOf(s), layer, rows[i].in_full, &q[row], &out[row]));
       }
     }
+    if (sampled >= 0)
+      worst = std::max(worst, AuditError(rows[static_cast<size_t>(sampled)], sampled, q));
     memory_.EndStep();
     return worst;
   }
@@ -199,7 +203,7 @@ class BlockEngine {
     }
   }
 
-  void Begin(const std::vector<Row>& rows) {
+  void Begin(const std::vector<Row>& rows, int32_t sampled) {
     const int32_t stride = shape_.BlocksOfRow();
     std::vector<int32_t> table(rows.size() * static_cast<size_t>(stride), -1), tokens, starts{0};
     std::vector<uint8_t> in_full;
@@ -223,6 +227,7 @@ class BlockEngine {
     batch.query_starts = ints(starts);
     batch.in_full = reinterpret_cast<uint8_t*>(memory_.Keep(in_full.data(), in_full.size()));
     batch.rows = static_cast<int32_t>(rows.size());
+    batch.sampled = sampled;
     const Status status = attention_->Begin(batch, nullptr);
     EXPECT_TRUE(status.ok()) << status.message();
   }
@@ -250,6 +255,29 @@ class BlockEngine {
     EXPECT_EQ(ops_.launch_graph(graphs_[rows], nullptr), 0);
   }
 
+  // One that decodes; in most steps none, as in an engine.
+  int32_t RowToSample(const std::vector<Row>& rows) {
+    const int32_t row = random_.Below(static_cast<int>(rows.size()));
+    return random_.Below(2) == 0 && rows[static_cast<size_t>(row)].added == 1 ? row : -1;
+  }
+  // The largest error of an audit of it, over all layers. q: of all layers and rows.
+  double AuditError(const Row& row, int32_t at, const std::vector<std::byte>& q) {
+    const BlockRows own = RowsOf(sequences_[static_cast<size_t>(row.sequence)]);
+    const auto floats = static_cast<size_t>(o_.query_heads * o_.head_dim);
+    double worst = 0;
+    for (int layer = 0; layer < o_.layers; ++layer) {
+      std::vector<float> said(2 * floats + static_cast<size_t>(2 * o_.query_heads), kNaN);
+      std::byte* const device = memory_.Keep(said.data(), said.size() * sizeof(float));
+      auto* const rows = reinterpret_cast<float*>(device);
+      EXPECT_TRUE(attention_->Audit(layer, {rows, rows + 2 * floats}, nullptr).ok());
+      memory_.Download(said.data(), device, said.size() * sizeof(float));
+      const size_t from = q.size() / static_cast<size_t>(o_.layers) * static_cast<size_t>(layer) +
+                          2 * floats * static_cast<size_t>(at);
+      worst = std::max(worst, oracle_.AuditErrorOf(own, layer, row.in_full, &q[from], said.data()));
+    }
+    return worst;
+  }
+
   const cuda::CudaOps& ops_;
   BlockMemory memory_;
   Random& random_;
@@ -265,34 +293,6 @@ class BlockEngine {
   std::vector<int32_t> free_, users_ = std::vector<int32_t>(static_cast<size_t>(o_.blocks));
   std::vector<Sequence> sequences_;
 };
-
-// Prompts in pieces, steps that mix them with decode, blocks given on, shared and loaded, rows that
-// pad a step: the largest error of any of them.
-inline double Exercise(BlockEngine* engine, Random* random, int steps) {
-  double worst = 0;
-  std::vector<int> running;
-  for (int step = 0; step < steps; ++step) {
-    const int chance = random->Below(8);
-    if (running.size() < 3 || (running.size() < 4 && chance == 0)) {
-      const bool parent = !running.empty() && engine->TokensOf(running[0]) > 0;
-      running.push_back(chance == 1 && parent ? engine->Share(running[0])
-                        : chance == 2         ? engine->Load(1 + random->Below(3))
-                                              : engine->Open());
-    } else if (chance == 3) {
-      const size_t ends = static_cast<size_t>(random->Below(static_cast<int>(running.size())));
-      engine->Close(running[ends]);
-      running.erase(running.begin() + static_cast<int64_t>(ends));
-      continue;
-    }
-    std::vector<BlockEngine::Row> rows;
-    for (const int sequence : running) {
-      const bool prompt = engine->TokensOf(sequence) < 100;
-      rows.push_back({sequence, prompt ? 1 + random->Below(70) : 1, random->Below(9) == 0});
-    }
-    worst = std::max(worst, engine->Step(rows, static_cast<int32_t>(rows.size()) + step % 2));
-  }
-  return worst;
-}
 
 }  // namespace kvstrata
 

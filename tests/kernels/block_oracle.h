@@ -64,14 +64,38 @@ class BlockOracle {
       if (attended.empty()) continue;
       const std::vector<double> want =
           Output(s, layer, h / g.group(), &queries[static_cast<size_t>(h * g.head_dim)], attended);
-      double error = 0, size = 0;
+      std::vector<float> got;
       for (int c = 0; c < g.head_dim; ++c) {
-        const double x = want[static_cast<size_t>(c)];
-        const double got = LoadAs(DType::kBF16, out + 2 * (h * g.head_dim + c));
-        error += (got - x) * (got - x);
-        size += x * x;
+        got.push_back(LoadAs(DType::kBF16, out + 2 * (h * g.head_dim + c)));
       }
-      worst = std::max(worst, std::isfinite(error) ? std::sqrt(error / size) : INFINITY);
+      worst = std::max(worst, Apart(got.data(), want));
+    }
+    return worst;
+  }
+
+  // The same of what an audit says: the plan's outputs and full attention's, and at the end what of
+  // its mass the plan attended: said [2][query_heads][head_dim], then [2][query_heads] of lse.
+  double AuditErrorOf(const BlockRows& s, int layer, bool in_full, const std::byte* q,
+                      const float* said) const {
+    const Geometry& g = s.shape.geometry;
+    std::vector<float> queries;
+    for (int i = 0; i < g.query_heads * g.head_dim; ++i) {
+      queries.push_back(LoadAs(DType::kBF16, q + 2 * i));
+    }
+    const float* const lse = said + int64_t{2} * g.query_heads * g.head_dim;
+    double worst = 0;
+    for (int h = 0; h < g.query_heads; ++h) {
+      const float* const own = &queries[static_cast<size_t>(h * g.head_dim)];
+      const std::set<int32_t> attended = Attended(s, layer, in_full, queries.data(), h);
+      if (attended.empty()) continue;
+      const std::set<int32_t> all = Attended(s, layer, true, queries.data(), h);
+      const float* const rows = said + h * g.head_dim;
+      const int head = h / g.group();
+      worst = std::max(worst, Apart(rows, Output(s, layer, head, own, attended)));
+      worst = std::max(worst,
+                       Apart(rows + g.query_heads * g.head_dim, Output(s, layer, head, own, all)));
+      const double mass = Mass(s, layer, head, own, attended) / Mass(s, layer, head, own, all);
+      worst = std::max(worst, std::abs(std::exp(lse[h] - lse[h + g.query_heads]) - mass));
     }
     return worst;
   }
@@ -126,15 +150,36 @@ class BlockOracle {
     return all;
   }
 
+  // ||x - want|| / ||want||.
+  static double Apart(const float* x, const std::vector<double>& want) {
+    double error = 0, size = 0;
+    for (size_t c = 0; c < want.size(); ++c) {
+      error += (x[c] - want[c]) * (x[c] - want[c]);
+      size += want[c] * want[c];
+    }
+    return std::isfinite(error) ? std::sqrt(error / size) : INFINITY;
+  }
+
+  static double WeightOf(const BlockRows& s, int layer, int head, const float* q, int32_t t) {
+    const Geometry& g = s.shape.geometry;
+    double dot = 0;
+    for (int c = 0; c < g.head_dim; ++c) dot += double{q[c]} * s.KeyOf(layer, head, t, c);
+    return std::exp(dot * g.logit_scale());
+  }
+  static double Mass(const BlockRows& s, int layer, int head, const float* q,
+                     const std::set<int32_t>& attended) {
+    double sum = 0;
+    for (const int32_t t : attended) sum += WeightOf(s, layer, head, q, t);
+    return sum;
+  }
+
   static std::vector<double> Output(const BlockRows& s, int layer, int head, const float* q,
                                     const std::set<int32_t>& attended) {
     const Geometry& g = s.shape.geometry;
     std::vector<double> sum(static_cast<size_t>(g.head_dim));
     double weights = 0;
     for (const int32_t t : attended) {
-      double dot = 0;
-      for (int c = 0; c < g.head_dim; ++c) dot += double{q[c]} * s.KeyOf(layer, head, t, c);
-      const double weight = std::exp(dot * g.logit_scale());
+      const double weight = WeightOf(s, layer, head, q, t);
       weights += weight;
       for (int c = 0; c < g.head_dim; ++c) {
         sum[static_cast<size_t>(c)] += weight * s.ValueOf(layer, head, t, c);

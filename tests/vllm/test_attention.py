@@ -143,7 +143,7 @@ def test_when_units_are_completed():
 class Recorded:
     """In BlockAttention's place."""
 
-    unit_tokens, workspace_bytes = 16, 4096
+    unit_tokens, workspace_bytes, min_tokens = 16, 4096, 1 << 30
 
     def __init__(self, plan: str, shape: Any) -> None:
         self.shape, self.closed, self.begun, self.indexed = shape, False, [], []

@@ -42,7 +42,7 @@ typedef struct kvs_block_needs {
   size_t size;
   uint64_t workspace_bytes; /* GPU memory that bind takes */
   int32_t unit_tokens;      /* that the index keeps together; 0: the plan has none */
-  int32_t reserved;
+  int32_t min_tokens;       /* shorter sequences attend everything */
 } kvs_block_needs;
 
 /* A step's sequences: those that decode and those of which a prompt is computed. Device memory. */
@@ -55,6 +55,8 @@ typedef struct kvs_block_batch {
   const uint8_t* in_full;      /* [rows], or NULL: rows that attend all, as a prompt's last token */
   int32_t rows;
   int32_t new_tokens; /* most new tokens of a row; 0: none of them completes a unit of the index */
+  int32_t sampled;    /* for audit: 1 + a row that decodes; 0: none */
+  int32_t reserved;
 } kvs_block_batch;
 
 /* Bytes that a plan adds to each block of a layer, 0 without an index. The strides and the limits
@@ -74,6 +76,13 @@ KVS_API int kvs_block_attention_begin(kvs_block_attention* attention, const kvs_
  * INVALID_ARGUMENT BLOCK_QUERIES. */
 KVS_API int kvs_block_attention_attend(kvs_block_attention* attention, int32_t layer, const void* q,
                                        int64_t q_stride, void* out, int32_t rows, void* stream);
+/* What the plan loses in a layer of the row that begin sampled; after the step's attends, before
+ * the next begin. outputs [2][query_heads][head_dim], lse [2][query_heads]: the plan's, then full
+ * attention's; device memory or page-locked memory of the host, outputs a multiple of 16. The plan
+ * attended exp(lse[0] - lse[1]) of a head's mass. It reads all keys and values of the row.
+ * FAILED_PRECONDITION BLOCK_SAMPLE. */
+KVS_API int kvs_block_attention_audit(kvs_block_attention* attention, int32_t layer, float* outputs,
+                                      float* lse, void* stream);
 /* Full blocks whose rows came otherwise than by steps: device [n] ids. Between steps. */
 KVS_API int kvs_block_attention_index(kvs_block_attention* attention, const int32_t* blocks,
                                       size_t n, void* stream);

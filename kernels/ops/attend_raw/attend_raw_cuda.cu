@@ -3,6 +3,7 @@
 // that merge them (split_exchange.cuh).
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/powers_of_two.h"
+#include "kernels/ops/attend_raw/kept_queries.cuh"
 #include "kernels/ops/attend_raw/new_row.cuh"
 #include "kernels/ops/attend_raw/split_exchange.cuh"
 
@@ -124,6 +125,8 @@ __global__ void __launch_bounds__(kThreads, Shape<kDim>::kCtasPerSm)
     PrefetchPageTable(a);
     WaitForPrevious();
   }
+  const bool keeps = KeepsQueries(a);
+  if (keeps) AskForKeptRow(a, &shared.kept_row);
   if (a.batch == 1) {
     OnlyTask(a.rows, a.group, a.by_heads, shared.task);
   } else {
@@ -133,6 +136,7 @@ __global__ void __launch_bounds__(kThreads, Shape<kDim>::kCtasPerSm)
   do {
     DoTask<T, kDim>(a, shared);
   } while (a.batch > 1 && NextTask(a.rows, shared.task));
+  if (keeps) KeepQueries<T, kDim>(a, &shared.kept_row);
 }
 
 bool IsValid(const AttendRawBatch& w) {
@@ -144,6 +148,7 @@ bool IsValid(const AttendRawBatch& w) {
          w.group >= 1 && w.group <= kHeads && w.q_stride % 16 == 0 &&
          (s.unit_tokens == 0 || IsPowerOfTwo(s.unit_tokens)) &&
          (s.groups == 1 || s.groups == l.kv_heads) &&
+         (w.kept.row == nullptr) == (w.kept.to == nullptr) &&
          (w.to.rows != nullptr || w.partial.o != nullptr) && w.new_k.IsAligned() &&
          w.new_v.IsAligned() && (w.new_k.data == nullptr) == (w.new_v.data == nullptr);
 }
@@ -200,6 +205,7 @@ Arguments ArgumentsOf(const AttendRawBatch& w) {
   a.new_k = w.new_k;
   a.new_v = w.new_v;
   a.not_finite = w.not_finite;
+  a.kept = w.kept;
   a.with = w.with;
   a.to = w.to;
   a.partial = w.partial;

@@ -19,6 +19,13 @@
 
 namespace kvstrata::cuda {
 
+// One row's queries, kept for whoever asks afterwards what the step chose for them: a captured
+// graph leaves nothing else of a step. Of no row where `row` is outside the batch.
+struct KeptQueries {
+  const int32_t* row = nullptr;  // device, complete before the launch; null: none are kept
+  void* to = nullptr;  // device [kv_heads * group][head_dim], layer.dtype, 16-byte aligned
+};
+
 struct AttendRawBatch {
   PagedLayer layer;           // head_dim 64, 128 or 256
   DeviceSelection selection;  // listed rows outside [sink_end, recent_begin) are left out; sink_end
@@ -37,6 +44,7 @@ struct AttendRawBatch {
   DeviceSource new_k, new_v;
   NotFiniteWords not_finite;  // for the new rows
 
+  KeptQueries kept;
   Partials with;       // other ops' on the same queries, merged into the output
   AttentionOutput to;  // to.rows null: `partial` is written instead
   Partials partial;    // 1 part: what merge.h calls a partial, over all attended rows

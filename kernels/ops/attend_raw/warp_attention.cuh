@@ -37,6 +37,7 @@ struct Arguments {
   bool ahead, by_heads;  // the latter: work_share.cuh
   DeviceSource new_k, new_v;
   NotFiniteWords not_finite;
+  KeptQueries kept;
   Partials with, partial;
   AttentionOutput to;
   // Splits on their way (split_exchange.cuh).
@@ -60,7 +61,8 @@ struct Shared {
   CtaTask task;
   float m[kWarps][kHeads], l[kWarps][kHeads];
   float new_score[kHeads];
-  union {  // a warp's own, up to the barrier when all have their sums
+  int32_t kept_row;  // for the first CTA's first warp
+  union {            // a warp's own, up to the barrier when all have their sums
     uint4 stash[Shape<kDim>::kPieces][32];  // by lane, while it attends
     alignas(16) float o[kHeads][kDim];
   } warps[kWarps];

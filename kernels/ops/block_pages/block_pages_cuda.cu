@@ -29,7 +29,10 @@ __global__ __launch_bounds__(kThreads) void BlockPagesKernel(const BlockPagesBat
   const int row = blockIdx.y;
   const int32_t most = w.page_stride * w.block_tokens;
   const int32_t tokens = row >= w.rows ? 0 : w.tokens == nullptr ? most : min(w.tokens[row], most);
-  if (blockIdx.x == 0 && threadIdx.x == 0) WriteLengths(w, row, tokens);
+  if (blockIdx.x == 0 && threadIdx.x == 0) {
+    WriteLengths(w, row, tokens);
+    if (row == 0 && w.sampled_row != nullptr) *w.sampled_row = w.sampled;
+  }
   const int32_t blocks = max((tokens + w.block_tokens - 1) / w.block_tokens, 1);
 #pragma unroll
   for (int i = 0; i < kEntries; ++i) {

@@ -36,6 +36,8 @@ struct BlockPagesBatch {
   int32_t page_stride = 0;
   int32_t *lengths = nullptr, *chosen = nullptr, *from = nullptr, *to = nullptr;
   int32_t *sink_end = nullptr, *recent_begin = nullptr;
+  int32_t sampled = -1;            // to *sampled_row, as it is
+  int32_t* sampled_row = nullptr;  // device; null: not wanted
 };
 
 // cudaErrorInvalidValue for a shape that it does not take.

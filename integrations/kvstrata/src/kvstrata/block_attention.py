@@ -60,7 +60,8 @@ def index_bytes(plan: str, shape: BlockShape) -> int:
 
 class BlockAttention:
     """On the process's current GPU. workspace_bytes: of the zeroed memory that bind() takes, which stays the engine's.
-    unit_tokens: that the index keeps together; 0: the plan has none. Unavailable: no GPU, or not its library."""
+    unit_tokens: that the index keeps together; 0: the plan has none. min_tokens: shorter sequences attend everything.
+    Unavailable: no GPU, or not its library."""
 
     def __init__(self, plan: str, shape: BlockShape) -> None:
         self._library, self._handle = lib.load(), c.c_void_p()
@@ -68,6 +69,7 @@ class BlockAttention:
         self._check(self._library.kvs_block_attention_open(plan.encode(), c.byref(shape._raw()), c.byref(self._handle),
                                                            c.byref(needs)))
         self.workspace_bytes, self.unit_tokens = int(needs.workspace_bytes), int(needs.unit_tokens)
+        self.min_tokens = int(needs.min_tokens)
 
     def _check(self, code: int) -> None:
         if code:
@@ -79,18 +81,23 @@ class BlockAttention:
         self._check(self._library.kvs_block_attention_bind(self._handle, addresses, len(layers), workspace))
 
     def begin(self, *, blocks: int, blocks_of_row: int, tokens: int, query_starts: int, in_full: int | None, rows: int,
-              new_tokens: int, stream: int) -> None:
+              new_tokens: int, stream: int, sampled: int | None = None) -> None:
         """A step's rows, decoding or not. blocks: int32 [rows][blocks_of_row]; tokens: int32 [rows], with the step's own;
         query_starts: int32 [rows + 1]; in_full: bool [rows] of those that attend everything; new_tokens: of a row at most,
-        0 where none completes a unit."""
+        0 where none completes a unit; sampled: a row that decodes, for audit()."""
         batch = lib.BlockBatch(c.sizeof(lib.BlockBatch), blocks, blocks_of_row, tokens, query_starts, in_full, rows,
-                               new_tokens)
+                               new_tokens, 0 if sampled is None else sampled + 1)
         self._check(self._library.kvs_block_attention_begin(self._handle, c.byref(batch), stream))
 
     def attend(self, layer: int, q: int, q_stride: int, out: int, rows: int, stream: int) -> None:
         """The first rows of the step, at most max_decodes: q, out [rows][query_heads][head_dim], out contiguous.
         q_stride: bytes from a row's queries to the next's, a multiple of 16."""
         self._check(self._library.kvs_block_attention_attend(self._handle, layer, q, q_stride, out, rows, stream))
+
+    def audit(self, layer: int, outputs: int, lse: int, stream: int) -> None:
+        """A layer of the row that begin() sampled, behind its step: float [2][query_heads][head_dim] and [2][query_heads],
+        the plan's, then full attention's, in memory of the GPU or page-locked of the host."""
+        self._check(self._library.kvs_block_attention_audit(self._handle, layer, outputs, lse, stream))
 
     def index(self, blocks: int, count: int, stream: int) -> None:
         """Full blocks that were filled otherwise than by steps: int32 [count]. Between steps."""

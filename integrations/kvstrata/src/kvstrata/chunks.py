@@ -66,6 +66,16 @@ Key = tuple[bytes, int]
 """32 bytes (shorter ones are filled up with zeros) and the group."""
 
 
+class LayerRecall(NamedTuple):
+    """What a plan lost in a layer. samples: heads that were measured; recall, error: their means; least: least recall."""
+
+    layer: int
+    samples: int
+    recall: float
+    least: float
+    error: float
+
+
 class Welcome(NamedTuple):
     """daemon_epoch: names this life of the daemon. region_bytes, row_bytes: of the region and of a chunk."""
 

@@ -120,12 +120,13 @@ class BlockShape(c.Structure):
 
 class BlockNeeds(c.Structure):
     _fields_ = [("size", c.c_size_t), ("workspace_bytes", c.c_uint64), ("unit_tokens", c.c_int32),
-                ("reserved", c.c_int32)]
+                ("min_tokens", c.c_int32)]
 
 
 class BlockBatch(c.Structure):
     _fields_ = [("size", c.c_size_t), ("blocks", c.c_void_p), ("blocks_of_row", c.c_int64), ("tokens", c.c_void_p),
-                ("query_starts", c.c_void_p), ("in_full", c.c_void_p), ("rows", c.c_int32), ("new_tokens", c.c_int32)]
+                ("query_starts", c.c_void_p), ("in_full", c.c_void_p), ("rows", c.c_int32), ("new_tokens", c.c_int32),
+                ("sampled", c.c_int32), ("reserved", c.c_int32)]
 
 
 class Array(c.Structure):
@@ -196,6 +197,7 @@ _FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "kvs_block_attention_begin": (_INT, (c.c_void_p, _P(BlockBatch), c.c_void_p)),
     "kvs_block_attention_attend": (_INT, (c.c_void_p, c.c_int32, c.c_void_p, c.c_int64, c.c_void_p, c.c_int32,
                                            c.c_void_p)),
+    "kvs_block_attention_audit": (_INT, (c.c_void_p, c.c_int32, c.c_void_p, c.c_void_p, c.c_void_p)),
     "kvs_block_attention_index": (_INT, (c.c_void_p, c.c_void_p, _SIZE, c.c_void_p)),
     "kvs_block_attention_close": (None, (c.c_void_p,)),
 }

@@ -13,9 +13,12 @@ from typing import Any, ClassVar
 
 import torch
 from kvstrata.block_attention import BlockAttention, BlockShape
+from kvstrata.chunks import LayerRecall
+from vllm.model_executor.models.utils import extract_layer_index
 from vllm.utils.torch_utils import PIN_MEMORY
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
+from .block_audit import BlockAudit
 from .unsupported import Unsupported
 
 _log = logging.getLogger("vllm.kvstrata")
@@ -39,6 +42,7 @@ class BlockRows:
         for index, layer in enumerate(layers.values()):
             layer.impl.index = index
         self._attention: BlockAttention | None = None
+        self._audit: BlockAudit | None = None
         self._workspace: torch.Tensor | None = None
         self._steps: Any = None  # the stream of the last step
         self._first, self._bound = next(iter(layers.values())), 0
@@ -50,13 +54,15 @@ class BlockRows:
     def begin(self, common: CommonAttentionMetadata, decodes: int) -> int:
         """A step, before its graph. How many of the rows in front attend by the plan: `decodes`, or none where there are
         more of them than choose at once."""
-        attention = self._living()
+        attention, audit = self._living()
         self._steps = torch.cuda.current_stream(self._device)
-        table = common.block_table_tensor
+        audit.measure(self._steps)
+        table, plans = common.block_table_tensor, decodes if decodes <= self._shape.max_decodes else 0
         attention.begin(blocks=table.data_ptr(), blocks_of_row=table.stride(0), tokens=common.seq_lens.data_ptr(),
                         query_starts=common.query_start_loc.data_ptr(), in_full=self._in_full(common, decodes),
-                        rows=common.num_reqs, new_tokens=self._new_tokens(common), stream=self._stream())
-        return decodes if decodes <= self._shape.max_decodes else 0
+                        rows=common.num_reqs, new_tokens=self._new_tokens(common), stream=self._stream(),
+                        sampled=audit.sample(common, plans))
+        return plans
 
     def attend(self, index: int, query: torch.Tensor, output: torch.Tensor, rows: int) -> None:
         """query, output: [rows][heads][head_size]. Queries may lie in rows with keys and values; what has other strides is
@@ -73,10 +79,17 @@ class BlockRows:
     def filled(cls, blocks: torch.Tensor) -> None:
         """Blocks that a connector has filled: ids, int32 on the host, of all groups of layers. Between steps."""
         for rows in cls._of_process.values():
-            attention = rows._living()
+            attention, audit = rows._living()
             with torch.cuda.stream(rows._steps):
+                audit.measure(rows._steps)
                 there = blocks.to(rows._device)
                 attention.index(there.data_ptr(), len(there), rows._stream())
+
+    @classmethod
+    def losses(cls) -> list[LayerRecall]:
+        """What plans have lost by layer, since the last call."""
+        audits = [rows._audit for rows in cls._of_process.values()]
+        return [loss for audit in audits if audit is not None for loss in audit.losses()]
 
     def _new_tokens(self, common: CommonAttentionMetadata) -> int:
         """How many a row has at most; 0 where none completes a unit, as far as the host knows."""
@@ -102,11 +115,13 @@ class BlockRows:
         self._flags = flags.to(self._device, non_blocking=True)
         return self._flags.data_ptr()
 
-    def _living(self) -> BlockAttention:
+    def _living(self) -> tuple[BlockAttention, BlockAudit]:
         """Over the blocks that vLLM has given the layers."""
-        if self._attention is None or self._first.kv_cache.data_ptr() != self._bound:
+        if self._attention is None or self._audit is None or self._first.kv_cache.data_ptr() != self._bound:
             self._attention = self._bind()
-        return self._attention
+            numbers = [extract_layer_index(name) for name in self._layers]
+            self._audit = BlockAudit(self._attention, self._plan, self._shape, numbers)
+        return self._attention, self._audit
 
     def _bind(self) -> BlockAttention:
         caches = [layer.kv_cache for layer in self._layers.values()]

@@ -36,6 +36,7 @@ class KvstrataConnector(OffloadingConnector):
         self._adapters = Adapters()
         self._worker: ChunkWorker | None = None
         self._loaded: Loaded | None = None
+        self._plan, self._link = FULL, None  # a worker's
 
     @classmethod
     def build_prom_metrics(cls, vllm_config: Any, *others: Any, **named: Any) -> Any:
@@ -111,8 +112,10 @@ class KvstrataConnector(OffloadingConnector):
         assert isinstance(transfers, Transfers)
         rank = self._vllm_config.parallel_config.rank
         self._worker = ChunkWorker(rank, identity, transfers)
-        if plan_of(self._vllm_config) != FULL:
+        self._plan = plan_of(self._vllm_config)
+        if self._plan != FULL:
             transfers.filled = self._index
+        self._link = spec.worker_link
         self._loaded = Loaded(rank, identity, backends_of(self._vllm_config, list(kv_caches)), spec.worker_link.welcome)
 
     @staticmethod
@@ -143,4 +146,14 @@ class KvstrataConnector(OffloadingConnector):
 
     def build_connector_worker_meta(self) -> ChunkWorkerMetadata | None:
         assert self._worker is not None
+        self._tell_losses()
         return self._worker.news(super().build_connector_worker_meta())
+
+    def _tell_losses(self) -> None:
+        """To the daemon, what the plan has lost, if something was measured."""
+        if self._plan == FULL:
+            return
+        from .block_rows import BlockRows
+        losses = BlockRows.losses()
+        if losses:
+            self._link.recalled(self._plan, str(self._vllm_config.model_config.served_model_name), losses)
