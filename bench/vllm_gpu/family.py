@@ -102,9 +102,22 @@ def learn(specs: list[list[Any]]) -> None:
         wait([pool.submit(ModelRegistry.models[name].inspect_model_cls) for name in names])  # what fails fails again
 
 
+def tune_nothing() -> None:
+    """Triton takes the first of a kernel's configurations: trying all takes minutes, and what is compared here are bytes
+    and tokens."""
+    from triton.runtime.autotuner import Autotuner
+    make = Autotuner.__init__
+
+    def with_one(self: Any, fn: Any, arg_names: Any, configs: Any, *others: Any, **named: Any) -> None:
+        make(self, fn, arg_names, configs[:1], *others, **named)
+
+    Autotuner.__init__ = with_one
+
+
 def main() -> None:
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # vLLM prints
+    tune_nothing()
     import vllm
     specs = json.loads(pathlib.Path(sys.argv[1]).read_text())
     learn(specs)

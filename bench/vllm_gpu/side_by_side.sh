@@ -5,7 +5,8 @@
 #   [VLLM=33] side_by_side.sh PACKED JOBS      said at the end; rows and logs in $OUT/side-by-side.tar, a folder a job
 #
 # JOBS is bash: `job GPUS LIMIT NAME [arguments of trial.py]` each, GPUS as 0 or 2,3. Jobs of the same GPUS run one after the
-# other, all others at once. LIMIT: seconds from the begin of all by which the job has ended.
+# other, all others at once. LIMIT: seconds from the begin of all by which the job has ended;
+# leave 30 s to the command's own.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd) packed=$(realpath "$1") jobs=$(realpath "$2") version=${VLLM:-32}
 site=/tmp/vllm-gpu-site$version out=/tmp/vllm-gpu-out began=$(date +%s)
@@ -34,6 +35,9 @@ call() {
   xz -T0 -f "$out/$name"/engines.txt 2>/dev/null
 }
 
+# Every half a minute, too: a command that ends before its jobs loses what they have said since.
+keep() { tar -C "$out" -cf "$OUT/side-by-side.new" . && mv "$OUT/side-by-side.new" "$OUT/side-by-side.tar"; }
+
 rm -rf "$out" && mkdir -p "$out"
 WORK=$site "$here/run.sh" "$packed" >"$out/unpacked.txt" 2>&1 || { cat "$out/unpacked.txt"; exit 1; }
 . "$jobs"
@@ -41,11 +45,14 @@ for gpus in "${!queues[@]}"; do
   [ "${gpus##*,}" -lt "$gpus_there" ] || { echo "$jobs: GPU ${gpus##*,}, and there are $gpus_there" >&2; exit 1; }
   (eval "${queues[$gpus]}") &
 done
-wait
+(while sleep 30; do keep; done) &
+keeper=$!
+for job in $(jobs -p); do [ "$job" = "$keeper" ] || wait "$job"; done
+kill "$keeper"
 head -n 3 "$out/unpacked.txt"
 for said in "$out"/*/said.txt; do
   echo "=== $(basename "$(dirname "$said")")"
   grep -av "Writing model\|NVIDIA\|^kvstrata " "$said" | tail -n 40 | cut -c1-400
 done
 cat "$out/ended.txt"
-tar -C "$out" -cf "$OUT/side-by-side.tar" .
+keep
