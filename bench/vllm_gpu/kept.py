@@ -31,9 +31,10 @@ def cases_of(rows: list[dict[str, Any]]) -> dict[tuple[Any, ...], dict[str, list
             case = name, row.get("tokens", 0), row.get("batch", 1)
             values = row["steps"][_ARRIVED] if row["part"] == "arrive" else row["seconds"]
             cases.setdefault(case, {})[row["engine"]] = sorted(1e3 * value for value in values)
-        elif row["part"] == "trace" and not row["shape"]:
-            cases.setdefault(("trace, first token", 0, 1), {})[row["engine"]] = sorted(1e3 * value for value in row["seconds"])
-            cases.setdefault(("trace, all", 0, 1), {})[row["engine"]] = [1e3 * row["total_s"]]
+        elif row["part"] == "arrivals" or row["part"] == "trace" and not row["shape"]:
+            firsts = sorted(1e3 * value for value in row["seconds"])
+            cases.setdefault((f"{row['part']}, first token", 0, 1), {})[row["engine"]] = firsts
+            cases.setdefault((f"{row['part']}, all", 0, 1), {})[row["engine"]] = [1e3 * row["total_s"]]
     return cases
 
 
