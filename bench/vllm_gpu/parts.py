@@ -94,7 +94,7 @@ class Measured:
         self._losses()
 
     def _losses(self) -> None:
-        """Of a plan, as far as the engine has measured it."""
+        """What a plan has lost, as far as the engine has measured it."""
         from kvstrata_vllm.block_rows import BlockRows
         losses = BlockRows.losses()
         if losses:

@@ -58,7 +58,14 @@ std::unique_ptr<BlockSelector> SelectorOf(const BlockSelectorSource& source) {
   }
 }
 
-int64_t QueryBytes(const Geometry& g) { return g.query_heads * g.row_bytes(); }  // of a row
+// What a row's queries take.
+int64_t QueryBytes(const Geometry& g) { return g.query_heads * g.row_bytes(); }
+
+Status CheckLayer(const Geometry& g, int32_t layer) {
+  if (layer >= 0 && layer < g.layers) return OkStatus();
+  return InvalidArgument("BLOCK_LAYERS",
+                         "layer " + std::to_string(layer) + " of " + std::to_string(g.layers));
+}
 
 Status CheckQueries(const Geometry& g, const BlockQueries& q) {
   const int64_t least = QueryBytes(g);
@@ -241,16 +248,10 @@ std::byte* BlockAttention::KeptOf(int32_t layer) const {
   return workspace_.At(kept_) + layer * QueryBytes(shape_.geometry);
 }
 
-Status BlockAttention::CheckLayer(int32_t layer) const {
-  if (layer >= 0 && layer < shape_.geometry.layers) return OkStatus();
-  return InvalidArgument("BLOCK_LAYERS", "layer " + std::to_string(layer) + " of " +
-                                             std::to_string(shape_.geometry.layers));
-}
-
 Status BlockAttention::Attend(int32_t layer, const BlockQueries& q, void* out, int32_t rows,
                               cuda::Stream stream) {
   KVS_RETURN_IF_ERROR(CheckRows("max_decodes", rows, shape_.max_decodes));
-  KVS_RETURN_IF_ERROR(CheckLayer(layer));
+  KVS_RETURN_IF_ERROR(CheckLayer(shape_.geometry, layer));
   KVS_RETURN_IF_ERROR(CheckQueries(shape_.geometry, q));
   cuda::AttendRawBatch w = AttendOf(layer, {0, rows}, q);
   KVS_ASSIGN_OR_RETURN(w.selection, Select(layer, {0, rows}, q, stream));
@@ -262,7 +263,7 @@ Status BlockAttention::Attend(int32_t layer, const BlockQueries& q, void* out, i
 // The step's tables and lengths are still there, and of the index what it chose by.
 Status BlockAttention::Audit(int32_t layer, const BlockAuditOutput& out, cuda::Stream stream) {
   KVS_RETURN_IF_ERROR(CheckRows("max_rows", 0, shape_.max_rows));
-  KVS_RETURN_IF_ERROR(CheckLayer(layer));
+  KVS_RETURN_IF_ERROR(CheckLayer(shape_.geometry, layer));
   if (sampled_ < 0) {
     return FailedPrecondition("BLOCK_SAMPLE",
                               "no row of the last step was sampled; name one in begin, "

@@ -104,7 +104,6 @@ class BlockAttention {
   };
 
   Status CheckRows(std::string_view limit, int32_t rows, int32_t most) const;
-  Status CheckLayer(int32_t layer) const;
   bool Chooses(int32_t layer) const;
   cuda::BlockPagesBatch PagesOf(int32_t rows);
   BlockTables TablesFrom(int32_t row) const;

@@ -119,6 +119,7 @@ template <typename T, int kDim>
 __global__ void __launch_bounds__(kThreads, Shape<kDim>::kCtasPerSm)
     AttendKernel(const __grid_constant__ Arguments a) {
   __shared__ Shared<kDim> shared;
+  __shared__ int32_t kept_row;
   if (a.ahead) {
     LetNextStart();
   } else {  // not before the first rows are on their way: what the next kernel reads is behind them
@@ -126,7 +127,7 @@ __global__ void __launch_bounds__(kThreads, Shape<kDim>::kCtasPerSm)
     WaitForPrevious();
   }
   const bool keeps = KeepsQueries(a);
-  if (keeps) AskForKeptRow(a, &shared.kept_row);
+  if (keeps) AskForKeptRow(a, &kept_row);
   if (a.batch == 1) {
     OnlyTask(a.rows, a.group, a.by_heads, shared.task);
   } else {
@@ -136,7 +137,7 @@ __global__ void __launch_bounds__(kThreads, Shape<kDim>::kCtasPerSm)
   do {
     DoTask<T, kDim>(a, shared);
   } while (a.batch > 1 && NextTask(a.rows, shared.task));
-  if (keeps) KeepQueries<T, kDim>(a, &shared.kept_row);
+  if (keeps) KeepQueries<T, kDim>(a, &kept_row);
 }
 
 bool IsValid(const AttendRawBatch& w) {

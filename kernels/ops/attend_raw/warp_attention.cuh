@@ -40,8 +40,7 @@ struct Arguments {
   KeptQueries kept;
   Partials with, partial;
   AttentionOutput to;
-  // Splits on their way (split_exchange.cuh).
-  uint4* split_o;   // [slots][group][head_dim / 4]
+  uint4* split_o;   // [slots][group][head_dim / 4]: splits on their way (split_exchange.cuh)
   uint2* split_ml;  // [slots][group], m in powers of two
 };
 
@@ -61,8 +60,7 @@ struct Shared {
   CtaTask task;
   float m[kWarps][kHeads], l[kWarps][kHeads];
   float new_score[kHeads];
-  int32_t kept_row;  // for the first CTA's first warp
-  union {            // a warp's own, up to the barrier when all have their sums
+  union {  // a warp's own, up to the barrier when all have their sums
     uint4 stash[Shape<kDim>::kPieces][32];  // by lane, while it attends
     alignas(16) float o[kHeads][kDim];
   } warps[kWarps];

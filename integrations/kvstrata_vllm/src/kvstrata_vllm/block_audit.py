@@ -22,7 +22,7 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 _log = logging.getLogger("vllm.kvstrata")
 
 EVERY_SECONDS, LOG_SECONDS = 1.0, 60.0
-_TOKENS_AT_ONCE = 1 << 18  # of all layers of a sample: what they read takes some tenths of a millisecond
+_TOKENS_AT_ONCE = 1 << 18  # that all layers of a sample read: some tenths of a millisecond
 
 
 class BlockAudit:
@@ -90,7 +90,7 @@ class BlockAudit:
 
 
 def loss_of(number: int, rows: torch.Tensor, lse: torch.Tensor) -> LayerRecall | None:
-    """Of one layer. rows [2][heads][head_dim], lse [2][heads]: the plan's, then full attention's. None: some of it is not
+    """What is lost in one layer. rows [2][heads][head_dim], lse [2][heads]: the plan's, then full attention's. None: some of it is not
     finite."""
     recall = torch.exp(lse[0] - lse[1]).clamp(max=1.0)
     error = (rows[0] - rows[1]).norm(dim=1) / rows[1].norm(dim=1).clamp(min=torch.finfo(torch.float32).tiny)
