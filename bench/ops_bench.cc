@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "bench/machine.h"
+#include "bench/planes_case.h"
 #include "kernels/backend.h"
 #include "kernels/simd_target.h"
 
@@ -380,6 +381,28 @@ class QuantisedArrays {
   std::byte* block_;
 };
 
+// A decode step over planes, 5 % of the tokens fine; logits are range(0) tenths as large as without
+// sharpening: with more, more strips are left out.
+void AttendPlanes(benchmark::State& state) {
+  constexpr int kLayers = 2;
+  Arrays& a = Shared();
+  static std::vector<std::unique_ptr<PlanesCase>> layers;
+  for (int layer = static_cast<int>(layers.size()); layer < kLayers; ++layer) {
+    layers.push_back(std::make_unique<PlanesCase>(
+        PlanesCase::Shape{kGeometry.kv_heads, kGroup, kTokens, {kDim, 64, 8}},
+        [&](int h) { return a.Keys(layer, h); }, [&](int h) { return a.Values(layer, h); },
+        *a.pool));
+  }
+  const float scale = 0.00884f * static_cast<float>(state.range(0));
+  int64_t bytes = 0;
+  for ([[maybe_unused]] auto _ : state) {
+    PlanesCase& layer = *layers[static_cast<size_t>(a.NextLayer() % kLayers)];
+    layer.Step(a.q.data(), scale, *a.pool);
+    bytes += layer.bytes();
+  }
+  state.SetBytesProcessed(bytes);
+}
+
 constexpr int kScoreTile = 2048;  // tokens of a work item, as selectors cut them
 
 // Logits of 32K tokens for all heads, by their keys in range(0) bits.
@@ -533,6 +556,8 @@ const std::vector<Case>& Cases() {
       {"attend_raw/2048of32K/pages16", DecodeQuest, {}, "attend_raw/full/32K"},
       {"attend_raw/864of32K/pages32", DecodeChess, {}, "attend_raw/full/32K"},
       {"attend_packed/full/32K/keep32", DecodePacked, {}, "attend_raw/full/32K", 1.5},
+      {"attend_planes/32K", AttendPlanes, {10}, "attend_raw/full/32K"},
+      {"attend_planes/32K/sharp", AttendPlanes, {40}, "attend_raw/full/32K"},
       {"score_packed/4096blocks", ScorePackedBlocks, {}},
       {"attend_raw/prefill64x4096/1thread", PrefillStored, {1}},
       {"attend_raw/prefill64x4096/2threads", PrefillStored, {2}},

@@ -24,6 +24,7 @@ set(KVS_OPS_SOURCES
   ops/attend_packed/attend_packed_ref.cc
   ops/attend_packed/attend_packed_simd.cc
   ops/attend_planes/attend_planes_ref.cc
+  ops/attend_planes/attend_planes_simd.cc
   ops/attend_raw/attend_raw_ref.cc
   ops/attend_raw/attend_raw_simd.cc
   ops/attend_spans/attend_spans_ref.cc

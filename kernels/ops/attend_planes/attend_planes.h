@@ -11,7 +11,13 @@
 // is a function of the work item alone. Read are: the keys' part of the upper run of all groups,
 // lower rows of the fine set, and the values' part of the upper run for strips that are not left
 // out. Nothing else is touched.
-// Work items are independent. Sums: ref in double. Cost: the bytes that PlanesBytesRead counts.
+// Work items are independent. Cost: the bytes that PlanesBytesRead counts.
+//
+// Precision: ref sums in double. simd is fp32, and rounds to 8 bits what meets plane 0 in whole
+// numbers: a query times a group's steps (score_bits.h has the bound, with 3 for its B and 64 steps
+// for one), and a strip's weights times its steps, by their largest. Fine keys, and what a fine
+// value adds, are fp32. So simd may decide a near-tie otherwise than ref. It takes four bytes a
+// token and query head of memory, and five a token.
 #ifndef KVSTRATA_KERNELS_OPS_ATTEND_PLANES_ATTEND_PLANES_H_
 #define KVSTRATA_KERNELS_OPS_ATTEND_PLANES_ATTEND_PLANES_H_
 
@@ -61,10 +67,19 @@ struct AttendPlanesWork {
   uint8_t* strips = nullptr;  // [rows.strips()], written: 1 for those that are not left out
 };
 
+// The tokens that the rule chooses among (rule 1): none where start is stop.
+struct PlanesCandidates {
+  int32_t start = 0, stop = 0;
+};
+PlanesCandidates CandidatesOf(const AttendPlanesWork& work);
+// What every backend requires of an item.
+void CheckPlanesWork(const AttendPlanesWork& work);
+
 // Bytes of the groups that the rule reads for what an item chose.
 int64_t PlanesBytesRead(const PlanesRows& rows, const uint8_t* fine, const uint8_t* strips);
 
 void AttendPlanesRef(const AttendPlanesWork* work, int64_t n, Executor& executor);
+void AttendPlanesSimd(const AttendPlanesWork* work, int64_t n, Executor& executor);
 
 }  // namespace kvstrata
 

@@ -29,13 +29,8 @@ double LogSum(const Vector& numbers) {
 // One work item's attention, in the order of the page's rules.
 class Attention {
  public:
-  explicit Attention(const AttendPlanesWork& work) : w_(work) {
-    const PlanesRule& rule = w_.rule;
-    const auto up = [&](int32_t n) { return (n + rule.run - 1) / rule.run * rule.run; };
-    start_ = std::min(up(rule.sinks), w_.rows.tokens());
-    const int32_t before_window = std::max(w_.tokens - rule.recent, 0) / rule.run * rule.run;
-    stop_ = std::max(start_, std::min(before_window, w_.rows.tokens()));
-  }
+  explicit Attention(const AttendPlanesWork& work)
+      : w_(work), start_(CandidatesOf(work).start), stop_(CandidatesOf(work).stop) {}
   Attention(const Attention&) = delete;
 
   void Run() {
@@ -174,7 +169,7 @@ class Attention {
   bool IsRead(int32_t t) const { return w_.strips[t / kStripTokens] != 0; }
 
   const AttendPlanesWork& w_;
-  int32_t start_, stop_;        // range of the candidates
+  const int32_t start_, stop_;  // range of the candidates
   std::vector<Vector> coarse_;  // [queries * group][tokens]
 };
 
@@ -188,13 +183,25 @@ int64_t PlanesBytesRead(const PlanesRows& rows, const uint8_t* fine, const uint8
          std::count(fine, fine + rows.tokens(), 1) * f.row_bytes();
 }
 
+PlanesCandidates CandidatesOf(const AttendPlanesWork& w) {
+  const PlanesRule& rule = w.rule;
+  const int32_t sealed = w.rows.tokens();
+  const int32_t sinks = (rule.sinks + rule.run - 1) / rule.run * rule.run;
+  const int32_t before_window = std::max(w.tokens - rule.recent, 0) / rule.run * rule.run;
+  const int32_t start = std::min(sinks, sealed);
+  return {start, std::max(start, std::min(before_window, sealed))};
+}
+
+void CheckPlanesWork(const AttendPlanesWork& w) {
+  KVS_CHECK(w.rows.format.IsValid() && w.rule.run >= 1 && w.rows.format.tokens % w.rule.run == 0);
+  KVS_CHECK(w.rule.sample >= 1 && w.rule.recent >= 1 && w.tokens > w.rows.tokens());
+  KVS_CHECK(w.rule.run == 1 || w.rule.fine_above <= 0);
+}
+
 void AttendPlanesRef(const AttendPlanesWork* work, int64_t n, Executor& executor) {
   executor.ParallelFor(n, [work](int64_t i) {
-    const AttendPlanesWork& w = work[i];
-    KVS_CHECK(w.rows.format.IsValid() && w.rule.run >= 1 && w.rows.format.tokens % w.rule.run == 0);
-    KVS_CHECK(w.rule.sample >= 1 && w.rule.recent >= 1 && w.tokens > w.rows.tokens());
-    KVS_CHECK(w.rule.run == 1 || w.rule.fine_above <= 0);
-    Attention(w).Run();
+    CheckPlanesWork(work[i]);
+    Attention(work[i]).Run();
   });
 }
 
