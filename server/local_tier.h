@@ -15,7 +15,7 @@
 
 #include "base/status.h"
 #include "server/config.h"
-#include "server/rpc/grpc_server.h"
+#include "server/rpc/grpc_options.h"
 #include "server/store/store.h"
 #include "server/tier/disk_tier.h"
 #include "server/work/disk_value_tier.h"

@@ -13,7 +13,7 @@
 
 #include "base/status.h"
 #include "server/config.h"
-#include "server/rpc/grpc_server.h"
+#include "server/rpc/grpc_options.h"
 #include "server/tier/remote_format.h"
 #include "server/tier/value_tier.h"
 #include "server/work/redis_threads.h"

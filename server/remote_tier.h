@@ -15,7 +15,7 @@
 
 #include "server/config.h"
 #include "server/remote_engine.h"
-#include "server/rpc/grpc_server.h"
+#include "server/rpc/grpc_options.h"
 #include "server/work/page_tiers.h"
 #include "server/work/remote_pages.h"
 

@@ -16,7 +16,7 @@
 
 #include "base/sync.h"
 #include "server/chunks/chunk_numbers.h"
-#include "server/rpc/grpc_server.h"
+#include "server/rpc/grpc_options.h"
 #include "server/store/recall_audits.h"
 #include "server/store/recompress_job.h"
 #include "server/store/session_totals.h"

@@ -4,7 +4,7 @@
 #define KVSTRATA_SERVER_RPC_ADMIN_MESSAGES_H_
 
 #include "kvstrata/v1/admin.pb.h"
-#include "server/rpc/grpc_server.h"
+#include "server/rpc/grpc_options.h"
 #include "server/store/cluster_tenants.h"
 #include "server/store/store.h"
 

@@ -19,7 +19,7 @@
 #include <map>
 #include <string>
 
-#include "server/rpc/grpc_server.h"
+#include "server/rpc/grpc_options.h"
 
 namespace kvstrata {
 

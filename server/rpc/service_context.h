@@ -21,7 +21,7 @@
 #include "base/sync.h"
 #include "proto/status_map.h"
 #include "server/rpc/calls_under_way.h"
-#include "server/rpc/grpc_server.h"
+#include "server/rpc/grpc_options.h"
 #include "server/rpc/remote_session.h"
 #include "server/rpc/work_queue.h"
 

@@ -31,24 +31,6 @@ PrefixHit Within(PrefixHit hit, const OpenedSequence& opened) {
 
 }  // namespace
 
-void TakePlaceOfLease(const Tenant& tenant, const LeasedPrompt& prompt, Sequence* s) {
-  for (const Session* session : tenant.sessions) {
-    const auto lease = session->leases.find(prompt);
-    if (lease == session->leases.end()) continue;
-    const auto found = session->sequences.find(lease->second.sequence);
-    if (found == session->sequences.end() || !found->second->place.taken.held()) continue;
-    s->place.taken = std::move(found->second->place.taken);
-    s->place.lease = found->first;
-    return;
-  }
-}
-
-void GivePlaceBack(const SessionCatalog& catalog, Sequence* s) {
-  const auto lease = catalog.sequences().find(s->place.lease);
-  if (lease == catalog.sequences().end()) return;
-  lease->second->place.taken = std::move(s->place.taken);
-}
-
 Leases::Leases(StoreMutex& mu, SessionCatalog& catalog, Devices& devices, Lookups& lookups,
                Openings& openings, Sequences& sequences)
     : mu_(mu),

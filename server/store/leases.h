@@ -30,17 +30,8 @@ namespace kvstrata {
 class Devices;
 class Lookups;
 class Openings;
-struct Sequence;
 class Sequences;
 class SessionCatalog;
-struct Tenant;
-
-// Gives `s`, which is nobody's yet, the place of a lease of that prompt, if there is one that has
-// it. Cost: a look-up for each session of the tenant that has leases.
-void TakePlaceOfLease(const Tenant& tenant, const LeasedPrompt& prompt, Sequence* s)
-    KVS_REQUIRES(store_lock);
-// The lease that it has its place of counts again, unless it is over.
-void GivePlaceBack(const SessionCatalog& catalog, Sequence* s) KVS_REQUIRES(store_lock);
 
 class Leases {
  public:

@@ -8,7 +8,6 @@
 #include "server/store/books.h"
 #include "server/store/held_prefix.h"
 #include "server/store/hold_limits.h"
-#include "server/store/leases.h"
 #include "server/store/long_request.h"
 #include "server/store/moves.h"
 #include "server/store/page_references.h"
@@ -20,6 +19,23 @@
 #include "server/store/session_catalog.h"
 
 namespace kvstrata {
+namespace {
+
+// Gives `s`, which is nobody's yet, the place of a lease of that prompt, if there is one that has
+// it. Cost: a look-up for each session of the tenant that has leases.
+void TakePlaceOfLease(const Tenant& tenant, const LeasedPrompt& prompt, Sequence* s) {
+  for (const Session* session : tenant.sessions) {
+    const auto lease = session->leases.find(prompt);
+    if (lease == session->leases.end()) continue;
+    const auto found = session->sequences.find(lease->second.sequence);
+    if (found == session->sequences.end() || !found->second->place.taken.held()) continue;
+    s->place.taken = std::move(found->second->place.taken);
+    s->place.lease = found->first;
+    return;
+  }
+}
+
+}  // namespace
 
 OpeningEnds::OpeningEnds(Books& books, SessionCatalog& catalog, PageReferences& references,
                          PrefixCatalog& prefixes, PrefixLoads& loads, Moves& moves,

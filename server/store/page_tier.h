@@ -33,6 +33,11 @@ struct SealedValue {
   bool changed = false;  // since it was copied last: it takes the place of the one that is there
 };
 
+// What a tier calls a key.
+inline std::string TierNameOf(const PageKey& key) {
+  return {reinterpret_cast<const char*>(key.data()), key.size()};
+}
+
 // Pages of a prompt that a tier of several shards keeps together: a group. The key of its first
 // page is the place of them all, and of the index blocks that end with them. An artefact's place is
 // its own key.

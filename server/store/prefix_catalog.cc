@@ -6,7 +6,6 @@
 
 #include "server/store/books.h"
 #include "server/store/page_references.h"
-#include "server/store/raw_pages.h"
 #include "server/store/sequence.h"
 #include "server/store/session_catalog.h"
 

@@ -24,19 +24,6 @@ RawPages::RawPages(Books& books, SessionCatalog& catalog, Tables& tables,
       allocator_(allocator),
       copies_(copies) {}
 
-// Whole pages among the released positions that the sequence still has.
-std::vector<size_t> ReleasedPages(const Sequence& s) {
-  const size_t page = s.page_tokens();
-  std::vector<size_t> positions;
-  for (const Run& run : s.codec->released) {
-    const size_t end = std::min<size_t>(static_cast<size_t>(run.end), s.summarised_tokens()) / page;
-    for (size_t i = (static_cast<size_t>(run.begin) + page - 1) / page; i < end; ++i) {
-      if (s.pages[i] != nullptr && s.pages[i]->sealed) positions.push_back(i);
-    }
-  }
-  return positions;
-}
-
 // Releases a page, and makes the prefix index forget it if nobody else holds it and no pin does.
 void RawPages::DropRaw(Page* page) {
   if (page->refs == 1 && page->indexed && !page->pinned) books_.prefix.Erase(page);

@@ -27,9 +27,6 @@ struct Sequence;
 class SessionCatalog;
 class Tables;
 
-// Whole pages among the released positions that the sequence still has, in order.
-std::vector<size_t> ReleasedPages(const Sequence& s);
-
 class RawPages {
  public:
   RawPages(Books& books, SessionCatalog& catalog, Tables& tables, PageReferences& references,

@@ -211,6 +211,9 @@ void MakePrivate(Sequence* s);
 Status CheckOwned(const Sequence& s);
 // Whether whoever fills the sequence may write the page: it is nobody else's, and not full.
 bool Writable(const Sequence& s, const Page* page);
+// Whole pages among the released positions that the sequence still has, in order. REQUIRES: a
+// codec.
+std::vector<size_t> ReleasedPages(const Sequence& s);
 
 // A sequence that the daemon opened to hold what a look-up answered.
 struct Lease {

@@ -10,7 +10,6 @@
 #include "kernels/plan_needs.h"
 #include "server/store/books.h"
 #include "server/store/hold_limits.h"
-#include "server/store/leases.h"
 #include "server/store/page_allocator.h"
 #include "server/store/page_references.h"
 #include "server/store/raw_pages.h"
@@ -49,6 +48,12 @@ OpenedSequence Describe(const Sequence& s) {
 }
 
 }  // namespace
+
+void GivePlaceBack(const SessionCatalog& catalog, Sequence* s) {
+  const auto lease = catalog.sequences().find(s->place.lease);
+  if (lease == catalog.sequences().end()) return;
+  lease->second->place.taken = std::move(s->place.taken);
+}
 
 SequenceEntry::SequenceEntry(Books& books, const StoreOptions& options, SessionCatalog& catalog,
                              Tables& tables, PageReferences& references, PageAllocator& allocator,

@@ -23,6 +23,9 @@ class SessionCatalog;
 struct StoreOptions;
 class Tables;
 
+// The lease that `s` has its place of (leases.h) counts again, unless it is over.
+void GivePlaceBack(const SessionCatalog& catalog, Sequence* s) KVS_REQUIRES(store_lock);
+
 class SequenceEntry {
  public:
   SequenceEntry(Books& books, const StoreOptions& options, SessionCatalog& catalog, Tables& tables,

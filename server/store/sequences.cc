@@ -9,7 +9,6 @@
 #include "server/store/books.h"
 #include "server/store/builds.h"
 #include "server/store/devices.h"
-#include "server/store/leases.h"
 #include "server/store/long_request.h"
 #include "server/store/page_references.h"
 #include "server/store/prefix_catalog.h"

@@ -19,7 +19,7 @@
 
 #include "base/status.h"
 #include "base/sync.h"
-#include "server/tier/disk_tier.h"
+#include "server/tier/disk_options.h"
 #include "server/tier/scratch.h"
 #include "server/tier/tier_directory.h"
 #include "server/tier/tier_state.h"

@@ -21,10 +21,11 @@
 #include "base/sync.h"
 #include "server/tier/breaker.h"
 #include "server/tier/checkpoint.h"
-#include "server/tier/disk_tier.h"
+#include "server/tier/disk_options.h"
 #include "server/tier/format.h"
 #include "server/tier/segment_table.h"
 #include "server/tier/transfer_queue.h"
+#include "server/tier/value_tier.h"
 
 namespace kvstrata::disk {
 

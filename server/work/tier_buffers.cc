@@ -85,10 +85,6 @@ std::shared_ptr<std::byte> TierBuffers::memory() const { return {memory_, memory
 uint64_t TierBuffers::bytes() const { return memory_->bytes; }
 size_t TierBuffers::in_use() const { return memory_->in_use; }
 
-std::string TierNameOf(const PageKey& key) {
-  return {reinterpret_cast<const char*>(key.data()), key.size()};
-}
-
 TierGet NewTierGet(std::string key, std::span<const uint64_t> sizes, TierBuffers* buffers) {
   uint64_t bytes = 0;
   for (const uint64_t size : sizes) bytes += WholeBlocks(size);

@@ -13,7 +13,6 @@
 #include <span>
 #include <string>
 
-#include "server/store/prefix_key.h"
 #include "server/tier/value_tier.h"
 
 namespace kvstrata {
@@ -42,9 +41,6 @@ class TierBuffers {
   struct Memory;
   const std::shared_ptr<Memory> memory_;
 };
-
-// What the tier calls a key.
-std::string TierNameOf(const PageKey& key);
 
 // What reads a value of these sizes into `buffers`; null: into memory of its own.
 TierGet NewTierGet(std::string key, std::span<const uint64_t> sizes, TierBuffers* buffers);
