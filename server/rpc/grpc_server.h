@@ -37,7 +37,7 @@
 #include <memory>
 
 #include "base/status.h"
-#include "server/rpc/grpc_options.h"
+#include "server/rpc/calls/grpc_options.h"
 
 namespace kvstrata {
 
