@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the disk tier's engine (server/tier/disk_tier.h) gets out of a device; bench/disk.py runs it
-// beside fio.
+// What the disk tier's engine (server/tier/disk/disk_tier.h) gets out of a device; bench/disk.py
+// runs it beside fio.
 //
 //   disk_bench fill  DIRECTORY VALUE_BYTES VALUES    writes values in batches, flushes
 //   disk_bench read  DIRECTORY VALUE_BYTES VALUES    reads all of them, in the order written
@@ -19,7 +19,7 @@
 #include <numeric>
 #include <random>
 
-#include "server/tier/disk_tier.h"
+#include "server/tier/disk/disk_tier.h"
 
 namespace kvstrata {
 namespace {

@@ -14,8 +14,8 @@
 
 #include "bench/machine.h"
 #include "server/store/store.h"
-#include "server/work/disk_value_tier.h"
-#include "server/work/tier_pages.h"
+#include "server/tier/disk/disk_value_tier.h"
+#include "server/work/tiers/tier_pages.h"
 
 namespace kvstrata {
 namespace {

@@ -33,8 +33,8 @@
 #include "base/check.h"
 #include "base/unique_fd.h"
 #include "server/tier/blocking_calls.h"
-#include "server/tier/redis_client.h"
-#include "server/work/redis_value_tier.h"
+#include "server/tier/redis/client/redis_client.h"
+#include "server/tier/redis/redis_value_tier.h"
 
 namespace kvstrata {
 namespace {

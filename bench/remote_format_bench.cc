@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "bench/machine.h"
-#include "server/tier/remote_format.h"
+#include "server/tier/remote/remote_format.h"
 
 namespace kvstrata::remote {
 namespace {

@@ -26,7 +26,7 @@
 #include <vector>
 
 #include "bench/machine.h"
-#include "server/store/prefix_key.h"
+#include "server/store/pages/prefix_key.h"
 #include "server/store/store.h"
 #include "tests/fakes/daemon_process.h"
 #include "tests/fakes/model_desc.h"

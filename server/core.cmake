@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-# The store: memory resources, pages, sessions, tables. Needs no gRPC.
+# The store and what lies below it: memory resources, telemetry, sockets. Needs no gRPC.
 find_package(OpenSSL REQUIRED COMPONENTS Crypto SSL)
 find_package(PkgConfig REQUIRED)
+find_package(Threads REQUIRED)
+find_package(spdlog REQUIRED)
 pkg_check_modules(HWLOC REQUIRED IMPORTED_TARGET hwloc)
 
 kvs_library(kvs_memory
@@ -20,80 +22,104 @@ kvs_library(kvs_memory
   LIBS kvs_kernels kvs_base)
 target_link_libraries(kvs_memory PRIVATE PkgConfig::HWLOC)
 
+kvs_library(kvs_telemetry
+  telemetry/event_ring.cc
+  telemetry/heartbeat.cc
+  telemetry/log.cc
+  telemetry/metric_table.cc
+  telemetry/metric_text.cc
+  telemetry/readiness.cc
+  telemetry/refusals.cc
+  telemetry/spans.cc
+  telemetry/state_watch.cc
+  telemetry/traffic.cc
+  telemetry/verified_hits.cc
+  LIBS kvs_base kvs_reasons)
+target_link_libraries(kvs_telemetry PRIVATE spdlog::spdlog)
+
+kvs_library(kvs_sockets
+  sockets/descriptor_closer.cc
+  sockets/event_poll.cc
+  sockets/packet.cc
+  sockets/peer_process.cc
+  sockets/unix_listener.cc
+  LIBS kvs_shm kvs_base Threads::Threads)
+
+# Its rooms from the bottom up; tests/tree/check_layers.py has their arrows.
 kvs_library(kvs_store
-  store/answers.cc
-  store/artefact_ledger.cc
-  store/artefact_loads.cc
-  store/artefact_record.cc
-  store/artefacts.cc
-  store/audit.cc
-  store/value_info.cc
-  store/build_pages.cc
-  store/build_pieces.cc
-  store/builds.cc
-  store/capacity.cc
-  store/capacity_counter.cc
-  store/codec_extents.cc
-  store/devices.cc
-  store/epochs.cc
-  store/eviction.cc
-  store/held_prefix.cc
-  store/hold_limits.cc
-  store/imported_tensors.cc
-  store/imports.cc
-  store/inspection.cc
-  store/keys.cc
-  store/leases.cc
-  store/long_request.cc
-  store/lookups.cc
+  store/options/parameters.cc
+  store/options/user_limits.cc
+  store/reports/recall_audit.cc
+  store/reports/selection_totals.cc
+  store/reports/session_totals.cc
+  store/reports/value_info.cc
+  store/pages/artefacts.cc
+  store/pages/epochs.cc
+  store/pages/hold_limits.cc
+  store/pages/page.cc
+  store/pages/page_map.cc
+  store/pages/page_memory.cc
+  store/pages/prefix_index.cc
+  store/pages/prefix_key.cc
+  store/pages/series.cc
+  store/requests/answers.cc
+  store/requests/imported_tensors.cc
+  store/books/capacity.cc
+  store/books/devices.cc
+  store/books/long_request.cc
+  store/books/model_table.cc
+  store/books/plans.cc
+  store/books/segments.cc
+  store/books/sequence.cc
+  store/books/session_catalog.cc
+  store/books/taker.cc
+  store/references/eviction.cc
+  store/references/models.cc
+  store/references/page_holds.cc
+  store/references/page_references.cc
+  store/references/tables.cc
+  store/references/watermarks.cc
+  store/prompts/artefact_ledger.cc
+  store/prompts/artefact_record.cc
+  store/prompts/held_prefix.cc
+  store/prompts/opening.cc
+  store/prompts/prefix_catalog.cc
+  store/prompts/prefix_survey.cc
+  store/prompts/sealed_values.cc
+  store/space/capacity_counter.cc
+  store/space/moves.cc
+  store/space/page_allocator.cc
+  store/space/page_copies.cc
+  store/space/raw_pages.cc
+  store/space/relief.cc
+  store/codecs/build_pages.cc
+  store/codecs/build_pieces.cc
+  store/codecs/builds.cc
+  store/codecs/codec_extents.cc
+  store/codecs/recompression.cc
+  store/codecs/work_requests.cc
+  store/lookups/artefact_loads.cc
+  store/lookups/lookups.cc
+  store/lookups/prefix_loads.cc
+  store/lookups/prefix_pins.cc
+  store/lookups/remote_searches.cc
+  store/lookups/replication.cc
+  store/sequences/audit.cc
+  store/sequences/imports.cc
+  store/sequences/inspection.cc
+  store/sequences/keys.cc
+  store/sequences/pass_arenas.cc
+  store/sequences/recall_audits.cc
+  store/sequences/selected_pages.cc
+  store/sequences/sequence_entry.cc
+  store/sequences/sequences.cc
+  store/sequences/sessions.cc
+  store/sequences/step_events.cc
+  store/sequences/truncate.cc
+  store/openings/leases.cc
+  store/openings/opening_ends.cc
+  store/openings/openings.cc
   store/prompt_values.cc
-  store/model_table.cc
-  store/models.cc
-  store/moves.cc
-  store/opening.cc
-  store/opening_ends.cc
-  store/openings.cc
-  store/page.cc
-  store/page_allocator.cc
-  store/page_copies.cc
-  store/page_holds.cc
-  store/page_map.cc
-  store/page_memory.cc
-  store/page_references.cc
-  store/parameters.cc
-  store/pass_arenas.cc
-  store/plans.cc
-  store/prefix_catalog.cc
-  store/prefix_index.cc
-  store/prefix_key.cc
-  store/prefix_loads.cc
-  store/prefix_pins.cc
-  store/prefix_survey.cc
-  store/raw_pages.cc
-  store/recall_audit.cc
-  store/recall_audits.cc
-  store/recompression.cc
-  store/relief.cc
-  store/remote_searches.cc
-  store/replication.cc
-  store/sealed_values.cc
-  store/segments.cc
-  store/selected_pages.cc
-  store/sequence.cc
-  store/sequence_entry.cc
-  store/sequences.cc
-  store/series.cc
-  store/session_catalog.cc
-  store/selection_totals.cc
-  store/session_totals.cc
-  store/sessions.cc
-  store/step_events.cc
   store/store.cc
-  store/tables.cc
-  store/taker.cc
-  store/truncate.cc
-  store/user_limits.cc
-  store/watermarks.cc
-  store/work_requests.cc
   LIBS kvs_memory kvs_kernels kvs_shm kvs_base Boost::headers)
 target_link_libraries(kvs_store PRIVATE OpenSSL::Crypto)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Pages, the nodes' view of each other, the composition root, the executable.
+# Web pages, the nodes' view of each other, the composition root, the executable.
 # The version that the daemon tells; the commit is that of the last configure, or of KVS_COMMIT in the
 # environment, where there is no git.
 execute_process(COMMAND git rev-parse --short HEAD WORKING_DIRECTORY ${CMAKE_SOURCE_DIR}
@@ -11,23 +11,60 @@ if(NOT KVS_COMMIT)
   endif()
 endif()
 # The status page lies in the program: status.html as it is, as a string.
-set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/pages/status.html)
-file(READ pages/status.html KVS_STATUS_HTML)
-configure_file(pages/status_html.cc.in pages/status_html.cc @ONLY)
-kvs_library(kvs_pages pages/health.cc pages/healthz.cc pages/livez.cc pages/local_request.cc pages/metrics.cc pages/pages.cc
-  pages/process_numbers.cc pages/readyz.cc pages/status.cc pages/status_data.cc
-  ${CMAKE_CURRENT_BINARY_DIR}/pages/status_html.cc
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/web/status.html)
+file(READ web/status.html KVS_STATUS_HTML)
+configure_file(web/status_html.cc.in web/status_html.cc @ONLY)
+kvs_library(kvs_web
+  web/health.cc
+  web/healthz.cc
+  web/livez.cc
+  web/local_request.cc
+  web/metrics.cc
+  web/pages.cc
+  web/process_numbers.cc
+  web/readyz.cc
+  web/status.cc
+  web/status_data.cc
+  ${CMAKE_CURRENT_BINARY_DIR}/web/status_html.cc
   LIBS kvs_http kvs_rpc kvs_store kvs_telemetry OpenSSL::Crypto)
-kvs_library(kvs_nodes nodes/cluster_view.cc nodes/node_address.cc nodes/node_calls.cc nodes/node_credentials.cc nodes/node_list.cc nodes/node_server.cc
+
+kvs_library(kvs_nodes
+  nodes/cluster_view.cc
+  nodes/node_address.cc
+  nodes/node_calls.cc
+  nodes/node_credentials.cc
+  nodes/node_list.cc
+  nodes/node_server.cc
   LIBS kvs_rpc kvs_work kvs_store kvs_proto kvs_telemetry)
-kvs_library(kvs_daemon command_line.cc daemon.cc daemon_numbers.cc daemon_offers.cc local_tier.cc machine_check.cc page_server.cc part_health.cc
-  pool_resources.cc remote_mooncake.cc remote_redis.cc remote_tier.cc run_daemon.cc stop_watchdog.cc
-  doctor.cc doctor_daemon.cc doctor_disk.cc doctor_http.cc doctor_limits.cc doctor_peers.cc doctor_remote.cc
-  LIBS kvs_chunks kvs_config kvs_nodes kvs_pages kvs_rpc)
-set_source_files_properties(daemon.cc PROPERTIES COMPILE_DEFINITIONS
+
+kvs_library(kvs_daemon
+  daemon/tiers/local_tier.cc
+  daemon/tiers/remote_mooncake.cc
+  daemon/tiers/remote_redis.cc
+  daemon/tiers/remote_tier.cc
+  doctor/doctor.cc
+  doctor/doctor_daemon.cc
+  doctor/doctor_disk.cc
+  doctor/doctor_http.cc
+  doctor/doctor_limits.cc
+  doctor/doctor_peers.cc
+  doctor/doctor_remote.cc
+  doctor/machine_check.cc
+  daemon/command_line.cc
+  daemon/daemon.cc
+  daemon/daemon_numbers.cc
+  daemon/daemon_offers.cc
+  daemon/page_server.cc
+  daemon/part_health.cc
+  daemon/pool_resources.cc
+  daemon/run_daemon.cc
+  daemon/stop_watchdog.cc
+  LIBS kvs_chunks kvs_config kvs_nodes kvs_web kvs_rpc)
+set_source_files_properties(daemon/daemon.cc PROPERTIES COMPILE_DEFINITIONS
   "KVS_VERSION=\"${PROJECT_VERSION}\";KVS_COMMIT=\"${KVS_COMMIT}\"")
 
-add_executable(kvstratad main.cc manual_page.cc)
+find_package(CLI11 REQUIRED)
+add_executable(kvstratad daemon/main.cc daemon/manual_page.cc)
 target_link_libraries(kvstratad PRIVATE kvs_daemon CLI11::CLI11)
 # Trained parameters and the agent of Mooncake, which the daemon finds beside its folder; in a build
 # tree they are links.

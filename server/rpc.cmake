@@ -2,37 +2,37 @@
 # The gRPC services.
 find_library(KVS_GRPC_REFLECTION grpc++_reflection REQUIRED)
 kvs_library(kvs_rpc
-  rpc/admin_messages.cc
-  rpc/admin_service.cc
-  rpc/value_messages.cc
-  rpc/value_stream.cc
-  rpc/call_records.cc
-  rpc/calls_under_way.cc
+  rpc/steps/cpu_steps.cc
+  rpc/steps/gpu_steps.cc
+  rpc/steps/remote_memory.cc
+  rpc/steps/remote_session.cc
+  rpc/steps/tensor_ref.cc
+  rpc/steps/work_queue.cc
+  rpc/calls/call_records.cc
+  rpc/calls/calls_under_way.cc
+  rpc/calls/grpc_connections.cc
+  rpc/calls/library_log.cc
+  rpc/calls/malformed_requests.cc
+  rpc/calls/prefix_messages.cc
+  rpc/calls/refused_connections.cc
+  rpc/calls/service_context.cc
+  rpc/engine/compute_service.cc
+  rpc/engine/control_service.cc
+  rpc/engine/session_stream.cc
+  rpc/admin/admin_messages.cc
+  rpc/admin/admin_service.cc
+  rpc/admin/config_calls.cc
+  rpc/admin/health_names.cc
+  rpc/admin/quota_calls.cc
+  rpc/admin/recall_stream.cc
+  rpc/admin/recompress_stream.cc
+  rpc/admin/remote_calls.cc
+  rpc/admin/scrub_stream.cc
+  rpc/admin/selection_calls.cc
+  rpc/admin/value_messages.cc
+  rpc/admin/value_stream.cc
+  rpc/admin/watch_stream.cc
+  rpc/admin/work_calls.cc
   rpc/cluster_service.cc
-  rpc/compute_service.cc
-  rpc/config_calls.cc
-  rpc/control_service.cc
-  rpc/cpu_steps.cc
-  rpc/gpu_steps.cc
-  rpc/grpc_connections.cc
   rpc/grpc_server.cc
-  rpc/health_names.cc
-  rpc/library_log.cc
-  rpc/malformed_requests.cc
-  rpc/prefix_messages.cc
-  rpc/quota_calls.cc
-  rpc/remote_calls.cc
-  rpc/recall_stream.cc
-  rpc/recompress_stream.cc
-  rpc/refused_connections.cc
-  rpc/remote_memory.cc
-  rpc/remote_session.cc
-  rpc/scrub_stream.cc
-  rpc/selection_calls.cc
-  rpc/service_context.cc
-  rpc/session_stream.cc
-  rpc/tensor_ref.cc
-  rpc/watch_stream.cc
-  rpc/work_calls.cc
-  rpc/work_queue.cc
   LIBS kvs_attach kvs_chunks kvs_store kvs_session kvs_kernels kvs_proto kvs_shm ${KVS_GRPC_REFLECTION})

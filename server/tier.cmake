@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# The disk tier's storage engine. Knows nothing of pages, sequences or the store.
+# Tiers of values below memory. Know nothing of pages, sequences or the store.
 include(CheckLibraryExists)
 find_package(PkgConfig REQUIRED)
 find_package(Threads REQUIRED)
@@ -17,27 +17,27 @@ endif()
 set(KVS_TIER_SOURCES
   blocking_calls.cc
   call_queue.cc
-  checkpoint.cc
-  checkpoint_files.cc
-  disk_check.cc
-  disk_resize.cc
-  disk_space.cc
-  disk_tier.cc
-  format.cc
-  pread_queue.cc
-  segment_marks.cc
-  segment_table.cc
-  slot_erasure.cc
-  tier_directory.cc
-  tier_files.cc
-  tier_place.cc
-  tier_start.cc
-  tier_state.cc
-  tier_victims.cc
-  transfer_queue.cc
-  uring_queue.cc
-  value_reads.cc
-  value_writes.cc)
+  disk/files/pread_queue.cc
+  disk/files/tier_directory.cc
+  disk/files/tier_place.cc
+  disk/files/transfer_queue.cc
+  disk/files/uring_queue.cc
+  disk/format/checkpoint.cc
+  disk/format/format.cc
+  disk/format/segment_table.cc
+  disk/state/segment_marks.cc
+  disk/state/slot_erasure.cc
+  disk/state/tier_files.cc
+  disk/state/tier_state.cc
+  disk/state/tier_victims.cc
+  disk/checkpoint_files.cc
+  disk/disk_check.cc
+  disk/disk_resize.cc
+  disk/disk_space.cc
+  disk/disk_tier.cc
+  disk/tier_start.cc
+  disk/value_reads.cc
+  disk/value_writes.cc)
 list(TRANSFORM KVS_TIER_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/tier/)
 set(KVS_TIER_SOURCES ${KVS_TIER_SOURCES} PARENT_SCOPE)  # for the negative controls
 kvs_library(kvs_tier ${KVS_TIER_SOURCES} LIBS kvs_base kvs_checksum Threads::Threads)
@@ -45,13 +45,13 @@ target_link_libraries(kvs_tier PRIVATE PkgConfig::LIBURING)
 
 # The bytes of values in a remote tier: names, headers, sealing.
 set(KVS_REMOTE_FORMAT_SOURCES
-  hmac_key.cc
-  node_announcement.cc
-  remote_envelope.cc
-  remote_format.cc
-  remote_names.cc
-  remote_secret.cc
-  stripe_cipher.cc)
+  remote/hmac_key.cc
+  remote/node_announcement.cc
+  remote/remote_envelope.cc
+  remote/remote_format.cc
+  remote/remote_names.cc
+  remote/remote_secret.cc
+  remote/stripe_cipher.cc)
 list(TRANSFORM KVS_REMOTE_FORMAT_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/tier/)
 set(KVS_REMOTE_FORMAT_SOURCES ${KVS_REMOTE_FORMAT_SOURCES} PARENT_SCOPE)  # for the negative controls
 kvs_library(kvs_remote_format ${KVS_REMOTE_FORMAT_SOURCES} LIBS kvs_base kvs_checksum)
@@ -59,14 +59,39 @@ target_link_libraries(kvs_remote_format PRIVATE OpenSSL::Crypto)
 
 # The client of Redis and Valkey servers.
 kvs_library(kvs_redis
-  tier/redis_client.cc
-  tier/redis_connection.cc
-  tier/redis_request.cc
-  tier/redis_resolver.cc
-  tier/redis_server.cc
-  tier/redis_slots.cc
-  tier/redis_socket.cc
-  tier/resp_reader.cc
-  tier/slot_watch.cc
+  tier/redis/client/redis_client.cc
+  tier/redis/client/redis_connection.cc
+  tier/redis/client/redis_request.cc
+  tier/redis/client/redis_resolver.cc
+  tier/redis/client/redis_server.cc
+  tier/redis/client/redis_slots.cc
+  tier/redis/client/redis_socket.cc
+  tier/redis/client/resp_reader.cc
+  tier/redis/client/slot_watch.cc
   LIBS kvs_base Threads::Threads)
 target_link_libraries(kvs_redis PRIVATE OpenSSL::SSL)
+
+# Each engine as a ValueTier.
+kvs_library(kvs_value_tiers
+  tier/call_threads.cc
+  tier/tier_buffers.cc
+  tier/disk/disk_value_tier.cc
+  tier/remote/known_values.cc
+  tier/redis/redis_calls.cc
+  tier/redis/redis_get.cc
+  tier/redis/redis_ping.cc
+  tier/redis/redis_probe.cc
+  tier/redis/redis_put.cc
+  tier/redis/redis_survey.cc
+  tier/redis/redis_threads.cc
+  tier/redis/redis_value_tier.cc
+  tier/redis/redis_walk.cc
+  tier/redis/write_health.cc
+  tier/mooncake/agent_memory.cc
+  tier/mooncake/agent_process.cc
+  tier/mooncake/mooncake_agent.cc
+  tier/mooncake/mooncake_get.cc
+  tier/mooncake/mooncake_probe.cc
+  tier/mooncake/mooncake_put.cc
+  tier/mooncake/mooncake_value_tier.cc
+  LIBS kvs_memory kvs_telemetry kvs_tier kvs_redis kvs_remote_format Threads::Threads)

@@ -3,8 +3,8 @@
 // epoch, reads the table, has it grown where a step needs more, resolves what is new. TableMemory
 // is what a transport does in its own way; its two kinds are LinkedMemory (client/linked_memory.h:
 // arenas that the process mapped, the store behind a ring) and RemoteMemory
-// (server/rpc/remote_memory.h: the daemon's own arenas and store). tests/e2e/transports_test.cc
-// holds both to the same behaviour.
+// (server/rpc/steps/remote_memory.h: the daemon's own arenas and store).
+// tests/e2e/transports_test.cc holds both to the same behaviour.
 //
 // Ownership: borrows the memory and the segments. Addresses are valid while the epoch of the Enter
 // is entered; so is `table`. Threads: any, one at a time for a sequence, if the memory's functions

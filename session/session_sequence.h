@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // SessionSequence: what a session keeps of a sequence whose steps it runs, on either transport: a
 // linked session (client/linked_session.h) in the engine's process, a remote one
-// (server/rpc/remote_session.h) in the daemon. The store is the daemon's, which holds the pages and
-// is told what the steps did, by a ring or by a call.
+// (server/rpc/steps/remote_session.h) in the daemon. The store is the daemon's, which holds the
+// pages and is told what the steps did, by a ring or by a call.
 //
 // Ownership: a session owns its sequences, a sequence its state. Threads: one at a time for a
 // sequence. Cost: nothing here asks the store; BeginFork copies a state.

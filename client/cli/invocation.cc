@@ -73,7 +73,7 @@ std::string_view NextOfResize(std::string_view reason) {
 }
 
 // "REASON: text" of each. A reload has several mistakes, a line each, in which the daemon has
-// escaped line feeds (Joined, server/config.h).
+// escaped line feeds (Joined, server/config/config.h).
 std::vector<std::string> MistakesOf(const Status& status, const Options& options) {
   std::string text = std::string(status.reason()) + ": " + std::string(status.message());
   std::vector<std::string> mistakes;

@@ -10,7 +10,7 @@
 #include <string>
 
 #include "base/descriptors.h"
-#include "server/attach/peer.h"
+#include "server/attach/peers/peer.h"
 
 namespace kvstrata {
 namespace {

@@ -16,12 +16,12 @@
 
 #include "base/status.h"
 #include "base/unique_fd.h"
-#include "server/attach/arena_mailbox.h"
-#include "server/attach/descriptor_inbox.h"
-#include "server/attach/peer.h"
-#include "server/attach/ring_session.h"
+#include "server/attach/peers/arena_mailbox.h"
+#include "server/attach/peers/descriptor_inbox.h"
+#include "server/attach/peers/peer.h"
+#include "server/attach/ring/ring_session.h"
 #include "server/sockets/descriptor_closer.h"
-#include "server/store/session_types.h"
+#include "server/store/options/session_types.h"
 
 namespace kvstrata {
 

@@ -31,10 +31,10 @@
 #include <string>
 
 #include "base/status.h"
-#include "server/attach/attach_tokens.h"
+#include "server/attach/peers/attach_tokens.h"
 #include "server/sockets/descriptor_closer.h"
 #include "server/sockets/unix_listener.h"
-#include "server/store/import_sink.h"
+#include "server/store/requests/import_sink.h"
 #include "server/store/store.h"
 
 namespace kvstrata {

@@ -9,7 +9,7 @@
 #include <span>
 #include <utility>
 
-#include "server/attach/hello.h"
+#include "server/attach/peers/hello.h"
 #include "server/sockets/packet.h"
 #include "server/telemetry/thread_top.h"
 

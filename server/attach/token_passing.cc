@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "server/attach/hello.h"
+#include "server/attach/peers/hello.h"
 #include "server/sockets/packet.h"
 #include "server/telemetry/thread_top.h"
 

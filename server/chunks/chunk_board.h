@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "base/sync.h"
-#include "server/chunks/chunk_numbers.h"
+#include "server/chunks/room/chunk_numbers.h"
 #include "server/telemetry/log.h"
 
 namespace kvstrata {

@@ -18,7 +18,7 @@
 
 #include "base/unique_fd.h"
 #include "server/chunks/chunk_link.h"
-#include "server/chunks/chunk_room.h"
+#include "server/chunks/room/chunk_room.h"
 #include "server/sockets/descriptor_closer.h"
 #include "server/sockets/event_poll.h"
 #include "server/sockets/peer_process.h"

@@ -13,8 +13,8 @@
 #include <thread>
 
 #include "base/sync.h"
-#include "server/chunks/chunk_inbox.h"
-#include "server/chunks/chunk_work.h"
+#include "server/chunks/room/chunk_inbox.h"
+#include "server/chunks/room/chunk_work.h"
 
 namespace kvstrata {
 

@@ -18,8 +18,8 @@
 #include <span>
 #include <vector>
 
-#include "server/chunks/chunk_inbox.h"
-#include "server/chunks/chunk_work.h"
+#include "server/chunks/room/chunk_inbox.h"
+#include "server/chunks/room/chunk_work.h"
 #include "server/tier/value_tier.h"
 
 namespace kvstrata {

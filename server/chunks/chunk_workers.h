@@ -11,9 +11,9 @@
 #include <utility>
 #include <vector>
 
-#include "server/chunks/chunk_inbox.h"
 #include "server/chunks/chunk_sums.h"
 #include "server/chunks/chunk_tiers.h"
+#include "server/chunks/room/chunk_inbox.h"
 
 namespace kvstrata {
 

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "server/rpc/prefix_messages.h"
+#include "server/rpc/calls/prefix_messages.h"
 #include "server/telemetry/thread_top.h"
 
 namespace kvstrata {

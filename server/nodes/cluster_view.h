@@ -26,9 +26,9 @@
 #include "server/nodes/node_list.h"
 #include "server/nodes/node_server.h"
 #include "server/store/store.h"
-#include "server/tier/remote_secret.h"
+#include "server/tier/redis/redis_threads.h"
+#include "server/tier/remote/remote_secret.h"
 #include "server/tier/value_tier.h"
-#include "server/work/redis_threads.h"
 
 namespace kvstrata {
 

@@ -9,7 +9,7 @@
 #include <memory>
 
 #include "base/unique_fd.h"
-#include "server/tier/redis_slots.h"
+#include "server/tier/redis/client/redis_slots.h"
 
 namespace kvstrata {
 namespace {

@@ -10,7 +10,7 @@
 #include "server/nodes/node_server.h"
 #include "server/telemetry/heartbeat.h"
 #include "server/telemetry/thread_top.h"
-#include "server/tier/stripe_cipher.h"
+#include "server/tier/remote/stripe_cipher.h"
 
 namespace kvstrata {
 namespace {

@@ -22,7 +22,7 @@
 #include "base/sync.h"
 #include "kvstrata/v1/nodes.grpc.pb.h"
 #include "server/nodes/node_credentials.h"
-#include "server/tier/node_announcement.h"
+#include "server/tier/remote/node_announcement.h"
 
 namespace kvstrata {
 

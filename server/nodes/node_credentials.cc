@@ -6,7 +6,7 @@
 #include <fstream>
 #include <iterator>
 
-#include "server/tier/redis_slots.h"
+#include "server/tier/redis/client/redis_slots.h"
 
 namespace kvstrata {
 namespace {

@@ -13,7 +13,7 @@
 #include <string_view>
 
 #include "base/status.h"
-#include "server/tier/redis_socket.h"
+#include "server/tier/redis/client/redis_socket.h"
 
 namespace kvstrata {
 

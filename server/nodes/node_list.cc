@@ -12,7 +12,7 @@
 #include "server/telemetry/heartbeat.h"
 #include "server/telemetry/log.h"
 #include "server/telemetry/thread_top.h"
-#include "server/tier/stripe_cipher.h"
+#include "server/tier/remote/stripe_cipher.h"
 
 namespace kvstrata {
 namespace {

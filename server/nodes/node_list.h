@@ -24,9 +24,9 @@
 #include <vector>
 
 #include "base/sync.h"
-#include "server/tier/node_announcement.h"
-#include "server/tier/redis_op.h"
-#include "server/work/redis_threads.h"
+#include "server/tier/redis/client/redis_op.h"
+#include "server/tier/redis/redis_threads.h"
+#include "server/tier/remote/node_announcement.h"
 
 namespace kvstrata {
 

@@ -11,8 +11,8 @@
 
 #include "kvstrata/v1/nodes.grpc.pb.h"
 #include "server/nodes/node_address.h"
-#include "server/rpc/service_context.h"
-#include "server/rpc/without_threads.h"
+#include "server/rpc/calls/service_context.h"
+#include "server/rpc/calls/without_threads.h"
 
 namespace kvstrata {
 namespace {

@@ -17,7 +17,7 @@
 #include "base/status.h"
 #include "server/nodes/node_credentials.h"
 #include "server/store/store.h"
-#include "server/tier/node_announcement.h"
+#include "server/tier/remote/node_announcement.h"
 
 namespace kvstrata {
 

@@ -9,7 +9,7 @@
 #define KVSTRATA_SERVER_RPC_CLUSTER_SERVICE_H_
 
 #include "kvstrata/v1/nodes.grpc.pb.h"
-#include "server/rpc/service_context.h"
+#include "server/rpc/calls/service_context.h"
 
 namespace kvstrata {
 

@@ -3,8 +3,8 @@
 
 #include <optional>
 
-#include "server/store/held_prefix.h"
-#include "server/store/sequence.h"
+#include "server/store/books/sequence.h"
+#include "server/store/prompts/held_prefix.h"
 #include "server/store/store.h"
 
 namespace kvstrata {

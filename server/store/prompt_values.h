@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/status.h"
-#include "server/store/page_tier.h"
+#include "server/store/pages/page_tier.h"
 
 namespace kvstrata {
 

@@ -13,7 +13,7 @@
 
 #include "kernels/ops/append/append.h"
 #include "server/memory/tensor_memory.h"
-#include "server/store/imported_tensors.h"
+#include "server/store/requests/imported_tensors.h"
 
 namespace kvstrata {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A worker's share of a build (server/store/build_job.h): index rows from keys, extents of a codec
-// from rows.
+// A worker's share of a build (server/store/requests/build_job.h): index rows from keys, extents of
+// a codec from rows.
 #ifndef KVSTRATA_SERVER_WORK_BUILD_H_
 #define KVSTRATA_SERVER_WORK_BUILD_H_
 
@@ -8,7 +8,7 @@
 
 #include "kernels/backend.h"
 #include "kernels/executor.h"
-#include "server/store/builds.h"
+#include "server/store/codecs/builds.h"
 
 namespace kvstrata {
 

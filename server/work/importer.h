@@ -28,7 +28,7 @@
 
 #include "base/sync.h"
 #include "kernels/backend.h"
-#include "server/store/import_sink.h"
+#include "server/store/requests/import_sink.h"
 #include "server/store/store.h"
 #include "server/work/tensor_releases.h"
 

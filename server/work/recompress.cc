@@ -10,7 +10,7 @@
 #include <system_error>
 #include <utility>
 
-#include "server/store/work_requests.h"
+#include "server/store/codecs/work_requests.h"
 #include "server/telemetry/heartbeat.h"
 #include "server/telemetry/log.h"
 #include "server/telemetry/thread_top.h"

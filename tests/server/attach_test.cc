@@ -11,7 +11,7 @@
 #include <random>
 
 #include "server/attach/attach_server.h"
-#include "server/attach/peer.h"
+#include "server/attach/peers/peer.h"
 #include "server/sockets/packet.h"
 #include "tests/server/attach_client.h"
 

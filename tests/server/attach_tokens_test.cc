@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tokens of the attach socket: good once, for a while, for their user.
-#include "server/attach/attach_tokens.h"
+#include "server/attach/peers/attach_tokens.h"
 
 #include <gtest/gtest.h>
 

@@ -8,7 +8,7 @@
 
 #include "kernels/codec/codec.h"
 #include "kernels/segment/segmenter.h"
-#include "server/store/work_requests.h"
+#include "server/store/codecs/work_requests.h"
 #include "server/work/recompress.h"
 #include "tests/fakes/copying_codec.h"
 #include "tests/server/disk_machine.h"

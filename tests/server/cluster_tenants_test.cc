@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Users of two nodes that are one tenant of the cluster have the same page keys, and nobody else
 // has.
-#include "server/store/cluster_tenants.h"
+#include "server/store/options/cluster_tenants.h"
 
 #include <gtest/gtest.h>
 

@@ -12,7 +12,7 @@
 #include <string_view>
 #include <utility>
 
-#include "server/config.h"
+#include "server/config/config.h"
 
 namespace kvstrata::test {
 

@@ -2,7 +2,7 @@
 // The configuration: every key, from every origin, and every mistake told (docs/configuration.md).
 // Beside it: single values (config_values_test.cc), files (config_files_test.cc), users
 // (config_users_test.cc).
-#include "server/config.h"
+#include "server/config/config.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 #include <map>
 #include <sstream>
 
-#include "server/config_keys.h"
+#include "server/config/config_keys.h"
 #include "tests/server/config_fixture.h"
 
 namespace kvstrata {

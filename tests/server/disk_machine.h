@@ -8,8 +8,8 @@
 #include <future>
 #include <thread>
 
-#include "server/work/disk_value_tier.h"
-#include "server/work/tier_pages.h"
+#include "server/tier/disk/disk_value_tier.h"
+#include "server/work/tiers/tier_pages.h"
 #include "tests/fakes/fake_gpu_memory.h"
 #include "tests/server/store_fixture.h"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Epochs: what a reader may see is not freed, what it cannot see is; over the real shared memory.
-#include "server/store/epochs.h"
+#include "server/store/pages/epochs.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "proto/table_reader.h"
-#include "server/store/segments.h"
+#include "server/store/books/segments.h"
 
 namespace kvstrata {
 namespace {

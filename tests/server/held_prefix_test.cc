@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rule of what is held (server/store/held_prefix.h), over views that a test writes down.
-#include "server/store/held_prefix.h"
+// The rule of what is held (server/store/prompts/held_prefix.h), over views that a test writes
+// down.
+#include "server/store/prompts/held_prefix.h"
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Requests that grow with their tokens let others have the store's lock, and leave the books in
 // order whatever comes in between.
-#include "server/store/long_request.h"
+#include "server/store/books/long_request.h"
 
 #include <gtest/gtest.h>
 

@@ -12,9 +12,9 @@
 #include <random>
 
 #include "server/store/store_parts.h"
-#include "server/work/disk_value_tier.h"
-#include "server/work/tier_pages.h"
-#include "server/work/tier_records.h"
+#include "server/tier/disk/disk_value_tier.h"
+#include "server/work/tiers/tier_pages.h"
+#include "server/work/tiers/tier_records.h"
 #include "tests/fakes/copying_codec.h"
 #include "tests/server/disk_machine.h"
 #include "tests/server/recompress_now.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // value_lost: of a broken segment some lines are told, by reason, and the rest is counted.
-#include "server/work/lost_value_log.h"
+#include "server/work/tiers/lost_value_log.h"
 
 #include <gtest/gtest.h>
 

@@ -6,7 +6,7 @@
 
 #include <cmath>
 
-#include "server/pages/label_cap.h"
+#include "server/web/label_cap.h"
 
 namespace kvstrata {
 namespace {

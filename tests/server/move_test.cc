@@ -2,7 +2,7 @@
 // How moves copy: many pages at once, and at a rate where that would cost a decode too much.
 #include <gtest/gtest.h>
 
-#include "server/store/copy_rate.h"
+#include "server/store/options/copy_rate.h"
 #include "tests/server/store_fixture.h"
 
 namespace kvstrata::testing {

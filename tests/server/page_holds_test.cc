@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a hold does to a page that everybody else has done with.
-#include "server/store/page_holds.h"
+#include "server/store/references/page_holds.h"
 
 #include <gtest/gtest.h>
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "server/memory/memory_resource.h"
-#include "server/store/page.h"
+#include "server/store/pages/page.h"
 
 namespace kvstrata {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Files of trained parameters: what is read, how often, and in whose thread.
-#include "server/store/parameters.h"
+#include "server/store/options/parameters.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

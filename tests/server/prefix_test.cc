@@ -8,7 +8,7 @@
 #include <random>
 #include <set>
 
-#include "server/store/prefix_index.h"
+#include "server/store/pages/prefix_index.h"
 #include "tests/server/store_fixture.h"
 
 namespace kvstrata {

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Recall audits: the numbers of a report, what is refused as a sample, and what the store asks of
 // whoever runs the sequence's steps.
-#include "server/store/recall_audit.h"
+#include "server/store/reports/recall_audit.h"
 
 #include <gmock/gmock.h>
 
 #include <limits>
 #include <numeric>
 
-#include "server/store/session_totals.h"
+#include "server/store/reports/session_totals.h"
 #include "tests/server/store_fixture.h"
 
 namespace kvstrata {

@@ -2,7 +2,7 @@
 // Two nodes with disks of their own and one remote tier between them, which delays, hangs, loses
 // and lies: what one computed the other opens, an open ends by its deadline, and nobody is told
 // more than what came.
-#include "server/work/remote_pages.h"
+#include "server/work/remote/remote_pages.h"
 
 #include <gtest/gtest.h>
 
@@ -13,8 +13,8 @@
 #include <thread>
 
 #include "server/telemetry/event_ring.h"
-#include "server/work/page_tiers.h"
-#include "server/work/tier_pages.h"
+#include "server/work/remote/page_tiers.h"
+#include "server/work/tiers/tier_pages.h"
 #include "tests/fakes/copying_codec.h"
 #include "tests/fakes/far_tier.h"
 #include "tests/fakes/memory_value_tier.h"

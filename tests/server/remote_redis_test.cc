@@ -7,10 +7,10 @@
 #include <memory>
 #include <thread>
 
-#include "server/tier/remote_secret.h"
-#include "server/work/page_tiers.h"
-#include "server/work/redis_value_tier.h"
-#include "server/work/remote_pages.h"
+#include "server/tier/redis/redis_value_tier.h"
+#include "server/tier/remote/remote_secret.h"
+#include "server/work/remote/page_tiers.h"
+#include "server/work/remote/remote_pages.h"
 #include "tests/fakes/redis_process.h"
 #include "tests/server/store_fixture.h"
 

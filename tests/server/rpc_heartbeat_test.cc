@@ -5,7 +5,7 @@
 #include <condition_variable>
 #include <mutex>
 
-#include "server/rpc/work_queue.h"
+#include "server/rpc/steps/work_queue.h"
 #include "server/telemetry/heartbeat.h"
 #include "tests/server/rpc_fixture.h"
 

@@ -3,7 +3,7 @@
 #include <google/protobuf/descriptor.h>
 #include <grpcpp/support/sync_stream.h>
 
-#include "server/store/user_limits.h"
+#include "server/store/options/user_limits.h"
 #include "tests/server/rpc_fixture.h"
 
 namespace kvstrata::test {

@@ -11,7 +11,7 @@
 #include <sstream>
 
 #include "base/sync.h"
-#include "server/rpc/service_context.h"
+#include "server/rpc/calls/service_context.h"
 #include "server/telemetry/event_ring.h"
 #include "server/telemetry/log.h"
 #include "server/telemetry/refusals.h"

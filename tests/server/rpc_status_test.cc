@@ -10,7 +10,7 @@
 #include "kvstrata/wire/error_info.pb.h"
 #include "kvstrata/wire/status.pb.h"
 #include "proto/status_map.h"
-#include "server/rpc/work_queue.h"
+#include "server/rpc/steps/work_queue.h"
 
 namespace kvstrata {
 namespace {

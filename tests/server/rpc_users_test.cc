@@ -3,9 +3,9 @@
 // a time, and what who is refused hears.
 #include <poll.h>
 
-#include "server/rpc/refused_connections.h"
-#include "server/store/user_limits.h"
-#include "server/store/user_name.h"
+#include "server/rpc/calls/refused_connections.h"
+#include "server/store/options/user_limits.h"
+#include "server/store/options/user_name.h"
 #include "tests/server/rpc_fixture.h"
 
 namespace kvstrata::test {

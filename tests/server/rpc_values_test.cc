@@ -2,9 +2,9 @@
 // Values one by one over a real channel: a store over a disk, some of it damaged.
 #include <set>
 
-#include "server/work/disk_value_tier.h"
-#include "server/work/tier_pages.h"
-#include "server/work/value_catalog.h"
+#include "server/tier/disk/disk_value_tier.h"
+#include "server/work/tiers/tier_pages.h"
+#include "server/work/tiers/value_catalog.h"
 #include "tests/fakes/disk_slots.h"
 #include "tests/server/rpc_fixture.h"
 #include "tests/server/tier/scratch_dir.h"

@@ -5,7 +5,7 @@
 #include <future>
 #include <new>
 
-#include "server/rpc/work_queue.h"
+#include "server/rpc/steps/work_queue.h"
 
 namespace kvstrata {
 namespace {

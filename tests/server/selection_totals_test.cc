@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Differences of selection totals, whatever a sequence grew to between the two.
-#include "server/store/selection_totals.h"
+#include "server/store/reports/selection_totals.h"
 
 #include <gtest/gtest.h>
 

@@ -9,10 +9,10 @@
 #include <memory>
 #include <thread>
 
-#include "server/work/pin_records.h"
-#include "server/work/tier_pages.h"
-#include "server/work/tier_records.h"
-#include "server/work/value_catalog.h"
+#include "server/work/tiers/pin_records.h"
+#include "server/work/tiers/tier_pages.h"
+#include "server/work/tiers/tier_records.h"
+#include "server/work/tiers/value_catalog.h"
 #include "tests/fakes/memory_value_tier.h"
 #include "tests/server/store_fixture.h"
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Pages between a store and a disk tier in one process: what was sealed is found by the next store,
 // and whatever goes wrong on the way ends a prefix, never a call, and never wrongly.
-#include "server/work/tier_pages.h"
+#include "server/work/tiers/tier_pages.h"
 
 #include <gtest/gtest.h>
 
 #include <future>
 
-#include "server/work/pin_records.h"
+#include "server/work/tiers/pin_records.h"
 #include "tests/fakes/disk_slots.h"
 #include "tests/server/disk_machine.h"
 #include "tests/server/tier/scratch_dir.h"

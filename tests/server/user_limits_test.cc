@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How much one user may hold.
-#include "server/store/user_limits.h"
+#include "server/store/options/user_limits.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

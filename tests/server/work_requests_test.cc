@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Recompression on request: asked for, followed, cancelled wherever it is.
-#include "server/store/work_requests.h"
+#include "server/store/codecs/work_requests.h"
 
 #include <gtest/gtest.h>
 

@@ -45,7 +45,7 @@ def read_table(root):
 
 
 def read_told(root):
-    return {name for path in sorted((root / "server/pages").glob("*.cc")) for name in TOLD.findall(path.read_text())}
+    return {name for path in sorted((root / "server/web").glob("*.cc")) for name in TOLD.findall(path.read_text())}
 
 
 def render(rows):

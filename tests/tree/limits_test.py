@@ -65,7 +65,7 @@ class Tree(unittest.TestCase):
         self.assertIn(f" {max(1, sum(t.startswith(KINDS) for t in texts))} failed", out)
 
 
-KINDS = ("cycle ", "held ", "function ", "header ", "class ", "dangling ", "sentence ", "of ", "unparsed ")
+KINDS = ("cycle ", "held ", "function ", "header ", "class ", "folder ", "dangling ", "sentence ", "of ", "unparsed ")
 
 
 class Limits(Tree):
@@ -106,6 +106,26 @@ class Limits(Tree):
         self.assert_passes()
         self.write("base/c.h", f"class A {{\n{members}  friend class B;\n}};\n")
         self.assert_fails("class base/c.h: A: 41, the limit is 40")
+
+    def test_a_folder_of_too_many_files(self):
+        for folder in ("server", "server/store/pages", "kernels/step", "client"):
+            with self.subTest(folder):
+                for i in range(25):
+                    self.write(f"{folder}/f{i}.cc", "")
+                self.assert_passes()
+                self.write(f"{folder}/g.cmake", "")
+                self.assert_fails(f"folder {folder}: 26, the limit is 25")
+                self.list(f'[folder]\n"{folder}" = 26\n')
+                self.assert_passes()
+                (self.root / folder / "g.cmake").unlink()
+                self.assert_fails(f"folder {folder}: is 25, within the limit of 25; remove")
+                self.list("")
+
+    def test_the_cli_and_tests_may_have_more_files(self):
+        for i in range(26):
+            self.write(f"client/cli/f{i}.cc", "")
+            self.write(f"tests/server/f{i}.cc", "")
+        self.assert_passes()
 
     def test_what_cannot_be_parsed(self):
         self.write("base/c.cc", "class A {\n" + "  int F(;\n" * 20)
@@ -334,11 +354,39 @@ class Layers(Tree):
     def test_an_include_against_the_arrows(self):
         for path, target in (("base/c.cc", "kernels/plan.h"), ("client/c.cc", "server/x.h"),
                              ("kernels/ops/x/x.cc", "kernels/codec/b.h"),
-                             ("kernels/codec/c.cc", "kernels/step/step.h")):
+                             ("kernels/codec/c.cc", "kernels/step/step.h"),
+                             ("server/store/pages/a.cc", "server/store/books/b.h"),
+                             ("server/store/pages/a.h", "server/store/store.h"),
+                             ("server/tier/a.cc", "server/tier/disk/b.h"),
+                             ("server/tier/redis/a.cc", "server/tier/disk/b.h"),
+                             ("server/rpc/calls/a.cc", "server/rpc/b.h"),
+                             ("server/work/tiers/a.cc", "server/tier/redis/b.h")):
             with self.subTest(path):
                 self.write(path, f'#include "{target}"\n')
                 self.assert_fails(f'{path} includes "{target}"', check=check_layers)
                 (self.root / path).unlink()
+
+    def test_no_room_of_the_server_reaches_itself(self):
+        rooms = [room for room in check_layers.ALLOWED if room.startswith("server/")]
+        arrows = {room: {other for other in rooms for folder in check_layers.ALLOWED[room]
+                         if check_layers.reaches(f"{room}/a.cc", folder, f"{other}/b.h")} for room in rooms}
+        self.assertEqual(check_owners.cycles(arrows), [])
+
+    def test_a_room_without_a_row(self):
+        for folder in ("server", "server/new", "server/store/new"):
+            with self.subTest(folder):
+                self.write(f"{folder}/a.cc", "")
+                self.assert_fails(f"{folder}/a.cc lies in a room without a row", check=check_layers)
+                (self.root / folder / "a.cc").unlink()
+
+    def test_an_include_down_the_rooms(self):
+        for path, target in (("server/store/store.cc", "server/store/openings/a.h"),
+                             ("server/store/books/a.cc", "server/store/options/b.h"),
+                             ("server/tier/disk/a.cc", "server/tier/value_tier.h"),
+                             ("server/config/a.cc", "server/tier/redis/client/b.h"),
+                             ("server/rpc/a.cc", "server/rpc/admin/b.h")):
+            self.write(path, f'#include "{target}"\n')
+        self.assert_passes(check_layers)
 
 
 class Owners(Tree):

@@ -19,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-#include "server/chunks/chunk_room.h"
+#include "server/chunks/room/chunk_room.h"
 
 namespace kvstrata::testing {
 

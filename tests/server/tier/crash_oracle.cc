@@ -9,8 +9,8 @@
 #include <set>
 
 #include "base/unique_fd.h"
-#include "server/tier/disk_tier.h"
-#include "server/tier/format.h"
+#include "server/tier/disk/disk_tier.h"
+#include "server/tier/disk/format/format.h"
 #include "tests/server/tier/scratch_dir.h"
 #include "tests/server/tier/test_queues.h"
 #include "tests/server/tier/tier_values.h"

@@ -12,9 +12,9 @@
 #include <thread>
 
 #include "server/tier/breaker.h"
-#include "server/tier/format.h"
+#include "server/tier/disk/files/tier_directory.h"
+#include "server/tier/disk/format/format.h"
 #include "server/tier/guard.h"
-#include "server/tier/tier_directory.h"
 #include "tests/server/tier/scratch_dir.h"
 #include "tests/server/tier/test_queues.h"
 #include "tests/server/tier/tier_values.h"

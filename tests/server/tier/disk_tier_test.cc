@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The disk tier on a directory that behaves, by io_uring and by threads.
-#include "server/tier/disk_tier.h"
+#include "server/tier/disk/disk_tier.h"
 
 #include <gtest/gtest.h>
 
 #include <filesystem>
 #include <map>
 
-#include "server/tier/format.h"
+#include "server/tier/disk/format/format.h"
 #include "tests/server/tier/scratch_dir.h"
 #include "tests/server/tier/test_queues.h"
 #include "tests/server/tier/tier_values.h"

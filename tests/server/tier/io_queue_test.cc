@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Both IoQueues by one conformance suite, and the choice between them.
-#include "server/tier/io_queue.h"
+#include "server/tier/disk/files/io_queue.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>

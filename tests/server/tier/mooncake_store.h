@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "base/check.h"
-#include "server/work/mooncake_value_tier.h"
+#include "server/tier/mooncake/mooncake_value_tier.h"
 #include "tests/fakes/mooncake_folder.h"
 #include "tests/server/tier/tier_values.h"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The bytes of a node's announcement: those of docs/remote_format.md, and that nothing is taken
 // which no node of the cluster wrote.
-#include "server/tier/node_announcement.h"
+#include "server/tier/remote/node_announcement.h"
 
 #include <gtest/gtest.h>
 

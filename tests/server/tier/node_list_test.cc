@@ -11,7 +11,7 @@
 #include <string>
 #include <thread>
 
-#include "server/tier/redis_slots.h"
+#include "server/tier/redis/client/redis_slots.h"
 #include "tests/server/tier/redis_servers.h"
 
 namespace kvstrata {

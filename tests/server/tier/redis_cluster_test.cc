@@ -8,7 +8,7 @@
 #include <map>
 
 #include "server/tier/blocking_calls.h"
-#include "server/work/write_health.h"
+#include "server/tier/redis/write_health.h"
 #include "tests/server/tier/redis_servers.h"
 #include "tests/server/tier/redis_tiers.h"
 #include "tests/server/tier/tier_values.h"

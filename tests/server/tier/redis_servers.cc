@@ -18,8 +18,8 @@
 
 #include "base/check.h"
 #include "base/unique_fd.h"
-#include "server/tier/redis_connection.h"
-#include "server/tier/redis_resolver.h"
+#include "server/tier/redis/client/redis_connection.h"
+#include "server/tier/redis/client/redis_resolver.h"
 
 namespace kvstrata {
 namespace {

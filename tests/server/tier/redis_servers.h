@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "server/tier/redis_op.h"
+#include "server/tier/redis/client/redis_op.h"
 #include "tests/server/tier/scratch_dir.h"
 
 namespace kvstrata {

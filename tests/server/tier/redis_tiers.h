@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "base/check.h"
-#include "server/work/redis_value_tier.h"
+#include "server/tier/redis/redis_value_tier.h"
 
 namespace kvstrata {
 

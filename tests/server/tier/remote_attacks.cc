@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "base/check.h"
-#include "server/tier/remote_envelope.h"
+#include "server/tier/remote/remote_envelope.h"
 
 namespace kvstrata::remote {
 namespace {

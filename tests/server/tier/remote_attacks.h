@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "server/tier/guard.h"
-#include "server/tier/remote_format.h"
+#include "server/tier/remote/remote_format.h"
 
 namespace kvstrata::remote {
 

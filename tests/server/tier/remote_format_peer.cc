@@ -13,7 +13,7 @@
 #include <iterator>
 #include <sstream>
 
-#include "server/tier/remote_format.h"
+#include "server/tier/remote/remote_format.h"
 
 namespace kvstrata::remote {
 namespace {

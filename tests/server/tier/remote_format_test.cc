@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The bytes of values in a remote tier: round trips, and that nothing else than what was put is
 // accepted. Which guard refuses what, and that each is needed, is remote_controls_test's.
-#include "server/tier/remote_format.h"
+#include "server/tier/remote/remote_format.h"
 
 #include <gtest/gtest.h>
 
@@ -9,8 +9,8 @@
 #include <map>
 #include <set>
 
-#include "server/tier/remote_envelope.h"
-#include "server/tier/stripe_cipher.h"
+#include "server/tier/remote/remote_envelope.h"
+#include "server/tier/remote/stripe_cipher.h"
 #include "tests/server/tier/remote_attacks.h"
 
 namespace kvstrata::remote {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // remote.secret_file: what is a secret, who may read it, and that errors name the field, what was
 // found and the next step, never the secret.
-#include "server/tier/remote_secret.h"
+#include "server/tier/remote/remote_secret.h"
 
 #include <gmock/gmock.h>
 #include <grp.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // RespReader and slots: replies cut at every byte, and bytes that are no replies.
-#include "server/tier/resp_reader.h"
+#include "server/tier/redis/client/resp_reader.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include <cstring>
 #include <random>
 
-#include "server/tier/redis_slots.h"
+#include "server/tier/redis/client/redis_slots.h"
 
 namespace kvstrata::redis {
 namespace {

@@ -12,7 +12,7 @@
 #include <optional>
 #include <vector>
 
-#include "server/tier/io_queue.h"
+#include "server/tier/disk/files/io_queue.h"
 
 namespace kvstrata {
 

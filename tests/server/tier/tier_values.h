@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "server/tier/disk_tier.h"
+#include "server/tier/disk/disk_tier.h"
 
 namespace kvstrata {
 

@@ -3,8 +3,8 @@
 
 #include <utility>
 
-#include "server/tier/disk_tier.h"
-#include "server/work/disk_value_tier.h"
+#include "server/tier/disk/disk_tier.h"
+#include "server/tier/disk/disk_value_tier.h"
 #include "tests/fakes/disk_slots.h"
 #include "tests/fakes/memory_value_tier.h"
 #include "tests/server/tier/mooncake_store.h"

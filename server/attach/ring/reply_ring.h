@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// ReplyRing: the answers to one client, on their way to it.
+//
+// What the ring does not take waits here, in order. While more waits than a limit, the session
+// takes no more requests. Thread-safety: whoever serves the session. Cost: an answer that the ring
+// takes allocates nothing; a system call only if the client sleeps on it.
+#ifndef KVSTRATA_SERVER_ATTACH_RING_REPLY_RING_H_
+#define KVSTRATA_SERVER_ATTACH_RING_REPLY_RING_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <span>
+#include <vector>
+
+#include "base/status.h"
+#include "proto/ring.h"
+#include "server/telemetry/refusals.h"
+
+namespace kvstrata {
+
+class ReplyRing {
+ public:
+  // `client`: whom refusals are for; its texts are constants.
+  ReplyRing(shm::RingProducer ring, uint64_t backlog_bytes, const Refused& client)
+      : ring_(ring), backlog_bytes_(backlog_bytes), client_(client) {}
+
+  // One that is not OK is counted and told in the log as a refusal.
+  void Answer(uint64_t id, const Status& status, std::span<const std::byte> head = {},
+              std::span<const std::byte> tail = {});
+  // Has the ring take what waits, as far as it has room.
+  void Flush();
+
+  bool has_backlog() const { return !backlog_.empty(); }
+  // More waits than the limit.
+  bool full() const { return backlog_used_ > backlog_bytes_; }
+  // Bytes of the largest frame, its header included.
+  uint64_t max_frame() const { return ring_.max_frame(); }
+
+ private:
+  struct Waiting {
+    uint64_t id;
+    std::vector<std::byte> bytes;  // ErrorReply and payload
+  };
+
+  bool TryPush(uint64_t id, std::span<const std::byte> reply, std::span<const std::byte> head,
+               std::span<const std::byte> tail);
+
+  shm::RingProducer ring_;
+  const uint64_t backlog_bytes_;
+  const Refused client_;
+  std::deque<Waiting> backlog_;
+  uint64_t backlog_used_ = 0;
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_ATTACH_RING_REPLY_RING_H_

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the room has done by others: sums of chunks, and what tiers below know, read and write.
+// Values; whoever does it tells the room what came of it (chunk_room.h).
+#ifndef KVSTRATA_SERVER_CHUNKS_ROOM_CHUNK_WORK_H_
+#define KVSTRATA_SERVER_CHUNKS_ROOM_CHUNK_WORK_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "server/chunks/room/chunk_key.h"
+
+namespace kvstrata {
+
+// A chunk, for whoever may come back when its region is gone.
+struct ChunkRef {
+  uint64_t room = 0;  // its serial number
+  uint64_t row_bytes = 0;
+  int32_t id = 0;
+};
+
+// Sets of tiers below.
+enum BelowSet : uint8_t { kNowhere = 0, kDisk = 1, kRemote = 2 };
+
+struct ChunkWork {
+  enum class Kind : uint8_t {
+    kSum,     // the sum of a complete chunk
+    kVerify,  // its sum again, before it is written below
+    kWrite,   // to `below`
+    kProbe,   // whether `below` has it; no chunk yet
+    kRead,    // from `below`
+  };
+  Kind kind = Kind::kSum;
+  uint8_t below = kNowhere;
+  ChunkRef chunk;
+  ChunkKey key{};
+  std::span<std::byte> bytes;
+  std::shared_ptr<void> keep;  // owns them
+};
+
+// Where a key may be found below.
+struct ChunkFind {
+  ChunkKey key{};
+  uint64_t row_bytes = 0;
+  uint8_t there = kNowhere;  // what is known to have it
+  uint8_t maybe = kNowhere;  // what must be asked
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_CHUNKS_ROOM_CHUNK_WORK_H_

@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+# HTTP, and the configuration of all that needs no gRPC.
+find_package(PkgConfig REQUIRED)
+pkg_check_modules(TOMLPLUSPLUS REQUIRED IMPORTED_TARGET tomlplusplus)
+
+kvs_library(kvs_http
+  http/http_address.cc
+  http/http_server.cc
+  http/trace_exporter.cc
+  LIBS kvs_telemetry Boost::headers Threads::Threads)
+
+kvs_library(kvs_config
+  config/config.cc
+  config/config_files.cc
+  config/config_keys.cc
+  config/config_limits.cc
+  config/config_reload.cc
+  config/config_remote.cc
+  config/pool_memory.cc
+  config/start_memory.cc
+  LIBS kvs_attach kvs_http kvs_work kvs_kernels)
+target_link_libraries(kvs_config PRIVATE PkgConfig::TOMLPLUSPLUS)

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// LocalTier: the daemon's disk tier: the disk that disk.path names, what goes there and comes from
+// there (server/work/tiers/tier_pages.h), and what is told of it. As RemoteTier (remote_tier.h) is
+// for what nodes share.
+//
+// Ownership: borrows the store, which outlives it. Thread-safety: one thread makes, uses, stops and
+// destroys it; the rest from any thread between Use and the end. Errors of Open: those of
+// DiskTier::Open.
+#ifndef KVSTRATA_SERVER_DAEMON_TIERS_LOCAL_TIER_H_
+#define KVSTRATA_SERVER_DAEMON_TIERS_LOCAL_TIER_H_
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "base/status.h"
+#include "server/config/config.h"
+#include "server/rpc/calls/grpc_options.h"
+#include "server/store/store.h"
+#include "server/tier/disk/disk_tier.h"
+#include "server/tier/disk/disk_value_tier.h"
+#include "server/work/tiers/tier_pages.h"
+
+namespace kvstrata {
+
+class LocalTier {
+ public:
+  // REQUIRES: config.disk has a directory. Reads what lies there, for disk.start_timeout at most.
+  static Result<std::unique_ptr<LocalTier>> Open(const Config& config);
+
+  // From now on it is the store's, with what the last daemon left besides pages: pins, of which
+  // those that are over leave the disk, and records of artefacts. Waits as Open; once.
+  void Use(Store* store);
+  // What reloads of its configuration.
+  void Configure(const TierPagesOptions& options);
+  // Writes what waits for the disk, for an eighth of `timeout` and 64 MiB at most, and a
+  // checkpoint, for a quarter, so that the next start need not read every slot: what is put is
+  // there without it. Logs what was done. Once.
+  void Stop(std::chrono::microseconds timeout);
+
+  std::string illness() const;  // "": well
+  DiskInfo Info() const;
+  // These, and what operators may ask of the disk, as calls of Admin.
+  void Offer(GrpcOptions* options);
+  TierPages* pages() const { return pages_.get(); }
+  ValueTier* values() { return &values_; }
+
+ private:
+  LocalTier(const Config& config, std::unique_ptr<DiskTier> disk);
+
+  void RestorePins(Store* store, Deadline deadline);
+
+  const std::string directory_;
+  const std::chrono::microseconds start_timeout_;
+  const TierPagesOptions options_;  // as of the start
+  const std::unique_ptr<DiskTier> disk_;
+  DiskValueTier values_;
+  std::unique_ptr<TierPages> pages_;
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_DAEMON_TIERS_LOCAL_TIER_H_

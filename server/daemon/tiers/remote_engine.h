@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// RemoteEngine: what differs between the engines of a remote tier, beyond that each is a ValueTier:
+// which servers it has, and what is told of them. remote_redis.cc, remote_mooncake.cc.
+//
+// Thread-safety: all methods, from any thread. Blocking: Ping, until its deadline at most.
+#ifndef KVSTRATA_SERVER_DAEMON_TIERS_REMOTE_ENGINE_H_
+#define KVSTRATA_SERVER_DAEMON_TIERS_REMOTE_ENGINE_H_
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/status.h"
+#include "server/config/config.h"
+#include "server/rpc/calls/grpc_options.h"
+#include "server/tier/redis/redis_threads.h"
+#include "server/tier/remote/remote_format.h"
+#include "server/tier/value_tier.h"
+
+namespace kvstrata {
+
+class RemoteEngine {
+ public:
+  virtual ~RemoteEngine() = default;
+
+  // Its own; as long as it lives.
+  virtual ValueTier* values() = 0;
+  // What was counted of each server.
+  virtual std::vector<RemoteShardInfo> Shards() const = 0;
+  // A sign of life of each server; `values` and `held` are left at 0.
+  virtual std::vector<RemoteServerInfo> Ping(Deadline deadline) = 0;
+  // The `address` in Shards and Ping of who has that value; "": not known.
+  virtual std::string ServerOf(std::string_view key, std::string_view place) const = 0;
+  // The servers that nodes announce themselves in. UNIMPLEMENTED MOONCAKE_NODES.
+  virtual Result<std::shared_ptr<RedisThreads>> Announcements() const = 0;
+};
+
+// Connect to nothing yet. Errors: those of RedisValueTier::Open and MooncakeValueTier::Open.
+Result<std::unique_ptr<RemoteEngine>> OpenRedis(const RemoteConfig& config,
+                                                const remote::RemoteFormat& format);
+Result<std::unique_ptr<RemoteEngine>> OpenMooncake(const RemoteConfig& config,
+                                                   const remote::RemoteFormat& format);
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_DAEMON_TIERS_REMOTE_ENGINE_H_

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/daemon/tiers/remote_tier.h"
+
+#include <algorithm>
+#include <chrono>
+#include <iterator>
+#include <utility>
+
+#include "base/check.h"
+#include "server/sockets/unix_listener.h"
+#include "server/telemetry/log.h"
+#include "server/tier/blocking_calls.h"
+#include "server/tier/remote/remote_secret.h"
+
+namespace kvstrata {
+namespace {
+
+std::string_view NameOf(RemoteWrite write) {
+  if (write == RemoteWrite::kOff) return "off";
+  return write == RemoteWrite::kAll ? "all" : "reused";
+}
+
+std::string_view NameOf(const PageKey& key) {
+  return {reinterpret_cast<const char*>(key.data()), key.size()};
+}
+
+// The engines. One is chosen by where its servers are named.
+struct EngineRow {
+  std::string_view name;
+  const std::string& (*servers)(const RemoteConfig& config);  // "": it is not that
+  Result<std::unique_ptr<RemoteEngine>> (*open)(const RemoteConfig& config,
+                                                const remote::RemoteFormat& format);
+};
+constexpr EngineRow kEngines[] = {
+    {"redis", [](const RemoteConfig& c) -> const std::string& { return c.redis; }, OpenRedis},
+    {"mooncake", [](const RemoteConfig& c) -> const std::string& { return c.agent.master; },
+     OpenMooncake},
+};
+
+const EngineRow& EngineOf(const RemoteConfig& config) {
+  const auto row = std::ranges::find_if(
+      kEngines, [&config](const EngineRow& engine) { return !engine.servers(config).empty(); });
+  KVS_CHECK(row != std::end(kEngines));
+  return *row;
+}
+
+}  // namespace
+
+RemoteTier::RemoteTier(const RemoteConfig& config, std::string secret_fingerprint,
+                       std::unique_ptr<RemoteEngine> engine)
+    : config_(config),
+      secret_fingerprint_(std::move(secret_fingerprint)),
+      write_(config.pages.writer.write),
+      engine_(std::move(engine)) {}
+
+Result<std::unique_ptr<RemoteTier>> RemoteTier::Open(const Config& daemon) {
+  const RemoteConfig& config = daemon.remote;
+  const gid_t tenants = SocketGroup(daemon.socket, daemon.socket_group);
+  KVS_ASSIGN_OR_RETURN(const remote::RemoteSecret secret,
+                       remote::RemoteSecret::Read(config.secret_file, tenants));
+  remote::RemoteFormatOptions options;
+  options.seal = config.seal == "gcm" ? remote::Seal::kGcm : remote::Seal::kNone;
+  options.max_age = std::chrono::duration_cast<std::chrono::seconds>(config.ttl);
+  KVS_ASSIGN_OR_RETURN(auto engine,
+                       EngineOf(config).open(config, {secret, config.tenant, options}));
+  return std::unique_ptr<RemoteTier>(
+      new RemoteTier(config, secret.Fingerprint(options.seal), std::move(engine)));
+}
+
+void RemoteTier::Use(Store* store, TierPages* local, ValueTier* local_values) {
+  pages_ = std::make_unique<RemotePages>(config_.pages, store, local_values, engine_->values());
+  tiers_ = std::make_unique<PageTiers>(store, local, pages_.get(), config_.pages.min_tokens);
+  LogEvent(LogLevel::kInfo, "remote_open",
+           {{"engine", EngineOf(config_).name},
+            {"servers", std::ranges::count(EngineOf(config_).servers(config_), ',') + 1},
+            {"write", NameOf(write_)},
+            {"seal", config_.seal},
+            {"tls", config_.tls.on},
+            {"secret_fingerprint", secret_fingerprint_}});
+}
+
+void RemoteTier::Configure(const RemoteConfig& config) {
+  pages_->Configure(config.pages);
+  tiers_->SetMinTokens(config.pages.min_tokens);
+  write_ = config.pages.writer.write;
+}
+
+void RemoteTier::Stop() {
+  pages_->Stop();
+  const RemotePagesCounters c = pages_->counters();
+  LogEvent(LogLevel::kInfo, "remote_pages",
+           {{"searches", c.searches},
+            {"found", c.found},
+            {"read", c.read},
+            {"missed", c.missed},
+            {"late", c.late_searches + c.late_loads},
+            {"refused", c.refused + c.refused_loads},
+            {"written", c.written},
+            {"dropped", c.dropped_full + c.dropped_rate + c.dropped_local + c.dropped_stop},
+            {"gone", c.gone},
+            {"failed", c.failed}});
+}
+
+std::string RemoteTier::illness() const { return engine_->values()->Stats().illness; }
+
+// Which of the prompt's values are there.
+std::vector<bool> RemoteTier::Held(const PromptValues& prompt, Deadline deadline) {
+  std::vector<TierProbe> probes;
+  for (const TierSearch::Key& key : prompt.keys) {
+    probes.push_back({NameOf(key.key), {}, NameOf(key.place)});
+  }
+  std::vector<bool> held;
+  ProbeAndWait(engine_->values(), probes, deadline);
+  for (const TierProbe& probe : probes) held.push_back(!probe.sizes.empty());
+  return held;
+}
+
+RemoteProbeInfo RemoteTier::Probe(const PromptValues& prompt, Deadline deadline) {
+  RemoteProbeInfo info;
+  const auto now = std::chrono::steady_clock::now();
+  // Servers that are silent leave time for what the others hold.
+  info.servers = engine_->Ping(now + (deadline - now) / 2);
+  if (prompt.keys.empty()) return info;
+  info.held = Held(prompt, deadline);
+  for (size_t i = 0; i < prompt.keys.size(); ++i) {
+    const TierSearch::Key& key = prompt.keys[i];
+    const auto server =
+        std::ranges::find(info.servers, engine_->ServerOf(NameOf(key.key), NameOf(key.place)),
+                          &RemoteServerInfo::address);
+    if (server == info.servers.end()) continue;
+    ++server->values;
+    server->held += info.held[i];
+  }
+  return info;
+}
+
+RemotePurgeInfo RemoteTier::Purge(const PromptValues& prompt, Deadline deadline) {
+  RemotePurgeInfo info;
+  const auto now = std::chrono::steady_clock::now();
+  const std::vector<bool> held = Held(prompt, now + (deadline - now) / 2);
+  info.held = static_cast<uint64_t>(std::ranges::count(held, true));
+  std::vector<TierForget> forgets;
+  for (const TierSearch::Key& key : prompt.keys) {
+    forgets.push_back({std::string(NameOf(key.key)), {}, std::string(NameOf(key.place))});
+  }
+  info.status = ForgetAndWait(engine_->values(), std::span(forgets), deadline);
+  info.failed = static_cast<uint64_t>(
+      std::ranges::count_if(forgets, [](const TierForget& forget) { return !forget.status.ok(); }));
+  for (const TierSearch::Key& key : prompt.keys) pages_->NotePurged(key.key);
+  return info;
+}
+
+void RemoteTier::Offer(GrpcOptions* options) {
+  options->remote = [this] { return Info(); };
+  options->probe_remote = [this](const PromptValues& prompt, Deadline deadline) {
+    return Probe(prompt, deadline);
+  };
+  options->purge_remote = [this](const PromptValues& prompt, Deadline deadline) {
+    return Purge(prompt, deadline);
+  };
+}
+
+RemoteInfo RemoteTier::Info() const {
+  const RemotePagesCounters c = pages_->counters();
+  RemoteInfo info;
+  info.engine = EngineOf(config_).name;
+  info.servers = EngineOf(config_).servers(config_);
+  info.illness = illness();
+  info.secret_fingerprint = secret_fingerprint_;
+  info.write = NameOf(write_);
+  info.shards = engine_->Shards();
+  info.searches = c.searches;
+  info.searched = c.searched;
+  info.found = c.found;
+  info.late_searches = c.late_searches;
+  info.known_misses = c.known_misses;
+  info.not_worth = c.not_worth;
+  info.refused_searches = c.refused;
+  info.read = c.read;
+  info.missed = c.missed;
+  info.late_loads = c.late_loads;
+  info.refused_loads = c.refused_loads;
+  info.over_rate = c.over_rate;
+  info.bytes_per_second = static_cast<uint64_t>(pages_->bytes_per_second());
+  info.waiting = c.waiting;
+  info.waiting_bytes = c.waiting_bytes;
+  info.written = c.written;
+  info.written_bytes = c.written_bytes;
+  info.dropped_full = c.dropped_full;
+  info.dropped_rate = c.dropped_rate;
+  info.dropped_local = c.dropped_local;
+  info.dropped_stop = c.dropped_stop;
+  info.gone = c.gone;
+  info.failed = c.failed;
+  for (const auto& [user, opens] : c.over_read_rates) info.over_rates[user].opens = opens;
+  for (const auto& [user, values] : c.over_write_rates) {
+    info.over_rates[user].values = values;
+  }
+  return info;
+}
+
+}  // namespace kvstrata

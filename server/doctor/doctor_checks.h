@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// The checks of the machine that doctor.h runs, by file. Each returns one finding.
+#ifndef KVSTRATA_SERVER_DOCTOR_DOCTOR_CHECKS_H_
+#define KVSTRATA_SERVER_DOCTOR_DOCTOR_CHECKS_H_
+
+#include <optional>
+#include <string>
+
+#include "server/doctor/doctor.h"
+
+namespace kvstrata::doctor {
+
+// doctor_limits.cc: of the process and its cgroup.
+Finding CheckMemlock(const Config& config);
+Finding CheckDescriptorLimit(const Config& config);
+Finding CheckThreadLimit(const Config& config);
+Finding CheckMemory(const Config& config);
+Finding CheckOvercommit(const Config& config);
+Finding CheckMappings(const Config& config);
+Finding CheckCpus(const Config& config);
+Finding CheckNuma(const Config& config);
+
+// doctor_disk.cc
+Finding CheckIoUring(const Config& config);
+Finding CheckDirectIo(const Config& config);
+Finding CheckFreeDisk(const Config& config);
+
+// doctor_peers.cc: what the daemon and its clients meet at.
+Finding CheckSocket(const Config& config);
+Finding CheckBacklog(const Config& config);
+Finding CheckProcessNamespaces(const Config& config);
+Finding CheckSharedMemory(const Config& config);
+Finding CheckPassedDescriptors(const Config& config);
+Finding CheckGpu(const Config& config);
+Finding CheckMps(const Config& config);
+Finding CheckClocks(const Config& config);
+
+// doctor_http.cc
+Finding CheckHttp(const Config& config);
+
+// doctor_remote.cc: OK without a remote tier.
+Finding CheckRemoteFiles(const Config& config);
+Finding CheckRemoteServers(const Config& config);
+Finding CheckAnnounce(const Config& config);
+
+// For the checks of several files.
+Finding Ok(std::string check, std::string what);
+Finding Warn(std::string check, std::string what, std::string fix);
+Finding Fail(std::string check, const Status& why, std::string fix = "");
+std::string MiBText(uint64_t bytes);
+// The first word of a file; nothing if it cannot be read.
+std::optional<std::string> FirstWordOf(const std::string& path);
+
+}  // namespace kvstrata::doctor
+
+#endif  // KVSTRATA_SERVER_DOCTOR_DOCTOR_CHECKS_H_

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/rpc/calls/library_log.h"
+
+#include <google/protobuf/stubs/logging.h>
+#include <grpc/support/log.h>
+
+#include <chrono>
+#include <string>
+
+#include "base/sync.h"
+#include "server/sockets/packet.h"
+#include "server/telemetry/log.h"
+
+namespace kvstrata {
+namespace {
+
+constexpr uint32_t kLogBurst = 5;
+
+// One library's lines; any thread.
+class LibraryLog {
+ public:
+  explicit LibraryLog(const char* library) : library_(library) {}
+
+  void Write(LogLevel level, const std::string& why) KVS_EXCLUDES(mu_) {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    uint64_t suppressed = 0;
+    {
+      MutexLock lock(mu_);
+      const int64_t second = std::chrono::duration_cast<std::chrono::seconds>(now).count();
+      if (!limiter_.Allow(second, &suppressed)) return;
+    }
+    LogEvent(level, library_, {{"why", Printable(why)}, {"suppressed", suppressed}});
+  }
+
+ private:
+  const char* const library_;
+  Mutex mu_;
+  LogLimiter limiter_ KVS_GUARDED_BY(mu_){kLogBurst};
+};
+
+void LogFromGrpc(gpr_log_func_args* line) {
+  static LibraryLog log("grpc");
+  log.Write(line->severity == GPR_LOG_SEVERITY_ERROR ? LogLevel::kWarn : LogLevel::kDebug,
+            line->message);
+}
+
+void LogFromProtobuf(google::protobuf::LogLevel level, const char*, int,
+                     const std::string& message) {
+  static LibraryLog log("protobuf");
+  log.Write(level == google::protobuf::LOGLEVEL_INFO ? LogLevel::kDebug : LogLevel::kWarn, message);
+}
+
+}  // namespace
+
+void TakeOverLibraryLogs() {
+  gpr_set_log_function(&LogFromGrpc);
+  google::protobuf::SetLogHandler(&LogFromProtobuf);
+}
+
+}  // namespace kvstrata

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/rpc/calls/service_context.h"
+
+#include <string>
+
+namespace kvstrata {
+
+Status ServiceContext::CheckAdmin() const {
+  if (admin_) return OkStatus();
+  return {Code::kPermissionDenied, "ADMIN_ONLY",
+          "user " + std::to_string(user_.uid) +
+              " may not call this; only root and the daemon's own "
+              "user may"};
+}
+
+Status ServiceContext::NoDisk() {
+  return NotFound("TIER_UNKNOWN", "the daemon has no disk tier: disk.path is not set");
+}
+
+Status ServiceContext::NoMemory() {
+  return ResourceExhausted(
+      "MEMORY",
+      "the daemon had no memory for this call; ask for less at a time, or give "
+      "the daemon more");
+}
+
+void ServiceContext::AddSession(std::shared_ptr<RemoteSession> session) {
+  MutexLock lock(mu_);
+  const uint64_t id = session->id();
+  sessions_.emplace(id, std::move(session));
+}
+
+bool ServiceContext::HasSessions() const {
+  MutexLock lock(mu_);
+  return !sessions_.empty();
+}
+
+std::shared_ptr<RemoteSession> ServiceContext::TakeSession(uint64_t session) {
+  MutexLock lock(mu_);
+  auto node = sessions_.extract(session);
+  return node.empty() ? nullptr : std::move(node.mapped());
+}
+
+Result<std::shared_ptr<RemoteSession>> ServiceContext::FindSession(uint64_t session) const {
+  if (stopping_) return Stopping();
+  MutexLock lock(mu_);
+  const auto found = sessions_.find(session);
+  if (found != sessions_.end()) return found->second;
+  return NotFound("SESSION_UNKNOWN",
+                  "session " + std::to_string(session) +
+                      " does not exist, or is not yours; a session lives as long as its "
+                      "OpenSession stream");
+}
+
+}  // namespace kvstrata

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+// ServiceContext: what the services of one user share: the store, who the user is, its sessions,
+// and the way from a call to a task and back to a gRPC status.
+//
+// One per user (grpc_server.h says why), made before its gRPC server and outliving it.
+// Ownership: borrows the options' parts; shares sessions with the streams that hold them.
+// Threads: all methods from any thread; one short lock. Cost: a call is one hop to a work thread.
+#ifndef KVSTRATA_SERVER_RPC_CALLS_SERVICE_CONTEXT_H_
+#define KVSTRATA_SERVER_RPC_CALLS_SERVICE_CONTEXT_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <new>
+#include <stdexcept>
+#include <unordered_map>
+#include <utility>
+
+#include "base/sync.h"
+#include "proto/status_map.h"
+#include "server/rpc/calls/calls_under_way.h"
+#include "server/rpc/calls/grpc_options.h"
+#include "server/rpc/steps/remote_session.h"
+#include "server/rpc/steps/work_queue.h"
+
+namespace kvstrata {
+
+class ServiceContext {
+ public:
+  // `admin`: root, or the daemon's own user.
+  ServiceContext(const GrpcOptions& options, PeerIdentity user, bool admin, WorkQueue* queue,
+                 CallsUnderWay* calls)
+      : options_(options), user_(std::move(user)), admin_(admin), queue_(queue), calls_(calls) {}
+
+  const GrpcOptions& options() const { return options_; }
+  Store& store() const { return *options_.store; }
+  const PeerIdentity& user() const { return user_; }
+  WorkQueue* queue() const { return queue_; }
+  // The calls under way that this user's streams count in.
+  CallsUnderWay* calls() const { return calls_; }
+
+  // UNAVAILABLE DAEMON_STOPPING.
+  static Status Stopping() { return Unavailable("DAEMON_STOPPING", "the daemon is stopping"); }
+  // From now on calls that need a session or the queue are answered with it.
+  void EndServing() { stopping_ = true; }
+  bool stopping() const { return stopping_; }
+
+  // OK, or PERMISSION_DENIED ADMIN_ONLY.
+  Status CheckAdmin() const;
+  // NOT_FOUND TIER_UNKNOWN.
+  static Status NoDisk();
+
+  void AddSession(std::shared_ptr<RemoteSession> session) KVS_EXCLUDES(mu_);
+  bool HasSessions() const KVS_EXCLUDES(mu_);
+  // The session, for whoever ends it; null when somebody else does already.
+  std::shared_ptr<RemoteSession> TakeSession(uint64_t session) KVS_EXCLUDES(mu_);
+  // DAEMON_STOPPING; SESSION_UNKNOWN (NOT_FOUND) also for a session of another user or of the
+  // linked transport.
+  Result<std::shared_ptr<RemoteSession>> FindSession(uint64_t session) const KVS_EXCLUDES(mu_);
+
+  // Answers at once.
+  static grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* call, grpc::Status status) {
+    grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
+    reactor->Finish(std::move(status));
+    return reactor;
+  }
+  static grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* call, const Status& status) {
+    return Answer(call, ToGrpc(status));
+  }
+
+  // A reactor that somebody will finish later.
+  grpc::ServerUnaryReactor* NewCall() const { return new UnaryCall(calls_); }
+
+  // fn() as a gRPC status; what it threw for want of memory is the call's answer and nobody else's
+  // trouble.
+  template <typename Fn>
+  static grpc::Status Outcome(Fn&& fn) {
+    try {
+      return AsGrpc(fn());
+    } catch (const std::bad_alloc&) {
+      return ToGrpc(NoMemory());
+    } catch (const std::length_error&) {
+      return ToGrpc(NoMemory());
+    }
+  }
+
+  // Answers with what fn(RemoteSession&) returns (a Status or a grpc::Status), run on the session's
+  // strand. What fn captures of the call's messages stays until it has answered. A call that was
+  // cancelled while it waited does not run.
+  template <typename Fn>
+  grpc::ServerUnaryReactor* InSession(grpc::CallbackServerContext* call, uint64_t session, Fn fn) {
+    Result<std::shared_ptr<RemoteSession>> found = FindSession(session);
+    if (!found.ok()) return Answer(call, found.status());
+    grpc::ServerUnaryReactor* reactor = NewCall();
+    RemoteSession* s = found->get();
+    const grpc::Status posted = Outcome([&] {
+      return s->Post([call, reactor, s, held = *found, fn = std::move(fn)] {
+        reactor->Finish(call->IsCancelled() ? grpc::Status::CANCELLED
+                                            : Outcome([&fn, s] { return fn(*s); }));
+      });
+    });
+    if (!posted.ok()) reactor->Finish(posted);
+    return reactor;
+  }
+
+  // As InSession, without a session: for what takes long.
+  template <typename Fn>
+  grpc::ServerUnaryReactor* InQueue(grpc::CallbackServerContext* call, Fn fn) {
+    if (stopping_) return Answer(call, Stopping());
+    grpc::ServerUnaryReactor* reactor = NewCall();
+    const grpc::Status posted = Outcome([&] {
+      queue_->Post([reactor, fn = std::move(fn)] { reactor->Finish(Outcome(fn)); });
+      return OkStatus();
+    });
+    if (!posted.ok()) reactor->Finish(posted);
+    return reactor;
+  }
+
+ private:
+  static grpc::Status AsGrpc(const Status& status) { return ToGrpc(status); }
+  static grpc::Status AsGrpc(grpc::Status status) { return status; }
+  static Status NoMemory();
+
+  const GrpcOptions& options_;
+  const PeerIdentity user_;
+  const bool admin_;
+  WorkQueue* const queue_;
+  CallsUnderWay* const calls_;
+  std::atomic<bool> stopping_{false};
+
+  mutable Mutex mu_;
+  std::unordered_map<uint64_t, std::shared_ptr<RemoteSession>> sessions_ KVS_GUARDED_BY(mu_);
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_RPC_CALLS_SERVICE_CONTEXT_H_

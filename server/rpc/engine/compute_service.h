@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// ComputeService: kvstrata.v1.Compute, the remote transport: kernels/step on the daemon's own
+// mappings.
+//
+// Threads: gRPC's; every call runs on its session's strand on a work thread. Tensors are read where
+// the message has them and written where the answer has them. Errors: as compute.proto says.
+#ifndef KVSTRATA_SERVER_RPC_ENGINE_COMPUTE_SERVICE_H_
+#define KVSTRATA_SERVER_RPC_ENGINE_COMPUTE_SERVICE_H_
+
+#include "kvstrata/v1/compute.grpc.pb.h"
+#include "server/rpc/calls/service_context.h"
+
+namespace kvstrata {
+
+class ComputeService final : public v1::Compute::CallbackService {
+ public:
+  // Not inline, nor is the destructor: the generated base takes half a minute to compile where one
+  // is called.
+  explicit ComputeService(ServiceContext* context);
+  ~ComputeService() override;
+
+  grpc::ServerUnaryReactor* StepBegin(grpc::CallbackServerContext*, const v1::StepBeginRequest*,
+                                      v1::StepBeginResponse*) override;
+  grpc::ServerUnaryReactor* Append(grpc::CallbackServerContext*, const v1::AppendRequest*,
+                                   v1::AppendResponse*) override;
+  grpc::ServerUnaryReactor* Select(grpc::CallbackServerContext*, const v1::SelectRequest*,
+                                   v1::SelectResponse*) override;
+  grpc::ServerUnaryReactor* Attend(grpc::CallbackServerContext*, const v1::AttendRequest*,
+                                   v1::AttendResponse*) override;
+  grpc::ServerUnaryReactor* StepEnd(grpc::CallbackServerContext*, const v1::StepEndRequest*,
+                                    v1::StepEndResponse*) override;
+  grpc::ServerUnaryReactor* ReportVerified(grpc::CallbackServerContext*,
+                                           const v1::ReportVerifiedRequest*,
+                                           v1::ReportVerifiedResponse*) override;
+  grpc::ServerUnaryReactor* Report(grpc::CallbackServerContext*, const v1::ReportRequest*,
+                                   v1::ReportResponse*) override;
+  grpc::ServerUnaryReactor* PrefillDone(grpc::CallbackServerContext*, const v1::PrefillDoneRequest*,
+                                        v1::PrefillDoneResponse*) override;
+  grpc::ServerUnaryReactor* Settle(grpc::CallbackServerContext*, const v1::SettleRequest*,
+                                   v1::SettleResponse*) override;
+  grpc::ServerUnaryReactor* GetSequence(grpc::CallbackServerContext*, const v1::GetSequenceRequest*,
+                                        v1::GetSequenceResponse*) override;
+  grpc::ServerUnaryReactor* Inspect(grpc::CallbackServerContext*, const v1::InspectRequest*,
+                                    v1::InspectResponse*) override;
+  grpc::ServerUnaryReactor* GetPageTable(grpc::CallbackServerContext*,
+                                         const v1::GetPageTableRequest*,
+                                         v1::GetPageTableResponse*) override;
+  // work_calls.cc
+  grpc::ServerUnaryReactor* Build(grpc::CallbackServerContext*, const v1::BuildRequest*,
+                                  v1::BuildResponse*) override;
+  grpc::ServerUnaryReactor* Recompress(grpc::CallbackServerContext*, const v1::RecompressRequest*,
+                                       v1::RecompressResponse*) override;
+  grpc::ServerUnaryReactor* StopWork(grpc::CallbackServerContext*, const v1::StopWorkRequest*,
+                                     v1::StopWorkResponse*) override;
+
+ private:
+  ServiceContext* const context_;
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_RPC_ENGINE_COMPUTE_SERVICE_H_

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// ControlService: kvstrata.v1.Control over the store and this user's remote sessions.
+//
+// Threads: gRPC's; what a session does runs on its strand. Errors: those of the store.
+#ifndef KVSTRATA_SERVER_RPC_ENGINE_CONTROL_SERVICE_H_
+#define KVSTRATA_SERVER_RPC_ENGINE_CONTROL_SERVICE_H_
+
+#include "kvstrata/v1/control.grpc.pb.h"
+#include "server/rpc/calls/service_context.h"
+#include "server/rpc/engine/session_stream.h"
+
+namespace kvstrata {
+
+class ControlService final : public v1::Control::CallbackService {
+ public:
+  // Not inline, nor is the destructor: the generated base takes half a minute to compile where one
+  // is called.
+  explicit ControlService(ServiceContext* context);
+  ~ControlService() override;
+
+  SessionStreams& streams() { return streams_; }
+
+  grpc::ServerWriteReactor<v1::OpenSessionResponse>* OpenSession(
+      grpc::CallbackServerContext*, const v1::OpenSessionRequest* request) override;
+  grpc::ServerUnaryReactor* CloseSession(grpc::CallbackServerContext*,
+                                         const v1::CloseSessionRequest*,
+                                         v1::CloseSessionResponse*) override;
+  grpc::ServerUnaryReactor* IssueAttachToken(grpc::CallbackServerContext*,
+                                             const v1::IssueAttachTokenRequest*,
+                                             v1::IssueAttachTokenResponse*) override;
+  grpc::ServerUnaryReactor* Ping(grpc::CallbackServerContext*, const v1::PingRequest*,
+                                 v1::PingResponse*) override;
+  grpc::ServerUnaryReactor* RegisterModel(grpc::CallbackServerContext*,
+                                          const v1::RegisterModelRequest*,
+                                          v1::RegisterModelResponse*) override;
+  grpc::ServerUnaryReactor* ListModels(grpc::CallbackServerContext*, const v1::ListModelsRequest*,
+                                       v1::ListModelsResponse*) override;
+  grpc::ServerUnaryReactor* OpenSequence(grpc::CallbackServerContext*,
+                                         const v1::OpenSequenceRequest*,
+                                         v1::OpenSequenceResponse*) override;
+  grpc::ServerUnaryReactor* ForkSequence(grpc::CallbackServerContext*,
+                                         const v1::ForkSequenceRequest*,
+                                         v1::OpenSequenceResponse*) override;
+  grpc::ServerUnaryReactor* TruncateSequence(grpc::CallbackServerContext*,
+                                             const v1::TruncateSequenceRequest*,
+                                             v1::TruncateSequenceResponse*) override;
+  grpc::ServerUnaryReactor* CloseSequence(grpc::CallbackServerContext*,
+                                          const v1::CloseSequenceRequest*,
+                                          v1::CloseSequenceResponse*) override;
+  grpc::ServerUnaryReactor* CloseKey(grpc::CallbackServerContext*, const v1::CloseKeyRequest*,
+                                     v1::CloseSequenceResponse*) override;
+  grpc::ServerUnaryReactor* TruncateKey(grpc::CallbackServerContext*, const v1::TruncateKeyRequest*,
+                                        v1::TruncateSequenceResponse*) override;
+  grpc::ServerUnaryReactor* Lookup(grpc::CallbackServerContext*, const v1::LookupRequest*,
+                                   v1::LookupResponse*) override;
+  grpc::ServerUnaryReactor* GetCapacity(grpc::CallbackServerContext*, const v1::GetCapacityRequest*,
+                                        v1::GetCapacityResponse*) override;
+  grpc::ServerUnaryReactor* ListPlans(grpc::CallbackServerContext*, const v1::ListPlansRequest*,
+                                      v1::ListPlansResponse*) override;
+  grpc::ServerUnaryReactor* ShowPlan(grpc::CallbackServerContext*, const v1::ShowPlanRequest*,
+                                     v1::Plan*) override;
+
+ private:
+  ServiceContext* const context_;
+  SessionStreams streams_;
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_RPC_ENGINE_CONTROL_SERVICE_H_

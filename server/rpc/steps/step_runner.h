@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where a remote session computes: with the CPU's ops on pages of host memory (cpu_steps.cc), or on
+// the GPU that has the daemon's pages (gpu_steps.cc).
+//
+// Ownership: a session owns its StepDevice, a step its StepRunner, which goes first. Threads: one
+// call at a time for a device and its runners (the session's strand), on work threads: calls wait
+// for what they ask for, at most as long as a method says.
+// Errors on a GPU, besides those that a method names: CUDA_ERROR, GPU_MEMORY; DEADLINE_EXCEEDED
+// GPU_STUCK, the call may be made again; UNAVAILABLE DEVICE_FAILED, the GPU is lost to the daemon.
+#ifndef KVSTRATA_SERVER_RPC_STEPS_STEP_RUNNER_H_
+#define KVSTRATA_SERVER_RPC_STEPS_STEP_RUNNER_H_
+
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "base/status.h"
+#include "kernels/executor.h"
+#include "kernels/step/shadow_attention.h"
+#include "kernels/step/step.h"
+
+namespace kvstrata {
+
+// A step (kernels/step/step.h) under way. Destroying it without End drops the new tokens, and
+// returns when nothing reads or writes the members' pages any more.
+class StepRunner {
+ public:
+  virtual ~StepRunner() = default;
+  virtual const StepBatch& batch() const = 0;
+
+  // As Step's, on dense rows of host memory; done when they return.
+  virtual Status Append(int layer, const Rows& k, const Rows& v) = 0;
+  virtual Status Select(int layer, const Rows& q) = 0;
+  virtual Status Attend(int layer, const Rows& q, const MutableRows& out, float* lse) = 0;
+  // The selection of the last layer selected or attended; valid until the next.
+  virtual Result<const Selection*> SelectionOf(int member) = 0;
+  // The cost of the last layer attended.
+  virtual Result<StepCost> CostOf(int member) = 0;
+  // The states advance, all rows are in their pages. An error: the states are not to be used again.
+  virtual Status End() = 0;
+
+  // Measures what each Attend of the member loses. REQUIRES: it decodes; before its first Attend.
+  virtual Status Shadow(int member) = 0;
+  // What was measured. REQUIRES: ended.
+  virtual Result<ShadowSample> SampleOf(int member) = 0;
+};
+
+class StepDevice {
+ public:
+  virtual ~StepDevice() = default;
+  virtual std::string_view backend() const = 0;
+  virtual bool on_gpu() const = 0;
+  // At the start of every task of the session, on the thread that runs it.
+  virtual void Enter() {}
+  // Frees all memory; nothing but Enter is called after it. REQUIRES: no step is open.
+  virtual void Close() {}
+
+  // REQUIRES: as StepBatch; states are refreshed from their views, which stay. Also STEPS_OPEN.
+  virtual Result<std::unique_ptr<StepRunner>> Begin(std::vector<StepMember> members) = 0;
+  // As SequenceState's. REQUIRES: refreshed from `view`, which has `blocks` index blocks.
+  virtual Status PrefillDone(SequenceState* state, const SequenceView& view) = 0;
+  // May be left to the next Begin.
+  virtual void CatchUp(SequenceState* /*state*/, const SequenceView& /*view*/) {}
+  virtual Result<InspectArray> Inspect(const SequenceState& state, const SequenceView& view,
+                                       size_t blocks, std::string_view name) = 0;
+  // Lets kernels follow addresses of an arena of the host tier; done when it returns.
+  virtual Status Reach(uint32_t /*arena*/) { return OkStatus(); }
+  // Copies bytes of the device tier to the host.
+  virtual Status Read(std::byte* to, const std::byte* from, uint64_t bytes) = 0;
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_RPC_STEPS_STEP_RUNNER_H_

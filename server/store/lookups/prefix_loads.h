@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// PrefixLoads: what a sequence that opens gets from the tiers below: pages and index blocks of its
+// prefix, its prompt's artefact. What the local tier has is known here; a remote one is searched
+// first, once, where much is missing. What it says is a plan: what does not come ends the prefix.
+//
+// Bytes are copied outside of the lock, into pages that the opening's load holds. An artefact comes
+// whole or not at all: it is entered when its record and every extent came and were verified, else
+// what came of it is let go and the prompt is recompressed.
+// Thread-safety: methods that say so are called under the store's lock, all others without it, from
+// any thread. Cost: of copies; the tier reads.
+#ifndef KVSTRATA_SERVER_STORE_LOOKUPS_PREFIX_LOADS_H_
+#define KVSTRATA_SERVER_STORE_LOOKUPS_PREFIX_LOADS_H_
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "server/store/options/store_lock.h"
+#include "server/store/pages/page_tier.h"
+
+namespace kvstrata {
+
+class ArtefactLedger;
+struct Books;
+class CodecExtents;
+struct Opening;
+struct Page;
+class PageAllocator;
+class PageHolds;
+class PageReferences;
+class PrefixCatalog;
+struct Session;
+class SessionCatalog;
+
+class PrefixLoads {
+ public:
+  PrefixLoads(Books& books, ArtefactLedger& ledger, SessionCatalog& catalog,
+              PageReferences& references, PageHolds& holds, PageAllocator& allocator,
+              PrefixCatalog& prefixes, CodecExtents& extents);
+
+  // Asks a remote tier, if there is one and it is worth it, what it has of what is missing, then
+  // calls `then`.
+  void SearchRemote(const std::shared_ptr<Opening>& o, PageTier* tier, std::function<void()> then)
+      KVS_EXCLUDES(store_lock);
+  // Reads what is missing of the prefix, then calls `then`.
+  void LoadPrefix(const std::shared_ptr<Opening>& o, PageTier* tier, std::function<void()> then)
+      KVS_EXCLUDES(store_lock);
+  // Reads the prompt's artefact into memory if only the tier has it, then calls `then`.
+  void LoadArtefact(const std::shared_ptr<Opening>& o, PageTier* tier, std::function<void()> then)
+      KVS_EXCLUDES(store_lock);
+
+  // A reference of the load's own, until EndLoad.
+  void HoldForLoad(Opening* o, Page* page) KVS_REQUIRES(store_lock);
+  // `session`: whose long request this is; null: nobody's.
+  void EndLoad(Session* session, Opening* o) KVS_REQUIRES(store_lock);
+
+ private:
+  // Holds what memory has of the prefix until EndLoad; the keys that are to be read of it.
+  std::vector<PageKey> BeginLoad(Opening* o) KVS_EXCLUDES(store_lock);
+  // A page for each value that can be used, else null; `*more`: a prefix without gaps goes on.
+  std::vector<Page*> TakeForLoad(Opening* o, size_t first, std::span<const LoadedValue> values,
+                                 bool* more) KVS_REQUIRES(store_lock);
+  bool TakeLoaded(Opening* o, PageTier* tier, size_t first, std::span<const LoadedValue> values,
+                  std::span<const PageKey> keys) KVS_EXCLUDES(store_lock);
+  // Asked before its record is read, and behind it.
+  bool WantsArtefact(const Opening& o, const PageTier& tier) KVS_EXCLUDES(store_lock);
+  void LoadExtents(const std::shared_ptr<Opening>& o, PageTier* tier, std::function<void()> then)
+      KVS_EXCLUDES(store_lock);
+  bool TakeExtent(Opening* o, size_t i, const LoadedValue& value) KVS_EXCLUDES(store_lock);
+  void EnterLoadedArtefact(Opening* o, const PageTier& tier) KVS_EXCLUDES(store_lock);
+
+  Books& books_;
+  ArtefactLedger& ledger_;
+  SessionCatalog& catalog_;
+  PageReferences& references_;
+  PageHolds& holds_;
+  PageAllocator& allocator_;
+  PrefixCatalog& prefixes_;
+  CodecExtents& extents_;
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_STORE_LOOKUPS_PREFIX_LOADS_H_

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// OpeningEnds: the end of an opening, when all that could come has come: what is held of its prompt
+// is found once more, under the lock, and the sequence enters with it.
+//
+// Thread-safety: Finish from any thread. Cost: an open works in pieces (long_request.h).
+#ifndef KVSTRATA_SERVER_STORE_OPENINGS_OPENING_ENDS_H_
+#define KVSTRATA_SERVER_STORE_OPENINGS_OPENING_ENDS_H_
+
+#include "base/status.h"
+#include "server/store/options/store_lock.h"
+#include "server/store/prompts/opening.h"
+
+namespace kvstrata {
+
+struct Books;
+class Moves;
+class PageReferences;
+class PrefixLoads;
+class Recompression;
+class SequenceEntry;
+class SessionCatalog;
+
+class OpeningEnds {
+ public:
+  OpeningEnds(Books& books, SessionCatalog& catalog, PageReferences& references,
+              PrefixCatalog& prefixes, PrefixLoads& loads, Moves& moves,
+              Recompression& recompression, SequenceEntry& entry);
+
+  // Also ends its load, whatever comes of it. Called once. SESSION_UNKNOWN, and as Openings.
+  Result<OpenedSequence> Finish(Opening* o) KVS_EXCLUDES(store_lock);
+
+ private:
+  // Tells a remote tier that a prefix was found again.
+  void OfferReused(const Opening& o, const IndexLayout& index, const OpenedSequence& opened)
+      KVS_EXCLUDES(store_lock);
+  Result<OpenedSequence> FinishUnderLock(Opening* o) KVS_EXCLUDES(store_lock);
+  Result<OpenedSequence> FinishLocked(Session* session, Opening* o) KVS_REQUIRES(store_lock);
+  // Cuts a hit to the pages that o.limits allow and that only the hit can tell.
+  void LimitHit(const Opening& o, const Sequence& shape, Hit* hit) const KVS_REQUIRES(store_lock);
+  // A lease that promised this open counts no more while the sequence does.
+  static void TakeLeasedPlace(const Tenant& tenant, Opening* o, Sequence* s)
+      KVS_REQUIRES(store_lock);
+  // When an artefact of this prompt may be had at its end, nothing is due before.
+  void AwaitArtefact(Sequence* s, const Opening& o) KVS_REQUIRES(store_lock);
+
+  Books& books_;
+  SessionCatalog& catalog_;
+  PageReferences& references_;
+  PrefixCatalog& prefixes_;
+  PrefixLoads& loads_;
+  Moves& moves_;
+  Recompression& recompression_;
+  SequenceEntry& entry_;
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_STORE_OPENINGS_OPENING_ENDS_H_

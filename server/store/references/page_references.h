@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// PageReferences: the life of a page by its references (docs/design.md, "The life of a page"): the
+// last one leaves it cached, if the prefix index has it, or retired until every reader that may see
+// it has left its epoch. What lies on a lost device is forgotten here, too.
+//
+// Ownership: of retired pages, the tenants'. Thread-safety: methods that say so are called under
+// the store's lock, Reclaim from any thread. Cost: Ref and Release are constant; reclaiming looks
+// at all readers of a tenant.
+#ifndef KVSTRATA_SERVER_STORE_REFERENCES_PAGE_REFERENCES_H_
+#define KVSTRATA_SERVER_STORE_REFERENCES_PAGE_REFERENCES_H_
+
+#include <array>
+#include <cstddef>
+#include <set>
+#include <span>
+#include <vector>
+
+#include "server/store/options/store_lock.h"
+#include "server/store/pages/page_memory.h"
+
+namespace kvstrata {
+
+struct Artefact;
+struct Books;
+struct Extent;
+struct Page;
+struct Session;
+class SessionCatalog;
+struct Tenant;
+
+class PageReferences {
+ public:
+  PageReferences(Books& books, SessionCatalog& catalog);
+
+  void RefPage(Page* page) KVS_REQUIRES(store_lock);
+  // Adds the pages to `to`, with a reference each.
+  void RefAll(Session* session, std::span<Page* const> from, std::vector<Page*>* to)
+      KVS_REQUIRES(store_lock);
+  void Release(Page* page) KVS_REQUIRES(store_lock);
+  // From the last to the first, so that of a prefix the end is evicted before its beginning. Null
+  // is no page.
+  void ReleaseAll(Session* session, std::vector<Page*>* pages) KVS_REQUIRES(store_lock);
+  void ReleaseExtents(std::vector<Extent>* extents) KVS_REQUIRES(store_lock);
+  // Gives up the references of one that the books have no more, and frees what that leaves.
+  void ReleaseArtefact(Artefact artefact) KVS_REQUIRES(store_lock);
+  // REQUIRES: nothing refers to it.
+  void Retire(Page* page) KVS_REQUIRES(store_lock);
+  // Its bytes stay where they are until as many EndKeep; a page that every reader has passed
+  // meanwhile is parked, and the last EndKeep frees it.
+  void Keep(Page* page) KVS_REQUIRES(store_lock);
+  void EndKeep(Page* page) KVS_REQUIRES(store_lock);
+  const std::set<Page*>& parked() const KVS_REQUIRES(store_lock) { return parked_; }
+  // For pages that no table has named, or that all readers have passed.
+  void FreePages(std::span<Page* const> pages) KVS_REQUIRES(store_lock);
+  // Makes the prefix index and the artefacts forget what lies on a device that is lost, once.
+  void DropLost() KVS_REQUIRES(store_lock);
+
+  // What was retired before is free once the readers of now have left. Only after the tables that
+  // named it are unpublished.
+  void Advance(Tenant* tenant) KVS_REQUIRES(store_lock);
+  // Frees what every reader has passed; called by the daemon's housekeeping and by allocation.
+  void Reclaim() KVS_EXCLUDES(store_lock);
+  void ReclaimLocked() KVS_REQUIRES(store_lock);
+  // With nothing else in hand: others are let in.
+  void ReclaimByPieces(Tenant* tenant) KVS_REQUIRES(store_lock);
+  // Reclaims at most `most` pages; returns whether there may be more.
+  bool ReclaimLocked(Tenant* tenant, size_t most = ~size_t{0}) KVS_REQUIRES(store_lock);
+
+ private:
+  void DropLost(PoolId pool) KVS_REQUIRES(store_lock);
+
+  Books& books_;
+  SessionCatalog& catalog_;
+  std::array<bool, kMaxPools> dropped_ KVS_GUARDED_BY(store_lock){};  // by PoolId::index
+  std::set<Page*> parked_ KVS_GUARDED_BY(store_lock);
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_STORE_REFERENCES_PAGE_REFERENCES_H_

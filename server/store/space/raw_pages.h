@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// RawPages: raw pages whose rows a codec holds. `keep_raw` says whether they go back, or to `host`,
+// where they stay readable for other plans and later turns (ADR 5).
+//
+// Thread-safety: PlaceRaw without the store's lock, the rest under it. Cost: of copies.
+#ifndef KVSTRATA_SERVER_STORE_SPACE_RAW_PAGES_H_
+#define KVSTRATA_SERVER_STORE_SPACE_RAW_PAGES_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/status.h"
+#include "server/store/options/store_lock.h"
+#include "server/store/pages/page_memory.h"
+
+namespace kvstrata {
+
+struct Books;
+struct CopyPlan;
+struct Page;
+class PageAllocator;
+class PageCopies;
+class PageReferences;
+struct Sequence;
+class SessionCatalog;
+class Tables;
+
+class RawPages {
+ public:
+  RawPages(Books& books, SessionCatalog& catalog, Tables& tables, PageReferences& references,
+           PageAllocator& allocator, PageCopies& copies);
+
+  // Released pages that are not on `host`: there they go, or back, as the plan says. Adds their
+  // bytes. SEQUENCE_UNKNOWN, POOL_EXHAUSTED, TABLES_FULL, COPY_FAILED.
+  Status PlaceRaw(uint64_t sequence, uint64_t* bytes) KVS_EXCLUDES(store_lock);
+  // Publishes no table; returns the bytes.
+  uint64_t GiveBack(Sequence* s, std::span<const size_t> positions) KVS_REQUIRES(store_lock);
+  // Releases a page, and makes the prefix index forget it if nobody else holds it and no pin does.
+  void DropRaw(Page* page) KVS_REQUIRES(store_lock);
+
+ private:
+  // Whether `n` released pages go back instead of to `host`.
+  bool GivesBack(const Sequence& s, size_t n) const KVS_REQUIRES(store_lock);
+  Status PlanPlacing(Sequence* s, CopyPlan* plan, uint64_t* bytes) KVS_REQUIRES(store_lock);
+  // Somebody with the same prefix may have moved these pages already; whether there was one.
+  bool UseHostCopies(Sequence* s, std::vector<size_t>* positions) KVS_REQUIRES(store_lock);
+
+  Books& books_;
+  SessionCatalog& catalog_;
+  Tables& tables_;
+  PageReferences& references_;
+  PageAllocator& allocator_;
+  PageCopies& copies_;
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_STORE_SPACE_RAW_PAGES_H_

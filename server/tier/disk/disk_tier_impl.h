@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// DiskTier::Impl: the parts of the engine, one of each, in the order in which they are made.
+#ifndef KVSTRATA_SERVER_TIER_DISK_DISK_TIER_IMPL_H_
+#define KVSTRATA_SERVER_TIER_DISK_DISK_TIER_IMPL_H_
+
+#include <cstdint>
+#include <utility>
+
+#include "server/tier/disk/checkpoint_files.h"
+#include "server/tier/disk/disk_tier.h"
+#include "server/tier/disk/state/segment_marks.h"
+#include "server/tier/disk/state/slot_erasure.h"
+#include "server/tier/disk/state/tier_files.h"
+#include "server/tier/disk/state/tier_state.h"
+#include "server/tier/disk/state/tier_victims.h"
+#include "server/tier/disk/tier_budget.h"
+#include "server/tier/disk/value_reads.h"
+#include "server/tier/disk/value_writes.h"
+
+namespace kvstrata {
+
+struct DiskTier::Impl {
+  Impl(const DiskTierOptions& options, disk::TierDirectory directory, IoQueueChoice for_reads,
+       IoQueueChoice for_writes)
+      : state(options, static_cast<uint32_t>(directory.segments.size())),
+        files(&state, std::move(directory), std::move(for_reads), std::move(for_writes)) {}
+
+  disk::TierState state;
+  disk::TierFiles files;
+  disk::SegmentMarks marks{&state, &files};
+  disk::SlotErasure erasure{&state, &files, &marks};
+  disk::ValueWrites writes{&state, &files, &marks, &erasure};
+  disk::ValueReads reads{&state, &files};
+  disk::CheckpointFiles checkpoints{&state, &files, &marks, &erasure};
+  disk::TierVictims victims{&state};
+  disk::TierResize resize{&state, &files};
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_TIER_DISK_DISK_TIER_IMPL_H_

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// SegmentMarks: what the next start may believe of a segment. Its dirty mark is written before
+// anything else is, and a flush covers all that was put and erased before it. The writer's side is
+// held.
+#ifndef KVSTRATA_SERVER_TIER_DISK_STATE_SEGMENT_MARKS_H_
+#define KVSTRATA_SERVER_TIER_DISK_STATE_SEGMENT_MARKS_H_
+
+#include <cstdint>
+#include <map>
+#include <set>
+
+#include "base/status.h"
+#include "server/tier/disk/state/tier_files.h"
+#include "server/tier/disk/state/tier_state.h"
+
+namespace kvstrata::disk {
+
+class SegmentMarks {
+ public:
+  using Errors = std::map<uint32_t, IoOutcome>;  // by segment
+
+  SegmentMarks(TierState* state, TierFiles* files) : state_(state), files_(files) {}
+
+  // Errors of the segments that could not be marked.
+  Errors MarkDirty(const std::set<uint32_t>& segments, Deadline deadline) KVS_EXCLUDES(state_->mu);
+  // DATA_LOSS DISK_FLUSH, as DiskTier::Flush.
+  Status FlushWritten(Deadline deadline) KVS_EXCLUDES(state_->mu);
+
+ private:
+  Transfer MarkTransfer(uint32_t segment, Errors* failed) KVS_EXCLUDES(state_->mu);
+  void LoseUnflushed(uint32_t segment) KVS_REQUIRES(state_->mu);
+
+  TierState* const state_;
+  TierFiles* const files_;
+};
+
+}  // namespace kvstrata::disk
+
+#endif  // KVSTRATA_SERVER_TIER_DISK_STATE_SEGMENT_MARKS_H_

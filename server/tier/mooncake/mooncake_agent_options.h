@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// How the daemon starts the agent that calls Mooncake Store (mooncake_agent.h). Thread-safety:
+// values.
+#ifndef KVSTRATA_SERVER_TIER_MOONCAKE_MOONCAKE_AGENT_OPTIONS_H_
+#define KVSTRATA_SERVER_TIER_MOONCAKE_MOONCAKE_AGENT_OPTIONS_H_
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+namespace kvstrata {
+
+struct MooncakeAgentOptions {
+  std::string python, program;  // paths
+  std::string master;           // HOST:PORT
+  std::string metadata, protocol, devices, interface;
+  uint64_t memory_bytes = uint64_t{64} << 20;
+  std::chrono::milliseconds first_pause{1000}, longest_pause{30000};  // between its lives
+  std::chrono::milliseconds start_timeout{30000}, stall_timeout{60000};
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_TIER_MOONCAKE_MOONCAKE_AGENT_OPTIONS_H_

@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+# What works on the store beside its callers: the tiers below memory, moves, builds, imports.
+kvs_library(kvs_work
+  work/block_rows.cc
+  work/build.cc
+  work/importer.cc
+  work/mover.cc
+  work/recompress.cc
+  work/tensor_releases.cc
+  work/tiers/lost_value_log.cc
+  work/tiers/pin_records.cc
+  work/tiers/tier_loads.cc
+  work/tiers/tier_pages.cc
+  work/tiers/tier_records.cc
+  work/tiers/tier_scrubs.cc
+  work/tiers/tier_writer.cc
+  work/tiers/value_catalog.cc
+  work/tiers/value_scrub.cc
+  work/remote/page_tiers.cc
+  work/remote/remote_pages.cc
+  work/remote/remote_writer.cc
+  LIBS kvs_telemetry kvs_store kvs_value_tiers kvs_kernels Threads::Threads)

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// Pins in a tier: a pin is a value of its own, "pin/" and its number as 16 hexadecimal digits, so
+// that it is there whole or not at all (docs/disk_format.md, "Pins"). Its time is kept by the clock
+// of the machine: it goes on while no daemon runs. Thread-safety: any thread. Blocking: they wait
+// for the tier.
+#ifndef KVSTRATA_SERVER_WORK_TIERS_PIN_RECORDS_H_
+#define KVSTRATA_SERVER_WORK_TIERS_PIN_RECORDS_H_
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "server/store/pages/pins.h"
+#include "server/tier/value_tier.h"
+
+namespace kvstrata {
+
+std::string PinRecordName(uint64_t pin);
+
+// What is put; aligned for the tier, `keep` owns it.
+TierPut EncodePin(const PrefixPin& pin);
+
+// Nothing if it is not one that this version wrote.
+std::optional<PrefixPin> DecodePin(std::span<const std::byte> bytes);
+
+// Erases the pin's record; it is gone for good when this returns.
+Status ErasePin(ValueTier* tier, uint64_t pin, Deadline deadline);
+
+// All pins there, over or not, by number. Those that cannot be read are left out.
+std::vector<PrefixPin> ReadPins(ValueTier* tier, Deadline deadline);
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_WORK_TIERS_PIN_RECORDS_H_
