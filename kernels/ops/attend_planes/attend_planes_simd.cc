@@ -73,7 +73,7 @@ HWY_INLINE double WeightsOf(const float* x, int n, float top, float* to) {
   int i = 0;
   const VF shift = hn::Set(DF(), top);
   while (i + kVector <= n) {
-    VF part = hn::Zero(DF());  // of so many that fp32 loses nothing that counts
+    VF part = hn::Zero(DF());  // so few that fp32 loses nothing that counts
     for (const int end = std::min(n - kVector, i + 63 * kVector); i <= end; i += kVector) {
       const VF weight = ExpNonPositive(hn::Sub(hn::LoadU(DF(), x + i), shift));
       hn::StoreU(weight, DF(), to + i);
@@ -92,7 +92,7 @@ struct Digits {
   const uint8_t* first;
   const uint8_t* second;
 
-  // Of the numbers [i, i + N).
+  // Numbers [i, i + N).
   HWY_INLINE VF At(int i, int dim) const {
     const hn::Rebind<uint8_t, DF> d8;
     const int quarter = dim / 4, half = dim / 2;
