@@ -9,6 +9,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/ops/attend_planes/attend_planes_simd.cc"
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -32,6 +33,7 @@ constexpr int kVector = static_cast<int>(kN);
 constexpr int kGroupMax = 8;                // query heads that are done at once
 constexpr CodeReading kCoarse{64, 31.5f};   // plane 0 of a code
 constexpr int kFromByte[4] = {0, 2, 1, 3};  // a byte of a word: its number among four
+constexpr size_t kAhead = 8;                // fine tokens whose bytes are on their way
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
 HWY_INLINE int InByteOrder(int channel) { return channel / 4 * 4 + kFromByte[channel % 4]; }
@@ -95,10 +97,11 @@ struct Digits {
   // Numbers [i, i + N).
   HWY_INLINE VF At(int i, int dim) const {
     const hn::Rebind<uint8_t, DF> d8;
-    const int quarter = dim / 4, half = dim / 2;
+    const int quarter = dim / 4, half = dim / 2;  // powers of two
     const auto digit = [&](const uint8_t* plane, int run, int width) HWY_ATTR {
-      const auto bytes = hn::PromoteTo(DI(), hn::LoadU(d8, plane + i % run));
-      return hn::And(hn::ShiftRightSame(bytes, width * (i / run)), hn::Set(DI(), (1 << width) - 1));
+      const auto bytes = hn::PromoteTo(DI(), hn::LoadU(d8, plane + (i & (run - 1))));
+      const int bit = width * (i >> std::countr_zero(static_cast<uint32_t>(run)));
+      return hn::And(hn::ShiftRightSame(bytes, bit), hn::Set(DI(), (1 << width) - 1));
     };
     VI code = hn::ShiftLeft<4>(digit(first, quarter, 2));
     if (second != nullptr) code = hn::Add(code, digit(second, half, 4));
@@ -165,7 +168,7 @@ class HeadsPass {
   // Rule 6, into the item's rows of these heads. fine: the tokens of the fine set, ascending.
   void Attend(const std::vector<int32_t>& fine) {
     for (size_t i = 0; i < fine.size(); ++i) {
-      if (i + 4 < fine.size()) PrefetchRow(fine[i + 4]);
+      if (i + kAhead < fine.size()) PrefetchKey(fine[i + kAhead]);
       Refine(fine[i]);
     }
     FindWeights();
@@ -173,6 +176,7 @@ class HeadsPass {
     auto next = fine.begin();
     for (int32_t strip = 0; strip < w_.rows.strips(); ++strip) {
       const auto end = std::lower_bound(next, fine.end(), (strip + 1) * kStripTokens);
+      if (strip + 1 < w_.rows.strips() && w_.strips[strip + 1] != 0) PrefetchStrip(strip + 1);
       if (w_.strips[strip] != 0) AddStrip(strip, next, end);
       next = end;
     }
@@ -193,9 +197,20 @@ class HeadsPass {
                       token % f_.tokens * f_.row_bytes() + half;
     return {coarse, row, f_.keep == 8 ? row + f_.dim / 4 : nullptr};
   }
-  void PrefetchRow(int32_t token) const {
-    const std::byte* row = w_.rows.lower[token / f_.tokens] + token % f_.tokens * f_.row_bytes();
-    Prefetch(row, 0, f_.row_bytes());
+  // All that Refine reads of a token: its words of plane 0 lie a word of all tokens apart.
+  void PrefetchKey(int32_t token) const {
+    const int32_t group = token / f_.tokens, at = token % f_.tokens;
+    Prefetch(w_.rows.lower[group] + at * f_.row_bytes(), 0, f_.row_bytes());
+    const std::byte* word = w_.rows.upper[group] + f_.key_codes() + 4 * at;
+    for (int i = 0; i < f_.dim / 16; ++i) __builtin_prefetch(word + 4 * i * f_.tokens);
+  }
+  void PrefetchStrip(int32_t strip) const {
+    const int32_t token = strip * kStripTokens, at = token % f_.tokens;
+    const std::byte* const upper = w_.rows.upper[token / f_.tokens];
+    __builtin_prefetch(upper + f_.value_minimum() + 2 * at);
+    __builtin_prefetch(upper + f_.value_step() + 2 * at);
+    const std::byte* const words = upper + f_.value_codes() + at / kStripTokens * 4 * f_.dim;
+    Prefetch(words, 0, 4 * f_.dim);
   }
 
   template <int H>
@@ -469,8 +484,10 @@ class Choice {
       const float* const x = head.logits + range_.start;
       const auto one =
           static_cast<float>(1 / WeightsOf(x, count(), LargestOf(x, count()), weights.data()));
-      for (int32_t i = 0; i < count(); ++i)
-        scores[static_cast<size_t>(i / run)] += weights[static_cast<size_t>(i)] * one;
+      const float* weight = weights.data();
+      for (float& score : scores) {
+        for (int32_t i = 0; i < run; ++i) score += *weight++ * one;
+      }
     }
     const int32_t room = std::max(CeilShare(w_.rule.share, w_.tokens) - always, run) / run;
     std::vector<int32_t> taken(static_cast<size_t>(std::min(room, n)));
