@@ -12,6 +12,7 @@ kvs_library(kvs_chunks
   chunks/chunk_server.cc
   chunks/chunk_sums.cc
   chunks/chunk_tiers.cc
+  chunks/engine_recalls.cc
   chunks/room_state.cc
   LIBS kvs_memory kvs_checksum kvs_sockets kvs_telemetry kvs_base Threads::Threads)
 target_link_libraries(kvs_chunks PRIVATE OpenSSL::Crypto)

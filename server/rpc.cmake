@@ -13,6 +13,7 @@ kvs_library(kvs_rpc
   rpc/config_calls.cc
   rpc/control_service.cc
   rpc/cpu_steps.cc
+  rpc/engine_calls.cc
   rpc/gpu_steps.cc
   rpc/grpc_connections.cc
   rpc/grpc_server.cc

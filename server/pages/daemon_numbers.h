@@ -16,6 +16,7 @@
 
 #include "base/sync.h"
 #include "server/chunks/chunk_numbers.h"
+#include "server/chunks/engine_recalls.h"
 #include "server/rpc/grpc_server.h"
 #include "server/store/recall_audits.h"
 #include "server/store/recompress_job.h"
@@ -54,6 +55,8 @@ struct DaemonNumbers {
   std::vector<UserReport> users;
   SessionTotals sessions;
   std::vector<SampledRecall> recall;
+  std::vector<EngineRecall> engine_recalls;
+  std::vector<PlanRecall> plan_recalls;  // that engines tell
   std::optional<CgroupInfo> cgroup;
   std::optional<LiveNumbers> live;
 };
