@@ -19,8 +19,8 @@ inline constexpr uint32_t kVersion = 1;
 inline constexpr size_t kMostChunkPacket = 65536;
 inline constexpr uint32_t kMostAsked = 1024;                // keys of one Ask
 inline constexpr uint32_t kMostLeased = 1u << 20;           // keys of one lease
-inline constexpr uint32_t kMostRecalledLayers = 1024;       // of one engine, by number
-inline constexpr uint32_t kMostRecalledSamples = 1u << 20;  // of a layer in one Recalled
+inline constexpr uint32_t kMostRecalledLayers = 1024;       // an engine's, by number
+inline constexpr uint32_t kMostRecalledSamples = 1u << 20;  // a layer's in one Recalled
 inline constexpr uint64_t kRowGranularity = 4096;           // bytes; rows are multiples of it
 // Keys of chunks in tiers begin so; 32 bytes follow.
 inline constexpr std::string_view kKeyPrefix = "chunk/";

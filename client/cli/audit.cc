@@ -154,7 +154,8 @@ constexpr Column kEngineLayers[] = {
     {"LEAST", "/least", Fixed4, true},    {"ERROR", "/error", Error, true},
 };
 
-// Of one engine its layers, of all (`name` empty) a line each; as a document the same of both.
+// The layers of one engine; with an empty `name` a line for each engine. As a document both are
+// the same.
 Result<int> AuditEngines(const Options& options, const std::string& name) {
   v1::ListEngineRecallsRequest request;
   request.set_engine(name);

@@ -22,7 +22,7 @@ constexpr int kBarCells = 20;
 constexpr int kWideColumns = 100;  // from here on with the client's name and host memory
 constexpr int kFewestStripCells = 8;
 constexpr int kMostStripCells = 64;
-constexpr int kNameCells = 24;  // of an engine's name
+constexpr int kNameCells = 24;  // for an engine's name
 constexpr size_t kMostEngines = 8;
 
 std::string Painted(const TopLook& look, const char* colour, const std::string& text) {

@@ -40,9 +40,8 @@ grpc::ServerUnaryReactor* AdminService::ListEngineRecalls(
   }
   if (!request->engine().empty() && response->engines().empty()) {
     return ServiceContext::Answer(
-        call, NotFound("ENGINE_UNKNOWN", "no engine '" + request->engine() +
-                                             "' has told what its plan loses; list those that "
-                                             "have: kvstrata audit --engine"));
+        call, NotFound("ENGINE_UNKNOWN",
+                       "no engine '" + request->engine() + "' has told what its plan loses"));
   }
   return ServiceContext::Answer(call, grpc::Status::OK);
 }

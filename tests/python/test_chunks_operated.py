@@ -72,7 +72,7 @@ def telling(daemon: Daemon, name: str, *layers: LayerRecall, plan: str = "quest{
     with ChunkLink(daemon.socket, role=WORKER, row_bytes=ROW, engine=name, client_name="test") as link:
         assert link.recalled(plan, "llama", layers)
         end = time.monotonic() + chunk_client.SECONDS
-        while name not in Program(daemon.socket).names("audit", "--engine"):
+        while name.replace("\x1b", "?") not in Program(daemon.socket).names("audit", "--engine"):
             assert time.monotonic() < end
         yield link
 

@@ -141,7 +141,7 @@ class RoomDriver {
     client->credits.erase(id);
     Put(client, PacketBytes(chunks::Counted{chunks::Type::kReturn, 1}, std::vector<int32_t>{id}));
   }
-  // Of a worker.
+  // A worker's.
   void Recalled(TestClient* client, const std::string& plan,
                 const std::vector<chunks::RecalledLayer>& layers) {
     Put(client, RecalledBytes(plan, layers));
