@@ -108,7 +108,7 @@ static_assert(sizeof(Recalled) == 256);
 
 struct RecalledLayer {
   uint32_t layer;    // below kMostRecalledLayers
-  uint32_t samples;  // 1 .. kMostRecalledSamples
+  uint32_t samples;  // query heads of steps; 1 .. kMostRecalledSamples
   float recall;      // softmax mass of full attention on what the plan attended, 0 .. 1: mean
   float least;       // the least of these
   float error;       // ||plan - full|| / ||full|| of the output, 0 or more: mean

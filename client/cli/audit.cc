@@ -179,7 +179,7 @@ Result<int> AuditEngines(const Options& options, const std::string& name) {
     };
     std::cout << "engine " << text("engine") << ", plan " << text("plan") << ", model "
               << OrDash(engine["model_name"])
-              << "\na sample is one layer of one sequence of a step\n\n";
+              << "\na sample is one step, layer and query head\n\n";
   }
   engine["layers"].push_back(engine["all"]);
   PrintList(options.style, engine, "layers", kEngineLayers, std::cout);

@@ -133,7 +133,7 @@ constexpr Metric kRows[] = {
     {"kvstrata_chunk_read_failures_total", kCounter, "chunks", "",
      "Chunks that a tier seemed to have and that did not come: late, damaged or gone."},
     {"kvstrata_engine_recall_samples_total", kCounter, "samples", "plan",
-     "Layers of a sequence's step that engines measured beside full attention over their own "
+     "Query heads of a layer and step that engines measured beside full attention over their own "
      "blocks."},
     {"kvstrata_engine_recall_ratio", kGauge, "ratio", "plan",
      "Share of full attention on what the plan attended, as an engine told it last; 0 without a "

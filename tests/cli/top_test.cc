@@ -158,7 +158,7 @@ TEST(TopFrameTest, EnginesHaveALineEachAndManyAreCounted) {
   look.rows = 40;
   EXPECT_EQ(TopHeader(view, look).size(), without + 8);
   EXPECT_EQ(TopHeader(view, look).back(),
-            "       e\\x1b of a name that i...  recall 0.7500  worst layer 17: 0.5000  quest");
+            "       e\\x1b of a name that ...  recall 0.7500  worst layer 17: 0.5000  quest");
   view.engines.resize(11, engine);
   EXPECT_EQ(TopHeader(view, look).size(), without + 9);
   EXPECT_EQ(TopHeader(view, look).back(), "       3 more: kvstrata audit --engine");

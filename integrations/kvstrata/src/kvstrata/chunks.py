@@ -70,24 +70,22 @@ Key = tuple[bytes, int]
 """32 bytes (shorter ones are filled up with zeros) and the group."""
 
 
-class Welcome(NamedTuple):
-    """daemon_epoch: names this life of the daemon. region_bytes, row_bytes: of the region and of a chunk."""
-
-    daemon_epoch: int
-    region_bytes: int
-    row_bytes: int
-
-
 class LayerRecall(NamedTuple):
-    """What a plan lost in a layer. samples: 1 to 2^20, over which recall and error are means; a sample is one sequence of
-    a step. recall: softmax mass of full attention on what the plan attended, 0 to 1. least: the least of these. error:
-    ||plan - full|| / ||full|| of the output."""
+    """What a plan lost in a layer. samples: heads that were measured; recall, error: their means; least: least recall."""
 
     layer: int
     samples: int
     recall: float
     least: float
     error: float
+
+
+class Welcome(NamedTuple):
+    """daemon_epoch: names this life of the daemon. region_bytes, row_bytes: of the region and of a chunk."""
+
+    daemon_epoch: int
+    region_bytes: int
+    row_bytes: int
 
 
 def chunk_socket(path: str | os.PathLike[str] | None) -> str:
@@ -147,8 +145,8 @@ class ChunkLink:
 
     def recalled(self, plan: str, model: str, layers: Sequence[LayerRecall]) -> bool:
         """Tells what `plan` has lost since the call before, for `kvstrata audit --engine`; a worker's alone. plan, model:
-        cut to 127 and 119 bytes. layers: of at most 1024, by number from 0 on; those without samples, or with
-        numbers that are not finite, are left out. False: the daemon is gone, or has not read what was told before, and these are lost. Waits for nothing, and
+        cut to 127 and 119 bytes. layers: at most 1024, whose numbers are below that, of at most 2^20 samples each; those
+        without samples, or with numbers that are not finite, are left out. False: the daemon is gone, or has not read what was told before, and these are lost. Waits for nothing, and
         raises for neither. One thread at a time. Costs a system call."""
         rows = [_LAYER_FORM.pack(row.layer, row.samples, min(max(row.recall, 0.0), 1.0), min(max(row.least, 0.0), 1.0),
                                  min(row.error, _MOST_ERROR))
