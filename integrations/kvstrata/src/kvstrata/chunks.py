@@ -146,8 +146,9 @@ class ChunkLink:
     def recalled(self, plan: str, model: str, layers: Sequence[LayerRecall]) -> bool:
         """Tells what `plan` has lost since the call before, for `kvstrata audit --engine`; a worker's alone. plan, model:
         cut to 127 and 119 bytes. layers: at most 1024, whose numbers are below that, of at most 2^20 samples each; those
-        without samples, or with numbers that are not finite, are left out. False: the daemon is gone, or has not read what was told before, and these are lost. Waits for nothing, and
-        raises for neither. One thread at a time. Costs a system call."""
+        without samples, or with numbers that are not finite, are left out. False: the daemon is gone, or has not read
+        what was told before, and these are lost. Waits for nothing, and raises for neither. One thread at a time. Costs
+        a system call."""
         rows = [_LAYER_FORM.pack(row.layer, row.samples, min(max(row.recall, 0.0), 1.0), min(max(row.least, 0.0), 1.0),
                                  min(row.error, _MOST_ERROR))
                 for row in layers if row.samples and math.isfinite(row.recall + row.least + row.error)]
