@@ -207,23 +207,36 @@ def test_the_page_shows_engines_chunks(daemon: Daemon, browser: Browser):
     assert browser.console == []
 
 
+LOST = recalled((3, 1, 1.0, 1.0, 0.0), (17, 3, 0.5, 0.25, 0.125), plan=b"quest{budget = 9}", model=b"llama")
+
+
+def test_what_plans_lose_in_engines_is_told(daemon: Daemon):
+    with ChunkClient(daemon.socket, 1 << 16, engine="e", role=1, space=None) as worker:
+        worker.send(LOST)
+        end = time.monotonic() + DEADLINE_S
+        while not (engines := data(daemon)["engines"]):
+            assert time.monotonic() < end
+        assert engines == [{"engine": "e", "plan": "quest{budget = 9}", "model_name": "llama", "samples": 4,
+                            "recall": 0.625, "worst_layer": 17, "worst_recall": 0.5}]
+        metrics = get(daemon, "/metrics")[1].splitlines()
+        assert 'kvstrata_engine_recall_samples_total{plan="quest"} 4' in metrics
+        assert 'kvstrata_engine_recall_ratio{plan="quest"} 0.625' in metrics
+    while data(daemon)["engines"]:
+        assert time.monotonic() < end
+    assert 'kvstrata_engine_recall_samples_total{plan="quest"} 4' in get(daemon, "/metrics")[1].splitlines()
+
+
 @browses
 def test_the_page_shows_what_plans_lose_in_engines(daemon: Daemon, browser: Browser):
     browser.open(f"http://{address(daemon)}/")
     name = "<b>e</b>"
     with ChunkClient(daemon.socket, 1 << 16, engine=name, role=1, space=None) as worker:
-        worker.send(recalled((3, 1, 1.0, 1.0, 0.0), (17, 3, 0.5, 0.25, 0.125), plan=b"quest{budget = 9}", model=b"llama"))
+        worker.send(LOST)
         browser.wait_for("/worst layer 17/.test(document.querySelector('.box.chunks')?.textContent)")
         shown = browser.value("document.querySelector('.box.chunks').lastChild.textContent")
         assert shown == f"{name}: quest{{budget = 9}}, recall 0.6250, worst layer 17: 0.5000, samples 4, llama"
-        assert data(daemon)["engines"] == [{
-            "engine": name, "plan": "quest{budget = 9}", "model_name": "llama", "samples": 4, "recall": 0.625,
-            "worst_layer": 17, "worst_recall": 0.5}]
-        metrics = get(daemon, "/metrics")[1].splitlines()
-        assert 'kvstrata_engine_recall_samples_total{plan="quest"} 4' in metrics
-        assert 'kvstrata_engine_recall_ratio{plan="quest"} 0.625' in metrics
     browser.wait_for("!/worst layer/.test(document.querySelector('.box.chunks').textContent)")
-    assert data(daemon)["engines"] == [] and browser.console == []
+    assert browser.console == []
 
 
 @browses

@@ -118,6 +118,7 @@ def test_what_a_plan_loses_waits_for_nobody(peer: Peer):
     """A daemon that reads nothing, then reads again, then is gone."""
     row = LayerRecall(0, 1, 1.0, 1.0, 0.0)
     with link_of(peer, WORKER) as link:
+        assert link.socket.gettimeout() == 0
         for at in range(100000):
             if not link.recalled("quest", "m", [row] * 1024):
                 break
