@@ -528,7 +528,7 @@ class Choice {
   const PlanesCandidates range_;
   const std::vector<HeadsPass*> passes_;
   std::vector<Head> heads_;
-  std::vector<float> weights_;  // of the candidates, of one head
+  std::vector<float> weights_;  // one head's, of the candidates
 };
 
 void AttendPlanesItem(const AttendPlanesWork& w) {
