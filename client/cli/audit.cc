@@ -178,8 +178,7 @@ Result<int> AuditEngines(const Options& options, const std::string& name) {
       return Printable(engine[key].get<std::string>());
     };
     std::cout << "engine " << text("engine") << ", plan " << text("plan") << ", model "
-              << OrDash(engine["model_name"])
-              << "\na sample is one step, layer and query head\n\n";
+              << OrDash(engine["model_name"]) << "\na sample is one step, layer and query head\n\n";
   }
   engine["layers"].push_back(engine["all"]);
   PrintList(options.style, engine, "layers", kEngineLayers, std::cout);
