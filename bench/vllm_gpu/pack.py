@@ -5,7 +5,7 @@
     pack.py OUT [--version 0.32.0] [--python 3.12] [--arch 90]          OUT: a folder that git ignores, as dist/vllm
 
 OUT/site32.tar.xz, of vLLM 0.32, is made once. It is vLLM's Python files, its operators with the code of one GPU
-architecture, FlashAttention 3, and what vllm.LLM imports of other packages and the machine lacks (REQUIRED). Packages that are only named in annotations are
+architecture, FlashAttention 3, and what vllm.LLM imports of other packages and the machine lacks (REQUIRED). Packages of which names alone are needed are
 empty stand-ins (NAMED). FlashAttention 2's library is imported on CUDA whatever is chosen, so it is there without
 device code. Wheels come from PyPI, into build/vllm_gpu/wheels, once.
 """
@@ -31,14 +31,16 @@ REQUIRED = ("annotated-types==0.8.0", "cachetools==8.0.1", "cbor2==6.3.0", "dist
             "pydantic-core==2.50.4", "pyzmq==27.3.0", "sniffio==1.3.1", "starlette==1.10.0",
             "typing-extensions==4.16.0", "typing-inspection==0.4.5", "compressed-tensors==0.17.0", "loguru==0.7.3",
             "truststore==0.10.5")
-NAMED = ("llguidance", "xgrammar")
-STAND_IN = '''"""Stands in: vLLM names its classes in annotations, and uses none without structured outputs. Any module below it
-stands in, too."""
+NAMED = ("llguidance", "mistral_common", "xgrammar")
+STAND_IN = '''"""Stands in: vLLM imports its classes, and uses none without structured outputs and Mistral's own formats. Any module
+below it stands in, too."""
 
 import importlib.abc
 import importlib.machinery
 import sys
 import types
+
+__version__ = "0"  # which is too old for transformers to use
 
 
 class _Below(importlib.abc.MetaPathFinder, importlib.abc.Loader):
