@@ -10,7 +10,7 @@
 #define KVSTRATA_KERNELS_SEGMENT_COMPLETE_UNITS_H_
 
 #include "kernels/backend.h"
-#include "kernels/select/selector.h"
+#include "kernels/sequence_view.h"
 
 namespace kvstrata {
 

@@ -12,7 +12,7 @@
 
 #include "kernels/backend.h"
 #include "kernels/plan.h"
-#include "kernels/select/selector.h"
+#include "kernels/sequence_view.h"
 
 namespace kvstrata {
 

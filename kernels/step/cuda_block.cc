@@ -159,7 +159,7 @@ Status CudaBlockServes(const Plan& plan) {
 }
 
 std::unique_ptr<CudaSelector> NewCudaBlock(const CudaSelectorSource& from) {
-  return std::make_unique<CudaBlock>(from.memory, from.packed);
+  return std::make_unique<CudaBlock>(from.memory, from.CodecOf<CudaPacked>(CodecKind::kPacked));
 }
 
 }  // namespace kvstrata

@@ -6,6 +6,7 @@
 
 #include "kernels/codec/packed.h"
 #include "kernels/step/cuda_frame.h"
+#include "kernels/step/cuda_selector_rows.h"
 #include "kernels/step/cuda_serves.h"
 #include "kernels/step/packed_room.h"
 
@@ -236,6 +237,10 @@ Status CudaPacked::AttendItems(CudaFrame* frame, const CudaPart& part, int layer
   w.workspace = workspace_.as<float>();
   w.ahead = true;
   return frame->Check(frame->ops().attend_packed(w, frame->stream()), "op attend_packed");
+}
+
+std::unique_ptr<CudaCodec> NewCudaPacked(StepMemory* memory) {
+  return std::make_unique<CudaPacked>(memory);
 }
 
 }  // namespace kvstrata

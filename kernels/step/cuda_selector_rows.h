@@ -15,15 +15,27 @@
 
 namespace kvstrata {
 
-class CudaPacked;  // cuda_packed.h
-class CudaSpans;   // cuda_spans.h
+class CudaCodec;   // cuda_codec.h
 class StepMemory;  // step_memory.h
+
+// GPU halves of codecs, each in its own file.
+std::unique_ptr<CudaCodec> NewCudaSpans(StepMemory* memory);
+std::unique_ptr<CudaCodec> NewCudaPacked(StepMemory* memory);
+
+// By CodecKind; null: pages are attended as they are.
+inline constexpr std::unique_ptr<CudaCodec> (*kCudaCodecRows[])(StepMemory* memory) = {
+    nullptr, NewCudaSpans, NewCudaPacked};
 
 // What selectors of a workspace are made of, which outlives them.
 struct CudaSelectorSource {
   StepMemory* memory;
-  CudaPacked* packed;
-  CudaSpans* spans;
+  std::span<const std::unique_ptr<CudaCodec>> codecs;  // by CodecKind
+
+  // T: the class of the codec that the selector is written for.
+  template <typename T>
+  T* CodecOf(CodecKind kind) const {
+    return static_cast<T*>(codecs[static_cast<size_t>(kind)].get());
+  }
 };
 
 // The codecs whose rows a selector's ops choose from there, a bit each.

@@ -326,7 +326,11 @@ class CudaZoom final : public CudaSelector {
 }  // namespace
 
 std::unique_ptr<CudaSelector> NewCudaZoom(const CudaSelectorSource& from) {
-  return std::make_unique<CudaZoom>(from.spans);
+  return std::make_unique<CudaZoom>(from.CodecOf<CudaSpans>(CodecKind::kLowRank));
+}
+
+std::unique_ptr<CudaCodec> NewCudaSpans(StepMemory* memory) {
+  return std::make_unique<CudaSpans>(memory);
 }
 
 }  // namespace kvstrata

@@ -81,7 +81,7 @@ Status CudaStep::Stage() {
   for (const auto& selector : ws_.selectors_) {
     if (selector != nullptr) KVS_RETURN_IF_ERROR(selector->Stage(this));
   }
-  for (CudaCodec* const codec : ws_.codecs_) {
+  for (const auto& codec : ws_.codecs_) {
     if (codec != nullptr) KVS_RETURN_IF_ERROR(codec->Stage(this));
   }
   KVS_RETURN_IF_ERROR(ws_.index_.Stage(this));

@@ -10,6 +10,15 @@
 namespace kvstrata {
 namespace {
 
+// By CodecKind; null: pages are attended as they are.
+std::vector<std::unique_ptr<CudaCodec>> NewCodecs(StepMemory* memory) {
+  std::vector<std::unique_ptr<CudaCodec>> codecs;
+  for (const auto make : kCudaCodecRows) {
+    codecs.push_back(make == nullptr ? nullptr : make(memory));
+  }
+  return codecs;
+}
+
 // By SelectorKind; null: everything is attended.
 std::vector<std::unique_ptr<CudaSelector>> NewSelectors(const CudaSelectorSource& from) {
   std::vector<std::unique_ptr<CudaSelector>> selectors;
@@ -28,10 +37,8 @@ CudaWorkspace::CudaWorkspace(const cuda::CudaOps& ops, const Geometry& geometry,
       reserve_tokens_(reserve_tokens),
       not_finite_(not_finite),
       memory_(ops),
-      packed_(&memory_),
-      spans_(&memory_),
-      selectors_(NewSelectors({&memory_, &packed_, &spans_})),
-      codecs_{nullptr, &spans_, &packed_},
+      codecs_(NewCodecs(&memory_)),
+      selectors_(NewSelectors({&memory_, codecs_})),
       index_(&memory_),
       host_pages_(&memory_, std::move(hot_cache_budget)),
       graphs_(geometry.layers),
@@ -46,12 +53,12 @@ CudaWorkspace::~CudaWorkspace() {
 }
 
 Status CudaWorkspace::Fit(const CudaFrame& frame, std::span<const CudaPart> parts) {
-  for (const CudaCodec* const codec : codecs_) {
+  for (const auto& codec : codecs_) {
     if (codec != nullptr) KVS_RETURN_IF_ERROR(codec->Check(frame));
   }
   KVS_RETURN_IF_ERROR(memory_.FitMembers(frame.members(), frame.tokens()));
   KVS_RETURN_IF_ERROR(FitRows(frame));
-  for (CudaCodec* const codec : codecs_) {
+  for (const auto& codec : codecs_) {
     if (codec != nullptr) KVS_RETURN_IF_ERROR(codec->Fit(frame));
   }
   for (const auto& selector : selectors_) {

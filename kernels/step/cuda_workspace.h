@@ -19,7 +19,6 @@
 #ifndef KVSTRATA_KERNELS_STEP_CUDA_WORKSPACE_H_
 #define KVSTRATA_KERNELS_STEP_CUDA_WORKSPACE_H_
 
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -28,12 +27,11 @@
 #include "base/status.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/device_buffer.h"
+#include "kernels/step/cuda_codec.h"
 #include "kernels/step/cuda_graphs.h"
 #include "kernels/step/cuda_host_pages.h"
 #include "kernels/step/cuda_index.h"
-#include "kernels/step/cuda_packed.h"
 #include "kernels/step/cuda_selector.h"
-#include "kernels/step/cuda_spans.h"
 #include "kernels/step/cuda_tensors.h"
 #include "kernels/step/hot_cache_budget.h"
 #include "kernels/step/step_memory.h"
@@ -63,7 +61,9 @@ class CudaWorkspace {
   CudaSelector* SelectorOf(const Plan& plan) const {
     return selectors_[static_cast<size_t>(plan.selector)].get();
   }
-  CudaCodec* CodecOf(const Plan& plan) const { return codecs_[static_cast<size_t>(plan.codec)]; }
+  CudaCodec* CodecOf(const Plan& plan) const {
+    return codecs_[static_cast<size_t>(plan.codec)].get();
+  }
 
  private:
   friend class CudaFrame;
@@ -82,10 +82,8 @@ class CudaWorkspace {
   uint32_t* const not_finite_;
   bool in_step_ = false;
   StepMemory memory_;
-  CudaPacked packed_;
-  CudaSpans spans_;
+  const std::vector<std::unique_ptr<CudaCodec>> codecs_;        // by CodecKind
   const std::vector<std::unique_ptr<CudaSelector>> selectors_;  // by SelectorKind
-  const std::array<CudaCodec*, 3> codecs_;                      // by CodecKind
   CudaIndex index_;
   CudaHostPages host_pages_;
   CudaTensors tensors_;
