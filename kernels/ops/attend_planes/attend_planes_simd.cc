@@ -4,7 +4,7 @@
 //
 // "Byte order": numbers in the order in which bytes of words have them, channels 0, 2, 1, 3 of each
 // four (plane_digits.h). Sums in byte order are put back at the end.
-#include "kernels/simd_target.h"
+#include "kernels/cpu/simd_target.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/ops/attend_planes/attend_planes_simd.cc"
