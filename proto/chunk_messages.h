@@ -17,9 +17,11 @@ namespace kvstrata::chunks {
 inline constexpr uint32_t kMagic = 0x4b56434b;
 inline constexpr uint32_t kVersion = 1;
 inline constexpr size_t kMostChunkPacket = 65536;
-inline constexpr uint32_t kMostAsked = 1024;       // keys of one Ask
-inline constexpr uint32_t kMostLeased = 1u << 20;  // keys of one lease
-inline constexpr uint64_t kRowGranularity = 4096;  // bytes; rows are multiples of it
+inline constexpr uint32_t kMostAsked = 1024;                // keys of one Ask
+inline constexpr uint32_t kMostLeased = 1u << 20;           // keys of one lease
+inline constexpr uint32_t kMostRecalledLayers = 1024;       // an engine's, by number
+inline constexpr uint32_t kMostRecalledSamples = 1u << 20;  // a layer's in one Recalled
+inline constexpr uint64_t kRowGranularity = 4096;           // bytes; rows are multiples of it
 // Keys of chunks in tiers begin so; 32 bytes follow.
 inline constexpr std::string_view kKeyPrefix = "chunk/";
 inline constexpr size_t kTierKeyBytes = kKeyPrefix.size() + 32;
@@ -27,14 +29,15 @@ inline constexpr int32_t kNotThere = -1, kComing = -2;  // instead of a chunk's 
 
 enum class Type : uint32_t {
   // The client's.
-  kHello = 1,    // the first packet
-  kSpace = 2,    // later keys belong to it
-  kAsk = 3,      // + AskedKey[count]
-  kRelease = 4,  // + uint32_t lease[count]
-  kWant = 5,     // so many more credits
-  kStored = 6,   // + StoredChunk[count]
-  kReturn = 7,   // + int32_t id[count]
-  kDetach = 8,   // nobody of this engine copies any more; the last packet
+  kHello = 1,     // the first packet
+  kSpace = 2,     // later keys belong to it
+  kAsk = 3,       // + AskedKey[count]
+  kRelease = 4,   // + uint32_t lease[count]
+  kWant = 5,      // so many more credits
+  kStored = 6,    // + StoredChunk[count]
+  kReturn = 7,    // + int32_t id[count]
+  kDetach = 8,    // nobody of this engine copies any more; the last packet
+  kRecalled = 9,  // + RecalledLayer[count]
   // The daemon's.
   kWelcome = 101,  // descriptor: the region
   kRefused = 102,  // then it closes
@@ -92,6 +95,25 @@ struct StoredChunk {
   int32_t id;
 };
 static_assert(sizeof(StoredChunk) == 40);
+
+// What a plan lost since the message before, of a worker whose engine attends by it over its own
+// blocks. `plan` as the engine was given it, not empty.
+struct Recalled {
+  Type type;
+  uint32_t count;  // 1 .. kMostRecalledLayers
+  char plan[128];
+  char model[120];
+};
+static_assert(sizeof(Recalled) == 256);
+
+struct RecalledLayer {
+  uint32_t layer;    // below kMostRecalledLayers
+  uint32_t samples;  // query heads of steps; 1 .. kMostRecalledSamples
+  float recall;      // softmax mass of full attention on what the plan attended, 0 .. 1: mean
+  float least;       // the least of these
+  float error;       // ||plan - full|| / ||full|| of the output, 0 or more: mean
+};
+static_assert(sizeof(RecalledLayer) == 20);
 
 struct Welcome {
   Type type;

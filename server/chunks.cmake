@@ -6,6 +6,7 @@ kvs_library(kvs_chunks
   chunks/room/chunk_leases.cc
   chunks/room/chunk_region.cc
   chunks/room/chunk_room.cc
+  chunks/room/engine_recalls.cc
   chunks/room/room_state.cc
   chunks/chunk_door.cc
   chunks/chunk_link.cc

@@ -22,6 +22,7 @@ kvs_library(kvs_rpc
   rpc/admin/admin_messages.cc
   rpc/admin/admin_service.cc
   rpc/admin/config_calls.cc
+  rpc/admin/engine_calls.cc
   rpc/admin/health_names.cc
   rpc/admin/quota_calls.cc
   rpc/admin/recall_stream.cc

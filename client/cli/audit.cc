@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// audit: the books; audit --recall SEQ: what a live sequence's plan loses.
+// audit: the books; audit --recall SEQ: what a live sequence's plan loses; audit --engine: what
+// plans lose in engines that attend by them over their own blocks.
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -135,13 +136,63 @@ Result<int> AuditRecall(Options options, const RecallArguments& args) {
   return kOk;
 }
 
+constexpr Column kEngines[] = {
+    {"ENGINE", "/engine", nullptr, false, 0, 12},
+    {"PLAN", "/plan", nullptr, false, 5, 12},
+    {"MODEL", "/model_name", OrDash, false, 3, 12},
+    {"SAMPLES", "/all/samples", nullptr, true, 2},
+    {"MISSED", "/all/missed", Fixed4, true, 4},
+    {"RECALL", "/all/recall", Fixed4, true, 6},
+    {"LEAST", "/all/least", Fixed4, true, 3},
+    {"ERROR", "/all/error", Error, true, 3},
+    {"WORST-LAYER", "/worst/layer", nullptr, true, 5},
+    {"ITS-RECALL", "/worst/recall", Fixed4, true, 5},
+};
+constexpr Column kEngineLayers[] = {
+    {"LAYER", "/layer", LayerName, true}, {"SAMPLES", "/samples", nullptr, true},
+    {"MISSED", "/missed", Fixed4, true},  {"RECALL", "/recall", Fixed4, true},
+    {"LEAST", "/least", Fixed4, true},    {"ERROR", "/error", Error, true},
+};
+
+// The layers of one engine; with an empty `name` a line for each engine. As a document both are
+// the same.
+Result<int> AuditEngines(const Options& options, const std::string& name) {
+  v1::ListEngineRecallsRequest request;
+  request.set_engine(name);
+  KVS_ASSIGN_OR_RETURN(const auto answer,
+                       Ask(options, &v1::Admin::Stub::ListEngineRecalls, request));
+  Json document = ToJson(answer);
+  const auto add = [](Json* row) { (*row)["missed"] = 1 - (*row)["recall"].get<double>(); };
+  for (Json& engine : document["engines"]) {
+    for (Json& layer : engine["layers"]) add(&layer);
+    add(&engine["all"]);
+    add(&engine["worst"]);
+  }
+  if (name.empty() || options.style.IsDocument()) {
+    PrintList(options.style, document, "engines", kEngines, std::cout);
+    return kOk;
+  }
+  Json& engine = document["engines"][0];
+  if (options.style.headers && options.style.IsTable()) {
+    const auto text = [&engine](const char* key) {
+      return Printable(engine[key].get<std::string>());
+    };
+    std::cout << "engine " << text("engine") << ", plan " << text("plan") << ", model "
+              << OrDash(engine["model_name"]) << "\na sample is one step, layer and query head\n\n";
+  }
+  engine["layers"].push_back(engine["all"]);
+  PrintList(options.style, engine, "layers", kEngineLayers, std::cout);
+  return kOk;
+}
+
 }  // namespace
 
 void AddAudit(CLI::App& app, Invocation& invocation) {
   CLI::App* audit = app.add_subcommand(
       "audit",
       "Prove the books: every page reachable exactly once, every lease owned by a live session; "
-      "exit 1 on a finding. With --recall, what a live sequence's plan loses");
+      "exit 1 on a finding. With --recall, what a live sequence's plan loses; with --engine, what "
+      "plans lose in engines that attend by them over their own blocks");
   auto args = std::make_shared<RecallArguments>();
   CLI::Option* recall =
       audit->add_option("--recall", args->sequence,
@@ -154,7 +205,14 @@ void AddAudit(CLI::App& app, Invocation& invocation) {
   audit->add_option("--steps", args->steps, "Sampled steps wanted (default: 8)")
       ->check(CLI::Range(1, 1024))
       ->needs(recall);
-  Runs(audit, invocation, [&invocation, args, recall] {
+  auto name = std::make_shared<std::string>();
+  CLI::Option* engine =
+      audit->add_option("--engine", *name,
+                        "What this engine's plan loses by layer, as the engine measures it; "
+                        "without NAME all engines, a line each");
+  engine->type_name("NAME")->expected(0, 1)->excludes(recall);
+  Runs(audit, invocation, [&invocation, args, recall, name, engine] {
+    if (engine->count() != 0) return AuditEngines(invocation.options, *name);
     return recall->count() == 0 ? AuditBooks(invocation.options)
                                 : AuditRecall(invocation.options, *args);
   });

@@ -52,7 +52,7 @@ constexpr Examples kExamples[] = {
     {"quota reset", "kvstrata quota reset uid:1000 sessions",
      "kvstrata quota reset default host_bytes"},
     {"work ls", "kvstrata work ls", "kvstrata work ls -o wide"},
-    {"audit", "kvstrata audit", "kvstrata audit --recall 17 --every 4 --steps 16"},
+    {"audit", "kvstrata audit --recall 17 --every 4 --steps 16", "kvstrata audit --engine"},
     {"config show", "kvstrata config show", "kvstrata config show -o csv"},
     {"config reload", "kvstrata config reload --dry-run", "kvstrata config reload"},
     {"config check", "kvstrata config check kvstratad.toml",

@@ -69,6 +69,8 @@ constexpr Kind kKinds[] = {
     {"users", Listed<&v1::Admin::Stub::ListQuotas, v1::ListQuotasRequest>, "users", "user"},
     {"limits", Limits, "defaults", ""},
     {"values", ValueKeys, "", ""},
+    {"engines", Listed<&v1::Admin::Stub::ListEngineRecalls, v1::ListEngineRecallsRequest>,
+     "engines", "engine"},
     {"settings", Listed<&v1::Admin::Stub::GetConfig, v1::GetConfigRequest>, "entries", "key"},
 };
 
@@ -81,6 +83,7 @@ constexpr Taker kTakers[] = {
     {"PLAN", "plans"},         {"--plan", "plans"},    {"PIN", "pins"},
     {"--device", "devices"},   {"USER", "users"},      {"--tenant", "users"},
     {"LIMIT", "limits"},       {"KEY", "values"},      {"--key", "values"},
+    {"--engine", "engines"},
 };
 
 std::vector<std::string> KindNames() {

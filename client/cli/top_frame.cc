@@ -22,6 +22,8 @@ constexpr int kBarCells = 20;
 constexpr int kWideColumns = 100;  // from here on with the client's name and host memory
 constexpr int kFewestStripCells = 8;
 constexpr int kMostStripCells = 64;
+constexpr int kNameCells = 24;  // for an engine's name
+constexpr size_t kMostEngines = 8;
 
 std::string Painted(const TopLook& look, const char* colour, const std::string& text) {
   return look.colour ? colour + text + kReset : text;
@@ -112,6 +114,13 @@ std::string StripOf(const TopRow& row, int cells, bool ascii) {
   return SelectionStrip(row.selected, cells, ascii);
 }
 
+std::string EngineLine(const TopEngine& e, int columns) {
+  return Fitting({ClipLine(Printable(e.engine), kNameCells), "recall " + Fixed4(e.recall),
+                  "worst layer " + std::to_string(e.worst_layer) + ": " + Fixed4(e.worst_recall),
+                  Printable(e.plan), "samples " + std::to_string(e.samples), Printable(e.model)},
+                 columns);
+}
+
 }  // namespace
 
 std::vector<std::string> TopHeader(const TopView& view, const TopLook& look) {
@@ -146,6 +155,14 @@ std::vector<std::string> TopHeader(const TopView& view, const TopLook& look) {
                  "stored " + Fixed1(chunks->stored) + "/s", "read " + Fixed1(chunks->read) + "/s",
                  "evicted " + Fixed1(chunks->evicted) + "/s"},
                 look.columns - 7));
+  }
+  const size_t shown = std::min(view.engines.size(), kMostEngines);
+  for (size_t i = 0; i < shown; ++i) {
+    lines.push_back(Padded("", 7, false) + EngineLine(view.engines[i], look.columns - 7));
+  }
+  if (shown < view.engines.size()) {
+    lines.push_back(Padded("", 7, false) + std::to_string(view.engines.size() - shown) +
+                    " more: kvstrata audit --engine");
   }
   return lines;
 }

@@ -85,6 +85,15 @@ std::optional<TopChunks> ChunksOf(const v1::GetStatusResponse& status,
   return chunks;
 }
 
+std::vector<TopEngine> EnginesOf(const v1::ListEngineRecallsResponse& told) {
+  std::vector<TopEngine> engines;
+  for (const v1::EngineRecall& e : told.engines()) {
+    engines.push_back({e.engine(), e.plan(), e.model_name(), e.all().samples(), e.all().recall(),
+                       e.worst().recall(), e.worst().layer()});
+  }
+  return engines;
+}
+
 TopRow RowOf(const v1::Sequence& s, const v1::Sequence* before, double seconds) {
   TopRow row;
   row.sequence = s.sequence();
@@ -169,6 +178,10 @@ Result<TopView> TopSource::Look() {
                                                                  v1::ListSequencesRequest())));
   KVS_ASSIGN_OR_RETURN(const auto sessions, Kept(connection_->Call(&v1::Admin::Stub::ListSessions,
                                                                    v1::ListSessionsRequest())));
+  const auto engines =
+      Kept(connection_->Call(&v1::Admin::Stub::ListEngineRecalls, v1::ListEngineRecallsRequest()));
+  // A daemon of an older release has none.
+  if (!engines.ok() && engines.status().code() != Code::kUnimplemented) return engines.status();
   for (const v1::Sequence& s : listed.sequences()) now.sequences[s.sequence()] = s;
   if (last_ && last_->status.daemon_epoch() != now.status.daemon_epoch()) {
     last_.reset();
@@ -176,6 +189,7 @@ Result<TopView> TopSource::Look() {
   }
   std::erase_if(cursors_, [&](const auto& entry) { return !now.sequences.contains(entry.first); });
   TopView view = ViewOf(now, sessions);
+  if (engines.ok()) view.engines = EnginesOf(*engines);
   last_ = std::move(now);
   return view;
 }

@@ -63,6 +63,16 @@ Json ChunksJson(const std::optional<TopChunks>& chunks) {
           {"evicted_per_second", chunks->evicted}};
 }
 
+Json EngineJson(const TopEngine& engine) {
+  return {{"engine", engine.engine},
+          {"plan", engine.plan},
+          {"model_name", engine.model},
+          {"samples", engine.samples},
+          {"recall", engine.recall},
+          {"worst_layer", engine.worst_layer},
+          {"worst_recall", engine.worst_recall}};
+}
+
 Json ShareJson(double share) { return share < 0 ? Json() : Json(share); }
 
 }  // namespace
@@ -96,6 +106,7 @@ Json ToJson(const TopView& view) {
               {"in_full_share", ShareJson(view.in_full_share)},
               {"tiers", Json::array()},
               {"chunks", ChunksJson(view.chunks)},
+              {"engines", Json::array()},
               {"rows", Json::array()}};
   for (const TopTier& tier : view.tiers) {
     out["tiers"].push_back({{"tier", tier.name},
@@ -103,6 +114,7 @@ Json ToJson(const TopView& view) {
                             {"capacity_bytes", tier.capacity_bytes},
                             {"note", tier.note}});
   }
+  for (const TopEngine& engine : view.engines) out["engines"].push_back(EngineJson(engine));
   for (const TopRow& row : view.rows) out["rows"].push_back(RowJson(row));
   return out;
 }

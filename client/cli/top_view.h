@@ -25,6 +25,14 @@ struct TopChunks {
   double hits = 0, misses = 0, stored = 0, read = 0, evicted = 0;
 };
 
+// What an engine's plan loses, since the engine came.
+struct TopEngine {
+  std::string engine, plan, model;
+  uint64_t samples = 0;
+  double recall = 0, worst_recall = 0;
+  int32_t worst_layer = 0;
+};
+
 struct TopRow {
   uint64_t sequence = 0;
   std::string client, model, plan, key;
@@ -48,6 +56,7 @@ struct TopView {
   double hit_share = -1, kept_share = -1, in_full_share = -1;
   std::vector<TopTier> tiers;
   std::optional<TopChunks> chunks;  // nothing: no engine has come
+  std::vector<TopEngine> engines;   // that told what their plans lose
   std::vector<TopRow> rows;
 };
 

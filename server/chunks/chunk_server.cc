@@ -225,6 +225,7 @@ Status ChunkServer::Loop::TakeRoom(uint32_t user) {
   options.write_shown = options_.tiers.write_shown;
   options.write_reused = options_.tiers.write_reused;
   options.counters = &counters_;
+  options.recalls = options_.recalls;
   if (workers_->tiers().any()) {
     options.find = [this](std::span<ChunkFind> finds) { workers_->tiers().Find(finds); };
   }

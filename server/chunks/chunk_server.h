@@ -25,6 +25,7 @@
 #include "server/chunks/chunk_tiers.h"
 #include "server/chunks/room/chunk_key.h"
 #include "server/chunks/room/chunk_numbers.h"
+#include "server/chunks/room/engine_recalls.h"
 #include "server/sockets/unix_listener.h"
 
 namespace kvstrata {
@@ -35,6 +36,7 @@ struct ChunkServerOptions {
   uint64_t daemon_epoch = 0;
   ChunkDoorOptions door;
   ChunkTiersOptions tiers;
+  EngineRecalls* recalls = nullptr;  // what workers tell; outlives the server
 };
 
 class ChunkServer {

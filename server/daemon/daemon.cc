@@ -48,8 +48,9 @@ std::string Shipped(const char* what) {
 
 // What chunks get of the configuration, and the tiers below them.
 ChunkServerOptions ChunkOptionsOf(const Config& config, uint64_t epoch, LocalTier* local,
-                                  RemoteTier* remote) {
+                                  RemoteTier* remote, EngineRecalls* recalls) {
   ChunkServerOptions options;
+  options.recalls = recalls;
   options.bytes = config.chunk_bytes;
   options.layout_percent = config.chunk_layout_percent;
   options.daemon_epoch = epoch;
@@ -173,10 +174,10 @@ Status Daemon::Parts::Start() {
   config.attach.tokens = &door.tokens;
   KVS_ASSIGN_OR_RETURN(mapped.attach,
                        AttachServer::Start(config.attach, std::move(attach_listener), store.get()));
-  KVS_ASSIGN_OR_RETURN(
-      mapped.chunks,
-      ChunkServer::Start(ChunkOptionsOf(config, store->daemon_epoch(), local.get(), remote.get()),
-                         std::move(chunk_listener)));
+  KVS_ASSIGN_OR_RETURN(mapped.chunks,
+                       ChunkServer::Start(ChunkOptionsOf(config, store->daemon_epoch(), local.get(),
+                                                         remote.get(), &mapped.recalls),
+                                          std::move(chunk_listener)));
   KVS_RETURN_IF_ERROR(StartGrpc());
   if (page_listener) {
     KVS_ASSIGN_OR_RETURN(pages, PageServer::Start(*std::move(page_listener), &page_source));

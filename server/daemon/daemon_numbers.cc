@@ -59,6 +59,8 @@ DaemonNumbers Daemon::Parts::Numbers(bool all) const {
   numbers.users = config.store.user_limits->Report();
   numbers.sessions = ReadSessionTotals();
   numbers.recall = store->recalls().Sampled();
+  numbers.engine_recalls = mapped.recalls.Engines();
+  numbers.plan_recalls = mapped.recalls.Plans();
   numbers.cgroup = ReadCgroup();
   if (page_source.status.watched()) {
     LiveNumbers& live = numbers.live.emplace();

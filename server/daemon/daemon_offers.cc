@@ -67,6 +67,7 @@ GrpcOptions Daemon::Parts::Offers() {
     return CheckResize(tier, bytes, device);
   };
   options.chunks = [this] { return mapped.chunks->Numbers(); };
+  options.engine_recalls = [this] { return mapped.recalls.Engines(); };
   if (local != nullptr) local->Offer(&options);
   if (remote != nullptr) remote->Offer(&options);
   OfferConfig(&running.reload, &options);

@@ -25,6 +25,7 @@
 #include "base/unique_fd.h"
 #include "kernels/backend/backend.h"
 #include "kernels/cpu/executor.h"
+#include "kernels/plan/plan.h"
 #include "server/attach/attach_server.h"
 #include "server/attach/peers/attach_tokens.h"
 #include "server/chunks/chunk_server.h"
@@ -66,6 +67,7 @@ struct DevicePools {
 // Whose clients map memory.
 struct MappedServers {
   std::unique_ptr<AttachServer> attach;
+  EngineRecalls recalls{PresetNames()};  // outlives `chunks`
   std::unique_ptr<ChunkServer> chunks;
 };
 

@@ -132,6 +132,12 @@ constexpr Metric kRows[] = {
     {"kvstrata_chunk_read_bytes_total", kCounter, "bytes", "", "What these take."},
     {"kvstrata_chunk_read_failures_total", kCounter, "chunks", "",
      "Chunks that a tier seemed to have and that did not come: late, damaged or gone."},
+    {"kvstrata_engine_recall_samples_total", kCounter, "samples", "plan",
+     "Query heads of a layer and step that engines measured beside full attention over their own "
+     "blocks."},
+    {"kvstrata_engine_recall_ratio", kGauge, "ratio", "plan",
+     "Share of full attention on what the plan attended, as an engine told it last; 0 without a "
+     "sample."},
 
     // --- the disk tier; 0 without one
     {"kvstrata_disk_capacity_bytes", kGauge, "bytes", "", "What values may take on disk."},

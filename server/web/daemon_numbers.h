@@ -16,6 +16,7 @@
 
 #include "base/sync.h"
 #include "server/chunks/room/chunk_numbers.h"
+#include "server/chunks/room/engine_recalls.h"
 #include "server/rpc/calls/grpc_options.h"
 #include "server/store/options/user_limits.h"
 #include "server/store/reports/session_totals.h"
@@ -54,6 +55,8 @@ struct DaemonNumbers {
   std::vector<UserReport> users;
   SessionTotals sessions;
   std::vector<SampledRecall> recall;
+  std::vector<EngineRecall> engine_recalls;
+  std::vector<PlanRecall> plan_recalls;  // that engines tell
   std::optional<CgroupInfo> cgroup;
   std::optional<LiveNumbers> live;
 };

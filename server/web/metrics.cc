@@ -174,6 +174,13 @@ void AddDisk(const DiskInfo& disk, MetricText* to) {
   to->Add("kvstrata_disk_breaker_open", {}, Flag(disk.breaker_open));
 }
 
+void AddEngineRecalls(const std::vector<PlanRecall>& recalls, MetricText* to) {
+  for (const PlanRecall& recall : recalls) {
+    to->Add("kvstrata_engine_recall_samples_total", {{"plan", recall.plan}}, recall.samples);
+    to->Add("kvstrata_engine_recall_ratio", {{"plan", recall.plan}}, recall.recall);
+  }
+}
+
 void AddSum(const RemoteAnswersInfo& add, RemoteAnswersInfo* sum) {
   sum->hits += add.hits;
   sum->absent += add.absent;
@@ -328,6 +335,7 @@ HttpAnswer MetricsPage(PageSource* source, const HttpRequest& request) {
   AddPools(*numbers, &text);
   AddMoves(numbers->counters, &text);
   AddChunks(numbers->chunks, &text);
+  AddEngineRecalls(numbers->plan_recalls, &text);
   AddDisk(numbers->disk.value_or(DiskInfo()), &text);
   const RemoteInfo remote = numbers->remote.value_or(RemoteInfo());
   AddRemote(remote, &text);

@@ -102,6 +102,23 @@ Json ChunksJson(const ChunkNumbers& n) {
           {"written", c.written}, {"evicted", c.evicted}};
 }
 
+// What plans lose in engines that said it.
+Json EngineRecallsJson(const std::vector<EngineRecall>& engines) {
+  Json rows = Json::array();
+  for (const EngineRecall& engine : engines) {
+    const LayerRecall all = engine.all();
+    const LayerRecall& worst = engine.worst();
+    rows.push_back({{"engine", engine.engine},
+                    {"plan", engine.plan},
+                    {"model_name", engine.model},
+                    {"samples", all.samples},
+                    {"recall", all.recall},
+                    {"worst_layer", worst.layer},
+                    {"worst_recall", worst.recall}});
+  }
+  return rows;
+}
+
 Json CountersJson(const DaemonNumbers& numbers) {
   const StepTotals& steps = numbers.sessions.steps;
   Json traffic = Json::object();
@@ -219,6 +236,7 @@ HttpAnswer StatusDataPage(PageSource* source, const HttpRequest& request) {
       {"tiers", TiersJson(*numbers)},
       {"remote", RemoteJson(*numbers)},
       {"chunks", ChunksJson(numbers->chunks)},
+      {"engines", EngineRecallsJson(numbers->engine_recalls)},
       {"counters", CountersJson(*numbers)},
       {"live", nullptr},  // at the next look: nobody had the page open
       {"events", EventsJson(AfterOf(request.query))},

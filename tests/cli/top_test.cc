@@ -148,6 +148,28 @@ TEST(TopFrameTest, ChunksHaveABarAndALineOfRates) {
   }
 }
 
+TEST(TopFrameTest, EnginesHaveALineEachAndManyAreCounted) {
+  TopView view = ViewOf(100);
+  const size_t without = TopHeader(view, TopLook()).size();
+  const TopEngine engine{
+      "e\x1b of a name that is longer than others", "quest", "m", 4, 0.75, 0.5, 17};
+  view.engines = std::vector(8, engine);
+  TopLook look;
+  look.rows = 40;
+  EXPECT_EQ(TopHeader(view, look).size(), without + 8);
+  EXPECT_EQ(TopHeader(view, look).back(),
+            "       e\\x1b of a name that ...  recall 0.7500  worst layer 17: 0.5000  quest");
+  view.engines.resize(11, engine);
+  EXPECT_EQ(TopHeader(view, look).size(), without + 9);
+  EXPECT_EQ(TopHeader(view, look).back(), "       3 more: kvstrata audit --engine");
+  EXPECT_EQ(TopHeader(view, look).size() + TopTableRoom(view, look) + 2 + 1, 40u);
+  view.engines.resize(1);
+  for (look.columns = 20; look.columns < 100; ++look.columns) {
+    EXPECT_LE(Width(TopHeader(view, look).back()), static_cast<size_t>(look.columns));
+  }
+  EXPECT_EQ(ToJson(view).at("engines").at(0).at("worst_layer"), 17);
+}
+
 TEST(TopFrameTest, TroubleAndNamesOfOthersAreSaid) {
   TopView view = ViewOf(1);
   view.rows[0].plan = "a\x1b[2Jb";

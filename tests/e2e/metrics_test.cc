@@ -376,6 +376,13 @@ void MetricsTest::Chunks() {
       four(path, kRow, "4");
   for (ChunkScheduler* scheduler : {&one, &two, &three, &four}) scheduler->socket.SendOne(want);
   EXPECT_TRUE(daemon.Reaches("kvstrata_chunk_starved"));
+  chunks::Hello hello = testing::HelloOf(kRow, "attends");
+  hello.role = chunks::Role::kWorker;
+  testing::ChunkSocket worker(path);
+  worker.SendOne(hello);
+  worker.Send(testing::RecalledBytes("quest{budget = 9}", {{0, 3, 1, 1, 0}}));
+  EXPECT_TRUE(daemon.Reaches("kvstrata_engine_recall_samples_total{plan=\"quest\"}", 2));
+  EXPECT_TRUE(daemon.Reaches("kvstrata_engine_recall_ratio{plan=\"quest\"}"));
 }
 
 TEST_F(MetricsTest, EveryMetricOfTheTableMoves) {

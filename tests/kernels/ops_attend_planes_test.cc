@@ -319,20 +319,26 @@ TEST_P(AttendPlanes, ManyItemsOverAPool) {
 }
 
 // Choices may differ where scores nearly tie; everything else is close.
-TEST_P(AttendPlanes, IsTheReferenceButForNearTies) {
-  if (IsRef()) GTEST_SKIP() << "it is the reference";
-  Random random;
-  SCOPED_TRACE(random.Trace());
+class AttendPlanesOnSimd : public SimdTest {
+ protected:
+  static Answer By(Op op, const Sequence& s, const PlanesRule& rule) {
+    attend_planes = op;
+    const Answer answer = s.step.Attend(rule);
+    attend_planes = AttendPlanesRef;
+    return answer;
+  }
+};
+KVS_INSTANTIATE_SIMD(AttendPlanesOnSimd);
+
+TEST_P(AttendPlanesOnSimd, IsTheReferenceButForNearTies) {
+  SCOPED_TRACE(random_.Trace());
   int fine = 0, others = 0;
   for (const PlanesFormat& f : PlanesFormats()) {
     for (const PlanesRule& rule : {kShare, kAbove, kRuns, kAll}) {
       SCOPED_TRACE(NameOf(f));
-      Sequence s(random, f, 6 * f.tokens + 1 + random.Below(f.tokens), 1 + random.Below(2),
-                 1 + random.Below(10));
-      attend_planes = AttendPlanesRef;
-      const Answer want = s.step.Attend(rule);
-      attend_planes = GetParam().op;
-      const Answer got = s.step.Attend(rule);
+      Sequence s(random_, f, 6 * f.tokens + 1 + random_.Below(f.tokens), 1 + random_.Below(2),
+                 1 + random_.Below(10));
+      const Answer want = By(AttendPlanesRef, s, rule), got = By(AttendPlanesSimd, s, rule);
       fine += want.Fine();
       for (size_t t = 0; t < want.fine.size(); ++t) others += want.fine[t] != got.fine[t];
       const bool same = got.fine == want.fine && got.strips == want.strips;

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 import pytest
 from browser import Browser, find_chromium
-from chunk_client import ChunkClient, key
+from chunk_client import ChunkClient, key, recalled
 from conftest import PROMPT, Engine
 
 from kvstrata.daemon import Daemon
@@ -204,6 +204,38 @@ def test_the_page_shows_engines_chunks(daemon: Daemon, browser: Browser):
         assert client.held(1, [key(0)])[0] >= 0
         browser.wait_for("/pinned 64.0 KiB/.test(document.querySelector('.box.chunks').textContent)")
         assert data(daemon)["chunks"]["hits"] == 1 and data(daemon)["chunks"]["stored"] == stored
+    assert browser.console == []
+
+
+LOST = recalled((3, 1, 1.0, 1.0, 0.0), (17, 3, 0.5, 0.25, 0.125), plan=b"quest{budget = 9}", model=b"llama")
+
+
+def test_what_plans_lose_in_engines_is_told(daemon: Daemon):
+    with ChunkClient(daemon.socket, 1 << 16, engine="e", role=1, space=None) as worker:
+        worker.send(LOST)
+        end = time.monotonic() + DEADLINE_S
+        while not (engines := data(daemon)["engines"]):
+            assert time.monotonic() < end
+        assert engines == [{"engine": "e", "plan": "quest{budget = 9}", "model_name": "llama", "samples": 4,
+                            "recall": 0.625, "worst_layer": 17, "worst_recall": 0.5}]
+        metrics = get(daemon, "/metrics")[1].splitlines()
+        assert 'kvstrata_engine_recall_samples_total{plan="quest"} 4' in metrics
+        assert 'kvstrata_engine_recall_ratio{plan="quest"} 0.625' in metrics
+    while data(daemon)["engines"]:
+        assert time.monotonic() < end
+    assert 'kvstrata_engine_recall_samples_total{plan="quest"} 4' in get(daemon, "/metrics")[1].splitlines()
+
+
+@browses
+def test_the_page_shows_what_plans_lose_in_engines(daemon: Daemon, browser: Browser):
+    browser.open(f"http://{address(daemon)}/")
+    name = "<b>e</b>"
+    with ChunkClient(daemon.socket, 1 << 16, engine=name, role=1, space=None) as worker:
+        worker.send(LOST)
+        browser.wait_for("/worst layer 17/.test(document.querySelector('.box.chunks')?.textContent)")
+        shown = browser.value("document.querySelector('.box.chunks').lastChild.textContent")
+        assert shown == f"{name}: quest{{budget = 9}}, recall 0.6250, worst layer 17: 0.5000, samples 4, llama"
+    browser.wait_for("!/worst layer/.test(document.querySelector('.box.chunks').textContent)")
     assert browser.console == []
 
 

@@ -11,7 +11,7 @@ import socket
 import struct
 
 MAGIC, VERSION = 0x4B56434B, 1
-HELLO, SPACE, ASK, RELEASE, WANT, STORED, RETURN, DETACH = range(1, 9)
+HELLO, SPACE, ASK, RELEASE, WANT, STORED, RETURN, DETACH, RECALLED = range(1, 10)
 WELCOME, REFUSED, HELD, ARRIVED, CREDITS, RECALL = range(101, 107)
 NOT_THERE, COMING = -1, -2
 SECONDS = 30  # that a packet may take
@@ -27,6 +27,12 @@ def hello(row_bytes: int, *, engine: str = "engine", role: int = 0, version: int
 
 def key(number: int, group: int = 0) -> bytes:
     return struct.pack("<Q24xI", number, group)
+
+
+def recalled(*layers: tuple[int, int, float, float, float], plan: bytes = b"quest", model: bytes = b"m") -> bytes:
+    """layers: layer, samples, recall, least and error."""
+    return struct.pack("<II128s120s", RECALLED, len(layers), plan, model) + b"".join(
+        struct.pack("<IIfff", *layer) for layer in layers)
 
 
 class ChunkClient:

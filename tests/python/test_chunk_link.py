@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from kvstrata import chunks
-from kvstrata.chunks import ABSENT, COMING, SCHEDULER, WORKER, ChunkClient, ChunkLink
+from kvstrata.chunks import ABSENT, COMING, SCHEDULER, WORKER, ChunkClient, ChunkLink, LayerRecall
 
 import kvstrata
 
@@ -87,6 +87,50 @@ def test_a_worker_maps_the_region(peer: Peer):
         link.detach()
         assert peer.take(8)
         assert peer.link.recv(1) == b"" and memory[ROW:ROW + 4] == b"mine"
+
+
+def recalled(peer: Peer) -> tuple[str, str, list[LayerRecall]]:
+    packet = peer.take(9)
+    count, plan, model = struct.unpack_from("<I128s120s", packet)
+    rows = [LayerRecall(*struct.unpack_from("<IIfff", packet, 252 + 20 * at)) for at in range(count)]
+    assert len(packet) == 252 + 20 * count
+    return plan.rstrip(b"\0").decode(), model.rstrip(b"\0").decode(), rows
+
+
+def test_what_a_plan_loses_is_told(peer: Peer):
+    """Rounding is cut off, what is not finite left out, and text to what has room, between two characters."""
+    nan, inf = float("nan"), float("inf")
+    row = LayerRecall(3, 2, 0.75, 0.5, 0.125)
+    with link_of(peer, WORKER) as link:
+        assert link.recalled("quest{budget = 9}", "m", [row, row._replace(layer=4, recall=1.0000001, least=-1e-9)])
+        assert recalled(peer) == ("quest{budget = 9}", "m", [row, LayerRecall(4, 2, 1.0, 0.0, 0.125)])
+        ill = [row._replace(recall=nan), row._replace(least=inf), row._replace(error=nan), row._replace(error=-inf),
+               row._replace(samples=0)]
+        assert link.recalled("quest", "m", [*ill, row._replace(error=1e300)])
+        plan, _, rows = recalled(peer)
+        assert plan == "quest" and [n.layer for n in rows] == [3] and 1e38 < rows[0].error < inf
+        assert link.recalled("quest", "m", ill) and link.recalled("quest", "m", [])
+        assert link.recalled("p" * 126 + "\u00fc", "m" * 118 + "\u00fc", [row])
+        assert recalled(peer) == ("p" * 126, "m" * 118, [row])
+
+
+def test_what_a_plan_loses_waits_for_nobody(peer: Peer):
+    """A daemon that reads nothing, then reads again, then is gone."""
+    row = LayerRecall(0, 1, 1.0, 1.0, 0.0)
+    with link_of(peer, WORKER) as link:
+        assert link.socket.gettimeout() == 0
+        for at in range(100000):
+            if not link.recalled("quest", "m", [row] * 1024):
+                break
+        else:
+            raise AssertionError("a full socket takes more")
+        while at:
+            assert len(recalled(peer)[2]) == 1024
+            at -= 1
+        assert link.recalled("quest", "m", [row]) and len(recalled(peer)[2]) == 1
+        peer.link.close()
+        assert not link.recalled("quest", "m", [row])
+    assert not link.recalled("quest", "m", [row])
 
 
 def test_a_refusal_is_raised_as_it_is(peer: Peer):

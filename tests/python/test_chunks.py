@@ -319,6 +319,42 @@ def test_rows_are_refused_by_name(daemon: Daemon, row_bytes: int):
     assert "blocks_per_chunk" in refused.value.args[2] and str(row_bytes) in refused.value.args[2]
 
 
+def engines(daemon: Daemon) -> list[dict[str, Any]]:
+    return json.loads(operated.Program(daemon.socket).run("audit", "--engine", "-o", "json"))["engines"]
+
+
+def test_what_workers_tell_is_their_engines_until_it_is_gone(daemon: Daemon):
+    """Both ranks together; a client's bad packet ends its connection and counts nothing."""
+    layer = kvstrata.chunks.LayerRecall
+
+    def worker(rank: int) -> kvstrata.chunks.ChunkLink:
+        return kvstrata.chunks.ChunkLink(daemon.socket, role=kvstrata.chunks.WORKER, row_bytes=ROW, engine="e",
+                                         client_name=f"rank {rank}")
+    with worker(0) as one, worker(1) as two:
+        assert one.recalled("quest{budget = 9}", "m", [layer(0, 1, 1.0, 1.0, 0.0), layer(5, 2, 0.5, 0.25, 0.5)])
+        assert two.recalled("quest{budget = 9}", "m", [layer(5, 2, 1.0, 1.0, 0.0)])
+        end = time.monotonic() + chunk_client.SECONDS
+        while not (told := engines(daemon)) or told[0]["all"]["samples"] < 5:
+            assert time.monotonic() < end, told
+        five = {"layer": 5, "samples": 4, "recall": 0.75, "least": 0.25, "error": 0.25, "missed": 0.25}
+        assert told == [{"engine": "e", "plan": "quest{budget = 9}", "model_name": "m",
+                         "all": {**five, "layer": -1, "samples": 5, "recall": 0.8, "error": 0.2,
+                                 "missed": pytest.approx(0.2)},
+                         "worst": five,
+                         "layers": [{"layer": 0, "samples": 1, "recall": 1, "least": 1, "error": 0, "missed": 0}, five]}]
+        for role, packet in ((1, chunk_client.recalled((5, 1, float("nan"), 1, 0))), (0, chunk_client.recalled((5, 1, 1, 1, 0))),
+                             (1, chunk_client.recalled((1024, 1, 1, 1, 0))), (1, chunk_client.recalled())):
+            with ChunkClient(daemon.socket, ROW, engine="e", role=role, space=None) as bad:
+                bad.send(packet)
+                assert bad.receive() == (0, b"")
+        assert engines(daemon) == told
+        one.detach()
+        assert engines(daemon) == told
+    end = time.monotonic() + chunk_client.SECONDS
+    while engines(daemon):
+        assert time.monotonic() < end, "an engine that is gone is shown"
+
+
 def refusal(path: str, packet: bytes) -> str:
     client = chunk_client.socket.socket(chunk_client.socket.AF_UNIX, chunk_client.socket.SOCK_SEQPACKET)
     client.settimeout(chunk_client.SECONDS)

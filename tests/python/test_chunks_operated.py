@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pathlib
 import re
@@ -16,6 +17,7 @@ from chunk_client import ChunkClient, key
 from cli_schema import check
 from operated import Program
 
+from kvstrata.chunks import WORKER, ChunkLink, LayerRecall
 from kvstrata.daemon import Daemon
 
 MIB = 1 << 20
@@ -62,6 +64,52 @@ def test_status_and_top_show_the_room(daemon: Daemon):
         lines = cli.run("top", "--once", "-d", "10ms", "--ascii").splitlines()
         at = next(n for n, line in enumerate(lines) if line.startswith("chunks "))
         assert "leased 3.0 MiB  engines 1" in lines[at] and lines[at + 1].split()[0] == "hits", lines
+
+
+@contextlib.contextmanager
+def telling(daemon: Daemon, name: str, *layers: LayerRecall, plan: str = "quest{budget = 2048}") -> Iterator[ChunkLink]:
+    """A worker whose engine has told this."""
+    with ChunkLink(daemon.socket, role=WORKER, row_bytes=ROW, engine=name, client_name="test") as link:
+        assert link.recalled(plan, "llama", layers)
+        end = time.monotonic() + chunk_client.SECONDS
+        while name.replace("\x1b", "?") not in Program(daemon.socket).names("audit", "--engine"):
+            assert time.monotonic() < end
+        yield link
+
+
+def test_what_plans_lose_in_engines(daemon: Daemon):
+    cli = Program(daemon.socket)
+    check("audit --engine", document(daemon, "audit", "--engine"))
+    assert cli.run("audit", "--engine", "-o", "csv").splitlines()[1:] == []
+    first = [LayerRecall(0, 2, 1.0, 1.0, 0.0), LayerRecall(17, 2, 0.5, 0.25, 0.125)]
+    with telling(daemon, "dp0", *first), telling(daemon, "d p1\x1b", LayerRecall(1, 1, 0.75, 0.75, 0.5), plan="strata"):
+        names = ["d p1?", "dp0"]
+        assert cli.names("audit", "--engine") == names == cli.run("__names", "engines").splitlines()
+        _, other, row = [line.split("  ") for line in cli.run("audit", "--engine").splitlines()]
+        assert other[0] == "d p1?" and [word.strip() for word in row if word] == [
+            "dp0", "quest{budget = 2048}", "llama", "4", "0.2500", "0.7500", "0.2500", "0.0625", "17", "0.5000"]
+        lines = cli.run("audit", "--engine", "dp0").splitlines()
+        assert lines[0] == "engine dp0, plan quest{budget = 2048}, model llama"
+        assert [line.split() for line in lines[3:]] == [
+            ["LAYER", "SAMPLES", "MISSED", "RECALL", "LEAST", "ERROR"],
+            ["0", "2", "0.0000", "1.0000", "1.0000", "0"], ["17", "2", "0.5000", "0.5000", "0.2500", "0.125"],
+            ["all", "4", "0.2500", "0.7500", "0.2500", "0.0625"]]
+        assert cli.run("audit", "--engine=d p1?", "-o", "csv").splitlines()[1].split(",")[:2] == ["1", "1"]
+        both, one = document(daemon, "audit", "--engine"), document(daemon, "audit", "--engine", "dp0")
+        check("audit --engine", both)
+        check("audit --engine", one)
+        assert both["engines"][1] == one["engines"][0] and one["engines"][0]["worst"]["layer"] == 17
+        cli.run("audit", "--engine", "dp1", codes=(5,))
+        cli.run("audit", "--engine", "dp0", "--recall", "3", codes=(2,))
+        frame = document(daemon, "top", "--once", "-d", "10ms")
+        check("top", frame)
+        assert frame["engines"][1] == {"engine": "dp0", "plan": "quest{budget = 2048}", "model_name": "llama", "samples": 4,
+                                       "recall": 0.75, "worst_layer": 17, "worst_recall": 0.5}
+        assert ("       dp0  recall 0.7500  worst layer 17: 0.5000  quest{budget = 2048}  samples 4  llama"
+                in cli.run("top", "--once", "-d", "10ms", "--ascii").splitlines())
+    end = time.monotonic() + chunk_client.SECONDS
+    while cli.names("audit", "--engine"):
+        assert time.monotonic() < end, "engines that are gone are shown"
 
 
 def test_evictions_are_one_event_a_burst(daemon: Daemon):

@@ -15,6 +15,7 @@ import pytest
 from operated import DEADLINE_S, MODEL, PLAN, Program, operated
 
 import kvstrata
+from kvstrata.chunks import WORKER, ChunkLink, LayerRecall
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +118,22 @@ def test_flags_of_the_daemon(cli: Program) -> None:
     assert "pool.host_bytes=" in complete(cli, "kvstratad --set pool.")
 
 
+@pytest.fixture(scope="module")
+def engine(cli: Program) -> Iterator[str]:
+    """Its name; it has told what its plan loses."""
+    with ChunkLink(cli.environment["KVSTRATA_SOCKET"], role=WORKER, row_bytes=4096, engine="e1", client_name="test") as link:
+        assert link.recalled("quest", "m", [LayerRecall(0, 1, 1.0, 1.0, 0.0)])
+        end = time.monotonic() + DEADLINE_S
+        while not cli.run("__names", "engines"):
+            assert time.monotonic() < end
+        yield "e1"
+
+
+def test_engines_of_an_audit(cli: Program, engine: str) -> None:
+    assert complete(cli, "kvstrata audit --engine ") == [engine]
+
+
+@pytest.mark.usefixtures("engine")
 def test_every_kind_of_name_is_listed(cli: Program) -> None:
     help_text = cli.run("__names", "--help")
     kinds = help_text.split("{")[1].split("}")[0].split(",")

@@ -16,7 +16,8 @@ from operated import DEADLINE_S, MODEL, Program, operated
 
 import kvstrata
 
-ELSEWHERE = {"audit --recall", "lookup --cluster", "error"}  # test_recall_audit.py, test_lookup_cluster.py, and below
+# test_recall_audit.py, test_chunks_operated.py, test_lookup_cluster.py, and below
+ELSEWHERE = {"audit --recall", "audit --engine", "lookup --cluster", "error"}
 SHARED = {"tier probe", "tier purge"}  # take a remote tier: test_cli_remote.py
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import json
 import os
 import pathlib
 import subprocess
@@ -72,6 +73,14 @@ def test_a_call_that_it_does_not_know_names_both_versions(older: str) -> None:
     assert f"kvstrata {kvstrata.__version__} asked kvstratad {OLD} (f00), which has no 'pin ls'" in done.stderr
     assert "upgrade the daemon" in done.stderr
     assert "next: restart the daemon" in done.stderr
+
+
+def test_top_does_without_what_it_does_not_know(older: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(OlderDaemon.answers, "ListSequences", admin_pb2.ListSequencesResponse())
+    monkeypatch.setitem(OlderDaemon.answers, "ListSessions", admin_pb2.ListSessionsResponse())
+    done = run(older, "top", "--once", "-d", "10ms", "-o", "json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["engines"] == [] and "ListEngineRecalls" in OlderDaemon.asked
 
 
 @pytest.mark.parametrize("words", [["seq", "map", "1"], ["events"], ["tier", "scrub"], ["plan", "ls", "-o", "json"]])

@@ -238,6 +238,7 @@ TEST_F(RpcAdminTest, AnotherUserMayCallNothingOfAdmin) {
   v1::SampleSelectionsRequest sample;
   sample.set_sequence(sequence);
   refused(&v1::Admin::Stub::SampleSelections, sample, "SampleSelections");
+  refused(&v1::Admin::Stub::ListEngineRecalls, v1::ListEngineRecallsRequest(), "ListEngineRecalls");
   refused(&v1::Admin::Stub::ListPools, v1::ListPoolsRequest(), "ListPools");
   refused(&v1::Admin::Stub::ListWork, v1::ListWorkRequest(), "ListWork");
   refused(&v1::Admin::Stub::GetConfig, v1::GetConfigRequest(), "GetConfig");

@@ -53,7 +53,7 @@ ALLOWED = {
     "server/work": ["base", "kernels", "server/memory", "server/store", "server/telemetry"],
     "server/work/tiers": ["base", "kernels", "server/store", "server/telemetry", "server/tier"],
     "server/work/remote": ["base", "server/store", "server/telemetry", "server/tier", "server/work/tiers"],
-    "server/chunks/room": ["base", "proto", "server/memory", "server/telemetry", "server/tier"],
+    "server/chunks/room": ["base", "proto", "server/memory", "server/sockets", "server/telemetry", "server/tier"],
     "server/chunks": ["base", "server/chunks/room", "server/sockets", "server/telemetry", "server/tier"],
     "server/attach/peers": ["base", "proto", "server/sockets", "server/store"],
     "server/attach/ring": ["base", "proto", "server/sockets", "server/store", "server/telemetry"],

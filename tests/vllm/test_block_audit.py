@@ -152,3 +152,19 @@ def test_the_log_has_it_once_a_minute(clock: SimpleNamespace, caplog: pytest.Log
             clock.now += 1.0
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 1 and said[0].startswith("plan quest: it attended 0.5000 of full attention's mass (0.5000 in layer ")
+
+
+def test_the_daemon_is_told_what_was_lost(monkeypatch: pytest.MonkeyPatch):
+    from kvstrata_vllm.block_rows import BlockRows
+    from kvstrata_vllm.connector import KvstrataConnector
+    told: list[Any] = []
+    losses = [[LayerRecall(3, 4, 0.5, 0.25, 0.2)], []]
+    monkeypatch.setattr(BlockRows, "losses", classmethod(lambda cls: losses.pop(0)))
+    connector = object.__new__(KvstrataConnector)
+    connector._plan, connector._link = "quest", SimpleNamespace(recalled=lambda *what: told.append(what))
+    connector._vllm_config = SimpleNamespace(model_config=SimpleNamespace(served_model_name="m"))
+    connector._tell_losses()
+    connector._tell_losses()  # nothing has come since
+    assert told == [("quest", "m", [LayerRecall(3, 4, 0.5, 0.25, 0.2)])]
+    connector._plan = "full"
+    connector._tell_losses()

@@ -17,7 +17,7 @@
 // numbers: a query times a group's steps (score_bits.h has the bound, with 3 for its B and 64 steps
 // for one), and a strip's weights times its steps, by their largest. Fine keys, and what a fine
 // value adds, are fp32. So simd may decide a near-tie otherwise than ref. It takes four bytes a
-// token and query head of memory, and five a token.
+// token and query head of memory, and some ten a token.
 #ifndef KVSTRATA_KERNELS_OPS_ATTEND_PLANES_ATTEND_PLANES_H_
 #define KVSTRATA_KERNELS_OPS_ATTEND_PLANES_ATTEND_PLANES_H_
 

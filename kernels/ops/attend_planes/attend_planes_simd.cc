@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Predicted: bound by memory where attend_raw is, with a sixth of its bytes; else by 40 operations
-// a token for coarse logits of four heads, 60 for coarse values of a strip that is read.
-//
-// "Byte order": numbers in the order in which bytes of words have them, channels 0, 2, 1, 3 of each
-// four (plane_digits.h). Sums in byte order are put back at the end.
+// a token for coarse logits of four heads, 60 for coarse values of a strip that is read. Measured
+// (bench/ops_bench.cc, no strip left out): as long as attend_raw. Half of it waits for memory, for
+// what fine tokens have apart and for words of strips; asking further ahead did not help.
 #include "kernels/cpu/simd_target.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/ops/attend_planes/attend_planes_simd.cc"
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -29,12 +29,11 @@ namespace HWY_NAMESPACE {
 namespace {
 
 constexpr int kVector = static_cast<int>(kN);
-constexpr int kGroupMax = 8;                // query heads that are done at once
-constexpr CodeReading kCoarse{64, 31.5f};   // plane 0 of a code
-constexpr int kFromByte[4] = {0, 2, 1, 3};  // a byte of a word: its number among four
+constexpr int kGroupMax = 8;               // query heads that are done at once
+constexpr CodeReading kCoarse{64, 31.5f};  // plane 0 of a code
+constexpr int kOfByte[4] = {0, 2, 1, 3};   // a byte of a word: its number among four
+constexpr size_t kAhead = 8;               // fine tokens whose bytes are on their way
 constexpr float kNone = -std::numeric_limits<float>::infinity();
-
-HWY_INLINE int InByteOrder(int channel) { return channel / 4 * 4 + kFromByte[channel % 4]; }
 
 // Whole numbers 0 .. 255 from bytes.
 HWY_INLINE VF LoadFlags(const uint8_t* flags) {
@@ -46,15 +45,16 @@ HWY_INLINE void AddTo(float* sums, VF x) {
   hn::StoreU(hn::Add(hn::LoadU(DF(), sums), x), DF(), sums);
 }
 
-HWY_INLINE VF ToByteOrder(VF x) {
+// Numbers of a word's bytes in the order of their channels, which bytes have as 0, 2, 1, 3.
+HWY_INLINE VI ByChannel(VI x) {
   alignas(64) static constexpr auto kLanes = [] {
     struct {
       int32_t from[kN];
     } order{};
-    for (int i = 0; i < kVector; ++i) order.from[i] = i / 4 * 4 + kFromByte[i % 4];
+    for (int i = 0; i < kVector; ++i) order.from[i] = i / 4 * 4 + kOfByte[i % 4];
     return order;
   }();
-  return hn::TableLookupLanes(x, hn::SetTableIndices(DF(), kLanes.from));
+  return hn::TableLookupLanes(x, hn::SetTableIndices(DI(), kLanes.from));
 }
 
 // The largest of n numbers; NaN counts as nothing.
@@ -85,36 +85,35 @@ HWY_INLINE double WeightsOf(const float* x, int n, float top, float* to) {
   return sum;
 }
 
-// Planes of one token's key or value, in byte order. coarse: plane 0, or null; second: null with
-// keep = 4.
+// Planes of one token's key or value. coarse: plane 0, or null; second: null with keep = 4.
 struct Digits {
   const uint8_t* coarse;
   const uint8_t* first;
   const uint8_t* second;
 
-  // Numbers [i, i + N).
+  // Codes of the channels [i, i + N), by the planes that are there.
   HWY_INLINE VF At(int i, int dim) const {
     const hn::Rebind<uint8_t, DF> d8;
-    const int quarter = dim / 4, half = dim / 2;
+    const int quarter = dim / 4, half = dim / 2;  // powers of two
     const auto digit = [&](const uint8_t* plane, int run, int width) HWY_ATTR {
-      const auto bytes = hn::PromoteTo(DI(), hn::LoadU(d8, plane + i % run));
-      return hn::And(hn::ShiftRightSame(bytes, width * (i / run)), hn::Set(DI(), (1 << width) - 1));
+      const auto bytes = hn::PromoteTo(DI(), hn::LoadU(d8, plane + (i & (run - 1))));
+      const int bit = width * (i >> std::countr_zero(static_cast<uint32_t>(run)));
+      return hn::And(hn::ShiftRightSame(bytes, bit), hn::Set(DI(), (1 << width) - 1));
     };
     VI code = hn::ShiftLeft<4>(digit(first, quarter, 2));
     if (second != nullptr) code = hn::Add(code, digit(second, half, 4));
     if (coarse != nullptr) code = hn::Add(code, hn::ShiftLeft<6>(digit(coarse, quarter, 2)));
-    return hn::ConvertTo(DF(), code);
+    return hn::ConvertTo(DF(), ByChannel(code));
   }
 };
 
-// A group's queries times its steps, in byte order, and what minima add: for keys that are read
-// finely.
+// A group's queries times its steps, and what minima add: for keys that are read finely.
 struct FineQueries {
   int32_t group = -1;
   float q[kGroupMax][kHeadDimMax], base[kGroupMax];
 };
 
-// A strip's weights as whole numbers: of token 4 m + i at byte kFromByte[i] of word m.
+// A strip's weights as whole numbers: of token 4 m + i at byte kOfByte[i] of word m.
 struct StripWeights {
   int8_t whole[kGroupMax][kStripTokens];
   float factor[kGroupMax];
@@ -131,9 +130,6 @@ class HeadsPass {
         heads_(heads),
         tail_(f_.keep == 8 ? 0.0f : 7.5f),
         logits_(static_cast<size_t>(heads) * static_cast<size_t>(tokens_)) {
-    for (int h = 0; h < heads_; ++h) {
-      for (int c = 0; c < f_.dim; ++c) q_[h][InByteOrder(c)] = QueryOf(h)[c] * w_.scale;
-    }
     FindCoarseLogits();
   }
   HeadsPass(const HeadsPass&) = delete;
@@ -165,14 +161,15 @@ class HeadsPass {
   // Rule 6, into the item's rows of these heads. fine: the tokens of the fine set, ascending.
   void Attend(const std::vector<int32_t>& fine) {
     for (size_t i = 0; i < fine.size(); ++i) {
-      if (i + 4 < fine.size()) PrefetchRow(fine[i + 4]);
+      if (i + kAhead < fine.size()) PrefetchKey(fine[i + kAhead]);
       Refine(fine[i]);
     }
     FindWeights();
-    o_.assign(static_cast<size_t>(2 * heads_ * f_.dim), 0.0f);
+    o_.assign(static_cast<size_t>(heads_ * f_.dim), 0.0f);
     auto next = fine.begin();
     for (int32_t strip = 0; strip < w_.rows.strips(); ++strip) {
       const auto end = std::lower_bound(next, fine.end(), (strip + 1) * kStripTokens);
+      if (strip + 1 < w_.rows.strips() && w_.strips[strip + 1] != 0) PrefetchStrip(strip + 1);
       if (w_.strips[strip] != 0) AddStrip(strip, next, end);
       next = end;
     }
@@ -185,17 +182,27 @@ class HeadsPass {
   const float* QueryOf(int h) const {
     return w_.q + int64_t{first_ / w_.group} * w_.q_token + int64_t{first_ % w_.group + h} * f_.dim;
   }
-  float* InOrder(int h) { return &o_[static_cast<size_t>(2 * h * f_.dim)]; }
-  float* InBytes(int h) { return InOrder(h) + f_.dim; }
+  float* OutputOf(int h) { return &o_[static_cast<size_t>(h * f_.dim)]; }
 
   Digits DigitsOf(int32_t token, int64_t half, const uint8_t* coarse) const {
     const auto* row = reinterpret_cast<const uint8_t*>(w_.rows.lower[token / f_.tokens]) +
                       token % f_.tokens * f_.row_bytes() + half;
     return {coarse, row, f_.keep == 8 ? row + f_.dim / 4 : nullptr};
   }
-  void PrefetchRow(int32_t token) const {
-    const std::byte* row = w_.rows.lower[token / f_.tokens] + token % f_.tokens * f_.row_bytes();
-    Prefetch(row, 0, f_.row_bytes());
+  // All that Refine reads of a token: its words of plane 0 lie a word of all tokens apart.
+  void PrefetchKey(int32_t token) const {
+    const int32_t group = token / f_.tokens, at = token % f_.tokens;
+    Prefetch(w_.rows.lower[group] + at * f_.row_bytes(), 0, f_.row_bytes());
+    const std::byte* word = w_.rows.upper[group] + f_.key_codes() + 4 * at;
+    for (int i = 0; i < f_.dim / 16; ++i) __builtin_prefetch(word + 4 * i * f_.tokens);
+  }
+  void PrefetchStrip(int32_t strip) const {
+    const int32_t token = strip * kStripTokens, at = token % f_.tokens;
+    const std::byte* const upper = w_.rows.upper[token / f_.tokens];
+    __builtin_prefetch(upper + f_.value_minimum() + 2 * at);
+    __builtin_prefetch(upper + f_.value_step() + 2 * at);
+    const std::byte* const words = upper + f_.value_codes() + at / kStripTokens * 4 * f_.dim;
+    Prefetch(words, 0, 4 * f_.dim);
   }
 
   template <int H>
@@ -229,13 +236,14 @@ class HeadsPass {
     fine_.group = group;
     const auto* const minima = reinterpret_cast<const F16*>(w_.rows.upper[group]);
     const auto* const steps = minima + f_.dim;
+    const VF scale = hn::Set(DF(), w_.scale);
     VF base[kGroupMax];
     for (int h = 0; h < heads_; ++h) base[h] = hn::Zero(DF());
     for (int c = 0; c < f_.dim; c += kVector) {
-      const VF step = ToByteOrder(LoadFloats(steps + c));
-      const VF mean = hn::MulAdd(step, hn::Set(DF(), tail_), ToByteOrder(LoadFloats(minima + c)));
+      const VF step = LoadFloats(steps + c);
+      const VF mean = hn::MulAdd(step, hn::Set(DF(), tail_), LoadFloats(minima + c));
       for (int h = 0; h < heads_; ++h) {
-        const VF x = hn::LoadU(DF(), q_[h] + c);
+        const VF x = hn::Mul(hn::LoadU(DF(), QueryOf(h) + c), scale);
         base[h] = hn::MulAdd(x, mean, base[h]);
         hn::StoreU(hn::Mul(x, step), DF(), fine_.q[h] + c);
       }
@@ -325,7 +333,7 @@ class HeadsPass {
     float* to[H];
 #pragma GCC unroll 4
     for (int i = 0; i < H; ++i) {
-      to[i] = InOrder(h + i);
+      to[i] = OutputOf(h + i);
       factor[i] = hn::Set(DF(), weights.factor[h + i]);
 #pragma GCC unroll 4
       for (int m = 0; m < 4; ++m) {
@@ -349,7 +357,7 @@ class HeadsPass {
     }
   }
 
-  // A fine token's digits: plane 0 lies in its strip's words, by channel; the others in its row.
+  // A fine token's digits: plane 0 lies in its strip's words, the others in its row.
   void AddFine(int32_t token, float step, const uint32_t* words) {
     const int bit = PlaceInWords(kStripTokens, 2, token % kStripTokens).bit;
     const Digits digits = DigitsOf(token, f_.row_bytes() / 2, nullptr);
@@ -357,13 +365,11 @@ class HeadsPass {
       const VU coarse =
           hn::And(hn::ShiftRightSame(hn::LoadU(DU(), words + c), bit), hn::Set(DU(), 3));
       const VF high = hn::ConvertTo(DF(), hn::ShiftLeft<6>(hn::BitCast(DI(), coarse)));
-      const VF low = digits.At(c, f_.dim);
+      const VF code = hn::Add(high, digits.At(c, f_.dim));
       for (int h = 0; h < heads_; ++h) {
         const VF weight = hn::Set(DF(), logits(h)[token] * step);
-        float* const o = InOrder(h) + c;
-        float* const bytes = InBytes(h) + c;
-        hn::StoreU(hn::MulAdd(high, weight, hn::LoadU(DF(), o)), DF(), o);
-        hn::StoreU(hn::MulAdd(low, weight, hn::LoadU(DF(), bytes)), DF(), bytes);
+        float* const o = OutputOf(h) + c;
+        hn::StoreU(hn::MulAdd(code, weight, hn::LoadU(DF(), o)), DF(), o);
       }
     }
   }
@@ -372,7 +378,7 @@ class HeadsPass {
     float* const out = w_.o + int64_t{first_ + h} * f_.dim;
     const float constant = hn::GetLane(hn::SumOfLanes(DF(), hn::LoadU(DF(), constants_[h])));
     for (int c = 0; c < f_.dim; ++c) {
-      out[c] = InOrder(h)[c] + InBytes(h)[InByteOrder(c)] + constant;
+      out[c] = OutputOf(h)[c] + constant;
     }
     RotateHadamard(out, f_.dim);
   }
@@ -382,9 +388,8 @@ class HeadsPass {
   const int32_t tokens_, first_, heads_;  // first_: query row of the item
   const float tail_;                      // what a fine code counts beyond its digits
   std::vector<float> logits_;             // [heads][tokens]; of what is read, weights at the end
-  std::vector<float> o_;                  // [heads][by channel, in byte order][dim]
+  std::vector<float> o_;                  // [heads][dim], rotated
   float constants_[kGroupMax][kN];        // their sum is what every channel of a head's output gets
-  float q_[kGroupMax][kHeadDimMax];       // scaled, in byte order
   FineQueries fine_;
 };
 
@@ -392,7 +397,9 @@ class HeadsPass {
 class Choice {
  public:
   Choice(const AttendPlanesWork& work, std::vector<HeadsPass*> passes)
-      : w_(work), range_(CandidatesOf(work)), passes_(std::move(passes)) {}
+      : w_(work), range_(CandidatesOf(work)), passes_(std::move(passes)) {
+    weights_.resize(static_cast<size_t>(count()));
+  }
 
   void Run() {
     std::fill_n(w_.fine, w_.rows.tokens(), uint8_t{1});
@@ -424,29 +431,36 @@ class Choice {
   int32_t count() const { return range_.stop - range_.start; }
 
   // Rule 3, of head g.
-  double Normaliser(const float* x, int g) const {
-    std::vector<float> always, weights(static_cast<size_t>(count()));
-    always.assign(x, x + range_.start);
-    always.insert(always.end(), x + range_.stop, x + w_.rows.tokens());
+  double Normaliser(const float* x, int g) {
+    double most = w_.raw_m[g] + std::log(static_cast<double>(w_.raw_l[g]));
+    std::vector<double> terms = {most};
+    for (int32_t t = 0; t < w_.rows.tokens(); ++t) {
+      if (t == range_.start) t = range_.stop;
+      if (t < w_.rows.tokens()) terms.push_back(x[t]);
+    }
+    const std::vector<float> some = Sampled(x);
+    const float* const sampled = some.empty() ? x + range_.start : some.data();
+    const int n = some.empty() ? count() : static_cast<int>(some.size());
+    const float top = LargestOf(sampled, n);
+    // The largest counts once.
+    const double rest = std::max(WeightsOf(sampled, n, top, weights_.data()) - 1, 0.0);
+    terms.push_back(top + std::log1p(rest * count() / n));
+    for (double term : terms) most = std::max(most, term);
+    double sum = 0;
+    for (double term : terms) sum += std::exp(term - most);
+    return most + std::log(sum);
+  }
+  // Logits of the sample; empty: it is all candidates.
+  std::vector<float> Sampled(const float* x) const {
     std::vector<float> sampled;
     const int32_t size = w_.rows.format.tokens, chosen = (w_.rule.sample - 1) / 2;
-    for (int32_t group = chosen; group < w_.rows.groups; group += w_.rule.sample) {
+    for (int32_t group = chosen; w_.rule.sample > 1 && group < w_.rows.groups;
+         group += w_.rule.sample) {
       const int32_t begin = std::max(group * size, range_.start);
       const int32_t end = std::min((group + 1) * size, range_.stop);
       if (begin < end) sampled.insert(sampled.end(), x + begin, x + end);
     }
-    if (sampled.empty()) sampled.assign(x + range_.start, x + range_.stop);
-    const int n = static_cast<int>(sampled.size());
-    const float top = LargestOf(sampled.data(), n);
-    // The largest counts once.
-    const double rest = std::max(WeightsOf(sampled.data(), n, top, weights.data()) - 1, 0.0);
-    const double candidates = top + std::log1p(rest * count() / n);
-    const double raw = w_.raw_m[g] + std::log(static_cast<double>(w_.raw_l[g]));
-    double most = std::max(raw, candidates);
-    for (float a : always) most = std::max(most, double{a});
-    double sum = std::exp(raw - most) + std::exp(candidates - most);
-    for (float a : always) sum += std::exp(a - most);
-    return most + std::log(sum);
+    return sampled;
   }
 
   // The logit from which on a token of head g has a weight of `times` / N.
@@ -464,19 +478,30 @@ class Choice {
 
   void TakeShare() {
     const int32_t run = w_.rule.run, n = count() / run, always = w_.tokens - count();
-    std::vector<float> scores(static_cast<size_t>(n)), weights(static_cast<size_t>(count()));
+    std::vector<float> scores(static_cast<size_t>(n));
     for (const Head& head : heads_) {
       const float* const x = head.logits + range_.start;
-      const auto one =
-          static_cast<float>(1 / WeightsOf(x, count(), LargestOf(x, count()), weights.data()));
-      for (int32_t i = 0; i < count(); ++i)
-        scores[static_cast<size_t>(i / run)] += weights[static_cast<size_t>(i)] * one;
+      const double sum = WeightsOf(x, count(), LargestOf(x, count()), weights_.data());
+      AddScores(static_cast<float>(1 / sum), run, scores);
     }
     const int32_t room = std::max(CeilShare(w_.rule.share, w_.tokens) - always, run) / run;
     std::vector<int32_t> taken(static_cast<size_t>(std::min(room, n)));
     TopKSimd({scores.data(), n, room, taken.data()});
     std::fill_n(w_.fine + range_.start, n * run, uint8_t{0});
     for (int32_t i : taken) std::fill_n(w_.fine + range_.start + i * run, run, uint8_t{1});
+  }
+
+  // Adds each run's weights times `one`.
+  void AddScores(float one, int32_t run, std::vector<float>& scores) const {
+    const int n = static_cast<int>(scores.size());
+    const float* weight = weights_.data();
+    int i = 0;
+    for (; run == 1 && i + kVector <= n; i += kVector, weight += kVector) {
+      AddTo(&scores[static_cast<size_t>(i)], hn::Mul(hn::LoadU(DF(), weight), hn::Set(DF(), one)));
+    }
+    for (; i < n; ++i) {
+      for (int32_t j = 0; j < run; ++j) scores[static_cast<size_t>(i)] += *weight++ * one;
+    }
   }
 
   // Rule 5.
@@ -504,6 +529,7 @@ class Choice {
   const PlanesCandidates range_;
   const std::vector<HeadsPass*> passes_;
   std::vector<Head> heads_;
+  std::vector<float> weights_;  // one head's, of the candidates
 };
 
 void AttendPlanesItem(const AttendPlanesWork& w) {

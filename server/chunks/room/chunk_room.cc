@@ -113,6 +113,7 @@ void ChunkRoom::EndIfGone(ChunkEngine* engine) {
   const auto rests = [engine](const Resting& r) { return r.claims->engine == engine; };
   if (engine->connections > 0 || std::ranges::any_of(resting_, rests)) return;
   KVS_CHECK(engine->pinned_bytes == 0 && engine->credited_bytes == 0);
+  state_.options.recalls->Forget(engine->name);
   engines_.erase(engine->name);
 }
 
@@ -163,7 +164,8 @@ Status ChunkRoom::OnPacket(uint64_t connection, std::span<const std::byte> packe
   if (member->detached) return MalformedPacket("a packet behind DETACH");
   if (type == Type::kDetach) return OnDetach(member, packet);
   if (member->peer.role != Role::kScheduler) {
-    return MalformedPacket("a worker's packet that is no DETACH");
+    if (type == Type::kRecalled) return state_.options.recalls->Add(member->engine->name, packet);
+    return MalformedPacket("a worker's packet that is neither DETACH nor RECALLED");
   }
   ChunkClaims* const claims = claims_.at(connection).get();
   switch (type) {
@@ -184,7 +186,7 @@ Status ChunkRoom::OnPacket(uint64_t connection, std::span<const std::byte> packe
       return credits_.Return(claims, packet);
     default:
       return MalformedPacket("type " + std::to_string(static_cast<uint32_t>(type)) +
-                             " is none of a client's");
+                             " is none of a scheduler's");
   }
 }
 

@@ -23,6 +23,7 @@
 #include "server/chunks/room/chunk_packets.h"
 #include "server/chunks/room/chunk_region.h"
 #include "server/chunks/room/chunk_work.h"
+#include "server/chunks/room/engine_recalls.h"
 
 namespace kvstrata {
 
@@ -37,6 +38,7 @@ struct ChunkRoomOptions {
   // Sets `there` and `maybe`; answers at once. Null: nothing is below.
   std::function<void(std::span<ChunkFind>)> find;
   ChunkCounters* counters = nullptr;  // outlives the room
+  EngineRecalls* recalls = nullptr;   // the same
 };
 
 // All connections of one user that say the same name.

@@ -85,6 +85,10 @@ class AdminService final : public v1::Admin::CallbackService {
   grpc::ServerUnaryReactor* SampleSelections(grpc::CallbackServerContext*,
                                              const v1::SampleSelectionsRequest*,
                                              v1::SampleSelectionsResponse*) override;
+  // engine_calls.cc
+  grpc::ServerUnaryReactor* ListEngineRecalls(grpc::CallbackServerContext*,
+                                              const v1::ListEngineRecallsRequest*,
+                                              v1::ListEngineRecallsResponse*) override;
   // quota_calls.cc
   grpc::ServerUnaryReactor* ListQuotas(grpc::CallbackServerContext*, const v1::ListQuotasRequest*,
                                        v1::ListQuotasResponse*) override;

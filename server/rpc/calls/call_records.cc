@@ -31,9 +31,9 @@ constexpr size_t kMostText = 128;  // characters of a field
 
 // Verbs of Admin that only look; what is not here changes something, or reads users' caches.
 constexpr auto kLooks = std::to_array<std::string_view>(
-    {"Audit", "GetConfig", "GetMetrics", "GetStatus", "ListPins", "ListPools", "ListQuotas",
-     "ListSequences", "ListSessions", "ListValues", "ListWork", "LookupPrefix", "SampleSelections",
-     "ShowSequence", "Watch"});
+    {"Audit", "GetConfig", "GetMetrics", "GetStatus", "ListEngineRecalls", "ListPins", "ListPools",
+     "ListQuotas", "ListSequences", "ListSessions", "ListValues", "ListWork", "LookupPrefix",
+     "SampleSelections", "ShowSequence", "Watch"});
 
 // Asked again and again until it is done: a process's first call is told.
 constexpr std::string_view kAskedAgain = "Drain";

@@ -20,6 +20,7 @@
 #include "kernels/cuda/cuda_ops.h"
 #include "server/attach/peers/attach_tokens.h"
 #include "server/chunks/room/chunk_numbers.h"
+#include "server/chunks/room/engine_recalls.h"
 #include "server/sockets/descriptor_closer.h"
 #include "server/store/prompt_values.h"
 #include "server/store/reports/tier_scrub.h"
@@ -163,8 +164,9 @@ struct GrpcOptions {
   std::function<std::optional<CgroupInfo>()> cgroup;
   int pools_fd = -1;  // an eventfd, written when a pool has failed; -1: nobody tells
   std::function<ChunkNumbers()> chunks;  // any thread; null: there is no chunk socket
-  std::function<DiskInfo()> disk;        // any thread; null: there is none
-  std::function<RemoteInfo()> remote;    // the same
+  std::function<std::vector<EngineRecall>()> engine_recalls;  // the same
+  std::function<DiskInfo()> disk;                             // any thread; null: there is none
+  std::function<RemoteInfo()> remote;                         // the same
   // Both wait for servers, until the deadline; any thread; null with `remote`.
   std::function<RemoteProbeInfo(const PromptValues&, std::chrono::steady_clock::time_point)>
       probe_remote;

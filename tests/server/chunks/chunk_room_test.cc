@@ -369,6 +369,26 @@ TEST(ChunkRoom, DetachEndsTheRest) {
   EXPECT_FALSE(driver.room->OnPacket(back->connection, std::vector<std::byte>(8)).ok());
 }
 
+TEST(ChunkRoom, WhatWorkersTellIsTheirEngines) {
+  RoomDriver driver(kRegion);
+  TestClient* const scheduler = driver.Join("e", kRow, 1);
+  TestClient* const ranks[] = {driver.Join("e", kRow, 2, chunks::Role::kWorker),
+                               driver.Join("e", kRow, 3, chunks::Role::kWorker)};
+  TestClient* const other = driver.Join("o", kRow, 4, chunks::Role::kWorker);
+  driver.Recalled(ranks[0], "quest", {{0, 1, 0.5F, 0.5F, 0}});
+  driver.Recalled(ranks[1], "quest", {{0, 1, 1, 1, 0}});
+  driver.Recalled(other, "strata", {{3, 1, 1, 1, 0}});
+  ASSERT_EQ(driver.recalls.Engines().size(), 2u);
+  EXPECT_EQ(driver.recalls.Engines()[0].layers[0].samples, 2u);
+  EXPECT_EQ(driver.recalls.Engines()[0].layers[0].recall, 0.75);
+  // Until all of it is gone.
+  for (TestClient* rank : ranks) driver.Leave(rank);
+  EXPECT_EQ(driver.recalls.Engines().size(), 2u);
+  driver.Leave(scheduler);
+  ASSERT_EQ(driver.recalls.Engines().size(), 1u);
+  EXPECT_EQ(driver.recalls.Engines()[0].engine, "o");
+}
+
 TEST(ChunkRoom, MalformedPacketsSayWhatIsWrong) {
   RoomDriver driver(kRegion);
   TestClient* const client = driver.Join("e", kRow, 1);
@@ -399,6 +419,11 @@ TEST(ChunkRoom, MalformedPacketsSayWhatIsWrong) {
             std::string::npos);
   EXPECT_NE(why(client, PacketBytes(chunks::Counted{Type::kWelcome, 1}, none)).find("101"),
             std::string::npos);
+  const auto recalled = testing::RecalledBytes("quest", {{0, 1, 1, 1, 0}});
+  EXPECT_NE(why(client, recalled).find("scheduler"), std::string::npos);
+  EXPECT_NE(why(worker, std::vector(recalled.begin(), recalled.end() - 1)).find("275 bytes"),
+            std::string::npos);
+  EXPECT_TRUE(driver.recalls.Engines().empty());
 }
 
 }  // namespace

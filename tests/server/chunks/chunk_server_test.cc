@@ -33,7 +33,7 @@ class ChunkServerTest : public ChunkServerFixture {
   }
   // A packet of a client's type, whose length and numbers are often right.
   Packet RandomPacket() {
-    const auto type = static_cast<Type>(random_() % 10);
+    const auto type = static_cast<Type>(random_() % 11);
     const auto count = static_cast<uint32_t>(random_() % 4 == 0 ? random_() : random_() % 5);
     const size_t sizes[] = {8,
                             152,
@@ -44,6 +44,7 @@ class ChunkServerTest : public ChunkServerFixture {
                             8 + 40 * size_t{count % 1600},
                             8 + 4 * size_t{count % 2000},
                             8,
+                            256 + 20 * size_t{count % 2000},
                             8};
     Packet packet(random_() % 8 == 0 ? random_() % 65536 : sizes[static_cast<uint32_t>(type)]);
     for (std::byte& b : packet) b = static_cast<std::byte>(random_() % 3 == 0 ? random_() : 0);

@@ -174,7 +174,10 @@ class ChunkServerFixture : public ::testing::Test {
  protected:
   static constexpr uint64_t kRow = 64 * kKiB;
 
-  ChunkServerFixture() { options_.bytes = 16 * kMiB; }
+  ChunkServerFixture() {
+    options_.bytes = 16 * kMiB;
+    options_.recalls = &recalls_;
+  }
   void Start() {
     server_.reset();
     auto listener = UnixListener::Listen(path(), SOCK_SEQPACKET, -1);
@@ -205,6 +208,7 @@ class ChunkServerFixture : public ::testing::Test {
   }
 
   ScratchDir directory_{::testing::TempDir()};
+  EngineRecalls recalls_{{}};
   ChunkServerOptions options_;
   std::unique_ptr<ChunkServer> server_;
 };

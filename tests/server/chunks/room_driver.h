@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "server/chunks/room/chunk_room.h"
+#include "server/sockets/packet.h"
 
 namespace kvstrata::testing {
 
@@ -35,6 +36,15 @@ inline chunks::AskedKey KeyOf(uint64_t number, uint32_t group = 0) {
 template <typename Head, typename T>
 std::vector<std::byte> PacketBytes(const Head& head, const std::vector<T>& list) {
   return NewPacket(0, head, std::span<const T>(list)).bytes;
+}
+
+inline std::vector<std::byte> RecalledBytes(const std::string& plan,
+                                            const std::vector<chunks::RecalledLayer>& layers,
+                                            const std::string& model = "m") {
+  chunks::Recalled head{chunks::Type::kRecalled, static_cast<uint32_t>(layers.size()), {}, {}};
+  CopyText(plan, head.plan);
+  CopyText(model, head.model);
+  return PacketBytes(head, layers);
 }
 
 // What one connection has been told.
@@ -60,6 +70,7 @@ class RoomDriver {
     options.layout_percent = layout_percent;
     options.bytes = region_bytes;
     options.counters = &counters;
+    options.recalls = &recalls;
     options.write_shown = below;
     options.writing_bytes = 2 * kMiB;
     if (below != kNowhere || remote != kNowhere) {
@@ -130,6 +141,11 @@ class RoomDriver {
     client->credits.erase(id);
     Put(client, PacketBytes(chunks::Counted{chunks::Type::kReturn, 1}, std::vector<int32_t>{id}));
   }
+  // A worker's.
+  void Recalled(TestClient* client, const std::string& plan,
+                const std::vector<chunks::RecalledLayer>& layers) {
+    Put(client, RecalledBytes(plan, layers));
+  }
   // The connection is there, and says nothing any more.
   void Detach(TestClient* client) {
     client->credits.clear();
@@ -167,6 +183,7 @@ class RoomDriver {
   }
 
   ChunkCounters counters;
+  EngineRecalls recalls{{}};
   std::unique_ptr<ChunkRoom> room;
   std::map<uint64_t, std::unique_ptr<TestClient>> clients;  // by connection
   std::vector<ChunkWork> work;

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import mmap
 import os
 import selectors
@@ -41,8 +42,8 @@ from .attachment import AGAIN, short_of_processors
 from .daemon import default_socket
 from .errors import Unavailable, error_of
 
-__all__ = ["ABSENT", "COMING", "SCHEDULER", "WORKER", "ChunkClient", "ChunkLink", "Key", "Lease", "Welcome",
-           "chunk_socket"]
+__all__ = ["ABSENT", "COMING", "SCHEDULER", "WORKER", "ChunkClient", "ChunkLink", "Key", "LayerRecall", "Lease",
+           "Welcome", "chunk_socket"]
 
 SCHEDULER, WORKER = 0, 1
 ABSENT, COMING = -1, -2
@@ -52,13 +53,16 @@ MAX_KEYS = 1024      # in a packet
 _END_SECONDS = 1.0
 
 _MAGIC, _VERSION, _PACKET_BYTES = 0x4B56434B, 1, 65536
-_HELLO, _SPACE, _ASK, _RELEASE, _WANT, _STORED, _RETURN, _DETACH = range(1, 9)
+_HELLO, _SPACE, _ASK, _RELEASE, _WANT, _STORED, _RETURN, _DETACH, _RECALLED = range(1, 10)
 _WELCOME, _REFUSED, _HELD, _ARRIVED, _CREDITS, _RECALL = range(101, 107)
 _HELLO_FORM = struct.Struct("<IIIIQ64s64s")
 _WELCOME_FORM = struct.Struct("<IIQQQ")
 _REFUSED_FORM = struct.Struct("<Ii48s456s")
+_RECALLED_FORM, _LAYER_FORM = struct.Struct("<II128s120s"), struct.Struct("<IIfff")
 _COUNTED, _HEADER = struct.Struct("<II"), struct.Struct("<IIII")
 _KEY_FORM, _STORED_FORM, _ARRIVAL = struct.Struct("<32sI"), struct.Struct("<32sIi"), struct.Struct("<Ii")
+
+_MOST_ERROR = 3e38  # that an fp32 holds
 
 _log = logging.getLogger("kvstrata")
 
@@ -129,6 +133,7 @@ class ChunkLink:
         if (kind, version) != (_WELCOME, _VERSION):
             raise _unreachable(f"kvstratad at {self.path} speaks version {version} of chunks, this client {_VERSION}: "
                                "install the same version of both")
+        self.socket.setblocking(False)
         return Welcome(epoch, region, row)
 
     def map(self) -> mmap.mmap:
@@ -137,6 +142,24 @@ class ChunkLink:
         with contextlib.suppress(OSError):  # advice, where the kernel has huge pages of shared memory
             region.madvise(mmap.MADV_HUGEPAGE)
         return region
+
+    def recalled(self, plan: str, model: str, layers: Sequence[LayerRecall]) -> bool:
+        """Tells what `plan` has lost since the call before, for `kvstrata audit --engine`; a worker's alone. plan, model:
+        cut to 127 and 119 bytes. layers: at most 1024, whose numbers are below that, of at most 2^20 samples each; those
+        without samples, or with numbers that are not finite, are left out. False: the daemon is gone, or has not read
+        what was told before, and these are lost. Waits for nothing, and raises for neither. One thread at a time. Costs
+        a system call."""
+        rows = [_LAYER_FORM.pack(row.layer, row.samples, min(max(row.recall, 0.0), 1.0), min(max(row.least, 0.0), 1.0),
+                                 min(row.error, _MOST_ERROR))
+                for row in layers if row.samples and math.isfinite(row.recall + row.least + row.error)]
+        if not rows:
+            return True
+        head = _RECALLED_FORM.pack(_RECALLED, len(rows), _text(plan, 128), _text(model, 120))
+        try:
+            self.socket.send(head + b"".join(rows))
+        except OSError:
+            return False
+        return True
 
     def detach(self) -> None:
         """Says that nobody of this process copies any more, and closes."""
@@ -158,6 +181,11 @@ class ChunkLink:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _text(text: str, size: int) -> bytes:
+    """In so many bytes, one of them a NUL."""
+    return text.encode()[:size - 1].decode(errors="ignore").encode()
 
 
 def _unreachable(message: str) -> Exception:
@@ -198,7 +226,6 @@ class ChunkClient:
         self.silent, self.gone = False, ""
         self.owed = 0
         self._link = link
-        link.socket.setblocking(False)
         self._lock = threading.RLock()  # guards what follows, and the socket
         self._outbox: deque[tuple[bytes, tuple[int, int] | None]] = deque()  # packets, each with the ask that it is
         self._unanswered: dict[tuple[int, int], float] = {}  # (lease, first): since when
