@@ -2,7 +2,7 @@
 // kvs_op_attend: attend_raw + merge of the simd backend on memory that the caller owns, for Python:
 // comparisons with numpy's BLAS, and "own cache, same kernel" for the cost of attaching.
 //
-// Memory: pages as kernels/page_view.h lays them out, one layer each here:
+// Memory: pages as kernels/pages/page_view.h lays them out, one layer each here:
 //   page [2 (K, V)][kv_heads][page_tokens][head_dim] bf16, pages[i] its address.
 // Threads: one call at a time (one pool per process, of the size first asked for).
 #include <algorithm>
@@ -11,10 +11,10 @@
 #include <memory>
 #include <vector>
 
-#include "kernels/executor.h"
+#include "kernels/cpu/executor.h"
 #include "kernels/ops/attend_raw/attend_raw.h"
 #include "kernels/ops/merge/merge.h"
-#include "kernels/page_view.h"
+#include "kernels/pages/page_view.h"
 
 namespace kvstrata {
 namespace {

@@ -25,8 +25,8 @@
 
 #include "bench/machine.h"
 #include "bench/planes_case.h"
-#include "kernels/backend.h"
-#include "kernels/simd_target.h"
+#include "kernels/backend/backend.h"
+#include "kernels/cpu/simd_target.h"
 
 namespace kvstrata {
 namespace {

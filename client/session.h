@@ -29,7 +29,7 @@
 #include <vector>
 
 #include "base/status.h"
-#include "kernels/page_view.h"
+#include "kernels/pages/page_view.h"
 #include "kernels/select/selector.h"
 #include "kernels/step/step.h"
 

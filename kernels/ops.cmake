@@ -1,57 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-# Ops, their backends, executors and page layouts. Highway is used as headers alone: libkvstrata.so
-# may depend on libc only, so dispatch is ours (kernels/simd_target.h) and libhwy is not linked.
+# Ops that plans share, their backends, executors and page layouts. Highway is used as headers alone: libkvstrata.so
+# may depend on libc only, so dispatch is ours (kernels/cpu/simd_target.h) and libhwy is not linked.
 set(KVS_OPS_SOURCES
-  attend_works.cc
-  backend.cc
+  backend/backend.cc
+  cpu/executor.cc
+  cpu/simd_target.cc
   cuda/cuda_library.cc
   cuda/device_buffer.cc
-  dtype.cc
-  executor.cc
-  page_view.cc
-  score_works.cc
-  selection.cc
-  rotary.cc
-  simd_target.cc
+  pages/dtype.cc
+  pages/page_view.cc
+  pages/rotary.cc
+  rows/attend_works.cc
+  rows/score_works.cc
+  rows/selection.cc
   ops/always/always_ref.cc
   ops/append/append_ref.cc
   ops/append/append_simd.cc
   ops/attend_chunk/attend_chunk_ref.cc
   ops/attend_coarse/attend_coarse_ref.cc
   ops/attend_coarse/attend_coarse_simd.cc
-  ops/attend_lowrank/attend_lowrank_ref.cc
-  ops/attend_lowrank/attend_lowrank_simd.cc
-  ops/attend_packed/attend_packed_ref.cc
-  ops/attend_packed/attend_packed_simd.cc
   ops/attend_planes/attend_planes_ref.cc
   ops/attend_planes/attend_planes_simd.cc
   ops/attend_raw/attend_raw_ref.cc
   ops/attend_raw/attend_raw_simd.cc
-  ops/attend_spans/attend_spans_ref.cc
-  ops/attend_spans/expand_spans_ref.cc
-  ops/attend_spans/score_spans_ref.cc
-  ops/buckets/buckets_ref.cc
-  ops/cascade/cascade_ref.cc
   ops/copy_rows/copy_rows_ref.cc
-  ops/covariance/covariance_ref.cc
-  ops/covariance/covariance_simd.cc
   ops/eigen/eigen_ref.cc
   ops/eigen/eigen_simd.cc
-  ops/importance/importance_ref.cc
-  ops/mean_query/mean_query_ref.cc
   ops/merge/merge_ref.cc
   ops/merge/merge_simd.cc
-  ops/observe/observe_ref.cc
   ops/pack_planes/pack_planes_ref.cc
   ops/pick/pick_ref.cc
   ops/pick/pick_simd.cc
-  ops/pick_buckets/pick_buckets_ref.cc
   ops/promote/promote_ref.cc
   ops/reuse/reuse_ref.cc
   ops/quantise_keys/quantise_keys_ref.cc
   ops/quantise_keys/quantise_keys_simd.cc
-  ops/rotate_pack/rotate_pack_ref.cc
-  ops/rotate_pack/rotate_pack_simd.cc
   ops/score/score_ref.cc
   ops/score/score_simd.cc
   ops/score_bits/bits_noise.cc
@@ -59,8 +42,6 @@ set(KVS_OPS_SOURCES
   ops/score_bits/score_bits_simd.cc
   ops/summarize/summarize_ref.cc
   ops/summarize/summarize_simd.cc
-  ops/svd/svd_ref.cc
-  ops/svd/svd_simd.cc
   ops/take/take.cc
   ops/vote/vote_ref.cc
   ops/vote/vote_simd.cc)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which steps of a sequence an audit of recall samples (docs/design.md, "Recall audits"), on either
 // transport. What measures is the transport's: kernels/step/shadow_attention.h,
-// kernels/step/cuda_shadow.h.
+// kernels/step/gpu/cuda_shadow.h.
 #ifndef KVSTRATA_SESSION_RECALL_SAMPLES_H_
 #define KVSTRATA_SESSION_RECALL_SAMPLES_H_
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // SessionSequence: what a session keeps of a sequence whose steps it runs, on either transport: a
-// linked session (client/linked_session.h) in the engine's process, a remote one
+// linked session (client/linked/linked_session.h) in the engine's process, a remote one
 // (server/rpc/steps/remote_session.h) in the daemon. The store is the daemon's, which holds the
 // pages and is told what the steps did, by a ring or by a call.
 //

@@ -26,7 +26,7 @@
 #include "bench/cuda/replay_timing.h"
 #include "bench/machine.h"
 #include "kernels/cuda/cuda_ops.h"
-#include "kernels/step/cuda_step.h"
+#include "kernels/step/gpu/cuda_step.h"
 #include "tests/cuda/captured_graph.h"
 #include "tests/cuda/device_array.h"
 

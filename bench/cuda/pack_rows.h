@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "kernels/cuda/cuda_ops.h"
-#include "kernels/ops/attend_packed/attend_packed.h"
+#include "kernels/plans/mosaickv/ops/attend_packed/attend_packed.h"
 #include "tests/cuda/device_array.h"
 
 namespace kvstrata::cuda {

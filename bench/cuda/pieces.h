@@ -9,7 +9,7 @@
 #include <random>
 #include <vector>
 
-#include "kernels/dtype.h"
+#include "kernels/pages/dtype.h"
 #include "tests/cuda/device_array.h"
 
 namespace kvstrata::cuda {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "bench/machine.h"
-#include "kernels/dtype.h"
+#include "kernels/pages/dtype.h"
 #include "tests/fakes/daemon_process.h"
 #include "tests/fakes/remote_client.h"
 

@@ -33,7 +33,7 @@
 #include "bench/cuda/span_step.h"
 #include "bench/machine.h"
 #include "kernels/cuda/cuda_ops.h"
-#include "kernels/step/cuda_step.h"
+#include "kernels/step/gpu/cuda_step.h"
 #include "tests/cuda/captured_graph.h"
 #include "tests/cuda/device_array.h"
 

@@ -14,7 +14,7 @@
 
 #include "bench/cuda/linked_plans.h"
 #include "client/include/kvstrata/kvstrata.h"
-#include "kernels/dtype.h"
+#include "kernels/pages/dtype.h"
 #include "tests/cuda/device_array.h"
 
 namespace kvstrata::cuda {

@@ -8,7 +8,7 @@
 #include "kernels/cuda/device_buffer.h"
 #include "kernels/select/selection_rule.h"
 #include "kernels/step/break_even.h"
-#include "kernels/step/cuda_serves.h"
+#include "kernels/step/gpu/frame/cuda_serves.h"
 
 namespace kvstrata {
 namespace {

@@ -17,7 +17,7 @@
 #include "base/status.h"
 #include "kernels/blocks/block_shape.h"
 #include "kernels/cuda/cuda_ops.h"
-#include "kernels/plan.h"
+#include "kernels/plan/plan.h"
 
 namespace kvstrata {
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/device_buffer.h"
-#include "kernels/step/cuda_lists.h"
+#include "kernels/step/gpu/lists/cuda_lists.h"
 
 namespace kvstrata {
 namespace {

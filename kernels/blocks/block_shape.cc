@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-#include "kernels/plan.h"
+#include "kernels/plan/plan.h"
 
 namespace kvstrata {
 namespace {

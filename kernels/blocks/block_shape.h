@@ -12,7 +12,7 @@
 #include <cstdint>
 
 #include "base/status.h"
-#include "kernels/page_view.h"
+#include "kernels/pages/page_view.h"
 
 namespace kvstrata {
 

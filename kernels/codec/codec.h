@@ -3,8 +3,9 @@
 // itself. The others are written by workers of the daemon, away from decode: a Recompressor belongs
 // to one sequence, looks at what was committed and reported, and says which extents its table
 // should name from now on and which raw rows nobody needs any more. What is read of them is a
-// StoredRows (kernels/stored_rows.h). Codec is a row of the table in codec.cc: all that others ask
-// of a codec; only the selectors and the GPU's steps that are written for one know it by name.
+// StoredRows (kernels/rows/stored_rows.h). Codec is a row of the table in codec_rows.cc: all that
+// others ask of a codec; only the selectors and the GPU's steps that are written for one know it by
+// name.
 //
 // Recompressors: packed_recompressor.cc (MosaicKV), lowrank_recompressor.cc (SeKV); one
 // conformance suite for both (tests/kernels/codec_test.cc). What they need to go on lies in the
@@ -27,13 +28,13 @@
 #include <vector>
 
 #include "base/status.h"
-#include "kernels/backend.h"
+#include "kernels/backend/backend.h"
 #include "kernels/codec/extent.h"
-#include "kernels/inspect_array.h"
-#include "kernels/plan.h"
-#include "kernels/select_context.h"
-#include "kernels/sequence_view.h"
-#include "kernels/stored_rows.h"
+#include "kernels/pages/inspect_array.h"
+#include "kernels/pages/sequence_view.h"
+#include "kernels/plan/plan.h"
+#include "kernels/rows/select_context.h"
+#include "kernels/rows/stored_rows.h"
 
 namespace kvstrata {
 
@@ -140,9 +141,9 @@ struct CodecCost {
   double gpu_us = 0, cpu_rows = 0;  // as SelectionRule's, in its place
 };
 
-// One choice of the axis: a row of the table in codec.cc. `raw` stores nothing.
+// One choice of the axis: a row of the table in codec_rows.cc. `raw` stores nothing.
 struct Codec {
-  // A sum of Needs (kernels/plan_needs.h) of the engine.
+  // A sum of Needs (kernels/plan/plan_needs.h) of the engine.
   uint32_t needs = 0;
   // Whether its units are read whole, so that what ends beyond a sequence's tokens does not serve
   // it; else rows are read up to any position.
@@ -170,7 +171,7 @@ const Codec& CodecOf(const Plan& plan);
 std::unique_ptr<Recompressor> NewRecompressor(const Plan& plan, const Geometry& geometry,
                                               std::shared_ptr<const SpanParameters> parameters);
 
-// What the codec asks of the engine: a sum of Needs (kernels/plan_needs.h).
+// What the codec asks of the engine: a sum of Needs (kernels/plan/plan_needs.h).
 uint32_t CodecNeeds(const Plan& plan);
 
 }  // namespace kvstrata

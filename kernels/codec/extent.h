@@ -27,8 +27,8 @@
 #include <span>
 
 #include "base/status.h"
-#include "kernels/page_view.h"
-#include "kernels/sequence_view.h"
+#include "kernels/pages/page_view.h"
+#include "kernels/pages/sequence_view.h"
 
 namespace kvstrata {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How extents are laid out and read back: places for arrays at multiples of kExtentAlign, and
-// addresses of arrays that have been held against the extent's size. Private to kernels/codec.
+// addresses of arrays that have been held against the extent's size. Private to codecs.
 //
 // Threads: a writer belongs to one thread until Allocate; then any thread may fill its own arrays.
 #ifndef KVSTRATA_KERNELS_CODEC_EXTENT_BYTES_H_

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Work on every (layer, KV head) of a sequence, cancelled between two of them, and whether the raw
-// rows for it are there. Private to kernels/codec.
+// rows for it are there. Private to codecs.
 //
 // Threads: fn runs on the executor's; it must not call its ParallelFor (ops get InlineExecutor).
 #ifndef KVSTRATA_KERNELS_CODEC_HEAD_LOOP_H_

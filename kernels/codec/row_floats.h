@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// A row of any dtype as floats. Private to kernels/codec.
+// A row of any dtype as floats. Private to codecs.
 #ifndef KVSTRATA_KERNELS_CODEC_ROW_FLOATS_H_
 #define KVSTRATA_KERNELS_CODEC_ROW_FLOATS_H_
 
-#include "kernels/element.h"
-#include "kernels/page_view.h"
+#include "kernels/pages/element.h"
+#include "kernels/pages/page_view.h"
 
 namespace kvstrata {
 

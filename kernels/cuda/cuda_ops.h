@@ -12,37 +12,37 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/batch.h"
+#include "kernels/cuda/batches/batch.h"
 #include "kernels/cuda/device_memory.h"
 #include "kernels/cuda/stream_work.h"
 #include "kernels/ops/always/always_cuda.h"
 #include "kernels/ops/append/append_cuda.h"
 #include "kernels/ops/attend_chunk/attend_chunk_cuda.h"
-#include "kernels/ops/attend_packed/attend_packed_cuda.h"
 #include "kernels/ops/attend_raw/attend_raw_cuda.h"
-#include "kernels/ops/attend_spans/attend_spans_cuda.h"
-#include "kernels/ops/attend_spans/expand_spans_cuda.h"
-#include "kernels/ops/attend_spans/score_spans_cuda.h"
 #include "kernels/ops/block_pages/block_pages_cuda.h"
-#include "kernels/ops/buckets/buckets_cuda.h"
-#include "kernels/ops/cascade/cascade_cuda.h"
 #include "kernels/ops/copy_rows/copy_rows_cuda.h"
-#include "kernels/ops/covariance/covariance_cuda.h"
 #include "kernels/ops/eigen/eigen_cuda.h"
-#include "kernels/ops/importance/importance_cuda.h"
-#include "kernels/ops/mean_query/mean_query_cuda.h"
-#include "kernels/ops/observe/observe_cuda.h"
 #include "kernels/ops/pick/pick_cuda.h"
-#include "kernels/ops/pick_bits/pick_bits_cuda.h"
-#include "kernels/ops/pick_buckets/pick_buckets_cuda.h"
 #include "kernels/ops/promote/promote_cuda.h"
 #include "kernels/ops/quantise_keys/quantise_keys_cuda.h"
-#include "kernels/ops/rotate_pack/rotate_pack_cuda.h"
 #include "kernels/ops/score/score_cuda.h"
 #include "kernels/ops/score_bits/score_bits_cuda.h"
 #include "kernels/ops/summarize/summarize_cuda.h"
 #include "kernels/ops/take/take_cuda.h"
 #include "kernels/ops/vote/vote_cuda.h"
+#include "kernels/plans/bits/ops/pick_bits/pick_bits_cuda.h"
+#include "kernels/plans/chess/ops/cascade/cascade_cuda.h"
+#include "kernels/plans/mosaickv/ops/attend_packed/attend_packed_cuda.h"
+#include "kernels/plans/mosaickv/ops/covariance/covariance_cuda.h"
+#include "kernels/plans/mosaickv/ops/rotate_pack/rotate_pack_cuda.h"
+#include "kernels/plans/sekv/ops/attend_spans/attend_spans_cuda.h"
+#include "kernels/plans/sekv/ops/attend_spans/expand_spans_cuda.h"
+#include "kernels/plans/sekv/ops/attend_spans/score_spans_cuda.h"
+#include "kernels/plans/sentencekv/ops/buckets/buckets_cuda.h"
+#include "kernels/plans/sentencekv/ops/importance/importance_cuda.h"
+#include "kernels/plans/sentencekv/ops/observe/observe_cuda.h"
+#include "kernels/plans/sentencekv/ops/pick_buckets/pick_buckets_cuda.h"
+#include "kernels/plans/tokenselect/ops/mean_query/mean_query_cuda.h"
 
 namespace kvstrata::cuda {
 
@@ -74,7 +74,7 @@ struct DeviceMemoryOps {
   int (*unregister_host)(void* base) = nullptr;
 };
 
-// What a step (kernels/step/cuda_step.h) needs besides ops: stream_work.h.
+// What a step (kernels/step/gpu/cuda_step.h) needs besides ops: stream_work.h.
 struct StreamOps {
   int (*allocate_device)(uint64_t bytes, void** at) = nullptr;
   int (*free_device)(void* at) = nullptr;
@@ -144,7 +144,7 @@ struct AttentionOps {
   int (*attend_spans)(const AttendSpansBatch& work, Stream stream) = nullptr;
 };
 
-// What makes packed segments (kernels/codec/cuda_packer.h).
+// What makes packed segments (kernels/plans/mosaickv/cuda_packer.h).
 struct PackingOps {
   int64_t (*covariance_workspace_bytes)(const CovarianceBatch& work) = nullptr;
   int (*covariance)(const CovarianceBatch& work, Stream stream) = nullptr;

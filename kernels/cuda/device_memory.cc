@@ -10,7 +10,7 @@
 #include <cstdio>
 #include <cstring>
 
-#include "kernels/cuda/beside_captures.h"
+#include "kernels/cuda/batches/beside_captures.h"
 
 namespace kvstrata::cuda {
 namespace {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cuda_runtime_api.h>
 
-#include "kernels/cuda/beside_captures.h"
+#include "kernels/cuda/batches/beside_captures.h"
 #include "kernels/cuda/stream_work.h"
 
 namespace kvstrata::cuda {

@@ -9,7 +9,7 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/batch.h"
+#include "kernels/cuda/batches/batch.h"
 
 namespace kvstrata::cuda {
 

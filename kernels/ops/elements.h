@@ -4,7 +4,7 @@
 #ifndef KVSTRATA_KERNELS_OPS_ELEMENTS_H_
 #define KVSTRATA_KERNELS_OPS_ELEMENTS_H_
 
-#include "kernels/element.h"
+#include "kernels/pages/element.h"
 
 namespace kvstrata {
 

@@ -17,7 +17,7 @@
 #include <cstdint>
 
 #include "hwy/highway.h"
-#include "kernels/dtype.h"
+#include "kernels/pages/dtype.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvstrata {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The one loop behind every segmenter whose summaries are rows of units: writes the rows of the
 // units that became complete, level by level, coarse rows (IndexLayout::key_mean, ...) included.
-// Private to kernels/segment.
+// Private to segmenters.
 //
 // One (layer, KV head) depends on nothing but itself, at every level: the loop is parallel over
 // them. Threads: as Segmenter::Update. Cost: reads (to - from) keys of all layers once,
@@ -9,8 +9,8 @@
 #ifndef KVSTRATA_KERNELS_SEGMENT_COMPLETE_UNITS_H_
 #define KVSTRATA_KERNELS_SEGMENT_COMPLETE_UNITS_H_
 
-#include "kernels/backend.h"
-#include "kernels/select/selector.h"
+#include "kernels/backend/backend.h"
+#include "kernels/pages/sequence_view.h"
 
 namespace kvstrata {
 

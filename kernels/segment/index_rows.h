@@ -4,7 +4,7 @@
 #ifndef KVSTRATA_KERNELS_SEGMENT_INDEX_ROWS_H_
 #define KVSTRATA_KERNELS_SEGMENT_INDEX_ROWS_H_
 
-#include "kernels/plan_rows.h"
+#include "kernels/plan/plan_rows.h"
 
 namespace kvstrata {
 

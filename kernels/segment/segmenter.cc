@@ -32,4 +32,17 @@ const Segmenter& SegmenterOf(SegmenterKind kind) {
   return kInstances[static_cast<size_t>(kind)]();
 }
 
+IndexLayout IndexOf(const Plan& plan, const Geometry& geometry) {
+  return SegmenterOf(plan.segmenter()).Layout(plan, geometry);
+}
+
+// Rows and groups grow with layers, heads and channels as pages do.
+double IndexShare(const Plan& plan) {
+  const Geometry any{.layers = 1, .query_heads = 1, .kv_heads = 1, .head_dim = 128, .rotary = {}};
+  const IndexLayout index = IndexOf(plan, any);
+  if (index.kind == IndexLayout::Kind::kNone) return 0;
+  const double page = static_cast<double>(any.page_bytes()) / any.page_tokens;
+  return static_cast<double>(index.block_bytes) / index.block_tokens / page;
+}
+
 }  // namespace kvstrata

@@ -10,9 +10,9 @@
 #ifndef KVSTRATA_KERNELS_SEGMENT_SEGMENTER_H_
 #define KVSTRATA_KERNELS_SEGMENT_SEGMENTER_H_
 
-#include "kernels/backend.h"
-#include "kernels/plan.h"
-#include "kernels/select/selector.h"
+#include "kernels/backend/backend.h"
+#include "kernels/pages/sequence_view.h"
+#include "kernels/plan/plan.h"
 
 namespace kvstrata {
 

@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "kernels/page_view.h"
+#include "kernels/pages/page_view.h"
 
 namespace kvstrata {
 

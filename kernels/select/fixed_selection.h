@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // FixedSelection: what a selector attends whose choice follows from the plan and the sequence's
 // length alone, whatever the queries are. One such function is the selector on both machines: of it
-// FixedSelector makes the CPU's Selector, and kernels/step/cuda_fixed.cc the GPU's CudaSelector.
+// FixedSelector makes the CPU's Selector, and kernels/step/gpu/lists/cuda_fixed.cc the GPU's
+// CudaSelector.
 //
 // Pure; any thread. Cost: proportional to the units listed.
 #ifndef KVSTRATA_KERNELS_SELECT_FIXED_SELECTION_H_

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Maximum over a sliding window, for scores of tokens (docs/spec/tokenselect.md 6,
-// docs/spec/sentencekv.md 2). Private to kernels/select.
+// docs/spec/sentencekv.md 2). Private to selectors.
 #ifndef KVSTRATA_KERNELS_SELECT_MAX_POOL_H_
 #define KVSTRATA_KERNELS_SELECT_MAX_POOL_H_
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What selectors that keep no intermediate arrays answer to Inspect. Private to kernels/select.
+// What selectors that keep no intermediate arrays answer to Inspect. Private to selectors.
 #ifndef KVSTRATA_KERNELS_SELECT_NO_INSPECTION_H_
 #define KVSTRATA_KERNELS_SELECT_NO_INSPECTION_H_
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Best first, for selectors that stop when a budget is full. Private to kernels/select.
+// Best first, for selectors that stop when a budget is full. Private to selectors.
 #ifndef KVSTRATA_KERNELS_SELECT_RANKING_H_
 #define KVSTRATA_KERNELS_SELECT_RANKING_H_
 

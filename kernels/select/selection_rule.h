@@ -10,8 +10,8 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/candidates.h"
-#include "kernels/plan.h"
+#include "kernels/cuda/batches/candidates.h"
+#include "kernels/plan/plan.h"
 
 namespace kvstrata {
 
@@ -38,7 +38,8 @@ SelectionRule SelectionRuleOf(const Plan& plan, int32_t tokens);
 bool AttendsInFull(const Plan& plan, int32_t n);
 
 // Which units compete, how many are taken, and where all are attended: of selectors minmax,
-// vote and bits, on both machines (kernels/cuda/candidates.h). Each in the selector's own file.
+// vote and bits, on both machines (kernels/cuda/batches/candidates.h). Each in the selector's own
+// file.
 cuda::CandidateRule MinMaxCandidates(const Plan& plan);
 cuda::CandidateRule VoteCandidates(const Plan& plan);
 cuda::CandidateRule BitsCandidates(const Plan& plan);

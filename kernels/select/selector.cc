@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/select/selector.h"
 
-#include "kernels/plan_needs.h"
+#include "kernels/plan/plan_needs.h"
 #include "kernels/select/selection_rule.h"
 #include "kernels/select/selector_rows.h"
 

@@ -14,14 +14,14 @@
 #include <string>
 #include <string_view>
 
-#include "kernels/inspect_array.h"
-#include "kernels/plan.h"
-#include "kernels/select_context.h"
-#include "kernels/selection.h"
+#include "kernels/pages/inspect_array.h"
+#include "kernels/plan/plan.h"
+#include "kernels/rows/select_context.h"
+#include "kernels/rows/selection.h"
 
 namespace kvstrata {
 
-class CascadeTrigger;  // kernels/select/cascade_trigger.h
+class CascadeTrigger;  // kernels/plans/chess/cascade_trigger.h
 
 class Selector {
  public:
@@ -82,7 +82,7 @@ class Selector {
 // REQUIRES: plan came from ParsePlan.
 std::unique_ptr<Selector> NewSelector(const Plan& plan, const Geometry& geometry);
 
-// What its selector asks of the engine: a sum of Needs (kernels/plan_needs.h).
+// What its selector asks of the engine: a sum of Needs (kernels/plan/plan_needs.h).
 uint32_t SelectorNeeds(const Plan& plan);
 
 // Whether a common rule asks for full attention (docs/spec/README.md).

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The table of selectors: one row each, with all that is asked of a selector by its kind. What a
-// GPU has of them is in kernels/step/cuda_selector_rows.h.
+// GPU has of them is in kernels/step/gpu/frame/cuda_selector_rows.h.
 #ifndef KVSTRATA_KERNELS_SELECT_SELECTOR_ROWS_H_
 #define KVSTRATA_KERNELS_SELECT_SELECTOR_ROWS_H_
 
@@ -8,7 +8,7 @@
 #include <memory>
 #include <span>
 
-#include "kernels/plan_needs.h"
+#include "kernels/plan/plan_needs.h"
 #include "kernels/select/fixed_selection.h"
 #include "kernels/select/selection_rule.h"
 #include "kernels/select/selector.h"

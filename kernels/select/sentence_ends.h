@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // SentenceEnds: which sentences of generated text are complete (docs/spec/sentencekv.md 1), by
 // counts and reported boundaries alone, so that steps on a GPU close them as the CPU's selector
-// does. Private to kernels/select and kernels/step.
+// does. Private to selectors and steps.
 //
 // A value; one a sequence. Threads: one call at a time.
 #ifndef KVSTRATA_KERNELS_SELECT_SENTENCE_ENDS_H_
@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-#include "kernels/page_view.h"
+#include "kernels/pages/page_view.h"
 
 namespace kvstrata {
 

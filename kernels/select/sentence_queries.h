@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The query cache of SentenceKV (docs/spec/sentencekv.md 5): per layer the sum of the queries of
-// the sentence that is being generated. Private to kernels/select.
+// the sentence that is being generated. Private to selectors.
 //
 // Threads: one call at a time. Memory: layers * query_heads * head_dim doubles, and as many floats
 // while a step is open.
@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-#include "kernels/page_view.h"
+#include "kernels/pages/page_view.h"
 #include "kernels/select/sentence_ends.h"
 
 namespace kvstrata {

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "kernels/stored_rows.h"
+#include "kernels/rows/stored_rows.h"
 
 namespace kvstrata {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Scores of tokens by the queries of a step, wherever their keys lie: where a codec holds them, or
-// on their pages. Private to kernels/select.
+// on their pages. Private to selectors.
 //
 // Threads: one call at a time for an object. Deterministic: work is cut by fixed lengths.
 #ifndef KVSTRATA_KERNELS_SELECT_TOKEN_SCORES_H_
@@ -8,7 +8,7 @@
 
 #include <cstdint>
 
-#include "kernels/score_works.h"
+#include "kernels/rows/score_works.h"
 #include "kernels/select/selector.h"
 
 namespace kvstrata {

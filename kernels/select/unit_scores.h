@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Scores of an index's finest units for one layer, by KV head, and what selectors of units do with
-// them. Private to kernels/select.
+// them. Private to selectors.
 //
 // A unit's score is the maximum over the heads of a group, or, with `softmax`, the sum over them of
 // the softmax of its scaled scores among the candidates, so that no head wins by its norm alone

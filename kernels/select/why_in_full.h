@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <string>
 
-#include "kernels/plan.h"
+#include "kernels/plan/plan.h"
 
 namespace kvstrata {
 

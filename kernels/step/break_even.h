@@ -18,7 +18,7 @@
 
 #include <cstdint>
 
-#include "kernels/plan.h"
+#include "kernels/plan/plan.h"
 
 namespace kvstrata {
 

@@ -6,8 +6,8 @@
 
 #include <vector>
 
-#include "kernels/element.h"
-#include "kernels/executor.h"
+#include "kernels/cpu/executor.h"
+#include "kernels/pages/element.h"
 #include "kernels/step/step_batch.h"
 
 namespace kvstrata {

@@ -9,8 +9,8 @@
 #include <string>
 #include <type_traits>
 
-#include "kernels/element.h"
 #include "kernels/ops/append/append.h"
+#include "kernels/pages/element.h"
 
 namespace kvstrata {
 namespace {

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "base/status.h"
-#include "kernels/inspect_array.h"
+#include "kernels/pages/inspect_array.h"
 
 namespace kvstrata {
 

@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <optional>
 
-#include "kernels/select/cascade_trigger.h"
-#include "kernels/step/cuda_sentences.h"
-#include "kernels/step/cuda_vote_cache.h"
+#include "kernels/plans/chess/cascade_trigger.h"
+#include "kernels/plans/sentencekv/cuda_sentences.h"
+#include "kernels/plans/tokenselect/cuda_vote_cache.h"
 
 namespace kvstrata {
 namespace {

@@ -15,9 +15,9 @@
 #include <vector>
 
 #include "base/status.h"
-#include "kernels/backend.h"
+#include "kernels/backend/backend.h"
 #include "kernels/codec/codec.h"
-#include "kernels/plan.h"
+#include "kernels/plan/plan.h"
 #include "kernels/segment/segmenter.h"
 #include "kernels/select/selector.h"
 #include "kernels/step/reported_series.h"

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a sequence says of its plan: the length first, then the prompt, the selector and the codec.
-#include "kernels/select/sentence_status.h"
+#include "kernels/plans/sentencekv/cuda_sentences.h"
+#include "kernels/plans/sentencekv/sentence_status.h"
 #include "kernels/select/why_in_full.h"
-#include "kernels/step/cuda_sentences.h"
 #include "kernels/step/sequence_state.h"
 
 namespace kvstrata {

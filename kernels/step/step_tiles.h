@@ -13,8 +13,8 @@
 #include <span>
 #include <vector>
 
+#include "kernels/rows/stored_rows.h"
 #include "kernels/step/step_batch.h"
-#include "kernels/stored_rows.h"
 
 namespace kvstrata {
 

@@ -13,7 +13,7 @@
 #include <span>
 #include <vector>
 
-#include "kernels/attend_works.h"
+#include "kernels/rows/attend_works.h"
 #include "kernels/step/step_tiles.h"
 
 namespace kvstrata {

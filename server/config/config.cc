@@ -9,7 +9,7 @@
 
 #include "base/check.h"
 #include "base/quantities.h"
-#include "kernels/backend.h"
+#include "kernels/backend/backend.h"
 #include "server/config/config_files.h"
 #include "server/config/config_keys.h"
 #include "server/config/config_limits.h"

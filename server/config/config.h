@@ -104,7 +104,7 @@ struct Config {
   TierPagesOptions tier_pages;
   RemoteConfig remote;
   MoverOptions mover;
-  std::string backend;   // backend of the remote transport; a name of kernels/backend.h
+  std::string backend;   // backend of the remote transport; a name of kernels/backend/backend.h
   uint32_t threads = 0;  // for its ops; 0: all cores
   std::chrono::microseconds shutdown_timeout{4'000'000};
   std::chrono::microseconds patience{2'000'000};  // with a loop, until health tells that it hangs

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/backend.h"
+#include "kernels/backend/backend.h"
 #include "server/config/config_files.h"
 #include "server/config/config_limits.h"
 #include "server/config/config_numbers.h"

@@ -23,9 +23,9 @@
 
 #include "base/status.h"
 #include "base/unique_fd.h"
-#include "kernels/backend.h"
-#include "kernels/executor.h"
-#include "kernels/plan.h"
+#include "kernels/backend/backend.h"
+#include "kernels/cpu/executor.h"
+#include "kernels/plan/plan.h"
 #include "server/attach/attach_server.h"
 #include "server/attach/peers/attach_tokens.h"
 #include "server/chunks/chunk_server.h"

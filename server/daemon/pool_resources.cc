@@ -7,8 +7,8 @@
 #include <string>
 #include <utility>
 
-#include "kernels/codec/cuda_packer.h"
 #include "kernels/cuda/cuda_library.h"
+#include "kernels/plans/mosaickv/cuda_packer.h"
 #include "server/memory/numa_topology.h"
 #include "server/telemetry/log.h"
 

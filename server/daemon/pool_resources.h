@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "base/status.h"
-#include "kernels/codec/segment_packer.h"
 #include "kernels/cuda/cuda_ops.h"
+#include "kernels/plans/mosaickv/segment_packer.h"
 #include "server/config/config.h"
 #include "server/memory/memory_resource.h"
 #include "server/store/store.h"

@@ -23,9 +23,9 @@
 // Such a request has its session to itself: what else is asked of the session, or of its sequences,
 // waits until it is done; snapshots do not.
 // Errors: SESSION_UNKNOWN, MODEL_UNKNOWN, SEQUENCE_UNKNOWN (also a sequence of another session),
-// POOL_EXHAUSTED (RESOURCE_EXHAUSTED; nothing was taken), the PLAN_* of kernels/plan.h, and those
-// that a method names. DEVICE_FAILED (UNAVAILABLE): the sequence has pages on a device that is lost
-// to the daemon; close it and open it again, it is then served from host memory.
+// POOL_EXHAUSTED (RESOURCE_EXHAUSTED; nothing was taken), the PLAN_* of kernels/plan/plan.h, and
+// those that a method names. DEVICE_FAILED (UNAVAILABLE): the sequence has pages on a device that
+// is lost to the daemon; close it and open it again, it is then served from host memory.
 #ifndef KVSTRATA_SERVER_STORE_STORE_H_
 #define KVSTRATA_SERVER_STORE_STORE_H_
 

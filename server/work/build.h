@@ -6,8 +6,8 @@
 
 #include <cstdint>
 
-#include "kernels/backend.h"
-#include "kernels/executor.h"
+#include "kernels/backend/backend.h"
+#include "kernels/cpu/executor.h"
 #include "server/store/codecs/builds.h"
 
 namespace kvstrata {

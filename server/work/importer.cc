@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "kernels/executor.h"
+#include "kernels/cpu/executor.h"
 #include "kernels/segment/segmenter.h"
 #include "server/telemetry/heartbeat.h"
 #include "server/telemetry/log.h"

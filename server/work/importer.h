@@ -27,7 +27,7 @@
 #include <vector>
 
 #include "base/sync.h"
-#include "kernels/backend.h"
+#include "kernels/backend/backend.h"
 #include "server/store/requests/import_sink.h"
 #include "server/store/store.h"
 #include "server/work/tensor_releases.h"

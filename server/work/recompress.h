@@ -24,8 +24,8 @@
 #include <vector>
 
 #include "base/sync.h"
-#include "kernels/backend.h"
-#include "kernels/executor.h"
+#include "kernels/backend/backend.h"
+#include "kernels/cpu/executor.h"
 #include "server/store/store.h"
 
 namespace kvstrata {

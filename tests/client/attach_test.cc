@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Dialling, verifying, rings and arenas, against a daemon that can be made to misbehave.
-#include "client/attach.h"
+#include "client/linked/attach.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "base/status.h"
-#include "client/ring_client.h"
+#include "client/linked/ring_client.h"
 #include "tests/client/fake_daemon.h"
 
 namespace kvstrata::client {

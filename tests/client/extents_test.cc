@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <thread>
 
-#include "client/linked_session.h"
+#include "client/linked/linked_session.h"
 #include "server/attach/attach_server.h"
 #include "server/store/store_parts.h"
 #include "server/work/recompress.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What KVSTRATA_HOT_CACHE_BYTES may say.
-#include "client/gpu_session.h"
+#include "client/linked/gpu_session.h"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // attend_spans on the GPU, behind score_spans and expand_spans: outputs against ref.
-#include "kernels/executor.h"
+#include "kernels/cpu/executor.h"
 #include "kernels/ops/merge/merge.h"
 #include "tests/cuda/checked_spans.h"
 

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "kernels/cuda/cuda_ops.h"
-#include "kernels/ops/covariance/covariance.h"
+#include "kernels/plans/mosaickv/ops/covariance/covariance.h"
 #include "tests/cuda/device_array.h"
 #include "tests/cuda/head_pages.h"
 #include "tests/cuda/seed.h"

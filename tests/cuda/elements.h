@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-#include "kernels/dtype.h"
+#include "kernels/pages/dtype.h"
 
 namespace kvstrata::cuda {
 

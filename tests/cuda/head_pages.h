@@ -5,8 +5,8 @@
 
 #include <vector>
 
-#include "kernels/cuda/head_rows.h"
-#include "kernels/page_view.h"
+#include "kernels/cuda/batches/head_rows.h"
+#include "kernels/pages/page_view.h"
 #include "tests/cuda/scattered_pages.h"
 
 namespace kvstrata::cuda {

@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/codec/lowrank.h"
-#include "kernels/codec/packed.h"
+#include "kernels/plans/mosaickv/packed.h"
+#include "kernels/plans/sekv/lowrank.h"
 #include "tests/cuda/bits_votes.h"
 #include "tests/cuda/step_batch_fixture.h"
 

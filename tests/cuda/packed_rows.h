@@ -9,7 +9,7 @@
 #include <numeric>
 #include <vector>
 
-#include "kernels/ops/attend_packed/attend_packed.h"
+#include "kernels/plans/mosaickv/ops/attend_packed/attend_packed.h"
 #include "tests/cuda/elements.h"
 
 namespace kvstrata::cuda {

@@ -12,8 +12,8 @@
 #include <random>
 #include <vector>
 
-#include "kernels/cuda/batch.h"
-#include "kernels/page_view.h"
+#include "kernels/cuda/batches/batch.h"
+#include "kernels/pages/page_view.h"
 #include "tests/cuda/device_array.h"
 #include "tests/cuda/elements.h"
 

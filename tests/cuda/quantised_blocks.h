@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-#include "kernels/cuda/device_rows.h"
+#include "kernels/cuda/batches/device_rows.h"
 #include "kernels/ops/quantise_keys/device_groups.h"
 #include "kernels/ops/quantise_keys/quantise_keys.h"
 #include "kernels/ops/score_bits/score_bits.h"

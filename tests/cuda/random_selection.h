@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "kernels/cuda/batch.h"
-#include "kernels/page_view.h"
+#include "kernels/cuda/batches/batch.h"
+#include "kernels/pages/page_view.h"
 #include "tests/cuda/device_array.h"
 #include "tests/cuda/elements.h"
 

@@ -12,7 +12,7 @@
 #include <string>
 
 #include "kernels/cuda/cuda_ops.h"
-#include "kernels/ops/rotate_pack/rotate_pack.h"
+#include "kernels/plans/mosaickv/ops/rotate_pack/rotate_pack.h"
 #include "tests/cuda/device_array.h"
 #include "tests/cuda/head_pages.h"
 #include "tests/cuda/seed.h"

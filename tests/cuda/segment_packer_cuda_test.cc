@@ -11,8 +11,8 @@
 #include <numeric>
 #include <tuple>
 
-#include "kernels/codec/cuda_packer.h"
 #include "kernels/codec/head_loop.h"
+#include "kernels/plans/mosaickv/cuda_packer.h"
 #include "tests/cuda/scattered_pages.h"
 #include "tests/cuda/seed.h"
 

@@ -17,7 +17,7 @@
 
 #include "gtest/gtest.h"
 #include "kernels/codec/codec.h"
-#include "kernels/step/cuda_step.h"
+#include "kernels/step/gpu/cuda_step.h"
 #include "kernels/step/step.h"
 #include "tests/cuda/device_array.h"
 #include "tests/cuda/elements.h"

@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <vector>
 
-#include "kernels/page_view.h"
+#include "kernels/pages/page_view.h"
+#include "kernels/pages/tier.h"
 #include "kernels/step/step_batch.h"
-#include "kernels/tier.h"
 #include "tests/cuda/device_array.h"
 #include "tests/cuda/elements.h"
 

@@ -6,7 +6,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "kernels/step/cuda_step.h"
+#include "kernels/step/gpu/cuda_step.h"
 #include "tests/cuda/near_ties.h"
 #include "tests/cuda/relative_error.h"
 #include "tests/cuda/seed.h"

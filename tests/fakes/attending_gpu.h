@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "kernels/cuda/cuda_ops.h"
-#include "kernels/dtype.h"
+#include "kernels/pages/dtype.h"
 
 namespace kvstrata::testing {
 

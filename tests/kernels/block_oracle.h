@@ -15,7 +15,7 @@
 #include "kernels/ops/quantise_keys/quantise_keys.h"
 #include "kernels/ops/score_bits/score_bits.h"
 #include "kernels/ops/summarize/summarize.h"
-#include "kernels/plan.h"
+#include "kernels/plan/plan.h"
 #include "kernels/select/selection_rule.h"
 #include "tests/kernels/ops_fixture.h"
 

@@ -9,8 +9,8 @@
 #include <cmath>
 
 #include "kernels/codec/codec.h"
-#include "kernels/codec/lowrank.h"
-#include "kernels/codec/packed.h"
+#include "kernels/plans/mosaickv/packed.h"
+#include "kernels/plans/sekv/lowrank.h"
 #include "tests/kernels/held_sequence.h"
 
 namespace kvstrata {

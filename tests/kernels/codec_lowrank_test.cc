@@ -5,9 +5,9 @@
 #include <fstream>
 
 #include "gmock/gmock.h"
-#include "kernels/codec/lowrank_recompressor.h"
-#include "kernels/codec/span_factors.h"
-#include "kernels/codec/span_gates.h"
+#include "kernels/plans/sekv/lowrank_recompressor.h"
+#include "kernels/plans/sekv/span_factors.h"
+#include "kernels/plans/sekv/span_gates.h"
 #include "tests/kernels/codec_fixture.h"
 
 namespace kvstrata {

@@ -2,8 +2,8 @@
 // max_loss of codecs packed and lowrank: what loses more is stored in a milder form or not at all,
 // flushes follow, and the status and the log say it.
 #include "gmock/gmock.h"
-#include "kernels/codec/lowrank.h"
-#include "kernels/codec/packed_recompressor.h"
+#include "kernels/plans/mosaickv/packed_recompressor.h"
+#include "kernels/plans/sekv/lowrank.h"
 #include "tests/kernels/codec_fixture.h"
 
 namespace kvstrata {

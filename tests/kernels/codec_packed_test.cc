@@ -3,9 +3,9 @@
 #include <cstdio>
 
 #include "kernels/codec/head_loop.h"
-#include "kernels/codec/packed_places.h"
-#include "kernels/codec/packed_recompressor.h"
-#include "kernels/codec/strategy.h"
+#include "kernels/plans/mosaickv/packed_places.h"
+#include "kernels/plans/mosaickv/packed_recompressor.h"
+#include "kernels/plans/mosaickv/strategy.h"
 #include "tests/kernels/codec_fixture.h"
 
 namespace kvstrata {

@@ -5,7 +5,7 @@
 #include <random>
 
 #include "gmock/gmock.h"
-#include "kernels/codec/packed_layout.h"
+#include "kernels/plans/mosaickv/packed_layout.h"
 #include "tests/kernels/codec_fixture.h"
 
 namespace kvstrata {

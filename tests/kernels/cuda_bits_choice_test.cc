@@ -2,7 +2,7 @@
 // Which ops choose for `strata` on a GPU: pick_bits where lists are long and many, vote and pick
 // elsewhere, always, vote, take and pick with max_missed. On a table of ops that is a GPU in host
 // memory.
-#include "kernels/step/cuda_step.h"
+#include "kernels/step/gpu/cuda_step.h"
 #include "tests/fakes/attending_gpu.h"
 #include "tests/kernels/codec_fixture.h"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A workspace of steps on a GPU that could not grow, on a table of ops that is a GPU in host
 // memory: what still fits is served as before, with tables, lists and scratch that are there.
-#include "kernels/step/cuda_step.h"
+#include "kernels/step/gpu/cuda_step.h"
 #include "tests/fakes/attending_gpu.h"
 #include "tests/kernels/codec_fixture.h"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How much of a GPU a sequence's hot cache takes.
-#include "kernels/step/cuda_hot_pages.h"
+#include "kernels/step/gpu/memory/cuda_hot_pages.h"
 
 #include <gtest/gtest.h>
 

@@ -6,7 +6,7 @@
 #include <array>
 #include <memory>
 
-#include "kernels/step/cuda_step.h"
+#include "kernels/step/gpu/cuda_step.h"
 #include "tests/fakes/attending_gpu.h"
 #include "tests/kernels/held_sequence.h"
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a GPU's SegmentPacker does around its kernels, on a table of ops that is a GPU in host
 // memory: copies, memory, waits. The kernels: tests/cuda/segment_packer_cuda_test.cc.
-#include "kernels/codec/cuda_packer.h"
+#include "kernels/plans/mosaickv/cuda_packer.h"
 
 #include <gtest/gtest.h>
 
-#include "kernels/codec/packed_layout.h"
+#include "kernels/plans/mosaickv/packed_layout.h"
 #include "tests/fakes/attending_gpu.h"
 #include "tests/kernels/codec_fixture.h"
 

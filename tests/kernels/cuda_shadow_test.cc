@@ -2,9 +2,9 @@
 // CudaShadow on a table of ops that is a GPU in host memory: attention over a selection is computed
 // as its op says, selections are made up. What is measured is held to ShadowAttention, given the
 // same positions. What real kernels measure: tests/cuda/recall_cuda_test.cc.
-#include "kernels/step/cuda_shadow.h"
+#include "kernels/step/gpu/cuda_shadow.h"
 
-#include "kernels/step/cuda_step.h"
+#include "kernels/step/gpu/cuda_step.h"
 #include "tests/fakes/attending_gpu.h"
 #include "tests/kernels/codec_fixture.h"
 

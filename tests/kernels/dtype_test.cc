@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Conversions of single elements: every half there is, and the floats where rounding turns.
-#include "kernels/dtype.h"
+#include "kernels/pages/dtype.h"
 
 #include <gtest/gtest.h>
 

@@ -4,8 +4,8 @@
 #ifndef KVSTRATA_TESTS_KERNELS_GOLDEN_BITS_H_
 #define KVSTRATA_TESTS_KERNELS_GOLDEN_BITS_H_
 
-#include "kernels/ops/quantise_keys/quantised_group.h"
-#include "kernels/page_view.h"
+#include "kernels/pages/page_view.h"
+#include "kernels/pages/quantised_group.h"
 #include "tests/kernels/golden_arrays.h"
 
 namespace kvstrata {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <memory>
 
-#include "kernels/ops/attend_lowrank/attend_lowrank.h"
+#include "kernels/plans/sekv/ops/attend_lowrank/attend_lowrank.h"
 #include "tests/kernels/ops_fixture.h"
 
 namespace kvstrata {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 
-#include "kernels/ops/attend_packed/attend_packed.h"
+#include "kernels/plans/mosaickv/ops/attend_packed/attend_packed.h"
 #include "tests/kernels/ops_fixture.h"
 
 namespace kvstrata {

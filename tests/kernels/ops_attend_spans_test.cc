@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Refs of score_spans, expand_spans and attend_spans over one small part against what sekv says of
 // them: every row written out, one softmax.
-#include "kernels/ops/attend_spans/attend_spans.h"
-#include "kernels/ops/attend_spans/expand_spans.h"
-#include "kernels/ops/attend_spans/score_spans.h"
+#include "kernels/plans/sekv/ops/attend_spans/attend_spans.h"
+#include "kernels/plans/sekv/ops/attend_spans/expand_spans.h"
+#include "kernels/plans/sekv/ops/attend_spans/score_spans.h"
 #include "tests/kernels/ops_fixture.h"
 
 namespace kvstrata::cuda {

@@ -5,8 +5,8 @@
 
 #include <string>
 
-#include "kernels/backend.h"
-#include "kernels/simd_target.h"
+#include "kernels/backend/backend.h"
+#include "kernels/cpu/simd_target.h"
 
 namespace kvstrata {
 namespace {

@@ -3,10 +3,10 @@
 // the CPU's selector does.
 #include <numeric>
 
-#include "kernels/ops/buckets/buckets.h"
-#include "kernels/ops/importance/importance.h"
-#include "kernels/ops/observe/observe.h"
-#include "kernels/ops/pick_buckets/pick_buckets.h"
+#include "kernels/plans/sentencekv/ops/buckets/buckets.h"
+#include "kernels/plans/sentencekv/ops/importance/importance.h"
+#include "kernels/plans/sentencekv/ops/observe/observe.h"
+#include "kernels/plans/sentencekv/ops/pick_buckets/pick_buckets.h"
 #include "kernels/select/max_pool.h"
 #include "kernels/select/ranking.h"
 #include "tests/kernels/ops_fixture.h"

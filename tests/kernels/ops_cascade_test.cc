@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ref of cascade against selector cascade on a CPU: the same scores and the same pages.
-#include "kernels/ops/cascade/cascade.h"
+#include "kernels/plans/chess/ops/cascade/cascade.h"
 #include "tests/kernels/held_sequence.h"
 #include "tests/kernels/ops_fixture.h"
 

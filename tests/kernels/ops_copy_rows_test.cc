@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Refs of copy_rows and mean_query against plain statements of what they do.
 #include "kernels/ops/copy_rows/copy_rows.h"
-#include "kernels/ops/mean_query/mean_query.h"
+#include "kernels/plans/tokenselect/ops/mean_query/mean_query.h"
 #include "tests/kernels/ops_fixture.h"
 
 namespace kvstrata::cuda {

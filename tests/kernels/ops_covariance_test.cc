@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/ops/covariance/covariance.h"
+#include "kernels/plans/mosaickv/ops/covariance/covariance.h"
 #include "tests/kernels/ops_fixture.h"
 
 namespace kvstrata {

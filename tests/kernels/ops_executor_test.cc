@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/executor.h"
+#include "kernels/cpu/executor.h"
 
 namespace kvstrata {
 namespace {

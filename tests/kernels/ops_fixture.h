@@ -13,9 +13,9 @@
 #include <string>
 #include <vector>
 
-#include "kernels/executor.h"
-#include "kernels/page_view.h"
-#include "kernels/simd_target.h"
+#include "kernels/cpu/executor.h"
+#include "kernels/cpu/simd_target.h"
+#include "kernels/pages/page_view.h"
 
 namespace kvstrata {
 

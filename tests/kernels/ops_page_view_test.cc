@@ -4,7 +4,7 @@
 
 #include <set>
 
-#include "kernels/page_view.h"
+#include "kernels/pages/page_view.h"
 
 namespace kvstrata {
 namespace {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <bit>
 
-#include "kernels/backend.h"
-#include "kernels/ops/rotate_pack/rotate_pack.h"
+#include "kernels/backend/backend.h"
+#include "kernels/plans/mosaickv/ops/rotate_pack/rotate_pack.h"
 #include "tests/kernels/ops_fixture.h"
 
 namespace kvstrata {

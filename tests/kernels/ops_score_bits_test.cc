@@ -3,7 +3,7 @@
 #include <cmath>
 #include <map>
 
-#include "kernels/backend.h"
+#include "kernels/backend/backend.h"
 #include "tests/kernels/golden_bits.h"
 #include "tests/kernels/quantised_keys.h"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <Eigen/Eigenvalues>
 
-#include "kernels/ops/svd/svd.h"
+#include "kernels/plans/sekv/ops/svd/svd.h"
 #include "tests/kernels/ops_fixture.h"
 
 namespace kvstrata {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How the room for packed rows on a GPU grows: each growth makes captured graphs stale.
-#include "kernels/step/packed_room.h"
+#include "kernels/plans/mosaickv/gpu/packed_room.h"
 
 #include <gtest/gtest.h>
 

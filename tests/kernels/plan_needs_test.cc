@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/plan_needs.h"
+#include "kernels/plan/plan_needs.h"
 
 #include <algorithm>
 #include <string>

@@ -4,7 +4,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kernels/plan.h"
+#include "kernels/plan/plan.h"
 
 namespace kvstrata {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/plan.h"
+#include "kernels/plan/plan.h"
 
 #include <limits>
 #include <random>

@@ -5,8 +5,8 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kernels/plan.h"
-#include "kernels/plan_options.h"
+#include "kernels/plan/plan.h"
+#include "kernels/plan/plan_options.h"
 
 namespace kvstrata {
 namespace {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // RepeatedCall on a table of ops that only counts: when a call becomes a graph, and when it stops
 // being one.
-#include "kernels/step/repeated_call.h"
+#include "kernels/step/gpu/memory/repeated_call.h"
 
 #include <gtest/gtest.h>
 

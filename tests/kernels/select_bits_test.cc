@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Selector `bits` against docs/spec/bits.md in double precision.
 #include "gmock/gmock.h"
-#include "kernels/codec/packed.h"
+#include "kernels/plans/mosaickv/packed.h"
 #include "tests/kernels/codec_fixture.h"
 #include "tests/kernels/quantised_keys.h"
 #include "tests/kernels/select_fixture.h"

@@ -5,9 +5,9 @@
 #include <set>
 
 #include "gmock/gmock.h"
-#include "kernels/plan_axes.h"
-#include "kernels/plan_options.h"
-#include "kernels/step/cuda_step.h"
+#include "kernels/plan/plan_axes.h"
+#include "kernels/plan/plan_options.h"
+#include "kernels/step/gpu/cuda_step.h"
 
 namespace kvstrata {
 namespace {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The codecs that the conformance suite of stored rows holds to kernels/stored_rows.h, by name.
+// The codecs that the conformance suite of stored rows holds to kernels/rows/stored_rows.h, by
+// name.
 #ifndef KVSTRATA_TESTS_KERNELS_STORED_CODECS_H_
 #define KVSTRATA_TESTS_KERNELS_STORED_CODECS_H_
 

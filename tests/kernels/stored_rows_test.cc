@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What holds for every codec's stored rows (kernels/stored_rows.h), seen from steps and selectors:
-// attention over what they hold is attention over the rows that were written, of what is selected
-// and of nothing else; scores are the logits of that attention; costs count what was read; and a
-// codec is its own file and a row of a table. Codecs: stored_codecs.cc.
+// What holds for every codec's stored rows (kernels/rows/stored_rows.h), seen from steps and
+// selectors: attention over what they hold is attention over the rows that were written, of what is
+// selected and of nothing else; scores are the logits of that attention; costs count what was read;
+// and a codec is its own file and a row of a table. Codecs: stored_codecs.cc.
 #include <cmath>
 #include <filesystem>
 #include <fstream>

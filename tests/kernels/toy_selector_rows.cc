@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <array>
 
-#include "kernels/step/cuda_selector_rows.h"
+#include "kernels/step/gpu/frame/cuda_selector_rows.h"
 #include "tests/kernels/every_nth_page.h"
 
 namespace kvstrata {

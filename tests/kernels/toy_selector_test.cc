@@ -2,8 +2,8 @@
 // What it takes to add a selector: a toy of one file and one row in each table (every_nth_page.h)
 // runs in steps on a CPU and on a GPU's frame, here on a table of ops that is a GPU in host memory,
 // and both attend the same rows.
-#include "kernels/step/cuda_selector_rows.h"
-#include "kernels/step/cuda_step.h"
+#include "kernels/step/gpu/cuda_step.h"
+#include "kernels/step/gpu/frame/cuda_selector_rows.h"
 #include "tests/fakes/attending_gpu.h"
 #include "tests/kernels/codec_fixture.h"
 #include "tests/kernels/every_nth_page.h"

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "kernels/codec/extent.h"
-#include "kernels/plan.h"
+#include "kernels/plan/plan.h"
 #include "proto/table_reader.h"
 #include "server/store/store.h"
 #include "tests/fakes/fake_gpu_memory.h"

@@ -16,7 +16,6 @@ import pathlib
 import re
 import sys
 
-import check_layers
 import check_owners
 import comments
 import cpp_measures
@@ -148,14 +147,14 @@ def failures(figures, listed):
                 yield f"  {file} {says} {', '.join(figures.named[kind][file])}"
     for place in figures.unparsed:
         yield f"unparsed {place}: the parser does not understand these lines (cpp_measures.ATTRIBUTES)"
-    for section in listed.keys() - LIMITS.keys() - check_owners.LIMITS.keys() - {check_layers.SECTION}:
+    for section in listed.keys() - LIMITS.keys() - check_owners.LIMITS.keys():
         yield f"exceeded.toml: no kind is called [{section}]"
 
 
 def sections_of(root, figures, shrink=None):
     """exceeded.toml's sections: of today's figures, or `shrink`, a list, made smaller by them."""
-    of = {**figures.of, check_layers.SECTION: check_layers.crossings(root), **check_owners.figures(root)}
-    limits = {**LIMITS, check_layers.SECTION: 0, **check_owners.LIMITS}
+    of = {**figures.of, **check_owners.figures(root)}
+    limits = {**LIMITS, **check_owners.LIMITS}
     if shrink is None:
         return {kind: exceeded.exceeding(of[kind], limits[kind]) for kind in of}
     return {kind: exceeded.lowered(of[kind], limits[kind], shrink.get(kind, {})) for kind in of}

@@ -9,8 +9,8 @@ import tomllib
 
 HEADER = """\
 # SPDX-License-Identifier: Apache-2.0
-# What exceeds a limit of tests/tree today, with its figure. check_limits, check_layers and check_owners
-# fail when a line's figure is not today's, and when something exceeds that has no line: the list gets shorter.
+# What exceeds a limit of tests/tree today, with its figure. check_limits and check_owners fail when
+# a line's figure is not today's, and when something exceeds that has no line: the list gets shorter.
 # `check_limits.py ROOT --update` lowers figures and removes lines; it never raises or adds one.
 """
 

@@ -324,10 +324,8 @@ class List(Tree):
                          {"function": {"base/c.cc: F": 70, "base/d.cc: Grown": 69}})
 
     def test_print_gives_a_list_that_passes(self):
-        self.write("kernels/select/a.cc", '#include "kernels/codec/b.h"\n')
         self.list(self.run_check(check_limits, "--print")[1])
         self.assert_passes()
-        self.assert_passes(check_layers)
 
     def test_the_worst_come_first(self):
         self.write("base/d.cc", "".join(cpp_function(f"G{i}", 20 + i) for i in range(12)))
@@ -339,22 +337,21 @@ class List(Tree):
 
 
 class Layers(Tree):
-    def test_a_selector_that_knows_a_codec_and_the_reverse(self):
-        for path, target in (("kernels/select/a.cc", "kernels/codec/b.h"),
-                             ("kernels/codec/a.h", "kernels/select/b.h")):
-            with self.subTest(path):
-                self.write(path, f'#include "{target}"\n')
-                self.assert_fails(f"{path}: {target}: 1, the limit is 0", check=check_layers)
-                self.list(f'[include]\n"{path}: {target}" = 1\n')
-                self.assert_passes(check_layers)
-                self.write(path, "")
-                self.assert_fails(f"{path}: {target}: is gone; remove", check=check_layers)
-                self.list("")
-
     def test_an_include_against_the_arrows(self):
-        for path, target in (("base/c.cc", "kernels/plan.h"), ("client/c.cc", "server/x.h"),
+        for path, target in (("base/c.cc", "kernels/plan/plan.h"), ("client/c.cc", "server/x.h"),
                              ("kernels/ops/x/x.cc", "kernels/codec/b.h"),
                              ("kernels/codec/c.cc", "kernels/step/step.h"),
+                             ("kernels/select/a.cc", "kernels/codec/b.h"),
+                             ("kernels/codec/a.h", "kernels/select/b.h"),
+                             ("kernels/ops/x/x.cc", "kernels/plans/quest/ops/y/y.h"),
+                             ("kernels/plan/a.h", "kernels/plans/quest/a.h"),
+                             ("kernels/plans/quest/a.cc", "kernels/plans/chess/b.h"),
+                             ("kernels/plans/quest/gpu/a.cc", "kernels/plans/chess/b.h"),
+                             ("kernels/plans/quest/a.cc", "kernels/plans/quest/gpu/b.h"),
+                             ("kernels/plans/quest/a.cc", "kernels/plans/a.h"),
+                             ("kernels/step/gpu/frame/a.h", "kernels/plans/quest/gpu/b.h"),
+                             ("client/abi/a.cc", "client/linked/b.h"),
+                             ("client/linked/a.cc", "client/remote/b.h"),
                              ("server/store/pages/a.cc", "server/store/books/b.h"),
                              ("server/store/pages/a.h", "server/store/store.h"),
                              ("server/tier/a.cc", "server/tier/disk/b.h"),
@@ -379,11 +376,25 @@ class Layers(Tree):
                 self.assert_fails(f"{folder}/a.cc lies in a room without a row", check=check_layers)
                 (self.root / folder / "a.cc").unlink()
 
+    def test_a_folder_of_kernels_on_no_floor(self):
+        for folder in ("kernels", "kernels/new", "kernels/plans/quest/new"):
+            with self.subTest(folder):
+                self.write(f"{folder}/a.cc", "")
+                self.assert_fails(f"{folder}/a.cc lies on no floor", check=check_layers)
+                (self.root / folder / "a.cc").unlink()
+
     def test_an_include_down_the_rooms(self):
         for path, target in (("server/store/store.cc", "server/store/openings/a.h"),
                              ("server/store/books/a.cc", "server/store/options/b.h"),
                              ("server/tier/disk/a.cc", "server/tier/value_tier.h"),
                              ("server/config/a.cc", "server/tier/redis/client/b.h"),
+                             ("kernels/plan/plan.h", "kernels/plans/quest/minmax_options.h"),
+                             ("kernels/plans/quest/gpu/a.cc", "kernels/plans/quest/a.h"),
+                             ("kernels/plans/quest/a.cc", "kernels/codec/b.h"),
+                             ("kernels/plans/quest/ops/y/y.cc", "kernels/ops/x/x.h"),
+                             ("kernels/cuda/a.h", "kernels/plans/quest/ops/y/y.h"),
+                             ("kernels/step/gpu/a.cc", "kernels/plans/quest/gpu/b.h"),
+                             ("client/linked/a.cc", "client/session.h"),
                              ("server/rpc/a.cc", "server/rpc/admin/b.h")):
             self.write(path, f'#include "{target}"\n')
         self.assert_passes(check_layers)

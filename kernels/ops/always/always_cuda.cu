@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/cuda/exp2.cuh"
-#include "kernels/cuda/float_bits.cuh"
-#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/warps/exp2.cuh"
+#include "kernels/cuda/warps/float_bits.cuh"
+#include "kernels/cuda/warps/launch.cuh"
 #include "kernels/ops/always/always_cuda.h"
 #include "kernels/ops/quantise_keys/noise_groups.h"
 #include "kernels/ops/vote/vote_weights.cuh"

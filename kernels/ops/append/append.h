@@ -15,8 +15,8 @@
 #include <cstdint>
 #include <optional>
 
-#include "kernels/executor.h"
-#include "kernels/page_view.h"
+#include "kernels/cpu/executor.h"
+#include "kernels/pages/page_view.h"
 
 namespace kvstrata {
 

@@ -2,7 +2,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/warps/launch.cuh"
 #include "kernels/ops/append/append_cuda.h"
 #include "kernels/ops/append/not_finite.cuh"
 

@@ -16,8 +16,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/cuda/batch.h"
-#include "kernels/page_view.h"
+#include "kernels/cuda/batches/batch.h"
+#include "kernels/pages/page_view.h"
 
 namespace kvstrata::cuda {
 

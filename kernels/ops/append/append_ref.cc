@@ -3,9 +3,9 @@
 #include <cstring>
 #include <type_traits>
 
-#include "kernels/element.h"
 #include "kernels/ops/append/append.h"
 #include "kernels/ops/append/overflow.h"
+#include "kernels/pages/element.h"
 
 namespace kvstrata {
 namespace {

@@ -8,7 +8,7 @@
 #include <bit>
 #include <cstdint>
 
-#include "kernels/element.h"
+#include "kernels/pages/element.h"
 
 namespace kvstrata {
 

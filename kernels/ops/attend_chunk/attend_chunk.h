@@ -5,7 +5,7 @@
 #ifndef KVSTRATA_KERNELS_OPS_ATTEND_CHUNK_ATTEND_CHUNK_H_
 #define KVSTRATA_KERNELS_OPS_ATTEND_CHUNK_ATTEND_CHUNK_H_
 
-#include "kernels/cuda/batch.h"
+#include "kernels/cuda/batches/batch.h"
 #include "kernels/ops/merge/partials.h"
 
 namespace kvstrata::cuda {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/cuda/last_arrival.cuh"
-#include "kernels/cuda/launch.cuh"
-#include "kernels/cuda/powers_of_two.h"
+#include "kernels/cuda/batches/powers_of_two.h"
+#include "kernels/cuda/warps/last_arrival.cuh"
+#include "kernels/cuda/warps/launch.cuh"
 #include "kernels/ops/attend_chunk/tile_attention.cuh"
 
 namespace kvstrata::cuda {

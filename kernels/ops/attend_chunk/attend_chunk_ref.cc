@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <vector>
 
-#include "kernels/cuda/host_batch.h"
-#include "kernels/executor.h"
+#include "kernels/cpu/executor.h"
+#include "kernels/cuda/batches/host_batch.h"
 #include "kernels/ops/attend_chunk/attend_chunk.h"
 #include "kernels/ops/attend_raw/attend_raw.h"
 #include "kernels/ops/elements.h"

@@ -13,8 +13,8 @@
 
 #include <climits>
 
-#include "kernels/cuda/exp2.cuh"
-#include "kernels/cuda/shared_matrix.cuh"
+#include "kernels/cuda/warps/exp2.cuh"
+#include "kernels/cuda/warps/shared_matrix.cuh"
 #include "kernels/ops/attend_chunk/attend_chunk_cuda.h"
 #include "kernels/ops/attend_raw/attended_rows.cuh"
 #include "kernels/ops/merge/merge_row.cuh"

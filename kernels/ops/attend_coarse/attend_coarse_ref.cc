@@ -2,9 +2,9 @@
 #include <vector>
 
 #include "base/check.h"
-#include "kernels/element.h"
 #include "kernels/ops/attend_coarse/attend_coarse.h"
-#include "kernels/ops/attend_packed/softmax_ref.h"
+#include "kernels/ops/attend_coarse/softmax_ref.h"
+#include "kernels/pages/element.h"
 
 namespace kvstrata {
 namespace {

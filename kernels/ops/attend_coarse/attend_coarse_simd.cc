@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Predicted: bound by memory as attend_raw is, 2 rows a unit.
-#include "kernels/simd_target.h"
+#include "kernels/cpu/simd_target.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/ops/attend_coarse/attend_coarse_simd.cc"
@@ -10,9 +10,9 @@
 #include "base/check.h"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
-#include "kernels/element.h"
 #include "kernels/ops/attend_coarse/attend_coarse.h"
 #include "kernels/ops/attend_coarse/query_pass-inl.h"
+#include "kernels/pages/element.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvstrata {

@@ -11,7 +11,7 @@
 
 #include <algorithm>
 
-#include "kernels/ops/attend_packed/weighted_rows-inl.h"
+#include "kernels/ops/attend_coarse/weighted_rows-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvstrata {

@@ -21,7 +21,7 @@
 #ifndef KVSTRATA_KERNELS_OPS_ATTEND_PLANES_ATTEND_PLANES_H_
 #define KVSTRATA_KERNELS_OPS_ATTEND_PLANES_ATTEND_PLANES_H_
 
-#include "kernels/executor.h"
+#include "kernels/cpu/executor.h"
 #include "kernels/ops/pack_planes/planes_format.h"
 
 namespace kvstrata {

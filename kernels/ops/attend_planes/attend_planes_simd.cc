@@ -3,7 +3,7 @@
 // a token for coarse logits of four heads, 60 for coarse values of a strip that is read. Measured
 // (bench/ops_bench.cc, no strip left out): as long as attend_raw. Half of it waits for memory, for
 // what fine tokens have apart and for words of strips; asking further ahead did not help.
-#include "kernels/simd_target.h"
+#include "kernels/cpu/simd_target.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/ops/attend_planes/attend_planes_simd.cc"

@@ -21,9 +21,9 @@
 #ifndef KVSTRATA_KERNELS_OPS_ATTEND_RAW_ATTEND_RAW_H_
 #define KVSTRATA_KERNELS_OPS_ATTEND_RAW_ATTEND_RAW_H_
 
-#include "kernels/executor.h"
-#include "kernels/page_view.h"
-#include "kernels/rotary.h"
+#include "kernels/cpu/executor.h"
+#include "kernels/pages/page_view.h"
+#include "kernels/pages/rotary.h"
 
 namespace kvstrata {
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Warps attend strips (warp_attention.cuh), CTAs make splits of them and post those to the CTAs
 // that merge them (split_exchange.cuh).
-#include "kernels/cuda/launch.cuh"
-#include "kernels/cuda/powers_of_two.h"
+#include "kernels/cuda/batches/powers_of_two.h"
+#include "kernels/cuda/warps/launch.cuh"
 #include "kernels/ops/attend_raw/kept_queries.cuh"
 #include "kernels/ops/attend_raw/new_row.cuh"
 #include "kernels/ops/attend_raw/split_exchange.cuh"

@@ -13,7 +13,7 @@
 #ifndef KVSTRATA_KERNELS_OPS_ATTEND_RAW_ATTEND_RAW_CUDA_H_
 #define KVSTRATA_KERNELS_OPS_ATTEND_RAW_ATTEND_RAW_CUDA_H_
 
-#include "kernels/cuda/batch.h"
+#include "kernels/cuda/batches/batch.h"
 #include "kernels/ops/append/append_cuda.h"
 #include "kernels/ops/merge/partials.h"
 

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "base/check.h"
-#include "kernels/element.h"
 #include "kernels/ops/attend_raw/attend_raw.h"
+#include "kernels/pages/element.h"
 
 namespace kvstrata {
 namespace {

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/simd_target.h"
+#include "kernels/cpu/simd_target.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/ops/attend_raw/attend_raw_simd.cc"
 #include "base/check.h"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
-#include "kernels/element.h"
 #include "kernels/ops/attend_raw/attend_raw.h"
 #include "kernels/ops/attend_raw/decode-inl.h"
 #include "kernels/ops/attend_raw/prefill-inl.h"
+#include "kernels/pages/element.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvstrata {

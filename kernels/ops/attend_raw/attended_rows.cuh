@@ -6,9 +6,9 @@
 #ifndef KVSTRATA_KERNELS_OPS_ATTEND_RAW_ATTENDED_ROWS_CUH_
 #define KVSTRATA_KERNELS_OPS_ATTEND_RAW_ATTENDED_ROWS_CUH_
 
-#include "kernels/cuda/batch.h"
-#include "kernels/cuda/fragments.cuh"
-#include "kernels/cuda/mma_m16n8k16.cuh"
+#include "kernels/cuda/batches/batch.h"
+#include "kernels/cuda/warps/fragments.cuh"
+#include "kernels/cuda/warps/mma_m16n8k16.cuh"
 
 namespace kvstrata::cuda {
 

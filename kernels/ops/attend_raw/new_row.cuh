@@ -5,7 +5,7 @@
 #ifndef KVSTRATA_KERNELS_OPS_ATTEND_RAW_NEW_ROW_CUH_
 #define KVSTRATA_KERNELS_OPS_ATTEND_RAW_NEW_ROW_CUH_
 
-#include "kernels/cuda/float_bits.cuh"
+#include "kernels/cuda/warps/float_bits.cuh"
 #include "kernels/ops/append/not_finite.cuh"
 #include "kernels/ops/attend_raw/warp_attention.cuh"
 

@@ -19,7 +19,7 @@
 
 #include "kernels/ops/attend_raw/row_cursor.h"
 #include "kernels/ops/simd_rows-inl.h"
-#include "kernels/rotary.h"
+#include "kernels/pages/rotary.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvstrata {

@@ -15,7 +15,7 @@
 #ifndef KVSTRATA_KERNELS_OPS_ATTEND_RAW_WARP_ATTENTION_CUH_
 #define KVSTRATA_KERNELS_OPS_ATTEND_RAW_WARP_ATTENTION_CUH_
 
-#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/warps/launch.cuh"
 #include "kernels/ops/attend_raw/attend_raw_cuda.h"
 #include "kernels/ops/attend_raw/work_share.cuh"
 #include "kernels/ops/merge/tile_softmax.cuh"

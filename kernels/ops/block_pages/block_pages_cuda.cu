@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/warps/launch.cuh"
 #include "kernels/ops/block_pages/block_pages_cuda.h"
 
 namespace kvstrata::cuda {

@@ -14,8 +14,8 @@
 #ifndef KVSTRATA_KERNELS_OPS_BLOCK_PAGES_BLOCK_PAGES_CUDA_H_
 #define KVSTRATA_KERNELS_OPS_BLOCK_PAGES_BLOCK_PAGES_CUDA_H_
 
-#include "kernels/cuda/batch.h"
-#include "kernels/cuda/candidates.h"
+#include "kernels/cuda/batches/batch.h"
+#include "kernels/cuda/batches/candidates.h"
 
 namespace kvstrata::cuda {
 

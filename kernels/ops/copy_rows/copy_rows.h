@@ -4,7 +4,7 @@
 #ifndef KVSTRATA_KERNELS_OPS_COPY_ROWS_COPY_ROWS_H_
 #define KVSTRATA_KERNELS_OPS_COPY_ROWS_COPY_ROWS_H_
 
-#include "kernels/cuda/batch.h"
+#include "kernels/cuda/batches/batch.h"
 
 namespace kvstrata::cuda {
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 
-#include "kernels/cuda/float_bits.cuh"
-#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/warps/float_bits.cuh"
+#include "kernels/cuda/warps/launch.cuh"
 #include "kernels/ops/copy_rows/copy_rows_cuda.h"
 
 namespace kvstrata::cuda {

@@ -9,7 +9,7 @@
 #ifndef KVSTRATA_KERNELS_OPS_EIGEN_EIGEN_H_
 #define KVSTRATA_KERNELS_OPS_EIGEN_EIGEN_H_
 
-#include "kernels/executor.h"
+#include "kernels/cpu/executor.h"
 
 namespace kvstrata {
 

@@ -10,7 +10,7 @@
 // Measured: 8.3.
 #include <cstdint>
 
-#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/warps/launch.cuh"
 #include "kernels/ops/eigen/eigen_cuda.h"
 
 namespace kvstrata::cuda {

@@ -8,7 +8,7 @@
 #ifndef KVSTRATA_KERNELS_OPS_EIGEN_EIGEN_CUDA_H_
 #define KVSTRATA_KERNELS_OPS_EIGEN_EIGEN_CUDA_H_
 
-#include "kernels/cuda/batch.h"
+#include "kernels/cuda/batches/batch.h"
 
 namespace kvstrata::cuda {
 

@@ -4,7 +4,7 @@
 #ifndef KVSTRATA_KERNELS_OPS_MERGE_MERGE_ROW_CUH_
 #define KVSTRATA_KERNELS_OPS_MERGE_MERGE_ROW_CUH_
 
-#include "kernels/cuda/fragments.cuh"
+#include "kernels/cuda/warps/fragments.cuh"
 #include "kernels/ops/merge/partials.h"
 
 namespace kvstrata::cuda {

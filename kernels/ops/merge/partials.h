@@ -4,7 +4,7 @@
 #ifndef KVSTRATA_KERNELS_OPS_MERGE_PARTIALS_H_
 #define KVSTRATA_KERNELS_OPS_MERGE_PARTIALS_H_
 
-#include "kernels/cuda/batch.h"
+#include "kernels/cuda/batches/batch.h"
 
 namespace kvstrata::cuda {
 

@@ -4,7 +4,7 @@
 #ifndef KVSTRATA_KERNELS_OPS_MERGE_SHARED_ITEM_CUH_
 #define KVSTRATA_KERNELS_OPS_MERGE_SHARED_ITEM_CUH_
 
-#include "kernels/cuda/last_arrival.cuh"
+#include "kernels/cuda/warps/last_arrival.cuh"
 #include "kernels/ops/merge/merge_row.cuh"
 
 namespace kvstrata::cuda {

@@ -7,7 +7,7 @@
 #ifndef KVSTRATA_KERNELS_OPS_MERGE_TILE_SOFTMAX_CUH_
 #define KVSTRATA_KERNELS_OPS_MERGE_TILE_SOFTMAX_CUH_
 
-#include "kernels/cuda/fragments.cuh"
+#include "kernels/cuda/warps/fragments.cuh"
 #include "kernels/ops/merge/merge_row.cuh"
 
 namespace kvstrata::cuda {

@@ -10,9 +10,9 @@
 #ifndef KVSTRATA_KERNELS_OPS_PACK_PLANES_PACK_PLANES_H_
 #define KVSTRATA_KERNELS_OPS_PACK_PLANES_PACK_PLANES_H_
 
-#include "kernels/executor.h"
+#include "kernels/cpu/executor.h"
 #include "kernels/ops/pack_planes/planes_format.h"
-#include "kernels/page_view.h"
+#include "kernels/pages/page_view.h"
 
 namespace kvstrata {
 

@@ -5,10 +5,10 @@
 #include <vector>
 
 #include "base/check.h"
-#include "kernels/element.h"
 #include "kernels/ops/pack_planes/pack_planes.h"
 #include "kernels/ops/pack_planes/plane_digits.h"
 #include "kernels/ops/quantise_keys/half_range.h"
+#include "kernels/pages/element.h"
 
 namespace kvstrata {
 namespace {

@@ -10,8 +10,8 @@
 #include <cstddef>
 #include <cstring>
 
-#include "kernels/dtype.h"
 #include "kernels/ops/pack_planes/planes_format.h"
+#include "kernels/pages/dtype.h"
 
 namespace kvstrata {
 

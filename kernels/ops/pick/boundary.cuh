@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/warp_sums.cuh"
+#include "kernels/cuda/warps/warp_sums.cuh"
 
 namespace kvstrata::cuda {
 

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/score_keys.cuh"
+#include "kernels/cuda/warps/score_keys.cuh"
 #include "kernels/ops/pick/pick_cuda.h"
 
 namespace kvstrata::cuda {

@@ -10,7 +10,7 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/warp_sums.cuh"
+#include "kernels/cuda/warps/warp_sums.cuh"
 #include "kernels/ops/pick/list_keys.cuh"
 #include "kernels/ops/pick/picker_memory.cuh"
 

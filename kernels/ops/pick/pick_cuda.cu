@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/warps/launch.cuh"
 #include "kernels/ops/pick/cluster_exchange.cuh"
 #include "kernels/ops/pick/global_exchange.cuh"
 #include "kernels/ops/pick/list_picker.cuh"

@@ -22,8 +22,8 @@
 #ifndef KVSTRATA_KERNELS_OPS_PICK_PICK_CUDA_H_
 #define KVSTRATA_KERNELS_OPS_PICK_PICK_CUDA_H_
 
-#include "kernels/cuda/batch.h"
-#include "kernels/cuda/candidates.h"
+#include "kernels/cuda/batches/batch.h"
+#include "kernels/cuda/batches/candidates.h"
 
 namespace kvstrata::cuda {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ops promote and rebase: the hot cache (kernels/cuda/hot_pages.h) follows what is selected, and
-// where the pages are.
+// Ops promote and rebase: the hot cache (kernels/cuda/batches/hot_pages.h) follows what is
+// selected, and where the pages are.
 //
 // promote, of one layer, between its selection and its attention: of each (sequence, KV head) the
 // pages of the sinks, the listed units and the recent tokens that lie in the host's memory and have
@@ -15,7 +15,7 @@
 #ifndef KVSTRATA_KERNELS_OPS_PROMOTE_PROMOTE_H_
 #define KVSTRATA_KERNELS_OPS_PROMOTE_PROMOTE_H_
 
-#include "kernels/cuda/batch.h"
+#include "kernels/cuda/batches/batch.h"
 
 namespace kvstrata::cuda {
 

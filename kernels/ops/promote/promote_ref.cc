@@ -3,7 +3,7 @@
 #include <cstring>
 #include <vector>
 
-#include "kernels/cuda/host_batch.h"
+#include "kernels/cuda/batches/host_batch.h"
 #include "kernels/ops/promote/promote.h"
 
 namespace kvstrata::cuda {

@@ -4,8 +4,8 @@
 #ifndef KVSTRATA_KERNELS_OPS_QUANTISE_KEYS_DEVICE_GROUPS_H_
 #define KVSTRATA_KERNELS_OPS_QUANTISE_KEYS_DEVICE_GROUPS_H_
 
-#include "kernels/cuda/batch.h"
-#include "kernels/ops/quantise_keys/quantised_group.h"
+#include "kernels/cuda/batches/batch.h"
+#include "kernels/pages/quantised_group.h"
 
 namespace kvstrata::cuda {
 

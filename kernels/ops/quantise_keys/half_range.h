@@ -9,8 +9,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/dtype.h"
-#include "kernels/ops/quantise_keys/quantised_group.h"
+#include "kernels/pages/dtype.h"
+#include "kernels/pages/quantised_group.h"
 
 namespace kvstrata {
 

@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/candidates.h"
+#include "kernels/cuda/batches/candidates.h"
 
 namespace kvstrata {
 

@@ -12,9 +12,9 @@
 #ifndef KVSTRATA_KERNELS_OPS_QUANTISE_KEYS_QUANTISE_KEYS_H_
 #define KVSTRATA_KERNELS_OPS_QUANTISE_KEYS_QUANTISE_KEYS_H_
 
-#include "kernels/executor.h"
-#include "kernels/ops/quantise_keys/quantised_group.h"
-#include "kernels/page_view.h"
+#include "kernels/cpu/executor.h"
+#include "kernels/pages/page_view.h"
+#include "kernels/pages/quantised_group.h"
 
 namespace kvstrata {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/cuda/float_bits.cuh"
-#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/warps/float_bits.cuh"
+#include "kernels/cuda/warps/launch.cuh"
 #include "kernels/ops/quantise_keys/quantise_keys_cuda.h"
 
 namespace kvstrata::cuda {

@@ -10,7 +10,7 @@
 #ifndef KVSTRATA_KERNELS_OPS_QUANTISE_KEYS_QUANTISE_KEYS_CUDA_H_
 #define KVSTRATA_KERNELS_OPS_QUANTISE_KEYS_QUANTISE_KEYS_CUDA_H_
 
-#include "kernels/cuda/device_rows.h"
+#include "kernels/cuda/batches/device_rows.h"
 #include "kernels/ops/quantise_keys/device_groups.h"
 
 namespace kvstrata::cuda {

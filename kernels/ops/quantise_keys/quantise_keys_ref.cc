@@ -3,9 +3,9 @@
 #include <cstring>
 
 #include "base/check.h"
-#include "kernels/element.h"
 #include "kernels/ops/quantise_keys/half_range.h"
 #include "kernels/ops/quantise_keys/quantise_keys.h"
+#include "kernels/pages/element.h"
 
 namespace kvstrata {
 namespace {

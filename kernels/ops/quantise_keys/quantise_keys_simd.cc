@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/simd_target.h"
+#include "kernels/cpu/simd_target.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/ops/quantise_keys/quantise_keys_simd.cc"
@@ -8,9 +8,9 @@
 #include "base/check.h"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
-#include "kernels/element.h"
 #include "kernels/ops/quantise_keys/quantise_keys.h"
 #include "kernels/ops/simd_rows-inl.h"
+#include "kernels/pages/element.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvstrata {

@@ -4,8 +4,8 @@
 #ifndef KVSTRATA_KERNELS_OPS_REUSE_REUSE_CUH_
 #define KVSTRATA_KERNELS_OPS_REUSE_REUSE_CUH_
 
-#include "kernels/cuda/float_bits.cuh"
-#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/warps/float_bits.cuh"
+#include "kernels/cuda/warps/launch.cuh"
 #include "kernels/ops/reuse/reuse.h"
 
 namespace kvstrata::cuda {

@@ -11,13 +11,13 @@
 //
 // A hit: the cosine of the query (all heads, or each head) to the pick's is at least theta. Sums of
 // 8 products in fp32 (ref: double), those in double: where the cosine is within 1e-6 of theta
-// another implementation (kernels/select/vote.cc) may answer otherwise. A zero query has cosine 0.
-// theta >= 1: never. Sequences attended in full are left alone.
+// another implementation (kernels/plans/tokenselect/vote.cc) may answer otherwise. A zero query has
+// cosine 0. theta >= 1: never. Sequences attended in full are left alone.
 #ifndef KVSTRATA_KERNELS_OPS_REUSE_REUSE_H_
 #define KVSTRATA_KERNELS_OPS_REUSE_REUSE_H_
 
-#include "kernels/cuda/candidates.h"
-#include "kernels/cuda/device_rows.h"
+#include "kernels/cuda/batches/candidates.h"
+#include "kernels/cuda/batches/device_rows.h"
 
 namespace kvstrata::cuda {
 

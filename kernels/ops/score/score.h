@@ -15,8 +15,8 @@
 #ifndef KVSTRATA_KERNELS_OPS_SCORE_SCORE_H_
 #define KVSTRATA_KERNELS_OPS_SCORE_SCORE_H_
 
-#include "kernels/executor.h"
-#include "kernels/page_view.h"
+#include "kernels/cpu/executor.h"
+#include "kernels/pages/page_view.h"
 
 namespace kvstrata {
 

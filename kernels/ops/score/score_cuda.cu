@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/cuda/launch.cuh"
-#include "kernels/cuda/row_scores.cuh"
+#include "kernels/cuda/warps/launch.cuh"
+#include "kernels/cuda/warps/row_scores.cuh"
 #include "kernels/ops/score/score_cuda.h"
 
 namespace kvstrata::cuda {

@@ -5,8 +5,8 @@
 //       fields 1 (kDot)     q . row[u]
 //       fields 2 (kMinMax)  sum_c max(q_c * min_c[u], q_c * max_c[u])
 //       the same with `deviation` (kDeviation)  q . mean[u] + 2 sqrt(sum_c q_c^2 variance_c[u])
-// for the candidates [first, last) of sequence b (kernels/cuda/candidates.h). Sequences that are
-// attended in full are not scored. The sum of the heads' softmax over units is op vote
+// for the candidates [first, last) of sequence b (kernels/cuda/batches/candidates.h). Sequences
+// that are attended in full are not scored. The sum of the heads' softmax over units is op vote
 // (vote_cuda.h) with `rule` of units and one output per KV head.
 //
 // Rows bf16 or fp16, head_dim 64, 128 or 256, 1 to 8 queries a KV head. Sums in fp32: relative
@@ -15,8 +15,8 @@
 #ifndef KVSTRATA_KERNELS_OPS_SCORE_SCORE_CUDA_H_
 #define KVSTRATA_KERNELS_OPS_SCORE_SCORE_CUDA_H_
 
-#include "kernels/cuda/candidates.h"
-#include "kernels/cuda/device_rows.h"
+#include "kernels/cuda/batches/candidates.h"
+#include "kernels/cuda/batches/device_rows.h"
 
 namespace kvstrata::cuda {
 

@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <limits>
 
-#include "kernels/element.h"
 #include "kernels/ops/score/score.h"
+#include "kernels/pages/element.h"
 
 namespace kvstrata {
 namespace {

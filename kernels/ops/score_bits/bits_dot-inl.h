@@ -14,8 +14,8 @@
 #include <cstring>
 
 #include "hwy/highway.h"
-#include "kernels/ops/quantise_keys/quantised_group.h"
 #include "kernels/ops/simd_rows-inl.h"
+#include "kernels/pages/quantised_group.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvstrata {

@@ -2,9 +2,9 @@
 #include <cstring>
 
 #include "base/check.h"
-#include "kernels/dtype.h"
 #include "kernels/ops/quantise_keys/noise_groups.h"
 #include "kernels/ops/score_bits/score_bits.h"
+#include "kernels/pages/dtype.h"
 
 namespace kvstrata {
 namespace {

@@ -14,8 +14,8 @@
 
 #include <cstring>
 
-#include "kernels/cuda/float_bits.cuh"
-#include "kernels/cuda/mma_m16n8k16.cuh"
+#include "kernels/cuda/warps/float_bits.cuh"
+#include "kernels/cuda/warps/mma_m16n8k16.cuh"
 #include "kernels/ops/quantise_keys/device_groups.h"
 
 namespace kvstrata::cuda {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 
-#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/warps/launch.cuh"
 #include "kernels/ops/score_bits/bits_query.cuh"
 #include "kernels/ops/score_bits/score_bits_cuda.h"
 

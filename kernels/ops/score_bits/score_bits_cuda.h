@@ -2,9 +2,10 @@
 // Op score_bits on the GPU: logits of the candidates in sealed groups (score_bits.h).
 //
 //   logits[b][h][t - first] = scale * sum over c of q_h[c] (minimum[c] + step[c] code_t[c])
-// for the tokens t of the candidates [first, last) of sequence b (kernels/cuda/candidates.h) that
-// are in groups which were complete before the step: t < (tokens[b] - 1) rounded down to groups.
-// Others are not written, nor is a sequence that is attended in full.
+// for the tokens t of the candidates [first, last) of sequence b
+// (kernels/cuda/batches/candidates.h) that are in groups which were complete before the step: t <
+// (tokens[b] - 1) rounded down to groups. Others are not written, nor is a sequence that is
+// attended in full.
 //
 // Groups of a multiple of 32 tokens, head_dim 64, 128 or 256, 1 to 8 queries a KV head, all finite.
 // A query is fp16, which bf16 and fp16 ones are but for elements of less than 2^-14 of the largest.
@@ -14,7 +15,7 @@
 #ifndef KVSTRATA_KERNELS_OPS_SCORE_BITS_SCORE_BITS_CUDA_H_
 #define KVSTRATA_KERNELS_OPS_SCORE_BITS_SCORE_BITS_CUDA_H_
 
-#include "kernels/cuda/candidates.h"
+#include "kernels/cuda/batches/candidates.h"
 #include "kernels/ops/quantise_keys/device_groups.h"
 
 namespace kvstrata::cuda {

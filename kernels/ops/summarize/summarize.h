@@ -17,9 +17,9 @@
 
 #include <type_traits>
 
-#include "kernels/dtype.h"
-#include "kernels/executor.h"
-#include "kernels/page_view.h"
+#include "kernels/cpu/executor.h"
+#include "kernels/pages/dtype.h"
+#include "kernels/pages/page_view.h"
 
 namespace kvstrata {
 

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "kernels/cuda/float_bits.cuh"
+#include "kernels/cuda/warps/float_bits.cuh"
 #include "kernels/ops/summarize/summarize.h"
 #include "kernels/ops/summarize/summarize_cuda.h"
 

@@ -15,7 +15,7 @@
 #ifndef KVSTRATA_KERNELS_OPS_SUMMARIZE_SUMMARIZE_CUDA_H_
 #define KVSTRATA_KERNELS_OPS_SUMMARIZE_SUMMARIZE_CUDA_H_
 
-#include "kernels/cuda/device_rows.h"
+#include "kernels/cuda/batches/device_rows.h"
 
 namespace kvstrata::cuda {
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <vector>
 
-#include "kernels/element.h"
 #include "kernels/ops/summarize/summarize.h"
+#include "kernels/pages/element.h"
 
 namespace kvstrata {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/cuda/launch.cuh"
-#include "kernels/cuda/warp_sums.cuh"
+#include "kernels/cuda/warps/launch.cuh"
+#include "kernels/cuda/warps/warp_sums.cuh"
 #include "kernels/ops/take/take.h"
 #include "kernels/ops/take/take_cuda.h"
 

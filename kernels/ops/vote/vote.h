@@ -14,8 +14,8 @@
 #ifndef KVSTRATA_KERNELS_OPS_VOTE_VOTE_H_
 #define KVSTRATA_KERNELS_OPS_VOTE_VOTE_H_
 
-#include "kernels/executor.h"
-#include "kernels/page_view.h"
+#include "kernels/cpu/executor.h"
+#include "kernels/pages/page_view.h"
 
 namespace kvstrata {
 

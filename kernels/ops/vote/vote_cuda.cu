@@ -3,8 +3,8 @@
 #include <cmath>
 #include <cstddef>
 
-#include "kernels/cuda/launch.cuh"
-#include "kernels/cuda/row_scores.cuh"
+#include "kernels/cuda/warps/launch.cuh"
+#include "kernels/cuda/warps/row_scores.cuh"
 #include "kernels/ops/always/always.h"
 #include "kernels/ops/reuse/reuse.cuh"
 #include "kernels/ops/vote/vote_weights.cuh"

@@ -30,8 +30,8 @@
 #ifndef KVSTRATA_KERNELS_OPS_VOTE_VOTE_CUDA_H_
 #define KVSTRATA_KERNELS_OPS_VOTE_VOTE_CUDA_H_
 
-#include "kernels/cuda/candidates.h"
-#include "kernels/cuda/device_rows.h"
+#include "kernels/cuda/batches/candidates.h"
+#include "kernels/cuda/batches/device_rows.h"
 #include "kernels/ops/quantise_keys/device_groups.h"
 #include "kernels/ops/reuse/reuse.h"
 

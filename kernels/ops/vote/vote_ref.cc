@@ -3,8 +3,8 @@
 #include <cmath>
 #include <limits>
 
-#include "kernels/element.h"
 #include "kernels/ops/vote/vote.h"
+#include "kernels/pages/element.h"
 
 namespace kvstrata {
 namespace {

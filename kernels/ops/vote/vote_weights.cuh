@@ -7,9 +7,9 @@
 
 #include <cmath>
 
-#include "kernels/cuda/exp2.cuh"
-#include "kernels/cuda/launch.cuh"
-#include "kernels/cuda/row_scores.cuh"
+#include "kernels/cuda/warps/exp2.cuh"
+#include "kernels/cuda/warps/launch.cuh"
+#include "kernels/cuda/warps/row_scores.cuh"
 #include "kernels/ops/vote/vote_cuda.h"
 
 namespace kvstrata::cuda {

@@ -15,9 +15,9 @@
 #include <vector>
 
 #include "base/status.h"
-#include "kernels/backend.h"
+#include "kernels/backend/backend.h"
+#include "kernels/cpu/executor.h"
 #include "kernels/cuda/cuda_ops.h"
-#include "kernels/executor.h"
 #include "server/attach/peers/attach_tokens.h"
 #include "server/chunks/room/chunk_numbers.h"
 #include "server/chunks/room/engine_recalls.h"

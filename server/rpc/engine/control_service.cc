@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/plan_needs.h"
+#include "kernels/plan/plan_needs.h"
 #include "server/rpc/calls/prefix_messages.h"
 #include "server/rpc/calls/traced_call.h"
 #include "server/sockets/packet.h"

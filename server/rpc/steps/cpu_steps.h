@@ -4,7 +4,7 @@
 #ifndef KVSTRATA_SERVER_RPC_STEPS_CPU_STEPS_H_
 #define KVSTRATA_SERVER_RPC_STEPS_CPU_STEPS_H_
 
-#include "kernels/backend.h"
+#include "kernels/backend/backend.h"
 #include "server/rpc/steps/step_runner.h"
 
 namespace kvstrata {

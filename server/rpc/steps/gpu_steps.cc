@@ -8,10 +8,10 @@
 #include <thread>
 #include <utility>
 
-#include "kernels/step/cuda_inspect.h"
-#include "kernels/step/cuda_shadow.h"
-#include "kernels/step/cuda_step.h"
 #include "kernels/step/finite_rows.h"
+#include "kernels/step/gpu/cuda_inspect.h"
+#include "kernels/step/gpu/cuda_shadow.h"
+#include "kernels/step/gpu/cuda_step.h"
 
 namespace kvstrata {
 namespace {
@@ -24,7 +24,8 @@ constexpr std::chrono::microseconds kAskAgain{50};  // after as long a time of a
 uint64_t Padded(uint64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 
 // What a step has of the GPU besides its pages. Its tensors lie at the same places in every step of
-// a shape, so that calls that come again are launched as graphs (kernels/step/repeated_call.h).
+// a shape, so that calls that come again are launched as graphs
+// (kernels/step/gpu/memory/repeated_call.h).
 class Room {
  public:
   // word: what `not_finite` becomes.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The StepDevice of pages in the daemon's GPU: CudaStep (kernels/step/cuda_step.h) on a stream of
-// the session's own, of low priority.
+// The StepDevice of pages in the daemon's GPU: CudaStep (kernels/step/gpu/cuda_step.h) on a stream
+// of the session's own, of low priority.
 //
 // Tensors go through page-locked memory to the GPU and back; every call waits for what it enqueued,
 // at most `patience`, by asking, never in the driver: GPU_STUCK after that, and the next call waits

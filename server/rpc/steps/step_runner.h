@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "base/status.h"
-#include "kernels/executor.h"
+#include "kernels/cpu/executor.h"
 #include "kernels/step/shadow_attention.h"
 #include "kernels/step/step.h"
 

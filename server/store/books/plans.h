@@ -3,7 +3,8 @@
 // them depends on the model, and codecs with the parameters that they name.
 //
 // Thread-safety: all methods, from any thread; not under the store's lock, because a codec's
-// parameters may have to be read. Errors: PLAN_* (kernels/plan.h), PARAMETERS_* (parameters.h).
+// parameters may have to be read. Errors: PLAN_* (kernels/plan/plan.h), PARAMETERS_*
+// (parameters.h).
 #ifndef KVSTRATA_SERVER_STORE_BOOKS_PLANS_H_
 #define KVSTRATA_SERVER_STORE_BOOKS_PLANS_H_
 
@@ -14,8 +15,8 @@
 
 #include "base/status.h"
 #include "base/sync.h"
-#include "kernels/page_view.h"
-#include "kernels/plan.h"
+#include "kernels/pages/page_view.h"
+#include "kernels/plan/plan.h"
 #include "server/store/options/parameters.h"
 #include "server/store/options/store_lock.h"
 #include "server/store/options/store_options.h"

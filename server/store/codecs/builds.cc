@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "kernels/codec/codec.h"
-#include "kernels/plan_needs.h"
+#include "kernels/plan/plan_needs.h"
 #include "kernels/segment/span_rule.h"
 #include "kernels/select/selector.h"
 #include "server/store/books/books.h"

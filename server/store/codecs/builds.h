@@ -24,7 +24,7 @@
 #include <vector>
 
 #include "base/status.h"
-#include "kernels/plan.h"
+#include "kernels/plan/plan.h"
 #include "server/store/options/store_lock.h"
 #include "server/store/options/user_limits.h"
 #include "server/store/pages/prefix_key.h"

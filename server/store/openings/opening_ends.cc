@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "kernels/plan_needs.h"
+#include "kernels/plan/plan_needs.h"
 #include "server/store/books/books.h"
 #include "server/store/books/long_request.h"
 #include "server/store/books/session_catalog.h"

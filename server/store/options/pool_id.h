@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/tier.h"
+#include "kernels/pages/tier.h"
 
 namespace kvstrata {
 

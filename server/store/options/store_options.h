@@ -15,8 +15,8 @@
 
 #include "base/status.h"
 #include "kernels/codec/codec.h"
-#include "kernels/page_view.h"
-#include "kernels/plan.h"
+#include "kernels/pages/page_view.h"
+#include "kernels/plan/plan.h"
 #include "kernels/step/break_even.h"
 #include "server/memory/memory_resource.h"
 #include "server/store/options/cluster_tenants.h"

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/plan_needs.h"
+#include "kernels/plan/plan_needs.h"
 #include "server/store/pages/page.h"
 
 namespace kvstrata {

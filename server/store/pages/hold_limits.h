@@ -26,7 +26,7 @@ struct HoldLimits {
   size_t Pages(size_t pages, uint32_t page_tokens) const;
 };
 
-// Leading pages of a prefix that have the series which `needs` (kernels/plan_needs.h) names:
+// Leading pages of a prefix that have the series which `needs` (kernels/plan/plan_needs.h) names:
 // surprisal of all tokens but the prefix's first, sentence ends of all. Null pages have none.
 size_t ReportedPages(std::span<Page* const> prefix, uint32_t needs, uint32_t page_tokens);
 

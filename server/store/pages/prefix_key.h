@@ -19,7 +19,7 @@
 #include <string_view>
 #include <vector>
 
-#include "kernels/page_view.h"
+#include "kernels/pages/page_view.h"
 
 namespace kvstrata {
 

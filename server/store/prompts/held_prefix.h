@@ -21,7 +21,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/plan.h"
+#include "kernels/plan/plan.h"
 #include "server/store/options/pool_id.h"
 #include "server/store/pages/prefix_key.h"
 #include "server/store/reports/value_info.h"

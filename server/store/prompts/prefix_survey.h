@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/page_view.h"
+#include "kernels/pages/page_view.h"
 #include "server/store/pages/page_tier.h"
 #include "server/store/prompts/held_prefix.h"
 

@@ -12,7 +12,7 @@
 #include <memory>
 
 #include "base/status.h"
-#include "kernels/page_view.h"
+#include "kernels/pages/page_view.h"
 #include "server/store/options/session_types.h"
 #include "server/store/options/store_lock.h"
 

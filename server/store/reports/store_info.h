@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "kernels/codec/extent.h"
-#include "kernels/page_view.h"
-#include "kernels/plan.h"
+#include "kernels/pages/page_view.h"
+#include "kernels/plan/plan.h"
 #include "server/store/options/session_types.h"
 #include "server/store/reports/recall_audit.h"
 #include "server/store/reports/selection_totals.h"

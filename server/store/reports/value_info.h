@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/status.h"
-#include "kernels/tier.h"
+#include "kernels/pages/tier.h"
 
 namespace kvstrata {
 

@@ -16,8 +16,8 @@
 #include <memory>
 #include <vector>
 
-#include "kernels/page_view.h"
-#include "kernels/plan.h"
+#include "kernels/pages/page_view.h"
+#include "kernels/plan/plan.h"
 
 namespace kvstrata {
 

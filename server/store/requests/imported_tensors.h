@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "base/status.h"
-#include "kernels/page_view.h"
+#include "kernels/pages/page_view.h"
 #include "server/memory/tensor_memory.h"
 
 namespace kvstrata {

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "base/status.h"
-#include "kernels/page_view.h"
-#include "kernels/plan.h"
+#include "kernels/pages/page_view.h"
+#include "kernels/plan/plan.h"
 #include "server/store/pages/hold_limits.h"
 
 namespace kvstrata {

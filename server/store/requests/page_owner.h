@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string>
 
-#include "kernels/page_view.h"
+#include "kernels/pages/page_view.h"
 #include "server/store/pages/prefix_key.h"
 
 namespace kvstrata {

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/status.h"
-#include "kernels/plan.h"
+#include "kernels/plan/plan.h"
 #include "server/store/pages/prefix_key.h"
 #include "server/store/reports/value_info.h"
 

@@ -7,8 +7,8 @@
 #include <set>
 #include <unordered_map>
 
-#include "kernels/codec/packed.h"
-#include "kernels/select/span_rows.h"
+#include "kernels/plans/mosaickv/packed.h"
+#include "kernels/plans/sekv/span_rows.h"
 #include "kernels/select/why_in_full.h"
 #include "server/store/books/books.h"
 #include "server/store/books/long_request.h"

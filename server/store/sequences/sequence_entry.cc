@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "kernels/plan_needs.h"
+#include "kernels/plan/plan_needs.h"
 #include "server/store/books/books.h"
 #include "server/store/books/session_catalog.h"
 #include "server/store/pages/hold_limits.h"

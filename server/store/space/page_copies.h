@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "base/status.h"
-#include "kernels/page_view.h"
+#include "kernels/pages/page_view.h"
 #include "server/store/options/copy_rate.h"
 #include "server/store/options/store_lock.h"
 #include "server/store/pages/page_memory.h"

@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+// The C ABI's sequences and plans (include/kvstrata/kvstrata.h), as abi.cc has the rest.
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+
+#include "client/abi/abi_call.h"
+#include "client/abi/reorder.h"
+#include "client/include/kvstrata/kvstrata.h"
+#include "client/session.h"
+#include "kernels/plan/plan_needs.h"
+
+namespace kvstrata::client {
+namespace {
+
+constexpr size_t kMaxPlanBytes = size_t{1} << 16;
+constexpr size_t kMaxReordered = size_t{1} << 16;
+
+constexpr bool Same(uint32_t abi, uint32_t ours) { return abi == ours; }
+static_assert(Same(KVS_NEEDS_TOKEN_IDS, kNeedTokenIds) &&
+              Same(KVS_NEEDS_PREFILL_DONE, kNeedPrefillDone) &&
+              Same(KVS_NEEDS_SURPRISAL, kNeedSurprisal) && Same(KVS_NEEDS_ENTROPY, kNeedEntropy) &&
+              Same(KVS_NEEDS_BOUNDARY, kNeedBoundary) &&
+              Same(KVS_NEEDS_PROMPT_QUERIES, kNeedPromptQueries));
+
+Result<std::string_view> ReadPlan(const char* plan) {
+  KVS_RETURN_IF_ERROR(NotNull("plan", plan));
+  const size_t bytes = strnlen(plan, kMaxPlanBytes + 1);
+  KVS_RETURN_IF_ERROR(InRange("bytes of plan", static_cast<int64_t>(bytes), 0, kMaxPlanBytes));
+  return std::string_view(plan, bytes);
+}
+
+Result<Opened> Open(Session& s, kvs_model model, const char* plan, const int32_t* tokens, size_t n,
+                    const OpenOptions& options) {
+  KVS_ASSIGN_OR_RETURN(const std::string_view text, ReadPlan(plan));
+  KVS_RETURN_IF_ERROR(ArrayOf("tokens", tokens, n, kMaxTokens));
+  return s.Open(model, text, {tokens, n}, options);
+}
+
+// "": it is null.
+Result<std::string_view> ReadKey(const char* key) {
+  constexpr size_t kMaxKey = 63;
+  if (key == nullptr) return std::string_view();
+  const size_t bytes = strnlen(key, kMaxKey + 1);
+  KVS_RETURN_IF_ERROR(InRange("bytes of key", static_cast<int64_t>(bytes), 0, kMaxKey));
+  return std::string_view(key, bytes);
+}
+
+Result<OpenOptions> ReadOpenOptions(const kvs_open_options* options) {
+  if (options == nullptr) return OpenOptions{};
+  KVS_ASSIGN_OR_RETURN(
+      const kvs_open_options known,
+      Grown("kvs_open_options", options, offsetof(kvs_open_options, reserve_tokens)));
+  KVS_RETURN_IF_ERROR(InRange("only_reported", known.only_reported, 0, 1));
+  KVS_RETURN_IF_ERROR(InRange("private_pages", known.private_pages, 0, 1));
+  KVS_ASSIGN_OR_RETURN(const std::string_view key, ReadKey(known.key));
+  return OpenOptions{known.max_held, known.only_reported == 1, known.reserve_tokens,
+                     known.private_pages == 1, key};
+}
+
+}  // namespace
+}  // namespace kvstrata::client
+
+using namespace kvstrata;          // NOLINT: this file is the boundary
+using namespace kvstrata::client;  // NOLINT
+
+// ---- sequences ----
+
+int kvs_sequence_open(kvs_session* session, kvs_model model, const char* plan,
+                      const int32_t* tokens, size_t n, kvs_sequence* out, uint32_t* held) {
+  return WithSession(session, [&](Session& s) -> Status {
+    KVS_RETURN_IF_ERROR(NotNull("out", out));
+    KVS_ASSIGN_OR_RETURN(const Opened opened, Open(s, model, plan, tokens, n, {}));
+    *out = opened.sequence;
+    if (held != nullptr) *held = opened.held_tokens;
+    return OkStatus();
+  });
+}
+
+int kvs_sequence_open_with(kvs_session* session, kvs_model model, const char* plan,
+                           const int32_t* tokens, size_t n, const kvs_open_options* options,
+                           kvs_opened* out) {
+  return WithSession(session, [&](Session& s) -> Status {
+    KVS_RETURN_IF_ERROR(NotNull("out", out));
+    KVS_RETURN_IF_ERROR(StructSize("kvs_opened", out, out->size, sizeof(*out)));
+    KVS_ASSIGN_OR_RETURN(const OpenOptions read, ReadOpenOptions(options));
+    KVS_ASSIGN_OR_RETURN(const Opened opened, Open(s, model, plan, tokens, n, read));
+    out->sequence = opened.sequence;
+    out->held = opened.held_tokens;
+    out->indexed = opened.indexed_tokens;
+    out->surprisal_tokens = opened.surprisal_tokens;
+    out->boundary_tokens = opened.boundary_tokens;
+    return OkStatus();
+  });
+}
+
+int kvs_close_key(kvs_session* session, const char* key) {
+  return WithSession(session, [&](Session& s) -> Status {
+    KVS_RETURN_IF_ERROR(NotNull("key", key));
+    KVS_ASSIGN_OR_RETURN(const std::string_view known, ReadKey(key));
+    return s.CloseKey(known);
+  });
+}
+
+int kvs_truncate_key(kvs_session* session, const char* key, uint32_t tokens) {
+  return WithSession(session, [&](Session& s) -> Status {
+    KVS_RETURN_IF_ERROR(NotNull("key", key));
+    KVS_ASSIGN_OR_RETURN(const std::string_view known, ReadKey(key));
+    return s.TruncateKey(known, tokens);
+  });
+}
+
+int kvs_sequence_fork(kvs_session* session, kvs_sequence sequence, kvs_sequence* out) {
+  return WithSession(session, [&](Session& s) -> Status {
+    KVS_RETURN_IF_ERROR(NotNull("out", out));
+    KVS_ASSIGN_OR_RETURN(const Opened opened, s.Fork(sequence));
+    *out = opened.sequence;
+    return OkStatus();
+  });
+}
+
+int kvs_sequence_truncate(kvs_session* session, kvs_sequence sequence, uint32_t tokens) {
+  return WithSession(session, [&](Session& s) { return s.Truncate(sequence, tokens); });
+}
+
+int kvs_sequences_reorder(kvs_session* session, const kvs_sequence* sequences, size_t n,
+                          const uint32_t* parents, size_t n_parents, kvs_sequence* out) {
+  return WithSession(session, [&](Session& s) -> Status {
+    KVS_RETURN_IF_ERROR(ArrayOf("sequences", sequences, n, kMaxReordered));
+    KVS_RETURN_IF_ERROR(ArrayOf("parents", parents, n_parents, kMaxReordered));
+    KVS_RETURN_IF_ERROR(ArrayOf("out", out, n_parents, kMaxReordered));
+    KVS_ASSIGN_OR_RETURN(const std::vector<uint64_t> all,
+                         Reorder(&s, {sequences, n}, {parents, n_parents}));
+    std::copy(all.begin(), all.end(), out);
+    return OkStatus();
+  });
+}
+
+int kvs_sequence_close(kvs_session* session, kvs_sequence sequence) {
+  return WithSession(session, [&](Session& s) { return s.Close(sequence); });
+}
+
+int kvs_sequence_tokens(kvs_session* session, kvs_sequence sequence, uint32_t* tokens) {
+  return WithSession(session, [&](Session& s) -> Status {
+    KVS_RETURN_IF_ERROR(NotNull("tokens", tokens));
+    KVS_ASSIGN_OR_RETURN(*tokens, s.Tokens(sequence));
+    return OkStatus();
+  });
+}
+
+int kvs_sequence_status(kvs_session* session, kvs_sequence sequence, char* text, size_t capacity) {
+  return WithSession(session, [&](Session& s) -> Status {
+    KVS_ASSIGN_OR_RETURN(const std::string status, s.StatusText(sequence));
+    return CopyOut("text", status, text, capacity);
+  });
+}
+
+int kvs_sequence_plan(kvs_session* session, kvs_sequence sequence, char* text, size_t capacity) {
+  return WithSession(session, [&](Session& s) -> Status {
+    KVS_ASSIGN_OR_RETURN(const std::string plan, s.PlanText(sequence));
+    return CopyOut("text", plan, text, capacity);
+  });
+}
+
+int kvs_prefill_done(kvs_session* session, kvs_sequence sequence) {
+  return WithSession(session, [&](Session& s) { return s.PrefillDone(sequence); });
+}
+
+int kvs_report_verified(kvs_session* session, kvs_sequence sequence, uint32_t first, uint32_t n,
+                        int32_t equal) {
+  return WithSession(session, [&](Session& s) -> Status {
+    KVS_RETURN_IF_ERROR(InRange("equal", equal, 0, 1));
+    return s.ReportVerified(sequence, first, n, equal == 1);
+  });
+}
+
+int kvs_report(kvs_session* session, kvs_sequence sequence, uint32_t first, uint32_t n,
+               const float* surprisal, const float* entropy, const uint8_t* boundary) {
+  return WithSession(session, [&](Session& s) -> Status {
+    KVS_RETURN_IF_ERROR(InRange("first", first, 0, INT32_MAX));
+    KVS_RETURN_IF_ERROR(InRange("first + n", int64_t{first} + n, 0, INT32_MAX));
+    return s.Report(sequence, first, n, surprisal, entropy, boundary);
+  });
+}
+
+int kvs_settle(kvs_session* session, kvs_sequence sequence) {
+  return WithSession(session, [&](Session& s) { return s.Settle(sequence); });
+}
+
+int kvs_plan_needs(kvs_session* session, const char* plan, uint32_t* needs, char* text,
+                   size_t capacity) {
+  return WithSession(session, [&](Session& s) -> Status {
+    KVS_RETURN_IF_ERROR(NotNull("needs", needs));
+    KVS_ASSIGN_OR_RETURN(const std::string_view given, ReadPlan(plan));
+    KVS_ASSIGN_OR_RETURN(const std::string whole, s.CanonicalPlan(given));
+    KVS_ASSIGN_OR_RETURN(const Plan parsed, ParsePlan(whole));
+    const uint32_t found = NeedsOf(parsed);
+    if (text != nullptr) {
+      KVS_RETURN_IF_ERROR(CopyOut("text", DescribeNeeds(found), text, capacity));
+    }
+    *needs = found;
+    return OkStatus();
+  });
+}
+
+int kvs_sequence_build(kvs_session* session, kvs_sequence sequence, const char* plan,
+                       kvs_build_result* out) {
+  return WithSession(session, [&](Session& s) -> Status {
+    if (out != nullptr) {
+      KVS_RETURN_IF_ERROR(StructSize("kvs_build_result", out, out->size, sizeof(*out)));
+    }
+    KVS_ASSIGN_OR_RETURN(const std::string_view text, ReadPlan(plan == nullptr ? "" : plan));
+    KVS_ASSIGN_OR_RETURN(const Built built, s.Build(sequence, text));
+    if (out == nullptr) return OkStatus();
+    out->indexed_tokens = built.indexed_tokens;
+    out->built_blocks = built.built_blocks;
+    out->extents = built.extents;
+    return OkStatus();
+  });
+}
+
+int kvs_sequence_recompress(kvs_session* session, kvs_sequence sequence) {
+  return WithSession(session, [&](Session& s) { return s.Recompress(sequence); });
+}
+
+int kvs_work_cancel(kvs_session* session, kvs_sequence sequence) {
+  return WithSession(session, [&](Session& s) { return s.CancelWork(sequence); });
+}

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the linked transport asks of the daemon's workers (kvstrata.h): builds, recompressions,
+// their end.
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "client/linked/linked_session.h"
+
+namespace kvstrata::client {
+namespace {
+
+// What the daemon wrote this process has not looked at: without this the first step takes a page
+// fault every few rows. Kernels that do not know it (before 5.14) leave that as it is.
+void MapBlocks(const Sequence& s) {
+  constexpr int kPopulateRead = 22;  // MADV_POPULATE_READ; older headers have no name for it
+  const auto bytes = static_cast<size_t>(s.state->index().block_bytes);
+  for (std::byte* const block : s.blocks) (void)madvise(block, bytes, kPopulateRead);
+}
+
+}  // namespace
+
+Result<Built> Session::Build(uint64_t sequence, std::string_view plan) {
+  KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Current(state_.get(), sequence, false));
+  KVS_RETURN_IF_ERROR(state_->TellAll(s.get(), state_->Deadline()));
+  std::string text(plan);
+  const shm::Build request{sequence, static_cast<uint32_t>(text.size()), 0};
+  text.resize((text.size() + 3) & ~size_t{3});
+  std::vector<std::byte> payload;
+  KVS_RETURN_IF_ERROR(state_->ring->Call(
+      shm::kBuild, {BytesOf(request), std::as_bytes(std::span(text))}, &payload));
+  shm::BuildReply reply{};
+  if (payload.size() < sizeof(reply)) {
+    return Internal("REPLY_INVALID",
+                    "the daemon's reply to Build is too short; daemon and library "
+                    "differ");
+  }
+  std::memcpy(&reply, payload.data(), sizeof(reply));
+  Built built{reply.indexed_tokens, reply.built_blocks, reply.extents};
+  // For its own plan, rows of the block that is being filled, and buckets, are made here.
+  if (reply.own == 0) return built;
+  KVS_RETURN_IF_ERROR(state_->CatchUp(s.get()));
+  if (state_->gpu_session == nullptr && !s->imported) {
+    const TableClaim claim{s.get(), s->state->tokens(), false};
+    KVS_ASSIGN_OR_RETURN(const int slot, state_->Enter({&claim, 1}, nullptr));
+    MapBlocks(*s.get());
+    state_->Leave(slot);
+  }
+  built.indexed_tokens =
+      std::max(built.indexed_tokens, static_cast<uint32_t>(s->state->indexed_tokens()));
+  return built;
+}
+
+Status Session::Recompress(uint64_t sequence) {
+  KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Current(state_.get(), sequence, false));
+  KVS_RETURN_IF_ERROR(state_->TellAll(s.get(), state_->Deadline()));
+  const shm::SequenceRef request{sequence};
+  KVS_RETURN_IF_ERROR(state_->ring->Call(shm::kRecompress, {BytesOf(request)}, nullptr));
+  return state_->CatchUp(s.get());
+}
+
+// Goes by the daemon's books alone: whoever waits in Recompress has the sequence.
+Status Session::CancelWork(uint64_t sequence) {
+  KVS_RETURN_IF_ERROR(state_->Find(sequence).status());
+  const shm::SequenceRef request{sequence};
+  return state_->ring->Call(shm::kCancelWork, {BytesOf(request)}, nullptr);
+}
+
+}  // namespace kvstrata::client

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// Backend: the ops of one implementation in one table. `ref` accumulates in double and is the
+// truth; `simd` is Highway with run-time dispatch. `cuda` joins as a third column.
+//
+// Any backend can be forced: KVSTRATA_BACKEND in the environment, `backend` in the daemon's
+// configuration, kvs_attach_options.backend in a client. Tables live for the process; thread-safe.
+#ifndef KVSTRATA_KERNELS_BACKEND_BACKEND_H_
+#define KVSTRATA_KERNELS_BACKEND_BACKEND_H_
+
+#include <span>
+#include <string_view>
+
+#include "base/status.h"
+#include "kernels/ops/append/append.h"
+#include "kernels/ops/attend_coarse/attend_coarse.h"
+#include "kernels/ops/attend_raw/attend_raw.h"
+#include "kernels/ops/eigen/eigen.h"
+#include "kernels/ops/merge/merge.h"
+#include "kernels/ops/pick/pick.h"
+#include "kernels/ops/quantise_keys/quantise_keys.h"
+#include "kernels/ops/score/score.h"
+#include "kernels/ops/score_bits/score_bits.h"
+#include "kernels/ops/summarize/summarize.h"
+#include "kernels/ops/vote/vote.h"
+#include "kernels/plans/mosaickv/ops/attend_packed/attend_packed.h"
+#include "kernels/plans/mosaickv/ops/covariance/covariance.h"
+#include "kernels/plans/mosaickv/ops/rotate_pack/rotate_pack.h"
+#include "kernels/plans/sekv/ops/attend_lowrank/attend_lowrank.h"
+#include "kernels/plans/sekv/ops/svd/svd.h"
+
+namespace kvstrata {
+
+struct Backend {
+  std::string_view name;
+  bool (*append)(const AppendWork*, int64_t, Executor&);
+  void (*summarize)(const SummarizeWork*, int64_t, Executor&);
+  void (*score)(const ScoreWork*, int64_t, Executor&);
+  void (*top_k)(const PickWork&);
+  void (*attend_raw)(const AttendWork*, int64_t, Executor&);
+  void (*merge)(const MergeWork*, int64_t, Executor&);
+  void (*attend_packed)(const AttendPackedWork*, int64_t, Executor&);
+  void (*score_packed)(const ScorePackedWork*, int64_t, Executor&);
+  void (*rotate)(const RotateWork*, int64_t, Executor&);
+  void (*attend_lowrank)(const AttendLowRankWork*, int64_t, Executor&);
+  void (*attend_coarse)(const AttendCoarseWork*, int64_t, Executor&);
+  void (*rotate_pack)(const RotatePackWork*, int64_t, Executor&);
+  void (*covariance)(const CovarianceWork*, int64_t, Executor&);
+  void (*eigen)(const EigenWork*, int64_t, Executor&);
+  void (*svd)(const SvdWork*, int64_t, Executor&);
+  void (*score_tokens)(const ScoreTokensWork*, int64_t, Executor&);
+  void (*vote)(const VoteWork&, Executor&);
+  void (*quantise_keys)(const QuantiseKeysWork*, int64_t, Executor&);
+  void (*score_bits)(const ScoreBitsWork*, int64_t, Executor&);
+};
+
+// All that this build has and this CPU runs, best first.
+std::span<const Backend> Backends();
+
+// The backend of that name; "" is KVSTRATA_BACKEND, or else the best one.
+// INVALID_ARGUMENT BACKEND_UNKNOWN names what there is.
+Result<const Backend*> FindBackend(std::string_view name);
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_KERNELS_BACKEND_BACKEND_H_

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// Selector `window`: the first `sinks` and the last `recent` tokens (StreamingLLM;
+// docs/spec/beyond.md, "Baselines"), on CPUs and GPUs.
+#include "kernels/plan/plan_rows.h"
+#include "kernels/select/selector_rows.h"
+
+namespace kvstrata {
+namespace {
+
+FixedChoice Choose(const Plan& plan, int32_t n) {
+  const WindowOptions& own = plan.window;
+  if (AttendsInFull(n, own.sinks + own.recent, 0, plan.min_tokens)) return {};
+  return {own.sinks, {}, n - own.recent};
+}
+
+using Rows = RowsOf<&Plan::window>;
+constexpr PlanOption kRows[] = {
+    Rows::Int<&WindowOptions::sinks, 0, kMaxTokens>("n_sink").Or("sinks"),
+    Rows::Int<&WindowOptions::recent, 1, kMaxTokens>("n_recent").Or("recent"),
+};
+
+}  // namespace
+
+constinit const OptionTable kWindowTable = {kRows};
+constinit const FixedSelection kWindowSelection = {"window", Choose};
+
+SelectionRule WindowRule(const Plan& plan, int32_t) {
+  SelectionRule rule;
+  rule.always = plan.window.sinks + plan.window.recent;
+  rule.rows = rule.always;
+  return rule;
+}
+
+}  // namespace kvstrata

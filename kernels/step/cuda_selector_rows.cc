@@ -1,8 +1,0 @@
-// SPDX-License-Identifier: Apache-2.0
-#include "kernels/step/cuda_selector_rows.h"
-
-namespace kvstrata {
-
-std::span<const CudaSelectorRow> CudaSelectorRows() { return kCudaSelectorRows; }
-
-}  // namespace kvstrata

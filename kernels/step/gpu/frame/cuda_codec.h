@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// CudaCodec: the reading side of a codec on a GPU: rows that extents hold, attended where a
+// selection says, together with those that are still on pages.
+//
+// An object belongs to a workspace, as a CudaSelector. Where the extents' arrays lie is a table on
+// the GPU, which Stage brings up to date when the daemon has stored more: a graph reads what is
+// there and stays good. Implementations: cuda_packed.h, cuda_spans.h.
+// Threads: one call at a time.
+#ifndef KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_CODEC_H_
+#define KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_CODEC_H_
+
+#include <cstdint>
+
+#include "base/status.h"
+#include "kernels/step/gpu/frame/cuda_part.h"
+#include "kernels/step/step_batch.h"
+
+namespace kvstrata {
+
+class CudaFrame;  // cuda_frame.h
+
+class CudaCodec {
+ public:
+  CudaCodec() = default;
+  CudaCodec(const CudaCodec&) = delete;
+  CudaCodec& operator=(const CudaCodec&) = delete;
+  virtual ~CudaCodec() = default;
+
+  // Whether attention takes a token's new rows from the caller's tensors.
+  virtual bool AttendsNewRows() const = 0;
+  // Positions below it are held by extents.
+  virtual int32_t EndOf(const SequenceState& state) const = 0;
+
+  // Whether the members' extents can be read. UNIMPLEMENTED CUDA_PLAN, DATA_LOSS EXTENT_INVALID.
+  virtual Status Check(const CudaFrame& frame) const = 0;
+  virtual Status Fit(const CudaFrame& frame) = 0;
+  virtual Status Stage(CudaFrame* frame) = 0;
+
+  // The part's new tokens, over all that the layer's selection leaves. lse may be null.
+  virtual Status Attend(CudaFrame* frame, const CudaPart& part, int layer, const Rows& q,
+                        const MutableRows& out, float* lse) = 0;
+
+ protected:
+  // Whether it is the member's.
+  bool Has(const CudaFrame& frame, int member) const;
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_CODEC_H_

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/step/gpu/frame/cuda_parts.h"
+
+#include <algorithm>
+#include <span>
+
+#include "kernels/step/gpu/frame/cuda_frame.h"
+
+namespace kvstrata {
+namespace {
+
+void CutMember(const CudaFrame& frame, const CudaWorkspace& workspace, int member,
+               std::vector<CudaPart>* parts) {
+  const Plan& plan = frame.plan(member);
+  CudaSelector* const selector = workspace.SelectorOf(plan);
+  CudaCodec* const codec = workspace.CodecOf(plan);
+  const size_t before = parts->size();
+  if (selector != nullptr) {
+    selector->Cut(frame, member, parts);
+  } else {
+    CudaPart& part = parts->emplace_back();
+    part.first = member;
+    part.new_tokens = frame.member(member).new_tokens;
+    part.selects = codec != nullptr && frame.state(member).prompt_tokens() >= 0;
+  }
+  for (CudaPart& part : std::span(*parts).subspan(before)) {
+    if (!part.selects && !part.observes) continue;
+    part.plan = plan;
+    part.selector = selector;
+    part.codec = part.selects ? codec : nullptr;
+    part.promotes = part.selects && !part.prompt && part.new_tokens == 1 &&
+                    CudaHostPages::MayPromote(frame, member);
+  }
+}
+
+// The last part becomes one with the part before it, if they attend alike.
+void JoinLast(std::vector<CudaPart>* parts) {
+  if (parts->size() < 2) return;
+  const CudaPart& part = parts->back();
+  CudaPart& before = (*parts)[parts->size() - 2];
+  const bool alike = part.new_tokens == 1 && before.new_tokens == 1 && !part.prompt &&
+                     !before.prompt && part.selects == before.selects &&
+                     part.observes == before.observes && part.plan == before.plan;
+  if (!alike) return;
+  ++before.count;
+  before.promotes |= part.promotes;
+  parts->pop_back();
+}
+
+bool MayIdle(const CudaPart& part) {
+  return part.selects && !part.prompt && part.selector != nullptr &&
+         part.selector->IdlesWhenShort();
+}
+
+// Whether all of the part's members are shorter than their min_tokens.
+bool IsShort(const CudaFrame& frame, const CudaPart& part) {
+  for (int i = part.first; i < part.first + part.count; ++i) {
+    if (frame.member(i).view.tokens + 1 >= part.plan.min_tokens) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+std::vector<CudaPart> CutParts(const CudaFrame& frame, const CudaWorkspace& workspace) {
+  std::vector<CudaPart> parts;
+  for (int i = 0; i < frame.members(); ++i) {
+    CutMember(frame, workspace, i, &parts);
+    JoinLast(&parts);
+  }
+  const bool idle = std::ranges::all_of(
+      parts, [&frame](const CudaPart& part) { return !MayIdle(part) || IsShort(frame, part); });
+  for (CudaPart& part : parts) part.idle = idle && MayIdle(part);
+  return parts;
+}
+
+bool Decodes(const std::vector<CudaPart>& parts) {
+  return std::ranges::all_of(parts, [](const CudaPart& part) {
+    return part.new_tokens == 1 && !part.prompt && !part.observes;
+  });
+}
+
+bool Serves(std::vector<CudaPart> captured, const std::vector<CudaPart>& parts) {
+  for (size_t i = 0; i < captured.size() && i < parts.size(); ++i) {
+    captured[i].promotes = captured[i].promotes && parts[i].promotes;
+    captured[i].idle = captured[i].idle || parts[i].idle;
+  }
+  return captured == parts;
+}
+
+}  // namespace kvstrata

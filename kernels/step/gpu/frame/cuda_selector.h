@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// CudaSelector: a selector's half on a GPU (kernels/select/selector.h has the CPU's): which rows
+// does a query need, by ops on the step's stream.
+//
+// An object belongs to a workspace and serves all sequences of its selector there, one step at a
+// time. What it keeps of a sequence goes with the sequence's state; buffers and tables that it
+// declared (step_memory.h) hold what one step needs. What differs from step to step is in columns
+// and tables, which Stage fills, never in arguments of ops: an engine captures Select into a graph.
+// One file each: cuda_minmax.cc cuda_cascade.cc cuda_vote.cc cuda_bucket.cc cuda_block.cc
+// cuda_bits.cc cuda_spans.cc (zoom), and cuda_fixed.cc for those that no query decides (window);
+// one row each in cuda_selector_rows.h.
+//
+// Order of a step: Open, Cut for each member, Fit, Stage, Begin, then Select and SelectionOf layer
+// by layer, Read. Threads: one call at a time.
+#ifndef KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_SELECTOR_H_
+#define KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_SELECTOR_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/status.h"
+#include "kernels/cuda/batches/batch.h"
+#include "kernels/select/selector.h"
+#include "kernels/step/gpu/frame/cuda_part.h"
+#include "kernels/step/step_batch.h"
+
+namespace kvstrata {
+
+class CudaFrame;  // cuda_frame.h
+
+// The queries that Select takes.
+enum class CudaQueries : uint8_t {
+  kNone,   // it is not called: what is chosen is known when the step begins
+  kDense,  // any dtype, rows and heads side by side
+  kNative  // the pages' dtype, as attention takes them
+};
+
+class CudaSelector {
+ public:
+  CudaSelector() = default;
+  CudaSelector(const CudaSelector&) = delete;
+  CudaSelector& operator=(const CudaSelector&) = delete;
+  virtual ~CudaSelector() = default;
+
+  // --- constants
+  virtual CudaQueries queries() const = 0;
+  // It is asked in dense layers, too, where everything is attended.
+  virtual bool InDenseLayers() const { return false; }
+  // Its kernels do nothing for sequences shorter than their min_tokens.
+  virtual bool IdlesWhenShort() const { return false; }
+  // The first op of Select reads ahead of the kernel before it (launch.cuh).
+  virtual bool ReadsAhead(const Plan&) const { return true; }
+  // Every selection has the newest token in it, and none is made of its key.
+  virtual bool AttendsNewest(const Plan&) const { return true; }
+
+  // --- Begin
+  // Forgets the step before.
+  virtual void Open(const CudaFrame&) {}
+  // Adds the member's parts: one, which selects behind a prompt.
+  virtual void Cut(const CudaFrame& frame, int member, std::vector<CudaPart>* parts);
+  virtual Status Fit(const CudaFrame&, std::span<const CudaPart>) { return OkStatus(); }
+  // Decides what is the host's to decide, and fills columns and tables.
+  virtual Status Stage(CudaFrame*) { return OkStatus(); }
+  // Enqueues what is chosen for all layers at once, or kept for later choices.
+  virtual Status Begin(CudaFrame*) { return OkStatus(); }
+
+  // --- a layer
+  // q: the part's rows. By the first new token of each member; of a prompt as the selector does.
+  virtual Status Select(CudaFrame*, const CudaPart&, int, const Rows&) { return OkStatus(); }
+  // A graph did what Select had enqueued when it was captured.
+  virtual void NoteReplayed(const CudaFrame&, const CudaPart&, int) {}
+  virtual cuda::DeviceSelection SelectionOf(const CudaFrame& frame, const CudaPart& part) const = 0;
+  // The selection of frame.selected_layer(), as the CPU's selector makes it; `tokens` with the
+  // query's own.
+  virtual Result<Selection> Read(const CudaFrame& frame, const CudaPart& part, int member,
+                                 int32_t tokens) const = 0;
+  // Tokens of the prompt that a KV head of that layer keeps. FAILED_PRECONDITION KEPT_NONE.
+  virtual Result<std::vector<int32_t>> ReadKept(const CudaFrame& frame, int member, int head) const;
+
+ protected:
+  // Whether it is the member's.
+  bool Has(const CudaFrame& frame, int member) const;
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_SELECTOR_H_

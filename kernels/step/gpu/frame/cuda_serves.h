@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// What steps on a GPU serve, by what the ops there can do: each selector and codec says it in the
+// file of its GPU half.
+//
+// Pure; any thread.
+#ifndef KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_SERVES_H_
+#define KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_SERVES_H_
+
+#include <string>
+#include <string_view>
+
+#include "base/status.h"
+#include "kernels/pages/page_view.h"
+#include "kernels/plan/plan.h"
+
+namespace kvstrata {
+
+// Whether CudaStep can serve a sequence: UNIMPLEMENTED CUDA_PLAN, which names the option, the op
+// that is missing for it and what is served, or CUDA_MODEL. For opening a sequence; Begin asks it
+// again. docs/plans.md, "On a GPU", lists all that is not served.
+Status CudaServes(const Plan& plan, const Geometry& geometry);
+
+// CUDA_PLAN of an option. missing: "op pick over ..."
+Status PlanUnserved(std::string_view key, std::string_view value, std::string_view missing);
+
+// What of the plan's options the ops lack, by selector and codec; OK: nothing.
+Status CudaMinMaxServes(const Plan& plan);
+Status CudaCascadeServes(const Plan& plan);
+Status CudaVoteServes(const Plan& plan);
+Status CudaBucketServes(const Plan& plan);
+Status CudaBlockServes(const Plan& plan);
+Status CudaBitsServes(const Plan& plan);
+Status CudaPackedServes(const Plan& plan);
+// For a selector that reads an index: its units, and what becomes of those that are not selected.
+Status CudaIndexServes(const Plan& plan);
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_SERVES_H_
