@@ -15,7 +15,7 @@
 #include "bench/machine.h"
 #include "server/store/store.h"
 #include "server/tier/disk/disk_value_tier.h"
-#include "server/work/tiers/tier_pages.h"
+#include "server/work/tiers/tier_chain.h"
 
 namespace kvstrata {
 namespace {
@@ -165,12 +165,14 @@ int main(int argc, char** argv) {
   const auto tier = Must(
       DiskTier::Open(options, std::chrono::steady_clock::now() + std::chrono::minutes(1)), "disk");
   Bench bench(disk_entries);
-  TierPagesOptions pages_options;
+  TierRowOptions pages_options;
   pages_options.writer.queue = 1 << 22;
   DiskValueTier values({}, tier.get());
-  TierPages pages(pages_options, bench.store(), &values, values.Hooks());
+  TierRow pages(pages_options, bench.store(), &values, values.Hooks());
+  TierChain tiers(bench.store());
+  tiers.Add(&pages);
   bench.Fill(disk_entries, 1);
-  while (pages.writer().waiting() != 0) std::this_thread::yield();
+  while (pages.counters().waiting != 0) std::this_thread::yield();
   bench.store()->eviction().Evict(false);
   std::printf("%lu entries on disk\n", tier->Stats().entries);
   for (const size_t tokens : {1024, 8192}) {

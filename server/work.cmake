@@ -10,13 +10,13 @@ kvs_library(kvs_work
   work/tiers/lost_value_log.cc
   work/tiers/pin_records.cc
   work/tiers/tier_loads.cc
-  work/tiers/tier_pages.cc
+  work/tiers/tier_chain.cc
   work/tiers/tier_records.cc
+  work/tiers/tier_row.cc
   work/tiers/tier_scrubs.cc
+  work/tiers/tier_searches.cc
   work/tiers/tier_writer.cc
   work/tiers/value_catalog.cc
   work/tiers/value_scrub.cc
-  work/remote/page_tiers.cc
-  work/remote/remote_pages.cc
-  work/remote/remote_writer.cc
+  work/tiers/write_queue.cc
   LIBS kvs_telemetry kvs_store kvs_value_tiers kvs_kernels Threads::Threads)

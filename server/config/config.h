@@ -36,8 +36,7 @@
 #include "server/tier/redis/client/redis_socket.h"
 #include "server/work/mover.h"
 #include "server/work/recompress.h"
-#include "server/work/remote/remote_pages.h"
-#include "server/work/tiers/tier_pages.h"
+#include "server/work/tiers/tier_row.h"
 
 namespace kvstrata {
 
@@ -75,7 +74,7 @@ struct RemoteConfig {
   redis::RedisTlsOptions tls;
   std::chrono::microseconds ttl{};  // lifetime of a value there
   std::string announce;             // HOST:PORT, where other nodes ask this one; "": nowhere
-  RemotePagesOptions pages;
+  TierRowOptions pages = TierRowOptions::Far();
 };
 
 struct ConfigSources {
@@ -101,7 +100,7 @@ struct Config {
   DiskTierOptions disk;  // no directory: no disk tier
   std::chrono::microseconds disk_start_timeout{60'000'000};
   DiskValueTierOptions disk_values;
-  TierPagesOptions tier_pages;
+  TierRowOptions tier_pages;
   RemoteConfig remote;
   MoverOptions mover;
   std::string backend;   // backend of the remote transport; a name of kernels/backend/backend.h

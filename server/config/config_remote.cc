@@ -42,10 +42,10 @@ bool IsNodeAddress(std::string_view text) {
   return address.ok() && address->ToString() == text && text.size() <= remote::kMaxNodeAddressBytes;
 }
 
-bool ParseWrite(std::string_view text, RemoteWrite* out) {
-  if (text == "reused") *out = RemoteWrite::kReused;
-  if (text == "all") *out = RemoteWrite::kAll;
-  if (text == "off") *out = RemoteWrite::kOff;
+bool ParseWrite(std::string_view text, TierWrite* out) {
+  if (text == "reused") *out = TierWrite::kReused;
+  if (text == "all") *out = TierWrite::kAll;
+  if (text == "off") *out = TierWrite::kOff;
   return text == "reused" || text == "all" || text == "off";
 }
 
@@ -189,47 +189,52 @@ constexpr std::array kKeys = {
     ConfigKey{"remote.min_tokens", "KVSTRATA_REMOTE_MIN_TOKENS", "256", "1 to 16777216",
               "it is asked only where so many tokens of a prompt are missing here",
               [](std::string_view v, Config* c) {
-                return NumberIn(v, 1, 1 << 24, &c->remote.pages.min_tokens);
+                return NumberIn(v, 1, 1 << 24, &c->remote.pages.searches->min_tokens);
               },
               kAny, kReloads},
     ConfigKey{"remote.deadline", "KVSTRATA_REMOTE_DEADLINE", "1s", "a duration, 1ms to 60s",
               "how long an opening sequence may wait for it, question and values together",
               [](std::string_view v, Config* c) {
-                return DurationIn(v, kMillisecond, kMinute, &c->remote.pages.deadline);
+                return DurationIn(v, kMillisecond, kMinute, &c->remote.pages.searches->deadline);
               },
               kAny, kReloads},
     ConfigKey{"remote.deadline_per_1024_tokens", "KVSTRATA_REMOTE_DEADLINE_PER_1024_TOKENS",
               "100ms", "a duration, 0 to 10s", "so much more for each 1024 tokens that are missing",
               [](std::string_view v, Config* c) {
                 return DurationIn(v, microseconds(0), microseconds(10'000'000),
-                                  &c->remote.pages.deadline_per_1024);
+                                  &c->remote.pages.searches->deadline_per_1024);
               },
               kAny, kReloads},
     ConfigKey{"remote.deadline_most", "KVSTRATA_REMOTE_DEADLINE_MOST", "10s",
               "a duration, 1ms to 60s", "the most that these two come to",
               [](std::string_view v, Config* c) {
-                return DurationIn(v, kMillisecond, kMinute, &c->remote.pages.deadline_most);
+                return DurationIn(v, kMillisecond, kMinute,
+                                  &c->remote.pages.searches->deadline_most);
               },
               kAny, kReloads},
     ConfigKey{"remote.miss_ttl", "KVSTRATA_REMOTE_MISS_TTL", "5s", "a duration, 0 to 60min",
               "what it did not have is not asked for again so long",
               [](std::string_view v, Config* c) {
-                return DurationIn(v, microseconds(0), 60 * kMinute, &c->remote.pages.miss_ttl);
+                return DurationIn(v, microseconds(0), 60 * kMinute,
+                                  &c->remote.pages.searches->miss_ttl);
               },
               kAny, kReloads},
     ConfigKey{"remote.read_rate", "KVSTRATA_REMOTE_READ_RATE", "0", kRate,
               "bytes a second that opens read from it; what is beyond is computed",
-              [](std::string_view v, Config* c) { return RateIn(v, &c->remote.pages.read_rate); },
+              [](std::string_view v, Config* c) {
+                return RateIn(v, &c->remote.pages.searches->read_rate);
+              },
               kAny, kReloads},
     ConfigKey{"remote.write_rate", "KVSTRATA_REMOTE_WRITE_RATE", "0", kRate,
               "bytes a second that go there",
               [](std::string_view v, Config* c) { return RateIn(v, &c->remote.pages.writer.rate); },
               kAny, kReloads},
-    ConfigKey{"remote.tenant_read_rate", "KVSTRATA_REMOTE_TENANT_READ_RATE", "0", kRate,
-              "the same for opens of each tenant",
-              [](std::string_view v,
-                 Config* c) { return RateIn(v, &c->remote.pages.tenant_read_rates.usual); },
-              kAny, kReloads},
+    ConfigKey{
+        "remote.tenant_read_rate", "KVSTRATA_REMOTE_TENANT_READ_RATE", "0", kRate,
+        "the same for opens of each tenant",
+        [](std::string_view v,
+           Config* c) { return RateIn(v, &c->remote.pages.searches->tenant_read_rates.usual); },
+        kAny, kReloads},
     ConfigKey{"remote.tenant_write_rate", "KVSTRATA_REMOTE_TENANT_WRITE_RATE", "0", kRate,
               "bytes a second of each tenant's that may go there; what is beyond does not",
               [](std::string_view v, Config* c) {
@@ -302,8 +307,8 @@ Status ApplyTenantKey(std::string_view key, std::string_view value, std::string_
   }
   std::string allowed;
   if (field == kName) allowed = MapTenant(user, value, &config->store.cluster_tenants);
-  RemotePagesOptions& pages = config->remote.pages;
-  if (field == kReadRate) allowed = SetTenantRate(user, value, &pages.tenant_read_rates);
+  TierRowOptions& pages = config->remote.pages;
+  if (field == kReadRate) allowed = SetTenantRate(user, value, &pages.searches->tenant_read_rates);
   if (field == kWriteRate) allowed = SetTenantRate(user, value, &pages.writer.tenant_rates);
   if (allowed.empty()) return OkStatus();
   return InvalidArgument("CONFIG_VALUE",

@@ -61,9 +61,9 @@ ChunkServerOptions ChunkOptionsOf(const Config& config, uint64_t epoch, LocalTie
   }
   if (remote != nullptr) {
     options.tiers.remote = remote->engine().values();
-    const RemoteWrite write = config.remote.pages.writer.write;
-    if (write == RemoteWrite::kAll) options.tiers.write_shown |= kRemote;
-    if (write == RemoteWrite::kReused) options.tiers.write_reused = kRemote;
+    const TierWrite write = config.remote.pages.writer.write;
+    if (write == TierWrite::kAll) options.tiers.write_shown |= kRemote;
+    if (write == TierWrite::kReused) options.tiers.write_reused = kRemote;
   }
   return options;
 }
@@ -174,10 +174,11 @@ Status Daemon::Parts::Start() {
   config.attach.tokens = &door.tokens;
   KVS_ASSIGN_OR_RETURN(mapped.attach,
                        AttachServer::Start(config.attach, std::move(attach_listener), store.get()));
-  KVS_ASSIGN_OR_RETURN(mapped.chunks,
-                       ChunkServer::Start(ChunkOptionsOf(config, store->daemon_epoch(), local.get(),
-                                                         remote.get(), &mapped.recalls),
-                                          std::move(chunk_listener)));
+  KVS_ASSIGN_OR_RETURN(
+      mapped.chunks,
+      ChunkServer::Start(ChunkOptionsOf(config, store->daemon_epoch(), tiers.local.get(),
+                                        tiers.remote.get(), &mapped.recalls),
+                         std::move(chunk_listener)));
   KVS_RETURN_IF_ERROR(StartGrpc());
   if (page_listener) {
     KVS_ASSIGN_OR_RETURN(pages, PageServer::Start(*std::move(page_listener), &page_source));
@@ -220,10 +221,10 @@ Status Daemon::Parts::OpenTiers() {
     if (!config.remote.announce.empty()) {
       KVS_RETURN_IF_ERROR(CheckCanListen(config.remote.announce));
     }
-    KVS_ASSIGN_OR_RETURN(remote, RemoteTier::Open(config));
+    KVS_ASSIGN_OR_RETURN(tiers.remote, RemoteTier::Open(config));
   }
   if (!config.disk.directory.empty()) {
-    KVS_ASSIGN_OR_RETURN(local, LocalTier::Open(config));
+    KVS_ASSIGN_OR_RETURN(tiers.local, LocalTier::Open(config));
   }
   return OkStatus();
 }
@@ -235,10 +236,10 @@ Status Daemon::Parts::StartWork() {
       [queue = replications.get()](std::function<void()> open) {
         queue->Post([open = std::move(open)] { Survive("replications", open); });
       });
-  if (local != nullptr) local->Use(store.get());
-  TierPages* const local_pages = local == nullptr ? nullptr : local->pages();
-  ValueTier* const local_values = local == nullptr ? nullptr : local->values();
-  if (remote != nullptr) remote->Use(store.get(), local_pages, local_values);
+  tiers.chain = std::make_unique<TierChain>(store.get());
+  ValueTier* const local_values = tiers.local == nullptr ? nullptr : tiers.local->values();
+  if (tiers.local != nullptr) tiers.local->Use(store.get(), tiers.chain.get());
+  if (tiers.remote != nullptr) tiers.remote->Use(store.get(), local_values, tiers.chain.get());
   catalog =
       std::make_unique<ValueCatalog>(store.get(), local_values, ChunkValuesOf(&mapped.chunks));
   KVS_ASSIGN_OR_RETURN(backend, FindBackend(config.backend));
@@ -254,7 +255,7 @@ Status Daemon::Parts::StartWork() {
 Status Daemon::Parts::StartGrpc() {
   executor = NewThreadPool(static_cast<int>(OpThreads(config)));
   GrpcOptions options = Offers();
-  if (remote != nullptr) {
+  if (tiers.remote != nullptr) {
     KVS_RETURN_IF_ERROR(OfferCluster(&options));
   }
   page_source.numbers.Put(Numbers(true));
@@ -278,8 +279,8 @@ void Daemon::Parts::Apply(const Config& next) {
   store->user_limits()->Configure(limits.defaults, std::move(limits.users));
   mover->SetRate(next.mover.bytes_per_second);
   mapped.attach->SetHelloTimeout(next.attach.hello_timeout);
-  if (local != nullptr) local->Configure(next.tier_pages);
-  if (remote != nullptr) remote->Configure(next.remote);
+  if (tiers.local != nullptr) tiers.local->Configure(next.tier_pages);
+  if (tiers.remote != nullptr) tiers.remote->Configure(next.remote);
   page_source.patience = next.patience;
   running.shutdown_timeout = next.shutdown_timeout;
 }
@@ -306,13 +307,13 @@ void Daemon::Parts::Settle() {
   mapped.attach->Stop();
   work->Stop();  // what waits for it over gRPC has its answer then
   store->recalls().EndRecallAudits(Unavailable("DAEMON_STOPPING", "the daemon is stopping"));
-  if (local != nullptr) local->pages()->scrubs().Refuse();
+  if (tiers.local != nullptr) tiers.local->row()->scrubs().Refuse();
   if (cluster != nullptr) cluster->Stop();
   grpc->EndServing(kGrace);
   tracing.reset();
   mapped.chunks->Stop(running.shutdown_timeout.load() / 8);
-  if (remote != nullptr) remote->Stop();
-  if (local != nullptr) local->Stop(running.shutdown_timeout);
+  if (tiers.remote != nullptr) tiers.remote->Stop();
+  if (tiers.local != nullptr) tiers.local->Stop(running.shutdown_timeout);
   door.listener.reset();
 }
 

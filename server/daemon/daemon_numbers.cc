@@ -38,7 +38,7 @@ std::vector<PartHealth> Daemon::Parts::PartsOf(std::span<const PoolInfo> pools) 
   const auto illness_of = [](const auto& tier) {
     return tier == nullptr ? std::nullopt : std::optional<std::string>(tier->illness());
   };
-  return HealthOfParts(closing, pools, illness_of(local), illness_of(remote));
+  return HealthOfParts(closing, pools, illness_of(tiers.local), illness_of(tiers.remote));
 }
 
 std::string Daemon::Parts::Health() const {
@@ -52,8 +52,8 @@ DaemonNumbers Daemon::Parts::Numbers(bool all) const {
   numbers.parts = PartsOf(numbers.pools);
   numbers.counters = store->inspection().Counters();
   if (mapped.chunks != nullptr) numbers.chunks = mapped.chunks->Numbers();
-  if (local != nullptr) numbers.disk = local->Info();
-  if (remote != nullptr) numbers.remote = remote->Info();
+  if (tiers.local != nullptr) numbers.disk = tiers.local->Info();
+  if (tiers.remote != nullptr) numbers.remote = tiers.remote->Info();
   if (!all) return numbers;
   numbers.pins = store->pins().PinUse();
   numbers.users = config.store.user_limits->Report();

@@ -68,8 +68,8 @@ GrpcOptions Daemon::Parts::Offers() {
   };
   options.chunks = [this] { return mapped.chunks->Numbers(); };
   options.engine_recalls = [this] { return mapped.recalls.Engines(); };
-  if (local != nullptr) local->Offer(&options);
-  if (remote != nullptr) remote->Offer(&options);
+  if (tiers.local != nullptr) tiers.local->Offer(&options);
+  if (tiers.remote != nullptr) tiers.remote->Offer(&options);
   OfferConfig(&running.reload, &options);
   options.metrics = [this] {
     page_source.numbers.Put(Numbers(true));
@@ -79,7 +79,7 @@ GrpcOptions Daemon::Parts::Offers() {
 }
 
 Status Daemon::Parts::OfferCluster(GrpcOptions* options) {
-  const auto announcements = remote->engine().Announcements();
+  const auto announcements = tiers.remote->engine().Announcements();
   if (!announcements.ok()) {
     options->lookup_cluster = [why = announcements.status()](
                                   const std::string&, const auto&, auto*,
@@ -95,7 +95,7 @@ Status Daemon::Parts::OfferCluster(GrpcOptions* options) {
   with.tls = config.remote.tls;
   with.seal = config.remote.seal == "gcm" ? remote::Seal::kGcm : remote::Seal::kNone;
   KVS_ASSIGN_OR_RETURN(cluster,
-                       ClusterView::Make(with, secret, store.get(), remote->engine().values(),
+                       ClusterView::Make(with, secret, store.get(), tiers.remote->engine().values(),
                                          announcements.value()));
   options->lookup_cluster = [this](const std::string& tenant, const auto& request, auto* response,
                                    std::function<void(const Status&)> done) {

@@ -64,6 +64,13 @@ struct DevicePools {
   std::vector<std::string> names;
 };
 
+// Tiers below memory. Destroyed from the last to the first, so that the chain ends before its rows.
+struct LowerTiers {
+  std::unique_ptr<LocalTier> local;    // null: no disk
+  std::unique_ptr<RemoteTier> remote;  // null: there is none
+  std::unique_ptr<TierChain> chain;    // those two, where they are
+};
+
 // Whose clients map memory.
 struct MappedServers {
   std::unique_ptr<AttachServer> attach;
@@ -91,8 +98,7 @@ struct Daemon::Parts {
   std::unique_ptr<Store> store;
   std::unique_ptr<Mover> mover;
   std::unique_ptr<WorkQueue> replications;  // one thread: the second open of a prefix finds it
-  std::unique_ptr<LocalTier> local;         // null: no disk
-  std::unique_ptr<RemoteTier> remote;       // null: there is none
+  LowerTiers tiers;
   std::unique_ptr<ValueCatalog> catalog;
   std::unique_ptr<ClusterView> cluster;  // null: no remote tier, or its engine lists no nodes
   Gpus gpus;

@@ -50,7 +50,7 @@ void GetAndWait(ValueTier* tier, std::span<TierGet> gets, Deadline deadline,
 
 void PutAndWait(ValueTier* tier, std::span<TierPut> puts, Deadline deadline,
                 const std::stop_token& cancel, bool durable) {
-  Await({deadline, cancel, nullptr, durable},
+  Await({deadline, cancel, nullptr, durable, true},
         [&](TierCall call) { tier->Put(puts, std::move(call)); });
 }
 
@@ -63,7 +63,7 @@ Status ForgetAndWait(ValueTier* tier, std::span<const std::string> keys, Deadlin
 
 Status ForgetAndWait(ValueTier* tier, std::span<TierForget> forgets, Deadline deadline,
                      bool durable) {
-  Await({deadline, {}, nullptr, durable},
+  Await({deadline, {}, nullptr, durable, true},
         [&](TierCall call) { tier->Forget(forgets, std::move(call)); });
   for (const TierForget& forget : forgets) KVS_RETURN_IF_ERROR(forget.status);
   return OkStatus();

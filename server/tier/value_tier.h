@@ -10,7 +10,8 @@
 //
 // Asynchrony: a call takes a batch and returns; `done` of its TierCall is called exactly once, when
 // every request has its status and the tier looks at the batch no more. Get, Put and Forget end in
-// a thread of the tier's, Probe and Walk perhaps before the call returns. Calls may overtake each
+// a thread of the tier's (but see `waits`), Probe and Walk perhaps before the call returns. Calls
+// may overtake each
 // other. A tier that is destroyed ends what it holds with UNAVAILABLE.
 //   Deadline  A call ends soon after it, whatever a device or a peer does. What has not ended by
 //             then gets DEADLINE_EXCEEDED. A call whose deadline has passed touches no device.
@@ -140,6 +141,9 @@ struct TierCall {
   std::function<void()> done;
   // For Put and Forget: OK means that it holds after a power cut too, where the tier outlives one.
   bool durable = false;
+  // The caller does nothing until `done`. A tier that blocks carries a Put or Forget out in that
+  // thread, and none of its own is woken.
+  bool waits = false;
 };
 
 // Since start, but for what is there now.

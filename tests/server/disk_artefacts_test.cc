@@ -166,7 +166,7 @@ class DiskArtefactsTest : public ::testing::Test {
 
   const ScratchDir dir_;
   DiskTierOptions options_;
-  TierPagesOptions pages_options_;
+  TierRowOptions pages_options_;
   DiskValueTierOptions value_options_;
   std::shared_ptr<CodecControl> control_ = std::make_shared<CodecControl>();
 };
@@ -625,7 +625,7 @@ TEST_F(DiskArtefactsTest, CheckpointsWithoutAStop) {
     TestSession session(machine->store.get());
     Prompt(*machine, &session, "full");
     const auto end = Soon();
-    while (machine->values->checkpoints() == 0 || machine->pages->writer().waiting() != 0) {
+    while (machine->values->checkpoints() == 0 || machine->pages->counters().waiting != 0) {
       ASSERT_LT(SteadyClock::now(), end);
       std::this_thread::yield();
     }

@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "server/tier/disk/disk_value_tier.h"
-#include "server/work/tiers/tier_pages.h"
+#include "server/work/tiers/tier_chain.h"
 #include "tests/fakes/fake_gpu_memory.h"
 #include "tests/server/store_fixture.h"
 
@@ -19,7 +19,7 @@ using SteadyClock = std::chrono::steady_clock;
 
 // A store over a disk: what a daemon is between two starts.
 struct Machine {
-  explicit Machine(const DiskTierOptions& disk_options, TierPagesOptions options = {},
+  explicit Machine(const DiskTierOptions& disk_options, TierRowOptions options = {},
                    uint64_t pool_pages = 256, bool gpu = false,
                    decltype(StoreOptions::new_recompressor) codec = nullptr,
                    DiskValueTierOptions value_options = {}) {
@@ -38,12 +38,14 @@ struct Machine {
     } else {
       store = NewStore(pools);
     }
-    pages = std::make_unique<TierPages>(options, store.get(), values.get(), values->Hooks());
+    pages = std::make_unique<TierRow>(options, store.get(), values.get(), values->Hooks());
+    tiers = std::make_unique<TierChain>(store.get());
+    tiers->Add(pages.get());
   }
   // Waits until everything that was offered is on disk, or counted.
   void Settle() const {
     const auto end = SteadyClock::now() + std::chrono::seconds(30);
-    while (pages->writer().waiting() != 0) {
+    while (pages->counters().waiting != 0) {
       ASSERT_LT(SteadyClock::now(), end) << "the writer does not come to an end";
       std::this_thread::yield();
     }
@@ -61,7 +63,8 @@ struct Machine {
   std::unique_ptr<DiskTier> disk;
   std::unique_ptr<DiskValueTier> values;
   std::unique_ptr<Store> store;
-  std::unique_ptr<TierPages> pages;
+  std::unique_ptr<TierRow> pages;
+  std::unique_ptr<TierChain> tiers;
 };
 
 }  // namespace kvstrata::testing

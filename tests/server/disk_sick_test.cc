@@ -75,8 +75,8 @@ class Patient {
     };
     return options;
   }
-  static TierPagesOptions Timeouts() {
-    TierPagesOptions options;
+  static TierRowOptions Timeouts() {
+    TierRowOptions options;
     options.loads.load_timeout = kLoadTimeout;
     return options;
   }

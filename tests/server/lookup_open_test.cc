@@ -13,8 +13,8 @@
 
 #include "server/store/store_parts.h"
 #include "server/tier/disk/disk_value_tier.h"
-#include "server/work/tiers/tier_pages.h"
 #include "server/work/tiers/tier_records.h"
+#include "server/work/tiers/tier_row.h"
 #include "tests/fakes/copying_codec.h"
 #include "tests/server/disk_machine.h"
 #include "tests/server/recompress_now.h"
@@ -125,7 +125,9 @@ class LookupOpen : public ::testing::TestWithParam<const char*> {
     ASSERT_TRUE(store.ok()) << store.status().ToString();
     store_ = std::move(*store);
     pages_ =
-        std::make_unique<TierPages>(pages_options_, store_.get(), values_.get(), values_->Hooks());
+        std::make_unique<TierRow>(pages_options_, store_.get(), values_.get(), values_->Hooks());
+    tiers_ = std::make_unique<TierChain>(store_.get());
+    tiers_->Add(pages_.get());
     std::promise<size_t> records;
     NoteRecords(store_.get(), values_.get(), pages_.get(), [&](size_t n) { records.set_value(n); });
     records_ += records.get_future().get();
@@ -137,6 +139,7 @@ class LookupOpen : public ::testing::TestWithParam<const char*> {
   void Stop() {
     ExpectClean(*store_);
     open_.clear();
+    tiers_.reset();
     pages_.reset();
     sessions_.clear();
     store_.reset();
@@ -145,7 +148,7 @@ class LookupOpen : public ::testing::TestWithParam<const char*> {
   }
   void SettleDisk() const {
     const auto end = SteadyClock::now() + std::chrono::seconds(30);
-    while (pages_->writer().waiting() != 0) {
+    while (pages_->counters().waiting != 0) {
       ASSERT_LT(SteadyClock::now(), end) << "the writer does not come to an end";
       std::this_thread::yield();
     }
@@ -308,12 +311,13 @@ class LookupOpen : public ::testing::TestWithParam<const char*> {
   uint32_t seed_ = 0;
   std::mt19937 random_;
   DiskTierOptions disk_options_;
-  TierPagesOptions pages_options_;
+  TierRowOptions pages_options_;
   std::shared_ptr<CodecControl> control_ = std::make_shared<CodecControl>();
   std::unique_ptr<DiskTier> disk_;
   std::unique_ptr<DiskValueTier> values_;
   std::unique_ptr<Store> store_;
-  std::unique_ptr<TierPages> pages_;
+  std::unique_ptr<TierRow> pages_;
+  std::unique_ptr<TierChain> tiers_;
   std::vector<std::unique_ptr<TestSession>> sessions_;
   std::vector<Running> open_;
   std::vector<std::vector<int32_t>> prompts_;

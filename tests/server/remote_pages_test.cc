@@ -2,7 +2,6 @@
 // Two nodes with disks of their own and one remote tier between them, which delays, hangs, loses
 // and lies: what one computed the other opens, an open ends by its deadline, and nobody is told
 // more than what came.
-#include "server/work/remote/remote_pages.h"
 
 #include <gtest/gtest.h>
 
@@ -13,8 +12,7 @@
 #include <thread>
 
 #include "server/telemetry/event_ring.h"
-#include "server/work/remote/page_tiers.h"
-#include "server/work/tiers/tier_pages.h"
+#include "server/work/tiers/tier_chain.h"
 #include "tests/fakes/copying_codec.h"
 #include "tests/fakes/far_tier.h"
 #include "tests/fakes/memory_value_tier.h"
@@ -48,42 +46,45 @@ StoreOptions Pools(uint64_t pages, const std::shared_ptr<CodecControl>& control,
   return options;
 }
 
-RemotePagesOptions Reused() {
-  RemotePagesOptions options;
-  options.deadline = options.deadline_most = seconds(60);  // a busy machine may take its time
+TierRowOptions Reused() {
+  TierRowOptions options = TierRowOptions::Far();
+  // A busy machine may take its time.
+  options.searches->deadline = options.searches->deadline_most = seconds(60);
   return options;
 }
-RemotePagesOptions All() {
-  RemotePagesOptions options = Reused();
-  options.writer.write = RemoteWrite::kAll;
+TierRowOptions All() {
+  TierRowOptions options = Reused();
+  options.writer.write = TierWrite::kAll;
   return options;
 }
 
 // A busy machine may take its time.
-TierPagesOptions Patient() {
-  TierPagesOptions options;
+TierRowOptions Patient() {
+  TierRowOptions options;
   options.loads.load_timeout = seconds(60);
   return options;
 }
 
 class Node {
  public:
-  Node(ValueTier* shared, const RemotePagesOptions& options, bool disk = true, uint64_t pages = 512,
+  Node(ValueTier* shared, const TierRowOptions& options, bool disk = true, uint64_t pages = 512,
        const ClusterTenants& tenants = {})
       : store_(NewStore(Pools(pages, control_, tenants))), far_(shared) {
+    tiers_ = std::make_unique<TierChain>(store_.get());
     if (disk) {
-      local_ = std::make_unique<TierPages>(Patient(), store_.get(), &disk_, TierHooks{});
+      local_ = std::make_unique<TierRow>(Patient(), store_.get(), &disk_, TierHooks{});
+      tiers_->Add(local_.get());
     }
-    remote_ = std::make_unique<RemotePages>(options, store_.get(), disk ? &disk_ : nullptr, &far_);
-    tiers_ =
-        std::make_unique<PageTiers>(store_.get(), local_.get(), remote_.get(), options.min_tokens);
+    remote_ = std::make_unique<TierRow>(options, store_.get(), &far_, TierHooks{},
+                                        disk ? &disk_ : nullptr);
+    tiers_->Add(remote_.get());
     session_ = std::make_unique<TestSession>(store_.get());
   }
 
   // Until nothing waits to be written.
   void Settle() const {
     const auto end = Clock::now() + seconds(60);
-    while ((local_ != nullptr && local_->writer().waiting() != 0) ||
+    while ((local_ != nullptr && local_->counters().waiting != 0) ||
            remote_->counters().waiting != 0) {
       ASSERT_LT(Clock::now(), end) << "a writer does not come to an end";
       std::this_thread::yield();
@@ -133,10 +134,10 @@ class Node {
   Store& store() { return *store_; }
   FarTier& far() { return far_; }
   MemoryValueTier& disk() { return disk_; }
-  TierPages& local() { return *local_; }
-  RemotePages& remote() { return *remote_; }
+  TierRow& local() { return *local_; }
+  TierRow& remote() { return *remote_; }
   TestSession& session() { return *session_; }
-  RemotePagesCounters counters() const { return remote_->counters(); }
+  TierRowCounters counters() const { return remote_->counters(); }
 
  private:
   Result<OpenedSequence> Open(const char* plan, std::span<const int32_t> tokens) {
@@ -151,20 +152,20 @@ class Node {
   std::unique_ptr<Store> store_;
   MemoryValueTier disk_{kTierBytes};
   FarTier far_;
-  std::unique_ptr<TierPages> local_;
-  std::unique_ptr<RemotePages> remote_;
-  std::unique_ptr<PageTiers> tiers_;
+  std::unique_ptr<TierRow> local_;
+  std::unique_ptr<TierRow> remote_;
+  std::unique_ptr<TierChain> tiers_;
   std::unique_ptr<TestSession> session_;
 };
 
 class RemotePagesTest : public ::testing::Test {
  protected:
-  Node& A(const RemotePagesOptions& options = All(), bool disk = true, uint64_t pages = 512,
+  Node& A(const TierRowOptions& options = All(), bool disk = true, uint64_t pages = 512,
           const ClusterTenants& tenants = {}) {
     a_ = std::make_unique<Node>(&shared_, options, disk, pages, tenants);
     return *a_;
   }
-  Node& B(const RemotePagesOptions& options = All(), bool disk = true, uint64_t pages = 512,
+  Node& B(const TierRowOptions& options = All(), bool disk = true, uint64_t pages = 512,
           const ClusterTenants& tenants = {}) {
     b_ = std::make_unique<Node>(&shared_, options, disk, pages, tenants);
     return *b_;
@@ -206,8 +207,8 @@ TEST_F(RemotePagesTest, TheDisksPartComesFirst) {
   b.Compute(Tokens(165));
   EXPECT_EQ(b.Held(Tokens(kPrompt)), 160u) << "too little is missing to ask";
   EXPECT_EQ(b.far().probes(), 0u);
-  RemotePagesOptions options = All();
-  options.min_tokens = 100;
+  TierRowOptions options = All();
+  options.searches->min_tokens = 100;
   Node& c = B(options);
   c.Compute(Tokens(165));
   EXPECT_EQ(c.Held(Tokens(kPrompt)), 320u);
@@ -219,8 +220,8 @@ TEST_F(RemotePagesTest, TheDisksPartComesFirst) {
 // A page of the disk's part that is damaged ends the prefix; what lies behind is not read.
 TEST_F(RemotePagesTest, AHoleInTheDisksPartEndsThePrefix) {
   A().Compute(Tokens(kPrompt));
-  RemotePagesOptions options = All();
-  options.min_tokens = 100;
+  TierRowOptions options = All();
+  options.searches->min_tokens = 100;
   Node& b = B(options);
   b.Compute(Tokens(165));
   b.disk().Damage(TierNameOf(b.Keys(Tokens(165))[3]));
@@ -270,8 +271,8 @@ TEST_F(RemotePagesTest, AShortPromptIsNotAskedFor) {
 }
 
 TEST_F(RemotePagesTest, OnlyWhatIsReusedGoes) {
-  RemotePagesOptions options = Reused();
-  ASSERT_EQ(options.writer.write, RemoteWrite::kReused);
+  TierRowOptions options = Reused();
+  ASSERT_EQ(options.writer.write, TierWrite::kReused);
   Node& a = A(options);
   a.Compute(Tokens(kPrompt));
   EXPECT_EQ(shared_.Stats().entries, 0u);
@@ -308,8 +309,8 @@ TEST_F(RemotePagesTest, WhatLeftMemoryGoesFromTheDisk) {
 }
 
 TEST_F(RemotePagesTest, NothingGoesWhenItIsOff) {
-  RemotePagesOptions options = Reused();
-  options.writer.write = RemoteWrite::kOff;
+  TierRowOptions options = Reused();
+  options.writer.write = TierWrite::kOff;
   Node& a = A(options);
   a.Compute(Tokens(kPrompt));
   EXPECT_EQ(a.Held(Tokens(kPrompt)), 320u);
@@ -318,7 +319,7 @@ TEST_F(RemotePagesTest, NothingGoesWhenItIsOff) {
 }
 
 TEST_F(RemotePagesTest, AQueueThatIsFullDrops) {
-  RemotePagesOptions options = All();
+  TierRowOptions options = All();
   options.writer.queue_bytes = 10 * 4096;
   Node& a = A(options, false);
   a.far().HoldPuts();
@@ -398,8 +399,8 @@ TEST_F(RemotePagesTest, ADamagedValueEndsThePrefix) {
 
 TEST_F(RemotePagesTest, ASlowTierIsWaitedFor) {
   A().Compute(Tokens(kPrompt));
-  RemotePagesOptions options = All();
-  options.deadline = options.deadline_most = seconds(60);
+  TierRowOptions options = All();
+  options.searches->deadline = options.searches->deadline_most = seconds(60);
   Node& b = B(options);
   b.far().Delay(milliseconds(20));
   EXPECT_EQ(b.Held(Tokens(kPrompt)), 320u);
@@ -409,9 +410,9 @@ TEST_F(RemotePagesTest, ASlowTierIsWaitedFor) {
 // disk has comes all the same.
 TEST_F(RemotePagesTest, ATierThatHangsDelaysNobodyBeyondTheDeadline) {
   A().Compute(Tokens(kPrompt + 500));
-  RemotePagesOptions options = All();
-  options.deadline = options.deadline_most = seconds(2);
-  options.miss_ttl = microseconds(0);
+  TierRowOptions options = All();
+  options.searches->deadline = options.searches->deadline_most = seconds(2);
+  options.searches->miss_ttl = microseconds(0);
   Node& b = B(options);
   b.Compute(Tokens(165));
   b.far().HoldProbes();
@@ -428,9 +429,9 @@ TEST_F(RemotePagesTest, ATierThatHangsDelaysNobodyBeyondTheDeadline) {
 
 TEST_F(RemotePagesTest, AThousandTimeoutsGiveAllBuffersBack) {
   A().Compute(Tokens(kPrompt));
-  RemotePagesOptions options = All();
-  options.deadline = options.deadline_most = milliseconds(10);
-  options.miss_ttl = microseconds(0);
+  TierRowOptions options = All();
+  options.searches->deadline = options.searches->deadline_most = milliseconds(10);
+  options.searches->miss_ttl = microseconds(0);
   options.loads.readers = 16;
   Node& b = B(options, false);
   b.far().HoldGets();
@@ -442,15 +443,15 @@ TEST_F(RemotePagesTest, AThousandTimeoutsGiveAllBuffersBack) {
     late += held == 0;
   }
   EXPECT_EQ(late, 1000u);
-  const RemotePagesCounters c = b.counters();
+  const TierRowCounters c = b.counters();
   EXPECT_GE(c.late_loads + c.late_searches, 1000u);
   EXPECT_GT(c.late_loads, 0u);
   EXPECT_EQ(UsedBytes(b.store()), used);
   EXPECT_GT(b.remote().buffers_in_use(), 0u) << "the tier may still write to them";
   b.far().Release();
   EXPECT_EQ(b.remote().buffers_in_use(), 0u);
-  RemotePagesOptions patient = options;
-  patient.deadline = patient.deadline_most = seconds(60);
+  TierRowOptions patient = options;
+  patient.searches->deadline = patient.searches->deadline_most = seconds(60);
   b.remote().Configure(patient);
   EXPECT_EQ(b.Held(Tokens(kPrompt)), 320u);
   ExpectClean(b.store());
@@ -458,23 +459,23 @@ TEST_F(RemotePagesTest, AThousandTimeoutsGiveAllBuffersBack) {
 
 TEST_F(RemotePagesTest, AStopWaitsForNobody) {
   A().Compute(Tokens(kPrompt));
-  RemotePagesOptions options = All();
-  options.deadline = options.deadline_most = std::chrono::hours(1);
+  TierRowOptions options = All();
+  options.searches->deadline = options.searches->deadline_most = std::chrono::hours(1);
   Node& b = B(options);
   b.far().HoldProbes();
   std::promise<uint32_t> held;
   b.store().openings().OpenSequence(
       b.session().id(), b.session().model(), "full", Tokens(kPrompt),
       [&](const Result<OpenedSequence>& o) { held.set_value(o->held_tokens); });
-  b.remote().Stop();
+  b.remote().Stop(Clock::now(), 0);
   EXPECT_EQ(held.get_future().get(), 0u);
   EXPECT_EQ(b.Held(Tokens(kPrompt)), 0u);
 }
 
 TEST_F(RemotePagesTest, TheReadRateCutsWhatIsRead) {
   A().Compute(Tokens(kPrompt));
-  RemotePagesOptions options = All();
-  options.read_rate = 8 * 4096;
+  TierRowOptions options = All();
+  options.searches->read_rate = 8 * 4096;
   Node& b = B(options);
   const uint32_t held = b.Held(Tokens(kPrompt));
   EXPECT_GE(held, 128u);
@@ -485,20 +486,20 @@ TEST_F(RemotePagesTest, TheReadRateCutsWhatIsRead) {
 // Rates are so low that no machine waits for the next page.
 TEST_F(RemotePagesTest, ATenantsReadRateCutsWhatItReads) {
   A().Compute(Tokens(kPrompt));
-  RemotePagesOptions options = All();
-  options.tenant_read_rates.usual = 4096;
+  TierRowOptions options = All();
+  options.searches->tenant_read_rates.usual = 4096;
   Node& b = B(options);
   const uint32_t held = b.Held(Tokens(kPrompt));
   EXPECT_GE(held, 16u);
   EXPECT_LT(held, 320u);
   EXPECT_EQ(b.counters().over_rate, 1u);
   EXPECT_EQ(b.counters().over_read_rates, (TenantRates::Refused{{"uid:1", 1}}));
-  options.tenant_read_rates.usual = 0;
-  options.tenant_read_rates.tenants["uid:2"] = 1;
+  options.searches->tenant_read_rates.usual = 0;
+  options.searches->tenant_read_rates.tenants["uid:2"] = 1;
   Node& c = B(options, false);
   EXPECT_EQ(c.Held(Tokens(kPrompt)), 320u) << "another tenant's rate";
   EXPECT_EQ(c.counters().over_rate, 0u);
-  options.tenant_read_rates.tenants["uid:1"] = 4096;
+  options.searches->tenant_read_rates.tenants["uid:1"] = 4096;
   c.remote().Configure(options);
   c.Forget();
   EXPECT_LT(c.Held(Tokens(kPrompt)), 320u) << "from then on";
@@ -506,12 +507,12 @@ TEST_F(RemotePagesTest, ATenantsReadRateCutsWhatItReads) {
 
 // What is over the rate does not go, and holds nothing up; what an operator pins has no rate.
 TEST_F(RemotePagesTest, ATenantsWriteRateLeavesTheRest) {
-  RemotePagesOptions options = All();
+  TierRowOptions options = All();
   options.writer.tenant_rates.usual = 4096;
   Node& a = A(options);
   TestSequence s = TestSequence::Prompt(&a.session(), "full", Tokens(kPrompt));
   a.Settle();
-  const RemotePagesCounters c = a.counters();
+  const TierRowCounters c = a.counters();
   EXPECT_GE(c.written, 1u);
   EXPECT_LT(c.written, 20u);
   EXPECT_EQ(c.written + c.dropped_rate, 20u);
@@ -550,8 +551,8 @@ TEST_F(RemotePagesTest, UsersOfOneTenantShareAndOthersDoNot) {
 // Artefacts go by any policy, with the pages and blocks that they need besides; the next node
 // neither computes nor recompresses.
 TEST_F(RemotePagesTest, AnArtefactIsFoundWithoutItsRawPages) {
-  RemotePagesOptions options = Reused();
-  options.min_tokens = 100;
+  TierRowOptions options = Reused();
+  options.searches->min_tokens = 100;
   bool recompressed = false;
   EXPECT_EQ(A(options).Pack(kKeepsNone, &recompressed), 0u);
   EXPECT_TRUE(recompressed);
@@ -566,8 +567,8 @@ TEST_F(RemotePagesTest, AnArtefactIsFoundWithoutItsRawPages) {
 }
 
 TEST_F(RemotePagesTest, AnArtefactIsFoundWithItsRawPages) {
-  RemotePagesOptions options = All();
-  options.min_tokens = 100;
+  TierRowOptions options = All();
+  options.searches->min_tokens = 100;
   bool recompressed = false;
   EXPECT_EQ(A(options).Pack(kKeeps, &recompressed), 0u);
   Node& b = B(options);
@@ -588,7 +589,7 @@ TEST_F(RemotePagesTest, WhatIsComputedSoonerIsNotAskedFor) {
     search.prefill_rate = prefill_rate;
     search.asked = Clock::now();
     const auto done = std::make_shared<std::promise<void>>();
-    search.done = [done](const RemoteFinds&) { done->set_value(); };
+    search.done = [done](const TierFinds&) { done->set_value(); };
     const bool asked = b.remote().Search(std::move(search));
     if (asked) done->get_future().wait();
     b.remote().Configure(All());

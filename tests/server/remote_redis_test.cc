@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// RemotePages over a real redis-server: two stores, without a daemon around them.
+// TierRow over a real redis-server: two stores, without a daemon around them.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -9,8 +9,7 @@
 
 #include "server/tier/redis/redis_value_tier.h"
 #include "server/tier/remote/remote_secret.h"
-#include "server/work/remote/page_tiers.h"
-#include "server/work/remote/remote_pages.h"
+#include "server/work/tiers/tier_chain.h"
 #include "tests/fakes/redis_process.h"
 #include "tests/server/store_fixture.h"
 
@@ -39,11 +38,12 @@ class Node {
   Node(const RedisProcess& redis, remote::Seal seal, std::chrono::microseconds deadline,
        const char* secret = "0123456789abcdef0123456789abcdef")
       : store_(NewStore(SmallPools(1024, 64))), tier_(Connect(redis, seal, secret)) {
-    RemotePagesOptions options;
-    options.deadline = options.deadline_most = deadline;
-    options.writer.write = RemoteWrite::kAll;
-    pages_ = std::make_unique<RemotePages>(options, store_.get(), nullptr, tier_.get());
-    tiers_ = std::make_unique<PageTiers>(store_.get(), nullptr, pages_.get(), options.min_tokens);
+    TierRowOptions options = TierRowOptions::Far();
+    options.searches->deadline = options.searches->deadline_most = deadline;
+    options.writer.write = TierWrite::kAll;
+    pages_ = std::make_unique<TierRow>(options, store_.get(), tier_.get(), TierHooks{});
+    tiers_ = std::make_unique<TierChain>(store_.get());
+    tiers_->Add(pages_.get());
     session_ = std::make_unique<TestSession>(store_.get());
   }
   // Opens, computes what is not held, and waits until it is written; how much was held.
@@ -65,14 +65,14 @@ class Node {
     EXPECT_TRUE(s.Close().ok());
     return opened->held_tokens;
   }
-  RemotePagesCounters counters() const { return pages_->counters(); }
+  TierRowCounters counters() const { return pages_->counters(); }
   std::string illness() const { return tier_->Stats().illness; }
 
  private:
   std::unique_ptr<Store> store_;
   std::unique_ptr<RedisValueTier> tier_;
-  std::unique_ptr<RemotePages> pages_;
-  std::unique_ptr<PageTiers> tiers_;
+  std::unique_ptr<TierRow> pages_;
+  std::unique_ptr<TierChain> tiers_;
   std::unique_ptr<TestSession> session_;
 };
 

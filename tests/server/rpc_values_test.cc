@@ -3,7 +3,7 @@
 #include <set>
 
 #include "server/tier/disk/disk_value_tier.h"
-#include "server/work/tiers/tier_pages.h"
+#include "server/work/tiers/tier_chain.h"
 #include "server/work/tiers/value_catalog.h"
 #include "tests/fakes/disk_slots.h"
 #include "tests/server/rpc_fixture.h"
@@ -27,6 +27,7 @@ class RpcValuesTest : public ::testing::Test {
   ~RpcValuesTest() override {
     client_.Cancel();
     daemon_.server().Shutdown(std::chrono::milliseconds(0));
+    tiers_.reset();
     pages_.reset();
     values_.reset();
   }
@@ -84,7 +85,8 @@ class RpcValuesTest : public ::testing::Test {
   const ScratchDir dir_;
   std::unique_ptr<DiskTier> disk_;
   std::unique_ptr<DiskValueTier> values_;
-  std::unique_ptr<TierPages> pages_;
+  std::unique_ptr<TierRow> pages_;
+  std::unique_ptr<TierChain> tiers_;
   std::unique_ptr<ValueCatalog> catalog_;
   RpcDaemon daemon_{
       uint64_t{64} << 20, [this](Store* store, GrpcOptions* options) {
@@ -95,9 +97,11 @@ class RpcValuesTest : public ::testing::Test {
         disk_ =
             std::move(DiskTier::Open(tier, std::chrono::steady_clock::now() + kDeadline)).value();
         values_ = std::make_unique<DiskValueTier>(DiskValueTierOptions{}, disk_.get());
-        TierPagesOptions slow;  // a busy machine is no reason to fail
+        TierRowOptions slow;  // a busy machine is no reason to fail
         slow.loads.load_timeout = kDeadline;
-        pages_ = std::make_unique<TierPages>(slow, store, values_.get(), values_->Hooks());
+        pages_ = std::make_unique<TierRow>(slow, store, values_.get(), values_->Hooks());
+        tiers_ = std::make_unique<TierChain>(store);
+        tiers_->Add(pages_.get());
         catalog_ = std::make_unique<ValueCatalog>(store, values_.get());
         options->values.list = [this](const ValueFilter& f, uint64_t after, size_t n) {
           return catalog_->List(f, after, n);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rates by tenant, by a clock of the test's own.
-#include "server/work/remote/tenant_rates.h"
+#include "server/work/rates/tenant_rates.h"
 
 #include <gtest/gtest.h>
 

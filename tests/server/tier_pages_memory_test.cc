@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// TierPages over a tier that is no disk and has nothing beyond the interface: whatever works here
+// TierRow over a tier that is no disk and has nothing beyond the interface: whatever works here
 // needs no engine.
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "server/work/tiers/pin_records.h"
-#include "server/work/tiers/tier_pages.h"
+#include "server/work/tiers/tier_chain.h"
 #include "server/work/tiers/tier_records.h"
 #include "server/work/tiers/value_catalog.h"
 #include "tests/fakes/memory_value_tier.h"
@@ -27,14 +27,16 @@ constexpr int32_t kPrompt = 325;  // 20 pages and a bit
 
 class TierPagesInMemory : public ::testing::Test {
  protected:
-  void Start(const TierPagesOptions& options = {}) {
+  void Start(const TierRowOptions& options = {}) {
     store_ = NewStore(SmallPools(256, 64));
-    pages_ = std::make_unique<TierPages>(options, store_.get(), &tier_, TierHooks{});
+    pages_ = std::make_unique<TierRow>(options, store_.get(), &tier_, TierHooks{});
+    tiers_ = std::make_unique<TierChain>(store_.get());
+    tiers_->Add(pages_.get());
     session_ = std::make_unique<TestSession>(store_.get());
   }
   void Settle() const {
     const auto end = Clock::now() + seconds(30);
-    while (pages_->writer().waiting() != 0) {
+    while (pages_->counters().waiting != 0) {
       ASSERT_LT(Clock::now(), end) << "the writer does not come to an end";
       std::this_thread::yield();
     }
@@ -62,7 +64,8 @@ class TierPagesInMemory : public ::testing::Test {
 
   MemoryValueTier tier_{16 << 20};
   std::unique_ptr<Store> store_;
-  std::unique_ptr<TierPages> pages_;
+  std::unique_ptr<TierRow> pages_;
+  std::unique_ptr<TierChain> tiers_;
   std::unique_ptr<TestSession> session_;
 };
 
@@ -87,7 +90,7 @@ TEST_F(TierPagesInMemory, ADamagedPageEndsThePrefix) {
 }
 
 TEST_F(TierPagesInMemory, ATierThatDoesNotAnswerDelaysNobodyBeyondTheDeadline) {
-  TierPagesOptions options;
+  TierRowOptions options;
   options.loads.load_timeout = milliseconds(20);
   Start(options);
   Write();
@@ -113,8 +116,8 @@ TEST_F(TierPagesInMemory, AStopCancelsWhatTheTierHolds) {
   pages_->Stop(began, 0);
   EXPECT_LT(Clock::now() - began, seconds(9)) << "a put may take ten";
   opened.get_future().wait();
-  const TierPagesCounters counters = pages_->counters();
-  EXPECT_EQ(counters.dropped + counters.gone, 6u);
+  const TierRowCounters counters = pages_->counters();
+  EXPECT_EQ(counters.dropped() + counters.gone, 6u);
   EXPECT_EQ(counters.failed, 0u);
   tier_.Release();
 }

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Pages between a store and a disk tier in one process: what was sealed is found by the next store,
 // and whatever goes wrong on the way ends a prefix, never a call, and never wrongly.
-#include "server/work/tiers/tier_pages.h"
-
 #include <gtest/gtest.h>
 
 #include <future>
 
 #include "server/work/tiers/pin_records.h"
+#include "server/work/tiers/tier_row.h"
 #include "tests/fakes/disk_slots.h"
 #include "tests/server/disk_machine.h"
 #include "tests/server/tier/scratch_dir.h"
@@ -174,16 +173,16 @@ TEST_F(TierPagesTest, WithoutMemoryThePrefixIsShorterAndTheOpenFailsAsBefore) {
 }
 
 TEST_F(TierPagesTest, AFullQueueDropsAndCounts) {
-  TierPagesOptions options;
+  TierRowOptions options;
   options.writer.queue = 1;
   const Machine machine(options_, options);
   TestSession session(machine.store.get());
   // One commit offers all of them, faster than the writer, who needs the store's lock, takes them.
   TestSequence::Prompt(&session, "full", Tokens(200 * 16));
   machine.Settle();
-  const TierPagesCounters counters = machine.pages->counters();
-  EXPECT_GE(counters.dropped, 150u);
-  EXPECT_EQ(counters.dropped + counters.written + counters.gone, 200u);
+  const TierRowCounters counters = machine.pages->counters();
+  EXPECT_GE(counters.dropped(), 150u);
+  EXPECT_EQ(counters.dropped() + counters.written + counters.gone, 200u);
   ExpectClean(*machine.store);
 }
 
@@ -196,7 +195,7 @@ TEST_F(TierPagesTest, AFullDiskGivesUpOldPages) {
     ASSERT_TRUE(s.Close().ok());
     machine.Settle();
   }
-  const TierPagesCounters counters = machine.pages->counters();
+  const TierRowCounters counters = machine.pages->counters();
   EXPECT_EQ(counters.failed, 0u);
   EXPECT_EQ(counters.written, 200u);
   EXPECT_GT(machine.values->Stats().evicted, 60u);
@@ -279,7 +278,7 @@ TEST_F(TierPagesTest, ADiskThatDoesNotAnswerDelaysNobodyBeyondTheDeadline) {
   options_.new_queue = [&plan](uint32_t depth) {
     return IoQueueChoice{NewFaultyQueue(NewPreadQueue(depth), depth, &plan), OkStatus()};
   };
-  TierPagesOptions options;
+  TierRowOptions options;
   options.loads.load_timeout = std::chrono::milliseconds(20);
   {
     const Machine machine(options_, options);
@@ -299,7 +298,7 @@ TEST_F(TierPagesTest, ASessionThatEndsDuringItsLoadLeavesNothing) {
   options_.new_queue = [&plan](uint32_t depth) {
     return IoQueueChoice{NewFaultyQueue(NewPreadQueue(depth), depth, &plan), OkStatus()};
   };
-  TierPagesOptions options;
+  TierRowOptions options;
   options.loads.load_timeout = seconds(20);
   const Machine machine(options_, options);
   plan.Set([](const IoRequest& r) {
@@ -417,8 +416,8 @@ class DiskReadersTest : public TierPagesTest {
     return load;
   }
   // A page a round.
-  static TierPagesOptions Readers(uint32_t n) {
-    TierPagesOptions options;
+  static TierRowOptions Readers(uint32_t n) {
+    TierRowOptions options;
     options.loads.readers = n;
     options.writer.batch_bytes = options.loads.batch_bytes = 1;
     options.loads.load_timeout = seconds(30);
@@ -512,10 +511,10 @@ TEST_F(TierPagesTest, StoppingWritesNoMoreThanItMay) {
     TestSession session(machine.store.get());
     TestSequence::Prompt(&session, "full", Tokens(200 * 16, 100000 * (round + 1)));
     machine.pages->Stop(SteadyClock::now() + seconds(30), 1);
-    const TierPagesCounters counters = machine.pages->counters();
-    dropped = counters.dropped;
-    EXPECT_EQ(counters.dropped + counters.written + counters.gone, 200u);
-    EXPECT_EQ(machine.pages->writer().waiting(), 0u);
+    const TierRowCounters counters = machine.pages->counters();
+    dropped = counters.dropped();
+    EXPECT_EQ(counters.dropped() + counters.written + counters.gone, 200u);
+    EXPECT_EQ(machine.pages->counters().waiting, 0u);
     ExpectClean(*machine.store);
   }
   EXPECT_GT(dropped, 0u);

@@ -59,10 +59,11 @@ Result<std::unique_ptr<LocalTier>> LocalTier::Open(const Config& config) {
   return tier;
 }
 
-void LocalTier::Use(Store* store) {
-  pages_ = std::make_unique<TierPages>(options_, store, &values_, values_.Hooks());
+void LocalTier::Use(Store* store, TierChain* tiers) {
+  row_ = std::make_unique<TierRow>(options_, store, &values_, values_.Hooks());
+  tiers->Add(row_.get());
   RestorePins(store, Clock::now() + start_timeout_);
-  NoteRecords(store, &values_, pages_.get(), [](size_t records) {
+  NoteRecords(store, &values_, row_.get(), [](size_t records) {
     LogEvent(LogLevel::kInfo, "artefact_records", {{"records", records}});
   });
 }
@@ -71,7 +72,7 @@ void LocalTier::RestorePins(Store* store, Deadline deadline) {
   std::vector<PrefixPin> pins;
   for (PrefixPin& pin : ReadPins(&values_, deadline)) {
     const bool over = pin.expires <= Clock::now();
-    const Status status = over ? ErasePin(&values_, pin.id, deadline) : pages_->Pin(pin);
+    const Status status = over ? ErasePin(&values_, pin.id, deadline) : row_->Pin(pin);
     if (!status.ok()) {
       LogEvent(LogLevel::kWarn, "pin_restore",
                {{"pin", pin.id}, {"reason", status.reason()}, {"why", status.message()}});
@@ -82,16 +83,14 @@ void LocalTier::RestorePins(Store* store, Deadline deadline) {
   store->pins().RestorePins(std::move(pins));
 }
 
-void LocalTier::Configure(const TierPagesOptions& options) {
-  pages_->SetLoadTimeout(options.loads.load_timeout);
-}
+void LocalTier::Configure(const TierRowOptions& options) { row_->Configure(options); }
 
 void LocalTier::Stop(std::chrono::microseconds timeout) {
-  pages_->Stop(Clock::now() + timeout / 8, kMostBytesAtStop);
-  const TierPagesCounters c = pages_->counters();
+  row_->Stop(Clock::now() + timeout / 8, kMostBytesAtStop);
+  const TierRowCounters c = row_->counters();
   LogEvent(LogLevel::kInfo, "tier_pages",
            {{"written", c.written},
-            {"dropped", c.dropped},
+            {"dropped", c.dropped()},
             {"gone", c.gone},
             {"failed", c.failed},
             {"evicted", values_.Stats().evicted},
@@ -110,7 +109,7 @@ std::string LocalTier::illness() const { return values_.Stats().illness; }
 DiskInfo LocalTier::Info() const {
   const DiskTierStats stats = disk_->Stats();
   const TierStats values = values_.Stats();
-  const TierPagesCounters counters = pages_->counters();
+  const TierRowCounters counters = row_->counters();
   DiskInfo info;
   info.path = directory_;
   info.queue = stats.queue;
@@ -120,9 +119,9 @@ DiskInfo LocalTier::Info() const {
   info.capacity_bytes = stats.capacity_bytes;
   info.used_bytes = stats.used_bytes;
   info.entries = stats.entries;
-  info.waiting = pages_->writer().waiting();
+  info.waiting = counters.waiting;
   info.written = counters.written;
-  info.dropped = counters.dropped;
+  info.dropped = counters.dropped();
   info.gone = counters.gone;
   info.failed = counters.failed;
   info.evicted = values.evicted;
@@ -138,20 +137,20 @@ DiskInfo LocalTier::Info() const {
   info.left_alone_since_us = stats.left_alone_since_us;
   info.retry = stats.retry;
   info.sick = !values.illness.empty();
-  info.draining = pages_->writer().draining();
-  info.drained = pages_->writer().drained();
+  info.draining = row_->writer().draining();
+  info.drained = row_->writer().drained();
   info.refused = counters.refused;
   return info;
 }
 
 void LocalTier::Offer(GrpcOptions* options) {
   options->disk = [this] { return Info(); };
-  options->drain = [this] { return pages_->writer().Drain(); };
-  options->resume = [this] { pages_->writer().Resume(); };
+  options->drain = [this] { return row_->writer().Drain(); };
+  options->resume = [this] { row_->writer().Resume(); };
   options->resize_disk = [this](uint64_t bytes) {
     return values_.Resize(bytes, Clock::now() + kResizeTimeout);
   };
-  options->scrub = [this](TierScrub scrub) { return pages_->scrubs().Begin(std::move(scrub)); };
+  options->scrub = [this](TierScrub scrub) { return row_->scrubs().Begin(std::move(scrub)); };
 }
 
 }  // namespace kvstrata

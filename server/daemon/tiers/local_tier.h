@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // LocalTier: the daemon's disk tier: the disk that disk.path names, what goes there and comes from
-// there (server/work/tiers/tier_pages.h), and what is told of it. As RemoteTier (remote_tier.h) is
+// there (server/work/tiers/tier_row.h), and what is told of it. As RemoteTier (remote_tier.h) is
 // for what nodes share.
 //
 // Ownership: borrows the store, which outlives it. Thread-safety: one thread makes, uses, stops and
@@ -19,7 +19,7 @@
 #include "server/store/store.h"
 #include "server/tier/disk/disk_tier.h"
 #include "server/tier/disk/disk_value_tier.h"
-#include "server/work/tiers/tier_pages.h"
+#include "server/work/tiers/tier_chain.h"
 
 namespace kvstrata {
 
@@ -28,11 +28,12 @@ class LocalTier {
   // REQUIRES: config.disk has a directory. Reads what lies there, for disk.start_timeout at most.
   static Result<std::unique_ptr<LocalTier>> Open(const Config& config);
 
-  // From now on it is the store's, with what the last daemon left besides pages: pins, of which
-  // those that are over leave the disk, and records of artefacts. Waits as Open; once.
-  void Use(Store* store);
+  // From now on it is a row of the store's tiers, with what the last daemon left besides pages:
+  // pins, of which those that are over leave the disk, and records of artefacts. Waits as Open;
+  // once.
+  void Use(Store* store, TierChain* tiers);
   // What reloads of its configuration.
-  void Configure(const TierPagesOptions& options);
+  void Configure(const TierRowOptions& options);
   // Writes what waits for the disk, for an eighth of `timeout` and 64 MiB at most, and a
   // checkpoint, for a quarter, so that the next start need not read every slot: what is put is
   // there without it. Logs what was done. Once.
@@ -42,7 +43,7 @@ class LocalTier {
   DiskInfo Info() const;
   // These, and what operators may ask of the disk, as calls of Admin.
   void Offer(GrpcOptions* options);
-  TierPages* pages() const { return pages_.get(); }
+  TierRow* row() const { return row_.get(); }
   ValueTier* values() { return &values_; }
 
  private:
@@ -52,10 +53,10 @@ class LocalTier {
 
   const std::string directory_;
   const std::chrono::microseconds start_timeout_;
-  const TierPagesOptions options_;  // as of the start
+  const TierRowOptions options_;  // as of the start
   const std::unique_ptr<DiskTier> disk_;
   DiskValueTier values_;
-  std::unique_ptr<TierPages> pages_;
+  std::unique_ptr<TierRow> row_;
 };
 
 }  // namespace kvstrata

@@ -15,9 +15,9 @@
 namespace kvstrata {
 namespace {
 
-std::string_view NameOf(RemoteWrite write) {
-  if (write == RemoteWrite::kOff) return "off";
-  return write == RemoteWrite::kAll ? "all" : "reused";
+std::string_view NameOf(TierWrite write) {
+  if (write == TierWrite::kOff) return "off";
+  return write == TierWrite::kAll ? "all" : "reused";
 }
 
 std::string_view NameOf(const PageKey& key) {
@@ -67,9 +67,10 @@ Result<std::unique_ptr<RemoteTier>> RemoteTier::Open(const Config& daemon) {
       new RemoteTier(config, secret.Fingerprint(options.seal), std::move(engine)));
 }
 
-void RemoteTier::Use(Store* store, TierPages* local, ValueTier* local_values) {
-  pages_ = std::make_unique<RemotePages>(config_.pages, store, local_values, engine_->values());
-  tiers_ = std::make_unique<PageTiers>(store, local, pages_.get(), config_.pages.min_tokens);
+void RemoteTier::Use(Store* store, ValueTier* local, TierChain* tiers) {
+  tiers_ = tiers;
+  row_ = std::make_unique<TierRow>(config_.pages, store, engine_->values(), TierHooks{}, local);
+  tiers->Add(row_.get());
   LogEvent(LogLevel::kInfo, "remote_open",
            {{"engine", EngineOf(config_).name},
             {"servers", std::ranges::count(EngineOf(config_).servers(config_), ',') + 1},
@@ -80,23 +81,23 @@ void RemoteTier::Use(Store* store, TierPages* local, ValueTier* local_values) {
 }
 
 void RemoteTier::Configure(const RemoteConfig& config) {
-  pages_->Configure(config.pages);
-  tiers_->SetMinTokens(config.pages.min_tokens);
+  row_->Configure(config.pages);
+  tiers_->Refresh();
   write_ = config.pages.writer.write;
 }
 
 void RemoteTier::Stop() {
-  pages_->Stop();
-  const RemotePagesCounters c = pages_->counters();
+  row_->Stop(std::chrono::steady_clock::now(), 0);
+  const TierRowCounters c = row_->counters();
   LogEvent(LogLevel::kInfo, "remote_pages",
            {{"searches", c.searches},
             {"found", c.found},
             {"read", c.read},
             {"missed", c.missed},
             {"late", c.late_searches + c.late_loads},
-            {"refused", c.refused + c.refused_loads},
+            {"refused", c.refused_searches + c.refused_loads},
             {"written", c.written},
-            {"dropped", c.dropped_full + c.dropped_rate + c.dropped_local + c.dropped_stop},
+            {"dropped", c.dropped()},
             {"gone", c.gone},
             {"failed", c.failed}});
 }
@@ -146,7 +147,7 @@ RemotePurgeInfo RemoteTier::Purge(const PromptValues& prompt, Deadline deadline)
   info.status = ForgetAndWait(engine_->values(), std::span(forgets), deadline);
   info.failed = static_cast<uint64_t>(
       std::ranges::count_if(forgets, [](const TierForget& forget) { return !forget.status.ok(); }));
-  for (const TierSearch::Key& key : prompt.keys) pages_->NotePurged(key.key);
+  for (const TierSearch::Key& key : prompt.keys) row_->NotePurged(key.key);
   return info;
 }
 
@@ -161,7 +162,7 @@ void RemoteTier::Offer(GrpcOptions* options) {
 }
 
 RemoteInfo RemoteTier::Info() const {
-  const RemotePagesCounters c = pages_->counters();
+  const TierRowCounters c = row_->counters();
   RemoteInfo info;
   info.engine = EngineOf(config_).name;
   info.servers = EngineOf(config_).servers(config_);
@@ -175,20 +176,20 @@ RemoteInfo RemoteTier::Info() const {
   info.late_searches = c.late_searches;
   info.known_misses = c.known_misses;
   info.not_worth = c.not_worth;
-  info.refused_searches = c.refused;
+  info.refused_searches = c.refused_searches;
   info.read = c.read;
   info.missed = c.missed;
   info.late_loads = c.late_loads;
   info.refused_loads = c.refused_loads;
   info.over_rate = c.over_rate;
-  info.bytes_per_second = static_cast<uint64_t>(pages_->bytes_per_second());
+  info.bytes_per_second = static_cast<uint64_t>(row_->bytes_per_second());
   info.waiting = c.waiting;
   info.waiting_bytes = c.waiting_bytes;
   info.written = c.written;
   info.written_bytes = c.written_bytes;
   info.dropped_full = c.dropped_full;
   info.dropped_rate = c.dropped_rate;
-  info.dropped_local = c.dropped_local;
+  info.dropped_local = c.dropped_above;
   info.dropped_stop = c.dropped_stop;
   info.gone = c.gone;
   info.failed = c.failed;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // RemoteTier: the daemon's remote tier: the engine that the configuration names, what goes there
-// and comes from there (server/work/remote/remote_pages.h), and what is told of it.
+// and comes from there (server/work/tiers/tier_row.h), and what is told of it.
 //
 // Ownership: borrows store and local tier, which outlive it. Thread-safety: Info, illness, Probe,
 // Purge and Configure from any thread between Use and the end. Errors of Open: REMOTE_SECRET
@@ -17,8 +17,7 @@
 #include "server/config/config.h"
 #include "server/daemon/tiers/remote_engine.h"
 #include "server/rpc/calls/grpc_options.h"
-#include "server/work/remote/page_tiers.h"
-#include "server/work/remote/remote_pages.h"
+#include "server/work/tiers/tier_chain.h"
 
 namespace kvstrata {
 
@@ -28,11 +27,11 @@ class RemoteTier {
   // servers may come later.
   static Result<std::unique_ptr<RemoteTier>> Open(const Config& config);
 
-  // From now on it is the store's, behind the local tier. null: there is none.
-  void Use(Store* store, TierPages* local, ValueTier* local_values);
+  // From now on it is a row of the store's tiers, behind the local one. null: there is none.
+  void Use(Store* store, ValueTier* local, TierChain* tiers);
   // What reloads of its configuration.
   void Configure(const RemoteConfig& config);
-  // As RemotePages, and logs what it did. Once.
+  // As its row, and logs what it did. Once.
   void Stop();
 
   // "": well.
@@ -54,10 +53,10 @@ class RemoteTier {
 
   const RemoteConfig config_;  // as of the start
   const std::string secret_fingerprint_;
-  std::atomic<RemoteWrite> write_;
+  std::atomic<TierWrite> write_;
   const std::unique_ptr<RemoteEngine> engine_;
-  std::unique_ptr<RemotePages> pages_;
-  std::unique_ptr<PageTiers> tiers_;
+  TierChain* tiers_ = nullptr;
+  std::unique_ptr<TierRow> row_;
 };
 
 }  // namespace kvstrata

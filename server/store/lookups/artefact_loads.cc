@@ -18,7 +18,7 @@ uint64_t AllocatedBytes(uint64_t bytes) {
   return (bytes + kMemoryGranularity - 1) / kMemoryGranularity * kMemoryGranularity;
 }
 
-bool FoundRemotely(const Opening& o, const PageKey& key) {
+bool WasFound(const Opening& o, const PageKey& key) {
   return o.remote != nullptr && o.remote->values.contains(key);
 }
 
@@ -29,7 +29,7 @@ bool FoundRemotely(const Opening& o, const PageKey& key) {
 bool PrefixLoads::WantsArtefact(const Opening& o, const PageTier& tier) {
   const Plan& plan = o.sequence->plan;
   if (!o.sequence->codec) return false;
-  if (!tier.Holds(o.artefact) && !FoundRemotely(o, o.artefact)) return false;
+  if (!tier.Holds(o.artefact) && !WasFound(o, o.artefact)) return false;
   {
     StoreLock lock(books_.mu);
     if (books_.artefacts.Contains(o.artefact)) return false;
@@ -49,7 +49,7 @@ void PrefixLoads::LoadArtefact(const std::shared_ptr<Opening>& o, PageTier* tier
   TierLoad load;
   load.keys = {o->artefact};
   load.asked = o->asked;
-  load.remote = o->remote;
+  load.finds = o->remote;
   load.take = [this, o](size_t, std::span<const LoadedValue> values) {
     if (values.front().size() == 1) o->record = ParseRecord(values.front().front());
     if (o->record) ledger_.Note(o->artefact, *o->record);
@@ -65,13 +65,15 @@ void PrefixLoads::LoadExtents(const std::shared_ptr<Opening>& o, PageTier* tier,
   if (!WantsArtefact(*o, *tier)) return then();
   TierLoad load;
   load.asked = o->asked;
-  load.remote = o->remote;
-  // A remote tier has the record last.
-  const bool remote = FoundRemotely(*o, o->artefact);
+  load.finds = o->remote;
+  // A tier that has the record has what it names: that was written before.
+  const bool found = WasFound(*o, o->artefact);
   for (size_t i = 0; i < o->record->extents.size(); ++i) {
     const ArtefactRecord::Stored& extent = o->record->extents[i];
     load.keys.push_back(ExtentKey(o->artefact, i, extent));
-    if (remote) o->remote->values[load.keys.back()] = {{AllocatedBytes(extent.bytes)}, o->artefact};
+    if (!found) continue;
+    const size_t row = o->remote->values.at(o->artefact).row;
+    o->remote->values[load.keys.back()] = {{AllocatedBytes(extent.bytes)}, o->artefact, row};
   }
   load.take = [this, o](size_t first, std::span<const LoadedValue> values) {
     for (const LoadedValue& value : values) {

@@ -160,7 +160,7 @@ void PrefixLoads::LoadPrefix(const std::shared_ptr<Opening>& o, PageTier* tier,
   load.asked = o->asked;
   load.keys = BeginLoad(o.get());
   if (load.keys.empty()) return then();
-  load.remote = o->remote;
+  load.finds = o->remote;
   load.take = [this, o, tier, keys = load.keys](size_t first, auto values) {
     return TakeLoaded(o.get(), tier, first, values, keys);
   };

@@ -56,8 +56,8 @@ void PrefixLoads::SearchRemote(const std::shared_ptr<Opening>& o, PageTier* tier
   search.tokens = static_cast<uint32_t>(missing) * s.page_tokens();
   search.bytes = missing * static_cast<uint64_t>(s.model->desc.geometry.page_bytes());
   search.asked = o->asked;
-  search.done = [o, then](RemoteFinds finds) {
-    o->remote = std::make_shared<RemoteFinds>(std::move(finds));
+  search.done = [o, then](TierFinds finds) {
+    o->remote = std::make_shared<TierFinds>(std::move(finds));
     o->asked = Clock::now();  // the local tier's time counts from here
     then();
   };

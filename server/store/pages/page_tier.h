@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // PageTier: where sealed pages, index blocks and artefacts outlive the store's memory, as the store
-// sees it (server/work/tiers/tier_pages.h). The store decides what is offered and what is wanted;
+// sees it (server/work/tiers/tier_chain.h). The store decides what is offered and what is wanted;
 // the tier does all I/O, in its own threads and without the store's lock.
 //
 // Write-through: a page is offered when it enters the prefix index and again when more was reported
@@ -51,7 +51,7 @@ enum class OfferedFor : uint8_t {
   kArtefact,  // a codec made it
   kReused,    // another sequence opened on it
   kPinned,
-  kLoaded,  // it came from a remote tier, and the local one has it not
+  kLoaded,  // it came from a tier that was searched, and those before have it not
 };
 
 struct TierOffer {
@@ -62,11 +62,12 @@ struct TierOffer {
   std::string_view tenant;  // whose it is, during Offer; "": an operator wants it there
 };
 
-// What a remote tier says it has of a prompt: what to ask it for, and no promise.
-struct RemoteFinds {
+// What tiers that were searched say they have of a prompt: what to ask them for, and no promise.
+struct TierFinds {
   struct Value {
     std::vector<uint64_t> sizes;  // sizes of its buffers
     PageKey place{};
+    size_t row = 0;  // who has it, in the chain of tiers
   };
   std::unordered_map<PageKey, Value, PageKeyHash> values;
   std::chrono::steady_clock::time_point deadline{};  // for reading them
@@ -87,7 +88,7 @@ struct TierSearch {
   double prefill_rate = 0;  // tokens a second that the engine computes; 0: not known
   std::chrono::steady_clock::time_point asked;
   // Called once, by the tier's deadline, from its thread.
-  std::function<void(RemoteFinds finds)> done;
+  std::function<void(TierFinds finds)> done;
 };
 
 // The buffers of a value that came, whole or not at all: then there are none.
@@ -97,8 +98,8 @@ using LoadedValue = std::vector<std::span<const std::byte>>;
 struct TierLoad {
   std::vector<PageKey> keys;
   std::chrono::steady_clock::time_point asked;  // the tier's time for the open counts from here
-  // What a remote tier has of them, where the local one has not; null: nothing.
-  std::shared_ptr<const RemoteFinds> remote;
+  // What tiers were found to have of them, by a search; null: nothing.
+  std::shared_ptr<const TierFinds> finds;
   // Called from the tier's thread with the values of keys `first` and on; returns whether more is
   // of use.
   std::function<bool(size_t first, std::span<const LoadedValue> values)> take;

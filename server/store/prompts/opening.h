@@ -40,9 +40,9 @@ struct Opening {
   PageKey artefact{};         // key for the whole prompt; zeros: the plan has no codec
   Clock::time_point asked;
   OpenTimes times;
-  std::shared_ptr<RemoteFinds> remote;  // what a remote tier says it has of it; null: not asked
-  uint64_t load = 0;                    // a hold of what is on its way here; 0: none
-  std::vector<bool> loads_index;        // per key of the load: it is an index block's
+  std::shared_ptr<TierFinds> remote;  // what a remote tier says it has of it; null: not asked
+  uint64_t load = 0;                  // a hold of what is on its way here; 0: none
+  std::vector<bool> loads_index;      // per key of the load: it is an index block's
   // The artefact on its way here: its record, and of its extents those that have come.
   std::optional<ArtefactRecord> record;
   std::vector<Extent> extents;

@@ -69,7 +69,7 @@ Hit PrefixCatalog::FindPrefix(const PrefixQuestion& q, const std::optional<RawFr
 
 HeldPrefix PrefixCatalog::FindAnywhere(const PrefixQuestion& q,
                                        const std::optional<RawFree>& artefact,
-                                       const RemoteFinds* remote) {
+                                       const TierFinds* remote) {
   const PageTier* tier = nullptr;
   {
     StoreLock lock(books_.mu);

@@ -59,7 +59,7 @@ class PrefixCatalog {
   // In memory of any device and in the tier together, and with what an open found in a remote one.
   // Takes nothing.
   HeldPrefix FindAnywhere(const PrefixQuestion& q, const std::optional<RawFree>& artefact,
-                          const RemoteFinds* remote = nullptr) KVS_EXCLUDES(store_lock);
+                          const TierFinds* remote = nullptr) KVS_EXCLUDES(store_lock);
   // One in memory that a session of `device` may map; null if there is none. Its age stays.
   const Artefact* FindArtefact(const PageKey& key, uint32_t device) const KVS_REQUIRES(store_lock);
   // What an artefact in memory, that a session of `device` may map, makes redundant of raw pages.

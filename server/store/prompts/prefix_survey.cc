@@ -13,7 +13,7 @@ constexpr size_t kLargestPiece = 256;  // keys: some 10 us
 }  // namespace
 
 PrefixSurvey::PrefixSurvey(const PrefixQuestion& question, const PrefixShape& shape, Memory memory,
-                           const PageTier* tier, const RemoteFinds* remote)
+                           const PageTier* tier, const TierFinds* remote)
     : pages_(question.keys),
       shape_(shape),
       index_(question.index),

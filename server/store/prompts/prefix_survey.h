@@ -37,7 +37,7 @@ class PrefixSurvey final : public PrefixView {
 
   // `tier`, `remote`: null: there is none.
   PrefixSurvey(const PrefixQuestion& question, const PrefixShape& shape, Memory memory,
-               const PageTier* tier, const RemoteFinds* remote);
+               const PageTier* tier, const TierFinds* remote);
 
   HeldIn InMemory(Kind kind, size_t i) override;
   bool InTier(Kind kind, size_t i) override;
@@ -51,7 +51,7 @@ class PrefixSurvey final : public PrefixView {
   const IndexLayout& index_;
   const Memory memory_;
   const PageTier* const tier_;
-  const RemoteFinds* const remote_;
+  const TierFinds* const remote_;
   std::vector<PageKey> block_keys_;
   std::vector<HeldIn> page_places_, block_places_;  // in memory, of the first keys
 };

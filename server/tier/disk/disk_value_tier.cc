@@ -114,14 +114,27 @@ void DiskValueTier::Get(std::span<TierGet> gets, TierCall call) {
                       Refusing(gets)});
 }
 
+template <typename Request>
+void DiskValueTier::StartWrite(std::span<Request> requests, TierCall call,
+                               void (DiskValueTier::*run)(std::span<Request>, const TierCall&)) {
+  const auto write = [this, requests, run](const TierCall& terms) {
+    (this->*run)(requests, terms);
+  };
+  if (!call.waits) return queue_.Add(kWrites, {std::move(call), write, Refusing(requests)});
+  if (const Status why = WhyNotNow(call); why.ok()) {
+    write(call);
+  } else {
+    Refusing(requests)(why);
+  }
+  call.done();
+}
+
 void DiskValueTier::Put(std::span<TierPut> puts, TierCall call) {
-  queue_.Add(kWrites, {std::move(call), [this, puts](const TierCall& terms) { Write(puts, terms); },
-                       Refusing(puts)});
+  StartWrite(puts, std::move(call), &DiskValueTier::Write);
 }
 
 void DiskValueTier::Forget(std::span<TierForget> keys, TierCall call) {
-  queue_.Add(kWrites, {std::move(call), [this, keys](const TierCall& terms) { Erase(keys, terms); },
-                       Refusing(keys)});
+  StartWrite(keys, std::move(call), &DiskValueTier::Erase);
 }
 
 void DiskValueTier::Walk(TierWalk* walk, TierCall call) {

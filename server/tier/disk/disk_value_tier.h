@@ -3,7 +3,8 @@
 //
 // Its threads ("kvs-disk-io") carry out one read and one write at a time, which keep the device
 // busy by their batches; while one runs `done` of what it read, another reads on. Two more than
-// may read see to deadlines while the device hangs (server/tier/call_queue.h). A full disk gives
+// may read see to deadlines while the device hangs (server/tier/call_queue.h). A write whose caller
+// waits is carried out by that caller. A full disk gives
 // up what was not used lately, one value after the other. When something was put, a checkpoint is
 // made every `checkpoint_interval`. Large values whose buffers begin at no multiple of 4096 are
 // copied once more.
@@ -57,6 +58,10 @@ class DiskValueTier final : public ValueTier {
  private:
   enum Lane : uint8_t { kReads, kWrites, kLanes };
 
+  // Has the lane of writes run it, or this thread if it waits.
+  template <typename Request>
+  void StartWrite(std::span<Request> requests, TierCall call,
+                  void (DiskValueTier::*run)(std::span<Request>, const TierCall&));
   void Read(std::span<TierGet> gets, const TierCall& call) KVS_EXCLUDES(mu_);
   void Write(std::span<TierPut> puts, const TierCall& call) KVS_EXCLUDES(mu_);
   // Writes those that found no room in place of others.

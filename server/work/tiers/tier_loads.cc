@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "server/telemetry/thread_top.h"
-#include "server/work/tiers/tier_records.h"
 
 namespace kvstrata {
 namespace {
@@ -41,7 +40,7 @@ TierLoads::TierLoads(const TierLoadsOptions& options, ValueTier* tier, TierBuffe
 
 bool TierLoads::Add(TierLoad load) {
   const Deadline deadline =
-      load.remote != nullptr ? load.remote->deadline : load.asked + load_timeout_.load();
+      load.finds != nullptr ? load.finds->deadline : load.asked + load_timeout_.load();
   const auto loading = std::make_shared<Loading>(Loading{std::move(load), deadline});
   LoadingPtr round;
   {
@@ -139,7 +138,7 @@ bool TierLoads::Ask(const LoadingPtr& loading) {
 
 std::vector<TierGet> TierLoads::PlanReads(const Loading& loading, uint64_t most_bytes) {
   const std::span<const PageKey> keys = std::span(loading.load.keys).subspan(loading.read);
-  const RemoteFinds* const finds = loading.load.remote.get();
+  const TierFinds* const finds = loading.load.finds.get();
   std::vector<TierGet> gets;
   std::vector<TierProbe> probes;
   uint64_t total = 0;
@@ -149,7 +148,7 @@ std::vector<TierGet> TierLoads::PlanReads(const Loading& loading, uint64_t most_
     std::span<const uint64_t> sizes = kAny;
     std::string place;
     if (finds != nullptr) {
-      const RemoteFinds::Value& found = finds->values.at(keys[i]);
+      const TierFinds::Value& found = finds->values.at(keys[i]);
       sizes = found.sizes;
       place = TierNameOf(found.place);
     } else {

@@ -18,7 +18,7 @@ constexpr size_t kBatch = 256;  // records: a block of the disk or two each
 
 struct Reading {
   Store* store = nullptr;
-  PageTier* tier = nullptr;
+  TierRow* row = nullptr;
   std::function<void(size_t)> done;
   std::vector<PageKey> keys;
   size_t asked = 0, read = 0;
@@ -45,14 +45,14 @@ void ReadNext(const std::shared_ptr<Reading>& r) {
     return true;
   };
   load.done = [r] { ReadNext(r); };
-  if (!r->tier->Load(std::move(load))) r->done(r->read);
+  if (!r->row->Load(std::move(load))) r->done(r->read);
 }
 
 }  // namespace
 
-void NoteRecords(Store* store, ValueTier* values, PageTier* tier,
+void NoteRecords(Store* store, ValueTier* values, TierRow* row,
                  std::function<void(size_t records)> done) {
-  const auto r = std::make_shared<Reading>(Reading{store, tier, std::move(done), {}});
+  const auto r = std::make_shared<Reading>(Reading{store, row, std::move(done), {}});
   const auto deadline = std::chrono::steady_clock::now() + kWalkTimeout;
   (void)WalkAndWait(values, deadline, [&r](const TierValue& value) {
     // All other values of such keys are whole blocks.

@@ -14,12 +14,13 @@
 
 #include "server/store/store.h"
 #include "server/tier/value_tier.h"
+#include "server/work/tiers/tier_row.h"
 
 namespace kvstrata {
 
-// `tier` reads `values`. Waits for a walk over the keys. Calls `done` once with the number that was
+// `row` reads `values`. Waits for a walk over the keys. Calls `done` once with the number that was
 // read, in the caller's thread or in the tier's.
-void NoteRecords(Store* store, ValueTier* values, PageTier* tier,
+void NoteRecords(Store* store, ValueTier* values, TierRow* row,
                  std::function<void(size_t records)> done);
 
 }  // namespace kvstrata

@@ -5,12 +5,10 @@
 
 #include <algorithm>
 #include <iterator>
-#include <string>
 #include <utility>
 
 #include "server/telemetry/heartbeat.h"
 #include "server/telemetry/thread_top.h"
-#include "server/telemetry/traffic.h"
 #include "server/tier/blocking_calls.h"
 
 namespace kvstrata {
@@ -18,58 +16,64 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr const char* kThread = "kvs-tier-write";
-constexpr std::chrono::seconds kPutTimeout{10};
-constexpr size_t kPutValues = 256;  // values of one batch
+constexpr std::chrono::seconds kReadTimeout{1};
+constexpr size_t kResumed = 256;  // pages that are looked at under one hold of the store's lock
 constexpr std::chrono::seconds kCheckpointTimeout{60};
 constexpr uint32_t kPatience = 60;  // for requests that have deadlines of their own
-// For a batch while it stops. Not the stop's deadline: a disk that is merely cut short must not
-// count as one that fails, which is left alone and gets no checkpoint.
-constexpr std::chrono::seconds kLastPutTimeout{1};
 
-bool Has(ValueTier* tier, const PageKey& key) { return !KnownSizes(tier, TierNameOf(key)).empty(); }
+uint64_t WholeBytes(std::span<const uint64_t> sizes) {
+  uint64_t total = 0;
+  for (const uint64_t bytes : sizes) total += WholeBlocks(bytes);
+  return total;
+}
+
+// Buffers of these sizes, one behind the other in blocks of their own.
+std::vector<std::span<std::byte>> BuffersIn(std::byte* memory, std::span<const uint64_t> sizes) {
+  std::vector<std::span<std::byte>> to;
+  for (const uint64_t bytes : sizes) {
+    to.emplace_back(memory, bytes);
+    memory += WholeBlocks(bytes);
+  }
+  return to;
+}
 
 }  // namespace
 
-TierWriter::TierWriter(const TierWriterOptions& options, Store* store, ValueTier* tier,
-                       TierBuffers* buffers, std::function<Status(Deadline)> checkpoint)
-    : options_(options),
+TierWriter::TierWriter(const TierWriterOptions& options, TierWriterTerms terms, Store* store,
+                       ValueTier* tier, TierBuffers* buffers)
+    : batch_bytes_(options.batch_bytes),
+      patience_(options.patience),
+      terms_(std::move(terms)),
+      policy_(options.write),
+      rate_(options.rate),
       store_(store),
       tier_(tier),
       buffers_(buffers),
-      checkpoint_(std::move(checkpoint)),
+      queue_(options),
       thread_([this] { Write(); }) {
-  pthread_setname_np(thread_.native_handle(), kThread);
+  pthread_setname_np(thread_.native_handle(), terms_.thread);
 }
 
 TierWriter::~TierWriter() { Stop(Clock::now(), 0); }
 
 void TierWriter::Stop(Deadline deadline, uint64_t most_bytes) {
-  {
-    MutexLock lock(mu_);
-    if (stopping_) return;
-    stopping_ = true;
-    stop_deadline_ = deadline;
-    stop_bytes_ = most_bytes;
-  }
-  offered_.notify_all();
-  {
-    std::unique_lock<std::mutex> lock(mu_.native());
-    ended_.wait_until(lock, deadline,
-                      [this]() KVS_NO_THREAD_SAFETY_ANALYSIS { return written_out_; });
-  }
+  if (!queue_.Stop(deadline, most_bytes)) return;
+  queue_.Await(deadline);
   end_writes_.request_stop();
   thread_.join();
 }
 
-TierWriterCounters TierWriter::counters() const {
-  MutexLock lock(mu_);
-  return counters_;
+void TierWriter::Configure(const TierWriterOptions& options) {
+  policy_ = options.write;
+  rate_.Set(options.rate);
+  queue_.SetTenantRates(options.tenant_rates);
 }
 
-size_t TierWriter::waiting() const {
+TierWriterCounters TierWriter::counters() const {
   MutexLock lock(mu_);
-  return offers_.size() + writing_;
+  TierWriterCounters all = counters_;
+  static_cast<WriteQueueCounters&>(all) = queue_.counters();
+  return all;
 }
 
 void TierWriter::Count(uint64_t TierWriterCounters::*what, uint64_t n) {
@@ -77,210 +81,208 @@ void TierWriter::Count(uint64_t TierWriterCounters::*what, uint64_t n) {
   counters_.*what += n;
 }
 
-void TierWriter::Offer(const PageKey& key) {
-  {
-    MutexLock lock(mu_);
-    if (drains_ != Drains::kNo) {
-      ++counters_.refused;
-      return;
-    }
-    if (stopping_ || offers_.size() >= options_.queue) {
-      ++counters_.dropped;
-      return;
-    }
-    offers_.push_back(key);
+// --- what goes -----------------------------------------------------------------------------------
+
+// What was reported of positions goes where the page went before.
+bool TierWriter::Wants(const TierOffer& offer) const {
+  const TierWrite policy = policy_;
+  if (policy == TierWrite::kOff) return false;
+  if (policy == TierWrite::kSealed) {
+    return offer.why != OfferedFor::kReused && offer.why != OfferedFor::kPinned;
   }
-  offered_.notify_one();
-}
-
-Status TierWriter::Drain() {
-  {
-    MutexLock lock(mu_);
-    if (drains_ == Drains::kDrained) return OkStatus();
-    if (drains_ == Drains::kFailed && !drain_failed_.ok()) {
-      return std::exchange(drain_failed_, OkStatus());
-    }
-    drains_ = Drains::kDrying;
+  if (offer.place == PageKey{}) return false;
+  const bool known = far() && terms_.known->present.Contains(offer.key);
+  switch (offer.why) {
+    case OfferedFor::kLoaded:
+      return false;
+    case OfferedFor::kSealed:
+      return policy == TierWrite::kAll && !known;
+    case OfferedFor::kReported:
+      return policy == TierWrite::kAll || known;
+    case OfferedFor::kArtefact:
+      return true;
+    case OfferedFor::kReused:
+    case OfferedFor::kPinned:
+      return !known;
   }
-  offered_.notify_one();
-  return OkStatus();
+  return false;
 }
 
-bool TierWriter::draining() const {
-  MutexLock lock(mu_);
-  return drains_ != Drains::kNo;
-}
-
-bool TierWriter::drained() const {
-  MutexLock lock(mu_);
-  return drains_ == Drains::kDrained;
+void TierWriter::Offer(const TierOffer& offer) {
+  if (Wants(offer)) queue_.Offer(offer);
 }
 
 void TierWriter::Resume() {
-  {
-    MutexLock lock(mu_);
-    if (std::exchange(drains_, Drains::kNo) == Drains::kNo) return;
-  }
+  if (!queue_.Resume()) return;
   std::vector<ValueInfo> here = store_->values().ArtefactValues();
   std::erase_if(here, [](const ValueInfo& b) { return b.kind != ValueKind::kRecord; });
   for (uint64_t cursor = 0; cursor != kNoMoreValues;) {
-    std::ranges::move(store_->values().PageValues(&cursor, kPutValues), std::back_inserter(here));
+    std::ranges::move(store_->values().PageValues(&cursor, kResumed), std::back_inserter(here));
     for (const ValueInfo& value : here) {
-      PageKey key{};
-      std::ranges::copy(value.key, key.begin());
-      if (value.changed || !Has(tier_, key)) Offer(key);
+      TierOffer offer;
+      std::ranges::copy(value.key, offer.key.begin());
+      if (value.changed || !Has(offer.key)) queue_.Offer(offer);
     }
     here.clear();
   }
 }
 
-std::optional<std::vector<PageKey>> TierWriter::NextOffers() {
-  std::unique_lock<std::mutex> lock(mu_.native());
-  const auto ready = [this]() KVS_NO_THREAD_SAFETY_ANALYSIS {
-    writing_ = 0;
-    return stopping_ || !offers_.empty() || drains_ == Drains::kDrying;
-  };
-  offered_.wait(lock, ready);
-  return [this]() KVS_NO_THREAD_SAFETY_ANALYSIS -> std::optional<std::vector<PageKey>> {
-    if (stopping_ && (offers_.empty() || GivesUp())) {
-      counters_.dropped += offers_.size();
-      offers_.clear();
-      return std::nullopt;
-    }
-    const auto end = offers_.begin() + static_cast<ptrdiff_t>(std::min(offers_.size(), kPutValues));
-    std::vector<PageKey> keys(offers_.begin(), end);
-    offers_.erase(offers_.begin(), end);
-    writing_ = keys.size();
-    return keys;
-  }();
+// A tier that is asked is not known to have anything.
+bool TierWriter::Has(const PageKey& key) const {
+  return !far() && !KnownSizes(tier_, TierNameOf(key)).empty();
 }
 
-bool TierWriter::GivesUp() const {
-  return stopping_ && (stop_bytes_ == 0 || Clock::now() >= stop_deadline_);
+bool TierWriter::TakesAPlace(const Offered& offered, const SealedValue& value) const {
+  if (!far()) return value.changed;
+  const bool changed = offered.why == OfferedFor::kReported || offered.why == OfferedFor::kArtefact;
+  return changed && terms_.known->present.Contains(offered.key);
 }
 
-Deadline TierWriter::PutDeadline(uint64_t bytes) {
-  MutexLock lock(mu_);
-  if (!stopping_) return Clock::now() + kPutTimeout;
-  stop_bytes_ -= std::min(stop_bytes_, bytes);
-  return Clock::now() + kLastPutTimeout;
-}
+// --- the thread ----------------------------------------------------------------------------------
 
 void TierWriter::Write() {
   WarmUpAllocator();
-  Heartbeat beat(kThread, kPatience);
-  for (auto keys = NextOffers(); keys; keys = NextOffers()) {
+  Heartbeat beat(terms_.thread, kPatience);
+  for (auto taken = queue_.Take(); taken; taken = queue_.Take()) {
     const LoopIteration iteration(&beat);
-    const bool written = Survive(kThread, [&] {
+    const bool written = Survive(terms_.thread, [&] {
       Batch batch;
-      for (const PageKey& key : *keys) {
+      for (const Offered& offered : *taken) {
         beat.Begin();
-        WriteOffered(key, &batch);
+        if (queue_.GivesUp()) {
+          queue_.NoteDropped(1);
+        } else if (IsAbove(offered)) {
+          WriteOffered(offered, &batch);
+        }
       }
       PutAll(&batch);
     });
-    if (!written) Count(&TierWriterCounters::failed, keys->size());
-    Survive(kThread, [&] { CheckpointIfDry(); });
+    if (!written) Count(&TierWriterCounters::failed, taken->size());
+    queue_.NoteWritten();
+    Survive(terms_.thread, [&] { CheckpointIfDry(); });
   }
-  MutexLock lock(mu_);
-  written_out_ = true;
-  ended_.notify_all();
 }
 
-void TierWriter::WriteOffered(const PageKey& key, Batch* batch) {
-  {
-    MutexLock lock(mu_);
-    if (GivesUp()) {
-      ++counters_.dropped;
-      return;
-    }
-    batch->most =
-        stopping_ ? std::min(options_.batch_bytes / 8, stop_bytes_) : options_.batch_bytes;
+bool TierWriter::IsAbove(const Offered& offered) {
+  if (terms_.above == nullptr || !KnownSizes(terms_.above, TierNameOf(offered.key)).empty()) {
+    return true;
   }
-  const std::vector<SealedValue> values = store_->values().Sealed(key);
-  if (values.empty() && !Has(tier_, key)) Count(&TierWriterCounters::gone, 1);
-  if (values.empty()) return;
-  for (size_t i = 0; i + 1 < values.size(); ++i) Add(key, i, values[i], batch);
-  if (values.size() > 1) {
-    PutAll(batch);
-    const auto there = [this](const SealedValue& value) { return Has(tier_, value.key); };
-    if (!std::all_of(values.begin(), values.end() - 1, there)) return;
+  if (Clock::now() - offered.since > patience_) {
+    Count(&TierWriterCounters::dropped_above, 1);
+  } else {
+    queue_.PutBack(offered);
   }
-  Add(key, values.size() - 1, values.back(), batch);
+  return false;
 }
 
-void TierWriter::Add(const PageKey& offered, size_t i, const SealedValue& value, Batch* batch) {
-  if (!value.changed && Has(tier_, value.key)) return store_->values().NoteStored({&value.key, 1});
-  TierPut put{TierNameOf(value.key), {}, nullptr, {}, true};
-  const auto same = [&put](const TierPut& other) { return other.key == put.key; };
-  uint64_t total = 0;
-  for (const uint64_t bytes : value.sizes) total += WholeBlocks(bytes);
-  const bool full = !batch->puts.empty() && batch->bytes + total > batch->most;
-  if (full || std::any_of(batch->puts.begin(), batch->puts.end(), same)) PutAll(batch);
-  const std::shared_ptr<std::byte> memory = buffers_->Take(total);
-  std::vector<std::span<std::byte>> to;
-  uint64_t at = 0;
-  for (const uint64_t bytes : value.sizes) {
-    to.emplace_back(memory.get() + at, bytes);
-    at += WholeBlocks(bytes);
+void TierWriter::WriteOffered(const Offered& offered, Batch* batch) {
+  const std::vector<SealedValue> values = store_->values().Sealed(offered.key);
+  if (values.empty() && Has(offered.key)) return;
+  if (values.empty()) return AddFromAbove(offered, batch);
+  if (values.size() == 1) return Add(offered, 0, values[0], batch);
+  Batch artefact;
+  for (size_t i = 0; i + 1 < values.size(); ++i) Add(offered, i, values[i], &artefact);
+  PutAll(&artefact);
+  if (!artefact.whole) return;
+  Add(offered, values.size() - 1, values.back(), &artefact);
+  PutAll(&artefact);
+}
+
+void TierWriter::Add(const Offered& offered, size_t i, const SealedValue& value, Batch* batch) {
+  if (!value.changed && Has(value.key)) return store_->values().NoteStored({&value.key, 1});
+  const uint64_t total = WholeBytes(value.sizes);
+  TierPut put = NewPut(offered, value.key, total, batch);
+  put.keep = buffers_->Take(total);
+  const auto to = BuffersIn(static_cast<std::byte*>(put.keep.get()), value.sizes);
+  const CopyFor whom = far() ? CopyFor::kRemoteTier : CopyFor::kLocalTier;
+  if (!store_->values().CopySealed(offered.key, i, to, whom)) {
+    batch->whole = false;
+    return Count(&TierWriterCounters::gone, 1);
   }
-  if (!store_->values().CopySealed(offered, i, to)) return Count(&TierWriterCounters::gone, 1);
   put.buffers.assign(to.begin(), to.end());
-  put.keep = memory;
-  if (value.changed) batch->changed.push_back(put.key);
-  batch->puts.push_back(std::move(put));
-  batch->bytes += total;
+  if (TakesAPlace(offered, value)) batch->changed.push_back({put.key, {}, put.place});
+  batch->Add(std::move(put), total);
+}
+
+// For an artefact it would be the record alone, which is not told from other values here.
+void TierWriter::AddFromAbove(const Offered& offered, Batch* batch) {
+  const std::string name = TierNameOf(offered.key);
+  const bool readable = terms_.above != nullptr && offered.why != OfferedFor::kArtefact;
+  const ValueSizes sizes = readable ? KnownSizes(terms_.above, name) : ValueSizes();
+  if (sizes.empty()) return Count(&TierWriterCounters::gone, 1);
+  TierGet get = NewTierGet(name, sizes.all(), buffers_);
+  GetAndWait(terms_.above, {&get, 1}, Clock::now() + kReadTimeout, end_writes_.get_token());
+  if (!get.status.ok()) return Count(&TierWriterCounters::gone, 1);
+  const uint64_t total = WholeBytes(sizes.all());
+  TierPut put = NewPut(offered, offered.key, total, batch);
+  put.buffers.assign(get.buffers.begin(), get.buffers.end());
+  put.keep = std::move(get.keep);
+  batch->Add(std::move(put), total);
+}
+
+TierPut TierWriter::NewPut(const Offered& offered, const PageKey& key, uint64_t bytes,
+                           Batch* batch) {
+  TierPut put;
+  put.key = TierNameOf(key);
+  put.place = TierNameOf(offered.place);
+  put.header_room = true;
+  // What goes at once is a second's worth, so that a rate is one of any ten seconds, too.
+  const uint64_t rate = rate_.bytes_a_second();
+  const uint64_t most = queue_.MostBytes(rate == 0 ? batch_bytes_ : std::min(batch_bytes_, rate));
+  const bool full = !batch->puts.empty() && batch->bytes + bytes > most;
+  const auto same = [&put](const TierPut& other) { return other.key == put.key; };
+  if (full || std::ranges::any_of(batch->puts, same)) PutAll(batch);
+  return put;
 }
 
 void TierWriter::PutAll(Batch* batch) {
-  const uint64_t bytes = batch->bytes;
-  std::vector<TierPut> puts = std::move(batch->puts);
-  const std::vector<std::string> changed = std::move(batch->changed);
-  *batch = {{}, {}, 0, batch->most};
+  std::vector<TierPut> puts = std::exchange(batch->puts, {});
+  std::vector<TierForget> changed = std::exchange(batch->changed, {});
+  const uint64_t bytes = std::exchange(batch->bytes, 0);
   if (puts.empty()) return;
-  const Deadline deadline = PutDeadline(bytes);
+  const bool goes = rate_.bytes_a_second() == 0 || queue_.Pace(rate_.Begin(bytes, Clock::now()));
+  const Deadline deadline = goes ? queue_.PutDeadline(bytes) : Clock::now();
   // What cannot be forgotten stays as it was put: no later value takes its place.
-  if (const Status gone = ForgetAndWait(tier_, changed, deadline); !gone.ok()) {
-    log_.Warn("tier_forget_failed", gone);
+  if (const Status gone = ForgetAndWait(tier_, std::span(changed), deadline); !gone.ok()) {
+    log_.Warn(far() ? "remote_forget_failed" : "tier_forget_failed", gone);
   }
   PutAndWait(tier_, puts, deadline, end_writes_.get_token());
-  bool stops = false;
-  {
-    MutexLock lock(mu_);
-    stops = stopping_;
-  }
-  uint64_t dropped = 0;
+  CountPuts(puts, batch);
+}
+
+void TierWriter::CountPuts(std::span<const TierPut> puts, Batch* batch) {
+  const bool stops = queue_.stopping();
+  uint64_t dropped = 0, bytes = 0;
   std::vector<PageKey> stored;
   for (const TierPut& put : puts) {
     const Code code = put.status.code();
     const bool untimely = code == Code::kAborted || code == Code::kDeadlineExceeded;
     if (put.status.ok()) {
-      for (const auto& buffer : put.buffers) NoteBytes(BytePath::kMemoryToDisk, buffer.size());
+      for (const auto& buffer : put.buffers) bytes += buffer.size();
       std::ranges::copy(put.key, stored.emplace_back().begin());
     } else if (stops && untimely) {
       ++dropped;
-    } else {
-      log_.Warn("tier_write_failed", put.status);
+    } else if (!put.status.reason().ends_with("_LEFT_ALONE")) {  // told once, when it was
+      log_.Warn(far() ? "remote_write_failed" : "tier_write_failed", put.status);
     }
   }
-  store_->values().NoteStored(stored);
-  Count(&TierWriterCounters::written, stored.size());
-  Count(&TierWriterCounters::dropped, dropped);
-  Count(&TierWriterCounters::failed, puts.size() - stored.size() - dropped);
+  if (!far()) store_->values().NoteStored(stored);
+  if (far()) terms_.known->NotePresent(stored);
+  NoteBytes(terms_.path, bytes);
+  queue_.NoteDropped(dropped);
+  batch->whole = batch->whole && stored.size() == puts.size();
+  MutexLock lock(mu_);
+  counters_.written += stored.size();
+  counters_.written_bytes += bytes;
+  counters_.failed += puts.size() - stored.size() - dropped;
 }
 
 void TierWriter::CheckpointIfDry() {
-  {
-    MutexLock lock(mu_);
-    if (drains_ != Drains::kDrying || !offers_.empty()) return;
-  }
-  const Status status = checkpoint_ ? checkpoint_(Clock::now() + kCheckpointTimeout) : OkStatus();
+  if (!queue_.dry()) return;
+  const Status status =
+      terms_.checkpoint ? terms_.checkpoint(Clock::now() + kCheckpointTimeout) : OkStatus();
   if (!status.ok()) log_.Warn("tier_checkpoint_failed", status);
-  MutexLock lock(mu_);
-  // Resumed, and perhaps begun again, meanwhile: what was offered in between comes first.
-  if (drains_ != Drains::kDrying || !offers_.empty()) return;
-  drains_ = status.ok() ? Drains::kDrained : Drains::kFailed;
-  drain_failed_ = status;
+  queue_.NoteCheckpoint(status);
 }
 
 }  // namespace kvstrata

@@ -1,125 +1,143 @@
 // SPDX-License-Identifier: Apache-2.0
-// TierWriter: keeps sealed pages, index blocks and artefacts in a tier below memory.
+// TierWriter: puts sealed pages, index blocks and artefacts into a tier below memory, by policy.
 //
-// Its thread ("kvs-tier-write") takes keys from a bounded queue of offers, copies what is still in
-// memory and puts it in batches. A value that changed (more was reported of a page's positions; an
-// artefact was built again) is forgotten and put again. An artefact's record is put last, when all
-// of its extents are there. A page is held for the length of a copy into the buffers.
+// Its thread takes keys that were offered (write_queue.h), copies what is still in memory and puts
+// it in batches; a page is held for the length of a copy into the buffers. Behind another tier a
+// value goes when that one has it, and is read from there when it left memory. A value that changed
+// (more was reported of a page's positions; an artefact was built again) is forgotten and put
+// again. An artefact's record is put last, when all of its extents were taken. Nothing is tried
+// twice: what failed is offered again by the next use.
 //
-// Ownership: borrows what it is given. Thread-safety: all methods, from any thread; one lock of its
-// own, held for a look at the queue. Errors: only those of drains; the others are counted, and
-// logged at most once a second.
+// Ownership: borrows what it is given. Thread-safety: all methods, from any thread. Errors: only
+// those of drains; the others are counted, and logged at most once a second.
 #ifndef KVSTRATA_SERVER_WORK_TIERS_TIER_WRITER_H_
 #define KVSTRATA_SERVER_WORK_TIERS_TIER_WRITER_H_
 
+#include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <functional>
-#include <optional>
 #include <stop_token>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "base/sync.h"
+#include "server/store/options/copy_rate.h"
 #include "server/store/store.h"
 #include "server/telemetry/status_log.h"
+#include "server/telemetry/traffic.h"
 #include "server/tier/tier_buffers.h"
 #include "server/tier/value_tier.h"
+#include "server/work/tiers/recent_keys.h"
+#include "server/work/tiers/write_queue.h"
 
 namespace kvstrata {
 
-struct TierWriterOptions {
-  uint32_t queue = 65536;                     // offers that may wait
-  uint64_t batch_bytes = uint64_t{64} << 20;  // bytes of one batch, but for its first value
+// What goes into a tier. kSealed: all that is sealed or was loaded from elsewhere. kAll: all that
+// is sealed, and what is used again, as far as the tier is not known to have it. kReused: what
+// another sequence opened on, what is pinned, and artefacts.
+enum class TierWrite : uint8_t { kSealed, kReused, kAll, kOff };
+
+struct TierWriterOptions : WriteQueueOptions {
+  TierWrite write = TierWrite::kSealed;
+  uint64_t batch_bytes = uint64_t{64} << 20;  // bytes of a batch, but for its first value
+  uint64_t rate = 0;                          // bytes a second; 0: no limit
+  std::chrono::seconds patience{60};          // for the tier above to have it
 };
 
-// Since start; pages, index blocks, extents and records of artefacts alike.
-struct TierWriterCounters {
-  uint64_t written = 0;
-  uint64_t dropped = 0;  // offers that the queue had no room for, or the stop no time
-  uint64_t gone = 0;     // left memory before they were written
-  uint64_t failed = 0;   // the tier did not take them
-  uint64_t refused = 0;  // offers while it was drained
+// Values since start, but for bytes.
+struct TierWriterCounters : WriteQueueCounters {
+  uint64_t written = 0, written_bytes = 0;
+  uint64_t dropped_above = 0;  // the tier above did not come to have it
+  uint64_t gone = 0;           // left memory, and the tier above, before they were written
+  uint64_t failed = 0;         // the tier did not take them
+  uint64_t dropped() const { return dropped_full + dropped_rate + dropped_above + dropped_stop; }
 };
 
-// How far a drain is. kDrying: the writer is to make a checkpoint when nothing waits.
-enum class Drains : uint8_t { kNo, kDrying, kFailed, kDrained };
+// How a tier is written, whatever its operator wants.
+struct TierWriterTerms {
+  const char* thread;          // its name
+  BytePath path;               // what is counted
+  KnownKeys* known = nullptr;  // what a tier is known to have that is asked; null: this one answers
+  ValueTier* above = nullptr;  // null: there is none
+  std::function<Status(Deadline)> checkpoint;  // makes its next start quick; may be empty
+};
 
 class TierWriter {
  public:
-  // checkpoint: makes the tier's next start quick; may be empty.
-  TierWriter(const TierWriterOptions& options, Store* store, ValueTier* tier, TierBuffers* buffers,
-             std::function<Status(Deadline)> checkpoint);
+  TierWriter(const TierWriterOptions& options, TierWriterTerms terms, Store* store, ValueTier* tier,
+             TierBuffers* buffers);
   // Stop, at once.
   ~TierWriter();
   // Writes what waits, until `deadline` or until `most_bytes` of it are written, drops the rest and
   // joins. Idempotent.
-  void Stop(Deadline deadline, uint64_t most_bytes) KVS_EXCLUDES(mu_);
+  void Stop(Deadline deadline, uint64_t most_bytes);
 
-  void Offer(const PageKey& key) KVS_EXCLUDES(mu_);
+  // What the policy does not want is left. May be called under the store's lock.
+  void Offer(const TierOffer& offer);
+  // Policy and rates, for what is offered, and written, from now on.
+  void Configure(const TierWriterOptions& options);
 
-  // Refuses offers from now on and has the writer make a checkpoint, where the tier has one,
-  // when none waits any more: ask again until `drained`. Never waits. What the checkpoint returned,
-  // once; the next call has it tried again.
-  Status Drain() KVS_EXCLUDES(mu_);
+  // Refuses offers from now on and has the tier make a checkpoint, where it has one, when none
+  // waits any more: ask again until `drained`. Never waits. What the checkpoint returned, once; the
+  // next call has it tried again.
+  Status Drain() { return queue_.Drain(); }
   // Takes offers again, first of what memory has and the tier has not.
-  void Resume() KVS_EXCLUDES(mu_);
-  bool draining() const KVS_EXCLUDES(mu_);
+  void Resume();
+  bool draining() const { return queue_.draining(); }
   // Nothing waits, nothing comes, and the next start is quick.
-  bool drained() const KVS_EXCLUDES(mu_);
-
+  bool drained() const { return queue_.drained(); }
   TierWriterCounters counters() const KVS_EXCLUDES(mu_);
-  // Offers that wait or are being written.
-  size_t waiting() const KVS_EXCLUDES(mu_);
 
  private:
+  using Offered = WriteQueue::Offered;
   // Copies on their way to the tier.
   struct Batch {
     std::vector<TierPut> puts;
-    std::vector<std::string> changed;  // keys among them, to be forgotten before
+    std::vector<TierForget> changed;  // to be forgotten before
     uint64_t bytes = 0;
-    // The most bytes it may have, but for its first value: fewer while the writer stops, which
-    // looks at its time between batches.
-    uint64_t most = 0;
+    bool whole = true;  // all that was to go into it, and into those before it, was taken
+
+    void Add(TierPut put, uint64_t its_bytes) {
+      puts.push_back(std::move(put));
+      bytes += its_bytes;
+    }
   };
 
-  void Write() KVS_EXCLUDES(mu_);
-  // Waits for some; nothing: the end. Empty: a drain waits for its checkpoint.
-  std::optional<std::vector<PageKey>> NextOffers() KVS_EXCLUDES(mu_);
-  void WriteOffered(const PageKey& key, Batch* batch) KVS_EXCLUDES(mu_);
+  bool far() const { return terms_.known != nullptr; }
+  bool Wants(const TierOffer& offer) const;
+  bool Has(const PageKey& key) const;
+  void Write();
+  // Whether the tier above has it; else it waits on, or is dropped.
+  bool IsAbove(const Offered& offered);
+  void WriteOffered(const Offered& offered, Batch* batch);
   // Copies value number `i` of an offered key, if the tier needs it.
-  void Add(const PageKey& offered, size_t i, const SealedValue& value, Batch* batch)
-      KVS_EXCLUDES(mu_);
-  // Puts the batch, which is empty afterwards.
-  void PutAll(Batch* batch) KVS_EXCLUDES(mu_);
+  void Add(const Offered& offered, size_t i, const SealedValue& value, Batch* batch);
+  void AddFromAbove(const Offered& offered, Batch* batch);
+  // Whether the one that is there is to be forgotten first.
+  bool TakesAPlace(const Offered& offered, const SealedValue& value) const;
+  // A put that the batch has room for, without its buffers.
+  TierPut NewPut(const Offered& offered, const PageKey& key, uint64_t bytes, Batch* batch);
+  // Puts the batch, which has no values afterwards.
+  void PutAll(Batch* batch);
+  void CountPuts(std::span<const TierPut> puts, Batch* batch);
   // The end of a drain, when nothing waits.
-  void CheckpointIfDry() KVS_EXCLUDES(mu_);
-  // Whether the stop has no time or bytes left for more offers.
-  bool GivesUp() const KVS_REQUIRES(mu_);
-  // The deadline of a batch of so many bytes.
-  Deadline PutDeadline(uint64_t bytes) KVS_EXCLUDES(mu_);
+  void CheckpointIfDry();
   void Count(uint64_t TierWriterCounters::*what, uint64_t n) KVS_EXCLUDES(mu_);
 
-  const TierWriterOptions options_;
+  const uint64_t batch_bytes_;
+  const std::chrono::seconds patience_;
+  const TierWriterTerms terms_;
+  std::atomic<TierWrite> policy_;
+  CopyRate rate_;
   Store* const store_;
   ValueTier* const tier_;
   TierBuffers* const buffers_;
-  const std::function<Status(Deadline)> checkpoint_;
+  WriteQueue queue_;
   std::stop_source end_writes_;
 
   mutable Mutex mu_;
-  std::condition_variable offered_, ended_;
-  std::deque<PageKey> offers_ KVS_GUARDED_BY(mu_);
-  size_t writing_ KVS_GUARDED_BY(mu_) = 0;
-  bool written_out_ KVS_GUARDED_BY(mu_) = false;  // the writer has ended
-  bool stopping_ KVS_GUARDED_BY(mu_) = false;
-  Drains drains_ KVS_GUARDED_BY(mu_) = Drains::kNo;
-  Status drain_failed_ KVS_GUARDED_BY(mu_);  // why kFailed
-  Deadline stop_deadline_ KVS_GUARDED_BY(mu_){};
-  uint64_t stop_bytes_ KVS_GUARDED_BY(mu_) = 0;  // that may still be written
   TierWriterCounters counters_ KVS_GUARDED_BY(mu_);
   StatusLog log_;
   std::thread thread_;

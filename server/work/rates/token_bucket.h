@@ -4,8 +4,8 @@
 // server/store/options/copy_rate.h).
 //
 // Thread-safety: none; its owner's lock guards it.
-#ifndef KVSTRATA_SERVER_WORK_REMOTE_TOKEN_BUCKET_H_
-#define KVSTRATA_SERVER_WORK_REMOTE_TOKEN_BUCKET_H_
+#ifndef KVSTRATA_SERVER_WORK_RATES_TOKEN_BUCKET_H_
+#define KVSTRATA_SERVER_WORK_RATES_TOKEN_BUCKET_H_
 
 #include <algorithm>
 #include <chrono>
@@ -46,4 +46,4 @@ class TokenBucket {
 
 }  // namespace kvstrata
 
-#endif  // KVSTRATA_SERVER_WORK_REMOTE_TOKEN_BUCKET_H_
+#endif  // KVSTRATA_SERVER_WORK_RATES_TOKEN_BUCKET_H_

@@ -4,12 +4,13 @@
 //
 // What was learned first is forgotten first. Thread-safety: all methods, from any thread; one lock
 // of its own, for a look-up. Cost: 100 bytes a key.
-#ifndef KVSTRATA_SERVER_WORK_REMOTE_RECENT_KEYS_H_
-#define KVSTRATA_SERVER_WORK_REMOTE_RECENT_KEYS_H_
+#ifndef KVSTRATA_SERVER_WORK_TIERS_RECENT_KEYS_H_
+#define KVSTRATA_SERVER_WORK_TIERS_RECENT_KEYS_H_
 
 #include <chrono>
 #include <cstddef>
 #include <deque>
+#include <span>
 #include <unordered_map>
 #include <utility>
 
@@ -62,6 +63,18 @@ class RecentKeys {
   std::deque<std::pair<Clock::time_point, PageKey>> by_age_ KVS_GUARDED_BY(mu_);
 };
 
+// What is known of a tier that must be asked.
+struct KnownKeys {
+  RecentKeys present, absent;
+
+  void NotePresent(std::span<const PageKey> keys) {
+    for (const PageKey& key : keys) {
+      present.Add(key);
+      absent.Erase(key);
+    }
+  }
+};
+
 }  // namespace kvstrata
 
-#endif  // KVSTRATA_SERVER_WORK_REMOTE_RECENT_KEYS_H_
+#endif  // KVSTRATA_SERVER_WORK_TIERS_RECENT_KEYS_H_

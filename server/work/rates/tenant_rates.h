@@ -6,8 +6,8 @@
 // has filled up again is as good as a new one and goes when there is another tenant; one more that
 // moves bytes within that second moves none. Thread-safety: none; its owner's lock guards it. Cost:
 // a map's look-up; with all buckets in use a look at each.
-#ifndef KVSTRATA_SERVER_WORK_REMOTE_TENANT_RATES_H_
-#define KVSTRATA_SERVER_WORK_REMOTE_TENANT_RATES_H_
+#ifndef KVSTRATA_SERVER_WORK_RATES_TENANT_RATES_H_
+#define KVSTRATA_SERVER_WORK_RATES_TENANT_RATES_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -17,7 +17,7 @@
 #include <string_view>
 #include <utility>
 
-#include "server/work/remote/token_bucket.h"
+#include "server/work/rates/token_bucket.h"
 
 namespace kvstrata {
 
@@ -76,4 +76,4 @@ class TenantRates {
 
 }  // namespace kvstrata
 
-#endif  // KVSTRATA_SERVER_WORK_REMOTE_TENANT_RATES_H_
+#endif  // KVSTRATA_SERVER_WORK_RATES_TENANT_RATES_H_

@@ -1,127 +1,117 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "server/work/remote/remote_pages.h"
+#include "server/work/tiers/tier_searches.h"
 
 #include <algorithm>
 #include <string_view>
 #include <utility>
 
 #include "server/telemetry/thread_top.h"
+#include "server/telemetry/traffic.h"
 
 namespace kvstrata {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr uint64_t kBufferBytes = uint64_t{64} << 20;  // more than that is of the heap
 constexpr const char* kSearch = "remote-search";
 
 std::string_view NameOf(const PageKey& key) {
   return {reinterpret_cast<const char*>(key.data()), key.size()};
 }
 
-TierLoadsOptions LoadsOf(TierLoadsOptions loads) {
-  loads.path = BytePath::kRemoteToMemory;
-  loads.timed = Timed::kRemoteLoad;
-  return loads;
+bool IsWorthIt(const TierSearch& search, double bytes_a_second) {
+  if (bytes_a_second == 0 || search.prefill_rate == 0) return true;
+  const double reading = static_cast<double>(search.bytes) / bytes_a_second;
+  const double computing = search.tokens / search.prefill_rate;
+  return reading <= computing / 2;
 }
 
 }  // namespace
 
-RemotePages::RemotePages(const RemotePagesOptions& options, Store* store, ValueTier* local,
-                         ValueTier* remote)
-    : remote_(remote),
-      buffers_(kBufferBytes),
-      present_(options.present_ttl),
-      absent_(options.miss_ttl),
+TierSearches::TierSearches(const TierSearchesOptions& options, ValueTier* tier)
+    : tier_(tier),
+      known_{RecentKeys(options.present_ttl), RecentKeys(options.miss_ttl)},
       options_(options),
       read_rate_(options.read_rate),
-      tenant_read_rates_(options.tenant_read_rates),
-      loads_(LoadsOf(options.loads), remote, &buffers_, [] {}),
-      writer_(options.writer, store, local, remote, &buffers_, &present_, &absent_) {}
+      tenant_read_rates_(options.tenant_read_rates) {}
 
-RemotePages::~RemotePages() { Stop(); }
-
-void RemotePages::Stop() {
+void TierSearches::Cancel() {
   {
     MutexLock lock(mu_);
     stopping_ = true;
   }
   end_searches_.request_stop();
-  loads_.Cancel();
-  writer_.Stop();
-  {
-    std::unique_lock<std::mutex> lock(mu_.native());
-    ended_.wait(lock, [this]() KVS_NO_THREAD_SAFETY_ANALYSIS { return searching_ == 0; });
-  }
-  loads_.Await();
 }
 
-void RemotePages::Configure(const RemotePagesOptions& options) {
-  present_.Restart(options.present_ttl);
-  absent_.Restart(options.miss_ttl);
-  writer_.Configure(options.writer);
+void TierSearches::Await() {
+  std::unique_lock<std::mutex> lock(mu_.native());
+  ended_.wait(lock, [this]() KVS_NO_THREAD_SAFETY_ANALYSIS { return searching_ == 0; });
+}
+
+void TierSearches::Configure(const TierSearchesOptions& options) {
+  known_.present.Restart(options.present_ttl);
+  known_.absent.Restart(options.miss_ttl);
   MutexLock lock(mu_);
   if (options.read_rate != options_.read_rate) read_rate_ = TokenBucket(options.read_rate);
   tenant_read_rates_.Set(options.tenant_read_rates);
   options_ = options;
 }
 
-RemotePagesCounters RemotePages::counters() const {
+uint32_t TierSearches::min_tokens() const {
   MutexLock lock(mu_);
-  RemotePagesCounters all = counters_;
-  static_cast<TierLoadsCounters&>(all) = loads_.counters();
-  static_cast<RemoteWriterCounters&>(all) = writer_.counters();
+  return options_.min_tokens;
+}
+
+TierSearchesCounters TierSearches::counters() const {
+  MutexLock lock(mu_);
+  TierSearchesCounters all = counters_;
   all.over_read_rates = tenant_read_rates_.refused();
   return all;
 }
 
-// --- searches ------------------------------------------------------------------------------------
+void TierSearches::NoteLoaded(std::span<const PageKey> keys, std::span<const LoadedValue> values) {
+  uint64_t missed = 0;
+  for (size_t i = 0; i < values.size(); ++i) {
+    (values[i].empty() ? known_.absent : known_.present).Add(keys[i]);
+    missed += values[i].empty();
+  }
+  if (missed == 0) return;
+  MutexLock lock(mu_);
+  counters_.missed += missed;
+}
 
-std::chrono::microseconds RemotePages::TimeFor(uint32_t tokens) const {
+std::chrono::microseconds TierSearches::TimeFor(uint32_t tokens) const {
   return std::min(options_.deadline + options_.deadline_per_1024 * tokens / 1024,
                   options_.deadline_most);
 }
 
 // With its artefact a prompt is held across pages that are missing, so that nothing is cut then.
-bool RemotePages::CutKnownMisses(TierSearch* search, uint32_t min_tokens) const {
+bool TierSearches::CutKnownMisses(TierSearch* search) const {
   std::vector<TierSearch::Key>& keys = search->keys;
-  if (search->artefact && !absent_.Contains(keys.front().key)) return true;
+  if (search->artefact && !known_.absent.Contains(keys.front().key)) return true;
   if (search->artefact) keys.erase(keys.begin());
   search->artefact = false;
   const auto pages = static_cast<uint32_t>(std::ranges::count_if(keys, &TierSearch::Key::page));
   if (pages == 0) return false;
   const auto missed = std::ranges::find_if(
-      keys, [this](const TierSearch::Key& k) { return k.page && absent_.Contains(k.key); });
+      keys, [this](const TierSearch::Key& k) { return k.page && known_.absent.Contains(k.key); });
   keys.erase(missed, keys.end());
   const auto left = static_cast<uint32_t>(std::ranges::count_if(keys, &TierSearch::Key::page));
   search->bytes = search->bytes / pages * left;
   search->tokens = search->tokens / pages * left;
-  return left != 0 && search->tokens >= min_tokens;
+  return left != 0 && search->tokens >= min_tokens();
 }
 
-bool RemotePages::IsWorthIt(const TierSearch& search) const {
-  const double rate = loads_.bytes_per_second();
-  if (rate == 0 || search.prefill_rate == 0) return true;
-  const double reading = static_cast<double>(search.bytes) / rate;
-  const double computing = search.tokens / search.prefill_rate;
-  return reading <= computing / 2;
-}
-
-bool RemotePages::Search(TierSearch search) {
-  uint32_t min_tokens = 0;
-  {
-    MutexLock lock(mu_);
-    min_tokens = options_.min_tokens;
-  }
-  const bool unknown = CutKnownMisses(&search, min_tokens);
-  const bool worth = unknown && IsWorthIt(search);
+bool TierSearches::Begin(TierSearch search, double bytes_a_second) {
+  const bool unknown = CutKnownMisses(&search);
+  const bool worth = unknown && IsWorthIt(search, bytes_a_second);
   const auto s = std::make_shared<Searching>();
   {
     MutexLock lock(mu_);
     const bool refused = stopping_ || searching_ >= kMostSearches;
     counters_.known_misses += !unknown;
     counters_.not_worth += unknown && !worth;
-    counters_.refused += worth && refused;
+    counters_.refused_searches += worth && refused;
     if (!worth || refused) return false;
     const std::chrono::microseconds time = TimeFor(search.tokens);
     s->deadline = search.asked + time;
@@ -134,18 +124,18 @@ bool RemotePages::Search(TierSearch search) {
   for (const TierSearch::Key& key : s->search.keys) {
     s->probes.push_back({NameOf(key.key), {}, NameOf(key.place)});
   }
-  remote_->Probe(s->probes, {s->probed_by, end_searches_.get_token(), [this, s] { Found(s); }});
+  tier_->Probe(s->probes, {s->probed_by, end_searches_.get_token(), [this, s] { Found(s); }});
   return true;
 }
 
-bool RemotePages::MayRead(const std::string& tenant, uint64_t bytes) {
+bool TierSearches::MayRead(const std::string& tenant, uint64_t bytes) {
   const Clock::time_point now = Clock::now();
   MutexLock lock(mu_);
   return tenant_read_rates_.Take(tenant, bytes, now) && read_rate_.Take(bytes, now);
 }
 
-RemoteFinds RemotePages::FindsOf(const Searching& s) {
-  RemoteFinds finds;
+TierFinds TierSearches::FindsOf(const Searching& s) {
+  TierFinds finds;
   finds.deadline = s.deadline;
   const bool late = Clock::now() >= s.probed_by;
   bool gap = false, over_rate = false;
@@ -155,7 +145,7 @@ RemoteFinds RemotePages::FindsOf(const Searching& s) {
     if (sizes.empty()) {
       const bool first = key.page && !gap;
       // What could not be told in time is no miss.
-      if (!late && (first || (s.search.artefact && i == 0))) absent_.Add(key.key);
+      if (!late && (first || (s.search.artefact && i == 0))) known_.absent.Add(key.key);
       gap = gap || key.page;
       if (gap && !s.search.artefact) break;
       continue;
@@ -174,35 +164,15 @@ RemoteFinds RemotePages::FindsOf(const Searching& s) {
 }
 
 // Without memory for what was found nothing was.
-void RemotePages::Found(const std::shared_ptr<Searching>& s) {
+void TierSearches::Found(const std::shared_ptr<Searching>& s) {
   NoteTime(Timed::kRemoteSearch, Clock::now() - s->search.asked);
-  RemoteFinds finds;
+  TierFinds finds;
   if (!Survive(kSearch, [&] { finds = FindsOf(*s); })) finds = {};
   Survive(kSearch, [&] { s->search.done(std::move(finds)); });
   s->search.done = nullptr;
   MutexLock lock(mu_);
   --searching_;
   if (stopping_) ended_.notify_all();
-}
-
-// --- loads ---------------------------------------------------------------------------------------
-
-bool RemotePages::Load(TierLoad load) {
-  load.take = [this, keys = load.keys, take = std::move(load.take)](
-                  size_t first, std::span<const LoadedValue> values) {
-    uint64_t missed = 0;
-    for (size_t i = 0; i < values.size(); ++i) {
-      RecentKeys& known = values[i].empty() ? absent_ : present_;
-      known.Add(keys[first + i]);
-      missed += values[i].empty();
-    }
-    if (missed != 0) {
-      MutexLock lock(mu_);
-      counters_.missed += missed;
-    }
-    return take(first, values);
-  };
-  return loads_.Add(std::move(load));
 }
 
 }  // namespace kvstrata

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/work/tiers/write_queue.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace kvstrata {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr size_t kTaken = 256;                       // offers of each kind in one go
+constexpr std::chrono::milliseconds kLookAgain{50};  // at what was put back
+constexpr std::chrono::seconds kPutTimeout{10};
+// For a batch while it stops. Not the stop's deadline: a disk that is merely cut short must not
+// count as one that fails, which is left alone and gets no checkpoint.
+constexpr std::chrono::seconds kLastPutTimeout{1};
+constexpr uint64_t kLastBatches = 8;  // a batch while it stops is so many times smaller
+
+}  // namespace
+
+WriteQueue::WriteQueue(const WriteQueueOptions& options)
+    : options_(options), tenant_rates_(options.tenant_rates) {}
+
+void WriteQueue::SetTenantRates(const TenantRatesOptions& rates) {
+  MutexLock lock(mu_);
+  tenant_rates_.Set(rates);
+}
+
+void WriteQueue::Offer(const TierOffer& offer) {
+  {
+    MutexLock lock(mu_);
+    if (keys_.contains(offer.key)) return;
+    if (drain_.state != Draining::kNo) {
+      ++counters_.refused;
+      return;
+    }
+    if (ending_.begun) {
+      ++counters_.dropped_stop;
+      return;
+    }
+    if (keys_.size() >= options_.queue ||
+        counters_.waiting_bytes + offer.bytes > options_.queue_bytes) {
+      ++counters_.dropped_full;
+      return;
+    }
+    const Clock::time_point now = Clock::now();
+    if (!tenant_rates_.Take(offer.tenant, offer.bytes, now)) {
+      ++counters_.dropped_rate;
+      return;
+    }
+    keys_.insert(offer.key);
+    counters_.waiting_bytes += offer.bytes;
+    offers_.push_back({offer.key, offer.place, offer.bytes, offer.why, now});
+  }
+  changed_.notify_one();
+}
+
+// --- the thread that writes ----------------------------------------------------------------------
+
+std::optional<std::vector<WriteQueue::Offered>> WriteQueue::Take() {
+  std::unique_lock<std::mutex> lock(mu_.native());
+  return [&]() KVS_NO_THREAD_SAFETY_ANALYSIS -> std::optional<std::vector<Offered>> {
+    const auto ready = [this]() KVS_NO_THREAD_SAFETY_ANALYSIS {
+      return ending_.begun || !offers_.empty() || Dry();
+    };
+    if (put_back_.empty()) {
+      changed_.wait(lock, ready);
+    } else {
+      (void)changed_.wait_for(lock, kLookAgain, ready);
+    }
+    if (!ending_.begun || (!keys_.empty() && !NoTimeLeft())) return TakeSome();
+    counters_.dropped_stop += keys_.size();
+    counters_.waiting_bytes = 0;
+    keys_.clear();
+    offers_.clear();
+    put_back_.clear();
+    ending_.over = true;
+    ended_.notify_all();
+    return std::nullopt;
+  }();
+}
+
+std::vector<WriteQueue::Offered> WriteQueue::TakeSome() {
+  std::vector<Offered> taken;
+  for (std::deque<Offered>* const from : {&put_back_, &offers_}) {
+    for (size_t n = std::min(from->size(), kTaken); n > 0; --n) {
+      keys_.erase(from->front().key);
+      ++taken_;
+      taken_bytes_ += from->front().bytes;
+      taken.push_back(from->front());
+      from->pop_front();
+    }
+  }
+  return taken;
+}
+
+// Offered again meanwhile, it waits in that place.
+void WriteQueue::PutBack(const Offered& offered) {
+  MutexLock lock(mu_);
+  --taken_;
+  taken_bytes_ -= offered.bytes;
+  if (keys_.insert(offered.key).second) {
+    put_back_.push_back(offered);
+  } else {
+    counters_.waiting_bytes -= offered.bytes;
+  }
+}
+
+void WriteQueue::NoteWritten() {
+  MutexLock lock(mu_);
+  counters_.waiting_bytes -= std::exchange(taken_bytes_, 0);
+  taken_ = 0;
+}
+
+// --- stops ---------------------------------------------------------------------------------------
+
+bool WriteQueue::Stop(Deadline deadline, uint64_t most_bytes) {
+  {
+    MutexLock lock(mu_);
+    if (ending_.begun) return false;
+    ending_.begun = true;
+    ending_.deadline = deadline;
+    ending_.bytes = most_bytes;
+  }
+  changed_.notify_all();
+  return true;
+}
+
+void WriteQueue::Await(Deadline deadline) {
+  std::unique_lock<std::mutex> lock(mu_.native());
+  ended_.wait_until(lock, deadline,
+                    [this]() KVS_NO_THREAD_SAFETY_ANALYSIS { return ending_.over; });
+}
+
+bool WriteQueue::NoTimeLeft() const {
+  return ending_.begun && (ending_.bytes == 0 || Clock::now() >= ending_.deadline);
+}
+
+bool WriteQueue::stopping() const {
+  MutexLock lock(mu_);
+  return ending_.begun;
+}
+
+bool WriteQueue::GivesUp() const {
+  MutexLock lock(mu_);
+  return NoTimeLeft();
+}
+
+uint64_t WriteQueue::MostBytes(uint64_t batch_bytes) const {
+  MutexLock lock(mu_);
+  return ending_.begun ? std::min(batch_bytes / kLastBatches, ending_.bytes) : batch_bytes;
+}
+
+Deadline WriteQueue::PutDeadline(uint64_t bytes) {
+  MutexLock lock(mu_);
+  if (!ending_.begun) return Clock::now() + kPutTimeout;
+  ending_.bytes -= std::min(ending_.bytes, bytes);
+  return Clock::now() + kLastPutTimeout;
+}
+
+bool WriteQueue::Pace(Deadline begin) {
+  std::unique_lock<std::mutex> lock(mu_.native());
+  const auto stops = [this]() KVS_NO_THREAD_SAFETY_ANALYSIS { return ending_.begun; };
+  return !changed_.wait_until(lock, begin, stops);
+}
+
+void WriteQueue::NoteDropped(uint64_t by_stop) {
+  MutexLock lock(mu_);
+  counters_.dropped_stop += by_stop;
+}
+
+// --- drains --------------------------------------------------------------------------------------
+
+Status WriteQueue::Drain() {
+  {
+    MutexLock lock(mu_);
+    if (drain_.state == Draining::kDrained) return OkStatus();
+    if (drain_.state == Draining::kFailed && !drain_.failed.ok()) {
+      return std::exchange(drain_.failed, OkStatus());
+    }
+    drain_.state = Draining::kDrying;
+  }
+  changed_.notify_one();
+  return OkStatus();
+}
+
+bool WriteQueue::Resume() {
+  MutexLock lock(mu_);
+  return std::exchange(drain_.state, Draining::kNo) != Draining::kNo;
+}
+
+bool WriteQueue::draining() const {
+  MutexLock lock(mu_);
+  return drain_.state != Draining::kNo;
+}
+
+bool WriteQueue::drained() const {
+  MutexLock lock(mu_);
+  return drain_.state == Draining::kDrained;
+}
+
+bool WriteQueue::Dry() const { return drain_.state == Draining::kDrying && keys_.empty(); }
+
+bool WriteQueue::dry() const {
+  MutexLock lock(mu_);
+  return Dry();
+}
+
+// Resumed, and perhaps begun again, meanwhile: what was offered in between comes first.
+void WriteQueue::NoteCheckpoint(const Status& status) {
+  MutexLock lock(mu_);
+  if (!Dry()) return;
+  drain_.state = status.ok() ? Draining::kDrained : Draining::kFailed;
+  drain_.failed = status;
+}
+
+WriteQueueCounters WriteQueue::counters() const {
+  MutexLock lock(mu_);
+  WriteQueueCounters all = counters_;
+  all.waiting = keys_.size() + taken_;
+  all.over_write_rates = tenant_rates_.refused();
+  return all;
+}
+
+}  // namespace kvstrata

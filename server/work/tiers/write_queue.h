@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+// WriteQueue: what waits to be written into one tier, and what becomes of it when that is full, is
+// drained or stops.
+//
+// A key waits once: it is copied as it is when its turn comes. Bounds are a number of keys and the
+// bytes that they stand for; each tenant may have a rate. An offer that goes beyond is left, and
+// counted. One thread takes offers, any thread makes them.
+//
+// Thread-safety: all methods, from any thread; one lock of its own, held for a look at the queue.
+// Blocking: Take, Await and Pace alone.
+#ifndef KVSTRATA_SERVER_WORK_TIERS_WRITE_QUEUE_H_
+#define KVSTRATA_SERVER_WORK_TIERS_WRITE_QUEUE_H_
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <unordered_set>
+#include <vector>
+
+#include "base/sync.h"
+#include "server/store/pages/page_tier.h"
+#include "server/tier/value_tier.h"
+#include "server/work/rates/tenant_rates.h"
+
+namespace kvstrata {
+
+struct WriteQueueOptions {
+  uint32_t queue = 65536;                                       // keys that may wait
+  uint64_t queue_bytes = std::numeric_limits<uint64_t>::max();  // that these may stand for
+  TenantRatesOptions tenant_rates;                              // bytes a second of what is offered
+};
+
+// Since start, but for what waits; pages, index blocks, extents and records of artefacts alike.
+struct WriteQueueCounters {
+  uint64_t waiting = 0, waiting_bytes = 0;  // offers that wait or are being written, now
+  uint64_t dropped_full = 0;                // the queue had no room
+  uint64_t dropped_rate = 0;                // its tenant had offered as much as its rate allows
+  uint64_t dropped_stop = 0;                // the daemon stopped
+  uint64_t refused = 0;                     // offers while it was drained
+  TenantRates::Refused over_write_rates;    // dropped_rate by tenant
+};
+
+class WriteQueue {
+ public:
+  struct Offered {
+    PageKey key{};
+    PageKey place{};
+    uint64_t bytes = 0;
+    OfferedFor why = OfferedFor::kSealed;
+    std::chrono::steady_clock::time_point since;
+  };
+
+  explicit WriteQueue(const WriteQueueOptions& options);
+
+  // May be called under the store's lock.
+  void Offer(const TierOffer& offer) KVS_EXCLUDES(mu_);
+  // For offers from now on.
+  void SetTenantRates(const TenantRatesOptions& rates) KVS_EXCLUDES(mu_);
+
+  // For the thread that writes: waits for some, first of those that were put back; nothing: the
+  // end, with what waits dropped. None: a drain waits for its checkpoint.
+  std::optional<std::vector<Offered>> Take() KVS_EXCLUDES(mu_);
+  // One that was taken waits again, and comes back in a short while.
+  void PutBack(const Offered& offered) KVS_EXCLUDES(mu_);
+  // All that were taken and not put back were written, or left.
+  void NoteWritten() KVS_EXCLUDES(mu_);
+
+  // Takes no more offers. What waits may still be written, until the deadline or until so many
+  // bytes are. False: it has been told before.
+  bool Stop(Deadline deadline, uint64_t most_bytes) KVS_EXCLUDES(mu_);
+  // Until Take has said that it is the end.
+  void Await(Deadline deadline) KVS_EXCLUDES(mu_);
+  bool stopping() const KVS_EXCLUDES(mu_);
+  // Whether the stop has no time or bytes left.
+  bool GivesUp() const KVS_EXCLUDES(mu_);
+  // How many bytes a batch may have that goes now. While it stops fewer, as that looks at its time
+  // between batches.
+  uint64_t MostBytes(uint64_t batch_bytes) const KVS_EXCLUDES(mu_);
+  // The deadline of a batch of so many bytes, which the stop counts.
+  Deadline PutDeadline(uint64_t bytes) KVS_EXCLUDES(mu_);
+  // Waits until then; false: a stop came between.
+  bool Pace(Deadline begin) KVS_EXCLUDES(mu_);
+  void NoteDropped(uint64_t by_stop) KVS_EXCLUDES(mu_);
+
+  // Refuses offers from now on, and is dry when none waits any more: ask again until `drained`.
+  // What the checkpoint returned, once; the next call has it tried again.
+  Status Drain() KVS_EXCLUDES(mu_);
+  // False: it was not draining.
+  bool Resume() KVS_EXCLUDES(mu_);
+  bool draining() const KVS_EXCLUDES(mu_);
+  bool drained() const KVS_EXCLUDES(mu_);
+  // A checkpoint is due: it drains, and nothing waits.
+  bool dry() const KVS_EXCLUDES(mu_);
+  // How that checkpoint ended. Nothing if offers came meanwhile.
+  void NoteCheckpoint(const Status& status) KVS_EXCLUDES(mu_);
+
+  WriteQueueCounters counters() const KVS_EXCLUDES(mu_);
+
+ private:
+  struct Ending {
+    bool begun = false;
+    bool over = false;  // Take has said so
+    Deadline deadline{};
+    uint64_t bytes = 0;  // that may still be written
+  };
+  struct Draining {
+    enum : uint8_t { kNo, kDrying, kFailed, kDrained } state = kNo;
+    Status failed;  // why kFailed
+  };
+
+  std::vector<Offered> TakeSome() KVS_REQUIRES(mu_);
+  bool NoTimeLeft() const KVS_REQUIRES(mu_);
+  bool Dry() const KVS_REQUIRES(mu_);
+
+  const WriteQueueOptions options_;  // but the rates
+
+  mutable Mutex mu_;
+  std::condition_variable changed_, ended_;
+  std::deque<Offered> offers_ KVS_GUARDED_BY(mu_), put_back_ KVS_GUARDED_BY(mu_);
+  std::unordered_set<PageKey, PageKeyHash> keys_ KVS_GUARDED_BY(mu_);  // those of all that wait
+  uint64_t taken_ KVS_GUARDED_BY(mu_) = 0, taken_bytes_ KVS_GUARDED_BY(mu_) = 0;
+  TenantRates tenant_rates_ KVS_GUARDED_BY(mu_);
+  Ending ending_ KVS_GUARDED_BY(mu_);
+  Draining drain_ KVS_GUARDED_BY(mu_);
+  WriteQueueCounters counters_ KVS_GUARDED_BY(mu_);
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_WORK_TIERS_WRITE_QUEUE_H_
