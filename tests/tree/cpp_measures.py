@@ -38,6 +38,7 @@ QUERY = tree_sitter.Query(LANGUAGE, "(function_definition) @function (comment) @
 class CppMeasures:
     functions: list  # (qualified name, lines)
     classes: list    # (qualified name, declarations)
+    interfaces: list  # (qualified name, virtual functions), destructors and overrides not counted
     comments: list   # texts
     placed: list     # the same, as comments.begin_with_of wants them
     errors: list     # numbers of lines from which too much could not be parsed
@@ -52,12 +53,14 @@ def measure(source):
                  if n.child_by_field_name("body")]
     classes = [(qualified_name(n), declarations(n.child_by_field_name("body")))
                for n in found.get("class", ())]
+    interfaces = [(qualified_name(n), count) for n in found.get("class", ())
+                  if (count := virtual_functions(n.child_by_field_name("body")))]
     nodes = sorted(found.get("comment", ()), key=lambda n: n.start_byte)
     comments = [source[n.start_byte:n.end_byte].decode(errors="replace") for n in nodes]
     placed = [(n.start_point[0] + 1, n.start_point[1], begins_line(source, n), text)
               for n, text in zip(nodes, comments)]
     errors = [n.start_point[0] + 1 for n in found.get("error", ()) if line_count(n) > LONGEST_ERROR]
-    return CppMeasures(functions, classes, comments, placed, errors)
+    return CppMeasures(functions, classes, interfaces, comments, placed, errors)
 
 
 def begins_line(source, node):
@@ -106,6 +109,12 @@ def declarations(body):
         elif node.type.startswith("preproc_"):
             count += declarations(node)
     return count
+
+
+def virtual_functions(body):
+    """How many functions a class makes virtual itself."""
+    return sum(text_of(node).startswith("virtual ") and "~" not in text_of(node).split("(")[0]
+               for node in body.named_children)
 
 
 def qualified_name(node):

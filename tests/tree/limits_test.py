@@ -65,7 +65,7 @@ class Tree(unittest.TestCase):
         self.assertIn(f" {max(1, sum(t.startswith(KINDS) for t in texts))} failed", out)
 
 
-KINDS = ("cycle ", "held ", "function ", "header ", "class ", "folder ", "dangling ", "sentence ", "of ", "unparsed ")
+KINDS = ("cycle ", "held ", "function ", "header ", "class ", "interface ", "folder ", "dangling ", "sentence ", "of ", "unparsed ")
 
 
 class Limits(Tree):
@@ -106,6 +106,14 @@ class Limits(Tree):
         self.assert_passes()
         self.write("base/c.h", f"class A {{\n{members}  friend class B;\n}};\n")
         self.assert_fails("class base/c.h: A: 41, the limit is 40")
+
+    def test_an_interface_of_too_many_functions(self):
+        functions = "".join(f"  virtual int F{i}() const = 0;\n" for i in range(6))
+        begin = "class A {\n public:\n  virtual ~A() = default;\n"
+        self.write("base/c.h", f"{begin}{functions}  int G();\n  int H() override;\n}};\n")
+        self.assert_passes()
+        self.write("base/c.h", f"{begin}{functions}  virtual void G() {{}}\n}};\n")
+        self.assert_fails("interface base/c.h: A: 7, the limit is 6")
 
     def test_a_folder_of_too_many_files(self):
         for folder in ("server", "server/store/pages", "kernels/step", "client"):
