@@ -29,6 +29,7 @@ set(KVS_OPS_SOURCES
   ops/merge/merge_ref.cc
   ops/merge/merge_simd.cc
   ops/pack_planes/pack_planes_ref.cc
+  ops/pack_planes/pack_planes_simd.cc
   ops/pick/pick_ref.cc
   ops/pick/pick_simd.cc
   ops/promote/promote_ref.cc
