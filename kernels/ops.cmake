@@ -21,6 +21,7 @@ set(KVS_OPS_SOURCES
   ops/attend_coarse/attend_coarse_simd.cc
   ops/attend_planes/attend_planes_ref.cc
   ops/attend_planes/attend_planes_simd.cc
+  ops/attend_planes/score_planes.cc
   ops/attend_raw/attend_raw_ref.cc
   ops/attend_raw/attend_raw_simd.cc
   ops/copy_rows/copy_rows_ref.cc
