@@ -8,7 +8,7 @@ DIR: see tasks.py. --prompts ruler/4096/=25 ...: how many of each task, by the b
 N-th sample on, to judge by prompts that no setting was chosen by. --model: smollm2, or a folder with a model of
 transformers. --plan NAME=TEXT: only these plans (plans.py has the grid, and P%). --device cuda: pages of a GPU, and the
 model in bf16; else two cores and fp32. --shard I/N: every N-th prompt, for several processes. --own FILE=N: prompts of
-your own, or the windows of a text. --emulate: rules that no daemon serves yet (emulated.py).
+your own, or the windows of a text. --emulate: rules of emulated.py, without a daemon.
 
 A line a prompt is added to FILE as soon as it is known; plans that FILE has already of a prompt are not run again, so a
 run that was stopped goes on where it was, and a plan that is added later costs its own time only.
@@ -204,7 +204,7 @@ def main() -> int:
     parser.add_argument("--date", default="")
     args = parser.parse_args()
     args.model_name = args.model_name or pathlib.Path(args.model).name
-    chosen = named(args.plan) or grid.grid() | (grid.ON_CPUS if args.device == "cpu" else {})
+    chosen = named(args.plan) or (grid.EMULATED if args.emulate else grid.grid() | (grid.ON_CPUS if args.device == "cpu" else {}))
     if not (args.tasks or args.own or args.report or args.json_out):
         parser.error("nothing is asked for: --tasks DIR or --own FILE=N runs, --report and --json-out write what --keep has")
     if args.tasks or args.own:

@@ -110,7 +110,7 @@ class Form(NamedTuple):
 
 OPTIONS: dict[str, dict[str, float]] = {
     "full": {}, "fp8": {"by_channel": 0}, "strata": {"budget": 2048, "min_tokens": 0}, "quest": {"budget": 2048, "min_tokens": 0},
-    "planes": {"keep": 8, "unit": 64, "tail": 2, "share": 0.05, "fine_above": 0, "skip_below": 1, "run": 1, "sample": 0,
+    "planes": {"keep": 8, "unit": 64, "tail": 2, "share": 0, "fine_above": 2, "skip_below": 1, "run": 1, "sample": 0,
                "sinks": 4, "recent": 64}}
 
 
@@ -134,7 +134,7 @@ class Rule:
         self.text, self.name = text, name
         self.options = OPTIONS[name] | {key: float(value) for key, value in given.items()}
         if name == "planes":
-            self.options["sample"] = self.options["sample"] or (16 if self.options["fine_above"] else 1)
+            self.options["sample"] = self.options["sample"] or (1 if self.options["share"] else 16)
         self.keys, self.coarse_keys, self.values, self.coarse_values = self._forms()
 
     def __getattr__(self, option: str) -> Any:
@@ -194,7 +194,7 @@ class Rule:
         start = -(-self.sinks // self.run) * self.run
         stop = max(start, min(sealed, (n - self.recent) // self.run * self.run))
         weights = (coarse - self.log_normaliser(coarse, fine, start, stop)[..., None]).exp().amax(1)
-        if self.fine_above:
+        if not self.share:
             chosen = torch.ones(heads, n, dtype=torch.bool)
             chosen[:, start:stop] = weights[:, start:stop] >= self.fine_above / n
         else:

@@ -442,9 +442,7 @@ class DamagedExtents : public CodecTest {
   }
   // Bytes that hold header and descriptors, and of the factors' many entries the first few.
   size_t DescriptorBytes(size_t extent) const {
-    const size_t bytes = packed()              ? 128 + 2 * sizeof(PackedEntry)
-                         : codec() == "planes" ? 128
-                                               : 512;
+    const size_t bytes = packed() ? 128 + 2 * sizeof(PackedEntry) : codec() == "planes" ? 128 : 512;
     return std::min(s_->extents()[extent].size(), bytes);
   }
   void Flip(size_t extent, size_t bit) {

@@ -8,6 +8,9 @@
 namespace kvstrata {
 namespace {
 
+bool ByShare(const Plan& plan) { return plan.planes.share > 0; }
+bool ByThreshold(const Plan& plan) { return !ByShare(plan); }
+
 class FineSelector final : public Selector {
  public:
   explicit FineSelector(const Plan& plan) : plan_(plan) {}
@@ -21,7 +24,9 @@ class FineSelector final : public Selector {
     const PlanesOptions& o = plan_.planes;
     out->Reset(n, 1);
     out->runs[0] = {{0, n}};
-    out->fine = PlanesRule{o.share, o.fine_above, o.skip_below, o.run, o.sample, o.sinks, o.recent};
+    out->fine = PlanesRule{
+        o.share, ByShare(plan_) ? 0 : o.fine_above, o.skip_below, o.run, o.sample, o.sinks,
+        o.recent};
   }
 
   std::unique_ptr<Selector> Clone() const override { return std::make_unique<FineSelector>(*this); }
@@ -35,29 +40,24 @@ class FineSelector final : public Selector {
 
 constexpr NumberRange kPart = {0, 1};
 constexpr NumberRange kTimesN = {0, 1e6};
-constexpr int32_t kThresholdSample = 16;
 
-bool ByShare(const Plan& plan) { return plan.planes.fine_above == 0; }
-bool ByThreshold(const Plan& plan) { return !ByShare(plan); }
-constexpr std::string_view kNeedsShare = "fine_above = 0";
-
-// The exact normaliser reads what the threshold is to be known for.
-SetResult SetFineAbove(const OptionValue& value, Plan* plan) {
-  const SetResult set = SetNumber(value, kTimesN, &plan->planes.fine_above);
-  if (ByThreshold(*plan)) plan->planes.sample = kThresholdSample;
+// What is taken whatever the normaliser is needs no sample of it: strips alone go by it.
+SetResult SetPart(const OptionValue& value, Plan* plan) {
+  const SetResult set = SetNumber(value, kPart, &plan->planes.share);
+  if (ByShare(*plan)) plan->planes.sample = 1;
   return set;
 }
 
 using Rows = RowsOf<&Plan::planes>;
 constexpr PlanOption kRows[] = {
-    {.name = "fine_above",
-     .set = SetFineAbove,
-     .text = [](const Plan& p) { return NumberText(p.planes.fine_above); },
-     .allowed = [] { return NumberAllowed(kTimesN); },
-     .printed = ByThreshold},
-    Rows::Number<&PlanesOptions::share, kPart>("share").When(ByShare, kNeedsShare),
+    {.name = "share",
+     .set = SetPart,
+     .text = [](const Plan& p) { return NumberText(p.planes.share); },
+     .allowed = [] { return NumberAllowed(kPart); },
+     .printed = ByShare},
+    Rows::Number<&PlanesOptions::fine_above, kFactor>("fine_above").When(ByThreshold, "share = 0"),
     Rows::Number<&PlanesOptions::skip_below, kTimesN>("skip_below"),
-    Rows::OneOf<&PlanesOptions::run, 1, 4, 8, 16>("run").When(ByShare, kNeedsShare),
+    Rows::OneOf<&PlanesOptions::run, 1, 4, 8, 16>("run").When(ByShare, "share above 0"),
     Rows::Int<&PlanesOptions::sample, 1, 1024>("sample"),
     Rows::Int<&PlanesOptions::sinks, 0, kMaxTokens>("sinks"),
     Rows::Int<&PlanesOptions::recent, 1, kMaxTokens>("recent"),

@@ -10,10 +10,10 @@ namespace kvstrata {
 
 struct PlanesOptions {
   int32_t keep = 8, unit = 64;  // the codec's: bits of a code, tokens of a group
-  double share = 0.05;          // of all tokens, those that are read finely
-  double fine_above = 0;        // over 0: in place of `share`
+  double fine_above = 2;        // the weight from which on a token is read finely, times N
+  double share = 0;             // over 0: of all tokens, those that are, in place of `fine_above`
   double skip_below = 1;
-  int32_t run = 1, sample = 1;
+  int32_t run = 1, sample = 16;
   int32_t sinks = 4, recent = 64;
 
   bool operator==(const PlanesOptions&) const = default;
