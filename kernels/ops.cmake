@@ -11,6 +11,7 @@ set(KVS_OPS_SOURCES
   pages/page_view.cc
   pages/rotary.cc
   rows/attend_works.cc
+  rows/planes_works.cc
   rows/score_works.cc
   rows/selection.cc
   ops/always/always_ref.cc

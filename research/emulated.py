@@ -10,7 +10,7 @@ answers are not decoded: what a plan says is the likeliest token behind each of 
 | `full`, `fp8{}` | all rows in bf16; in e4m3 as they are, as vLLM has them by default. `fp8{by_channel = 1}`: by a scale a channel, of the prompt |
 | `planes{}` | docs/spec/planes.md; beside its options `tail = 1`: outside of F a value is read by the upper bit of its plane 0 |
 | `strata{budget}` | docs/spec/bits.md with two bits |
-| `quest{budget}` | docs/spec/baselines.md: pages of 16 by their bounds |
+| `quest{budget}` | docs/spec/beyond.md, "Baselines": pages of 16 by their bounds |
 """
 
 from __future__ import annotations
@@ -307,7 +307,7 @@ class Layer:
         return low, high
 
     def attend(self, q: Tensor) -> tuple[Tensor, list[Read]]:
-        """Of q [rules, H, G, d]: outputs [rules, H, G, d], and what each rule read."""
+        """q [rules, H, G, d]. Outputs [rules, H, G, d], and what each rule read."""
         coarse, fine = self._logits(q, lambda r: r.coarse_keys), self._logits(q, lambda r: r.keys)
         reads, weights, coarse_weights = [], [], []
         for row, rule in enumerate(self.rules):
@@ -350,7 +350,7 @@ class Engine:
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         self.context = self.model.config.max_position_embeddings
         self._layers: list[Layer] = []
-        self._reads: list[list[Read]] = []  # of the last step, by layer
+        self._reads: list[list[Read]] = []  # by layer, in the last step
         ALL_ATTENTION_FUNCTIONS.register(NAME, self._attention)
 
     def answers(self, ids: list[int], reference: list[int], plans: list[str], new_tokens: int) -> list[Answer]:

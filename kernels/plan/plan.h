@@ -77,7 +77,7 @@ struct Plan {
   BitsOptions bits;
   LowRankOptions lowrank;
   PackedOptions packed;
-  PlanesOptions planes;  // of codec planes and selector fine
+  PlanesOptions planes;  // for codec planes and selector fine
   StoredOptions stored;  // for all codecs but raw
 
   // What selector and codec need; no choice of its own. REQUIRES: they go together.

@@ -15,21 +15,10 @@
 #include <vector>
 
 #include "kernels/backend/backend.h"
+#include "kernels/rows/planes_works.h"
 #include "kernels/rows/selection.h"
 
 namespace kvstrata {
-
-// What attending reads; rows are (position, KV head) pairs.
-struct ReadCost {
-  uint64_t rows = 0;         // at full resolution, in whatever form
-  uint64_t coarse_rows = 0;  // coarsely: units as one row, or rows by some of their bits
-  uint64_t bytes = 0;        // bytes of both
-
-  void Add(uint64_t count, uint64_t bytes_each) { rows += count, bytes += count * bytes_each; }
-  void AddCoarse(uint64_t count, uint64_t bytes_each) {
-    coarse_rows += count, bytes += count * bytes_each;
-  }
-};
 
 // The queries of a few new tokens for the heads that share a list of rows (those of one KV head, or
 // one query head), in one layer, and the partial of one slice of what they attend.
@@ -111,20 +100,7 @@ class AttendWorks {
   void AddSpan(const LowRankSpan& span) { spans_.push_back(span); }
   void Add(AttendLowRankWork work, size_t first_span);
 
-  // A group of planes.
-  struct PlanesGroup {
-    const std::byte* upper;
-    const std::byte* lower;
-  };
-  // As runs.
-  size_t FirstGroup() const { return upper_.size(); }
-  void AddGroup(const PlanesGroup& group) {
-    upper_.push_back(group.upper);
-    lower_.push_back(group.lower);
-  }
-  // `tile`: the item's, whose partial is the first behind those of pages. What is chosen of the
-  // groups stays here.
-  void Add(AttendPlanesWork work, size_t first_group, const QueryTile& tile);
+  PlanesWorks& planes() { return planes_; }
 
   void Add(const MergeWork& work) { merge_.push_back(work); }
 
@@ -133,18 +109,7 @@ class AttendWorks {
  private:
   static constexpr size_t kElsewhere = ~size_t{0};
 
-  // What an item of planes needs of here, and of its tile.
-  struct PlanesPlace {
-    size_t first_group, first_flag, first_raw;
-    int32_t pages;
-    ReadCost* read;
-  };
-
   size_t RotatedAt(const float* r, const QueryTile& tile);
-  // Sums of the partials over pages, which items of planes go by.
-  void SumPages();
-  void ResolvePlanes();
-  void CountPlanes() const;
   // Items point into runs_, spans_ and rotated_, which move while they grow.
   void Resolve();
 
@@ -156,11 +121,7 @@ class AttendWorks {
   std::vector<AttendPackedWork> packed_;
   std::vector<AttendLowRankWork> lowrank_;
   std::vector<AttendCoarseWork> coarse_;
-  std::vector<AttendPlanesWork> planes_;
-  std::vector<PlanesPlace> planes_place_;
-  std::vector<const std::byte*> upper_, lower_;  // of groups
-  std::vector<uint8_t> flags_;                   // fine tokens of an item, then its strips
-  std::vector<float> raw_;                       // m of an item's heads, then l
+  PlanesWorks planes_;
   std::vector<MergeWork> merge_;
   // Where in those vectors what an item needs begins.
   std::vector<size_t> attend_run_, coarse_run_, lowrank_span_, packed_q_, rotate_out_;

@@ -176,7 +176,7 @@ class PlanesStep : public ::testing::TestWithParam<std::string> {
   SequenceState state_;
   SequenceView view_;
   StepCost cost_;
-  int64_t fine_ = 0, bytes_ = 0;  // of what was expected
+  int64_t fine_ = 0, bytes_ = 0;  // expected
 };
 
 INSTANTIATE_TEST_SUITE_P(, PlanesStep, ::testing::ValuesIn(BackendNames()),

@@ -46,13 +46,14 @@ void PlanesStorage::AddSlice(const Selection& selection, const StoredSlice&, std
     w.rule.sinks = end();
     w.tokens = end() + 1;
   }
-  const size_t first = works->FirstGroup();
+  PlanesWorks& planes = works->planes();
+  const size_t first = planes.FirstGroup();
   for (const PlanesExtent& extent : extents_) {
     for (int32_t g = 0; g < extent.groups; ++g) {
-      works->AddGroup({extent.Upper(head, g), extent.Lower(head, g)});
+      planes.AddGroup(extent.Upper(head, g), extent.Lower(head, g));
     }
   }
-  works->Add(w, first, tile);
+  planes.Add(w, first, tile.pages, tile.read);
 }
 
 void PlanesStorage::AddScores(const KeyScores& scores, ScoreWorks* works) const {
