@@ -82,7 +82,7 @@ constexpr Codec kPlanes = {
           return NewPlanesRecompressor(plan, geometry);
         },
     .parse = Parse<PlanesStorage>,
-    .status = PlanesStatus,
+    .status = [](const CodecProgress&) { return std::string(); },  // rows that wait are attended
     .arrays = kPlanesArrays,
     .inspect = InspectPlanes,
     .cost = PlanesCost,

@@ -14,9 +14,11 @@ constexpr int32_t kSealed = 640, kTokens = 2300, kNew = 80;  // raw rows are sev
 
 Geometry Shape() { return {.layers = 1, .query_heads = 4, .kv_heads = 2, .head_dim = 64}; }
 
-std::vector<Run> TokensOf(CodecSequence& s) {
+using Tokens = Run;  // gtest's classes have a Run of their own
+
+std::vector<Tokens> TokensOf(CodecSequence& s) {
   const SequenceView view = s.View();
-  std::vector<Run> tokens;
+  std::vector<Tokens> tokens;
   for (int32_t i = 0; i < view.extent_count; ++i) tokens.push_back(view.extents[i].tokens);
   return tokens;
 }
@@ -29,8 +31,8 @@ TEST(PlanesExtents, FollowEachOtherLikeDigits) {
   s.Commit(in.n);
   s.PrefillDone();
   s.Settle();
-  EXPECT_EQ(TokensOf(s),
-            (std::vector<Run>{{0, 1024}, {1024, 1152}, {1152, 1168}, {1168, 1184}, {1184, 1200}}));
+  EXPECT_EQ(TokensOf(s), (std::vector<Tokens>{
+                             {0, 1024}, {1024, 1152}, {1152, 1168}, {1168, 1184}, {1184, 1200}}));
 }
 
 // As large as an extent may be, and no larger.
@@ -49,7 +51,7 @@ TEST(PlanesExtents, WeighNoMoreThanTheyMay) {
   s.Commit(in.n);
   s.PrefillDone();
   s.Settle();
-  EXPECT_EQ(TokensOf(s), (std::vector<Run>{{0, 512}, {512, 1024}, {1024, 1088}}));
+  EXPECT_EQ(TokensOf(s), (std::vector<Tokens>{{0, 512}, {512, 1024}, {1024, 1088}}));
 }
 
 // A sequence of which kSealed tokens are packed, and the others are rows on its pages.
@@ -153,7 +155,8 @@ class PlanesStep : public ::testing::TestWithParam<std::string> {
   }
 
   void ExpectOutputs(const std::vector<float>& got, int32_t first, int32_t count) {
-    const double tolerance = GetParam() == "ref" ? 1e-5 : 2e-2;  // simd rounds queries to 8 bits
+    // simd rounds queries and weights to 8 bits; outputs are means of rows that nearly cancel.
+    const double tolerance = GetParam() == "ref" ? 1e-5 : 5e-2;
     const auto dim = in_.g.head_dim;
     for (int h = 0; h < in_.g.kv_heads; ++h) {
       const std::vector<double> want = Expected(h, first, count);

@@ -365,6 +365,7 @@ void RandomEnds(Random& r, Plan& p) {
     p.index.unit = 16 * r.Int(1, 16);
   }
   if (p.codec == CodecKind::kPlanes) {
+    p.stored.max_loss = StoredOptions().max_loss;  // not of planes
     p.planes = {r.Coin() ? 8 : 4, 16 * r.Int(1, 16)};
     if (r.Coin()) {
       p.planes.fine_above = 100 * r.Share();

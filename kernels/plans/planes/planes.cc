@@ -84,8 +84,6 @@ int64_t PlanesStorage::KeyBytes(int, Run range) const {
   return geometry_.kv_heads * (groups * f.value_minimum() + rows * f.row_bytes() / 2);
 }
 
-std::string PlanesStatus(const CodecProgress&) { return ""; }
-
 Result<InspectArray> InspectPlanes(const SelectContext& context, std::string_view name) {
   const auto* const stored = static_cast<const PlanesStorage*>(context.stored);
   const bool upper = name == "upper";

@@ -41,7 +41,6 @@ class PlanesStorage final : public StoredRows {
   std::vector<PlanesExtent> extents_;  // in order, from position 0 on, all of one format
 };
 
-std::string PlanesStatus(const CodecProgress& progress);
 Result<InspectArray> InspectPlanes(const SelectContext& context, std::string_view name);
 CodecCost PlanesCost(const Plan& plan, const Geometry& geometry);
 
