@@ -127,6 +127,26 @@ def pages():
     return [*grid(head, lines), "", note(result)]
 
 
+def planes():
+    """Each rule of suite `planes` by how far its next tokens are from those of full: on the half of the tasks that settings
+    were chosen by, and on the other."""
+    result = result_of("planes")
+    rows = {row["id"].removeprefix("planes/"): row["accuracy"] for row in result["rows"]}
+    models = ((MODEL, "tuned"), ("smollm2", "SmolLM2"))
+    halves = ("chosen half", "judged half")
+    lines = []
+    for name in dict.fromkeys(key.split("/")[0] for key in rows if not key.startswith("full/")):
+        both = [rows[f"{name}/{model}"] for model, _ in models]
+        mean = lambda key: sum(a[key] * a["prompts"] for a in both) / sum(a["prompts"] for a in both)
+        lines.append([f"`{name}`", f"{mean('tokens_a_step') / mean('tokens_of_prompt'):.1%}", f"{mean('of_full_bytes'):.1%}",
+                      *(f"{rows[f'{name}/{model} {half}']['kl']:.5f}" for model, _ in models for half in halves),
+                      *(f"{a['kl_worst']:.4f}" for a in both),
+                      f"{sum(a['exact'] for a in both)} of {sum(a['exact_under_full'] for a in both)}"])
+    head = ["rule", "read finely", "bytes read", *(f"KL, {title}, {half}" for _, title in models for half in halves),
+            *(f"worst, {title}" for _, title in models), "exact answers"]
+    return [*grid(head, lines), "", note(result)]
+
+
 LOSSES = (0.01, 0.02, 0.05)  # nats a token
 
 
@@ -221,5 +241,5 @@ def cold():
     return [*grid(["plan", "pages on the GPU, us", "pages in host memory, us"], cells), "", note(result_of(suite))]
 
 
-TABLES = {"plans": plans, "answers": answers, "judged": judged, "pages": pages, "budgets": budgets, "decode": decode,
+TABLES = {"plans": plans, "answers": answers, "judged": judged, "pages": pages, "planes": planes, "budgets": budgets, "decode": decode,
           "linked-h200": lambda: linked("cuda-linked-h200"), "linked-h100": lambda: linked("cuda-linked"), "memory": memory, "cold": cold}

@@ -11,6 +11,7 @@ set(KVS_OPS_SOURCES
   pages/page_view.cc
   pages/rotary.cc
   rows/attend_works.cc
+  rows/planes_works.cc
   rows/score_works.cc
   rows/selection.cc
   ops/always/always_ref.cc
@@ -21,6 +22,7 @@ set(KVS_OPS_SOURCES
   ops/attend_coarse/attend_coarse_simd.cc
   ops/attend_planes/attend_planes_ref.cc
   ops/attend_planes/attend_planes_simd.cc
+  ops/attend_planes/score_planes.cc
   ops/attend_raw/attend_raw_ref.cc
   ops/attend_raw/attend_raw_simd.cc
   ops/copy_rows/copy_rows_ref.cc
@@ -29,6 +31,7 @@ set(KVS_OPS_SOURCES
   ops/merge/merge_ref.cc
   ops/merge/merge_simd.cc
   ops/pack_planes/pack_planes_ref.cc
+  ops/pack_planes/pack_planes_simd.cc
   ops/pick/pick_ref.cc
   ops/pick/pick_simd.cc
   ops/promote/promote_ref.cc

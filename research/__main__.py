@@ -8,7 +8,7 @@ DIR: see tasks.py. --prompts ruler/4096/=25 ...: how many of each task, by the b
 N-th sample on, to judge by prompts that no setting was chosen by. --model: smollm2, or a folder with a model of
 transformers. --plan NAME=TEXT: only these plans (plans.py has the grid, and P%). --device cuda: pages of a GPU, and the
 model in bf16; else two cores and fp32. --shard I/N: every N-th prompt, for several processes. --own FILE=N: prompts of
-your own, or the windows of a text.
+your own, or the windows of a text. --emulate: rules of emulated.py, without a daemon.
 
 A line a prompt is added to FILE as soon as it is known; plans that FILE has already of a prompt are not run again, so a
 run that was stopped goes on where it was, and a plan that is added later costs its own time only.
@@ -22,6 +22,7 @@ share of the reference strings that the model's own answer has, over that of ful
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import pathlib
 import statistics
@@ -98,8 +99,7 @@ def run(args: argparse.Namespace, names: dict[str, str]) -> None:
     if not left:
         print(f"{args.keep} has all of it already", flush=True)
         return
-    import decode
-    with decode.engine(folder_of(args.model), args.device, args.dtype) as engine:
+    with engine_of(args) as engine:
         for number, prompt in enumerate(left, 1):
             begin = time.perf_counter()
             line = known.get((args.model_name, prompt.key), {"plans": {}})
@@ -108,13 +108,21 @@ def run(args: argparse.Namespace, names: dict[str, str]) -> None:
             if len(ids) + len(reference) > engine.context:
                 print(f"{number}/{len(left)} {prompt.key}: {len(ids)} tokens exceed the model's context, left out", flush=True)
                 continue
-            found = measure(engine, prompt, ids, reference, missing, not args.skip_plain)
+            found = measure(engine, prompt, ids, reference, missing, not (args.skip_plain or args.emulate))
             line = {"id": prompt.key, "model": args.model_name, "prompt": len(ids), "answer": len(reference),
                     "scored": prompt.is_scored, "seconds": round(time.perf_counter() - begin, 1),
                     "plans": line["plans"] | found}
             with args.keep.open("ab", buffering=0) as file:  # one write, which other shards' lines do not part
                 file.write((json.dumps(line) + "\n").encode())
             say(number, len(left), line)
+
+
+def engine_of(args: argparse.Namespace) -> contextlib.AbstractContextManager[Any]:
+    if args.emulate:
+        import emulated
+        return contextlib.nullcontext(emulated.Engine(folder_of(args.model)))
+    import decode
+    return decode.engine(folder_of(args.model), args.device, args.dtype)
 
 
 def missing_of(known: dict[tuple[str, str], figures.Line], model: str, prompt: tasks.Prompt, names: dict[str, str]
@@ -186,6 +194,7 @@ def main() -> int:
     parser.add_argument("--dtype", choices=["bf16", "fp32"], help="of the model and its pages; default: bf16 on a GPU, else fp32")
     parser.add_argument("--own", nargs="+", default=[], metavar="FILE=N", help="N prompts of a .jsonl, or windows of a .txt")
     parser.add_argument("--skip-plain", action="store_true", help="full's answer is not compared with plain transformers'")
+    parser.add_argument("--emulate", action="store_true", help="rules of emulated.py, without a daemon")
     parser.add_argument("--shard", default="1/1", metavar="I/N")
     parser.add_argument("--report", type=pathlib.Path, metavar="FILE.md")
     parser.add_argument("--json-out", type=pathlib.Path, metavar="FILE.json")
@@ -195,7 +204,7 @@ def main() -> int:
     parser.add_argument("--date", default="")
     args = parser.parse_args()
     args.model_name = args.model_name or pathlib.Path(args.model).name
-    chosen = named(args.plan) or grid.grid() | (grid.ON_CPUS if args.device == "cpu" else {})
+    chosen = named(args.plan) or (grid.EMULATED if args.emulate else grid.grid() | (grid.ON_CPUS if args.device == "cpu" else {}))
     if not (args.tasks or args.own or args.report or args.json_out):
         parser.error("nothing is asked for: --tasks DIR or --own FILE=N runs, --report and --json-out write what --keep has")
     if args.tasks or args.own:

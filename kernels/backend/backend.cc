@@ -29,7 +29,9 @@ constexpr Backend kBackends[] = {
      .score_tokens = ScoreTokensSimd,
      .vote = VoteSimd,
      .quantise_keys = QuantiseKeysSimd,
-     .score_bits = ScoreBitsSimd},
+     .score_bits = ScoreBitsSimd,
+     .pack_planes = PackPlanesSimd,
+     .attend_planes = AttendPlanesSimd},
     {.name = "ref",
      .append = AppendRef,
      .summarize = SummarizeRef,
@@ -49,7 +51,9 @@ constexpr Backend kBackends[] = {
      .score_tokens = ScoreTokensRef,
      .vote = VoteRef,
      .quantise_keys = QuantiseKeysRef,
-     .score_bits = ScoreBitsRef},
+     .score_bits = ScoreBitsRef,
+     .pack_planes = PackPlanesRef,
+     .attend_planes = AttendPlanesRef},
 };
 
 }  // namespace

@@ -13,9 +13,11 @@
 #include "base/status.h"
 #include "kernels/ops/append/append.h"
 #include "kernels/ops/attend_coarse/attend_coarse.h"
+#include "kernels/ops/attend_planes/attend_planes.h"
 #include "kernels/ops/attend_raw/attend_raw.h"
 #include "kernels/ops/eigen/eigen.h"
 #include "kernels/ops/merge/merge.h"
+#include "kernels/ops/pack_planes/pack_planes.h"
 #include "kernels/ops/pick/pick.h"
 #include "kernels/ops/quantise_keys/quantise_keys.h"
 #include "kernels/ops/score/score.h"
@@ -51,6 +53,8 @@ struct Backend {
   void (*vote)(const VoteWork&, Executor&);
   void (*quantise_keys)(const QuantiseKeysWork*, int64_t, Executor&);
   void (*score_bits)(const ScoreBitsWork*, int64_t, Executor&);
+  void (*pack_planes)(const PackPlanesWork*, int64_t, Executor&);
+  void (*attend_planes)(const AttendPlanesWork*, int64_t, Executor&);
 };
 
 // All that this build has and this CPU runs, best first.

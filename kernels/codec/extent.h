@@ -10,6 +10,7 @@
 // - kSpanSummary: codec lowrank: spans, coarse rows, routing (tier device)
 // - kSpanFactors: codec lowrank: bases of the same range (tier: Plan::factors)
 // - kRawRows: codec lowrank: the rows of the range that stay raw, compacted (tier device)
+// - kPlanes: codec planes: whole groups of the range in planes, all layers (tier: Plan::tier)
 // An extent never changes once it is published; a new one replaces it.
 //
 // An extent of a GPU's pool lies where the host cannot read. Its description is a copy, in host
@@ -37,6 +38,7 @@ enum class ExtentKind : uint16_t {
   kSpanSummary = 2,
   kSpanFactors = 3,
   kRawRows = 4,
+  kPlanes = 5,
 };
 
 struct ExtentHeader {

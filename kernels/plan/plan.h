@@ -7,7 +7,8 @@
 //     {selector = "cascade", rho = [0.5, 0.2, 0.1]}      a plan of one's own
 // Named plans of the daemon's configuration ([plans.NAME]) are resolved by the daemon before this.
 //
-// Presets: full, window, quest, chess, tokenselect, sentencekv, sekv, mosaickv, strata.
+// Presets: full, window, quest, chess, tokenselect, sentencekv, sekv, mosaickv, strata,
+// planes.
 // Other names answer INVALID_ARGUMENT with the nearest known one ("did you mean"). A combination
 // that cannot work is refused here, with the reason.
 //
@@ -30,6 +31,7 @@
 #include "kernels/plans/chess/cascade_options.h"
 #include "kernels/plans/mosaickv/block_options.h"
 #include "kernels/plans/mosaickv/packed_options.h"
+#include "kernels/plans/planes/planes_options.h"
 #include "kernels/plans/quest/minmax_options.h"
 #include "kernels/plans/sekv/lowrank_options.h"
 #include "kernels/plans/sekv/zoom_options.h"
@@ -75,7 +77,8 @@ struct Plan {
   BitsOptions bits;
   LowRankOptions lowrank;
   PackedOptions packed;
-  StoredOptions stored;  // for codecs lowrank and packed
+  PlanesOptions planes;  // for codec planes and selector fine
+  StoredOptions stored;  // for all codecs but raw
 
   // What selector and codec need; no choice of its own. REQUIRES: they go together.
   SegmenterKind segmenter() const;

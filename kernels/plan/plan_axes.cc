@@ -10,8 +10,8 @@ using enum SelectorKind;
 using enum CodecKind;
 
 constexpr std::string_view kSelectorNames[] = {"full",   "window", "minmax", "cascade", "vote",
-                                               "bucket", "zoom",   "block",  "bits"};
-constexpr std::string_view kCodecNames[] = {"raw", "lowrank", "packed"};
+                                               "bucket", "zoom",   "block",  "bits",    "fine"};
+constexpr std::string_view kCodecNames[] = {"raw", "lowrank", "packed", "planes"};
 constexpr std::string_view kSegmenterNames[] = {"none", "page", "hierarchy", "sentence",
                                                 "span", "loss", "bits"};
 
@@ -36,6 +36,9 @@ constexpr PresetRow kPresets[] = {
     {"strata", kBits,
      "kvstrata's own: per layer and KV head, the 2048 tokens with the largest weights by keys in "
      "two bits"},
+    {"planes", kFine,
+     "kvstrata's own: keys and values in nested bits, everything attended by two, what matters by "
+     "eight"},
 };
 
 constexpr std::string_view kNoSummaries =
@@ -72,6 +75,7 @@ constexpr Combination kCombinations[] = {
      "its blocks over codec 'raw' are pages, whose means only segmenter 'page' keeps"},
     {kBits, kRaw, SegmenterKind::kBits, kQuantised},
     {kBits, kPacked, SegmenterKind::kBits, kQuantised},
+    {kFine, kPlanes, SegmenterKind::kNone, kNoSummaries},
 };
 
 // Why a selector and a codec never go together.
@@ -79,6 +83,10 @@ std::string_view WhyNotOver(SelectorKind selector, CodecKind codec) {
   if (selector == kZoom) {
     return "it chooses at which resolution a span is read, and only codec 'lowrank' stores spans "
            "at two";
+  }
+  if (selector == kFine || codec == kPlanes) {
+    return "which rows are read by all of their planes is found among rows that are attended by "
+           "one, and only selector 'fine' over codec 'planes' does so";
   }
   if (codec == kLowRank) {
     return "what is stored are spans that are read whole, as one row or expanded, and only "

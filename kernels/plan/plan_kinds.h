@@ -20,9 +20,10 @@ enum class SelectorKind : uint8_t {
   kBucket,
   kZoom,
   kBlock,
-  kBits
+  kBits,
+  kFine
 };
-enum class CodecKind : uint8_t { kRaw, kLowRank, kPacked };
+enum class CodecKind : uint8_t { kRaw, kLowRank, kPacked, kPlanes };
 
 std::string_view NameOf(SegmenterKind k);
 std::string_view NameOf(SelectorKind k);

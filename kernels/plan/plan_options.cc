@@ -31,7 +31,7 @@ bool IsAuto(const Plan& plan) { return plan.min_tokens == kAutoTokens; }
 // stored before rotary embedding (selector bits serves no such model).
 bool CanCompact(const Plan& plan) {
   return plan.selector != SelectorKind::kFull && plan.selector != SelectorKind::kZoom &&
-         plan.selector != SelectorKind::kBits;
+         plan.selector != SelectorKind::kBits && plan.selector != SelectorKind::kFine;
 }
 
 constexpr PlanOption kCommonRows[] = {
@@ -87,9 +87,9 @@ constexpr OptionTable kNoOptions = {};
 
 constexpr const OptionTable* kSelectorTables[] = {
     &kNoOptions,   &kWindowTable, &kMinMaxTable, &kCascadeTable, &kVoteTable,
-    &kBucketTable, &kZoomTable,   &kBlockTable,  &kBitsTable};  // by SelectorKind
-constexpr const OptionTable* kCodecTables[] = {&kNoOptions, &kLowRankTable,
-                                               &kPackedTable};  // by CodecKind
+    &kBucketTable, &kZoomTable,   &kBlockTable,  &kBitsTable,    &kFineTable};  // by SelectorKind
+constexpr const OptionTable* kCodecTables[] = {&kNoOptions, &kLowRankTable, &kPackedTable,
+                                               &kPlanesTable};  // by CodecKind
 
 int EditDistance(std::string_view a, std::string_view b) {
   std::vector<int> row(b.size() + 1);

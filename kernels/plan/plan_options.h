@@ -91,6 +91,7 @@ extern const OptionTable kWindowTable, kMinMaxTable, kCascadeTable;          // 
 extern const OptionTable kVoteTable, kBucketTable, kZoomTable, kBlockTable;  // plans/PLAN/NAME.cc
 extern const OptionTable kBitsTable;                                         // plans/PLAN/NAME.cc
 extern const OptionTable kLowRankTable, kPackedTable;  // plans/PLAN/NAME_options.cc
+extern const OptionTable kFineTable, kPlanesTable;     // plans/planes
 extern const OptionTable kStoredTable;                 // plans/codec_rows.cc
 
 // The tables that a plan reads, in order: common, its selector's, its codec's, kStoredTable.

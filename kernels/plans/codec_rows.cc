@@ -4,6 +4,8 @@
 #include "kernels/plan/plan_rows.h"
 #include "kernels/plans/mosaickv/packed.h"
 #include "kernels/plans/mosaickv/packed_recompressor.h"
+#include "kernels/plans/planes/planes.h"
+#include "kernels/plans/planes/planes_recompressor.h"
 #include "kernels/plans/sekv/lowrank.h"
 #include "kernels/plans/sekv/lowrank_recompressor.h"
 
@@ -12,9 +14,12 @@ namespace {
 
 constexpr std::string_view kKeepRawNames[] = {"auto", "no", "host"};
 
+// Planes have no milder form.
+bool LimitsLoss(const Plan& plan) { return plan.codec != CodecKind::kPlanes; }
+
 using Rows = RowsOf<&Plan::stored>;
 constexpr PlanOption kRows[] = {
-    Rows::Number<&StoredOptions::max_loss, kShare>("max_loss"),
+    Rows::Number<&StoredOptions::max_loss, kShare>("max_loss").If(LimitsLoss),
     Rows::Name<&StoredOptions::keep_raw, kKeepRawNames>("keep_raw"),
 };
 
@@ -68,7 +73,21 @@ constexpr Codec kPacked = {
     .inspect = InspectPacked,
     .cost = PackedCost,
 };
-constexpr const Codec* kCodecs[] = {&kRaw, &kLowRank, &kPacked};  // by CodecKind
+constexpr std::string_view kPlanesArrays[] = {"upper", "lower"};
+constexpr Codec kPlanes = {
+    .needs = kNeedPrefillDone,
+    .whole_units = true,
+    .recompressor =
+        [](const Plan& plan, const Geometry& geometry, std::shared_ptr<const SpanParameters>) {
+          return NewPlanesRecompressor(plan, geometry);
+        },
+    .parse = Parse<PlanesStorage>,
+    .status = [](const CodecProgress&) { return std::string(); },  // rows that wait are attended
+    .arrays = kPlanesArrays,
+    .inspect = InspectPlanes,
+    .cost = PlanesCost,
+};
+constexpr const Codec* kCodecs[] = {&kRaw, &kLowRank, &kPacked, &kPlanes};  // by CodecKind
 
 }  // namespace
 

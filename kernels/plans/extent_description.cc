@@ -50,6 +50,8 @@ int64_t EndOfLists(std::span<const std::byte> front, const ExtentHeader& h, int6
       const auto info = StructAt<RawRowsInfo>(front, kSpanInfoAt);
       return EndOf(info.positions, info.raw_count, sizeof(int32_t), bytes);
     }
+    case ExtentKind::kPlanes:
+      return 0;  // its numbers are in the front
   }
   return 0;
 }

@@ -12,6 +12,7 @@ void AttendWorks::Clear() {
   packed_.clear();
   lowrank_.clear();
   coarse_.clear();
+  planes_.Clear();
   merge_.clear();
   attend_run_.clear();
   coarse_run_.clear();
@@ -87,6 +88,7 @@ void AttendWorks::Attend(const Backend& backend, Executor& executor) {
   };
   run(rotate_, backend.rotate);
   run(attend_, backend.attend_raw);
+  planes_.Attend(backend, executor);
   run(packed_, backend.attend_packed);
   run(lowrank_, backend.attend_lowrank);
   run(coarse_, backend.attend_coarse);

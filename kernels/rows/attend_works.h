@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "kernels/backend/backend.h"
+#include "kernels/rows/planes_works.h"
 #include "kernels/rows/selection.h"
 
 namespace kvstrata {
@@ -34,6 +35,10 @@ struct QueryTile {
   float* m = nullptr;  // [queries][row_token], as l; o the same with [dim] behind it
   float* l = nullptr;
   float* o = nullptr;
+  // Partials of the tile's rows on pages, which lie before what is stored.
+  int32_t pages = 0;
+  // Null: nobody counts. What an op decides to read is added here.
+  ReadCost* read = nullptr;
 
   // The same for heads [first, first + heads) of the group.
   QueryTile Heads(int32_t first, int32_t heads) const {
@@ -95,6 +100,8 @@ class AttendWorks {
   void AddSpan(const LowRankSpan& span) { spans_.push_back(span); }
   void Add(AttendLowRankWork work, size_t first_span);
 
+  PlanesWorks& planes() { return planes_; }
+
   void Add(const MergeWork& work) { merge_.push_back(work); }
 
   void Attend(const Backend& backend, Executor& executor);
@@ -114,6 +121,7 @@ class AttendWorks {
   std::vector<AttendPackedWork> packed_;
   std::vector<AttendLowRankWork> lowrank_;
   std::vector<AttendCoarseWork> coarse_;
+  PlanesWorks planes_;
   std::vector<MergeWork> merge_;
   // Where in those vectors what an item needs begins.
   std::vector<size_t> attend_run_, coarse_run_, lowrank_span_, packed_q_, rotate_out_;

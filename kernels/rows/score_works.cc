@@ -7,6 +7,7 @@ void ScoreWorks::Clear() {
   rotate_.clear();
   packed_.clear();
   tokens_.clear();
+  planes_.clear();
   rotated_.clear();
   rotate_out_.clear();
   packed_q_.clear();
@@ -38,6 +39,7 @@ void ScoreWorks::Score(const Backend& backend, Executor& executor) {
   run(rotate_, backend.rotate);
   run(packed_, backend.score_packed);
   run(tokens_, backend.score_tokens);
+  run(planes_, ScorePlanes);
 }
 
 }  // namespace kvstrata

@@ -18,6 +18,7 @@ class ScoreWorks {
  public:
   void Clear();
   void Add(const ScoreTokensWork& work) { tokens_.push_back(work); }
+  void Add(const ScorePlanesWork& work) { planes_.push_back(work); }
   // Its queries come rotated: work.q [work.queries][dim] by r [dim][dim]. Items that follow each
   // other with the same queries and rotation share them.
   void AddRotated(const ScorePackedWork& work, const float* r, int32_t dim);
@@ -27,6 +28,7 @@ class ScoreWorks {
   std::vector<RotateWork> rotate_;
   std::vector<ScorePackedWork> packed_;
   std::vector<ScoreTokensWork> tokens_;
+  std::vector<ScorePlanesWork> planes_;
   std::vector<float> rotated_;
   std::vector<size_t> rotate_out_, packed_q_;  // in rotated_, which moves while it grows
 };

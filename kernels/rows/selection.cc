@@ -24,6 +24,7 @@ void Selection::Reset(int32_t n, int group_count) {
   runs.resize(group_count);
   units.resize(group_count);
   coarse.clear();
+  fine.reset();
   for (auto& list : runs) list.clear();
   for (auto& list : units) list.clear();
 }

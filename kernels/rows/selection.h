@@ -8,9 +8,11 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
+#include "kernels/ops/attend_planes/attend_planes.h"
 #include "kernels/pages/page_view.h"
 
 namespace kvstrata {
@@ -38,6 +40,8 @@ struct Selection {
   // Units attended as one coarse row each, ascending by position, grouped like `units`; empty when
   // the rest is dropped. Rows come from the plan's index (index.rest), or from the spans' means.
   std::vector<std::vector<CoarseRun>> coarse;
+  // How what codec planes holds is read; none: all of it by all planes.
+  std::optional<PlanesRule> fine;
   int64_t scored_bytes = 0;  // that selecting read; 0 when an earlier selection was reused
 
   int groups() const { return static_cast<int>(runs.size()); }

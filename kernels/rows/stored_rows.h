@@ -56,18 +56,6 @@ struct HeadReads {
   int32_t stored_end = 0;     // those below it are read here
 };
 
-// What attending reads; rows are (position, KV head) pairs.
-struct ReadCost {
-  uint64_t rows = 0;         // at full resolution, in whatever form
-  uint64_t coarse_rows = 0;  // units as one row
-  uint64_t bytes = 0;        // bytes of both
-
-  void Add(uint64_t count, uint64_t bytes_each) { rows += count, bytes += count * bytes_each; }
-  void AddCoarse(uint64_t count, uint64_t bytes_each) {
-    coarse_rows += count, bytes += count * bytes_each;
-  }
-};
-
 // Scores that are wanted of the keys of one (layer, KV head).
 struct KeyScores {
   int layer = 0, kv_head = 0;
@@ -100,7 +88,8 @@ class StoredRows {
                         std::span<const Run> runs, const QueryTile& tile,
                         AttendWorks* works) const = 0;
 
-  // Adds what those slices read: a row that several queries attend once.
+  // Adds what those slices read: a row that several queries attend once. What an op decides is not
+  // known yet; it is added to QueryTile::read.
   virtual void CountReads(const HeadReads& reads, ReadCost* cost) const = 0;
 
   // Appends the positions of a selection's chosen units that are not in its runs.

@@ -33,6 +33,7 @@ std::unique_ptr<Selector> NewBucketSelector(const Plan& plan, const Geometry& ge
 std::unique_ptr<Selector> NewZoomSelector(const Plan& plan, const Geometry& geometry);
 std::unique_ptr<Selector> NewBlockSelector(const Plan& plan, const Geometry& geometry);
 std::unique_ptr<Selector> NewBitsSelector(const Plan& plan, const Geometry& geometry);
+std::unique_ptr<Selector> NewFineSelector(const Plan& plan, const Geometry& geometry);
 uint32_t CascadeNeeds(const Plan& plan);
 uint32_t BucketNeeds(const Plan& plan);
 SelectionRule FullRule(const Plan& plan, int32_t tokens);
@@ -44,9 +45,11 @@ SelectionRule BucketRule(const Plan& plan, int32_t tokens);
 SelectionRule ZoomRule(const Plan& plan, int32_t tokens);
 SelectionRule BlockRule(const Plan& plan, int32_t tokens);
 SelectionRule BitsRule(const Plan& plan, int32_t tokens);
+SelectionRule FineRule(const Plan& plan, int32_t tokens);
 bool BucketInFull(const Plan& plan, int32_t n);
 bool ZoomInFull(const Plan& plan, int32_t n);
 bool BlockInFull(const Plan& plan, int32_t n);
+bool FineInFull(const Plan& plan, int32_t n);
 
 inline uint32_t NeedsNothing(const Plan&) { return 0; }
 // A prompt attends everything; selection begins behind it.
@@ -70,6 +73,7 @@ inline constexpr SelectorRow kSelectorRows[] = {
     {NewZoomSelector, NeedsPromptsEnd, ZoomRule, ZoomInFull},
     {NewBlockSelector, NeedsPromptsEnd, BlockRule, BlockInFull},
     {NewBitsSelector, NeedsPromptsEnd, BitsRule, CandidatesInFull<BitsCandidates>},
+    {NewFineSelector, NeedsPromptsEnd, FineRule, FineInFull},
 };  // by SelectorKind
 
 // The rows that are in use: these. Alone in its file, so that a test can be linked with its own

@@ -115,15 +115,24 @@ void StepWorks::RunTiles(const StepTiles& tiles, std::span<const Tile> round,
   works_.Clear();
   int64_t row = 0;
   for (const Tile& tile : round) {
-    const int64_t token = first_row[tiles.ChunkOf(tile).member] + tile.begin;
-    const QueryTile first{
-        t.layer,         tile.kv_head,
-        tile.first_head, tile.group,
-        g.query_heads,   tile.queries,
-        tile.group,      g.head_dim,
-        g.logit_scale(), t.q + token * t.q_token + int64_t{tile.first_head} * g.head_dim,
-        t.q_token,       m + row,
-        l + row,         o + row * g.head_dim};
+    const int member = tiles.ChunkOf(tile).member;
+    const int64_t token = first_row[member] + tile.begin;
+    const QueryTile first{t.layer,
+                          tile.kv_head,
+                          tile.first_head,
+                          tile.group,
+                          g.query_heads,
+                          tile.queries,
+                          tile.group,
+                          g.head_dim,
+                          g.logit_scale(),
+                          t.q + token * t.q_token + int64_t{tile.first_head} * g.head_dim,
+                          t.q_token,
+                          m + row,
+                          l + row,
+                          o + row * g.head_dim,
+                          static_cast<int32_t>(tile.slices),
+                          tile.begin == tiles.ChunkOf(tile).begin ? &t.reads[member] : nullptr};
     QueryTile next = first;
     AddSlices(tiles, tile, &next);
     for (const StoredSlice& stored : tiles.StoredOf(tile)) {

@@ -27,6 +27,7 @@ struct LayerTensors {
   int64_t out_token = 0;
   float* lse = nullptr;  // [tokens][query_heads], or null
   int32_t query_heads = 0;
+  ReadCost* reads = nullptr;  // by member: what ops decided to read is added
 };
 
 class StepWorks {

@@ -45,6 +45,8 @@ constexpr const char* kSpans =
     "sekv{max_loss = 1, min_tokens = 0, rows = 120, local = 32, keep_raw = \"host\"}";
 constexpr const char* kSpansAlone =
     "sekv{max_loss = 1, min_tokens = 0, rows = 120, local = 32, keep_raw = \"no\"}";
+constexpr const char* kPlanes = "planes{min_tokens = 0, keep_raw = \"host\"}";
+constexpr const char* kPlanesAlone = "planes{min_tokens = 0, fine_above = 2, keep_raw = \"no\"}";
 constexpr const char* kSentences =
     "sentencekv{min_tokens = 0, tau = 64, n_obs = 32, start = 4, recent = 32}";
 
@@ -53,6 +55,8 @@ const PersistCase kCodecs[] = {
     {"MosaickvWithoutRawPages", kMosaicAlone, kUsable, true, false},
     {"Sekv", kSpans, kUsable, true, true},
     {"SekvWithoutRawPages", kSpansAlone, kUsable, true, false},
+    {"Planes", kPlanes, kUsable, true, true},
+    {"PlanesWithoutRawPages", kPlanesAlone, kUsable, true, false},
 };
 const PersistCase kRaw[] = {
     {"Sentencekv", kSentences, (kPrompt - 32) / kPage* kPage, false, true},

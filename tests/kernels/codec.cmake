@@ -5,6 +5,7 @@ set_tests_properties(codec_test PROPERTIES COST 100)  # the longest under a sani
 kvs_test(codec_packed_test codec_packed_test.cc LIBS kvs_kernels)
 kvs_test(codec_max_loss_test codec_max_loss_test.cc LIBS kvs_kernels)
 kvs_test(codec_lowrank_test codec_lowrank_test.cc LIBS kvs_kernels)
+kvs_test(codec_planes_test codec_planes_test.cc LIBS kvs_kernels)
 kvs_test(cuda_packer_test cuda_packer_test.cc LIBS kvs_kernels)
 kvs_test(segment_rules_test segment_rules_test.cc LIBS kvs_kernels)
 kvs_test(extent_descriptions_test extent_descriptions_test.cc LIBS kvs_kernels)

@@ -10,6 +10,7 @@
 
 #include "kernels/codec/codec.h"
 #include "kernels/plans/mosaickv/packed.h"
+#include "kernels/plans/planes/planes.h"
 #include "kernels/plans/sekv/lowrank.h"
 #include "tests/kernels/held_sequence.h"
 
@@ -35,6 +36,15 @@ inline Plan SpanPlan() {
   plan.lowrank.local = 32;
   plan.lowrank.r_max = 8;
   plan.lowrank.d_route = 16;
+  return plan;
+}
+
+inline Plan PlanesPlan() {
+  Plan plan;
+  plan.name = "custom";
+  plan.selector = SelectorKind::kFine;
+  plan.codec = CodecKind::kPlanes;
+  plan.min_tokens = 0;
   return plan;
 }
 

@@ -37,6 +37,7 @@ Plan SmallSpanPlan() {
 }
 
 Plan PlanOfCodec(const std::string& codec) {
+  if (codec == "planes") return PlanesPlan();
   return codec == "packed" ? SmallPackedPlan() : SmallSpanPlan();
 }
 
@@ -109,7 +110,7 @@ class CodecTest : public ::testing::TestWithParam<std::tuple<std::string, std::s
 };
 
 INSTANTIATE_TEST_SUITE_P(, CodecTest,
-                         ::testing::Combine(::testing::Values("packed", "lowrank"),
+                         ::testing::Combine(::testing::Values("packed", "lowrank", "planes"),
                                             ::testing::ValuesIn(BackendNames())),
                          [](const auto& test) {
                            return std::get<0>(test.param) + "_" + std::get<1>(test.param);
@@ -376,6 +377,16 @@ TEST_P(CodecTest, DescriptionsAreEnoughToParse) {
                     unreadable_view.extents[0]);
     return;
   }
+  if (codec() == "planes") {
+    const auto a = *PlanesStorage::Parse(readable_view, g),
+               b = *PlanesStorage::Parse(unreadable_view, g);
+    for (size_t i = 0; i < a->extents().size(); ++i) {
+      const ExtentView &there = readable_view.extents[i], &here = unreadable_view.extents[i];
+      ExpectSamePlace(a->extents()[i].upper, there, b->extents()[i].upper, here);
+      ExpectSamePlace(a->extents()[i].lower, there, b->extents()[i].lower, here);
+    }
+    return;
+  }
   const auto a = *SpanStorage::Parse(readable_view, g), b = *SpanStorage::Parse(unreadable_view, g);
   EXPECT_EQ(a->spans(), b->spans());
   EXPECT_EQ(a->anchors(), b->anchors());
@@ -398,8 +409,7 @@ TEST_P(CodecTest, DamagedDescriptionsAreRefused) {
   UnreadableExtents unreadable(s->extents());
   const SequenceView view = unreadable.Of(s->View());
   const auto parse = [&] {
-    return packed() ? PackedStorage::Parse(view, s->geometry()).status()
-                    : SpanStorage::Parse(view, s->geometry()).status();
+    return CodecOf(PlanOfCodec(codec())).parse(view, s->geometry()).status();
   };
   ASSERT_TRUE(parse().ok()) << parse().ToString();
   for (size_t i = 0; i < unreadable.views().size(); ++i) {
@@ -432,7 +442,7 @@ class DamagedExtents : public CodecTest {
   }
   // Bytes that hold header and descriptors, and of the factors' many entries the first few.
   size_t DescriptorBytes(size_t extent) const {
-    const size_t bytes = packed() ? 128 + 2 * sizeof(PackedEntry) : 512;
+    const size_t bytes = packed() ? 128 + 2 * sizeof(PackedEntry) : codec() == "planes" ? 128 : 512;
     return std::min(s_->extents()[extent].size(), bytes);
   }
   void Flip(size_t extent, size_t bit) {
@@ -444,7 +454,7 @@ class DamagedExtents : public CodecTest {
 };
 
 INSTANTIATE_TEST_SUITE_P(, DamagedExtents,
-                         ::testing::Combine(::testing::Values("packed", "lowrank"),
+                         ::testing::Combine(::testing::Values("packed", "lowrank", "planes"),
                                             ::testing::ValuesIn(BackendNames())),
                          [](const auto& test) {
                            return std::get<0>(test.param) + "_" + std::get<1>(test.param);

@@ -1,15 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # One suite per op: every simd target of this CPU held to ref.
-foreach(op append attend_coarse attend_lowrank attend_packed attend_raw covariance merge pick
+foreach(op append attend_coarse attend_lowrank attend_packed attend_planes attend_raw covariance merge pack_planes pick
         quantise_keys rotate_pack score score_bits summarize take vote executor page_view backend)
   kvs_test(ops_${op}_test ops_${op}_test.cc LIBS kvs_kernels)
 endforeach()
 # Refs of ops that only a GPU has, held to what their headers say.
 foreach(op attend_chunk attend_spans buckets cascade copy_rows promote reuse)
-  kvs_test(ops_${op}_test ops_${op}_test.cc LIBS kvs_kernels)
-endforeach()
-# Refs that have no faster twin yet.
-foreach(op attend_planes pack_planes)
   kvs_test(ops_${op}_test ops_${op}_test.cc LIBS kvs_kernels)
 endforeach()
 # What tests/golden has of these is of the ops, too.

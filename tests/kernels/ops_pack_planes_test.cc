@@ -50,13 +50,12 @@ TEST(PackPlanes, EveryTypeAndFormat) {
 }
 
 // Sizes over all that a dtype holds, zeros of both signs, subnormals, infinities and NaN.
-TEST(PackPlanes, EveryMagnitude) {
-  Random random;
-  SCOPED_TRACE(random.Trace());
-  const PlanesFormat f{128, 64, 8};
-  for (DType dtype : kDTypes) {
-    PagedFixture keys(random, dtype, 64, 16, f.dim), values(random, dtype, 64, 16, f.dim);
-    for (int t = 0; t < 64; ++t) {
+struct EveryMagnitude {
+  PagedFixture keys, values;
+
+  EveryMagnitude(Random& random, DType dtype, const PlanesFormat& f)
+      : keys(random, dtype, f.tokens, 16, f.dim), values(random, dtype, f.tokens, 16, f.dim) {
+    for (int t = 0; t < f.tokens; ++t) {
       const float of_token = std::ldexp(1.0f, random.Below(44) - 30);
       for (int c = 0; c < f.dim; ++c) {
         keys.Set(t, c, std::ldexp(random.Normal(), c % 50 - 35));
@@ -71,7 +70,58 @@ TEST(PackPlanes, EveryMagnitude) {
     values.Set(0, 5, kNaN);
     for (int c = 0; c < f.dim; ++c) values.Set(1, c, kNaN);
     values.Set(2, 9, 70000.0f);
-    ExpectNear(keys, values, 0, PlanesGroup(keys, values, 0, f));
+  }
+};
+
+TEST(PackPlanes, EveryMagnitude) {
+  Random random;
+  SCOPED_TRACE(random.Trace());
+  const PlanesFormat f{128, 64, 8};
+  for (DType dtype : kDTypes) {
+    const EveryMagnitude rows(random, dtype, f);
+    ExpectNear(rows.keys, rows.values, 0, PlanesGroup(rows.keys, rows.values, 0, f));
+  }
+}
+
+class PackPlanesTwins : public SimdTest {};
+KVS_INSTANTIATE_SIMD(PackPlanesTwins);
+
+void ExpectTwins(const PagedRows& keys, const PagedRows& values, int begin, const PlanesFormat& f) {
+  const PlanesGroup ref(keys, values, begin, f);
+  PlanesGroup simd(f);
+  const PackPlanesWork work{keys, values, begin, f, simd.Upper(), simd.Lower()};
+  PackPlanesSimd(&work, 1, InlineExecutor());
+  EXPECT_TRUE(ref.upper == simd.upper) << NameOf(f);
+  EXPECT_TRUE(ref.lower == simd.lower) << NameOf(f);
+}
+
+TEST_P(PackPlanesTwins, GiveTheSameBytes) {
+  SCOPED_TRACE(random_.Trace());
+  for (DType dtype : kDTypes) {
+    for (const PlanesFormat& f : PlanesFormats()) {
+      const PagedFixture keys(random_, dtype, 200, 16, f.dim, 8),
+          values(random_, dtype, 200, 32, f.dim);
+      ExpectTwins(keys.rows, values.rows, random_.Below(200 - f.tokens), f);
+      EveryMagnitude odd(random_, dtype, f);
+      for (int c = 0; c < f.dim; ++c) odd.values.Set(3, c, c % 2 == 0 ? kInf : -kInf);
+      ExpectTwins(odd.keys.rows, odd.values.rows, 0, f);
+    }
+  }
+}
+
+// tests/golden: every complete group.
+TEST_P(PackPlanesTwins, GiveTheSameBytesOfTheVectors) {
+  for (int seed : kGoldenPlanes) {
+    const GoldenArrays golden = GoldenPlanesCase(seed);
+    const GoldenArray &keys = golden.Get("keys_bf16", "<u2"),
+                      &values = golden.Get("values_bf16", "<u2");
+    const PlanesFormat f = GoldenPlanes::Of(golden, "planes").format;
+    const auto heads = static_cast<int>(keys.shape[2]);
+    for (int row = 0; row < keys.shape[0] * heads; ++row) {
+      const GoldenKeys k(keys, row / heads, row % heads), v(values, row / heads, row % heads);
+      for (int g = 0; g < keys.shape[1] / f.tokens; ++g)
+        ExpectTwins(k.rows, v.rows, g * f.tokens, f);
+    }
   }
 }
 
@@ -183,6 +233,7 @@ TEST(PackPlanesDeathTest, RefusesGroupsThatHaveNoLayout) {
         PlanesFormat{64, 64, 6}, PlanesFormat{128, 64, 8}}) {
     const PackPlanesWork work{rows.rows, rows.rows, 0, f, out.data(), out.data()};
     EXPECT_DEATH(PackPlanesRef(&work, 1, InlineExecutor()), "broken invariant") << NameOf(f);
+    EXPECT_DEATH(PackPlanesSimd(&work, 1, InlineExecutor()), "broken invariant") << NameOf(f);
   }
   const PackPlanesWork mixed{rows.rows, half.rows, 0, {64, 64, 8}, out.data(), out.data()};
   EXPECT_DEATH(PackPlanesRef(&mixed, 1, InlineExecutor()), "broken invariant");

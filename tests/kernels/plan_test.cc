@@ -337,6 +337,7 @@ constexpr std::string_view kStarts[] = {"full",
                                         "sekv",
                                         "mosaickv",
                                         "strata",
+                                        "planes",
                                         "full{codec = 'packed'}",
                                         "window{codec = 'packed'}",
                                         "quest{codec = 'packed'}",
@@ -362,6 +363,20 @@ void RandomEnds(Random& r, Plan& p) {
     p.bits = {r.Int(2, 4), r.Int(0, 1 << 29), r.Int(1, 1 << 29), r.Int(0, 1 << 29)};
     p.bits.run = r.Coin() ? 8 : 1;
     p.index.unit = 16 * r.Int(1, 16);
+  }
+  if (p.codec == CodecKind::kPlanes) {
+    p.stored.max_loss = StoredOptions().max_loss;  // not of planes
+    p.planes = {r.Coin() ? 8 : 4, 16 * r.Int(1, 16)};
+    if (r.Coin()) {
+      p.planes.fine_above = 100 * r.Share();
+    } else {
+      p.planes.share = r.Share();
+      p.planes.run = r.Coin() ? 8 : 1;
+    }
+    p.planes.skip_below = r.Share();
+    p.planes.sample = r.Int(1, 1024);
+    p.planes.sinks = r.Int(0, 1 << 29);
+    p.planes.recent = r.Int(1, 1 << 29);
   }
   if (p.selector == SelectorKind::kBlock) {
     p.block.group_softmax = r.Coin();
@@ -433,7 +448,7 @@ TEST(Plan, FormatWritesEveryOption) {
 TEST(Plan, EveryPresetIsDescribedAndParses) {
   EXPECT_THAT(PresetNames(),
               ::testing::ElementsAre("full", "window", "quest", "chess", "tokenselect",
-                                     "sentencekv", "sekv", "mosaickv", "strata"));
+                                     "sentencekv", "sekv", "mosaickv", "strata", "planes"));
   for (const std::string_view name : PresetNames()) {
     EXPECT_FALSE(DescribePreset(name).empty()) << name;
     EXPECT_EQ(MustParse(name).name, name);

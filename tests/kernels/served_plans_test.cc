@@ -72,6 +72,7 @@ TEST(CudaServes, NamesTheKeyThatItDoesNotServe) {
         {"quest{rest = \"mean\"}", "rest = \"mean\""},
         {"quest{codec = \"packed\"}", "codec = \"packed\" under selector \"minmax\""},
         {"strata{codec = \"packed\"}", "codec = \"packed\" under selector \"bits\""},
+        {"planes", "codec = \"planes\" under selector \"fine\""},
         {"strata{unit = 48}", "unit = 48"},
         {"strata{unit = 128}", "recent = 64 below unit = 128"},
         {"window{codec = \"packed\"}", "codec = \"packed\" under selector \"window\""},

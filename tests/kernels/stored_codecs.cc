@@ -41,6 +41,13 @@ Plan BucketPlan() {
   return plan;
 }
 
+// All rows by all of their planes.
+Plan FinePlan() {
+  Plan plan = PlanesPlan();
+  plan.planes.share = 1;
+  return plan;
+}
+
 }  // namespace
 
 std::span<const StoredCodec> StoredCodecs() {
@@ -49,6 +56,7 @@ std::span<const StoredCodec> StoredCodecs() {
       {"packed", CodecOf(BlockPlan()), VotePlan(CodecKind::kPacked), 0.03},
       {"packed_blocks", CodecOf(BlockPlan()), BlockPlan(), 0.03},
       {"lowrank", CodecOf(BucketPlan()), BucketPlan(), 0.03},
+      {"planes", CodecOf(FinePlan()), FinePlan(), 0.03, false},
       {"toy", testing::kToyCodec, VotePlan(CodecKind::kRaw), 1e-5},
   };
   return codecs;

@@ -18,6 +18,7 @@ struct StoredCodec {
   Plan plan;
   // What an output of attention may be off by, relatively, over rows that it may store so.
   double tolerance = 0;
+  bool leaves_out = true;  // whether the plan chooses what it attends
 };
 
 std::span<const StoredCodec> StoredCodecs();

@@ -28,6 +28,7 @@ PRESETS = {
     "sekv": "sekv{max_loss = 1, local = 32, rows_share = 0.6, min_tokens = 0}",
     "mosaickv": "mosaickv{max_loss = 1, share = 0.1, min_tokens = 0}",
     "strata": "strata{budget = 64, min_tokens = 0}",
+    "planes": "planes{min_tokens = 0}",
 }
 COMBINATIONS = {
     "cascade over packed": '{selector = "cascade", codec = "packed", max_loss = 1, trigger = "every", every = 1, page = 16, '
@@ -107,6 +108,8 @@ def test_all_packed_loses_by_the_codec_alone(reports: dict[str, dict]):
     ('{selector = "minmax", codec = "lowrank"}', "whole spans"),
     ('{selector = "bucket", codec = "packed", max_loss = 1}', "sentence"),
     ('{selector = "block", codec = "lowrank"}', "whole spans"),
+    ('{selector = "full", codec = "planes"}', "only selector 'fine'"),
+    ('{selector = "fine", codec = "raw"}', "only selector 'fine'"),
 ])
 def test_impossible_combinations_say_why(daemon: Daemon, plan: str, because: str):
     with kvstrata.attach(daemon.socket) as session:

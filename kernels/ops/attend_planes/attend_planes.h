@@ -23,6 +23,7 @@
 
 #include "kernels/cpu/executor.h"
 #include "kernels/ops/pack_planes/planes_format.h"
+#include "kernels/pages/page_view.h"
 
 namespace kvstrata {
 
@@ -75,11 +76,27 @@ PlanesCandidates CandidatesOf(const AttendPlanesWork& work);
 // What every backend requires of an item.
 void CheckPlanesWork(const AttendPlanesWork& work);
 
+// Logits of keys by all planes that are stored, of groups that follow each other in memory.
+struct ScorePlanesWork {
+  PlanesFormat format;               // REQUIRES: IsValid()
+  const std::byte* upper = nullptr;  // the first group's
+  const std::byte* lower = nullptr;
+  Run run;                   // tokens, from the first group's on
+  const float* q = nullptr;  // [queries][dim]
+  int32_t queries = 1;
+  float scale = 1.0f;
+  float* out = nullptr;  // query i, token t: out[i * out_query + t - run.begin]
+  int64_t out_query = 0;
+};
+
 // Bytes of the groups that the rule reads for what an item chose.
 int64_t PlanesBytesRead(const PlanesRows& rows, const uint8_t* fine, const uint8_t* strips);
 
 void AttendPlanesRef(const AttendPlanesWork* work, int64_t n, Executor& executor);
 void AttendPlanesSimd(const AttendPlanesWork* work, int64_t n, Executor& executor);
+
+// One for all backends, in double: of what is chosen by other keys than plane 0's nothing decodes.
+void ScorePlanes(const ScorePlanesWork* work, int64_t n, Executor& executor);
 
 }  // namespace kvstrata
 

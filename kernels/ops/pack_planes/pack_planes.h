@@ -33,6 +33,7 @@ struct UnpackPlanesWork {
 };
 
 void PackPlanesRef(const PackPlanesWork* work, int64_t n, Executor& executor);
+void PackPlanesSimd(const PackPlanesWork* work, int64_t n, Executor& executor);
 void UnpackPlanesRef(const UnpackPlanesWork* work, int64_t n, Executor& executor);
 
 }  // namespace kvstrata

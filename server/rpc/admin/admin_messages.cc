@@ -22,6 +22,8 @@ std::string_view KindName(ExtentKind kind) {
       return "span_factors";
     case ExtentKind::kRawRows:
       return "raw_rows";
+    case ExtentKind::kPlanes:
+      return "planes";
   }
   return "unknown";
 }

@@ -24,7 +24,7 @@ std::unique_ptr<CudaCodec> NewCudaPacked(StepMemory* memory);
 
 // By CodecKind; null: pages are attended as they are.
 inline constexpr std::unique_ptr<CudaCodec> (*kCudaCodecRows[])(StepMemory* memory) = {
-    nullptr, NewCudaSpans, NewCudaPacked};
+    nullptr, NewCudaSpans, NewCudaPacked, nullptr};
 
 // What selectors of a workspace are made of, which outlives them.
 struct CudaSelectorSource {
@@ -84,6 +84,7 @@ inline constexpr CudaSelectorRow kCudaSelectorRows[] = {
     {kOverLowRank, "", ServesAll, NewCudaZoom},
     {kOverPacked, "the selector's half over ops score and pick", CudaBlockServes, NewCudaBlock},
     {kOverRaw, "op attend_packed over lists of tokens", CudaBitsServes, NewCudaBits},
+    {0, "op attend_planes", ServesAll, nullptr},
 };  // by SelectorKind
 
 // The rows that are in use: these. Alone in its file, as SelectorRows.

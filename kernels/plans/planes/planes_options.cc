@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// Options of codec `planes`.
+#include "kernels/ops/pack_planes/planes_format.h"
+#include "kernels/plan/plan_rows.h"
+
+namespace kvstrata {
+namespace {
+
+constexpr int32_t kLeastUnit = 16, kMostUnit = 256;
+
+SetResult SetUnit(const OptionValue& value, Plan* plan) {
+  int32_t unit = 0;
+  const SetResult set = SetInt(value, kLeastUnit, kMostUnit, &unit);
+  if (set != SetResult::kOk || unit % kStripTokens != 0) return SetResult::kRefused;
+  plan->planes.unit = unit;
+  return SetResult::kOk;
+}
+
+using Rows = RowsOf<&Plan::planes>;
+constexpr PlanOption kRows[] = {
+    Rows::OneOf<&PlanesOptions::keep, 8, 4>("keep"),
+    {"unit", SetUnit, [](const Plan& p) { return std::to_string(p.planes.unit); },
+     [] { return IntAllowed(kLeastUnit, kMostUnit) + ", a multiple of 16"; }},
+};
+
+Status CheckHeadDim(const Plan& plan, const Geometry& geometry) {
+  if (PlanesFormat{geometry.head_dim, plan.planes.unit, plan.planes.keep}.IsValid()) {
+    return OkStatus();
+  }
+  return InvalidArgument("PLAN_COMBINATION",
+                         Assigned("head_dim", geometry.head_dim) +
+                             " has no layout in codec 'planes', which packs 64, 128 or 256 "
+                             "channels; use plan \"strata\"");
+}
+
+}  // namespace
+
+constinit const OptionTable kPlanesTable = {kRows, nullptr, CheckHeadDim};
+
+}  // namespace kvstrata

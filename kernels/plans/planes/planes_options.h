@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// Options of codec `planes` and of selector `fine` over it (docs/spec/planes.md, "Options").
+// Rows: fine.cc, planes_options.cc.
+#ifndef KVSTRATA_KERNELS_PLANS_PLANES_PLANES_OPTIONS_H_
+#define KVSTRATA_KERNELS_PLANS_PLANES_PLANES_OPTIONS_H_
+
+#include <cstdint>
+
+namespace kvstrata {
+
+struct PlanesOptions {
+  int32_t keep = 8, unit = 64;  // the codec's: bits of a code, tokens of a group
+  double fine_above = 2;        // the weight from which on a token is read finely, times N
+  double share = 0;             // over 0: of all tokens, those that are, in place of `fine_above`
+  double skip_below = 1;
+  int32_t run = 1, sample = 16;
+  int32_t sinks = 4, recent = 64;
+
+  bool operator==(const PlanesOptions&) const = default;
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_KERNELS_PLANS_PLANES_PLANES_OPTIONS_H_

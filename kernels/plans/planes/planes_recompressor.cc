@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+// Groups are sealed as they fill, an extent a Run.
+//
+// Which groups an extent holds follows from how many are sealed: extents join like the digits of a
+// counter in base 8. So a worker that lags, a clone and a restart end at the same extents, a reader
+// meets few of them, and no group is packed twice.
+#include "kernels/plans/planes/planes_recompressor.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/codec/head_loop.h"
+#include "kernels/plans/planes/planes_layout.h"
+
+namespace kvstrata {
+namespace {
+
+constexpr int32_t kJoined = 8;
+
+class PlanesRecompressor final : public Recompressor {
+ public:
+  PlanesRecompressor(const Plan& plan, const Geometry& geometry, int64_t extent_bytes)
+      : plan_(plan),
+        geometry_(geometry),
+        format_{geometry.head_dim, plan.planes.unit, plan.planes.keep} {
+    const int64_t group = HeadCount(geometry) * (format_.upper_bytes() + format_.lower_bytes());
+    while (most_ < kMostGroups && most_ * kJoined * group <= extent_bytes) most_ *= kJoined;
+  }
+
+  bool Due(const RecompressInput& input) const override {
+    return NextWork(input).any() || OwesRelease(input);
+  }
+
+  int64_t ReleasableBytes(const RecompressInput& input) const override {
+    const Work work = NextWork(input);
+    return work.any() && input.prompt_tokens >= 0
+               ? RawBytes(geometry_, work.tokens.end - EndOf(input.view))
+               : 0;
+  }
+
+  Result<RecompressOutput> Run(const RecompressInput& input) override {
+    const Work work = NextWork(input);
+    RecompressOutput output;
+    if (work.any()) {
+      KVS_ASSIGN_OR_RETURN(std::vector<std::byte> bytes, Seal(input, work));
+      output.extents = KeepFirst(input.view, work.kept);
+      output.extents.push_back({-1, std::move(bytes), work.tokens, plan_.tier});
+    } else {
+      output.extents = KeepFirst(input.view, input.view.extent_count);
+    }
+    released_ = released_ || input.prompt_tokens >= 0;
+    output.released = ReleasedRows(input, std::max(work.tokens.end, EndOf(input.view)));
+    return output;
+  }
+
+  RecompressReads Reads(const RecompressInput& input) const override {
+    const Work work = NextWork(input);
+    if (!work.any()) return {};
+    RecompressReads reads = {{EndOf(input.view), work.tokens.end}, {}};
+    for (int32_t i = work.kept; i < input.view.extent_count; ++i) reads.extents.push_back(i);
+    return reads;
+  }
+
+  std::unique_ptr<Recompressor> Clone() const override {
+    return std::make_unique<PlanesRecompressor>(*this);
+  }
+
+ private:
+  using Tokens = kvstrata::Run;
+  static constexpr int32_t kMostGroups = 1 << 12;
+
+  // The next extent, which takes the place of those from number `kept` on.
+  struct Work {
+    int32_t kept = 0;
+    Tokens tokens;
+
+    bool any() const { return tokens.end > tokens.begin; }
+  };
+
+  static int32_t EndOf(const SequenceView& view) {
+    return view.extent_count == 0 ? 0 : view.extents[view.extent_count - 1].tokens.end;
+  }
+
+  Work NextWork(const RecompressInput& input) const {
+    if (!ReachesMinimum(input, plan_)) return {};
+    const int32_t unit = format_.tokens, groups = input.view.tokens / unit;
+    Work work;
+    for (int32_t at = 0; at < groups; ++work.kept) {
+      int32_t size = 1;
+      while (size < most_ && at % (size * kJoined) == 0 && at + size * kJoined <= groups) {
+        size *= kJoined;
+      }
+      work.tokens = {at * unit, (at + size) * unit};
+      const bool there = work.kept < input.view.extent_count &&
+                         input.view.extents[work.kept].tokens == work.tokens;
+      if (!there) return work;
+      at += size;
+    }
+    return {};
+  }
+
+  // What was sealed before the prompt was complete: its raw rows were still read then.
+  bool OwesRelease(const RecompressInput& input) const {
+    return !released_ && input.prompt_tokens >= 0 && EndOf(input.view) > 0;
+  }
+
+  // An extent that is written.
+  struct Target {
+    PlanesExtent extent;
+    std::byte* upper;
+    std::byte* lower;
+  };
+
+  // Groups that an extent has are copied, the others packed.
+  Result<std::vector<std::byte>> Seal(const RecompressInput& input, const Work& work) const {
+    const int32_t end = EndOf(input.view);
+    KVS_ASSIGN_OR_RETURN(const std::vector<PlanesExtent> sources, Sources(input.view, work));
+    KVS_RETURN_IF_ERROR(CheckRawRows(input, geometry_, {end, work.tokens.end}));
+    Target to = {{work.tokens, format_, (work.tokens.end - work.tokens.begin) / format_.tokens},
+                 nullptr,
+                 nullptr};
+    ExtentWriter writer;
+    PlanesInfo info = {};
+    info.unit = format_.tokens;
+    info.keep = format_.keep;
+    const uint64_t at = writer.Reserve(sizeof(PlanesInfo));
+    const int64_t runs = HeadCount(geometry_) * to.extent.groups;
+    info.upper = writer.Reserve(runs * format_.upper_bytes());
+    info.lower = writer.Reserve(runs * format_.lower_bytes());
+    writer.Allocate();
+    *writer.At<PlanesInfo>(at) = info;
+    to.upper = writer.At<std::byte>(info.upper);
+    to.lower = writer.At<std::byte>(info.lower);
+    KVS_RETURN_IF_ERROR(ForEachHead(input, geometry_, [&](const HeadIndex& head) {
+      for (const PlanesExtent& from : sources) Copy(from, head, to);
+      Pack(input, head, end, to);
+    }));
+    return writer.Finish(ExtentKind::kPlanes, geometry_, work.tokens, 0);
+  }
+
+  // The extents whose place the next one takes.
+  Result<std::vector<PlanesExtent>> Sources(const SequenceView& view, const Work& work) const {
+    std::vector<PlanesExtent> sources;
+    for (int32_t i = work.kept; i < view.extent_count; ++i) {
+      KVS_ASSIGN_OR_RETURN(const PlanesExtent extent, ReadPlanesExtent(view.extents[i], geometry_));
+      if (extent.format != format_ || extent.tokens.end > work.tokens.end) {
+        return DamagedExtent(extent.tokens, "is none of the plan's");
+      }
+      sources.push_back(extent);
+    }
+    return sources;
+  }
+
+  void Copy(const PlanesExtent& from, const HeadIndex& head, const Target& to) const {
+    const auto h = static_cast<int64_t>(head.flat);
+    const int32_t first = (from.tokens.begin - to.extent.tokens.begin) / format_.tokens;
+    std::memcpy(to.upper + to.extent.UpperAt(h, first), from.Upper(h, 0),
+                static_cast<size_t>(from.groups * format_.upper_bytes()));
+    std::memcpy(to.lower + to.extent.LowerAt(h, first), from.Lower(h, 0),
+                static_cast<size_t>(from.groups * format_.lower_bytes()));
+  }
+
+  // The groups from position `begin` on.
+  void Pack(const RecompressInput& input, const HeadIndex& head, int32_t begin,
+            const Target& to) const {
+    const auto h = static_cast<int64_t>(head.flat);
+    const PageLayout layout = PageLayout::Of(geometry_);
+    std::vector<PackPlanesWork> works;
+    for (int32_t t = begin; t < to.extent.tokens.end; t += format_.tokens) {
+      const int32_t group = (t - to.extent.tokens.begin) / format_.tokens;
+      works.push_back({KeysOf(input.view.pages, layout, head.layer, head.kv_head),
+                       ValuesOf(input.view.pages, layout, head.layer, head.kv_head), t, format_,
+                       to.upper + to.extent.UpperAt(h, group),
+                       to.lower + to.extent.LowerAt(h, group)});
+    }
+    input.backend->pack_planes(works.data(), static_cast<int64_t>(works.size()), InlineExecutor());
+  }
+
+  const Plan plan_;
+  const Geometry geometry_;
+  const PlanesFormat format_;
+  int32_t most_ = 1;       // groups of an extent
+  bool released_ = false;  // a Run has said since the end of the prompt what may go
+};
+
+}  // namespace
+
+std::unique_ptr<Recompressor> NewPlanesRecompressor(const Plan& plan, const Geometry& geometry,
+                                                    int64_t extent_bytes) {
+  return std::make_unique<PlanesRecompressor>(plan, geometry, extent_bytes);
+}
+
+}  // namespace kvstrata
