@@ -101,7 +101,8 @@ struct StreamOps {
   int (*write_value)(uint64_t* address, uint64_t value, Stream stream) = nullptr;
 };
 
-// What chooses rows. Each op's header in kernels/ops is its contract, here and below.
+// What chooses rows. Each op's header, in kernels/ops or a plan's folder, is its contract, here and
+// below.
 struct SelectionOps {
   int (*summarize)(const SummarizeBatch& work, Stream stream) = nullptr;
   int (*score)(const ScoreBatch& work, Stream stream) = nullptr;

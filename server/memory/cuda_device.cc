@@ -80,7 +80,7 @@ class CudaHost final : public MemoryResource {
     if (memory.base != nullptr) mappings_->Remove(memory.base);
     upstream_->Free(std::move(memory));
   }
-  std::string_view name() const override { return upstream_->name(); }
+  MemoryTraits traits() const override { return upstream_->traits(); }
 
  private:
   const std::shared_ptr<RegisteredHost> mappings_;
@@ -151,9 +151,7 @@ class CudaMemory final : public MemoryResource {
                                  ops_.error_text(error) + "; look at the daemon's ulimit -l");
   }
 
-  uint64_t granularity() const override { return granularity_; }
-  HandleType handle_type() const override { return HandleType::kCuda; }
-  std::string_view name() const override { return "cuda"; }
+  MemoryTraits traits() const override { return {"cuda", HandleType::kCuda, granularity_}; }
 
  private:
   Status Lost(int error) const {

@@ -17,7 +17,7 @@ class EmulatedDevice final : public MemoryResource {
     return memory;
   }
   void Free(MappedMemory memory) override { UnmapSealedMemfd(std::move(memory)); }
-  std::string_view name() const override { return "emulated"; }
+  MemoryTraits traits() const override { return {"emulated"}; }
 };
 
 }  // namespace

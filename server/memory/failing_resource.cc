@@ -27,9 +27,7 @@ class FailingResource final : public MemoryResource {
     KVS_RETURN_IF_ERROR(CheckLost());
     return upstream_->Reach(at);
   }
-  uint64_t granularity() const override { return upstream_->granularity(); }
-  HandleType handle_type() const override { return upstream_->handle_type(); }
-  std::string_view name() const override { return upstream_->name(); }
+  MemoryTraits traits() const override { return upstream_->traits(); }
 
  private:
   Status CheckLost() const {

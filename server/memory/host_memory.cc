@@ -13,7 +13,7 @@ class HostMemory final : public MemoryResource {
     return MapSealedMemfd("kvstrata-host", bytes);
   }
   void Free(MappedMemory memory) override { UnmapSealedMemfd(std::move(memory)); }
-  std::string_view name() const override { return "host"; }
+  MemoryTraits traits() const override { return {"host"}; }
 };
 
 }  // namespace

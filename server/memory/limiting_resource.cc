@@ -31,9 +31,7 @@ class LimitedResource final : public MemoryResource {
   }
   Status Copy(std::span<const MemoryCopy> copies) override { return upstream_->Copy(copies); }
   Status Reach(const std::byte* at) override { return upstream_->Reach(at); }
-  uint64_t granularity() const override { return upstream_->granularity(); }
-  HandleType handle_type() const override { return upstream_->handle_type(); }
-  std::string_view name() const override { return upstream_->name(); }
+  MemoryTraits traits() const override { return upstream_->traits(); }
 
  private:
   const std::unique_ptr<MemoryResource> upstream_;

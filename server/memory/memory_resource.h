@@ -55,15 +55,26 @@ struct MappedMemory {
   UniqueFd read_only_fd;
 };
 
+// What is the same for all memory of a resource.
+struct MemoryTraits {
+  std::string_view name;
+  HandleType handle_type = HandleType::kMemfd;
+  uint64_t granularity = kMemoryGranularity;  // a multiple of that
+};
+
 class MemoryResource {
  public:
   virtual ~MemoryResource() = default;
+
+  virtual MemoryTraits traits() const = 0;
+  std::string_view name() const { return traits().name; }
+  HandleType handle_type() const { return traits().handle_type; }
+  uint64_t granularity() const { return traits().granularity; }
 
   // A zeroed mapping. INVALID_ARGUMENT MEMORY_SIZE when `bytes` is 0 or no multiple of
   // granularity(); RESOURCE_EXHAUSTED (POOL_EXHAUSTED, MEMORY_EXHAUSTED) when there is none;
   // UNAVAILABLE DEVICE_FAILED: the device is lost to this process, all later calls answer the same.
   virtual Result<MappedMemory> Allocate(uint64_t bytes) = 0;
-  virtual uint64_t granularity() const { return kMemoryGranularity; }  // a multiple of that
 
   // Unmaps it and releases its memory: a memfd's at once, even while a client still maps
   // it (it reads zeros), a GPU's when the last client has unmapped it.
@@ -85,10 +96,6 @@ class MemoryResource {
   // daemon that holds `at`; done when it returns, until the mapping is freed. Any thread. Host
   // memory takes 0.6 s a GiB, once. RESOURCE_EXHAUSTED HOST_UNREACHABLE.
   virtual Status Reach(const std::byte* /*at*/) { return OkStatus(); }
-
-  virtual HandleType handle_type() const { return HandleType::kMemfd; }
-
-  virtual std::string_view name() const = 0;
 };
 
 // Copies from mappings of one device into another's, through memory of the host; done when it

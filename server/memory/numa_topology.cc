@@ -59,9 +59,7 @@ class PlacedResource final : public MemoryResource {
   }
   void Free(MappedMemory memory) override { upstream_->Free(std::move(memory)); }
   Status Copy(std::span<const MemoryCopy> copies) override { return upstream_->Copy(copies); }
-  uint64_t granularity() const override { return upstream_->granularity(); }
-  HandleType handle_type() const override { return upstream_->handle_type(); }
-  std::string_view name() const override { return upstream_->name(); }
+  MemoryTraits traits() const override { return upstream_->traits(); }
 
  private:
   const std::unique_ptr<MemoryResource> upstream_;

@@ -51,9 +51,7 @@ class FakeGpuMemory final : public MemoryResource {
     }
     return OkStatus();
   }
-  uint64_t granularity() const override { return granularity_; }
-  HandleType handle_type() const override { return HandleType::kCuda; }
-  std::string_view name() const override { return "fake gpu"; }
+  MemoryTraits traits() const override { return {"fake gpu", HandleType::kCuda, granularity_}; }
 
  private:
   // The client's mapping of an address of the GPU; host memory as it is.

@@ -67,8 +67,7 @@ class ToldMemory final : public MemoryResource {
     return memory_->Allocate(bytes);
   }
   void Free(MappedMemory memory) override { memory_->Free(std::move(memory)); }
-  HandleType handle_type() const override { return memory_->handle_type(); }
-  std::string_view name() const override { return memory_->name(); }
+  MemoryTraits traits() const override { return memory_->traits(); }
 
  private:
   const std::function<void()>* const on_allocate_;

@@ -2,7 +2,8 @@
 // FindHeld: how much of a prompt is held, and where. The one rule of that: a look-up asks it what
 // an open would answer, a pin what it keeps, and an open whether its prompt's artefact is worth
 // reading, what else to read from the tier below, what to copy from another device, and at last
-// what to answer.
+// what to answer. Afterwards an open may answer less (OpeningEnds::LimitHit), and so may a lease
+// (Leases). Chunks of engines have a rule of their own (ChunkLeases::Ask).
 //
 // The rule: a page is held where memory has it, else in the tier below; of the plan's shared index
 // the leading blocks that end with held pages are. The prefix ends at the first page that neither

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Eviction: what goes when memory is short, or an operator says so: cached pages and artefacts that
-// nobody uses and no pin keeps.
+// nobody uses and no pin keeps. The one released longest ago goes first (PrefixIndex::oldest); one
+// that selectors chose lately is spared, once for each time (sequences/selected_pages.cc), unless a
+// whole arena is emptied.
 //
 // Thread-safety: Evict from any thread, the rest under the store's lock. Cost: of one page a
 // look-up; of finding those whose space somebody can use, a look at all cached pages of a pool.

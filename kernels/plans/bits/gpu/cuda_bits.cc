@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Selector bits on a GPU, as kernels/plans/bits/bits.cc does it on a CPU: each KV head votes for
-// tokens by its keys in few bits, which the index holds, and takes the best of them. Plans that are
-// served have a window of at least a group, so that every candidate is in a group that was sealed
-// before the step.
+// Selector bits (preset strata) on a GPU, as kernels/plans/bits/bits.cc does it on a CPU: each KV
+// head votes for tokens by its keys in few bits, which the index holds, and takes the best of them.
+// Plans that are served have a window of at least a group, so that every candidate is in a group
+// that was sealed before the step.
 //
 // A fixed budget of single tokens is taken by op pick_bits where that is the faster way and the
 // device and the shape have it, else by ops vote and pick, as runs of tokens are. With max_missed

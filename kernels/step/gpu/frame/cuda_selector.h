@@ -6,9 +6,8 @@
 // time. What it keeps of a sequence goes with the sequence's state; buffers and tables that it
 // declared (step_memory.h) hold what one step needs. What differs from step to step is in columns
 // and tables, which Stage fills, never in arguments of ops: an engine captures Select into a graph.
-// One file each: cuda_minmax.cc cuda_cascade.cc cuda_vote.cc cuda_bucket.cc cuda_block.cc
-// cuda_bits.cc cuda_spans.cc (zoom), and cuda_fixed.cc for those that no query decides (window);
-// one row each in cuda_selector_rows.h.
+// One file each in kernels/plans/NAME/gpu, and step/gpu/lists/cuda_fixed.cc for those that no query
+// decides (window); one row each in cuda_selector_rows.h.
 //
 // Order of a step: Open, Cut for each member, Fit, Stage, Begin, then Select and SelectionOf layer
 // by layer, Read. Threads: one call at a time.
