@@ -47,7 +47,7 @@ class CountingDevice final : public MemoryResource {
     batches_->push_back(copies.size());
     return upstream_->Copy(copies);
   }
-  std::string_view name() const override { return "counting"; }
+  MemoryTraits traits() const override { return {"counting"}; }
 
  private:
   std::vector<size_t>* const batches_;
