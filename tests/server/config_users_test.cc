@@ -81,7 +81,7 @@ TEST_F(ConfigUsersTest, AUserMayBeATenantOfTheCluster) {
   EXPECT_EQ(tenants.NameOf("uid:1001"), "cluster:ads") << "a flag wins";
   EXPECT_EQ(tenants.NameOf("uid:1002"), "uid:1002");
   using Rates = TenantRatesOptions;
-  EXPECT_EQ(config.remote.pages.tenant_read_rates, (Rates{0, {{"uid:1000", 2 << 20}}}));
+  EXPECT_EQ(config.remote.pages.searches->tenant_read_rates, (Rates{0, {{"uid:1000", 2 << 20}}}));
   EXPECT_EQ(config.remote.pages.writer.tenant_rates, (Rates{1 << 20, {{"uid:1002", 0}}}));
   EXPECT_FALSE(Entry(config, "remote.tenants.uid:1000.name").reloads);
   EXPECT_TRUE(Entry(config, "remote.tenants.uid:1000.read_rate").reloads);

@@ -290,10 +290,10 @@ TEST_F(RpcControlTest, PlansAreListedAndExplained) {
     EXPECT_FALSE(p.text().empty());
     EXPECT_FALSE(p.selector().empty());
   }
-  EXPECT_EQ(names, (std::vector<std::string>{"full/preset", "window/preset", "quest/preset",
-                                             "chess/preset", "tokenselect/preset",
-                                             "sentencekv/preset", "sekv/preset", "mosaickv/preset",
-                                             "strata/preset", "mine/configuration"}));
+  EXPECT_EQ(names, (std::vector<std::string>{
+                       "full/preset", "window/preset", "quest/preset", "chess/preset",
+                       "tokenselect/preset", "sentencekv/preset", "sekv/preset", "mosaickv/preset",
+                       "strata/preset", "planes/preset", "mine/configuration"}));
   const auto show = [&](const char* text) {
     v1::ShowPlanRequest request;
     request.set_plan(text);

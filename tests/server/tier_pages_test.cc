@@ -5,6 +5,7 @@
 
 #include <future>
 
+#include "server/tier/blocking_calls.h"
 #include "server/work/tiers/pin_records.h"
 #include "server/work/tiers/tier_row.h"
 #include "tests/fakes/disk_slots.h"
@@ -500,6 +501,26 @@ TEST_F(TierPagesTest, StoppedItAnswersFromMemory) {
   machine.pages->Stop(SteadyClock::now(), 0);
   EXPECT_EQ(HeldAfterwards(machine, "full", 200), 0u);
   EXPECT_EQ(machine.pages->counters().refused_loads, 1u);
+}
+
+// Nobody else is woken for it, and nothing is begun that comes too late.
+TEST_F(TierPagesTest, WhoWaitsForAWriteMakesIt) {
+  const Machine machine(options_);
+  const std::vector<std::byte> bytes(100, std::byte{7});
+  std::thread::id ended;
+  TierPut put;
+  put.key = "key";
+  put.buffers = {bytes};
+  TierCall call{SteadyClock::now() + seconds(30), {}, [&] { ended = std::this_thread::get_id(); }};
+  call.waits = true;
+  machine.values->Put({&put, 1}, call);
+  EXPECT_EQ(ended, std::this_thread::get_id());
+  EXPECT_TRUE(put.status.ok()) << put.status.ToString();
+  call.deadline = SteadyClock::now();
+  put.key = "late";
+  machine.values->Put({&put, 1}, call);
+  EXPECT_EQ(put.status.code(), Code::kDeadlineExceeded);
+  EXPECT_TRUE(KnownSizes(machine.values.get(), "late").empty());
 }
 
 // What is left when its bytes are used up is dropped and counted. A writer that was faster than the
