@@ -23,18 +23,8 @@ constexpr PlanOption kRows[] = {
      [] { return IntAllowed(kLeastUnit, kMostUnit) + ", a multiple of 16"; }},
 };
 
-Status CheckHeadDim(const Plan& plan, const Geometry& geometry) {
-  if (PlanesFormat{geometry.head_dim, plan.planes.unit, plan.planes.keep}.IsValid()) {
-    return OkStatus();
-  }
-  return InvalidArgument("PLAN_COMBINATION",
-                         Assigned("head_dim", geometry.head_dim) +
-                             " has no layout in codec 'planes', which packs 64, 128 or 256 "
-                             "channels; use plan \"strata\"");
-}
-
 }  // namespace
 
-constinit const OptionTable kPlanesTable = {kRows, nullptr, CheckHeadDim};
+constinit const OptionTable kPlanesTable = {kRows};
 
 }  // namespace kvstrata
