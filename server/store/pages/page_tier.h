@@ -3,8 +3,8 @@
 // sees it (server/work/tiers/tier_chain.h). The store decides what is offered and what is wanted;
 // the tier does all I/O, in its own threads and without the store's lock.
 //
-// Write-through: a page is offered when it enters the prefix index and again when more was reported
-// of its positions, an artefact when it is complete; all of them also when they are used again,
+// Write-through: a page is offered when it enters the prefix index, and again when its positions
+// have more reported of them; an artefact when it is complete; all also when they are used again,
 // pinned or loaded. Which offers a tier takes is its policy (TierWriter::Wants). Writing them when
 // they are evicted would be later than kill -9 and would make an allocation wait.
 #ifndef KVSTRATA_SERVER_STORE_PAGES_PAGE_TIER_H_

@@ -5,9 +5,9 @@
 //   - what the tier was found not to have a short while ago,
 //   - what an engine is known to compute in less than twice the time that reading takes at the rate
 //     of the last loads.
-// A search and its loads together end by a deadline that grows with the tokens; the search has half
-// of it, so that a shard that does not answer leaves time for what the others have. What may be
-// read a second is limited here, of all and of each tenant.
+// A search and its loads together end by a deadline that grows with the tokens. The search has half
+// the time, so that a shard that does not answer leaves some for what the others have. How many
+// bytes may be read a second is limited here, for all and for each tenant.
 //
 // Ownership: borrows the tier and what is known of it. Thread-safety: all methods, from any thread.
 // Errors: none reach a caller; they are counted.

@@ -27,6 +27,10 @@ uint64_t WholeBytes(std::span<const uint64_t> sizes) {
   return total;
 }
 
+bool MayHaveChanged(OfferedFor why) {
+  return why == OfferedFor::kReported || why == OfferedFor::kArtefact;
+}
+
 // Buffers of these sizes, one behind the other in blocks of their own.
 std::vector<std::span<std::byte>> BuffersIn(std::byte* memory, std::span<const uint64_t> sizes) {
   std::vector<std::span<std::byte>> to;
@@ -134,8 +138,7 @@ bool TierWriter::Has(const PageKey& key) const {
 
 bool TierWriter::TakesAPlace(const Offered& offered, const SealedValue& value) const {
   if (!far()) return value.changed;
-  const bool changed = offered.why == OfferedFor::kReported || offered.why == OfferedFor::kArtefact;
-  return changed && terms_.known->present.Contains(offered.key);
+  return MayHaveChanged(offered.why) && terms_.known->present.Contains(offered.key);
 }
 
 // --- the thread ----------------------------------------------------------------------------------
@@ -176,6 +179,9 @@ bool TierWriter::IsAbove(const Offered& offered) {
 }
 
 void TierWriter::WriteOffered(const Offered& offered, Batch* batch) {
+  // Offered again while it was being written.
+  const bool known = far() && terms_.known->present.Contains(offered.key);
+  if (known && !MayHaveChanged(offered.why)) return;
   const std::vector<SealedValue> values = store_->values().Sealed(offered.key);
   if (values.empty() && Has(offered.key)) return;
   if (values.empty()) return AddFromAbove(offered, batch);
