@@ -2,6 +2,7 @@
 # CUDA as a language of this build, where KVS_CUDA wants it and it will do. Debian 12's own nvcc (11.8)
 # neither knows C++20 nor cudaGetDriverEntryPointByVersion (12.5).
 set(KVS_CUDA_OLDEST 12.5)
+set(KVS_CUDA_ARCHITECTURES "80-real;90" CACHE STRING "Chips whose code libkvstrata_cuda.so has, as in CUDA_ARCHITECTURES")
 
 function(kvs_find_nvcc found)
   include(CheckLanguage)

@@ -30,7 +30,7 @@ REQUIRED = ("annotated-types==0.8.0", "cachetools==8.0.1", "cbor2==6.3.0", "dist
             "openai-harmony==0.0.8", "partial-json-parser==0.2.1.1.post7", "pybase64==1.5.1", "pydantic==2.14.3",
             "pydantic-core==2.50.4", "pyzmq==27.3.0", "sniffio==1.3.1", "starlette==1.10.0",
             "typing-extensions==4.16.0", "typing-inspection==0.4.5", "compressed-tensors==0.17.0", "loguru==0.7.3",
-            "truststore==0.10.5")
+            "truststore==0.10.5", "blake3==1.0.11")
 NAMED = ("llguidance", "mistral_common", "xgrammar")
 STAND_IN = '''"""Stands in: vLLM imports its classes, and uses none without structured outputs and Mistral's own formats. Any module
 below it stands in, too."""
