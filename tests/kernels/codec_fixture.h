@@ -12,6 +12,7 @@
 #include "kernels/plans/mosaickv/packed.h"
 #include "kernels/plans/planes/planes.h"
 #include "kernels/plans/sekv/lowrank.h"
+#include "kernels/plans/sekv/span_parameters.h"
 #include "tests/kernels/held_sequence.h"
 
 namespace kvstrata {

@@ -6,6 +6,7 @@
 
 #include "gmock/gmock.h"
 #include "kernels/plans/sekv/lowrank_recompressor.h"
+#include "kernels/plans/sekv/ops/span_ops.h"
 #include "kernels/plans/sekv/span_factors.h"
 #include "kernels/plans/sekv/span_gates.h"
 #include "tests/kernels/codec_fixture.h"
@@ -404,7 +405,9 @@ TEST(SpanGates, ShortSpansAreDecomposedOnlyWhereGatesMayClose) {
   const PagedRows paged = {&page, 0, dim * 2, n, dim, DType::kBF16};
   const std::vector<float> surprisal(static_cast<size_t>(n), 1.0f);
   Backend counting = **FindBackend("ref");
-  counting.svd = CountedSvd;
+  SpanOps ops = kSpanRef;
+  ops.svd = CountedSvd;
+  counting.lowrank = &ops;
   SpanParameters p = SomeParameters(SmallGeometry(), plan);
   for (const auto& [bias, rank, svds] : {std::tuple(6.0f, -1, 0), std::tuple(-6.0f, 1, 2)}) {
     p.bias[2].assign(32, bias);

@@ -26,8 +26,6 @@
 
 namespace kvstrata {
 
-std::unique_ptr<Selector> NewSpanBucketSelector(const Plan& plan, const Geometry& geometry);
-
 namespace {
 
 // Importances that are kept for Inspect, all layers together.
@@ -438,19 +436,9 @@ SelectionRule BucketRule(const Plan& plan, int32_t) {
   return rule;
 }
 
-// With spans, what is read depends on them.
-bool BucketInFull(const Plan& plan, int32_t n) {
-  return plan.codec != CodecKind::kLowRank && BucketsInFull(plan, n);
-}
-
-// With spans, the prompt's last queries judge none of its tokens.
-uint32_t BucketNeeds(const Plan& plan) {
-  const uint32_t queries = plan.codec == CodecKind::kLowRank ? 0 : uint32_t{kNeedPromptQueries};
-  return kNeedPrefillDone | kNeedBoundary | queries;
-}
+bool BucketInFull(const Plan& plan, int32_t n) { return BucketsInFull(plan, n); }
 
 std::unique_ptr<Selector> NewBucketSelector(const Plan& plan, const Geometry& geometry) {
-  if (plan.codec == CodecKind::kLowRank) return NewSpanBucketSelector(plan, geometry);
   return std::make_unique<BucketSelector>(plan, geometry);
 }
 

@@ -75,8 +75,9 @@ class CudaBlock final : public CudaSelector {
     score.score_stride = room_.of_head.blocks;
     score.first = 1;
     score.ahead = true;
-    KVS_RETURN_IF_ERROR(
-        frame->Check(frame->ops().score_packed(score, frame->stream()), "op score_packed"));
+    KVS_RETURN_IF_ERROR(frame->Check(
+        OpsOf<cuda::PackedOps>(frame->ops().packed).score_packed(score, frame->stream()),
+        "op score_packed"));
 
     cuda::PickBatch w;
     w.scores = score.scores;
