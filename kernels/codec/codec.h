@@ -147,7 +147,7 @@ struct Codec {
   // `parameters` may be null (untrained fallback; codecs that take none).
   std::unique_ptr<Recompressor> (*recompressor)(const Plan& plan, const Geometry& geometry,
                                                 ParametersPtr parameters) = nullptr;
-  // Of a file's bytes; null: it takes none. As ParseParameters.
+  // As ParseParameters; null: it takes none.
   Result<ParametersPtr> (*parameters)(std::span<const std::byte> file, const std::string& name,
                                       const Geometry& geometry, const Plan& plan) = nullptr;
   // Null: it packs on the host alone. As NewGpuPacker.

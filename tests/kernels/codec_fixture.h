@@ -8,7 +8,6 @@
 
 #include <cmath>
 
-#include "kernels/codec/codec.h"
 #include "kernels/plans/mosaickv/packed.h"
 #include "kernels/plans/planes/planes.h"
 #include "kernels/plans/sekv/lowrank.h"

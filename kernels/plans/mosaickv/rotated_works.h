@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// RotatedWorks: items of an op over packed rows, which takes its queries rotated, and those queries. Private to
-// mosaickv.
+// RotatedWorks: items of an op over packed rows, which takes its queries rotated, and those
+// queries. Private to mosaickv.
 #ifndef KVSTRATA_KERNELS_PLANS_MOSAICKV_ROTATED_WORKS_H_
 #define KVSTRATA_KERNELS_PLANS_MOSAICKV_ROTATED_WORKS_H_
 
@@ -22,8 +22,8 @@ struct RotatedQueries {
 template <typename Work, auto kOp>
 class RotatedWorks final : public CodecWorks {
  public:
-  // Its q is [tokens][rows][dim] of the queries by r [dim][dim]. Items that follow each other with the same queries and
-  // rotation share them.
+  // Its q is [tokens][rows][dim] of the queries by r [dim][dim]. Items that follow each other with
+  // the same queries and rotation share them.
   void Add(const Work& work, const float* r, const RotatedQueries& queries) {
     const float* const last = queries.q + (queries.tokens - 1) * queries.stride;
     const bool shared = !rotate_.empty() && rotate_.back().r == r && rotate_.back().x == last;
@@ -52,7 +52,7 @@ class RotatedWorks final : public CodecWorks {
   // Where in rotated_ they will be.
   size_t Rotate(const float* r, const RotatedQueries& queries) {
     const size_t at = rotated_.size();
-    const auto floats = static_cast<size_t>(int64_t{queries.rows} * queries.dim);  // of a token
+    const auto floats = static_cast<size_t>(int64_t{queries.rows} * queries.dim);  // a token's
     for (int32_t i = 0; i < queries.tokens; ++i) {
       RotateWork& w = rotate_.emplace_back();
       w.r = r;
