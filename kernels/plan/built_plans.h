@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which of the plans that a build may leave out it has: CMake's KVS_PLAN_SEKV and KVS_PLAN_MOSAICKV. Tables of rows
-// have empty ones for what is left out, and its pairs answer UNIMPLEMENTED (plan_axes.h).
+// Which of the plans that a build may leave out it has: CMake's KVS_PLAN_SEKV and
+// KVS_PLAN_MOSAICKV. Tables of rows have empty ones for what is left out, and its pairs answer
+// UNIMPLEMENTED (plan_axes.h).
 #ifndef KVSTRATA_KERNELS_PLAN_BUILT_PLANS_H_
 #define KVSTRATA_KERNELS_PLAN_BUILT_PLANS_H_
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// CodecWorks: the work items of ops that one codec alone has, within those of an attention (attend_works.h) or of a
-// selection that scores keys (score_works.h). The codec's folder has the class, in a list of which every class is made
-// once, when it is first asked for.
+// CodecWorks: the work items of ops that one codec alone has, within those of an attention
+// (attend_works.h) or of a selection that scores keys (score_works.h). The codec's folder has the
+// class, in a list of which every class is made once, when it is first asked for.
 //
 // Threads: one call at a time. Cost: memory is kept from round to round.
 #ifndef KVSTRATA_KERNELS_ROWS_CODEC_WORKS_H_

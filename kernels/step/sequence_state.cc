@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <optional>
 
-#include "kernels/plans/chess/cascade_trigger.h"
 #include "kernels/plans/sentencekv/cuda_sentences.h"
 #include "kernels/plans/tokenselect/cuda_vote_cache.h"
 
@@ -100,15 +99,15 @@ void SequenceState::CatchUp(const SequenceView& view, const Backend& backend, Ex
         .Update(geometry_, index_, view, indexed_tokens_, tokens_, backend, executor);
     indexed_tokens_ = tokens_;
   }
-  selector_->Begin(Context(view, &backend, &executor));
+  if (SelectorHistory* const history = selector_->history(); history != nullptr) {
+    history->Begin(Context(view, &backend, &executor));
+  }
 }
 
 Status SequenceState::ClosePrompt() {
   KVS_RETURN_IF_ERROR(CheckPrompt(*this));
   prompt_tokens_ = tokens_;
-  if (CascadeTrigger* const trigger = selector_->trigger(); trigger != nullptr) {
-    trigger->PromptDone(tokens_);
-  }
+  NotePrefillDone({.tokens = tokens_}, nullptr, nullptr);
   return OkStatus();
 }
 
@@ -117,7 +116,7 @@ Status SequenceState::PrefillDone(const SequenceView& view, const Backend& backe
   KVS_RETURN_IF_ERROR(CheckPrompt(*this));
   CatchUp(view, backend, executor);
   prompt_tokens_ = tokens_;
-  selector_->PrefillDone(Context(view, &backend, &executor));
+  NotePrefillDone(view, &backend, &executor);
   return OkStatus();
 }
 
@@ -131,8 +130,16 @@ Status SequenceState::Report(int32_t first, int32_t n, const float* surprisal, c
   return reported_.Add(first, n, surprisal, entropy, boundary);
 }
 
+void SequenceState::NotePrefillDone(const SequenceView& view, const Backend* backend,
+                                    Executor* executor) {
+  SelectorHistory* const history = selector_->history();
+  if (history != nullptr) history->PrefillDone(Context(view, backend, executor));
+}
+
 void SequenceState::Advance(int32_t count) {
-  selector_->Advance(count);
+  if (SelectorHistory* const history = selector_->history(); history != nullptr) {
+    history->Advance(count);
+  }
   tokens_ += count;
 }
 
@@ -142,7 +149,9 @@ void SequenceState::Truncate(int32_t tokens) {
   reported_.Truncate(tokens);
   tokens_ = tokens;
   indexed_tokens_ = std::min(indexed_tokens_, tokens);
-  selector_->Truncate(tokens);
+  if (SelectorHistory* const history = selector_->history(); history != nullptr) {
+    history->Truncate(tokens);
+  }
   on_gpu.vote_cache.reset();
   on_gpu.hot_pages.reset();
   if (on_gpu.sentences != nullptr) on_gpu.sentences->Truncate(tokens);

@@ -41,9 +41,6 @@ class RawBlockSelector final : public Selector {
  public:
   explicit RawBlockSelector(const Plan& plan) : plan_(plan) {}
 
-  void Begin(const SelectContext&) override {}
-  void PrefillDone(const SelectContext&) override {}
-
   void Select(const SelectContext& context, int layer, const float* q, Selection* out) override {
     const int32_t n = context.view.tokens + 1;
     const int32_t block = plan_.index.unit;
@@ -91,9 +88,6 @@ class RawBlockSelector final : public Selector {
 class PackedBlockSelector final : public Selector {
  public:
   explicit PackedBlockSelector(const Plan& plan) : plan_(plan) {}
-
-  void Begin(const SelectContext&) override {}
-  void PrefillDone(const SelectContext&) override {}
 
   void Select(const SelectContext& context, int layer, const float* q, Selection* out) override {
     const int32_t n = context.view.tokens + 1;

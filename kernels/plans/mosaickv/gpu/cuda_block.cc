@@ -28,7 +28,7 @@ class CudaBlock final : public CudaSelector {
   CudaBlock(StepMemory* memory, CudaPacked* codec)
       : codec_(codec), blocks_(memory->AddColumn()), take_(memory->AddColumn()) {}
 
-  CudaQueries queries() const override { return CudaQueries::kDense; }
+  CudaSelectorTraits traits(const Plan&) override { return {}; }
 
   Status Fit(const CudaFrame& frame, std::span<const CudaPart>) override {
     Room room = room_;

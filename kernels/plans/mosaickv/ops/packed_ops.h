@@ -18,10 +18,10 @@ struct PackedOps : PlanOps {
   void (*covariance)(const CovarianceWork*, int64_t, Executor&) = nullptr;
 };
 
-inline constexpr PackedOps kPackedSimd = {
-    {}, AttendPackedSimd, ScorePackedSimd, RotateSimd, RotatePackSimd, CovarianceSimd};
-inline constexpr PackedOps kPackedRef = {
-    {}, AttendPackedRef, ScorePackedRef, RotateRef, RotatePackRef, CovarianceRef};
+inline constexpr PackedOps kPackedSimd = {{},         AttendPackedSimd, ScorePackedSimd,
+                                          RotateSimd, RotatePackSimd,   CovarianceSimd};
+inline constexpr PackedOps kPackedRef = {{},        AttendPackedRef, ScorePackedRef,
+                                         RotateRef, RotatePackRef,   CovarianceRef};
 
 }  // namespace kvstrata
 

@@ -278,10 +278,10 @@ class CudaZoom final : public CudaSelector {
  public:
   explicit CudaZoom(CudaSpans* codec) : codec_(codec) {}
 
-  CudaQueries queries() const override { return CudaQueries::kNative; }
-  // There every span is expanded.
-  bool InDenseLayers() const override { return true; }
-
+  CudaSelectorTraits traits(const Plan&) override {
+    // In dense layers every span is expanded.
+    return {.queries = CudaQueries::kNative, .in_dense_layers = true};
+  }
   Status Select(CudaFrame* frame, const CudaPart& part, int layer, const Rows& q) override {
     return codec_->Choose(frame, part, layer, q, 0, true);
   }

@@ -18,7 +18,8 @@ struct SpanOps : PlanOps {
 };
 
 // The library's, which alone has these functions.
-inline constexpr SpanOps kSpanCuda = {{}, ScoreSpansCuda, ExpandSpansCuda, AttendSpansWorkspaceBytes, AttendSpansCuda};
+inline constexpr SpanOps kSpanCuda = {
+    {}, ScoreSpansCuda, ExpandSpansCuda, AttendSpansWorkspaceBytes, AttendSpansCuda};
 
 }  // namespace kvstrata::cuda
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Selector bucket (SentenceKV) on a GPU, as kernels/plans/sentencekv/bucket.cc does it on a CPU.
 // Which sentences are complete follows from counts and reported boundaries, which the host has: so
-// Stage closes them, and Begin enqueues what makes their buckets, for all layers at once. Prompt
-// steps keep their last queries; the Begin behind the prompt's end asks what these attend to, which
-// takes the GPU about as long as attending n_obs of them in full. Graphs hold op pick_buckets
-// alone.
+// Stage closes them, and what it gives to OnceIndexed makes their buckets, for all layers at once.
+// Prompt steps keep their last queries; the Begin behind the prompt's end asks what these attend
+// to, which takes the GPU about as long as attending n_obs of them in full. Graphs hold op
+// pick_buckets alone.
 //
 // Prompt tokens that no layer was given queries of are not observed (docs/spec/sentencekv.md 2).
 #include <algorithm>
@@ -161,7 +161,7 @@ Status PromptRanking::Pick(const CudaFrame& frame, int member, int layer,
   return frame.Check(frame.ops().pick(pick, frame.stream()), "op pick");
 }
 
-class CudaBucket final : public CudaSelector {
+class CudaBucket final : public CudaSelector, private CudaObserver {
  public:
   explicit CudaBucket(StepMemory* memory)
       : sink_end_(memory->AddColumn()),
@@ -171,33 +171,25 @@ class CudaBucket final : public CudaSelector {
     memory->Add(&tables_);
   }
 
-  CudaQueries queries() const override { return CudaQueries::kDense; }
-  bool AttendsNewest(const Plan& plan) const override { return plan.bucket.recent > 0; }
-
-  void Open(const CudaFrame& frame) override {
-    noted_.assign(static_cast<size_t>(frame.members() * frame.geometry().layers), 0);
-  }
-  void Cut(const CudaFrame& frame, int member, std::vector<CudaPart>* parts) override {
-    CudaSelector::Cut(frame, member, parts);
-    parts->back().observes = !parts->back().selects;
+  CudaSelectorTraits traits(const Plan& plan) override {
+    return {.attends_newest = plan.bucket.recent > 0, .observer = this};
   }
   Status Fit(const CudaFrame& frame, std::span<const CudaPart> parts) override;
   Status Stage(CudaFrame* frame) override;
-  Status Begin(CudaFrame* frame) override;
 
   Status Select(CudaFrame* frame, const CudaPart& part, int layer, const Rows& q) override {
     return part.observes ? Observe(*frame, part, layer, q) : Pick(*frame, part, layer, q);
   }
-  void NoteReplayed(const CudaFrame& frame, const CudaPart& part, int layer) override {
-    if (part.observes) NoteObserved(frame, part, layer);
-  }
   cuda::DeviceSelection SelectionOf(const CudaFrame& frame, const CudaPart& part) const override;
   Result<Selection> Read(const CudaFrame& frame, const CudaPart& part, int member,
                          int32_t n) const override;
+
+ private:
+  // Notes, once a step, that queries of a layer are kept.
+  void NoteReplayed(const CudaFrame& frame, const CudaPart& part, int layer) override;
   Result<std::vector<int32_t>> ReadKept(const CudaFrame& frame, int member,
                                         int head) const override;
 
- private:
   static CudaSentences& SentencesOf(const CudaFrame& frame, int member) {
     return *frame.state(member).on_gpu.sentences;
   }
@@ -209,10 +201,9 @@ class CudaBucket final : public CudaSelector {
   static Status FitMemory(const CudaFrame& frame, int member);
   static Status MakeWholeBuckets(CudaFrame* frame, int member);
   Status MakePromptBuckets(CudaFrame* frame, int member);
+  Status MakeBuckets(CudaFrame* frame);
 
   Status Observe(const CudaFrame& frame, const CudaPart& part, int layer, const Rows& q);
-  // Once a step and layer.
-  void NoteObserved(const CudaFrame& frame, const CudaPart& part, int layer);
   Status Pick(const CudaFrame& frame, const CudaPart& part, int layer, const Rows& q) const;
 
   // A head's buckets: the position behind each one's last token; its kept prompt tokens.
@@ -284,6 +275,8 @@ Run CudaBucket::ListedRange(const CudaFrame& frame, int member) {
 
 // Memory of the members' own, and where it is told to the GPU.
 Status CudaBucket::Stage(CudaFrame* frame) {
+  noted_.assign(static_cast<size_t>(frame->members() * frame->geometry().layers), 0);
+  frame->OnceIndexed([this, frame] { return MakeBuckets(frame); });
   for (int i = 0; i < frame->members(); ++i) {
     if (!Has(*frame, i)) continue;
     Close(*frame, i);
@@ -325,7 +318,7 @@ Status CudaBucket::FitMemory(const CudaFrame& frame, int member) {
 }
 
 // The buckets that are to be made.
-Status CudaBucket::Begin(CudaFrame* frame) {
+Status CudaBucket::MakeBuckets(CudaFrame* frame) {
   for (int i = 0; i < frame->members(); ++i) {
     if (!Has(*frame, i) || frame->state(i).prompt_tokens() < 0) continue;
     CudaSentences& own = SentencesOf(*frame, i);
@@ -413,11 +406,11 @@ Status CudaBucket::Observe(const CudaFrame& frame, const CudaPart& part, int lay
   w.new_tokens = part.new_tokens;
   w.query_floats = frame.geometry().query_heads * frame.geometry().head_dim;
   KVS_RETURN_IF_ERROR(frame.Check(frame.ops().observe(w, frame.stream()), "op observe"));
-  NoteObserved(frame, part, layer);
+  NoteReplayed(frame, part, layer);
   return OkStatus();
 }
 
-void CudaBucket::NoteObserved(const CudaFrame& frame, const CudaPart& part, int layer) {
+void CudaBucket::NoteReplayed(const CudaFrame& frame, const CudaPart& part, int layer) {
   for (int i = part.first; i < part.first + part.count; ++i) {
     const auto cell = static_cast<size_t>(i * frame.geometry().layers + layer);
     if (std::exchange(noted_[cell], uint8_t{1}) != 0) continue;
@@ -530,7 +523,7 @@ Result<std::vector<int32_t>> CudaBucket::ReadKeptOf(const CudaFrame& frame, int 
 Result<std::vector<int32_t>> CudaBucket::ReadKept(const CudaFrame& frame, int member,
                                                   int head) const {
   if (frame.selected_layer() < 0 || !SentencesOf(frame, member).made) {
-    return CudaSelector::ReadKept(frame, member, head);
+    return FailedPrecondition("KEPT_NONE", "no prompt tokens are kept for this member");
   }
   return ReadKeptOf(frame, member, head);
 }
