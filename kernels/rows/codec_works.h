@@ -23,6 +23,14 @@ class CodecWorks {
 
 class CodecWorkList {
  public:
+  CodecWorkList() = default;
+  // A copy has no items: they are those of a call under way.
+  CodecWorkList(const CodecWorkList&) {}
+  CodecWorkList& operator=(const CodecWorkList&) {
+    list_.clear();
+    return *this;
+  }
+
   template <typename Works>
   Works& Of() {
     for (const auto& works : list_) {

@@ -389,7 +389,7 @@ int decompositions = 0;
 
 void CountedSvd(const SvdWork* work, int64_t n, Executor& executor) {
   decompositions += static_cast<int>(n);
-  (*FindBackend("ref"))->svd(work, n, executor);
+  kSpanRef.svd(work, n, executor);
 }
 
 // Where gates stay open the factors of 20 tokens are no smaller than their rows: no need to look.
