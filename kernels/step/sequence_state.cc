@@ -25,6 +25,12 @@ Status CheckPrompt(const SequenceState& state) {
   return OkStatus();
 }
 
+void NotePrefillDone(Selector* selector, const SelectContext& context) {
+  if (SelectorHistory* const history = selector->history(); history != nullptr) {
+    history->PrefillDone(context);
+  }
+}
+
 }  // namespace
 
 SequenceState::SequenceState(const Geometry& geometry, const Plan& plan, int32_t tokens,
@@ -107,7 +113,7 @@ void SequenceState::CatchUp(const SequenceView& view, const Backend& backend, Ex
 Status SequenceState::ClosePrompt() {
   KVS_RETURN_IF_ERROR(CheckPrompt(*this));
   prompt_tokens_ = tokens_;
-  NotePrefillDone({.tokens = tokens_}, nullptr, nullptr);
+  NotePrefillDone(selector_.get(), Context({.tokens = tokens_}));
   return OkStatus();
 }
 
@@ -116,7 +122,7 @@ Status SequenceState::PrefillDone(const SequenceView& view, const Backend& backe
   KVS_RETURN_IF_ERROR(CheckPrompt(*this));
   CatchUp(view, backend, executor);
   prompt_tokens_ = tokens_;
-  NotePrefillDone(view, &backend, &executor);
+  NotePrefillDone(selector_.get(), Context(view, &backend, &executor));
   return OkStatus();
 }
 
@@ -128,12 +134,6 @@ Status SequenceState::Report(int32_t first, int32_t n, const float* surprisal, c
                                                " tokens: report tokens that a step has committed");
   }
   return reported_.Add(first, n, surprisal, entropy, boundary);
-}
-
-void SequenceState::NotePrefillDone(const SequenceView& view, const Backend* backend,
-                                    Executor* executor) {
-  SelectorHistory* const history = selector_->history();
-  if (history != nullptr) history->PrefillDone(Context(view, backend, executor));
 }
 
 void SequenceState::Advance(int32_t count) {

@@ -122,8 +122,6 @@ class SequenceState {
   };
 
   SequenceState() = default;
-  // Tells the selector; without ops, where steps on a GPU do the work.
-  void NotePrefillDone(const SequenceView& view, const Backend* backend, Executor* executor);
   bool from_raw() const { return prompt_tokens_ < 0 && !parsed_.raw_gone; }
 
   Geometry geometry_;
