@@ -4,9 +4,6 @@
 #include <algorithm>
 #include <optional>
 
-#include "kernels/plans/sentencekv/cuda_sentences.h"
-#include "kernels/plans/tokenselect/cuda_vote_cache.h"
-
 namespace kvstrata {
 namespace {
 
@@ -55,12 +52,7 @@ std::unique_ptr<SequenceState> SequenceState::Clone() const {
   copy->index_ = index_;
   copy->rotary_ = rotary_;
   copy->selector_ = selector_->Clone();
-  copy->on_gpu.vote_cache = on_gpu.vote_cache;
-  if (on_gpu.vote_cache != nullptr) on_gpu.vote_cache->shared = true;
-  if (on_gpu.sentences != nullptr) {
-    copy->on_gpu.sentences = std::make_shared<CudaSentences>(*on_gpu.sentences);
-    if (on_gpu.sentences->memory != nullptr) on_gpu.sentences->memory->shared = true;
-  }
+  if (on_gpu.history != nullptr) copy->on_gpu.history = on_gpu.history->Fork();
   copy->reported_ = reported_;
   copy->tokens_ = tokens_;
   copy->indexed_tokens_ = indexed_tokens_;
@@ -152,9 +144,8 @@ void SequenceState::Truncate(int32_t tokens) {
   if (SelectorHistory* const history = selector_->history(); history != nullptr) {
     history->Truncate(tokens);
   }
-  on_gpu.vote_cache.reset();
   on_gpu.hot_pages.reset();
-  if (on_gpu.sentences != nullptr) on_gpu.sentences->Truncate(tokens);
+  if (on_gpu.history != nullptr && !on_gpu.history->Truncate(tokens)) on_gpu.history.reset();
 }
 
 Result<InspectArray> SequenceState::Inspect(const SequenceView& view, const Backend& backend,

@@ -11,8 +11,8 @@
     <- daemon. Rooms of the store are a stack (STORE): each knows those before it. Rooms of tier, work, attach, chunks
     and rpc have a row each in ALLOWED.
 
-Types of a plan that a build may leave out (OPTIONAL) are its folder's: no file of the product outside of it names them,
-but the table that lists every plan's (TABLES). Tests and benchmarks may.
+A plan's types are its folder's: no file of the product outside of it names them, but tables that list every plan's
+(TABLES), which have ops of their own for plans that a build may leave out (OPTIONAL). Tests and benchmarks may.
 
 Usage: check_layers.py ROOT. Prints every forbidden include and name, and ends with `N passed, N failed`.
 """
@@ -137,7 +137,7 @@ SYSTEM_FORBIDDEN = [
 OPTIONAL = {"mosaickv", "sekv"}
 PLAN = re.compile(r"kernels/plans/(\w+)/")
 # What lists types of plans, and which.
-TABLES = {"kernels/plan/plan.h": re.compile(r"\w+Options")}
+TABLES = {"kernels/plan/plan.h": re.compile(r"\w+Options"), "kernels/cuda/cuda_ops.h": re.compile(r"\w+Batch")}
 INCLUDE = re.compile(r'^\s*#\s*include\s+(["<])([^">]+)[">]', re.MULTILINE)
 
 
@@ -197,14 +197,14 @@ def violations(path, text):
 
 
 def types_of_plans(files):
-    """type -> the optional plan whose headers alone declare it; files: path -> text."""
+    """type -> the plan whose headers alone declare it; files: path -> text."""
     declared = collections.defaultdict(set)
     for path, text in files.items():
         plan = PLAN.match(path)
         if path.endswith(".h") and not path.endswith("-inl.h") and not path.startswith(("tests/", "bench/")):
             for _, name in check_type_names.types(text):
                 declared[name].add(plan.group(1) if plan else "")
-    return {name: min(plans) for name, plans in declared.items() if len(plans) == 1 and plans <= OPTIONAL}
+    return {name: min(plans) for name, plans in declared.items() if len(plans) == 1 and "" not in plans}
 
 
 def foreign_names(path, text, owners):
@@ -213,7 +213,8 @@ def foreign_names(path, text, owners):
         return
     own, table = PLAN.match(path), TABLES.get(path)
     for name in sorted(set(re.findall(r"\w+", check_type_names.NOISE.sub(" ", text))) & owners.keys()):
-        if not (own and own.group(1) == owners[name]) and not (table and table.fullmatch(name)):
+        listed = table and table.fullmatch(name) and not (name.endswith("Batch") and owners[name] in OPTIONAL)
+        if not (own and own.group(1) == owners[name]) and not listed:
             yield name, owners[name]
 
 

@@ -37,6 +37,10 @@ std::vector<Run> PromptSentences(const SequenceState& state) {
                      state.plan().bucket.max_length);
 }
 
+CudaSentences& SentencesOf(const CudaFrame& frame, int member) {
+  return static_cast<CudaSentences&>(*frame.state(member).on_gpu.history);
+}
+
 // The memory that ranking a prompt's tokens takes, which no graph knows.
 class PromptRanking {
  public:
@@ -107,7 +111,7 @@ Status PromptRanking::Vote(const CudaFrame& frame, int member, int layer,
   const Plan& plan = frame.plan(member);
   const Geometry& g = frame.geometry();
   const KeptOfPrompt kept(plan, frame.state(member).prompt_tokens());
-  const cuda::SentenceTable& table = frame.state(member).on_gpu.sentences->memory->table();
+  const cuda::SentenceTable& table = SentencesOf(frame, member).memory->table();
   cuda::VoteBatch vote;
   vote.rows = cuda::KeyRows(frame.PagesOf(member, layer));
   vote.rows.page_stride = 0;  // every query is an item over the same pages
@@ -144,7 +148,7 @@ Status PromptRanking::Pick(const CudaFrame& frame, int member, int layer,
                            const int32_t* tokens) const {
   const Geometry& g = frame.geometry();
   const KeptOfPrompt kept(frame.plan(member), frame.state(member).prompt_tokens());
-  const cuda::SentenceTable& table = frame.state(member).on_gpu.sentences->memory->table();
+  const cuda::SentenceTable& table = SentencesOf(frame, member).memory->table();
   cuda::PickBatch pick;
   pick.scores = importance_.as<float>();
   pick.score_stride = stride_;
@@ -190,9 +194,6 @@ class CudaBucket final : public CudaSelector, private CudaObserver {
   Result<std::vector<int32_t>> ReadKept(const CudaFrame& frame, int member,
                                         int head) const override;
 
-  static CudaSentences& SentencesOf(const CudaFrame& frame, int member) {
-    return *frame.state(member).on_gpu.sentences;
-  }
   // The positions between the first tokens and the window, of which the listed ones are attended;
   // {0, 0}: all are.
   static Run ListedRange(const CudaFrame& frame, int member);
@@ -244,11 +245,11 @@ Status CudaBucket::Fit(const CudaFrame& frame, std::span<const CudaPart>) {
 void CudaBucket::Close(const CudaFrame& frame, int member) {
   SequenceState& state = frame.state(member);
   const Plan& plan = state.plan();
-  std::shared_ptr<CudaSentences>& sentences = state.on_gpu.sentences;
-  if (sentences == nullptr) sentences = std::make_shared<CudaSentences>(plan, frame.geometry());
+  std::shared_ptr<CudaHistory>& history = state.on_gpu.history;
+  if (history == nullptr) history = std::make_shared<CudaSentences>(plan, frame.geometry());
   const int32_t prompt = state.prompt_tokens();
   if (prompt < 0) return;
-  CudaSentences& own = *sentences;
+  CudaSentences& own = SentencesOf(frame, member);
   const int32_t tokens = frame.member(member).view.tokens;
   if (!std::exchange(own.started, true)) own.ends.Start(prompt);
   if (!own.ready) {

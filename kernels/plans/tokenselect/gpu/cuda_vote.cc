@@ -69,8 +69,11 @@ class CudaVote final : public CudaSelector {
       SequenceState& state = frame->state(i);
       const bool votes = Has(*frame, i) && state.prompt_tokens() >= 0;
       if (!votes || InFull(state.plan(), frame->member(i).view.tokens + 1)) continue;
-      std::shared_ptr<CudaVoteCache>& cache = state.on_gpu.vote_cache;
-      if (cache == nullptr || cache->shared) KVS_RETURN_IF_ERROR(Own(*frame, state.plan(), &cache));
+      auto cache = std::static_pointer_cast<CudaVoteCache>(state.on_gpu.history);
+      if (cache == nullptr || cache->shared) {
+        KVS_RETURN_IF_ERROR(Own(*frame, state.plan(), &cache));
+        state.on_gpu.history = cache;
+      }
       const std::byte* const at = cache->memory.as<std::byte>();
       KVS_RETURN_IF_ERROR(
           frame->memory().Write(&caches_, i, std::as_bytes(std::span(&at, 1)), frame->stream()));
