@@ -23,6 +23,8 @@
 
 #include "kernels/backend/backend.h"
 #include "kernels/cpu/simd_target.h"
+#include "kernels/plans/mosaickv/ops/packed_ops.h"
+#include "kernels/plans/sekv/ops/span_ops.h"
 
 namespace kvstrata {
 namespace {
@@ -61,7 +63,7 @@ class Layer {
     for (int m = 0; m < kMatrices; ++m) {
       work.push_back({RowsOf(m), {0, kTokens}, &covariance_[size_t{kDim} * kDim * m], false});
     }
-    simd_.covariance(work.data(), kMatrices, *pool_);
+    OpsOf<PackedOps>(simd_.packed).covariance(work.data(), kMatrices, *pool_);
   }
 
   void Eigen() {
@@ -84,7 +86,8 @@ class Layer {
         if (losses) work.back().energy = loss, work.back().kept = loss + 1;
       }
     }
-    simd_.rotate_pack(work.data(), static_cast<int64_t>(work.size()), *pool_);
+    OpsOf<PackedOps>(simd_.packed)
+        .rotate_pack(work.data(), static_cast<int64_t>(work.size()), *pool_);
   }
 
   void PackBlocks() {
@@ -95,7 +98,8 @@ class Layer {
         work.push_back({RowsOf(h), {t, t + kItemRows}, RotationOf(h), format_, kBlock, out});
       }
     }
-    simd_.rotate_pack(work.data(), static_cast<int64_t>(work.size()), *pool_);
+    OpsOf<PackedOps>(simd_.packed)
+        .rotate_pack(work.data(), static_cast<int64_t>(work.size()), *pool_);
   }
 
   void Recompress() {
@@ -157,7 +161,7 @@ class Layer {
       float* to = &factors_[(u + rank + vt) * i];
       work.push_back({&normals_[i * 1000], n, kDim, rank, to, to + u, to + u + rank});
     }
-    simd_.svd(work.data(), count, *pool_);
+    OpsOf<SpanOps>(simd_.lowrank).svd(work.data(), count, *pool_);
   }
 
  private:

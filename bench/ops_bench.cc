@@ -27,6 +27,7 @@
 #include "bench/planes_case.h"
 #include "kernels/backend/backend.h"
 #include "kernels/cpu/simd_target.h"
+#include "kernels/plans/mosaickv/ops/packed_ops.h"
 
 namespace kvstrata {
 namespace {
@@ -219,7 +220,7 @@ void DecodePacked(benchmark::State& state) {
       merge.push_back({&m[first], &l[first], &o[int64_t{first} * kDim], kSlices, kGroup, kGroup,
                        kDim, &out[h * kGroup * kDim], kGeometry.query_heads * kDim, nullptr, 0});
     }
-    Simd().attend_packed(attend.data(), kItems, *a.pool);
+    OpsOf<PackedOps>(Simd().packed).attend_packed(attend.data(), kItems, *a.pool);
     Simd().merge(merge.data(), kGeometry.kv_heads, *a.pool);
     benchmark::DoNotOptimize(out.data());
   }
@@ -245,7 +246,7 @@ void ScorePackedBlocks(benchmark::State& state) {
                  &out[h * kBlocks],
                  0};
     }
-    Simd().score_packed(work.data(), kGeometry.kv_heads, *a.pool);
+    OpsOf<PackedOps>(Simd().packed).score_packed(work.data(), kGeometry.kv_heads, *a.pool);
     benchmark::DoNotOptimize(out.data());
   }
   state.SetBytesProcessed(state.iterations() * kGeometry.kv_heads * kBlocks * packed.format.stride);

@@ -28,7 +28,7 @@ if(KVS_SANITIZE)
   target_compile_options(kvs_flags INTERFACE -fsanitize=${sanitizers} -fno-omit-frame-pointer -g1
     -fno-sanitize-recover=all -Wno-error)
   if(KVS_SANITIZE MATCHES undefined)
-    # A fifth of the time of a build: AddressSanitizer tells of null pointers, too, and nothing here is cast down.
+    # A fifth of the time of a build: AddressSanitizer tells of null pointers, too, and hardly anything here is cast down.
     target_compile_options(kvs_flags INTERFACE -fno-sanitize=null,vptr)
   endif()
   target_compile_definitions(kvs_flags INTERFACE

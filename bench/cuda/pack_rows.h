@@ -10,6 +10,7 @@
 
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/plans/mosaickv/ops/attend_packed/attend_packed.h"
+#include "kernels/plans/mosaickv/ops/packed_cuda_ops.h"
 #include "tests/cuda/device_array.h"
 
 namespace kvstrata::cuda {
@@ -38,16 +39,20 @@ class PackRows {
   }
 
   // For all layers.
-  int Covariance(cudaStream_t stream) const { return kvs_cuda_ops()->covariance(sums_, stream); }
+  int Covariance(cudaStream_t stream) const {
+    return OpsOf<PackedOps>(kvs_cuda_ops()->packed).covariance(sums_, stream);
+  }
   int Eigen(cudaStream_t stream) const { return kvs_cuda_ops()->eigen(eigen_, stream); }
-  int RotatePack(cudaStream_t stream) const { return kvs_cuda_ops()->rotate_pack(pack_, stream); }
+  int RotatePack(cudaStream_t stream) const {
+    return OpsOf<PackedOps>(kvs_cuda_ops()->packed).rotate_pack(pack_, stream);
+  }
   // For one layer; the n-th has rotations and rows of its own.
   int Flush(int n, cudaStream_t stream) const {
     RotatePackBatch work = pack_;
     work.items = flush_items_.get() + int64_t{n} * 2 * kHeads;
     work.count = 2 * kHeads;
     work.rows_max = kFlushTokens;
-    return kvs_cuda_ops()->rotate_pack(work, stream);
+    return OpsOf<PackedOps>(kvs_cuda_ops()->packed).rotate_pack(work, stream);
   }
   // The flushes' rotations: those of the segment, which must have been made.
   void CopyRotations() {
@@ -99,7 +104,9 @@ class PackRows {
     const HeadRowShape shape = {kDim, kPageTokens, kDim * 2, DType::kBF16};
     sums_ = {shape, sum_items_.get(), kItems, kTokens, false, counters_.get(), nullptr};
     workspace_ = DeviceArray<float>(
-        static_cast<size_t>(kvs_cuda_ops()->covariance_workspace_bytes(sums_)) / 4);
+        static_cast<size_t>(
+            OpsOf<PackedOps>(kvs_cuda_ops()->packed).covariance_workspace_bytes(sums_)) /
+        4);
     sums_.workspace = workspace_.get();
     eigen_ = {kDim, eigen_items_.get(), kItems, nullptr};
     pack_ = {shape, pack_items_.get(), kItems, kTokens, true};

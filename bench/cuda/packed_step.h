@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "kernels/cuda/cuda_ops.h"
+#include "kernels/plans/mosaickv/ops/packed_cuda_ops.h"
 #include "tests/cuda/device_array.h"
 #include "tests/cuda/packed_rows.h"
 
@@ -132,8 +133,8 @@ class PackedStep {
         memory_(rng_, shape_),
         q_(RandomElements(rng_, DType::kBF16, static_cast<size_t>(batch * kHeads * kDim))),
         scratch_(shape_) {
-    scratch_.workspace =
-        DeviceArray<float>(static_cast<size_t>(Ops().attend_packed_workspace_bytes(Attend(0)) / 4));
+    scratch_.workspace = DeviceArray<float>(static_cast<size_t>(
+        OpsOf<PackedOps>(Ops().packed).attend_packed_workspace_bytes(Attend(0)) / 4));
     scratch_.buffer_workspace = DeviceArray<std::byte>(std::vector<std::byte>(
         static_cast<size_t>(Ops().attend_raw_workspace_bytes(kGroup, kDim))));
     scratch_.pick_scratch = DeviceArray<std::byte>(
@@ -159,10 +160,14 @@ class PackedStep {
 
  private:
   std::vector<std::function<int(Stream)>> OpsOf(int layer) const {
-    return {[=, this](Stream s) { return Ops().score_packed(Score(layer), s); },
+    return {[=, this](Stream s) {
+              return OpsOf<PackedOps>(Ops().packed).score_packed(Score(layer), s);
+            },
             [=, this](Stream s) { return Ops().pick(Pick(), s); },
             [=, this](Stream s) { return Ops().attend_raw(AttendBuffer(layer), s); },
-            [=, this](Stream s) { return Ops().attend_packed(Attend(layer), s); }};
+            [=, this](Stream s) {
+              return OpsOf<PackedOps>(Ops().packed).attend_packed(Attend(layer), s);
+            }};
   }
   PagedLayer Buffer(int layer) const {
     return {memory_.pages.get() + int64_t{layer} * shape_.batch * kBufferPages,

@@ -18,6 +18,7 @@
 
 #include "bench/cuda/span_shape.h"
 #include "kernels/cuda/cuda_ops.h"
+#include "kernels/plans/sekv/ops/span_cuda_ops.h"
 #include "tests/cuda/device_array.h"
 #include "tests/cuda/elements.h"
 
@@ -158,8 +159,8 @@ class SpanStep {
         tables_(shape_, memory_, batch, layers_),
         inputs_(rng_, agree, batch, layers_),
         scratch_(shape_, batch) {
-    scratch_.workspace =
-        DeviceArray<float>(static_cast<size_t>(Ops().attend_spans_workspace_bytes(Attend(0)) / 4));
+    scratch_.workspace = DeviceArray<float>(static_cast<size_t>(
+        OpsOf<SpanOps>(Ops().lowrank).attend_spans_workspace_bytes(Attend(0)) / 4));
   }
 
   int layers() const { return layers_; }
@@ -185,20 +186,24 @@ class SpanStep {
   static constexpr int32_t kPages = kWindow / kPage;
 
   std::vector<std::function<int(Stream)>> OpsOf(int layer) const {
-    return {[=, this](Stream s) { return Ops().append(Append(layer), s); },
-            [=, this](Stream s) {
-              return Ops().score_spans(
+    return {
+        [=, this](Stream s) { return Ops().append(Append(layer), s); },
+        [=, this](Stream s) {
+          return OpsOf<SpanOps>(Ops().lowrank)
+              .score_spans(
                   {Layer(layer), Queries(), scratch_.relevance.get(), scratch_.coarse.get(), true},
                   s);
-            },
-            [=, this](Stream s) {
-              return Ops().expand_spans(
-                  {Layer(layer), batch_, scratch_.relevance.get(), scratch_.coarse.get(),
-                   tables_.rooms.get(), scratch_.list.get(), scratch_.list_counts.get(),
-                   scratch_.chosen.get(), scratch_.counters.get(), true},
-                  s);
-            },
-            [=, this](Stream s) { return Ops().attend_spans(Attend(layer), s); }};
+        },
+        [=, this](Stream s) {
+          return OpsOf<SpanOps>(Ops().lowrank)
+              .expand_spans({Layer(layer), batch_, scratch_.relevance.get(), scratch_.coarse.get(),
+                             tables_.rooms.get(), scratch_.list.get(), scratch_.list_counts.get(),
+                             scratch_.chosen.get(), scratch_.counters.get(), true},
+                            s);
+        },
+        [=, this](Stream s) {
+          return OpsOf<SpanOps>(Ops().lowrank).attend_spans(Attend(layer), s);
+        }};
   }
   SpanLayer Layer(int layer) const {
     return {tables_.parts.get(),

@@ -5,6 +5,9 @@
 #include <string>
 
 #include "kernels/cpu/simd_target.h"
+#include "kernels/plan/built_plans.h"
+#include "kernels/plans/mosaickv/ops/packed_ops.h"
+#include "kernels/plans/sekv/ops/span_ops.h"
 
 namespace kvstrata {
 namespace {
@@ -17,21 +20,16 @@ constexpr Backend kBackends[] = {
      .top_k = TopKSimd,
      .attend_raw = AttendRawSimd,
      .merge = MergeSimd,
-     .attend_packed = AttendPackedSimd,
-     .score_packed = ScorePackedSimd,
-     .rotate = RotateSimd,
-     .attend_lowrank = AttendLowRankSimd,
      .attend_coarse = AttendCoarseSimd,
-     .rotate_pack = RotatePackSimd,
-     .covariance = CovarianceSimd,
      .eigen = EigenSimd,
-     .svd = SvdSimd,
      .score_tokens = ScoreTokensSimd,
      .vote = VoteSimd,
      .quantise_keys = QuantiseKeysSimd,
      .score_bits = ScoreBitsSimd,
      .pack_planes = PackPlanesSimd,
-     .attend_planes = AttendPlanesSimd},
+     .attend_planes = AttendPlanesSimd,
+     .lowrank = KVS_OF_SEKV(&kSpanSimd),
+     .packed = KVS_OF_MOSAICKV(&kPackedSimd)},
     {.name = "ref",
      .append = AppendRef,
      .summarize = SummarizeRef,
@@ -39,21 +37,16 @@ constexpr Backend kBackends[] = {
      .top_k = TopKRef,
      .attend_raw = AttendRawRef,
      .merge = MergeRef,
-     .attend_packed = AttendPackedRef,
-     .score_packed = ScorePackedRef,
-     .rotate = RotateRef,
-     .attend_lowrank = AttendLowRankRef,
      .attend_coarse = AttendCoarseRef,
-     .rotate_pack = RotatePackRef,
-     .covariance = CovarianceRef,
      .eigen = EigenRef,
-     .svd = SvdRef,
      .score_tokens = ScoreTokensRef,
      .vote = VoteRef,
      .quantise_keys = QuantiseKeysRef,
      .score_bits = ScoreBitsRef,
      .pack_planes = PackPlanesRef,
-     .attend_planes = AttendPlanesRef},
+     .attend_planes = AttendPlanesRef,
+     .lowrank = KVS_OF_SEKV(&kSpanRef),
+     .packed = KVS_OF_MOSAICKV(&kPackedRef)},
 };
 
 }  // namespace

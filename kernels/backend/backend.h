@@ -19,16 +19,12 @@
 #include "kernels/ops/merge/merge.h"
 #include "kernels/ops/pack_planes/pack_planes.h"
 #include "kernels/ops/pick/pick.h"
+#include "kernels/ops/plan_ops.h"
 #include "kernels/ops/quantise_keys/quantise_keys.h"
 #include "kernels/ops/score/score.h"
 #include "kernels/ops/score_bits/score_bits.h"
 #include "kernels/ops/summarize/summarize.h"
 #include "kernels/ops/vote/vote.h"
-#include "kernels/plans/mosaickv/ops/attend_packed/attend_packed.h"
-#include "kernels/plans/mosaickv/ops/covariance/covariance.h"
-#include "kernels/plans/mosaickv/ops/rotate_pack/rotate_pack.h"
-#include "kernels/plans/sekv/ops/attend_lowrank/attend_lowrank.h"
-#include "kernels/plans/sekv/ops/svd/svd.h"
 
 namespace kvstrata {
 
@@ -40,21 +36,17 @@ struct Backend {
   void (*top_k)(const PickWork&);
   void (*attend_raw)(const AttendWork*, int64_t, Executor&);
   void (*merge)(const MergeWork*, int64_t, Executor&);
-  void (*attend_packed)(const AttendPackedWork*, int64_t, Executor&);
-  void (*score_packed)(const ScorePackedWork*, int64_t, Executor&);
-  void (*rotate)(const RotateWork*, int64_t, Executor&);
-  void (*attend_lowrank)(const AttendLowRankWork*, int64_t, Executor&);
   void (*attend_coarse)(const AttendCoarseWork*, int64_t, Executor&);
-  void (*rotate_pack)(const RotatePackWork*, int64_t, Executor&);
-  void (*covariance)(const CovarianceWork*, int64_t, Executor&);
   void (*eigen)(const EigenWork*, int64_t, Executor&);
-  void (*svd)(const SvdWork*, int64_t, Executor&);
   void (*score_tokens)(const ScoreTokensWork*, int64_t, Executor&);
   void (*vote)(const VoteWork&, Executor&);
   void (*quantise_keys)(const QuantiseKeysWork*, int64_t, Executor&);
   void (*score_bits)(const ScoreBitsWork*, int64_t, Executor&);
   void (*pack_planes)(const PackPlanesWork*, int64_t, Executor&);
   void (*attend_planes)(const AttendPlanesWork*, int64_t, Executor&);
+  // Those of these codecs alone, in the folders of sekv and mosaickv.
+  const PlanOps* lowrank;
+  const PlanOps* packed;
 };
 
 // All that this build has and this CPU runs, best first.

@@ -4,8 +4,7 @@
 // to one sequence, looks at what was committed and reported, and says which extents its table
 // should name from now on and which raw rows nobody needs any more. What is read of them is a
 // StoredRows (kernels/rows/stored_rows.h). Codec is a row of the table in codec_rows.cc: all that
-// others ask of a codec; only the selectors and the GPU's steps that are written for one know it by
-// name.
+// others ask of a codec, which only its plan's folder knows by name.
 //
 // Recompressors: packed_recompressor.cc (MosaicKV), lowrank_recompressor.cc (SeKV); one
 // conformance suite for both (tests/kernels/codec_test.cc). What they need to go on lies in the
@@ -38,25 +37,22 @@
 
 namespace kvstrata {
 
-class SegmentPacker;
+namespace cuda {
+struct CudaOps;
+}
+class ExtentFront;  // extent_bytes.h
 
-// Trained SeKV parameters (docs/spec/sekv.md, "Training"), from one safetensors file.
-struct SpanParameters {
-  int32_t layers = 0, query_heads = 0, head_dim = 0, d_route = 0, r_max = 0;
-  std::vector<float> w;    // [layers][query_heads][d_route][head_dim]
-  std::vector<float> tau;  // [layers][query_heads]
-  // [layers][query_heads], what relevance is divided by in place of |W k_mean|; empty: by that.
-  std::vector<float> norm = {};
-  // g_phi.{0,2,4}: weight [out][in], bias [out]; in = r_max + head_dim, 64, 64; out = 64, 64,
-  // r_max.
-  std::vector<float> weight[3], bias[3];
+// Trained parameters of a codec, which its folder declares; null: untrained.
+struct CodecParameters {
+  virtual ~CodecParameters() = default;
 };
-// Reads the bytes of a safetensors file called `name`: "W" [L, Hq, d', d], "tau" [L, Hq],
-// "g_phi.0.weight", ... (f32), and perhaps "norm" [L, Hq]. d' is the plan's d_route; where that is
-// 0, W's own, at most head_dim. INVALID_ARGUMENT PARAMETERS_INVALID names the tensor, its shape and
-// the expected one.
-Result<SpanParameters> ParseSpanParameters(std::span<const std::byte> file, const std::string& name,
-                                           const Geometry& geometry, const Plan& plan);
+using ParametersPtr = std::shared_ptr<const CodecParameters>;
+
+// What a codec has on a GPU to write extents with, where rows lie; its folder declares it.
+class GpuPacker {
+ public:
+  virtual ~GpuPacker() = default;
+};
 
 // What a sequence looks like to its Recompressor.
 struct RecompressInput {
@@ -67,7 +63,7 @@ struct RecompressInput {
   std::span<const uint8_t> boundary;  // by position
   const Backend* backend = nullptr;
   Executor* executor = nullptr;
-  const SegmentPacker* gpu_packer = nullptr;     // the GPU's that the view lies on, if there is one
+  const GpuPacker* gpu_packer = nullptr;         // the GPU's that the view lies on, if there is one
   const std::atomic<bool>* cancelled = nullptr;  // checked between heads; Run answers ABORTED
 };
 
@@ -150,11 +146,20 @@ struct Codec {
   bool whole_units = false;
   // `parameters` may be null (untrained fallback; codecs that take none).
   std::unique_ptr<Recompressor> (*recompressor)(const Plan& plan, const Geometry& geometry,
-                                                std::shared_ptr<const SpanParameters> parameters) =
-      nullptr;
+                                                ParametersPtr parameters) = nullptr;
+  // As ParseParameters; null: it takes none.
+  Result<ParametersPtr> (*parameters)(std::span<const std::byte> file, const std::string& name,
+                                      const Geometry& geometry, const Plan& plan) = nullptr;
+  // Null: it packs on the host alone. As NewGpuPacker.
+  Result<std::unique_ptr<GpuPacker>> (*gpu_packer)(const cuda::CudaOps& ops, int device) = nullptr;
   // What the extents of a view hold. DATA_LOSS EXTENT_INVALID.
   Result<std::unique_ptr<StoredRows>> (*parse)(const SequenceView& view,
                                                const Geometry& geometry) = nullptr;
+  // Where in an extent of its kinds the last array ends that `parse` reads; 0 for other kinds.
+  int64_t (*arrays_end)(const ExtentFront& front) = nullptr;
+  // Why nothing of a complete prompt is stored, for a sequence that therefore attends in full; ""
+  // nothing to say.
+  std::string (*why_raw)(const Plan& plan, const SelectContext& context) = nullptr;
   // What it did otherwise than the plan asks; "" nothing.
   std::string (*status)(const CodecProgress& progress) = nullptr;
   // Names of tests/golden/README.md without "PLAN."; those of `device_arrays` are read of extents
@@ -167,9 +172,28 @@ struct Codec {
 };
 const Codec& CodecOf(const Plan& plan);
 
+// Codec::parse by a class's own Parse.
+template <typename Stored>
+Result<std::unique_ptr<StoredRows>> ParseAs(const SequenceView& view, const Geometry& geometry) {
+  KVS_ASSIGN_OR_RETURN(std::unique_ptr<StoredRows> stored, Stored::Parse(view, geometry));
+  return stored;
+}
+
+// Each in its plan's folder.
+extern const Codec kLowRankCodec, kPackedCodec, kPlanesCodec;
+
 // Null for codec raw.
 std::unique_ptr<Recompressor> NewRecompressor(const Plan& plan, const Geometry& geometry,
-                                              std::shared_ptr<const SpanParameters> parameters);
+                                              ParametersPtr parameters);
+
+// Trained parameters from the bytes of a file called `name`, for the plan's codec.
+// INVALID_ARGUMENT PARAMETERS_INVALID names the tensor, its shape and the expected one.
+Result<ParametersPtr> ParseParameters(std::span<const std::byte> file, const std::string& name,
+                                      const Geometry& geometry, const Plan& plan);
+
+// For Runs whose rows lie on GPU number `device` of this process; null where no codec packs there.
+// `ops` outlives it. GPU_MEMORY, CUDA_ERROR.
+Result<std::unique_ptr<GpuPacker>> NewGpuPacker(const cuda::CudaOps& ops, int device);
 
 // What the codec asks of the engine: a sum of Needs (kernels/plan/plan_needs.h).
 uint32_t CodecNeeds(const Plan& plan);

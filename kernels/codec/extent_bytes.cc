@@ -27,6 +27,12 @@ ExtentHeader HeaderOf(ExtentKind kind, const Geometry& geometry, Run tokens, uin
   return h;
 }
 
+int64_t ExtentFront::EndOf(uint64_t offset, int64_t count, size_t element) const {
+  const auto limit = static_cast<uint64_t>(bytes_);
+  if (count < 0 || offset > limit || static_cast<uint64_t>(count) > limit / element) return bytes_;
+  return static_cast<int64_t>(offset + static_cast<uint64_t>(count) * element);
+}
+
 std::vector<std::byte> ExtentWriter::Finish(ExtentKind kind, const Geometry& geometry, Run tokens,
                                             uint32_t flags) {
   ExtentHeader h = HeaderOf(kind, geometry, tokens, flags, static_cast<int64_t>(data_.size()));

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -26,6 +27,28 @@ inline constexpr int64_t AlignExtent(int64_t bytes) {
 // The header of an extent of `bytes` bytes, without a checksum.
 ExtentHeader HeaderOf(ExtentKind kind, const Geometry& geometry, Run tokens, uint32_t flags,
                       int64_t bytes);
+
+// The first bytes of an extent, and how long it is. Nothing has been checked yet: numbers may be
+// anything.
+class ExtentFront {
+ public:
+  ExtentFront(std::span<const std::byte> front, int64_t bytes) : front_(front), bytes_(bytes) {}
+
+  ExtentHeader header() const { return At<ExtentHeader>(0); }
+  // The struct at `at`; zeros where the front is too short.
+  template <typename T>
+  T At(uint64_t at) const {
+    T value = {};
+    if (front_.size() >= at + sizeof(T)) std::memcpy(&value, front_.data() + at, sizeof(T));
+    return value;
+  }
+  // Where `count` elements at `offset` end; the extent's end for numbers that no extent holds.
+  int64_t EndOf(uint64_t offset, int64_t count, size_t element) const;
+
+ private:
+  const std::span<const std::byte> front_;
+  const int64_t bytes_;
+};
 
 // Reserve places, Allocate once, fill, Finish.
 class ExtentWriter {

@@ -3,6 +3,9 @@
 
 #include <cuda_runtime_api.h>
 
+#include "kernels/plans/mosaickv/ops/packed_cuda_ops.h"
+#include "kernels/plans/sekv/ops/span_cuda_ops.h"
+
 namespace kvstrata::cuda {
 namespace {
 
@@ -113,20 +116,12 @@ constexpr CudaOps kOps = {
         .attend_raw = AttendRawCuda,
         .attend_chunk_workspace_bytes = AttendChunkWorkspaceBytes,
         .attend_chunk = AttendChunkCuda,
-        .score_packed = ScorePackedCuda,
-        .attend_packed_workspace_bytes = AttendPackedWorkspaceBytes,
-        .attend_packed = AttendPackedCuda,
-        .score_spans = ScoreSpansCuda,
-        .expand_spans = ExpandSpansCuda,
-        .attend_spans_workspace_bytes = AttendSpansWorkspaceBytes,
-        .attend_spans = AttendSpansCuda,
     },
     {
-        .covariance_workspace_bytes = CovarianceWorkspaceBytes,
-        .covariance = CovarianceCuda,
         .eigen_workspace_bytes = EigenWorkspaceBytes,
         .eigen = EigenCuda,
-        .rotate_pack = RotatePackCuda,
+        .lowrank = KVS_OF_SEKV(&kSpanCuda),
+        .packed = KVS_OF_MOSAICKV(&kPackedCuda),
     },
 };
 

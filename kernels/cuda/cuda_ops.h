@@ -23,6 +23,7 @@
 #include "kernels/ops/copy_rows/copy_rows_cuda.h"
 #include "kernels/ops/eigen/eigen_cuda.h"
 #include "kernels/ops/pick/pick_cuda.h"
+#include "kernels/ops/plan_ops.h"
 #include "kernels/ops/promote/promote_cuda.h"
 #include "kernels/ops/quantise_keys/quantise_keys_cuda.h"
 #include "kernels/ops/score/score_cuda.h"
@@ -30,14 +31,9 @@
 #include "kernels/ops/summarize/summarize_cuda.h"
 #include "kernels/ops/take/take_cuda.h"
 #include "kernels/ops/vote/vote_cuda.h"
+#include "kernels/plan/built_plans.h"
 #include "kernels/plans/bits/ops/pick_bits/pick_bits_cuda.h"
 #include "kernels/plans/chess/ops/cascade/cascade_cuda.h"
-#include "kernels/plans/mosaickv/ops/attend_packed/attend_packed_cuda.h"
-#include "kernels/plans/mosaickv/ops/covariance/covariance_cuda.h"
-#include "kernels/plans/mosaickv/ops/rotate_pack/rotate_pack_cuda.h"
-#include "kernels/plans/sekv/ops/attend_spans/attend_spans_cuda.h"
-#include "kernels/plans/sekv/ops/attend_spans/expand_spans_cuda.h"
-#include "kernels/plans/sekv/ops/attend_spans/score_spans_cuda.h"
 #include "kernels/plans/sentencekv/ops/buckets/buckets_cuda.h"
 #include "kernels/plans/sentencekv/ops/importance/importance_cuda.h"
 #include "kernels/plans/sentencekv/ops/observe/observe_cuda.h"
@@ -46,7 +42,9 @@
 
 namespace kvstrata::cuda {
 
-inline constexpr uint32_t kCudaOpsVersion = 13;  // this table's: loader and library must agree
+// This table's version, and which plans it lacks: loader and library must agree.
+inline constexpr uint32_t kCudaOpsVersion =
+    14 + (kHasSekv ? 0 : 1 << 16) + (kHasMosaicKv ? 0 : 1 << 17);
 
 // What a loader asks first. The version stays at the table's beginning, in all versions.
 struct RuntimeOps {
@@ -128,7 +126,7 @@ struct SelectionOps {
   int (*block_pages)(const BlockPagesBatch& work, Stream stream) = nullptr;
 };
 
-// What writes new rows, and attends raw, packed and low-rank ones.
+// What writes new rows, and attends raw ones.
 struct AttentionOps {
   int (*append)(const AppendBatch& work, Stream stream) = nullptr;
   int (*copy_rows)(const CopyRowsBatch& work, Stream stream) = nullptr;
@@ -136,26 +134,18 @@ struct AttentionOps {
   int (*attend_raw)(const AttendRawBatch& work, Stream stream) = nullptr;
   int64_t (*attend_chunk_workspace_bytes)(int32_t head_dim) = nullptr;
   int (*attend_chunk)(const AttendChunkBatch& work, Stream stream) = nullptr;
-  int (*score_packed)(const ScorePackedBatch& work, Stream stream) = nullptr;
-  int64_t (*attend_packed_workspace_bytes)(const AttendPackedBatch& work) = nullptr;
-  int (*attend_packed)(const AttendPackedBatch& work, Stream stream) = nullptr;
-  int (*score_spans)(const ScoreSpansBatch& work, Stream stream) = nullptr;
-  int (*expand_spans)(const ExpandSpansBatch& work, Stream stream) = nullptr;
-  int64_t (*attend_spans_workspace_bytes)(const AttendSpansBatch& work) = nullptr;
-  int (*attend_spans)(const AttendSpansBatch& work, Stream stream) = nullptr;
 };
 
-// What makes packed segments (kernels/plans/mosaickv/cuda_packer.h).
-struct PackingOps {
-  int64_t (*covariance_workspace_bytes)(const CovarianceBatch& work) = nullptr;
-  int (*covariance)(const CovarianceBatch& work, Stream stream) = nullptr;
+// What makes stored rows, and what the codecs of sekv and mosaickv alone use.
+struct CodecOps {
   int64_t (*eigen_workspace_bytes)(const EigenBatch& work) = nullptr;
   int (*eigen)(const EigenBatch& work, Stream stream) = nullptr;
-  int (*rotate_pack)(const RotatePackBatch& work, Stream stream) = nullptr;
+  const PlanOps* lowrank = nullptr;
+  const PlanOps* packed = nullptr;
 };
 
 // The table: all of them, under one name.
-struct CudaOps : RuntimeOps, DeviceMemoryOps, StreamOps, SelectionOps, AttentionOps, PackingOps {};
+struct CudaOps : RuntimeOps, DeviceMemoryOps, StreamOps, SelectionOps, AttentionOps, CodecOps {};
 
 }  // namespace kvstrata::cuda
 

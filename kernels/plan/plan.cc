@@ -298,7 +298,9 @@ Status CheckGeometry(const Plan& plan, const Geometry& geometry) {
 Names PresetNames() {
   static const std::vector<std::string_view> names = [] {
     std::vector<std::string_view> list;
-    for (const PresetRow& row : PresetRows()) list.push_back(row.name);
+    for (const PresetRow& row : PresetRows()) {
+      if (IsBuilt(row.selector, CodecKind::kRaw)) list.push_back(row.name);
+    }
     return list;
   }();
   return names;

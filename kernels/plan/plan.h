@@ -87,7 +87,8 @@ struct Plan {
 };
 
 // Parses the text form. Errors: PLAN_UNKNOWN, PLAN_OPTION_UNKNOWN, PLAN_OPTION_INVALID,
-// PLAN_COMBINATION, PLAN_SYNTAX, all INVALID_ARGUMENT.
+// PLAN_COMBINATION, PLAN_SYNTAX, all INVALID_ARGUMENT; UNIMPLEMENTED PLAN_UNIMPLEMENTED, where this
+// build leaves the plan out.
 Result<Plan> ParsePlan(std::string_view text);
 
 // Whether a plan can serve a model; ParsePlan does not know it. PLAN_COMBINATION, or

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "kernels/plan/plan_options.h"
+
 namespace kvstrata {
 namespace {
 
@@ -97,6 +99,16 @@ std::string_view WhyNotOver(SelectorKind selector, CodecKind codec) {
          "are 'raw' and 'lowrank'";
 }
 
+Result<const Combination*> Built(const Combination& c) {
+  if (IsBuilt(c.selector, c.codec)) return &c;
+  const bool sekv = c.selector == kZoom || c.codec == kLowRank;
+  return Unimplemented("PLAN_UNIMPLEMENTED", "selector '" + std::string(NameOf(c.selector)) +
+                                                 "' over codec '" + std::string(NameOf(c.codec)) +
+                                                 "' is not in this build (KVS_PLAN_" +
+                                                 (sekv ? "SEKV" : "MOSAICKV") +
+                                                 "=OFF); use another plan, or a build that has it");
+}
+
 }  // namespace
 
 constinit const PlanAxis kSelectorAxis = {"selector", kSelectorNames};
@@ -109,7 +121,7 @@ Result<const Combination*> Combine(const AxisChoice& choice) {
   const Combination* of_selector = nullptr;  // the first whose codec fits, whatever its segmenter
   for (const Combination& c : kCombinations) {
     if (c.selector != choice.selector || (choice.codec && *choice.codec != c.codec)) continue;
-    if (!choice.segmenter || *choice.segmenter == c.segmenter) return &c;
+    if (!choice.segmenter || *choice.segmenter == c.segmenter) return Built(c);
     if (of_selector == nullptr) of_selector = &c;
   }
   const std::string selector(NameOf(choice.selector));

@@ -50,7 +50,7 @@ struct Combination {
 };
 
 // The combination that a choice asks for, the selector's own preset before others.
-// PLAN_COMBINATION says why there is none.
+// PLAN_COMBINATION says why there is none; PLAN_UNIMPLEMENTED, that this build leaves it out.
 Result<const Combination*> Combine(const AxisChoice& choice);
 
 // The plan of a combination with its defaults (docs/spec), named after the selector's own preset.

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "kernels/plan/built_plans.h"
 #include "kernels/plan/plan_rows.h"
 
 namespace kvstrata {
@@ -85,10 +86,18 @@ Status CheckRotary(const Plan& plan, const Geometry& geometry) {
 
 constexpr OptionTable kNoOptions = {};
 
-constexpr const OptionTable* kSelectorTables[] = {
-    &kNoOptions,   &kWindowTable, &kMinMaxTable, &kCascadeTable, &kVoteTable,
-    &kBucketTable, &kZoomTable,   &kBlockTable,  &kBitsTable,    &kFineTable};  // by SelectorKind
-constexpr const OptionTable* kCodecTables[] = {&kNoOptions, &kLowRankTable, &kPackedTable,
+constexpr const OptionTable* kSelectorTables[] = {&kNoOptions,
+                                                  &kWindowTable,
+                                                  &kMinMaxTable,
+                                                  &kCascadeTable,
+                                                  &kVoteTable,
+                                                  &kBucketTable,
+                                                  KVS_OF_SEKV(&kZoomTable),
+                                                  KVS_OF_MOSAICKV(&kBlockTable),
+                                                  &kBitsTable,
+                                                  &kFineTable};  // by SelectorKind
+constexpr const OptionTable* kCodecTables[] = {&kNoOptions, KVS_OF_SEKV(&kLowRankTable),
+                                               KVS_OF_MOSAICKV(&kPackedTable),
                                                &kPlanesTable};  // by CodecKind
 
 int EditDistance(std::string_view a, std::string_view b) {
@@ -109,6 +118,11 @@ int EditDistance(std::string_view a, std::string_view b) {
 
 constinit const OptionTable kCommonTable = {kCommonRows, CheckCompact, CheckRotary};
 
+bool IsBuilt(SelectorKind selector, CodecKind codec) {
+  return kSelectorTables[static_cast<size_t>(selector)] != nullptr &&
+         kCodecTables[static_cast<size_t>(codec)] != nullptr;
+}
+
 std::array<const OptionTable*, 4> TablesOf(const Plan& plan) {
   return {&kCommonTable, kSelectorTables[static_cast<size_t>(plan.selector)],
           kCodecTables[static_cast<size_t>(plan.codec)],
@@ -126,7 +140,8 @@ const PlanOption* FindOption(const Plan& plan, std::string_view name) {
 
 bool IsOption(std::string_view name) {
   const auto in = [name](const OptionTable* table) {
-    return std::ranges::any_of(table->rows, [&](const PlanOption& o) { return o.IsCalled(name); });
+    return table != nullptr &&
+           std::ranges::any_of(table->rows, [&](const PlanOption& o) { return o.IsCalled(name); });
   };
   return in(&kCommonTable) || std::ranges::any_of(kSelectorTables, in) ||
          std::ranges::any_of(kCodecTables, in) || in(&kStoredTable);

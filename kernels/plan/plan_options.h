@@ -94,6 +94,9 @@ extern const OptionTable kLowRankTable, kPackedTable;  // plans/PLAN/NAME_option
 extern const OptionTable kFineTable, kPlanesTable;     // plans/planes
 extern const OptionTable kStoredTable;                 // plans/codec_rows.cc
 
+// Whether this build has a selector and a codec (built_plans.h).
+bool IsBuilt(SelectorKind selector, CodecKind codec);
+
 // The tables that a plan reads, in order: common, its selector's, its codec's, kStoredTable.
 std::array<const OptionTable*, 4> TablesOf(const Plan& plan);
 

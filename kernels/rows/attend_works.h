@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // AttendWorks: the work items of attention for a round of query tiles, by op, and what items need
-// until their ops have run: runs, rotated queries, factors of spans.
+// until their ops have run.
 //
 // Who holds rows adds items for a tile; each writes the partial that the tile names. Attend hands
 // all items of an op to the backend at once, then merges.
@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "kernels/backend/backend.h"
+#include "kernels/rows/codec_works.h"
 #include "kernels/rows/planes_works.h"
 #include "kernels/rows/selection.h"
 
@@ -91,15 +92,11 @@ class AttendWorks {
   void Add(AttendWork work, size_t first_run);
   void Add(AttendCoarseWork work, size_t first_run);
 
-  // Queries come rotated: [queries][group][dim] of `tile` by r [dim][dim]. Items that follow each
-  // other with the same tile and rotation share them.
-  void AddRotated(AttendPackedWork work, const float* r, const QueryTile& tile);
-
-  // As runs.
-  size_t FirstSpan() const { return spans_.size(); }
-  void AddSpan(const LowRankSpan& span) { spans_.push_back(span); }
-  void Add(AttendLowRankWork work, size_t first_span);
-
+  // Items of ops that a codec alone has.
+  template <typename Works>
+  Works& Of() {
+    return codec_.Of<Works>();
+  }
   PlanesWorks& planes() { return planes_; }
 
   void Add(const MergeWork& work) { merge_.push_back(work); }
@@ -109,22 +106,16 @@ class AttendWorks {
  private:
   static constexpr size_t kElsewhere = ~size_t{0};
 
-  size_t RotatedAt(const float* r, const QueryTile& tile);
-  // Items point into runs_, spans_ and rotated_, which move while they grow.
+  // Items point into runs_, which moves while it grows.
   void Resolve();
 
   std::vector<Run> runs_;
-  std::vector<LowRankSpan> spans_;
-  std::vector<float> rotated_;
-  std::vector<RotateWork> rotate_;
   std::vector<AttendWork> attend_;
-  std::vector<AttendPackedWork> packed_;
-  std::vector<AttendLowRankWork> lowrank_;
   std::vector<AttendCoarseWork> coarse_;
   PlanesWorks planes_;
+  CodecWorkList codec_;
   std::vector<MergeWork> merge_;
-  // Where in those vectors what an item needs begins.
-  std::vector<size_t> attend_run_, coarse_run_, lowrank_span_, packed_q_, rotate_out_;
+  std::vector<size_t> attend_run_, coarse_run_;  // where in runs_ an item's begin
 };
 
 }  // namespace kvstrata

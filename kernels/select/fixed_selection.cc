@@ -10,8 +10,6 @@ class FixedSelector final : public Selector {
  public:
   FixedSelector(const FixedSelection& fixed, const Plan& plan) : fixed_(fixed), plan_(plan) {}
 
-  void Begin(const SelectContext&) override {}
-  void PrefillDone(const SelectContext&) override {}
   void Select(const SelectContext& context, int, const float*, Selection* out) override {
     SelectFixed(fixed_, plan_, context.view.tokens + 1, out);
   }

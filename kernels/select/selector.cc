@@ -10,6 +10,10 @@ namespace kvstrata {
 namespace {
 
 const SelectorRow& RowOf(const Plan& plan) {
+  for (const PairRow& pair : kPairRows) {
+    const bool is_it = pair.selector == plan.selector && pair.codec == plan.codec;
+    if (is_it && pair.row.make != nullptr) return pair.row;
+  }
   return SelectorRows()[static_cast<size_t>(plan.selector)];
 }
 

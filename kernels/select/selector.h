@@ -21,49 +21,56 @@
 
 namespace kvstrata {
 
-class CascadeTrigger;  // kernels/plans/chess/cascade_trigger.h
+// Queries of `count` prompt tokens from position `first` on: query token i, head h at
+// q + i * q_token + h * head_dim (floats).
+struct PromptQueries {
+  const float* q = nullptr;
+  int64_t q_token = 0;
+  int32_t first = 0, count = 0;
+  bool again = false;  // the same were given for this layer before
+};
 
-class Selector {
+// What a selector keeps from step to step beside what its Selects chose.
+class SelectorHistory {
  public:
-  virtual ~Selector() = default;
+  virtual ~SelectorHistory() = default;
 
   // Rare work before a step, for all layers at once; summaries of all complete units below
   // view.tokens are there. CHESS decides and makes its re-selection here (ADR 2).
   virtual void Begin(const SelectContext& context) = 0;
 
-  // The prompt is complete: context.prompt_tokens == context.view.tokens.
+  // The prompt is complete: context.prompt_tokens == context.view.tokens. Without ops in `context`
+  // steps on a GPU do the work; what counts and reports decide is decided here all the same.
   virtual void PrefillDone(const SelectContext& context) = 0;
 
-  // Queries of `count` prompt tokens from position `first` on, before prefill_done: query token i,
-  // head h at q + i * q_token + h * head_dim (floats). In order, once per layer and token.
-  virtual void Observe(const SelectContext& context, int layer, const float* q, int64_t q_token,
-                       int32_t first, int32_t count) {
-    (void)context, (void)layer, (void)q, (void)q_token, (void)first, (void)count;
-  }
+  // The step's `count` new tokens are committed; their queries were those of the last Selects.
+  virtual void Advance(int32_t count) = 0;
 
-  // The selection of a prompt chunk [start, start + count) from the tokens before it, whose keys
-  // are in the pages; the chunk itself is attended causally. False: attend in full.
-  virtual bool SelectChunk(const SelectContext& context, int layer, const float* q, int64_t q_token,
-                           int32_t start, int32_t count, Selection* out) {
-    (void)context, (void)layer, (void)q, (void)q_token, (void)start, (void)count, (void)out;
-    return false;
-  }
+  // Tokens from `tokens` on are taken back: forgets what came of them. What it had chosen by them
+  // it chooses anew. Not in a step.
+  virtual void Truncate(int32_t tokens) = 0;
+};
+
+class Selector {
+ public:
+  virtual ~Selector() = default;
+
+  // Its own; null: every selection follows from the step alone.
+  virtual SelectorHistory* history() { return nullptr; }
 
   // The selection of `layer` for a step whose first new token is row n - 1, so n = view.tokens + 1.
   // q [query_heads][head_dim], unscaled, of that token. What it changes in the selector's state
   // takes effect with Advance; without it (an aborted step) the next Select finds the old state.
   virtual void Select(const SelectContext& context, int layer, const float* q, Selection* out) = 0;
 
-  // The step's `count` new tokens are committed; their queries were those of the last Selects.
-  virtual void Advance(int32_t count) { (void)count; }
-
-  // Tokens from `tokens` on are taken back: forgets what came of them. What it had chosen by them
-  // it chooses anew. Not in a step.
-  virtual void Truncate(int32_t tokens) { (void)tokens; }
-
-  // What decides when it selects, for steps on a GPU, which do the rest of its work themselves;
-  // null but for selector cascade.
-  virtual CascadeTrigger* trigger() { return nullptr; }
+  // The selection of a prompt chunk from the tokens before it, whose keys are in the pages; the
+  // chunk itself is attended causally. In order, for each layer that is not dense. False: attend in
+  // full.
+  virtual bool SelectChunk(const SelectContext& context, int layer, const PromptQueries& queries,
+                           Selection* out) {
+    (void)context, (void)layer, (void)queries, (void)out;
+    return false;
+  }
 
   // What the plan's status should say of it; "" nothing.
   virtual std::string StatusText(const SelectContext& context) const {

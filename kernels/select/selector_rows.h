@@ -8,6 +8,7 @@
 #include <memory>
 #include <span>
 
+#include "kernels/plan/built_plans.h"
 #include "kernels/plan/plan_needs.h"
 #include "kernels/select/fixed_selection.h"
 #include "kernels/select/selection_rule.h"
@@ -31,11 +32,12 @@ std::unique_ptr<Selector> NewCascadeSelector(const Plan& plan, const Geometry& g
 std::unique_ptr<Selector> NewVoteSelector(const Plan& plan, const Geometry& geometry);
 std::unique_ptr<Selector> NewBucketSelector(const Plan& plan, const Geometry& geometry);
 std::unique_ptr<Selector> NewZoomSelector(const Plan& plan, const Geometry& geometry);
-std::unique_ptr<Selector> NewBlockSelector(const Plan& plan, const Geometry& geometry);
+std::unique_ptr<Selector> NewSpanBucketSelector(const Plan& plan, const Geometry& geometry);
+std::unique_ptr<Selector> NewRawBlockSelector(const Plan& plan, const Geometry& geometry);
+std::unique_ptr<Selector> NewPackedBlockSelector(const Plan& plan, const Geometry& geometry);
 std::unique_ptr<Selector> NewBitsSelector(const Plan& plan, const Geometry& geometry);
 std::unique_ptr<Selector> NewFineSelector(const Plan& plan, const Geometry& geometry);
 uint32_t CascadeNeeds(const Plan& plan);
-uint32_t BucketNeeds(const Plan& plan);
 SelectionRule FullRule(const Plan& plan, int32_t tokens);
 SelectionRule WindowRule(const Plan& plan, int32_t tokens);
 SelectionRule MinMaxRule(const Plan& plan, int32_t tokens);
@@ -48,12 +50,16 @@ SelectionRule BitsRule(const Plan& plan, int32_t tokens);
 SelectionRule FineRule(const Plan& plan, int32_t tokens);
 bool BucketInFull(const Plan& plan, int32_t n);
 bool ZoomInFull(const Plan& plan, int32_t n);
-bool BlockInFull(const Plan& plan, int32_t n);
+bool RawBlocksInFull(const Plan& plan, int32_t n);
 bool FineInFull(const Plan& plan, int32_t n);
 
 inline uint32_t NeedsNothing(const Plan&) { return 0; }
 // A prompt attends everything; selection begins behind it.
 inline uint32_t NeedsPromptsEnd(const Plan&) { return kNeedPrefillDone; }
+inline uint32_t NeedsSentences(const Plan&) { return kNeedPrefillDone | kNeedBoundary; }
+inline uint32_t NeedsSentencesAndQueries(const Plan& plan) {
+  return NeedsSentences(plan) | kNeedPromptQueries;
+}
 
 // All that compete are taken.
 template <cuda::CandidateRule (*kRuleOf)(const Plan&)>
@@ -69,12 +75,27 @@ inline constexpr SelectorRow kSelectorRows[] = {
     {NewMinMaxSelector, NeedsPromptsEnd, MinMaxRule, CandidatesInFull<MinMaxCandidates>},
     {NewCascadeSelector, CascadeNeeds, CascadeRule, NeverByBudget},
     {NewVoteSelector, NeedsPromptsEnd, VoteRule, CandidatesInFull<VoteCandidates>},
-    {NewBucketSelector, BucketNeeds, BucketRule, BucketInFull},
-    {NewZoomSelector, NeedsPromptsEnd, ZoomRule, ZoomInFull},
-    {NewBlockSelector, NeedsPromptsEnd, BlockRule, BlockInFull},
+    {NewBucketSelector, NeedsSentencesAndQueries, BucketRule, BucketInFull},
+    KVS_OF_SEKV({NewZoomSelector, NeedsPromptsEnd, ZoomRule, ZoomInFull}),
+    KVS_OF_MOSAICKV({NewRawBlockSelector, NeedsPromptsEnd, BlockRule, RawBlocksInFull}),
     {NewBitsSelector, NeedsPromptsEnd, BitsRule, CandidatesInFull<BitsCandidates>},
     {NewFineSelector, NeedsPromptsEnd, FineRule, FineInFull},
 };  // by SelectorKind
+
+// A selector over a codec that it is written for, instead of its row above.
+struct PairRow {
+  SelectorKind selector = SelectorKind::kFull;
+  CodecKind codec = CodecKind::kRaw;
+  SelectorRow row = {};  // empty where the build leaves it out
+};
+inline constexpr PairRow kPairRows[] = {
+    KVS_OF_SEKV({SelectorKind::kBucket,
+                 CodecKind::kLowRank,
+                 {NewSpanBucketSelector, NeedsSentences, BucketRule, NeverByBudget}}),
+    KVS_OF_MOSAICKV({SelectorKind::kBlock,
+                     CodecKind::kPacked,
+                     {NewPackedBlockSelector, NeedsPromptsEnd, BlockRule, NeverByBudget}}),
+};
 
 // The rows that are in use: these. Alone in its file, so that a test can be linked with its own
 // (tests/kernels/toy_selector_rows.cc).

@@ -4,10 +4,6 @@
 #include <algorithm>
 #include <optional>
 
-#include "kernels/plans/chess/cascade_trigger.h"
-#include "kernels/plans/sentencekv/cuda_sentences.h"
-#include "kernels/plans/tokenselect/cuda_vote_cache.h"
-
 namespace kvstrata {
 namespace {
 
@@ -24,6 +20,12 @@ Status CheckPrompt(const SequenceState& state) {
     return FailedPrecondition("SEQUENCE_EMPTY", "the sequence has no tokens; append the prompt");
   }
   return OkStatus();
+}
+
+void NotePrefillDone(Selector* selector, const SelectContext& context) {
+  if (SelectorHistory* const history = selector->history(); history != nullptr) {
+    history->PrefillDone(context);
+  }
 }
 
 }  // namespace
@@ -50,12 +52,7 @@ std::unique_ptr<SequenceState> SequenceState::Clone() const {
   copy->index_ = index_;
   copy->rotary_ = rotary_;
   copy->selector_ = selector_->Clone();
-  copy->on_gpu.vote_cache = on_gpu.vote_cache;
-  if (on_gpu.vote_cache != nullptr) on_gpu.vote_cache->shared = true;
-  if (on_gpu.sentences != nullptr) {
-    copy->on_gpu.sentences = std::make_shared<CudaSentences>(*on_gpu.sentences);
-    if (on_gpu.sentences->memory != nullptr) on_gpu.sentences->memory->shared = true;
-  }
+  if (on_gpu.history != nullptr) copy->on_gpu.history = on_gpu.history->Fork();
   copy->reported_ = reported_;
   copy->tokens_ = tokens_;
   copy->indexed_tokens_ = indexed_tokens_;
@@ -100,15 +97,15 @@ void SequenceState::CatchUp(const SequenceView& view, const Backend& backend, Ex
         .Update(geometry_, index_, view, indexed_tokens_, tokens_, backend, executor);
     indexed_tokens_ = tokens_;
   }
-  selector_->Begin(Context(view, &backend, &executor));
+  if (SelectorHistory* const history = selector_->history(); history != nullptr) {
+    history->Begin(Context(view, &backend, &executor));
+  }
 }
 
 Status SequenceState::ClosePrompt() {
   KVS_RETURN_IF_ERROR(CheckPrompt(*this));
   prompt_tokens_ = tokens_;
-  if (CascadeTrigger* const trigger = selector_->trigger(); trigger != nullptr) {
-    trigger->PromptDone(tokens_);
-  }
+  NotePrefillDone(selector_.get(), Context({.tokens = tokens_}));
   return OkStatus();
 }
 
@@ -117,7 +114,7 @@ Status SequenceState::PrefillDone(const SequenceView& view, const Backend& backe
   KVS_RETURN_IF_ERROR(CheckPrompt(*this));
   CatchUp(view, backend, executor);
   prompt_tokens_ = tokens_;
-  selector_->PrefillDone(Context(view, &backend, &executor));
+  NotePrefillDone(selector_.get(), Context(view, &backend, &executor));
   return OkStatus();
 }
 
@@ -132,7 +129,9 @@ Status SequenceState::Report(int32_t first, int32_t n, const float* surprisal, c
 }
 
 void SequenceState::Advance(int32_t count) {
-  selector_->Advance(count);
+  if (SelectorHistory* const history = selector_->history(); history != nullptr) {
+    history->Advance(count);
+  }
   tokens_ += count;
 }
 
@@ -142,10 +141,11 @@ void SequenceState::Truncate(int32_t tokens) {
   reported_.Truncate(tokens);
   tokens_ = tokens;
   indexed_tokens_ = std::min(indexed_tokens_, tokens);
-  selector_->Truncate(tokens);
-  on_gpu.vote_cache.reset();
+  if (SelectorHistory* const history = selector_->history(); history != nullptr) {
+    history->Truncate(tokens);
+  }
   on_gpu.hot_pages.reset();
-  if (on_gpu.sentences != nullptr) on_gpu.sentences->Truncate(tokens);
+  if (on_gpu.history != nullptr && !on_gpu.history->Truncate(tokens)) on_gpu.history.reset();
 }
 
 Result<InspectArray> SequenceState::Inspect(const SequenceView& view, const Backend& backend,

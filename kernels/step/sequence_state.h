@@ -19,20 +19,18 @@
 #include "kernels/codec/codec.h"
 #include "kernels/plan/plan.h"
 #include "kernels/segment/segmenter.h"
+#include "kernels/select/cuda_history.h"
 #include "kernels/select/selector.h"
 #include "kernels/step/reported_series.h"
 
 namespace kvstrata {
 
-class CudaHotPages;    // cuda_hot_pages.h
-struct CudaSentences;  // cuda_sentences.h
-struct CudaVoteCache;  // cuda_vote_cache.h
+class CudaHotPages;  // cuda_hot_pages.h
 
 // What steps on a GPU keep of a sequence, each made by the first step that wants it.
 struct CudaSequence {
-  std::shared_ptr<CudaVoteCache> vote_cache;  // a fork shares it
-  std::shared_ptr<CudaSentences> sentences;   // for this sequence alone, as the next
-  std::shared_ptr<CudaHotPages> hot_pages;
+  std::shared_ptr<CudaHistory> history;     // its selector's
+  std::shared_ptr<CudaHotPages> hot_pages;  // for this sequence alone
 };
 
 class SequenceState {

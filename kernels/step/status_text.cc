@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a sequence says of its plan: the length first, then the prompt, the selector and the codec.
-#include "kernels/plans/sentencekv/cuda_sentences.h"
-#include "kernels/plans/sentencekv/sentence_status.h"
 #include "kernels/select/why_in_full.h"
 #include "kernels/step/sequence_state.h"
 
@@ -12,13 +10,9 @@ namespace {
 // "": nothing to say, as of the other.
 std::string SelectorStatus(const SequenceState& state, const SequenceView& view) {
   const SelectContext context = state.Context(view);
-  const Plan& plan = state.plan();
-  const CudaSentences* const sentences = state.on_gpu.sentences.get();
-  const int32_t prompt = state.prompt_tokens();
-  if (sentences == nullptr || prompt < 0) return state.selector().StatusText(context);
-  return SentenceStatus(plan, context,
-                        sentences->ready || BucketsInFull(plan, prompt) ||
-                            sentences->Observed(plan, state.geometry(), prompt));
+  const CudaHistory* const on_gpu = state.on_gpu.history.get();
+  return on_gpu == nullptr || state.prompt_tokens() < 0 ? state.selector().StatusText(context)
+                                                        : on_gpu->StatusText(state.plan(), context);
 }
 
 // What the codec did otherwise than the plan asks.

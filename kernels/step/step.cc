@@ -66,13 +66,10 @@ void Step::SelectChunk(int layer, const Rows& q, StepChunk* chunk) {
   const auto [queries, q_token] =
       queries_.Of(q, first_row_[chunk->member] + chunk->begin, prompt ? chunk->count : 1);
   const SelectContext context = state.Context(m.view, &backend_, &executor_);
-  if (prompt && layer != selected_layer_) {
-    state.selector().Observe(context, layer, queries, q_token, start, chunk->count);
-  }
   if (layer < state.plan().n_dense_layers) return chunk->selection.SetFull(start + 1);
   if (!prompt) return state.selector().Select(context, layer, queries, &chunk->selection);
-  if (!state.selector().SelectChunk(context, layer, queries, q_token, start, chunk->count,
-                                    &chunk->selection)) {
+  const PromptQueries own = {queries, q_token, start, chunk->count, layer == selected_layer_};
+  if (!state.selector().SelectChunk(context, layer, own, &chunk->selection)) {
     chunk->selection.SetFull(start + 1);
   }
 }

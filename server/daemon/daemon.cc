@@ -189,7 +189,7 @@ Status Daemon::Parts::Start() {
 
 Status Daemon::Parts::MakeStore() {
   config.store.new_recompressor = NewRecompressor;
-  config.store.parse_parameters = ParseSpanParameters;
+  config.store.parse_parameters = ParseParameters;
   config.store.shipped_parameters = Shipped("parameters");
   config.remote.agent.program = Shipped("mooncake_agent/agent.py");
   device_pools.failed.Reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -243,7 +243,7 @@ Status Daemon::Parts::StartWork() {
   catalog =
       std::make_unique<ValueCatalog>(store.get(), local_values, ChunkValuesOf(&mapped.chunks));
   KVS_ASSIGN_OR_RETURN(backend, FindBackend(config.backend));
-  std::vector<const SegmentPacker*> packers;
+  std::vector<const GpuPacker*> packers;
   for (const auto& packer : gpus.packers) packers.push_back(packer.get());
   work = std::make_unique<RecompressQueue>(config.work, store.get(), backend, std::move(packers));
   ImporterOptions importing;

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "kernels/cuda/cuda_library.h"
-#include "kernels/plans/mosaickv/cuda_packer.h"
 #include "server/memory/numa_topology.h"
 #include "server/telemetry/log.h"
 
@@ -36,7 +35,7 @@ Result<PoolResources> FindGpus(const Config& config) {
               {"free_bytes", gpu.free_bytes},
               {"pool_bytes", std::min(config.store.device_bytes, most)}});
     KVS_ASSIGN_OR_RETURN(found.gpus.packers.emplace_back(),
-                         NewCudaPacker(*found.gpus.ops, gpu.ordinal));
+                         NewGpuPacker(*found.gpus.ops, gpu.ordinal));
     found.gpus.ordinals.push_back(gpu.ordinal);
     found.devices.push_back({gpu.uuid, std::move(gpu.memory), most});
   }

@@ -3,7 +3,7 @@
 // memory, placed on NUMA nodes as pool.host_numa says.
 //
 // Thread-safety: a function without state. Cost: of GPUs, that each gets a context. Errors: those
-// of NewCudaDevices, LoadCudaOps, NewCudaPacker and NumaTopology::Choose; memory that cannot be
+// of NewCudaDevices, LoadCudaOps, NewGpuPacker and NumaTopology::Choose; memory that cannot be
 // placed, where nobody asked for it, is a warning in the log.
 #ifndef KVSTRATA_SERVER_DAEMON_POOL_RESOURCES_H_
 #define KVSTRATA_SERVER_DAEMON_POOL_RESOURCES_H_
@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "base/status.h"
+#include "kernels/codec/codec.h"
 #include "kernels/cuda/cuda_ops.h"
-#include "kernels/plans/mosaickv/segment_packer.h"
 #include "server/config/config.h"
 #include "server/memory/memory_resource.h"
 #include "server/store/store.h"
@@ -22,9 +22,9 @@ namespace kvstrata {
 
 // What the daemon computes with on GPUs.
 struct Gpus {
-  const cuda::CudaOps* ops = nullptr;                   // null: no GPU
-  std::vector<int> ordinals;                            // in this process, by device
-  std::vector<std::unique_ptr<SegmentPacker>> packers;  // by device
+  const cuda::CudaOps* ops = nullptr;               // null: no GPU
+  std::vector<int> ordinals;                        // in this process, by device
+  std::vector<std::unique_ptr<GpuPacker>> packers;  // by device, may be null
 };
 
 struct PoolResources {

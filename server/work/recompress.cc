@@ -61,7 +61,7 @@ void LogFailure(const RecompressJob& job, const Status& why) {
 }  // namespace
 
 RecompressQueue::RecompressQueue(const WorkOptions& options, Store* store, const Backend* backend,
-                                 std::vector<const SegmentPacker*> gpu_packers)
+                                 std::vector<const GpuPacker*> gpu_packers)
     : options_(options), store_(store), backend_(backend), gpu_packers_(std::move(gpu_packers)) {
   try {
     for (uint32_t i = 0; i < options_.threads; ++i) {

@@ -63,8 +63,7 @@ class ExtentsTest : public ::testing::Test {
     StoreOptions options;
     options.device_bytes = options.host_bytes = uint64_t{8} << 20;
     options.arena_bytes = 256 << 10;
-    options.new_recompressor = [this](const Plan&, const Geometry& geometry,
-                                      std::shared_ptr<const SpanParameters>) {
+    options.new_recompressor = [this](const Plan&, const Geometry& geometry, ParametersPtr) {
       return std::make_unique<CopyingCodec>(control_, geometry);
     };
     store_ = std::move(Store::Create(options)).value();

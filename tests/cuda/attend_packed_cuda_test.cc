@@ -9,6 +9,7 @@
 
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/ops/merge/merge.h"
+#include "kernels/plans/mosaickv/ops/packed_cuda_ops.h"
 #include "tests/cuda/captured_graph.h"
 #include "tests/cuda/device_array.h"
 #include "tests/cuda/packed_rows.h"
@@ -297,7 +298,7 @@ class Problem {
   void Run(const AttendPackedBatch& w) const {
     out_.Poison();
     lse_.Poison();
-    Check(kvs_cuda_ops()->attend_packed(w, nullptr), "attend_packed");
+    Check(OpsOf<PackedOps>(kvs_cuda_ops()->packed).attend_packed(w, nullptr), "attend_packed");
   }
   Attention Got() const { return {Floats(case_.out_dtype, out_.Read()), lse_.Read()}; }
   Attention Expected() const {
@@ -325,7 +326,7 @@ class Problem {
     const int32_t stride = segments_.MostBlocks() + 5;
     const DeviceArray<float> scores(Lists() * static_cast<size_t>(stride));
     const ScorePackedBatch work{Layer(), Queries(), scores.get(), stride, first, first > 0};
-    Check(kvs_cuda_ops()->score_packed(work, nullptr), "score_packed");
+    Check(OpsOf<PackedOps>(kvs_cuda_ops()->packed).score_packed(work, nullptr), "score_packed");
     const std::vector<float> got = scores.Read();
     std::vector<float> scored, expected;  // for all lists: a single score may be close to 0
     for (int b = 0; b < batch(); ++b) {
@@ -369,8 +370,8 @@ class Problem {
     out_ = DeviceArray<std::byte>(QueryElements() * static_cast<size_t>(SizeOf(case_.out_dtype)));
     lse_ = DeviceArray<float>(QueryRows());
     counters_ = DeviceArray<uint32_t>(std::vector<uint32_t>(Lists(), 0));
-    workspace_ = DeviceArray<float>(
-        static_cast<size_t>(kvs_cuda_ops()->attend_packed_workspace_bytes(Work()) / 4));
+    workspace_ = DeviceArray<float>(static_cast<size_t>(
+        OpsOf<PackedOps>(kvs_cuda_ops()->packed).attend_packed_workspace_bytes(Work()) / 4));
   }
   void UploadTable() {
     std::vector<PackedSegment> table;
@@ -624,8 +625,9 @@ TEST_F(AttendPackedCuda, PartialsOfOtherOpsAreMerged) {
 TEST_F(AttendPackedCuda, GraphReplaysWhileSegmentsGrow) {
   Case c{128, 4, 2, true, {{2000, 900}, {1000}}, {32, 1, 8}, Chosen::kAll};
   Problem p(rng_, c);
-  CapturedGraph graph(
-      [&](Stream stream) { return kvs_cuda_ops()->attend_packed(p.Work(), stream); });
+  CapturedGraph graph([&](Stream stream) {
+    return OpsOf<PackedOps>(kvs_cuda_ops()->packed).attend_packed(p.Work(), stream);
+  });
   for (int32_t n : {0, 1, 16, 129, 700, 899, 900, 31}) {
     p.Shorten(0, 1, n);
     p.Shorten(1, 0, 1000 - n);
@@ -644,7 +646,7 @@ TEST_F(AttendPackedCuda, RefusesShapesItHasNot) {
                             +[](AttendPackedBatch& w) { w.selection.unit_tokens = 8; }}) {
     AttendPackedBatch w = p.Work();
     spoil(w);
-    EXPECT_NE(kvs_cuda_ops()->attend_packed(w, nullptr), 0);
+    EXPECT_NE(OpsOf<PackedOps>(kvs_cuda_ops()->packed).attend_packed(w, nullptr), 0);
   }
 }
 

@@ -104,7 +104,7 @@ TEST_F(AttendSpansCuda, LeavesAPartial) {
   const AttentionOutput direct = w.to;
   w.to = {};
   w.partial = {m.get(), l.get(), o.get(), 1};
-  Check(kvs_cuda_ops()->attend_spans(w, nullptr), "attend_spans");
+  Check(OpsOf<SpanOps>(kvs_cuda_ops()->lowrank).attend_spans(w, nullptr), "attend_spans");
   const std::vector<float> host_m = m.Read(), host_l = l.Read(), host_o = o.Read();
   std::vector<float> got(rows * 128), want(rows * 128);
   MergeWork merge;
@@ -127,10 +127,10 @@ TEST_F(AttendSpansCuda, RefusesOtherShapes) {
   const SpanProblem problem(rng_, c);
   AttendSpansBatch w = problem.Attention();
   w.layer.head_dim = w.pages.head_dim = 96;
-  EXPECT_EQ(ops.attend_spans(w, nullptr), cudaErrorInvalidValue);
+  EXPECT_EQ(OpsOf<SpanOps>(ops.lowrank).attend_spans(w, nullptr), cudaErrorInvalidValue);
   w = problem.Attention();
   w.layer.group = 9;
-  EXPECT_EQ(ops.attend_spans(w, nullptr), cudaErrorInvalidValue);
+  EXPECT_EQ(OpsOf<SpanOps>(ops.lowrank).attend_spans(w, nullptr), cudaErrorInvalidValue);
 }
 
 }  // namespace

@@ -21,9 +21,10 @@ class CheckedSpans : public SpanProblem {
   // score_spans, and what expand_spans chooses by its scores.
   void ExpectScoresAndChoice() {
     SCOPED_TRACE(Describe(case_));
-    Check(kvs_cuda_ops()->score_spans(Scores(), nullptr), "score_spans");
+    Check(OpsOf<SpanOps>(kvs_cuda_ops()->lowrank).score_spans(Scores(), nullptr), "score_spans");
     ExpectScores();
-    Check(kvs_cuda_ops()->expand_spans(Expansion(), nullptr), "expand_spans");
+    Check(OpsOf<SpanOps>(kvs_cuda_ops()->lowrank).expand_spans(Expansion(), nullptr),
+          "expand_spans");
     ExpectChoice();
   }
   // All three ops.
@@ -31,7 +32,8 @@ class CheckedSpans : public SpanProblem {
     ExpectScoresAndChoice();
     SCOPED_TRACE(Describe(case_));
     PoisonWhatIsCoarse();
-    Check(kvs_cuda_ops()->attend_spans(Attention(), nullptr), "attend_spans");
+    Check(OpsOf<SpanOps>(kvs_cuda_ops()->lowrank).attend_spans(Attention(), nullptr),
+          "attend_spans");
     ExpectOutputs();
     ExpectCountersAreZero();
   }

@@ -7,6 +7,7 @@
 
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/plans/mosaickv/ops/covariance/covariance.h"
+#include "kernels/plans/mosaickv/ops/packed_cuda_ops.h"
 #include "tests/cuda/device_array.h"
 #include "tests/cuda/head_pages.h"
 #include "tests/cuda/seed.h"
@@ -41,13 +42,15 @@ class Problem {
     work_.count = static_cast<int32_t>(items.size());
     work_.counters = counters_.get();
     workspace_ = DeviceArray<float>(
-        static_cast<size_t>(kvs_cuda_ops()->covariance_workspace_bytes(work_)) / 4);
+        static_cast<size_t>(
+            OpsOf<PackedOps>(kvs_cuda_ops()->packed).covariance_workspace_bytes(work_)) /
+        4);
     work_.workspace = workspace_.get();
   }
 
   std::vector<double> Run(bool accumulate) {
     work_.accumulate = accumulate;
-    EXPECT_EQ(kvs_cuda_ops()->covariance(work_, nullptr), 0);
+    EXPECT_EQ(OpsOf<PackedOps>(kvs_cuda_ops()->packed).covariance(work_, nullptr), 0);
     return out_.Read();
   }
   std::vector<double> Reference() const {
@@ -132,9 +135,9 @@ TEST(CovarianceCuda, RefusesOtherShapes) {
   CovarianceBatch work;
   work.shape = ShapeOf(96, 16, DType::kBF16);
   work.count = 1;
-  EXPECT_NE(kvs_cuda_ops()->covariance(work, nullptr), 0);
+  EXPECT_NE(OpsOf<PackedOps>(kvs_cuda_ops()->packed).covariance(work, nullptr), 0);
   work.shape = ShapeOf(128, 24, DType::kBF16);
-  EXPECT_NE(kvs_cuda_ops()->covariance(work, nullptr), 0);
+  EXPECT_NE(OpsOf<PackedOps>(kvs_cuda_ops()->packed).covariance(work, nullptr), 0);
 }
 
 }  // namespace

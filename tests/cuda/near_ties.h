@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/plans/mosaickv/ops/packed_ops.h"
 #include "kernels/plans/mosaickv/packed.h"
 #include "kernels/plans/sekv/lowrank.h"
 #include "tests/cuda/bits_votes.h"
@@ -244,7 +245,7 @@ class NearTies {
       const RotateWork rotate{
           h.r_k,       g_.head_dim, false,         q_ + int64_t{head} * g_.group() * g_.head_dim,
           g_.head_dim, g_.group(),  rotated.data()};
-      backend.rotate(&rotate, 1, InlineExecutor());
+      OpsOf<PackedOps>(backend.packed).rotate(&rotate, 1, InlineExecutor());
       std::vector<float> out(static_cast<size_t>(blocks));
       ScorePackedWork score;
       score.rows = h.blocks;
@@ -252,7 +253,7 @@ class NearTies {
       score.queries = g_.group();
       score.units = {0, blocks};
       score.out = out.data();
-      backend.score_packed(&score, 1, InlineExecutor());
+      OpsOf<PackedOps>(backend.packed).score_packed(&score, 1, InlineExecutor());
       scores.insert(scores.end(), out.begin(), out.end());
     }
     return scores;

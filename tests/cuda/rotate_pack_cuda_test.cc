@@ -12,6 +12,7 @@
 #include <string>
 
 #include "kernels/cuda/cuda_ops.h"
+#include "kernels/plans/mosaickv/ops/packed_cuda_ops.h"
 #include "kernels/plans/mosaickv/ops/rotate_pack/rotate_pack.h"
 #include "tests/cuda/device_array.h"
 #include "tests/cuda/head_pages.h"
@@ -225,7 +226,7 @@ void Check(Rng& rng, const Case& c) {
   const DeviceArray<RotatePackItem> device_items(items);
   const RotatePackBatch work{c.shape, device_items.get(), static_cast<int32_t>(items.size()),
                              rows_max, c.truncated};
-  ASSERT_EQ(kvs_cuda_ops()->rotate_pack(work, nullptr), 0);
+  ASSERT_EQ(OpsOf<PackedOps>(kvs_cuda_ops()->packed).rotate_pack(work, nullptr), 0);
   int other = 0, rows = 0;
   for (size_t i = 0; i < c.items.size(); ++i) {
     SCOPED_TRACE("item " + std::to_string(i) + " keep " + std::to_string(c.items[i].keep) + " g" +
@@ -307,7 +308,7 @@ TEST(RotatePackCuda, TiesGoToTheLowerGroup) {
     const DeviceArray<RotatePackItem> items(std::vector<RotatePackItem>{
         {pages.Device(1, {0, kRows}), r.address(), got.address(), 0, 0, 32, neighbours, 0, 0}});
     const RotatePackBatch work{ShapeOf(kDim, 16, DType::kBF16), items.get(), 1, kRows, true};
-    ASSERT_EQ(kvs_cuda_ops()->rotate_pack(work, nullptr), 0);
+    ASSERT_EQ(OpsOf<PackedOps>(kvs_cuda_ops()->packed).rotate_pack(work, nullptr), 0);
     EXPECT_EQ(got.Read(), want) << neighbours << " neighbours";
   }
 }
@@ -316,7 +317,7 @@ TEST(RotatePackCuda, RefusesOtherShapes) {
   RotatePackBatch work;
   work.shape = ShapeOf(96, 16, DType::kBF16);
   work.count = work.rows_max = 1;
-  EXPECT_NE(kvs_cuda_ops()->rotate_pack(work, nullptr), 0);
+  EXPECT_NE(OpsOf<PackedOps>(kvs_cuda_ops()->packed).rotate_pack(work, nullptr), 0);
 }
 
 }  // namespace

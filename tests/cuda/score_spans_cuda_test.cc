@@ -101,10 +101,10 @@ TEST_F(ScoreSpansCuda, RefusesOtherShapes) {
   const SpanProblem problem(rng_, {.parts = {{{8, 2}}}, .room = {5}});
   ScoreSpansBatch s = problem.Scores();
   s.layer.part_stride = kSpanPartsMax + 1;
-  EXPECT_EQ(ops.score_spans(s, nullptr), cudaErrorInvalidValue);
+  EXPECT_EQ(OpsOf<SpanOps>(ops.lowrank).score_spans(s, nullptr), cudaErrorInvalidValue);
   ExpandSpansBatch e = problem.Expansion();
   e.layer.span_stride = 40;
-  EXPECT_EQ(ops.expand_spans(e, nullptr), cudaErrorInvalidValue);
+  EXPECT_EQ(OpsOf<SpanOps>(ops.lowrank).expand_spans(e, nullptr), cudaErrorInvalidValue);
 }
 
 }  // namespace

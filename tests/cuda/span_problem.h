@@ -9,6 +9,7 @@
 #include <cmath>
 #include <vector>
 
+#include "kernels/plans/sekv/ops/span_cuda_ops.h"
 #include "tests/cuda/span_case.h"
 
 namespace kvstrata::cuda {
@@ -100,9 +101,11 @@ class SpanProblem {
     return w;
   }
   void Enqueue(Stream stream) const {
-    Check(kvs_cuda_ops()->score_spans(Scores(), stream), "score_spans");
-    Check(kvs_cuda_ops()->expand_spans(Expansion(), stream), "expand_spans");
-    Check(kvs_cuda_ops()->attend_spans(Attention(), stream), "attend_spans");
+    Check(OpsOf<SpanOps>(kvs_cuda_ops()->lowrank).score_spans(Scores(), stream), "score_spans");
+    Check(OpsOf<SpanOps>(kvs_cuda_ops()->lowrank).expand_spans(Expansion(), stream),
+          "expand_spans");
+    Check(OpsOf<SpanOps>(kvs_cuda_ops()->lowrank).attend_spans(Attention(), stream),
+          "attend_spans");
   }
   // Another step: a longer window and another room, known to the device alone.
   void Go(Rng& rng) {
@@ -224,8 +227,8 @@ class SpanProblem {
     AttendSpansBatch w;
     w.layer = Layer();
     w.queries = Queries();
-    outputs_.workspace = DeviceArray<float>(
-        static_cast<size_t>(kvs_cuda_ops()->attend_spans_workspace_bytes(w) / 4));
+    outputs_.workspace = DeviceArray<float>(static_cast<size_t>(
+        OpsOf<SpanOps>(kvs_cuda_ops()->lowrank).attend_spans_workspace_bytes(w) / 4));
   }
 
   SpanCase case_;

@@ -13,6 +13,8 @@
 
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/pages/dtype.h"
+#include "kernels/plans/mosaickv/ops/packed_cuda_ops.h"
+#include "kernels/plans/sekv/ops/span_cuda_ops.h"
 
 namespace kvstrata::testing {
 
@@ -159,6 +161,18 @@ int Nothing(const Work&, cuda::Stream) {
   return 0;
 }
 
+inline constexpr cuda::PackedOps kFakePacked = {
+    {},
+    Nothing<cuda::ScorePackedBatch>,
+    [](const cuda::AttendPackedBatch&) { return int64_t{64}; },
+    FillPacked};
+inline constexpr cuda::SpanOps kFakeSpans = {
+    {},
+    Nothing<cuda::ScoreSpansBatch>,
+    ExpandSome,
+    [](const cuda::AttendSpansBatch&) { return int64_t{64}; },
+    FillSpans};
+
 inline const cuda::CudaOps& FakeOps() {
   static const cuda::CudaOps ops = [] {
     cuda::CudaOps fake;
@@ -191,21 +205,16 @@ inline const cuda::CudaOps& FakeOps() {
       return 0;
     };
     fake.attend_raw_workspace_bytes = [](int32_t, int32_t) { return int64_t{64}; };
-    fake.attend_packed_workspace_bytes = [](const cuda::AttendPackedBatch&) { return int64_t{64}; };
-    fake.attend_spans_workspace_bytes = [](const cuda::AttendSpansBatch&) { return int64_t{64}; };
     fake.pick_scratch_bytes = [](const cuda::PickBatch&) { return int64_t{64}; };
     fake.vote_scratch_bytes = [](const cuda::VoteBatch&) { return int64_t{64}; };
     fake.append = Nothing<cuda::AppendBatch>;
     fake.summarize = Nothing<cuda::SummarizeBatch>;
     fake.score = Nothing<cuda::ScoreBatch>;
-    fake.score_packed = Nothing<cuda::ScorePackedBatch>;
-    fake.score_spans = Nothing<cuda::ScoreSpansBatch>;
-    fake.expand_spans = ExpandSome;
     fake.pick = PickEveryThird;
     fake.attend_raw = AttendRaw;
-    fake.attend_packed = FillPacked;
-    fake.attend_spans = FillSpans;
     fake.copy_rows = CopyRows;
+    fake.packed = &kFakePacked;
+    fake.lowrank = &kFakeSpans;
     return fake;
   }();
   return ops;

@@ -8,10 +8,10 @@
 
 #include <cmath>
 
-#include "kernels/codec/codec.h"
 #include "kernels/plans/mosaickv/packed.h"
 #include "kernels/plans/planes/planes.h"
 #include "kernels/plans/sekv/lowrank.h"
+#include "kernels/plans/sekv/span_parameters.h"
 #include "tests/kernels/held_sequence.h"
 
 namespace kvstrata {

@@ -6,6 +6,7 @@
 
 #include "gmock/gmock.h"
 #include "kernels/plans/sekv/lowrank_recompressor.h"
+#include "kernels/plans/sekv/ops/span_ops.h"
 #include "kernels/plans/sekv/span_factors.h"
 #include "kernels/plans/sekv/span_gates.h"
 #include "tests/kernels/codec_fixture.h"
@@ -388,7 +389,7 @@ int decompositions = 0;
 
 void CountedSvd(const SvdWork* work, int64_t n, Executor& executor) {
   decompositions += static_cast<int>(n);
-  (*FindBackend("ref"))->svd(work, n, executor);
+  kSpanRef.svd(work, n, executor);
 }
 
 // Where gates stay open the factors of 20 tokens are no smaller than their rows: no need to look.
@@ -404,7 +405,9 @@ TEST(SpanGates, ShortSpansAreDecomposedOnlyWhereGatesMayClose) {
   const PagedRows paged = {&page, 0, dim * 2, n, dim, DType::kBF16};
   const std::vector<float> surprisal(static_cast<size_t>(n), 1.0f);
   Backend counting = **FindBackend("ref");
-  counting.svd = CountedSvd;
+  SpanOps ops = kSpanRef;
+  ops.svd = CountedSvd;
+  counting.lowrank = &ops;
   SpanParameters p = SomeParameters(SmallGeometry(), plan);
   for (const auto& [bias, rank, svds] : {std::tuple(6.0f, -1, 0), std::tuple(-6.0f, 1, 2)}) {
     p.bias[2].assign(32, bias);

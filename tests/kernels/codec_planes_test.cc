@@ -39,8 +39,7 @@ TEST(PlanesExtents, FollowEachOtherLikeDigits) {
 TEST(PlanesExtents, WeighNoMoreThanTheyMay) {
   static const Codec limited = [] {
     Codec codec = CodecOf(PlanesPlan());
-    codec.recompressor = [](const Plan& p, const Geometry& g,
-                            std::shared_ptr<const SpanParameters>) {
+    codec.recompressor = [](const Plan& p, const Geometry& g, ParametersPtr) {
       const PlanesFormat f{g.head_dim, p.planes.unit, p.planes.keep};
       return NewPlanesRecompressor(p, g, 20 * g.kv_heads * (f.upper_bytes() + f.lower_bytes()));
     };

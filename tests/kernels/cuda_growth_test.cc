@@ -63,8 +63,12 @@ cuda::CudaOps Ops() {
   ops.vote = testing::Nothing<cuda::VoteBatch>;
   ops.pick = Pick;
   ops.cascade = Cascade;
-  ops.attend_packed = AttendPacked;
-  ops.attend_spans = AttendSpans;
+  static cuda::PackedOps packed = testing::kFakePacked;
+  packed.attend_packed = AttendPacked;
+  ops.packed = &packed;
+  static cuda::SpanOps spans = testing::kFakeSpans;
+  spans.attend_spans = AttendSpans;
+  ops.lowrank = &spans;
   return ops;
 }
 

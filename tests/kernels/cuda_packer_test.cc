@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include "kernels/plans/mosaickv/ops/packed_cuda_ops.h"
 #include "kernels/plans/mosaickv/packed_layout.h"
 #include "tests/fakes/attending_gpu.h"
 #include "tests/kernels/codec_fixture.h"
@@ -44,7 +45,9 @@ const cuda::CudaOps& CountingOps() {
       ++calls.waits;
       return 0;
     };
-    fake.rotate_pack = testing::Nothing<cuda::RotatePackBatch>;
+    static cuda::PackedOps packed;
+    packed.rotate_pack = testing::Nothing<cuda::RotatePackBatch>;
+    fake.packed = &packed;
     return fake;
   }();
   return ops;

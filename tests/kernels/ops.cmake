@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # One suite per op: every simd target of this CPU held to ref.
-foreach(op append attend_coarse attend_lowrank attend_packed attend_planes attend_raw covariance merge pack_planes pick
-        quantise_keys rotate_pack score score_bits summarize take vote executor page_view backend)
-  kvs_test(ops_${op}_test ops_${op}_test.cc LIBS kvs_kernels)
-endforeach()
+set(ops append attend_coarse attend_planes attend_raw merge pack_planes pick quantise_keys score score_bits summarize
+    take vote executor page_view backend)
 # Refs of ops that only a GPU has, held to what their headers say.
-foreach(op attend_chunk attend_spans buckets cascade copy_rows promote reuse)
+list(APPEND ops attend_chunk buckets cascade copy_rows promote reuse)
+if(KVS_PLAN_SEKV)
+  list(APPEND ops attend_lowrank attend_spans)
+endif()
+if(KVS_PLAN_MOSAICKV)
+  list(APPEND ops attend_packed covariance rotate_pack)
+endif()
+foreach(op ${ops})
   kvs_test(ops_${op}_test ops_${op}_test.cc LIBS kvs_kernels)
 endforeach()
 # What tests/golden has of these is of the ops, too.
@@ -14,7 +19,11 @@ foreach(op attend_planes pack_planes quantise_keys score_bits)
 endforeach()
 # These two are held to the Eigen library as well.
 find_package(Eigen3 REQUIRED NO_MODULE)
-foreach(op eigen svd)
+set(ops eigen)
+if(KVS_PLAN_SEKV)
+  list(APPEND ops svd)
+endif()
+foreach(op ${ops})
   kvs_test(ops_${op}_test ops_${op}_test.cc EIGEN LIBS kvs_kernels Eigen3::Eigen)
 endforeach()
 kvs_test(dtype_test dtype_test.cc LIBS kvs_kernels)

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Selector `bits` against docs/spec/bits.md in double precision.
 #include "gmock/gmock.h"
-#include "kernels/plans/mosaickv/packed.h"
 #include "tests/kernels/codec_fixture.h"
 #include "tests/kernels/quantised_keys.h"
 #include "tests/kernels/select_fixture.h"
@@ -426,7 +425,7 @@ TEST_P(Bits, ReachesPackedRows) {
   sequence.Commit(150);
   sequence.PrefillDone();
   sequence.Settle();
-  const auto packed = PackedStorage::Parse(sequence.View(), sequence.geometry());
+  const auto packed = CodecOf(plan).parse(sequence.View(), sequence.geometry());
   ASSERT_TRUE(packed.ok()) << packed.status().ToString();
   ASSERT_GT((*packed)->end(), 5);
   const IndexLayout index = IndexOf(plan, in.g);

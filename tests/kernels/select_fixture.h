@@ -48,8 +48,8 @@ class Selecting {
       const int32_t n = std::min(chunk, end - tokens_);
       Hold(tokens_ + n);
       for (int layer = 0; layer < in_.g.layers; ++layer) {
-        selector_->Observe(Context(), layer, in_.Query(tokens_, layer, 0), QueryToken(), tokens_,
-                           n);
+        Selection ignored;
+        selector_->SelectChunk(Context(), layer, Queries(layer, n), &ignored);
       }
       tokens_ += n;
     }
@@ -60,11 +60,13 @@ class Selecting {
     tokens_ = end;
   }
   void PrefillDone() {
-    selector_->Begin(Context());
+    Begin();
     prompt_ = tokens_;
-    selector_->PrefillDone(Context());
+    if (selector_->history() != nullptr) selector_->history()->PrefillDone(Context());
   }
-  void Begin() { selector_->Begin(Context()); }
+  void Begin() {
+    if (selector_->history() != nullptr) selector_->history()->Begin(Context());
+  }
   // The selection for the token at tokens(), whose key is in its page already.
   Selection Select(int layer) {
     Hold(tokens_ + 1);
@@ -74,7 +76,7 @@ class Selecting {
   }
   void Advance(int32_t count = 1) {
     Hold(tokens_ + count);
-    selector_->Advance(count);
+    if (selector_->history() != nullptr) selector_->history()->Advance(count);
     tokens_ += count;
   }
   // A whole step of one token: the selections by layer.
@@ -87,8 +89,7 @@ class Selecting {
   }
   // Selection of the prompt chunk [tokens(), + count); false: in full.
   bool SelectChunk(int layer, int32_t count, Selection* out) {
-    return selector_->SelectChunk(Context(), layer, in_.Query(tokens_, layer, 0), QueryToken(),
-                                  tokens_, count, out);
+    return selector_->SelectChunk(Context(), layer, Queries(layer, count), out);
   }
   std::string StatusText() { return selector_->StatusText(Context()); }
   Result<InspectArray> Inspect(const std::string& name) {
@@ -130,7 +131,10 @@ class Selecting {
   Executor* executor = &InlineExecutor();
 
  private:
-  int64_t QueryToken() const { return int64_t{in_.g.layers} * in_.g.query_heads * in_.g.head_dim; }
+  PromptQueries Queries(int layer, int32_t count) const {
+    const int64_t floats = int64_t{in_.g.layers} * in_.g.query_heads * in_.g.head_dim;
+    return {in_.Query(tokens_, layer, 0), floats, tokens_, count};
+  }
   void Hold(int32_t end) {
     RunTo(held_, in_, end, 64, backend_);
     Settle(held_, backend_);

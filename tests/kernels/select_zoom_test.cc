@@ -72,7 +72,7 @@ class SpanRun {
     if (surprisal) sequence.Report(Surprisal(n));
     sequence.PrefillDone();
     Parse();
-    selector->PrefillDone(Context());
+    if (selector->history() != nullptr) selector->history()->PrefillDone(Context());
   }
   void Parse() {
     sequence.Settle();
@@ -364,7 +364,7 @@ TEST_P(Zoom, BucketsOfSpansFollowTheSentence) {
     int skipped = 0;
     for (int32_t n = 361; n <= in.n; ++n) {
       queries.push_back(n - 1);
-      run.selector->Begin(run.Context());
+      run.selector->history()->Begin(run.Context());
       run.Select(1);
       const Selection got = run.Select(1);  // selecting twice is selecting once
       ASSERT_EQ(PositionsOf(got.runs[0]), RawRows(*run.spans, n));
@@ -398,7 +398,7 @@ TEST_P(Zoom, BucketsOfSpansFollowTheSentence) {
         }
         ASSERT_EQ(got.units[row], expected) << "seed " << kSeed << " n " << n << " row " << row;
       }
-      run.selector->Advance(1);
+      run.selector->history()->Advance(1);
       run.sequence.Commit(n);
       if (run.boundary[n - 1] != 0 || queries.size() == 9) queries.clear();
     }

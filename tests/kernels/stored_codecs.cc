@@ -53,9 +53,13 @@ Plan FinePlan() {
 std::span<const StoredCodec> StoredCodecs() {
   static const StoredCodec codecs[] = {
       {"raw", CodecOf(VotePlan(CodecKind::kRaw)), VotePlan(CodecKind::kRaw), 1e-5},
+#ifndef KVS_WITHOUT_MOSAICKV
       {"packed", CodecOf(BlockPlan()), VotePlan(CodecKind::kPacked), 0.03},
       {"packed_blocks", CodecOf(BlockPlan()), BlockPlan(), 0.03},
+#endif
+#ifndef KVS_WITHOUT_SEKV
       {"lowrank", CodecOf(BucketPlan()), BucketPlan(), 0.03},
+#endif
       {"planes", CodecOf(FinePlan()), FinePlan(), 0.03, false},
       {"toy", testing::kToyCodec, VotePlan(CodecKind::kRaw), 1e-5},
   };

@@ -154,7 +154,7 @@ class ToyRecompressor final : public Recompressor {
 inline constexpr std::string_view kToyArrays[] = {"units"};
 
 inline constexpr Codec kToyCodec = {
-    .recompressor = [](const Plan&, const Geometry& geometry, std::shared_ptr<const SpanParameters>)
+    .recompressor = [](const Plan&, const Geometry& geometry, ParametersPtr)
         -> std::unique_ptr<Recompressor> { return std::make_unique<ToyRecompressor>(geometry); },
     .parse = ToyRows::Parse,
     .status =

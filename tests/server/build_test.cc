@@ -30,9 +30,8 @@ class BuildTest : public ::testing::Test {
   void Start(WorkOptions work = {}, bool gpu = false, bool codec = false) {
     StoreOptions options = SmallPools(1024, 1024);
     if (codec) {
-      options.new_recompressor =
-          [this](const Plan& plan, const Geometry& geometry,
-                 std::shared_ptr<const SpanParameters>) -> std::unique_ptr<Recompressor> {
+      options.new_recompressor = [this](const Plan& plan, const Geometry& geometry,
+                                        ParametersPtr) -> std::unique_ptr<Recompressor> {
         if (plan.codec == CodecKind::kRaw) return nullptr;
         return std::make_unique<CopyingCodec>(control_, geometry);
       };

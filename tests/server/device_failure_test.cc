@@ -21,9 +21,8 @@ class DeviceFailure : public ::testing::Test {
       EXPECT_EQ(why.reason(), "DEVICE_FAILED");
       ++told_;
     };
-    options.new_recompressor =
-        [](const Plan& plan, const Geometry& geometry,
-           std::shared_ptr<const SpanParameters>) -> std::unique_ptr<Recompressor> {
+    options.new_recompressor = [](const Plan& plan, const Geometry& geometry,
+                                  ParametersPtr) -> std::unique_ptr<Recompressor> {
       if (plan.selector != SelectorKind::kWindow) return nullptr;
       return std::make_unique<CopyingCodec>(std::make_shared<CodecControl>(), geometry);
     };

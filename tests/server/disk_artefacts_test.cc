@@ -51,7 +51,7 @@ class DiskArtefactsTest : public ::testing::Test {
     return std::make_unique<Machine>(
         options_, pages_options_, 512, gpu,
         [this](const Plan& plan, const Geometry& geometry,
-               std::shared_ptr<const SpanParameters>) -> std::unique_ptr<Recompressor> {
+               ParametersPtr) -> std::unique_ptr<Recompressor> {
           if (plan.codec == CodecKind::kRaw) return nullptr;
           return std::make_unique<CopyingCodec>(control_, geometry);
         },

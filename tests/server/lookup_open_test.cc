@@ -111,11 +111,10 @@ class LookupOpen : public ::testing::TestWithParam<const char*> {
     options.arena_bytes = 4 << 20;
     options.parameters_directory = dir_.path();
     options.parse_parameters = [](auto, auto&, auto&, auto&) {
-      return Result<SpanParameters>(SpanParameters{});
+      return Result<ParametersPtr>(std::make_shared<CodecParameters>());
     };
-    options.new_recompressor =
-        [this](const Plan& plan, const Geometry& geometry,
-               std::shared_ptr<const SpanParameters>) -> std::unique_ptr<Recompressor> {
+    options.new_recompressor = [this](const Plan& plan, const Geometry& geometry,
+                                      ParametersPtr) -> std::unique_ptr<Recompressor> {
       if (plan.codec == CodecKind::kRaw) return nullptr;
       return std::make_unique<CopyingCodec>(control_, geometry);
     };

@@ -15,8 +15,9 @@ namespace kvstrata::testing {
 namespace {
 
 TEST(ParameterFilesTest, NamesOfOtherPlacesAreRefused) {
-  ParameterFiles files(
-      {"/tmp"}, [](auto, auto&, auto&, auto&) { return Result<SpanParameters>(SpanParameters{}); });
+  ParameterFiles files({"/tmp"}, [](auto, auto&, auto&, auto&) {
+    return Result<ParametersPtr>(std::make_shared<CodecParameters>());
+  });
   Plan plan;
   EXPECT_EQ(files.Get(plan, SmallModel().geometry)->values, nullptr) << "none named";
   for (const char* name : {"/etc/passwd", "../x", "a/b", "..", ".", ".hidden", "a..b"}) {
@@ -46,11 +47,11 @@ class ParameterFolder : public ::testing::Test {
   }
   ParameterFiles::Parser Parser() {
     return [this](std::span<const std::byte> file, const std::string& name, const Geometry&,
-                  const Plan&) -> Result<SpanParameters> {
+                  const Plan&) -> Result<ParametersPtr> {
       EXPECT_GE(file.size(), 10u);
       EXPECT_EQ(name, "p.safetensors");
       ++loads_;
-      if (sound_) return SpanParameters{};
+      if (sound_) return ParametersPtr(std::make_shared<CodecParameters>());
       return InvalidArgument("PARAMETERS_INVALID", "tensor W");
     };
   }
@@ -158,9 +159,9 @@ TEST_F(ParameterFolder, NamesAreLookedForInEachFolder) {
   };
   size_t bytes = 0;
   const auto parse = [&](std::span<const std::byte> file, auto&, auto&,
-                         auto&) -> Result<SpanParameters> {
+                         auto&) -> Result<ParametersPtr> {
     bytes = file.size();
-    return SpanParameters{};
+    return ParametersPtr(std::make_shared<CodecParameters>());
   };
   plan_.lowrank.parameters = "tiny";
   const auto found = [&](const std::vector<std::string>& folders) {
@@ -188,11 +189,11 @@ TEST(ParameterFilesTest, EachIsLoadedOncePerShape) {
   std::ofstream(folder / "p.safetensors") << std::string("\2\0\0\0\0\0\0\0{}", 10);
   int loads = 0;
   ParameterFiles files(
-      {folder}, [&loads](auto, const std::string& name, auto&, auto&) -> Result<SpanParameters> {
+      {folder}, [&loads](auto, const std::string& name, auto&, auto&) -> Result<ParametersPtr> {
         EXPECT_EQ(name, "p.safetensors");
         ++loads;
         if (loads == 3) return InvalidArgument("PARAMETERS_INVALID", "tensor W");
-        return SpanParameters{};
+        return ParametersPtr(std::make_shared<CodecParameters>());
       });
   Plan plan;
   plan.lowrank.parameters = "p.safetensors";

@@ -40,9 +40,8 @@ class PrivateTest : public ::testing::TestWithParam<const char*> {
   PrivateTest() {
     StoreOptions options = SmallPools(256, 64);
     options.recompress_retry = std::chrono::microseconds(0);
-    options.new_recompressor =
-        [this](const Plan& plan, const Geometry& geometry,
-               std::shared_ptr<const SpanParameters>) -> std::unique_ptr<Recompressor> {
+    options.new_recompressor = [this](const Plan& plan, const Geometry& geometry,
+                                      ParametersPtr) -> std::unique_ptr<Recompressor> {
       if (plan.selector != SelectorKind::kWindow) return nullptr;
       return std::make_unique<CopyingCodec>(control_, geometry);
     };

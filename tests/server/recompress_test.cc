@@ -43,8 +43,7 @@ class RecompressTest : public ::testing::Test {
   void Start(WorkOptions work = {}, uint64_t device_pages = 512, uint64_t host_pages = 512) {
     StoreOptions options = SmallPools(device_pages, host_pages);
     options.recompress_retry = 50ms;
-    options.new_recompressor = [this](const Plan&, const Geometry& geometry,
-                                      std::shared_ptr<const SpanParameters>) {
+    options.new_recompressor = [this](const Plan&, const Geometry& geometry, ParametersPtr) {
       return std::make_unique<CopyingCodec>(control_, geometry);
     };
     store_ = NewStore(options);

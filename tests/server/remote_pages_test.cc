@@ -37,9 +37,8 @@ StoreOptions Pools(uint64_t pages, const std::shared_ptr<CodecControl>& control,
                    const ClusterTenants& tenants) {
   StoreOptions options = SmallPools(pages, 64);
   options.cluster_tenants = tenants;
-  options.new_recompressor =
-      [control](const Plan& plan, const Geometry& geometry,
-                std::shared_ptr<const SpanParameters>) -> std::unique_ptr<Recompressor> {
+  options.new_recompressor = [control](const Plan& plan, const Geometry& geometry,
+                                       ParametersPtr) -> std::unique_ptr<Recompressor> {
     if (plan.codec == CodecKind::kRaw) return nullptr;
     return std::make_unique<CopyingCodec>(control, geometry);
   };

@@ -28,9 +28,8 @@ class SeveralDevices : public ::testing::TestWithParam<bool> {
     device_of_.clear();
     store_.reset();
     options.on_pool_failure = [this](PoolId pool, const Status&) { told_.push_back(pool); };
-    options.new_recompressor =
-        [](const Plan& plan, const Geometry& geometry,
-           std::shared_ptr<const SpanParameters>) -> std::unique_ptr<Recompressor> {
+    options.new_recompressor = [](const Plan& plan, const Geometry& geometry,
+                                  ParametersPtr) -> std::unique_ptr<Recompressor> {
       if (plan.selector != SelectorKind::kWindow) return nullptr;
       return std::make_unique<CopyingCodec>(std::make_shared<CodecControl>(), geometry);
     };

@@ -40,9 +40,8 @@ class ExtentsTest : public ::testing::Test {
   StoreOptions Options(uint64_t device_pages, uint64_t host_pages) {
     StoreOptions options = SmallPools(device_pages, host_pages);
     options.recompress_retry = std::chrono::microseconds(0);
-    options.new_recompressor =
-        [this](const Plan& plan, const Geometry& geometry,
-               std::shared_ptr<const SpanParameters>) -> std::unique_ptr<Recompressor> {
+    options.new_recompressor = [this](const Plan& plan, const Geometry& geometry,
+                                      ParametersPtr) -> std::unique_ptr<Recompressor> {
       if (plan.selector == SelectorKind::kFull) return nullptr;
       return std::make_unique<CopyingCodec>(control_, geometry);
     };

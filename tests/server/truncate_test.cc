@@ -135,9 +135,8 @@ class TruncatePackedTest : public ::testing::Test {
  protected:
   TruncatePackedTest() {
     StoreOptions options = SmallPools(256, 256);
-    options.new_recompressor =
-        [this](const Plan& plan, const Geometry& geometry,
-               std::shared_ptr<const SpanParameters>) -> std::unique_ptr<Recompressor> {
+    options.new_recompressor = [this](const Plan& plan, const Geometry& geometry,
+                                      ParametersPtr) -> std::unique_ptr<Recompressor> {
       if (plan.selector == SelectorKind::kFull) return nullptr;
       return std::make_unique<CopyingCodec>(control_, geometry);
     };

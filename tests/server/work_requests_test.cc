@@ -23,9 +23,8 @@ class WorkRequestsTest : public ::testing::Test {
   void Start(WorkOptions work = {}, std::chrono::microseconds retry = 1h) {
     StoreOptions options = SmallPools(512, 512);
     options.recompress_retry = retry;
-    options.new_recompressor =
-        [this](const Plan& plan, const Geometry& geometry,
-               std::shared_ptr<const SpanParameters>) -> std::unique_ptr<Recompressor> {
+    options.new_recompressor = [this](const Plan& plan, const Geometry& geometry,
+                                      ParametersPtr) -> std::unique_ptr<Recompressor> {
       if (plan.selector == SelectorKind::kFull) return nullptr;
       return std::make_unique<CopyingCodec>(control_, geometry);
     };

@@ -11,11 +11,17 @@
     <- daemon. Rooms of the store are a stack (STORE): each knows those before it. Rooms of tier, work, attach, chunks
     and rpc have a row each in ALLOWED.
 
-Usage: check_layers.py ROOT. Prints every forbidden include and ends with `N passed, N failed`.
+A plan's types are its folder's: no file of the product outside of it names them, but tables that list every plan's
+(TABLES), which have ops of their own for plans that a build may leave out (OPTIONAL). Tests and benchmarks may.
+
+Usage: check_layers.py ROOT. Prints every forbidden include and name, and ends with `N passed, N failed`.
 """
+import collections
 import pathlib
 import re
 import sys
+
+import check_type_names
 
 # Rooms of server/store from the bottom up: each may include those before it, and none behind it.
 STORE = ["options", "reports", "pages", "requests", "books", "references", "prompts", "space", "codecs", "lookups",
@@ -88,7 +94,7 @@ KERNELS = [
     r"kernels/cpu/[^/]+",
     r"kernels/pages/[^/]+",
     # What a plan is made of: a header for each of its parts, in the folder of the plan that owns it.
-    r"kernels/plan/(?:plan_kinds|index_options|stored_options)\.h|kernels/plans/\w+/\w+_options\.h",
+    r"kernels/plan/(?:built_plans|plan_kinds|index_options|stored_options)\.h|kernels/plans/\w+/\w+_options\.h",
     r"kernels/cuda/batches/[^/]+",
     r"kernels/cuda/warps/[^/]+",
     r"kernels/ops/.+",
@@ -127,6 +133,11 @@ SYSTEM_FORBIDDEN = [
     (r"^(client/(?!cli|remote)|kernels|session|base)", r"^(grpc|google/protobuf|spdlog|jemalloc|torch)"),
     (r"^(?!.*\.(cu|cuh)$)(?!kernels/cuda/|tests/cuda/|bench/cuda/).*", r"^(cuda|cuda_runtime|cublas)"),
 ]
+# Plans that a build may leave out (kernels/plan/built_plans.h).
+OPTIONAL = {"mosaickv", "sekv"}
+PLAN = re.compile(r"kernels/plans/(\w+)/")
+# What lists types of plans, and which.
+TABLES = {"kernels/plan/plan.h": re.compile(r"\w+Options"), "kernels/cuda/cuda_ops.h": re.compile(r"\w+Batch")}
 INCLUDE = re.compile(r'^\s*#\s*include\s+(["<])([^">]+)[">]', re.MULTILINE)
 
 
@@ -185,6 +196,28 @@ def violations(path, text):
                 yield f"{path} includes \"{target}\", not in {allowed}"
 
 
+def types_of_plans(files):
+    """type -> the plan whose headers alone declare it; files: path -> text."""
+    declared = collections.defaultdict(set)
+    for path, text in files.items():
+        plan = PLAN.match(path)
+        if path.endswith(".h") and not path.endswith("-inl.h") and not path.startswith(("tests/", "bench/")):
+            for _, name in check_type_names.types(text):
+                declared[name].add(plan.group(1) if plan else "")
+    return {name: min(plans) for name, plans in declared.items() if len(plans) == 1 and "" not in plans}
+
+
+def foreign_names(path, text, owners):
+    """(type, plan) of what the file at `path` names and is another plan's."""
+    if path.startswith(("tests/", "bench/")):
+        return
+    own, table = PLAN.match(path), TABLES.get(path)
+    for name in sorted(set(re.findall(r"\w+", check_type_names.NOISE.sub(" ", text))) & owners.keys()):
+        listed = table and table.fullmatch(name) and not (name.endswith("Batch") and owners[name] in OPTIONAL)
+        if not (own and own.group(1) == owners[name]) and not listed:
+            yield name, owners[name]
+
+
 def sources(root):
     return [p for folder in ("base", "proto", "kernels", "session", "client", "server", "tests", "bench")
             for p in sorted((root / folder).rglob("*")) if p.suffix in (".h", ".cc", ".cu", ".cuh", ".c")]
@@ -192,10 +225,13 @@ def sources(root):
 
 def main(root):
     root = pathlib.Path(root)
-    files = sources(root)
+    files = {str(file.relative_to(root)): file.read_text() for file in sources(root)}
+    owners = types_of_plans(files)
     failed = 0
-    for file in files:
-        found = list(violations(str(file.relative_to(root)), file.read_text()))
+    for path, text in files.items():
+        found = list(violations(path, text))
+        found += [f"{path} names {name}, a type of kernels/plans/{plan}"
+                  for name, plan in foreign_names(path, text, owners)]
         failed += bool(found)
         print("\n".join(found), end="\n" if found else "")
     print(f"{len(files) - failed} passed, {failed} failed")

@@ -391,6 +391,18 @@ class Layers(Tree):
                 self.assert_fails(f"{folder}/a.cc lies on no floor", check=check_layers)
                 (self.root / folder / "a.cc").unlink()
 
+    def test_a_type_of_an_optional_plan(self):
+        self.write("kernels/plans/sekv/a.h", "namespace kvstrata {\nstruct Span {};\n}\n")
+        self.write("kernels/plans/sekv/zoom_options.h", "struct ZoomOptions {};\n")
+        self.write("kernels/plans/sekv/gpu/a.cc", "Span span;\n")
+        self.write("kernels/plan/plan.h", "ZoomOptions zoom;  // Span\n")
+        self.assert_passes(check_layers)
+        for path in ("kernels/plan/plan.h", "kernels/plans/quest/a.cc", "server/work/a.cc"):
+            with self.subTest(path):
+                self.write(path, "const Span* span;\n")
+                self.assert_fails(f"{path} names Span, a type of kernels/plans/sekv", check=check_layers)
+                (self.root / path).unlink()
+
     def test_an_include_down_the_rooms(self):
         for path, target in (("server/store/store.cc", "server/store/openings/a.h"),
                              ("server/store/books/a.cc", "server/store/options/b.h"),

@@ -30,9 +30,6 @@ class BitsSelector final : public Selector {
         most_(plan.bits.budget / plan.bits.run),
         missed_(BitsMissed(plan, group)) {}
 
-  void Begin(const SelectContext&) override {}
-  void PrefillDone(const SelectContext&) override {}
-
   void Select(const SelectContext& context, int layer, const float* q, Selection* out) override {
     const int32_t n = context.view.tokens + 1;
     const cuda::Candidates candidates = cuda::CandidatesOf(rule_, n);

@@ -151,13 +151,16 @@ struct PageList {
   std::vector<CoarseRun> rest;
 };
 
-class CascadeSelector final : public Selector {
+class CascadeSelector final : public Selector, private SelectorHistory {
  public:
   CascadeSelector(const Plan& plan, const Geometry& geometry)
       : plan_(plan),
         lists_a_layer_(plan.cascade.lists == CascadeOptions::Lists::kHead ? geometry.kv_heads : 1),
         lists_(IsOfModel() ? 1 : geometry.layers * lists_a_layer_),
         layers_(geometry.layers) {}
+
+  SelectorHistory* history() override { return this; }
+  CascadeTrigger& trigger() { return trigger_; }
 
   void Begin(const SelectContext& context) override {
     scored_bytes_ = 0;
@@ -169,15 +172,13 @@ class CascadeSelector final : public Selector {
 
   void PrefillDone(const SelectContext& context) override {
     trigger_.PromptDone(context.view.tokens);
-    SelectionDue(context, context.view.tokens);
+    if (context.backend != nullptr) SelectionDue(context, context.view.tokens);
   }
 
   void Truncate(int32_t tokens) override {
     trigger_.Truncate(plan_, tokens);
     if (plan_.cascade.by_query && queried_at_ >= tokens) SetDue();
   }
-
-  CascadeTrigger* trigger() override { return &trigger_; }
 
   void Select(const SelectContext& context, int layer, const float* q, Selection* out) override {
     const int32_t n = context.view.tokens + 1;
@@ -454,6 +455,10 @@ SelectionRule CascadeRule(const Plan& plan, int32_t tokens) {
     rule.cpu_rows = 570;
   }
   return rule;
+}
+
+CascadeTrigger& CascadeTriggerOf(Selector& selector) {
+  return static_cast<CascadeSelector&>(selector).trigger();
 }
 
 std::unique_ptr<Selector> NewCascadeSelector(const Plan& plan, const Geometry& geometry) {

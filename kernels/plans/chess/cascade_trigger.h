@@ -14,6 +14,8 @@
 
 namespace kvstrata {
 
+class Selector;  // kernels/select/selector.h
+
 class CascadeTrigger {
  public:
   // The prompt is complete at `tokens`: a selection is due.
@@ -49,6 +51,9 @@ class CascadeTrigger {
   bool outdated_ = false;  // the last selection saw tokens that were taken back
   uint64_t selection_id_ = 0;
 };
+
+// REQUIRES: of plans whose selector is cascade.
+CascadeTrigger& CascadeTriggerOf(Selector& selector);
 
 }  // namespace kvstrata
 

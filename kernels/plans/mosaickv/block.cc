@@ -11,6 +11,7 @@
 #include <algorithm>
 
 #include "kernels/plans/mosaickv/block_ranges.h"
+#include "kernels/plans/mosaickv/rotated_works.h"
 #include "kernels/rows/score_works.h"
 #include "kernels/segment/index_rows.h"
 #include "kernels/select/no_inspection.h"
@@ -39,9 +40,6 @@ struct RawBlocks {
 class RawBlockSelector final : public Selector {
  public:
   explicit RawBlockSelector(const Plan& plan) : plan_(plan) {}
-
-  void Begin(const SelectContext&) override {}
-  void PrefillDone(const SelectContext&) override {}
 
   void Select(const SelectContext& context, int layer, const float* q, Selection* out) override {
     const int32_t n = context.view.tokens + 1;
@@ -91,9 +89,6 @@ class PackedBlockSelector final : public Selector {
  public:
   explicit PackedBlockSelector(const Plan& plan) : plan_(plan) {}
 
-  void Begin(const SelectContext&) override {}
-  void PrefillDone(const SelectContext&) override {}
-
   void Select(const SelectContext& context, int layer, const float* q, Selection* out) override {
     const int32_t n = context.view.tokens + 1;
     const PackedStorage* packed = PackedOf(context);
@@ -139,11 +134,11 @@ class PackedBlockSelector final : public Selector {
           w.scale = g.logit_scale();
           w.out_query = count;
         }
-        works_.AddRotated(w, own.r_k, g.head_dim);
+        works_.Add(w, own.r_k, {.q = w.q, .rows = w.queries, .dim = g.head_dim});
         bytes += w.units.end * w.rows.stride;
       }
     }
-    works_.Score(*context.backend, *context.executor);
+    works_.Run(*context.backend, *context.executor);
     if (plan_.block.group_softmax) SumGroups(context);
     return bytes;
   }
@@ -208,7 +203,7 @@ class PackedBlockSelector final : public Selector {
   std::vector<BlockRanges> ranges_;  // by KV head
   // By KV head the scores of its blocks: the maximum over the group, or the sum of softmaxes.
   std::vector<std::vector<float>> scores_;
-  ScoreWorks works_;
+  PackedScores works_;
   std::vector<float> sums_;
 };
 
@@ -238,14 +233,13 @@ SelectionRule BlockRule(const Plan& plan, int32_t tokens) {
   return rule;
 }
 
-// Over packed segments what is read depends on them.
-bool BlockInFull(const Plan& plan, int32_t n) {
-  return plan.codec != CodecKind::kPacked && RawBlocks(plan, n).in_full;
-}
+bool RawBlocksInFull(const Plan& plan, int32_t n) { return RawBlocks(plan, n).in_full; }
 
-std::unique_ptr<Selector> NewBlockSelector(const Plan& plan, const Geometry&) {
-  if (plan.codec == CodecKind::kPacked) return std::make_unique<PackedBlockSelector>(plan);
+std::unique_ptr<Selector> NewRawBlockSelector(const Plan& plan, const Geometry&) {
   return std::make_unique<RawBlockSelector>(plan);
+}
+std::unique_ptr<Selector> NewPackedBlockSelector(const Plan& plan, const Geometry&) {
+  return std::make_unique<PackedBlockSelector>(plan);
 }
 
 }  // namespace kvstrata

@@ -11,6 +11,7 @@
 #include "base/sync.h"
 #include "kernels/codec/head_loop.h"
 #include "kernels/cuda/device_buffer.h"
+#include "kernels/plans/mosaickv/ops/packed_cuda_ops.h"
 #include "kernels/plans/mosaickv/packed_places.h"
 
 namespace kvstrata {
@@ -152,6 +153,7 @@ class CudaPacker final : public SegmentPacker {
 
   Status Begin(const RecompressInput& input) const;
   Status Check(int code, const char* what) const { return CudaStatus(ops_, code, what); }
+  const cuda::PackedOps& packed_ops() const { return OpsOf<cuda::PackedOps>(ops_.packed); }
   // Remembers where memory was short.
   template <typename T>
   Result<T> Noting(Result<T> result) const KVS_REQUIRES(mu_);
@@ -289,7 +291,7 @@ Status CudaPacker::FindRotations(const Geometry& g, const PagesOfRun& rows, int6
   const uint64_t counters = arrays.Add<uint32_t>(count);
   const uint64_t matrices = arrays.Add<double>(count * plans.square);
   const uint64_t values = arrays.Add<float>(count * g.head_dim);
-  const uint64_t partial = arrays.Add<std::byte>(ops_.covariance_workspace_bytes(sums));
+  const uint64_t partial = arrays.Add<std::byte>(packed_ops().covariance_workspace_bytes(sums));
   const uint64_t rotating = arrays.Add<std::byte>(ops_.eigen_workspace_bytes(eigen));
   KVS_RETURN_IF_ERROR(scratch_.Reserve(ops_, arrays.bytes()));
   const uint64_t base = AddressOf(scratch_.as<std::byte>());
@@ -313,7 +315,7 @@ Status CudaPacker::FindRotations(const Geometry& g, const PagesOfRun& rows, int6
   sums.items = reinterpret_cast<const CovarianceItem*>(base + sum_items);
   sums.counters = reinterpret_cast<uint32_t*>(base + counters);
   sums.workspace = reinterpret_cast<float*>(base + partial);
-  KVS_RETURN_IF_ERROR(Check(ops_.covariance(sums, stream_), "op covariance"));
+  KVS_RETURN_IF_ERROR(Check(packed_ops().covariance(sums, stream_), "op covariance"));
   eigen.items = reinterpret_cast<const EigenItem*>(base + eigen_items);
   eigen.workspace = reinterpret_cast<float*>(base + rotating);
   return Check(ops_.eigen(eigen, stream_), "op eigen");
@@ -408,7 +410,7 @@ Result<double> CudaPacker::PackRows(const Geometry& g, const Plan& plan, const S
   const std::span lost(staging_.At<PackLoss>(losses), static_cast<size_t>(items * chunks));
   KVS_RETURN_IF_ERROR(Upload(base, std::span<const std::byte>(staging_.At<std::byte>(0), losses)));
   pack.items = reinterpret_cast<const RotatePackItem*>(base + pack_items);
-  KVS_RETURN_IF_ERROR(Check(ops_.rotate_pack(pack, stream_), "op rotate_pack"));
+  KVS_RETURN_IF_ERROR(Check(packed_ops().rotate_pack(pack, stream_), "op rotate_pack"));
   KVS_RETURN_IF_ERROR(Check(ops_.copy_async(lost.data(), reinterpret_cast<void*>(base + losses),
                                             lost.size_bytes(), stream_),
                             "copying losses"));

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "kernels/codec/head_loop.h"
+#include "kernels/plans/mosaickv/ops/packed_ops.h"
 #include "kernels/plans/mosaickv/packed_places.h"
 #include "kernels/plans/mosaickv/segment_packer.h"
 
@@ -31,7 +32,7 @@ double Rotation(const RecompressInput& input, const PagedRows& rows, Run tokens,
   const auto dim = static_cast<size_t>(rows.dim);
   std::vector<double> covariance(dim * dim);
   const CovarianceWork sum{rows, tokens, covariance.data(), false};
-  input.backend->covariance(&sum, 1, InlineExecutor());
+  OpsOf<PackedOps>(input.backend->packed).covariance(&sum, 1, InlineExecutor());
   values->resize(dim);
   const EigenWork eigen{covariance.data(), rows.dim, values->data(), vectors};
   input.backend->eigen(&eigen, 1, InlineExecutor());
@@ -88,7 +89,8 @@ void PackHead(const RecompressInput& input, const Geometry& geometry, const Head
   blocks.out = out->At<std::byte>(e.blocks);
   blocks.relative_error = nullptr;
   works.push_back(blocks);
-  input.backend->rotate_pack(works.data(), static_cast<int64_t>(works.size()), InlineExecutor());
+  OpsOf<PackedOps>(input.backend->packed)
+      .rotate_pack(works.data(), static_cast<int64_t>(works.size()), InlineExecutor());
   for (size_t i = 0; i < runs.size(); ++i) errors[i] += lost[2 * i] + lost[2 * i + 1];
 }
 

@@ -6,9 +6,11 @@
 #include <algorithm>
 #include <atomic>
 
-#include "kernels/codec/codec.h"
+#include "kernels/plan/plan_needs.h"
+#include "kernels/plans/mosaickv/cuda_packer.h"
 #include "kernels/plans/mosaickv/loss_limit.h"
 #include "kernels/plans/mosaickv/packed_layout.h"
+#include "kernels/plans/mosaickv/packed_recompressor.h"
 
 namespace kvstrata {
 namespace {
@@ -101,19 +103,6 @@ std::string PackedText(const Plan& plan, int32_t due, const PackedStorage* packe
   return text;
 }
 
-// Generated tokens wait for a whole buffer, and that for its turn.
-std::string PackedStatus(const CodecProgress& p) {
-  const int32_t due = std::max(p.prompt_tokens, p.tokens - 2 * p.plan.packed.buffer);
-  return PackedText(p.plan, due, PackedOf(p.stored));
-}
-
-// Bytes of a packed row over those of a raw one: elements, and a bit for each channel.
-CodecCost PackedCost(const Plan& plan, const Geometry& g) {
-  const double dim = g.head_dim;
-  const double keep = plan.packed.search || plan.packed.keep == 0 ? dim / 4 : plan.packed.keep;
-  return {(2 * keep + dim / 8) / (2 * dim), 34, 3420};
-}
-
 int32_t PackedStorage::BlockCount(int layer, int kv_head) const {
   int32_t count = 0;
   for (size_t s = 0; s < segments_.size(); ++s) {
@@ -123,5 +112,61 @@ int32_t PackedStorage::BlockCount(int layer, int kv_head) const {
   }
   return count;
 }
+
+// --- the codec's row
+
+namespace {
+
+constexpr std::string_view kArrays[] = {"eigenvalues", "rotated_rows", "packed_rows", "segments",
+                                        "strategies"};
+constexpr std::string_view kDeviceArrays[] = {"segments", "strategies"};
+
+int64_t ArraysEnd(const ExtentFront& front) {
+  const ExtentHeader h = front.header();
+  if (static_cast<ExtentKind>(h.kind) != ExtentKind::kPackedSegment) return 0;
+  const auto info = front.At<PackedInfo>(kPackedInfoAt);
+  const int64_t heads = int64_t{h.layers} * h.kv_heads;
+  const int64_t entries = front.EndOf(kPackedEntriesAt, heads, sizeof(PackedEntry));
+  if (info.buffer <= 0) return entries;
+  const int32_t flushes = (h.end - h.begin) / info.buffer;
+  return std::max(entries, front.EndOf(info.flushes, flushes, sizeof(double)));
+}
+
+// Generated tokens wait for a whole buffer, and that for its turn.
+std::string StatusOf(const CodecProgress& p) {
+  const int32_t due = std::max(p.prompt_tokens, p.tokens - 2 * p.plan.packed.buffer);
+  return PackedText(p.plan, due, PackedOf(p.stored));
+}
+
+// Bytes of a packed row over those of a raw one: elements, and a bit for each channel.
+CodecCost CostOfRow(const Plan& plan, const Geometry& g) {
+  const double dim = g.head_dim;
+  const double keep = plan.packed.search || plan.packed.keep == 0 ? dim / 4 : plan.packed.keep;
+  return {(2 * keep + dim / 8) / (2 * dim), 34, 3420};
+}
+
+}  // namespace
+
+constinit const Codec kPackedCodec = {
+    .needs = kNeedPrefillDone,
+    .recompressor = [](const Plan& plan, const Geometry& geometry,
+                       ParametersPtr) { return NewPackedRecompressor(plan, geometry); },
+    .gpu_packer = [](const cuda::CudaOps& ops, int device) -> Result<std::unique_ptr<GpuPacker>> {
+      KVS_ASSIGN_OR_RETURN(std::unique_ptr<GpuPacker> packer, NewCudaPacker(ops, device));
+      return packer;
+    },
+    .parse = ParseAs<PackedStorage>,
+    .arrays_end = ArraysEnd,
+    // Other selectors attend in full by themselves until rows are packed.
+    .why_raw =
+        [](const Plan& plan, const SelectContext&) {
+          return plan.selector == SelectorKind::kBlock ? PackedText(plan, 0, nullptr) : "";
+        },
+    .status = StatusOf,
+    .arrays = kArrays,
+    .device_arrays = kDeviceArrays,
+    .inspect = InspectPacked,
+    .cost = CostOfRow,
+};
 
 }  // namespace kvstrata

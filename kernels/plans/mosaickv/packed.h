@@ -21,13 +21,11 @@
 #include "kernels/codec/extent.h"
 #include "kernels/pages/inspect_array.h"
 #include "kernels/plan/plan.h"
+#include "kernels/plans/mosaickv/ops/packed_ops.h"
 #include "kernels/rows/select_context.h"
 #include "kernels/rows/stored_rows.h"
 
 namespace kvstrata {
-
-struct CodecCost;      // codec.h
-struct CodecProgress;  // codec.h
 
 // One (layer, KV head) of one extent.
 struct PackedHead {
@@ -106,9 +104,6 @@ inline const PackedStorage* PackedOf(const SelectContext& context) {
 // tokens are to be packed; else "". `packed` null: nothing is packed (yet).
 std::string PackedText(const Plan& plan, int32_t due, const PackedStorage* packed);
 
-// For the codec's row (codec.h): the status of a sequence, and what a row costs.
-std::string PackedStatus(const CodecProgress& progress);
-CodecCost PackedCost(const Plan& plan, const Geometry& geometry);
 // Arrays of tests/golden/README.md: "eigenvalues", "rotated_rows" and "packed_rows" (first segment,
 // layer 0, head 0; rotated rows need the raw pages), "segments" (flat start, stop, final),
 // "strategies" [segments][layers * kv_heads][3] (extents of a segment are one), "packed_bytes" i32

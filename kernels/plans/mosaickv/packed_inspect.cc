@@ -5,6 +5,7 @@
 
 #include "kernels/codec/row_floats.h"
 #include "kernels/pages/inspect_array.h"
+#include "kernels/plans/mosaickv/ops/packed_ops.h"
 #include "kernels/plans/mosaickv/packed.h"
 
 namespace kvstrata {
@@ -30,7 +31,7 @@ Result<InspectArray> RotatedRowsOf(const SelectContext& context, const PackedSto
     WidenRow(keys, t, x.data() + int64_t{t} * dim);
   }
   const RotateWork work{packed.head(0, 0, 0).r_k, dim, false, x.data(), dim, n, rotated.data()};
-  context.backend->rotate(&work, 1, InlineExecutor());
+  OpsOf<PackedOps>(context.backend->packed).rotate(&work, 1, InlineExecutor());
   return ArrayOf(InspectArray::Type::kF32, {n, dim}, rotated);
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/plans/mosaickv/packed.h"
+#include "kernels/plans/mosaickv/rotated_works.h"
 
 namespace kvstrata {
 namespace {
@@ -51,7 +52,9 @@ void PackedStorage::AddSlice(const Selection&, const StoredSlice& slice, std::sp
   w.r_v = own.r_v;
   w.runs = runs.data();
   w.run_count = static_cast<int32_t>(runs.size());
-  works->AddRotated(w, own.r_k, tile);
+  w.q_token = int64_t{tile.group} * tile.dim;
+  works->Of<PackedAttends>().Add(w, own.r_k,
+                                 {tile.q, tile.queries, tile.group, tile.dim, tile.q_token});
 }
 
 void PackedStorage::CountReads(const HeadReads& reads, ReadCost* cost) const {
@@ -64,6 +67,7 @@ void PackedStorage::CountReads(const HeadReads& reads, ReadCost* cost) const {
 }
 
 void PackedStorage::AddScores(const KeyScores& scores, ScoreWorks* works) const {
+  auto& packed = works->Of<PackedScores>();
   for (size_t s = 0; s < segments_.size(); ++s) {
     const Run segment = segments_[s].tokens;
     const Run tokens{std::max(segment.begin, scores.range.begin),
@@ -79,7 +83,7 @@ void PackedStorage::AddScores(const KeyScores& scores, ScoreWorks* works) const 
       w.scale = scores.scale;
       w.out = scores.out + (t - scores.range.begin);
       w.out_query = scores.out_query;
-      works->AddRotated(w, own.r_k, geometry_.head_dim);
+      packed.Add(w, own.r_k, {.q = w.q, .rows = w.queries, .dim = geometry_.head_dim});
     }
   }
 }

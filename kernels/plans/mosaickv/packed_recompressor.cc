@@ -96,7 +96,8 @@ class PackedRecompressor final : public Recompressor {
     KVS_ASSIGN_OR_RETURN(const PackedState state, ReadState(input.view, geometry_));
     const Work work = NextWork(input, state);
     released_ = released_ || input.prompt_tokens >= 0;
-    const SegmentPacker& packer = input.gpu_packer == nullptr ? HostPacker() : *input.gpu_packer;
+    const SegmentPacker* const on_gpu = OnGpu(input);
+    const SegmentPacker& packer = on_gpu == nullptr ? HostPacker() : *on_gpu;
     switch (work.unit) {
       case Unit::kPrompt:
       case Unit::kClose:
@@ -182,6 +183,11 @@ class PackedRecompressor final : public Recompressor {
     return {Unit::kRelease, {0, s.final_end}};
   }
 
+  // That of this codec's row.
+  static const SegmentPacker* OnGpu(const RecompressInput& input) {
+    return static_cast<const SegmentPacker*>(input.gpu_packer);
+  }
+
   // Where plans and open extents are made already, they must lie there too. What is closed at once
   // may need more memory than a GPU has to spare.
   bool PacksInPlace(const RecompressInput& input, const PackedState& s, const Work& work) const {
@@ -193,7 +199,7 @@ class PackedRecompressor final : public Recompressor {
         !std::all_of(extents + s.final_count, extents + input.view.extent_count, is_on_device)) {
       return false;
     }
-    return input.gpu_packer->Packs(input, geometry_, plan_, work.tokens);
+    return OnGpu(input)->Packs(input, geometry_, plan_, work.tokens);
   }
 
   bool MustClose(const PackedState& s) const {

@@ -53,10 +53,8 @@ struct PackedBytes {
   PackedInfo info = {};  // with `loss` up to the end of these rows
 };
 
-class SegmentPacker {
+class SegmentPacker : public GpuPacker {
  public:
-  virtual ~SegmentPacker() = default;
-
   // Whether it packs the raw rows of `tokens`, as they lie, by this plan.
   virtual bool Packs(const RecompressInput& input, const Geometry& geometry, const Plan& plan,
                      Run tokens) const = 0;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels/pages/element.h"
+#include "kernels/plans/mosaickv/ops/packed_ops.h"
 
 namespace kvstrata {
 namespace {
@@ -35,7 +36,7 @@ bool ChannelsFit(const RotatedRows& x, Run run, const PackedRows& format, double
     work.out = scratch.data();
     work.energy = &tile_energy;
     work.kept = &tile_kept;
-    backend.rotate_pack(&work, 1, InlineExecutor());
+    OpsOf<PackedOps>(backend.packed).rotate_pack(&work, 1, InlineExecutor());
     energy += tile_energy;
     kept += tile_kept;
     if (energy - kept > limit * limit * x.energy * kEnergySlack) return false;

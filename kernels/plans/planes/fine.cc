@@ -15,9 +15,6 @@ class FineSelector final : public Selector {
  public:
   explicit FineSelector(const Plan& plan) : plan_(plan) {}
 
-  void Begin(const SelectContext&) override {}
-  void PrefillDone(const SelectContext&) override {}
-
   void Select(const SelectContext& context, int, const float*, Selection* out) override {
     const int32_t n = context.view.tokens + 1;
     if (AttendsInFull(plan_, n)) return out->SetFull(n);

@@ -10,6 +10,8 @@
 #include <cstring>
 
 #include "kernels/codec/head_loop.h"
+#include "kernels/plan/plan_needs.h"
+#include "kernels/plans/planes/planes.h"
 #include "kernels/plans/planes/planes_layout.h"
 
 namespace kvstrata {
@@ -189,5 +191,26 @@ std::unique_ptr<Recompressor> NewPlanesRecompressor(const Plan& plan, const Geom
                                                     int64_t extent_bytes) {
   return std::make_unique<PlanesRecompressor>(plan, geometry, extent_bytes);
 }
+
+// --- the codec's row
+
+namespace {
+constexpr std::string_view kArrays[] = {"upper", "lower"};
+}
+
+constinit const Codec kPlanesCodec = {
+    .needs = kNeedPrefillDone,
+    .whole_units = true,
+    .recompressor = [](const Plan& plan, const Geometry& geometry,
+                       ParametersPtr) { return NewPlanesRecompressor(plan, geometry); },
+    .parse = ParseAs<PlanesStorage>,
+    .arrays_end = [](const ExtentFront&) -> int64_t { return 0; },  // its numbers are in the front
+    // Rows that wait are attended.
+    .why_raw = [](const Plan&, const SelectContext&) { return std::string(); },
+    .status = [](const CodecProgress&) { return std::string(); },
+    .arrays = kArrays,
+    .inspect = InspectPlanes,
+    .cost = PlanesCost,
+};
 
 }  // namespace kvstrata

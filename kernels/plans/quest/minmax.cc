@@ -23,9 +23,6 @@ class MinMaxSelector final : public Selector {
         softmax_(plan.minmax.group_softmax),
         rest_(plan.index.rest != RestKind::kDrop) {}
 
-  void Begin(const SelectContext&) override {}
-  void PrefillDone(const SelectContext&) override {}
-
   void Select(const SelectContext& context, int layer, const float* q, Selection* out) override {
     const int32_t n = context.view.tokens + 1;
     const cuda::Candidates pages = cuda::CandidatesOf(rule_, n);

@@ -8,9 +8,11 @@
 #include <cmath>
 #include <string>
 
-#include "kernels/codec/codec.h"
 #include "kernels/codec/head_loop.h"
+#include "kernels/plan/plan_needs.h"
 #include "kernels/plans/sekv/lowrank_layout.h"
+#include "kernels/plans/sekv/lowrank_recompressor.h"
+#include "kernels/plans/sekv/span_rows.h"
 #include "kernels/segment/span_rule.h"
 
 namespace kvstrata {
@@ -261,12 +263,6 @@ std::string MaxLossText(const Plan& plan, const Geometry& geometry, const SpanSt
          " lose more than max_loss there";
 }
 
-std::string SpanStatus(const CodecProgress& p) {
-  return MaxLossText(p.plan, p.geometry, SpansOf(p.stored));
-}
-
-CodecCost SpanCost(const Plan&, const Geometry&) { return {1, 28, 3420}; }
-
 int32_t SpanStorage::raw_rows() const {
   int32_t rows = 0;
   for (const Part& p : parts_) rows += p.raw_count;
@@ -334,5 +330,65 @@ const float* SpanStorage::InverseNorms(int part, int layer, int query_head) cons
   const Layout& l = *layouts_[static_cast<size_t>(part)];
   return l.inverse_norms + (int64_t{layer} * geometry_.query_heads + query_head) * l.span_count;
 }
+
+// --- the codec's row
+
+namespace {
+
+constexpr std::string_view kArrays[] = {"anchors", "raw",    "spans",     "k_mean",   "v_mean",
+                                        "k_rank",  "v_rank", "k_longest", "v_longest"};
+constexpr std::string_view kDeviceArrays[] = {"anchors", "raw", "spans", "k_rank", "v_rank"};
+
+int64_t ArraysEnd(const ExtentFront& front) {
+  const ExtentHeader h = front.header();
+  switch (static_cast<ExtentKind>(h.kind)) {
+    case ExtentKind::kSpanSummary: {
+      const auto info = front.At<SpanInfo>(kSpanInfoAt);
+      return std::max(front.EndOf(info.spans, info.span_count, 2 * sizeof(int32_t)),
+                      front.EndOf(info.anchors, info.anchor_count, sizeof(int32_t)));
+    }
+    case ExtentKind::kSpanFactors: {
+      const auto info = front.At<FactorsInfo>(kSpanInfoAt);
+      int64_t entries = 0;
+      const int64_t heads = int64_t{h.layers} * h.kv_heads;
+      if (__builtin_mul_overflow(heads, int64_t{info.span_count}, &entries)) entries = -1;
+      return front.EndOf(info.entries, entries, sizeof(FactorEntry));
+    }
+    case ExtentKind::kRawRows: {
+      const auto info = front.At<RawRowsInfo>(kSpanInfoAt);
+      return front.EndOf(info.positions, info.raw_count, sizeof(int32_t));
+    }
+    default:
+      return 0;
+  }
+}
+
+}  // namespace
+
+constinit const Codec kLowRankCodec = {
+    .needs = kNeedPrefillDone | kNeedSurprisal,
+    .whole_units = true,
+    .recompressor =
+        [](const Plan& plan, const Geometry& geometry, ParametersPtr parameters) {
+          return NewSpanRecompressor(plan, geometry,
+                                     std::static_pointer_cast<const SpanParameters>(parameters));
+        },
+    .parameters = [](std::span<const std::byte> file, const std::string& name,
+                     const Geometry& geometry, const Plan& plan) -> Result<ParametersPtr> {
+      KVS_ASSIGN_OR_RETURN(SpanParameters values, ParseSpanParameters(file, name, geometry, plan));
+      return ParametersPtr(std::make_shared<const SpanParameters>(std::move(values)));
+    },
+    .parse = ParseAs<SpanStorage>,
+    .arrays_end = ArraysEnd,
+    .why_raw = WhyNoSpans,
+    .status =
+        [](const CodecProgress& p) { return MaxLossText(p.plan, p.geometry, SpansOf(p.stored)); },
+    .arrays = kArrays,
+    .device_arrays = kDeviceArrays,
+    .inspect = InspectSpans,
+    .cost = [](const Plan&, const Geometry&) -> CodecCost {
+      return {1, 28, 3420};
+    },
+};
 
 }  // namespace kvstrata

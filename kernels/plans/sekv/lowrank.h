@@ -21,13 +21,11 @@
 #include "kernels/codec/extent.h"
 #include "kernels/pages/inspect_array.h"
 #include "kernels/plan/plan.h"
+#include "kernels/plans/sekv/ops/span_ops.h"
 #include "kernels/rows/select_context.h"
 #include "kernels/rows/stored_rows.h"
 
 namespace kvstrata {
-
-struct CodecCost;      // codec.h
-struct CodecProgress;  // codec.h
 
 class SpanStorage final : public StoredRows {
  public:
@@ -127,9 +125,6 @@ bool OutgrowsRows(const Plan& plan, int32_t tokens);
 // nothing is compressed.
 std::string MaxLossText(const Plan& plan, const Geometry& geometry, const SpanStorage* spans);
 
-// For the codec's row (codec.h): the status of a sequence, and what a row costs.
-std::string SpanStatus(const CodecProgress& progress);
-CodecCost SpanCost(const Plan& plan, const Geometry& geometry);
 // Arrays of tests/golden/README.md: "anchors", "raw", "spans", "k_mean", "v_mean", "k_rank",
 // "v_rank", "k_longest", "v_longest".
 Result<InspectArray> InspectSpans(const SelectContext& context, std::string_view name);

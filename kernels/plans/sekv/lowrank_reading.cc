@@ -4,11 +4,43 @@
 #include <vector>
 
 #include "kernels/plans/sekv/lowrank.h"
+#include "kernels/plans/sekv/ops/span_ops.h"
 
 namespace kvstrata {
 namespace {
 
 enum PartKind : int32_t { kRawRows, kFactors, kMeans };
+
+// Items of op attend_lowrank and the factors that they attend.
+class LowRankWorks final : public CodecWorks {
+ public:
+  // Spans of an item: those that are added from FirstSpan() on until its Add.
+  size_t FirstSpan() const { return spans_.size(); }
+  void AddSpan(const LowRankSpan& span) { spans_.push_back(span); }
+  void Add(AttendLowRankWork work, size_t first_span) {
+    work.span_count = static_cast<int32_t>(spans_.size() - first_span);
+    works_.push_back(work);
+    first_span_.push_back(first_span);
+  }
+
+  void Clear() override {
+    spans_.clear();
+    works_.clear();
+    first_span_.clear();
+  }
+
+  void Run(const Backend& backend, Executor& executor) override {
+    if (works_.empty()) return;
+    for (size_t i = 0; i < works_.size(); ++i) works_[i].spans = spans_.data() + first_span_[i];
+    OpsOf<SpanOps>(backend.lowrank)
+        .attend_lowrank(works_.data(), static_cast<int64_t>(works_.size()), executor);
+  }
+
+ private:
+  std::vector<LowRankSpan> spans_;
+  std::vector<AttendLowRankWork> works_;
+  std::vector<size_t> first_span_;  // in spans_, which moves while it grows
+};
 
 // out[i] = scale * q.k of row i of a span.
 void ScoreFactors(const LowRankRows& rows, int32_t n, const float* q, int32_t dim, float scale,
@@ -41,7 +73,7 @@ void AddRawRows(const SpanStorage& spans, int part, const QueryTile& tile, Atten
 }
 
 void AddFactors(const SpanStorage& spans, const Selection& selection, int part,
-                const QueryTile& tile, AttendWorks* works) {
+                const QueryTile& tile, LowRankWorks* works) {
   const SpanStorage::Part& range = spans.parts()[static_cast<size_t>(part)];
   const auto& lists = selection.units;
   ForHeads(lists.size(), tile, [&](const QueryTile& heads, size_t list) {
@@ -101,7 +133,7 @@ void SpanStorage::AddSlice(const Selection& selection, const StoredSlice& slice,
     case kRawRows:
       return AddRawRows(*this, slice.source, tile, works);
     case kFactors:
-      return AddFactors(*this, selection, slice.source, tile, works);
+      return AddFactors(*this, selection, slice.source, tile, &works->Of<LowRankWorks>());
     default:
       return AddMeans(*this, selection, slice.source, tile, works);
   }

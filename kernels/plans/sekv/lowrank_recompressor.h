@@ -5,8 +5,8 @@
 
 #include <memory>
 
-#include "kernels/codec/codec.h"
 #include "kernels/codec/extent_bytes.h"
+#include "kernels/plans/sekv/span_parameters.h"
 
 namespace kvstrata {
 

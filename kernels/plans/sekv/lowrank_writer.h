@@ -6,7 +6,7 @@
 
 #include <vector>
 
-#include "kernels/codec/codec.h"
+#include "kernels/plans/sekv/span_parameters.h"
 
 namespace kvstrata {
 

@@ -15,13 +15,15 @@
 namespace kvstrata {
 namespace {
 
-class SpanBucketSelector final : public Selector {
+class SpanBucketSelector final : public Selector, private SelectorHistory {
  public:
   SpanBucketSelector(const Plan& plan, const Geometry& geometry)
       : plan_(plan),
         geometry_(geometry),
         group_(plan.bucket.per_query_head ? 1 : geometry.group()),
         queries_(geometry, plan.bucket.max_length) {}
+
+  SelectorHistory* history() override { return this; }
 
   void PrefillDone(const SelectContext& context) override { queries_.Start(context.prompt_tokens); }
   void Begin(const SelectContext& context) override {

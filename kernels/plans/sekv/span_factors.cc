@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "kernels/codec/row_floats.h"
+#include "kernels/plans/sekv/ops/span_ops.h"
 #include "kernels/plans/sekv/span_gates.h"
 #include "kernels/segment/span_rule.h"
 
@@ -61,7 +62,7 @@ Spectrum Decompose(const std::vector<float>& x, int32_t n, int32_t dim, int32_t 
   d.s.resize(static_cast<size_t>(rank));
   d.vt.resize(static_cast<size_t>(rank) * static_cast<size_t>(dim));
   const SvdWork work{x.data(), n, dim, rank, d.u.data(), d.s.data(), d.vt.data()};
-  backend.svd(&work, 1, InlineExecutor());
+  OpsOf<SpanOps>(backend.lowrank).svd(&work, 1, InlineExecutor());
   return d;
 }
 

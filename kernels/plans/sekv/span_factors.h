@@ -10,7 +10,7 @@
 #include <span>
 #include <vector>
 
-#include "kernels/codec/codec.h"
+#include "kernels/plans/sekv/span_parameters.h"
 
 namespace kvstrata {
 

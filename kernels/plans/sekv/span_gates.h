@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-#include "kernels/codec/codec.h"
+#include "kernels/plans/sekv/span_parameters.h"
 
 namespace kvstrata {
 

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Trained SeKV parameters from a safetensors file.
+#include "kernels/plans/sekv/span_parameters.h"
+
 #include <cstring>
-#include <string>
 
 #include "base/safetensors.h"
-#include "kernels/codec/codec.h"
 
 namespace kvstrata {
 namespace {

@@ -39,9 +39,6 @@ class ZoomSelector final : public Selector {
   ZoomSelector(const Plan& plan, const Geometry& geometry)
       : plan_(plan), geometry_(geometry), kept_(geometry.layers) {}
 
-  void Begin(const SelectContext&) override {}
-  void PrefillDone(const SelectContext&) override {}
-
   void Select(const SelectContext& context, int layer, const float* q, Selection* out) override {
     const int32_t n = context.view.tokens + 1;
     const SpanStorage* const spans = SpansOf(context);

@@ -26,8 +26,6 @@
 
 namespace kvstrata {
 
-std::unique_ptr<Selector> NewSpanBucketSelector(const Plan& plan, const Geometry& geometry);
-
 namespace {
 
 // Importances that are kept for Inspect, all layers together.
@@ -126,7 +124,7 @@ std::vector<int32_t> KeptOf(const Row& row) {
   return all;
 }
 
-class BucketSelector final : public Selector {
+class BucketSelector final : public Selector, private SelectorHistory {
  public:
   BucketSelector(const Plan& plan, const Geometry& geometry)
       : plan_(plan),
@@ -136,13 +134,18 @@ class BucketSelector final : public Selector {
         observed_(geometry, plan.bucket.n_obs),
         queries_(geometry, plan.bucket.max_length) {}
 
-  void Observe(const SelectContext&, int layer, const float* q, int64_t q_token, int32_t first,
-               int32_t count) override {
-    if (IsDense(layer)) return;
-    observed_.Add(layer, q, q_token, first, count);
+  SelectorHistory* history() override { return this; }
+
+  // A prompt attends everything; its last queries are kept.
+  bool SelectChunk(const SelectContext&, int layer, const PromptQueries& queries,
+                   Selection*) override {
+    if (queries.again || IsDense(layer)) return false;
+    observed_.Add(layer, queries.q, queries.q_token, queries.first, queries.count);
+    return false;
   }
 
   void PrefillDone(const SelectContext& context) override {
+    if (context.backend == nullptr) return;  // the GPU's half keeps them (cuda_sentences.h)
     queries_.Start(context.prompt_tokens);
     MakePromptBuckets(context);
   }
@@ -438,19 +441,9 @@ SelectionRule BucketRule(const Plan& plan, int32_t) {
   return rule;
 }
 
-// With spans, what is read depends on them.
-bool BucketInFull(const Plan& plan, int32_t n) {
-  return plan.codec != CodecKind::kLowRank && BucketsInFull(plan, n);
-}
-
-// With spans, the prompt's last queries judge none of its tokens.
-uint32_t BucketNeeds(const Plan& plan) {
-  const uint32_t queries = plan.codec == CodecKind::kLowRank ? 0 : uint32_t{kNeedPromptQueries};
-  return kNeedPrefillDone | kNeedBoundary | queries;
-}
+bool BucketInFull(const Plan& plan, int32_t n) { return BucketsInFull(plan, n); }
 
 std::unique_ptr<Selector> NewBucketSelector(const Plan& plan, const Geometry& geometry) {
-  if (plan.codec == CodecKind::kLowRank) return NewSpanBucketSelector(plan, geometry);
   return std::make_unique<BucketSelector>(plan, geometry);
 }
 

@@ -3,6 +3,9 @@
 
 #include <algorithm>
 
+#include "kernels/plans/sentencekv/bucket_rule.h"
+#include "kernels/plans/sentencekv/sentence_status.h"
+
 namespace kvstrata {
 namespace {
 
@@ -52,11 +55,24 @@ CudaSentenceMemory::CudaSentenceMemory(const Geometry& geometry, int32_t n_obs)
   table_.rows = geometry.layers * geometry.kv_heads;
 }
 
-void CudaSentences::Truncate(int32_t tokens) {
+std::shared_ptr<CudaHistory> CudaSentences::Fork() {
+  if (memory != nullptr) memory->shared = true;
+  return std::make_shared<CudaSentences>(*this);
+}
+
+std::string CudaSentences::StatusText(const Plan& plan, const SelectContext& context) const {
+  const int32_t prompt = context.prompt_tokens;
+  return SentenceStatus(
+      plan, context,
+      ready || BucketsInFull(plan, prompt) || Observed(plan, *context.geometry, prompt));
+}
+
+bool CudaSentences::Truncate(int32_t tokens) {
   ends.Truncate(tokens);
   while (!whole.empty() && whole.back().end > tokens) whole.pop_back();
   whole_made = std::min(whole_made, static_cast<int32_t>(whole.size()));
   queries_from = tokens;
+  return true;
 }
 
 bool CudaSentences::Observed(const Plan& plan, const Geometry& geometry,

@@ -15,12 +15,14 @@
 
 #include <atomic>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "kernels/cuda/device_buffer.h"
 #include "kernels/plan/plan.h"
 #include "kernels/plans/sentencekv/importance.h"
 #include "kernels/plans/sentencekv/ops/sentence_table.h"
+#include "kernels/select/cuda_history.h"
 #include "kernels/select/sentence_ends.h"
 
 namespace kvstrata {
@@ -58,14 +60,16 @@ class CudaSentenceMemory {
   cuda::SentenceTable table_;
 };
 
-struct CudaSentences {
+struct CudaSentences final : CudaHistory {
   CudaSentences(const Plan& plan, const Geometry& geometry)
       : observed(static_cast<size_t>(geometry.layers)), ends(plan.bucket.max_length) {}
 
   // Whether the prompt's last queries passed through steps, in all layers that choose.
   bool Observed(const Plan& plan, const Geometry& geometry, int32_t prompt_tokens) const;
-  // Tokens from `tokens` on are taken back; the sentence's queries are summed anew from there.
-  void Truncate(int32_t tokens);
+  std::shared_ptr<CudaHistory> Fork() override;
+  // The sentence's queries are summed anew from there.
+  bool Truncate(int32_t tokens) override;
+  std::string StatusText(const Plan& plan, const SelectContext& context) const override;
 
   std::vector<ObservedRange> observed;  // by layer
   SentenceEnds ends;

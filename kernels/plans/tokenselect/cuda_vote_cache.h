@@ -13,12 +13,22 @@
 #define KVSTRATA_KERNELS_PLANS_TOKENSELECT_CUDA_VOTE_CACHE_H_
 
 #include <atomic>
+#include <memory>
+#include <string>
 
 #include "kernels/cuda/device_buffer.h"
+#include "kernels/select/cuda_history.h"
 
 namespace kvstrata {
 
-struct CudaVoteCache {
+struct CudaVoteCache final : CudaHistory, std::enable_shared_from_this<CudaVoteCache> {
+  std::shared_ptr<CudaHistory> Fork() override {
+    shared = true;
+    return shared_from_this();
+  }
+  bool Truncate(int32_t) override { return false; }
+  std::string StatusText(const Plan&, const SelectContext&) const override { return ""; }
+
   DeviceBuffer memory;
   std::atomic<bool> shared = false;  // forked: read only
 };

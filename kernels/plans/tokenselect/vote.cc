@@ -40,18 +40,18 @@ double Cosine(const float* a, const float* b, int64_t n) {
   return norms > 0 ? dot / norms : 0;
 }
 
-class VoteSelector final : public Selector {
+class VoteSelector final : public Selector, private SelectorHistory {
  public:
   VoteSelector(const Plan& plan, const Geometry& geometry)
       : plan_(plan), geometry_(geometry), layers_(geometry.layers) {}
 
-  void Begin(const SelectContext&) override {}
-  void PrefillDone(const SelectContext&) override {}
+  SelectorHistory* history() override { return this; }
 
-  bool SelectChunk(const SelectContext& context, int layer, const float* q, int64_t q_token,
-                   int32_t start, int32_t count, Selection* out) override {
+  bool SelectChunk(const SelectContext& context, int layer, const PromptQueries& queries,
+                   Selection* out) override {
+    const int32_t start = queries.first;
     if (InFull(start)) return false;
-    const std::vector<float> mean = MeanQuery(q, q_token, count);
+    const std::vector<float> mean = MeanQuery(queries.q, queries.q_token, queries.count);
     std::vector<int32_t> tokens;
     Choose(context, layer, mean.data(), {plan_.vote.sinks, start - plan_.vote.recent}, &tokens);
     Emit(tokens, {}, start - plan_.vote.recent, start, out);
@@ -79,6 +79,8 @@ class VoteSelector final : public Selector {
     if (!own.hit) out->scored_bytes = KeyBytes(context, layer, {plan_.vote.sinks, middle_end});
   }
 
+  void Begin(const SelectContext&) override {}
+  void PrefillDone(const SelectContext&) override {}
   void Advance(int32_t) override {
     for (Layer& layer : layers_) {
       if (!layer.next) continue;

@@ -39,7 +39,8 @@ bool CudaStep::AttendsNewRows() const {
     if (part.new_tokens > 1 || part.prompt || part.observes) return false;
     if (part.codec != nullptr && !part.codec->AttendsNewRows()) return false;
     if (part.selector == nullptr || part.idle) return true;
-    return part.selector->AttendsNewest(part.plan) && part.selector->ReadsAhead(part.plan);
+    const CudaSelectorTraits traits = part.selector->traits(part.plan);
+    return traits.attends_newest && traits.reads_ahead;
   });
 }
 
@@ -61,14 +62,15 @@ Status CudaStep::AppendRows(const NewRows& rows) {
   w.rows_max = tokens_;
   w.not_finite = NotFiniteOf(0);
   w.ahead = true;
-  w.next_reads_ahead = !Selects(parts_[0], layer) || parts_[0].selector->ReadsAhead(parts_[0].plan);
+  w.next_reads_ahead =
+      !Selects(parts_[0], layer) || parts_[0].selector->traits(parts_[0].plan).reads_ahead;
   ++writes_;
   return Check(ops_.append(w, stream_), "op append");
 }
 
 bool CudaStep::SelectsByQuery(const CudaPart& part, int layer) const {
   const bool asked = Selects(part, layer) || (part.observes && layer >= part.plan.n_dense_layers);
-  return asked && part.selector->queries() != CudaQueries::kNone;
+  return asked && part.selector->traits(part.plan).queries != CudaQueries::kNone;
 }
 
 Status CudaStep::Select(int layer, const Rows& q) {
@@ -100,16 +102,16 @@ Status CudaStep::SelectParts(int layer, const Rows& q) {
   Rows dense{}, native{};
   for (const CudaPart& part : parts_) {
     if (!SelectsByQuery(part, layer)) continue;
-    KVS_ASSIGN_OR_RETURN(Rows queries, QueriesFor(*part.selector, q, &dense, &native));
+    KVS_ASSIGN_OR_RETURN(Rows queries,
+                         QueriesFor(part.selector->traits(part.plan).queries, q, &dense, &native));
     queries.data = RowAt(queries, FirstRow(part));
     KVS_RETURN_IF_ERROR(part.selector->Select(this, part, layer, queries));
   }
   return OkStatus();
 }
 
-Result<Rows> CudaStep::QueriesFor(const CudaSelector& selector, const Rows& q, Rows* dense,
-                                  Rows* native) {
-  const bool wants_native = selector.queries() == CudaQueries::kNative;
+Result<Rows> CudaStep::QueriesFor(CudaQueries wanted, const Rows& q, Rows* dense, Rows* native) {
+  const bool wants_native = wanted == CudaQueries::kNative;
   Rows* const known = wants_native ? native : dense;
   if (known->data == nullptr) {
     KVS_ASSIGN_OR_RETURN(

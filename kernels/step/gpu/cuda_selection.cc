@@ -24,11 +24,11 @@ Result<Selection> CudaStep::ReadPart(const CudaPart& part, int member) const {
 
 Result<std::vector<int32_t>> CudaStep::ReadKept(int member, int head) const {
   KVS_RETURN_IF_ERROR(CheckReadable());
-  const CudaSelector* const selector = ws_.SelectorOf(plan(member));
-  if (selector == nullptr) {
-    return FailedPrecondition("KEPT_NONE", "no prompt tokens are kept for this member");
-  }
-  return selector->ReadKept(*this, member, head);
+  CudaSelector* const selector = ws_.SelectorOf(plan(member));
+  const CudaObserver* const observer =
+      selector == nullptr ? nullptr : selector->traits(plan(member)).observer;
+  if (observer != nullptr) return observer->ReadKept(*this, member, head);
+  return FailedPrecondition("KEPT_NONE", "no prompt tokens are kept for this member");
 }
 
 Status CudaStep::CheckReadable() const {

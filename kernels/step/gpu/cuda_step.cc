@@ -8,15 +8,13 @@
 
 #include "kernels/step/gpu/cuda_shadow.h"
 #include "kernels/step/gpu/frame/cuda_parts.h"
+#include "kernels/step/gpu/frame/cuda_selector.h"
 
 namespace kvstrata {
 
 CudaStep::CudaStep(std::vector<StepMember> members, CudaWorkspace* workspace, cuda::Stream stream,
                    Exit exit)
     : CudaFrame(std::move(members), workspace, stream), exit_(exit) {
-  for (const auto& selector : ws_.selectors_) {
-    if (selector != nullptr) selector->Open(*this);
-  }
   parts_ = CutParts(*this, ws_);
   decodes_ = kvstrata::Decodes(parts_);
 }
@@ -65,9 +63,10 @@ Status CudaStep::Prepare() {
   KVS_RETURN_IF_ERROR(memory().slots().Open());
   Status status = Stage();
   if (status.ok()) status = ws_.index_.Summarize(this);
-  for (const auto& selector : ws_.selectors_) {
-    if (status.ok() && selector != nullptr) status = selector->Begin(this);
+  for (const auto& enqueue : once_indexed_) {
+    if (status.ok()) status = enqueue();
   }
+  once_indexed_.clear();
   // Ops read what Begin made ahead of the kernels before them (launch.cuh): no op may start while a
   // kernel of Begin's runs.
   if (status.ok() && launched_) status = memory().Separate(stream_);
@@ -166,9 +165,10 @@ Status CudaStep::Replay() {
     selected_layer_ = geometry().layers - 1;
     NoteCapturedShadows();
     for (const CudaPart& part : parts_) {
-      if (part.selector == nullptr) continue;
+      if (!part.observes) continue;
+      CudaObserver& observer = *part.selector->traits(part.plan).observer;
       for (int layer = part.plan.n_dense_layers; layer < geometry().layers; ++layer) {
-        part.selector->NoteReplayed(*this, part, layer);
+        observer.NoteReplayed(*this, part, layer);
       }
     }
     return OkStatus();

@@ -57,6 +57,7 @@
 #include <vector>
 
 #include "kernels/step/gpu/frame/cuda_frame.h"
+#include "kernels/step/gpu/frame/cuda_selector.h"
 #include "kernels/step/gpu/frame/cuda_serves.h"
 #include "kernels/step/gpu/frame/cuda_workspace.h"
 
@@ -145,8 +146,8 @@ class CudaStep : public CudaFrame {
                 const RepeatedCall::Tensors& tensors, const Enqueue& enqueue);
   Status SelectFrom(int layer, const Rows& q);
   Status SelectParts(int layer, const Rows& q);
-  // q as the selector takes it; *dense and *native are copies that other parts may have had made.
-  Result<Rows> QueriesFor(const CudaSelector& selector, const Rows& q, Rows* dense, Rows* native);
+  // q as a selector wants it; *dense and *native are copies that other parts may have had made.
+  Result<Rows> QueriesFor(CudaQueries wanted, const Rows& q, Rows* dense, Rows* native);
   bool SelectsByQuery(const CudaPart& part, int layer) const;
   Status AttendParts(int layer, const Rows& q, const MutableRows& out, float* lse);
   Status AttendPart(const CudaPart& part, int layer, const Rows& q, const MutableRows& out,

@@ -46,13 +46,9 @@ void Write(const StepCost& cost, v1::AttendCost* out) {
 Status WriteSelections(StepRunner& step, bool with_cost, v1::SelectResponse* out) {
   for (int i = 0; i < step.batch().members(); ++i) {
     v1::MemberSelection* const member = out->add_members();
-    KVS_ASSIGN_OR_RETURN(const Selection* const selection, step.SelectionOf(i));
-    Write(*selection, step.batch().member(i).state->stored(), member);
-    StepCost cost;
-    if (with_cost) {
-      KVS_ASSIGN_OR_RETURN(cost, step.CostOf(i));
-    }
-    Write(cost, member->mutable_cost());
+    KVS_ASSIGN_OR_RETURN(const StepRunner::Chosen chosen, step.ChosenOf(i, with_cost));
+    Write(*chosen.selection, step.batch().member(i).state->stored(), member);
+    Write(chosen.cost, member->mutable_cost());
   }
   return OkStatus();
 }

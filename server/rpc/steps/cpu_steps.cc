@@ -9,52 +9,48 @@ namespace {
 
 class CpuStep final : public StepRunner {
  public:
-  CpuStep(std::vector<StepMember> members, const Backend& backend, Executor& executor)
-      : step_(std::move(members), backend, executor) {}
+  explicit CpuStep(std::unique_ptr<Step> step) : StepRunner(*step), step_(std::move(step)) {}
 
-  const StepBatch& batch() const override { return step_; }
   Status Append(int layer, const Rows& k, const Rows& v) override {
-    return step_.Append(layer, k, v);
+    return step_->Append(layer, k, v);
   }
   Status Select(int layer, const Rows& q) override {
-    step_.Select(layer, q);
+    step_->Select(layer, q);
     return OkStatus();
   }
   Status Attend(int layer, const Rows& q, const MutableRows& out, float* lse) override {
-    step_.Attend(layer, q, out, lse);
+    step_->Attend(layer, q, out, lse);
     return OkStatus();
   }
-  Result<const Selection*> SelectionOf(int member) override { return &step_.selection(member); }
-  Result<StepCost> CostOf(int member) override { return step_.cost(member); }
+  Result<Chosen> ChosenOf(int member, bool with_cost) override {
+    return Chosen{&step_->selection(member), with_cost ? step_->cost(member) : StepCost()};
+  }
   Status End() override {
-    step_.End();
+    step_->End();
     return OkStatus();
   }
-  Status Shadow(int member) override {
-    step_.Shadow(member);
-    return OkStatus();
+  Result<ReadSample> Shadow(int member) override {
+    step_->Shadow(member);
+    return ReadSample([this, member] { return step_->shadow(member)->sample(); });
   }
-  Result<ShadowSample> SampleOf(int member) override { return step_.shadow(member)->sample(); }
 
  private:
-  Step step_;
+  const std::unique_ptr<Step> step_;
 };
 
 class CpuSteps final : public StepDevice {
  public:
-  CpuSteps(const Backend* backend, Executor* executor) : backend_(backend), executor_(executor) {}
+  CpuSteps(const Backend* backend, Executor* executor)
+      : StepDevice(backend->name, nullptr), backend_(backend), executor_(executor) {}
 
-  std::string_view backend() const override { return backend_->name; }
-  bool on_gpu() const override { return false; }
   Result<std::unique_ptr<StepRunner>> Begin(std::vector<StepMember> members) override {
-    return std::unique_ptr<StepRunner>(
-        std::make_unique<CpuStep>(std::move(members), *backend_, *executor_));
+    return std::unique_ptr<StepRunner>(std::make_unique<CpuStep>(
+        std::make_unique<Step>(std::move(members), *backend_, *executor_)));
   }
-  Status PrefillDone(SequenceState* state, const SequenceView& view) override {
-    return state->PrefillDone(view, *backend_, *executor_);
-  }
-  void CatchUp(SequenceState* state, const SequenceView& view) override {
+  Status CatchUp(SequenceState* state, const SequenceView& view, bool prefill_done) override {
+    if (prefill_done) return state->PrefillDone(view, *backend_, *executor_);
     state->CatchUp(view, *backend_, *executor_);
+    return OkStatus();
   }
   Result<InspectArray> Inspect(const SequenceState& state, const SequenceView& view,
                                size_t /*blocks*/, std::string_view name) override {

@@ -58,11 +58,12 @@ class Room {
   PageLockedBuffer page_locked_;
 };
 
-class GpuSteps final : public StepDevice {
+class GpuSteps final : public StepDevice, private StepGpu {
  public:
   GpuSteps(const cuda::CudaOps* ops, int gpu, Store* store, uint32_t device, Executor* executor,
            std::chrono::milliseconds patience)
-      : ops_(*ops),
+      : StepDevice("cuda", this),
+        ops_(*ops),
         gpu_(gpu),
         store_(store),
         device_(device),
@@ -73,8 +74,6 @@ class GpuSteps final : public StepDevice {
     Close();
   }
 
-  std::string_view backend() const override { return "cuda"; }
-  bool on_gpu() const override { return true; }
   // What fails here fails in the next call that needs it.
   void Enter() override { (void)ops_.use_device(gpu_); }
   void Close() override {
@@ -84,8 +83,8 @@ class GpuSteps final : public StepDevice {
   }
 
   Result<std::unique_ptr<StepRunner>> Begin(std::vector<StepMember> members) override;
-  Status PrefillDone(SequenceState* state, const SequenceView&) override {
-    return state->ClosePrompt();
+  Status CatchUp(SequenceState* state, const SequenceView&, bool prefill_done) override {
+    return prefill_done ? state->ClosePrompt() : OkStatus();
   }
   Result<InspectArray> Inspect(const SequenceState& state, const SequenceView& view, size_t blocks,
                                std::string_view name) override {
@@ -133,7 +132,7 @@ class GpuSteps final : public StepDevice {
 class GpuStep final : public StepRunner {
  public:
   GpuStep(GpuSteps* device, Room* room, std::unique_ptr<CudaStep> step)
-      : device_(*device), room_(*room), step_(std::move(step)) {
+      : StepRunner(*step), device_(*device), room_(*room), step_(std::move(step)) {
     room_.taken = true;
   }
   ~GpuStep() override {
@@ -142,15 +141,12 @@ class GpuStep final : public StepRunner {
     room_.taken = false;
   }
 
-  const StepBatch& batch() const override { return *step_; }
   Status Append(int layer, const Rows& k, const Rows& v) override;
   Status Select(int layer, const Rows& q) override;
   Status Attend(int layer, const Rows& q, const MutableRows& out, float* lse) override;
-  Result<const Selection*> SelectionOf(int member) override;
-  Result<StepCost> CostOf(int member) override;
+  Result<Chosen> ChosenOf(int member, bool with_cost) override;
   Status End() override;
-  Status Shadow(int member) override;
-  Result<ShadowSample> SampleOf(int member) override;
+  Result<ReadSample> Shadow(int member) override;
 
  private:
   // The size of all new tokens' rows; rows of host memory are dense.
@@ -310,7 +306,7 @@ Status GpuStep::Attend(int layer, const Rows& q, const MutableRows& out, float* 
   return OkStatus();
 }
 
-Result<const Selection*> GpuStep::SelectionOf(int member) {
+Result<StepRunner::Chosen> GpuStep::ChosenOf(int member, bool with_cost) {
   read_.resize(static_cast<size_t>(step_->members()));
   std::optional<Selection>& selection = read_[static_cast<size_t>(member)];
   if (!selection) {
@@ -318,13 +314,10 @@ Result<const Selection*> GpuStep::SelectionOf(int member) {
     if (!read.ok()) return device_.Told(read.status());
     selection = std::move(read).value();
   }
-  return &*selection;
-}
-
-Result<StepCost> GpuStep::CostOf(int member) {
+  if (!with_cost) return Chosen{&*selection, {}};
   const Result<StepCost> cost = step_->ReadCost(member);
   if (!cost.ok()) return device_.Told(cost.status());
-  return cost;
+  return Chosen{&*selection, *cost};
 }
 
 Status GpuStep::End() {
@@ -332,20 +325,17 @@ Status GpuStep::End() {
   return device_.Await();
 }
 
-Status GpuStep::Shadow(int member) {
+Result<StepRunner::ReadSample> GpuStep::Shadow(int member) {
   shadows_.resize(static_cast<size_t>(step_->members()));
   Result<std::unique_ptr<CudaShadow>> shadow = CudaShadow::Make(device_.ops(), room_.geometry);
   if (!shadow.ok()) return device_.Told(shadow.status());
   std::unique_ptr<CudaShadow>& kept = shadows_[static_cast<size_t>(member)];
   kept = std::move(shadow).value();
   step_->Shadow(member, kept.get());
-  return OkStatus();
-}
-
-Result<ShadowSample> GpuStep::SampleOf(int member) {
-  const CudaShadow& shadow = *shadows_[static_cast<size_t>(member)];
-  if (!shadow.lost()) return shadow.Read();
-  return Internal("RECALL_LOST", "measuring a step on the GPU failed; its answers are right");
+  return ReadSample([measured = kept.get()]() -> Result<ShadowSample> {
+    if (!measured->lost()) return measured->Read();
+    return Internal("RECALL_LOST", "measuring a step on the GPU failed; its answers are right");
+  });
 }
 
 }  // namespace

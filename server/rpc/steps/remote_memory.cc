@@ -10,7 +10,9 @@ namespace kvstrata {
 Result<std::byte*> RemoteMemory::Resolve(const shm::PageEntry& entry, uint64_t /*bytes*/) {
   if (entry.arena != last_arena_ || last_base_ == nullptr) {
     last_base_ = nullptr;  // until all of it is known
-    if (entry.tier != 0) KVS_RETURN_IF_ERROR(device_.Reach(entry.arena));
+    if (StepGpu* const gpu = device_.gpu(); gpu != nullptr && entry.tier != 0) {
+      KVS_RETURN_IF_ERROR(gpu->Reach(entry.arena));
+    }
     last_base_ = store_.devices().ArenaBase(entry.arena);
     last_arena_ = entry.arena;
   }

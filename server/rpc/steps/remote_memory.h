@@ -19,11 +19,11 @@ class RemoteMemory final : public TableMemory {
   RemoteMemory(Store* store, StepDevice* device, uint64_t session)
       : store_(*store), device_(*device), session_(session) {}
 
-  // INTERNAL TABLE_INVALID, and what StepDevice::Reach fails with.
+  // INTERNAL TABLE_INVALID, and what StepGpu::Reach fails with.
   Result<std::byte*> Resolve(const shm::PageEntry& entry, uint64_t bytes) override;
   bool Writable(const shm::PageEntry& entry) override;
   Status Grow(const TableClaim& claim) override;
-  bool on_gpu() const override { return device_.on_gpu(); }
+  bool on_gpu() const override { return device_.gpu() != nullptr; }
   Status Read(std::byte* to, const std::byte* from, uint64_t bytes) override {
     return device_.Read(to, from, bytes);
   }

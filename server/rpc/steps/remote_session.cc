@@ -47,7 +47,7 @@ RemoteSession::RemoteSession(Store* store, const SessionSegments& segments,
 Status RemoteSession::Post(WorkQueue::Task task) {
   // A task keeps this alive.
   switch (strand_->Post([this, task = std::move(task)] {
-    device_->Enter();
+    if (StepGpu* const gpu = device_->gpu(); gpu != nullptr) gpu->Enter();
     task();
   })) {
     case Strand::Outcome::kQueued:
@@ -65,7 +65,7 @@ Status RemoteSession::Post(WorkQueue::Task task) {
 void RemoteSession::End(std::shared_ptr<RemoteSession> self, WorkQueue::Task done) {
   const std::shared_ptr<Strand> strand = self->strand_;
   strand->PostLast([self = std::move(self), done = std::move(done)] {
-    self->device_->Enter();
+    if (StepGpu* const gpu = self->device_->gpu(); gpu != nullptr) gpu->Enter();
     self->DropAll();
     const EndedSession ended =
         self->store_->sessions().EndSession(self->session_, SessionEnd::kDied);
@@ -84,7 +84,7 @@ void RemoteSession::DropAll() {
   // Steps point into sequences and enter epochs in the session's segment.
   steps_.clear();
   sequences_.clear();
-  device_->Close();
+  if (device_->gpu() != nullptr) device_->gpu()->Close();
 }
 
 // --- sequences -----------------------------------------------------------------------------------
@@ -212,11 +212,15 @@ Result<uint64_t> RemoteSession::StepBegin(std::span<const RemoteMember> members,
                                                                    std::vector<bool>(layers),
                                                                    std::move(entered),
                                                                    std::move(runner),
+                                                                   {},
                                                                    {}})
                                .first->second.get();
   // No error of it is the step's: a sample that is lost is counted.
-  step->audits = SampleRecall(tables_, step->step->batch(), step->sequences,
-                              [step](int member) { return step->step->Shadow(member).ok(); });
+  step->audits = SampleRecall(tables_, step->step->batch(), step->sequences, [step](int member) {
+    Result<StepRunner::ReadSample> sample = step->step->Shadow(member);
+    if (sample.ok()) step->samples.emplace(member, std::move(sample).value());
+    return sample.ok();
+  });
   return next_step_++;
 }
 
@@ -229,7 +233,7 @@ Result<RemoteStep*> RemoteSession::FindStep(uint64_t step) {
 }
 
 Status RemoteSession::AppendInPlace(RemoteStep* step, std::optional<int> layer) {
-  if (device_->on_gpu()) {
+  if (device_->gpu() != nullptr) {
     return Unimplemented("IN_PLACE",
                          "the pages lie on a GPU, which the daemon does not wait for another "
                          "process's writes to; send k and v, or link libkvstrata.so");
@@ -248,11 +252,11 @@ Status RemoteSession::AppendInPlace(RemoteStep* step, std::optional<int> layer) 
 Status RemoteSession::Attend(RemoteStep* step, int layer, const Rows& q, const MutableRows& out,
                              float* lse) {
   KVS_RETURN_IF_ERROR(step->step->Attend(layer, q, out, lse));
-  if (device_->on_gpu()) return OkStatus();  // whose selections would have to be read
+  if (device_->gpu() != nullptr) return OkStatus();  // whose selections would have to be read
   for (int i = 0; i < step->step->batch().members(); ++i) {
-    KVS_ASSIGN_OR_RETURN(const Selection* const selection, step->step->SelectionOf(i));
-    access_counts_.Count(*step->sequences[i], *selection);
-    CountSelection(step->step->batch().member(i), *selection, step_counts_);
+    KVS_ASSIGN_OR_RETURN(const StepRunner::Chosen chosen, step->step->ChosenOf(i, false));
+    access_counts_.Count(*step->sequences[i], *chosen.selection);
+    CountSelection(step->step->batch().member(i), *chosen.selection, step_counts_);
   }
   return OkStatus();
 }
@@ -306,7 +310,7 @@ void RemoteSession::TellRecall(const RemoteStep& s) {
     if (s.audits[i] == 0) continue;
     const auto member = static_cast<int>(i);
     RemoteSequence& sequence = *s.sequences[i];
-    const Result<ShadowSample> sample = s.step->SampleOf(member);
+    const Result<ShadowSample> sample = s.samples.at(member)();
     if (!sample.ok()) {
       ++sequence.recall_dropped;
       continue;
@@ -353,7 +357,7 @@ Status RemoteSession::PrefillDone(uint64_t sequence) {
   {
     KVS_ASSIGN_OR_RETURN(const auto entered, tables_.Enter({&claim, 1}, nullptr));
     KVS_RETURN_IF_ERROR(s->state->Refresh(s->View()));
-    KVS_RETURN_IF_ERROR(device_->PrefillDone(s->state.get(), s->View()));
+    KVS_RETURN_IF_ERROR(device_->CatchUp(s->state.get(), s->View(), true));
   }
   return store_->steps().PrefillDone(session_, sequence);
 }
@@ -364,7 +368,7 @@ Status RemoteSession::Settle(uint64_t sequence) {
   {
     KVS_ASSIGN_OR_RETURN(const auto entered, tables_.Enter({&claim, 1}, nullptr));
     KVS_RETURN_IF_ERROR(s->state->Refresh(s->View()));
-    device_->CatchUp(s->state.get(), s->View());
+    KVS_RETURN_IF_ERROR(device_->CatchUp(s->state.get(), s->View(), false));
   }
   return TellIndexed(s);
 }

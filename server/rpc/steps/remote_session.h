@@ -50,6 +50,7 @@ struct RemoteStep {
   SequenceTables::EnteredEpoch entered;
   std::unique_ptr<StepRunner> step;  // after `entered`: it goes first
   std::vector<uint32_t> audits;  // that sample this step, per member; 0: none. Empty: none at all
+  std::map<int, StepRunner::ReadSample> samples;  // those members'
 
   const Geometry& geometry() const { return sequences.front()->state->geometry(); }
 };

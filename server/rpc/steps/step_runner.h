@@ -10,6 +10,7 @@
 #ifndef KVSTRATA_SERVER_RPC_STEPS_STEP_RUNNER_H_
 #define KVSTRATA_SERVER_RPC_STEPS_STEP_RUNNER_H_
 
+#include <functional>
 #include <memory>
 #include <string_view>
 #include <vector>
@@ -25,48 +26,67 @@ namespace kvstrata {
 // returns when nothing reads or writes the members' pages any more.
 class StepRunner {
  public:
+  // What the last layer chose for a member; valid until the next.
+  struct Chosen {
+    const Selection* selection = nullptr;
+    StepCost cost;  // where it was attended, and was asked for
+  };
+  // What was measured of a member. REQUIRES: ended; the step is still there.
+  using ReadSample = std::function<Result<ShadowSample>()>;
+
+  explicit StepRunner(const StepBatch& batch) : batch_(batch) {}
   virtual ~StepRunner() = default;
-  virtual const StepBatch& batch() const = 0;
+  const StepBatch& batch() const { return batch_; }
 
   // As Step's, on dense rows of host memory; done when they return.
   virtual Status Append(int layer, const Rows& k, const Rows& v) = 0;
   virtual Status Select(int layer, const Rows& q) = 0;
   virtual Status Attend(int layer, const Rows& q, const MutableRows& out, float* lse) = 0;
-  // The selection of the last layer selected or attended; valid until the next.
-  virtual Result<const Selection*> SelectionOf(int member) = 0;
-  // The cost of the last layer attended.
-  virtual Result<StepCost> CostOf(int member) = 0;
+  virtual Result<Chosen> ChosenOf(int member, bool with_cost) = 0;
   // The states advance, all rows are in their pages. An error: the states are not to be used again.
   virtual Status End() = 0;
 
   // Measures what each Attend of the member loses. REQUIRES: it decodes; before its first Attend.
-  virtual Status Shadow(int member) = 0;
-  // What was measured. REQUIRES: ended.
-  virtual Result<ShadowSample> SampleOf(int member) = 0;
+  virtual Result<ReadSample> Shadow(int member) = 0;
+
+ private:
+  const StepBatch& batch_;
+};
+
+// What only a device has that is a GPU's.
+class StepGpu {
+ public:
+  virtual ~StepGpu() = default;
+  // At the start of every task of the session, on the thread that runs it.
+  virtual void Enter() = 0;
+  // Frees all memory; nothing but Enter is called after it. REQUIRES: no step is open.
+  virtual void Close() = 0;
+  // Lets kernels follow addresses of an arena of the host tier; done when it returns.
+  virtual Status Reach(uint32_t arena) = 0;
 };
 
 class StepDevice {
  public:
+  // `gpu`: its own; null on a CPU.
+  StepDevice(std::string_view backend, StepGpu* gpu) : backend_(backend), gpu_(gpu) {}
   virtual ~StepDevice() = default;
-  virtual std::string_view backend() const = 0;
-  virtual bool on_gpu() const = 0;
-  // At the start of every task of the session, on the thread that runs it.
-  virtual void Enter() {}
-  // Frees all memory; nothing but Enter is called after it. REQUIRES: no step is open.
-  virtual void Close() {}
+  std::string_view backend() const { return backend_; }
+  StepGpu* gpu() const { return gpu_; }
 
   // REQUIRES: as StepBatch; states are refreshed from their views, which stay. Also STEPS_OPEN.
   virtual Result<std::unique_ptr<StepRunner>> Begin(std::vector<StepMember> members) = 0;
-  // As SequenceState's. REQUIRES: refreshed from `view`, which has `blocks` index blocks.
-  virtual Status PrefillDone(SequenceState* state, const SequenceView& view) = 0;
-  // May be left to the next Begin.
-  virtual void CatchUp(SequenceState* /*state*/, const SequenceView& /*view*/) {}
+  // As SequenceState's PrefillDone, where the prompt is complete, else as its CatchUp; work may be
+  // left to the next Begin. REQUIRES, of Inspect, too: refreshed from `view`, which has `blocks`
+  // index blocks.
+  virtual Status CatchUp(SequenceState* state, const SequenceView& view, bool prefill_done) = 0;
   virtual Result<InspectArray> Inspect(const SequenceState& state, const SequenceView& view,
                                        size_t blocks, std::string_view name) = 0;
-  // Lets kernels follow addresses of an arena of the host tier; done when it returns.
-  virtual Status Reach(uint32_t /*arena*/) { return OkStatus(); }
   // Copies bytes of the device tier to the host.
   virtual Status Read(std::byte* to, const std::byte* from, uint64_t bytes) = 0;
+
+ private:
+  const std::string_view backend_;
+  StepGpu* const gpu_;
 };
 
 }  // namespace kvstrata

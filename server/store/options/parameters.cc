@@ -116,12 +116,11 @@ Result<Parameters> ParameterFiles::Read(const Plan& plan, const Geometry& geomet
   KVS_RETURN_IF_ERROR(CheckBeginning(name, fd, bytes));
   // Into memory: a file that somebody shortens while it is mapped would end the daemon.
   KVS_ASSIGN_OR_RETURN(const std::vector<std::byte> file, ReadAll(name, fd, bytes));
-  KVS_ASSIGN_OR_RETURN(SpanParameters values, parse_(file, name, geometry, plan));
   Parameters parameters;
+  KVS_ASSIGN_OR_RETURN(parameters.values, parse_(file, name, geometry, plan));
   parameters.digest.resize(SHA256_DIGEST_LENGTH);
   SHA256(reinterpret_cast<const unsigned char*>(file.data()), file.size(),
          reinterpret_cast<unsigned char*>(parameters.digest.data()));
-  parameters.values = std::make_shared<const SpanParameters>(std::move(values));
   return parameters;
 }
 

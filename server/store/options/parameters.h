@@ -39,7 +39,7 @@ namespace kvstrata {
 
 // Null and "" when the plan names none.
 struct Parameters {
-  std::shared_ptr<const SpanParameters> values;
+  ParametersPtr values;
   std::string digest;  // SHA-256 of the file, for keys of artefacts
 };
 
@@ -52,9 +52,9 @@ class ParameterFiles {
  public:
   static constexpr uint64_t kMaxBytes = uint64_t{1} << 30;
   // Takes a file's bytes and its name.
-  using Parser = std::function<Result<SpanParameters>(
-      std::span<const std::byte>, const std::string&, const Geometry&, const Plan&)>;
-  // Folders, searched in this order; "" is none. `parse` is kernels' ParseSpanParameters; null:
+  using Parser = std::function<Result<ParametersPtr>(std::span<const std::byte>, const std::string&,
+                                                     const Geometry&, const Plan&)>;
+  // Folders, searched in this order; "" is none. `parse` is kernels' ParseParameters; null:
   // none can be.
   ParameterFiles(std::vector<std::string> folders, Parser parse)
       : folders_(std::move(folders)), parse_(std::move(parse)) {}

@@ -56,12 +56,11 @@ struct StoreOptions : StoreSettings {
   uint32_t headroom_tokens = 64;            // pages kept ahead of what is committed
   std::vector<std::pair<std::string, std::string>> named_plans;  // configuration: name, text
 
-  // Codecs (kernels/codec/codec.h: NewRecompressor, ParseSpanParameters). Null: rows stay raw.
-  std::function<std::unique_ptr<Recompressor>(const Plan&, const Geometry&,
-                                              std::shared_ptr<const SpanParameters>)>
+  // Codecs (kernels/codec/codec.h: NewRecompressor, ParseParameters). Null: rows stay raw.
+  std::function<std::unique_ptr<Recompressor>(const Plan&, const Geometry&, ParametersPtr)>
       new_recompressor;
-  std::function<Result<SpanParameters>(std::span<const std::byte>, const std::string&,
-                                       const Geometry&, const Plan&)>
+  std::function<Result<ParametersPtr>(std::span<const std::byte>, const std::string&,
+                                      const Geometry&, const Plan&)>
       parse_parameters;
   // Whether the device pool's memory can serve a plan; null: it can serve all. Asked when a
   // sequence opens.

@@ -7,8 +7,7 @@
 #include <set>
 #include <unordered_map>
 
-#include "kernels/plans/mosaickv/packed.h"
-#include "kernels/plans/sekv/span_rows.h"
+#include "kernels/codec/codec.h"
 #include "kernels/select/why_in_full.h"
 #include "server/store/books/books.h"
 #include "server/store/books/long_request.h"
@@ -66,14 +65,12 @@ ExtentInfo InfoOfExtent(const Extent& extent) {
 std::string InFullTextOf(const Sequence& s) {
   std::string why = WhyInFull(s.plan, static_cast<int32_t>(s.tokens), s.prefill_done);
   if (!why.empty() || !s.codec || !s.extents.empty()) return why;
-  if (s.plan.codec == CodecKind::kLowRank) {
-    SelectContext context;
-    context.prompt_tokens = static_cast<int32_t>(s.prompt_tokens);
-    context.view.tokens = static_cast<int32_t>(s.tokens);
-    context.surprisal = s.series.surprisal;
-    return WhyNoSpans(s.plan, context);
-  }
-  return s.plan.selector == SelectorKind::kBlock ? PackedText(s.plan, 0, nullptr) : "";
+  SelectContext context;
+  context.prompt_tokens = static_cast<int32_t>(s.prompt_tokens);
+  context.view.tokens = static_cast<int32_t>(s.tokens);
+  context.surprisal = s.series.surprisal;
+  const Codec& codec = CodecOf(s.plan);
+  return codec.stores() ? codec.why_raw(s.plan, context) : "";
 }
 
 }  // namespace

@@ -108,8 +108,11 @@ class OnePassLists {
 
 class CudaBits final : public CudaSelector {
  public:
-  CudaQueries queries() const override { return CudaQueries::kDense; }
-  bool IdlesWhenShort() const override { return true; }
+  CudaSelectorTraits traits(const Plan& plan) override {
+    // With max_missed the newest key is scored, too, and op always reads after what is before it.
+    const bool shares = SharesIn(plan.bits);
+    return {.idles_when_short = true, .reads_ahead = !shares, .attends_newest = !shares};
+  }
 
   Status Fit(const CudaFrame& frame, std::span<const CudaPart>) override {
     CudaScoredLists::Room singles, others;
@@ -134,9 +137,6 @@ class CudaBits final : public CudaSelector {
     }
     return need.units == 0 ? OkStatus() : best_.Fit(frame, need, kMultiple);
   }
-  // With max_missed the newest key is scored, too, and op always reads after what is before it.
-  bool ReadsAhead(const Plan& plan) const override { return !SharesIn(plan.bits); }
-  bool AttendsNewest(const Plan& plan) const override { return !SharesIn(plan.bits); }
 
   Status Select(CudaFrame* frame, const CudaPart& part, int layer, const Rows& q) override {
     const cuda::CandidateRule rule = BitsCandidates(part.plan);

@@ -20,8 +20,8 @@ Run ListedRange(const CudaFrame& frame, int member) {
   const Plan& plan = frame.plan(member);
   const int32_t n = frame.member(member).view.tokens + 1;
   if (n < plan.min_tokens) return {};
-  const int32_t window =
-      CascadeTrigger::WindowStart(plan, frame.state(member).selector().trigger()->selected_at());
+  const int32_t window = CascadeTrigger::WindowStart(
+      plan, CascadeTriggerOf(frame.state(member).selector()).selected_at());
   return {std::min(plan.cascade.sinks * plan.index.unit, n),
           std::min(std::max(window, plan.cascade.sinks) * plan.index.unit, n)};
 }
@@ -43,7 +43,7 @@ class CudaCascade final : public CudaSelector {
         recent_begin_(memory->AddColumn()),
         select_at_(memory->AddColumn()) {}
 
-  CudaQueries queries() const override { return CudaQueries::kNone; }
+  CudaSelectorTraits traits(const Plan&) override { return {.queries = CudaQueries::kNone}; }
 
   Status Fit(const CudaFrame& frame, std::span<const CudaPart>) override {
     int32_t members = members_, pages = pages_;
@@ -64,36 +64,22 @@ class CudaCascade final : public CudaSelector {
 
   Status Stage(CudaFrame* frame) override {
     fired_.assign(static_cast<size_t>(frame->members()), 0);
+    frame->OnceIndexed([this, frame] { return SelectDue(frame); });
     for (int i = 0; i < frame->members(); ++i) {
       if (!Has(*frame, i)) continue;
       SequenceState& state = frame->state(i);
       if (state.prompt_tokens() >= 0) {
-        fired_[static_cast<size_t>(i)] = state.selector().trigger()->Advance(
-            state.plan(), state.reported().entropy(), state.prompt_tokens(),
-            frame->member(i).view.tokens);
+        fired_[static_cast<size_t>(i)] =
+            CascadeTriggerOf(state.selector())
+                .Advance(state.plan(), state.reported().entropy(), state.prompt_tokens(),
+                         frame->member(i).view.tokens);
       }
       const Run listed = ListedRange(*frame, i);
       StepMemory& memory = frame->memory();
       memory.At(sink_end_, i) = listed.begin;
       memory.At(recent_begin_, i) = listed.end;
-      memory.At(select_at_, i) = IsDue(*frame, i) ? state.selector().trigger()->selected_at() : -1;
-    }
-    return OkStatus();
-  }
-
-  // Members that follow each other and whose selections are due, all of one plan, share a launch.
-  Status Begin(CudaFrame* frame) override {
-    for (int first = 0, last; first < frame->members(); first = last) {
-      last = first + 1;
-      if (!IsDue(*frame, first)) continue;
-      const auto joins = [&](int i) {
-        return IsDue(*frame, i) && frame->plan(i) == frame->plan(first);
-      };
-      while (last < frame->members() && joins(last)) ++last;
-      KVS_RETURN_IF_ERROR(SelectMembers(frame, first, last - first));
-      for (int i = first; i < last; ++i) {
-        ids_[static_cast<size_t>(i)] = frame->state(i).selector().trigger()->selection_id();
-      }
+      memory.At(select_at_, i) =
+          IsDue(*frame, i) ? CascadeTriggerOf(state.selector()).selected_at() : -1;
     }
     return OkStatus();
   }
@@ -135,7 +121,7 @@ class CudaCascade final : public CudaSelector {
     for (const int32_t page : pages) append(page, page + 1);
     append(pages_for(listed.end), pages_for(n));
 
-    const int32_t seen = frame.state(member).selector().trigger()->selected_at();
+    const int32_t seen = CascadeTriggerOf(frame.state(member).selector()).selected_at();
     if (fired_[static_cast<size_t>(member)] == 0 || seen < plan.index.unit) return selection;
     const Geometry& g = frame.geometry();
     selection.scored_bytes =
@@ -160,7 +146,24 @@ class CudaCascade final : public CudaSelector {
   bool IsDue(const CudaFrame& frame, int member) const {
     return Has(frame, member) && frame.state(member).prompt_tokens() >= 0 &&
            ids_[static_cast<size_t>(member)] !=
-               frame.state(member).selector().trigger()->selection_id();
+               CascadeTriggerOf(frame.state(member).selector()).selection_id();
+  }
+
+  // Members that follow each other and whose selections are due, all of one plan, share a launch.
+  Status SelectDue(CudaFrame* frame) {
+    for (int first = 0, last; first < frame->members(); first = last) {
+      last = first + 1;
+      if (!IsDue(*frame, first)) continue;
+      const auto joins = [&](int i) {
+        return IsDue(*frame, i) && frame->plan(i) == frame->plan(first);
+      };
+      while (last < frame->members() && joins(last)) ++last;
+      KVS_RETURN_IF_ERROR(SelectMembers(frame, first, last - first));
+      for (int i = first; i < last; ++i) {
+        ids_[static_cast<size_t>(i)] = CascadeTriggerOf(frame->state(i).selector()).selection_id();
+      }
+    }
+    return OkStatus();
   }
 
   Status SelectMembers(CudaFrame* frame, int first, int count) {
@@ -179,8 +182,9 @@ class CudaCascade final : public CudaSelector {
     w.tokens = frame->memory().On(select_at_, first);
     w.batch = count;
     for (int i = first; i < first + count; ++i) {
-      w.pages_max = std::max(w.pages_max,
-                             frame->state(i).selector().trigger()->selected_at() / plan.index.unit);
+      w.pages_max =
+          std::max(w.pages_max,
+                   CascadeTriggerOf(frame->state(i).selector()).selected_at() / plan.index.unit);
     }
     w.scratch = scratch_.as<std::byte>();
     w.list_stride = pages_;

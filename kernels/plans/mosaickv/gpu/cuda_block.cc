@@ -28,7 +28,7 @@ class CudaBlock final : public CudaSelector {
   CudaBlock(StepMemory* memory, CudaPacked* codec)
       : codec_(codec), blocks_(memory->AddColumn()), take_(memory->AddColumn()) {}
 
-  CudaQueries queries() const override { return CudaQueries::kDense; }
+  CudaSelectorTraits traits(const Plan&) override { return {}; }
 
   Status Fit(const CudaFrame& frame, std::span<const CudaPart>) override {
     Room room = room_;
@@ -75,8 +75,9 @@ class CudaBlock final : public CudaSelector {
     score.score_stride = room_.of_head.blocks;
     score.first = 1;
     score.ahead = true;
-    KVS_RETURN_IF_ERROR(
-        frame->Check(frame->ops().score_packed(score, frame->stream()), "op score_packed"));
+    KVS_RETURN_IF_ERROR(frame->Check(
+        OpsOf<cuda::PackedOps>(frame->ops().packed).score_packed(score, frame->stream()),
+        "op score_packed"));
 
     cuda::PickBatch w;
     w.scores = score.scores;

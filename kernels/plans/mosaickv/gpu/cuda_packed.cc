@@ -157,7 +157,8 @@ Status CudaPacked::FitTo(const Room& room, const CudaFrame& frame) {
   attend.queries.group = g.group();
   int64_t bytes = 0;  // small batches have more CTAs an item
   for (attend.queries.batch = 1; attend.queries.batch <= room.members; ++attend.queries.batch) {
-    bytes = std::max(bytes, frame.ops().attend_packed_workspace_bytes(attend));
+    bytes = std::max(
+        bytes, OpsOf<cuda::PackedOps>(frame.ops().packed).attend_packed_workspace_bytes(attend));
   }
   return memory.Fit(&workspace_, bytes);
 }
@@ -236,7 +237,8 @@ Status CudaPacked::AttendItems(CudaFrame* frame, const CudaPart& part, int layer
   w.counters = frame->counters();
   w.workspace = workspace_.as<float>();
   w.ahead = true;
-  return frame->Check(frame->ops().attend_packed(w, frame->stream()), "op attend_packed");
+  return frame->Check(OpsOf<cuda::PackedOps>(frame->ops().packed).attend_packed(w, frame->stream()),
+                      "op attend_packed");
 }
 
 std::unique_ptr<CudaCodec> NewCudaPacked(StepMemory* memory) {

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "kernels/cuda/device_buffer.h"
-#include "kernels/plans/mosaickv/ops/attend_packed/attend_packed_cuda.h"
+#include "kernels/plans/mosaickv/ops/packed_cuda_ops.h"
 #include "kernels/step/gpu/frame/cuda_codec.h"
 #include "kernels/step/gpu/memory/step_memory.h"
 

@@ -13,10 +13,9 @@ namespace {
 
 class CudaMinMax final : public CudaSelector {
  public:
-  CudaQueries queries() const override { return CudaQueries::kDense; }
-  bool IdlesWhenShort() const override { return true; }
-  // Op score reads ahead, op vote does not.
-  bool ReadsAhead(const Plan& plan) const override { return !plan.minmax.group_softmax; }
+  CudaSelectorTraits traits(const Plan& plan) override {
+    return {.idles_when_short = true, .reads_ahead = !plan.minmax.group_softmax};
+  }
 
   Status Fit(const CudaFrame& frame, std::span<const CudaPart>) override {
     CudaScoredLists::Room need;

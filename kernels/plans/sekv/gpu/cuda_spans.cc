@@ -124,7 +124,8 @@ Status CudaSpans::FitTo(const Room& room, const CudaFrame& frame) {
   w.layer.head_dim = g.head_dim;
   int64_t bytes = 0;  // small batches have more CTAs an item
   for (w.queries.batch = 1; w.queries.batch <= room.members; ++w.queries.batch) {
-    bytes = std::max(bytes, frame.ops().attend_spans_workspace_bytes(w));
+    bytes =
+        std::max(bytes, OpsOf<cuda::SpanOps>(frame.ops().lowrank).attend_spans_workspace_bytes(w));
   }
   return memory.Fit(&workspace_, bytes);
 }
@@ -206,7 +207,9 @@ Status CudaSpans::Choose(CudaFrame* frame, const CudaPart& part, int layer, cons
   w.relevance = (first ? relevance_ : later_relevance_).as<float>() + place;
   w.coarse = CoarseOf(*frame, part);
   w.ahead = true;
-  KVS_RETURN_IF_ERROR(frame->Check(frame->ops().score_spans(w, frame->stream()), "op score_spans"));
+  KVS_RETURN_IF_ERROR(
+      frame->Check(OpsOf<cuda::SpanOps>(frame->ops().lowrank).score_spans(w, frame->stream()),
+                   "op score_spans"));
 
   cuda::ExpandSpansBatch e;
   e.layer = w.layer;
@@ -222,7 +225,8 @@ Status CudaSpans::Choose(CudaFrame* frame, const CudaPart& part, int layer, cons
   e.ahead = true;
   chosen_layer_ = layer;
   chosen_writes_ = frame->writes();
-  return frame->Check(frame->ops().expand_spans(e, frame->stream()), "op expand_spans");
+  return frame->Check(OpsOf<cuda::SpanOps>(frame->ops().lowrank).expand_spans(e, frame->stream()),
+                      "op expand_spans");
 }
 
 Status CudaSpans::Attend(CudaFrame* frame, const CudaPart& part, int layer, const Rows& q,
@@ -246,7 +250,8 @@ Status CudaSpans::Attend(CudaFrame* frame, const CudaPart& part, int layer, cons
     w.to.dtype = out.dtype;
     w.to.lse = lse == nullptr ? nullptr : lse + int64_t{row} * frame->geometry().query_heads;
     KVS_RETURN_IF_ERROR(
-        frame->Check(frame->ops().attend_spans(w, frame->stream()), "op attend_spans"));
+        frame->Check(OpsOf<cuda::SpanOps>(frame->ops().lowrank).attend_spans(w, frame->stream()),
+                     "op attend_spans"));
   }
   return OkStatus();
 }
@@ -273,10 +278,10 @@ class CudaZoom final : public CudaSelector {
  public:
   explicit CudaZoom(CudaSpans* codec) : codec_(codec) {}
 
-  CudaQueries queries() const override { return CudaQueries::kNative; }
-  // There every span is expanded.
-  bool InDenseLayers() const override { return true; }
-
+  CudaSelectorTraits traits(const Plan&) override {
+    // In dense layers every span is expanded.
+    return {.queries = CudaQueries::kNative, .in_dense_layers = true};
+  }
   Status Select(CudaFrame* frame, const CudaPart& part, int layer, const Rows& q) override {
     return codec_->Choose(frame, part, layer, q, 0, true);
   }

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "kernels/cuda/device_buffer.h"
-#include "kernels/plans/sekv/ops/attend_spans/attend_spans_cuda.h"
+#include "kernels/plans/sekv/ops/span_cuda_ops.h"
 #include "kernels/step/gpu/frame/cuda_codec.h"
 #include "kernels/step/gpu/memory/step_memory.h"
 

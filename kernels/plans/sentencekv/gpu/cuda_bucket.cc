@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Selector bucket (SentenceKV) on a GPU, as kernels/plans/sentencekv/bucket.cc does it on a CPU.
 // Which sentences are complete follows from counts and reported boundaries, which the host has: so
-// Stage closes them, and Begin enqueues what makes their buckets, for all layers at once. Prompt
-// steps keep their last queries; the Begin behind the prompt's end asks what these attend to, which
-// takes the GPU about as long as attending n_obs of them in full. Graphs hold op pick_buckets
-// alone.
+// Stage closes them, and what it gives to OnceIndexed makes their buckets, for all layers at once.
+// Prompt steps keep their last queries; the Begin behind the prompt's end asks what these attend
+// to, which takes the GPU about as long as attending n_obs of them in full. Graphs hold op
+// pick_buckets alone.
 //
 // Prompt tokens that no layer was given queries of are not observed (docs/spec/sentencekv.md 2).
 #include <algorithm>
@@ -35,6 +35,10 @@ void AddWhole(const std::vector<Run>& sentences, const Plan& plan, std::vector<R
 std::vector<Run> PromptSentences(const SequenceState& state) {
   return SentencesIn(state.reported().boundary(), {0, state.prompt_tokens()},
                      state.plan().bucket.max_length);
+}
+
+CudaSentences& SentencesOf(const CudaFrame& frame, int member) {
+  return static_cast<CudaSentences&>(*frame.state(member).on_gpu.history);
 }
 
 // The memory that ranking a prompt's tokens takes, which no graph knows.
@@ -107,7 +111,7 @@ Status PromptRanking::Vote(const CudaFrame& frame, int member, int layer,
   const Plan& plan = frame.plan(member);
   const Geometry& g = frame.geometry();
   const KeptOfPrompt kept(plan, frame.state(member).prompt_tokens());
-  const cuda::SentenceTable& table = frame.state(member).on_gpu.sentences->memory->table();
+  const cuda::SentenceTable& table = SentencesOf(frame, member).memory->table();
   cuda::VoteBatch vote;
   vote.rows = cuda::KeyRows(frame.PagesOf(member, layer));
   vote.rows.page_stride = 0;  // every query is an item over the same pages
@@ -144,7 +148,7 @@ Status PromptRanking::Pick(const CudaFrame& frame, int member, int layer,
                            const int32_t* tokens) const {
   const Geometry& g = frame.geometry();
   const KeptOfPrompt kept(frame.plan(member), frame.state(member).prompt_tokens());
-  const cuda::SentenceTable& table = frame.state(member).on_gpu.sentences->memory->table();
+  const cuda::SentenceTable& table = SentencesOf(frame, member).memory->table();
   cuda::PickBatch pick;
   pick.scores = importance_.as<float>();
   pick.score_stride = stride_;
@@ -161,7 +165,7 @@ Status PromptRanking::Pick(const CudaFrame& frame, int member, int layer,
   return frame.Check(frame.ops().pick(pick, frame.stream()), "op pick");
 }
 
-class CudaBucket final : public CudaSelector {
+class CudaBucket final : public CudaSelector, private CudaObserver {
  public:
   explicit CudaBucket(StepMemory* memory)
       : sink_end_(memory->AddColumn()),
@@ -171,36 +175,25 @@ class CudaBucket final : public CudaSelector {
     memory->Add(&tables_);
   }
 
-  CudaQueries queries() const override { return CudaQueries::kDense; }
-  bool AttendsNewest(const Plan& plan) const override { return plan.bucket.recent > 0; }
-
-  void Open(const CudaFrame& frame) override {
-    noted_.assign(static_cast<size_t>(frame.members() * frame.geometry().layers), 0);
-  }
-  void Cut(const CudaFrame& frame, int member, std::vector<CudaPart>* parts) override {
-    CudaSelector::Cut(frame, member, parts);
-    parts->back().observes = !parts->back().selects;
+  CudaSelectorTraits traits(const Plan& plan) override {
+    return {.attends_newest = plan.bucket.recent > 0, .observer = this};
   }
   Status Fit(const CudaFrame& frame, std::span<const CudaPart> parts) override;
   Status Stage(CudaFrame* frame) override;
-  Status Begin(CudaFrame* frame) override;
 
   Status Select(CudaFrame* frame, const CudaPart& part, int layer, const Rows& q) override {
     return part.observes ? Observe(*frame, part, layer, q) : Pick(*frame, part, layer, q);
   }
-  void NoteReplayed(const CudaFrame& frame, const CudaPart& part, int layer) override {
-    if (part.observes) NoteObserved(frame, part, layer);
-  }
   cuda::DeviceSelection SelectionOf(const CudaFrame& frame, const CudaPart& part) const override;
   Result<Selection> Read(const CudaFrame& frame, const CudaPart& part, int member,
                          int32_t n) const override;
+
+ private:
+  // Notes, once a step, that queries of a layer are kept.
+  void NoteReplayed(const CudaFrame& frame, const CudaPart& part, int layer) override;
   Result<std::vector<int32_t>> ReadKept(const CudaFrame& frame, int member,
                                         int head) const override;
 
- private:
-  static CudaSentences& SentencesOf(const CudaFrame& frame, int member) {
-    return *frame.state(member).on_gpu.sentences;
-  }
   // The positions between the first tokens and the window, of which the listed ones are attended;
   // {0, 0}: all are.
   static Run ListedRange(const CudaFrame& frame, int member);
@@ -209,10 +202,9 @@ class CudaBucket final : public CudaSelector {
   static Status FitMemory(const CudaFrame& frame, int member);
   static Status MakeWholeBuckets(CudaFrame* frame, int member);
   Status MakePromptBuckets(CudaFrame* frame, int member);
+  Status MakeBuckets(CudaFrame* frame);
 
   Status Observe(const CudaFrame& frame, const CudaPart& part, int layer, const Rows& q);
-  // Once a step and layer.
-  void NoteObserved(const CudaFrame& frame, const CudaPart& part, int layer);
   Status Pick(const CudaFrame& frame, const CudaPart& part, int layer, const Rows& q) const;
 
   // A head's buckets: the position behind each one's last token; its kept prompt tokens.
@@ -253,11 +245,11 @@ Status CudaBucket::Fit(const CudaFrame& frame, std::span<const CudaPart>) {
 void CudaBucket::Close(const CudaFrame& frame, int member) {
   SequenceState& state = frame.state(member);
   const Plan& plan = state.plan();
-  std::shared_ptr<CudaSentences>& sentences = state.on_gpu.sentences;
-  if (sentences == nullptr) sentences = std::make_shared<CudaSentences>(plan, frame.geometry());
+  std::shared_ptr<CudaHistory>& history = state.on_gpu.history;
+  if (history == nullptr) history = std::make_shared<CudaSentences>(plan, frame.geometry());
   const int32_t prompt = state.prompt_tokens();
   if (prompt < 0) return;
-  CudaSentences& own = *sentences;
+  CudaSentences& own = SentencesOf(frame, member);
   const int32_t tokens = frame.member(member).view.tokens;
   if (!std::exchange(own.started, true)) own.ends.Start(prompt);
   if (!own.ready) {
@@ -284,6 +276,8 @@ Run CudaBucket::ListedRange(const CudaFrame& frame, int member) {
 
 // Memory of the members' own, and where it is told to the GPU.
 Status CudaBucket::Stage(CudaFrame* frame) {
+  noted_.assign(static_cast<size_t>(frame->members() * frame->geometry().layers), 0);
+  frame->OnceIndexed([this, frame] { return MakeBuckets(frame); });
   for (int i = 0; i < frame->members(); ++i) {
     if (!Has(*frame, i)) continue;
     Close(*frame, i);
@@ -325,7 +319,7 @@ Status CudaBucket::FitMemory(const CudaFrame& frame, int member) {
 }
 
 // The buckets that are to be made.
-Status CudaBucket::Begin(CudaFrame* frame) {
+Status CudaBucket::MakeBuckets(CudaFrame* frame) {
   for (int i = 0; i < frame->members(); ++i) {
     if (!Has(*frame, i) || frame->state(i).prompt_tokens() < 0) continue;
     CudaSentences& own = SentencesOf(*frame, i);
@@ -413,11 +407,11 @@ Status CudaBucket::Observe(const CudaFrame& frame, const CudaPart& part, int lay
   w.new_tokens = part.new_tokens;
   w.query_floats = frame.geometry().query_heads * frame.geometry().head_dim;
   KVS_RETURN_IF_ERROR(frame.Check(frame.ops().observe(w, frame.stream()), "op observe"));
-  NoteObserved(frame, part, layer);
+  NoteReplayed(frame, part, layer);
   return OkStatus();
 }
 
-void CudaBucket::NoteObserved(const CudaFrame& frame, const CudaPart& part, int layer) {
+void CudaBucket::NoteReplayed(const CudaFrame& frame, const CudaPart& part, int layer) {
   for (int i = part.first; i < part.first + part.count; ++i) {
     const auto cell = static_cast<size_t>(i * frame.geometry().layers + layer);
     if (std::exchange(noted_[cell], uint8_t{1}) != 0) continue;
@@ -530,7 +524,7 @@ Result<std::vector<int32_t>> CudaBucket::ReadKeptOf(const CudaFrame& frame, int 
 Result<std::vector<int32_t>> CudaBucket::ReadKept(const CudaFrame& frame, int member,
                                                   int head) const {
   if (frame.selected_layer() < 0 || !SentencesOf(frame, member).made) {
-    return CudaSelector::ReadKept(frame, member, head);
+    return FailedPrecondition("KEPT_NONE", "no prompt tokens are kept for this member");
   }
   return ReadKeptOf(frame, member, head);
 }

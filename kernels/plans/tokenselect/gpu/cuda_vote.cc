@@ -35,33 +35,10 @@ class CudaVote final : public CudaSelector {
  public:
   explicit CudaVote(StepMemory* memory) { memory->Add(&caches_); }
 
-  CudaQueries queries() const override { return CudaQueries::kDense; }
-  bool IdlesWhenShort() const override { return true; }
-  bool AttendsNewest(const Plan& plan) const override { return plan.vote.recent > 0; }
-
-  void Open(const CudaFrame&) override { list_count_ = 0; }
-
-  // A prompt is cut at multiples of plan.vote.chunk from the sequence's start (ADR 3).
-  void Cut(const CudaFrame& frame, int member, std::vector<CudaPart>* parts) override {
-    if (frame.state(member).prompt_tokens() >= 0) {
-      CudaSelector::Cut(frame, member, parts);
-      parts->back().list = list_count_++;
-      return;
-    }
-    const StepMember& m = frame.member(member);
-    const Plan& plan = frame.plan(member);
-    for (int32_t begin = 0, end; begin < m.new_tokens; begin = end) {
-      const int64_t start = int64_t{m.view.tokens} + begin;
-      const int64_t next = (start / plan.vote.chunk + 1) * plan.vote.chunk - m.view.tokens;
-      end = static_cast<int32_t>(std::min<int64_t>(next, m.new_tokens));
-      CudaPart& part = parts->emplace_back();
-      part.first = member;
-      part.new_tokens = end - begin;
-      part.begin = begin;
-      part.prompt = true;
-      part.selects = !InFull(plan, static_cast<int32_t>(start));
-      if (part.selects) part.list = list_count_++;
-    }
+  CudaSelectorTraits traits(const Plan& plan) override {
+    return {.idles_when_short = true,
+            .attends_newest = plan.vote.recent > 0,
+            .prompt_chunk = plan.vote.chunk};
   }
 
   Status Fit(const CudaFrame& frame, std::span<const CudaPart> parts) override {
@@ -92,8 +69,11 @@ class CudaVote final : public CudaSelector {
       SequenceState& state = frame->state(i);
       const bool votes = Has(*frame, i) && state.prompt_tokens() >= 0;
       if (!votes || InFull(state.plan(), frame->member(i).view.tokens + 1)) continue;
-      std::shared_ptr<CudaVoteCache>& cache = state.on_gpu.vote_cache;
-      if (cache == nullptr || cache->shared) KVS_RETURN_IF_ERROR(Own(*frame, state.plan(), &cache));
+      auto cache = std::static_pointer_cast<CudaVoteCache>(state.on_gpu.history);
+      if (cache == nullptr || cache->shared) {
+        KVS_RETURN_IF_ERROR(Own(*frame, state.plan(), &cache));
+        state.on_gpu.history = cache;
+      }
       const std::byte* const at = cache->memory.as<std::byte>();
       KVS_RETURN_IF_ERROR(
           frame->memory().Write(&caches_, i, std::as_bytes(std::span(&at, 1)), frame->stream()));
@@ -292,8 +272,7 @@ class CudaVote final : public CudaSelector {
   }
 
   Room room_;
-  int32_t list_count_ = 0;  // lists of the step
-  WordTable caches_;        // a member's cache
+  WordTable caches_;  // a member's cache
   // Scratch for one launch.
   DeviceBuffer votes_;                        // float [batch][tokens]
   DeviceBuffer vote_scratch_, pick_scratch_;  // for the ops

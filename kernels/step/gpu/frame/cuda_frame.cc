@@ -34,7 +34,7 @@ cuda::PagedLayer CudaFrame::PagesOf(int first, int layer) const {
 
 bool CudaFrame::Selects(const CudaPart& part, int layer) const {
   if (!part.selects || part.idle || part.selector == nullptr) return false;
-  return layer >= part.plan.n_dense_layers || part.selector->InDenseLayers();
+  return layer >= part.plan.n_dense_layers || part.selector->traits(part.plan).in_dense_layers;
 }
 
 cuda::DeviceSelection CudaFrame::SelectionOf(const CudaPart& part, int layer) const {

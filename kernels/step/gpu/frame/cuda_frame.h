@@ -9,6 +9,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
+#include <utility>
+#include <vector>
 
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/step/gpu/frame/cuda_part.h"
@@ -78,6 +81,8 @@ class CudaFrame : public StepBatch {
   // How often new rows or queries were written: an op that reads them may only read ahead of the
   // kernel before it when they were written before that one.
   int64_t writes() const { return writes_; }
+  // Runs `enqueue` in Begin, when the index rows of all complete units are enqueued.
+  void OnceIndexed(std::function<Status()> enqueue) { once_indexed_.push_back(std::move(enqueue)); }
   // A kernel of Begin's was enqueued.
   void NoteLaunch() { launched_ = true; }
 
@@ -102,6 +107,7 @@ class CudaFrame : public StepBatch {
   const cuda::CudaOps& ops_;
   cuda::Stream stream_;
   std::vector<CudaPart> parts_;
+  std::vector<std::function<Status()>> once_indexed_;
   NewRows pending_;  // those of a layer that was appended, but not attended yet
   int selected_layer_ = -1;
   int64_t writes_ = 0;

@@ -22,7 +22,7 @@ struct CudaPart {
   bool prompt = false;               // a chunk of a prompt, with a selection of its own
   bool promotes = false;             // selects, and a member has pages in the host's memory
   bool idle = false;                 // all members of the step are shorter than their min_tokens
-  int32_t list = 0;                  // first list of selector vote
+  int32_t list = 0;                  // first among the lists of its selector
   Plan plan;                         // plan of the members, where it selects or observes
   CudaSelector* selector = nullptr;  // the same; null: selector full
   CudaCodec* codec = nullptr;        // where it selects; null: raw rows

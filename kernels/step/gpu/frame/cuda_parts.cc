@@ -2,29 +2,62 @@
 #include "kernels/step/gpu/frame/cuda_parts.h"
 
 #include <algorithm>
+#include <ranges>
 #include <span>
 
+#include "kernels/select/selection_rule.h"
 #include "kernels/step/gpu/frame/cuda_frame.h"
+#include "kernels/step/gpu/frame/cuda_selector.h"
 
 namespace kvstrata {
 namespace {
+
+// A prompt that is cut at multiples of `chunk` from the sequence's start (ADR 3).
+void CutPrompt(const CudaFrame& frame, int member, int32_t chunk, std::vector<CudaPart>* parts) {
+  const StepMember& m = frame.member(member);
+  for (int32_t begin = 0, end; begin < m.new_tokens; begin = end) {
+    const int64_t start = int64_t{m.view.tokens} + begin;
+    end = static_cast<int32_t>(
+        std::min<int64_t>((start / chunk + 1) * chunk - m.view.tokens, m.new_tokens));
+    CudaPart& part = parts->emplace_back();
+    part.first = member;
+    part.new_tokens = end - begin;
+    part.begin = begin;
+    part.prompt = true;
+    part.selects = !AttendsInFull(frame.plan(member), static_cast<int32_t>(start));
+  }
+}
+
+// The first list of the next part of a selector.
+int32_t NextList(std::span<const CudaPart> parts, const CudaSelector* selector) {
+  for (const CudaPart& part : parts | std::views::reverse) {
+    if (part.selects && part.selector == selector) return part.list + part.count;
+  }
+  return 0;
+}
 
 void CutMember(const CudaFrame& frame, const CudaWorkspace& workspace, int member,
                std::vector<CudaPart>* parts) {
   const Plan& plan = frame.plan(member);
   CudaSelector* const selector = workspace.SelectorOf(plan);
   CudaCodec* const codec = workspace.CodecOf(plan);
+  const CudaSelectorTraits traits =
+      selector == nullptr ? CudaSelectorTraits() : selector->traits(plan);
+  const bool in_prompt = frame.state(member).prompt_tokens() < 0;
   const size_t before = parts->size();
-  if (selector != nullptr) {
-    selector->Cut(frame, member, parts);
+  if (in_prompt && traits.prompt_chunk > 0) {
+    CutPrompt(frame, member, traits.prompt_chunk, parts);
   } else {
     CudaPart& part = parts->emplace_back();
     part.first = member;
     part.new_tokens = frame.member(member).new_tokens;
-    part.selects = codec != nullptr && frame.state(member).prompt_tokens() >= 0;
+    part.selects = !in_prompt && (selector != nullptr || codec != nullptr);
+    part.observes = in_prompt && traits.observer != nullptr;
   }
-  for (CudaPart& part : std::span(*parts).subspan(before)) {
+  for (size_t i = before; i < parts->size(); ++i) {
+    CudaPart& part = (*parts)[i];
     if (!part.selects && !part.observes) continue;
+    if (part.selects) part.list = NextList(std::span(*parts).first(i), selector);
     part.plan = plan;
     part.selector = selector;
     part.codec = part.selects ? codec : nullptr;
@@ -49,7 +82,7 @@ void JoinLast(std::vector<CudaPart>* parts) {
 
 bool MayIdle(const CudaPart& part) {
   return part.selects && !part.prompt && part.selector != nullptr &&
-         part.selector->IdlesWhenShort();
+         part.selector->traits(part.plan).idles_when_short;
 }
 
 // Whether all of the part's members are shorter than their min_tokens.

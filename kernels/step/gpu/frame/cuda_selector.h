@@ -9,8 +9,8 @@
 // One file each in kernels/plans/NAME/gpu, and step/gpu/lists/cuda_fixed.cc for those that no query
 // decides (window); one row each in cuda_selector_rows.h.
 //
-// Order of a step: Open, Cut for each member, Fit, Stage, Begin, then Select and SelectionOf layer
-// by layer, Read. Threads: one call at a time.
+// Order of a step: Fit, Stage, then Select and SelectionOf layer by layer, Read. Threads: one call
+// at a time.
 #ifndef KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_SELECTOR_H_
 #define KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_SELECTOR_H_
 
@@ -35,6 +35,36 @@ enum class CudaQueries : uint8_t {
   kNative  // the pages' dtype, as attention takes them
 };
 
+// What a selector that keeps a prompt's queries has beside its choices.
+class CudaObserver {
+ public:
+  virtual ~CudaObserver() = default;
+  // A graph did what Select of a prompt's part had enqueued when it was captured.
+  virtual void NoteReplayed(const CudaFrame& frame, const CudaPart& part, int layer) = 0;
+  // Tokens of the prompt that a KV head of frame.selected_layer() keeps. FAILED_PRECONDITION
+  // KEPT_NONE.
+  virtual Result<std::vector<int32_t>> ReadKept(const CudaFrame& frame, int member,
+                                                int head) const = 0;
+};
+
+// What a selector is like, under a plan.
+struct CudaSelectorTraits {
+  CudaQueries queries = CudaQueries::kDense;
+  // It is asked in dense layers, too, where everything is attended.
+  bool in_dense_layers = false;
+  // Its kernels do nothing for sequences shorter than their min_tokens.
+  bool idles_when_short = false;
+  // The first op of Select reads ahead of the kernel before it (launch.cuh).
+  bool reads_ahead = true;
+  // Every selection has the newest token in it, and none is made of its key.
+  bool attends_newest = true;
+  // A prompt's chunks select, cut at multiples of so many tokens from the sequence's start; 0: they
+  // do not.
+  int32_t prompt_chunk = 0;
+  // Its own; null: it does not ask for a prompt's queries.
+  CudaObserver* observer = nullptr;
+};
+
 class CudaSelector {
  public:
   CudaSelector() = default;
@@ -42,40 +72,21 @@ class CudaSelector {
   CudaSelector& operator=(const CudaSelector&) = delete;
   virtual ~CudaSelector() = default;
 
-  // --- constants
-  virtual CudaQueries queries() const = 0;
-  // It is asked in dense layers, too, where everything is attended.
-  virtual bool InDenseLayers() const { return false; }
-  // Its kernels do nothing for sequences shorter than their min_tokens.
-  virtual bool IdlesWhenShort() const { return false; }
-  // The first op of Select reads ahead of the kernel before it (launch.cuh).
-  virtual bool ReadsAhead(const Plan&) const { return true; }
-  // Every selection has the newest token in it, and none is made of its key.
-  virtual bool AttendsNewest(const Plan&) const { return true; }
+  virtual CudaSelectorTraits traits(const Plan& plan) = 0;
 
-  // --- Begin
-  // Forgets the step before.
-  virtual void Open(const CudaFrame&) {}
-  // Adds the member's parts: one, which selects behind a prompt.
-  virtual void Cut(const CudaFrame& frame, int member, std::vector<CudaPart>* parts);
   virtual Status Fit(const CudaFrame&, std::span<const CudaPart>) { return OkStatus(); }
-  // Decides what is the host's to decide, and fills columns and tables.
+  // Forgets the step before, decides what is the host's to decide, and fills columns and tables.
+  // What is chosen for all layers at once, or kept for later choices, is enqueued by what it gives
+  // to CudaFrame::OnceIndexed.
   virtual Status Stage(CudaFrame*) { return OkStatus(); }
-  // Enqueues what is chosen for all layers at once, or kept for later choices.
-  virtual Status Begin(CudaFrame*) { return OkStatus(); }
 
-  // --- a layer
   // q: the part's rows. By the first new token of each member; of a prompt as the selector does.
   virtual Status Select(CudaFrame*, const CudaPart&, int, const Rows&) { return OkStatus(); }
-  // A graph did what Select had enqueued when it was captured.
-  virtual void NoteReplayed(const CudaFrame&, const CudaPart&, int) {}
   virtual cuda::DeviceSelection SelectionOf(const CudaFrame& frame, const CudaPart& part) const = 0;
   // The selection of frame.selected_layer(), as the CPU's selector makes it; `tokens` with the
   // query's own.
   virtual Result<Selection> Read(const CudaFrame& frame, const CudaPart& part, int member,
                                  int32_t tokens) const = 0;
-  // Tokens of the prompt that a KV head of that layer keeps. FAILED_PRECONDITION KEPT_NONE.
-  virtual Result<std::vector<int32_t>> ReadKept(const CudaFrame& frame, int member, int head) const;
 
  protected:
   // Whether it is the member's.

@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "base/status.h"
+#include "kernels/plan/built_plans.h"
 #include "kernels/select/selector_rows.h"
 #include "kernels/step/gpu/frame/cuda_selector.h"
 #include "kernels/step/gpu/frame/cuda_serves.h"
@@ -21,10 +22,6 @@ class StepMemory;  // step_memory.h
 // GPU halves of codecs, each in its own file.
 std::unique_ptr<CudaCodec> NewCudaSpans(StepMemory* memory);
 std::unique_ptr<CudaCodec> NewCudaPacked(StepMemory* memory);
-
-// By CodecKind; null: pages are attended as they are.
-inline constexpr std::unique_ptr<CudaCodec> (*kCudaCodecRows[])(StepMemory* memory) = {
-    nullptr, NewCudaSpans, NewCudaPacked, nullptr};
 
 // What selectors of a workspace are made of, which outlives them.
 struct CudaSelectorSource {
@@ -69,6 +66,20 @@ std::unique_ptr<CudaSelector> MakeCudaFixed(const CudaSelectorSource& from) {
 
 inline Status ServesAll(const Plan&) { return OkStatus(); }
 
+// The GPU's half of a codec.
+struct CudaCodecRow {
+  // What of its options the ops lack: UNIMPLEMENTED CUDA_PLAN.
+  Status (*serves)(const Plan& plan) = ServesAll;
+  // Null: pages are attended as they are.
+  std::unique_ptr<CudaCodec> (*make)(StepMemory* memory) = nullptr;
+};
+inline constexpr CudaCodecRow kCudaCodecRows[] = {
+    {},
+    KVS_OF_SEKV({ServesAll, NewCudaSpans}),
+    KVS_OF_MOSAICKV({CudaPackedServes, NewCudaPacked}),
+    {},
+};  // by CodecKind
+
 inline constexpr uint8_t kOverRaw = OverCodec(CodecKind::kRaw);
 inline constexpr uint8_t kOverLowRank = OverCodec(CodecKind::kLowRank);
 inline constexpr uint8_t kOverPacked = OverCodec(CodecKind::kPacked);
@@ -81,8 +92,9 @@ inline constexpr CudaSelectorRow kCudaSelectorRows[] = {
     {kOverRaw, "op attend_packed over pages", CudaCascadeServes, NewCudaCascade},
     {kOverRaw, "op vote over packed keys", CudaVoteServes, NewCudaVote},
     {kOverRaw, "op expand_spans by buckets", CudaBucketServes, NewCudaBucket},
-    {kOverLowRank, "", ServesAll, NewCudaZoom},
-    {kOverPacked, "the selector's half over ops score and pick", CudaBlockServes, NewCudaBlock},
+    KVS_OF_SEKV({kOverLowRank, "", ServesAll, NewCudaZoom}),
+    KVS_OF_MOSAICKV({kOverPacked, "the selector's half over ops score and pick", CudaBlockServes,
+                     NewCudaBlock}),
     {kOverRaw, "op attend_packed over lists of tokens", CudaBitsServes, NewCudaBits},
     {0, "op attend_planes", ServesAll, nullptr},
 };  // by SelectorKind

@@ -23,7 +23,7 @@ Status ServesPlan(const Plan& plan) {
                         selector.missing);
   }
   KVS_RETURN_IF_ERROR(selector.serves(plan));
-  return plan.codec == CodecKind::kPacked ? CudaPackedServes(plan) : OkStatus();
+  return kCudaCodecRows[static_cast<size_t>(plan.codec)].serves(plan);
 }
 
 Status ServesModel(const Geometry& geometry) {

@@ -13,8 +13,8 @@ namespace {
 // By CodecKind; null: pages are attended as they are.
 std::vector<std::unique_ptr<CudaCodec>> NewCodecs(StepMemory* memory) {
   std::vector<std::unique_ptr<CudaCodec>> codecs;
-  for (const auto make : kCudaCodecRows) {
-    codecs.push_back(make == nullptr ? nullptr : make(memory));
+  for (const CudaCodecRow& row : kCudaCodecRows) {
+    codecs.push_back(row.make == nullptr ? nullptr : row.make(memory));
   }
   return codecs;
 }

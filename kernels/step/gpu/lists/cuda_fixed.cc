@@ -18,7 +18,7 @@ class CudaFixed final : public CudaSelector {
     if (fixed.unit_tokens > 0) memory->Add(&units_);
   }
 
-  CudaQueries queries() const override { return CudaQueries::kNone; }
+  CudaSelectorTraits traits(const Plan&) override { return {.queries = CudaQueries::kNone}; }
 
   Status Fit(const CudaFrame& frame, std::span<const CudaPart>) override {
     constexpr int32_t kMultiple = 64;  // words, in growing
