@@ -134,7 +134,7 @@ class PackedStep {
         q_(RandomElements(rng_, DType::kBF16, static_cast<size_t>(batch * kHeads * kDim))),
         scratch_(shape_) {
     scratch_.workspace = DeviceArray<float>(static_cast<size_t>(
-        OpsOf<PackedOps>(Ops().packed).attend_packed_workspace_bytes(Attend(0)) / 4));
+        kvstrata::OpsOf<PackedOps>(Ops().packed).attend_packed_workspace_bytes(Attend(0)) / 4));
     scratch_.buffer_workspace = DeviceArray<std::byte>(std::vector<std::byte>(
         static_cast<size_t>(Ops().attend_raw_workspace_bytes(kGroup, kDim))));
     scratch_.pick_scratch = DeviceArray<std::byte>(
@@ -161,12 +161,12 @@ class PackedStep {
  private:
   std::vector<std::function<int(Stream)>> OpsOf(int layer) const {
     return {[=, this](Stream s) {
-              return OpsOf<PackedOps>(Ops().packed).score_packed(Score(layer), s);
+              return kvstrata::OpsOf<PackedOps>(Ops().packed).score_packed(Score(layer), s);
             },
             [=, this](Stream s) { return Ops().pick(Pick(), s); },
             [=, this](Stream s) { return Ops().attend_raw(AttendBuffer(layer), s); },
             [=, this](Stream s) {
-              return OpsOf<PackedOps>(Ops().packed).attend_packed(Attend(layer), s);
+              return kvstrata::OpsOf<PackedOps>(Ops().packed).attend_packed(Attend(layer), s);
             }};
   }
   PagedLayer Buffer(int layer) const {

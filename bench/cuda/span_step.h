@@ -160,7 +160,7 @@ class SpanStep {
         inputs_(rng_, agree, batch, layers_),
         scratch_(shape_, batch) {
     scratch_.workspace = DeviceArray<float>(static_cast<size_t>(
-        OpsOf<SpanOps>(Ops().lowrank).attend_spans_workspace_bytes(Attend(0)) / 4));
+        kvstrata::OpsOf<SpanOps>(Ops().lowrank).attend_spans_workspace_bytes(Attend(0)) / 4));
   }
 
   int layers() const { return layers_; }
@@ -189,20 +189,20 @@ class SpanStep {
     return {
         [=, this](Stream s) { return Ops().append(Append(layer), s); },
         [=, this](Stream s) {
-          return OpsOf<SpanOps>(Ops().lowrank)
+          return kvstrata::OpsOf<SpanOps>(Ops().lowrank)
               .score_spans(
                   {Layer(layer), Queries(), scratch_.relevance.get(), scratch_.coarse.get(), true},
                   s);
         },
         [=, this](Stream s) {
-          return OpsOf<SpanOps>(Ops().lowrank)
+          return kvstrata::OpsOf<SpanOps>(Ops().lowrank)
               .expand_spans({Layer(layer), batch_, scratch_.relevance.get(), scratch_.coarse.get(),
                              tables_.rooms.get(), scratch_.list.get(), scratch_.list_counts.get(),
                              scratch_.chosen.get(), scratch_.counters.get(), true},
                             s);
         },
         [=, this](Stream s) {
-          return OpsOf<SpanOps>(Ops().lowrank).attend_spans(Attend(layer), s);
+          return kvstrata::OpsOf<SpanOps>(Ops().lowrank).attend_spans(Attend(layer), s);
         }};
   }
   SpanLayer Layer(int layer) const {
