@@ -120,6 +120,8 @@ constexpr CudaOps kOps = {
         .expand_spans = ExpandSpansCuda,
         .attend_spans_workspace_bytes = AttendSpansWorkspaceBytes,
         .attend_spans = AttendSpansCuda,
+        .attend_planes_workspace_bytes = AttendPlanesWorkspaceBytes,
+        .attend_planes = AttendPlanesCuda,
     },
     {
         .covariance_workspace_bytes = CovarianceWorkspaceBytes,

@@ -18,6 +18,7 @@
 #include "kernels/ops/always/always_cuda.h"
 #include "kernels/ops/append/append_cuda.h"
 #include "kernels/ops/attend_chunk/attend_chunk_cuda.h"
+#include "kernels/ops/attend_planes/attend_planes_cuda.h"
 #include "kernels/ops/attend_raw/attend_raw_cuda.h"
 #include "kernels/ops/block_pages/block_pages_cuda.h"
 #include "kernels/ops/copy_rows/copy_rows_cuda.h"
@@ -46,7 +47,7 @@
 
 namespace kvstrata::cuda {
 
-inline constexpr uint32_t kCudaOpsVersion = 13;  // this table's: loader and library must agree
+inline constexpr uint32_t kCudaOpsVersion = 14;  // this table's: loader and library must agree
 
 // What a loader asks first. The version stays at the table's beginning, in all versions.
 struct RuntimeOps {
@@ -128,7 +129,7 @@ struct SelectionOps {
   int (*block_pages)(const BlockPagesBatch& work, Stream stream) = nullptr;
 };
 
-// What writes new rows, and attends raw, packed and low-rank ones.
+// What writes new rows, and attends raw, packed, low-rank and nested ones.
 struct AttentionOps {
   int (*append)(const AppendBatch& work, Stream stream) = nullptr;
   int (*copy_rows)(const CopyRowsBatch& work, Stream stream) = nullptr;
@@ -143,6 +144,8 @@ struct AttentionOps {
   int (*expand_spans)(const ExpandSpansBatch& work, Stream stream) = nullptr;
   int64_t (*attend_spans_workspace_bytes)(const AttendSpansBatch& work) = nullptr;
   int (*attend_spans)(const AttendSpansBatch& work, Stream stream) = nullptr;
+  int64_t (*attend_planes_workspace_bytes)(const AttendPlanesBatch& work) = nullptr;
+  int (*attend_planes)(const AttendPlanesBatch& work, Stream stream) = nullptr;
 };
 
 // What makes packed segments (kernels/plans/mosaickv/cuda_packer.h).

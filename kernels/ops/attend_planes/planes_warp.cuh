@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+// A warp's share of the groups of one (sequence, KV head): it scores a group, finishes the one
+// before it, whose values and fine rows have arrived by now, and chooses what to ask for.
+//
+// Logits are relative: 2^6 is the weight from which on a token is fine. So coarse weights are below
+// 64, and with any step of values (at most 514) fit fp16.
+#ifndef KVSTRATA_KERNELS_OPS_ATTEND_PLANES_PLANES_WARP_CUH_
+#define KVSTRATA_KERNELS_OPS_ATTEND_PLANES_PLANES_WARP_CUH_
+
+#include "kernels/ops/attend_planes/coarse_values.cuh"
+#include "kernels/ops/attend_planes/planes_normaliser.cuh"
+
+namespace kvstrata::cuda {
+
+inline constexpr float kFineFrom = 6;  // log2 of a relative weight
+
+// What all groups of an item have in common, for one lane.
+struct ItemRule {
+  PlanesLengths lengths;
+  LaneFactors factors;
+  float reference[2];  // what logits, times log2(e), are relative to, of the lane's heads
+  float read_from;     // log2 of the relative weight from which on a strip is read
+  FineForm form;
+};
+
+// Report of one (sequence, KV head).
+struct ItemReport {
+  uint8_t *fine, *strips;  // null: not wanted
+
+  __device__ static ItemReport Of(const PlanesReport& report, int64_t item) {
+    return {
+        report.fine == nullptr ? nullptr : report.fine + item * report.stride,
+        report.strips == nullptr ? nullptr : report.strips + item * (report.stride / kStripTokens)};
+  }
+  // chosen: the lane's tokens (TokenOf).
+  __device__ void Write(int group, uint32_t chosen, uint32_t strips_read) const {
+    const int lane = threadIdx.x % 32;
+    const auto flags = [](uint32_t bits) {
+      return (bits & 1) | (bits & 2) << 7 | (bits & 4) << 14 | (bits & 8) << 21;
+    };
+    if (fine != nullptr && lane % 4 == 0) {
+      auto* const to = reinterpret_cast<uint32_t*>(fine + int64_t{group} * kGroupTokens);
+      to[TokenOf(lane, 0) / 4] = flags(chosen);
+      to[TokenOf(lane, 4) / 4] = flags(chosen >> 4);
+    }
+    if (strips != nullptr && lane == 0) {
+      reinterpret_cast<uint32_t*>(strips)[group] = flags(strips_read);
+    }
+  }
+};
+
+template <int kDim, int kHeads>
+class PlanesWarp {
+ public:
+  using Memory = WarpMemory<kDim, kHeads>;
+  using Shape = GroupShape<kDim>;
+
+  // Groups first, first + step, .. below `end`. Copies of the first two begin here.
+  __device__ PlanesWarp(const PlanesItem<kDim>& item, Memory* memory, int first, int step, int end)
+      : item_(item), memory_(*memory), copier_(memory), first_(first), step_(step), end_(end) {
+    for (int i = 0; i < 2; ++i) {
+      const int group = first + i * step;
+      if (group < end) copier_.Keys(i, item.Upper(group));
+      CommitCopies();
+    }
+    CommitCopies();  // in place of values
+    const int lane = threadIdx.x % 32;
+    for (int i = lane; i < kHeads * kDim; i += 32) memory->o[i / kDim][i % kDim] = 0;
+    if (lane < kGroupTokens / 4) memory->value_scales[lane] = {0, 0, 0, 0};
+    __syncwarp();
+  }
+
+  // ones: 16 of them, fp16, in shared memory.
+  __device__ __forceinline__ void Run(const SharedQuery<kDim>& query, const ItemRule& rule,
+                                      const ItemReport& report, const uint4* ones) {
+    int number = 0;
+    uint64_t ahead = BlockOf(first_ + 2 * step_);
+#pragma unroll 1
+    for (int group = first_; group < end_; group += step_, ++number) {
+      WaitForCopies<2>();
+      __syncwarp();
+      GroupSums sums;
+      ScoreGroup(memory_, number, query, sums);
+      __syncwarp();
+      const int later = group + 2 * step_;
+      if (later < end_) copier_.Keys(number + 2, item_.UpperIn(ahead, later));
+      CommitCopies();
+      ahead = BlockOf(later + step_);
+      if (strips_ != 0) Finish<1>(query, rule, ones);
+      Choose(group, number, rule, report, sums);
+      CommitCopies();
+    }
+    if (strips_ != 0) Finish<0>(query, rule, ones);
+  }
+
+  // Sums of the warp to its memory; afterwards the CTA may read them behind a barrier.
+  __device__ __forceinline__ void Store(const ItemRule& rule) {
+    const int lane = threadIdx.x % 32;
+    const float(&raised)[2] = fine_.raised();
+    const float factor[2] = {Exp2(-raised[0]), Exp2(-raised[1])};
+    float coarse[2], fine[2];
+    values_.Store(memory_, factor, coarse);
+    fine_.Weights(fine);
+#pragma unroll
+    for (int head = 0; head < 2; ++head) {
+      const float l = coarse[head] + fine[head];
+      if (lane >= kHeads / 2) continue;
+      memory_.m[2 * lane + head] = l == 0 ? -INFINITY : rule.reference[head] + raised[head];
+      memory_.l[2 * lane + head] = l;
+    }
+  }
+
+  __device__ uint64_t fetched() const { return fetched_; }
+
+ private:
+  __device__ uint64_t BlockOf(int group) const {
+    return group < end_ ? item_.UpperBlock(group) : 0;
+  }
+
+  // Whether each of the lane's tokens is fine, and -0.
+  __device__ __forceinline__ static uint32_t FineOf(int group, const ItemRule& rule,
+                                                    const float (&base)[2], GroupSums& sums) {
+    const int lane = threadIdx.x % 32;
+    uint32_t chosen = 0;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const int token = group * kGroupTokens + TokenOf(lane, i);
+      const bool above = fmaf(sums.Of(i, 0), rule.factors.code[0], base[0]) >= kFineFrom ||
+                         fmaf(sums.Of(i, 1), rule.factors.code[1], base[1]) >= kFineFrom;
+      if (above || !rule.lengths.IsCandidate(token)) chosen |= 1u << i;
+    }
+    chosen |= __shfl_xor_sync(kAllLanes, chosen, 1);
+    return chosen | __shfl_xor_sync(kAllLanes, chosen, 2);
+  }
+
+  // A bit for each strip that has a lane of its keys in `lanes`.
+  __device__ __forceinline__ static uint32_t StripsOf(uint32_t lanes) {
+    return ((lanes & 0xFF) != 0 ? 1 : 0) | ((lanes & 0xFF00) != 0 ? 2 : 0) |
+           ((lanes & 0xFF0000) != 0 ? 4 : 0) | ((lanes & 0xFF000000) != 0 ? 8 : 0);
+  }
+
+  // Rules 4 and 5: what of the group is fine and which strips are read. Asks for both.
+  __device__ __forceinline__ void Choose(int group, int number, const ItemRule& rule,
+                                         const ItemReport& report, GroupSums& sums) {
+    float base[2];
+    bool is_read = false, has_fine = false;
+#pragma unroll
+    for (int head = 0; head < 2; ++head) {
+      base[head] = sums.Base(rule.factors, head, kCoarseCentre) - rule.reference[head];
+      float top = sums.Of(0, head);
+#pragma unroll
+      for (int i = 1; i < 8; ++i) top = fmaxf(top, sums.Of(i, head));
+      const float logit = fmaf(top, rule.factors.code[head], base[head]);
+      is_read |= !(logit < rule.read_from);
+      has_fine |= logit >= kFineFrom;
+    }
+    const int first = group * kGroupTokens;
+    const bool all_compete =
+        first >= rule.lengths.start && first + kGroupTokens <= rule.lengths.stop;
+    uint32_t chosen = 0;
+    count_ = 0;
+    if (!all_compete || __any_sync(kAllLanes, has_fine)) {
+      chosen = FineOf(group, rule, base, sums);
+      float fine_base[2];
+#pragma unroll
+      for (int head = 0; head < 2; ++head) {
+        fine_base[head] = sums.Base(rule.factors, head, rule.form.centre()) - rule.reference[head];
+      }
+      count_ = ListTokens(memory_, chosen, rule.factors, fine_base, sums);
+    }
+    strips_ = StripsOf(__ballot_sync(kAllLanes, is_read || chosen != 0));
+    report.Write(group, chosen, strips_);
+    group_ = group;
+    slot_ = number % 4;
+    Ask();
+    if (strips_ != 0) Weigh(rule.factors, base, sums);
+  }
+
+  __device__ __forceinline__ void Ask() {
+    fetched_ += Shape::kValueScales + __popc(strips_) * (Shape::kStripBytes + 4 * kStripTokens) +
+                count_ * item_.row_bytes;
+    if (strips_ != 0) copier_.Values(strips_, item_.Upper(group_));
+    if (count_ == 0) return;
+    __syncwarp();
+    copier_.Rows(0, min(count_, kFineTile), item_.Lower(group_), item_.row_bytes);
+  }
+
+  // Coarse weights of the group, 0 of fine tokens and where strips are left out.
+  __device__ __forceinline__ void Weigh(const LaneFactors& factors, const float (&base)[2],
+                                        GroupSums& sums) {
+    const bool is_read = strips_ >> (threadIdx.x % 32 / 8) & 1;
+    const float even = is_read ? base[0] : -INFINITY, odd = is_read ? base[1] : -INFINITY;
+    uint32_t weights[2][4];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      weights[i / 4][i % 4] =
+          Element<__half>::Pack(Exp2(fmaf(sums.Of(i, 0), factors.code[0], even)),
+                                Exp2(fmaf(sums.Of(i, 1), factors.code[1], odd)));
+    }
+    weights_ = StripWeights::Of(weights);
+  }
+
+  // Attends the strips of the group that was chosen from last.
+  template <int kPending>
+  __device__ __forceinline__ void Finish(const SharedQuery<kDim>& query, const ItemRule& rule,
+                                         const uint4* ones) {
+    WaitForCopies<kPending>();
+    __syncwarp();
+    values_.Add(memory_, weights_, ones);
+#pragma unroll 1
+    for (int first = 0; first < count_; first += kFineTile) {
+      const int count = min(count_ - first, kFineTile);
+      if (first > 0) {  // more than were asked for
+        __syncwarp();
+        copier_.Rows(first, count, item_.Lower(group_), item_.row_bytes);
+        CommitCopies();
+        WaitForCopies<0>();
+        __syncwarp();
+      }
+      float logits[2];
+      FineLogits(memory_, first, rule.form, memory_.Steps(slot_), query, rule.factors, logits);
+      fine_.Add(memory_, first, count, rule.form, logits);
+    }
+    __syncwarp();
+  }
+
+  const PlanesItem<kDim>& item_;
+  Memory& memory_;
+  const PlanesCopier<kDim, kHeads> copier_;
+  const int first_, step_, end_;
+  // Of the group that is to be finished: the strips that are read (none: there is no such group),
+  // fine tokens, and where its scales are.
+  uint32_t strips_ = 0;
+  int count_ = 0, group_ = 0, slot_ = 0;
+  StripWeights weights_ = {};
+  ValueSums<kDim> values_;
+  FineSums<kDim, kHeads> fine_;
+  uint64_t fetched_ = 0;
+};
+
+}  // namespace kvstrata::cuda
+
+#endif  // KVSTRATA_KERNELS_OPS_ATTEND_PLANES_PLANES_WARP_CUH_
