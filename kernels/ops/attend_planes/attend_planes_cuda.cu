@@ -291,6 +291,7 @@ __global__ void __launch_bounds__(CtaShape<kDim, kHeads>::kThreads, 1)
   if (threadIdx.x < 2) shared.ones[threadIdx.x] = {0x3C003C00, 0x3C003C00, 0x3C003C00, 0x3C003C00};
   __syncthreads();
   for (int head = 0; head < 2; ++head) {
+    rule.of_logit[head] = 1 / rule.factors.code[head];
     rule.reference[head] = shared.reference[(threadIdx.x % 4 * 2 + head) % kHeads];
   }
   warp.Run(shared.query, rule, ItemReport::Of(w.report, place.item), shared.ones);

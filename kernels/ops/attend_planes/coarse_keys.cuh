@@ -19,7 +19,8 @@ namespace kvstrata::cuda {
 template <int kDim>
 struct SharedQuery {
   static constexpr int kQuads = GroupShape<kDim>::kQuads;
-  uint4 plain[kQuads][32];   // divided by a power of two so that none is above 1
+  // Divided by a power of two so that none is above 1: first pairs of both words, then second ones.
+  uint4 plain[kQuads][32];
   uint4 scaled[kQuads][32];  // times 64 / 4^m
 
   __device__ void Store(const LaneQueryPairs<kDim, 2>& query) {
@@ -35,7 +36,7 @@ struct SharedQuery {
         x[i] = BitsOf(pair);
         y[i] = BitsOf(__hmul2(pair, __float2half2_rn(static_cast<float>(64 >> 2 * m))));
       }
-      plain[quad][lane] = {x[0], x[1], x[2], x[3]};
+      plain[quad][lane] = {x[0], x[2], x[1], x[3]};
       scaled[quad][lane] = {y[0], y[1], y[2], y[3]};
     }
   }
@@ -98,30 +99,29 @@ __device__ __forceinline__ void MultiplyField(float (&c)[4], uint32_t a, uint32_
                       BitsOf(query[1]));
 }
 
+// Sums over channels of query times what a group has of each, minima or steps. Registers that were
+// loaded together are a left-hand fragment as they are, the same for all g: rows g count in products
+// with the first pairs of words, rows g + 8 in those with the second.
 template <int kDim>
-__device__ __forceinline__ void SumMinimaAndSteps(const char* minima, const char* steps,
-                                                  const SharedQuery<kDim>& query, GroupSums& sums) {
+__device__ __forceinline__ void SumOverChannels(const char* halves, const SharedQuery<kDim>& query,
+                                                float (&sums)[2]) {
   constexpr int kWords = GroupShape<kDim>::kWords;
-  LanePairs<kDim, 2> low, size;
-  low.Load(minima, threadIdx.x % 4);
-  size.Load(steps, threadIdx.x % 4);
-  float c[2][4] = {};  // two sums, since products of one wait for each other
+  LanePairs<kDim, 2> x;
+  x.Load(halves, threadIdx.x % 4);
+  float c[2][4] = {};
 #pragma unroll
   for (int quad = 0; quad < SharedQuery<kDim>::kQuads; ++quad) {
     const uint4 four = query.plain[quad][threadIdx.x % 32];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int word = 2 * quad + i, m = word / kWords, u = word % kWords;
-      MmaM16N8K16<__half>(c[i], BitsOf(low.at[m][u][0]), BitsOf(size.at[m][u][0]),
-                          BitsOf(low.at[m][u][1]), BitsOf(size.at[m][u][1]), PartOf(four, 2 * i),
-                          PartOf(four, 2 * i + 1));
-    }
+    const int word = 2 * quad;
+    const __half2 *const a = x.at[word / kWords][word % kWords],
+                         *const b = x.at[(word + 1) / kWords][(word + 1) % kWords];
+    MmaM16N8K16<__half>(c[0], BitsOf(a[0]), BitsOf(a[1]), BitsOf(b[0]), BitsOf(b[1]), four.x,
+                        four.y);
+    MmaM16N8K16<__half>(c[1], BitsOf(a[0]), BitsOf(a[1]), BitsOf(b[0]), BitsOf(b[1]), four.z,
+                        four.w);
   }
-#pragma unroll
-  for (int head = 0; head < 2; ++head) {
-    sums.minima[head] = c[0][head] + c[1][head];
-    sums.steps[head] = c[0][2 + head] + c[1][2 + head];
-  }
+  sums[0] = c[0][0] + c[1][2];
+  sums[1] = c[0][1] + c[1][3];
 }
 
 // Group `number` of those that the warp takes. Its copies are complete.
@@ -134,7 +134,8 @@ __device__ __forceinline__ void ScoreGroup(const WarpMemory<kDim, kHeads>& memor
 #pragma unroll
   for (int i = 0; i < 2 * Shape::kWords; ++i)
     words[i % 2][i / 2] = memory.codes[number % 2][i][lane];
-  SumMinimaAndSteps(memory.Minima(number % 4), memory.Steps(number % 4), query, sums);
+  SumOverChannels(memory.Minima(number % 4), query, sums.minima);
+  SumOverChannels(memory.Steps(number % 4), query, sums.steps);
   LanePairs<kDim, 2> folded;
   FoldSteps(memory.Steps(number % 4), query, folded);
 #pragma unroll

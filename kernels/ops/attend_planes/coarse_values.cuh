@@ -9,10 +9,10 @@
 
 namespace kvstrata::cuda {
 
-// Weights of strip t for head g, as fp16: tokens 4m, 4m + 1 in at[m][0] and the next two in
-// at[m][1].
+// Weights of strip t for head g, as fp16: tokens 4m, 4m + 1 in at[0][m] and the next two in
+// at[1][m].
 struct StripWeights {
-  uint32_t at[4][2];
+  uint32_t at[2][4];
 
   // weights[L][i]: of a lane's token i of chunk L, for heads 2t and 2t + 1 (planes_item.cuh).
   __device__ __forceinline__ static StripWeights Of(const uint32_t (&weights)[2][4]) {
@@ -24,8 +24,8 @@ struct StripWeights {
       for (int i = 0; i < 4; ++i) x[i] = Transpose8x8(weights[chunk][i]);
 #pragma unroll
       for (int pair = 0; pair < 2; ++pair) {
-        out.at[2 * chunk][pair] = LowHalves(x[2 * pair], x[2 * pair + 1]);
-        out.at[2 * chunk + 1][pair] = HighHalves(x[2 * pair], x[2 * pair + 1]);
+        out.at[pair][2 * chunk] = LowHalves(x[2 * pair], x[2 * pair + 1]);
+        out.at[pair][2 * chunk + 1] = HighHalves(x[2 * pair], x[2 * pair + 1]);
       }
     }
     return out;
@@ -46,15 +46,21 @@ class ValueSums {
     uint32_t stepped[4][2];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const uint32_t weight = weights.at[i / 2][i % 2];
+      const uint32_t weight = weights.at[i % 2][i / 2];
       const __half2 size = __float2half2_rn(1.0f / static_cast<float>(1 << 2 * (i / 2)));
       const __half2 x = __hmul2(HalvesOf(weight), HalvesOf(PartOf(steps[i / 4], i % 4)));
       stepped[i / 2][i % 2] = i < 2 ? BitsOf(x) : BitsOf(__hmul2(x, size));
     }
+    // Four registers that were loaded together are a fragment as they are: of rows g the first pair
+    // of each m counts, of rows g + 8 the second.
 #pragma unroll
-    for (int m = 0; m < 4; ++m) {
-      MmaM16N8K16<__half>(of_tokens_, PartOf(row[m / 2], m % 2 * 2), 0,
-                          PartOf(row[m / 2], m % 2 * 2 + 1), 0, weights.at[m][0], weights.at[m][1]);
+    for (int i = 0; i < 2; ++i) {
+      const uint4 four = row[i];
+#pragma unroll
+      for (int pair = 0; pair < 2; ++pair) {
+        MmaM16N8K16<__half>(of_tokens_[pair], four.x, four.y, four.z, four.w,
+                            weights.at[pair][2 * i], weights.at[pair][2 * i + 1]);
+      }
     }
 #pragma unroll
     for (int k = 0; k < GroupShape<kDim>::kPieces; ++k) {
@@ -80,9 +86,10 @@ class ValueSums {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int head = 0; head < 2; ++head) {
-      const float minima = __shfl_sync(kAllLanes, of_tokens_[head], t);
-      const float steps = __shfl_sync(kAllLanes, of_tokens_[head], 4 + t);
-      l[head] = factor[head] * __shfl_sync(kAllLanes, of_tokens_[head], 8 + t);
+      const float own = of_tokens_[0][head] + of_tokens_[1][2 + head];
+      const float minima = __shfl_sync(kAllLanes, own, t);
+      const float steps = __shfl_sync(kAllLanes, own, 4 + t);
+      l[head] = factor[head] * __shfl_sync(kAllLanes, own, 8 + t);
       const float of_all = fmaf(kCoarseCentre, steps, minima);
       if (2 * t >= kHeads) continue;
       float* const row = memory.o[2 * t + head];
@@ -99,7 +106,7 @@ class ValueSums {
  private:
   static constexpr float kCode = 0x1p30f;  // 64 steps a code, which counts 2^-24 in products
   float o_[kDim / 16][4] = {};             // rows: channels 32k + 4g + 2 pair and the next
-  float of_tokens_[4] = {};                // rows: weights times minima, times steps, times 1
+  float of_tokens_[2][4] = {};             // rows: weights times minima, times steps, times 1
 };
 
 }  // namespace kvstrata::cuda

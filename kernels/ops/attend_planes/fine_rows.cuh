@@ -22,9 +22,9 @@ struct FineForm {
   __device__ float centre() const { return has_last_plane ? 0.0f : 7.5f; }  // of a cell
 };
 
-// Lists the tokens whose bits are set in `chosen`, the same in lanes of one g: their numbers, and
-// their logits but for lower digits. Their coarse logits become -inf. base: of GroupSums, with the
-// centre of a fine cell. Returns how many there are.
+// Lists the tokens whose bits are set in `chosen`, the same in lanes of one g. Coarse logits of these
+// become -inf. What all tokens' logits are but for lower digits goes to memory. base: of GroupSums,
+// with the centre of a fine cell. Returns how many are listed.
 template <int kDim, int kHeads>
 __device__ __forceinline__ int ListTokens(WarpMemory<kDim, kHeads>& memory, uint32_t chosen,
                                           const LaneFactors& factors, const float (&base)[2],
@@ -37,18 +37,21 @@ __device__ __forceinline__ int ListTokens(WarpMemory<kDim, kHeads>& memory, uint
     const int before = __shfl_up_sync(kAllLanes, upto, step);
     if (lane >= step) upto += before;
   }
-  int at = upto - own;
+  uint8_t* to = memory.fine + (upto - own);
+  const uint32_t listed = t == 0 ? chosen : 0;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    if ((chosen >> i & 1) == 0) continue;
+    const int token = TokenOf(lane, i);
     if (2 * t < kHeads) {
-      *reinterpret_cast<float2*>(&memory.logits[at][2 * t]) = {
+      *reinterpret_cast<float2*>(&memory.logits[token][2 * t]) = {
           fmaf(sums.Of(i, 0), factors.code[0], base[0]),
           fmaf(sums.Of(i, 1), factors.code[1], base[1])};
     }
-    if (t == 0) memory.fine[at] = static_cast<uint8_t>(TokenOf(lane, i));
-    sums.Of(i, 0) = sums.Of(i, 1) = -INFINITY;
-    ++at;
+    if ((listed >> i & 1) != 0) *to = static_cast<uint8_t>(token);
+    const bool is_fine = (chosen >> i & 1) != 0;
+    to += is_fine ? 1 : 0;
+    sums.Of(i, 0) = is_fine ? -INFINITY : sums.Of(i, 0);
+    sums.Of(i, 1) = is_fine ? -INFINITY : sums.Of(i, 1);
   }
   return __shfl_sync(kAllLanes, upto, 31);
 }
@@ -73,6 +76,7 @@ __device__ __forceinline__ void FineLogits(const WarpMemory<kDim, kHeads>& memor
   FoldSteps(steps, query, folded);
   const auto* const row =
       reinterpret_cast<const uint32_t*>(memory.Row(g, form.row_bytes)) + kWords * t;
+  const int token = memory.fine[first + g] % kGroupTokens;
   float plane1[4] = {}, plane2[4] = {};
 #pragma unroll
   for (int u = 0; u < kWords; ++u) {
@@ -90,7 +94,7 @@ __device__ __forceinline__ void FineLogits(const WarpMemory<kDim, kHeads>& memor
   for (int head = 0; head < 2; ++head) {
     const float of_rest = fmaf(16, plane1[head], plane2[head]) * (1.0f / 64);
     logits[head] =
-        fmaf(of_rest, factors.code[head], memory.logits[first + g][(2 * t + head) % kHeads]);
+        fmaf(of_rest, factors.code[head], memory.logits[token][(2 * t + head) % kHeads]);
   }
 }
 
@@ -137,11 +141,11 @@ class FineSums {
       const float2 weights = {Exp2(logits[0] - raised_[0]), Exp2(logits[1] - raised_[1])};
       l_[0] += weights.x;
       l_[1] += weights.y;
-      if (2 * t < kHeads) *reinterpret_cast<float2*>(&memory.logits[first + g][2 * t]) = weights;
+      if (2 * t < kHeads) *reinterpret_cast<float2*>(&memory.weights[g][2 * t]) = weights;
     }
     __syncwarp();
 #pragma unroll 1
-    for (int i = 0; i < count; ++i) AddValue(memory, i, first + i, form);
+    for (int i = 0; i < count; ++i) AddValue(memory, i, memory.fine[first + i], form);
   }
 
   __device__ const float (&raised() const)[2] { return raised_; }
@@ -159,16 +163,16 @@ class FineSums {
   static constexpr float kRoom = 60;
   static constexpr int kQuads = kDim / 4;
 
-  __device__ static void AddValue(WarpMemory<kDim, kHeads>& memory, int row, int at,
+  __device__ static void AddValue(WarpMemory<kDim, kHeads>& memory, int row, int token,
                                   const FineForm& form) {
 #pragma unroll
     for (int i = 0; i < (kQuads + 31) / 32; ++i) {
       const int quad = threadIdx.x % 32 + 32 * i;
       if (quad >= kQuads) break;
-      const float4 value = FineValue(memory, memory.fine[at], row, quad, form);
+      const float4 value = FineValue(memory, token, row, quad, form);
 #pragma unroll
       for (int head = 0; head < kHeads; ++head) {
-        const float weight = memory.logits[at][head];
+        const float weight = memory.weights[row][head];
         auto& o = reinterpret_cast<float4*>(memory.o[head])[quad];
         o = {fmaf(weight, value.x, o.x), fmaf(weight, value.y, o.y), fmaf(weight, value.z, o.z),
              fmaf(weight, value.w, o.w)};

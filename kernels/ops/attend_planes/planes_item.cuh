@@ -46,8 +46,9 @@ struct WarpMemory {
   uint4 values[Shape::kPieces][32];           // [k][lane]
   uint4 value_scales[kGroupTokens / 4];       // minima [64], then steps; finite at all times
   uint4 rows[kFineTile * kDim * 3 / 2 / 16];  // lower rows of fine tokens
-  float logits[kGroupTokens][kHeads];         // of fine tokens; then their weights
-  uint8_t fine[kGroupTokens];                 // their numbers in the group
+  float logits[kGroupTokens][kHeads];  // of all tokens, where some are fine: but for lower digits
+  float weights[kFineTile][kHeads];    // of fine tokens
+  uint8_t fine[kGroupTokens];          // their numbers in the group
   float o[kHeads][kDim];                      // sums of weighted values
   float m[kHeads], l[kHeads];
 

@@ -18,6 +18,7 @@ inline constexpr float kFineFrom = 6;  // log2 of a relative weight
 struct ItemRule {
   PlanesLengths lengths;
   LaneFactors factors;
+  float of_logit[2];   // 1 / factors.code
   float reference[2];  // what logits, times log2(e), are relative to, of the lane's heads
   float read_from;     // log2 of the relative weight from which on a strip is read
   FineForm form;
@@ -110,24 +111,29 @@ class PlanesWarp {
     }
   }
 
-  __device__ uint64_t fetched() const { return fetched_; }
+  __device__ uint32_t fetched() const { return fetched_; }
 
  private:
   __device__ uint64_t BlockOf(int group) const {
     return group < end_ ? item_.UpperBlock(group) : 0;
   }
 
-  // Whether each of the lane's tokens is fine, and -0.
-  __device__ __forceinline__ static uint32_t FineOf(int group, const ItemRule& rule,
-                                                    const float (&base)[2], GroupSums& sums) {
+  // A bit for each of the lane's tokens that is fine. from: the least coarse sums of heads that are.
+  __device__ __forceinline__ static uint32_t FineOf(int first, const PlanesLengths& lengths,
+                                                    bool all_compete, const float (&from)[2],
+                                                    GroupSums& sums) {
     const int lane = threadIdx.x % 32;
     uint32_t chosen = 0;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const int token = group * kGroupTokens + TokenOf(lane, i);
-      const bool above = fmaf(sums.Of(i, 0), rule.factors.code[0], base[0]) >= kFineFrom ||
-                         fmaf(sums.Of(i, 1), rule.factors.code[1], base[1]) >= kFineFrom;
-      if (above || !rule.lengths.IsCandidate(token)) chosen |= 1u << i;
+      const bool is_above = (sums.Of(i, 0) >= from[0]) | (sums.Of(i, 1) >= from[1]);
+      chosen |= is_above ? 1u << i : 0;
+    }
+    if (!all_compete) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        if (!lengths.IsCandidate(first + TokenOf(lane, i))) chosen |= 1u << i;
+      }
     }
     chosen |= __shfl_xor_sync(kAllLanes, chosen, 1);
     return chosen | __shfl_xor_sync(kAllLanes, chosen, 2);
@@ -142,17 +148,17 @@ class PlanesWarp {
   // Rules 4 and 5: what of the group is fine and which strips are read. Asks for both.
   __device__ __forceinline__ void Choose(int group, int number, const ItemRule& rule,
                                          const ItemReport& report, GroupSums& sums) {
-    float base[2];
+    float base[2], from[2];
     bool is_read = false, has_fine = false;
 #pragma unroll
     for (int head = 0; head < 2; ++head) {
       base[head] = sums.Base(rule.factors, head, kCoarseCentre) - rule.reference[head];
+      from[head] = (kFineFrom - base[head]) * rule.of_logit[head];
       float top = sums.Of(0, head);
 #pragma unroll
       for (int i = 1; i < 8; ++i) top = fmaxf(top, sums.Of(i, head));
-      const float logit = fmaf(top, rule.factors.code[head], base[head]);
-      is_read |= !(logit < rule.read_from);
-      has_fine |= logit >= kFineFrom;
+      is_read |= !(fmaf(top, rule.factors.code[head], base[head]) < rule.read_from);
+      has_fine |= top >= from[head];
     }
     const int first = group * kGroupTokens;
     const bool all_compete =
@@ -160,11 +166,12 @@ class PlanesWarp {
     uint32_t chosen = 0;
     count_ = 0;
     if (!all_compete || __any_sync(kAllLanes, has_fine)) {
-      chosen = FineOf(group, rule, base, sums);
+      chosen = FineOf(first, rule.lengths, all_compete, from, sums);
       float fine_base[2];
 #pragma unroll
       for (int head = 0; head < 2; ++head) {
-        fine_base[head] = sums.Base(rule.factors, head, rule.form.centre()) - rule.reference[head];
+        fine_base[head] =
+            sums.Base(rule.factors, head, rule.form.centre()) - rule.reference[head];
       }
       count_ = ListTokens(memory_, chosen, rule.factors, fine_base, sums);
     }
@@ -235,7 +242,7 @@ class PlanesWarp {
   StripWeights weights_ = {};
   ValueSums<kDim> values_;
   FineSums<kDim, kHeads> fine_;
-  uint64_t fetched_ = 0;
+  uint32_t fetched_ = 0;  // bytes
 };
 
 }  // namespace kvstrata::cuda
