@@ -74,24 +74,26 @@ class PlanesWarp {
   // ones: 16 of them, fp16, in shared memory.
   __device__ __forceinline__ void Run(const SharedQuery<kDim>& query, const ItemRule& rule,
                                       const ItemReport& report, const uint4* ones) {
-    int number = 0;
     uint64_t ahead = BlockOf(first_ + 2 * step_);
 #pragma unroll 1
-    for (int group = first_; group < end_; group += step_, ++number) {
-      WaitForCopies<2>();
-      __syncwarp();
+    for (int group = first_, number = 0;; group += step_, ++number) {
+      const bool is_group = group < end_;
       GroupSums sums;
-      ScoreGroup(memory_, number, query, sums);
-      __syncwarp();
-      const int later = group + 2 * step_;
-      if (later < end_) copier_.Keys(number + 2, item_.UpperIn(ahead, later));
+      if (is_group) {
+        WaitForCopies<2>();
+        __syncwarp();
+        ScoreGroup(memory_, number, query, sums);
+        __syncwarp();
+        const int later = group + 2 * step_;
+        if (later < end_) copier_.Keys(number + 2, item_.UpperIn(ahead, later));
+        ahead = BlockOf(later + step_);
+      }
       CommitCopies();
-      ahead = BlockOf(later + step_);
-      if (strips_ != 0) Finish<1>(query, rule, ones);
+      if (strips_ != 0) Finish(query, rule, ones);
+      if (!is_group) break;
       Choose(group, number, rule, report, sums);
       CommitCopies();
     }
-    if (strips_ != 0) Finish<0>(query, rule, ones);
   }
 
   // Sums of the warp to its memory; afterwards the CTA may read them behind a barrier.
@@ -208,10 +210,9 @@ class PlanesWarp {
   }
 
   // Attends the strips of the group that was chosen from last.
-  template <int kPending>
   __device__ __forceinline__ void Finish(const SharedQuery<kDim>& query, const ItemRule& rule,
                                          const uint4* ones) {
-    WaitForCopies<kPending>();
+    WaitForCopies<1>();
     __syncwarp();
     values_.Add(memory_, weights_, ones);
 #pragma unroll 1
