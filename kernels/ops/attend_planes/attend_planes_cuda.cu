@@ -20,7 +20,7 @@ namespace {
 // One CTA an SM: as many warps as shared memory and registers have room for.
 template <int kDim, int kHeads>
 struct CtaShape {
-  static constexpr int kWarps = (kDim == 256 ? 8 : 16) * (kHeads == 8 && kDim > 64 ? 3 : 4) / 4;
+  static constexpr int kWarps = kDim == 64 ? 16 : kDim == 128 ? 12 : kHeads == 4 ? 8 : 6;
   static constexpr int kThreads = kWarps * 32;
 };
 

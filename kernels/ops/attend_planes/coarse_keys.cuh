@@ -100,8 +100,8 @@ __device__ __forceinline__ void MultiplyField(float (&c)[4], uint32_t a, uint32_
 }
 
 // Sums over channels of query times what a group has of each, minima or steps. Registers that were
-// loaded together are a left-hand fragment as they are, the same for all g: rows g count in products
-// with the first pairs of words, rows g + 8 in those with the second.
+// loaded together are a left-hand fragment as they are, the same for all g: rows g count in
+// products with the first pairs of words, rows g + 8 in those with the second.
 template <int kDim>
 __device__ __forceinline__ void SumOverChannels(const char* halves, const SharedQuery<kDim>& query,
                                                 float (&sums)[2]) {

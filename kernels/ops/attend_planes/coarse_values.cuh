@@ -30,15 +30,35 @@ struct StripWeights {
     }
     return out;
   }
+
+  // To the warp's memory and from there, behind a __syncwarp.
+  template <int kDim, int kHeads>
+  __device__ __forceinline__ void Store(WarpMemory<kDim, kHeads>& memory) const {
+    const int lane = threadIdx.x % 32;
+    if (lane >= 4 * kHeads) return;
+    for (int pair = 0; pair < 2; ++pair) {
+      memory.weights[pair][lane] = {at[pair][0], at[pair][1], at[pair][2], at[pair][3]};
+    }
+  }
+  template <int kDim, int kHeads>
+  __device__ __forceinline__ static StripWeights Load(const WarpMemory<kDim, kHeads>& memory) {
+    StripWeights out;
+    for (int pair = 0; pair < 2; ++pair) {
+      const uint4 four = memory.weights[pair][threadIdx.x % (4 * kHeads)];
+      for (int m = 0; m < 4; ++m) out.at[pair][m] = PartOf(four, m);
+    }
+    return out;
+  }
 };
 
 template <int kDim>
 class ValueSums {
  public:
-  // Adds the strips that are in memory; what was left out weighs 0. ones: 16 of them, fp16.
+  // Adds the strips that are in memory, with their weights; what was left out weighs 0. ones: 16 of
+  // them, fp16.
   template <int kHeads>
-  __device__ __forceinline__ void Add(const WarpMemory<kDim, kHeads>& memory,
-                                      const StripWeights& weights, const uint4* ones) {
+  __device__ __forceinline__ void Add(const WarpMemory<kDim, kHeads>& memory, const uint4* ones) {
+    const StripWeights weights = StripWeights::Load(memory);
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const uint4* const minima = &memory.value_scales[2 * t];
     const uint4* const steps = minima + kGroupTokens / 8;

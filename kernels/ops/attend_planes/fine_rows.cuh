@@ -22,9 +22,9 @@ struct FineForm {
   __device__ float centre() const { return has_last_plane ? 0.0f : 7.5f; }  // of a cell
 };
 
-// Lists the tokens whose bits are set in `chosen`, the same in lanes of one g. Coarse logits of these
-// become -inf. What all tokens' logits are but for lower digits goes to memory. base: of GroupSums,
-// with the centre of a fine cell. Returns how many are listed.
+// Lists the tokens whose bits are set in `chosen`, the same in lanes of one g. Coarse logits of
+// these become -inf. What all tokens' logits are but for lower digits goes to memory. base: of
+// GroupSums, with the centre of a fine cell. Returns how many are listed.
 template <int kDim, int kHeads>
 __device__ __forceinline__ int ListTokens(WarpMemory<kDim, kHeads>& memory, uint32_t chosen,
                                           const LaneFactors& factors, const float (&base)[2],
@@ -93,8 +93,7 @@ __device__ __forceinline__ void FineLogits(const WarpMemory<kDim, kHeads>& memor
 #pragma unroll
   for (int head = 0; head < 2; ++head) {
     const float of_rest = fmaf(16, plane1[head], plane2[head]) * (1.0f / 64);
-    logits[head] =
-        fmaf(of_rest, factors.code[head], memory.logits[token][(2 * t + head) % kHeads]);
+    logits[head] = fmaf(of_rest, factors.code[head], memory.logits[token][(2 * t + head) % kHeads]);
   }
 }
 
@@ -141,7 +140,7 @@ class FineSums {
       const float2 weights = {Exp2(logits[0] - raised_[0]), Exp2(logits[1] - raised_[1])};
       l_[0] += weights.x;
       l_[1] += weights.y;
-      if (2 * t < kHeads) *reinterpret_cast<float2*>(&memory.weights[g][2 * t]) = weights;
+      if (2 * t < kHeads) *reinterpret_cast<float2*>(&memory.fine_weights[g][2 * t]) = weights;
     }
     __syncwarp();
 #pragma unroll 1
@@ -172,7 +171,7 @@ class FineSums {
       const float4 value = FineValue(memory, token, row, quad, form);
 #pragma unroll
       for (int head = 0; head < kHeads; ++head) {
-        const float weight = memory.weights[row][head];
+        const float weight = memory.fine_weights[row][head];
         auto& o = reinterpret_cast<float4*>(memory.o[head])[quad];
         o = {fmaf(weight, value.x, o.x), fmaf(weight, value.y, o.y), fmaf(weight, value.z, o.z),
              fmaf(weight, value.w, o.w)};

@@ -47,9 +47,10 @@ struct WarpMemory {
   uint4 value_scales[kGroupTokens / 4];       // minima [64], then steps; finite at all times
   uint4 rows[kFineTile * kDim * 3 / 2 / 16];  // lower rows of fine tokens
   float logits[kGroupTokens][kHeads];  // of all tokens, where some are fine: but for lower digits
-  float weights[kFineTile][kHeads];    // of fine tokens
-  uint8_t fine[kGroupTokens];          // their numbers in the group
-  float o[kHeads][kDim];                      // sums of weighted values
+  float fine_weights[kFineTile][kHeads];
+  uint4 weights[2][4 * kHeads];  // coarse ones, of lanes that have a head of their own
+  uint8_t fine[kGroupTokens];    // their numbers in the group
+  float o[kHeads][kDim];         // sums of weighted values
   float m[kHeads], l[kHeads];
 
   __device__ const char* Minima(int slot) const {
@@ -106,7 +107,7 @@ struct PlanesCopier {
   int lane;
 
   __device__ PlanesCopier(WarpMemory<kDim, kHeads>* memory)
-      : to(memory), policy(ReadOncePolicy()), lane(static_cast<int>(threadIdx.x) % 32) {}
+      : to(memory), policy(ReadOncePolicy()), lane(threadIdx.x % 32) {}
 
   // number: the group's, of those that the warp takes.
   __device__ void Keys(int number, uint64_t upper) const {
@@ -144,16 +145,14 @@ struct PlanesCopier {
 
   // Rows of fine tokens number first .. first + count - 1, at most kFineTile.
   __device__ void Rows(int first, int count, uint64_t lower, int row_bytes) const {
-    constexpr int kLanes = kDim / 8, kAtOnce = 32 / kLanes;  // lanes of a row; rows
+    constexpr int kLanes = kDim / 8;  // of a row
     const int piece = lane % kLanes;
-#pragma unroll
-    for (int i = 0; i < kFineTile / kAtOnce; ++i) {
-      const int row = i * kAtOnce + lane / kLanes;
-      if (row < count && 16 * piece < row_bytes) {
-        CopyOfSector(&to->rows[(row * row_bytes) / 16 + piece],
-                     lower + static_cast<uint32_t>(to->fine[first + row] * row_bytes + 16 * piece),
-                     policy);
-      }
+#pragma unroll 1
+    for (int row = lane / kLanes; row < count; row += 32 / kLanes) {
+      if (16 * piece >= row_bytes) break;
+      CopyOfSector(&to->rows[row * row_bytes / 16 + piece],
+                   lower + static_cast<uint32_t>(to->fine[first + row] * row_bytes + 16 * piece),
+                   policy);
     }
   }
 };

@@ -120,7 +120,8 @@ class PlanesWarp {
     return group < end_ ? item_.UpperBlock(group) : 0;
   }
 
-  // A bit for each of the lane's tokens that is fine. from: the least coarse sums of heads that are.
+  // A bit for each of the lane's tokens that is fine. from: the least coarse sums of heads that
+  // are.
   __device__ __forceinline__ static uint32_t FineOf(int first, const PlanesLengths& lengths,
                                                     bool all_compete, const float (&from)[2],
                                                     GroupSums& sums) {
@@ -172,8 +173,7 @@ class PlanesWarp {
       float fine_base[2];
 #pragma unroll
       for (int head = 0; head < 2; ++head) {
-        fine_base[head] =
-            sums.Base(rule.factors, head, rule.form.centre()) - rule.reference[head];
+        fine_base[head] = sums.Base(rule.factors, head, rule.form.centre()) - rule.reference[head];
       }
       count_ = ListTokens(memory_, chosen, rule.factors, fine_base, sums);
     }
@@ -206,7 +206,7 @@ class PlanesWarp {
           Element<__half>::Pack(Exp2(fmaf(sums.Of(i, 0), factors.code[0], even)),
                                 Exp2(fmaf(sums.Of(i, 1), factors.code[1], odd)));
     }
-    weights_ = StripWeights::Of(weights);
+    StripWeights::Of(weights).Store(memory_);
   }
 
   // Attends the strips of the group that was chosen from last.
@@ -214,7 +214,7 @@ class PlanesWarp {
                                          const uint4* ones) {
     WaitForCopies<1>();
     __syncwarp();
-    values_.Add(memory_, weights_, ones);
+    values_.Add(memory_, ones);
 #pragma unroll 1
     for (int first = 0; first < count_; first += kFineTile) {
       const int count = min(count_ - first, kFineTile);
@@ -240,7 +240,6 @@ class PlanesWarp {
   // fine tokens, and where its scales are.
   uint32_t strips_ = 0;
   int count_ = 0, group_ = 0, slot_ = 0;
-  StripWeights weights_ = {};
   ValueSums<kDim> values_;
   FineSums<kDim, kHeads> fine_;
   uint32_t fetched_ = 0;  // bytes
