@@ -120,6 +120,7 @@ constexpr CudaOps kOps = {
         .expand_spans = ExpandSpansCuda,
         .attend_spans_workspace_bytes = AttendSpansWorkspaceBytes,
         .attend_spans = AttendSpansCuda,
+        .pack_planes = PackPlanesCuda,
         .attend_planes_workspace_bytes = AttendPlanesWorkspaceBytes,
         .attend_planes = AttendPlanesCuda,
     },

@@ -23,6 +23,7 @@
 #include "kernels/ops/block_pages/block_pages_cuda.h"
 #include "kernels/ops/copy_rows/copy_rows_cuda.h"
 #include "kernels/ops/eigen/eigen_cuda.h"
+#include "kernels/ops/pack_planes/pack_planes_cuda.h"
 #include "kernels/ops/pick/pick_cuda.h"
 #include "kernels/ops/promote/promote_cuda.h"
 #include "kernels/ops/quantise_keys/quantise_keys_cuda.h"
@@ -144,6 +145,7 @@ struct AttentionOps {
   int (*expand_spans)(const ExpandSpansBatch& work, Stream stream) = nullptr;
   int64_t (*attend_spans_workspace_bytes)(const AttendSpansBatch& work) = nullptr;
   int (*attend_spans)(const AttendSpansBatch& work, Stream stream) = nullptr;
+  int (*pack_planes)(const PackPlanesBatch& work, Stream stream) = nullptr;
   int64_t (*attend_planes_workspace_bytes)(const AttendPlanesBatch& work) = nullptr;
   int (*attend_planes)(const AttendPlanesBatch& work, Stream stream) = nullptr;
 };
