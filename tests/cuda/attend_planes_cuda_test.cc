@@ -25,12 +25,12 @@ std::string TextOf(const PlanesShape& s) {
 
 // Runs once, and says what it was.
 void RunAndExpect(const PlanesShape& shape, const std::vector<int32_t>& tokens, Rng& rng,
-                  int lag = 0) {
+                  int lag = 0, double tolerance = 5e-3) {
   SCOPED_TRACE(TextOf(shape));
   PlanesCase c(shape, rng);
   c.SetTokens(tokens, lag);
   ASSERT_EQ(c.Run(), 0);
-  const double worst = c.ExpectRule();
+  const double worst = c.ExpectRule(tolerance);
   std::printf("%s: error %.2g, %d of %d candidates fine, %d near-ties\n", TextOf(shape).c_str(),
               worst, c.fine_tokens(), c.candidates(), c.near_ties());
 }
@@ -107,7 +107,7 @@ TEST(AttendPlanesCuda, TakesATokenThatOutweighsAllOthers) {
     PlanesShape s;
     s.spike = spike;
     s.sharpness = 0.3f;
-    RunAndExpect(s, {765, 768}, rng);
+    RunAndExpect(s, {765, 768}, rng, 0, 2e-2);  // logits are rounded as they are large
   }
 }
 
@@ -144,14 +144,13 @@ TEST(AttendPlanesCuda, KeepsAQueryThatIsNotFiniteApart) {
   }
 }
 
-// Its choice is that of op `ref`, but for near-ties, and its output the same within 1e-2 where
+// Its choice is that of op `ref`, but for near-ties, and its output the same within 5e-3 where
 // there are none.
 TEST(AttendPlanesCuda, AgreesWithRef) {
   Rng rng(TestSeed());
   int compared = 0;
   for (int i = 0; i < 6; ++i) {
     PlanesShape s;
-    s.merges = false;
     s.groups_max = 20;
     PlanesCase c(s, rng);
     c.SetTokens({1281, 1 + Below(rng, 1280)});
@@ -173,17 +172,11 @@ TEST(AttendPlanesCuda, AgreesWithRef) {
       EXPECT_LE(different, 1 + w.rows.tokens() / 100) << "item " << item;
       if (different > 0 || w.rows.groups == 0) continue;
       ++compared;
-      for (size_t row = 4 * item; row < 4 * item + 4; ++row) {
-        const size_t rows = 4 * c.Items();
-        const float got_l = c.got()[rows * 129 + row], want_l = l[row % 4];
-        double off = 0, norm = 0;
-        for (size_t k = 0; k < 128; ++k) {
-          const double want = o[row % 4 * 128 + k] / want_l;
-          const double got = c.got()[row * 128 + k] / got_l;
-          off += (got - want) * (got - want);
-          norm += want * want;
-        }
-        EXPECT_LE(std::sqrt(off / norm), 1e-2) << "item " << item << " row " << row;
+      for (size_t g = 0; g < 4; ++g) {
+        PlanesItemErrors e;
+        c.CheckRow(4 * item + g, m[g], l[g], {o.begin() + g * 128, o.begin() + (g + 1) * 128}, e);
+        EXPECT_LE(e.output, 5e-3) << "item " << item << " head " << g;
+        EXPECT_LE(e.lse, 4e-3) << "item " << item << " head " << g;
       }
     }
   }

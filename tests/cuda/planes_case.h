@@ -148,6 +148,31 @@ class PlanesCase {
     }
     return std::log(sum);
   }
+  // Holds row `row` of what was read to the partial (m, l, o) of its sealed tokens.
+  void CheckRow(size_t row, double m, double l, const std::vector<double>& o,
+                PlanesItemErrors& e) const {
+    const Merged want = MergedRow(row, m, l, o);
+    const auto dim = static_cast<size_t>(s_.dim);
+    const std::vector<double> own(got_.begin() + row * dim, got_.begin() + (row + 1) * dim);
+    Merged got{0, own};
+    if (s_.merges) {
+      got.lse = got_lse_[row];
+    } else {
+      got = MergedRow(row, got_[Rows() * dim + row], got_[Rows() * (dim + 1) + row], own);
+    }
+    double off = 0, norm = 0;
+    for (size_t c = 0; c < dim; ++c) {
+      off += (got.o[c] - want.o[c]) * (got.o[c] - want.o[c]);
+      norm += want.o[c] * want.o[c];
+    }
+    const auto finite = [](double x) {
+      return std::isnan(x) ? std::numeric_limits<double>::infinity() : x;
+    };
+    e.output = std::max(e.output, off == 0 ? 0 : finite(std::sqrt(off / norm)));
+    e.lse = std::max(e.lse, finite(std::abs(got.lse - want.lse)));
+    e.logit = std::max(e.logit, std::abs(want.lse));
+  }
+
   const uint8_t* got_fine(size_t item) const { return &got_fine_[item * Stride()]; }
   const uint8_t* got_strips(size_t item) const { return &got_strips_[item * Stride() / 16]; }
   size_t Items() const { return static_cast<size_t>(s_.batch) * s_.kv_heads; }
@@ -442,46 +467,30 @@ class PlanesCase {
     CheckRow(row, top, l, o, e);
   }
 
-  void CheckRow(size_t row, double m, double l, std::vector<double>& o, PlanesItemErrors& e) {
-    const double none = -std::numeric_limits<double>::infinity();
-    double total = l == 0 ? 0 : l, top = m, lse = none, got_lse = none;
-    const size_t dim = static_cast<size_t>(s_.dim);
-    std::vector<double> got(got_.begin() + row * dim, got_.begin() + (row + 1) * dim);
-    if (s_.merges) {
-      for (int part = 0; part < s_.raw_parts; ++part)
-        top = std::max<double>(top, raw_m_[part * Rows() + row]);
-      const double own = l == 0 ? 0 : std::exp(m - top);
-      total *= own;
-      for (double& x : o) x *= own;
-      for (int part = 0; part < s_.raw_parts; ++part) {
-        const size_t at = part * Rows() + row;
-        const double weight = std::exp(raw_m_[at] - top);
-        total += weight * raw_l_[at];
-        for (size_t c = 0; c < dim; ++c) o[c] += weight * raw_o_[at * dim + c];
-      }
-      got_lse = got_lse_[row];
-    } else {
-      const double got_m = got_[Rows() * dim + row], got_l = got_[Rows() * (dim + 1) + row];
-      if (got_l != 0) {
-        for (double& x : got) x /= got_l;
-        got_lse = got_m + std::log(got_l);
-      }
+  // Partials merged with those of raw rows: what a part of no weight is off by does not count.
+  struct Merged {
+    double lse = 0;
+    std::vector<double> o;
+  };
+  Merged MergedRow(size_t row, double m, double l, const std::vector<double>& o) const {
+    const auto dim = static_cast<size_t>(s_.dim);
+    double top = l == 0 ? -std::numeric_limits<double>::infinity() : m, sum = 0;
+    for (int part = 0; part < s_.raw_parts; ++part) {
+      top = std::max<double>(top, raw_m_[part * Rows() + row]);
     }
-    if (total != 0) {
-      for (double& x : o) x /= total;
-      lse = top + std::log(total);
+    const double own = l == 0 ? 0 : std::exp(m - top);
+    Merged merged;
+    for (size_t c = 0; c < dim; ++c) merged.o.push_back(own == 0 ? 0 : own * o[c]);
+    sum = own == 0 ? 0 : own * l;
+    for (int part = 0; part < s_.raw_parts; ++part) {
+      const size_t at = part * Rows() + row;
+      const double weight = std::exp(raw_m_[at] - top);
+      sum += weight * raw_l_[at];
+      for (size_t c = 0; c < dim; ++c) merged.o[c] += weight * raw_o_[at * dim + c];
     }
-    double off = 0, norm = 0;
-    for (size_t c = 0; c < dim; ++c) {
-      off += (got[c] - o[c]) * (got[c] - o[c]);
-      norm += o[c] * o[c];
-    }
-    const double infinite = std::numeric_limits<double>::infinity();
-    const double error = off == 0 ? 0 : std::sqrt(off / norm);
-    e.output = std::max(e.output, std::isnan(error) ? infinite : error);
-    e.logit = std::max(e.logit, std::isfinite(lse) ? std::abs(lse) : 0);
-    const double off_lse = got_lse == lse ? 0 : std::abs(got_lse - lse);
-    e.lse = std::max(e.lse, std::isnan(off_lse) ? infinite : off_lse);
+    for (double& x : merged.o) x /= sum;
+    merged.lse = top + std::log(sum);
+    return merged;
   }
 
   const PlanesShape s_;

@@ -86,12 +86,12 @@ __device__ __forceinline__ LaneFactors LoadQuery(const Arguments& a, const CtaPl
   return factors;
 }
 
-// Logits of the tokens of a group that are always fine.
+// Logits of a part of the tokens of a group that are always fine. Returns how many they are.
 template <int kDim, int kHeads>
 __device__ __forceinline__ int AddAlways(const PlanesItem<kDim>& item, int group,
                                          const PlanesLengths& lengths, const LaneFactors& factors,
-                                         const SharedQuery<kDim>& query, int number,
-                                         WarpMemory<kDim, kHeads>& memory, GroupSums& sums,
+                                         const SharedQuery<kDim>& query, int part, int number,
+                                         WarpMemory<kDim, kHeads>& memory, const GroupSums& sums,
                                          SampleSums& sampled) {
   const FineForm form{item.has_last_plane, item.row_bytes};
   const float base[2] = {sums.Base(factors, 0, form.centre()),
@@ -101,23 +101,20 @@ __device__ __forceinline__ int AddAlways(const PlanesItem<kDim>& item, int group
   for (int i = 0; i < 8; ++i) {
     if (!lengths.IsCandidate(group * kGroupTokens + TokenOf(lane, i))) chosen |= 1u << i;
   }
-  const int listed = ListTokens(memory, chosen, factors, base, sums);
-  const PlanesCopier<kDim, kHeads> copier(&memory);
-#pragma unroll 1
-  for (int first = 0; first < listed; first += kFineTile) {
-    __syncwarp();
-    const int count = min(listed - first, kFineTile);
-    copier.Rows(first, count, item.Lower(group), item.row_bytes);
-    CommitCopies();
-    WaitForCopies<0>();
-    __syncwarp();
-    float logits[2];
-    FineLogits(memory, first, form, memory.Steps(number % 4), query, factors, logits);
-    for (int head = 0; head < 2; ++head) {
-      if (lane / 4 < count) sampled.always[head].Add(logits[head], 1);
-    }
+  const int listed = ListTokens(memory, chosen, factors, base, sums), first = part * kFineTile;
+  const int count = min(listed - first, kFineTile);
+  if (count <= 0) return 0;
+  __syncwarp();
+  PlanesCopier<kDim, kHeads>(&memory).Rows(first, count, item.Lower(group), item.row_bytes);
+  CommitCopies();
+  WaitForCopies<0>();
+  __syncwarp();
+  float logits[2];
+  FineLogits(memory, first, form, memory.Steps(number % 4), query, factors, logits);
+  for (int head = 0; head < 2; ++head) {
+    if (lane / 4 < count) sampled.always[head].Add(logits[head], 1);
   }
-  return listed;
+  return count;
 }
 
 // The CTA's share of what makes normalisers, to samples[cta][row].
@@ -180,8 +177,8 @@ __global__ void __launch_bounds__(CtaShape<kDim, kHeads>::kThreads, 1)
     if (tasks.IsSampled(task)) {
       sampled.AddSampled(lengths, group * kGroupTokens, factors, sums);
     } else {
-      fetched += item.row_bytes * AddAlways(item, group, lengths, factors, shared.query, number,
-                                            memory, sums, sampled);
+      fetched += item.row_bytes * AddAlways(item, group, lengths, factors, shared.query,
+                                            tasks.PartOf(task), number, memory, sums, sampled);
     }
     __syncwarp();
   }
@@ -283,8 +280,9 @@ __global__ void __launch_bounds__(CtaShape<kDim, kHeads>::kThreads, 1)
   rule.lengths = PlanesLengths::Of(w, place.sequence);
   rule.read_from = a.read_from;
   rule.form = {item.has_last_plane, item.row_bytes};
-  PlanesWarp<kDim, kHeads> warp(item, &shared.warps[threadIdx.x / 32], place.warp, place.warps,
-                                rule.lengths.groups);
+  const PlanesVisits visits = PlanesVisits::Of(rule.lengths);
+  PlanesWarp<kDim, kHeads> warp(item, visits, &shared.warps[threadIdx.x / 32], place.warp,
+                                place.warps);
   if (w.ahead) WaitForPrevious();
   rule.factors = LoadQuery<kDim>(a, place, shared.query);
   FindReferences<kHeads, kWarps>(a, place, rule.lengths, shared.reference);

@@ -86,7 +86,7 @@ struct GroupSums {
   __device__ float Base(const LaneFactors& factors, int head, float centre) const {
     return factors.base[head] * fmaf(centre, steps[head], minima[head]);
   }
-  __device__ float& Of(int token, int head) {
+  __device__ float Of(int token, int head) const {
     return c[token / 4][token % 4 / 2][2 * (token % 2) + head];
   }
 };

@@ -28,7 +28,7 @@ struct FineForm {
 template <int kDim, int kHeads>
 __device__ __forceinline__ int ListTokens(WarpMemory<kDim, kHeads>& memory, uint32_t chosen,
                                           const LaneFactors& factors, const float (&base)[2],
-                                          GroupSums& sums) {
+                                          const GroupSums& sums) {
   const int lane = threadIdx.x % 32, t = lane % 4;
   const int own = __popc(chosen);
   int upto = own;  // lists of lanes with smaller g, and this one's
@@ -48,10 +48,7 @@ __device__ __forceinline__ int ListTokens(WarpMemory<kDim, kHeads>& memory, uint
           fmaf(sums.Of(i, 1), factors.code[1], base[1])};
     }
     if ((listed >> i & 1) != 0) *to = static_cast<uint8_t>(token);
-    const bool is_fine = (chosen >> i & 1) != 0;
-    to += is_fine ? 1 : 0;
-    sums.Of(i, 0) = is_fine ? -INFINITY : sums.Of(i, 0);
-    sums.Of(i, 1) = is_fine ? -INFINITY : sums.Of(i, 1);
+    to += chosen >> i & 1;
   }
   return __shfl_sync(kAllLanes, upto, 31);
 }

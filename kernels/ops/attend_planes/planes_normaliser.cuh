@@ -49,25 +49,62 @@ struct PlanesSample {
   }
 };
 
-// The groups that the first kernel reads: those that are sampled, then those that have tokens that
-// are always fine.
-struct SampleTasks {
-  PlanesSample sample;
+// Groups with tokens that are always fine. Eight of those are a part: so many rows are as long a
+// wait for one warp as a group is, and a window has eight parts.
+struct EdgeGroups {
+  static constexpr int kParts = kGroupTokens / kFineTile;
   int32_t first_end, window_begin;  // groups with sinks are [0, first_end)
   int32_t count;
 
-  __device__ static SampleTasks Of(const PlanesLengths& lengths, const PlanesSample& sample) {
-    if (lengths.candidates() == 0) return {sample, 0, 0, 0};
+  __device__ static EdgeGroups Of(const PlanesLengths& lengths) {
     const int32_t first_end = (lengths.start + kGroupTokens - 1) / kGroupTokens;
     const int32_t window_begin = max(lengths.stop / kGroupTokens, first_end);
-    return {sample, first_end, window_begin,
-            sample.count + first_end + lengths.groups - window_begin};
+    return {first_end, window_begin, first_end + lengths.groups - window_begin};
+  }
+  __device__ int32_t parts() const { return count * kParts; }
+  __device__ int32_t GroupOf(int32_t part) const {
+    const int32_t i = part / kParts;
+    return i < first_end ? i : window_begin + i - first_end;
+  }
+};
+
+// What the first kernel reads: groups that are sampled, then parts of edges.
+struct SampleTasks {
+  PlanesSample sample;
+  EdgeGroups edges;
+  int32_t count;
+
+  __device__ static SampleTasks Of(const PlanesLengths& lengths, const PlanesSample& sample) {
+    const EdgeGroups edges = EdgeGroups::Of(lengths);
+    return {sample, edges, lengths.candidates() == 0 ? 0 : sample.count + edges.parts()};
   }
   __device__ bool IsSampled(int32_t task) const { return task < sample.count; }
   __device__ int32_t GroupOf(int32_t task) const {
-    if (IsSampled(task)) return sample.first + task * sample.every;
-    const int32_t i = task - sample.count;
-    return i < first_end ? i : window_begin + i - first_end;
+    return IsSampled(task) ? sample.first + task * sample.every
+                           : edges.GroupOf(task - sample.count);
+  }
+  __device__ int32_t PartOf(int32_t task) const {
+    return (task - sample.count) % EdgeGroups::kParts;
+  }
+};
+
+// What the second kernel reads, visit by visit of some warp: parts of edges, then all groups, whose
+// candidates it attends. Without candidates, all of each group at once.
+struct PlanesVisits {
+  EdgeGroups edges;
+  int32_t parts;  // visits that are parts of edges
+  int32_t count;
+  bool is_full;
+
+  __device__ static PlanesVisits Of(const PlanesLengths& lengths) {
+    const EdgeGroups edges = EdgeGroups::Of(lengths);
+    const bool is_full = lengths.candidates() == 0;
+    const int32_t parts = is_full ? 0 : edges.parts();
+    return {edges, parts, parts + lengths.groups, is_full};
+  }
+  __device__ bool IsEdge(int32_t visit) const { return visit < parts; }
+  __device__ int32_t GroupOf(int32_t visit) const {
+    return IsEdge(visit) ? edges.GroupOf(visit) : visit - parts;
   }
 };
 

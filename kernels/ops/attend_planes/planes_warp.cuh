@@ -56,12 +56,18 @@ class PlanesWarp {
   using Memory = WarpMemory<kDim, kHeads>;
   using Shape = GroupShape<kDim>;
 
-  // Groups first, first + step, .. below `end`. Copies of the first two begin here.
-  __device__ PlanesWarp(const PlanesItem<kDim>& item, Memory* memory, int first, int step, int end)
-      : item_(item), memory_(*memory), copier_(memory), first_(first), step_(step), end_(end) {
+  // Visits first, first + step, .. Copies of the first two begin here.
+  __device__ PlanesWarp(const PlanesItem<kDim>& item, const PlanesVisits& visits, Memory* memory,
+                        int first, int step)
+      : item_(item),
+        visits_(visits),
+        memory_(*memory),
+        copier_(memory),
+        first_visit_(first),
+        step_(step) {
     for (int i = 0; i < 2; ++i) {
-      const int group = first + i * step;
-      if (group < end) copier_.Keys(i, item.Upper(group));
+      const int visit = first + i * step;
+      if (visit < visits.count) copier_.Keys(i, item.Upper(visits.GroupOf(visit)));
       CommitCopies();
     }
     CommitCopies();  // in place of values
@@ -74,24 +80,32 @@ class PlanesWarp {
   // ones: 16 of them, fp16, in shared memory.
   __device__ __forceinline__ void Run(const SharedQuery<kDim>& query, const ItemRule& rule,
                                       const ItemReport& report, const uint4* ones) {
-    uint64_t ahead = BlockOf(first_ + 2 * step_);
+    uint64_t ahead = BlockOf(first_visit_ + 2 * step_);
 #pragma unroll 1
-    for (int group = first_, number = 0;; group += step_, ++number) {
-      const bool is_group = group < end_;
+    for (int visit = first_visit_, number = 0;; visit += step_, ++number) {
+      const bool is_visit = visit < visits_.count;
       GroupSums sums;
-      if (is_group) {
+      if (is_visit) {
         WaitForCopies<2>();
         __syncwarp();
         ScoreGroup(memory_, number, query, sums);
         __syncwarp();
-        const int later = group + 2 * step_;
-        if (later < end_) copier_.Keys(number + 2, item_.UpperIn(ahead, later));
+        const int later = visit + 2 * step_;
+        if (later < visits_.count) {
+          copier_.Keys(number + 2, item_.UpperIn(ahead, visits_.GroupOf(later)));
+        }
         ahead = BlockOf(later + step_);
       }
       CommitCopies();
       if (strips_ != 0) Finish(query, rule, ones);
-      if (!is_group) break;
-      Choose(group, number, rule, report, sums);
+      if (!is_visit) break;
+      group_ = visits_.GroupOf(visit);
+      slot_ = number % 4;
+      if (visits_.IsEdge(visit)) {
+        ChoosePart(visit % EdgeGroups::kParts, rule, sums);
+      } else {
+        Choose(rule, report, sums);
+      }
       CommitCopies();
     }
   }
@@ -116,30 +130,44 @@ class PlanesWarp {
   __device__ uint32_t fetched() const { return fetched_; }
 
  private:
-  __device__ uint64_t BlockOf(int group) const {
-    return group < end_ ? item_.UpperBlock(group) : 0;
+  __device__ uint64_t BlockOf(int visit) const {
+    return visit < visits_.count ? item_.UpperBlock(visits_.GroupOf(visit)) : 0;
   }
 
-  // A bit for each of the lane's tokens that is fine. from: the least coarse sums of heads that
-  // are.
-  __device__ __forceinline__ static uint32_t FineOf(int first, const PlanesLengths& lengths,
-                                                    bool all_compete, const float (&from)[2],
-                                                    GroupSums& sums) {
-    const int lane = threadIdx.x % 32;
-    uint32_t chosen = 0;
+  // A bit for each of the lane's tokens that is no candidate.
+  __device__ __forceinline__ uint32_t AlwaysOf(const PlanesLengths& lengths) const {
+    const int first = group_ * kGroupTokens;
+    uint32_t always = 0;
+    if (first >= lengths.start && first + kGroupTokens <= lengths.stop) return 0;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const int token = first + TokenOf(threadIdx.x % 32, i);
+      if (!lengths.IsCandidate(token)) always |= 1u << i;
+    }
+    return always;
+  }
+
+  // A bit for each whose coarse sum is at least `from`, of any head.
+  __device__ __forceinline__ static uint32_t AboveOf(const float (&from)[2],
+                                                     const GroupSums& sums) {
+    uint32_t above = 0;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const bool is_above = (sums.Of(i, 0) >= from[0]) | (sums.Of(i, 1) >= from[1]);
-      chosen |= is_above ? 1u << i : 0;
+      above |= is_above ? 1u << i : 0;
     }
-    if (!all_compete) {
+    above |= __shfl_xor_sync(kAllLanes, above, 1);
+    return above | __shfl_xor_sync(kAllLanes, above, 2);
+  }
+
+  __device__ __forceinline__ int List(uint32_t chosen, const ItemRule& rule,
+                                      const GroupSums& sums) {
+    float base[2];
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        if (!lengths.IsCandidate(first + TokenOf(lane, i))) chosen |= 1u << i;
-      }
+    for (int head = 0; head < 2; ++head) {
+      base[head] = sums.Base(rule.factors, head, rule.form.centre()) - rule.reference[head];
     }
-    chosen |= __shfl_xor_sync(kAllLanes, chosen, 1);
-    return chosen | __shfl_xor_sync(kAllLanes, chosen, 2);
+    return ListTokens(memory_, chosen, rule.factors, base, sums);
   }
 
   // A bit for each strip that has a lane of its keys in `lanes`.
@@ -148,9 +176,10 @@ class PlanesWarp {
            ((lanes & 0xFF0000) != 0 ? 4 : 0) | ((lanes & 0xFF000000) != 0 ? 8 : 0);
   }
 
-  // Rules 4 and 5: what of the group is fine and which strips are read. Asks for both.
-  __device__ __forceinline__ void Choose(int group, int number, const ItemRule& rule,
-                                         const ItemReport& report, GroupSums& sums) {
+  // Rules 4 and 5: which candidates of the group are fine and which strips are read. Asks for both.
+  // Without candidates: all of it is.
+  __device__ __forceinline__ void Choose(const ItemRule& rule, const ItemReport& report,
+                                         GroupSums& sums) {
     float base[2], from[2];
     bool is_read = false, has_fine = false;
 #pragma unroll
@@ -163,40 +192,45 @@ class PlanesWarp {
       is_read |= !(fmaf(top, rule.factors.code[head], base[head]) < rule.read_from);
       has_fine |= top >= from[head];
     }
-    const int first = group * kGroupTokens;
-    const bool all_compete =
-        first >= rule.lengths.start && first + kGroupTokens <= rule.lengths.stop;
-    uint32_t chosen = 0;
-    count_ = 0;
-    if (!all_compete || __any_sync(kAllLanes, has_fine)) {
-      chosen = FineOf(first, rule.lengths, all_compete, from, sums);
-      float fine_base[2];
-#pragma unroll
-      for (int head = 0; head < 2; ++head) {
-        fine_base[head] = sums.Base(rule.factors, head, rule.form.centre()) - rule.reference[head];
-      }
-      count_ = ListTokens(memory_, chosen, rule.factors, fine_base, sums);
+    const uint32_t always = AlwaysOf(rule.lengths);
+    uint32_t chosen = visits_.is_full ? always : 0;
+    if (__any_sync(kAllLanes, has_fine) && !visits_.is_full) {
+      chosen = AboveOf(from, sums) & ~always;
     }
-    strips_ = StripsOf(__ballot_sync(kAllLanes, is_read || chosen != 0));
-    report.Write(group, chosen, strips_);
-    group_ = group;
-    slot_ = number % 4;
+    first_ = last_ = 0;
+    if (__any_sync(kAllLanes, chosen != 0)) last_ = List(chosen, rule, sums);
+    strips_ = StripsOf(__ballot_sync(kAllLanes, is_read || (chosen | always) != 0));
+    report.Write(group_, chosen | always, strips_);
+    if (!visits_.is_full && __all_sync(kAllLanes, always == 0xFF)) strips_ = 0;
     Ask();
-    if (strips_ != 0) Weigh(rule.factors, base, sums);
+    if (strips_ != 0) Weigh(rule.factors, base, chosen | always, sums);
+  }
+
+  // Eight of the group's tokens that are always fine, and nothing else of it.
+  __device__ __forceinline__ void ChoosePart(int part, const ItemRule& rule, GroupSums& sums) {
+    const uint32_t always = AlwaysOf(rule.lengths);
+    const int listed = List(always, rule, sums);
+    first_ = part * kFineTile;
+    last_ = min(listed, first_ + kFineTile);
+    strips_ = first_ < listed ? StripsOf(__ballot_sync(kAllLanes, always != 0)) : 0;
+    Ask();
+    if (strips_ != 0) StripWeights{}.Store(memory_);
   }
 
   __device__ __forceinline__ void Ask() {
-    fetched_ += Shape::kValueScales + __popc(strips_) * (Shape::kStripBytes + 4 * kStripTokens) +
-                count_ * item_.row_bytes;
-    if (strips_ != 0) copier_.Values(strips_, item_.Upper(group_));
-    if (count_ == 0) return;
+    fetched_ += Shape::kValueScales;
+    if (strips_ == 0) return;
+    copier_.Values(strips_, item_.Upper(group_));
+    fetched_ += __popc(strips_) * (Shape::kStripBytes + 4 * kStripTokens);
+    if (first_ == last_) return;
     __syncwarp();
-    copier_.Rows(0, min(count_, kFineTile), item_.Lower(group_), item_.row_bytes);
+    copier_.Rows(first_, min(last_ - first_, kFineTile), item_.Lower(group_), item_.row_bytes);
+    fetched_ += (last_ - first_) * item_.row_bytes;
   }
 
-  // Coarse weights of the group, 0 of fine tokens and where strips are left out.
+  // Coarse weights of the group, 0 of tokens that are `fine` and where strips are left out.
   __device__ __forceinline__ void Weigh(const LaneFactors& factors, const float (&base)[2],
-                                        GroupSums& sums) {
+                                        uint32_t fine, const GroupSums& sums) {
     const bool is_read = strips_ >> (threadIdx.x % 32 / 8) & 1;
     const float even = is_read ? base[0] : -INFINITY, odd = is_read ? base[1] : -INFINITY;
     uint32_t weights[2][4];
@@ -205,6 +239,12 @@ class PlanesWarp {
       weights[i / 4][i % 4] =
           Element<__half>::Pack(Exp2(fmaf(sums.Of(i, 0), factors.code[0], even)),
                                 Exp2(fmaf(sums.Of(i, 1), factors.code[1], odd)));
+    }
+    if (__any_sync(kAllLanes, fine != 0)) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        if ((fine >> i & 1) != 0) weights[i / 4][i % 4] = 0;
+      }
     }
     StripWeights::Of(weights).Store(memory_);
   }
@@ -216,9 +256,9 @@ class PlanesWarp {
     __syncwarp();
     values_.Add(memory_, ones);
 #pragma unroll 1
-    for (int first = 0; first < count_; first += kFineTile) {
-      const int count = min(count_ - first, kFineTile);
-      if (first > 0) {  // more than were asked for
+    for (int first = first_; first < last_; first += kFineTile) {
+      const int count = min(last_ - first, kFineTile);
+      if (first > first_) {  // more than were asked for
         __syncwarp();
         copier_.Rows(first, count, item_.Lower(group_), item_.row_bytes);
         CommitCopies();
@@ -233,13 +273,14 @@ class PlanesWarp {
   }
 
   const PlanesItem<kDim>& item_;
+  const PlanesVisits& visits_;
   Memory& memory_;
   const PlanesCopier<kDim, kHeads> copier_;
-  const int first_, step_, end_;
-  // Of the group that is to be finished: the strips that are read (none: there is no such group),
-  // fine tokens, and where its scales are.
+  const int first_visit_, step_;
+  // What the visit of a group has left to do: the strips that are read (none: nothing), tokens of
+  // the list [first, last), and where its scales are.
   uint32_t strips_ = 0;
-  int count_ = 0, group_ = 0, slot_ = 0;
+  int first_ = 0, last_ = 0, group_ = 0, slot_ = 0;
   ValueSums<kDim> values_;
   FineSums<kDim, kHeads> fine_;
   uint32_t fetched_ = 0;  // bytes
