@@ -116,6 +116,9 @@ constexpr CudaOps kOps = {
         .attend_raw = AttendRawCuda,
         .attend_chunk_workspace_bytes = AttendChunkWorkspaceBytes,
         .attend_chunk = AttendChunkCuda,
+        .pack_planes = PackPlanesCuda,
+        .attend_planes_workspace_bytes = AttendPlanesWorkspaceBytes,
+        .attend_planes = AttendPlanesCuda,
     },
     {
         .eigen_workspace_bytes = EigenWorkspaceBytes,

@@ -18,10 +18,12 @@
 #include "kernels/ops/always/always_cuda.h"
 #include "kernels/ops/append/append_cuda.h"
 #include "kernels/ops/attend_chunk/attend_chunk_cuda.h"
+#include "kernels/ops/attend_planes/attend_planes_cuda.h"
 #include "kernels/ops/attend_raw/attend_raw_cuda.h"
 #include "kernels/ops/block_pages/block_pages_cuda.h"
 #include "kernels/ops/copy_rows/copy_rows_cuda.h"
 #include "kernels/ops/eigen/eigen_cuda.h"
+#include "kernels/ops/pack_planes/pack_planes_cuda.h"
 #include "kernels/ops/pick/pick_cuda.h"
 #include "kernels/ops/plan_ops.h"
 #include "kernels/ops/promote/promote_cuda.h"
@@ -126,7 +128,7 @@ struct SelectionOps {
   int (*block_pages)(const BlockPagesBatch& work, Stream stream) = nullptr;
 };
 
-// What writes new rows, and attends raw ones.
+// What writes new rows, and attends raw and nested ones.
 struct AttentionOps {
   int (*append)(const AppendBatch& work, Stream stream) = nullptr;
   int (*copy_rows)(const CopyRowsBatch& work, Stream stream) = nullptr;
@@ -134,6 +136,9 @@ struct AttentionOps {
   int (*attend_raw)(const AttendRawBatch& work, Stream stream) = nullptr;
   int64_t (*attend_chunk_workspace_bytes)(int32_t head_dim) = nullptr;
   int (*attend_chunk)(const AttendChunkBatch& work, Stream stream) = nullptr;
+  int (*pack_planes)(const PackPlanesBatch& work, Stream stream) = nullptr;
+  int64_t (*attend_planes_workspace_bytes)(const AttendPlanesBatch& work) = nullptr;
+  int (*attend_planes)(const AttendPlanesBatch& work, Stream stream) = nullptr;
 };
 
 // What makes stored rows, and what the codecs of sekv and mosaickv alone use.

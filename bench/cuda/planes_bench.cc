@@ -1,0 +1,379 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ops attend_planes and pack_planes beside dense attention, timed as replays of CUDA graphs.
+//
+//   planes_bench [PREFIX]      rows whose name begins so
+//
+// Llama-3.1-8B: 32 query heads, 8 KV heads x 128, bf16. A graph holds one node a layer, whose
+// layers together read more than the L2 holds. Keys and values are random normal, packed by op
+// pack_planes from the pages that dense attention reads. Queries are random normal times a factor
+// that makes the share of fine tokens what a row says (any of four heads; random logits have no
+// structure that a trained model's have), and times 1 as a control. Dense and planes are timed in
+// turns. "step" is with attend_raw over what is not sealed, "op" without.
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "bench/cuda/replay_timing.h"
+#include "kernels/cuda/cuda_ops.h"
+#include "kernels/ops/pack_planes/planes_format.h"
+#include "tests/cuda/captured_graph.h"
+#include "tests/cuda/device_array.h"
+
+namespace kvstrata::cuda {
+namespace {
+
+constexpr int kKvHeads = 8, kGroup = 4, kDim = 128, kPageTokens = 64, kUnit = 64;
+constexpr PlanesFormat kFormat{kDim, kUnit, 8};
+constexpr int64_t kRow = kDim * 2, kHead = kPageTokens * kRow;
+constexpr int64_t kLayerBytes = 2 * kKvHeads * kHead;  // of a page
+constexpr int kRounds = 3, kReplays = 20;
+
+template <typename T>
+std::vector<T> Zeros(size_t n) {
+  return std::vector<T>(n, T{});
+}
+
+// Pages of all layers, and the groups that are packed of them.
+class Cache {
+ public:
+  Cache(int batch, int tokens, int layers) : batch_(batch), tokens_(tokens), layers_(layers) {
+    pages_each_ = tokens / kPageTokens;
+    FillPages();
+    const int64_t runs = int64_t{pages_each_} * batch * layers * kKvHeads;
+    upper_ = DeviceArray<std::byte>(static_cast<size_t>(runs * kFormat.upper_bytes()));
+    lower_ = DeviceArray<std::byte>(static_cast<size_t>(runs * kFormat.lower_bytes()));
+    upper_table_ = Table(upper_.address(), layers * kKvHeads * kFormat.upper_bytes());
+    lower_table_ = Table(lower_.address(), layers * kKvHeads * kFormat.lower_bytes());
+    const auto of_each = [&](int32_t x) {
+      return DeviceArray<int32_t>(std::vector<int32_t>(static_cast<size_t>(batch), x));
+    };
+    lengths_ = of_each(tokens);
+    zeros_ = of_each(0);
+    sealed_ = of_each((tokens - 1) / kUnit * kUnit);
+    groups_ = of_each((tokens - 1) / kUnit);
+  }
+
+  int batch() const { return batch_; }
+  int tokens() const { return tokens_; }
+  int layers() const { return layers_; }
+  int sealed() const { return (tokens_ - 1) / kUnit * kUnit; }
+  int groups() const { return sealed() / kUnit; }
+  const int32_t* lengths() const { return lengths_.get(); }
+  const int32_t* zeros() const { return zeros_.get(); }
+  const int32_t* sealed_ends() const { return sealed_.get(); }
+  const int32_t* group_counts() const { return groups_.get(); }
+
+  PagedLayer Pages(int layer) const {
+    return {page_table_.get(),
+            pages_each_,
+            kPageTokens,
+            kKvHeads,
+            kDim,
+            DType::kBF16,
+            layer * kLayerBytes,
+            layer * kLayerBytes + kKvHeads * kHead,
+            kHead,
+            kRow};
+  }
+  DevicePlanes Planes(int layer) const {
+    const int64_t upper = kFormat.upper_bytes(), lower = kFormat.lower_bytes();
+    return {kFormat,
+            {upper_table_.get(), layer * kKvHeads * upper, upper},
+            {lower_table_.get(), layer * kKvHeads * lower, lower},
+            pages_each_,
+            1,
+            kKvHeads};
+  }
+  PackPlanesBatch Pack() const {
+    PackPlanesBatch w;
+    w.keys = KeyRows(Pages(0));
+    w.values = w.keys;
+    w.values.offset = kKvHeads * kHead;
+    w.planes = Planes(0);
+    w.from = zeros();
+    w.to = sealed_ends();
+    w.batch = batch_;
+    w.groups_max = groups();
+    w.layers = layers_;
+    w.row_layer_stride = kLayerBytes;
+    w.upper_layer_stride = kKvHeads * kFormat.upper_bytes();
+    w.lower_layer_stride = kKvHeads * kFormat.lower_bytes();
+    return w;
+  }
+
+ private:
+  // One block of random normal numbers, repeated.
+  void FillPages() {
+    const int64_t bytes = int64_t{pages_each_} * batch_ * layers_ * kLayerBytes;
+    memory_ = DeviceArray<std::byte>(static_cast<size_t>(bytes));
+    std::vector<BF16> block((size_t{61} << 20) / 2);
+    std::mt19937 rng(std::random_device{}());
+    std::normal_distribution<float> normal;
+    for (BF16& x : block) x = FromFloat<BF16>(normal(rng));
+    const auto size = static_cast<int64_t>(block.size() * 2);
+    for (int64_t at = 0; at < bytes; at += size) {
+      Check(cudaMemcpy(memory_.get() + at, block.data(),
+                       static_cast<size_t>(std::min(size, bytes - at)), cudaMemcpyHostToDevice),
+            "fill");
+    }
+    page_table_ = Table(memory_.address(), layers_ * kLayerBytes);
+  }
+  // Places of pages, or of groups of all layers, in random order.
+  DeviceArray<uint64_t> Table(uint64_t base, int64_t bytes) const {
+    std::vector<uint64_t> at;
+    for (int i = 0; i < pages_each_ * batch_; ++i) {
+      at.push_back(base + static_cast<uint64_t>(i) * static_cast<uint64_t>(bytes));
+    }
+    std::mt19937 rng(std::random_device{}());
+    std::shuffle(at.begin(), at.end(), rng);
+    return DeviceArray<uint64_t>(at);
+  }
+
+  const int batch_, tokens_, layers_;
+  int pages_each_ = 0;
+  DeviceArray<std::byte> memory_, upper_, lower_;
+  DeviceArray<uint64_t> page_table_, upper_table_, lower_table_;
+  DeviceArray<int32_t> lengths_, zeros_, sealed_, groups_;
+};
+
+struct Share {
+  double fine = 0, strips = 0, fetched = 0;  // of tokens; of strips; over the rule's bytes
+  int64_t bytes = 0;                         // the rule's, of a layer
+};
+
+// Both ways to attend a cache, by the same queries.
+class Attention {
+ public:
+  explicit Attention(const Cache& cache) : cache_(cache) {
+    const auto rows = static_cast<size_t>(cache.batch()) * kKvHeads * kGroup;
+    std::mt19937 rng(std::random_device{}());
+    std::normal_distribution<float> normal;
+    normal_.resize(rows * kDim);
+    for (float& x : normal_) x = normal(rng);
+    q_ = DeviceArray<BF16>(normal_.size());
+    dense_out_ = DeviceArray<float>(normal_.size());
+    out_ = DeviceArray<float>(normal_.size());
+    raw_ = DeviceArray<float>(rows * (kDim + 2));
+    counts_ = DeviceArray<int32_t>(Zeros<int32_t>(static_cast<size_t>(cache.batch())));
+    workspace_ = DeviceArray<std::byte>(Zeros<std::byte>(
+        static_cast<size_t>(kvs_cuda_ops()->attend_raw_workspace_bytes(kGroup, kDim))));
+    const size_t items = static_cast<size_t>(cache.batch()) * kKvHeads;
+    fine_ = DeviceArray<uint8_t>(items * static_cast<size_t>(cache.tokens()));
+    strips_ = DeviceArray<uint8_t>(fine_.size() / kStripTokens);
+    fetched_ = DeviceArray<uint64_t>(items);
+    const AttendPlanesBatch w = Planes(0);
+    planes_workspace_ = DeviceArray<std::byte>(
+        Zeros<std::byte>(static_cast<size_t>(kvs_cuda_ops()->attend_planes_workspace_bytes(w))));
+  }
+
+  void SetFactor(float factor) {
+    std::vector<BF16> q;
+    for (const float x : normal_) q.push_back(FromFloat<BF16>(factor * x));
+    q_.Write(q);
+  }
+
+  AttendRawBatch Dense(int layer) const {
+    AttendRawBatch w;
+    w.layer = cache_.Pages(layer);
+    w.batch = cache_.batch();
+    w.group = kGroup;
+    w.tokens = cache_.lengths();
+    w.q = q_.get();
+    w.q_stride = kKvHeads * kGroup * kDim * 2;
+    w.scale = 1 / std::sqrt(float{kDim});
+    w.to = {dense_out_.get(), DType::kF32, nullptr};
+    w.workspace = workspace_.get();
+    return w;
+  }
+  // What is not sealed.
+  AttendRawBatch Raw(int layer) const {
+    AttendRawBatch w = Dense(layer);
+    w.selection.unit_tokens = 1;
+    w.selection.list_stride = 1;
+    w.selection.units = cache_.zeros();
+    w.selection.counts = counts_.get();
+    w.selection.sink_end = cache_.zeros();
+    w.selection.recent_begin = cache_.sealed_ends();
+    w.to = {};
+    w.partial = RawPartial();
+    return w;
+  }
+  AttendPlanesBatch Planes(int layer, bool reports = false) const {
+    AttendPlanesBatch w;
+    w.planes = cache_.Planes(layer);
+    w.rule.fine_above = 2;
+    w.rule.sample = 16;
+    w.batch = cache_.batch();
+    w.group = kGroup;
+    w.tokens = cache_.lengths();
+    w.groups = cache_.group_counts();
+    w.q = q_.get();
+    w.q_stride = kKvHeads * kGroup * kDim;
+    w.scale = 1 / std::sqrt(float{kDim});
+    w.ahead = true;
+    w.with = RawPartial();
+    w.to = {out_.get(), DType::kF32, nullptr};
+    if (reports) w.report = {fine_.get(), strips_.get(), cache_.tokens(), fetched_.get()};
+    w.workspace = planes_workspace_.get();
+    return w;
+  }
+
+  // Of layer 0, by these queries.
+  Share FindShare() {
+    fetched_.Write(Zeros<uint64_t>(fetched_.size()));
+    Check(kvs_cuda_ops()->attend_raw(Raw(0), nullptr), "attend_raw");
+    Check(kvs_cuda_ops()->attend_planes(Planes(0, true), nullptr), "attend_planes");
+    const std::vector<uint8_t> fine = fine_.Read(), strips = strips_.Read();
+    Share share;
+    int64_t of_fine = 0, of_strips = 0;
+    const size_t items = fetched_.size(), stride = static_cast<size_t>(cache_.tokens());
+    const PlanesRows rows{.format = kFormat, .groups = cache_.groups()};
+    for (size_t item = 0; item < items; ++item) {
+      const uint8_t *f = &fine[item * stride], *s = &strips[item * stride / kStripTokens];
+      of_fine += std::count(f, f + cache_.sealed(), 1);
+      of_strips += std::count(s, s + cache_.sealed() / kStripTokens, 1);
+      share.bytes += PlanesBytesRead(rows, f, s);
+    }
+    const auto all = static_cast<double>(items) * cache_.sealed();
+    share.fine = static_cast<double>(of_fine) / all;
+    share.strips = static_cast<double>(of_strips) / (all / kStripTokens);
+    uint64_t fetched = 0;
+    for (const uint64_t x : fetched_.Read()) fetched += x;
+    share.fetched = static_cast<double>(fetched) / static_cast<double>(share.bytes);
+    return share;
+  }
+
+  // |planes - dense| / |dense| of layer 0's outputs: a sanity check.
+  double Difference() {
+    Check(kvs_cuda_ops()->attend_raw(Dense(0), nullptr), "attend_raw");
+    Check(kvs_cuda_ops()->attend_raw(Raw(0), nullptr), "attend_raw");
+    Check(kvs_cuda_ops()->attend_planes(Planes(0), nullptr), "attend_planes");
+    const std::vector<float> want = dense_out_.Read(), got = out_.Read();
+    double off = 0, norm = 0;
+    for (size_t i = 0; i < want.size(); ++i) {
+      off += (got[i] - want[i]) * (got[i] - want[i]);
+      norm += want[i] * want[i];
+    }
+    return std::sqrt(off / norm);
+  }
+
+ private:
+  Partials RawPartial() const {
+    const size_t rows = raw_.size() / (kDim + 2);
+    float* const o = raw_.get();
+    return {o + rows * kDim, o + rows * (kDim + 1), o, 1};
+  }
+
+  const Cache& cache_;
+  std::vector<float> normal_;
+  DeviceArray<BF16> q_;
+  DeviceArray<float> dense_out_, out_, raw_;
+  DeviceArray<int32_t> counts_;
+  DeviceArray<std::byte> workspace_, planes_workspace_;
+  DeviceArray<uint8_t> fine_, strips_;
+  DeviceArray<uint64_t> fetched_;
+};
+
+// The factor of queries, above that which makes most tokens fine, for a share of them.
+float FactorFor(Attention& attention, double share) {
+  float low = 1.5f, high = 16;
+  for (int i = 0; i < 12; ++i) {
+    const float middle = (low + high) / 2;
+    attention.SetFactor(middle);
+    (attention.FindShare().fine > share ? low : high) = middle;
+  }
+  attention.SetFactor((low + high) / 2);
+  return (low + high) / 2;
+}
+
+double MedianOf(std::vector<double> us) {
+  std::ranges::sort(us);
+  return us[us.size() / 2];
+}
+
+// One row: dense, the op alone, and the step, in turns.
+void PrintRow(const Cache& cache, Attention& attention, const std::string& name, float factor) {
+  const CudaOps& ops = *kvs_cuda_ops();
+  const int layers = cache.layers();
+  CapturedGraph dense([&](Stream stream) {
+    for (int i = 0; i < layers; ++i) {
+      if (const int error = ops.attend_raw(attention.Dense(i), stream); error != 0) return error;
+    }
+    return 0;
+  });
+  const auto planes = [&](bool with_raw) {
+    return [&attention, &ops, layers, with_raw](Stream stream) {
+      for (int i = 0; i < layers; ++i) {
+        int error = with_raw ? ops.attend_raw(attention.Raw(i), stream) : 0;
+        if (error == 0) error = ops.attend_planes(attention.Planes(i), stream);
+        if (error != 0) return error;
+      }
+      return 0;
+    };
+  };
+  CapturedGraph op(planes(false)), step(planes(true));
+  const Share share = attention.FindShare();
+  const double difference = attention.Difference();
+  std::vector<double> of_dense, of_op, of_step;
+  for (int round = 0; round < kRounds; ++round) {
+    const auto time = [&](CapturedGraph& graph) {
+      return TimeReplays(std::vector<CapturedGraph*>{&graph}, layers, kReplays).median;
+    };
+    of_dense.push_back(time(dense));
+    of_op.push_back(time(op));
+    of_step.push_back(time(step));
+  }
+  const double d = MedianOf(of_dense), o = MedianOf(of_op), s = MedianOf(of_step);
+  std::printf(
+      "%-18s factor %5.2f fine %5.2f %% strips %5.1f %% fetched/rule %.3f | dense %8.1f us | op "
+      "%8.1f us %.2fx %4.0f GB/s | step %8.1f us %.2fx | off dense %.3f\n",
+      name.c_str(), factor, 100 * share.fine, 100 * share.strips, share.fetched, d, o, d / o,
+      static_cast<double>(share.bytes) * share.fetched / o / 1e3, s, d / s, difference);
+  std::fflush(stdout);
+}
+
+void AttendRows(const std::string& name, int batch, int tokens, int layers) {
+  Cache cache(batch, tokens, layers);
+  Check(kvs_cuda_ops()->pack_planes(cache.Pack(), nullptr), "pack_planes");
+  Attention attention(cache);
+  for (const double share : {0.003, 0.01, 0.05}) {
+    PrintRow(cache, attention, name, FactorFor(attention, share));
+  }
+  attention.SetFactor(1);
+  PrintRow(cache, attention, name + " control", 1);
+}
+
+void PackRows() {
+  Cache cache(1, 65536 + 1 * kPageTokens, 32);
+  const PackPlanesBatch work = cache.Pack();
+  CapturedGraph graph([&](Stream stream) { return kvs_cuda_ops()->pack_planes(work, stream); });
+  const double ms = TimeReplays(std::vector<CapturedGraph*>{&graph}, 1, kReplays).median / 1e3;
+  const double bytes = static_cast<double>(cache.sealed()) * 32 * kKvHeads *
+                       (2 * kRow + (kFormat.upper_bytes() + kFormat.lower_bytes()) / double{kUnit});
+  std::printf("pack 64K x 32 layers: %.2f ms, %.0f GB/s\n", ms, bytes / ms / 1e6);
+}
+
+}  // namespace
+}  // namespace kvstrata::cuda
+
+int main(int argc, char** argv) {
+  using namespace kvstrata::cuda;
+  if (kvs_cuda_ops()->device_count() == 0) {
+    std::fprintf(stderr, "SKIPPED: no GPU is visible\n");
+    return 77;
+  }
+  const std::string only = argc > 1 ? argv[1] : "";
+  const auto wants = [&](const char* name) { return std::string(name).starts_with(only); };
+  if (wants("128K x 1")) AttendRows("128K x 1", 1, 131072, 4);
+  if (wants("1M x 1")) AttendRows("1M x 1", 1, 1048576, 1);
+  if (wants("128K x 8")) AttendRows("128K x 8", 8, 131072, 1);
+  if (wants("pack")) PackRows();
+  return 0;
+}

@@ -1,0 +1,376 @@
+// SPDX-License-Identifier: Apache-2.0
+// The CTAs of an item (a sequence and a KV head) share its groups: warp after warp over all of
+// them, so that what is read at one time lies side by side.
+//
+// Floor on an H200 (4.2 TB/s), 8 KV heads x 128: 128K tokens are 42 MB of keys, 38 MB of values
+// where no strip is left out, and 25 MB for each percent that is fine: 19 us, half of the strips
+// left out 14 us. Issue: 16,384 groups of 560 instructions by 528 schedulers: 10 us; eight fine
+// tokens of one group 300 more.
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/cuda/warps/launch.cuh"
+#include "kernels/ops/attend_planes/attend_planes_cuda.h"
+#include "kernels/ops/attend_planes/planes_warp.cuh"
+#include "kernels/ops/merge/shared_item.cuh"
+
+namespace kvstrata::cuda {
+namespace {
+
+// One CTA an SM: as many warps as shared memory and registers have room for.
+template <int kDim, int kHeads>
+struct CtaShape {
+  static constexpr int kWarps = kDim == 64 ? 16 : kDim == 128 ? 12 : kHeads == 4 ? 8 : 6;
+  static constexpr int kThreads = kWarps * 32;
+};
+
+struct Arguments {
+  AttendPlanesBatch work;
+  float scale;      // with log2(e)
+  float relative;   // what a logit loses besides L_h - log2(N), so that 2^6 is fine
+  float read_from;  // ItemRule's
+  Partials splits;  // what an item's CTAs leave, in the workspace, here and below
+  float4* samples;  // [ctas][rows]
+  uint32_t* counters;
+
+  __host__ __device__ int64_t rows() const {
+    return int64_t{work.batch} * work.planes.kv_heads * work.group;
+  }
+};
+
+template <int kDim, int kHeads>
+struct CtaMemory {
+  using Shape = CtaShape<kDim, kHeads>;
+  union {
+    SharedQuery<kDim> query;
+    float o[kHeads][kDim];  // the item's sums, at the end
+  };
+  uint4 ones[2];
+  float reference[kHeads];
+  float m[kHeads], l[kHeads];
+  bool is_last;
+  WarpMemory<kDim, kHeads> warps[Shape::kWarps];
+};
+
+// A CTA of a grid (ctas, kv_heads, batch).
+struct CtaPlace {
+  int head, sequence;
+  int64_t item, first_row;
+  int warp, warps;  // of all that share the item
+
+  template <int kWarps>
+  __device__ static CtaPlace Of(const AttendPlanesBatch& w) {
+    const int head = blockIdx.y, sequence = blockIdx.z;
+    const int64_t item = int64_t{sequence} * w.planes.kv_heads + head;
+    return {head,
+            sequence,
+            item,
+            item * w.group,
+            static_cast<int>(blockIdx.x * kWarps + threadIdx.x / 32),
+            static_cast<int>(gridDim.x * kWarps)};
+  }
+};
+
+// Queries to shared memory; returns what makes logits. By all threads; barrier afterwards.
+template <int kDim>
+__device__ __forceinline__ LaneFactors LoadQuery(const Arguments& a, const CtaPlace& place,
+                                                 SharedQuery<kDim>& to) {
+  const AttendPlanesBatch& w = a.work;
+  const int64_t first =
+      place.sequence * w.q_stride + int64_t{place.head} * w.group * kDim;  // elements
+  const auto query = LaneQueryPairs<kDim, 2>::Load(w.q, w.q_dtype, first, w.group);
+  if (threadIdx.x < 32) to.Store(query);
+  LaneFactors factors;
+  query.Factors(a.scale, factors.base);
+  for (int head = 0; head < 2; ++head) factors.code[head] = factors.base[head] * 0x1p24f;
+  return factors;
+}
+
+// Logits of a part of the tokens of a group that are always fine. Returns how many they are.
+template <int kDim, int kHeads>
+__device__ __forceinline__ int AddAlways(const PlanesItem<kDim>& item, int group,
+                                         const PlanesLengths& lengths, const LaneFactors& factors,
+                                         const SharedQuery<kDim>& query, int part, int number,
+                                         WarpMemory<kDim, kHeads>& memory, const GroupSums& sums,
+                                         SampleSums& sampled) {
+  const FineForm form{item.has_last_plane, item.row_bytes};
+  const float base[2] = {sums.Base(factors, 0, form.centre()),
+                         sums.Base(factors, 1, form.centre())};
+  const int lane = threadIdx.x % 32;
+  uint32_t chosen = 0;
+  for (int i = 0; i < 8; ++i) {
+    if (!lengths.IsCandidate(group * kGroupTokens + TokenOf(lane, i))) chosen |= 1u << i;
+  }
+  const int listed = ListTokens(memory, chosen, factors, base, sums), first = part * kFineTile;
+  const int count = min(listed - first, kFineTile);
+  if (count <= 0) return 0;
+  __syncwarp();
+  PlanesCopier<kDim, kHeads>(&memory).Rows(first, count, item.Lower(group), item.row_bytes);
+  CommitCopies();
+  WaitForCopies<0>();
+  __syncwarp();
+  float logits[2];
+  FineLogits(memory, first, form, memory.Steps(number % 4), query, factors, logits);
+  for (int head = 0; head < 2; ++head) {
+    if (lane / 4 < count) sampled.always[head].Add(logits[head], 1);
+  }
+  return count;
+}
+
+// The CTA's share of what makes normalisers, to samples[cta][row].
+template <int kHeads, int kWarps, typename Warps>
+__device__ __forceinline__ void KeepSamples(const Arguments& a, const CtaPlace& place,
+                                            Warps& warps) {
+  __syncthreads();
+  const int head = threadIdx.x;
+  if (head >= a.work.group) return;
+  PowerSum always, sampled;
+  for (int warp = 0; warp < kWarps; ++warp) {
+    const float(*const kept)[kHeads] = warps[warp].logits;
+    always.Add(kept[0][head], kept[1][head]);
+    sampled.Add(kept[2][head], kept[3][head]);
+  }
+  a.samples[blockIdx.x * a.rows() + place.first_row + head] = {always.m, always.l, sampled.m,
+                                                               sampled.l};
+}
+
+__device__ __forceinline__ void AddFetched(const AttendPlanesBatch& w, int64_t item,
+                                           uint64_t bytes) {
+  if (w.report.fetched == nullptr || threadIdx.x % 32 != 0) return;
+  atomicAdd(reinterpret_cast<unsigned long long*>(w.report.fetched + item), bytes);
+}
+
+// Grid (ctas, kv_heads, batch), as of AttendKernel.
+template <int kDim, int kHeads>
+__global__ void __launch_bounds__(CtaShape<kDim, kHeads>::kThreads, 1)
+    SampleKernel(const __grid_constant__ Arguments a) {
+  constexpr int kWarps = CtaShape<kDim, kHeads>::kWarps;
+  extern __shared__ uint4 dynamic[];
+  auto& shared = *reinterpret_cast<CtaMemory<kDim, kHeads>*>(dynamic);
+  const AttendPlanesBatch& w = a.work;
+  LetNextStart();
+  if (!w.ahead) WaitForPrevious();
+  const auto place = CtaPlace::Of<kWarps>(w);
+  auto& memory = shared.warps[threadIdx.x / 32];
+  const auto item = PlanesItem<kDim>::Of(w.planes, place.sequence, place.head);
+  const PlanesLengths lengths = PlanesLengths::Of(w, place.sequence);
+  const SampleTasks tasks = SampleTasks::Of(lengths, PlanesSample::Of(lengths, w.rule.sample));
+  const PlanesCopier<kDim, kHeads> copier(&memory);
+  int task = place.warp, number = 0;
+  if (task < tasks.count) copier.Keys(0, item.Upper(tasks.GroupOf(task)));
+  CommitCopies();
+  if (w.ahead) WaitForPrevious();
+  const LaneFactors factors = LoadQuery<kDim>(a, place, shared.query);
+  __syncthreads();
+  SampleSums sampled;
+  uint64_t fetched = 0;
+#pragma unroll 1
+  for (; task < tasks.count; task += place.warps, ++number) {
+    const int next = task + place.warps, group = tasks.GroupOf(task);
+    if (next < tasks.count) copier.Keys(number + 1, item.Upper(tasks.GroupOf(next)));
+    CommitCopies();
+    WaitForCopies<1>();
+    __syncwarp();
+    GroupSums sums;
+    ScoreGroup(memory, number, shared.query, sums);
+    fetched += GroupShape<kDim>::kValueScales;
+    if (tasks.IsSampled(task)) {
+      sampled.AddSampled(lengths, group * kGroupTokens, factors, sums);
+    } else {
+      fetched += item.row_bytes * AddAlways(item, group, lengths, factors, shared.query,
+                                            tasks.PartOf(task), number, memory, sums, sampled);
+    }
+    __syncwarp();
+  }
+  sampled.Keep(memory.logits);
+  AddFetched(w, place.item, fetched);
+  KeepSamples<kHeads, kWarps>(a, place, shared.warps);
+}
+
+// What logits of each head are relative to. Warp by warp; barrier afterwards.
+template <int kHeads, int kWarps>
+__device__ __forceinline__ void FindReferences(const Arguments& a, const CtaPlace& place,
+                                               const PlanesLengths& lengths, float* reference) {
+  const PlanesSample sample = PlanesSample::Of(lengths, a.work.rule.sample);
+  for (int head = threadIdx.x / 32; head < kHeads; head += kWarps) {
+    float of_head = INFINITY;  // a head that is not there weighs nothing
+    if (head < a.work.group) {
+      of_head = LogNormaliser(a.samples, gridDim.x, a.work.with, a.rows(), place.first_row + head,
+                              lengths, sample) -
+                log2f(static_cast<float>(lengths.tokens)) + a.relative;
+    }
+    if (threadIdx.x % 32 == 0) reference[head] = of_head;
+  }
+}
+
+// Rotates the sums of the item back, in place. By all threads, with a barrier at both ends.
+template <int kDim, int kThreads>
+__device__ __forceinline__ void RotateBack(float (*o)[kDim], int group) {
+#pragma unroll 1
+  for (int stride = 1; stride < kDim; stride *= 2) {
+    __syncthreads();
+    for (int i = threadIdx.x; i < group * (kDim / 2); i += kThreads) {
+      const int pair = i % (kDim / 2), c = pair / stride * 2 * stride + pair % stride;
+      float* const row = o[i / (kDim / 2)];
+      const float a = row[c], b = row[c + stride];
+      row[c] = a + b;
+      row[c + stride] = a - b;
+    }
+  }
+  __syncthreads();
+}
+
+// The item's sums, of all its CTAs in the last of them, to the output.
+template <int kDim, int kHeads>
+__device__ __forceinline__ void Finish(const Arguments& a, const CtaPlace& place,
+                                       CtaMemory<kDim, kHeads>& shared) {
+  using Shape = CtaShape<kDim, kHeads>;
+  const AttendPlanesBatch& w = a.work;
+  const SharedItem item{a.rows(),
+                        place.first_row,
+                        w.group,
+                        static_cast<int32_t>(blockIdx.x),
+                        static_cast<int32_t>(gridDim.x),
+                        a.splits,
+                        a.counters + place.item};
+  if (threadIdx.x == 0) shared.is_last = gridDim.x == 1;
+  __syncthreads();
+  FinishItem<Shape::kThreads, kDim>(
+      item,
+      [&](int head, int column) {
+        WeightedRow sum;
+        for (int warp = 0; warp < Shape::kWarps; ++warp) {
+          const auto& of_warp = shared.warps[warp];
+          sum.Add(of_warp.m[head], of_warp.l[head],
+                  reinterpret_cast<const float4*>(of_warp.o[head])[column]);
+        }
+        return sum;
+      },
+      [&](int64_t row, int column, const WeightedRow& sum) {
+        const auto head = static_cast<int>(row - place.first_row);
+        reinterpret_cast<float4*>(shared.o[head])[column] = sum.o;
+        if (column != 0) return;
+        shared.m[head] = sum.m;
+        shared.l[head] = sum.l;
+      },
+      reinterpret_cast<WeightedRow*>(shared.warps), shared.is_last);
+  if (!shared.is_last) return;
+  RotateBack<kDim, Shape::kThreads>(shared.o, w.group);
+  const float size = rsqrtf(static_cast<float>(kDim));
+  for (int i = threadIdx.x; i < w.group * (kDim / 4); i += Shape::kThreads) {
+    const int head = i / (kDim / 4), column = i % (kDim / 4);
+    const float4 o = reinterpret_cast<const float4*>(shared.o[head])[column];
+    StoreResult(w.with, w.to, w.partial, a.rows(), place.first_row + head, kDim, column,
+                {shared.m[head], shared.l[head], {o.x * size, o.y * size, o.z * size, o.w * size}});
+  }
+}
+
+// Grid (ctas, kv_heads, batch).
+template <int kDim, int kHeads>
+__global__ void __launch_bounds__(CtaShape<kDim, kHeads>::kThreads, 1)
+    AttendKernel(const __grid_constant__ Arguments a) {
+  constexpr int kWarps = CtaShape<kDim, kHeads>::kWarps;
+  extern __shared__ uint4 dynamic[];
+  auto& shared = *reinterpret_cast<CtaMemory<kDim, kHeads>*>(dynamic);
+  const AttendPlanesBatch& w = a.work;
+  if (!w.ahead) WaitForPrevious();
+  const auto place = CtaPlace::Of<kWarps>(w);
+  const auto item = PlanesItem<kDim>::Of(w.planes, place.sequence, place.head);
+  ItemRule rule;
+  rule.lengths = PlanesLengths::Of(w, place.sequence);
+  rule.read_from = a.read_from;
+  rule.form = {item.has_last_plane, item.row_bytes};
+  const PlanesVisits visits = PlanesVisits::Of(rule.lengths);
+  PlanesWarp<kDim, kHeads> warp(item, visits, &shared.warps[threadIdx.x / 32], place.warp,
+                                place.warps);
+  if (w.ahead) WaitForPrevious();
+  rule.factors = LoadQuery<kDim>(a, place, shared.query);
+  FindReferences<kHeads, kWarps>(a, place, rule.lengths, shared.reference);
+  if (threadIdx.x < 2) shared.ones[threadIdx.x] = {0x3C003C00, 0x3C003C00, 0x3C003C00, 0x3C003C00};
+  __syncthreads();
+  for (int head = 0; head < 2; ++head) {
+    rule.of_logit[head] = 1 / rule.factors.code[head];
+    rule.reference[head] = shared.reference[(threadIdx.x % 4 * 2 + head) % kHeads];
+  }
+  warp.Run(shared.query, rule, ItemReport::Of(w.report, place.item), shared.ones);
+  warp.Store(rule);
+  AddFetched(w, place.item, warp.fetched());
+  __syncthreads();
+  LetNextStart();
+  Finish(a, place, shared);
+}
+
+// CTAs that share an item: all that run at once.
+int32_t CtasOf(const AttendPlanesBatch& w) {
+  const int64_t groups = int64_t{w.planes.block_stride} * w.planes.block_groups;
+  return SplitsOfWave(1, w.batch * w.planes.kv_heads,
+                      static_cast<int>(std::clamp<int64_t>(groups / 4, 1, 1024)));
+}
+
+Arguments ArgumentsOf(const AttendPlanesBatch& w) {
+  Arguments a{};
+  a.work = w;
+  a.scale = w.scale * kLog2E;
+  const auto fine = static_cast<float>(w.rule.fine_above);
+  a.relative = std::log2(fine) - kFineFrom;
+  a.read_from = kFineFrom + std::log2(static_cast<float>(w.rule.skip_below) / fine);
+  const int64_t rows = CtasOf(w) * a.rows();
+  a.samples = static_cast<float4*>(w.workspace);
+  a.splits.o = reinterpret_cast<float*>(a.samples + rows);
+  a.splits.m = a.splits.o + rows * w.planes.format.dim;
+  a.splits.l = a.splits.m + rows;
+  a.counters = reinterpret_cast<uint32_t*>(a.splits.l + rows);
+  return a;
+}
+
+bool IsValid(const AttendPlanesBatch& w) {
+  const PlanesRule& r = w.rule;
+  return w.planes.IsValid() && w.planes.format.tokens == kGroupTokens && w.batch >= 0 &&
+         w.group >= 1 && w.group <= 8 && w.q_stride % 8 == 0 && w.scale > 0 && r.fine_above > 0 &&
+         r.run == 1 && r.sample >= 1 && r.sinks >= 0 && r.recent >= 1 && r.skip_below >= 0 &&
+         w.with.parts >= 1 && w.report.stride % kGroupTokens == 0 &&
+         (w.to.rows != nullptr || w.partial.o != nullptr);
+}
+
+template <int kDim, int kHeads>
+int Launch(const AttendPlanesBatch& w, Stream stream) {
+  constexpr int kBytes = static_cast<int>(sizeof(CtaMemory<kDim, kHeads>));
+  static_assert(kBytes <= 227 * 1024);
+  constexpr int kThreads = CtaShape<kDim, kHeads>::kThreads;
+  const Arguments a = ArgumentsOf(w);
+  const dim3 grid(CtasOf(w), w.planes.kv_heads, w.batch);
+  for (const auto kernel : {SampleKernel<kDim, kHeads>, AttendKernel<kDim, kHeads>}) {
+    if (const int error = AllowShared(kernel, kBytes); error != 0) return error;
+    const int error = LaunchDependent(kernel, grid, kThreads, kBytes, stream, a);
+    if (error != 0) return error;
+  }
+  return 0;
+}
+
+template <int kDim>
+int Launch(const AttendPlanesBatch& w, Stream stream) {
+  return w.group <= 4 ? Launch<kDim, 4>(w, stream) : Launch<kDim, 8>(w, stream);
+}
+
+}  // namespace
+
+int64_t AttendPlanesWorkspaceBytes(const AttendPlanesBatch& w) {
+  const int64_t items = int64_t{w.batch} * w.planes.kv_heads;
+  const int64_t of_row = w.planes.format.dim + 6;  // floats: a sample, m, l, o
+  return (CtasOf(w) * items * w.group * of_row + items) * int64_t{sizeof(float)};
+}
+
+int AttendPlanesCuda(const AttendPlanesBatch& w, Stream stream) {
+  if (!IsValid(w)) return cudaErrorInvalidValue;
+  if (w.batch == 0) return cudaSuccess;
+  switch (w.planes.format.dim) {
+    case 64:
+      return Launch<64>(w, stream);
+    case 128:
+      return Launch<128>(w, stream);
+    default:
+      return Launch<256>(w, stream);
+  }
+}
+
+}  // namespace kvstrata::cuda

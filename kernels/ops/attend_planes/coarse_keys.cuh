@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+// Coarse logits of a group of 64 tokens by a whole warp: plane 0 of its keys on tensor cores.
+//
+// A code that is left at its bit 2m of a half word is the subnormal fp16 of 2^-24 4^m times it,
+// which products take as it is. So a word of 16 codes becomes eight registers of a left-hand
+// fragment by a shift and eight masks; what it is multiplied with, query times step, has 64 / 4^m
+// in it.
+#ifndef KVSTRATA_KERNELS_OPS_ATTEND_PLANES_COARSE_KEYS_CUH_
+#define KVSTRATA_KERNELS_OPS_ATTEND_PLANES_COARSE_KEYS_CUH_
+
+#include "kernels/ops/attend_planes/planes_item.cuh"
+#include "kernels/ops/merge/merge_row.cuh"
+#include "kernels/ops/score_bits/bits_query.cuh"
+
+namespace kvstrata::cuda {
+
+// The queries of a KV head as right-hand fragments, for all warps of a CTA: four registers of a
+// lane together, those of two words of codes.
+template <int kDim>
+struct SharedQuery {
+  static constexpr int kQuads = GroupShape<kDim>::kQuads;
+  // Divided by a power of two so that none is above 1: first pairs of both words, then second ones.
+  uint4 plain[kQuads][32];
+  uint4 scaled[kQuads][32];  // times 64 / 4^m
+
+  __device__ void Store(const LaneQueryPairs<kDim, 2>& query) {
+    constexpr int kWords = GroupShape<kDim>::kWords;
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int quad = 0; quad < kQuads; ++quad) {
+      uint32_t x[4], y[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int word = 2 * quad + i / 2, m = word / kWords;
+        const __half2 pair = query.at[i % 2][word];
+        x[i] = BitsOf(pair);
+        y[i] = BitsOf(__hmul2(pair, __float2half2_rn(static_cast<float>(64 >> 2 * m))));
+      }
+      plain[quad][lane] = {x[0], x[2], x[1], x[3]};
+      scaled[quad][lane] = {y[0], y[1], y[2], y[3]};
+    }
+  }
+};
+
+__device__ __forceinline__ uint32_t PartOf(const uint4& four, int i) {
+  return i == 0 ? four.x : i == 1 ? four.y : i == 2 ? four.z : four.w;
+}
+
+__device__ __forceinline__ __half2 HalvesOf(uint32_t bits) {
+  __half2 pair;
+  memcpy(&pair, &bits, 4);
+  return pair;
+}
+
+// Query times the steps of a group.
+template <int kDim>
+__device__ __forceinline__ void FoldSteps(const char* steps, const SharedQuery<kDim>& query,
+                                          LanePairs<kDim, 2>& folded) {
+  constexpr int kWords = GroupShape<kDim>::kWords;
+  folded.Load(steps, threadIdx.x % 4);
+#pragma unroll
+  for (int quad = 0; quad < SharedQuery<kDim>::kQuads; ++quad) {
+    const uint4 four = query.scaled[quad][threadIdx.x % 32];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int word = 2 * quad + i / 2;
+      __half2& step = folded.at[word / kWords][word % kWords][i % 2];
+      step = __hmul2(step, HalvesOf(PartOf(four, i)));
+    }
+  }
+}
+
+// What makes logits, times log2(e), of a lane's two heads: those of columns 2t and 2t + 1.
+struct LaneFactors {
+  float base[2];  // of sums over plain queries
+  float code[2];  // of sums over codes
+};
+
+// A lane's sums: of its tokens 4 chunk + i of L for heads 2t and 2t + 1 c[L][i / 2][2 (i % 2)] and
+// the number after it; over channels, query times minima and query times steps.
+struct GroupSums {
+  float c[2][2][4];
+  float minima[2], steps[2];
+
+  // What is added to `code` times c[..]. centre: of the cells of codes.
+  __device__ float Base(const LaneFactors& factors, int head, float centre) const {
+    return factors.base[head] * fmaf(centre, steps[head], minima[head]);
+  }
+  __device__ float Of(int token, int head) const {
+    return c[token / 4][token % 4 / 2][2 * (token % 2) + head];
+  }
+};
+
+// 16 codes of two tokens, field m of word a in row g and of word b in row g + 8.
+__device__ __forceinline__ void MultiplyField(float (&c)[4], uint32_t a, uint32_t b, int m,
+                                              const __half2 (&query)[2]) {
+  const uint32_t mask = 0x00030003u << 2 * m;
+  MmaM16N8K16<__half>(c, a & mask, b & mask, a >> 8 & mask, b >> 8 & mask, BitsOf(query[0]),
+                      BitsOf(query[1]));
+}
+
+// Sums over channels of query times what a group has of each, minima or steps. Registers that were
+// loaded together are a left-hand fragment as they are, the same for all g: rows g count in
+// products with the first pairs of words, rows g + 8 in those with the second.
+template <int kDim>
+__device__ __forceinline__ void SumOverChannels(const char* halves, const SharedQuery<kDim>& query,
+                                                float (&sums)[2]) {
+  constexpr int kWords = GroupShape<kDim>::kWords;
+  LanePairs<kDim, 2> x;
+  x.Load(halves, threadIdx.x % 4);
+  float c[2][4] = {};
+#pragma unroll
+  for (int quad = 0; quad < SharedQuery<kDim>::kQuads; ++quad) {
+    const uint4 four = query.plain[quad][threadIdx.x % 32];
+    const int word = 2 * quad;
+    const __half2 *const a = x.at[word / kWords][word % kWords],
+                         *const b = x.at[(word + 1) / kWords][(word + 1) % kWords];
+    MmaM16N8K16<__half>(c[0], BitsOf(a[0]), BitsOf(a[1]), BitsOf(b[0]), BitsOf(b[1]), four.x,
+                        four.y);
+    MmaM16N8K16<__half>(c[1], BitsOf(a[0]), BitsOf(a[1]), BitsOf(b[0]), BitsOf(b[1]), four.z,
+                        four.w);
+  }
+  sums[0] = c[0][0] + c[1][2];
+  sums[1] = c[0][1] + c[1][3];
+}
+
+// Group `number` of those that the warp takes. Its copies are complete.
+template <int kDim, int kHeads>
+__device__ __forceinline__ void ScoreGroup(const WarpMemory<kDim, kHeads>& memory, int number,
+                                           const SharedQuery<kDim>& query, GroupSums& sums) {
+  using Shape = GroupShape<kDim>;
+  const int lane = threadIdx.x % 32;
+  uint4 words[2][Shape::kWords];
+#pragma unroll
+  for (int i = 0; i < 2 * Shape::kWords; ++i)
+    words[i % 2][i / 2] = memory.codes[number % 2][i][lane];
+  SumOverChannels(memory.Minima(number % 4), query, sums.minima);
+  SumOverChannels(memory.Steps(number % 4), query, sums.steps);
+  LanePairs<kDim, 2> folded;
+  FoldSteps(memory.Steps(number % 4), query, folded);
+#pragma unroll
+  for (int i = 0; i < 16; ++i) sums.c[i / 8][i / 4 % 2][i % 4] = 0;
+#pragma unroll
+  for (int u = 0; u < Shape::kWords; ++u) {
+#pragma unroll
+    for (int m = 0; m < 4; ++m) {
+#pragma unroll
+      for (int tile = 0; tile < 4; ++tile) {
+        const uint4& four = words[tile / 2][u];
+        MultiplyField(sums.c[tile / 2][tile % 2], PartOf(four, 2 * (tile % 2)),
+                      PartOf(four, 2 * (tile % 2) + 1), m, folded.at[m][u]);
+      }
+    }
+  }
+}
+
+}  // namespace kvstrata::cuda
+
+#endif  // KVSTRATA_KERNELS_OPS_ATTEND_PLANES_COARSE_KEYS_CUH_

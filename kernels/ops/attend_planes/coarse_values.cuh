@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sums of weighted values of groups of 64 tokens by a whole warp: plane 0 of their strips on tensor
+// cores, codes as in coarse_keys.cuh, channels as rows.
+#ifndef KVSTRATA_KERNELS_OPS_ATTEND_PLANES_COARSE_VALUES_CUH_
+#define KVSTRATA_KERNELS_OPS_ATTEND_PLANES_COARSE_VALUES_CUH_
+
+#include "kernels/cuda/warps/fragments.cuh"
+#include "kernels/ops/attend_planes/coarse_keys.cuh"
+
+namespace kvstrata::cuda {
+
+// Weights of strip t for head g, as fp16: tokens 4m, 4m + 1 in at[0][m] and the next two in
+// at[1][m].
+struct StripWeights {
+  uint32_t at[2][4];
+
+  // weights[L][i]: of a lane's token i of chunk L, for heads 2t and 2t + 1 (planes_item.cuh).
+  __device__ __forceinline__ static StripWeights Of(const uint32_t (&weights)[2][4]) {
+    StripWeights out;
+#pragma unroll
+    for (int chunk = 0; chunk < 2; ++chunk) {
+      uint32_t x[4];  // token i of chunks 2L and 2L + 1 of the strip
+#pragma unroll
+      for (int i = 0; i < 4; ++i) x[i] = Transpose8x8(weights[chunk][i]);
+#pragma unroll
+      for (int pair = 0; pair < 2; ++pair) {
+        out.at[pair][2 * chunk] = LowHalves(x[2 * pair], x[2 * pair + 1]);
+        out.at[pair][2 * chunk + 1] = HighHalves(x[2 * pair], x[2 * pair + 1]);
+      }
+    }
+    return out;
+  }
+
+  // To the warp's memory and from there, behind a __syncwarp.
+  template <int kDim, int kHeads>
+  __device__ __forceinline__ void Store(WarpMemory<kDim, kHeads>& memory) const {
+    const int lane = threadIdx.x % 32;
+    if (lane >= 4 * kHeads) return;
+    for (int pair = 0; pair < 2; ++pair) {
+      memory.weights[pair][lane] = {at[pair][0], at[pair][1], at[pair][2], at[pair][3]};
+    }
+  }
+  template <int kDim, int kHeads>
+  __device__ __forceinline__ static StripWeights Load(const WarpMemory<kDim, kHeads>& memory) {
+    StripWeights out;
+    for (int pair = 0; pair < 2; ++pair) {
+      const uint4 four = memory.weights[pair][threadIdx.x % (4 * kHeads)];
+      for (int m = 0; m < 4; ++m) out.at[pair][m] = PartOf(four, m);
+    }
+    return out;
+  }
+};
+
+template <int kDim>
+class ValueSums {
+ public:
+  // Adds the strips that are in memory, with their weights; what was left out weighs 0. ones: 16 of
+  // them, fp16.
+  template <int kHeads>
+  __device__ __forceinline__ void Add(const WarpMemory<kDim, kHeads>& memory, const uint4* ones) {
+    const StripWeights weights = StripWeights::Load(memory);
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const uint4* const minima = &memory.value_scales[2 * t];
+    const uint4* const steps = minima + kGroupTokens / 8;
+    const uint4* const row = g == 0 ? minima : g == 1 ? steps : ones;
+    uint32_t stepped[4][2];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const uint32_t weight = weights.at[i % 2][i / 2];
+      const __half2 size = __float2half2_rn(1.0f / static_cast<float>(1 << 2 * (i / 2)));
+      const __half2 x = __hmul2(HalvesOf(weight), HalvesOf(PartOf(steps[i / 4], i % 4)));
+      stepped[i / 2][i % 2] = i < 2 ? BitsOf(x) : BitsOf(__hmul2(x, size));
+    }
+    // Four registers that were loaded together are a fragment as they are: of rows g the first pair
+    // of each m counts, of rows g + 8 the second.
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint4 four = row[i];
+#pragma unroll
+      for (int pair = 0; pair < 2; ++pair) {
+        MmaM16N8K16<__half>(of_tokens_[pair], four.x, four.y, four.z, four.w,
+                            weights.at[pair][2 * i], weights.at[pair][2 * i + 1]);
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < GroupShape<kDim>::kPieces; ++k) {
+      const uint4 words = memory.values[k][lane];
+#pragma unroll
+      for (int m = 0; m < 4; ++m) {
+        const uint32_t mask = 0x00030003u << 2 * m;
+#pragma unroll
+        for (int pair = 0; pair < 2; ++pair) {
+          const uint32_t a = PartOf(words, 2 * pair), b = PartOf(words, 2 * pair + 1);
+          MmaM16N8K16<__half>(o_[2 * k + pair], a & mask, b & mask, a >> 8 & mask, b >> 8 & mask,
+                              stepped[m][0], stepped[m][1]);
+        }
+      }
+    }
+  }
+
+  // Adds this, times `factor` of heads 2t and 2t + 1, to the warp's sums o, and returns the sums of
+  // weights in l.
+  template <int kHeads>
+  __device__ __forceinline__ void Store(WarpMemory<kDim, kHeads>& memory, const float (&factor)[2],
+                                        float (&l)[2]) const {
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int head = 0; head < 2; ++head) {
+      const float own = of_tokens_[0][head] + of_tokens_[1][2 + head];
+      const float minima = __shfl_sync(kAllLanes, own, t);
+      const float steps = __shfl_sync(kAllLanes, own, 4 + t);
+      l[head] = factor[head] * __shfl_sync(kAllLanes, own, 8 + t);
+      const float of_all = fmaf(kCoarseCentre, steps, minima);
+      if (2 * t >= kHeads) continue;
+      float* const row = memory.o[2 * t + head];
+#pragma unroll
+      for (int tile = 0; tile < kDim / 16; ++tile) {
+        auto* const at = reinterpret_cast<float2*>(row + tile / 2 * 32 + 4 * g + tile % 2 * 2);
+        const float2 before = *at;
+        *at = {fmaf(factor[head], fmaf(kCode, o_[tile][head], of_all), before.x),
+               fmaf(factor[head], fmaf(kCode, o_[tile][2 + head], of_all), before.y)};
+      }
+    }
+  }
+
+ private:
+  static constexpr float kCode = 0x1p30f;  // 64 steps a code, which counts 2^-24 in products
+  float o_[kDim / 16][4] = {};             // rows: channels 32k + 4g + 2 pair and the next
+  float of_tokens_[2][4] = {};             // rows: weights times minima, times steps, times 1
+};
+
+}  // namespace kvstrata::cuda
+
+#endif  // KVSTRATA_KERNELS_OPS_ATTEND_PLANES_COARSE_VALUES_CUH_

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+// Fine tokens of a group, by a whole warp: a list of them, their logits (the coarse ones and what
+// planes 1 and 2 add, eight tokens a product), and what they add to an output.
+#ifndef KVSTRATA_KERNELS_OPS_ATTEND_PLANES_FINE_ROWS_CUH_
+#define KVSTRATA_KERNELS_OPS_ATTEND_PLANES_FINE_ROWS_CUH_
+
+#include "kernels/cuda/warps/exp2.cuh"
+#include "kernels/cuda/warps/fragments.cuh"
+#include "kernels/ops/attend_planes/coarse_keys.cuh"
+
+namespace kvstrata::cuda {
+
+// The number in the group of a lane's token i of 8, of whole chunks (planes_item.cuh).
+__device__ __forceinline__ int TokenOf(int lane, int i) {
+  return kStripTokens * (lane / 8) + 8 * (i / 4) + 4 * (lane / 4 % 2) + i % 4;
+}
+
+// What of a fine code is stored.
+struct FineForm {
+  bool has_last_plane;
+  int32_t row_bytes;
+  __device__ float centre() const { return has_last_plane ? 0.0f : 7.5f; }  // of a cell
+};
+
+// Lists the tokens whose bits are set in `chosen`, the same in lanes of one g. Coarse logits of
+// these become -inf. What all tokens' logits are but for lower digits goes to memory. base: of
+// GroupSums, with the centre of a fine cell. Returns how many are listed.
+template <int kDim, int kHeads>
+__device__ __forceinline__ int ListTokens(WarpMemory<kDim, kHeads>& memory, uint32_t chosen,
+                                          const LaneFactors& factors, const float (&base)[2],
+                                          const GroupSums& sums) {
+  const int lane = threadIdx.x % 32, t = lane % 4;
+  const int own = __popc(chosen);
+  int upto = own;  // lists of lanes with smaller g, and this one's
+#pragma unroll
+  for (int step = 4; step < 32; step *= 2) {
+    const int before = __shfl_up_sync(kAllLanes, upto, step);
+    if (lane >= step) upto += before;
+  }
+  uint8_t* to = memory.fine + (upto - own);
+  const uint32_t listed = t == 0 ? chosen : 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const int token = TokenOf(lane, i);
+    if (2 * t < kHeads) {
+      *reinterpret_cast<float2*>(&memory.logits[token][2 * t]) = {
+          fmaf(sums.Of(i, 0), factors.code[0], base[0]),
+          fmaf(sums.Of(i, 1), factors.code[1], base[1])};
+    }
+    if ((listed >> i & 1) != 0) *to = static_cast<uint8_t>(token);
+    to += chosen >> i & 1;
+  }
+  return __shfl_sync(kAllLanes, upto, 31);
+}
+
+// Fields of four bits of plane 2 in row g, moved to where those of run m are in other planes: the
+// query has 4^-m in it. bytes02, bytes13: words whose half words have those bytes as low ones.
+__device__ __forceinline__ void MultiplyNibbles(float (&c)[4], uint32_t bytes02, uint32_t bytes13,
+                                                uint32_t mask, const __half2 (&query)[2]) {
+  MmaM16N8K16<__half>(c, bytes02 & mask, 0, bytes13 & mask, 0, BitsOf(query[0]), BitsOf(query[1]));
+}
+
+// Logits of fine token first + g, whose rows are in memory, for heads 2t and 2t + 1. steps: of the
+// group. Of tokens beyond the list they are anything.
+template <int kDim, int kHeads>
+__device__ __forceinline__ void FineLogits(const WarpMemory<kDim, kHeads>& memory, int first,
+                                           const FineForm& form, const char* steps,
+                                           const SharedQuery<kDim>& query,
+                                           const LaneFactors& factors, float (&logits)[2]) {
+  constexpr int kWords = GroupShape<kDim>::kWords;
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  LanePairs<kDim, 2> folded;
+  FoldSteps(steps, query, folded);
+  const auto* const row =
+      reinterpret_cast<const uint32_t*>(memory.Row(g, form.row_bytes)) + kWords * t;
+  const int token = memory.fine[first + g] % kGroupTokens;
+  float plane1[4] = {}, plane2[4] = {};
+#pragma unroll
+  for (int u = 0; u < kWords; ++u) {
+    const uint32_t word = row[u];
+#pragma unroll
+    for (int m = 0; m < 4; ++m) MultiplyField(plane1, word, 0, m, folded.at[m][u]);
+    if (!form.has_last_plane) continue;
+    const uint32_t even = row[kDim / 16 + u], odd = row[kDim / 8 + u];  // of m = 0, 2; of 1, 3
+    MultiplyNibbles(plane2, even, even >> 8, 0x000F000F, folded.at[0][u]);
+    MultiplyNibbles(plane2, even, even >> 8, 0x00F000F0, folded.at[2][u]);
+    MultiplyNibbles(plane2, odd << 2, odd >> 6, 0x003C003C, folded.at[1][u]);
+    MultiplyNibbles(plane2, odd << 2, odd >> 6, 0x03C003C0, folded.at[3][u]);
+  }
+#pragma unroll
+  for (int head = 0; head < 2; ++head) {
+    const float of_rest = fmaf(16, plane1[head], plane2[head]) * (1.0f / 64);
+    logits[head] = fmaf(of_rest, factors.code[head], memory.logits[token][(2 * t + head) % kHeads]);
+  }
+}
+
+// Four channels of a fine value, rotated.
+template <int kDim, int kHeads>
+__device__ __forceinline__ float4 FineValue(const WarpMemory<kDim, kHeads>& memory, int token,
+                                            int row_number, int quad, const FineForm& form) {
+  constexpr int kRun = kDim / 16;  // fours of channels in a run
+  const int m = quad / kRun, i = quad % kRun;
+  const auto* const row = reinterpret_cast<const uint32_t*>(memory.Row(row_number, form.row_bytes) +
+                                                            form.row_bytes / 2);
+  uint32_t lower = (row[i] >> 2 * m & 0x03030303u) << 4;
+  if (form.has_last_plane) {
+    lower |= row[kDim / 16 + m % 2 * kRun + i] >> 4 * (m / 2) & 0x0F0F0F0Fu;
+  }
+  const uint4 words = memory.values[quad / 8][quad % 8 * 4 + token / kStripTokens];
+  const int byte = token % 4 == 1 ? 2 : token % 4 == 2 ? 1 : token % 4;
+  const int bit = 8 * byte + token % kStripTokens / 4 * 2;
+  const float step = __half2float(memory.ValueStep(token));
+  const float low = fmaf(step, form.centre(), __half2float(memory.ValueMinimum(token)));
+  float x[4];
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    const int lower_byte = e == 1 ? 2 : e == 2 ? 1 : e;
+    const uint32_t code = (PartOf(words, e) >> bit & 3) << 6 | (lower >> 8 * lower_byte & 0xFF);
+    x[e] = fmaf(step, static_cast<float>(code), low);
+  }
+  return {x[0], x[1], x[2], x[3]};
+}
+
+// What fine tokens add to a warp's sums: values to `o` of its memory, weights here. Relative to
+// 2^raised of each head, since one token may weigh any number of times what the normaliser says.
+template <int kDim, int kHeads>
+class FineSums {
+ public:
+  // Tokens first .. first + count - 1 of the list, at most kFineTile.
+  __device__ __forceinline__ void Add(WarpMemory<kDim, kHeads>& memory, int first, int count,
+                                      const FineForm& form, const float (&logits)[2]) {
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const bool exists = g < count;
+    const bool beyond = logits[0] - raised_[0] > kRoom || logits[1] - raised_[1] > kRoom;
+    if (__any_sync(kAllLanes, exists && beyond)) Raise(memory, exists, logits);
+    if (exists) {
+      const float2 weights = {Exp2(logits[0] - raised_[0]), Exp2(logits[1] - raised_[1])};
+      l_[0] += weights.x;
+      l_[1] += weights.y;
+      if (2 * t < kHeads) *reinterpret_cast<float2*>(&memory.fine_weights[g][2 * t]) = weights;
+    }
+    __syncwarp();
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) AddValue(memory, i, memory.fine[first + i], form);
+  }
+
+  __device__ const float (&raised() const)[2] { return raised_; }
+  // Over all lanes.
+  __device__ void Weights(float (&l)[2]) const {
+#pragma unroll
+    for (int head = 0; head < 2; ++head) {
+      l[head] = l_[head];
+#pragma unroll
+      for (int step = 4; step < 32; step *= 2) l[head] += __shfl_xor_sync(kAllLanes, l[head], step);
+    }
+  }
+
+ private:
+  static constexpr float kRoom = 60;
+  static constexpr int kQuads = kDim / 4;
+
+  __device__ static void AddValue(WarpMemory<kDim, kHeads>& memory, int row, int token,
+                                  const FineForm& form) {
+#pragma unroll
+    for (int i = 0; i < (kQuads + 31) / 32; ++i) {
+      const int quad = threadIdx.x % 32 + 32 * i;
+      if (quad >= kQuads) break;
+      const float4 value = FineValue(memory, token, row, quad, form);
+#pragma unroll
+      for (int head = 0; head < kHeads; ++head) {
+        const float weight = memory.fine_weights[row][head];
+        auto& o = reinterpret_cast<float4*>(memory.o[head])[quad];
+        o = {fmaf(weight, value.x, o.x), fmaf(weight, value.y, o.y), fmaf(weight, value.z, o.z),
+             fmaf(weight, value.w, o.w)};
+      }
+    }
+  }
+
+  // To the largest of the logits, where that is larger.
+  __device__ __forceinline__ void Raise(WarpMemory<kDim, kHeads>& memory, bool exists,
+                                        const float (&logits)[2]) {
+    float factor[2];
+#pragma unroll
+    for (int head = 0; head < 2; ++head) {
+      float top = exists ? fmaxf(raised_[head], logits[head]) : raised_[head];
+#pragma unroll
+      for (int step = 4; step < 32; step *= 2) {
+        top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, step));
+      }
+      factor[head] = Exp2(raised_[head] - top);
+      raised_[head] = top;
+      l_[head] *= factor[head];
+    }
+    for (int head = 0; head < kHeads; ++head) {
+      const float of_even = __shfl_sync(kAllLanes, factor[0], head / 2);
+      const float of_odd = __shfl_sync(kAllLanes, factor[1], head / 2);
+      for (int c = threadIdx.x % 32; c < kDim; c += 32) {
+        memory.o[head][c] *= head % 2 == 0 ? of_even : of_odd;
+      }
+    }
+    __syncwarp();
+  }
+
+  float l_[2] = {}, raised_[2] = {};  // this lane's tokens, heads 2t and 2t + 1
+};
+
+}  // namespace kvstrata::cuda
+
+#endif  // KVSTRATA_KERNELS_OPS_ATTEND_PLANES_FINE_ROWS_CUH_

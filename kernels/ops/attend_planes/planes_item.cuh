@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sealed groups of one (sequence, KV head) for a warp: where they lie, what of them is in the
+// warp's shared memory, and the copies that bring it there.
+//
+// Lane 4g + t. Of a group of 64 tokens it alone uses
+//   keys: words kWords t + u of the tokens of two chunks of four, 4 (g / 2) + 2 L + g % 2, L = 0,
+//   1; values: strip t, channels 32 k + 4 g .. of every k.
+// So lanes 2t and 2t + 1 have the keys of strip t, whose values lane t has: what a matrix of logits
+// is transposed (fragments.cuh) is what weights of values have to be.
+#ifndef KVSTRATA_KERNELS_OPS_ATTEND_PLANES_PLANES_ITEM_CUH_
+#define KVSTRATA_KERNELS_OPS_ATTEND_PLANES_PLANES_ITEM_CUH_
+
+#include <cuda_fp16.h>
+
+#include "kernels/cuda/warps/async_copy.cuh"
+#include "kernels/ops/pack_planes/device_planes_cuda.h"
+
+namespace kvstrata::cuda {
+
+inline constexpr int kGroupTokens = 64;
+inline constexpr int kGroupStrips = kGroupTokens / kStripTokens;
+inline constexpr int kFineTile = 8;            // fine tokens that are done at once
+inline constexpr float kCoarseCentre = 31.5f;  // of a cell of plane 0, in steps
+
+template <int kDim>
+struct GroupShape {
+  static constexpr int kWords = kDim / 64;        // key words of a token that a lane has
+  static constexpr int kPieces = kDim / 32;       // 16-byte pieces of value words that it has
+  static constexpr int kQuads = 2 * kWords;       // four registers each, of a query's fragments
+  static constexpr int kScalePieces = kDim / 4;   // 16 bytes each, of keys' minima and steps
+  static constexpr int kKeyCodes = 4 * kDim;      // bytes, here and below: offsets in upper runs
+  static constexpr int kValueScales = 20 * kDim;  // minima of 64 tokens, then steps
+  static constexpr int kValueCodes = kValueScales + 4 * kGroupTokens;
+  static constexpr int kUpperBytes = kValueCodes + 16 * kDim;
+  static constexpr int kStripBytes = 4 * kDim;  // of values' codes
+  static constexpr PlanesFormat kFormat{kDim, kGroupTokens, 8};
+  static_assert(kValueScales == kFormat.value_minimum() && kUpperBytes == kFormat.upper_bytes());
+};
+
+// A warp's shared memory. kHeads: query heads that it has room for, 4 or 8.
+template <int kDim, int kHeads>
+struct WarpMemory {
+  using Shape = GroupShape<kDim>;
+  uint4 codes[2][2 * Shape::kWords][32];      // [group % 2][2 u + L][lane]
+  uint4 scales[4][Shape::kScalePieces];       // [group % 4], minima [kDim], then steps
+  uint4 values[Shape::kPieces][32];           // [k][lane]
+  uint4 value_scales[kGroupTokens / 4];       // minima [64], then steps; finite at all times
+  uint4 rows[kFineTile * kDim * 3 / 2 / 16];  // lower rows of fine tokens
+  float logits[kGroupTokens][kHeads];  // of all tokens, where some are fine: but for lower digits
+  float fine_weights[kFineTile][kHeads];
+  uint4 weights[2][4 * kHeads];  // coarse ones, of lanes that have a head of their own
+  uint8_t fine[kGroupTokens];    // their numbers in the group
+  float o[kHeads][kDim];         // sums of weighted values
+  float m[kHeads], l[kHeads];
+
+  __device__ const char* Minima(int slot) const {
+    return reinterpret_cast<const char*>(scales[slot]);
+  }
+  __device__ const char* Steps(int slot) const { return Minima(slot) + 2 * kDim; }
+  __device__ const char* Row(int i, int row_bytes) const {
+    return reinterpret_cast<const char*>(rows) + i * row_bytes;
+  }
+  __device__ __half ValueMinimum(int token) const {
+    return reinterpret_cast<const __half*>(value_scales)[token];
+  }
+  __device__ __half ValueStep(int token) const { return ValueMinimum(kGroupTokens + token); }
+};
+
+// Where the groups of one sequence and KV head lie.
+template <int kDim>
+struct PlanesItem {
+  const uint64_t *upper, *lower;  // blocks of the sequence
+  int64_t upper_offset, lower_offset;
+  int32_t shift, in_block;  // groups of a block: 2^shift, and that - 1
+  int32_t row_bytes;        // of a token's lower row
+  bool has_last_plane;
+
+  __device__ static PlanesItem Of(const DevicePlanes& p, int sequence, int head) {
+    const int64_t first = int64_t{sequence} * p.block_stride;
+    return {p.upper.blocks + first,
+            p.lower.blocks + first,
+            p.upper.offset + head * p.upper.head_stride,
+            p.lower.offset + head * p.lower.head_stride,
+            31 - __clz(p.block_groups),
+            p.block_groups - 1,
+            p.format.keep == 8 ? kDim * 3 / 2 : kDim / 2,
+            p.format.keep == 8};
+  }
+  // An entry of the table comes from the L2 at first: asked for a group ahead.
+  __device__ uint64_t UpperBlock(int group) const { return upper[group >> shift]; }
+  __device__ uint64_t UpperIn(uint64_t block, int group) const {
+    return block + upper_offset + int64_t{group & in_block} * GroupShape<kDim>::kUpperBytes;
+  }
+  __device__ uint64_t Upper(int group) const { return UpperIn(UpperBlock(group), group); }
+  __device__ uint64_t Lower(int group) const {
+    return lower[group >> shift] + lower_offset +
+           int64_t{group & in_block} * kGroupTokens * row_bytes;
+  }
+};
+
+// Copies of a warp. Nothing is committed here.
+template <int kDim, int kHeads>
+struct PlanesCopier {
+  using Shape = GroupShape<kDim>;
+  WarpMemory<kDim, kHeads>* to;
+  uint64_t policy;
+  int lane;
+
+  __device__ PlanesCopier(WarpMemory<kDim, kHeads>* memory)
+      : to(memory), policy(ReadOncePolicy()), lane(threadIdx.x % 32) {}
+
+  // number: the group's, of those that the warp takes.
+  __device__ void Keys(int number, uint64_t upper) const {
+    const int g = lane / 4, t = lane % 4, chunk = 4 * (g / 2) + g % 2;
+    const uint64_t from =
+        upper + Shape::kKeyCodes + 4 * kGroupTokens * Shape::kWords * t + 16 * chunk;
+#pragma unroll
+    for (int i = 0; i < 2 * Shape::kWords; ++i) {
+      CopyOfRun(&to->codes[number % 2][i][lane], from + i / 2 * 4 * kGroupTokens + i % 2 * 32,
+                policy);
+    }
+#pragma unroll
+    for (int i = 0; i < (Shape::kScalePieces + 31) / 32; ++i) {
+      const int piece = lane + 32 * i;
+      if (piece < Shape::kScalePieces) {
+        CopyOfRun(&to->scales[number % 4][piece], upper + 16 * piece, policy);
+      }
+    }
+  }
+
+  // strips: a bit for each that is read.
+  __device__ void Values(uint32_t strips, uint64_t upper) const {
+    const int g = lane / 4, t = lane % 4;
+    if (strips >> t & 1) {
+      const uint64_t from = upper + Shape::kValueCodes + Shape::kStripBytes * t + 16 * g;
+#pragma unroll
+      for (int k = 0; k < Shape::kPieces; ++k) {
+        CopyOfSector(&to->values[k][lane], from + 128 * k, policy);
+      }
+    }
+    if (lane < kGroupTokens / 4 && (strips >> (lane % 8 / 2) & 1)) {
+      CopyOfSector(&to->value_scales[lane], upper + Shape::kValueScales + 16 * lane, policy);
+    }
+  }
+
+  // Rows of fine tokens number first .. first + count - 1, at most kFineTile.
+  __device__ void Rows(int first, int count, uint64_t lower, int row_bytes) const {
+    constexpr int kLanes = kDim / 8;  // of a row
+    const int piece = lane % kLanes;
+#pragma unroll 1
+    for (int row = lane / kLanes; row < count; row += 32 / kLanes) {
+      if (16 * piece >= row_bytes) break;
+      CopyOfSector(&to->rows[row * row_bytes / 16 + piece],
+                   lower + static_cast<uint32_t>(to->fine[first + row] * row_bytes + 16 * piece),
+                   policy);
+    }
+  }
+};
+
+}  // namespace kvstrata::cuda
+
+#endif  // KVSTRATA_KERNELS_OPS_ATTEND_PLANES_PLANES_ITEM_CUH_

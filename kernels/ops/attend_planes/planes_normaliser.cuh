@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+// The normaliser of each query head (docs/spec/planes.md, "A step", rule 3): which tokens are
+// candidates, which groups are sampled, and what CTAs leave of them for the kernel that follows.
+#ifndef KVSTRATA_KERNELS_OPS_ATTEND_PLANES_PLANES_NORMALISER_CUH_
+#define KVSTRATA_KERNELS_OPS_ATTEND_PLANES_PLANES_NORMALISER_CUH_
+
+#include "kernels/ops/attend_planes/attend_planes_cuda.h"
+#include "kernels/ops/attend_planes/fine_rows.cuh"
+
+namespace kvstrata::cuda {
+
+// Of one sequence. Candidates are the tokens [start, stop); what is sealed besides is always fine.
+struct PlanesLengths {
+  int32_t tokens, groups, start, stop;
+
+  __device__ static PlanesLengths Of(const AttendPlanesBatch& w, int sequence) {
+    const int32_t tokens = w.tokens[sequence], groups = w.groups[sequence];
+    const int32_t sealed = kGroupTokens * groups, start = min(w.rule.sinks, sealed);
+    return {tokens, groups, start, max(start, min(max(tokens - w.rule.recent, 0), sealed))};
+  }
+  __device__ bool IsCandidate(int32_t token) const { return token >= start && token < stop; }
+  __device__ int32_t candidates() const { return stop - start; }
+};
+
+// Groups first, first + every, .. are sampled, `count` of them, which have so many candidates.
+struct PlanesSample {
+  int32_t first = 0, every = 1, count = 0, tokens = 0;
+
+  __device__ static PlanesSample Of(const PlanesLengths& lengths, int32_t every) {
+    PlanesSample sample;
+    if (lengths.candidates() == 0) return sample;
+    sample.Take(lengths, every);
+    if (sample.tokens == 0) sample.Take(lengths, 1);
+    return sample;
+  }
+
+ private:
+  __device__ void Take(const PlanesLengths& lengths, int32_t each) {
+    const int32_t begin = lengths.start / kGroupTokens, end = (lengths.stop - 1) / kGroupTokens + 1;
+    const int32_t place = (each - 1) / 2;
+    every = each;
+    first = begin + (place + each - begin % each) % each;
+    count = first < end ? (end - 1 - first) / each + 1 : 0;
+    if (count == 0) return;
+    const int32_t last = first + (count - 1) * each;
+    tokens = count * kGroupTokens;
+    if (first == begin) tokens -= lengths.start - begin * kGroupTokens;
+    if (last == end - 1) tokens -= end * kGroupTokens - lengths.stop;
+  }
+};
+
+// Groups with tokens that are always fine. Eight of those are a part: so many rows are as long a
+// wait for one warp as a group is, and a window has eight parts.
+struct EdgeGroups {
+  static constexpr int kParts = kGroupTokens / kFineTile;
+  int32_t first_end, window_begin;  // groups with sinks are [0, first_end)
+  int32_t count;
+
+  __device__ static EdgeGroups Of(const PlanesLengths& lengths) {
+    const int32_t first_end = (lengths.start + kGroupTokens - 1) / kGroupTokens;
+    const int32_t window_begin = max(lengths.stop / kGroupTokens, first_end);
+    return {first_end, window_begin, first_end + lengths.groups - window_begin};
+  }
+  __device__ int32_t parts() const { return count * kParts; }
+  __device__ int32_t GroupOf(int32_t part) const {
+    const int32_t i = part / kParts;
+    return i < first_end ? i : window_begin + i - first_end;
+  }
+};
+
+// What the first kernel reads: groups that are sampled, then parts of edges.
+struct SampleTasks {
+  PlanesSample sample;
+  EdgeGroups edges;
+  int32_t count;
+
+  __device__ static SampleTasks Of(const PlanesLengths& lengths, const PlanesSample& sample) {
+    const EdgeGroups edges = EdgeGroups::Of(lengths);
+    return {sample, edges, lengths.candidates() == 0 ? 0 : sample.count + edges.parts()};
+  }
+  __device__ bool IsSampled(int32_t task) const { return task < sample.count; }
+  __device__ int32_t GroupOf(int32_t task) const {
+    return IsSampled(task) ? sample.first + task * sample.every
+                           : edges.GroupOf(task - sample.count);
+  }
+  __device__ int32_t PartOf(int32_t task) const {
+    return (task - sample.count) % EdgeGroups::kParts;
+  }
+};
+
+// What the second kernel reads, visit by visit of some warp: parts of edges, then all groups, whose
+// candidates it attends. Without candidates, all of each group at once.
+struct PlanesVisits {
+  EdgeGroups edges;
+  int32_t parts;  // visits that are parts of edges
+  int32_t count;
+  bool is_full;
+
+  __device__ static PlanesVisits Of(const PlanesLengths& lengths) {
+    const EdgeGroups edges = EdgeGroups::Of(lengths);
+    const bool is_full = lengths.candidates() == 0;
+    const int32_t parts = is_full ? 0 : edges.parts();
+    return {edges, parts, parts + lengths.groups, is_full};
+  }
+  __device__ bool IsEdge(int32_t visit) const { return visit < parts; }
+  __device__ int32_t GroupOf(int32_t visit) const {
+    return IsEdge(visit) ? edges.GroupOf(visit) : visit - parts;
+  }
+};
+
+// 2^m l, the sum of powers of two.
+struct PowerSum {
+  float m = -INFINITY, l = 0;
+
+  __device__ void Add(float m2, float l2) {
+    const float top = fmaxf(m, m2);
+    l = WeightOf(m, top) * l + WeightOf(m2, top) * l2;
+    m = top;
+  }
+  __device__ void AddOverLanes(int first_step) {
+    for (int step = first_step; step < 32; step *= 2) {
+      const float m2 = __shfl_xor_sync(kAllLanes, m, step);
+      Add(m2, __shfl_xor_sync(kAllLanes, l, step));
+    }
+  }
+};
+
+// What a warp sums of its tasks, for this lane's two heads: logits of sampled candidates, and of
+// what is always fine.
+struct SampleSums {
+  PowerSum always[2], sampled[2];
+
+  // All candidates among a lane's eight tokens.
+  __device__ void AddSampled(const PlanesLengths& lengths, int32_t first_token,
+                             const LaneFactors& factors, GroupSums& sums) {
+#pragma unroll
+    for (int head = 0; head < 2; ++head) {
+      const float base = sums.Base(factors, head, kCoarseCentre);
+      float top = -INFINITY, logits[8];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const bool is_candidate = lengths.IsCandidate(first_token + TokenOf(threadIdx.x % 32, i));
+        logits[i] = is_candidate ? fmaf(sums.Of(i, head), factors.code[head], base) : -INFINITY;
+        top = fmaxf(top, logits[i]);
+      }
+      const float shift = top == -INFINITY ? 0 : top;
+      float sum = 0;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) sum += Exp2(logits[i] - shift);
+      sampled[head].Add(top, sum);
+    }
+  }
+
+  // One row of `kept` a quantity. Afterwards lanes of other g have them, too.
+  template <int kHeads>
+  __device__ void Keep(float (*kept)[kHeads]) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int head = 0; head < 2; ++head) {
+      always[head].AddOverLanes(4);
+      sampled[head].AddOverLanes(4);
+      if (lane >= kHeads / 2) continue;
+      kept[0][2 * lane + head] = always[head].m;
+      kept[1][2 * lane + head] = always[head].l;
+      kept[2][2 * lane + head] = sampled[head].m;
+      kept[3][2 * lane + head] = sampled[head].l;
+    }
+  }
+};
+
+// L_h times log2(e), of query row `row`, by a whole warp. parts: [ctas][rows], what CTAs left.
+__device__ inline float LogNormaliser(const float4* parts, int ctas, const Partials& raw,
+                                      int64_t rows, int64_t row, const PlanesLengths& lengths,
+                                      const PlanesSample& sample) {
+  const int lane = threadIdx.x % 32;
+  PowerSum all, sampled;
+  for (int i = lane; i < raw.parts; i += 32) {
+    all.Add(raw.m[i * rows + row] * kLog2E, raw.l[i * rows + row]);
+  }
+  for (int i = lane; sample.tokens > 0 && i < ctas; i += 32) {
+    const float4 part = parts[i * rows + row];
+    all.Add(part.x, part.y);
+    sampled.Add(part.z, part.w);
+  }
+  all.AddOverLanes(1);
+  sampled.AddOverLanes(1);
+  if (sample.tokens > 0) {
+    // The largest counts once.
+    const float ratio =
+        static_cast<float>(lengths.candidates()) / static_cast<float>(sample.tokens);
+    const float rest = sampled.l - 1;
+    all.Add(sampled.m, 1 + (rest < 0 ? 0 : rest) * ratio);
+  }
+  return all.m + log2f(all.l);
+}
+
+}  // namespace kvstrata::cuda
+
+#endif  // KVSTRATA_KERNELS_OPS_ATTEND_PLANES_PLANES_NORMALISER_CUH_
