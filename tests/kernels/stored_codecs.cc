@@ -23,7 +23,7 @@ Plan VotePlan(CodecKind codec) {
 }
 
 // Blocks, a list a KV head.
-Plan BlockPlan() {
+[[maybe_unused]] Plan BlockPlan() {
   Plan plan = VotePlan(CodecKind::kPacked);
   plan.selector = SelectorKind::kBlock;
   plan.block.share = 0.4;
@@ -31,7 +31,7 @@ Plan BlockPlan() {
 }
 
 // Spans, a list a query head.
-Plan BucketPlan() {
+[[maybe_unused]] Plan BucketPlan() {
   Plan plan = SpanPlan();
   plan.selector = SelectorKind::kBucket;
   plan.lowrank.r_max = 64;
