@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+// Values of strips of planes, summed by the weights of the query heads of one token: plane 0 in
+// whole numbers, fine tokens in fp32. Included once per Highway target, by op attend_planes.
+#if defined(KVSTRATA_KERNELS_OPS_ATTEND_PLANES_STRIP_VALUES_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef KVSTRATA_KERNELS_OPS_ATTEND_PLANES_STRIP_VALUES_INL_H_
+#undef KVSTRATA_KERNELS_OPS_ATTEND_PLANES_STRIP_VALUES_INL_H_
+#else
+#define KVSTRATA_KERNELS_OPS_ATTEND_PLANES_STRIP_VALUES_INL_H_
+#endif
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "hwy/highway.h"
+#include "kernels/ops/attend_planes/plane_keys-inl.h"
+#include "kernels/ops/pack_planes/plane_digits.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace kvstrata {
+namespace HWY_NAMESPACE {
+namespace {
+
+// Strips whose weights are rounded by one scale: their sums of products fit an int16.
+inline constexpr int kBlockStrips = 4, kBlockTokens = kBlockStrips * kStripTokens;
+static_assert(kBlockTokens * 3 * 127 / 2 <= std::numeric_limits<int16_t>::max());
+
+// Some strips of a group, all of which are read.
+struct StripBlock {
+  const std::byte* upper;  // the group's
+  const std::byte* lower;
+  const uint8_t* fine;  // flags of the group's tokens
+  int count = 0;
+  int first[kBlockStrips];  // token of the group that a strip begins with
+};
+
+// The largest of n numbers; NaN counts as nothing.
+HWY_INLINE float LargestOf(const float* x, int n) {
+  VF top = hn::Set(DF(), -std::numeric_limits<float>::infinity());
+  int i = 0;
+  for (; i + kVector <= n; i += kVector) top = hn::Max(hn::LoadU(DF(), x + i), top);
+  float largest = hn::GetLane(hn::MaxOfLanes(DF(), top));
+  for (; i < n; ++i) largest = x[i] > largest ? x[i] : largest;
+  return largest;
+}
+
+class ValueSums {
+ public:
+  ValueSums(int heads, const PlanesFormat& f)
+      : f_(f), heads_(static_cast<size_t>(heads)), o_(static_cast<size_t>(heads * f.dim)) {}
+
+  // Logits: of token t of the group and head h at [h * head_stride + t].
+  void Add(const StripBlock& block, const float* logits, int64_t head_stride) {
+    ReadScales(block);
+    for (int h = 0; h < heads(); ++h) Weigh(block, logits + h * head_stride, heads_[Index(h)]);
+    if (coarse_) ForHeads(heads(), [&]<int H>(int h) HWY_ATTR { AddCoarse<H>(block, h); });
+    for (int i = 0; i < block.count; ++i) {
+      for (int t = 0; t < kStripTokens; ++t) {
+        if (block.fine[block.first[i] + t] != 0) AddFine(block, i, t);
+      }
+    }
+  }
+
+  float m(int h) const { return heads_[Index(h)].m; }
+  float l(int h) const { return SumOf(heads_[Index(h)].l); }
+  // o [dim], rotated back.
+  void Output(int h, float* o) const {
+    const float constant = SumOf(heads_[Index(h)].constant);
+    for (int c = 0; c < f_.dim; ++c) o[c] = OutputOf(h)[c] + constant;
+    RotateHadamard(o, f_.dim);
+  }
+
+ private:
+  struct Head {
+    float m = -std::numeric_limits<float>::infinity();
+    float l[kN] = {}, constant[kN] = {};  // by lane; every channel of the output gets the constant
+    float factor;                         // of a block: what `whole` counts
+    float weight[kBlockTokens];
+    int8_t whole[kBlockTokens];  // weights times steps; token 4 j + i of a strip: byte 4 j + kOrder[i]
+  };
+
+  static size_t Index(int h) { return static_cast<size_t>(h); }
+  static float SumOf(const float* lanes) {
+    return hn::GetLane(hn::SumOfLanes(DF(), hn::LoadU(DF(), lanes)));
+  }
+  int heads() const { return static_cast<int>(heads_.size()); }
+  float* OutputOf(int h) { return &o_[Index(h * f_.dim)]; }
+  const float* OutputOf(int h) const { return &o_[Index(h * f_.dim)]; }
+  const uint32_t* WordsOf(const StripBlock& block, int strip) const {
+    const auto* const words =
+        reinterpret_cast<const uint32_t*>(block.upper + f_.value_codes());
+    return words + block.first[strip] / kStripTokens * f_.dim;
+  }
+
+  // What weights of tokens are multiplied by, for all heads.
+  void ReadScales(const StripBlock& block) {
+    const VF tail = hn::Set(DF(), TailOf(f_)), middle = hn::Set(DF(), kMiddle);
+    const VF cell = hn::Set(DF(), kCell);
+    coarse_ = false;
+    for (int i = 0; i < block.count; ++i) {
+      for (int j = 0; j < kStripTokens; j += kVector) {
+        const int t = block.first[i] + j, to = i * kStripTokens + j;
+        const auto at = [&](int64_t scales) {
+          return reinterpret_cast<const F16*>(block.upper + scales) + t;
+        };
+        const VF minimum = LoadFloats(at(f_.value_minimum())), step = LoadFloats(at(f_.value_step()));
+        const auto fine = hn::RebindMask(DF(), hn::Ne(LoadCodes(block.fine + t), hn::Zero(DI())));
+        coarse_ = coarse_ || !hn::AllTrue(DF(), fine);
+        hn::StoreU(step, DF(), step_ + to);
+        hn::StoreU(hn::IfThenZeroElse(fine, hn::Mul(step, cell)), DF(), cell_ + to);
+        hn::StoreU(hn::MulAdd(step, hn::IfThenElse(fine, tail, middle), minimum), DF(), mean_ + to);
+      }
+    }
+  }
+
+  void Rescale(Head& head, float top) {
+    const VF by = hn::Set(DF(), std::exp(head.m - top));
+    float* const o = OutputOf(static_cast<int>(&head - heads_.data()));
+    head.m = top;
+    for (float* lanes : {head.l, head.constant}) {
+      hn::StoreU(hn::Mul(hn::LoadU(DF(), lanes), by), DF(), lanes);
+    }
+    for (int c = 0; c < f_.dim; c += kVector) {
+      hn::StoreU(hn::Mul(hn::LoadU(DF(), o + c), by), DF(), o + c);
+    }
+  }
+
+  // A head's logits become weights; what is not fine of them, in whole numbers.
+  HWY_NOINLINE void Weigh(const StripBlock& block, const float* logits, Head& head) {
+    float top = head.m;
+    for (int i = 0; i < block.count; ++i) {
+      top = std::max(top, LargestOf(logits + block.first[i], kStripTokens));
+    }
+    if (top > head.m) Rescale(head, top);
+    float products[kBlockTokens] = {};
+    const VF shift = hn::Set(DF(), head.m);
+    VF l = hn::LoadU(DF(), head.l), constant = hn::LoadU(DF(), head.constant);
+    VF largest = hn::Zero(DF());
+    for (int i = 0; i < block.count; ++i) {
+      for (int j = 0; j < kStripTokens; j += kVector) {
+        const int to = i * kStripTokens + j;
+        const VF x = hn::LoadU(DF(), logits + block.first[i] + j);
+        const VF weight = ExpNonPositive(hn::Sub(x, shift));
+        const VF product = hn::Mul(weight, hn::LoadU(DF(), cell_ + to));
+        l = hn::Add(l, weight);
+        constant = hn::MulAdd(weight, hn::LoadU(DF(), mean_ + to), constant);
+        largest = hn::Max(largest, product);
+        hn::StoreU(weight, DF(), head.weight + to);
+        hn::StoreU(product, DF(), products + to);
+      }
+    }
+    hn::StoreU(l, DF(), head.l);
+    if (coarse_) constant = Round(products, largest, constant, head);
+    hn::StoreU(constant, DF(), head.constant);
+  }
+
+  // `products` in 8 bits, by their largest. Digits count from their middle on.
+  HWY_INLINE VF Round(const float* products, VF largest, VF constant, Head& head) {
+    const float top = hn::GetLane(hn::MaxOfLanes(DF(), largest));
+    const bool none = !(top >= 1e-30f);  // 127 / top has no fp32
+    const VF inverse = hn::Set(DF(), none ? 0.0f : 127.0f / top);
+    head.factor = none ? 0.0f : top / 127.0f;
+    VI sum = hn::Zero(DI());
+    for (int i = 0; i < kBlockTokens; i += 2 * kVector) {
+      const VI a = hn::NearestInt(hn::Mul(hn::LoadU(DF(), products + i), inverse));
+      const VI b = hn::NearestInt(hn::Mul(hn::LoadU(DF(), products + i + kVector), inverse));
+      sum = hn::Add(sum, hn::Add(a, b));
+      StoreBytes(a, b, head.whole + i);
+    }
+    const VF middle = hn::Set(DF(), kMiddleDigit * head.factor);
+    return hn::NegMulAdd(hn::ConvertTo(DF(), sum), middle, constant);
+  }
+
+  // Plane 0 of the values, by the heads [first, first + H).
+  template <int H>
+  HWY_NOINLINE void AddCoarse(const StripBlock& block, int first) {
+    const VU mask = hn::Set(DU(), 0x03030303u);
+    const Head* const heads = &heads_[Index(first)];
+    float* const o = OutputOf(first);
+    const uint32_t* words[kBlockStrips];
+    for (int i = 0; i < block.count; ++i) words[i] = WordsOf(block, i);
+    for (int c = 0; c < f_.dim; c += kVector) {
+      V16 sums[H];
+      for (int h = 0; h < H; ++h) sums[h] = hn::Zero(D16());
+      for (int i = 0; i < block.count; ++i) {
+        const VU word = hn::LoadU(DU(), words[i] + c);
+        const VU codes[4] = {hn::And(word, mask), hn::And(hn::ShiftRight<2>(word), mask),
+                             hn::And(hn::ShiftRight<4>(word), mask),
+                             hn::And(hn::ShiftRight<6>(word), mask)};
+#pragma GCC unroll 4
+        for (int h = 0; h < H; ++h) {
+#pragma GCC unroll 4
+          for (int j = 0; j < 4; ++j) {
+            int32_t four;
+            std::memcpy(&four, heads[h].whole + i * kStripTokens + 4 * j, 4);
+            sums[h] = hn::Add(sums[h], MulBytes(codes[j], hn::Set(DI(), four)));
+          }
+        }
+      }
+#pragma GCC unroll 4
+      for (int h = 0; h < H; ++h) {
+        const VF sum = hn::ConvertTo(DF(), SumOfHalves(sums[h]));
+        const VF factor = hn::Set(DF(), heads[h].factor);
+        float* const to = o + h * f_.dim + c;
+        hn::StoreU(hn::MulAdd(sum, factor, hn::LoadU(DF(), to)), DF(), to);
+      }
+    }
+  }
+
+  // Token t of a strip by all planes: plane 0 lies in its strip's words, the others in its row.
+  HWY_NOINLINE void AddFine(const StripBlock& block, int strip, int t) {
+    const auto* const row = reinterpret_cast<const uint8_t*>(block.lower) +
+                            (block.first[strip] + t) * f_.row_bytes() + f_.row_bytes() / 2;
+    uint8_t codes[kHeadDimMax];
+    CodePlanes{nullptr, row, f_.keep == 8 ? row + f_.dim / 4 : nullptr}.Unpack(f_.dim, codes);
+    const int bit = PlaceInWords(kStripTokens, 2, t).bit;
+    ForHeads(heads(), [&]<int H>(int h) HWY_ATTR {
+      AddFineHeads<H>(WordsOf(block, strip), bit, codes, strip * kStripTokens + t, h);
+    });
+  }
+
+  template <int H>
+  HWY_INLINE void AddFineHeads(const uint32_t* words, int bit, const uint8_t* codes, int at,
+                               int first) {
+    VF weights[H];
+    for (int h = 0; h < H; ++h) {
+      weights[h] = hn::Set(DF(), heads_[Index(first + h)].weight[at] * step_[at]);
+    }
+    float* const o = OutputOf(first);
+    for (int c = 0; c < f_.dim; c += kVector) {
+      const VU digit =
+          hn::And(hn::ShiftRightSame(hn::LoadU(DU(), words + c), bit), hn::Set(DU(), 3));
+      const VI high = hn::ShiftLeft<6>(hn::BitCast(DI(), digit));
+      const VF code = hn::ConvertTo(DF(), hn::Or(high, LoadCodes(codes + c)));
+#pragma GCC unroll 4
+      for (int h = 0; h < H; ++h) {
+        float* const to = o + h * f_.dim + c;
+        hn::StoreU(hn::MulAdd(code, weights[h], hn::LoadU(DF(), to)), DF(), to);
+      }
+    }
+  }
+
+  const PlanesFormat f_;
+  std::vector<Head> heads_;
+  std::vector<float> o_;  // [heads][dim], rotated
+  // Of a block, by token: its step; kCell steps, or 0 where it is fine; what all channels get.
+  float step_[kBlockTokens], cell_[kBlockTokens], mean_[kBlockTokens];
+  bool coarse_ = false;  // the block has a token that is not fine
+};
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace kvstrata
+HWY_AFTER_NAMESPACE();
+
+#endif  // KVSTRATA_KERNELS_OPS_ATTEND_PLANES_STRIP_VALUES_INL_H_
