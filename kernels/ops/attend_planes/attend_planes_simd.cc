@@ -92,14 +92,15 @@ class HeadsPass {
 
   // Attends what is chosen of a group, whose coarse logits these are.
   void Add(int32_t group, const Logits& logits) {
-    const uint8_t* const fine = w_.fine + group * f_.tokens;
-    for (int32_t t = 0; t < f_.tokens; ++t) {
-      if (fine[t] != 0) ScoreFine(group * f_.tokens + t, logits.at + t, logits.head);
-    }
-    const uint8_t* const strips = w_.strips + group * f_.tokens / kStripTokens;
-    StripBlock block{w_.rows.upper[group], w_.rows.lower[group], fine};
+    StripBlock block{w_.rows.upper[group], w_.rows.lower[group]};
     for (int32_t t = 0; t < f_.tokens; t += kStripTokens) {
-      if (strips[t / kStripTokens] != 0) block.first[block.count++] = t;
+      const int32_t token = group * f_.tokens + t;
+      if (w_.strips[token / kStripTokens] != 0) {
+        const uint32_t fine = BitsOf(w_.fine + token);
+        ForBits(fine, [&](int i) { ScoreFine(token + i, logits.at + t + i, logits.head); });
+        block.first[block.count] = t;
+        block.fine[block.count++] = fine;
+      }
       const bool last = t + kStripTokens == f_.tokens;
       if (block.count == 0 || (block.count < kBlockStrips && !last)) continue;
       sums_.Add(block, logits.at, logits.head);
@@ -111,15 +112,21 @@ class HeadsPass {
   void PrefetchChosen(int32_t group) const {
     const std::byte* const upper = w_.rows.upper[group];
     const std::byte* const lower = w_.rows.lower[group];
-    for (int32_t t = 0; t < f_.tokens; ++t) {
-      const bool fine = w_.fine[group * f_.tokens + t] != 0;
-      if (fine) Prefetch(lower, t * f_.row_bytes(), (t + 1) * f_.row_bytes() + 32);
-      if (t % kStripTokens != 0 || w_.strips[(group * f_.tokens + t) / kStripTokens] == 0) continue;
+    bool fine = false;
+    for (int32_t t = 0; t < f_.tokens; t += kStripTokens) {
+      const int32_t token = group * f_.tokens + t;
+      if (w_.strips[token / kStripTokens] == 0) continue;
       const int64_t words = f_.value_codes() + t / kStripTokens * 4 * f_.dim;
-      Prefetch(upper, f_.value_minimum() + 2 * t, f_.value_minimum() + 2 * t + 1);
-      Prefetch(upper, f_.value_step() + 2 * t, f_.value_step() + 2 * t + 1);
       Prefetch(upper, words, words + 4 * f_.dim);
+      __builtin_prefetch(upper + f_.value_minimum() + 2 * t);
+      __builtin_prefetch(upper + f_.value_step() + 2 * t);
+      ForBits(BitsOf(w_.fine + token), [&](int i) {
+        const int64_t row = (t + i) * f_.row_bytes();
+        Prefetch(lower, row, row + f_.row_bytes() + 32);
+        fine = true;
+      });
     }
+    if (fine) Prefetch(upper, 0, f_.value_minimum());
   }
 
   // Into the item's rows.
@@ -300,10 +307,8 @@ class Choice {
     for (int32_t t = 0; t < size; t += kStripTokens) {
       const int32_t token = group * size + t;
       if (IsAbove()) MarkFine(token, {logits.at + t, logits.head});
-      const auto is_fine = [](uint8_t fine) { return fine != 0; };
       w_.strips[token / kStripTokens] =
-          std::any_of(w_.fine + token, w_.fine + token + kStripTokens, is_fine) ||
-          IsRead({logits.at + t, logits.head});
+          BitsOf(w_.fine + token) != 0 || IsRead({logits.at + t, logits.head});
     }
     return logits;
   }

@@ -9,6 +9,7 @@
 #define KVSTRATA_KERNELS_OPS_ATTEND_PLANES_PLANE_KEYS_INL_H_
 #endif
 
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -28,6 +29,76 @@ inline constexpr float kCell = 64, kMiddleDigit = 1.5f, kMiddle = 31.5f + kMiddl
 
 // What a fine code counts beyond its digits.
 inline float TailOf(const PlanesFormat& f) { return f.keep == 8 ? 0.0f : 7.5f; }
+
+// Sums of products of codes with four bytes, lane by lane.
+struct DotByPairs {
+  using D = D16;
+
+  static HWY_INLINE V16 Add(V16 sum, VU codes, VI four) {
+    return hn::Add(sum, MulBytes(codes, four));
+  }
+  static HWY_INLINE VI Total(V16 sum) { return SumOfHalves(sum); }
+};
+
+#if HWY_TARGET == HWY_AVX3
+// The same by one instruction. Highway's target for it, AVX3_DL, wants more than CPUs with it have.
+struct DotByVnni {
+  using D = DI;
+
+  static HWY_INLINE VI Add(VI sum, VU codes, VI four) {
+    asm("vpdpbusd %2, %1, %0" : "+v"(sum.raw) : "v"(codes.raw), "v"(four.raw));
+    return sum;
+  }
+  static HWY_INLINE VI Total(VI sum) { return sum; }
+};
+
+inline bool HasVnni() {
+  static const bool has = (__builtin_cpu_init(), __builtin_cpu_supports("avx512vnni") != 0);
+  return has;
+}
+#endif
+
+// body.template operator()<Dot>(), by the faster one.
+template <typename Body>
+HWY_INLINE void WithDot(const Body& body) {
+#if HWY_TARGET == HWY_AVX3
+  if (HasVnni()) return body.template operator()<DotByVnni>();
+#endif
+  body.template operator()<DotByPairs>();
+}
+
+HWY_INLINE VI FourBytes(const int8_t* p) {
+  int32_t four;
+  std::memcpy(&four, p, 4);
+  return hn::Set(DI(), four);
+}
+
+struct Plus {
+  HWY_INLINE VF operator()(VF a, VF b) const { return hn::Add(a, b); }
+};
+struct Larger {
+  HWY_INLINE VF operator()(VF a, VF b) const { return hn::Max(a, b); }
+};
+// Lane h of the answer, up to H <= 4, is what all lanes of x[h] come to.
+template <int H, typename Op>
+HWY_INLINE VF Reduced(const VF (&x)[H], const Op& op) {
+  const hn::Repartition<double, DF> d64;
+  const auto halves = [&](VF a, VF b)
+                          HWY_ATTR { return op(hn::InterleaveLower(a, b), hn::InterleaveUpper(DF(), a, b)); };
+  const auto low = hn::BitCast(d64, halves(x[0], x[H > 1 ? 1 : 0]));
+  const auto high = hn::BitCast(d64, halves(x[H > 2 ? 2 : 0], x[H > 3 ? 3 : 0]));
+  VF four = op(hn::BitCast(DF(), hn::InterleaveLower(low, high)),
+               hn::BitCast(DF(), hn::InterleaveUpper(d64, low, high)));
+#if HWY_MAX_BYTES > 16
+  if constexpr (kVector > 4) four = op(four, hn::ReverseBlocks(DF(), four));
+  if constexpr (kVector > 8) four = op(four, hn::SwapAdjacentBlocks(four));
+#endif
+  return four;
+}
+template <int H, typename Op>
+HWY_INLINE void Reduce(const VF (&x)[H], const Op& op, float (&to)[kN]) {
+  hn::StoreU(Reduced(x, op), DF(), to);
+}
 
 // body.template operator()<H>(h) for heads [h, h + H), all of them.
 template <typename Body>
@@ -112,8 +183,10 @@ class GroupQueries {
 
   // Coarse logits of all tokens: out[h * out_head + t]. Asks for the keys of `next` meanwhile.
   void Score(const std::byte* upper, const std::byte* next, float* out, int64_t out_head) const {
-    ForHeads(heads(), [&]<int H>(int h) HWY_ATTR {
-      ScoreHeads<H>(upper, h == 0 ? next : nullptr, out + h * out_head, out_head, h);
+    WithDot([&]<typename Dot>() HWY_ATTR {
+      ForHeads(heads(), [&]<int H>(int h) HWY_ATTR {
+        ScoreHeads<Dot, H>(upper, h == 0 ? next : nullptr, out + h * out_head, out_head, h);
+      });
     });
   }
 
@@ -128,6 +201,7 @@ class GroupQueries {
   };
 
   int heads() const { return static_cast<int>(sums_.size()); }
+  const Sums& SumsOf(int h) const { return sums_[static_cast<size_t>(h)]; }
   float* ProductsOf(int h) { return &products_[static_cast<size_t>(h * f_.dim)]; }
   const float* ProductsOf(int h) const { return &products_[static_cast<size_t>(h * f_.dim)]; }
 
@@ -151,43 +225,92 @@ class GroupQueries {
         hn::StoreU(product, DF(), to + h * f_.dim + c);
       }
     }
+    float minima_sums[kN], product_sums[kN], most[kN];
+    Reduce(of_minima, Plus(), minima_sums);
+    Reduce(of_products, Plus(), product_sums);
+    Reduce(largest, Larger(), most);
     for (int h = 0; h < H; ++h) {
-      sums_[static_cast<size_t>(first + h)] = {hn::GetLane(hn::SumOfLanes(DF(), of_minima[h])),
-                                               hn::GetLane(hn::SumOfLanes(DF(), of_products[h])),
-                                               hn::GetLane(hn::MaxOfLanes(DF(), largest[h]))};
+      sums_[static_cast<size_t>(first + h)] = {minima_sums[h], product_sums[h], most[h]};
     }
   }
 
-  // Head `head` in 8 bits, as number `to` of those that are scored at once.
-  HWY_INLINE void Round(int head, int to, FoldedQueries& folded) const {
-    const Sums& sums = sums_[static_cast<size_t>(head)];
-    const bool none = sums.largest < 1e-30f;  // 127 / largest has no fp32
-    const VF inverse = hn::Set(DF(), none ? 0.0f : 127.0f / sums.largest);
-    const float factor = none ? 0.0f : sums.largest / 127.0f;
-    const float* const products = ProductsOf(head);
-    VI whole = hn::Zero(DI());
-    for (int c = 0; c < f_.dim; c += 2 * kVector) {
-      const VI a = hn::NearestInt(hn::Mul(hn::LoadU(DF(), products + c), inverse));
-      const VI b = hn::NearestInt(hn::Mul(hn::LoadU(DF(), products + c + kVector), inverse));
-      whole = hn::Add(whole, hn::Add(a, b));
-      StoreBytes(a, b, folded.q[to] + c);
-    }
-    const auto rounded = static_cast<float>(hn::GetLane(hn::SumOfLanes(DI(), whole)));
-    folded.factor[to] = factor;
-    folded.base[to] =
-        sums.minima + sums.products * (kMiddle / kCell) - kMiddleDigit * factor * rounded;
-  }
-
+  // The heads [first, first + H) in 8 bits.
   template <int H>
+  HWY_INLINE void Round(int first, FoldedQueries& folded) const {
+    VF whole[H];
+#pragma GCC unroll 4
+    for (int h = 0; h < H; ++h) {
+      const float largest = SumsOf(first + h).largest;
+      const bool none = largest < 1e-30f;  // 127 / largest has no fp32
+      const VF inverse = hn::Set(DF(), none ? 0.0f : 127.0f / largest);
+      folded.factor[h] = none ? 0.0f : largest / 127.0f;
+      const float* const products = ProductsOf(first + h);
+      VI sum = hn::Zero(DI());
+      for (int c = 0; c < f_.dim; c += 2 * kVector) {
+        const VI a = hn::NearestInt(hn::Mul(hn::LoadU(DF(), products + c), inverse));
+        const VI b = hn::NearestInt(hn::Mul(hn::LoadU(DF(), products + c + kVector), inverse));
+        sum = hn::Add(sum, hn::Add(a, b));
+        StoreBytes(a, b, folded.q[h] + c);
+      }
+      whole[h] = hn::ConvertTo(DF(), sum);
+    }
+    float rounded[kN];
+    Reduce(whole, Plus(), rounded);
+    for (int h = 0; h < H; ++h) {
+      const Sums& sums = SumsOf(first + h);
+      folded.base[h] = sums.minima + sums.products * (kMiddle / kCell) -
+                       kMiddleDigit * folded.factor[h] * rounded[h];
+    }
+  }
+
+  template <typename Dot, int H>
   HWY_NOINLINE void ScoreHeads(const std::byte* upper, const std::byte* next, float* out,
                                int64_t out_head, int first) const {
-    const QuantisedGroup keys{f_.dim, 2, f_.tokens};
     FoldedQueries folded;
-    for (int h = 0; h < H; ++h) Round(first + h, h, folded);
+    Round<H>(first, folded);
+    const auto* const words = reinterpret_cast<const uint32_t*>(upper + f_.key_codes());
     const int64_t share = f_.value_minimum() * kVector / f_.tokens;
     for (int32_t t = 0; t < f_.tokens; t += kVector) {
       Prefetch(next, t / kVector * share, (t / kVector + 1) * share);
-      ScoreVector<2, H>(keys, upper, t, folded, out + t, out_head);
+      ScoreTokens<Dot, H>(words + t, folded, out + t, out_head);
+    }
+  }
+
+  // A vector of tokens. Runs are not unrolled: compilers would add products to each other first,
+  // for which there are no registers.
+  template <typename Dot, int H>
+  HWY_INLINE void ScoreTokens(const uint32_t* words, const FoldedQueries& folded, float* out,
+                              int64_t out_head) const {
+    constexpr int kHeld = 8;  // words until an int16 is full: each adds up to 8 * 127 * 3
+    const VU mask = hn::Set(DU(), 0x03030303u);
+    const int quarter = f_.dim / 4;
+    VI sums[H];
+#pragma GCC unroll 4
+    for (int h = 0; h < H; ++h) sums[h] = hn::Zero(DI());
+    for (int first = 0; first < f_.dim / 16; first += kHeld) {
+      hn::VFromD<typename Dot::D> held[H];
+#pragma GCC unroll 4
+      for (int h = 0; h < H; ++h) held[h] = hn::Zero(typename Dot::D());
+      for (int i = first; i < std::min(first + kHeld, f_.dim / 16); ++i) {
+        VU word = hn::LoadU(DU(), words + i * f_.tokens);
+        const int8_t* query = folded.q[0] + 4 * i;
+#pragma GCC unroll 1
+        for (int run = 0; run < 4; ++run, query += quarter) {
+          const VU codes = hn::And(word, mask);
+          word = hn::ShiftRight<2>(word);
+#pragma GCC unroll 4
+          for (int h = 0; h < H; ++h) {
+            held[h] = Dot::Add(held[h], codes, FourBytes(query + h * kHeadDimMax));
+          }
+        }
+      }
+#pragma GCC unroll 4
+      for (int h = 0; h < H; ++h) sums[h] = hn::Add(sums[h], Dot::Total(held[h]));
+    }
+#pragma GCC unroll 4
+    for (int h = 0; h < H; ++h) {
+      const VF factor = hn::Set(DF(), folded.factor[h]), base = hn::Set(DF(), folded.base[h]);
+      hn::StoreU(hn::MulAdd(hn::ConvertTo(DF(), sums[h]), factor, base), DF(), out + h * out_head);
     }
   }
 
@@ -204,10 +327,12 @@ class GroupQueries {
         dots[h] = hn::MulAdd(code, hn::LoadU(DF(), products + h * f_.dim + c), dots[h]);
       }
     }
+    float sums_of_dots[kN];
+    Reduce(dots, Plus(), sums_of_dots);
     for (int h = 0; h < H; ++h) {
-      const Sums& sums = sums_[static_cast<size_t>(first + h)];
-      const float dot = hn::GetLane(hn::SumOfLanes(DF(), dots[h]));
-      out[(first + h) * out_head] = sums.minima + (dot + sums.products * TailOf(f_)) / kCell;
+      const Sums& sums = SumsOf(first + h);
+      out[(first + h) * out_head] =
+          sums.minima + (sums_of_dots[h] + sums.products * TailOf(f_)) / kCell;
     }
   }
 

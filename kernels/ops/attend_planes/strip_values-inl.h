@@ -9,6 +9,7 @@
 #endif
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -31,10 +32,23 @@ static_assert(kBlockTokens * 3 * 127 / 2 <= std::numeric_limits<int16_t>::max())
 struct StripBlock {
   const std::byte* upper;  // the group's
   const std::byte* lower;
-  const uint8_t* fine;  // flags of the group's tokens
   int count = 0;
-  int first[kBlockStrips];  // token of the group that a strip begins with
+  int first[kBlockStrips];      // token of the group that a strip begins with
+  uint32_t fine[kBlockStrips];  // bit t: its token t is fine
 };
+
+// Flags of a strip as bits.
+HWY_INLINE uint32_t BitsOf(const uint8_t* flags) {
+  const hn::CappedTag<uint8_t, kStripTokens> d8;
+  uint8_t bits[8] = {};
+  hn::StoreMaskBits(d8, hn::Ne(hn::LoadU(d8, flags), hn::Zero(d8)), bits);
+  return bits[0] | static_cast<uint32_t>(bits[1]) << 8;
+}
+// body(t) for the bits that are set.
+template <typename Body>
+HWY_INLINE void ForBits(uint32_t bits, const Body& body) {
+  for (; bits != 0; bits &= bits - 1) body(std::countr_zero(bits));
+}
 
 // The largest of n numbers; NaN counts as nothing.
 HWY_INLINE float LargestOf(const float* x, int n) {
@@ -55,11 +69,13 @@ class ValueSums {
   void Add(const StripBlock& block, const float* logits, int64_t head_stride) {
     ReadScales(block);
     for (int h = 0; h < heads(); ++h) Weigh(block, logits + h * head_stride, heads_[Index(h)]);
-    if (coarse_) ForHeads(heads(), [&]<int H>(int h) HWY_ATTR { AddCoarse<H>(block, h); });
+    if (coarse_) {
+      WithDot([&]<typename Dot>() HWY_ATTR {
+        ForHeads(heads(), [&]<int H>(int h) HWY_ATTR { AddCoarse<Dot, H>(block, h); });
+      });
+    }
     for (int i = 0; i < block.count; ++i) {
-      for (int t = 0; t < kStripTokens; ++t) {
-        if (block.fine[block.first[i] + t] != 0) AddFine(block, i, t);
-      }
+      ForBits(block.fine[i], [&](int t) { AddFine(block, i, t); });
     }
   }
 
@@ -94,20 +110,26 @@ class ValueSums {
     return words + block.first[strip] / kStripTokens * f_.dim;
   }
 
+  // Lane by lane, whether the bit is set.
+  static HWY_INLINE hn::MFromD<DI> BitMask(uint32_t bits) {
+    const VI bit = hn::Shl(hn::Set(DI(), 1), hn::Iota(DI(), 0));
+    return hn::TestBit(hn::Set(DI(), static_cast<int32_t>(bits)), bit);
+  }
+
   // What weights of tokens are multiplied by, for all heads.
   void ReadScales(const StripBlock& block) {
     const VF tail = hn::Set(DF(), TailOf(f_)), middle = hn::Set(DF(), kMiddle);
     const VF cell = hn::Set(DF(), kCell);
     coarse_ = false;
     for (int i = 0; i < block.count; ++i) {
+      coarse_ = coarse_ || block.fine[i] + 1 != 1u << kStripTokens;
       for (int j = 0; j < kStripTokens; j += kVector) {
         const int t = block.first[i] + j, to = i * kStripTokens + j;
         const auto at = [&](int64_t scales) {
           return reinterpret_cast<const F16*>(block.upper + scales) + t;
         };
         const VF minimum = LoadFloats(at(f_.value_minimum())), step = LoadFloats(at(f_.value_step()));
-        const auto fine = hn::RebindMask(DF(), hn::Ne(LoadCodes(block.fine + t), hn::Zero(DI())));
-        coarse_ = coarse_ || !hn::AllTrue(DF(), fine);
+        const auto fine = hn::RebindMask(DF(), BitMask(block.fine[i] >> j));
         hn::StoreU(step, DF(), step_ + to);
         hn::StoreU(hn::IfThenZeroElse(fine, hn::Mul(step, cell)), DF(), cell_ + to);
         hn::StoreU(hn::MulAdd(step, hn::IfThenElse(fine, tail, middle), minimum), DF(), mean_ + to);
@@ -129,12 +151,14 @@ class ValueSums {
 
   // A head's logits become weights; what is not fine of them, in whole numbers.
   HWY_NOINLINE void Weigh(const StripBlock& block, const float* logits, Head& head) {
-    float top = head.m;
+    VF top = hn::Set(DF(), head.m);
     for (int i = 0; i < block.count; ++i) {
-      top = std::max(top, LargestOf(logits + block.first[i], kStripTokens));
+      for (int j = 0; j < kStripTokens; j += kVector) {
+        top = hn::Max(hn::LoadU(DF(), logits + block.first[i] + j), top);  // not NaN
+      }
     }
-    if (top > head.m) Rescale(head, top);
-    float products[kBlockTokens] = {};
+    if (const float most = hn::GetLane(hn::MaxOfLanes(DF(), top)); most > head.m) Rescale(head, most);
+    float products[kBlockTokens];
     const VF shift = hn::Set(DF(), head.m);
     VF l = hn::LoadU(DF(), head.l), constant = hn::LoadU(DF(), head.constant);
     VF largest = hn::Zero(DF());
@@ -152,18 +176,22 @@ class ValueSums {
       }
     }
     hn::StoreU(l, DF(), head.l);
-    if (coarse_) constant = Round(products, largest, constant, head);
+    if (coarse_) {
+      const int n = block.count * kStripTokens;
+      if (n % (2 * kVector) != 0) hn::StoreU(hn::Zero(DF()), DF(), products + n);
+      constant = Round(products, n, largest, constant, head);
+    }
     hn::StoreU(constant, DF(), head.constant);
   }
 
-  // `products` in 8 bits, by their largest. Digits count from their middle on.
-  HWY_INLINE VF Round(const float* products, VF largest, VF constant, Head& head) {
+  // n `products` in 8 bits, by their largest. Digits count from their middle on.
+  HWY_INLINE VF Round(const float* products, int n, VF largest, VF constant, Head& head) {
     const float top = hn::GetLane(hn::MaxOfLanes(DF(), largest));
     const bool none = !(top >= 1e-30f);  // 127 / top has no fp32
     const VF inverse = hn::Set(DF(), none ? 0.0f : 127.0f / top);
     head.factor = none ? 0.0f : top / 127.0f;
     VI sum = hn::Zero(DI());
-    for (int i = 0; i < kBlockTokens; i += 2 * kVector) {
+    for (int i = 0; i < n; i += 2 * kVector) {
       const VI a = hn::NearestInt(hn::Mul(hn::LoadU(DF(), products + i), inverse));
       const VI b = hn::NearestInt(hn::Mul(hn::LoadU(DF(), products + i + kVector), inverse));
       sum = hn::Add(sum, hn::Add(a, b));
@@ -174,7 +202,7 @@ class ValueSums {
   }
 
   // Plane 0 of the values, by the heads [first, first + H).
-  template <int H>
+  template <typename Dot, int H>
   HWY_NOINLINE void AddCoarse(const StripBlock& block, int first) {
     const VU mask = hn::Set(DU(), 0x03030303u);
     const Head* const heads = &heads_[Index(first)];
@@ -182,8 +210,9 @@ class ValueSums {
     const uint32_t* words[kBlockStrips];
     for (int i = 0; i < block.count; ++i) words[i] = WordsOf(block, i);
     for (int c = 0; c < f_.dim; c += kVector) {
-      V16 sums[H];
-      for (int h = 0; h < H; ++h) sums[h] = hn::Zero(D16());
+      hn::VFromD<typename Dot::D> sums[H];
+#pragma GCC unroll 4
+      for (int h = 0; h < H; ++h) sums[h] = hn::Zero(typename Dot::D());
       for (int i = 0; i < block.count; ++i) {
         const VU word = hn::LoadU(DU(), words[i] + c);
         const VU codes[4] = {hn::And(word, mask), hn::And(hn::ShiftRight<2>(word), mask),
@@ -193,15 +222,13 @@ class ValueSums {
         for (int h = 0; h < H; ++h) {
 #pragma GCC unroll 4
           for (int j = 0; j < 4; ++j) {
-            int32_t four;
-            std::memcpy(&four, heads[h].whole + i * kStripTokens + 4 * j, 4);
-            sums[h] = hn::Add(sums[h], MulBytes(codes[j], hn::Set(DI(), four)));
+            sums[h] = Dot::Add(sums[h], codes[j], FourBytes(heads[h].whole + i * kStripTokens + 4 * j));
           }
         }
       }
 #pragma GCC unroll 4
       for (int h = 0; h < H; ++h) {
-        const VF sum = hn::ConvertTo(DF(), SumOfHalves(sums[h]));
+        const VF sum = hn::ConvertTo(DF(), Dot::Total(sums[h]));
         const VF factor = hn::Set(DF(), heads[h].factor);
         float* const to = o + h * f_.dim + c;
         hn::StoreU(hn::MulAdd(sum, factor, hn::LoadU(DF(), to)), DF(), to);
