@@ -212,6 +212,7 @@ class GroupQueries {
     q += first * f_.dim;
     float* const to = ProductsOf(first);
     VF of_minima[H], of_products[H], largest[H];
+#pragma GCC unroll 4
     for (int h = 0; h < H; ++h) of_minima[h] = of_products[h] = largest[h] = hn::Zero(DF());
     for (int c = 0; c < f_.dim; c += kVector) {
       const VF minimum = LoadFloats(minima + c);
@@ -270,47 +271,78 @@ class GroupQueries {
     Round<H>(first, folded);
     const auto* const words = reinterpret_cast<const uint32_t*>(upper + f_.key_codes());
     const int64_t share = f_.value_minimum() * kVector / f_.tokens;
-    for (int32_t t = 0; t < f_.tokens; t += kVector) {
-      Prefetch(next, t / kVector * share, (t / kVector + 1) * share);
-      ScoreTokens<Dot, H>(words + t, folded, out + t, out_head);
+    int32_t t = 0;
+    for (; t + 2 * kVector <= f_.tokens; t += 2 * kVector) {
+      Prefetch(next, t / kVector * share, (t / kVector + 2) * share);
+      ScoreTokens<Dot, H, 2>(words + t, folded, out + t, out_head);
     }
+    if (t == f_.tokens) return;
+    Prefetch(next, t / kVector * share, f_.value_minimum());
+    ScoreTokens<Dot, H, 1>(words + t, folded, out + t, out_head);
   }
 
-  // A vector of tokens. Runs are not unrolled: compilers would add products to each other first,
-  // for which there are no registers.
-  template <typename Dot, int H>
+  // Some vectors of tokens. Runs are not unrolled: compilers would add products to each other
+  // first, for which there are no registers.
+  template <typename Dot, int H, int kVectors>
   HWY_INLINE void ScoreTokens(const uint32_t* words, const FoldedQueries& folded, float* out,
                               int64_t out_head) const {
     constexpr int kHeld = 8;  // words until an int16 is full: each adds up to 8 * 127 * 3
     const VU mask = hn::Set(DU(), 0x03030303u);
     const int quarter = f_.dim / 4;
-    VI sums[H];
+    VI sums[H][kVectors];
 #pragma GCC unroll 4
-    for (int h = 0; h < H; ++h) sums[h] = hn::Zero(DI());
+    for (int h = 0; h < H; ++h) {
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) sums[h][v] = hn::Zero(DI());
+    }
     for (int first = 0; first < f_.dim / 16; first += kHeld) {
-      hn::VFromD<typename Dot::D> held[H];
+      hn::VFromD<typename Dot::D> held[H][kVectors];
 #pragma GCC unroll 4
-      for (int h = 0; h < H; ++h) held[h] = hn::Zero(typename Dot::D());
+      for (int h = 0; h < H; ++h) {
+#pragma GCC unroll 2
+        for (int v = 0; v < kVectors; ++v) held[h][v] = hn::Zero(typename Dot::D());
+      }
       for (int i = first; i < std::min(first + kHeld, f_.dim / 16); ++i) {
-        VU word = hn::LoadU(DU(), words + i * f_.tokens);
+        VU word[kVectors];
+#pragma GCC unroll 2
+        for (int v = 0; v < kVectors; ++v) {
+          word[v] = hn::LoadU(DU(), words + i * f_.tokens + v * kVector);
+        }
         const int8_t* query = folded.q[0] + 4 * i;
 #pragma GCC unroll 1
         for (int run = 0; run < 4; ++run, query += quarter) {
-          const VU codes = hn::And(word, mask);
-          word = hn::ShiftRight<2>(word);
+          VU codes[kVectors];
+#pragma GCC unroll 2
+          for (int v = 0; v < kVectors; ++v) {
+            codes[v] = hn::And(word[v], mask);
+            word[v] = hn::ShiftRight<2>(word[v]);
+          }
 #pragma GCC unroll 4
           for (int h = 0; h < H; ++h) {
-            held[h] = Dot::Add(held[h], codes, FourBytes(query + h * kHeadDimMax));
+            const VI four = FourBytes(query + h * kHeadDimMax);
+#pragma GCC unroll 2
+            for (int v = 0; v < kVectors; ++v) {
+              held[h][v] = Dot::Add(held[h][v], codes[v], four);
+            }
           }
         }
       }
 #pragma GCC unroll 4
-      for (int h = 0; h < H; ++h) sums[h] = hn::Add(sums[h], Dot::Total(held[h]));
+      for (int h = 0; h < H; ++h) {
+#pragma GCC unroll 2
+        for (int v = 0; v < kVectors; ++v) {
+          sums[h][v] = hn::Add(sums[h][v], Dot::Total(held[h][v]));
+        }
+      }
     }
 #pragma GCC unroll 4
     for (int h = 0; h < H; ++h) {
       const VF factor = hn::Set(DF(), folded.factor[h]), base = hn::Set(DF(), folded.base[h]);
-      hn::StoreU(hn::MulAdd(hn::ConvertTo(DF(), sums[h]), factor, base), DF(), out + h * out_head);
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) {
+        hn::StoreU(hn::MulAdd(hn::ConvertTo(DF(), sums[h][v]), factor, base), DF(),
+                   out + h * out_head + v * kVector);
+      }
     }
   }
 
@@ -319,6 +351,7 @@ class GroupQueries {
                                  int first) const {
     const float* const products = ProductsOf(first);
     VF dots[H];
+#pragma GCC unroll 4
     for (int h = 0; h < H; ++h) dots[h] = hn::Zero(DF());
     for (int c = 0; c < f_.dim; c += kVector) {
       const VF code = hn::ConvertTo(DF(), LoadCodes(codes + c));

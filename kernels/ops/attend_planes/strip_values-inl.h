@@ -68,7 +68,9 @@ class ValueSums {
   // Logits: of token t of the group and head h at [h * head_stride + t].
   void Add(const StripBlock& block, const float* logits, int64_t head_stride) {
     ReadScales(block);
-    for (int h = 0; h < heads(); ++h) Weigh(block, logits + h * head_stride, heads_[Index(h)]);
+    ForHeads(heads(), [&]<int H>(int h) HWY_ATTR {
+      Weigh<H>(block, logits + h * head_stride, head_stride, &heads_[Index(h)]);
+    });
     if (coarse_) {
       WithDot([&]<typename Dot>() HWY_ATTR {
         ForHeads(heads(), [&]<int H>(int h) HWY_ATTR { AddCoarse<Dot, H>(block, h); });
@@ -149,56 +151,89 @@ class ValueSums {
     }
   }
 
-  // A head's logits become weights; what is not fine of them, in whole numbers.
-  HWY_NOINLINE void Weigh(const StripBlock& block, const float* logits, Head& head) {
-    VF top = hn::Set(DF(), head.m);
-    for (int i = 0; i < block.count; ++i) {
-      for (int j = 0; j < kStripTokens; j += kVector) {
-        top = hn::Max(hn::LoadU(DF(), logits + block.first[i] + j), top);  // not NaN
-      }
+  // Logits of heads become weights; what is not fine of them, in whole numbers.
+  template <int H>
+  HWY_NOINLINE void Weigh(const StripBlock& block, const float* logits, int64_t head_stride,
+                          Head* heads) {
+    RaiseTops<H>(block, logits, head_stride, heads);
+    float products[H][kBlockTokens];
+    VF shift[H], l[H], constant[H], largest[H];
+#pragma GCC unroll 4
+    for (int h = 0; h < H; ++h) {
+      shift[h] = hn::Set(DF(), heads[h].m);
+      l[h] = hn::LoadU(DF(), heads[h].l);
+      constant[h] = hn::LoadU(DF(), heads[h].constant);
+      largest[h] = hn::Zero(DF());
     }
-    if (const float most = hn::GetLane(hn::MaxOfLanes(DF(), top)); most > head.m) Rescale(head, most);
-    float products[kBlockTokens];
-    const VF shift = hn::Set(DF(), head.m);
-    VF l = hn::LoadU(DF(), head.l), constant = hn::LoadU(DF(), head.constant);
-    VF largest = hn::Zero(DF());
     for (int i = 0; i < block.count; ++i) {
       for (int j = 0; j < kStripTokens; j += kVector) {
         const int to = i * kStripTokens + j;
-        const VF x = hn::LoadU(DF(), logits + block.first[i] + j);
-        const VF weight = ExpNonPositive(hn::Sub(x, shift));
-        const VF product = hn::Mul(weight, hn::LoadU(DF(), cell_ + to));
-        l = hn::Add(l, weight);
-        constant = hn::MulAdd(weight, hn::LoadU(DF(), mean_ + to), constant);
-        largest = hn::Max(largest, product);
-        hn::StoreU(weight, DF(), head.weight + to);
-        hn::StoreU(product, DF(), products + to);
+        const VF cell = hn::LoadU(DF(), cell_ + to), mean = hn::LoadU(DF(), mean_ + to);
+#pragma GCC unroll 4
+        for (int h = 0; h < H; ++h) {
+          const VF x = hn::LoadU(DF(), logits + h * head_stride + block.first[i] + j);
+          const VF weight = ExpNonPositive(hn::Sub(x, shift[h]));
+          const VF product = hn::Mul(weight, cell);
+          l[h] = hn::Add(l[h], weight);
+          constant[h] = hn::MulAdd(weight, mean, constant[h]);
+          largest[h] = hn::Max(largest[h], product);
+          hn::StoreU(weight, DF(), heads[h].weight + to);
+          hn::StoreU(product, DF(), products[h] + to);
+        }
       }
     }
-    hn::StoreU(l, DF(), head.l);
-    if (coarse_) {
-      const int n = block.count * kStripTokens;
-      if (n % (2 * kVector) != 0) hn::StoreU(hn::Zero(DF()), DF(), products + n);
-      constant = Round(products, n, largest, constant, head);
+#pragma GCC unroll 4
+    for (int h = 0; h < H; ++h) {
+      hn::StoreU(l[h], DF(), heads[h].l);
+      hn::StoreU(constant[h], DF(), heads[h].constant);
     }
-    hn::StoreU(constant, DF(), head.constant);
+    if (coarse_) Round<H>(products, block.count * kStripTokens, largest, heads);
   }
 
-  // n `products` in 8 bits, by their largest. Digits count from their middle on.
-  HWY_INLINE VF Round(const float* products, int n, VF largest, VF constant, Head& head) {
-    const float top = hn::GetLane(hn::MaxOfLanes(DF(), largest));
-    const bool none = !(top >= 1e-30f);  // 127 / top has no fp32
-    const VF inverse = hn::Set(DF(), none ? 0.0f : 127.0f / top);
-    head.factor = none ? 0.0f : top / 127.0f;
-    VI sum = hn::Zero(DI());
-    for (int i = 0; i < n; i += 2 * kVector) {
-      const VI a = hn::NearestInt(hn::Mul(hn::LoadU(DF(), products + i), inverse));
-      const VI b = hn::NearestInt(hn::Mul(hn::LoadU(DF(), products + i + kVector), inverse));
-      sum = hn::Add(sum, hn::Add(a, b));
-      StoreBytes(a, b, head.whole + i);
+  template <int H>
+  HWY_INLINE void RaiseTops(const StripBlock& block, const float* logits, int64_t head_stride,
+                            Head* heads) {
+    VF tops[H];
+#pragma GCC unroll 4
+    for (int h = 0; h < H; ++h) {
+      tops[h] = hn::Set(DF(), heads[h].m);
+      for (int i = 0; i < block.count; ++i) {
+        for (int j = 0; j < kStripTokens; j += kVector) {
+          const VF x = hn::LoadU(DF(), logits + h * head_stride + block.first[i] + j);
+          tops[h] = hn::Max(x, tops[h]);  // which a NaN leaves as it is
+        }
+      }
     }
-    const VF middle = hn::Set(DF(), kMiddleDigit * head.factor);
-    return hn::NegMulAdd(hn::ConvertTo(DF(), sum), middle, constant);
+    float top[kN];
+    Reduce(tops, Larger(), top);
+    for (int h = 0; h < H; ++h) {
+      if (top[h] > heads[h].m) Rescale(heads[h], top[h]);
+    }
+  }
+
+  // n products of each head in 8 bits, by their largest. Digits count from their middle on.
+  template <int H>
+  HWY_INLINE void Round(float (&products)[H][kBlockTokens], int n, const VF (&largest)[H],
+                        Head* heads) {
+    float top[kN];
+    Reduce(largest, Larger(), top);
+    for (int h = 0; h < H; ++h) {
+      const bool none = !(top[h] >= 1e-30f);  // 127 / top has no fp32
+      const VF inverse = hn::Set(DF(), none ? 0.0f : 127.0f / top[h]);
+      heads[h].factor = none ? 0.0f : top[h] / 127.0f;
+      if (n % (2 * kVector) != 0) hn::StoreU(hn::Zero(DF()), DF(), products[h] + n);
+      VI sum = hn::Zero(DI());
+      for (int i = 0; i < n; i += 2 * kVector) {
+        const VI a = hn::NearestInt(hn::Mul(hn::LoadU(DF(), products[h] + i), inverse));
+        const VI b = hn::NearestInt(hn::Mul(hn::LoadU(DF(), products[h] + i + kVector), inverse));
+        sum = hn::Add(sum, hn::Add(a, b));
+        StoreBytes(a, b, heads[h].whole + i);
+      }
+      const VF middle = hn::Set(DF(), kMiddleDigit * heads[h].factor);
+      const VF constant = hn::LoadU(DF(), heads[h].constant);
+      hn::StoreU(hn::NegMulAdd(hn::ConvertTo(DF(), sum), middle, constant), DF(),
+                 heads[h].constant);
+    }
   }
 
   // Plane 0 of the values, by the heads [first, first + H).
@@ -209,29 +244,46 @@ class ValueSums {
     float* const o = OutputOf(first);
     const uint32_t* words[kBlockStrips];
     for (int i = 0; i < block.count; ++i) words[i] = WordsOf(block, i);
-    for (int c = 0; c < f_.dim; c += kVector) {
-      hn::VFromD<typename Dot::D> sums[H];
+    constexpr int kVectors = 2;
+    const int dim = f_.dim;
+    for (int c = 0; c < dim; c += kVectors * kVector) {
+      hn::VFromD<typename Dot::D> sums[H][kVectors];
 #pragma GCC unroll 4
-      for (int h = 0; h < H; ++h) sums[h] = hn::Zero(typename Dot::D());
+      for (int h = 0; h < H; ++h) {
+#pragma GCC unroll 2
+        for (int v = 0; v < kVectors; ++v) sums[h][v] = hn::Zero(typename Dot::D());
+      }
       for (int i = 0; i < block.count; ++i) {
-        const VU word = hn::LoadU(DU(), words[i] + c);
-        const VU codes[4] = {hn::And(word, mask), hn::And(hn::ShiftRight<2>(word), mask),
-                             hn::And(hn::ShiftRight<4>(word), mask),
-                             hn::And(hn::ShiftRight<6>(word), mask)};
+        VU word[kVectors];
+#pragma GCC unroll 2
+        for (int v = 0; v < kVectors; ++v) word[v] = hn::LoadU(DU(), words[i] + c + v * kVector);
+#pragma GCC unroll 1
+        for (int j = 0; j < 4; ++j) {
+          VU codes[kVectors];
+#pragma GCC unroll 2
+          for (int v = 0; v < kVectors; ++v) {
+            codes[v] = hn::And(word[v], mask);
+            word[v] = hn::ShiftRight<2>(word[v]);
+          }
 #pragma GCC unroll 4
-        for (int h = 0; h < H; ++h) {
-#pragma GCC unroll 4
-          for (int j = 0; j < 4; ++j) {
-            sums[h] = Dot::Add(sums[h], codes[j], FourBytes(heads[h].whole + i * kStripTokens + 4 * j));
+          for (int h = 0; h < H; ++h) {
+            const VI four = FourBytes(heads[h].whole + i * kStripTokens + 4 * j);
+#pragma GCC unroll 2
+            for (int v = 0; v < kVectors; ++v) {
+              sums[h][v] = Dot::Add(sums[h][v], codes[v], four);
+            }
           }
         }
       }
 #pragma GCC unroll 4
       for (int h = 0; h < H; ++h) {
-        const VF sum = hn::ConvertTo(DF(), Dot::Total(sums[h]));
         const VF factor = hn::Set(DF(), heads[h].factor);
-        float* const to = o + h * f_.dim + c;
-        hn::StoreU(hn::MulAdd(sum, factor, hn::LoadU(DF(), to)), DF(), to);
+#pragma GCC unroll 2
+        for (int v = 0; v < kVectors; ++v) {
+          const VF sum = hn::ConvertTo(DF(), Dot::Total(sums[h][v]));
+          float* const to = o + h * dim + c + v * kVector;
+          hn::StoreU(hn::MulAdd(sum, factor, hn::LoadU(DF(), to)), DF(), to);
+        }
       }
     }
   }
@@ -252,6 +304,7 @@ class ValueSums {
   HWY_INLINE void AddFineHeads(const uint32_t* words, int bit, const uint8_t* codes, int at,
                                int first) {
     VF weights[H];
+#pragma GCC unroll 4
     for (int h = 0; h < H; ++h) {
       weights[h] = hn::Set(DF(), heads_[Index(first + h)].weight[at] * step_[at]);
     }
