@@ -78,15 +78,13 @@ class HeadsPass {
   // A token's logits by all planes.
   void ScoreFine(int32_t token, float* out, int64_t out_head) {
     const int32_t group = token / f_.tokens, at = token % f_.tokens;
-    uint32_t words[kHeadDimMax / 16];  // of plane 0, which lie a word of all tokens apart
-    const std::byte* const upper = w_.rows.upper[group] + f_.key_codes() + 4 * at;
-    for (int i = 0; i < f_.dim / 16; ++i) std::memcpy(&words[i], upper + 4 * i * f_.tokens, 4);
+    const auto* const words =
+        reinterpret_cast<const int32_t*>(w_.rows.upper[group] + f_.key_codes()) + at;
     const auto* const row =
         reinterpret_cast<const uint8_t*>(w_.rows.lower[group]) + at * f_.row_bytes();
     uint8_t codes[kHeadDimMax];
-    CodePlanes{reinterpret_cast<const uint8_t*>(words), row,
-               f_.keep == 8 ? row + f_.dim / 4 : nullptr}
-        .Unpack(f_.dim, codes);
+    CodePlanes{words, f_.tokens, row, f_.keep == 8 ? row + f_.dim / 4 : nullptr}.Unpack(f_.dim,
+                                                                                      codes);
     QueriesFor(group).ScoreFine(codes, out, out_head);
   }
 

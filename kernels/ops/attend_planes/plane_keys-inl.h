@@ -116,9 +116,11 @@ HWY_INLINE V Moved(D d, V bits, uint16_t mask) {
   return hn::And(bits, hn::Set(d, mask));
 }
 
-// Planes of one token's key or value. coarse: null leaves it out; second: null with keep = 4.
+// Planes of one token's key or value: words of plane 0, which lie `apart` numbers apart, and bytes of
+// the others. coarse: null leaves it out; second: null with keep = 4.
 struct CodePlanes {
-  const uint8_t* coarse;
+  const int32_t* coarse;
+  int32_t apart;
   const uint8_t* first;
   const uint8_t* second;
 
@@ -139,9 +141,15 @@ struct CodePlanes {
     alignas(16) static constexpr uint8_t kOrder[16] = {0, 2,  1, 3,  4,  6,  5,  7,
                                                        8, 10, 9, 11, 12, 14, 13, 15};
     const auto order = hn::LoadDup128(d8, kOrder);
+    const hn::Repartition<int32_t, decltype(d8)> d32;
+    const auto gathered = [&](int at) HWY_ATTR {
+      if (coarse == nullptr) return hn::Zero(d16);
+      const auto from = hn::Mul(hn::Iota(d32, 0), hn::Set(d32, apart));
+      return hn::BitCast(d16, hn::GatherIndex(d32, coarse + at / 4 * apart, from));
+    };
     const int quarter = dim / 4;
     for (int b = 0; b < quarter; b += static_cast<int>(hn::MaxLanes(d8))) {
-      const auto high = load(coarse, b), middle = load(first, b);
+      const auto high = gathered(b), middle = load(first, b);
       const auto low = load(second, b), low2 = load(second, b + quarter);
       const auto store = [&](int run, auto digits) HWY_ATTR {
         const auto in_order = hn::TableLookupBytes(hn::BitCast(d8, digits), order);

@@ -293,7 +293,7 @@ class ValueSums {
     const auto* const row = reinterpret_cast<const uint8_t*>(block.lower) +
                             (block.first[strip] + t) * f_.row_bytes() + f_.row_bytes() / 2;
     uint8_t codes[kHeadDimMax];
-    CodePlanes{nullptr, row, f_.keep == 8 ? row + f_.dim / 4 : nullptr}.Unpack(f_.dim, codes);
+    CodePlanes{nullptr, 0, row, f_.keep == 8 ? row + f_.dim / 4 : nullptr}.Unpack(f_.dim, codes);
     const int bit = PlaceInWords(kStripTokens, 2, t).bit;
     ForHeads(heads(), [&]<int H>(int h) HWY_ATTR {
       AddFineHeads<H>(WordsOf(block, strip), bit, codes, strip * kStripTokens + t, h);
