@@ -107,7 +107,7 @@ class HeadsPass {
   }
 
   // Asks for what Add will read of a group, but for what scoring it has read.
-  void PrefetchChosen(int32_t group) const {
+  HWY_INLINE void PrefetchChosen(int32_t group) const {
     const std::byte* const upper = w_.rows.upper[group];
     const std::byte* const lower = w_.rows.lower[group];
     bool fine = false;
