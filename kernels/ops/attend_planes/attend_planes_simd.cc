@@ -107,7 +107,7 @@ class HeadsPass {
   }
 
   // Asks for what Add will read of a group, but for what scoring it has read.
-  HWY_INLINE void PrefetchChosen(int32_t group) const {
+  HWY_INLINE void AskForChosen(int32_t group) const {
     const std::byte* const upper = w_.rows.upper[group];
     const std::byte* const lower = w_.rows.lower[group];
     bool fine = false;
@@ -115,16 +115,16 @@ class HeadsPass {
       const int32_t token = group * f_.tokens + t;
       if (w_.strips[token / kStripTokens] == 0) continue;
       const int64_t words = f_.value_codes() + t / kStripTokens * 4 * f_.dim;
-      Prefetch(upper, words, words + 4 * f_.dim);
-      __builtin_prefetch(upper + f_.value_minimum() + 2 * t);
-      __builtin_prefetch(upper + f_.value_step() + 2 * t);
+      Ask(upper, words, words + 4 * f_.dim);
+      Ask(upper, f_.value_minimum() + 2 * t, f_.value_minimum() + 2 * t + 1);
+      Ask(upper, f_.value_step() + 2 * t, f_.value_step() + 2 * t + 1);
       ForBits(BitsOf(w_.fine + token), [&](int i) {
         const int64_t row = (t + i) * f_.row_bytes();
-        Prefetch(lower, row, row + f_.row_bytes() + 32);
+        Ask(lower, row, row + f_.row_bytes() + 32);
         fine = true;
       });
     }
-    if (fine) Prefetch(upper, 0, f_.value_minimum());
+    if (fine) Ask(upper, 0, f_.value_minimum());
   }
 
   // Into the item's rows.
@@ -143,7 +143,7 @@ class HeadsPass {
     Logits before;
     for (int32_t g = 0; g < w_.rows.groups; ++g) {
       const Logits scored = logits(g);
-      PrefetchChosen(g);
+      AskForChosen(g);
       if (g > 0) Add(g - 1, before);
       before = scored;
     }

@@ -76,9 +76,7 @@ class ValueSums {
         ForHeads(heads(), [&]<int H>(int h) HWY_ATTR { AddCoarse<Dot, H>(block, h); });
       });
     }
-    for (int i = 0; i < block.count; ++i) {
-      ForBits(block.fine[i], [&](int t) { AddFine(block, i, t); });
-    }
+    AddFine(block);
   }
 
   float m(int h) const { return heads_[Index(h)].m; }
@@ -254,24 +252,17 @@ class ValueSums {
         for (int v = 0; v < kVectors; ++v) sums[h][v] = hn::Zero(typename Dot::D());
       }
       for (int i = 0; i < block.count; ++i) {
-        VU word[kVectors];
-#pragma GCC unroll 2
-        for (int v = 0; v < kVectors; ++v) word[v] = hn::LoadU(DU(), words[i] + c + v * kVector);
+        VU word = hn::LoadU(DU(), words[i] + c), word2 = hn::LoadU(DU(), words[i] + c + kVector);
 #pragma GCC unroll 1
         for (int j = 0; j < 4; ++j) {
-          VU codes[kVectors];
-#pragma GCC unroll 2
-          for (int v = 0; v < kVectors; ++v) {
-            codes[v] = hn::And(word[v], mask);
-            word[v] = hn::ShiftRight<2>(word[v]);
-          }
+          const VU codes = hn::And(word, mask), codes2 = hn::And(word2, mask);
+          word = hn::ShiftRight<2>(word);
+          word2 = hn::ShiftRight<2>(word2);
 #pragma GCC unroll 4
           for (int h = 0; h < H; ++h) {
             const VI four = FourBytes(heads[h].whole + i * kStripTokens + 4 * j);
-#pragma GCC unroll 2
-            for (int v = 0; v < kVectors; ++v) {
-              sums[h][v] = Dot::Add(sums[h][v], codes[v], four);
-            }
+            sums[h][0] = Dot::Add(sums[h][0], codes, four);
+            sums[h][1] = Dot::Add(sums[h][1], codes2, four);
           }
         }
       }
@@ -288,36 +279,66 @@ class ValueSums {
     }
   }
 
-  // Token t of a strip by all planes: plane 0 lies in its strip's words, the others in its row.
-  HWY_NOINLINE void AddFine(const StripBlock& block, int strip, int t) {
+  // A token's value by all planes.
+  struct FineValue {
+    int at = 0;  // of the block
+    float codes[kHeadDimMax];
+  };
+
+  // Fine tokens, two at a time: outputs are loaded and stored once for both.
+  HWY_NOINLINE void AddFine(const StripBlock& block) {
+    int n = 0;
+    for (int i = 0; i < block.count; ++i) {
+      ForBits(block.fine[i], [&](int t) HWY_ATTR {
+        ReadFine(block, i, t, fine_[n]);
+        if (++n < 2) return;
+        ForHeads(heads(), [&]<int H>(int h) HWY_ATTR { AddFineHeads<H, 2>(h); });
+        n = 0;
+      });
+    }
+    if (n == 1) ForHeads(heads(), [&]<int H>(int h) HWY_ATTR { AddFineHeads<H, 1>(h); });
+  }
+
+  // Plane 0 of a value lies in its strip's words, the others in its token's row.
+  HWY_INLINE void ReadFine(const StripBlock& block, int strip, int t, FineValue& value) const {
     const auto* const row = reinterpret_cast<const uint8_t*>(block.lower) +
                             (block.first[strip] + t) * f_.row_bytes() + f_.row_bytes() / 2;
     uint8_t codes[kHeadDimMax];
     CodePlanes{nullptr, 0, row, f_.keep == 8 ? row + f_.dim / 4 : nullptr}.Unpack(f_.dim, codes);
     const int bit = PlaceInWords(kStripTokens, 2, t).bit;
-    ForHeads(heads(), [&]<int H>(int h) HWY_ATTR {
-      AddFineHeads<H>(WordsOf(block, strip), bit, codes, strip * kStripTokens + t, h);
-    });
-  }
-
-  template <int H>
-  HWY_INLINE void AddFineHeads(const uint32_t* words, int bit, const uint8_t* codes, int at,
-                               int first) {
-    VF weights[H];
-#pragma GCC unroll 4
-    for (int h = 0; h < H; ++h) {
-      weights[h] = hn::Set(DF(), heads_[Index(first + h)].weight[at] * step_[at]);
-    }
-    float* const o = OutputOf(first);
+    const uint32_t* const words = WordsOf(block, strip);
+    value.at = strip * kStripTokens + t;
     for (int c = 0; c < f_.dim; c += kVector) {
       const VU digit =
           hn::And(hn::ShiftRightSame(hn::LoadU(DU(), words + c), bit), hn::Set(DU(), 3));
       const VI high = hn::ShiftLeft<6>(hn::BitCast(DI(), digit));
-      const VF code = hn::ConvertTo(DF(), hn::Or(high, LoadCodes(codes + c)));
+      hn::StoreU(hn::ConvertTo(DF(), hn::Or(high, LoadCodes(codes + c))), DF(), value.codes + c);
+    }
+  }
+
+  // The first n of fine_, to the heads [first, first + H).
+  template <int H, int n>
+  HWY_INLINE void AddFineHeads(int first) {
+    VF weights[H][n];
+#pragma GCC unroll 4
+    for (int h = 0; h < H; ++h) {
+#pragma GCC unroll 2
+      for (int i = 0; i < n; ++i) {
+        const int at = fine_[i].at;
+        weights[h][i] = hn::Set(DF(), heads_[Index(first + h)].weight[at] * step_[at]);
+      }
+    }
+    float* const o = OutputOf(first);
+    const int dim = f_.dim;
+    for (int c = 0; c < dim; c += kVector) {
+      const VF code = hn::LoadU(DF(), fine_[0].codes + c);
+      const VF code2 = hn::LoadU(DF(), fine_[n - 1].codes + c);
 #pragma GCC unroll 4
       for (int h = 0; h < H; ++h) {
-        float* const to = o + h * f_.dim + c;
-        hn::StoreU(hn::MulAdd(code, weights[h], hn::LoadU(DF(), to)), DF(), to);
+        float* const to = o + h * dim + c;
+        VF sum = hn::MulAdd(code, weights[h][0], hn::LoadU(DF(), to));
+        if constexpr (n == 2) sum = hn::MulAdd(code2, weights[h][1], sum);
+        hn::StoreU(sum, DF(), to);
       }
     }
   }
@@ -327,6 +348,7 @@ class ValueSums {
   std::vector<float> o_;  // [heads][dim], rotated
   // Of a block, by token: its step; kCell steps, or 0 where it is fine; what all channels get.
   float step_[kBlockTokens], cell_[kBlockTokens], mean_[kBlockTokens];
+  FineValue fine_[2];
   bool coarse_ = false;  // the block has a token that is not fine
 };
 
