@@ -7,6 +7,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/ops/attend_planes/attend_planes_simd.cc"
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <memory>
@@ -71,7 +72,10 @@ class HeadsPass {
     return out;
   }
   void ScoreTo(int32_t group, const Logits& out) {
-    const std::byte* const next = group + 1 < w_.rows.groups ? w_.rows.upper[group + 1] : nullptr;
+    Lines next;
+    if (group + kAhead < w_.rows.groups) {
+      next = Lines(w_.rows.upper[group + kAhead], f_.value_minimum());
+    }
     QueriesFor(group).Score(w_.rows.upper[group], next, out.at, out.head);
   }
 
@@ -89,9 +93,11 @@ class HeadsPass {
   }
 
   // Attends what is chosen of a group, whose coarse logits these are.
-  void Add(int32_t group, const Logits& logits) {
+  // Asks for what of `next` will be attended; -1: there is none.
+  void Add(int32_t group, const Logits& logits, int32_t next) {
     StripBlock block{w_.rows.upper[group], w_.rows.lower[group]};
     for (int32_t t = 0; t < f_.tokens; t += kStripTokens) {
+      if (next >= 0) AskForStrip(next, t);
       const int32_t token = group * f_.tokens + t;
       if (w_.strips[token / kStripTokens] != 0) {
         const uint32_t fine = BitsOf(w_.fine + token);
@@ -106,25 +112,23 @@ class HeadsPass {
     }
   }
 
-  // Asks for what Add will read of a group, but for what scoring it has read.
-  HWY_INLINE void AskForChosen(int32_t group) const {
+  // Asks for what Add will read of 16 tokens of a group, from its token t on.
+  HWY_INLINE void AskForStrip(int32_t group, int32_t t) const {
+    const int32_t token = group * f_.tokens + t;
+    if (w_.strips[token / kStripTokens] == 0) return;
     const std::byte* const upper = w_.rows.upper[group];
-    const std::byte* const lower = w_.rows.lower[group];
-    bool fine = false;
-    for (int32_t t = 0; t < f_.tokens; t += kStripTokens) {
-      const int32_t token = group * f_.tokens + t;
-      if (w_.strips[token / kStripTokens] == 0) continue;
-      const int64_t words = f_.value_codes() + t / kStripTokens * 4 * f_.dim;
-      Ask(upper, words, words + 4 * f_.dim);
-      Ask(upper, f_.value_minimum() + 2 * t, f_.value_minimum() + 2 * t + 1);
-      Ask(upper, f_.value_step() + 2 * t, f_.value_step() + 2 * t + 1);
-      ForBits(BitsOf(w_.fine + token), [&](int i) {
-        const int64_t row = (t + i) * f_.row_bytes();
-        Ask(lower, row, row + f_.row_bytes() + 32);
-        fine = true;
-      });
+    Lines(upper + f_.value_minimum() + 2 * t, 1).AskForAll();
+    Lines(upper + f_.value_step() + 2 * t, 1).AskForAll();
+    Lines(upper + f_.value_codes() + t / kStripTokens * 4 * f_.dim, 4 * f_.dim).AskForAll();
+    const uint32_t fine = BitsOf(w_.fine + token);
+    if (fine == 0) return;
+    for (uint32_t bits = fine; bits != 0; bits &= bits - 1) {
+      const int64_t row = (t + std::countr_zero(bits)) * f_.row_bytes();
+      Lines(w_.rows.lower[group] + row, f_.row_bytes() + 32).AskForAll();
     }
-    if (fine) Ask(upper, 0, f_.value_minimum());
+    // Where all logits were kept, the keys may be gone.
+    const std::byte* const words = upper + f_.key_codes() + 4 * t;
+    for (int i = 0; i < f_.dim / 16; ++i) Lines(words + 4 * i * f_.tokens, 64).AskForAll();
   }
 
   // Into the item's rows.
@@ -143,11 +147,10 @@ class HeadsPass {
     Logits before;
     for (int32_t g = 0; g < w_.rows.groups; ++g) {
       const Logits scored = logits(g);
-      AskForChosen(g);
-      if (g > 0) Add(g - 1, before);
+      if (g > 0) Add(g - 1, before, g);
       before = scored;
     }
-    if (w_.rows.groups > 0) Add(w_.rows.groups - 1, before);
+    if (w_.rows.groups > 0) Add(w_.rows.groups - 1, before, -1);
     Store();
   }
 
@@ -161,6 +164,8 @@ class HeadsPass {
   const AttendPlanesWork& w_;
   const PlanesFormat f_;
   const int32_t token_;
+  static constexpr int32_t kAhead = 2;  // groups whose keys are on their way
+
   GroupQueries queries_[2];  // of the group that is scored, and of the one before it
   ValueSums sums_;
   std::vector<float> q_;       // [heads][dim], with the scale

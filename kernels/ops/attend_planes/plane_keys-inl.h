@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 #include "hwy/highway.h"
@@ -27,23 +28,35 @@ inline constexpr int kVector = static_cast<int>(kN);
 // middle on, for what rounding to whole numbers loses then weighs least.
 inline constexpr float kCell = 64, kMiddleDigit = 1.5f, kMiddle = 31.5f + kMiddleDigit * kCell;
 
-// Asks for the bytes [from, to) of `run` where they wait best: in L2. Inlined, for compilers leave
-// out calls of a function that does nothing else. Null: there are none.
-HWY_INLINE void Ask(const std::byte* run, int64_t from, int64_t to) {
-  if (run == nullptr) return;
-  for (int64_t at = from; at < to; at += 64) __builtin_prefetch(run + at, 0, 2);
-}
+// Lines of memory that are read soon, asked for a few at a time: a core has a dozen on their way,
+// and waits where it is to ask for more. They wait in L2. Inlined, for compilers leave out calls of
+// a function that does nothing else.
+class Lines {
+ public:
+  Lines() = default;
+  Lines(const std::byte* from, int64_t bytes) : at_(from), end_(from + bytes) {}
+
+  HWY_INLINE void Ask(int n) {
+    for (; n > 0 && at_ < end_; --n, at_ += 64) __builtin_prefetch(at_, 0, 2);
+  }
+  HWY_INLINE void AskForAll() {
+    for (; at_ < end_; at_ += 64) __builtin_prefetch(at_, 0, 2);
+  }
+
+ private:
+  const std::byte* at_ = nullptr;
+  const std::byte* end_ = nullptr;
+};
 
 // What a fine code counts beyond its digits.
 inline float TailOf(const PlanesFormat& f) { return f.keep == 8 ? 0.0f : 7.5f; }
 
-// Sums of products of codes with four bytes, lane by lane.
+// Sums of products of unsigned bytes with signed ones, lane by lane.
 struct DotByPairs {
   using D = D16;
+  static constexpr bool kIsOneInstruction = false;
 
-  static HWY_INLINE V16 Add(V16 sum, VU codes, VI four) {
-    return hn::Add(sum, MulBytes(codes, four));
-  }
+  static HWY_INLINE V16 Add(V16 sum, VU a, VI b) { return hn::Add(sum, MulBytes(a, b)); }
   static HWY_INLINE VI Total(V16 sum) { return SumOfHalves(sum); }
 };
 
@@ -51,9 +64,10 @@ struct DotByPairs {
 // The same by one instruction. Highway's target for it, AVX3_DL, wants more than CPUs with it have.
 struct DotByVnni {
   using D = DI;
+  static constexpr bool kIsOneInstruction = true;
 
-  static HWY_INLINE VI Add(VI sum, VU codes, VI four) {
-    asm("vpdpbusd %2, %1, %0" : "+v"(sum.raw) : "v"(codes.raw), "v"(four.raw));
+  static HWY_INLINE VI Add(VI sum, VU a, VI b) {
+    asm("vpdpbusd %2, %1, %0" : "+v"(sum.raw) : "v"(a.raw), "v"(b.raw));
     return sum;
   }
   static HWY_INLINE VI Total(VI sum) { return sum; }
@@ -74,10 +88,46 @@ HWY_INLINE void WithDot(const Body& body) {
   body.template operator()<DotByPairs>();
 }
 
-HWY_INLINE VI FourBytes(const int8_t* p) {
-  int32_t four;
-  std::memcpy(&four, p, 4);
-  return hn::Set(DI(), four);
+// Adds to `sums` [H][V] the products of V vectors of words, each of four runs of codes, with the
+// bytes of H heads: signed or unsigned ones, of run m and head h at bytes[m * run + h * head].
+template <typename Dot, int H, int V, typename Byte>
+HWY_INLINE void AddWords(VU word, VU word2, const Byte* bytes, int64_t run, int64_t head,
+                         hn::VFromD<typename Dot::D> (&sums)[H][V]) {
+  const VU mask = hn::Set(DU(), 0x03030303u);
+  const auto add = [&](VU codes, VU codes2, const Byte* of_run) HWY_ATTR {
+    const auto one = [&](auto& sum, VU by, VU four) HWY_ATTR {
+      if constexpr (std::is_signed_v<Byte>) {
+        sum = Dot::Add(sum, by, hn::BitCast(DI(), four));
+      } else {
+        sum = Dot::Add(sum, four, hn::BitCast(DI(), by));
+      }
+    };
+#pragma GCC unroll 4
+    for (int h = 0; h < H; ++h) {
+      uint32_t four;
+      std::memcpy(&four, of_run + h * head, 4);
+      one(sums[h][0], codes, hn::Set(DU(), four));
+      if constexpr (V == 2) one(sums[h][1], codes2, hn::Set(DU(), four));
+    }
+  };
+  if constexpr (Dot::kIsOneInstruction) {
+    add(hn::And(word, mask), hn::And(word2, mask), bytes);
+    add(hn::And(hn::ShiftRight<2>(word), mask), hn::And(hn::ShiftRight<2>(word2), mask),
+        bytes + run);
+    add(hn::And(hn::ShiftRight<4>(word), mask), hn::And(hn::ShiftRight<4>(word2), mask),
+        bytes + 2 * run);
+    add(hn::And(hn::ShiftRight<6>(word), mask), hn::And(hn::ShiftRight<6>(word2), mask),
+        bytes + 3 * run);
+    return;
+  }
+  // Not unrolled: compilers would add products to each other first, for which there are no
+  // registers.
+#pragma GCC unroll 1
+  for (int m = 0; m < 4; ++m) {
+    add(hn::And(word, mask), hn::And(word2, mask), bytes + m * run);
+    word = hn::ShiftRight<2>(word);
+    word2 = hn::ShiftRight<2>(word2);
+  }
 }
 
 struct Plus {
@@ -196,11 +246,11 @@ class GroupQueries {
     ForHeads(heads(), [&]<int H>(int h) HWY_ATTR { FoldHeads<H>(upper, q, h); });
   }
 
-  // Coarse logits of all tokens: out[h * out_head + t]. Asks for the keys of `next` meanwhile.
-  void Score(const std::byte* upper, const std::byte* next, float* out, int64_t out_head) const {
+  // Coarse logits of all tokens: out[h * out_head + t]. Asks for `next` meanwhile.
+  void Score(const std::byte* upper, Lines next, float* out, int64_t out_head) const {
     WithDot([&]<typename Dot>() HWY_ATTR {
       ForHeads(heads(), [&]<int H>(int h) HWY_ATTR {
-        ScoreHeads<Dot, H>(upper, h == 0 ? next : nullptr, out + h * out_head, out_head, h);
+        ScoreHeads<Dot, H>(upper, h == 0 ? next : Lines(), out + h * out_head, out_head, h);
       });
     });
   }
@@ -280,29 +330,24 @@ class GroupQueries {
   }
 
   template <typename Dot, int H>
-  HWY_NOINLINE void ScoreHeads(const std::byte* upper, const std::byte* next, float* out,
-                               int64_t out_head, int first) const {
+  HWY_NOINLINE void ScoreHeads(const std::byte* upper, Lines next, float* out, int64_t out_head,
+                               int first) const {
     FoldedQueries folded;
     Round<H>(first, folded);
     const auto* const words = reinterpret_cast<const uint32_t*>(upper + f_.key_codes());
-    const int64_t share = f_.value_minimum() * kVector / f_.tokens;
     int32_t t = 0;
     for (; t + 2 * kVector <= f_.tokens; t += 2 * kVector) {
-      Ask(next, t / kVector * share, (t / kVector + 2) * share);
-      ScoreTokens<Dot, H, 2>(words + t, folded, out + t, out_head);
+      ScoreTokens<Dot, H, 2>(words + t, folded, out + t, out_head, next);
     }
-    if (t == f_.tokens) return;
-    Ask(next, t / kVector * share, f_.value_minimum());
-    ScoreTokens<Dot, H, 1>(words + t, folded, out + t, out_head);
+    if (t < f_.tokens) ScoreTokens<Dot, H, 1>(words + t, folded, out + t, out_head, next);
+    next.AskForAll();
   }
 
-  // Some vectors of tokens. Runs are not unrolled: compilers would add products to each other
-  // first, for which there are no registers.
+  // Some vectors of tokens.
   template <typename Dot, int H, int kVectors>
   HWY_INLINE void ScoreTokens(const uint32_t* words, const FoldedQueries& folded, float* out,
-                              int64_t out_head) const {
+                              int64_t out_head, Lines& next) const {
     constexpr int kHeld = 8;  // words until an int16 is full: each adds up to 8 * 127 * 3
-    const VU mask = hn::Set(DU(), 0x03030303u);
     const int quarter = f_.dim / 4;
     VI sums[H][kVectors];
 #pragma GCC unroll 4
@@ -319,20 +364,9 @@ class GroupQueries {
       }
       for (int i = first; i < std::min(first + kHeld, f_.dim / 16); ++i) {
         const uint32_t* const at = words + i * f_.tokens;
-        VU word = hn::LoadU(DU(), at), word2 = hn::LoadU(DU(), at + (kVectors - 1) * kVector);
-        const int8_t* query = folded.q[0] + 4 * i;
-#pragma GCC unroll 1
-        for (int run = 0; run < 4; ++run, query += quarter) {
-          const VU codes = hn::And(word, mask), codes2 = hn::And(word2, mask);
-          word = hn::ShiftRight<2>(word);
-          word2 = hn::ShiftRight<2>(word2);
-#pragma GCC unroll 4
-          for (int h = 0; h < H; ++h) {
-            const VI four = FourBytes(query + h * kHeadDimMax);
-            held[h][0] = Dot::Add(held[h][0], codes, four);
-            if constexpr (kVectors == 2) held[h][1] = Dot::Add(held[h][1], codes2, four);
-          }
-        }
+        next.Ask(3);
+        AddWords<Dot>(hn::LoadU(DU(), at), hn::LoadU(DU(), at + (kVectors - 1) * kVector),
+                      folded.q[0] + 4 * i, quarter, kHeadDimMax, held);
       }
 #pragma GCC unroll 4
       for (int h = 0; h < H; ++h) {

@@ -26,7 +26,7 @@ namespace {
 
 // Strips whose weights are rounded by one scale: their sums of products fit an int16.
 inline constexpr int kBlockStrips = 4, kBlockTokens = kBlockStrips * kStripTokens;
-static_assert(kBlockTokens * 3 * 127 / 2 <= std::numeric_limits<int16_t>::max());
+static_assert(kBlockTokens * 3 * 255 / 2 <= std::numeric_limits<int16_t>::max());
 
 // Some strips of a group, all of which are read.
 struct StripBlock {
@@ -94,7 +94,7 @@ class ValueSums {
     float l[kN] = {}, constant[kN] = {};  // by lane; every channel of the output gets the constant
     float factor;                         // of a block: what `whole` counts
     float weight[kBlockTokens];
-    int8_t whole[kBlockTokens];  // weights times steps; token 4 j + i of a strip: byte 4 j + kOrder[i]
+    uint8_t whole[kBlockTokens];  // weights times steps; token 4 j + i of a strip: byte 4 j + kOrder[i]
   };
 
   static size_t Index(int h) { return static_cast<size_t>(h); }
@@ -216,9 +216,9 @@ class ValueSums {
     float top[kN];
     Reduce(largest, Larger(), top);
     for (int h = 0; h < H; ++h) {
-      const bool none = !(top[h] >= 1e-30f);  // 127 / top has no fp32
-      const VF inverse = hn::Set(DF(), none ? 0.0f : 127.0f / top[h]);
-      heads[h].factor = none ? 0.0f : top[h] / 127.0f;
+      const bool none = !(top[h] >= 1e-30f);  // 255 / top has no fp32
+      const VF inverse = hn::Set(DF(), none ? 0.0f : 255.0f / top[h]);
+      heads[h].factor = none ? 0.0f : top[h] / 255.0f;
       if (n % (2 * kVector) != 0) hn::StoreU(hn::Zero(DF()), DF(), products[h] + n);
       VI sum = hn::Zero(DI());
       for (int i = 0; i < n; i += 2 * kVector) {
@@ -237,7 +237,6 @@ class ValueSums {
   // Plane 0 of the values, by the heads [first, first + H).
   template <typename Dot, int H>
   HWY_NOINLINE void AddCoarse(const StripBlock& block, int first) {
-    const VU mask = hn::Set(DU(), 0x03030303u);
     const Head* const heads = &heads_[Index(first)];
     float* const o = OutputOf(first);
     const uint32_t* words[kBlockStrips];
@@ -252,19 +251,8 @@ class ValueSums {
         for (int v = 0; v < kVectors; ++v) sums[h][v] = hn::Zero(typename Dot::D());
       }
       for (int i = 0; i < block.count; ++i) {
-        VU word = hn::LoadU(DU(), words[i] + c), word2 = hn::LoadU(DU(), words[i] + c + kVector);
-#pragma GCC unroll 1
-        for (int j = 0; j < 4; ++j) {
-          const VU codes = hn::And(word, mask), codes2 = hn::And(word2, mask);
-          word = hn::ShiftRight<2>(word);
-          word2 = hn::ShiftRight<2>(word2);
-#pragma GCC unroll 4
-          for (int h = 0; h < H; ++h) {
-            const VI four = FourBytes(heads[h].whole + i * kStripTokens + 4 * j);
-            sums[h][0] = Dot::Add(sums[h][0], codes, four);
-            sums[h][1] = Dot::Add(sums[h][1], codes2, four);
-          }
-        }
+        AddWords<Dot>(hn::LoadU(DU(), words[i] + c), hn::LoadU(DU(), words[i] + c + kVector),
+                      heads->whole + i * kStripTokens, 4, sizeof(Head), sums);
       }
 #pragma GCC unroll 4
       for (int h = 0; h < H; ++h) {
