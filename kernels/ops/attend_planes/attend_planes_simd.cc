@@ -88,7 +88,7 @@ class HeadsPass {
         reinterpret_cast<const uint8_t*>(w_.rows.lower[group]) + at * f_.row_bytes();
     uint8_t codes[kHeadDimMax];
     CodePlanes{words, f_.tokens, row, f_.keep == 8 ? row + f_.dim / 4 : nullptr}.Unpack(f_.dim,
-                                                                                      codes);
+                                                                                        codes);
     QueriesFor(group).ScoreFine(codes, out, out_head);
   }
 
@@ -265,7 +265,9 @@ class Choice {
   void AttendKept(const std::vector<int32_t>& sample) {
     const int64_t tokens = w_.rows.tokens();
     const auto all = std::make_unique_for_overwrite<float[]>(limits_.size() * Index(tokens));
-    const auto of_group = [&](int32_t g) { return Logits{&all[g * w_.rows.format.tokens], tokens}; };
+    const auto of_group = [&](int32_t g) {
+      return Logits{&all[g * w_.rows.format.tokens], tokens};
+    };
     for (int32_t g = 0; g < w_.rows.groups; ++g) pass_.ScoreTo(g, of_group(g));
     if (!sample.empty()) sampled_.resize(limits_.size());
     for (int32_t g : sample) Gather(g, of_group(g));

@@ -24,8 +24,8 @@ namespace HWY_NAMESPACE {
 namespace {
 
 inline constexpr int kVector = static_cast<int>(kN);
-// A digit of plane 0 counts as kCell (digit - kMiddleDigit) + kMiddle steps: digits count from their
-// middle on, for what rounding to whole numbers loses then weighs least.
+// A digit of plane 0 counts as kCell (digit - kMiddleDigit) + kMiddle steps: digits count from
+// their middle on, for what rounding to whole numbers loses then weighs least.
 inline constexpr float kCell = 64, kMiddleDigit = 1.5f, kMiddle = 31.5f + kMiddleDigit * kCell;
 
 // Lines of memory that are read soon, asked for a few at a time: a core has a dozen on their way,
@@ -140,8 +140,9 @@ struct Larger {
 template <int H, typename Op>
 HWY_INLINE VF Reduced(const VF (&x)[H], const Op& op) {
   const hn::Repartition<double, DF> d64;
-  const auto halves = [&](VF a, VF b)
-                          HWY_ATTR { return op(hn::InterleaveLower(a, b), hn::InterleaveUpper(DF(), a, b)); };
+  const auto halves = [&](VF a, VF b) HWY_ATTR {
+    return op(hn::InterleaveLower(a, b), hn::InterleaveUpper(DF(), a, b));
+  };
   const auto low = hn::BitCast(d64, halves(x[0], x[H > 1 ? 1 : 0]));
   const auto high = hn::BitCast(d64, halves(x[H > 2 ? 2 : 0], x[H > 3 ? 3 : 0]));
   VF four = op(hn::BitCast(DF(), hn::InterleaveLower(low, high)),
@@ -173,8 +174,8 @@ HWY_INLINE V Moved(D d, V bits, uint16_t mask) {
   return hn::And(bits, hn::Set(d, mask));
 }
 
-// Planes of one token's key or value: words of plane 0, which lie `apart` numbers apart, and bytes of
-// the others. coarse: null leaves it out; second: null with keep = 4.
+// Planes of one token's key or value: words of plane 0, which lie `apart` numbers apart, and bytes
+// of the others. coarse: null leaves it out; second: null with keep = 4.
 struct CodePlanes {
   const int32_t* coarse;
   int32_t apart;
@@ -234,9 +235,7 @@ HWY_INLINE VI LoadCodes(const uint8_t* p) {
 class GroupQueries {
  public:
   GroupQueries(int heads, const PlanesFormat& f)
-      : f_(f),
-        products_(static_cast<size_t>(heads * f.dim)),
-        sums_(static_cast<size_t>(heads)) {}
+      : f_(f), products_(static_cast<size_t>(heads * f.dim)), sums_(static_cast<size_t>(heads)) {}
 
   int32_t group() const { return group_; }
 

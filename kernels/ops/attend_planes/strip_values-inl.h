@@ -94,7 +94,8 @@ class ValueSums {
     float l[kN] = {}, constant[kN] = {};  // by lane; every channel of the output gets the constant
     float factor;                         // of a block: what `whole` counts
     float weight[kBlockTokens];
-    uint8_t whole[kBlockTokens];  // weights times steps; token 4 j + i of a strip: byte 4 j + kOrder[i]
+    uint8_t
+        whole[kBlockTokens];  // weights times steps; token 4 j + i of a strip: byte 4 j + kOrder[i]
   };
 
   static size_t Index(int h) { return static_cast<size_t>(h); }
@@ -105,8 +106,7 @@ class ValueSums {
   float* OutputOf(int h) { return &o_[Index(h * f_.dim)]; }
   const float* OutputOf(int h) const { return &o_[Index(h * f_.dim)]; }
   const uint32_t* WordsOf(const StripBlock& block, int strip) const {
-    const auto* const words =
-        reinterpret_cast<const uint32_t*>(block.upper + f_.value_codes());
+    const auto* const words = reinterpret_cast<const uint32_t*>(block.upper + f_.value_codes());
     return words + block.first[strip] / kStripTokens * f_.dim;
   }
 
@@ -128,7 +128,8 @@ class ValueSums {
         const auto at = [&](int64_t scales) {
           return reinterpret_cast<const F16*>(block.upper + scales) + t;
         };
-        const VF minimum = LoadFloats(at(f_.value_minimum())), step = LoadFloats(at(f_.value_step()));
+        const VF minimum = LoadFloats(at(f_.value_minimum())),
+                 step = LoadFloats(at(f_.value_step()));
         const auto fine = hn::RebindMask(DF(), BitMask(block.fine[i] >> j));
         hn::StoreU(step, DF(), step_ + to);
         hn::StoreU(hn::IfThenZeroElse(fine, hn::Mul(step, cell)), DF(), cell_ + to);
