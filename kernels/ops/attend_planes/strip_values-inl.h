@@ -8,57 +8,18 @@
 #define KVSTRATA_KERNELS_OPS_ATTEND_PLANES_STRIP_VALUES_INL_H_
 #endif
 
-#include <algorithm>
-#include <bit>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <vector>
 
 #include "hwy/highway.h"
-#include "kernels/ops/attend_planes/plane_keys-inl.h"
+#include "kernels/ops/attend_planes/strip_block-inl.h"
 #include "kernels/ops/pack_planes/plane_digits.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvstrata {
 namespace HWY_NAMESPACE {
 namespace {
-
-// Strips whose weights are rounded by one scale: their sums of products fit an int16.
-inline constexpr int kBlockStrips = 4, kBlockTokens = kBlockStrips * kStripTokens;
-static_assert(kBlockTokens * 3 * 255 / 2 <= std::numeric_limits<int16_t>::max());
-
-// Some strips of a group, all of which are read.
-struct StripBlock {
-  const std::byte* upper;  // the group's
-  const std::byte* lower;
-  int count = 0;
-  int first[kBlockStrips];      // token of the group that a strip begins with
-  uint32_t fine[kBlockStrips];  // bit t: its token t is fine
-};
-
-// Flags of a strip as bits.
-HWY_INLINE uint32_t BitsOf(const uint8_t* flags) {
-  const hn::CappedTag<uint8_t, kStripTokens> d8;
-  uint8_t bits[8] = {};
-  hn::StoreMaskBits(d8, hn::Ne(hn::LoadU(d8, flags), hn::Zero(d8)), bits);
-  return bits[0] | static_cast<uint32_t>(bits[1]) << 8;
-}
-// body(t) for the bits that are set.
-template <typename Body>
-HWY_INLINE void ForBits(uint32_t bits, const Body& body) {
-  for (; bits != 0; bits &= bits - 1) body(std::countr_zero(bits));
-}
-
-// The largest of n numbers; NaN counts as nothing.
-HWY_INLINE float LargestOf(const float* x, int n) {
-  VF top = hn::Set(DF(), -std::numeric_limits<float>::infinity());
-  int i = 0;
-  for (; i + kVector <= n; i += kVector) top = hn::Max(hn::LoadU(DF(), x + i), top);
-  float largest = hn::GetLane(hn::MaxOfLanes(DF(), top));
-  for (; i < n; ++i) largest = x[i] > largest ? x[i] : largest;
-  return largest;
-}
 
 class ValueSums {
  public:
@@ -67,11 +28,11 @@ class ValueSums {
 
   // Logits: of token t of the group and head h at [h * head_stride + t].
   void Add(const StripBlock& block, const float* logits, int64_t head_stride) {
-    ReadScales(block);
+    scales_.Read(block, f_);
     ForHeads(heads(), [&]<int H>(int h) HWY_ATTR {
       Weigh<H>(block, logits + h * head_stride, head_stride, &heads_[Index(h)]);
     });
-    if (coarse_) {
+    if (scales_.coarse) {
       WithDot([&]<typename Dot>() HWY_ATTR {
         ForHeads(heads(), [&]<int H>(int h) HWY_ATTR { AddCoarse<Dot, H>(block, h); });
       });
@@ -110,34 +71,6 @@ class ValueSums {
     return words + block.first[strip] / kStripTokens * f_.dim;
   }
 
-  // Lane by lane, whether the bit is set.
-  static HWY_INLINE hn::MFromD<DI> BitMask(uint32_t bits) {
-    const VI bit = hn::Shl(hn::Set(DI(), 1), hn::Iota(DI(), 0));
-    return hn::TestBit(hn::Set(DI(), static_cast<int32_t>(bits)), bit);
-  }
-
-  // What weights of tokens are multiplied by, for all heads.
-  void ReadScales(const StripBlock& block) {
-    const VF tail = hn::Set(DF(), TailOf(f_)), middle = hn::Set(DF(), kMiddle);
-    const VF cell = hn::Set(DF(), kCell);
-    coarse_ = false;
-    for (int i = 0; i < block.count; ++i) {
-      coarse_ = coarse_ || block.fine[i] + 1 != 1u << kStripTokens;
-      for (int j = 0; j < kStripTokens; j += kVector) {
-        const int t = block.first[i] + j, to = i * kStripTokens + j;
-        const auto at = [&](int64_t scales) {
-          return reinterpret_cast<const F16*>(block.upper + scales) + t;
-        };
-        const VF minimum = LoadFloats(at(f_.value_minimum())),
-                 step = LoadFloats(at(f_.value_step()));
-        const auto fine = hn::RebindMask(DF(), BitMask(block.fine[i] >> j));
-        hn::StoreU(step, DF(), step_ + to);
-        hn::StoreU(hn::IfThenZeroElse(fine, hn::Mul(step, cell)), DF(), cell_ + to);
-        hn::StoreU(hn::MulAdd(step, hn::IfThenElse(fine, tail, middle), minimum), DF(), mean_ + to);
-      }
-    }
-  }
-
   void Rescale(Head& head, float top) {
     const VF by = hn::Set(DF(), std::exp(head.m - top));
     float* const o = OutputOf(static_cast<int>(&head - heads_.data()));
@@ -167,7 +100,8 @@ class ValueSums {
     for (int i = 0; i < block.count; ++i) {
       for (int j = 0; j < kStripTokens; j += kVector) {
         const int to = i * kStripTokens + j;
-        const VF cell = hn::LoadU(DF(), cell_ + to), mean = hn::LoadU(DF(), mean_ + to);
+        const VF cell = hn::LoadU(DF(), scales_.cell + to),
+                 mean = hn::LoadU(DF(), scales_.mean + to);
 #pragma GCC unroll 4
         for (int h = 0; h < H; ++h) {
           const VF x = hn::LoadU(DF(), logits + h * head_stride + block.first[i] + j);
@@ -186,7 +120,7 @@ class ValueSums {
       hn::StoreU(l[h], DF(), heads[h].l);
       hn::StoreU(constant[h], DF(), heads[h].constant);
     }
-    if (coarse_) Round<H>(products, block.count * kStripTokens, largest, heads);
+    if (scales_.coarse) Round<H>(products, block.count * kStripTokens, largest, heads);
   }
 
   template <int H>
@@ -314,7 +248,7 @@ class ValueSums {
 #pragma GCC unroll 2
       for (int i = 0; i < n; ++i) {
         const int at = fine_[i].at;
-        weights[h][i] = hn::Set(DF(), heads_[Index(first + h)].weight[at] * step_[at]);
+        weights[h][i] = hn::Set(DF(), heads_[Index(first + h)].weight[at] * scales_.step[at]);
       }
     }
     float* const o = OutputOf(first);
@@ -335,10 +269,8 @@ class ValueSums {
   const PlanesFormat f_;
   std::vector<Head> heads_;
   std::vector<float> o_;  // [heads][dim], rotated
-  // Of a block, by token: its step; kCell steps, or 0 where it is fine; what all channels get.
-  float step_[kBlockTokens], cell_[kBlockTokens], mean_[kBlockTokens];
+  StripScales scales_;    // of the block
   FineValue fine_[2];
-  bool coarse_ = false;  // the block has a token that is not fine
 };
 
 }  // namespace
