@@ -53,7 +53,7 @@ class ValueSums {
   struct Head {
     float m = -std::numeric_limits<float>::infinity();
     float l[kN] = {}, constant[kN] = {};  // by lane; every channel of the output gets the constant
-    float factor;                         // of a block: what `whole` counts
+    float factor;                         // what `whole` counts
     float weight[kBlockTokens];
     uint8_t
         whole[kBlockTokens];  // weights times steps; token 4 j + i of a strip: byte 4 j + kOrder[i]
@@ -204,7 +204,7 @@ class ValueSums {
 
   // A token's value by all planes.
   struct FineValue {
-    int at = 0;  // of the block
+    int at = 0;  // the block's
     float codes[kHeadDimMax];
   };
 
@@ -269,7 +269,7 @@ class ValueSums {
   const PlanesFormat f_;
   std::vector<Head> heads_;
   std::vector<float> o_;  // [heads][dim], rotated
-  StripScales scales_;    // of the block
+  StripScales scales_;    // the block's
   FineValue fine_[2];
 };
 
