@@ -382,9 +382,9 @@ class QuantisedArrays {
   std::byte* block_;
 };
 
-// A decode step over planes, 5 % of the tokens fine; logits are range(0) tenths as large as without
-// sharpening: with more, more strips are left out.
-void AttendPlanes(benchmark::State& state) {
+// A decode step over planes; logits are range(0) tenths as large as without sharpening: with more,
+// more strips are left out.
+void AttendPlanesBy(const PlanesRule& rule, benchmark::State& state) {
   constexpr int kLayers = 2;
   Arrays& a = Shared();
   static std::vector<std::unique_ptr<PlanesCase>> layers;
@@ -398,10 +398,17 @@ void AttendPlanes(benchmark::State& state) {
   int64_t bytes = 0;
   for ([[maybe_unused]] auto _ : state) {
     PlanesCase& layer = *layers[static_cast<size_t>(a.NextLayer() % kLayers)];
-    layer.Step(a.q.data(), scale, *a.pool);
+    layer.Step(a.q.data(), scale, rule, *a.pool);
     bytes += layer.bytes();
   }
   state.SetBytesProcessed(bytes);
+}
+
+// 5 % of the tokens are fine.
+void AttendPlanes(benchmark::State& state) { AttendPlanesBy({}, state); }
+// The preset's rule.
+void AttendPlanesAbove(benchmark::State& state) {
+  AttendPlanesBy({.share = 0, .fine_above = 2, .sample = 16}, state);
 }
 
 constexpr int kScoreTile = 2048;  // tokens of a work item, as selectors cut them
@@ -559,6 +566,7 @@ const std::vector<Case>& Cases() {
       {"attend_packed/full/32K/keep32", DecodePacked, {}, "attend_raw/full/32K", 1.5},
       {"attend_planes/32K", AttendPlanes, {10}, "attend_raw/full/32K"},
       {"attend_planes/32K/sharp", AttendPlanes, {40}, "attend_raw/full/32K"},
+      {"attend_planes/32K/above", AttendPlanesAbove, {80}, "attend_raw/full/32K"},
       {"score_packed/4096blocks", ScorePackedBlocks, {}},
       {"attend_raw/prefill64x4096/1thread", PrefillStored, {1}},
       {"attend_raw/prefill64x4096/2threads", PrefillStored, {2}},

@@ -47,7 +47,7 @@ class PlanesCase {
   PlanesCase(const PlanesCase&) = delete;
 
   // q [heads * group][dim]. Without raw rows, but for the token itself, which has no weight.
-  void Step(const float* q, float scale, Executor& executor) {
+  void Step(const float* q, float scale, const PlanesRule& rule, Executor& executor) {
     static const std::vector<float> none_m(64, -1e30f), none_l(64, 1.0f);
     std::vector<AttendPlanesWork> work(static_cast<size_t>(s_.heads));
     for (int h = 0; h < s_.heads; ++h) {
@@ -55,6 +55,7 @@ class PlanesCase {
       const auto row = static_cast<size_t>(h * s_.group);
       w.rows = {s_.format, &uppers_[static_cast<size_t>(h * groups_)],
                 &lowers_[static_cast<size_t>(h * groups_)], groups_};
+      w.rule = rule;
       w.tokens = s_.tokens + 1;
       w.q = q + row * static_cast<size_t>(s_.format.dim);
       w.group = s_.group;

@@ -62,8 +62,8 @@ void PlanesWorks::CountReads(size_t item) const {
   ReadCost* const read = places_[item].read;
   if (read == nullptr) return;
   const AttendPlanesWork& w = works_[item];
-  const auto fine = std::count(w.fine, w.fine + w.rows.tokens(), uint8_t{1});
-  const auto strips = std::count(w.strips, w.strips + w.rows.strips(), uint8_t{1});
+  const int64_t fine = CountFlags(w.fine, w.rows.tokens());
+  const int64_t strips = CountFlags(w.strips, w.rows.strips());
   read->rows += static_cast<uint64_t>(fine);
   read->coarse_rows += static_cast<uint64_t>(strips * kStripTokens - fine);
   read->bytes += static_cast<uint64_t>(PlanesBytesRead(w.rows, w.fine, w.strips));

@@ -103,16 +103,16 @@ void Step::Attend(int layer, const Rows& q, const MutableRows& out, float* lse) 
   if (selected_layer_ != layer) Select(layer, q);
   const auto [queries, q_token] = queries_.Of(q, 0, tokens_);
   const DenseOutputs::Answer to = outputs_.For(out, tokens_);
-  std::vector<ReadCost> reads(members_.size());
+  reads_.assign(members_.size(), {});
   const LayerTensors t{
-      layer, queries, q_token, to.data, to.token, lse, geometry().query_heads, reads.data()};
+      layer, queries, q_token, to.data, to.token, lse, geometry().query_heads, reads_.data()};
   tiles_.Plan();
   CountCosts(layer);
   works_.Attend(tiles_, first_row_, t);
-  for (size_t i = 0; i < reads.size(); ++i) {
-    cost_[i].rows += reads[i].rows;
-    cost_[i].coarse_rows += reads[i].coarse_rows;
-    cost_[i].attend_bytes += reads[i].bytes;
+  for (size_t i = 0; i < reads_.size(); ++i) {
+    cost_[i].rows += reads_[i].rows;
+    cost_[i].coarse_rows += reads_[i].coarse_rows;
+    cost_[i].attend_bytes += reads_[i].bytes;
   }
   if (!shadows_.empty()) MeasureShadows(t);
   if (!to.in_place) outputs_.Store(to, tokens_, out);

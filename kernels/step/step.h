@@ -84,6 +84,7 @@ class Step : public StepBatch {
   std::vector<StepChunk> chunks_;
   std::vector<int> last_chunk_;                            // by member
   std::vector<StepCost> cost_;                             // by member
+  std::vector<ReadCost> reads_;                            // by member, of the layer attended
   std::vector<std::unique_ptr<ShadowAttention>> shadows_;  // by member; empty: there are none
   int selected_layer_ = -1;
   const Backend& backend_;

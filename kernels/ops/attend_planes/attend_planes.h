@@ -15,9 +15,10 @@
 //
 // Precision: ref sums in double. simd is fp32, and rounds to 8 bits what meets plane 0 in whole
 // numbers: a query times a group's steps (score_bits.h has the bound, with 3 for its B and 64 steps
-// for one), and a strip's weights times its steps, by their largest. Fine keys, and what a fine
-// value adds, are fp32. So simd may decide a near-tie otherwise than ref. It takes four bytes a
-// token and query head of memory, and some ten a token.
+// for one), and the weights of up to 64 tokens times their steps, by the largest. Fine keys, and
+// what a fine value adds, are fp32. So simd may decide a near-tie otherwise than ref. With `share`,
+// and with fine_above where `sample` is 1, it takes four bytes a token and query head of memory,
+// and some ten a token.
 #ifndef KVSTRATA_KERNELS_OPS_ATTEND_PLANES_ATTEND_PLANES_H_
 #define KVSTRATA_KERNELS_OPS_ATTEND_PLANES_ATTEND_PLANES_H_
 
@@ -89,6 +90,8 @@ struct ScorePlanesWork {
   int64_t out_query = 0;
 };
 
+// How many of n flags are 1; the others are 0.
+int64_t CountFlags(const uint8_t* flags, int64_t n);
 // Bytes of the groups that the rule reads for what an item chose.
 int64_t PlanesBytesRead(const PlanesRows& rows, const uint8_t* fine, const uint8_t* strips);
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <numeric>
 #include <vector>
@@ -175,12 +176,24 @@ class Attention {
 
 }  // namespace
 
+int64_t CountFlags(const uint8_t* flags, int64_t n) {
+  constexpr uint64_t kOnes = 0x0101010101010101u;
+  int64_t count = 0, i = 0;
+  for (; i + 8 <= n; i += 8) {
+    uint64_t eight;
+    std::memcpy(&eight, flags + i, 8);
+    count += static_cast<int64_t>(eight * kOnes >> 56);
+  }
+  for (; i < n; ++i) count += flags[i];
+  return count;
+}
+
 int64_t PlanesBytesRead(const PlanesRows& rows, const uint8_t* fine, const uint8_t* strips) {
   const PlanesFormat& f = rows.format;
   const int64_t strip_bytes = 4 * kStripTokens + int64_t{4} * f.dim;
   return rows.groups * f.value_minimum() +  // what lies before it is the keys'
-         std::count(strips, strips + rows.strips(), 1) * strip_bytes +
-         std::count(fine, fine + rows.tokens(), 1) * f.row_bytes();
+         CountFlags(strips, rows.strips()) * strip_bytes +
+         CountFlags(fine, rows.tokens()) * f.row_bytes();
 }
 
 PlanesCandidates CandidatesOf(const AttendPlanesWork& w) {

@@ -66,12 +66,14 @@ HWY_INLINE VI SumOfHalves(V16 halves) {
 #endif
 }
 
-// Two vectors of whole numbers as bytes, in the order of a word's bytes: channels 0, 2, 1, 3.
-HWY_INLINE void StoreBytes(VI a, VI b, int8_t* to) {
-  const hn::Rebind<int8_t, D16> d8;
+// Two vectors of whole numbers as bytes of either sign, in the order of a word's bytes: channels 0,
+// 2, 1, 3.
+template <typename Byte>
+HWY_INLINE void StoreBytes(VI a, VI b, Byte* to) {
+  const hn::Rebind<Byte, D16> d8;
   const hn::Repartition<uint32_t, decltype(d8)> d32;
-  alignas(16) static constexpr int8_t kOrder[16] = {0, 2,  1, 3,  4,  6,  5,  7,
-                                                    8, 10, 9, 11, 12, 14, 13, 15};
+  alignas(16) static constexpr Byte kOrder[16] = {0, 2,  1, 3,  4,  6,  5,  7,
+                                                  8, 10, 9, 11, 12, 14, 13, 15};
   // Narrowing two vectors lays blocks of four of one between those of the other.
   constexpr uint32_t n = kN / 4;
   alignas(64) static constexpr auto kWords = [] {

@@ -105,8 +105,8 @@ Result<InspectArray> InspectPlanes(const SelectContext& context, std::string_vie
                  {context.geometry->layers, context.geometry->kv_heads, groups, size}, bytes);
 }
 
-// On a CPU a step takes as long as one over raw rows of 32K tokens (bench/ops_bench): it is taken
-// for its memory, and never pays in time.
+// Taken to cost what raw rows do, though a step over 32K tokens takes less (bench/ops_bench): the
+// codec is chosen for its memory, whatever it gains in time.
 CodecCost PlanesCost(const Plan&, const Geometry&) { return {1, 0, 0}; }
 
 }  // namespace kvstrata

@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+// Words of planes: products of their codes with bytes, codes of one row unpacked, flags as bits,
+// and sums over lanes. Included once per Highway target, by op attend_planes.
+#if defined(KVSTRATA_KERNELS_OPS_ATTEND_PLANES_PLANE_WORDS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef KVSTRATA_KERNELS_OPS_ATTEND_PLANES_PLANE_WORDS_INL_H_
+#undef KVSTRATA_KERNELS_OPS_ATTEND_PLANES_PLANE_WORDS_INL_H_
+#else
+#define KVSTRATA_KERNELS_OPS_ATTEND_PLANES_PLANE_WORDS_INL_H_
+#endif
+
+#include <bit>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+
+#include "hwy/highway.h"
+#include "kernels/ops/pack_planes/planes_format.h"
+#include "kernels/ops/score_bits/bits_dot-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace kvstrata {
+namespace HWY_NAMESPACE {
+namespace {
+
+inline constexpr int kVector = static_cast<int>(kN);
+// A digit of plane 0 counts as kCell (digit - kMiddleDigit) + kMiddle steps: digits count from
+// their middle on, for what rounding to whole numbers loses then weighs least.
+inline constexpr float kCell = 64, kMiddleDigit = 1.5f, kMiddle = 31.5f + kMiddleDigit * kCell;
+
+// Lines of memory that are read soon, asked for a few at a time: a core has a dozen on their way,
+// and waits where it is to ask for more. They wait in L2. Inlined, for compilers leave out calls of
+// a function that does nothing else.
+class Lines {
+ public:
+  Lines() = default;
+  Lines(const std::byte* from, int64_t bytes) : at_(from), end_(from + bytes) {}
+
+  HWY_INLINE void Ask(int n) {
+    for (; n > 0 && at_ < end_; --n, at_ += 64) __builtin_prefetch(at_, 0, 2);
+  }
+  HWY_INLINE void AskForAll() {
+    for (; at_ < end_; at_ += 64) __builtin_prefetch(at_, 0, 2);
+  }
+
+ private:
+  const std::byte* at_ = nullptr;
+  const std::byte* end_ = nullptr;
+};
+
+// What a fine code counts beyond its digits.
+inline float TailOf(const PlanesFormat& f) { return f.keep == 8 ? 0.0f : 7.5f; }
+
+// Sums of products of unsigned bytes with signed ones, lane by lane.
+struct DotByPairs {
+  using D = D16;
+  static constexpr bool kIsOneInstruction = false;
+
+  static HWY_INLINE V16 Add(V16 sum, VU a, VI b) { return hn::Add(sum, MulBytes(a, b)); }
+  static HWY_INLINE VI Total(V16 sum) { return SumOfHalves(sum); }
+};
+
+#if HWY_TARGET == HWY_AVX3
+// The same by one instruction. Highway's target for it, AVX3_DL, wants more than CPUs with it have.
+struct DotByVnni {
+  using D = DI;
+  static constexpr bool kIsOneInstruction = true;
+
+  static HWY_INLINE VI Add(VI sum, VU a, VI b) {
+    asm("vpdpbusd %2, %1, %0" : "+v"(sum.raw) : "v"(a.raw), "v"(b.raw));
+    return sum;
+  }
+  static HWY_INLINE VI Total(VI sum) { return sum; }
+};
+
+inline bool HasVnni() {
+  static const bool has = (__builtin_cpu_init(), __builtin_cpu_supports("avx512vnni") != 0);
+  return has;
+}
+#endif
+
+// body.template operator()<Dot>(), by the faster one.
+template <typename Body>
+HWY_INLINE void WithDot(const Body& body) {
+#if HWY_TARGET == HWY_AVX3
+  if (HasVnni()) return body.template operator()<DotByVnni>();
+#endif
+  body.template operator()<DotByPairs>();
+}
+
+// Adds to `sums` [H][V] the products of V vectors of words, each of four runs of codes, with the
+// bytes of H heads: signed or unsigned ones, of run m and head h at bytes[m * run + h * head].
+template <typename Dot, int H, int V, typename Byte>
+HWY_INLINE void AddWords(VU word, VU word2, const Byte* bytes, int64_t run, int64_t head,
+                         hn::VFromD<typename Dot::D> (&sums)[H][V]) {
+  const VU mask = hn::Set(DU(), 0x03030303u);
+  const auto add = [&](VU codes, VU codes2, const Byte* of_run) HWY_ATTR {
+    const auto one = [&](auto& sum, VU by, VU four) HWY_ATTR {
+      if constexpr (std::is_signed_v<Byte>) {
+        sum = Dot::Add(sum, by, hn::BitCast(DI(), four));
+      } else {
+        sum = Dot::Add(sum, four, hn::BitCast(DI(), by));
+      }
+    };
+#pragma GCC unroll 4
+    for (int h = 0; h < H; ++h) {
+      uint32_t four;
+      std::memcpy(&four, of_run + h * head, 4);
+      one(sums[h][0], codes, hn::Set(DU(), four));
+      if constexpr (V == 2) one(sums[h][1], codes2, hn::Set(DU(), four));
+    }
+  };
+  if constexpr (Dot::kIsOneInstruction) {
+    add(hn::And(word, mask), hn::And(word2, mask), bytes);
+    add(hn::And(hn::ShiftRight<2>(word), mask), hn::And(hn::ShiftRight<2>(word2), mask),
+        bytes + run);
+    add(hn::And(hn::ShiftRight<4>(word), mask), hn::And(hn::ShiftRight<4>(word2), mask),
+        bytes + 2 * run);
+    add(hn::And(hn::ShiftRight<6>(word), mask), hn::And(hn::ShiftRight<6>(word2), mask),
+        bytes + 3 * run);
+    return;
+  }
+  // Not unrolled: compilers would add products to each other first, for which there are no
+  // registers.
+#pragma GCC unroll 1
+  for (int m = 0; m < 4; ++m) {
+    add(hn::And(word, mask), hn::And(word2, mask), bytes + m * run);
+    word = hn::ShiftRight<2>(word);
+    word2 = hn::ShiftRight<2>(word2);
+  }
+}
+
+struct Plus {
+  HWY_INLINE VF operator()(VF a, VF b) const { return hn::Add(a, b); }
+};
+struct Larger {
+  HWY_INLINE VF operator()(VF a, VF b) const { return hn::Max(a, b); }
+};
+// Lane h of the answer, up to H <= 4, is what all lanes of x[h] come to.
+template <int H, typename Op>
+HWY_INLINE VF Reduced(const VF (&x)[H], const Op& op) {
+  const hn::Repartition<double, DF> d64;
+  const auto halves = [&](VF a, VF b) HWY_ATTR {
+    return op(hn::InterleaveLower(a, b), hn::InterleaveUpper(DF(), a, b));
+  };
+  const auto low = hn::BitCast(d64, halves(x[0], x[H > 1 ? 1 : 0]));
+  const auto high = hn::BitCast(d64, halves(x[H > 2 ? 2 : 0], x[H > 3 ? 3 : 0]));
+  VF four = op(hn::BitCast(DF(), hn::InterleaveLower(low, high)),
+               hn::BitCast(DF(), hn::InterleaveUpper(d64, low, high)));
+#if HWY_MAX_BYTES > 16
+  if constexpr (kVector > 4) four = op(four, hn::ReverseBlocks(DF(), four));
+  if constexpr (kVector > 8) four = op(four, hn::SwapAdjacentBlocks(four));
+#endif
+  return four;
+}
+template <int H, typename Op>
+HWY_INLINE void Reduce(const VF (&x)[H], const Op& op, float (&to)[kN]) {
+  hn::StoreU(Reduced(x, op), DF(), to);
+}
+
+// body.template operator()<H>(h) for heads [h, h + H), all of them.
+template <typename Body>
+HWY_INLINE void ForHeads(int heads, const Body& body) {
+  int h = 0;
+  for (; h + 4 <= heads; h += 4) body.template operator()<4>(h);
+  for (; h + 2 <= heads; h += 2) body.template operator()<2>(h);
+  if (h < heads) body.template operator()<1>(h);
+}
+
+template <int kLeft, class D, class V>
+HWY_INLINE V Moved(D d, V bits, uint16_t mask) {
+  if constexpr (kLeft > 0) bits = hn::ShiftLeft<kLeft>(bits);
+  if constexpr (kLeft < 0) bits = hn::ShiftRight<-kLeft>(bits);
+  return hn::And(bits, hn::Set(d, mask));
+}
+
+// Planes of one token's key or value: words of plane 0, which lie `apart` numbers apart, and bytes
+// of the others. coarse: null leaves it out; second: null with keep = 4.
+struct CodePlanes {
+  const int32_t* coarse;
+  int32_t apart;
+  const uint8_t* first;
+  const uint8_t* second;
+
+  // The codes of all channels, in order.
+  HWY_INLINE void Unpack(int dim, uint8_t* codes) const {
+    if (dim == 64) return UnpackBy<16>(dim, codes);  // a plane of two bits is so short
+    UnpackBy<32>(dim, codes);
+  }
+
+ private:
+  template <int kBytes>
+  HWY_INLINE void UnpackBy(int dim, uint8_t* codes) const {
+    const hn::CappedTag<uint8_t, kBytes> d8;
+    const hn::Repartition<uint16_t, decltype(d8)> d16;
+    const auto load = [&](const uint8_t* plane, int at) HWY_ATTR {
+      return plane == nullptr ? hn::Zero(d16) : hn::BitCast(d16, hn::LoadU(d8, plane + at));
+    };
+    alignas(16) static constexpr uint8_t kOrder[16] = {0, 2,  1, 3,  4,  6,  5,  7,
+                                                       8, 10, 9, 11, 12, 14, 13, 15};
+    const auto order = hn::LoadDup128(d8, kOrder);
+    const hn::Repartition<int32_t, decltype(d8)> d32;
+    const auto gathered = [&](int at) HWY_ATTR {
+      if (coarse == nullptr) return hn::Zero(d16);
+      const auto from = hn::Mul(hn::Iota(d32, 0), hn::Set(d32, apart));
+      return hn::BitCast(d16, hn::GatherIndex(d32, coarse + at / 4 * apart, from));
+    };
+    const int quarter = dim / 4;
+    for (int b = 0; b < quarter; b += static_cast<int>(hn::MaxLanes(d8))) {
+      const auto high = gathered(b), middle = load(first, b);
+      const auto low = load(second, b), low2 = load(second, b + quarter);
+      const auto store = [&](int run, auto digits) HWY_ATTR {
+        const auto in_order = hn::TableLookupBytes(hn::BitCast(d8, digits), order);
+        hn::StoreU(in_order, d8, codes + run * quarter + b);
+      };
+      store(0, hn::Or3(Moved<6>(d16, high, 0xC0C0), Moved<4>(d16, middle, 0x3030),
+                       Moved<0>(d16, low, 0x0F0F)));
+      store(1, hn::Or3(Moved<4>(d16, high, 0xC0C0), Moved<2>(d16, middle, 0x3030),
+                       Moved<0>(d16, low2, 0x0F0F)));
+      store(2, hn::Or3(Moved<2>(d16, high, 0xC0C0), Moved<0>(d16, middle, 0x3030),
+                       Moved<-4>(d16, low, 0x0F0F)));
+      store(3, hn::Or3(Moved<0>(d16, high, 0xC0C0), Moved<-2>(d16, middle, 0x3030),
+                       Moved<-4>(d16, low2, 0x0F0F)));
+    }
+  }
+};
+
+// A vector of numbers from bytes, at p.
+HWY_INLINE VI LoadCodes(const uint8_t* p) {
+  const hn::Rebind<uint8_t, DF> d8;
+  return hn::PromoteTo(DI(), hn::LoadU(d8, p));
+}
+
+// Flags of a strip as bits.
+HWY_INLINE uint32_t BitsOf(const uint8_t* flags) {
+  const hn::CappedTag<uint8_t, kStripTokens> d8;
+  uint8_t bits[8] = {};
+  hn::StoreMaskBits(d8, hn::Ne(hn::LoadU(d8, flags), hn::Zero(d8)), bits);
+  return bits[0] | static_cast<uint32_t>(bits[1]) << 8;
+}
+// body(t) for the bits that are set.
+template <typename Body>
+HWY_INLINE void ForBits(uint32_t bits, const Body& body) {
+  for (; bits != 0; bits &= bits - 1) body(std::countr_zero(bits));
+}
+
+// The largest of n numbers; NaN counts as nothing.
+HWY_INLINE float LargestOf(const float* x, int n) {
+  VF top = hn::Set(DF(), -std::numeric_limits<float>::infinity());
+  int i = 0;
+  for (; i + kVector <= n; i += kVector) top = hn::Max(hn::LoadU(DF(), x + i), top);
+  float largest = hn::GetLane(hn::MaxOfLanes(DF(), top));
+  for (; i < n; ++i) largest = x[i] > largest ? x[i] : largest;
+  return largest;
+}
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace kvstrata
+HWY_AFTER_NAMESPACE();
+
+#endif  // KVSTRATA_KERNELS_OPS_ATTEND_PLANES_PLANE_WORDS_INL_H_
