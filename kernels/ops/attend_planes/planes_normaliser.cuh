@@ -9,7 +9,7 @@
 
 namespace kvstrata::cuda {
 
-// Of one sequence. Candidates are the tokens [start, stop); what is sealed besides is always fine.
+// A sequence's. Candidates are the tokens [start, stop); what is sealed besides is always fine.
 struct PlanesLengths {
   int32_t tokens, groups, start, stop;
 

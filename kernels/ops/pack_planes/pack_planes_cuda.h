@@ -16,7 +16,7 @@
 namespace kvstrata::cuda {
 
 struct PackPlanesBatch {
-  DeviceRows keys, values;        // of one dtype; page_rows a multiple of 16
+  DeviceRows keys, values;        // one dtype; page_rows a multiple of 16
   DevicePlanes planes;            // written
   const int32_t* from = nullptr;  // device [batch], tokens
   const int32_t* to = nullptr;    // device [batch]
