@@ -32,7 +32,7 @@ void RunAndExpect(const PlanesShape& shape, const std::vector<int32_t>& tokens, 
   ASSERT_EQ(c.Run(), 0);
   const double worst = c.ExpectRule(tolerance);
   std::printf("%s: error %.2g, %d of %d candidates fine, %d near-ties\n", TextOf(shape).c_str(),
-              worst, c.fine_tokens(), c.candidates(), c.near_ties());
+              worst, c.counts().fine, c.counts().candidates, c.counts().near_ties);
 }
 
 TEST(AttendPlanesCuda, IsTheRuleForEveryShape) {
@@ -221,7 +221,7 @@ TEST(AttendPlanesCuda, TakesLongSequencesAndFetchesLittleMore) {
   c.ExpectRule();
   const double fetched = c.FetchedOverRule();
   std::printf("fetched over the rule's bytes: %.4f; %d of %d candidates fine\n", fetched,
-              c.fine_tokens(), c.candidates());
+              c.counts().fine, c.counts().candidates);
   EXPECT_LE(fetched, 1.05);
   EXPECT_GE(fetched, 1.0);
 }

@@ -58,11 +58,9 @@ class PlanesCase {
     Read();
     PlanesOracle oracle(in_, got_);
     double worst = 0;
-    near_ties_ = 0;
     for (size_t item = 0; item < in_.Items(); ++item) {
       const PlanesItemErrors e = oracle.Compare(item, margin);
       worst = std::max(worst, e.output);
-      near_ties_ += e.near_ties;
       EXPECT_LE(e.output, tolerance) << in_.Name(item) << ": output";
       EXPECT_LE(e.lse, 4e-3 + 1e-4 * e.logit) << in_.Name(item) << ": lse";
       EXPECT_TRUE(e.wrong_fine == 0 && e.wrong_strips == 0)
@@ -71,13 +69,10 @@ class PlanesCase {
           << e.first_wrong << " of weight " << e.weight << " / N, limit " << e.limit << ", start "
           << in_.Start(item) << ", stop " << in_.Stop(item);
     }
-    fine_tokens_ = oracle.fine_tokens();
-    candidates_ = oracle.candidates();
+    counts_ = oracle.counts();
     return worst;
   }
-  int fine_tokens() const { return fine_tokens_; }
-  int candidates() const { return candidates_; }
-  int near_ties() const { return near_ties_; }
+  const PlanesCounts& counts() const { return counts_; }
 
   // Bytes that were fetched over those that the rule reads for what was chosen.
   double FetchedOverRule() const {
@@ -193,7 +188,7 @@ class PlanesCase {
   DeviceArray<float> device_m_, device_l_, device_o_, out_, lse_, partial_;
   DeviceArray<int32_t> device_tokens_, device_groups_;
   DeviceArray<uint8_t> fine_, strips_;
-  int fine_tokens_ = 0, candidates_ = 0, near_ties_ = 0;
+  PlanesCounts counts_;
 };
 
 }  // namespace kvstrata::cuda

@@ -28,9 +28,13 @@ struct PlanesItemErrors {
   double lse = 0;
   double logit = 0;                      // the largest lse
   int wrong_fine = 0, wrong_strips = 0;  // beyond the margin
-  int near_ties = 0;                     // chosen otherwise within it
   int first_wrong = -1;                  // token
   double weight = 0, limit = 0;          // its weight times N
+};
+
+// What was compared.
+struct PlanesCounts {
+  int fine = 0, candidates = 0, near_ties = 0;  // tokens; the last: chosen otherwise
 };
 
 // The rule over what a device chose.
@@ -72,8 +76,7 @@ class PlanesOracle {
     e.logit = std::max(e.logit, std::abs(want.lse));
   }
 
-  int fine_tokens() const { return fine_tokens_; }
-  int candidates() const { return candidates_; }
+  const PlanesCounts& counts() const { return counts_; }
 
  private:
   static constexpr int kGroup = 64;
@@ -142,7 +145,7 @@ class PlanesOracle {
                            int& wrong) {
       if (got == want) return;
       if (std::abs(weight - limit) <= margin * limit) {
-        ++e.near_ties;
+        ++counts_.near_ties;
         return;
       }
       ++wrong;
@@ -164,8 +167,8 @@ class PlanesOracle {
         has_fine |= fine[t] == 1;
         has_nan |= std::isnan(weight);
         largest = std::max(largest, weight);
-        fine_tokens_ += !always && fine[t] == 1;
-        candidates_ += !always;
+        counts_.fine += !always && fine[t] == 1;
+        counts_.candidates += !always;
       }
       check(strips[strip] == 1, has_fine || has_nan || !(largest < skip),
             has_fine || has_nan ? -1e9 : largest, skip, 16 * strip, e.wrong_strips);
@@ -219,7 +222,7 @@ class PlanesOracle {
 
   const PlanesInputs& in_;
   const PlanesOutputs& got_;
-  int fine_tokens_ = 0, candidates_ = 0;
+  PlanesCounts counts_;
 };
 
 }  // namespace kvstrata::cuda
