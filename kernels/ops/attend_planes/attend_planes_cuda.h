@@ -13,7 +13,7 @@
 // same bits; what is chosen does not depend on how work is split.
 // sm_90: it takes up to 227 KB of shared memory a CTA.
 // Cost: the bytes that PlanesBytesRead counts, and keys of every `sample`-th group once more. With
-// d = 128 a group is some 760 instructions of a warp; that some are fine 290, each of them 105
+// d = 128 a group is some 750 instructions of a warp; that some are fine 290, each of them 105
 // more.
 #ifndef KVSTRATA_KERNELS_OPS_ATTEND_PLANES_ATTEND_PLANES_CUDA_H_
 #define KVSTRATA_KERNELS_OPS_ATTEND_PLANES_ATTEND_PLANES_CUDA_H_
