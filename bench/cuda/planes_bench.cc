@@ -32,7 +32,7 @@ namespace {
 constexpr int kKvHeads = 8, kGroup = 4, kDim = 128, kPageTokens = 64, kUnit = 64;
 constexpr PlanesFormat kFormat{kDim, kUnit, 8};
 constexpr int64_t kRow = kDim * 2, kHead = kPageTokens * kRow;
-constexpr int64_t kLayerBytes = 2 * kKvHeads * kHead;  // of a page
+constexpr int64_t kLayerBytes = 2 * kKvHeads * kHead;  // in a page
 constexpr int kRounds = 3, kReplays = 20;
 
 template <typename T>
@@ -144,7 +144,7 @@ class Cache {
 };
 
 struct Share {
-  double fine = 0, strips = 0, fetched = 0;  // of tokens; of strips; over the rule's bytes
+  double fine = 0, strips = 0, fetched = 0;  // shares of tokens, of strips; over the rule's bytes
   int64_t bytes = 0;                         // the rule's, of a layer
 };
 
@@ -225,7 +225,7 @@ class Attention {
     return w;
   }
 
-  // Of layer 0, by these queries.
+  // Layer 0's, by these queries.
   Share FindShare() {
     fetched_.Write(Zeros<uint64_t>(fetched_.size()));
     Check(kvs_cuda_ops()->attend_raw(Raw(0), nullptr), "attend_raw");

@@ -32,7 +32,7 @@ void RunAndExpect(const PlanesShape& shape, const std::vector<int32_t>& tokens, 
   ASSERT_EQ(c.Run(), 0);
   const double worst = c.ExpectRule(tolerance);
   std::printf("%s: error %.2g, %d of %d candidates fine, %d near-ties\n", TextOf(shape).c_str(),
-              worst, c.fine_tokens(), c.candidates(), c.near_ties());
+              worst, c.counts().fine, c.counts().candidates, c.counts().near_ties);
 }
 
 TEST(AttendPlanesCuda, IsTheRuleForEveryShape) {
@@ -129,18 +129,18 @@ TEST(AttendPlanesCuda, KeepsAQueryThatIsNotFiniteApart) {
   c.SetTokens({760});
   ASSERT_EQ(c.Run(), 0);
   c.Read();
-  const std::vector<float> before = c.got();
+  const std::vector<float> before = c.got().rows;
   c.SetQuery(1, 5, std::numeric_limits<float>::quiet_NaN());
   ASSERT_EQ(c.Run(), 0);
   c.Read();
   for (int strip = 0; strip < 11 * 4; ++strip) {
-    EXPECT_EQ(c.got_strips(0)[strip], 1) << "strip " << strip;
+    EXPECT_EQ(c.got().strips[strip], 1) << "strip " << strip;
   }
   for (size_t i = 0; i < before.size(); ++i) {
     const size_t row = i / 128;
-    ASSERT_EQ(std::isnan(c.got()[i]), row == 1) << "row " << row << ", channel " << i % 128;
+    ASSERT_EQ(std::isnan(c.got().rows[i]), row == 1) << "row " << row << ", channel " << i % 128;
     if (row < 4) continue;
-    ASSERT_EQ(c.got()[i], before[i]) << "row " << row << " of another KV head";
+    ASSERT_EQ(c.got().rows[i], before[i]) << "row " << row << " of another KV head";
   }
 }
 
@@ -156,25 +156,30 @@ TEST(AttendPlanesCuda, AgreesWithRef) {
     c.SetTokens({1281, 1 + Below(rng, 1280)});
     ASSERT_EQ(c.Run(), 0);
     c.Read();
-    for (size_t item = 0; item < c.Items(); ++item) {
+    const PlanesOracle oracle(c.inputs(), c.got());
+    for (size_t item = 0; item < c.inputs().Items(); ++item) {
       std::vector<const std::byte*> upper, lower;
       AttendPlanesWork w = c.HostWork(item, &upper, &lower);
       std::vector<float> raw_m, raw_l(4, 1.0f), m(4), l(4), o(4 * 128);
       std::vector<uint8_t> fine(w.rows.tokens() + 1), strips(w.rows.strips() + 1);
-      for (size_t g = 0; g < 4; ++g) raw_m.push_back(static_cast<float>(c.RawLogSum(4 * item + g)));
+      for (size_t g = 0; g < 4; ++g)
+        raw_m.push_back(static_cast<float>(c.inputs().RawLogSum(4 * item + g)));
       w.raw_m = raw_m.data(), w.raw_l = raw_l.data();
       w.m = m.data(), w.l = l.data(), w.o = o.data();
       w.fine = fine.data(), w.strips = strips.data();
       AttendPlanesRef(&w, 1, InlineExecutor());
       int different = 0;
-      for (int t = 0; t < w.rows.tokens(); ++t) different += fine[t] != c.got_fine(item)[t];
-      for (int t = 0; t < w.rows.strips(); ++t) different += strips[t] != c.got_strips(item)[t];
+      for (int t = 0; t < w.rows.tokens(); ++t)
+        different += fine[t] != c.got().fine[item * c.inputs().Stride() + t];
+      for (int t = 0; t < w.rows.strips(); ++t)
+        different += strips[t] != c.got().strips[item * c.inputs().Stride() / 16 + t];
       EXPECT_LE(different, 1 + w.rows.tokens() / 100) << "item " << item;
       if (different > 0 || w.rows.groups == 0) continue;
       ++compared;
       for (size_t g = 0; g < 4; ++g) {
         PlanesItemErrors e;
-        c.CheckRow(4 * item + g, m[g], l[g], {o.begin() + g * 128, o.begin() + (g + 1) * 128}, e);
+        oracle.CheckRow(4 * item + g, m[g], l[g], {o.begin() + g * 128, o.begin() + (g + 1) * 128},
+                        e);
         EXPECT_LE(e.output, 5e-3) << "item " << item << " head " << g;
         EXPECT_LE(e.lse, 4e-3) << "item " << item << " head " << g;
       }
@@ -195,11 +200,11 @@ TEST(AttendPlanesCuda, OneGraphServesGrowingSequencesAndRepeats) {
     graph.Replay();
     c.ExpectRule();
   }
-  const std::vector<float> first = c.got();
+  const std::vector<float> first = c.got().rows;
   c.PoisonOutputs();
   graph.Replay();
   c.Read();
-  EXPECT_EQ(std::memcmp(first.data(), c.got().data(), first.size() * sizeof(float)), 0);
+  EXPECT_EQ(std::memcmp(first.data(), c.got().rows.data(), first.size() * sizeof(float)), 0);
 }
 
 // Long enough for many groups a warp and many CTAs an item.
@@ -216,7 +221,7 @@ TEST(AttendPlanesCuda, TakesLongSequencesAndFetchesLittleMore) {
   c.ExpectRule();
   const double fetched = c.FetchedOverRule();
   std::printf("fetched over the rule's bytes: %.4f; %d of %d candidates fine\n", fetched,
-              c.fine_tokens(), c.candidates());
+              c.counts().fine, c.counts().candidates);
   EXPECT_LE(fetched, 1.05);
   EXPECT_GE(fetched, 1.0);
 }

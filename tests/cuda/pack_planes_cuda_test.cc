@@ -188,7 +188,7 @@ class PackCase {
 
   const PackShape s_;
   int64_t row_ = 0, head_ = 0, layer_ = 0, page_ = 0;  // bytes
-  int pages_each_ = 0, blocks_each_ = 0;               // of a sequence
+  int pages_each_ = 0, blocks_each_ = 0;               // a sequence's
   std::vector<std::byte> host_;
   std::vector<std::byte*> host_pages_;
   std::vector<uint64_t> upper_places_, lower_places_;

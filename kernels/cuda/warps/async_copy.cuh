@@ -18,7 +18,7 @@ __device__ __forceinline__ uint64_t ReadOncePolicy() {
   return policy;
 }
 
-// Of a long run of bytes, which the L2 fetches 256 at a time.
+// For long runs of bytes: the L2 fetches 256 at a time.
 __device__ __forceinline__ void CopyOfRun(void* to, uint64_t from, uint64_t policy) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::256B [%0], [%1], 16, %2;" ::"r"(
                    static_cast<uint32_t>(__cvta_generic_to_shared(to))),

@@ -4,8 +4,8 @@
 //
 // Floor on an H200 (4.2 TB/s), 8 KV heads x 128: 128K tokens are 42 MB of keys, 38 MB of values
 // where no strip is left out, and 25 MB for each percent that is fine: 19 us, half of the strips
-// left out 14 us. Issue: 16,384 groups of 560 instructions by 528 schedulers: 10 us; eight fine
-// tokens of one group 300 more.
+// left out 14 us. Issue: 16,384 groups of 750 instructions by 528 schedulers: 13 us; that some of a
+// group are fine 290 instructions, each of them 105 more.
 #include <algorithm>
 #include <cmath>
 
@@ -56,7 +56,7 @@ struct CtaMemory {
 struct CtaPlace {
   int head, sequence;
   int64_t item, first_row;
-  int warp, warps;  // of all that share the item
+  int warp, warps;  // among all that share the item
 
   template <int kWarps>
   __device__ static CtaPlace Of(const AttendPlanesBatch& w) {
@@ -86,31 +86,31 @@ __device__ __forceinline__ LaneFactors LoadQuery(const Arguments& a, const CtaPl
   return factors;
 }
 
-// Logits of a part of the tokens of a group that are always fine. Returns how many they are.
+// Logits of what is always fine of an octet. Returns how many they are.
 template <int kDim, int kHeads>
-__device__ __forceinline__ int AddAlways(const PlanesItem<kDim>& item, int group,
+__device__ __forceinline__ int AddAlways(const PlanesItem<kDim>& item, int octet,
                                          const PlanesLengths& lengths, const LaneFactors& factors,
-                                         const SharedQuery<kDim>& query, int part, int number,
+                                         const SharedQuery<kDim>& query, int number,
                                          WarpMemory<kDim, kHeads>& memory, const GroupSums& sums,
                                          SampleSums& sampled) {
   const FineForm form{item.has_last_plane, item.row_bytes};
   const float base[2] = {sums.Base(factors, 0, form.centre()),
                          sums.Base(factors, 1, form.centre())};
-  const int lane = threadIdx.x % 32;
+  const int lane = threadIdx.x % 32, group = octet / EdgeOctets::kOfGroup;
   uint32_t chosen = 0;
   for (int i = 0; i < 8; ++i) {
     if (!lengths.IsCandidate(group * kGroupTokens + TokenOf(lane, i))) chosen |= 1u << i;
   }
-  const int listed = ListTokens(memory, chosen, factors, base, sums), first = part * kFineTile;
-  const int count = min(listed - first, kFineTile);
-  if (count <= 0) return 0;
+  chosen &= EdgeOctets::BitsOf(octet);
+  const int count = ListTokens(memory, chosen, factors, base, sums);
+  if (count == 0) return 0;
   __syncwarp();
-  PlanesCopier<kDim, kHeads>(&memory).Rows(first, count, item.Lower(group), item.row_bytes);
+  PlanesCopier<kDim, kHeads>(&memory).Rows(0, count, item.Lower(group), item.row_bytes);
   CommitCopies();
   WaitForCopies<0>();
   __syncwarp();
   float logits[2];
-  FineLogits(memory, first, form, memory.Steps(number % 4), query, factors, logits);
+  FineLogits(memory, 0, form, memory.Steps(number % 4), query, factors, logits);
   for (int head = 0; head < 2; ++head) {
     if (lane / 4 < count) sampled.always[head].Add(logits[head], 1);
   }
@@ -177,8 +177,8 @@ __global__ void __launch_bounds__(CtaShape<kDim, kHeads>::kThreads, 1)
     if (tasks.IsSampled(task)) {
       sampled.AddSampled(lengths, group * kGroupTokens, factors, sums);
     } else {
-      fetched += item.row_bytes * AddAlways(item, group, lengths, factors, shared.query,
-                                            tasks.PartOf(task), number, memory, sums, sampled);
+      fetched += item.row_bytes * AddAlways(item, tasks.OctetOf(task), lengths, factors,
+                                            shared.query, number, memory, sums, sampled);
     }
     __syncwarp();
   }

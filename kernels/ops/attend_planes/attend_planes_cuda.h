@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Op attend_planes on the GPU (attend_planes.h): one query token a sequence, over the sealed groups
-// of a batch, chosen by `fine_above`. Two kernels: the first makes the normalisers from every
-// `sample`-th group and from what is always fine, the second streams all groups once.
+// Op attend_planes on the GPU (attend_planes.h): one query token a sequence, over a
+// batch's sealed groups, chosen by `fine_above`. Two kernels: the first makes the normalisers from
+// every `sample`-th group and from what is always fine, the second streams all groups once.
 //
 // A warp has a group at a time. Plane 0 of its keys meets the queries, times the group's steps, on
 // tensor cores; so do values' codes and weights, of the strips that are read. Lower rows of fine
@@ -11,8 +11,10 @@
 // Precision: products of query and step, and coarse weights times steps, are rounded to fp16 (11
 // bits), sums are fp32. So it may decide a near-tie otherwise than ref. The same inputs give the
 // same bits; what is chosen does not depend on how work is split.
+// sm_90: it takes up to 227 KB of shared memory a CTA.
 // Cost: the bytes that PlanesBytesRead counts, and keys of every `sample`-th group once more. With
-// d = 128 a group is some 550 instructions of a warp, eight fine tokens of it some 300 more.
+// d = 128 a group is some 750 instructions of a warp; that some are fine 290, each of them 105
+// more.
 #ifndef KVSTRATA_KERNELS_OPS_ATTEND_PLANES_ATTEND_PLANES_CUDA_H_
 #define KVSTRATA_KERNELS_OPS_ATTEND_PLANES_ATTEND_PLANES_CUDA_H_
 
@@ -44,7 +46,7 @@ struct AttendPlanesBatch {
   float scale = 1.0f;    // factor of the logits, > 0
   bool ahead = false;    // launch.cuh; of tables, lengths and groups
 
-  Partials with;       // of raw rows, at least one part: compared with, and merged into the output
+  Partials with;       // raw rows', at least one part: compared with, and merged into the output
   AttentionOutput to;  // to.rows null: `partial` is written instead
   Partials partial;    // 1 part: sealed tokens', rotated back
   PlanesReport report;

@@ -72,8 +72,8 @@ __device__ __forceinline__ void FoldSteps(const char* steps, const SharedQuery<k
 
 // What makes logits, times log2(e), of a lane's two heads: those of columns 2t and 2t + 1.
 struct LaneFactors {
-  float base[2];  // of sums over plain queries
-  float code[2];  // of sums over codes
+  float base[2];  // for sums over plain queries
+  float code[2];  // for sums over codes
 };
 
 // A lane's sums: of its tokens 4 chunk + i of L for heads 2t and 2t + 1 c[L][i / 2][2 (i % 2)] and

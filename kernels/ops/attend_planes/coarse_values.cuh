@@ -71,8 +71,8 @@ class ValueSums {
       const __half2 x = __hmul2(HalvesOf(weight), HalvesOf(PartOf(steps[i / 4], i % 4)));
       stepped[i / 2][i % 2] = i < 2 ? BitsOf(x) : BitsOf(__hmul2(x, size));
     }
-    // Four registers that were loaded together are a fragment as they are: of rows g the first pair
-    // of each m counts, of rows g + 8 the second.
+    // Four registers that were loaded together are a fragment as they are: rows g count for the
+    // first pair of each m, rows g + 8 for the second.
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const uint4 four = row[i];

@@ -19,7 +19,7 @@ __device__ __forceinline__ int TokenOf(int lane, int i) {
 struct FineForm {
   bool has_last_plane;
   int32_t row_bytes;
-  __device__ float centre() const { return has_last_plane ? 0.0f : 7.5f; }  // of a cell
+  __device__ float centre() const { return has_last_plane ? 0.0f : 7.5f; }  // a cell's
 };
 
 // Lists the tokens whose bits are set in `chosen`, the same in lanes of one g. Coarse logits of
@@ -81,7 +81,7 @@ __device__ __forceinline__ void FineLogits(const WarpMemory<kDim, kHeads>& memor
 #pragma unroll
     for (int m = 0; m < 4; ++m) MultiplyField(plane1, word, 0, m, folded.at[m][u]);
     if (!form.has_last_plane) continue;
-    const uint32_t even = row[kDim / 16 + u], odd = row[kDim / 8 + u];  // of m = 0, 2; of 1, 3
+    const uint32_t even = row[kDim / 16 + u], odd = row[kDim / 8 + u];  // m = 0, 2; 1, 3
     MultiplyNibbles(plane2, even, even >> 8, 0x000F000F, folded.at[0][u]);
     MultiplyNibbles(plane2, even, even >> 8, 0x00F000F0, folded.at[2][u]);
     MultiplyNibbles(plane2, odd << 2, odd >> 6, 0x003C003C, folded.at[1][u]);

@@ -20,7 +20,7 @@ namespace kvstrata::cuda {
 inline constexpr int kGroupTokens = 64;
 inline constexpr int kGroupStrips = kGroupTokens / kStripTokens;
 inline constexpr int kFineTile = 8;            // fine tokens that are done at once
-inline constexpr float kCoarseCentre = 31.5f;  // of a cell of plane 0, in steps
+inline constexpr float kCoarseCentre = 31.5f;  // a cell's of plane 0, in steps
 
 template <int kDim>
 struct GroupShape {
@@ -32,7 +32,7 @@ struct GroupShape {
   static constexpr int kValueScales = 20 * kDim;  // minima of 64 tokens, then steps
   static constexpr int kValueCodes = kValueScales + 4 * kGroupTokens;
   static constexpr int kUpperBytes = kValueCodes + 16 * kDim;
-  static constexpr int kStripBytes = 4 * kDim;  // of values' codes
+  static constexpr int kStripBytes = 4 * kDim;  // values' codes
   static constexpr PlanesFormat kFormat{kDim, kGroupTokens, 8};
   static_assert(kValueScales == kFormat.value_minimum() && kUpperBytes == kFormat.upper_bytes());
 };
@@ -46,7 +46,7 @@ struct WarpMemory {
   uint4 values[Shape::kPieces][32];           // [k][lane]
   uint4 value_scales[kGroupTokens / 4];       // minima [64], then steps; finite at all times
   uint4 rows[kFineTile * kDim * 3 / 2 / 16];  // lower rows of fine tokens
-  float logits[kGroupTokens][kHeads];  // of all tokens, where some are fine: but for lower digits
+  float logits[kGroupTokens][kHeads];  // all tokens', where some are fine: but for lower digits
   float fine_weights[kFineTile][kHeads];
   uint4 weights[2][4 * kHeads];  // coarse ones, of lanes that have a head of their own
   uint8_t fine[kGroupTokens];    // their numbers in the group
@@ -72,7 +72,7 @@ struct PlanesItem {
   const uint64_t *upper, *lower;  // blocks of the sequence
   int64_t upper_offset, lower_offset;
   int32_t shift, in_block;  // groups of a block: 2^shift, and that - 1
-  int32_t row_bytes;        // of a token's lower row
+  int32_t row_bytes;        // a token's lower row
   bool has_last_plane;
 
   __device__ static PlanesItem Of(const DevicePlanes& p, int sequence, int head) {
@@ -145,7 +145,7 @@ struct PlanesCopier {
 
   // Rows of fine tokens number first .. first + count - 1, at most kFineTile.
   __device__ void Rows(int first, int count, uint64_t lower, int row_bytes) const {
-    constexpr int kLanes = kDim / 8;  // of a row
+    constexpr int kLanes = kDim / 8;  // a row's
     const int piece = lane % kLanes;
 #pragma unroll 1
     for (int row = lane / kLanes; row < count; row += 32 / kLanes) {

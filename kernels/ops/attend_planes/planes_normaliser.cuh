@@ -9,7 +9,7 @@
 
 namespace kvstrata::cuda {
 
-// Of one sequence. Candidates are the tokens [start, stop); what is sealed besides is always fine.
+// A sequence's. Candidates are the tokens [start, stop); what is sealed besides is always fine.
 struct PlanesLengths {
   int32_t tokens, groups, start, stop;
 
@@ -49,62 +49,65 @@ struct PlanesSample {
   }
 };
 
-// Groups with tokens that are always fine. Eight of those are a part: so many rows are as long a
-// wait for one warp as a group is, and a window has eight parts.
-struct EdgeGroups {
-  static constexpr int kParts = kGroupTokens / kFineTile;
-  int32_t first_end, window_begin;  // groups with sinks are [0, first_end)
+// Octets of tokens, some of which are always fine. So many rows are as long a wait for one warp as
+// a group is, and a window of 64 tokens has eight octets.
+struct EdgeOctets {
+  static constexpr int kTokens = 8, kOfGroup = kGroupTokens / kTokens;
+  int32_t first_end, window_begin;  // those of sinks are [0, first_end)
   int32_t count;
 
-  __device__ static EdgeGroups Of(const PlanesLengths& lengths) {
-    const int32_t first_end = (lengths.start + kGroupTokens - 1) / kGroupTokens;
-    const int32_t window_begin = max(lengths.stop / kGroupTokens, first_end);
-    return {first_end, window_begin, first_end + lengths.groups - window_begin};
+  __device__ static EdgeOctets Of(const PlanesLengths& lengths) {
+    const int32_t first_end = (lengths.start + kTokens - 1) / kTokens;
+    const int32_t window_begin = max(lengths.stop / kTokens, first_end);
+    return {first_end, window_begin, first_end + lengths.groups * kOfGroup - window_begin};
   }
-  __device__ int32_t parts() const { return count * kParts; }
-  __device__ int32_t GroupOf(int32_t part) const {
-    const int32_t i = part / kParts;
+  __device__ int32_t OctetOf(int32_t i) const {
     return i < first_end ? i : window_begin + i - first_end;
   }
+  // Which of a lane's tokens (TokenOf) are in an octet of their group.
+  __device__ static uint32_t BitsOf(int32_t octet) {
+    const int32_t in_group = octet % kOfGroup;
+    const bool has_some = static_cast<int32_t>(threadIdx.x % 32 / 8) == in_group / 2;
+    return has_some ? 0xFu << in_group % 2 * 4 : 0;
+  }
 };
+static_assert(EdgeOctets::kTokens <= kFineTile);
 
-// What the first kernel reads: groups that are sampled, then parts of edges.
+// What the first kernel reads: groups that are sampled, then groups of octets.
 struct SampleTasks {
   PlanesSample sample;
-  EdgeGroups edges;
+  EdgeOctets edges;
   int32_t count;
 
   __device__ static SampleTasks Of(const PlanesLengths& lengths, const PlanesSample& sample) {
-    const EdgeGroups edges = EdgeGroups::Of(lengths);
-    return {sample, edges, lengths.candidates() == 0 ? 0 : sample.count + edges.parts()};
+    const EdgeOctets edges = EdgeOctets::Of(lengths);
+    return {sample, edges, lengths.candidates() == 0 ? 0 : sample.count + edges.count};
   }
   __device__ bool IsSampled(int32_t task) const { return task < sample.count; }
+  __device__ int32_t OctetOf(int32_t task) const { return edges.OctetOf(task - sample.count); }
   __device__ int32_t GroupOf(int32_t task) const {
     return IsSampled(task) ? sample.first + task * sample.every
-                           : edges.GroupOf(task - sample.count);
-  }
-  __device__ int32_t PartOf(int32_t task) const {
-    return (task - sample.count) % EdgeGroups::kParts;
+                           : OctetOf(task) / EdgeOctets::kOfGroup;
   }
 };
 
-// What the second kernel reads, visit by visit of some warp: parts of edges, then all groups, whose
+// What the second kernel reads, visit by visit of some warp: octets, then all groups, whose
 // candidates it attends. Without candidates, all of each group at once.
 struct PlanesVisits {
-  EdgeGroups edges;
-  int32_t parts;  // visits that are parts of edges
+  EdgeOctets edges;
+  int32_t octets;  // visits of octets
   int32_t count;
   bool is_full;
 
   __device__ static PlanesVisits Of(const PlanesLengths& lengths) {
-    const EdgeGroups edges = EdgeGroups::Of(lengths);
+    const EdgeOctets edges = EdgeOctets::Of(lengths);
     const bool is_full = lengths.candidates() == 0;
-    const int32_t parts = is_full ? 0 : edges.parts();
-    return {edges, parts, parts + lengths.groups, is_full};
+    const int32_t octets = is_full ? 0 : edges.count;
+    return {edges, octets, octets + lengths.groups, is_full};
   }
-  __device__ bool IsEdge(int32_t visit) const { return visit < parts; }
+  __device__ bool IsOctet(int32_t visit) const { return visit < octets; }
   __device__ int32_t GroupOf(int32_t visit) const {
-    return IsEdge(visit) ? edges.GroupOf(visit) : visit - parts;
+    return IsOctet(visit) ? edges.OctetOf(visit) / EdgeOctets::kOfGroup : visit - octets;
   }
 };
 

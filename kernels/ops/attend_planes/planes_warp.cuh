@@ -101,8 +101,8 @@ class PlanesWarp {
       if (!is_visit) break;
       group_ = visits_.GroupOf(visit);
       slot_ = number % 4;
-      if (visits_.IsEdge(visit)) {
-        ChoosePart(visit % EdgeGroups::kParts, rule, sums);
+      if (visits_.IsOctet(visit)) {
+        ChooseOctet(visits_.edges.OctetOf(visit), rule, sums);
       } else {
         Choose(rule, report, sums);
       }
@@ -197,8 +197,8 @@ class PlanesWarp {
     if (__any_sync(kAllLanes, has_fine) && !visits_.is_full) {
       chosen = AboveOf(from, sums) & ~always;
     }
-    first_ = last_ = 0;
-    if (__any_sync(kAllLanes, chosen != 0)) last_ = List(chosen, rule, sums);
+    count_ = 0;
+    if (__any_sync(kAllLanes, chosen != 0)) count_ = List(chosen, rule, sums);
     strips_ = StripsOf(__ballot_sync(kAllLanes, is_read || (chosen | always) != 0));
     report.Write(group_, chosen | always, strips_);
     if (!visits_.is_full && __all_sync(kAllLanes, always == 0xFF)) strips_ = 0;
@@ -206,13 +206,11 @@ class PlanesWarp {
     if (strips_ != 0) Weigh(rule.factors, base, chosen | always, sums);
   }
 
-  // Eight of the group's tokens that are always fine, and nothing else of it.
-  __device__ __forceinline__ void ChoosePart(int part, const ItemRule& rule, GroupSums& sums) {
-    const uint32_t always = AlwaysOf(rule.lengths);
-    const int listed = List(always, rule, sums);
-    first_ = part * kFineTile;
-    last_ = min(listed, first_ + kFineTile);
-    strips_ = first_ < listed ? StripsOf(__ballot_sync(kAllLanes, always != 0)) : 0;
+  // What is always fine of an octet, and nothing else of the group.
+  __device__ __forceinline__ void ChooseOctet(int octet, const ItemRule& rule,
+                                              const GroupSums& sums) {
+    count_ = List(AlwaysOf(rule.lengths) & EdgeOctets::BitsOf(octet), rule, sums);
+    strips_ = count_ == 0 ? 0 : 1u << octet % EdgeOctets::kOfGroup / 2;
     Ask();
     if (strips_ != 0) StripWeights{}.Store(memory_);
   }
@@ -222,10 +220,10 @@ class PlanesWarp {
     if (strips_ == 0) return;
     copier_.Values(strips_, item_.Upper(group_));
     fetched_ += __popc(strips_) * (Shape::kStripBytes + 4 * kStripTokens);
-    if (first_ == last_) return;
+    if (count_ == 0) return;
     __syncwarp();
-    copier_.Rows(first_, min(last_ - first_, kFineTile), item_.Lower(group_), item_.row_bytes);
-    fetched_ += (last_ - first_) * item_.row_bytes;
+    copier_.Rows(0, min(count_, kFineTile), item_.Lower(group_), item_.row_bytes);
+    fetched_ += count_ * item_.row_bytes;
   }
 
   // Coarse weights of the group, 0 of tokens that are `fine` and where strips are left out.
@@ -256,9 +254,9 @@ class PlanesWarp {
     __syncwarp();
     values_.Add(memory_, ones);
 #pragma unroll 1
-    for (int first = first_; first < last_; first += kFineTile) {
-      const int count = min(last_ - first, kFineTile);
-      if (first > first_) {  // more than were asked for
+    for (int first = 0; first < count_; first += kFineTile) {
+      const int count = min(count_ - first, kFineTile);
+      if (first > 0) {  // more than were asked for
         __syncwarp();
         copier_.Rows(first, count, item_.Lower(group_), item_.row_bytes);
         CommitCopies();
@@ -277,10 +275,10 @@ class PlanesWarp {
   Memory& memory_;
   const PlanesCopier<kDim, kHeads> copier_;
   const int first_visit_, step_;
-  // What the visit of a group has left to do: the strips that are read (none: nothing), tokens of
-  // the list [first, last), and where its scales are.
+  // What the visit of a group has left to do: the strips that are read (none: nothing), tokens that
+  // are listed, and where its scales are.
   uint32_t strips_ = 0;
-  int first_ = 0, last_ = 0, group_ = 0, slot_ = 0;
+  int count_ = 0, group_ = 0, slot_ = 0;
   ValueSums<kDim> values_;
   FineSums<kDim, kHeads> fine_;
   uint32_t fetched_ = 0;  // bytes

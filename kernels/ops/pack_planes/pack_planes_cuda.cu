@@ -20,7 +20,7 @@ struct LaneShape {
 
 template <int kDim>
 struct Shared {
-  float low[kWarps][kDim], high[kWarps][kDim];  // of keys
+  float low[kWarps][kDim], high[kWarps][kDim];  // keys'
   float minimum[kDim], inverse[kDim];
 };
 

@@ -6,7 +6,7 @@
 // from / tokens of a group <= group < to / tokens of a group; an empty range writes nothing.
 //
 // Rows bf16 or fp16. Cost: reads each value from memory once, each key once and from the caches
-// once more; one kernel, some 170 instructions of a warp a token with d = 128.
+// once more; one kernel, some 240 instructions of a warp a token with d = 128.
 #ifndef KVSTRATA_KERNELS_OPS_PACK_PLANES_PACK_PLANES_CUDA_H_
 #define KVSTRATA_KERNELS_OPS_PACK_PLANES_PACK_PLANES_CUDA_H_
 
@@ -16,7 +16,7 @@
 namespace kvstrata::cuda {
 
 struct PackPlanesBatch {
-  DeviceRows keys, values;        // of one dtype; page_rows a multiple of 16
+  DeviceRows keys, values;        // one dtype; page_rows a multiple of 16
   DevicePlanes planes;            // written
   const int32_t* from = nullptr;  // device [batch], tokens
   const int32_t* to = nullptr;    // device [batch]
