@@ -29,7 +29,6 @@ set(KVS_TIER_SOURCES
   disk/state/slot_erasure.cc
   disk/state/tier_files.cc
   disk/state/tier_state.cc
-  disk/state/tier_victims.cc
   disk/checkpoint_files.cc
   disk/disk_check.cc
   disk/disk_resize.cc

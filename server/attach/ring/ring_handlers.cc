@@ -1,68 +1,55 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/attach/ring/ring_handlers.h"
 
+#include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <utility>
 
 #include "server/telemetry/traffic.h"
 
 namespace kvstrata::ring {
 
-Malformed Handle(RingState* state, const RingFrame& frame) {
-  switch (frame.header.type) {
-    case shm::kPing:
-      if (!frame.payload.empty()) return "Ping with a payload";
-      state->replies.Answer(frame.header.id, OkStatus());
-      return kHandled;
-    case shm::kRegisterModel:
-      return OnRegisterModel(state, frame);
-    case shm::kOpenSequence:
-      return OnOpen(state, frame);
-    case shm::kForkSequence:
-      return OnFork(state, frame);
-    case shm::kCloseSequence:
-      return OnClose(state, frame);
-    case shm::kGrow:
-      return OnGrow(state, frame);
-    case shm::kTruncate:
-      return OnTruncate(state, frame);
-    case shm::kCloseKey:
-      return OnCloseKey(state, frame);
-    case shm::kTruncateKey:
-      return OnTruncateKey(state, frame);
-    case shm::kSettle:
-      return OnSettle(state, frame);
-    case shm::kLookup:
-      return OnLookup(state, frame);
-    case shm::kCapacity:
-      return OnCapacity(state, frame);
-    case shm::kRegisterTensors:
-      return OnRegisterTensors(state, frame);
-    case shm::kSealBlocks:
-      return OnSealBlocks(state, frame);
-    case shm::kAcknowledged:
-      return OnAcknowledged(state, frame);
-    case shm::kPlanText:
-      return OnPlanText(state, frame);
-    case shm::kBuild:
-      return OnBuild(state, frame);
-    case shm::kRecompress:
-      return OnRecompress(state, frame);
-    case shm::kCancelWork:
-      return OnCancelWork(state, frame);
-    case shm::kCommit:
-      return OnCommit(state, frame);
-    case shm::kReport:
-      return OnReport(state, frame);
-    case shm::kPrefillDone:
-      return OnPrefillDone(state, frame);
-    case shm::kRecall:
-      return OnRecall(state, frame);
-    case shm::kVerified:
-      return OnVerified(state, frame);
-    default:
-      return kUnknownType;
-  }
+namespace {
+
+Malformed OnPing(RingState* state, const RingFrame& frame) {
+  if (!frame.payload.empty()) return "Ping with a payload";
+  state->replies.Answer(frame.header.id, OkStatus());
+  return kHandled;
+}
+
+constexpr std::pair<shm::MessageType, Handler> kHandlers[] = {
+    {shm::kPing, OnPing},
+    {shm::kRegisterModel, OnRegisterModel},
+    {shm::kOpenSequence, OnOpen},
+    {shm::kForkSequence, OnFork},
+    {shm::kCloseSequence, OnClose},
+    {shm::kGrow, OnGrow},
+    {shm::kTruncate, OnTruncate},
+    {shm::kCloseKey, OnCloseKey},
+    {shm::kTruncateKey, OnTruncateKey},
+    {shm::kSettle, OnSettle},
+    {shm::kLookup, OnLookup},
+    {shm::kCapacity, OnCapacity},
+    {shm::kRegisterTensors, OnRegisterTensors},
+    {shm::kSealBlocks, OnSealBlocks},
+    {shm::kAcknowledged, OnAcknowledged},
+    {shm::kPlanText, OnPlanText},
+    {shm::kBuild, OnBuild},
+    {shm::kRecompress, OnRecompress},
+    {shm::kCancelWork, OnCancelWork},
+    {shm::kCommit, OnCommit},
+    {shm::kReport, OnReport},
+    {shm::kPrefillDone, OnPrefillDone},
+    {shm::kRecall, OnRecall},
+    {shm::kVerified, OnVerified},
+};
+
+}  // namespace
+
+Handler HandlerOf(uint32_t type) {
+  const auto found = std::ranges::find(kHandlers, type, [](const auto& row) { return row.first; });
+  return found == std::end(kHandlers) ? nullptr : found->second;
 }
 
 bool AnswerLate(RingState* state) {

@@ -42,10 +42,10 @@ struct RingFrame {
 // How the frame breaks the format, which costs the client its session; null: it was handled.
 using Malformed = const char*;
 inline constexpr Malformed kHandled = nullptr;
-inline constexpr char kUnknownType[] = "unknown message type";
 
-// Any frame but kDetach, by its type; kUnknownType.
-Malformed Handle(RingState* state, const RingFrame& frame);
+using Handler = Malformed (*)(RingState* state, const RingFrame& frame);
+// For any frame but kDetach, by its type; null: there is no such type.
+Handler HandlerOf(uint32_t type);
 // Answers what has come into the box; whether there was something.
 bool AnswerLate(RingState* state);
 

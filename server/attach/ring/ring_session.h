@@ -103,12 +103,10 @@ class RingSession {
   // The next frame into held_: kWorked; or what there is instead, kIdle: nothing. A frame without
   // memory for its payload is answered and passed over.
   Outcome TakeFrame(const Quantum& quantum);
-  Outcome DrainFrames(const Quantum& quantum, Outcome outcome);
   Outcome HandleHeld();
   // Answers a frame that could not be handled; `front`: what there is of its payload.
   void Fail(const shm::FrameHeader& header, std::span<const std::byte> front, const Status& why);
   uint64_t WorkOf(const shm::FrameHeader& header) const;
-  Outcome Handle(const ring::RingFrame& frame);
   Outcome OnDetach(const ring::RingFrame& frame);
   Outcome Malformed(std::string why);
 

@@ -107,7 +107,7 @@ Status Imports::FinishImport(const ImportJob& job, std::span<const int32_t> toke
   }
   AbandonImport(job);
   KVS_RETURN_IF_ERROR(written);
-  return steps_.CommitRows(job.session, job.sequence, job.tokens, tokens, indexed_tokens, true);
+  return steps_.Commit(job.session, job.sequence, job.tokens, tokens, indexed_tokens, true);
 }
 
 void Imports::AbandonImport(const ImportJob& job) {

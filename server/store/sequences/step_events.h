@@ -54,19 +54,17 @@ class StepEvents {
   // of need (without pages left it does not: the next Grow says POOL_EXHAUSTED).
   // COMMIT_OUT_OF_ORDER when `first` is not the sequence's length; COMMIT_BEYOND_TABLE,
   // COMMIT_TO_SHARED, COMMIT_INDEX when the client wrote, or says it wrote, where it may not;
-  // SEQUENCE_IMPORTED, as Grow and ForkSequence.
+  // SEQUENCE_IMPORTED, as Grow and ForkSequence, unless the daemon wrote the rows of an imported
+  // one.
   Status Commit(uint64_t session, uint64_t sequence, uint32_t first,
-                std::span<const int32_t> tokens, uint32_t indexed_tokens) KVS_EXCLUDES(store_lock);
+                std::span<const int32_t> tokens, uint32_t indexed_tokens, bool by_daemon = false)
+      KVS_EXCLUDES(store_lock);
   // Any array may be null. REPORT_POSITION, REPORT_VALUE.
   Status Report(uint64_t session, uint64_t sequence, uint32_t first, uint32_t n,
                 const float* surprisal, const float* entropy, const uint8_t* boundary)
       KVS_EXCLUDES(store_lock);
   Status PrefillDone(uint64_t session, uint64_t sequence) KVS_EXCLUDES(store_lock);
 
-  // Commits rows that the session wrote, or the daemon (an imported sequence's).
-  Status CommitRows(uint64_t session, uint64_t sequence, uint32_t first,
-                    std::span<const int32_t> tokens, uint32_t indexed_tokens, bool by_daemon)
-      KVS_EXCLUDES(store_lock);
   // Pages and a table for so many tokens.
   Status ExtendLocked(Session* session, Sequence* s, uint64_t tokens) KVS_REQUIRES(store_lock);
 
@@ -77,15 +75,14 @@ class StepEvents {
   void KeepSeries(const Sequence& s, Page* page, size_t n, Series series) KVS_REQUIRES(store_lock);
   void KeepSeriesWithPages(Session* session, Sequence* s, uint32_t first, uint32_t end)
       KVS_REQUIRES(store_lock);
-  void SealLocked(Session* session, Sequence* s, std::span<const PageKey> keys,
-                  std::span<const int32_t> tokens, uint32_t indexed_tokens)
-      KVS_REQUIRES(store_lock);
+  void SealIndex(Session* session, Sequence* s, uint32_t indexed_tokens) KVS_REQUIRES(store_lock);
   static Status CheckPromised(const Sequence& s, std::span<const int32_t> tokens);
   Status CheckCommit(Session* session, const Sequence& s, uint32_t first,
                      std::span<const int32_t> tokens, uint32_t indexed_tokens) const
       KVS_REQUIRES(store_lock);
-  Status CommitLocked(Session* session, Sequence* s, std::span<const PageKey> keys,
-                      std::span<const int32_t> tokens, uint32_t indexed_tokens)
+  // Seals the pages that are full now, which get `keys`.
+  void CommitLocked(Session* session, Sequence* s, std::span<const PageKey> keys,
+                    std::span<const int32_t> tokens, uint32_t indexed_tokens)
       KVS_REQUIRES(store_lock);
   // The piece [done, done + some) of a report of n positions from `first`.
   Status ReportSome(uint64_t session, uint64_t sequence, uint32_t first, uint32_t n, uint32_t done,

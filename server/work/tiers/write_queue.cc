@@ -19,15 +19,45 @@ constexpr uint64_t kLastBatches = 8;  // a batch while it stops is so many times
 
 }  // namespace
 
-WriteQueue::WriteQueue(const WriteQueueOptions& options)
-    : options_(options), tenant_rates_(options.tenant_rates) {}
+WriteQueue::WriteQueue(const WriteQueueOptions& options, const KnownKeys* known)
+    : options_(options),
+      known_(known),
+      policy_(options.write),
+      tenant_rates_(options.tenant_rates) {}
 
-void WriteQueue::SetTenantRates(const TenantRatesOptions& rates) {
+void WriteQueue::Configure(const WriteQueueOptions& options) {
+  policy_ = options.write;
   MutexLock lock(mu_);
-  tenant_rates_.Set(rates);
+  tenant_rates_.Set(options.tenant_rates);
+}
+
+// What was reported of positions goes where the page went before.
+bool WriteQueue::Wants(const TierOffer& offer) const {
+  const TierWrite policy = policy_;
+  if (policy == TierWrite::kOff) return false;
+  if (policy == TierWrite::kSealed) {
+    return offer.why != OfferedFor::kReused && offer.why != OfferedFor::kPinned;
+  }
+  if (offer.place == PageKey{}) return false;
+  const bool known = known_ != nullptr && known_->present.Contains(offer.key);
+  switch (offer.why) {
+    case OfferedFor::kLoaded:
+      return false;
+    case OfferedFor::kSealed:
+      return policy == TierWrite::kAll && !known;
+    case OfferedFor::kReported:
+      return policy == TierWrite::kAll || known;
+    case OfferedFor::kArtefact:
+      return true;
+    case OfferedFor::kReused:
+    case OfferedFor::kPinned:
+      return !known;
+  }
+  return false;
 }
 
 void WriteQueue::Offer(const TierOffer& offer) {
+  if (!Wants(offer)) return;
   {
     MutexLock lock(mu_);
     if (keys_.contains(offer.key)) return;
