@@ -7,10 +7,8 @@
 #include "client/linked/linked_session.h"
 #include "kernels/step/shadow_attention.h"
 #include "session/access_counts.h"
-#include "session/batch_members.h"
 #include "session/member_codes.h"
 #include "session/recall_samples.h"
-#include "session/step_counts.h"
 
 namespace kvstrata::client {
 

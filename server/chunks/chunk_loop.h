@@ -24,8 +24,8 @@
 #include "server/chunks/chunk_workers.h"
 #include "server/chunks/room/chunk_room.h"
 #include "server/sockets/event_poll.h"
-#include "server/telemetry/heartbeat.h"
 #include "server/telemetry/log.h"
+#include "server/telemetry/thread_top.h"
 
 namespace kvstrata {
 

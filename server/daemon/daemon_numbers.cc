@@ -8,7 +8,7 @@
 #include "server/daemon/part_health.h"
 #include "server/memory/cgroup.h"
 #include "server/store/reports/session_totals.h"
-#include "server/telemetry/heartbeat.h"
+#include "server/telemetry/thread_top.h"
 
 namespace kvstrata {
 namespace {

@@ -8,7 +8,6 @@
 
 #include "proto/status_map.h"
 #include "server/nodes/node_server.h"
-#include "server/telemetry/heartbeat.h"
 #include "server/telemetry/thread_top.h"
 #include "server/tier/remote/stripe_cipher.h"
 

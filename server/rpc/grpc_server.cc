@@ -33,7 +33,6 @@
 #include "server/rpc/engine/compute_service.h"
 #include "server/rpc/engine/control_service.h"
 #include "server/store/options/user_name.h"
-#include "server/telemetry/heartbeat.h"
 #include "server/telemetry/log.h"
 #include "server/telemetry/refusals.h"
 #include "server/telemetry/thread_top.h"

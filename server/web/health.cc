@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What /livez, /readyz and /healthz share.
-#include "server/telemetry/heartbeat.h"
+#include "server/telemetry/thread_top.h"
 #include "server/web/pages.h"
 
 namespace kvstrata {

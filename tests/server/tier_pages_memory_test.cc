@@ -11,7 +11,6 @@
 
 #include "server/work/tiers/pin_records.h"
 #include "server/work/tiers/tier_chain.h"
-#include "server/work/tiers/tier_records.h"
 #include "server/work/tiers/value_catalog.h"
 #include "tests/fakes/memory_value_tier.h"
 #include "tests/server/store_fixture.h"

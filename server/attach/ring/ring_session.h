@@ -5,7 +5,7 @@
 // Trust: a frame is copied before it is looked at; sizes are checked against what arrived. A frame
 // that breaks the format is kMalformed and costs this client its session; one that asks for
 // something impossible is answered with an error and costs nothing.
-// Who is answered late: answer_box.h, awaited_requests.h. Back-pressure: no more requests are taken
+// Who is answered late: answer_box.h, AwaitedRequests. Back-pressure: no more requests are taken
 // while too many replies wait for room (reply_ring.h), or too many requests for the store.
 //
 // Ownership: its own mapping of the session segment, so that the reply to kDetach can follow the

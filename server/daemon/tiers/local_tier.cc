@@ -7,7 +7,6 @@
 #include "server/telemetry/log.h"
 #include "server/work/tiers/lost_value_log.h"
 #include "server/work/tiers/pin_records.h"
-#include "server/work/tiers/tier_records.h"
 
 namespace kvstrata {
 namespace {

@@ -6,7 +6,6 @@
 
 #include "server/store/books/books.h"
 #include "server/store/books/sequence.h"
-#include "server/store/books/session_catalog.h"
 #include "server/store/references/page_references.h"
 
 namespace kvstrata {
@@ -51,9 +50,6 @@ class IndexView final : public PrefixView {
 };
 
 }  // namespace
-
-PrefixCatalog::PrefixCatalog(Books& books, SessionCatalog& catalog, PageReferences& references)
-    : books_(books), catalog_(catalog), references_(references) {}
 
 Hit PrefixCatalog::FindPrefix(const PrefixQuestion& q, const std::optional<RawFree>& artefact,
                               std::optional<uint32_t> device,

@@ -20,7 +20,6 @@
 #include "server/store/pages/page_tier.h"
 #include "server/store/pages/prefix_index.h"
 #include "server/store/prompts/artefact_ledger.h"
-#include "server/store/prompts/artefact_record.h"
 #include "server/store/prompts/held_prefix.h"
 #include "server/store/prompts/prefix_survey.h"
 #include "server/store/reports/store_info.h"
@@ -40,7 +39,8 @@ struct Hit {
 
 class PrefixCatalog {
  public:
-  PrefixCatalog(Books& books, SessionCatalog& catalog, PageReferences& references);
+  PrefixCatalog(Books& books, SessionCatalog& catalog, PageReferences& references)
+      : books_(books), catalog_(catalog), references_(references) {}
 
   // Null: there is none. It outlives all its loads and is unset before it ends. `remote`: behind
   // it is a remote tier, of which it is worth asking for so many missing tokens.

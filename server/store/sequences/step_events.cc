@@ -9,10 +9,7 @@
 #include "base/check.h"
 #include "server/store/books/books.h"
 #include "server/store/books/devices.h"
-#include "server/store/books/long_request.h"
 #include "server/store/books/sequence.h"
-#include "server/store/books/session_catalog.h"
-#include "server/store/books/taker.h"
 #include "server/store/codecs/codec_extents.h"
 #include "server/store/codecs/recompression.h"
 #include "server/store/prompts/prefix_catalog.h"
@@ -39,23 +36,6 @@ void NotePrefillRate(const Sequence& s) {
 }
 
 }  // namespace
-
-StepEvents::StepEvents(Books& books, const StoreOptions& options, SessionCatalog& catalog,
-                       Devices& devices, Tables& tables, PageReferences& references,
-                       PageAllocator& allocator, PageCopies& copies, PrefixCatalog& prefixes,
-                       Recompression& recompression, CodecExtents& extents, RecallAudits& recalls)
-    : books_(books),
-      options_(options),
-      catalog_(catalog),
-      devices_(devices),
-      tables_(tables),
-      references_(references),
-      allocator_(allocator),
-      copies_(copies),
-      prefixes_(prefixes),
-      recompression_(recompression),
-      extents_(extents),
-      recalls_(recalls) {}
 
 Status StepEvents::ExtendLocked(Session* session, Sequence* s, uint64_t tokens) {
   const size_t old_pages = s->pages.size(), old_blocks = s->index_blocks.size();

@@ -4,7 +4,7 @@
 //
 // Thread-safety: methods that say so are called under the store's lock, all others from any thread.
 // Cost: a commit hashes the tokens of pages that are full now, without the lock; what grows with
-// the tokens works in pieces (long_request.h), reports of 4096 positions. Errors: SESSION_UNKNOWN,
+// the tokens works in pieces (books.h), reports of 4096 positions. Errors: SESSION_UNKNOWN,
 // SEQUENCE_UNKNOWN (also a sequence of another session), DEVICE_FAILED, and those that a method
 // names.
 #ifndef KVSTRATA_SERVER_STORE_SEQUENCES_STEP_EVENTS_H_
@@ -43,7 +43,19 @@ class StepEvents {
   StepEvents(Books& books, const StoreOptions& options, SessionCatalog& catalog, Devices& devices,
              Tables& tables, PageReferences& references, PageAllocator& allocator,
              PageCopies& copies, PrefixCatalog& prefixes, Recompression& recompression,
-             CodecExtents& extents, RecallAudits& recalls);
+             CodecExtents& extents, RecallAudits& recalls)
+      : books_(books),
+        options_(options),
+        catalog_(catalog),
+        devices_(devices),
+        tables_(tables),
+        references_(references),
+        allocator_(allocator),
+        copies_(copies),
+        prefixes_(prefixes),
+        recompression_(recompression),
+        extents_(extents),
+        recalls_(recalls) {}
 
   // Makes the table cover `tokens`, with private pages from position `writable` on and private
   // index blocks from `index_writable` on; publishes before it returns. SEQUENCE_TOO_LONG,

@@ -10,7 +10,6 @@
 #include "server/tier/disk/checkpoint_files.h"
 #include "server/tier/disk/disk_tier.h"
 #include "server/tier/disk/state/segment_marks.h"
-#include "server/tier/disk/state/slot_erasure.h"
 #include "server/tier/disk/state/tier_files.h"
 #include "server/tier/disk/state/tier_state.h"
 

@@ -7,7 +7,6 @@
 #include <iterator>
 #include <utility>
 
-#include "server/telemetry/heartbeat.h"
 #include "server/telemetry/thread_top.h"
 #include "server/tier/blocking_calls.h"
 

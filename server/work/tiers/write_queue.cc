@@ -20,20 +20,17 @@ constexpr uint64_t kLastBatches = 8;  // a batch while it stops is so many times
 }  // namespace
 
 WriteQueue::WriteQueue(const WriteQueueOptions& options, const KnownKeys* known)
-    : options_(options),
-      known_(known),
-      policy_(options.write),
-      tenant_rates_(options.tenant_rates) {}
+    : options_(options), policy_(options.write, known), tenant_rates_(options.tenant_rates) {}
 
 void WriteQueue::Configure(const WriteQueueOptions& options) {
-  policy_ = options.write;
+  policy_.Set(options.write);
   MutexLock lock(mu_);
   tenant_rates_.Set(options.tenant_rates);
 }
 
 // What was reported of positions goes where the page went before.
-bool WriteQueue::Wants(const TierOffer& offer) const {
-  const TierWrite policy = policy_;
+bool WritePolicy::Wants(const TierOffer& offer) const {
+  const TierWrite policy = write_;
   if (policy == TierWrite::kOff) return false;
   if (policy == TierWrite::kSealed) {
     return offer.why != OfferedFor::kReused && offer.why != OfferedFor::kPinned;
@@ -57,7 +54,7 @@ bool WriteQueue::Wants(const TierOffer& offer) const {
 }
 
 void WriteQueue::Offer(const TierOffer& offer) {
-  if (!Wants(offer)) return;
+  if (!policy_.Wants(offer)) return;
   {
     MutexLock lock(mu_);
     if (keys_.contains(offer.key)) return;
@@ -92,7 +89,7 @@ std::optional<std::vector<WriteQueue::Offered>> WriteQueue::Take() {
   std::unique_lock<std::mutex> lock(mu_.native());
   return [&]() KVS_NO_THREAD_SAFETY_ANALYSIS -> std::optional<std::vector<Offered>> {
     const auto ready = [this]() KVS_NO_THREAD_SAFETY_ANALYSIS {
-      return ending_.begun || !offers_.empty() || Dry();
+      return ending_.begun || !offers_.empty() || drain_.DryIf(keys_.empty());
     };
     if (put_back_.empty()) {
       changed_.wait(lock, ready);
@@ -230,17 +227,15 @@ bool WriteQueue::drained() const {
   return drain_.state == Draining::kDrained;
 }
 
-bool WriteQueue::Dry() const { return drain_.state == Draining::kDrying && keys_.empty(); }
-
 bool WriteQueue::dry() const {
   MutexLock lock(mu_);
-  return Dry();
+  return drain_.DryIf(keys_.empty());
 }
 
 // Resumed, and perhaps begun again, meanwhile: what was offered in between comes first.
 void WriteQueue::NoteCheckpoint(const Status& status) {
   MutexLock lock(mu_);
-  if (!Dry()) return;
+  if (!drain_.DryIf(keys_.empty())) return;
   drain_.state = status.ok() ? Draining::kDrained : Draining::kFailed;
   drain_.failed = status;
 }

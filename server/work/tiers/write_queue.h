@@ -34,6 +34,18 @@ namespace kvstrata {
 // another sequence opened on, what is pinned, and artefacts.
 enum class TierWrite : uint8_t { kSealed, kReused, kAll, kOff };
 
+class WritePolicy {
+ public:
+  // `known`: what a tier is known to have that is asked; null: it is not asked.
+  WritePolicy(TierWrite write, const KnownKeys* known) : write_(write), known_(known) {}
+  void Set(TierWrite write) { write_ = write; }
+  bool Wants(const TierOffer& offer) const;
+
+ private:
+  std::atomic<TierWrite> write_;
+  const KnownKeys* const known_;
+};
+
 struct WriteQueueOptions {
   TierWrite write = TierWrite::kSealed;
   uint32_t queue = 65536;                                       // keys that may wait
@@ -61,7 +73,7 @@ class WriteQueue {
     std::chrono::steady_clock::time_point since;
   };
 
-  // `known`: what a tier is known to have that is asked; null: it is not asked.
+  // `known`: as WritePolicy's.
   WriteQueue(const WriteQueueOptions& options, const KnownKeys* known);
 
   // What the policy does not want is left. May be called under the store's lock.
@@ -119,16 +131,14 @@ class WriteQueue {
   struct Draining {
     enum : uint8_t { kNo, kDrying, kFailed, kDrained } state = kNo;
     Status failed;  // why kFailed
+    bool DryIf(bool none_waits) const { return state == kDrying && none_waits; }
   };
 
-  bool Wants(const TierOffer& offer) const;
   std::vector<Offered> TakeSome() KVS_REQUIRES(mu_);
   bool NoTimeLeft() const KVS_REQUIRES(mu_);
-  bool Dry() const KVS_REQUIRES(mu_);
 
   const WriteQueueOptions options_;  // but policy and rates
-  const KnownKeys* const known_;
-  std::atomic<TierWrite> policy_;
+  WritePolicy policy_;
 
   mutable Mutex mu_;
   std::condition_variable changed_, ended_;
