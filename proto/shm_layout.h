@@ -61,9 +61,9 @@ struct alignas(64) ReaderSlot {
 };
 static_assert(sizeof(ReaderSlot) == 64);
 
-// What the session's steps did since it began, counted by whoever runs them (session/step_counts.h)
-// for telemetry; they only grow. Nothing depends on them, so a client that leaves them 0, or lies,
-// spoils its share of a statistic.
+// What the session's steps did since it began, counted by whoever runs them
+// (session/access_counts.h) for telemetry; they only grow. Nothing depends on them, so a client
+// that leaves them 0, or lies, spoils its share of a statistic.
 struct alignas(64) StepCounts {
   std::atomic<uint64_t> decoded;    // decode steps, one for each member
   std::atomic<uint64_t> in_full;    // those of members shorter than their plan's min_tokens

@@ -7,8 +7,6 @@ kvs_library(kvs_attach
   attach/peers/hello.cc
   attach/peers/peer.cc
   attach/ring/answer_box.cc
-  attach/ring/awaited_requests.cc
-  attach/ring/open_sequences.cc
   attach/ring/reply_ring.cc
   attach/ring/ring_handlers.cc
   attach/ring/ring_import.cc
@@ -17,14 +15,10 @@ kvs_library(kvs_attach
   attach/ring/ring_sequences.cc
   attach/ring/ring_session.cc
   attach/ring/ring_work.cc
-  attach/ring/session_tensors.cc
-  attach/admission.cc
   attach/attach_server.cc
-  attach/attach_state.cc
   attach/connection_ends.cc
   attach/connection_lending.cc
   attach/fair_queue.cc
   attach/handshake.cc
-  attach/housekeeping.cc
   attach/token_passing.cc
   LIBS kvs_telemetry kvs_sockets kvs_store kvs_kernels kvs_shm kvs_base Threads::Threads)

@@ -9,7 +9,6 @@ kvs_library(kvs_chunks
   chunks/room/engine_recalls.cc
   chunks/room/room_state.cc
   chunks/chunk_door.cc
-  chunks/chunk_link.cc
   chunks/chunk_processes.cc
   chunks/chunk_server.cc
   chunks/chunk_sums.cc

@@ -24,7 +24,7 @@ target_link_libraries(kvs_memory PRIVATE PkgConfig::HWLOC)
 
 kvs_library(kvs_telemetry
   telemetry/event_ring.cc
-  telemetry/heartbeat.cc
+  telemetry/thread_top.cc
   telemetry/log.cc
   telemetry/metric_table.cc
   telemetry/metric_text.cc
@@ -57,7 +57,6 @@ kvs_library(kvs_store
   store/pages/epochs.cc
   store/pages/hold_limits.cc
   store/pages/page.cc
-  store/pages/page_map.cc
   store/pages/page_memory.cc
   store/pages/prefix_index.cc
   store/pages/prefix_key.cc
@@ -66,21 +65,17 @@ kvs_library(kvs_store
   store/requests/imported_tensors.cc
   store/books/capacity.cc
   store/books/devices.cc
-  store/books/long_request.cc
   store/books/model_table.cc
   store/books/plans.cc
   store/books/segments.cc
   store/books/sequence.cc
-  store/books/session_catalog.cc
-  store/books/taker.cc
+  store/books/books.cc
   store/references/eviction.cc
   store/references/models.cc
-  store/references/page_holds.cc
   store/references/page_references.cc
   store/references/tables.cc
   store/references/watermarks.cc
   store/prompts/artefact_ledger.cc
-  store/prompts/artefact_record.cc
   store/prompts/held_prefix.cc
   store/prompts/opening.cc
   store/prompts/prefix_catalog.cc

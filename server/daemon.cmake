@@ -16,13 +16,9 @@ file(READ web/status.html KVS_STATUS_HTML)
 configure_file(web/status_html.cc.in web/status_html.cc @ONLY)
 kvs_library(kvs_web
   web/health.cc
-  web/healthz.cc
-  web/livez.cc
   web/local_request.cc
   web/metrics.cc
   web/pages.cc
-  web/process_numbers.cc
-  web/readyz.cc
   web/status.cc
   web/status_data.cc
   ${CMAKE_CURRENT_BINARY_DIR}/web/status_html.cc
@@ -31,7 +27,6 @@ kvs_library(kvs_web
 kvs_library(kvs_nodes
   nodes/cluster_view.cc
   nodes/node_address.cc
-  nodes/node_calls.cc
   nodes/node_credentials.cc
   nodes/node_list.cc
   nodes/node_server.cc
@@ -43,28 +38,25 @@ kvs_library(kvs_daemon
   daemon/tiers/remote_redis.cc
   daemon/tiers/remote_tier.cc
   doctor/doctor.cc
-  doctor/doctor_daemon.cc
+  doctor/doctor_checks.cc
   doctor/doctor_disk.cc
   doctor/doctor_http.cc
   doctor/doctor_limits.cc
   doctor/doctor_peers.cc
   doctor/doctor_remote.cc
   doctor/machine_check.cc
-  daemon/command_line.cc
   daemon/daemon.cc
   daemon/daemon_numbers.cc
   daemon/daemon_offers.cc
   daemon/page_server.cc
-  daemon/part_health.cc
   daemon/pool_resources.cc
   daemon/run_daemon.cc
-  daemon/stop_watchdog.cc
   LIBS kvs_chunks kvs_config kvs_nodes kvs_web kvs_rpc)
 set_source_files_properties(daemon/daemon.cc PROPERTIES COMPILE_DEFINITIONS
   "KVS_VERSION=\"${PROJECT_VERSION}\";KVS_COMMIT=\"${KVS_COMMIT}\"")
 
 find_package(CLI11 REQUIRED)
-add_executable(kvstratad daemon/main.cc daemon/manual_page.cc)
+add_executable(kvstratad daemon/main.cc)
 target_link_libraries(kvstratad PRIVATE kvs_daemon CLI11::CLI11)
 # Trained parameters and the agent of Mooncake, which the daemon finds beside its folder; in a build
 # tree they are links.

@@ -6,10 +6,8 @@ kvs_library(kvs_rpc
   rpc/steps/gpu_steps.cc
   rpc/steps/remote_memory.cc
   rpc/steps/remote_session.cc
-  rpc/steps/tensor_ref.cc
   rpc/steps/work_queue.cc
   rpc/calls/call_records.cc
-  rpc/calls/calls_under_way.cc
   rpc/calls/grpc_connections.cc
   rpc/calls/library_log.cc
   rpc/calls/malformed_requests.cc
@@ -23,14 +21,11 @@ kvs_library(kvs_rpc
   rpc/admin/admin_service.cc
   rpc/admin/config_calls.cc
   rpc/admin/engine_calls.cc
-  rpc/admin/health_names.cc
   rpc/admin/quota_calls.cc
   rpc/admin/recall_stream.cc
-  rpc/admin/recompress_stream.cc
   rpc/admin/remote_calls.cc
   rpc/admin/scrub_stream.cc
   rpc/admin/selection_calls.cc
-  rpc/admin/value_messages.cc
   rpc/admin/value_stream.cc
   rpc/admin/watch_stream.cc
   rpc/admin/work_calls.cc

@@ -26,10 +26,8 @@ set(KVS_TIER_SOURCES
   disk/format/format.cc
   disk/format/segment_table.cc
   disk/state/segment_marks.cc
-  disk/state/slot_erasure.cc
   disk/state/tier_files.cc
   disk/state/tier_state.cc
-  disk/state/tier_victims.cc
   disk/checkpoint_files.cc
   disk/disk_check.cc
   disk/disk_resize.cc
@@ -49,7 +47,6 @@ set(KVS_REMOTE_FORMAT_SOURCES
   remote/node_announcement.cc
   remote/remote_envelope.cc
   remote/remote_format.cc
-  remote/remote_names.cc
   remote/remote_secret.cc
   remote/stripe_cipher.cc)
 list(TRANSFORM KVS_REMOTE_FORMAT_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/tier/)
@@ -82,7 +79,6 @@ kvs_library(kvs_value_tiers
   tier/redis/redis_ping.cc
   tier/redis/redis_probe.cc
   tier/redis/redis_put.cc
-  tier/redis/redis_survey.cc
   tier/redis/redis_threads.cc
   tier/redis/redis_value_tier.cc
   tier/redis/redis_walk.cc

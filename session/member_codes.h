@@ -6,8 +6,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <unordered_set>
 
 #include "base/status.h"
+#include "session/session_sequence.h"
 
 namespace kvstrata {
 
@@ -37,6 +40,22 @@ Status CheckEach(size_t members, int32_t* codes, const Check& check) {
   }
   return failed.first();
 }
+
+// BatchMembers: what both transports refuse of a step's members, checked one after the other. What
+// a transport alone knows of a sequence (a use by another thread, a step that it is in) it checks
+// between the two functions.
+class BatchMembers {
+ public:
+  // The next member is this sequence. FAILED_PRECONDITION SEQUENCE_BUSY: it is one already.
+  Status Name(uint64_t sequence);
+  // It adds so many tokens. INVALID_ARGUMENT: SEQUENCE_TOO_LONG; MODELS_MIXED: the batch has the
+  // model of the first member that came here. member: its number in the batch.
+  Status Extend(const SessionSequence& s, size_t member, size_t new_tokens);
+
+ private:
+  std::unordered_set<uint64_t> named_;
+  std::optional<uint64_t> model_;
+};
 
 }  // namespace kvstrata
 

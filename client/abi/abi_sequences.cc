@@ -2,16 +2,68 @@
 // The C ABI's sequences and plans (include/kvstrata/kvstrata.h), as abi.cc has the rest.
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
+#include <span>
+#include <string>
+#include <vector>
 
 #include "client/abi/abi_call.h"
-#include "client/abi/reorder.h"
 #include "client/include/kvstrata/kvstrata.h"
 #include "client/session.h"
 #include "kernels/plan/plan_needs.h"
 
 namespace kvstrata::client {
 namespace {
+
+// Reorder: beams as forks. Both transports.
+
+Status Check(std::span<const uint64_t> sequences, std::span<const uint32_t> parents) {
+  for (size_t i = 0; i < parents.size(); ++i) {
+    if (parents[i] < sequences.size()) continue;
+    return InvalidArgument("REORDER_PARENT", "parents[" + std::to_string(i) + "] is " +
+                                                 std::to_string(parents[i]) +
+                                                 "; allowed: below the number of sequences, " +
+                                                 std::to_string(sequences.size()));
+  }
+  std::vector<uint64_t> sorted(sequences.begin(), sequences.end());
+  std::ranges::sort(sorted);
+  const auto twice = std::ranges::adjacent_find(sorted);
+  if (twice == sorted.end()) return OkStatus();
+  return InvalidArgument("REORDER_REPEATED", "sequence " + std::to_string(*twice) +
+                                                 " is named twice; name each once, and repeat it "
+                                                 "in parents");
+}
+
+// For each parent, an index into `sequences`, a sequence that continues it: the first that names a
+// parent gets the parent itself, later ones forks; sequences that are no parent are closed.
+// INVALID_ARGUMENT REORDER_PARENT, REORDER_REPEATED (a sequence that is named twice); errors of
+// Fork: then nothing has changed. Threads: all of them are this thread's. Cost: a message to the
+// daemon for each fork and each close.
+Result<std::vector<uint64_t>> Reorder(Session* session, std::span<const uint64_t> sequences,
+                                      std::span<const uint32_t> parents) {
+  KVS_RETURN_IF_ERROR(Check(sequences, parents));
+  std::vector<bool> continued(sequences.size());
+  std::vector<uint64_t> out, forks;
+  for (const uint32_t parent : parents) {
+    if (!continued[parent]) {
+      continued[parent] = true;
+      out.push_back(sequences[parent]);
+      continue;
+    }
+    const Result<Opened> fork = session->Fork(sequences[parent]);
+    if (!fork.ok()) {
+      for (const uint64_t made : forks) (void)session->Close(made);
+      return fork.status();
+    }
+    forks.push_back(fork->sequence);
+    out.push_back(fork->sequence);
+  }
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    if (!continued[i]) KVS_RETURN_IF_ERROR(session->Close(sequences[i]));
+  }
+  return out;
+}
 
 constexpr size_t kMaxPlanBytes = size_t{1} << 16;
 constexpr size_t kMaxReordered = size_t{1} << 16;

@@ -11,9 +11,9 @@
 #include <sstream>
 #include <vector>
 
+#include "client/cli/help_format.h"
 #include "client/cli/invocation.h"
 #include "client/cli/live_names.h"
-#include "client/cli/verb_walk.h"
 #include "proto/events.h"
 #include "proto/reasons.h"
 

@@ -114,6 +114,10 @@ Status GoesOn(Status ended, std::string_view reason);
 // their names without prefix in lower case ("bf16").
 Json ToJson(const google::protobuf::Message& message);
 
+// The model that an operator named by its number or its name. MODEL_UNKNOWN lists those there are.
+// Blocks for one call.
+Result<v1::Model> NamedModel(Connection* connection, const std::string& wanted);
+
 }  // namespace kvstrata::cli
 
 #endif  // KVSTRATA_CLIENT_CLI_CONNECTION_H_

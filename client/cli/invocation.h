@@ -11,7 +11,9 @@
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <functional>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "base/status.h"
 #include "client/cli/printer.h"
@@ -100,6 +102,39 @@ Result<std::chrono::milliseconds> ParseDuration(const std::string& text,
 std::string DefaultSocket();
 // Whether colour may be used on stdout: a terminal, no NO_COLOR, TERM not dumb.
 bool ColourWanted();
+
+// -w, --watch: a verb that shows something shows it again and again.
+//
+// On a terminal each frame takes the place of the one before, `q` and Ctrl-C end it, and a daemon
+// that went away is said and asked again for a minute. Elsewhere frames follow each other,
+// until one fails: a table behind a line with its time, as JSON one line a frame, as YAML one
+// document a frame, both with the key `time`; csv and names behind an empty line, without a time.
+
+// Runs `show`, which writes to std::cout, every so often.
+Result<int> Watch(const Options& options, std::chrono::milliseconds every,
+                  const std::function<Result<int>()>& show);
+
+// What -w of `verb` was given: 0 without it.
+std::shared_ptr<std::chrono::milliseconds> AddWatchOption(CLI::App* verb);
+
+// As Runs, of a verb that only shows: it has -w.
+template <typename Show>
+void Shows(CLI::App* verb, Invocation& invocation, Show show) {
+  const auto every = AddWatchOption(verb);
+  Runs(verb, invocation, [&invocation, every, show]() -> Result<int> {
+    return every->count() == 0 ? show() : Watch(invocation.options, *every, show);
+  });
+}
+
+// The verbs of a command table, as help shows them: without those that only programs call. Pure
+// functions of the table.
+
+// Those directly below `app`, in the table's order.
+std::vector<CLI::App*> VerbsOf(const CLI::App& app);
+
+// f(verb, "seq map") of every noun and verb below `app`, nouns before their verbs.
+void EachVerb(const CLI::App& app, const std::function<void(CLI::App&, const std::string&)>& f,
+              const std::string& path = "");
 
 }  // namespace kvstrata::cli
 

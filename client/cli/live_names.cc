@@ -7,9 +7,9 @@
 #include <iostream>
 #include <memory>
 
+#include "client/cli/arguments.h"
 #include "client/cli/connection.h"
 #include "client/cli/invocation.h"
-#include "client/cli/value_key.h"
 
 namespace kvstrata::cli {
 namespace {

@@ -5,11 +5,9 @@
 #include <iostream>
 #include <memory>
 
+#include "client/cli/arguments.h"
 #include "client/cli/connection.h"
-#include "client/cli/hex.h"
 #include "client/cli/invocation.h"
-#include "client/cli/named_model.h"
-#include "client/cli/token_file.h"
 #include "kvstrata/v1/nodes.grpc.pb.h"
 #include "proto/status_map.h"
 

@@ -5,10 +5,10 @@
 #include <iostream>
 #include <string>
 
+#include "client/cli/help_format.h"
 #include "client/cli/invocation.h"
 #include "client/cli/list_fit.h"
 #include "client/cli/spelling.h"
-#include "client/cli/verb_walk.h"
 
 namespace kvstrata::cli {
 namespace {

@@ -5,10 +5,9 @@
 #include <iostream>
 #include <memory>
 
-#include "client/cli/cgroup_table.h"
 #include "client/cli/connection.h"
 #include "client/cli/invocation.h"
-#include "client/cli/watch.h"
+#include "client/cli/quota_table.h"
 
 namespace kvstrata::cli {
 namespace {

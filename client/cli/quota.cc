@@ -5,11 +5,10 @@
 #include <memory>
 
 #include "base/quantities.h"
-#include "client/cli/byte_size.h"
+#include "client/cli/arguments.h"
 #include "client/cli/connection.h"
 #include "client/cli/invocation.h"
 #include "client/cli/quota_table.h"
-#include "client/cli/watch.h"
 
 namespace kvstrata::cli {
 namespace {

@@ -7,6 +7,14 @@
 namespace kvstrata::cli {
 namespace {
 
+constexpr Column kCgroups[] = {
+    {"CGROUP-LIMIT", "/limit_bytes", Bytes, true},
+    {"CHARGED", "/charged_bytes", Bytes, true, 1},
+    {"RECLAIMABLE", "/reclaimable_bytes", Bytes, true},
+    {"AVAILABLE", "/available_bytes", Bytes, true, 2},
+    {"FILE", "/file", nullptr, false, 3, 16},
+};
+
 struct LimitColumn {
   const char* name;  // in UserNumbers
   std::string (*format)(const Json& value);
@@ -95,6 +103,12 @@ constexpr Column kAtLimits[] = {
 };
 
 }  // namespace
+
+void PrintCgroups(const Style& style, const Json& document, std::ostream& out) {
+  if (!style.IsTable() || !style.headers || document.at("cgroups").empty()) return;
+  out << "\n";
+  PrintList(style, document, "cgroups", kCgroups, out);
+}
 
 void PrintQuotas(const Style& style, const Json& document, std::ostream& out) {
   if (style.IsDocument()) return PrintDocument(style.format, document, out);

@@ -17,6 +17,12 @@ void PrintQuotas(const Style& style, const Json& document, std::ostream& out);
 // nothing if there are none. In tables with headers only: elsewhere they are part of the document.
 void PrintUsersAtLimits(const Style& style, const Json& document, std::ostream& out);
 
+// What the daemon's cgroup allows of memory, below a table of pools.
+
+// A blank line and a table of document["cgroups"], where there is one and headers are wanted:
+// without, rows are the pools' alone. In other formats the document has it already: nothing.
+void PrintCgroups(const Style& style, const Json& document, std::ostream& out);
+
 }  // namespace kvstrata::cli
 
 #endif  // KVSTRATA_CLIENT_CLI_QUOTA_TABLE_H_

@@ -12,7 +12,6 @@
 #include "client/cli/invocation.h"
 #include "client/cli/page_grid.h"
 #include "client/cli/progress_line.h"
-#include "client/cli/watch.h"
 
 namespace kvstrata::cli {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "client/cli/verb_walk.h"
+#include "client/cli/invocation.h"
 
 namespace kvstrata::cli {
 namespace {

@@ -6,11 +6,9 @@
 #include <memory>
 #include <span>
 
-#include "client/cli/cgroup_table.h"
 #include "client/cli/connection.h"
 #include "client/cli/invocation.h"
 #include "client/cli/quota_table.h"
-#include "client/cli/watch.h"
 #include "kvstrata/kvstrata.h"
 
 namespace kvstrata::cli {

@@ -7,8 +7,6 @@
 
 #include "client/cli/help_format.h"
 #include "client/cli/invocation.h"
-#include "client/cli/reference.h"
-#include "client/cli/verb_walk.h"
 #include "kvstrata/kvstrata.h"
 
 namespace kvstrata::cli {

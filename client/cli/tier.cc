@@ -5,12 +5,11 @@
 #include <memory>
 #include <thread>
 
-#include "client/cli/byte_size.h"
+#include "client/cli/arguments.h"
 #include "client/cli/connection.h"
 #include "client/cli/event_text.h"
 #include "client/cli/invocation.h"
 #include "client/cli/progress_line.h"
-#include "client/cli/watch.h"
 
 namespace kvstrata::cli {
 namespace {

@@ -11,14 +11,27 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "base/safetensors.h"
 #include "base/status.h"
-#include "client/cli/trace_rotary.h"
 
 namespace kvstrata::cli {
+
+// TraceRotary: the rotary embedding that a trace's keys and queries still lack (docs/traces.md,
+// `keys = pre_rope`), for oracles that attend as the daemon does. Pure; double precision.
+
+// Pair i of dim / 2 is rotated by position * theta^(-2i / dim).
+struct TraceRotary {
+  double theta = 0;
+  int32_t dim = 0;  // channels that are rotated; 0: rows hold it already, and Rotate does nothing
+  bool interleaved = false;  // pairs (2i, 2i + 1), else (i, i + dim / 2)
+
+  // Rotates a row of one head to its position, in place.
+  void Rotate(int64_t position, std::span<double> row) const;
+};
 
 struct TraceShape {
   int32_t layers = 0;  // how many the model has; TraceLayer::layer says which are there

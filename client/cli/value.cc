@@ -13,12 +13,9 @@
 #include <vector>
 
 #include "base/unique_fd.h"
+#include "client/cli/arguments.h"
 #include "client/cli/connection.h"
-#include "client/cli/hex.h"
 #include "client/cli/invocation.h"
-#include "client/cli/named_model.h"
-#include "client/cli/value_key.h"
-#include "client/cli/watch.h"
 
 namespace kvstrata::cli {
 namespace {

@@ -4,7 +4,6 @@
 
 #include "client/cli/connection.h"
 #include "client/cli/invocation.h"
-#include "client/cli/watch.h"
 
 namespace kvstrata::cli {
 namespace {

@@ -76,7 +76,7 @@ Status RingClient::Call(shm::MessageType type, Parts parts, std::vector<std::byt
     id = next_id_++;
     waiting_.emplace(id, &own);
   }
-  const Status pushed = Push(type, id, parts, deadline);
+  const Status pushed = Post(type, parts, id, deadline);
   const Status answered = pushed.ok() ? AwaitReply(&own, deadline) : pushed;
   {
     std::lock_guard lock(calls_mu_);
@@ -90,10 +90,6 @@ Status RingClient::Call(shm::MessageType type, Parts parts, std::vector<std::byt
     payload->assign(own.frame.begin() + sizeof(shm::ErrorReply), own.frame.end());
   }
   return OkStatus();
-}
-
-Status RingClient::Post(shm::MessageType type, Parts parts) {
-  return Push(type, 0, parts, Clock::now() + timeout_);
 }
 
 bool RingClient::Offer(shm::MessageType type, Parts parts) {
@@ -113,9 +109,10 @@ void RingClient::NoteFull() {
   connection_->session()->steps.ring_full.fetch_add(1, std::memory_order_relaxed);
 }
 
-Status RingClient::Push(shm::MessageType type, uint64_t id, Parts parts,
-                        Clock::time_point deadline) {
+Status RingClient::Post(shm::MessageType type, Parts parts, uint64_t id,
+                        std::optional<Clock::time_point> until) {
   if (connection_->gone()) return DaemonGone();
+  const Clock::time_point deadline = until.value_or(Clock::now() + timeout_);
   std::unique_lock<std::timed_mutex> lock(post_mu_, deadline);
   if (!lock.owns_lock()) return Deadline(timeout_);
   // Not for an event: it should not have to wait for the daemon to take the pad.
@@ -220,7 +217,7 @@ void RingClient::DropStale(uint64_t id, const std::vector<std::byte>& frame) {
   std::memcpy(&reply, frame.data() + sizeof(shm::ErrorReply), sizeof(reply));
   const shm::SequenceRef ref{reply.sequence};
   // Best effort: the session's end closes it too. The reply is stale when it comes.
-  (void)Push(shm::kCloseSequence, next_id_++, {BytesOf(ref)}, Clock::now());
+  (void)Post(shm::kCloseSequence, {BytesOf(ref)}, next_id_++, Clock::now());
 }
 
 }  // namespace kvstrata::client

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <unordered_map>
 #include <vector>
@@ -36,6 +37,8 @@ std::span<const std::byte> BytesOf(const T& pod) {
 
 class RingClient {
  public:
+  using Clock = std::chrono::steady_clock;
+
   // `connection` outlives this.
   RingClient(Connection* connection, std::chrono::milliseconds timeout);
 
@@ -46,15 +49,14 @@ class RingClient {
   // Calls of other threads go on meanwhile.
   Status Call(shm::MessageType type, Parts parts, std::vector<std::byte>* payload);
 
-  // Sends an event.
-  Status Post(shm::MessageType type, Parts parts);
+  // Sends an event; with an id, and a deadline of its own, a request.
+  Status Post(shm::MessageType type, Parts parts, uint64_t id = 0,
+              std::optional<Clock::time_point> until = {});
 
   // Sends an event if that needs no waiting and leaves half the ring to others; whether it did.
   bool Offer(shm::MessageType type, Parts parts);
 
  private:
-  using Clock = std::chrono::steady_clock;
-
   // A call that waits: its thread reads the ring, or another call's thread does, which then hands
   // over what it finds, and the reading when its own reply has come.
   struct Waiting {
@@ -65,7 +67,6 @@ class RingClient {
   };
 
   void NoteFull();
-  Status Push(shm::MessageType type, uint64_t id, Parts parts, Clock::time_point deadline);
   Status AwaitReply(Waiting* own, Clock::time_point deadline);
   // Somebody who waits reads the ring, unless somebody does. REQUIRES: calls_mu_ is held.
   void PassOnReading();

@@ -7,10 +7,8 @@
 #include "client/linked/linked_session.h"
 #include "kernels/step/shadow_attention.h"
 #include "session/access_counts.h"
-#include "session/batch_members.h"
 #include "session/member_codes.h"
 #include "session/recall_samples.h"
-#include "session/step_counts.h"
 
 namespace kvstrata::client {
 
@@ -35,10 +33,13 @@ struct SessionStep::State {
   bool ShadowOnGpu(int member);
   Status Separate(Sequence* s);
   Status Begin(std::vector<StepMember> batch, void* stream);
-  template <typename Fn>
-  Status ForCommits(size_t member, const Fn& tell);
+  struct Told {
+    shm::Commit event;
+    std::span<const std::byte> ids;
+  };
+  std::vector<Told> Commits(size_t member) const;
   void Noted(size_t member);
-  Status Commit();
+  Status SeparateForked();
   Status EndOnGpu(void* stream);
   void AbortOnGpu();
   const StepBatch& batch() const {
@@ -272,22 +273,28 @@ Status SessionStep::State::Separate(Sequence* s) {
   return OkStatus();
 }
 
-// Calls tell(event, its token ids) for what the daemon is told of a member's new tokens: nothing of
-// padding.
-template <typename Fn>
-Status SessionStep::State::ForCommits(size_t member, const Fn& tell) {
-  Sequence& s = *sequences[member];
-  if (!tokens[member].kept) return OkStatus();
+Status SessionStep::State::SeparateForked() {
+  for (const auto& s : sequences) {
+    if (s->forked_in_step) KVS_RETURN_IF_ERROR(Separate(s.get()));
+  }
+  return OkStatus();
+}
+
+// What the daemon is to be told of a member's new tokens: nothing of padding.
+std::vector<SessionStep::State::Told> SessionStep::State::Commits(size_t member) const {
+  std::vector<Told> commits;
+  if (!tokens[member].kept) return commits;
+  const Sequence& s = *sequences[member];
   const std::span<const int32_t> ids(tokens[member].ids);
   const auto indexed = static_cast<uint32_t>(s.state->indexed_tokens());
   for (size_t done = 0; done < ids.size();) {
     const auto part = ids.subspan(done, std::min(ids.size() - done, session->ring->max_tokens()));
-    const shm::Commit event{s.id, static_cast<uint32_t>(s.state->tokens() + done),
-                            static_cast<uint32_t>(part.size()), indexed, 0};
-    KVS_RETURN_IF_ERROR(tell(event, std::as_bytes(part)));
+    commits.push_back({{s.id, static_cast<uint32_t>(s.state->tokens() + done),
+                        static_cast<uint32_t>(part.size()), indexed, 0},
+                       std::as_bytes(part)});
     done += part.size();
   }
-  return OkStatus();
+  return commits;
 }
 
 // Where ids are late, what they say is noted when they come.
@@ -303,38 +310,17 @@ void SessionStep::State::Noted(size_t member) {
   }
 }
 
-Status SessionStep::State::Commit() {
-  for (const auto& s : sequences) {
-    if (s->forked_in_step) KVS_RETURN_IF_ERROR(Separate(s.get()));
-  }
-  for (size_t i = 0; i < sequences.size(); ++i) {
-    Sequence* const s = sequences[i].get();
-    KVS_RETURN_IF_ERROR(
-        ForCommits(i, [&](const shm::Commit& event, std::span<const std::byte> ids) {
-          if (!tokens[i].late) return session->ring->Post(shm::kCommit, {BytesOf(event), ids});
-          s->deferred.push_back(Deferred(event, ids, event.tokens));
-          return OkStatus();
-        }));
-    Noted(i);
-  }
-  return OkStatus();
-}
-
 // Ends a step that the GPU still works on: it is told when the GPU has written the rows.
 Status SessionStep::State::EndOnGpu(void* stream) {
   const OnGpu current(session->gpu_session->gpu());
-  for (const auto& s : sequences) {
-    if (s->forked_in_step) KVS_RETURN_IF_ERROR(Separate(s.get()));
-  }
+  KVS_RETURN_IF_ERROR(SeparateForked());
   std::vector<Sequence::Deferred> commits;
   std::vector<size_t> members;
   for (size_t i = 0; i < sequences.size(); ++i) {
-    KVS_RETURN_IF_ERROR(
-        ForCommits(i, [&](const shm::Commit& event, std::span<const std::byte> ids) {
-          commits.push_back(Deferred(event, ids, tokens[i].late ? event.tokens : 0));
-          members.push_back(i);
-          return OkStatus();
-        }));
+    for (const auto& [event, ids] : Commits(i)) {
+      commits.push_back(Deferred(event, ids, tokens[i].late ? event.tokens : 0));
+      members.push_back(i);
+    }
     // The GPU writes the pages of padding too: who closes it waits.
     if (!tokens[i].kept) {
       commits.emplace_back();
@@ -378,7 +364,17 @@ Status SessionStep::End(void* stream) {
   if (!state_->session->connection->Poll()) return DaemonGone();
   CountDecodes(state_->batch(), &state_->session->connection->session()->steps);
   if (on_gpu()) return state_->EndOnGpu(stream);
-  KVS_RETURN_IF_ERROR(state_->Commit());
+  KVS_RETURN_IF_ERROR(state_->SeparateForked());
+  for (size_t i = 0; i < state_->sequences.size(); ++i) {
+    for (const auto& [event, ids] : state_->Commits(i)) {
+      if (state_->tokens[i].late) {
+        state_->sequences[i]->deferred.push_back(Deferred(event, ids, event.tokens));
+      } else {
+        KVS_RETURN_IF_ERROR(state_->session->ring->Post(shm::kCommit, {BytesOf(event), ids}));
+      }
+    }
+    state_->Noted(i);
+  }
   for (size_t i = 0; i < state_->audits.size(); ++i) {
     if (state_->audits[i] == 0) continue;
     const auto member = static_cast<int>(i);

@@ -4,24 +4,190 @@
 #include <pthread.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <sys/timerfd.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
+#include <memory>
+#include <new>
+#include <string>
 #include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
-#include "server/attach/attach_loop.h"
+#include "base/descriptors.h"
+#include "base/unique_fd.h"
+#include "server/attach/attach_state.h"
+#include "server/attach/connection_ends.h"
+#include "server/attach/connection_lending.h"
+#include "server/attach/handshake.h"
+#include "server/attach/peers/peer.h"
+#include "server/attach/token_passing.h"
+#include "server/sockets/unix_listener.h"
 #include "server/telemetry/thread_top.h"
 
 namespace kvstrata {
 namespace {
 
+// Admission: the listener of the attach server, and how a connection begins: accepted, with its
+// peer's credentials from the kernel, before a byte of it is read.
+//
+// Ownership: owns the listener. Thread-safety: the loop's.
+class Admission {
+ public:
+  Admission(AttachState* state, ConnectionEnds* ends, std::unique_ptr<UnixListener> listener)
+      : state_(state), ends_(ends), listener_(std::move(listener)) {}
+
+  // Has the loop told of new connections, unless it is. Accept stops that when the daemon is out of
+  // descriptors or memory.
+  void Listen() {
+    if (!listening_) Arm(true);
+  }
+  void Accept();
+  void Close() { listener_.reset(); }
+
+ private:
+  void Arm(bool on);
+  void AdmitSocket(UniqueFd socket);
+
+  AttachState* const state_;
+  ConnectionEnds* const ends_;
+  std::unique_ptr<UnixListener> listener_;
+  bool listening_ = false;
+};
+
 using Clock = std::chrono::steady_clock;
+
+constexpr int kMaxAcceptsPerIteration = 16;
+constexpr int kMaxHandshakesPerUser = 64;
+constexpr uint64_t kDescriptorsOfSession = 5;
+
+void Admission::Arm(bool on) {
+  if (!on) {
+    state_->events.Unwatch(listener_->fd());
+    listening_ = false;
+  } else if (state_->events.Watch(listener_->fd(), EventPoll::kListener, 0, EPOLLIN)) {
+    listening_ = true;
+  }
+}
+
+void Admission::Accept() {
+  for (int i = 0; i < kMaxAcceptsPerIteration; ++i) {
+    UniqueFd socket(accept4(listener_->fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (socket) {
+      AdmitSocket(std::move(socket));
+      continue;
+    }
+    if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+      // Spinning here would help nobody; the next tick tries again.
+      uint64_t suppressed = 0;
+      const int error = errno;
+      if (state_->MayLog(&suppressed)) {
+        LogEvent(LogLevel::kError, "accept_failed",
+                 {{"errno", error}, {"why", std::strerror(error)}, {"suppressed", suppressed}});
+      }
+      Arm(false);
+    }
+    return;
+  }
+}
+
+void Admission::AdmitSocket(UniqueFd socket) {
+  state_->counts.Count(AttachCounts::kAccepted);
+  AttachConnection* const c =
+      state_->connections.Add(PassedFd(std::move(socket), &state_->closer, kNoUser));
+  c->deadline = Clock::now() + state_->hello_timeout.load();
+  Result<Peer> peer = PeerOf(c->socket.get());
+  if (!peer.ok()) return ends_->Refuse(c, peer.status());
+  c->peer = peer.value().identity;
+  c->pidfd = std::move(peer.value().pidfd);
+  c->socket.set_user(c->peer.uid);
+  if (!state_->closer.MayTake(c->peer.uid)) {
+    return ends_->Refuse(
+        c, ResourceExhausted("DESCRIPTORS_STUCK",
+                             "descriptors that clients of user " + std::to_string(c->peer.uid) +
+                                 " passed do not close; end who keeps them open"));
+  }
+  if (!state_->store->user_limits()->IsOperator(c->peer.tenant)) {
+    const Status spare = CheckDescriptors(kDescriptorsOfSession);
+    if (!spare.ok()) return ends_->Refuse(c, spare);
+  }
+  const auto same_user = [c](const auto& entry) {
+    const AttachConnection& other = *entry.second;
+    return other.state == AttachConnection::State::kHandshake && other.peer.uid == c->peer.uid;
+  };
+  if (std::ranges::count_if(state_->connections.all(), same_user) > kMaxHandshakesPerUser) {
+    return ends_->Refuse(c, ResourceExhausted("TOO_MANY_HANDSHAKES",
+                                              "user " + std::to_string(c->peer.uid) + " has " +
+                                                  std::to_string(kMaxHandshakesPerUser) +
+                                                  " connections that have not said Hello; retry"));
+  }
+  if (!state_->WatchSocket(c) || !state_->WatchPidfd(c)) {
+    ends_->Refuse(c, ResourceExhausted("EPOLL_LIMIT", "the daemon cannot watch more connections"));
+  }
+}
+
+// Housekeeping: what the attach loop sees to at every tick for nobody in particular: memory that
+// may be reclaimed, pins and leases that run out, descriptors that do not close. Housekeeping of
+// the store runs in another thread, one pass at a time. Thread-safety: the loop's.
+class Housekeeping {
+ public:
+  explicit Housekeeping(AttachState* state) : state_(state) {}
+
+  // Has descriptors closed that wait for it; an event tells of those that do not close.
+  void TickCloser();
+  // Begins a pass over the store, unless one is under way.
+  void KeepHouse();
+
+ private:
+  AttachState* const state_;
+  std::atomic<bool> under_way_{false};  // a pass over the store
+  size_t late_closings_ = 0;            // that were told
+};
+
+void Housekeeping::TickCloser() {
+  state_->closer.Tick();
+  const ClosingCounters counts = state_->closer.counters();
+  if (counts.late > late_closings_) {
+    LogEvent(LogLevel::kError, "descriptor_close_late",
+             {{"descriptors", counts.late},
+              {"uid", counts.late_user},
+              {"why",
+               "descriptors that this user's clients passed do not close; they keep a thread "
+               "each"}});
+  }
+  late_closings_ = counts.late;
+}
+
+void Housekeeping::KeepHouse() {
+  if (under_way_.exchange(true)) return;
+  const auto work = [this] {
+    Survive("kvs-long", [this] {
+      if (state_->store->inspection().Counters().retired_bytes != 0) {
+        state_->counts.Count(AttachCounts::kReclaims);
+        state_->store->references().Reclaim();
+      }
+      state_->store->pins().ExpirePins();
+      state_->store->leases().ExpireLeases(std::chrono::steady_clock::now());
+    });
+    under_way_.store(false);
+  };
+  try {
+    state_->queue.Post(kNoUser, FairQueue::Length::kShort, work);
+  } catch (const std::bad_alloc&) {
+    under_way_.store(false);  // the next tick tries again
+  }
+}
+
 using State = AttachConnection::State;
 
 constexpr auto kTick = std::chrono::milliseconds(100);
@@ -43,6 +209,54 @@ Status StartError(const char* what) {
 }
 
 }  // namespace
+
+// AttachServer::Loop: the attach server's one thread: it polls the rings and what it watches, and
+// has its parts do what follows. How a connection begins: Admission, handshake.h,
+// token_passing.h; how it ends: connection_ends.h. What others do for it, so that it neither
+// computes for long nor waits for who does: connection_lending.h, Housekeeping.
+class AttachServer::Loop {
+ public:
+  Loop(const AttachOptions& options, std::unique_ptr<UnixListener> listener, Store* store)
+      : state_(options, store), admission_(&state_, &ends_, std::move(listener)) {}
+  ~Loop() { Stop(); }
+
+  Status Start();
+  void Stop();
+  AttachCounters counters() const;
+  void SetHelloTimeout(std::chrono::microseconds timeout) { state_.hello_timeout = timeout; }
+
+ private:
+  void Run();
+  void RunIteration();
+  bool DrainRings();
+  void OnRing(AttachConnection* c, RingSession::Outcome outcome);
+  void LendRing(AttachConnection* c);
+  bool PrepareSleep();
+  void CancelSleep();
+  int SleepMs() const;
+  void Poll(int timeout_ms);
+  void OnEvent(const epoll_event& event);
+  void OnSocket(AttachConnection* c, uint32_t events);
+  void OnLastFrames(AttachConnection* c);
+  void OnDead(AttachConnection* c);
+  void Tick();
+
+  AttachState state_;
+  ConnectionLending lending_{&state_};
+  ConnectionEnds ends_{&state_, &lending_};
+  TokenPassing passing_{&state_, &lending_, &ends_};
+  Handshake handshake_{&state_, &lending_, &ends_, &passing_};
+  Admission admission_;
+  Housekeeping housekeeping_{&state_};
+
+  UniqueFd stop_event_, timer_;
+  std::thread thread_;
+
+  // The thread's.
+  bool stopping_ = false;
+  std::chrono::steady_clock::time_point busy_until_{}, next_poll_{};
+  Heartbeat beat_{"kvs-attach"};
+};
 
 // --- start and stop ------------------------------------------------------------------------------
 

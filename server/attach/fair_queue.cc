@@ -7,7 +7,6 @@
 #include <system_error>
 #include <utility>
 
-#include "server/telemetry/heartbeat.h"
 #include "server/telemetry/thread_top.h"
 
 namespace kvstrata {

@@ -28,6 +28,29 @@ int64_t SecondsNow() {
 
 }  // namespace
 
+bool ChunkLink::Send(std::vector<std::byte> packet) {
+  if (waiting_.empty()) {
+    const SendOutcome outcome = SendPacket(socket_.get(), std::span<const std::byte>(packet), {});
+    if (outcome != SendOutcome::kFull) return outcome == SendOutcome::kSent;
+  }
+  waiting_bytes_ += packet.size();
+  if (waiting_bytes_ > most_) return false;
+  waiting_.push_back(std::move(packet));
+  return true;
+}
+
+bool ChunkLink::SendWaiting() {
+  while (!waiting_.empty()) {
+    const SendOutcome outcome =
+        SendPacket(socket_.get(), std::span<const std::byte>(waiting_.front()), {});
+    if (outcome == SendOutcome::kGone) return false;
+    if (outcome == SendOutcome::kFull) return true;
+    waiting_bytes_ -= waiting_.front().size();
+    waiting_.pop_front();
+  }
+  return true;
+}
+
 ChunkDoor::ChunkDoor(const ChunkDoorOptions& options, std::unique_ptr<UnixListener> listener,
                      EventPoll* events)
     : options_(options), listener_(std::move(listener)), events_(events) {}

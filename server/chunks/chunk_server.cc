@@ -4,18 +4,102 @@
 #include <pthread.h>
 #include <sys/eventfd.h>
 
+#include <array>
+#include <atomic>
 #include <cerrno>
+#include <chrono>
+#include <cstdint>
 #include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
 #include <string>
+#include <string_view>
 #include <system_error>
+#include <thread>
 #include <utility>
+#include <vector>
 
 #include "base/check.h"
-#include "server/chunks/chunk_loop.h"
+#include "base/sync.h"
+#include "base/unique_fd.h"
+#include "server/chunks/chunk_door.h"
+#include "server/chunks/chunk_processes.h"
+#include "server/chunks/chunk_sums.h"
+#include "server/chunks/chunk_tiers.h"
+#include "server/chunks/room/chunk_inbox.h"
+#include "server/chunks/room/chunk_numbers.h"
+#include "server/chunks/room/chunk_room.h"
+#include "server/sockets/event_poll.h"
+#include "server/telemetry/log.h"
 #include "server/telemetry/thread_top.h"
 
 namespace kvstrata {
 namespace {
+
+// ChunkBoard: the numbers of chunks as of the last time that something happened, for whoever asks;
+// and the log's line when engines begin to get no credits (event=chunks_full).
+//
+// Thread-safety: Put is the loop's; Get from any thread. Cost: a lock, and a copy.
+class ChunkBoard {
+ public:
+  void Put(const ChunkNumbers& numbers) KVS_EXCLUDES(mu_) {
+    TellFull(numbers);
+    MutexLock lock(mu_);
+    numbers_ = numbers;
+  }
+  ChunkNumbers Get() const KVS_EXCLUDES(mu_) {
+    MutexLock lock(mu_);
+    return numbers_;
+  }
+
+ private:
+  void TellFull(const ChunkNumbers& now) {
+    const bool was = std::exchange(full_, now.starved > 0);
+    const auto time = std::chrono::steady_clock::now().time_since_epoch();
+    const auto second = std::chrono::duration_cast<std::chrono::seconds>(time).count();
+    uint64_t suppressed = 0;
+    if (was || !full_ || !log_.Allow(second, &suppressed)) return;
+    LogEvent(LogLevel::kWarn, "chunks_full",
+             {{"leased_bytes", now.leased.bytes},
+              {"credited_bytes", now.of(ChunkState::kCredited).bytes},
+              {"suppressed", suppressed}});
+  }
+
+  LogLimiter log_{1};
+  bool full_ = false;
+  mutable Mutex mu_;
+  ChunkNumbers numbers_ KVS_GUARDED_BY(mu_);
+};
+
+// ChunkWorkers: whoever does the room's work: the thread of sums, and the tiers below.
+//
+// Thread-safety: any thread. Nothing blocks but the end, which waits for the chunk that is being
+// summed.
+class ChunkWorkers {
+ public:
+  // `wake`: called when something is done; for as long as a tier has a call of this.
+  ChunkWorkers(const ChunkTiersOptions& tiers, std::function<void()> wake)
+      : inbox_(std::make_shared<ChunkInbox>(std::move(wake))),
+        tiers_(tiers, inbox_),
+        sums_(inbox_) {}
+
+  const ChunkTiers& tiers() const { return tiers_; }
+  void Start(std::vector<ChunkWork> work) {
+    std::vector<ChunkWork> below;
+    for (ChunkWork& one : work) {
+      const bool sum = one.kind == ChunkWork::Kind::kSum || one.kind == ChunkWork::Kind::kVerify;
+      sum ? sums_.Add(std::move(one)) : below.push_back(std::move(one));
+    }
+    if (!below.empty()) tiers_.Start(std::move(below));
+  }
+  std::vector<ChunkDone> TakeDone() { return inbox_->TakeAll(); }
+
+ private:
+  const std::shared_ptr<ChunkInbox> inbox_;
+  const ChunkTiers tiers_;
+  ChunkSums sums_;
+};
 
 constexpr int kTickMs = 100;              // while something may be late
 constexpr int kPacketsPerIteration = 16;  // packets of one client, before others are served
@@ -34,6 +118,70 @@ Status StartError(const char* what) {
 }
 
 }  // namespace
+
+// ChunkServer::Loop: the thread that serves the chunk socket. For chunk_server.cc alone.
+//
+// Thread-safety: what is public, from any thread; the rest is the loop's. It has the lock but while
+// it sleeps, so that whoever looks at the room sees it between two iterations.
+class ChunkServer::Loop {
+ public:
+  Loop(const ChunkServerOptions& options, std::unique_ptr<UnixListener> listener);
+  ~Loop() { Stop({}); }
+  Status Start();
+  void Stop(std::chrono::microseconds writes);
+  ChunkNumbers Numbers() const { return board_.Get(); }
+  // What `look` says of the room; it is given null when no engine has come yet.
+  template <typename F>
+  auto Look(const F& look) const KVS_EXCLUDES(mu_) {
+    MutexLock lock(mu_);
+    return look(room_.get());
+  }
+
+ private:
+  struct Connection {
+    std::unique_ptr<ChunkGuest> who;
+    bool writable = false;  // it is watched for room
+  };
+
+  void Run();
+  void RunIteration() KVS_EXCLUDES(mu_);
+  void OnEvent(const epoll_event& event) KVS_REQUIRES(mu_);
+  // Clients see that it ends.
+  void OnStop() KVS_REQUIRES(mu_);
+  int WaitMs() const;
+  void OnSocket(uint64_t number, uint32_t events) KVS_REQUIRES(mu_);
+  void OnPacket(Connection* c, size_t bytes) KVS_REQUIRES(mu_);
+  void OnDead(uint32_t process) KVS_REQUIRES(mu_);
+  // Who has said HELLO is welcome, or refused.
+  void Receive(std::unique_ptr<ChunkGuest> guest) KVS_REQUIRES(mu_);
+  Status Join(ChunkGuest* guest) KVS_REQUIRES(mu_);
+  // A room of that user's, made if need be.
+  Status TakeRoom(uint32_t user) KVS_REQUIRES(mu_);
+  // What came of work, and what goes out; until nothing does.
+  void Flush() KVS_REQUIRES(mu_);
+  void Send(uint64_t connection, std::vector<std::byte> packet) KVS_REQUIRES(mu_);
+  void End(uint64_t connection, std::string_view why) KVS_REQUIRES(mu_);
+
+  const ChunkServerOptions options_;
+  EventPoll events_;
+  UniqueFd stop_event_;
+  std::unique_ptr<ChunkDoor> door_;
+  LogLimiter log_{10};
+  ChunkBoard board_;
+  Heartbeat beat_{"kvs-chunks"};
+  std::unique_ptr<ChunkWorkers> workers_;
+
+  ChunkCounters counters_;
+  mutable Mutex mu_;
+  std::unique_ptr<ChunkRoom> room_ KVS_GUARDED_BY(mu_);  // null: no engine has come yet
+  uint64_t rooms_ = 0;
+  std::map<uint64_t, Connection> connections_;
+  ChunkProcesses processes_{&events_};
+  std::array<std::byte, chunks::kMostChunkPacket + 1> packet_;
+  std::atomic<std::chrono::steady_clock::time_point> write_until_;  // deadline of writes at the end
+  bool ending_ = false, stopping_ = false;
+  std::thread thread_;
+};
 
 // -- start and stop
 

@@ -12,8 +12,6 @@
 #include "kernels/backend/backend.h"
 #include "server/config/config_files.h"
 #include "server/config/config_keys.h"
-#include "server/config/config_limits.h"
-#include "server/config/config_remote.h"
 
 namespace kvstrata {
 namespace {

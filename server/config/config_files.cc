@@ -18,8 +18,6 @@
 
 #include "base/quantities.h"
 #include "server/config/config_keys.h"
-#include "server/config/config_limits.h"
-#include "server/config/config_remote.h"
 
 namespace kvstrata {
 namespace {

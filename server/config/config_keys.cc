@@ -11,9 +11,7 @@
 
 #include "kernels/backend/backend.h"
 #include "server/config/config_files.h"
-#include "server/config/config_limits.h"
 #include "server/config/config_numbers.h"
-#include "server/config/config_remote.h"
 #include "server/http/trace_exporter.h"
 #include "server/sockets/unix_listener.h"
 

@@ -8,7 +8,10 @@
 #include <string>
 #include <string_view>
 
+#include "base/status.h"
 #include "server/config/config.h"
+#include "server/store/options/user_limits.h"
+#include "server/tier/redis/redis_value_tier.h"
 
 namespace kvstrata {
 
@@ -32,6 +35,40 @@ size_t EditDistance(std::string_view a, std::string_view b);
 std::string_view NearestConfigKey(std::string_view name);
 // What `backend` allows.
 std::string BackendNames();
+
+// The users' limits in the configuration: the keys limits.*, and limits.users.USER.LIMIT for one
+// user alone. Thread-safety: functions without state.
+
+std::span<const ConfigKey> LimitKeys();
+
+// "limits.users.uid:1000.sessions".
+bool IsUserLimitKey(std::string_view key);
+// INVALID_ARGUMENT CONFIG_KEY (no such user or limit) or CONFIG_VALUE; `where` it was given is for
+// the message.
+Status ApplyUserLimit(std::string_view key, std::string_view value, std::string_view where,
+                      Config* config);
+
+// What Config says, with shares of pools as bytes. The pools' sizes: of all devices together, of
+// the host.
+UserLimitsOptions UserLimitsOf(const Config& config, uint64_t device_bytes, uint64_t host_bytes);
+
+// The remote tier in the configuration: the keys remote.*, and what its engine gets of them.
+// Thread-safety: functions without state.
+
+std::span<const ConfigKey> RemoteKeys();
+// INVALID_ARGUMENT REMOTE_ENGINE: two engines are named, or what the named one has not.
+Status CheckRemoteEngine(const RemoteConfig& config);
+
+// "remote.tenants.uid:1000.name": what a user of this node is to the remote tier.
+bool IsTenantKey(std::string_view key);
+// Whether a reload applies it. REQUIRES: IsTenantKey.
+bool TenantKeyReloads(std::string_view key);
+// INVALID_ARGUMENT CONFIG_KEY (no such user or key) or CONFIG_VALUE (also a tenant that another
+// user of this node stands for); `where` it was given is for the message.
+Status ApplyTenantKey(std::string_view key, std::string_view value, std::string_view where,
+                      Config* config);
+// Options by remote.redis; none: without servers.
+RedisTierOptions RedisOptionsOf(const RemoteConfig& config);
 
 }  // namespace kvstrata
 

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "server/config/config_limits.h"
-
 #include <unistd.h>
 
 #include <algorithm>
@@ -8,6 +6,7 @@
 #include <optional>
 
 #include "base/quantities.h"
+#include "server/config/config_keys.h"
 #include "server/store/options/user_limits.h"
 #include "server/store/options/user_name.h"
 

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "server/config/config_remote.h"
-
 #include <net/if.h>
 
 #include <algorithm>
 #include <array>
 #include <vector>
 
+#include "server/config/config_keys.h"
 #include "server/config/config_numbers.h"
 #include "server/store/options/user_name.h"
 #include "server/tier/redis/client/redis_slots.h"

@@ -14,7 +14,7 @@
 #include "base/spare_threads.h"
 #include "kernels/codec/codec.h"
 #include "kernels/step/gpu/cuda_step.h"
-#include "server/config/config_limits.h"
+#include "server/config/config_keys.h"
 #include "server/config/pool_memory.h"
 #include "server/config/start_memory.h"
 #include "server/daemon/daemon_parts.h"

@@ -59,7 +59,7 @@ class Daemon {
 
 // The life of the process, from a checked configuration to the exit code: hardens the process,
 // starts, tells `ready_fd` (-1: nobody) and the service manager, waits for SIGTERM, SIGINT or
-// SIGQUIT, ends. A shutdown that hangs is cut off (stop_watchdog.h). REQUIRES: no thread was
+// SIGQUIT, ends. A shutdown that hangs is cut off (run_daemon.cc). REQUIRES: no thread was
 // started yet.
 int RunDaemon(const Config& config, int ready_fd);
 

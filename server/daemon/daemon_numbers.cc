@@ -1,17 +1,55 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the daemon's parts tell of themselves: health, the numbers of its pages, what kvs-watch
 // sees.
+#include "server/web/daemon_numbers.h"
+
 #include <algorithm>
+#include <optional>
+#include <span>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "server/daemon/daemon_parts.h"
-#include "server/daemon/part_health.h"
 #include "server/memory/cgroup.h"
+#include "server/sockets/descriptor_closer.h"
 #include "server/store/reports/session_totals.h"
-#include "server/telemetry/heartbeat.h"
+#include "server/telemetry/thread_top.h"
 
 namespace kvstrata {
 namespace {
+
+// PartHealth of the daemon's parts (server/web/daemon_numbers.h), from what they say of
+// themselves. Pure; any thread.
+
+std::string HealthOfDescriptors(std::span<const ClosingCounters> closing) {
+  const auto late = std::ranges::find_if(closing, [](const auto& c) { return c.late != 0; });
+  if (late == closing.end()) return "";
+  return std::to_string(late->late) + " descriptors that clients of user " +
+         std::to_string(late->late_user) + (late->late == 1 ? "" : " and others") +
+         " passed do not close";
+}
+
+std::string HealthOfPools(std::span<const PoolInfo> pools) {
+  const auto lost = std::ranges::find_if(pools, [](const auto& p) { return !p.failure.empty(); });
+  if (lost == pools.end()) return "";
+  const bool several = std::ranges::count(pools, Tier::kDevice, &PoolInfo::tier) > 1;
+  return "the " + std::string(NameOf(lost->tier)) + " pool" +
+         (several ? " of " + lost->device : "") + " is lost: " + lost->failure;
+}
+
+// "descriptors", "pools", "disk", "remote", each with the first failure that it has. illness: the
+// tiers'; nothing: there is no such tier, and it is no part.
+std::vector<PartHealth> HealthOfParts(std::span<const ClosingCounters> closing,
+                                      std::span<const PoolInfo> pools,
+                                      std::optional<std::string> disk_illness,
+                                      std::optional<std::string> remote_illness) {
+  std::vector<PartHealth> parts = {{"descriptors", HealthOfDescriptors(closing), false},
+                                   {"pools", HealthOfPools(pools), true}};
+  if (disk_illness) parts.push_back({"disk", std::move(*disk_illness), false});
+  if (remote_illness) parts.push_back({"remote", std::move(*remote_illness), false});
+  return parts;
+}
 
 // What ails the daemon first: a loop that has not answered for longer than `patience`, a part.
 std::string HealthOf(std::span<const PartHealth> parts, std::chrono::microseconds patience) {

@@ -1,19 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 // RunDaemon: the life of the process.
+#include <poll.h>
+#include <sys/eventfd.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstring>
 #include <ctime>
 #include <memory>
 #include <string>
+#include <string_view>
+#include <system_error>
+#include <thread>
+#include <utility>
 
+#include "base/check.h"
+#include "base/status.h"
 #include "server/config/pool_memory.h"
 #include "server/daemon/daemon.h"
-#include "server/daemon/stop_watchdog.h"
 #include "server/doctor/machine_check.h"
 #include "server/telemetry/log.h"
 #include "server/telemetry/readiness.h"
@@ -21,7 +31,87 @@
 namespace kvstrata {
 namespace {
 
+// StopWatchdog: the thread that ends the process when its stop does not. Until everything is
+// settled that outlives the process (disk, checkpoint, socket files) the stop has `timeout`, and
+// running out of it is a failure. After that nothing is left to lose: whatever still holds up the
+// end, such as a library's thread that waits for a peer, is left behind, with exit code 0.
+//
+// Takes no lock and waits for nobody, also not for the reader of stderr. Its thread is made here,
+// so that a process that gets no more threads can still be stopped; it lives as long as the
+// process. Thread-safety: one thread. Constructed once.
+class StopWatchdog {
+ public:
+  // THREADS, DESCRIPTORS (RESOURCE_EXHAUSTED).
+  static Result<StopWatchdog> Start();
+
+  // The stop begins.
+  void Begin(std::chrono::microseconds timeout) const;
+  // After Begin: from now on the end may be sudden.
+  void Settled() const { Tell(); }
+
+ private:
+  using Timeout = std::shared_ptr<std::atomic<std::chrono::microseconds>>;  // the thread's too
+
+  StopWatchdog(int told, Timeout timeout) : told_(told), timeout_(std::move(timeout)) {}
+  void Tell() const;
+
+  int told_;  // an eventfd that counts the calls; the thread's, never closed
+  Timeout timeout_;
+};
+
 using Clock = std::chrono::steady_clock;
+
+constexpr std::chrono::milliseconds kTearDown{200};
+
+// False: `end` came first.
+bool AwaitTold(int told, Clock::time_point end) {
+  for (;;) {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now());
+    pollfd wait{told, POLLIN, 0};
+    const int ready = poll(&wait, 1, std::max(0, static_cast<int>(left.count())));
+    if (ready == 0) return false;
+    eventfd_t count = 0;
+    if (ready > 0 && eventfd_read(told, &count) == 0) return true;
+  }
+}
+
+void Watch(int told, const std::atomic<std::chrono::microseconds>& timeout) {
+  eventfd_t count = 0;
+  while (eventfd_read(told, &count) != 0) {
+  }
+  if (AwaitTold(told, Clock::now() + timeout.load())) {
+    std::this_thread::sleep_for(kTearDown);
+    _exit(kExitClean);
+  }
+  constexpr std::string_view text = "kvstratad: shutdown.timeout passed, ending the process\n";
+  pollfd log{STDERR_FILENO, POLLOUT, 0};
+  if (poll(&log, 1, 0) == 1 && (log.revents & POLLOUT) != 0) {
+    [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, text.data(), text.size());
+  }
+  _exit(kExitFailed);
+}
+
+Result<StopWatchdog> StopWatchdog::Start() {
+  const int told = eventfd(0, EFD_CLOEXEC | EFD_SEMAPHORE);
+  if (told < 0) {
+    return ResourceExhausted("DESCRIPTORS", std::string("eventfd: ") + std::strerror(errno));
+  }
+  const auto timeout = std::make_shared<std::atomic<std::chrono::microseconds>>();
+  try {
+    std::thread([told, timeout] { Watch(told, *timeout); }).detach();
+  } catch (const std::system_error& error) {
+    close(told);
+    return ResourceExhausted("THREADS", std::string("no thread can be made: ") + error.what());
+  }
+  return StopWatchdog(told, timeout);
+}
+
+void StopWatchdog::Begin(std::chrono::microseconds timeout) const {
+  *timeout_ = timeout;
+  Tell();
+}
+
+void StopWatchdog::Tell() const { KVS_CHECK(eventfd_write(told_, 1) == 0); }
 
 constexpr uint32_t kIgnoredLines = 10;  // a second, of signals that do nothing
 

@@ -3,9 +3,12 @@
 #ifndef KVSTRATA_SERVER_DOCTOR_DOCTOR_CHECKS_H_
 #define KVSTRATA_SERVER_DOCTOR_DOCTOR_CHECKS_H_
 
+#include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 
+#include "kvstrata/v1/admin.grpc.pb.h"
 #include "server/doctor/doctor.h"
 
 namespace kvstrata::doctor {
@@ -50,6 +53,17 @@ Finding Fail(std::string check, const Status& why, std::string fix = "");
 std::string MiBText(uint64_t bytes);
 // The first word of a file; nothing if it cannot be read.
 std::optional<std::string> FirstWordOf(const std::string& path);
+
+// What a running daemon says of itself to the checks of doctor: what it holds is free for nobody
+// else, and no fault where it is the one that would be started again. Waits for an answer 5 s at
+// most. Any thread.
+
+// Nothing: there is no daemon at the socket, or it does not answer. `*denied`: it tells its own
+// user and root alone.
+std::optional<v1::GetStatusResponse> DaemonsStatus(const std::string& socket, bool* denied);
+// The same, of the value that it has for a key.
+std::optional<std::string> DaemonsKey(const std::string& socket, std::string_view key,
+                                      bool* denied);
 
 }  // namespace kvstrata::doctor
 

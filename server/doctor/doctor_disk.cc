@@ -16,7 +16,6 @@
 
 #include "base/unique_fd.h"
 #include "server/doctor/doctor_checks.h"
-#include "server/doctor/doctor_daemon.h"
 
 namespace kvstrata::doctor {
 namespace {

@@ -10,7 +10,6 @@
 #include "proto/reasons.h"
 #include "server/daemon/tiers/remote_tier.h"
 #include "server/doctor/doctor_checks.h"
-#include "server/doctor/doctor_daemon.h"
 #include "server/nodes/node_address.h"
 
 namespace kvstrata::doctor {

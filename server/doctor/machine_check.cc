@@ -9,7 +9,7 @@
 #include <cstring>
 #include <string>
 
-#include "server/config/config_remote.h"
+#include "server/config/config_keys.h"
 #include "server/config/pool_memory.h"
 #include "server/config/start_memory.h"
 #include "server/memory/memory_resource.h"

@@ -9,7 +9,6 @@
 #include <map>
 #include <utility>
 
-#include "server/telemetry/heartbeat.h"
 #include "server/telemetry/log.h"
 #include "server/telemetry/thread_top.h"
 #include "server/tier/remote/stripe_cipher.h"

@@ -18,8 +18,8 @@
 //
 // Reflection is served to root and the daemon's own user.
 //
-// grpc.health.v1 answers everybody alike, for the names of health_names.h; a change is seen within
-// a second.
+// grpc.health.v1 answers everybody alike, for the names of admin_messages.h; a change is seen
+// within a second.
 //
 // Sessions live as long as their OpenSession stream; when it ends, steps and sequences of the
 // session are dropped and Sessions::EndSession(kDied) is called.

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "server/telemetry/heartbeat.h"
 #include "server/telemetry/log.h"
 #include "server/telemetry/thread_top.h"
 

@@ -2,16 +2,13 @@
 #include "server/tier/blocking_calls.h"
 
 #include <condition_variable>
-#include <memory>
 #include <utility>
 
 #include "base/sync.h"
 
 namespace kvstrata {
-namespace {
 
-// Shared with `done`, which may still be leaving it when the caller goes on.
-class End {
+class AwaitedCall::End {
  public:
   void Come() {
     MutexLock lock(mu_);
@@ -29,29 +26,31 @@ class End {
   bool came_ KVS_GUARDED_BY(mu_) = false;
 };
 
-template <typename Start>
-void Await(TierCall call, const Start& start) {
-  const auto end = std::make_shared<End>();
-  call.done = [end] { end->Come(); };
-  start(std::move(call));
-  end->Wait();
+AwaitedCall::AwaitedCall(TierCall terms) : end_(std::make_shared<End>()), terms_(std::move(terms)) {
+  terms_.done = [end = end_] { end->Come(); };
+  terms_.waits = true;
 }
 
-}  // namespace
+void AwaitedCall::Wait() { end_->Wait(); }
 
 void ProbeAndWait(ValueTier* tier, std::span<TierProbe> probes, Deadline deadline) {
-  Await({deadline, {}, nullptr}, [&](TierCall call) { tier->Probe(probes, std::move(call)); });
+  AwaitedCall call({deadline, {}, nullptr});
+  tier->Probe(probes, call.terms());
+  call.Wait();
 }
 
 void GetAndWait(ValueTier* tier, std::span<TierGet> gets, Deadline deadline,
                 const std::stop_token& cancel) {
-  Await({deadline, cancel, nullptr}, [&](TierCall call) { tier->Get(gets, std::move(call)); });
+  AwaitedCall call({deadline, cancel, nullptr});
+  tier->Get(gets, call.terms());
+  call.Wait();
 }
 
 void PutAndWait(ValueTier* tier, std::span<TierPut> puts, Deadline deadline,
                 const std::stop_token& cancel, bool durable) {
-  Await({deadline, cancel, nullptr, durable, true},
-        [&](TierCall call) { tier->Put(puts, std::move(call)); });
+  AwaitedCall call({deadline, cancel, nullptr, durable});
+  tier->Put(puts, call.terms());
+  call.Wait();
 }
 
 Status ForgetAndWait(ValueTier* tier, std::span<const std::string> keys, Deadline deadline,
@@ -63,14 +62,17 @@ Status ForgetAndWait(ValueTier* tier, std::span<const std::string> keys, Deadlin
 
 Status ForgetAndWait(ValueTier* tier, std::span<TierForget> forgets, Deadline deadline,
                      bool durable) {
-  Await({deadline, {}, nullptr, durable, true},
-        [&](TierCall call) { tier->Forget(forgets, std::move(call)); });
+  AwaitedCall call({deadline, {}, nullptr, durable});
+  tier->Forget(forgets, call.terms());
+  call.Wait();
   for (const TierForget& forget : forgets) KVS_RETURN_IF_ERROR(forget.status);
   return OkStatus();
 }
 
 Status WalkOn(ValueTier* tier, TierWalk* walk, Deadline deadline) {
-  Await({deadline, {}, nullptr}, [&](TierCall call) { tier->Walk(walk, std::move(call)); });
+  AwaitedCall call({deadline, {}, nullptr});
+  tier->Walk(walk, call.terms());
+  call.Wait();
   return walk->status;
 }
 

@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Calls of a ValueTier that wait for their end. Not from a tier's own thread. Status of each
 // request as the tier sets it.
+//
+//     AwaitedCall put({deadline, cancel});
+//     tier->Put(puts, put.terms());
+//     put.Wait();
 #ifndef KVSTRATA_SERVER_TIER_BLOCKING_CALLS_H_
 #define KVSTRATA_SERVER_TIER_BLOCKING_CALLS_H_
 
 #include <functional>
+#include <memory>
 #include <span>
 #include <stop_token>
 #include <string>
@@ -14,6 +19,21 @@
 #include "server/tier/value_tier.h"
 
 namespace kvstrata {
+
+// One call, whose caller does nothing until its end.
+class AwaitedCall {
+ public:
+  // `terms`: without `done` and `waits`.
+  explicit AwaitedCall(TierCall terms);
+  // For the one call to be made.
+  const TierCall& terms() const { return terms_; }
+  void Wait();
+
+ private:
+  class End;
+  const std::shared_ptr<End> end_;  // shared with `done`, which may still be leaving it
+  TierCall terms_;
+};
 
 void ProbeAndWait(ValueTier* tier, std::span<TierProbe> probes, Deadline deadline);
 void GetAndWait(ValueTier* tier, std::span<TierGet> gets, Deadline deadline,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // CallThreads: the threads that carry out what a CallQueue has (server/tier/call_queue.h), for the
 // tiers whose calls block. A call that throws ends alone (telemetry/thread_top.h), and a thread
-// that stays in one for too long is told (telemetry/heartbeat.h).
+// that stays in one for too long is told (telemetry/thread_top.h).
 //
 // Ownership: borrows the queue. Thread-safety: made and destroyed by the queue's owner. Blocking:
 // the end waits for the calls that run.

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What /livez, /readyz and /healthz share.
-#include "server/telemetry/heartbeat.h"
+// /livez, /readyz and /healthz.
+#include <algorithm>
+
+#include "server/telemetry/thread_top.h"
 #include "server/web/pages.h"
 
 namespace kvstrata {
@@ -31,6 +33,29 @@ HttpAnswer HealthAnswer(const std::vector<PartHealth>& parts, bool well,
   }
   answer.body += well ? "ok\n" : "failed\n";
   return answer;
+}
+
+// /livez: whether a restart would help: 503 while a loop hangs.
+HttpAnswer LivezPage(PageSource* source, const HttpRequest& request) {
+  const std::vector<PartHealth> loops{HealthNow(*source).front()};
+  return HealthAnswer(loops, loops.front().failure.empty(), request);
+}
+
+// /readyz: whether engines should come: 503 while a part fails without which none can be served. An
+// ill disk or remote tier is none: sequences then open with less, and the rest of the page says so.
+HttpAnswer ReadyzPage(PageSource* source, const HttpRequest& request) {
+  const std::vector<PartHealth> parts = HealthNow(*source);
+  const bool ready = std::ranges::all_of(
+      parts, [](const PartHealth& part) { return part.failure.empty() || !part.needed; });
+  return HealthAnswer(parts, ready, request);
+}
+
+// /healthz: whether an operator should look: 503 while any part fails, as `kvstrata health` says.
+HttpAnswer HealthzPage(PageSource* source, const HttpRequest& request) {
+  const std::vector<PartHealth> parts = HealthNow(*source);
+  const bool well =
+      std::ranges::all_of(parts, [](const PartHealth& part) { return part.failure.empty(); });
+  return HealthAnswer(parts, well, request);
 }
 
 }  // namespace kvstrata

@@ -12,7 +12,6 @@
 #include "base/check.h"
 #include "kernels/cpu/executor.h"
 #include "kernels/segment/segmenter.h"
-#include "server/telemetry/heartbeat.h"
 #include "server/telemetry/log.h"
 #include "server/telemetry/thread_top.h"
 #include "server/telemetry/traffic.h"

@@ -8,7 +8,6 @@
 #include <optional>
 #include <utility>
 
-#include "server/telemetry/heartbeat.h"
 #include "server/telemetry/thread_top.h"
 
 namespace kvstrata {

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Token ids and page keys as operators write them.
-#include "client/cli/token_file.h"
 
 #include <gtest/gtest.h>
 
-#include "client/cli/hex.h"
+#include "client/cli/arguments.h"
 
 namespace kvstrata::cli {
 namespace {

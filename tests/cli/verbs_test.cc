@@ -11,15 +11,13 @@
 #include <functional>
 #include <sstream>
 
-#include "client/cli/byte_size.h"
+#include "client/cli/arguments.h"
 #include "client/cli/completion.h"
 #include "client/cli/connection.h"
 #include "client/cli/event_text.h"
-#include "client/cli/examples.h"
+#include "client/cli/help_format.h"
 #include "client/cli/invocation.h"
-#include "client/cli/reference.h"
 #include "client/cli/spelling.h"
-#include "client/cli/verb_walk.h"
 #include "proto/reasons.h"
 
 namespace kvstrata::cli {

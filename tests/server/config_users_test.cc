@@ -8,7 +8,7 @@
 #include <map>
 #include <string>
 
-#include "server/config/config_limits.h"
+#include "server/config/config_keys.h"
 #include "tests/server/config_fixture.h"
 
 namespace kvstrata {

@@ -10,10 +10,9 @@
 #include <fstream>
 #include <random>
 
-#include "server/store/prompts/artefact_record.h"
+#include "server/store/prompts/artefact_ledger.h"
 #include "server/store/store_parts.h"
 #include "server/work/tiers/pin_records.h"
-#include "server/work/tiers/tier_records.h"
 #include "tests/fakes/copying_codec.h"
 #include "tests/fakes/disk_slots.h"
 #include "tests/server/disk_machine.h"

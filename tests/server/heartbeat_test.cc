@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Heartbeats: a loop that waits is healthy, one that hangs in an iteration is told.
-#include "server/telemetry/heartbeat.h"
-
 #include <gtest/gtest.h>
 
 #include <atomic>
 #include <thread>
 
+#include "server/telemetry/thread_top.h"
 #include "tests/server/attach_fixture.h"
 
 namespace kvstrata {

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Requests that grow with their tokens let others have the store's lock, and leave the books in
 // order whatever comes in between.
-#include "server/store/books/long_request.h"
-
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -12,6 +10,7 @@
 #include <set>
 #include <thread>
 
+#include "server/store/books/books.h"
 #include "server/store/store_parts.h"
 #include "tests/fakes/copying_codec.h"
 #include "tests/server/recompress_now.h"

@@ -13,7 +13,7 @@
 
 #include "server/store/store_parts.h"
 #include "server/tier/disk/disk_value_tier.h"
-#include "server/work/tiers/tier_records.h"
+#include "server/work/tiers/pin_records.h"
 #include "server/work/tiers/tier_row.h"
 #include "tests/fakes/copying_codec.h"
 #include "tests/server/disk_machine.h"

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a hold does to a page that everybody else has done with.
-#include "server/store/references/page_holds.h"
-
 #include <gtest/gtest.h>
 
+#include "server/store/references/page_references.h"
 #include "server/store/store_parts.h"
 #include "tests/server/store_fixture.h"
 

@@ -6,7 +6,7 @@
 #include <mutex>
 
 #include "server/rpc/steps/work_queue.h"
-#include "server/telemetry/heartbeat.h"
+#include "server/telemetry/thread_top.h"
 #include "tests/server/rpc_fixture.h"
 
 namespace kvstrata::test {

@@ -111,15 +111,15 @@ class RpcValuesTest : public ::testing::Test {
         options->scrub = [this](TierScrub scrub) {
           return pages_->scrubs().Begin(std::move(scrub));
         };
-        options->drain = [this] { return pages_->writer().Drain(); };
+        options->drain = [this] { return pages_->writer().queue().Drain(); };
         options->resume = [this] { pages_->writer().Resume(); };
         options->resize_disk = [this](uint64_t bytes) {
           return values_->Resize(bytes, std::chrono::steady_clock::now() + kDeadline);
         };
         options->disk = [this] {
           DiskInfo info;
-          info.draining = pages_->writer().draining();
-          info.drained = pages_->writer().drained();
+          info.draining = pages_->writer().queue().draining();
+          info.drained = pages_->writer().queue().drained();
           info.entries = disk_->Stats().entries;
           info.capacity_bytes = disk_->Stats().capacity_bytes;
           info.refused = pages_->counters().refused;

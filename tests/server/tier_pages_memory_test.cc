@@ -11,7 +11,6 @@
 
 #include "server/work/tiers/pin_records.h"
 #include "server/work/tiers/tier_chain.h"
-#include "server/work/tiers/tier_records.h"
 #include "server/work/tiers/value_catalog.h"
 #include "tests/fakes/memory_value_tier.h"
 #include "tests/server/store_fixture.h"
@@ -125,9 +124,9 @@ TEST_F(TierPagesInMemory, AStopCancelsWhatTheTierHolds) {
 TEST_F(TierPagesInMemory, ADrainNeedsNoCheckpoint) {
   Start();
   TestSequence s = TestSequence::Prompt(session_.get(), "full", Tokens(kPrompt));
-  ASSERT_TRUE(pages_->writer().Drain().ok());
+  ASSERT_TRUE(pages_->writer().queue().Drain().ok());
   const auto end = Clock::now() + seconds(30);
-  while (!pages_->writer().drained()) {
+  while (!pages_->writer().queue().drained()) {
     ASSERT_LT(Clock::now(), end);
     std::this_thread::yield();
   }

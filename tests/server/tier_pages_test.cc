@@ -326,9 +326,9 @@ TEST_F(TierPagesTest, ADrainedDiskNeedsNoScanAfterAKill) {
     const Machine machine(options_);
     TestSession session(machine.store.get());
     TestSequence s = TestSequence::Prompt(&session, "full", Tokens(325));
-    ASSERT_TRUE(machine.pages->writer().Drain().ok());
+    ASSERT_TRUE(machine.pages->writer().queue().Drain().ok());
     const auto end = SteadyClock::now() + seconds(30);
-    while (!machine.pages->writer().drained()) {
+    while (!machine.pages->writer().queue().drained()) {
       ASSERT_LT(SteadyClock::now(), end);
       std::this_thread::yield();
     }
@@ -357,20 +357,21 @@ TEST_F(TierPagesTest, ADrainWhoseCheckpointFailsSaysSoAndIsTriedAgain) {
                                          : std::nullopt;
   });
   const auto end = SteadyClock::now() + seconds(30);
-  Status status = machine.pages->writer().Drain();
-  for (; status.ok() && SteadyClock::now() < end; status = machine.pages->writer().Drain()) {
+  Status status = machine.pages->writer().queue().Drain();
+  for (; status.ok() && SteadyClock::now() < end;
+       status = machine.pages->writer().queue().Drain()) {
     std::this_thread::yield();
   }
   EXPECT_FALSE(status.ok());
-  EXPECT_FALSE(machine.pages->writer().drained());
+  EXPECT_FALSE(machine.pages->writer().queue().drained());
   plan.Set(nullptr);
-  while (!machine.pages->writer().drained() && SteadyClock::now() < end) {
-    (void)machine.pages->writer().Drain();
+  while (!machine.pages->writer().queue().drained() && SteadyClock::now() < end) {
+    (void)machine.pages->writer().queue().Drain();
     std::this_thread::yield();
   }
-  EXPECT_TRUE(machine.pages->writer().drained());
+  EXPECT_TRUE(machine.pages->writer().queue().drained());
   machine.pages->writer().Resume();
-  EXPECT_FALSE(machine.pages->writer().draining());
+  EXPECT_FALSE(machine.pages->writer().queue().draining());
 }
 
 TEST_F(TierPagesTest, AnotherBudgetCountsWhatLeft) {

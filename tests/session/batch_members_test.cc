@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "session/batch_members.h"
-
 #include "gtest/gtest.h"
+#include "session/member_codes.h"
 #include "tests/session/published_tables.h"
 
 namespace kvstrata::test {

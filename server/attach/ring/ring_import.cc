@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a session that lends its engine's tensors asks (session_tensors.h).
+// What a session that lends its engine's tensors asks (ring_handlers.h).
 #include "server/attach/ring/frame_reader.h"
 #include "server/attach/ring/ring_handlers.h"
 

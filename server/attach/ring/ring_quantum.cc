@@ -33,29 +33,26 @@ RingSession::Outcome RingSession::Drain(const Quantum& quantum) {
   const AnswerBox::Serving serving(state_.box.get());
   try {
     state_.replies.Flush();
-    return DrainFrames(quantum, ring::AnswerLate(&state_) ? Outcome::kWorked : Outcome::kIdle);
+    Outcome outcome = ring::AnswerLate(&state_) ? Outcome::kWorked : Outcome::kIdle;
+    for (uint64_t spent = 0; spent < quantum.work && MayTake();) {
+      const Outcome taken = TakeFrame(quantum);
+      if (taken == Outcome::kIdle) return outcome;
+      if (taken != Outcome::kWorked) return taken;
+      if (!held_) continue;  // there was no memory for it
+      const uint64_t work = WorkOf(*held_);
+      next_is_long_ = work > kQuantumWork;
+      if (spent > 0 && spent + work > quantum.work) return Outcome::kWorked;
+      if (work > quantum.work && !quantum.first_unbounded) return Outcome::kElsewhere;
+      if (!quantum.may_wait && held_->type != shm::kPing) return Outcome::kElsewhere;
+      spent += work;
+      outcome = HandleHeld();
+      if (outcome != Outcome::kWorked) return outcome;
+    }
+    return outcome;
   } catch (const std::exception& error) {
     malformed_ = error.what();
     return Outcome::kFailed;
   }
-}
-
-RingSession::Outcome RingSession::DrainFrames(const Quantum& quantum, Outcome outcome) {
-  for (uint64_t spent = 0; spent < quantum.work && MayTake();) {
-    const Outcome taken = TakeFrame(quantum);
-    if (taken == Outcome::kIdle) return outcome;
-    if (taken != Outcome::kWorked) return taken;
-    if (!held_) continue;  // there was no memory for it
-    const uint64_t work = WorkOf(*held_);
-    next_is_long_ = work > kQuantumWork;
-    if (spent > 0 && spent + work > quantum.work) return Outcome::kWorked;
-    if (work > quantum.work && !quantum.first_unbounded) return Outcome::kElsewhere;
-    if (!quantum.may_wait && held_->type != shm::kPing) return Outcome::kElsewhere;
-    spent += work;
-    outcome = HandleHeld();
-    if (outcome != Outcome::kWorked) return outcome;
-  }
-  return outcome;
 }
 
 RingSession::Outcome RingSession::TakeFrame(const Quantum& quantum) {
@@ -85,25 +82,31 @@ RingSession::Outcome RingSession::TakeFrame(const Quantum& quantum) {
 RingSession::Outcome RingSession::HandleHeld() {
   const shm::FrameHeader header = *std::exchange(held_, std::nullopt);
   ++frames_;
-  Outcome outcome = Outcome::kWorked;
+  if (header.type < shm::kCommit && header.id == 0) return Malformed("request without an id");
+  const ring::Handler handler = ring::HandlerOf(header.type);
+  const bool detaches = header.type == shm::kDetach;
+  if (handler == nullptr && !detaches) {
+    return Malformed("unknown message type " + std::to_string(header.type));
+  }
   const size_t opening = state_.awaited.opening();
+  const auto fail = [&](const Status& why) {
+    state_.awaited.DropOpenings(opening);
+    Fail(header, payload_, why);
+  };
   try {
-    outcome = Handle({header, payload_});
+    if (detaches) return OnDetach({header, payload_});
+    if (const char* const why = handler(&state_, {header, payload_})) return Malformed(why);
   } catch (const std::bad_alloc&) {
-    state_.awaited.DropOpenings(opening);
-    Fail(header, payload_, NoMemory());
+    fail(NoMemory());
   } catch (const std::length_error&) {
-    state_.awaited.DropOpenings(opening);
-    Fail(header, payload_, NoMemory());
+    fail(NoMemory());
   } catch (const std::system_error& error) {
-    state_.awaited.DropOpenings(opening);
-    Fail(header, payload_,
-         ResourceExhausted("THREADS", std::string("the daemon is out of threads, descriptors or "
+    fail(ResourceExhausted("THREADS", std::string("the daemon is out of threads, descriptors or "
                                                   "locks: ") +
                                           error.what()));
   }
   if (payload_.capacity() > kKeptBytes) std::vector<std::byte>().swap(payload_);
-  return outcome;
+  return Outcome::kWorked;
 }
 
 void RingSession::Fail(const shm::FrameHeader& header, std::span<const std::byte> front,

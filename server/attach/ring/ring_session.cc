@@ -71,16 +71,6 @@ RingSession::Outcome RingSession::Malformed(std::string why) {
   return Outcome::kMalformed;
 }
 
-RingSession::Outcome RingSession::Handle(const ring::RingFrame& frame) {
-  const uint32_t type = frame.header.type;
-  if (type < shm::kCommit && frame.header.id == 0) return Malformed("request without an id");
-  if (type == shm::kDetach) return OnDetach(frame);
-  const ring::Malformed why = ring::Handle(&state_, frame);
-  if (why == ring::kHandled) return Outcome::kWorked;
-  if (why != ring::kUnknownType) return Malformed(why);
-  return Malformed(std::string(why) + " " + std::to_string(type));
-}
-
 RingSession::Outcome RingSession::OnDetach(const ring::RingFrame& frame) {
   if (!frame.payload.empty()) return Malformed("Detach with a payload");
   // The end of the session wipes its segment, and the reply with it: that waits until the client

@@ -5,7 +5,7 @@
 // Trust: a frame is copied before it is looked at; sizes are checked against what arrived. A frame
 // that breaks the format is kMalformed and costs this client its session; one that asks for
 // something impossible is answered with an error and costs nothing.
-// Who is answered late: answer_box.h, awaited_requests.h. Back-pressure: no more requests are taken
+// Who is answered late: answer_box.h, AwaitedRequests. Back-pressure: no more requests are taken
 // while too many replies wait for room (reply_ring.h), or too many requests for the store.
 //
 // Ownership: its own mapping of the session segment, so that the reply to kDetach can follow the
@@ -103,12 +103,10 @@ class RingSession {
   // The next frame into held_: kWorked; or what there is instead, kIdle: nothing. A frame without
   // memory for its payload is answered and passed over.
   Outcome TakeFrame(const Quantum& quantum);
-  Outcome DrainFrames(const Quantum& quantum, Outcome outcome);
   Outcome HandleHeld();
   // Answers a frame that could not be handled; `front`: what there is of its payload.
   void Fail(const shm::FrameHeader& header, std::span<const std::byte> front, const Status& why);
   uint64_t WorkOf(const shm::FrameHeader& header) const;
-  Outcome Handle(const ring::RingFrame& frame);
   Outcome OnDetach(const ring::RingFrame& frame);
   Outcome Malformed(std::string why);
 

@@ -7,7 +7,6 @@
 #include "server/telemetry/log.h"
 #include "server/work/tiers/lost_value_log.h"
 #include "server/work/tiers/pin_records.h"
-#include "server/work/tiers/tier_records.h"
 
 namespace kvstrata {
 namespace {
@@ -137,15 +136,15 @@ DiskInfo LocalTier::Info() const {
   info.left_alone_since_us = stats.left_alone_since_us;
   info.retry = stats.retry;
   info.sick = !values.illness.empty();
-  info.draining = row_->writer().draining();
-  info.drained = row_->writer().drained();
+  info.draining = row_->writer().queue().draining();
+  info.drained = row_->writer().queue().drained();
   info.refused = counters.refused;
   return info;
 }
 
 void LocalTier::Offer(GrpcOptions* options) {
   options->disk = [this] { return Info(); };
-  options->drain = [this] { return row_->writer().Drain(); };
+  options->drain = [this] { return row_->writer().queue().Drain(); };
   options->resume = [this] { row_->writer().Resume(); };
   options->resize_disk = [this](uint64_t bytes) {
     return values_.Resize(bytes, Clock::now() + kResizeTimeout);

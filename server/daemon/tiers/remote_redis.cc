@@ -2,7 +2,7 @@
 // Redis or Valkey as the engine of the remote tier.
 #include <utility>
 
-#include "server/config/config_remote.h"
+#include "server/config/config_keys.h"
 #include "server/daemon/tiers/remote_engine.h"
 #include "server/telemetry/traffic.h"
 #include "server/tier/redis/redis_value_tier.h"

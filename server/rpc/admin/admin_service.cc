@@ -9,12 +9,6 @@
 #include <utility>
 
 #include "server/rpc/admin/admin_messages.h"
-#include "server/rpc/admin/health_names.h"
-#include "server/rpc/admin/recall_stream.h"
-#include "server/rpc/admin/scrub_stream.h"
-#include "server/rpc/admin/value_messages.h"
-#include "server/rpc/admin/value_stream.h"
-#include "server/rpc/admin/watch_stream.h"
 #include "server/rpc/calls/prefix_messages.h"
 #include "server/telemetry/log.h"
 
@@ -47,7 +41,6 @@ void WriteCgroup(const GrpcOptions& options, Response* out) {
 
 }  // namespace
 
-AdminService::AdminService(ServiceContext* context) : context_(context) {}
 AdminService::~AdminService() = default;
 
 grpc::ServerUnaryReactor* AdminService::GetStatus(grpc::CallbackServerContext* call,
@@ -171,11 +164,6 @@ grpc::ServerUnaryReactor* AdminService::Audit(grpc::CallbackServerContext* call,
   });
 }
 
-grpc::ServerWriteReactor<v1::AuditRecallResponse>* AdminService::AuditRecall(
-    grpc::CallbackServerContext*, const v1::AuditRecallRequest* request) {
-  return RecallStream::Start(context_, *request);
-}
-
 grpc::ServerUnaryReactor* AdminService::Move(grpc::CallbackServerContext* call,
                                              const v1::MoveRequest* request,
                                              v1::MoveResponse* response, Tier to) {
@@ -294,11 +282,6 @@ grpc::ServerUnaryReactor* AdminService::ListValues(grpc::CallbackServerContext* 
   });
 }
 
-grpc::ServerWriteReactor<v1::GetValueResponse>* AdminService::GetValue(
-    grpc::CallbackServerContext*, const v1::GetValueRequest* request) {
-  return ValueStream::Start(context_, *request);
-}
-
 grpc::ServerUnaryReactor* AdminService::Verify(grpc::CallbackServerContext* call,
                                                const v1::VerifyRequest* request,
                                                v1::VerifyResponse* response) {
@@ -316,16 +299,6 @@ grpc::ServerUnaryReactor* AdminService::Verify(grpc::CallbackServerContext* call
     }
     return OkStatus();
   });
-}
-
-grpc::ServerWriteReactor<v1::ScrubResponse>* AdminService::Scrub(grpc::CallbackServerContext*,
-                                                                 const v1::ScrubRequest* request) {
-  return ScrubStream::Start(context_, *request);
-}
-
-grpc::ServerWriteReactor<v1::WatchResponse>* AdminService::Watch(grpc::CallbackServerContext*,
-                                                                 const v1::WatchRequest* request) {
-  return WatchStream::Start(context_, *request);
 }
 
 grpc::ServerUnaryReactor* AdminService::Drain(grpc::CallbackServerContext* call,

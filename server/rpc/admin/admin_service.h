@@ -16,7 +16,7 @@ class AdminService final : public v1::Admin::CallbackService {
  public:
   // Not inline, nor is the destructor: the generated base takes half a minute to compile where one
   // is called.
-  explicit AdminService(ServiceContext* context);
+  explicit AdminService(ServiceContext* context) : context_(context) {}
   ~AdminService() override;
 
   grpc::ServerUnaryReactor* GetStatus(grpc::CallbackServerContext*, const v1::GetStatusRequest*,

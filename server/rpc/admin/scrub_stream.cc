@@ -1,15 +1,56 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "server/rpc/admin/scrub_stream.h"
-
+// ScrubStream: the Scrub call. The disk's reader tells how far it is; the call's end is the
+// scrub's.
+//
+// Ownership: a stream owns itself until gRPC is done with it; the scrub holds a share. Threads:
+// any. Cost: a message when the one before was taken, at most four a second.
+#include <chrono>
+#include <memory>
 #include <utility>
+
+#include "base/sync.h"
+#include "kvstrata/v1/admin.grpc.pb.h"
+#include "server/rpc/admin/admin_service.h"
+#include "server/rpc/calls/service_context.h"
 
 namespace kvstrata {
 namespace {
 
+class ScrubStream final : public grpc::ServerWriteReactor<v1::ScrubResponse>,
+                          public std::enable_shared_from_this<ScrubStream> {
+ public:
+  // The reactor of a new call; valid until gRPC calls OnDone.
+  static ScrubStream* Start(ServiceContext* context, const v1::ScrubRequest& request);
+
+  void OnWriteDone(bool ok) override;
+  void OnCancel() override;
+  void OnDone() override;
+
+ private:
+  explicit ScrubStream(ServiceContext* context) : context_(context), under_way_(context->calls()) {}
+  Status Begin(const v1::ScrubRequest& request);
+  // Called by the disk's reader; false: nobody listens any more.
+  bool Progress(const ScrubProgress& progress) KVS_EXCLUDES(mu_);
+  void Ended(const Status& why) KVS_EXCLUDES(mu_);
+  void FillIn(const ScrubProgress& progress) KVS_REQUIRES(mu_);
+  void FinishLocked() KVS_REQUIRES(mu_);
+
+  ServiceContext* const context_;
+  CallUnderWay under_way_;             // until OnDone
+  std::shared_ptr<ScrubStream> self_;  // until OnDone
+
+  Mutex mu_;
+  ScrubProgress so_far_ KVS_GUARDED_BY(mu_);
+  v1::ScrubResponse response_ KVS_GUARDED_BY(mu_);
+  std::chrono::steady_clock::time_point told_ KVS_GUARDED_BY(mu_);
+  bool writing_ KVS_GUARDED_BY(mu_) = false;
+  bool cancelled_ KVS_GUARDED_BY(mu_) = false;
+  bool ended_ KVS_GUARDED_BY(mu_) = false;
+  Status why_ KVS_GUARDED_BY(mu_);
+};
+
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kBetween{250};
-
-}  // namespace
 
 ScrubStream* ScrubStream::Start(ServiceContext* context, const v1::ScrubRequest& request) {
   std::shared_ptr<ScrubStream> stream(new ScrubStream(context));
@@ -80,6 +121,13 @@ void ScrubStream::OnCancel() {
 void ScrubStream::OnDone() {
   const std::shared_ptr<ScrubStream> last = std::move(self_);
   under_way_.End();
+}
+
+}  // namespace
+
+grpc::ServerWriteReactor<v1::ScrubResponse>* AdminService::Scrub(grpc::CallbackServerContext*,
+                                                                 const v1::ScrubRequest* request) {
+  return ScrubStream::Start(context_, *request);
 }
 
 }  // namespace kvstrata

@@ -1,16 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "server/rpc/admin/value_stream.h"
-
+// ValueStream: the GetValue call: a value in pieces, since it may be larger than a message.
+//
+// Ownership: owns itself until gRPC is done with it. Threads: gRPC's, one at a time; the value is
+// fetched on a work thread. Cost: a copy of the value, and one of each piece.
 #include <algorithm>
+#include <string>
 
-#include "server/rpc/admin/value_messages.h"
+#include "kvstrata/v1/admin.grpc.pb.h"
+#include "server/rpc/admin/admin_messages.h"
+#include "server/rpc/admin/admin_service.h"
+#include "server/rpc/calls/service_context.h"
 
 namespace kvstrata {
 namespace {
 
-constexpr size_t kPiece = size_t{1} << 20;  // a client takes messages of 4 MiB
+class ValueStream final : public grpc::ServerWriteReactor<v1::GetValueResponse> {
+ public:
+  // The reactor of a new call; valid until gRPC calls OnDone.
+  static ValueStream* Start(ServiceContext* context, const v1::GetValueRequest& request);
 
-}  // namespace
+  void OnWriteDone(bool ok) override;
+  void OnDone() override { delete this; }
+
+ private:
+  ValueStream() = default;
+  Status Fetch(ServiceContext* context, const std::string& key);
+  void WriteNext();
+
+  std::string bytes_;  // contents of the buffers
+  size_t at_ = 0;      // written before
+  v1::GetValueResponse response_;
+};
+
+constexpr size_t kPiece = size_t{1} << 20;  // a client takes messages of 4 MiB
 
 ValueStream* ValueStream::Start(ServiceContext* context, const v1::GetValueRequest& request) {
   auto* stream = new ValueStream;  // ends in OnDone, which waits for Finish
@@ -49,6 +71,13 @@ void ValueStream::OnWriteDone(bool ok) {
   if (!ok) return Finish(grpc::Status::CANCELLED);
   response_.Clear();
   WriteNext();
+}
+
+}  // namespace
+
+grpc::ServerWriteReactor<v1::GetValueResponse>* AdminService::GetValue(
+    grpc::CallbackServerContext*, const v1::GetValueRequest* request) {
+  return ValueStream::Start(context_, *request);
 }
 
 }  // namespace kvstrata

@@ -1,13 +1,59 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "server/rpc/admin/watch_stream.h"
+// WatchStream: the Watch call. Sends what the event ring has, then looks for more ten times a
+// second: whoever logs an event knows nothing of watchers and waits for none. Between two messages
+// a stream holds one batch of events, however slowly its caller reads.
+//
+// Ownership: a stream owns itself until gRPC is done with it; the alarm holds it weakly. Threads:
+// any. Cost: a look at the ring ten times a second.
+#include <grpcpp/alarm.h>
 
 #include <chrono>
+#include <cstdint>
+#include <memory>
 #include <optional>
 
+#include "base/sync.h"
+#include "kvstrata/v1/admin.grpc.pb.h"
+#include "server/rpc/admin/admin_service.h"
+#include "server/rpc/calls/service_context.h"
 #include "server/telemetry/event_ring.h"
 
 namespace kvstrata {
 namespace {
+
+class WatchStream final : public grpc::ServerWriteReactor<v1::WatchResponse>,
+                          public std::enable_shared_from_this<WatchStream> {
+ public:
+  static constexpr int kBatch = 64;  // events of a message
+
+  // The reactor of a new call; valid until gRPC calls OnDone.
+  static WatchStream* Start(ServiceContext* context, const v1::WatchRequest& request);
+
+  void OnWriteDone(bool ok) override;
+  void OnCancel() override;
+  void OnDone() override;
+
+ private:
+  WatchStream(ServiceContext* context, const v1::WatchRequest& request);
+  // Sends what there is, waits for more, or ends.
+  void Tell() KVS_EXCLUDES(mu_);
+  void FillIn() KVS_REQUIRES(mu_);
+  void TellLater() KVS_REQUIRES(mu_);
+  void FinishLocked(const grpc::Status& status) KVS_REQUIRES(mu_);
+
+  ServiceContext* const context_;
+  const bool follow_;
+  CallUnderWay under_way_;             // until OnDone
+  std::shared_ptr<WatchStream> self_;  // until OnDone
+
+  Mutex mu_;
+  std::unique_ptr<grpc::Alarm> next_ KVS_GUARDED_BY(mu_);
+  v1::WatchResponse response_ KVS_GUARDED_BY(mu_);
+  uint64_t after_ KVS_GUARDED_BY(mu_);  // the last event that was sent
+  bool writing_ KVS_GUARDED_BY(mu_) = false;
+  bool cancelled_ KVS_GUARDED_BY(mu_) = false;
+  bool finished_ KVS_GUARDED_BY(mu_) = false;
+};
 
 // Shorter than the grace in which a daemon that stops lets calls end.
 constexpr std::chrono::milliseconds kBetween{100};
@@ -24,8 +70,6 @@ void Write(const RecordedEvent& event, v1::Event* out) {
     added->set_text(field.quoted);
   }
 }
-
-}  // namespace
 
 WatchStream::WatchStream(ServiceContext* context, const v1::WatchRequest& request)
     : context_(context),
@@ -109,6 +153,13 @@ void WatchStream::OnCancel() {
 void WatchStream::OnDone() {
   under_way_.End();
   const std::shared_ptr<WatchStream> last = std::move(self_);
+}
+
+}  // namespace
+
+grpc::ServerWriteReactor<v1::WatchResponse>* AdminService::Watch(grpc::CallbackServerContext*,
+                                                                 const v1::WatchRequest* request) {
+  return WatchStream::Start(context_, *request);
 }
 
 }  // namespace kvstrata

@@ -1,15 +1,147 @@
 // SPDX-License-Identifier: Apache-2.0
 // Calls of both services that ask something of the workers (server/store/codecs/work_requests.h).
+#include <grpcpp/alarm.h>
+
+#include <chrono>
 #include <memory>
 #include <utility>
 
+#include "base/sync.h"
+#include "kvstrata/v1/admin.grpc.pb.h"
+#include "server/rpc/admin/admin_messages.h"
 #include "server/rpc/admin/admin_service.h"
-#include "server/rpc/admin/recompress_stream.h"
+#include "server/rpc/calls/service_context.h"
 #include "server/rpc/engine/compute_service.h"
 #include "server/store/codecs/work_requests.h"
 
 namespace kvstrata {
 namespace {
+
+// RecompressStream: the RecompressSequence call. Asks for the sequence's recompression and tells
+// how far it is until that is over; the call's end leaves the work going on.
+//
+// Ownership: a stream owns itself until gRPC is done with it and the store has answered. Threads:
+// any. Cost: a look at the sequence and a message, at most four a second.
+class RecompressStream final : public grpc::ServerWriteReactor<v1::RecompressSequenceResponse>,
+                               public std::enable_shared_from_this<RecompressStream> {
+ public:
+  // The reactor of a new call; valid until gRPC calls OnDone.
+  static RecompressStream* Start(ServiceContext* context,
+                                 const v1::RecompressSequenceRequest& request);
+
+  void OnWriteDone(bool ok) override;
+  void OnCancel() override;
+  void OnDone() override;
+
+ private:
+  RecompressStream(ServiceContext* context, uint64_t sequence)
+      : context_(context), sequence_(sequence), under_way_(context->calls()) {}
+  Status Begin();
+  // Tells how far it is, now and again.
+  void Tell() KVS_EXCLUDES(mu_);
+  void Ended(const Status& why) KVS_EXCLUDES(mu_);
+  // Unless the sequence is gone.
+  void FillIn() KVS_REQUIRES(mu_);
+  void FinishLocked() KVS_REQUIRES(mu_);
+
+  ServiceContext* const context_;
+  const uint64_t sequence_;
+  CallUnderWay under_way_;  // until OnDone
+  uint64_t released_before_ = 0;
+  std::shared_ptr<RecompressStream> self_;  // until OnDone
+
+  Mutex mu_;
+  std::unique_ptr<grpc::Alarm> next_ KVS_GUARDED_BY(mu_);
+  v1::RecompressSequenceResponse response_ KVS_GUARDED_BY(mu_);
+  bool writing_ KVS_GUARDED_BY(mu_) = false;
+  bool ended_ KVS_GUARDED_BY(mu_) = false;
+  bool finished_ KVS_GUARDED_BY(mu_) = false;
+  Status why_ KVS_GUARDED_BY(mu_);
+};
+
+constexpr std::chrono::milliseconds kBetween{250};
+
+RecompressStream* RecompressStream::Start(ServiceContext* context,
+                                          const v1::RecompressSequenceRequest& request) {
+  std::shared_ptr<RecompressStream> stream(new RecompressStream(context, request.sequence()));
+  stream->self_ = stream;
+  const Status status = stream->Begin();
+  if (status.ok()) {
+    stream->Tell();
+  } else {
+    stream->Finish(ToGrpc(status));
+  }
+  return stream.get();
+}
+
+Status RecompressStream::Begin() {
+  KVS_RETURN_IF_ERROR(context_->CheckAdmin());
+  WorkRequests& requests = context_->store().requests();
+  KVS_ASSIGN_OR_RETURN(const WorkProgress before, requests.Progress(0, sequence_));
+  released_before_ = before.released_bytes;
+  return requests.Recompress(0, sequence_,
+                             [self = shared_from_this()](const Status& why) { self->Ended(why); });
+}
+
+void RecompressStream::FillIn() {
+  const Result<WorkProgress> progress = context_->store().requests().Progress(0, sequence_);
+  if (!progress.ok()) return;
+  response_.Clear();
+  if (!progress->done) Write(progress->work, response_.mutable_work());
+  response_.set_extents(progress->extents);
+  response_.set_released_bytes(progress->released_bytes - released_before_);
+}
+
+void RecompressStream::Tell() {
+  MutexLock lock(mu_);
+  if (ended_) return;
+  if (!writing_) {
+    FillIn();
+    writing_ = true;
+    StartWrite(&response_);
+  }
+  // Weak: the alarm is this object's own. A new one: the last may be in its callback.
+  next_ = std::make_unique<grpc::Alarm>();
+  next_->Set(std::chrono::system_clock::now() + kBetween, [weak = weak_from_this()](bool fired) {
+    const std::shared_ptr<RecompressStream> self = weak.lock();
+    if (fired && self != nullptr) self->Tell();
+  });
+}
+
+void RecompressStream::Ended(const Status& why) {
+  MutexLock lock(mu_);
+  ended_ = true;
+  why_ = why;
+  if (!writing_) FinishLocked();
+}
+
+void RecompressStream::FinishLocked() {
+  if (finished_) return;
+  finished_ = writing_ = true;
+  FillIn();
+  response_.clear_work();
+  response_.set_done(why_.ok());
+  StartWriteAndFinish(&response_, grpc::WriteOptions(), ToGrpc(why_));
+}
+
+void RecompressStream::OnWriteDone(bool) {
+  MutexLock lock(mu_);
+  writing_ = false;
+  if (ended_) FinishLocked();
+}
+
+// Nobody listens any more: the work goes on.
+void RecompressStream::OnCancel() {
+  MutexLock lock(mu_);
+  ended_ = true;
+  why_ = {Code::kAborted, "CALL_CANCELLED", "the caller went away; the work goes on"};
+  if (!writing_) FinishLocked();
+}
+
+void RecompressStream::OnDone() {
+  under_way_.End();
+  const std::shared_ptr<RecompressStream> last = std::move(self_);
+}
 
 // Response: a BuildResponse or a BuildSequenceResponse.
 template <typename Response>

@@ -2,14 +2,69 @@
 #include "server/rpc/engine/compute_service.h"
 
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "base/status.h"
+#include "kernels/step/step.h"
+#include "kvstrata/v1/compute.pb.h"
 #include "server/rpc/calls/traced_call.h"
-#include "server/rpc/steps/tensor_ref.h"
 #include "server/telemetry/verified_hits.h"
 
 namespace kvstrata {
 namespace {
+
+// Tensors in messages: TensorRef to Rows, checked against what a step expects.
+//
+// Rows point into the message, which outlives the call that handles it. Pure functions; any thread.
+// Errors: TENSOR_* (INVALID_ARGUMENT), named as in the C ABI.
+struct TensorShape {
+  int32_t tokens = 0, heads = 0, head_dim = 0;
+};
+
+// `field` names the tensor in errors.
+Result<Rows> ReadTensor(std::string_view field, const v1::TensorRef& tensor,
+                        const TensorShape& want) {
+  const std::string name(field);
+  const auto mismatch = [&](const char* reason, const char* what, int64_t got, int64_t expected) {
+    return InvalidArgument(reason, name + "." + what + " " + std::to_string(got) + "; expected " +
+                                       std::to_string(expected));
+  };
+  if (!IsDType(tensor.dtype())) {
+    return InvalidArgument("TENSOR_DTYPE", name + ".dtype " + std::to_string(tensor.dtype()) +
+                                               "; allowed: " + AllDTypes("DTYPE"));
+  }
+  if (tensor.heads() != want.heads) {
+    return mismatch("TENSOR_HEADS", "heads", tensor.heads(), want.heads);
+  }
+  if (tensor.head_dim() != want.head_dim) {
+    return mismatch("TENSOR_HEAD_DIM", "head_dim", tensor.head_dim(), want.head_dim);
+  }
+  if (tensor.tokens() != want.tokens) {
+    return mismatch("TENSOR_TOKENS", "tokens", tensor.tokens(), want.tokens);
+  }
+  const auto dtype = static_cast<DType>(tensor.dtype());
+  const int64_t row = want.head_dim * SizeOf(dtype);
+  const int64_t bytes = int64_t{want.tokens} * want.heads * row;
+  if (static_cast<int64_t>(tensor.inline_().size()) != bytes) {
+    return mismatch("TENSOR_DATA", "inline has bytes",
+                    static_cast<int64_t>(tensor.inline_().size()), bytes);
+  }
+  return Rows{reinterpret_cast<const std::byte*>(tensor.inline_().data()), want.heads * row, row,
+              dtype};
+}
+
+// Makes `out` a tensor of that shape, with room inside; the rows to write are in it.
+MutableRows MakeTensor(const TensorShape& shape, DType dtype, v1::TensorRef* out) {
+  out->set_dtype(static_cast<v1::DType>(dtype));
+  out->set_tokens(shape.tokens);
+  out->set_heads(shape.heads);
+  out->set_head_dim(shape.head_dim);
+  const int64_t row = shape.head_dim * SizeOf(dtype);
+  std::string* bytes = out->mutable_inline_();
+  bytes->resize(static_cast<size_t>(shape.tokens) * shape.heads * row);
+  return {reinterpret_cast<std::byte*>(bytes->data()), shape.heads * row, row, dtype};
+}
 
 constexpr int32_t kAllLayers = -1;  // for rows in place
 
@@ -175,7 +230,6 @@ Status WritePageTable(RemoteSession& s, uint64_t sequence, v1::GetPageTableRespo
 
 }  // namespace
 
-ComputeService::ComputeService(ServiceContext* context) : context_(context) {}
 ComputeService::~ComputeService() = default;
 
 grpc::ServerUnaryReactor* ComputeService::StepBegin(grpc::CallbackServerContext* call,

@@ -16,7 +16,7 @@ class ComputeService final : public v1::Compute::CallbackService {
  public:
   // Not inline, nor is the destructor: the generated base takes half a minute to compile where one
   // is called.
-  explicit ComputeService(ServiceContext* context);
+  explicit ComputeService(ServiceContext* context) : context_(context) {}
   ~ComputeService() override;
 
   grpc::ServerUnaryReactor* StepBegin(grpc::CallbackServerContext*, const v1::StepBeginRequest*,

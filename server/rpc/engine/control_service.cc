@@ -181,7 +181,6 @@ Status WritePlan(const Store& store, const std::string& text, std::string_view o
 
 }  // namespace
 
-ControlService::ControlService(ServiceContext* context) : context_(context) {}
 ControlService::~ControlService() = default;
 
 grpc::ServerWriteReactor<v1::OpenSessionResponse>* ControlService::OpenSession(

@@ -15,7 +15,7 @@ class ControlService final : public v1::Control::CallbackService {
  public:
   // Not inline, nor is the destructor: the generated base takes half a minute to compile where one
   // is called.
-  explicit ControlService(ServiceContext* context);
+  explicit ControlService(ServiceContext* context) : context_(context) {}
   ~ControlService() override;
 
   SessionStreams& streams() { return streams_; }

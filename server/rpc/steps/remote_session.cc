@@ -6,10 +6,9 @@
 
 #include "kernels/step/finite_rows.h"
 #include "server/telemetry/log.h"
-#include "session/batch_members.h"
+#include "session/access_counts.h"
 #include "session/member_codes.h"
 #include "session/recall_samples.h"
-#include "session/step_counts.h"
 
 namespace kvstrata {
 namespace {

@@ -7,7 +7,6 @@
 #include <new>
 
 #include "base/check.h"
-#include "server/telemetry/heartbeat.h"
 #include "server/telemetry/log.h"
 #include "server/telemetry/thread_top.h"
 

@@ -8,7 +8,8 @@
 // outlives all strands' tasks. Tasks must not wait for other tasks. What one throws is
 // logged (`task_failed`) and ends it alone: who waits for its answer must get it before.
 // Threads: all methods from any thread; each of the queue's has its name and a heartbeat
-// (heartbeat.h), a task being an iteration. Cost: a task is one allocation and at most one wake-up.
+// (thread_top.h), a task being an iteration. Cost: a task is one allocation and at most one
+// wake-up.
 #ifndef KVSTRATA_SERVER_RPC_STEPS_WORK_QUEUE_H_
 #define KVSTRATA_SERVER_RPC_STEPS_WORK_QUEUE_H_
 

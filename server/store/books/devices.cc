@@ -4,12 +4,10 @@
 #include <algorithm>
 #include <string>
 
+#include "server/store/books/books.h"
 #include "server/store/books/sequence.h"
-#include "server/store/books/session_catalog.h"
 
 namespace kvstrata {
-
-Devices::Devices(Books& books, SessionCatalog& catalog) : books_(books), catalog_(catalog) {}
 
 void Devices::LoseDevice(uint32_t device, const Status& why) {
   books_.memory.Lose(PoolId::Device(device), why);

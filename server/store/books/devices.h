@@ -23,7 +23,7 @@ class SessionCatalog;
 
 class Devices {
  public:
-  Devices(Books& books, SessionCatalog& catalog);
+  Devices(Books& books, SessionCatalog& catalog) : books_(books), catalog_(catalog) {}
 
   // The number of the one of that name; "": of the first. NOT_FOUND DEVICE_UNKNOWN names them all.
   Result<uint32_t> FindDevice(std::string_view name) const;

@@ -153,7 +153,7 @@ struct Sequence {
   uint32_t prompt_tokens = 0;
   uint64_t steps = 0;  // that committed tokens
   bool prefill_done = false;
-  bool imported = false;        // import_job.h
+  bool imported = false;        // imports.h
   std::vector<PageKey> groups;  // each group's first page (page_tier.h), as far as it is full
   PageKey last_key{};           // key of the last whole page; zeros: none
   PageKey prompt_last_key{};    // the same of the prompt, when that is complete
@@ -235,7 +235,7 @@ struct Session {
   bool fenced = false;   // kEof: only its readers and its arenas are left, until it died
   EndedSession ended;    // the first of its ends, which closed everything
   uint32_t writers = 0;  // processes that PassArenas gave its own arenas writable
-  // long_request.h: whose request has it to itself; none: nobody's. What was worked on since others
+  // books.h: whose request has it to itself; none: nobody's. What was worked on since others
   // were let in, and a sequence of it that is in no map meanwhile.
   std::thread::id long_request;
   size_t piece_pages = 0;

@@ -7,9 +7,7 @@
 
 #include "server/store/books/books.h"
 #include "server/store/books/sequence.h"
-#include "server/store/books/session_catalog.h"
 #include "server/store/prompts/prefix_catalog.h"
-#include "server/store/references/page_holds.h"
 #include "server/store/references/page_references.h"
 #include "server/store/references/tables.h"
 
@@ -34,17 +32,6 @@ ExtentDraft DraftOf(uint64_t bytes, uint32_t from, uint32_t to, Tier tier) {
 }
 
 }  // namespace
-
-BuildPages::BuildPages(Books& books, SessionCatalog& catalog, Tables& tables,
-                       PageReferences& references, PageHolds& holds, PrefixCatalog& prefixes,
-                       CodecExtents& extents)
-    : books_(books),
-      catalog_(catalog),
-      tables_(tables),
-      references_(references),
-      holds_(holds),
-      prefixes_(prefixes),
-      extents_(extents) {}
 
 void BuildPages::ReadLocked(Page* page, BuildJob* job, std::byte** address,
                             std::vector<StagedPage>* staged) {

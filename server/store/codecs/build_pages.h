@@ -39,7 +39,14 @@ struct StagedPage {
 class BuildPages {
  public:
   BuildPages(Books& books, SessionCatalog& catalog, Tables& tables, PageReferences& references,
-             PageHolds& holds, PrefixCatalog& prefixes, CodecExtents& extents);
+             PageHolds& holds, PrefixCatalog& prefixes, CodecExtents& extents)
+      : books_(books),
+        catalog_(catalog),
+        tables_(tables),
+        references_(references),
+        holds_(holds),
+        prefixes_(prefixes),
+        extents_(extents) {}
 
   // What a piece reads and where its blocks go: index blocks of `rows`, or all of the sequence.
   void FillBlocks(const Sequence& s, Run rows, BuildJob* job, std::vector<StagedPage>* staged)

@@ -7,7 +7,6 @@
 #include "base/check.h"
 #include "server/store/books/books.h"
 #include "server/store/books/sequence.h"
-#include "server/store/books/session_catalog.h"
 #include "server/store/codecs/build_pages.h"
 #include "server/store/codecs/builds.h"
 #include "server/store/codecs/recompression.h"

@@ -13,7 +13,6 @@
 #include "server/store/books/devices.h"
 #include "server/store/books/plans.h"
 #include "server/store/books/sequence.h"
-#include "server/store/books/session_catalog.h"
 #include "server/store/codecs/recompression.h"
 #include "server/store/options/parameters.h"
 #include "server/store/requests/answers.h"
@@ -130,18 +129,6 @@ uint64_t MicrosSince(Clock::time_point since) {
 }
 
 }  // namespace
-
-Builds::Builds(Books& books, const std::shared_ptr<UserLimits>& user_limits, Plans& plans,
-               Answers& answers, SessionCatalog& catalog, Devices& devices,
-               Recompression& recompression, BuildPages& pages)
-    : books_(books),
-      user_limits_(user_limits),
-      plans_(plans),
-      answers_(answers),
-      catalog_(catalog),
-      devices_(devices),
-      recompression_(recompression),
-      pages_(pages) {}
 
 BuildResult PendingBuild::ResultFor(const Sequence& s) const {
   BuildResult result;

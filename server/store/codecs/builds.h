@@ -79,7 +79,15 @@ class Builds {
  public:
   Builds(Books& books, const std::shared_ptr<UserLimits>& user_limits, Plans& plans,
          Answers& answers, SessionCatalog& catalog, Devices& devices, Recompression& recompression,
-         BuildPages& pages);
+         BuildPages& pages)
+      : books_(books),
+        user_limits_(user_limits),
+        plans_(plans),
+        answers_(answers),
+        catalog_(catalog),
+        devices_(devices),
+        recompression_(recompression),
+        pages_(pages) {}
 
   // Builds what a plan keeps beside the sequence's committed tokens. A result that is not `done`
   // says what there is so far; `done` (may be null) is called later then, else never. Under the

@@ -7,10 +7,7 @@
 
 #include "server/store/books/books.h"
 #include "server/store/books/sequence.h"
-#include "server/store/books/session_catalog.h"
-#include "server/store/books/taker.h"
 #include "server/store/prompts/prefix_catalog.h"
-#include "server/store/references/page_holds.h"
 #include "server/store/references/page_references.h"
 #include "server/store/references/tables.h"
 #include "server/store/space/page_allocator.h"

@@ -9,10 +9,8 @@
 #include "base/check.h"
 #include "server/store/books/books.h"
 #include "server/store/books/capacity.h"
-#include "server/store/books/long_request.h"
 #include "server/store/books/sequence.h"
-#include "server/store/books/session_catalog.h"
-#include "server/store/references/page_holds.h"
+#include "server/store/references/page_references.h"
 #include "server/store/requests/answers.h"
 #include "server/store/space/raw_pages.h"
 

@@ -5,9 +5,9 @@
 #include <string>
 #include <utility>
 
+#include "server/store/books/books.h"
 #include "server/store/books/devices.h"
 #include "server/store/books/sequence.h"
-#include "server/store/books/session_catalog.h"
 #include "server/store/codecs/builds.h"
 #include "server/store/codecs/recompression.h"
 #include "server/store/requests/answers.h"
@@ -26,15 +26,6 @@ Status NoCodec(const Sequence& s) {
 }
 
 }  // namespace
-
-WorkRequests::WorkRequests(StoreMutex& mu, Answers& answers, SessionCatalog& catalog,
-                           Devices& devices, Recompression& recompression, Builds& builds)
-    : mu_(mu),
-      answers_(answers),
-      catalog_(catalog),
-      devices_(devices),
-      recompression_(recompression),
-      builds_(builds) {}
 
 void WorkRequests::SetSink(RecompressSink* sink) {
   answers_.TellAfter([&] {

@@ -36,7 +36,13 @@ struct WorkProgress {
 class WorkRequests {
  public:
   WorkRequests(StoreMutex& mu, Answers& answers, SessionCatalog& catalog, Devices& devices,
-               Recompression& recompression, Builds& builds);
+               Recompression& recompression, Builds& builds)
+      : mu_(mu),
+        answers_(answers),
+        catalog_(catalog),
+        devices_(devices),
+        recompression_(recompression),
+        builds_(builds) {}
 
   // Who recompresses and builds. Null: nobody; what runs is cancelled, and who waits is answered
   // UNAVAILABLE WORK_STOPPED.

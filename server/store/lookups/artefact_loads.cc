@@ -4,8 +4,6 @@
 #include <utility>
 
 #include "server/store/books/books.h"
-#include "server/store/books/session_catalog.h"
-#include "server/store/books/taker.h"
 #include "server/store/codecs/codec_extents.h"
 #include "server/store/lookups/prefix_loads.h"
 #include "server/store/prompts/opening.h"

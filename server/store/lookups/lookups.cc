@@ -9,7 +9,6 @@
 #include "server/store/books/devices.h"
 #include "server/store/books/plans.h"
 #include "server/store/books/sequence.h"
-#include "server/store/books/session_catalog.h"
 #include "server/store/lookups/replication.h"
 #include "server/store/prompts/held_prefix.h"
 #include "server/store/prompts/prefix_catalog.h"
@@ -50,17 +49,6 @@ std::vector<Tier> TiersOf(const HeldPrefix& held, const std::optional<RawFree>& 
 }
 
 }  // namespace
-
-Lookups::Lookups(Books& books, const ClusterTenants& cluster_tenants, Plans& plans,
-                 SessionCatalog& catalog, Devices& devices, PrefixCatalog& prefixes,
-                 Replication& replication)
-    : books_(books),
-      cluster_tenants_(cluster_tenants),
-      plans_(plans),
-      catalog_(catalog),
-      devices_(devices),
-      prefixes_(prefixes),
-      replication_(replication) {}
 
 uint32_t PrefixHit::tokens_in(Tier tier) const {
   return static_cast<uint32_t>(std::ranges::count(pages, tier)) * page_tokens;

@@ -33,7 +33,14 @@ class Lookups {
  public:
   Lookups(Books& books, const ClusterTenants& cluster_tenants, Plans& plans,
           SessionCatalog& catalog, Devices& devices, PrefixCatalog& prefixes,
-          Replication& replication);
+          Replication& replication)
+      : books_(books),
+        cluster_tenants_(cluster_tenants),
+        plans_(plans),
+        catalog_(catalog),
+        devices_(devices),
+        prefixes_(prefixes),
+        replication_(replication) {}
 
   // The longest prefix that memory and the tier below hold together. With a plan: what an open of
   // it, without options, on that device ("": the session's) would answer now, by the same rule

@@ -7,11 +7,8 @@
 #include <utility>
 
 #include "server/store/books/books.h"
-#include "server/store/books/session_catalog.h"
-#include "server/store/books/taker.h"
 #include "server/store/codecs/codec_extents.h"
 #include "server/store/prompts/opening.h"
-#include "server/store/references/page_holds.h"
 #include "server/store/references/page_references.h"
 #include "server/store/space/page_allocator.h"
 
@@ -35,18 +32,6 @@ bool IsSound(const LoadedValue& value, uint64_t bytes) {
 }
 
 }  // namespace
-
-PrefixLoads::PrefixLoads(Books& books, ArtefactLedger& ledger, SessionCatalog& catalog,
-                         PageReferences& references, PageHolds& holds, PageAllocator& allocator,
-                         PrefixCatalog& prefixes, CodecExtents& extents)
-    : books_(books),
-      ledger_(ledger),
-      catalog_(catalog),
-      references_(references),
-      holds_(holds),
-      allocator_(allocator),
-      prefixes_(prefixes),
-      extents_(extents) {}
 
 std::vector<PageKey> PrefixLoads::BeginLoad(Opening* o) {
   const Sequence& s = *o->sequence;

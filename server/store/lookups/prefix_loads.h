@@ -38,7 +38,15 @@ class PrefixLoads {
  public:
   PrefixLoads(Books& books, ArtefactLedger& ledger, SessionCatalog& catalog,
               PageReferences& references, PageHolds& holds, PageAllocator& allocator,
-              PrefixCatalog& prefixes, CodecExtents& extents);
+              PrefixCatalog& prefixes, CodecExtents& extents)
+      : books_(books),
+        ledger_(ledger),
+        catalog_(catalog),
+        references_(references),
+        holds_(holds),
+        allocator_(allocator),
+        prefixes_(prefixes),
+        extents_(extents) {}
 
   // Asks a remote tier, if there is one and it is worth it, what it has of what is missing, then
   // calls `then`.

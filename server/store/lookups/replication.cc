@@ -5,8 +5,6 @@
 #include <utility>
 
 #include "server/store/books/books.h"
-#include "server/store/books/session_catalog.h"
-#include "server/store/books/taker.h"
 #include "server/store/lookups/prefix_loads.h"
 #include "server/store/prompts/opening.h"
 #include "server/store/references/page_references.h"
@@ -14,17 +12,6 @@
 #include "server/store/space/page_copies.h"
 
 namespace kvstrata {
-
-Replication::Replication(Books& books, SessionCatalog& catalog, PageReferences& references,
-                         PageAllocator& allocator, PageCopies& copies, PrefixCatalog& prefixes,
-                         PrefixLoads& loads)
-    : books_(books),
-      catalog_(catalog),
-      references_(references),
-      allocator_(allocator),
-      copies_(copies),
-      prefixes_(prefixes),
-      loads_(loads) {}
 
 void Replication::SetReplicationQueue(Post post) {
   StoreLock lock(books_.mu);

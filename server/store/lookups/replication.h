@@ -31,7 +31,14 @@ class Replication {
   using Post = std::function<void(std::function<void()>)>;
   Replication(Books& books, SessionCatalog& catalog, PageReferences& references,
               PageAllocator& allocator, PageCopies& copies, PrefixCatalog& prefixes,
-              PrefixLoads& loads);
+              PrefixLoads& loads)
+      : books_(books),
+        catalog_(catalog),
+        references_(references),
+        allocator_(allocator),
+        copies_(copies),
+        prefixes_(prefixes),
+        loads_(loads) {}
 
   // Where opens that have to copy a prefix from another device, or to read a plan's parameters, go
   // on: `post` has each function run once, one after the other, in a thread that may wait, and the

@@ -5,9 +5,9 @@
 #include <string>
 #include <utility>
 
+#include "server/store/books/books.h"
 #include "server/store/books/devices.h"
 #include "server/store/books/sequence.h"
-#include "server/store/books/session_catalog.h"
 #include "server/store/lookups/lookups.h"
 #include "server/store/openings/openings.h"
 #include "server/store/options/parameters.h"
@@ -30,15 +30,6 @@ PrefixHit Within(PrefixHit hit, const OpenedSequence& opened) {
 }
 
 }  // namespace
-
-Leases::Leases(StoreMutex& mu, SessionCatalog& catalog, Devices& devices, Lookups& lookups,
-               Openings& openings, Sequences& sequences)
-    : mu_(mu),
-      catalog_(catalog),
-      devices_(devices),
-      lookups_(lookups),
-      openings_(openings),
-      sequences_(sequences) {}
 
 Status Leases::CheckLease(uint64_t session, uint64_t model, const LookupPlan& open,
                           std::chrono::milliseconds lease) {

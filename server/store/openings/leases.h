@@ -36,7 +36,13 @@ class SessionCatalog;
 class Leases {
  public:
   Leases(StoreMutex& mu, SessionCatalog& catalog, Devices& devices, Lookups& lookups,
-         Openings& openings, Sequences& sequences);
+         Openings& openings, Sequences& sequences)
+      : mu_(mu),
+        catalog_(catalog),
+        devices_(devices),
+        lookups_(lookups),
+        openings_(openings),
+        sequences_(sequences) {}
 
   // As Lookups::Lookup. What is answered stays held for the lease (0: not at all), or until the
   // session ends: the daemon opens the plan for the session, as OpenSequence does, on what is held

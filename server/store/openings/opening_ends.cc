@@ -6,8 +6,6 @@
 
 #include "kernels/plan/plan_needs.h"
 #include "server/store/books/books.h"
-#include "server/store/books/long_request.h"
-#include "server/store/books/session_catalog.h"
 #include "server/store/codecs/recompression.h"
 #include "server/store/lookups/prefix_loads.h"
 #include "server/store/pages/hold_limits.h"
@@ -36,18 +34,6 @@ void TakePlaceOfLease(const Tenant& tenant, const LeasedPrompt& prompt, Sequence
 }
 
 }  // namespace
-
-OpeningEnds::OpeningEnds(Books& books, SessionCatalog& catalog, PageReferences& references,
-                         PrefixCatalog& prefixes, PrefixLoads& loads, Moves& moves,
-                         Recompression& recompression, SequenceEntry& entry)
-    : books_(books),
-      catalog_(catalog),
-      references_(references),
-      prefixes_(prefixes),
-      loads_(loads),
-      moves_(moves),
-      recompression_(recompression),
-      entry_(entry) {}
 
 Result<OpenedSequence> OpeningEnds::Finish(Opening* o) {
   o->times.loaded = Clock::now();

@@ -2,7 +2,7 @@
 // OpeningEnds: the end of an opening, when all that could come has come: what is held of its prompt
 // is found once more, under the lock, and the sequence enters with it.
 //
-// Thread-safety: Finish from any thread. Cost: an open works in pieces (long_request.h).
+// Thread-safety: Finish from any thread. Cost: an open works in pieces (books.h).
 #ifndef KVSTRATA_SERVER_STORE_OPENINGS_OPENING_ENDS_H_
 #define KVSTRATA_SERVER_STORE_OPENINGS_OPENING_ENDS_H_
 
@@ -24,7 +24,15 @@ class OpeningEnds {
  public:
   OpeningEnds(Books& books, SessionCatalog& catalog, PageReferences& references,
               PrefixCatalog& prefixes, PrefixLoads& loads, Moves& moves,
-              Recompression& recompression, SequenceEntry& entry);
+              Recompression& recompression, SequenceEntry& entry)
+      : books_(books),
+        catalog_(catalog),
+        references_(references),
+        prefixes_(prefixes),
+        loads_(loads),
+        moves_(moves),
+        recompression_(recompression),
+        entry_(entry) {}
 
   // Also ends its load, whatever comes of it. Called once. SESSION_UNKNOWN, and as Openings.
   Result<OpenedSequence> Finish(Opening* o) KVS_EXCLUDES(store_lock);

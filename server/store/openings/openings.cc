@@ -10,22 +10,11 @@
 
 #include "server/store/books/books.h"
 #include "server/store/books/plans.h"
-#include "server/store/books/session_catalog.h"
 #include "server/store/lookups/prefix_loads.h"
 #include "server/store/lookups/replication.h"
 #include "server/store/openings/opening_ends.h"
 
 namespace kvstrata {
-
-Openings::Openings(Books& books, Plans& plans, SessionCatalog& catalog, PrefixCatalog& prefixes,
-                   PrefixLoads& loads, Replication& replication, OpeningEnds& ends)
-    : books_(books),
-      plans_(plans),
-      catalog_(catalog),
-      prefixes_(prefixes),
-      loads_(loads),
-      replication_(replication),
-      ends_(ends) {}
 
 Result<Opening> Openings::PrepareOpen(uint64_t session_id, uint64_t model_id,
                                       std::string_view plan_text, std::span<const int32_t> tokens,

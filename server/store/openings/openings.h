@@ -3,7 +3,7 @@
 // prompt, then its end (opening_ends.h), which enters it.
 //
 // Thread-safety: all methods, from any thread. Cost: hashing the tokens, never under the lock; an
-// open works in pieces (long_request.h).
+// open works in pieces (books.h).
 #ifndef KVSTRATA_SERVER_STORE_OPENINGS_OPENINGS_H_
 #define KVSTRATA_SERVER_STORE_OPENINGS_OPENINGS_H_
 
@@ -29,7 +29,14 @@ class SessionCatalog;
 class Openings {
  public:
   Openings(Books& books, Plans& plans, SessionCatalog& catalog, PrefixCatalog& prefixes,
-           PrefixLoads& loads, Replication& replication, OpeningEnds& ends);
+           PrefixLoads& loads, Replication& replication, OpeningEnds& ends)
+      : books_(books),
+        plans_(plans),
+        catalog_(catalog),
+        prefixes_(prefixes),
+        loads_(loads),
+        replication_(replication),
+        ends_(ends) {}
 
   // Attaches to the longest held prefix (at most tokens - 1), reserves pages for the rest,
   // publishes the first table. SEQUENCE_LIMIT, TABLES_FULL (RESOURCE_EXHAUSTED), SEQUENCE_TOO_LONG,

@@ -5,7 +5,7 @@
 //
 // A store's methods that take the lock say KVS_EXCLUDES(store_lock), those that are called under it
 // KVS_REQUIRES(store_lock). Held for microseconds; what is longer works in pieces
-// (long_request.h). Thread-safety, cost: YieldingMutex's (base/yielding_mutex.h).
+// (books.h). Thread-safety, cost: YieldingMutex's (base/yielding_mutex.h).
 #ifndef KVSTRATA_SERVER_STORE_OPTIONS_STORE_LOCK_H_
 #define KVSTRATA_SERVER_STORE_OPTIONS_STORE_LOCK_H_
 

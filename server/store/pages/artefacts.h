@@ -4,7 +4,7 @@
 //
 // All or nothing: an artefact is every extent of the prompt, the state of the Recompressor that
 // made them, the positions that need no raw rows any more, and what was reported of the prompt. It
-// lies here or in the tier below (artefact_record.h); what comes from there is entered here first.
+// lies here or in the tier below (artefact_ledger.h); what comes from there is entered here first.
 // Ownership: PrefixCatalog holds one reference to each extent's page for an artefact here, and
 // drops it for one that Insert or EvictOldest hands out. Thread-safety: none; the store's lock.
 // Cost: a hash look-up.

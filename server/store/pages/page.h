@@ -68,7 +68,7 @@ struct Page {
   bool stored = false;     // it is, or was, in the tier below: dropping it loses nothing
   bool retired = false;    // waits for readers, then is freed
   uint32_t artefacts = 0;  // references that artefacts have (artefacts.h)
-  uint32_t keeps = 0;      // holds that keep it without a reference (page_holds.h)
+  uint32_t keeps = 0;      // holds that keep it without a reference (page_references.h)
   PageKey key{};
   std::unique_ptr<Series> series;  // for a sealed page's positions; null: nothing was reported
   bool series_changed = false;     // since the tier below copied the page

@@ -4,8 +4,8 @@
 //
 // Ownership: owns the resources, and nothing that they made. Thread-safety: copies and all
 // questions, from any thread without the store's lock, while the pages in question are held
-// (page_holds.h); what makes, frees or counts arenas, under that lock. Units: bytes. Errors: those
-// of MemoryResource. A DEVICE_FAILED is kept: that pool answers nothing but it from then on.
+// (page_references.h); what makes, frees or counts arenas, under that lock. Units: bytes. Errors:
+// those of MemoryResource. A DEVICE_FAILED is kept: that pool answers nothing but it from then on.
 #ifndef KVSTRATA_SERVER_STORE_PAGES_PAGE_MEMORY_H_
 #define KVSTRATA_SERVER_STORE_PAGES_PAGE_MEMORY_H_
 

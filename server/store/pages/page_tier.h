@@ -5,7 +5,7 @@
 //
 // Write-through: a page is offered when it enters the prefix index, and again when its positions
 // have more reported of them; an artefact when it is complete; all also when they are used again,
-// pinned or loaded. Which offers a tier takes is its policy (TierWriter::Wants). Writing them when
+// pinned or loaded. Which offers a tier takes is its policy (WritePolicy::Wants). Writing them when
 // they are evicted would be later than kill -9 and would make an allocation wait.
 #ifndef KVSTRATA_SERVER_STORE_PAGES_PAGE_TIER_H_
 #define KVSTRATA_SERVER_STORE_PAGES_PAGE_TIER_H_

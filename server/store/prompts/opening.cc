@@ -3,8 +3,8 @@
 
 #include <utility>
 
+#include "server/store/books/books.h"
 #include "server/store/books/plans.h"
-#include "server/store/books/session_catalog.h"
 
 namespace kvstrata {
 

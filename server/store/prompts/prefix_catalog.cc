@@ -6,7 +6,6 @@
 
 #include "server/store/books/books.h"
 #include "server/store/books/sequence.h"
-#include "server/store/books/session_catalog.h"
 #include "server/store/references/page_references.h"
 
 namespace kvstrata {
@@ -51,9 +50,6 @@ class IndexView final : public PrefixView {
 };
 
 }  // namespace
-
-PrefixCatalog::PrefixCatalog(Books& books, SessionCatalog& catalog, PageReferences& references)
-    : books_(books), catalog_(catalog), references_(references) {}
 
 Hit PrefixCatalog::FindPrefix(const PrefixQuestion& q, const std::optional<RawFree>& artefact,
                               std::optional<uint32_t> device,
@@ -147,18 +143,18 @@ void PrefixCatalog::SetPageTier(PageTier* tier, std::optional<uint32_t> remote) 
   remote_ = remote;
 }
 
-void PrefixCatalog::EnterPrefix(const Sequence& s, Page* page, size_t n) {
-  if (s.chain.is_private() || !books_.memory.failure(page->arena->pool).ok()) return;
-  if (books_.prefix.Insert(page)) return OfferPage(s, *page, n, OfferedFor::kSealed);
-  const bool first_here = page->arena->tier == Tier::kDevice &&
-                          books_.prefix.FindFor(page->arena->pool.device(), page->key) == nullptr;
-  if (first_here) books_.prefix.InsertReplica(page);
-}
-
-void PrefixCatalog::OfferPage(const Sequence& s, const Page& page, size_t n, OfferedFor why) {
-  const bool goes = s.codec && s.plan.stored.keep_raw == KeepRaw::kNo && !page.summary;
+void PrefixCatalog::EnterPrefix(const Sequence& s, Page* page, size_t n, OfferedFor why) {
+  const bool may_enter = !s.chain.is_private() && books_.memory.failure(page->arena->pool).ok();
+  if (!page->indexed && !may_enter) return;
+  if (!page->indexed && !books_.prefix.Insert(page)) {
+    const bool first_here = page->arena->tier == Tier::kDevice &&
+                            books_.prefix.FindFor(page->arena->pool.device(), page->key) == nullptr;
+    if (first_here) books_.prefix.InsertReplica(page);
+    return;
+  }
+  const bool goes = s.codec && s.plan.stored.keep_raw == KeepRaw::kNo && !page->summary;
   if (tier_ == nullptr || goes || s.model->OfOneSession()) return;
-  tier_->Offer({page.key, s.PlaceOf(n), page.bytes, why, catalog_.tenant(s.model->tenant)->name});
+  tier_->Offer({page->key, s.PlaceOf(n), page->bytes, why, catalog_.tenant(s.model->tenant)->name});
 }
 
 void PrefixCatalog::OfferKept(const Sequence& s, OfferedFor why) {

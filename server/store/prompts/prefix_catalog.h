@@ -20,7 +20,6 @@
 #include "server/store/pages/page_tier.h"
 #include "server/store/pages/prefix_index.h"
 #include "server/store/prompts/artefact_ledger.h"
-#include "server/store/prompts/artefact_record.h"
 #include "server/store/prompts/held_prefix.h"
 #include "server/store/prompts/prefix_survey.h"
 #include "server/store/reports/store_info.h"
@@ -40,7 +39,8 @@ struct Hit {
 
 class PrefixCatalog {
  public:
-  PrefixCatalog(Books& books, SessionCatalog& catalog, PageReferences& references);
+  PrefixCatalog(Books& books, SessionCatalog& catalog, PageReferences& references)
+      : books_(books), catalog_(catalog), references_(references) {}
 
   // Null: there is none. It outlives all its loads and is unset before it ends. `remote`: behind
   // it is a remote tier, of which it is worth asking for so many missing tokens.
@@ -74,11 +74,9 @@ class PrefixCatalog {
   // Enters a sealed page or index block under its key; if somebody was faster, theirs is found and
   // ours stays private, unless theirs lies on another device: then it is a replica. It is page
   // number `n` of the sequence, or the index block that ends with that. Of a private sequence
-  // nothing is entered.
-  void EnterPrefix(const Sequence& s, Page* page, size_t n) KVS_REQUIRES(store_lock);
-  // Offers one that is there to the tier below, but for raw pages that the sequence is about to
-  // release.
-  void OfferPage(const Sequence& s, const Page& page, size_t n, OfferedFor why)
+  // nothing is entered. What is there, now or before, is offered to the tier below, but for raw
+  // pages that the sequence is about to release.
+  void EnterPrefix(const Sequence& s, Page* page, size_t n, OfferedFor why = OfferedFor::kSealed)
       KVS_REQUIRES(store_lock);
   // Pages that it has all the same: behind its artefact, or when it closes. Behind its artefact a
   // remote tier is offered its index, too, without which the artefact serves nobody.

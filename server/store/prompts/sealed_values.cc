@@ -8,7 +8,7 @@
 #include "server/store/books/books.h"
 #include "server/store/books/sequence.h"
 #include "server/store/prompts/artefact_ledger.h"
-#include "server/store/references/page_holds.h"
+#include "server/store/references/page_references.h"
 
 namespace kvstrata {
 namespace {
@@ -20,9 +20,6 @@ std::string NameOfKey(const PageKey& key) {
 }
 
 }  // namespace
-
-SealedValues::SealedValues(Books& books, ArtefactLedger& ledger, PageHolds& holds)
-    : books_(books), ledger_(ledger), holds_(holds) {}
 
 void SealedValues::NoteRecord(const PageKey& artefact, std::span<const std::byte> value) {
   if (std::optional<ArtefactRecord> record = ParseRecord(value)) {

@@ -18,7 +18,7 @@
 #include "server/store/options/store_lock.h"
 #include "server/store/pages/page_tier.h"
 #include "server/store/pages/prefix_key.h"
-#include "server/store/prompts/artefact_record.h"
+#include "server/store/prompts/artefact_ledger.h"
 #include "server/store/reports/value_info.h"
 
 namespace kvstrata {
@@ -32,7 +32,8 @@ enum class CopyFor : uint8_t { kLocalTier, kRemoteTier };
 
 class SealedValues {
  public:
-  SealedValues(Books& books, ArtefactLedger& ledger, PageHolds& holds);
+  SealedValues(Books& books, ArtefactLedger& ledger, PageHolds& holds)
+      : books_(books), ledger_(ledger), holds_(holds) {}
 
   // --- for the tier below (page_tier.h) ---
   // What is to be written for an offered key: a page or index block, or the extents of an artefact

@@ -7,8 +7,6 @@
 
 #include "server/store/books/books.h"
 #include "server/store/books/sequence.h"
-#include "server/store/books/session_catalog.h"
-#include "server/store/books/taker.h"
 #include "server/store/references/page_references.h"
 
 namespace kvstrata {
@@ -25,9 +23,6 @@ void Count(const Page& page, EvictedTier* tier) {
 }
 
 }  // namespace
-
-Eviction::Eviction(Books& books, SessionCatalog& catalog, PageReferences& references)
-    : books_(books), catalog_(catalog), references_(references) {}
 
 uint64_t EvictResult::pages() const { return Sum(tiers, &EvictedTier::pages); }
 uint64_t EvictResult::bytes() const { return Sum(tiers, &EvictedTier::bytes); }

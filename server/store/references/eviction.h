@@ -29,7 +29,8 @@ struct Tenant;
 
 class Eviction {
  public:
-  Eviction(Books& books, SessionCatalog& catalog, PageReferences& references);
+  Eviction(Books& books, SessionCatalog& catalog, PageReferences& references)
+      : books_(books), catalog_(catalog), references_(references) {}
 
   // Drops cached pages and artefacts that no sequence uses and no pin keeps; with `dry_run` only
   // counts them.

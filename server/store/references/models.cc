@@ -7,7 +7,6 @@
 
 #include "server/store/books/books.h"
 #include "server/store/books/sequence.h"
-#include "server/store/books/session_catalog.h"
 #include "server/store/references/eviction.h"
 #include "server/store/references/page_references.h"
 
@@ -52,14 +51,6 @@ Status Validate(const ModelDesc& desc, uint64_t largest_pool) {
 }
 
 }  // namespace
-
-Models::Models(Books& books, const std::shared_ptr<UserLimits>& user_limits,
-               SessionCatalog& catalog, PageReferences& references, Eviction& eviction)
-    : books_(books),
-      user_limits_(user_limits),
-      catalog_(catalog),
-      references_(references),
-      eviction_(eviction) {}
 
 void Models::LeaveModel(Model* model) {
   if (--model->sessions != 0) return;

@@ -29,14 +29,19 @@ class UserLimits;
 class Models {
  public:
   Models(Books& books, const std::shared_ptr<UserLimits>& user_limits, SessionCatalog& catalog,
-         PageReferences& references, Eviction& eviction);
+         PageReferences& references, Eviction& eviction)
+      : books_(books),
+        user_limits_(user_limits),
+        catalog_(catalog),
+        references_(references),
+        eviction_(eviction) {}
 
   // The number of one that the session may open sequences of. INVALID_ARGUMENT MODEL_TEXT,
   // MODEL_BOUNDARY_TOKENS, MODEL_PAGE_TOO_LARGE, GEOMETRY_*; UNIMPLEMENTED MODEL_RANKS;
   // RESOURCE_EXHAUSTED MODEL_LIMIT.
   Result<uint64_t> RegisterModel(uint64_t session, const ModelDesc& desc) KVS_EXCLUDES(store_lock);
   Result<Geometry> ModelGeometry(uint64_t session, uint64_t model) KVS_EXCLUDES(store_lock);
-  // Sequences that the session opens of this model from now on are imported (import_job.h).
+  // Sequences that the session opens of this model from now on are imported (imports.h).
   Status ImportModel(uint64_t session, uint64_t model) KVS_EXCLUDES(store_lock);
 
   // A session that registered it has ended.

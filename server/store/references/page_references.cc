@@ -5,9 +5,9 @@
 #include <string>
 #include <utility>
 
+#include "base/check.h"
 #include "server/store/books/books.h"
 #include "server/store/books/sequence.h"
-#include "server/store/books/session_catalog.h"
 
 namespace kvstrata {
 namespace {
@@ -16,8 +16,51 @@ constexpr size_t kReclaimPages = 1024;  // cheaper than others, and each piece l
 
 }  // namespace
 
-PageReferences::PageReferences(Books& books, SessionCatalog& catalog)
-    : books_(books), catalog_(catalog) {}
+uint64_t PageHolds::Begin() {
+  const uint64_t hold = next_++;
+  holds_[hold];
+  return hold;
+}
+
+void PageHolds::Keep(uint64_t hold, Page* page) {
+  references_.Keep(page);
+  holds_.at(hold).kept.push_back(page);
+}
+
+uint64_t PageHolds::Keep(Page* page) {
+  const uint64_t hold = Begin();
+  Keep(hold, page);
+  return hold;
+}
+
+void PageHolds::Refer(uint64_t hold, Page* page) {
+  references_.RefPage(page);
+  TakeOver(hold, page);
+}
+
+void PageHolds::TakeOver(uint64_t hold, Page* page) { holds_.at(hold).referred.push_back(page); }
+
+void PageHolds::HandOver(uint64_t hold, Page* page) {
+  std::vector<Page*>& referred = holds_.at(hold).referred;
+  const auto at = std::ranges::find(referred, page);
+  KVS_CHECK(at != referred.end());
+  referred.erase(at);
+}
+
+void PageHolds::End(uint64_t id, Session* session) {
+  const auto found = holds_.find(id);
+  if (id == 0) return;
+  KVS_CHECK(found != holds_.end());
+  Hold& hold = found->second;  // stays where it is, while others are let in
+  references_.ReleaseAll(session, &hold.referred);
+  for (size_t ended = 1; !hold.kept.empty(); ++ended) {
+    Page* const page = hold.kept.back();
+    hold.kept.pop_back();
+    references_.EndKeep(page);
+    if (ended % kPiecePages == 0) mu_.Yield();
+  }
+  holds_.erase(id);
+}
 
 void PageReferences::RefAll(Session* session, std::span<Page* const> from, std::vector<Page*>* to) {
   to->reserve(from.size());

@@ -6,9 +6,7 @@
 
 #include "base/check.h"
 #include "server/store/books/books.h"
-#include "server/store/books/long_request.h"
 #include "server/store/books/sequence.h"
-#include "server/store/books/session_catalog.h"
 #include "server/store/references/page_references.h"
 
 namespace kvstrata {
@@ -19,9 +17,6 @@ void PassArena(const PageMemory& memory, const Session& session, const Arena& ar
   session.sink({arena.id, arena.memory.bytes, arena.tier, writable, memory.handle_type(arena.tier),
                 writable ? arena.memory.fd.get() : arena.memory.read_only_fd.get()});
 }
-
-Tables::Tables(Books& books, SessionCatalog& catalog, PageReferences& references)
-    : books_(books), catalog_(catalog), references_(references) {}
 
 shm::PageEntry Tables::EntryOf(const Sequence& s, const Page* page) {
   shm::PageEntry entry{};

@@ -31,7 +31,8 @@ class SessionCatalog;
 
 class Tables {
  public:
-  Tables(Books& books, SessionCatalog& catalog, PageReferences& references);
+  Tables(Books& books, SessionCatalog& catalog, PageReferences& references)
+      : books_(books), catalog_(catalog), references_(references) {}
 
   // Room for a table of the sequence as it is, or with so many extents. RESOURCE_EXHAUSTED
   // TABLES_FULL. It is published, or released to the session's memory.

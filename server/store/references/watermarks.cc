@@ -13,9 +13,6 @@ uint64_t Percent(uint64_t bytes, uint32_t percent) { return bytes / 100 * percen
 
 }  // namespace
 
-Watermarks::Watermarks(const StoreSettings& settings, Books& books)
-    : settings_(settings), books_(books) {}
-
 uint64_t Watermarks::HighMark(PoolId pool) const {
   return Percent(books_.memory.capacity(pool), settings_.high_percent);
 }

@@ -19,7 +19,7 @@ struct StoreSettings;
 
 class Watermarks {
  public:
-  Watermarks(const StoreSettings& settings, Books& books);
+  Watermarks(const StoreSettings& settings, Books& books) : settings_(settings), books_(books) {}
 
   // Bytes of the pool that may be used: above the high mark it is relieved, down to the low one.
   uint64_t HighMark(PoolId pool) const KVS_REQUIRES(store_lock);

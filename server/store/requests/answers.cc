@@ -3,8 +3,6 @@
 
 namespace kvstrata {
 
-Answers::Answers(StoreMutex& mu) : mu_(mu) {}
-
 void Answers::Add(SettleDone done, Status status) {
   answers_.emplace_back(std::move(done), std::move(status));
 }

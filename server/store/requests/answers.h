@@ -18,7 +18,7 @@ namespace kvstrata {
 
 class Answers {
  public:
-  explicit Answers(StoreMutex& mu);
+  explicit Answers(StoreMutex& mu) : mu_(mu) {}
 
   void Add(SettleDone done, Status status) KVS_REQUIRES(store_lock);
   // Tells all that there is to tell. After everything that may have closed or finished something.

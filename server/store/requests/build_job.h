@@ -46,7 +46,7 @@ using BuildDone = std::function<void(const Result<BuildResult>&)>;
 struct BuildJob {
   static constexpr uint64_t kPieceBytes = uint64_t{32} << 20;
 
-  uint64_t hold = 0;   // keeps its pages (page_holds.h)
+  uint64_t hold = 0;   // keeps its pages (page_references.h)
   uint64_t build = 0;  // the request's number
   uint64_t sequence = 0;
   Geometry geometry;

@@ -37,7 +37,7 @@ struct OpenedSequence {
   Geometry geometry;
   std::vector<int32_t> boundary_tokens;  // sentence ends of the model
   std::vector<uint8_t> boundary;         // sentence ends of leading tokens, stored with held pages
-  bool imported = false;                 // import_job.h
+  bool imported = false;                 // imports.h
   OpenTimes times;                       // what Openings::OpenSequence took
 };
 

@@ -42,7 +42,7 @@ class RecompressSink {
 
 // One unit of work. Ended by PublishRecompression or AbandonRecompression, exactly once.
 struct RecompressJob {
-  uint64_t hold = 0;  // keeps its pages (page_holds.h)
+  uint64_t hold = 0;  // keeps its pages (page_references.h)
   uint64_t sequence = 0;
   uint32_t device = 0;  // device of its session
   Geometry geometry;

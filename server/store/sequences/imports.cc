@@ -8,17 +8,11 @@
 
 #include "server/store/books/books.h"
 #include "server/store/books/devices.h"
-#include "server/store/books/long_request.h"
 #include "server/store/books/sequence.h"
-#include "server/store/books/session_catalog.h"
-#include "server/store/references/page_holds.h"
+#include "server/store/references/page_references.h"
 #include "server/store/sequences/step_events.h"
 
 namespace kvstrata {
-
-Imports::Imports(Books& books, SessionCatalog& catalog, Devices& devices, PageHolds& holds,
-                 StepEvents& steps)
-    : books_(books), catalog_(catalog), devices_(devices), holds_(holds), steps_(steps) {}
 
 // Pages are held from the first unit on that the new tokens may complete.
 void Imports::KeepPages(const Sequence& s, ImportJob* job) {
@@ -107,7 +101,7 @@ Status Imports::FinishImport(const ImportJob& job, std::span<const int32_t> toke
   }
   AbandonImport(job);
   KVS_RETURN_IF_ERROR(written);
-  return steps_.CommitRows(job.session, job.sequence, job.tokens, tokens, indexed_tokens, true);
+  return steps_.Commit(job.session, job.sequence, job.tokens, tokens, indexed_tokens, true);
 }
 
 void Imports::AbandonImport(const ImportJob& job) {

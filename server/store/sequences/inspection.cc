@@ -10,14 +10,11 @@
 #include "kernels/codec/codec.h"
 #include "kernels/select/why_in_full.h"
 #include "server/store/books/books.h"
-#include "server/store/books/long_request.h"
 #include "server/store/books/plans.h"
 #include "server/store/books/sequence.h"
-#include "server/store/books/session_catalog.h"
 #include "server/store/lookups/prefix_pins.h"
 #include "server/store/references/eviction.h"
 #include "server/store/references/models.h"
-#include "server/store/references/page_holds.h"
 #include "server/store/references/page_references.h"
 #include "server/store/sequences/sequences.h"
 #include "server/store/sequences/sessions.h"
@@ -74,17 +71,6 @@ std::string InFullTextOf(const Sequence& s) {
 }
 
 }  // namespace
-
-Inspection::Inspection(Books& books, SessionCatalog& catalog, Eviction& eviction,
-                       const Plans& plans, const PageReferences& references, const PageHolds& holds,
-                       const PrefixPins& pins)
-    : books_(books),
-      catalog_(catalog),
-      eviction_(eviction),
-      plans_(plans),
-      references_(references),
-      holds_(holds),
-      pins_(pins) {}
 
 std::vector<PoolInfo> Inspection::Pools() const {
   StoreLock lock(books_.mu);

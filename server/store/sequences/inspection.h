@@ -31,7 +31,14 @@ class SessionCatalog;
 class Inspection {
  public:
   Inspection(Books& books, SessionCatalog& catalog, Eviction& eviction, const Plans& plans,
-             const PageReferences& references, const PageHolds& holds, const PrefixPins& pins);
+             const PageReferences& references, const PageHolds& holds, const PrefixPins& pins)
+      : books_(books),
+        catalog_(catalog),
+        eviction_(eviction),
+        plans_(plans),
+        references_(references),
+        holds_(holds),
+        pins_(pins) {}
 
   std::vector<PoolInfo> Pools() const KVS_EXCLUDES(store_lock);  // the devices', then the host's
   std::vector<SessionInfo> Sessions() const KVS_EXCLUDES(store_lock);

@@ -5,7 +5,6 @@
 
 #include "server/store/books/books.h"
 #include "server/store/books/sequence.h"
-#include "server/store/books/session_catalog.h"
 #include "server/store/requests/opened_sequence.h"
 #include "server/store/sequences/sequences.h"
 

@@ -8,7 +8,6 @@
 
 #include "server/store/books/books.h"
 #include "server/store/books/sequence.h"
-#include "server/store/books/session_catalog.h"
 #include "server/store/references/tables.h"
 #include "server/store/sequences/sessions.h"
 

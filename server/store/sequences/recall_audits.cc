@@ -6,8 +6,8 @@
 #include <numeric>
 #include <string>
 
+#include "server/store/books/books.h"
 #include "server/store/books/sequence.h"
-#include "server/store/books/session_catalog.h"
 #include "server/store/requests/answers.h"
 #include "server/store/sequences/inspection.h"
 

@@ -9,7 +9,6 @@
 #include "base/check.h"
 #include "kernels/plan/plan_needs.h"
 #include "server/store/books/books.h"
-#include "server/store/books/session_catalog.h"
 #include "server/store/pages/hold_limits.h"
 #include "server/store/references/page_references.h"
 #include "server/store/references/tables.h"

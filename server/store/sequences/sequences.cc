@@ -7,9 +7,7 @@
 
 #include "server/store/books/books.h"
 #include "server/store/books/devices.h"
-#include "server/store/books/long_request.h"
 #include "server/store/books/sequence.h"
-#include "server/store/books/session_catalog.h"
 #include "server/store/codecs/builds.h"
 #include "server/store/codecs/recompression.h"
 #include "server/store/prompts/prefix_catalog.h"
@@ -37,26 +35,6 @@ uint64_t OwnBytes(const Sequence& s) {
 }
 
 }  // namespace
-
-Sequences::Sequences(Books& books, const StoreOptions& options, Answers& answers,
-                     SessionCatalog& catalog, Devices& devices, Tables& tables,
-                     PageReferences& references, Watermarks& watermarks, PrefixCatalog& prefixes,
-                     SequenceEntry& entry, Recompression& recompression, RawPages& raw_pages,
-                     RecallAudits& recalls, Builds& builds)
-    : books_(books),
-      options_(options),
-      answers_(answers),
-      catalog_(catalog),
-      devices_(devices),
-      tables_(tables),
-      references_(references),
-      watermarks_(watermarks),
-      prefixes_(prefixes),
-      entry_(entry),
-      recompression_(recompression),
-      raw_pages_(raw_pages),
-      recalls_(recalls),
-      builds_(builds) {}
 
 Result<OpenedSequence> Sequences::ForkSequence(uint64_t session_id, uint64_t sequence) {
   StoreLock lock(books_.mu);

@@ -3,7 +3,7 @@
 // that another process of the user ends or cuts what one opened.
 //
 // Thread-safety: methods that say so are called under the store's lock, all others from any thread.
-// A fork and a close work in pieces (long_request.h). Errors: SESSION_UNKNOWN, SEQUENCE_UNKNOWN
+// A fork and a close work in pieces (books.h). Errors: SESSION_UNKNOWN, SEQUENCE_UNKNOWN
 // (also a sequence of another session), DEVICE_FAILED, TABLES_FULL, and those that a method names.
 #ifndef KVSTRATA_SERVER_STORE_SEQUENCES_SEQUENCES_H_
 #define KVSTRATA_SERVER_STORE_SEQUENCES_SEQUENCES_H_
@@ -43,7 +43,21 @@ class Sequences {
   Sequences(Books& books, const StoreOptions& options, Answers& answers, SessionCatalog& catalog,
             Devices& devices, Tables& tables, PageReferences& references, Watermarks& watermarks,
             PrefixCatalog& prefixes, SequenceEntry& entry, Recompression& recompression,
-            RawPages& raw_pages, RecallAudits& recalls, Builds& builds);
+            RawPages& raw_pages, RecallAudits& recalls, Builds& builds)
+      : books_(books),
+        options_(options),
+        answers_(answers),
+        catalog_(catalog),
+        devices_(devices),
+        tables_(tables),
+        references_(references),
+        watermarks_(watermarks),
+        prefixes_(prefixes),
+        entry_(entry),
+        recompression_(recompression),
+        raw_pages_(raw_pages),
+        recalls_(recalls),
+        builds_(builds) {}
 
   Result<OpenedSequence> ForkSequence(uint64_t session, uint64_t sequence) KVS_EXCLUDES(store_lock);
   Status CloseSequence(uint64_t session, uint64_t sequence) KVS_EXCLUDES(store_lock);

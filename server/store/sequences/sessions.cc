@@ -10,9 +10,7 @@
 
 #include "base/check.h"
 #include "server/store/books/books.h"
-#include "server/store/books/long_request.h"
 #include "server/store/books/sequence.h"
-#include "server/store/books/session_catalog.h"
 #include "server/store/references/models.h"
 #include "server/store/references/page_references.h"
 #include "server/store/references/watermarks.h"

@@ -9,10 +9,7 @@
 #include "base/check.h"
 #include "server/store/books/books.h"
 #include "server/store/books/devices.h"
-#include "server/store/books/long_request.h"
 #include "server/store/books/sequence.h"
-#include "server/store/books/session_catalog.h"
-#include "server/store/books/taker.h"
 #include "server/store/codecs/codec_extents.h"
 #include "server/store/codecs/recompression.h"
 #include "server/store/prompts/prefix_catalog.h"
@@ -39,23 +36,6 @@ void NotePrefillRate(const Sequence& s) {
 }
 
 }  // namespace
-
-StepEvents::StepEvents(Books& books, const StoreOptions& options, SessionCatalog& catalog,
-                       Devices& devices, Tables& tables, PageReferences& references,
-                       PageAllocator& allocator, PageCopies& copies, PrefixCatalog& prefixes,
-                       Recompression& recompression, CodecExtents& extents, RecallAudits& recalls)
-    : books_(books),
-      options_(options),
-      catalog_(catalog),
-      devices_(devices),
-      tables_(tables),
-      references_(references),
-      allocator_(allocator),
-      copies_(copies),
-      prefixes_(prefixes),
-      recompression_(recompression),
-      extents_(extents),
-      recalls_(recalls) {}
 
 Status StepEvents::ExtendLocked(Session* session, Sequence* s, uint64_t tokens) {
   const size_t old_pages = s->pages.size(), old_blocks = s->index_blocks.size();
@@ -158,7 +138,7 @@ void StepEvents::KeepSeries(const Sequence& s, Page* page, size_t n, Series seri
   if (page->series != nullptr && SameSeries(*page->series, series)) return;
   page->series = std::make_unique<Series>(std::move(series));
   page->series_changed = true;
-  if (page->indexed) prefixes_.OfferPage(s, *page, n, OfferedFor::kReported);
+  if (page->indexed) prefixes_.EnterPrefix(s, page, n, OfferedFor::kReported);
 }
 
 // What was reported of a sealed page's positions goes with the page: whoever is held for it has it
@@ -178,8 +158,8 @@ void StepEvents::KeepSeriesWithPages(Session* session, Sequence* s, uint32_t fir
   }
 }
 
-void StepEvents::SealLocked(Session* session, Sequence* s, std::span<const PageKey> keys,
-                            std::span<const int32_t> tokens, uint32_t indexed_tokens) {
+void StepEvents::CommitLocked(Session* session, Sequence* s, std::span<const PageKey> keys,
+                              std::span<const int32_t> tokens, uint32_t indexed_tokens) {
   const size_t first = s->tokens / s->page_tokens();
   for (size_t i = 0; i < keys.size(); ++i) {
     Page* page = s->pages[first + i];
@@ -201,7 +181,15 @@ void StepEvents::SealLocked(Session* session, Sequence* s, std::span<const PageK
   }
   const size_t more = std::min(behind - std::min(behind, s->tail.size()), tokens.size());
   s->tail.insert(s->tail.end(), tokens.end() - static_cast<ptrdiff_t>(more), tokens.end());
+  SealIndex(session, s, indexed_tokens);
+  const uint64_t ahead =
+      std::min<uint64_t>(uint64_t{s->tokens} + options_.headroom_tokens, kMaxSequenceTokens);
+  // The tokens are in; that there is no room for more is told when more is asked for.
+  if (s->capacity_tokens() < ahead) (void)ExtendLocked(session, s, ahead);
+  recompression_.NoteDue(s);
+}
 
+void StepEvents::SealIndex(Session* session, Sequence* s, uint32_t indexed_tokens) {
   s->indexed_tokens = std::max(s->indexed_tokens, indexed_tokens);
   if (!s->SharesIndex()) return;
   const uint32_t block_tokens = static_cast<uint32_t>(s->index.block_tokens);
@@ -264,25 +252,9 @@ Status StepEvents::CheckCommit(Session* session, const Sequence& s, uint32_t fir
   return OkStatus();
 }
 
-Status StepEvents::CommitLocked(Session* session, Sequence* s, std::span<const PageKey> keys,
-                                std::span<const int32_t> tokens, uint32_t indexed_tokens) {
-  SealLocked(session, s, keys, tokens, indexed_tokens);
-  const uint64_t ahead =
-      std::min<uint64_t>(uint64_t{s->tokens} + options_.headroom_tokens, kMaxSequenceTokens);
-  // The tokens are in; that there is no room for more is told when more is asked for.
-  if (s->capacity_tokens() < ahead) (void)ExtendLocked(session, s, ahead);
-  recompression_.NoteDue(s);
-  return OkStatus();
-}
-
 Status StepEvents::Commit(uint64_t session_id, uint64_t sequence, uint32_t first,
-                          std::span<const int32_t> tokens, uint32_t indexed_tokens) {
-  return CommitRows(session_id, sequence, first, tokens, indexed_tokens, false);
-}
-
-Status StepEvents::CommitRows(uint64_t session_id, uint64_t sequence, uint32_t first,
-                              std::span<const int32_t> tokens, uint32_t indexed_tokens,
-                              bool by_daemon) {
+                          std::span<const int32_t> tokens, uint32_t indexed_tokens,
+                          bool by_daemon) {
   std::vector<int32_t> ids;
   KeyChain chain;
   PageKey parent;
@@ -299,7 +271,8 @@ Status StepEvents::CommitRows(uint64_t session_id, uint64_t sequence, uint32_t f
     }
     if (!by_daemon && tokens.size() == 1 && s->prefill_done) recalls_.NoteDecode(session, s);
     if (s->tail.size() + tokens.size() < s->page_tokens()) {
-      return CommitLocked(session, s, {}, tokens, indexed_tokens);
+      CommitLocked(session, s, {}, tokens, indexed_tokens);
+      return OkStatus();
     }
     ids = s->tail;
     chain = s->chain;
@@ -312,7 +285,8 @@ Status StepEvents::CommitRows(uint64_t session_id, uint64_t sequence, uint32_t f
   Session* session = catalog_.SessionOf(session_id);
   const LongRequest request(&catalog_, session);
   KVS_RETURN_IF_ERROR(CheckCommit(session, *s, first, tokens, indexed_tokens));
-  return CommitLocked(session, s, keys, tokens, indexed_tokens);
+  CommitLocked(session, s, keys, tokens, indexed_tokens);
+  return OkStatus();
 }
 
 namespace {

@@ -4,7 +4,7 @@
 //
 // Thread-safety: methods that say so are called under the store's lock, all others from any thread.
 // Cost: a commit hashes the tokens of pages that are full now, without the lock; what grows with
-// the tokens works in pieces (long_request.h), reports of 4096 positions. Errors: SESSION_UNKNOWN,
+// the tokens works in pieces (books.h), reports of 4096 positions. Errors: SESSION_UNKNOWN,
 // SEQUENCE_UNKNOWN (also a sequence of another session), DEVICE_FAILED, and those that a method
 // names.
 #ifndef KVSTRATA_SERVER_STORE_SEQUENCES_STEP_EVENTS_H_
@@ -43,7 +43,19 @@ class StepEvents {
   StepEvents(Books& books, const StoreOptions& options, SessionCatalog& catalog, Devices& devices,
              Tables& tables, PageReferences& references, PageAllocator& allocator,
              PageCopies& copies, PrefixCatalog& prefixes, Recompression& recompression,
-             CodecExtents& extents, RecallAudits& recalls);
+             CodecExtents& extents, RecallAudits& recalls)
+      : books_(books),
+        options_(options),
+        catalog_(catalog),
+        devices_(devices),
+        tables_(tables),
+        references_(references),
+        allocator_(allocator),
+        copies_(copies),
+        prefixes_(prefixes),
+        recompression_(recompression),
+        extents_(extents),
+        recalls_(recalls) {}
 
   // Makes the table cover `tokens`, with private pages from position `writable` on and private
   // index blocks from `index_writable` on; publishes before it returns. SEQUENCE_TOO_LONG,
@@ -54,19 +66,17 @@ class StepEvents {
   // of need (without pages left it does not: the next Grow says POOL_EXHAUSTED).
   // COMMIT_OUT_OF_ORDER when `first` is not the sequence's length; COMMIT_BEYOND_TABLE,
   // COMMIT_TO_SHARED, COMMIT_INDEX when the client wrote, or says it wrote, where it may not;
-  // SEQUENCE_IMPORTED, as Grow and ForkSequence.
+  // SEQUENCE_IMPORTED, as Grow and ForkSequence, unless the daemon wrote the rows of an imported
+  // one.
   Status Commit(uint64_t session, uint64_t sequence, uint32_t first,
-                std::span<const int32_t> tokens, uint32_t indexed_tokens) KVS_EXCLUDES(store_lock);
+                std::span<const int32_t> tokens, uint32_t indexed_tokens, bool by_daemon = false)
+      KVS_EXCLUDES(store_lock);
   // Any array may be null. REPORT_POSITION, REPORT_VALUE.
   Status Report(uint64_t session, uint64_t sequence, uint32_t first, uint32_t n,
                 const float* surprisal, const float* entropy, const uint8_t* boundary)
       KVS_EXCLUDES(store_lock);
   Status PrefillDone(uint64_t session, uint64_t sequence) KVS_EXCLUDES(store_lock);
 
-  // Commits rows that the session wrote, or the daemon (an imported sequence's).
-  Status CommitRows(uint64_t session, uint64_t sequence, uint32_t first,
-                    std::span<const int32_t> tokens, uint32_t indexed_tokens, bool by_daemon)
-      KVS_EXCLUDES(store_lock);
   // Pages and a table for so many tokens.
   Status ExtendLocked(Session* session, Sequence* s, uint64_t tokens) KVS_REQUIRES(store_lock);
 
@@ -77,15 +87,14 @@ class StepEvents {
   void KeepSeries(const Sequence& s, Page* page, size_t n, Series series) KVS_REQUIRES(store_lock);
   void KeepSeriesWithPages(Session* session, Sequence* s, uint32_t first, uint32_t end)
       KVS_REQUIRES(store_lock);
-  void SealLocked(Session* session, Sequence* s, std::span<const PageKey> keys,
-                  std::span<const int32_t> tokens, uint32_t indexed_tokens)
-      KVS_REQUIRES(store_lock);
+  void SealIndex(Session* session, Sequence* s, uint32_t indexed_tokens) KVS_REQUIRES(store_lock);
   static Status CheckPromised(const Sequence& s, std::span<const int32_t> tokens);
   Status CheckCommit(Session* session, const Sequence& s, uint32_t first,
                      std::span<const int32_t> tokens, uint32_t indexed_tokens) const
       KVS_REQUIRES(store_lock);
-  Status CommitLocked(Session* session, Sequence* s, std::span<const PageKey> keys,
-                      std::span<const int32_t> tokens, uint32_t indexed_tokens)
+  // Seals the pages that are full now, which get `keys`.
+  void CommitLocked(Session* session, Sequence* s, std::span<const PageKey> keys,
+                    std::span<const int32_t> tokens, uint32_t indexed_tokens)
       KVS_REQUIRES(store_lock);
   // The piece [done, done + some) of a report of n positions from `first`.
   Status ReportSome(uint64_t session, uint64_t sequence, uint32_t first, uint32_t n, uint32_t done,

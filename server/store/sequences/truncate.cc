@@ -4,9 +4,7 @@
 
 #include "server/store/books/books.h"
 #include "server/store/books/devices.h"
-#include "server/store/books/long_request.h"
 #include "server/store/books/sequence.h"
-#include "server/store/books/session_catalog.h"
 #include "server/store/codecs/builds.h"
 #include "server/store/codecs/recompression.h"
 #include "server/store/references/page_references.h"

@@ -7,8 +7,6 @@
 
 #include "server/store/books/books.h"
 #include "server/store/books/plans.h"
-#include "server/store/books/session_catalog.h"
-#include "server/store/books/taker.h"
 #include "server/store/prompts/opening.h"
 #include "server/store/references/eviction.h"
 #include "server/store/references/page_references.h"
@@ -25,15 +23,6 @@ uint64_t FreePagesOf(const Arena& arena, uint64_t bytes) {
 }
 
 }  // namespace
-
-CapacityCounter::CapacityCounter(Books& books, const StoreOptions& options, SessionCatalog& catalog,
-                                 PageReferences& references, Eviction& eviction, const Plans& plans)
-    : books_(books),
-      options_(options),
-      catalog_(catalog),
-      references_(references),
-      eviction_(eviction),
-      plans_(plans) {}
 
 // The room in whole granules, of which arenas are made.
 uint64_t CapacityCounter::RoomOf(const Taker& taker, PoolId pool) const {

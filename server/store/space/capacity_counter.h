@@ -31,7 +31,13 @@ struct Taker;
 class CapacityCounter {
  public:
   CapacityCounter(Books& books, const StoreOptions& options, SessionCatalog& catalog,
-                  PageReferences& references, Eviction& eviction, const Plans& plans);
+                  PageReferences& references, Eviction& eviction, const Plans& plans)
+      : books_(books),
+        options_(options),
+        catalog_(catalog),
+        references_(references),
+        eviction_(eviction),
+        plans_(plans) {}
 
   // How many tokens of the model, with what the plan keeps beside them in its index, the session
   // could open or grow to as things are. Promises nothing: others may be faster, and an open has

@@ -8,10 +8,7 @@
 
 #include "server/store/books/books.h"
 #include "server/store/books/devices.h"
-#include "server/store/books/long_request.h"
 #include "server/store/books/sequence.h"
-#include "server/store/books/session_catalog.h"
-#include "server/store/books/taker.h"
 #include "server/store/references/watermarks.h"
 #include "server/store/space/page_copies.h"
 #include "server/store/space/relief.h"
@@ -23,15 +20,6 @@ constexpr double kPressure = 0.8;  // part of a device pool that is in use
 constexpr uint64_t kLeastPool = uint64_t{1} << 20, kLargestPool = uint64_t{16} << 40;
 
 }  // namespace
-
-Moves::Moves(Books& books, SessionCatalog& catalog, Devices& devices, PageCopies& copies,
-             Watermarks& watermarks, Relief& relief)
-    : books_(books),
-      catalog_(catalog),
-      devices_(devices),
-      copies_(copies),
-      watermarks_(watermarks),
-      relief_(relief) {}
 
 Result<MoveResult> Moves::Move(uint64_t sequence, Tier to) {
   return Move(sequence, to, MoveLimit());

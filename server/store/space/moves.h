@@ -33,7 +33,13 @@ class Watermarks;
 class Moves {
  public:
   Moves(Books& books, SessionCatalog& catalog, Devices& devices, PageCopies& copies,
-        Watermarks& watermarks, Relief& relief);
+        Watermarks& watermarks, Relief& relief)
+      : books_(books),
+        catalog_(catalog),
+        devices_(devices),
+        copies_(copies),
+        watermarks_(watermarks),
+        relief_(relief) {}
 
   // Copies a sequence's sealed pages to another pool (`device`: that of its session's device),
   // publishes a table that names the copies, and retires the originals nobody else refers to.

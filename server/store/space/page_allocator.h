@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "base/status.h"
-#include "server/store/books/taker.h"
+#include "server/store/books/books.h"
 #include "server/store/options/store_lock.h"
 
 namespace kvstrata {

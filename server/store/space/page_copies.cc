@@ -7,11 +7,7 @@
 
 #include "base/check.h"
 #include "server/store/books/books.h"
-#include "server/store/books/long_request.h"
 #include "server/store/books/sequence.h"
-#include "server/store/books/session_catalog.h"
-#include "server/store/books/taker.h"
-#include "server/store/references/page_holds.h"
 #include "server/store/references/page_references.h"
 #include "server/store/references/tables.h"
 #include "server/store/space/page_allocator.h"
@@ -36,17 +32,6 @@ CopyShape RowsOf(const Geometry& g, uint32_t rows) {
 }
 
 }  // namespace
-
-PageCopies::PageCopies(Books& books, SessionCatalog& catalog, Tables& tables,
-                       PageReferences& references, PageHolds& holds, PageAllocator& allocator,
-                       uint64_t promote_rate)
-    : books_(books),
-      catalog_(catalog),
-      tables_(tables),
-      references_(references),
-      holds_(holds),
-      allocator_(allocator),
-      promote_rate_(promote_rate) {}
 
 Status PageCopies::TakeCopies(Session* session, const Taker& taker, CopyPlan* plan,
                               std::optional<uint64_t> fits) {

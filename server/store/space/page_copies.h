@@ -46,14 +46,21 @@ struct PlannedCopy {
 };
 
 struct CopyPlan {
-  uint64_t hold = 0;  // keeps the pages (page_holds.h); 0: somebody else's does
+  uint64_t hold = 0;  // keeps the pages (page_references.h); 0: somebody else's does
   std::vector<PlannedCopy> copies;
 };
 
 class PageCopies {
  public:
   PageCopies(Books& books, SessionCatalog& catalog, Tables& tables, PageReferences& references,
-             PageHolds& holds, PageAllocator& allocator, uint64_t promote_rate);
+             PageHolds& holds, PageAllocator& allocator, uint64_t promote_rate)
+      : books_(books),
+        catalog_(catalog),
+        tables_(tables),
+        references_(references),
+        holds_(holds),
+        allocator_(allocator),
+        promote_rate_(promote_rate) {}
 
   // A page for each to be the copy, and a hold that refers to both; or none. `fits`: Shortage's.
   Status TakeCopies(Session* session, const Taker& taker, CopyPlan* plan,

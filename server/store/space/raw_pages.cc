@@ -7,22 +7,12 @@
 
 #include "server/store/books/books.h"
 #include "server/store/books/sequence.h"
-#include "server/store/books/session_catalog.h"
 #include "server/store/references/page_references.h"
 #include "server/store/references/tables.h"
 #include "server/store/space/page_allocator.h"
 #include "server/store/space/page_copies.h"
 
 namespace kvstrata {
-
-RawPages::RawPages(Books& books, SessionCatalog& catalog, Tables& tables,
-                   PageReferences& references, PageAllocator& allocator, PageCopies& copies)
-    : books_(books),
-      catalog_(catalog),
-      tables_(tables),
-      references_(references),
-      allocator_(allocator),
-      copies_(copies) {}
 
 // Releases a page, and makes the prefix index forget it if nobody else holds it and no pin does.
 void RawPages::DropRaw(Page* page) {

@@ -30,7 +30,13 @@ class Tables;
 class RawPages {
  public:
   RawPages(Books& books, SessionCatalog& catalog, Tables& tables, PageReferences& references,
-           PageAllocator& allocator, PageCopies& copies);
+           PageAllocator& allocator, PageCopies& copies)
+      : books_(books),
+        catalog_(catalog),
+        tables_(tables),
+        references_(references),
+        allocator_(allocator),
+        copies_(copies) {}
 
   // Released pages that are not on `host`: there they go, or back, as the plan says. Adds their
   // bytes. SEQUENCE_UNKNOWN, POOL_EXHAUSTED, TABLES_FULL, COPY_FAILED.

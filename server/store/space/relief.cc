@@ -8,9 +8,7 @@
 
 #include "server/store/books/books.h"
 #include "server/store/books/sequence.h"
-#include "server/store/books/session_catalog.h"
 #include "server/store/references/eviction.h"
-#include "server/store/references/page_holds.h"
 #include "server/store/references/page_references.h"
 #include "server/store/references/watermarks.h"
 #include "server/store/space/page_allocator.h"
@@ -21,18 +19,6 @@ namespace {
 constexpr size_t kEvictions = 256;  // pages, under the lock
 
 }  // namespace
-
-Relief::Relief(Books& books, SessionCatalog& catalog, PageReferences& references, PageHolds& holds,
-               PageAllocator& allocator, Eviction& eviction, PageCopies& copies,
-               Watermarks& watermarks)
-    : books_(books),
-      catalog_(catalog),
-      references_(references),
-      holds_(holds),
-      allocator_(allocator),
-      eviction_(eviction),
-      copies_(copies),
-      watermarks_(watermarks) {}
 
 std::unordered_map<const Arena*, uint64_t> Relief::RetiredBytes(PoolId pool) const {
   std::unordered_map<const Arena*, uint64_t> bytes;

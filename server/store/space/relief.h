@@ -30,7 +30,15 @@ class Watermarks;
 class Relief {
  public:
   Relief(Books& books, SessionCatalog& catalog, PageReferences& references, PageHolds& holds,
-         PageAllocator& allocator, Eviction& eviction, PageCopies& copies, Watermarks& watermarks);
+         PageAllocator& allocator, Eviction& eviction, PageCopies& copies, Watermarks& watermarks)
+      : books_(books),
+        catalog_(catalog),
+        references_(references),
+        holds_(holds),
+        allocator_(allocator),
+        eviction_(eviction),
+        copies_(copies),
+        watermarks_(watermarks) {}
 
   // A piece of at most `bytes`: the bytes that were copied. Nothing: the pool needs no relief, or
   // nothing of it can go.

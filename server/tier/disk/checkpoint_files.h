@@ -12,7 +12,6 @@
 #include "base/status.h"
 #include "server/tier/disk/format/checkpoint.h"
 #include "server/tier/disk/state/segment_marks.h"
-#include "server/tier/disk/state/slot_erasure.h"
 #include "server/tier/disk/state/tier_files.h"
 #include "server/tier/disk/state/tier_state.h"
 

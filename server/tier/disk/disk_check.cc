@@ -3,6 +3,8 @@
 // and the start agree.
 #include <algorithm>
 
+#include "server/tier/disk/disk_tier.h"
+#include "server/tier/disk/files/tier_place.h"
 #include "server/tier/disk/tier_budget.h"
 
 namespace kvstrata {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "server/tier/disk/files/tier_place.h"
 #include "server/tier/disk/tier_budget.h"
 
 namespace kvstrata {

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "server/tier/disk/disk_tier_impl.h"
-#include "server/tier/disk/tier_start.h"
+#include "server/tier/disk/tier_budget.h"
 
 namespace kvstrata {
 
@@ -21,29 +21,15 @@ Result<std::unique_ptr<DiskTier>> DiskTier::Open(const DiskTierOptions& options,
   auto impl =
       std::make_unique<Impl>(options, std::move(directory), std::move(reads), std::move(writes));
   KVS_RETURN_IF_ERROR(impl->files.AddAll());
-  KVS_RETURN_IF_ERROR(
-      disk::TierStart(&impl->state, &impl->files, &impl->checkpoints).Run(deadline));
+  KVS_RETURN_IF_ERROR(disk::StartTier(&impl->state, &impl->files, &impl->checkpoints, deadline));
   return std::unique_ptr<DiskTier>(new DiskTier(std::move(impl)));
 }
 
 DiskTier::DiskTier(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 DiskTier::~DiskTier() = default;
 
-void DiskTier::Put(std::span<TierPut> requests, Deadline deadline, const std::stop_token& cancel) {
-  impl_->writes.Put(requests, deadline, cancel);
-}
-void DiskTier::Get(std::span<TierGet> requests, Deadline deadline, const std::stop_token& cancel) {
-  impl_->reads.Get(requests, deadline, cancel);
-}
 void DiskTier::Probe(std::span<TierProbe> probes) const { impl_->state.Probe(probes); }
-Status DiskTier::Erase(std::span<const std::string> keys, Deadline deadline) {
-  return impl_->writes.Erase(keys, deadline);
-}
-Status DiskTier::Flush(Deadline deadline) { return impl_->writes.Flush(deadline); }
 Status DiskTier::Checkpoint(Deadline deadline) { return impl_->checkpoints.Write(deadline); }
-Result<uint64_t> DiskTier::Resize(uint64_t budget_bytes, Deadline deadline) {
-  return impl_->resize.Run(budget_bytes, deadline);
-}
 bool DiskTier::Contains(std::string_view key) const { return !Sizes(key).empty(); }
 std::vector<uint64_t> DiskTier::Sizes(std::string_view key) const {
   TierProbe probe{key, {}};
@@ -61,10 +47,10 @@ std::vector<TierValue> DiskTier::Scan(uint64_t* cursor, size_t slots) const {
   return impl_->state.Scan(cursor, slots);
 }
 std::vector<std::string> DiskTier::Victims(std::span<const uint64_t> sizes) {
-  return impl_->victims.Choose(sizes);
+  return impl_->state.Victims(sizes);
 }
-void DiskTier::Pin(std::span<const std::string> keys) { impl_->victims.Pin(keys); }
-void DiskTier::Unpin(std::span<const std::string> keys) { impl_->victims.Unpin(keys); }
+void DiskTier::Pin(std::span<const std::string> keys) { impl_->state.Pin(keys); }
+void DiskTier::Unpin(std::span<const std::string> keys) { impl_->state.Unpin(keys); }
 Status DiskTier::AddMemory(std::shared_ptr<std::byte> memory, uint64_t bytes, Deadline deadline) {
   return impl_->files.AddMemory(std::move(memory), bytes, deadline);
 }

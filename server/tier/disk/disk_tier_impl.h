@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// DiskTier::Impl: the parts of the engine, one of each, in the order in which they are made.
+// DiskTier::Impl: the parts of the engine, one of each, in the order in which they are made. Put,
+// Erase and Flush are in value_writes.cc, Get in value_reads.cc, Resize in disk_resize.cc.
 #ifndef KVSTRATA_SERVER_TIER_DISK_DISK_TIER_IMPL_H_
 #define KVSTRATA_SERVER_TIER_DISK_DISK_TIER_IMPL_H_
 
@@ -9,13 +10,8 @@
 #include "server/tier/disk/checkpoint_files.h"
 #include "server/tier/disk/disk_tier.h"
 #include "server/tier/disk/state/segment_marks.h"
-#include "server/tier/disk/state/slot_erasure.h"
 #include "server/tier/disk/state/tier_files.h"
 #include "server/tier/disk/state/tier_state.h"
-#include "server/tier/disk/state/tier_victims.h"
-#include "server/tier/disk/tier_budget.h"
-#include "server/tier/disk/value_reads.h"
-#include "server/tier/disk/value_writes.h"
 
 namespace kvstrata {
 
@@ -29,13 +25,16 @@ struct DiskTier::Impl {
   disk::TierFiles files;
   disk::SegmentMarks marks{&state, &files};
   disk::SlotErasure erasure{&state, &files, &marks};
-  disk::ValueWrites writes{&state, &files, &marks, &erasure};
-  disk::ValueReads reads{&state, &files};
   disk::CheckpointFiles checkpoints{&state, &files, &marks, &erasure};
-  disk::TierVictims victims{&state};
-  disk::TierResize resize{&state, &files};
 };
 
+namespace disk {
+
+// tier_start.cc. Those of CheckGeometry; DEADLINE_EXCEEDED DISK_DEADLINE.
+Status StartTier(TierState* state, TierFiles* files, CheckpointFiles* checkpoints,
+                 Deadline deadline);
+
+}  // namespace disk
 }  // namespace kvstrata
 
 #endif  // KVSTRATA_SERVER_TIER_DISK_DISK_TIER_IMPL_H_

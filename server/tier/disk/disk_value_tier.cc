@@ -115,26 +115,51 @@ void DiskValueTier::Get(std::span<TierGet> gets, TierCall call) {
 }
 
 template <typename Request>
-void DiskValueTier::StartWrite(std::span<Request> requests, TierCall call,
-                               void (DiskValueTier::*run)(std::span<Request>, const TierCall&)) {
-  const auto write = [this, requests, run](const TierCall& terms) {
-    (this->*run)(requests, terms);
+void DiskValueTier::Later(std::span<Request> requests, TierCall call,
+                          void (DiskValueTier::*make)(std::span<Request>, TierCall)) {
+  const auto run = [this, requests, make](TierCall terms) {
+    terms.waits = true;
+    terms.done = [] {};  // the queue calls it
+    (this->*make)(requests, std::move(terms));
   };
-  if (!call.waits) return queue_.Add(kWrites, {std::move(call), write, Refusing(requests)});
-  if (const Status why = WhyNotNow(call); why.ok()) {
-    write(call);
-  } else {
-    Refusing(requests)(why);
+  queue_.Add(kWrites, {std::move(call), run, Refusing(requests)});
+}
+
+void DiskValueTier::Put(std::span<TierPut> puts, TierCall call) {
+  if (!call.waits) return Later(puts, std::move(call), &DiskValueTier::Put);
+  const auto copy = [](TierPut* twin, TierPut* put, bool back) {
+    if (back) return;
+    for (size_t i = 0; i < put->buffers.size(); ++i) {
+      auto* to = const_cast<std::byte*>(twin->buffers[i].data());  // its own memory
+      std::memcpy(to, put->buffers[i].data(), put->buffers[i].size());
+    }
+  };
+  if (const Status why = WhyNotNow(call); !why.ok()) {
+    Refusing(puts)(why);
+    return call.done();
+  }
+  ByTwins(puts, copy, [&](std::span<TierPut> all) {
+    disk_->Put(all, call.deadline, call.cancel);
+    WriteInPlaceOfOthers(all, call);
+  });
+  const auto written = std::ranges::count_if(puts, [](const TierPut& p) { return p.status.ok(); });
+  NotePut(static_cast<uint64_t>(written));
+  const Status flushed = call.durable && written != 0 ? disk_->Flush(call.deadline) : OkStatus();
+  for (TierPut& put : puts) {
+    if (!flushed.ok() && put.status.ok()) put.status = flushed;
   }
   call.done();
 }
 
-void DiskValueTier::Put(std::span<TierPut> puts, TierCall call) {
-  StartWrite(puts, std::move(call), &DiskValueTier::Write);
-}
-
 void DiskValueTier::Forget(std::span<TierForget> keys, TierCall call) {
-  StartWrite(keys, std::move(call), &DiskValueTier::Erase);
+  if (!call.waits) return Later(keys, std::move(call), &DiskValueTier::Forget);
+  std::vector<std::string> names;
+  for (const TierForget& forget : keys) names.push_back(forget.key);
+  Status status = WhyNotNow(call);
+  if (status.ok()) status = disk_->Erase(names, call.deadline);
+  if (status.ok() && call.durable) status = disk_->Flush(call.deadline);
+  Refusing(keys)(status);
+  call.done();
 }
 
 void DiskValueTier::Walk(TierWalk* walk, TierCall call) {
@@ -180,29 +205,6 @@ void DiskValueTier::Read(std::span<TierGet> gets, const TierCall& call) {
   counted_.misses += misses;
 }
 
-void DiskValueTier::Write(std::span<TierPut> puts, const TierCall& call) {
-  const auto copy = [](TierPut* twin, TierPut* put, bool back) {
-    if (back) return;
-    for (size_t i = 0; i < put->buffers.size(); ++i) {
-      auto* to = const_cast<std::byte*>(twin->buffers[i].data());  // its own memory
-      std::memcpy(to, put->buffers[i].data(), put->buffers[i].size());
-    }
-  };
-  ByTwins(puts, copy, [&](std::span<TierPut> all) {
-    disk_->Put(all, call.deadline, call.cancel);
-    WriteInPlaceOfOthers(all, call);
-  });
-  uint64_t written = 0;
-  for (const TierPut& put : puts) written += put.status.ok();
-  NotePut(written);
-  if (!call.durable || written == 0) return;
-  const Status flushed = disk_->Flush(call.deadline);
-  if (flushed.ok()) return;
-  for (TierPut& put : puts) {
-    if (put.status.ok()) put.status = flushed;
-  }
-}
-
 // One by one, which takes its time: a batch has hundreds.
 void DiskValueTier::WriteInPlaceOfOthers(std::span<TierPut> puts, const TierCall& call) {
   for (TierPut& put : puts) {
@@ -223,14 +225,6 @@ void DiskValueTier::WriteInPlaceOfOthers(std::span<TierPut> puts, const TierCall
     }
     disk_->Put({&put, 1}, call.deadline, call.cancel);
   }
-}
-
-void DiskValueTier::Erase(std::span<TierForget> keys, const TierCall& call) {
-  std::vector<std::string> names;
-  for (const TierForget& forget : keys) names.push_back(forget.key);
-  Status status = disk_->Erase(names, call.deadline);
-  if (status.ok() && call.durable) status = disk_->Flush(call.deadline);
-  for (TierForget& forget : keys) forget.status = status;
 }
 
 // -- checkpoints

@@ -58,15 +58,13 @@ class DiskValueTier final : public ValueTier {
  private:
   enum Lane : uint8_t { kReads, kWrites, kLanes };
 
-  // Has the lane of writes run it, or this thread if it waits.
+  // Has a thread of its own make the call, which waits, in the lane of writes.
   template <typename Request>
-  void StartWrite(std::span<Request> requests, TierCall call,
-                  void (DiskValueTier::*run)(std::span<Request>, const TierCall&));
+  void Later(std::span<Request> requests, TierCall call,
+             void (DiskValueTier::*make)(std::span<Request>, TierCall));
   void Read(std::span<TierGet> gets, const TierCall& call) KVS_EXCLUDES(mu_);
-  void Write(std::span<TierPut> puts, const TierCall& call) KVS_EXCLUDES(mu_);
   // Writes those that found no room in place of others.
   void WriteInPlaceOfOthers(std::span<TierPut> puts, const TierCall& call) KVS_EXCLUDES(mu_);
-  void Erase(std::span<TierForget> keys, const TierCall& call) KVS_EXCLUDES(mu_);
   void NotePut(uint64_t values) KVS_EXCLUDES(mu_);
   void CheckpointIfDue() KVS_EXCLUDES(mu_);
 

@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a budget of a disk tier comes to: how many segments, whether its file system has room for
-// them, and another budget at run time.
+// What a budget of a disk tier comes to: how many segments, and whether its file system has room
+// for them.
 #ifndef KVSTRATA_SERVER_TIER_DISK_TIER_BUDGET_H_
 #define KVSTRATA_SERVER_TIER_DISK_TIER_BUDGET_H_
 
 #include <cstdint>
 
 #include "base/status.h"
-#include "server/tier/disk/disk_tier.h"
 #include "server/tier/disk/format/format.h"
-#include "server/tier/disk/state/tier_files.h"
-#include "server/tier/disk/state/tier_state.h"
+#include "server/tier/disk/state/disk_options.h"
 
 namespace kvstrata::disk {
 
@@ -21,23 +19,6 @@ uint32_t SegmentsOf(const DiskTierOptions& options);
 // Whether the file system has room for what is missing of the budget's files, and keeps some for
 // others (a twentieth of it, at most 1 GiB). OK, or RESOURCE_EXHAUSTED DISK_SPACE.
 Status CheckSpace(const DiskTierOptions& options);
-
-// Segments are added behind the others, or the last ones go.
-class TierResize {
- public:
-  TierResize(TierState* state, TierFiles* files) : state_(state), files_(files) {}
-
-  // DiskTier::Resize. Holds both sides.
-  Result<uint64_t> Run(uint64_t budget_bytes, Deadline deadline) KVS_EXCLUDES(state_->mu);
-
- private:
-  Status Grow(uint32_t from, uint32_t to, uint64_t checkpoint_bytes) KVS_EXCLUDES(state_->mu);
-  // Forgets the values of segments from `segments` on; how many.
-  Result<uint64_t> Shrink(uint32_t segments) KVS_EXCLUDES(state_->mu);
-
-  TierState* const state_;
-  TierFiles* const files_;
-};
 
 }  // namespace kvstrata::disk
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "server/tier/disk/tier_start.h"
-
+// One start of a disk tier: whose segments these are, and the index from checkpoint and slots.
+// Nobody else uses the tier meanwhile.
 #include <sys/random.h>
 
 #include <algorithm>
@@ -10,15 +10,49 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
+#include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "server/tier/disk/disk_tier_impl.h"
 #include "server/tier/disk/tier_budget.h"
 #include "server/tier/guard.h"
 
 namespace kvstrata::disk {
 
+namespace {
+
 using Op = IoRequest::Op;
+
+class TierStart {
+ public:
+  TierStart(TierState* state, TierFiles* files, CheckpointFiles* checkpoints)
+      : state_(state), files_(files), checkpoints_(checkpoints) {}
+
+  Status Run(Deadline deadline);
+
+ private:
+  struct Superblocks {  // what a segment's first blocks say
+    Superblock newest{};
+    bool valid = false;
+    bool both = false;
+  };
+
+  Status ReadSuperblocks(std::vector<Superblocks>* all, Deadline deadline);
+  Status ChooseStore(std::span<const Superblocks> all);
+  void AdoptSegments(std::span<const Superblocks> all);
+  Status ScanSegments(const std::set<uint32_t>& segments, std::vector<NamedEntry>* found,
+                      Deadline deadline);
+  void EnterFound(NamedEntry found) KVS_EXCLUDES(state_->mu);
+  void FreeUnheld() KVS_EXCLUDES(state_->mu);
+
+  TierState* const state_;
+  TierFiles* const files_;
+  CheckpointFiles* const checkpoints_;
+  std::set<SlotId> unreadable_;
+};
 
 Status TierStart::Run(Deadline deadline) {
   std::vector<Superblocks> all(files_->first_segments());
@@ -192,6 +226,13 @@ void TierStart::FreeUnheld() {
     }
   }
   unreadable_.clear();
+}
+
+}  // namespace
+
+Status StartTier(TierState* state, TierFiles* files, CheckpointFiles* checkpoints,
+                 Deadline deadline) {
+  return TierStart(state, files, checkpoints).Run(deadline);
 }
 
 }  // namespace kvstrata::disk

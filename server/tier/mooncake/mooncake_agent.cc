@@ -16,7 +16,6 @@
 #include <utility>
 
 #include "base/check.h"
-#include "server/telemetry/heartbeat.h"
 #include "server/telemetry/log.h"
 #include "server/telemetry/thread_top.h"
 

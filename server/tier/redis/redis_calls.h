@@ -89,12 +89,6 @@ void UnlinkStripes(const RedisParts& parts, std::string_view key, std::string_vi
 std::vector<std::vector<size_t>> ByShard(const redis::SlotMap* map,
                                          std::span<const std::string> names);
 
-void ProbeRedis(const RedisParts& parts, std::span<TierProbe> probes, TierCall call);
-void GetFromRedis(const RedisParts& parts, std::span<TierGet> gets, TierCall call);
-void PutIntoRedis(const RedisParts& parts, std::span<TierPut> puts, TierCall call);
-void ForgetInRedis(const RedisParts& parts, std::span<TierForget> keys, TierCall call);
-void WalkRedis(const RedisParts& parts, TierWalk* walk, TierCall call);
-
 }  // namespace kvstrata
 
 #endif  // KVSTRATA_SERVER_TIER_REDIS_REDIS_CALLS_H_

@@ -123,24 +123,24 @@ class RedisRead : public std::enable_shared_from_this<RedisRead> {
 
 }  // namespace
 
-void GetFromRedis(const RedisParts& parts, std::span<TierGet> gets, TierCall call) {
+void RedisValueTier::Get(std::span<TierGet> gets, TierCall call) {
   const Status why = WhyNotNow(call);
-  const auto end = std::make_shared<RedisCallEnd>(parts, std::move(call), gets.size() + 1);
+  const auto end = std::make_shared<RedisCallEnd>(parts_, std::move(call), gets.size() + 1);
   size_t refused = 1;
   for (TierGet& get : gets) {
     get.status = why;
     if (why.ok()) {
-      Result<IncomingValue> value = parts->format.Expect(get.key, get.buffers);
+      Result<IncomingValue> value = parts_->format.Expect(get.key, get.buffers);
       get.status = value.status();
       if (value.ok()) {
-        std::make_shared<RedisRead>(parts, end, &get, std::move(*value))->Begin();
+        std::make_shared<RedisRead>(parts_, end, &get, std::move(*value))->Begin();
         continue;
       }
     }
-    CountFailure(parts.get(), get.status);
+    CountFailure(parts_.get(), get.status);
     ++refused;
   }
-  parts->threads->Later([end, refused] { end->Settled(refused); });
+  parts_->threads->Later([end, refused] { end->Settled(refused); });
 }
 
 }  // namespace kvstrata

@@ -120,17 +120,18 @@ class RedisProbes : public std::enable_shared_from_this<RedisProbes> {
 
 }  // namespace
 
-void ProbeRedis(const RedisParts& parts, std::span<TierProbe> probes, TierCall call) {
+void RedisValueTier::Probe(std::span<TierProbe> probes, TierCall call) {
   if (WhyNotNow(call).ok()) {
-    std::make_shared<RedisProbes>(parts, probes, std::move(call))->Begin();
+    std::make_shared<RedisProbes>(parts_, probes, std::move(call))->Begin();
     return;
   }
-  for (TierProbe& probe : probes) probe.sizes = parts->known.Find(probe.key);
+  for (TierProbe& probe : probes) probe.sizes = parts_->known.Find(probe.key);
   call.done();
 }
 
 // The header tells how many stripes there are.
-void ForgetInRedis(const RedisParts& parts, std::span<TierForget> keys, TierCall call) {
+void RedisValueTier::Forget(std::span<TierForget> keys, TierCall call) {
+  const RedisParts& parts = parts_;
   const Status why = WhyNotNow(call);
   const auto end = std::make_shared<RedisCallEnd>(parts, std::move(call), keys.size() + 1);
   const auto settle = [parts, end](TierForget* forget, Status status) {

@@ -284,8 +284,8 @@ void RedisPuts::Settle(size_t i, Status status) {
 
 }  // namespace
 
-void PutIntoRedis(const RedisParts& parts, std::span<TierPut> puts, TierCall call) {
-  std::make_shared<RedisPuts>(parts, puts, std::move(call))->Begin();
+void RedisValueTier::Put(std::span<TierPut> puts, TierCall call) {
+  std::make_shared<RedisPuts>(parts_, puts, std::move(call))->Begin();
 }
 
 }  // namespace kvstrata

@@ -80,22 +80,6 @@ std::unique_ptr<RedisValueTier> RedisValueTier::Another(remote::RemoteFormat for
       std::make_shared<RedisTierParts>(parts_->threads, parts_->options, std::move(format))));
 }
 
-void RedisValueTier::Probe(std::span<TierProbe> probes, TierCall call) {
-  ProbeRedis(parts_, probes, std::move(call));
-}
-void RedisValueTier::Get(std::span<TierGet> gets, TierCall call) {
-  GetFromRedis(parts_, gets, std::move(call));
-}
-void RedisValueTier::Put(std::span<TierPut> puts, TierCall call) {
-  PutIntoRedis(parts_, puts, std::move(call));
-}
-void RedisValueTier::Forget(std::span<TierForget> keys, TierCall call) {
-  ForgetInRedis(parts_, keys, std::move(call));
-}
-void RedisValueTier::Walk(TierWalk* walk, TierCall call) {
-  WalkRedis(parts_, walk, std::move(call));
-}
-
 TierStats RedisValueTier::Stats() const {
   const RedisMemory memory = parts_->threads->survey().total();
   const RedisTierCounters counters = Counters();

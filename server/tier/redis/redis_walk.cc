@@ -148,11 +148,11 @@ class RedisWalk : public std::enable_shared_from_this<RedisWalk> {
 
 }  // namespace
 
-void WalkRedis(const RedisParts& parts, TierWalk* walk, TierCall call) {
+void RedisValueTier::Walk(TierWalk* walk, TierCall call) {
   walk->values.clear();
   walk->status = WhyNotNow(call);
   if (!walk->status.ok()) return call.done();
-  std::make_shared<RedisWalk>(parts, walk, std::move(call))->Begin();
+  std::make_shared<RedisWalk>(parts_, walk, std::move(call))->Begin();
 }
 
 }  // namespace kvstrata

@@ -39,12 +39,35 @@
 #include "base/status.h"
 #include "server/tier/checksum.h"
 #include "server/tier/remote/hmac_key.h"
-#include "server/tier/remote/remote_names.h"
 #include "server/tier/remote/remote_secret.h"
 #include "server/tier/remote/remote_stripes.h"
 #include "server/tier/value_tier.h"
 
 namespace kvstrata::remote {
+
+// RemoteNames: what a tenant's values are called in a remote tier (docs/remote_format.md, "Names").
+//
+// kv1:{PLACE}:H:STRIPE, of 56 bytes and the stripe's number. PLACE and H are HMACs under keys of
+// the tenant, so that neither tells anything about key, place or prompt to who has no secret.
+// {PLACE} is a hash tag: what is equal there lies in one slot of a Redis Cluster. Thread-safety:
+// const methods from any thread. Cost: two HMACs of a block, 0.5 us.
+
+// For SCAN: the first stripe of every value, of all tenants.
+inline constexpr std::string_view kFirstStripes = "kv1:{*}:*:0";
+
+class RemoteNames {
+ public:
+  explicit RemoteNames(const TenantKeys& keys) : place_(keys.place), name_(keys.name) {}
+
+  // `place` empty: the key takes its place.
+  std::string NameOf(std::string_view key, std::string_view place, uint32_t stripe) const;
+
+ private:
+  HmacKey place_, name_;
+};
+
+// The stripe's number, of what is such a name; nothing of what is none.
+std::optional<uint32_t> StripeOfName(std::string_view name);
 
 inline constexpr size_t kHeaderBytes = 512;
 using Header = std::array<std::byte, kHeaderBytes>;

@@ -161,7 +161,7 @@ void TierChain::Refresh() {
 }
 
 void TierChain::Offer(const TierOffer& offer) {
-  for (TierRow* const row : rows_) row->Offer(offer);
+  for (TierRow* const row : rows_) row->writer().queue().Offer(offer);
 }
 
 bool TierChain::Holds(const PageKey& key) const {

@@ -53,7 +53,6 @@ class TierRow {
   void Stop(Deadline deadline, uint64_t most_bytes);
 
   // As PageTier's. Load of a far tier: its `finds` name every key.
-  void Offer(const TierOffer& offer) { writer_.Offer(offer); }
   bool Holds(const PageKey& key) const;
   bool Search(TierSearch search);
   bool Load(TierLoad load);

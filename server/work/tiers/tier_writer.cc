@@ -7,7 +7,6 @@
 #include <iterator>
 #include <utility>
 
-#include "server/telemetry/heartbeat.h"
 #include "server/telemetry/thread_top.h"
 #include "server/tier/blocking_calls.h"
 
@@ -48,12 +47,11 @@ TierWriter::TierWriter(const TierWriterOptions& options, TierWriterTerms terms, 
     : batch_bytes_(options.batch_bytes),
       patience_(options.patience),
       terms_(std::move(terms)),
-      policy_(options.write),
       rate_(options.rate),
       store_(store),
       tier_(tier),
       buffers_(buffers),
-      queue_(options),
+      queue_(options, terms_.known),
       thread_([this] { Write(); }) {
   pthread_setname_np(thread_.native_handle(), terms_.thread);
 }
@@ -68,9 +66,8 @@ void TierWriter::Stop(Deadline deadline, uint64_t most_bytes) {
 }
 
 void TierWriter::Configure(const TierWriterOptions& options) {
-  policy_ = options.write;
   rate_.Set(options.rate);
-  queue_.SetTenantRates(options.tenant_rates);
+  queue_.Configure(options);
 }
 
 TierWriterCounters TierWriter::counters() const {
@@ -86,35 +83,6 @@ void TierWriter::Count(uint64_t TierWriterCounters::*what, uint64_t n) {
 }
 
 // --- what goes -----------------------------------------------------------------------------------
-
-// What was reported of positions goes where the page went before.
-bool TierWriter::Wants(const TierOffer& offer) const {
-  const TierWrite policy = policy_;
-  if (policy == TierWrite::kOff) return false;
-  if (policy == TierWrite::kSealed) {
-    return offer.why != OfferedFor::kReused && offer.why != OfferedFor::kPinned;
-  }
-  if (offer.place == PageKey{}) return false;
-  const bool known = far() && terms_.known->present.Contains(offer.key);
-  switch (offer.why) {
-    case OfferedFor::kLoaded:
-      return false;
-    case OfferedFor::kSealed:
-      return policy == TierWrite::kAll && !known;
-    case OfferedFor::kReported:
-      return policy == TierWrite::kAll || known;
-    case OfferedFor::kArtefact:
-      return true;
-    case OfferedFor::kReused:
-    case OfferedFor::kPinned:
-      return !known;
-  }
-  return false;
-}
-
-void TierWriter::Offer(const TierOffer& offer) {
-  if (Wants(offer)) queue_.Offer(offer);
-}
 
 void TierWriter::Resume() {
   if (!queue_.Resume()) return;
@@ -252,7 +220,9 @@ void TierWriter::PutAll(Batch* batch) {
   if (const Status gone = ForgetAndWait(tier_, std::span(changed), deadline); !gone.ok()) {
     log_.Warn(far() ? "remote_forget_failed" : "tier_forget_failed", gone);
   }
-  PutAndWait(tier_, puts, deadline, end_writes_.get_token());
+  AwaitedCall put({deadline, end_writes_.get_token(), nullptr});
+  tier_->Put(puts, put.terms());
+  put.Wait();
   CountPuts(puts, batch);
 }
 

@@ -13,7 +13,6 @@
 #ifndef KVSTRATA_SERVER_WORK_TIERS_TIER_WRITER_H_
 #define KVSTRATA_SERVER_WORK_TIERS_TIER_WRITER_H_
 
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -29,18 +28,11 @@
 #include "server/telemetry/traffic.h"
 #include "server/tier/tier_buffers.h"
 #include "server/tier/value_tier.h"
-#include "server/work/tiers/recent_keys.h"
 #include "server/work/tiers/write_queue.h"
 
 namespace kvstrata {
 
-// What goes into a tier. kSealed: all that is sealed or was loaded from elsewhere. kAll: all that
-// is sealed, and what is used again, as far as the tier is not known to have it. kReused: what
-// another sequence opened on, what is pinned, and artefacts.
-enum class TierWrite : uint8_t { kSealed, kReused, kAll, kOff };
-
 struct TierWriterOptions : WriteQueueOptions {
-  TierWrite write = TierWrite::kSealed;
   uint64_t batch_bytes = uint64_t{64} << 20;  // bytes of a batch, but for its first value
   uint64_t rate = 0;                          // bytes a second; 0: no limit
   std::chrono::seconds patience{60};          // for the tier above to have it
@@ -74,20 +66,12 @@ class TierWriter {
   // joins. Idempotent.
   void Stop(Deadline deadline, uint64_t most_bytes);
 
-  // What the policy does not want is left. May be called under the store's lock.
-  void Offer(const TierOffer& offer);
+  // Takes offers, and drains: when it is dry the tier makes a checkpoint, where it has one.
+  WriteQueue& queue() { return queue_; }
   // Policy and rates, for what is offered, and written, from now on.
   void Configure(const TierWriterOptions& options);
-
-  // Refuses offers from now on and has the tier make a checkpoint, where it has one, when none
-  // waits any more: ask again until `drained`. Never waits. What the checkpoint returned, once; the
-  // next call has it tried again.
-  Status Drain() { return queue_.Drain(); }
   // Takes offers again, first of what memory has and the tier has not.
   void Resume();
-  bool draining() const { return queue_.draining(); }
-  // Nothing waits, nothing comes, and the next start is quick.
-  bool drained() const { return queue_.drained(); }
   TierWriterCounters counters() const KVS_EXCLUDES(mu_);
 
  private:
@@ -106,7 +90,6 @@ class TierWriter {
   };
 
   bool far() const { return terms_.known != nullptr; }
-  bool Wants(const TierOffer& offer) const;
   bool Has(const PageKey& key) const;
   void Write();
   // Whether the tier above has it; else it waits on, or is dropped.
@@ -129,7 +112,6 @@ class TierWriter {
   const uint64_t batch_bytes_;
   const std::chrono::seconds patience_;
   const TierWriterTerms terms_;
-  std::atomic<TierWrite> policy_;
   CopyRate rate_;
   Store* const store_;
   ValueTier* const tier_;

@@ -19,15 +19,42 @@ constexpr uint64_t kLastBatches = 8;  // a batch while it stops is so many times
 
 }  // namespace
 
-WriteQueue::WriteQueue(const WriteQueueOptions& options)
-    : options_(options), tenant_rates_(options.tenant_rates) {}
+WriteQueue::WriteQueue(const WriteQueueOptions& options, const KnownKeys* known)
+    : options_(options), policy_(options.write, known), tenant_rates_(options.tenant_rates) {}
 
-void WriteQueue::SetTenantRates(const TenantRatesOptions& rates) {
+void WriteQueue::Configure(const WriteQueueOptions& options) {
+  policy_.Set(options.write);
   MutexLock lock(mu_);
-  tenant_rates_.Set(rates);
+  tenant_rates_.Set(options.tenant_rates);
+}
+
+// What was reported of positions goes where the page went before.
+bool WritePolicy::Wants(const TierOffer& offer) const {
+  const TierWrite policy = write_;
+  if (policy == TierWrite::kOff) return false;
+  if (policy == TierWrite::kSealed) {
+    return offer.why != OfferedFor::kReused && offer.why != OfferedFor::kPinned;
+  }
+  if (offer.place == PageKey{}) return false;
+  const bool known = known_ != nullptr && known_->present.Contains(offer.key);
+  switch (offer.why) {
+    case OfferedFor::kLoaded:
+      return false;
+    case OfferedFor::kSealed:
+      return policy == TierWrite::kAll && !known;
+    case OfferedFor::kReported:
+      return policy == TierWrite::kAll || known;
+    case OfferedFor::kArtefact:
+      return true;
+    case OfferedFor::kReused:
+    case OfferedFor::kPinned:
+      return !known;
+  }
+  return false;
 }
 
 void WriteQueue::Offer(const TierOffer& offer) {
+  if (!policy_.Wants(offer)) return;
   {
     MutexLock lock(mu_);
     if (keys_.contains(offer.key)) return;
@@ -62,7 +89,7 @@ std::optional<std::vector<WriteQueue::Offered>> WriteQueue::Take() {
   std::unique_lock<std::mutex> lock(mu_.native());
   return [&]() KVS_NO_THREAD_SAFETY_ANALYSIS -> std::optional<std::vector<Offered>> {
     const auto ready = [this]() KVS_NO_THREAD_SAFETY_ANALYSIS {
-      return ending_.begun || !offers_.empty() || Dry();
+      return ending_.begun || !offers_.empty() || drain_.DryIf(keys_.empty());
     };
     if (put_back_.empty()) {
       changed_.wait(lock, ready);
@@ -200,17 +227,15 @@ bool WriteQueue::drained() const {
   return drain_.state == Draining::kDrained;
 }
 
-bool WriteQueue::Dry() const { return drain_.state == Draining::kDrying && keys_.empty(); }
-
 bool WriteQueue::dry() const {
   MutexLock lock(mu_);
-  return Dry();
+  return drain_.DryIf(keys_.empty());
 }
 
 // Resumed, and perhaps begun again, meanwhile: what was offered in between comes first.
 void WriteQueue::NoteCheckpoint(const Status& status) {
   MutexLock lock(mu_);
-  if (!Dry()) return;
+  if (!drain_.DryIf(keys_.empty())) return;
   drain_.state = status.ok() ? Draining::kDrained : Draining::kFailed;
   drain_.failed = status;
 }

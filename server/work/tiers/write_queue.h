@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// WriteQueue: what waits to be written into one tier, and what becomes of it when that is full, is
-// drained or stops.
+// WriteQueue: what is to go into one tier, by policy, and waits to be written; and what becomes of
+// it when the queue is full, is drained or stops.
 //
 // A key waits once: it is copied as it is when its turn comes. Bounds are a number of keys and the
 // bytes that they stand for; each tenant may have a rate. An offer that goes beyond is left, and
@@ -11,6 +11,7 @@
 #ifndef KVSTRATA_SERVER_WORK_TIERS_WRITE_QUEUE_H_
 #define KVSTRATA_SERVER_WORK_TIERS_WRITE_QUEUE_H_
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -24,10 +25,29 @@
 #include "server/store/pages/page_tier.h"
 #include "server/tier/value_tier.h"
 #include "server/work/rates/tenant_rates.h"
+#include "server/work/tiers/recent_keys.h"
 
 namespace kvstrata {
 
+// What goes into a tier. kSealed: all that is sealed or was loaded from elsewhere. kAll: all that
+// is sealed, and what is used again, as far as the tier is not known to have it. kReused: what
+// another sequence opened on, what is pinned, and artefacts.
+enum class TierWrite : uint8_t { kSealed, kReused, kAll, kOff };
+
+class WritePolicy {
+ public:
+  // `known`: what a tier is known to have that is asked; null: it is not asked.
+  WritePolicy(TierWrite write, const KnownKeys* known) : write_(write), known_(known) {}
+  void Set(TierWrite write) { write_ = write; }
+  bool Wants(const TierOffer& offer) const;
+
+ private:
+  std::atomic<TierWrite> write_;
+  const KnownKeys* const known_;
+};
+
 struct WriteQueueOptions {
+  TierWrite write = TierWrite::kSealed;
   uint32_t queue = 65536;                                       // keys that may wait
   uint64_t queue_bytes = std::numeric_limits<uint64_t>::max();  // that these may stand for
   TenantRatesOptions tenant_rates;                              // bytes a second of what is offered
@@ -53,12 +73,13 @@ class WriteQueue {
     std::chrono::steady_clock::time_point since;
   };
 
-  explicit WriteQueue(const WriteQueueOptions& options);
+  // `known`: as WritePolicy's.
+  WriteQueue(const WriteQueueOptions& options, const KnownKeys* known);
 
-  // May be called under the store's lock.
+  // What the policy does not want is left. May be called under the store's lock.
   void Offer(const TierOffer& offer) KVS_EXCLUDES(mu_);
-  // For offers from now on.
-  void SetTenantRates(const TenantRatesOptions& rates) KVS_EXCLUDES(mu_);
+  // Policy and rates, for offers from now on.
+  void Configure(const WriteQueueOptions& options) KVS_EXCLUDES(mu_);
 
   // For the thread that writes: waits for some, first of those that were put back; nothing: the
   // end, with what waits dropped. None: a drain waits for its checkpoint.
@@ -86,11 +107,12 @@ class WriteQueue {
   void NoteDropped(uint64_t by_stop) KVS_EXCLUDES(mu_);
 
   // Refuses offers from now on, and is dry when none waits any more: ask again until `drained`.
-  // What the checkpoint returned, once; the next call has it tried again.
+  // Never waits. What the tier's checkpoint returned, once; the next call has it tried again.
   Status Drain() KVS_EXCLUDES(mu_);
   // False: it was not draining.
   bool Resume() KVS_EXCLUDES(mu_);
   bool draining() const KVS_EXCLUDES(mu_);
+  // Nothing waits, nothing comes, and the tier's next start is quick.
   bool drained() const KVS_EXCLUDES(mu_);
   // A checkpoint is due: it drains, and nothing waits.
   bool dry() const KVS_EXCLUDES(mu_);
@@ -109,13 +131,14 @@ class WriteQueue {
   struct Draining {
     enum : uint8_t { kNo, kDrying, kFailed, kDrained } state = kNo;
     Status failed;  // why kFailed
+    bool DryIf(bool none_waits) const { return state == kDrying && none_waits; }
   };
 
   std::vector<Offered> TakeSome() KVS_REQUIRES(mu_);
   bool NoTimeLeft() const KVS_REQUIRES(mu_);
-  bool Dry() const KVS_REQUIRES(mu_);
 
-  const WriteQueueOptions options_;  // but the rates
+  const WriteQueueOptions options_;  // but policy and rates
+  WritePolicy policy_;
 
   mutable Mutex mu_;
   std::condition_variable changed_, ended_;

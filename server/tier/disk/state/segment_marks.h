@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <set>
+#include <vector>
 
 #include "base/status.h"
 #include "server/tier/disk/state/tier_files.h"
@@ -32,6 +33,23 @@ class SegmentMarks {
 
   TierState* const state_;
   TierFiles* const files_;
+};
+
+// SlotErasure: slots that hold nothing any more. Their headers are overwritten before they are
+// given out again, so that no start finds what was erased. The writer's side is held.
+class SlotErasure {
+ public:
+  SlotErasure(TierState* state, TierFiles* files, SegmentMarks* marks)
+      : state_(state), files_(files), marks_(marks) {}
+
+  // Overwrites the headers of slots that hold nothing, and frees them. The first error.
+  Status Overwrite(std::vector<Condemned> slots, Deadline deadline) KVS_EXCLUDES(state_->mu);
+  void OverwriteCondemned(Deadline deadline) KVS_EXCLUDES(state_->mu);
+
+ private:
+  TierState* const state_;
+  TierFiles* const files_;
+  SegmentMarks* const marks_;
 };
 
 }  // namespace kvstrata::disk

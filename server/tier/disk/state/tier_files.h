@@ -11,21 +11,63 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "base/check.h"
 #include "base/status.h"
 #include "base/sync.h"
 #include "server/tier/disk/files/tier_directory.h"
 #include "server/tier/disk/files/transfer_queue.h"
-#include "server/tier/disk/format/scratch.h"
+#include "server/tier/disk/format/format.h"
 #include "server/tier/disk/state/disk_options.h"
 #include "server/tier/disk/state/tier_state.h"
 
 namespace kvstrata::disk {
+
+// Scratch: equal pieces of block-aligned memory for headers, small values and the ends of buffers.
+// A piece goes back when its last owner lets go, which for an abandoned request may be never.
+// Thread-safety: one thread at a time.
+class Scratch {
+ public:
+  // A header, and a block for the end of each buffer or all of a small value.
+  static constexpr uint64_t kPieceBytes = uint64_t{1 + kMaxBuffers} * kBlockBytes;
+
+  explicit Scratch(uint32_t pieces) : pool_(std::make_shared<Pool>(pieces)) {}
+
+  // Null: all are in use.
+  std::shared_ptr<std::byte> Take() {
+    if (pool_->free.empty()) return nullptr;
+    std::byte* piece = pool_->free.back();
+    pool_->free.pop_back();
+    return {piece, [pool = pool_](std::byte* p) { pool->free.push_back(p); }};
+  }
+
+  std::byte* base() const { return pool_->base; }
+  uint64_t bytes() const { return pool_->bytes; }
+
+ private:
+  struct Pool {
+    explicit Pool(uint32_t pieces)
+        : bytes(pieces * kPieceBytes),
+          base(static_cast<std::byte*>(std::aligned_alloc(kBlockBytes, bytes))) {
+      KVS_CHECK(base != nullptr);
+      for (uint32_t i = pieces; i-- > 0;) free.push_back(base + i * kPieceBytes);
+    }
+    Pool(const Pool&) = delete;
+    Pool& operator=(const Pool&) = delete;
+    ~Pool() { std::free(base); }
+
+    const uint64_t bytes;
+    std::byte* const base;
+    std::vector<std::byte*> free;
+  };
+  std::shared_ptr<Pool> pool_;
+};
 
 // A lock that is waited for until a deadline.
 class DeadlineLock {

@@ -109,4 +109,36 @@ std::vector<TierValue> TierState::Scan(uint64_t* cursor, size_t slots) const {
   return found;
 }
 
+std::vector<std::string> TierState::Victims(std::span<const uint64_t> sizes) {
+  const uint32_t blocks = SlotBlocks(sizes);
+  MutexLock lock(mu);
+  if (table.HasRoom(blocks)) return {};
+  const std::vector<uint32_t> segments = table.OfClass(blocks);
+  const auto stays = [this](const std::string& key)
+                         KVS_NO_THREAD_SAFETY_ANALYSIS { return pinned.contains(key); };
+  if (segments.empty()) return table.KeysOfEmptiest(stays);
+  const uint64_t slots = table.SlotsOf(blocks);
+  uint64_t& hand = hands[blocks];
+  for (uint64_t i = 0; i < 2 * slots * segments.size(); ++i) {
+    hand = (hand + 1) % (slots * segments.size());
+    const std::string* key = table.at(segments[hand / slots]).keys[hand % slots];
+    if (key == nullptr || stays(*key)) continue;
+    if (!std::exchange(index.find(*key)->second.used, false)) return {*key};
+  }
+  return table.KeysOfEmptiest(stays);  // all of its size are beyond use, or pinned
+}
+
+void TierState::Pin(std::span<const std::string> keys) {
+  MutexLock lock(mu);
+  for (const std::string& key : keys) ++pinned[key];
+}
+
+void TierState::Unpin(std::span<const std::string> keys) {
+  MutexLock lock(mu);
+  for (const std::string& key : keys) {
+    const auto it = pinned.find(key);
+    if (it != pinned.end() && --it->second == 0) pinned.erase(it);
+  }
+}
+
 }  // namespace kvstrata::disk

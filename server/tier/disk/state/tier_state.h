@@ -2,8 +2,8 @@
 // TierState: what both sides of a disk tier change together, and the one lock that guards it: where
 // each value lies, which slots are taken, which are condemned, how the device does.
 //
-// Its parts (tier_files.h, value_reads.h, value_writes.h and others) hold the lock for as long as
-// they look something up. Locks: a side's (tier_files.h), then `mu`, which is a leaf and never held
+// The tier's parts (tier_files.h and others) hold the lock for as long as they look something up.
+// Locks: a side's (tier_files.h), then `mu`, which is a leaf and never held
 // around I/O.
 #ifndef KVSTRATA_SERVER_TIER_DISK_STATE_TIER_STATE_H_
 #define KVSTRATA_SERVER_TIER_DISK_STATE_TIER_STATE_H_
@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <span>
 #include <string>
 #include <string_view>
@@ -58,6 +59,12 @@ class TierState {
   void Probe(std::span<TierProbe> probes) const KVS_EXCLUDES(mu);
   std::vector<TierValue> Scan(uint64_t* cursor, size_t slots) const KVS_EXCLUDES(mu);
 
+  // Those of DiskTier: which values may leave so that another finds room, by a clock hand for each
+  // size of a slot, and which must stay.
+  std::vector<std::string> Victims(std::span<const uint64_t> sizes) KVS_EXCLUDES(mu);
+  void Pin(std::span<const std::string> keys) KVS_EXCLUDES(mu);
+  void Unpin(std::span<const std::string> keys) KVS_EXCLUDES(mu);
+
   // Counts a failure of the device, and keeps what it was.
   void Failed(std::string what) KVS_REQUIRES(mu);
   // Takes a value out of the index. Its slot stays taken.
@@ -73,6 +80,7 @@ class TierState {
   Breaker breaker KVS_GUARDED_BY(mu);
   std::vector<Condemned> condemned KVS_GUARDED_BY(mu);
   std::unordered_map<std::string, uint32_t> pinned KVS_GUARDED_BY(mu);  // how often
+  std::map<uint32_t, uint64_t> hands KVS_GUARDED_BY(mu);                // by blocks of a slot
   uint64_t generation KVS_GUARDED_BY(mu) = 0;                           // the last one given
   uint64_t checkpoint_sequence KVS_GUARDED_BY(mu) = 0;  // number of the last one tried or found
   DiskTierStats stats KVS_GUARDED_BY(mu);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "session/batch_members.h"
+#include "session/member_codes.h"
 
 #include <limits>
 #include <string>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "server/doctor/doctor_daemon.h"
+#include "server/doctor/doctor_checks.h"
 
 #include <grpcpp/grpcpp.h>
 #include <unistd.h>

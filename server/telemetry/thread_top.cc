@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "server/telemetry/heartbeat.h"
+#include "server/telemetry/thread_top.h"
 
 #include <algorithm>
 

@@ -1,11 +1,65 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "server/store/books/session_catalog.h"
+#include "server/store/books/books.h"
 
 #include <algorithm>
 #include <string>
+#include <thread>
 #include <utility>
 
+#include "base/check.h"
+#include "server/store/books/sequence.h"
+
 namespace kvstrata {
+
+Taker TakerOf(const Session& session, const Sequence& s) {
+  std::vector<PoolId> pools = PoolsOf(session, Tier::kDevice);
+  if (s.imported || s.plan.tier == Tier::kHost) std::ranges::reverse(pools);
+  if (s.imported) return {session.tenant, kDaemon, nullptr, s.model->id, std::move(pools)};
+  return {session.tenant, session.id, &session, s.model->id, std::move(pools)};
+}
+
+std::vector<PoolId> PoolsOf(const Session& session, Tier tier) {
+  if (tier == Tier::kHost) return {PoolId::Host()};
+  return {PoolId::Device(session.device), PoolId::Host()};
+}
+
+bool MayAdopt(const Taker& taker, const Arena& arena) {
+  return taker.session != nullptr && !taker.session->granted.contains(arena.id);
+}
+
+LongRequest::LongRequest(SessionCatalog* catalog, Session* session)
+    : catalog_(catalog), session_(session) {
+  KVS_CHECK(session->long_request == std::thread::id());
+  session->long_request = std::this_thread::get_id();
+  session->piece_pages = 0;
+}
+
+void LongRequest::End() {
+  if (session_ == nullptr) return;
+  session_->long_request = {};
+  session_ = nullptr;
+  catalog_->NoteFree();
+}
+
+// Who is not in a long request of the session has something unfinished in hand.
+void SessionCatalog::LetOthersIn(Session* session, size_t pages) const {
+  if (session == nullptr || session->long_request != std::this_thread::get_id()) return;
+  session->piece_pages += pages;
+  if (session->piece_pages < kPiecePages) return;
+  session->piece_pages = 0;
+  mu_.Yield();
+}
+
+void SessionCatalog::AwaitFree() const {
+  std::unique_lock<std::mutex> lock(mu_.native(), std::adopt_lock);
+  session_free_.wait(lock);
+  lock.release();  // the caller's still
+}
+
+bool SessionCatalog::IsFree(const Session& session) {
+  return session.long_request == std::thread::id() ||
+         session.long_request == std::this_thread::get_id();
+}
 
 SessionCatalog::SessionCatalog(StoreMutex& mu, const std::shared_ptr<UserLimits>& user_limits,
                                const ClusterTenants& cluster_tenants)
