@@ -13,7 +13,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <cstring>
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -22,6 +21,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/cuda/command_line.h"
 #include "bench/cuda/pieces.h"
 #include "bench/cuda/replay_timing.h"
 #include "bench/machine.h"
@@ -277,13 +277,6 @@ void BenchFew(Report& report) {
   }
 }
 
-std::string Option(int argc, char** argv, const char* name) {
-  for (int i = 1; i + 1 < argc; ++i) {
-    if (std::strcmp(argv[i], name) == 0) return argv[i + 1];
-  }
-  return {};
-}
-
 int Main(int argc, char** argv) {
   if (kvs_cuda_ops()->device_count() == 0) {
     std::fprintf(stderr, "SKIPPED: no GPU is visible\n");
@@ -291,14 +284,14 @@ int Main(int argc, char** argv) {
   }
   cudaDeviceProp device{};
   Check(cudaGetDeviceProperties(&device, 0), "cudaGetDeviceProperties");
-  Report report(Option(argc, argv, "--only"));
+  Report report(bench::Option(argc, argv, "--only"));
   BenchChunks(report);
   BenchFew(report);
   const ordered_json out = {
       {"suite", "cuda-chunk"},
       {"device", device.name},
-      {"commit", Option(argc, argv, "--commit")},
-      {"date", Option(argc, argv, "--date")},
+      {"commit", bench::Option(argc, argv, "--commit")},
+      {"date", bench::Option(argc, argv, "--date")},
       {"command", "bench/cuda/run_gpu.sh chunk dense (make bundle)"},
       {"context",
        {{"notes",
@@ -307,7 +300,7 @@ int Main(int argc, char** argv) {
          "few/: the op alone"}}},
       {"ceilings", ordered_json::object()},
       {"rows", report.rows}};
-  const std::string file = Option(argc, argv, "--json-out");
+  const std::string file = bench::Option(argc, argv, "--json-out");
   if (!file.empty()) std::ofstream(file) << out.dump(1) << "\n";
   return report.is_sound ? 0 : 1;
 }

@@ -12,7 +12,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <cstring>
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -20,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/cuda/command_line.h"
 #include "bench/cuda/pack_rows.h"
 #include "bench/cuda/pages_on_host.h"
 #include "bench/cuda/quantise_rows.h"
@@ -384,22 +384,15 @@ ordered_json Heading(const std::string& commit, const std::string& date, double 
           {"ceilings", {{"copy_tbps", copy}}}};
 }
 
-std::string Option(int argc, char** argv, const char* name) {
-  for (int i = 1; i + 1 < argc; ++i) {
-    if (std::strcmp(argv[i], name) == 0) return argv[i + 1];
-  }
-  return {};
-}
-
 int Main(int argc, char** argv) {
   if (kvs_cuda_ops()->device_count() == 0) {
     std::fprintf(stderr, "SKIPPED: no GPU is visible\n");
     return 77;
   }
   const Arena arena;
-  Report report(Option(argc, argv, "--only"));
-  ordered_json out =
-      Heading(Option(argc, argv, "--commit"), Option(argc, argv, "--date"), CopyTbps(arena));
+  Report report(bench::Option(argc, argv, "--only"));
+  ordered_json out = Heading(bench::Option(argc, argv, "--commit"),
+                             bench::Option(argc, argv, "--date"), CopyTbps(arena));
   std::printf("%s, copy %.2f TB/s\n", out["device"].get<std::string>().c_str(),
               out["ceilings"]["copy_tbps"].get<double>());
   BenchAttend(arena, report);
@@ -408,7 +401,7 @@ int Main(int argc, char** argv) {
   BenchQuantise(arena, report);
   BenchGather(report);
   out["rows"] = report.rows;
-  const std::string file = Option(argc, argv, "--json-out");
+  const std::string file = bench::Option(argc, argv, "--json-out");
   if (!file.empty()) std::ofstream(file) << out.dump(1) << "\n";
   return 0;
 }

@@ -38,6 +38,7 @@
 #include <vector>
 
 #include "bench/cuda/break_even_rows.h"
+#include "bench/cuda/command_line.h"
 #include "bench/cuda/linked_plans.h"
 #include "bench/cuda/linked_steps.h"
 #include "bench/cuda/move_rows.h"
@@ -52,13 +53,6 @@ namespace kvstrata::cuda {
 namespace {
 
 using nlohmann::ordered_json;
-
-std::string Option(int argc, char** argv, const char* name) {
-  for (int i = 1; i + 1 < argc; ++i) {
-    if (std::strcmp(argv[i], name) == 0) return argv[i + 1];
-  }
-  return {};
-}
 
 std::string IdOf(const Plan& plan, int batch, int kilotokens) {
   return std::string("linked/") + plan.name + "/b" + std::to_string(batch) + "/" +
@@ -282,11 +276,12 @@ int Main(int argc, char** argv) {
   }
   cudaDeviceProp device{};
   Check(cudaGetDeviceProperties(&device, 0), "cudaGetDeviceProperties");
-  const std::string only = Option(argc, argv, "--only"), file = Option(argc, argv, "--json-out");
-  if (const std::string socket = Option(argc, argv, "--second"); !socket.empty()) {
-    return RunSecond<Steps>(socket, kPoolPlans.front(), Option(argc, argv, "--digest"));
+  const std::string only = bench::Option(argc, argv, "--only"),
+                    file = bench::Option(argc, argv, "--json-out");
+  if (const std::string socket = bench::Option(argc, argv, "--second"); !socket.empty()) {
+    return RunSecond<Steps>(socket, kPoolPlans.front(), bench::Option(argc, argv, "--digest"));
   }
-  const std::string name = Option(argc, argv, "--suite");
+  const std::string name = bench::Option(argc, argv, "--suite");
   const auto suite = std::ranges::find(kSuites, name, &Suite::name);
   if (suite == std::end(kSuites)) {
     std::fprintf(stderr, "--suite %s; allowed: pool, moves, remote, break-even\n", name.c_str());
@@ -294,14 +289,15 @@ int Main(int argc, char** argv) {
   }
   Results results({{"suite", "cuda-" + (name.empty() ? "linked" : name)},
                    {"device", device.name},
-                   {"commit", Option(argc, argv, "--commit")},
-                   {"date", Option(argc, argv, "--date")},
+                   {"commit", bench::Option(argc, argv, "--commit")},
+                   {"date", bench::Option(argc, argv, "--date")},
                    {"command", suite->command},
                    {"context", {{"notes", suite->notes}}},
                    {"ceilings", ordered_json::object()}},
                   file);
-  suite->measure({only, Option(argc, argv, "--surprisal"), Option(argc, argv, "--promote-rate")},
-                 &results);
+  suite->measure(
+      {only, bench::Option(argc, argv, "--surprisal"), bench::Option(argc, argv, "--promote-rate")},
+      &results);
   results.Write();
   return 0;
 }

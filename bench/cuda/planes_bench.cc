@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ops attend_planes and pack_planes beside dense attention, timed as replays of CUDA graphs.
 //
-//   planes_bench [PREFIX]      rows whose name begins so
+//   planes_bench [--only PREFIX] [--json-out FILE] [--commit HASH] [--date DATE]
 //
 // Llama-3.1-8B: 32 query heads, 8 KV heads x 128, bf16. A graph holds one node a layer, whose
 // layers together read more than the L2 holds. Keys and values are random normal, packed by op
@@ -14,12 +14,14 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <cstring>
+#include <fstream>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "bench/cuda/command_line.h"
 #include "bench/cuda/replay_timing.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/ops/pack_planes/planes_format.h"
@@ -28,6 +30,8 @@
 
 namespace kvstrata::cuda {
 namespace {
+
+using nlohmann::ordered_json;
 
 constexpr int kKvHeads = 8, kGroup = 4, kDim = 128, kPageTokens = 64, kUnit = 64;
 constexpr PlanesFormat kFormat{kDim, kUnit, 8};
@@ -298,8 +302,15 @@ double MedianOf(std::vector<double> us) {
   return us[us.size() / 2];
 }
 
+std::string Percent(double share) {
+  char text[16];
+  std::snprintf(text, sizeof(text), "%.2f%%", 100 * share);
+  return text;
+}
+
 // One row: dense, the op alone, and the step, in turns.
-void PrintRow(const Cache& cache, Attention& attention, const std::string& name, float factor) {
+void TimeRow(const Cache& cache, Attention& attention, const std::string& name, float factor,
+             ordered_json* rows) {
   const CudaOps& ops = *kvs_cuda_ops();
   const int layers = cache.layers();
   CapturedGraph dense([&](Stream stream) {
@@ -337,20 +348,32 @@ void PrintRow(const Cache& cache, Attention& attention, const std::string& name,
       name.c_str(), factor, 100 * share.fine, 100 * share.strips, share.fetched, d, o, d / o,
       static_cast<double>(share.bytes) * share.fetched / o / 1e3, s, d / s, difference);
   std::fflush(stdout);
+  rows->push_back({{"id", "planes/" + name + "/fine " + Percent(share.fine)},
+                   {"value", o},
+                   {"unit", "us"},
+                   {"step", s},
+                   {"fine", share.fine},
+                   {"strips", share.strips},
+                   {"fetched_over_rule", share.fetched},
+                   {"off_dense", difference},
+                   {"n", kRounds * kReplays},
+                   {"layers", layers},
+                   {"better", "smaller"},
+                   {"baseline", {{"name", "attend_raw over all rows"}, {"value", d}}}});
 }
 
-void AttendRows(const std::string& name, int batch, int tokens, int layers) {
+void AttendRows(const std::string& name, int batch, int tokens, int layers, ordered_json* rows) {
   Cache cache(batch, tokens, layers);
   Check(kvs_cuda_ops()->pack_planes(cache.Pack(), nullptr), "pack_planes");
   Attention attention(cache);
   for (const double share : {0.003, 0.01, 0.05}) {
-    PrintRow(cache, attention, name, FactorFor(attention, share));
+    TimeRow(cache, attention, name, FactorFor(attention, share), rows);
   }
   attention.SetFactor(1);
-  PrintRow(cache, attention, name + " control", 1);
+  TimeRow(cache, attention, name + " control", 1, rows);
 }
 
-void PackRows() {
+void PackRows(ordered_json* rows) {
   Cache cache(1, 65536 + 1 * kPageTokens, 32);
   const PackPlanesBatch work = cache.Pack();
   CapturedGraph graph([&](Stream stream) { return kvs_cuda_ops()->pack_planes(work, stream); });
@@ -358,6 +381,13 @@ void PackRows() {
   const double bytes = static_cast<double>(cache.sealed()) * 32 * kKvHeads *
                        (2 * kRow + (kFormat.upper_bytes() + kFormat.lower_bytes()) / double{kUnit});
   std::printf("pack 64K x 32 layers: %.2f ms, %.0f GB/s\n", ms, bytes / ms / 1e6);
+  rows->push_back({{"id", "planes/pack 64K x 32 layers"},
+                   {"value", ms},
+                   {"unit", "ms"},
+                   {"gbps", bytes / ms / 1e6},
+                   {"n", kReplays},
+                   {"must", 10},
+                   {"better", "smaller"}});
 }
 
 }  // namespace
@@ -365,15 +395,32 @@ void PackRows() {
 
 int main(int argc, char** argv) {
   using namespace kvstrata::cuda;
+  using kvstrata::bench::Option;
   if (kvs_cuda_ops()->device_count() == 0) {
     std::fprintf(stderr, "SKIPPED: no GPU is visible\n");
     return 77;
   }
-  const std::string only = argc > 1 ? argv[1] : "";
+  const std::string only = Option(argc, argv, "--only"), file = Option(argc, argv, "--json-out");
   const auto wants = [&](const char* name) { return std::string(name).starts_with(only); };
-  if (wants("128K x 1")) AttendRows("128K x 1", 1, 131072, 4);
-  if (wants("1M x 1")) AttendRows("1M x 1", 1, 1048576, 1);
-  if (wants("128K x 8")) AttendRows("128K x 8", 8, 131072, 1);
-  if (wants("pack")) PackRows();
+  cudaDeviceProp device;
+  Check(cudaGetDeviceProperties(&device, 0), "cudaGetDeviceProperties");
+  ordered_json out = {
+      {"suite", "cuda-planes"},
+      {"device", device.name},
+      {"commit", Option(argc, argv, "--commit")},
+      {"date", Option(argc, argv, "--date")},
+      {"command", "planes_bench"},
+      {"ceilings", ordered_json::object()},
+      {"context",
+       {{"notes",
+         "a layer as replays of a graph; 32 query heads, 8 KV heads x 128, bf16; random "
+         "keys; value: op attend_planes, step: with the raw rows; baseline: dense"}}},
+      {"rows", ordered_json::array()}};
+  ordered_json* const rows = &out["rows"];
+  if (wants("128K x 1")) AttendRows("128K x 1", 1, 131072, 4, rows);
+  if (wants("1M x 1")) AttendRows("1M x 1", 1, 1048576, 1, rows);
+  if (wants("128K x 8")) AttendRows("128K x 8", 8, 131072, 1, rows);
+  if (wants("pack")) PackRows(rows);
+  if (!file.empty()) std::ofstream(file) << out.dump(1) << "\n";
   return 0;
 }

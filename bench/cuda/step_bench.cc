@@ -19,7 +19,6 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <cstring>
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -27,6 +26,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/cuda/command_line.h"
 #include "bench/cuda/packed_step.h"
 #include "bench/cuda/pieces.h"
 #include "bench/cuda/replay_timing.h"
@@ -231,13 +231,6 @@ Measured MeasureOps(const Ops& steps, bool stages, const std::string& id) {
   return {t, 0, steps.Sound()};
 }
 
-std::string Option(int argc, char** argv, const char* name) {
-  for (int i = 1; i + 1 < argc; ++i) {
-    if (std::strcmp(argv[i], name) == 0) return argv[i + 1];
-  }
-  return {};
-}
-
 struct Row {
   std::string plan;
   int batch;
@@ -315,13 +308,14 @@ int Main(int argc, char** argv) {
   cudaDeviceProp device{};
   Check(cudaGetDeviceProperties(&device, 0), "cudaGetDeviceProperties");
   ordered_json rows = ordered_json::array();
-  const int unsound = Run(Option(argc, argv, "--only"), !Option(argc, argv, "--stages").empty(),
-                          SurprisalOf(Option(argc, argv, "--surprisal")), &rows);
+  const int unsound =
+      Run(bench::Option(argc, argv, "--only"), !bench::Option(argc, argv, "--stages").empty(),
+          SurprisalOf(bench::Option(argc, argv, "--surprisal")), &rows);
   const ordered_json out = {
       {"suite", "cuda-steps"},
       {"device", device.name},
-      {"commit", Option(argc, argv, "--commit")},
-      {"date", Option(argc, argv, "--date")},
+      {"commit", bench::Option(argc, argv, "--commit")},
+      {"date", bench::Option(argc, argv, "--date")},
       {"command", "bench/cuda/run_gpu.sh steps dense (make bundle)"},
       {"context",
        {{"notes",
@@ -330,7 +324,7 @@ int Main(int argc, char** argv) {
          "128, bf16, pages of 16 scattered"}}},
       {"ceilings", ordered_json::object()},
       {"rows", rows}};
-  const std::string file = Option(argc, argv, "--json-out");
+  const std::string file = bench::Option(argc, argv, "--json-out");
   if (!file.empty()) std::ofstream(file) << out.dump(1) << "\n";
   return unsound;
 }
