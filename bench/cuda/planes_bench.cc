@@ -359,6 +359,7 @@ void TimeRow(const Cache& cache, Attention& attention, const std::string& name, 
                    {"n", kRounds * kReplays},
                    {"layers", layers},
                    {"better", "smaller"},
+                   {"ratio", d / o},
                    {"baseline", {{"name", "attend_raw over all rows"}, {"value", d}}}});
 }
 
