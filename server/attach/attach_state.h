@@ -57,8 +57,8 @@ struct AttachConnection {
   // ended, or another connection took this one's place.
   std::weak_ptr<const void> granting;
   bool writes = false;  // the store counts its process as a writer
-  // Another thread has it, and the loop looks at nothing of it but its state and deadline; events
-  // of these kinds came meanwhile and are no longer watched.
+  // Another thread has it, and the loop looks at nothing of it but its state and deadline. Where
+  // an event came meanwhile, its source is muted: no longer watched.
   bool lent = false, socket_muted = false, pidfd_muted = false;
   bool end_is_long = false;
   uint32_t device = 0;

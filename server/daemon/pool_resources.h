@@ -2,8 +2,8 @@
 // What the pools lie on: the devices of pool.device, emulated ones or GPUs, and the host pool's
 // memory, placed on NUMA nodes as pool.host_numa says.
 //
-// Thread-safety: a function without state. Cost: of GPUs, that each gets a context. Errors: those
-// of NewCudaDevices, LoadCudaOps, NewGpuPacker and NumaTopology::Choose; memory that cannot be
+// Thread-safety: a function without state. Cost: of GPUs, that each gets a context. Errors: what
+// NewCudaDevices, LoadCudaOps, NewGpuPacker and NumaTopology::Choose answer; memory that cannot be
 // placed, where nobody asked for it, is a warning in the log.
 #ifndef KVSTRATA_SERVER_DAEMON_POOL_RESOURCES_H_
 #define KVSTRATA_SERVER_DAEMON_POOL_RESOURCES_H_

@@ -39,8 +39,8 @@
 
 namespace kvstrata {
 
-// NodeCalls: asks other nodes where they have pages of a prompt (NodeServer), many at a time, none
-// of which can hold up another.
+// NodeCalls: asks other nodes where they have pages of a prompt (NodeServer), many at a time; no
+// call can hold up another.
 //
 // Connections are kept for who asks next. Threads: one ("kvs-nodes") hands out answers.
 // Thread-safety: all methods, from any thread. Cost: a few microseconds a call and its bytes.

@@ -27,7 +27,8 @@ TEST_P(Refused, WithCodeReasonAndWhatToDo) {
   const Bad& bad = GetParam();
   const Result<Plan> plan = ParsePlan(bad.text);
   ASSERT_FALSE(plan.ok()) << bad.text;
-  if (plan.status().reason() == "PLAN_UNIMPLEMENTED") GTEST_SKIP() << plan.status().message();
+  // A build without a plan says that before it looks at the plan's options.
+  if (!(kHasSekv && kHasMosaicKv) && plan.status().reason() == "PLAN_UNIMPLEMENTED") GTEST_SKIP();
   EXPECT_EQ(plan.status().code(), bad.code) << plan.status().ToString();
   EXPECT_EQ(plan.status().reason(), bad.reason) << plan.status().ToString();
   for (const char* words : bad.says) EXPECT_THAT(plan.status().message(), HasSubstr(words));

@@ -173,8 +173,8 @@ HWY_INLINE V Moved(D d, V bits, uint16_t mask) {
   return hn::And(bits, hn::Set(d, mask));
 }
 
-// Planes of one token's key or value: words of plane 0, which lie `apart` numbers apart, and bytes
-// of the others. coarse: null leaves it out; second: null with keep = 4.
+// Planes of one token's key or value: words of plane 0, which lie `apart` numbers apart, and the
+// others' bytes. coarse: null leaves it out; second: null with keep = 4.
 struct CodePlanes {
   const int32_t* coarse;
   int32_t apart;

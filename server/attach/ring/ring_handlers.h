@@ -65,8 +65,8 @@ class AwaitedRequests {
   size_t opening_ = 0;
 };
 
-// OpenSequences: the sequences that one session has open, as its ring knows them: the first error
-// of each one's events, and about how many tokens it covers.
+// OpenSequences: the sequences that one session has open, as its ring knows them: each one's
+// first error of an event, and about how many tokens it covers.
 //
 // Events have no answer: the first error of a sequence's events is the answer to the next request
 // on it that could fail, so that nothing is lost silently. Thread-safety: whoever serves the

@@ -26,10 +26,10 @@ namespace kvstrata {
 // NoteRecords: has a tier's loads read what lies there of artefacts' records when a daemon
 // starts, so that look-ups know what they say (server/store/prompts/artefact_ledger.h).
 //
-// In the background, batches alternating with opens, whose time it may take no more than they take
-// of each other's. What is late or refused is left out: the store knows it once an open reads it.
-// Ownership: borrows all; the tier ends its loads before the others end. Cost: a look at every key
-// of the tier, then a small read a record.
+// In the background, batches alternating with opens, which it may delay no more than they delay
+// each other. What is late or refused is left out: the store knows it once an open reads it.
+// Ownership: borrows all; the tier ends its loads before the others end. Cost: a look at each key
+// that the tier has, then a small read a record.
 
 // `row` reads `values`. Waits for a walk over the keys. Calls `done` once with the number that was
 // read, in the caller's thread or in the tier's.
