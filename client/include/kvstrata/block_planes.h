@@ -31,16 +31,16 @@ typedef struct kvs_planes_shape {
   int32_t block_tokens; /* the plan's unit: 64 */
   double scale;         /* for a query's products with keys; 0: 1 / sqrt(head_dim) */
   int64_t block_stride;
-  int32_t slots;       /* requests that may be under way */
-  int32_t max_rows;    /* sequences of a step */
-  int32_t max_tokens;  /* tokens of a sequence */
+  int32_t slots;      /* requests that may be under way */
+  int32_t max_rows;   /* sequences of a step */
+  int32_t max_tokens; /* tokens of a sequence */
   int32_t reserved;
 } kvs_planes_shape;
 
 typedef struct kvs_planes_form {
   size_t size;
-  int64_t token_bytes;      /* of a block, for each KV head and token of it: 268 with head_dim 128 */
-  uint64_t slot_bytes;      /* of the workspace, for each slot: the newest rows of a request */
+  int64_t token_bytes; /* of a block, for each KV head and token of it: 268 with head_dim 128 */
+  uint64_t slot_bytes; /* of the workspace, for each slot: the newest rows of a request */
   uint64_t workspace_bytes; /* GPU memory that bind takes, slots included */
 } kvs_planes_form;
 
