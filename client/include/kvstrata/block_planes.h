@@ -17,12 +17,18 @@ extern "C" {
  * KV head (docs/spec/planes.md), half of what bf16 takes. Rows of tokens whose group is not full
  * yet lie in a slot of the request's, in the workspace. Order: kvs_block_planes_form, by which the
  * engine makes its blocks; open; bind; then each step begin, outside of graphs, and for each layer
- * decode, captured or not, and prompt for each row that is of a prompt. What a captured decode does
- * depends on `rows` alone: a graph of so many serves later steps of at most as many. Calls of one
- * handle are of one stream, or ordered by it, and one at a time. */
+ * decode, captured or not, and behind it prompt for each row that is of a prompt. What a captured
+ * decode does depends on `rows` alone: a graph of so many serves later steps of at most as many.
+ * Calls of one handle are of one stream, or ordered by it, and one at a time.
+ *
+ * An engine may find a prefix whose blocks another row of the same step fills. What reads them is
+ * called behind what fills them: prompts in ascending order of `before`. Their rows are of a prompt
+ * even where they have a single new token. A request goes on in one slot: tokens behind the last
+ * full block are the slot's. What it takes over from others is whole blocks. */
 typedef struct kvs_block_planes kvs_block_planes;
 
-/* Strides in bytes, multiples of 32. A block lies at layer + id * block_stride. */
+/* A block lies at layer + id * block_stride: bytes, a multiple of 32, here and in bind. In it lie the
+ * upper runs of all KV heads, then their lower runs. */
 typedef struct kvs_planes_shape {
   size_t size;
   int32_t layers, query_heads, kv_heads;
@@ -66,28 +72,31 @@ typedef struct kvs_planes_rows {
 } kvs_planes_rows;
 
 /* By shape's geometry alone, but that workspace_bytes needs slots, max_rows and max_tokens; strides
- * are not looked at. Needs no GPU for token_bytes and slot_bytes; workspace_bytes is 0 without one.
- * UNIMPLEMENTED BLOCK_PLAN: not planes, or options that the ops do not take. */
+ * are not looked at. With all three 0 no GPU is looked for, and workspace_bytes is 0, as without a
+ * GPU. UNIMPLEMENTED BLOCK_PLAN: not planes, or options that the ops do not take. */
 KVS_API int kvs_block_planes_form(const char* plan, const kvs_planes_shape* shape,
                                   kvs_planes_form* form);
 /* On the current device. UNAVAILABLE CUDA_LIBRARY, CUDA_NO_DEVICE; INVALID_ARGUMENT BLOCK_SHAPE. */
 KVS_API int kvs_block_planes_open(const char* plan, const kvs_planes_shape* shape,
                                   kvs_block_planes** out);
-/* layers: where each layer's first block lies. workspace: all zero, the engine's until close. */
+/* layers: where each layer's first block lies. workspace: GPU memory, all zero, aligned to 256, the
+ * engine's until close. */
 KVS_API int kvs_block_planes_bind(kvs_block_planes* planes, const uint64_t* layers, size_t n,
                                   void* workspace);
 KVS_API int kvs_block_planes_begin(kvs_block_planes* planes, const kvs_planes_batch* batch,
                                    void* stream);
 /* The first `rows` rows: their new keys and values [rows][kv_heads] join their slots, q
  * [rows][query_heads] attends, out [rows][query_heads][head_dim] is contiguous. Behind it groups
- * that are full now are sealed into their blocks. */
+ * that are full now are sealed into their blocks, those of all layers with the last layer at the
+ * latest. INVALID_ARGUMENT BLOCK_QUERIES, BLOCK_ROWS. */
 KVS_API int kvs_block_planes_decode(kvs_block_planes* planes, int32_t layer, kvs_planes_rows q,
                                     kvs_planes_rows k, kvs_planes_rows v, void* out, int32_t rows,
                                     void* stream);
 /* Row `row` of the step, a prompt's: `before` tokens of it were there, k and v [count][kv_heads]
  * are the next ones. Writes all rows of the sequence, [before + count][kv_heads][head_dim], to
  * all_k and all_v (contiguous; what is sealed is widened), for the engine's own attention, and
- * seals what is full. `before` and `count` are as begin's device arrays have them. */
+ * seals what is full. `before` and `count` are as begin's device arrays have them. Errors as
+ * decode. */
 KVS_API int kvs_block_planes_prompt(kvs_block_planes* planes, int32_t layer, int32_t row,
                                     int32_t before, int32_t count, kvs_planes_rows k,
                                     kvs_planes_rows v, void* all_k, void* all_v, void* stream);
