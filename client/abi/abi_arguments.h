@@ -42,7 +42,7 @@ Result<T> Grown(std::string_view name, const T* caller, size_t first) {
 Result<AttachOptions> ReadAttachOptions(const char* socket, const kvs_attach_options* options);
 Result<ModelSpec> ReadModelDesc(const kvs_model_desc& caller);
 
-// Of attention over an engine's own blocks. ARGUMENT_NULL, and as ParsePlan.
+// For attention over an engine's own blocks. ARGUMENT_NULL, and as ParsePlan.
 Result<Plan> ReadPlan(const char* text);
 // BLOCK_SHAPE: neither KVS_F16 nor KVS_BF16.
 Result<DType> ReadBlockDType(int32_t dtype);

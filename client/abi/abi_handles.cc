@@ -52,7 +52,7 @@ Status Forked() {
 template <typename Handle>
 using HandleMap = std::unordered_map<uintptr_t, std::shared_ptr<Handle>>;
 
-// Of handles that have an owner. The map is one of Handles().
+// These three are for handles with an owner; the map is one of Handles().
 template <typename Dressed, typename Handle>
 Dressed* AddOwned(HandleMap<Handle>* map, Handle own) {
   auto handle = std::make_shared<Handle>(std::move(own));

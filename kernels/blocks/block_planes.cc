@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/blocks/block_planes.h"
 
-#include <algorithm>
 #include <string>
 #include <string_view>
-#include <utility>
 
 #include "kernels/cuda/device_buffer.h"
 #include "kernels/step/break_even.h"
@@ -12,10 +10,10 @@
 namespace kvstrata {
 namespace {
 
-constexpr int32_t kUnit = 64;      // tokens of a group, of a block and of a slot
+constexpr int32_t kUnit = BlockPlanesShape::kUnit;
 constexpr int32_t kMostGroup = 8;  // query heads a KV head
 constexpr int32_t kMostRows = 65535;
-constexpr int64_t kAlignment = 32;  // of runs
+constexpr int64_t kAlignment = 32;  // what runs lie at
 
 Status Unserved(const std::string& what) {
   return Unimplemented("BLOCK_PLAN", what +
@@ -37,11 +35,6 @@ Status Serves(const Plan& plan, const Geometry& g) {
   return OkStatus();
 }
 
-Geometry InSlots(Geometry geometry) {
-  geometry.page_tokens = kUnit;
-  return geometry;
-}
-
 PlanesFormat FormatOf(const Plan& plan, const Geometry& g) {
   return {g.head_dim, kUnit, plan.planes.keep};
 }
@@ -52,7 +45,7 @@ Status Wrong(std::string_view field, int64_t value, const std::string& wanted) {
 }
 
 Status CheckLimits(const Plan& plan, const BlockPlanesShape& s) {
-  KVS_RETURN_IF_ERROR(Validate(InSlots(s.geometry)));
+  KVS_RETURN_IF_ERROR(Validate(s.geometry));
   KVS_RETURN_IF_ERROR(Serves(plan, s.geometry));
   if (s.geometry.dtype == DType::kF32) {
     return InvalidArgument("BLOCK_SHAPE", "dtype = f32, and has to be bf16 or f16");
@@ -65,8 +58,6 @@ Status CheckLimits(const Plan& plan, const BlockPlanesShape& s) {
   return OkStatus();
 }
 
-int32_t BlocksOfRow(const BlockPlanesShape& s) { return (s.max_tokens + kUnit - 1) / kUnit; }
-
 PlanesRule RuleOf(const Plan& plan, int32_t layer) {
   const auto& o = plan.planes;
   PlanesRule rule{0, o.fine_above, o.skip_below, 1, o.sample, o.sinks, o.recent};
@@ -77,11 +68,14 @@ PlanesRule RuleOf(const Plan& plan, int32_t layer) {
 }  // namespace
 
 Result<BlockPlanesForm> BlockPlanes::FormOf(const Plan& plan, const Geometry& geometry) {
-  const Geometry g = InSlots(geometry);
-  KVS_RETURN_IF_ERROR(Validate(g));
-  KVS_RETURN_IF_ERROR(Serves(plan, g));
-  const PlanesFormat format = FormatOf(plan, g);
-  return BlockPlanesForm{(format.upper_bytes() + format.lower_bytes()) / kUnit, g.page_bytes()};
+  KVS_RETURN_IF_ERROR(Validate(geometry));
+  KVS_RETURN_IF_ERROR(Serves(plan, geometry));
+  const PlanesFormat format = FormatOf(plan, geometry);
+  BlockPlanesShape shape;
+  shape.geometry = geometry;
+  shape.slots = 1;
+  return BlockPlanesForm{(format.upper_bytes() + format.lower_bytes()) / kUnit,
+                         geometry.layers * shape.SlotLayerBytes()};
 }
 
 Result<int64_t> BlockPlanes::WorkspaceBytes(const Plan& plan, const BlockPlanesShape& shape,
@@ -105,18 +99,14 @@ Result<std::unique_ptr<BlockPlanes>> BlockPlanes::Make(const Plan& plan,
 }
 
 BlockPlanes::BlockPlanes(const Plan& plan, const BlockPlanesShape& shape, const cuda::CudaOps& ops)
-    : plan_(plan), shape_(shape), ops_(ops), format_(FormatOf(plan, shape.geometry)) {
+    : plan_(plan),
+      shape_(shape),
+      ops_(ops),
+      format_(FormatOf(plan, shape.geometry)),
+      step_(shape, ops, &workspace_) {
   const Geometry& g = shape.geometry;
-  const int64_t rows = shape.max_rows, queries = rows * g.query_heads;
-  blocks_ = workspace_.Add<uint64_t>(rows * BlocksOfRow(shape));
-  for (auto* piece : {&slots_, &seal_blocks_}) *piece = workspace_.Add<uint64_t>(rows);
+  const int64_t queries = int64_t{shape.max_rows} * g.query_heads;
   no_distance_ = workspace_.Add<uint64_t>(1);
-  for (auto* piece :
-       {&lengths_, &chosen_, &from_, &to_, &tokens_, &raw_, &groups_, &seal_from_, &seal_to_}) {
-    *piece = workspace_.Add<int32_t>(rows);
-  }
-  tails_ = workspace_.Add<int32_t>(2 * rows);
-  full_ = workspace_.Add<uint8_t>(rows);
   for (auto* piece : {&raw_m_, &raw_l_}) *piece = workspace_.Add<float>(queries);
   raw_o_ = workspace_.Add<float>(queries * g.head_dim);
   raw_scratch_ = workspace_.Add<std::byte>(ops.attend_raw_workspace_bytes(g.group(), g.head_dim));
@@ -126,7 +116,7 @@ BlockPlanes::BlockPlanes(const Plan& plan, const BlockPlanesShape& shape, const 
   sealed.batch = shape.max_rows;
   sealed.group = g.group();
   planes_scratch_ = workspace_.Add<std::byte>(ops.attend_planes_workspace_bytes(sealed));
-  rows_of_slots_ = workspace_.Add<std::byte>(g.layers * SlotLayerBytes());
+  rows_of_slots_ = workspace_.Add<std::byte>(g.layers * shape.SlotLayerBytes());
 }
 
 Status BlockPlanes::Bind(std::span<const uint64_t> layers, void* workspace) {
@@ -148,7 +138,7 @@ Status BlockPlanes::Bind(std::span<const uint64_t> layers, void* workspace) {
     is_even_ &= layers_[i] - layers_[i - 1] == layers_[1] - layers_[0];
   }
   workspace_.Give(workspace);
-  last_rows_ = last_decodes_ = 0;
+  step_.Forget();
   return OkStatus();
 }
 
@@ -172,24 +162,17 @@ Status BlockPlanes::CheckRows(const char* what, const TokenRows& rows, int32_t h
                              std::to_string(least) + " bytes a row");
 }
 
-int64_t BlockPlanes::SlotLayerBytes() const {
-  return shape_.slots * PageLayout::Of(InSlots(shape_.geometry)).layer_stride;
-}
-
-int64_t BlockPlanes::SlotsOf(int32_t layer) const {
-  return reinterpret_cast<int64_t>(workspace_.At(rows_of_slots_)) + layer * SlotLayerBytes();
-}
-
 cuda::PagedLayer BlockPlanes::SlotPages(int32_t layer, int32_t row) const {
-  const PageLayout page = PageLayout::Of(InSlots(shape_.geometry));
+  const PageLayout page = shape_.SlotLayout();
   cuda::PagedLayer slots;
-  slots.pages = workspace_.At(slots_) + row;
+  slots.pages = step_.From(row).slots;
   slots.page_stride = 1;
   slots.page_tokens = kUnit;
   slots.kv_heads = page.kv_heads;
   slots.head_dim = page.head_dim;
   slots.dtype = page.dtype;
-  slots.key_offset = SlotsOf(layer);
+  slots.key_offset =
+      reinterpret_cast<int64_t>(workspace_.At(rows_of_slots_)) + layer * shape_.SlotLayerBytes();
   slots.value_offset = slots.key_offset + page.value_offset;
   slots.head_stride = page.head_stride;
   slots.slot_stride = page.slot_stride;
@@ -216,56 +199,9 @@ cuda::DevicePlanes BlockPlanes::PlanesOf(int32_t layer, const uint64_t* blocks,
   return planes;
 }
 
-const uint64_t* BlockPlanes::BlocksFrom(int32_t row) const {
-  return workspace_.At(blocks_) + int64_t{row} * BlocksOfRow(shape_);
-}
-
 Status BlockPlanes::Begin(const BlockPlanesBatch& batch, cuda::Stream stream) {
   KVS_RETURN_IF_ERROR(CheckLayer(0));
-  if (batch.rows < 0 || batch.rows > shape_.max_rows || batch.decodes < 0 ||
-      batch.decodes > batch.rows) {
-    return InvalidArgument("BLOCK_ROWS", std::to_string(batch.decodes) + " rows that decode of " +
-                                             std::to_string(batch.rows) + ", and max_rows is " +
-                                             std::to_string(shape_.max_rows));
-  }
-  cuda::BlockPagesBatch pages;
-  pages.blocks = batch.blocks;
-  pages.blocks_of_row = batch.blocks_of_row;
-  pages.tokens = batch.tokens;
-  pages.query_starts = batch.query_starts;
-  pages.rows = batch.rows;
-  pages.capacity = std::max(batch.rows, std::exchange(last_rows_, batch.rows));
-  pages.block_tokens = kUnit;
-  pages.block_stride = shape_.block_stride;
-  pages.pages = workspace_.At(blocks_);
-  pages.page_stride = BlocksOfRow(shape_);
-  pages.lengths = workspace_.At(lengths_);
-  pages.chosen = workspace_.At(chosen_);
-  pages.from = workspace_.At(from_);
-  pages.to = workspace_.At(to_);
-  KVS_RETURN_IF_ERROR(CudaStatus(ops_, ops_.block_pages(pages, stream), "op block_pages"));
-  cuda::BlockSlotsBatch w;
-  w.pages = pages.pages;
-  w.page_stride = pages.page_stride;
-  w.lengths = pages.lengths;
-  w.slot_ids = batch.slots;
-  w.in_full = batch.in_full;
-  w.rows = batch.rows;
-  w.decodes = last_decodes_ = batch.decodes;
-  w.capacity = pages.capacity;
-  w.unit = kUnit;
-  w.min_tokens = plan_.min_tokens;
-  w.slot_bytes = SlotLayerBytes() / shape_.slots;
-  w.slots = workspace_.At(slots_);
-  w.seal_blocks = workspace_.At(seal_blocks_);
-  w.tokens = workspace_.At(tokens_);
-  w.raw = workspace_.At(raw_);
-  w.groups = workspace_.At(groups_);
-  w.seal_from = workspace_.At(seal_from_);
-  w.seal_to = workspace_.At(seal_to_);
-  w.tails = workspace_.At(tails_);
-  w.full = workspace_.At(full_);
-  return CudaStatus(ops_, ops_.block_slots(w, stream), "op block_slots");
+  return step_.Write(batch, plan_.min_tokens, stream);
 }
 
 cuda::Partials BlockPlanes::RawPartial() const {
@@ -280,7 +216,7 @@ Status BlockPlanes::AttendRawRows(int32_t layer, const DecodedRows& step, int32_
   w.layer = SlotPages(layer, 0);
   w.batch = rows;
   w.group = g.group();
-  w.tokens = workspace_.At(raw_);
+  w.tokens = step_.From(0).raw;
   w.q = step.q.data;
   w.q_stride = step.q.stride;
   w.scale = g.logit_scale();
@@ -295,13 +231,14 @@ Status BlockPlanes::AttendSealed(int32_t layer, const TokenRows& q, void* out, i
                                  cuda::Stream stream) const {
   const Geometry& g = shape_.geometry;
   cuda::AttendPlanesBatch w;
-  w.planes = PlanesOf(layer, BlocksFrom(0), BlocksOfRow(shape_));
+  const PlanesTables step = step_.From(0);
+  w.planes = PlanesOf(layer, step.blocks, shape_.BlocksOfRow());
   w.rule = RuleOf(plan_, layer);
   w.batch = rows;
   w.group = g.group();
-  w.tokens = workspace_.At(tokens_);
-  w.groups = workspace_.At(groups_);
-  w.in_full = workspace_.At(full_);
+  w.tokens = step.tokens;
+  w.groups = step.groups;
+  w.in_full = step.full;
   w.q = q.data;
   w.q_dtype = g.dtype;
   w.q_stride = q.stride / SizeOf(g.dtype);
@@ -314,17 +251,18 @@ Status BlockPlanes::AttendSealed(int32_t layer, const TokenRows& q, void* out, i
 
 // Each slot is a sequence of one group, whose block has a table of its own.
 Status BlockPlanes::SealSlots(LayerRange layers, int32_t rows, cuda::Stream stream) const {
+  const PlanesTables step = step_.From(0);
   cuda::PackPlanesBatch w;
   w.keys = SlotRows(layers.first, 0, Side::kKeys);
   w.values = SlotRows(layers.first, 0, Side::kValues);
-  w.planes = PlanesOf(layers.first, workspace_.At(seal_blocks_), 1);
-  w.from = workspace_.At(seal_from_);
-  w.to = workspace_.At(seal_to_);
+  w.planes = PlanesOf(layers.first, step.seal_blocks, 1);
+  w.from = step.seal_from;
+  w.to = step.seal_to;
   w.batch = rows;
   w.groups_max = 1;
   w.layers = layers.count;
   if (layers.count > 1) {
-    w.row_layer_stride = SlotLayerBytes();
+    w.row_layer_stride = shape_.SlotLayerBytes();
     w.upper_layer_stride = w.lower_layer_stride = static_cast<int64_t>(layers_[1] - layers_[0]);
   }
   return CudaStatus(ops_, ops_.pack_planes(w, stream), "op pack_planes");
@@ -345,7 +283,7 @@ Status BlockPlanes::Decode(int32_t layer, const DecodedRows& step, void* out, in
   KVS_RETURN_IF_ERROR(CheckRows("v", step.v, g.kv_heads));
   KVS_RETURN_IF_ERROR(AttendRawRows(layer, step, rows, stream));
   KVS_RETURN_IF_ERROR(AttendSealed(layer, step.q, out, rows, stream));
-  if (!is_even_ || last_rows_ > last_decodes_) return SealSlots({layer, 1}, rows, stream);
+  if (!is_even_ || step_.has_prompts()) return SealSlots({layer, 1}, rows, stream);
   return layer + 1 < g.layers ? OkStatus() : SealSlots({0, g.layers}, rows, stream);
 }
 
@@ -353,13 +291,13 @@ Status BlockPlanes::Prompt(int32_t layer, const PromptChunk& chunk, const AllRow
                            cuda::Stream stream) {
   const Geometry& g = shape_.geometry;
   KVS_RETURN_IF_ERROR(CheckLayer(layer));
-  if (chunk.row < last_decodes_ || chunk.row >= last_rows_ || chunk.before < 0 || chunk.count < 1 ||
+  if (!step_.IsPrompt(chunk.row) || chunk.before < 0 || chunk.count < 1 ||
       chunk.before > shape_.max_tokens - chunk.count) {
     return InvalidArgument(
         "BLOCK_ROWS", "row " + std::to_string(chunk.row) + " with " + std::to_string(chunk.before) +
-                          " and " + std::to_string(chunk.count) + " tokens; rows of prompts are " +
-                          std::to_string(last_decodes_) + " to " + std::to_string(last_rows_) +
-                          ", max_tokens is " + std::to_string(shape_.max_tokens));
+                          " and " + std::to_string(chunk.count) +
+                          " tokens; give a row of the step that does not decode, and at most " +
+                          std::to_string(shape_.max_tokens) + " tokens");
   }
   KVS_RETURN_IF_ERROR(CheckRows("k", chunk.k, g.kv_heads));
   KVS_RETURN_IF_ERROR(CheckRows("v", chunk.v, g.kv_heads));
@@ -367,7 +305,7 @@ Status BlockPlanes::Prompt(int32_t layer, const PromptChunk& chunk, const AllRow
   KVS_RETURN_IF_ERROR(CheckRows("all_k", {all.k, row}, g.kv_heads));
   KVS_RETURN_IF_ERROR(CheckRows("all_v", {all.v, row}, g.kv_heads));
   cuda::WidenPlanesBatch w;
-  w.planes = PlanesOf(layer, BlocksFrom(chunk.row), BlocksOfRow(shape_));
+  w.planes = PlanesOf(layer, step_.From(chunk.row).blocks, shape_.BlocksOfRow());
   w.groups = chunk.before / kUnit;
   w.raw_keys = SlotRows(layer, chunk.row, Side::kKeys);
   w.raw_values = SlotRows(layer, chunk.row, Side::kValues);
@@ -392,7 +330,7 @@ Status BlockPlanes::SealChunk(int32_t layer, const PromptChunk& chunk, const All
   if (w.groups_max == 0) return OkStatus();
   w.keys = {workspace_.At(no_distance_),
             1,
-            BlocksOfRow(shape_) * kUnit,
+            shape_.BlocksOfRow() * kUnit,
             g.kv_heads,
             g.head_dim,
             g.dtype,
@@ -401,9 +339,9 @@ Status BlockPlanes::SealChunk(int32_t layer, const PromptChunk& chunk, const All
             g.kv_heads * g.row_bytes()};
   w.values = w.keys;
   w.values.offset = reinterpret_cast<int64_t>(all.v);
-  w.planes = PlanesOf(layer, BlocksFrom(chunk.row), BlocksOfRow(shape_));
-  w.from = workspace_.At(from_) + chunk.row;
-  w.to = workspace_.At(to_) + chunk.row;
+  w.planes = PlanesOf(layer, step_.From(chunk.row).blocks, shape_.BlocksOfRow());
+  w.from = step_.From(chunk.row).from;
+  w.to = step_.From(chunk.row).to;
   w.batch = 1;
   return CudaStatus(ops_, ops_.pack_planes(w, stream), "op pack_planes");
 }
@@ -419,7 +357,7 @@ Status BlockPlanes::KeepTail(int32_t layer, const PromptChunk& chunk, const AllR
   const int64_t first = chunk.before + chunk.count - w.rows_max;
   w.layer = SlotPages(layer, chunk.row);
   w.batch = 1;
-  w.starts = workspace_.At(tails_) + int64_t{2} * chunk.row;
+  w.starts = step_.From(chunk.row).tails;
   w.tokens = w.starts + 1;
   w.k = cuda::DeviceSource{all.k, row, g.row_bytes(), g.dtype}.From(first);
   w.v = cuda::DeviceSource{all.v, row, g.row_bytes(), g.dtype}.From(first);

@@ -31,37 +31,15 @@
 #include <vector>
 
 #include "base/status.h"
-#include "kernels/blocks/block_workspace.h"
-#include "kernels/cuda/cuda_ops.h"
+#include "kernels/blocks/block_planes_step.h"
 #include "kernels/plan/plan.h"
 
 namespace kvstrata {
 
-struct BlockPlanesShape {
-  Geometry geometry;         // its page_tokens are not looked at
-  int64_t block_stride = 0;  // bytes, a multiple of 32: a block lies at layer + id * block_stride
-  int32_t slots = 0;         // requests that may be under way
-  int32_t max_rows = 0;      // sequences of a step
-  int32_t max_tokens = 0;    // that a sequence may have
-};
-
 // What an engine makes its blocks by.
 struct BlockPlanesForm {
   int64_t token_bytes = 0;  // for each token and KV head
-  int64_t slot_bytes = 0;   // of the workspace, for each slot
-};
-
-// A step's sequences: first those that decode, one new token each, then those that are of prompts.
-// Device memory.
-struct BlockPlanesBatch {
-  const int32_t* blocks = nullptr;        // [rows][blocks_of_row]: ids
-  int64_t blocks_of_row = 0;              // from a row's ids to the next's
-  const int32_t* tokens = nullptr;        // [rows], with the new ones
-  const int32_t* query_starts = nullptr;  // [rows + 1]: the rows' new tokens
-  const int32_t* slots = nullptr;         // [rows]; below 0: a row that pads
-  const uint8_t* in_full = nullptr;  // [rows], or null: decoding rows that attend all of it finely
-  int32_t rows = 0;
-  int32_t decodes = 0;
+  int64_t slot_bytes = 0;   // for each slot, in the workspace
 };
 
 // Rows of tokens, [tokens][heads][head_dim]: the address and the stride, in bytes from a token's to
@@ -78,7 +56,7 @@ struct DecodedRows {
 
 // New tokens of a row of a prompt.
 struct PromptChunk {
-  int32_t row = 0;                // of the step
+  int32_t row = 0;                // its number in the step
   int32_t before = 0, count = 0;  // tokens that were there; those that are new, as Begin was told
   TokenRows k, v;                 // [count][kv_heads]
 };
@@ -131,8 +109,6 @@ class BlockPlanes {
 
   Status CheckLayer(int32_t layer) const;
   Status CheckRows(const char* what, const TokenRows& rows, int32_t heads) const;
-  int64_t SlotLayerBytes() const;  // from a layer's slots to the next's
-  int64_t SlotsOf(int32_t layer) const;
   // Slots of the step's rows from `row` on.
   cuda::PagedLayer SlotPages(int32_t layer, int32_t row) const;
   cuda::DeviceRows SlotRows(int32_t layer, int32_t row, Side side) const;
@@ -147,25 +123,18 @@ class BlockPlanes {
                    cuda::Stream stream) const;
   Status KeepTail(int32_t layer, const PromptChunk& chunk, const AllRows& all,
                   cuda::Stream stream) const;
-  // From row `row` of the step's block table on.
-  const uint64_t* BlocksFrom(int32_t row) const;
 
   const Plan plan_;
   const BlockPlanesShape shape_;
   const cuda::CudaOps& ops_;
   const PlanesFormat format_;
   BlockWorkspace workspace_;
-  // Of the step, by row: op block_pages' and op block_slots' outputs.
-  BlockWorkspace::Piece<uint64_t> blocks_, slots_, seal_blocks_;
-  BlockWorkspace::Piece<int32_t> lengths_, chosen_, from_, to_;
-  BlockWorkspace::Piece<int32_t> tokens_, raw_, groups_, seal_from_, seal_to_, tails_;
-  BlockWorkspace::Piece<uint8_t> full_;
+  BlockPlanesStep step_;
   BlockWorkspace::Piece<uint64_t> no_distance_;  // 0, as a table of one page
   BlockWorkspace::Piece<float> raw_m_, raw_l_, raw_o_;
   BlockWorkspace::Piece<std::byte> raw_scratch_, planes_scratch_, rows_of_slots_;
   std::vector<uint64_t> layers_;
   bool is_even_ = false;  // layers lie at one distance
-  int32_t last_rows_ = 0, last_decodes_ = 0;
 };
 
 }  // namespace kvstrata

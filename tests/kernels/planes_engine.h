@@ -9,12 +9,9 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "kernels/blocks/block_planes.h"
-#include "tests/kernels/block_memory.h"
-#include "tests/kernels/planes_oracle.h"
+#include "tests/kernels/planes_step_rows.h"
 
 namespace kvstrata {
 
@@ -29,20 +26,15 @@ struct PlanesEngineOptions {
 
 class PlanesEngine {
  public:
-  struct Row {
-    int sequence = 0;
-    int32_t added = 1;     // new tokens; several: of a prompt
-    bool in_full = false;  // decoding, and attends all of it finely
-  };
-
   PlanesEngine(const cuda::CudaOps& ops, Random* random, const PlanesEngineOptions& options)
       : ops_(ops),
         memory_(ops),
-        random_(*random),
         o_(options),
         geometry_{o_.layers, o_.query_heads, o_.kv_heads, o_.head_dim, 16, o_.dtype, {}, 0},
         plan_(ParsePlan(options.plan).value()),
-        oracle_(plan_, geometry_) {
+        oracle_(plan_, geometry_),
+        sequences_(random, geometry_, &oracle_, {o_.blocks, o_.slots}),
+        step_(geometry_, 128 * o_.max_rows, random, &memory_) {
     form_ = BlockPlanes::FormOf(plan_, geometry_).value();
     shape_ = {geometry_, form_.token_bytes * kUnit * o_.kv_heads + 96, o_.slots, o_.max_rows,
               o_.max_tokens};
@@ -52,12 +44,10 @@ class PlanesEngine {
       layers_.push_back(blocks_bytes_);
       blocks_bytes_ += o_.blocks * shape_.block_stride + gap;
     }
-    // Blocks hold what others left, which is no number. 32: the memory of a host is aligned to
-    // less.
+    // Blocks hold what others left, which is no number.
     blocks_ = Aligned(Poisoned(static_cast<size_t>(blocks_bytes_) + 32));
     workspace_ = memory_.Allocate(static_cast<size_t>(planes_->workspace_bytes()));
     memory_.Zero(workspace_, static_cast<size_t>(planes_->workspace_bytes()));
-    step_ = Poisoned(static_cast<size_t>(o_.layers * MostTokens()) * StepStride());
     outputs_ = Poisoned(OutputBytes() * static_cast<size_t>(o_.layers));
     const auto all = static_cast<size_t>(o_.max_tokens * o_.kv_heads * geometry_.row_bytes());
     all_k_ = Poisoned(all);
@@ -65,59 +55,24 @@ class PlanesEngine {
     std::vector<uint64_t> bases;
     for (const int64_t at : layers_) bases.push_back(reinterpret_cast<uint64_t>(blocks_ + at));
     EXPECT_TRUE(planes_->Bind(bases, workspace_).ok());
-    Fill(o_.blocks, &free_blocks_);
-    Fill(o_.slots, &free_slots_);
   }
   ~PlanesEngine() {
     for (const auto& [rows, graph] : graphs_) ops_.destroy_graph(graph);
   }
 
-  int32_t TokensOf(int sequence) const { return sequences_[At(sequence)].tokens; }
-
-  int Open() {
-    sequences_.push_back({});
-    Sequence& s = sequences_.back();
-    s.slot = free_slots_.back();
-    free_slots_.pop_back();
-    s.rows.resize(static_cast<size_t>(o_.layers * o_.kv_heads));
-    return static_cast<int>(sequences_.size()) - 1;
-  }
-  // Its slot and the blocks that nobody else has are the next ones to be given away.
-  void Close(int sequence) {
-    Sequence& s = sequences_[At(sequence)];
-    for (const int32_t block : s.blocks) {
-      if (--users_[At(block)] == 0) free_blocks_.push_back(block);
-    }
-    free_slots_.push_back(s.slot);
-    s = {};
-  }
-  // A sequence on the full blocks of another.
-  int Share(int sequence) {
-    const int copy = Open();
-    const Sequence& from = sequences_[At(sequence)];
-    Sequence& to = sequences_[At(copy)];
-    to.tokens = from.tokens / kUnit * kUnit;
-    to.blocks.assign(from.blocks.begin(), from.blocks.begin() + to.tokens / kUnit);
-    for (const int32_t block : to.blocks) ++users_[At(block)];
-    to.rows = from.rows;
-    for (HeadRows& rows : to.rows) {
-      rows.keys.resize(static_cast<size_t>(to.tokens * geometry_.row_bytes()));
-      rows.values.resize(rows.keys.size());
-    }
-    return copy;
-  }
+  PlanesSequences& sequences() { return sequences_; }
 
   // A step of these rows, those that decode first: the largest relative error of a decoding row.
   // captured: what Decode is called for; more than there are: rows that pad.
-  double Step(const std::vector<Row>& rows, int32_t captured) {
+  double Step(const std::vector<PlanesRow>& rows, int32_t captured) {
     const auto decodes = static_cast<int32_t>(
-        std::ranges::count_if(rows, [](const Row& row) { return row.added == 1; }));
+        std::ranges::count_if(rows, [](const PlanesRow& row) { return row.added == 1; }));
     std::vector<int32_t> starts{0};
-    for (const Row& row : rows) {
-      Append(row.sequence, row.added);
+    for (const PlanesRow& row : rows) {
+      sequences_.Append(row.sequence, row.added);
       starts.push_back(starts.back() + row.added);
     }
-    UploadStep(rows, starts);
+    step_.Upload(rows, starts, sequences_);
     Begin(rows, starts, decodes);
     if (decodes == static_cast<int32_t>(rows.size())) {
       Decode(std::max(captured, decodes));
@@ -132,7 +87,7 @@ class PlanesEngine {
     EXPECT_EQ(ops_.synchronize(nullptr), 0);
     double worst = 0;
     for (int32_t i = 0; i < decodes; ++i) worst = std::max(worst, ErrorOf(rows[At(i)], i));
-    for (const Row& row : rows) ExpectBlocks(row.sequence);
+    for (const PlanesRow& row : rows) ExpectBlocks(row.sequence);
     memory_.EndStep();
     return worst;
   }
@@ -142,13 +97,10 @@ class PlanesEngine {
  private:
   static constexpr int32_t kUnit = 64;
 
-  struct Sequence {
-    std::vector<int32_t> blocks;
-    std::vector<HeadRows> rows;  // [layer][kv_head]
-    int32_t tokens = 0, slot = 0;
-  };
+  using Sequence = PlanesSequences::Sequence;
 
   static size_t At(int32_t i) { return static_cast<size_t>(i); }
+  // To 32: the memory of a host is aligned to less.
   static std::byte* Aligned(std::byte* at) { return at + (-reinterpret_cast<uintptr_t>(at) & 31); }
   std::byte* Poisoned(size_t bytes) {
     const std::vector<std::byte> ones(bytes, std::byte{0xFF});
@@ -156,89 +108,14 @@ class PlanesEngine {
     memory_.Upload(at, ones.data(), bytes);
     return at;
   }
-  void Fill(int32_t count, std::vector<int32_t>* numbers) {
-    for (int32_t i = 0; i < count; ++i) numbers->push_back(i);
-    for (int32_t i = count - 1; i > 0; --i) {
-      std::swap((*numbers)[At(i)], (*numbers)[At(random_.Below(i + 1))]);
-    }
-  }
-  int32_t MostTokens() const { return 128 * o_.max_rows; }  // of a step
-  // A token's queries, keys and values lie side by side, and there is a gap.
-  int64_t KeyOffset() const { return o_.query_heads * geometry_.row_bytes(); }
-  int64_t ValueOffset() const { return KeyOffset() + o_.kv_heads * geometry_.row_bytes(); }
-  size_t StepStride() const {
-    return static_cast<size_t>(ValueOffset() + o_.kv_heads * geometry_.row_bytes() + 32);
-  }
-  size_t OutputBytes() const { return static_cast<size_t>(o_.max_rows * KeyOffset()); }
-  std::byte* StepAt(int layer, int32_t token) const {
-    return step_ + static_cast<size_t>(layer * MostTokens() + token) * StepStride();
-  }
-  TokenRows RowsAt(int layer, int32_t token, int64_t offset) const {
-    return {StepAt(layer, token) + offset, static_cast<int64_t>(StepStride())};
-  }
-
-  // Random rows behind what it has.
-  void Append(int sequence, int32_t tokens) {
-    Sequence& s = sequences_[At(sequence)];
-    for (; tokens > 0; --tokens, ++s.tokens) {
-      if (s.tokens % kUnit == 0) {
-        s.blocks.push_back(free_blocks_.back());
-        users_[At(free_blocks_.back())] = 1;
-        free_blocks_.pop_back();
-      }
-      for (HeadRows& rows : s.rows) {
-        for (auto* side : {&rows.keys, &rows.values}) {
-          side->resize(side->size() + static_cast<size_t>(geometry_.row_bytes()));
-          for (int c = 0; c < o_.head_dim; ++c) {
-            StoreAs(o_.dtype, &side->back() + 1 - 2 * (o_.head_dim - c), random_.Normal());
-          }
-        }
-      }
-    }
-    for (HeadRows& rows : s.rows) oracle_.Seal(&rows);
-  }
-
-  // Small queries, with so much of the key of some token that limits of weights lie well between it
-  // and the others, or that others are left out.
-  void PutQuery(const HeadRows& rows, int32_t tokens, std::byte* to) {
-    const std::byte* const key =
-        &rows.keys[At(random_.Below(tokens)) * static_cast<size_t>(geometry_.row_bytes())];
-    const float logit = random_.Below(2) == 0 ? 3 : 10;
-    const float share = logit / std::sqrt(static_cast<float>(o_.head_dim));
-    for (int c = 0; c < o_.head_dim; ++c) {
-      const float x = 0.1f * random_.Normal() + share * LoadAs(o_.dtype, key + 2 * c);
-      StoreAs(o_.dtype, to + 2 * c, x);
-    }
-  }
-  void UploadStep(const std::vector<Row>& rows, const std::vector<int32_t>& starts) {
-    mirror_.assign(static_cast<size_t>(o_.layers * MostTokens()) * StepStride(), std::byte{0xFF});
-    const auto row_bytes = static_cast<size_t>(geometry_.row_bytes());
-    for (size_t i = 0; i < rows.size(); ++i) {
-      const Sequence& s = sequences_[At(rows[i].sequence)];
-      for (int32_t t = 0; t < rows[i].added; ++t) {
-        for (int j = 0; j < o_.layers * o_.kv_heads; ++j) {
-          const int layer = j / o_.kv_heads, head = j % o_.kv_heads;
-          const HeadRows& own = s.rows[At(j)];
-          std::byte* const to = &mirror_[static_cast<size_t>(StepAt(layer, starts[i] + t) - step_)];
-          const size_t from = At(s.tokens - rows[i].added + t) * row_bytes;
-          std::memcpy(to + KeyOffset() + head * geometry_.row_bytes(), &own.keys[from], row_bytes);
-          std::memcpy(to + ValueOffset() + head * geometry_.row_bytes(), &own.values[from],
-                      row_bytes);
-          for (int h = head * geometry_.group(); h < (head + 1) * geometry_.group(); ++h) {
-            PutQuery(own, s.tokens, to + h * geometry_.row_bytes());
-          }
-        }
-      }
-    }
-    memory_.Upload(step_, mirror_.data(), mirror_.size());
-  }
-
-  void Begin(const std::vector<Row>& rows, const std::vector<int32_t>& starts, int32_t decodes) {
+  size_t OutputBytes() const { return static_cast<size_t>(o_.max_rows * step_.query_bytes()); }
+  void Begin(const std::vector<PlanesRow>& rows, const std::vector<int32_t>& starts,
+             int32_t decodes) {
     const int32_t stride = o_.max_tokens / kUnit;
     std::vector<int32_t> table(rows.size() * At(stride), -1), tokens, slots;
     std::vector<uint8_t> in_full;
     for (size_t i = 0; i < rows.size(); ++i) {
-      const Sequence& s = sequences_[At(rows[i].sequence)];
+      const Sequence& s = sequences_[rows[i].sequence];
       std::ranges::copy(s.blocks, &table[i * At(stride)]);
       tokens.push_back(s.tokens);
       slots.push_back(s.slot);
@@ -261,8 +138,7 @@ class PlanesEngine {
   }
 
   void DecodeLayer(int layer, int32_t rows, cuda::Stream stream) {
-    const DecodedRows step{RowsAt(layer, 0, 0), RowsAt(layer, 0, KeyOffset()),
-                           RowsAt(layer, 0, ValueOffset())};
+    const DecodedRows step{step_.Queries(layer, 0), step_.Keys(layer, 0), step_.Values(layer, 0)};
     const Status status =
         planes_->Decode(layer, step, outputs_ + At(layer) * OutputBytes(), rows, stream);
     EXPECT_TRUE(status.ok()) << status.message();
@@ -283,11 +159,11 @@ class PlanesEngine {
   }
 
   // A layer of a chunk of a prompt, and that the gathered rows are what they should be.
-  void Prompt(int layer, const Row& row, int32_t at, int32_t start) {
-    const Sequence& s = sequences_[At(row.sequence)];
+  void Prompt(int layer, const PlanesRow& row, int32_t at, int32_t start) {
+    const Sequence& s = sequences_[row.sequence];
     const int32_t before = s.tokens - row.added;
-    const PromptChunk chunk{at, before, row.added, RowsAt(layer, start, KeyOffset()),
-                            RowsAt(layer, start, ValueOffset())};
+    const PromptChunk chunk{at, before, row.added, step_.Keys(layer, start),
+                            step_.Values(layer, start)};
     const Status status = planes_->Prompt(layer, chunk, {all_k_, all_v_}, nullptr);
     EXPECT_TRUE(status.ok()) << status.message();
     const auto row_bytes = static_cast<size_t>(geometry_.row_bytes());
@@ -307,16 +183,16 @@ class PlanesEngine {
                         << " of which were there, layer " << layer;
   }
 
-  double ErrorOf(const Row& row, int32_t at) {
-    const Sequence& s = sequences_[At(row.sequence)];
+  double ErrorOf(const PlanesRow& row, int32_t at) {
+    const Sequence& s = sequences_[row.sequence];
     const auto head_bytes = static_cast<size_t>(geometry_.group() * geometry_.row_bytes());
     double worst = 0;
     for (int layer = 0; layer < o_.layers; ++layer) {
-      std::vector<std::byte> out(static_cast<size_t>(KeyOffset()));
+      std::vector<std::byte> out(static_cast<size_t>(step_.query_bytes()));
       memory_.Download(out.data(), outputs_ + At(layer) * OutputBytes() + At(at) * out.size(),
                        out.size());
       for (int head = 0; head < o_.kv_heads; ++head) {
-        const std::byte* const q = &mirror_[static_cast<size_t>(StepAt(layer, at) - step_)];
+        const std::byte* const q = step_.QueriesOf(layer, at);
         const double error =
             oracle_.ErrorOf(s.rows[At(layer * o_.kv_heads + head)], layer, row.in_full,
                             q + At(head) * head_bytes, &out[At(head) * head_bytes]);
@@ -328,7 +204,7 @@ class PlanesEngine {
 
   // Every sealed group has the bytes that `ref` gives it.
   void ExpectBlocks(int sequence) {
-    const Sequence& s = sequences_[At(sequence)];
+    const Sequence& s = sequences_[sequence];
     const PlanesFormat& f = oracle_.format();
     const auto upper = static_cast<size_t>(f.upper_bytes());
     const auto lower = static_cast<size_t>(f.lower_bytes());
@@ -352,23 +228,20 @@ class PlanesEngine {
 
   const cuda::CudaOps& ops_;
   BlockMemory memory_;
-  Random& random_;
   const PlanesEngineOptions o_;
   const Geometry geometry_;
   const Plan plan_;
   PlanesOracle oracle_;
+  PlanesSequences sequences_;
+  PlanesStepRows step_;
   BlockPlanesForm form_;
   BlockPlanesShape shape_;
   std::unique_ptr<BlockPlanes> planes_;
   std::vector<int64_t> layers_;
   int64_t blocks_bytes_ = 0;
-  std::byte *blocks_ = nullptr, *workspace_ = nullptr, *step_ = nullptr, *outputs_ = nullptr;
+  std::byte *blocks_ = nullptr, *workspace_ = nullptr, *outputs_ = nullptr;
   std::byte *all_k_ = nullptr, *all_v_ = nullptr;
-  std::vector<std::byte> mirror_;          // of step_
   std::map<int32_t, cuda::Graph> graphs_;  // by rows
-  std::vector<int32_t> free_blocks_, free_slots_;
-  std::vector<int32_t> users_ = std::vector<int32_t>(static_cast<size_t>(o_.blocks));
-  std::vector<Sequence> sequences_;
 };
 
 }  // namespace kvstrata

@@ -18,16 +18,17 @@ inline double ExercisePlanes(PlanesEngine* engine, Random* random, int steps) {
   for (int step = 0; step < steps; ++step) {
     const int chance = random->Below(16);
     if (running.size() < 2 || (running.size() < 5 && chance == 0)) {
-      running.push_back(running.size() > 1 && random->Below(2) == 0 ? engine->Share(running[0])
-                                                                    : engine->Open());
+      running.push_back(running.size() > 1 && random->Below(2) == 0
+                            ? engine->sequences().Share(running[0])
+                            : engine->sequences().Open());
     } else if (chance == 1) {
       const size_t ends = static_cast<size_t>(random->Below(static_cast<int>(running.size())));
-      engine->Close(running[ends]);
+      engine->sequences().Close(running[ends]);
       running.erase(running.begin() + static_cast<int64_t>(ends));
     }
-    std::vector<PlanesEngine::Row> rows;
+    std::vector<PlanesRow> rows;
     for (const int sequence : running) {
-      const int tokens = engine->TokensOf(sequence);
+      const int tokens = engine->sequences().TokensOf(sequence);
       const bool is_prompt = tokens == 0 || (tokens < 100 && random->Below(3) > 0);
       rows.push_back({sequence, is_prompt ? 2 + random->Below(99) : 1, random->Below(9) == 0});
     }
@@ -41,16 +42,16 @@ inline double ExercisePlanes(PlanesEngine* engine, Random* random, int steps) {
 // Two prompts in pieces of odd sizes, then so many steps of both; then one of them alone, by what
 // was captured for two; then another request on the slot and the blocks of the first.
 inline double DecodePlanes(PlanesEngine* engine, int steps) {
-  const int first = engine->Open(), second = engine->Open();
+  const int first = engine->sequences().Open(), second = engine->sequences().Open();
   double worst = engine->Step({{first, 77}, {second, 3}}, 0);
   worst = std::max(worst, engine->Step({{first, 51}, {second, 126}}, 0));
   worst = std::max(worst, engine->Step({{second}, {first, 5}}, 0));
   for (int i = 0; i < steps; ++i) {
     worst = std::max(worst, engine->Step({{first}, {second}}, 2));
   }
-  engine->Close(first);
+  engine->sequences().Close(first);
   for (int i = 0; i < steps / 4; ++i) worst = std::max(worst, engine->Step({{second}}, 2));
-  const int third = engine->Open();
+  const int third = engine->sequences().Open();
   worst = std::max(worst, engine->Step({{second}, {third, 63}}, 0));
   for (int i = 0; i < steps / 2; ++i) {
     worst = std::max(worst, engine->Step({{third}, {second}}, 2));

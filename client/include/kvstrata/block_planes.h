@@ -27,8 +27,8 @@ extern "C" {
  * full block are the slot's. What it takes over from others is whole blocks. */
 typedef struct kvs_block_planes kvs_block_planes;
 
-/* A block lies at layer + id * block_stride: bytes, a multiple of 32, here and in bind. In it lie the
- * upper runs of all KV heads, then their lower runs. */
+/* A block lies at layer + id * block_stride: bytes, a multiple of 32, here and in bind. In it lie
+ * the upper runs of all KV heads, then their lower runs. */
 typedef struct kvs_planes_shape {
   size_t size;
   int32_t layers, query_heads, kv_heads;
@@ -45,8 +45,8 @@ typedef struct kvs_planes_shape {
 
 typedef struct kvs_planes_form {
   size_t size;
-  int64_t token_bytes; /* of a block, for each KV head and token of it: 268 with head_dim 128 */
-  uint64_t slot_bytes; /* of the workspace, for each slot: the newest rows of a request */
+  int64_t token_bytes;      /* a block's, for each KV head and token: 268 with head_dim 128 */
+  uint64_t slot_bytes;      /* the newest rows of a request, in the workspace */
   uint64_t workspace_bytes; /* GPU memory that bind takes, slots included */
 } kvs_planes_form;
 

@@ -28,7 +28,7 @@ struct BlockSlotsBatch {
   const uint8_t* in_full = nullptr;   // null: none
   int32_t rows = 0, decodes = 0, capacity = 0;
   int32_t unit = 64, min_tokens = 0;
-  int64_t slot_bytes = 0;  // of a layer
+  int64_t slot_bytes = 0;  // a layer's
   // Written, device [capacity]; of `rows` to capacity, too.
   uint64_t *slots = nullptr, *seal_blocks = nullptr;
   int32_t *tokens = nullptr, *raw = nullptr, *groups = nullptr;

@@ -16,7 +16,7 @@
 namespace kvstrata::cuda {
 
 struct WidenPlanesBatch {
-  DevicePlanes planes;              // of one sequence: blocks [block_stride]
+  DevicePlanes planes;              // one sequence's: blocks [block_stride]
   int32_t groups = 0;               // that are widened
   DeviceRows raw_keys, raw_values;  // pages [page_stride]; row 0 is the first behind the groups
   int32_t raw = 0;

@@ -94,7 +94,7 @@ template <typename T, int kDim>
 __device__ __forceinline__ void WidenValues(const GroupPlace& g) {
   constexpr int kLane = LaneShape<kDim>::kLane;
   const int lane = threadIdx.x % 32, i = lane / 8;
-  const int bit = 8 * (i == 1 ? 2 : i == 2 ? 1 : i);  // of token i among four
+  const int bit = 8 * (i == 1 ? 2 : i == 2 ? 1 : i);  // where token i of four has its digit
   const char* const scales = g.upper + 4 * kDim + g.tokens * kDim / 4;
   const auto* const all_words = reinterpret_cast<const uint32_t*>(scales + 4 * g.tokens);
 #pragma unroll 1
