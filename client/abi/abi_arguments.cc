@@ -214,7 +214,7 @@ Result<LentTensor> ReadBlockTensor(std::string_view field, const kvs_block_tenso
   return out;
 }
 
-Result<Plan> ReadPlan(const char* text) {
+Result<Plan> ReadBlockPlan(const char* text) {
   KVS_RETURN_IF_ERROR(NotNull("plan", text));
   return ParsePlan(text);
 }

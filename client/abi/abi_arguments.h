@@ -43,7 +43,7 @@ Result<AttachOptions> ReadAttachOptions(const char* socket, const kvs_attach_opt
 Result<ModelSpec> ReadModelDesc(const kvs_model_desc& caller);
 
 // For attention over an engine's own blocks. ARGUMENT_NULL, and as ParsePlan.
-Result<Plan> ReadPlan(const char* text);
+Result<Plan> ReadBlockPlan(const char* text);
 // BLOCK_SHAPE: neither KVS_F16 nor KVS_BF16.
 Result<DType> ReadBlockDType(int32_t dtype);
 

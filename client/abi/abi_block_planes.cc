@@ -71,7 +71,7 @@ int kvs_block_planes_form(const char* plan, const kvs_planes_shape* shape, kvs_p
   return Guarded([&]() -> Status {
     KVS_RETURN_IF_ERROR(NotNull("form", form));
     KVS_RETURN_IF_ERROR(StructSize("kvs_planes_form", form, form->size, sizeof(*form)));
-    KVS_ASSIGN_OR_RETURN(const Plan read, ReadPlan(plan));
+    KVS_ASSIGN_OR_RETURN(const Plan read, ReadBlockPlan(plan));
     KVS_ASSIGN_OR_RETURN(const BlockPlanesShape of, ReadShape(shape));
     KVS_ASSIGN_OR_RETURN(const BlockPlanesForm made, BlockPlanes::FormOf(read, of.geometry));
     KVS_ASSIGN_OR_RETURN(form->workspace_bytes, WorkspaceBytes(read, of));
@@ -84,7 +84,7 @@ int kvs_block_planes_form(const char* plan, const kvs_planes_shape* shape, kvs_p
 int kvs_block_planes_open(const char* plan, const kvs_planes_shape* shape, kvs_block_planes** out) {
   return Guarded([&]() -> Status {
     KVS_RETURN_IF_ERROR(NotNull("out", out));
-    KVS_ASSIGN_OR_RETURN(const Plan read, ReadPlan(plan));
+    KVS_ASSIGN_OR_RETURN(const Plan read, ReadBlockPlan(plan));
     KVS_ASSIGN_OR_RETURN(const BlockPlanesShape of, ReadShape(shape));
     KVS_ASSIGN_OR_RETURN(const cuda::CudaOps* ops, cuda::LoadCudaOps());
     KVS_ASSIGN_OR_RETURN(std::unique_ptr<BlockPlanes> made, BlockPlanes::Make(read, of, *ops));

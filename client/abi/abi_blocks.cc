@@ -61,7 +61,7 @@ int kvs_block_attention_index_bytes(const char* plan, const kvs_block_shape* sha
                                     int64_t* bytes) {
   return Guarded([&]() -> Status {
     KVS_RETURN_IF_ERROR(NotNull("bytes", bytes));
-    KVS_ASSIGN_OR_RETURN(const Plan read, ReadPlan(plan));
+    KVS_ASSIGN_OR_RETURN(const Plan read, ReadBlockPlan(plan));
     KVS_ASSIGN_OR_RETURN(const BlockShape of, ReadShape(shape));
     KVS_ASSIGN_OR_RETURN(*bytes, BlockAttention::IndexBytes(read, of));
     return OkStatus();
@@ -74,7 +74,7 @@ int kvs_block_attention_open(const char* plan, const kvs_block_shape* shape,
     KVS_RETURN_IF_ERROR(NotNull("out", out));
     KVS_RETURN_IF_ERROR(NotNull("needs", needs));
     KVS_RETURN_IF_ERROR(StructSize("kvs_block_needs", needs, needs->size, sizeof(*needs)));
-    KVS_ASSIGN_OR_RETURN(const Plan read, ReadPlan(plan));
+    KVS_ASSIGN_OR_RETURN(const Plan read, ReadBlockPlan(plan));
     KVS_ASSIGN_OR_RETURN(const BlockShape of, ReadShape(shape));
     KVS_ASSIGN_OR_RETURN(const cuda::CudaOps* ops, cuda::LoadCudaOps());
     KVS_ASSIGN_OR_RETURN(std::unique_ptr<BlockAttention> made,

@@ -25,6 +25,7 @@ class BlockPlanesCudaTest : public ::testing::TestWithParam<Case> {
     o.dtype = random_.Below(2) == 0 ? DType::kBF16 : DType::kF16;
     o.apart = random_.Below(2) == 0;
     o.graphs = graphs;
+    o.limit = 2e-2;
     return o;
   }
   void ExpectFewTies(const PlanesEngine& engine, double worst) {

@@ -34,14 +34,14 @@ INSTANTIATE_TEST_SUITE_P(Plans, BlockPlanesTest, ::testing::ValuesIn(kPlans));
 TEST_P(BlockPlanesTest, StepsAttendAndSealWhatTheyShould) {
   SCOPED_TRACE(random_.Trace());
   PlanesEngine engine(ops_, &random_, Options());
-  EXPECT_LT(ExercisePlanes(&engine, &random_, 60), 1e-2);
+  EXPECT_LT(ExercisePlanes(&engine, &random_, 40), 1e-2);
   EXPECT_GT(engine.oracle().compared(), 5 * engine.oracle().near_ties());
 }
 
 TEST_P(BlockPlanesTest, GroupsFillWhileDecoding) {
   SCOPED_TRACE(random_.Trace());
   PlanesEngine engine(ops_, &random_, Options());
-  EXPECT_LT(DecodePlanes(&engine, 80), 1e-2);
+  EXPECT_LT(DecodePlanes(&engine, 64), 1e-2);
   EXPECT_GT(engine.oracle().compared(), 5 * engine.oracle().near_ties());
 }
 

@@ -71,42 +71,40 @@ class PlanesOracle {
     return all;
   }
 
-  // The largest relative error of the query heads of one KV head; q, out [group][dim] in the
-  // model's dtype. Behind a step that attends all rows; -1: what is chosen is a near-tie.
-  double ErrorOf(const HeadRows& rows, int layer, bool in_full, const std::byte* q,
-                 const std::byte* out) {
-    const auto dim = static_cast<size_t>(g_.head_dim), heads = static_cast<size_t>(g_.group());
+  // The largest relative error of the query heads of one KV head, behind a step that attends all
+  // rows; q, out [group][dim] in the model's dtype. 0 where it is above `limit` and what is chosen
+  // is a near-tie.
+  double ErrorOf(const HeadRows& rows, const PlanesRule& rule, const std::byte* q,
+                 const std::byte* out, double limit) {
     std::vector<float> queries;
-    for (size_t i = 0; i < heads * dim; ++i) queries.push_back(LoadAs(g_.dtype, q + 2 * i));
-    const PlanesRule rule = RuleOf(layer, in_full, TokensOf(rows));
-    const Answer want = Answered(rows, rule, queries);
-    PlanesRule more = rule, less = rule;
-    more.fine_above *= 0.95, more.skip_below *= 0.95;
-    less.fine_above *= 1.05, less.skip_below *= 1.05;
-    const bool is_tie = Answered(rows, more, queries).chosen != want.chosen ||
-                        Answered(rows, less, queries).chosen != want.chosen;
-    ++(is_tie ? near_ties_ : compared_);
-    if (is_tie) return -1;
-    double worst = 0;
-    for (size_t h = 0; h < heads; ++h) {
-      double off = 0, norm = 0;
-      for (size_t c = 0; c < dim; ++c) {
-        const double x = want.rows[h * dim + c];
-        const double d = LoadAs(g_.dtype, out + 2 * (h * dim + c)) - x;
-        off += d * d;
-        norm += x * x;
-      }
-      const double error = std::sqrt(off / norm);
-      worst = std::max(worst, std::isnan(error) ? INFINITY : error);
+    for (int i = 0; i < g_.group() * g_.head_dim; ++i) {
+      queries.push_back(LoadAs(g_.dtype, q + 2 * i));
     }
-    fine_ += std::count(want.chosen.begin(), want.chosen.end(), 1);
-    return worst;
+    const Answer want = Answered(rows, rule, queries);
+    ++compared_;
+    const double error = Apart(want, out);
+    if (error < limit) return error;
+    for (const double part : {0.95, 1.05}) {
+      PlanesRule other = rule;
+      other.fine_above *= part, other.skip_below *= part;
+      if (Answered(rows, other, queries).chosen == want.chosen) continue;
+      ++near_ties_;
+      return 0;
+    }
+    return error;
   }
 
-  // KV heads, in all calls; tokens and strips that were fine or read.
+  // A step's rule for a sequence of so many tokens.
+  PlanesRule RuleOf(int layer, bool in_full, int32_t tokens) const {
+    const auto& o = plan_.planes;
+    PlanesRule rule{0, o.fine_above, o.skip_below, 1, o.sample, o.sinks, o.recent};
+    if (in_full || tokens < plan_.min_tokens || layer < plan_.n_dense_layers) rule.recent = 1 << 29;
+    return rule;
+  }
+
+  // KV heads, in all calls, and those that were near-ties.
   int compared() const { return compared_; }
   int near_ties() const { return near_ties_; }
-  int64_t fine() const { return fine_; }
 
  private:
   static constexpr int32_t kUnit = 64;
@@ -119,11 +117,21 @@ class PlanesOracle {
   int32_t TokensOf(const HeadRows& rows) const {
     return static_cast<int32_t>(static_cast<int64_t>(rows.keys.size()) / g_.row_bytes());
   }
-  PlanesRule RuleOf(int layer, bool in_full, int32_t tokens) const {
-    const auto& o = plan_.planes;
-    PlanesRule rule{0, o.fine_above, o.skip_below, 1, o.sample, o.sinks, o.recent};
-    if (in_full || tokens < plan_.min_tokens || layer < plan_.n_dense_layers) rule.recent = 1 << 29;
-    return rule;
+  // The largest |out - want| / |want| of a head.
+  double Apart(const Answer& want, const std::byte* out) const {
+    double worst = 0;
+    for (size_t h = 0; h < static_cast<size_t>(g_.group()); ++h) {
+      double off = 0, norm = 0;
+      for (size_t c = 0; c < static_cast<size_t>(g_.head_dim); ++c) {
+        const size_t at = h * static_cast<size_t>(g_.head_dim) + c;
+        const double x = want.rows[at], d = LoadAs(g_.dtype, out + 2 * at) - x;
+        off += d * d;
+        norm += x * x;
+      }
+      const double error = std::sqrt(off / norm);
+      worst = std::max(worst, std::isnan(error) ? INFINITY : error);
+    }
+    return worst;
   }
 
   Answer Answered(const HeadRows& rows, const PlanesRule& rule, const std::vector<float>& q) const {
@@ -176,7 +184,6 @@ class PlanesOracle {
   const Geometry g_;
   const PlanesFormat format_;
   int compared_ = 0, near_ties_ = 0;
-  int64_t fine_ = 0;
 };
 
 }  // namespace kvstrata
