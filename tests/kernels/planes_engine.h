@@ -71,6 +71,7 @@ class PlanesEngine {
         std::ranges::count_if(rows, [](const PlanesRow& row) { return row.added == 1; }));
     std::vector<int32_t> starts{0};
     for (const PlanesRow& row : rows) {
+      if (row.shares >= 0) sequences_.Share(row.sequence, row.shares);
       sequences_.Append(row.sequence, row.added);
       starts.push_back(starts.back() + row.added);
     }

@@ -18,9 +18,10 @@ inline double ExercisePlanes(PlanesEngine* engine, Random* random, int steps) {
   for (int step = 0; step < steps; ++step) {
     const int chance = random->Below(16);
     if (running.size() < 2 || (running.size() < 5 && chance == 0)) {
-      running.push_back(running.size() > 1 && random->Below(2) == 0
-                            ? engine->sequences().Share(running[0])
-                            : engine->sequences().Open());
+      running.push_back(engine->sequences().Open());
+      if (running.size() > 1 && random->Below(2) == 0) {
+        engine->sequences().Share(running.back(), running[0]);
+      }
     } else if (chance == 1) {
       const size_t ends = static_cast<size_t>(random->Below(static_cast<int>(running.size())));
       engine->sequences().Close(running[ends]);
@@ -39,8 +40,25 @@ inline double ExercisePlanes(PlanesEngine* engine, Random* random, int steps) {
   return worst;
 }
 
+// Prefixes that are found while they are computed, in one step: by a prompt behind another one, and
+// behind `sequence`, as it fills a block. It decodes up to there.
+inline double SharePlanes(PlanesEngine* engine, int sequence) {
+  PlanesSequences& sequences = engine->sequences();
+  const int first = sequences.Open(), second = sequences.Open(), third = sequences.Open();
+  double worst = 0;
+  while (sequences.TokensOf(sequence) % 64 != 63) {
+    worst = std::max(worst, engine->Step({{sequence}}, 1));
+  }
+  worst = std::max(
+      worst,
+      engine->Step(
+          {{sequence}, {first, 130}, {second, 2, false, first}, {third, 3, false, sequence}}, 0));
+  return std::max(worst, engine->Step({{second}, {third}, {sequence}, {first}}, 4));
+}
+
 // Two prompts in pieces of odd sizes, then so many steps of both; then one of them alone, by what
-// was captured for two; then another request on the slot and the blocks of the first.
+// was captured for two; then another request on the slot and the blocks of the first,
+// whose blocks others share.
 inline double DecodePlanes(PlanesEngine* engine, int steps) {
   const int first = engine->sequences().Open(), second = engine->sequences().Open();
   double worst = engine->Step({{first, 77}, {second, 3}}, 0);
@@ -56,7 +74,7 @@ inline double DecodePlanes(PlanesEngine* engine, int steps) {
   for (int i = 0; i < steps / 2; ++i) {
     worst = std::max(worst, engine->Step({{third}, {second}}, 2));
   }
-  return worst;
+  return std::max(worst, SharePlanes(engine, third));
 }
 
 }  // namespace kvstrata

@@ -49,11 +49,10 @@ class PlanesSequences {
     free_slots_.push_back(s.slot);
     s = {};
   }
-  // A sequence on the full blocks of another.
-  int Share(int sequence) {
-    const int copy = Open();
-    const Sequence& from = sequences_[At(sequence)];
-    Sequence& to = sequences_[At(copy)];
+  // A new sequence takes over the full blocks of another, which both have from then on.
+  void Share(int sequence, int with) {
+    const Sequence& from = sequences_[At(with)];
+    Sequence& to = sequences_[At(sequence)];
     to.tokens = from.tokens / kUnit * kUnit;
     to.blocks.assign(from.blocks.begin(), from.blocks.begin() + to.tokens / kUnit);
     for (const int32_t block : to.blocks) ++users_[At(block)];
@@ -62,7 +61,6 @@ class PlanesSequences {
       rows.keys.resize(static_cast<size_t>(to.tokens * g_.row_bytes()));
       rows.values.resize(rows.keys.size());
     }
-    return copy;
   }
   // Random rows behind what it has.
   void Append(int sequence, int32_t tokens) {

@@ -19,6 +19,7 @@ struct PlanesRow {
   int sequence = 0;
   int32_t added = 1;     // new tokens; several: of a prompt
   bool in_full = false;  // decoding, and attends all of it finely
+  int shares = -1;       // a new sequence takes over this one's blocks, with those of this step
 };
 
 class PlanesStepRows {
