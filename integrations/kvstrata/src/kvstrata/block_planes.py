@@ -9,9 +9,9 @@
     planes.decode(layer, q, k, v, out, rows, stream)           # each layer, captured or not
     planes.prompt(layer, row, before, count, ...)              # each layer and row that is of a prompt
 
-Blocks hold no rows: a block of a layer is the sealed groups of its tokens. Rows of groups that are not full yet lie in a
-slot of the request's, in the workspace. All addresses are of the GPU. include/kvstrata/block_planes.h has the contract.
-Errors: KvstrataError's kinds. Threads: one call at a time.
+Blocks hold no rows: a block of a layer is the sealed groups of its tokens. Rows of groups that are not full yet lie in
+a slot of the request's, in the workspace. All addresses are of the GPU. include/kvstrata/block_planes.h has the
+contract. Errors: KvstrataError's kinds. Threads: one call at a time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import NamedTuple
 from . import library as lib
 from .block_attention import DTYPES
 
-BLOCK_TOKENS = 64  # of a block: the plan's unit
+BLOCK_TOKENS = 64  # the plan's unit
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ class Rows(NamedTuple):
 
 
 def form_of(plan: str, shape: PlanesShape) -> PlanesForm:
-    """By the shape's geometry and limits; its stride does not count. Unimplemented, BLOCK_PLAN: another plan than planes,
-    or with options that are not served."""
+    """By the shape's geometry and limits; its stride does not count. Unimplemented, BLOCK_PLAN: another plan than
+    planes, or with options that are not served."""
     library, form = lib.load(), lib.PlanesForm(c.sizeof(lib.PlanesForm))
     library.check(library.kvs_block_planes_form(plan.encode(), c.byref(shape._raw()), c.byref(form)))
     return PlanesForm(form.token_bytes, form.slot_bytes, form.workspace_bytes)
@@ -90,18 +90,18 @@ class BlockPlanes:
             self._library.check(code)
 
     def bind(self, layers: Sequence[int], workspace: int) -> None:
-        """layers: where each layer's first block lies. workspace: zeroed, form_of()'s workspace_bytes of it, the engine's
-        until close()."""
+        """layers: where each layer's first block lies. workspace: form_of()'s workspace_bytes, zeroed, the engine's until
+        close()."""
         addresses = (c.c_uint64 * len(layers))(*layers)
         self._check(self._library.kvs_block_planes_bind(self._handle, addresses, len(layers), workspace))
 
-    def begin(self, *, blocks: int, blocks_of_row: int, tokens: int, query_starts: int, slots: int, in_full: int | None,
-              rows: int, decodes: int, stream: int) -> None:
+    def begin(self, *, blocks: int, blocks_of_row: int, tokens: int, query_starts: int, slots: int,
+              in_full: int | None, rows: int, decodes: int, stream: int) -> None:
         """A step's rows: `decodes` that decode, of one token each, then those of prompts. blocks: int32
         [rows][blocks_of_row]; tokens: int32 [rows], with the step's own; query_starts: int32 [rows + 1]; slots: int32
         [rows], below 0 of a row that pads; in_full: bool [rows] of those that attend all of it finely."""
-        batch = lib.PlanesBatch(c.sizeof(lib.PlanesBatch), blocks, blocks_of_row, tokens, query_starts, slots, in_full, rows,
-                                decodes)
+        batch = lib.PlanesBatch(c.sizeof(lib.PlanesBatch), blocks, blocks_of_row, tokens, query_starts, slots, in_full,
+                                rows, decodes)
         self._check(self._library.kvs_block_planes_begin(self._handle, c.byref(batch), stream))
 
     def decode(self, layer: int, q: Rows, k: Rows, v: Rows, out: int, rows: int, stream: int) -> None:
@@ -110,12 +110,12 @@ class BlockPlanes:
         self._check(self._library.kvs_block_planes_decode(self._handle, layer, q._raw(), k._raw(), v._raw(), out, rows,
                                                           stream))
 
-    def prompt(self, layer: int, row: int, before: int, count: int, k: Rows, v: Rows, all_k: int, all_v: int, stream: int
-               ) -> None:
-        """Row `row` of the step, of which `before` tokens were there; k, v [count][kv_heads] are the next. All its rows go
-        to all_k and all_v [before + count][kv_heads][head_dim], contiguous, for the engine's own attention."""
-        self._check(self._library.kvs_block_planes_prompt(self._handle, layer, row, before, count, k._raw(), v._raw(), all_k,
-                                                          all_v, stream))
+    def prompt(self, layer: int, row: int, before: int, count: int, k: Rows, v: Rows, all_k: int, all_v: int,
+               stream: int) -> None:
+        """Row `row` of the step, of which `before` tokens were there; k, v [count][kv_heads] are the next. All its rows
+        go to all_k and all_v [before + count][kv_heads][head_dim], contiguous, for the engine's own attention."""
+        self._check(self._library.kvs_block_planes_prompt(self._handle, layer, row, before, count, k._raw(), v._raw(),
+                                                          all_k, all_v, stream))
 
     def close(self) -> None:
         """Again is harmless."""

@@ -165,8 +165,8 @@ class BlockRows:
 
 
 def last_of_prompts(common: CommonAttentionMetadata, decodes: int, device: torch.device) -> torch.Tensor | None:
-    """uint8 [rows] on the device: rows in front whose token is a prompt's last. They attend all, as prompts do. None: there
-    is none."""
+    """uint8 [rows] on the device: rows in front whose token is a prompt's last. They attend all, as prompts do. None:
+    there is none."""
     prompts = common.is_prefilling
     if prompts is None or not decodes or not bool(prompts[:decodes].any()):
         return None

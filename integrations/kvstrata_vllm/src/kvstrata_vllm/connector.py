@@ -83,8 +83,8 @@ class KvstrataConnector(OffloadingConnector):
         return found
 
     def _whole_groups(self, prompt: int, computed: int, found: int) -> tuple[int, bool]:
-        """Of a prompt that is held whole vLLM computes the last token, and blocks of planes have no rows to go on from: a
-        chunk less is loaded then."""
+        """vLLM computes the last token of a prompt that is held whole, and blocks of planes have no rows to go on from:
+        a chunk less is loaded then."""
         if computed + found < prompt and (computed + found) % BLOCK_TOKENS == 0:
             return found, True
         chunk = versions.chunk_tokens(self.scheduler)

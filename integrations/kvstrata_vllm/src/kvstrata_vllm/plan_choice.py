@@ -28,7 +28,8 @@ def plan_of(config: Any) -> str:
 
 @functools.cache
 def of_planes(plan: str) -> bool:
-    """Whether vLLM's blocks hold planes under it. kvstrata.Unimplemented: planes with options that are not served there."""
+    """Whether vLLM's blocks hold planes under it. kvstrata.Unimplemented: planes with options that are not served
+    there."""
     if plan == FULL:  # it needs no library
         return False
     from kvstrata import Unimplemented
@@ -88,14 +89,14 @@ def _beside_planes(config: Any, plan: str) -> tuple[tuple[bool, str], ...]:
     extra = transfer.kv_connector_extra_config if transfer is not None else {}
     return (
         (not config.use_v2_model_runner,
-         f"plan {plan!r} needs vLLM's model runner V2, which says whose a row is; take VLLM_USE_V2_MODEL_RUNNER=0 or the "
-         "flags that vLLM names in its log away, or the plan"),
+         f"plan {plan!r} needs vLLM's model runner V2, which says whose a row is; take VLLM_USE_V2_MODEL_RUNNER=0, or "
+         "the flags that vLLM's log names, away, or the plan"),
         (model.is_hybrid,
-         f"the model has recurrent states, whose pages vLLM makes as large as those of rows, and plan {plan!r} has none; "
-         "take the plan away"),
+         f"the model has recurrent states, whose pages vLLM makes as large as those of rows, and plan {plan!r} has "
+         "none; take the plan away"),
         (model.is_mm_prefix_lm,
          f"the model attends some of its prompts both ways, which plan {plan!r} does not serve; take the plan away"),
         (bool(extra.get("canonical_layout")),
-         f"canonical_layout divides blocks by their rows, and those of plan {plan!r} have none; take canonical_layout out "
-         "of kv_connector_extra_config, or the plan away"),
+         f"canonical_layout divides blocks by their rows, and those of plan {plan!r} have none; take canonical_layout "
+         "out of kv_connector_extra_config, or the plan away"),
     )

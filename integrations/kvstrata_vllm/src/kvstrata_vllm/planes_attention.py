@@ -56,12 +56,13 @@ class PlanesBuilder(FlashAttentionMetadataBuilder):
         if isinstance(kv_cache_spec, PlanesSpec):
             self._init_reorder_batch_threshold(1)
             layers = vllm_config.compilation_config.static_forward_context
-            shape = PlanesShape(len(layer_names), self.num_heads_q, kv_cache_spec.num_kv_heads, kv_cache_spec.head_size,
-                                DTYPES[vllm_config.model_config.dtype])
-            self.rows = PlanesRows(plan_of(vllm_config), shape, {name: layers[name] for name in layer_names}, vllm_config,
-                                   device)
+            shape = PlanesShape(len(layer_names), self.num_heads_q, kv_cache_spec.num_kv_heads,
+                                kv_cache_spec.head_size, DTYPES[vllm_config.model_config.dtype])
+            self.rows = PlanesRows(plan_of(vllm_config), shape, {name: layers[name] for name in layer_names},
+                                   vllm_config, device)
 
-    def build(self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False) -> Any:
+    def build(self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
+              ) -> Any:
         if self.rows is None:
             return super().build(common_prefix_len, common_attn_metadata, fast_build)
         decodes, *_ = split_decodes_and_prefills(common_attn_metadata, 1)
@@ -95,9 +96,9 @@ class PlanesImpl(FlashAttentionImpl):
                   and layer.impl._served]
         dtype = self._config.model_config.dtype
         if served and dtype in DTYPES:
-            PlanesRows.reserve(plan_of(self._config), [
-                PlanesShape(1, impl.num_heads, impl.num_kv_heads, impl.head_size, DTYPES[dtype]) for impl in served], dtype,
-                self._config)
+            shapes = [PlanesShape(1, impl.num_heads, impl.num_kv_heads, impl.head_size, DTYPES[dtype])
+                      for impl in served]
+            PlanesRows.reserve(plan_of(self._config), shapes, dtype, self._config)
 
     def do_kv_cache_update(self, layer: Any, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor,
                            slot_mapping: torch.Tensor) -> None:
@@ -119,9 +120,10 @@ class PlanesImpl(FlashAttentionImpl):
             self._attend(pieces, query, *rows.prompt(self.index, pieces, key, value), output)
         return output
 
-    def _attend(self, pieces: Pieces, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, output: torch.Tensor
-                ) -> None:
+    def _attend(self, pieces: Pieces, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor,
+                output: torch.Tensor) -> None:
         flash_attn_varlen_func(q=query[pieces.tokens], k=keys, v=values, out=output[pieces.tokens],
-                               cu_seqlens_q=pieces.q_starts, max_seqlen_q=pieces.longest_q, cu_seqlens_k=pieces.k_starts,
-                               max_seqlen_k=pieces.longest_k, softmax_scale=self.scale, causal=True,
-                               fa_version=self.vllm_flash_attn_version, num_splits=int(self.batch_invariant_enabled))
+                               cu_seqlens_q=pieces.q_starts, max_seqlen_q=pieces.longest_q,
+                               cu_seqlens_k=pieces.k_starts, max_seqlen_k=pieces.longest_k, softmax_scale=self.scale,
+                               causal=True, fa_version=self.vllm_flash_attn_version,
+                               num_splits=int(self.batch_invariant_enabled))

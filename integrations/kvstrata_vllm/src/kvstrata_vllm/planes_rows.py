@@ -29,7 +29,7 @@ _ALIGNED = 512  # bytes
 
 @dataclass(frozen=True)
 class Piece:
-    """What a step computes of a row's prompt: `count` tokens behind `before` others, from `start` on among the step's."""
+    """What a step computes of a row's prompt: `count` tokens behind `before` others, at `start` among the step's."""
 
     row: int
     start: int
@@ -43,8 +43,8 @@ class Piece:
 
 @dataclass(frozen=True)
 class Pieces:
-    """Side by side in the step, for one call of FlashAttention: one, or some that have no tokens before. q_starts, k_starts:
-    int32 [pieces + 1] on the GPU; longest_q, longest_k: tokens."""
+    """Side by side in the step, for one call of FlashAttention: one, or some that have no tokens before. q_starts,
+    k_starts: int32 [pieces + 1] on the GPU; longest_q, longest_k: tokens."""
 
     of_rows: list[Piece]
     q_starts: torch.Tensor
@@ -59,8 +59,8 @@ class Pieces:
 
 
 def slots_of(common: CommonAttentionMetadata, ends: np.ndarray, new: np.ndarray) -> np.ndarray:
-    """int32 [rows]: a row's index in the runner's table of requests; -1: it pads a graph, or vLLM made it up, to warm up or
-    to capture. ends, new: each row's tokens, and those of the step. Unsupported: vLLM says no indexes."""
+    """int32 [rows]: a row's index in the runner's table of requests; -1: it pads a graph, or vLLM made it up, to warm
+    up or to capture. ends, new: each row's tokens, and those of the step. Unsupported: vLLM says no indexes."""
     if common.req_idx is None:
         raise Unsupported("plan planes needs vLLM's model runner V2, which says whose a row is; take "
                           "VLLM_USE_V2_MODEL_RUNNER=0 away, or the plan")
@@ -74,7 +74,7 @@ def slots_of(common: CommonAttentionMetadata, ends: np.ndarray, new: np.ndarray)
 
 
 def pieces_of(starts: np.ndarray, ends: np.ndarray, slots: np.ndarray, decodes: int) -> list[list[Piece]]:
-    """Of the rows behind the first `decodes`; in a list those that FlashAttention attends at once. starts: [rows + 1]."""
+    """What rows behind the first `decodes` have, in a list what FlashAttention attends at once. starts: [rows + 1]."""
     found: list[list[Piece]] = []
     for row in range(decodes, len(slots)):
         start, count = int(starts[row]), int(starts[row + 1] - starts[row])
@@ -90,15 +90,16 @@ def pieces_of(starts: np.ndarray, ends: np.ndarray, slots: np.ndarray, decodes: 
 
 
 class PlanesRows:
-    """layers: vLLM's, by name, all of `shape`'s geometry; their `impl.index` becomes their place here. The stride and the
-    limits of `shape` are found out."""
+    """layers: vLLM's, by name, all of `shape`'s geometry; their `impl.index` becomes their place here. The stride and
+    the limits of `shape` are found out."""
 
     # The process's, by the layers' names. vLLM makes its blocks twice, the first time to measure what graphs take.
     _of_process: ClassVar[dict[tuple[str, ...], PlanesRows]] = {}
     _reserved: ClassVar[torch.Tensor | None] = None  # what no group of layers has taken yet
     _prompt: ClassVar[torch.Tensor | None] = None  # keys and values of a layer, for all of them in turn
 
-    def __init__(self, plan: str, shape: PlanesShape, layers: Mapping[str, Any], config: Any, device: torch.device) -> None:
+    def __init__(self, plan: str, shape: PlanesShape, layers: Mapping[str, Any], config: Any, device: torch.device
+                 ) -> None:
         self._plan, self._layers, self._device = plan, layers, device
         self._shape = limited(replace(shape, scale=float(next(iter(layers.values())).impl.scale)), config)
         for index, layer in enumerate(layers.values()):
@@ -126,12 +127,13 @@ class PlanesRows:
                      stream=self._stream())
         return self._placed(pieces_of(starts, ends, slots, decodes))
 
-    def decode(self, index: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, output: torch.Tensor) -> None:
-        """query, output: [rows][heads][head_dim]; key, value: [rows][kv_heads][head_dim]. What has other strides than rows
-        of heads is copied. Captured or not."""
+    def decode(self, index: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, output: torch.Tensor
+               ) -> None:
+        """query, output: [rows][heads][head_dim]; key, value: [rows][kv_heads][head_dim]. What has other strides than
+        rows of heads is copied. Captured or not."""
         assert self._planes is not None
-        given = [whole(tensor) for tensor in (query, key, value)]
-        self._planes.decode(index, *(rows_of(tensor) for tensor in given), output.data_ptr(), len(query), self._stream())
+        q, k, v = (whole(tensor) for tensor in (query, key, value))
+        self._planes.decode(index, rows_of(q), rows_of(k), rows_of(v), output.data_ptr(), len(query), self._stream())
 
     def prompt(self, index: int, pieces: Pieces, key: torch.Tensor, value: torch.Tensor
                ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -216,7 +218,7 @@ class PlanesRows:
 
     @classmethod
     def _take(cls, count: int, device: torch.device) -> torch.Tensor:
-        """Of what was reserved, else new."""
+        """What was reserved, else new."""
         left = cls._reserved
         if left is None or left.numel() < count:
             return torch.empty(count, dtype=torch.uint8, device=device)
@@ -225,17 +227,18 @@ class PlanesRows:
 
     @classmethod
     def reserve(cls, plan: str, layers: Iterable[PlanesShape], dtype: torch.dtype, config: Any) -> None:
-        """Slots of all layers and the rows of a prompt, while vLLM loads the model: they count as the model's memory then,
-        and vLLM makes its blocks of what is left. Once a process. layers: a shape of one layer for each."""
+        """Slots of all layers and the rows of a prompt, while vLLM loads the model: they count as the model's memory
+        then, and vLLM makes its blocks of what is left. Once a process. layers: a shape of one layer for each."""
         if cls._prompt is not None:
             return
         shapes = [limited(replace(shape, layers=count), config) for shape, count in Counter(layers).items()]
         forms = [form_of(plan, shape) for shape in shapes]
-        cls._reserved = torch.zeros(sum(_aligned(form.workspace_bytes) for form in forms), dtype=torch.uint8, device="cuda")
+        count = sum(_aligned(form.workspace_bytes) for form in forms)
+        cls._reserved = torch.zeros(count, dtype=torch.uint8, device="cuda")
         numbers = max(shape.max_tokens * shape.kv_heads * shape.head_dim for shape in shapes)
         cls._prompt = torch.empty(2, numbers, dtype=dtype, device="cuda")
-        _log.info("plan %s: newest rows of %d requests take %d MiB of the GPU, %.1f MiB each (--max-num-seqs); rows of a layer "
-                  "for a prompt of %d tokens %d MiB (--max-model-len)", plan, shapes[0].slots, cls._reserved.numel() >> 20,
+        _log.info("plan %s: newest rows of %d requests take %d MiB of the GPU, %.1f MiB each (--max-num-seqs); rows of "
+                  "a layer for a prompt of %d tokens %d MiB (--max-model-len)", plan, shapes[0].slots, count >> 20,
                   sum(form.slot_bytes for form in forms) / 2**20, shapes[0].max_tokens,
                   cls._prompt.numel() * cls._prompt.element_size() >> 20)
 

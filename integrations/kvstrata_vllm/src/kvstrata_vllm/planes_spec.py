@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Blocks of planes, as vLLM's allocator and its scheduler have them.
 
-A block of a layer is bytes to vLLM: so many for each KV head and token. Groups are sealed behind what attends, so a block
-can be read from the step on that follows the one that fills it. vLLM would offer it to other requests of the same step.
+A block of a layer is bytes to vLLM: so many for each KV head and token. Groups are sealed behind what attends, so a
+block can be read from the step on that follows the one that fills it. vLLM would offer it to requests of the same step.
 Threads: the scheduler's.
 """
 
@@ -22,8 +22,8 @@ class PlanesSpec(FullAttentionSpec):
 
 
 class PlanesManager(FullAttentionManager):
-    """Offers blocks as prefixes from the step behind the one that fills them, and whole ones alone: a sealed group has no
-    rows that another could go on from."""
+    """Offers blocks as prefixes from the step behind the one that fills them, and whole ones alone: a sealed group has
+    no rows that another could go on from."""
 
     supports_fine_grained_hash_lookup: ClassVar[bool] = False
 

@@ -22,7 +22,7 @@ def positions_of(context: Any) -> dict[bytes, int]:
 
 
 def chunk_tokens(scheduler: Any) -> int | None:
-    """Of vLLM's offloading scheduler: tokens per chunk. None: groups of caches are looked up in several ways."""
+    """Tokens per chunk of vLLM's offloading scheduler. None: it looks groups of caches up in several ways."""
     groups = scheduler.config.kv_group_configs
     return groups[0].tokens_per_chunk if len(groups) == 1 else None
 
