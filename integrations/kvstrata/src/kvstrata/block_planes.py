@@ -90,8 +90,8 @@ class BlockPlanes:
             self._library.check(code)
 
     def bind(self, layers: Sequence[int], workspace: int) -> None:
-        """layers: where each layer's first block lies. workspace: form_of()'s workspace_bytes, zeroed, the engine's until
-        close()."""
+        """layers: where each layer's first block lies. workspace: form_of()'s workspace_bytes, zeroed, the engine's
+        until close()."""
         addresses = (c.c_uint64 * len(layers))(*layers)
         self._check(self._library.kvs_block_planes_bind(self._handle, addresses, len(layers), workspace))
 
