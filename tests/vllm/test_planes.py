@@ -201,6 +201,26 @@ def test_a_step(rows: PlanesRows):
     assert len(rows._workspace) == 4096 and not rows._workspace.any() and len(PlanesRows._reserved) == 10000 - 4096
 
 
+def test_memory_is_reserved_once(monkeypatch: pytest.MonkeyPatch, rows: PlanesRows, caplog: pytest.LogCaptureFixture):
+    """For all layers that are served, of whichever geometry, and anew for another engine of the process."""
+    monkeypatch.setattr(planes_rows, "_GPU", "cpu")
+    monkeypatch.setattr(planes_rows, "form_of", lambda plan, shape: SimpleNamespace(
+        workspace_bytes=1000 * shape.layers, slot_bytes=shape.layers << 20))
+    monkeypatch.setattr(PlanesRows, "_prompt", None)
+    monkeypatch.setattr(PlanesRows, "_engine", None)
+    layers = [PlanesShape(1, 4, 2, 128, "bf16")] * 3 + [PlanesShape(1, 8, 4, 64, "bf16")]
+    for most in (1000, 1000, 2000):
+        limits = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_seqs=8),
+                                 model_config=SimpleNamespace(max_model_len=most))
+        with caplog.at_level("INFO", "vllm.kvstrata"):
+            PlanesRows.reserve("planes", layers, torch.bfloat16, limits)
+        first, taken = PlanesRows._prompt, PlanesRows._reserved
+        PlanesRows.reserve("planes", layers, torch.bfloat16, limits)
+        assert PlanesRows._prompt is first and PlanesRows._reserved is taken
+        assert taken.numel() == 3072 + 1024 and first.shape == (2, most * 256) and not PlanesRows._of_process
+    assert "newest rows of 8 requests" in caplog.text and "4.0 MiB each (--max-num-seqs)" in caplog.text
+
+
 def test_newest_rows_that_are_nowhere(rows: PlanesRows):
     rows.begin(batch([70], [70], [True], [3]), 0)
     rows.begin(batch([1], [71], [False], [3]), 1)

@@ -24,7 +24,7 @@ from .block_rows import last_of_prompts
 from .unsupported import Unsupported
 
 _log = logging.getLogger("vllm.kvstrata")
-_ALIGNED = 512  # bytes
+_ALIGNED, _GPU = 512, "cuda"  # bytes; the process's current one
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,7 @@ class PlanesRows:
 
     # The process's, by the layers' names. vLLM makes its blocks twice, the first time to measure what graphs take.
     _of_process: ClassVar[dict[tuple[str, ...], PlanesRows]] = {}
+    _engine: ClassVar[Any] = None  # the configuration that memory is reserved for
     _reserved: ClassVar[torch.Tensor | None] = None  # what no group of layers has taken yet
     _prompt: ClassVar[torch.Tensor | None] = None  # keys and values of a layer, for all of them in turn
 
@@ -228,15 +229,17 @@ class PlanesRows:
     @classmethod
     def reserve(cls, plan: str, layers: Iterable[PlanesShape], dtype: torch.dtype, config: Any) -> None:
         """Slots of all layers and the rows of a prompt, while vLLM loads the model: they count as the model's memory
-        then, and vLLM makes its blocks of what is left. Once a process. layers: a shape of one layer for each."""
-        if cls._prompt is not None:
+        then, and vLLM makes its blocks of what is left. Once an engine. layers: a shape of one layer for each."""
+        if cls._engine is config:
             return
+        cls._engine, cls._reserved, cls._prompt = config, None, None
+        cls._of_process.clear()
         shapes = [limited(replace(shape, layers=count), config) for shape, count in Counter(layers).items()]
         forms = [form_of(plan, shape) for shape in shapes]
         count = sum(_aligned(form.workspace_bytes) for form in forms)
-        cls._reserved = torch.zeros(count, dtype=torch.uint8, device="cuda")
+        cls._reserved = torch.empty(count, dtype=torch.uint8, device=_GPU)
         numbers = max(shape.max_tokens * shape.kv_heads * shape.head_dim for shape in shapes)
-        cls._prompt = torch.empty(2, numbers, dtype=dtype, device="cuda")
+        cls._prompt = torch.empty(2, numbers, dtype=dtype, device=_GPU)
         _log.info("plan %s: newest rows of %d requests take %d MiB of the GPU, %.1f MiB each (--max-num-seqs); rows of "
                   "a layer for a prompt of %d tokens %d MiB (--max-model-len)", plan, shapes[0].slots, count >> 20,
                   sum(form.slot_bytes for form in forms) / 2**20, shapes[0].max_tokens,
