@@ -33,17 +33,16 @@ def test_the_form_is_that_of_groups(plan: str, dim: int, token: int):
     ("quest", {}), ("full", {}), ("planes{share = 0.1}", {}), ("planes{share = 0.1, run = 8}", {}),
     ("planes{unit = 128}", {}), ("planes", {"head_dim": 256}), ("planes", {"query_heads": 72})])
 def test_what_is_not_served(plan: str, changes: dict[str, Any]):
-    for asked in (form_of, BlockPlanes):
-        with pytest.raises(kvstrata.KvstrataError) as raised:
-            asked(plan, replace(SHAPE, **changes))
-        assert raised.value.reason in ("BLOCK_PLAN", "BLOCK_SHAPE"), raised.value
-        assert raised.value.reason == "BLOCK_PLAN" or changes
+    with pytest.raises(kvstrata.Unimplemented, match="^BLOCK_PLAN: .*is not served over an engine's own blocks"):
+        form_of(plan, replace(SHAPE, **changes))
 
 
-def test_shapes_that_are_none():
-    for changes in ({"dtype": "f32"}, {"block_tokens": 16}, {"head_dim": 96}, {"layers": 0}, {"kv_heads": 3}):
-        with pytest.raises(kvstrata.KvstrataError, match="BLOCK_SHAPE|BLOCK_PLAN"):
-            form_of("planes", replace(SHAPE, **changes))
+@pytest.mark.parametrize("changes, reason", [
+    ({"dtype": "f32"}, "BLOCK_SHAPE"), ({"block_tokens": 16}, "BLOCK_SHAPE"), ({"head_dim": 96}, "GEOMETRY_INVALID"),
+    ({"layers": 0}, "GEOMETRY_INVALID"), ({"kv_heads": 3}, "GEOMETRY_INVALID")])
+def test_shapes_that_are_none(changes: dict[str, Any], reason: str):
+    with pytest.raises(kvstrata.InvalidArgument, match=f"^{reason}: "):
+        form_of("planes", replace(SHAPE, **changes))
 
 
 def test_it_is_opened_on_a_gpu():
