@@ -4,6 +4,7 @@
     fresh     time to first token of prompts that nobody holds, and the next tokens
     load      the same prompts behind a reset of vLLM's own cache: what lies below is loaded; and before, as others left it
     decode    batches of prompts, a step a token
+    capacity  as many prompts as the cache has room for, at once: how many, and their steps
     arrive    a batch decodes while a prompt arrives: one that is stored, and one that is loaded
     tokens    tokens behind vLLM's own prefix hit, behind a load, and computed anew
     identity  of ours: what the model is known by without a name, and why it would be private, if it would
@@ -92,6 +93,20 @@ class Measured:
             self.row("decode", tokens=length, batch=batch, seconds=done["gaps"], held=done["held"],
                      output=done["tokens"])
         self._losses()
+
+    def capacity(self) -> None:
+        """Prompts that are computed before decode together. most: of them, however large the cache is."""
+        length, new, most = self._spec["capacity"]
+        cache = self._llm.llm_engine.vllm_config.cache_config
+        each = -(-(length + new) // cache.block_size)
+        count = min(most, (cache.num_gpu_blocks - 1) // each)  # vLLM keeps a block for itself
+        prompts = [prompt_of(length, i, self._words) for i in range(count)]
+        began = time.perf_counter()
+        self._driver.run(prompts, 1)
+        computed = time.perf_counter() - began
+        done = self._driver.run(prompts, new)
+        self.row("capacity", tokens=length, sequences=count, blocks=cache.num_gpu_blocks, block_size=cache.block_size,
+                 computed_s=computed, seconds=done["gaps"], held=done["held"])
 
     def _losses(self) -> None:
         """What a plan has lost, as far as the engine has measured it."""

@@ -4,6 +4,7 @@
 
     trial.py [--engines plain,native:16,ours,ours] [--disk] [--quick] [--trace] [--tiny] [--seconds 540] [--gib 40]
     trial.py --plans [--engines "plain,plan:full,plan:quest,plan:strata{run = 8}"] [--cases 130816x4] [--ranks 2]
+    trial.py --capacity [--engines plain,plan:planes]
     trial.py --tax | --shared | --stopped | --families [NAMES] | --kills N | --arrivals | --reused SECONDS
                                                                          each explained in its own file
 
@@ -11,7 +12,8 @@ plain: vLLM alone. native:N: OffloadingConnector with N blocks a chunk, in host 
 second "ours" is another process behind the same daemon: nothing of what it loads was computed by it. --disk: behind
 all others the daemon is started anew over its disk, and one more "ours" loads from there. --trace: conversations
 (conversations.py) on a cache of 12 GiB instead, answers stored below too. plan:TEXT: decode steps attend by that plan
-over vLLM's own blocks; --plans: prompts and steps for comparing these with plain, and no daemon.
+over vLLM's own blocks; --plans: prompts and steps for comparing these with plain, and no daemon. --capacity: how many
+sequences of 32K one GPU holds, and their tokens a second, where vLLM has six tenths of its memory.
 
 Rows go to $OUT/vllm-gpu.jsonl as they come (parts.py says what is measured), logs to $OUT/engines.txt, and a table to
 stdout: medians, and ratios over plain's or native's of the same run.
@@ -112,7 +114,11 @@ class Trial:
 
     def _engine(self, kind: str, name: str, again: bool, settle: float = 1.0) -> None:
         more: dict[str, Any] = self._sizes() | {"settle": settle}
-        if self._given.parts:
+        llm: dict[str, Any] = {}
+        if self._given.capacity:
+            more["parts"] = ["capacity"]
+            llm = {"max_num_seqs": 64} | ({} if self._given.cpu else {"gpu_memory_utilization": 0.6})
+        elif self._given.parts:
             more["parts"] = [part for part in self._given.parts.split(",") if part != "identity" or kind == "ours"]
         elif self._given.trace:
             more["parts"] = ["trace"]
@@ -129,12 +135,13 @@ class Trial:
             more["parts"] = ["fresh", "load", "decode", "arrive", "tokens"]
         trace = self._given.trace
         self._launcher.run(self._launcher.spec(
-            kind, name, llm=self._launcher.memory(12, Shape(**more["trace"]).longest) if trace else {},
+            kind, name, llm=self._launcher.memory(12, Shape(**more["trace"]).longest) if trace else llm,
             extra={"offload_prompt_only": False} if trace else {}, **more))
 
     def _sizes(self) -> dict[str, Any]:
         if self._given.tiny:
             return {"fresh": [(600, 2)], "load": [(600, 4, 2)], "decode": [(600, 1), (600, 2)], "decode_tokens": 8,
+                    "capacity": (600, 8, 8),
                     "arrive": (600, 2), "arrive_kinds": ["stored", "loaded"], "tokens": [(500, 2)],
                     "trace": {"conversations": 6, "system": 128, "document": 500, "answer": 8, "at_once": 2}}
         if self._given.family:
@@ -142,7 +149,8 @@ class Trial:
         few = self._given.quick
         return {"fresh": [(K32, 3 if few else 9), (K128, 1 if few else 3)],
                 "load": [(K32, 9, 3), (K128, 3 if few else 9, 1)],  # 28 GiB of keys and values
-                "decode": [(K32, 1), (K32, 8), (K128, 1)], "decode_tokens": 64, "arrive": (K32, 8),
+                "decode": [(K32, 1), (K32, 8), (K128, 1)], "decode_tokens": 64, "capacity": (K32, 64, 64),
+                "arrive": (K32, 8),
                 "arrive_kinds": ["stored", "loaded"],
                 "tokens": [(2000, 8), (K32, 2)], "trace": {}}
 
@@ -158,7 +166,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     found: dict[tuple[Any, ...], dict[str, float]] = {}
     for row in rows:
         times = row.get("seconds") or (row.get("steps") or [])[60:260]
-        if times and row["part"] not in ("start", "end", "dd"):
+        if times and row["part"] not in ("start", "end", "dd", "capacity"):
             case = (row["part"], row.get("kind", ""), row.get("tokens", 0), row.get("batch", 1))
             found.setdefault(case, {})[row["engine"]] = 1e3 * statistics.median(times)
     lines = []
@@ -167,6 +175,9 @@ def table(rows: list[dict[str, Any]]) -> str:
         lines.append(f"{part} {kind} {tokens} x {batch}: " +
                      ", ".join(f"{engine} {ms:.3f} ({ms / first:.3f})" for engine, ms in medians.items()))
     lines += _tokens_alike(rows)
+    lines += [f"capacity, {row['engine']}: {row['sequences']} sequences of {row['tokens']} tokens at once, "
+              f"{row['sequences'] / statistics.median(row['seconds']):.1f} tokens a second"
+              for row in rows if row["part"] == "capacity"]
     for row in rows:
         if row["part"] == "trace":
             later = sorted(row["seconds"])
@@ -197,6 +208,7 @@ def arguments_of(line: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="few repeats, for a first look")
     parser.add_argument("--trace", action="store_true", help="conversations on a cache of 12 GiB")
     parser.add_argument("--plans", action="store_true", help="steps of plan:TEXT and plain")
+    parser.add_argument("--capacity", action="store_true", help="sequences of 32K that one GPU holds")
     parser.add_argument("--cases", help="of --plans: LENGTHxBATCH, between commas, and nothing else")
     parser.add_argument("--family", help="of --plans: a small model of tests/vllm/families.py in place of the large one")
     parser.add_argument("--ranks", type=int, default=1, help="GPUs of an engine, with tensor parallelism")

@@ -20,7 +20,7 @@ from dataclasses import dataclass, fields
 
 from . import library as lib
 
-_DTYPES = {"f16": 2, "bf16": 3}
+DTYPES = {"f16": 2, "bf16": 3}
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class BlockShape:
 
     def _raw(self) -> lib.BlockShape:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return lib.BlockShape(c.sizeof(lib.BlockShape), **{**values, "dtype": _DTYPES.get(self.dtype, 0)})
+        return lib.BlockShape(c.sizeof(lib.BlockShape), **{**values, "dtype": DTYPES.get(self.dtype, 0)})
 
 
 def index_bytes(plan: str, shape: BlockShape) -> int:

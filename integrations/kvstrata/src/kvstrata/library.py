@@ -129,6 +129,28 @@ class BlockBatch(c.Structure):
                 ("sampled", c.c_int32), ("reserved", c.c_int32)]
 
 
+class PlanesShape(c.Structure):
+    _fields_ = [("size", c.c_size_t), ("layers", c.c_int32), ("query_heads", c.c_int32), ("kv_heads", c.c_int32),
+                ("head_dim", c.c_int32), ("dtype", c.c_int32), ("block_tokens", c.c_int32), ("scale", c.c_double),
+                ("block_stride", c.c_int64), ("slots", c.c_int32), ("max_rows", c.c_int32), ("max_tokens", c.c_int32),
+                ("reserved", c.c_int32)]
+
+
+class PlanesForm(c.Structure):
+    _fields_ = [("size", c.c_size_t), ("token_bytes", c.c_int64), ("slot_bytes", c.c_uint64),
+                ("workspace_bytes", c.c_uint64)]
+
+
+class PlanesBatch(c.Structure):
+    _fields_ = [("size", c.c_size_t), ("blocks", c.c_void_p), ("blocks_of_row", c.c_int64), ("tokens", c.c_void_p),
+                ("query_starts", c.c_void_p), ("slots", c.c_void_p), ("in_full", c.c_void_p), ("rows", c.c_int32),
+                ("decodes", c.c_int32)]
+
+
+class PlanesRows(c.Structure):
+    _fields_ = [("data", c.c_void_p), ("stride", c.c_int64)]
+
+
 class Array(c.Structure):
     _fields_ = [("type", c.c_int32), ("dims", c.c_int32), ("shape", c.c_int64 * 4),
                 ("data", c.c_void_p), ("bytes", c.c_size_t)]
@@ -200,6 +222,15 @@ _FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "kvs_block_attention_audit": (_INT, (c.c_void_p, c.c_int32, c.c_void_p, c.c_void_p, c.c_void_p)),
     "kvs_block_attention_index": (_INT, (c.c_void_p, c.c_void_p, _SIZE, c.c_void_p)),
     "kvs_block_attention_close": (None, (c.c_void_p,)),
+    "kvs_block_planes_form": (_INT, (_TEXT, _P(PlanesShape), _P(PlanesForm))),
+    "kvs_block_planes_open": (_INT, (_TEXT, _P(PlanesShape), _P(c.c_void_p))),
+    "kvs_block_planes_bind": (_INT, (c.c_void_p, _P(c.c_uint64), _SIZE, c.c_void_p)),
+    "kvs_block_planes_begin": (_INT, (c.c_void_p, _P(PlanesBatch), c.c_void_p)),
+    "kvs_block_planes_decode": (_INT, (c.c_void_p, c.c_int32, PlanesRows, PlanesRows, PlanesRows, c.c_void_p, c.c_int32,
+                                       c.c_void_p)),
+    "kvs_block_planes_prompt": (_INT, (c.c_void_p, c.c_int32, c.c_int32, c.c_int32, c.c_int32, PlanesRows, PlanesRows,
+                                       c.c_void_p, c.c_void_p, c.c_void_p)),
+    "kvs_block_planes_close": (None, (c.c_void_p,)),
 }
 
 _loaded: dict[str, Library] = {}

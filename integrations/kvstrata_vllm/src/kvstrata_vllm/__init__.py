@@ -28,7 +28,14 @@ On a GPU, decode steps attend by a plan over vLLM's own blocks:
 
     attention       the attention backend: FlashAttention, but that decode steps attend by the plan
     block_rows      what libkvstrata is told of a batch, and where it works
+    block_audit     what a plan loses, measured while the engine runs
     plan_choice     which plan; what is refused
+
+and under plan `planes` its blocks have another form:
+
+    planes_attention  the backend then
+    planes_spec       the blocks, as vLLM's allocator and scheduler have them
+    planes_rows       what libkvstrata is told of a batch, and the memory beside the blocks
 """
 
 from .plugin import register

@@ -6,29 +6,33 @@
 Rows of one token go to libkvstrata's ops, in vLLM's full graphs; prompts, mixed with them or not, to FlashAttention, as
 does all of a layer that a plan does not serve (sliding windows, sinks, softcap, ALiBi). Blocks have a plan's index behind
 their rows, so a block's memory is a little more, and vLLM counts it. Nothing waits for the GPU, and a replay runs no
-Python. Threads: the worker's.
+Python. Under plan `planes` blocks have a form of their own (planes_attention.py). Threads: the worker's.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 import torch
 from kvstrata.block_attention import BlockShape, index_bytes
+from kvstrata.block_planes import BLOCK_TOKENS, PlanesShape, form_of
 from vllm.config import get_current_vllm_config, get_current_vllm_config_or_none
 from vllm.v1.attention.backend import AttentionCGSupport, AttentionType, CommonAttentionMetadata, MultipleOf
 from vllm.v1.attention.backends.flash_attn import (FlashAttentionBackend, FlashAttentionImpl, FlashAttentionMetadata,
                                                    FlashAttentionMetadataBuilder)
 from vllm.v1.attention.backends.utils import split_decodes_and_prefills
-from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheLayout
 
 from .block_rows import BlockRows
-from .plan_choice import FULL, plan_of, refuse
+from .plan_choice import FULL, PLANES_HEAD_DIMS, of_planes, plan_of, refuse
 
 DTYPES = {torch.float16: "f16", torch.bfloat16: "bf16"}
 HEAD_DIMS = (64, 128, 256)
 GROUP = 8  # query heads of a KV head, at most
+# Those in which a block of a layer is one run of bytes, as it has to be under planes.
+_WHOLE_BLOCKS = (KVCacheLayout.LBHNC, KVCacheLayout.LBNHC, KVCacheLayout.BLHNC, KVCacheLayout.BLNHC)
 
 
 def _plan() -> str:
@@ -39,38 +43,65 @@ def _plan() -> str:
 class KvstrataBackend(FlashAttentionBackend):
     """Under plan `full` it is FlashAttention and nothing else."""
 
+    supports_kv_cache_update_bypass = False  # vLLM 0.33: no model writes to blocks whose form it does not know
+
     @staticmethod
     def get_name() -> str:
         return "CUSTOM"  # vLLM looks it up in its enumeration
 
     @staticmethod
-    def get_impl_cls() -> type[KvstrataImpl]:
+    def get_impl_cls() -> type[FlashAttentionImpl]:
+        if of_planes(_plan()):
+            from .planes_attention import PlanesImpl
+            return PlanesImpl
         return KvstrataImpl
 
     @staticmethod
-    def get_builder_cls() -> type[KvstrataBuilder]:
+    def get_builder_cls() -> type[FlashAttentionMetadataBuilder]:
+        if of_planes(_plan()):
+            from .planes_attention import PlanesBuilder
+            return PlanesBuilder
         return KvstrataBuilder
+
+    @classmethod
+    def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...] | None:
+        return _WHOLE_BLOCKS if of_planes(_plan()) else super().supported_kv_cache_layouts()
 
     @classmethod
     def get_preferred_block_size(cls, default_block_size: int) -> int:
         """A block is of whole units of the plan's index."""
-        size = super().get_preferred_block_size(default_block_size)
-        unit = KvstrataImpl.unit_of(_plan())
+        size, plan = super().get_preferred_block_size(default_block_size), _plan()
+        unit = BLOCK_TOKENS if of_planes(plan) else KvstrataImpl.unit_of(plan)
         return -(-size // unit) * unit
 
     @classmethod
     def get_supported_kernel_block_sizes(cls, kv_cache_spec: Any = None) -> list[int | MultipleOf]:
-        unit = KvstrataImpl.unit_of(_plan())
+        plan = _plan()
+        if of_planes(plan):
+            from .planes_spec import PlanesSpec  # a block is one group
+            return ([BLOCK_TOKENS] if kv_cache_spec is None or isinstance(kv_cache_spec, PlanesSpec) else
+                    super().get_supported_kernel_block_sizes(kv_cache_spec))
+        unit = KvstrataImpl.unit_of(plan)
         return super().get_supported_kernel_block_sizes(kv_cache_spec) if unit <= 16 else [MultipleOf(unit)]
 
     @classmethod
     def customize_spec(cls, spec: Any) -> Any:
-        """Room for the index behind the rows of each block of a layer that is served."""
+        """Room for the index behind the rows of each block of a layer that is served; or a form of its own."""
         plan = _plan()
         if plan == FULL or not cls.serves(spec):
             return spec
+        if of_planes(plan):
+            return cls._of_planes(plan, spec)
         more = index_bytes(plan, cls.shape_of(spec, layers=1, query_heads=spec.num_kv_heads))
         return replace(spec, page_size_padded=spec.unpadded_page_size_bytes + more) if more else spec
+
+    @staticmethod
+    def _of_planes(plan: str, spec: Any) -> Any:
+        if spec.non_causal or spec.head_size not in PLANES_HEAD_DIMS:
+            return spec
+        from .planes_spec import planes_spec
+        shape = PlanesShape(1, spec.num_kv_heads, spec.num_kv_heads, spec.head_size, DTYPES[spec.dtype])
+        return planes_spec(spec, form_of(plan, shape).token_bytes)
 
     @staticmethod
     def serves(spec: Any) -> bool:
@@ -155,23 +186,13 @@ class KvstrataImpl(FlashAttentionImpl):
         super().__init__(*arguments, **named)
         config = get_current_vllm_config()
         refuse(config)
-        self.unserved, self.index = self._why_unserved(), -1  # index: among the layers that its builder serves
+        self.unserved, self.index = why_unserved(self, HEAD_DIMS), -1  # index: among the layers that its builder serves
         KvstrataImpl.plan = plan = plan_of(config)
         dtype = DTYPES.get(config.model_config.dtype)
         if plan != FULL and self.unserved is None and dtype is not None:
             BlockRows.reserve(plan, BlockShape(layers=1, query_heads=self.num_heads, kv_heads=self.num_kv_heads,
                                                head_dim=self.head_size, dtype=dtype, block_tokens=self.unit_of(plan)),
                               config)
-
-    def _why_unserved(self) -> str | None:
-        if self.attn_type != AttentionType.DECODER:
-            return f"it is {self.attn_type}"
-        if self.head_size not in HEAD_DIMS or self.num_heads > GROUP * self.num_kv_heads:
-            return f"it has {self.num_heads} heads of {self.head_size} on {self.num_kv_heads}"
-        own = (("alibi_slopes", self.alibi_slopes is not None), ("a sliding window", self.sliding_window != (-1, -1)),
-               ("logits_soft_cap", bool(self.logits_soft_cap)), ("sinks", self.sinks is not None),
-               ("another layer's keys", self.kv_sharing_target_layer_name is not None))
-        return next((f"it has {name}" for name, there in own if there), None)
 
     @classmethod
     def unit_of(cls, plan: str) -> int:
@@ -194,6 +215,18 @@ class KvstrataImpl(FlashAttentionImpl):
             super().forward(layer, query[decodes:], key[decodes:], value[decodes:], kv_cache, attn_metadata.rest,
                             output[decodes:])
         return output
+
+
+def why_unserved(impl: FlashAttentionImpl, head_dims: Sequence[int]) -> str | None:
+    """Why a layer does not decode by a plan that has ops for heads of these sizes; None: it does."""
+    if impl.attn_type != AttentionType.DECODER:
+        return f"it is {impl.attn_type}"
+    if impl.head_size not in head_dims or impl.num_heads > GROUP * impl.num_kv_heads:
+        return f"it has {impl.num_heads} heads of {impl.head_size} on {impl.num_kv_heads}"
+    own = (("alibi_slopes", impl.alibi_slopes is not None), ("a sliding window", impl.sliding_window != (-1, -1)),
+           ("logits_soft_cap", bool(impl.logits_soft_cap)), ("sinks", impl.sinks is not None),
+           ("another layer's keys", impl.kv_sharing_target_layer_name is not None))
+    return next((f"it has {name}" for name, there in own if there), None)
 
 
 def _fits(plan: str, block_tokens: int) -> bool:

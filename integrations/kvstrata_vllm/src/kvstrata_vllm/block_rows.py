@@ -105,15 +105,8 @@ class BlockRows:
         return common.max_query_len
 
     def _in_full(self, common: CommonAttentionMetadata, decodes: int) -> int | None:
-        """Rows in front whose token is a prompt's last: they attend all, as prompts do."""
-        prompts = common.is_prefilling
-        if prompts is None or not decodes or not bool(prompts[:decodes].any()):
-            return None
-        # vLLM's has no entries for rows that pad a graph.
-        flags = torch.zeros(common.num_reqs, dtype=torch.uint8, pin_memory=PIN_MEMORY)
-        flags[:len(prompts)] = prompts[:common.num_reqs]
-        self._flags = flags.to(self._device, non_blocking=True)
-        return self._flags.data_ptr()
+        self._flags = last_of_prompts(common, decodes, self._device)
+        return None if self._flags is None else self._flags.data_ptr()
 
     def _living(self) -> tuple[BlockAttention, BlockAudit]:
         """Over the blocks that vLLM has given the layers."""
@@ -169,6 +162,18 @@ class BlockRows:
             cls._reserved = torch.zeros(count, dtype=torch.uint8, device="cuda")
             _log.info("plan %s: up to %d of %d sequences of a step attend by it, in %d MiB of the GPU", plan,
                       shape.max_decodes, shape.max_rows, count >> 20)
+
+
+def last_of_prompts(common: CommonAttentionMetadata, decodes: int, device: torch.device) -> torch.Tensor | None:
+    """uint8 [rows] on the device: rows in front whose token is a prompt's last. They attend all, as prompts do. None:
+    there is none."""
+    prompts = common.is_prefilling
+    if prompts is None or not decodes or not bool(prompts[:decodes].any()):
+        return None
+    # vLLM's has no entries for rows that pad a graph.
+    flags = torch.zeros(common.num_reqs, dtype=torch.uint8, pin_memory=PIN_MEMORY)
+    flags[:len(prompts)] = prompts[:common.num_reqs]
+    return flags.to(device, non_blocking=True)
 
 
 def limited(plan: str, shape: BlockShape, config: Any) -> BlockShape:

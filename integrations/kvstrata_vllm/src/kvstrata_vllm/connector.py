@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from kvstrata.block_planes import BLOCK_TOKENS
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole, KVConnectorTransferResults
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 
@@ -19,7 +20,7 @@ from .adapters import Adapters
 from .chunk_metadata import ChunkMetadata, ChunkWorkerMetadata, Loaded
 from .chunk_worker import ChunkWorker
 from .loaded import identity_of
-from .plan_choice import FULL, plan_of
+from .plan_choice import FULL, of_planes, plan_of
 from .source import ChunkSource
 from .space import backends_of, layout_of
 from .spec import credits_ahead
@@ -37,6 +38,7 @@ class KvstrataConnector(OffloadingConnector):
         self._worker: ChunkWorker | None = None
         self._loaded: Loaded | None = None
         self._plan, self._link = FULL, None  # a worker's
+        self._planes = of_planes(plan_of(vllm_config))
 
     @classmethod
     def build_prom_metrics(cls, vllm_config: Any, *others: Any, **named: Any) -> Any:
@@ -76,7 +78,18 @@ class KvstrataConnector(OffloadingConnector):
         found = super().get_num_new_matched_tokens(request, num_computed_tokens)
         if found[0] is None:
             self._source.put_off(request.request_id, num_computed_tokens)
+        elif self._planes and found[0]:
+            return self._whole_groups(request.num_tokens, num_computed_tokens, found[0])
         return found
+
+    def _whole_groups(self, prompt: int, computed: int, found: int) -> tuple[int, bool]:
+        """vLLM computes the last token of a prompt that is held whole, and blocks of planes have no rows to go on from:
+        a chunk less is loaded then."""
+        if computed + found < prompt and (computed + found) % BLOCK_TOKENS == 0:
+            return found, True
+        chunk = versions.chunk_tokens(self.scheduler)
+        less = 0 if chunk is None else (prompt - 1) // chunk * chunk - computed
+        return max(0, less), less > 0
 
     def build_connector_meta(self, scheduler_output: Any) -> ChunkMetadata:
         made: Any = super().build_connector_meta(scheduler_output)
@@ -113,7 +126,7 @@ class KvstrataConnector(OffloadingConnector):
         rank = self._vllm_config.parallel_config.rank
         self._worker = ChunkWorker(rank, identity, transfers)
         self._plan = plan_of(self._vllm_config)
-        if self._plan != FULL:
+        if self._plan != FULL and not self._planes:
             transfers.filled = self._index
         self._link = spec.worker_link
         self._loaded = Loaded(rank, identity, backends_of(self._vllm_config, list(kv_caches)), spec.worker_link.welcome)

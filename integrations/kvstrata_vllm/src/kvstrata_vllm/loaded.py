@@ -49,8 +49,8 @@ _HARMLESS = {
                     "of the whole engine; what of it changes keys is in settings_of, or in the modules it made"),
 }
 
-# A module of ours whose objects are made of the configuration, and know their place in the engine besides.
-_OPAQUE = "kvstrata_vllm.attention"
+# Modules of ours whose objects are made of the configuration, and know their place in the engine besides.
+_OPAQUE = ("kvstrata_vllm.attention", "kvstrata_vllm.planes_attention")
 
 # What vLLM's modules have in plain attributes is working memory, and adapters of LoRA, which the names of their
 # requests' blocks have: but what these words are in.
@@ -88,7 +88,7 @@ class _Loaded:
         self.identity = LoadedModel(
             model, engine="vllm", config=config.model_config.hf_text_config, dtype=str(config.model_config.dtype),
             settings=settings_of(config), given=given, transparent=transparent_of(model),
-            trusted=trusted(), opaque=("vllm", "torch", _OPAQUE), harmless=_HARMLESS, scratch=_is_scratch,
+            trusted=trusted(), opaque=("vllm", "torch", *_OPAQUE), harmless=_HARMLESS, scratch=_is_scratch,
             resum_every=_RESUM_EVERY)
         self.looked_at = time.monotonic()
 

@@ -6,11 +6,13 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from .unsupported import Unsupported
 
 FULL = "full"
+PLANES_HEAD_DIMS = (64, 128)
 _WAY_OUT = "or take --attention-backend CUSTOM away, or start with KVSTRATA_DISABLE=1"
 
 
@@ -22,6 +24,23 @@ def plan_of(config: Any) -> str:
     if unknown:
         raise Unsupported(f"--additional-config has kvstrata.{unknown[0]}: known is plan; take it out")
     return str(own.get("plan", FULL))
+
+
+@functools.cache
+def of_planes(plan: str) -> bool:
+    """Whether vLLM's blocks hold planes under it. kvstrata.Unimplemented: planes with options that are not served
+    there."""
+    if plan == FULL:  # it needs no library
+        return False
+    from kvstrata import Unimplemented
+    from kvstrata.block_planes import PlanesShape, form_of
+    try:
+        form_of(plan, PlanesShape(layers=1, query_heads=1, kv_heads=1, head_dim=PLANES_HEAD_DIMS[0], dtype="bf16"))
+    except Unimplemented as error:
+        if error.reason != "BLOCK_PLAN" or plan.partition("{")[0].strip() == "planes":
+            raise
+        return False
+    return True
 
 
 def refuse_other_devices(config: Any) -> None:
@@ -57,6 +76,27 @@ def refuse(config: Any) -> None:
          f"--enable-dbo runs two halves of a step at once, and plan {plan!r} has one workspace; take it or the plan away"),
         (config.model_config.use_mla, f"the model has MLA, which plan {plan!r} does not serve; take the plan away"),
     )
+    if of_planes(plan):
+        problems += _beside_planes(config, plan)
     problem = next((text for wrong, text in problems if wrong), None)
     if problem is not None:
         raise Unsupported(f"{problem}, {_WAY_OUT}")
+
+
+def _beside_planes(config: Any, plan: str) -> tuple[tuple[bool, str], ...]:
+    """What cannot be beside blocks that hold no rows, with the reason."""
+    model, transfer = config.model_config, config.kv_transfer_config
+    extra = transfer.kv_connector_extra_config if transfer is not None else {}
+    return (
+        (not config.use_v2_model_runner,
+         f"plan {plan!r} needs vLLM's model runner V2, which says whose a row is; take VLLM_USE_V2_MODEL_RUNNER=0, or "
+         "the flags that vLLM's log names, away, or the plan"),
+        (model.is_hybrid,
+         f"the model has recurrent states, whose pages vLLM makes as large as those of rows, and plan {plan!r} has "
+         "none; take the plan away"),
+        (model.is_mm_prefix_lm,
+         f"the model attends some of its prompts both ways, which plan {plan!r} does not serve; take the plan away"),
+        (bool(extra.get("canonical_layout")),
+         f"canonical_layout divides blocks by their rows, and those of plan {plan!r} have none; take canonical_layout "
+         "out of kv_connector_extra_config, or the plan away"),
+    )

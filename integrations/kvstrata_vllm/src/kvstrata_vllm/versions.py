@@ -21,6 +21,12 @@ def positions_of(context: Any) -> dict[bytes, int]:
     return context._offload_key_positions
 
 
+def chunk_tokens(scheduler: Any) -> int | None:
+    """Tokens per chunk of vLLM's offloading scheduler. None: it looks groups of caches up in several ways."""
+    groups = scheduler.config.kv_group_configs
+    return groups[0].tokens_per_chunk if len(groups) == 1 else None
+
+
 def tokens_per_block(config: Any, kv_cache_config: Any) -> int:
     """Tokens per block in the group of caches that has the largest, of those that are offloaded."""
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import get_offloading_group_ids
