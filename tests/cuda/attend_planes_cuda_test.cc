@@ -237,14 +237,21 @@ TEST(AttendPlanesCuda, OneWorkspaceServesBatchesOfSeveralSizes) {
   Rng rng(TestSeed());
   PlanesShape s;
   s.batch = 3;
+  s.kv_heads = 1;
+  s.groups_max = 40;  // for several CTAs an item, each of which leaves something
+  s.rule.skip_below = 0;
   PlanesCase c(s, rng);
-  c.SetTokens({700, 650, 769});
-  for (const int batch : {1, 2, 1, 3}) {
-    SCOPED_TRACE(batch);
+  c.SetTokens({2500, 2000, 2561});
+  for (const int batch : {1, 2, 1, 3, 2, 3}) {
     AttendPlanesBatch work = c.work();
     work.batch = batch;
     c.PoisonOutputs();
     ASSERT_EQ(kvs_cuda_ops()->attend_planes(work, nullptr), 0);
+    c.Read();
+    const size_t written = c.got().rows.size() / 3 * static_cast<size_t>(batch);
+    for (size_t i = 0; i < written; ++i) {
+      ASSERT_FALSE(std::isnan(c.got().rows[i])) << "batch of " << batch << ", element " << i;
+    }
   }
   c.ExpectRule();
 }
