@@ -22,8 +22,9 @@ extern "C" {
  * Calls of one handle are of one stream, or ordered by it, and one at a time.
  *
  * An engine may find a prefix whose blocks another row of the same step fills. What reads them is
- * called behind what fills them: prompts in ascending order of `before`. Where a prompt's only token
- * is among the rows that decode, decode is called once more behind the prompts: it may be repeated.
+ * called behind what fills them: prompts in ascending order of `before`. Where a prompt's only
+ * token is among the rows that decode, decode is called once more behind the prompts: it may be
+ * repeated.
  *
  * A request goes on in one slot: tokens behind the last full block are the slot's. What it takes
  * over from others is whole blocks. */
