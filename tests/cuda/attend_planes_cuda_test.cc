@@ -85,6 +85,17 @@ TEST(AttendPlanesCuda, KeepsSinksAndWindowFine) {
   }
 }
 
+TEST(AttendPlanesCuda, AttendsInFullWhereNIsZero) {
+  Rng rng(TestSeed());
+  PlanesCase c({}, rng);
+  c.SetTokens({765, 600});
+  c.AttendInFull(1);
+  ASSERT_EQ(c.Run(), 0);
+  c.ExpectRule();
+  EXPECT_EQ(c.counts().candidates, 2 * (11 * 64 - 4 - 3)) << "the first sequence's";
+  EXPECT_LT(c.counts().fine, c.counts().candidates);
+}
+
 TEST(AttendPlanesCuda, TakesEveryNumberOfGroups) {
   Rng rng(TestSeed());
   PlanesShape s;

@@ -29,9 +29,8 @@ struct Arguments {
   float scale;      // with log2(e)
   float relative;   // what a logit loses besides L_h - log2(N), so that 2^6 is fine
   float read_from;  // ItemRule's
-  Partials splits;  // what an item's CTAs leave, in the workspace, here and below
+  Partials splits;  // what an item's CTAs leave, in the workspace, as samples
   float4* samples;  // [ctas][rows]
-  uint32_t* counters;
 
   __host__ __device__ int64_t rows() const {
     return int64_t{work.batch} * work.planes.kv_heads * work.group;
@@ -197,7 +196,7 @@ __device__ __forceinline__ void FindReferences(const Arguments& a, const CtaPlac
     if (head < a.work.group) {
       of_head = LogNormaliser(a.samples, gridDim.x, a.work.with, a.rows(), place.first_row + head,
                               lengths, sample) -
-                log2f(static_cast<float>(lengths.tokens)) + a.relative;
+                log2f(static_cast<float>(max(lengths.tokens, 1))) + a.relative;
     }
     if (threadIdx.x % 32 == 0) reference[head] = of_head;
   }
@@ -232,7 +231,7 @@ __device__ __forceinline__ void Finish(const Arguments& a, const CtaPlace& place
                         static_cast<int32_t>(blockIdx.x),
                         static_cast<int32_t>(gridDim.x),
                         a.splits,
-                        a.counters + place.item};
+                        w.counters + place.item};
   if (threadIdx.x == 0) shared.is_last = gridDim.x == 1;
   __syncthreads();
   FinishItem<Shape::kThreads, kDim>(
@@ -319,7 +318,6 @@ Arguments ArgumentsOf(const AttendPlanesBatch& w) {
   a.splits.o = reinterpret_cast<float*>(a.samples + rows);
   a.splits.m = a.splits.o + rows * w.planes.format.dim;
   a.splits.l = a.splits.m + rows;
-  a.counters = reinterpret_cast<uint32_t*>(a.splits.l + rows);
   return a;
 }
 
@@ -357,7 +355,7 @@ int Launch(const AttendPlanesBatch& w, Stream stream) {
 int64_t AttendPlanesWorkspaceBytes(const AttendPlanesBatch& w) {
   const int64_t items = int64_t{w.batch} * w.planes.kv_heads;
   const int64_t of_row = w.planes.format.dim + 6;  // floats: a sample, m, l, o
-  return (CtasOf(w) * items * w.group * of_row + items) * int64_t{sizeof(float)};
+  return CtasOf(w) * items * w.group * of_row * int64_t{sizeof(float)};
 }
 
 int AttendPlanesCuda(const AttendPlanesBatch& w, Stream stream) {

@@ -38,7 +38,8 @@ struct AttendPlanesBatch {
   PlanesRule rule;      // fine_above > 0, run 1
   int32_t batch = 0;
   int32_t group = 0;                // query heads a KV head, 1..8
-  const int32_t* tokens = nullptr;  // device [batch], N: raw rows and the new one included
+  // device [batch], N: raw rows and the new one included; 0: all of the sequence is fine
+  const int32_t* tokens = nullptr;
   const int32_t* groups = nullptr;  // device [batch], that are sealed; fewer tokens than N
   const void* q = nullptr;          // device [batch][kv_heads * group][head_dim]
   DType q_dtype = DType::kBF16;
@@ -50,11 +51,11 @@ struct AttendPlanesBatch {
   AttentionOutput to;  // to.rows null: `partial` is written instead
   Partials partial;    // 1 part: sealed tokens', rotated back
   PlanesReport report;
-  // device, AttendPlanesWorkspaceBytes, 16-byte aligned; zero before the first call and after each
-  void* workspace = nullptr;
+  uint32_t* counters = nullptr;  // device [batch * kv_heads], zero; left zero
+  void* workspace = nullptr;     // device, AttendPlanesWorkspaceBytes, 16-byte aligned
 };
 
-// For this shape (planes.format, kv_heads, batch, group) on the current GPU.
+// For this shape (planes but for addresses, batch, group) on the current GPU.
 int64_t AttendPlanesWorkspaceBytes(const AttendPlanesBatch& work);
 
 // cudaErrorInvalidValue: a shape outside the ranges above. Calls that share a workspace must be

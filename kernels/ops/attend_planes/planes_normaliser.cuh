@@ -14,7 +14,7 @@ struct PlanesLengths {
   int32_t tokens, groups, start, stop;
 
   __device__ static PlanesLengths Of(const AttendPlanesBatch& w, int sequence) {
-    const int32_t tokens = w.tokens[sequence], groups = w.groups[sequence];
+    const int32_t tokens = w.tokens[sequence], groups = w.groups[sequence];  // 0 tokens: in full
     const int32_t sealed = kGroupTokens * groups, start = min(w.rule.sinks, sealed);
     return {tokens, groups, start, max(start, min(max(tokens - w.rule.recent, 0), sealed))};
   }
