@@ -16,8 +16,8 @@ bool LieOnDevice(const cuda::CudaOps& ops, std::span<std::byte* const> pages) {
 Result<std::shared_ptr<std::byte>> DeviceExtents::Take(uint64_t bytes, cuda::Stream stream) {
   std::unique_ptr<DeviceBuffer> buffer = Spare(bytes);
   if (buffer != nullptr) {
-    KVS_RETURN_IF_ERROR(CudaStatus(ops_, ops_.zero_async(buffer->as<void>(), bytes, stream),
-                                   "zeroing an extent"));
+    KVS_RETURN_IF_ERROR(
+        CudaStatus(ops_, ops_.zero_async(buffer->as<void>(), bytes, stream), "zeroing an extent"));
   } else {
     buffer = std::make_unique<DeviceBuffer>();
     KVS_RETURN_IF_ERROR(buffer->Reserve(ops_, bytes));

@@ -24,7 +24,7 @@ namespace kvstrata {
 struct Gpus {
   const cuda::CudaOps* ops = nullptr;  // null: no GPU
   std::vector<int> ordinals;           // in this process, by device
-  std::vector<GpuPackers> packers;  // by device
+  std::vector<GpuPackers> packers;     // by device
 };
 
 struct PoolResources {

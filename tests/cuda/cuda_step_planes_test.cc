@@ -17,7 +17,7 @@ TEST(CudaStepPlanes, FollowTheCpuStep) {
       for (int i = 0; i < batch; ++i) lengths.push_back(130 + Below(twins.rng, 200));
       ASSERT_NO_FATAL_FAILURE(Prefill(twins, lengths));
       ASSERT_NO_FATAL_FAILURE(twins.Run(twins.Each(1), {.dtype = dtype}));  // nothing is sealed
-      for (int i = 0; i < 70; ++i) {  // a group fills
+      for (int i = 0; i < 70; ++i) {                                        // a group fills
         ASSERT_NO_FATAL_FAILURE(twins.Pack());
         ASSERT_NO_FATAL_FAILURE(twins.Run(twins.Each(1), {.dtype = dtype}));
       }

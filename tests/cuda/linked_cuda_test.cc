@@ -179,7 +179,8 @@ TEST_F(LinkedCuda, PackedRowsAreAttended) {
   EXPECT_LT(attended_, 180u);
 }
 
-// All is read by all planes: off by the rounding of eight bits. Raw rows of what is packed are gone.
+// All is read by all planes: off by the rounding of eight bits. Raw rows of what is packed are
+// gone.
 TEST_F(LinkedCuda, PlanesAreAttended) {
   constexpr char kPlanes[] = "planes{recent = 4096, min_tokens = 0, keep_raw = \"no\"}";
   testing::Operator admin(daemon_.socket());

@@ -109,8 +109,8 @@ class PlanesCase {
   }
 
  private:
-  // Groups to blocks [kv_heads][block_groups] at random places of one array; what has an s of 1 or 2
-  // begins and repeats 2 or 4 times as far away.
+  // Groups to blocks [kv_heads][block_groups] at random places of one array; what has an s of 1 or
+  // 2 begins and repeats 2 or 4 times as far away.
   void Place(Rng& rng) {
     const int blocks = (s_.groups_max + s_.block_groups - 1) / s_.block_groups;
     std::vector<int> places(static_cast<size_t>(blocks) * s_.batch);

@@ -85,7 +85,11 @@ class PlanesPackerCuda : public testing::TestWithParam<Shape> {
  protected:
   void SetUp() override {
     const auto [dim, page, dtype, keep, bytes] = GetParam();
-    g_ = {.layers = 2, .query_heads = 6, .kv_heads = 3, .head_dim = dim, .page_tokens = page,
+    g_ = {.layers = 2,
+          .query_heads = 6,
+          .kv_heads = 3,
+          .head_dim = dim,
+          .page_tokens = page,
           .dtype = dtype};
     plan_ = ParsePlan("planes{min_tokens = 0, keep = " + std::to_string(keep) + "}").value();
     Result<GpuPackers> packers = NewGpuPackers(*kvs_cuda_ops(), 0);

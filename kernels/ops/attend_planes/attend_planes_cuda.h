@@ -37,7 +37,7 @@ struct AttendPlanesBatch {
   DevicePlanes planes;  // format.tokens 64
   PlanesRule rule;      // fine_above > 0, run 1
   int32_t batch = 0;
-  int32_t group = 0;                // query heads a KV head, 1..8
+  int32_t group = 0;  // query heads a KV head, 1..8
   // device [batch], N: raw rows and the new one included; 0: all of the sequence is fine
   const int32_t* tokens = nullptr;
   const int32_t* groups = nullptr;  // device [batch], that are sealed; fewer tokens than N

@@ -384,7 +384,8 @@ __global__ void __launch_bounds__(kThreads)
     return reinterpret_cast<char*>(FirstRunIn(runs.blocks[block], offset));
   };
   g.upper = first_run(w.planes.upper, w.upper_layer_stride) + int64_t{in_block} * upper_bytes;
-  g.lower = first_run(w.planes.lower, w.lower_layer_stride) + int64_t{in_block} * tokens * row_bytes;
+  g.lower =
+      first_run(w.planes.lower, w.lower_layer_stride) + int64_t{in_block} * tokens * row_bytes;
   const bool is_strange = FindExtremes<T, kDim, false>(g, shared);
   const bool is_careful = __syncthreads_or(is_strange);
   if (is_careful) {

@@ -185,9 +185,8 @@ class PackedRecompressor final : public Recompressor {
 
   // That of this codec's row.
   static const SegmentPacker* OnGpu(const RecompressInput& input) {
-    return input.gpu_packers == nullptr
-               ? nullptr
-               : input.gpu_packers->Of<SegmentPacker>(CodecKind::kPacked);
+    return input.gpu_packers == nullptr ? nullptr
+                                        : input.gpu_packers->Of<SegmentPacker>(CodecKind::kPacked);
   }
 
   // Where plans and open extents are made already, they must lie there too. What is closed at once

@@ -148,8 +148,15 @@ Status CudaPlanesPacker::Pack(const RecompressInput& input, const Geometry& g, i
   const auto page_count = static_cast<int32_t>(pages.size());
   const PageLayout layout = PageLayout::Of(g);
   cuda::PackPlanesBatch w;
-  w.keys = {table,      page_count, g.page_tokens,          g.kv_heads,        g.head_dim,
-            g.dtype,    layout.KeyOffset(0, 0, 0), layout.head_stride, layout.slot_stride};
+  w.keys = {table,
+            page_count,
+            g.page_tokens,
+            g.kv_heads,
+            g.head_dim,
+            g.dtype,
+            layout.KeyOffset(0, 0, 0),
+            layout.head_stride,
+            layout.slot_stride};
   w.values = w.keys;
   w.values.offset = layout.ValueOffset(0, 0, 0);
   w.planes.format = to.format;

@@ -25,10 +25,11 @@ PlanesFormat FormatOf(const Plan& plan, const Geometry& g) {
 uint64_t AddressOf(const std::byte* at) { return reinterpret_cast<uint64_t>(at); }
 
 Status CheckPlanesExtent(const PlanesExtent& e, const PlanesFormat& format) {
-  if (e.format != format) return DamagedExtent(e.tokens, "has groups of another form than the plan's");
+  if (e.format != format)
+    return DamagedExtent(e.tokens, "has groups of another form than the plan's");
   if (!std::has_single_bit(static_cast<uint32_t>(e.groups))) {
-    return DamagedExtent(e.tokens, "has " + std::to_string(e.groups) +
-                                       " groups, which is no power of two");
+    return DamagedExtent(e.tokens,
+                         "has " + std::to_string(e.groups) + " groups, which is no power of two");
   }
   if ((AddressOf(e.upper) | AddressOf(e.lower)) % kRunAlign != 0) {
     return DamagedExtent(e.tokens, "does not lie at a multiple of 32 bytes");
@@ -239,8 +240,8 @@ Status CudaPlanes::AddReads(const CudaFrame& frame, const CudaPart& part, int me
   KVS_RETURN_IF_ERROR(frame.CopyToHost(fetched.data(), FetchedOf(frame, member, layer),
                                        fetched.size() * sizeof(uint64_t)));
   for (const uint64_t bytes : fetched) cost->attend_bytes += bytes;
-  const bool in_full = InFull(frame, part, layer) ||
-                       AttendsInFull(part.plan, frame.member(member).view.tokens + 1);
+  const bool in_full =
+      InFull(frame, part, layer) || AttendsInFull(part.plan, frame.member(member).view.tokens + 1);
   const auto sealed = static_cast<uint64_t>(EndOf(frame.state(member)));
   (in_full ? cost->rows : cost->coarse_rows) += sealed * fetched.size();
   return OkStatus();

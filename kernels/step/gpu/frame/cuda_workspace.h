@@ -93,7 +93,7 @@ class CudaWorkspace {
   const StepMemory::Column words_;    // StepMember::not_finite_word
   WordTable pages_;                   // addresses, by member
   int32_t chunk_ = 0;                 // new tokens of a launch of attend_chunk
-  DeviceBuffer attend_counters_;      // for attend_chunk, attend_packed, attend_planes, attend_spans
+  DeviceBuffer attend_counters_;  // for attend_chunk, attend_packed, attend_planes, attend_spans
   DeviceBuffer attend_workspace_, chunk_workspace_;
 };
 
