@@ -332,7 +332,7 @@ class LinkedCuda : public ::testing::Test {
   std::vector<size_t> first_new_;  // position of its first
   size_t attended_ = 0;
   bool late_ = false;                        // steps begin without ids
-  double tolerance_ = kTolerance;            // of what is verified
+  double tolerance_ = kTolerance;            // that an answer may be off by
   std::vector<std::vector<int32_t>> lists_;  // every verified member's, its first group's
 };
 

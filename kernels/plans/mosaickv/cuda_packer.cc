@@ -29,7 +29,7 @@ using cuda::RotatePackItem;
 // CTA on each SM, and 84 MB of scratch with 64K tokens of head dim 128.
 constexpr int64_t kGroup = 128;
 constexpr std::chrono::seconds kAfterShortage{10};
-constexpr uint64_t kSpareBytes = uint64_t{32} << 20;  // of extents' memory for the next ones
+constexpr uint64_t kSpareBytes = uint64_t{32} << 20;  // that extents leave for the next ones
 
 uint64_t AddressOf(const void* at) { return reinterpret_cast<uint64_t>(at); }
 
@@ -145,7 +145,7 @@ class CudaPacker final : public SegmentPacker {
   const cuda::CudaOps& ops_;
   const int device_;
   const cuda::Stream stream_;
-  const std::shared_ptr<DeviceExtents> extents_;  // of flushes
+  const std::shared_ptr<DeviceExtents> extents_;  // for flushes
   mutable Mutex mu_;
   mutable DeviceBuffer scratch_ KVS_GUARDED_BY(mu_);
   mutable PageLockedBuffer staging_ KVS_GUARDED_BY(mu_);  // for PackRows, laid out as its scratch

@@ -39,7 +39,7 @@ class CudaPlanes final : public CudaCodec {
  private:
   struct Room {
     int32_t members = 0;
-    int32_t groups = 0;  // of a sequence
+    int32_t groups = 0;  // that a sequence may have
     bool operator==(const Room&) const = default;
   };
 
