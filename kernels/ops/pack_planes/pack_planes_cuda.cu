@@ -4,6 +4,7 @@
 // bits, and the four lanes that share a word OR it together.
 #include "kernels/cuda/warps/float_bits.cuh"
 #include "kernels/cuda/warps/launch.cuh"
+#include "kernels/ops/pack_planes/device_runs.cuh"
 #include "kernels/ops/pack_planes/pack_planes_cuda.h"
 
 namespace kvstrata::cuda {
