@@ -132,6 +132,12 @@ inline const cuda::CudaOps& PlanesGpuOps() {
       std::memset(at, 0, bytes);
       return 0;
     };
+    fake.allocate_device = [](uint64_t bytes, void** at) {  // as aligned as a GPU's
+      constexpr uint64_t kAlign = 256;
+      const uint64_t whole = (bytes + kAlign - 1) / kAlign * kAlign;
+      *at = std::memset(std::aligned_alloc(kAlign, whole), 0, whole);
+      return 0;
+    };
     fake.attend_raw = AttendRawToPartial;
     fake.attend_planes_workspace_bytes = [](const cuda::AttendPlanesBatch&) { return int64_t{64}; };
     fake.attend_planes = AttendPlanes;
