@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Codec planes in a CudaStep, and its packer, on a table of ops that is a GPU in host memory and
-// computes as `ref` does: tables, lengths, which layers and members attend in full, copies of
-// groups. The kernels: tests/cuda/cuda_step_planes_test.cc, tests/cuda/planes_packer_cuda_test.cc.
+// Codec planes in a CudaStep on a table of ops that is a GPU in host memory and computes as `ref`
+// does: tables, lengths, which layers and members attend in full. The kernels:
+// tests/cuda/cuda_step_planes_test.cc.
 #include "kernels/step/gpu/cuda_step.h"
 #include "tests/fakes/planes_gpu.h"
 #include "tests/kernels/codec_fixture.h"
-#include "tests/kernels/sealed_planes.h"
 
 namespace kvstrata {
 namespace {
@@ -222,31 +221,6 @@ TEST_F(CudaPlanesTest, RefusesExtentsThatItCannotRead) {
   for (Bytes& extent : m.sequence.mutable_extents()) extent[68] ^= std::byte{8 ^ 4};
   const Status refused = begin();
   EXPECT_EQ(refused.reason(), "EXTENT_INVALID") << refused.ToString();
-}
-
-TEST(CudaPlanesPacker, SealsWhatTheHostSeals) {
-  const Geometry g = Shape();
-  const Inputs in(g, kTokens, kSeed);
-  CodecSequence rows(PlanesPlan(), g, in);
-  rows.Commit(kTokens);
-  const RecompressInput input = rows.Input();
-  const GpuPackers packers = std::move(NewGpuPackers(testing::PlanesGpuOps(), 0)).value();
-  const ReadBytes read = [](std::byte* to, const std::byte* from, size_t bytes) {
-    std::memcpy(to, from, bytes);
-  };
-  for (const int64_t bytes : {kExtentBytesGoal, int64_t{1}}) {
-    const auto sealed = [&](const GpuPackers* on) {
-      return SealedPlanes(NewPlanesRecompressor(PlanesPlan(), g, bytes), input.view.pages, on);
-    };
-    SealedPlanes gpu = sealed(&packers), host = sealed(nullptr);
-    for (const int32_t tokens : {63, 64, 200, 450, 512, 575, 580, kTokens}) {
-      SCOPED_TRACE(tokens);
-      ASSERT_NO_FATAL_FAILURE(gpu.Settle(tokens));
-      ASSERT_NO_FATAL_FAILURE(host.Settle(tokens));
-      ASSERT_NO_FATAL_FAILURE(ExpectSameExtents(gpu, host, read));
-    }
-    EXPECT_EQ(host.extents().back().tokens.end, 640);
-  }
 }
 
 }  // namespace
