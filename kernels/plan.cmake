@@ -5,7 +5,7 @@ set(KVS_PLAN_SOURCES
   segment/segmenter.cc segment/complete_units.cc segment/page.cc segment/sentence_rule.cc segment/span_rule.cc
   select/selector.cc select/selector_rows.cc select/fixed_selection.cc select/full.cc select/unit_scores.cc
   select/token_scores.cc select/sentence_ends.cc select/sentence_queries.cc select/notice.cc select/why_in_full.cc
-  codec/extent.cc codec/extent_bytes.cc codec/extent_descriptions.cc codec/head_loop.cc
+  codec/extent.cc codec/extent_bytes.cc codec/extent_descriptions.cc codec/device_extents.cc codec/head_loop.cc
   step/sequence_state.cc step/reported_series.cc step/status_text.cc step/shadow_attention.cc step/step_batch.cc
   step/finite_rows.cc step/step_cost.cc step/step.cc step/step_tiles.cc step/step_works.cc step/break_even.cc
   step/gpu/memory/step_memory.cc step/gpu/memory/repeated_call.cc step/gpu/memory/cuda_hot_pages.cc

@@ -14,7 +14,8 @@ set(KVS_PLANS_SOURCES
   plans/bits/bits.cc plans/bits/bits_segmenter.cc
   plans/bits/gpu/cuda_bits.cc plans/bits/gpu/block_bits.cc
   plans/planes/fine.cc plans/planes/planes.cc plans/planes/planes_layout.cc plans/planes/planes_options.cc
-  plans/planes/planes_recompressor.cc
+  plans/planes/planes_recompressor.cc plans/planes/cuda_planes_packer.cc
+  plans/planes/gpu/cuda_fine.cc plans/planes/gpu/cuda_planes.cc
   plans/sentencekv/bucket.cc plans/sentencekv/importance.cc plans/sentencekv/cuda_sentences.cc
   plans/sentencekv/gpu/cuda_bucket.cc
   plans/sentencekv/ops/buckets/buckets_ref.cc plans/sentencekv/ops/importance/importance_ref.cc

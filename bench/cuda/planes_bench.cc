@@ -174,7 +174,8 @@ class Attention {
     fetched_ = DeviceArray<uint64_t>(items);
     const AttendPlanesBatch w = Planes(0);
     planes_workspace_ = DeviceArray<std::byte>(
-        Zeros<std::byte>(static_cast<size_t>(kvs_cuda_ops()->attend_planes_workspace_bytes(w))));
+        static_cast<size_t>(kvs_cuda_ops()->attend_planes_workspace_bytes(w)));
+    counters_ = DeviceArray<uint32_t>(Zeros<uint32_t>(items));
   }
 
   void SetFactor(float factor) {
@@ -225,6 +226,7 @@ class Attention {
     w.with = RawPartial();
     w.to = {out_.get(), DType::kF32, nullptr};
     if (reports) w.report = {fine_.get(), strips_.get(), cache_.tokens(), fetched_.get()};
+    w.counters = counters_.get();
     w.workspace = planes_workspace_.get();
     return w;
   }
@@ -283,6 +285,7 @@ class Attention {
   DeviceArray<std::byte> workspace_, planes_workspace_;
   DeviceArray<uint8_t> fine_, strips_;
   DeviceArray<uint64_t> fetched_;
+  DeviceArray<uint32_t> counters_;
 };
 
 // The factor of queries, above that which makes most tokens fine, for a share of them.

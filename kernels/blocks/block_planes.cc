@@ -115,6 +115,7 @@ BlockPlanes::BlockPlanes(const Plan& plan, const BlockPlanesShape& shape, const 
   sealed.planes.kv_heads = g.kv_heads;
   sealed.batch = shape.max_rows;
   sealed.group = g.group();
+  planes_counters_ = workspace_.Add<uint32_t>(int64_t{shape.max_rows} * g.kv_heads);
   planes_scratch_ = workspace_.Add<std::byte>(ops.attend_planes_workspace_bytes(sealed));
   rows_of_slots_ = workspace_.Add<std::byte>(g.layers * shape.SlotLayerBytes());
 }
@@ -238,7 +239,6 @@ Status BlockPlanes::AttendSealed(int32_t layer, const TokenRows& q, void* out, i
   w.group = g.group();
   w.tokens = step.tokens;
   w.groups = step.groups;
-  w.in_full = step.full;
   w.ahead = true;  // all but the partial was complete when op attend_raw, right before, went on
   w.q = q.data;
   w.q_dtype = g.dtype;
@@ -246,6 +246,7 @@ Status BlockPlanes::AttendSealed(int32_t layer, const TokenRows& q, void* out, i
   w.scale = g.logit_scale();
   w.with = RawPartial();
   w.to = {out, g.dtype, nullptr};
+  w.counters = workspace_.At(planes_counters_);
   w.workspace = workspace_.At(planes_scratch_);
   return CudaStatus(ops_, ops_.attend_planes(w, stream), "op attend_planes");
 }

@@ -132,6 +132,7 @@ class BlockPlanes {
   BlockPlanesStep step_;
   BlockWorkspace::Piece<uint64_t> no_distance_;  // 0, as a table of one page
   BlockWorkspace::Piece<float> raw_m_, raw_l_, raw_o_;
+  BlockWorkspace::Piece<uint32_t> planes_counters_;
   BlockWorkspace::Piece<std::byte> raw_scratch_, planes_scratch_, rows_of_slots_;
   std::vector<uint64_t> layers_;
   bool is_even_ = false;  // layers lie at one distance

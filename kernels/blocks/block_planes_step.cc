@@ -25,7 +25,6 @@ BlockPlanesStep::BlockPlanesStep(const BlockPlanesShape& shape, const cuda::Cuda
     *piece = workspace->Add<int32_t>(rows);
   }
   tails_ = workspace->Add<int32_t>(2 * rows);
-  full_ = workspace->Add<uint8_t>(rows);
 }
 
 PlanesTables BlockPlanesStep::From(int32_t row) const {
@@ -41,7 +40,6 @@ PlanesTables BlockPlanesStep::From(int32_t row) const {
   tables.seal_from = workspace_.At(seal_from_) + row;
   tables.seal_to = workspace_.At(seal_to_) + row;
   tables.tails = workspace_.At(tails_) + int64_t{2} * row;
-  tables.full = workspace_.At(full_) + row;
   return tables;
 }
 
@@ -97,7 +95,6 @@ Status BlockPlanesStep::Write(const BlockPlanesBatch& batch, int32_t min_tokens,
   w.seal_from = tables.seal_from;
   w.seal_to = tables.seal_to;
   w.tails = tables.tails;
-  w.full = tables.full;
   rows_ = batch.rows;
   decodes_ = batch.decodes;
   return CudaStatus(ops_, ops_.block_slots(w, stream), "op block_slots");

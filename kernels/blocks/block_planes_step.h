@@ -47,7 +47,6 @@ struct PlanesTables {
   int32_t *tokens = nullptr, *raw = nullptr, *groups = nullptr;
   int32_t *seal_from = nullptr, *seal_to = nullptr;
   int32_t* tails = nullptr;  // [rows][2]
-  uint8_t* full = nullptr;
 };
 
 class BlockPlanesStep {
@@ -74,7 +73,6 @@ class BlockPlanesStep {
   BlockWorkspace::Piece<uint64_t> blocks_, slots_, seal_blocks_;
   BlockWorkspace::Piece<int32_t> lengths_, chosen_, from_, to_;
   BlockWorkspace::Piece<int32_t> tokens_, raw_, groups_, seal_from_, seal_to_, tails_;
-  BlockWorkspace::Piece<uint8_t> full_;
   int32_t rows_ = 0, decodes_ = 0;  // the last Write's
 };
 

@@ -6,11 +6,12 @@
 // StoredRows (kernels/rows/stored_rows.h). Codec is a row of the table in codec_rows.cc: all that
 // others ask of a codec, which only its plan's folder knows by name.
 //
-// Recompressors: packed_recompressor.cc (MosaicKV), lowrank_recompressor.cc (SeKV); one
-// conformance suite for both (tests/kernels/codec_test.cc). What they need to go on lies in the
-// extents of the view, so a clone, a restart and a prefix hit cost nothing; beyond that packed
-// remembers whether it has said since the end of the prompt what may go, that it has warned, and
-// that it has stopped where nothing keeps max_loss (who does not remember finds it again).
+// Recompressors: packed_recompressor.cc (MosaicKV), lowrank_recompressor.cc (SeKV),
+// planes_recompressor.cc; one conformance suite for all (tests/kernels/codec_test.cc). What they
+// need to go on lies in the extents of the view, so a clone, a restart and a prefix hit cost
+// nothing; beyond that packed and planes remember whether they have said since the end of the
+// prompt what may go, and packed that it has warned, and that it has stopped where nothing keeps
+// max_loss (who does not remember finds it again).
 // Threads: Due, ReleasableBytes and Clone from several threads at once. Run changes the object: the
 // store runs a clone of its own, without any lock, for seconds, and keeps it if it succeeded.
 // Deterministic: the state after a series of commits depends on them alone, if Run is called until
@@ -54,6 +55,17 @@ class GpuPacker {
   virtual ~GpuPacker() = default;
 };
 
+// Those of one GPU, by CodecKind; null: the codec packs on the host alone.
+struct GpuPackers {
+  std::vector<std::unique_ptr<GpuPacker>> by_codec;
+
+  // T: what the codec's folder declares.
+  template <typename T>
+  const T* Of(CodecKind codec) const {
+    return static_cast<const T*>(by_codec[static_cast<size_t>(codec)].get());
+  }
+};
+
 // What a sequence looks like to its Recompressor.
 struct RecompressInput {
   SequenceView view;           // raw pages (nullptr where released), committed tokens, extents
@@ -63,7 +75,7 @@ struct RecompressInput {
   std::span<const uint8_t> boundary;  // by position
   const Backend* backend = nullptr;
   Executor* executor = nullptr;
-  const GpuPacker* gpu_packer = nullptr;         // the GPU's that the view lies on, if there is one
+  const GpuPackers* gpu_packers = nullptr;       // the GPU's that the view lies on, if there is one
   const std::atomic<bool>* cancelled = nullptr;  // checked between heads; Run answers ABORTED
 };
 
@@ -72,7 +84,7 @@ struct RecompressInput {
 struct RecompressReads {
   Run rows;                      // raw rows of all layers
   std::vector<int32_t> extents;  // numbers of the view's
-  bool in_place = false;         // none of that: input.gpu_packer reads everything where it lies
+  bool in_place = false;         // none of that: input.gpu_packers read everything where it lies
 };
 
 // An extent in memory of a GPU, which is freed with the last copy of this. Its first bytes, as many
@@ -112,7 +124,7 @@ class Recompressor {
   virtual Result<RecompressOutput> Run(const RecompressInput& input) = 0;
 
   // What the next Run reads. Cheap: looks at descriptions alone. Unless `in_place`, that Run must
-  // be given no gpu_packer.
+  // be given no gpu_packers.
   virtual RecompressReads Reads(const RecompressInput& input) const = 0;
 
   // How urgent it is that this runs: raw bytes that Run would release. For the queue's order.
@@ -150,7 +162,7 @@ struct Codec {
   // As ParseParameters; null: it takes none.
   Result<ParametersPtr> (*parameters)(std::span<const std::byte> file, const std::string& name,
                                       const Geometry& geometry, const Plan& plan) = nullptr;
-  // Null: it packs on the host alone. As NewGpuPacker.
+  // Null: it packs on the host alone. As NewGpuPackers.
   Result<std::unique_ptr<GpuPacker>> (*gpu_packer)(const cuda::CudaOps& ops, int device) = nullptr;
   // What the extents of a view hold. DATA_LOSS EXTENT_INVALID.
   Result<std::unique_ptr<StoredRows>> (*parse)(const SequenceView& view,
@@ -191,9 +203,9 @@ std::unique_ptr<Recompressor> NewRecompressor(const Plan& plan, const Geometry& 
 Result<ParametersPtr> ParseParameters(std::span<const std::byte> file, const std::string& name,
                                       const Geometry& geometry, const Plan& plan);
 
-// For Runs whose rows lie on GPU number `device` of this process; null where no codec packs there.
-// `ops` outlives it. GPU_MEMORY, CUDA_ERROR.
-Result<std::unique_ptr<GpuPacker>> NewGpuPacker(const cuda::CudaOps& ops, int device);
+// For Runs whose rows lie on GPU number `device` of this process. `ops` outlives them. GPU_MEMORY,
+// CUDA_ERROR.
+Result<GpuPackers> NewGpuPackers(const cuda::CudaOps& ops, int device);
 
 // What the codec asks of the engine: a sum of Needs (kernels/plan/plan_needs.h).
 uint32_t CodecNeeds(const Plan& plan);

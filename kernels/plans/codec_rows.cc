@@ -51,11 +51,14 @@ Result<ParametersPtr> ParseParameters(std::span<const std::byte> file, const std
   return codec.parameters(file, name, geometry, plan);
 }
 
-Result<std::unique_ptr<GpuPacker>> NewGpuPacker(const cuda::CudaOps& ops, int device) {
+Result<GpuPackers> NewGpuPackers(const cuda::CudaOps& ops, int device) {
+  GpuPackers packers;
   for (const Codec* const codec : kCodecs) {
-    if (codec != nullptr && codec->gpu_packer != nullptr) return codec->gpu_packer(ops, device);
+    std::unique_ptr<GpuPacker>& packer = packers.by_codec.emplace_back();
+    if (codec == nullptr || codec->gpu_packer == nullptr) continue;
+    KVS_ASSIGN_OR_RETURN(packer, codec->gpu_packer(ops, device));
   }
-  return std::unique_ptr<GpuPacker>();
+  return packers;
 }
 
 int64_t DescriptionBytes(std::span<const std::byte> front, int64_t bytes) {

@@ -7,8 +7,9 @@
 // (docs/spec/README.md, "Merge"). A selector asks for scores of keys. What a codec's own selectors
 // need beyond that, its class has.
 //
-// Implementations: packed.h, lowrank.h, and in tests toy_codec.h; one row each in codec_rows.cc
-// says how they are parsed. One conformance suite for all (tests/kernels/stored_rows_test.cc).
+// Implementations: packed.h, lowrank.h, planes.h, and in tests toy_codec.h; one row each in
+// codec_rows.cc says how they are parsed. One conformance suite for all
+// (tests/kernels/stored_rows_test.cc).
 //
 // Threads: immutable; any. Ownership: points into the extents; valid as long as they are. Cost: a
 // call a slice and tile, or a KV head; nothing here is called row by row.

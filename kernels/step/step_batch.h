@@ -41,7 +41,7 @@ struct StepMember {
 // KV head) pairs.
 struct StepCost {
   uint64_t rows = 0;          // at full resolution, in whatever form
-  uint64_t coarse_rows = 0;   // units as one row
+  uint64_t coarse_rows = 0;   // units as one row, or rows by some of their bits
   uint64_t attend_bytes = 0;  // bytes of both
   uint64_t select_bytes = 0;  // summaries and keys that the selection read
 };

@@ -243,8 +243,8 @@ Status Daemon::Parts::StartWork() {
   catalog =
       std::make_unique<ValueCatalog>(store.get(), local_values, ChunkValuesOf(&mapped.chunks));
   KVS_ASSIGN_OR_RETURN(backend, FindBackend(config.backend));
-  std::vector<const GpuPacker*> packers;
-  for (const auto& packer : gpus.packers) packers.push_back(packer.get());
+  std::vector<const GpuPackers*> packers;
+  for (const GpuPackers& of_gpu : gpus.packers) packers.push_back(&of_gpu);
   work = std::make_unique<RecompressQueue>(config.work, store.get(), backend, std::move(packers));
   ImporterOptions importing;
   for (const int gpu : gpus.ordinals) importing.devices.push_back({gpus.ops, gpu});

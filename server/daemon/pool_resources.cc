@@ -35,7 +35,7 @@ Result<PoolResources> FindGpus(const Config& config) {
               {"free_bytes", gpu.free_bytes},
               {"pool_bytes", std::min(config.store.device_bytes, most)}});
     KVS_ASSIGN_OR_RETURN(found.gpus.packers.emplace_back(),
-                         NewGpuPacker(*found.gpus.ops, gpu.ordinal));
+                         NewGpuPackers(*found.gpus.ops, gpu.ordinal));
     found.gpus.ordinals.push_back(gpu.ordinal);
     found.devices.push_back({gpu.uuid, std::move(gpu.memory), most});
   }

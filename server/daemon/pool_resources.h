@@ -3,7 +3,7 @@
 // memory, placed on NUMA nodes as pool.host_numa says.
 //
 // Thread-safety: a function without state. Cost: of GPUs, that each gets a context. Errors: what
-// NewCudaDevices, LoadCudaOps, NewGpuPacker and NumaTopology::Choose answer; memory that cannot be
+// NewCudaDevices, LoadCudaOps, NewGpuPackers and NumaTopology::Choose answer; memory that cannot be
 // placed, where nobody asked for it, is a warning in the log.
 #ifndef KVSTRATA_SERVER_DAEMON_POOL_RESOURCES_H_
 #define KVSTRATA_SERVER_DAEMON_POOL_RESOURCES_H_
@@ -22,9 +22,9 @@ namespace kvstrata {
 
 // What the daemon computes with on GPUs.
 struct Gpus {
-  const cuda::CudaOps* ops = nullptr;               // null: no GPU
-  std::vector<int> ordinals;                        // in this process, by device
-  std::vector<std::unique_ptr<GpuPacker>> packers;  // by device, may be null
+  const cuda::CudaOps* ops = nullptr;  // null: no GPU
+  std::vector<int> ordinals;           // in this process, by device
+  std::vector<GpuPackers> packers;     // by device
 };
 
 struct PoolResources {

@@ -152,7 +152,7 @@ void LogFailure(const RecompressJob& job, const Status& why) {
 }  // namespace
 
 RecompressQueue::RecompressQueue(const WorkOptions& options, Store* store, const Backend* backend,
-                                 std::vector<const GpuPacker*> gpu_packers)
+                                 std::vector<const GpuPackers*> gpu_packers)
     : options_(options), store_(store), backend_(backend), gpu_packers_(std::move(gpu_packers)) {
   try {
     for (uint32_t i = 0; i < options_.threads; ++i) {
@@ -262,7 +262,7 @@ void RecompressQueue::Recompress(uint64_t sequence, Executor* executor) {
   RecompressJob job = std::move(*taken);
   job.input.backend = backend_;
   job.input.executor = executor;
-  if (!gpu_packers_.empty()) job.input.gpu_packer = gpu_packers_[job.device];
+  if (!gpu_packers_.empty()) job.input.gpu_packers = gpu_packers_[job.device];
   const Clock::time_point start = Clock::now();
   std::unique_ptr<Recompressor> next;
   RecompressOutput output;

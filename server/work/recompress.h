@@ -44,7 +44,7 @@ class RecompressQueue final : public RecompressSink {
   // `gpu_packers`: of the GPUs that the device pools are on, by the store's numbers, borrowed;
   // empty: there is none.
   RecompressQueue(const WorkOptions& options, Store* store, const Backend* backend,
-                  std::vector<const GpuPacker*> gpu_packers = {});
+                  std::vector<const GpuPackers*> gpu_packers = {});
   // Stop.
   ~RecompressQueue() override;
   // Cancels what runs (of a build after the piece under way), drops what waits, joins. The store
@@ -76,7 +76,7 @@ class RecompressQueue final : public RecompressSink {
   const WorkOptions options_;
   Store* const store_;
   const Backend* const backend_;
-  const std::vector<const GpuPacker*> gpu_packers_;
+  const std::vector<const GpuPackers*> gpu_packers_;
 
   mutable Mutex mu_;
   std::condition_variable wake_;

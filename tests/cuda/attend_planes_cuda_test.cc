@@ -85,6 +85,17 @@ TEST(AttendPlanesCuda, KeepsSinksAndWindowFine) {
   }
 }
 
+TEST(AttendPlanesCuda, AttendsInFullWhereNIsZero) {
+  Rng rng(TestSeed());
+  PlanesCase c({}, rng);
+  c.SetTokens({765, 600});
+  c.AttendInFull(1);
+  ASSERT_EQ(c.Run(), 0);
+  c.ExpectRule();
+  EXPECT_EQ(c.counts().candidates, 2 * (11 * 64 - 4 - 3)) << "the first sequence's";
+  EXPECT_LT(c.counts().fine, c.counts().candidates);
+}
+
 TEST(AttendPlanesCuda, TakesEveryNumberOfGroups) {
   Rng rng(TestSeed());
   PlanesShape s;
@@ -205,32 +216,6 @@ TEST(AttendPlanesCuda, OneGraphServesGrowingSequencesAndRepeats) {
   graph.Replay();
   c.Read();
   EXPECT_EQ(std::memcmp(first.data(), c.got().rows.data(), first.size() * sizeof(float)), 0);
-}
-
-// Sequences of `in_full` are as if their window were all they have, bit for bit, and others as
-// ever.
-TEST(AttendPlanesCuda, AttendsSomeSequencesInFull) {
-  Rng rng(TestSeed());
-  PlanesCase c({}, rng);
-  c.SetTokens({700, 650});
-  const auto rows_of = [&](const AttendPlanesBatch& work) {
-    c.PoisonOutputs();
-    Check(kvs_cuda_ops()->attend_planes(work, nullptr), "attend_planes");
-    c.Read();
-    return c.got().rows;
-  };
-  const std::vector<float> plain = rows_of(c.work());
-  AttendPlanesBatch work = c.work();
-  work.rule.recent = 100000;
-  std::vector<float> want = rows_of(work);
-  const size_t half = plain.size() / 2;
-  std::copy_n(plain.begin() + half, half, want.begin() + half);
-  const DeviceArray<uint8_t> in_full(std::vector<uint8_t>{1, 0});
-  work = c.work();
-  work.in_full = in_full.get();
-  const std::vector<float> got = rows_of(work);
-  EXPECT_EQ(std::memcmp(got.data(), want.data(), got.size() * sizeof(float)), 0);
-  EXPECT_NE(std::memcmp(got.data(), plain.data(), half * sizeof(float)), 0);
 }
 
 TEST(AttendPlanesCuda, OneWorkspaceServesBatchesOfSeveralSizes) {

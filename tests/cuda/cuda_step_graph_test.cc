@@ -136,7 +136,8 @@ TEST(CudaStep, RepeatedCallsBecomeGraphs) {
         {kTokens, kTokens, kChess},
         {kSentences, kQuest},
         {kBits, kMissed, kFourBits},
-        {kMosaic}}) {
+        {kMosaic},
+        {kPlanes, kFinePlanes}}) {
     SCOPED_TRACE(plans.front());
     Twins twins(Small(), plans, 2 * kCapacity);
     std::vector<int32_t> lengths;

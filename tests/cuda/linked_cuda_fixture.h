@@ -295,7 +295,7 @@ class LinkedCuda : public ::testing::Test {
       }
       const auto want = Attention(layer, members[i]->ids, lists);
       const auto got = tensors->Output(layer, rows_[i]);
-      ASSERT_LE(RelativeError(got, want), kTolerance)
+      ASSERT_LE(RelativeError(got, want), tolerance_)
           << "seed " << TestSeed() << ", layer " << layer << ", member " << i << " of "
           << members[i]->ids.size() << " tokens";
       attended_ = lists[0].size();
@@ -332,6 +332,7 @@ class LinkedCuda : public ::testing::Test {
   std::vector<size_t> first_new_;  // position of its first
   size_t attended_ = 0;
   bool late_ = false;                        // steps begin without ids
+  double tolerance_ = kTolerance;            // that an answer may be off by
   std::vector<std::vector<int32_t>> lists_;  // every verified member's, its first group's
 };
 
@@ -345,8 +346,7 @@ inline constexpr char kQuest[] = "quest{budget = 64, min_tokens = 0}";
 inline constexpr char kChess[] =
     "chess{page = 16, pages_per_chunk = 2, chunks_per_grid = 4, window = 2, rho = [0.6, 0.6, 0.5], "
     "trigger = \"every\", every = 1, min_tokens = 0}";
-// All values of a row are kept, so that packed rows are those that were written, but for a
-// rounding of their rotation. A worker of the daemon packs the prompt, then every 16 tokens.
+// Packed rows are those that were written, but for rounding: the prompt's, then every 16 tokens.
 inline constexpr char kMosaic[] =
     "mosaickv{keep = 64, truncate = false, segment = 128, buffer = 16, share = 0.25, "
     "min_tokens = 0}";

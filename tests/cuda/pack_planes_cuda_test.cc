@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -25,6 +26,7 @@ struct PackShape {
   DType dtype = DType::kBF16;
   float size = 1;
   bool has_strange = false;  // NaN, infinities, what no fp16 holds
+  bool by_entry = false;     // how far apart heads lie in a block is said by its entry
 };
 
 std::string TextOf(const PackShape& s) {
@@ -49,8 +51,8 @@ class PackCase {
     FillPages(rng);
     upper_ = Runs(f.upper_bytes(), upper_places_, rng);
     lower_ = Runs(f.lower_bytes(), lower_places_, rng);
-    upper_table_ = DeviceArray<uint64_t>(upper_places_);
-    lower_table_ = DeviceArray<uint64_t>(lower_places_);
+    upper_table_ = Entries(upper_places_);
+    lower_table_ = Entries(lower_places_);
     from_ = DeviceArray<int32_t>(static_cast<size_t>(s_.batch));
     to_ = DeviceArray<int32_t>(static_cast<size_t>(s_.batch));
   }
@@ -62,8 +64,9 @@ class PackCase {
     w.values = w.keys;
     w.values.offset = s_.kv_heads * head_;
     w.planes.format = s_.format;
-    w.planes.upper = {upper_table_.get(), 0, s_.block_groups * s_.format.upper_bytes()};
-    w.planes.lower = {lower_table_.get(), 0, s_.block_groups * s_.format.lower_bytes()};
+    const int64_t groups = s_.by_entry ? 1 : s_.block_groups;
+    w.planes.upper = {upper_table_.get(), 0, groups * s_.format.upper_bytes()};
+    w.planes.lower = {lower_table_.get(), 0, groups * s_.format.lower_bytes()};
     w.planes.block_stride = blocks_each_;
     w.planes.block_groups = s_.block_groups;
     w.planes.kv_heads = s_.kv_heads;
@@ -145,6 +148,11 @@ class PackCase {
     std::shuffle(places.begin(), places.end(), rng);
     return memory;
   }
+  DeviceArray<uint64_t> Entries(std::vector<uint64_t> places) const {
+    const int shift = s_.by_entry ? std::countr_zero(static_cast<unsigned>(s_.block_groups)) : 0;
+    for (uint64_t& place : places) place += static_cast<uint64_t>(shift);
+    return DeviceArray<uint64_t>(places);
+  }
   // index: layer * kv_heads + head.
   const std::byte* At(const std::vector<std::byte>& bytes, const DeviceArray<std::byte>& memory,
                       const std::vector<uint64_t>& places, int b, int g, int index) const {
@@ -211,6 +219,7 @@ TEST(PackPlanesCuda, IsTheReferenceForEveryShape) {
         s.has_strange = Below(rng, 3) == 0;
         s.groups = tokens > 64 ? 2 : 4;
         s.block_groups = 1 << Below(rng, 3);
+        s.by_entry = Below(rng, 2) == 0;
         SCOPED_TRACE(TextOf(s));
         PackCase pack(s, rng);
         pack.SetRange({0, tokens + Below(rng, tokens)},

@@ -28,6 +28,10 @@ class PlanesCase {
     device_tokens_.Write(in_.tokens());
     device_groups_.Write(in_.groups());
   }
+  void AttendInFull(size_t sequence) {
+    in_.AttendInFull(sequence);
+    device_tokens_.Write(in_.tokens());
+  }
   void SetQuery(size_t row, int channel, float x) {
     in_.SetQuery(row, channel, x);
     device_q_.Write(Encoded(in_.q(), s_.q_dtype));
@@ -105,7 +109,8 @@ class PlanesCase {
   }
 
  private:
-  // Groups to blocks [kv_heads][block_groups] at random places of one array.
+  // Groups to blocks [kv_heads][block_groups] at random places of one array; what has an s of 1 or
+  // 2 begins and repeats 2 or 4 times as far away.
   void Place(Rng& rng) {
     const int blocks = (s_.groups_max + s_.block_groups - 1) / s_.block_groups;
     std::vector<int> places(static_cast<size_t>(blocks) * s_.batch);
@@ -123,7 +128,7 @@ class PlanesCase {
   void PlaceRuns(const std::vector<int>& places, int blocks, int64_t run,
                  const std::vector<std::byte>& from, int64_t offset, DeviceArray<std::byte>& memory,
                  DeviceArray<uint64_t>& table, DeviceRuns& runs) {
-    const int64_t head = s_.block_groups * run, block = offset + s_.kv_heads * head;
+    const int64_t head = s_.block_groups * run, block = 4 * (offset + s_.kv_heads * head);
     std::vector<std::byte> bytes(places.size() * block, std::byte{0xFF});
     memory = DeviceArray<std::byte>(bytes.size());
     std::vector<uint64_t> addresses(places.size());
@@ -131,11 +136,12 @@ class PlanesCase {
       for (int g = 0; g < blocks * s_.block_groups; ++g) {
         const size_t entry = static_cast<size_t>(b) * blocks + g / s_.block_groups;
         const int64_t at = places[entry] * block;
-        addresses[entry] = memory.address() + at;
+        const int shift = places[entry] % 3;
+        addresses[entry] = memory.address() + at + shift;
         for (int h = 0; g < s_.groups_max && h < s_.kv_heads; ++h) {
           const size_t item = static_cast<size_t>(b) * s_.kv_heads + h;
           std::copy_n(&from[(item * s_.groups_max + g) * run], run,
-                      &bytes[at + offset + h * head + g % s_.block_groups * run]);
+                      &bytes[at + ((offset + h * head) << shift) + g % s_.block_groups * run]);
         }
       }
     }
@@ -174,8 +180,11 @@ class PlanesCase {
     float* const o = partial_.get();
     w.partial = {o + rows * s_.dim, o + rows * (s_.dim + 1), o, 1};
     w.report = {fine_.get(), strips_.get(), static_cast<int64_t>(in_.Stride()), fetched_.get()};
-    workspace_ = DeviceArray<std::byte>(std::vector<std::byte>(
-        static_cast<size_t>(kvs_cuda_ops()->attend_planes_workspace_bytes(w))));
+    counters_ = DeviceArray<uint32_t>(std::vector<uint32_t>(in_.Items()));
+    w.counters = counters_.get();
+    workspace_ = DeviceArray<std::byte>(
+        static_cast<size_t>(kvs_cuda_ops()->attend_planes_workspace_bytes(w)));
+    workspace_.Poison();
     w.workspace = workspace_.get();
   }
 
@@ -188,6 +197,7 @@ class PlanesCase {
   DeviceArray<float> device_m_, device_l_, device_o_, out_, lse_, partial_;
   DeviceArray<int32_t> device_tokens_, device_groups_;
   DeviceArray<uint8_t> fine_, strips_;
+  DeviceArray<uint32_t> counters_;
   PlanesCounts counts_;
 };
 

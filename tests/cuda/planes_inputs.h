@@ -57,6 +57,8 @@ class PlanesInputs {
       groups_.push_back(std::clamp((n - 1) / kUnit - lag, 0, s_.groups_max));
     }
   }
+  // All of a sequence is to be fine.
+  void AttendInFull(size_t sequence) { tokens_[sequence] = 0; }
   void SetQuery(size_t row, int channel, float x) { q_[row * s_.dim + channel] = x; }
 
   const PlanesShape& shape() const { return s_; }

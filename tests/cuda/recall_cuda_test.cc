@@ -41,6 +41,9 @@ std::string Digest(const char* what) {
   return what + std::to_string(models++);
 }
 
+// All is attended, most of it by few bits.
+constexpr char kPlanes[] = "planes{recent = 20, min_tokens = 0, keep_raw = \"host\"}";
+
 class RecallCuda : public ::testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(
     Plans, RecallCuda,
@@ -53,7 +56,8 @@ INSTANTIATE_TEST_SUITE_P(
         "mosaickv{max_loss = 1, segment = 128, buffer = 64, share = 0.25, min_tokens = 0, "
         "keep_raw = \"host\"}",
         "sekv{max_loss = 1, r_max = 8, d_route = 16, local = 30, min_tokens = 0, "
-        "keep_raw = \"host\"}"));
+        "keep_raw = \"host\"}",
+        kPlanes));
 
 TEST_P(RecallCuda, IsNearWhatCpusMeasure) {
   LinkedEngine gpu(GpuDaemon().socket(), Digest("near"), true, true);
@@ -83,7 +87,9 @@ TEST_P(RecallCuda, IsNearWhatCpusMeasure) {
     EXPECT_EQ(got.all().recall().min(), 1.0);
     EXPECT_EQ(got.all().error().max(), 0.0);
   } else {
-    EXPECT_LT(got.all().recall().mean(), 0.999) << "nothing was left out";
+    if (GetParam() != std::string(kPlanes)) {
+      EXPECT_LT(got.all().recall().mean(), 0.999) << "nothing was left out";
+    }
     EXPECT_GT(got.all().error().mean(), 1e-3);
   }
 }

@@ -13,9 +13,10 @@ namespace {
 constexpr char kQuest[] = "quest{budget = 64, min_tokens = 0}";
 constexpr char kTokens[] =
     "tokenselect{k = 64, n_init = 4, n_local = 64, theta = 0, chunk = 128, min_tokens = 0}";
-// Nothing is packed while 24 tokens are decoded.
+// Nothing is packed while 24 tokens are decoded, here and below.
 constexpr char kMosaic[] =
     "mosaickv{max_loss = 1, segment = 128, buffer = 64, share = 0.25, min_tokens = 0}";
+constexpr char kPlanes[] = "planes{sample = 2, recent = 20, min_tokens = 0}";
 constexpr int kSteps = 24;
 
 class RemoteCuda : public ::testing::Test {
@@ -29,7 +30,7 @@ class RemoteCuda : public ::testing::Test {
 class RemoteCudaPlan : public RemoteCuda, public ::testing::WithParamInterface<const char*> {};
 INSTANTIATE_TEST_SUITE_P(
     Plans, RemoteCudaPlan,
-    ::testing::Values("full", kQuest, kTokens, kMosaic,
+    ::testing::Values("full", kQuest, kTokens, kMosaic, kPlanes,
                       "window{n_sink = 4, n_recent = 64, min_tokens = 0}",
                       "strata{unit = 32, budget = 64, recent = 48, min_tokens = 0}",
                       "sentencekv{tau = 64, n_obs = 16, start = 4, recent = 16, min_tokens = 0}",

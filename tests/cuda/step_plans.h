@@ -99,6 +99,14 @@ inline constexpr const char* kMilder =
 inline constexpr const char* kFullPacked =
     "full{codec = \"packed\", max_loss = 1, segment = 128, buffer = 16, close_loss = 60, "
     "min_tokens = 150}";
+// Codec planes. Weights are seldom near limits that are high: what is decided there shows.
+inline constexpr const char* kPlanes =
+    "planes{fine_above = 8, sample = 2, sinks = 5, recent = 20, min_tokens = 150}";
+inline constexpr const char* kFourBitPlanes =
+    "planes{keep = 4, fine_above = 8, skip_below = 0, sample = 1, sinks = 0, recent = 1, "
+    "n_dense_layers = 1, min_tokens = 0}";
+// Everything by all planes.
+inline constexpr const char* kFinePlanes = "planes{recent = 4096, min_tokens = 0}";
 
 }  // namespace kvstrata::cuda
 

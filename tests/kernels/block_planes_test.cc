@@ -6,7 +6,7 @@
 
 #include <gmock/gmock.h>
 
-#include "tests/fakes/planes_gpu.h"
+#include "tests/fakes/block_planes_gpu.h"
 #include "tests/kernels/planes_exercise.h"
 
 namespace kvstrata {

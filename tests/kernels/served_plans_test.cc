@@ -48,7 +48,9 @@ TEST(CudaServes, PlansOfAllPresets) {
         "strata{unit = 128, recent = 128}",
         "strata{run = 8}",
         "strata{max_missed = 0.01, run = 16}",
-        "strata{max_missed = 0.01}"}) {
+        "strata{max_missed = 0.01}",
+        "planes",
+        "planes{keep = 4, skip_below = 0, sample = 1, n_dense_layers = 2}"}) {
     EXPECT_TRUE(Serves(plan).ok()) << Serves(plan).ToString();
   }
 }
@@ -72,7 +74,8 @@ TEST(CudaServes, NamesTheKeyThatItDoesNotServe) {
         {"quest{rest = \"mean\"}", "rest = \"mean\""},
         {"quest{codec = \"packed\"}", "codec = \"packed\" under selector \"minmax\""},
         {"strata{codec = \"packed\"}", "codec = \"packed\" under selector \"bits\""},
-        {"planes", "codec = \"planes\" under selector \"fine\""},
+        {"planes{share = 0.05}", "share = 0.05"},
+        {"planes{unit = 128}", "unit = 128"},
         {"strata{unit = 48}", "unit = 48"},
         {"strata{unit = 128}", "recent = 64 below unit = 128"},
         {"window{codec = \"packed\"}", "codec = \"packed\" under selector \"window\""},

@@ -474,7 +474,7 @@ KVS_API int kvs_selection(kvs_step* step, uint32_t member, uint32_t group, int w
 typedef struct kvs_cost {
   size_t size;
   uint64_t rows;         /* (position, KV head) pairs attended one by one */
-  uint64_t coarse_rows;  /* (unit, KV head) pairs attended as one row */
+  uint64_t coarse_rows;  /* (unit, KV head) pairs attended as one row, or rows by some bits */
   uint64_t attend_bytes; /* bytes of both */
   uint64_t select_bytes; /* bytes of this step's selection; 0 when an earlier one was reused */
 } kvs_cost;

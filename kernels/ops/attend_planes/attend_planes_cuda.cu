@@ -29,9 +29,8 @@ struct Arguments {
   float scale;      // with log2(e)
   float relative;   // what a logit loses besides L_h - log2(N), so that 2^6 is fine
   float read_from;  // ItemRule's
-  Partials splits;  // what an item's CTAs leave, in the workspace, here and below
+  Partials splits;  // what an item's CTAs leave, in the workspace, as samples
   float4* samples;  // [ctas][rows]
-  uint32_t* counters;
 
   __host__ __device__ int64_t rows() const {
     return int64_t{work.batch} * work.planes.kv_heads * work.group;
@@ -197,7 +196,7 @@ __device__ __forceinline__ void FindReferences(const Arguments& a, const CtaPlac
     if (head < a.work.group) {
       of_head = LogNormaliser(a.samples, gridDim.x, a.work.with, a.rows(), place.first_row + head,
                               lengths, sample) -
-                log2f(static_cast<float>(lengths.tokens)) + a.relative;
+                log2f(static_cast<float>(max(lengths.tokens, 1))) + a.relative;
     }
     if (threadIdx.x % 32 == 0) reference[head] = of_head;
   }
@@ -232,7 +231,7 @@ __device__ __forceinline__ void Finish(const Arguments& a, const CtaPlace& place
                         static_cast<int32_t>(blockIdx.x),
                         static_cast<int32_t>(gridDim.x),
                         a.splits,
-                        a.counters + place.item};
+                        w.counters + place.item};
   if (threadIdx.x == 0) shared.is_last = gridDim.x == 1;
   __syncthreads();
   FinishItem<Shape::kThreads, kDim>(
@@ -300,15 +299,13 @@ __global__ void __launch_bounds__(CtaShape<kDim, kHeads>::kThreads, 1)
   Finish(a, place, shared);
 }
 
-// For items that several CTAs share, which are at most half as many as there are SMs. They lie in
-// front, so that batches of other sizes find them where they are.
-constexpr int kCounters = 1024;
+constexpr int kMostCtas = 1024;  // that share an item
 
 // CTAs that share an item: all that run at once.
 int32_t CtasOf(const AttendPlanesBatch& w) {
   const int64_t groups = int64_t{w.planes.block_stride} * w.planes.block_groups;
   return SplitsOfWave(1, w.batch * w.planes.kv_heads,
-                      static_cast<int>(std::clamp<int64_t>(groups / 4, 1, 1024)));
+                      static_cast<int>(std::clamp<int64_t>(groups / 4, 1, kMostCtas)));
 }
 
 Arguments ArgumentsOf(const AttendPlanesBatch& w) {
@@ -319,8 +316,7 @@ Arguments ArgumentsOf(const AttendPlanesBatch& w) {
   a.relative = std::log2(fine) - kFineFrom;
   a.read_from = kFineFrom + std::log2(static_cast<float>(w.rule.skip_below) / fine);
   const int64_t rows = CtasOf(w) * a.rows();
-  a.counters = static_cast<uint32_t*>(w.workspace);
-  a.samples = reinterpret_cast<float4*>(a.counters + kCounters);
+  a.samples = static_cast<float4*>(w.workspace);
   a.splits.o = reinterpret_cast<float*>(a.samples + rows);
   a.splits.m = a.splits.o + rows * w.planes.format.dim;
   a.splits.l = a.splits.m + rows;
@@ -360,9 +356,9 @@ int Launch(const AttendPlanesBatch& w, Stream stream) {
 
 int64_t AttendPlanesWorkspaceBytes(const AttendPlanesBatch& w) {
   const int64_t items = int64_t{w.batch} * w.planes.kv_heads;
-  const int64_t ctas = std::max<int64_t>(items, SplitsOfWave(1, 1, kCounters));
+  const int64_t ctas = std::max<int64_t>(items, SplitsOfWave(1, 1, kMostCtas));
   const int64_t of_row = w.planes.format.dim + 6;  // floats: a sample, m, l, o
-  return (ctas * w.group * of_row + kCounters) * int64_t{sizeof(float)};
+  return ctas * w.group * of_row * int64_t{sizeof(float)};
 }
 
 int AttendPlanesCuda(const AttendPlanesBatch& w, Stream stream) {

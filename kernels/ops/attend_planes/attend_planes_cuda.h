@@ -37,26 +37,25 @@ struct AttendPlanesBatch {
   DevicePlanes planes;  // format.tokens 64
   PlanesRule rule;      // fine_above > 0, run 1
   int32_t batch = 0;
-  int32_t group = 0;                 // query heads a KV head, 1..8
-  const int32_t* tokens = nullptr;   // device [batch], N: raw rows and the new one included
-  const int32_t* groups = nullptr;   // device [batch], that are sealed; fewer tokens than N
-  const uint8_t* in_full = nullptr;  // device [batch]: 1 for those that attend all of it finely, as
-                                     // if there were no candidates; null: none
-  const void* q = nullptr;           // device [batch][kv_heads * group][head_dim]
+  int32_t group = 0;  // query heads a KV head, 1..8
+  // device [batch], N: raw rows and the new one included; 0: all of the sequence is fine
+  const int32_t* tokens = nullptr;
+  const int32_t* groups = nullptr;  // device [batch], that are sealed; fewer tokens than N
+  const void* q = nullptr;          // device [batch][kv_heads * group][head_dim]
   DType q_dtype = DType::kBF16;
   int64_t q_stride = 0;  // elements from a sequence's queries to the next's; a multiple of 8
   float scale = 1.0f;    // factor of the logits, > 0
-  bool ahead = false;    // launch.cuh; of tables, lengths, in_full and groups
+  bool ahead = false;    // launch.cuh; of tables, lengths and groups
 
   Partials with;       // raw rows', at least one part: compared with, and merged into the output
   AttentionOutput to;  // to.rows null: `partial` is written instead
   Partials partial;    // 1 part: sealed tokens', rotated back
   PlanesReport report;
-  // device, AttendPlanesWorkspaceBytes, 16-byte aligned; zero before the first call and after each
-  void* workspace = nullptr;
+  uint32_t* counters = nullptr;  // device [batch * kv_heads], zero; left zero
+  void* workspace = nullptr;     // device, AttendPlanesWorkspaceBytes, 16-byte aligned
 };
 
-// Enough for any batch of at most so many sequences of this shape (planes.format, kv_heads, group)
+// Enough for any batch of at most so many sequences of this shape (planes but for addresses, group)
 // on the current GPU.
 int64_t AttendPlanesWorkspaceBytes(const AttendPlanesBatch& work);
 

@@ -14,6 +14,7 @@
 
 #include "kernels/cuda/warps/async_copy.cuh"
 #include "kernels/ops/pack_planes/device_planes_cuda.h"
+#include "kernels/ops/pack_planes/device_runs.cuh"
 
 namespace kvstrata::cuda {
 
@@ -89,11 +90,12 @@ struct PlanesItem {
   // An entry of the table comes from the L2 at first: asked for a group ahead.
   __device__ uint64_t UpperBlock(int group) const { return upper[group >> shift]; }
   __device__ uint64_t UpperIn(uint64_t block, int group) const {
-    return block + upper_offset + int64_t{group & in_block} * GroupShape<kDim>::kUpperBytes;
+    return FirstRunIn(block, upper_offset) +
+           int64_t{group & in_block} * GroupShape<kDim>::kUpperBytes;
   }
   __device__ uint64_t Upper(int group) const { return UpperIn(UpperBlock(group), group); }
   __device__ uint64_t Lower(int group) const {
-    return lower[group >> shift] + lower_offset +
+    return FirstRunIn(lower[group >> shift], lower_offset) +
            int64_t{group & in_block} * kGroupTokens * row_bytes;
   }
 };

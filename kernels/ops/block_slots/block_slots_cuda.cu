@@ -15,17 +15,16 @@ __global__ __launch_bounds__(kThreads) void BlockSlotsKernel(const BlockSlotsBat
   const bool decodes = tokens > 0 && row<w.decodes, is_prompt = tokens> 0 && !decodes;
   const int32_t groups = decodes ? (tokens - 1) / w.unit : 0;
   const int32_t raw = decodes ? tokens - groups * w.unit : 0;
-  const bool in_full = decodes && w.in_full != nullptr && w.in_full[row] != 0;
+  const bool in_full = tokens < w.min_tokens || (w.in_full != nullptr && w.in_full[row] != 0);
   w.slots[row] = static_cast<uint64_t>(max(slot, 0) * w.slot_bytes);
   w.seal_blocks[row] = w.pages[int64_t{row} * w.page_stride + groups];
-  w.tokens[row] = decodes ? tokens : 0;
+  w.tokens[row] = decodes && !in_full ? tokens : 0;
   w.raw[row] = raw;
   w.groups[row] = groups;
   w.seal_from[row] = max(raw - 1, 0);
   w.seal_to[row] = raw;
   w.tails[2 * row] = 0;
   w.tails[2 * row + 1] = is_prompt ? tokens % w.unit : 0;
-  w.full[row] = in_full || (decodes && tokens < w.min_tokens) ? 1 : 0;
 }
 
 }  // namespace

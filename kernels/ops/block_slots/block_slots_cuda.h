@@ -3,10 +3,10 @@
 // engine's own blocks, behind op block_pages. A row is a sequence; of its N tokens S = unit
 // floor((N - 1) / unit) are sealed. The others are in its slot, from row 0 of it on.
 //
-// Rows that decode:  tokens N, raw N - S, groups S / unit; seal_from N - S - 1 and seal_to N - S,
+// Rows that decode:  tokens N, as op attend_planes has it: 0 for rows of `in_full` or below
+//                    min_tokens; raw N - S, groups S / unit; seal_from N - S - 1 and seal_to N - S,
 //                    tokens of the slot, with the block of group S / unit in seal_blocks: by these
-//                    op pack_planes sees a sequence of one group, and seals it once it is full;
-//                    full: 1 for rows of `in_full` or below min_tokens
+//                    op pack_planes sees a sequence of one group, and seals it once it is full
 // Rows that are of a prompt: tails {0, N % unit}, as op append's starts and, behind it, its tokens.
 // All of both: slots, the slot's distance from a layer's first one. All else is 0, and everything
 // of a row that pads.
@@ -34,7 +34,6 @@ struct BlockSlotsBatch {
   int32_t *tokens = nullptr, *raw = nullptr, *groups = nullptr;
   int32_t *seal_from = nullptr, *seal_to = nullptr;
   int32_t* tails = nullptr;  // [capacity][2]
-  uint8_t* full = nullptr;
 };
 
 // cudaErrorInvalidValue for a shape that it does not take.

@@ -14,13 +14,15 @@ namespace kvstrata::cuda {
 // The upper or the lower runs of groups, in blocks of several. Addresses may be of host memory that
 // is registered with CUDA: kernels do not ask.
 struct DeviceRuns {
-  const uint64_t* blocks = nullptr;     // device [batch][block_stride], multiples of 32
-  int64_t offset = 0, head_stride = 0;  // bytes, multiples of 32
+  // device [batch][block_stride], an address each, a multiple of 32, plus an s below 32
+  const uint64_t* blocks = nullptr;
+  int64_t offset = 0, head_stride = 0;  // bytes, multiples of 32; in a block 2^s times as much
 };
 
 // Group g of KV head h of sequence b: its upper run, like its lower one, lies at
-//   blocks[b * block_stride + g / block_groups] + offset + h * head_stride + (g % block_groups) *
-//   bytes of a run.
+//   address + (offset + h * head_stride) * 2^s + (g % block_groups) * bytes of a run
+// with the address and the s of blocks[b * block_stride + g / block_groups]. So one offset serves
+// blocks that are of runs [layers][kv_heads][2^s groups].
 struct DevicePlanes {
   PlanesFormat format;
   DeviceRuns upper, lower;

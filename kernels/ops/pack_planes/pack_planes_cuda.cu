@@ -3,6 +3,7 @@
 // lanes that share a word OR it together.
 #include "kernels/cuda/warps/float_bits.cuh"
 #include "kernels/cuda/warps/launch.cuh"
+#include "kernels/ops/pack_planes/device_runs.cuh"
 #include "kernels/ops/pack_planes/lane_rows.cuh"
 #include "kernels/ops/pack_planes/pack_planes_cuda.h"
 
@@ -341,12 +342,13 @@ __global__ void __launch_bounds__(kThreads)
   g.row_bytes = row_bytes;
   const int64_t block = int64_t{sequence} * w.planes.block_stride + group / w.planes.block_groups;
   const int in_block = group % w.planes.block_groups;
-  g.upper = reinterpret_cast<char*>(w.planes.upper.blocks[block]) + w.planes.upper.offset +
-            layer * w.upper_layer_stride + head * w.planes.upper.head_stride +
-            int64_t{in_block} * upper_bytes;
-  g.lower = reinterpret_cast<char*>(w.planes.lower.blocks[block]) + w.planes.lower.offset +
-            layer * w.lower_layer_stride + head * w.planes.lower.head_stride +
-            int64_t{in_block} * tokens * row_bytes;
+  const auto first_run = [&](const DeviceRuns& runs, int64_t layer_stride) {
+    const int64_t offset = runs.offset + layer * layer_stride + head * runs.head_stride;
+    return reinterpret_cast<char*>(FirstRunIn(runs.blocks[block], offset));
+  };
+  g.upper = first_run(w.planes.upper, w.upper_layer_stride) + int64_t{in_block} * upper_bytes;
+  g.lower =
+      first_run(w.planes.lower, w.lower_layer_stride) + int64_t{in_block} * tokens * row_bytes;
   const bool is_strange = FindExtremes<T, kDim, false>(g, shared);
   const bool is_careful = __syncthreads_or(is_strange);
   if (is_careful) {

@@ -23,7 +23,8 @@ struct PackPlanesBatch {
   int32_t batch = 0;
   int32_t groups_max = 0;  // groups that a call may complete in one sequence: the launch's shape
   int32_t layers = 1;      // rows and groups are of the first; batch * layers below 65536
-  int64_t row_layer_stride = 0, upper_layer_stride = 0, lower_layer_stride = 0;  // bytes, of 32
+  // Bytes, multiples of 32; of groups as their head_stride (device_planes_cuda.h).
+  int64_t row_layer_stride = 0, upper_layer_stride = 0, lower_layer_stride = 0;
 };
 
 // cudaErrorInvalidValue for a shape that it does not take.

@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "base/sync.h"
+#include "kernels/codec/device_extents.h"
 #include "kernels/codec/head_loop.h"
 #include "kernels/cuda/device_buffer.h"
 #include "kernels/plans/mosaickv/ops/packed_cuda_ops.h"
@@ -28,6 +29,7 @@ using cuda::RotatePackItem;
 // CTA on each SM, and 84 MB of scratch with 64K tokens of head dim 128.
 constexpr int64_t kGroup = 128;
 constexpr std::chrono::seconds kAfterShortage{10};
+constexpr uint64_t kSpareBytes = uint64_t{32} << 20;  // that extents leave for the next ones
 
 uint64_t AddressOf(const void* at) { return reinterpret_cast<uint64_t>(at); }
 
@@ -47,70 +49,14 @@ class Arrays {
   uint64_t bytes_ = 0;
 };
 
-// Memory for extents of flushes, which are soon copied away. What is released serves the next
-// ones: allocating and freeing some each time are waits for a GPU that an engine's kernels keep
-// busy. Shared by those who hold some.
-class ExtentMemory : public std::enable_shared_from_this<ExtentMemory> {
- public:
-  explicit ExtentMemory(const cuda::CudaOps& ops) : ops_(ops) {}
-
-  // All zero, in the stream's order. Any thread may let go of it.
-  Result<std::shared_ptr<std::byte>> Take(uint64_t bytes, cuda::Stream stream) {
-    std::unique_ptr<DeviceBuffer> buffer = Spare(bytes);
-    if (buffer != nullptr) {
-      KVS_RETURN_IF_ERROR(CudaStatus(ops_, ops_.zero_async(buffer->as<void>(), bytes, stream),
-                                     "zeroing an extent"));
-    } else {
-      buffer = std::make_unique<DeviceBuffer>();
-      KVS_RETURN_IF_ERROR(buffer->Reserve(ops_, bytes));
-    }
-    auto* const data = buffer->as<std::byte>();
-    return std::shared_ptr<std::byte>(
-        data, [memory = shared_from_this(), held = std::move(buffer)](std::byte*) mutable {
-          memory->GiveBack(std::move(held));
-        });
-  }
-
- private:
-  static constexpr uint64_t kSpareBytes = uint64_t{32} << 20;  // at most, all together
-
-  // The smallest that is large enough, or null.
-  std::unique_ptr<DeviceBuffer> Spare(uint64_t bytes) KVS_EXCLUDES(mu_) {
-    MutexLock lock(mu_);
-    auto best = spare_.end();
-    for (auto s = spare_.begin(); s != spare_.end(); ++s) {
-      if ((*s)->bytes() < bytes) continue;
-      if (best == spare_.end() || (*s)->bytes() < (*best)->bytes()) best = s;
-    }
-    if (best == spare_.end()) return nullptr;
-    std::unique_ptr<DeviceBuffer> found = std::move(*best);
-    spare_.erase(best);
-    bytes_ -= found->bytes();
-    return found;
-  }
-  void GiveBack(std::unique_ptr<DeviceBuffer> buffer) KVS_EXCLUDES(mu_) {
-    MutexLock lock(mu_);
-    if (bytes_ + buffer->bytes() > kSpareBytes) return;
-    bytes_ += buffer->bytes();
-    spare_.push_back(std::move(buffer));
-  }
-
-  const cuda::CudaOps& ops_;
-  Mutex mu_;
-  std::vector<std::unique_ptr<DeviceBuffer>> spare_ KVS_GUARDED_BY(mu_);
-  uint64_t bytes_ KVS_GUARDED_BY(mu_) = 0;
-};
-
 // The covered pages of a run, and the run as positions among them.
 struct PagesOfRun {
   std::span<std::byte* const> pages;
   Run run;
 
   static PagesOfRun Of(const RecompressInput& input, const Geometry& g, Run tokens) {
-    const int32_t first = tokens.begin / g.page_tokens;
-    const int32_t end = (tokens.end + g.page_tokens - 1) / g.page_tokens;
-    const int32_t before = first * g.page_tokens;
-    return {{input.view.pages + first, static_cast<size_t>(end - first)},
+    const int32_t before = tokens.begin / g.page_tokens * g.page_tokens;
+    return {PagesOf(input.view.pages, g.page_tokens, tokens),
             {tokens.begin - before, tokens.end - before}};
   }
   HeadRows Rows(uint64_t table, int64_t offset) const {
@@ -124,7 +70,7 @@ class CudaPacker final : public SegmentPacker {
       : ops_(ops),
         device_(device),
         stream_(stream),
-        extents_(std::make_shared<ExtentMemory>(ops)) {}
+        extents_(std::make_shared<DeviceExtents>(ops, kSpareBytes)) {}
   ~CudaPacker() override {
     (void)ops_.use_device(device_);
     (void)ops_.destroy_stream(stream_);
@@ -199,7 +145,7 @@ class CudaPacker final : public SegmentPacker {
   const cuda::CudaOps& ops_;
   const int device_;
   const cuda::Stream stream_;
-  const std::shared_ptr<ExtentMemory> extents_;
+  const std::shared_ptr<DeviceExtents> extents_;  // for flushes
   mutable Mutex mu_;
   mutable DeviceBuffer scratch_ KVS_GUARDED_BY(mu_);
   mutable PageLockedBuffer staging_ KVS_GUARDED_BY(mu_);  // for PackRows, laid out as its scratch
@@ -218,11 +164,7 @@ bool CudaPacker::Packs(const RecompressInput& input, const Geometry& g, const Pl
     MutexLock lock(mu_);
     if (Clock::now() < short_until_) return false;
   }
-  const auto on_device = [this](const std::byte* page) {
-    bool device = false;
-    return page != nullptr && ops_.is_device_memory(page, &device) == 0 && device;
-  };
-  return std::ranges::all_of(PagesOfRun::Of(input, g, tokens).pages, on_device);
+  return LieOnDevice(ops_, PagesOf(input.view.pages, g.page_tokens, tokens));
 }
 
 Status CudaPacker::Begin(const RecompressInput& input) const {

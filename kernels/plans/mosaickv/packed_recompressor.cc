@@ -185,13 +185,14 @@ class PackedRecompressor final : public Recompressor {
 
   // That of this codec's row.
   static const SegmentPacker* OnGpu(const RecompressInput& input) {
-    return static_cast<const SegmentPacker*>(input.gpu_packer);
+    return input.gpu_packers == nullptr ? nullptr
+                                        : input.gpu_packers->Of<SegmentPacker>(CodecKind::kPacked);
   }
 
   // Where plans and open extents are made already, they must lie there too. What is closed at once
   // may need more memory than a GPU has to spare.
   bool PacksInPlace(const RecompressInput& input, const PackedState& s, const Work& work) const {
-    if (input.gpu_packer == nullptr || work.unit == Unit::kClose) return false;
+    if (OnGpu(input) == nullptr || work.unit == Unit::kClose) return false;
     const auto is_on_device = [](const ExtentView& e) { return e.description != nullptr; };
     const ExtentView* const extents = input.view.extents;
     if (work.unit != Unit::kPrompt && !is_on_device(extents[s.plan])) return false;

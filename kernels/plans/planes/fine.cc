@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Selector `fine`: everything is attended; which rows of codec planes are read by all of their
-// planes is op attend_planes' to find, by the rule that is given to it here.
+#include "kernels/plans/planes/fine.h"
+
 #include "kernels/plan/plan_rows.h"
 #include "kernels/select/no_inspection.h"
 #include "kernels/select/selector_rows.h"
@@ -11,19 +11,29 @@ namespace {
 bool ByShare(const Plan& plan) { return plan.planes.share > 0; }
 bool ByThreshold(const Plan& plan) { return !ByShare(plan); }
 
+}  // namespace
+
+PlanesRule PlanesRuleOf(const Plan& plan) {
+  const PlanesOptions& o = plan.planes;
+  return {o.share, ByShare(plan) ? 0 : o.fine_above, o.skip_below, o.run, o.sample, o.sinks,
+          o.recent};
+}
+
+void SelectFine(const Plan& plan, int32_t n, Selection* out) {
+  if (AttendsInFull(plan, n)) return out->SetFull(n);
+  out->Reset(n, 1);
+  out->runs[0] = {{0, n}};
+  out->fine = PlanesRuleOf(plan);
+}
+
+namespace {
+
 class FineSelector final : public Selector {
  public:
   explicit FineSelector(const Plan& plan) : plan_(plan) {}
 
   void Select(const SelectContext& context, int, const float*, Selection* out) override {
-    const int32_t n = context.view.tokens + 1;
-    if (AttendsInFull(plan_, n)) return out->SetFull(n);
-    const PlanesOptions& o = plan_.planes;
-    out->Reset(n, 1);
-    out->runs[0] = {{0, n}};
-    out->fine = PlanesRule{
-        o.share, ByShare(plan_) ? 0 : o.fine_above, o.skip_below, o.run, o.sample, o.sinks,
-        o.recent};
+    SelectFine(plan_, context.view.tokens + 1, out);
   }
 
   std::unique_ptr<Selector> Clone() const override { return std::make_unique<FineSelector>(*this); }

@@ -2,6 +2,7 @@
 #include "kernels/plans/planes/planes.h"
 
 #include <algorithm>
+#include <atomic>
 #include <string>
 
 #include "base/check.h"
@@ -10,7 +11,9 @@ namespace kvstrata {
 
 Result<std::unique_ptr<PlanesStorage>> PlanesStorage::Parse(const SequenceView& view,
                                                             const Geometry& geometry) {
+  static std::atomic<uint64_t> parsed{0};
   auto storage = std::make_unique<PlanesStorage>(geometry);
+  storage->id_ = parsed.fetch_add(1, std::memory_order_relaxed) + 1;
   for (int32_t i = 0; i < view.extent_count; ++i) {
     KVS_ASSIGN_OR_RETURN(const PlanesExtent extent, ReadPlanesExtent(view.extents[i], geometry));
     if (extent.tokens.begin != storage->end()) {

@@ -26,6 +26,8 @@ class PlanesStorage final : public StoredRows {
                                                       const Geometry& geometry);
 
   std::span<const PlanesExtent> extents() const { return extents_; }
+  // Names this Parse in this process; never 0.
+  uint64_t id() const { return id_; }
 
   void PlanSlices(const Selection& selection, int32_t first_head, int32_t stored_end,
                   StoredPlan* plan) const override;
@@ -39,6 +41,7 @@ class PlanesStorage final : public StoredRows {
  private:
   const Geometry geometry_;
   std::vector<PlanesExtent> extents_;  // in order, from position 0 on, all of one format
+  uint64_t id_ = 0;
 };
 
 Result<InspectArray> InspectPlanes(const SelectContext& context, std::string_view name);

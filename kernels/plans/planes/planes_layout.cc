@@ -29,4 +29,16 @@ Result<PlanesExtent> ReadPlanesExtent(const ExtentView& extent, const Geometry& 
   return planes;
 }
 
+PlanesInfo ReservePlanes(const Geometry& geometry, const PlanesFormat& format, int32_t groups,
+                         ExtentWriter* writer) {
+  const int64_t runs = int64_t{geometry.layers} * geometry.kv_heads * groups;
+  PlanesInfo info = {};
+  info.unit = format.tokens;
+  info.keep = format.keep;
+  writer->Reserve(sizeof(PlanesInfo));
+  info.upper = writer->Reserve(runs * format.upper_bytes());
+  info.lower = writer->Reserve(runs * format.lower_bytes());
+  return info;
+}
+
 }  // namespace kvstrata

@@ -16,7 +16,7 @@
 
 namespace kvstrata {
 
-inline constexpr uint64_t kPlanesInfoAt = 64;
+inline constexpr uint64_t kPlanesInfoAt = 64, kPlanesFrontBytes = 128;
 
 struct PlanesInfo {
   int32_t unit;  // tokens of a group
@@ -45,6 +45,10 @@ struct PlanesExtent {
   const std::byte* Lower(int64_t head, int32_t group) const { return lower + LowerAt(head, group); }
 };
 Result<PlanesExtent> ReadPlanesExtent(const ExtentView& extent, const Geometry& geometry);
+
+// Places of an extent of so many groups.
+PlanesInfo ReservePlanes(const Geometry& geometry, const PlanesFormat& format, int32_t groups,
+                         ExtentWriter* writer);
 
 }  // namespace kvstrata
 

@@ -11,6 +11,7 @@
 
 #include "kernels/codec/head_loop.h"
 #include "kernels/plan/plan_needs.h"
+#include "kernels/plans/planes/cuda_planes_packer.h"
 #include "kernels/plans/planes/planes.h"
 #include "kernels/plans/planes/planes_layout.h"
 
@@ -44,9 +45,10 @@ class PlanesRecompressor final : public Recompressor {
     const Work work = NextWork(input);
     RecompressOutput output;
     if (work.any()) {
-      KVS_ASSIGN_OR_RETURN(std::vector<std::byte> bytes, Seal(input, work));
+      KVS_ASSIGN_OR_RETURN(ExtentDraft sealed, Seal(input, work));
+      sealed.tier = plan_.tier;
       output.extents = KeepFirst(input.view, work.kept);
-      output.extents.push_back({-1, std::move(bytes), work.tokens, plan_.tier});
+      output.extents.push_back(std::move(sealed));
     } else {
       output.extents = KeepFirst(input.view, input.view.extent_count);
     }
@@ -58,6 +60,7 @@ class PlanesRecompressor final : public Recompressor {
   RecompressReads Reads(const RecompressInput& input) const override {
     const Work work = NextWork(input);
     if (!work.any()) return {};
+    if (PacksInPlace(input, work)) return {.in_place = true};
     RecompressReads reads = {{EndOf(input.view), work.tokens.end}, {}};
     for (int32_t i = work.kept; i < input.view.extent_count; ++i) reads.extents.push_back(i);
     return reads;
@@ -113,31 +116,45 @@ class PlanesRecompressor final : public Recompressor {
     std::byte* lower;
   };
 
+  static const CudaPlanesPacker* OnGpu(const RecompressInput& input) {
+    return input.gpu_packers == nullptr
+               ? nullptr
+               : input.gpu_packers->Of<CudaPlanesPacker>(CodecKind::kPlanes);
+  }
+
+  // Groups that are sealed already must lie there, too.
+  bool PacksInPlace(const RecompressInput& input, const Work& work) const {
+    const CudaPlanesPacker* const packer = OnGpu(input);
+    const ExtentView* const extents = input.view.extents;
+    return packer != nullptr &&
+           std::all_of(extents + work.kept, extents + input.view.extent_count,
+                       [](const ExtentView& e) { return e.description != nullptr; }) &&
+           packer->Packs(input, geometry_, format_, {EndOf(input.view), work.tokens.end});
+  }
+
   // Groups that an extent has are copied, the others packed.
-  Result<std::vector<std::byte>> Seal(const RecompressInput& input, const Work& work) const {
-    const int32_t end = EndOf(input.view);
+  Result<ExtentDraft> Seal(const RecompressInput& input, const Work& work) const {
     KVS_ASSIGN_OR_RETURN(const std::vector<PlanesExtent> sources, Sources(input.view, work));
+    if (const CudaPlanesPacker* const packer = OnGpu(input); packer != nullptr) {
+      return packer->Seal(input, geometry_, format_, work.tokens, sources);
+    }
+    const int32_t end = EndOf(input.view);
     KVS_RETURN_IF_ERROR(CheckRawRows(input, geometry_, {end, work.tokens.end}));
     Target to = {{work.tokens, format_, (work.tokens.end - work.tokens.begin) / format_.tokens},
                  nullptr,
                  nullptr};
     ExtentWriter writer;
-    PlanesInfo info = {};
-    info.unit = format_.tokens;
-    info.keep = format_.keep;
-    const uint64_t at = writer.Reserve(sizeof(PlanesInfo));
-    const int64_t runs = HeadCount(geometry_) * to.extent.groups;
-    info.upper = writer.Reserve(runs * format_.upper_bytes());
-    info.lower = writer.Reserve(runs * format_.lower_bytes());
+    const PlanesInfo info = ReservePlanes(geometry_, format_, to.extent.groups, &writer);
     writer.Allocate();
-    *writer.At<PlanesInfo>(at) = info;
+    *writer.At<PlanesInfo>(kPlanesInfoAt) = info;
     to.upper = writer.At<std::byte>(info.upper);
     to.lower = writer.At<std::byte>(info.lower);
     KVS_RETURN_IF_ERROR(ForEachHead(input, geometry_, [&](const HeadIndex& head) {
       for (const PlanesExtent& from : sources) Copy(from, head, to);
       Pack(input, head, end, to);
     }));
-    return writer.Finish(ExtentKind::kPlanes, geometry_, work.tokens, 0);
+    return ExtentDraft{-1, writer.Finish(ExtentKind::kPlanes, geometry_, work.tokens, 0),
+                       work.tokens};
   }
 
   // The extents whose place the next one takes.
@@ -203,6 +220,7 @@ constinit const Codec kPlanesCodec = {
     .whole_units = true,
     .recompressor = [](const Plan& plan, const Geometry& geometry,
                        ParametersPtr) { return NewPlanesRecompressor(plan, geometry); },
+    .gpu_packer = CudaPlanesPacker::Make,
     .parse = ParseAs<PlanesStorage>,
     .arrays_end = [](const ExtentFront&) -> int64_t { return 0; },  // its numbers are in the front
     // Rows that wait are attended.

@@ -37,7 +37,7 @@ Status CudaStep::Append(int layer, const Rows& k, const Rows& v) {
 bool CudaStep::AttendsNewRows() const {
   return std::ranges::all_of(parts_, [](const CudaPart& part) {
     if (part.new_tokens > 1 || part.prompt || part.observes) return false;
-    if (part.codec != nullptr && !part.codec->AttendsNewRows()) return false;
+    if (part.codec != nullptr && !part.codec->attends_new_rows()) return false;
     if (part.selector == nullptr || part.idle) return true;
     const CudaSelectorTraits traits = part.selector->traits(part.plan);
     return traits.attends_newest && traits.reads_ahead;

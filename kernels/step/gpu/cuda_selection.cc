@@ -50,7 +50,12 @@ Result<StepCost> CudaStep::ReadCost(int member) const {
   for (size_t i = 0; i < chunks.size(); ++i) chunks[i].selection = &selections[i];
   const CudaCodec* const codec = PartOf(member).codec;
   const int32_t stored_end = codec == nullptr ? 0 : codec->EndOf(state(member));
-  return CostOf(members_[member], selected_layer_, stored_end, chunks);
+  StepCost cost = CostOf(members_[member], selected_layer_, stored_end, chunks);
+  if (codec != nullptr) {
+    KVS_RETURN_IF_ERROR(CheckReadable());
+    KVS_RETURN_IF_ERROR(codec->AddReads(*this, PartOf(member), member, selected_layer_, &cost));
+  }
+  return cost;
 }
 
 }  // namespace kvstrata

@@ -64,6 +64,7 @@ Status CudaShadow::AttendAgain(CudaStep* step, int member, int layer, const Rows
   part.first = member;
   part.count = 1;
   part.promotes = false;
+  part.measures = true;
   const int32_t row = step->FirstRow(part);
 
   float* const results = results_.as<float>();

@@ -27,9 +27,9 @@
 // Several new tokens of a member are attended together (ops/attend_chunk), a prompt chunk that
 // selects by itself.
 //
-// Codec packed: extents may lie in device memory; the views then name their descriptions
-// (codec/extent.h). A graph stays good while the daemon packs more, until there are more extents
-// than the workspace has room for.
+// Codecs packed and planes: extents may lie in device memory; the views then name their
+// descriptions (codec/extent.h). A graph stays good while the daemon packs more, until there are
+// more extents or groups than the workspace has room for. With planes several tokens attend all.
 //
 // Selector zoom: Attend takes the queries that Select took, in the pages' dtype; a member's state
 // is refreshed from its view before Begin, and what it points into outlives the step on the GPU.

@@ -249,7 +249,7 @@ Status Recompression::StageRecompression(RecompressJob* job) {
   }
   const RecompressReads reads = job->recompressor->Reads(job->input);
   if (reads.in_place) return OkStatus();
-  job->input.gpu_packer = nullptr;
+  job->input.gpu_packers = nullptr;
   const int32_t rows = job->geometry.page_tokens;
   auto next = kept.begin();  // in the order of KeepPages
   for (size_t i = 0; i < job->pages.size(); ++i) {

@@ -49,7 +49,7 @@ struct RecompressJob {
   std::string plan;  // the preset's name
   // Clone it, run the clone. Null: released pages are to be placed, nothing else.
   std::shared_ptr<const Recompressor> recompressor;
-  // Backend, executor and gpu_packer are the worker's to fill in.
+  // Backend, executor and gpu_packers are the worker's to fill in.
   RecompressInput input;
   uint64_t waited_us = 0;
 

@@ -94,7 +94,10 @@ Status CudaPackedServes(const Plan& plan) {
 }
 
 CudaPacked::CudaPacked(StepMemory* memory)
-    : end_(memory->AddColumn()), none_(memory->AddColumn()), segments_(memory->AddColumn()) {
+    : CudaCodec(true),
+      end_(memory->AddColumn()),
+      none_(memory->AddColumn()),
+      segments_(memory->AddColumn()) {
   memory->Add(&table_);
 }
 

@@ -23,7 +23,6 @@ class CudaPacked final : public CudaCodec {
  public:
   explicit CudaPacked(StepMemory* memory);
 
-  bool AttendsNewRows() const override { return true; }
   int32_t EndOf(const SequenceState& state) const override;
   // The ops take so many extents, all of the plan's strategy, but that max_loss may have kept more
   // elements of a vector, the same number in all heads: other ones are damaged.

@@ -57,7 +57,8 @@ int32_t ExpandRoom(const Plan& plan, const SpanStorage& spans, int32_t n) {
 }  // namespace
 
 CudaSpans::CudaSpans(StepMemory* memory)
-    : counts_(memory->AddColumn()),
+    : CudaCodec(false),
+      counts_(memory->AddColumn()),
       expand_(memory->AddColumn()),
       end_(memory->AddColumn()),
       expand_all_(memory->AddColumn()) {

@@ -23,7 +23,6 @@ class CudaSpans final : public CudaCodec {
  public:
   explicit CudaSpans(StepMemory* memory);
 
-  bool AttendsNewRows() const override { return false; }
   int32_t EndOf(const SequenceState& state) const override;
   Status Check(const CudaFrame& frame) const override;
   Status Fit(const CudaFrame& frame) override;

@@ -4,7 +4,7 @@
 //
 // An object belongs to a workspace, as a CudaSelector. Where the extents' arrays lie is a table on
 // the GPU, which Stage brings up to date when the daemon has stored more: a graph reads what is
-// there and stays good. Implementations: cuda_packed.h, cuda_spans.h.
+// there and stays good. Implementations: cuda_packed.h, cuda_planes.h, cuda_spans.h.
 // Threads: one call at a time.
 #ifndef KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_CODEC_H_
 #define KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_CODEC_H_
@@ -21,13 +21,12 @@ class CudaFrame;  // cuda_frame.h
 
 class CudaCodec {
  public:
-  CudaCodec() = default;
   CudaCodec(const CudaCodec&) = delete;
   CudaCodec& operator=(const CudaCodec&) = delete;
   virtual ~CudaCodec() = default;
 
   // Whether attention takes a token's new rows from the caller's tensors.
-  virtual bool AttendsNewRows() const = 0;
+  bool attends_new_rows() const { return attends_new_rows_; }
   // Positions below it are held by extents.
   virtual int32_t EndOf(const SequenceState& state) const = 0;
 
@@ -40,9 +39,19 @@ class CudaCodec {
   virtual Status Attend(CudaFrame* frame, const CudaPart& part, int layer, const Rows& q,
                         const MutableRows& out, float* lse) = 0;
 
+  // Adds what attending the layer read of a member's extents, where an op alone knows it. Waits.
+  virtual Status AddReads(const CudaFrame&, const CudaPart&, int /*member*/, int /*layer*/,
+                          StepCost*) const {
+    return OkStatus();
+  }
+
  protected:
+  explicit CudaCodec(bool attends_new_rows) : attends_new_rows_(attends_new_rows) {}
   // Whether it is the member's.
   bool Has(const CudaFrame& frame, int member) const;
+
+ private:
+  const bool attends_new_rows_;
 };
 
 }  // namespace kvstrata

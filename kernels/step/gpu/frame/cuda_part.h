@@ -21,6 +21,7 @@ struct CudaPart {
   bool observes = false;             // they are of a prompt whose last queries are kept
   bool prompt = false;               // a chunk of a prompt, with a selection of its own
   bool promotes = false;             // selects, and a member has pages in the host's memory
+  bool measures = false;             // attended once more, for what it lost (cuda_shadow.h)
   bool idle = false;                 // all members of the step are shorter than their min_tokens
   int32_t list = 0;                  // first among the lists of its selector
   Plan plan;                         // plan of the members, where it selects or observes

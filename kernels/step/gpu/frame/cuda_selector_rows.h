@@ -22,6 +22,7 @@ class StepMemory;  // step_memory.h
 // GPU halves of codecs, each in its own file.
 std::unique_ptr<CudaCodec> NewCudaSpans(StepMemory* memory);
 std::unique_ptr<CudaCodec> NewCudaPacked(StepMemory* memory);
+std::unique_ptr<CudaCodec> NewCudaPlanes(StepMemory* memory);
 
 // What selectors of a workspace are made of, which outlives them.
 struct CudaSelectorSource {
@@ -58,6 +59,7 @@ std::unique_ptr<CudaSelector> NewCudaBucket(const CudaSelectorSource& from);
 std::unique_ptr<CudaSelector> NewCudaZoom(const CudaSelectorSource& from);
 std::unique_ptr<CudaSelector> NewCudaBlock(const CudaSelectorSource& from);
 std::unique_ptr<CudaSelector> NewCudaBits(const CudaSelectorSource& from);
+std::unique_ptr<CudaSelector> NewCudaFine(const CudaSelectorSource& from);
 
 template <const FixedSelection& kFixed>
 std::unique_ptr<CudaSelector> MakeCudaFixed(const CudaSelectorSource& from) {
@@ -77,12 +79,13 @@ inline constexpr CudaCodecRow kCudaCodecRows[] = {
     {},
     KVS_OF_SEKV({ServesAll, NewCudaSpans}),
     KVS_OF_MOSAICKV({CudaPackedServes, NewCudaPacked}),
-    {},
+    {CudaPlanesServes, NewCudaPlanes},
 };  // by CodecKind
 
 inline constexpr uint8_t kOverRaw = OverCodec(CodecKind::kRaw);
 inline constexpr uint8_t kOverLowRank = OverCodec(CodecKind::kLowRank);
 inline constexpr uint8_t kOverPacked = OverCodec(CodecKind::kPacked);
+inline constexpr uint8_t kOverPlanes = OverCodec(CodecKind::kPlanes);
 
 inline constexpr CudaSelectorRow kCudaSelectorRows[] = {
     {kOverRaw | kOverPacked, "", ServesAll, nullptr},  // full
@@ -96,7 +99,7 @@ inline constexpr CudaSelectorRow kCudaSelectorRows[] = {
     KVS_OF_MOSAICKV({kOverPacked, "the selector's half over ops score and pick", CudaBlockServes,
                      NewCudaBlock}),
     {kOverRaw, "op attend_packed over lists of tokens", CudaBitsServes, NewCudaBits},
-    {0, "op attend_planes", ServesAll, nullptr},
+    {kOverPlanes, "", CudaFineServes, NewCudaFine},
 };  // by SelectorKind
 
 // The rows that are in use: these. Alone in its file, as SelectorRows.

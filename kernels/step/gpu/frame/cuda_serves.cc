@@ -51,8 +51,8 @@ Status PlanUnserved(std::string_view key, std::string_view value, std::string_vi
                        " is missing there; served are selectors full, window, minmax (quest), "
                        "cascade (chess), vote (tokenselect), bucket (sentencekv) and bits (strata) "
                        "over codec raw, block (mosaickv) and full over codec packed, with rest = "
-                       "\"drop\", and zoom over codec lowrank (sekv); use one of them, or backend "
-                       "simd");
+                       "\"drop\", zoom over codec lowrank (sekv) and fine over codec planes "
+                       "(planes); use one of them, or backend simd");
 }
 
 Status CudaIndexServes(const Plan& plan) {

@@ -30,7 +30,9 @@ Status CudaVoteServes(const Plan& plan);
 Status CudaBucketServes(const Plan& plan);
 Status CudaBlockServes(const Plan& plan);
 Status CudaBitsServes(const Plan& plan);
+Status CudaFineServes(const Plan& plan);
 Status CudaPackedServes(const Plan& plan);
+Status CudaPlanesServes(const Plan& plan);
 // For a selector that reads an index: its units, and what becomes of those that are not selected.
 Status CudaIndexServes(const Plan& plan);
 

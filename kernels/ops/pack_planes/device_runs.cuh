@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where runs of groups lie (device_planes_cuda.h), for kernels.
+#ifndef KVSTRATA_KERNELS_OPS_PACK_PLANES_DEVICE_RUNS_CUH_
+#define KVSTRATA_KERNELS_OPS_PACK_PLANES_DEVICE_RUNS_CUH_
+
+#include <cstdint>
+
+namespace kvstrata::cuda {
+
+// The first run of a head in the block of a table's entry. offset: DeviceRuns::offset with that of
+// the head, and whatever the caller adds of the same kind.
+__device__ __forceinline__ uint64_t FirstRunIn(uint64_t entry, int64_t offset) {
+  constexpr uint64_t kShift = 31;
+  return (entry & ~kShift) + (offset << (entry & kShift));
+}
+
+}  // namespace kvstrata::cuda
+
+#endif  // KVSTRATA_KERNELS_OPS_PACK_PLANES_DEVICE_RUNS_CUH_

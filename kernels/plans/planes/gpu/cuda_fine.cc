@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// Selector `fine` on a GPU (kernels/plans/planes/fine.h): no list is made; what it says of a layer
+// is what CudaPlanes gives op attend_planes.
+#include "kernels/plan/plan_rows.h"
+#include "kernels/plans/planes/fine.h"
+#include "kernels/step/gpu/frame/cuda_frame.h"
+#include "kernels/step/gpu/frame/cuda_selector_rows.h"
+
+namespace kvstrata {
+namespace {
+
+class CudaFine final : public CudaSelector {
+ public:
+  CudaSelectorTraits traits(const Plan&) override { return {.queries = CudaQueries::kNone}; }
+
+  cuda::DeviceSelection SelectionOf(const CudaFrame&, const CudaPart&) const override { return {}; }
+
+  Result<Selection> Read(const CudaFrame&, const CudaPart& part, int, int32_t n) const override {
+    Selection selection;
+    SelectFine(part.plan, n, &selection);
+    return selection;
+  }
+};
+
+}  // namespace
+
+Status CudaFineServes(const Plan& plan) {
+  if (plan.planes.share == 0) return OkStatus();
+  return PlanUnserved("share", NumberText(plan.planes.share),
+                      "op attend_planes by a share of the tokens");
+}
+
+std::unique_ptr<CudaSelector> NewCudaFine(const CudaSelectorSource&) {
+  return std::make_unique<CudaFine>();
+}
+
+}  // namespace kvstrata

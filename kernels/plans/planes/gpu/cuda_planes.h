@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// CudaPlanes: codec planes on a GPU. Rows of groups that are not sealed are attended on their
+// pages, and op attend_planes merges them with the sealed ones, of which it finds those that are
+// read by all of their planes. Of several new tokens of a member each reads all of them so.
+//
+// One table serves all layers and heads, and a graph stays good while the daemon seals more, as
+// long as sequences have room for their tokens.
+// Threads: as CudaCodec. Cost: 16 bytes a group of 64 tokens and sequence, 8 a layer, KV head and
+// sequence, and some MB.
+#ifndef KVSTRATA_KERNELS_PLANS_PLANES_GPU_CUDA_PLANES_H_
+#define KVSTRATA_KERNELS_PLANS_PLANES_GPU_CUDA_PLANES_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/cuda/device_buffer.h"
+#include "kernels/plans/planes/planes.h"
+#include "kernels/step/gpu/frame/cuda_codec.h"
+#include "kernels/step/gpu/memory/step_memory.h"
+
+namespace kvstrata {
+
+class CudaPlanes final : public CudaCodec {
+ public:
+  explicit CudaPlanes(StepMemory* memory);
+
+  int32_t EndOf(const SequenceState& state) const override;
+  // Extents hold groups of the plan's form, a power of two of them, as recompressors make them.
+  Status Check(const CudaFrame& frame) const override;
+  Status Fit(const CudaFrame& frame) override;
+  Status Stage(CudaFrame* frame) override;
+  Status Attend(CudaFrame* frame, const CudaPart& part, int layer, const Rows& q,
+                const MutableRows& out, float* lse) override;
+  // Bytes are those that were fetched. Sealed rows count as coarse ones, or, where all of them are
+  // read by all of their planes, as rows.
+  Status AddReads(const CudaFrame& frame, const CudaPart& part, int member, int layer,
+                  StepCost* cost) const override;
+
+ private:
+  struct Room {
+    int32_t members = 0;
+    int32_t groups = 0;  // that a sequence may have
+    bool operator==(const Room&) const = default;
+  };
+
+  Status FitTo(const Room& room, const CudaFrame& frame);
+  // Null: nothing of the member is sealed, or it is of another codec.
+  const PlanesStorage* StoredOf(const CudaFrame& frame, int member) const;
+  // Whether the tables on the GPU are those of the member's extents.
+  bool Knows(int member, const PlanesStorage& stored) const;
+  Status StageMember(CudaFrame* frame, int member, const PlanesStorage& stored);
+  // Whether all members of the part attend the layer in full, whatever their lengths.
+  static bool InFull(const CudaFrame& frame, const CudaPart& part, int layer);
+  cuda::DevicePlanes PlanesOf(const CudaFrame& frame, const CudaPart& part, int layer) const;
+  uint64_t* FetchedOf(const CudaFrame& frame, int member, int layer) const;
+  // One new token of each of the part's members, the first of them row `row` of the batch.
+  Status AttendItems(CudaFrame* frame, const CudaPart& part, int layer, int32_t row, const Rows& q,
+                     const MutableRows& out, float* lse);
+
+  // Where sealed rows end, 0, their groups; N, or 0 where the member attends in full.
+  const StepMemory::Column end_, none_, groups_, tokens_;
+  Room room_;
+  WordTable upper_, lower_;    // by member, a group each: cuda::DeviceRuns
+  std::vector<uint64_t> ids_;  // by member, whose the tables are: PlanesStorage::id; 0: nobody's
+  DeviceBuffer partial_;       // m, l, o of the raw rows
+  DeviceBuffer workspace_;     // for op attend_planes
+  DeviceBuffer fetched_;       // bytes [layers][members][kv_heads], of this step
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_KERNELS_PLANS_PLANES_GPU_CUDA_PLANES_H_

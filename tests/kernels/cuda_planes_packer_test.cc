@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// The packer of codec planes on a table of ops that is a GPU in host memory and computes as `ref`
+// does: which groups are packed, which are copied, and where they come to lie. The kernels:
+// tests/cuda/planes_packer_cuda_test.cc.
+#include "tests/fakes/planes_gpu.h"
+#include "tests/kernels/codec_fixture.h"
+#include "tests/kernels/sealed_planes.h"
+
+namespace kvstrata {
+namespace {
+
+constexpr int32_t kTokens = 700;
+
+TEST(CudaPlanesPacker, SealsWhatTheHostSeals) {
+  Geometry g{.layers = 2, .query_heads = 6, .kv_heads = 2, .head_dim = 64};
+  g.dtype = DType::kBF16;
+  const Inputs in(g, kTokens, 73);
+  CodecSequence rows(PlanesPlan(), g, in);
+  rows.Commit(kTokens);
+  const RecompressInput input = rows.Input();
+  const GpuPackers packers = std::move(NewGpuPackers(testing::PlanesGpuOps(), 0)).value();
+  const ReadBytes read = [](std::byte* to, const std::byte* from, size_t bytes) {
+    std::memcpy(to, from, bytes);
+  };
+  for (const int64_t bytes : {kExtentBytesGoal, int64_t{1}}) {
+    const auto sealed = [&](const GpuPackers* on) {
+      return SealedPlanes(NewPlanesRecompressor(PlanesPlan(), g, bytes), input.view.pages, on);
+    };
+    SealedPlanes gpu = sealed(&packers), host = sealed(nullptr);
+    for (const int32_t tokens : {63, 64, 200, 450, 512, 575, 580, kTokens}) {
+      SCOPED_TRACE(tokens);
+      ASSERT_NO_FATAL_FAILURE(gpu.Settle(tokens));
+      ASSERT_NO_FATAL_FAILURE(host.Settle(tokens));
+      ASSERT_NO_FATAL_FAILURE(ExpectSameExtents(gpu, host, read));
+    }
+    EXPECT_EQ(host.extents().back().tokens.end, 640);
+  }
+}
+
+}  // namespace
+}  // namespace kvstrata
