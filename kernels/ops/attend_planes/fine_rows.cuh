@@ -95,9 +95,9 @@ __device__ __forceinline__ void FineLogits(const WarpMemory<kDim, kHeads>& memor
 }
 
 // Four channels of a fine value, rotated.
-template <int kDim, int kHeads>
-__device__ __forceinline__ float4 FineValue(const WarpMemory<kDim, kHeads>& memory, int token,
-                                            int row_number, int quad, const FineForm& form) {
+template <int kDim, typename Memory>
+__device__ __forceinline__ float4 FineValue(const Memory& memory, int token, int row_number,
+                                            int quad, const FineForm& form) {
   constexpr int kRun = kDim / 16;  // fours of channels in a run
   const int m = quad / kRun, i = quad % kRun;
   const auto* const row = reinterpret_cast<const uint32_t*>(memory.Row(row_number, form.row_bytes) +
@@ -165,7 +165,7 @@ class FineSums {
     for (int i = 0; i < (kQuads + 31) / 32; ++i) {
       const int quad = threadIdx.x % 32 + 32 * i;
       if (quad >= kQuads) break;
-      const float4 value = FineValue(memory, token, row, quad, form);
+      const float4 value = FineValue<kDim>(memory, token, row, quad, form);
 #pragma unroll
       for (int head = 0; head < kHeads; ++head) {
         const float weight = memory.fine_weights[row][head];
