@@ -336,7 +336,7 @@ __global__ void __launch_bounds__(CtaShape<kDim, kHeads>::kThreads, 1)
 }
 
 // The same in rounds. Grid (ctas, kv_heads, batch).
-template <int kDim, int kHeads, bool kPrefetch>
+template <int kDim, int kHeads, int kForm>
 __global__ void __launch_bounds__(CtaShape<kDim, kHeads>::kThreads, 1)
     RoundsKernel(const __grid_constant__ Arguments a) {
   constexpr int kWarps = CtaShape<kDim, kHeads>::kWarps;
@@ -351,8 +351,8 @@ __global__ void __launch_bounds__(CtaShape<kDim, kHeads>::kThreads, 1)
   rule.read_from = a.read_from;
   rule.form = {item.has_last_plane, item.row_bytes};
   const PlanesVisits visits = PlanesVisits::Of(rule.lengths);
-  PlanesRounds<kDim, kHeads, kWarps, kPrefetch> rounds(item, visits, shared.warps, shared.counts,
-                                                       place.warp, place.warps);
+  PlanesRounds<kDim, kHeads, kWarps, kForm> rounds(item, visits, shared.warps, shared.counts,
+                                                   place.warp, place.warps);
   if (w.ahead) WaitForPrevious();
   rule.factors = LoadQuery<kDim>(a, place, shared.query);
   FindReferences<kHeads, kWarps>(a, place, rule.lengths, shared.reference);
@@ -456,14 +456,13 @@ int Launch(const AttendPlanesBatch& w, Stream stream) {
   }
   const int error = LaunchOne<OfWarps>(SampleKernel<kDim, kHeads>, a, kThreads, stream);
   if (error != 0) return error;
-  switch (w.form) {
-    case 0:
-      return LaunchOne<OfWarps>(AttendKernel<kDim, kHeads>, a, kThreads, stream);
-    case 1:
-      return LaunchOne<OfRounds>(RoundsKernel<kDim, kHeads, false>, a, kThreads, stream);
-    default:
-      return LaunchOne<OfRounds>(RoundsKernel<kDim, kHeads, true>, a, kThreads, stream);
+  if (w.form == 9) return 0;
+  if (w.form == 0) return LaunchOne<OfWarps>(AttendKernel<kDim, kHeads>, a, kThreads, stream);
+  if constexpr (kDim == 128 && kHeads == 4) {
+    if (w.form == 2) return LaunchOne<OfRounds>(RoundsKernel<128, 4, 2>, a, kThreads, stream);
+    if (w.form == 3) return LaunchOne<OfRounds>(RoundsKernel<128, 4, 3>, a, kThreads, stream);
   }
+  return LaunchOne<OfRounds>(RoundsKernel<kDim, kHeads, 1>, a, kThreads, stream);
 }
 
 template <int kDim>

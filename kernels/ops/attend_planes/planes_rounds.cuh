@@ -35,7 +35,7 @@ struct RoundMemory {
   float m[kHeads], l[kHeads];
 };
 
-template <int kDim, int kHeads, int kWarps, bool kPrefetch>
+template <int kDim, int kHeads, int kWarps, int kForm>
 class PlanesRounds {
  public:
   using Memory = RoundMemory<kDim, kHeads>;
@@ -56,8 +56,9 @@ class PlanesRounds {
         step_(step),
         own_(first < visits.count ? (visits.count - first - 1) / step + 1 : 0) {
     const int most = (visits.count + step - 1) / step;  // of a warp
-    each_ = (most + RoundsOf(most) - 1) / RoundsOf(most);
-    stop_ = min(each_, own_);
+    const int rounds = max((most + kFirstRound - 1) / kFirstRound, 1);
+    stop_ = min((most + rounds - 1) / rounds, own_);
+    LookUp();
     for (int i = 0; i < 2; ++i) {
       AskKeys(i);
       CommitCopies();
@@ -73,14 +74,16 @@ class PlanesRounds {
 #pragma unroll 1
     for (bool again = true; again;) {
       left_ = 0;
+      const int before = done_;
 #pragma unroll 1
       while (done_ < stop_ && Visit(query, rule, report)) {
       }
       WaitForCopies<0>();
-      if (threadIdx.x % 32 == 0) counts_[threadIdx.x / 32] = left_;
+      if (threadIdx.x % 32 == 0) counts_[threadIdx.x / 32] = left_ + (done_ - before) * kVisit;
       again = __syncthreads_or(done_ < own_);
-      stop_ = again ? min(done_ + each_, own_) : 0;
-      AttendStrips(query, rule, ones);
+      const int upto = CountsUpTo(), total = __shfl_sync(kAllLanes, upto, 31);
+      PlanRound(total / kVisit, total % kVisit);
+      AttendStrips(upto % kVisit, total % kVisit, query, rule, ones);
       if (again) __syncthreads();
     }
   }
@@ -102,55 +105,76 @@ class PlanesRounds {
   __device__ uint32_t fetched() const { return fetched_; }
 
  private:
-  static constexpr int kRound = 12;  // visits of a warp, at most
-  __device__ static int RoundsOf(int visits) { return max((visits + kRound - 1) / kRound, 1); }
+  static constexpr int kFirstRound = 12, kRound = 24;  // visits of a warp, at most
+  static constexpr int kVisit = 1 << 16;               // a visit, in counts of visits and strips
 
-  __device__ __forceinline__ int GroupOf(int number) const {
-    return visits_.GroupOf(first_ + number * step_);
+  // How many visits there were and strips were left by the warps up to number `lane`.
+  __device__ __forceinline__ int CountsUpTo() const {
+    const int lane = threadIdx.x % 32;
+    int upto = lane < kWarps ? counts_[lane] : 0;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const int before = __shfl_up_sync(kAllLanes, upto, step);
+      if (lane >= step) upto += before;
+    }
+    return upto;
+  }
+
+  // The next round: visits that leave two thirds of the strips that there is room for, if they
+  // leave as many each as those of this round did.
+  __device__ __forceinline__ void PlanRound(int visits, int strips) {
+    constexpr int kLeast = Memory::kStrips / kGroupStrips;  // that is room for
+    const int fit = Memory::kStrips * 2 / 3 * visits / max(strips, 1);
+    const int left = own_ - done_, most = min(max(fit, kLeast), kRound);
+    const int rounds = max((left + most - 1) / most, 1);
+    stop_ = done_ + (left + rounds - 1) / rounds;
+  }
+
+  // Where the groups of this round lie, one a lane: it takes a wait for the L2 and much arithmetic.
+  __device__ __forceinline__ void LookUp() {
+    looked_up_ = done_;
+    const int number = done_ + static_cast<int>(threadIdx.x % 32);
+    if (number >= stop_) return;
+    lane_group_ = visits_.GroupOf(first_ + number * step_);
+    lane_upper_ = item_.Upper(lane_group_);
+    lane_lower_ = item_.Lower(lane_group_);
   }
 
   // Keys of the warp's visit `number`, if that is one of this round.
-  __device__ __forceinline__ void AskKeys(int number, uint64_t upper) {
-    if (number >= stop_) return;
-    CopyKeys<kDim>(memory_.buffers[1].codes[number % 2], memory_.scales[number % 2], upper,
-                   policy_);
-    fetched_ += Shape::kValueScales;
-  }
   __device__ __forceinline__ void AskKeys(int number) {
-    if (number < stop_) AskKeys(number, item_.Upper(GroupOf(number)));
+    if (number >= stop_) return;
+    CopyKeys<kDim>(memory_.buffers[1].codes[number % 2], memory_.scales[number % 2],
+                   __shfl_sync(kAllLanes, lane_upper_, number - looked_up_), policy_);
+    fetched_ += Shape::kValueScales;
   }
 
   // Scores the next group, whose keys are the oldest copy but one, and leaves its strips. False: no
   // room for them.
   __device__ __forceinline__ bool Visit(const SharedQuery<kDim>& query, const ItemRule& rule,
                                         const ItemReport& report) {
-    const int visit = first_ + done_ * step_, group = visits_.GroupOf(visit);
-    // Loads are under way while the group is scored.
-    const uint64_t upper = item_.Upper(group), lower = item_.Lower(group);
-    const uint64_t later = done_ + 2 < stop_ ? item_.Upper(GroupOf(done_ + 2)) : 0;
+    const int visit = first_ + done_ * step_;
+    const int group = __shfl_sync(kAllLanes, lane_group_, done_ - looked_up_);
     WaitForCopies<1>();
     __syncwarp();
     const char* const minima = reinterpret_cast<const char*>(memory_.scales[done_ % 2]);
     GroupSums sums;
     ScoreKeys<kDim>(memory_.buffers[1].codes[done_ % 2], minima, minima + 2 * kDim, query, sums);
-    if (!ChooseStrips(visit, group, rule, report, sums, upper, lower)) return false;
+    if (!ChooseStrips(visit, group, rule, report, sums)) return false;
     __syncwarp();
-    AskKeys(done_ + 2, later);
+    AskKeys(done_ + 2);
     CommitCopies();
     ++done_;
     return true;
   }
 
   __device__ __forceinline__ bool ChooseStrips(int visit, int group, const ItemRule& rule,
-                                               const ItemReport& report, const GroupSums& sums,
-                                               uint64_t upper, uint64_t lower) {
+                                               const ItemReport& report, const GroupSums& sums) {
     const uint32_t always = AlwaysOf(rule.lengths, group);
     if (visits_.IsOctet(visit)) {
       const int octet = visits_.edges.OctetOf(visit);
       const uint32_t chosen = always & EdgeOctets::BitsOf(octet);
       if (!__any_sync(kAllLanes, chosen != 0)) return true;
-      return Leave(1u << octet % EdgeOctets::kOfGroup / 2, chosen, StripWeights{}, rule, sums,
-                   upper, lower);
+      return Leave(1u << octet % EdgeOctets::kOfGroup / 2, chosen, StripWeights{}, rule, sums);
     }
     float base[2];
     uint32_t chosen;
@@ -158,13 +182,13 @@ class PlanesRounds {
     report.Write(group, chosen | always, strips);
     if (strips == 0 || (!visits_.is_full && __all_sync(kAllLanes, always == 0xFF))) return true;
     return Leave(strips, chosen, Weigh(rule.factors, base, chosen | always, strips, sums), rule,
-                 sums, upper, lower);
+                 sums);
   }
 
   // Leaves the strips of the group. chosen: the lane's fine tokens. False: no room for them.
   __device__ __forceinline__ bool Leave(uint32_t strips, uint32_t chosen,
                                         const StripWeights& weights, const ItemRule& rule,
-                                        const GroupSums& sums, uint64_t upper, uint64_t lower) {
+                                        const GroupSums& sums) {
     const int count = __popc(strips);
     if (left_ + count > Memory::kStrips) return false;
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, own = lane / 8;
@@ -185,6 +209,8 @@ class PlanesRounds {
       LeaveLogits(chosen, place(own), rule, sums);
       LeaveSteps(StripsOf(fine_lanes), place);
     }
+    const uint64_t upper = __shfl_sync(kAllLanes, lane_upper_, done_ - looked_up_);
+    const uint64_t lower = __shfl_sync(kAllLanes, lane_lower_, done_ - looked_up_);
     if ((strips >> own & 1) != 0) {
       if (lane % 8 == 0) {
         auto& to = memory_.strips[place(own)];
@@ -193,7 +219,7 @@ class PlanesRounds {
         to.in_group = own;
         to.fine = fine;
       }
-      if (kPrefetch) PrefetchStrip(upper, lower, chosen);
+      if (kForm == 2) PrefetchStrip(upper, lower, chosen);
     }
     left_ += count;
     fetched_ += count * (Shape::kStripBytes + 4 * kStripTokens);
@@ -249,21 +275,14 @@ class PlanesRounds {
   }
 
   // What all warps left, in tiles that are dealt among them. Asks for the keys of the next round.
-  __device__ __forceinline__ void AttendStrips(const SharedQuery<kDim>& query, const ItemRule& rule,
-                                               const uint4* ones) {
-    const int lane = threadIdx.x % 32;
-    int upto = lane < kWarps ? counts_[lane] : 0;
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      const int before = __shfl_up_sync(kAllLanes, upto, step);
-      if (lane >= step) upto += before;
-    }
-    const int total = __shfl_sync(kAllLanes, upto, 31);
+  __device__ __forceinline__ void AttendStrips(int upto, int total, const SharedQuery<kDim>& query,
+                                               const ItemRule& rule, const uint4* ones) {
     const int deals = (total + kGroupStrips * kWarps - 1) / (kGroupStrips * kWarps);
     const int size = max((total + kWarps * deals - 1) / max(kWarps * deals, 1), 1);
     const int warp = threadIdx.x / 32, tiles = (total + size - 1) / size;
     const int count = warp < tiles ? (tiles - warp - 1) / kWarps + 1 : 0;
-    if (count == 0) {
+    if (count == 0 || kForm == 3) {
+      LookUp();
       AskKeys(done_);
       CommitCopies();
       AskKeys(done_ + 1);
@@ -273,6 +292,7 @@ class PlanesRounds {
     ValueSums<kDim> values;
     Strips strips = AskTile(warp * size, size, total, upto, memory_.buffers[(count - 1) % 2].tile);
     CommitCopies();
+    LookUp();
 #pragma unroll 1
     for (int left = count - 1, tile = warp;; --left) {
       Strips next{};
@@ -346,9 +366,12 @@ class PlanesRounds {
   int32_t* const counts_;
   const uint64_t policy_;
   const int first_, step_, own_;  // visits: the first, from one to the next, how many
-  int each_, stop_;               // visits of a round; where this one ends
+  int stop_;                      // where the visits of this round end
   int done_ = 0;                  // visits
-  int left_ = 0;                  // strips of this round
+  // Where groups of this round lie: those of visit number looked_up_ + lane.
+  int looked_up_ = 0, lane_group_ = 0;
+  uint64_t lane_upper_ = 0, lane_lower_ = 0;
+  int left_ = 0;  // strips of this round
   TileSums<kDim, kHeads> sums_;
   uint32_t fetched_ = 0;  // bytes
 };
