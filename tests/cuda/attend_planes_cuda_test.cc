@@ -246,17 +246,6 @@ TEST(AttendPlanesCuda, TakesLongSequencesAndFetchesLittleMore) {
   EXPECT_GE(fetched, 1.0);
 }
 
-// More items than a GPU has SMs: one CTA has all groups of one. All strips are read, which is more
-// than its warps can leave for later at once.
-TEST(AttendPlanesCuda, DealsStripsInSeveralRounds) {
-  Rng rng(TestSeed());
-  PlanesShape s;
-  s.kv_heads = 70;
-  s.groups_max = 40;
-  s.rule.skip_below = 0;
-  RunAndExpect(s, {2500, 2560}, rng);
-}
-
 TEST(AttendPlanesCuda, RefusesWhatItDoesNotTake) {
   Rng rng(TestSeed());
   PlanesCase c({}, rng);

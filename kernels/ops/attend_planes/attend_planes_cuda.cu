@@ -12,7 +12,6 @@
 #include "kernels/cuda/warps/launch.cuh"
 #include "kernels/ops/attend_planes/attend_planes_cuda.h"
 #include "kernels/ops/attend_planes/full_groups.cuh"
-#include "kernels/ops/attend_planes/planes_rounds.cuh"
 #include "kernels/ops/attend_planes/planes_warp.cuh"
 #include "kernels/ops/merge/shared_item.cuh"
 
@@ -59,7 +58,6 @@ struct CtaMemory {
   float reference[kHeads];
   float m[kHeads], l[kHeads];
   bool is_last;
-  int32_t counts[Shape::kWarps];  // strips that warps left
   Warp warps[Shape::kWarps];
 };
 
@@ -335,41 +333,6 @@ __global__ void __launch_bounds__(CtaShape<kDim, kHeads>::kThreads, 1)
   Finish(a, place, shared);
 }
 
-// The same in rounds. Grid (ctas, kv_heads, batch).
-template <int kDim, int kHeads, int kForm>
-__global__ void __launch_bounds__(CtaShape<kDim, kHeads>::kThreads, 1)
-    RoundsKernel(const __grid_constant__ Arguments a) {
-  constexpr int kWarps = CtaShape<kDim, kHeads>::kWarps;
-  extern __shared__ uint4 dynamic[];
-  auto& shared = *reinterpret_cast<CtaMemory<kDim, kHeads, RoundMemory<kDim, kHeads>>*>(dynamic);
-  const AttendPlanesBatch& w = a.work;
-  if (!w.ahead) WaitForPrevious();
-  const auto place = CtaPlace::Of<kWarps>(w);
-  const auto item = PlanesItem<kDim>::Of(w.planes, place.sequence, place.head);
-  ItemRule rule;
-  rule.lengths = PlanesLengths::Of(w, place.sequence);
-  rule.read_from = a.read_from;
-  rule.form = {item.has_last_plane, item.row_bytes};
-  const PlanesVisits visits = PlanesVisits::Of(rule.lengths);
-  PlanesRounds<kDim, kHeads, kWarps, kForm> rounds(item, visits, shared.warps, shared.counts,
-                                                   place.warp, place.warps);
-  if (w.ahead) WaitForPrevious();
-  rule.factors = LoadQuery<kDim>(a, place, shared.query);
-  FindReferences<kHeads, kWarps>(a, place, rule.lengths, shared.reference);
-  if (threadIdx.x < 2) shared.ones[threadIdx.x] = {0x3C003C00, 0x3C003C00, 0x3C003C00, 0x3C003C00};
-  __syncthreads();
-  for (int head = 0; head < 2; ++head) {
-    rule.of_logit[head] = 1 / rule.factors.code[head];
-    rule.reference[head] = shared.reference[(threadIdx.x % 4 * 2 + head) % kHeads];
-  }
-  rounds.Run(shared.query, rule, ItemReport::Of(w.report, place.item), shared.ones);
-  rounds.Store(rule);
-  AddFetched(w, place.item, rounds.fetched());
-  __syncthreads();
-  LetNextStart();
-  Finish(a, place, shared);
-}
-
 // Where everything is fine. Grid (ctas, kv_heads, batch).
 template <int kDim, int kHeads>
 __global__ void __launch_bounds__(FullShape<kDim>::kThreads, 1)
@@ -446,7 +409,6 @@ int LaunchOne(void (*kernel)(Arguments), const Arguments& a, int threads, Stream
 template <int kDim, int kHeads>
 int Launch(const AttendPlanesBatch& w, Stream stream) {
   constexpr int kThreads = CtaShape<kDim, kHeads>::kThreads;
-  using OfRounds = CtaMemory<kDim, kHeads, RoundMemory<kDim, kHeads>>;
   using OfWarps = CtaMemory<kDim, kHeads>;
   const Arguments a = ArgumentsOf(w);
   if (w.rule.fine_above == 0) {
@@ -456,13 +418,7 @@ int Launch(const AttendPlanesBatch& w, Stream stream) {
   }
   const int error = LaunchOne<OfWarps>(SampleKernel<kDim, kHeads>, a, kThreads, stream);
   if (error != 0) return error;
-  if (w.form == 9) return 0;
-  if (w.form == 0) return LaunchOne<OfWarps>(AttendKernel<kDim, kHeads>, a, kThreads, stream);
-  if constexpr (kDim == 128 && kHeads == 4) {
-    if (w.form == 2) return LaunchOne<OfRounds>(RoundsKernel<128, 4, 2>, a, kThreads, stream);
-    if (w.form == 3) return LaunchOne<OfRounds>(RoundsKernel<128, 4, 3>, a, kThreads, stream);
-  }
-  return LaunchOne<OfRounds>(RoundsKernel<kDim, kHeads, 1>, a, kThreads, stream);
+  return LaunchOne<OfWarps>(AttendKernel<kDim, kHeads>, a, kThreads, stream);
 }
 
 template <int kDim>

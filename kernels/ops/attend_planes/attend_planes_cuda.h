@@ -18,8 +18,6 @@
 #ifndef KVSTRATA_KERNELS_OPS_ATTEND_PLANES_ATTEND_PLANES_CUDA_H_
 #define KVSTRATA_KERNELS_OPS_ATTEND_PLANES_ATTEND_PLANES_CUDA_H_
 
-#include <cstdlib>
-
 #include "kernels/cuda/batches/batch.h"
 #include "kernels/ops/attend_planes/attend_planes.h"
 #include "kernels/ops/merge/partials.h"
@@ -35,14 +33,7 @@ struct PlanesReport {
   uint64_t* fetched = nullptr;  // device [batch][kv_heads], bytes; added to by both kernels
 };
 
-// Of the trial: which form of the second kernel.
-inline int FormOfTrial() {
-  const char* const form = std::getenv("PLANES_FORM");
-  return form == nullptr ? 0 : std::atoi(form);
-}
-
 struct AttendPlanesBatch {
-  int32_t form = FormOfTrial();
   DevicePlanes planes;  // format.tokens 64
   PlanesRule rule;      // run 1; fine_above > 0, or share at least 1 (everything is fine)
   int32_t batch = 0;

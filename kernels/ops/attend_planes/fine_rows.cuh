@@ -94,6 +94,12 @@ __device__ __forceinline__ void FineLogits(const WarpMemory<kDim, kHeads>& memor
   }
 }
 
+// Four codes of lower digits: bytes of channels 0, 2, 1, 3 of a word of run m.
+__device__ __forceinline__ uint32_t LowerCodes(uint32_t plane1, uint32_t plane2, int m) {
+  const uint32_t high = m < 2 ? plane1 << (4 - 2 * m) : plane1 >> (2 * m - 4);
+  return (high & 0x30303030u) | (plane2 >> 4 * (m / 2) & 0x0F0F0F0Fu);
+}
+
 // Four channels of a fine value, rotated.
 template <int kDim, typename Memory>
 __device__ __forceinline__ float4 FineValue(const Memory& memory, int token, int row_number,

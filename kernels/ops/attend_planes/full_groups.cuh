@@ -9,7 +9,9 @@
 #ifndef KVSTRATA_KERNELS_OPS_ATTEND_PLANES_FULL_GROUPS_CUH_
 #define KVSTRATA_KERNELS_OPS_ATTEND_PLANES_FULL_GROUPS_CUH_
 
-#include "kernels/ops/attend_planes/strip_tile.cuh"
+#include "kernels/cuda/warps/exp2.cuh"
+#include "kernels/ops/attend_planes/coarse_values.cuh"
+#include "kernels/ops/attend_planes/fine_rows.cuh"
 
 namespace kvstrata::cuda {
 
@@ -17,9 +19,9 @@ namespace kvstrata::cuda {
 template <int kDim, int kHeads>
 struct FullMemory {
   using Shape = GroupShape<kDim>;
-  static constexpr int kRowPieces = kDim * 3 / 4 / 16;  // of half a lower row, 16 bytes each
+  static constexpr int kRowPieces = kDim * 3 / 4 / 16;  // half a lower row's, 16 bytes each
   uint4 codes[2 * Shape::kWords][32];
-  uint4 scales[Shape::kScalePieces];  // of keys
+  uint4 scales[Shape::kScalePieces];  // keys'
   uint4 values[Shape::kPieces][32];
   uint4 value_scales[kGroupTokens / 4];
   uint4 value_rows[kGroupTokens * kRowPieces];  // [token % 16][token / 16]
@@ -47,7 +49,7 @@ class LowerValueSums {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const uint4* const steps = &memory.value_scales[2 * t + kGroupTokens / 8];
 #pragma unroll
-    for (int four = 0; four < 4; ++four) {  // of the tokens of strip t
+    for (int four = 0; four < 4; ++four) {  // tokens 4 four .. of strip t
       uint32_t stepped[2];
 #pragma unroll
       for (int pair = 0; pair < 2; ++pair) {
@@ -145,6 +147,7 @@ class FullGroups {
       __syncwarp();
       if (has_next) AskKeys();
       CommitCopies();
+      __syncwarp();  // lanes without a piece of rows went past the others: transposes take all at once
       const StripWeights weights = Weigh(logits);
       WaitForCopies<1>();
       __syncwarp();
@@ -287,6 +290,7 @@ class FullGroups {
       for (int i = 1; i < 8; ++i) top[head] = fmaxf(top[head], logits[head][i]);
     }
     if (__any_sync(kAllLanes, top[0] > top_[0] + kRoom || top[1] > top_[1] + kRoom)) Raise(top);
+    __syncwarp();
     uint32_t weights[2][4];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -317,7 +321,7 @@ class FullGroups {
   const uint64_t policy_;
   const FineForm form_;
   const int first_, step_, groups_;
-  uint64_t upper_ = 0, lower_ = 0;  // of the group whose keys are asked for last
+  uint64_t upper_ = 0, lower_ = 0;  // runs of the group whose keys are asked for last
   ValueSums<kDim> values_;
   LowerValueSums<kDim> lower_values_;
   float top_[2] = {-INFINITY, -INFINITY};  // what weights are relative to, of the lane's heads
