@@ -80,7 +80,7 @@ class FullGroups {
       __syncwarp();
       if (has_next) AskKeys();
       CommitCopies();
-      __syncwarp();  // lanes without a piece of rows went past; transposes take all
+      __syncwarp();  // transposes take all lanes at once
       const StripWeights weights = Weigh(logits);
       WaitForCopies<1>();
       __syncwarp();
@@ -119,7 +119,9 @@ class FullGroups {
     constexpr int kLanes = kDim / 16;  // at least as many as there are pieces
     const int lane = threadIdx.x % 32, piece = lane % kLanes;
     if (piece >= pieces) return;
-#pragma unroll 4
+    // Unrolled for other dims, ptxas 13.0 makes LDGSTS with uniform offsets of it, which trap.
+    constexpr int kUnrolled = kDim == 128 ? 4 : 1;
+#pragma unroll kUnrolled
     for (int slot = lane / kLanes; slot < kGroupTokens; slot += 32 / kLanes) {
       CopyOfSector(&to[slot * pieces + piece], from + token_of(slot) * item_.row_bytes + 16 * piece,
                    policy_);
