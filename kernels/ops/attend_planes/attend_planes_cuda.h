@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Op attend_planes on the GPU (attend_planes.h): one query token a sequence, over a
 // batch's sealed groups, chosen by `fine_above`. Two kernels: the first makes the normalisers from
-// every `sample`-th group and from what is always fine, the second streams all groups once.
+// every `sample`-th group and from what is always fine, the second streams all groups once. With
+// `share` 1 everything is fine: one kernel, which reads all digits as one stream.
 //
 // A warp has a group at a time. Plane 0 of its keys meets the queries, times the group's steps, on
 // tensor cores; so do values' codes and weights, of the strips that are read. Lower rows of fine
