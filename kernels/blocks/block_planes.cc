@@ -60,9 +60,8 @@ Status CheckLimits(const Plan& plan, const BlockPlanesShape& s) {
 
 PlanesRule RuleOf(const Plan& plan, int32_t layer) {
   const auto& o = plan.planes;
-  PlanesRule rule{0, o.fine_above, o.skip_below, 1, o.sample, o.sinks, o.recent};
-  if (layer < plan.n_dense_layers) rule.recent = kMostMinTokens;  // all of it
-  return rule;
+  if (layer < plan.n_dense_layers) return kAllFine;
+  return {0, o.fine_above, o.skip_below, 1, o.sample, o.sinks, o.recent};
 }
 
 }  // namespace

@@ -56,6 +56,26 @@ TEST(AttendPlanesCuda, IsTheRuleForEveryShape) {
   }
 }
 
+// `share` 1: a kernel of its own.
+TEST(AttendPlanesCuda, AttendsEverythingFinely) {
+  Rng rng(TestSeed());
+  for (const int dim : {64, 128, 256}) {
+    for (const int group : {1, 4, 7}) {
+      PlanesShape s;
+      s.dim = dim;
+      s.group = group;
+      s.keep = Below(rng, 3) == 0 ? 4 : 8;
+      s.ahead = Below(rng, 2) == 0;
+      s.merges = Below(rng, 3) > 0;
+      s.sharpness = 0.5f + static_cast<float>(Below(rng, 5)) * 0.5f;
+      s.rule.fine_above = 0;
+      s.rule.share = 1;
+      s.rule.recent = 100000;
+      RunAndExpect(s, {1 + Below(rng, 770), 700 + Below(rng, 70)}, rng);
+    }
+  }
+}
+
 // Limits that choose next to nothing, next to everything, and fine tokens in strips that would be
 // left out.
 TEST(AttendPlanesCuda, IsTheRuleForEveryLimit) {

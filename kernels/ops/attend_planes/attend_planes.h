@@ -50,6 +50,8 @@ struct PlanesRule {
   int32_t recent = 64;  // at least 1
 };
 
+inline constexpr PlanesRule kAllFine = {.share = 1};
+
 struct AttendPlanesWork {
   PlanesRows rows;
   PlanesRule rule;

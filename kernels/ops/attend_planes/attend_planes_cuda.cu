@@ -11,6 +11,7 @@
 
 #include "kernels/cuda/warps/launch.cuh"
 #include "kernels/ops/attend_planes/attend_planes_cuda.h"
+#include "kernels/ops/attend_planes/full_groups.cuh"
 #include "kernels/ops/attend_planes/planes_warp.cuh"
 #include "kernels/ops/merge/shared_item.cuh"
 
@@ -37,9 +38,17 @@ struct Arguments {
   }
 };
 
-template <int kDim, int kHeads>
+// Where everything is fine.
+template <int kDim>
+struct FullShape {
+  static constexpr int kWarps = kDim == 64 ? 16 : kDim == 128 ? 12 : 6;
+  static constexpr int kThreads = kWarps * 32;
+};
+
+// Warp: a warp's memory.
+template <int kDim, int kHeads, typename Warp = WarpMemory<kDim, kHeads>,
+          typename Shape = CtaShape<kDim, kHeads>>
 struct CtaMemory {
-  using Shape = CtaShape<kDim, kHeads>;
   union {
     SharedQuery<kDim> query;
     float o[kHeads][kDim];  // the item's sums, at the end
@@ -48,7 +57,7 @@ struct CtaMemory {
   float reference[kHeads];
   float m[kHeads], l[kHeads];
   bool is_last;
-  WarpMemory<kDim, kHeads> warps[Shape::kWarps];
+  Warp warps[Shape::kWarps];
 };
 
 // A CTA of a grid (ctas, kv_heads, batch).
@@ -85,35 +94,47 @@ __device__ __forceinline__ LaneFactors LoadQuery(const Arguments& a, const CtaPl
   return factors;
 }
 
-// Logits of what is always fine of an octet. Returns how many they are.
+// Asks for lower rows of what is always fine of an octet, and lists it. Returns how many they are.
 template <int kDim, int kHeads>
-__device__ __forceinline__ int AddAlways(const PlanesItem<kDim>& item, int octet,
-                                         const PlanesLengths& lengths, const LaneFactors& factors,
-                                         const SharedQuery<kDim>& query, int number,
-                                         WarpMemory<kDim, kHeads>& memory, const GroupSums& sums,
-                                         SampleSums& sampled) {
-  const FineForm form{item.has_last_plane, item.row_bytes};
-  const float base[2] = {sums.Base(factors, 0, form.centre()),
-                         sums.Base(factors, 1, form.centre())};
-  const int lane = threadIdx.x % 32, group = octet / EdgeOctets::kOfGroup;
-  uint32_t chosen = 0;
-  for (int i = 0; i < 8; ++i) {
-    if (!lengths.IsCandidate(group * kGroupTokens + TokenOf(lane, i))) chosen |= 1u << i;
+__device__ __forceinline__ int AskAlways(const PlanesItem<kDim>& item, int octet,
+                                         const PlanesLengths& lengths,
+                                         WarpMemory<kDim, kHeads>& memory) {
+  const int lane = threadIdx.x % 32, token = EdgeOctets::kTokens * octet + lane;
+  const bool is_always = lane < EdgeOctets::kTokens && !lengths.IsCandidate(token);
+  const uint32_t always = __ballot_sync(kAllLanes, is_always);
+  if (is_always) {
+    memory.fine[__popc(always & ((1u << lane) - 1))] = static_cast<uint8_t>(token % kGroupTokens);
   }
-  chosen &= EdgeOctets::BitsOf(octet);
-  const int count = ListTokens(memory, chosen, factors, base, sums);
-  if (count == 0) return 0;
   __syncwarp();
-  PlanesCopier<kDim, kHeads>(&memory).Rows(0, count, item.Lower(group), item.row_bytes);
-  CommitCopies();
-  WaitForCopies<0>();
+  PlanesCopier<kDim, kHeads>(&memory).Rows(
+      0, __popc(always), item.Lower(octet / EdgeOctets::kOfGroup), item.row_bytes);
+  return __popc(always);
+}
+
+// Their logits: `count` are listed, and their rows have arrived.
+template <int kDim, int kHeads>
+__device__ __forceinline__ void AddAlways(const PlanesItem<kDim>& item, int count,
+                                          const LaneFactors& factors,
+                                          const SharedQuery<kDim>& query, int number,
+                                          WarpMemory<kDim, kHeads>& memory, const GroupSums& sums,
+                                          SampleSums& sampled) {
+  const FineForm form{item.has_last_plane, item.row_bytes};
+  const int lane = threadIdx.x % 32, t = lane % 4;
+  if (2 * t < kHeads) {
+    for (int i = 0; i < 8; ++i) {
+      float* const to = &memory.logits[TokenOf(lane, i)][2 * t];
+      for (int head = 0; head < 2; ++head) {
+        to[head] =
+            fmaf(sums.Of(i, head), factors.code[head], sums.Base(factors, head, form.centre()));
+      }
+    }
+  }
   __syncwarp();
   float logits[2];
   FineLogits(memory, 0, form, memory.Steps(number % 4), query, factors, logits);
   for (int head = 0; head < 2; ++head) {
     if (lane / 4 < count) sampled.always[head].Add(logits[head], 1);
   }
-  return count;
 }
 
 // The CTA's share of what makes normalisers, to samples[cta][row].
@@ -121,16 +142,20 @@ template <int kHeads, int kWarps, typename Warps>
 __device__ __forceinline__ void KeepSamples(const Arguments& a, const CtaPlace& place,
                                             Warps& warps) {
   __syncthreads();
-  const int head = threadIdx.x;
-  if (head >= a.work.group) return;
-  PowerSum always, sampled;
-  for (int warp = 0; warp < kWarps; ++warp) {
-    const float(*const kept)[kHeads] = warps[warp].logits;
-    always.Add(kept[0][head], kept[1][head]);
-    sampled.Add(kept[2][head], kept[3][head]);
+  const int lane = threadIdx.x % 32;
+  for (int head = threadIdx.x / 32; head < a.work.group; head += kWarps) {
+    PowerSum always, sampled;
+    if (lane < kWarps) {
+      const float(*const kept)[kHeads] = warps[lane].logits;
+      always = {kept[0][head], kept[1][head]};
+      sampled = {kept[2][head], kept[3][head]};
+    }
+    always.AddOverLanes(1);
+    sampled.AddOverLanes(1);
+    if (lane != 0) continue;
+    a.samples[blockIdx.x * a.rows() + place.first_row + head] = {always.m, always.l, sampled.m,
+                                                                 sampled.l};
   }
-  a.samples[blockIdx.x * a.rows() + place.first_row + head] = {always.m, always.l, sampled.m,
-                                                               sampled.l};
 }
 
 __device__ __forceinline__ void AddFetched(const AttendPlanesBatch& w, int64_t item,
@@ -155,8 +180,11 @@ __global__ void __launch_bounds__(CtaShape<kDim, kHeads>::kThreads, 1)
   const PlanesLengths lengths = PlanesLengths::Of(w, place.sequence);
   const SampleTasks tasks = SampleTasks::Of(lengths, PlanesSample::Of(lengths, w.rule.sample));
   const PlanesCopier<kDim, kHeads> copier(&memory);
-  int task = place.warp, number = 0;
+  int task = place.warp, number = 0, always = 0;
   if (task < tasks.count) copier.Keys(0, item.Upper(tasks.GroupOf(task)));
+  if (task < tasks.count && !tasks.IsSampled(task)) {
+    always = AskAlways(item, tasks.OctetOf(task), lengths, memory);
+  }
   CommitCopies();
   if (w.ahead) WaitForPrevious();
   const LaneFactors factors = LoadQuery<kDim>(a, place, shared.query);
@@ -176,8 +204,14 @@ __global__ void __launch_bounds__(CtaShape<kDim, kHeads>::kThreads, 1)
     if (tasks.IsSampled(task)) {
       sampled.AddSampled(lengths, group * kGroupTokens, factors, sums);
     } else {
-      fetched += item.row_bytes * AddAlways(item, tasks.OctetOf(task), lengths, factors,
-                                            shared.query, number, memory, sums, sampled);
+      if (number > 0) {
+        always = AskAlways(item, tasks.OctetOf(task), lengths, memory);
+        CommitCopies();
+        WaitForCopies<0>();
+        __syncwarp();
+      }
+      AddAlways(item, always, factors, shared.query, number, memory, sums, sampled);
+      fetched += item.row_bytes * always;
     }
     __syncwarp();
   }
@@ -220,10 +254,9 @@ __device__ __forceinline__ void RotateBack(float (*o)[kDim], int group) {
 }
 
 // The item's sums, of all its CTAs in the last of them, to the output.
-template <int kDim, int kHeads>
+template <int kDim, int kHeads, typename Warp, typename Shape>
 __device__ __forceinline__ void Finish(const Arguments& a, const CtaPlace& place,
-                                       CtaMemory<kDim, kHeads>& shared) {
-  using Shape = CtaShape<kDim, kHeads>;
+                                       CtaMemory<kDim, kHeads, Warp, Shape>& shared) {
   const AttendPlanesBatch& w = a.work;
   const SharedItem item{a.rows(),
                         place.first_row,
@@ -299,6 +332,37 @@ __global__ void __launch_bounds__(CtaShape<kDim, kHeads>::kThreads, 1)
   Finish(a, place, shared);
 }
 
+// Where everything is fine. Grid (ctas, kv_heads, batch).
+template <int kDim, int kHeads>
+__global__ void __launch_bounds__(FullShape<kDim>::kThreads, 1)
+    FullKernel(const __grid_constant__ Arguments a) {
+  constexpr int kWarps = FullShape<kDim>::kWarps;
+  using Warp = FullMemory<kDim, kHeads>;
+  extern __shared__ uint4 dynamic[];
+  auto& shared = *reinterpret_cast<CtaMemory<kDim, kHeads, Warp, FullShape<kDim>>*>(dynamic);
+  const AttendPlanesBatch& w = a.work;
+  if (!w.ahead) WaitForPrevious();
+  const auto place = CtaPlace::Of<kWarps>(w);
+  const auto item = PlanesItem<kDim>::Of(w.planes, place.sequence, place.head);
+  const int groups = w.groups[place.sequence];
+  FullGroups<kDim, kHeads> full(item, &shared.warps[threadIdx.x / 32], place.warp, place.warps,
+                                groups);
+  if (w.ahead) WaitForPrevious();
+  const LaneFactors factors = LoadQuery<kDim>(a, place, shared.query);
+  if (threadIdx.x < 2) shared.ones[threadIdx.x] = {0x3C003C00, 0x3C003C00, 0x3C003C00, 0x3C003C00};
+  __syncthreads();
+  full.Run(shared.query, factors, shared.ones);
+  full.Store();
+  const auto report = ItemReport::Of(w.report, place.item);
+  for (int group = place.warp; group < groups; group += place.warps) {
+    report.Write(group, 0xFF, 0xF);
+    AddFetched(w, place.item, GroupShape<kDim>::kUpperBytes + kGroupTokens * item.row_bytes);
+  }
+  __syncthreads();
+  LetNextStart();
+  Finish(a, place, shared);
+}
+
 constexpr int kMostCtas = 1024;  // that share an item
 
 // CTAs that share an item: all that run at once.
@@ -326,25 +390,35 @@ Arguments ArgumentsOf(const AttendPlanesBatch& w) {
 bool IsValid(const AttendPlanesBatch& w) {
   const PlanesRule& r = w.rule;
   return w.planes.IsValid() && w.planes.format.tokens == kGroupTokens && w.batch >= 0 &&
-         w.group >= 1 && w.group <= 8 && w.q_stride % 8 == 0 && w.scale > 0 && r.fine_above > 0 &&
-         r.run == 1 && r.sample >= 1 && r.sinks >= 0 && r.recent >= 1 && r.skip_below >= 0 &&
-         w.with.parts >= 1 && w.report.stride % kGroupTokens == 0 &&
-         (w.to.rows != nullptr || w.partial.o != nullptr);
+         w.group >= 1 && w.group <= 8 && w.q_stride % 8 == 0 && w.scale > 0 &&
+         (r.fine_above > 0 || (r.fine_above == 0 && r.share >= 1)) && r.run == 1 && r.sample >= 1 &&
+         r.sinks >= 0 && r.recent >= 1 && r.skip_below >= 0 && w.with.parts >= 1 &&
+         w.report.stride % kGroupTokens == 0 && (w.to.rows != nullptr || w.partial.o != nullptr);
+}
+
+// Launches one of the op's kernels, which takes shared memory of this type.
+template <typename Shared>
+int LaunchOne(void (*kernel)(Arguments), const Arguments& a, int threads, Stream stream) {
+  constexpr int kBytes = static_cast<int>(sizeof(Shared));
+  static_assert(kBytes <= 227 * 1024);
+  if (const int error = AllowShared(kernel, kBytes); error != 0) return error;
+  const dim3 grid(CtasOf(a.work), a.work.planes.kv_heads, a.work.batch);
+  return LaunchDependent(kernel, grid, threads, kBytes, stream, a);
 }
 
 template <int kDim, int kHeads>
 int Launch(const AttendPlanesBatch& w, Stream stream) {
-  constexpr int kBytes = static_cast<int>(sizeof(CtaMemory<kDim, kHeads>));
-  static_assert(kBytes <= 227 * 1024);
   constexpr int kThreads = CtaShape<kDim, kHeads>::kThreads;
+  using OfWarps = CtaMemory<kDim, kHeads>;
   const Arguments a = ArgumentsOf(w);
-  const dim3 grid(CtasOf(w), w.planes.kv_heads, w.batch);
-  for (const auto kernel : {SampleKernel<kDim, kHeads>, AttendKernel<kDim, kHeads>}) {
-    if (const int error = AllowShared(kernel, kBytes); error != 0) return error;
-    const int error = LaunchDependent(kernel, grid, kThreads, kBytes, stream, a);
-    if (error != 0) return error;
+  if (w.rule.fine_above == 0) {
+    using Shape = FullShape<kDim>;
+    using OfFull = CtaMemory<kDim, kHeads, FullMemory<kDim, kHeads>, Shape>;
+    return LaunchOne<OfFull>(FullKernel<kDim, kHeads>, a, Shape::kThreads, stream);
   }
-  return 0;
+  const int error = LaunchOne<OfWarps>(SampleKernel<kDim, kHeads>, a, kThreads, stream);
+  if (error != 0) return error;
+  return LaunchOne<OfWarps>(AttendKernel<kDim, kHeads>, a, kThreads, stream);
 }
 
 template <int kDim>

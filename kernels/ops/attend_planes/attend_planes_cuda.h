@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Op attend_planes on the GPU (attend_planes.h): one query token a sequence, over a
 // batch's sealed groups, chosen by `fine_above`. Two kernels: the first makes the normalisers from
-// every `sample`-th group and from what is always fine, the second streams all groups once.
+// every `sample`-th group and from what is always fine, the second streams all groups once. With
+// `share` 1 everything is fine: one kernel, which reads all digits as one stream.
 //
 // A warp has a group at a time. Plane 0 of its keys meets the queries, times the group's steps, on
 // tensor cores; so do values' codes and weights, of the strips that are read. Lower rows of fine
@@ -35,7 +36,7 @@ struct PlanesReport {
 
 struct AttendPlanesBatch {
   DevicePlanes planes;  // format.tokens 64
-  PlanesRule rule;      // fine_above > 0, run 1
+  PlanesRule rule;      // run 1; fine_above > 0, or share at least 1 (everything is fine)
   int32_t batch = 0;
   int32_t group = 0;  // query heads a KV head, 1..8
   // device [batch], N: raw rows and the new one included; 0: all of the sequence is fine

@@ -124,20 +124,20 @@ __device__ __forceinline__ void SumOverChannels(const char* halves, const Shared
   sums[1] = c[0][1] + c[1][3];
 }
 
-// Group `number` of those that the warp takes. Its copies are complete.
-template <int kDim, int kHeads>
-__device__ __forceinline__ void ScoreGroup(const WarpMemory<kDim, kHeads>& memory, int number,
-                                           const SharedQuery<kDim>& query, GroupSums& sums) {
+// A group, of which the warp has [2 u + L][lane] of the codes and the scales in shared memory.
+template <int kDim>
+__device__ __forceinline__ void ScoreKeys(const uint4 (*codes)[32], const char* minima,
+                                          const char* steps, const SharedQuery<kDim>& query,
+                                          GroupSums& sums) {
   using Shape = GroupShape<kDim>;
   const int lane = threadIdx.x % 32;
   uint4 words[2][Shape::kWords];
 #pragma unroll
-  for (int i = 0; i < 2 * Shape::kWords; ++i)
-    words[i % 2][i / 2] = memory.codes[number % 2][i][lane];
-  SumOverChannels(memory.Minima(number % 4), query, sums.minima);
-  SumOverChannels(memory.Steps(number % 4), query, sums.steps);
+  for (int i = 0; i < 2 * Shape::kWords; ++i) words[i % 2][i / 2] = codes[i][lane];
+  SumOverChannels(minima, query, sums.minima);
+  SumOverChannels(steps, query, sums.steps);
   LanePairs<kDim, 2> folded;
-  FoldSteps(memory.Steps(number % 4), query, folded);
+  FoldSteps(steps, query, folded);
 #pragma unroll
   for (int i = 0; i < 16; ++i) sums.c[i / 8][i / 4 % 2][i % 4] = 0;
 #pragma unroll
@@ -152,6 +152,14 @@ __device__ __forceinline__ void ScoreGroup(const WarpMemory<kDim, kHeads>& memor
       }
     }
   }
+}
+
+// Group `number` of those that the warp takes. Its copies are complete.
+template <int kDim, int kHeads>
+__device__ __forceinline__ void ScoreGroup(const WarpMemory<kDim, kHeads>& memory, int number,
+                                           const SharedQuery<kDim>& query, GroupSums& sums) {
+  ScoreKeys<kDim>(memory.codes[number % 2], memory.Minima(number % 4), memory.Steps(number % 4),
+                  query, sums);
 }
 
 }  // namespace kvstrata::cuda

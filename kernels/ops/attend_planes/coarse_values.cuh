@@ -58,7 +58,12 @@ class ValueSums {
   // them, fp16.
   template <int kHeads>
   __device__ __forceinline__ void Add(const WarpMemory<kDim, kHeads>& memory, const uint4* ones) {
-    const StripWeights weights = StripWeights::Load(memory);
+    Add(memory, StripWeights::Load(memory), ones);
+  }
+  // memory: has values and value_scales.
+  template <typename Memory>
+  __device__ __forceinline__ void Add(const Memory& memory, const StripWeights& weights,
+                                      const uint4* ones) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const uint4* const minima = &memory.value_scales[2 * t];
     const uint4* const steps = minima + kGroupTokens / 8;
@@ -98,11 +103,12 @@ class ValueSums {
     }
   }
 
-  // Adds this, times `factor` of heads 2t and 2t + 1, to the warp's sums o, and returns the sums of
+  // Adds this, times `factor` of heads 2t and 2t + 1, to a warp's sums o, and returns the sums of
   // weights in l.
+  // centre: of the cells of codes.
   template <int kHeads>
-  __device__ __forceinline__ void Store(WarpMemory<kDim, kHeads>& memory, const float (&factor)[2],
-                                        float (&l)[2]) const {
+  __device__ __forceinline__ void Store(float (&o)[kHeads][kDim], const float (&factor)[2],
+                                        float (&l)[2], float centre = kCoarseCentre) const {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int head = 0; head < 2; ++head) {
@@ -110,9 +116,9 @@ class ValueSums {
       const float minima = __shfl_sync(kAllLanes, own, t);
       const float steps = __shfl_sync(kAllLanes, own, 4 + t);
       l[head] = factor[head] * __shfl_sync(kAllLanes, own, 8 + t);
-      const float of_all = fmaf(kCoarseCentre, steps, minima);
+      const float of_all = fmaf(centre, steps, minima);
       if (2 * t >= kHeads) continue;
-      float* const row = memory.o[2 * t + head];
+      float* const row = o[2 * t + head];
 #pragma unroll
       for (int tile = 0; tile < kDim / 16; ++tile) {
         auto* const at = reinterpret_cast<float2*>(row + tile / 2 * 32 + 4 * g + tile % 2 * 2);
@@ -121,6 +127,13 @@ class ValueSums {
                fmaf(factor[head], fmaf(kCode, o_[tile][2 + head], of_all), before.y)};
       }
     }
+  }
+
+  __device__ __forceinline__ void Scale(const float (&factor)[2]) {
+#pragma unroll
+    for (int i = 0; i < kDim / 4; ++i) o_[i / 4][i % 4] *= factor[i % 2];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) of_tokens_[i / 4][i % 4] *= factor[i % 2];
   }
 
  private:

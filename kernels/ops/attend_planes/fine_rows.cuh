@@ -94,10 +94,16 @@ __device__ __forceinline__ void FineLogits(const WarpMemory<kDim, kHeads>& memor
   }
 }
 
+// Four codes of lower digits: bytes of channels 0, 2, 1, 3 of a word of run m.
+__device__ __forceinline__ uint32_t LowerCodes(uint32_t plane1, uint32_t plane2, int m) {
+  const uint32_t high = m < 2 ? plane1 << (4 - 2 * m) : plane1 >> (2 * m - 4);
+  return (high & 0x30303030u) | (plane2 >> 4 * (m / 2) & 0x0F0F0F0Fu);
+}
+
 // Four channels of a fine value, rotated.
-template <int kDim, int kHeads>
-__device__ __forceinline__ float4 FineValue(const WarpMemory<kDim, kHeads>& memory, int token,
-                                            int row_number, int quad, const FineForm& form) {
+template <int kDim, typename Memory>
+__device__ __forceinline__ float4 FineValue(const Memory& memory, int token, int row_number,
+                                            int quad, const FineForm& form) {
   constexpr int kRun = kDim / 16;  // fours of channels in a run
   const int m = quad / kRun, i = quad % kRun;
   const auto* const row = reinterpret_cast<const uint32_t*>(memory.Row(row_number, form.row_bytes) +
@@ -165,7 +171,7 @@ class FineSums {
     for (int i = 0; i < (kQuads + 31) / 32; ++i) {
       const int quad = threadIdx.x % 32 + 32 * i;
       if (quad >= kQuads) break;
-      const float4 value = FineValue(memory, token, row, quad, form);
+      const float4 value = FineValue<kDim>(memory, token, row, quad, form);
 #pragma unroll
       for (int head = 0; head < kHeads; ++head) {
         const float weight = memory.fine_weights[row][head];

@@ -100,6 +100,25 @@ struct PlanesItem {
   }
 };
 
+// Codes [2 u + L][lane] and scales of the keys of a group. By a warp; nothing is committed.
+template <int kDim>
+__device__ __forceinline__ void CopyKeys(uint4 (*codes)[32], uint4* scales, uint64_t upper,
+                                         uint64_t policy) {
+  using Shape = GroupShape<kDim>;
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, chunk = 4 * (g / 2) + g % 2;
+  const uint64_t from =
+      upper + Shape::kKeyCodes + 4 * kGroupTokens * Shape::kWords * t + 16 * chunk;
+#pragma unroll
+  for (int i = 0; i < 2 * Shape::kWords; ++i) {
+    CopyOfRun(&codes[i][lane], from + i / 2 * 4 * kGroupTokens + i % 2 * 32, policy);
+  }
+#pragma unroll
+  for (int i = 0; i < (Shape::kScalePieces + 31) / 32; ++i) {
+    const int piece = lane + 32 * i;
+    if (piece < Shape::kScalePieces) CopyOfRun(&scales[piece], upper + 16 * piece, policy);
+  }
+}
+
 // Copies of a warp. Nothing is committed here.
 template <int kDim, int kHeads>
 struct PlanesCopier {
@@ -113,21 +132,7 @@ struct PlanesCopier {
 
   // number: the group's, of those that the warp takes.
   __device__ void Keys(int number, uint64_t upper) const {
-    const int g = lane / 4, t = lane % 4, chunk = 4 * (g / 2) + g % 2;
-    const uint64_t from =
-        upper + Shape::kKeyCodes + 4 * kGroupTokens * Shape::kWords * t + 16 * chunk;
-#pragma unroll
-    for (int i = 0; i < 2 * Shape::kWords; ++i) {
-      CopyOfRun(&to->codes[number % 2][i][lane], from + i / 2 * 4 * kGroupTokens + i % 2 * 32,
-                policy);
-    }
-#pragma unroll
-    for (int i = 0; i < (Shape::kScalePieces + 31) / 32; ++i) {
-      const int piece = lane + 32 * i;
-      if (piece < Shape::kScalePieces) {
-        CopyOfRun(&to->scales[number % 4][piece], upper + 16 * piece, policy);
-      }
-    }
+    CopyKeys<kDim>(to->codes[number % 2], to->scales[number % 4], upper, policy);
   }
 
   // strips: a bit for each that is read.

@@ -1,54 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // A warp's share of the groups of one (sequence, KV head): it scores a group, finishes the one
 // before it, whose values and fine rows have arrived by now, and chooses what to ask for.
-//
-// Logits are relative: 2^6 is the weight from which on a token is fine. So coarse weights are below
-// 64, and with any step of values (at most 514) fit fp16.
 #ifndef KVSTRATA_KERNELS_OPS_ATTEND_PLANES_PLANES_WARP_CUH_
 #define KVSTRATA_KERNELS_OPS_ATTEND_PLANES_PLANES_WARP_CUH_
 
-#include "kernels/ops/attend_planes/coarse_values.cuh"
-#include "kernels/ops/attend_planes/planes_normaliser.cuh"
+#include "kernels/ops/attend_planes/group_choice.cuh"
 
 namespace kvstrata::cuda {
-
-inline constexpr float kFineFrom = 6;  // log2 of a relative weight
-
-// What all groups of an item have in common, for one lane.
-struct ItemRule {
-  PlanesLengths lengths;
-  LaneFactors factors;
-  float of_logit[2];   // 1 / factors.code
-  float reference[2];  // what logits, times log2(e), are relative to, of the lane's heads
-  float read_from;     // log2 of the relative weight from which on a strip is read
-  FineForm form;
-};
-
-// Report of one (sequence, KV head).
-struct ItemReport {
-  uint8_t *fine, *strips;  // null: not wanted
-
-  __device__ static ItemReport Of(const PlanesReport& report, int64_t item) {
-    return {
-        report.fine == nullptr ? nullptr : report.fine + item * report.stride,
-        report.strips == nullptr ? nullptr : report.strips + item * (report.stride / kStripTokens)};
-  }
-  // chosen: the lane's tokens (TokenOf).
-  __device__ void Write(int group, uint32_t chosen, uint32_t strips_read) const {
-    const int lane = threadIdx.x % 32;
-    const auto flags = [](uint32_t bits) {
-      return (bits & 1) | (bits & 2) << 7 | (bits & 4) << 14 | (bits & 8) << 21;
-    };
-    if (fine != nullptr && lane % 4 == 0) {
-      auto* const to = reinterpret_cast<uint32_t*>(fine + int64_t{group} * kGroupTokens);
-      to[TokenOf(lane, 0) / 4] = flags(chosen);
-      to[TokenOf(lane, 4) / 4] = flags(chosen >> 4);
-    }
-    if (strips != nullptr && lane == 0) {
-      reinterpret_cast<uint32_t*>(strips)[group] = flags(strips_read);
-    }
-  }
-};
 
 template <int kDim, int kHeads>
 class PlanesWarp {
@@ -116,7 +74,7 @@ class PlanesWarp {
     const float(&raised)[2] = fine_.raised();
     const float factor[2] = {Exp2(-raised[0]), Exp2(-raised[1])};
     float coarse[2], fine[2];
-    values_.Store(memory_, factor, coarse);
+    values_.Store(memory_.o, factor, coarse);
     fine_.Weights(fine);
 #pragma unroll
     for (int head = 0; head < 2; ++head) {

@@ -216,7 +216,7 @@ Status CudaPlanes::AttendItems(CudaFrame* frame, const CudaPart& part, int layer
   cuda::AttendPlanesBatch w;
   w.planes = PlanesOf(*frame, part, layer);
   w.rule = PlanesRuleOf(part.plan);
-  if (InFull(*frame, part, layer)) w.rule.sinks = std::numeric_limits<int32_t>::max();
+  if (InFull(*frame, part, layer)) w.rule = kAllFine;
   w.batch = part.count;
   w.group = g.group();
   w.tokens = frame->memory().On(tokens_, part.first);
