@@ -69,8 +69,8 @@ def test_blocks_are_groups(planes: None):
 
 @pytest.mark.parametrize("block_tokens", [64, 128])
 def test_a_block_of_a_layer_is_one_run_of_bytes(planes: None, block_tokens: int):
-    made, blocks = customize_attention_spec(KvstrataBackend, spec(block_size=block_tokens)), 5
-    page, group = made.page_size_bytes, 64 * 8 * 268
+    made, blocks = customize_attention_spec(KvstrataBackend, spec(block_size=block_tokens, num_kv_heads=2)), 3
+    page, group = made.page_size_bytes, 64 * 2 * 268
     for layout in KvstrataBackend.supported_kv_cache_layouts():
         layer, block = (blocks * page, page) if layout.is_layer_compact else (page, 2 * page)
         if block_tokens == 128 and not layout.is_layer_compact:
@@ -78,7 +78,7 @@ def test_a_block_of_a_layer_is_one_run_of_bytes(planes: None, block_tokens: int)
         raw = torch.zeros(2 * blocks * page, dtype=torch.int8)
         views = create_kv_cache_views(raw, made, blocks, layout, KVCacheTensor(len(raw), ["a", "b"], layer, block), 64)
         for number, view in enumerate(views):
-            assert view.shape == (blocks * block_tokens // 64, 8, 64, 134)
+            assert view.shape == (blocks * block_tokens // 64, 2, 64, 134)
             for at in range(len(view)):
                 raw.zero_()
                 view[at].view(torch.int16).fill_(-1)
