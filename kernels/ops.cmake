@@ -47,4 +47,5 @@ set(KVS_OPS_SOURCES
   ops/summarize/summarize_simd.cc
   ops/take/take.cc
   ops/vote/vote_ref.cc
-  ops/vote/vote_simd.cc)
+  ops/vote/vote_simd.cc
+  ops/widen_planes/widen_planes_ref.cc)

@@ -16,4 +16,5 @@ set(KVS_PLAN_SOURCES
   step/gpu/lists/cuda_lists.cc step/gpu/lists/cuda_scored_lists.cc step/gpu/lists/cuda_fixed.cc
   step/gpu/cuda_step.cc step/gpu/cuda_layer.cc step/gpu/cuda_selection.cc step/gpu/cuda_inspect.cc
   step/gpu/cuda_shadow.cc
-  blocks/block_attention.cc blocks/block_index.cc blocks/block_lists.cc blocks/block_shape.cc)
+  blocks/block_attention.cc blocks/block_index.cc blocks/block_lists.cc blocks/block_planes.cc
+  blocks/block_planes_step.cc blocks/block_shape.cc)

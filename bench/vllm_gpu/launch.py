@@ -202,7 +202,8 @@ class Launcher:
         """The folder of the weights, which are made once."""
         at = self.folder / shape
         if not at.exists():
-            subprocess.run([sys.executable, HERE / "model.py", at, "--shape", shape], check=True)
+            subprocess.run([sys.executable, HERE / "model.py", at, "--shape", shape,
+                            "--deviation", str(self.given.deviation)], check=True)
         return at
 
     def memory(self, gib: float, longest: int | None = None) -> dict[str, Any]:

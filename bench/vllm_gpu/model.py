@@ -2,11 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes a model of Llama-3.1-8B's shape with random weights of sharp attention: config.json and one safetensors file.
 
-    model.py FOLDER [--shape llama|small|tiny]
+    model.py FOLDER [--shape llama|small|tiny] [--deviation 3]
 
-Logits of attention have a deviation of about 3 and all else keeps its size, so that a token depends on a few of those
-before it, as in a trained model; weights drawn evenly would attend to all alike. The seed is fixed: each engine and
-each run loads the same bytes. On a GPU it takes 20 s, most of them for writing 16 GB.
+Logits of attention have this deviation and all else keeps its size, so that a token depends on a few of those before
+it, as in a trained model; weights drawn evenly would attend to all alike. With 3, one token in seven weighs more than
+2 / N for any of four heads, with 4 one in seventeen, which is a trained model's share (docs/accuracy.md). The seed is
+fixed: each engine and each run loads the same bytes. On a GPU it takes 20 s, most of them for writing 16 GB.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ def config_of(shape: dict[str, int]) -> dict[str, object]:
             "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2, "dtype": "bfloat16"}
 
 
-def weights_of(shape: dict[str, int], device: str) -> dict[str, torch.Tensor]:
+def weights_of(shape: dict[str, int], deviation: float, device: str) -> dict[str, torch.Tensor]:
     draw = torch.Generator(device).manual_seed(SEED)
     hidden, inner, dim = shape["hidden"], shape["inner"], shape["head_dim"]
 
-    def matrix(rows: int, columns: int, deviation: float | None = None) -> torch.Tensor:
+    def matrix(rows: int, columns: int, spread: float | None = None) -> torch.Tensor:
         drawn = torch.empty(rows, columns, device=device, dtype=torch.bfloat16)
-        return drawn.normal_(0, columns ** -0.5 if deviation is None else deviation, generator=draw).cpu()
+        return drawn.normal_(0, columns ** -0.5 if spread is None else spread, generator=draw).cpu()
 
     def ones() -> torch.Tensor:
         return torch.ones(hidden, dtype=torch.bfloat16)
 
-    sharp = (3 / hidden) ** 0.5
+    sharp = (deviation / hidden) ** 0.5
     named = {"model.embed_tokens.weight": matrix(shape["words"], hidden, 1.0), "model.norm.weight": ones(),
              "lm_head.weight": matrix(shape["words"], hidden)}
     for layer in range(shape["layers"]):
@@ -66,11 +67,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--shape", choices=SHAPES, default="llama", help="tiny: two small layers, to try the programs with")
+    parser.add_argument("--deviation", type=float, default=3, help="of attention's logits")
     arguments = parser.parse_args()
     shape = SHAPES[arguments.shape]
     arguments.folder.mkdir(parents=True, exist_ok=True)
     (arguments.folder / "config.json").write_text(json.dumps(config_of(shape)))
-    save_file(weights_of(shape, "cuda" if torch.cuda.is_available() else "cpu"),
+    save_file(weights_of(shape, arguments.deviation, "cuda" if torch.cuda.is_available() else "cpu"),
               arguments.folder / "model.safetensors", metadata={"format": "pt"})
 
 

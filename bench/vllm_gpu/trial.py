@@ -227,6 +227,7 @@ def arguments_of(line: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to try the programs with")
     parser.add_argument("--cpu", action="store_true", help="vLLM's CPU build")
     parser.add_argument("--seconds", type=float, default=540, help="no engine starts after that")
+    parser.add_argument("--deviation", type=float, default=3, help="of attention's logits (model.py)")
     parser.add_argument("--gib", type=int, default=40, help="host memory of native's and ours")
     parser.add_argument("--folder", type=pathlib.Path, default=pathlib.Path("/tmp/vllm-gpu"))
     return parser.parse_args(line)

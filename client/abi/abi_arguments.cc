@@ -214,4 +214,21 @@ Result<LentTensor> ReadBlockTensor(std::string_view field, const kvs_block_tenso
   return out;
 }
 
+Result<Plan> ReadBlockPlan(const char* text) {
+  KVS_RETURN_IF_ERROR(NotNull("plan", text));
+  return ParsePlan(text);
+}
+
+Result<DType> ReadBlockDType(int32_t dtype) {
+  switch (dtype) {
+    case KVS_F16:
+      return DType::kF16;
+    case KVS_BF16:
+      return DType::kBF16;
+    default:
+      return InvalidArgument("BLOCK_SHAPE", "dtype = " + std::to_string(dtype) +
+                                                ", and has to be KVS_F16 or KVS_BF16");
+  }
+}
+
 }  // namespace kvstrata::client

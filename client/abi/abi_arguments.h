@@ -12,6 +12,8 @@
 #include "base/status.h"
 #include "client/include/kvstrata/kvstrata.h"
 #include "client/session.h"
+#include "kernels/pages/dtype.h"
+#include "kernels/plan/plan.h"
 
 namespace kvstrata::client {
 
@@ -39,6 +41,11 @@ Result<T> Grown(std::string_view name, const T* caller, size_t first) {
 // options may be null; socket may be null.
 Result<AttachOptions> ReadAttachOptions(const char* socket, const kvs_attach_options* options);
 Result<ModelSpec> ReadModelDesc(const kvs_model_desc& caller);
+
+// For attention over an engine's own blocks. ARGUMENT_NULL, and as ParsePlan.
+Result<Plan> ReadBlockPlan(const char* text);
+// BLOCK_SHAPE: neither KVS_F16 nor KVS_BF16.
+Result<DType> ReadBlockDType(int32_t dtype);
 
 // What a step expects of a tensor.
 struct TensorShape {

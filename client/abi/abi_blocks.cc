@@ -16,18 +16,6 @@ namespace {
 
 constexpr uint64_t kMaxLayers = 512;
 
-Result<DType> ReadDType(int32_t dtype) {
-  switch (dtype) {
-    case KVS_F16:
-      return DType::kF16;
-    case KVS_BF16:
-      return DType::kBF16;
-    default:
-      return InvalidArgument("BLOCK_SHAPE", "dtype = " + std::to_string(dtype) +
-                                                ", and has to be KVS_F16 or KVS_BF16");
-  }
-}
-
 Result<BlockShape> ReadShape(const kvs_block_shape* caller) {
   KVS_RETURN_IF_ERROR(NotNull("shape", caller));
   KVS_ASSIGN_OR_RETURN(const kvs_block_shape from,
@@ -39,7 +27,7 @@ Result<BlockShape> ReadShape(const kvs_block_shape* caller) {
   g.kv_heads = from.kv_heads;
   g.head_dim = from.head_dim;
   g.scale = static_cast<float>(from.scale);
-  KVS_ASSIGN_OR_RETURN(g.dtype, ReadDType(from.dtype));
+  KVS_ASSIGN_OR_RETURN(g.dtype, ReadBlockDType(from.dtype));
   KVS_RETURN_IF_ERROR(Validate(g));
   shape.block_tokens = from.block_tokens;
   shape.block_stride = from.block_stride;
@@ -51,11 +39,6 @@ Result<BlockShape> ReadShape(const kvs_block_shape* caller) {
   shape.max_decodes = from.max_decodes;
   shape.max_tokens = from.max_tokens;
   return shape;
-}
-
-Result<Plan> ReadPlan(const char* text) {
-  KVS_RETURN_IF_ERROR(NotNull("plan", text));
-  return ParsePlan(text);
 }
 
 template <typename F>
@@ -78,7 +61,7 @@ int kvs_block_attention_index_bytes(const char* plan, const kvs_block_shape* sha
                                     int64_t* bytes) {
   return Guarded([&]() -> Status {
     KVS_RETURN_IF_ERROR(NotNull("bytes", bytes));
-    KVS_ASSIGN_OR_RETURN(const Plan read, ReadPlan(plan));
+    KVS_ASSIGN_OR_RETURN(const Plan read, ReadBlockPlan(plan));
     KVS_ASSIGN_OR_RETURN(const BlockShape of, ReadShape(shape));
     KVS_ASSIGN_OR_RETURN(*bytes, BlockAttention::IndexBytes(read, of));
     return OkStatus();
@@ -91,7 +74,7 @@ int kvs_block_attention_open(const char* plan, const kvs_block_shape* shape,
     KVS_RETURN_IF_ERROR(NotNull("out", out));
     KVS_RETURN_IF_ERROR(NotNull("needs", needs));
     KVS_RETURN_IF_ERROR(StructSize("kvs_block_needs", needs, needs->size, sizeof(*needs)));
-    KVS_ASSIGN_OR_RETURN(const Plan read, ReadPlan(plan));
+    KVS_ASSIGN_OR_RETURN(const Plan read, ReadBlockPlan(plan));
     KVS_ASSIGN_OR_RETURN(const BlockShape of, ReadShape(shape));
     KVS_ASSIGN_OR_RETURN(const cuda::CudaOps* ops, cuda::LoadCudaOps());
     KVS_ASSIGN_OR_RETURN(std::unique_ptr<BlockAttention> made,

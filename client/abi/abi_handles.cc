@@ -17,6 +17,7 @@ struct Registry {
   std::unordered_map<uintptr_t, std::shared_ptr<SessionHandle>> sessions;
   std::unordered_map<uintptr_t, std::shared_ptr<StepHandle>> steps;
   std::unordered_map<uintptr_t, std::shared_ptr<BlockAttentionHandle>> block_attentions;
+  std::unordered_map<uintptr_t, std::shared_ptr<BlockPlanesHandle>> block_planes;
 
   // Multiples of 16, so that a handle looks like a pointer to whoever prints or aligns it.
   uintptr_t NewHandle() { return ++next * 16; }
@@ -48,6 +49,36 @@ Status Forked() {
                             "fork()");
 }
 
+template <typename Handle>
+using HandleMap = std::unordered_map<uintptr_t, std::shared_ptr<Handle>>;
+
+// These three are for handles with an owner; the map is one of Handles().
+template <typename Dressed, typename Handle>
+Dressed* AddOwned(HandleMap<Handle>* map, Handle own) {
+  auto handle = std::make_shared<Handle>(std::move(own));
+  Registry& r = Handles();
+  std::lock_guard<std::mutex> lock(r.mu);
+  const uintptr_t number = r.NewHandle();
+  map->emplace(number, std::move(handle));
+  return reinterpret_cast<Dressed*>(number);
+}
+
+template <typename Handle>
+Result<std::shared_ptr<Handle>> FindOwned(const HandleMap<Handle>& map, const void* handle,
+                                          const char* kind) {
+  std::lock_guard<std::mutex> lock(Handles().mu);
+  const auto it = map.find(NumberOf(handle));
+  if (it == map.end()) return HandleInvalid(kind);
+  if (it->second->owner != getpid()) return Forked();
+  return it->second;
+}
+
+template <typename Handle>
+void EndOwned(HandleMap<Handle>* map, const void* handle) {
+  std::lock_guard<std::mutex> lock(Handles().mu);
+  map->erase(NumberOf(handle));
+}
+
 void Abandon(StepHandle* step) {
   if (step->step != nullptr) step->step->AbandonAfterFork();
 }
@@ -55,14 +86,7 @@ void Abandon(StepHandle* step) {
 }  // namespace
 
 kvs_session* AddSession(std::unique_ptr<Session> session) {
-  auto handle = std::make_shared<SessionHandle>();
-  handle->session = std::move(session);
-  handle->owner = getpid();
-  Registry& r = Handles();
-  std::lock_guard<std::mutex> lock(r.mu);
-  const uintptr_t number = r.NewHandle();
-  r.sessions.emplace(number, std::move(handle));
-  return reinterpret_cast<kvs_session*>(number);
+  return AddOwned<kvs_session>(&Handles().sessions, SessionHandle{std::move(session), getpid()});
 }
 
 kvs_step* AddStep(std::shared_ptr<SessionHandle> session, std::unique_ptr<SessionStep> step) {
@@ -78,39 +102,32 @@ kvs_step* AddStep(std::shared_ptr<SessionHandle> session, std::unique_ptr<Sessio
 }
 
 kvs_block_attention* AddBlockAttention(std::unique_ptr<BlockAttention> attention) {
-  auto handle = std::make_shared<BlockAttentionHandle>();
-  handle->attention = std::move(attention);
-  handle->owner = getpid();
-  Registry& r = Handles();
-  std::lock_guard<std::mutex> lock(r.mu);
-  const uintptr_t number = r.NewHandle();
-  r.block_attentions.emplace(number, std::move(handle));
-  return reinterpret_cast<kvs_block_attention*>(number);
+  return AddOwned<kvs_block_attention>(&Handles().block_attentions,
+                                       BlockAttentionHandle{std::move(attention), getpid()});
 }
 
 Result<std::shared_ptr<BlockAttentionHandle>> FindBlockAttention(
     const kvs_block_attention* handle) {
-  Registry& r = Handles();
-  std::lock_guard<std::mutex> lock(r.mu);
-  const auto it = r.block_attentions.find(NumberOf(handle));
-  if (it == r.block_attentions.end()) return HandleInvalid("attention");
-  if (it->second->owner != getpid()) return Forked();
-  return it->second;
+  return FindOwned(Handles().block_attentions, handle, "attention");
 }
 
 void EndBlockAttention(const kvs_block_attention* handle) {
-  Registry& r = Handles();
-  std::lock_guard<std::mutex> lock(r.mu);
-  r.block_attentions.erase(NumberOf(handle));
+  EndOwned(&Handles().block_attentions, handle);
 }
 
+kvs_block_planes* AddBlockPlanes(std::unique_ptr<BlockPlanes> planes) {
+  return AddOwned<kvs_block_planes>(&Handles().block_planes,
+                                    BlockPlanesHandle{std::move(planes), getpid()});
+}
+
+Result<std::shared_ptr<BlockPlanesHandle>> FindBlockPlanes(const kvs_block_planes* handle) {
+  return FindOwned(Handles().block_planes, handle, "planes");
+}
+
+void EndBlockPlanes(const kvs_block_planes* handle) { EndOwned(&Handles().block_planes, handle); }
+
 Result<std::shared_ptr<SessionHandle>> FindSession(const kvs_session* handle) {
-  Registry& r = Handles();
-  std::lock_guard<std::mutex> lock(r.mu);
-  const auto it = r.sessions.find(NumberOf(handle));
-  if (it == r.sessions.end()) return HandleInvalid("session");
-  if (it->second->owner != getpid()) return Forked();
-  return it->second;
+  return FindOwned(Handles().sessions, handle, "session");
 }
 
 Result<std::shared_ptr<StepHandle>> FindStep(const kvs_step* handle) {

@@ -16,9 +16,11 @@
 
 #include "base/status.h"
 #include "client/include/kvstrata/block_attention.h"
+#include "client/include/kvstrata/block_planes.h"
 #include "client/include/kvstrata/kvstrata.h"
 #include "client/session.h"
 #include "kernels/blocks/block_attention.h"
+#include "kernels/blocks/block_planes.h"
 
 namespace kvstrata::client {
 
@@ -40,20 +42,28 @@ struct BlockAttentionHandle {
   pid_t owner = 0;
 };
 
+struct BlockPlanesHandle {
+  std::unique_ptr<BlockPlanes> planes;
+  pid_t owner = 0;
+};
+
 kvs_session* AddSession(std::unique_ptr<Session> session);
 kvs_step* AddStep(std::shared_ptr<SessionHandle> session, std::unique_ptr<SessionStep> step);
 kvs_block_attention* AddBlockAttention(std::unique_ptr<BlockAttention> attention);
+kvs_block_planes* AddBlockPlanes(std::unique_ptr<BlockPlanes> planes);
 
 // HANDLE_INVALID (INVALID_ARGUMENT); FORKED (FAILED_PRECONDITION) in another process than its own.
 Result<std::shared_ptr<SessionHandle>> FindSession(const kvs_session* handle);
 Result<std::shared_ptr<StepHandle>> FindStep(const kvs_step* handle);
 Result<std::shared_ptr<BlockAttentionHandle>> FindBlockAttention(const kvs_block_attention* handle);
+Result<std::shared_ptr<BlockPlanesHandle>> FindBlockPlanes(const kvs_block_planes* handle);
 
 // Removes a handle; null when there is none such. A session's steps are removed with it and go
 // first. In a forked child what was removed is abandoned, not ended.
 std::shared_ptr<StepHandle> TakeStep(const kvs_step* handle);
 void EndSession(const kvs_session* handle);
 void EndBlockAttention(const kvs_block_attention* handle);
+void EndBlockPlanes(const kvs_block_planes* handle);
 
 }  // namespace kvstrata::client
 

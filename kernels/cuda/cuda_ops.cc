@@ -108,6 +108,7 @@ constexpr CudaOps kOps = {
         .always = AlwaysCuda,
         .take = TakeCuda,
         .block_pages = BlockPagesCuda,
+        .block_slots = BlockSlotsCuda,
     },
     {
         .append = AppendCuda,
@@ -117,6 +118,7 @@ constexpr CudaOps kOps = {
         .attend_chunk_workspace_bytes = AttendChunkWorkspaceBytes,
         .attend_chunk = AttendChunkCuda,
         .pack_planes = PackPlanesCuda,
+        .widen_planes = WidenPlanesCuda,
         .attend_planes_workspace_bytes = AttendPlanesWorkspaceBytes,
         .attend_planes = AttendPlanesCuda,
     },

@@ -21,6 +21,7 @@
 #include "kernels/ops/attend_planes/attend_planes_cuda.h"
 #include "kernels/ops/attend_raw/attend_raw_cuda.h"
 #include "kernels/ops/block_pages/block_pages_cuda.h"
+#include "kernels/ops/block_slots/block_slots_cuda.h"
 #include "kernels/ops/copy_rows/copy_rows_cuda.h"
 #include "kernels/ops/eigen/eigen_cuda.h"
 #include "kernels/ops/pack_planes/pack_planes_cuda.h"
@@ -33,6 +34,7 @@
 #include "kernels/ops/summarize/summarize_cuda.h"
 #include "kernels/ops/take/take_cuda.h"
 #include "kernels/ops/vote/vote_cuda.h"
+#include "kernels/ops/widen_planes/widen_planes_cuda.h"
 #include "kernels/plan/built_plans.h"
 #include "kernels/plans/bits/ops/pick_bits/pick_bits_cuda.h"
 #include "kernels/plans/chess/ops/cascade/cascade_cuda.h"
@@ -46,7 +48,7 @@ namespace kvstrata::cuda {
 
 // This table's version, and which plans it lacks: loader and library must agree.
 inline constexpr uint32_t kCudaOpsVersion =
-    14 + (kHasSekv ? 0 : 1 << 16) + (kHasMosaicKv ? 0 : 1 << 17);
+    15 + (kHasSekv ? 0 : 1 << 16) + (kHasMosaicKv ? 0 : 1 << 17);
 
 // What a loader asks first. The version stays at the table's beginning, in all versions.
 struct RuntimeOps {
@@ -126,6 +128,7 @@ struct SelectionOps {
   int (*always)(const AlwaysBatch& work, Stream stream) = nullptr;
   int (*take)(const TakeBatch& work, Stream stream) = nullptr;
   int (*block_pages)(const BlockPagesBatch& work, Stream stream) = nullptr;
+  int (*block_slots)(const BlockSlotsBatch& work, Stream stream) = nullptr;
 };
 
 // What writes new rows, and attends raw and nested ones.
@@ -137,6 +140,7 @@ struct AttentionOps {
   int64_t (*attend_chunk_workspace_bytes)(int32_t head_dim) = nullptr;
   int (*attend_chunk)(const AttendChunkBatch& work, Stream stream) = nullptr;
   int (*pack_planes)(const PackPlanesBatch& work, Stream stream) = nullptr;
+  int (*widen_planes)(const WidenPlanesBatch& work, Stream stream) = nullptr;
   int64_t (*attend_planes_workspace_bytes)(const AttendPlanesBatch& work) = nullptr;
   int (*attend_planes)(const AttendPlanesBatch& work, Stream stream) = nullptr;
 };

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "client/include/kvstrata/block_attention.h"
+#include "client/include/kvstrata/block_planes.h"
 #include "client/include/kvstrata/kvstrata.h"
 #include "tests/client/fake_session.h"
 #include "tests/fakes/model_desc.h"
@@ -141,6 +142,41 @@ TEST_F(AbiTest, AttentionOverBlocks) {
   ExpectRefused(kvs_block_attention_begin(nullptr, nullptr, nullptr), KVS_INVALID_ARGUMENT,
                 "ARGUMENT_NULL", "attention");
   kvs_block_attention_close(nullptr);
+}
+
+TEST_F(AbiTest, BlocksOfPlanesOfAnEngine) {
+  kvs_planes_shape shape{};
+  shape.size = sizeof(shape);
+  shape.layers = 32;
+  shape.query_heads = 32;
+  shape.kv_heads = 8;
+  shape.head_dim = 128;
+  shape.dtype = KVS_BF16;
+  shape.block_tokens = 64;
+  kvs_planes_form form{};
+  form.size = sizeof(form);
+  ASSERT_EQ(kvs_block_planes_form("planes", &shape, &form), KVS_OK) << kvs_error_message();
+  EXPECT_EQ(form.token_bytes, 268);
+  EXPECT_EQ(form.slot_bytes, 8u << 20);
+  EXPECT_EQ(form.workspace_bytes, 0u);  // not asked for
+  ExpectRefused(kvs_block_planes_form("quest", &shape, &form), KVS_UNIMPLEMENTED, "BLOCK_PLAN",
+                "plan \"quest\"");
+  ExpectRefused(kvs_block_planes_form("planes{unit = 32}", &shape, &form), KVS_UNIMPLEMENTED,
+                "BLOCK_PLAN", "unit = 32");
+  ExpectRefused(kvs_block_planes_form(nullptr, &shape, &form), KVS_INVALID_ARGUMENT,
+                "ARGUMENT_NULL", "plan");
+  shape.block_tokens = 16;
+  ExpectRefused(kvs_block_planes_form("planes", &shape, &form), KVS_INVALID_ARGUMENT, "BLOCK_SHAPE",
+                "block_tokens = 16");
+  shape.dtype = KVS_F32;
+  ExpectRefused(kvs_block_planes_form("planes", &shape, &form), KVS_INVALID_ARGUMENT, "BLOCK_SHAPE",
+                "dtype = 1");
+  auto* const none = reinterpret_cast<kvs_block_planes*>(uintptr_t{16} << 20);
+  ExpectRefused(kvs_block_planes_bind(none, nullptr, 0, nullptr), KVS_INVALID_ARGUMENT,
+                "HANDLE_INVALID", "planes is not a live handle");
+  ExpectRefused(kvs_block_planes_begin(nullptr, nullptr, nullptr), KVS_INVALID_ARGUMENT,
+                "ARGUMENT_NULL", "planes");
+  kvs_block_planes_close(nullptr);
 }
 
 TEST_F(AbiTest, DefaultSocketFollowsTheEnvironment) {

@@ -23,7 +23,7 @@ EXPECTED = {
     "library": {r"lib/libkvstrata\.so\.\d+", r"lib/libkvstrata\.so\.[\d.]+"},
     "remote": {r"lib/libkvstrata_remote\.so\.\d+", r"lib/libkvstrata_remote\.so\.[\d.]+"},
     "devel": {r"include/kvstrata/kvstrata\.h", r"include/kvstrata/client\.h",
-              r"include/kvstrata/block_attention\.h", r"lib/libkvstrata\.so",
+              r"include/kvstrata/block_attention\.h", r"include/kvstrata/block_planes\.h", r"lib/libkvstrata\.so",
               r"lib/libkvstrata_remote\.so", r"lib/pkgconfig/kvstrata\.pc", r"lib/cmake/kvstrata/.*\.cmake"},
     "daemon": {r"bin/kvstratad", r"bin/kvstrata", r"/etc/kvstrata/kvstratad\.toml",
                r"lib/systemd/system/kvstratad\.service", r"lib/sysusers\.d/kvstrata\.conf",

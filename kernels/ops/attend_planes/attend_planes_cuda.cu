@@ -300,6 +300,10 @@ __global__ void __launch_bounds__(CtaShape<kDim, kHeads>::kThreads, 1)
   Finish(a, place, shared);
 }
 
+// For items that several CTAs share, which are at most half as many as there are SMs. They lie in
+// front, so that batches of other sizes find them where they are.
+constexpr int kCounters = 1024;
+
 // CTAs that share an item: all that run at once.
 int32_t CtasOf(const AttendPlanesBatch& w) {
   const int64_t groups = int64_t{w.planes.block_stride} * w.planes.block_groups;
@@ -315,11 +319,11 @@ Arguments ArgumentsOf(const AttendPlanesBatch& w) {
   a.relative = std::log2(fine) - kFineFrom;
   a.read_from = kFineFrom + std::log2(static_cast<float>(w.rule.skip_below) / fine);
   const int64_t rows = CtasOf(w) * a.rows();
-  a.samples = static_cast<float4*>(w.workspace);
+  a.counters = static_cast<uint32_t*>(w.workspace);
+  a.samples = reinterpret_cast<float4*>(a.counters + kCounters);
   a.splits.o = reinterpret_cast<float*>(a.samples + rows);
   a.splits.m = a.splits.o + rows * w.planes.format.dim;
   a.splits.l = a.splits.m + rows;
-  a.counters = reinterpret_cast<uint32_t*>(a.splits.l + rows);
   return a;
 }
 
@@ -356,8 +360,9 @@ int Launch(const AttendPlanesBatch& w, Stream stream) {
 
 int64_t AttendPlanesWorkspaceBytes(const AttendPlanesBatch& w) {
   const int64_t items = int64_t{w.batch} * w.planes.kv_heads;
+  const int64_t ctas = std::max<int64_t>(items, SplitsOfWave(1, 1, kCounters));
   const int64_t of_row = w.planes.format.dim + 6;  // floats: a sample, m, l, o
-  return (CtasOf(w) * items * w.group * of_row + items) * int64_t{sizeof(float)};
+  return (ctas * w.group * of_row + kCounters) * int64_t{sizeof(float)};
 }
 
 int AttendPlanesCuda(const AttendPlanesBatch& w, Stream stream) {

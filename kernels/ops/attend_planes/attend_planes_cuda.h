@@ -37,14 +37,16 @@ struct AttendPlanesBatch {
   DevicePlanes planes;  // format.tokens 64
   PlanesRule rule;      // fine_above > 0, run 1
   int32_t batch = 0;
-  int32_t group = 0;                // query heads a KV head, 1..8
-  const int32_t* tokens = nullptr;  // device [batch], N: raw rows and the new one included
-  const int32_t* groups = nullptr;  // device [batch], that are sealed; fewer tokens than N
-  const void* q = nullptr;          // device [batch][kv_heads * group][head_dim]
+  int32_t group = 0;                 // query heads a KV head, 1..8
+  const int32_t* tokens = nullptr;   // device [batch], N: raw rows and the new one included
+  const int32_t* groups = nullptr;   // device [batch], that are sealed; fewer tokens than N
+  const uint8_t* in_full = nullptr;  // device [batch]: 1 for those that attend all of it finely, as
+                                     // if there were no candidates; null: none
+  const void* q = nullptr;           // device [batch][kv_heads * group][head_dim]
   DType q_dtype = DType::kBF16;
   int64_t q_stride = 0;  // elements from a sequence's queries to the next's; a multiple of 8
   float scale = 1.0f;    // factor of the logits, > 0
-  bool ahead = false;    // launch.cuh; of tables, lengths and groups
+  bool ahead = false;    // launch.cuh; of tables, lengths, in_full and groups
 
   Partials with;       // raw rows', at least one part: compared with, and merged into the output
   AttentionOutput to;  // to.rows null: `partial` is written instead
@@ -54,7 +56,8 @@ struct AttendPlanesBatch {
   void* workspace = nullptr;
 };
 
-// For this shape (planes.format, kv_heads, batch, group) on the current GPU.
+// Enough for any batch of at most so many sequences of this shape (planes.format, kv_heads, group)
+// on the current GPU.
 int64_t AttendPlanesWorkspaceBytes(const AttendPlanesBatch& work);
 
 // cudaErrorInvalidValue: a shape outside the ranges above. Calls that share a workspace must be

@@ -16,6 +16,7 @@ struct PlanesLengths {
   __device__ static PlanesLengths Of(const AttendPlanesBatch& w, int sequence) {
     const int32_t tokens = w.tokens[sequence], groups = w.groups[sequence];
     const int32_t sealed = kGroupTokens * groups, start = min(w.rule.sinks, sealed);
+    if (w.in_full != nullptr && w.in_full[sequence] != 0) return {tokens, groups, start, start};
     return {tokens, groups, start, max(start, min(max(tokens - w.rule.recent, 0), sealed))};
   }
   __device__ bool IsCandidate(int32_t token) const { return token >= start && token < stop; }

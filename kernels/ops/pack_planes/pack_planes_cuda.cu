@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A CTA has a group, its warps strips of 16 tokens, four tokens at a time: lane 8 i + s has token
-// i, channels kLane s .. of it. So a lane's channels have the same places in words of 2 and of 4
-// bits, and the four lanes that share a word OR it together.
+// A CTA has a group, its warps strips of 16 tokens, four tokens at a time (lane_rows.cuh). The four
+// lanes that share a word OR it together.
 #include "kernels/cuda/warps/float_bits.cuh"
 #include "kernels/cuda/warps/launch.cuh"
+#include "kernels/ops/pack_planes/lane_rows.cuh"
 #include "kernels/ops/pack_planes/pack_planes_cuda.h"
 
 namespace kvstrata::cuda {
@@ -13,21 +13,10 @@ constexpr int kWarps = 4, kThreads = 32 * kWarps;
 constexpr float kLastCode = 255;
 
 template <int kDim>
-struct LaneShape {
-  static constexpr int kLane = kDim / 8;    // channels
-  static constexpr int kFours = kLane / 4;  // their codes, four in a register
-};
-
-template <int kDim>
 struct Shared {
   float low[kWarps][kDim], high[kWarps][kDim];  // keys'
   float minimum[kDim], inverse[kDim];
 };
-
-// NaN is 0; infinities and what no fp16 holds are the largest.
-__device__ __forceinline__ float Counted(float x) {
-  return isnan(x) ? 0.0f : fminf(fmaxf(x, -kQuantisedMax), kQuantisedMax);
-}
 
 // Minimum, step and 1 / step of numbers that share them (half_range.h).
 struct DeviceRange {
@@ -251,33 +240,6 @@ __device__ __forceinline__ void PackKeys(const GroupPlace& g, bool is_careful,
       StoreLower<kDim>(codes, g.keep, g.lower + token * g.row_bytes);
     }
   }
-}
-
-// The rotation of docs/spec/planes.md 3 over the eight lanes of a token.
-template <int kDim>
-__device__ __forceinline__ void Rotate(float (&x)[LaneShape<kDim>::kLane]) {
-  constexpr int kLane = LaneShape<kDim>::kLane;
-  constexpr float kSize = kDim == 64 ? 0.125f : kDim == 256 ? 0.0625f : 0.08838834764831845;
-#pragma unroll
-  for (int stride = 1; stride < kLane; stride *= 2) {
-#pragma unroll
-    for (int c = 0; c < kLane; ++c) {
-      if ((c & stride) != 0) continue;
-      const float a = x[c], b = x[c + stride];
-      x[c] = __fadd_rn(a, b);
-      x[c + stride] = __fsub_rn(a, b);
-    }
-  }
-#pragma unroll
-  for (int step = 1; step < 8; step *= 2) {
-    const float sign = (threadIdx.x & step) != 0 ? -1.0f : 1.0f;
-#pragma unroll
-    for (int c = 0; c < kLane; ++c) {
-      x[c] = fmaf(x[c], sign, __shfl_xor_sync(~0u, x[c], step));
-    }
-  }
-#pragma unroll
-  for (int c = 0; c < kLane; ++c) x[c] = __fmul_rn(x[c], kSize);
 }
 
 // Codes of four tokens' values, whose minima and steps are written.

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+// The C ABI's plan planes over an engine's own blocks (include/kvstrata/block_planes.h), as abi.cc
+// has the rest. It needs no daemon, so it is the same for both transports.
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "client/abi/abi_call.h"
+#include "client/include/kvstrata/block_planes.h"
+#include "kernels/blocks/block_planes.h"
+#include "kernels/cuda/cuda_library.h"
+
+namespace kvstrata::client {
+namespace {
+
+constexpr uint64_t kMaxLayers = 512;
+constexpr int32_t kBlockTokens = 64;
+
+Result<BlockPlanesShape> ReadShape(const kvs_planes_shape* caller) {
+  KVS_RETURN_IF_ERROR(NotNull("shape", caller));
+  KVS_ASSIGN_OR_RETURN(const kvs_planes_shape from,
+                       Grown("kvs_planes_shape", caller, sizeof(kvs_planes_shape)));
+  BlockPlanesShape shape;
+  Geometry& g = shape.geometry;
+  g.layers = from.layers;
+  g.query_heads = from.query_heads;
+  g.kv_heads = from.kv_heads;
+  g.head_dim = from.head_dim;
+  g.scale = static_cast<float>(from.scale);
+  KVS_ASSIGN_OR_RETURN(g.dtype, ReadBlockDType(from.dtype));
+  KVS_RETURN_IF_ERROR(Validate(g));
+  if (from.block_tokens != kBlockTokens) {
+    return InvalidArgument("BLOCK_SHAPE", "block_tokens = " + std::to_string(from.block_tokens) +
+                                              ", and has to be 64, the plan's unit");
+  }
+  shape.block_stride = from.block_stride;
+  shape.slots = from.slots;
+  shape.max_rows = from.max_rows;
+  shape.max_tokens = from.max_tokens;
+  return shape;
+}
+
+// 0 where there is no GPU, and where it is not asked for: then CUDA is not even looked for, as a
+// process that forks later must not.
+Result<uint64_t> WorkspaceBytes(const Plan& plan, const BlockPlanesShape& shape) {
+  if (shape.slots == 0 && shape.max_rows == 0 && shape.max_tokens == 0) return uint64_t{0};
+  const Result<const cuda::CudaOps*> ops = cuda::LoadCudaOps();
+  if (!ops.ok()) return uint64_t{0};
+  KVS_ASSIGN_OR_RETURN(const int64_t bytes, BlockPlanes::WorkspaceBytes(plan, shape, *ops.value()));
+  return static_cast<uint64_t>(bytes);
+}
+
+TokenRows RowsOf(const kvs_planes_rows& rows) { return {rows.data, rows.stride}; }
+
+template <typename F>
+int WithBlockPlanes(kvs_block_planes* handle, F body) {
+  return Guarded([&]() -> Status {
+    KVS_RETURN_IF_ERROR(NotNull("planes", handle));
+    KVS_ASSIGN_OR_RETURN(const std::shared_ptr<BlockPlanesHandle> found, FindBlockPlanes(handle));
+    return body(*found->planes);
+  });
+}
+
+}  // namespace
+}  // namespace kvstrata::client
+
+using namespace kvstrata;          // NOLINT: this file is the boundary
+using namespace kvstrata::client;  // NOLINT
+
+int kvs_block_planes_form(const char* plan, const kvs_planes_shape* shape, kvs_planes_form* form) {
+  return Guarded([&]() -> Status {
+    KVS_RETURN_IF_ERROR(NotNull("form", form));
+    KVS_RETURN_IF_ERROR(StructSize("kvs_planes_form", form, form->size, sizeof(*form)));
+    KVS_ASSIGN_OR_RETURN(const Plan read, ReadBlockPlan(plan));
+    KVS_ASSIGN_OR_RETURN(const BlockPlanesShape of, ReadShape(shape));
+    KVS_ASSIGN_OR_RETURN(const BlockPlanesForm made, BlockPlanes::FormOf(read, of.geometry));
+    KVS_ASSIGN_OR_RETURN(form->workspace_bytes, WorkspaceBytes(read, of));
+    form->token_bytes = made.token_bytes;
+    form->slot_bytes = static_cast<uint64_t>(made.slot_bytes);
+    return OkStatus();
+  });
+}
+
+int kvs_block_planes_open(const char* plan, const kvs_planes_shape* shape, kvs_block_planes** out) {
+  return Guarded([&]() -> Status {
+    KVS_RETURN_IF_ERROR(NotNull("out", out));
+    KVS_ASSIGN_OR_RETURN(const Plan read, ReadBlockPlan(plan));
+    KVS_ASSIGN_OR_RETURN(const BlockPlanesShape of, ReadShape(shape));
+    KVS_ASSIGN_OR_RETURN(const cuda::CudaOps* ops, cuda::LoadCudaOps());
+    KVS_ASSIGN_OR_RETURN(std::unique_ptr<BlockPlanes> made, BlockPlanes::Make(read, of, *ops));
+    *out = AddBlockPlanes(std::move(made));
+    return OkStatus();
+  });
+}
+
+int kvs_block_planes_bind(kvs_block_planes* planes, const uint64_t* layers, size_t n,
+                          void* workspace) {
+  return WithBlockPlanes(planes, [&](BlockPlanes& p) -> Status {
+    KVS_RETURN_IF_ERROR(ArrayOf("layers", layers, n, kMaxLayers));
+    return p.Bind({layers, n}, workspace);
+  });
+}
+
+int kvs_block_planes_begin(kvs_block_planes* planes, const kvs_planes_batch* batch, void* stream) {
+  return WithBlockPlanes(planes, [&](BlockPlanes& p) -> Status {
+    KVS_RETURN_IF_ERROR(NotNull("batch", batch));
+    KVS_ASSIGN_OR_RETURN(const kvs_planes_batch from,
+                         Grown("kvs_planes_batch", batch, sizeof(kvs_planes_batch)));
+    if (from.rows > 0) {
+      KVS_RETURN_IF_ERROR(NotNull("blocks", from.blocks));
+      KVS_RETURN_IF_ERROR(NotNull("tokens", from.tokens));
+      KVS_RETURN_IF_ERROR(NotNull("query_starts", from.query_starts));
+      KVS_RETURN_IF_ERROR(NotNull("slots", from.slots));
+    }
+    return p.Begin({from.blocks, from.blocks_of_row, from.tokens, from.query_starts, from.slots,
+                    from.in_full, from.rows, from.decodes},
+                   stream);
+  });
+}
+
+int kvs_block_planes_decode(kvs_block_planes* planes, int32_t layer, kvs_planes_rows q,
+                            kvs_planes_rows k, kvs_planes_rows v, void* out, int32_t rows,
+                            void* stream) {
+  return WithBlockPlanes(planes, [&](BlockPlanes& p) -> Status {
+    KVS_RETURN_IF_ERROR(NotNull("out", out));
+    return p.Decode(layer, {RowsOf(q), RowsOf(k), RowsOf(v)}, out, rows, stream);
+  });
+}
+
+int kvs_block_planes_prompt(kvs_block_planes* planes, int32_t layer, int32_t row, int32_t before,
+                            int32_t count, kvs_planes_rows k, kvs_planes_rows v, void* all_k,
+                            void* all_v, void* stream) {
+  return WithBlockPlanes(planes, [&](BlockPlanes& p) -> Status {
+    return p.Prompt(layer, {row, before, count, RowsOf(k), RowsOf(v)}, {all_k, all_v}, stream);
+  });
+}
+
+void kvs_block_planes_close(kvs_block_planes* planes) { EndBlockPlanes(planes); }

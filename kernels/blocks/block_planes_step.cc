@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/blocks/block_planes_step.h"
+
+#include <algorithm>
+#include <string>
+
+#include "kernels/cuda/device_buffer.h"
+
+namespace kvstrata {
+
+PageLayout BlockPlanesShape::SlotLayout() const {
+  Geometry in_slots = geometry;
+  in_slots.page_tokens = kUnit;
+  return PageLayout::Of(in_slots);
+}
+
+BlockPlanesStep::BlockPlanesStep(const BlockPlanesShape& shape, const cuda::CudaOps& ops,
+                                 BlockWorkspace* workspace)
+    : shape_(shape), ops_(ops), workspace_(*workspace) {
+  const int64_t rows = shape.max_rows;
+  blocks_ = workspace->Add<uint64_t>(rows * shape.BlocksOfRow());
+  for (auto* piece : {&slots_, &seal_blocks_}) *piece = workspace->Add<uint64_t>(rows);
+  for (auto* piece :
+       {&lengths_, &chosen_, &from_, &to_, &tokens_, &raw_, &groups_, &seal_from_, &seal_to_}) {
+    *piece = workspace->Add<int32_t>(rows);
+  }
+  tails_ = workspace->Add<int32_t>(2 * rows);
+  full_ = workspace->Add<uint8_t>(rows);
+}
+
+PlanesTables BlockPlanesStep::From(int32_t row) const {
+  PlanesTables tables;
+  tables.blocks = workspace_.At(blocks_) + int64_t{row} * shape_.BlocksOfRow();
+  tables.slots = workspace_.At(slots_) + row;
+  tables.seal_blocks = workspace_.At(seal_blocks_) + row;
+  tables.from = workspace_.At(from_) + row;
+  tables.to = workspace_.At(to_) + row;
+  tables.tokens = workspace_.At(tokens_) + row;
+  tables.raw = workspace_.At(raw_) + row;
+  tables.groups = workspace_.At(groups_) + row;
+  tables.seal_from = workspace_.At(seal_from_) + row;
+  tables.seal_to = workspace_.At(seal_to_) + row;
+  tables.tails = workspace_.At(tails_) + int64_t{2} * row;
+  tables.full = workspace_.At(full_) + row;
+  return tables;
+}
+
+Status BlockPlanesStep::WritePages(const BlockPlanesBatch& batch, int32_t capacity,
+                                   cuda::Stream stream) const {
+  cuda::BlockPagesBatch w;
+  w.blocks = batch.blocks;
+  w.blocks_of_row = batch.blocks_of_row;
+  w.tokens = batch.tokens;
+  w.query_starts = batch.query_starts;
+  w.rows = batch.rows;
+  w.capacity = capacity;
+  w.block_tokens = BlockPlanesShape::kUnit;
+  w.block_stride = shape_.block_stride;
+  w.pages = workspace_.At(blocks_);
+  w.page_stride = shape_.BlocksOfRow();
+  w.lengths = workspace_.At(lengths_);
+  w.chosen = workspace_.At(chosen_);
+  w.from = workspace_.At(from_);
+  w.to = workspace_.At(to_);
+  return CudaStatus(ops_, ops_.block_pages(w, stream), "op block_pages");
+}
+
+// Rows that the tables had beyond the batch's are emptied.
+Status BlockPlanesStep::Write(const BlockPlanesBatch& batch, int32_t min_tokens,
+                              cuda::Stream stream) {
+  if (batch.rows < 0 || batch.rows > shape_.max_rows || batch.decodes < 0 ||
+      batch.decodes > batch.rows) {
+    return InvalidArgument("BLOCK_ROWS",
+                           std::to_string(batch.rows) + " rows, " + std::to_string(batch.decodes) +
+                               " of which decode; max_rows is " + std::to_string(shape_.max_rows));
+  }
+  const int32_t capacity = std::max(batch.rows, rows_);
+  KVS_RETURN_IF_ERROR(WritePages(batch, capacity, stream));
+  const PlanesTables tables = From(0);
+  cuda::BlockSlotsBatch w;
+  w.pages = tables.blocks;
+  w.page_stride = shape_.BlocksOfRow();
+  w.lengths = workspace_.At(lengths_);
+  w.slot_ids = batch.slots;
+  w.in_full = batch.in_full;
+  w.rows = batch.rows;
+  w.decodes = batch.decodes;
+  w.capacity = capacity;
+  w.unit = BlockPlanesShape::kUnit;
+  w.min_tokens = min_tokens;
+  w.slot_bytes = shape_.SlotLayout().layer_stride;
+  w.slots = tables.slots;
+  w.seal_blocks = tables.seal_blocks;
+  w.tokens = tables.tokens;
+  w.raw = tables.raw;
+  w.groups = tables.groups;
+  w.seal_from = tables.seal_from;
+  w.seal_to = tables.seal_to;
+  w.tails = tables.tails;
+  w.full = tables.full;
+  rows_ = batch.rows;
+  decodes_ = batch.decodes;
+  return CudaStatus(ops_, ops_.block_slots(w, stream), "op block_slots");
+}
+
+}  // namespace kvstrata

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// BlockPlanesStep: what of a step over an engine's own blocks the ops of plan planes read on the
+// GPU, row by row: where blocks and slots lie, how many tokens are sealed, what is full. A part of
+// BlockPlanes; as it.
+#ifndef KVSTRATA_KERNELS_BLOCKS_BLOCK_PLANES_STEP_H_
+#define KVSTRATA_KERNELS_BLOCKS_BLOCK_PLANES_STEP_H_
+
+#include <cstdint>
+
+#include "base/status.h"
+#include "kernels/blocks/block_workspace.h"
+#include "kernels/cuda/cuda_ops.h"
+
+namespace kvstrata {
+
+struct BlockPlanesShape {
+  Geometry geometry;         // its page_tokens are not looked at
+  int64_t block_stride = 0;  // bytes, a multiple of 32: a block lies at layer + id * block_stride
+  int32_t slots = 0;         // requests that may be under way
+  int32_t max_rows = 0;      // sequences of a step
+  int32_t max_tokens = 0;    // that a sequence may have
+
+  static constexpr int32_t kUnit = 64;  // tokens of a group, of a block and of a slot
+  int32_t BlocksOfRow() const { return (max_tokens + kUnit - 1) / kUnit; }
+  PageLayout SlotLayout() const;                                                // a layer's
+  int64_t SlotLayerBytes() const { return slots * SlotLayout().layer_stride; }  // all slots'
+};
+
+// A step's sequences: first those that decode, one new token each, then those that are of prompts.
+// Device memory.
+struct BlockPlanesBatch {
+  const int32_t* blocks = nullptr;        // [rows][blocks_of_row]: ids
+  int64_t blocks_of_row = 0;              // from a row's ids to the next's
+  const int32_t* tokens = nullptr;        // [rows], with the new ones
+  const int32_t* query_starts = nullptr;  // [rows + 1]: the rows' new tokens
+  const int32_t* slots = nullptr;         // [rows]; below 0: a row that pads
+  const uint8_t* in_full = nullptr;  // [rows], or null: decoding rows that attend all of it finely
+  int32_t rows = 0;
+  int32_t decodes = 0;
+};
+
+// Device addresses of what ops block_pages and block_slots write, from some row on.
+struct PlanesTables {
+  uint64_t* blocks = nullptr;  // [rows][BlocksOfRow()], distances from a layer's first
+  uint64_t *slots = nullptr, *seal_blocks = nullptr;
+  int32_t *from = nullptr, *to = nullptr;
+  int32_t *tokens = nullptr, *raw = nullptr, *groups = nullptr;
+  int32_t *seal_from = nullptr, *seal_to = nullptr;
+  int32_t* tails = nullptr;  // [rows][2]
+  uint8_t* full = nullptr;
+};
+
+class BlockPlanesStep {
+ public:
+  // Its pieces are asked for here. `ops` and `workspace` outlive it.
+  BlockPlanesStep(const BlockPlanesShape& shape, const cuda::CudaOps& ops,
+                  BlockWorkspace* workspace);
+
+  // The workspace was given anew: there are no rows.
+  void Forget() { rows_ = decodes_ = 0; }
+  // min_tokens: the plan's. INVALID_ARGUMENT BLOCK_ROWS.
+  Status Write(const BlockPlanesBatch& batch, int32_t min_tokens, cuda::Stream stream);
+
+  PlanesTables From(int32_t row) const;
+  bool has_prompts() const { return rows_ > decodes_; }
+  bool IsPrompt(int32_t row) const { return row >= decodes_ && row < rows_; }
+
+ private:
+  Status WritePages(const BlockPlanesBatch& batch, int32_t capacity, cuda::Stream stream) const;
+
+  const BlockPlanesShape shape_;
+  const cuda::CudaOps& ops_;
+  const BlockWorkspace& workspace_;
+  BlockWorkspace::Piece<uint64_t> blocks_, slots_, seal_blocks_;
+  BlockWorkspace::Piece<int32_t> lengths_, chosen_, from_, to_;
+  BlockWorkspace::Piece<int32_t> tokens_, raw_, groups_, seal_from_, seal_to_, tails_;
+  BlockWorkspace::Piece<uint8_t> full_;
+  int32_t rows_ = 0, decodes_ = 0;  // the last Write's
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_KERNELS_BLOCKS_BLOCK_PLANES_STEP_H_
