@@ -239,6 +239,7 @@ Status BlockPlanes::AttendSealed(int32_t layer, const TokenRows& q, void* out, i
   w.tokens = step.tokens;
   w.groups = step.groups;
   w.in_full = step.full;
+  w.ahead = true;  // all but the partial was complete when op attend_raw, right before, went on
   w.q = q.data;
   w.q_dtype = g.dtype;
   w.q_stride = q.stride / SizeOf(g.dtype);

@@ -207,6 +207,55 @@ TEST(AttendPlanesCuda, OneGraphServesGrowingSequencesAndRepeats) {
   EXPECT_EQ(std::memcmp(first.data(), c.got().rows.data(), first.size() * sizeof(float)), 0);
 }
 
+// Sequences of `in_full` are as if their window were all they have, bit for bit, and others as
+// ever.
+TEST(AttendPlanesCuda, AttendsSomeSequencesInFull) {
+  Rng rng(TestSeed());
+  PlanesCase c({}, rng);
+  c.SetTokens({700, 650});
+  const auto rows_of = [&](const AttendPlanesBatch& work) {
+    c.PoisonOutputs();
+    Check(kvs_cuda_ops()->attend_planes(work, nullptr), "attend_planes");
+    c.Read();
+    return c.got().rows;
+  };
+  const std::vector<float> plain = rows_of(c.work());
+  AttendPlanesBatch work = c.work();
+  work.rule.recent = 100000;
+  std::vector<float> want = rows_of(work);
+  const size_t half = plain.size() / 2;
+  std::copy_n(plain.begin() + half, half, want.begin() + half);
+  const DeviceArray<uint8_t> in_full(std::vector<uint8_t>{1, 0});
+  work = c.work();
+  work.in_full = in_full.get();
+  const std::vector<float> got = rows_of(work);
+  EXPECT_EQ(std::memcmp(got.data(), want.data(), got.size() * sizeof(float)), 0);
+  EXPECT_NE(std::memcmp(got.data(), plain.data(), half * sizeof(float)), 0);
+}
+
+TEST(AttendPlanesCuda, OneWorkspaceServesBatchesOfSeveralSizes) {
+  Rng rng(TestSeed());
+  PlanesShape s;
+  s.batch = 3;
+  s.kv_heads = 1;
+  s.groups_max = 40;  // for several CTAs an item, each of which leaves something
+  s.rule.skip_below = 0;
+  PlanesCase c(s, rng);
+  c.SetTokens({2500, 2000, 2561});
+  for (const int batch : {1, 2, 1, 3, 2, 3}) {
+    AttendPlanesBatch work = c.work();
+    work.batch = batch;
+    c.PoisonOutputs();
+    ASSERT_EQ(kvs_cuda_ops()->attend_planes(work, nullptr), 0);
+    c.Read();
+    const size_t written = c.got().rows.size() / 3 * static_cast<size_t>(batch);
+    for (size_t i = 0; i < written; ++i) {
+      ASSERT_FALSE(std::isnan(c.got().rows[i])) << "batch of " << batch << ", element " << i;
+    }
+  }
+  c.ExpectRule();
+}
+
 // Long enough for many groups a warp and many CTAs an item.
 TEST(AttendPlanesCuda, TakesLongSequencesAndFetchesLittleMore) {
   Rng rng(TestSeed());

@@ -56,13 +56,13 @@ TEST_P(BlockPlanesCudaTest, StepsAttendAndSealWhatTheyShould) {
 TEST_P(BlockPlanesCudaTest, GroupsFillWhileDecoding) {
   SCOPED_TRACE(random_.Trace());
   PlanesEngine engine(*kvs_cuda_ops(), &random_, Options(false));
-  ExpectFewTies(engine, DecodePlanes(&engine, 150));
+  ExpectFewTies(engine, DecodePlanes(&engine, 100));
 }
 
 TEST_P(BlockPlanesCudaTest, GraphsServeLaterSteps) {
   SCOPED_TRACE(random_.Trace());
   PlanesEngine engine(*kvs_cuda_ops(), &random_, Options(true));
-  ExpectFewTies(engine, DecodePlanes(&engine, 150));
+  ExpectFewTies(engine, DecodePlanes(&engine, 100));
 }
 
 TEST_P(BlockPlanesCudaTest, GraphsServeMixedSteps) {

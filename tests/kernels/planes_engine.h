@@ -70,10 +70,11 @@ class PlanesEngine {
     const auto decodes = static_cast<int32_t>(
         std::ranges::count_if(rows, [](const PlanesRow& row) { return row.added == 1; }));
     std::vector<int32_t> starts{0};
-    for (const PlanesRow& row : rows) {
-      if (row.shares >= 0) sequences_.Share(row.sequence, row.shares);
-      sequences_.Append(row.sequence, row.added);
-      starts.push_back(starts.back() + row.added);
+    for (const PlanesRow& row : rows) starts.push_back(starts.back() + row.added);
+    for (const bool shares : {false, true}) {
+      for (const PlanesRow& row : rows) {
+        if ((row.shares >= 0) == shares) Append(row);
+      }
     }
     step_.Upload(rows, starts, sequences_);
     Begin(rows, starts, decodes);
@@ -85,6 +86,8 @@ class PlanesEngine {
         for (size_t i = At(decodes); i < rows.size(); ++i) {
           Prompt(layer, rows[i], static_cast<int32_t>(i), starts[i]);
         }
+        // A prompt's only token may have been in front of what fills its blocks.
+        if (decodes > 0) DecodeLayer(layer, decodes, nullptr);
       }
     }
     EXPECT_EQ(ops_.synchronize(nullptr), 0);
@@ -110,6 +113,10 @@ class PlanesEngine {
     std::byte* const at = memory_.Allocate(bytes);
     memory_.Upload(at, ones.data(), bytes);
     return at;
+  }
+  void Append(const PlanesRow& row) {
+    if (row.shares >= 0) sequences_.Share(row.sequence, row.shares);
+    sequences_.Append(row.sequence, row.added);
   }
   size_t OutputBytes() const { return static_cast<size_t>(o_.max_rows * step_.query_bytes()); }
   void Begin(const std::vector<PlanesRow>& rows, const std::vector<int32_t>& starts,

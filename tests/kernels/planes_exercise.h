@@ -40,20 +40,23 @@ inline double ExercisePlanes(PlanesEngine* engine, Random* random, int steps) {
   return worst;
 }
 
-// Prefixes that are found while they are computed, in one step: by a prompt behind another one, and
-// behind `sequence`, as it fills a block. It decodes up to there.
+// Prefixes that are found while they are computed, in one step: by prompts of two tokens and of one
+// behind another prompt, and behind `sequence`, as it fills a block. It decodes up to there.
 inline double SharePlanes(PlanesEngine* engine, int sequence) {
   PlanesSequences& sequences = engine->sequences();
-  const int first = sequences.Open(), second = sequences.Open(), third = sequences.Open();
+  const int first = sequences.Open(), second = sequences.Open(), third = sequences.Open(),
+            fourth = sequences.Open();
   double worst = 0;
   while (sequences.TokensOf(sequence) % 64 != 63) {
     worst = std::max(worst, engine->Step({{sequence}}, 1));
   }
-  worst = std::max(
-      worst,
-      engine->Step(
-          {{sequence}, {first, 130}, {second, 2, false, first}, {third, 3, false, sequence}}, 0));
-  return std::max(worst, engine->Step({{second}, {third}, {sequence}, {first}}, 4));
+  const std::vector<PlanesRow> rows = {{sequence},
+                                       {fourth, 1, false, first},
+                                       {first, 130},
+                                       {second, 2, false, first},
+                                       {third, 3, false, sequence}};
+  worst = std::max(worst, engine->Step(rows, 0));
+  return std::max(worst, engine->Step({{second}, {third}, {fourth}, {sequence}, {first}}, 5));
 }
 
 // Two prompts in pieces of odd sizes, then so many steps of both; then one of them alone, by what

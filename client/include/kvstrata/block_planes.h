@@ -22,9 +22,12 @@ extern "C" {
  * Calls of one handle are of one stream, or ordered by it, and one at a time.
  *
  * An engine may find a prefix whose blocks another row of the same step fills. What reads them is
- * called behind what fills them: prompts in ascending order of `before`. Their rows are of a prompt
- * even where they have a single new token. A request goes on in one slot: tokens behind the last
- * full block are the slot's. What it takes over from others is whole blocks. */
+ * called behind what fills them: prompts in ascending order of `before`. Where a prompt's only
+ * token is among the rows that decode, decode is called once more behind the prompts: it may be
+ * repeated.
+ *
+ * A request goes on in one slot: tokens behind the last full block are the slot's. What it takes
+ * over from others is whole blocks. */
 typedef struct kvs_block_planes kvs_block_planes;
 
 /* A block lies at layer + id * block_stride: bytes, a multiple of 32, here and in bind. In it lie
