@@ -4,7 +4,8 @@
 
     kept.py --suite vllm-gpu-plans --device "NVIDIA H200" --commit COMMIT --date DATE --json-out FILE ROWS.jsonl ...
 
-A row is a part, a case and an engine: the median in milliseconds. Its baseline is the first engine of the same file that
+A row is a part, a case and an engine: the median in milliseconds; and sequences that a GPU holds, with their tokens a
+second. Its baseline is the first engine of the same file that
 has the case; ratio: the baseline's median over this one's. A row that several files have is the first one's: name those of
 the newest commit first.
 """
@@ -55,6 +56,21 @@ def results_of(rows: list[dict[str, Any]], suite: str) -> list[dict[str, Any]]:
     return kept
 
 
+def capacity_of(rows: list[dict[str, Any]], suite: str) -> list[dict[str, Any]]:
+    """Two rows an engine; over the first engine's."""
+    found = [row for row in rows if row["part"] == "capacity"]
+    kept = []
+    for what, unit in (("sequences", "sequences"), ("tokens a second", "tokens/s")):
+        values = [row["sequences"] / (1 if what == "sequences" else statistics.median(row["seconds"])) for row in found]
+        for row, value in zip(found, values):
+            tokens, engine = row["tokens"], row["engine"].removeprefix("plan:")
+            kept.append({"id": f"{suite}/capacity, {what}/{-(-tokens // 1024)}K/{engine}", "value": value, "unit": unit,
+                         "n": len(row["seconds"]), "tokens": tokens, "better": "larger"})
+            if row is not found[0]:
+                kept[-1] |= {"baseline": {"name": found[0]["engine"], "value": values[0]}, "ratio": value / values[0]}
+    return kept
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("suite", "device", "commit", "date", "json-out"):
@@ -68,7 +84,8 @@ def main() -> None:
     notes = f"vLLM {', '.join(versions)}; Llama-3.1-8B's shape, random weights of sharp attention, bf16. {given.notes}"
     found: dict[str, dict[str, Any]] = {}
     for path in given.rows:
-        for row in results_of([json.loads(line) for line in path.read_text().splitlines()], given.suite):
+        rows_of_file = [json.loads(line) for line in path.read_text().splitlines()]
+        for row in (*results_of(rows_of_file, given.suite), *capacity_of(rows_of_file, given.suite)):
             found.setdefault(row["id"], row)
     cases = [row_id.rpartition("/")[0] for row_id in found]  # a case's rows side by side, in the order they came in
     ordered = sorted(found.values(), key=lambda row: cases.index(row["id"].rpartition("/")[0]))

@@ -16,9 +16,9 @@ pytest.importorskip("vllm", reason="vLLM is not installed; make test-vllm instal
 import torch  # noqa: E402
 from kvstrata.block_planes import PlanesShape, form_of  # noqa: E402
 from vllm.v1.attention.backend import CommonAttentionMetadata, MultipleOf  # noqa: E402
-from vllm.v1.kv_cache_interface import (FullAttentionSpec, KVCacheTensor, SlidingWindowSpec,  # noqa: E402
-                                        create_kv_cache_views)
-from vllm.v1.worker.utils import customize_attention_spec  # noqa: E402
+from vllm.v1.kv_cache_interface import (FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec,  # noqa: E402
+                                        KVCacheTensor, SlidingWindowSpec, create_kv_cache_views)
+from vllm.v1.worker.utils import allocate_kv_cache, customize_attention_spec  # noqa: E402
 
 import kvstrata  # noqa: E402
 from kvstrata_vllm import attention, plan_choice, planes_attention, planes_rows  # noqa: E402
@@ -69,8 +69,8 @@ def test_blocks_are_groups(planes: None):
 
 @pytest.mark.parametrize("block_tokens", [64, 128])
 def test_a_block_of_a_layer_is_one_run_of_bytes(planes: None, block_tokens: int):
-    made, blocks = customize_attention_spec(KvstrataBackend, spec(block_size=block_tokens)), 5
-    page, group = made.page_size_bytes, 64 * 8 * 268
+    made, blocks = customize_attention_spec(KvstrataBackend, spec(block_size=block_tokens, num_kv_heads=2)), 3
+    page, group = made.page_size_bytes, 64 * 2 * 268
     for layout in KvstrataBackend.supported_kv_cache_layouts():
         layer, block = (blocks * page, page) if layout.is_layer_compact else (page, 2 * page)
         if block_tokens == 128 and not layout.is_layer_compact:
@@ -78,12 +78,37 @@ def test_a_block_of_a_layer_is_one_run_of_bytes(planes: None, block_tokens: int)
         raw = torch.zeros(2 * blocks * page, dtype=torch.int8)
         views = create_kv_cache_views(raw, made, blocks, layout, KVCacheTensor(len(raw), ["a", "b"], layer, block), 64)
         for number, view in enumerate(views):
-            assert view.shape == (blocks * block_tokens // 64, 8, 64, 134)
+            assert view.shape == (blocks * block_tokens // 64, 2, 64, 134)
             for at in range(len(view)):
                 raw.zero_()
                 view[at].view(torch.int16).fill_(-1)
                 start = number * layer + at * (group if block_tokens == 128 else block)
                 assert torch.equal(raw.nonzero()[:, 0], torch.arange(start, start + group))
+
+
+@pytest.mark.parametrize("layout", attention._WHOLE_BLOCKS)
+def test_blocks_are_offloaded_as_they_are(planes: None, layout: Any):
+    """vLLM's offloading takes all bytes of each block, and no others."""
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker import OffloadingConnectorWorker
+    made, names = customize_attention_spec(KvstrataBackend, spec(num_kv_heads=2)), ["layers.0", "layers.1"]
+    blocks, page = 3, made.page_size_bytes
+    strides = (blocks * page, page) if layout.is_layer_compact else (page, 2 * page)
+    cache = KVCacheConfig(blocks, [KVCacheTensor(2 * blocks * page, names, *strides)], [KVCacheGroupSpec(names, made)])
+    views = allocate_kv_cache(cache, torch.device("cpu"), layout, [64])
+    taken: list[Any] = []
+    parallel = SimpleNamespace(tensor_parallel_size=1, prefill_context_parallel_size=1, world_size=1, rank=0,
+                               decode_context_parallel_size=1, cp_kv_cache_interleave_size=1)
+    offloading: Any = SimpleNamespace(replicated_layout=False, get_worker=taken.append, config=SimpleNamespace(
+        canonical_layout=False, parallel=SimpleNamespace(rank=0)))
+    OffloadingConnectorWorker(offloading, SimpleNamespace(
+        parallel_config=parallel, model_config=SimpleNamespace(get_total_num_kv_heads=lambda: 2)), cache
+    ).register_kv_caches(views)
+    (caches,) = taken
+    for view in views.values():
+        view.view(torch.int16)[1].fill_(-1)
+    refs = caches.group_data_refs[0]
+    found = [caches.tensors[ref.tensor_idx].tensor[1].view(torch.int8)[:ref.page_size_bytes] for ref in refs]
+    assert sum(int(torch.count_nonzero(of)) for of in found) == 2 * page == sum(ref.page_size_bytes for ref in refs)
 
 
 def test_who_has_planes():
