@@ -192,6 +192,13 @@ constexpr EventKind kRows[] = {
      "From one state to another, with why, as of kvstrata health and whether the disk drains; seen "
      "once a second. A warning: it is not well.",
      "from to"},
+    {"stop_dropped", "warning",
+     "A clean end: so many chunks and pages that engines have computed no tier below has, and why. "
+     "Bytes are of those that waited.",
+     "chunks pages bytes why"},
+    {"stop_writes", "info",
+     "A clean end goes on writing what waits for the tiers below, for so long at most.",
+     "chunks pages bytes timeout_us"},
     {"stopped", "info", "A clean end; nothing is left behind.", "shutdown_us"},
     {"stopping", "info", "A signal, which ends the daemon.", "signal"},
     {"task_failed", "error",

@@ -48,6 +48,7 @@ kvs_library(kvs_daemon
   daemon/daemon.cc
   daemon/daemon_numbers.cc
   daemon/daemon_offers.cc
+  daemon/last_writes.cc
   daemon/page_server.cc
   daemon/pool_resources.cc
   daemon/run_daemon.cc

@@ -21,7 +21,8 @@ HERE = pathlib.Path(__file__).resolve().parent
 OUT = pathlib.Path(os.environ.get("OUT") or ".")
 ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",
                "HF_HUB_OFFLINE": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0", "PYTHONHASHSEED": "0"}
-_START, _END = 60, 60  # seconds that a daemon may take
+_WRITE = 60  # seconds that a daemon's stop may write
+_START, _END = 60, _WRITE + 15  # seconds that a daemon may take
 
 
 class Daemon:
@@ -29,8 +30,9 @@ class Daemon:
 
     def __init__(self, folder: pathlib.Path, memory: str, disk: pathlib.Path | None = None) -> None:
         self.path = str(folder / "kvstratad.sock")
-        settings = [f"chunks.bytes={memory}", "pool.device_bytes=64MiB", "pool.host_bytes=64MiB"]
-        if disk is not None:
+        settings = [f"chunks.bytes={memory}", "pool.device_bytes=64MiB", "pool.host_bytes=64MiB",
+                    f"shutdown.write_timeout={_WRITE}s"]
+        if disk is not None:  # trial.py's 28 GiB take 33: seven chunks of 32 MiB a segment, and a 64th
             settings += [f"disk.path={disk}", f"disk.budget_bytes={memory}"]
         words = [word for setting in settings for word in ("--set", setting)]
         self._log = open(OUT / "daemon.txt", "a")
@@ -61,11 +63,14 @@ class Daemon:
             raise RuntimeError(f"kvstrata {' '.join(verb)}: {said.stderr}{said.stdout}")
         return json.loads(said.stdout)
 
-    def stop(self, by: signal.Signals = signal.SIGTERM) -> None:
-        """Once it has ended, harmless."""
+    def stop(self, by: signal.Signals = signal.SIGTERM) -> str:
+        """What its log says of the end. Once it has ended, harmless."""
+        log = OUT / "daemon.txt"
+        before = log.stat().st_size
         self._process.send_signal(by)
         self._process.send_signal(signal.SIGCONT)  # it may be stopped
         self._process.wait(_END)
+        return log.read_bytes()[before:].decode(errors="replace")
 
 
 class Engine:

@@ -70,11 +70,27 @@ class Trial:
             if engine == "ours" and daemon is not None:
                 self._tell_room(daemon, seen[engine])
         if disk is not None and daemon is not None:
-            daemon.stop()
+            self._stop(daemon)
             self._rate(disk)
             daemon = self._launcher.daemon(disk=disk)
+            self._launcher.say(f"started anew, the disk has {daemon.says('tier', 'ls')['tiers'][0]['entries']} values")
             self._engine("ours", "ours, from disk", again=True, settle=3.0)
             self._tell_rate()
+
+    def _stop(self, daemon: Daemon) -> None:
+        """Tells what the disk had before, how long the stop took, and what it wrote and dropped."""
+        listed = daemon.says("tier", "ls")
+        for room in listed["rooms"]:
+            self._launcher.say(f"of {room['stored']} chunks that were stored {room['written']} are written and "
+                               f"{room['unwritten']} never will be; {room['shown_bytes'] / 2**30:.3f} GiB are shown")
+        disk = listed["tiers"][0]
+        self._launcher.say(f"the disk has {disk['entries']} values, {disk['evicted']} had to leave")
+        began = time.monotonic()
+        log = daemon.stop()
+        self._launcher.say(f"the stop took {time.monotonic() - began:.2f} s")
+        for line in log.splitlines():
+            if "event=stop" in line:
+                self._launcher.say(line)
 
     def _tell_room(self, daemon: Daemon, engines: int) -> None:
         """What the daemon has behind so many engines: the same for a second one that computed nothing."""
@@ -228,7 +244,8 @@ def arguments_of(line: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--cpu", action="store_true", help="vLLM's CPU build")
     parser.add_argument("--seconds", type=float, default=540, help="no engine starts after that")
     parser.add_argument("--deviation", type=float, default=3, help="of attention's logits (model.py)")
-    parser.add_argument("--gib", type=int, default=40, help="host memory of native's and ours")
+    parser.add_argument("--gib", type=int, default=40,
+                        help="host memory of native's and ours; half of ours may be leased, so that 128K takes 33")
     parser.add_argument("--folder", type=pathlib.Path, default=pathlib.Path("/tmp/vllm-gpu"))
     return parser.parse_args(line)
 

@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 
 #include <array>
 #include <atomic>
@@ -11,6 +12,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <latch>
 #include <map>
 #include <memory>
 #include <string>
@@ -126,9 +128,10 @@ Status StartError(const char* what) {
 class ChunkServer::Loop {
  public:
   Loop(const ChunkServerOptions& options, std::unique_ptr<UnixListener> listener);
-  ~Loop() { Stop({}); }
+  ~Loop() { Stop(); }
   Status Start();
-  void Stop(std::chrono::microseconds writes);
+  void EndServing();
+  void Stop();
   ChunkNumbers Numbers() const { return board_.Get(); }
   // What `look` says of the room; it is given null when no engine has come yet.
   template <typename F>
@@ -146,9 +149,6 @@ class ChunkServer::Loop {
   void Run();
   void RunIteration() KVS_EXCLUDES(mu_);
   void OnEvent(const epoll_event& event) KVS_REQUIRES(mu_);
-  // Clients see that it ends.
-  void OnStop() KVS_REQUIRES(mu_);
-  int WaitMs() const;
   void OnSocket(uint64_t number, uint32_t events) KVS_REQUIRES(mu_);
   void OnPacket(Connection* c, size_t bytes) KVS_REQUIRES(mu_);
   void OnDead(uint32_t process) KVS_REQUIRES(mu_);
@@ -161,6 +161,8 @@ class ChunkServer::Loop {
   void Flush() KVS_REQUIRES(mu_);
   void Send(uint64_t connection, std::vector<std::byte> packet) KVS_REQUIRES(mu_);
   void End(uint64_t connection, std::string_view why) KVS_REQUIRES(mu_);
+  // The same, behind what it has sent.
+  void EndBehindPackets(uint64_t connection, std::string_view why) KVS_REQUIRES(mu_);
 
   const ChunkServerOptions options_;
   EventPoll events_;
@@ -178,8 +180,9 @@ class ChunkServer::Loop {
   std::map<uint64_t, Connection> connections_;
   ChunkProcesses processes_{&events_};
   std::array<std::byte, chunks::kMostChunkPacket + 1> packet_;
-  std::atomic<std::chrono::steady_clock::time_point> write_until_;  // deadline of writes at the end
-  bool ending_ = false, stopping_ = false;
+  bool ending_ = false;  // it serves nobody any more
+  std::latch ended_{1};  // and that is done
+  std::atomic<bool> stopping_ = false;
   std::thread thread_;
 };
 
@@ -210,11 +213,17 @@ Status ChunkServer::Loop::Start() {
   return OkStatus();
 }
 
-void ChunkServer::Loop::Stop(std::chrono::microseconds writes) {
+void ChunkServer::Loop::EndServing() {
   if (!thread_.joinable()) return;
-  write_until_ = Clock::now() + writes;
-  const uint64_t one = 1;
-  KVS_CHECK(write(stop_event_.get(), &one, sizeof(one)) == sizeof(one));
+  KVS_CHECK(eventfd_write(stop_event_.get(), 1) == 0);
+  ended_.wait();
+}
+
+void ChunkServer::Loop::Stop() {
+  if (!thread_.joinable()) return;
+  EndServing();
+  stopping_ = true;
+  events_.Wake();
   thread_.join();
   workers_.reset();
   connections_.clear();
@@ -227,12 +236,13 @@ void ChunkServer::Loop::Run() {
   WarmUpAllocator();
   while (!stopping_) {
     Survive("kvs-chunks", [this] { RunIteration(); });
+    if (ending_ && !ended_.try_wait()) ended_.count_down();
   }
 }
 
 void ChunkServer::Loop::RunIteration() {
   std::array<epoll_event, 64> events;
-  const int n = events_.Wait(events, WaitMs());
+  const int n = events_.Wait(events, !ending_ && door_->waits() ? kTickMs : -1);
   MutexLock lock(mu_);
   const LoopIteration iteration(&beat_);
   for (int i = 0; i < n; ++i) OnEvent(events[i]);
@@ -243,21 +253,6 @@ void ChunkServer::Loop::RunIteration() {
   numbers.capacity_bytes = options_.bytes;
   numbers.counters = counters_;
   board_.Put(numbers);
-  if (!ending_) return;
-  stopping_ = room_ == nullptr || !room_->saves() || Clock::now() >= write_until_.load();
-}
-
-int ChunkServer::Loop::WaitMs() const {
-  if (!ending_) return door_->waits() ? kTickMs : -1;
-  const auto left = write_until_.load() - Clock::now();
-  return static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(left).count());
-}
-
-void ChunkServer::Loop::OnStop() {
-  ending_ = true;
-  events_.Unwatch(stop_event_.get());
-  while (!connections_.empty()) End(connections_.begin()->first, "the daemon stops");
-  door_->Close();
 }
 
 void ChunkServer::Loop::OnEvent(const epoll_event& event) {
@@ -265,7 +260,10 @@ void ChunkServer::Loop::OnEvent(const epoll_event& event) {
   const EventPoll::Kind kind = EventPoll::KindOf(event);
   const uint64_t number = EventPoll::NumberOf(event);
   if (kind == kStop) {
-    OnStop();
+    ending_ = true;
+    events_.Unwatch(stop_event_.get());
+    while (!connections_.empty()) EndBehindPackets(connections_.begin()->first, "the daemon stops");
+    door_->Close();
   } else if (kind == kListener) {
     if (!ending_) door_->Accept();
   } else if (kind == kPidfd) {
@@ -328,7 +326,7 @@ void ChunkServer::Loop::OnDead(uint32_t process) {
   for (const auto& [number, c] : connections_) {
     if (c.who->process == process) its.push_back(number);
   }
-  for (const uint64_t number : its) End(number, "died");
+  for (const uint64_t number : its) EndBehindPackets(number, "died");
   processes_.Remove(process);
   if (room_ != nullptr) room_->OnDead(process);
 }
@@ -347,6 +345,19 @@ void ChunkServer::Loop::End(uint64_t connection, std::string_view why) {
             {"pid", who->peer.pid},
             {"uid", who->peer.uid},
             {"why", why}});
+}
+
+// What it said to be stored is, although it is gone, or we are.
+void ChunkServer::Loop::EndBehindPackets(uint64_t connection, std::string_view why) {
+  const auto found = connections_.find(connection);
+  if (found == connections_.end()) return;
+  const ChunkLink* const link = &found->second.who->link;
+  shutdown(link->fd(), SHUT_RD);  // nothing more comes
+  size_t bytes = 0;
+  while (connections_.contains(connection)) {
+    if (link->Receive(packet_, &bytes) != ReceiveOutcome::kPacket) return End(connection, why);
+    OnPacket(&found->second, bytes);
+  }
 }
 
 // -- who comes
@@ -437,7 +448,9 @@ void ChunkServer::Loop::Send(uint64_t connection, std::vector<std::byte> packet)
   const auto found = connections_.find(connection);
   if (found == connections_.end()) return;
   ChunkLink* const link = &found->second.who->link;
-  if (!link->Send(std::move(packet))) return End(connection, "its packets are not read");
+  if (!link->Send(std::move(packet))) {
+    return EndBehindPackets(connection, "its packets are not read");
+  }
   if (!link->has_waiting() || found->second.writable) return;
   found->second.writable = true;
   events_.Rewatch(link->fd(), EventPoll::kSocket, connection, kReadable | EPOLLOUT);
@@ -454,8 +467,18 @@ Result<std::unique_ptr<ChunkServer>> ChunkServer::Start(const ChunkServerOptions
 
 ChunkServer::ChunkServer(std::unique_ptr<Loop> loop) : loop_(std::move(loop)) {}
 ChunkServer::~ChunkServer() = default;
-void ChunkServer::Stop(std::chrono::microseconds writes) { loop_->Stop(writes); }
+void ChunkServer::EndServing() { loop_->EndServing(); }
+void ChunkServer::Stop() { loop_->Stop(); }
 ChunkNumbers ChunkServer::Numbers() const { return loop_->Numbers(); }
+
+bool ChunkServer::Saves() const {
+  return loop_->Look([](const ChunkRoom* room) { return room != nullptr && room->saves(); });
+}
+
+ChunkAmount ChunkServer::Unwritten() const {
+  return loop_->Look(
+      [](const ChunkRoom* room) { return room == nullptr ? ChunkAmount() : room->Unwritten(); });
+}
 
 std::vector<ChunkServer::Listed> ChunkServer::List(uint64_t* at, size_t n) const {
   return loop_->Look([at, n](const ChunkRoom* room) {

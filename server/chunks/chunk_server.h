@@ -14,7 +14,6 @@
 #ifndef KVSTRATA_SERVER_CHUNKS_CHUNK_SERVER_H_
 #define KVSTRATA_SERVER_CHUNKS_CHUNK_SERVER_H_
 
-#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -44,12 +43,19 @@ class ChunkServer {
   static Result<std::unique_ptr<ChunkServer>> Start(const ChunkServerOptions& options,
                                                     std::unique_ptr<UnixListener> listener);
   ~ChunkServer();  // Stop
-  // Closes the listener and all connections: clients see EOF. Then complete chunks are written to
-  // the tiers below, for `writes` at most, and the threads end, which it waits for. Idempotent.
-  void Stop(std::chrono::microseconds writes = {});
+  // Closes the listener and, behind what they have sent, all connections: clients see EOF. Complete
+  // chunks are written on to the tiers below. Idempotent.
+  void EndServing();
+  // EndServing, then ends the threads and waits for them: what is not written now never is.
+  // Idempotent.
+  void Stop();
 
   // As of the last time that something happened.
   ChunkNumbers Numbers() const;
+  // Whether complete chunks wait for their sum or to be written below, or are being written.
+  bool Saves() const;
+  // Those. Holds the loop up for a look at each.
+  ChunkAmount Unwritten() const;
 
   // What an operator sees of chunks that are shown. Each holds the loop up: List for `n` chunks,
   // the others for a look-up; Copy copies beside it.

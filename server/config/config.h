@@ -106,6 +106,7 @@ struct Config {
   std::string backend;   // backend of the remote transport; a name of kernels/backend/backend.h
   uint32_t threads = 0;  // for its ops; 0: all cores
   std::chrono::microseconds shutdown_timeout{4'000'000};
+  std::chrono::microseconds shutdown_write_timeout{20'000'000};
   std::chrono::microseconds patience{2'000'000};  // with a loop, until health tells that it hangs
   LogLevel log_level = LogLevel::kInfo;
   LogFormat log_format = LogFormat::kText;

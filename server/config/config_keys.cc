@@ -309,11 +309,20 @@ constexpr std::array kKeys = {
           return v.empty() || v.front() == '/';
         },
         kText},
-    ConfigKey{"shutdown.timeout", "KVSTRATA_SHUTDOWN_TIMEOUT", "4s", "a duration, 100ms to 5s",
-              "a shutdown that takes longer is cut short, with exit code 1",
+    ConfigKey{
+        "shutdown.timeout", "KVSTRATA_SHUTDOWN_TIMEOUT", "4s", "a duration, 100ms to 5s",
+        "a shutdown that takes longer, without what it writes, is cut short, with exit code 1",
+        [](std::string_view v, Config* c) {
+          return DurationIn(v, microseconds(100'000), microseconds(5'000'000),
+                            &c->shutdown_timeout);
+        },
+        kAny, kReloads},
+    ConfigKey{"shutdown.write_timeout", "KVSTRATA_SHUTDOWN_WRITE_TIMEOUT", "20s",
+              "0: not at all; else a duration up to 10m",
+              "how long a shutdown goes on writing what engines have computed to disk and remote",
               [](std::string_view v, Config* c) {
-                return DurationIn(v, microseconds(100'000), microseconds(5'000'000),
-                                  &c->shutdown_timeout);
+                return DurationIn(v, microseconds(0), microseconds(600'000'000),
+                                  &c->shutdown_write_timeout);
               },
               kAny, kReloads},
     ConfigKey{"log.level", "KVSTRATA_LOG_LEVEL", "info",

@@ -18,6 +18,7 @@
 #include "server/config/pool_memory.h"
 #include "server/config/start_memory.h"
 #include "server/daemon/daemon_parts.h"
+#include "server/daemon/last_writes.h"
 #include "server/nodes/node_address.h"
 #include "server/telemetry/thread_top.h"
 
@@ -283,6 +284,7 @@ void Daemon::Parts::Apply(const Config& next) {
   if (tiers.remote != nullptr) tiers.remote->Configure(next.remote);
   page_source.patience = next.patience;
   running.shutdown_timeout = next.shutdown_timeout;
+  running.shutdown_write_timeout = next.shutdown_write_timeout;
 }
 
 void Daemon::Parts::TellPoolFailure(PoolId pool, const Status& why) const {
@@ -297,11 +299,10 @@ void Daemon::Parts::TellPoolFailure(PoolId pool, const Status& why) const {
 
 // -- the end
 
-// Peers first hear that it ends, and nothing here waits for one of them longer than its grace. What
-// waits for a remote tier is dropped.
-void Daemon::Parts::Settle() {
-  if (settled) return;
-  settled = true;
+// Peers first hear that it ends, and nothing here waits for one of them longer than its grace.
+void Daemon::Parts::EndServing() {
+  if (steps_of_end > 0) return;
+  steps_of_end = 1;
   watch.reset();
   pages.reset();
   mapped.attach->Stop();
@@ -311,10 +312,17 @@ void Daemon::Parts::Settle() {
   if (cluster != nullptr) cluster->Stop();
   grpc->EndServing(kGrace);
   tracing.reset();
-  mapped.chunks->Stop(running.shutdown_timeout.load() / 8);
+  mapped.chunks->EndServing();
+  door.listener.reset();
+}
+
+void Daemon::Parts::Settle() {
+  EndServing();
+  if (steps_of_end > 1) return;
+  steps_of_end = 2;
+  mapped.chunks->Stop();
   if (tiers.remote != nullptr) tiers.remote->Stop();
   if (tiers.local != nullptr) tiers.local->Stop(running.shutdown_timeout);
-  door.listener.reset();
 }
 
 // -- Daemon
@@ -337,6 +345,13 @@ Result<std::unique_ptr<Daemon>> Daemon::Start(const Config& config) {
 
 Daemon::Daemon(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) {}
 
+void Daemon::EndServing() { parts_->EndServing(); }
+void Daemon::WriteOn(const std::function<bool(std::chrono::milliseconds)>& ends) {
+  const LowerTiers& tiers = parts_->tiers;
+  const LastWrites writes(parts_->mapped.chunks.get(),
+                          tiers.local == nullptr ? nullptr : tiers.local->row());
+  writes.WriteOn(shutdown_write_timeout(), shutdown_timeout(), ends);
+}
 void Daemon::Settle() { parts_->Settle(); }
 
 Daemon::~Daemon() {
@@ -355,6 +370,9 @@ uint64_t Daemon::PoolBytes(Tier tier) const {
 void Daemon::Reload(std::string_view by) { (void)parts_->running.reload.Reload(false, by); }
 std::chrono::microseconds Daemon::shutdown_timeout() const {
   return parts_->running.shutdown_timeout;
+}
+std::chrono::microseconds Daemon::shutdown_write_timeout() const {
+  return parts_->running.shutdown_write_timeout;
 }
 Store& Daemon::store() { return *parts_->store; }
 AttachServer& Daemon::attach() { return *parts_->mapped.attach; }

@@ -8,6 +8,7 @@
 #define KVSTRATA_SERVER_DAEMON_DAEMON_H_
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string_view>
 
@@ -34,9 +35,17 @@ class Daemon {
  public:
   // Serves on both sockets when it returns.
   static Result<std::unique_ptr<Daemon>> Start(const Config& config);
-  // Ends all that others rely on after the process: clients see EOF or UNAVAILABLE, calls under way
-  // get a short grace, what waits for the disk is written (an eighth of shutdown.timeout, 64 MiB)
-  // and a checkpoint with it (a quarter), both sockets are unlinked. Peers cannot make it last.
+  // The end has three steps; one that is left out is made by a later one, but WriteOn.
+  // Clients see EOF or UNAVAILABLE, calls under way get a short grace, all sockets are unlinked.
+  // Peers cannot make it last.
+  void EndServing();
+  // Waits while what engines have computed is written to the tiers below: for
+  // shutdown.write_timeout, as long as some of it is written within each shutdown.timeout
+  // (last_writes.h). `ends` sleeps for as long as it is told; true: the wait is over.
+  // REQUIRES: EndServing.
+  void WriteOn(const std::function<bool(std::chrono::milliseconds)>& ends);
+  // Ends all that outlives the process: what still waits is dropped, and the disk gets a
+  // checkpoint, for a quarter of shutdown.timeout.
   void Settle();
   // Settle; then everything goes, gRPC too, which gives no bound on how long that takes. The lock
   // falls last.
@@ -48,6 +57,7 @@ class Daemon {
   // Reads the configuration's files again (config_reload.h). What came of it is in the log.
   void Reload(std::string_view by);
   std::chrono::microseconds shutdown_timeout() const;  // as it is now
+  std::chrono::microseconds shutdown_write_timeout() const;
   Store& store();
   AttachServer& attach();
 

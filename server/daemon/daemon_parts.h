@@ -5,9 +5,9 @@
 //   daemon_offers.cc   what they offer to gRPC's services
 //   daemon_numbers.cc  what they tell of themselves, each second and when asked
 //
-// Ownership: each part borrows parts above it, and config. Thread-safety: Start, Settle and the end
-// in one thread; Apply in that of whoever reloads, one at a time (config_reload.h); State in
-// kvs-watch; what is const, and what Offers and OfferCluster hand out, in any thread while gRPC
+// Ownership: each part borrows parts above it, and config. Thread-safety: Start and the steps of
+// the end in one thread; Apply in that of whoever reloads, one at a time (config_reload.h); State
+// in kvs-watch; what is const, and what Offers and OfferCluster hand out, in any thread while gRPC
 // serves.
 #ifndef KVSTRATA_SERVER_DAEMON_DAEMON_PARTS_H_
 #define KVSTRATA_SERVER_DAEMON_DAEMON_PARTS_H_
@@ -55,7 +55,7 @@ namespace kvstrata {
 // What of the configuration may change while the daemon runs, where no part has it.
 struct Running {
   ConfigReload reload;
-  std::atomic<std::chrono::microseconds> shutdown_timeout;
+  std::atomic<std::chrono::microseconds> shutdown_timeout, shutdown_write_timeout;
   uint64_t limited_device_bytes = 0;  // device memory that limits may be shares of
 };
 
@@ -91,7 +91,9 @@ std::optional<CgroupInfo> ReadCgroup();
 // Destroyed from the last to the first.
 struct Daemon::Parts {
   Config config;
-  Running running{{config, [this](const Config& next) { Apply(next); }}, config.shutdown_timeout};
+  Running running{{config, [this](const Config& next) { Apply(next); }},
+                  config.shutdown_timeout,
+                  config.shutdown_write_timeout};
   PageSource page_source;  // source for PageServer, and for Admin.GetMetrics
   UniqueFd lock;           // locks the path
   DevicePools device_pools;
@@ -112,7 +114,7 @@ struct Daemon::Parts {
   std::unique_ptr<PageServer> pages;  // null: none are served
   std::unique_ptr<StateWatch> watch;
   std::unique_ptr<TraceExporter> tracing;  // null: spans go nowhere
-  bool settled = false;
+  int steps_of_end = 0;                    // that were made
 
   // -- daemon.cc
   explicit Parts(const Config& with);
@@ -122,7 +124,8 @@ struct Daemon::Parts {
   Status OpenTiers();
   Status StartWork();  // what goes on beside steps, and the tiers behind memory
   Status StartGrpc();
-  // As Daemon::Settle.
+  // As Daemon's.
+  void EndServing();
   void Settle();
   // What reloads of a configuration, whichever of it has changed.
   void Apply(const Config& next);

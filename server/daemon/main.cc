@@ -135,7 +135,8 @@ struct Row {
 };
 constexpr Row kSignals[] = {
     {"SIGTERM, SIGINT, SIGQUIT",
-     "A clean end, exit code 0, whatever clients do; after shutdown.timeout exit code 1."},
+     "A clean end, exit code 0, whatever clients do; after shutdown.timeout exit code 1. Before it "
+     "what engines have computed is written, for shutdown.write_timeout or until another signal."},
     {"SIGHUP",
      "The configuration's files are read again. What can change while it runs does, and the log "
      "names the rest. With a mistake anywhere nothing changes."},

@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <climits>
 #include <csignal>
 #include <cstring>
 #include <ctime>
@@ -31,10 +32,13 @@
 namespace kvstrata {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 // StopWatchdog: the thread that ends the process when its stop does not. Until everything is
-// settled that outlives the process (disk, checkpoint, socket files) the stop has `timeout`, and
-// running out of it is a failure. After that nothing is left to lose: whatever still holds up the
-// end, such as a library's thread that waits for a peer, is left behind, with exit code 0.
+// settled that outlives the process (disk, checkpoint, socket files) the stop has the time that it
+// was given, and running out of it is a failure. After that nothing is left to lose: whatever still
+// holds up the end, such as a library's thread that waits for a peer, is left behind, with exit
+// code 0.
 //
 // Takes no lock and waits for nobody, also not for the reader of stderr. Its thread is made here,
 // so that a process that gets no more threads can still be stopped; it lives as long as the
@@ -44,42 +48,43 @@ class StopWatchdog {
   // THREADS, DESCRIPTORS (RESOURCE_EXHAUSTED).
   static Result<StopWatchdog> Start();
 
-  // The stop begins.
+  // The stop begins, and has so long.
   void Begin(std::chrono::microseconds timeout) const;
-  // After Begin: from now on the end may be sudden.
-  void Settled() const { Tell(); }
+  // It has so much more.
+  void Extend(std::chrono::microseconds by) const;
+  // From now on the end may be sudden.
+  void Settled() const;
 
  private:
-  using Timeout = std::shared_ptr<std::atomic<std::chrono::microseconds>>;  // the thread's too
+  // The thread's too.
+  struct State {
+    int told = -1;  // an eventfd: look again; never closed
+    std::atomic<Clock::time_point> end{Clock::time_point::max()};
+    std::atomic<bool> settled = false;
+  };
 
-  StopWatchdog(int told, Timeout timeout) : told_(told), timeout_(std::move(timeout)) {}
-  void Tell() const;
+  explicit StopWatchdog(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  static void Watch(const State& state);
+  void Tell() const { KVS_CHECK(eventfd_write(state_->told, 1) == 0); }
 
-  int told_;  // an eventfd that counts the calls; the thread's, never closed
-  Timeout timeout_;
+  std::shared_ptr<State> state_;
 };
-
-using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kTearDown{200};
 
-// False: `end` came first.
-bool AwaitTold(int told, Clock::time_point end) {
-  for (;;) {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now());
-    pollfd wait{told, POLLIN, 0};
-    const int ready = poll(&wait, 1, std::max(0, static_cast<int>(left.count())));
-    if (ready == 0) return false;
-    eventfd_t count = 0;
-    if (ready > 0 && eventfd_read(told, &count) == 0) return true;
+// Until there is something to look at, or `end`.
+void AwaitTold(int told, Clock::time_point end) {
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - Clock::now()).count();
+  pollfd wait{told, POLLIN, 0};
+  eventfd_t count = 0;
+  if (poll(&wait, 1, static_cast<int>(std::clamp<int64_t>(left, 0, INT_MAX))) == 1) {
+    (void)eventfd_read(told, &count);
   }
 }
 
-void Watch(int told, const std::atomic<std::chrono::microseconds>& timeout) {
-  eventfd_t count = 0;
-  while (eventfd_read(told, &count) != 0) {
-  }
-  if (AwaitTold(told, Clock::now() + timeout.load())) {
+void StopWatchdog::Watch(const State& state) {
+  while (!state.settled && Clock::now() < state.end.load()) AwaitTold(state.told, state.end);
+  if (state.settled) {
     std::this_thread::sleep_for(kTearDown);
     _exit(kExitClean);
   }
@@ -92,31 +97,39 @@ void Watch(int told, const std::atomic<std::chrono::microseconds>& timeout) {
 }
 
 Result<StopWatchdog> StopWatchdog::Start() {
-  const int told = eventfd(0, EFD_CLOEXEC | EFD_SEMAPHORE);
-  if (told < 0) {
+  const auto state = std::make_shared<State>();
+  state->told = eventfd(0, EFD_CLOEXEC);
+  if (state->told < 0) {
     return ResourceExhausted("DESCRIPTORS", std::string("eventfd: ") + std::strerror(errno));
   }
-  const auto timeout = std::make_shared<std::atomic<std::chrono::microseconds>>();
   try {
-    std::thread([told, timeout] { Watch(told, *timeout); }).detach();
+    std::thread([state] { Watch(*state); }).detach();
   } catch (const std::system_error& error) {
-    close(told);
+    close(state->told);
     return ResourceExhausted("THREADS", std::string("no thread can be made: ") + error.what());
   }
-  return StopWatchdog(told, timeout);
+  return StopWatchdog(state);
 }
 
 void StopWatchdog::Begin(std::chrono::microseconds timeout) const {
-  *timeout_ = timeout;
+  state_->end = Clock::now() + timeout;
   Tell();
 }
 
-void StopWatchdog::Tell() const { KVS_CHECK(eventfd_write(told_, 1) == 0); }
+void StopWatchdog::Extend(std::chrono::microseconds by) const {
+  state_->end = state_->end.load() + by;
+  Tell();
+}
+
+void StopWatchdog::Settled() const {
+  state_->settled = true;
+  Tell();
+}
 
 constexpr uint32_t kIgnoredLines = 10;  // a second, of signals that do nothing
 
-int64_t MicrosSince(Clock::time_point start) {
-  return std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - start).count();
+std::chrono::microseconds Since(Clock::time_point start) {
+  return std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - start);
 }
 
 // Users' caches are plaintext: no core dumps, no debugger of the same user.
@@ -180,6 +193,24 @@ int AwaitEnd(const sigset_t& signals, Daemon* daemon) {
   }
 }
 
+// Whether another signal to end comes within that time.
+bool AskedAgain(std::chrono::milliseconds time) {
+  sigset_t ends;
+  sigemptyset(&ends);
+  for (const int signal : {SIGTERM, SIGINT, SIGQUIT}) sigaddset(&ends, signal);
+  const timespec wait{0, std::chrono::nanoseconds(time).count()};
+  return sigtimedwait(&ends, nullptr, &wait) > 0;
+}
+
+// What a stop writes takes nothing of the time that all else has.
+void WriteOn(Daemon* daemon, const StopWatchdog& watchdog) {
+  const std::chrono::microseconds most = daemon->shutdown_write_timeout();
+  const Clock::time_point began = Clock::now();
+  watchdog.Extend(most);
+  daemon->WriteOn(AskedAgain);
+  watchdog.Extend(Since(began) - most);
+}
+
 int StartFailed(const Status& why) {
   LogEvent(LogLevel::kError, "start_failed", {{"reason", why.reason()}, {"why", why.message()}});
   return ExitCodeOf(why);
@@ -217,7 +248,7 @@ int RunDaemon(const Config& config, int ready_fd) {
             {"devices", daemon.value()->devices()},
             {"device_bytes", daemon.value()->PoolBytes(Tier::kDevice)},
             {"host_bytes", daemon.value()->PoolBytes(Tier::kHost)},
-            {"startup_us", MicrosSince(started)}});
+            {"startup_us", Since(started).count()}});
   NotifyServiceManager("READY=1");
   SignalReadyFd(ready_fd);
   const int signal = AwaitEnd(signals, daemon->get());
@@ -225,8 +256,10 @@ int RunDaemon(const Config& config, int ready_fd) {
   watchdog->Begin(daemon.value()->shutdown_timeout());
   LogEvent(LogLevel::kInfo, "stopping", {{"signal", strsignal(signal)}});
   NotifyServiceManager("STOPPING=1");
+  daemon.value()->EndServing();
+  WriteOn(daemon->get(), *watchdog);
   daemon.value()->Settle();
-  LogEvent(LogLevel::kInfo, "stopped", {{"shutdown_us", MicrosSince(asked)}});
+  LogEvent(LogLevel::kInfo, "stopped", {{"shutdown_us", Since(asked).count()}});
   watchdog->Settled();
   daemon.value().reset();
   return kExitClean;

@@ -22,6 +22,7 @@ def free_port() -> int:
 class Redis:
     def __init__(self, port: int) -> None:
         self.port, self.address = port, f"127.0.0.1:{port}"
+        self.pid = 0
 
     def ask(self, *words: bytes) -> bytes:
         """What it answers, as far as it came at once; for commands with short answers."""
@@ -46,6 +47,7 @@ def redis_server() -> Iterator[Redis]:
     program = shutil.which("redis-server") or shutil.which("redis-check-rdb")
     with subprocess.Popen(["redis-server", "--port", str(redis.port), "--bind", "127.0.0.1", "--save", "", "--appendonly",
                            "no"], executable=program, stdout=subprocess.DEVNULL) as server:
+        redis.pid = server.pid
         try:
             end = time.monotonic() + DEADLINE_S
             while True:

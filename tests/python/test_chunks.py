@@ -220,6 +220,32 @@ def test_a_restarted_daemon_serves_what_its_disk_has(tmp_path: pathlib.Path, by:
         assert [client.read(number) for number in ids] == list(values.values())
 
 
+def store_and_end(path: str, pipe: Connection) -> None:
+    """In more packets than the daemon reads in one go."""
+    client = ChunkClient(path, ROW)
+    ids = client.credits(ROWS // 4)
+    pipe.send("has them")
+    pipe.recv()
+    for n, number in enumerate(ids):
+        client.write(number, stamped(n))
+        client.stored((key(n), number))
+    os._exit(0)
+
+
+def test_what_a_process_stored_before_it_ended_is_there(daemon: Daemon):
+    spawn = multiprocessing.get_context("spawn")
+    ours, theirs = spawn.Pipe()
+    engine = spawn.Process(target=store_and_end, args=(daemon.socket, theirs))
+    with ChunkClient(daemon.socket, ROW, engine="other") as client:
+        engine.start()
+        ours.recv()
+        daemon.process.send_signal(signal.SIGSTOP)
+        ours.send("go on")
+        engine.join()
+        daemon.process.send_signal(signal.SIGCONT)
+        assert min(client.held(1, [key(n) for n in range(ROWS // 4)])) >= 0
+
+
 def test_bytes_that_rot_on_disk_are_a_miss(tmp_path: pathlib.Path):
     values = {key(n): row(n) for n in range(8)}
     with Daemon(*settings(tmp_path)) as first, ChunkClient(first.socket, ROW) as client:

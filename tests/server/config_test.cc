@@ -130,6 +130,7 @@ const KeyCase kKeyCases[] = {
     {"disk.checkpoint_interval", "KVSTRATA_DISK_CHECKPOINT_INTERVAL", "5s", "48h"},
     {"parameters.directory", "KVSTRATA_PARAMETERS_DIRECTORY", "/tmp", "tmp"},
     {"shutdown.timeout", "KVSTRATA_SHUTDOWN_TIMEOUT", "1s", "6s"},
+    {"shutdown.write_timeout", "KVSTRATA_SHUTDOWN_WRITE_TIMEOUT", "0", "11m"},
     {"log.level", "KVSTRATA_LOG_LEVEL", "warn", "loud"},
     {"log.format", "KVSTRATA_LOG_FORMAT", "json", "xml"},
     {"http.listen", "KVSTRATA_HTTP_LISTEN", "127.0.0.1:9465", "9465"},

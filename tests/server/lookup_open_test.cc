@@ -227,7 +227,7 @@ class LookupOpen : public ::testing::TestWithParam<const char*> {
   }
   void Restart() {
     SettleDisk();
-    pages_->Stop(SteadyClock::now() + std::chrono::seconds(30), ~uint64_t{0});
+    pages_->Stop();
     ASSERT_TRUE(disk_->Checkpoint(SteadyClock::now() + std::chrono::seconds(30)).ok());
     Stop();
     Start();

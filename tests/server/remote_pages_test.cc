@@ -466,7 +466,7 @@ TEST_F(RemotePagesTest, AStopWaitsForNobody) {
   b.store().openings().OpenSequence(
       b.session().id(), b.session().model(), "full", Tokens(kPrompt),
       [&](const Result<OpenedSequence>& o) { held.set_value(o->held_tokens); });
-  b.remote().Stop(Clock::now(), 0);
+  b.remote().Stop();
   EXPECT_EQ(held.get_future().get(), 0u);
   EXPECT_EQ(b.Held(Tokens(kPrompt)), 0u);
 }

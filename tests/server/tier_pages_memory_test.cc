@@ -112,7 +112,7 @@ TEST_F(TierPagesInMemory, AStopCancelsWhatTheTierHolds) {
                                     opened.set_value();
                                   });
   const auto began = Clock::now();
-  pages_->Stop(began, 0);
+  pages_->Stop();
   EXPECT_LT(Clock::now() - began, seconds(9)) << "a put may take ten";
   opened.get_future().wait();
   const TierRowCounters counters = pages_->counters();

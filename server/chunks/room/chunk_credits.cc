@@ -194,26 +194,51 @@ void ChunkCredits::Save(Chunk* chunk, uint8_t below) {
 }
 
 bool ChunkCredits::saves() const {
-  const auto summing = static_cast<size_t>(ChunkState::kSumming);
-  return writing_bytes_ > 0 || !unsaved_.empty() || state_->by_state[summing].chunks > 0;
+  return writing_.chunks > 0 || !unsaved_.empty() || Unsummed().chunks > 0;
+}
+
+ChunkAmount ChunkCredits::Unsummed() const {
+  const bool written = state_->options.write_shown != kNowhere;
+  return written ? state_->by_state[static_cast<size_t>(ChunkState::kSumming)] : ChunkAmount();
+}
+
+ChunkAmount ChunkCredits::Unwritten() const {
+  ChunkAmount all = Unsummed();
+  all.chunks += writing_.chunks;
+  all.bytes += writing_.bytes;
+  for (const Saving& saving : unsaved_) {
+    const Chunk* const chunk = Find(saving);
+    if (chunk == nullptr) continue;
+    ++all.chunks;
+    all.bytes += chunk->row_bytes;
+  }
+  return all;
 }
 
 void ChunkCredits::SaveReused() {
   for (Chunk* chunk : std::exchange(state_->reused, {})) Save(chunk, state_->options.write_reused);
 }
 
+Chunk* ChunkCredits::Find(const Saving& saving) const {
+  Chunk* const chunk = state_->Find(saving.chunk);
+  const bool there =
+      chunk != nullptr && chunk->state == ChunkState::kShown && chunk->key == saving.key;
+  return there ? chunk : nullptr;
+}
+
 void ChunkCredits::SaveNext() {
   while (!unsaved_.empty()) {
     const Saving& next = unsaved_.front();
-    Chunk* const chunk = state_->Find(next.chunk);
-    if (chunk == nullptr || chunk->state != ChunkState::kShown || chunk->key != next.key) {
+    Chunk* const chunk = Find(next);
+    if (chunk == nullptr) {
       ++state_->options.counters->unsaved;
       unsaved_.pop_front();
       continue;
     }
-    const uint64_t bytes = writing_bytes_ + chunk->row_bytes;
-    if (chunk->writing || (writing_bytes_ > 0 && bytes > state_->options.writing_bytes)) return;
-    writing_bytes_ = bytes;
+    const uint64_t bytes = writing_.bytes + chunk->row_bytes;
+    if (chunk->writing || (writing_.chunks > 0 && bytes > state_->options.writing_bytes)) return;
+    ++writing_.chunks;
+    writing_.bytes = bytes;
     chunk->writing = true;
     if (chunk->place == Chunk::Place::kIdle) state_->region->MakeBusy(chunk);
     state_->Order(ChunkWork::Kind::kVerify, chunk, next.below);
@@ -223,7 +248,8 @@ void ChunkCredits::SaveNext() {
 
 void ChunkCredits::EndSaving(Chunk* chunk) {
   chunk->writing = false;
-  writing_bytes_ -= chunk->row_bytes;
+  --writing_.chunks;
+  writing_.bytes -= chunk->row_bytes;
   state_->Settle(chunk);
   SaveNext();
 }

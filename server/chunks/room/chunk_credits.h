@@ -48,8 +48,10 @@ class ChunkCredits {
   void OnRead(const ChunkRef& ref, const std::optional<Checksum>& sum, uint8_t below);
   void OnLetGo(const ChunkRef& ref);
   void OnProbed(const ChunkRef& ref, const ChunkKey& key, uint8_t below);
-  // Whether complete chunks wait for their sum, or to be written below.
+  // Whether complete chunks that tiers below are to get wait for their sum, or to be written.
   bool saves() const;
+  // Those. Cost: a look at each.
+  ChunkAmount Unwritten() const;
   // Chunks that were found again.
   void SaveReused();
 
@@ -70,13 +72,17 @@ class ChunkCredits {
   void NoteUse(ChunkClaims* claims);
   void Show(Chunk* chunk, const Checksum& sum);
   void Save(Chunk* chunk, uint8_t below);
+  // Null: it has left memory, or nobody finds it any more.
+  Chunk* Find(const Saving& saving) const;
+  // Those whose sum is being made, if tiers below are to get them.
+  ChunkAmount Unsummed() const;
   void SaveNext();
   void EndSaving(Chunk* chunk);
 
   RoomState* const state_;
   ChunkLeases* const leases_;
   std::deque<Saving> unsaved_;
-  uint64_t writing_bytes_ = 0;
+  ChunkAmount writing_;       // now
   uint64_t last_served_ = 0;  // connection
   uint64_t recalled_to_ = 0;  // `pressed` of the last look
 };

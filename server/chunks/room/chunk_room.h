@@ -65,6 +65,8 @@ class ChunkRoom {
   bool in_use() const { return !members_.empty() || !engines_.empty(); }
   // Whether complete chunks are on their way to the tiers below.
   bool saves() const { return credits_.saves(); }
+  // Those. Cost: a look at each.
+  ChunkAmount Unwritten() const { return credits_.Unwritten(); }
   // Whether something rests until that process is dead.
   bool Awaits(uint32_t process) const;
 

@@ -14,8 +14,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::seconds kResizeTimeout{10};
-// How much of what waits for the disk a stop still writes; the rest is dropped.
-constexpr uint64_t kMostBytesAtStop = uint64_t{64} << 20;
 
 DiskTierOptions TellingOfLosses(DiskTierOptions disk) {
   disk.lost = [log = std::make_shared<LostValueLog>()](std::string_view key, uint32_t segment,
@@ -85,7 +83,7 @@ void LocalTier::RestorePins(Store* store, Deadline deadline) {
 void LocalTier::Configure(const TierRowOptions& options) { row_->Configure(options); }
 
 void LocalTier::Stop(std::chrono::microseconds timeout) {
-  row_->Stop(Clock::now() + timeout / 8, kMostBytesAtStop);
+  row_->Stop();
   const TierRowCounters c = row_->counters();
   LogEvent(LogLevel::kInfo, "tier_pages",
            {{"written", c.written},

@@ -34,9 +34,8 @@ class LocalTier {
   void Use(Store* store, TierChain* tiers);
   // What reloads of its configuration.
   void Configure(const TierRowOptions& options);
-  // Writes what waits for the disk, for an eighth of `timeout` and 64 MiB at most, and a
-  // checkpoint, for a quarter, so that the next start need not read every slot: what is put is
-  // there without it. Logs what was done. Once.
+  // Drops what waits for the disk, and writes a checkpoint, for a quarter of `timeout`, so that the
+  // next start need not read every slot: what is put is there without it. Logs what was done. Once.
   void Stop(std::chrono::microseconds timeout);
 
   std::string illness() const;  // "": well

@@ -87,7 +87,7 @@ void RemoteTier::Configure(const RemoteConfig& config) {
 }
 
 void RemoteTier::Stop() {
-  row_->Stop(std::chrono::steady_clock::now(), 0);
+  row_->Stop();
   const TierRowCounters c = row_->counters();
   LogEvent(LogLevel::kInfo, "remote_pages",
            {{"searches", c.searches},

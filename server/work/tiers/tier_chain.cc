@@ -2,7 +2,6 @@
 #include "server/work/tiers/tier_chain.h"
 
 #include <algorithm>
-#include <chrono>
 #include <optional>
 #include <ranges>
 #include <span>
@@ -142,7 +141,7 @@ class ChainLoad : public std::enable_shared_from_this<ChainLoad> {
 
 TierChain::~TierChain() {
   for (TierRow* const row : rows_ | std::views::reverse) {
-    row->Stop(std::chrono::steady_clock::now(), 0);  // what it has under way asks this object
+    row->Stop();  // what it has under way asks this object
   }
   store_->prefixes().SetPageTier(nullptr);
 }

@@ -69,7 +69,7 @@ TierRow::TierRow(const TierRowOptions& options, Store* store, ValueTier* tier, T
   if (!added.ok()) log_.Warn("tier_buffers_unregistered", added);
 }
 
-TierRow::~TierRow() { Stop(Clock::now(), 0); }
+TierRow::~TierRow() { Stop(); }
 
 TierWriterTerms TierRow::WriterTerms(ValueTier* above) {
   if (far()) {
@@ -78,11 +78,11 @@ TierWriterTerms TierRow::WriterTerms(ValueTier* above) {
   return {"kvs-tier-write", BytePath::kMemoryToDisk, nullptr, above, hooks_.checkpoint};
 }
 
-void TierRow::Stop(Deadline deadline, uint64_t most_bytes) {
+void TierRow::Stop() {
   if (far()) searches_->Cancel();
   if (!far()) scrubs_->Refuse();
   loads_.Cancel();
-  writer_.Stop(deadline, most_bytes);
+  writer_.Stop();
   if (far()) searches_->Await();
   if (!far()) scrubs_->Stop();
   loads_.Await();

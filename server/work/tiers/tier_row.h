@@ -46,11 +46,11 @@ class TierRow {
   // `above`: the near tier that has values before this one; null: there is none.
   TierRow(const TierRowOptions& options, Store* store, ValueTier* tier, TierHooks hooks,
           ValueTier* above = nullptr);
-  // Stop, at once.
+  // Stop.
   ~TierRow();
-  // Stops the writer as it says, and ends searches, loads and scrubs without reading on.
+  // Ends writes, searches, loads and scrubs: what waits is dropped, what is under way is cancelled.
   // Idempotent.
-  void Stop(Deadline deadline, uint64_t most_bytes);
+  void Stop();
 
   // As PageTier's. Load of a far tier: its `finds` name every key.
   bool Holds(const PageKey& key) const;

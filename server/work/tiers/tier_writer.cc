@@ -16,6 +16,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::seconds kReadTimeout{1};
+constexpr std::chrono::seconds kPutTimeout{10};
 constexpr size_t kResumed = 256;  // pages that are looked at under one hold of the store's lock
 constexpr std::chrono::seconds kCheckpointTimeout{60};
 constexpr uint32_t kPatience = 60;  // for requests that have deadlines of their own
@@ -56,11 +57,10 @@ TierWriter::TierWriter(const TierWriterOptions& options, TierWriterTerms terms, 
   pthread_setname_np(thread_.native_handle(), terms_.thread);
 }
 
-TierWriter::~TierWriter() { Stop(Clock::now(), 0); }
+TierWriter::~TierWriter() { Stop(); }
 
-void TierWriter::Stop(Deadline deadline, uint64_t most_bytes) {
-  if (!queue_.Stop(deadline, most_bytes)) return;
-  queue_.Await(deadline);
+void TierWriter::Stop() {
+  if (!queue_.Stop()) return;
   end_writes_.request_stop();
   thread_.join();
 }
@@ -120,7 +120,7 @@ void TierWriter::Write() {
       Batch batch;
       for (const Offered& offered : *taken) {
         beat.Begin();
-        if (queue_.GivesUp()) {
+        if (queue_.stopping()) {
           queue_.NoteDropped(1);
         } else if (IsAbove(offered)) {
           WriteOffered(offered, &batch);
@@ -202,7 +202,7 @@ TierPut TierWriter::NewPut(const Offered& offered, const PageKey& key, uint64_t 
   put.header_room = true;
   // What goes at once is a second's worth, so that a rate is one of any ten seconds, too.
   const uint64_t rate = rate_.bytes_a_second();
-  const uint64_t most = queue_.MostBytes(rate == 0 ? batch_bytes_ : std::min(batch_bytes_, rate));
+  const uint64_t most = rate == 0 ? batch_bytes_ : std::min(batch_bytes_, rate);
   const bool full = !batch->puts.empty() && batch->bytes + bytes > most;
   const auto same = [&put](const TierPut& other) { return other.key == put.key; };
   if (full || std::ranges::any_of(batch->puts, same)) PutAll(batch);
@@ -215,7 +215,7 @@ void TierWriter::PutAll(Batch* batch) {
   const uint64_t bytes = std::exchange(batch->bytes, 0);
   if (puts.empty()) return;
   const bool goes = rate_.bytes_a_second() == 0 || queue_.Pace(rate_.Begin(bytes, Clock::now()));
-  const Deadline deadline = goes ? queue_.PutDeadline(bytes) : Clock::now();
+  const Deadline deadline = goes ? Clock::now() + kPutTimeout : Clock::now();
   // What cannot be forgotten stays as it was put: no later value takes its place.
   if (const Status gone = ForgetAndWait(tier_, std::span(changed), deadline); !gone.ok()) {
     log_.Warn(far() ? "remote_forget_failed" : "tier_forget_failed", gone);

@@ -60,11 +60,10 @@ class TierWriter {
  public:
   TierWriter(const TierWriterOptions& options, TierWriterTerms terms, Store* store, ValueTier* tier,
              TierBuffers* buffers);
-  // Stop, at once.
+  // Stop.
   ~TierWriter();
-  // Writes what waits, until `deadline` or until `most_bytes` of it are written, drops the rest and
-  // joins. Idempotent.
-  void Stop(Deadline deadline, uint64_t most_bytes);
+  // Drops what waits, cancels what is being put, and joins. Idempotent.
+  void Stop();
 
   // Takes offers, and drains: when it is dry the tier makes a checkpoint, where it has one.
   WriteQueue& queue() { return queue_; }

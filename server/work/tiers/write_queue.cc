@@ -11,11 +11,6 @@ using Clock = std::chrono::steady_clock;
 
 constexpr size_t kTaken = 256;                       // offers of each kind in one go
 constexpr std::chrono::milliseconds kLookAgain{50};  // at what was put back
-constexpr std::chrono::seconds kPutTimeout{10};
-// For a batch while it stops. Not the stop's deadline: a disk that is merely cut short must not
-// count as one that fails, which is left alone and gets no checkpoint.
-constexpr std::chrono::seconds kLastPutTimeout{1};
-constexpr uint64_t kLastBatches = 8;  // a batch while it stops is so many times smaller
 
 }  // namespace
 
@@ -62,7 +57,7 @@ void WriteQueue::Offer(const TierOffer& offer) {
       ++counters_.refused;
       return;
     }
-    if (ending_.begun) {
+    if (stopping_) {
       ++counters_.dropped_stop;
       return;
     }
@@ -89,21 +84,19 @@ std::optional<std::vector<WriteQueue::Offered>> WriteQueue::Take() {
   std::unique_lock<std::mutex> lock(mu_.native());
   return [&]() KVS_NO_THREAD_SAFETY_ANALYSIS -> std::optional<std::vector<Offered>> {
     const auto ready = [this]() KVS_NO_THREAD_SAFETY_ANALYSIS {
-      return ending_.begun || !offers_.empty() || drain_.DryIf(keys_.empty());
+      return stopping_ || !offers_.empty() || drain_.DryIf(keys_.empty());
     };
     if (put_back_.empty()) {
       changed_.wait(lock, ready);
     } else {
       (void)changed_.wait_for(lock, kLookAgain, ready);
     }
-    if (!ending_.begun || (!keys_.empty() && !NoTimeLeft())) return TakeSome();
+    if (!stopping_) return TakeSome();
     counters_.dropped_stop += keys_.size();
     counters_.waiting_bytes = 0;
     keys_.clear();
     offers_.clear();
     put_back_.clear();
-    ending_.over = true;
-    ended_.notify_all();
     return std::nullopt;
   }();
 }
@@ -142,53 +135,23 @@ void WriteQueue::NoteWritten() {
 
 // --- stops ---------------------------------------------------------------------------------------
 
-bool WriteQueue::Stop(Deadline deadline, uint64_t most_bytes) {
+bool WriteQueue::Stop() {
   {
     MutexLock lock(mu_);
-    if (ending_.begun) return false;
-    ending_.begun = true;
-    ending_.deadline = deadline;
-    ending_.bytes = most_bytes;
+    if (std::exchange(stopping_, true)) return false;
   }
   changed_.notify_all();
   return true;
 }
 
-void WriteQueue::Await(Deadline deadline) {
-  std::unique_lock<std::mutex> lock(mu_.native());
-  ended_.wait_until(lock, deadline,
-                    [this]() KVS_NO_THREAD_SAFETY_ANALYSIS { return ending_.over; });
-}
-
-bool WriteQueue::NoTimeLeft() const {
-  return ending_.begun && (ending_.bytes == 0 || Clock::now() >= ending_.deadline);
-}
-
 bool WriteQueue::stopping() const {
   MutexLock lock(mu_);
-  return ending_.begun;
-}
-
-bool WriteQueue::GivesUp() const {
-  MutexLock lock(mu_);
-  return NoTimeLeft();
-}
-
-uint64_t WriteQueue::MostBytes(uint64_t batch_bytes) const {
-  MutexLock lock(mu_);
-  return ending_.begun ? std::min(batch_bytes / kLastBatches, ending_.bytes) : batch_bytes;
-}
-
-Deadline WriteQueue::PutDeadline(uint64_t bytes) {
-  MutexLock lock(mu_);
-  if (!ending_.begun) return Clock::now() + kPutTimeout;
-  ending_.bytes -= std::min(ending_.bytes, bytes);
-  return Clock::now() + kLastPutTimeout;
+  return stopping_;
 }
 
 bool WriteQueue::Pace(Deadline begin) {
   std::unique_lock<std::mutex> lock(mu_.native());
-  const auto stops = [this]() KVS_NO_THREAD_SAFETY_ANALYSIS { return ending_.begun; };
+  const auto stops = [this]() KVS_NO_THREAD_SAFETY_ANALYSIS { return stopping_; };
   return !changed_.wait_until(lock, begin, stops);
 }
 

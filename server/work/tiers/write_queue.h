@@ -7,7 +7,7 @@
 // counted. One thread takes offers, any thread makes them.
 //
 // Thread-safety: all methods, from any thread; one lock of its own, held for a look at the queue.
-// Blocking: Take, Await and Pace alone.
+// Blocking: Take and Pace alone.
 #ifndef KVSTRATA_SERVER_WORK_TIERS_WRITE_QUEUE_H_
 #define KVSTRATA_SERVER_WORK_TIERS_WRITE_QUEUE_H_
 
@@ -89,19 +89,9 @@ class WriteQueue {
   // All that were taken and not put back were written, or left.
   void NoteWritten() KVS_EXCLUDES(mu_);
 
-  // Takes no more offers. What waits may still be written, until the deadline or until so many
-  // bytes are. False: it has been told before.
-  bool Stop(Deadline deadline, uint64_t most_bytes) KVS_EXCLUDES(mu_);
-  // Until Take has said that it is the end.
-  void Await(Deadline deadline) KVS_EXCLUDES(mu_);
+  // Takes no more offers, and drops what waits. False: it has been told before.
+  bool Stop() KVS_EXCLUDES(mu_);
   bool stopping() const KVS_EXCLUDES(mu_);
-  // Whether the stop has no time or bytes left.
-  bool GivesUp() const KVS_EXCLUDES(mu_);
-  // How many bytes a batch may have that goes now. While it stops fewer, as that looks at its time
-  // between batches.
-  uint64_t MostBytes(uint64_t batch_bytes) const KVS_EXCLUDES(mu_);
-  // The deadline of a batch of so many bytes, which the stop counts.
-  Deadline PutDeadline(uint64_t bytes) KVS_EXCLUDES(mu_);
   // Waits until then; false: a stop came between.
   bool Pace(Deadline begin) KVS_EXCLUDES(mu_);
   void NoteDropped(uint64_t by_stop) KVS_EXCLUDES(mu_);
@@ -122,12 +112,6 @@ class WriteQueue {
   WriteQueueCounters counters() const KVS_EXCLUDES(mu_);
 
  private:
-  struct Ending {
-    bool begun = false;
-    bool over = false;  // Take has said so
-    Deadline deadline{};
-    uint64_t bytes = 0;  // that may still be written
-  };
   struct Draining {
     enum : uint8_t { kNo, kDrying, kFailed, kDrained } state = kNo;
     Status failed;  // why kFailed
@@ -135,18 +119,17 @@ class WriteQueue {
   };
 
   std::vector<Offered> TakeSome() KVS_REQUIRES(mu_);
-  bool NoTimeLeft() const KVS_REQUIRES(mu_);
 
   const WriteQueueOptions options_;  // but policy and rates
   WritePolicy policy_;
 
   mutable Mutex mu_;
-  std::condition_variable changed_, ended_;
+  std::condition_variable changed_;
   std::deque<Offered> offers_ KVS_GUARDED_BY(mu_), put_back_ KVS_GUARDED_BY(mu_);
   std::unordered_set<PageKey, PageKeyHash> keys_ KVS_GUARDED_BY(mu_);  // those of all that wait
   uint64_t taken_ KVS_GUARDED_BY(mu_) = 0, taken_bytes_ KVS_GUARDED_BY(mu_) = 0;
   TenantRates tenant_rates_ KVS_GUARDED_BY(mu_);
-  Ending ending_ KVS_GUARDED_BY(mu_);
+  bool stopping_ KVS_GUARDED_BY(mu_) = false;
   Draining drain_ KVS_GUARDED_BY(mu_);
   WriteQueueCounters counters_ KVS_GUARDED_BY(mu_);
 };

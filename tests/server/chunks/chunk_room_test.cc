@@ -24,8 +24,8 @@ constexpr uint64_t kRegion = 16 * kMiB;
 constexpr uint64_t kRow = 256 * kKiB;
 constexpr uint32_t kRows = kRegion / kRow;
 
-// Stores `keys`, each with its number as stamp, and has them summed.
-void StoreKeys(RoomDriver* driver, TestClient* client, const std::vector<uint64_t>& keys) {
+// Stores `keys`, each with its number as stamp.
+void StoreUnsummed(RoomDriver* driver, TestClient* client, const std::vector<uint64_t>& keys) {
   driver->Want(client, static_cast<uint32_t>(keys.size()));
   ASSERT_EQ(client->credits.size(), keys.size());
   std::vector<chunks::StoredChunk> stored;
@@ -35,6 +35,11 @@ void StoreKeys(RoomDriver* driver, TestClient* client, const std::vector<uint64_
     stored.push_back({KeyOf(key), id});
   }
   driver->Store(client, stored);
+}
+
+// The same, and has them summed and written.
+void StoreKeys(RoomDriver* driver, TestClient* client, const std::vector<uint64_t>& keys) {
+  StoreUnsummed(driver, client, keys);
   driver->DoAll();
 }
 
@@ -267,6 +272,31 @@ TEST(ChunkRoom, ABytesChangedAfterStoreReachesNoTierAndNobody) {
   driver.room->Check();
   const ChunkNumbers numbers = driver.room->Numbers();
   EXPECT_EQ(numbers.by_state[static_cast<size_t>(ChunkState::kDropped)].chunks, 0u);
+}
+
+TEST(ChunkRoom, AChunkIsUnwrittenUntilItsTierHasIt) {
+  RoomDriver driver(kRegion, kDisk);
+  TestClient* const client = driver.Join("e", kRow, 1);
+  StoreUnsummed(&driver, client, UpTo(1, 16));  // more than are written at once
+  for (int done = 0; !driver.work.empty(); ++done) {
+    const ChunkAmount left = driver.room->Unwritten();
+    EXPECT_EQ(left.chunks + driver.counters.written, 16u);
+    EXPECT_EQ(left.bytes, left.chunks * kRow);
+    EXPECT_TRUE(driver.room->saves());
+    if (done == 10) driver.Leave(client);
+    driver.Do(0);
+  }
+  EXPECT_EQ(driver.room->Unwritten().chunks, 0u);
+  EXPECT_FALSE(driver.room->saves());
+  EXPECT_EQ(driver.counters.written, 16u);
+}
+
+TEST(ChunkRoom, WhatNoTierIsToGetIsNotUnwritten) {
+  RoomDriver driver(kRegion);
+  StoreUnsummed(&driver, driver.Join("e", kRow, 1), {1, 2});
+  EXPECT_EQ(driver.room->Numbers().of(ChunkState::kSumming).chunks, 2u);
+  EXPECT_EQ(driver.room->Unwritten().chunks, 0u);
+  EXPECT_FALSE(driver.room->saves());
 }
 
 TEST(ChunkRoom, OneReadServesAllThatWaitAndSuchAsLeaveMeanwhile) {

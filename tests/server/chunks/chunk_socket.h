@@ -124,8 +124,9 @@ class ChunkScheduler {
   std::span<std::byte> Row(int32_t id) const {
     return {base_ + static_cast<uint64_t>(id) * row_bytes_, row_bytes_};
   }
-  // `count` from `number` on, in one packet, each with its number as stamp.
-  void Store(uint64_t number, uint32_t count = 1) {
+  // `count` from `number` on, each with its number as stamp, so many in one packet.
+  void Store(uint64_t number, uint32_t count = 1) { StoreBy(count, number, count); }
+  void StoreBy(uint32_t packet, uint64_t number, uint32_t count) {
     socket.SendOne(chunks::Counted{chunks::Type::kWant, count});
     chunks::Counted head{};
     std::vector<int32_t> ids;
@@ -135,7 +136,11 @@ class ChunkScheduler {
       RoomDriver::Write(Row(id), number);
       stored.push_back({KeyOf(number++), id});
     }
-    socket.Send(PacketBytes(chunks::Counted{chunks::Type::kStored, count}, stored));
+    for (size_t at = 0; at < stored.size(); at += packet) {
+      socket.Send(PacketBytes(chunks::Counted{chunks::Type::kStored, packet},
+                              std::vector(stored.begin() + static_cast<ptrdiff_t>(at),
+                                          stored.begin() + static_cast<ptrdiff_t>(at + packet))));
+    }
   }
   int32_t Ask(uint32_t lease, uint64_t number) {
     const std::vector<chunks::AskedKey> keys{KeyOf(number)};

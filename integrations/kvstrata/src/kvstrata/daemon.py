@@ -20,7 +20,7 @@ import tempfile
 from .errors import error_of
 
 _READY_SECONDS = 30
-_STOP_SECONDS = 10
+_STOP_SECONDS = 30  # it writes for shutdown.write_timeout
 
 
 def default_socket() -> str:
