@@ -5,6 +5,7 @@
 
 #include <tuple>
 
+#include "kernels/cuda/cuda_ops.h"
 #include "tests/cuda/scattered_pages.h"
 #include "tests/cuda/seed.h"
 #include "tests/kernels/sealed_planes.h"
