@@ -5,6 +5,7 @@
 
 #include <tuple>
 
+#include "kernels/cuda/cuda_ops.h"
 #include "tests/cuda/scattered_pages.h"
 #include "tests/cuda/seed.h"
 #include "tests/kernels/sealed_planes.h"
@@ -12,20 +13,22 @@
 namespace kvstrata::cuda {
 namespace {
 
-// head_dim, page_tokens, dtype, keep, bytes of an extent
-using Shape = std::tuple<int, int, DType, int, int64_t>;
+// head_dim, page_tokens, dtype, tokens of a group, keep, bytes of an extent
+using Shape = std::tuple<int, int, DType, int, int, int64_t>;
 
 class PlanesPackerCuda : public testing::TestWithParam<Shape> {
  protected:
   void SetUp() override {
-    const auto [dim, page, dtype, keep, bytes] = GetParam();
+    const auto [dim, page, dtype, unit, keep, bytes] = GetParam();
     g_ = {.layers = 2,
           .query_heads = 6,
           .kv_heads = 3,
           .head_dim = dim,
           .page_tokens = page,
           .dtype = dtype};
-    plan_ = ParsePlan("planes{min_tokens = 0, keep = " + std::to_string(keep) + "}").value();
+    plan_ = ParsePlan("planes{min_tokens = 0}").value();
+    plan_.planes.unit = unit;
+    plan_.planes.keep = keep;
     Result<GpuPackers> packers = NewGpuPackers(*kvs_cuda_ops(), 0);
     ASSERT_TRUE(packers.ok()) << packers.status().ToString();
     packers_ = std::move(*packers);
@@ -36,7 +39,7 @@ class PlanesPackerCuda : public testing::TestWithParam<Shape> {
           "reading addresses");
   }
   SealedPlanes New(bool on_gpu) {
-    return {NewPlanesRecompressor(plan_, g_, std::get<4>(GetParam())),
+    return {NewPlanesRecompressor(plan_, g_, std::get<5>(GetParam())),
             on_gpu ? device_pages_.data() : pages_->TableOf(0), on_gpu ? &packers_ : nullptr};
   }
 
@@ -56,7 +59,7 @@ void ReadDevice(std::byte* to, const std::byte* from, size_t bytes) {
 // Prompts of several groups, groups that fill one by one, and extents that join.
 TEST_P(PlanesPackerCuda, SealsWhatTheHostSeals) {
   SealedPlanes gpu = New(true), host = New(false);
-  for (const int32_t tokens : {63, 64, 200, 450, 512, 575, 580, 700, kTokens}) {
+  for (const int32_t tokens : {15, 63, 64, 200, 450, 512, 575, 580, 1016, 1024, kTokens}) {
     SCOPED_TRACE(tokens);
     ASSERT_NO_FATAL_FAILURE(gpu.Settle(tokens));
     ASSERT_NO_FATAL_FAILURE(host.Settle(tokens));
@@ -66,7 +69,7 @@ TEST_P(PlanesPackerCuda, SealsWhatTheHostSeals) {
 }
 
 TEST_P(PlanesPackerCuda, LeavesPagesOfTheHostToTheHost) {
-  SealedPlanes sealed(NewPlanesRecompressor(plan_, g_, std::get<4>(GetParam())), pages_->TableOf(0),
+  SealedPlanes sealed(NewPlanesRecompressor(plan_, g_, std::get<5>(GetParam())), pages_->TableOf(0),
                       &packers_);
   const RecompressInput input = sealed.Input(200);
   ASSERT_TRUE(sealed.recompressor().Due(input));
@@ -82,10 +85,10 @@ TEST_P(PlanesPackerCuda, StopsWhenItIsCancelled) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, PlanesPackerCuda,
-                         testing::Values(Shape{64, 16, DType::kBF16, 8, kExtentBytesGoal},
-                                         Shape{128, 64, DType::kBF16, 8, kExtentBytesGoal},
-                                         Shape{256, 32, DType::kF16, 4, kExtentBytesGoal},
-                                         Shape{128, 16, DType::kF16, 8, 1}));
+                         testing::Values(Shape{64, 16, DType::kBF16, 16, 8, kExtentBytesGoal},
+                                         Shape{128, 64, DType::kBF16, 64, 8, kExtentBytesGoal},
+                                         Shape{256, 32, DType::kF16, 64, 4, kExtentBytesGoal},
+                                         Shape{128, 16, DType::kF16, 64, 8, 1}));
 
 }  // namespace
 }  // namespace kvstrata::cuda

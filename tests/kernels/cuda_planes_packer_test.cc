@@ -9,13 +9,16 @@
 namespace kvstrata {
 namespace {
 
-constexpr int32_t kTokens = 700;
+constexpr int32_t kTokens = 1100;
 
+// Extents of one, eight and 64 groups, each of which takes over the groups of those before.
 TEST(CudaPlanesPacker, SealsWhatTheHostSeals) {
+  Plan plan = PlanesPlan();
+  plan.planes.unit = 16;
   Geometry g{.layers = 2, .query_heads = 6, .kv_heads = 2, .head_dim = 64};
   g.dtype = DType::kBF16;
   const Inputs in(g, kTokens, 73);
-  CodecSequence rows(PlanesPlan(), g, in);
+  CodecSequence rows(plan, g, in);
   rows.Commit(kTokens);
   const RecompressInput input = rows.Input();
   const GpuPackers packers = std::move(NewGpuPackers(testing::PlanesGpuOps(), 0)).value();
@@ -24,16 +27,16 @@ TEST(CudaPlanesPacker, SealsWhatTheHostSeals) {
   };
   for (const int64_t bytes : {kExtentBytesGoal, int64_t{1}}) {
     const auto sealed = [&](const GpuPackers* on) {
-      return SealedPlanes(NewPlanesRecompressor(PlanesPlan(), g, bytes), input.view.pages, on);
+      return SealedPlanes(NewPlanesRecompressor(plan, g, bytes), input.view.pages, on);
     };
     SealedPlanes gpu = sealed(&packers), host = sealed(nullptr);
-    for (const int32_t tokens : {63, 64, 200, 450, 512, 575, 580, kTokens}) {
+    for (const int32_t tokens : {15, 16, 60, 127, 128, 500, 1016, 1024, kTokens}) {
       SCOPED_TRACE(tokens);
       ASSERT_NO_FATAL_FAILURE(gpu.Settle(tokens));
       ASSERT_NO_FATAL_FAILURE(host.Settle(tokens));
       ASSERT_NO_FATAL_FAILURE(ExpectSameExtents(gpu, host, read));
     }
-    EXPECT_EQ(host.extents().back().tokens.end, 640);
+    EXPECT_EQ(host.extents().back().tokens.end, 1088);
   }
 }
 
