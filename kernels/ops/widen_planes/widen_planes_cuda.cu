@@ -3,6 +3,7 @@
 // words of a strip serve all four rounds.
 #include "kernels/cuda/warps/float_bits.cuh"
 #include "kernels/cuda/warps/launch.cuh"
+#include "kernels/ops/pack_planes/device_runs.cuh"
 #include "kernels/ops/pack_planes/lane_rows.cuh"
 #include "kernels/ops/widen_planes/widen_planes_cuda.h"
 
@@ -163,10 +164,12 @@ __global__ void __launch_bounds__(kThreads)
   const DevicePlanes& p = w.planes;
   const int32_t block = group / p.block_groups, in_block = group % p.block_groups;
   GroupPlace g;
-  g.upper = reinterpret_cast<const char*>(p.upper.blocks[block]) + p.upper.offset +
-            head * p.upper.head_stride + int64_t{in_block} * upper_bytes;
-  g.lower = reinterpret_cast<const char*>(p.lower.blocks[block]) + p.lower.offset +
-            head * p.lower.head_stride + int64_t{in_block} * tokens * row_bytes;
+  const auto first_run = [&](const DeviceRuns& runs) {
+    return reinterpret_cast<const char*>(
+        FirstRunIn(runs.blocks[block], runs.offset + head * runs.head_stride));
+  };
+  g.upper = first_run(p.upper) + int64_t{in_block} * upper_bytes;
+  g.lower = first_run(p.lower) + int64_t{in_block} * tokens * row_bytes;
   g.tokens = tokens;
   g.keep = p.format.keep;
   g.row_bytes = row_bytes;

@@ -12,9 +12,9 @@ namespace {
 
 const std::byte* RunAt(const DevicePlanes& p, const DeviceRuns& runs, int32_t group, int head,
                        int64_t run_bytes) {
-  const uint64_t block = runs.blocks[group / p.block_groups];
-  return reinterpret_cast<const std::byte*>(block) + runs.offset + head * runs.head_stride +
-         group % p.block_groups * run_bytes;
+  const uint64_t entry = runs.blocks[group / p.block_groups], shift = entry % 32;
+  return reinterpret_cast<const std::byte*>(entry - shift) +
+         ((runs.offset + head * runs.head_stride) << shift) + group % p.block_groups * run_bytes;
 }
 
 std::byte* RowOf(const WidenPlanesBatch& w, void* rows, int64_t token, int head) {

@@ -113,11 +113,8 @@ Status CudaPlanes::FitTo(const Room& room, const CudaFrame& frame) {
   attend.planes.block_groups = 1;
   attend.planes.kv_heads = g.kv_heads;
   attend.group = g.group();
-  int64_t bytes = 0;  // small batches have more CTAs an item
-  for (attend.batch = 1; attend.batch <= room.members; ++attend.batch) {
-    bytes = std::max(bytes, frame.ops().attend_planes_workspace_bytes(attend));
-  }
-  return memory.Fit(&workspace_, bytes);
+  attend.batch = room.members;
+  return memory.Fit(&workspace_, frame.ops().attend_planes_workspace_bytes(attend));
 }
 
 Status CudaPlanes::Stage(CudaFrame* frame) {
