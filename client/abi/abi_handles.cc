@@ -11,15 +11,15 @@
 namespace kvstrata::client {
 namespace {
 
+template <typename Handle>
+using ByNumber = std::unordered_map<uintptr_t, std::shared_ptr<Handle>>;
+
 struct Registry {
   std::mutex mu;
   uintptr_t next = 0;
-  std::unordered_map<uintptr_t, std::shared_ptr<SessionHandle>> sessions;
-  std::unordered_map<uintptr_t, std::shared_ptr<StepHandle>> steps;
-  std::unordered_map<uintptr_t, std::shared_ptr<BlockAttentionHandle>> block_attentions;
-
-  // Multiples of 16, so that a handle looks like a pointer to whoever prints or aligns it.
-  uintptr_t NewHandle() { return ++next * 16; }
+  ByNumber<SessionHandle> sessions;
+  ByNumber<StepHandle> steps;
+  ByNumber<BlockAttentionHandle> block_attentions;
 };
 
 // Never destroyed: calls may come while the process exits.
@@ -48,6 +48,33 @@ Status Forked() {
                             "fork()");
 }
 
+// Multiples of 16, so that a handle looks like a pointer to whoever prints or aligns it.
+template <typename Handle>
+uintptr_t Add(ByNumber<Handle> Registry::*handles, std::shared_ptr<Handle> handle) {
+  Registry& r = Handles();
+  std::lock_guard<std::mutex> lock(r.mu);
+  const uintptr_t number = ++r.next * 16;
+  (r.*handles).emplace(number, std::move(handle));
+  return number;
+}
+
+pid_t OwnerOf(const StepHandle& step) { return step.session->owner; }
+template <typename Handle>
+pid_t OwnerOf(const Handle& handle) {
+  return handle.owner;
+}
+
+template <typename Handle>
+Result<std::shared_ptr<Handle>> Find(ByNumber<Handle> Registry::*handles, const void* handle,
+                                     const char* kind) {
+  Registry& r = Handles();
+  std::lock_guard<std::mutex> lock(r.mu);
+  const auto it = (r.*handles).find(NumberOf(handle));
+  if (it == (r.*handles).end()) return HandleInvalid(kind);
+  if (OwnerOf(*it->second) != getpid()) return Forked();
+  return it->second;
+}
+
 void Abandon(StepHandle* step) {
   if (step->step != nullptr) step->step->AbandonAfterFork();
 }
@@ -58,11 +85,7 @@ kvs_session* AddSession(std::unique_ptr<Session> session) {
   auto handle = std::make_shared<SessionHandle>();
   handle->session = std::move(session);
   handle->owner = getpid();
-  Registry& r = Handles();
-  std::lock_guard<std::mutex> lock(r.mu);
-  const uintptr_t number = r.NewHandle();
-  r.sessions.emplace(number, std::move(handle));
-  return reinterpret_cast<kvs_session*>(number);
+  return reinterpret_cast<kvs_session*>(Add(&Registry::sessions, std::move(handle)));
 }
 
 kvs_step* AddStep(std::shared_ptr<SessionHandle> session, std::unique_ptr<SessionStep> step) {
@@ -70,32 +93,15 @@ kvs_step* AddStep(std::shared_ptr<SessionHandle> session, std::unique_ptr<Sessio
   handle->session = std::move(session);
   handle->appended.resize(static_cast<size_t>(step->geometry().layers));
   handle->step = std::move(step);
-  Registry& r = Handles();
-  std::lock_guard<std::mutex> lock(r.mu);
-  const uintptr_t number = r.NewHandle();
-  r.steps.emplace(number, std::move(handle));
-  return reinterpret_cast<kvs_step*>(number);
+  return reinterpret_cast<kvs_step*>(Add(&Registry::steps, std::move(handle)));
 }
 
 kvs_block_attention* AddBlockAttention(std::unique_ptr<BlockAttention> attention) {
   auto handle = std::make_shared<BlockAttentionHandle>();
   handle->attention = std::move(attention);
   handle->owner = getpid();
-  Registry& r = Handles();
-  std::lock_guard<std::mutex> lock(r.mu);
-  const uintptr_t number = r.NewHandle();
-  r.block_attentions.emplace(number, std::move(handle));
-  return reinterpret_cast<kvs_block_attention*>(number);
-}
-
-Result<std::shared_ptr<BlockAttentionHandle>> FindBlockAttention(
-    const kvs_block_attention* handle) {
-  Registry& r = Handles();
-  std::lock_guard<std::mutex> lock(r.mu);
-  const auto it = r.block_attentions.find(NumberOf(handle));
-  if (it == r.block_attentions.end()) return HandleInvalid("attention");
-  if (it->second->owner != getpid()) return Forked();
-  return it->second;
+  return reinterpret_cast<kvs_block_attention*>(
+      Add(&Registry::block_attentions, std::move(handle)));
 }
 
 void EndBlockAttention(const kvs_block_attention* handle) {
@@ -104,22 +110,17 @@ void EndBlockAttention(const kvs_block_attention* handle) {
   r.block_attentions.erase(NumberOf(handle));
 }
 
+Result<std::shared_ptr<BlockAttentionHandle>> FindBlockAttention(
+    const kvs_block_attention* handle) {
+  return Find(&Registry::block_attentions, handle, "attention");
+}
+
 Result<std::shared_ptr<SessionHandle>> FindSession(const kvs_session* handle) {
-  Registry& r = Handles();
-  std::lock_guard<std::mutex> lock(r.mu);
-  const auto it = r.sessions.find(NumberOf(handle));
-  if (it == r.sessions.end()) return HandleInvalid("session");
-  if (it->second->owner != getpid()) return Forked();
-  return it->second;
+  return Find(&Registry::sessions, handle, "session");
 }
 
 Result<std::shared_ptr<StepHandle>> FindStep(const kvs_step* handle) {
-  Registry& r = Handles();
-  std::lock_guard<std::mutex> lock(r.mu);
-  const auto it = r.steps.find(NumberOf(handle));
-  if (it == r.steps.end()) return HandleInvalid("step");
-  if (it->second->session->owner != getpid()) return Forked();
-  return it->second;
+  return Find(&Registry::steps, handle, "step");
 }
 
 std::shared_ptr<StepHandle> TakeStep(const kvs_step* handle) {
