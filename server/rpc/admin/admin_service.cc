@@ -324,10 +324,9 @@ UnaryReactor* AdminService::Resize(CallContext* call, const v1::ResizeRequest* r
 // --- left out by GrpcOptions ---------------------------------------------------------------------
 
 UnaryReactor* AdminService::Missing(CallContext* call, std::string_view name) {
-  return context_->AsAdmin(call, [&]() -> Status {
-    return ServiceContext::Answer(call,
-                                  Unimplemented("ADMIN_" + std::string(name) + "_UNIMPLEMENTED",
-                                                "this daemon does not serve " + std::string(name)));
+  return context_->AsAdmin(call, [name]() -> Status {
+    return Unimplemented("ADMIN_" + std::string(name) + "_UNIMPLEMENTED",
+                         "this daemon does not serve " + std::string(name));
   });
 }
 
