@@ -8,19 +8,17 @@
 // the L3. Every row is the median of several rounds, and each round runs all rows once, so that a
 // slow minute of the machine hits them alike.
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <ctime>
-#include <fstream>
 #include <functional>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "bench/results.h"
 #include "kernels/backend/backend.h"
 #include "kernels/cpu/simd_target.h"
 #include "kernels/plans/mosaickv/ops/packed_ops.h"
@@ -241,17 +239,7 @@ const std::vector<Case>& Cases() {
   return cases;
 }
 
-std::string FirstLine(const char* command) {
-  std::unique_ptr<FILE, int (*)(FILE*)> pipe(popen(command, "r"), pclose);
-  char line[256] = "";
-  if (pipe == nullptr || fgets(line, sizeof line, pipe.get()) == nullptr) return "unknown";
-  line[std::strcspn(line, "\n")] = '\0';
-  return line;
-}
-
-double Rounded(double x) { return std::stod(std::to_string(x)); }
-
-// Milliseconds of each round, ascending.
+// Milliseconds of each round.
 using Samples = std::vector<double>;
 
 // CPU time of all threads together: on a machine that others use, what the work itself took.
@@ -261,102 +249,63 @@ double CpuMilliseconds() {
   return static_cast<double>(now.tv_sec) * 1e3 + static_cast<double>(now.tv_nsec) * 1e-6;
 }
 
-double At(const Samples& samples, double q) {
-  return samples[static_cast<size_t>(q * static_cast<double>(samples.size() - 1) + 0.5)];
-}
-
-nlohmann::ordered_json RowOf(size_t i, const std::vector<Samples>& samples, double cpu_ms) {
+bench::Json RowOf(size_t i, const std::vector<Samples>& samples, double cpu_ms) {
   const Case& c = Cases()[i];
-  const double ms = At(samples[i], 0.5);
-  nlohmann::ordered_json row = {{"id", c.id}, {"tokens", kTokens}, {"batch", 1}};
+  const bench::Timing t = bench::TimingOf(samples[i]);
   const bool seconds = c.must >= 1;
-  const double unit = seconds ? 1e-3 : 1;
-  row["value"] = Rounded(ms * unit);
-  row["unit"] = seconds ? "s" : "ms";
-  row["p10"] = Rounded(At(samples[i], 0.1) * unit);
-  row["p90"] = Rounded(At(samples[i], 0.9) * unit);
-  row["n"] = samples[i].size();
-  row["cpu_ms"] = Rounded(cpu_ms);
-  if (c.gmacs > 0) row["gmacs"] = Rounded(c.gmacs / ms * 1e3);
-  if (c.bytes > 0) row["gbps"] = Rounded(c.bytes / ms * 1e-6);
+  bench::Json row = bench::RowOf(c.id, t, seconds ? "s" : "ms", seconds ? 1e-3 : 1);
+  row["tokens"] = kTokens, row["batch"] = 1, row["cpu_ms"] = cpu_ms;
+  if (c.gmacs > 0) row["gmacs"] = c.gmacs / t.median * 1e3;
+  if (c.bytes > 0) row["gbps"] = c.bytes / t.median * 1e-6;
   if (c.must > 0) row["must"] = seconds ? c.must : c.must * 1e3, row["better"] = "smaller";
   for (size_t j = 0; c.ratio_to != nullptr && j < Cases().size(); ++j) {
     if (std::strcmp(Cases()[j].id, c.ratio_to) != 0) continue;
-    const double base = At(samples[j], 0.5);
-    row["baseline"] = {{"name", c.ratio_to}, {"value", Rounded(base)}};
-    row["ratio"] = Rounded(base / ms);
+    const double base = bench::TimingOf(samples[j]).median;
+    row["baseline"] = {{"name", c.ratio_to}, {"value", base}};
+    row["ratio"] = base / t.median;
   }
   return row;
 }
 
-void WriteResults(const std::string& file, int threads, const std::vector<Samples>& samples,
-                  const std::vector<Samples>& cpu_times) {
-  char date[16];
-  const std::time_t now = std::time(nullptr);
-  std::strftime(date, sizeof date, "%Y-%m-%d", std::gmtime(&now));
-  const std::string cpu = FirstLine("sed -n 's/^model name.*: //p' /proc/cpuinfo 2>/dev/null");
-  nlohmann::ordered_json results = {
-      {"suite", "recompress"},
-      {"device", cpu},
-      {"commit", FirstLine("git rev-parse HEAD 2>/dev/null")},
-      {"date", date},
-      {"command", "build/bin/build_bench --json-out bench/results/recompress-<device>.json"},
-      {"context",
-       {{"cpu", cpu},
-        {"threads", threads},
-        {"simd", NameOf(CurrentSimdTarget())},
-        {"notes", "one layer, 64K tokens x 8 KV heads x 128, bf16, keys and values, 256 MiB"}}},
-      {"ceilings", nlohmann::ordered_json::object()},
-      {"rows", nlohmann::ordered_json::array()}};
-  for (size_t i = 0; i < Cases().size(); ++i)
-    results["rows"].push_back(RowOf(i, samples, At(cpu_times[i], 0.5)));
-  std::ofstream(file) << results.dump(2) << "\n";
-}
-
 // Times one round of a case.
 void Measure(const Case& c, Layer& layer, Samples& wall, Samples& cpu) {
-  const double cpu_before = CpuMilliseconds();
-  const auto begin = std::chrono::steady_clock::now();
+  const double cpu_before = CpuMilliseconds(), before = bench::NowUs();
   for (int i = 0; i < c.repeat; ++i) c.run(layer);
-  const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - begin;
-  wall.push_back(time.count() / c.repeat);
+  wall.push_back((bench::NowUs() - before) * 1e-3 / c.repeat);
   cpu.push_back((CpuMilliseconds() - cpu_before) / c.repeat);
 }
 
-void Print(const Case& c, const Samples& wall, double cpu_ms) {
-  const double ms = At(wall, 0.5);
-  std::printf("%-45s %9.3f ms (%.3f to %.3f), CPU %.3f ms", c.id, ms, At(wall, 0.1), At(wall, 0.9),
-              cpu_ms);
-  if (c.gmacs > 0) std::printf("  %.1f GMAC/s", c.gmacs / ms * 1e3);
-  if (c.bytes > 0) std::printf("  %.1f GB/s", c.bytes / ms * 1e-6);
+void Print(const Case& c, const bench::Timing& t, double cpu_ms) {
+  std::printf("%-45s %9.3f ms (%.3f to %.3f), CPU %.3f ms", c.id, t.median, t.p10, t.p90, cpu_ms);
+  if (c.gmacs > 0) std::printf("  %.1f GMAC/s", c.gmacs / t.median * 1e3);
+  if (c.bytes > 0) std::printf("  %.1f GB/s", c.bytes / t.median * 1e-6);
   std::printf("\n");
 }
 
 int Main(int argc, char** argv) {
-  std::string json_out;
-  int threads = 2;
-  for (int i = 1; i < argc; i += 2) {
-    if (i + 1 < argc && std::strcmp(argv[i], "--json-out") == 0) {
-      json_out = argv[i + 1];
-    } else if (i + 1 < argc && std::strcmp(argv[i], "--threads") == 0) {
-      threads = std::stoi(argv[i + 1]);
-    } else {
-      std::fprintf(stderr, "usage: build_bench [--json-out FILE] [--threads N]\n");
-      return 2;
-    }
-  }
+  const std::string given = bench::Option(argc, argv, "--threads");
+  const int threads = given.empty() ? 2 : std::stoi(given);
   Layer layer(threads);
   std::vector<Samples> wall(Cases().size()), cpu(wall.size());
   for (const Case& c : Cases()) c.run(layer);  // touches all memory; some need others' results
   for (int round = 0; round < kRounds; ++round) {
     for (size_t i = 0; i < wall.size(); ++i) Measure(Cases()[i], layer, wall[i], cpu[i]);
   }
+  bench::Json rows = bench::Json::array();
   for (size_t i = 0; i < wall.size(); ++i) {
-    std::sort(wall[i].begin(), wall[i].end());
-    std::sort(cpu[i].begin(), cpu[i].end());
-    Print(Cases()[i], wall[i], At(cpu[i], 0.5));
+    const double cpu_ms = bench::TimingOf(cpu[i]).median;
+    Print(Cases()[i], bench::TimingOf(wall[i]), cpu_ms);
+    rows.push_back(RowOf(i, wall, cpu_ms));
   }
-  if (!json_out.empty()) WriteResults(json_out, threads, wall, cpu);
+  bench::WriteResults(argc, argv, "recompress", bench::CpuName(),
+                      "build/bin/build_bench --json-out bench/results/recompress-<device>.json",
+                      {{"cpu", bench::CpuName()},
+                       {"threads", threads},
+                       {"simd", NameOf(CurrentSimdTarget())},
+                       {"notes",
+                        "one layer, 64K tokens x 8 KV heads x 128, bf16, keys and values, "
+                        "256 MiB"}},
+                      rows);
   return 0;
 }
 

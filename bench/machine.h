@@ -13,15 +13,16 @@
 
 namespace kvstrata::bench {
 
+inline std::string CpuName() {
+  std::ifstream info("/proc/cpuinfo");
+  for (std::string line; std::getline(info, line);) {
+    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
+  }
+  return "unknown";
+}
+
 // "2-core CPU (Intel(R) Xeon(R) Processor @ 2.50GHz, AVX-512)": the `device` of a result file.
 inline std::string DeviceName() {
-  std::string model = "unknown", line;
-  std::ifstream info("/proc/cpuinfo");
-  while (std::getline(info, line)) {
-    if (!line.starts_with("model name")) continue;
-    model = line.substr(line.find(':') + 2);
-    break;
-  }
 #if defined(__x86_64__)
   const char* isa = __builtin_cpu_supports("avx512f") ? ", AVX-512"
                     : __builtin_cpu_supports("avx2")  ? ", AVX2"
@@ -29,7 +30,8 @@ inline std::string DeviceName() {
 #else
   const char* isa = "";
 #endif
-  return std::to_string(std::thread::hardware_concurrency()) + "-core CPU (" + model + isa + ")";
+  return std::to_string(std::thread::hardware_concurrency()) + "-core CPU (" + CpuName() + isa +
+         ")";
 }
 
 // CPU time of the calling thread, without what it waits for. A call takes some 0.2 us.

@@ -11,20 +11,15 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
-#include <cstdio>
 #include <cstring>
-#include <ctime>
-#include <fstream>
 #include <map>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <random>
 #include <string>
 #include <vector>
 
-#include "bench/machine.h"
 #include "bench/planes_case.h"
+#include "bench/results.h"
 #include "kernels/backend/backend.h"
 #include "kernels/cpu/simd_target.h"
 #include "kernels/plans/mosaickv/ops/packed_ops.h"
@@ -79,6 +74,14 @@ Arrays& Shared() {
 
 const Backend& Simd() { return *FindBackend("simd").value(); }
 
+// Times run(layer, i) for i = 0, 1, ..., which reads `bytes` of the layer.
+template <typename Fn>
+void Measure(benchmark::State& state, int64_t bytes, const Fn& run) {
+  int i = 0;
+  for ([[maybe_unused]] auto _ : state) run(Shared().NextLayer(), i++);
+  state.SetBytesProcessed(state.iterations() * bytes);
+}
+
 using Wide = uint64_t __attribute__((vector_size(64), may_alias));
 
 // Reads a layer's keys and values plainly; what attend_raw is measured against.
@@ -86,8 +89,7 @@ void Read(benchmark::State& state) {
   Arrays& a = Shared();
   constexpr int kPagesAtOnce = 64;
   const int64_t bytes = a.layout.layer_stride;
-  for ([[maybe_unused]] auto _ : state) {
-    const int layer = a.NextLayer();
+  Measure(state, static_cast<int64_t>(a.pages.size()) * bytes, [&](int layer, int) {
     a.pool->ParallelFor(static_cast<int64_t>(a.pages.size()) / kPagesAtOnce, [&](int64_t item) {
       Wide sum0{}, sum1{};
       for (int64_t p = item * kPagesAtOnce; p < (item + 1) * kPagesAtOnce; ++p) {
@@ -100,8 +102,7 @@ void Read(benchmark::State& state) {
       sum0 ^= sum1;
       benchmark::DoNotOptimize(sum0);
     });
-  }
-  state.SetBytesProcessed(state.iterations() * static_cast<int64_t>(a.pages.size()) * bytes);
+  });
 }
 
 // attend_raw and merge of one decode step and layer; every head attends `runs`.
@@ -135,7 +136,6 @@ class Step {
     }
     backend.attend_raw(attend_.data(), static_cast<int64_t>(attend_.size()), executor);
     backend.merge(merge_.data(), static_cast<int64_t>(merge_.size()), executor);
-    benchmark::DoNotOptimize(out_.data());
   }
 
  private:
@@ -206,8 +206,7 @@ void DecodePacked(benchmark::State& state) {
   }
   std::vector<AttendPackedWork> attend;
   std::vector<MergeWork> merge;
-  for ([[maybe_unused]] auto _ : state) {
-    const int layer = a.NextLayer();
+  Measure(state, 2 * kGeometry.kv_heads * packed.HeadBytes(), [&](int layer, int) {
     attend.clear(), merge.clear();
     for (int h = 0; h < kGeometry.kv_heads; ++h) {
       const int first = h * kSlices * kGroup;
@@ -222,9 +221,7 @@ void DecodePacked(benchmark::State& state) {
     }
     OpsOf<PackedOps>(Simd().packed).attend_packed(attend.data(), kItems, *a.pool);
     Simd().merge(merge.data(), kGeometry.kv_heads, *a.pool);
-    benchmark::DoNotOptimize(out.data());
-  }
-  state.SetBytesProcessed(state.iterations() * 2 * kGeometry.kv_heads * packed.HeadBytes());
+  });
 }
 
 // score_packed of 4096 block keys for all heads; packed keys stand in for them.
@@ -234,9 +231,9 @@ void ScorePackedBlocks(benchmark::State& state) {
   constexpr int kBlocks = kTokens / 8;
   std::vector<float> out(kGeometry.kv_heads * kBlocks);
   std::vector<ScorePackedWork> work(kGeometry.kv_heads);
-  int round = 0;
-  for ([[maybe_unused]] auto _ : state) {
-    const int begin = round++ * kBlocks % kTokens, layer = a.NextLayer();
+  const int64_t bytes = kGeometry.kv_heads * kBlocks * packed.format.stride;
+  Measure(state, bytes, [&](int layer, int i) {
+    const int begin = i * kBlocks % kTokens;
     for (int h = 0; h < kGeometry.kv_heads; ++h) {
       work[h] = {packed.Rows(layer, 0, h),
                  a.q.data() + h * kGroup * kDim,
@@ -247,9 +244,7 @@ void ScorePackedBlocks(benchmark::State& state) {
                  0};
     }
     OpsOf<PackedOps>(Simd().packed).score_packed(work.data(), kGeometry.kv_heads, *a.pool);
-    benchmark::DoNotOptimize(out.data());
-  }
-  state.SetBytesProcessed(state.iterations() * kGeometry.kv_heads * kBlocks * packed.format.stride);
+  });
 }
 
 // [begin, end) in slices.
@@ -283,15 +278,13 @@ const RotaryTable* SharedTable() {
 
 void Decode(benchmark::State& state, std::vector<std::vector<Run>> slices,
             const RotaryTable* rotary = nullptr) {
-  Arrays& a = Shared();
   int64_t rows = 0;
   for (const auto& slice : slices) {
     for (const Run& run : slice) rows += run.end - run.begin;
   }
   Step step(std::move(slices), 1, kTokens - 1, rotary);
-  for ([[maybe_unused]] auto _ : state) step.RunLayer(Simd(), a.NextLayer(), *a.pool);
-  state.SetBytesProcessed(state.iterations() * rows * kGeometry.kv_heads * 2 *
-                          kGeometry.row_bytes());
+  Measure(state, rows * kGeometry.kv_heads * 2 * kGeometry.row_bytes(),
+          [&](int layer, int) { step.RunLayer(Simd(), layer, *Shared().pool); });
 }
 
 void DecodeFull(benchmark::State& state) { Decode(state, Slices(0, kTokens)); }
@@ -326,9 +319,10 @@ void ScoreUnits(benchmark::State& state, ScoreWork::Kind kind, int queries) {
   constexpr int kUnits = 2048;
   std::vector<float> out(kGeometry.kv_heads * kUnits);
   std::vector<ScoreWork> work(kGeometry.kv_heads);
-  int round = 0;
-  for ([[maybe_unused]] auto _ : state) {
-    const int begin = round++ * kUnits % kTokens, layer = a.NextLayer();
+  const int fields = kind == ScoreWork::Kind::kMinMax ? 2 : 1;
+  const int64_t bytes = int64_t{kGeometry.kv_heads} * kUnits * fields * kGeometry.row_bytes();
+  Measure(state, bytes, [&](int layer, int i) {
+    const int begin = i * kUnits % kTokens;
     for (int h = 0; h < kGeometry.kv_heads; ++h) {
       work[h] = {kind,
                  a.q.data() + h * kGroup * kDim,
@@ -340,11 +334,7 @@ void ScoreUnits(benchmark::State& state, ScoreWork::Kind kind, int queries) {
                  false};
     }
     Simd().score(work.data(), kGeometry.kv_heads, *a.pool);
-    benchmark::DoNotOptimize(out.data());
-  }
-  const int fields = kind == ScoreWork::Kind::kMinMax ? 2 : 1;
-  state.SetBytesProcessed(state.iterations() * kGeometry.kv_heads * kUnits * fields *
-                          kGeometry.row_bytes());
+  });
 }
 void ScoreMinMax(benchmark::State& state) { ScoreUnits(state, ScoreWork::Kind::kMinMax, kGroup); }
 void ScoreDot(benchmark::State& state) { ScoreUnits(state, ScoreWork::Kind::kDot, 1); }
@@ -413,60 +403,46 @@ void AttendPlanesAbove(benchmark::State& state) {
 
 constexpr int kScoreTile = 2048;  // tokens of a work item, as selectors cut them
 
-// Logits of 32K tokens for all heads, by their keys in range(0) bits.
+// Logits of 32K tokens for all heads; rows(layer, head): what `op` scores, of `bytes` a head.
+template <typename Work, typename Rows>
+void ScoreTiles(benchmark::State& state, void (*op)(const Work*, int64_t, Executor&), int64_t bytes,
+                const Rows& rows) {
+  Arrays& a = Shared();
+  std::vector<float> out(int64_t{kGeometry.query_heads} * kTokens);
+  std::vector<Work> work;
+  Measure(state, kGeometry.kv_heads * bytes, [&](int layer, int) {
+    work.clear();
+    for (int h = 0; h < kGeometry.kv_heads; ++h) {
+      for (int t = 0; t < kTokens; t += kScoreTile) {
+        float* const to = out.data() + int64_t{h} * kGroup * kTokens + t;
+        work.push_back({rows(layer, h),
+                        {t, t + kScoreTile},
+                        a.q.data() + h * kGroup * kDim,
+                        kGroup,
+                        0.0884f,
+                        to,
+                        kTokens});
+      }
+    }
+    op(work.data(), static_cast<int64_t>(work.size()), *a.pool);
+  });
+}
+
+// By their keys in range(0) bits.
 void ScoreBits(benchmark::State& state) {
   static std::map<int, std::unique_ptr<QuantisedArrays>> made;
   auto& quantised = made[static_cast<int>(state.range(0))];
   if (quantised == nullptr) {
     quantised = std::make_unique<QuantisedArrays>(static_cast<int>(state.range(0)));
   }
-  Arrays& a = Shared();
-  std::vector<float> out(int64_t{kGeometry.query_heads} * kTokens);
-  std::vector<ScoreBitsWork> work;
-  for ([[maybe_unused]] auto _ : state) {
-    const int layer = a.NextLayer();
-    work.clear();
-    for (int h = 0; h < kGeometry.kv_heads; ++h) {
-      for (int t = 0; t < kTokens; t += kScoreTile) {
-        work.push_back({quantised->Rows(layer, h),
-                        {t, t + kScoreTile},
-                        a.q.data() + h * kGroup * kDim,
-                        kGroup,
-                        0.0884f,
-                        out.data() + int64_t{h} * kGroup * kTokens + t,
-                        kTokens});
-      }
-    }
-    Simd().score_bits(work.data(), static_cast<int64_t>(work.size()), *a.pool);
-    benchmark::DoNotOptimize(out.data());
-  }
-  state.SetBytesProcessed(state.iterations() * kGeometry.kv_heads * quantised->HeadBytes());
+  ScoreTiles(state, Simd().score_bits, quantised->HeadBytes(),
+             [&](int layer, int head) { return quantised->Rows(layer, head); });
 }
 
-// The same by the keys themselves.
+// By the keys themselves.
 void ScoreTokens(benchmark::State& state) {
-  Arrays& a = Shared();
-  std::vector<float> out(int64_t{kGeometry.query_heads} * kTokens);
-  std::vector<ScoreTokensWork> work;
-  for ([[maybe_unused]] auto _ : state) {
-    const int layer = a.NextLayer();
-    work.clear();
-    for (int h = 0; h < kGeometry.kv_heads; ++h) {
-      for (int t = 0; t < kTokens; t += kScoreTile) {
-        work.push_back({a.Keys(layer, h),
-                        {t, t + kScoreTile},
-                        a.q.data() + h * kGroup * kDim,
-                        kGroup,
-                        0.0884f,
-                        out.data() + int64_t{h} * kGroup * kTokens + t,
-                        kTokens});
-      }
-    }
-    Simd().score_tokens(work.data(), static_cast<int64_t>(work.size()), *a.pool);
-    benchmark::DoNotOptimize(out.data());
-  }
-  state.SetBytesProcessed(state.iterations() * kGeometry.kv_heads * kTokens *
-                          kGeometry.row_bytes());
+  ScoreTiles(state, Simd().score_tokens, kTokens * kGeometry.row_bytes(),
+             [](int layer, int head) { return Shared().Keys(layer, head); });
 }
 
 // Votes of each KV head's queries on 32K tokens, from their logits: what follows either.
@@ -479,7 +455,6 @@ void VoteTokens(benchmark::State& state) {
       Simd().vote({logits.data(), kTokens, kGroup, kTokens, max.data(), sum.data(), votes.data()},
                   *a.pool);
     }
-    benchmark::DoNotOptimize(votes.data());
   }
 }
 
@@ -490,9 +465,8 @@ void QuantiseKeys(benchmark::State& state) {
   const QuantisedGroup format{kDim, static_cast<int>(state.range(0)), 64};
   std::vector<std::byte> out(kGeometry.kv_heads * kNew / format.tokens * format.bytes());
   std::vector<QuantiseKeysWork> work;
-  int round = 0;
-  for ([[maybe_unused]] auto _ : state) {
-    const int begin = round++ * kNew % kTokens, layer = a.NextLayer();
+  Measure(state, int64_t{kGeometry.kv_heads} * kNew * kGeometry.row_bytes(), [&](int layer, int i) {
+    const int begin = i * kNew % kTokens;
     work.clear();
     std::byte* to = out.data();
     for (int h = 0; h < kGeometry.kv_heads; ++h) {
@@ -501,9 +475,7 @@ void QuantiseKeys(benchmark::State& state) {
       }
     }
     Simd().quantise_keys(work.data(), static_cast<int64_t>(work.size()), *a.pool);
-    benchmark::DoNotOptimize(out.data());
-  }
-  state.SetBytesProcessed(state.iterations() * kGeometry.kv_heads * kNew * kGeometry.row_bytes());
+  });
 }
 
 // Summaries of 512 new tokens in units of 16, all heads of a layer.
@@ -512,9 +484,8 @@ void Summarize(benchmark::State& state, SummarizeWork::Kind kind) {
   constexpr int kNew = 512, kUnit = 16, kUnits = kNew / kUnit;
   std::vector<std::byte> out(kGeometry.kv_heads * kUnits * 2 * kGeometry.row_bytes());
   std::vector<SummarizeWork> work;
-  int round = 0;
-  for ([[maybe_unused]] auto _ : state) {
-    const int begin = round++ * kNew % kTokens, layer = a.NextLayer();
+  Measure(state, int64_t{kGeometry.kv_heads} * kNew * kGeometry.row_bytes(), [&](int layer, int i) {
+    const int begin = i * kNew % kTokens;
     work.clear();
     std::byte* to = out.data();
     for (int h = 0; h < kGeometry.kv_heads; ++h) {
@@ -528,9 +499,7 @@ void Summarize(benchmark::State& state, SummarizeWork::Kind kind) {
       }
     }
     Simd().summarize(work.data(), static_cast<int64_t>(work.size()), *a.pool);
-    benchmark::DoNotOptimize(out.data());
-  }
-  state.SetBytesProcessed(state.iterations() * kGeometry.kv_heads * kNew * kGeometry.row_bytes());
+  });
 }
 void SummarizeMinMax(benchmark::State& state) { Summarize(state, SummarizeWork::Kind::kMinMax); }
 void SummarizeMean(benchmark::State& state) { Summarize(state, SummarizeWork::Kind::kMean); }
@@ -542,7 +511,6 @@ void TopK(benchmark::State& state) {
   int round = 0;
   for ([[maybe_unused]] auto _ : state) {
     Simd().top_k({a.q.data() + round++ % 64 * kDim, n, k, out.data()});
-    benchmark::DoNotOptimize(out.data());
   }
   state.SetItemsProcessed(state.iterations() * n);
 }
@@ -615,13 +583,7 @@ class Collector final : public benchmark::ConsoleReporter {
     ConsoleReporter::ReportRuns(runs);
   }
 
-  // Microseconds; 0 for a case that was not run.
-  double Quantile(const std::string& id, double q) const {
-    const auto found = samples_.find(id);
-    if (found == samples_.end()) return 0;
-    const auto& us = found->second.microseconds;
-    return kvstrata::Quantile({us.begin(), us.end()}, q);
-  }
+  // What a case took; null: it was not run.
   const Samples* Find(const std::string& id) const {
     const auto found = samples_.find(id);
     return found == samples_.end() ? nullptr : &found->second;
@@ -631,75 +593,51 @@ class Collector final : public benchmark::ConsoleReporter {
   std::map<std::string, Samples> samples_;
 };
 
-std::string FirstLine(const char* command) {
-  std::unique_ptr<FILE, int (*)(FILE*)> pipe(popen(command, "r"), pclose);
-  char line[256] = "";
-  if (pipe == nullptr || fgets(line, sizeof line, pipe.get()) == nullptr) return "unknown";
-  line[std::strcspn(line, "\n")] = '\0';
-  return line;
-}
-
-double Rounded(double x) { return std::stod(std::to_string(x)); }
-
-nlohmann::ordered_json RowOf(const Case& c, const Collector& collected) {
-  nlohmann::ordered_json row = {{"id", c.id}, {"tokens", kTokens}, {"batch", 1}};
-  const Collector::Samples& samples = *collected.Find(c.id);
-  row["value"] = Rounded(collected.Quantile(c.id, 0.5));
-  row["unit"] = "us";
-  row["p10"] = Rounded(collected.Quantile(c.id, 0.1));
-  row["p90"] = Rounded(collected.Quantile(c.id, 0.9));
-  row["n"] = samples.microseconds.size();
+bench::Json RowOf(const Case& c, const Collector::Samples& samples,
+                  const Collector::Samples* ratio_to) {
+  const bench::Timing t = bench::TimingOf(samples.microseconds);
+  bench::Json row = bench::RowOf(c.id, t);
+  row["tokens"] = kTokens, row["batch"] = 1;
   for (const auto& [name, value] : samples.counters) {
-    if (name == "bytes_per_second") row["gbps"] = Rounded(value * 1e-9);
-    if (name == "GFLOP/s") row["gflops"] = Rounded(value);
+    if (name == "bytes_per_second") row["gbps"] = value * 1e-9;
+    if (name == "GFLOP/s") row["gflops"] = value;
   }
-  if (c.ratio_to != nullptr && collected.Find(c.ratio_to) != nullptr) {
-    const double base = collected.Quantile(c.ratio_to, 0.5) * c.bytes_over;
-    row["baseline"] = {{"name", c.ratio_to}, {"value", Rounded(base)}};
-    row["ratio"] = Rounded(base / collected.Quantile(c.id, 0.5));
+  if (ratio_to != nullptr) {
+    const double base = bench::TimingOf(ratio_to->microseconds).median * c.bytes_over;
+    row["baseline"] = {{"name", c.ratio_to}, {"value", base}};
+    row["ratio"] = base / t.median;
     if (c.must > 0) row["must"] = c.must;
   }
   return row;
 }
 
-void WriteResults(const std::string& file, const Collector& collected) {
-  char date[16];
-  const std::time_t now = std::time(nullptr);
-  std::strftime(date, sizeof date, "%Y-%m-%d", std::gmtime(&now));
-  const std::string cpu = FirstLine("sed -n 's/^model name.*: //p' /proc/cpuinfo 2>/dev/null");
-  nlohmann::ordered_json results = {
-      {"suite", "ops-cpu"},
-      {"device", kvstrata::bench::DeviceName()},
-      {"commit", FirstLine("git rev-parse HEAD 2>/dev/null")},
-      {"date", date},
-      {"command", "build/bin/ops_bench --json-out bench/results/ops-cpu-<device>.json"},
-      {"context",
-       {{"cpu", cpu},
-        {"threads", kThreads},
-        {"simd", NameOf(CurrentSimdTarget())},
-        {"notes", "4 layers x 32K tokens x 8 KV heads x 128 bf16, 512 MiB, rotated by layer"}}},
-      {"ceilings", nlohmann::ordered_json::object()},
-      {"rows", nlohmann::ordered_json::array()}};
+void WriteRows(int argc, char** argv, const Collector& collected) {
+  bench::Json rows = bench::Json::array(), ceilings = bench::Json::object();
   for (const Case& c : Cases()) {
-    if (collected.Find(c.id) != nullptr) results["rows"].push_back(RowOf(c, collected));
+    const Collector::Samples* const samples = collected.Find(c.id);
+    if (samples == nullptr) continue;
+    rows.push_back(RowOf(c, *samples, c.ratio_to ? collected.Find(c.ratio_to) : nullptr));
   }
-  if (const double us = collected.Quantile("read/32K", 0.5); us > 0) {
+  if (const Collector::Samples* const read = collected.Find("read/32K")) {
     const double bytes = 2.0 * kTokens * kGeometry.kv_heads * kDim * 2;
-    results["ceilings"]["read_gbps"] = Rounded(bytes / us * 1e-3);
+    ceilings["read_gbps"] = bytes / bench::TimingOf(read->microseconds).median * 1e-3;
   }
-  std::ofstream(file) << results.dump(2) << "\n";
+  bench::WriteResults(argc, argv, "ops-cpu", bench::DeviceName(),
+                      "build/bin/ops_bench --json-out bench/results/ops-cpu-<device>.json",
+                      {{"cpu", bench::CpuName()},
+                       {"threads", kThreads},
+                       {"simd", NameOf(CurrentSimdTarget())},
+                       {"notes",
+                        "4 layers x 32K tokens x 8 KV heads x 128 bf16, 512 MiB, rotated by "
+                        "layer"}},
+                      rows, ceilings);
 }
 
 // Takes --json-out FILE out of the arguments; Google Benchmark gets the rest.
-std::string TakeJsonOut(std::vector<char*>& arguments) {
-  for (size_t i = 1; i + 1 < arguments.size(); ++i) {
-    if (std::strcmp(arguments[i], "--json-out") != 0) continue;
-    const std::string file = arguments[i + 1];
-    arguments.erase(arguments.begin() + static_cast<ptrdiff_t>(i),
-                    arguments.begin() + static_cast<ptrdiff_t>(i) + 2);
-    return file;
-  }
-  return "";
+void TakeJsonOut(std::vector<char*>& arguments) {
+  const auto at = std::ranges::find(arguments, std::string("--json-out"),
+                                    [](const char* word) { return std::string(word); });
+  arguments.erase(at, at + std::min<ptrdiff_t>(2, arguments.end() - at));
 }
 
 int Main(int argc, char** argv) {
@@ -707,7 +645,7 @@ int Main(int argc, char** argv) {
   char interleave[] = "--benchmark_enable_random_interleaving=true";
   char repeat[] = "--benchmark_repetitions=9", time[] = "--benchmark_min_time=0.1";
   std::vector<char*> arguments(argv, argv + argc);
-  const std::string json_out = TakeJsonOut(arguments);
+  TakeJsonOut(arguments);
   arguments.insert(arguments.begin() + 1, {interleave, repeat, time});
   int count = static_cast<int>(arguments.size());
   benchmark::Initialize(&count, arguments.data());
@@ -719,7 +657,7 @@ int Main(int argc, char** argv) {
   }
   Collector collector;
   benchmark::RunSpecifiedBenchmarks(&collector);
-  if (!json_out.empty()) WriteResults(json_out, collector);
+  WriteRows(argc, argv, collector);
   return 0;
 }
 

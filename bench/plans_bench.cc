@@ -9,21 +9,18 @@
 // times: a ratio is the median of the rounds', each against plan `full` of that round, because a
 // shared machine changes its speed from minute to minute. Usage: plans_bench [--json-out FILE]
 // [--commit HASH] [--date DATE] [--tokens N] [--only PLAN]
-#include <kvstrata/kvstrata.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <random>
 #include <string>
 #include <vector>
 
-#include "bench/machine.h"
+#include "bench/abi_calls.h"
+#include "bench/results.h"
 #include "tests/fakes/daemon_process.h"
 #include "tests/fakes/model_desc.h"
 
@@ -33,13 +30,7 @@ constexpr int kQueryHeads = 32, kKvHeads = 8, kDim = 128, kPrompts = 4, kChunk =
 constexpr int kRounds = 5;
 constexpr uint32_t kWatched = 64;  // last tokens of a prompt whose queries are attended
 
-void Must(int code, const char* what) {
-  if (code == KVS_OK) return;
-  std::fprintf(stderr, "%s: %s %s: %s\n", what, kvs_code_name(code), kvs_error_reason(),
-               kvs_error_message());
-  std::exit(1);
-}
-
+using kvstrata::bench::Must;
 using kvstrata::bench::NowUs;
 using kvstrata::bench::Timing;
 
@@ -210,14 +201,13 @@ class PlanRounds {
   std::vector<double> rounds_, all_;
 };
 
-nlohmann::json JsonOf(const PlanRounds& rounds, const PlanRounds& full, int tokens) {
+kvstrata::bench::Json JsonOf(const PlanRounds& rounds, const PlanRounds& full, int tokens) {
   const Timing t = rounds.timing();
   const Row& row = rounds.row();
   const double value = rounds.ValueOf(t), ratio = rounds.RatioOf(full);
   std::printf("%-30s %9.1f us   %6.2fx full\n", row.id, value, ratio);
-  nlohmann::json r = {{"id", row.id}, {"plan", row.label}, {"tokens", tokens},
-                      {"batch", 1},   {"value", value},    {"unit", "us"},
-                      {"p10", t.p10}, {"p90", t.p90},      {"n", t.n}};
+  kvstrata::bench::Json r = kvstrata::bench::RowOf(row.id, t);
+  r["value"] = value, r["plan"] = row.label, r["tokens"] = tokens, r["batch"] = 1;
   if (row.must > 0) {
     r["baseline"] = {{"name", "plan full"}, {"value", full.timing().median}};
     r["ratio"] = ratio;
@@ -229,15 +219,10 @@ nlohmann::json JsonOf(const PlanRounds& rounds, const PlanRounds& full, int toke
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::string json_out, commit = "uncommitted", date, only;
-  int tokens = 32768;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    if (!std::strcmp(argv[i], "--json-out")) json_out = argv[i + 1];
-    if (!std::strcmp(argv[i], "--commit")) commit = argv[i + 1];
-    if (!std::strcmp(argv[i], "--date")) date = argv[i + 1];
-    if (!std::strcmp(argv[i], "--only")) only = argv[i + 1];
-    if (!std::strcmp(argv[i], "--tokens")) tokens = std::atoi(argv[i + 1]);
-  }
+  namespace bench = kvstrata::bench;
+  const std::string only = bench::Option(argc, argv, "--only"),
+                    length = bench::Option(argc, argv, "--tokens");
+  const int tokens = length.empty() ? 32768 : std::stoi(length);
   kvstrata::testing::DaemonProcess daemon;
   Run run{};
   Must(kvs_attach(daemon.socket().c_str(), nullptr, &run.session), "attach");
@@ -249,7 +234,7 @@ int main(int argc, char** argv) {
     run.prompts.emplace_back(tokens);
     for (int32_t& t : run.prompts.back()) t = static_cast<int32_t>(rng() % 50000);
   }
-  nlohmann::json out_rows = nlohmann::json::array();
+  bench::Json out_rows = bench::Json::array();
   {
     std::vector<std::unique_ptr<PlanRounds>> all;
     for (const Row& row : kRows) {
@@ -262,16 +247,7 @@ int main(int argc, char** argv) {
     for (const auto& rounds : all) out_rows.push_back(JsonOf(*rounds, *all.front(), tokens));
   }
   kvs_detach(run.session);
-  if (!json_out.empty()) {
-    std::ofstream(json_out) << nlohmann::json{{"suite", "plans"},
-                                              {"device", kvstrata::bench::DeviceName()},
-                                              {"commit", commit},
-                                              {"date", date},
-                                              {"command", "make bench"},
-                                              {"context", nlohmann::json::object()},
-                                              {"rows", out_rows}}
-                                   .dump(1)
-                            << "\n";
-  }
+  bench::WriteResults(argc, argv, "plans", bench::DeviceName(), "make bench", bench::Json::object(),
+                      out_rows);
   return 0;
 }

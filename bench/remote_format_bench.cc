@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "bench/machine.h"
+#include "bench/results.h"
 #include "server/tier/remote/remote_format.h"
 
 namespace kvstrata::remote {
@@ -103,47 +103,26 @@ class FormatBench {
   std::vector<std::byte> room_;
 };
 
-void Print(std::ostream& out, const std::vector<Row>& rows, const std::string& commit,
-           const std::string& date) {
-  out << "{\n \"suite\": \"remote-format\",\n \"device\": \"" << bench::DeviceName()
-      << "\",\n \"commit\": \"" << commit << "\",\n \"date\": \"" << date
-      << "\",\n \"command\": \"build/bin/remote_format_bench --json-out FILE\",\n"
-      << " \"context\": {\"notes\": \"CPU time of one thread; 128 MiB of values in turn\"},\n"
-      << " \"ceilings\": {},\n \"rows\": [";
-  for (size_t i = 0; i < rows.size(); ++i) {
-    const Row& row = rows[i];
-    out << (i == 0 ? "" : ",") << "\n  {\"id\": \"" << row.id
-        << "\", \"value\": " << row.gbps.median << ", \"unit\": \"GB/s\", \"p10\": " << row.gbps.p10
-        << ", \"p90\": " << row.gbps.p90 << ", \"n\": " << row.gbps.n
-        << ",\n   \"baseline\": {\"name\": \"one read\", \"value\": " << row.baseline
-        << "}, \"ratio\": " << row.gbps.median / row.baseline << "}";
-  }
-  out << "\n ]\n}\n";
-}
-
 }  // namespace
 }  // namespace kvstrata::remote
 
 int main(int argc, char** argv) {
   using namespace kvstrata::remote;
-  std::string json_out, commit = "uncommitted", date;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    if (!std::strcmp(argv[i], "--json-out")) json_out = argv[i + 1];
-    if (!std::strcmp(argv[i], "--commit")) commit = argv[i + 1];
-    if (!std::strcmp(argv[i], "--date")) date = argv[i + 1];
-  }
-  std::vector<Row> rows;
+  namespace bench = kvstrata::bench;
+  bench::Json told = bench::Json::array();
   for (const Seal seal : {Seal::kNone, Seal::kGcm}) {
     for (const uint64_t bytes : {uint64_t{64} << 10, uint64_t{1} << 20, kStripeBytes}) {
       for (Row& row : FormatBench(seal, bytes).Rows()) {
         std::printf("%-32s %6.2f GB/s (p10 %.2f, p90 %.2f), one read %.2f\n", row.id.c_str(),
                     row.gbps.median, row.gbps.p10, row.gbps.p90, row.baseline);
-        rows.push_back(std::move(row));
+        told.push_back(bench::RowOf(row.id, row.gbps, "GB/s"));
+        told.back()["baseline"] = {{"name", "one read"}, {"value", row.baseline}};
+        told.back()["ratio"] = row.gbps.median / row.baseline;
       }
     }
   }
-  if (json_out.empty()) return 0;
-  std::ofstream file(json_out);
-  Print(file, rows, commit, date);
+  bench::WriteResults(argc, argv, "remote-format", bench::DeviceName(),
+                      "build/bin/remote_format_bench --json-out FILE",
+                      {{"notes", "CPU time of one thread; 128 MiB of values in turn"}}, told);
   return 0;
 }

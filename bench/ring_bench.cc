@@ -8,24 +8,19 @@
 //                     the same token ids, measured right after on the same core (open/8K/hashing)
 //   step/begin, step/end   at 8K tokens, without the layers' ops
 // Usage: ring_bench [--json-out FILE] [--commit HASH] [--date DATE]
-#include <kvstrata/kvstrata.h>
-#include <sched.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
-#include <fstream>
 #include <functional>
-#include <nlohmann/json.hpp>
 #include <random>
 #include <span>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "bench/machine.h"
+#include "bench/abi_calls.h"
+#include "bench/results.h"
 #include "server/store/pages/prefix_key.h"
 #include "server/store/store.h"
 #include "tests/fakes/daemon_process.h"
@@ -33,23 +28,12 @@
 
 namespace {
 
+using kvstrata::bench::Must;
+using kvstrata::bench::RunOn;
 using kvstrata::bench::Timing;
 
 constexpr unsigned kDaemonCore = 0, kOwnCore = 1;
 constexpr int kPrompt = 8192, kKvHeads = 2, kQueryHeads = 4, kDim = 64;
-
-void Must(int code, const char* what) {
-  if (code == KVS_OK) return;
-  std::fprintf(stderr, "%s: %s %s: %s\n", what, kvs_code_name(code), kvs_error_reason(),
-               kvs_error_message());
-  std::exit(1);
-}
-
-using Clock = std::chrono::steady_clock;
-
-double UsSince(Clock::time_point begin) {
-  return std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
-}
 
 // `body` returns the microseconds that count.
 Timing Measure(int warm_up, int n, const std::function<double()>& body) {
@@ -60,19 +44,9 @@ Timing Measure(int warm_up, int n, const std::function<double()>& body) {
 }
 
 double Timed(const std::function<void()>& body) {
-  const auto begin = Clock::now();
+  const double begin = kvstrata::bench::NowUs();
   body();
-  return UsSince(begin);
-}
-
-// A core for the daemon, another for this process: the scheduler may put both on one, and then the
-// ring is as slow as a context switch. What is started later inherits it.
-void RunOn(unsigned core) {
-  if (std::thread::hardware_concurrency() < 2) return;
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  CPU_SET(core, &set);
-  if (sched_setaffinity(0, sizeof(set), &set) != 0) std::perror("sched_setaffinity");
+  return kvstrata::bench::NowUs() - begin;
 }
 
 class RingBench {
@@ -203,18 +177,14 @@ class RingBench {
   std::vector<uint16_t> rows_;
 };
 
-nlohmann::json Row(const char* id, const char* unit, double scale, const Timing& t, double must) {
+kvstrata::bench::Json Row(const char* id, const char* unit, double scale, const Timing& t,
+                          double must) {
   std::printf("%-24s %10.3f %s  (p10 %.3f, p90 %.3f, n %zu)%s\n", id, t.median * scale, unit,
               t.p10 * scale, t.p90 * scale, t.n,
               must == 0                  ? ""
               : t.median * scale <= must ? "  met"
                                          : "  MISSED");
-  nlohmann::json row = {{"id", id},
-                        {"value", t.median * scale},
-                        {"unit", unit},
-                        {"p10", t.p10 * scale},
-                        {"p90", t.p90 * scale},
-                        {"n", t.n}};
+  kvstrata::bench::Json row = kvstrata::bench::RowOf(id, t, unit, scale);
   if (must != 0) {
     row["must"] = must;
     row["better"] = "smaller";
@@ -222,27 +192,13 @@ nlohmann::json Row(const char* id, const char* unit, double scale, const Timing&
   return row;
 }
 
-std::string CpuName() {
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);) {
-    if (line.rfind("model name", 0) == 0) return line.substr(line.find(':') + 2);
-  }
-  return "unknown";
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::string json_out, commit = "uncommitted", date;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    if (!std::strcmp(argv[i], "--json-out")) json_out = argv[i + 1];
-    if (!std::strcmp(argv[i], "--commit")) commit = argv[i + 1];
-    if (!std::strcmp(argv[i], "--date")) date = argv[i + 1];
-  }
   RunOn(kDaemonCore);
   kvstrata::testing::DaemonProcess daemon;
   RunOn(kOwnCore);
-  nlohmann::json rows = nlohmann::json::array();
+  kvstrata::bench::Json rows = kvstrata::bench::Json::array();
   {
     RingBench bench(daemon.socket());
     rows.push_back(Row("ring/ping", "us", 1, bench.Ping(), 2));
@@ -256,16 +212,9 @@ int main(int argc, char** argv) {
     rows.push_back(Row("step/begin", "us", 1, begin, 0));
     rows.push_back(Row("step/end", "us", 1, end, 0));
   }
-  if (json_out.empty()) return 0;
-  const nlohmann::json result = {
-      {"suite", "ring"},
-      {"device", kvstrata::bench::DeviceName()},
-      {"commit", commit},
-      {"date", date},
-      {"command", "make bench"},
-      {"context", {{"cpu", CpuName()}, {"notes", "daemon and client on a core each"}}},
-      {"ceilings", nlohmann::json::object()},
-      {"rows", rows}};
-  std::ofstream(json_out) << result.dump(1) << "\n";
+  namespace bench = kvstrata::bench;
+  bench::WriteResults(argc, argv, "ring", bench::DeviceName(), "make bench",
+                      {{"cpu", bench::CpuName()}, {"notes", "daemon and client on a core each"}},
+                      rows);
   return 0;
 }

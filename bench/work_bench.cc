@@ -6,8 +6,6 @@
 // measured client decodes `quest` over 8K tokens with one thread. Both phases alternate in rounds,
 // so that a drift of the machine hits both. Every sample is one step (begin, append, attend, end).
 // Usage: work_bench [--json-out FILE] [--commit HASH] [--date DATE]
-#include <kvstrata/kvstrata.h>
-#include <sched.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -15,37 +13,24 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
-#include <nlohmann/json.hpp>
 #include <random>
 #include <string>
 #include <vector>
 
-#include "bench/machine.h"
+#include "bench/abi_calls.h"
+#include "bench/results.h"
 #include "tests/fakes/daemon_process.h"
 #include "tests/fakes/model_desc.h"
 
 namespace {
 
+using kvstrata::bench::Must;
 using kvstrata::bench::NowUs;
+using kvstrata::bench::RunOn;
 using kvstrata::bench::Timing;
 
 constexpr int kQueryHeads = 32, kKvHeads = 8, kDim = 128, kPrompt = 8192, kChunk = 512;
 constexpr int kRounds = 6, kStepsARound = 1000;
-
-void Must(int code, const char* what) {
-  if (code == KVS_OK) return;
-  std::fprintf(stderr, "%s: %s %s: %s\n", what, kvs_code_name(code), kvs_error_reason(),
-               kvs_error_message());
-  std::exit(1);
-}
-
-void RunOn(unsigned core) {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  CPU_SET(core, &set);
-  if (sched_setaffinity(0, sizeof(set), &set) != 0) std::perror("sched_setaffinity");
-}
 
 class Client {
  public:
@@ -126,12 +111,6 @@ class Client {
 
 int main(int argc, char** argv) {
   if (argc == 3 && !std::strcmp(argv[1], "--load")) Load(argv[2]);
-  std::string json_out, commit = "uncommitted", date;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    if (!std::strcmp(argv[i], "--json-out")) json_out = argv[i + 1];
-    if (!std::strcmp(argv[i], "--commit")) commit = argv[i + 1];
-    if (!std::strcmp(argv[i], "--date")) date = argv[i + 1];
-  }
   kvstrata::testing::DaemonProcess daemon({"--set", "work.cpus=0"});
   RunOn(1);
   std::vector<double> idle, busy;
@@ -156,26 +135,18 @@ int main(int argc, char** argv) {
   std::printf("decode step, workers idle: median %.0f us, p99 %.0f us\n", a.median, a.p99);
   std::printf("decode step, workers busy: median %.0f us, p99 %.0f us: %.2fx the idle p99\n",
               b.median, b.p99, b.p99 / a.p99);
-  if (!json_out.empty()) {
-    const auto row = [](const char* id, const Timing& t) {
-      return nlohmann::json{{"id", id},        {"value", t.p99}, {"unit", "us, p99"},
-                            {"p50", t.median}, {"p10", t.p10},   {"p90", t.p90},
-                            {"n", t.n}};
-    };
-    nlohmann::json rows = {row("decode/8K/quest/workers idle", a),
-                           row("decode/8K/quest/workers busy", b)};
-    rows[1]["baseline"] = {{"name", "workers idle"}, {"value", a.p99}};
-    rows[1]["ratio"] = a.p99 / b.p99;
-    rows[1]["must"] = 0.8;  // at most 1.25 times the idle p99
-    std::ofstream(json_out) << nlohmann::json{{"suite", "work"},
-                                              {"device", kvstrata::bench::DeviceName()},
-                                              {"commit", commit},
-                                              {"date", date},
-                                              {"command", "make bench"},
-                                              {"context", nlohmann::json::object()},
-                                              {"rows", rows}}
-                                   .dump(1)
-                            << "\n";
-  }
+  namespace bench = kvstrata::bench;
+  const auto row = [](const char* id, const Timing& t) {
+    bench::Json made = bench::RowOf(id, t, "us, p99");
+    made["value"] = t.p99, made["p50"] = t.median;
+    return made;
+  };
+  bench::Json rows = {row("decode/8K/quest/workers idle", a),
+                      row("decode/8K/quest/workers busy", b)};
+  rows[1]["baseline"] = {{"name", "workers idle"}, {"value", a.p99}};
+  rows[1]["ratio"] = a.p99 / b.p99;
+  rows[1]["must"] = 0.8;  // at most 1.25 times the idle p99
+  bench::WriteResults(argc, argv, "work", bench::DeviceName(), "make bench", bench::Json::object(),
+                      rows);
   return 0;
 }

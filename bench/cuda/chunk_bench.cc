@@ -13,18 +13,15 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <fstream>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <numeric>
 #include <random>
 #include <string>
 #include <vector>
 
-#include "bench/cuda/command_line.h"
 #include "bench/cuda/pieces.h"
 #include "bench/cuda/replay_timing.h"
-#include "bench/machine.h"
+#include "bench/results.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/step/gpu/cuda_step.h"
 #include "tests/cuda/captured_graph.h"
@@ -32,8 +29,6 @@
 
 namespace kvstrata::cuda {
 namespace {
-
-using nlohmann::ordered_json;
 
 constexpr int kKvHeads = 4, kGroup = 7, kHeads = kKvHeads * kGroup, kDim = 128, kPage = 16;
 constexpr int64_t kRowBytes = kDim * 2;
@@ -47,12 +42,6 @@ int LayersFor(int64_t tokens) {
 
 Geometry GeometryOf(int layers) { return {layers, kHeads, kKvHeads, kDim, kPage, DType::kBF16}; }
 
-void CheckStep(const Status& status) {
-  if (status.ok()) return;
-  std::fprintf(stderr, "%s\n", status.ToString().c_str());
-  std::abort();
-}
-
 // A sequence of `tokens` tokens, and room for new ones.
 class Sequence {
  public:
@@ -63,11 +52,6 @@ class Sequence {
         pages((int64_t{held} + added) / kPage + 1, geometry.page_bytes(), rng_),
         q(1, int64_t{added} * kHeads * kRowBytes, rng_),
         output(static_cast<size_t>(int64_t{added} * kHeads * kDim)) {}
-
-  bool Sound() const {
-    const std::vector<BF16> out = output.Read();
-    return std::all_of(out.begin(), out.end(), [](BF16 x) { return std::isfinite(ToFloat(x)); });
-  }
 
  private:
   std::mt19937_64 rng_{std::random_device{}()};
@@ -212,19 +196,14 @@ class Report {
     std::printf("%-36s %9.2f us  p10 %9.2f  p90 %9.2f  %6.1f TFLOP/s\n", id.c_str(), t.median,
                 t.p10, t.p90, tflops);
     std::fflush(stdout);
-    rows.push_back({{"id", id},
-                    {"value", t.median},
-                    {"unit", "us"},
-                    {"p10", t.p10},
-                    {"p90", t.p90},
-                    {"n", t.n},
-                    {"tflops", tflops}});
+    rows.push_back(bench::RowOf(id, t));
+    rows.back()["tflops"] = tflops;
   }
   void NoteSound(bool sound, const std::string& id) {
     if (!sound) std::printf("%s: an output is not a number\n", id.c_str());
     is_sound = is_sound && sound;
   }
-  ordered_json rows = ordered_json::array();
+  bench::Json rows = bench::Json::array();
   bool is_sound = true;
 
  private:
@@ -257,7 +236,7 @@ void BenchChunks(Report& report) {
     report.rows.back()["attend_us"] = all.median - selected.median;
     std::printf("  append %.2f, select %.2f, attend %.2f us\n", appended.median,
                 selected.median - appended.median, all.median - selected.median);
-    report.NoteSound(sequence.Sound(), id);
+    report.NoteSound(IsSound(sequence.output), id);
   }
 }
 
@@ -271,37 +250,24 @@ void BenchFew(Report& report) {
                                std::to_string(rows) + "of" + std::to_string(kilotokens) + "K";
         if (!report.Wants(id)) continue;
         report.Add(id, few.Time(chunk), rows, kilotokens * 1024);
-        report.NoteSound(sequence.Sound(), id);
+        report.NoteSound(IsSound(sequence.output), id);
       }
     }
   }
 }
 
 int Main(int argc, char** argv) {
-  if (kvs_cuda_ops()->device_count() == 0) {
-    std::fprintf(stderr, "SKIPPED: no GPU is visible\n");
-    return 77;
-  }
-  cudaDeviceProp device{};
-  Check(cudaGetDeviceProperties(&device, 0), "cudaGetDeviceProperties");
+  const std::string gpu = NameOfGpu();
   Report report(bench::Option(argc, argv, "--only"));
   BenchChunks(report);
   BenchFew(report);
-  const ordered_json out = {
-      {"suite", "cuda-chunk"},
-      {"device", device.name},
-      {"commit", bench::Option(argc, argv, "--commit")},
-      {"date", bench::Option(argc, argv, "--date")},
-      {"command", "bench/cuda/run_gpu.sh chunk dense (make bundle)"},
-      {"context",
-       {{"notes",
-         "one layer of a step with 512 new tokens of a prompt; 28 query heads, 4 KV heads x 128, "
-         "bf16, pages of 16 scattered; captured graph of CudaStep's append, select, attend; "
-         "few/: the op alone"}}},
-      {"ceilings", ordered_json::object()},
-      {"rows", report.rows}};
-  const std::string file = bench::Option(argc, argv, "--json-out");
-  if (!file.empty()) std::ofstream(file) << out.dump(1) << "\n";
+  bench::WriteResults(
+      argc, argv, "cuda-chunk", gpu, "bench/cuda/run_gpu.sh chunk dense (make bundle)",
+      {{"notes",
+        "one layer of a step with 512 new tokens of a prompt; 28 query heads, 4 KV heads x 128, "
+        "bf16, pages of 16 scattered; captured graph of CudaStep's append, select, attend; "
+        "few/: the op alone"}},
+      report.rows);
   return report.is_sound ? 0 : 1;
 }
 

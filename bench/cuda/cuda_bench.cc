@@ -12,27 +12,22 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <fstream>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <random>
 #include <string>
 #include <vector>
 
-#include "bench/cuda/command_line.h"
 #include "bench/cuda/pack_rows.h"
 #include "bench/cuda/pages_on_host.h"
 #include "bench/cuda/quantise_rows.h"
 #include "bench/cuda/replay_timing.h"
-#include "bench/machine.h"
+#include "bench/results.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "tests/cuda/captured_graph.h"
 #include "tests/cuda/device_array.h"
 
 namespace kvstrata::cuda {
 namespace {
-
-using nlohmann::ordered_json;
 
 constexpr int kKvHeads = 8, kGroup = 4, kDim = 128;
 constexpr int64_t kTokenBytes = int64_t{2} * kKvHeads * kDim * 2;  // bytes of a token in a layer
@@ -241,28 +236,19 @@ class Report {
     std::printf("%-36s %9.2f us  p10 %9.2f  p90 %9.2f  %5.2f TB/s\n", c.id.c_str(), t.median, t.p10,
                 t.p90, tbps);
     std::fflush(stdout);
-    rows.push_back({{"id", c.id},
-                    {"batch", c.lengths.size()},
-                    {"tokens", c.tokens() / static_cast<int64_t>(c.lengths.size())},
-                    {"value", t.median},
-                    {"unit", "us"},
-                    {"p10", t.p10},
-                    {"p90", t.p90},
-                    {"n", t.n},
-                    {"tbps", tbps}});
+    rows.push_back(bench::RowOf(c.id, t));
+    rows.back().update({{"batch", c.lengths.size()},
+                        {"tokens", c.tokens() / static_cast<int64_t>(c.lengths.size())},
+                        {"tbps", tbps}});
   }
   // Adds a row in GB/s.
   void AddGather(const std::string& id, const bench::Timing& t, int64_t bytes) {
     const auto speed = [bytes](double us) { return static_cast<double>(bytes) / us / 1e3; };
     std::printf("%-36s %9.2f us  %8.1f GB/s\n", id.c_str(), t.median, speed(t.median));
-    rows.push_back({{"id", id},
-                    {"value", speed(t.median)},
-                    {"unit", "GB/s"},
-                    {"p10", speed(t.p90)},
-                    {"p90", speed(t.p10)},
-                    {"n", t.n}});
+    rows.push_back(
+        bench::RowOf(id, {speed(t.median), 0, speed(t.p90), speed(t.p10), 0, t.n}, "GB/s"));
   }
-  ordered_json rows = ordered_json::array();
+  bench::Json rows = bench::Json::array();
 
  private:
   std::string only_;
@@ -365,44 +351,31 @@ double CopyTbps(const Arena& arena) {
   return 2 * kBytes / TimeReplays<CapturedGraph>({&graph}, 1, kReplays).median / 1e6;
 }
 
-ordered_json Heading(const std::string& commit, const std::string& date, double copy) {
+bench::Json Context() {
   cudaDeviceProp device{};
   int driver = 0, runtime = 0;
   cudaGetDeviceProperties(&device, 0);
   cudaDriverGetVersion(&driver);
   cudaRuntimeGetVersion(&runtime);
-  return {{"suite", "cuda"},
-          {"device", device.name},
-          {"commit", commit},
-          {"date", date},
-          {"command", "bench/cuda/run_gpu.sh (make bundle)"},
-          {"context",
-           {{"cuda_driver", driver},
-            {"cuda_runtime", runtime},
-            {"sms", device.multiProcessorCount},
-            {"notes", "32 query heads, 8 KV heads x 128, bf16; graph replays, a node a layer"}}},
-          {"ceilings", {{"copy_tbps", copy}}}};
+  return {{"cuda_driver", driver},
+          {"cuda_runtime", runtime},
+          {"sms", device.multiProcessorCount},
+          {"notes", "32 query heads, 8 KV heads x 128, bf16; graph replays, a node a layer"}};
 }
 
 int Main(int argc, char** argv) {
-  if (kvs_cuda_ops()->device_count() == 0) {
-    std::fprintf(stderr, "SKIPPED: no GPU is visible\n");
-    return 77;
-  }
+  const std::string gpu = NameOfGpu();
   const Arena arena;
   Report report(bench::Option(argc, argv, "--only"));
-  ordered_json out = Heading(bench::Option(argc, argv, "--commit"),
-                             bench::Option(argc, argv, "--date"), CopyTbps(arena));
-  std::printf("%s, copy %.2f TB/s\n", out["device"].get<std::string>().c_str(),
-              out["ceilings"]["copy_tbps"].get<double>());
+  const double copy = CopyTbps(arena);
+  std::printf("%s, copy %.2f TB/s\n", gpu.c_str(), copy);
   BenchAttend(arena, report);
   BenchAppend(arena, report);
   BenchPack(arena, report);
   BenchQuantise(arena, report);
   BenchGather(report);
-  out["rows"] = report.rows;
-  const std::string file = bench::Option(argc, argv, "--json-out");
-  if (!file.empty()) std::ofstream(file) << out.dump(1) << "\n";
+  bench::WriteResults(argc, argv, "cuda", gpu, "bench/cuda/run_gpu.sh (make bundle)", Context(),
+                      report.rows, {{"copy_tbps", copy}});
   return 0;
 }
 

@@ -9,7 +9,7 @@
 // --surprisal: a trace (docs/traces.md) whose surprisal is reported for plan sekv, over and over;
 // without: no such row. Other suites: the memory of plans (pool_rows.h); moves between the tiers,
 // at a move.promote_rate of choice, and a second process (move_rows.h, pool_rows.h); calls of the
-// remote transport (remote_rows.h); short sequences (break_even_rows.h).
+// remote transport (remote_rows.h); short sequences.
 //
 // A step is kvs_step_begin, kvs_step_replay, the graph's launch, kvs_step_end, for one new token of
 // each sequence; pages are where the daemon's allocator put them. Values: microseconds of a
@@ -29,16 +29,13 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
-#include <memory>
-#include <nlohmann/json.hpp>
+#include <functional>
+#include <map>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-#include "bench/cuda/break_even_rows.h"
-#include "bench/cuda/command_line.h"
 #include "bench/cuda/linked_plans.h"
 #include "bench/cuda/linked_steps.h"
 #include "bench/cuda/move_rows.h"
@@ -46,13 +43,13 @@
 #include "bench/cuda/remote_rows.h"
 #include "bench/cuda/replay_timing.h"
 #include "bench/cuda/trace_surprisal.h"
+#include "bench/results.h"
 #include "client/include/kvstrata/kvstrata.h"
+#include "kernels/step/break_even.h"
 #include "tests/fakes/daemon_process.h"
 
 namespace kvstrata::cuda {
 namespace {
-
-using nlohmann::ordered_json;
 
 std::string IdOf(const Plan& plan, int batch, int kilotokens) {
   return std::string("linked/") + plan.name + "/b" + std::to_string(batch) + "/" +
@@ -63,33 +60,21 @@ std::string IdOf(const Plan& plan, int batch, int kilotokens) {
 // what a step pays then is another thing.
 // trace: of a recorded text.
 void Measure(const Plan& plan, int batch, int kilotokens, const std::vector<float>& trace,
-             ordered_json* rows) {
+             bench::Json* rows) {
   const testing::DaemonProcess daemon(
       {"--set", "pool.device=cuda", "--set", "pool.device_bytes=66GiB", "--set",
        "pool.arena_bytes=1GiB", "--set", "pool.host_bytes=16MiB", "--set", "work.op_threads=16"});
-  kvs_session* session = nullptr;
-  kvs_attach_options options{};
-  options.size = sizeof(options);
-  options.timeout_ms = 300000;  // packing a prompt takes its time
-  CheckKvs(kvs_attach(daemon.socket().c_str(), &options, &session), "kvs_attach");
-  const std::unique_ptr<kvs_session, decltype(&kvs_detach)> detached(session, &kvs_detach);
+  const AttachedSession session(daemon.socket());
   const std::string id = IdOf(plan, batch, kilotokens);
   std::vector<float> surprisal;
   for (size_t i = 0; plan.spans && i < static_cast<size_t>(kilotokens) * 1024; ++i) {
     surprisal.push_back(trace[i % trace.size()]);
   }
-  const std::string text = TextOf(plan, kilotokens * 1024, surprisal);
-  Steps steps(session, plan, batch, kilotokens * 1024, std::move(surprisal));
-  const bench::Timing t =
-      plan.period > 1 ? steps.TimePeriods(plan.period)
-                      : TimeReplays<Steps>({&steps}, steps.layers() * steps.steps(), kReplays);
-  const bench::Timing cpu = steps.TimeOnCpu();
+  Steps steps(session.get(), plan, batch, kilotokens * 1024, std::move(surprisal));
+  const bench::Timing t = steps.Time(), cpu = steps.TimeOnCpu();
   const CallTimes calls = steps.TimeCalls();
   const bench::Timing call = bench::TimingOf(calls.cpu);
-  if (!steps.Sound()) {
-    std::fprintf(stderr, "%s: an output is not a number\n", id.c_str());
-    std::exit(1);
-  }
+  steps.MustBeSound(id);
   const double tbps =
       static_cast<double>(batch * plan.rows_read(int64_t{kilotokens} * 1024) * kTokenBytes) /
       t.median * 1e-6;
@@ -98,27 +83,17 @@ void Measure(const Plan& plan, int batch, int kilotokens, const std::vector<floa
       "%5.1f a select and attend\n",
       id.c_str(), t.median, t.p10, t.p90, tbps, steps.layers(), cpu.median, call.median);
   std::fflush(stdout);
-  rows->push_back({{"id", id},
-                   {"plan", plan.text},
-                   {"batch", batch},
-                   {"tokens", kilotokens * 1024},
-                   {"period", plan.period},
-                   {"value", t.median},
-                   {"unit", "us"},
-                   {"p10", t.p10},
-                   {"p90", t.p90},
-                   {"n", t.n},
-                   {"tbps", tbps},
-                   {"layers", steps.layers()},
-                   {"cpu_us_a_step", cpu.median}});
+  rows->push_back(bench::RowOf(id, t));
+  rows->back().update({{"plan", plan.text},
+                       {"batch", batch},
+                       {"tokens", kilotokens * 1024},
+                       {"period", plan.period},
+                       {"tbps", tbps},
+                       {"layers", steps.layers()},
+                       {"cpu_us_a_step", cpu.median}});
   if (kilotokens != 128 || batch != 1) return;
-  rows->push_back({{"id", id + "/call"},
-                   {"value", call.median},
-                   {"unit", "us"},
-                   {"p10", call.p10},
-                   {"p90", call.p90},
-                   {"n", call.n},
-                   {"clock_us", bench::TimingOf(calls.clock).median}});
+  rows->push_back(bench::RowOf(id + "/call", call));
+  rows->back()["clock_us"] = bench::TimingOf(calls.clock).median;
 }
 
 // Plans that are measured with all cold pages in the host's memory, the query the same in each
@@ -127,47 +102,30 @@ constexpr const char* kHostPagePlans[] = {"quest",      "quest_softmax", "strata
                                           "sentencekv", "chess",         "tokenselect_hit"};
 constexpr int kHostPageLayers = 8;
 
-void MeasureHostPages(Plan plan, ordered_json* rows) {
+void MeasureHostPages(Plan plan, bench::Json* rows) {
   const std::string id = IdOf(plan, 1, 128) + "/host";
   const testing::DaemonProcess daemon({"--set", "pool.device=cuda", "--set",
                                        "pool.device_bytes=8GiB", "--set", "pool.arena_bytes=1GiB",
                                        "--set", "pool.host_bytes=6GiB"});
-  kvs_session* session = nullptr;
-  kvs_attach_options options{};
-  options.size = sizeof(options);
-  options.timeout_ms = 300000;
-  CheckKvs(kvs_attach(daemon.socket().c_str(), &options, &session), "kvs_attach");
-  const std::unique_ptr<kvs_session, decltype(&kvs_detach)> detached(session, &kvs_detach);
+  const AttachedSession session(daemon.socket());
   plan.most_layers = kHostPageLayers;
-  Steps steps(session, plan, 1, 128 * 1024);
-  const auto time = [&] {
-    return plan.period > 1 ? steps.TimePeriods(plan.period)
-                           : TimeReplays<Steps>({&steps}, steps.layers(), kReplays);
-  };
-  const bench::Timing on_device = time();
+  Steps steps(session.get(), plan, 1, 128 * 1024);
+  const bench::Timing on_device = steps.Time();
   steps.Demote(daemon.socket());
-  const bench::Timing on_host = time(), cpu = steps.TimeOnCpu();
-  if (!steps.Sound()) {
-    std::fprintf(stderr, "%s: an output is not a number\n", id.c_str());
-    std::exit(1);
-  }
+  const bench::Timing on_host = steps.Time(), cpu = steps.TimeOnCpu();
+  steps.MustBeSound(id);
   std::printf(
       "%-28s %9.2f us  p10 %9.2f  p90 %9.2f  %5.3fx of %.2f us on the GPU, %.1f us of CPU\n",
       id.c_str(), on_host.median, on_host.p10, on_host.p90, on_host.median / on_device.median,
       on_device.median, cpu.median);
   std::fflush(stdout);
-  rows->push_back({{"id", id},
-                   {"plan", plan.text},
-                   {"tokens", 128 * 1024},
-                   {"value", on_host.median},
-                   {"unit", "us"},
-                   {"p10", on_host.p10},
-                   {"p90", on_host.p90},
-                   {"n", on_host.n},
-                   {"on_device_us", on_device.median},
-                   {"ratio", on_host.median / on_device.median},
-                   {"layers", steps.layers()},
-                   {"cpu_us_a_step", cpu.median}});
+  rows->push_back(bench::RowOf(id, on_host));
+  rows->back().update({{"plan", plan.text},
+                       {"tokens", 128 * 1024},
+                       {"on_device_us", on_device.median},
+                       {"ratio", on_host.median / on_device.median},
+                       {"layers", steps.layers()},
+                       {"cpu_us_a_step", cpu.median}});
 }
 
 constexpr char kNotes[] =
@@ -180,17 +138,13 @@ constexpr char kNotes[] =
 // Writes all rows so far after each one: a run that is cut short keeps what it has.
 class Results {
  public:
-  Results(ordered_json head, std::string file) : all_(std::move(head)), file_(std::move(file)) {
-    all_["rows"] = ordered_json::array();
-  }
-  ordered_json* rows() { return &all_["rows"]; }
-  void Write() const {
-    if (!file_.empty()) std::ofstream(file_) << all_.dump(1) << "\n";
-  }
+  explicit Results(std::function<void(const bench::Json& rows)> write) : write_(std::move(write)) {}
+  bench::Json* rows() { return &rows_; }
+  void Write() const { write_(rows_); }
 
  private:
-  ordered_json all_;
-  const std::string file_;
+  bench::Json rows_ = bench::Json::array();
+  const std::function<void(const bench::Json& rows)> write_;
 };
 
 void MeasureAll(const std::string& only, const std::vector<float>& trace, Results* results) {
@@ -214,7 +168,7 @@ void MeasureAll(const std::string& only, const std::vector<float>& trace, Result
   }
 }
 
-// The plans of the rows of break_even_rows.h.
+// The plans whose rows are about short sequences.
 std::vector<Plan> ShortPlans() {
   std::vector<Plan> plans;
   for (const Plan& plan : kPlans) {
@@ -226,6 +180,66 @@ std::vector<Plan> ShortPlans() {
     }
   }
   return plans;
+}
+
+constexpr char kBreakEvenNotes[] =
+    "a layer of a captured step, as in suite cuda-linked, of 16 layers and short sequences; "
+    "baseline: plan full in the same run; saved_us: what kernels/step/break_even.cc says that "
+    "selecting saves (below 0: costs); ids .../short: the same plan with min_tokens above the "
+    "length";
+constexpr int kBreakEvenLayers = 16, kBreakEvenReplays = 16;
+
+// Rows about short sequences: from how many tokens on a plan's decode step is faster than one that
+// attends in full, beside what kernels/step/break_even.h says. Of one plan; full_us gets or gives
+// what plan full takes, by batch and tokens.
+void BreakEvenRowsOf(Plan plan, const std::string& id,
+                     std::map<std::pair<int, int>, double>* full_us, bench::Json* rows) {
+  const PoolDaemon daemon;
+  const AttachedSession session(daemon.process.socket());
+  plan.most_layers = kBreakEvenLayers;
+  kvstrata::Plan modelled = ParsePlan(plan.text).value();
+  const Geometry llama{.layers = kBreakEvenLayers,
+                       .query_heads = 32,
+                       .kv_heads = 8,
+                       .head_dim = 128,
+                       .page_tokens = 16,
+                       .dtype = DType::kBF16,
+                       .rotary = {}};
+  for (const int batch : {1, 8}) {
+    modelled.batch = batch;
+    for (int kilotokens = 1; kilotokens <= (batch == 1 ? 32 : 16); kilotokens *= 2) {
+      Steps steps(session.get(), plan, batch, kilotokens * 1024);
+      const bench::Timing t =
+          TimeReplays<Steps>({&steps}, steps.layers() * steps.steps(), kBreakEvenReplays);
+      steps.MustBeSound(id);
+      const auto [full, is_full] = full_us->try_emplace({batch, kilotokens}, t.median);
+      const double saved_us = SavedBytes(modelled, llama, StepsOn::kGpu, kilotokens * 1024) / 3.1e6;
+      const std::string row = "break_even/" + id + "/b" + std::to_string(batch) + "/" +
+                              std::to_string(kilotokens) + "K";
+      std::printf("%-40s %8.2f us  p10 %8.2f  p90 %8.2f  saves %7.2f us, predicted %7.2f\n",
+                  row.c_str(), t.median, t.p10, t.p90, full->second - t.median, saved_us);
+      std::fflush(stdout);
+      rows->push_back(bench::RowOf(row, t));
+      rows->back().update({{"plan", plan.text}, {"batch", batch}, {"tokens", kilotokens * 1024}});
+      if (is_full) continue;
+      rows->back()["baseline"] = {{"name", "plan full"}, {"value", full->second}};
+      rows->back()["ratio"] = full->second / t.median;
+      rows->back()["saved_us"] = saved_us;
+    }
+  }
+}
+
+// plans: the first one is full.
+bench::Json BreakEvenRows(const std::vector<Plan>& plans) {
+  bench::Json rows = bench::Json::array();
+  std::map<std::pair<int, int>, double> full_us;
+  for (const Plan& plan : plans) BreakEvenRowsOf(plan, plan.name, &full_us, &rows);
+  for (Plan plan : plans) {
+    if (std::string(plan.name) != "quest") continue;
+    plan.text = "quest{min_tokens = 1000000}";
+    BreakEvenRowsOf(plan, "quest/short", &full_us, &rows);
+  }
+  return rows;
 }
 
 struct Choices {
@@ -263,21 +277,11 @@ const Suite kSuites[] = {
     {"remote", kRemoteNotes, "bench/cuda/run_gpu.sh remote (make bundle)",
      [](const Choices& choices, Results* results) { RemoteRows(choices.only, results->rows()); }},
     {"break-even", kBreakEvenNotes, "linked_bench --suite break-even (make bundle)",
-     [](const Choices&, Results* results) {
-       *results->rows() = BreakEvenRows<Steps>(ShortPlans());
-     }},
+     [](const Choices&, Results* results) { *results->rows() = BreakEvenRows(ShortPlans()); }},
 };
 
 int Main(int argc, char** argv) {
-  int devices = 0;
-  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
-    std::fprintf(stderr, "SKIPPED: no GPU is visible\n");
-    return 77;
-  }
-  cudaDeviceProp device{};
-  Check(cudaGetDeviceProperties(&device, 0), "cudaGetDeviceProperties");
-  const std::string only = bench::Option(argc, argv, "--only"),
-                    file = bench::Option(argc, argv, "--json-out");
+  const std::string gpu = NameOfGpu();
   if (const std::string socket = bench::Option(argc, argv, "--second"); !socket.empty()) {
     return RunSecond<Steps>(socket, kPoolPlans.front(), bench::Option(argc, argv, "--digest"));
   }
@@ -287,17 +291,13 @@ int Main(int argc, char** argv) {
     std::fprintf(stderr, "--suite %s; allowed: pool, moves, remote, break-even\n", name.c_str());
     return 2;
   }
-  Results results({{"suite", "cuda-" + (name.empty() ? "linked" : name)},
-                   {"device", device.name},
-                   {"commit", bench::Option(argc, argv, "--commit")},
-                   {"date", bench::Option(argc, argv, "--date")},
-                   {"command", suite->command},
-                   {"context", {{"notes", suite->notes}}},
-                   {"ceilings", ordered_json::object()}},
-                  file);
-  suite->measure(
-      {only, bench::Option(argc, argv, "--surprisal"), bench::Option(argc, argv, "--promote-rate")},
-      &results);
+  Results results([&](const bench::Json& rows) {
+    bench::WriteResults(argc, argv, "cuda-" + (name.empty() ? "linked" : name), gpu, suite->command,
+                        {{"notes", suite->notes}}, rows);
+  });
+  suite->measure({bench::Option(argc, argv, "--only"), bench::Option(argc, argv, "--surprisal"),
+                  bench::Option(argc, argv, "--promote-rate")},
+                 &results);
   results.Write();
   return 0;
 }

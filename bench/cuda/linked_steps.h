@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "bench/abi_calls.h"
 #include "bench/cuda/linked_plans.h"
 #include "bench/cuda/replay_timing.h"
 #include "bench/cuda/step_tensors.h"
@@ -27,11 +28,7 @@
 
 namespace kvstrata::cuda {
 
-inline void CheckKvs(int code, const char* what) {
-  if (code == KVS_OK) return;
-  std::fprintf(stderr, "%s: %s %s\n", what, kvs_error_reason(), kvs_error_message());
-  std::exit(1);
-}
+using bench::Must;
 
 // kvs_select and kvs_attend together: microseconds of the thread's own time, and of the clock.
 struct CallTimes {
@@ -49,6 +46,7 @@ class Steps {
       : session_(session),
         digest_(digest),
         steps_a_query_(plan.steps_a_query),
+        period_(plan.period),
         layers_(LayersOf(plan, batch, tokens)),
         tensors_(plan, batch),
         sentences_(plan.sentences),
@@ -65,7 +63,7 @@ class Steps {
   ~Steps() {
     cudaGraphExecDestroy(graph_);
     for (const kvs_step_member& member : members_) {
-      CheckKvs(kvs_sequence_close(session_, member.sequence), "kvs_sequence_close");
+      Must(kvs_sequence_close(session_, member.sequence), "kvs_sequence_close");
     }
     cudaStreamDestroy(stream_);
   }
@@ -100,9 +98,14 @@ class Steps {
   }
   void LaunchStep() {
     Step([this](kvs_step* step) {
-      CheckKvs(kvs_step_replay(step), "kvs_step_replay");
+      Must(kvs_step_replay(step), "kvs_step_replay");
       Check(cudaGraphLaunch(graph_, stream_), "cudaGraphLaunch");
     });
+  }
+  // Microseconds of a layer: of replays, or of whole periods of a plan that has them.
+  bench::Timing Time() {
+    if (period_ > 1) return TimePeriods(period_);
+    return TimeReplays<Steps>({this}, layers() * steps(), kReplays);
   }
   // Microseconds of a layer, the mean of `period` steps that follow each other without a pause.
   bench::Timing TimePeriods(int period) {
@@ -148,18 +151,23 @@ class Steps {
     return times;
   }
   bool Sound() const { return tensors_.Sound(); }
+  void MustBeSound(const std::string& id) const {
+    if (Sound()) return;
+    std::fprintf(stderr, "%s: an output is not a number\n", id.c_str());
+    std::exit(1);
+  }
 
  private:
   void Report(kvs_sequence sequence, uint32_t first, const std::vector<uint8_t>& ends) {
-    CheckKvs(kvs_report(session_, sequence, first, static_cast<uint32_t>(ends.size()), nullptr,
-                        nullptr, ends.data()),
-             "kvs_report");
+    Must(kvs_report(session_, sequence, first, static_cast<uint32_t>(ends.size()), nullptr, nullptr,
+                    ends.data()),
+         "kvs_report");
   }
   kvs_model RegisterModel() {
     const kvs_model_desc desc =
         testing::DescOf({layers_, kHeads, kKvHeads, kDim, kPage}, "llama-3.1-8b", digest_.c_str());
     kvs_model model = 0;
-    CheckKvs(kvs_model_register(session_, &desc, &model), "kvs_model_register");
+    Must(kvs_model_register(session_, &desc, &model), "kvs_model_register");
     return model;
   }
   // A sequence whose prompt is like no other's.
@@ -167,9 +175,8 @@ class Steps {
             const std::vector<uint8_t>& ends) {
     const std::vector<int32_t> prompt(static_cast<size_t>(tokens), id);
     kvs_sequence sequence = 0;
-    CheckKvs(
-        kvs_sequence_open(session_, model, plan, prompt.data(), prompt.size(), &sequence, &held_),
-        "kvs_sequence_open");
+    Must(kvs_sequence_open(session_, model, plan, prompt.data(), prompt.size(), &sequence, &held_),
+         "kvs_sequence_open");
     const auto run = [&](int32_t n, bool attend) {
       StepOf({{sequence, prompt.data(), static_cast<uint32_t>(n)}},
              [&](kvs_step* step) { Layers(step, n, attend); });
@@ -181,21 +188,21 @@ class Steps {
     if (sentences_) run(kObserved, true);
     if (sentences_) Report(sequence, 0, ends);
     if (!surprisal_.empty()) {
-      CheckKvs(kvs_report(session_, sequence, 0, static_cast<uint32_t>(tokens), surprisal_.data(),
-                          nullptr, nullptr),
-               "kvs_report");
+      Must(kvs_report(session_, sequence, 0, static_cast<uint32_t>(tokens), surprisal_.data(),
+                      nullptr, nullptr),
+           "kvs_report");
     }
-    CheckKvs(kvs_prefill_done(session_, sequence), "kvs_prefill_done");
-    CheckKvs(kvs_settle(session_, sequence), "kvs_settle");  // with a codec: all is packed
+    Must(kvs_prefill_done(session_, sequence), "kvs_prefill_done");
+    Must(kvs_settle(session_, sequence), "kvs_settle");  // with a codec: all is packed
     members_.push_back({sequence, &id_, 1});
   }
   template <typename Fn>
   void StepOf(const std::vector<kvs_step_member>& members, const Fn& work) {
     kvs_step* step = nullptr;
-    CheckKvs(kvs_step_begin(session_, members.data(), members.size(), stream_, &step, nullptr),
-             "kvs_step_begin");
+    Must(kvs_step_begin(session_, members.data(), members.size(), stream_, &step, nullptr),
+         "kvs_step_begin");
     work(step);
-    CheckKvs(kvs_step_end(step, stream_), "kvs_step_end");
+    Must(kvs_step_end(step, stream_), "kvs_step_end");
   }
   template <typename Fn>
   void Step(const Fn& work) {
@@ -212,11 +219,11 @@ class Steps {
     const kvs_tensor rows = attend ? tensors_.StepRows(tokens) : tensors_.PromptRows(tokens),
                      q = tensors_.Queries(tokens), o = tensors_.Output(tokens);
     for (int layer = 0; layer < layers_; ++layer) {
-      CheckKvs(kvs_append(step, layer, &rows, &rows), "kvs_append");
+      Must(kvs_append(step, layer, &rows, &rows), "kvs_append");
       if (!attend) continue;
       const double clock = bench::NowUs(), cpu = bench::ThreadUs();
-      if (calls != nullptr) CheckKvs(kvs_select(step, layer, &q), "kvs_select");
-      CheckKvs(kvs_attend(step, layer, &q, &o, nullptr), "kvs_attend");
+      if (calls != nullptr) Must(kvs_select(step, layer, &q), "kvs_select");
+      Must(kvs_attend(step, layer, &q, &o, nullptr), "kvs_attend");
       if (calls == nullptr) continue;
       calls->cpu.push_back(bench::ThreadUs() - cpu);
       calls->clock.push_back(bench::NowUs() - clock);
@@ -236,7 +243,7 @@ class Steps {
 
   kvs_session* const session_;
   const std::string digest_;
-  const int steps_a_query_;
+  const int steps_a_query_, period_;
   const int layers_;
   StepTensors tensors_;
   const bool sentences_;

@@ -78,17 +78,12 @@ inline Moves MoveToAndFro(const PoolDaemon& daemon, uint64_t sequence) {
 }
 
 inline void RateRow(const std::string& id, const std::vector<Moves::Run>& runs, double must,
-                    nlohmann::ordered_json* rows) {
+                    bench::Json* rows) {
   const bench::Timing t = Moves::Rate(runs);
   std::printf("%-36s %9.2f GB/s  p10 %9.2f  p90 %9.2f\n", id.c_str(), t.median, t.p10, t.p90);
   std::fflush(stdout);
-  rows->push_back({{"id", id},
-                   {"bytes", runs.front().bytes},
-                   {"value", t.median},
-                   {"unit", "GB/s"},
-                   {"p10", t.p10},
-                   {"p90", t.p90},
-                   {"n", t.n}});
+  rows->push_back(bench::RowOf(id, t, "GB/s"));
+  rows->back()["bytes"] = runs.front().bytes;
   if (must > 0) rows->back()["must"] = must;
 }
 
@@ -126,7 +121,7 @@ StepTimes RunSteps(Steps* steps, const std::atomic<bool>& stop) {
 // Mean of the steps that lie wholly inside of moves, against those that no move touches.
 inline void BesideRow(const std::string& id, const StepTimes& steps,
                       const std::vector<Moves::Run>& runs, const Moves& all, double must,
-                      nlohmann::ordered_json* rows) {
+                      bench::Json* rows) {
   std::vector<double> during, alone;
   for (size_t i = 0; i < steps.us.size(); ++i) {
     const double begin = steps.begin[i], end = steps.end[i];
@@ -141,23 +136,19 @@ inline void BesideRow(const std::string& id, const StepTimes& steps,
               id.c_str(), t.mean, base.mean, t.median, base.median, (t.mean / base.mean - 1) * 100,
               t.n, base.n);
   std::fflush(stdout);
-  rows->push_back({{"id", id},
-                   {"value", t.mean},
-                   {"unit", "us"},
-                   {"median", t.median},
-                   {"p10", t.p10},
-                   {"p90", t.p90},
-                   {"n", t.n},
-                   {"baseline", {{"name", "no move"}, {"value", base.mean}}},
-                   {"ratio", base.mean / t.mean},
-                   {"must", must}});
+  rows->push_back(bench::RowOf(id, t));
+  rows->back().update({{"value", t.mean},
+                       {"median", t.median},
+                       {"baseline", {{"name", "no move"}, {"value", base.mean}}},
+                       {"ratio", base.mean / t.mean},
+                       {"must", must}});
 }
 
 // promote_rate: of the daemon, a value of move.promote_rate, which the rows' ids tell; "": its
 // default.
 template <typename Steps, typename Plan>
 void MoveRows(const std::vector<Plan>& decoding, const Plan& moved, const std::string& promote_rate,
-              nlohmann::ordered_json* rows) {
+              bench::Json* rows) {
   std::vector<std::string> settings = {"pool.device_bytes=32GiB", "pool.host_bytes=4GiB"};
   if (!promote_rate.empty()) settings.push_back("move.promote_rate=" + promote_rate);
   const std::string at = promote_rate.empty() ? "" : "/" + promote_rate;

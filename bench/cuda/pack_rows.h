@@ -39,20 +39,16 @@ class PackRows {
   }
 
   // For all layers.
-  int Covariance(cudaStream_t stream) const {
-    return OpsOf<PackedOps>(kvs_cuda_ops()->packed).covariance(sums_, stream);
-  }
+  int Covariance(cudaStream_t stream) const { return Ops().covariance(sums_, stream); }
   int Eigen(cudaStream_t stream) const { return kvs_cuda_ops()->eigen(eigen_, stream); }
-  int RotatePack(cudaStream_t stream) const {
-    return OpsOf<PackedOps>(kvs_cuda_ops()->packed).rotate_pack(pack_, stream);
-  }
+  int RotatePack(cudaStream_t stream) const { return Ops().rotate_pack(pack_, stream); }
   // For one layer; the n-th has rotations and rows of its own.
   int Flush(int n, cudaStream_t stream) const {
     RotatePackBatch work = pack_;
     work.items = flush_items_.get() + int64_t{n} * 2 * kHeads;
     work.count = 2 * kHeads;
     work.rows_max = kFlushTokens;
-    return OpsOf<PackedOps>(kvs_cuda_ops()->packed).rotate_pack(work, stream);
+    return Ops().rotate_pack(work, stream);
   }
   // The flushes' rotations: those of the segment, which must have been made.
   void CopyRotations() {
@@ -66,6 +62,7 @@ class PackRows {
   int64_t packed_bytes() const { return static_cast<int64_t>(packed_.size()); }
 
  private:
+  static const PackedOps& Ops() { return OpsOf<PackedOps>(kvs_cuda_ops()->packed); }
   static constexpr int kPageTokens = 16, kKeep = 32, kBlock = 8;
 
   static HeadRows Rows(const uint64_t* pages, int item, int32_t begin, int32_t end) {
@@ -103,10 +100,8 @@ class PackRows {
     counters_ = DeviceArray<uint32_t>(std::vector<uint32_t>(kItems, 0));
     const HeadRowShape shape = {kDim, kPageTokens, kDim * 2, DType::kBF16};
     sums_ = {shape, sum_items_.get(), kItems, kTokens, false, counters_.get(), nullptr};
-    workspace_ = DeviceArray<float>(
-        static_cast<size_t>(
-            OpsOf<PackedOps>(kvs_cuda_ops()->packed).covariance_workspace_bytes(sums_)) /
-        4);
+    workspace_ =
+        DeviceArray<float>(static_cast<size_t>(Ops().covariance_workspace_bytes(sums_)) / 4);
     sums_.workspace = workspace_.get();
     eigen_ = {kDim, eigen_items_.get(), kItems, nullptr};
     pack_ = {shape, pack_items_.get(), kItems, kTokens, true};

@@ -27,6 +27,7 @@ inline constexpr int32_t kSegment = 65536, kPage = 16, kBuffer = 32, kBufferPage
 inline constexpr int64_t kRow = 80;  // bytes of a packed row
 inline constexpr int64_t kPageBytes = int64_t{2} * kKvHeads * kPage * kDim * 2;
 inline const CudaOps& Ops() { return *kvs_cuda_ops(); }
+inline const PackedOps& OpsOfPacked() { return kvstrata::OpsOf<PackedOps>(Ops().packed); }
 
 // How many sequences of how many tokens, in as many layers as are gone through in turn.
 struct PackedShape {
@@ -133,8 +134,8 @@ class PackedStep {
         memory_(rng_, shape_),
         q_(RandomElements(rng_, DType::kBF16, static_cast<size_t>(batch * kHeads * kDim))),
         scratch_(shape_) {
-    scratch_.workspace = DeviceArray<float>(static_cast<size_t>(
-        kvstrata::OpsOf<PackedOps>(Ops().packed).attend_packed_workspace_bytes(Attend(0)) / 4));
+    scratch_.workspace = DeviceArray<float>(
+        static_cast<size_t>(OpsOfPacked().attend_packed_workspace_bytes(Attend(0)) / 4));
     scratch_.buffer_workspace = DeviceArray<std::byte>(std::vector<std::byte>(
         static_cast<size_t>(Ops().attend_raw_workspace_bytes(kGroup, kDim))));
     scratch_.pick_scratch = DeviceArray<std::byte>(
@@ -142,33 +143,17 @@ class PackedStep {
   }
 
   int layers() const { return shape_.layers; }
-  int stages() const { return static_cast<int>(OpsOf(0).size()); }
 
-  // The first `stages` ops of every layer.
-  int Enqueue(int stages, Stream stream) const {
-    int error = 0;
-    for (int layer = 0; layer < shape_.layers && error == 0; ++layer) {
-      const auto ops = OpsOf(layer);
-      for (int i = 0; i < stages && error == 0; ++i) error = ops[static_cast<size_t>(i)](stream);
-    }
-    return error;
-  }
-  bool Sound() const {
-    const std::vector<BF16> out = scratch_.output.Read();
-    return std::all_of(out.begin(), out.end(), [](BF16 x) { return std::isfinite(ToFloat(x)); });
-  }
-
- private:
+  // The ops of a layer, in their order.
   std::vector<std::function<int(Stream)>> OpsOf(int layer) const {
-    return {[=, this](Stream s) {
-              return kvstrata::OpsOf<PackedOps>(Ops().packed).score_packed(Score(layer), s);
-            },
+    return {[=, this](Stream s) { return OpsOfPacked().score_packed(Score(layer), s); },
             [=, this](Stream s) { return Ops().pick(Pick(), s); },
             [=, this](Stream s) { return Ops().attend_raw(AttendBuffer(layer), s); },
-            [=, this](Stream s) {
-              return kvstrata::OpsOf<PackedOps>(Ops().packed).attend_packed(Attend(layer), s);
-            }};
+            [=, this](Stream s) { return OpsOfPacked().attend_packed(Attend(layer), s); }};
   }
+  const DeviceArray<BF16>& output() const { return scratch_.output; }
+
+ private:
   PagedLayer Buffer(int layer) const {
     return {memory_.pages.get() + int64_t{layer} * shape_.batch * kBufferPages,
             kBufferPages,

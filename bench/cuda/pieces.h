@@ -1,18 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pages and index blocks for benchmarks of steps.
+// Pages and index blocks for benchmarks of steps, and what they check.
 #ifndef KVSTRATA_BENCH_CUDA_PIECES_H_
 #define KVSTRATA_BENCH_CUDA_PIECES_H_
 
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
 #include <random>
 #include <vector>
 
+#include "base/status.h"
 #include "kernels/pages/dtype.h"
 #include "tests/cuda/device_array.h"
 
 namespace kvstrata::cuda {
+
+inline void CheckStep(const Status& status) {
+  if (status.ok()) return;
+  std::fprintf(stderr, "%s\n", status.ToString().c_str());
+  std::abort();
+}
+
+// Whether every output is a number.
+inline bool IsSound(const DeviceArray<BF16>& output) {
+  const std::vector<BF16> out = output.Read();
+  return std::ranges::all_of(out, [](BF16 x) { return std::isfinite(ToFloat(x)); });
+}
 
 // Memory of random bf16 in [-1, 1) cut into `count` pieces in random order.
 class Pieces {

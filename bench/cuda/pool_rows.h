@@ -16,12 +16,13 @@
 #include <cstdlib>
 #include <map>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "bench/abi_calls.h"
 #include "bench/cuda/replay_timing.h"
+#include "bench/results.h"
 #include "client/include/kvstrata/kvstrata.h"
 #include "kvstrata/v1/admin.grpc.pb.h"
 #include "tests/fakes/daemon_process.h"
@@ -38,7 +39,7 @@ constexpr char kPoolNotes[] =
 
 inline void CheckPool(bool ok, const char* what) {
   if (ok) return;
-  std::fprintf(stderr, "%s: %s %s\n", what, kvs_error_reason(), kvs_error_message());
+  std::fprintf(stderr, "failed: %s\n", what);
   std::exit(1);
 }
 
@@ -48,7 +49,7 @@ class AttachedSession {
     kvs_attach_options options{};
     options.size = sizeof(options);
     options.timeout_ms = 300000;  // packing a prompt takes its time
-    CheckPool(kvs_attach(socket.c_str(), &options, &session_) == KVS_OK, "kvs_attach");
+    bench::Must(kvs_attach(socket.c_str(), &options, &session_), "kvs_attach");
   }
   AttachedSession(const AttachedSession&) = delete;
   AttachedSession& operator=(const AttachedSession&) = delete;
@@ -156,7 +157,7 @@ HeldMemory MeasureHeld(const Plan& plan, int layers_of_a_model) {
 
 template <typename Steps, typename Plan>
 void MemoryRows(const std::vector<Plan>& plans, int layers_of_a_model, const std::string& only,
-                nlohmann::ordered_json* rows) {
+                bench::Json* rows) {
   const std::map<std::string, double> must = {{"mosaickv", 3.0}, {"sekv", 1 / 0.47}};
   double full = 0;
   for (const Plan& plan : plans) {
@@ -228,7 +229,7 @@ inline uint32_t AwaitSecond(const std::string& socket, const std::string& digest
 }
 
 template <typename Steps, typename Plan>
-void SecondRow(const Plan& plan, nlohmann::ordered_json* rows) {
+void SecondRow(const Plan& plan, bench::Json* rows) {
   PoolDaemon daemon;
   AttachedSession session(daemon.process.socket());
   const std::string digest = "second-" + std::to_string(getpid());
@@ -243,18 +244,13 @@ void SecondRow(const Plan& plan, nlohmann::ordered_json* rows) {
   std::printf("second/%s/128K %9.2f us  own %.2f, %.2f  ratio %.3f  held for %u tokens\n",
               plan.name, second.median, before.median, after.median, own / second.median, held);
   std::fflush(stdout);
-  rows->push_back({{"id", std::string("second/") + plan.name + "/128K"},
-                   {"plan", plan.text},
-                   {"tokens", kPoolTokens},
-                   {"held_tokens", held},
-                   {"value", second.median},
-                   {"unit", "us"},
-                   {"p10", second.p10},
-                   {"p90", second.p90},
-                   {"n", second.n},
-                   {"baseline", {{"name", "the first process"}, {"value", own}}},
-                   {"ratio", own / second.median},
-                   {"must", 0.97}});
+  rows->push_back(bench::RowOf(std::string("second/") + plan.name + "/128K", second));
+  rows->back().update({{"plan", plan.text},
+                       {"tokens", kPoolTokens},
+                       {"held_tokens", held},
+                       {"baseline", {{"name", "the first process"}, {"value", own}}},
+                       {"ratio", own / second.median},
+                       {"must", 0.97}});
 }
 
 }  // namespace kvstrata::cuda

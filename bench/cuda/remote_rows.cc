@@ -7,7 +7,7 @@
 #include <random>
 #include <vector>
 
-#include "bench/machine.h"
+#include "bench/results.h"
 #include "kernels/pages/dtype.h"
 #include "tests/fakes/daemon_process.h"
 #include "tests/fakes/remote_client.h"
@@ -114,25 +114,20 @@ class RemoteSteps {
 };
 
 void AddRow(const std::string& id, const char* plan, const std::vector<double>& us, double ping,
-            nlohmann::ordered_json* rows) {
+            bench::Json* rows) {
   const bench::Timing t = bench::TimingOf(us);
   std::printf("%-28s %9.1f us  p10 %9.1f  p90 %9.1f\n", id.c_str(), t.median, t.p10, t.p90);
   std::fflush(stdout);
-  rows->push_back({{"id", id},
-                   {"plan", plan},
-                   {"tokens", kTokens},
-                   {"value", t.median},
-                   {"unit", "us"},
-                   {"p10", t.p10},
-                   {"p90", t.p90},
-                   {"n", t.n},
-                   {"baseline", {{"name", "ping"}, {"value", ping}}},
-                   {"ratio", ping / t.median}});
+  rows->push_back(bench::RowOf(id, t));
+  rows->back().update({{"plan", plan},
+                       {"tokens", kTokens},
+                       {"baseline", {{"name", "ping"}, {"value", ping}}},
+                       {"ratio", ping / t.median}});
 }
 
 }  // namespace
 
-void RemoteRows(const std::string& only, nlohmann::ordered_json* rows) {
+void RemoteRows(const std::string& only, bench::Json* rows) {
   for (const bool on_gpu : {true, false}) {
     for (const RemotePlan& plan : kPlans) {
       const std::string id =

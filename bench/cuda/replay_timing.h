@@ -4,12 +4,29 @@
 #ifndef KVSTRATA_BENCH_CUDA_REPLAY_TIMING_H_
 #define KVSTRATA_BENCH_CUDA_REPLAY_TIMING_H_
 
+#include <cuda_runtime_api.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
 #include <vector>
 
 #include "bench/machine.h"
 #include "tests/cuda/captured_graph.h"
 
 namespace kvstrata::cuda {
+
+// The GPU's name. Without a GPU the program ends with 77, as a test that is skipped.
+inline std::string NameOfGpu() {
+  int devices = 0;
+  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+    std::fprintf(stderr, "SKIPPED: no GPU is visible\n");
+    std::exit(77);
+  }
+  cudaDeviceProp device{};
+  Check(cudaGetDeviceProperties(&device, 0), "cudaGetDeviceProperties");
+  return device.name;
+}
 
 // Microseconds of a node: each replay is timed by itself, with the one before it still running
 // while it is enqueued, so that nothing of the host is in it. Graphs, all of `nodes` nodes,

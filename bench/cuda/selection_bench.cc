@@ -9,8 +9,6 @@
 
 #include <cmath>
 #include <cstdio>
-#include <cstring>
-#include <ctime>
 #include <fstream>
 #include <functional>
 #include <map>
@@ -21,7 +19,7 @@
 #include <vector>
 
 #include "bench/cuda/replay_timing.h"
-#include "bench/machine.h"
+#include "bench/results.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "tests/cuda/captured_graph.h"
 #include "tests/cuda/device_array.h"
@@ -33,7 +31,7 @@ constexpr int kKvHeads = 8, kGroup = 4, kQueryHeads = kKvHeads * kGroup, kDim = 
 constexpr double kReadTbps = 3.10;  // what a reading kernel reaches on the H100
 
 struct Options {
-  std::string json, only;
+  std::string only;
   int replays = 100;
   std::map<std::string, double> baseline;  // microseconds by row
 };
@@ -65,7 +63,7 @@ class Suite {
     rows_.push_back(row);
   }
 
-  void WriteJson() const;
+  bench::Json Rows() const;
 
  private:
   double BaselineOf(const std::string& id) const {
@@ -94,46 +92,25 @@ class Suite {
   std::vector<Row> rows_;
 };
 
-void Suite::WriteJson() const {
-  if (options_.json.empty()) return;
-  cudaDeviceProp device;
-  Check(cudaGetDeviceProperties(&device, 0), "cudaGetDeviceProperties");
-  char date[16];
-  const std::time_t now = std::time(nullptr);
-  std::strftime(date, sizeof(date), "%Y-%m-%d", std::gmtime(&now));
-  const char* commit = std::getenv("KVSTRATA_COMMIT");
-  std::ofstream out(options_.json);
-  out << "{\n  \"suite\": \"cuda-selection\",\n  \"device\": \"" << device.name
-      << "\",\n  \"commit\": \"" << (commit == nullptr ? "unknown" : commit)
-      << "\",\n  \"date\": \"" << date
-      << "\",\n  \"command\": \"build/bin/selection_bench --json-out "
-      << "bench/results/cuda-selection-h100.json\",\n  \"context\": {\"notes\": \"one layer: 32 "
-         "query"
-      << " heads, 8 KV heads, dim 128, bf16, pages of 16 scattered; replays of graphs of several "
-      << "calls, per call; baseline torch.topk the same way\"},\n  \"ceilings\": {\"read_tbps\": "
-      << kReadTbps << "},\n  \"rows\": [";
-  const char* comma = "\n";
+bench::Json Suite::Rows() const {
+  bench::Json rows = bench::Json::array();
   for (const Row& row : rows_) {
-    out << comma << "    {\"id\": \"" << row.id << "\", \"value\": " << row.us.median
-        << ", \"unit\": \"us\", \"p10\": " << row.us.p10 << ", \"p90\": " << row.us.p90
-        << ", \"n\": " << row.us.n;
-    comma = ",\n";
+    bench::Json& out = rows.emplace_back(bench::RowOf(row.id, row.us));
     const double torch = BaselineOf(row.id), floor = row.bytes / kReadTbps * 1e-6;
-    if (row.bytes > 0) out << ", \"tbps\": " << row.bytes / row.us.median * 1e-6;
+    if (row.bytes > 0) out["tbps"] = row.bytes / row.us.median * 1e-6;
     if (torch > 0) {
-      out << ", \"baseline\": {\"name\": \"torch\", \"value\": " << torch
-          << "}, \"ratio\": " << torch / row.us.median;
-      if (row.target_us > 0) out << ", \"must\": " << torch / row.target_us;
+      out["baseline"] = {{"name", "torch"}, {"value", torch}};
+      out["ratio"] = torch / row.us.median;
+      if (row.target_us > 0) out["must"] = torch / row.target_us;
     } else if (row.bytes > 0) {
-      out << ", \"baseline\": {\"name\": \"its bytes at 3.10 TB/s\", \"value\": " << floor
-          << "}, \"ratio\": " << floor / row.us.median;
-      if (row.fraction > 0) out << ", \"must\": " << row.fraction;
+      out["baseline"] = {{"name", "its bytes at 3.10 TB/s"}, {"value", floor}};
+      out["ratio"] = floor / row.us.median;
+      if (row.fraction > 0) out["must"] = row.fraction;
     } else if (row.target_us > 0) {
-      out << ", \"must\": " << row.target_us << ", \"better\": \"smaller\"";
+      out["must"] = row.target_us, out["better"] = "smaller";
     }
-    out << "}";
   }
-  out << "\n  ]\n}\n";
+  return rows;
 }
 
 std::string Length(int64_t tokens) {
@@ -261,6 +238,17 @@ void BenchWaysToPick(Suite& suite) {
   bench(8, 16384, 512, PickExchange::kByShape, 1);
 }
 
+// `scored`: the row of what `score` enqueues; `id`: of the same with the pick behind it.
+void BenchScored(Suite& suite, const Row& scored, const std::string& id, int calls,
+                 const std::function<int(int, Stream)>& score, const PickBatch& pick) {
+  if (suite.Wants(scored.id)) suite.Measure(scored, calls, score);
+  if (!suite.Wants(id)) return;
+  suite.Measure({id, {}, scored.bytes}, calls, [&](int i, Stream stream) {
+    const int error = score(i, stream);
+    return error != 0 ? error : kvs_cuda_ops()->pick(pick, stream);
+  });
+}
+
 // Quest: units of 16 tokens scored by their bounds, then the best 128 of each KV head.
 void BenchQuest(Suite& suite, int n) {
   const std::string score_id = "score/quest/" + Length(n), id = "quest/" + Length(n);
@@ -294,12 +282,7 @@ void BenchQuest(Suite& suite, int n) {
     w.rows = IndexRows(pages.Table(i % sets), blocks, index, 0, 0, 0);
     return kvs_cuda_ops()->score(w, stream);
   };
-  if (suite.Wants(score_id)) suite.Measure({score_id, {}, bytes}, calls, score);
-  if (!suite.Wants(id)) return;
-  suite.Measure({id, {}, bytes}, calls, [&](int i, Stream stream) {
-    const int error = score(i, stream);
-    return error != 0 ? error : kvs_cuda_ops()->pick(p, stream);
-  });
+  BenchScored(suite, {score_id, {}, bytes}, id, calls, score, p);
 }
 
 PagedLayer KeysOnly(const Pages& pages, int set, int page_tokens) {
@@ -348,12 +331,7 @@ void BenchVote(Suite& suite, int n, int page = 16) {
     w.rows = KeyRows(KeysOnly(pages, i % sets, page));
     return kvs_cuda_ops()->vote(w, stream);
   };
-  if (suite.Wants(vote_id)) suite.Measure({vote_id, {}, bytes, 0, 0.85}, calls, vote);
-  if (!suite.Wants(id)) return;
-  suite.Measure({id, {}, bytes}, calls, [&](int i, Stream stream) {
-    const int error = vote(i, stream);
-    return error != 0 ? error : kvs_cuda_ops()->pick(p, stream);
-  });
+  BenchScored(suite, {vote_id, {}, bytes, 0, 0.85}, id, calls, vote, p);
 }
 
 // Prefill: the summaries of all units of n tokens at once.
@@ -384,25 +362,17 @@ void BenchSummarize(Suite& suite, int n, IndexLayout::Kind kind, int unit) {
 }
 
 Options Parse(int argc, char** argv) {
-  Options options;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    const std::string name = argv[i], value = argv[i + 1];
-    if (name == "--json-out") options.json = value;
-    if (name == "--only") options.only = value;
-    if (name == "--replays") options.replays = std::stoi(value);
-    if (name != "--baseline") continue;
-    std::ifstream in(value);
-    std::string id;
-    for (double us = 0; in >> id >> us;) options.baseline[id] = us;
-  }
+  Options options{.only = bench::Option(argc, argv, "--only")};
+  const std::string replays = bench::Option(argc, argv, "--replays");
+  if (!replays.empty()) options.replays = std::stoi(replays);
+  std::ifstream in(bench::Option(argc, argv, "--baseline"));
+  std::string id;
+  for (double us = 0; in >> id >> us;) options.baseline[id] = us;
   return options;
 }
 
 int Main(int argc, char** argv) {
-  if (kvs_cuda_ops()->device_count() == 0) {
-    std::fprintf(stderr, "SKIPPED: no GPU is visible\n");
-    return 77;
-  }
+  const std::string gpu = NameOfGpu();
   Suite suite(Parse(argc, argv));
   for (const int n : {1 << 15, 1 << 17, 1 << 19, 1 << 20}) {
     BenchPick(suite, 1, 1, n, 2048, n == 1 << 17 ? 16 : n == 1 << 20 ? 28 : 0);
@@ -423,7 +393,13 @@ int Main(int argc, char** argv) {
   BenchVote(suite, 1 << 20, 64);
   BenchSummarize(suite, 1 << 17, IndexLayout::Kind::kMinMax, 16);
   BenchSummarize(suite, 1 << 17, IndexLayout::Kind::kMean, 32);
-  suite.WriteJson();
+  bench::WriteResults(
+      argc, argv, "cuda-selection", gpu,
+      "build/bin/selection_bench --json-out bench/results/cuda-selection-h100.json",
+      {{"notes",
+        "one layer: 32 query heads, 8 KV heads, dim 128, bf16, pages of 16 scattered; replays of "
+        "graphs of several calls, per call; baseline torch.topk the same way"}},
+      suite.Rows(), {{"read_tbps", kReadTbps}});
   return 0;
 }
 

@@ -25,6 +25,7 @@
 namespace kvstrata::cuda::sekv {
 
 inline const CudaOps& Ops() { return *kvs_cuda_ops(); }
+inline const SpanOps& OpsOfSpans() { return kvstrata::OpsOf<SpanOps>(Ops().lowrank); }
 
 // Extents of random bytes, one of all layers for each sequence, and pages of the windows.
 struct SpanMemory {
@@ -159,52 +160,36 @@ class SpanStep {
         tables_(shape_, memory_, batch, layers_),
         inputs_(rng_, agree, batch, layers_),
         scratch_(shape_, batch) {
-    scratch_.workspace = DeviceArray<float>(static_cast<size_t>(
-        kvstrata::OpsOf<SpanOps>(Ops().lowrank).attend_spans_workspace_bytes(Attend(0)) / 4));
+    scratch_.workspace = DeviceArray<float>(
+        static_cast<size_t>(OpsOfSpans().attend_spans_workspace_bytes(Attend(0)) / 4));
   }
 
   int layers() const { return layers_; }
-  int stages() const { return static_cast<int>(OpsOf(0).size()); }
   // Bytes that a step of one layer must read, if the heads of a group agree.
   int64_t BytesOf() const { return batch_ * shape_.BytesRead(); }
 
-  // The first `stages` ops of every layer.
-  int Enqueue(int stages, Stream stream) const {
-    int error = 0;
-    for (int layer = 0; layer < layers_ && error == 0; ++layer) {
-      const auto ops = OpsOf(layer);
-      for (int i = 0; i < stages && error == 0; ++i) error = ops[static_cast<size_t>(i)](stream);
-    }
-    return error;
+  // The ops of a layer, in their order.
+  std::vector<std::function<int(Stream)>> OpsOf(int layer) const {
+    return {[=, this](Stream s) { return Ops().append(Append(layer), s); },
+            [=, this](Stream s) {
+              return OpsOfSpans().score_spans(
+                  {Layer(layer), Queries(), scratch_.relevance.get(), scratch_.coarse.get(), true},
+                  s);
+            },
+            [=, this](Stream s) {
+              return OpsOfSpans().expand_spans(
+                  {Layer(layer), batch_, scratch_.relevance.get(), scratch_.coarse.get(),
+                   tables_.rooms.get(), scratch_.list.get(), scratch_.list_counts.get(),
+                   scratch_.chosen.get(), scratch_.counters.get(), true},
+                  s);
+            },
+            [=, this](Stream s) { return OpsOfSpans().attend_spans(Attend(layer), s); }};
   }
-  bool Sound() const {
-    const std::vector<BF16> out = scratch_.output.Read();
-    return std::all_of(out.begin(), out.end(), [](BF16 x) { return std::isfinite(ToFloat(x)); });
-  }
+  const DeviceArray<BF16>& output() const { return scratch_.output; }
 
  private:
   static constexpr int32_t kPages = kWindow / kPage;
 
-  std::vector<std::function<int(Stream)>> OpsOf(int layer) const {
-    return {
-        [=, this](Stream s) { return Ops().append(Append(layer), s); },
-        [=, this](Stream s) {
-          return kvstrata::OpsOf<SpanOps>(Ops().lowrank)
-              .score_spans(
-                  {Layer(layer), Queries(), scratch_.relevance.get(), scratch_.coarse.get(), true},
-                  s);
-        },
-        [=, this](Stream s) {
-          return kvstrata::OpsOf<SpanOps>(Ops().lowrank)
-              .expand_spans({Layer(layer), batch_, scratch_.relevance.get(), scratch_.coarse.get(),
-                             tables_.rooms.get(), scratch_.list.get(), scratch_.list_counts.get(),
-                             scratch_.chosen.get(), scratch_.counters.get(), true},
-                            s);
-        },
-        [=, this](Stream s) {
-          return kvstrata::OpsOf<SpanOps>(Ops().lowrank).attend_spans(Attend(layer), s);
-        }};
-  }
   SpanLayer Layer(int layer) const {
     return {tables_.parts.get(),
             tables_.counts.get(),

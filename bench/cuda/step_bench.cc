@@ -19,19 +19,16 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <fstream>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <random>
 #include <string>
 #include <vector>
 
-#include "bench/cuda/command_line.h"
 #include "bench/cuda/packed_step.h"
 #include "bench/cuda/pieces.h"
 #include "bench/cuda/replay_timing.h"
 #include "bench/cuda/span_step.h"
-#include "bench/machine.h"
+#include "bench/results.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/step/gpu/cuda_step.h"
 #include "tests/cuda/captured_graph.h"
@@ -39,8 +36,6 @@
 
 namespace kvstrata::cuda {
 namespace {
-
-using nlohmann::ordered_json;
 
 constexpr int kKvHeads = 8, kGroup = 4, kHeads = kKvHeads * kGroup, kDim = 128, kPage = 16;
 constexpr int64_t kRowBytes = kDim * 2;
@@ -85,18 +80,6 @@ int LayersOf(const BenchPlan& plan, int batch, int64_t tokens) {
 
 // Tokens that a sequence may have.
 int32_t CapacityOf(int32_t tokens) { return (tokens + 4 * kReplays) / 512 * 512 + 1024; }
-
-// Whether every output is a number.
-bool IsSound(const DeviceArray<BF16>& output) {
-  const std::vector<BF16> out = output.Read();
-  return std::all_of(out.begin(), out.end(), [](BF16 x) { return std::isfinite(ToFloat(x)); });
-}
-
-void CheckStep(const Status& status) {
-  if (status.ok()) return;
-  std::fprintf(stderr, "%s\n", status.ToString().c_str());
-  std::abort();
-}
 
 // Steps of a batch of equally long sequences as an engine makes them: Begin, a graph of all layers,
 // End. Sequences grow by a token a step.
@@ -202,9 +185,17 @@ bench::Timing TimeSteps(ServedSteps& steps, int stages) {
   const std::unique_ptr<CapturedGraph> graph = steps.Capture(stages);
   return TimeReplays<CapturedGraph>({graph.get()}, steps.layers(), kReplays);
 }
+// The first `stages` ops of every layer.
 template <typename Ops>
-bench::Timing TimeOps(const Ops& steps, int stages) {
-  CapturedGraph graph([&](Stream stream) { return steps.Enqueue(stages, stream); });
+bench::Timing TimeOps(const Ops& steps, size_t stages) {
+  CapturedGraph graph([&](Stream stream) {
+    int error = 0;
+    for (int layer = 0; layer < steps.layers() && error == 0; ++layer) {
+      const auto ops = steps.OpsOf(layer);
+      for (size_t i = 0; i < stages && error == 0; ++i) error = ops[i](stream);
+    }
+    return error;
+  });
   return TimeReplays<CapturedGraph>({&graph}, steps.layers(), kReplays);
 }
 
@@ -226,9 +217,11 @@ Measured Measure(ServedSteps steps, bool stages, const std::string& id) {
 // Steps that are their ops alone.
 template <typename Ops>
 Measured MeasureOps(const Ops& steps, bool stages, const std::string& id) {
-  for (int i = 1; stages && i < steps.stages(); ++i) PrintStage(id, i, TimeOps(steps, i));
-  const bench::Timing t = TimeOps(steps, steps.stages());
-  return {t, 0, steps.Sound()};
+  const size_t ops = steps.OpsOf(0).size();
+  for (size_t i = 1; stages && i < ops; ++i) {
+    PrintStage(id, static_cast<int>(i), TimeOps(steps, i));
+  }
+  return {TimeOps(steps, ops), 0, IsSound(steps.output())};
 }
 
 struct Row {
@@ -244,30 +237,25 @@ struct Row {
 };
 
 // Whether every output is a number.
-bool Report(const Row& row, const Measured& measured, ordered_json* rows) {
+bool Report(const Row& row, const Measured& measured, bench::Json* rows) {
   const bench::Timing& t = measured.layer;
   if (!measured.sound) std::printf("%s: an output is not a number\n", row.id().c_str());
   const double tbps = static_cast<double>(row.bytes) / t.median * 1e-6;
   std::printf("%-34s %9.2f us  p10 %9.2f  p90 %9.2f  %5.2f TB/s  host %6.1f us a step\n",
               row.id().c_str(), t.median, t.p10, t.p90, tbps, measured.host_us);
   std::fflush(stdout);
-  rows->push_back({{"id", row.id()},
-                   {"plan", row.plan},
-                   {"batch", row.batch},
-                   {"tokens", row.tokens},
-                   {"value", t.median},
-                   {"unit", "us"},
-                   {"p10", t.p10},
-                   {"p90", t.p90},
-                   {"n", t.n},
-                   {"tbps", tbps},
-                   {"host_us", measured.host_us}});
+  rows->push_back(bench::RowOf(row.id(), t));
+  rows->back().update({{"plan", row.plan},
+                       {"batch", row.batch},
+                       {"tokens", row.tokens},
+                       {"tbps", tbps},
+                       {"host_us", measured.host_us}});
   return measured.sound;
 }
 
 // Plan sekv: heads of a group choose spans each for itself, or all the same.
 bool RunSpans(const std::vector<float>& surprisal, const std::string& only, bool stages, int batch,
-              int32_t tokens, ordered_json* rows) {
+              int32_t tokens, bench::Json* rows) {
   bool sound = true;
   for (const bool agree : {false, true}) {
     Row row{agree ? "sekv_agreed" : "sekv", batch, tokens, 0};
@@ -281,7 +269,7 @@ bool RunSpans(const std::vector<float>& surprisal, const std::string& only, bool
 
 // 1 when an output is not a number.
 int Run(const std::string& only, bool stages, const std::vector<float>& surprisal,
-        ordered_json* rows) {
+        bench::Json* rows) {
   bool sound = true;
   for (const auto& [batch, kilotokens] : {std::pair{1, 32}, {1, 128}, {1, 1024}, {8, 128}}) {
     const int32_t tokens = kilotokens * 1024;
@@ -301,31 +289,18 @@ int Run(const std::string& only, bool stages, const std::vector<float>& surprisa
 }
 
 int Main(int argc, char** argv) {
-  if (kvs_cuda_ops()->device_count() == 0) {
-    std::fprintf(stderr, "SKIPPED: no GPU is visible\n");
-    return 77;
-  }
-  cudaDeviceProp device{};
-  Check(cudaGetDeviceProperties(&device, 0), "cudaGetDeviceProperties");
-  ordered_json rows = ordered_json::array();
+  const std::string gpu = NameOfGpu();
+  bench::Json rows = bench::Json::array();
   const int unsound =
       Run(bench::Option(argc, argv, "--only"), !bench::Option(argc, argv, "--stages").empty(),
           SurprisalOf(bench::Option(argc, argv, "--surprisal")), &rows);
-  const ordered_json out = {
-      {"suite", "cuda-steps"},
-      {"device", device.name},
-      {"commit", bench::Option(argc, argv, "--commit")},
-      {"date", bench::Option(argc, argv, "--date")},
-      {"command", "bench/cuda/run_gpu.sh steps dense (make bundle)"},
-      {"context",
-       {{"notes",
-         "one layer of a step: CudaStep's Begin, a captured graph of append, select, attend, End; "
-         "lengths grow a token a step; 32 query heads, 8 KV heads x "
-         "128, bf16, pages of 16 scattered"}}},
-      {"ceilings", ordered_json::object()},
-      {"rows", rows}};
-  const std::string file = bench::Option(argc, argv, "--json-out");
-  if (!file.empty()) std::ofstream(file) << out.dump(1) << "\n";
+  bench::WriteResults(
+      argc, argv, "cuda-steps", gpu, "bench/cuda/run_gpu.sh steps dense (make bundle)",
+      {{"notes",
+        "one layer of a step: CudaStep's Begin, a captured graph of append, select, attend, End; "
+        "lengths grow a token a step; 32 query heads, 8 KV heads x "
+        "128, bf16, pages of 16 scattered"}},
+      rows);
   return unsound;
 }
 

@@ -52,6 +52,13 @@ int CodeOf(const Status& status) {
   return static_cast<int>(status.code());
 }
 
+Result<std::string_view> ReadView(std::string_view field, const char* text, size_t limit) {
+  if (text == nullptr) return std::string_view();
+  const size_t bytes = strnlen(text, limit + 1);
+  KVS_RETURN_IF_ERROR(InRange(field, static_cast<int64_t>(bytes), 0, static_cast<int64_t>(limit)));
+  return std::string_view(text, bytes);
+}
+
 Status CopyOut(std::string_view field, const std::string& from, char* text, size_t capacity) {
   KVS_RETURN_IF_ERROR(NotNull(field, text));
   if (capacity == 0) {

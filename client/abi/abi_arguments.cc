@@ -3,8 +3,6 @@
 
 #include <errno.h>
 
-#include <algorithm>
-#include <cstring>
 #include <string>
 
 namespace kvstrata::client {

@@ -20,6 +20,11 @@ inline constexpr uint64_t kMaxTokens = uint64_t{1} << 30;  // tokens of one call
 // The kvs_code; an error becomes the calling thread's last.
 int CodeOf(const Status& status);
 
+inline constexpr size_t kMaxPlanBytes = size_t{1} << 16;
+
+// "" for null; ARGUMENT_RANGE: more than `limit` bytes. `field`: "bytes of plan".
+Result<std::string_view> ReadView(std::string_view field, const char* text, size_t limit);
+
 // Copies a text that a caller asked for, cut at `capacity` and always terminated.
 Status CopyOut(std::string_view field, const std::string& from, char* text, size_t capacity);
 

@@ -11,16 +11,16 @@
 namespace kvstrata::client {
 namespace {
 
+template <typename Handle>
+using ByNumber = std::unordered_map<uintptr_t, std::shared_ptr<Handle>>;
+
 struct Registry {
   std::mutex mu;
   uintptr_t next = 0;
-  std::unordered_map<uintptr_t, std::shared_ptr<SessionHandle>> sessions;
-  std::unordered_map<uintptr_t, std::shared_ptr<StepHandle>> steps;
-  std::unordered_map<uintptr_t, std::shared_ptr<BlockAttentionHandle>> block_attentions;
-  std::unordered_map<uintptr_t, std::shared_ptr<BlockPlanesHandle>> block_planes;
-
-  // Multiples of 16, so that a handle looks like a pointer to whoever prints or aligns it.
-  uintptr_t NewHandle() { return ++next * 16; }
+  ByNumber<SessionHandle> sessions;
+  ByNumber<StepHandle> steps;
+  ByNumber<BlockAttentionHandle> block_attentions;
+  ByNumber<BlockPlanesHandle> block_planes;
 };
 
 // Never destroyed: calls may come while the process exits.
@@ -49,34 +49,43 @@ Status Forked() {
                             "fork()");
 }
 
+// Multiples of 16, so that a handle looks like a pointer to whoever prints or aligns it.
 template <typename Handle>
-using HandleMap = std::unordered_map<uintptr_t, std::shared_ptr<Handle>>;
-
-// These three are for handles with an owner; the map is one of Handles().
-template <typename Dressed, typename Handle>
-Dressed* AddOwned(HandleMap<Handle>* map, Handle own) {
-  auto handle = std::make_shared<Handle>(std::move(own));
+uintptr_t Add(ByNumber<Handle> Registry::*handles, std::shared_ptr<Handle> handle) {
   Registry& r = Handles();
   std::lock_guard<std::mutex> lock(r.mu);
-  const uintptr_t number = r.NewHandle();
-  map->emplace(number, std::move(handle));
-  return reinterpret_cast<Dressed*>(number);
+  const uintptr_t number = ++r.next * 16;
+  (r.*handles).emplace(number, std::move(handle));
+  return number;
+}
+
+template <typename Dressed, typename Handle>
+Dressed* AddOwned(ByNumber<Handle> Registry::*handles, Handle own) {
+  return reinterpret_cast<Dressed*>(Add(handles, std::make_shared<Handle>(std::move(own))));
 }
 
 template <typename Handle>
-Result<std::shared_ptr<Handle>> FindOwned(const HandleMap<Handle>& map, const void* handle,
-                                          const char* kind) {
-  std::lock_guard<std::mutex> lock(Handles().mu);
-  const auto it = map.find(NumberOf(handle));
-  if (it == map.end()) return HandleInvalid(kind);
-  if (it->second->owner != getpid()) return Forked();
+void End(ByNumber<Handle> Registry::*handles, const void* handle) {
+  Registry& r = Handles();
+  std::lock_guard<std::mutex> lock(r.mu);
+  (r.*handles).erase(NumberOf(handle));
+}
+
+pid_t OwnerOf(const StepHandle& step) { return step.session->owner; }
+template <typename Handle>
+pid_t OwnerOf(const Handle& handle) {
+  return handle.owner;
+}
+
+template <typename Handle>
+Result<std::shared_ptr<Handle>> Find(ByNumber<Handle> Registry::*handles, const void* handle,
+                                     const char* kind) {
+  Registry& r = Handles();
+  std::lock_guard<std::mutex> lock(r.mu);
+  const auto it = (r.*handles).find(NumberOf(handle));
+  if (it == (r.*handles).end()) return HandleInvalid(kind);
+  if (OwnerOf(*it->second) != getpid()) return Forked();
   return it->second;
-}
-
-template <typename Handle>
-void EndOwned(HandleMap<Handle>* map, const void* handle) {
-  std::lock_guard<std::mutex> lock(Handles().mu);
-  map->erase(NumberOf(handle));
 }
 
 void Abandon(StepHandle* step) {
@@ -86,7 +95,7 @@ void Abandon(StepHandle* step) {
 }  // namespace
 
 kvs_session* AddSession(std::unique_ptr<Session> session) {
-  return AddOwned<kvs_session>(&Handles().sessions, SessionHandle{std::move(session), getpid()});
+  return AddOwned<kvs_session>(&Registry::sessions, SessionHandle{std::move(session), getpid()});
 }
 
 kvs_step* AddStep(std::shared_ptr<SessionHandle> session, std::unique_ptr<SessionStep> step) {
@@ -94,49 +103,40 @@ kvs_step* AddStep(std::shared_ptr<SessionHandle> session, std::unique_ptr<Sessio
   handle->session = std::move(session);
   handle->appended.resize(static_cast<size_t>(step->geometry().layers));
   handle->step = std::move(step);
-  Registry& r = Handles();
-  std::lock_guard<std::mutex> lock(r.mu);
-  const uintptr_t number = r.NewHandle();
-  r.steps.emplace(number, std::move(handle));
-  return reinterpret_cast<kvs_step*>(number);
+  return reinterpret_cast<kvs_step*>(Add(&Registry::steps, std::move(handle)));
 }
 
 kvs_block_attention* AddBlockAttention(std::unique_ptr<BlockAttention> attention) {
-  return AddOwned<kvs_block_attention>(&Handles().block_attentions,
+  return AddOwned<kvs_block_attention>(&Registry::block_attentions,
                                        BlockAttentionHandle{std::move(attention), getpid()});
 }
 
-Result<std::shared_ptr<BlockAttentionHandle>> FindBlockAttention(
-    const kvs_block_attention* handle) {
-  return FindOwned(Handles().block_attentions, handle, "attention");
-}
-
 void EndBlockAttention(const kvs_block_attention* handle) {
-  EndOwned(&Handles().block_attentions, handle);
+  End(&Registry::block_attentions, handle);
 }
 
 kvs_block_planes* AddBlockPlanes(std::unique_ptr<BlockPlanes> planes) {
-  return AddOwned<kvs_block_planes>(&Handles().block_planes,
+  return AddOwned<kvs_block_planes>(&Registry::block_planes,
                                     BlockPlanesHandle{std::move(planes), getpid()});
 }
 
 Result<std::shared_ptr<BlockPlanesHandle>> FindBlockPlanes(const kvs_block_planes* handle) {
-  return FindOwned(Handles().block_planes, handle, "planes");
+  return Find(&Registry::block_planes, handle, "planes");
 }
 
-void EndBlockPlanes(const kvs_block_planes* handle) { EndOwned(&Handles().block_planes, handle); }
+void EndBlockPlanes(const kvs_block_planes* handle) { End(&Registry::block_planes, handle); }
+
+Result<std::shared_ptr<BlockAttentionHandle>> FindBlockAttention(
+    const kvs_block_attention* handle) {
+  return Find(&Registry::block_attentions, handle, "attention");
+}
 
 Result<std::shared_ptr<SessionHandle>> FindSession(const kvs_session* handle) {
-  return FindOwned(Handles().sessions, handle, "session");
+  return Find(&Registry::sessions, handle, "session");
 }
 
 Result<std::shared_ptr<StepHandle>> FindStep(const kvs_step* handle) {
-  Registry& r = Handles();
-  std::lock_guard<std::mutex> lock(r.mu);
-  const auto it = r.steps.find(NumberOf(handle));
-  if (it == r.steps.end()) return HandleInvalid("step");
-  if (it->second->session->owner != getpid()) return Forked();
-  return it->second;
+  return Find(&Registry::steps, handle, "step");
 }
 
 std::shared_ptr<StepHandle> TakeStep(const kvs_step* handle) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The C ABI's look-up and capacity (include/kvstrata/kvstrata.h), as abi.cc has the rest.
 #include <cstddef>
-#include <cstring>
 
 #include "client/abi/abi_call.h"
 #include "client/include/kvstrata/kvstrata.h"
@@ -10,25 +9,16 @@
 namespace kvstrata::client {
 namespace {
 
-constexpr size_t kMaxPlanBytes = size_t{1} << 16;
 constexpr size_t kMaxDeviceBytes = 63;
-
-// "": it is null.
-Result<std::string_view> ReadText(std::string_view field, const char* text, size_t limit) {
-  if (text == nullptr) return std::string_view();
-  const size_t bytes = strnlen(text, limit + 1);
-  KVS_RETURN_IF_ERROR(InRange(field, static_cast<int64_t>(bytes), 0, static_cast<int64_t>(limit)));
-  return std::string_view(text, bytes);
-}
 
 Result<LookupQuery> ReadLookupOptions(const kvs_lookup_options* caller) {
   LookupQuery query;
   if (caller == nullptr) return query;
   KVS_ASSIGN_OR_RETURN(const kvs_lookup_options options,
                        Grown("kvs_lookup_options", caller, offsetof(kvs_lookup_options, lease_ms)));
-  KVS_ASSIGN_OR_RETURN(query.plan, ReadText("bytes of plan", options.plan, kMaxPlanBytes));
+  KVS_ASSIGN_OR_RETURN(query.plan, ReadView("bytes of plan", options.plan, kMaxPlanBytes));
   KVS_ASSIGN_OR_RETURN(query.device_uuid,
-                       ReadText("bytes of device_uuid", options.device_uuid, kMaxDeviceBytes));
+                       ReadView("bytes of device_uuid", options.device_uuid, kMaxDeviceBytes));
   query.lease_ms = options.lease_ms;
   return query;
 }
@@ -71,7 +61,7 @@ int kvs_capacity(kvs_session* session, kvs_model model, const char* plan,
     KVS_RETURN_IF_ERROR(NotNull("out", out));
     KVS_RETURN_IF_ERROR(StructSize("kvs_capacity_result", out, out->size, sizeof(*out)));
     KVS_ASSIGN_OR_RETURN(const std::string_view text,
-                         ReadText("bytes of plan", plan, kMaxPlanBytes));
+                         ReadView("bytes of plan", plan, kMaxPlanBytes));
     KVS_ASSIGN_OR_RETURN(const Capacity room, s.CountCapacity(model, text));
     Write(room.device, &out->device);
     Write(room.host, &out->host);

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <span>
 #include <string>
 #include <vector>
@@ -65,7 +64,6 @@ Result<std::vector<uint64_t>> Reorder(Session* session, std::span<const uint64_t
   return out;
 }
 
-constexpr size_t kMaxPlanBytes = size_t{1} << 16;
 constexpr size_t kMaxReordered = size_t{1} << 16;
 
 constexpr bool Same(uint32_t abi, uint32_t ours) { return abi == ours; }
@@ -77,9 +75,7 @@ static_assert(Same(KVS_NEEDS_TOKEN_IDS, kNeedTokenIds) &&
 
 Result<std::string_view> ReadPlan(const char* plan) {
   KVS_RETURN_IF_ERROR(NotNull("plan", plan));
-  const size_t bytes = strnlen(plan, kMaxPlanBytes + 1);
-  KVS_RETURN_IF_ERROR(InRange("bytes of plan", static_cast<int64_t>(bytes), 0, kMaxPlanBytes));
-  return std::string_view(plan, bytes);
+  return ReadView("bytes of plan", plan, kMaxPlanBytes);
 }
 
 Result<Opened> Open(Session& s, kvs_model model, const char* plan, const int32_t* tokens, size_t n,
@@ -92,10 +88,7 @@ Result<Opened> Open(Session& s, kvs_model model, const char* plan, const int32_t
 // "": it is null.
 Result<std::string_view> ReadKey(const char* key) {
   constexpr size_t kMaxKey = 63;
-  if (key == nullptr) return std::string_view();
-  const size_t bytes = strnlen(key, kMaxKey + 1);
-  KVS_RETURN_IF_ERROR(InRange("bytes of key", static_cast<int64_t>(bytes), 0, kMaxKey));
-  return std::string_view(key, bytes);
+  return ReadView("bytes of key", key, kMaxKey);
 }
 
 Result<OpenOptions> ReadOpenOptions(const kvs_open_options* options) {

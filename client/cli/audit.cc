@@ -211,10 +211,9 @@ void AddAudit(CLI::App& app, Invocation& invocation) {
                         "What this engine's plan loses by layer, as the engine measures it; "
                         "without NAME all engines, a line each");
   engine->type_name("NAME")->expected(0, 1)->excludes(recall);
-  Runs(audit, invocation, [&invocation, args, recall, name, engine] {
-    if (engine->count() != 0) return AuditEngines(invocation.options, *name);
-    return recall->count() == 0 ? AuditBooks(invocation.options)
-                                : AuditRecall(invocation.options, *args);
+  Runs(audit, invocation, [args, recall, name, engine](const Options& options) {
+    if (engine->count() != 0) return AuditEngines(options, *name);
+    return recall->count() == 0 ? AuditBooks(options) : AuditRecall(options, *args);
   });
 }
 

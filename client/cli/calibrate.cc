@@ -4,10 +4,8 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <span>
 
 #include "base/check.h"
-#include "client/cli/packing_losses.h"
 
 namespace kvstrata::cli {
 namespace {

@@ -98,7 +98,7 @@ void AddCalibrate(CLI::App& app, Invocation& invocation) {
       ->required();
   verb->add_option("--out", args->out, "Write named plans to this TOML file for the daemon");
   verb->add_flag("--offline", args->offline, "Only what the traces alone say; needs no daemon");
-  Runs(verb, invocation, [&invocation, args] { return RunCalibrate(invocation.options, *args); });
+  Runs(verb, invocation, RunCalibrate, args);
 }
 
 }  // namespace kvstrata::cli

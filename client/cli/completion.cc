@@ -162,14 +162,15 @@ std::string BashValue(const Word& option) {
   return "COMPREPLY=($(compgen -W " + Quote(Join(option.choices)) + " -- \"$cur\")); return";
 }
 
-// For each argument that the daemon has names for: the verb, the place among its arguments.
-std::string BashArguments(const Place& place) {
+// For each argument that the daemon has names for: the verb, the place among its arguments. `does`:
+// what stands before the names' kind.
+std::string LiveArguments(const Place& place, const std::string& does) {
   std::string out;
   for (size_t i = 0; i < place.arguments.size(); ++i) {
     const Word& word = place.arguments[i];
     if (word.live.empty()) continue;
-    out += "    " + Quote(place.path + " ") + (word.repeats ? "*" : std::to_string(i)) +
-           ") _kvstrata_live \"${1:-kvstrata}\" " + word.live + " ;;\n";
+    out += "    " + Quote(place.path + " ") + (word.repeats ? "*" : std::to_string(i)) + ") " +
+           does + word.live + " ;;\n";
   }
   return out;
 }
@@ -213,7 +214,7 @@ std::string Bash(const std::vector<Place>& places) {
   });
   for (const Place& place : places) {
     words += "    " + Quote(place.path) + ") words=" + Quote(Words(place)) + " ;;\n";
-    arguments += BashArguments(place);
+    arguments += LiveArguments(place, "_kvstrata_live \"${1:-kvstrata}\" ");
   }
   return kBashLive + std::string(R"(_kvstrata() {
   local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} at='' words='' n=0 i socket=()
@@ -281,18 +282,6 @@ std::string ZshPlace(const Place& place) {
   return out + " ) ;;\n";
 }
 
-// For each argument that the daemon has names for: the verb, the place among its arguments.
-std::string ZshArguments(const Place& place) {
-  std::string out;
-  for (size_t i = 0; i < place.arguments.size(); ++i) {
-    const Word& word = place.arguments[i];
-    if (word.live.empty()) continue;
-    out += "    " + Quote(place.path + " ") + (word.repeats ? "*" : std::to_string(i)) +
-           ") live=" + word.live + " ;;\n";
-  }
-  return out;
-}
-
 std::string Zsh(const std::vector<Place>& places) {
   std::string out = ZshWalk(places) + "  case \"${words[CURRENT-1]}\" in\n";
   EachValueOption(places, [&out](const Word& option) {
@@ -304,7 +293,7 @@ std::string Zsh(const std::vector<Place>& places) {
   out += "  esac\n  case \"$at\" in\n";
   for (const Place& place : places) out += ZshPlace(place);
   out += "  esac\n  case \"$at $n\" in\n";
-  for (const Place& place : places) out += ZshArguments(place);
+  for (const Place& place : places) out += LiveArguments(place, "live=");
   return out + R"(  esac
   if [[ $live ]]; then
     _kvstrata_live $live
@@ -431,7 +420,7 @@ void AddCompletion(CLI::App& app, Invocation& invocation) {
   noun->add_option("SHELL", *shell, "Which shell")
       ->required()
       ->check(CLI::IsMember({"bash", "zsh", "fish"}));
-  Runs(noun, invocation, [&app, shell]() -> Result<int> {
+  Runs(noun, invocation, [&app, shell](const Options&) -> Result<int> {
     std::cout << CompletionScript(app, *shell);
     return kOk;
   });

@@ -21,13 +21,6 @@ constexpr Column kList[] = {{"KEY", "/key"},
                             {"DESCRIPTION", "/description", nullptr, false, 1}};
 constexpr Column kChecked[] = {{"FILE", "/file"}, {"VALID", "/valid"}, {"OUTPUT", "/output"}};
 
-Result<int> Show(const Options& options) {
-  KVS_ASSIGN_OR_RETURN(const auto answer,
-                       Ask(options, &v1::Admin::Stub::GetConfig, v1::GetConfigRequest()));
-  PrintList(options.style, ToJson(answer), "entries", kList, std::cout);
-  return kOk;
-}
-
 std::string Effect(const Json& needs_restart) {
   return needs_restart.get<bool>() ? "needs a restart" : "applied";
 }
@@ -73,16 +66,16 @@ void AddConfig(CLI::App& app, Invocation& invocation) {
   CLI::App* noun = app.add_subcommand("config", "Configuration of the daemon");
   noun->require_subcommand(1);
   Runs(noun->add_subcommand("show", "Every key, its value and where it comes from"), invocation,
-       [&invocation] { return Show(invocation.options); });
+       Lists(&v1::Admin::Stub::GetConfig, "entries", kList));
   auto dry_run = std::make_shared<bool>(false);
   CLI::App* reload = noun->add_subcommand(
       "reload", "Have the daemon read its files again and apply what can change while it runs");
   reload->add_flag("--dry-run", *dry_run, "Only tell what would change");
-  Runs(reload, invocation, [&invocation, dry_run] { return Reload(invocation.options, *dry_run); });
+  Runs(reload, invocation, Reload, dry_run);
   auto file = std::make_shared<std::string>();
   CLI::App* check = noun->add_subcommand("check", "Whether a daemon would start with this file");
   check->add_option("FILE", *file, "TOML")->required();
-  Runs(check, invocation, [&invocation, file] { return Check(invocation.options, *file); });
+  Runs(check, invocation, Check, file);
 }
 
 }  // namespace kvstrata::cli

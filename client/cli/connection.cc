@@ -13,7 +13,6 @@
 #include <cctype>
 #include <cerrno>
 #include <cstring>
-#include <iostream>
 #include <string>
 #include <utility>
 

@@ -11,7 +11,10 @@
 #include <google/protobuf/message.h>
 #include <grpcpp/grpcpp.h>
 
+#include <iostream>
 #include <memory>
+#include <span>
+#include <string_view>
 #include <type_traits>
 
 #include "base/status.h"
@@ -20,6 +23,10 @@
 #include "kvstrata/v1/control.grpc.pb.h"
 
 namespace kvstrata::cli {
+
+// Every field of a message, set or not, by its name in the proto: numbers as numbers, enums by
+// their names without prefix in lower case ("bf16").
+Json ToJson(const google::protobuf::Message& message);
 
 class Connection {
  public:
@@ -106,13 +113,20 @@ Result<Response> Ask(const Options& options,
   return connection->Call(method, request);
 }
 
+// For Runs and Shows: a verb that asks `method` for everything and prints its answer's list `rows`.
+template <typename Service, typename Request, typename Response>
+auto Lists(grpc::Status (Service::*method)(grpc::ClientContext*, const Request&, Response*),
+           std::string_view rows, std::span<const Column> columns) {
+  return [=](const Options& options) -> Result<int> {
+    KVS_ASSIGN_OR_RETURN(const auto answer, Ask(options, method, Request()));
+    PrintList(options.style, ToJson(answer), rows, columns, std::cout);
+    return kOk;
+  };
+}
+
 // For an operation that the daemon goes on with when nobody waits any more: DEADLINE becomes
 // `reason`, whose next step says how to see it. Others stay.
 Status GoesOn(Status ended, std::string_view reason);
-
-// Every field of a message, set or not, by its name in the proto: numbers as numbers, enums by
-// their names without prefix in lower case ("bf16").
-Json ToJson(const google::protobuf::Message& message);
 
 // The model that an operator named by its number or its name. MODEL_UNKNOWN lists those there are.
 // Blocks for one call.

@@ -197,7 +197,7 @@ void AddDebug(CLI::App& app, Invocation& invocation) {
   CLI::App* verb = noun->add_subcommand(
       "dump", "Write what a bug report needs into a new folder; no contents, no secrets");
   verb->add_option("FOLDER", *folder, "Made by it (default: kvstrata-dump-TIME here)");
-  Runs(verb, invocation, [&invocation, folder] { return Write(invocation.options, *folder); });
+  Runs(verb, invocation, Write, folder);
 }
 
 }  // namespace kvstrata::cli

@@ -84,8 +84,8 @@ void AddDoctor(CLI::App& app, Invocation& invocation) {
       ->type_name("KEY=VALUE")
       ->allow_extra_args(false);
   const CLI::Option* socket = app.get_option("--socket");
-  Runs(noun, invocation, [&invocation, wanted, socket] {
-    return Examine(invocation.options, socket->count() != 0, *wanted);
+  Runs(noun, invocation, [wanted, socket](const Options& options) {
+    return Examine(options, socket->count() != 0, *wanted);
   });
 }
 

@@ -102,7 +102,7 @@ void AddEvents(CLI::App& app, Invocation& invocation) {
   noun->add_option("--level", wanted->level, "Only of this level or a worse one (default: debug)")
       ->check(CLI::IsMember(std::vector<std::string>(kLevels.begin(), kLevels.end())));
   noun->add_option("--event", wanted->name, "Only events of this name")->type_name("NAME");
-  Runs(noun, invocation, [&invocation, wanted] { return Show(invocation.options, *wanted); });
+  Runs(noun, invocation, Show, wanted);
 }
 
 }  // namespace kvstrata::cli

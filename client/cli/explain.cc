@@ -119,7 +119,7 @@ void AddExplain(CLI::App& app, Invocation& invocation) {
       "NAME", *name,
       "Such as POOL_EXHAUSTED or value_lost; a beginning, or else a part, lists those that have it "
       "(default: all)");
-  Runs(noun, invocation, [&invocation, name] { return Explain(invocation.options, *name); });
+  Runs(noun, invocation, Explain, name);
 }
 
 }  // namespace kvstrata::cli

@@ -172,7 +172,7 @@ void AddReference(CLI::App& app, Invocation& invocation) {
   CLI::App* verb = app.add_subcommand("__reference", "The command table as a document")->group("");
   auto form = std::make_shared<std::string>();
   verb->add_option("FORM", *form, "Which")->required()->check(CLI::IsMember({"man", "examples"}));
-  Runs(verb, invocation, [&app, form]() -> Result<int> {
+  Runs(verb, invocation, [&app, form](const Options&) -> Result<int> {
     std::cout << (*form == "man" ? ManualPage(app) : ExampleLines(app));
     return kOk;
   });

@@ -9,10 +9,8 @@
 #include <iostream>
 #include <iterator>
 #include <sstream>
-#include <string>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "base/quantities.h"
 #include "client/cli/terminal.h"
@@ -128,6 +126,17 @@ Result<int> Watch(const Options& options, milliseconds every,
   const auto terminal = Terminal::Open();
   if (!terminal.ok()) return AppendFrames(options, every, show);
   return RedrawFrames(every, show, terminal.value().get());
+}
+
+CLI::Option* AddDuration(CLI::App* verb, const std::string& name, milliseconds* duration,
+                         const std::string& description, std::chrono::hours longest) {
+  const std::string shown = name.substr(name.find("--"));
+  const auto set = [duration, shown, longest](const std::string& text) {
+    const auto parsed = ParseDuration(text, longest);
+    if (!parsed.ok()) throw CLI::ValidationError(shown, parsed.status().message());
+    *duration = *parsed;
+  };
+  return verb->add_option_function<std::string>(name, set, description)->type_name("DURATION");
 }
 
 std::shared_ptr<milliseconds> AddWatchOption(CLI::App* verb) {

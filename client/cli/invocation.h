@@ -47,12 +47,15 @@ struct Invocation {
 // "seq map": the words that name it.
 std::string PathOf(const CLI::App& verb);
 
-// Makes `verb` the one that runs when it was parsed.
-template <typename Run>
-void Runs(CLI::App* verb, Invocation& invocation, Run run) {
-  verb->callback([&invocation, verb, run] {
+// Makes `verb` the one that runs when it was parsed, as run(options, *arguments...): a Result<int>.
+template <typename Run, typename... Arguments>
+void Runs(CLI::App* verb, Invocation& invocation, Run run,
+          const std::shared_ptr<Arguments>&... arguments) {
+  verb->callback([&invocation, verb, run, arguments...] {
     invocation.options.verb = PathOf(*verb);
-    invocation.run = run;
+    invocation.run = [&invocation, run, arguments...]() -> Result<int> {
+      return run(invocation.options, *arguments...);
+    };
   });
 }
 
@@ -114,15 +117,22 @@ bool ColourWanted();
 Result<int> Watch(const Options& options, std::chrono::milliseconds every,
                   const std::function<Result<int>()>& show);
 
+// An option of `verb` that sets `duration` by ParseDuration.
+CLI::Option* AddDuration(CLI::App* verb, const std::string& name,
+                         std::chrono::milliseconds* duration, const std::string& description,
+                         std::chrono::hours longest = std::chrono::hours(1));
+
 // What -w of `verb` was given: 0 without it.
 std::shared_ptr<std::chrono::milliseconds> AddWatchOption(CLI::App* verb);
 
 // As Runs, of a verb that only shows: it has -w.
-template <typename Show>
-void Shows(CLI::App* verb, Invocation& invocation, Show show) {
+template <typename Show, typename... Arguments>
+void Shows(CLI::App* verb, Invocation& invocation, Show show,
+           const std::shared_ptr<Arguments>&... arguments) {
   const auto every = AddWatchOption(verb);
-  Runs(verb, invocation, [&invocation, every, show]() -> Result<int> {
-    return every->count() == 0 ? show() : Watch(invocation.options, *every, show);
+  Runs(verb, invocation, [every, show, arguments...](const Options& options) -> Result<int> {
+    const auto once = [&]() -> Result<int> { return show(options, *arguments...); };
+    return every->count() == 0 ? once() : Watch(options, *every, once);
   });
 }
 

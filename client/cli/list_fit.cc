@@ -8,7 +8,6 @@
 #include <charconv>
 #include <cstdlib>
 #include <functional>
-#include <string_view>
 
 namespace kvstrata::cli {
 namespace {

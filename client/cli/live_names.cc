@@ -114,7 +114,7 @@ void AddNames(CLI::App& app, Invocation& invocation) {
   CLI::App* verb = app.add_subcommand("__names", "Names that the daemon has now")->group("");
   auto kind = std::make_shared<std::string>();
   verb->add_option("KIND", *kind, "Which")->required()->check(CLI::IsMember(KindNames()));
-  Runs(verb, invocation, [&invocation, kind] { return Print(invocation.options, *kind); });
+  Runs(verb, invocation, Print, kind);
 }
 
 }  // namespace kvstrata::cli

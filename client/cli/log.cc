@@ -35,7 +35,7 @@ void AddLog(CLI::App& app, Invocation& invocation) {
   CLI::App* verb = noun->add_subcommand(
       "level", "Show the least severe level that is written, or set it until the daemon ends");
   verb->add_option("LEVEL", *level, "trace, debug, info, warn or error");
-  Runs(verb, invocation, [&invocation, level] { return Level(invocation.options, *level); });
+  Runs(verb, invocation, Level, level);
 }
 
 }  // namespace kvstrata::cli

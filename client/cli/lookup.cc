@@ -163,10 +163,7 @@ Result<int> Lookup(const Options& options, const Wanted& wanted) {
   const Json document = Document(request, answer);
   PrintRecord(options.style, document,
               wanted.plan.empty() ? std::span<const Column>(kRecord) : kPlanned, std::cout);
-  if (wanted.pages && options.style.IsTable()) {
-    std::cout << "\n";
-    PrintList(options.style, document, "pages", kPages, std::cout);
-  }
+  if (wanted.pages) PrintBelow(options.style, document, "pages", kPages, std::cout);
   return kOk;
 }
 
@@ -187,7 +184,7 @@ void AddLookup(CLI::App& app, Invocation& invocation) {
   verb->add_flag("--pages", wanted->pages, "Every page with its key and tier");
   verb->add_flag("--cluster", wanted->cluster,
                  "What each node of the cluster has, and its remote tier");
-  Runs(verb, invocation, [&invocation, wanted] { return Lookup(invocation.options, *wanted); });
+  Runs(verb, invocation, Lookup, wanted);
 }
 
 }  // namespace kvstrata::cli

@@ -45,13 +45,6 @@ constexpr Column kRecord[] = {
     {"BOUNDARY-TOKENS", "/boundary_tokens"},
 };
 
-Result<int> List(const Options& options) {
-  KVS_ASSIGN_OR_RETURN(const auto answer,
-                       Ask(options, &v1::Control::Stub::ListModels, v1::ListModelsRequest()));
-  PrintList(options.style, ToJson(answer), "models", kList, std::cout);
-  return kOk;
-}
-
 Result<int> Show(const Options& options, const std::string& wanted) {
   KVS_ASSIGN_OR_RETURN(auto connection, Connection::Dial(options));
   KVS_ASSIGN_OR_RETURN(const v1::Model model, NamedModel(connection.get(), wanted));
@@ -65,11 +58,11 @@ void AddModel(CLI::App& app, Invocation& invocation) {
   CLI::App* noun = app.add_subcommand("model", "Models: geometries that engines registered");
   noun->require_subcommand(1);
   Shows(noun->add_subcommand("ls", "All registered models"), invocation,
-        [&invocation] { return List(invocation.options); });
+        Lists(&v1::Control::Stub::ListModels, "models", kList));
   auto model = std::make_shared<std::string>();
   CLI::App* show = noun->add_subcommand("show", "One model's geometry and sizes");
   show->add_option("MODEL", *model, "Its number or name")->required();
-  Runs(show, invocation, [&invocation, model] { return Show(invocation.options, *model); });
+  Runs(show, invocation, Show, model);
 }
 
 }  // namespace kvstrata::cli

@@ -44,13 +44,6 @@ struct Wanted {
   std::chrono::milliseconds ttl{std::chrono::hours(1)};
 };
 
-Result<int> List(const Options& options) {
-  KVS_ASSIGN_OR_RETURN(const auto answer,
-                       Ask(options, &v1::Admin::Stub::ListPins, v1::ListPinsRequest()));
-  PrintList(options.style, ToJson(answer), "pins", kList, std::cout);
-  return kOk;
-}
-
 Result<int> Add(const Options& options, const Wanted& wanted) {
   if ((wanted.sequence == 0) == (wanted.model.empty() || wanted.file.empty())) {
     return InvalidArgument("PIN_WHAT", "name a MODEL and a FILE of token ids, or --seq SEQ");
@@ -85,19 +78,13 @@ Result<int> Remove(const Options& options, uint64_t pin) {
   return kOk;
 }
 
-void SetTtl(Wanted* wanted, const std::string& text) {
-  const auto ttl = ParseDuration(text, kLongest);
-  if (!ttl.ok()) throw CLI::ValidationError("--ttl", ttl.status().message());
-  wanted->ttl = *ttl;
-}
-
 }  // namespace
 
 void AddPin(CLI::App& app, Invocation& invocation) {
   CLI::App* noun = app.add_subcommand("pin", "Pins: prefixes that eviction spares");
   noun->require_subcommand(1);
   Shows(noun->add_subcommand("ls", "All pins, where their pages are, and their time"), invocation,
-        [&invocation] { return List(invocation.options); });
+        Lists(&v1::Admin::Stub::ListPins, "pins", kList));
 
   CLI::App* add = noun->add_subcommand("add", "Pin what is held of a prompt, or a sequence");
   auto wanted = std::make_shared<Wanted>();
@@ -106,16 +93,13 @@ void AddPin(CLI::App& app, Invocation& invocation) {
   add->add_option("--seq", wanted->sequence, "Instead: a sequence, with its plan's index");
   add->add_option("--tenant", wanted->tenant,
                   "Whose pages: uid:1000, or cluster:search (default: yours)");
-  add->add_option_function<std::string>(
-         "--ttl", [wanted](const std::string& text) { SetTtl(wanted.get(), text); },
-         "How long: 90s, 12h, 7d (default: 1h)")
-      ->type_name("DURATION");
-  Runs(add, invocation, [&invocation, wanted] { return Add(invocation.options, *wanted); });
+  AddDuration(add, "--ttl", &wanted->ttl, "How long: 90s, 12h, 7d (default: 1h)", kLongest);
+  Runs(add, invocation, Add, wanted);
 
   CLI::App* remove = noun->add_subcommand("rm", "End a pin before its time");
   auto pin = std::make_shared<uint64_t>(0);
   remove->add_option("PIN", *pin, "Its number")->required();
-  Runs(remove, invocation, [&invocation, pin] { return Remove(invocation.options, *pin); });
+  Runs(remove, invocation, Remove, pin);
 }
 
 }  // namespace kvstrata::cli

@@ -27,23 +27,13 @@ constexpr Column kRecord[] = {
 
 constexpr Column kNeeds[] = {{"NEEDS", "/name"}, {"WHAT", "/text", nullptr, false, 1, 24}};
 
-Result<int> List(const Options& options) {
-  KVS_ASSIGN_OR_RETURN(const auto answer,
-                       Ask(options, &v1::Control::Stub::ListPlans, v1::ListPlansRequest()));
-  PrintList(options.style, ToJson(answer), "plans", kList, std::cout);
-  return kOk;
-}
-
 Result<int> Show(const Options& options, const std::string& plan) {
   v1::ShowPlanRequest request;
   request.set_plan(plan);
   KVS_ASSIGN_OR_RETURN(const auto answer, Ask(options, &v1::Control::Stub::ShowPlan, request));
   const Json document = ToJson(answer);
   PrintRecord(options.style, document, kRecord, std::cout);
-  if (options.style.IsTable()) {
-    std::cout << "\n";
-    PrintList(options.style, document, "needs", kNeeds, std::cout);
-  }
+  PrintBelow(options.style, document, "needs", kNeeds, std::cout);
   return kOk;
 }
 
@@ -53,12 +43,12 @@ void AddPlan(CLI::App& app, Invocation& invocation) {
   CLI::App* noun = app.add_subcommand("plan", "Plans: how sequences are cut, selected and stored");
   noun->require_subcommand(1);
   Runs(noun->add_subcommand("ls", "Presets and the configuration's named plans"), invocation,
-       [&invocation] { return List(invocation.options); });
+       Lists(&v1::Control::Stub::ListPlans, "plans", kList));
   auto plan = std::make_shared<std::string>();
   CLI::App* show = noun->add_subcommand(
       "show", "A plan with every option and its value, and what it needs of the engine");
   show->add_option("PLAN", *plan, "A name, or text such as 'quest{budget = 1024}'")->required();
-  Runs(show, invocation, [&invocation, plan] { return Show(invocation.options, *plan); });
+  Runs(show, invocation, Show, plan);
 }
 
 }  // namespace kvstrata::cli

@@ -90,14 +90,13 @@ void AddPool(CLI::App& app, Invocation& invocation) {
   noun->require_subcommand(1);
   Shows(noun->add_subcommand("ls",
                              "Capacity, use and cache of every pool; PINNED: what only pins keep"),
-        invocation, [&invocation] { return List(invocation.options); });
+        invocation, List);
 
   CLI::App* evict = app.add_subcommand("evict", "Drop cached pages that no sequence uses");
   auto dry_run = std::make_shared<bool>(false), yes = std::make_shared<bool>(false);
   evict->add_flag("--dry-run", *dry_run, "Only list what it would drop, by tier");
   evict->add_flag("-y,--yes", *yes, "Do not ask");
-  Runs(evict, invocation,
-       [&invocation, dry_run, yes] { return Evict(invocation.options, *dry_run, *yes); });
+  Runs(evict, invocation, Evict, dry_run, yes);
 }
 
 }  // namespace kvstrata::cli

@@ -215,6 +215,13 @@ void PrintList(const Style& style, const Json& document, std::string_view rows,
   PrintCells(style, columns, cells, out);
 }
 
+void PrintBelow(const Style& style, const Json& document, std::string_view rows,
+                std::span<const Column> columns, std::ostream& out) {
+  if (!style.IsTable()) return;
+  out << "\n";
+  PrintList(style, document, rows, columns, out);
+}
+
 void PrintRecord(const Style& style, const Json& document, std::span<const Column> columns,
                  std::ostream& out) {
   if (style.IsDocument()) return PrintDocument(style.format, document, out);

@@ -48,6 +48,9 @@ struct Column {
 // Prints `document`; as a table, one line per element of document[rows].
 void PrintList(const Style& style, const Json& document, std::string_view rows,
                std::span<const Column> columns, std::ostream& out);
+// The same behind an empty line, below another table; in other forms nothing: the first had all.
+void PrintBelow(const Style& style, const Json& document, std::string_view rows,
+                std::span<const Column> columns, std::ostream& out);
 // Prints `document`; as a table, one "HEADER  value" line per column. A value that is longer than
 // the terminal's line goes on below itself.
 void PrintRecord(const Style& style, const Json& document, std::span<const Column> columns,

@@ -94,7 +94,7 @@ void AddQuota(CLI::App& app, Invocation& invocation) {
   CLI::App* noun = app.add_subcommand("quota", "Quotas: what each user may hold, and holds");
   noun->require_subcommand(1);
   Shows(noun->add_subcommand("ls", "All users, what they hold, and their limits"), invocation,
-        [&invocation] { return List(invocation.options); });
+        List);
 
   auto wanted = std::make_shared<Wanted>();
   CLI::App* set = noun->add_subcommand("set", "Change a limit until the daemon ends");
@@ -102,11 +102,11 @@ void AddQuota(CLI::App& app, Invocation& invocation) {
   set->add_option("N", wanted->value,
                   "A number from 1 on, of bytes a size such as 8GiB; none: no limit")
       ->required();
-  Runs(set, invocation, [&invocation, wanted] { return Change(invocation.options, *wanted); });
+  Runs(set, invocation, Change, wanted);
 
   CLI::App* reset = noun->add_subcommand("reset", "A limit as the configuration has it");
   AddUserAndLimit(reset, wanted.get());
-  Runs(reset, invocation, [&invocation, wanted] { return Reset(invocation.options, *wanted); });
+  Runs(reset, invocation, Reset, wanted);
 }
 
 }  // namespace kvstrata::cli

@@ -105,9 +105,8 @@ constexpr Column kAtLimits[] = {
 }  // namespace
 
 void PrintCgroups(const Style& style, const Json& document, std::ostream& out) {
-  if (!style.IsTable() || !style.headers || document.at("cgroups").empty()) return;
-  out << "\n";
-  PrintList(style, document, "cgroups", kCgroups, out);
+  if (!style.headers || document.at("cgroups").empty()) return;
+  PrintBelow(style, document, "cgroups", kCgroups, out);
 }
 
 void PrintQuotas(const Style& style, const Json& document, std::ostream& out) {
@@ -122,15 +121,14 @@ void PrintQuotas(const Style& style, const Json& document, std::ostream& out) {
 }
 
 void PrintUsersAtLimits(const Style& style, const Json& document, std::ostream& out) {
-  if (!style.IsTable() || !style.headers) return;
+  if (!style.headers) return;
   Json rows = {{"users", Json::array()}};
   for (const Json& user : document.at("users")) {
     const bool refused = user.value("refused", uint64_t{0}) != 0;
     if (refused || NearLimits(user) != "-") rows["users"].push_back(user);
   }
   if (rows["users"].empty()) return;
-  out << "\n";
-  PrintList(style, rows, "users", kAtLimits, out);
+  PrintBelow(style, rows, "users", kAtLimits, out);
 }
 
 }  // namespace kvstrata::cli

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // replay TRACE --plan P: what a plan loses and reads on recorded data.
-#include "client/cli/replay_command.h"
-
 #include <algorithm>
 #include <cmath>
 #include <iostream>
@@ -9,6 +7,7 @@
 
 #include "client/cli/invocation.h"
 #include "client/cli/progress_line.h"
+#include "client/cli/replay.h"
 #include "kvstrata/kvstrata.h"
 
 namespace kvstrata::cli {
@@ -89,28 +88,7 @@ Json PlanDocument(const PlanReport& r, bool reference, int32_t steps) {
   return document;
 }
 
-struct Arguments {
-  std::string trace;
-  std::vector<std::string> plans;
-  int32_t steps = 0;
-  std::vector<int32_t> layers;
-  bool keep = false;
-};
-
-Result<int> RunReplay(const Options& options, const Arguments& args) {
-  KVS_ASSIGN_OR_RETURN(const Trace trace, Trace::Open(args.trace));
-  const ReplayOptions replay{options.socket, options.timeout, args.plans, args.steps,
-                             args.layers,    false,           args.keep};
-  const ProgressLine progress;
-  const auto report = Replay(trace, replay, progress);
-  progress.Clear();
-  if (!report.ok()) return report.status();
-  PrintReplay(options.style, ReplayDocument(args.trace, trace, *report), std::cout);
-  return kOk;
-}
-
-}  // namespace
-
+// docs/cli.md, "replay", is the contract of the document and of its table.
 Json ReplayDocument(const std::string& path, const Trace& trace, const ReplayReport& report) {
   const TraceShape& shape = trace.shape();
   Json plans = Json::array({PlanDocument(report.reference, true, report.steps)});
@@ -149,6 +127,28 @@ void PrintReplay(const Style& style, const Json& document, std::ostream& out) {
   }
 }
 
+struct Arguments {
+  std::string trace;
+  std::vector<std::string> plans;
+  int32_t steps = 0;
+  std::vector<int32_t> layers;
+  bool keep = false;
+};
+
+Result<int> RunReplay(const Options& options, const Arguments& args) {
+  KVS_ASSIGN_OR_RETURN(const Trace trace, Trace::Open(args.trace));
+  const ReplayOptions replay{options.socket, options.timeout, args.plans, args.steps,
+                             args.layers,    false,           args.keep};
+  const ProgressLine progress;
+  const auto report = Replay(trace, replay, progress);
+  progress.Clear();
+  if (!report.ok()) return report.status();
+  PrintReplay(options.style, ReplayDocument(args.trace, trace, *report), std::cout);
+  return kOk;
+}
+
+}  // namespace
+
 void AddReplay(CLI::App& app, Invocation& invocation) {
   auto args = std::make_shared<Arguments>();
   CLI::App* verb = app.add_subcommand(
@@ -165,7 +165,7 @@ void AddReplay(CLI::App& app, Invocation& invocation) {
       ->allow_extra_args(false);
   verb->add_flag("--keep", args->keep,
                  "Leave its pages and its model in the daemon, as an engine's would stay");
-  Runs(verb, invocation, [&invocation, args] { return RunReplay(invocation.options, *args); });
+  Runs(verb, invocation, RunReplay, args);
 }
 
 }  // namespace kvstrata::cli

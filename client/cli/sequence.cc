@@ -16,6 +16,14 @@
 namespace kvstrata::cli {
 namespace {
 
+struct Arguments {
+  uint64_t sequence = 0, session = 0;
+  std::string plan;
+  bool cancel = false;
+  bool pages = false, ascii = false;
+  int columns = 0;
+};
+
 std::string YesIfAny(const Json& value) { return value.empty() || value == "" ? "no" : "yes"; }
 
 constexpr Column kList[] = {
@@ -102,9 +110,9 @@ constexpr Column kPages[] = {
     {"REFS", "/references", nullptr, true}, {"SELECTED", "/selected", nullptr, true},
 };
 
-Result<int> List(const Options& options, uint64_t session) {
+Result<int> List(const Options& options, const Arguments& args) {
   v1::ListSequencesRequest request;
-  request.set_session(session);
+  request.set_session(args.session);
   KVS_ASSIGN_OR_RETURN(const auto answer, Ask(options, &v1::Admin::Stub::ListSequences, request));
   PrintList(options.style, ToJson(answer), "sequences", kList, std::cout);
   return kOk;
@@ -138,18 +146,14 @@ Json Document(const v1::ShowSequenceResponse& answer) {
   return document;
 }
 
-Result<int> Show(const Options& options, uint64_t sequence, bool pages) {
-  KVS_ASSIGN_OR_RETURN(const auto answer, Fetch(options, sequence));
+Result<int> Show(const Options& options, const Arguments& args) {
+  KVS_ASSIGN_OR_RETURN(const auto answer, Fetch(options, args.sequence));
   const Json document = Document(answer);
   PrintRecord(options.style, document, kRecord, std::cout);
-  if (answer.extents_size() > 0 && options.style.IsTable()) {
-    std::cout << "\n";
-    PrintList(options.style, document, "extents_in_order", kExtents, std::cout);
+  if (answer.extents_size() > 0) {
+    PrintBelow(options.style, document, "extents_in_order", kExtents, std::cout);
   }
-  if (pages && options.style.IsTable()) {
-    std::cout << "\n";
-    PrintList(options.style, document, "pages_in_order", kPages, std::cout);
-  }
+  if (args.pages) PrintBelow(options.style, document, "pages_in_order", kPages, std::cout);
   return kOk;
 }
 
@@ -166,8 +170,8 @@ int64_t PageTokens(const v1::Sequence& sequence) {
   return sequence.pages() == 0 ? 0 : sequence.capacity_tokens() / sequence.pages();
 }
 
-Result<int> Map(const Options& options, uint64_t sequence, int columns, bool ascii) {
-  KVS_ASSIGN_OR_RETURN(const auto answer, Fetch(options, sequence));
+Result<int> Map(const Options& options, const Arguments& args) {
+  KVS_ASSIGN_OR_RETURN(const auto answer, Fetch(options, args.sequence));
   if (!options.style.IsTable()) {
     PrintList(options.style, Document(answer), "pages_in_order", kPages, std::cout);
     return kOk;
@@ -181,7 +185,17 @@ Result<int> Map(const Options& options, uint64_t sequence, int columns, bool asc
     std::cout << "sequence " << s.sequence() << ", plan " << Printable(s.plan()) << ", "
               << s.tokens() << " tokens\n";
   }
-  std::cout << DrawGrid(pages, {ColourWanted(), ascii, GridColumns(columns), PageTokens(s)});
+  std::cout << DrawGrid(pages,
+                        {ColourWanted(), args.ascii, GridColumns(args.columns), PageTokens(s)});
+  return kOk;
+}
+
+// What was done to a sequence.
+int Report(const Options& options, uint64_t sequence, const google::protobuf::Message& answer,
+           std::span<const Column> columns) {
+  Json document = {{"sequence", sequence}};
+  document.update(ToJson(answer));
+  PrintRecord(options.style, document, columns, std::cout);
   return kOk;
 }
 
@@ -190,16 +204,13 @@ constexpr Column kMoved[] = {{"SEQUENCE", "/sequence"},
                              {"BYTES", "/bytes", Bytes},
                              {"TABLE-VERSION", "/version"}};
 
-Result<int> Move(const Options& options, uint64_t sequence, bool demote) {
+// kMethod: Admin's Demote or Prefetch.
+template <auto kMethod>
+Result<int> Move(const Options& options, const Arguments& args) {
   v1::MoveRequest request;
-  request.set_sequence(sequence);
-  KVS_ASSIGN_OR_RETURN(
-      const auto answer,
-      Ask(options, demote ? &v1::Admin::Stub::Demote : &v1::Admin::Stub::Prefetch, request));
-  Json document = {{"sequence", sequence}};
-  document.update(ToJson(answer));
-  PrintRecord(options.style, document, kMoved, std::cout);
-  return kOk;
+  request.set_sequence(args.sequence);
+  KVS_ASSIGN_OR_RETURN(const auto answer, Ask(options, kMethod, request));
+  return Report(options, args.sequence, answer, kMoved);
 }
 
 constexpr Column kBuilt[] = {{"SEQUENCE", "/sequence"},
@@ -208,17 +219,13 @@ constexpr Column kBuilt[] = {{"SEQUENCE", "/sequence"},
                              {"BLOCKS-BUILT", "/built_blocks"},
                              {"EXTENTS", "/extents"}};
 
-Result<int> Build(const Options& options, uint64_t sequence, const std::string& plan) {
+Result<int> Build(const Options& options, const Arguments& args) {
   v1::BuildSequenceRequest request;
-  request.set_sequence(sequence);
-  request.set_plan(plan);
-  KVS_ASSIGN_OR_RETURN(auto connection, Connection::Dial(options));
-  const auto answer = connection->Call(&v1::Admin::Stub::BuildSequence, request);
+  request.set_sequence(args.sequence);
+  request.set_plan(args.plan);
+  const auto answer = Ask(options, &v1::Admin::Stub::BuildSequence, request);
   if (!answer.ok()) return GoesOn(answer.status(), "WORK_DEADLINE");
-  Json document = {{"sequence", sequence}};
-  document.update(ToJson(*answer));
-  PrintRecord(options.style, document, kBuilt, std::cout);
-  return kOk;
+  return Report(options, args.sequence, *answer, kBuilt);
 }
 
 constexpr Column kRecompressed[] = {
@@ -245,10 +252,7 @@ Result<int> Recompress(const Options& options, uint64_t sequence) {
       options.timeout_given ? Connection::Lasts::kWait : Connection::Lasts::kForever);
   progress.Clear();
   if (!ended.ok()) return GoesOn(ended, "WORK_DEADLINE");
-  Json document = {{"sequence", sequence}};
-  document.update(ToJson(last));
-  PrintRecord(options.style, document, kRecompressed, std::cout);
-  return kOk;
+  return Report(options, sequence, last, kRecompressed);
 }
 
 constexpr Column kCancelled[] = {{"SEQUENCE", "/sequence"}, {"WAS-RUNNING", "/was_running", YesNo}};
@@ -257,19 +261,8 @@ Result<int> Cancel(const Options& options, uint64_t sequence) {
   v1::CancelWorkRequest request;
   request.set_sequence(sequence);
   KVS_ASSIGN_OR_RETURN(const auto answer, Ask(options, &v1::Admin::Stub::CancelWork, request));
-  Json document = {{"sequence", sequence}};
-  document.update(ToJson(answer));
-  PrintRecord(options.style, document, kCancelled, std::cout);
-  return kOk;
+  return Report(options, sequence, answer, kCancelled);
 }
-
-struct Arguments {
-  uint64_t sequence = 0, session = 0;
-  std::string plan;
-  bool cancel = false;
-  bool pages = false, ascii = false;
-  int columns = 0;
-};
 
 }  // namespace
 
@@ -286,39 +279,37 @@ void AddSequence(CLI::App& app, Invocation& invocation) {
 
   CLI::App* ls = noun->add_subcommand("ls", "All sequences");
   ls->add_option("--session", args->session, "Only those of this session");
-  Shows(ls, invocation, [&invocation, args] { return List(invocation.options, args->session); });
+  Shows(ls, invocation, List, args);
 
   CLI::App* show = add("show", "One sequence");
   show->add_flag("--pages", args->pages, "And every page (always there with -o json and yaml)");
-  Shows(show, invocation,
-        [&invocation, args] { return Show(invocation.options, args->sequence, args->pages); });
+  Shows(show, invocation, Show, args);
 
   CLI::App* map = add("map", "Draw its pages by tier and by how often steps selected them");
   map->add_option("--columns", args->columns,
                   "Pages a row (default: what the terminal fits, or 64)")
       ->check(CLI::Range(1, 1024));
   map->add_flag("--ascii", args->ascii, "Without Unicode");
-  Shows(map, invocation, [&invocation, args] {
-    return Map(invocation.options, args->sequence, args->columns, args->ascii);
-  });
+  Shows(map, invocation, Map, args);
 
   Runs(add("demote", "Move its sealed pages from device to host memory"), invocation,
-       [&invocation, args] { return Move(invocation.options, args->sequence, true); });
+       Move<&v1::Admin::Stub::Demote>, args);
   Runs(add("prefetch", "Move its sealed pages from host to device memory"), invocation,
-       [&invocation, args] { return Move(invocation.options, args->sequence, false); });
+       Move<&v1::Admin::Stub::Prefetch>, args);
 
   CLI::App* build = add("build", "Make what a plan keeps beside its tokens now, without a step");
   build->add_option("--plan", args->plan,
                     "For this plan, beside its own, for who opens it (default: its own plan)");
-  Runs(build, invocation,
-       [&invocation, args] { return Build(invocation.options, args->sequence, args->plan); });
+  Runs(build, invocation, Build, args);
   CLI::App* recompress =
       add("recompress", "Recompress now what its codec may, and follow that to the end");
   recompress->add_flag("--cancel", args->cancel, "End what is queued or running of it instead");
-  Runs(recompress, invocation, [&invocation, args] {
-    return args->cancel ? Cancel(invocation.options, args->sequence)
-                        : Recompress(invocation.options, args->sequence);
-  });
+  Runs(
+      recompress, invocation,
+      [](const Options& options, const Arguments& given) {
+        return given.cancel ? Cancel(options, given.sequence) : Recompress(options, given.sequence);
+      },
+      args);
 }
 
 }  // namespace kvstrata::cli

@@ -27,13 +27,6 @@ constexpr Column kList[] = {
     {"FENCED", "/fenced", YesNo, false, 3},
 };
 
-Result<int> List(const Options& options) {
-  KVS_ASSIGN_OR_RETURN(const auto answer,
-                       Ask(options, &v1::Admin::Stub::ListSessions, v1::ListSessionsRequest()));
-  PrintList(options.style, ToJson(answer), "sessions", kList, std::cout);
-  return kOk;
-}
-
 }  // namespace
 
 void AddSession(CLI::App& app, Invocation& invocation) {
@@ -42,7 +35,7 @@ void AddSession(CLI::App& app, Invocation& invocation) {
   Shows(noun->add_subcommand("ls",
                              "All sessions, what they hold, whether they are in a step or ended "
                              "while their process lives"),
-        invocation, [&invocation] { return List(invocation.options); });
+        invocation, Lists(&v1::Admin::Stub::ListSessions, "sessions", kList));
 }
 
 }  // namespace kvstrata::cli

@@ -34,6 +34,29 @@ bool TakesValue(const CLI::App& root, const std::string& word) {
   return option != nullptr && option->get_items_expected_max() > 0;
 }
 
+// How far a command line names verbs.
+struct Walked {
+  const CLI::App* verb;
+  std::string path;     // "seq map "
+  std::string unknown;  // the word behind them that is no option; "": there is none
+};
+
+Walked Walk(const CLI::App& app, const std::vector<std::string>& words) {
+  Walked walked{&app, "", ""};
+  for (size_t i = 0; i < words.size(); ++i) {
+    if (words[i].starts_with("-")) {
+      i += TakesValue(app, words[i]) ? 1 : 0;
+      continue;
+    }
+    const CLI::App* next = Find(VerbsOf(*walked.verb), words[i]);
+    walked.unknown = next == nullptr ? words[i] : "";
+    if (next == nullptr) break;
+    walked.verb = next;
+    walked.path += words[i] + " ";
+  }
+  return walked;
+}
+
 }  // namespace
 
 size_t EditDistance(std::string_view a, std::string_view b) {
@@ -64,37 +87,16 @@ std::string_view Nearest(std::string_view word, std::span<const std::string_view
 }
 
 std::string VerbNamed(const CLI::App& app, const std::vector<std::string>& words) {
-  const CLI::App* at = &app;
-  std::string path;
-  for (size_t i = 0; i < words.size(); ++i) {
-    if (words[i].starts_with("-")) {
-      i += TakesValue(app, words[i]) ? 1 : 0;
-      continue;
-    }
-    const CLI::App* next = Find(VerbsOf(*at), words[i]);
-    if (next == nullptr) break;
-    at = next;
-    path += (path.empty() ? "" : " ") + words[i];
-  }
+  std::string path = Walk(app, words).path;
+  if (!path.empty()) path.pop_back();
   return path;
 }
 
 std::string UnknownVerb(const CLI::App& app, const std::vector<std::string>& words) {
-  const CLI::App* at = &app;
-  std::string path;
-  for (size_t i = 0; i < words.size(); ++i) {
-    if (words[i].starts_with("-")) {
-      i += TakesValue(app, words[i]) ? 1 : 0;
-      continue;
-    }
-    const auto verbs = VerbsOf(*at);
-    if (verbs.empty()) return "";
-    const CLI::App* next = Find(verbs, words[i]);
-    if (next == nullptr) return Describe(path, words[i], verbs);
-    at = next;
-    path += words[i] + " ";
-  }
-  return "";
+  const Walked walked = Walk(app, words);
+  const auto verbs = VerbsOf(*walked.verb);
+  if (walked.unknown.empty() || verbs.empty()) return "";
+  return Describe(walked.path, walked.unknown, verbs);
 }
 
 }  // namespace kvstrata::cli

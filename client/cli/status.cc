@@ -82,11 +82,10 @@ std::span<const Column> RecordOf(const Style& style, const v1::GetStatusResponse
 }
 
 void PrintDisks(const Style& style, const Json& document) {
-  if (!document["disks"].empty()) {
-    std::cout << "\n";
-    return PrintList(style, document, "disks", kDisks, std::cout);
-  }
-  if (style.headers) std::cout << "\nDISK  off: disk.path is not set\n";
+  if (!document["disks"].empty())
+    PrintBelow(style, document, "disks", kDisks, std::cout);
+  else if (style.headers)
+    std::cout << "\nDISK  off: disk.path is not set\n";
 }
 
 void PrintRemotes(const Style& style, const Json& document) {
@@ -98,14 +97,7 @@ void PrintRemotes(const Style& style, const Json& document) {
     remote["left_alone"] = std::ranges::count_if(
         shards, [](const Json& shard) { return shard.value("breaker_open", false); });
   }
-  std::cout << "\n";
-  PrintList(style, rows, "remotes", kRemotes, std::cout);
-}
-
-void PrintRooms(const Style& style, const Json& document) {
-  if (document["chunk_rooms"].empty()) return;  // no engine has come
-  std::cout << "\n";
-  PrintList(style, document, "chunk_rooms", kRooms, std::cout);
+  PrintBelow(style, rows, "remotes", kRemotes, std::cout);
 }
 
 void PrintRefusals(const Style& style, const Json& document) {
@@ -114,8 +106,7 @@ void PrintRefusals(const Style& style, const Json& document) {
     if (refusal["count"] != 0) some["refusals"].push_back(refusal);
   }
   if (some["refusals"].empty() || !style.headers) return;
-  std::cout << "\n";
-  PrintList(style, some, "refusals", kRefusals, std::cout);
+  PrintBelow(style, some, "refusals", kRefusals, std::cout);
 }
 
 Result<int> ShowStatus(const Options& options) {
@@ -129,11 +120,12 @@ Result<int> ShowStatus(const Options& options) {
   }
   PrintRecord(options.style, document, RecordOf(options.style, answer), std::cout);
   if (options.style.IsTable()) {
-    std::cout << "\n";
-    PrintList(options.style, document, "pools", kPools, std::cout);
+    PrintBelow(options.style, document, "pools", kPools, std::cout);
     PrintDisks(options.style, document);
     PrintRemotes(options.style, document);
-    PrintRooms(options.style, document);
+    if (!document["chunk_rooms"].empty()) {  // else no engine has come
+      PrintBelow(options.style, document, "chunk_rooms", kRooms, std::cout);
+    }
     PrintCgroups(options.style, document, std::cout);
     PrintUsersAtLimits(options.style, document, std::cout);
     PrintRefusals(options.style, document);
@@ -233,18 +225,16 @@ Result<int> ShowVersion(const Options& options) {
 }  // namespace
 
 void AddStatus(CLI::App& app, Invocation& invocation) {
-  Shows(app.add_subcommand("status", "What the daemon is and holds"), invocation,
-        [&invocation] { return ShowStatus(invocation.options); });
+  Shows(app.add_subcommand("status", "What the daemon is and holds"), invocation, ShowStatus);
   auto quiet = std::make_shared<bool>(false), live = std::make_shared<bool>(false);
   CLI::App* health = app.add_subcommand(
       "health", "Exit 0 if the daemon is well, 1 if it is degraded or does not serve");
   health->add_flag("-q,--quiet", *quiet, "Print nothing, only exit");
   health->add_flag("--live", *live,
                    "Exit 0 as long as a restart would not help: when degraded too");
-  Runs(health, invocation,
-       [&invocation, quiet, live] { return ShowHealth(invocation.options, *quiet, *live); });
+  Runs(health, invocation, ShowHealth, quiet, live);
   Runs(app.add_subcommand("version", "Versions of this program, the library and the daemon"),
-       invocation, [&invocation] { return ShowVersion(invocation.options); });
+       invocation, ShowVersion);
 }
 
 }  // namespace kvstrata::cli

@@ -42,13 +42,6 @@ void SetFormat(Invocation& invocation, const std::string& name) {
   invocation.options.style.format = form->format;
 }
 
-void SetTimeout(Invocation& invocation, const std::string& text) {
-  auto timeout = ParseDuration(text);
-  if (!timeout.ok()) throw CLI::ValidationError("--timeout", timeout.status().message());
-  invocation.options.timeout = *timeout;
-  invocation.options.timeout_given = true;
-}
-
 void AddGlobalOptions(CLI::App& app, Invocation& invocation) {
   app.add_option_function<std::string>(
          "-o,--output", [&invocation](const std::string& name) { SetFormat(invocation, name); },
@@ -56,10 +49,9 @@ void AddGlobalOptions(CLI::App& app, Invocation& invocation) {
       ->check(CLI::IsMember(FormNames()));
   app.add_option("--socket", invocation.options.socket,
                  "The daemon's socket (default: KVSTRATA_SOCKET, else the daemon's own default)");
-  app.add_option_function<std::string>(
-         "--timeout", [&invocation](const std::string& text) { SetTimeout(invocation, text); },
-         "Longest wait for the daemon: 500ms, 5s, 2m (default: 5s)")
-      ->type_name("DURATION");
+  AddDuration(&app, "--timeout", &invocation.options.timeout,
+              "Longest wait for the daemon: 500ms, 5s, 2m (default: 5s)")
+      ->each([&invocation](const std::string&) { invocation.options.timeout_given = true; });
   app.add_flag_callback(
       "--no-headers", [&invocation] { invocation.options.style.headers = false; },
       "Tables without their headers");

@@ -130,9 +130,8 @@ void PrintOverRates(const Style& style, const Json& document) {
   for (const Json& remote : document.at("remotes")) {
     for (const Json& user : remote.at("over_rates")) users["users"].push_back(user);
   }
-  if (!style.IsTable() || !style.headers || users["users"].empty()) return;
-  std::cout << "\n";
-  PrintList(style, users, "users", kOverRates, std::cout);
+  if (!style.headers || users["users"].empty()) return;
+  PrintBelow(style, users, "users", kOverRates, std::cout);
 }
 
 Result<int> List(const Options& options) {
@@ -288,9 +287,9 @@ void AddTier(CLI::App& app, Invocation& invocation) {
   CLI::App* noun = app.add_subcommand("tier", "Tiers: the disk below memory, and what nodes share");
   noun->require_subcommand(1);
   Shows(noun->add_subcommand("ls", "What the disk and the remote tier hold and failed at, and why"),
-        invocation, [&invocation] { return List(invocation.options); });
+        invocation, List);
   Shows(noun->add_subcommand("show", "All of the disk tier's state and counters"), invocation,
-        [&invocation] { return Show(invocation.options); });
+        Show);
 
   CLI::App* scrub = noun->add_subcommand(
       "scrub", "Read and check every value on disk; exit 1 when something was corrupt");
@@ -300,14 +299,14 @@ void AddTier(CLI::App& app, Invocation& invocation) {
           "--rate", [rate](const std::string& text) { *rate = ParseBytes(text); },
           "At most so many bytes a second, such as 200MiB (default: as fast as the disk)")
       ->type_name("BYTES");
-  Runs(scrub, invocation, [&invocation, rate] { return Scrub(invocation.options, *rate); });
+  Runs(scrub, invocation, Scrub, rate);
 
   CLI::App* drain = noun->add_subcommand(
       "drain", "Take no new values to disk, write what waits, and say when it is safe to stop");
   auto resume = std::make_shared<bool>(false);
   drain->add_flag("--resume", *resume,
                   "Take values again, and what memory has and the disk has not");
-  Runs(drain, invocation, [&invocation, resume] { return Drain(invocation.options, *resume); });
+  Runs(drain, invocation, Drain, resume);
 
   CLI::App* resize = noun->add_subcommand(
       "resize", "Change the capacity of the disk, or of a pool, until the daemon ends");
@@ -323,9 +322,7 @@ void AddTier(CLI::App& app, Invocation& invocation) {
   auto device = std::make_shared<std::string>();
   resize->add_option("--device", *device,
                      "With --tier device: of this one, as pool ls names it (default: of each)");
-  Runs(resize, invocation, [&invocation, tier, device, bytes] {
-    return Resize(invocation.options, *tier, *device, *bytes);
-  });
+  Runs(resize, invocation, Resize, tier, device, bytes);
   AddRemoteTier(*noun, invocation);
 }
 

@@ -141,7 +141,7 @@ void AddRemoteTier(CLI::App& noun, Invocation& invocation) {
       "Ask every server that nodes share for a sign of life, and what it holds of a "
       "prompt; exit 1 when one does not answer");
   auto asked = TakesPrompt(probe, false);
-  Runs(probe, invocation, [&invocation, asked] { return Probe(invocation.options, *asked); });
+  Runs(probe, invocation, Probe, asked);
 
   CLI::App* purge =
       noun.add_subcommand("purge",
@@ -150,8 +150,7 @@ void AddRemoteTier(CLI::App& noun, Invocation& invocation) {
   auto wanted = TakesPrompt(purge, true);
   auto yes = std::make_shared<bool>(false);
   purge->add_flag("-y,--yes", *yes, "Do not ask");
-  Runs(purge, invocation,
-       [&invocation, wanted, yes] { return Purge(invocation.options, *wanted, *yes); });
+  Runs(purge, invocation, Purge, wanted, yes);
 }
 
 }  // namespace kvstrata::cli

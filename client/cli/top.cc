@@ -458,39 +458,25 @@ Result<int> Live(const Options& options, const Wanted& wanted) {
   return LiveTop(options, wanted, terminal.get()).Run();
 }
 
-milliseconds DurationOf(const char* option, const std::string& text) {
-  const auto duration = ParseDuration(text);
-  if (!duration.ok()) throw CLI::ValidationError(option, duration.status().message());
-  return *duration;
-}
-
 }  // namespace
 
 void AddTop(CLI::App& app, Invocation& invocation) {
   CLI::App* noun =
       app.add_subcommand("top", "Live: state, rates, tiers, and what steps select of sequences");
   auto wanted = std::make_shared<Wanted>();
-  noun->add_option_function<std::string>(
-          "-d,--delay",
-          [wanted](const std::string& text) { wanted->every = DurationOf("--delay", text); },
-          "Time between two looks (default: 2s)")
-      ->type_name("DURATION");
-  noun->add_option_function<std::string>(
-          "--retry",
-          [wanted](const std::string& text) { wanted->patience = DurationOf("--retry", text); },
-          "How long a daemon that went away is asked again (default: 60s)")
-      ->type_name("DURATION");
+  AddDuration(noun, "-d,--delay", &wanted->every, "Time between two looks (default: 2s)");
+  AddDuration(noun, "--retry", &wanted->patience,
+              "How long a daemon that went away is asked again (default: 60s)");
   noun->add_option("--filter", wanted->filter,
                    "Only sequences with this text in number, client, model, plan or key");
   noun->add_flag("-b,--once", wanted->once, "One frame as text, after one delay");
   noun->add_flag("--ascii", wanted->ascii, "Without Unicode");
-  Runs(noun, invocation, [&invocation, wanted]() -> Result<int> {
-    if (const Style& style = invocation.options.style; !style.IsTable() && !style.IsDocument()) {
+  Runs(noun, invocation, [wanted](const Options& options) -> Result<int> {
+    if (!options.style.IsTable() && !options.style.IsDocument()) {
       throw CLI::ValidationError("--output", "top is a frame or a document: table, json or yaml");
     }
-    const bool document = invocation.options.style.IsDocument();
-    return wanted->once || document ? Once(invocation.options, *wanted)
-                                    : Live(invocation.options, *wanted);
+    const bool one = wanted->once || options.style.IsDocument();
+    return one ? Once(options, *wanted) : Live(options, *wanted);
   });
 }
 

@@ -228,20 +228,20 @@ void AddValue(CLI::App& app, Invocation& invocation) {
       ->check(CLI::IsMember({"device", "host", "disk"}));
   list->add_option("--limit", listing->limit, "At most so many; 0: all (default: 1000)");
   list->add_option("--after", listing->after, "Go on where a list ended: its `next`");
-  Shows(list, invocation, [&invocation, listing] { return List(invocation.options, *listing); });
+  Shows(list, invocation, List, listing);
 
   CLI::App* get = noun->add_subcommand("get", "Write the raw bytes of a value to a file");
   auto fetch = std::make_shared<Fetch>();
   get->add_option("KEY", fetch->key, kValueKeyForm)->required();
   get->add_option("--out", fetch->file, "The file; it must not exist")->required();
   get->add_flag("--force", fetch->force, "Overwrite the file");
-  Runs(get, invocation, [&invocation, fetch] { return Get(invocation.options, *fetch); });
+  Runs(get, invocation, Get, fetch);
 
   CLI::App* verify =
       noun->add_subcommand("verify", "Read values again and check them; exit 1 on a finding");
   auto keys = std::make_shared<std::vector<std::string>>();
   verify->add_option("KEY", *keys, std::string(kValueKeyForm) + "; several")->required();
-  Runs(verify, invocation, [&invocation, keys] { return Verify(invocation.options, *keys); });
+  Runs(verify, invocation, Verify, keys);
 }
 
 }  // namespace kvstrata::cli

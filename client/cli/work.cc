@@ -19,20 +19,13 @@ constexpr Column kList[] = {
     {"LAST-ERROR", "/error", OrDash, false, 5, 20},
 };
 
-Result<int> List(const Options& options) {
-  KVS_ASSIGN_OR_RETURN(const auto answer,
-                       Ask(options, &v1::Admin::Stub::ListWork, v1::ListWorkRequest()));
-  PrintList(options.style, ToJson(answer), "work", kList, std::cout);
-  return kOk;
-}
-
 }  // namespace
 
 void AddWork(CLI::App& app, Invocation& invocation) {
   CLI::App* noun = app.add_subcommand("work", "Work: sequences that are being recompressed");
   noun->require_subcommand(1);
   Shows(noun->add_subcommand("ls", "What runs, what waits, and why something failed"), invocation,
-        [&invocation] { return List(invocation.options); });
+        Lists(&v1::Admin::Stub::ListWork, "work", kList));
 }
 
 }  // namespace kvstrata::cli

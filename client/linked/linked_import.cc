@@ -223,15 +223,9 @@ Status Lending::Seal(uint64_t sequence, const SealedBlocks& all) {
 }
 
 Result<uint32_t> Lending::Acknowledged(uint64_t sequence) {
-  const shm::SequenceRef request{sequence};
-  std::vector<std::byte> payload;
-  KVS_RETURN_IF_ERROR(session_.ring->Call(shm::kAcknowledged, {BytesOf(request)}, &payload));
-  shm::AcknowledgedReply reply{};
-  if (payload.size() < sizeof(reply)) {
-    return Internal("REPLY_INVALID",
-                    "the daemon's reply is shorter than its struct; daemon and library differ");
-  }
-  std::memcpy(&reply, payload.data(), sizeof(reply));
+  KVS_ASSIGN_OR_RETURN(const auto reply,
+                       session_.ring->Ask<shm::AcknowledgedReply>(
+                           shm::kAcknowledged, {BytesOf(shm::SequenceRef{sequence})}));
   return reply.tokens;
 }
 

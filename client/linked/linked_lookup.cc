@@ -21,15 +21,9 @@ Result<Capacity> Session::CountCapacity(uint64_t model, std::string_view plan) {
   std::string text(plan);
   const shm::Capacity request{model, static_cast<uint32_t>(text.size()), 0};
   text.resize((text.size() + 3) & ~size_t{3});
-  std::vector<std::byte> payload;
-  KVS_RETURN_IF_ERROR(state_->ring->Call(
-      shm::kCapacity, {BytesOf(request), std::as_bytes(std::span(text))}, &payload));
-  shm::CapacityReply reply{};
-  if (payload.size() < sizeof(reply)) {
-    return Internal("REPLY_INVALID", "a question for capacity was answered with " +
-                                         std::to_string(payload.size()) + " bytes");
-  }
-  std::memcpy(&reply, payload.data(), sizeof(reply));
+  KVS_ASSIGN_OR_RETURN(const auto reply,
+                       state_->ring->Ask<shm::CapacityReply>(
+                           shm::kCapacity, {BytesOf(request), std::as_bytes(std::span(text))}));
   return Capacity{PoolOf(reply.device), PoolOf(reply.host), reply.open_tokens};
 }
 
@@ -51,16 +45,10 @@ Result<LookedUp> Session::Lookup(uint64_t model, const LookupQuery& query,
   // One that does not fit is no device's.
   const size_t bytes = std::min(query.device_uuid.size(), sizeof(request.device_uuid) - 1);
   std::memcpy(request.device_uuid, query.device_uuid.data(), bytes);
-  std::vector<std::byte> payload;
-  KVS_RETURN_IF_ERROR(state_->ring->Call(
-      shm::kLookup, {BytesOf(request), std::as_bytes(std::span(plan)), std::as_bytes(tokens)},
-      &payload));
-  shm::LookupReply reply{};
-  if (payload.size() < sizeof(reply)) {
-    return Internal("REPLY_INVALID",
-                    "a look-up was answered with " + std::to_string(payload.size()) + " bytes");
-  }
-  std::memcpy(&reply, payload.data(), sizeof(reply));
+  KVS_ASSIGN_OR_RETURN(
+      const auto reply,
+      state_->ring->Ask<shm::LookupReply>(
+          shm::kLookup, {BytesOf(request), std::as_bytes(std::span(plan)), std::as_bytes(tokens)}));
   return LookedUp{reply.held_tokens, reply.indexed_tokens, reply.device_tokens, reply.host_tokens,
                   reply.disk_tokens};
 }

@@ -53,24 +53,11 @@ void CopyText(char (&to)[N], const std::string& from) {
   std::memcpy(to, from.data(), from.size());
 }
 
-template <typename T>
-bool ReadPod(const std::vector<std::byte>& payload, T* out) {
-  if (payload.size() < sizeof(T)) return false;
-  std::memcpy(out, payload.data(), sizeof(T));
-  return true;
-}
-
 // A plan's text as messages have it: at least one NUL.
 std::string Padded(std::string_view plan) {
   std::string padded(plan);
   padded.resize((plan.size() + 4) & ~size_t{3});
   return padded;
-}
-
-Status ReplyInvalid() {
-  return Internal("REPLY_INVALID",
-                  "the daemon's reply is shorter than its struct; daemon and "
-                  "library differ");
 }
 
 // For a sequence in an open step on a GPU: waits until what a fork takes over is there, index rows
@@ -196,12 +183,10 @@ Result<uint64_t> Session::RegisterModel(const ModelSpec& spec) {
   request.rank = spec.rank;
   request.ranks = spec.ranks;
   request.boundary_count = static_cast<int32_t>(spec.boundary_tokens.size());
-  std::vector<std::byte> payload;
-  KVS_RETURN_IF_ERROR(state_->ring->Call(
-      shm::kRegisterModel, {BytesOf(request), std::as_bytes(std::span(spec.boundary_tokens))},
-      &payload));
-  shm::ModelReply reply{};
-  if (!ReadPod(payload, &reply)) return ReplyInvalid();
+  KVS_ASSIGN_OR_RETURN(
+      const auto reply,
+      state_->ring->Ask<shm::ModelReply>(
+          shm::kRegisterModel, {BytesOf(request), std::as_bytes(std::span(spec.boundary_tokens))}));
   std::lock_guard<std::mutex> lock(state_->mu);
   state_->models.insert_or_assign(reply.model,
                                   State::RegisteredModel{g, Ascending(spec.boundary_tokens)});
@@ -262,9 +247,8 @@ Result<Opened> Session::Fork(uint64_t sequence) {
   }
   KVS_RETURN_IF_ERROR(state_->TellAll(parent.get(), state_->Deadline()));
   KVS_RETURN_IF_ERROR(state_->TellIndexed(parent.get()));
-  const shm::SequenceRef request{sequence};
   std::vector<std::byte> payload;
-  const Status forked = state_->ring->Call(shm::kForkSequence, {BytesOf(request)}, &payload);
+  const Status forked = state_->ring->CallOf(shm::kForkSequence, sequence, &payload);
   if (TimedOut(forked)) parent->unanswered = Unanswered(sequence, "a fork");
   KVS_RETURN_IF_ERROR(forked);
   parent->forked_in_step = parent->in_step;
@@ -302,10 +286,9 @@ Result<Plan> Session::State::PlanOf(const std::string& text) {
 Result<Opened> Session::State::Adopt(
     const std::vector<std::byte>& payload,
     const std::function<Status(const HeldAtOpen&, Sequence*)>& begin) {
-  shm::SequenceReply reply{};
-  if (!ReadPod(payload, &reply) ||
-      payload.size() < sizeof(reply) + uint64_t{reply.plan_bytes} + reply.boundary_bytes) {
-    return ReplyInvalid();
+  KVS_ASSIGN_OR_RETURN(const auto reply, RingClient::ReadReply<shm::SequenceReply>(payload));
+  if (payload.size() < sizeof(reply) + uint64_t{reply.plan_bytes} + reply.boundary_bytes) {
+    return RingClient::ReplyInvalid();
   }
   auto s = std::make_shared<Sequence>();
   s->id = reply.sequence;
@@ -319,8 +302,7 @@ Result<Opened> Session::State::Adopt(
       reply.surprisal_tokens,
       {reinterpret_cast<const uint8_t*>(plan) + reply.plan_bytes, reply.boundary_bytes}};
   if (const Status begun = begin(held, s.get()); !begun.ok()) {
-    const shm::SequenceRef ref{reply.sequence};
-    (void)ring->Call(shm::kCloseSequence, {BytesOf(ref)}, nullptr);
+    (void)ring->CallOf(shm::kCloseSequence, reply.sequence);
     return begun;
   }
   std::lock_guard<std::mutex> lock(mu);
@@ -339,8 +321,7 @@ Status Session::Close(uint64_t sequence) {
     std::lock_guard<std::mutex> lock(state_->mu);
     state_->sequences.erase(sequence);
   }
-  const shm::SequenceRef request{sequence};
-  return state_->ring->Call(shm::kCloseSequence, {BytesOf(request)}, nullptr);
+  return state_->ring->CallOf(shm::kCloseSequence, sequence);
 }
 
 Status Session::CloseKey(std::string_view key) {
@@ -450,9 +431,8 @@ Status Session::State::TellReport(Sequence* s, uint32_t first, uint32_t n, const
 
 Status Session::Settle(uint64_t sequence) {
   KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Current(state_.get(), sequence, false));
-  const shm::SequenceRef request{sequence};
   KVS_RETURN_IF_ERROR(state_->TellAll(s.get(), state_->Deadline()));
-  KVS_RETURN_IF_ERROR(state_->ring->Call(shm::kSettle, {BytesOf(request)}, nullptr));
+  KVS_RETURN_IF_ERROR(state_->ring->CallOf(shm::kSettle, sequence));
   return state_->CatchUp(s.get());
 }
 

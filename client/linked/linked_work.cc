@@ -4,7 +4,6 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 
 #include "client/linked/linked_session.h"
@@ -28,16 +27,9 @@ Result<Built> Session::Build(uint64_t sequence, std::string_view plan) {
   std::string text(plan);
   const shm::Build request{sequence, static_cast<uint32_t>(text.size()), 0};
   text.resize((text.size() + 3) & ~size_t{3});
-  std::vector<std::byte> payload;
-  KVS_RETURN_IF_ERROR(state_->ring->Call(
-      shm::kBuild, {BytesOf(request), std::as_bytes(std::span(text))}, &payload));
-  shm::BuildReply reply{};
-  if (payload.size() < sizeof(reply)) {
-    return Internal("REPLY_INVALID",
-                    "the daemon's reply to Build is too short; daemon and library "
-                    "differ");
-  }
-  std::memcpy(&reply, payload.data(), sizeof(reply));
+  KVS_ASSIGN_OR_RETURN(const auto reply,
+                       state_->ring->Ask<shm::BuildReply>(
+                           shm::kBuild, {BytesOf(request), std::as_bytes(std::span(text))}));
   Built built{reply.indexed_tokens, reply.built_blocks, reply.extents};
   // For its own plan, rows of the block that is being filled, and buckets, are made here.
   if (reply.own == 0) return built;
@@ -56,16 +48,14 @@ Result<Built> Session::Build(uint64_t sequence, std::string_view plan) {
 Status Session::Recompress(uint64_t sequence) {
   KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Current(state_.get(), sequence, false));
   KVS_RETURN_IF_ERROR(state_->TellAll(s.get(), state_->Deadline()));
-  const shm::SequenceRef request{sequence};
-  KVS_RETURN_IF_ERROR(state_->ring->Call(shm::kRecompress, {BytesOf(request)}, nullptr));
+  KVS_RETURN_IF_ERROR(state_->ring->CallOf(shm::kRecompress, sequence));
   return state_->CatchUp(s.get());
 }
 
 // Goes by the daemon's books alone: whoever waits in Recompress has the sequence.
 Status Session::CancelWork(uint64_t sequence) {
   KVS_RETURN_IF_ERROR(state_->Find(sequence).status());
-  const shm::SequenceRef request{sequence};
-  return state_->ring->Call(shm::kCancelWork, {BytesOf(request)}, nullptr);
+  return state_->ring->CallOf(shm::kCancelWork, sequence);
 }
 
 }  // namespace kvstrata::client

@@ -2,7 +2,6 @@
 #include "client/linked/ring_client.h"
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 #include <thread>
 #include <utility>
@@ -218,6 +217,11 @@ void RingClient::DropStale(uint64_t id, const std::vector<std::byte>& frame) {
   const shm::SequenceRef ref{reply.sequence};
   // Best effort: the session's end closes it too. The reply is stale when it comes.
   (void)Post(shm::kCloseSequence, {BytesOf(ref)}, next_id_++, Clock::now());
+}
+
+Status RingClient::ReplyInvalid() {
+  return Internal("REPLY_INVALID",
+                  "the daemon's reply is shorter than its struct; daemon and library differ");
 }
 
 }  // namespace kvstrata::client

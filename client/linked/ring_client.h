@@ -13,6 +13,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <cstring>
 #include <initializer_list>
 #include <mutex>
 #include <optional>
@@ -48,6 +49,28 @@ class RingClient {
   // Sends a request, waits for its reply; the reply's payload goes to `payload` (may be null).
   // Calls of other threads go on meanwhile.
   Status Call(shm::MessageType type, Parts parts, std::vector<std::byte>* payload);
+
+  // A request whose reply begins with a T. REPLY_INVALID.
+  template <typename T>
+  Result<T> Ask(shm::MessageType type, Parts parts) {
+    std::vector<std::byte> payload;
+    KVS_RETURN_IF_ERROR(Call(type, parts, &payload));
+    return ReadReply<T>(payload);
+  }
+  // A request about a sequence that says nothing more.
+  Status CallOf(shm::MessageType type, uint64_t sequence,
+                std::vector<std::byte>* payload = nullptr) {
+    return Call(type, {BytesOf(shm::SequenceRef{sequence})}, payload);
+  }
+  // What a payload begins with. REPLY_INVALID.
+  template <typename T>
+  static Result<T> ReadReply(std::span<const std::byte> payload) {
+    T reply{};
+    if (payload.size() < sizeof(T)) return ReplyInvalid();
+    std::memcpy(&reply, payload.data(), sizeof(T));
+    return reply;
+  }
+  static Status ReplyInvalid();
 
   // Sends an event; with an id, and a deadline of its own, a request.
   Status Post(shm::MessageType type, Parts parts, uint64_t id = 0,

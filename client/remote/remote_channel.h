@@ -38,6 +38,25 @@ class RemoteChannel {
 
   uint64_t session() const { return session_; }
 
+  // One unary call, whose request gets this session's number. Errors as Call has.
+  template <typename Stub, typename Request, typename Response>
+  Result<Response> Ask(grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&,
+                                                    Response*),
+                       Request& request) {
+    if constexpr (requires { request.set_session(0); }) request.set_session(session_);
+    Response response;
+    KVS_RETURN_IF_ERROR(Call(method, request, &response));
+    return response;
+  }
+  // As Ask, for what is asked about a sequence and says nothing more.
+  template <typename Stub, typename Request, typename Response>
+  Result<Response> AskOf(grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&,
+                                                      Response*),
+                         uint64_t sequence) {
+    Request request;
+    request.set_sequence(sequence);
+    return Ask(method, request);
+  }
   // One unary call. `raw` (may be null) is the status as gRPC has it. DAEMON_GONE once the session
   // has ended.
   template <typename Stub, typename Request, typename Response>

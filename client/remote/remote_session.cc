@@ -139,10 +139,8 @@ struct Session::State {
       if (found == sequences.end() || found->second.step == 0) return OkStatus();
       request.set_step(found->second.step);
     }
-    request.set_session(channel->session());
     request.set_abort(true);
-    v1::StepEndResponse response;
-    const Status ended = channel->Call(&v1::Compute::Stub::StepEnd, request, &response);
+    const Status ended = channel->Ask(&v1::Compute::Stub::StepEnd, request).status();
     return ended.reason() == "STEP_UNKNOWN" ? OkStatus() : ended;
   }
   // What a call that changes the sequence ended with.
@@ -157,12 +155,7 @@ struct Session::State {
   }
   Result<v1::GetSequenceResponse> Get(uint64_t sequence) {
     KVS_RETURN_IF_ERROR(Answered(sequence));
-    v1::GetSequenceRequest request;
-    request.set_session(channel->session());
-    request.set_sequence(sequence);
-    v1::GetSequenceResponse response;
-    KVS_RETURN_IF_ERROR(channel->Call(&v1::Compute::Stub::GetSequence, request, &response));
-    return response;
+    return channel->AskOf(&v1::Compute::Stub::GetSequence, sequence);
   }
 };
 
@@ -182,11 +175,9 @@ struct SessionStep::State {
   Status End(bool abort) {
     over = true;
     v1::StepEndRequest request;
-    request.set_session(channel->session());
     request.set_step(step);
     request.set_abort(abort);
-    v1::StepEndResponse response;
-    const Status ended = channel->Call(&v1::Compute::Stub::StepEnd, request, &response);
+    const Status ended = channel->Ask(&v1::Compute::Stub::StepEnd, request).status();
     for (const uint64_t s : sequences) (void)session->Note(s, "the end of a step", ended, step);
     return ended;
   }
@@ -213,14 +204,11 @@ void Session::AbandonAfterFork() {
 
 Status Session::Ping() {
   v1::PingRequest request;
-  request.set_session(state_->channel->session());
-  v1::PingResponse response;
-  return state_->channel->Call(&v1::Control::Stub::Ping, request, &response);
+  return state_->channel->Ask(&v1::Control::Stub::Ping, request).status();
 }
 
 Result<uint64_t> Session::RegisterModel(const ModelSpec& spec) {
   v1::RegisterModelRequest request;
-  request.set_session(state_->channel->session());
   request.set_name(spec.name);
   request.set_digest(spec.digest);
   request.set_adapter(spec.adapter);
@@ -241,8 +229,8 @@ Result<uint64_t> Session::RegisterModel(const ModelSpec& spec) {
   request.set_rank(spec.rank);
   request.set_ranks(spec.ranks);
   request.mutable_boundary_tokens()->Add(spec.boundary_tokens.begin(), spec.boundary_tokens.end());
-  v1::RegisterModelResponse response;
-  KVS_RETURN_IF_ERROR(state_->channel->Call(&v1::Control::Stub::RegisterModel, request, &response));
+  KVS_ASSIGN_OR_RETURN(const v1::RegisterModelResponse response,
+                       state_->channel->Ask(&v1::Control::Stub::RegisterModel, request));
   std::lock_guard lock(state_->mu);
   state_->models.insert_or_assign(response.model(), spec.geometry);
   return response.model();
@@ -262,7 +250,6 @@ Result<Opened> Session::Open(uint64_t model, std::string_view plan, std::span<co
     geometry = found->second;
   }
   v1::OpenSequenceRequest request;
-  request.set_session(state_->channel->session());
   request.set_model(model);
   request.set_plan(std::string(plan));
   request.mutable_tokens()->Add(tokens.begin(), tokens.end());
@@ -271,8 +258,8 @@ Result<Opened> Session::Open(uint64_t model, std::string_view plan, std::span<co
   request.set_reserve_tokens(options.reserve_tokens);
   request.set_private_pages(options.private_pages);
   request.set_key(std::string(options.key));
-  v1::OpenSequenceResponse response;
-  KVS_RETURN_IF_ERROR(state_->channel->Call(&v1::Control::Stub::OpenSequence, request, &response));
+  KVS_ASSIGN_OR_RETURN(const v1::OpenSequenceResponse response,
+                       state_->channel->Ask(&v1::Control::Stub::OpenSequence, request));
   const Opened opened = state_->Adopt(response, geometry);
   const Status served = CheckServed(options, response);
   if (served.ok()) return opened;
@@ -283,60 +270,46 @@ Result<Opened> Session::Open(uint64_t model, std::string_view plan, std::span<co
 Result<LookedUp> Session::Lookup(uint64_t model, const LookupQuery& query,
                                  std::span<const int32_t> tokens) {
   v1::LookupRequest request;
-  request.set_session(state_->channel->session());
   request.set_model(model);
   request.set_plan(std::string(query.plan));
   request.set_device_uuid(std::string(query.device_uuid));
   request.set_lease_ms(query.lease_ms);
   request.mutable_tokens()->Add(tokens.begin(), tokens.end());
-  v1::LookupResponse response;
-  KVS_RETURN_IF_ERROR(state_->channel->Call(&v1::Control::Stub::Lookup, request, &response));
+  KVS_ASSIGN_OR_RETURN(const v1::LookupResponse response,
+                       state_->channel->Ask(&v1::Control::Stub::Lookup, request));
   return LookedUp{response.held_tokens(), response.indexed_tokens(), response.device_tokens(),
                   response.host_tokens(), response.disk_tokens()};
 }
 
 Result<Capacity> Session::CountCapacity(uint64_t model, std::string_view plan) {
   v1::GetCapacityRequest request;
-  request.set_session(state_->channel->session());
   request.set_model(model);
   request.set_plan(std::string(plan));
-  v1::GetCapacityResponse response;
-  KVS_RETURN_IF_ERROR(state_->channel->Call(&v1::Control::Stub::GetCapacity, request, &response));
+  KVS_ASSIGN_OR_RETURN(const v1::GetCapacityResponse response,
+                       state_->channel->Ask(&v1::Control::Stub::GetCapacity, request));
   return Capacity{PoolOf(response.device()), PoolOf(response.host()), response.open_tokens()};
 }
 
 Result<Opened> Session::Fork(uint64_t sequence) {
   KVS_ASSIGN_OR_RETURN(const Geometry geometry, state_->GeometryOf(sequence));
   KVS_RETURN_IF_ERROR(state_->Answered(sequence));
-  v1::ForkSequenceRequest request;
-  request.set_session(state_->channel->session());
-  request.set_sequence(sequence);
-  v1::OpenSequenceResponse response;
-  KVS_RETURN_IF_ERROR(
-      state_->Note(sequence, "a fork",
-                   state_->channel->Call(&v1::Control::Stub::ForkSequence, request, &response)));
-  return state_->Adopt(response, geometry);
+  const auto forked = state_->channel->AskOf(&v1::Control::Stub::ForkSequence, sequence);
+  KVS_RETURN_IF_ERROR(state_->Note(sequence, "a fork", forked.status()));
+  return state_->Adopt(*forked, geometry);
 }
 
 Status Session::Truncate(uint64_t sequence, uint32_t tokens) {
   KVS_RETURN_IF_ERROR(state_->Answered(sequence));
   v1::TruncateSequenceRequest request;
-  request.set_session(state_->channel->session());
   request.set_sequence(sequence);
   request.set_tokens(tokens);
-  v1::TruncateSequenceResponse response;
-  return state_->Note(
-      sequence, "a truncation",
-      state_->channel->Call(&v1::Control::Stub::TruncateSequence, request, &response));
+  return state_->Note(sequence, "a truncation",
+                      state_->channel->Ask(&v1::Control::Stub::TruncateSequence, request).status());
 }
 
 Status Session::Close(uint64_t sequence) {
   KVS_RETURN_IF_ERROR(state_->EndLost(sequence));
-  v1::CloseSequenceRequest request;
-  request.set_session(state_->channel->session());
-  request.set_sequence(sequence);
-  v1::CloseSequenceResponse response;
-  KVS_RETURN_IF_ERROR(state_->channel->Call(&v1::Control::Stub::CloseSequence, request, &response));
+  KVS_RETURN_IF_ERROR(state_->channel->AskOf(&v1::Control::Stub::CloseSequence, sequence).status());
   std::lock_guard lock(state_->mu);
   state_->sequences.erase(sequence);
   return OkStatus();
@@ -344,19 +317,15 @@ Status Session::Close(uint64_t sequence) {
 
 Status Session::CloseKey(std::string_view key) {
   v1::CloseKeyRequest request;
-  request.set_session(state_->channel->session());
   request.set_key(std::string(key));
-  v1::CloseSequenceResponse response;
-  return state_->channel->Call(&v1::Control::Stub::CloseKey, request, &response);
+  return state_->channel->Ask(&v1::Control::Stub::CloseKey, request).status();
 }
 
 Status Session::TruncateKey(std::string_view key, uint32_t tokens) {
   v1::TruncateKeyRequest request;
-  request.set_session(state_->channel->session());
   request.set_key(std::string(key));
   request.set_tokens(tokens);
-  v1::TruncateSequenceResponse response;
-  return state_->channel->Call(&v1::Control::Stub::TruncateKey, request, &response);
+  return state_->channel->Ask(&v1::Control::Stub::TruncateKey, request).status();
 }
 
 Result<uint32_t> Session::Tokens(uint64_t sequence) {
@@ -377,77 +346,56 @@ Result<std::string> Session::PlanText(uint64_t sequence) {
 Result<std::string> Session::CanonicalPlan(std::string_view plan) {
   v1::ShowPlanRequest request;
   request.set_plan(std::string(plan));
-  v1::Plan response;
-  KVS_RETURN_IF_ERROR(state_->channel->Call(&v1::Control::Stub::ShowPlan, request, &response));
+  KVS_ASSIGN_OR_RETURN(const v1::Plan response,
+                       state_->channel->Ask(&v1::Control::Stub::ShowPlan, request));
   return response.text();
 }
 
 Status Session::PrefillDone(uint64_t sequence) {
   KVS_RETURN_IF_ERROR(state_->Answered(sequence));
-  v1::PrefillDoneRequest request;
-  request.set_session(state_->channel->session());
-  request.set_sequence(sequence);
-  v1::PrefillDoneResponse response;
-  return state_->channel->Call(&v1::Compute::Stub::PrefillDone, request, &response);
+  return state_->channel->AskOf(&v1::Compute::Stub::PrefillDone, sequence).status();
 }
 
 Status Session::Report(uint64_t sequence, uint32_t first, uint32_t n, const float* surprisal,
                        const float* entropy, const uint8_t* boundary) {
   v1::ReportRequest request;
-  request.set_session(state_->channel->session());
   request.set_sequence(sequence);
   request.set_first(first);
   if (surprisal != nullptr) request.mutable_surprisal()->Add(surprisal, surprisal + n);
   if (entropy != nullptr) request.mutable_entropy()->Add(entropy, entropy + n);
   if (boundary != nullptr) request.set_boundary(boundary, n);
-  v1::ReportResponse response;
-  return state_->channel->Call(&v1::Compute::Stub::Report, request, &response);
+  return state_->channel->Ask(&v1::Compute::Stub::Report, request).status();
 }
 
 Status Session::ReportVerified(uint64_t sequence, uint32_t first, uint32_t n, bool equal) {
   v1::ReportVerifiedRequest request;
-  request.set_session(state_->channel->session());
   request.set_sequence(sequence);
   request.set_first(first);
   request.set_tokens(n);
   request.set_equal(equal);
-  v1::ReportVerifiedResponse response;
-  return state_->channel->Call(&v1::Compute::Stub::ReportVerified, request, &response);
+  return state_->channel->Ask(&v1::Compute::Stub::ReportVerified, request).status();
 }
 
 Status Session::Settle(uint64_t sequence) {
   KVS_RETURN_IF_ERROR(state_->Answered(sequence));
-  v1::SettleRequest request;
-  request.set_session(state_->channel->session());
-  request.set_sequence(sequence);
-  v1::SettleResponse response;
-  return state_->channel->Call(&v1::Compute::Stub::Settle, request, &response);
+  return state_->channel->AskOf(&v1::Compute::Stub::Settle, sequence).status();
 }
 
 Result<Built> Session::Build(uint64_t sequence, std::string_view plan) {
   v1::BuildRequest request;
-  request.set_session(state_->channel->session());
   request.set_sequence(sequence);
   request.set_plan(std::string(plan));
-  v1::BuildResponse response;
-  KVS_RETURN_IF_ERROR(state_->channel->Call(&v1::Compute::Stub::Build, request, &response));
+  KVS_ASSIGN_OR_RETURN(const v1::BuildResponse response,
+                       state_->channel->Ask(&v1::Compute::Stub::Build, request));
   return Built{response.indexed_tokens(), response.built_blocks(), response.extents()};
 }
 
 Status Session::Recompress(uint64_t sequence) {
-  v1::RecompressRequest request;
-  request.set_session(state_->channel->session());
-  request.set_sequence(sequence);
-  v1::RecompressResponse response;
-  return state_->channel->Call(&v1::Compute::Stub::Recompress, request, &response);
+  return state_->channel->AskOf(&v1::Compute::Stub::Recompress, sequence).status();
 }
 
 Status Session::CancelWork(uint64_t sequence) {
-  v1::StopWorkRequest request;
-  request.set_session(state_->channel->session());
-  request.set_sequence(sequence);
-  v1::StopWorkResponse response;
-  return state_->channel->Call(&v1::Compute::Stub::StopWork, request, &response);
+  return state_->channel->AskOf(&v1::Compute::Stub::StopWork, sequence).status();
 }
 
 namespace {
@@ -527,11 +475,10 @@ Result<PageTable> Session::GetPageTable(uint64_t) {
 
 Result<InspectArray> Session::Inspect(uint64_t sequence, std::string_view name) {
   v1::InspectRequest request;
-  request.set_session(state_->channel->session());
   request.set_sequence(sequence);
   request.set_name(std::string(name));
-  v1::InspectResponse response;
-  KVS_RETURN_IF_ERROR(state_->channel->Call(&v1::Compute::Stub::Inspect, request, &response));
+  KVS_ASSIGN_OR_RETURN(const v1::InspectResponse response,
+                       state_->channel->Ask(&v1::Compute::Stub::Inspect, request));
   InspectArray array;
   array.type = static_cast<InspectArray::Type>(response.type());
   array.shape.assign(response.shape().begin(), response.shape().end());
@@ -560,25 +507,22 @@ Status SessionStep::Append(int layer, const Rows& k, const Rows& v) {
   const Shape shape = state_->KeyShape();
   KVS_RETURN_IF_ERROR(CheckFits(BytesOf(shape, k.dtype) + BytesOf(shape, v.dtype), shape));
   v1::AppendRequest request;
-  request.set_session(state_->channel->session());
   request.set_step(state_->step);
   request.set_layer(layer);
   WriteTensor(k, shape, request.mutable_k());
   WriteTensor(v, shape, request.mutable_v());
-  v1::AppendResponse response;
-  return state_->channel->Call(&v1::Compute::Stub::Append, request, &response);
+  return state_->channel->Ask(&v1::Compute::Stub::Append, request).status();
 }
 
 Status SessionStep::Select(int layer, const Rows& q) {
   const Shape shape = state_->QueryShape();
   KVS_RETURN_IF_ERROR(CheckFits(BytesOf(shape, q.dtype), shape));
   v1::SelectRequest request;
-  request.set_session(state_->channel->session());
   request.set_step(state_->step);
   request.set_layer(layer);
   WriteTensor(q, shape, request.mutable_q());
-  v1::SelectResponse response;
-  KVS_RETURN_IF_ERROR(state_->channel->Call(&v1::Compute::Stub::Select, request, &response));
+  KVS_ASSIGN_OR_RETURN(v1::SelectResponse response,
+                       state_->channel->Ask(&v1::Compute::Stub::Select, request));
   if (response.members_size() != state_->members) return AnswerInvalid("number of selections");
   state_->selections.Swap(&response);
   return OkStatus();
@@ -588,15 +532,14 @@ Status SessionStep::Attend(int layer, const Rows& q, const MutableRows& out, flo
   const Shape shape = state_->QueryShape();
   KVS_RETURN_IF_ERROR(CheckFits(BytesOf(shape, q.dtype), shape));
   v1::AttendRequest request;
-  request.set_session(state_->channel->session());
   request.set_step(state_->step);
   request.set_layer(layer);
   WriteTensor(q, shape, request.mutable_q());
   request.set_out_dtype(static_cast<v1::DType>(out.dtype));
   request.set_want_lse(lse != nullptr);
   request.set_want_selection(true);
-  v1::AttendResponse response;
-  KVS_RETURN_IF_ERROR(state_->channel->Call(&v1::Compute::Stub::Attend, request, &response));
+  KVS_ASSIGN_OR_RETURN(v1::AttendResponse response,
+                       state_->channel->Ask(&v1::Compute::Stub::Attend, request));
   const std::string& bytes = response.out().inline_();
   const size_t lse_bytes = lse == nullptr ? 0 : sizeof(float) * static_cast<size_t>(shape.rows());
   if (bytes.size() != static_cast<size_t>(BytesOf(shape, out.dtype)) ||

@@ -12,13 +12,9 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
-#include <chrono>
 #include <cstddef>
-#include <cstdint>
 #include <cstring>
-#include <memory>
 #include <new>
-#include <string>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -32,7 +28,6 @@
 #include "server/attach/handshake.h"
 #include "server/attach/peers/peer.h"
 #include "server/attach/token_passing.h"
-#include "server/sockets/unix_listener.h"
 #include "server/telemetry/thread_top.h"
 
 namespace kvstrata {

@@ -11,7 +11,7 @@ namespace {
 // Finishes the call once: when it is told to, or when nobody is left who would.
 class Finish {
  public:
-  explicit Finish(grpc::ServerUnaryReactor* reactor) : reactor_(reactor) {}
+  explicit Finish(UnaryReactor* reactor) : reactor_(reactor) {}
   Finish(const Finish&) = delete;
   Finish& operator=(const Finish&) = delete;
   ~Finish() {
@@ -24,14 +24,14 @@ class Finish {
   }
 
  private:
-  grpc::ServerUnaryReactor* reactor_;
+  UnaryReactor* reactor_;
 };
 
 }  // namespace
 
-grpc::ServerUnaryReactor* ClusterService::LookupCluster(grpc::CallbackServerContext* call,
-                                                        const v1::LookupClusterRequest* request,
-                                                        v1::LookupClusterResponse* response) {
+UnaryReactor* ClusterService::LookupCluster(CallContext* call,
+                                            const v1::LookupClusterRequest* request,
+                                            v1::LookupClusterResponse* response) {
   const Status admin = context_->CheckAdmin();
   if (!admin.ok()) return ServiceContext::Answer(call, admin);
   const auto& lookup = context_->options().lookup_cluster;
@@ -42,7 +42,7 @@ grpc::ServerUnaryReactor* ClusterService::LookupCluster(grpc::CallbackServerCont
                        "neither remote.redis nor remote.mooncake is set"));
   }
   if (context_->stopping()) return ServiceContext::Answer(call, ServiceContext::Stopping());
-  grpc::ServerUnaryReactor* reactor = context_->NewCall();
+  UnaryReactor* reactor = context_->NewCall();
   const auto finish = std::make_shared<Finish>(reactor);
   const auto ask = [this, &lookup, request, response, finish] {
     const std::string& tenant =

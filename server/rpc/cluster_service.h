@@ -17,9 +17,8 @@ class ClusterService final : public v1::Cluster::CallbackService {
  public:
   explicit ClusterService(ServiceContext* context) : context_(context) {}
 
-  grpc::ServerUnaryReactor* LookupCluster(grpc::CallbackServerContext*,
-                                          const v1::LookupClusterRequest*,
-                                          v1::LookupClusterResponse*) override;
+  UnaryReactor* LookupCluster(CallContext*, const v1::LookupClusterRequest*,
+                              v1::LookupClusterResponse*) override;
 
  private:
   ServiceContext* const context_;

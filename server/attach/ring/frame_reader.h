@@ -20,6 +20,12 @@ bool Take(std::span<const std::byte>* in, T* out) {
   return true;
 }
 
+// The same where it is all of the frame.
+template <typename T>
+bool TakeWhole(std::span<const std::byte> in, T* out) {
+  return Take(&in, out) && in.empty();
+}
+
 // Takes `n` values; the frame's buffer is aligned and all arrays start at a multiple of 4.
 template <typename T>
 bool TakeArray(std::span<const std::byte>* in, uint64_t n, std::span<const T>* out) {

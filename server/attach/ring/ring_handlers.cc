@@ -1,12 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/attach/ring/ring_handlers.h"
 
-#include <algorithm>
-#include <chrono>
 #include <iterator>
-#include <map>
 #include <string>
-#include <utility>
 
 #include "server/telemetry/log.h"
 #include "server/telemetry/traffic.h"

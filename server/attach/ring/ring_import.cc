@@ -7,8 +7,7 @@ namespace kvstrata::ring {
 
 Malformed OnRegisterTensors(RingState* state, const RingFrame& frame) {
   shm::RegisterTensors in;
-  std::span<const std::byte> rest = frame.payload;
-  if (!Take(&rest, &in) || !rest.empty()) return "RegisterTensors of a wrong size";
+  if (!TakeWhole(frame.payload, &in)) return "RegisterTensors of a wrong size";
   state->replies.Answer(frame.header.id, state->tensors.Register(in));
   return kHandled;
 }
@@ -29,8 +28,7 @@ Malformed OnSealBlocks(RingState* state, const RingFrame& frame) {
 
 Malformed OnAcknowledged(RingState* state, const RingFrame& frame) {
   shm::SequenceRef in;
-  std::span<const std::byte> rest = frame.payload;
-  if (!Take(&rest, &in) || !rest.empty()) return "Acknowledged of a wrong size";
+  if (!TakeWhole(frame.payload, &in)) return "Acknowledged of a wrong size";
   const Result<uint32_t> tokens = state->tensors.Acknowledged(in.sequence);
   const shm::AcknowledgedReply reply{tokens.ok() ? *tokens : 0, 0};
   state->replies.Answer(frame.header.id, tokens.status(),

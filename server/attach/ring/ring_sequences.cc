@@ -139,8 +139,7 @@ Malformed OnOpen(RingState* state, const RingFrame& frame) {
 
 Malformed OnFork(RingState* state, const RingFrame& frame) {
   shm::SequenceRef in;
-  std::span<const std::byte> rest = frame.payload;
-  if (!Take(&rest, &in) || !rest.empty()) return "ForkSequence of a wrong size";
+  if (!TakeWhole(frame.payload, &in)) return "ForkSequence of a wrong size";
   if (const Status earlier = state->sequences.TakeEventError(in.sequence); !earlier.ok()) {
     state->replies.Answer(frame.header.id, earlier);
   } else {
@@ -153,8 +152,7 @@ Malformed OnFork(RingState* state, const RingFrame& frame) {
 
 Malformed OnClose(RingState* state, const RingFrame& frame) {
   shm::SequenceRef in;
-  std::span<const std::byte> rest = frame.payload;
-  if (!Take(&rest, &in) || !rest.empty()) return "CloseSequence of a wrong size";
+  if (!TakeWhole(frame.payload, &in)) return "CloseSequence of a wrong size";
   state->sequences.Close(in.sequence);
   state->tensors.Closed(in.sequence);
   const Status closed = state->store->sequences().CloseSequence(state->session, in.sequence);
@@ -168,9 +166,8 @@ Malformed OnClose(RingState* state, const RingFrame& frame) {
 
 Malformed OnCloseKey(RingState* state, const RingFrame& frame) {
   shm::SequenceKey in;
-  std::span<const std::byte> rest = frame.payload;
   std::string key;
-  if (!Take(&rest, &in) || !rest.empty() || !ReadText(in.key, &key)) {
+  if (!TakeWhole(frame.payload, &in) || !ReadText(in.key, &key)) {
     return "CloseKey of a wrong size";
   }
   state->replies.Answer(frame.header.id, state->store->sequences().CloseKey(state->session, key));
@@ -179,9 +176,8 @@ Malformed OnCloseKey(RingState* state, const RingFrame& frame) {
 
 Malformed OnTruncateKey(RingState* state, const RingFrame& frame) {
   shm::TruncateKey in;
-  std::span<const std::byte> rest = frame.payload;
   std::string key;
-  if (!Take(&rest, &in) || !rest.empty() || !ReadText(in.key, &key)) {
+  if (!TakeWhole(frame.payload, &in) || !ReadText(in.key, &key)) {
     return "TruncateKey of a wrong size";
   }
   state->replies.Answer(frame.header.id,
@@ -191,8 +187,7 @@ Malformed OnTruncateKey(RingState* state, const RingFrame& frame) {
 
 Malformed OnGrow(RingState* state, const RingFrame& frame) {
   shm::Grow in;
-  std::span<const std::byte> rest = frame.payload;
-  if (!Take(&rest, &in) || !rest.empty()) return "Grow of a wrong size";
+  if (!TakeWhole(frame.payload, &in)) return "Grow of a wrong size";
   Status status = state->sequences.TakeEventError(in.sequence);
   if (status.ok()) {
     status = state->store->steps().Grow(state->session, in.sequence, in.tokens, in.writable,
@@ -262,8 +257,7 @@ Malformed OnReport(RingState* state, const RingFrame& frame) {
 
 Malformed OnPrefillDone(RingState* state, const RingFrame& frame) {
   shm::SequenceRef in;
-  std::span<const std::byte> rest = frame.payload;
-  if (!Take(&rest, &in) || !rest.empty()) return "PrefillDone of a wrong size";
+  if (!TakeWhole(frame.payload, &in)) return "PrefillDone of a wrong size";
   const bool imported = state->tensors.Imports(in.sequence);  // then its copies come first
   state->sequences.NoteEvent(
       in.sequence, imported ? state->tensors.Seal({in.sequence, 0, {}, {}, true})
@@ -274,8 +268,7 @@ Malformed OnPrefillDone(RingState* state, const RingFrame& frame) {
 // Whoever computed on a hit that differs has made something that nobody else should have.
 Malformed OnVerified(RingState* state, const RingFrame& frame) {
   shm::Verified in;
-  std::span<const std::byte> rest = frame.payload;
-  if (!Take(&rest, &in) || !rest.empty()) return "Verified of a wrong size";
+  if (!TakeWhole(frame.payload, &in)) return "Verified of a wrong size";
   if (in.equal == 0) {
     state->sequences.NoteEvent(in.sequence,
                                state->store->sequences().MakePrivate(state->session, in.sequence));

@@ -24,8 +24,7 @@ void Settle(RingState* state, uint64_t sequence, SettleDone done) {
 
 Malformed OnSettle(RingState* state, const RingFrame& frame) {
   shm::SequenceRef in;
-  std::span<const std::byte> rest = frame.payload;
-  if (!Take(&rest, &in) || !rest.empty()) return "Settle of a wrong size";
+  if (!TakeWhole(frame.payload, &in)) return "Settle of a wrong size";
   // Events are handled in the order of the ring, before this frame.
   if (const Status earlier = state->sequences.TakeEventError(in.sequence); !earlier.ok()) {
     state->replies.Answer(frame.header.id, earlier);
@@ -75,8 +74,7 @@ void AnswerBuilt(RingState* state, uint64_t id, const Result<BuildResult>& built
 
 Malformed OnRecompress(RingState* state, const RingFrame& frame) {
   shm::SequenceRef in;
-  std::span<const std::byte> rest = frame.payload;
-  if (!Take(&rest, &in) || !rest.empty()) return "Recompress of a wrong size";
+  if (!TakeWhole(frame.payload, &in)) return "Recompress of a wrong size";
   const uint64_t id = frame.header.id;
   if (const Status earlier = state->sequences.TakeEventError(in.sequence); !earlier.ok()) {
     state->replies.Answer(id, earlier);
@@ -97,8 +95,7 @@ Malformed OnRecompress(RingState* state, const RingFrame& frame) {
 
 Malformed OnCancelWork(RingState* state, const RingFrame& frame) {
   shm::SequenceRef in;
-  std::span<const std::byte> rest = frame.payload;
-  if (!Take(&rest, &in) || !rest.empty()) return "CancelWork of a wrong size";
+  if (!TakeWhole(frame.payload, &in)) return "CancelWork of a wrong size";
   const Result<bool> ran = state->store->requests().Cancel(state->session, in.sequence);
   const shm::CancelWorkReply reply{ran.ok() && *ran ? 1u : 0u, 0};
   state->replies.Answer(frame.header.id, ran.status(),

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/rpc/admin/admin_messages.h"
 
-#include <string>
 #include <string_view>
 
+#include "server/rpc/calls/copy_fields.h"
 #include "server/store/options/user_name.h"
 #include "server/store/reports/session_totals.h"
 #include "server/telemetry/refusals.h"
@@ -37,12 +37,7 @@ void Write(std::string_view what, const LatencyHistogram& times, v1::Latency* ou
 }
 
 void Write(const RemoteAnswersInfo& answers, v1::RemoteAnswers* out) {
-  out->set_hits(answers.hits);
-  out->set_absent(answers.absent);
-  out->set_refused(answers.refused);
-  out->set_late(answers.late);
-  out->set_lost(answers.lost);
-  out->set_damaged(answers.damaged);
+  KVS_COPY_FIELDS(out, answers, hits, absent, refused, late, lost, damaged);
 }
 
 // "": remote.tenants does not map the user.
@@ -72,11 +67,8 @@ Status CheckFilter(const v1::ListValuesRequest& request) {
 }
 
 void Write(const ValueInfo& value, v1::Value* out) {
-  out->set_key(value.key);
+  KVS_COPY_FIELDS(out, value, key, model, tokens, bytes);
   out->set_kind(std::string(NameOf(value.kind)));
-  out->set_model(value.model);
-  out->set_tokens(value.tokens);
-  out->set_bytes(value.bytes);
   for (const Tier tier : value.tiers) out->add_tiers(std::string(NameOf(tier)));
   out->set_pinned(value.pinned);
 }
@@ -115,33 +107,17 @@ HealthLook LookAtHealth(const GrpcOptions& options) {
 
 void Write(const PoolInfo& p, v1::Pool* out) {
   out->set_tier(std::string(NameOf(p.tier)));
-  out->set_device(p.device);
-  out->set_capacity_bytes(p.capacity_bytes);
-  out->set_used_bytes(p.used_bytes);
-  out->set_cached_bytes(p.cached_bytes);
-  out->set_arena_bytes(p.arena_bytes);
-  out->set_arenas(p.arenas);
-  out->set_taken_bytes(p.taken_bytes);
-  out->set_retired_bytes(p.retired_bytes);
-  out->set_pinned_bytes(p.pinned_bytes);
-  out->set_failure(p.failure);
+  KVS_COPY_FIELDS(out, p, device, capacity_bytes, used_bytes, cached_bytes, arena_bytes, arenas,
+                  taken_bytes, retired_bytes, pinned_bytes, failure);
 }
 
 void Write(const CgroupInfo& c, v1::CgroupMemory* out) {
-  out->set_file(c.file);
-  out->set_limit_bytes(c.limit_bytes);
-  out->set_charged_bytes(c.charged_bytes);
-  out->set_reclaimable_bytes(c.reclaimable_bytes);
-  out->set_available_bytes(c.available_bytes);
+  KVS_COPY_FIELDS(out, c, file, limit_bytes, charged_bytes, reclaimable_bytes, available_bytes);
 }
 
 void Write(const EvictedTier& t, v1::EvictedTier* out) {
   out->set_tier(std::string(NameOf(t.tier)));
-  out->set_pages(t.pages);
-  out->set_bytes(t.bytes);
-  out->set_stored_pages(t.stored_pages);
-  out->set_artefact_pages(t.artefact_pages);
-  out->set_pinned_bytes(t.pinned_bytes);
+  KVS_COPY_FIELDS(out, t, pages, bytes, stored_pages, artefact_pages, pinned_bytes);
 }
 
 void Write(const PinInfo& p, v1::PinnedPrefix* out) {
@@ -167,79 +143,38 @@ void Write(const SessionInfo& s, const ClusterTenants& tenants, v1::Session* out
   out->set_uid(s.peer.uid);
   out->set_tenant(s.peer.tenant);
   out->set_transport(s.transport == Transport::kLinked ? "linked" : "remote");
-  out->set_sequences(s.sequences);
-  out->set_used_bytes(s.used_bytes);
-  out->set_age_us(s.age_us);
-  out->set_open_steps(s.open_steps);
-  out->set_device(s.device);
-  out->set_fenced(s.fenced);
-  out->set_last_step_us(s.last_step_us);
+  KVS_COPY_FIELDS(out, s, sequences, used_bytes, age_us, open_steps, device, fenced, last_step_us);
   out->set_cluster_tenant(ClusterTenantOf(s.peer.tenant, tenants));
 }
 
 void Write(const SequenceInfo& s, v1::Sequence* out) {
-  out->set_sequence(s.sequence);
-  out->set_session(s.session);
-  out->set_model(s.model);
-  out->set_model_name(s.model_name);
+  KVS_COPY_FIELDS(out, s, sequence, session, model, model_name, tokens, capacity_tokens, pages,
+                  shared_pages, index_blocks, version, device_bytes, host_bytes, prompt_tokens,
+                  held_tokens, steps, age_us, extents, extent_device_bytes, extent_host_bytes,
+                  absent_pages, work_error, key, in_full, break_even_tokens, private_pages);
   out->set_plan(s.plan.name);
   out->set_plan_text(FormatPlan(s.plan));
-  out->set_tokens(s.tokens);
-  out->set_capacity_tokens(s.capacity_tokens);
-  out->set_pages(s.pages);
-  out->set_shared_pages(s.shared_pages);
-  out->set_index_blocks(s.index_blocks);
-  out->set_version(s.version);
-  out->set_device_bytes(s.device_bytes);
-  out->set_host_bytes(s.host_bytes);
-  out->set_prompt_tokens(s.prompt_tokens);
-  out->set_held_tokens(s.held_tokens);
-  out->set_steps(s.steps);
-  out->set_age_us(s.age_us);
-  out->set_extents(s.extents);
-  out->set_extent_device_bytes(s.extent_device_bytes);
-  out->set_extent_host_bytes(s.extent_host_bytes);
-  out->set_absent_pages(s.absent_pages);
-  out->set_work_error(s.work_error);
-  out->set_key(s.key);
-  out->set_in_full(s.in_full);
-  out->set_break_even_tokens(s.break_even_tokens);
-  out->set_private_pages(s.private_pages);
 }
 
 void Write(const ExtentInfo& e, v1::ExtentInfo* out) {
-  out->set_arena(e.arena);
-  out->set_offset(e.offset);
+  KVS_COPY_FIELDS(out, e, arena, offset, bytes, references);
   out->set_tier(std::string(NameOf(e.tier)));
   out->set_kind(std::string(KindName(e.kind)));
-  out->set_bytes(e.bytes);
   out->set_begin(e.tokens.begin);
   out->set_end(e.tokens.end);
-  out->set_references(e.references);
 }
 
 void Write(const WorkInfo& w, v1::Work* out) {
-  out->set_sequence(w.sequence);
-  out->set_session(w.session);
-  out->set_plan(w.plan);
-  out->set_state(w.state);
-  out->set_waiting_us(w.waiting_us);
-  out->set_releasable_bytes(w.releasable_bytes);
-  out->set_runs(w.runs);
-  out->set_failures(w.failures);
-  out->set_error(w.error);
+  KVS_COPY_FIELDS(out, w, sequence, session, plan, state, waiting_us, releasable_bytes, runs,
+                  failures, error);
 }
 
 void Write(const PageInfo& p, v1::PageInfo* out) {
   out->set_absent(p.absent);
   out->set_selected(p.selected);
   if (p.absent) return;
-  out->set_arena(p.arena);
-  out->set_offset(p.offset);
+  KVS_COPY_FIELDS(out, p, arena, offset, sealed, shared, references);
   out->set_tier(std::string(NameOf(p.tier)));
-  out->set_sealed(p.sealed);
-  out->set_shared(p.shared);
-  out->set_references(p.references);
 }
 
 void WriteCatalog(const Store& store, v1::GetStatusResponse* out) {
@@ -248,22 +183,10 @@ void WriteCatalog(const Store& store, v1::GetStatusResponse* out) {
   out->set_sessions(static_cast<uint32_t>(counters.sessions));
   out->set_sequences(static_cast<uint32_t>(counters.sequences));
   out->set_models(static_cast<uint32_t>(counters.models));
-  out->set_prefix_pages(counters.prefix_pages);
-  out->set_publications(counters.publications);
-  out->set_retired_bytes(counters.retired_bytes);
-  out->set_lookup_tokens(counters.lookup_tokens);
-  out->set_lookup_hit_tokens(counters.lookup_hit_tokens);
-  out->set_recompressions(counters.recompressions);
-  out->set_recompress_failures(counters.recompress_failures);
-  out->set_recompressed_bytes(counters.recompressed_bytes);
-  out->set_released_bytes(counters.released_bytes);
-  out->set_artefacts(counters.artefacts);
-  out->set_artefact_hits(counters.artefact_hits);
-  out->set_evicted_pages(counters.evicted_pages);
-  out->set_evicted_stored_pages(counters.evicted_stored_pages);
-  out->set_promoted_pages(counters.promoted_pages);
-  out->set_demoted_pages(counters.demoted_pages);
-  out->set_replicated_pages(counters.replicated_pages);
+  KVS_COPY_FIELDS(out, counters, prefix_pages, publications, retired_bytes, lookup_tokens,
+                  lookup_hit_tokens, recompressions, recompress_failures, recompressed_bytes,
+                  released_bytes, artefacts, artefact_hits, evicted_pages, evicted_stored_pages,
+                  promoted_pages, demoted_pages, replicated_pages);
 }
 
 void WriteTelemetry(const Store& store, v1::GetStatusResponse* out) {
@@ -309,97 +232,33 @@ void WriteChunks(const ChunkNumbers& n, v1::GetStatusResponse* response) {
   out->set_connections(static_cast<uint32_t>(n.connections));
   out->set_resting(static_cast<uint32_t>(n.resting));
   const ChunkCounters& c = n.counters;
-  out->set_asked(c.asked);
-  out->set_hits(c.hits);
-  out->set_misses(c.misses);
-  out->set_coming(c.coming);
-  out->set_arrived(c.arrived);
-  out->set_stored(c.stored);
-  out->set_duplicates(c.duplicates);
-  out->set_evicted(c.evicted);
-  out->set_changed(c.changed);
-  out->set_written(c.written);
+  KVS_COPY_FIELDS(out, c, asked, hits, misses, coming, arrived, stored, duplicates, evicted,
+                  changed, written, read, read_failures);
   out->set_unwritten(c.unsaved + c.write_failures);
-  out->set_read(c.read);
-  out->set_read_failures(c.read_failures);
 }
 
 void Write(const DiskInfo& d, v1::Disk* out) {
-  out->set_path(d.path);
-  out->set_queue(d.queue);
-  out->set_direct(d.direct);
-  out->set_degraded(d.degraded);
-  out->set_capacity_bytes(d.capacity_bytes);
-  out->set_used_bytes(d.used_bytes);
-  out->set_entries(d.entries);
-  out->set_waiting(d.waiting);
-  out->set_written(d.written);
-  out->set_dropped(d.dropped);
-  out->set_gone(d.gone);
-  out->set_failed(d.failed);
-  out->set_evicted(d.evicted);
-  out->set_read(d.read);
-  out->set_late_loads(d.late_loads);
-  out->set_refused_loads(d.refused_loads);
-  out->set_corrupt(d.corrupt);
-  out->set_io_errors(d.io_errors);
-  out->set_deadlines(d.deadlines);
-  out->set_stopped_segments(d.stopped_segments);
-  out->set_breaker_open(d.breaker_open);
-  out->set_draining(d.draining);
-  out->set_refused(d.refused);
-  out->set_last_error(d.last_error);
-  out->set_last_error_time_us(d.last_error_time_us);
-  out->set_left_alone_since_us(d.left_alone_since_us);
+  KVS_COPY_FIELDS(out, d, path, queue, direct, degraded, capacity_bytes, used_bytes, entries,
+                  waiting, written, dropped, gone, failed, evicted, read, late_loads, refused_loads,
+                  corrupt, io_errors, deadlines, stopped_segments, breaker_open, draining, refused,
+                  last_error, last_error_time_us, left_alone_since_us);
   out->set_retry_us(static_cast<uint64_t>(d.retry.count()));
 }
 
 void Write(const RemoteInfo& r, const ClusterTenants& tenants, v1::Remote* out) {
-  out->set_engine(r.engine);
-  out->set_servers(r.servers);
-  out->set_illness(r.illness);
-  out->set_write(r.write);
+  KVS_COPY_FIELDS(out, r, engine, servers, illness, write);
   for (const RemoteShardInfo& shard : r.shards) {
     v1::RemoteShard* const to = out->add_shards();
-    to->set_address(shard.address);
-    to->set_breaker_open(shard.breaker_open);
-    to->set_last_error(shard.last_error);
-    to->set_requests(shard.requests);
-    to->set_failures(shard.failures);
-    to->set_timeouts(shard.timeouts);
-    to->set_hedges(shard.hedges);
-    to->set_openings(shard.openings);
-    to->set_connections(shard.connections);
-    to->set_sent_bytes(shard.sent_bytes);
-    to->set_received_bytes(shard.received_bytes);
+    KVS_COPY_FIELDS(to, shard, address, breaker_open, last_error, requests, failures, timeouts,
+                    hedges, openings, connections, sent_bytes, received_bytes);
     Write(shard.probes, to->mutable_probes());
     Write(shard.reads, to->mutable_reads());
     Write("answer", shard.answers, to->mutable_answers());
   }
-  out->set_searched(r.searched);
-  out->set_found(r.found);
-  out->set_searches(r.searches);
-  out->set_late_searches(r.late_searches);
-  out->set_known_misses(r.known_misses);
-  out->set_not_worth(r.not_worth);
-  out->set_refused_searches(r.refused_searches);
-  out->set_read(r.read);
-  out->set_missed(r.missed);
-  out->set_late_loads(r.late_loads);
-  out->set_refused_loads(r.refused_loads);
-  out->set_over_rate(r.over_rate);
-  out->set_bytes_per_second(r.bytes_per_second);
-  out->set_waiting(r.waiting);
-  out->set_waiting_bytes(r.waiting_bytes);
-  out->set_written(r.written);
-  out->set_written_bytes(r.written_bytes);
-  out->set_dropped_full(r.dropped_full);
-  out->set_dropped_rate(r.dropped_rate);
-  out->set_dropped_local(r.dropped_local);
-  out->set_dropped_stop(r.dropped_stop);
-  out->set_gone(r.gone);
-  out->set_failed(r.failed);
-  out->set_secret_fingerprint(r.secret_fingerprint);
+  KVS_COPY_FIELDS(out, r, searched, found, searches, late_searches, known_misses, not_worth,
+                  refused_searches, read, missed, late_loads, refused_loads, over_rate,
+                  bytes_per_second, waiting, waiting_bytes, written, written_bytes, dropped_full,
+                  dropped_rate, dropped_local, dropped_stop, gone, failed, secret_fingerprint);
   for (const auto& [user, over] : r.over_rates) {
     v1::OverRate* const to = out->add_over_rates();
     to->set_user(user);

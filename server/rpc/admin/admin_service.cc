@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "server/rpc/admin/admin_messages.h"
+#include "server/rpc/calls/copy_fields.h"
 #include "server/rpc/calls/prefix_messages.h"
 #include "server/telemetry/log.h"
 
@@ -43,132 +44,118 @@ void WriteCgroup(const GrpcOptions& options, Response* out) {
 
 AdminService::~AdminService() = default;
 
-grpc::ServerUnaryReactor* AdminService::GetStatus(grpc::CallbackServerContext* call,
-                                                  const v1::GetStatusRequest*,
-                                                  v1::GetStatusResponse* response) {
-  const Status admin = context_->CheckAdmin();
-  if (!admin.ok()) return ServiceContext::Answer(call, admin);
-  const GrpcOptions& options = context_->options();
-  response->set_version(options.version);
-  response->set_commit(options.commit);
-  response->set_pid(static_cast<uint64_t>(getpid()));
-  response->set_uptime_us(MicrosSince(options.started));
-  response->set_backend(std::string(options.backend->name));
-  HealthLook health = LookAtHealth(options);
-  response->set_health(std::move(health.text));
-  for (const auto& [name, serves] : health.names) {
-    v1::HealthName* const to = response->add_health_names();
-    to->set_name(name);
-    to->set_serves(serves);
-  }
-  response->set_socket(options.socket_path);
-  WriteCatalog(context_->store(), response);
-  WriteTelemetry(context_->store(), response);
-  for (const PoolInfo& p : context_->store().inspection().Pools()) {
-    Write(p, response->add_pools());
-  }
-  if (options.chunks) WriteChunks(options.chunks(), response);
-  if (options.disk) Write(options.disk(), response->add_disks());
-  if (options.remote) {
-    Write(options.remote(), context_->store().cluster_tenants(), response->add_remotes());
-  }
-  WriteCgroup(options, response);
-  for (const UserReport& user : context_->store().user_limits()->Report()) {
-    if (user.refused == 0 && !HoldsAny(user)) continue;
-    Write(user, context_->store().cluster_tenants(), response->add_users());
-  }
-  return ServiceContext::Answer(call, grpc::Status::OK);
+UnaryReactor* AdminService::GetStatus(CallContext* call, const v1::GetStatusRequest*,
+                                      v1::GetStatusResponse* response) {
+  return context_->AsAdmin(call, [&]() -> Status {
+    const GrpcOptions& options = context_->options();
+    response->set_version(options.version);
+    response->set_commit(options.commit);
+    response->set_pid(static_cast<uint64_t>(getpid()));
+    response->set_uptime_us(MicrosSince(options.started));
+    response->set_backend(std::string(options.backend->name));
+    HealthLook health = LookAtHealth(options);
+    response->set_health(std::move(health.text));
+    for (const auto& [name, serves] : health.names) {
+      v1::HealthName* const to = response->add_health_names();
+      to->set_name(name);
+      to->set_serves(serves);
+    }
+    response->set_socket(options.socket_path);
+    WriteCatalog(context_->store(), response);
+    WriteTelemetry(context_->store(), response);
+    for (const PoolInfo& p : context_->store().inspection().Pools()) {
+      Write(p, response->add_pools());
+    }
+    if (options.chunks) WriteChunks(options.chunks(), response);
+    if (options.disk) Write(options.disk(), response->add_disks());
+    if (options.remote) {
+      Write(options.remote(), context_->store().cluster_tenants(), response->add_remotes());
+    }
+    WriteCgroup(options, response);
+    for (const UserReport& user : context_->store().user_limits()->Report()) {
+      if (user.refused == 0 && !HoldsAny(user)) continue;
+      Write(user, context_->store().cluster_tenants(), response->add_users());
+    }
+    return OkStatus();
+  });
 }
 
-grpc::ServerUnaryReactor* AdminService::ListSessions(grpc::CallbackServerContext* call,
-                                                     const v1::ListSessionsRequest*,
-                                                     v1::ListSessionsResponse* response) {
-  const Status admin = context_->CheckAdmin();
-  if (!admin.ok()) return ServiceContext::Answer(call, admin);
-  for (const SessionInfo& s : context_->store().inspection().Sessions()) {
-    Write(s, context_->store().cluster_tenants(), response->add_sessions());
-  }
-  return ServiceContext::Answer(call, grpc::Status::OK);
+UnaryReactor* AdminService::ListSessions(CallContext* call, const v1::ListSessionsRequest*,
+                                         v1::ListSessionsResponse* response) {
+  return context_->AsAdmin(call, [&]() -> Status {
+    for (const SessionInfo& s : context_->store().inspection().Sessions()) {
+      Write(s, context_->store().cluster_tenants(), response->add_sessions());
+    }
+    return OkStatus();
+  });
 }
 
-grpc::ServerUnaryReactor* AdminService::ListSequences(grpc::CallbackServerContext* call,
-                                                      const v1::ListSequencesRequest* request,
-                                                      v1::ListSequencesResponse* response) {
-  const Status admin = context_->CheckAdmin();
-  if (!admin.ok()) return ServiceContext::Answer(call, admin);
-  for (const SequenceInfo& s : context_->store().inspection().Sequences(request->session())) {
-    Write(s, response->add_sequences());
-  }
-  return ServiceContext::Answer(call, grpc::Status::OK);
+UnaryReactor* AdminService::ListSequences(CallContext* call,
+                                          const v1::ListSequencesRequest* request,
+                                          v1::ListSequencesResponse* response) {
+  return context_->AsAdmin(call, [&]() -> Status {
+    for (const SequenceInfo& s : context_->store().inspection().Sequences(request->session())) {
+      Write(s, response->add_sequences());
+    }
+    return OkStatus();
+  });
 }
 
-grpc::ServerUnaryReactor* AdminService::ShowSequence(grpc::CallbackServerContext* call,
-                                                     const v1::ShowSequenceRequest* request,
-                                                     v1::ShowSequenceResponse* response) {
-  const Status admin = context_->CheckAdmin();
-  if (!admin.ok()) return ServiceContext::Answer(call, admin);
-  Result<SequenceDetail> detail = context_->store().inspection().Show(request->sequence());
-  if (!detail.ok()) return ServiceContext::Answer(call, detail.status());
-  Write(detail->info, response->mutable_sequence());
-  for (const PageInfo& p : detail->pages) Write(p, response->add_pages());
-  for (const PageInfo& p : detail->index_blocks) Write(p, response->add_index_blocks());
-  for (const ExtentInfo& e : detail->extents) Write(e, response->add_extents());
-  return ServiceContext::Answer(call, grpc::Status::OK);
+UnaryReactor* AdminService::ShowSequence(CallContext* call, const v1::ShowSequenceRequest* request,
+                                         v1::ShowSequenceResponse* response) {
+  return context_->AsAdmin(call, [&]() -> Status {
+    Result<SequenceDetail> detail = context_->store().inspection().Show(request->sequence());
+    if (!detail.ok()) return detail.status();
+    Write(detail->info, response->mutable_sequence());
+    for (const PageInfo& p : detail->pages) Write(p, response->add_pages());
+    for (const PageInfo& p : detail->index_blocks) Write(p, response->add_index_blocks());
+    for (const ExtentInfo& e : detail->extents) Write(e, response->add_extents());
+    return OkStatus();
+  });
 }
 
-grpc::ServerUnaryReactor* AdminService::ListPools(grpc::CallbackServerContext* call,
-                                                  const v1::ListPoolsRequest*,
-                                                  v1::ListPoolsResponse* response) {
-  const Status admin = context_->CheckAdmin();
-  if (!admin.ok()) return ServiceContext::Answer(call, admin);
-  for (const PoolInfo& p : context_->store().inspection().Pools()) {
-    Write(p, response->add_pools());
-  }
-  WriteCgroup(context_->options(), response);
-  return ServiceContext::Answer(call, grpc::Status::OK);
+UnaryReactor* AdminService::ListPools(CallContext* call, const v1::ListPoolsRequest*,
+                                      v1::ListPoolsResponse* response) {
+  return context_->AsAdmin(call, [&]() -> Status {
+    for (const PoolInfo& p : context_->store().inspection().Pools()) {
+      Write(p, response->add_pools());
+    }
+    WriteCgroup(context_->options(), response);
+    return OkStatus();
+  });
 }
 
-grpc::ServerUnaryReactor* AdminService::ListWork(grpc::CallbackServerContext* call,
-                                                 const v1::ListWorkRequest*,
-                                                 v1::ListWorkResponse* response) {
-  const Status admin = context_->CheckAdmin();
-  if (!admin.ok()) return ServiceContext::Answer(call, admin);
-  for (const WorkInfo& w : context_->store().requests().Work()) Write(w, response->add_work());
-  return ServiceContext::Answer(call, grpc::Status::OK);
+UnaryReactor* AdminService::ListWork(CallContext* call, const v1::ListWorkRequest*,
+                                     v1::ListWorkResponse* response) {
+  return context_->AsAdmin(call, [&]() -> Status {
+    for (const WorkInfo& w : context_->store().requests().Work()) Write(w, response->add_work());
+    return OkStatus();
+  });
 }
 
-grpc::ServerUnaryReactor* AdminService::GetMetrics(grpc::CallbackServerContext* call,
-                                                   const v1::GetMetricsRequest*,
-                                                   v1::GetMetricsResponse* response) {
+UnaryReactor* AdminService::GetMetrics(CallContext* call, const v1::GetMetricsRequest*,
+                                       v1::GetMetricsResponse* response) {
   if (!context_->options().metrics) return Missing(call, "METRICS");
-  return context_->InQueue(call, [this, response]() -> Status {
-    KVS_RETURN_IF_ERROR(context_->CheckAdmin());
+  return context_->AsAdminInQueue(call, [this, response]() -> Status {
     response->set_text(context_->options().metrics());
     return OkStatus();
   });
 }
 
-grpc::ServerUnaryReactor* AdminService::Audit(grpc::CallbackServerContext* call,
-                                              const v1::AuditRequest*,
-                                              v1::AuditResponse* response) {
-  return context_->InQueue(call, [this, response]() -> Status {
-    KVS_RETURN_IF_ERROR(context_->CheckAdmin());
+UnaryReactor* AdminService::Audit(CallContext* call, const v1::AuditRequest*,
+                                  v1::AuditResponse* response) {
+  return context_->AsAdminInQueue(call, [this, response]() -> Status {
     const AuditReport report = context_->store().inspection().Audit();
     response->set_clean(report.findings.empty());
     for (const std::string& finding : report.findings) response->add_findings(finding);
-    response->set_pages(report.pages);
-    response->set_bytes(report.bytes);
-    response->set_sequences(report.sequences);
-    response->set_sessions(report.sessions);
+    KVS_COPY_FIELDS(response, report, pages, bytes, sequences, sessions);
     return OkStatus();
   });
 }
 
-grpc::ServerUnaryReactor* AdminService::Move(grpc::CallbackServerContext* call,
-                                             const v1::MoveRequest* request,
-                                             v1::MoveResponse* response, Tier to) {
-  return context_->InQueue(call, [this, request, response, to]() -> Status {
-    KVS_RETURN_IF_ERROR(context_->CheckAdmin());
+UnaryReactor* AdminService::Move(CallContext* call, const v1::MoveRequest* request,
+                                 v1::MoveResponse* response, Tier to) {
+  return context_->AsAdminInQueue(call, [this, request, response, to]() -> Status {
     KVS_ASSIGN_OR_RETURN(const MoveResult moved,
                          context_->store().moves().Move(request->sequence(), to));
     response->set_pages(moved.pages);
@@ -178,23 +165,19 @@ grpc::ServerUnaryReactor* AdminService::Move(grpc::CallbackServerContext* call,
   });
 }
 
-grpc::ServerUnaryReactor* AdminService::Demote(grpc::CallbackServerContext* call,
-                                               const v1::MoveRequest* request,
-                                               v1::MoveResponse* response) {
+UnaryReactor* AdminService::Demote(CallContext* call, const v1::MoveRequest* request,
+                                   v1::MoveResponse* response) {
   return Move(call, request, response, Tier::kHost);
 }
 
-grpc::ServerUnaryReactor* AdminService::Prefetch(grpc::CallbackServerContext* call,
-                                                 const v1::MoveRequest* request,
-                                                 v1::MoveResponse* response) {
+UnaryReactor* AdminService::Prefetch(CallContext* call, const v1::MoveRequest* request,
+                                     v1::MoveResponse* response) {
   return Move(call, request, response, Tier::kDevice);
 }
 
-grpc::ServerUnaryReactor* AdminService::LookupPrefix(grpc::CallbackServerContext* call,
-                                                     const v1::LookupPrefixRequest* request,
-                                                     v1::LookupResponse* response) {
-  return context_->InQueue(call, [this, request, response]() -> Status {
-    KVS_RETURN_IF_ERROR(context_->CheckAdmin());
+UnaryReactor* AdminService::LookupPrefix(CallContext* call, const v1::LookupPrefixRequest* request,
+                                         v1::LookupResponse* response) {
+  return context_->AsAdminInQueue(call, [this, request, response]() -> Status {
     const std::string& tenant =
         request->tenant().empty() ? context_->user().tenant : request->tenant();
     const std::span<const int32_t> tokens(request->tokens().data(),
@@ -210,11 +193,9 @@ grpc::ServerUnaryReactor* AdminService::LookupPrefix(grpc::CallbackServerContext
   });
 }
 
-grpc::ServerUnaryReactor* AdminService::Evict(grpc::CallbackServerContext* call,
-                                              const v1::EvictRequest* request,
-                                              v1::EvictResponse* response) {
-  return context_->InQueue(call, [this, request, response]() -> Status {
-    KVS_RETURN_IF_ERROR(context_->CheckAdmin());
+UnaryReactor* AdminService::Evict(CallContext* call, const v1::EvictRequest* request,
+                                  v1::EvictResponse* response) {
+  return context_->AsAdminInQueue(call, [this, request, response]() -> Status {
     const EvictResult evicted = context_->store().eviction().Evict(request->dry_run());
     response->set_pages(evicted.pages());
     response->set_bytes(evicted.bytes());
@@ -223,11 +204,9 @@ grpc::ServerUnaryReactor* AdminService::Evict(grpc::CallbackServerContext* call,
   });
 }
 
-grpc::ServerUnaryReactor* AdminService::Pin(grpc::CallbackServerContext* call,
-                                            const v1::PinRequest* request,
-                                            v1::PinResponse* response) {
-  return context_->InQueue(call, [this, request, response]() -> Status {
-    KVS_RETURN_IF_ERROR(context_->CheckAdmin());
+UnaryReactor* AdminService::Pin(CallContext* call, const v1::PinRequest* request,
+                                v1::PinResponse* response) {
+  return context_->AsAdminInQueue(call, [this, request, response]() -> Status {
     const std::string& tenant =
         request->tenant().empty() ? context_->user().tenant : request->tenant();
     const std::span<const int32_t> tokens(request->tokens().data(),
@@ -245,19 +224,16 @@ grpc::ServerUnaryReactor* AdminService::Pin(grpc::CallbackServerContext* call,
   });
 }
 
-grpc::ServerUnaryReactor* AdminService::Unpin(grpc::CallbackServerContext* call,
-                                              const v1::UnpinRequest* request, v1::UnpinResponse*) {
-  return context_->InQueue(call, [this, request]() -> Status {
-    KVS_RETURN_IF_ERROR(context_->CheckAdmin());
+UnaryReactor* AdminService::Unpin(CallContext* call, const v1::UnpinRequest* request,
+                                  v1::UnpinResponse*) {
+  return context_->AsAdminInQueue(call, [this, request]() -> Status {
     return context_->store().pins().RemovePin(request->pin());
   });
 }
 
-grpc::ServerUnaryReactor* AdminService::ListPins(grpc::CallbackServerContext* call,
-                                                 const v1::ListPinsRequest*,
-                                                 v1::ListPinsResponse* response) {
-  return context_->InQueue(call, [this, response]() -> Status {
-    KVS_RETURN_IF_ERROR(context_->CheckAdmin());
+UnaryReactor* AdminService::ListPins(CallContext* call, const v1::ListPinsRequest*,
+                                     v1::ListPinsResponse* response) {
+  return context_->AsAdminInQueue(call, [this, response]() -> Status {
     for (const PinInfo& pin : context_->store().pins().Pins()) Write(pin, response->add_pins());
     const PinLimits limits = context_->store().pins().PinUse();
     response->set_used_bytes(limits.used_bytes);
@@ -266,12 +242,10 @@ grpc::ServerUnaryReactor* AdminService::ListPins(grpc::CallbackServerContext* ca
   });
 }
 
-grpc::ServerUnaryReactor* AdminService::ListValues(grpc::CallbackServerContext* call,
-                                                   const v1::ListValuesRequest* request,
-                                                   v1::ListValuesResponse* response) {
+UnaryReactor* AdminService::ListValues(CallContext* call, const v1::ListValuesRequest* request,
+                                       v1::ListValuesResponse* response) {
   if (!context_->options().values.list) return Missing(call, "LIST_VALUES");
-  return context_->InQueue(call, [this, request, response]() -> Status {
-    KVS_RETURN_IF_ERROR(context_->CheckAdmin());
+  return context_->AsAdminInQueue(call, [this, request, response]() -> Status {
     KVS_RETURN_IF_ERROR(CheckFilter(*request));
     const uint32_t limit = request->limit() == 0 ? kMaxListed : request->limit();
     const ValueList list = context_->options().values.list({request->model_name(), request->tier()},
@@ -282,12 +256,10 @@ grpc::ServerUnaryReactor* AdminService::ListValues(grpc::CallbackServerContext* 
   });
 }
 
-grpc::ServerUnaryReactor* AdminService::Verify(grpc::CallbackServerContext* call,
-                                               const v1::VerifyRequest* request,
-                                               v1::VerifyResponse* response) {
+UnaryReactor* AdminService::Verify(CallContext* call, const v1::VerifyRequest* request,
+                                   v1::VerifyResponse* response) {
   if (!context_->options().values.verify) return Missing(call, "VERIFY");
-  return context_->InQueue(call, [this, request, response]() -> Status {
-    KVS_RETURN_IF_ERROR(context_->CheckAdmin());
+  return context_->AsAdminInQueue(call, [this, request, response]() -> Status {
     if (request->keys_size() > kMaxVerified) {
       return InvalidArgument(
           "VALUE_KEY", std::to_string(request->keys_size()) + " keys; allowed: at most 64 a call");
@@ -301,30 +273,22 @@ grpc::ServerUnaryReactor* AdminService::Verify(grpc::CallbackServerContext* call
   });
 }
 
-grpc::ServerUnaryReactor* AdminService::Drain(grpc::CallbackServerContext* call,
-                                              const v1::DrainRequest* request,
-                                              v1::DrainResponse* response) {
-  return context_->InQueue(call, [this, request, response]() -> Status {
-    KVS_RETURN_IF_ERROR(context_->CheckAdmin());
+UnaryReactor* AdminService::Drain(CallContext* call, const v1::DrainRequest* request,
+                                  v1::DrainResponse* response) {
+  return context_->AsAdminInQueue(call, [this, request, response]() -> Status {
     const GrpcOptions& options = context_->options();
     if (!options.disk) return ServiceContext::NoDisk();
     if (request->resume()) options.resume();
     if (!request->resume()) KVS_RETURN_IF_ERROR(options.drain());
     const DiskInfo disk = options.disk();
-    response->set_draining(disk.draining);
-    response->set_drained(disk.drained);
-    response->set_waiting(disk.waiting);
-    response->set_entries(disk.entries);
-    response->set_refused(disk.refused);
+    KVS_COPY_FIELDS(response, disk, draining, drained, waiting, entries, refused);
     return OkStatus();
   });
 }
 
-grpc::ServerUnaryReactor* AdminService::Resize(grpc::CallbackServerContext* call,
-                                               const v1::ResizeRequest* request,
-                                               v1::ResizeResponse* response) {
-  return context_->InQueue(call, [this, request, response]() -> Status {
-    KVS_RETURN_IF_ERROR(context_->CheckAdmin());
+UnaryReactor* AdminService::Resize(CallContext* call, const v1::ResizeRequest* request,
+                                   v1::ResizeResponse* response) {
+  return context_->AsAdminInQueue(call, [this, request, response]() -> Status {
     const GrpcOptions& options = context_->options();
     response->set_tier(request->tier());
     if (request->tier() == "disk") {
@@ -359,13 +323,11 @@ grpc::ServerUnaryReactor* AdminService::Resize(grpc::CallbackServerContext* call
 
 // --- left out by GrpcOptions ---------------------------------------------------------------------
 
-grpc::ServerUnaryReactor* AdminService::Missing(grpc::CallbackServerContext* call,
-                                                std::string_view name) {
-  const Status admin = context_->CheckAdmin();
-  if (!admin.ok()) return ServiceContext::Answer(call, admin);
-  return ServiceContext::Answer(call,
-                                Unimplemented("ADMIN_" + std::string(name) + "_UNIMPLEMENTED",
-                                              "this daemon does not serve " + std::string(name)));
+UnaryReactor* AdminService::Missing(CallContext* call, std::string_view name) {
+  return context_->AsAdmin(call, [name]() -> Status {
+    return Unimplemented("ADMIN_" + std::string(name) + "_UNIMPLEMENTED",
+                         "this daemon does not serve " + std::string(name));
+  });
 }
 
 }  // namespace kvstrata

@@ -3,16 +3,14 @@
 #include <string>
 
 #include "server/rpc/admin/admin_service.h"
+#include "server/rpc/calls/copy_fields.h"
 
 namespace kvstrata {
 namespace {
 
 void Write(const LayerRecall& row, v1::LayerRecall* out) {
   out->set_layer(static_cast<int32_t>(row.layer));
-  out->set_samples(row.samples);
-  out->set_recall(row.recall);
-  out->set_least(row.least);
-  out->set_error(row.error);
+  KVS_COPY_FIELDS(out, row, samples, recall, least, error);
 }
 
 void Write(const EngineRecall& engine, v1::EngineRecall* out) {
@@ -27,23 +25,22 @@ void Write(const EngineRecall& engine, v1::EngineRecall* out) {
 
 }  // namespace
 
-grpc::ServerUnaryReactor* AdminService::ListEngineRecalls(
-    grpc::CallbackServerContext* call, const v1::ListEngineRecallsRequest* request,
-    v1::ListEngineRecallsResponse* response) {
-  const Status admin = context_->CheckAdmin();
-  if (!admin.ok()) return ServiceContext::Answer(call, admin);
-  const auto& told = context_->options().engine_recalls;
-  for (const EngineRecall& engine : told ? told() : std::vector<EngineRecall>()) {
-    if (request->engine().empty() || request->engine() == engine.engine) {
-      Write(engine, response->add_engines());
+UnaryReactor* AdminService::ListEngineRecalls(CallContext* call,
+                                              const v1::ListEngineRecallsRequest* request,
+                                              v1::ListEngineRecallsResponse* response) {
+  return context_->AsAdmin(call, [&]() -> Status {
+    const auto& told = context_->options().engine_recalls;
+    for (const EngineRecall& engine : told ? told() : std::vector<EngineRecall>()) {
+      if (request->engine().empty() || request->engine() == engine.engine) {
+        Write(engine, response->add_engines());
+      }
     }
-  }
-  if (!request->engine().empty() && response->engines().empty()) {
-    return ServiceContext::Answer(
-        call, NotFound("ENGINE_UNKNOWN",
-                       "no engine '" + request->engine() + "' has told what its plan loses"));
-  }
-  return ServiceContext::Answer(call, grpc::Status::OK);
+    if (!request->engine().empty() && response->engines().empty()) {
+      return NotFound("ENGINE_UNKNOWN",
+                      "no engine '" + request->engine() + "' has told what its plan loses");
+    }
+    return OkStatus();
+  });
 }
 
 }  // namespace kvstrata

@@ -47,39 +47,37 @@ UserReport ReportOf(const UserLimits& limits, const std::string& user) {
 
 }  // namespace
 
-grpc::ServerUnaryReactor* AdminService::ListQuotas(grpc::CallbackServerContext* call,
-                                                   const v1::ListQuotasRequest*,
-                                                   v1::ListQuotasResponse* response) {
-  const Status admin = context_->CheckAdmin();
-  if (!admin.ok()) return ServiceContext::Answer(call, admin);
-  const UserLimits& limits = *context_->store().user_limits();
-  Write(limits.defaults(), response->mutable_defaults());
-  std::vector<UserReport> users = limits.Report();
-  std::ranges::sort(users, {}, [](const UserReport& user) { return UidOf(user.user); });
-  for (const UserReport& user : users) {
-    Write(user, context_->store().cluster_tenants(), response->add_users());
-  }
-  return ServiceContext::Answer(call, grpc::Status::OK);
+UnaryReactor* AdminService::ListQuotas(CallContext* call, const v1::ListQuotasRequest*,
+                                       v1::ListQuotasResponse* response) {
+  return context_->AsAdmin(call, [&]() -> Status {
+    const UserLimits& limits = *context_->store().user_limits();
+    Write(limits.defaults(), response->mutable_defaults());
+    std::vector<UserReport> users = limits.Report();
+    std::ranges::sort(users, {}, [](const UserReport& user) { return UidOf(user.user); });
+    for (const UserReport& user : users) {
+      Write(user, context_->store().cluster_tenants(), response->add_users());
+    }
+    return OkStatus();
+  });
 }
 
-grpc::ServerUnaryReactor* AdminService::SetQuota(grpc::CallbackServerContext* call,
-                                                 const v1::SetQuotaRequest* request,
-                                                 v1::SetQuotaResponse* response) {
-  const Status admin = context_->CheckAdmin();
-  if (!admin.ok()) return ServiceContext::Answer(call, admin);
-  const Result<Limit> limit = CheckQuota(*request);
-  if (!limit.ok()) return ServiceContext::Answer(call, limit.status());
-  UserLimits& limits = *context_->store().user_limits();
-  if (request->reset()) limits.Reset(request->user(), *limit);
-  if (!request->reset()) limits.Set(request->user(), *limit, request->value());
-  const UserReport report = ReportOf(limits, request->user());
-  LogEvent(LogLevel::kInfo, "quota_set",
-           {{"user", request->user()},
-            {"limit", request->limit()},
-            {"value", report.limits[*limit]},
-            {"by", context_->user().tenant}});
-  Write(report, context_->store().cluster_tenants(), response->mutable_quota());
-  return ServiceContext::Answer(call, grpc::Status::OK);
+UnaryReactor* AdminService::SetQuota(CallContext* call, const v1::SetQuotaRequest* request,
+                                     v1::SetQuotaResponse* response) {
+  return context_->AsAdmin(call, [&]() -> Status {
+    const Result<Limit> limit = CheckQuota(*request);
+    if (!limit.ok()) return limit.status();
+    UserLimits& limits = *context_->store().user_limits();
+    if (request->reset()) limits.Reset(request->user(), *limit);
+    if (!request->reset()) limits.Set(request->user(), *limit, request->value());
+    const UserReport report = ReportOf(limits, request->user());
+    LogEvent(LogLevel::kInfo, "quota_set",
+             {{"user", request->user()},
+              {"limit", request->limit()},
+              {"value", report.limits[*limit]},
+              {"by", context_->user().tenant}});
+    Write(report, context_->store().cluster_tenants(), response->mutable_quota());
+    return OkStatus();
+  });
 }
 
 }  // namespace kvstrata

@@ -3,38 +3,31 @@
 // and ends with the report and with how the audit ended. The call's end is the audit's, and the
 // other way round: a client that goes away, or the deadline, ends it in the store too.
 //
-// Ownership: a stream owns itself until gRPC is done with it; the audit's listener and the alarm
-// hold shares. Threads: any. Cost: reports are made on work threads.
-#include <grpcpp/alarm.h>
-
+// The audit's listener holds a share. Cost: reports are made on work threads.
 #include <chrono>
 #include <memory>
 #include <string>
-#include <utility>
 
-#include "base/sync.h"
 #include "kvstrata/v1/admin.grpc.pb.h"
 #include "server/rpc/admin/admin_service.h"
-#include "server/rpc/calls/service_context.h"
+#include "server/rpc/calls/copy_fields.h"
+#include "server/rpc/calls/shared_stream.h"
 
 namespace kvstrata {
 namespace {
 
-class RecallStream final : public grpc::ServerWriteReactor<v1::AuditRecallResponse>,
-                           public std::enable_shared_from_this<RecallStream> {
+class RecallStream final
+    : public SharedStream<RecallStream, v1::AuditRecallRequest, v1::AuditRecallResponse> {
  public:
-  // The reactor of a new call; valid until gRPC calls OnDone.
-  static RecallStream* Start(ServiceContext* context, const v1::AuditRecallRequest& request);
+  RecallStream(ServiceContext* context, const v1::AuditRecallRequest&) : SharedStream(context) {}
+  Status Begin(const v1::AuditRecallRequest& request);
 
   void OnWriteDone(bool ok) override;
   void OnCancel() override;
   void OnDone() override;
 
  private:
-  explicit RecallStream(ServiceContext* context)
-      : context_(context), under_way_(context->calls()) {}
-  Status Begin(const v1::AuditRecallRequest& request);
-  void SetDeadline();
+  void TimeOut();
   // Something was added, or it ended; from the store.
   void Changed();
   // Writes what there is to say, unless a write is under way: then its end comes back here.
@@ -42,17 +35,12 @@ class RecallStream final : public grpc::ServerWriteReactor<v1::AuditRecallRespon
   // Ends the audit, which ends the call. Nothing if it has ended.
   void EndAudit(const Status& why);
 
-  ServiceContext* const context_;
-  CallUnderWay under_way_;              // until OnDone
-  std::shared_ptr<RecallStream> self_;  // until OnDone
-
   // Constant after Start.
   std::shared_ptr<RecallAudit> audit_;  // null: it was refused
   uint64_t sequence_ = 0;
   std::chrono::microseconds timeout_{0};
-  grpc::Alarm deadline_;
+  std::unique_ptr<grpc::Alarm> deadline_;
 
-  Mutex mu_;
   v1::AuditRecallResponse response_ KVS_GUARDED_BY(mu_);
   bool started_ KVS_GUARDED_BY(mu_) = false;
   bool writing_ KVS_GUARDED_BY(mu_) = false;
@@ -72,13 +60,7 @@ void Write(const RecallProgress& progress, v1::AuditRecallResponse* out) {
 }
 
 void Write(const RecallMetric& m, v1::RecallMetric* out) {
-  out->set_samples(m.samples);
-  out->set_mean(m.mean);
-  out->set_p5(m.p5);
-  out->set_p50(m.p50);
-  out->set_p95(m.p95);
-  out->set_min(m.min);
-  out->set_max(m.max);
+  KVS_COPY_FIELDS(out, m, samples, mean, p5, p50, p95, min, max);
   out->mutable_histogram()->Add(m.histogram.begin(), m.histogram.end());
 }
 
@@ -108,25 +90,7 @@ Status TimedOut(uint64_t sequence, const RecallProgress& at, uint32_t every,
               ": wait longer, or ask for fewer or denser steps"};
 }
 
-RecallStream* RecallStream::Start(ServiceContext* context, const v1::AuditRecallRequest& request) {
-  std::shared_ptr<RecallStream> stream(new RecallStream(context));
-  stream->self_ = stream;
-  const Status status = stream->Begin(request);
-  if (status.ok()) {
-    stream->SetDeadline();
-    {
-      MutexLock lock(stream->mu_);
-      stream->started_ = true;
-    }
-    stream->Tell();
-  } else {
-    stream->Finish(ToGrpc(status));
-  }
-  return stream.get();
-}
-
 Status RecallStream::Begin(const v1::AuditRecallRequest& request) {
-  KVS_RETURN_IF_ERROR(context_->CheckAdmin());
   if (request.timeout_us() > static_cast<uint64_t>(kMaxTimeout.count())) {
     return InvalidArgument("RECALL_OPTION",
                            "timeout_us is " + std::to_string(request.timeout_us()) +
@@ -142,24 +106,23 @@ Status RecallStream::Begin(const v1::AuditRecallRequest& request) {
                        context_->store().recalls().StartRecallAudit(
                            sequence_, options, [self = shared_from_this()] { self->Changed(); }));
   audit_ = start.audit;
-  MutexLock lock(mu_);
-  response_.set_sequence(sequence_);
-  response_.set_plan(start.sequence.plan.name);
-  response_.set_plan_text(FormatPlan(start.sequence.plan));
-  response_.set_transport(start.transport == Transport::kLinked ? "linked" : "remote");
-  response_.set_every(options.every);
-  Write(audit_->Progress(), &response_);
+  TellAt(std::chrono::system_clock::now() + timeout_, &RecallStream::TimeOut, &deadline_);
+  {
+    MutexLock lock(mu_);
+    response_.set_sequence(sequence_);
+    response_.set_plan(start.sequence.plan.name);
+    response_.set_plan_text(FormatPlan(start.sequence.plan));
+    response_.set_transport(start.transport == Transport::kLinked ? "linked" : "remote");
+    response_.set_every(options.every);
+    Write(audit_->Progress(), &response_);
+    started_ = true;
+  }
+  Tell();
   return OkStatus();
 }
 
-void RecallStream::SetDeadline() {
-  // Weak: the alarm is this object's own.
-  deadline_.Set(std::chrono::system_clock::now() + timeout_, [weak = weak_from_this()](bool fired) {
-    const std::shared_ptr<RecallStream> self = weak.lock();
-    if (!fired || self == nullptr) return;
-    self->EndAudit(TimedOut(self->sequence_, self->audit_->Progress(),
-                            self->audit_->options().every, self->timeout_));
-  });
+void RecallStream::TimeOut() {
+  EndAudit(TimedOut(sequence_, audit_->Progress(), audit_->options().every, timeout_));
 }
 
 void RecallStream::EndAudit(const Status& why) {
@@ -203,18 +166,15 @@ void RecallStream::OnCancel() {
 }
 
 void RecallStream::OnDone() {
-  if (audit_ != nullptr) {
-    EndAudit({Code::kAborted, "RECALL_CANCELLED", "who asked for the audit went away"});
-    deadline_.Cancel();
-  }
-  const std::shared_ptr<RecallStream> last = std::move(self_);
-  under_way_.End();
+  OnCancel();
+  if (deadline_ != nullptr) deadline_->Cancel();
+  SharedStream::OnDone();
 }
 
 }  // namespace
 
-grpc::ServerWriteReactor<v1::AuditRecallResponse>* AdminService::AuditRecall(
-    grpc::CallbackServerContext*, const v1::AuditRecallRequest* request) {
+WriteReactor<v1::AuditRecallResponse>* AdminService::AuditRecall(
+    CallContext*, const v1::AuditRecallRequest* request) {
   return RecallStream::Start(context_, *request);
 }
 

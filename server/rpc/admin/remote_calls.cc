@@ -5,6 +5,7 @@
 #include <string>
 
 #include "server/rpc/admin/admin_service.h"
+#include "server/rpc/calls/copy_fields.h"
 #include "server/store/options/user_name.h"
 #include "server/telemetry/log.h"
 
@@ -45,14 +46,10 @@ Result<PromptValues> ValuesOf(ServiceContext* context, const v1::RemotePrompt& p
 }
 
 void Write(const RemoteServerInfo& server, v1::RemoteServer* out) {
-  out->set_address(server.address);
-  out->set_role(server.role);
-  out->set_breaker_open(server.breaker_open);
+  KVS_COPY_FIELDS(out, server, address, role, breaker_open, values, held);
   out->set_round_trip_us(static_cast<uint64_t>(server.round_trip.count()));
   out->set_reason(std::string(server.status.reason()));
   out->set_why(std::string(server.status.message()));
-  out->set_values(server.values);
-  out->set_held(server.held);
 }
 
 // Pages count to the first that is missing.
@@ -72,11 +69,9 @@ void WriteHeld(const PromptValues& values, const std::vector<bool>& held,
 
 }  // namespace
 
-grpc::ServerUnaryReactor* AdminService::ProbeRemote(grpc::CallbackServerContext* call,
-                                                    const v1::ProbeRemoteRequest* request,
-                                                    v1::ProbeRemoteResponse* response) {
-  return context_->InQueue(call, [this, request, response]() -> Status {
-    KVS_RETURN_IF_ERROR(context_->CheckAdmin());
+UnaryReactor* AdminService::ProbeRemote(CallContext* call, const v1::ProbeRemoteRequest* request,
+                                        v1::ProbeRemoteResponse* response) {
+  return context_->AsAdminInQueue(call, [this, request, response]() -> Status {
     const GrpcOptions& options = context_->options();
     if (!options.probe_remote) return NoRemote();
     PromptValues values;
@@ -90,11 +85,9 @@ grpc::ServerUnaryReactor* AdminService::ProbeRemote(grpc::CallbackServerContext*
   });
 }
 
-grpc::ServerUnaryReactor* AdminService::PurgeRemote(grpc::CallbackServerContext* call,
-                                                    const v1::PurgeRemoteRequest* request,
-                                                    v1::PurgeRemoteResponse* response) {
-  return context_->InQueue(call, [this, request, response]() -> Status {
-    KVS_RETURN_IF_ERROR(context_->CheckAdmin());
+UnaryReactor* AdminService::PurgeRemote(CallContext* call, const v1::PurgeRemoteRequest* request,
+                                        v1::PurgeRemoteResponse* response) {
+  return context_->AsAdminInQueue(call, [this, request, response]() -> Status {
     const GrpcOptions& options = context_->options();
     if (!options.purge_remote) return NoRemote();
     KVS_ASSIGN_OR_RETURN(const PromptValues values, ValuesOf(context_, request->prompt()));

@@ -2,44 +2,32 @@
 // ScrubStream: the Scrub call. The disk's reader tells how far it is; the call's end is the
 // scrub's.
 //
-// Ownership: a stream owns itself until gRPC is done with it; the scrub holds a share. Threads:
-// any. Cost: a message when the one before was taken, at most four a second.
+// The scrub holds a share. Cost: a message when the one before was taken, at most four a second.
 #include <chrono>
-#include <memory>
 #include <utility>
 
-#include "base/sync.h"
 #include "kvstrata/v1/admin.grpc.pb.h"
 #include "server/rpc/admin/admin_service.h"
-#include "server/rpc/calls/service_context.h"
+#include "server/rpc/calls/shared_stream.h"
 
 namespace kvstrata {
 namespace {
 
-class ScrubStream final : public grpc::ServerWriteReactor<v1::ScrubResponse>,
-                          public std::enable_shared_from_this<ScrubStream> {
+class ScrubStream final : public SharedStream<ScrubStream, v1::ScrubRequest, v1::ScrubResponse> {
  public:
-  // The reactor of a new call; valid until gRPC calls OnDone.
-  static ScrubStream* Start(ServiceContext* context, const v1::ScrubRequest& request);
+  ScrubStream(ServiceContext* context, const v1::ScrubRequest&) : SharedStream(context) {}
+  Status Begin(const v1::ScrubRequest& request);
 
   void OnWriteDone(bool ok) override;
   void OnCancel() override;
-  void OnDone() override;
 
  private:
-  explicit ScrubStream(ServiceContext* context) : context_(context), under_way_(context->calls()) {}
-  Status Begin(const v1::ScrubRequest& request);
   // Called by the disk's reader; false: nobody listens any more.
   bool Progress(const ScrubProgress& progress) KVS_EXCLUDES(mu_);
   void Ended(const Status& why) KVS_EXCLUDES(mu_);
   void FillIn(const ScrubProgress& progress) KVS_REQUIRES(mu_);
   void FinishLocked() KVS_REQUIRES(mu_);
 
-  ServiceContext* const context_;
-  CallUnderWay under_way_;             // until OnDone
-  std::shared_ptr<ScrubStream> self_;  // until OnDone
-
-  Mutex mu_;
   ScrubProgress so_far_ KVS_GUARDED_BY(mu_);
   v1::ScrubResponse response_ KVS_GUARDED_BY(mu_);
   std::chrono::steady_clock::time_point told_ KVS_GUARDED_BY(mu_);
@@ -52,16 +40,7 @@ class ScrubStream final : public grpc::ServerWriteReactor<v1::ScrubResponse>,
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kBetween{250};
 
-ScrubStream* ScrubStream::Start(ServiceContext* context, const v1::ScrubRequest& request) {
-  std::shared_ptr<ScrubStream> stream(new ScrubStream(context));
-  stream->self_ = stream;
-  const Status status = stream->Begin(request);
-  if (!status.ok()) stream->Finish(ToGrpc(status));
-  return stream.get();
-}
-
 Status ScrubStream::Begin(const v1::ScrubRequest& request) {
-  KVS_RETURN_IF_ERROR(context_->CheckAdmin());
   if (!context_->options().scrub) return ServiceContext::NoDisk();
   TierScrub scrub;
   scrub.bytes_per_second = request.bytes_per_second();
@@ -118,15 +97,10 @@ void ScrubStream::OnCancel() {
   cancelled_ = true;
 }
 
-void ScrubStream::OnDone() {
-  const std::shared_ptr<ScrubStream> last = std::move(self_);
-  under_way_.End();
-}
-
 }  // namespace
 
-grpc::ServerWriteReactor<v1::ScrubResponse>* AdminService::Scrub(grpc::CallbackServerContext*,
-                                                                 const v1::ScrubRequest* request) {
+WriteReactor<v1::ScrubResponse>* AdminService::Scrub(CallContext*,
+                                                     const v1::ScrubRequest* request) {
   return ScrubStream::Start(context_, *request);
 }
 

@@ -54,9 +54,9 @@ void Write(const SelectionTotals& before, const SelectionSample& sample,
 
 }  // namespace
 
-grpc::ServerUnaryReactor* AdminService::SampleSelections(grpc::CallbackServerContext* call,
-                                                         const v1::SampleSelectionsRequest* request,
-                                                         v1::SampleSelectionsResponse* response) {
+UnaryReactor* AdminService::SampleSelections(CallContext* call,
+                                             const v1::SampleSelectionsRequest* request,
+                                             v1::SampleSelectionsResponse* response) {
   Status status = context_->CheckAdmin();
   if (status.ok()) status = CheckSample(*request);
   if (!status.ok()) return ServiceContext::Answer(call, status);

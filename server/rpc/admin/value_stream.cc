@@ -75,8 +75,8 @@ void ValueStream::OnWriteDone(bool ok) {
 
 }  // namespace
 
-grpc::ServerWriteReactor<v1::GetValueResponse>* AdminService::GetValue(
-    grpc::CallbackServerContext*, const v1::GetValueRequest* request) {
+WriteReactor<v1::GetValueResponse>* AdminService::GetValue(CallContext*,
+                                                           const v1::GetValueRequest* request) {
   return ValueStream::Start(context_, *request);
 }
 

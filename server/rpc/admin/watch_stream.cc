@@ -3,50 +3,44 @@
 // second: whoever logs an event knows nothing of watchers and waits for none. Between two messages
 // a stream holds one batch of events, however slowly its caller reads.
 //
-// Ownership: a stream owns itself until gRPC is done with it; the alarm holds it weakly. Threads:
-// any. Cost: a look at the ring ten times a second.
-#include <grpcpp/alarm.h>
-
+// Cost: a look at the ring ten times a second.
 #include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
 
-#include "base/sync.h"
 #include "kvstrata/v1/admin.grpc.pb.h"
 #include "server/rpc/admin/admin_service.h"
-#include "server/rpc/calls/service_context.h"
+#include "server/rpc/calls/shared_stream.h"
 #include "server/telemetry/event_ring.h"
 
 namespace kvstrata {
 namespace {
 
-class WatchStream final : public grpc::ServerWriteReactor<v1::WatchResponse>,
-                          public std::enable_shared_from_this<WatchStream> {
+class WatchStream final : public SharedStream<WatchStream, v1::WatchRequest, v1::WatchResponse> {
  public:
   static constexpr int kBatch = 64;  // events of a message
 
-  // The reactor of a new call; valid until gRPC calls OnDone.
-  static WatchStream* Start(ServiceContext* context, const v1::WatchRequest& request);
+  WatchStream(ServiceContext* context, const v1::WatchRequest& request)
+      : SharedStream(context),
+        follow_(request.follow()),
+        after_(RecentEvents().Begin(request.after())) {}
+  Status Begin(const v1::WatchRequest&) {
+    Tell();
+    return OkStatus();
+  }
 
   void OnWriteDone(bool ok) override;
   void OnCancel() override;
-  void OnDone() override;
 
  private:
-  WatchStream(ServiceContext* context, const v1::WatchRequest& request);
   // Sends what there is, waits for more, or ends.
   void Tell() KVS_EXCLUDES(mu_);
   void FillIn() KVS_REQUIRES(mu_);
-  void TellLater() KVS_REQUIRES(mu_);
   void FinishLocked(const grpc::Status& status) KVS_REQUIRES(mu_);
 
-  ServiceContext* const context_;
   const bool follow_;
-  CallUnderWay under_way_;             // until OnDone
-  std::shared_ptr<WatchStream> self_;  // until OnDone
 
-  Mutex mu_;
   std::unique_ptr<grpc::Alarm> next_ KVS_GUARDED_BY(mu_);
   v1::WatchResponse response_ KVS_GUARDED_BY(mu_);
   uint64_t after_ KVS_GUARDED_BY(mu_);  // the last event that was sent
@@ -69,24 +63,6 @@ void Write(const RecordedEvent& event, v1::Event* out) {
     added->set_value(field.value);
     added->set_text(field.quoted);
   }
-}
-
-WatchStream::WatchStream(ServiceContext* context, const v1::WatchRequest& request)
-    : context_(context),
-      follow_(request.follow()),
-      under_way_(context->calls()),
-      after_(RecentEvents().Begin(request.after())) {}
-
-WatchStream* WatchStream::Start(ServiceContext* context, const v1::WatchRequest& request) {
-  std::shared_ptr<WatchStream> stream(new WatchStream(context, request));
-  stream->self_ = stream;
-  const Status admin = context->CheckAdmin();
-  if (admin.ok()) {
-    stream->Tell();
-  } else {
-    stream->Finish(ToGrpc(admin));
-  }
-  return stream.get();
 }
 
 void WatchStream::FillIn() {
@@ -116,16 +92,7 @@ void WatchStream::Tell() {
   }
   if (!follow_) return FinishLocked(grpc::Status::OK);
   if (stopping) return FinishLocked(ToGrpc(ServiceContext::Stopping()));
-  TellLater();
-}
-
-void WatchStream::TellLater() {
-  // Weak: the alarm is this object's own. A new one: the last may be in its callback.
-  next_ = std::make_unique<grpc::Alarm>();
-  next_->Set(std::chrono::system_clock::now() + kBetween, [weak = weak_from_this()](bool fired) {
-    const std::shared_ptr<WatchStream> self = weak.lock();
-    if (fired && self != nullptr) self->Tell();
-  });
+  TellAt(std::chrono::system_clock::now() + kBetween, &WatchStream::Tell, &next_);
 }
 
 void WatchStream::FinishLocked(const grpc::Status& status) {
@@ -150,15 +117,10 @@ void WatchStream::OnCancel() {
   Tell();
 }
 
-void WatchStream::OnDone() {
-  under_way_.End();
-  const std::shared_ptr<WatchStream> last = std::move(self_);
-}
-
 }  // namespace
 
-grpc::ServerWriteReactor<v1::WatchResponse>* AdminService::Watch(grpc::CallbackServerContext*,
-                                                                 const v1::WatchRequest* request) {
+WriteReactor<v1::WatchResponse>* AdminService::Watch(CallContext*,
+                                                     const v1::WatchRequest* request) {
   return WatchStream::Start(context_, *request);
 }
 

@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Calls of both services that ask something of the workers (server/store/codecs/work_requests.h).
-#include <grpcpp/alarm.h>
-
 #include <chrono>
 #include <memory>
 #include <utility>
 
-#include "base/sync.h"
 #include "kvstrata/v1/admin.grpc.pb.h"
 #include "server/rpc/admin/admin_messages.h"
 #include "server/rpc/admin/admin_service.h"
-#include "server/rpc/calls/service_context.h"
+#include "server/rpc/calls/copy_fields.h"
+#include "server/rpc/calls/shared_stream.h"
 #include "server/rpc/engine/compute_service.h"
 #include "server/store/codecs/work_requests.h"
 
@@ -20,23 +18,19 @@ namespace {
 // RecompressStream: the RecompressSequence call. Asks for the sequence's recompression and tells
 // how far it is until that is over; the call's end leaves the work going on.
 //
-// Ownership: a stream owns itself until gRPC is done with it and the store has answered. Threads:
-// any. Cost: a look at the sequence and a message, at most four a second.
-class RecompressStream final : public grpc::ServerWriteReactor<v1::RecompressSequenceResponse>,
-                               public std::enable_shared_from_this<RecompressStream> {
+// The store holds a share until it has answered. Cost: a look at the sequence and a message, at
+// most four a second.
+class RecompressStream final : public SharedStream<RecompressStream, v1::RecompressSequenceRequest,
+                                                   v1::RecompressSequenceResponse> {
  public:
-  // The reactor of a new call; valid until gRPC calls OnDone.
-  static RecompressStream* Start(ServiceContext* context,
-                                 const v1::RecompressSequenceRequest& request);
+  RecompressStream(ServiceContext* context, const v1::RecompressSequenceRequest& request)
+      : SharedStream(context), sequence_(request.sequence()) {}
+  Status Begin(const v1::RecompressSequenceRequest&);
 
   void OnWriteDone(bool ok) override;
   void OnCancel() override;
-  void OnDone() override;
 
  private:
-  RecompressStream(ServiceContext* context, uint64_t sequence)
-      : context_(context), sequence_(sequence), under_way_(context->calls()) {}
-  Status Begin();
   // Tells how far it is, now and again.
   void Tell() KVS_EXCLUDES(mu_);
   void Ended(const Status& why) KVS_EXCLUDES(mu_);
@@ -44,13 +38,9 @@ class RecompressStream final : public grpc::ServerWriteReactor<v1::RecompressSeq
   void FillIn() KVS_REQUIRES(mu_);
   void FinishLocked() KVS_REQUIRES(mu_);
 
-  ServiceContext* const context_;
   const uint64_t sequence_;
-  CallUnderWay under_way_;  // until OnDone
   uint64_t released_before_ = 0;
-  std::shared_ptr<RecompressStream> self_;  // until OnDone
 
-  Mutex mu_;
   std::unique_ptr<grpc::Alarm> next_ KVS_GUARDED_BY(mu_);
   v1::RecompressSequenceResponse response_ KVS_GUARDED_BY(mu_);
   bool writing_ KVS_GUARDED_BY(mu_) = false;
@@ -61,26 +51,14 @@ class RecompressStream final : public grpc::ServerWriteReactor<v1::RecompressSeq
 
 constexpr std::chrono::milliseconds kBetween{250};
 
-RecompressStream* RecompressStream::Start(ServiceContext* context,
-                                          const v1::RecompressSequenceRequest& request) {
-  std::shared_ptr<RecompressStream> stream(new RecompressStream(context, request.sequence()));
-  stream->self_ = stream;
-  const Status status = stream->Begin();
-  if (status.ok()) {
-    stream->Tell();
-  } else {
-    stream->Finish(ToGrpc(status));
-  }
-  return stream.get();
-}
-
-Status RecompressStream::Begin() {
-  KVS_RETURN_IF_ERROR(context_->CheckAdmin());
+Status RecompressStream::Begin(const v1::RecompressSequenceRequest&) {
   WorkRequests& requests = context_->store().requests();
   KVS_ASSIGN_OR_RETURN(const WorkProgress before, requests.Progress(0, sequence_));
   released_before_ = before.released_bytes;
-  return requests.Recompress(0, sequence_,
-                             [self = shared_from_this()](const Status& why) { self->Ended(why); });
+  KVS_RETURN_IF_ERROR(requests.Recompress(
+      0, sequence_, [self = shared_from_this()](const Status& why) { self->Ended(why); }));
+  Tell();
+  return OkStatus();
 }
 
 void RecompressStream::FillIn() {
@@ -100,12 +78,7 @@ void RecompressStream::Tell() {
     writing_ = true;
     StartWrite(&response_);
   }
-  // Weak: the alarm is this object's own. A new one: the last may be in its callback.
-  next_ = std::make_unique<grpc::Alarm>();
-  next_->Set(std::chrono::system_clock::now() + kBetween, [weak = weak_from_this()](bool fired) {
-    const std::shared_ptr<RecompressStream> self = weak.lock();
-    if (fired && self != nullptr) self->Tell();
-  });
+  TellAt(std::chrono::system_clock::now() + kBetween, &RecompressStream::Tell, &next_);
 }
 
 void RecompressStream::Ended(const Status& why) {
@@ -138,30 +111,10 @@ void RecompressStream::OnCancel() {
   if (!writing_) FinishLocked();
 }
 
-void RecompressStream::OnDone() {
-  under_way_.End();
-  const std::shared_ptr<RecompressStream> last = std::move(self_);
-}
-
 // Response: a BuildResponse or a BuildSequenceResponse.
 template <typename Response>
 void Write(const BuildResult& built, Response* out) {
-  out->set_plan(built.plan);
-  out->set_indexed_tokens(built.indexed_tokens);
-  out->set_built_blocks(built.built_blocks);
-  out->set_extents(built.extents);
-  out->set_done(built.done);
-}
-
-// Ends a call of a session on its strand; what it captures stays until then.
-template <typename Fn>
-void FinishOnStrand(grpc::CallbackServerContext* call, grpc::ServerUnaryReactor* reactor,
-                    const std::shared_ptr<RemoteSession>& s, Fn fn) {
-  if (call->IsCancelled()) return reactor->Finish(grpc::Status::CANCELLED);
-  const Status posted = s->Post([reactor, s, fn = std::move(fn)] {
-    reactor->Finish(ServiceContext::Outcome([&] { return fn(*s); }));
-  });
-  if (!posted.ok()) reactor->Finish(ToGrpc(posted));
+  KVS_COPY_FIELDS(out, built, plan, indexed_tokens, built_blocks, extents, done);
 }
 
 // What the workers made is the step state's now; the rows behind it, and buckets, it makes itself.
@@ -177,49 +130,39 @@ Status TakeBuilt(RemoteSession& s, uint64_t sequence, v1::BuildResponse* respons
 
 }  // namespace
 
-grpc::ServerUnaryReactor* ComputeService::Build(grpc::CallbackServerContext* call,
-                                                const v1::BuildRequest* request,
-                                                v1::BuildResponse* response) {
-  Result<std::shared_ptr<RemoteSession>> found = context_->FindSession(request->session());
-  if (!found.ok()) return ServiceContext::Answer(call, found.status());
-  grpc::ServerUnaryReactor* reactor = context_->NewCall();
-  const auto answer = [call, reactor, request, response,
-                       s = *found](const Result<BuildResult>& built) {
-    if (!built.ok()) return reactor->Finish(ToGrpc(built.status()));
-    Write(*built, response);
-    if (!built->done) return reactor->Finish(grpc::Status::OK);
-    FinishOnStrand(call, reactor, s, [request, response](RemoteSession& session) {
-      return TakeBuilt(session, request->sequence(), response);
-    });
-  };
-  const Status posted = (*found)->Post([this, reactor, request, answer, s = *found] {
+UnaryReactor* ComputeService::Build(CallContext* call, const v1::BuildRequest* request,
+                                    v1::BuildResponse* response) {
+  const auto build = [this, call, request, response](UnaryReactor* reactor, const auto& s) {
     if (const Status idle = s->CheckIdle(request->sequence()); !idle.ok()) {
       return reactor->Finish(ToGrpc(idle));
     }
+    const auto answer = [call, reactor, request, response, s](const Result<BuildResult>& built) {
+      if (!built.ok()) return reactor->Finish(ToGrpc(built.status()));
+      Write(*built, response);
+      if (!built->done) return reactor->Finish(grpc::Status::OK);
+      ServiceContext::FinishOnStrand(call, reactor, s, [request, response](RemoteSession& session) {
+        return TakeBuilt(session, request->sequence(), response);
+      });
+    };
     const bool waits = !request->no_wait();
     const Result<BuildResult> now = context_->store().builds().Build(
         {s->id(), request->sequence(), request->plan()}, waits ? BuildDone(answer) : BuildDone());
     if (!now.ok() || now->done || !waits) answer(now);
-  });
-  if (!posted.ok()) reactor->Finish(ToGrpc(posted));
-  return reactor;
+  };
+  return context_->OnStrand(call, request, build);
 }
 
-grpc::ServerUnaryReactor* ComputeService::Recompress(grpc::CallbackServerContext* call,
-                                                     const v1::RecompressRequest* request,
-                                                     v1::RecompressResponse* response) {
-  Result<std::shared_ptr<RemoteSession>> found = context_->FindSession(request->session());
-  if (!found.ok()) return ServiceContext::Answer(call, found.status());
-  grpc::ServerUnaryReactor* reactor = context_->NewCall();
-  const Status posted = (*found)->Post([this, call, reactor, request, response, s = *found] {
+UnaryReactor* ComputeService::Recompress(CallContext* call, const v1::RecompressRequest* request,
+                                         v1::RecompressResponse* response) {
+  const auto recompress = [this, call, request, response](UnaryReactor* reactor, const auto& s) {
     WorkRequests& requests = context_->store().requests();
     const uint64_t sequence = request->sequence();
+    const bool waits = !request->no_wait();
     Status asked = s->CheckIdle(sequence);
     Result<WorkProgress> before = asked.ok() ? requests.Progress(s->id(), sequence) : asked;
     if (!before.ok()) return reactor->Finish(ToGrpc(before.status()));
-    const auto answer = [&requests, call, reactor, response, s, sequence,
-                         released = before->released_bytes,
-                         waits = !request->no_wait()](const Status& settled) {
+    const auto answer = [&requests, call, reactor, response, s, sequence, waits,
+                         released = before->released_bytes](const Status& settled) {
       if (!settled.ok()) return reactor->Finish(ToGrpc(settled));
       const Result<WorkProgress> after = requests.Progress(s->id(), sequence);
       if (!after.ok()) return reactor->Finish(ToGrpc(after.status()));
@@ -227,20 +170,18 @@ grpc::ServerUnaryReactor* ComputeService::Recompress(grpc::CallbackServerContext
       response->set_released_bytes(after->released_bytes - released);
       response->set_done(after->done);
       if (!waits) return reactor->Finish(grpc::Status::OK);
-      FinishOnStrand(call, reactor, s,
-                     [sequence](RemoteSession& session) { return session.Settle(sequence); });
+      ServiceContext::FinishOnStrand(call, reactor, s, [sequence](RemoteSession& session) {
+        return session.Settle(sequence);
+      });
     };
-    const bool waits = !request->no_wait();
     asked = requests.Recompress(s->id(), sequence, waits ? SettleDone(answer) : SettleDone());
     if (!asked.ok() || !waits) answer(asked);
-  });
-  if (!posted.ok()) reactor->Finish(ToGrpc(posted));
-  return reactor;
+  };
+  return context_->OnStrand(call, request, recompress);
 }
 
-grpc::ServerUnaryReactor* ComputeService::StopWork(grpc::CallbackServerContext* call,
-                                                   const v1::StopWorkRequest* request,
-                                                   v1::StopWorkResponse* response) {
+UnaryReactor* ComputeService::StopWork(CallContext* call, const v1::StopWorkRequest* request,
+                                       v1::StopWorkResponse* response) {
   const Result<std::shared_ptr<RemoteSession>> found = context_->FindSession(request->session());
   if (!found.ok()) return ServiceContext::Answer(call, found.status());
   const Result<bool> ran = context_->store().requests().Cancel((*found)->id(), request->sequence());
@@ -248,12 +189,12 @@ grpc::ServerUnaryReactor* ComputeService::StopWork(grpc::CallbackServerContext* 
   return ServiceContext::Answer(call, ran.status());
 }
 
-grpc::ServerUnaryReactor* AdminService::BuildSequence(grpc::CallbackServerContext* call,
-                                                      const v1::BuildSequenceRequest* request,
-                                                      v1::BuildSequenceResponse* response) {
+UnaryReactor* AdminService::BuildSequence(CallContext* call,
+                                          const v1::BuildSequenceRequest* request,
+                                          v1::BuildSequenceResponse* response) {
   const Status admin = context_->CheckAdmin();
   if (!admin.ok()) return ServiceContext::Answer(call, admin);
-  grpc::ServerUnaryReactor* reactor = context_->NewCall();
+  UnaryReactor* reactor = context_->NewCall();
   // It looks at every page of the sequence.
   context_->queue()->Post([this, reactor, request, response] {
     const auto answer = [reactor, response](const Result<BuildResult>& built) {
@@ -267,19 +208,18 @@ grpc::ServerUnaryReactor* AdminService::BuildSequence(grpc::CallbackServerContex
   return reactor;
 }
 
-grpc::ServerWriteReactor<v1::RecompressSequenceResponse>* AdminService::RecompressSequence(
-    grpc::CallbackServerContext*, const v1::RecompressSequenceRequest* request) {
+WriteReactor<v1::RecompressSequenceResponse>* AdminService::RecompressSequence(
+    CallContext*, const v1::RecompressSequenceRequest* request) {
   return RecompressStream::Start(context_, *request);
 }
 
-grpc::ServerUnaryReactor* AdminService::CancelWork(grpc::CallbackServerContext* call,
-                                                   const v1::CancelWorkRequest* request,
-                                                   v1::CancelWorkResponse* response) {
-  const Status admin = context_->CheckAdmin();
-  if (!admin.ok()) return ServiceContext::Answer(call, admin);
-  const Result<bool> ran = context_->store().requests().Cancel(0, request->sequence());
-  if (ran.ok()) response->set_was_running(*ran);
-  return ServiceContext::Answer(call, ran.status());
+UnaryReactor* AdminService::CancelWork(CallContext* call, const v1::CancelWorkRequest* request,
+                                       v1::CancelWorkResponse* response) {
+  return context_->AsAdmin(call, [&]() -> Status {
+    const Result<bool> ran = context_->store().requests().Cancel(0, request->sequence());
+    if (ran.ok()) response->set_was_running(*ran);
+    return ran.status();
+  });
 }
 
 }  // namespace kvstrata

@@ -29,6 +29,12 @@
 
 namespace kvstrata {
 
+// What gRPC hands a call to, and what a call answers through.
+using CallContext = grpc::CallbackServerContext;
+using UnaryReactor = grpc::ServerUnaryReactor;
+template <typename Response>
+using WriteReactor = grpc::ServerWriteReactor<Response>;
+
 // CallsUnderWay: how many calls have begun and are not over, so that a daemon that stops can let
 // them end. A call is over when gRPC is done with its reactor: its answer is with the kernel.
 //
@@ -71,7 +77,7 @@ class CallUnderWay {
   CallsUnderWay* calls_;
 };
 
-class UnaryCall final : public grpc::ServerUnaryReactor {
+class UnaryCall final : public UnaryReactor {
  public:
   explicit UnaryCall(CallsUnderWay* calls) : under_way_(calls) {}
   void OnDone() override { delete this; }
@@ -114,17 +120,17 @@ class ServiceContext {
   Result<std::shared_ptr<RemoteSession>> FindSession(uint64_t session) const KVS_EXCLUDES(mu_);
 
   // Answers at once.
-  static grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* call, grpc::Status status) {
-    grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
+  static UnaryReactor* Answer(CallContext* call, grpc::Status status) {
+    UnaryReactor* reactor = call->DefaultReactor();
     reactor->Finish(std::move(status));
     return reactor;
   }
-  static grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* call, const Status& status) {
+  static UnaryReactor* Answer(CallContext* call, const Status& status) {
     return Answer(call, ToGrpc(status));
   }
 
   // A reactor that somebody will finish later.
-  grpc::ServerUnaryReactor* NewCall() const { return new UnaryCall(calls_); }
+  UnaryReactor* NewCall() const { return new UnaryCall(calls_); }
 
   // fn() as a gRPC status; what it threw for want of memory is the call's answer and nobody else's
   // trouble.
@@ -139,36 +145,65 @@ class ServiceContext {
     }
   }
 
-  // Answers with what fn(RemoteSession&) returns (a Status or a grpc::Status), run on the session's
-  // strand. What fn captures of the call's messages stays until it has answered. A call that was
-  // cancelled while it waited does not run.
-  template <typename Fn>
-  grpc::ServerUnaryReactor* InSession(grpc::CallbackServerContext* call, uint64_t session, Fn fn) {
-    Result<std::shared_ptr<RemoteSession>> found = FindSession(session);
+  // Calls fn(reactor, session) on the strand of the request's session; fn sees to it that the
+  // reactor is finished. What fn captures of the call's messages stays until then.
+  template <typename Request, typename Fn>
+  UnaryReactor* OnStrand(CallContext* call, const Request* request, Fn fn) {
+    Result<std::shared_ptr<RemoteSession>> found = FindSession(request->session());
     if (!found.ok()) return Answer(call, found.status());
-    grpc::ServerUnaryReactor* reactor = NewCall();
-    RemoteSession* s = found->get();
+    UnaryReactor* reactor = NewCall();
     const grpc::Status posted = Outcome([&] {
-      return s->Post([call, reactor, s, held = *found, fn = std::move(fn)] {
-        reactor->Finish(call->IsCancelled() ? grpc::Status::CANCELLED
-                                            : Outcome([&fn, s] { return fn(*s); }));
-      });
+      return (*found)->Post([reactor, s = *found, fn = std::move(fn)] { fn(reactor, s); });
     });
     if (!posted.ok()) reactor->Finish(posted);
     return reactor;
   }
 
+  // Answers with what fn(RemoteSession&) returns (a Status or a grpc::Status), run on the session's
+  // strand. A call that was cancelled while it waited does not run.
+  template <typename Request, typename Fn>
+  UnaryReactor* InSession(CallContext* call, const Request* request, Fn fn) {
+    return OnStrand(call, request, [call, fn = std::move(fn)](UnaryReactor* reactor, auto& s) {
+      reactor->Finish(call->IsCancelled() ? grpc::Status::CANCELLED
+                                          : Outcome([&] { return fn(*s); }));
+    });
+  }
+
+  // Finishes a call that OnStrand began as InSession does.
+  template <typename Fn>
+  static void FinishOnStrand(CallContext* call, UnaryReactor* reactor,
+                             const std::shared_ptr<RemoteSession>& s, Fn fn) {
+    if (call->IsCancelled()) return reactor->Finish(grpc::Status::CANCELLED);
+    const Status posted = s->Post(
+        [reactor, s, fn = std::move(fn)] { reactor->Finish(Outcome([&] { return fn(*s); })); });
+    if (!posted.ok()) reactor->Finish(ToGrpc(posted));
+  }
+
   // As InSession, without a session: for what takes long.
   template <typename Fn>
-  grpc::ServerUnaryReactor* InQueue(grpc::CallbackServerContext* call, Fn fn) {
+  UnaryReactor* InQueue(CallContext* call, Fn fn) {
     if (stopping_) return Answer(call, Stopping());
-    grpc::ServerUnaryReactor* reactor = NewCall();
+    UnaryReactor* reactor = NewCall();
     const grpc::Status posted = Outcome([&] {
       queue_->Post([reactor, fn = std::move(fn)] { reactor->Finish(Outcome(fn)); });
       return OkStatus();
     });
     if (!posted.ok()) reactor->Finish(posted);
     return reactor;
+  }
+
+  // Answer and InQueue for what fn() returns to an operator; others get ADMIN_ONLY.
+  template <typename Fn>
+  UnaryReactor* AsAdmin(CallContext* call, Fn&& fn) const {
+    const Status admin = CheckAdmin();
+    return Answer(call, admin.ok() ? fn() : admin);
+  }
+  template <typename Fn>
+  UnaryReactor* AsAdminInQueue(CallContext* call, Fn fn) {
+    return InQueue(call, [this, fn = std::move(fn)] {
+      const Status admin = CheckAdmin();
+      return admin.ok() ? fn() : admin;
+    });
   }
 
  private:

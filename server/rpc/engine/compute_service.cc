@@ -8,6 +8,7 @@
 #include "base/status.h"
 #include "kernels/step/step.h"
 #include "kvstrata/v1/compute.pb.h"
+#include "server/rpc/calls/copy_fields.h"
 #include "server/rpc/calls/traced_call.h"
 #include "server/telemetry/verified_hits.h"
 
@@ -91,10 +92,7 @@ void Write(const Selection& selection, const StoredRows* stored, v1::MemberSelec
 }
 
 void Write(const StepCost& cost, v1::AttendCost* out) {
-  out->set_rows(cost.rows);
-  out->set_coarse_rows(cost.coarse_rows);
-  out->set_attend_bytes(cost.attend_bytes);
-  out->set_select_bytes(cost.select_bytes);
+  KVS_COPY_FIELDS(out, cost, rows, coarse_rows, attend_bytes, select_bytes);
 }
 
 // with_cost: the layer was attended.
@@ -220,10 +218,7 @@ Status WritePageTable(RemoteSession& s, uint64_t sequence, v1::GetPageTableRespo
   response->set_version(version);
   for (const shm::PageEntry& page : pages) {
     v1::PageTableEntry* out = response->add_pages();
-    out->set_arena(page.arena);
-    out->set_offset(page.offset);
-    out->set_tier(page.tier);
-    out->set_flags(page.flags);
+    KVS_COPY_FIELDS(out, page, arena, offset, tier, flags);
   }
   return OkStatus();
 }
@@ -232,10 +227,9 @@ Status WritePageTable(RemoteSession& s, uint64_t sequence, v1::GetPageTableRespo
 
 ComputeService::~ComputeService() = default;
 
-grpc::ServerUnaryReactor* ComputeService::StepBegin(grpc::CallbackServerContext* call,
-                                                    const v1::StepBeginRequest* request,
-                                                    v1::StepBeginResponse* response) {
-  return context_->InSession(call, request->session(), [call, request, response](RemoteSession& s) {
+UnaryReactor* ComputeService::StepBegin(CallContext* call, const v1::StepBeginRequest* request,
+                                        v1::StepBeginResponse* response) {
+  return context_->InSession(call, request, [call, request, response](RemoteSession& s) {
     grpc::Status begun = BeginStep(s, *request, response);
     // Nobody would end it.
     if (begun.ok() && call->IsCancelled()) (void)s.StepEnd(response->step(), true);
@@ -243,51 +237,46 @@ grpc::ServerUnaryReactor* ComputeService::StepBegin(grpc::CallbackServerContext*
   });
 }
 
-grpc::ServerUnaryReactor* ComputeService::Append(grpc::CallbackServerContext* call,
-                                                 const v1::AppendRequest* request,
-                                                 v1::AppendResponse*) {
-  return context_->InSession(call, request->session(),
+UnaryReactor* ComputeService::Append(CallContext* call, const v1::AppendRequest* request,
+                                     v1::AppendResponse*) {
+  return context_->InSession(call, request,
                              [request](RemoteSession& s) { return AppendLayer(s, *request); });
 }
 
-grpc::ServerUnaryReactor* ComputeService::Select(grpc::CallbackServerContext* call,
-                                                 const v1::SelectRequest* request,
-                                                 v1::SelectResponse* response) {
-  return context_->InSession(call, request->session(), [request, response](RemoteSession& s) {
+UnaryReactor* ComputeService::Select(CallContext* call, const v1::SelectRequest* request,
+                                     v1::SelectResponse* response) {
+  return context_->InSession(call, request, [request, response](RemoteSession& s) {
     return SelectLayer(s, *request, response);
   });
 }
 
-grpc::ServerUnaryReactor* ComputeService::Attend(grpc::CallbackServerContext* call,
-                                                 const v1::AttendRequest* request,
-                                                 v1::AttendResponse* response) {
-  return context_->InSession(call, request->session(), [request, response](RemoteSession& s) {
+UnaryReactor* ComputeService::Attend(CallContext* call, const v1::AttendRequest* request,
+                                     v1::AttendResponse* response) {
+  return context_->InSession(call, request, [request, response](RemoteSession& s) {
     return AttendLayer(s, *request, response);
   });
 }
 
-grpc::ServerUnaryReactor* ComputeService::StepEnd(grpc::CallbackServerContext* call,
-                                                  const v1::StepEndRequest* request,
-                                                  v1::StepEndResponse*) {
+UnaryReactor* ComputeService::StepEnd(CallContext* call, const v1::StepEndRequest* request,
+                                      v1::StepEndResponse*) {
   const auto span = TracedCall(*call, "commit");
-  return context_->InSession(call, request->session(), [request, span](RemoteSession& s) {
+  return context_->InSession(call, request, [request, span](RemoteSession& s) {
     const Status ended = s.StepEnd(request->step(), request->abort());
     if (span != nullptr) span->End(ended, {{"session", s.id()}, {"step", request->step()}});
     return ended;
   });
 }
 
-grpc::ServerUnaryReactor* ComputeService::Report(grpc::CallbackServerContext* call,
-                                                 const v1::ReportRequest* request,
-                                                 v1::ReportResponse*) {
-  return context_->InSession(call, request->session(),
+UnaryReactor* ComputeService::Report(CallContext* call, const v1::ReportRequest* request,
+                                     v1::ReportResponse*) {
+  return context_->InSession(call, request,
                              [request](RemoteSession& s) { return ReportSeries(s, *request); });
 }
 
-grpc::ServerUnaryReactor* ComputeService::ReportVerified(grpc::CallbackServerContext* call,
-                                                         const v1::ReportVerifiedRequest* request,
-                                                         v1::ReportVerifiedResponse*) {
-  return context_->InSession(call, request->session(), [this, request](RemoteSession& s) -> Status {
+UnaryReactor* ComputeService::ReportVerified(CallContext* call,
+                                             const v1::ReportVerifiedRequest* request,
+                                             v1::ReportVerifiedResponse*) {
+  return context_->InSession(call, request, [this, request](RemoteSession& s) -> Status {
     KVS_RETURN_IF_ERROR(s.Find(request->sequence()).status());
     if (!request->equal()) {
       KVS_RETURN_IF_ERROR(context_->store().sequences().MakePrivate(s.id(), request->sequence()));
@@ -298,65 +287,53 @@ grpc::ServerUnaryReactor* ComputeService::ReportVerified(grpc::CallbackServerCon
   });
 }
 
-grpc::ServerUnaryReactor* ComputeService::PrefillDone(grpc::CallbackServerContext* call,
-                                                      const v1::PrefillDoneRequest* request,
-                                                      v1::PrefillDoneResponse*) {
-  return context_->InSession(call, request->session(), [request](RemoteSession& s) {
-    return s.PrefillDone(request->sequence());
-  });
+UnaryReactor* ComputeService::PrefillDone(CallContext* call, const v1::PrefillDoneRequest* request,
+                                          v1::PrefillDoneResponse*) {
+  return context_->InSession(
+      call, request, [request](RemoteSession& s) { return s.PrefillDone(request->sequence()); });
 }
 
-grpc::ServerUnaryReactor* ComputeService::Settle(grpc::CallbackServerContext* call,
-                                                 const v1::SettleRequest* request,
-                                                 v1::SettleResponse*) {
-  Result<std::shared_ptr<RemoteSession>> found = context_->FindSession(request->session());
-  if (!found.ok()) return ServiceContext::Answer(call, found.status());
+UnaryReactor* ComputeService::Settle(CallContext* call, const v1::SettleRequest* request,
+                                     v1::SettleResponse*) {
   // On the session's strand, so that earlier calls count; then whenever the workers are done, again
   // on its strand. Nothing waits meanwhile.
-  grpc::ServerUnaryReactor* reactor = context_->NewCall();
-  const auto catch_up = [call, reactor, request, s = *found](const Status& recompressed) {
-    if (call->IsCancelled()) return reactor->Finish(grpc::Status::CANCELLED);
-    if (!recompressed.ok()) return reactor->Finish(ToGrpc(recompressed));
-    const Status posted = s->Post([reactor, request, s] {
-      reactor->Finish(ServiceContext::Outcome([&] { return s->Settle(request->sequence()); }));
-    });
-    if (!posted.ok()) reactor->Finish(ToGrpc(posted));
-  };
-  const Status posted = (*found)->Post([this, reactor, request, catch_up, s = *found] {
+  const auto settle = [this, call, request](UnaryReactor* reactor, const auto& s) {
     if (const Status idle = s->CheckIdle(request->sequence()); !idle.ok()) {
       return reactor->Finish(ToGrpc(idle));
     }
-    context_->store().recompression().Settle(s->id(), request->sequence(), catch_up);
-  });
-  if (!posted.ok()) reactor->Finish(ToGrpc(posted));
-  return reactor;
-}
-
-grpc::ServerUnaryReactor* ComputeService::GetSequence(grpc::CallbackServerContext* call,
-                                                      const v1::GetSequenceRequest* request,
-                                                      v1::GetSequenceResponse* response) {
-  return context_->InSession(
-      call, request->session(), [request, response](RemoteSession& s) -> Status {
-        KVS_ASSIGN_OR_RETURN(RemoteSequence* const sequence, s.Find(request->sequence()));
-        response->set_tokens(static_cast<uint32_t>(sequence->state->tokens()));
-        KVS_ASSIGN_OR_RETURN(*response->mutable_status(), s.StatusText(sequence));
-        response->set_plan(FormatPlan(sequence->state->plan()));
-        return OkStatus();
+    const auto catch_up = [call, reactor, request, s](const Status& recompressed) {
+      if (!recompressed.ok() && !call->IsCancelled()) return reactor->Finish(ToGrpc(recompressed));
+      ServiceContext::FinishOnStrand(call, reactor, s, [request](RemoteSession& own) {
+        return own.Settle(request->sequence());
       });
+    };
+    context_->store().recompression().Settle(s->id(), request->sequence(), catch_up);
+  };
+  return context_->OnStrand(call, request, settle);
 }
 
-grpc::ServerUnaryReactor* ComputeService::Inspect(grpc::CallbackServerContext* call,
-                                                  const v1::InspectRequest* request,
-                                                  v1::InspectResponse* response) {
-  return context_->InSession(call, request->session(), [request, response](RemoteSession& s) {
+UnaryReactor* ComputeService::GetSequence(CallContext* call, const v1::GetSequenceRequest* request,
+                                          v1::GetSequenceResponse* response) {
+  return context_->InSession(call, request, [request, response](RemoteSession& s) -> Status {
+    KVS_ASSIGN_OR_RETURN(RemoteSequence* const sequence, s.Find(request->sequence()));
+    response->set_tokens(static_cast<uint32_t>(sequence->state->tokens()));
+    KVS_ASSIGN_OR_RETURN(*response->mutable_status(), s.StatusText(sequence));
+    response->set_plan(FormatPlan(sequence->state->plan()));
+    return OkStatus();
+  });
+}
+
+UnaryReactor* ComputeService::Inspect(CallContext* call, const v1::InspectRequest* request,
+                                      v1::InspectResponse* response) {
+  return context_->InSession(call, request, [request, response](RemoteSession& s) {
     return InspectArrayOf(s, *request, response);
   });
 }
 
-grpc::ServerUnaryReactor* ComputeService::GetPageTable(grpc::CallbackServerContext* call,
-                                                       const v1::GetPageTableRequest* request,
-                                                       v1::GetPageTableResponse* response) {
-  return context_->InSession(call, request->session(), [request, response](RemoteSession& s) {
+UnaryReactor* ComputeService::GetPageTable(CallContext* call,
+                                           const v1::GetPageTableRequest* request,
+                                           v1::GetPageTableResponse* response) {
+  return context_->InSession(call, request, [request, response](RemoteSession& s) {
     return WritePageTable(s, request->sequence(), response);
   });
 }

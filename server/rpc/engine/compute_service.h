@@ -19,39 +19,28 @@ class ComputeService final : public v1::Compute::CallbackService {
   explicit ComputeService(ServiceContext* context) : context_(context) {}
   ~ComputeService() override;
 
-  grpc::ServerUnaryReactor* StepBegin(grpc::CallbackServerContext*, const v1::StepBeginRequest*,
-                                      v1::StepBeginResponse*) override;
-  grpc::ServerUnaryReactor* Append(grpc::CallbackServerContext*, const v1::AppendRequest*,
-                                   v1::AppendResponse*) override;
-  grpc::ServerUnaryReactor* Select(grpc::CallbackServerContext*, const v1::SelectRequest*,
-                                   v1::SelectResponse*) override;
-  grpc::ServerUnaryReactor* Attend(grpc::CallbackServerContext*, const v1::AttendRequest*,
-                                   v1::AttendResponse*) override;
-  grpc::ServerUnaryReactor* StepEnd(grpc::CallbackServerContext*, const v1::StepEndRequest*,
-                                    v1::StepEndResponse*) override;
-  grpc::ServerUnaryReactor* ReportVerified(grpc::CallbackServerContext*,
-                                           const v1::ReportVerifiedRequest*,
-                                           v1::ReportVerifiedResponse*) override;
-  grpc::ServerUnaryReactor* Report(grpc::CallbackServerContext*, const v1::ReportRequest*,
-                                   v1::ReportResponse*) override;
-  grpc::ServerUnaryReactor* PrefillDone(grpc::CallbackServerContext*, const v1::PrefillDoneRequest*,
-                                        v1::PrefillDoneResponse*) override;
-  grpc::ServerUnaryReactor* Settle(grpc::CallbackServerContext*, const v1::SettleRequest*,
-                                   v1::SettleResponse*) override;
-  grpc::ServerUnaryReactor* GetSequence(grpc::CallbackServerContext*, const v1::GetSequenceRequest*,
-                                        v1::GetSequenceResponse*) override;
-  grpc::ServerUnaryReactor* Inspect(grpc::CallbackServerContext*, const v1::InspectRequest*,
-                                    v1::InspectResponse*) override;
-  grpc::ServerUnaryReactor* GetPageTable(grpc::CallbackServerContext*,
-                                         const v1::GetPageTableRequest*,
-                                         v1::GetPageTableResponse*) override;
+  UnaryReactor* StepBegin(CallContext*, const v1::StepBeginRequest*,
+                          v1::StepBeginResponse*) override;
+  UnaryReactor* Append(CallContext*, const v1::AppendRequest*, v1::AppendResponse*) override;
+  UnaryReactor* Select(CallContext*, const v1::SelectRequest*, v1::SelectResponse*) override;
+  UnaryReactor* Attend(CallContext*, const v1::AttendRequest*, v1::AttendResponse*) override;
+  UnaryReactor* StepEnd(CallContext*, const v1::StepEndRequest*, v1::StepEndResponse*) override;
+  UnaryReactor* ReportVerified(CallContext*, const v1::ReportVerifiedRequest*,
+                               v1::ReportVerifiedResponse*) override;
+  UnaryReactor* Report(CallContext*, const v1::ReportRequest*, v1::ReportResponse*) override;
+  UnaryReactor* PrefillDone(CallContext*, const v1::PrefillDoneRequest*,
+                            v1::PrefillDoneResponse*) override;
+  UnaryReactor* Settle(CallContext*, const v1::SettleRequest*, v1::SettleResponse*) override;
+  UnaryReactor* GetSequence(CallContext*, const v1::GetSequenceRequest*,
+                            v1::GetSequenceResponse*) override;
+  UnaryReactor* Inspect(CallContext*, const v1::InspectRequest*, v1::InspectResponse*) override;
+  UnaryReactor* GetPageTable(CallContext*, const v1::GetPageTableRequest*,
+                             v1::GetPageTableResponse*) override;
   // work_calls.cc
-  grpc::ServerUnaryReactor* Build(grpc::CallbackServerContext*, const v1::BuildRequest*,
-                                  v1::BuildResponse*) override;
-  grpc::ServerUnaryReactor* Recompress(grpc::CallbackServerContext*, const v1::RecompressRequest*,
-                                       v1::RecompressResponse*) override;
-  grpc::ServerUnaryReactor* StopWork(grpc::CallbackServerContext*, const v1::StopWorkRequest*,
-                                     v1::StopWorkResponse*) override;
+  UnaryReactor* Build(CallContext*, const v1::BuildRequest*, v1::BuildResponse*) override;
+  UnaryReactor* Recompress(CallContext*, const v1::RecompressRequest*,
+                           v1::RecompressResponse*) override;
+  UnaryReactor* StopWork(CallContext*, const v1::StopWorkRequest*, v1::StopWorkResponse*) override;
 
  private:
   ServiceContext* const context_;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/plan/plan_needs.h"
+#include "server/rpc/calls/copy_fields.h"
 #include "server/rpc/calls/prefix_messages.h"
 #include "server/rpc/calls/traced_call.h"
 #include "server/sockets/packet.h"
@@ -65,13 +66,8 @@ Result<ModelDesc> ReadModel(const v1::RegisterModelRequest& in) {
 }
 
 void Write(const Geometry& g, v1::Geometry* out) {
-  out->set_layers(g.layers);
-  out->set_query_heads(g.query_heads);
-  out->set_kv_heads(g.kv_heads);
-  out->set_head_dim(g.head_dim);
-  out->set_page_tokens(g.page_tokens);
+  KVS_COPY_FIELDS(out, g, layers, query_heads, kv_heads, head_dim, page_tokens, scale);
   out->set_dtype(static_cast<v1::DType>(g.dtype));
-  out->set_scale(g.scale);
 }
 
 void Write(const Room& room, v1::Room* out) {
@@ -105,13 +101,9 @@ void Write(const ModelInfo& m, v1::Model* out) {
 }
 
 void Write(const OpenedSequence& s, v1::OpenSequenceResponse* out) {
-  out->set_sequence(s.sequence);
-  out->set_held_tokens(s.held_tokens);
-  out->set_indexed_tokens(s.indexed_tokens);
+  KVS_COPY_FIELDS(out, s, sequence, held_tokens, indexed_tokens, surprisal_tokens, slot);
   out->set_plan(FormatPlan(s.plan));
-  out->set_surprisal_tokens(s.surprisal_tokens);
   out->set_boundary_tokens(s.bounded_tokens);
-  out->set_slot(s.slot);
 }
 
 // Its span and those of its parts; null: it is not traced.
@@ -183,27 +175,27 @@ Status WritePlan(const Store& store, const std::string& text, std::string_view o
 
 ControlService::~ControlService() = default;
 
-grpc::ServerWriteReactor<v1::OpenSessionResponse>* ControlService::OpenSession(
-    grpc::CallbackServerContext*, const v1::OpenSessionRequest* request) {
+WriteReactor<v1::OpenSessionResponse>* ControlService::OpenSession(
+    CallContext*, const v1::OpenSessionRequest* request) {
   return SessionStream::Start(context_, &streams_, *request);
 }
 
-grpc::ServerUnaryReactor* ControlService::CloseSession(grpc::CallbackServerContext* call,
-                                                       const v1::CloseSessionRequest* request,
-                                                       v1::CloseSessionResponse*) {
+UnaryReactor* ControlService::CloseSession(CallContext* call,
+                                           const v1::CloseSessionRequest* request,
+                                           v1::CloseSessionResponse*) {
   const uint64_t id = request->session();
   std::shared_ptr<RemoteSession> session = context_->TakeSession(id);
   // Not there: FindSession says why.
   if (session == nullptr) return ServiceContext::Answer(call, context_->FindSession(id).status());
-  grpc::ServerUnaryReactor* reactor = context_->NewCall();
+  UnaryReactor* reactor = context_->NewCall();
   RemoteSession::End(std::move(session), [reactor] { reactor->Finish(grpc::Status::OK); });
   streams_.End(id);
   return reactor;
 }
 
-grpc::ServerUnaryReactor* ControlService::IssueAttachToken(
-    grpc::CallbackServerContext* call, const v1::IssueAttachTokenRequest* request,
-    v1::IssueAttachTokenResponse* response) {
+UnaryReactor* ControlService::IssueAttachToken(CallContext* call,
+                                               const v1::IssueAttachTokenRequest* request,
+                                               v1::IssueAttachTokenResponse* response) {
   const Status found = context_->FindSession(request->session()).status();
   if (!found.ok()) return ServiceContext::Answer(call, found);
   if (context_->options().tokens == nullptr) {
@@ -220,27 +212,25 @@ grpc::ServerUnaryReactor* ControlService::IssueAttachToken(
   return ServiceContext::Answer(call, token.status());
 }
 
-grpc::ServerUnaryReactor* ControlService::Ping(grpc::CallbackServerContext* call,
-                                               const v1::PingRequest* request, v1::PingResponse*) {
+UnaryReactor* ControlService::Ping(CallContext* call, const v1::PingRequest* request,
+                                   v1::PingResponse*) {
   return ServiceContext::Answer(call, context_->FindSession(request->session()).status());
 }
 
-grpc::ServerUnaryReactor* ControlService::RegisterModel(grpc::CallbackServerContext* call,
-                                                        const v1::RegisterModelRequest* request,
-                                                        v1::RegisterModelResponse* response) {
-  return context_->InSession(
-      call, request->session(), [this, request, response](RemoteSession& s) -> Status {
-        KVS_ASSIGN_OR_RETURN(const ModelDesc desc, ReadModel(*request));
-        KVS_ASSIGN_OR_RETURN(const uint64_t model,
-                             context_->store().models().RegisterModel(s.id(), desc));
-        response->set_model(model);
-        return OkStatus();
-      });
+UnaryReactor* ControlService::RegisterModel(CallContext* call,
+                                            const v1::RegisterModelRequest* request,
+                                            v1::RegisterModelResponse* response) {
+  return context_->InSession(call, request, [this, request, response](RemoteSession& s) -> Status {
+    KVS_ASSIGN_OR_RETURN(const ModelDesc desc, ReadModel(*request));
+    KVS_ASSIGN_OR_RETURN(const uint64_t model,
+                         context_->store().models().RegisterModel(s.id(), desc));
+    response->set_model(model);
+    return OkStatus();
+  });
 }
 
-grpc::ServerUnaryReactor* ControlService::ListModels(grpc::CallbackServerContext* call,
-                                                     const v1::ListModelsRequest*,
-                                                     v1::ListModelsResponse* response) {
+UnaryReactor* ControlService::ListModels(CallContext* call, const v1::ListModelsRequest*,
+                                         v1::ListModelsResponse* response) {
   const Status admin = context_->CheckAdmin();
   if (!admin.ok()) return ServiceContext::Answer(call, admin);
   for (const ModelInfo& m : context_->store().inspection().Models())
@@ -248,86 +238,81 @@ grpc::ServerUnaryReactor* ControlService::ListModels(grpc::CallbackServerContext
   return ServiceContext::Answer(call, grpc::Status::OK);
 }
 
-grpc::ServerUnaryReactor* ControlService::OpenSequence(grpc::CallbackServerContext* call,
-                                                       const v1::OpenSequenceRequest* request,
-                                                       v1::OpenSequenceResponse* response) {
-  Result<std::shared_ptr<RemoteSession>> found = context_->FindSession(request->session());
-  if (!found.ok()) return ServiceContext::Answer(call, found.status());
+UnaryReactor* ControlService::OpenSequence(CallContext* call,
+                                           const v1::OpenSequenceRequest* request,
+                                           v1::OpenSequenceResponse* response) {
   // On the session's strand, so that earlier calls count; then, when the store has read what is on
   // disk, again on its strand. Nothing waits meanwhile.
-  grpc::ServerUnaryReactor* reactor = context_->NewCall();
   const auto span = TracedCall(*call, "open");
-  const std::span<const int32_t> tokens(request->tokens().data(),
-                                        static_cast<size_t>(request->tokens_size()));
-  Store* store = &context_->store();
-  const auto adopt = [store, call, reactor, request, response, tokens, span,
-                      s = *found](const Result<OpenedSequence>& unnamed) {
-    const Result<OpenedSequence> opened =
-        store->sequences().GiveKey(s->id(), unnamed, request->key());
-    TellOpen(span.get(), s->id(), opened);
-    if (!opened.ok()) return reactor->Finish(ToGrpc(opened.status()));
-    const auto drop = [store, s, id = opened->sequence] {
-      (void)store->sequences().CloseSequence(s->id(), id);
-    };
-    if (call->IsCancelled()) {
-      drop();
-      return reactor->Finish(grpc::Status::CANCELLED);
-    }
-    const Status posted = s->Post([reactor, request, response, tokens, s, opened = *opened] {
-      reactor->Finish(ServiceContext::Outcome([&] {
-        s->AdoptOpened(opened, request->model(), tokens);
-        LogEvent(LogLevel::kDebug, "sequence_opened",
-                 {{"session", s->id()},
-                  {"sequence", opened.sequence},
-                  {"plan", opened.plan.name},
-                  {"held_tokens", opened.held_tokens}});
-        Write(opened, response);
-        response->set_reserved_tokens(request->reserve_tokens());
-        response->set_private_pages(request->private_pages());
-        return OkStatus();
-      }));
-    });
-    if (posted.ok()) return;
-    drop();
-    reactor->Finish(ToGrpc(posted));
-  };
-  const Status posted = (*found)->Post([store, call, reactor, request, tokens, adopt, s = *found] {
+  const auto open = [store = &context_->store(), call, request, response, span](
+                        UnaryReactor* reactor, const std::shared_ptr<RemoteSession>& s) {
     if (call->IsCancelled()) return reactor->Finish(grpc::Status::CANCELLED);
+    const std::span<const int32_t> tokens(request->tokens().data(),
+                                          static_cast<size_t>(request->tokens_size()));
+    const auto adopt = [store, call, reactor, request, response, tokens, span,
+                        s](const Result<OpenedSequence>& unnamed) {
+      const Result<OpenedSequence> opened =
+          store->sequences().GiveKey(s->id(), unnamed, request->key());
+      TellOpen(span.get(), s->id(), opened);
+      if (!opened.ok()) return reactor->Finish(ToGrpc(opened.status()));
+      const auto drop = [store, s, id = opened->sequence] {
+        (void)store->sequences().CloseSequence(s->id(), id);
+      };
+      if (call->IsCancelled()) {
+        drop();
+        return reactor->Finish(grpc::Status::CANCELLED);
+      }
+      const Status posted = s->Post([reactor, request, response, tokens, s, opened = *opened] {
+        reactor->Finish(ServiceContext::Outcome([&] {
+          s->AdoptOpened(opened, request->model(), tokens);
+          LogEvent(LogLevel::kDebug, "sequence_opened",
+                   {{"session", s->id()},
+                    {"sequence", opened.sequence},
+                    {"plan", opened.plan.name},
+                    {"held_tokens", opened.held_tokens}});
+          Write(opened, response);
+          response->set_reserved_tokens(request->reserve_tokens());
+          response->set_private_pages(request->private_pages());
+          return OkStatus();
+        }));
+      });
+      if (posted.ok()) return;
+      drop();
+      reactor->Finish(ToGrpc(posted));
+    };
     const std::string plan = request->plan().empty() ? "full" : request->plan();
     store->openings().OpenSequence(s->id(), request->model(), plan, tokens, adopt,
                                    {{request->max_held_tokens(), request->hold_only_reported()},
                                     request->reserve_tokens(),
                                     request->private_pages()});
+  };
+  return context_->OnStrand(call, request, open);
+}
+
+UnaryReactor* ControlService::ForkSequence(CallContext* call,
+                                           const v1::ForkSequenceRequest* request,
+                                           v1::OpenSequenceResponse* response) {
+  return context_->InSession(call, request, [call, request, response](RemoteSession& s) -> Status {
+    KVS_ASSIGN_OR_RETURN(const OpenedSequence opened, s.ForkSequence(request->sequence()));
+    // Nobody would close it.
+    if (call->IsCancelled()) return s.CloseSequence(opened.sequence);
+    Write(opened, response);
+    return OkStatus();
   });
-  if (!posted.ok()) reactor->Finish(ToGrpc(posted));
-  return reactor;
 }
 
-grpc::ServerUnaryReactor* ControlService::ForkSequence(grpc::CallbackServerContext* call,
-                                                       const v1::ForkSequenceRequest* request,
-                                                       v1::OpenSequenceResponse* response) {
-  return context_->InSession(
-      call, request->session(), [call, request, response](RemoteSession& s) -> Status {
-        KVS_ASSIGN_OR_RETURN(const OpenedSequence opened, s.ForkSequence(request->sequence()));
-        // Nobody would close it.
-        if (call->IsCancelled()) return s.CloseSequence(opened.sequence);
-        Write(opened, response);
-        return OkStatus();
-      });
-}
-
-grpc::ServerUnaryReactor* ControlService::TruncateSequence(
-    grpc::CallbackServerContext* call, const v1::TruncateSequenceRequest* request,
-    v1::TruncateSequenceResponse*) {
-  return context_->InSession(call, request->session(), [request](RemoteSession& s) {
+UnaryReactor* ControlService::TruncateSequence(CallContext* call,
+                                               const v1::TruncateSequenceRequest* request,
+                                               v1::TruncateSequenceResponse*) {
+  return context_->InSession(call, request, [request](RemoteSession& s) {
     return s.TruncateSequence(request->sequence(), request->tokens());
   });
 }
 
-grpc::ServerUnaryReactor* ControlService::CloseSequence(grpc::CallbackServerContext* call,
-                                                        const v1::CloseSequenceRequest* request,
-                                                        v1::CloseSequenceResponse*) {
-  return context_->InSession(call, request->session(), [request](RemoteSession& s) {
+UnaryReactor* ControlService::CloseSequence(CallContext* call,
+                                            const v1::CloseSequenceRequest* request,
+                                            v1::CloseSequenceResponse*) {
+  return context_->InSession(call, request, [request](RemoteSession& s) {
     const Status closed = s.CloseSequence(request->sequence());
     if (closed.ok()) {
       LogEvent(LogLevel::kDebug, "sequence_closed",
@@ -337,38 +322,32 @@ grpc::ServerUnaryReactor* ControlService::CloseSequence(grpc::CallbackServerCont
   });
 }
 
-grpc::ServerUnaryReactor* ControlService::CloseKey(grpc::CallbackServerContext* call,
-                                                   const v1::CloseKeyRequest* request,
-                                                   v1::CloseSequenceResponse*) {
-  return context_->InSession(call, request->session(), [this, request](RemoteSession& s) {
+UnaryReactor* ControlService::CloseKey(CallContext* call, const v1::CloseKeyRequest* request,
+                                       v1::CloseSequenceResponse*) {
+  return context_->InSession(call, request, [this, request](RemoteSession& s) {
     return context_->store().sequences().CloseKey(s.id(), request->key());
   });
 }
 
-grpc::ServerUnaryReactor* ControlService::TruncateKey(grpc::CallbackServerContext* call,
-                                                      const v1::TruncateKeyRequest* request,
-                                                      v1::TruncateSequenceResponse*) {
-  return context_->InSession(call, request->session(), [this, request](RemoteSession& s) {
+UnaryReactor* ControlService::TruncateKey(CallContext* call, const v1::TruncateKeyRequest* request,
+                                          v1::TruncateSequenceResponse*) {
+  return context_->InSession(call, request, [this, request](RemoteSession& s) {
     return context_->store().sequences().TruncateKey(s.id(), request->key(), request->tokens());
   });
 }
 
-grpc::ServerUnaryReactor* ControlService::Lookup(grpc::CallbackServerContext* call,
-                                                 const v1::LookupRequest* request,
-                                                 v1::LookupResponse* response) {
-  Result<std::shared_ptr<RemoteSession>> found = context_->FindSession(request->session());
-  if (!found.ok()) return ServiceContext::Answer(call, found.status());
-  grpc::ServerUnaryReactor* reactor = context_->NewCall();
+UnaryReactor* ControlService::Lookup(CallContext* call, const v1::LookupRequest* request,
+                                     v1::LookupResponse* response) {
   const auto span = TracedCall(*call, "lookup");
-  const auto answer = [reactor, request, response, span](const Result<PrefixHit>& hit) {
-    if (span != nullptr) span->End(hit.status(), {{"session", request->session()}});
-    reactor->Finish(ServiceContext::Outcome([&]() -> Status {
-      KVS_RETURN_IF_ERROR(hit.status());
-      Write(*hit, request->by_page(), response);
-      return OkStatus();
-    }));
-  };
-  const Status posted = (*found)->Post([this, answer, request, s = *found] {
+  const auto look_up = [this, request, response, span](UnaryReactor* reactor, const auto& s) {
+    const auto answer = [reactor, request, response, span](const Result<PrefixHit>& hit) {
+      if (span != nullptr) span->End(hit.status(), {{"session", request->session()}});
+      reactor->Finish(ServiceContext::Outcome([&]() -> Status {
+        KVS_RETURN_IF_ERROR(hit.status());
+        Write(*hit, request->by_page(), response);
+        return OkStatus();
+      }));
+    };
     const std::span<const int32_t> tokens(request->tokens().data(),
                                           static_cast<size_t>(request->tokens_size()));
     const Result<std::vector<PageKey>> keys = ReadPageKeys(*request);
@@ -380,29 +359,25 @@ grpc::ServerUnaryReactor* ControlService::Lookup(grpc::CallbackServerContext* ca
     // A plan's parameters may be a file that has to be read, which others do not wait for.
     store.leases().LookupLeased(s->id(), request->model(), tokens, ReadLookupPlan(*request),
                                 std::chrono::milliseconds(request->lease_ms()), answer);
+  };
+  return context_->OnStrand(call, request, look_up);
+}
+
+UnaryReactor* ControlService::GetCapacity(CallContext* call, const v1::GetCapacityRequest* request,
+                                          v1::GetCapacityResponse* response) {
+  return context_->InSession(call, request, [this, request, response](RemoteSession& s) -> Status {
+    const std::string plan = request->plan().empty() ? "full" : request->plan();
+    KVS_ASSIGN_OR_RETURN(const Capacity capacity, context_->store().capacity().CountCapacity(
+                                                      s.id(), request->model(), plan));
+    Write(capacity.device, response->mutable_device());
+    Write(capacity.host, response->mutable_host());
+    response->set_open_tokens(capacity.open_tokens);
+    return OkStatus();
   });
-  if (!posted.ok()) reactor->Finish(ToGrpc(posted));
-  return reactor;
 }
 
-grpc::ServerUnaryReactor* ControlService::GetCapacity(grpc::CallbackServerContext* call,
-                                                      const v1::GetCapacityRequest* request,
-                                                      v1::GetCapacityResponse* response) {
-  return context_->InSession(
-      call, request->session(), [this, request, response](RemoteSession& s) -> Status {
-        const std::string plan = request->plan().empty() ? "full" : request->plan();
-        KVS_ASSIGN_OR_RETURN(const Capacity capacity, context_->store().capacity().CountCapacity(
-                                                          s.id(), request->model(), plan));
-        Write(capacity.device, response->mutable_device());
-        Write(capacity.host, response->mutable_host());
-        response->set_open_tokens(capacity.open_tokens);
-        return OkStatus();
-      });
-}
-
-grpc::ServerUnaryReactor* ControlService::ListPlans(grpc::CallbackServerContext* call,
-                                                    const v1::ListPlansRequest*,
-                                                    v1::ListPlansResponse* response) {
+UnaryReactor* ControlService::ListPlans(CallContext* call, const v1::ListPlansRequest*,
+                                        v1::ListPlansResponse* response) {
   const Store& store = context_->store();
   Status status;
   for (const std::string_view name : PresetNames()) {
@@ -414,9 +389,8 @@ grpc::ServerUnaryReactor* ControlService::ListPlans(grpc::CallbackServerContext*
   return ServiceContext::Answer(call, status);
 }
 
-grpc::ServerUnaryReactor* ControlService::ShowPlan(grpc::CallbackServerContext* call,
-                                                   const v1::ShowPlanRequest* request,
-                                                   v1::Plan* response) {
+UnaryReactor* ControlService::ShowPlan(CallContext* call, const v1::ShowPlanRequest* request,
+                                       v1::Plan* response) {
   const std::vector<std::string> named = NamedPlans(context_->options());
   const std::string& text = request->plan();
   std::string_view origin = "text";

@@ -20,45 +20,35 @@ class ControlService final : public v1::Control::CallbackService {
 
   SessionStreams& streams() { return streams_; }
 
-  grpc::ServerWriteReactor<v1::OpenSessionResponse>* OpenSession(
-      grpc::CallbackServerContext*, const v1::OpenSessionRequest* request) override;
-  grpc::ServerUnaryReactor* CloseSession(grpc::CallbackServerContext*,
-                                         const v1::CloseSessionRequest*,
-                                         v1::CloseSessionResponse*) override;
-  grpc::ServerUnaryReactor* IssueAttachToken(grpc::CallbackServerContext*,
-                                             const v1::IssueAttachTokenRequest*,
-                                             v1::IssueAttachTokenResponse*) override;
-  grpc::ServerUnaryReactor* Ping(grpc::CallbackServerContext*, const v1::PingRequest*,
-                                 v1::PingResponse*) override;
-  grpc::ServerUnaryReactor* RegisterModel(grpc::CallbackServerContext*,
-                                          const v1::RegisterModelRequest*,
-                                          v1::RegisterModelResponse*) override;
-  grpc::ServerUnaryReactor* ListModels(grpc::CallbackServerContext*, const v1::ListModelsRequest*,
-                                       v1::ListModelsResponse*) override;
-  grpc::ServerUnaryReactor* OpenSequence(grpc::CallbackServerContext*,
-                                         const v1::OpenSequenceRequest*,
-                                         v1::OpenSequenceResponse*) override;
-  grpc::ServerUnaryReactor* ForkSequence(grpc::CallbackServerContext*,
-                                         const v1::ForkSequenceRequest*,
-                                         v1::OpenSequenceResponse*) override;
-  grpc::ServerUnaryReactor* TruncateSequence(grpc::CallbackServerContext*,
-                                             const v1::TruncateSequenceRequest*,
-                                             v1::TruncateSequenceResponse*) override;
-  grpc::ServerUnaryReactor* CloseSequence(grpc::CallbackServerContext*,
-                                          const v1::CloseSequenceRequest*,
-                                          v1::CloseSequenceResponse*) override;
-  grpc::ServerUnaryReactor* CloseKey(grpc::CallbackServerContext*, const v1::CloseKeyRequest*,
-                                     v1::CloseSequenceResponse*) override;
-  grpc::ServerUnaryReactor* TruncateKey(grpc::CallbackServerContext*, const v1::TruncateKeyRequest*,
-                                        v1::TruncateSequenceResponse*) override;
-  grpc::ServerUnaryReactor* Lookup(grpc::CallbackServerContext*, const v1::LookupRequest*,
-                                   v1::LookupResponse*) override;
-  grpc::ServerUnaryReactor* GetCapacity(grpc::CallbackServerContext*, const v1::GetCapacityRequest*,
-                                        v1::GetCapacityResponse*) override;
-  grpc::ServerUnaryReactor* ListPlans(grpc::CallbackServerContext*, const v1::ListPlansRequest*,
-                                      v1::ListPlansResponse*) override;
-  grpc::ServerUnaryReactor* ShowPlan(grpc::CallbackServerContext*, const v1::ShowPlanRequest*,
-                                     v1::Plan*) override;
+  WriteReactor<v1::OpenSessionResponse>* OpenSession(
+      CallContext*, const v1::OpenSessionRequest* request) override;
+  UnaryReactor* CloseSession(CallContext*, const v1::CloseSessionRequest*,
+                             v1::CloseSessionResponse*) override;
+  UnaryReactor* IssueAttachToken(CallContext*, const v1::IssueAttachTokenRequest*,
+                                 v1::IssueAttachTokenResponse*) override;
+  UnaryReactor* Ping(CallContext*, const v1::PingRequest*, v1::PingResponse*) override;
+  UnaryReactor* RegisterModel(CallContext*, const v1::RegisterModelRequest*,
+                              v1::RegisterModelResponse*) override;
+  UnaryReactor* ListModels(CallContext*, const v1::ListModelsRequest*,
+                           v1::ListModelsResponse*) override;
+  UnaryReactor* OpenSequence(CallContext*, const v1::OpenSequenceRequest*,
+                             v1::OpenSequenceResponse*) override;
+  UnaryReactor* ForkSequence(CallContext*, const v1::ForkSequenceRequest*,
+                             v1::OpenSequenceResponse*) override;
+  UnaryReactor* TruncateSequence(CallContext*, const v1::TruncateSequenceRequest*,
+                                 v1::TruncateSequenceResponse*) override;
+  UnaryReactor* CloseSequence(CallContext*, const v1::CloseSequenceRequest*,
+                              v1::CloseSequenceResponse*) override;
+  UnaryReactor* CloseKey(CallContext*, const v1::CloseKeyRequest*,
+                         v1::CloseSequenceResponse*) override;
+  UnaryReactor* TruncateKey(CallContext*, const v1::TruncateKeyRequest*,
+                            v1::TruncateSequenceResponse*) override;
+  UnaryReactor* Lookup(CallContext*, const v1::LookupRequest*, v1::LookupResponse*) override;
+  UnaryReactor* GetCapacity(CallContext*, const v1::GetCapacityRequest*,
+                            v1::GetCapacityResponse*) override;
+  UnaryReactor* ListPlans(CallContext*, const v1::ListPlansRequest*,
+                          v1::ListPlansResponse*) override;
+  UnaryReactor* ShowPlan(CallContext*, const v1::ShowPlanRequest*, v1::Plan*) override;
 
  private:
   ServiceContext* const context_;

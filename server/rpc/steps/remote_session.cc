@@ -6,7 +6,6 @@
 
 #include "kernels/step/finite_rows.h"
 #include "server/telemetry/log.h"
-#include "session/access_counts.h"
 #include "session/member_codes.h"
 #include "session/recall_samples.h"
 

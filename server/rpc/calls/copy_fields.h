@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// KVS_COPY_FIELDS: from a struct into a message, fields that are called the same in both.
+#ifndef KVSTRATA_SERVER_RPC_CALLS_COPY_FIELDS_H_
+#define KVSTRATA_SERVER_RPC_CALLS_COPY_FIELDS_H_
+
+#include <boost/preprocessor/cat.hpp>
+#include <boost/preprocessor/seq/for_each.hpp>
+#include <boost/preprocessor/tuple/elem.hpp>
+#include <boost/preprocessor/variadic/to_seq.hpp>
+
+#define KVS_COPY_FIELD(r, names, field) \
+  BOOST_PP_TUPLE_ELEM(0, names)->BOOST_PP_CAT(set_, field)(BOOST_PP_TUPLE_ELEM(1, names).field);
+
+// to->set_a(from.a); to->set_b(from.b); ... for each field behind `from`; at most 64.
+#define KVS_COPY_FIELDS(to, from, ...)                                                       \
+  do {                                                                                       \
+    BOOST_PP_SEQ_FOR_EACH(KVS_COPY_FIELD, (to, from), BOOST_PP_VARIADIC_TO_SEQ(__VA_ARGS__)) \
+  } while (false)
+
+#endif  // KVSTRATA_SERVER_RPC_CALLS_COPY_FIELDS_H_
