@@ -2,6 +2,7 @@
 #include "kernels/plan/plan_axes.h"
 
 #include <algorithm>
+#include <array>
 
 #include "kernels/plan/plan_options.h"
 
@@ -11,37 +12,42 @@ namespace {
 using enum SelectorKind;
 using enum CodecKind;
 
-constexpr std::string_view kSelectorNames[] = {"full",   "window", "minmax", "cascade", "vote",
-                                               "bucket", "zoom",   "block",  "bits",    "fine"};
 constexpr std::string_view kCodecNames[] = {"raw", "lowrank", "packed", "planes"};
 constexpr std::string_view kSegmenterNames[] = {"none", "page", "hierarchy", "sentence",
                                                 "span", "loss", "bits"};
 
 constexpr PresetRow kPresets[] = {
-    {"full", kFull, "every token, every step: the baseline that the others are measured against"},
-    {"window", kWindow, "StreamingLLM: the first 4 and the last 2044 tokens"},
-    {"quest", kMinMax,
+    {"full", kFull, "full",
+     "every token, every step: the baseline that the others are measured against"},
+    {"window", kWindow, "window", "StreamingLLM: the first 4 and the last 2044 tokens"},
+    {"quest", kMinMax, "minmax",
      "Quest: per layer and KV head, the pages with the largest possible logit, 2048 tokens"},
-    {"chess", kCascade,
+    {"chess", kCascade, "cascade",
      "CHESS: one page list for all layers and heads, chosen anew when the model is uncertain"},
-    {"tokenselect", kVote,
+    {"tokenselect", kVote, "vote",
      "TokenSelect: per layer, the 2048 tokens that most heads attend to, kept while queries stay "
      "alike"},
-    {"sentencekv", kBucket,
+    {"sentencekv", kBucket, "bucket",
      "SentenceKV: per layer and KV head, the important tokens of the sentences nearest to the one "
      "being written"},
-    {"sekv", kZoom,
+    {"sekv", kZoom, "zoom",
      "SeKV: per layer and head, spans as one row each, expanded from low-rank factors where a "
      "query asks for it"},
-    {"mosaickv", kBlock,
+    {"mosaickv", kBlock, "block",
      "MosaicKV: keys and values packed to about a third, a tenth of the blocks attended"},
-    {"strata", kBits,
+    {"strata", kBits, "bits",
      "kvstrata's own: per layer and KV head, the 2048 tokens with the largest weights by keys in "
      "two bits"},
-    {"planes", kFine,
+    {"planes", kFine, "fine",
      "kvstrata's own: keys and values in nested bits, everything attended by two, what matters by "
      "eight"},
 };
+
+constexpr auto kSelectorNames = [] {
+  std::array<std::string_view, std::size(kPresets)> names;
+  std::ranges::transform(kPresets, names.begin(), &PresetRow::selector_name);
+  return names;
+}();
 
 constexpr std::string_view kNoSummaries =
     "it reads no summaries, so an index would cost memory and serve nothing";

@@ -29,6 +29,7 @@ extern const PlanAxis kSelectorAxis, kCodecAxis, kSegmenterAxis;
 struct PresetRow {
   std::string_view name;
   SelectorKind selector;
+  std::string_view selector_name;
   std::string_view description;
 };
 // One of each selector by SelectorKind; also the order in which tables show them.

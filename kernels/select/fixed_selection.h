@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "kernels/select/selection_rule.h"
 #include "kernels/select/selector.h"
 
 namespace kvstrata {
@@ -30,6 +31,7 @@ struct FixedSelection {
   std::string_view name;  // name of the selector
   // Chooses among n tokens, the query's own included, which every choice has.
   FixedChoice (*choose)(const Plan& plan, int32_t n);
+  SelectionRule (*rule)(const Plan& plan, int32_t tokens);
   int32_t unit_tokens = 0;  // tokens of a unit that it lists; 0: it lists none
 };
 
@@ -43,6 +45,10 @@ std::unique_ptr<Selector> NewFixedSelector(const FixedSelection& fixed, const Pl
 template <const FixedSelection& kFixed>
 std::unique_ptr<Selector> MakeFixedSelector(const Plan& plan, const Geometry&) {
   return NewFixedSelector(kFixed, plan);
+}
+template <const FixedSelection& kFixed>
+SelectionRule FixedRule(const Plan& plan, int32_t tokens) {
+  return kFixed.rule(plan, tokens);
 }
 template <const FixedSelection& kFixed>
 bool FixedInFull(const Plan& plan, int32_t n) {

@@ -7,14 +7,14 @@ namespace {
 
 FixedChoice Everything(const Plan&, int32_t) { return {}; }
 
-}  // namespace
-
-constinit const FixedSelection kFullSelection = {"full", Everything};
-
-SelectionRule FullRule(const Plan&, int32_t tokens) {
+SelectionRule Rule(const Plan&, int32_t tokens) {
   SelectionRule rule;
   rule.rows = tokens;
   return rule;
 }
+
+}  // namespace
+
+constinit const FixedSelection kFullSelection = {"full", Everything, Rule};
 
 }  // namespace kvstrata

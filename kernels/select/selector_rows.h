@@ -38,8 +38,6 @@ std::unique_ptr<Selector> NewPackedBlockSelector(const Plan& plan, const Geometr
 std::unique_ptr<Selector> NewBitsSelector(const Plan& plan, const Geometry& geometry);
 std::unique_ptr<Selector> NewFineSelector(const Plan& plan, const Geometry& geometry);
 uint32_t CascadeNeeds(const Plan& plan);
-SelectionRule FullRule(const Plan& plan, int32_t tokens);
-SelectionRule WindowRule(const Plan& plan, int32_t tokens);
 SelectionRule MinMaxRule(const Plan& plan, int32_t tokens);
 SelectionRule CascadeRule(const Plan& plan, int32_t tokens);
 SelectionRule VoteRule(const Plan& plan, int32_t tokens);
@@ -68,10 +66,14 @@ bool CandidatesInFull(const Plan& plan, int32_t n) {
 }
 inline bool NeverByBudget(const Plan&, int32_t) { return false; }
 
+template <const FixedSelection& kFixed>
+constexpr SelectorRow FixedRow(uint32_t (*needs)(const Plan& plan) = NeedsPromptsEnd) {
+  return {MakeFixedSelector<kFixed>, needs, FixedRule<kFixed>, FixedInFull<kFixed>};
+}
+
 inline constexpr SelectorRow kSelectorRows[] = {
-    {MakeFixedSelector<kFullSelection>, NeedsNothing, FullRule, FixedInFull<kFullSelection>},
-    {MakeFixedSelector<kWindowSelection>, NeedsPromptsEnd, WindowRule,
-     FixedInFull<kWindowSelection>},
+    FixedRow<kFullSelection>(NeedsNothing),
+    FixedRow<kWindowSelection>(),
     {NewMinMaxSelector, NeedsPromptsEnd, MinMaxRule, CandidatesInFull<MinMaxCandidates>},
     {NewCascadeSelector, CascadeNeeds, CascadeRule, NeverByBudget},
     {NewVoteSelector, NeedsPromptsEnd, VoteRule, CandidatesInFull<VoteCandidates>},

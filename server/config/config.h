@@ -16,6 +16,7 @@
 #include <sys/types.h>
 
 #include <chrono>
+#include <functional>
 #include <map>
 #include <span>
 #include <string>
@@ -65,9 +66,11 @@ struct LimitSetting {
 
 // The remote tier: where it is, and what is kept there.
 struct RemoteConfig {
-  bool on() const { return !redis.empty() || !agent.master.empty(); }
+  bool on() const { return !servers.empty(); }
 
-  std::string redis;  // HOST:PORT of one server at least, a comma between them; "": it is not that
+  // By the name of the engine that has some: HOST:PORT of one at least, a comma between them. Of
+  // several engines CheckRemoteEngine lets one through.
+  std::map<std::string, std::string, std::less<>> servers;
   MooncakeAgentOptions agent;  // no master: it is not that
   std::string secret_file, seal, tenant;
   std::string user, password_file;  // for the servers' ACL; "": the default user, no password

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <vector>
 
 #include "server/config/config_keys.h"
@@ -41,6 +42,13 @@ bool IsNodeAddress(std::string_view text) {
   return address.ok() && address->ToString() == text && text.size() <= remote::kMaxNodeAddressBytes;
 }
 
+// False: there are some, which are to be looked at.
+bool TakeServers(const char* engine, std::string_view servers, Config* c) {
+  c->remote.servers.erase(engine);
+  if (!servers.empty()) c->remote.servers.emplace(engine, servers);
+  return servers.empty();
+}
+
 bool ParseWrite(std::string_view text, TierWrite* out) {
   if (text == "reused") *out = TierWrite::kReused;
   if (text == "all") *out = TierWrite::kAll;
@@ -66,21 +74,19 @@ constexpr bool kReloads = true;
 constexpr std::string_view kRate = "a size, 1MiB to 1PiB; 0: no limit";
 
 constexpr std::array kKeys = {
-    ConfigKey{"remote.redis", "KVSTRATA_REMOTE_REDIS", "",
-              "HOST:PORT[,HOST:PORT...], up to 64; '': no remote tier",
-              "servers of the Redis or Valkey cluster that nodes share pages through; those named "
-              "tell of the others",
-              [](std::string_view v, Config* c) {
-                c->remote.redis = v;
-                return v.empty() || AreServers(v);
-              },
-              kText},
+    ConfigKey{
+        "remote.redis", "KVSTRATA_REMOTE_REDIS", "",
+        "HOST:PORT[,HOST:PORT...], up to 64; '': no remote tier",
+        "servers of the Redis or Valkey cluster that nodes share pages through; those named "
+        "tell of the others",
+        [](std::string_view v, Config* c) { return TakeServers("redis", v, c) || AreServers(v); },
+        kText},
     ConfigKey{
         "remote.mooncake", "KVSTRATA_REMOTE_MOONCAKE", "", "HOST:PORT; '': no Mooncake Store",
         "master of the Mooncake Store that nodes share pages through, in place of remote.redis",
         [](std::string_view v, Config* c) {
           c->remote.agent.master = v;
-          return v.empty() || IsNodeAddress(v);
+          return TakeServers("mooncake", v, c) || IsNodeAddress(v);
         },
         kText},
     ConfigKey{"remote.mooncake_metadata", "KVSTRATA_REMOTE_MOONCAKE_METADATA", "P2PHANDSHAKE",
@@ -316,7 +322,9 @@ Status ApplyTenantKey(std::string_view key, std::string_view value, std::string_
 
 RedisTierOptions RedisOptionsOf(const RemoteConfig& config) {
   RedisTierOptions options;
-  for (std::string_view text = config.redis; !text.empty();) {
+  const auto servers = config.servers.find("redis");
+  const bool none = servers == config.servers.end();
+  for (std::string_view text = none ? std::string_view() : servers->second; !text.empty();) {
     const size_t comma = std::min(text.find(','), text.size());
     options.servers.emplace_back(text.substr(0, comma));
     text.remove_prefix(std::min(comma + 1, text.size()));
@@ -335,15 +343,19 @@ Status CheckRemoteEngine(const RemoteConfig& config) {
                                                   "announce themselves in its servers; name them, "
                                                   "or leave remote.announce out");
   }
-  if (config.agent.master.empty()) return OkStatus();
-  const std::string named = "remote.mooncake = '" + config.agent.master + "' and ";
-  const auto refused = [&named](const std::string& other, const char* why) {
-    return InvalidArgument("REMOTE_ENGINE", named + other + ": " + why);
+  if (!config.on()) return OkStatus();
+  const auto named = [](const auto& engine) {
+    return "remote." + engine.first + " = '" + engine.second + "'";
   };
-  if (!config.redis.empty()) {
-    return refused("remote.redis = '" + config.redis + "'",
+  const auto refused = [&](const std::string& other, const char* why) {
+    return InvalidArgument("REMOTE_ENGINE",
+                           named(*config.servers.begin()) + " and " + other + ": " + why);
+  };
+  if (config.servers.size() > 1) {
+    return refused(named(*std::next(config.servers.begin())),
                    "there is one remote tier; leave one of them out");
   }
+  if (config.agent.master.empty()) return OkStatus();
   if (!config.announce.empty()) {
     return refused("remote.announce = '" + config.announce + "'",
                    "nodes announce themselves in Redis alone; leave remote.announce out");

@@ -144,7 +144,7 @@ Finding CheckRemoteServers(const Config& config) {
   bool denied = false;
   const v1::Remote daemons = DaemonsTier(config.socket, &denied);
   // Mooncake is reached through an agent, which would join the store here.
-  if (config.remote.redis.empty()) {
+  if (!config.remote.servers.contains("redis")) {
     return WithDaemon("Mooncake's master is not asked by this check", daemons);
   }
   const auto tier = RemoteTier::Open(config);

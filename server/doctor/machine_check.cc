@@ -71,10 +71,9 @@ Status CheckParameters(const Config& config) {
 
 Status CheckRemoteSecret(const Config& config) {
   if (config.remote.secret_file.empty()) {
-    const bool redis = !config.remote.redis.empty();
-    const std::string& servers = redis ? config.remote.redis : config.remote.agent.master;
+    const auto& [engine, servers] = *config.remote.servers.begin();
     return InvalidArgument("REMOTE_SECRET",
-                           (redis ? "remote.redis = '" : "remote.mooncake = '") + servers +
+                           "remote." + engine + " = '" + servers +
                                "' needs remote.secret_file, which is not set; make one with: "
                                "(umask 077; openssl rand -hex 32 > FILE), copy it to every node, "
                                "and name it");
@@ -107,7 +106,7 @@ std::vector<Status> CheckMachine(const Config& config) {
   note(CheckParameters(config));
   if (config.remote.on()) note(CheckRemoteSecret(config));
   note(CheckAgentPython(config.remote.agent));
-  if (!config.remote.redis.empty()) {
+  if (config.remote.servers.contains("redis")) {
     const Status files = RedisValueTier::Check(RedisOptionsOf(config.remote));
     note(files);
     // Both read the same certificates.

@@ -15,11 +15,7 @@ FixedChoice Choose(const Plan& plan, int32_t n) {
   return choice;
 }
 
-}  // namespace
-
-constinit const FixedSelection kEveryNthPage = {"every_nth_page", Choose, kPage};
-
-SelectionRule EveryNthPageRule(const Plan&, int32_t tokens) {
+SelectionRule Rule(const Plan&, int32_t tokens) {
   SelectionRule rule;
   rule.always = 2 * kPage;
   rule.unit_tokens = kPage;
@@ -27,5 +23,9 @@ SelectionRule EveryNthPageRule(const Plan&, int32_t tokens) {
   rule.rows = rule.always + rule.units * kPage;
   return rule;
 }
+
+}  // namespace
+
+constinit const FixedSelection kEveryNthPage = {"every_nth_page", Choose, Rule, kPage};
 
 }  // namespace kvstrata

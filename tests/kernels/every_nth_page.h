@@ -11,7 +11,6 @@
 namespace kvstrata {
 
 extern const FixedSelection kEveryNthPage;
-SelectionRule EveryNthPageRule(const Plan& plan, int32_t tokens);
 
 }  // namespace kvstrata
 

@@ -18,9 +18,7 @@ constexpr std::array<Row, kCount> WithToy(const Row (&rows)[kCount], Row toy) {
   return all;
 }
 
-constexpr auto kRows =
-    WithToy<SelectorRow>(kSelectorRows, {MakeFixedSelector<kEveryNthPage>, NeedsPromptsEnd,
-                                         EveryNthPageRule, FixedInFull<kEveryNthPage>});
+constexpr auto kRows = WithToy<SelectorRow>(kSelectorRows, FixedRow<kEveryNthPage>());
 constexpr auto kCudaRows = WithToy<CudaSelectorRow>(
     kCudaSelectorRows, {kOverRaw, "", ServesAll, MakeCudaFixed<kEveryNthPage>});
 

@@ -198,6 +198,94 @@ class Walks(Tree):
         self.assert_breaks("2 walks in the section", walks=2)
 
 
+class Ways(Tree):
+    """One way of calls beside the three walks; a test breaks one call."""
+
+    SOURCE = ("void Q::Put() { queue_.push(1); }\n"
+              "void First() { q->Put(); }\n"
+              "Handler HandlerOf(int n) { return kHandlers[n]; }\n"
+              "void Handle() { KVS_RETURN_IF_ERROR(HandlerOf(1)(2)); }\n"
+              "void OnOne() { std::make_shared<A>(1)->Second(); }\n"
+              "void A::Second() {\n  // First()\n  Log(\"First()\");\n}\n"
+              "void Take() { queue_.pop(); Handle(); Other(); }\n"
+              "void Other() {}\n")
+    ITEMS = ["`First` (`base/b.cc`): puts.",
+             "`Q::Put` (`base/b.cc`): queues.",
+             "`Take` (`base/b.cc`), in `kvs-one` by `queue_`: takes.",
+             "`Handle` (`base/b.cc`): handles.",
+             "`OnOne` (`base/b.cc`), out of `HandlerOf` (`base/t.cc`): is one.",
+             "`A::Second` (`base/b.cc`): is second.",
+             "`Other` (`base/b.cc`), by 3: is another."]
+
+    def setUp(self):
+        super().setUp()
+        self.write("base/b.cc", self.SOURCE)
+        self.write("base/t.cc", "const H kHandlers[] = {{1, OnOne}};\n"
+                   "Handler HandlerOf(int n) { return kHandlers[n]; }\n")
+
+    def run_way(self, items, figures="6 calls, 1 threads"):
+        walks = "".join(f"### Walk {i}\n\n1. `First` (`base/b.cc`): puts.\n" for i in range(3))
+        way = "".join(f"{n}. {item}\n" for n, item in enumerate(items, 1))
+        self.write("docs/design.md", f"# T\n\n## Three walks\n\n{walks}\n## The way of a page\n\n"
+                   f"### To disk: {figures}\n\n{way}\n## Threads\n\n| daemon | `kvs-one`, a loop |\n")
+        return self.run_check(check_walks)
+
+    def assert_breaks(self, text, items=None, **figures):
+        code, out = self.run_way(items or self.ITEMS, **figures)
+        self.assertEqual(code, 1, out)
+        self.assertIn(text, out)
+
+    def changed(self, n, text):
+        return self.ITEMS[:n - 1] + [text] + self.ITEMS[n:]
+
+    def test_a_way_of_calls_passes(self):
+        code, out = self.run_way(self.ITEMS)
+        self.assertEqual((code, out), (0, "10 functions, 0 failed\n"))
+
+    def test_a_call_that_is_not_made(self):
+        self.write("base/b.cc", self.SOURCE.replace("Handle(); Other", "Other"))
+        self.assert_breaks("Handle: Take does not call it")
+
+    def test_a_call_in_a_comment_or_a_string_is_none(self):
+        self.assert_breaks("First: A::Second does not call it",
+                           self.changed(7, "`First` (`base/b.cc`): puts."))
+
+    def test_a_call_by_a_later_item_or_by_another(self):
+        self.assert_breaks("item 7 does not come before", self.changed(7, self.ITEMS[6].replace("3", "7")))
+        self.assert_breaks("Other: Handle does not call it",
+                           self.changed(7, self.ITEMS[6].replace("3", "4")))
+
+    def test_a_queue_that_only_one_of_them_names(self):
+        self.write("base/b.cc", self.SOURCE.replace("queue_.pop()", "other_.pop()"))
+        self.assert_breaks("Take: it does not name queue_")
+        self.write("base/b.cc", self.SOURCE.replace("queue_.push", "other_.push"))
+        self.assert_breaks("Take: Q::Put does not name queue_")
+
+    def test_a_table_that_does_not_name_it(self):
+        self.write("base/t.cc", "Handler HandlerOf(int n) { return kHandlers[n]; }\n")
+        self.assert_breaks("OnOne: base/t.cc does not name it")
+        self.write("base/t.cc", "const H kHandlers[] = {{1, OnOne}};\n")
+        self.assert_breaks("HandlerOf: not defined in base/t.cc")
+
+    def test_a_thread_that_the_section_does_not_have(self):
+        self.assert_breaks("there is no thread kvs-two",
+                           self.changed(3, self.ITEMS[2].replace("kvs-one", "kvs-two")))
+
+    def test_other_figures_than_the_heading_says(self):
+        self.assert_breaks("other figures than 6 calls, 1 threads", figures="5 calls, 1 threads")
+        self.assert_breaks("other figures than 6 calls, 1 threads", figures="6 calls, 2 threads")
+
+    def test_a_mark_that_is_none(self):
+        self.assert_breaks("unknown mark ', sometimes'",
+                           self.changed(4, "`Handle` (`base/b.cc`), sometimes: handles."))
+
+    def test_more_than_eighteen_calls(self):
+        self.write("base/b.cc", "void First() { First(); }\n")
+        again = ["`First` (`base/b.cc`): puts."]
+        self.assertEqual(self.run_way(again * 19, "18 calls, 0 threads")[0], 0)
+        self.assert_breaks("19 calls, at most 18", again * 20, figures="19 calls, 0 threads")
+
+
 class References(Tree):
     def assert_dangles(self, path, text, name):
         self.write(path, text)

@@ -13,6 +13,13 @@ FixedChoice Choose(const Plan& plan, int32_t n) {
   return {own.sinks, {}, n - own.recent};
 }
 
+SelectionRule Rule(const Plan& plan, int32_t) {
+  SelectionRule rule;
+  rule.always = plan.window.sinks + plan.window.recent;
+  rule.rows = rule.always;
+  return rule;
+}
+
 using Rows = RowsOf<&Plan::window>;
 constexpr PlanOption kRows[] = {
     Rows::Int<&WindowOptions::sinks, 0, kMaxTokens>("n_sink").Or("sinks"),
@@ -22,13 +29,6 @@ constexpr PlanOption kRows[] = {
 }  // namespace
 
 constinit const OptionTable kWindowTable = {kRows};
-constinit const FixedSelection kWindowSelection = {"window", Choose};
-
-SelectionRule WindowRule(const Plan& plan, int32_t) {
-  SelectionRule rule;
-  rule.always = plan.window.sinks + plan.window.recent;
-  rule.rows = rule.always;
-  return rule;
-}
+constinit const FixedSelection kWindowSelection = {"window", Choose, Rule};
 
 }  // namespace kvstrata

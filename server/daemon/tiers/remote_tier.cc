@@ -24,22 +24,19 @@ std::string_view NameOf(const PageKey& key) {
   return {reinterpret_cast<const char*>(key.data()), key.size()};
 }
 
-// The engines. One is chosen by where its servers are named.
+// The engines, by the name under which their servers are (RemoteConfig).
 struct EngineRow {
   std::string_view name;
-  const std::string& (*servers)(const RemoteConfig& config);  // "": it is not that
   Result<std::unique_ptr<RemoteEngine>> (*open)(const RemoteConfig& config,
                                                 const remote::RemoteFormat& format);
 };
 constexpr EngineRow kEngines[] = {
-    {"redis", [](const RemoteConfig& c) -> const std::string& { return c.redis; }, OpenRedis},
-    {"mooncake", [](const RemoteConfig& c) -> const std::string& { return c.agent.master; },
-     OpenMooncake},
+    {"redis", OpenRedis},
+    {"mooncake", OpenMooncake},
 };
 
 const EngineRow& EngineOf(const RemoteConfig& config) {
-  const auto row = std::ranges::find_if(
-      kEngines, [&config](const EngineRow& engine) { return !engine.servers(config).empty(); });
+  const auto row = std::ranges::find(kEngines, config.servers.begin()->first, &EngineRow::name);
   KVS_CHECK(row != std::end(kEngines));
   return *row;
 }
@@ -73,7 +70,7 @@ void RemoteTier::Use(Store* store, ValueTier* local, TierChain* tiers) {
   tiers->Add(row_.get());
   LogEvent(LogLevel::kInfo, "remote_open",
            {{"engine", EngineOf(config_).name},
-            {"servers", std::ranges::count(EngineOf(config_).servers(config_), ',') + 1},
+            {"servers", std::ranges::count(config_.servers.begin()->second, ',') + 1},
             {"write", NameOf(write_)},
             {"seal", config_.seal},
             {"tls", config_.tls.on},
@@ -165,7 +162,7 @@ RemoteInfo RemoteTier::Info() const {
   const TierRowCounters c = row_->counters();
   RemoteInfo info;
   info.engine = EngineOf(config_).name;
-  info.servers = EngineOf(config_).servers(config_);
+  info.servers = config_.servers.begin()->second;
   info.illness = illness();
   info.secret_fingerprint = secret_fingerprint_;
   info.write = NameOf(write_);

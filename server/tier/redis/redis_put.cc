@@ -31,24 +31,24 @@ class RedisPuts : public std::enable_shared_from_this<RedisPuts> {
   RedisPuts(RedisParts parts, std::span<TierPut> puts, TierCall call)
       : parts_(std::move(parts)),
         puts_(puts),
-        end_(std::make_shared<RedisCallEnd>(parts_, std::move(call), puts.size() + 1)) {}
+        end_(std::make_shared<RedisCallEnd>(parts_, std::move(call), puts.size())) {}
 
   const RedisParts& parts() const { return parts_; }
   const TierCall& terms() const { return end_->terms(); }
 
-  void Begin();
+  // None may begin: all end with `why`.
+  void Refuse(const Status& why);
+  // An op for each shard, which asks what is there; once it has ended, what is not is sent.
+  std::vector<std::unique_ptr<RedisOp>> Questions();
   // A value that was being sent has its status.
   void Sent(size_t i);
 
  private:
-  struct Question {
-    std::vector<size_t> puts;
-    std::unique_ptr<RedisOp> op;
-  };
-  void Ask();
-  void Answered(const std::vector<size_t>& puts, const RedisOp& op);
+  void NoteAnswer(std::span<const size_t> puts, const Status& status,
+                  std::span<const RespReply> replies) KVS_EXCLUDES(mu_);
   void SendMore() KVS_EXCLUDES(mu_);
   uint64_t BytesOf(size_t i) const;
+  Result<OutgoingValue> Prepare(const TierPut& put) const;
   // How a write ended is noted of its server, which the status of one that failed names then.
   Status Noted(size_t i, const Status& status) const;
   void Settle(size_t i, Status status);
@@ -57,8 +57,6 @@ class RedisPuts : public std::enable_shared_from_this<RedisPuts> {
   const std::span<TierPut> puts_;
   const RedisEnd end_;
   std::multimap<size_t, size_t> later_;  // puts of a key behind the first, by that one
-  std::vector<std::string> names_;
-  std::atomic<size_t> questions_ = 0;
   Mutex mu_;
   std::deque<size_t> missing_ KVS_GUARDED_BY(mu_);  // not yet sent
   size_t sending_ KVS_GUARDED_BY(mu_) = 0;
@@ -68,30 +66,8 @@ class RedisPuts : public std::enable_shared_from_this<RedisPuts> {
 // One value on its way out.
 class RedisWrite : public std::enable_shared_from_this<RedisWrite> {
  public:
-  RedisWrite(std::shared_ptr<RedisPuts> puts, size_t i, TierPut* put)
-      : puts_(std::move(puts)), i_(i), put_(*put) {}
-
-  void Begin() {
-    Result<OutgoingValue> value =
-        parts().format.Prepare(put_.key, put_.buffers, std::chrono::system_clock::now());
-    if (!value.ok()) return End(value.status());
-    if (const uint64_t least = parts().threads->survey().least_capacity();
-        least != 0 && value->bytes > least / 2) {
-      return End(ResourceExhausted(
-          "REDIS_FULL", "a value of " + std::to_string(value->bytes) +
-                            " bytes is more than half of what a server may hold (maxmemory)"));
-    }
-    value_ = std::move(*value);
-    Continue();
-  }
-
- private:
-  struct Stripe {
-    OutgoingStripe out;
-    std::unique_ptr<std::byte[]> room;
-  };
-
-  RedisTierParts& parts() { return *puts_->parts(); }
+  RedisWrite(std::shared_ptr<RedisPuts> puts, size_t i, TierPut* put, OutgoingValue value)
+      : puts_(std::move(puts)), i_(i), put_(*put), value_(std::move(value)) {}
 
   // Sends the next stripes, or the first one, or is at its end. In a worker.
   void Continue() {
@@ -106,6 +82,14 @@ class RedisWrite : public std::enable_shared_from_this<RedisWrite> {
     for (uint32_t i = begin; i < next_; ++i) ops.push_back(Write(i % value_.stripes));
     for (std::unique_ptr<RedisOp>& op : ops) parts().threads->client().Submit(std::move(op));
   }
+
+ private:
+  struct Stripe {
+    OutgoingStripe out;
+    std::unique_ptr<std::byte[]> room;
+  };
+
+  RedisTierParts& parts() { return *puts_->parts(); }
 
   std::unique_ptr<RedisOp> Write(uint32_t stripe) {
     auto one = std::make_unique<Stripe>();
@@ -149,7 +133,7 @@ class RedisWrite : public std::enable_shared_from_this<RedisWrite> {
   const std::shared_ptr<RedisPuts> puts_;
   const size_t i_;
   TierPut& put_;
-  OutgoingValue value_;
+  const OutgoingValue value_;
   std::vector<std::unique_ptr<Stripe>> stripes_;
   uint32_t next_ = 1;
   std::atomic<uint32_t> left_ = 0;
@@ -157,20 +141,16 @@ class RedisWrite : public std::enable_shared_from_this<RedisWrite> {
   Status status_;  // written by the client's thread, read by workers after it
 };
 
-void RedisPuts::Begin() {
-  if (const Status why = WhyNotNow(terms()); !why.ok()) {
-    for (TierPut& put : puts_) put.status = why;
-    for (size_t i = 0; i < puts_.size(); ++i) CountFailure(parts_.get(), why);
-    parts_->threads->Later(
-        [self = shared_from_this()] { self->end_->Settled(self->puts_.size() + 1); });
-    return;
-  }
-  parts_->threads->Later([self = shared_from_this()] { self->Ask(); });
+void RedisPuts::Refuse(const Status& why) {
+  for (TierPut& put : puts_) put.status = why;
+  for (size_t i = 0; i < puts_.size(); ++i) CountFailure(parts_.get(), why);
+  parts_->threads->Later([self = shared_from_this()] { self->end_->Settled(self->puts_.size()); });
 }
 
-void RedisPuts::Ask() {
+std::vector<std::unique_ptr<RedisOp>> RedisPuts::Questions() {
   std::map<std::string_view, size_t> firsts;
   std::vector<size_t> asked;
+  std::vector<std::string> names;
   for (size_t i = 0; i < puts_.size(); ++i) {
     const auto [first, added] = firsts.emplace(puts_[i].key, i);
     if (!added) {
@@ -178,58 +158,66 @@ void RedisPuts::Ask() {
       continue;
     }
     asked.push_back(i);
-    names_.push_back(parts_->format.NameOf(puts_[i].key, puts_[i].place));
+    names.push_back(parts_->format.NameOf(puts_[i].key, puts_[i].place));
   }
-  std::vector<Question> questions;
+  std::vector<std::unique_ptr<RedisOp>> ops;
   for (const std::vector<size_t>& group :
-       ByShard(parts_->threads->client().Topology().get(), names_)) {
+       ByShard(parts_->threads->client().Topology().get(), names)) {
     RedisRequest request;
-    Question& question = questions.emplace_back();
+    std::vector<size_t> puts;
     for (const size_t i : group) {
-      request.Add({"STRLEN", names_[i]});
-      question.puts.push_back(asked[i]);
+      request.Add({"STRLEN", names[i]});
+      puts.push_back(asked[i]);
     }
-    question.op = NewRedisOp(Lane::kProbe, names_[group.front()], terms(), std::move(request));
-    question.op->master_only = true;
-    question.op->done = [self = shared_from_this(), puts = question.puts](RedisOp& ended) {
-      self->Answered(puts, ended);
+    ops.push_back(NewRedisOp(Lane::kProbe, names[group.front()], terms(), std::move(request)));
+    ops.back()->master_only = true;
+    ops.back()->done = [self = shared_from_this(), puts = std::move(puts)](RedisOp& ended) {
+      self->parts_->threads->Later(
+          [self, puts, status = ended.status, replies = std::move(ended.replies)] {
+            self->NoteAnswer(puts, status, replies);
+            self->SendMore();
+          });
     };
   }
-  questions_ = questions.size();
-  for (Question& question : questions) {
-    parts_->threads->client().Submit(std::move(question.op));
-  }
-  end_->Settled();
+  return ops;
 }
 
 // A reply that is none, as of a slot that moved, means that the value is sent.
-void RedisPuts::Answered(const std::vector<size_t>& puts, const RedisOp& op) {
-  std::vector<size_t> missing, there;
-  for (size_t i = 0; i < puts.size(); ++i) {
-    const uint64_t bytes = BytesOf(puts[i]);
-    const bool told = op.status.ok() && op.replies[i].kind == RespReply::Kind::kInteger;
+void RedisPuts::NoteAnswer(std::span<const size_t> puts, const Status& status,
+                           std::span<const RespReply> replies) {
+  for (size_t n = 0; n < puts.size(); ++n) {
+    const size_t i = puts[n];
+    if (!status.ok()) {
+      Settle(i, Noted(i, status));
+      continue;
+    }
+    const uint64_t bytes = BytesOf(i);
     const uint64_t length = remote::kHeaderBytes + std::min(bytes, remote::kStripeBytes);
-    const bool same = told && bytes != 0 && op.replies[i].integer == static_cast<int64_t>(length);
-    (same ? there : missing).push_back(puts[i]);
+    const bool told = replies[n].kind == RespReply::Kind::kInteger && bytes != 0;
+    if (told && replies[n].integer == static_cast<int64_t>(length)) {
+      Settle(i, OkStatus());
+      continue;
+    }
+    MutexLock lock(mu_);
+    missing_.push_back(i);
   }
-  parts_->threads->Later([self = shared_from_this(), missing, there, failed = op.status] {
-    for (const size_t i : there) self->Settle(i, OkStatus());
-    if (!failed.ok()) {
-      for (const size_t i : missing) self->Settle(i, self->Noted(i, failed));
-      return;
-    }
-    {
-      MutexLock lock(self->mu_);
-      self->missing_.insert(self->missing_.end(), missing.begin(), missing.end());
-    }
-    self->SendMore();
-  });
 }
 
 uint64_t RedisPuts::BytesOf(size_t i) const {
   uint64_t bytes = 0;
   for (const auto& buffer : puts_[i].buffers) bytes += buffer.size();
   return bytes;
+}
+
+Result<OutgoingValue> RedisPuts::Prepare(const TierPut& put) const {
+  KVS_ASSIGN_OR_RETURN(
+      OutgoingValue value,
+      parts_->format.Prepare(put.key, put.buffers, std::chrono::system_clock::now()));
+  const uint64_t least = parts_->threads->survey().least_capacity();
+  if (least == 0 || value.bytes <= least / 2) return value;
+  return ResourceExhausted("REDIS_FULL",
+                           "a value of " + std::to_string(value.bytes) +
+                               " bytes is more than half of what a server may hold (maxmemory)");
 }
 
 void RedisPuts::SendMore() {
@@ -245,7 +233,13 @@ void RedisPuts::SendMore() {
       sending_bytes_ += bytes;
       missing_.pop_front();
     }
-    std::make_shared<RedisWrite>(shared_from_this(), i, &puts_[i])->Begin();
+    Result<OutgoingValue> value = Prepare(puts_[i]);
+    if (value.ok()) {
+      std::make_shared<RedisWrite>(shared_from_this(), i, &puts_[i], std::move(*value))->Continue();
+    } else {
+      puts_[i].status = value.status();
+      Sent(i);
+    }
   }
 }
 
@@ -285,7 +279,12 @@ void RedisPuts::Settle(size_t i, Status status) {
 }  // namespace
 
 void RedisValueTier::Put(std::span<TierPut> puts, TierCall call) {
-  std::make_shared<RedisPuts>(parts_, puts, std::move(call))->Begin();
+  const Status why = WhyNotNow(call);
+  const auto all = std::make_shared<RedisPuts>(parts_, puts, std::move(call));
+  if (!why.ok() || puts.empty()) return all->Refuse(why);
+  for (std::unique_ptr<RedisOp>& op : all->Questions()) {
+    parts_->threads->client().Submit(std::move(op));
+  }
 }
 
 }  // namespace kvstrata

@@ -153,29 +153,33 @@ void TierWriter::WriteOffered(const Offered& offered, Batch* batch) {
   const std::vector<SealedValue> values = store_->values().Sealed(offered.key);
   if (values.empty() && Has(offered.key)) return;
   if (values.empty()) return AddFromAbove(offered, batch);
-  if (values.size() == 1) return Add(offered, 0, values[0], batch);
   Batch artefact;
-  for (size_t i = 0; i + 1 < values.size(); ++i) Add(offered, i, values[i], &artefact);
-  PutAll(&artefact);
-  if (!artefact.whole) return;
-  Add(offered, values.size() - 1, values.back(), &artefact);
-  PutAll(&artefact);
-}
-
-void TierWriter::Add(const Offered& offered, size_t i, const SealedValue& value, Batch* batch) {
-  if (!value.changed && Has(value.key)) return store_->values().NoteStored({&value.key, 1});
-  const uint64_t total = WholeBytes(value.sizes);
-  TierPut put = NewPut(offered, value.key, total, batch);
-  put.keep = buffers_->Take(total);
-  const auto to = BuffersIn(static_cast<std::byte*>(put.keep.get()), value.sizes);
-  const CopyFor whom = far() ? CopyFor::kRemoteTier : CopyFor::kLocalTier;
-  if (!store_->values().CopySealed(offered.key, i, to, whom)) {
-    batch->whole = false;
-    return Count(&TierWriterCounters::gone, 1);
+  Batch* const to = values.size() == 1 ? batch : &artefact;
+  for (size_t i = 0; i < values.size(); ++i) {
+    const SealedValue& value = values[i];
+    if (i != 0 && i + 1 == values.size()) {  // an artefact's record
+      PutAll(to);
+      if (!to->whole) return;
+    }
+    if (!value.changed && Has(value.key)) {
+      store_->values().NoteStored({&value.key, 1});
+      continue;
+    }
+    const uint64_t total = WholeBytes(value.sizes);
+    TierPut put = NewPut(offered, value.key, total, to);
+    put.keep = buffers_->Take(total);
+    const auto copy = BuffersIn(static_cast<std::byte*>(put.keep.get()), value.sizes);
+    const CopyFor whom = far() ? CopyFor::kRemoteTier : CopyFor::kLocalTier;
+    if (!store_->values().CopySealed(offered.key, i, copy, whom)) {
+      to->whole = false;
+      Count(&TierWriterCounters::gone, 1);
+      continue;
+    }
+    put.buffers.assign(copy.begin(), copy.end());
+    if (TakesAPlace(offered, value)) to->changed.push_back({put.key, {}, put.place});
+    to->Add(std::move(put), total);
   }
-  put.buffers.assign(to.begin(), to.end());
-  if (TakesAPlace(offered, value)) batch->changed.push_back({put.key, {}, put.place});
-  batch->Add(std::move(put), total);
+  PutAll(&artefact);
 }
 
 // For an artefact it would be the record alone, which is not told from other values here.

@@ -93,9 +93,9 @@ class TierWriter {
   void Write();
   // Whether the tier above has it; else it waits on, or is dropped.
   bool IsAbove(const Offered& offered);
+  // Copies into the batch what the tier needs of an offered key. An artefact has batches of its
+  // own.
   void WriteOffered(const Offered& offered, Batch* batch);
-  // Copies value number `i` of an offered key, if the tier needs it.
-  void Add(const Offered& offered, size_t i, const SealedValue& value, Batch* batch);
   void AddFromAbove(const Offered& offered, Batch* batch);
   // Whether the one that is there is to be forgotten first.
   bool TakesAPlace(const Offered& offered, const SealedValue& value) const;

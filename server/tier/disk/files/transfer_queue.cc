@@ -45,6 +45,11 @@ void TransferQueue::Enter(std::list<Running>::iterator running) {
 }
 
 void TransferQueue::Run(const Source& more, Deadline deadline) {
+  const auto submit = [this] {
+    if (to_submit_.empty()) return;
+    const size_t taken = queue_->Submit(to_submit_);
+    to_submit_.erase(to_submit_.begin(), to_submit_.begin() + static_cast<ptrdiff_t>(taken));
+  };
   bool exhausted = false;
   for (;;) {
     while (!exhausted && running_.size() < kMaxRunning && to_submit_.size() < kMaxRunning) {
@@ -53,10 +58,10 @@ void TransferQueue::Run(const Source& more, Deadline deadline) {
       if (exhausted) break;
       running_.push_back({std::move(*transfer)});
       Enter(std::prev(running_.end()));
-      if (to_submit_.size() >= kSubmitAt) SubmitWaiting();
+      if (to_submit_.size() >= kSubmitAt) submit();
     }
     if (running_.empty()) return;
-    SubmitWaiting();
+    submit();
     if (!Collect(deadline)) break;
   }
   Abandon();
@@ -80,17 +85,6 @@ size_t TransferQueue::abandoned() {
   while (!abandoned_.empty() && Collect({})) {
   }
   return abandoned_.size();
-}
-
-void TransferQueue::SubmitWaiting() {
-  while (!to_submit_.empty()) {
-    std::array<IoRequest, 64> batch;
-    const size_t n = std::min(batch.size(), to_submit_.size());
-    std::copy_n(to_submit_.begin(), n, batch.begin());
-    const size_t taken = queue_->Submit(std::span(batch.data(), n));
-    to_submit_.erase(to_submit_.begin(), to_submit_.begin() + static_cast<ptrdiff_t>(taken));
-    if (taken < n) return;
-  }
 }
 
 bool TransferQueue::Collect(Deadline deadline) {

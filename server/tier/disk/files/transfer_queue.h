@@ -10,7 +10,6 @@
 #define KVSTRATA_SERVER_TIER_DISK_FILES_TRANSFER_QUEUE_H_
 
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <list>
 #include <memory>
@@ -71,7 +70,6 @@ class TransferQueue {
   };
 
   void Enter(std::list<Running>::iterator running);
-  void SubmitWaiting();
   bool Collect(Deadline deadline);
   void Complete(const IoResult& result);
   void CompletedOne(std::list<Running>::iterator running, const IoOutcome& outcome);
@@ -80,7 +78,7 @@ class TransferQueue {
   const std::unique_ptr<IoQueue> queue_;
   uint64_t next_tag_ = 0;
   std::list<Running> running_;
-  std::deque<IoRequest> to_submit_;
+  std::vector<IoRequest> to_submit_;
   std::unordered_map<uint64_t, Pending> pending_;  // pieces of running transfers
   std::unordered_map<uint64_t, std::shared_ptr<void>> abandoned_;
 };
