@@ -25,12 +25,12 @@ std::string TextOf(const PlanesShape& s) {
 
 // Runs once, and says what it was.
 void RunAndExpect(const PlanesShape& shape, const std::vector<int32_t>& tokens, Rng& rng,
-                  int lag = 0, double tolerance = 5e-3) {
+                  int lag = 0, double tolerance = 5e-3, double margin = 0.02) {
   SCOPED_TRACE(TextOf(shape));
   PlanesCase c(shape, rng);
   c.SetTokens(tokens, lag);
   ASSERT_EQ(c.Run(), 0);
-  const double worst = c.ExpectRule(tolerance);
+  const double worst = c.ExpectRule(tolerance, margin);
   std::printf("%s: error %.2g, %d of %d candidates fine, %d near-ties\n", TextOf(shape).c_str(),
               worst, c.counts().fine, c.counts().candidates, c.counts().near_ties);
 }
@@ -138,7 +138,7 @@ TEST(AttendPlanesCuda, TakesATokenThatOutweighsAllOthers) {
     PlanesShape s;
     s.spike = spike;
     s.sharpness = 0.3f;
-    RunAndExpect(s, {765, 768}, rng, 0, 2e-2);  // logits are rounded as they are large
+    RunAndExpect(s, {765, 768}, rng, 0, 2e-2, 0.3);  // logits are rounded as they are large
   }
 }
 
