@@ -108,8 +108,8 @@ Result<InspectArray> InspectPlanes(const SelectContext& context, std::string_vie
                  {context.geometry->layers, context.geometry->kv_heads, groups, size}, bytes);
 }
 
-// Of `full`'s time a layer over 32K tokens takes .35 on two cores (bench/ops_bench), and .43 over 128K
-// on an H200, where two kernels start in place of one (bench/cuda/planes_bench).
+// A layer over 32K tokens takes .35 of `full`'s time on two cores (bench/ops_bench), one over 128K
+// .43 on an H200, where two kernels start in place of one (bench/cuda/planes_bench).
 CodecCost PlanesCost(const Plan&, const Geometry&) { return {.35, 9, 570}; }
 
 }  // namespace kvstrata
