@@ -314,12 +314,6 @@ double MedianOf(std::vector<double> us) {
   return us[us.size() / 2];
 }
 
-std::string Percent(double share) {
-  char text[16];
-  std::snprintf(text, sizeof(text), "%.2f%%", 100 * share);
-  return text;
-}
-
 // One row: dense, the op alone, and the step, in turns.
 void TimeRow(const Cache& cache, Attention& attention, const std::string& name, float factor,
              ordered_json* rows) {
@@ -355,12 +349,12 @@ void TimeRow(const Cache& cache, Attention& attention, const std::string& name, 
   }
   const double d = MedianOf(of_dense), o = MedianOf(of_op), s = MedianOf(of_step);
   std::printf(
-      "%-18s factor %5.2f fine %5.2f %% strips %5.1f %% fetched/rule %.3f | dense %8.1f us | op "
+      "%-19s factor %5.2f fine %5.2f %% strips %5.1f %% fetched/rule %.3f | dense %8.1f us | op "
       "%8.1f us %.2fx %4.0f GB/s | step %8.1f us %.2fx | off dense %.3f\n",
       name.c_str(), factor, 100 * share.fine, 100 * share.strips, share.fetched, d, o, d / o,
       static_cast<double>(share.bytes) * share.fetched / o / 1e3, s, d / s, difference);
   std::fflush(stdout);
-  rows->push_back({{"id", "planes/" + name + "/fine " + Percent(share.fine)},
+  rows->push_back({{"id", "planes/" + name},
                    {"value", o},
                    {"unit", "us"},
                    {"step", s},
@@ -379,13 +373,14 @@ void AttendRows(const std::string& name, int batch, int tokens, int layers, orde
   Cache cache(batch, tokens, layers);
   Check(kvs_cuda_ops()->pack_planes(cache.Pack(), nullptr), "pack_planes");
   Attention attention(cache);
-  for (const double share : {0.003, 0.01, 0.05}) {
-    TimeRow(cache, attention, name, FactorFor(attention, share), rows);
+  for (const auto& [what, share] :
+       {std::pair{", sparse", 0.003}, {", 1 %", 0.01}, {", 5 %", 0.05}}) {
+    TimeRow(cache, attention, name + what, FactorFor(attention, share), rows);
   }
   attention.SetFactor(1);
-  TimeRow(cache, attention, name + " control", 1, rows);
+  TimeRow(cache, attention, name + ", control", 1, rows);
   attention.AttendInFull();
-  TimeRow(cache, attention, name + " in full", 1, rows);
+  TimeRow(cache, attention, name + ", in full", 1, rows);
 }
 
 void PackRows(ordered_json* rows) {
