@@ -52,7 +52,7 @@ class Kills:
         self._last(daemon)
         self._resets(daemon)
         self._books(daemon, "at the end")
-        for _ in range(max(1, self._launcher.given.kills // 5)):
+        for _ in range(self._launcher.given.daemon_kills or max(1, self._launcher.given.kills // 5)):
             self._daemon_killed(daemon)
             daemon = self._launcher.daemon(self._memory)
         self._loads()

@@ -236,6 +236,7 @@ def arguments_of(line: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--families", nargs="?", const=",".join(small_models.DEFAULT),
                         help=small_models.__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, help=kills.__doc__.splitlines()[0])
+    parser.add_argument("--daemon-kills", type=int, help="of --kills; a fifth of them unless it is given")
     parser.add_argument("--seed", type=int, help="of --kills and --reused; one is drawn, and printed")
     parser.add_argument("--parts", help="of parts.py, for all engines")
     parser.add_argument("--eager", action="store_true", help="without graphs, which start a minute later")
