@@ -48,7 +48,7 @@ def _other_value(draw: random.Random, name: str, value: Any) -> Any:
     if isinstance(value, int):
         return draw.choice([value + 1, value * 2, max(1, value // 2)])
     if isinstance(value, float):
-        return value * 3 + 0.1
+        return value * 3 + 0.1 if value < 0.3 else value / 2  # some may be at most 1
     if isinstance(value, list) and len(value) > 1:
         return value[::-1]
     raise Inapplicable
