@@ -109,8 +109,8 @@ Result<InspectArray> InspectPlanes(const SelectContext& context, std::string_vie
 }
 
 // A layer over 32K tokens takes .35 of `full`'s time on two cores (bench/ops_bench), one over 128K
-// .43 on an H200 (bench/cuda/planes_bench). On a GPU the choice is between planes in full and by the
-// rule, which starts a kernel more.
+// .43 on an H200 (bench/cuda/planes_bench). On a GPU the choice is between planes in full and by
+// the rule, which starts a kernel more.
 CodecCost PlanesCost(const Plan&, const Geometry&) { return {.35, 2, 570}; }
 
 }  // namespace kvstrata
