@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plan planes over an engine's own blocks on a GPU, launch by launch and in graphs that serve steps
-// of fewer rows: as tests/kernels/block_planes_test.cc, whose engine it is.
+// Plan planes over an engine's own blocks on a GPU, launch by launch and in graphs that serve
+// smaller steps: as tests/kernels/block_planes_test.cc, whose engine it is.
 #include <cstdio>
 
 #include "kernels/blocks/block_planes.h"

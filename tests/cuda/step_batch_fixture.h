@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sequences that a Step and a CudaStep run side by side: the same tokens on pages of the host and
-// of the GPU, at the same places of two arenas, NaN wherever nothing was written; and, of all
-// codecs but raw, the same extents.
+// Sequences that a Step and a CudaStep run side by side: the same tokens on the host's pages and
+// the GPU's, at the same places of two arenas, NaN wherever nothing was written; and, of all codecs
+// but raw, the same extents.
 #ifndef KVSTRATA_TESTS_CUDA_STEP_BATCH_FIXTURE_H_
 #define KVSTRATA_TESTS_CUDA_STEP_BATCH_FIXTURE_H_
 

@@ -8,8 +8,8 @@
 //                    tokens of the slot, with the block of group S / unit in seal_blocks: by these
 //                    op pack_planes sees a sequence of one group, and seals it once it is full
 // Rows that are of a prompt: tails {0, N % unit}, as op append's starts and, behind it, its tokens.
-// All of both: slots, the slot's distance from a layer's first one. All else is 0, and everything
-// of a row that pads.
+// Rows of both kinds: slots, the slot's distance from a layer's first one. All else is 0, and a row
+// that pads has nothing but 0.
 // One kernel, a thread a row.
 #ifndef KVSTRATA_KERNELS_OPS_BLOCK_SLOTS_BLOCK_SLOTS_CUDA_H_
 #define KVSTRATA_KERNELS_OPS_BLOCK_SLOTS_BLOCK_SLOTS_CUDA_H_

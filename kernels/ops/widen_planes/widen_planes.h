@@ -22,8 +22,8 @@ struct WidenPlanesBatch {
   int32_t raw = 0;
   DeviceSource new_k, new_v;  // rows of `added` tokens
   int32_t added = 0;
-  // Written: device [tokens()][kv_heads][dim], aligned to 16. The dtype is bf16 or fp16, and that
-  // of all rows above.
+  // Written: device [tokens()][kv_heads][dim], aligned to 16. All rows have one dtype, bf16 or
+  // fp16.
   DType dtype = DType::kBF16;
   void *keys = nullptr, *values = nullptr;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Of a group a warp has strips of 16 tokens, four tokens at a time (lane_rows.cuh): the values'
+// A warp has strips of 16 tokens of a group, four tokens at a time (lane_rows.cuh): the values'
 // words of a strip serve all four rounds.
 #include "kernels/cuda/warps/float_bits.cuh"
 #include "kernels/cuda/warps/launch.cuh"
