@@ -37,7 +37,7 @@ TEST(BreakEven, IsWhereSelectingBeginsToSave) {
        {"window", "quest", "quest{group = \"softmax\"}", "strata", "strata{codec = \"packed\"}",
         "chess", "tokenselect", "sentencekv", "sekv", "mosaickv", "quest{codec = \"packed\"}",
         "sentencekv{codec = \"lowrank\"}", "full{codec = \"packed\"}", "quest{rest = \"mean\"}",
-        "{selector = \"block\", codec = \"raw\"}"}) {
+        "{selector = \"block\", codec = \"raw\"}", "planes"}) {
     for (const StepsOn where : {StepsOn::kCpu, StepsOn::kGpu}) {
       for (const int batch : {1, 8, 64}) {
         SCOPED_TRACE(std::string(text) +
