@@ -110,9 +110,8 @@ inline constexpr const char* kHostPlanes =
     "planes{lower = \"host\", hot = 32, fine_above = 8, sample = 2, sinks = 5, recent = 20, "
     "min_tokens = 150}";
 inline constexpr const char* kFewHotPlanes =
-    "planes{lower = \"host\", hot = 4, keep = 4, fine_above = 2, sample = 1, sinks = 0, recent = "
-    "1, "
-    "n_dense_layers = 1, min_tokens = 0}";
+    "planes{lower = \"host\", hot = 4, keep = 4, fine_above = 8, skip_below = 0, sample = 1, "
+    "sinks = 0, recent = 1, n_dense_layers = 1, min_tokens = 0}";
 inline constexpr const char* kColdPlanes =
     "planes{lower = \"host\", hot = 0, recent = 4096, min_tokens = 0}";
 // Everything by all planes.
