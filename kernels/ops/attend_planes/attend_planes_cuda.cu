@@ -8,6 +8,7 @@
 // group are fine 290 instructions, each of them 105 more.
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
 #include "kernels/cuda/warps/launch.cuh"
 #include "kernels/ops/attend_planes/attend_planes_cuda.h"
@@ -124,8 +125,10 @@ __device__ __forceinline__ int AskAlways(const PlanesItem<kDim>& item, int octet
     memory.fine[__popc(always & ((1u << lane) - 1))] = static_cast<uint8_t>(token % kGroupTokens);
   }
   __syncwarp();
-  PlanesCopier<kDim, kHeads>(&memory).Rows(
-      0, __popc(always), item.Lower(octet / EdgeOctets::kOfGroup), item.row_bytes);
+  NoHotRows hot;
+  PlanesCopier<kDim, kHeads>(&memory).Rows(0, __popc(always),
+                                           item.Lower(octet / EdgeOctets::kOfGroup), item.row_bytes,
+                                           octet / EdgeOctets::kOfGroup, hot);
   return __popc(always);
 }
 
@@ -176,10 +179,10 @@ __device__ __forceinline__ void KeepSamples(const Arguments& a, const CtaPlace& 
   }
 }
 
-__device__ __forceinline__ void AddFetched(const AttendPlanesBatch& w, int64_t item,
-                                           uint64_t bytes) {
-  if (w.report.fetched == nullptr || threadIdx.x % 32 != 0) return;
-  atomicAdd(reinterpret_cast<unsigned long long*>(w.report.fetched + item), bytes);
+// A warp's, to a count of the item's.
+__device__ __forceinline__ void AddBytes(uint64_t* counts, int64_t item, uint64_t bytes) {
+  if (counts == nullptr || threadIdx.x % 32 != 0) return;
+  atomicAdd(reinterpret_cast<unsigned long long*>(counts + item), bytes);
 }
 
 // Grid (ctas, kv_heads, batch), as of AttendKernel.
@@ -238,7 +241,7 @@ __global__ void __launch_bounds__(CtaShape<kDim, kHeads>::kThreads, 1)
     __syncwarp();
   }
   sampled.Keep(memory.logits);
-  AddFetched(w, place.item, fetched);
+  AddBytes(w.report.fetched, place.item, fetched);
   KeepSamples<kHeads, kWarps>(a, place, shared.warps);
 }
 
@@ -343,13 +346,30 @@ __device__ __forceinline__ void Finish(const Arguments& a, const CtaPlace& place
   }
 }
 
-// Grid (ctas, kv_heads, batch).
-template <int kDim, int kHeads>
+// A warp's memory of AttendKernel.
+template <int kDim, int kHeads, bool kHot>
+using WarpMemoryOf =
+    std::conditional_t<kHot, HotWarpMemory<kDim, kHeads>, WarpMemory<kDim, kHeads>>;
+
+// Copies of a warp's lower rows, if it has any.
+template <bool kHot, typename Memory>
+__device__ __forceinline__ auto HotRowsOf(const AttendPlanesBatch& w, const CtaPlace& place,
+                                          int row_bytes, Memory& memory) {
+  if constexpr (kHot) {
+    return HotRowSet(w.hot, place.sequence, place.head, row_bytes, &memory.hot);
+  } else {
+    return NoHotRows{};
+  }
+}
+
+// Grid (ctas, kv_heads, batch). kHot: AttendPlanesBatch::hot has copies.
+template <int kDim, int kHeads, bool kHot>
 __global__ void __launch_bounds__(CtaShape<kDim, kHeads>::kThreads, 1)
     AttendKernel(const __grid_constant__ Arguments a) {
   constexpr int kWarps = CtaShape<kDim, kHeads>::kWarps;
   extern __shared__ uint4 dynamic[];
-  auto& shared = *reinterpret_cast<CtaMemory<kDim, kHeads>*>(dynamic);
+  auto& shared =
+      *reinterpret_cast<CtaMemory<kDim, kHeads, WarpMemoryOf<kDim, kHeads, kHot>>*>(dynamic);
   const AttendPlanesBatch& w = a.work;
   if (!w.ahead) WaitForPrevious();
   const auto place = CtaPlace::Of<kWarps>(w);
@@ -359,8 +379,9 @@ __global__ void __launch_bounds__(CtaShape<kDim, kHeads>::kThreads, 1)
   rule.read_from = a.read_from;
   rule.form = {item.has_last_plane, item.row_bytes};
   const PlanesVisits visits = PlanesVisits::Of(rule.lengths);
-  PlanesWarp<kDim, kHeads> warp(item, visits, &shared.warps[threadIdx.x / 32], place.warp,
-                                place.warps);
+  auto& memory = shared.warps[threadIdx.x / 32];
+  auto hot = HotRowsOf<kHot>(w, place, item.row_bytes, memory);
+  PlanesWarp<kDim, kHeads, decltype(hot)> warp(item, visits, &memory, place.warp, place.warps);
   if (w.ahead) WaitForPrevious();
   // Warps that have no reference to find.
   constexpr int kCopiers = kWarps > kHeads ? kWarps - kHeads : kWarps;
@@ -376,9 +397,10 @@ __global__ void __launch_bounds__(CtaShape<kDim, kHeads>::kThreads, 1)
     rule.of_logit[head] = 1 / rule.factors.code[head];
     rule.reference[head] = shared.reference[(threadIdx.x % 4 * 2 + head) % kHeads];
   }
-  warp.Run(shared.query, rule, ItemReport::Of(w.report, place.item), shared.ones);
+  warp.Run(shared.query, rule, ItemReport::Of(w.report, place.item), shared.ones, hot);
   warp.Store(rule);
-  AddFetched(w, place.item, warp.fetched());
+  AddBytes(w.report.fetched, place.item, warp.fetched());
+  if constexpr (kHot) AddBytes(w.report.hot, place.item, hot.hits());
   __syncthreads();
   LetNextStart();
   Finish(a, place, shared);
@@ -408,7 +430,8 @@ __global__ void __launch_bounds__(FullShape<kDim>::kThreads, 1)
   const auto report = ItemReport::Of(w.report, place.item);
   for (int group = place.warp; group < groups; group += place.warps) {
     report.Write(group, 0xFF, 0xF);
-    AddFetched(w, place.item, GroupShape<kDim>::kUpperBytes + kGroupTokens * item.row_bytes);
+    AddBytes(w.report.fetched, place.item,
+             GroupShape<kDim>::kUpperBytes + kGroupTokens * item.row_bytes);
   }
   __syncthreads();
   LetNextStart();
@@ -447,6 +470,7 @@ bool IsValid(const AttendPlanesBatch& w) {
          w.group >= 1 && w.group <= 8 && w.q_stride % 8 == 0 && w.scale > 0 &&
          (r.fine_above > 0 || (r.fine_above == 0 && r.share >= 1)) && r.run == 1 && r.sample >= 1 &&
          r.sinks >= 0 && r.recent >= 1 && r.skip_below >= 0 && w.with.parts >= 1 &&
+         (w.hot.sequences == nullptr || (w.hot.rows >= 1 && w.hot.rows <= 32)) &&
          w.report.stride % kGroupTokens == 0 && (w.to.rows != nullptr || w.partial.o != nullptr);
 }
 
@@ -472,7 +496,11 @@ int Launch(const AttendPlanesBatch& w, Stream stream) {
   }
   const int error = LaunchOne<OfWarps>(SampleKernel<kDim, kHeads>, a, kThreads, stream);
   if (error != 0) return error;
-  return LaunchOne<OfWarps>(AttendKernel<kDim, kHeads>, a, kThreads, stream);
+  if (w.hot.sequences != nullptr) {
+    using OfHotWarps = CtaMemory<kDim, kHeads, HotWarpMemory<kDim, kHeads>>;
+    return LaunchOne<OfHotWarps>(AttendKernel<kDim, kHeads, true>, a, kThreads, stream);
+  }
+  return LaunchOne<OfWarps>(AttendKernel<kDim, kHeads, false>, a, kThreads, stream);
 }
 
 template <int kDim>

@@ -151,8 +151,22 @@ struct PlanesCopier {
     }
   }
 
-  // Rows of fine tokens number first .. first + count - 1, at most kFineTile.
-  __device__ void Rows(int first, int count, uint64_t lower, int row_bytes) const {
+  // Rows of fine tokens number first .. first + count - 1 of a group, at most kFineTile. Hot:
+  // hot_rows.cuh.
+  template <typename Hot>
+  __device__ void Rows(int first, int count, uint64_t lower, int row_bytes, int group,
+                       Hot& hot) const {
+    if constexpr (Hot::kIsOn) {
+#pragma unroll 1
+      for (int row = 0; row < count; ++row) {
+        const int token = to->fine[first + row];
+        const uint64_t from =
+            hot.Find(group, row, token, lower + static_cast<uint32_t>(token * row_bytes));
+        if (16 * lane >= row_bytes) continue;
+        CopyOfSector(&to->rows[row * row_bytes / 16 + lane], from + 16 * lane, policy);
+      }
+      return;
+    }
     constexpr int kLanes = kDim / 8;  // a row's
     const int piece = lane % kLanes;
 #pragma unroll 1

@@ -5,10 +5,12 @@
 #define KVSTRATA_KERNELS_OPS_ATTEND_PLANES_PLANES_WARP_CUH_
 
 #include "kernels/ops/attend_planes/group_choice.cuh"
+#include "kernels/ops/attend_planes/hot_rows.cuh"
 
 namespace kvstrata::cuda {
 
-template <int kDim, int kHeads>
+// Hot: NoHotRows, or HotRowSet.
+template <int kDim, int kHeads, typename Hot>
 class PlanesWarp {
  public:
   using Memory = WarpMemory<kDim, kHeads>;
@@ -40,12 +42,17 @@ class PlanesWarp {
 
   // ones: 16 of them, fp16, in shared memory.
   __device__ __forceinline__ void Run(const SharedQuery<kDim>& query, const ItemRule& rule,
-                                      const ItemReport& report, const uint4* ones) {
+                                      const ItemReport& report, const uint4* ones, Hot& hot) {
 #pragma unroll 1
     for (int visit = first_visit_, number = 0;; visit += step_, ++number) {
       const bool is_visit = visit < visits_.count;
       GroupSums sums;
       if (is_visit) {
+        if (visits_.IsOctet(visit) || visits_.is_full) {
+          hot.PassBy();
+        } else {
+          hot.AskTags(visits_.GroupOf(visit));
+        }
         WaitForCopies<2>();
         __syncwarp();
         ScoreGroup(memory_, number, query, sums);
@@ -57,14 +64,14 @@ class PlanesWarp {
         ahead_ = BlockOf(later + step_);
       }
       CommitCopies();
-      if (strips_ != 0) Finish(query, rule, ones);
+      if (strips_ != 0) Finish(query, rule, ones, hot);
       if (!is_visit) break;
       group_ = visits_.GroupOf(visit);
       slot_ = number % 4;
       if (visits_.IsOctet(visit)) {
-        ChooseOctet(visits_.edges.OctetOf(visit), rule, sums);
+        ChooseOctet(visits_.edges.OctetOf(visit), rule, sums, hot);
       } else {
-        Choose(rule, report, sums);
+        Choose(rule, report, sums, hot);
       }
       CommitCopies();
     }
@@ -140,7 +147,7 @@ class PlanesWarp {
   // Rules 4 and 5: which candidates of the group are fine and which strips are read. Asks for both.
   // Without candidates: all of it is.
   __device__ __forceinline__ void Choose(const ItemRule& rule, const ItemReport& report,
-                                         GroupSums& sums) {
+                                         GroupSums& sums, Hot& hot) {
     float base[2], from[2];
     bool is_read = false, has_fine = false;
 #pragma unroll
@@ -163,27 +170,29 @@ class PlanesWarp {
     strips_ = StripsOf(__ballot_sync(kAllLanes, is_read || (chosen | always) != 0));
     report.Write(group_, chosen | always, strips_);
     if (!visits_.is_full && __all_sync(kAllLanes, always == 0xFF)) strips_ = 0;
-    Ask();
+    Ask(hot);
     if (strips_ != 0) Weigh(rule.factors, base, chosen | always, sums);
   }
 
   // What is always fine of an octet, and nothing else of the group.
   __device__ __forceinline__ void ChooseOctet(int octet, const ItemRule& rule,
-                                              const GroupSums& sums) {
+                                              const GroupSums& sums, Hot& hot) {
     count_ = List(AlwaysOf(rule.lengths) & EdgeOctets::BitsOf(octet), rule, sums);
     strips_ = count_ == 0 ? 0 : 1u << octet % EdgeOctets::kOfGroup / 2;
-    Ask();
+    Ask(hot);
     if (strips_ != 0) StripWeights{}.Store(memory_);
   }
 
-  __device__ __forceinline__ void Ask() {
+  __device__ __forceinline__ void Ask(Hot& hot) {
     fetched_ += Shape::kValueScales;
     if (strips_ == 0) return;
     copier_.Values(strips_, item_.Upper(group_));
     fetched_ += __popc(strips_) * (Shape::kStripBytes + 4 * kStripTokens);
     if (count_ == 0) return;
     __syncwarp();
-    copier_.Rows(0, min(count_, kFineTile), item_.Lower(group_), item_.row_bytes);
+    hot.Begin();
+    copier_.Rows(0, min(count_, kFineTile), item_.Lower(group_), item_.row_bytes, group_, hot);
+    hot.Take(group_, memory_.fine, 0, count_);
     fetched_ += count_ * item_.row_bytes;
   }
 
@@ -212,7 +221,7 @@ class PlanesWarp {
 
   // Attends the strips of the group that was chosen from last.
   __device__ __forceinline__ void Finish(const SharedQuery<kDim>& query, const ItemRule& rule,
-                                         const uint4* ones) {
+                                         const uint4* ones, Hot& hot) {
     WaitForCopies<1>();
     __syncwarp();
     const float step = LargestStep(memory_);
@@ -222,11 +231,13 @@ class PlanesWarp {
       const int count = min(count_ - first, kFineTile);
       if (first > 0) {  // more than were asked for
         __syncwarp();
-        copier_.Rows(first, count, item_.Lower(group_), item_.row_bytes);
+        copier_.Rows(first, count, item_.Lower(group_), item_.row_bytes, group_, hot);
         CommitCopies();
+        hot.Take(group_, memory_.fine, first, count_);
         WaitForCopies<0>();
         __syncwarp();
       }
+      hot.Keep(group_, memory_.rows);
       float logits[2];
       FineLogits(memory_, first, rule.form, memory_.Steps(slot_), query, rule.factors, logits);
       AddFine(first, count, rule.form, logits);
