@@ -18,8 +18,8 @@ namespace kvstrata::cuda {
 // What a device wrote. [row][dim] of outputs, or partials: o, then m [row], then l [row]
 struct PlanesOutputs {
   std::vector<float> rows, lse;
-  std::vector<uint8_t> fine, strips;  // [item][stride], [item][stride / 16]
-  std::vector<uint64_t> fetched;      // [item]
+  std::vector<uint8_t> fine, strips;   // [item][stride], [item][stride / 16]
+  std::vector<uint64_t> fetched, hot;  // [item]
 };
 
 // What the device made of one (sequence, KV head), and what it should be.
