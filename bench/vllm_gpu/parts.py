@@ -104,7 +104,7 @@ class Measured:
             with profile(activities=[ProfilerActivity.CUDA]) as found:
                 self._driver.run(prompts, 17)
             longest = sorted(found.key_averages(), key=lambda kernel: -kernel.device_time_total)[:16]
-            self.row("kernels", tokens=length, batch=batch, steps=16,
+            self.row("kernels", tokens=length, batch=batch, counted=16,
                      kernels=[(kernel.key[:120], kernel.count, kernel.device_time_total) for kernel in longest])
 
     def capacity(self) -> None:

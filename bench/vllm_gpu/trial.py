@@ -196,7 +196,7 @@ def table(rows: list[dict[str, Any]]) -> str:
               for row in rows if row["part"] == "capacity"]
     for row in rows:
         if row["part"] == "kernels":
-            lines += [f"kernels {row['tokens']} x {row['batch']}, {row['engine']}: {us / row['steps']:9.1f} us a step, "
+            lines += [f"kernels {row['tokens']} x {row['batch']}, {row['engine']}: {us / row['counted']:9.1f} us a step, "
                       f"{us / count:7.1f} each, {name[:80]}" for name, count, us in row["kernels"]]
         if row["part"] == "trace":
             later = sorted(row["seconds"])
