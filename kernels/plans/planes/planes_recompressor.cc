@@ -242,6 +242,7 @@ constexpr std::string_view kArrays[] = {"upper", "lower"};
 constinit const Codec kPlanesCodec = {
     .needs = kNeedPrefillDone,
     .whole_units = true,
+    .drops_last = true,
     .recompressor = [](const Plan& plan, const Geometry& geometry,
                        ParametersPtr) { return NewPlanesRecompressor(plan, geometry); },
     .gpu_packer = CudaPlanesPacker::Make,
