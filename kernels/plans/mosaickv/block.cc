@@ -219,7 +219,7 @@ constexpr PlanOption kRows[] = {
 
 }  // namespace
 
-constinit const OptionTable kBlockTable = {kRows};
+extern constinit const OptionTable kBlockTable = {kRows};
 
 // Choosing reads a key a block.
 SelectionRule BlockRule(const Plan& plan, int32_t tokens) {

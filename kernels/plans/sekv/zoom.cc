@@ -200,7 +200,7 @@ constexpr PlanOption kRows[] = {
 
 }  // namespace
 
-constinit const OptionTable kZoomTable = {kRows};
+extern constinit const OptionTable kZoomTable = {kRows};
 
 SelectionRule ZoomRule(const Plan& plan, int32_t tokens) {
   SelectionRule rule;
