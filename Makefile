@@ -33,6 +33,8 @@ SGLANG_VENV := $(BUILD)/venv-sglang
 MOONCAKE_VENV := $(BUILD)/venv-mooncake
 ENGINE := numpy
 JOBS   := $(shell nproc)
+# Several sources are compiled as one, which halves a build from nothing; OFF: each alone, for who edits them.
+UNITY  := ON
 CUDA   := $(if $(wildcard /proc/driver/nvidia/version /dev/nvidiactl),1)
 PRODUCT = $(if $(CUDA),product_cuda,product)
 # Without a GPU the backend is compiled to see that it compiles, which one chip's code shows in half of the time.
@@ -45,6 +47,8 @@ SANITIZED := ASAN_OPTIONS=log_path=$(REPORTS) UBSAN_OPTIONS=log_path=$(REPORTS):
 
 .PHONY: demo demo-numpy demo-transformers demo-vllm demo-sglang test test-identity test-research test-transformers test-vllm test-sglang test-mooncake build all bench image image-cuda test-image-cuda install deb test-deb wheel test-wheel bundle test-sanitized asan asan-bytes asan-daemon asan-rpc tsan golden tidy format format-check version clean
 
+# Engines load the library and start the daemon; `make build` adds the CLI and the remote library.
+demo: PRODUCT = $(if $(CUDA),product_cuda,kvstratad kvstrata)
 demo: demo-$(ENGINE)
 demo-numpy: build
 	@$(VENV)/bin/python integrations/demo.py
@@ -209,7 +213,7 @@ $(BUILD)/tools/promtool: $(BUILD)/.packages
 	docker/fetch_promtool.sh $@
 
 $(BUILD)/build.ninja: $(BUILD)/.packages CMakePresets.json
-	cmake --preset cpu -DKVS_PYTHON=$(abspath $(VENV))/bin/python \
+	cmake --preset cpu -DCMAKE_UNITY_BUILD=$(UNITY) -DKVS_PYTHON=$(abspath $(VENV))/bin/python \
 	  -DKVS_TRANSFORMERS_PYTHON=$(abspath $(HF_VENV))/bin/python
 
 $(VENV)/.installed: $(BUILD)/.packages integrations/requirements.txt

@@ -105,6 +105,7 @@ endfunction()
 function(kvs_test name)
   cmake_parse_arguments(A "EIGEN" "" "LIBS;LABELS" ${ARGN})
   add_executable(${name} ${A_UNPARSED_ARGUMENTS})
+  set_target_properties(${name} PROPERTIES UNITY_BUILD OFF)  # fixtures of a name in several sources are apart
   if(A_EIGEN)
     kvs_eigen_sources(${A_UNPARSED_ARGUMENTS})
   else()

@@ -6,7 +6,7 @@
 namespace kvstrata {
 namespace {
 
-constexpr EventKind kRows[] = {
+constexpr EventKind kEventRows[] = {
     {"accept_failed", "error",
      "Accepting connections failed, as when no descriptor is left; it pauses for 100 ms at a time.",
      "errno why suppressed"},
@@ -229,15 +229,15 @@ constexpr EventKind kRows[] = {
      "others.",
      "session pid"},
 };  // by name
-static_assert(std::ranges::is_sorted(kRows, {}, &EventKind::name));
+static_assert(std::ranges::is_sorted(kEventRows, {}, &EventKind::name));
 
 }  // namespace
 
-std::span<const EventKind> AllEvents() { return kRows; }
+std::span<const EventKind> AllEvents() { return kEventRows; }
 
 const EventKind* FindEvent(std::string_view name) {
-  const auto* const at = std::ranges::lower_bound(kRows, name, {}, &EventKind::name);
-  return at != std::end(kRows) && at->name == name ? at : nullptr;
+  const auto* const at = std::ranges::lower_bound(kEventRows, name, {}, &EventKind::name);
+  return at != std::end(kEventRows) && at->name == name ? at : nullptr;
 }
 
 }  // namespace kvstrata

@@ -7,7 +7,7 @@ namespace {
 
 using enum ReasonArea;
 
-constexpr Reason kRows[] = {
+constexpr Reason kDaemonRows[] = {
     // --- start
     {"CONFIG_FILE", kStart, "The configuration's file cannot be read.",
      "check its path and mode; kvstratad --check-config --config FILE"},
@@ -437,6 +437,6 @@ constexpr Reason kRows[] = {
 
 }  // namespace
 
-std::span<const Reason> DaemonReasons() { return kRows; }
+std::span<const Reason> DaemonReasons() { return kDaemonRows; }
 
 }  // namespace kvstrata

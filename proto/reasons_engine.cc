@@ -7,7 +7,7 @@ namespace {
 
 using enum ReasonArea;
 
-constexpr Reason kRows[] = {
+constexpr Reason kEngineRows[] = {
     // --- sequence
     {"COMMIT_BEYOND_TABLE", kSequence,
      "Tokens were committed that the sequence's table does not cover.",
@@ -176,6 +176,6 @@ constexpr Reason kRows[] = {
 
 }  // namespace
 
-std::span<const Reason> EngineReasons() { return kRows; }
+std::span<const Reason> EngineReasons() { return kEngineRows; }
 
 }  // namespace kvstrata

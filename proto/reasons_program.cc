@@ -7,7 +7,7 @@ namespace {
 
 using enum ReasonArea;
 
-constexpr Reason kRows[] = {
+constexpr Reason kProgramRows[] = {
     // --- library
     {"ARENA_UNKNOWN", kLibrary, "A table names an arena that has not arrived.", "report it"},
     {"ARGUMENT_NULL", kLibrary, "An argument is NULL that must point to something.", ""},
@@ -136,6 +136,6 @@ constexpr Reason kRows[] = {
 
 }  // namespace
 
-std::span<const Reason> ProgramReasons() { return kRows; }
+std::span<const Reason> ProgramReasons() { return kProgramRows; }
 
 }  // namespace kvstrata

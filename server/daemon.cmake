@@ -59,6 +59,7 @@ set_source_files_properties(daemon/daemon.cc PROPERTIES COMPILE_DEFINITIONS
 find_package(CLI11 REQUIRED)
 add_executable(kvstratad daemon/main.cc)
 target_link_libraries(kvstratad PRIVATE kvs_daemon CLI11::CLI11)
+target_compile_options(kvstratad PRIVATE -O1)  # a command line is read once
 # Trained parameters and the agent of Mooncake, which the daemon finds beside its folder; in a build
 # tree they are links.
 file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/share/kvstrata)

@@ -13,6 +13,7 @@
 #include "client/include/kvstrata/kvstrata.h"
 #include "client/session.h"
 #include "kernels/pages/dtype.h"
+#include "kernels/pages/page_view.h"
 #include "kernels/plan/plan.h"
 
 namespace kvstrata::client {
@@ -46,6 +47,19 @@ Result<ModelSpec> ReadModelDesc(const kvs_model_desc& caller);
 Result<Plan> ReadBlockPlan(const char* text);
 // BLOCK_SHAPE: neither KVS_F16 nor KVS_BF16.
 Result<DType> ReadBlockDType(int32_t dtype);
+// A kvs_block_shape's or a kvs_planes_shape's. BLOCK_SHAPE, and as Validate.
+template <typename Shape>
+Result<Geometry> ReadBlockGeometry(const Shape& from) {
+  Geometry g;
+  g.layers = from.layers;
+  g.query_heads = from.query_heads;
+  g.kv_heads = from.kv_heads;
+  g.head_dim = from.head_dim;
+  g.scale = static_cast<float>(from.scale);
+  KVS_ASSIGN_OR_RETURN(g.dtype, ReadBlockDType(from.dtype));
+  KVS_RETURN_IF_ERROR(Validate(g));
+  return g;
+}
 
 // What a step expects of a tensor.
 struct TensorShape {

@@ -13,7 +13,6 @@
 namespace kvstrata::client {
 namespace {
 
-constexpr uint64_t kMaxLayers = 512;
 constexpr int32_t kBlockTokens = 64;
 
 Result<BlockPlanesShape> ReadShape(const kvs_planes_shape* caller) {
@@ -21,14 +20,7 @@ Result<BlockPlanesShape> ReadShape(const kvs_planes_shape* caller) {
   KVS_ASSIGN_OR_RETURN(const kvs_planes_shape from,
                        Grown("kvs_planes_shape", caller, sizeof(kvs_planes_shape)));
   BlockPlanesShape shape;
-  Geometry& g = shape.geometry;
-  g.layers = from.layers;
-  g.query_heads = from.query_heads;
-  g.kv_heads = from.kv_heads;
-  g.head_dim = from.head_dim;
-  g.scale = static_cast<float>(from.scale);
-  KVS_ASSIGN_OR_RETURN(g.dtype, ReadBlockDType(from.dtype));
-  KVS_RETURN_IF_ERROR(Validate(g));
+  KVS_ASSIGN_OR_RETURN(shape.geometry, ReadBlockGeometry(from));
   if (from.block_tokens != kBlockTokens) {
     return InvalidArgument("BLOCK_SHAPE", "block_tokens = " + std::to_string(from.block_tokens) +
                                               ", and has to be 64, the plan's unit");

@@ -14,21 +14,12 @@
 namespace kvstrata::client {
 namespace {
 
-constexpr uint64_t kMaxLayers = 512;
-
 Result<BlockShape> ReadShape(const kvs_block_shape* caller) {
   KVS_RETURN_IF_ERROR(NotNull("shape", caller));
   KVS_ASSIGN_OR_RETURN(const kvs_block_shape from,
                        Grown("kvs_block_shape", caller, sizeof(kvs_block_shape)));
   BlockShape shape;
-  Geometry& g = shape.geometry;
-  g.layers = from.layers;
-  g.query_heads = from.query_heads;
-  g.kv_heads = from.kv_heads;
-  g.head_dim = from.head_dim;
-  g.scale = static_cast<float>(from.scale);
-  KVS_ASSIGN_OR_RETURN(g.dtype, ReadBlockDType(from.dtype));
-  KVS_RETURN_IF_ERROR(Validate(g));
+  KVS_ASSIGN_OR_RETURN(shape.geometry, ReadBlockGeometry(from));
   shape.block_tokens = from.block_tokens;
   shape.block_stride = from.block_stride;
   shape.head_stride = from.head_stride;

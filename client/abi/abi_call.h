@@ -16,6 +16,7 @@
 namespace kvstrata::client {
 
 inline constexpr uint64_t kMaxTokens = uint64_t{1} << 30;  // tokens of one call
+inline constexpr uint64_t kMaxLayers = 512;  // layers of a call about an engine's own blocks
 
 // The kvs_code; an error becomes the calling thread's last.
 int CodeOf(const Status& status);

@@ -17,7 +17,7 @@
 namespace kvstrata::cli {
 namespace {
 
-struct Arguments {
+struct CalibrateArguments {
   std::vector<std::string> traces;
   std::string out;
   bool offline = false;
@@ -65,7 +65,7 @@ std::vector<std::string> OriginOf(const std::vector<Trace>& traces,
   return lines;
 }
 
-Result<int> RunCalibrate(const Options& options, const Arguments& args) {
+Result<int> RunCalibrate(const Options& options, const CalibrateArguments& args) {
   std::vector<Trace> traces;
   for (const std::string& path : args.traces) {
     KVS_ASSIGN_OR_RETURN(Trace trace, Trace::Open(path));
@@ -91,7 +91,7 @@ Result<int> RunCalibrate(const Options& options, const Arguments& args) {
 }  // namespace
 
 void AddCalibrate(CLI::App& app, Invocation& invocation) {
-  auto args = std::make_shared<Arguments>();
+  auto args = std::make_shared<CalibrateArguments>();
   CLI::App* verb = app.add_subcommand(
       "calibrate", "What a model's traces say about plans: thresholds, shares, break-even lengths");
   verb->add_option("TRACE", args->traces, "Traces of one model (.safetensors); docs/traces.md")

@@ -14,11 +14,11 @@
 namespace kvstrata::cli {
 namespace {
 
-constexpr Column kList[] = {{"KEY", "/key"},
-                            {"VALUE", "/value", nullptr, false, 4, 24},
-                            {"ORIGIN", "/origin", nullptr, false, 3},
-                            {"WHERE", "/where", OrDash, false, 2},
-                            {"DESCRIPTION", "/description", nullptr, false, 1}};
+constexpr Column kConfigList[] = {{"KEY", "/key"},
+                                  {"VALUE", "/value", nullptr, false, 4, 24},
+                                  {"ORIGIN", "/origin", nullptr, false, 3},
+                                  {"WHERE", "/where", OrDash, false, 2},
+                                  {"DESCRIPTION", "/description", nullptr, false, 1}};
 constexpr Column kChecked[] = {{"FILE", "/file"}, {"VALID", "/valid"}, {"OUTPUT", "/output"}};
 
 std::string Effect(const Json& needs_restart) {
@@ -66,7 +66,7 @@ void AddConfig(CLI::App& app, Invocation& invocation) {
   CLI::App* noun = app.add_subcommand("config", "Configuration of the daemon");
   noun->require_subcommand(1);
   Runs(noun->add_subcommand("show", "Every key, its value and where it comes from"), invocation,
-       Lists(&v1::Admin::Stub::GetConfig, "entries", kList));
+       Lists(&v1::Admin::Stub::GetConfig, "entries", kConfigList));
   auto dry_run = std::make_shared<bool>(false);
   CLI::App* reload = noun->add_subcommand(
       "reload", "Have the daemon read its files again and apply what can change while it runs");

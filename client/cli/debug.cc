@@ -145,10 +145,10 @@ constexpr Part kFiles[] = {
      [](Dump& d) { return d.Doctor(); }},
 };
 
-constexpr Column kList[] = {{"FILE", "/file"},
-                            {"BYTES", "/bytes", nullptr, true, 1},
-                            {"WHAT", "/what", nullptr, false, 2, 20},
-                            {"LEFT-OUT-BECAUSE", "/error", OrDash, false, 3, 20}};
+constexpr Column kDumpList[] = {{"FILE", "/file"},
+                                {"BYTES", "/bytes", nullptr, true, 1},
+                                {"WHAT", "/what", nullptr, false, 2, 20},
+                                {"LEFT-OUT-BECAUSE", "/error", OrDash, false, 3, 20}};
 
 std::string NameOfNow() {
   const time_t now = time(nullptr);
@@ -181,7 +181,7 @@ Result<int> Write(const Options& options, std::string folder) {
                                  {"what", part.what},
                                  {"error", text.ok() ? "" : text.status().ToString()}});
   }
-  PrintList(options.style, document, "files", kList, std::cout);
+  PrintList(options.style, document, "files", kDumpList, std::cout);
   if (options.style.IsTable()) {
     std::cout << "written to " << folder << "; read it before you send it\n";
   }

@@ -17,7 +17,7 @@ constexpr Column kChecks[] = {{"CHECK", "/check"},
                               {"WHAT", "/what"},
                               {"FIX", "/fix"}};
 
-struct Wanted {
+struct WantedChecks {
   std::string file;
   std::vector<std::string> settings;
 };
@@ -38,7 +38,7 @@ Json DocumentOf(const std::string& text) {
   return document;
 }
 
-Status Show(const Style& style, const std::string& text) {
+Status ShowChecks(const Style& style, const std::string& text) {
   if (style.IsTable()) {
     std::cout << text;
     return OkStatus();
@@ -53,7 +53,7 @@ Status Show(const Style& style, const std::string& text) {
 }
 
 // What was found before the time was up is shown, too.
-Result<int> Examine(const Options& options, bool socket_given, const Wanted& wanted) {
+Result<int> Examine(const Options& options, bool socket_given, const WantedChecks& wanted) {
   std::vector<std::string> command = {DaemonProgram(), "--check-config", "--deep"};
   if (!wanted.file.empty()) command.insert(command.end(), {"--config", wanted.file});
   if (socket_given) command.insert(command.end(), {"--socket", options.socket});
@@ -65,10 +65,10 @@ Result<int> Examine(const Options& options, bool socket_given, const Wanted& wan
   const auto finished =
       RunChild(std::move(command), options.timeout_given ? options.timeout : kTimeout, &unfinished);
   if (!finished.ok()) {
-    if (!unfinished.empty()) (void)Show(options.style, unfinished);
+    if (!unfinished.empty()) (void)ShowChecks(options.style, unfinished);
     return finished.status();
   }
-  KVS_RETURN_IF_ERROR(Show(options.style, finished->output));
+  KVS_RETURN_IF_ERROR(ShowChecks(options.style, finished->output));
   return finished->exit_code == 0 ? kOk : kFailed;
 }
 
@@ -77,7 +77,7 @@ Result<int> Examine(const Options& options, bool socket_given, const Wanted& wan
 void AddDoctor(CLI::App& app, Invocation& invocation) {
   CLI::App* noun = app.add_subcommand(
       "doctor", "Whether kvstratad would start here and do well; the fix of what is wrong");
-  auto wanted = std::make_shared<Wanted>();
+  auto wanted = std::make_shared<WantedChecks>();
   noun->add_option("--config", wanted->file, "The daemon's TOML file (default: the daemon's)")
       ->type_name("FILE");
   noun->add_option("--set", wanted->settings, "As kvstratad's; may be repeated")

@@ -14,7 +14,7 @@
 namespace kvstrata::cli {
 namespace {
 
-struct Wanted {
+struct WantedEvents {
   uint64_t after = 0;
   bool follow = false;
   std::string level = "debug", name;  // at least; "": any
@@ -22,17 +22,17 @@ struct Wanted {
 
 constexpr std::array<std::string_view, 4> kLevels = {"debug", "info", "warning", "error"};
 
-bool IsWanted(const Wanted& wanted, const v1::Event& event) {
+bool IsWanted(const WantedEvents& wanted, const v1::Event& event) {
   const auto rank = [](std::string_view level) { return std::ranges::find(kLevels, level); };
   return rank(event.level()) >= rank(wanted.level) &&
          (wanted.name.empty() || wanted.name == event.name());
 }
 
-constexpr Column kList[] = {{"NUMBER", "/number", nullptr, true},
-                            {"TIME", "/time", nullptr, false, 2},
-                            {"LEVEL", "/level", nullptr, false, 1},
-                            {"EVENT", "/event", nullptr, false, 4},
-                            {"DETAILS", "/fields", EventDetails, false, 3, 24}};
+constexpr Column kEventList[] = {{"NUMBER", "/number", nullptr, true},
+                                 {"TIME", "/time", nullptr, false, 2},
+                                 {"LEVEL", "/level", nullptr, false, 1},
+                                 {"EVENT", "/event", nullptr, false, 4},
+                                 {"DETAILS", "/fields", EventDetails, false, 3, 24}};
 
 void PrintNext(const Style& style, const Json& event) {
   if (style.format == Format::kTable && style.width != 0) {
@@ -46,7 +46,7 @@ void PrintNext(const Style& style, const Json& event) {
     const Style rows{style.format, false, style.width};
     style.format == Format::kYaml
         ? PrintDocument(style.format, event, std::cout)
-        : PrintList(rows, {{"events", {event}}}, "events", kList, std::cout);
+        : PrintList(rows, {{"events", {event}}}, "events", kEventList, std::cout);
   }
   std::cout.flush();
 }
@@ -57,7 +57,7 @@ void WarnOfMissed(uint64_t missed) {
             << " events were gone before they could be told; the daemon's log has them\n";
 }
 
-Result<int> Show(const Options& options, const Wanted& wanted) {
+Result<int> ShowEvents(const Options& options, const WantedEvents& wanted) {
   KVS_ASSIGN_OR_RETURN(auto connection, Connection::Dial(options));
   v1::WatchRequest request;
   request.set_after(wanted.after);
@@ -84,7 +84,7 @@ Result<int> Show(const Options& options, const Wanted& wanted) {
   if (options.style.format == Format::kTable && options.style.width != 0) {
     for (const Json& event : document["events"]) PrintNext(options.style, event);
   } else {
-    PrintList(options.style, document, "events", kList, std::cout);
+    PrintList(options.style, document, "events", kEventList, std::cout);
   }
   if (options.style.IsTable()) WarnOfMissed(missed);
   return kOk;
@@ -95,14 +95,14 @@ Result<int> Show(const Options& options, const Wanted& wanted) {
 void AddEvents(CLI::App& app, Invocation& invocation) {
   CLI::App* noun = app.add_subcommand(
       "events", "What happened: refusals, operators' verbs, evictions, damage, states");
-  auto wanted = std::make_shared<Wanted>();
+  auto wanted = std::make_shared<WantedEvents>();
   noun->add_flag("-f,--follow", wanted->follow, "Go on with what comes, until Ctrl-C");
   noun->add_option("--after", wanted->after, "Only behind the event of this number (default: all)")
       ->type_name("NUMBER");
   noun->add_option("--level", wanted->level, "Only of this level or a worse one (default: debug)")
       ->check(CLI::IsMember(std::vector<std::string>(kLevels.begin(), kLevels.end())));
   noun->add_option("--event", wanted->name, "Only events of this name")->type_name("NAME");
-  Runs(noun, invocation, Show, wanted);
+  Runs(noun, invocation, ShowEvents, wanted);
 }
 
 }  // namespace kvstrata::cli

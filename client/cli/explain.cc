@@ -15,10 +15,10 @@
 namespace kvstrata::cli {
 namespace {
 
-constexpr Column kList[] = {{"REASON", "/reason"},
-                            {"AREA", "/area", nullptr, false, 1},
-                            {"MEANING", "/meaning", nullptr, false, 2, 24}};
-constexpr Column kRecord[] = {
+constexpr Column kReasonList[] = {{"REASON", "/reason"},
+                                  {"AREA", "/area", nullptr, false, 1},
+                                  {"MEANING", "/meaning", nullptr, false, 2, 24}};
+constexpr Column kReasonRecord[] = {
     {"REASON", "/reason"}, {"AREA", "/area"}, {"MEANING", "/meaning"}, {"NEXT", "/next", OrDash}};
 constexpr Column kEvent[] = {{"EVENT", "/reason"},
                              {"LEVEL", "/level"},
@@ -98,13 +98,13 @@ Result<int> Explain(const Options& options, const std::string& name) {
   Json& found = document["reasons"];
   if (found.empty()) return Unknown(name);
   if (found.size() > 1) {
-    PrintList(options.style, document, "reasons", kList, std::cout);
+    PrintList(options.style, document, "reasons", kReasonList, std::cout);
     return kOk;
   }
   if (found[0].contains("level")) {
     PrintRecord(options.style, found[0], kEvent, std::cout);
   } else {
-    PrintRecord(options.style, found[0], kRecord, std::cout);
+    PrintRecord(options.style, found[0], kReasonRecord, std::cout);
   }
   return kOk;
 }

@@ -9,14 +9,14 @@
 namespace kvstrata::cli {
 namespace {
 
-constexpr Column kRecord[] = {{"LEVEL", "/level"}, {"BEFORE", "/before"}};
+constexpr Column kLogRecord[] = {{"LEVEL", "/level"}, {"BEFORE", "/before"}};
 
 Result<int> Level(const Options& options, const std::string& level) {
   v1::SetLogLevelRequest request;
   request.set_level(level);
   KVS_ASSIGN_OR_RETURN(const auto answer, Ask(options, &v1::Admin::Stub::SetLogLevel, request));
   if (!options.style.IsTable()) {
-    PrintRecord(options.style, ToJson(answer), kRecord, std::cout);
+    PrintRecord(options.style, ToJson(answer), kLogRecord, std::cout);
   } else if (level.empty()) {
     std::cout << answer.level() << "\n";
   } else {

@@ -14,7 +14,7 @@
 namespace kvstrata::cli {
 namespace {
 
-struct Wanted {
+struct WantedLookup {
   std::string model, file, tenant, plan, device;
   std::vector<std::string> keys;
   bool pages = false, cluster = false;
@@ -25,7 +25,7 @@ std::string OrRawPages(const Json& plan) {
   return text.empty() ? "none: raw pages" : Printable(text);
 }
 
-constexpr Column kRecord[] = {
+constexpr Column kLookupRecord[] = {
     {"TOKENS", "/tokens"},         {"HELD-TOKENS", "/held_tokens"}, {"ON-DEVICE", "/device_tokens"},
     {"ON-HOST", "/host_tokens"},   {"ON-DISK", "/disk_tokens"},     {"PAGE-TOKENS", "/page_tokens"},
     {"PLAN", "/plan", OrRawPages},
@@ -36,11 +36,11 @@ constexpr Column kPlanned[] = {
     {"ON-HOST", "/host_tokens"},     {"ON-DISK", "/disk_tokens"},
     {"PAGE-TOKENS", "/page_tokens"}, {"PLAN", "/plan"},
 };
-constexpr Column kPages[] = {{"PAGE", "/page", nullptr, true},
-                             {"KEY", "/key", nullptr, false, 1},
-                             {"TIER", "/tier", OrDash}};
+constexpr Column kLookupPages[] = {{"PAGE", "/page", nullptr, true},
+                                   {"KEY", "/key", nullptr, false, 1},
+                                   {"TIER", "/tier", OrDash}};
 
-Result<v1::LookupPrefixRequest> RequestOf(const Wanted& wanted) {
+Result<v1::LookupPrefixRequest> RequestOf(const WantedLookup& wanted) {
   v1::LookupPrefixRequest request;
   request.set_tenant(wanted.tenant);
   request.set_plan(wanted.plan);
@@ -116,7 +116,7 @@ Result<v1::LookupClusterResponse> AskCluster(const Options& options,
   return answer;
 }
 
-Result<int> LookupCluster(const Options& options, const Wanted& wanted) {
+Result<int> LookupCluster(const Options& options, const WantedLookup& wanted) {
   if (!wanted.plan.empty() || wanted.pages) {
     return InvalidArgument(
         "LOOKUP_WHAT", "--cluster looks up raw pages of all nodes; leave out --plan and --pages");
@@ -152,7 +152,7 @@ Result<int> LookupCluster(const Options& options, const Wanted& wanted) {
   return kOk;
 }
 
-Result<int> Lookup(const Options& options, const Wanted& wanted) {
+Result<int> Lookup(const Options& options, const WantedLookup& wanted) {
   if (wanted.cluster) return LookupCluster(options, wanted);
   KVS_ASSIGN_OR_RETURN(v1::LookupPrefixRequest request, RequestOf(wanted));
   KVS_ASSIGN_OR_RETURN(auto connection, Connection::Dial(options));
@@ -162,8 +162,8 @@ Result<int> Lookup(const Options& options, const Wanted& wanted) {
                        connection->Call(&v1::Admin::Stub::LookupPrefix, request));
   const Json document = Document(request, answer);
   PrintRecord(options.style, document,
-              wanted.plan.empty() ? std::span<const Column>(kRecord) : kPlanned, std::cout);
-  if (wanted.pages) PrintBelow(options.style, document, "pages", kPages, std::cout);
+              wanted.plan.empty() ? std::span<const Column>(kLookupRecord) : kPlanned, std::cout);
+  if (wanted.pages) PrintBelow(options.style, document, "pages", kLookupPages, std::cout);
   return kOk;
 }
 
@@ -171,7 +171,7 @@ Result<int> Lookup(const Options& options, const Wanted& wanted) {
 
 void AddLookup(CLI::App& app, Invocation& invocation) {
   CLI::App* verb = app.add_subcommand("lookup", "How much of a prompt is held, and where");
-  auto wanted = std::make_shared<Wanted>();
+  auto wanted = std::make_shared<WantedLookup>();
   verb->add_option("MODEL", wanted->model, "Its number or name")->required();
   verb->add_option("FILE", wanted->file, "Token ids: text, a trace, or - for stdin");
   verb->add_option("--key", wanted->keys, "Key of a page, 64 hexadecimal digits; repeat, in order");

@@ -10,7 +10,7 @@
 namespace kvstrata::cli {
 namespace {
 
-constexpr Column kList[] = {
+constexpr Column kModelList[] = {
     {"MODEL", "/model", nullptr, true},
     {"NAME", "/name", nullptr, false, 6, 16},
     {"LAYERS", "/geometry/layers", nullptr, true, 3},
@@ -23,7 +23,7 @@ constexpr Column kList[] = {
     {"SEQUENCES", "/sequences", nullptr, true, 5},
     {"CACHED-PAGES", "/cached_pages", nullptr, true, 5},
 };
-constexpr Column kRecord[] = {
+constexpr Column kModelRecord[] = {
     {"MODEL", "/model"},
     {"NAME", "/name"},
     {"DIGEST", "/digest"},
@@ -45,10 +45,10 @@ constexpr Column kRecord[] = {
     {"BOUNDARY-TOKENS", "/boundary_tokens"},
 };
 
-Result<int> Show(const Options& options, const std::string& wanted) {
+Result<int> ShowModel(const Options& options, const std::string& wanted) {
   KVS_ASSIGN_OR_RETURN(auto connection, Connection::Dial(options));
   KVS_ASSIGN_OR_RETURN(const v1::Model model, NamedModel(connection.get(), wanted));
-  PrintRecord(options.style, ToJson(model), kRecord, std::cout);
+  PrintRecord(options.style, ToJson(model), kModelRecord, std::cout);
   return kOk;
 }
 
@@ -58,11 +58,11 @@ void AddModel(CLI::App& app, Invocation& invocation) {
   CLI::App* noun = app.add_subcommand("model", "Models: geometries that engines registered");
   noun->require_subcommand(1);
   Shows(noun->add_subcommand("ls", "All registered models"), invocation,
-        Lists(&v1::Control::Stub::ListModels, "models", kList));
+        Lists(&v1::Control::Stub::ListModels, "models", kModelList));
   auto model = std::make_shared<std::string>();
   CLI::App* show = noun->add_subcommand("show", "One model's geometry and sizes");
   show->add_option("MODEL", *model, "Its number or name")->required();
-  Runs(show, invocation, Show, model);
+  Runs(show, invocation, ShowModel, model);
 }
 
 }  // namespace kvstrata::cli

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "client/cli/terminal.h"
+
 namespace kvstrata::cli {
 namespace {
 
@@ -13,17 +15,12 @@ constexpr Glyphs kHost = {"∘", "○", "◔", "◑", "●"};
 constexpr Glyphs kDeviceAscii = {".", "1", "2", "3", "4"};
 constexpr Glyphs kHostAscii = {",", "a", "b", "c", "d"};
 
-constexpr const char* kGreen = "\x1b[32m";
-constexpr const char* kYellow = "\x1b[33m";
-constexpr const char* kUnderline = "\x1b[4m";
-constexpr const char* kReset = "\x1b[0m";
-
 const char* Glyph(bool host, int shade, bool ascii) {
   if (ascii) return host ? kHostAscii[shade] : kDeviceAscii[shade];
   return host ? kHost[shade] : kDevice[shade];
 }
 
-std::string Cell(const GridPage& page, int shade, const GridStyle& style) {
+std::string PageCell(const GridPage& page, int shade, const GridStyle& style) {
   if (page.absent) return " ";
   const std::string glyph = Glyph(page.host, shade, style.ascii);
   if (!style.colour) return glyph;
@@ -40,7 +37,7 @@ std::string Label(size_t page, const GridStyle& style) {
 std::string Scale(bool host, const GridStyle& style) {
   std::string out = host ? "host   " : "device ";
   for (int shade = 0; shade < kShades; ++shade) {
-    out += Cell({.host = host}, shade, style);
+    out += PageCell({.host = host}, shade, style);
   }
   return out;
 }
@@ -80,7 +77,7 @@ std::string DrawGrid(const std::vector<GridPage>& pages, const GridStyle& style)
   for (size_t first = 0; first < pages.size(); first += columns) {
     out += Label(first, style);
     for (size_t i = first; i < std::min(pages.size(), first + columns); ++i) {
-      out += Cell(pages[i], Shade(pages[i].selected, most), style);
+      out += PageCell(pages[i], Shade(pages[i].selected, most), style);
     }
     out += "\n";
   }

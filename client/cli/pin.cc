@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::chrono::hours kLongest(24 * 366);
 
-constexpr Column kList[] = {
+constexpr Column kPinList[] = {
     {"PIN", "/pin", nullptr, true},
     {"TENANT", "/tenant", nullptr, false, 3},
     {"MODEL", "/model_name", nullptr, false, 6, 12},
@@ -24,7 +24,7 @@ constexpr Column kList[] = {
     {"DISK", "/disk_pages", nullptr, true, 1},
     {"TTL-LEFT", "/ttl_left_us", Microseconds, true, 7},
 };
-constexpr Column kRecord[] = {
+constexpr Column kPinRecord[] = {
     {"PIN", "/pin"},
     {"TENANT", "/tenant"},
     {"MODEL", "/model_name"},
@@ -38,13 +38,13 @@ constexpr Column kRecord[] = {
     {"TTL-LEFT", "/ttl_left_us", Microseconds},
 };
 
-struct Wanted {
+struct WantedPin {
   std::string model, file, tenant;
   uint64_t sequence = 0;
   std::chrono::milliseconds ttl{std::chrono::hours(1)};
 };
 
-Result<int> Add(const Options& options, const Wanted& wanted) {
+Result<int> Add(const Options& options, const WantedPin& wanted) {
   if ((wanted.sequence == 0) == (wanted.model.empty() || wanted.file.empty())) {
     return InvalidArgument("PIN_WHAT", "name a MODEL and a FILE of token ids, or --seq SEQ");
   }
@@ -63,7 +63,7 @@ Result<int> Add(const Options& options, const Wanted& wanted) {
     request.set_model(model.model());
   }
   KVS_ASSIGN_OR_RETURN(const auto answer, connection->Call(&v1::Admin::Stub::Pin, request));
-  PrintRecord(options.style, ToJson(answer.pin()), kRecord, std::cout);
+  PrintRecord(options.style, ToJson(answer.pin()), kPinRecord, std::cout);
   return kOk;
 }
 
@@ -84,10 +84,10 @@ void AddPin(CLI::App& app, Invocation& invocation) {
   CLI::App* noun = app.add_subcommand("pin", "Pins: prefixes that eviction spares");
   noun->require_subcommand(1);
   Shows(noun->add_subcommand("ls", "All pins, where their pages are, and their time"), invocation,
-        Lists(&v1::Admin::Stub::ListPins, "pins", kList));
+        Lists(&v1::Admin::Stub::ListPins, "pins", kPinList));
 
   CLI::App* add = noun->add_subcommand("add", "Pin what is held of a prompt, or a sequence");
-  auto wanted = std::make_shared<Wanted>();
+  auto wanted = std::make_shared<WantedPin>();
   add->add_option("MODEL", wanted->model, "Its number or name");
   add->add_option("FILE", wanted->file, "Token ids: text, a trace, or - for stdin");
   add->add_option("--seq", wanted->sequence, "Instead: a sequence, with its plan's index");

@@ -9,7 +9,7 @@
 namespace kvstrata::cli {
 namespace {
 
-constexpr Column kList[] = {
+constexpr Column kPlanList[] = {
     {"NAME", "/name"},
     {"SEGMENTER", "/segmenter", nullptr, false, 3},
     {"SELECTOR", "/selector", nullptr, false, 4},
@@ -18,7 +18,7 @@ constexpr Column kList[] = {
     {"ORIGIN", "/origin", nullptr, false, 0},
     {"DESCRIPTION", "/description", nullptr, false, 5, 24},
 };
-constexpr Column kRecord[] = {
+constexpr Column kPlanRecord[] = {
     {"NAME", "/name"},           {"DESCRIPTION", "/description"},
     {"SEGMENTER", "/segmenter"}, {"SELECTOR", "/selector"},
     {"CODEC", "/codec"},         {"TIER", "/tier"},
@@ -27,12 +27,12 @@ constexpr Column kRecord[] = {
 
 constexpr Column kNeeds[] = {{"NEEDS", "/name"}, {"WHAT", "/text", nullptr, false, 1, 24}};
 
-Result<int> Show(const Options& options, const std::string& plan) {
+Result<int> ShowPlan(const Options& options, const std::string& plan) {
   v1::ShowPlanRequest request;
   request.set_plan(plan);
   KVS_ASSIGN_OR_RETURN(const auto answer, Ask(options, &v1::Control::Stub::ShowPlan, request));
   const Json document = ToJson(answer);
-  PrintRecord(options.style, document, kRecord, std::cout);
+  PrintRecord(options.style, document, kPlanRecord, std::cout);
   PrintBelow(options.style, document, "needs", kNeeds, std::cout);
   return kOk;
 }
@@ -43,12 +43,12 @@ void AddPlan(CLI::App& app, Invocation& invocation) {
   CLI::App* noun = app.add_subcommand("plan", "Plans: how sequences are cut, selected and stored");
   noun->require_subcommand(1);
   Runs(noun->add_subcommand("ls", "Presets and the configuration's named plans"), invocation,
-       Lists(&v1::Control::Stub::ListPlans, "plans", kList));
+       Lists(&v1::Control::Stub::ListPlans, "plans", kPlanList));
   auto plan = std::make_shared<std::string>();
   CLI::App* show = noun->add_subcommand(
       "show", "A plan with every option and its value, and what it needs of the engine");
   show->add_option("PLAN", *plan, "A name, or text such as 'quest{budget = 1024}'")->required();
-  Runs(show, invocation, Show, plan);
+  Runs(show, invocation, ShowPlan, plan);
 }
 
 }  // namespace kvstrata::cli

@@ -12,7 +12,7 @@
 namespace kvstrata::cli {
 namespace {
 
-constexpr Column kList[] = {
+constexpr Column kPoolList[] = {
     {"TIER", "/tier"},
     {"DEVICE", "/device", nullptr, false, 9},
     {"CAPACITY", "/capacity_bytes", Bytes, true, 7},
@@ -33,12 +33,12 @@ std::string PoolName(const Json& pool) {
 }
 constexpr Column kNames[] = {{"POOL", "", PoolName}};
 
-Result<int> List(const Options& options) {
+Result<int> ListPools(const Options& options) {
   KVS_ASSIGN_OR_RETURN(const auto answer,
                        Ask(options, &v1::Admin::Stub::ListPools, v1::ListPoolsRequest()));
   const Json document = ToJson(answer);
   const bool names = options.style.format == Format::kName;
-  PrintList(options.style, document, "pools", names ? std::span<const Column>(kNames) : kList,
+  PrintList(options.style, document, "pools", names ? std::span<const Column>(kNames) : kPoolList,
             std::cout);
   PrintCgroups(options.style, document, std::cout);
   return kOk;
@@ -90,7 +90,7 @@ void AddPool(CLI::App& app, Invocation& invocation) {
   noun->require_subcommand(1);
   Shows(noun->add_subcommand("ls",
                              "Capacity, use and cache of every pool; PINNED: what only pins keep"),
-        invocation, List);
+        invocation, ListPools);
 
   CLI::App* evict = app.add_subcommand("evict", "Drop cached pages that no sequence uses");
   auto dry_run = std::make_shared<bool>(false), yes = std::make_shared<bool>(false);

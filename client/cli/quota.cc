@@ -13,18 +13,18 @@
 namespace kvstrata::cli {
 namespace {
 
-struct Wanted {
+struct WantedQuota {
   std::string user, limit, value;
 };
 
-Result<int> List(const Options& options) {
+Result<int> ListQuotas(const Options& options) {
   KVS_ASSIGN_OR_RETURN(const auto answer,
                        Ask(options, &v1::Admin::Stub::ListQuotas, v1::ListQuotasRequest()));
   PrintQuotas(options.style, ToJson(answer), std::cout);
   return kOk;
 }
 
-Result<uint64_t> ParseValue(const Wanted& wanted) {
+Result<uint64_t> ParseValue(const WantedQuota& wanted) {
   const std::string& text = wanted.value;
   if (text == "none") return uint64_t{0};
   if (wanted.limit.ends_with("_bytes")) {
@@ -53,14 +53,14 @@ Result<int> Set(const Options& options, const v1::SetQuotaRequest& request) {
   return kOk;
 }
 
-v1::SetQuotaRequest RequestOf(const Wanted& wanted) {
+v1::SetQuotaRequest RequestOf(const WantedQuota& wanted) {
   v1::SetQuotaRequest request;
   request.set_user(wanted.user);
   request.set_limit(wanted.limit);
   return request;
 }
 
-Result<int> Change(const Options& options, const Wanted& wanted) {
+Result<int> Change(const Options& options, const WantedQuota& wanted) {
   v1::SetQuotaRequest request = RequestOf(wanted);
   KVS_ASSIGN_OR_RETURN(const uint64_t value, ParseValue(wanted));
   if (value == 0 && wanted.value != "none") {
@@ -74,13 +74,13 @@ Result<int> Change(const Options& options, const Wanted& wanted) {
   return Set(options, request);
 }
 
-Result<int> Reset(const Options& options, const Wanted& wanted) {
+Result<int> Reset(const Options& options, const WantedQuota& wanted) {
   v1::SetQuotaRequest request = RequestOf(wanted);
   request.set_reset(true);
   return Set(options, request);
 }
 
-void AddUserAndLimit(CLI::App* verb, Wanted* wanted) {
+void AddUserAndLimit(CLI::App* verb, WantedQuota* wanted) {
   verb->add_option("USER", wanted->user,
                    "uid:N, such as uid:1000, or default: all that have none of their own")
       ->required();
@@ -94,9 +94,9 @@ void AddQuota(CLI::App& app, Invocation& invocation) {
   CLI::App* noun = app.add_subcommand("quota", "Quotas: what each user may hold, and holds");
   noun->require_subcommand(1);
   Shows(noun->add_subcommand("ls", "All users, what they hold, and their limits"), invocation,
-        List);
+        ListQuotas);
 
-  auto wanted = std::make_shared<Wanted>();
+  auto wanted = std::make_shared<WantedQuota>();
   CLI::App* set = noun->add_subcommand("set", "Change a limit until the daemon ends");
   AddUserAndLimit(set, wanted.get());
   set->add_option("N", wanted->value,

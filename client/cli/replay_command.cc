@@ -127,7 +127,7 @@ void PrintReplay(const Style& style, const Json& document, std::ostream& out) {
   }
 }
 
-struct Arguments {
+struct ReplayArguments {
   std::string trace;
   std::vector<std::string> plans;
   int32_t steps = 0;
@@ -135,7 +135,7 @@ struct Arguments {
   bool keep = false;
 };
 
-Result<int> RunReplay(const Options& options, const Arguments& args) {
+Result<int> RunReplay(const Options& options, const ReplayArguments& args) {
   KVS_ASSIGN_OR_RETURN(const Trace trace, Trace::Open(args.trace));
   const ReplayOptions replay{options.socket, options.timeout, args.plans, args.steps,
                              args.layers,    false,           args.keep};
@@ -150,7 +150,7 @@ Result<int> RunReplay(const Options& options, const Arguments& args) {
 }  // namespace
 
 void AddReplay(CLI::App& app, Invocation& invocation) {
-  auto args = std::make_shared<Arguments>();
+  auto args = std::make_shared<ReplayArguments>();
   CLI::App* verb = app.add_subcommand(
       "replay", "Run a trace through the daemon under plans: recall, error, bytes, time");
   verb->add_option("TRACE", args->trace, "A .safetensors file; docs/traces.md")->required();

@@ -16,7 +16,7 @@
 namespace kvstrata::cli {
 namespace {
 
-struct Arguments {
+struct SequenceArguments {
   uint64_t sequence = 0, session = 0;
   std::string plan;
   bool cancel = false;
@@ -26,7 +26,7 @@ struct Arguments {
 
 std::string YesIfAny(const Json& value) { return value.empty() || value == "" ? "no" : "yes"; }
 
-constexpr Column kList[] = {
+constexpr Column kSequenceList[] = {
     {"SEQUENCE", "/sequence", nullptr, true},
     {"SESSION", "/session", nullptr, true, 5},
     {"MODEL", "/model_name", nullptr, false, 3, 12},
@@ -60,7 +60,7 @@ std::string BreakEven(const Json& value) {
   return tokens >= kNever ? "never" : std::to_string(tokens) + " tokens";
 }
 
-constexpr Column kRecord[] = {
+constexpr Column kSequenceRecord[] = {
     {"SEQUENCE", "/sequence"},
     {"SESSION", "/session"},
     {"KEY", "/key", OrDash},
@@ -103,22 +103,22 @@ constexpr Column kExtents[] = {
     {"OFFSET", "/offset", nullptr, true},
     {"REFS", "/references", nullptr, true},
 };
-constexpr Column kPages[] = {
+constexpr Column kSequencePages[] = {
     {"PAGE", "/page", nullptr, true},       {"TIER", "/tier", TierOrAbsent},
     {"ARENA", "/arena", nullptr, true},     {"OFFSET", "/offset", nullptr, true},
     {"SEALED", "/sealed", YesNo},           {"SHARED", "/shared", YesNo},
     {"REFS", "/references", nullptr, true}, {"SELECTED", "/selected", nullptr, true},
 };
 
-Result<int> List(const Options& options, const Arguments& args) {
+Result<int> ListSequences(const Options& options, const SequenceArguments& args) {
   v1::ListSequencesRequest request;
   request.set_session(args.session);
   KVS_ASSIGN_OR_RETURN(const auto answer, Ask(options, &v1::Admin::Stub::ListSequences, request));
-  PrintList(options.style, ToJson(answer), "sequences", kList, std::cout);
+  PrintList(options.style, ToJson(answer), "sequences", kSequenceList, std::cout);
   return kOk;
 }
 
-Result<v1::ShowSequenceResponse> Fetch(const Options& options, uint64_t sequence) {
+Result<v1::ShowSequenceResponse> FetchSequence(const Options& options, uint64_t sequence) {
   v1::ShowSequenceRequest request;
   request.set_sequence(sequence);
   return Ask(options, &v1::Admin::Stub::ShowSequence, request);
@@ -146,14 +146,14 @@ Json Document(const v1::ShowSequenceResponse& answer) {
   return document;
 }
 
-Result<int> Show(const Options& options, const Arguments& args) {
-  KVS_ASSIGN_OR_RETURN(const auto answer, Fetch(options, args.sequence));
+Result<int> ShowSequence(const Options& options, const SequenceArguments& args) {
+  KVS_ASSIGN_OR_RETURN(const auto answer, FetchSequence(options, args.sequence));
   const Json document = Document(answer);
-  PrintRecord(options.style, document, kRecord, std::cout);
+  PrintRecord(options.style, document, kSequenceRecord, std::cout);
   if (answer.extents_size() > 0) {
     PrintBelow(options.style, document, "extents_in_order", kExtents, std::cout);
   }
-  if (args.pages) PrintBelow(options.style, document, "pages_in_order", kPages, std::cout);
+  if (args.pages) PrintBelow(options.style, document, "pages_in_order", kSequencePages, std::cout);
   return kOk;
 }
 
@@ -170,10 +170,10 @@ int64_t PageTokens(const v1::Sequence& sequence) {
   return sequence.pages() == 0 ? 0 : sequence.capacity_tokens() / sequence.pages();
 }
 
-Result<int> Map(const Options& options, const Arguments& args) {
-  KVS_ASSIGN_OR_RETURN(const auto answer, Fetch(options, args.sequence));
+Result<int> Map(const Options& options, const SequenceArguments& args) {
+  KVS_ASSIGN_OR_RETURN(const auto answer, FetchSequence(options, args.sequence));
   if (!options.style.IsTable()) {
-    PrintList(options.style, Document(answer), "pages_in_order", kPages, std::cout);
+    PrintList(options.style, Document(answer), "pages_in_order", kSequencePages, std::cout);
     return kOk;
   }
   std::vector<GridPage> pages;
@@ -206,7 +206,7 @@ constexpr Column kMoved[] = {{"SEQUENCE", "/sequence"},
 
 // kMethod: Admin's Demote or Prefetch.
 template <auto kMethod>
-Result<int> Move(const Options& options, const Arguments& args) {
+Result<int> Move(const Options& options, const SequenceArguments& args) {
   v1::MoveRequest request;
   request.set_sequence(args.sequence);
   KVS_ASSIGN_OR_RETURN(const auto answer, Ask(options, kMethod, request));
@@ -219,7 +219,7 @@ constexpr Column kBuilt[] = {{"SEQUENCE", "/sequence"},
                              {"BLOCKS-BUILT", "/built_blocks"},
                              {"EXTENTS", "/extents"}};
 
-Result<int> Build(const Options& options, const Arguments& args) {
+Result<int> Build(const Options& options, const SequenceArguments& args) {
   v1::BuildSequenceRequest request;
   request.set_sequence(args.sequence);
   request.set_plan(args.plan);
@@ -270,7 +270,7 @@ void AddSequence(CLI::App& app, Invocation& invocation) {
   CLI::App* noun =
       app.add_subcommand("seq", "Sequences: their pages, where they lie, what is read");
   noun->require_subcommand(1);
-  auto args = std::make_shared<Arguments>();
+  auto args = std::make_shared<SequenceArguments>();
   const auto add = [&](const char* name, const char* description) {
     CLI::App* verb = noun->add_subcommand(name, description);
     verb->add_option("SEQ", args->sequence, "Its number in `kvstrata seq ls`")->required();
@@ -279,11 +279,11 @@ void AddSequence(CLI::App& app, Invocation& invocation) {
 
   CLI::App* ls = noun->add_subcommand("ls", "All sequences");
   ls->add_option("--session", args->session, "Only those of this session");
-  Shows(ls, invocation, List, args);
+  Shows(ls, invocation, ListSequences, args);
 
   CLI::App* show = add("show", "One sequence");
   show->add_flag("--pages", args->pages, "And every page (always there with -o json and yaml)");
-  Shows(show, invocation, Show, args);
+  Shows(show, invocation, ShowSequence, args);
 
   CLI::App* map = add("map", "Draw its pages by tier and by how often steps selected them");
   map->add_option("--columns", args->columns,
@@ -306,7 +306,7 @@ void AddSequence(CLI::App& app, Invocation& invocation) {
   recompress->add_flag("--cancel", args->cancel, "End what is queued or running of it instead");
   Runs(
       recompress, invocation,
-      [](const Options& options, const Arguments& given) {
+      [](const Options& options, const SequenceArguments& given) {
         return given.cancel ? Cancel(options, given.sequence) : Recompress(options, given.sequence);
       },
       args);

@@ -11,7 +11,7 @@ namespace {
 // How long ago; "-" of one that never did one.
 std::string LastStep(const Json& since) { return since == 0 ? "-" : Microseconds(since); }
 
-constexpr Column kList[] = {
+constexpr Column kSessionList[] = {
     {"SESSION", "/session", nullptr, true},
     {"CLIENT", "/client_name", nullptr, false, 7, 12},
     {"PID", "/pid", nullptr, true, 6},
@@ -35,7 +35,7 @@ void AddSession(CLI::App& app, Invocation& invocation) {
   Shows(noun->add_subcommand("ls",
                              "All sessions, what they hold, whether they are in a step or ended "
                              "while their process lives"),
-        invocation, Lists(&v1::Admin::Stub::ListSessions, "sessions", kList));
+        invocation, Lists(&v1::Admin::Stub::ListSessions, "sessions", kSessionList));
 }
 
 }  // namespace kvstrata::cli

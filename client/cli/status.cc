@@ -14,7 +14,7 @@
 namespace kvstrata::cli {
 namespace {
 
-constexpr Column kRecord[] = {
+constexpr Column kStatusRecord[] = {
     {"VERSION", "/version"},
     {"PID", "/pid"},
     {"SOCKET", "/socket"},
@@ -50,14 +50,14 @@ constexpr Column kDisks[] = {
     {"DEGRADED", "/degraded", OrDash, false, 3, 32},
 };
 
-constexpr Column kRemotes[] = {
+constexpr Column kRemoteHealth[] = {
     {"REMOTE", "/servers", nullptr, false, 4, 12},   {"SHARDS", "/shard_count", nullptr, true, 3},
     {"LEFT-ALONE", "/left_alone", nullptr, true, 2}, {"READ", "/read", nullptr, true, 1},
     {"WRITTEN", "/written", nullptr, true, 1},       {"ILLNESS", "/illness", OrDash, false, 3, 36},
     {"SECRET", "/secret_fingerprint", OrDash},
 };
 
-constexpr Column kRooms[] = {
+constexpr Column kRoomHealth[] = {
     {"CHUNKS-OF", "/user", nullptr, false, 4},
     {"USED", "/used_bytes", Bytes, true, 2},
     {"CAPACITY", "/capacity_bytes", Bytes, true, 2},
@@ -77,7 +77,7 @@ constexpr Column kRefusals[] = {{"REFUSED-BECAUSE", "/reason"}, {"TIMES", "/coun
 // A table leaves out what is off.
 std::span<const Column> RecordOf(const Style& style, const v1::GetStatusResponse& status) {
   const bool off = status.recompressions() == 0 && status.recompress_failures() == 0;
-  const std::span<const Column> all = kRecord;
+  const std::span<const Column> all = kStatusRecord;
   return off && style.IsTable() ? all.first(all.size() - kOfCodecs) : all;
 }
 
@@ -97,7 +97,7 @@ void PrintRemotes(const Style& style, const Json& document) {
     remote["left_alone"] = std::ranges::count_if(
         shards, [](const Json& shard) { return shard.value("breaker_open", false); });
   }
-  PrintBelow(style, rows, "remotes", kRemotes, std::cout);
+  PrintBelow(style, rows, "remotes", kRemoteHealth, std::cout);
 }
 
 void PrintRefusals(const Style& style, const Json& document) {
@@ -124,7 +124,7 @@ Result<int> ShowStatus(const Options& options) {
     PrintDisks(options.style, document);
     PrintRemotes(options.style, document);
     if (!document["chunk_rooms"].empty()) {  // else no engine has come
-      PrintBelow(options.style, document, "chunk_rooms", kRooms, std::cout);
+      PrintBelow(options.style, document, "chunk_rooms", kRoomHealth, std::cout);
     }
     PrintCgroups(options.style, document, std::cout);
     PrintUsersAtLimits(options.style, document, std::cout);

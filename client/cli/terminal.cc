@@ -122,7 +122,7 @@ size_t EndOfNext(const std::string& line, size_t i) {
   return i;
 }
 
-int Cells(const std::string& line) {
+int WidthOf(const std::string& line) {
   int cells = 0;
   for (size_t i = 0; i < line.size(); i = EndOfNext(line, i)) cells += line[i] == '\x1b' ? 0 : 1;
   return cells;
@@ -133,7 +133,7 @@ int Cells(const std::string& line) {
 std::string ClipLine(const std::string& line, int columns) {
   constexpr std::string_view kDots = "...";
   constexpr int kFewestWithDots = 8;
-  const bool dots = columns >= kFewestWithDots && Cells(line) > columns;
+  const bool dots = columns >= kFewestWithDots && WidthOf(line) > columns;
   const int kept = dots ? columns - static_cast<int>(kDots.size()) : columns;
   std::string out;
   bool coloured = false;

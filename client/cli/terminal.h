@@ -19,6 +19,11 @@
 
 namespace kvstrata::cli {
 
+// Terminals' own words for what follows them, until kReset.
+inline constexpr const char *kRed = "\x1b[31m", *kGreen = "\x1b[32m", *kYellow = "\x1b[33m",
+                            *kBold = "\x1b[1m", *kDim = "\x1b[2m", *kUnderline = "\x1b[4m",
+                            *kInverse = "\x1b[7m", *kReset = "\x1b[0m";
+
 // A character, or one of these.
 enum Key : int {
   kNoKey = 0,  // the time is over

@@ -44,7 +44,7 @@ std::string State(const Json& row) {
   return Degraded(row) == "-" ? "serving" : "degraded";
 }
 
-constexpr Column kList[] = {
+constexpr Column kTierList[] = {
     {"PATH", "/path", nullptr, false, 0, 12},
     {"STATE", "", State, false, 7},
     {"QUEUE", "/queue"},
@@ -83,7 +83,7 @@ std::string OverRate(const Json& row) {
   return std::to_string(opens) + " opens, " + std::to_string(values) + " values";
 }
 
-constexpr Column kRemotes[] = {
+constexpr Column kRemoteList[] = {
     {"SERVERS", "/servers", nullptr, false, 0, 12},
     {"ENGINE", "/engine", nullptr, false, 3},
     {"SHARDS", "", Shards, false, 6},
@@ -100,7 +100,7 @@ constexpr Column kRemotes[] = {
     {"SECRET", "/secret_fingerprint", OrDash},
 };
 
-constexpr Column kRooms[] = {
+constexpr Column kRoomList[] = {
     {"CHUNKS-OF", "/user"},
     {"CAPACITY", "/capacity_bytes", Bytes, true, 5},
     {"USED", "/used_bytes", Bytes, true, 5},
@@ -134,7 +134,7 @@ void PrintOverRates(const Style& style, const Json& document) {
   PrintBelow(style, users, "users", kOverRates, std::cout);
 }
 
-Result<int> List(const Options& options) {
+Result<int> ListTiers(const Options& options) {
   KVS_ASSIGN_OR_RETURN(const auto answer,
                        Ask(options, &v1::Admin::Stub::GetStatus, v1::GetStatusRequest()));
   const Json status = ToJson(answer);
@@ -151,15 +151,15 @@ Result<int> List(const Options& options) {
     behind = true;
   };
   const bool none = answer.remotes().empty() && answer.chunk_rooms().empty();
-  list("tiers", kList, whole || none);
+  list("tiers", kTierList, whole || none);
   if (whole) return kOk;
-  list("remotes", kRemotes, false);
+  list("remotes", kRemoteList, false);
   if (!answer.remotes().empty()) PrintOverRates(options.style, document);
-  list("rooms", kRooms, false);
+  list("rooms", kRoomList, false);
   return kOk;
 }
 
-constexpr Column kRecord[] = {
+constexpr Column kTierRecord[] = {
     {"PATH", "/path"},
     {"QUEUE", "/queue"},
     {"O_DIRECT", "/direct", YesNo},
@@ -186,13 +186,13 @@ constexpr Column kRecord[] = {
     {"REFUSED-DRAINING", "/refused"},
 };
 
-Result<int> Show(const Options& options) {
+Result<int> ShowTier(const Options& options) {
   KVS_ASSIGN_OR_RETURN(const auto answer,
                        Ask(options, &v1::Admin::Stub::GetStatus, v1::GetStatusRequest()));
   if (answer.disks().empty()) {
     return NotFound("TIER_UNKNOWN", "the daemon has no disk tier: disk.path is not set");
   }
-  PrintRecord(options.style, ToJson(answer.disks(0)), kRecord, std::cout);
+  PrintRecord(options.style, ToJson(answer.disks(0)), kTierRecord, std::cout);
   return kOk;
 }
 
@@ -287,9 +287,9 @@ void AddTier(CLI::App& app, Invocation& invocation) {
   CLI::App* noun = app.add_subcommand("tier", "Tiers: the disk below memory, and what nodes share");
   noun->require_subcommand(1);
   Shows(noun->add_subcommand("ls", "What the disk and the remote tier hold and failed at, and why"),
-        invocation, List);
+        invocation, ListTiers);
   Shows(noun->add_subcommand("show", "All of the disk tier's state and counters"), invocation,
-        Show);
+        ShowTier);
 
   CLI::App* scrub = noun->add_subcommand(
       "scrub", "Read and check every value on disk; exit 1 when something was corrupt");

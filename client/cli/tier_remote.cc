@@ -12,7 +12,7 @@
 namespace kvstrata::cli {
 namespace {
 
-struct Wanted {
+struct WantedPrompt {
   std::string model, file, tenant, plan;
 };
 
@@ -23,7 +23,7 @@ uint64_t TimeoutUs(const Options& options) {
 }
 
 // The prompt's model.
-Result<v1::Model> ReadPrompt(Connection* connection, const Wanted& wanted,
+Result<v1::Model> ReadPrompt(Connection* connection, const WantedPrompt& wanted,
                              v1::RemotePrompt* prompt) {
   if (wanted.file.empty()) {
     return InvalidArgument("LOOKUP_WHAT", "MODEL alone is given; name a FILE of token ids, too");
@@ -55,7 +55,7 @@ constexpr Column kHeld[] = {
     {"HELD-VALUES", "/held"},
 };
 
-Result<int> Probe(const Options& options, const Wanted& wanted) {
+Result<int> Probe(const Options& options, const WantedPrompt& wanted) {
   v1::ProbeRemoteRequest request;
   request.set_timeout_us(TimeoutUs(options));
   KVS_ASSIGN_OR_RETURN(auto connection, Connection::Dial(options));
@@ -82,7 +82,7 @@ Status CheckMayAsk(bool yes) {
                          "ask on it needs --yes");
 }
 
-bool Confirmed(const Wanted& wanted, const v1::Model& model, int tokens) {
+bool Confirmed(const WantedPrompt& wanted, const v1::Model& model, int tokens) {
   std::cerr << "Delete the prompt of " << Printable(wanted.file) << ", " << tokens
             << " tokens of model " << model.model() << " (" << Printable(model.name())
             << ") of tenant "
@@ -103,7 +103,7 @@ constexpr Column kPurged[] = {
     {"WHY", "/why", OrDash},
 };
 
-Result<int> Purge(const Options& options, const Wanted& wanted, bool yes) {
+Result<int> Purge(const Options& options, const WantedPrompt& wanted, bool yes) {
   KVS_RETURN_IF_ERROR(CheckMayAsk(yes));
   v1::PurgeRemoteRequest request;
   request.set_timeout_us(TimeoutUs(options));
@@ -121,8 +121,8 @@ Result<int> Purge(const Options& options, const Wanted& wanted, bool yes) {
   return answer.failed() == 0 ? kOk : kFailed;
 }
 
-std::shared_ptr<Wanted> TakesPrompt(CLI::App* verb, bool required) {
-  auto wanted = std::make_shared<Wanted>();
+std::shared_ptr<WantedPrompt> TakesPrompt(CLI::App* verb, bool required) {
+  auto wanted = std::make_shared<WantedPrompt>();
   verb->add_option("MODEL", wanted->model, "Its number or name")->required(required);
   verb->add_option("FILE", wanted->file, "Token ids: text, a trace, or - for stdin")
       ->required(required);

@@ -127,7 +127,7 @@ Result<std::vector<std::string>> EventsPane::Draw(TopSource* source, const TopLo
     const std::string line = time.substr(11, 12) + " " + told.at("level").get<std::string>() + " " +
                              Printable(event.name()) + "  " + EventDetails(told.at("fields"));
     const bool bad = event.level() == "warning" || event.level() == "error";
-    lines_.push_back(bad && look.colour ? "\x1b[31m" + line + "\x1b[0m" : line);
+    lines_.push_back(bad && look.colour ? kRed + line + kReset : line);
     if (lines_.size() > kKept) lines_.pop_front();
   }
   const size_t fit = static_cast<size_t>(std::max(1, room->rows));
@@ -174,7 +174,7 @@ std::vector<std::string> HelpPane() {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-struct Wanted {
+struct TopOptions {
   milliseconds every{2000};
   milliseconds patience{60000};  // with a daemon that went away
   bool once = false, ascii = false;
@@ -183,7 +183,8 @@ struct Wanted {
 };
 
 // Sorted and filtered, sampled as far as `room` rows from `first` on show them.
-Status Prepare(TopSource* source, const Wanted& wanted, size_t first, size_t room, TopView* view) {
+Status Prepare(TopSource* source, const TopOptions& wanted, size_t first, size_t room,
+               TopView* view) {
   Arrange(wanted.sort, wanted.filter, &view->rows);
   first = std::min(first, view->rows.size());
   const size_t n = std::min(room, view->rows.size() - first);
@@ -191,7 +192,7 @@ Status Prepare(TopSource* source, const Wanted& wanted, size_t first, size_t roo
 }
 
 // One frame as text, of the time between two looks.
-Result<int> Once(const Options& options, const Wanted& wanted) {
+Result<int> Once(const Options& options, const TopOptions& wanted) {
   TopSource source(options);
   KVS_ASSIGN_OR_RETURN(TopView view, source.Look());
   KVS_RETURN_IF_ERROR(source.Sample(view.rows));
@@ -217,7 +218,7 @@ Result<int> Once(const Options& options, const Wanted& wanted) {
 
 class LiveTop {
  public:
-  LiveTop(const Options& options, const Wanted& wanted, Terminal* terminal)
+  LiveTop(const Options& options, const TopOptions& wanted, Terminal* terminal)
       : source_(Impatient(options)), wanted_(wanted), terminal_(*terminal) {
     look_.colour = ColourWanted();
     look_.ascii = wanted.ascii;
@@ -436,7 +437,7 @@ class LiveTop {
   }
 
   TopSource source_;
-  Wanted wanted_;
+  TopOptions wanted_;
   Terminal& terminal_;
   TopLook look_;
   TopView view_;
@@ -452,7 +453,7 @@ class LiveTop {
   std::string typed_;
 };
 
-Result<int> Live(const Options& options, const Wanted& wanted) {
+Result<int> Live(const Options& options, const TopOptions& wanted) {
   // The error of a daemon that goes for good is printed on the terminal as it was before.
   KVS_ASSIGN_OR_RETURN(const std::unique_ptr<Terminal> terminal, Terminal::Open());
   return LiveTop(options, wanted, terminal.get()).Run();
@@ -463,7 +464,7 @@ Result<int> Live(const Options& options, const Wanted& wanted) {
 void AddTop(CLI::App& app, Invocation& invocation) {
   CLI::App* noun =
       app.add_subcommand("top", "Live: state, rates, tiers, and what steps select of sequences");
-  auto wanted = std::make_shared<Wanted>();
+  auto wanted = std::make_shared<TopOptions>();
   AddDuration(noun, "-d,--delay", &wanted->every, "Time between two looks (default: 2s)");
   AddDuration(noun, "--retry", &wanted->patience,
               "How long a daemon that went away is asked again (default: 60s)");

@@ -11,13 +11,6 @@
 namespace kvstrata::cli {
 namespace {
 
-constexpr const char* kRed = "\x1b[31m";
-constexpr const char* kGreen = "\x1b[32m";
-constexpr const char* kBold = "\x1b[1m";
-constexpr const char* kDim = "\x1b[2m";
-constexpr const char* kInverse = "\x1b[7m";
-constexpr const char* kReset = "\x1b[0m";
-
 constexpr int kBarCells = 20;
 constexpr int kWideColumns = 100;  // from here on with the client's name and host memory
 constexpr int kFewestStripCells = 8;
@@ -95,7 +88,7 @@ size_t NumberWidth(const TopView& view) {
 }
 
 // The columns of a row, or with null their headers.
-std::string Cells(const TopRow* row, const TopLook& look, size_t number_width) {
+std::string RowText(const TopRow* row, const TopLook& look, size_t number_width) {
   std::string line;
   for (const TableColumn& column : kColumns) {
     if (column.wide && look.columns < kWideColumns) continue;
@@ -176,7 +169,7 @@ size_t TopTableRoom(const TopView& view, const TopLook& look) {
 
 std::vector<std::string> TopTable(const TopView& view, const TopLook& look) {
   const size_t number_width = NumberWidth(view);
-  const std::string headers = Cells(nullptr, look, number_width);
+  const std::string headers = RowText(nullptr, look, number_width);
   const int strip = std::clamp(look.columns - static_cast<int>(Width(headers)), kFewestStripCells,
                                kMostStripCells);
   std::string title = "selected in the last " + Fixed1(view.seconds) + " s";
@@ -185,7 +178,7 @@ std::vector<std::string> TopTable(const TopView& view, const TopLook& look) {
   const size_t end = std::min(view.rows.size(), look.first + TopTableRoom(view, look));
   for (size_t i = look.first; i < end; ++i) {
     const TopRow& row = view.rows[i];
-    std::string cells = Cells(&row, look, number_width);
+    std::string cells = RowText(&row, look, number_width);
     if (static_cast<int>(i) == look.marked) {
       cells[0] = '>';  // numbers have fewer digits than the column
       cells = Painted(look, kInverse, cells);

@@ -71,7 +71,7 @@ std::string Number(const Json& value) {
 // A key's beginning is an argument, too; a pin's, which differ at their end, are whole.
 constexpr uint8_t kShortestKey = 20;
 
-constexpr Column kList[] = {
+constexpr Column kValueList[] = {
     {"KEY", "/key", nullptr, false, 0, kShortestKey},
     {"KIND", "/kind", OrDash, false, 4},
     {"MODEL", "/model", OrDash, false, 2, 12},
@@ -87,7 +87,7 @@ struct Listing {
   uint64_t limit = 1000;  // 0: all
 };
 
-Result<int> List(const Options& options, const Listing& wanted) {
+Result<int> ListValues(const Options& options, const Listing& wanted) {
   KVS_ASSIGN_OR_RETURN(auto connection, Connection::Dial(options));
   v1::ListValuesRequest request;
   request.set_tier(wanted.tier);
@@ -116,7 +116,7 @@ Result<int> List(const Options& options, const Listing& wanted) {
     request.set_after(answer.next());
   } while (request.after() != 0 && (wanted.limit == 0 || values.size() < wanted.limit));
   document["next"] = std::to_string(request.after());  // uses all 64 bits
-  PrintList(options.style, document, "values", kList, std::cout);
+  PrintList(options.style, document, "values", kValueList, std::cout);
   if (request.after() != 0 && options.style.IsTable()) {
     std::cerr << "there may be more: --after " << request.after() << "\n";
   }
@@ -126,17 +126,17 @@ Result<int> List(const Options& options, const Listing& wanted) {
 constexpr Column kFetched[] = {
     {"KEY", "/key"}, {"FILE", "/file"}, {"BYTES", "/bytes"}, {"TIER", "/tier"}};
 
-struct Fetch {
+struct ValueFile {
   std::string key, file;
   bool force = false;
 };
 
-Status FileError(const Fetch& fetch, const std::string& why) {
+Status FileError(const ValueFile& fetch, const std::string& why) {
   return {Code::kFailedPrecondition, "VALUE_FILE", "file '" + fetch.file + "': " + why};
 }
 
 // Values are users' text in other words: mode 0600, and never to a terminal.
-Result<UniqueFd> Create(const Fetch& fetch) {
+Result<UniqueFd> Create(const ValueFile& fetch) {
   const int exclusive = fetch.force ? O_TRUNC : O_EXCL;
   UniqueFd fd(
       open(fetch.file.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOCTTY | exclusive, 0600));
@@ -156,7 +156,7 @@ bool WriteAll(int fd, std::string_view data) {
   return true;
 }
 
-Result<int> Get(const Options& options, const Fetch& fetch) {
+Result<int> Get(const Options& options, const ValueFile& fetch) {
   v1::GetValueRequest request;
   KVS_ASSIGN_OR_RETURN(auto connection, Connection::Dial(options));
   KVS_ASSIGN_OR_RETURN(*request.mutable_key(), KeyOf(connection.get(), fetch.key));
@@ -228,10 +228,10 @@ void AddValue(CLI::App& app, Invocation& invocation) {
       ->check(CLI::IsMember({"device", "host", "disk"}));
   list->add_option("--limit", listing->limit, "At most so many; 0: all (default: 1000)");
   list->add_option("--after", listing->after, "Go on where a list ended: its `next`");
-  Shows(list, invocation, List, listing);
+  Shows(list, invocation, ListValues, listing);
 
   CLI::App* get = noun->add_subcommand("get", "Write the raw bytes of a value to a file");
-  auto fetch = std::make_shared<Fetch>();
+  auto fetch = std::make_shared<ValueFile>();
   get->add_option("KEY", fetch->key, kValueKeyForm)->required();
   get->add_option("--out", fetch->file, "The file; it must not exist")->required();
   get->add_flag("--force", fetch->force, "Overwrite the file");

@@ -8,7 +8,7 @@
 namespace kvstrata::cli {
 namespace {
 
-constexpr Column kList[] = {
+constexpr Column kWorkList[] = {
     {"SEQUENCE", "/sequence", nullptr, true},
     {"SESSION", "/session", nullptr, true, 1},
     {"PLAN", "/plan", nullptr, false, 3, 12},
@@ -25,7 +25,7 @@ void AddWork(CLI::App& app, Invocation& invocation) {
   CLI::App* noun = app.add_subcommand("work", "Work: sequences that are being recompressed");
   noun->require_subcommand(1);
   Shows(noun->add_subcommand("ls", "What runs, what waits, and why something failed"), invocation,
-        Lists(&v1::Admin::Stub::ListWork, "work", kList));
+        Lists(&v1::Admin::Stub::ListWork, "work", kWorkList));
 }
 
 }  // namespace kvstrata::cli

@@ -72,11 +72,6 @@ void CopyText(char (&to)[N], const std::string& from) {
   to[n] = '\0';
 }
 
-template <size_t N>
-std::string TextOf(const char (&from)[N]) {
-  return std::string(from, strnlen(from, N));
-}
-
 Status RefusalOf(const Packet& packet) {
   shm::Refused refused{};
   std::memcpy(&refused, packet.data, std::min(sizeof(refused), static_cast<size_t>(packet.bytes)));

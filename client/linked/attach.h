@@ -11,6 +11,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstring>
 #include <memory>
 #include <string>
 
@@ -22,6 +23,12 @@
 #include "proto/shm_layout.h"
 
 namespace kvstrata::client {
+
+// What a message's field says.
+template <size_t N>
+std::string TextOf(const char (&field)[N]) {
+  return {field, strnlen(field, N)};
+}
 
 class Connection {
  public:

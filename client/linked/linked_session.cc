@@ -33,11 +33,6 @@ Executor& ProcessExecutor(uint32_t threads) {
   return *pool;
 }
 
-template <size_t N>
-std::string TextOf(const char (&text)[N]) {
-  return {text, strnlen(text, N)};
-}
-
 // The option, else the environment, else what the daemon uses: both transports then answer alike.
 std::string BackendName(const AttachOptions& options, const shm::Welcome& welcome) {
   if (!options.backend.empty()) return options.backend;
@@ -48,7 +43,7 @@ std::string BackendName(const AttachOptions& options, const shm::Welcome& welcom
 }
 
 template <size_t N>
-void CopyText(char (&to)[N], const std::string& from) {
+void PutText(char (&to)[N], const std::string& from) {
   KVS_CHECK(from.size() < N);  // abi.cc checked the lengths
   std::memcpy(to, from.data(), from.size());
 }
@@ -165,9 +160,9 @@ Status Session::Ping() { return state_->ring->Call(shm::kPing, {}, nullptr); }
 
 Result<uint64_t> Session::RegisterModel(const ModelSpec& spec) {
   shm::RegisterModel request{};
-  CopyText(request.name, spec.name);
-  CopyText(request.digest, spec.digest);
-  CopyText(request.adapter, spec.adapter);
+  PutText(request.name, spec.name);
+  PutText(request.digest, spec.digest);
+  PutText(request.adapter, spec.adapter);
   const Geometry& g = spec.geometry;
   request.layers = g.layers;
   request.query_heads = g.query_heads;
@@ -225,7 +220,7 @@ Result<Opened> Session::Open(uint64_t model, std::string_view plan, std::span<co
                             options.reserve_tokens,
                             0,
                             ""};
-  CopyText(request.key, std::string(options.key));
+  PutText(request.key, std::string(options.key));
   std::vector<std::byte> payload;
   KVS_RETURN_IF_ERROR(state_->ring->Call(
       shm::kOpenSequence,
@@ -326,13 +321,13 @@ Status Session::Close(uint64_t sequence) {
 
 Status Session::CloseKey(std::string_view key) {
   shm::SequenceKey request{};
-  CopyText(request.key, std::string(key));
+  PutText(request.key, std::string(key));
   return state_->ring->Call(shm::kCloseKey, {BytesOf(request)}, nullptr);
 }
 
 Status Session::TruncateKey(std::string_view key, uint32_t tokens) {
   shm::TruncateKey request{tokens, 0, ""};
-  CopyText(request.key, std::string(key));
+  PutText(request.key, std::string(key));
   return state_->ring->Call(shm::kTruncateKey, {BytesOf(request)}, nullptr);
 }
 

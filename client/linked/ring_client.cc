@@ -22,12 +22,6 @@ void Pause() {
 #endif
 }
 
-Status DaemonGone() {
-  return Unavailable("DAEMON_GONE",
-                     "the daemon closed this session or died; mapped memory stays readable, "
-                     "detach and attach anew");
-}
-
 Status Deadline(std::chrono::milliseconds timeout) {
   return {Code::kDeadlineExceeded, "DEADLINE",
           "the daemon did not answer within " + std::to_string(timeout.count()) +
@@ -58,6 +52,12 @@ Status StatusOf(const std::vector<std::byte>& frame) {
 }
 
 }  // namespace
+
+Status DaemonGone() {
+  return Unavailable("DAEMON_GONE",
+                     "the daemon closed this session or died; mapped memory stays readable, "
+                     "detach and attach anew");
+}
 
 RingClient::RingClient(Connection* connection, std::chrono::milliseconds timeout)
     : connection_(connection),

@@ -36,6 +36,8 @@ std::span<const std::byte> BytesOf(const T& pod) {
   return std::as_bytes(std::span(&pod, 1));
 }
 
+Status DaemonGone();  // UNAVAILABLE DAEMON_GONE
+
 class RingClient {
  public:
   using Clock = std::chrono::steady_clock;

@@ -78,12 +78,6 @@ Sequence::Deferred Deferred(const shm::Commit& event, std::span<const std::byte>
   return commit;
 }
 
-Status DaemonGone() {
-  return Unavailable("DAEMON_GONE",
-                     "the daemon closed this session or died; mapped memory stays readable, "
-                     "detach and attach anew");
-}
-
 }  // namespace
 
 Result<std::unique_ptr<SessionStep>> BeginStep(Session::State* session,

@@ -2,9 +2,9 @@
 // How rows of option tables are made (plan_options.h). A file names the part of the plan that its
 // options are, once, and then a row an option:
 //
-//     using Rows = RowsOf<&Plan::minmax>;
+//     using MinMaxOption = RowsOf<&Plan::minmax>;
 //     constexpr PlanOption kRows[] = {
-//         Rows::Int<&MinMaxOptions::budget, 0, kMaxTokens>("budget"),
+//         MinMaxOption::Int<&MinMaxOptions::budget, 0, kMaxTokens>("budget"),
 //     };
 //
 // Private to the files of the tables. Threads: constants and pure functions; any.

@@ -21,11 +21,6 @@ constexpr uint32_t kNoUser = ~uint32_t{0};
 constexpr uint32_t kFirstUnnumbered = 1u << 31;                 // the kernel's numbers are smaller
 constexpr auto kAwaitClosing = std::chrono::milliseconds(100);  // at the end, then others close
 
-int64_t SecondsNow() {
-  const auto now = std::chrono::steady_clock::now().time_since_epoch();
-  return std::chrono::duration_cast<std::chrono::seconds>(now).count();
-}
-
 }  // namespace
 
 bool ChunkLink::Send(std::vector<std::byte> packet) {
@@ -84,7 +79,7 @@ void ChunkDoor::Accept() {
       // Spinning here would help nobody; the next tick tries again.
       uint64_t suppressed = 0;
       const int error = errno;
-      if (log_.Allow(SecondsNow(), &suppressed)) {
+      if (log_.Allow(&suppressed)) {
         LogEvent(LogLevel::kError, "accept_failed",
                  {{"errno", error}, {"why", std::strerror(error)}, {"suppressed", suppressed}});
       }
@@ -196,7 +191,7 @@ std::unique_ptr<ChunkGuest> ChunkDoor::OnSocket(uint64_t number) {
 
 void ChunkDoor::Refuse(std::unique_ptr<ChunkGuest> guest, const Status& why) {
   uint64_t suppressed = 0;
-  if (log_.Allow(SecondsNow(), &suppressed)) {
+  if (log_.Allow(&suppressed)) {
     LogEvent(LogLevel::kWarn, "chunk_engine_refused",
              {{"reason", why.reason()},
               {"pid", guest->peer.pid},

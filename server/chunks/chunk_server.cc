@@ -58,10 +58,8 @@ class ChunkBoard {
  private:
   void TellFull(const ChunkNumbers& now) {
     const bool was = std::exchange(full_, now.starved > 0);
-    const auto time = std::chrono::steady_clock::now().time_since_epoch();
-    const auto second = std::chrono::duration_cast<std::chrono::seconds>(time).count();
     uint64_t suppressed = 0;
-    if (was || !full_ || !log_.Allow(second, &suppressed)) return;
+    if (was || !full_ || !log_.Allow(&suppressed)) return;
     LogEvent(LogLevel::kWarn, "chunks_full",
              {{"leased_bytes", now.leased.bytes},
               {"credited_bytes", now.of(ChunkState::kCredited).bytes},
@@ -106,13 +104,6 @@ class ChunkWorkers {
 constexpr int kTickMs = 100;              // while something may be late
 constexpr int kPacketsPerIteration = 16;  // packets of one client, before others are served
 constexpr uint32_t kReadable = EPOLLIN | EPOLLRDHUP;
-
-using Clock = std::chrono::steady_clock;
-
-int64_t SecondsNow() {
-  const auto now = Clock::now().time_since_epoch();
-  return std::chrono::duration_cast<std::chrono::seconds>(now).count();
-}
 
 Status StartError(const char* what) {
   return Internal("CHUNKS_START", std::string("cannot start the chunk server: ") + what + ": " +
@@ -310,7 +301,7 @@ void ChunkServer::Loop::OnPacket(Connection* c, size_t bytes) {
   }
   if (status.ok()) return;
   uint64_t suppressed = 0;
-  if (log_.Allow(SecondsNow(), &suppressed)) {
+  if (log_.Allow(&suppressed)) {
     LogEvent(LogLevel::kWarn, "chunk_client_malformed",
              {{"engine", c->who->hello.engine},
               {"pid", c->who->peer.pid},

@@ -18,12 +18,6 @@ namespace {
 
 constexpr std::string_view kPlanPrefix = "plans.";
 
-using Mistakes = std::vector<Status>;
-
-void Note(const Status& status, Mistakes* mistakes) {
-  if (!status.ok()) mistakes->push_back(status);
-}
-
 Status WrongValue(const std::string& key, const Given& given, std::string_view allowed) {
   return InvalidArgument("CONFIG_VALUE", given.where + ": " + key + " = '" + given.value +
                                              "'; allowed: " + WithUnits(allowed));
@@ -53,7 +47,7 @@ void AddEnvironment(const ConfigSources& sources, GivenByKey* out,
     return std::ranges::any_of(sources.flags, [&](const auto& flag) { return flag.first == key; });
   };
   for (const auto& [name, value] : sources.environment) {
-    const auto key = std::ranges::find(ConfigKeys(), name, &ConfigKey::environment);
+    const auto key = std::ranges::find(ConfigKeys(), name, EnvironmentOf);
     if (key != ConfigKeys().end()) {
       if (value.empty()) continue;
       Given& given = (*out)[std::string(key->name)];
@@ -66,9 +60,10 @@ void AddEnvironment(const ConfigSources& sources, GivenByKey* out,
     }
     // Clients have variables of their own: only what nearly is a key is worth a word.
     for (const ConfigKey& k : ConfigKeys()) {
-      if (EditDistance(name, k.environment) <= 2) {
+      const std::string meant = EnvironmentOf(k);
+      if (EditDistance(name, meant) <= 2) {
         warnings->push_back("environment variable " + name + " is not a key; did you mean " +
-                            std::string(k.environment) + "?");
+                            meant + "?");
         break;
       }
     }

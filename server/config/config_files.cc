@@ -82,12 +82,6 @@ std::string PlanText(const toml::table& table) {
   return options.empty() && !preset.empty() ? preset : preset + "{" + options + "}";
 }
 
-using Mistakes = std::vector<Status>;
-
-void Note(const Status& status, Mistakes* mistakes) {
-  if (!status.ok()) mistakes->push_back(status);
-}
-
 void AddNode(const std::string& key, const toml::node& node, const std::string& file,
              GivenByKey* out, Mistakes* mistakes);
 
@@ -221,6 +215,10 @@ Result<std::vector<std::string>> FilesOfFolder(const std::string& file) {
 
 }  // namespace
 
+void Note(const Status& status, Mistakes* mistakes) {
+  if (!status.ok()) mistakes->push_back(status);
+}
+
 bool IsPlanKey(std::string_view key) { return key.starts_with("plans."); }
 
 Status AddGiven(std::string key, Given given, GivenByKey* out) {
@@ -231,7 +229,7 @@ Status AddGiven(std::string key, Given given, GivenByKey* out) {
 }
 
 ConfigFiles ReadConfigFiles(const std::string& file, bool must_exist, GivenByKey* out,
-                            std::vector<Status>* mistakes) {
+                            Mistakes* mistakes) {
   ConfigFiles files;
   if (must_exist || access(file.c_str(), F_OK) == 0) files.read.push_back(file);
   if (auto more = FilesOfFolder(file); more.ok()) {

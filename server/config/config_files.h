@@ -27,6 +27,9 @@ struct Given {
   bool is_string = true;                // false: a TOML number or boolean
 };
 using GivenByKey = std::map<std::string, Given>;
+using Mistakes = std::vector<Status>;
+// Adds what is no success.
+void Note(const Status& status, Mistakes* mistakes);
 
 // plans.NAME
 bool IsPlanKey(std::string_view key);
@@ -41,7 +44,7 @@ struct ConfigFiles {
 // Whether `file` itself is there is asked only if it `must_exist`. Appends what is wrong:
 // CONFIG_FILE, CONFIG_SYNTAX, CONFIG_KEY.
 ConfigFiles ReadConfigFiles(const std::string& file, bool must_exist, GivenByKey* out,
-                            std::vector<Status>* mistakes);
+                            Mistakes* mistakes);
 
 }  // namespace kvstrata
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <cerrno>
 #include <utility>
 #include <vector>
@@ -95,24 +96,19 @@ bool ParseDevices(std::string_view text, PoolDevices* devices) {
   return text == "cuda" || ParseUuids(text, &devices->uuids);
 }
 
-// What a value may be in a file, and whether it may change while the daemon runs.
-constexpr bool kAny = false, kText = true;
-constexpr bool kReloads = true;
-
-constexpr std::array kKeys = {
-    ConfigKey{"socket.path", "KVSTRATA_SOCKET", "", "a path of at most 100 bytes",
+constexpr std::array kDaemonKeys = {
+    ConfigKey{"socket.path", "", "a path of at most 100 bytes",
               "gRPC socket; PATH.attach beside it passes descriptors",
               [](std::string_view v, Config* c) {
                 c->socket = v;
                 return true;
               },
               kText},
-    ConfigKey{"socket.group", "KVSTRATA_SOCKET_GROUP", "",
-              "a group's name or number; '': the daemon's",
+    ConfigKey{"socket.group", "", "a group's name or number; '': the daemon's",
               "group that may connect (the sockets have mode 0660)",
-              [](std::string_view v, Config* c) { return GroupOf(v, &c->socket_group); }},
+              KVS_READS(GroupOf(v, &c->socket_group))},
     ConfigKey{
-        "pool.device", "KVSTRATA_POOL_DEVICE", "emulated",
+        "pool.device", "emulated",
         "emulated, emulated:N (N up to 64), cuda, or GPU-UUID[,GPU-UUID...]",
         "memory of the device pools, one each: the host's, every visible GPU's, or those GPUs'",
         [](std::string_view v, Config* c) {
@@ -120,19 +116,13 @@ constexpr std::array kKeys = {
           return ParseDevices(v, &c->devices);
         },
         kText},
-    ConfigKey{"pool.device_bytes", "KVSTRATA_POOL_DEVICE_BYTES", "4GiB", "a size, 1MiB to 16TiB",
+    ConfigKey{"pool.device_bytes", "4GiB", "a size, 1MiB to 16TiB",
               "capacity of each device pool; of a GPU at most what is free when the daemon starts",
-              [](std::string_view v, Config* c) {
-                return SizeIn(v, kMiB, 16 * kTiB, &c->store.device_bytes);
-              }},
-    ConfigKey{"pool.host_bytes", "KVSTRATA_POOL_HOST_BYTES", "4GiB", "a size, 1MiB to 16TiB",
-              "capacity of the host pool",
-              [](std::string_view v, Config* c) {
-                return SizeIn(v, kMiB, 16 * kTiB, &c->store.host_bytes);
-              }},
+              KVS_READS(SizeIn(v, kMiB, 16 * kTiB, &c->store.device_bytes))},
+    ConfigKey{"pool.host_bytes", "4GiB", "a size, 1MiB to 16TiB", "capacity of the host pool",
+              KVS_READS(SizeIn(v, kMiB, 16 * kTiB, &c->store.host_bytes))},
     ConfigKey{
-        "pool.host_numa", "KVSTRATA_POOL_HOST_NUMA", "auto",
-        "auto, interleave, or the number of a NUMA node, 0 to 1023",
+        "pool.host_numa", "auto", "auto, interleave, or the number of a NUMA node, 0 to 1023",
         "where the host pool's memory lies: near the GPU, round robin on all nodes, or on one node",
         [](std::string_view v, Config* c) {
           const std::optional<HostNuma> numa = ParseHostNuma(v);
@@ -140,88 +130,63 @@ constexpr std::array kKeys = {
           return numa.has_value();
         }},
     ConfigKey{
-        "pool.arena_bytes", "KVSTRATA_POOL_ARENA_BYTES", "0",
+        "pool.arena_bytes", "0",
         "a size, 64KiB to 1GiB and a multiple of 4KiB; 0: capacity / 64 within 16MiB .. 256MiB",
         "size of one arena (memfd); a session takes whole arenas",
-        [](std::string_view v, Config* c) { return ArenaBytes(v, &c->store.arena_bytes); }},
+        KVS_READS(ArenaBytes(v, &c->store.arena_bytes))},
     ConfigKey{
-        "pool.high_percent", "KVSTRATA_POOL_HIGH_PERCENT", "90", "1 to 100; 100: never",
+        "pool.high_percent", "90", "1 to 100; 100: never",
         "of a pool's capacity: above it, pages that nobody uses are moved away in the background",
-        [](std::string_view v, Config* c) { return NumberIn(v, 1, 100, &c->store.high_percent); },
-        kAny, kReloads},
-    ConfigKey{
-        "pool.low_percent", "KVSTRATA_POOL_LOW_PERCENT", "80", "1 to 100",
-        "of a pool's capacity: until it is down to this; at most pool.high_percent",
-        [](std::string_view v, Config* c) { return NumberIn(v, 1, 100, &c->store.low_percent); },
-        kAny, kReloads},
-    ConfigKey{"move.bytes_per_second", "KVSTRATA_MOVE_BYTES_PER_SECOND", "2GiB",
-              "a size, 1MiB to 1PiB; 0: as fast as it goes",
+        KVS_READS(NumberIn(v, 1, 100, &c->store.high_percent)), kAny, kReloads},
+    ConfigKey{"pool.low_percent", "80", "1 to 100",
+              "of a pool's capacity: until it is down to this; at most pool.high_percent",
+              KVS_READS(NumberIn(v, 1, 100, &c->store.low_percent)), kAny, kReloads},
+    ConfigKey{"move.bytes_per_second", "2GiB", "a size, 1MiB to 1PiB; 0: as fast as it goes",
               "what is copied in the background, between device and host, in a second",
-              [](std::string_view v, Config* c) {
-                return SizeIn(v, 0, kPiB, &c->mover.bytes_per_second) &&
-                       (c->mover.bytes_per_second == 0 || c->mover.bytes_per_second >= kMiB);
-              },
+              KVS_READS(SizeIn(v, 0, kPiB, &c->mover.bytes_per_second) &&
+                        (c->mover.bytes_per_second == 0 || c->mover.bytes_per_second >= kMiB)),
               kAny, kReloads},
-    ConfigKey{"move.promote_rate", "KVSTRATA_MOVE_PROMOTE_RATE", "32GB",
-              "a size, 64MiB to 16TiB; 0: no limit",
+    ConfigKey{"move.promote_rate", "32GB", "a size, 64MiB to 16TiB; 0: no limit",
               "bytes a second that moves copy from host to device while a step runs",
-              [](std::string_view v, Config* c) {
-                return SizeIn(v, 0, 16 * kTiB, &c->store.promote_rate) &&
-                       (c->store.promote_rate == 0 || c->store.promote_rate >= 64 * kMiB);
-              },
+              KVS_READS(SizeIn(v, 0, 16 * kTiB, &c->store.promote_rate) &&
+                        (c->store.promote_rate == 0 || c->store.promote_rate >= 64 * kMiB)),
               kAny, kReloads},
-    ConfigKey{
-        "pin.limit_bytes", "KVSTRATA_PIN_LIMIT_BYTES", "0",
-        "a size, 0 to 1PiB; 0: half of both pools", "bytes of all pinned prefixes together",
-        [](std::string_view v, Config* c) { return SizeIn(v, 0, kPiB, &c->store.pin_limit_bytes); },
-        kAny, kReloads},
-    ConfigKey{
-        "session.max", "KVSTRATA_SESSION_MAX", "1024", "1 to 65536",
-        "sessions at the same time, both transports together; from 64 on the last 16 are "
-        "operators'",
-        [](std::string_view v, Config* c) { return NumberIn(v, 1, 65536, &c->store.max_sessions); },
-        kAny, kReloads},
-    ConfigKey{"session.headroom_tokens", "KVSTRATA_SESSION_HEADROOM_TOKENS", "64", "1 to 65536",
+    ConfigKey{"pin.limit_bytes", "0", "a size, 0 to 1PiB; 0: half of both pools",
+              "bytes of all pinned prefixes together",
+              KVS_READS(SizeIn(v, 0, kPiB, &c->store.pin_limit_bytes)), kAny, kReloads},
+    ConfigKey{"session.max", "1024", "1 to 65536",
+              "sessions at the same time, both transports together; from 64 on the last 16 are "
+              "operators'",
+              KVS_READS(NumberIn(v, 1, 65536, &c->store.max_sessions)), kAny, kReloads},
+    ConfigKey{"session.headroom_tokens", "64", "1 to 65536",
               "tokens of pages kept ahead of what is committed",
-              [](std::string_view v, Config* c) {
-                return NumberIn(v, 1, 65536, &c->store.headroom_tokens);
-              }},
-    ConfigKey{"attach.hello_timeout", "KVSTRATA_ATTACH_HELLO_TIMEOUT", "2s",
-              "a duration, 10ms to 60s", "how long a new connection may take to say Hello",
-              [](std::string_view v, Config* c) {
-                return DurationIn(v, microseconds(10'000), microseconds(60'000'000),
-                                  &c->attach.hello_timeout);
-              },
+              KVS_READS(NumberIn(v, 1, 65536, &c->store.headroom_tokens))},
+    ConfigKey{"attach.hello_timeout", "2s", "a duration, 10ms to 60s",
+              "how long a new connection may take to say Hello",
+              KVS_READS(DurationIn(v, microseconds(10'000), microseconds(60'000'000),
+                                   &c->attach.hello_timeout)),
               kAny, kReloads},
     ConfigKey{
-        "health.patience", "KVSTRATA_HEALTH_PATIENCE", "2s", "a duration, 100ms to 600s",
+        "health.patience", "2s", "a duration, 100ms to 600s",
         "how long a loop that serves clients may take for one iteration until health says so; "
         "loops that copy, write or compute have 15 to 150 times as long",
-        [](std::string_view v, Config* c) {
-          return DurationIn(v, microseconds(100'000), microseconds(600'000'000), &c->patience);
-        },
+        KVS_READS(DurationIn(v, microseconds(100'000), microseconds(600'000'000), &c->patience)),
         kAny, kReloads},
-    ConfigKey{"attach.poll", "KVSTRATA_ATTACH_POLL", "50us", "a duration, 0 to 10ms",
+    ConfigKey{"attach.poll", "50us", "a duration, 0 to 10ms",
               "how long the rings are polled after activity before the daemon sleeps",
-              [](std::string_view v, Config* c) {
-                return DurationIn(v, microseconds(0), microseconds(10'000), &c->attach.poll);
-              }},
-    ConfigKey{"attach.reply_backlog_bytes", "KVSTRATA_ATTACH_REPLY_BACKLOG_BYTES", "1MiB",
-              "a size, 4KiB to 64MiB", "replies of one session that may wait beyond its reply ring",
-              [](std::string_view v, Config* c) {
-                return SizeIn(v, 4 * kKiB, 64 * kMiB, &c->attach.reply_backlog_bytes);
-              }},
-    ConfigKey{"chunks.bytes", "KVSTRATA_CHUNKS_BYTES", "8GiB",
+              KVS_READS(DurationIn(v, microseconds(0), microseconds(10'000), &c->attach.poll))},
+    ConfigKey{"attach.reply_backlog_bytes", "1MiB", "a size, 4KiB to 64MiB",
+              "replies of one session that may wait beyond its reply ring",
+              KVS_READS(SizeIn(v, 4 * kKiB, 64 * kMiB, &c->attach.reply_backlog_bytes))},
+    ConfigKey{"chunks.bytes", "8GiB",
               "a size, 4MiB to 8TiB and a multiple of 4KiB; 0: none are kept",
               "memory for engines' chunks, taken when the first engine comes to PATH.chunks",
-              [](std::string_view v, Config* c) { return ChunkBytes(v, &c->chunk_bytes); }},
-    ConfigKey{"chunks.layout_percent", "KVSTRATA_CHUNKS_LAYOUT_PERCENT", "100", "1 to 100",
+              KVS_READS(ChunkBytes(v, &c->chunk_bytes))},
+    ConfigKey{"chunks.layout_percent", "100", "1 to 100",
               "of chunks.bytes, what chunks of one size may take, which engines of one layout have",
-              [](std::string_view v, Config* c) {
-                return NumberIn(v, 1, 100, &c->chunk_layout_percent);
-              }},
+              KVS_READS(NumberIn(v, 1, 100, &c->chunk_layout_percent))},
     ConfigKey{
-        "backend", "KVSTRATA_BACKEND", "", "a backend of this build",
+        "backend", "", "a backend of this build",
         "implementation of the ops, for the remote transport and for clients that do not choose",
         [](std::string_view v, Config* c) {
           c->backend = v;
@@ -229,26 +194,20 @@ constexpr std::array kKeys = {
           return !v.empty() && FindBackend(v).ok();
         },
         kText},
-    ConfigKey{"threads", "KVSTRATA_THREADS", "0", "0 to 1024; 0: all cores",
-              "threads of the remote transport's ops",
-              [](std::string_view v, Config* c) { return NumberIn(v, 0, 1024, &c->threads); }},
-    ConfigKey{"work.threads", "KVSTRATA_WORK_THREADS", "1",
-              "0 to 256; 0: rows are never recompressed",
+    ConfigKey{"threads", "0", "0 to 1024; 0: all cores", "threads of the remote transport's ops",
+              KVS_READS(NumberIn(v, 0, 1024, &c->threads))},
+    ConfigKey{"work.threads", "1", "0 to 256; 0: rows are never recompressed",
               "workers that recompress sequences whose plan has a codec, away from decode",
-              [](std::string_view v, Config* c) { return NumberIn(v, 0, 256, &c->work.threads); }},
+              KVS_READS(NumberIn(v, 0, 256, &c->work.threads))},
+    ConfigKey{"work.op_threads", "1", "1 to 256", "threads of one worker's ops",
+              KVS_READS(NumberIn(v, 1, 256, &c->work.op_threads))},
+    ConfigKey{"work.queue", "1024", "1 to 1000000",
+              "sequences that may wait for a worker; more are offered again when there is room",
+              KVS_READS(NumberIn(v, 1, 1'000'000, &c->work.queue))},
+    ConfigKey{"work.cpus", "", "a list such as 0-3,6; '': all",
+              "cores that workers and their ops may run on", KVS_READS(CpuList(v, &c->work.cpus))},
     ConfigKey{
-        "work.op_threads", "KVSTRATA_WORK_OP_THREADS", "1", "1 to 256",
-        "threads of one worker's ops",
-        [](std::string_view v, Config* c) { return NumberIn(v, 1, 256, &c->work.op_threads); }},
-    ConfigKey{
-        "work.queue", "KVSTRATA_WORK_QUEUE", "1024", "1 to 1000000",
-        "sequences that may wait for a worker; more are offered again when there is room",
-        [](std::string_view v, Config* c) { return NumberIn(v, 1, 1'000'000, &c->work.queue); }},
-    ConfigKey{"work.cpus", "KVSTRATA_WORK_CPUS", "", "a list such as 0-3,6; '': all",
-              "cores that workers and their ops may run on",
-              [](std::string_view v, Config* c) { return CpuList(v, &c->work.cpus); }},
-    ConfigKey{
-        "disk.path", "KVSTRATA_DISK_PATH", "", "a directory's absolute path; '': no disk tier",
+        "disk.path", "", "a directory's absolute path; '': no disk tier",
         "where pages and artefacts are kept across restarts; made with mode 0700 if its parent "
         "exists",
         [](std::string_view v, Config* c) {
@@ -256,53 +215,37 @@ constexpr std::array kKeys = {
           return v.empty() || v.front() == '/';
         },
         kText},
+    ConfigKey{"disk.budget_bytes", "16GiB",
+              "a size that holds a segment and two checkpoints, at most 8190 segments",
+              "bytes of all files of the disk tier, reserved at the start",
+              KVS_READS(SizeIn(v, 0, kPiB, &c->disk.budget_bytes))},
     ConfigKey{
-        "disk.budget_bytes", "KVSTRATA_DISK_BUDGET_BYTES", "16GiB",
-        "a size that holds a segment and two checkpoints, at most 8190 segments",
-        "bytes of all files of the disk tier, reserved at the start",
-        [](std::string_view v, Config* c) { return SizeIn(v, 0, kPiB, &c->disk.budget_bytes); }},
-    ConfigKey{
-        "disk.segment_bytes", "KVSTRATA_DISK_SEGMENT_BYTES", "256MiB",
-        "a size, 64KiB to 4GiB and a multiple of 4KiB",
+        "disk.segment_bytes", "256MiB", "a size, 64KiB to 4GiB and a multiple of 4KiB",
         "size of one file; a page with all its layers must fit; never changes for a directory",
-        [](std::string_view v, Config* c) {
-          return SizeIn(v, 64 * kKiB, 4 * kGiB, &c->disk.segment_bytes) &&
-                 c->disk.segment_bytes % (4 * kKiB) == 0;
-        }},
-    ConfigKey{"disk.start_timeout", "KVSTRATA_DISK_START_TIMEOUT", "60s",
-              "a duration, 100ms to 60min",
+        KVS_READS(SizeIn(v, 64 * kKiB, 4 * kGiB, &c->disk.segment_bytes) &&
+                  c->disk.segment_bytes % (4 * kKiB) == 0)},
+    ConfigKey{"disk.start_timeout", "60s", "a duration, 100ms to 60min",
               "how long the disk tier's index may take at the start; then the start fails",
-              [](std::string_view v, Config* c) {
-                return DurationIn(v, microseconds(100'000), microseconds(3'600'000'000),
-                                  &c->disk_start_timeout);
-              }},
-    ConfigKey{"disk.queue", "KVSTRATA_DISK_QUEUE", "65536", "1 to 10000000",
+              KVS_READS(DurationIn(v, microseconds(100'000), microseconds(3'600'000'000),
+                                   &c->disk_start_timeout))},
+    ConfigKey{"disk.queue", "65536", "1 to 10000000",
               "pages and artefacts that may wait to be written; more are not written",
-              [](std::string_view v, Config* c) {
-                return NumberIn(v, 1, 10'000'000, &c->tier_pages.writer.queue);
-              }},
-    ConfigKey{"disk.readers", "KVSTRATA_DISK_READERS", "2", "1 to 16",
+              KVS_READS(NumberIn(v, 1, 10'000'000, &c->tier_pages.writer.queue))},
+    ConfigKey{"disk.readers", "2", "1 to 16",
               "batches of pages read from disk for opening sequences at once, in rounds",
-              [](std::string_view v, Config* c) {
-                return NumberIn(v, 1, 16, &c->tier_pages.loads.readers);
-              }},
-    ConfigKey{"disk.load_timeout", "KVSTRATA_DISK_LOAD_TIMEOUT", "500ms", "a duration, 1ms to 60s",
+              KVS_READS(NumberIn(v, 1, 16, &c->tier_pages.loads.readers))},
+    ConfigKey{"disk.load_timeout", "500ms", "a duration, 1ms to 60s",
               "how long an opening sequence may wait for pages on disk; then its prefix ends there",
-              [](std::string_view v, Config* c) {
-                return DurationIn(v, microseconds(1000), microseconds(60'000'000),
-                                  &c->tier_pages.loads.load_timeout);
-              },
+              KVS_READS(DurationIn(v, microseconds(1000), microseconds(60'000'000),
+                                   &c->tier_pages.loads.load_timeout)),
               kAny, kReloads},
-    ConfigKey{"disk.checkpoint_interval", "KVSTRATA_DISK_CHECKPOINT_INTERVAL", "60s",
+    ConfigKey{"disk.checkpoint_interval", "60s",
               "0: at a clean stop only; else a duration up to 24h",
               "how often what was written to disk is made durable and its index saved",
-              [](std::string_view v, Config* c) {
-                return DurationIn(v, microseconds(0), microseconds(86'400'000'000),
-                                  &c->disk_values.checkpoint_interval);
-              }},
+              KVS_READS(DurationIn(v, microseconds(0), microseconds(86'400'000'000),
+                                   &c->disk_values.checkpoint_interval))},
     ConfigKey{
-        "parameters.directory", "KVSTRATA_PARAMETERS_DIRECTORY", "",
-        "a directory's absolute path; '': none",
+        "parameters.directory", "", "a directory's absolute path; '': none",
         "where the files lie that plans name by `parameters` (SeKV, trained), before those shipped",
         [](std::string_view v, Config* c) {
           c->store.parameters_directory = v;
@@ -310,35 +253,27 @@ constexpr std::array kKeys = {
         },
         kText},
     ConfigKey{
-        "shutdown.timeout", "KVSTRATA_SHUTDOWN_TIMEOUT", "4s", "a duration, 100ms to 5s",
+        "shutdown.timeout", "4s", "a duration, 100ms to 5s",
         "a shutdown that takes longer, without what it writes, is cut short, with exit code 1",
-        [](std::string_view v, Config* c) {
-          return DurationIn(v, microseconds(100'000), microseconds(5'000'000),
-                            &c->shutdown_timeout);
-        },
+        KVS_READS(
+            DurationIn(v, microseconds(100'000), microseconds(5'000'000), &c->shutdown_timeout)),
         kAny, kReloads},
-    ConfigKey{"shutdown.write_timeout", "KVSTRATA_SHUTDOWN_WRITE_TIMEOUT", "20s",
-              "0: not at all; else a duration up to 10m",
+    ConfigKey{"shutdown.write_timeout", "20s", "0: not at all; else a duration up to 10m",
               "how long a shutdown goes on writing what engines have computed to disk and remote",
-              [](std::string_view v, Config* c) {
-                return DurationIn(v, microseconds(0), microseconds(600'000'000),
-                                  &c->shutdown_write_timeout);
-              },
+              KVS_READS(DurationIn(v, microseconds(0), microseconds(600'000'000),
+                                   &c->shutdown_write_timeout)),
               kAny, kReloads},
-    ConfigKey{"log.level", "KVSTRATA_LOG_LEVEL", "info",
-              "trace, debug, info, warn (or warning), error",
-              "least severe events that are written",
-              [](std::string_view v, Config* c) { return ParseLogLevel(v, &c->log_level); }, kText,
-              kReloads},
-    ConfigKey{"log.format", "KVSTRATA_LOG_FORMAT", "text", "text, json", "form of a line on stderr",
+    ConfigKey{"log.level", "info", "trace, debug, info, warn (or warning), error",
+              "least severe events that are written", KVS_READS(ParseLogLevel(v, &c->log_level)),
+              kText, kReloads},
+    ConfigKey{"log.format", "text", "text, json", "form of a line on stderr",
               [](std::string_view v, Config* c) {
                 c->log_format = v == "json" ? LogFormat::kJson : LogFormat::kText;
                 return v == "json" || v == "text";
               },
               kText},
     ConfigKey{
-        "http.listen", "KVSTRATA_HTTP_LISTEN", "",
-        "127.0.0.1:PORT, [::1]:PORT or unix:/PATH; '': nowhere",
+        "http.listen", "", "127.0.0.1:PORT, [::1]:PORT or unix:/PATH; '': nowhere",
         "where /metrics, the probes and the status page are served, to everybody on this machine",
         [](std::string_view v, Config* c) {
           c->http_listen = v;
@@ -346,7 +281,7 @@ constexpr std::array kKeys = {
         },
         kText},
     ConfigKey{
-        "trace.endpoint", "KVSTRATA_TRACE_ENDPOINT", "",
+        "trace.endpoint", "",
         "http://ADDRESS[:PORT][/PATH], such as http://127.0.0.1:4318/v1/traces; '': nowhere",
         "OpenTelemetry collector that gets the spans of traced requests, as OTLP/HTTP in JSON",
         [](std::string_view v, Config* c) {
@@ -354,14 +289,11 @@ constexpr std::array kKeys = {
           return v.empty() || ParseTraceEndpoint(v).has_value();
         },
         kText},
-    ConfigKey{"recall.every", "KVSTRATA_RECALL_EVERY", "4096", "1 to 1000000000; 0: never",
+    ConfigKey{"recall.every", "4096", "1 to 1000000000; 0: never",
               "of decode steps whose plan selects, about one in so many is measured beside full "
               "attention, for the metrics",
-              [](std::string_view v, Config* c) {
-                return NumberIn(v, 0, 1'000'000'000, &c->store.recall_every);
-              },
-              kAny, kReloads},
-    ConfigKey{"debug.coredump", "KVSTRATA_DEBUG_COREDUMP", "false", "true, false",
+              KVS_READS(NumberIn(v, 0, 1'000'000'000, &c->store.recall_every)), kAny, kReloads},
+    ConfigKey{"debug.coredump", "false", "true, false",
               "allow core dumps and debuggers; a dump holds users' caches",
               [](std::string_view v, Config* c) {
                 c->coredump = v == "true";
@@ -373,12 +305,19 @@ constexpr std::array kKeys = {
 
 std::span<const ConfigKey> ConfigKeys() {
   static const std::vector<ConfigKey> keys = [] {
-    std::vector<ConfigKey> all(kKeys.begin(), kKeys.end());
+    std::vector<ConfigKey> all(kDaemonKeys.begin(), kDaemonKeys.end());
     all.insert(all.end(), RemoteKeys().begin(), RemoteKeys().end());
     all.insert(all.end(), LimitKeys().begin(), LimitKeys().end());
     return all;
   }();
   return keys;
+}
+
+std::string EnvironmentOf(const ConfigKey& key) {
+  if (key.name == "socket.path") return "KVSTRATA_SOCKET";
+  std::string name = "KVSTRATA_" + std::string(key.name);
+  for (char& c : name) c = c == '.' ? '_' : static_cast<char>(std::toupper(c));
+  return name;
 }
 
 const ConfigKey* FindConfigKey(std::string_view name) {

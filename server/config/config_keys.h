@@ -16,7 +16,7 @@
 namespace kvstrata {
 
 struct ConfigKey {
-  std::string_view name, environment;
+  std::string_view name;
   std::string_view fallback;  // empty: LoadConfig fills it in
   std::string_view allowed, description;
   bool (*apply)(std::string_view value, Config* c);  // false: not allowed
@@ -24,7 +24,12 @@ struct ConfigKey {
   bool reloads = false;                              // config_reload.h applies it
 };
 
+// What a key's last two members are called where they are set.
+inline constexpr bool kAny = false, kText = true, kReloads = true;
+
 std::span<const ConfigKey> ConfigKeys();
+// "KVSTRATA_POOL_HOST_BYTES" for pool.host_bytes; for socket.path KVSTRATA_SOCKET.
+std::string EnvironmentOf(const ConfigKey& key);
 const ConfigKey* FindConfigKey(std::string_view name);  // null: there is none
 // Whether a reload applies it; of any key, those of tables (plans.NAME, limits.users.USER.LIMIT,
 // remote.tenants.USER.KEY) too.

@@ -42,25 +42,24 @@ bool ApplyDefault(std::string_view text, Config* config) {
   return setting.has_value();
 }
 
-constexpr std::array<ConfigKey, kLimits> kKeys = {{
-    {"limits.sessions", "KVSTRATA_LIMITS_SESSIONS", "512", kNumber,
+constexpr std::array<ConfigKey, kLimits> kLimitKeys = {{
+    {"limits.sessions", "512", kNumber,
      "sessions of one user, those that ended while their process lives among them",
      ApplyDefault<Limit::kSessions>, false, true},
-    {"limits.attaches_per_second", "KVSTRATA_LIMITS_ATTACHES_PER_SECOND", "200", kNumber,
-     "how often one user may attach within a second", ApplyDefault<Limit::kAttachesPerSecond>,
-     false, true},
-    {"limits.connections", "KVSTRATA_LIMITS_CONNECTIONS", "256", kNumber,
-     "connections of one user to the gRPC socket", ApplyDefault<Limit::kConnections>, false, true},
-    {"limits.models", "KVSTRATA_LIMITS_MODELS", "256", kNumber,
-     "models that sessions of one user have registered", ApplyDefault<Limit::kModels>, false, true},
-    {"limits.sequences", "KVSTRATA_LIMITS_SEQUENCES", "16384", kNumber,
-     "open sequences of one user", ApplyDefault<Limit::kSequences>, false, true},
-    {"limits.device_bytes", "KVSTRATA_LIMITS_DEVICE_BYTES", "90%", kBytesOrShare,
+    {"limits.attaches_per_second", "200", kNumber, "how often one user may attach within a second",
+     ApplyDefault<Limit::kAttachesPerSecond>, false, true},
+    {"limits.connections", "256", kNumber, "connections of one user to the gRPC socket",
+     ApplyDefault<Limit::kConnections>, false, true},
+    {"limits.models", "256", kNumber, "models that sessions of one user have registered",
+     ApplyDefault<Limit::kModels>, false, true},
+    {"limits.sequences", "16384", kNumber, "open sequences of one user",
+     ApplyDefault<Limit::kSequences>, false, true},
+    {"limits.device_bytes", "90%", kBytesOrShare,
      "what one user may hold of all device pools together", ApplyDefault<Limit::kDeviceBytes>,
      false, true},
-    {"limits.host_bytes", "KVSTRATA_LIMITS_HOST_BYTES", "90%", kBytesOrShare,
-     "what one user may hold of the host pool", ApplyDefault<Limit::kHostBytes>, false, true},
-    {"limits.queued_work", "KVSTRATA_LIMITS_QUEUED_WORK", "256", kNumber,
+    {"limits.host_bytes", "90%", kBytesOrShare, "what one user may hold of the host pool",
+     ApplyDefault<Limit::kHostBytes>, false, true},
+    {"limits.queued_work", "256", kNumber,
      "of one user: builds, and sequences in the workers' queue", ApplyDefault<Limit::kQueuedWork>,
      false, true},
 }};
@@ -73,7 +72,7 @@ uint64_t ValueOf(Limit limit, const LimitSetting& setting, uint64_t device, uint
 
 }  // namespace
 
-std::span<const ConfigKey> LimitKeys() { return kKeys; }
+std::span<const ConfigKey> LimitKeys() { return kLimitKeys; }
 
 bool IsUserLimitKey(std::string_view key) { return key.starts_with(kPrefix); }
 

@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 #include "base/quantities.h"
@@ -38,6 +39,11 @@ inline bool DurationIn(std::string_view text, std::chrono::microseconds low,
   return true;
 }
 
+inline std::string MiB(uint64_t bytes) { return std::to_string(bytes / kMiB) + " MiB"; }
+
 }  // namespace kvstrata
+
+// How a key is applied (config_keys.h): by an expression over its text `v` and the Config `c`.
+#define KVS_READS(expression) [](std::string_view v, Config* c) -> bool { return expression; }
 
 #endif  // KVSTRATA_SERVER_CONFIG_CONFIG_NUMBERS_H_

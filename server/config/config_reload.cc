@@ -31,7 +31,7 @@ std::vector<ConfigEntry> AppliedOf(std::span<const ConfigEntry> running,
   return applied;
 }
 
-void Tell(const std::vector<ConfigChange>& changes, std::string_view by) {
+void LogChanges(const std::vector<ConfigChange>& changes, std::string_view by) {
   size_t restart = 0;
   for (const ConfigChange& c : changes) {
     restart += c.applies ? 0 : 1;
@@ -84,7 +84,7 @@ Result<std::vector<ConfigChange>> ConfigReload::Reload(bool dry_run, std::string
     MutexLock lock(mu_);
     entries_ = AppliedOf(running, next.config.entries);
   }
-  Tell(changes, by);
+  LogChanges(changes, by);
   return changes;
 }
 

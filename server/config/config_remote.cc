@@ -69,27 +69,22 @@ bool IsFile(std::string_view text, std::string* out) {
   return text.empty() || text.front() == '/';
 }
 
-constexpr bool kAny = false, kText = true;
-constexpr bool kReloads = true;
 constexpr std::string_view kRate = "a size, 1MiB to 1PiB; 0: no limit";
 
-constexpr std::array kKeys = {
+constexpr std::array kRemoteKeys = {
+    ConfigKey{"remote.redis", "", "HOST:PORT[,HOST:PORT...], up to 64; '': no remote tier",
+              "servers of the Redis or Valkey cluster that nodes share pages through; those named "
+              "tell of the others",
+              KVS_READS(TakeServers("redis", v, c) || AreServers(v)), kText},
     ConfigKey{
-        "remote.redis", "KVSTRATA_REMOTE_REDIS", "",
-        "HOST:PORT[,HOST:PORT...], up to 64; '': no remote tier",
-        "servers of the Redis or Valkey cluster that nodes share pages through; those named "
-        "tell of the others",
-        [](std::string_view v, Config* c) { return TakeServers("redis", v, c) || AreServers(v); },
-        kText},
-    ConfigKey{
-        "remote.mooncake", "KVSTRATA_REMOTE_MOONCAKE", "", "HOST:PORT; '': no Mooncake Store",
+        "remote.mooncake", "", "HOST:PORT; '': no Mooncake Store",
         "master of the Mooncake Store that nodes share pages through, in place of remote.redis",
         [](std::string_view v, Config* c) {
           c->remote.agent.master = v;
           return TakeServers("mooncake", v, c) || IsNodeAddress(v);
         },
         kText},
-    ConfigKey{"remote.mooncake_metadata", "KVSTRATA_REMOTE_MOONCAKE_METADATA", "P2PHANDSHAKE",
+    ConfigKey{"remote.mooncake_metadata", "P2PHANDSHAKE",
               "P2PHANDSHAKE, or a URL of up to 256 characters",
               "where Mooncake's clients find each other, as its other clients have it",
               [](std::string_view v, Config* c) {
@@ -98,14 +93,13 @@ constexpr std::array kKeys = {
                        (v.find("://") != std::string_view::npos && v.size() <= kMostTextBytes);
               },
               kText},
-    ConfigKey{"remote.mooncake_protocol", "KVSTRATA_REMOTE_MOONCAKE_PROTOCOL", "tcp", "tcp, rdma",
-              "how Mooncake moves bytes",
+    ConfigKey{"remote.mooncake_protocol", "tcp", "tcp, rdma", "how Mooncake moves bytes",
               [](std::string_view v, Config* c) {
                 c->remote.agent.protocol = v;
                 return v == "tcp" || v == "rdma";
               },
               kText},
-    ConfigKey{"remote.mooncake_devices", "KVSTRATA_REMOTE_MOONCAKE_DEVICES", "",
+    ConfigKey{"remote.mooncake_devices", "",
               "names with commas, up to 256 characters; '': as Mooncake finds them",
               "RDMA devices that Mooncake uses",
               [](std::string_view v, Config* c) {
@@ -113,146 +107,103 @@ constexpr std::array kKeys = {
                 return v.find(' ') == std::string_view::npos && v.size() <= kMostTextBytes;
               },
               kText},
-    ConfigKey{"remote.mooncake_interface", "KVSTRATA_REMOTE_MOONCAKE_INTERFACE", "lo",
-              "a network interface, 1 to 15 characters",
+    ConfigKey{"remote.mooncake_interface", "lo", "a network interface, 1 to 15 characters",
               "by its IPv4 address the store knows this node",
               [](std::string_view v, Config* c) {
                 c->remote.agent.interface = v;
                 return !v.empty() && v.size() < IFNAMSIZ;
               },
               kText},
-    ConfigKey{"remote.mooncake_python", "KVSTRATA_REMOTE_MOONCAKE_PYTHON", "/usr/bin/python3",
-              "a file's absolute path", "the Python that has Mooncake's package",
-              [](std::string_view v, Config* c) {
-                return IsFile(v, &c->remote.agent.python) && !v.empty();
-              },
-              kText},
-    ConfigKey{"remote.secret_file", "KVSTRATA_REMOTE_SECRET_FILE", "",
-              "a file's absolute path; required with a remote tier",
+    ConfigKey{"remote.mooncake_python", "/usr/bin/python3", "a file's absolute path",
+              "the Python that has Mooncake's package",
+              KVS_READS(IsFile(v, &c->remote.agent.python) && !v.empty()), kText},
+    ConfigKey{"remote.secret_file", "", "a file's absolute path; required with a remote tier",
               "one line of 32 to 512 characters, the same on every node; mode 0600",
-              [](std::string_view v, Config* c) { return IsFile(v, &c->remote.secret_file); },
-              kText},
-    ConfigKey{"remote.user", "KVSTRATA_REMOTE_USER", "", "up to 64 characters",
+              KVS_READS(IsFile(v, &c->remote.secret_file)), kText},
+    ConfigKey{"remote.user", "", "up to 64 characters",
               "user of the servers' ACL that the daemon logs in as; '': the default one",
               [](std::string_view v, Config* c) {
                 c->remote.user = v;
                 return v.size() <= kMostNameBytes;
               },
               kText},
-    ConfigKey{"remote.password_file", "KVSTRATA_REMOTE_PASSWORD_FILE", "",
-              "a file's absolute path; '': no password",
+    ConfigKey{"remote.password_file", "", "a file's absolute path; '': no password",
               "its first line is the password that the servers ask for",
-              [](std::string_view v, Config* c) { return IsFile(v, &c->remote.password_file); },
-              kText},
-    ConfigKey{"remote.tls", "KVSTRATA_REMOTE_TLS", "false", "true, false",
+              KVS_READS(IsFile(v, &c->remote.password_file)), kText},
+    ConfigKey{"remote.tls", "false", "true, false",
               "connections to the servers are encrypted, and their certificates checked",
               [](std::string_view v, Config* c) {
                 c->remote.tls.on = v == "true";
                 return v == "true" || v == "false";
               }},
-    ConfigKey{
-        "remote.tls_ca_file", "KVSTRATA_REMOTE_TLS_CA_FILE", "",
-        "a file's absolute path; '': the system's authorities",
-        "authorities that the servers' certificates are checked against",
-        [](std::string_view v, Config* c) { return IsFile(v, &c->remote.tls.authorities_file); },
-        kText},
-    ConfigKey{
-        "remote.tls_cert_file", "KVSTRATA_REMOTE_TLS_CERT_FILE", "",
-        "a file's absolute path; '': none",
-        "the daemon's certificate, for servers that ask for one",
-        [](std::string_view v, Config* c) { return IsFile(v, &c->remote.tls.certificate_file); },
-        kText},
-    ConfigKey{"remote.tls_key_file", "KVSTRATA_REMOTE_TLS_KEY_FILE", "",
-              "a file's absolute path; '': none", "the key of that certificate",
-              [](std::string_view v, Config* c) { return IsFile(v, &c->remote.tls.key_file); },
-              kText},
-    ConfigKey{"remote.seal", "KVSTRATA_REMOTE_SEAL", "none", "none, gcm",
+    ConfigKey{"remote.tls_ca_file", "", "a file's absolute path; '': the system's authorities",
+              "authorities that the servers' certificates are checked against",
+              KVS_READS(IsFile(v, &c->remote.tls.authorities_file)), kText},
+    ConfigKey{"remote.tls_cert_file", "", "a file's absolute path; '': none",
+              "the daemon's certificate, for servers that ask for one",
+              KVS_READS(IsFile(v, &c->remote.tls.certificate_file)), kText},
+    ConfigKey{"remote.tls_key_file", "", "a file's absolute path; '': none",
+              "the key of that certificate", KVS_READS(IsFile(v, &c->remote.tls.key_file)), kText},
+    ConfigKey{"remote.seal", "none", "none, gcm",
               "what the servers see of values: their bytes, or AES-256-GCM",
               [](std::string_view v, Config* c) {
                 c->remote.seal = v;
                 return v == "none" || v == "gcm";
               },
               kText},
-    ConfigKey{"remote.tenant", "KVSTRATA_REMOTE_TENANT", "kvstrata", "1 to 64 characters",
+    ConfigKey{"remote.tenant", "kvstrata", "1 to 64 characters",
               "name under which nodes share: those with another one find nothing of each other",
               [](std::string_view v, Config* c) {
                 c->remote.tenant = v;
                 return !v.empty() && v.size() <= kMostNameBytes;
               },
               kText},
-    ConfigKey{"remote.ttl", "KVSTRATA_REMOTE_TTL", "7d", "a duration, 1min to 3650d",
+    ConfigKey{"remote.ttl", "7d", "a duration, 1min to 3650d",
               "how long a value stays that nobody puts again; older ones are refused",
-              [](std::string_view v, Config* c) {
-                return DurationIn(v, kMinute, 3650 * kDay, &c->remote.ttl);
-              }},
-    ConfigKey{
-        "remote.write", "KVSTRATA_REMOTE_WRITE", "reused", "reused, all, off",
-        "what goes there: what was opened twice, is pinned or a codec's artefact; all pages; "
-        "nothing",
-        [](std::string_view v, Config* c) { return ParseWrite(v, &c->remote.pages.writer.write); },
-        kText, kReloads},
-    ConfigKey{"remote.min_tokens", "KVSTRATA_REMOTE_MIN_TOKENS", "256", "1 to 16777216",
+              KVS_READS(DurationIn(v, kMinute, 3650 * kDay, &c->remote.ttl))},
+    ConfigKey{"remote.write", "reused", "reused, all, off",
+              "what goes there: what was opened twice, is pinned or a codec's artefact; all pages; "
+              "nothing",
+              KVS_READS(ParseWrite(v, &c->remote.pages.writer.write)), kText, kReloads},
+    ConfigKey{"remote.min_tokens", "256", "1 to 16777216",
               "it is asked only where so many tokens of a prompt are missing here",
-              [](std::string_view v, Config* c) {
-                return NumberIn(v, 1, 1 << 24, &c->remote.pages.searches->min_tokens);
-              },
-              kAny, kReloads},
-    ConfigKey{"remote.deadline", "KVSTRATA_REMOTE_DEADLINE", "1s", "a duration, 1ms to 60s",
+              KVS_READS(NumberIn(v, 1, 1 << 24, &c->remote.pages.searches->min_tokens)), kAny,
+              kReloads},
+    ConfigKey{"remote.deadline", "1s", "a duration, 1ms to 60s",
               "how long an opening sequence may wait for it, question and values together",
-              [](std::string_view v, Config* c) {
-                return DurationIn(v, kMillisecond, kMinute, &c->remote.pages.searches->deadline);
-              },
+              KVS_READS(DurationIn(v, kMillisecond, kMinute, &c->remote.pages.searches->deadline)),
               kAny, kReloads},
-    ConfigKey{"remote.deadline_per_1024_tokens", "KVSTRATA_REMOTE_DEADLINE_PER_1024_TOKENS",
-              "100ms", "a duration, 0 to 10s", "so much more for each 1024 tokens that are missing",
-              [](std::string_view v, Config* c) {
-                return DurationIn(v, microseconds(0), microseconds(10'000'000),
-                                  &c->remote.pages.searches->deadline_per_1024);
-              },
-              kAny, kReloads},
-    ConfigKey{"remote.deadline_most", "KVSTRATA_REMOTE_DEADLINE_MOST", "10s",
-              "a duration, 1ms to 60s", "the most that these two come to",
-              [](std::string_view v, Config* c) {
-                return DurationIn(v, kMillisecond, kMinute,
-                                  &c->remote.pages.searches->deadline_most);
-              },
-              kAny, kReloads},
-    ConfigKey{"remote.miss_ttl", "KVSTRATA_REMOTE_MISS_TTL", "5s", "a duration, 0 to 60min",
-              "what it did not have is not asked for again so long",
-              [](std::string_view v, Config* c) {
-                return DurationIn(v, microseconds(0), 60 * kMinute,
-                                  &c->remote.pages.searches->miss_ttl);
-              },
-              kAny, kReloads},
-    ConfigKey{"remote.read_rate", "KVSTRATA_REMOTE_READ_RATE", "0", kRate,
-              "bytes a second that opens read from it; what is beyond is computed",
-              [](std::string_view v, Config* c) {
-                return RateIn(v, &c->remote.pages.searches->read_rate);
-              },
-              kAny, kReloads},
-    ConfigKey{"remote.write_rate", "KVSTRATA_REMOTE_WRITE_RATE", "0", kRate,
-              "bytes a second that go there",
-              [](std::string_view v, Config* c) { return RateIn(v, &c->remote.pages.writer.rate); },
+    ConfigKey{"remote.deadline_per_1024_tokens", "100ms", "a duration, 0 to 10s",
+              "so much more for each 1024 tokens that are missing",
+              KVS_READS(DurationIn(v, microseconds(0), microseconds(10'000'000),
+                                   &c->remote.pages.searches->deadline_per_1024)),
               kAny, kReloads},
     ConfigKey{
-        "remote.tenant_read_rate", "KVSTRATA_REMOTE_TENANT_READ_RATE", "0", kRate,
-        "the same for opens of each tenant",
-        [](std::string_view v,
-           Config* c) { return RateIn(v, &c->remote.pages.searches->tenant_read_rates.usual); },
+        "remote.deadline_most", "10s", "a duration, 1ms to 60s", "the most that these two come to",
+        KVS_READS(DurationIn(v, kMillisecond, kMinute, &c->remote.pages.searches->deadline_most)),
         kAny, kReloads},
-    ConfigKey{"remote.tenant_write_rate", "KVSTRATA_REMOTE_TENANT_WRITE_RATE", "0", kRate,
-              "bytes a second of each tenant's that may go there; what is beyond does not",
+    ConfigKey{"remote.miss_ttl", "5s", "a duration, 0 to 60min",
+              "what it did not have is not asked for again so long",
+              KVS_READS(DurationIn(v, microseconds(0), 60 * kMinute,
+                                   &c->remote.pages.searches->miss_ttl)),
+              kAny, kReloads},
+    ConfigKey{"remote.read_rate", "0", kRate,
+              "bytes a second that opens read from it; what is beyond is computed",
+              KVS_READS(RateIn(v, &c->remote.pages.searches->read_rate)), kAny, kReloads},
+    ConfigKey{"remote.write_rate", "0", kRate, "bytes a second that go there",
+              KVS_READS(RateIn(v, &c->remote.pages.writer.rate)), kAny, kReloads},
+    ConfigKey{"remote.tenant_read_rate", "0", kRate, "the same for opens of each tenant",
               [](std::string_view v, Config* c) {
-                return RateIn(v, &c->remote.pages.writer.tenant_rates.usual);
+                return RateIn(v, &c->remote.pages.searches->tenant_read_rates.usual);
               },
               kAny, kReloads},
-    ConfigKey{"remote.queue_bytes", "KVSTRATA_REMOTE_QUEUE_BYTES", "1GiB", "a size, 1MiB to 1PiB",
+    ConfigKey{"remote.tenant_write_rate", "0", kRate,
+              "bytes a second of each tenant's that may go there; what is beyond does not",
+              KVS_READS(RateIn(v, &c->remote.pages.writer.tenant_rates.usual)), kAny, kReloads},
+    ConfigKey{"remote.queue_bytes", "1GiB", "a size, 1MiB to 1PiB",
               "pages and artefacts that may wait to go there; more do not",
-              [](std::string_view v, Config* c) {
-                return SizeIn(v, kMiB, kPiB, &c->remote.pages.writer.queue_bytes);
-              }},
-    ConfigKey{"remote.announce", "KVSTRATA_REMOTE_ANNOUNCE", "",
-              "HOST:PORT, an address of this machine; '': not announced",
+              KVS_READS(SizeIn(v, kMiB, kPiB, &c->remote.pages.writer.queue_bytes))},
+    ConfigKey{"remote.announce", "", "HOST:PORT, an address of this machine; '': not announced",
               "where other nodes ask this one what it has of a prompt, and it listens; needs "
               "remote.tls_cert_file, tls_key_file and tls_ca_file but on loopback",
               [](std::string_view v, Config* c) {
@@ -291,7 +242,7 @@ std::string SetTenantRate(const std::string& user, std::string_view text,
 
 }  // namespace
 
-std::span<const ConfigKey> RemoteKeys() { return kKeys; }
+std::span<const ConfigKey> RemoteKeys() { return kRemoteKeys; }
 
 bool IsTenantKey(std::string_view key) { return key.starts_with(kTenants); }
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "server/config/config_numbers.h"
 #include "server/memory/cgroup.h"
 #include "server/telemetry/log.h"
 
@@ -54,8 +55,6 @@ void FitDefaults(CgroupMemory memory, std::string_view whose, Tell tell, Config*
   fit("pool.host_bytes", &config->store.host_bytes);
   if (config->devices.emulated > 0) fit("pool.device_bytes", &config->store.device_bytes);
 }
-
-std::string MiB(uint64_t bytes) { return std::to_string(bytes >> 20) + " MiB"; }
 
 Status CheckPhysical(uint64_t machine, uint64_t host, uint64_t emulated) {
   if (machine == 0 || host + emulated <= machine) return OkStatus();

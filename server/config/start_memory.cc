@@ -9,10 +9,11 @@
 #include <string>
 #include <thread>
 
+#include "server/config/config_numbers.h"
+
 namespace kvstrata {
 namespace {
 
-constexpr uint64_t kMiB = uint64_t{1} << 20;
 // What a start was seen to take besides its threads, and half of that again for the first requests.
 constexpr uint64_t kBesideThreads = 64 * kMiB;
 // jemalloc's: an arena for each thread, up to four a core, of a first chunk and what describes it.
@@ -37,8 +38,6 @@ bool MayReserve(uint64_t bytes) {
   void* const at = mmap(nullptr, bytes, PROT_NONE, kFlags, -1, 0);
   return at != MAP_FAILED && munmap(at, bytes) == 0;
 }
-
-std::string MiB(uint64_t bytes) { return std::to_string(bytes / kMiB) + " MiB"; }
 
 }  // namespace
 

@@ -188,7 +188,7 @@ std::string KeyParagraphs() {
     meaning += "; " + std::string(key.allowed);
     if (!key.fallback.empty()) meaning += "; default " + std::string(key.fallback);
     if (key.reloads) meaning += "; may change while it runs";
-    out += RoffParagraph(std::string(key.name) + ", " + std::string(key.environment), meaning);
+    out += RoffParagraph(std::string(key.name) + ", " + EnvironmentOf(key), meaning);
   }
   return out;
 }

@@ -181,11 +181,7 @@ int AwaitEnd(const sigset_t& signals, Daemon* daemon) {
       continue;
     }
     uint64_t suppressed = 0;
-    const auto now = Clock::now().time_since_epoch();
-    if (!limiter.Allow(std::chrono::duration_cast<std::chrono::seconds>(now).count(),
-                       &suppressed)) {
-      continue;
-    }
+    if (!limiter.Allow(&suppressed)) continue;
     LogEvent(LogLevel::kWarn, "signal_ignored",
              {{"signal", strsignal(signal)},
               {"why", "it means nothing here; SIGTERM ends the daemon"},

@@ -19,7 +19,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr const char* kThread = "kvs-nodes";
+constexpr const char* kNodesThread = "kvs-nodes";
 constexpr int kNonceBytes = 16;
 // A node that comes back is found again so soon.
 constexpr int kMostBackoffMs = 1000;
@@ -73,7 +73,7 @@ struct NodeCalls::Call {
 
 NodeCalls::NodeCalls(NodeCredentials credentials, const remote::NodeKeys& keys)
     : credentials_(std::move(credentials)), keys_(keys), thread_([this] { Serve(); }) {
-  pthread_setname_np(thread_.native_handle(), kThread);
+  pthread_setname_np(thread_.native_handle(), kNodesThread);
 }
 
 NodeCalls::~NodeCalls() { Stop(); }
@@ -154,7 +154,7 @@ Result<v1::LookupPagesResponse> NodeCalls::AnswerOf(const Call& call) const {
 
 void NodeCalls::Serve() {
   WarmUpAllocator();
-  Heartbeat beat(kThread);
+  Heartbeat beat(kNodesThread);
   for (;;) {
     void* tag = nullptr;
     bool ok = false;
@@ -167,7 +167,7 @@ void NodeCalls::Serve() {
       MutexLock lock(mu_);
       under_way_.erase(call.get());
     }
-    Survive(kThread, [&] { call->done(AnswerOf(*call)); });
+    Survive(kNodesThread, [&] { call->done(AnswerOf(*call)); });
   }
 }
 

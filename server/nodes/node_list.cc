@@ -23,7 +23,7 @@ using remote::kNodeSeats;
 using remote::NodeAnnouncement;
 using Clock = std::chrono::steady_clock;
 
-constexpr const char* kThread = "kvs-announce";
+constexpr const char* kAnnounceThread = "kvs-announce";
 constexpr uint32_t kPatience = 10;  // it waits for servers, for kRequest each time
 constexpr std::chrono::milliseconds kRequest{1000};
 constexpr std::chrono::milliseconds kFarewell{200};
@@ -55,7 +55,7 @@ NodeList::~NodeList() {
 void NodeList::Start() {
   KVS_CHECK(!options_.address.empty());
   thread_ = std::thread([this] { Serve(); });
-  pthread_setname_np(thread_.native_handle(), kThread);
+  pthread_setname_np(thread_.native_handle(), kAnnounceThread);
 }
 
 void NodeList::Stop() {
@@ -163,7 +163,7 @@ void NodeList::Read(const Result<Seats>& seats, const Done& done) {
     MutexLock lock(mu_);
     if (known_ && Clock::now() - known_at_ <= options_.ttl) known = known_;
   }
-  Survive(kThread, [&] { done(known ? Result<ListedNodes>(*known) : seats.status()); });
+  Survive(kAnnounceThread, [&] { done(known ? Result<ListedNodes>(*known) : seats.status()); });
   MutexLock lock(mu_);
   --reading_;
   stopped_.notify_all();
@@ -252,15 +252,15 @@ void NodeList::TellOutcome(const Status& outcome) {
 
 void NodeList::Serve() {
   WarmUpAllocator();
-  Heartbeat beat(kThread, kPatience);
+  Heartbeat beat(kAnnounceThread, kPatience);
   for (;;) {
     Status outcome = Unavailable("MEMORY", "the daemon has no memory to announce itself");
     {
       const LoopIteration iteration(&beat);
-      Survive(kThread, [&] { outcome = Announce(); });
+      Survive(kAnnounceThread, [&] { outcome = Announce(); });
     }
     if (stop_.stop_requested()) return;
-    Survive(kThread, [&] { TellOutcome(outcome); });
+    Survive(kAnnounceThread, [&] { TellOutcome(outcome); });
     std::unique_lock<std::mutex> lock(mu_.native());
     const bool over =
         stopped_.wait_for(lock, outcome.ok() ? options_.renew : options_.retry,

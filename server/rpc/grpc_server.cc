@@ -50,7 +50,7 @@ constexpr uint64_t kDescriptorsOfConnection = 2;
 constexpr int kMaxAcceptsPerIteration = 16;
 constexpr size_t kMostClosing = 16;
 constexpr std::chrono::milliseconds kClosingPause{50};
-constexpr uint32_t kLogBurst = 5;  // refusals a second that are worth a line each
+constexpr uint32_t kRefusalLogBurst = 5;  // refusals a second that are worth a line each
 // How long a thread of gRPC's may sleep when gRPC forgets to wake it, which it does while it ends.
 constexpr int kMostSleepMs = 500;
 
@@ -135,10 +135,6 @@ class UserServer {
 
 bool IsOperator(uint32_t uid) { return uid == 0 || uid == geteuid(); }
 
-int64_t NowSeconds() {
-  return std::chrono::duration_cast<std::chrono::seconds>(Clock::now().time_since_epoch()).count();
-}
-
 }  // namespace
 
 class GrpcServer::Impl {
@@ -180,7 +176,7 @@ class GrpcServer::Impl {
   RefusedConnections refused_;
   std::map<uint32_t, std::unique_ptr<UserServer>> users_;
   Heartbeat beat_{"kvs-grpc-accept"};
-  LogLimiter refusals_{kLogBurst};
+  LogLimiter refusals_{kRefusalLogBurst};
   Clock::time_point next_tick_;
   // Goes before the services that its tasks use.
   std::unique_ptr<WorkQueue> queue_;
@@ -338,7 +334,7 @@ Status GrpcServer::Impl::Admit(const PeerIdentity& peer, UniqueFd* connection) {
 void GrpcServer::Impl::Refuse(const Status& why, const PeerIdentity& peer) {
   CountRefusal(why.reason());
   uint64_t suppressed = 0;
-  if (!refusals_.Allow(NowSeconds(), &suppressed)) return;
+  if (!refusals_.Allow(&suppressed)) return;
   LogEvent(LogLevel::kWarn, "connection_refused",
            {{"reason", why.reason()},
             {"uid", peer.uid},

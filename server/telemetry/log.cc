@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <memory>
 #include <utility>
@@ -132,6 +133,11 @@ bool LogLimiter::Allow(int64_t now_s, uint64_t* suppressed) {
   ++written_;
   *suppressed = std::exchange(suppressed_, 0);
   return true;
+}
+
+bool LogLimiter::Allow(uint64_t* suppressed) {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return Allow(std::chrono::duration_cast<std::chrono::seconds>(now).count(), suppressed);
 }
 
 std::string FormatEvent(LogFormat format, std::string_view event,

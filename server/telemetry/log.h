@@ -55,6 +55,7 @@ class LogLimiter {
   explicit LogLimiter(uint32_t burst) : burst_(burst) {}
   // Whether to write now; `*suppressed` is how many were not since the last line.
   bool Allow(int64_t now_s, uint64_t* suppressed);
+  bool Allow(uint64_t* suppressed);  // by the steady clock
 
  private:
   const uint32_t burst_;

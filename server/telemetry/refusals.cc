@@ -13,7 +13,7 @@ namespace kvstrata {
 namespace {
 
 // One behind the table's is "other".
-struct Counts {
+struct RefusalCounts {
   std::vector<std::atomic<uint64_t>> of =
       std::vector<std::atomic<uint64_t>>(AllReasons().size() + 1);
   Mutex mu;
@@ -21,8 +21,8 @@ struct Counts {
       std::vector<LogLimiter>(AllReasons().size() + 1, LogLimiter(kRefusalBurst));
 };
 
-Counts& All() {
-  static Counts* const counts = new Counts;
+RefusalCounts& AllRefusals() {
+  static RefusalCounts* const counts = new RefusalCounts;
   return *counts;
 }
 
@@ -40,12 +40,12 @@ bool IsServersFault(Code code) {
 }  // namespace
 
 void CountRefusal(std::string_view reason) {
-  All().of[PlaceOf(reason)].fetch_add(1, std::memory_order_relaxed);
+  AllRefusals().of[PlaceOf(reason)].fetch_add(1, std::memory_order_relaxed);
 }
 
 void NoteRefusal(const Status& why, const Refused& who) {
   const size_t place = PlaceOf(why.reason());
-  Counts& all = All();
+  RefusalCounts& all = AllRefusals();
   all.of[place].fetch_add(1, std::memory_order_relaxed);
   uint64_t suppressed = 0;
   {
@@ -67,7 +67,7 @@ std::vector<std::pair<std::string_view, uint64_t>> Refusals() {
   std::vector<std::pair<std::string_view, uint64_t>> out;
   const auto reasons = AllReasons();
   for (size_t i = 0; i <= reasons.size(); ++i) {
-    const uint64_t n = All().of[i].load(std::memory_order_relaxed);
+    const uint64_t n = AllRefusals().of[i].load(std::memory_order_relaxed);
     if (i == reasons.size()) {
       out.emplace_back("other", n);
     } else if (SaidByDaemon(reasons[i].area) || n != 0) {

@@ -17,10 +17,8 @@ class StatusLog {
  public:
   // Whether a line may be written now; `*suppressed` were not since the last one.
   bool Allow(uint64_t* suppressed) KVS_EXCLUDES(mu_) {
-    using std::chrono::seconds;
-    const auto now = std::chrono::steady_clock::now().time_since_epoch();
     MutexLock lock(mu_);
-    return limiter_.Allow(std::chrono::duration_cast<seconds>(now).count(), suppressed);
+    return limiter_.Allow(suppressed);
   }
   void Warn(std::string_view event, const Status& status) KVS_EXCLUDES(mu_) {
     uint64_t suppressed = 0;

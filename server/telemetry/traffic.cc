@@ -8,11 +8,11 @@
 namespace kvstrata {
 namespace {
 
-struct Counts {
+struct TimeCounts {
   std::array<std::atomic<uint64_t>, kLatencyBounds + 1> of{};
   std::atomic<uint64_t> sum_us{0};
 };
-std::array<Counts, kTimed> g_times;
+std::array<TimeCounts, kTimed> g_times;
 std::array<std::atomic<uint64_t>, kBytePaths> g_bytes;
 std::atomic<uint64_t> g_waiting_replies;
 
@@ -54,7 +54,7 @@ std::string_view NameOf(BytePath path) {
 
 void NoteTime(Timed what, std::chrono::steady_clock::duration took) {
   const uint64_t us = MicrosOf(took);
-  Counts& counts = g_times[static_cast<size_t>(what)];
+  TimeCounts& counts = g_times[static_cast<size_t>(what)];
   counts.of[BinOf(us)].fetch_add(1, std::memory_order_relaxed);
   counts.sum_us.fetch_add(us, std::memory_order_relaxed);
 }
@@ -66,7 +66,7 @@ void NoteBytes(BytePath path, uint64_t bytes) {
 void NoteReplyWaits() { g_waiting_replies.fetch_add(1, std::memory_order_relaxed); }
 
 LatencyHistogram TimesOf(Timed what) {
-  const Counts& counts = g_times[static_cast<size_t>(what)];
+  const TimeCounts& counts = g_times[static_cast<size_t>(what)];
   LatencyHistogram out;
   for (size_t i = 0; i < out.counts.size(); ++i) {
     out.counts[i] = counts.of[i].load(std::memory_order_relaxed);

@@ -10,21 +10,21 @@
 namespace kvstrata {
 namespace {
 
-struct Counts {
+struct HitCounts {
   std::atomic<uint64_t> equal{0}, different{0};
   Mutex mu;
   LogLimiter lines KVS_GUARDED_BY(mu){kMismatchBurst};
 };
 
-Counts& All() {
-  static Counts* const counts = new Counts;
+HitCounts& AllHits() {
+  static HitCounts* const counts = new HitCounts;
   return *counts;
 }
 
 }  // namespace
 
 void NoteVerifiedHit(const VerifiedHit& hit) {
-  Counts& all = All();
+  HitCounts& all = AllHits();
   (hit.equal ? all.equal : all.different).fetch_add(1, std::memory_order_relaxed);
   if (hit.equal) return;
   uint64_t suppressed = 0;
@@ -43,7 +43,7 @@ void NoteVerifiedHit(const VerifiedHit& hit) {
 }
 
 uint64_t VerifiedHits(bool equal) {
-  return (equal ? All().equal : All().different).load(std::memory_order_relaxed);
+  return (equal ? AllHits().equal : AllHits().different).load(std::memory_order_relaxed);
 }
 
 }  // namespace kvstrata

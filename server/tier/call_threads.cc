@@ -13,7 +13,7 @@
 namespace kvstrata {
 namespace {
 
-constexpr uint32_t kPatience = 60;  // for calls that have deadlines of their own
+constexpr uint32_t kCallPatience = 60;  // for calls that have deadlines of their own
 
 }  // namespace
 
@@ -39,7 +39,7 @@ void CallThreads::StopAndJoin() {
 
 void CallThreads::Serve() {
   WarmUpAllocator();
-  Heartbeat beat(name_, kPatience);
+  Heartbeat beat(name_, kCallPatience);
   while (std::optional<CallQueue::Task> task = queue_->Next()) {
     const LoopIteration iteration(&beat);
     Survive(name_, [&] { queue_->Run(std::move(*task)); });

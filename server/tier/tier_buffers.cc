@@ -27,7 +27,7 @@ struct Freed {
 };
 using Block = std::unique_ptr<std::byte, Freed>;
 
-Block Aligned(uint64_t alignment, uint64_t bytes) {
+Block AlignedBlock(uint64_t alignment, uint64_t bytes) {
   Block block(static_cast<std::byte*>(std::aligned_alloc(alignment, bytes)));
   KVS_CHECK(block != nullptr);
   return block;
@@ -36,13 +36,13 @@ Block Aligned(uint64_t alignment, uint64_t bytes) {
 }  // namespace
 
 std::shared_ptr<std::byte> HeapBuffers(uint64_t bytes) {
-  const std::shared_ptr<std::byte> block = Aligned(kValueAlignment, kValueAlignment + bytes);
+  const std::shared_ptr<std::byte> block = AlignedBlock(kValueAlignment, kValueAlignment + bytes);
   return {block, block.get() + kValueAlignment};
 }
 
 struct TierBuffers::Memory {
   explicit Memory(uint64_t bytes_)
-      : base(Aligned(kHugePage, (bytes_ + kHugePage - 1) / kHugePage * kHugePage)),
+      : base(AlignedBlock(kHugePage, (bytes_ + kHugePage - 1) / kHugePage * kHugePage)),
         bytes(bytes_),
         extents(bytes_, kValueAlignment) {
     (void)madvise(base.get(), bytes, MADV_HUGEPAGE);  // advice

@@ -21,7 +21,7 @@ namespace kvstrata {
 namespace {
 
 constexpr auto kReleaseTick = std::chrono::seconds(1);
-constexpr uint32_t kPatience = 30;
+constexpr uint32_t kImportPatience = 30;
 
 Status ClosedMeanwhile(uint64_t sequence) {
   return Status(Code::kAborted, "SEQUENCE_CLOSED",
@@ -312,7 +312,7 @@ void Importer::ReportLateReleases() {
 
 void Importer::Run() {
   WarmUpAllocator();
-  Heartbeat beat("kvs-import", kPatience);
+  Heartbeat beat("kvs-import", kImportPatience);
   while (const std::unique_ptr<Job> job = AwaitJob()) {
     const LoopIteration iteration(&beat);
     Status status = ResourceExhausted("MEMORY", "the daemon has no memory to copy these blocks");

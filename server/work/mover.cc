@@ -15,7 +15,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr uint32_t kPatience = 15;
+constexpr uint32_t kMovePatience = 15;
 
 }  // namespace
 
@@ -58,7 +58,7 @@ bool Mover::AwaitTime(Clock::time_point at) {
 
 void Mover::Run() {
   WarmUpAllocator();
-  Heartbeat beat("kvs-move", kPatience);
+  Heartbeat beat("kvs-move", kMovePatience);
   while (AwaitWork()) {
     for (auto next = Clock::now();;) {
       const auto began = Clock::now();

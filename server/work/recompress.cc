@@ -113,11 +113,7 @@ void RunBuild(Builds* builds, uint64_t sequence, const Backend& backend, Executo
   LogEvent(LogLevel::kDebug, "build_left", {{"sequence", sequence}, {"run_us", us.count()}});
 }
 
-constexpr uint32_t kPatience = 150;  // all of a long prompt, by one thread
-
-int64_t MicrosSince(Clock::time_point start) {
-  return std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - start).count();
-}
+constexpr uint32_t kWorkPatience = 150;  // all of a long prompt, by one thread
 
 // Threads that this one makes (those of its ops) inherit it.
 void RunOn(const std::vector<int>& cpus) {
@@ -240,7 +236,7 @@ void RecompressQueue::Run() {
   Survive("kvs-work", [&] {
     if (options_.op_threads > 1) pool = NewThreadPool(static_cast<int>(options_.op_threads));
   });
-  Heartbeat beat("kvs-work", kPatience);
+  Heartbeat beat("kvs-work", kWorkPatience);
   while (!stopping()) {
     Executor* const executor = pool ? pool.get() : &InlineExecutor();
     const Entry next = Next();
@@ -275,7 +271,7 @@ void RecompressQueue::Recompress(uint64_t sequence, Executor* executor) {
     }
     output = std::move(*ran);
   }
-  const int64_t run_us = MicrosSince(start);
+  const uint64_t run_us = MicrosSince(start);
   RecompressJob logged;  // what is left to say when the job has gone
   logged.sequence = job.sequence;
   logged.plan = job.plan;
@@ -284,7 +280,7 @@ void RecompressQueue::Recompress(uint64_t sequence, Executor* executor) {
   const Result<RecompressResult> done = store_->recompression().PublishRecompression(
       std::move(job), std::move(next), std::move(output));
   if (!done.ok()) return LogFailure(logged, done.status());
-  const int64_t publish_us = MicrosSince(start) - run_us;
+  const uint64_t publish_us = MicrosSince(start) - run_us;
   NoteTime(Timed::kPublish, std::chrono::microseconds(publish_us));
   if (!warning.empty()) {
     LogEvent(LogLevel::kWarn, "max_loss",

@@ -215,7 +215,7 @@ TEST(ConfigKeys, TheDocumentHasThem) {
     ASSERT_TRUE(rows.contains(name)) << name;
     const std::vector<std::string>& row = rows[name];
     ASSERT_GE(row.size(), 7u) << name;
-    EXPECT_EQ(row[2], "`" + std::string(key.environment) + "`");
+    EXPECT_EQ(row[2], "`" + EnvironmentOf(key) + "`");
     if (!key.fallback.empty()) {
       EXPECT_TRUE(row[3].starts_with("`" + std::string(key.fallback) + "`")) << name << row[3];
     }

@@ -270,14 +270,14 @@ std::string BudgetText(const Plan& plan) {
   return plan.bits.budget == kMaxTokens ? Quoted(kAllName) : std::to_string(plan.bits.budget);
 }
 
-using Rows = RowsOf<&Plan::bits>;
+using BitsOption = RowsOf<&Plan::bits>;
 constexpr PlanOption kRows[] = {
-    Rows::OneOf<&BitsOptions::bits, 2, 3, 4>("bits"),
+    BitsOption::OneOf<&BitsOptions::bits, 2, 3, 4>("bits"),
     {"unit", SetUnit, [](const Plan& p) { return std::to_string(p.index.unit); },
      [] { return IntAllowed(16, 256) + ", a multiple of 16"; }},
-    Rows::Int<&BitsOptions::sinks, 0, kMaxTokens>("sinks"),
-    Rows::Int<&BitsOptions::recent, 1, kMaxTokens>("recent"),
-    Rows::OneOf<&BitsOptions::run, 1, 4, 8, 16>("run").PrintedIf(
+    BitsOption::Int<&BitsOptions::sinks, 0, kMaxTokens>("sinks"),
+    BitsOption::Int<&BitsOptions::recent, 1, kMaxTokens>("recent"),
+    BitsOption::OneOf<&BitsOptions::run, 1, 4, 8, 16>("run").PrintedIf(
         [](const Plan& p) { return p.bits.run > 1; }),
     {.name = "max_missed",
      .set = SetMaxMissed,

@@ -377,31 +377,31 @@ constexpr std::string_view kAnchorNames[] = {"keys", "query"};
 constexpr std::string_view kTriggerNames[] = {"entropy", "every", "always"};
 constexpr std::string_view kCombineNames[] = {"and", "or"};
 
-using Rows = RowsOf<&Plan::cascade>;
+using CascadeOption = RowsOf<&Plan::cascade>;
 constexpr PlanOption kRows[] = {
     kUnitRow,
     kChunkRow,
     kGridRow,
-    Rows::Int<&CascadeOptions::sinks, 0, kMaxPages>("sinks"),
-    Rows::Int<&CascadeOptions::recent, 1, kMaxPages>("window").Or("recent"),
+    CascadeOption::Int<&CascadeOptions::sinks, 0, kMaxPages>("sinks"),
+    CascadeOption::Int<&CascadeOptions::recent, 1, kMaxPages>("window").Or("recent"),
     {"rho", SetRho, [](const Plan& p) { return ListText(p.cascade.rho); },
      [] {
        return std::string(
            "three numbers above 0 and at most 1 (grids, chunks, pages), or "
            "\"aggressive\", \"moderate\" or \"conservative\"");
      }},
-    Rows::Name<&CascadeOptions::pruning, kPruningNames>("cascade"),
-    Rows::Name<&CascadeOptions::trigger, kTriggerNames>("trigger"),
-    Rows::Name<&CascadeOptions::trigger_or, kCombineNames>("combine"),
+    CascadeOption::Name<&CascadeOptions::pruning, kPruningNames>("cascade"),
+    CascadeOption::Name<&CascadeOptions::trigger, kTriggerNames>("trigger"),
+    CascadeOption::Name<&CascadeOptions::trigger_or, kCombineNames>("combine"),
     {"thresholds", SetThresholds, [](const Plan& p) { return ListText(p.cascade.thresholds); },
      [] { return std::string("two numbers from 0 to inf (mean and variance of entropy, nats)"); }},
-    Rows::Int<&CascadeOptions::every, 1, kMaxPages>("every"),
-    Rows::Flag<&CascadeOptions::centred>("centred"),
+    CascadeOption::Int<&CascadeOptions::every, 1, kMaxPages>("every"),
+    CascadeOption::Flag<&CascadeOptions::centred>("centred"),
     kRestRow,
-    Rows::Flag<&CascadeOptions::tree>("tree"),
-    Rows::Name<&CascadeOptions::lists, kListsNames>("lists").PrintedIf(
+    CascadeOption::Flag<&CascadeOptions::tree>("tree"),
+    CascadeOption::Name<&CascadeOptions::lists, kListsNames>("lists").PrintedIf(
         [](const Plan& p) { return p.cascade.lists != CascadeOptions::Lists::kModel; }),
-    Rows::Name<&CascadeOptions::by_query, kAnchorNames>("anchor").PrintedIf(
+    CascadeOption::Name<&CascadeOptions::by_query, kAnchorNames>("anchor").PrintedIf(
         [](const Plan& p) { return p.cascade.by_query; }),
 };
 

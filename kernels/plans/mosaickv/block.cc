@@ -208,18 +208,18 @@ class PackedBlockSelector final : public Selector {
 };
 
 // Over codec packed, blocks are the codec's, and what is not packed yet is always attended.
-using Rows = RowsOf<&Plan::block>;
-constexpr PlanOption kRows[] = {
-    Rows::Int<&BlockOptions::recent, 1, kMaxTokens>("n_recent").Or("recent").If(OverRaw),
+using BlockOption = RowsOf<&Plan::block>;
+constexpr PlanOption kBlockOptions[] = {
+    BlockOption::Int<&BlockOptions::recent, 1, kMaxTokens>("n_recent").Or("recent").If(OverRaw),
     kUnitRow.If(OverRaw),
-    Rows::Number<&BlockOptions::share, kShare>("share"),
-    Rows::Name<&BlockOptions::group_softmax, kGroupNames>("group"),
+    BlockOption::Number<&BlockOptions::share, kShare>("share"),
+    BlockOption::Name<&BlockOptions::group_softmax, kGroupNames>("group"),
     kRestRow.If(OverRaw),
 };
 
 }  // namespace
 
-extern constinit const OptionTable kBlockTable = {kRows};
+extern constinit const OptionTable kBlockTable = {kBlockOptions};
 
 // Choosing reads a key a block.
 SelectionRule BlockRule(const Plan& plan, int32_t tokens) {

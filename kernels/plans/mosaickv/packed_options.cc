@@ -30,26 +30,27 @@ constexpr std::string_view kNeedsSearch = "strategy = \"search\"";
 constexpr std::string_view kNeedsLoss = "closing = \"loss\"";
 constexpr std::string_view kNeedsDrift = "closing = \"drift\"";
 
-using Rows = RowsOf<&Plan::packed>;
-constexpr PlanOption kRows[] = {
-    Rows::Name<&PackedOptions::search, kStrategyNames>("strategy"),
-    Rows::Int<&PackedOptions::keep, 0, 256>("keep").When(IsFixed, kNeedsFixed),
-    Rows::OneOf<&PackedOptions::neighbours, 1, 2, 4>("neighbours").When(IsFixed, kNeedsFixed),
-    Rows::OneOf<&PackedOptions::block, 4, 8, 16>("block").When(IsFixed, kNeedsFixed),
-    Rows::Number<&PackedOptions::max_channel_loss, kLoss>("max_channel_loss")
+using PackedOption = RowsOf<&Plan::packed>;
+constexpr PlanOption kPackedOptions[] = {
+    PackedOption::Name<&PackedOptions::search, kStrategyNames>("strategy"),
+    PackedOption::Int<&PackedOptions::keep, 0, 256>("keep").When(IsFixed, kNeedsFixed),
+    PackedOption::OneOf<&PackedOptions::neighbours, 1, 2, 4>("neighbours")
+        .When(IsFixed, kNeedsFixed),
+    PackedOption::OneOf<&PackedOptions::block, 4, 8, 16>("block").When(IsFixed, kNeedsFixed),
+    PackedOption::Number<&PackedOptions::max_channel_loss, kLoss>("max_channel_loss")
         .When(Searches, kNeedsSearch),
-    Rows::Number<&PackedOptions::max_block_loss, kLoss>("max_block_loss")
+    PackedOption::Number<&PackedOptions::max_block_loss, kLoss>("max_block_loss")
         .When(Searches, kNeedsSearch),
-    Rows::Flag<&PackedOptions::truncate>("truncate"),
-    Rows::Int<&PackedOptions::segment, 16, 1 << 20>("segment"),
-    Rows::Int<&PackedOptions::buffer, 16, 4096>("buffer"),
+    PackedOption::Flag<&PackedOptions::truncate>("truncate"),
+    PackedOption::Int<&PackedOptions::segment, 16, 1 << 20>("segment"),
+    PackedOption::Int<&PackedOptions::buffer, 16, 4096>("buffer"),
     {"closing", SetClosing,
      [](const Plan& p) { return Quoted(kClosingNames[p.packed.drift > 0 ? 1 : 0]); },
      [] { return AnyOf(kClosingNames); }},
-    Rows::Number<&PackedOptions::close_loss, kTotalLoss>("close_loss")
+    PackedOption::Number<&PackedOptions::close_loss, kTotalLoss>("close_loss")
         .When(ClosesByLoss, kNeedsLoss),
-    Rows::Number<&PackedOptions::drift, kFactor>("drift").When(ClosesByDrift, kNeedsDrift),
-    Rows::Int<&PackedOptions::min_segment, 16, 1 << 20>("min_segment")
+    PackedOption::Number<&PackedOptions::drift, kFactor>("drift").When(ClosesByDrift, kNeedsDrift),
+    PackedOption::Int<&PackedOptions::min_segment, 16, 1 << 20>("min_segment")
         .When(ClosesByDrift, kNeedsDrift),
 };
 
@@ -100,6 +101,6 @@ Status CheckPackedGeometry(const Plan& plan, const Geometry& geometry) {
 
 }  // namespace
 
-constinit const OptionTable kPackedTable = {kRows, CheckPacked, CheckPackedGeometry};
+constinit const OptionTable kPackedTable = {kPackedOptions, CheckPacked, CheckPackedGeometry};
 
 }  // namespace kvstrata

@@ -80,14 +80,14 @@ class MinMaxSelector final : public Selector {
 
 constexpr std::string_view kScoreNames[] = {"bounds", "deviation"};
 
-using Rows = RowsOf<&Plan::minmax>;
+using MinMaxOption = RowsOf<&Plan::minmax>;
 constexpr PlanOption kRows[] = {
-    Rows::Int<&MinMaxOptions::sinks, 0, kMaxTokens>("n_sink").Or("sinks"),
-    Rows::Int<&MinMaxOptions::recent, 1, kMaxTokens>("n_recent").Or("recent"),
+    MinMaxOption::Int<&MinMaxOptions::sinks, 0, kMaxTokens>("n_sink").Or("sinks"),
+    MinMaxOption::Int<&MinMaxOptions::recent, 1, kMaxTokens>("n_recent").Or("recent"),
     kUnitRow,
-    Rows::Int<&MinMaxOptions::budget, 0, kMaxTokens>("budget"),
-    Rows::Name<&MinMaxOptions::group_softmax, kGroupNames>("group"),
-    Rows::Name<&MinMaxOptions::deviation, kScoreNames>("score").PrintedIf(
+    MinMaxOption::Int<&MinMaxOptions::budget, 0, kMaxTokens>("budget"),
+    MinMaxOption::Name<&MinMaxOptions::group_softmax, kGroupNames>("group"),
+    MinMaxOption::Name<&MinMaxOptions::deviation, kScoreNames>("score").PrintedIf(
         [](const Plan& p) { return p.minmax.deviation; }),
     kRestRow,
 };

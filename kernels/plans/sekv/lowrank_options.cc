@@ -24,20 +24,20 @@ SetResult SetParameters(const OptionValue& value, Plan* plan) {
 
 constexpr NumberRange kDeviations = {0, 100};
 
-using Rows = RowsOf<&Plan::lowrank>;
-constexpr PlanOption kRows[] = {
-    Rows::Number<&LowRankOptions::alpha, kDeviations>("alpha"),
-    Rows::Int<&LowRankOptions::l_min, 1, kMaxTokens>("l_min"),
-    Rows::Int<&LowRankOptions::r_max, 1, 256>("r_max"),
-    Rows::Int<&LowRankOptions::d_route, 0, 256>("d_route"),
-    Rows::Int<&LowRankOptions::local, 0, kMaxTokens>("local"),
+using LowRankOption = RowsOf<&Plan::lowrank>;
+constexpr PlanOption kLowRankOptions[] = {
+    LowRankOption::Number<&LowRankOptions::alpha, kDeviations>("alpha"),
+    LowRankOption::Int<&LowRankOptions::l_min, 1, kMaxTokens>("l_min"),
+    LowRankOption::Int<&LowRankOptions::r_max, 1, 256>("r_max"),
+    LowRankOption::Int<&LowRankOptions::d_route, 0, 256>("d_route"),
+    LowRankOption::Int<&LowRankOptions::local, 0, kMaxTokens>("local"),
     {"parameters", SetParameters, [](const Plan& p) { return Quoted(p.lowrank.parameters); },
      [] {
        return std::string(
            "a file's name in the daemon's folder of parameters (letters, digits, '.', '_', '-'), "
            "or \"\" for none");
      }},
-    Rows::Name<&LowRankOptions::factors, kTierNames>("factors"),
+    LowRankOption::Name<&LowRankOptions::factors, kTierNames>("factors"),
 };
 
 Status CheckRoutes(const Plan& plan, const Geometry& geometry) {
@@ -49,6 +49,6 @@ Status CheckRoutes(const Plan& plan, const Geometry& geometry) {
 
 }  // namespace
 
-constinit const OptionTable kLowRankTable = {kRows, nullptr, CheckRoutes};
+constinit const OptionTable kLowRankTable = {kLowRankOptions, nullptr, CheckRoutes};
 
 }  // namespace kvstrata

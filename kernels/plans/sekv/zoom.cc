@@ -192,15 +192,15 @@ class ZoomSelector final : public Selector {
   std::vector<float> logits_;
 };
 
-using Rows = RowsOf<&Plan::zoom>;
-constexpr PlanOption kRows[] = {
-    Rows::Int<&ZoomOptions::rows, -1, kMaxTokens>("rows"),
-    Rows::Number<&ZoomOptions::rows_share, kShare>("rows_share"),
+using ZoomOption = RowsOf<&Plan::zoom>;
+constexpr PlanOption kZoomOptions[] = {
+    ZoomOption::Int<&ZoomOptions::rows, -1, kMaxTokens>("rows"),
+    ZoomOption::Number<&ZoomOptions::rows_share, kShare>("rows_share"),
 };
 
 }  // namespace
 
-extern constinit const OptionTable kZoomTable = {kRows};
+extern constinit const OptionTable kZoomTable = {kZoomOptions};
 
 SelectionRule ZoomRule(const Plan& plan, int32_t tokens) {
   SelectionRule rule;

@@ -404,17 +404,17 @@ class BucketSelector final : public Selector, private SelectorHistory {
 };
 
 // Over codec lowrank, spans are bucketed (span_bucket.cc), and no token is kept or dropped.
-using Rows = RowsOf<&Plan::bucket>;
+using BucketOption = RowsOf<&Plan::bucket>;
 constexpr PlanOption kRows[] = {
-    Rows::Int<&BucketOptions::budget, 0, kMaxTokens>("tau").Or("budget"),
-    Rows::Number<&BucketOptions::r, kFactor>("r").If(OverRaw),
-    Rows::Int<&BucketOptions::n_obs, 1, 1024>("n_obs").If(OverRaw),
-    Rows::Int<&BucketOptions::sinks, 0, kMaxTokens>("start").Or("sinks").If(OverRaw),
-    Rows::Int<&BucketOptions::recent, 1, kMaxTokens>("recent").If(OverRaw),
-    Rows::Int<&BucketOptions::pool, 1, 1024>("pool").If(OverRaw),
-    Rows::Int<&BucketOptions::max_length, 1, 65536>("max_length"),
-    Rows::Flag<&BucketOptions::keep_rest>("keep_rest").If(OverRaw),
-    Rows::Flag<&BucketOptions::per_query_head>("per_query_head"),
+    BucketOption::Int<&BucketOptions::budget, 0, kMaxTokens>("tau").Or("budget"),
+    BucketOption::Number<&BucketOptions::r, kFactor>("r").If(OverRaw),
+    BucketOption::Int<&BucketOptions::n_obs, 1, 1024>("n_obs").If(OverRaw),
+    BucketOption::Int<&BucketOptions::sinks, 0, kMaxTokens>("start").Or("sinks").If(OverRaw),
+    BucketOption::Int<&BucketOptions::recent, 1, kMaxTokens>("recent").If(OverRaw),
+    BucketOption::Int<&BucketOptions::pool, 1, 1024>("pool").If(OverRaw),
+    BucketOption::Int<&BucketOptions::max_length, 1, 65536>("max_length"),
+    BucketOption::Flag<&BucketOptions::keep_rest>("keep_rest").If(OverRaw),
+    BucketOption::Flag<&BucketOptions::per_query_head>("per_query_head"),
 };
 
 // Kept tokens are counted in 32 bits.

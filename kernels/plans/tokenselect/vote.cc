@@ -213,17 +213,17 @@ class VoteSelector final : public Selector, private SelectorHistory {
 constexpr NumberRange kCosine = {-1, 1};
 constexpr std::string_view kCosineNames[] = {"flat", "head"};
 
-using Rows = RowsOf<&Plan::vote>;
+using VoteOption = RowsOf<&Plan::vote>;
 constexpr PlanOption kRows[] = {
-    Rows::Int<&VoteOptions::budget, 0, kMaxTokens>("k").Or("budget"),
-    Rows::Int<&VoteOptions::sinks, 0, kMaxTokens>("n_init").Or("sinks"),
-    Rows::Int<&VoteOptions::recent, 1, kMaxTokens>("n_local").Or("recent"),
-    Rows::Number<&VoteOptions::theta, kCosine>("theta"),
-    Rows::Name<&VoteOptions::cosine_per_head, kCosineNames>("cosine"),
-    Rows::Flag<&VoteOptions::append_departed>("append_departed"),
-    Rows::Int<&VoteOptions::max_pool, 1, 1024>("max_pool"),
-    Rows::Flag<&VoteOptions::scale>("scale"),
-    Rows::Int<&VoteOptions::chunk, 1, 65536>("chunk"),
+    VoteOption::Int<&VoteOptions::budget, 0, kMaxTokens>("k").Or("budget"),
+    VoteOption::Int<&VoteOptions::sinks, 0, kMaxTokens>("n_init").Or("sinks"),
+    VoteOption::Int<&VoteOptions::recent, 1, kMaxTokens>("n_local").Or("recent"),
+    VoteOption::Number<&VoteOptions::theta, kCosine>("theta"),
+    VoteOption::Name<&VoteOptions::cosine_per_head, kCosineNames>("cosine"),
+    VoteOption::Flag<&VoteOptions::append_departed>("append_departed"),
+    VoteOption::Int<&VoteOptions::max_pool, 1, 1024>("max_pool"),
+    VoteOption::Flag<&VoteOptions::scale>("scale"),
+    VoteOption::Int<&VoteOptions::chunk, 1, 65536>("chunk"),
 };
 
 }  // namespace

@@ -20,10 +20,10 @@ SelectionRule Rule(const Plan& plan, int32_t) {
   return rule;
 }
 
-using Rows = RowsOf<&Plan::window>;
+using WindowOption = RowsOf<&Plan::window>;
 constexpr PlanOption kRows[] = {
-    Rows::Int<&WindowOptions::sinks, 0, kMaxTokens>("n_sink").Or("sinks"),
-    Rows::Int<&WindowOptions::recent, 1, kMaxTokens>("n_recent").Or("recent"),
+    WindowOption::Int<&WindowOptions::sinks, 0, kMaxTokens>("n_sink").Or("sinks"),
+    WindowOption::Int<&WindowOptions::recent, 1, kMaxTokens>("n_recent").Or("recent"),
 };
 
 }  // namespace

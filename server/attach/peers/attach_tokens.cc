@@ -26,7 +26,7 @@ AttachToken NewToken() {
   return token;
 }
 
-Status Refused(std::string_view reason, std::string_view what) {
+Status TokenRefused(std::string_view reason, std::string_view what) {
   return {Code::kUnauthenticated, reason,
           "the token " + std::string(what) + "; ask for another one (Control.IssueAttachToken)"};
 }
@@ -68,10 +68,10 @@ Result<TokenGrant> AttachTokens::Redeem(uint32_t uid, const AttachToken& token) 
     }
   }
   if (found == nullptr) {
-    return Refused("TOKEN_UNKNOWN", "is none of this user's sessions, or was forgotten");
+    return TokenRefused("TOKEN_UNKNOWN", "is none of this user's sessions, or was forgotten");
   }
-  if (found->used) return Refused("TOKEN_USED", "was used, and is good once");
-  if (found->expires <= now) return Refused("TOKEN_EXPIRED", "has expired");
+  if (found->used) return TokenRefused("TOKEN_USED", "was used, and is good once");
+  if (found->expires <= now) return TokenRefused("TOKEN_EXPIRED", "has expired");
   found->used = true;
   return found->grant;
 }

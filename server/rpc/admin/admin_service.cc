@@ -16,12 +16,6 @@
 namespace kvstrata {
 namespace {
 
-uint64_t MicrosSince(std::chrono::steady_clock::time_point start) {
-  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(
-                                   std::chrono::steady_clock::now() - start)
-                                   .count());
-}
-
 void LogResize(const v1::ResizeRequest& asked, const v1::ResizeResponse& done,
                const std::string& by) {
   LogEvent(LogLevel::kInfo, "resized",

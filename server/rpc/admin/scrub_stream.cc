@@ -38,7 +38,7 @@ class ScrubStream final : public SharedStream<ScrubStream, v1::ScrubRequest, v1:
 };
 
 using Clock = std::chrono::steady_clock;
-constexpr std::chrono::milliseconds kBetween{250};
+constexpr std::chrono::milliseconds kScrubInterval{250};
 
 Status ScrubStream::Begin(const v1::ScrubRequest& request) {
   if (!context_->options().scrub) return ServiceContext::NoDisk();
@@ -64,7 +64,7 @@ bool ScrubStream::Progress(const ScrubProgress& progress) {
   MutexLock lock(mu_);
   so_far_ = progress;
   if (cancelled_) return false;
-  if (writing_ || Clock::now() - told_ < kBetween) return true;
+  if (writing_ || Clock::now() - told_ < kScrubInterval) return true;
   FillIn(progress);
   told_ = Clock::now();
   writing_ = true;

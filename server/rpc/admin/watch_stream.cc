@@ -50,7 +50,7 @@ class WatchStream final : public SharedStream<WatchStream, v1::WatchRequest, v1:
 };
 
 // Shorter than the grace in which a daemon that stops lets calls end.
-constexpr std::chrono::milliseconds kBetween{100};
+constexpr std::chrono::milliseconds kWatchInterval{100};
 
 void Write(const RecordedEvent& event, v1::Event* out) {
   out->set_number(event.number);
@@ -92,7 +92,7 @@ void WatchStream::Tell() {
   }
   if (!follow_) return FinishLocked(grpc::Status::OK);
   if (stopping) return FinishLocked(ToGrpc(ServiceContext::Stopping()));
-  TellAt(std::chrono::system_clock::now() + kBetween, &WatchStream::Tell, &next_);
+  TellAt(std::chrono::system_clock::now() + kWatchInterval, &WatchStream::Tell, &next_);
 }
 
 void WatchStream::FinishLocked(const grpc::Status& status) {

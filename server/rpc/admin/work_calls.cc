@@ -49,7 +49,7 @@ class RecompressStream final : public SharedStream<RecompressStream, v1::Recompr
   Status why_ KVS_GUARDED_BY(mu_);
 };
 
-constexpr std::chrono::milliseconds kBetween{250};
+constexpr std::chrono::milliseconds kWorkInterval{250};
 
 Status RecompressStream::Begin(const v1::RecompressSequenceRequest&) {
   WorkRequests& requests = context_->store().requests();
@@ -78,7 +78,7 @@ void RecompressStream::Tell() {
     writing_ = true;
     StartWrite(&response_);
   }
-  TellAt(std::chrono::system_clock::now() + kBetween, &RecompressStream::Tell, &next_);
+  TellAt(std::chrono::system_clock::now() + kWorkInterval, &RecompressStream::Tell, &next_);
 }
 
 void RecompressStream::Ended(const Status& why) {

@@ -143,9 +143,9 @@ class CallRecord final : public grpc::experimental::Interceptor {
   std::atomic<int> awaited_{2};  // an answer that says malformed, and the call's end
 };
 
-class Factory final : public grpc::experimental::ServerInterceptorFactoryInterface {
+class RecordFactory final : public grpc::experimental::ServerInterceptorFactoryInterface {
  public:
-  Factory(uint32_t uid, UserProcess process) : uid_(uid), process_(std::move(process)) {}
+  RecordFactory(uint32_t uid, UserProcess process) : uid_(uid), process_(std::move(process)) {}
 
   grpc::experimental::Interceptor* CreateServerInterceptor(ServerRpcInfo* info) override {
     const bool ours = std::string_view(info->method()).starts_with(kPackage) &&
@@ -179,7 +179,7 @@ std::string Outline(const google::protobuf::Message& request) {
 
 std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface> RecordCalls(
     uint32_t uid, UserProcess process) {
-  return std::make_unique<Factory>(uid, std::move(process));
+  return std::make_unique<RecordFactory>(uid, std::move(process));
 }
 
 }  // namespace kvstrata

@@ -13,7 +13,7 @@
 namespace kvstrata {
 namespace {
 
-constexpr int kEvents = 64;  // at a time
+constexpr int kMostEnded = 64;  // at a time
 
 }  // namespace
 
@@ -48,8 +48,8 @@ std::optional<GrpcConnections::Clock::time_point> GrpcConnections::IdleSince(uin
 }
 
 void GrpcConnections::Collect() {
-  epoll_event events[kEvents];
-  const int n = epoll_wait(ended_.get(), events, kEvents, 0);
+  epoll_event events[kMostEnded];
+  const int n = epoll_wait(ended_.get(), events, kMostEnded, 0);
   for (int i = 0; i < n; ++i) Ended(events[i].data.fd);
 }
 

@@ -14,7 +14,7 @@
 namespace kvstrata {
 namespace {
 
-constexpr uint32_t kLogBurst = 5;
+constexpr uint32_t kLibraryLogBurst = 5;
 
 // One library's lines; any thread.
 class LibraryLog {
@@ -22,12 +22,10 @@ class LibraryLog {
   explicit LibraryLog(const char* library) : library_(library) {}
 
   void Write(LogLevel level, const std::string& why) KVS_EXCLUDES(mu_) {
-    const auto now = std::chrono::steady_clock::now().time_since_epoch();
     uint64_t suppressed = 0;
     {
       MutexLock lock(mu_);
-      const int64_t second = std::chrono::duration_cast<std::chrono::seconds>(now).count();
-      if (!limiter_.Allow(second, &suppressed)) return;
+      if (!limiter_.Allow(&suppressed)) return;
     }
     LogEvent(level, library_, {{"why", Printable(why)}, {"suppressed", suppressed}});
   }
@@ -35,7 +33,7 @@ class LibraryLog {
  private:
   const char* const library_;
   Mutex mu_;
-  LogLimiter limiter_ KVS_GUARDED_BY(mu_){kLogBurst};
+  LogLimiter limiter_ KVS_GUARDED_BY(mu_){kLibraryLogBurst};
 };
 
 void LogFromGrpc(gpr_log_func_args* line) {

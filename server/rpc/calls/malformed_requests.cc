@@ -31,7 +31,7 @@ class MalformedRequest final : public grpc::experimental::Interceptor {
   }
 };
 
-class Factory final : public grpc::experimental::ServerInterceptorFactoryInterface {
+class RefusalFactory final : public grpc::experimental::ServerInterceptorFactoryInterface {
  public:
   // For the services' calls; gRPC takes the interceptor. Null: none. A call of no service is served
   // by gRPC as a stream both ways, of which we have none, and stays unimplemented.
@@ -46,7 +46,7 @@ class Factory final : public grpc::experimental::ServerInterceptorFactoryInterfa
 
 InterceptorFactories NameMalformedRequests() {
   InterceptorFactories factories;
-  factories.push_back(std::make_unique<Factory>());
+  factories.push_back(std::make_unique<RefusalFactory>());
   return factories;
 }
 

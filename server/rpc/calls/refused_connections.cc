@@ -16,7 +16,7 @@
 namespace kvstrata {
 namespace {
 
-constexpr int kEvents = 64;  // at a time
+constexpr int kMostReadable = 64;  // at a time
 constexpr size_t kReadBytes = 16 << 10;
 constexpr size_t kMostAnswers = 128;  // answers on one connection
 constexpr size_t kPreface = 24;       // "PRI * HTTP/2.0 ..."
@@ -130,8 +130,8 @@ void RefusedConnections::Add(UniqueFd socket, uint32_t uid, const Status& why) {
 }
 
 void RefusedConnections::Serve() {
-  epoll_event events[kEvents];
-  const int n = epoll_wait(readable_.get(), events, kEvents, 0);
+  epoll_event events[kMostReadable];
+  const int n = epoll_wait(readable_.get(), events, kMostReadable, 0);
   for (int i = 0; i < n; ++i) {
     const auto found = connections_.find(events[i].data.fd);
     if (found != connections_.end() && !Read(&found->second)) Drop(found->first);

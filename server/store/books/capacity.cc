@@ -6,11 +6,7 @@
 #include "server/store/books/sequence.h"
 
 namespace kvstrata {
-namespace {
-
-uint64_t RoundUp(uint64_t bytes, uint64_t to) { return (bytes + to - 1) / to * to; }
-
-}  // namespace
+namespace {}  // namespace
 
 TokenFit::TokenFit(const Sequence& s)
     : page_tokens_(s.page_tokens()),

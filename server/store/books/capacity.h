@@ -15,6 +15,8 @@ struct Sequence;
 
 inline constexpr uint64_t kUnlimited = std::numeric_limits<uint64_t>::max();
 
+constexpr uint64_t RoundUp(uint64_t bytes, uint64_t to) { return (bytes + to - 1) / to * to; }
+
 // Bytes that pages can be made of, and tokens whose rows and index they hold.
 struct Room {
   uint64_t tokens = 0, bytes = 0;

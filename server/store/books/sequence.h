@@ -32,6 +32,11 @@ namespace kvstrata {
 
 using Clock = std::chrono::steady_clock;
 
+inline uint64_t MicrosSince(Clock::time_point since) {
+  return static_cast<uint64_t>(
+      std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - since).count());
+}
+
 inline constexpr uint32_t kMaxSequenceTokens = uint32_t{1} << 24;
 
 // SEQUENCE_TOO_LONG, with the name of the field that asks for so many.

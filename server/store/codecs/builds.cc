@@ -123,11 +123,6 @@ Status CheckOther(const Sequence& s, const PendingBuild& p, const PageMemory& me
   return OkStatus();
 }
 
-uint64_t MicrosSince(Clock::time_point since) {
-  return static_cast<uint64_t>(
-      std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - since).count());
-}
-
 }  // namespace
 
 BuildResult PendingBuild::ResultFor(const Sequence& s) const {

@@ -49,11 +49,6 @@ Status RunCancelled() {
   return {Code::kAborted, "CANCELLED", "recompression was cancelled; nothing has changed"};
 }
 
-uint64_t MicrosSince(Clock::time_point since) {
-  return static_cast<uint64_t>(
-      std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - since).count());
-}
-
 // Until all of the prompt is recompressed, what was decoded since is not shown: an artefact of the
 // prompt is then the same whenever the worker comes.
 RecompressInput InputOf(const Sequence& s) {

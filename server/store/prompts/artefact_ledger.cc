@@ -35,7 +35,7 @@ struct ExtentEntry {
 static_assert(sizeof(ExtentEntry) == 32 && sizeof(Run) == 8);
 
 template <typename T>
-void Append(const T& value, std::vector<std::byte>* bytes) {
+void AppendPod(const T& value, std::vector<std::byte>* bytes) {
   const auto raw = std::as_bytes(std::span(&value, 1));
   bytes->insert(bytes->end(), raw.begin(), raw.end());
 }
@@ -99,16 +99,16 @@ ArtefactRecord RecordOf(const Artefact& artefact) {
 std::vector<std::byte> EncodeRecord(const ArtefactRecord& record) {
   const std::vector<std::byte> series = record.series.Encode();
   std::vector<std::byte> bytes;
-  Append(RecordHeader{RecordHeader::kMagic, RecordHeader::kVersion, record.prompt_tokens,
-                      static_cast<uint32_t>(record.extents.size()),
-                      static_cast<uint32_t>(record.released.size()), series.size()},
-         &bytes);
+  AppendPod(RecordHeader{RecordHeader::kMagic, RecordHeader::kVersion, record.prompt_tokens,
+                         static_cast<uint32_t>(record.extents.size()),
+                         static_cast<uint32_t>(record.released.size()), series.size()},
+            &bytes);
   for (const ArtefactRecord::Stored& stored : record.extents) {
-    Append(ExtentEntry{stored.bytes, stored.checksum, stored.tokens.begin, stored.tokens.end,
-                       static_cast<uint32_t>(stored.tier), 0},
-           &bytes);
+    AppendPod(ExtentEntry{stored.bytes, stored.checksum, stored.tokens.begin, stored.tokens.end,
+                          static_cast<uint32_t>(stored.tier), 0},
+              &bytes);
   }
-  for (const Run& run : record.released) Append(run, &bytes);
+  for (const Run& run : record.released) AppendPod(run, &bytes);
   bytes.insert(bytes.end(), series.begin(), series.end());
   // Its length tells a record from a page, which is whole blocks.
   if (bytes.size() % kDiskBlock == 0) bytes.push_back(std::byte{0});

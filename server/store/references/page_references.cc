@@ -10,11 +10,7 @@
 #include "server/store/books/sequence.h"
 
 namespace kvstrata {
-namespace {
-
-constexpr size_t kReclaimPages = 1024;  // cheaper than others, and each piece looks at all readers
-
-}  // namespace
+namespace {}  // namespace
 
 uint64_t PageHolds::Begin() {
   const uint64_t hold = next_++;

@@ -63,6 +63,8 @@ class PageReferences {
   // Frees what every reader has passed; called by the daemon's housekeeping and by allocation.
   void Reclaim() KVS_EXCLUDES(store_lock);
   void ReclaimLocked() KVS_REQUIRES(store_lock);
+  // Pages that are reclaimed at a time: cheaper than others, and each piece looks at all readers.
+  static constexpr size_t kReclaimPages = 1024;
   // With nothing else in hand: others are let in.
   void ReclaimByPieces(Tenant* tenant) KVS_REQUIRES(store_lock);
   // Reclaims at most `most` pages; returns whether there may be more.

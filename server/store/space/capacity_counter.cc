@@ -14,8 +14,6 @@
 namespace kvstrata {
 namespace {
 
-uint64_t RoundUp(uint64_t bytes, uint64_t to) { return (bytes + to - 1) / to * to; }
-
 uint64_t FreePagesOf(const Arena& arena, uint64_t bytes) {
   uint64_t pages = 0;
   for (const auto& [offset, size] : arena.extents.free_extents()) pages += size / bytes;

@@ -18,7 +18,6 @@
 namespace kvstrata {
 namespace {
 
-constexpr size_t kReclaimPages = 1024;  // cheaper than others, and each piece looks at all readers
 constexpr uint64_t kEvictPages = 2048;  // at most ahead of need: each time looks for what may go
 
 std::string MiBText(uint64_t bytes) {
@@ -172,7 +171,7 @@ uint32_t PageAllocator::AllocateIn(const Taker& taker, PoolId pool, uint64_t byt
   take();
   // What this tenant has retired, as far as that helps; of all others before anything is dropped.
   for (bool more = true; got < n && more; take())
-    more = references_.ReclaimLocked(taker.tenant, kReclaimPages);
+    more = references_.ReclaimLocked(taker.tenant, PageReferences::kReclaimPages);
   bool reclaimed = false;
   const auto may_adopt = [&](const Arena& arena) { return MayAdopt(taker, arena); };
   while (got < n && books_.pools.Adopt(pool, taker.tenant->id, taker.writer, bytes, may_adopt))

@@ -13,7 +13,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr const char* kThread = "kvs-disk-io";
+constexpr const char* kDiskThread = "kvs-disk-io";
 constexpr std::chrono::seconds kCheckpointTimeout{60};
 
 template <typename Request>
@@ -24,13 +24,13 @@ uint64_t WholeBytesOf(const Request& request) {
 }
 
 template <typename Request>
-bool Aligned(const Request& request) {
+bool IsAligned(const Request& request) {
   return std::ranges::all_of(request.buffers, [](const auto& buffer) {
     return reinterpret_cast<uintptr_t>(buffer.data()) % kValueAlignment == 0;
   });
 }
 
-// Aligned buffers of the sizes of those of `from`, and its key.
+// IsAligned buffers of the sizes of those of `from`, and its key.
 template <typename Request>
 Request AlignedTwin(const Request& from) {
   const std::shared_ptr<std::byte> memory = HeapBuffers(WholeBytesOf(from));
@@ -55,7 +55,7 @@ void ByTwins(std::span<Request> requests, const Copy& copy, const Run& run) {
     const bool sound =
         !requests[i].buffers.empty() && requests[i].buffers.size() <= kMaxValueBuffers;
     const bool copied = sound && WholeBytesOf(requests[i]) <= kAnyAlignment;
-    if (sound && !copied && !Aligned(requests[i])) places.push_back(i);
+    if (sound && !copied && !IsAligned(requests[i])) places.push_back(i);
   }
   if (places.empty()) return run(requests);
   std::vector<Request> all(requests.begin(), requests.end());
@@ -100,7 +100,7 @@ DiskValueTier::DiskValueTier(const DiskValueTierOptions& options, DiskTier* disk
     : options_(options),
       disk_(disk),
       queue_(kLanes),
-      threads_(kThread, options.readers + kLanes, &queue_) {}
+      threads_(kDiskThread, options.readers + kLanes, &queue_) {}
 
 // -- the interface
 

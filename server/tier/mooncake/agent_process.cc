@@ -18,10 +18,6 @@ namespace {
 
 constexpr int kFirstDescriptor = 16;  // ours lie above the child's, so that none is overrun
 
-Status SystemError(const char* call, int error) {
-  return Unavailable("MOONCAKE_AGENT", std::string(call) + ": " + std::strerror(error));
-}
-
 // A descriptor like it that is none of those that the child gets.
 UniqueFd Above(int fd) { return UniqueFd(fcntl(fd, F_DUPFD_CLOEXEC, kFirstDescriptor)); }
 
@@ -77,27 +73,31 @@ std::string EndOf(int status) {
 
 }  // namespace
 
+Status AgentError(const char* call, int error) {
+  return Unavailable("MOONCAKE_AGENT", std::string(call) + ": " + std::strerror(error));
+}
+
 Status AgentProcess::Start(std::vector<std::string> words, int memory) {
   int pair[2];
   if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0) {
-    return SystemError("socketpair", errno);
+    return AgentError("socketpair", errno);
   }
   UniqueFd ours(pair[0]);
   const UniqueFd low(pair[1]);
   const UniqueFd theirs = Above(low.get()), shared = Above(memory);
-  if (!theirs || !shared) return SystemError("fcntl", errno);
+  if (!theirs || !shared) return AgentError("fcntl", errno);
   pid_t pid = 0;
   const SpawnPlan plan(theirs.get(), shared.get());
   const std::string program = words.front();
   if (const int error = plan.Spawn(std::move(words), &pid); error != 0) {
-    return SystemError(program.c_str(), error);
+    return AgentError(program.c_str(), error);
   }
   UniqueFd pidfd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
   if (!pidfd) {
     const int error = errno;
     kill(pid, SIGKILL);
     (void)waitpid(pid, nullptr, 0);
-    return SystemError("pidfd_open", error);
+    return AgentError("pidfd_open", error);
   }
   socket_ = std::move(ours);
   pidfd_ = std::move(pidfd);

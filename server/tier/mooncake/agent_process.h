@@ -18,6 +18,9 @@
 
 namespace kvstrata {
 
+// UNAVAILABLE MOONCAKE_AGENT: what failed, and errno.
+Status AgentError(const char* call, int error);
+
 class AgentProcess {
  public:
   static constexpr int kSocket = 3, kMemory = 4;  // the child's descriptors

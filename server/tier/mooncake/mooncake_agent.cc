@@ -25,12 +25,8 @@ namespace {
 using mooncake::Kind;
 using Clock = std::chrono::steady_clock;
 
-constexpr const char* kThread = "kvs-mooncake";
+constexpr const char* kAgentThread = "kvs-mooncake";
 constexpr uint32_t kBreakerFailures = 8;
-
-Status SystemError(const char* call, int error) {
-  return Unavailable("MOONCAKE_AGENT", std::string(call) + ": " + std::strerror(error));
-}
 
 std::vector<std::string> WordsOf(const MooncakeAgentOptions& options, uint64_t bytes) {
   return {options.python, options.program,
@@ -93,9 +89,9 @@ struct MooncakeAgent::Pending {
 Result<std::unique_ptr<MooncakeAgent>> MooncakeAgent::Start(const MooncakeAgentOptions& options) {
   KVS_ASSIGN_OR_RETURN(auto memory, AgentMemory::Map(options.memory_bytes));
   std::unique_ptr<MooncakeAgent> agent(new MooncakeAgent(options, std::move(memory)));
-  if (!agent->wake_) return SystemError("eventfd", errno);
+  if (!agent->wake_) return AgentError("eventfd", errno);
   agent->thread_ = std::thread([a = agent.get()] { a->Serve(); });
-  pthread_setname_np(agent->thread_.native_handle(), kThread);
+  pthread_setname_np(agent->thread_.native_handle(), kAgentThread);
   return agent;
 }
 
@@ -139,7 +135,7 @@ Status MooncakeAgent::Send(Kind kind, std::span<const Entry> entries, uint64_t c
   }
   const ssize_t sent =
       send(process_.socket(), message.data(), message.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
-  return sent < 0 ? SystemError("the agent takes no message", errno) : OkStatus();
+  return sent < 0 ? AgentError("the agent takes no message", errno) : OkStatus();
 }
 
 Result<std::vector<int64_t>> MooncakeAgent::Call(Kind kind, std::span<const Entry> entries,
@@ -215,7 +211,7 @@ void MooncakeAgent::EndCalls(const Status& why) {
 
 void MooncakeAgent::Serve() {
   WarmUpAllocator();
-  Heartbeat beat(kThread);
+  Heartbeat beat(kAgentThread);
   for (;;) {
     std::array<pollfd, 3> wait{};
     Deadline due{};
@@ -228,7 +224,7 @@ void MooncakeAgent::Serve() {
     }
     (void)poll(wait.data(), wait.size(), MillisecondsUntil(due));
     const LoopIteration iteration(&beat);
-    Survive(kThread, [&] {
+    Survive(kAgentThread, [&] {
       MutexLock lock(mu_);
       const Deadline now = Clock::now();
       if (wait[1].revents != 0) ReadReplies();

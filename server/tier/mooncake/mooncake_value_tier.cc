@@ -8,7 +8,7 @@
 namespace kvstrata {
 namespace {
 
-constexpr const char* kThread = "kvs-mooncake-io";
+constexpr const char* kMooncakeThread = "kvs-mooncake-io";
 constexpr size_t kSpare = 2;  // threads that see to deadlines while every lane waits
 
 }  // namespace
@@ -21,7 +21,9 @@ Result<std::unique_ptr<MooncakeValueTier>> MooncakeValueTier::Open(
 }
 
 MooncakeValueTier::MooncakeValueTier(std::unique_ptr<MooncakeTierParts> parts)
-    : parts_(std::move(parts)), queue_(kLanes), threads_(kThread, kLanes + kSpare, &queue_) {}
+    : parts_(std::move(parts)),
+      queue_(kLanes),
+      threads_(kMooncakeThread, kLanes + kSpare, &queue_) {}
 
 MooncakeValueTier::~MooncakeValueTier() {
   queue_.Stop();

@@ -30,7 +30,7 @@ uint64_t FieldOf(std::string_view info, std::string_view field) {
 
 constexpr const char* kClientThread = "kvs-redis-io";
 constexpr const char* kWorkThread = "kvs-redis";
-constexpr uint32_t kPatience = 60;  // a worker calls `done`, which may copy what came
+constexpr uint32_t kWorkerPatience = 60;  // a worker calls `done`, which may copy what came
 
 // OpenSSL writes to sockets without MSG_NOSIGNAL.
 void BlockSigpipe() {
@@ -188,7 +188,7 @@ void RedisThreads::ServeClient() {
 
 void RedisThreads::ServeWork() {
   WarmUpAllocator();
-  Heartbeat beat(kWorkThread, kPatience);
+  Heartbeat beat(kWorkThread, kWorkerPatience);
   for (;;) {
     std::function<void()> work;
     {

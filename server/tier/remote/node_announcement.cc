@@ -17,7 +17,7 @@ static_assert(std::endian::native == std::endian::little);
 // No tenant has this name: the keys are those of the nodes.
 constexpr std::string_view kNodesTenant;
 constexpr std::string_view kPlace = "nodes", kCall = "KVSCALL1", kAnswer = "KVSANSW1";
-constexpr size_t kPlaceBytes = 8;
+constexpr size_t kSeatPlaceBytes = 8;
 
 struct Announcement {
   static constexpr uint64_t kMagic = 0x3145444F'4E53564B;  // "KVSNODE1"
@@ -41,7 +41,7 @@ static_assert(sizeof(Announcement) == kAnnouncementBytes && offsetof(Announcemen
               offsetof(Announcement, seat) == 32 && offsetof(Announcement, address) == 40 &&
               offsetof(Announcement, release) == 296 && offsetof(Announcement, tag) == 352);
 
-std::span<const std::byte> BytesOf(std::string_view text) { return std::as_bytes(std::span(text)); }
+std::span<const std::byte> AsBytes(std::string_view text) { return std::as_bytes(std::span(text)); }
 
 Status Damaged(std::string_view reason, std::string what) {
   return {Code::kDataLoss, reason, "a node's announcement " + std::move(what)};
@@ -58,7 +58,7 @@ NodeKeys::NodeKeys(const RemoteSecret& secret, Seal seal)
   constexpr std::string_view kDigits = "0123456789abcdef";
   const HmacKey::Digest place = HmacKey(secret.Keys(kNodesTenant, seal).place).Of(kPlace);
   place_ = "kv1:{";
-  for (size_t i = 0; i < kPlaceBytes; ++i) {
+  for (size_t i = 0; i < kSeatPlaceBytes; ++i) {
     place_ += kDigits[place[i] >> 4];
     place_ += kDigits[place[i] & 15];
   }
@@ -115,11 +115,11 @@ Result<NodeAnnouncement> NodeKeys::Read(std::string_view bytes, uint32_t seat,
 }
 
 HmacKey::Digest NodeKeys::OfCall(std::string_view body) const {
-  return tag_.Of({BytesOf(kCall), BytesOf(body)});
+  return tag_.Of({AsBytes(kCall), AsBytes(body)});
 }
 
 HmacKey::Digest NodeKeys::OfAnswer(const HmacKey::Digest& call, std::string_view body) const {
-  return tag_.Of({BytesOf(kAnswer), std::as_bytes(std::span(call)), BytesOf(body)});
+  return tag_.Of({AsBytes(kAnswer), std::as_bytes(std::span(call)), AsBytes(body)});
 }
 
 bool NodeKeys::Equal(const HmacKey::Digest& digest, std::string_view claimed) {

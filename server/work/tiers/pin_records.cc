@@ -16,7 +16,7 @@ namespace kvstrata {
 namespace {
 
 constexpr std::chrono::seconds kWalkTimeout{30};
-constexpr size_t kBatch = 256;  // records: a block of the disk or two each
+constexpr size_t kRecordBatch = 256;  // records: a block of the disk or two each
 
 struct Reading {
   Store* store = nullptr;
@@ -36,7 +36,7 @@ void Take(Reading* r, std::span<const PageKey> keys, std::span<const LoadedValue
 
 void ReadNext(const std::shared_ptr<Reading>& r) {
   const auto keys =
-      std::span(r->keys).subspan(r->asked, std::min(kBatch, r->keys.size() - r->asked));
+      std::span(r->keys).subspan(r->asked, std::min(kRecordBatch, r->keys.size() - r->asked));
   if (keys.empty()) return r->done(r->read);
   r->asked += keys.size();
   TierLoad load;

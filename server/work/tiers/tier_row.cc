@@ -14,7 +14,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::chrono::seconds kPutTimeout{10};
 constexpr uint64_t kBufferBytes = uint64_t{64} << 20;  // more than that is of the heap
 
 // The names of all that a pin keeps, its own record too.

@@ -25,7 +25,7 @@ constexpr std::chrono::milliseconds kLook{100};
 constexpr std::chrono::seconds kForgetTimeout{10};
 
 constexpr const char* kThread = "kvs-tier-scrub";
-constexpr uint32_t kPatience = 60;  // for requests that have deadlines of their own
+constexpr uint32_t kScrubPatience = 60;  // for requests that have deadlines of their own
 
 Status Stopping() { return Unavailable("DAEMON_STOPPING", "the daemon is stopping"); }
 
@@ -191,7 +191,7 @@ ValueScrub* TierScrubs::Next() {
 
 void TierScrubs::Run() {
   WarmUpAllocator();
-  Heartbeat beat(kThread, kPatience);
+  Heartbeat beat(kThread, kScrubPatience);
   while (ValueScrub* scrub = Next()) {
     const LoopIteration iteration(&beat);
     std::optional<Status> end = Stopping();

@@ -16,10 +16,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::seconds kReadTimeout{1};
-constexpr std::chrono::seconds kPutTimeout{10};
 constexpr size_t kResumed = 256;  // pages that are looked at under one hold of the store's lock
 constexpr std::chrono::seconds kCheckpointTimeout{60};
-constexpr uint32_t kPatience = 60;  // for requests that have deadlines of their own
+constexpr uint32_t kWritePatience = 60;  // for requests that have deadlines of their own
 
 uint64_t WholeBytes(std::span<const uint64_t> sizes) {
   uint64_t total = 0;
@@ -113,7 +112,7 @@ bool TierWriter::TakesAPlace(const Offered& offered, const SealedValue& value) c
 
 void TierWriter::Write() {
   WarmUpAllocator();
-  Heartbeat beat(terms_.thread, kPatience);
+  Heartbeat beat(terms_.thread, kWritePatience);
   for (auto taken = queue_.Take(); taken; taken = queue_.Take()) {
     const LoopIteration iteration(&beat);
     const bool written = Survive(terms_.thread, [&] {

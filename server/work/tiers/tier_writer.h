@@ -32,6 +32,8 @@
 
 namespace kvstrata {
 
+inline constexpr std::chrono::seconds kPutTimeout{10};
+
 struct TierWriterOptions : WriteQueueOptions {
   uint64_t batch_bytes = uint64_t{64} << 20;  // bytes of a batch, but for its first value
   uint64_t rate = 0;                          // bytes a second; 0: no limit

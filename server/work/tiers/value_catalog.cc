@@ -15,8 +15,8 @@
 namespace kvstrata {
 namespace {
 
-constexpr size_t kLooks = 65536;  // records and slots of one list
-constexpr size_t kBatch = 256;    // those looked at under one lock
+constexpr size_t kLooks = 65536;    // records and slots of one list
+constexpr size_t kLookBatch = 256;  // those looked at under one lock
 constexpr std::chrono::seconds kGetTimeout{10};
 
 // One list: a walk over memory's records, its artefacts, and the disk's slots.
@@ -185,7 +185,7 @@ ValueList ValueCatalog::List(const ValueFilter& filter, uint64_t after, size_t l
   Walk walk(store_, tier_, &chunks_, after);
   ValueList list;
   for (size_t looks = 0; looks < kLooks && list.values.size() < limit && !walk.ended();) {
-    const size_t n = std::min(kBatch, limit - list.values.size());
+    const size_t n = std::min(kLookBatch, limit - list.values.size());
     for (ValueInfo& value : walk.Next(n)) {
       if (Passes(filter, value)) list.values.push_back(std::move(value));
     }

@@ -37,7 +37,7 @@ bool IsOfPlan(const PackedHead& h, const Plan& plan, const Geometry& g) {
 }
 
 template <typename T>
-uint64_t AddressOf(const T* at) {
+uint64_t AddressIn(const T* at) {
   return reinterpret_cast<uint64_t>(at);
 }
 
@@ -50,8 +50,8 @@ std::vector<PackedSegment> SegmentsOf(const PackedStorage& packed, const Geometr
     for (int h = 0; h < g.kv_heads; ++h) {
       const PackedHead& head = packed.head(static_cast<int>(s), layer, h);
       const int32_t rows = tokens.end - tokens.begin;
-      table.push_back({AddressOf(head.r_k), AddressOf(head.r_v), AddressOf(head.keys.data),
-                       AddressOf(head.values.data), AddressOf(head.blocks.data), rows,
+      table.push_back({AddressIn(head.r_k), AddressIn(head.r_v), AddressIn(head.keys.data),
+                       AddressIn(head.values.data), AddressIn(head.blocks.data), rows,
                        blocks[static_cast<size_t>(h)], head.keys.keep, head.keys.neighbours,
                        head.block, 0});
       blocks[static_cast<size_t>(h)] += (rows + head.block - 1) / head.block;
