@@ -92,11 +92,13 @@ def half_of(key: str) -> str:
 
 
 def rows(lines: list[Line], plans: dict[str, str]) -> list[dict[str, Any]]:
-    """A row a plan over each model's prompts, over each group of its tasks, and over both halves of its scored ones."""
+    """A row a plan over each model's prompts, over each length and each group of tasks, and over both halves of its scored ones."""
     groups: dict[str, list[Line]] = {}
     for line in lines:
         groups.setdefault(line["model"], []).append(line)
         groups.setdefault(f"{line['model']} {group_of(line['id'])}", []).append(line)
+        if (length := line["id"].split("/")[-3]).isdecimal():
+            groups.setdefault(f"{line['model']} {length}", []).append(line)
         if line["scored"]:
             groups.setdefault(f"{line['model']} {half_of(line['id'])}", []).append(line)
     found = []

@@ -50,6 +50,21 @@ def page(lines: list[figures.Line], rows: list[dict[str, Any]]) -> str:
     return "\n".join(parts) + "\n"
 
 
+def brief(lines: list[figures.Line], chosen: dict[str, str]) -> str:
+    """A line a plan, over prompts that have it: KL as a mean over each model's prompts, then over models."""
+    models = list(dict.fromkeys(line["model"] for line in lines))
+    found = [f"{'':24}{'bytes':>7}{'KL':>9}{'worst':>9}{'exact':>10}" + "".join(f"{model[:16]:>18}" for model in models)]
+    for name, text in ({figures.FULL: figures.FULL} | chosen).items():
+        rows = [figures.row(name, text, model, having)["accuracy"] for model in models
+                if (having := [line for line in lines if line["model"] == model and text in line["plans"]])]
+        if len(rows) == len(models):
+            sums = [sum(row[key] for row in rows) for key in ("exact", "exact_under_full")]
+            found.append(f"{name:24}{statistics.fmean(row['of_full_bytes'] for row in rows):7.1%}"
+                         f"{statistics.fmean(row['kl'] for row in rows):9.5f}{max(row['kl_worst'] for row in rows):9.4f}"
+                         f"{sums[0]:>5}/{sums[1]:<4}" + "".join(f"{row['kl']:11.5f} of{row['prompts']:4}" for row in rows))
+    return "\n".join(found)
+
+
 def summary(lines: list[figures.Line]) -> str:
     models = ", ".join(dict.fromkeys(line["model"] for line in lines))
     solved = figures.solved(lines)

@@ -5,7 +5,7 @@ import unittest
 
 import numpy as np
 import torch
-from emulated import Form, Layer, Rule, fp8, keys_of, values_of
+from emulated import Form, Layer, Rule, Steps, fp8, keys_of, values_of
 from reference import baselines, bits, core, planes
 
 HEADS, GROUP, D, PROMPT, STEPS = 2, 3, 64, 550, 100
@@ -26,18 +26,18 @@ class Emulated(unittest.TestCase):
     def check(self, text, reference, bytes_of):
         keys, values, queries = rows_and_queries()
         by_head = lambda x: torch.from_numpy(x.transpose(1, 0, 2).copy())
-        rules = [Rule("full"), Rule(text)]
-        layer = Layer(by_head(keys[:PROMPT]), by_head(values[:PROMPT]), rules, STEPS, D ** -0.5)
+        rule, steps = Rule(text), Steps(PROMPT, STEPS, torch.device("cpu"))
+        layer = Layer(by_head(keys[:PROMPT]), by_head(values[:PROMPT]), [rule], steps, D ** -0.5)
+        of_heads = torch.from_numpy(queries).unflatten(1, (HEADS, GROUP)).transpose(0, 1)
+        out, read = layer.attend(rule, of_heads, by_head(keys[PROMPT:]), by_head(values[PROMPT:]))
         for step, q in enumerate(queries):
             n = PROMPT + step + 1
-            layer.append(*(by_head(x[n - 1:n]).expand(2, -1, -1, -1) for x in (keys, values)))
-            out, reads = layer.attend(torch.from_numpy(q).unflatten(0, (HEADS, GROUP)).expand(2, -1, -1, -1))
             if step % 9 == 0 or n % 64 < 3:
                 want, fine = reference(q, keys[:n], values[:n])
                 for h in range(HEADS):
-                    self.assertEqual(reads[1].fine[h].nonzero()[:, 0].tolist(), fine[h].tolist(), (SEED, n, h))
-                np.testing.assert_allclose(out[1].flatten(0, 1).numpy(), want, atol=2e-5, err_msg=f"{SEED} {n}")
-                self.assertEqual(reads[1].attend_bytes + reads[1].select_bytes, bytes_of(n, fine), (SEED, n))
+                    self.assertEqual(read.fine[h, step].nonzero()[:, 0].tolist(), fine[h].tolist(), (SEED, n, h))
+                np.testing.assert_allclose(out[:, step].flatten(0, 1).numpy(), want, atol=2e-5, err_msg=f"{SEED} {n}")
+                self.assertEqual(int(read.attend_bytes[step] + read.select_bytes[step]), bytes_of(n, fine), (SEED, n))
 
     def check_planes(self, text, **options):
         reference, choices = planes.Planes(min_tokens=0, **options), []
