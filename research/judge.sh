@@ -14,7 +14,7 @@ export OMP_NUM_THREADS=2 MKL_NUM_THREADS=2 TOKENIZERS_PARALLELISM=false PYTHONUN
 export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 [ -e "$work/tree" ] || tar -C "$work" -xJf "$work/programs.tar.xz" || exit 1
 sources=$work/tree/integrations
-export PYTHONPATH=$work/tree/python:$sources/kvstrata_numpy/src:$sources/kvstrata/src
+export PYTHONPATH=$work/tree/python:$sources/kvstrata_numpy/src:$sources/kvstrata/src${PYTHONPATH:+:$PYTHONPATH}
 
 smollm2() {
   [ -e "$work/smollm2" ] || { cat "$work"/wheel.? >"$work/whole.whl" && "$python" -m zipfile -e "$work/whole.whl" "$work/wheel" &&

@@ -157,7 +157,7 @@ def unpack(args: argparse.Namespace) -> None:
             whole.write(part.read_bytes())
         whole.seek(0)
         with tarfile.open(fileobj=whole, mode="r:") as archive:
-            archive.extractall(args.out, filter="data")
+            archive.extractall(args.out, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     save_file(gemma.weights(args.out / "narrow.gguf"), args.out / "model.safetensors", metadata={"format": "pt"})
 
 

@@ -6,7 +6,7 @@
 
 Each of generated.py's tasks at each length, in the model's own tokens, with room for the answer. With --tasks also the
 last questions (qa_*) and news of its files, whose first samples settings were chosen by. Every task's first prompt comes
-before any second one, so that a run that is stopped has all of them.
+before any second one, so that a run that is stopped has all of them; of these the shortest come first.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def main() -> int:
                 for task in generated.TASKS:
                     made = generated.sample(task, f"{args.seed}/{i}", length - tasks.ANSWER_TOKENS, count, slack=length // 20)
                     found.append({"key": f"generated/{length}/{task}/{i}", **made})
-            file.writelines(json.dumps(sample) + "\n" for sample in found)
+            texts = sorted((json.dumps(sample) for sample in found), key=len)
+            file.writelines(text + "\n" for text in texts)
             print(f"{i + 1}/{args.samples}: {len(found)} prompts", flush=True)
     return 0
 
