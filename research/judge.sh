@@ -10,8 +10,8 @@ begin=$(date +%s)
 seconds=$1 prompts=${2:-1000}
 shift $(($# < 2 ? $# : 2))
 work=${WORK:-/tmp/judge} python=${PYTHON:-python3} device=${DEVICE:-cuda}
-export OMP_NUM_THREADS=2 MKL_NUM_THREADS=2 TOKENIZERS_PARALLELISM=false PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 PYTHONWARNINGS=ignore
-export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2} TOKENIZERS_PARALLELISM=false PYTHONUNBUFFERED=1 PYTHONWARNINGS=ignore
+export HF_HUB_OFFLINE=1 PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 [ -e "$work/tree" ] || tar -C "$work" -xJf "$work/programs.tar.xz" || exit 1
 sources=$work/tree/integrations
 export PYTHONPATH=$work/tree/python:$sources/kvstrata_numpy/src:$sources/kvstrata/src${PYTHONPATH:+:$PYTHONPATH}
@@ -41,7 +41,7 @@ arguments=("$@")
 }) &
 wait
 echo "$(($(date +%s) - begin)) s of $seconds"
-tail -qn 1 "$work"/*.log | cut -c 1-150
+for log in "$work"/*.log; do grep '^\[' "$log" | tail -n 1 | cut -c 1-120; done
 grep -hE 'Error|left out' "$work"/*.log | sort | uniq -c | sort -rn | head -8
 xz -c "$work/judge.jsonl" >"${OUT:-$work}/judge.jsonl.xz"
 "$python" "$work/tree/research" --keep "$work/judge.jsonl" --brief
