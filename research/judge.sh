@@ -39,7 +39,7 @@ arguments=("$@")
 (gemma && { run gemma-3-270m 1/2 & run gemma-3-270m 2/2; wait; }) &
 (smollm2 && {
   run smollm2 1/1 &
-  tuned && for i in 1 2 3; do run smollm2-retrieval "$i/3" & done
+  tuned && for i in 1 2 3 4; do run smollm2-retrieval "$i/4" & done
   wait
 }) &
 wait
