@@ -201,6 +201,7 @@ def main() -> int:
     parser.add_argument("--shard", default="1/1", metavar="I/N")
     parser.add_argument("--report", type=pathlib.Path, metavar="FILE.md")
     parser.add_argument("--json-out", type=pathlib.Path, metavar="FILE.json")
+    parser.add_argument("--groups", default=".*", metavar="PATTERN", help="of rows that are written, such as '\\S+( \\d+)?'")
     parser.add_argument("--brief", action="store_true", help="prints a line a plan of what --keep has")
     parser.add_argument("--suite", default="accuracy", help="of the result file")
     parser.add_argument("--device-name", default="")

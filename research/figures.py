@@ -70,7 +70,8 @@ def row(name: str, text: str, group: str, lines: list[Line]) -> dict[str, Any]:
                 "tokens_of_prompt": statistics.fmean(line["prompt"] for line in lines), "MB_a_step": read / 1e6,
                 "MB_to_choose": mean("select_bytes") / 1e6, "of_full_bytes": read / full_bytes,
                 "exact": sum(plan["right"] for plan in of_plan),
-                "exact_under_full": sum(line["plans"][FULL]["right"] for line in lines)}
+                "exact_under_full": sum(line["plans"][FULL]["right"] for line in lines),
+                "exact_lost": sum(line["plans"][FULL]["right"] and not plan["right"] for plan, line in zip(of_plan, lines))}
     if all("kl" in plan for plan in of_plan):
         accuracy["kl"], accuracy["kl_interval"] = mean_and_error([plan["kl"] for plan in of_plan])
         accuracy["kl_worst"] = max(plan["kl"] for plan in of_plan)
