@@ -130,10 +130,10 @@ def pages():
 PLANES_MODELS = (("smollm2", "SmolLM2"), (MODEL, "tuned"), ("gemma-3-270m", "Gemma 3"))
 
 
-def planes():
-    """Each rule of suite `planes` by how far its next tokens are from those of full: of each model, and the mean of models."""
-    result = result_of("planes")
-    rows = {row["id"].removeprefix("planes/"): row["accuracy"] for row in result["rows"]}
+def planes(suite="planes"):
+    """Each rule of the suite by how far its next tokens are from those of full: of each model, and the mean of models."""
+    result = result_of(suite)
+    rows = {row["id"].removeprefix(f"{suite}/"): row["accuracy"] for row in result["rows"]}
     lines = []
     for name in dict.fromkeys(key.split("/")[0] for key in rows if not key.startswith("full/")):
         of = [rows[f"{name}/{model}"] for model, _ in PLANES_MODELS]
@@ -258,5 +258,6 @@ def cold():
 
 
 TABLES = {"plans": plans, "answers": answers, "judged": judged, "pages": pages, "planes": planes,
-          "planes-by-length": planes_by_length, "budgets": budgets, "decode": decode, "linked-h200": lambda: linked("cuda-linked-h200"),
-          "linked-h100": lambda: linked("cuda-linked"), "memory": memory, "cold": cold}
+          "planes-by-length": planes_by_length, "planes-rules": lambda: planes("planes-rules"), "budgets": budgets,
+          "decode": decode, "linked-h200": lambda: linked("cuda-linked-h200"), "linked-h100": lambda: linked("cuda-linked"),
+          "memory": memory, "cold": cold}

@@ -205,6 +205,7 @@ def main() -> int:
     parser.add_argument("--brief", action="store_true", help="prints a line a plan of what --keep has")
     parser.add_argument("--suite", default="accuracy", help="of the result file")
     parser.add_argument("--device-name", default="")
+    parser.add_argument("--command", default="research --tasks DIR --keep FILE --json-out OUT", help="that the result file names")
     parser.add_argument("--commit", default="uncommitted")
     parser.add_argument("--date", default="")
     args = parser.parse_args()

@@ -10,7 +10,9 @@ known, and a layer computes them at once.
 | --- | --- |
 | `full`, `fp8{}` | all rows in bf16; in e4m3 as they are, as vLLM has them by default. `by_tensor = 1`, `by_channel = 1`: by a scale of all the prompt's keys, or values, or by one a channel |
 | `turboquant{keys = 8}` | values in 4 bits, a minimum and a step a token; keys in e4m3, or `keys = 4`: rotated, a norm a token and Lloyd-Max codes of a Gaussian |
-| `planes{}` | docs/spec/planes.md; beside its options `tail = 1`: outside of F a value is read by the upper bit of its plane 0 |
+| `planes{}` | docs/spec/planes.md. Beside its options: `tail = 1`: outside of F a value is read by the upper bit of its plane 0 |
+| | `variance = v`: to a coarse logit v / 2 of the variance that rounding adds to it is added, before both limits |
+| | `among`: L_h is of the candidates alone (1), or of all but the sinks (2) |
 | `strata{budget}` | docs/spec/bits.md with two bits |
 | `quest{budget}` | docs/spec/beyond.md, "Baselines": pages of 16 by their bounds |
 """
@@ -160,7 +162,7 @@ OPTIONS: dict[str, dict[str, float]] = {
     "full": {}, "fp8": {"by_tensor": 0, "by_channel": 0}, "turboquant": {"keys": 8},
     "strata": {"budget": 2048, "min_tokens": 0}, "quest": {"budget": 2048, "min_tokens": 0},
     "planes": {"keep": 8, "unit": 64, "tail": 2, "share": 0, "fine_above": 2, "skip_below": 1, "run": 1, "sample": 0,
-               "sinks": 4, "recent": 64}}
+               "sinks": 4, "recent": 64, "variance": 0, "among": 0}}
 
 
 class Steps:
@@ -224,13 +226,13 @@ class Rule:
         return RAW, RAW, RAW, RAW
 
     def read(self, steps: Steps, q: Tensor, keys: Rows, coarse: Tensor, fine: Tensor) -> Read:
-        """coarse, fine: logits [H, T, G, N] by both forms of keys, -inf from a step's length on; q [H, T, G, d]."""
+        """coarse, fine: logits [H, T, G, N] by both forms of keys, -inf from a step's length on; q [H, T, G, d], scaled."""
         if self.name == "strata":
             return self._strata(steps, coarse, q.shape[-1])
         if self.name == "quest":
             return self._quest(steps, q, keys)
         if self.name == "planes":
-            return self._planes(steps, coarse, fine, q.shape[-1])
+            return self._planes(steps, q, keys, coarse, fine)
         heads, d = len(q), q.shape[-1]
         row = {"full": 4 * d, "fp8": 2 * d, "turboquant": d // 2 + 4 + (d if self.options.get("keys") == 8 else d // 2 + 2)}
         everything = steps.present.expand(heads, -1, -1)
@@ -257,12 +259,16 @@ class Rule:
 
     # docs/spec/planes.md, "A step"
 
-    def _planes(self, steps: Steps, coarse: Tensor, fine: Tensor, d: int) -> Read:
-        at, n, sealed = steps.at, steps.lengths, steps.sealed(self.unit)
+    def _planes(self, steps: Steps, q: Tensor, keys: Rows, coarse: Tensor, fine: Tensor) -> Read:
+        at, n, sealed, d = steps.at, steps.lengths, steps.sealed(self.unit), q.shape[-1]
         start = -(-self.sinks // self.run) * self.run
         stop = torch.minimum(sealed, (n - self.recent) // self.run * self.run).clamp_min(start)
         among = (at >= start) & (at < stop)
-        weights = (coarse - self.log_normaliser(steps, coarse, fine, among)[..., None]).exp_().amax(2)
+        weights = coarse - self.log_normaliser(steps, coarse, fine, among)[..., None]
+        if self.variance:
+            variance = _by_tokens(q ** 2, keys.squared_steps(self.unit)) * ((64 ** 2 - 1) / 12)
+            weights += self.variance / 2 * variance.repeat_interleave(self.unit, -1)
+        weights = weights.exp().amax(2)
         if self.share:
             best = self._runs(coarse, among, (torch.ceil(self.share * n.double() - 1e-9).long() - (n - stop + start)).clamp_min(self.run))
         else:
@@ -290,6 +296,11 @@ class Rule:
         share = among.sum(-1) / sampled.sum(-1)
         counted = largest + torch.log1p(rest.clamp_min(0) * share[:, None])
         always = fine.masked_fill(among[:, None], -math.inf).logsumexp(-1)
+        if self.among == 1:
+            return torch.where(among.any(-1)[:, None], counted, always)
+        if self.among == 2:  # all but the sinks
+            window = fine.masked_fill((among | (steps.at < self.sinks))[:, None], -math.inf).logsumexp(-1)
+            return torch.where(among.any(-1)[:, None], torch.logaddexp(window, counted), always)
         return torch.where(among.any(-1)[:, None], torch.logaddexp(always, counted), always)
 
 
@@ -349,6 +360,11 @@ class Rows:
     def boxes(self) -> tuple[Tensor, Tensor]:
         return tuple(torch.cat(pair, 1) for pair in zip(self._side.boxes(), boxes_of(self._end)))
 
+    def squared_steps(self, unit: int) -> Tensor:
+        """Of the keys' codes, by group and channel: [H, groups, d]."""
+        return torch.cat([quantise(_by_group(rows, unit), 255, -2)[1][..., 0, :] ** 2
+                          for rows in (self._side.forms[RAW], self._end)], 1)
+
     def dots(self, form: Form, x: Tensor) -> Tensor:
         """x [H, T, G, d] by each row: [H, T, G, N], -inf from a step's length on."""
         end = _by_tokens(x, self._side.read(form, self._end))
@@ -393,7 +409,7 @@ class Layer:
         of_keys, of_values = Rows(self._keys, keys, self._steps), Rows(self._values, values, self._steps)
         coarse = of_keys.dots(rule.coarse_keys, q * self._scale)
         fine = coarse if rule.fine_keys == rule.coarse_keys else of_keys.dots(rule.fine_keys, q * self._scale)
-        read = rule.read(self._steps, q, of_keys, coarse, fine)
+        read = rule.read(self._steps, q * self._scale, of_keys, coarse, fine)
         is_fine, is_coarse = read.fine[:, :, None], read.coarse[:, :, None]
         p = torch.where(is_fine, fine, coarse).masked_fill_(~(is_fine | is_coarse), -math.inf).softmax(-1)
         out = of_values.sums(rule.fine_values, p.masked_fill(~is_fine, 0))

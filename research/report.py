@@ -34,7 +34,7 @@ def result(lines: list[figures.Line], rows: list[dict[str, Any]], args: argparse
              "the reference's" if args.emulate else "transformers")
     rows = [row | {"id": row["id"].replace("accuracy", args.suite, 1)} for row in rows]
     return {"suite": args.suite, "device": args.device_name or device_name(), "commit": args.commit, "date": args.date,
-            "command": f"research{' --emulate' if args.emulate else ''} --tasks DIR --keep FILE --json-out OUT", "ceilings": {},
+            "command": args.command, "ceilings": {},
             "context": {"notes": f"{notes}; every plan decodes behind the same prompt, which was computed under full; "
                                  "intervals are of 95 %, over prompts", "prompts": counts, "as_plain": figures.parted(lines),
                         "hours": round(sum(line["seconds"] for line in lines) / 3600, 2)}, "rows": rows}

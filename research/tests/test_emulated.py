@@ -9,8 +9,8 @@ import unittest.mock
 import emulated
 import numpy as np
 import torch
-from emulated import (Engine, Form, Layer, Read, Rule, Steps, fp8, keys_of, lloyd_max, turboquant_keys_of, turboquant_values_of,
-                      values_of)
+from emulated import (RAW, Engine, Form, Layer, Read, Rows, Rule, Side, Steps, fp8, keys_of, lloyd_max, turboquant_keys_of,
+                      turboquant_values_of, values_of)
 from reference import baselines, bits, core, planes
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -69,6 +69,29 @@ class Emulated(unittest.TestCase):
     def test_planes_by_threshold(self):
         self.check_planes("planes{fine_above = 2, sample = 2}", fine_above=2, sample=2)
         self.check_planes("planes{fine_above = 4, keep = 4, skip_below = 0.5}", fine_above=4, keep=4, skip_below=0.5)
+
+    def test_variance_is_that_of_rounding(self):
+        keys, values, queries = (torch.from_numpy(x) for x in rows_and_queries())
+        keys, q = keys.transpose(0, 1).contiguous(), queries.unflatten(1, (HEADS, GROUP)).transpose(0, 1)
+        steps, form = Steps(PROMPT, STEPS, torch.device("cpu")), Form("planes", 64, 64)
+        rows = Rows(Side(keys[:, :PROMPT], [form], Form.keys), keys[:, PROMPT:], steps)
+        error = (rows.dots(form, q) - rows.dots(RAW, q))[..., :512].var((0, 2, 3))  # of sealed groups alone
+        said = (q ** 2 @ rows.squared_steps(64)[:, None, :8].transpose(2, 3) * (64 ** 2 - 1) / 12).mean((0, 2, 3))
+        self.assertTrue(0.8 < float((error / said).mean()) < 1.25, (SEED, error / said))
+
+    def test_variance_makes_fine_what_it_hides(self):
+        fine = {}
+        for text in ("planes{sample = 1}", "planes{sample = 1, variance = 1}", "planes{sample = 1, among = 1}"):
+            keys, values, queries = (torch.from_numpy(x) for x in rows_and_queries())
+            by_head, rule, steps = lambda x: x.transpose(0, 1), Rule(text), Steps(PROMPT, STEPS, torch.device("cpu"))
+            layer = Layer(by_head(keys[:PROMPT]), by_head(values[:PROMPT]), [rule], steps, D ** -0.5)
+            _, read = layer.attend(rule, queries.unflatten(1, (HEADS, GROUP)).transpose(0, 1), by_head(keys[PROMPT:]),
+                                   by_head(values[PROMPT:]))
+            fine[text] = read.fine
+        plain, *others = fine.values()
+        for text, more in zip(list(fine)[1:], others):
+            self.assertFalse((plain & ~more).any(), text)
+            self.assertGreater(int(more.sum()), int(plain.sum()), text)
 
     def test_strata(self):
         def step(q, keys, values):
