@@ -396,7 +396,8 @@ void AttendPlanesBy(const PlanesRule& rule, benchmark::State& state) {
 
 // 5 % of the tokens are fine.
 void AttendPlanes(benchmark::State& state) { AttendPlanesBy({}, state); }
-// The preset's rule.
+// The preset's rule. Logits deviate by 8: some 9 % of the tokens are fine, and four fifths of the
+// strips are read.
 void AttendPlanesAbove(benchmark::State& state) {
   AttendPlanesBy({.share = 0, .fine_above = 2, .sample = 16}, state);
 }
@@ -534,7 +535,7 @@ const std::vector<Case>& Cases() {
       {"attend_packed/full/32K/keep32", DecodePacked, {}, "attend_raw/full/32K", 1.5},
       {"attend_planes/32K", AttendPlanes, {10}, "attend_raw/full/32K"},
       {"attend_planes/32K/sharp", AttendPlanes, {40}, "attend_raw/full/32K"},
-      {"attend_planes/32K/above", AttendPlanesAbove, {80}, "attend_raw/full/32K"},
+      {"attend_planes/32K/above", AttendPlanesAbove, {105}, "attend_raw/full/32K"},
       {"score_packed/4096blocks", ScorePackedBlocks, {}},
       {"attend_raw/prefill64x4096/1thread", PrefillStored, {1}},
       {"attend_raw/prefill64x4096/2threads", PrefillStored, {2}},

@@ -127,24 +127,40 @@ def pages():
     return [*grid(head, lines), "", note(result)]
 
 
-def planes():
-    """Each rule of suite `planes` by how far its next tokens are from those of full: on the half of the tasks that settings
-    were chosen by, and on the other."""
-    result = result_of("planes")
-    rows = {row["id"].removeprefix("planes/"): row["accuracy"] for row in result["rows"]}
-    models = ((MODEL, "tuned"), ("smollm2", "SmolLM2"))
-    halves = ("chosen half", "judged half")
+PLANES_MODELS = (("smollm2", "SmolLM2"), (MODEL, "tuned"), ("gemma-3-270m", "Gemma 3"))
+
+
+def planes(suite="planes"):
+    """Each rule of the suite by how far its next tokens are from those of full: of each model, and the mean of models."""
+    result = result_of(suite)
+    rows = {row["id"].removeprefix(f"{suite}/"): row["accuracy"] for row in result["rows"]}
     lines = []
     for name in dict.fromkeys(key.split("/")[0] for key in rows if not key.startswith("full/")):
-        both = [rows[f"{name}/{model}"] for model, _ in models]
-        mean = lambda key: sum(a[key] * a["prompts"] for a in both) / sum(a["prompts"] for a in both)
-        lines.append([f"`{name}`", f"{mean('tokens_a_step') / mean('tokens_of_prompt'):.1%}", f"{mean('of_full_bytes'):.1%}",
-                      *(f"{rows[f'{name}/{model} {half}']['kl']:.5f}" for model, _ in models for half in halves),
-                      *(f"{a['kl_worst']:.4f}" for a in both),
-                      f"{sum(a['exact'] for a in both)} of {sum(a['exact_under_full'] for a in both)}"])
-    head = ["rule", "read finely", "bytes read", *(f"KL, {title}, {half}" for _, title in models for half in halves),
-            *(f"worst, {title}" for _, title in models), "exact answers"]
+        of = [rows[f"{name}/{model}"] for model, _ in PLANES_MODELS]
+        mean = lambda key: sum(a[key] for a in of) / len(of)
+        lines.append([f"`{name}`", f"{sum(a['tokens_a_step'] / a['tokens_of_prompt'] for a in of) / len(of):.1%}",
+                      f"{mean('of_full_bytes'):.1%}", *(f"{a['kl']:.5f} ± {a['kl_interval']:.5f}" for a in of), f"{mean('kl'):.5f}",
+                      f"{max(a['kl_worst'] for a in of):.3f}",
+                      f"{sum(a['exact_lost'] for a in of)} of {sum(a['exact_under_full'] for a in of)}"])
+    head = ["rule", "read finely", "bytes read",
+            *(f"KL, {title}, {rows[f'full/{model}']['prompts']} prompts" for model, title in PLANES_MODELS), "KL, mean of models",
+            "worst", "exact answers lost"]
     return [*grid(head, lines), "", note(result)]
+
+
+def planes_by_length():
+    """KL, and bytes of full's, of some rules of suite `planes` by the prompts' length."""
+    result = result_of("planes")
+    rows = {row["id"].removeprefix("planes/"): row["accuracy"] for row in result["rows"]}
+    groups = [(model, title, length) for model, title in PLANES_MODELS for length in (4096, 8192, 16384, 32768)
+              if f"full/{model} {length}" in rows]
+    names = ("fp8", "fp8_by_channel", "turboquant_k8v4", "turboquant_4bit", "strata_10%", "quest_10%", "share_5%", "above_4",
+             "above_2", "above_1")
+    cell = lambda a: f"{a['kl']:.5f} for {a['of_full_bytes']:.1%}"
+    head = ["rule", *(f"{title}, {length // 1024}K, {rows[f'full/{model} {length}']['prompts']} prompts"
+                      for model, title, length in groups)]
+    return [*grid(head, [[f"`{name}`", *(cell(rows[f"{name}/{model} {length}"]) for model, _, length in groups)] for name in names]),
+            "", note(result)]
 
 
 LOSSES = (0.01, 0.02, 0.05)  # nats a token
@@ -241,5 +257,7 @@ def cold():
     return [*grid(["plan", "pages on the GPU, us", "pages in host memory, us"], cells), "", note(result_of(suite))]
 
 
-TABLES = {"plans": plans, "answers": answers, "judged": judged, "pages": pages, "planes": planes, "budgets": budgets, "decode": decode,
-          "linked-h200": lambda: linked("cuda-linked-h200"), "linked-h100": lambda: linked("cuda-linked"), "memory": memory, "cold": cold}
+TABLES = {"plans": plans, "answers": answers, "judged": judged, "pages": pages, "planes": planes,
+          "planes-by-length": planes_by_length, "planes-rules": lambda: planes("planes-rules"), "budgets": budgets,
+          "decode": decode, "linked-h200": lambda: linked("cuda-linked-h200"), "linked-h100": lambda: linked("cuda-linked"),
+          "memory": memory, "cold": cold}

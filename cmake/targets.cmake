@@ -15,6 +15,8 @@ target_compile_options(kvs_flags INTERFACE
   -Wall -Wextra -Werror -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual -Wno-missing-field-initializers
   # g++ 12 sees overlaps in std::string's operator+ that are not there (its bug 105651).
   $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>
+  # GCC takes the anonymous namespace of a source that another one includes for a header's.
+  $<$<AND:$<BOOL:${CMAKE_UNITY_BUILD}>,$<CXX_COMPILER_ID:GNU>>:-Wno-subobject-linkage>
   # -ffp-contract: whether a*b+c is one rounding or two must not depend on the compiler's mood.
   -ffp-contract=off)
 if(KVS_SANITIZE)

@@ -8,7 +8,7 @@ DIR: see tasks.py. --prompts ruler/4096/=25 ...: how many of each task, by the b
 N-th sample on, to judge by prompts that no setting was chosen by. --model: smollm2, or a folder with a model of
 transformers. --plan NAME=TEXT: only these plans (plans.py has the grid, and P%). --device cuda: pages of a GPU, and the
 model in bf16; else two cores and fp32. --shard I/N: every N-th prompt, for several processes. --own FILE=N: prompts of
-your own, or the windows of a text. --emulate: rules of emulated.py, without a daemon.
+your own, or the windows of a text. --emulate: rules of emulated.py, without a daemon and in fp32 on either device.
 
 A line a prompt is added to FILE as soon as it is known; plans that FILE has already of a prompt are not run again, so a
 run that was stopped goes on where it was, and a plan that is added later costs its own time only.
@@ -120,7 +120,7 @@ def run(args: argparse.Namespace, names: dict[str, str]) -> None:
 def engine_of(args: argparse.Namespace) -> contextlib.AbstractContextManager[Any]:
     if args.emulate:
         import emulated
-        return contextlib.nullcontext(emulated.Engine(folder_of(args.model)))
+        return contextlib.nullcontext(emulated.Engine(folder_of(args.model), args.device))
     import decode
     return decode.engine(folder_of(args.model), args.device, args.dtype)
 
@@ -170,7 +170,10 @@ def report_of(args: argparse.Namespace) -> None:
     lines = list(kept(args.keep).values())
     if not lines:
         raise SystemExit(f"accuracy: --keep {args.keep} has no line; run with --tasks first")
-    report.write(lines, named(args.plan) or plans_of(lines), args)
+    chosen = named(args.plan) or plans_of(lines)
+    report.write(lines, chosen, args)
+    if args.brief:
+        print(report.brief(lines, chosen))
 
 
 def named(texts: list[str]) -> dict[str, str]:
@@ -198,18 +201,22 @@ def main() -> int:
     parser.add_argument("--shard", default="1/1", metavar="I/N")
     parser.add_argument("--report", type=pathlib.Path, metavar="FILE.md")
     parser.add_argument("--json-out", type=pathlib.Path, metavar="FILE.json")
+    parser.add_argument("--groups", default=".*", metavar="PATTERN", help="of rows that are written, such as '\\S+( \\d+)?'")
+    parser.add_argument("--brief", action="store_true", help="prints a line a plan of what --keep has")
     parser.add_argument("--suite", default="accuracy", help="of the result file")
     parser.add_argument("--device-name", default="")
+    parser.add_argument("--command", default="research --tasks DIR --keep FILE --json-out OUT", help="that the result file names")
     parser.add_argument("--commit", default="uncommitted")
     parser.add_argument("--date", default="")
     args = parser.parse_args()
     args.model_name = args.model_name or pathlib.Path(args.model).name
     chosen = named(args.plan) or (grid.EMULATED if args.emulate else grid.grid() | (grid.ON_CPUS if args.device == "cpu" else {}))
-    if not (args.tasks or args.own or args.report or args.json_out):
-        parser.error("nothing is asked for: --tasks DIR or --own FILE=N runs, --report and --json-out write what --keep has")
+    reported = args.report or args.json_out or args.brief
+    if not (args.tasks or args.own or reported):
+        parser.error("nothing is asked for: --tasks DIR or --own FILE=N runs, --report, --json-out and --brief say what --keep has")
     if args.tasks or args.own:
         run(args, {text: name for name, text in chosen.items()})
-    if args.report or args.json_out:
+    if reported:
         report_of(args)
     return 0
 

@@ -11,43 +11,20 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
-import statistics
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from answer import COUNTED_STEPS, Answer
 from kvstrata.daemon import Daemon
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 import kvstrata
 import kvstrata_transformers
 
-COUNTED_STEPS = 4  # whose bytes are counted
 SETTLE_SECONDS = 600
 GPU_POOL = ("--set", "pool.device=cuda", "--set", "pool.device_bytes=3GiB")
-
-
-@dataclass
-class Answer:
-    """Under a plan. nats: -ln p of each token of the reference; kl: of that token's distribution, nats from the first
-    plan's to this one's; said: the greedy answer's tokens; rows, attend_bytes,
-    select_bytes: read a step, all layers, the rows as positions a KV head and layer."""
-
-    plan: str
-    nats: list[float] = field(default_factory=list)
-    kl: list[float] = field(default_factory=list)
-    right: bool = True
-    said: list[int] = field(default_factory=list)
-    status: str = ""
-    rows: float = 0
-    attend_bytes: float = 0
-    select_bytes: float = 0
-
-    @property
-    def loss(self) -> float:
-        return statistics.fmean(self.nats)
 
 
 class ExactHead(torch.nn.Module):

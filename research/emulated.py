@@ -3,18 +3,23 @@
 
 An Engine answers as decode.Engine does, without a daemon: `research --emulate`. Keys and values are rounded to bf16, the
 prompt is computed under full attention, and all rules are rows of one batch that is given the reference answer. Greedy
-answers are not decoded: what a plan says is the likeliest token behind each of the reference's.
+answers are not decoded: what a plan says is the likeliest token behind each of the reference's. So all its steps are
+known, and a layer computes them at once.
 
 | a plan's text | what it is |
 | --- | --- |
-| `full`, `fp8{}` | all rows in bf16; in e4m3 as they are, as vLLM has them by default. `fp8{by_channel = 1}`: by a scale a channel, of the prompt |
-| `planes{}` | docs/spec/planes.md; beside its options `tail = 1`: outside of F a value is read by the upper bit of its plane 0 |
+| `full`, `fp8{}` | all rows in bf16; in e4m3 as they are, as vLLM has them by default. `by_tensor = 1`, `by_channel = 1`: by a scale of all the prompt's keys, or values, or by one a channel |
+| `turboquant{keys = 8}` | values in 4 bits, a minimum and a step a token; keys in e4m3, or `keys = 4`: rotated, a norm a token and Lloyd-Max codes of a Gaussian |
+| `planes{}` | docs/spec/planes.md. Beside its options: `tail = 1`: outside of F a value is read by the upper bit of its plane 0 |
+| | `variance = v`: to a coarse logit v / 2 of the variance that rounding adds to it is added, before both limits |
+| | `among`: L_h is of everything (0), of the candidates alone (1), or of all but the sinks (2, the rule) |
 | `strata{budget}` | docs/spec/bits.md with two bits |
 | `quest{budget}` | docs/spec/beyond.md, "Baselines": pages of 16 by their bounds |
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import pathlib
 import re
@@ -22,12 +27,13 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
-from decode import COUNTED_STEPS, Answer
+from answer import COUNTED_STEPS, Answer
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 BLOCK = 256        # tokens of the prompt that all rules share come in multiples of it, which every unit divides
 STRIP, PAGE = 16, 16
+PREFILL = 4096     # tokens of the prompt that are computed at once
 LARGEST = 65504.0
 E4M3 = 448.0
 NAME = "kvstrata_emulated"
@@ -41,7 +47,9 @@ def _half_towards(x: Tensor, end: float) -> Tensor:
     """As fp32: the fp16 nearest to x, or the next one on the side of `end` where the nearest lies on the other."""
     near = x.half()
     beyond = near.float() > x if end < 0 else near.float() < x
-    return torch.where(beyond, torch.nextafter(near, torch.full_like(near, end)), near).float()
+    bits = near.view(torch.int16).int()
+    order = torch.where(bits < 0, -32768 - bits, bits) + beyond * int(math.copysign(1, end))
+    return torch.where(order < 0, -32768 - order, order).to(torch.int16).view(torch.float16).float()
 
 
 def quantise(x: Tensor, last: int, axis: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -91,36 +99,94 @@ def fp8(x: Tensor, scale: Tensor | float) -> Tensor:
     return (x / scale).clamp(-E4M3, E4M3).to(torch.float8_e4m3fn).float() * scale
 
 
+@functools.cache
+def lloyd_max(levels: int) -> list[float]:
+    """The values that the least mean square error reads codes of N(0, 1) by."""
+    x = torch.linspace(-6, 6, 120_001, dtype=torch.float64)
+    weight, found = (-x * x / 2).exp(), torch.linspace(-3, 3, levels, dtype=torch.float64)
+    for _ in range(500):
+        code = torch.bucketize(x, (found[1:] + found[:-1]) / 2)
+        sums = torch.zeros(2, levels, dtype=torch.float64).index_add_(1, code, torch.stack([x * weight, weight]))
+        found = sums[0] / sums[1]
+    return found.tolist()
+
+
+def turboquant_keys_of(x: Tensor) -> Tensor:
+    """Keys in 4 bits a rotated channel and a norm: vLLM's `turboquant_4bit_nc`."""
+    d = x.shape[-1]
+    levels = torch.tensor(lloyd_max(16), device=x.device) / math.sqrt(d)
+    norm = x.norm(dim=-1, keepdim=True)
+    codes = torch.bucketize(rotate(x / (norm + 1e-8)), (levels[1:] + levels[:-1]) / 2)
+    read = levels[codes]
+    return rotate(read / read.norm(dim=-1, keepdim=True)) * norm.half().float()
+
+
+def turboquant_values_of(x: Tensor) -> Tensor:
+    """Values in 4 bits, a minimum and a step a token."""
+    minimum = x.amin(-1, keepdim=True)
+    step = ((x.amax(-1, keepdim=True) - minimum) / 15).clamp_min(1e-8)
+    codes = ((x - minimum) / step).round().clamp(0, 15)
+    return codes * step.half().float() + minimum.half().float()
+
+
 class Form(NamedTuple):
     """How keys, or values, are read. unit: of the groups that are sealed at once; 0: each row by itself."""
     name: str
     unit: int = 0
     cell: int = 1
 
-    def keys(self, x: Tensor, scale: Tensor) -> Tensor:
-        return {"raw": lambda: x, "fp8": lambda: fp8(x, 1.0), "by_channel": lambda: fp8(x, scale),
-                "planes": lambda: keys_of(x, self.unit, self.cell), "index": lambda: index_of(x, self.unit)}[self.name]()
+    def keys(self, x: Tensor, largest: Tensor) -> Tensor:
+        """x [.., H, n, d]; largest [H, 1, d]: of the prompt's keys in size, by channel."""
+        if self.name == "turboquant":
+            return turboquant_keys_of(x)
+        if self.name == "index":
+            return index_of(x, self.unit)
+        return keys_of(x, self.unit, self.cell) if self.name == "planes" else self._rows(x, largest)
 
-    def values(self, x: Tensor, scale: Tensor) -> Tensor:
-        return {"raw": lambda: x, "fp8": lambda: fp8(x, 1.0), "by_channel": lambda: fp8(x, scale),
-                "planes": lambda: values_of(x, self.cell)}[self.name]()
+    def values(self, x: Tensor, largest: Tensor) -> Tensor:
+        if self.name == "turboquant":
+            return turboquant_values_of(x)
+        return values_of(x, self.cell) if self.name == "planes" else self._rows(x, largest)
+
+    def _rows(self, x: Tensor, largest: Tensor) -> Tensor:
+        scale = {"fp8": 1.0, "by_tensor": largest.amax() / E4M3, "by_channel": largest / E4M3}
+        return x if self.name == "raw" else fp8(x, scale[self.name])
 
 
-# --- rules: of logits, which rows are read, and by which form ---------------------------------------------------------
+RAW = Form("raw")
+
+
+# --- steps: their lengths, and of logits, which rows are read by which form -------------------------------------------
 
 OPTIONS: dict[str, dict[str, float]] = {
-    "full": {}, "fp8": {"by_channel": 0}, "strata": {"budget": 2048, "min_tokens": 0}, "quest": {"budget": 2048, "min_tokens": 0},
+    "full": {}, "fp8": {"by_tensor": 0, "by_channel": 0}, "turboquant": {"keys": 8},
+    "strata": {"budget": 2048, "min_tokens": 0}, "quest": {"budget": 2048, "min_tokens": 0},
     "planes": {"keep": 8, "unit": 64, "tail": 2, "share": 0, "fine_above": 2, "skip_below": 1, "run": 1, "sample": 0,
-               "sinks": 4, "recent": 64}}
+               "sinks": 4, "recent": 64, "variance": 0, "among": 2}}
+
+
+class Steps:
+    """T steps, each with one token more: lengths [T, 1], that token included; at [N]: positions, of which those from a
+    step's length on are nothing to it. Masks are [T, N]."""
+
+    def __init__(self, prompt: int, steps: int, device: torch.device) -> None:
+        self.prompt = prompt
+        self.lengths = torch.arange(prompt + 1, prompt + steps + 1, device=device)[:, None]
+        self.at = torch.arange(-(-(prompt + steps) // BLOCK) * BLOCK, device=device)
+        self.present = self.at < self.lengths
+
+    def sealed(self, unit: int) -> Tensor:
+        """[T, 1]: tokens of groups that are complete before the step."""
+        return (self.lengths - 1) // unit * unit
 
 
 class Read(NamedTuple):
-    """What a rule reads of a layer, by KV head. fine: [H, n], positions that are read by the fine forms; coarse: by the
-    coarse ones; attend_bytes, select_bytes: of all KV heads."""
+    """What a rule reads of a layer, by KV head. fine: [H, T, N], positions that are read by the fine forms; coarse: by the
+    coarse ones; attend_bytes, select_bytes: [T], of all KV heads."""
     fine: Tensor
     coarse: Tensor
-    attend_bytes: int
-    select_bytes: int
+    attend_bytes: Tensor
+    select_bytes: Tensor
 
 
 class Rule:
@@ -135,7 +201,7 @@ class Rule:
         self.options = OPTIONS[name] | {key: float(value) for key, value in given.items()}
         if name == "planes":
             self.options["sample"] = self.options["sample"] or (1 if self.options["share"] else 16)
-        self.keys, self.coarse_keys, self.values, self.coarse_values = self._forms()
+        self.fine_keys, self.coarse_keys, self.fine_values, self.coarse_values = self._forms()
 
     def __getattr__(self, option: str) -> Any:
         try:
@@ -145,267 +211,293 @@ class Rule:
         return int(value) if value == int(value) else value
 
     def _forms(self) -> tuple[Form, Form, Form, Form]:
-        raw = Form("raw")
         if self.name == "fp8":
-            form = Form("by_channel" if self.by_channel else "fp8")
+            form = Form("by_channel" if self.by_channel else "by_tensor" if self.by_tensor else "fp8")
             return form, form, form, form
+        if self.name == "turboquant":
+            keys, values = Form({8: "fp8", 4: "turboquant"}[self.keys]), Form("turboquant")
+            return keys, keys, values, values
         if self.name == "strata":
-            return raw, Form("index", 64), raw, raw
+            return RAW, Form("index", 64), RAW, RAW
         if self.name == "planes":
             last = {8: 1, 4: 16}[self.keep]
             return (Form("planes", self.unit, last), Form("planes", self.unit, 64), Form("planes", self.unit, last),
                     Form("planes", self.unit, {2: 64, 1: 128}[self.tail]))
-        return raw, raw, raw, raw
+        return RAW, RAW, RAW, RAW
 
-    def read(self, layer: Layer, row: int, q: Tensor, coarse: Tensor, fine: Tensor) -> Read:
-        """coarse, fine: logits [H, G, n] by both forms of keys; q [H, G, d]."""
-        heads, _, n = coarse.shape
-        d, everything = q.shape[-1], torch.ones(heads, n, dtype=torch.bool)
-        nothing = torch.zeros_like(everything)
-        if self.name in ("full", "fp8"):
-            return Read(everything, nothing, heads * n * 2 * d * (2 if self.name == "full" else 1), 0)
+    def read(self, steps: Steps, q: Tensor, keys: Rows, coarse: Tensor, fine: Tensor) -> Read:
+        """coarse, fine: logits [H, T, G, N] by both forms of keys, -inf from a step's length on; q [H, T, G, d], scaled."""
         if self.name == "strata":
-            chosen = self._tokens(coarse, 4, n - 64, self.budget)
-            sealed = (n - 1) // 64 * 64
-            return Read(chosen, nothing, int(chosen.sum()) * 4 * d, heads * (sealed * d // 4 + sealed // 64 * 4 * d))
+            return self._strata(steps, coarse, q.shape[-1])
         if self.name == "quest":
-            return self._pages(layer.boxes(row), q, n)
-        return self._planes(coarse, fine, d)
+            return self._quest(steps, q, keys)
+        if self.name == "planes":
+            return self._planes(steps, q, keys, coarse, fine)
+        heads, d = len(q), q.shape[-1]
+        row = {"full": 4 * d, "fp8": 2 * d, "turboquant": d // 2 + 4 + (d if self.options.get("keys") == 8 else d // 2 + 2)}
+        everything = steps.present.expand(heads, -1, -1)
+        count = steps.lengths[:, 0]
+        return Read(everything, torch.zeros_like(everything), heads * count * row[self.name], 0 * count)
 
-    def _tokens(self, coarse: Tensor, start: int, stop: int, room: int) -> Tensor:
-        """[H, n]: what is outside of [start, stop), and the `room` best inside."""
-        chosen = torch.ones(coarse.shape[0], coarse.shape[2], dtype=torch.bool)
-        chosen[:, start:stop] = _largest(coarse[..., start:stop].softmax(-1).sum(1), room)
-        return chosen
+    def _strata(self, steps: Steps, coarse: Tensor, d: int) -> Read:
+        among = (steps.at >= 4) & (steps.at < steps.lengths - 64)
+        best = _largest(_scores(coarse, among), torch.full_like(steps.lengths, self.budget)) & among
+        chosen = best | steps.present & ~among
+        sealed = steps.sealed(64)[:, 0]
+        return Read(chosen, torch.zeros_like(chosen), _count(chosen) * 4 * d,
+                    len(coarse) * (sealed * d // 4 + sealed // 64 * 4 * d))
 
-    def _pages(self, boxes: tuple[Tensor, Tensor], q: Tensor, n: int) -> Read:
-        low, high = (box[:, None, :(n - 1) // PAGE] for box in boxes)
-        scores = torch.maximum(q[:, :, None] * low, q[:, :, None] * high).sum(-1).amax(1)
-        chosen = torch.ones(len(q), n, dtype=torch.bool)
-        chosen[:, :scores.shape[1] * PAGE] = _largest(scores, self.budget // PAGE).repeat_interleave(PAGE, -1)
+    def _quest(self, steps: Steps, q: Tensor, keys: Rows) -> Read:
+        low, high = keys.boxes()
+        scores = (_by_tokens(q.clamp_min(0), high) + _by_tokens(q.clamp_max(0), low)).amax(2)
+        pages = (steps.lengths - 1) // PAGE
+        scores = scores.masked_fill(torch.arange(scores.shape[-1], device=q.device) >= pages, -math.inf)
+        best = _largest(scores, torch.full_like(pages, self.budget // PAGE)).repeat_interleave(PAGE, -1)
+        chosen = steps.present & (best | (steps.at >= pages * PAGE))
         d = q.shape[-1]
-        return Read(chosen, torch.zeros_like(chosen), int(chosen.sum()) * 4 * d, scores.numel() * 4 * d)
+        return Read(chosen, torch.zeros_like(chosen), _count(chosen) * 4 * d, len(q) * pages[:, 0] * 4 * d)
 
     # docs/spec/planes.md, "A step"
 
-    def _planes(self, coarse: Tensor, fine: Tensor, d: int) -> Read:
-        heads, _, n = coarse.shape
-        sealed = (n - 1) // self.unit * self.unit
+    def _planes(self, steps: Steps, q: Tensor, keys: Rows, coarse: Tensor, fine: Tensor) -> Read:
+        at, n, sealed, d = steps.at, steps.lengths, steps.sealed(self.unit), q.shape[-1]
         start = -(-self.sinks // self.run) * self.run
-        stop = max(start, min(sealed, (n - self.recent) // self.run * self.run))
-        weights = (coarse - self.log_normaliser(coarse, fine, start, stop)[..., None]).exp().amax(1)
-        if not self.share:
-            chosen = torch.ones(heads, n, dtype=torch.bool)
-            chosen[:, start:stop] = weights[:, start:stop] >= self.fine_above / n
+        stop = torch.minimum(sealed, (n - self.recent) // self.run * self.run).clamp_min(start)
+        among = (at >= start) & (at < stop)
+        weights = coarse - self.log_normaliser(steps, coarse, fine, among)[..., None]
+        if self.variance:
+            variance = _by_tokens(q ** 2, keys.squared_steps(self.unit)) * ((64 ** 2 - 1) / 12)
+            weights += self.variance / 2 * variance.repeat_interleave(self.unit, -1)
+        weights = weights.exp().amax(2)
+        if self.share:
+            best = self._runs(coarse, among, (torch.ceil(self.share * n.double() - 1e-9).long() - (n - stop + start)).clamp_min(self.run))
         else:
-            room = max(self.run, math.ceil(self.share * n - 1e-9) - (n - stop + start))
-            chosen = self._runs(coarse, start, stop, room)
-        in_fine = chosen[:, :sealed].unflatten(1, (-1, STRIP)).any(-1)
-        strips = in_fine | (weights[:, :sealed] >= self.skip_below / n).unflatten(1, (-1, STRIP)).any(-1)
-        coarsely = torch.zeros_like(chosen)
-        coarsely[:, :sealed] = strips.repeat_interleave(STRIP, -1) & ~chosen[:, :sealed]
-        upper = heads * (sealed // self.unit * 4 * d + sealed * d // 4)
-        lower = int(chosen[:, :sealed].sum()) * {8: 3 * d // 2, 4: d // 2}[self.keep]
-        values = int(strips.sum()) * (64 + 2 * self.tail * d)
-        return Read(chosen, coarsely, upper + lower + values + heads * (n - sealed) * 4 * d, 0)
+            best = weights >= self.fine_above / n
+        chosen = best & among | steps.present & ~among
+        packed = at < sealed
+        read = packed & (chosen | (weights >= self.skip_below / n))
+        strips = read.unflatten(-1, (-1, STRIP)).any(-1)
+        coarsely = strips.repeat_interleave(STRIP, -1) & packed & ~chosen
+        upper = len(coarse) * (sealed // self.unit * 4 * d + sealed * d // 4 + (n - sealed) * 4 * d)[:, 0]
+        lower = _count(chosen & packed) * {8: 3 * d // 2, 4: d // 2}[self.keep]
+        return Read(chosen, coarsely, upper + lower + _count(strips) * (64 + 2 * self.tail * d), torch.zeros_like(upper))
 
-    def _runs(self, coarse: Tensor, start: int, stop: int, room: int) -> Tensor:
-        scores = coarse[..., start:stop].softmax(-1).sum(1).unflatten(1, (-1, self.run)).sum(-1)
-        chosen = torch.ones(coarse.shape[0], coarse.shape[2], dtype=torch.bool)
-        chosen[:, start:stop] = _largest(scores, room // self.run).repeat_interleave(self.run, -1)
-        return chosen
+    def _runs(self, coarse: Tensor, among: Tensor, room: Tensor) -> Tensor:
+        scores = _scores(coarse, among).unflatten(-1, (-1, self.run)).sum(-1)
+        return _largest(scores, room // self.run).repeat_interleave(self.run, -1)
 
-    def log_normaliser(self, coarse: Tensor, fine: Tensor, start: int, stop: int) -> Tensor:
-        """L_h [H, G]."""
-        positions = torch.arange(start, stop)
-        sampled = positions[positions // self.unit % self.sample == (self.sample - 1) // 2]
-        logits = coarse[..., sampled if len(sampled) else positions]
-        largest = logits.amax(-1, keepdim=True)
-        rest = ((logits - largest).exp().sum(-1, keepdim=True) - 1).clamp_min(0)
-        counted = largest + torch.log1p(rest * ((stop - start) / logits.shape[-1]))
-        return torch.cat([fine[..., :start], fine[..., stop:], counted], -1).logsumexp(-1)
-
-
-def _largest(scores: Tensor, count: int) -> Tensor:
-    """Whether each of scores [H, n] is one of its row's `count` largest; of equal ones the first are."""
-    order = scores.sort(dim=-1, descending=True, stable=True).indices[:, :max(count, 0)]
-    return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, order, True)
+    def log_normaliser(self, steps: Steps, coarse: Tensor, fine: Tensor, among: Tensor) -> Tensor:
+        """L_h [H, T, G]. among [T, N]: the candidates."""
+        sampled = among & (steps.at // self.unit % self.sample == (self.sample - 1) // 2)
+        sampled = torch.where(sampled.any(-1, keepdim=True), sampled, among)
+        logits = coarse.masked_fill(~sampled[:, None], -math.inf)
+        largest = logits.amax(-1)
+        rest = (logits.logsumexp(-1) - largest).exp() - 1
+        share = among.sum(-1) / sampled.sum(-1)
+        counted = largest + torch.log1p(rest.clamp_min(0) * share[:, None])
+        always = fine.masked_fill(among[:, None], -math.inf).logsumexp(-1)
+        if self.among == 1:
+            return torch.where(among.any(-1)[:, None], counted, always)
+        if self.among == 2:  # all but the sinks
+            window = fine.masked_fill((among | (steps.at < self.sinks))[:, None], -math.inf).logsumexp(-1)
+            return torch.where(among.any(-1)[:, None], torch.logaddexp(window, counted), always)
+        return torch.where(among.any(-1)[:, None], torch.logaddexp(always, counted), always)
 
 
-# --- one layer's rows under every rule -------------------------------------------------------------------------------
+def _count(chosen: Tensor) -> Tensor:
+    """[T], of [H, T, ..]."""
+    return chosen.sum((0, 2))
+
+
+def _scores(logits: Tensor, among: Tensor) -> Tensor:
+    """[H, T, N]: the heads' softmaxes over candidates, summed; -inf where none is."""
+    scores = logits.masked_fill(~among[:, None], -math.inf).softmax(-1).sum(2)
+    return scores.masked_fill(~among, -math.inf)
+
+
+def _largest(scores: Tensor, counts: Tensor) -> Tensor:
+    """Whether each of scores [H, T, n] is one of its row's counts [T, 1] largest; of equal ones the first are."""
+    order = scores.sort(dim=-1, descending=True, stable=True).indices
+    first = torch.arange(scores.shape[-1], device=scores.device) < counts
+    return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, order, first.expand(len(scores), -1, -1))
+
+
+# --- one layer's rows, as a rule's steps see them --------------------------------------------------------------------
 
 class Side:
-    """Keys, or values, of a layer in the forms that rules read: of all but the prompt's last tokens once, of the others
-    by rule. Groups that fill while decoding are sealed as they fill."""
+    """Keys, or values, of a layer's prompt in the forms that rules read."""
 
-    def __init__(self, rows: Tensor, forms: Iterable[Form], rules: int, room: int, read: Callable[..., Tensor]) -> None:
-        """rows [H, n, d]: the prompt's. room: tokens that may follow. read: Form.keys or Form.values."""
-        heads, n, d = rows.shape
-        self.shared = n // BLOCK * BLOCK
-        self._scale, self._read = rows.abs().amax(1, keepdim=True).clamp_min(1e-7) / E4M3, read
-        self.forms = {form: read(form, rows[:, :self.shared], self._scale) for form in {Form("raw"), *forms}}
-        self.ends = {form: torch.zeros(rules, heads, n - self.shared + room, d) for form in self.forms}
-        self.append(rows[None, :, self.shared:].expand(rules, -1, -1, -1), 0)
+    def __init__(self, rows: Tensor, forms: Iterable[Form], read: Callable[..., Tensor]) -> None:
+        """rows [H, n, d]. read: Form.keys or Form.values."""
+        self.shared = rows.shape[1] // BLOCK * BLOCK
+        self.rest = rows[:, self.shared:]
+        largest = rows.abs().amax(1, keepdim=True).clamp_min(1e-7)
+        self.read = lambda form, x: read(form, x, largest)
+        self.forms = {form: self.read(form, rows[:, :self.shared]) for form in {RAW, *forms}}
+        self._boxes: tuple[Tensor, Tensor] | None = None
 
-    def append(self, rows: Tensor, at: int) -> None:
-        """rows [rules, H, count, d], the first of them number `at` behind those that are shared."""
-        for form, end in self.ends.items():
-            count = rows.shape[2]
-            end[:, :, at:at + count] = rows if form.unit else self._read(form, rows, self._scale)
+    def boxes(self) -> tuple[Tensor, Tensor]:
+        if self._boxes is None:
+            self._boxes = boxes_of(self.forms[RAW])
+        return self._boxes
 
-    def seal(self, tokens: int) -> None:
-        """The groups that are complete before the token behind so many."""
-        for form, end in self.ends.items():
-            first = tokens - self.shared - form.unit if form.unit else -1
-            if first >= 0 and tokens % form.unit == 0:
-                raw = self.ends[Form("raw")][:, :, first:first + form.unit]
-                end[:, :, first:first + form.unit] = self._read(form, raw, self._scale)
 
-    def dots(self, form: Form, rows: list[int], x: Tensor, tokens: int) -> Tensor:
-        """x [rows, H, G, d] by each of `tokens` tokens: [rows, H, G, tokens]."""
-        by_head = x.transpose(0, 1).flatten(1, 2) @ self.forms[form].transpose(1, 2)
-        shared = by_head.unflatten(1, (len(rows), -1)).transpose(0, 1)
-        end = self.ends[form][rows, :, :tokens - self.shared]
-        return torch.cat([shared, x @ end.transpose(2, 3)], -1)
+def boxes_of(keys: Tensor) -> tuple[Tensor, Tensor]:
+    """Smallest and largest of each page's keys, [H, pages, d]."""
+    pages = _by_group(keys, PAGE)
+    return pages.amin(-2), pages.amax(-2)
 
-    def sums(self, form: Form, rows: list[int], weights: Tensor) -> Tensor:
-        """Weights [rows, H, G, tokens] over tokens: [rows, H, G, d]."""
-        by_head = weights[..., :self.shared].transpose(0, 1).flatten(1, 2) @ self.forms[form]
-        shared = by_head.unflatten(1, (len(rows), -1)).transpose(0, 1)
-        return shared + weights[..., self.shared:] @ self.ends[form][rows, :, :weights.shape[-1] - self.shared]
+
+class Rows:
+    """A side with a rule's own rows behind it. A step reads a form of groups that are sealed, raw rows of others."""
+
+    def __init__(self, side: Side, own: Tensor, steps: Steps) -> None:
+        """own [H, T, d]."""
+        self._side, self._steps = side, steps
+        own = torch.cat([side.rest, own], 1)
+        self._end = torch.nn.functional.pad(own, (0, 0, 0, len(steps.at) - side.shared - own.shape[1]))
+
+    def boxes(self) -> tuple[Tensor, Tensor]:
+        return tuple(torch.cat(pair, 1) for pair in zip(self._side.boxes(), boxes_of(self._end)))
+
+    def squared_steps(self, unit: int) -> Tensor:
+        """Of the keys' codes, by group and channel: [H, groups, d]."""
+        return torch.cat([quantise(_by_group(rows, unit), 255, -2)[1][..., 0, :] ** 2
+                          for rows in (self._side.forms[RAW], self._end)], 1)
+
+    def dots(self, form: Form, x: Tensor) -> Tensor:
+        """x [H, T, G, d] by each row: [H, T, G, N], -inf from a step's length on."""
+        end = _by_tokens(x, self._side.read(form, self._end))
+        if form.unit:
+            end = torch.where(self._sealed(form)[:, None], end, _by_tokens(x, self._end))
+        found = torch.cat([_by_tokens(x, self._side.forms[form]), end], -1)
+        return found.masked_fill_(~self._steps.present[:, None], -math.inf)
+
+    def sums(self, form: Form, weights: Tensor) -> Tensor:
+        """Weights [H, T, G, N] over rows: [H, T, G, d]."""
+        shared, end = weights.split([self._side.shared, weights.shape[-1] - self._side.shared], -1)
+        found = _over_tokens(shared, self._side.forms[form])
+        if not form.unit:
+            return found + _over_tokens(end, self._side.read(form, self._end))
+        sealed = self._sealed(form)[:, None]
+        return (found + _over_tokens(end.masked_fill(~sealed, 0), self._side.read(form, self._end))
+                + _over_tokens(end.masked_fill(sealed, 0), self._end))
+
+    def _sealed(self, form: Form) -> Tensor:
+        return self._steps.at[self._side.shared:] < self._steps.sealed(form.unit)
+
+
+def _by_tokens(x: Tensor, rows: Tensor) -> Tensor:
+    """x [H, T, G, d] by rows [H, n, d]: [H, T, G, n]."""
+    return (x.flatten(1, 2) @ rows.transpose(1, 2)).unflatten(1, x.shape[1:3])
+
+
+def _over_tokens(weights: Tensor, rows: Tensor) -> Tensor:
+    return (weights.flatten(1, 2) @ rows).unflatten(1, weights.shape[1:3])
 
 
 class Layer:
-    """Keys and values of one layer behind a prompt, a row a rule."""
+    """Keys and values [H, n, d] of a layer's prompt, and steps behind it under each rule."""
 
-    def __init__(self, keys: Tensor, values: Tensor, rules: list[Rule], room: int, scale: float) -> None:
-        """keys, values [H, n, d]; room: tokens that may follow."""
-        self.rules, self.scale, self.tokens = rules, scale, keys.shape[1]
-        self.keys = Side(keys, {form for r in rules for form in (r.keys, r.coarse_keys)}, len(rules), room, Form.keys)
-        self.values = Side(values, {form for r in rules for form in (r.values, r.coarse_values)}, len(rules), room,
-                           Form.values)
-        for tokens in range(self.keys.shared, self.tokens + 1):
-            self._seal(tokens)
-        self._bounds = [bound(_by_group(self.keys.forms[Form("raw")], PAGE), -2) for bound in (torch.amin, torch.amax)]
+    def __init__(self, keys: Tensor, values: Tensor, rules: list[Rule], steps: Steps, scale: float) -> None:
+        self._steps, self._scale = steps, scale
+        self._keys = Side(keys, {form for r in rules for form in (r.fine_keys, r.coarse_keys)}, Form.keys)
+        self._values = Side(values, {form for r in rules for form in (r.fine_values, r.coarse_values)}, Form.values)
 
-    def _seal(self, tokens: int) -> None:
-        for side in (self.keys, self.values):
-            side.seal(tokens)
-
-    def append(self, keys: Tensor, values: Tensor) -> None:
-        """One token's, [rules, H, 1, d]. Groups that lie before it are sealed by now."""
-        self._seal(self.tokens)
-        for side, rows in ((self.keys, keys), (self.values, values)):
-            side.append(rows, self.tokens - side.shared)
-        self.tokens += 1
-
-    def boxes(self, row: int) -> tuple[Tensor, Tensor]:
-        """Smallest and largest of each complete page's keys, [H, pages, d]."""
-        end = self.keys.ends[Form("raw")][row][:, :(self.tokens - self.keys.shared) // PAGE * PAGE]
-        low, high = (torch.cat([known, bound(_by_group(end, PAGE), -2)], 1) if end.shape[1] else known
-                     for known, bound in zip(self._bounds, (torch.amin, torch.amax)))
-        return low, high
-
-    def attend(self, q: Tensor) -> tuple[Tensor, list[Read]]:
-        """q [rules, H, G, d]. Outputs [rules, H, G, d], and what each rule read."""
-        coarse, fine = self._logits(q, lambda r: r.coarse_keys), self._logits(q, lambda r: r.keys)
-        reads, weights, coarse_weights = [], [], []
-        for row, rule in enumerate(self.rules):
-            read = rule.read(self, row, q[row], coarse[row], fine[row])
-            logits = torch.where(read.fine[:, None], fine[row], coarse[row])
-            p = logits.masked_fill(~(read.fine | read.coarse)[:, None], -math.inf).softmax(-1)
-            reads.append(read)
-            weights.append(p.masked_fill(~read.fine[:, None], 0))
-            coarse_weights.append(p.masked_fill(~read.coarse[:, None], 0) if rule.name == "planes" else None)
-        out = torch.zeros_like(q)
-        for form, rows in _rows_by(lambda r: r.values, self.rules).items():
-            out[rows] += self.values.sums(form, rows, torch.stack([weights[i] for i in rows]))
-        for form, rows in _rows_by(lambda r: r.coarse_values, self.rules).items():
-            if rows := [i for i in rows if coarse_weights[i] is not None]:
-                out[rows] += self.values.sums(form, rows, torch.stack([coarse_weights[i] for i in rows]))
-        return out, reads
-
-    def _logits(self, q: Tensor, form_of: Callable[[Rule], Form]) -> list[Tensor]:
-        """[H, G, tokens] of each rule, by that form of its keys."""
-        found: dict[int, Tensor] = {}
-        for form, rows in _rows_by(form_of, self.rules).items():
-            found |= zip(rows, self.keys.dots(form, rows, q[rows] * self.scale, self.tokens))
-        return [found[i] for i in range(len(self.rules))]
+    def attend(self, rule: Rule, q: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Read]:
+        """All steps of a rule: q [H, T, G, d]; keys, values [H, T, d], of the steps' own tokens. Outputs [H, T, G, d]."""
+        of_keys, of_values = Rows(self._keys, keys, self._steps), Rows(self._values, values, self._steps)
+        coarse = of_keys.dots(rule.coarse_keys, q * self._scale)
+        fine = coarse if rule.fine_keys == rule.coarse_keys else of_keys.dots(rule.fine_keys, q * self._scale)
+        read = rule.read(self._steps, q * self._scale, of_keys, coarse, fine)
+        is_fine, is_coarse = read.fine[:, :, None], read.coarse[:, :, None]
+        p = torch.where(is_fine, fine, coarse).masked_fill_(~(is_fine | is_coarse), -math.inf).softmax(-1)
+        out = of_values.sums(rule.fine_values, p.masked_fill(~is_fine, 0))
+        if rule.coarse_values != rule.fine_values:
+            out += of_values.sums(rule.coarse_values, p.masked_fill(~is_coarse, 0))
+        return out, read
 
 
-def _rows_by(form_of: Callable[[Rule], Form], rules: list[Rule]) -> dict[Form, list[int]]:
-    rows: dict[Form, list[int]] = {}
-    for i, rule in enumerate(rules):
-        rows.setdefault(form_of(rule), []).append(i)
-    return rows
+def attend_window(query: Tensor, keys: Tensor, values: Tensor, window: int, scale: float) -> Tensor:
+    """query [rules, H, G, T, d]; keys, values [rules, H, n + T, d]: n rows of the prompt, then the steps' own. Each step
+    attends to `window` tokens, its own included."""
+    steps, rows = query.shape[3], keys.shape[2]
+    at = torch.arange(rows, device=keys.device)
+    own = torch.arange(rows - steps, rows, device=keys.device)[:, None]
+    logits = scale * query @ keys[:, :, None].transpose(3, 4)
+    return logits.masked_fill((at > own) | (at <= own - window), -math.inf).softmax(-1) @ values[:, :, None]
 
 
 # --- a model whose layers attend by them -----------------------------------------------------------------------------
 
 class Engine:
-    """decode.Engine's place, without greedy answers. Threads: one at a time."""
+    """decode.Engine's place, without greedy answers. Layers of a sliding window are under no rule. Threads: one at a time."""
 
-    def __init__(self, folder: pathlib.Path) -> None:
+    def __init__(self, folder: pathlib.Path, device: str = "cpu") -> None:
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
-        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().to(device)
         self.context = self.model.config.max_position_embeddings
-        self._layers: list[Layer] = []
-        self._reads: list[list[Read]] = []  # by layer, in the last step
+        self._rules: list[Rule] = []
+        self._cache = DynamicCache()
+        self._reads: list[list[Read]] = []  # by layer that is under rules
         ALL_ATTENTION_FUNCTIONS.register(NAME, self._attention)
 
     def answers(self, ids: list[int], reference: list[int], plans: list[str], new_tokens: int) -> list[Answer]:
         """As decode.Engine's; new_tokens is not looked at."""
         del new_tokens
-        rules = [Rule(plan) for plan in plans]
+        self._rules = [Rule(plan) for plan in plans]
         with torch.no_grad():
-            self._prefill(ids[:-1], rules, len(reference))
-            return self._decode(ids, reference, rules)
+            self._prefill(ids[:-1])
+            return self._decode(ids, reference)
 
-    def _prefill(self, ids: list[int], rules: list[Rule], room: int) -> None:
+    def _prefill(self, ids: list[int]) -> None:
         self.model.set_attn_implementation("sdpa")
-        cache = DynamicCache()
-        self.model(input_ids=torch.tensor([ids]), past_key_values=cache, use_cache=True, logits_to_keep=1)
-        scale = self.model.config.head_dim ** -0.5
-        self._layers = []
-        for layer in cache.layers:
-            self._layers.append(Layer(_as_bf16(layer.keys[0]), _as_bf16(layer.values[0]), rules, room, scale))
-            layer.keys = layer.values = None
+        self._cache = DynamicCache(config=self.model.config)
+        for part in torch.tensor([ids], device=self.model.device).split(PREFILL, 1):
+            self.model(input_ids=part, past_key_values=self._cache, use_cache=True, logits_to_keep=1)
         self.model.set_attn_implementation(NAME)
 
-    def _decode(self, ids: list[int], reference: list[int], rules: list[Rule]) -> list[Answer]:
-        answers = [Answer(rule.text, status="emulated") for rule in rules]
-        fed = ids[-1]
-        for step, token in enumerate(reference):
-            self._reads = []
-            logits = self.model(input_ids=torch.full((len(rules), 1), fed), use_cache=False,
-                                position_ids=torch.full((len(rules), 1), len(ids) - 1 + step)).logits[:, -1]
-            if step < COUNTED_STEPS:
-                self._count(answers, min(COUNTED_STEPS, len(reference)))
-            log_p = torch.log_softmax(logits.double(), -1)
-            kl = (log_p[0].exp() * (log_p[0] - log_p)).sum(-1)
-            for row, answer in enumerate(answers):
-                answer.nats.append(float(-log_p[row, token]))
-                answer.kl.append(float(kl[row]))
-                answer.said.append(int(log_p[row].argmax()))
-                answer.right &= answer.said[-1] == token
-            fed = token
+    def _decode(self, ids: list[int], reference: list[int]) -> list[Answer]:
+        count, device, prompt = len(reference), self.model.device, len(ids) - 1
+        self._reads, self._steps = [], Steps(prompt, count, device)
+        fed = torch.tensor([[ids[-1], *reference[:-1]]] * len(self._rules), device=device)
+        at = torch.arange(prompt, prompt + count, device=device).expand(len(fed), -1)
+        logits = self.model(input_ids=fed, use_cache=False, position_ids=at).logits
+        wanted = torch.tensor(reference, device=device)
+        answers, of_full = [], None
+        for row, rule in zip(logits, self._rules):
+            log_p = torch.log_softmax(row.double(), -1)
+            of_full = log_p if of_full is None else of_full
+            said = log_p.argmax(-1)
+            answers.append(Answer(rule.text, nats=(-log_p.gather(1, wanted[:, None])[:, 0]).tolist(),
+                                  kl=(of_full.exp() * (of_full - log_p)).sum(-1).tolist(), said=said.tolist(),
+                                  right=bool((said == wanted).all()), status="emulated"))
+        self._count(answers)
         return answers
 
-    def _attention(self, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **_: Any
-                   ) -> tuple[Tensor, None]:
-        """query [rules, Hq, 1, d]; key, value [rules, H, 1, d]."""
-        layer = self._layers[module.layer_idx]
-        layer.append(_as_bf16(key), _as_bf16(value))
-        out, reads = layer.attend(query[:, :, 0].unflatten(1, (key.shape[1], -1)))
-        self._reads.append(reads)
-        return out.flatten(1, 2)[:, None], None
+    def _attention(self, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, *, scaling: float,
+                   sliding_window: int | None = None, **_: Any) -> tuple[Tensor, None]:
+        """query [rules, Hq, T, d]; key, value [rules, H, T, d]."""
+        key, value, held = _as_bf16(key), _as_bf16(value), self._cache.layers[module.layer_idx]
+        keys, values = _as_bf16(held.keys[0]), _as_bf16(held.values[0])
+        held.keys = held.values = None
+        q = query.unflatten(1, (key.shape[1], -1))
+        if sliding_window:
+            behind = lambda known, own: torch.cat([known.expand(len(own), -1, -1, -1), own], 2)
+            out = attend_window(q, behind(keys, key), behind(values, value), sliding_window, scaling)
+            return out.flatten(1, 2).transpose(1, 2), None
+        layer = Layer(keys, values, self._rules, self._steps, scaling)
+        found = [layer.attend(rule, *of_rule) for rule, *of_rule in zip(self._rules, q.transpose(2, 3), key, value)]
+        self._reads.append([read for _, read in found])
+        return torch.stack([out.transpose(0, 1).flatten(1, 2) for out, _ in found]), None
 
-    def _count(self, answers: list[Answer], steps: int) -> None:
+    def _count(self, answers: list[Answer]) -> None:
+        steps = min(COUNTED_STEPS, len(answers[0].nats))
         for reads in self._reads:
             for answer, read in zip(answers, reads):
-                answer.rows += float(read.fine.sum()) / len(read.fine) / len(self._reads) / steps
-                answer.attend_bytes += read.attend_bytes / steps
-                answer.select_bytes += read.select_bytes / steps
+                answer.rows += float(_count(read.fine)[:steps].sum()) / len(read.fine) / len(self._reads) / steps
+                answer.attend_bytes += float(read.attend_bytes[:steps].sum()) / steps
+                answer.select_bytes += float(read.select_bytes[:steps].sum()) / steps
 
 
 def _as_bf16(x: Tensor) -> Tensor:

@@ -70,7 +70,8 @@ def row(name: str, text: str, group: str, lines: list[Line]) -> dict[str, Any]:
                 "tokens_of_prompt": statistics.fmean(line["prompt"] for line in lines), "MB_a_step": read / 1e6,
                 "MB_to_choose": mean("select_bytes") / 1e6, "of_full_bytes": read / full_bytes,
                 "exact": sum(plan["right"] for plan in of_plan),
-                "exact_under_full": sum(line["plans"][FULL]["right"] for line in lines)}
+                "exact_under_full": sum(line["plans"][FULL]["right"] for line in lines),
+                "exact_lost": sum(line["plans"][FULL]["right"] and not plan["right"] for plan, line in zip(of_plan, lines))}
     if all("kl" in plan for plan in of_plan):
         accuracy["kl"], accuracy["kl_interval"] = mean_and_error([plan["kl"] for plan in of_plan])
         accuracy["kl_worst"] = max(plan["kl"] for plan in of_plan)
@@ -92,11 +93,13 @@ def half_of(key: str) -> str:
 
 
 def rows(lines: list[Line], plans: dict[str, str]) -> list[dict[str, Any]]:
-    """A row a plan over each model's prompts, over each group of its tasks, and over both halves of its scored ones."""
+    """A row a plan over each model's prompts, over each length and each group of tasks, and over both halves of its scored ones."""
     groups: dict[str, list[Line]] = {}
     for line in lines:
         groups.setdefault(line["model"], []).append(line)
         groups.setdefault(f"{line['model']} {group_of(line['id'])}", []).append(line)
+        if (length := line["id"].split("/")[-3]).isdecimal():
+            groups.setdefault(f"{line['model']} {length}", []).append(line)
         if line["scored"]:
             groups.setdefault(f"{line['model']} {half_of(line['id'])}", []).append(line)
     found = []

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import statistics
 from typing import Any
 
@@ -16,7 +17,7 @@ HEAD = ["plan", "tokens read", "bytes read", "MB a token", "loss, nats", "KL, na
 
 def write(lines: list[figures.Line], chosen: dict[str, str], args: argparse.Namespace) -> None:
     """lines: of all models and prompts."""
-    rows = figures.rows(lines, chosen)
+    rows = [row for row in figures.rows(lines, chosen) if re.fullmatch(args.groups, row["id"].split("/", 2)[2])]
     if args.json_out:
         args.json_out.write_text(json.dumps(result(lines, rows, args), indent=1) + "\n")
     if args.report:
@@ -29,10 +30,12 @@ def result(lines: list[figures.Line], rows: list[dict[str, Any]], args: argparse
     for line in lines:
         task = f"{line['model']} {line['id'].rsplit('/', 1)[0]}"
         counts[task] = counts.get(task, 0) + 1
+    notes = ("rules emulated by research/emulated.py over keys and values in bf16; score: of the likeliest token behind each of "
+             "the reference's" if args.emulate else "transformers")
     rows = [row | {"id": row["id"].replace("accuracy", args.suite, 1)} for row in rows]
     return {"suite": args.suite, "device": args.device_name or device_name(), "commit": args.commit, "date": args.date,
-            "command": f"research{' --emulate' if args.emulate else ''} --tasks DIR --keep FILE --json-out OUT", "ceilings": {},
-            "context": {"notes": "transformers; every plan decodes behind the same prompt, which was computed under full; "
+            "command": args.command, "ceilings": {},
+            "context": {"notes": f"{notes}; every plan decodes behind the same prompt, which was computed under full; "
                                  "intervals are of 95 %, over prompts", "prompts": counts, "as_plain": figures.parted(lines),
                         "hours": round(sum(line["seconds"] for line in lines) / 3600, 2)}, "rows": rows}
 
@@ -48,6 +51,21 @@ def page(lines: list[figures.Line], rows: list[dict[str, Any]]) -> str:
         n = max(row["n"] for row in of_group)
         parts += ["", f"## {group} ({n} prompts)", "", table(of_group)]
     return "\n".join(parts) + "\n"
+
+
+def brief(lines: list[figures.Line], chosen: dict[str, str]) -> str:
+    """A line a plan, over prompts that have it: KL as a mean over each model's prompts, then over models."""
+    models = list(dict.fromkeys(line["model"] for line in lines))
+    found = [f"{'':24}{'bytes':>7}{'KL':>9}{'worst':>9}{'lost':>10}" + "".join(f"{model[:16]:>18}" for model in models)]
+    for name, text in ({figures.FULL: figures.FULL} | chosen).items():
+        rows = [figures.row(name, text, model, having)["accuracy"] for model in models
+                if (having := [line for line in lines if line["model"] == model and text in line["plans"]])]
+        if len(rows) == len(models):
+            sums = [sum(row[key] for row in rows) for key in ("exact_lost", "exact_under_full")]
+            found.append(f"{name:24}{statistics.fmean(row['of_full_bytes'] for row in rows):7.1%}"
+                         f"{statistics.fmean(row['kl'] for row in rows):9.5f}{max(row['kl_worst'] for row in rows):9.4f}"
+                         f"{sums[0]:>5}/{sums[1]:<4}" + "".join(f"{row['kl']:11.5f} of{row['prompts']:4}" for row in rows))
+    return "\n".join(found)
 
 
 def summary(lines: list[figures.Line]) -> str:

@@ -96,7 +96,7 @@ def prompts(folder: pathlib.Path, counts: dict[str, int], left_out: Callable[[st
 
 
 def own_prompts(path: pathlib.Path, count: int) -> list[Prompt]:
-    """The first `count` of a file: own/<its name>/N, or text/<tokens>/<its name>/N.
+    """The first `count` of a file: own/<its name>/N, or a sample's own `key`; of a text text/<tokens>/<its name>/N.
 
     Errors: SystemExit, the file is not of a known form, or a text is shorter than a window.
     """
@@ -109,7 +109,8 @@ def own_prompts(path: pathlib.Path, count: int) -> list[Prompt]:
     if not path.name.endswith((".jsonl", ".jsonl.xz")):
         raise SystemExit(f"accuracy: --own {path}: wanted a name that ends in .jsonl, .jsonl.xz or .txt")
     with (lzma.open if path.suffix == ".xz" else open)(path, "rt", encoding="utf-8") as lines:
-        return [prompt_of(f"own/{name}/{i}", json.loads(line)) for i, line in zip(range(count), lines)]
+        samples = [json.loads(line) for line in itertools.islice(lines, count)]
+    return [prompt_of(sample.get("key", f"own/{name}/{i}"), sample) for i, sample in enumerate(samples)]
 
 
 _WINDOW, _BEHIND = WINDOW_TOKENS * CHARACTERS_A_TOKEN, 2 * ANSWER_TOKENS * CHARACTERS_A_TOKEN

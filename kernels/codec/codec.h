@@ -156,6 +156,9 @@ struct Codec {
   // Whether its units are read whole, so that what ends beyond a sequence's tokens does not serve
   // it; else rows are read up to any position.
   bool whole_units = false;
+  // Whether its last extents may go, where raw rows of their tokens are there: a Run goes on from
+  // those that are left.
+  bool drops_last = false;
   // `parameters` may be null (untrained fallback; codecs that take none).
   std::unique_ptr<Recompressor> (*recompressor)(const Plan& plan, const Geometry& geometry,
                                                 ParametersPtr parameters) = nullptr;

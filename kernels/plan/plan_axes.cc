@@ -4,9 +4,14 @@
 #include <algorithm>
 #include <array>
 
-#include "kernels/plan/plan_options.h"
+#include "kernels/plan/built_plans.h"
 
 namespace kvstrata {
+
+// Each in its plan's folder.
+extern const OptionTable kWindowTable, kMinMaxTable, kCascadeTable, kVoteTable, kBucketTable,
+    kZoomTable, kBlockTable, kBitsTable, kFineTable;
+
 namespace {
 
 using enum SelectorKind;
@@ -17,28 +22,29 @@ constexpr std::string_view kSegmenterNames[] = {"none", "page", "hierarchy", "se
                                                 "span", "loss", "bits"};
 
 constexpr PresetRow kPresets[] = {
-    {"full", kFull, "full",
+    {"full", kFull, "full", &kNoOptions,
      "every token, every step: the baseline that the others are measured against"},
-    {"window", kWindow, "window", "StreamingLLM: the first 4 and the last 2044 tokens"},
-    {"quest", kMinMax, "minmax",
+    {"window", kWindow, "window", &kWindowTable,
+     "StreamingLLM: the first 4 and the last 2044 tokens"},
+    {"quest", kMinMax, "minmax", &kMinMaxTable,
      "Quest: per layer and KV head, the pages with the largest possible logit, 2048 tokens"},
-    {"chess", kCascade, "cascade",
+    {"chess", kCascade, "cascade", &kCascadeTable,
      "CHESS: one page list for all layers and heads, chosen anew when the model is uncertain"},
-    {"tokenselect", kVote, "vote",
+    {"tokenselect", kVote, "vote", &kVoteTable,
      "TokenSelect: per layer, the 2048 tokens that most heads attend to, kept while queries stay "
      "alike"},
-    {"sentencekv", kBucket, "bucket",
+    {"sentencekv", kBucket, "bucket", &kBucketTable,
      "SentenceKV: per layer and KV head, the important tokens of the sentences nearest to the one "
      "being written"},
-    {"sekv", kZoom, "zoom",
+    {"sekv", kZoom, "zoom", KVS_OF_SEKV(&kZoomTable),
      "SeKV: per layer and head, spans as one row each, expanded from low-rank factors where a "
      "query asks for it"},
-    {"mosaickv", kBlock, "block",
+    {"mosaickv", kBlock, "block", KVS_OF_MOSAICKV(&kBlockTable),
      "MosaicKV: keys and values packed to about a third, a tenth of the blocks attended"},
-    {"strata", kBits, "bits",
+    {"strata", kBits, "bits", &kBitsTable,
      "kvstrata's own: per layer and KV head, the 2048 tokens with the largest weights by keys in "
      "two bits"},
-    {"planes", kFine, "fine",
+    {"planes", kFine, "fine", &kFineTable,
      "kvstrata's own: keys and values in nested bits, everything attended by two, what matters by "
      "eight"},
 };

@@ -13,6 +13,7 @@
 #include <string_view>
 
 #include "kernels/plan/plan.h"
+#include "kernels/plan/plan_options.h"
 
 namespace kvstrata {
 
@@ -30,6 +31,7 @@ struct PresetRow {
   std::string_view name;
   SelectorKind selector;
   std::string_view selector_name;
+  const OptionTable* options;  // the selector's; null: not in this build
   std::string_view description;
 };
 // One of each selector by SelectorKind; also the order in which tables show them.

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "kernels/plan/built_plans.h"
+#include "kernels/plan/plan_axes.h"
 #include "kernels/plan/plan_rows.h"
 
 namespace kvstrata {
@@ -84,21 +85,11 @@ Status CheckRotary(const Plan& plan, const Geometry& geometry) {
                              "rest = \"drop\"");
 }
 
-constexpr OptionTable kNoOptions = {};
-
-constexpr const OptionTable* kSelectorTables[] = {&kNoOptions,
-                                                  &kWindowTable,
-                                                  &kMinMaxTable,
-                                                  &kCascadeTable,
-                                                  &kVoteTable,
-                                                  &kBucketTable,
-                                                  KVS_OF_SEKV(&kZoomTable),
-                                                  KVS_OF_MOSAICKV(&kBlockTable),
-                                                  &kBitsTable,
-                                                  &kFineTable};  // by SelectorKind
 constexpr const OptionTable* kCodecTables[] = {&kNoOptions, KVS_OF_SEKV(&kLowRankTable),
                                                KVS_OF_MOSAICKV(&kPackedTable),
                                                &kPlanesTable};  // by CodecKind
+
+const OptionTable* TableOf(SelectorKind k) { return PresetRows()[static_cast<size_t>(k)].options; }
 
 int EditDistance(std::string_view a, std::string_view b) {
   std::vector<int> row(b.size() + 1);
@@ -116,16 +107,15 @@ int EditDistance(std::string_view a, std::string_view b) {
 
 }  // namespace
 
+constinit const OptionTable kNoOptions = {};
 constinit const OptionTable kCommonTable = {kCommonRows, CheckCompact, CheckRotary};
 
 bool IsBuilt(SelectorKind selector, CodecKind codec) {
-  return kSelectorTables[static_cast<size_t>(selector)] != nullptr &&
-         kCodecTables[static_cast<size_t>(codec)] != nullptr;
+  return TableOf(selector) != nullptr && kCodecTables[static_cast<size_t>(codec)] != nullptr;
 }
 
 std::array<const OptionTable*, 4> TablesOf(const Plan& plan) {
-  return {&kCommonTable, kSelectorTables[static_cast<size_t>(plan.selector)],
-          kCodecTables[static_cast<size_t>(plan.codec)],
+  return {&kCommonTable, TableOf(plan.selector), kCodecTables[static_cast<size_t>(plan.codec)],
           plan.codec == CodecKind::kRaw ? &kNoOptions : &kStoredTable};
 }
 
@@ -143,7 +133,7 @@ bool IsOption(std::string_view name) {
     return table != nullptr &&
            std::ranges::any_of(table->rows, [&](const PlanOption& o) { return o.IsCalled(name); });
   };
-  return in(&kCommonTable) || std::ranges::any_of(kSelectorTables, in) ||
+  return in(&kCommonTable) || std::ranges::any_of(PresetRows(), in, &PresetRow::options) ||
          std::ranges::any_of(kCodecTables, in) || in(&kStoredTable);
 }
 

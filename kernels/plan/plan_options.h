@@ -86,13 +86,10 @@ struct OptionTable {
   Status (*check_geometry)(const Plan& plan, const Geometry& geometry) = nullptr;
 };
 
-extern const OptionTable kCommonTable;                                       // plan_options.cc
-extern const OptionTable kWindowTable, kMinMaxTable, kCascadeTable;          // plans/PLAN/NAME.cc
-extern const OptionTable kVoteTable, kBucketTable, kZoomTable, kBlockTable;  // plans/PLAN/NAME.cc
-extern const OptionTable kBitsTable;                                         // plans/PLAN/NAME.cc
-extern const OptionTable kLowRankTable, kPackedTable;  // plans/PLAN/NAME_options.cc
-extern const OptionTable kFineTable, kPlanesTable;     // plans/planes
-extern const OptionTable kStoredTable;                 // plans/codec_rows.cc
+// Those of selectors: plan_axes.cc.
+extern const OptionTable kCommonTable, kNoOptions;                   // plan_options.cc
+extern const OptionTable kLowRankTable, kPackedTable, kPlanesTable;  // plans/PLAN/NAME_options.cc
+extern const OptionTable kStoredTable;                               // plans/codec_rows.cc
 
 // Whether this build has a selector and a codec (built_plans.h).
 bool IsBuilt(SelectorKind selector, CodecKind codec);

@@ -15,8 +15,11 @@ import unittest.mock
 import figures
 import gemma
 import named_plans
+import narrow_gemma
+import numpy as np
 import plans
 import tasks
+import tokenizers
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -134,6 +137,8 @@ class OwnPrompts(unittest.TestCase):
         path.write_text("".join(json.dumps(SAMPLE) + "\n" for _ in range(3)))
         found = tasks.own_prompts(path, 2)
         self.assertEqual([prompt.key for prompt in found], ["own/mine/0", "own/mine/1"])
+        path.write_text(json.dumps({"key": "generated/4096/vt/7", **SAMPLE}))
+        self.assertEqual([prompt.key for prompt in tasks.own_prompts(path, 9)], ["generated/4096/vt/7"])
         self.assertTrue(found[0].is_scored)
 
     def test_windows_of_a_text_do_not_overlap(self):
@@ -157,6 +162,17 @@ class OwnPrompts(unittest.TestCase):
 
 
 class Gemma(unittest.TestCase):
+    def test_a_narrowed_tokenizer_merges_as_the_whole_one(self):
+        whole = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>"))
+        whole.train_from_iterator([pathlib.Path(__file__).read_text()], tokenizers.trainers.BpeTrainer(
+            vocab_size=600, special_tokens=["<bos>", "<unk>"], show_progress=False))
+        whole.post_processor = tokenizers.processors.TemplateProcessing("<bos> $A", "<bos> $A <bos> $B", [("<bos>", 0)])
+        form, text = json.loads(whole.to_str()), "assertEqual of prompts in test_files"
+        kept = narrow_gemma.parts_of(form, np.array(sorted({0, 1, *whole.encode(text).ids})))
+        narrowed = tokenizers.Tokenizer.from_str(json.dumps(narrow_gemma.narrow_tokenizer(form, kept)))
+        self.assertLess(len(kept), 300)
+        self.assertEqual([int(kept[i]) for i in narrowed.encode(text).ids], whole.encode(text).ids)
+
     def test_weights_have_their_names_in_transformers(self):
         self.assertEqual(gemma.name_of("token_embd.weight"), "model.embed_tokens.weight")
         self.assertEqual(gemma.name_of("blk.17.attn_k_norm.weight"), "model.layers.17.self_attn.k_norm.weight")

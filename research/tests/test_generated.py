@@ -4,9 +4,15 @@ RULER's."""
 
 from __future__ import annotations
 
+import json
+import lzma
+import pathlib
 import re
+import subprocess
+import sys
 
 import pytest
+import tokenizers
 
 import generated
 from generated import NIAH, TASKS, sample
@@ -106,3 +112,19 @@ def test_most_units_are_found_with_few_tries(slack: int):
 def test_what_cannot_fit_is_said():
     with pytest.raises(ValueError, match="8 units have"):
         sample("cwe", 7, 100, count)
+
+
+def test_a_file_of_every_task_in_which_the_shortest_come_first(tmp_path: pathlib.Path):
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    words.save(str(tmp_path / "tokenizer.json"))
+    subprocess.run([sys.executable, generated.__file__.replace("generated", "unseen"), "--model", tmp_path, "--lengths", "3000", "4000",
+                    "--samples", "2", "--out", tmp_path / "all.jsonl.xz"], check=True)
+    with lzma.open(tmp_path / "all.jsonl.xz", "rt") as lines:
+        found = [json.loads(line) for line in lines]
+    assert len({one["key"] for one in found}) == len(found) == 2 * 2 * len(TASKS)
+    assert {one["key"].split("/")[2] for one in found[:2 * len(TASKS)]} == set(TASKS)
+    sizes = [len(one["input"]) for one in found[:2 * len(TASKS)]]
+    assert max(sizes[:4]) < min(sizes[-4:])
+    for one in found:
+        assert len(words.encode(one["input"]).ids) <= int(one["key"].split("/")[1])

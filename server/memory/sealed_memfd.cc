@@ -44,7 +44,7 @@ Result<MappedMemory> MapSealedMemfd(const char* name, uint64_t bytes, Writers wr
   memory.base = static_cast<std::byte*>(at);
   // Behind our own mapping: whoever opens the file anew, as our own user may through /proc, maps
   // and writes nothing any more.
-  const int future = writers == Writers::kDaemon ? F_SEAL_FUTURE_WRITE : 0;
+  const int future = writers == Writers::kOne ? F_SEAL_FUTURE_WRITE : 0;
   if (fcntl(memory.fd.get(), F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL | future) !=
       0) {
     const Status status = SystemError("F_ADD_SEALS", bytes);

@@ -9,17 +9,17 @@
 
 namespace kvstrata {
 
-// Who writes to it. kDaemon: this process through this mapping alone, which a seal makes sure of;
+// Who writes to it. kOne: this process through this mapping alone, which a seal makes sure of;
 // what lies there can be believed. kSeveral: whoever has a writable descriptor, or is of our own
 // user.
-enum class Writers { kSeveral, kDaemon };
+enum class Writers { kSeveral, kOne };
 
 // `name` is what /proc shows. Errors as MemoryResource::Allocate.
 Result<MappedMemory> MapSealedMemfd(const char* name, uint64_t bytes,
                                     Writers writers = Writers::kSeveral);
 
 // Unmaps, and punches the memory out, so that it returns whoever else still maps it; that of
-// kDaemon returns when nobody maps it or has a descriptor of it.
+// kOne returns when nobody maps it or has a descriptor of it.
 void UnmapSealedMemfd(MappedMemory memory);
 
 }  // namespace kvstrata

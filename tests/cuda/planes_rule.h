@@ -102,8 +102,8 @@ class PlanesOracle {
     const PlanesNumbers& n = in_.numbers(item);
     const int start = in_.Start(item), stop = in_.Stop(item), every = in_.shape().rule.sample;
     std::vector<double> always = {in_.RawLogSum(row)}, sampled, all;
-    for (int t = 0; t < in_.Sealed(item); ++t) {
-      if (t < start || t >= stop) {
+    for (int t = start; t < in_.Sealed(item); ++t) {
+      if (t >= stop) {
         always.push_back(Logit(row, n.fine_keys, t));
         continue;
       }

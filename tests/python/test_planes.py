@@ -39,10 +39,10 @@ def toy(random: np.random.Generator) -> Toy:
     return made
 
 
-def prompt(session: kvstrata.Session, toy: Toy, plan: str) -> kvstrata.Sequence:
-    sequence = session.open(toy.register(session), plan, toy.ids[:PROMPT])
-    if sequence.held < PROMPT:
-        toy.feed(session, sequence, sequence.held, PROMPT)
+def prompt(session: kvstrata.Session, toy: Toy, plan: str, tokens: int = PROMPT) -> kvstrata.Sequence:
+    sequence = session.open(toy.register(session), plan, toy.ids[:tokens])
+    if sequence.held < tokens:
+        toy.feed(session, sequence, sequence.held, tokens)
     sequence.prefill_done()
     sequence.settle()
     return sequence
@@ -61,9 +61,9 @@ def step(session: kvstrata.Session, toy: Toy, sequence: kvstrata.Sequence, t: in
     return np.array(out), read
 
 
-def decode(session: kvstrata.Session, toy: Toy, plan: str, steps: int = STEPS) -> np.ndarray:
-    with prompt(session, toy, plan) as sequence:
-        return np.array([step(session, toy, sequence, t)[0] for t in range(PROMPT, PROMPT + steps)])
+def decode(session: kvstrata.Session, toy: Toy, plan: str, steps: int = STEPS, tokens: int = PROMPT) -> np.ndarray:
+    with prompt(session, toy, plan, tokens) as sequence:
+        return np.array([step(session, toy, sequence, t)[0] for t in range(tokens, tokens + steps)])
 
 
 @pytest.mark.parametrize("backend", TOLERANCE)
@@ -101,13 +101,16 @@ def test_everything_fine_is_nearly_full(daemon: Daemon, toy: Toy):
 
 
 @pytest.mark.parametrize("keep_raw", ["no", "host"])
-def test_a_prompt_that_is_held_is_the_same_bits(daemon: Daemon, toy: Toy, keep_raw: str):
+@pytest.mark.parametrize(("tokens", "page"), [(PROMPT, 16), (5 * UNIT, 16), (5 * UNIT, 2 * UNIT)])
+def test_a_prompt_that_is_held_is_the_same_bits(daemon: Daemon, toy: Toy, keep_raw: str, tokens: int, page: int):
+    """One that ends with a group, too, and pages of more tokens than a group has."""
+    toy.page_tokens = page
     plan = text_of(f'share = 0.2, keep_raw = "{keep_raw}"')
     with attach(daemon) as session:
-        first = decode(session, toy, plan, 70)
-        with session.open(toy.register(session), plan, toy.ids[:PROMPT]) as sequence:
-            assert sequence.held == PROMPT // 16 * 16
-        assert np.array_equal(decode(session, toy, plan, 70), first)
+        first = decode(session, toy, plan, 70, tokens)
+        with session.open(toy.register(session), plan, toy.ids[:tokens]) as sequence:
+            assert sequence.held == (tokens - 1) // page * page
+        assert np.array_equal(decode(session, toy, plan, 70, tokens), first)
 
 
 def test_a_fork_goes_on_like_its_parent(daemon: Daemon, toy: Toy):
@@ -120,14 +123,17 @@ def test_a_fork_goes_on_like_its_parent(daemon: Daemon, toy: Toy):
                 assert np.array_equal(ours[0], theirs[0]) and ours[1] == theirs[1], t
 
 
-def test_raw_rows_are_taken_back_and_sealed_ones_are_not(daemon: Daemon, toy: Toy):
-    sealed = (PROMPT + 60) // UNIT * UNIT
-    with attach(daemon) as session, prompt(session, toy, text_of("share = 0.2")) as sequence:
-        outputs = [step(session, toy, sequence, t)[0] for t in range(PROMPT, PROMPT + 60)]
+@pytest.mark.parametrize(("keep_raw", "to"), [("no", 0), ("host", -1), ("host", -70)])
+def test_tokens_are_taken_back_while_their_rows_are_there(daemon: Daemon, toy: Toy, keep_raw: str, to: int):
+    """`to`: from where the last group begins that fills."""
+    to += (PROMPT + STEPS) // UNIT * UNIT
+    with attach(daemon) as session, prompt(session, toy, text_of(f'share = 0.2, keep_raw = "{keep_raw}"')) as sequence:
+        outputs = [step(session, toy, sequence, t)[0] for t in range(PROMPT, PROMPT + STEPS)]
         sequence.settle()
-        with pytest.raises(kvstrata.FailedPrecondition) as error:
-            sequence.truncate(sealed - 1)
-        assert error.value.reason == "TRUNCATE_PACKED"
-        sequence.truncate(sealed)
-        again = [step(session, toy, sequence, t)[0] for t in range(sealed, PROMPT + 60)]
-    assert np.array_equal(again, outputs[sealed - PROMPT:])
+        if keep_raw == "no":
+            with pytest.raises(kvstrata.FailedPrecondition) as error:
+                sequence.truncate(to - 1)
+            assert error.value.reason == "TRUNCATE_PACKED"
+        sequence.truncate(to)
+        again = [step(session, toy, sequence, t)[0] for t in range(to, PROMPT + STEPS)]
+    assert np.array_equal(again, outputs[to - PROMPT:])

@@ -166,6 +166,29 @@ TEST_F(TruncatePackedTest, PackedRowsAreNotCut) {
   ExpectClean(*store_);
 }
 
+// A codec whose last extents may go.
+TEST_F(TruncatePackedTest, PackedRowsAreCutWhereTheyAreOnPagesToo) {
+  for (const bool raw_stays : {false, true}) {
+    const std::string plan =
+        raw_stays ? "planes{keep_raw = \"host\"}" : "planes{keep_raw = \"no\"}";
+    const int32_t first = raw_stays ? 1000 : 0;
+    TestSequence s = TestSequence::Prompt(session_.get(), plan, Tokens(100, first));
+    ASSERT_TRUE(store_->steps().PrefillDone(session_->id(), s.id()).ok());
+    ASSERT_TRUE(s.Append(Tokens(60, first + 500)).ok());
+    while (Recompress(store_.get(), s.id()).ok()) {
+    }
+    const Status cut = s.Truncate(110);
+    EXPECT_EQ(cut.reason(), raw_stays ? "" : "TRUNCATE_PACKED") << cut.ToString();
+    if (!raw_stays) continue;
+    s.ExpectIntact();
+    EXPECT_EQ(s.Table().extents(), 3u) << "up to 96";
+    ASSERT_TRUE(s.Append(Tokens(50, 9000)).ok());
+    ASSERT_TRUE(Recompress(store_.get(), s.id()).ok()) << "due again";
+    s.ExpectIntact();
+  }
+  ExpectClean(*store_);
+}
+
 TEST_F(TruncatePackedTest, ARunOverWhatIsTakenBackPublishesNothing) {
   TestSequence s = TestSequence::Prompt(session_.get(), "window", Tokens(200));
   Result<RecompressJob> job = store_->recompression().TakeRecompression(s.id());

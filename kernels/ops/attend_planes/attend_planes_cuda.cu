@@ -4,8 +4,8 @@
 //
 // Floor on an H200 (4.2 TB/s), 8 KV heads x 128: 128K tokens are 42 MB of keys, 38 MB of values
 // where no strip is left out, and 25 MB for each percent that is fine: 19 us, half of the strips
-// left out 14 us. Issue: 16,384 groups of 750 instructions by 528 schedulers: 13 us; that some of a
-// group are fine 290 instructions, each of them 105 more.
+// left out 14 us. Issue: 16,384 groups of 350 instructions by 528 schedulers: 6 us. Where strips are
+// read a group takes 350 more, and up to eight fine tokens of it 370.
 #include <algorithm>
 #include <cmath>
 #include <type_traits>
@@ -19,10 +19,12 @@
 namespace kvstrata::cuda {
 namespace {
 
-// One CTA an SM: as many warps as shared memory and registers have room for.
+// As many warps on an SM as shared memory and registers have room for. Two CTAs there are of
+// different heads, of which one may have less to do than the other.
 template <int kDim, int kHeads>
 struct CtaShape {
-  static constexpr int kWarps = kDim == 64 ? 16 : kDim == 128 ? 12 : kHeads == 4 ? 8 : 6;
+  static constexpr int kCtasOfSm = kDim == 128 ? 2 : 1;
+  static constexpr int kWarps = kDim == 64 ? 16 : kDim == 128 ? 6 : kHeads == 4 ? 8 : 6;
   static constexpr int kThreads = kWarps * 32;
 };
 
@@ -43,6 +45,7 @@ struct Arguments {
 // Where everything is fine.
 template <int kDim>
 struct FullShape {
+  static constexpr int kCtasOfSm = 1;
   static constexpr int kWarps = kDim == 64 ? 16 : kDim == 128 ? 12 : 6;
   static constexpr int kThreads = kWarps * 32;
 };
@@ -113,13 +116,14 @@ struct KeptQuery {
   }
 };
 
-// Asks for lower rows of what is always fine of an octet, and lists it. Returns how many they are.
+// Asks for lower rows of what is always fine of an octet, but for sinks, and lists it. Returns how
+// many they are.
 template <int kDim, int kHeads>
 __device__ __forceinline__ int AskAlways(const PlanesItem<kDim>& item, int octet,
                                          const PlanesLengths& lengths,
                                          WarpMemory<kDim, kHeads>& memory) {
   const int lane = threadIdx.x % 32, token = EdgeOctets::kTokens * octet + lane;
-  const bool is_always = lane < EdgeOctets::kTokens && !lengths.IsCandidate(token);
+  const bool is_always = lane < EdgeOctets::kTokens && token >= lengths.stop;
   const uint32_t always = __ballot_sync(kAllLanes, is_always);
   if (is_always) {
     memory.fine[__popc(always & ((1u << lane) - 1))] = static_cast<uint8_t>(token % kGroupTokens);
@@ -187,7 +191,8 @@ __device__ __forceinline__ void AddBytes(uint64_t* counts, int64_t item, uint64_
 
 // Grid (ctas, kv_heads, batch), as of AttendKernel.
 template <int kDim, int kHeads>
-__global__ void __launch_bounds__(CtaShape<kDim, kHeads>::kThreads, 1)
+__global__ void __launch_bounds__(CtaShape<kDim, kHeads>::kThreads,
+                                  CtaShape<kDim, kHeads>::kCtasOfSm)
     SampleKernel(const __grid_constant__ Arguments a) {
   constexpr int kWarps = CtaShape<kDim, kHeads>::kWarps;
   extern __shared__ uint4 dynamic[];
@@ -306,6 +311,9 @@ __device__ __forceinline__ void StoreHead(const Arguments& a, int64_t row, float
   }
 }
 
+constexpr int kPartsAtOnce =
+    17;  // of an item: 33 where a GPU has 132 SMs, 8 items and two CTAs each
+
 // The item's sums, of all its CTAs in the last of them, to the output.
 template <int kDim, int kHeads, typename Warp, typename Shape>
 __device__ __forceinline__ void Finish(const Arguments& a, const CtaPlace& place,
@@ -320,7 +328,7 @@ __device__ __forceinline__ void Finish(const Arguments& a, const CtaPlace& place
                         w.counters + place.item};
   if (threadIdx.x == 0) shared.is_last = gridDim.x == 1;
   __syncthreads();
-  FinishItem<Shape::kThreads, kDim>(
+  FinishItem<Shape::kThreads, kDim, kPartsAtOnce>(
       item,
       [&](int head, int column) {
         WeightedRow sum;
@@ -364,7 +372,8 @@ __device__ __forceinline__ auto HotRowsOf(const AttendPlanesBatch& w, const CtaP
 
 // Grid (ctas, kv_heads, batch). kHot: AttendPlanesBatch::hot has copies.
 template <int kDim, int kHeads, bool kHot>
-__global__ void __launch_bounds__(CtaShape<kDim, kHeads>::kThreads, 1)
+__global__ void __launch_bounds__(CtaShape<kDim, kHeads>::kThreads,
+                                  CtaShape<kDim, kHeads>::kCtasOfSm)
     AttendKernel(const __grid_constant__ Arguments a) {
   constexpr int kWarps = CtaShape<kDim, kHeads>::kWarps;
   extern __shared__ uint4 dynamic[];
@@ -440,21 +449,21 @@ __global__ void __launch_bounds__(FullShape<kDim>::kThreads, 1)
 
 constexpr int kMostCtas = 1024;  // that share an item
 
-// CTAs that share an item: all that run at once.
-int32_t CtasOf(const AttendPlanesBatch& w) {
+// CTAs that share an item: all that run at once, `ctas_of_sm` on an SM.
+int32_t CtasOf(const AttendPlanesBatch& w, int ctas_of_sm) {
   const int64_t groups = int64_t{w.planes.block_stride} * w.planes.block_groups;
-  return SplitsOfWave(1, w.batch * w.planes.kv_heads,
+  return SplitsOfWave(ctas_of_sm, w.batch * w.planes.kv_heads,
                       static_cast<int>(std::clamp<int64_t>(groups / 4, 1, kMostCtas)));
 }
 
-Arguments ArgumentsOf(const AttendPlanesBatch& w) {
+Arguments ArgumentsOf(const AttendPlanesBatch& w, int ctas) {
   Arguments a{};
   a.work = w;
   a.scale = w.scale * kLog2E;
   const auto fine = static_cast<float>(w.rule.fine_above);
   a.relative = std::log2(fine) - kFineFrom;
   a.read_from = kFineFrom + std::log2(static_cast<float>(w.rule.skip_below) / fine);
-  const int64_t rows = CtasOf(w) * a.rows();
+  const int64_t rows = ctas * a.rows();
   a.samples = static_cast<float4*>(w.workspace);
   a.splits.o = reinterpret_cast<float*>(a.samples + rows);
   a.splits.m = a.splits.o + rows * w.planes.format.dim;
@@ -476,11 +485,11 @@ bool IsValid(const AttendPlanesBatch& w) {
 
 // Launches one of the op's kernels, which takes shared memory of this type.
 template <typename Shared>
-int LaunchOne(void (*kernel)(Arguments), const Arguments& a, int threads, Stream stream) {
+int LaunchOne(void (*kernel)(Arguments), const Arguments& a, int ctas, int threads, Stream stream) {
   constexpr int kBytes = static_cast<int>(sizeof(Shared));
   static_assert(kBytes <= 227 * 1024);
   if (const int error = AllowShared(kernel, kBytes); error != 0) return error;
-  const dim3 grid(CtasOf(a.work), a.work.planes.kv_heads, a.work.batch);
+  const dim3 grid(ctas, a.work.planes.kv_heads, a.work.batch);
   return LaunchDependent(kernel, grid, threads, kBytes, stream, a);
 }
 
@@ -488,19 +497,23 @@ template <int kDim, int kHeads>
 int Launch(const AttendPlanesBatch& w, Stream stream) {
   constexpr int kThreads = CtaShape<kDim, kHeads>::kThreads;
   using OfWarps = CtaMemory<kDim, kHeads>;
-  const Arguments a = ArgumentsOf(w);
+  constexpr int kCtasOfSm = CtaShape<kDim, kHeads>::kCtasOfSm;
   if (w.rule.fine_above == 0) {
     using Shape = FullShape<kDim>;
     using OfFull = CtaMemory<kDim, kHeads, FullMemory<kDim, kHeads>, Shape>;
-    return LaunchOne<OfFull>(FullKernel<kDim, kHeads>, a, Shape::kThreads, stream);
+    const int ctas = CtasOf(w, Shape::kCtasOfSm);
+    return LaunchOne<OfFull>(FullKernel<kDim, kHeads>, ArgumentsOf(w, ctas), ctas, Shape::kThreads,
+                             stream);
   }
-  const int error = LaunchOne<OfWarps>(SampleKernel<kDim, kHeads>, a, kThreads, stream);
+  const int ctas = CtasOf(w, kCtasOfSm);
+  const Arguments a = ArgumentsOf(w, ctas);
+  const int error = LaunchOne<OfWarps>(SampleKernel<kDim, kHeads>, a, ctas, kThreads, stream);
   if (error != 0) return error;
   if (w.hot.sequences != nullptr) {
     using OfHotWarps = CtaMemory<kDim, kHeads, HotWarpMemory<kDim, kHeads>>;
-    return LaunchOne<OfHotWarps>(AttendKernel<kDim, kHeads, true>, a, kThreads, stream);
+    return LaunchOne<OfHotWarps>(AttendKernel<kDim, kHeads, true>, a, ctas, kThreads, stream);
   }
-  return LaunchOne<OfWarps>(AttendKernel<kDim, kHeads, false>, a, kThreads, stream);
+  return LaunchOne<OfWarps>(AttendKernel<kDim, kHeads, false>, a, ctas, kThreads, stream);
 }
 
 template <int kDim>
@@ -512,7 +525,7 @@ int Launch(const AttendPlanesBatch& w, Stream stream) {
 
 int64_t AttendPlanesWorkspaceBytes(const AttendPlanesBatch& w) {
   const int64_t items = int64_t{w.batch} * w.planes.kv_heads;
-  const int64_t ctas = std::max<int64_t>(items, SplitsOfWave(1, 1, kMostCtas));
+  const int64_t ctas = std::max<int64_t>(items, SplitsOfWave(2, 1, kMostCtas));
   const int64_t of_row = w.planes.format.dim + 6;         // floats: a sample, m, l, o
   const int64_t of_item = w.planes.format.dim * 32 + 32;  // a SharedQuery
   return ctas * w.group * of_row * int64_t{sizeof(float)} + 16 + items * of_item;

@@ -9,13 +9,13 @@
 // tokens are asked for when they are chosen and used a group later: their logits are the coarse
 // ones and a correction. Strips that are left out are not fetched.
 //
-// Precision: products of query and step, and coarse weights times steps, are rounded to fp16 (11
+// Precision: products of query and step, weights, and these times steps are rounded to fp16 (11
 // bits), sums are fp32. So it may decide a near-tie otherwise than ref. The same inputs give the
 // same bits; what is chosen does not depend on how work is split.
 // sm_90: it takes up to 227 KB of shared memory a CTA.
 // Cost: the bytes that PlanesBytesRead counts, and keys of every `sample`-th group once more. With
-// d = 128 a group is some 750 instructions of a warp; that some are fine 290, each of them 105
-// more.
+// d = 128 a group is some 350 instructions of a warp, 350 more where strips are read, and 370 for
+// up to eight fine tokens.
 #ifndef KVSTRATA_KERNELS_OPS_ATTEND_PLANES_ATTEND_PLANES_CUDA_H_
 #define KVSTRATA_KERNELS_OPS_ATTEND_PLANES_ATTEND_PLANES_CUDA_H_
 

@@ -21,10 +21,11 @@ namespace HWY_NAMESPACE {
 namespace {
 
 // The query heads of a token, folded with the steps of one group after the other.
+template <typename Format>
 class GroupQueries {
  public:
-  GroupQueries(int heads, const PlanesFormat& f)
-      : f_(f), products_(static_cast<size_t>(heads * f.dim)), sums_(static_cast<size_t>(heads)) {}
+  GroupQueries(int heads, const Format& format)
+      : format_(format), heads_(static_cast<size_t>(heads)) {}
 
   int32_t group() const { return group_; }
 
@@ -34,127 +35,149 @@ class GroupQueries {
     ForHeads(heads(), [&]<int H>(int h) HWY_ATTR { FoldHeads<H>(upper, q, h); });
   }
 
-  // Coarse logits of all tokens: out[h * out_head + t]. Asks for `next` meanwhile.
-  void Score(const std::byte* upper, Lines next, float* out, int64_t out_head) const {
+  // Coarse logits of all tokens: out[h * out_head + t]. Asks for the keys of group `next`
+  // meanwhile.
+  void Score(const std::byte* upper, const std::byte* next, float* out, int64_t out_head) const {
+    Lines(next, f().key_codes()).AskForAll();
     WithDot([&]<typename Dot>() HWY_ATTR {
       ForHeads(heads(), [&]<int H>(int h) HWY_ATTR {
-        ScoreHeads<Dot, H>(upper, h == 0 ? next : Lines(), out + h * out_head, out_head, h);
+        ScoreHeads<Dot, H>(WordsOf(upper), WordsOf(next), out + h * out_head, out_head, h);
       });
     });
   }
 
-  // Fine logits of the token whose codes these are: out[h * out_head].
-  void ScoreFine(const uint8_t* codes, float* out, int64_t out_head) const {
-    ForHeads(heads(), [&]<int H>(int h) HWY_ATTR { ScoreFineHeads<H>(codes, out, out_head, h); });
+  // Fine logits of the group's tokens t + i, bit i of `tokens` set: out[h * out_head + i].
+  void ScoreFine(const std::byte* upper, const std::byte* lower, int t, uint32_t tokens, float* out,
+                 int64_t out_head) const {
+    const auto* const words = reinterpret_cast<const int32_t*>(WordsOf(upper)) + t;
+    const auto* const rows = reinterpret_cast<const uint8_t*>(lower) + t * f().row_bytes();
+    for (; tokens != 0; tokens &= tokens - 1) {
+      const int i = std::countr_zero(tokens);
+      const uint8_t* const row = rows + i * f().row_bytes();
+      uint8_t codes[kHeadDimMax];
+      CodePlanes{words + i, f().tokens, row, f().keep == 8 ? row + f().dim / 4 : nullptr}.Unpack(
+          f().dim, codes);
+      ForHeads(heads(), [&]<int H>(int h) HWY_ATTR {
+        ScoreFineHeads<H>(codes, h, out + h * out_head + i, out_head);
+      });
+    }
   }
 
  private:
-  struct Sums {
-    float minima, products, largest;  // over channels: q * minimum; of products; their largest size
+  // Codes and digits count from their middle on: what rounding loses then weighs least.
+  struct Head {
+    float base;                   // the logit where all codes are the middle one
+    float digit_base, digit;      // of plane 0: and what a product counts
+    float products[kHeadDimMax];  // q times steps
+    int8_t rounded[kHeadDimMax];  // the same, in the order of the words' bytes
   };
+  static constexpr float kMiddleCode = 127.5f;  // of 0 to 255; kMiddleDigit's cell is around it
 
-  int heads() const { return static_cast<int>(sums_.size()); }
-  const Sums& SumsOf(int h) const { return sums_[static_cast<size_t>(h)]; }
-  float* ProductsOf(int h) { return &products_[static_cast<size_t>(h * f_.dim)]; }
-  const float* ProductsOf(int h) const { return &products_[static_cast<size_t>(h * f_.dim)]; }
+  PlanesFormat f() const { return format_(); }
+  int heads() const { return static_cast<int>(heads_.size()); }
+  Head* HeadsFrom(int h) { return &heads_[static_cast<size_t>(h)]; }
+  const Head* HeadsFrom(int h) const { return &heads_[static_cast<size_t>(h)]; }
+  const uint32_t* WordsOf(const std::byte* upper) const {
+    return reinterpret_cast<const uint32_t*>(upper + f().key_codes());
+  }
 
   template <int H>
   HWY_NOINLINE void FoldHeads(const std::byte* upper, const float* q, int first) {
     const auto* const minima = reinterpret_cast<const F16*>(upper);
-    const auto* const steps = minima + f_.dim;
-    q += first * f_.dim;
-    float* const to = ProductsOf(first);
-    VF of_minima[H], of_products[H], largest[H];
+    const auto* const steps = minima + f().dim;
+    q += first * f().dim;
+    Head* const to = HeadsFrom(first);
+    VF base[H], largest[H];
 #pragma GCC unroll 4
-    for (int h = 0; h < H; ++h) of_minima[h] = of_products[h] = largest[h] = hn::Zero(DF());
-    for (int c = 0; c < f_.dim; c += kVector) {
-      const VF minimum = LoadFloats(minima + c);
-      const VF cell = hn::Mul(hn::Set(DF(), kCell), LoadFloats(steps + c));
+    for (int h = 0; h < H; ++h) base[h] = largest[h] = hn::Zero(DF());
+    for (int c = 0; c < f().dim; c += kVector) {
+      const VF step = LoadFloats(steps + c);
+      const VF mean = hn::MulAdd(step, hn::Set(DF(), kMiddleCode), LoadFloats(minima + c));
 #pragma GCC unroll 4
       for (int h = 0; h < H; ++h) {
-        const VF x = hn::LoadU(DF(), q + h * f_.dim + c), product = hn::Mul(x, cell);
-        of_minima[h] = hn::MulAdd(x, minimum, of_minima[h]);
-        of_products[h] = hn::Add(of_products[h], product);
+        const VF x = hn::LoadU(DF(), q + h * f().dim + c), product = hn::Mul(x, step);
+        base[h] = hn::MulAdd(x, mean, base[h]);
         largest[h] = hn::Max(largest[h], hn::Abs(product));
-        hn::StoreU(product, DF(), to + h * f_.dim + c);
+        hn::StoreU(product, DF(), to[h].products + c);
       }
     }
-    float minima_sums[kN], product_sums[kN], most[kN];
-    Reduce(of_minima, Plus(), minima_sums);
-    Reduce(of_products, Plus(), product_sums);
+    float bases[kN], most[kN], sums[kN];
+    Reduce(base, Plus(), bases);
     Reduce(largest, Larger(), most);
+    VF whole[H];
     for (int h = 0; h < H; ++h) {
-      sums_[static_cast<size_t>(first + h)] = {minima_sums[h], product_sums[h], most[h]};
+      const bool none = most[h] < 1e-30f;  // 127 / most has no fp32
+      to[h].digit = none ? 0.0f : most[h] * (kCell / 127.0f);
+      whole[h] = Round(none ? 0.0f : 127.0f / most[h], to[h]);
+    }
+    Reduce(whole, Plus(), sums);
+    for (int h = 0; h < H; ++h) {
+      to[h].base = bases[h];
+      to[h].digit_base = bases[h] - kMiddleDigit * to[h].digit * sums[h];
     }
   }
 
-  // The heads [first, first + H) in 8 bits.
-  template <int H>
-  HWY_INLINE void Round(int first, FoldedQueries& folded) const {
-    VF whole[H];
-#pragma GCC unroll 4
-    for (int h = 0; h < H; ++h) {
-      const float largest = SumsOf(first + h).largest;
-      const bool none = largest < 1e-30f;  // 127 / largest has no fp32
-      const VF inverse = hn::Set(DF(), none ? 0.0f : 127.0f / largest);
-      folded.factor[h] = none ? 0.0f : largest / 127.0f;
-      const float* const products = ProductsOf(first + h);
-      VI sum = hn::Zero(DI());
-      for (int c = 0; c < f_.dim; c += 2 * kVector) {
-        const VI a = hn::NearestInt(hn::Mul(hn::LoadU(DF(), products + c), inverse));
-        const VI b = hn::NearestInt(hn::Mul(hn::LoadU(DF(), products + c + kVector), inverse));
-        sum = hn::Add(sum, hn::Add(a, b));
-        StoreBytes(a, b, folded.q[h] + c);
-      }
-      whole[h] = hn::ConvertTo(DF(), sum);
+  // Products in 8 bits; returns their sum, in lanes.
+  HWY_INLINE VF Round(float inverse, Head& head) const {
+    const hn::Repartition<uint8_t, DF> d8;
+    alignas(16) static constexpr uint8_t kOrder[16] = {0, 2,  1, 3,  4,  6,  5,  7,
+                                                       8, 10, 9, 11, 12, 14, 13, 15};
+    const VF by = hn::Set(DF(), inverse), shift = hn::Set(DF(), 12582912.0f);
+    // Two vectors' low halves. Where `shift` is added to a number, its low bits are the whole
+    // number that it rounds to.
+    const auto low = [&](int c) HWY_ATTR {
+      const VF a = hn::MulAdd(hn::LoadU(DF(), head.products + c), by, shift);
+      const VF b = hn::MulAdd(hn::LoadU(DF(), head.products + c + kVector), by, shift);
+      return hn::BitCast(d8, hn::ConcatEven(D16(), hn::BitCast(D16(), b), hn::BitCast(D16(), a)));
+    };
+    V16 sum = hn::Zero(D16());
+    for (int c = 0; c < f().dim; c += 4 * kVector) {
+      const auto bytes = hn::ConcatEven(d8, low(c + 2 * kVector), low(c));
+      sum = hn::Add(sum, MulBytes(hn::Set(DU(), 0x01010101u), hn::BitCast(DI(), bytes)));
+      const auto in_order = hn::TableLookupBytes(bytes, hn::LoadDup128(d8, kOrder));
+      hn::StoreU(hn::BitCast(hn::Repartition<int8_t, DF>(), in_order),
+                 hn::Repartition<int8_t, DF>(), head.rounded + c);
     }
-    float rounded[kN];
-    Reduce(whole, Plus(), rounded);
-    for (int h = 0; h < H; ++h) {
-      const Sums& sums = SumsOf(first + h);
-      folded.base[h] = sums.minima + sums.products * (kMiddle / kCell) -
-                       kMiddleDigit * folded.factor[h] * rounded[h];
-    }
+    return hn::ConvertTo(DF(), SumOfHalves(sum));
   }
 
   template <typename Dot, int H>
-  HWY_NOINLINE void ScoreHeads(const std::byte* upper, Lines next, float* out, int64_t out_head,
-                               int first) const {
-    FoldedQueries folded;
-    Round<H>(first, folded);
-    const auto* const words = reinterpret_cast<const uint32_t*>(upper + f_.key_codes());
+  HWY_NOINLINE void ScoreHeads(const uint32_t* words, const uint32_t* next, float* out,
+                               int64_t out_head, int first) const {
     int32_t t = 0;
-    for (; t + 2 * kVector <= f_.tokens; t += 2 * kVector) {
-      ScoreTokens<Dot, H, 2>(words + t, folded, out + t, out_head, next);
+    for (; t + 2 * kVector <= f().tokens; t += 2 * kVector) {
+      ScoreTokens<Dot, H, 2>(words + t, next + t, HeadsFrom(first), out + t, out_head);
     }
-    if (t < f_.tokens) ScoreTokens<Dot, H, 1>(words + t, folded, out + t, out_head, next);
-    next.AskForAll();
+    if (t < f().tokens) {
+      ScoreTokens<Dot, H, 1>(words + t, next + t, HeadsFrom(first), out + t, out_head);
+    }
   }
 
   // Some vectors of tokens.
   template <typename Dot, int H, int kVectors>
-  HWY_INLINE void ScoreTokens(const uint32_t* words, const FoldedQueries& folded, float* out,
-                              int64_t out_head, Lines& next) const {
+  HWY_INLINE void ScoreTokens(const uint32_t* words, const uint32_t* next, const Head* heads,
+                              float* out, int64_t out_head) const {
     constexpr int kHeld = 8;  // words until an int16 is full: each adds up to 8 * 127 * 3
-    const int quarter = f_.dim / 4;
+    const int quarter = f().dim / 4;
     VI sums[H][kVectors];
 #pragma GCC unroll 4
     for (int h = 0; h < H; ++h) {
 #pragma GCC unroll 2
       for (int v = 0; v < kVectors; ++v) sums[h][v] = hn::Zero(DI());
     }
-    for (int first = 0; first < f_.dim / 16; first += kHeld) {
+    for (int first = 0; first < f().dim / 16; first += kHeld) {
       hn::VFromD<typename Dot::D> held[H][kVectors];
 #pragma GCC unroll 4
       for (int h = 0; h < H; ++h) {
 #pragma GCC unroll 2
         for (int v = 0; v < kVectors; ++v) held[h][v] = hn::Zero(typename Dot::D());
       }
-      for (int i = first; i < std::min(first + kHeld, f_.dim / 16); ++i) {
-        const uint32_t* const at = words + i * f_.tokens;
-        next.Ask(3);
+      for (int i = first; i < std::min(first + kHeld, f().dim / 16); ++i) {
+        const uint32_t* const at = words + i * f().tokens;
+        Lines(reinterpret_cast<const std::byte*>(next + i * f().tokens), kVectors * 4 * kVector)
+            .AskForAll();
         AddWords<Dot>(hn::LoadU(DU(), at), hn::LoadU(DU(), at + (kVectors - 1) * kVector),
-                      folded.q[0] + 4 * i, quarter, kHeadDimMax, held);
+                      heads->rounded + 4 * i, quarter, sizeof(Head), held);
       }
 #pragma GCC unroll 4
       for (int h = 0; h < H; ++h) {
@@ -166,7 +189,8 @@ class GroupQueries {
     }
 #pragma GCC unroll 4
     for (int h = 0; h < H; ++h) {
-      const VF factor = hn::Set(DF(), folded.factor[h]), base = hn::Set(DF(), folded.base[h]);
+      const VF factor = hn::Set(DF(), heads[h].digit);
+      const VF base = hn::Set(DF(), heads[h].digit_base);
 #pragma GCC unroll 2
       for (int v = 0; v < kVectors; ++v) {
         hn::StoreU(hn::MulAdd(hn::ConvertTo(DF(), sums[h][v]), factor, base), DF(),
@@ -176,32 +200,29 @@ class GroupQueries {
   }
 
   template <int H>
-  HWY_INLINE void ScoreFineHeads(const uint8_t* codes, float* out, int64_t out_head,
-                                 int first) const {
-    const float* const products = ProductsOf(first);
+  HWY_INLINE void ScoreFineHeads(const uint8_t* codes, int first, float* out,
+                                 int64_t out_head) const {
+    const Head* const heads = HeadsFrom(first);
+    const VF middle = hn::Set(DF(), kMiddleCode - TailOf(f()));
     VF dots[H];
 #pragma GCC unroll 4
     for (int h = 0; h < H; ++h) dots[h] = hn::Zero(DF());
-    for (int c = 0; c < f_.dim; c += kVector) {
-      const VF code = hn::ConvertTo(DF(), LoadCodes(codes + c));
+    for (int c = 0; c < f().dim; c += kVector) {
+      const VF code = hn::Sub(hn::ConvertTo(DF(), LoadCodes(codes + c)), middle);
 #pragma GCC unroll 4
       for (int h = 0; h < H; ++h) {
-        dots[h] = hn::MulAdd(code, hn::LoadU(DF(), products + h * f_.dim + c), dots[h]);
+        dots[h] = hn::MulAdd(code, hn::LoadU(DF(), heads[h].products + c), dots[h]);
       }
     }
-    float sums_of_dots[kN];
-    Reduce(dots, Plus(), sums_of_dots);
-    for (int h = 0; h < H; ++h) {
-      const Sums& sums = SumsOf(first + h);
-      out[(first + h) * out_head] =
-          sums.minima + (sums_of_dots[h] + sums.products * TailOf(f_)) / kCell;
-    }
+    float sums[kN];
+    Reduce(dots, Plus(), sums);
+#pragma GCC unroll 4
+    for (int h = 0; h < H; ++h) out[h * out_head] = heads[h].base + sums[h];
   }
 
-  const PlanesFormat f_;
+  const Format format_;
   int32_t group_ = -1;
-  std::vector<float> products_;  // [heads][dim]: q times kCell steps
-  std::vector<Sums> sums_;       // [heads]
+  std::vector<Head> heads_;
 };
 
 }  // namespace

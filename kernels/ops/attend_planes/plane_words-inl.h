@@ -35,9 +35,6 @@ class Lines {
   Lines() = default;
   Lines(const std::byte* from, int64_t bytes) : at_(from), end_(from + bytes) {}
 
-  HWY_INLINE void Ask(int n) {
-    for (; n > 0 && at_ < end_; --n, at_ += 64) __builtin_prefetch(at_, 0, 2);
-  }
   HWY_INLINE void AskForAll() {
     for (; at_ < end_; at_ += 64) __builtin_prefetch(at_, 0, 2);
   }
@@ -47,15 +44,36 @@ class Lines {
   const std::byte* end_ = nullptr;
 };
 
+// A work item's format: what compilers know of the one that most have, and any other.
+struct UsualFormat {
+  constexpr PlanesFormat operator()() const { return {128, 64, 8}; }
+};
+struct AnyFormat {
+  PlanesFormat format;
+  PlanesFormat operator()() const { return format; }
+};
+
 // What a fine code counts beyond its digits.
 inline float TailOf(const PlanesFormat& f) { return f.keep == 8 ? 0.0f : 7.5f; }
 
-// Sums of products of unsigned bytes with signed ones, lane by lane.
+// Sums of products of unsigned bytes with signed ones, lane by lane. kIsWhole: product and sum stay
+// together, where compilers would add products to each other first, for which there are no
+// registers.
 struct DotByPairs {
   using D = D16;
-  static constexpr bool kIsOneInstruction = false;
+  static constexpr bool kIsWhole = HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3;
 
-  static HWY_INLINE V16 Add(V16 sum, VU a, VI b) { return hn::Add(sum, MulBytes(a, b)); }
+  static HWY_INLINE V16 Add(V16 sum, VU a, VI b) {
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
+    decltype(sum.raw) product;
+    asm("vpmaddubsw %3, %2, %1\n\tvpaddw %1, %0, %0"
+        : "+v"(sum.raw), "=&v"(product)
+        : "v"(a.raw), "v"(b.raw));
+    return sum;
+#else
+    return hn::Add(sum, MulBytes(a, b));
+#endif
+  }
   static HWY_INLINE VI Total(V16 sum) { return SumOfHalves(sum); }
 };
 
@@ -63,7 +81,7 @@ struct DotByPairs {
 // The same by one instruction. Highway's target for it, AVX3_DL, wants more than CPUs with it have.
 struct DotByVnni {
   using D = DI;
-  static constexpr bool kIsOneInstruction = true;
+  static constexpr bool kIsWhole = true;
 
   static HWY_INLINE VI Add(VI sum, VU a, VI b) {
     asm("vpdpbusd %2, %1, %0" : "+v"(sum.raw) : "v"(a.raw), "v"(b.raw));
@@ -109,23 +127,16 @@ HWY_INLINE void AddWords(VU word, VU word2, const Byte* bytes, int64_t run, int6
       if constexpr (V == 2) one(sums[h][1], codes2, hn::Set(DU(), four));
     }
   };
-  if constexpr (Dot::kIsOneInstruction) {
-    add(hn::And(word, mask), hn::And(word2, mask), bytes);
-    add(hn::And(hn::ShiftRight<2>(word), mask), hn::And(hn::ShiftRight<2>(word2), mask),
-        bytes + run);
-    add(hn::And(hn::ShiftRight<4>(word), mask), hn::And(hn::ShiftRight<4>(word2), mask),
-        bytes + 2 * run);
-    add(hn::And(hn::ShiftRight<6>(word), mask), hn::And(hn::ShiftRight<6>(word2), mask),
-        bytes + 3 * run);
-    return;
-  }
-  // Not unrolled: compilers would add products to each other first, for which there are no
-  // registers.
-#pragma GCC unroll 1
-  for (int m = 0; m < 4; ++m) {
+  const auto add_run = [&](int m) HWY_ATTR {
     add(hn::And(word, mask), hn::And(word2, mask), bytes + m * run);
     word = hn::ShiftRight<2>(word);
     word2 = hn::ShiftRight<2>(word2);
+  };
+  if constexpr (Dot::kIsWhole) {
+    add_run(0), add_run(1), add_run(2), add_run(3);
+  } else {
+#pragma GCC unroll 1
+    for (int m = 0; m < 4; ++m) add_run(m);
   }
 }
 

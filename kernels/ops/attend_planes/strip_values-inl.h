@@ -21,14 +21,17 @@ namespace kvstrata {
 namespace HWY_NAMESPACE {
 namespace {
 
+template <typename Format>
 class ValueSums {
  public:
-  ValueSums(int heads, const PlanesFormat& f)
-      : f_(f), heads_(static_cast<size_t>(heads)), o_(static_cast<size_t>(heads * f.dim)) {}
+  ValueSums(int heads, const Format& format)
+      : format_(format),
+        heads_(static_cast<size_t>(heads)),
+        o_(static_cast<size_t>(heads * f().dim)) {}
 
   // Logits: of token t of the group and head h at [h * head_stride + t].
   void Add(const StripBlock& block, const float* logits, int64_t head_stride) {
-    scales_.Read(block, f_);
+    scales_.Read(block, f());
     ForHeads(heads(), [&]<int H>(int h) HWY_ATTR {
       Weigh<H>(block, logits + h * head_stride, head_stride, &heads_[Index(h)]);
     });
@@ -45,8 +48,8 @@ class ValueSums {
   // o [dim], rotated back.
   void Output(int h, float* o) const {
     const float constant = SumOf(heads_[Index(h)].constant);
-    for (int c = 0; c < f_.dim; ++c) o[c] = OutputOf(h)[c] + constant;
-    RotateHadamard(o, f_.dim);
+    for (int c = 0; c < f().dim; ++c) o[c] = OutputOf(h)[c] + constant;
+    RotateHadamard(o, f().dim);
   }
 
  private:
@@ -59,16 +62,17 @@ class ValueSums {
         whole[kBlockTokens];  // weights times steps; token 4 j + i of a strip: byte 4 j + kOrder[i]
   };
 
+  PlanesFormat f() const { return format_(); }
   static size_t Index(int h) { return static_cast<size_t>(h); }
   static float SumOf(const float* lanes) {
     return hn::GetLane(hn::SumOfLanes(DF(), hn::LoadU(DF(), lanes)));
   }
   int heads() const { return static_cast<int>(heads_.size()); }
-  float* OutputOf(int h) { return &o_[Index(h * f_.dim)]; }
-  const float* OutputOf(int h) const { return &o_[Index(h * f_.dim)]; }
+  float* OutputOf(int h) { return &o_[Index(h * f().dim)]; }
+  const float* OutputOf(int h) const { return &o_[Index(h * f().dim)]; }
   const uint32_t* WordsOf(const StripBlock& block, int strip) const {
-    const auto* const words = reinterpret_cast<const uint32_t*>(block.upper + f_.value_codes());
-    return words + block.first[strip] / kStripTokens * f_.dim;
+    const auto* const words = reinterpret_cast<const uint32_t*>(block.upper + f().value_codes());
+    return words + block.first[strip] / kStripTokens * f().dim;
   }
 
   void Rescale(Head& head, float top) {
@@ -78,7 +82,7 @@ class ValueSums {
     for (float* lanes : {head.l, head.constant}) {
       hn::StoreU(hn::Mul(hn::LoadU(DF(), lanes), by), DF(), lanes);
     }
-    for (int c = 0; c < f_.dim; c += kVector) {
+    for (int c = 0; c < f().dim; c += kVector) {
       hn::StoreU(hn::Mul(hn::LoadU(DF(), o + c), by), DF(), o + c);
     }
   }
@@ -177,7 +181,7 @@ class ValueSums {
     const uint32_t* words[kBlockStrips];
     for (int i = 0; i < block.count; ++i) words[i] = WordsOf(block, i);
     constexpr int kVectors = 2;
-    const int dim = f_.dim;
+    const int dim = f().dim;
     for (int c = 0; c < dim; c += kVectors * kVector) {
       hn::VFromD<typename Dot::D> sums[H][kVectors];
 #pragma GCC unroll 4
@@ -202,75 +206,79 @@ class ValueSums {
     }
   }
 
-  // A token's value by all planes.
+  // A token's value by all planes, of which plane 0 lies in its strip's words.
   struct FineValue {
     int at = 0;  // the block's
-    float codes[kHeadDimMax];
+    const uint32_t* words = nullptr;
+    int bit = 0;
+    uint8_t codes[kHeadDimMax];  // without plane 0
   };
+  static constexpr int kFine = 4;  // at a time: outputs are loaded and stored once for them
 
-  // Fine tokens, two at a time: outputs are loaded and stored once for both.
   HWY_NOINLINE void AddFine(const StripBlock& block) {
     int n = 0;
     for (int i = 0; i < block.count; ++i) {
       ForBits(block.fine[i], [&](int t) HWY_ATTR {
         ReadFine(block, i, t, fine_[n]);
-        if (++n < 2) return;
-        ForHeads(heads(), [&]<int H>(int h) HWY_ATTR { AddFineHeads<H, 2>(h); });
-        n = 0;
+        if (++n == kFine) AddFineValues<kFine>(fine_), n = 0;
       });
     }
-    if (n == 1) ForHeads(heads(), [&]<int H>(int h) HWY_ATTR { AddFineHeads<H, 1>(h); });
+    if (n >= 2) AddFineValues<2>(fine_ + n - 2);
+    if (n % 2 == 1) AddFineValues<1>(fine_);
   }
 
-  // Plane 0 of a value lies in its strip's words, the others in its token's row.
   HWY_INLINE void ReadFine(const StripBlock& block, int strip, int t, FineValue& value) const {
     const auto* const row = reinterpret_cast<const uint8_t*>(block.lower) +
-                            (block.first[strip] + t) * f_.row_bytes() + f_.row_bytes() / 2;
-    uint8_t codes[kHeadDimMax];
-    CodePlanes{nullptr, 0, row, f_.keep == 8 ? row + f_.dim / 4 : nullptr}.Unpack(f_.dim, codes);
-    const int bit = PlaceInWords(kStripTokens, 2, t).bit;
-    const uint32_t* const words = WordsOf(block, strip);
+                            (block.first[strip] + t) * f().row_bytes() + f().row_bytes() / 2;
+    CodePlanes{nullptr, 0, row, f().keep == 8 ? row + f().dim / 4 : nullptr}.Unpack(f().dim,
+                                                                                    value.codes);
     value.at = strip * kStripTokens + t;
-    for (int c = 0; c < f_.dim; c += kVector) {
-      const VU digit =
-          hn::And(hn::ShiftRightSame(hn::LoadU(DU(), words + c), bit), hn::Set(DU(), 3));
-      const VI high = hn::ShiftLeft<6>(hn::BitCast(DI(), digit));
-      hn::StoreU(hn::ConvertTo(DF(), hn::Or(high, LoadCodes(codes + c))), DF(), value.codes + c);
-    }
+    value.words = WordsOf(block, strip);
+    value.bit = PlaceInWords(kStripTokens, 2, t).bit;
   }
 
-  // The first n of fine_, to the heads [first, first + H).
+  template <int n>
+  HWY_NOINLINE void AddFineValues(const FineValue* values) {
+    ForHeads(heads(), [&]<int H>(int h) HWY_ATTR { AddFineHeads<H, n>(values, h); });
+  }
+
+  // Some values, to the heads [first, first + H).
   template <int H, int n>
-  HWY_INLINE void AddFineHeads(int first) {
-    VF weights[H][n];
+  HWY_INLINE void AddFineHeads(const FineValue* values, int first) {
+    VF weights[n][H];
 #pragma GCC unroll 4
-    for (int h = 0; h < H; ++h) {
-#pragma GCC unroll 2
-      for (int i = 0; i < n; ++i) {
-        const int at = fine_[i].at;
-        weights[h][i] = hn::Set(DF(), heads_[Index(first + h)].weight[at] * scales_.step[at]);
+    for (int i = 0; i < n; ++i) {
+      const int at = values[i].at;
+#pragma GCC unroll 4
+      for (int h = 0; h < H; ++h) {
+        weights[i][h] = hn::Set(DF(), heads_[Index(first + h)].weight[at] * scales_.step[at]);
       }
     }
     float* const o = OutputOf(first);
-    const int dim = f_.dim;
+    const int dim = f().dim;
     for (int c = 0; c < dim; c += kVector) {
-      const VF code = hn::LoadU(DF(), fine_[0].codes + c);
-      const VF code2 = hn::LoadU(DF(), fine_[n - 1].codes + c);
+      VF sums[H];
 #pragma GCC unroll 4
-      for (int h = 0; h < H; ++h) {
-        float* const to = o + h * dim + c;
-        VF sum = hn::MulAdd(code, weights[h][0], hn::LoadU(DF(), to));
-        if constexpr (n == 2) sum = hn::MulAdd(code2, weights[h][1], sum);
-        hn::StoreU(sum, DF(), to);
+      for (int h = 0; h < H; ++h) sums[h] = hn::LoadU(DF(), o + h * dim + c);
+#pragma GCC unroll 4
+      for (int i = 0; i < n; ++i) {
+        const VU word = hn::LoadU(DU(), values[i].words + c);
+        const VU digit = hn::And(hn::ShiftRightSame(word, values[i].bit), hn::Set(DU(), 3));
+        const VI high = hn::ShiftLeft<6>(hn::BitCast(DI(), digit));
+        const VF code = hn::ConvertTo(DF(), hn::Or(high, LoadCodes(values[i].codes + c)));
+#pragma GCC unroll 4
+        for (int h = 0; h < H; ++h) sums[h] = hn::MulAdd(code, weights[i][h], sums[h]);
       }
+#pragma GCC unroll 4
+      for (int h = 0; h < H; ++h) hn::StoreU(sums[h], DF(), o + h * dim + c);
     }
   }
 
-  const PlanesFormat f_;
+  const Format format_;
   std::vector<Head> heads_;
   std::vector<float> o_;  // [heads][dim], rotated
   StripScales scales_;    // the block's
-  FineValue fine_[2];
+  FineValue fine_[kFine];
 };
 
 }  // namespace

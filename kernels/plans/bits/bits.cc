@@ -298,7 +298,7 @@ Status CheckStoredAfterRotary(const Plan&, const Geometry& geometry) {
 
 }  // namespace
 
-constinit const OptionTable kBitsTable = {kRows, nullptr, CheckStoredAfterRotary};
+extern constinit const OptionTable kBitsTable = {kRows, nullptr, CheckStoredAfterRotary};
 
 cuda::CandidateRule BitsCandidates(const Plan& plan) {
   // With max_missed queries decide how many are taken, and no number of them is all.

@@ -432,7 +432,7 @@ Status CheckCascade(const Plan& plan) {
 
 }  // namespace
 
-constinit const OptionTable kCascadeTable = {kRows, CheckCascade};
+extern constinit const OptionTable kCascadeTable = {kRows, CheckCascade};
 
 uint32_t CascadeNeeds(const Plan& plan) {
   return kNeedPrefillDone |

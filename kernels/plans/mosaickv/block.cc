@@ -219,7 +219,7 @@ constexpr PlanOption kBlockOptions[] = {
 
 }  // namespace
 
-constinit const OptionTable kBlockTable = {kBlockOptions};
+extern constinit const OptionTable kBlockTable = {kBlockOptions};
 
 // Choosing reads a key a block.
 SelectionRule BlockRule(const Plan& plan, int32_t tokens) {

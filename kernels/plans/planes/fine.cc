@@ -72,7 +72,7 @@ constexpr PlanOption kRows[] = {
 
 }  // namespace
 
-constinit const OptionTable kFineTable = {kRows};
+extern constinit const OptionTable kFineTable = {kRows};
 
 std::unique_ptr<Selector> NewFineSelector(const Plan& plan, const Geometry&) {
   return std::make_unique<FineSelector>(plan);

@@ -94,7 +94,7 @@ constexpr PlanOption kRows[] = {
 
 }  // namespace
 
-constinit const OptionTable kMinMaxTable = {kRows};
+extern constinit const OptionTable kMinMaxTable = {kRows};
 
 cuda::CandidateRule MinMaxCandidates(const Plan& plan) {
   const int32_t unit = plan.index.unit;

@@ -200,7 +200,7 @@ constexpr PlanOption kZoomOptions[] = {
 
 }  // namespace
 
-constinit const OptionTable kZoomTable = {kZoomOptions};
+extern constinit const OptionTable kZoomTable = {kZoomOptions};
 
 SelectionRule ZoomRule(const Plan& plan, int32_t tokens) {
   SelectionRule rule;

@@ -429,7 +429,7 @@ Status CheckKept(const Plan& plan) {
 
 }  // namespace
 
-constinit const OptionTable kBucketTable = {kRows, CheckKept};
+extern constinit const OptionTable kBucketTable = {kRows, CheckKept};
 
 SelectionRule BucketRule(const Plan& plan, int32_t) {
   SelectionRule rule;

@@ -228,7 +228,7 @@ constexpr PlanOption kRows[] = {
 
 }  // namespace
 
-constinit const OptionTable kVoteTable = {kRows};
+extern constinit const OptionTable kVoteTable = {kRows};
 
 cuda::CandidateRule VoteCandidates(const Plan& plan) {
   return {1, plan.vote.sinks, plan.vote.recent, plan.vote.budget, plan.min_tokens};

@@ -28,7 +28,7 @@ constexpr PlanOption kRows[] = {
 
 }  // namespace
 
-constinit const OptionTable kWindowTable = {kRows};
+extern constinit const OptionTable kWindowTable = {kRows};
 constinit const FixedSelection kWindowSelection = {"window", Choose, Rule};
 
 }  // namespace kvstrata

@@ -36,11 +36,10 @@ class RemoteEngine {
   virtual Result<std::shared_ptr<RedisThreads>> Announcements() const = 0;
 };
 
-// Connect to nothing yet. Errors: those of RedisValueTier::Open and MooncakeValueTier::Open.
-Result<std::unique_ptr<RemoteEngine>> OpenRedis(const RemoteConfig& config,
-                                                const remote::RemoteFormat& format);
-Result<std::unique_ptr<RemoteEngine>> OpenMooncake(const RemoteConfig& config,
-                                                   const remote::RemoteFormat& format);
+// Opens one that remote_tier.cc lists; connects to nothing yet. Errors: those of its ValueTier's
+// Open.
+using OpenRemoteEngine = Result<std::unique_ptr<RemoteEngine>>(const RemoteConfig& config,
+                                                               const remote::RemoteFormat& format);
 
 }  // namespace kvstrata
 

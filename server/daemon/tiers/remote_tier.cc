@@ -13,6 +13,9 @@
 #include "server/tier/remote/remote_secret.h"
 
 namespace kvstrata {
+
+OpenRemoteEngine OpenRedis, OpenMooncake;  // remote_redis.cc, remote_mooncake.cc
+
 namespace {
 
 std::string_view NameOf(TierWrite write) {
@@ -27,8 +30,7 @@ std::string_view NameOf(const PageKey& key) {
 // The engines, by the name under which their servers are (RemoteConfig).
 struct EngineRow {
   std::string_view name;
-  Result<std::unique_ptr<RemoteEngine>> (*open)(const RemoteConfig& config,
-                                                const remote::RemoteFormat& format);
+  OpenRemoteEngine* open;
 };
 constexpr EngineRow kEngines[] = {
     {"redis", OpenRedis},

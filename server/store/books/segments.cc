@@ -36,7 +36,7 @@ Result<std::unique_ptr<SessionMemory>> SessionMemory::Create(uint64_t session,
                                                              uint64_t global_epoch) {
   KVS_ASSIGN_OR_RETURN(MappedMemory segment, MapSealedMemfd("kvstrata-session", kSessionBytes));
   Result<MappedMemory> table =
-      MapSealedMemfd("kvstrata-tables", shm::kTableSegmentBytes, Writers::kDaemon);
+      MapSealedMemfd("kvstrata-tables", shm::kTableSegmentBytes, Writers::kOne);
   if (!table.ok()) {
     UnmapSealedMemfd(std::move(segment));
     return table.status();

@@ -113,6 +113,8 @@ class Sequences {
   // Whether so few tokens are what was asked for, which is over then.
   bool EndWish(Session* session, Sequence* s, uint32_t tokens) KVS_REQUIRES(store_lock);
   void EndWorkBeyond(Sequence* s) KVS_REQUIRES(store_lock);
+  // Those from number `kept` on.
+  void DropExtents(Sequence* s, size_t kept) KVS_REQUIRES(store_lock);
   void CutLocked(Sequence* s, uint32_t tokens, std::span<const int32_t> tail)
       KVS_REQUIRES(store_lock);
   std::vector<Page*> TakeBeyond(Sequence* s, uint32_t tokens) KVS_REQUIRES(store_lock);

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tokens that are taken back: drafts that a verifier rejected, or what an engine resumes below.
+#include <algorithm>
 #include <string>
 
+#include "kernels/codec/codec.h"
 #include "server/store/books/books.h"
 #include "server/store/books/devices.h"
 #include "server/store/books/sequence.h"
@@ -18,6 +20,27 @@ namespace {
 std::string Tokens(uint32_t tokens, const Sequence& s) {
   return "tokens is " + std::to_string(tokens) + "; sequence " + std::to_string(s.id) + " has " +
          std::to_string(s.tokens);
+}
+
+// How many leading extents have no token from `tokens` on.
+size_t ExtentsWithin(const Sequence& s, uint32_t tokens) {
+  const auto end = static_cast<int32_t>(tokens);
+  return static_cast<size_t>(
+      std::ranges::find_if(s.extents, [end](const Extent& e) { return e.tokens.end > end; }) -
+      s.extents.begin());
+}
+
+uint32_t EndOf(const Sequence& s, size_t extents) {
+  return extents == 0 ? 0 : static_cast<uint32_t>(s.extents[extents - 1].tokens.end);
+}
+
+// Whether the extents behind those may go: all rows that are left of them lie on pages, too.
+bool DropsExtents(const Sequence& s, uint32_t tokens) {
+  if (!CodecOf(s.plan).drops_last) return false;
+  const uint32_t page = s.page_tokens();
+  const auto begin = s.pages.begin() + EndOf(s, ExtentsWithin(s, tokens)) / page;
+  const auto end = s.pages.begin() + s.PagesFor(tokens);
+  return std::find(begin, end, nullptr) == end;
 }
 
 }  // namespace
@@ -37,6 +60,7 @@ Status Sequences::CheckTruncate(const Sequence& s, uint32_t tokens) {
   // Rows of an extent cannot be cut, and a page that was released has left no key.
   uint32_t packed = 0;
   for (const Extent& e : s.extents) packed = std::max(packed, static_cast<uint32_t>(e.tokens.end));
+  if (tokens < packed && DropsExtents(s, tokens)) packed = tokens;
   const uint32_t whole = tokens / s.page_tokens();
   const bool keyless = whole > 0 && s.pages[whole - 1] == nullptr &&
                        whole != s.tokens / s.page_tokens() &&
@@ -74,6 +98,17 @@ std::vector<Page*> Sequences::TakeBeyond(Sequence* s, uint32_t tokens) {
   take(&s->pages, s->PagesFor(tokens), s->PagesFor(ahead));
   take(&s->index_blocks, s->BlocksFor(tokens), s->BlocksFor(ahead));
   return taken;
+}
+
+void Sequences::DropExtents(Sequence* s, size_t kept) {
+  if (kept == s->extents.size()) return;
+  const auto end = static_cast<int32_t>(EndOf(*s, kept));
+  std::vector<Extent> gone(s->extents.begin() + static_cast<ptrdiff_t>(kept), s->extents.end());
+  s->extents.resize(kept);
+  references_.ReleaseExtents(&gone);
+  std::vector<Run>& released = s->codec->released;
+  for (Run& run : released) run.end = std::min(run.end, end);
+  std::erase_if(released, [](const Run& run) { return run.begin >= run.end; });
 }
 
 void Sequences::CutLocked(Sequence* s, uint32_t tokens, std::span<const int32_t> tail) {
@@ -150,12 +185,14 @@ Status Sequences::TruncateNow(uint64_t session_id, uint64_t sequence, uint32_t t
     if (EndWish(session, s, tokens)) recompression_.NoteDue(s);
     return OkStatus();
   }
+  const size_t kept = ExtentsWithin(*s, tokens);
   // Pages that were sealed look private in the old table: it says nothing of what came after it.
   KVS_ASSIGN_OR_RETURN(shm::SequenceTable * table,
-                       tables_.ReserveTable(session, *s, s->table->page_capacity));
+                       tables_.ReserveTable(session, *s, s->table->page_capacity, kept));
   const LongRequest request(&catalog_, session);
   EndWish(session, s, tokens);
   EndWorkBeyond(s);
+  DropExtents(s, kept);
   CutLocked(s, tokens, tail);
   std::vector<Page*> taken = TakeBeyond(s, tokens);
   tables_.Publish(session, s, table);
