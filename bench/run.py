@@ -29,6 +29,8 @@ def commands(out, commit, date):
         "engine": [sys.executable, str(ROOT / "bench" / "engine_bench.py"), "--json-out", file("engine"),
                    *common],
         "reuse": [sys.executable, str(ROOT / "bench" / "reuse.py"), "--json-out", file("reuse"), *common],
+        "stored-planes": [sys.executable, str(ROOT / "bench" / "stored_planes.py"), "--json-out", file("stored-planes"),
+                          *common],
         "remote": [sys.executable, str(ROOT / "bench" / "remote.py"), "--json-out", file("remote"), *common],
         "work": [str(BIN / "work_bench"), "--json-out", file("work"), *common],
         "build": [sys.executable, str(ROOT / "bench" / "build_ahead.py"), "--json-out", file("build"), *common],

@@ -25,14 +25,14 @@ constexpr Column kEvent[] = {{"EVENT", "/reason"},
                              {"MEANING", "/meaning"},
                              {"FIELDS", "/fields", OrDash}};
 
-Json ToJson(const Reason& reason) {
+Json RowJson(const Reason& reason) {
   return {{"reason", reason.name},
           {"area", NameOf(reason.area)},
           {"meaning", reason.meaning},
           {"next", reason.next}};
 }
 
-Json ToJson(const EventKind& event) {
+Json RowJson(const EventKind& event) {
   return {{"reason", event.name},      {"area", "event"},      {"meaning", event.meaning},
           {"next", "kvstrata events"}, {"level", event.level}, {"fields", event.fields}};
 }
@@ -49,10 +49,10 @@ Json Named(const std::string& name) {
   Json found = Json::array(), within = Json::array(), exact = Json::array();
   const auto take = [&](const auto& row) {
     const std::string own = Upper(std::string(row.name));
-    if (own.starts_with(wanted)) found.push_back(ToJson(row));
-    if (own.find(wanted) != own.npos) within.push_back(ToJson(row));
+    if (own.starts_with(wanted)) found.push_back(RowJson(row));
+    if (own.find(wanted) != own.npos) within.push_back(RowJson(row));
     // A reason and an event that are called alike differ in case.
-    if (own == wanted && (exact.empty() || row.name == name)) exact = Json::array({ToJson(row)});
+    if (own == wanted && (exact.empty() || row.name == name)) exact = Json::array({RowJson(row)});
   };
   for (const Reason& reason : AllReasons()) take(reason);
   for (const EventKind& event : AllEvents()) take(event);
