@@ -9,6 +9,7 @@ set(KVS_PLAN_SOURCES
   step/sequence_state.cc step/reported_series.cc step/status_text.cc step/shadow_attention.cc step/step_batch.cc
   step/finite_rows.cc step/step_cost.cc step/step.cc step/step_tiles.cc step/step_works.cc step/break_even.cc
   step/gpu/memory/step_memory.cc step/gpu/memory/repeated_call.cc step/gpu/memory/cuda_hot_pages.cc
+  step/gpu/memory/cuda_hot_rows.cc
   step/gpu/frame/cuda_serves.cc step/gpu/frame/cuda_workspace.cc step/gpu/frame/cuda_graphs.cc
   step/gpu/frame/cuda_frame.cc step/gpu/frame/cuda_parts.cc step/gpu/frame/cuda_tensors.cc
   step/gpu/frame/cuda_index.cc step/gpu/frame/cuda_selector.cc step/gpu/frame/cuda_selector_rows.cc

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "bench/cuda/command_line.h"
+#include "bench/cuda/planes_host.h"
 #include "bench/cuda/replay_timing.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/ops/pack_planes/planes_format.h"
@@ -74,6 +75,9 @@ class Cache {
   const int32_t* zeros() const { return zeros_.get(); }
   const int32_t* sealed_ends() const { return sealed_.get(); }
   const int32_t* group_counts() const { return groups_.get(); }
+
+  const DeviceArray<std::byte>& lower() const { return lower_; }
+  const DeviceArray<uint64_t>& lower_table() const { return lower_table_; }
 
   PagedLayer Pages(int layer) const {
     return {page_table_.get(),
@@ -383,6 +387,20 @@ void AttendRows(const std::string& name, int batch, int tokens, int layers, orde
   TimeRow(cache, attention, name + ", in full", 1, rows);
 }
 
+void HostRows(ordered_json* rows) {
+  Cache cache(1, 131072, 4);
+  Check(kvs_cuda_ops()->pack_planes(cache.Pack(), nullptr), "pack_planes");
+  Attention attention(cache);
+  for (const auto& [what, share] : {std::pair{", 1 %", 0.01}, {", 5 %", 0.05}}) {
+    const float factor = FactorFor(attention, share);
+    PlanesOnHost on_host(
+        {[&](int layer) { return attention.Planes(layer, true); }, cache.layers(), cache.tokens(),
+         cache.lower().address(), cache.lower().size(), cache.lower_table().Read()},
+        factor);
+    on_host.Time(std::string("host, 128K x 1") + what, rows);
+  }
+}
+
 void PackRows(ordered_json* rows) {
   Cache cache(1, 65536 + 1 * kPageTokens, 32);
   const PackPlanesBatch work = cache.Pack();
@@ -430,6 +448,7 @@ int main(int argc, char** argv) {
   if (wants("128K x 1")) AttendRows("128K x 1", 1, 131072, 4, rows);
   if (wants("1M x 1")) AttendRows("1M x 1", 1, 1048576, 1, rows);
   if (wants("128K x 8")) AttendRows("128K x 8", 8, 131072, 1, rows);
+  if (wants("host")) HostRows(rows);
   if (wants("pack")) PackRows(rows);
   if (!file.empty()) std::ofstream(file) << out.dump(1) << "\n";
   return 0;

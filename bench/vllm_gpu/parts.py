@@ -4,6 +4,7 @@
     fresh     time to first token of prompts that nobody holds, and the next tokens
     load      the same prompts behind a reset of vLLM's own cache: what lies below is loaded; and before, as others left it
     decode    batches of prompts, a step a token
+    kernels   what a step of each of these batches spends its time on, by kernel
     capacity  as many prompts as the cache has room for, at once: how many, and their steps
     arrive    a batch decodes while a prompt arrives: one that is stored, and one that is loaded
     tokens    tokens behind vLLM's own prefix hit, behind a load, and computed anew
@@ -93,6 +94,18 @@ class Measured:
             self.row("decode", tokens=length, batch=batch, seconds=done["gaps"], held=done["held"],
                      output=done["tokens"])
         self._losses()
+
+    def kernels(self) -> None:
+        """Prompts are held, so that their steps are nearly all there is."""
+        from torch.profiler import ProfilerActivity, profile
+        for length, batch in self._spec["decode"]:
+            prompts = [prompt_of(length, i, self._words) for i in range(batch)]
+            self._driver.run(prompts, 1)
+            with profile(activities=[ProfilerActivity.CUDA]) as found:
+                self._driver.run(prompts, 17)
+            longest = sorted(found.key_averages(), key=lambda kernel: -kernel.device_time_total)[:16]
+            self.row("kernels", tokens=length, batch=batch, steps=16,
+                     kernels=[(kernel.key[:120], kernel.count, kernel.device_time_total) for kernel in longest])
 
     def capacity(self) -> None:
         """Prompts that are computed before decode together. most: of them, however large the cache is."""

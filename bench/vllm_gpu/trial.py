@@ -195,6 +195,9 @@ def table(rows: list[dict[str, Any]]) -> str:
               f"{row['sequences'] / statistics.median(row['seconds']):.1f} tokens a second"
               for row in rows if row["part"] == "capacity"]
     for row in rows:
+        if row["part"] == "kernels":
+            lines += [f"kernels {row['tokens']} x {row['batch']}, {row['engine']}: {us / row['steps']:9.1f} us a step, "
+                      f"{us / count:7.1f} each, {name[:80]}" for name, count, us in row["kernels"]]
         if row["part"] == "trace":
             later = sorted(row["seconds"])
             lines.append(f"trace, {row['engine']}: all of it in {row['total_s']:.2f} s, first tokens behind the first turn: "

@@ -28,6 +28,7 @@ Status Serves(const Plan& plan, const Geometry& g) {
   if (o.share > 0) return Unserved("share = " + std::to_string(o.share));
   if (o.run > 1) return Unserved("run = " + std::to_string(o.run));
   if (o.unit != kUnit) return Unserved("unit = " + std::to_string(o.unit));
+  if (o.lower == Tier::kHost) return Unserved("lower = \"host\"");
   if (g.head_dim > 128) return Unserved("head_dim = " + std::to_string(g.head_dim));
   if (g.group() > kMostGroup) {
     return Unserved(std::to_string(g.group()) + " query heads a KV head");

@@ -11,6 +11,8 @@
 // - kSpanFactors: codec lowrank: bases of the same range (tier: Plan::factors)
 // - kRawRows: codec lowrank: the rows of the range that stay raw, compacted (tier device)
 // - kPlanes: codec planes: whole groups of the range in planes, all layers (tier: Plan::tier)
+// - kLowerPlanes: codec planes: lower runs of the kPlanes before it, which has none (tier:
+// PlanesOptions::lower)
 // An extent never changes once it is published; a new one replaces it.
 //
 // An extent of a GPU's pool lies where the host cannot read. Its description is a copy, in host
@@ -39,6 +41,7 @@ enum class ExtentKind : uint16_t {
   kSpanFactors = 3,
   kRawRows = 4,
   kPlanes = 5,
+  kLowerPlanes = 6,
 };
 
 struct ExtentHeader {

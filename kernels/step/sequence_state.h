@@ -26,11 +26,13 @@
 namespace kvstrata {
 
 class CudaHotPages;  // cuda_hot_pages.h
+class CudaHotRows;   // cuda_hot_rows.h
 
 // What steps on a GPU keep of a sequence, each made by the first step that wants it.
 struct CudaSequence {
   std::shared_ptr<CudaHistory> history;     // its selector's
   std::shared_ptr<CudaHotPages> hot_pages;  // for this sequence alone
+  std::shared_ptr<CudaHotRows> hot_rows;    // the same
 };
 
 class SequenceState {

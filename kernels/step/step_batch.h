@@ -44,6 +44,7 @@ struct StepCost {
   uint64_t coarse_rows = 0;   // units as one row, or rows by some of their bits
   uint64_t attend_bytes = 0;  // bytes of both
   uint64_t select_bytes = 0;  // summaries and keys that the selection read
+  uint64_t hot_bytes = 0;     // in attend_bytes: by a GPU's copies of rows on the host
 };
 
 // Ascending runs of the positions that a group attends one by one, whatever form holds them;

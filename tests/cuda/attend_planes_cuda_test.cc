@@ -161,7 +161,9 @@ TEST(AttendPlanesCuda, KeepsAQueryThatIsNotFiniteApart) {
   ASSERT_EQ(c.Run(), 0);
   c.Read();
   const std::vector<float> before = c.got().rows;
-  c.SetQuery(1, 5, std::numeric_limits<float>::quiet_NaN());
+  std::vector<float> q = c.inputs().q();
+  q[128 + 5] = std::numeric_limits<float>::quiet_NaN();
+  c.SetQueries(q);
   ASSERT_EQ(c.Run(), 0);
   c.Read();
   for (int strip = 0; strip < 11 * 4; ++strip) {

@@ -180,9 +180,18 @@ TEST_F(LinkedCuda, PackedRowsAreAttended) {
 }
 
 // All is read by all planes: off by the rounding of eight bits. Raw rows of what is packed are
-// gone.
-TEST_F(LinkedCuda, PlanesAreAttended) {
-  constexpr char kPlanes[] = "planes{recent = 4096, min_tokens = 0, keep_raw = \"no\"}";
+// gone. Of the last plan by the rule, with copies of half of what lies on the host.
+class LinkedCudaPlanes : public LinkedCuda, public ::testing::WithParamInterface<const char*> {};
+
+INSTANTIATE_TEST_SUITE_P(
+    , LinkedCudaPlanes,
+    ::testing::Values("planes{recent = 4096, min_tokens = 0, keep_raw = \"no\"}",
+                      "planes{lower = \"host\", recent = 4096, min_tokens = 0, keep_raw = \"no\"}",
+                      "planes{lower = \"host\", hot = 32, fine_above = 0.001, skip_below = 0, "
+                      "min_tokens = 0, keep_raw = \"no\"}"));
+
+TEST_P(LinkedCudaPlanes, AreAttended) {
+  const char* const kPlanes = GetParam();
   testing::Operator admin(daemon_.socket());
   tolerance_ = 2e-2;
   LinkedSequence s;

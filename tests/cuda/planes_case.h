@@ -6,11 +6,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <memory>
 #include <numeric>
 #include <vector>
 
 #include "kernels/cuda/cuda_ops.h"
 #include "tests/cuda/device_array.h"
+#include "tests/cuda/placed_runs.h"
 #include "tests/cuda/planes_rule.h"
 
 namespace kvstrata::cuda {
@@ -32,10 +34,13 @@ class PlanesCase {
     in_.AttendInFull(sequence);
     device_tokens_.Write(in_.tokens());
   }
-  void SetQuery(size_t row, int channel, float x) {
-    in_.SetQuery(row, channel, x);
-    device_q_.Write(Encoded(in_.q(), s_.q_dtype));
+  void SetQueries(const std::vector<float>& q) {
+    in_.SetQueries(q);
+    device_q_.Write(Encoded(q, s_.q_dtype));
   }
+
+  // Lower runs become other numbers.
+  void PoisonLower() { lower_->Poison(); }
 
   AttendPlanesBatch work() const { return work_; }
   void PoisonOutputs() {
@@ -45,14 +50,19 @@ class PlanesCase {
     fine_.Poison();
     strips_.Poison();
     fetched_.Write(std::vector<uint64_t>(in_.Items(), 0));
+    hot_bytes_.Write(std::vector<uint64_t>(in_.Items(), 0));
   }
   int Run(Stream stream = nullptr) {
     PoisonOutputs();
     return kvs_cuda_ops()->attend_planes(work_, stream);
   }
   void Read() {
-    got_ = {s_.merges ? out_.Read() : partial_.Read(), lse_.Read(), fine_.Read(), strips_.Read(),
-            fetched_.Read()};
+    got_ = {s_.merges ? out_.Read() : partial_.Read(),
+            lse_.Read(),
+            fine_.Read(),
+            strips_.Read(),
+            fetched_.Read(),
+            hot_bytes_.Read()};
   }
   const PlanesInputs& inputs() const { return in_; }
   const PlanesOutputs& got() const { return got_; }
@@ -109,45 +119,20 @@ class PlanesCase {
   }
 
  private:
-  // Groups to blocks [kv_heads][block_groups] at random places of one array; what has an s of 1 or
-  // 2 begins and repeats 2 or 4 times as far away.
+  // Groups to blocks at random places.
   void Place(Rng& rng) {
     const int blocks = (s_.groups_max + s_.block_groups - 1) / s_.block_groups;
     std::vector<int> places(static_cast<size_t>(blocks) * s_.batch);
     std::iota(places.begin(), places.end(), 0);
     std::shuffle(places.begin(), places.end(), rng);
-    PlaceRuns(places, blocks, in_.format().upper_bytes(), in_.upper(), 64, device_upper_,
-              upper_table_, work_.planes.upper);
-    PlaceRuns(places, blocks, in_.format().lower_bytes(), in_.lower(), 32, device_lower_,
-              lower_table_, work_.planes.lower);
+    upper_ = std::make_unique<PlacedRuns>(in_, places, false, false);
+    lower_ = std::make_unique<PlacedRuns>(in_, places, true, s_.lower_on_host);
     work_.planes.format = in_.format();
+    work_.planes.upper = upper_->runs();
+    work_.planes.lower = lower_->runs();
     work_.planes.block_stride = blocks;
     work_.planes.block_groups = s_.block_groups;
     work_.planes.kv_heads = s_.kv_heads;
-  }
-  void PlaceRuns(const std::vector<int>& places, int blocks, int64_t run,
-                 const std::vector<std::byte>& from, int64_t offset, DeviceArray<std::byte>& memory,
-                 DeviceArray<uint64_t>& table, DeviceRuns& runs) {
-    const int64_t head = s_.block_groups * run, block = 4 * (offset + s_.kv_heads * head);
-    std::vector<std::byte> bytes(places.size() * block, std::byte{0xFF});
-    memory = DeviceArray<std::byte>(bytes.size());
-    std::vector<uint64_t> addresses(places.size());
-    for (int b = 0; b < s_.batch; ++b) {
-      for (int g = 0; g < blocks * s_.block_groups; ++g) {
-        const size_t entry = static_cast<size_t>(b) * blocks + g / s_.block_groups;
-        const int64_t at = places[entry] * block;
-        const int shift = places[entry] % 3;
-        addresses[entry] = memory.address() + at + shift;
-        for (int h = 0; g < s_.groups_max && h < s_.kv_heads; ++h) {
-          const size_t item = static_cast<size_t>(b) * s_.kv_heads + h;
-          std::copy_n(&from[(item * s_.groups_max + g) * run], run,
-                      &bytes[at + ((offset + h * head) << shift) + g % s_.block_groups * run]);
-        }
-      }
-    }
-    memory.Write(bytes);
-    table = DeviceArray<uint64_t>(addresses);
-    runs = {table.get(), offset, head};
   }
 
   void Allocate() {
@@ -179,7 +164,9 @@ class PlanesCase {
     if (s_.merges) w.to = {out_.get(), DType::kF32, lse_.get()};
     float* const o = partial_.get();
     w.partial = {o + rows * s_.dim, o + rows * (s_.dim + 1), o, 1};
-    w.report = {fine_.get(), strips_.get(), static_cast<int64_t>(in_.Stride()), fetched_.get()};
+    hot_bytes_ = DeviceArray<uint64_t>(in_.Items());
+    w.report = {fine_.get(), strips_.get(), static_cast<int64_t>(in_.Stride()), fetched_.get(),
+                hot_bytes_.get()};
     counters_ = DeviceArray<uint32_t>(std::vector<uint32_t>(in_.Items()));
     w.counters = counters_.get();
     workspace_ = DeviceArray<std::byte>(
@@ -191,9 +178,10 @@ class PlanesCase {
   PlanesInputs in_;
   const PlanesShape& s_;
   AttendPlanesBatch work_;
+  std::unique_ptr<PlacedRuns> upper_, lower_;
   PlanesOutputs got_;
-  DeviceArray<std::byte> device_upper_, device_lower_, device_q_, workspace_;
-  DeviceArray<uint64_t> upper_table_, lower_table_, fetched_;
+  DeviceArray<std::byte> device_q_, workspace_;
+  DeviceArray<uint64_t> fetched_, hot_bytes_;
   DeviceArray<float> device_m_, device_l_, device_o_, out_, lse_, partial_;
   DeviceArray<int32_t> device_tokens_, device_groups_;
   DeviceArray<uint8_t> fine_, strips_;

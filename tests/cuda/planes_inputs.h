@@ -25,6 +25,7 @@ struct PlanesShape {
   float spike = 0;       // over 0: one token of each head has a logit as large as that
   bool merges = true;    // to the output, else to a partial
   bool ahead = false;
+  bool lower_on_host = false;  // else on the GPU
 };
 
 // Keys or values that count: by plane 0, and by all that are stored. [token][dim]
@@ -59,7 +60,7 @@ class PlanesInputs {
   }
   // All of a sequence is to be fine.
   void AttendInFull(size_t sequence) { tokens_[sequence] = 0; }
-  void SetQuery(size_t row, int channel, float x) { q_[row * s_.dim + channel] = x; }
+  void SetQueries(const std::vector<float>& q) { q_ = q; }  // numbers of q_dtype
 
   const PlanesShape& shape() const { return s_; }
   const PlanesFormat& format() const { return format_; }

@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "kernels/cuda/cuda_ops.h"
+#include "tests/cuda/page_locked_bytes.h"
 #include "tests/cuda/scattered_pages.h"
 #include "tests/cuda/seed.h"
 #include "tests/kernels/sealed_planes.h"
@@ -13,13 +14,17 @@
 namespace kvstrata::cuda {
 namespace {
 
-// head_dim, page_tokens, dtype, tokens of a group, keep, bytes of an extent
-using Shape = std::tuple<int, int, DType, int, int, int64_t>;
+// head_dim, page_tokens, dtype, tokens of a group, keep, bytes of an extent, where lower runs lie
+using Shape = std::tuple<int, int, DType, int, int, int64_t, Tier>;
+
+void ReadDevice(std::byte* to, const std::byte* from, size_t bytes) {
+  Check(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "reading an extent");
+}
 
 class PlanesPackerCuda : public testing::TestWithParam<Shape> {
  protected:
   void SetUp() override {
-    const auto [dim, page, dtype, unit, keep, bytes] = GetParam();
+    const auto [dim, page, dtype, unit, keep, bytes, lower] = GetParam();
     g_ = {.layers = 2,
           .query_heads = 6,
           .kv_heads = 3,
@@ -29,6 +34,7 @@ class PlanesPackerCuda : public testing::TestWithParam<Shape> {
     plan_ = ParsePlan("planes{min_tokens = 0}").value();
     plan_.planes.unit = unit;
     plan_.planes.keep = keep;
+    plan_.planes.lower = lower;
     Result<GpuPackers> packers = NewGpuPackers(*kvs_cuda_ops(), 0);
     ASSERT_TRUE(packers.ok()) << packers.status().ToString();
     packers_ = std::move(*packers);
@@ -40,7 +46,9 @@ class PlanesPackerCuda : public testing::TestWithParam<Shape> {
   }
   SealedPlanes New(bool on_gpu) {
     return {NewPlanesRecompressor(plan_, g_, std::get<5>(GetParam())),
-            on_gpu ? device_pages_.data() : pages_->TableOf(0), on_gpu ? &packers_ : nullptr};
+            on_gpu ? device_pages_.data() : pages_->TableOf(0),
+            on_gpu ? &packers_ : nullptr,
+            {ReadDevice, NewPageLocked}};
   }
 
   static constexpr int32_t kTokens = 1100;
@@ -51,10 +59,6 @@ class PlanesPackerCuda : public testing::TestWithParam<Shape> {
   std::unique_ptr<ScatteredPages> pages_;
   std::vector<std::byte*> device_pages_;
 };
-
-void ReadDevice(std::byte* to, const std::byte* from, size_t bytes) {
-  Check(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost), "reading an extent");
-}
 
 // Prompts of several groups, groups that fill one by one, and extents that join.
 TEST_P(PlanesPackerCuda, SealsWhatTheHostSeals) {
@@ -84,11 +88,14 @@ TEST_P(PlanesPackerCuda, StopsWhenItIsCancelled) {
   EXPECT_EQ(sealed.recompressor().Run(input).status().code(), Code::kAborted);
 }
 
-INSTANTIATE_TEST_SUITE_P(Shapes, PlanesPackerCuda,
-                         testing::Values(Shape{64, 16, DType::kBF16, 16, 8, kExtentBytesGoal},
-                                         Shape{128, 64, DType::kBF16, 64, 8, kExtentBytesGoal},
-                                         Shape{256, 32, DType::kF16, 64, 4, kExtentBytesGoal},
-                                         Shape{128, 16, DType::kF16, 64, 8, 1}));
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, PlanesPackerCuda,
+    testing::Values(Shape{64, 16, DType::kBF16, 16, 8, kExtentBytesGoal, Tier::kDevice},
+                    Shape{128, 64, DType::kBF16, 64, 8, kExtentBytesGoal, Tier::kDevice},
+                    Shape{128, 64, DType::kBF16, 64, 8, kExtentBytesGoal, Tier::kHost},
+                    Shape{256, 32, DType::kF16, 64, 4, kExtentBytesGoal, Tier::kDevice},
+                    Shape{256, 32, DType::kF16, 64, 4, kExtentBytesGoal, Tier::kHost},
+                    Shape{128, 16, DType::kF16, 64, 8, 1, Tier::kDevice}));
 
 }  // namespace
 }  // namespace kvstrata::cuda

@@ -18,8 +18,8 @@ namespace kvstrata::cuda {
 // What a device wrote. [row][dim] of outputs, or partials: o, then m [row], then l [row]
 struct PlanesOutputs {
   std::vector<float> rows, lse;
-  std::vector<uint8_t> fine, strips;  // [item][stride], [item][stride / 16]
-  std::vector<uint64_t> fetched;      // [item]
+  std::vector<uint8_t> fine, strips;   // [item][stride], [item][stride / 16]
+  std::vector<uint64_t> fetched, hot;  // [item]
 };
 
 // What the device made of one (sequence, KV head), and what it should be.
@@ -102,8 +102,8 @@ class PlanesOracle {
     const PlanesNumbers& n = in_.numbers(item);
     const int start = in_.Start(item), stop = in_.Stop(item), every = in_.shape().rule.sample;
     std::vector<double> always = {in_.RawLogSum(row)}, sampled, all;
-    for (int t = 0; t < in_.Sealed(item); ++t) {
-      if (t < start || t >= stop) {
+    for (int t = start; t < in_.Sealed(item); ++t) {
+      if (t >= stop) {
         always.push_back(Logit(row, n.fine_keys, t));
         continue;
       }

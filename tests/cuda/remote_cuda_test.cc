@@ -17,6 +17,8 @@ constexpr char kTokens[] =
 constexpr char kMosaic[] =
     "mosaickv{max_loss = 1, segment = 128, buffer = 64, share = 0.25, min_tokens = 0}";
 constexpr char kPlanes[] = "planes{sample = 2, recent = 20, min_tokens = 0}";
+constexpr char kHostPlanes[] =
+    "planes{lower = \"host\", hot = 4, sample = 2, recent = 20, min_tokens = 0}";
 constexpr int kSteps = 24;
 
 class RemoteCuda : public ::testing::Test {
@@ -30,7 +32,7 @@ class RemoteCuda : public ::testing::Test {
 class RemoteCudaPlan : public RemoteCuda, public ::testing::WithParamInterface<const char*> {};
 INSTANTIATE_TEST_SUITE_P(
     Plans, RemoteCudaPlan,
-    ::testing::Values("full", kQuest, kTokens, kMosaic, kPlanes,
+    ::testing::Values("full", kQuest, kTokens, kMosaic, kPlanes, kHostPlanes,
                       "window{n_sink = 4, n_recent = 64, min_tokens = 0}",
                       "strata{unit = 32, budget = 64, recent = 48, min_tokens = 0}",
                       "sentencekv{tau = 64, n_obs = 16, start = 4, recent = 16, min_tokens = 0}",

@@ -21,6 +21,7 @@
 #include "kernels/step/step.h"
 #include "tests/cuda/device_array.h"
 #include "tests/cuda/elements.h"
+#include "tests/cuda/page_locked_bytes.h"
 
 namespace kvstrata::cuda {
 
@@ -90,7 +91,7 @@ class TwinPieces {
 };
 
 // The extents of a sequence, which its codec's Recompressor makes of the host's pages: on the
-// host, and as copies on the GPU with descriptions, as a session reads them.
+// host, and as copies where a session reads them, those on the GPU with descriptions.
 class TwinExtents {
  public:
   // Until nothing is due. surprisal: [prompt], of codec lowrank. REQUIRES: the GPU is idle.
@@ -131,8 +132,13 @@ class TwinExtents {
 
  private:
   struct Extent {
-    explicit Extent(ExtentDraft draft)
-        : tokens(draft.tokens), bytes(std::move(draft.bytes)), device(bytes) {
+    explicit Extent(ExtentDraft draft) : tokens(draft.tokens), bytes(std::move(draft.bytes)) {
+      if (draft.tier == Tier::kHost) {
+        on_host = NewPageLocked(bytes.size());
+        std::ranges::copy(bytes, on_host.get());
+        return;
+      }
+      device = DeviceArray<std::byte>(bytes);
       const std::span front(bytes.data(), std::min(bytes.size(), size_t{kExtentFrontBytes}));
       const int64_t size = DescriptionBytes(front, static_cast<int64_t>(bytes.size()));
       description.assign(bytes.begin(), bytes.begin() + size);
@@ -140,6 +146,7 @@ class TwinExtents {
     kvstrata::Run tokens;
     std::vector<std::byte> bytes, description;
     DeviceArray<std::byte> device;
+    std::shared_ptr<std::byte[]> on_host;  // that tier's, instead of `device`
   };
 
   SequenceView Viewed(SequenceView view, bool device) {
@@ -147,8 +154,9 @@ class TwinExtents {
     views.clear();
     for (const Extent& e : extents_) {
       const auto size = static_cast<int64_t>(e.bytes.size());
-      views.push_back({device ? e.device.get() : e.bytes.data(), size, e.tokens});
-      if (!device) continue;
+      const std::byte* const on_gpu = e.on_host == nullptr ? e.device.get() : e.on_host.get();
+      views.push_back({device ? on_gpu : e.bytes.data(), size, e.tokens});
+      if (!device || e.on_host != nullptr) continue;
       views.back().description = e.description.data();
       views.back().description_bytes = static_cast<int64_t>(e.description.size());
     }

@@ -105,6 +105,15 @@ inline constexpr const char* kPlanes =
 inline constexpr const char* kFourBitPlanes =
     "planes{keep = 4, fine_above = 8, skip_below = 0, sample = 1, sinks = 0, recent = 1, "
     "n_dense_layers = 1, min_tokens = 0}";
+// Lower planes in the host's memory: with copies of as many rows as may be fine, of few, of none.
+inline constexpr const char* kHostPlanes =
+    "planes{lower = \"host\", hot = 32, fine_above = 8, sample = 2, sinks = 5, recent = 20, "
+    "min_tokens = 150}";
+inline constexpr const char* kFewHotPlanes =
+    "planes{lower = \"host\", hot = 4, keep = 4, fine_above = 8, skip_below = 0, sample = 1, "
+    "sinks = 0, recent = 1, n_dense_layers = 1, min_tokens = 0}";
+inline constexpr const char* kColdPlanes =
+    "planes{lower = \"host\", hot = 0, recent = 4096, min_tokens = 0}";
 // Everything by all planes.
 inline constexpr const char* kFinePlanes = "planes{recent = 4096, min_tokens = 0}";
 

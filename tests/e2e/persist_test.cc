@@ -47,6 +47,7 @@ constexpr const char* kSpansAlone =
     "sekv{max_loss = 1, min_tokens = 0, rows = 120, local = 32, keep_raw = \"no\"}";
 constexpr const char* kPlanes = "planes{min_tokens = 0, keep_raw = \"host\"}";
 constexpr const char* kPlanesAlone = "planes{min_tokens = 0, fine_above = 2, keep_raw = \"no\"}";
+constexpr const char* kLowerOnHost = "planes{min_tokens = 0, lower = \"host\", keep_raw = \"no\"}";
 constexpr const char* kSentences =
     "sentencekv{min_tokens = 0, tau = 64, n_obs = 32, start = 4, recent = 32}";
 
@@ -57,6 +58,7 @@ const PersistCase kCodecs[] = {
     {"SekvWithoutRawPages", kSpansAlone, kUsable, true, false},
     {"Planes", kPlanes, kUsable, true, true},
     {"PlanesWithoutRawPages", kPlanesAlone, kUsable, true, false},
+    {"LowerPlanesOnTheHost", kLowerOnHost, kUsable, true, false},
 };
 const PersistCase kRaw[] = {
     {"Sentencekv", kSentences, (kPrompt - 32) / kPage* kPage, false, true},

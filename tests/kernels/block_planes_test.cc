@@ -86,6 +86,7 @@ TEST(BlockPlanesErrors, PlansThatAreNotServed) {
   EXPECT_THAT(WhyNot(shape, "quest"), StartsWith("BLOCK_PLAN: plan \"quest\""));
   EXPECT_THAT(WhyNot(shape, "planes{share = 0.05}"), StartsWith("BLOCK_PLAN: share = 0.05"));
   EXPECT_THAT(WhyNot(shape, "planes{unit = 128}"), StartsWith("BLOCK_PLAN: unit = 128"));
+  EXPECT_THAT(WhyNot(shape, "planes{lower = 'host'}"), StartsWith("BLOCK_PLAN: lower = \"host\""));
   shape.geometry.head_dim = 256;
   EXPECT_THAT(WhyNot(shape, "planes"), StartsWith("BLOCK_PLAN: head_dim = 256"));
   shape = SmallShape();

@@ -11,10 +11,24 @@ namespace {
 
 constexpr int32_t kTokens = 1100;
 
-// Extents of one, eight and 64 groups, each of which takes over the groups of those before.
-TEST(CudaPlanesPacker, SealsWhatTheHostSeals) {
+std::shared_ptr<std::byte[]> NewBytes(uint64_t bytes) {
+  constexpr uint64_t kAlign = 64;
+  const uint64_t whole = (bytes + kAlign - 1) / kAlign * kAlign;
+  return {static_cast<std::byte*>(std::aligned_alloc(kAlign, whole)),
+          [](std::byte* p) { std::free(p); }};
+}
+
+// Extents of one, eight and 64 groups, each of which takes over the groups of those before; whole
+// ones, and with lower runs on the host.
+class CudaPlanesPacker : public ::testing::TestWithParam<Tier> {};
+
+INSTANTIATE_TEST_SUITE_P(, CudaPlanesPacker, ::testing::Values(Tier::kDevice, Tier::kHost),
+                         [](const auto& lower) { return std::string(NameOf(lower.param)); });
+
+TEST_P(CudaPlanesPacker, SealsWhatTheHostSeals) {
   Plan plan = PlanesPlan();
   plan.planes.unit = 16;
+  plan.planes.lower = GetParam();
   Geometry g{.layers = 2, .query_heads = 6, .kv_heads = 2, .head_dim = 64};
   g.dtype = DType::kBF16;
   const Inputs in(g, kTokens, 73);
@@ -27,7 +41,8 @@ TEST(CudaPlanesPacker, SealsWhatTheHostSeals) {
   };
   for (const int64_t bytes : {kExtentBytesGoal, int64_t{1}}) {
     const auto sealed = [&](const GpuPackers* on) {
-      return SealedPlanes(NewPlanesRecompressor(plan, g, bytes), input.view.pages, on);
+      return SealedPlanes(NewPlanesRecompressor(plan, g, bytes), input.view.pages, on,
+                          {read, NewBytes});
     };
     SealedPlanes gpu = sealed(&packers), host = sealed(nullptr);
     for (const int32_t tokens : {15, 16, 60, 127, 128, 500, 1016, 1024, kTokens}) {
@@ -37,6 +52,7 @@ TEST(CudaPlanesPacker, SealsWhatTheHostSeals) {
       ASSERT_NO_FATAL_FAILURE(ExpectSameExtents(gpu, host, read));
     }
     EXPECT_EQ(host.extents().back().tokens.end, 1088);
+    EXPECT_EQ(host.extents().back().tier, GetParam());
   }
 }
 

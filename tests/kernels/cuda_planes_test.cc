@@ -3,6 +3,7 @@
 // does: tables, lengths, which layers and members attend in full. The kernels:
 // tests/cuda/cuda_step_planes_test.cc.
 #include "kernels/step/gpu/cuda_step.h"
+#include "kernels/step/gpu/memory/cuda_hot_rows.h"
 #include "tests/fakes/planes_gpu.h"
 #include "tests/kernels/codec_fixture.h"
 
@@ -15,6 +16,17 @@ constexpr char kPlan[] =
     "planes{fine_above = 3, sample = 2, sinks = 5, recent = 20, n_dense_layers = 1, min_tokens = "
     "300}";
 
+constexpr char kLowerOnHost[] =
+    "planes{fine_above = 3, sample = 2, sinks = 5, recent = 20, lower = \"host\", min_tokens = "
+    "300}";
+
+// The codec's half of a plan; it seals from the first group on.
+Plan SealedBy(const std::string& plan) {
+  Plan sealed = PlanesPlan();
+  sealed.planes.lower = PlanOf(plan).planes.lower;
+  return sealed;
+}
+
 Geometry Shape() {
   Geometry g{.layers = 2, .query_heads = 6, .kv_heads = 2, .head_dim = 64};
   g.dtype = DType::kBF16;
@@ -24,7 +36,7 @@ Geometry Shape() {
 // A sequence that a Step and a CudaStep read on the same pages and extents.
 struct Member {
   Member(const Geometry& g, const Inputs& in, const std::string& plan, int32_t prompt)
-      : sequence(PlanesPlan(), g, in),
+      : sequence(SealedBy(plan), g, in),
         on_cpu(g, PlanOf(plan), prompt, prompt),
         on_gpu(g, PlanOf(plan), prompt, prompt) {
     sequence.Commit(prompt);
@@ -65,7 +77,7 @@ struct Member {
     view->extents = extents.data();
   }
 
-  CodecSequence sequence;  // seals from the first group on, whatever min_tokens is
+  CodecSequence sequence;
   SequenceState on_cpu, on_gpu;
   uint64_t version = 0;
   std::vector<Bytes> copies;
@@ -166,9 +178,10 @@ TEST_F(CudaPlanesTest, AttendsAsAStepDoes) {
   Add(kPlan, 250);
   Add(kPlan, 40);
   Add(kPlan, 350);
+  Add(kLowerOnHost, 450);
   for (int i = 0; i < 8; ++i) {
     SCOPED_TRACE(i);
-    ASSERT_NO_FATAL_FAILURE(Run({1, 1, 1, 1}));
+    ASSERT_NO_FATAL_FAILURE(Run({1, 1, 1, 1, 1}));
     for (const auto& m : members_) {
       m->Skip(8);
       m->sequence.Settle();
@@ -176,6 +189,9 @@ TEST_F(CudaPlanesTest, AttendsAsAStepDoes) {
   }
   EXPECT_EQ(members_[0]->sequence.extents().size(), 3u) << "of 8, 1 and 1 groups";
   EXPECT_GE(coarse_, 2 * 7);
+  EXPECT_EQ(members_[0]->on_gpu.on_gpu.hot_rows, nullptr);
+  EXPECT_GE(members_[4]->on_gpu.on_gpu.hot_rows->table().groups, 8);
+  EXPECT_EQ(members_[4]->on_gpu.Clone()->on_gpu.hot_rows, nullptr) << "a fork's";
   // A batch of another shape in between.
   members_.resize(2);
   ASSERT_NO_FATAL_FAILURE(Run({1, 1}));

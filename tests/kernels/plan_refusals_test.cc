@@ -71,6 +71,7 @@ INSTANTIATE_TEST_SUITE_P(
             kBadInput,
             "PLAN_COMBINATION",
             {"'fine_above'", "share = 0"}},
+        Bad{"planes{hot = 8}", kBadInput, "PLAN_COMBINATION", {"'hot'", "lower = \"host\""}},
         Bad{"planes{unit = 40}",
             kBadInput,
             "PLAN_OPTION_INVALID",

@@ -377,6 +377,7 @@ void RandomEnds(Random& r, Plan& p) {
     p.planes.sample = r.Int(1, 1024);
     p.planes.sinks = r.Int(0, 1 << 29);
     p.planes.recent = r.Int(1, 1 << 29);
+    if (r.Coin()) p.planes.lower = Tier::kHost, p.planes.hot = r.Coin() ? 0 : 16;
   }
   if (p.selector == SelectorKind::kBlock) {
     p.block.group_softmax = r.Coin();

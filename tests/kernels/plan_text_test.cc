@@ -73,6 +73,10 @@ constexpr Written kTexts[] = {
      "planes{codec = \"planes\", tier = \"device\", min_tokens = 4096, n_dense_layers = 0, "
      "share = 0.05, skip_below = 1.0, run = 1, sample = 1, sinks = 4, recent = 64, keep = 4, "
      "unit = 128, keep_raw = \"auto\"}"},
+    {"planes{lower = 'host', hot = 4}",
+     "planes{codec = \"planes\", tier = \"device\", min_tokens = 4096, n_dense_layers = 0, "
+     "fine_above = 2.0, skip_below = 1.0, sample = 16, sinks = 4, recent = 64, keep = 8, "
+     "unit = 64, lower = \"host\", hot = 4, keep_raw = \"auto\"}"},
     {"strata{run = 8}",
      "strata{codec = \"raw\", tier = \"device\", min_tokens = 4096, n_dense_layers = 0, "
      "bits = 2, unit = 64, sinks = 4, recent = 64, run = 8, budget = 2048}"},

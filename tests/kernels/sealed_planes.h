@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -16,12 +17,24 @@
 
 namespace kvstrata {
 
+// Copies of a GPU's memory.
+using ReadBytes = std::function<void(std::byte* to, const std::byte* from, size_t bytes)>;
+
+// Memory of the host that a GPU reads.
+struct HostBytes {
+  ReadBytes read;
+  std::function<std::shared_ptr<std::byte[]>(uint64_t bytes)> allocate;
+};
+
 class SealedPlanes {
  public:
-  // packers: null: on the host.
+  // packers: null: on the host. on_host: for extents of that tier that a packer makes.
   SealedPlanes(std::unique_ptr<Recompressor> recompressor, std::byte* const* pages,
-               const GpuPackers* packers)
-      : recompressor_(std::move(recompressor)), pages_(pages), packers_(packers) {}
+               const GpuPackers* packers, HostBytes on_host = {})
+      : recompressor_(std::move(recompressor)),
+        pages_(pages),
+        packers_(packers),
+        on_host_(std::move(on_host)) {}
 
   RecompressInput Input(int32_t tokens) {
     views_.clear();
@@ -30,8 +43,9 @@ class SealedPlanes {
       if (d.on_device.data == nullptr) {
         views_.push_back({d.bytes.data(), front, d.tokens});
       } else {
+        const bool on_host = d.tier == Tier::kHost;
         views_.push_back({d.on_device.data.get(), static_cast<int64_t>(d.on_device.size), d.tokens,
-                          d.bytes.data(), front});
+                          on_host ? nullptr : d.bytes.data(), on_host ? 0 : front});
       }
     }
     RecompressInput input;
@@ -51,7 +65,11 @@ class SealedPlanes {
       Result<RecompressOutput> output = recompressor_->Run(input);
       ASSERT_TRUE(output.ok()) << output.status().ToString();
       for (ExtentDraft& d : output->extents) {
-        if (d.kept >= 0) d = std::move(extents_[static_cast<size_t>(d.kept)]);
+        if (d.kept >= 0) {
+          d = std::move(extents_[static_cast<size_t>(d.kept)]);
+        } else if (d.on_device.data != nullptr && d.tier == Tier::kHost) {
+          MoveToHost(&d);
+        }
       }
       extents_ = std::move(output->extents);
     }
@@ -60,15 +78,21 @@ class SealedPlanes {
   const std::vector<ExtentDraft>& extents() const { return extents_; }
 
  private:
+  // As a store does.
+  void MoveToHost(ExtentDraft* draft) const {
+    const std::shared_ptr<std::byte[]> memory = on_host_.allocate(draft->on_device.size);
+    on_host_.read(memory.get(), draft->on_device.data.get(), draft->on_device.size);
+    std::ranges::copy(draft->bytes, memory.get());
+    draft->on_device.data = {memory, memory.get()};
+  }
+
   const std::unique_ptr<Recompressor> recompressor_;
   std::byte* const* const pages_;
   const GpuPackers* const packers_;
+  const HostBytes on_host_;
   std::vector<ExtentDraft> extents_;
   std::vector<ExtentView> views_;
 };
-
-// Copies of a GPU's memory.
-using ReadBytes = std::function<void(std::byte* to, const std::byte* from, size_t bytes)>;
 
 // An extent that a GPU made is one of the host's, but for what headers say of who made it.
 inline void ExpectSameExtent(const ExtentDraft& of_gpu, const ExtentDraft& of_host,

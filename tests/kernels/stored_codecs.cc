@@ -47,6 +47,11 @@ Plan FinePlan() {
   plan.planes.share = 1;
   return plan;
 }
+Plan LowerOnHostPlan() {
+  Plan plan = FinePlan();
+  plan.planes.lower = Tier::kHost;
+  return plan;
+}
 
 }  // namespace
 
@@ -61,6 +66,7 @@ std::span<const StoredCodec> StoredCodecs() {
       {"lowrank", CodecOf(BucketPlan()), BucketPlan(), 0.03},
 #endif
       {"planes", CodecOf(FinePlan()), FinePlan(), 0.03, false},
+      {"lower_planes", CodecOf(FinePlan()), LowerOnHostPlan(), 0.03, false},
       {"toy", testing::kToyCodec, VotePlan(CodecKind::kRaw), 1e-5},
   };
   return codecs;

@@ -192,7 +192,7 @@ class Planes:
         """L_h [G] (rule 3)."""
         n, edge = head.coarse.shape[1] + head.raw_logits.shape[1], head.coarse.shape[1]
         start, stop = self.candidates(n)
-        always = np.concatenate([head.fine[:, :min(start, edge)], head.fine[:, stop:], head.raw_logits], axis=1)
+        always = np.concatenate([head.fine[:, stop:], head.raw_logits], axis=1)  # no sinks
         if start >= stop:
             return log_sum(always)
         positions = np.arange(start, stop)

@@ -130,8 +130,10 @@ class GpuRecompression : public ::testing::TestWithParam<const char*> {
       EXPECT_TRUE(VerifyExtent(extents.back()).ok());
     }
     const auto shown = (*store)->inspection().Show(s.id());
+    const bool packed = std::string_view(GetParam()).starts_with("mosaickv");
     for (const ExtentInfo& e : shown->extents) {
-      EXPECT_EQ(e.kind, ExtentKind::kPackedSegment);
+      EXPECT_EQ(e.kind == ExtentKind::kPackedSegment, packed);
+      EXPECT_EQ(e.tier, e.kind == ExtentKind::kLowerPlanes ? Tier::kHost : Tier::kDevice);
     }
     ExpectClean(**store);
     return extents;
@@ -141,15 +143,87 @@ class GpuRecompression : public ::testing::TestWithParam<const char*> {
 };
 
 INSTANTIATE_TEST_SUITE_P(
-    Packed, GpuRecompression,
+    Stored, GpuRecompression,
     ::testing::Values(
         "mosaickv{max_loss = 1, min_tokens = 0, segment = 64, buffer = 16}",
-        "mosaickv{max_loss = 1, min_tokens = 0, segment = 64, buffer = 16, keep_raw = \"no\"}"));
+        "mosaickv{max_loss = 1, min_tokens = 0, segment = 64, buffer = 16, keep_raw = \"no\"}",
+        "planes{min_tokens = 0, unit = 48}",
+        "planes{min_tokens = 0, unit = 48, lower = \"host\", keep_raw = \"no\"}"));
 
 TEST_P(GpuRecompression, GivesTheBytesOfHostMemory) {
   const auto near_bytes = Extents(false);
   EXPECT_GT(near_bytes.size(), 3u);
   EXPECT_EQ(Extents(true), near_bytes);
+}
+
+constexpr const char* kLowerOnHost =
+    "planes{min_tokens = 0, unit = 48, lower = \"host\", keep_raw = \"no\"}";
+
+class LowerPlanes : public ::testing::Test {
+ protected:
+  void Make(uint64_t host_pages) {
+    StoreOptions options = SmallPools(2048, host_pages);
+    options.new_recompressor = NewRecompressor;
+    Result<std::unique_ptr<Store>> store = Store::Create(
+        options, std::make_unique<FakeGpuMemory>(std::make_shared<std::atomic<bool>>(false)),
+        NewHostMemory());
+    ASSERT_TRUE(store.ok()) << store.status().ToString();
+    store_ = std::move(*store);
+    session_ = std::make_unique<TestSession>(store_.get());
+  }
+  TestSequence Prompt() {
+    TestSequence s = TestSequence::Prompt(session_.get(), kLowerOnHost, Tokens(200));
+    EXPECT_TRUE(store_->steps().PrefillDone(session_->id(), s.id()).ok());
+    return s;
+  }
+  // What sequences hold of a tier.
+  uint64_t Used(Tier tier) const {
+    uint64_t used = 0;
+    for (const PoolInfo& pool : store_->inspection().Pools()) {
+      if (pool.tier == tier) used += pool.used_bytes;
+    }
+    return used;
+  }
+
+  std::unique_ptr<Store> store_;
+  std::unique_ptr<TestSession> session_;
+};
+
+// The host's pool has what lower runs take, the GPU's what is left: upper runs and rows of the
+// group that fills. A fork and a second sequence of the prompt take none for themselves.
+TEST_F(LowerPlanes, AreTheHostPoolsAndShared) {
+  Make(512);
+  const TestSequence s = Prompt();
+  const uint64_t raw = Used(Tier::kDevice);
+  EXPECT_EQ(Used(Tier::kHost), 0u);
+  ASSERT_TRUE(Recompress(store_.get(), s.id()).ok());
+  uint64_t of_tier[2] = {};
+  for (const ExtentInfo& e : store_->inspection().Show(s.id())->extents) {
+    of_tier[e.tier == Tier::kHost ? 1 : 0] += (e.bytes + 4095) / 4096 * 4096;
+  }
+  EXPECT_GT(of_tier[1], of_tier[0]);
+  EXPECT_EQ(Used(Tier::kHost), of_tier[1]);
+  EXPECT_LT(Used(Tier::kDevice), raw);
+  const Result<TestSequence> child = s.Fork();
+  ASSERT_TRUE(child.ok()) << child.status().ToString();
+  const TestSequence second = Prompt();
+  ASSERT_TRUE(Recompress(store_.get(), second.id()).ok());
+  EXPECT_EQ(store_->inspection().Show(second.id())->extents.size(), 8u);
+  EXPECT_EQ(Used(Tier::kHost), of_tier[1]);
+  ExpectClean(*store_);
+}
+
+// Rows stay raw, and nothing is lost.
+TEST_F(LowerPlanes, AHostPoolThatIsFullLeavesRowsRaw) {
+  Make(1);
+  const TestSequence s = Prompt();
+  const uint64_t raw = Used(Tier::kDevice);
+  EXPECT_EQ(Recompress(store_.get(), s.id()).reason(), "POOL_EXHAUSTED");
+  EXPECT_TRUE(store_->inspection().Show(s.id())->extents.empty());
+  EXPECT_EQ(Used(Tier::kDevice), raw);
+  EXPECT_EQ(Used(Tier::kHost), 0u);
+  s.ExpectIntact();
+  ExpectClean(*store_);
 }
 
 // A GPU's client measures like any other, but for what its graphs run.

@@ -8,6 +8,7 @@
 // group are fine 290 instructions, each of them 105 more.
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
 #include "kernels/cuda/warps/launch.cuh"
 #include "kernels/ops/attend_planes/attend_planes_cuda.h"
@@ -18,10 +19,12 @@
 namespace kvstrata::cuda {
 namespace {
 
-// One CTA an SM: as many warps as shared memory and registers have room for.
+// As many warps on an SM as shared memory and registers have room for. Two CTAs there are of
+// different heads, of which one may have less to do than the other.
 template <int kDim, int kHeads>
 struct CtaShape {
-  static constexpr int kWarps = kDim == 64 ? 16 : kDim == 128 ? 12 : kHeads == 4 ? 8 : 6;
+  static constexpr int kCtasOfSm = kDim == 128 ? 2 : 1;
+  static constexpr int kWarps = kDim == 64 ? 16 : kDim == 128 ? 6 : kHeads == 4 ? 8 : 6;
   static constexpr int kThreads = kWarps * 32;
 };
 
@@ -32,6 +35,7 @@ struct Arguments {
   float read_from;  // ItemRule's
   Partials splits;  // what an item's CTAs leave, in the workspace, as samples
   float4* samples;  // [ctas][rows]
+  uint4* queries;   // [items], a SharedQuery each
 
   __host__ __device__ int64_t rows() const {
     return int64_t{work.batch} * work.planes.kv_heads * work.group;
@@ -41,6 +45,7 @@ struct Arguments {
 // Where everything is fine.
 template <int kDim>
 struct FullShape {
+  static constexpr int kCtasOfSm = 1;
   static constexpr int kWarps = kDim == 64 ? 16 : kDim == 128 ? 12 : 6;
   static constexpr int kThreads = kWarps * 32;
 };
@@ -79,35 +84,55 @@ struct CtaPlace {
   }
 };
 
-// Queries to shared memory; returns what makes logits. By all threads; barrier afterwards.
+// Queries to shared memory, by the first warp: all of an item's CTAs read the same kilobyte of the
+// L2. Barrier afterwards.
 template <int kDim>
-__device__ __forceinline__ LaneFactors LoadQuery(const Arguments& a, const CtaPlace& place,
-                                                 SharedQuery<kDim>& to) {
+__device__ __forceinline__ void LoadQuery(const Arguments& a, const CtaPlace& place,
+                                          SharedQuery<kDim>& to) {
+  if (threadIdx.x >= 32) return;
   const AttendPlanesBatch& w = a.work;
   const int64_t first =
       place.sequence * w.q_stride + int64_t{place.head} * w.group * kDim;  // elements
-  const auto query = LaneQueryPairs<kDim, 2>::Load(w.q, w.q_dtype, first, w.group);
-  if (threadIdx.x < 32) to.Store(query);
-  LaneFactors factors;
-  query.Factors(a.scale, factors.base);
-  for (int head = 0; head < 2; ++head) factors.code[head] = factors.base[head] * 0x1p24f;
-  return factors;
+  to.Store(LaneQueryPairs<kDim, 2>::Load(w.q, w.q_dtype, first, w.group), a.scale);
 }
 
-// Asks for lower rows of what is always fine of an octet, and lists it. Returns how many they are.
+// The same as the kernel before has left it.
+template <int kDim>
+struct KeptQuery {
+  static constexpr int kPieces = sizeof(SharedQuery<kDim>) / 16;
+
+  // By threads first, first + step, ..
+  __device__ static void Store(const Arguments& a, int64_t item, const SharedQuery<kDim>& query,
+                               int first, int step) {
+    for (int i = first; i < kPieces; i += step) {
+      a.queries[item * kPieces + i] = reinterpret_cast<const uint4*>(&query)[i];
+    }
+  }
+  __device__ static void Load(const Arguments& a, int64_t item, SharedQuery<kDim>& query, int first,
+                              int step) {
+    for (int i = first; i < kPieces; i += step) {
+      reinterpret_cast<uint4*>(&query)[i] = __ldcg(a.queries + item * kPieces + i);
+    }
+  }
+};
+
+// Asks for lower rows of what is always fine of an octet, but for sinks, and lists it. Returns how
+// many they are.
 template <int kDim, int kHeads>
 __device__ __forceinline__ int AskAlways(const PlanesItem<kDim>& item, int octet,
                                          const PlanesLengths& lengths,
                                          WarpMemory<kDim, kHeads>& memory) {
   const int lane = threadIdx.x % 32, token = EdgeOctets::kTokens * octet + lane;
-  const bool is_always = lane < EdgeOctets::kTokens && !lengths.IsCandidate(token);
+  const bool is_always = lane < EdgeOctets::kTokens && token >= lengths.stop;
   const uint32_t always = __ballot_sync(kAllLanes, is_always);
   if (is_always) {
     memory.fine[__popc(always & ((1u << lane) - 1))] = static_cast<uint8_t>(token % kGroupTokens);
   }
   __syncwarp();
-  PlanesCopier<kDim, kHeads>(&memory).Rows(
-      0, __popc(always), item.Lower(octet / EdgeOctets::kOfGroup), item.row_bytes);
+  NoHotRows hot;
+  PlanesCopier<kDim, kHeads>(&memory).Rows(0, __popc(always),
+                                           item.Lower(octet / EdgeOctets::kOfGroup), item.row_bytes,
+                                           octet / EdgeOctets::kOfGroup, hot);
   return __popc(always);
 }
 
@@ -158,15 +183,16 @@ __device__ __forceinline__ void KeepSamples(const Arguments& a, const CtaPlace& 
   }
 }
 
-__device__ __forceinline__ void AddFetched(const AttendPlanesBatch& w, int64_t item,
-                                           uint64_t bytes) {
-  if (w.report.fetched == nullptr || threadIdx.x % 32 != 0) return;
-  atomicAdd(reinterpret_cast<unsigned long long*>(w.report.fetched + item), bytes);
+// A warp's, to a count of the item's.
+__device__ __forceinline__ void AddBytes(uint64_t* counts, int64_t item, uint64_t bytes) {
+  if (counts == nullptr || threadIdx.x % 32 != 0) return;
+  atomicAdd(reinterpret_cast<unsigned long long*>(counts + item), bytes);
 }
 
 // Grid (ctas, kv_heads, batch), as of AttendKernel.
 template <int kDim, int kHeads>
-__global__ void __launch_bounds__(CtaShape<kDim, kHeads>::kThreads, 1)
+__global__ void __launch_bounds__(CtaShape<kDim, kHeads>::kThreads,
+                                  CtaShape<kDim, kHeads>::kCtasOfSm)
     SampleKernel(const __grid_constant__ Arguments a) {
   constexpr int kWarps = CtaShape<kDim, kHeads>::kWarps;
   extern __shared__ uint4 dynamic[];
@@ -187,8 +213,12 @@ __global__ void __launch_bounds__(CtaShape<kDim, kHeads>::kThreads, 1)
   }
   CommitCopies();
   if (w.ahead) WaitForPrevious();
-  const LaneFactors factors = LoadQuery<kDim>(a, place, shared.query);
+  LoadQuery<kDim>(a, place, shared.query);
   __syncthreads();
+  if (blockIdx.x == 0) {
+    KeptQuery<kDim>::Store(a, place.item, shared.query, threadIdx.x, kWarps * 32);
+  }
+  const LaneFactors factors = shared.query.Factors();
   SampleSums sampled;
   uint64_t fetched = 0;
 #pragma unroll 1
@@ -216,11 +246,11 @@ __global__ void __launch_bounds__(CtaShape<kDim, kHeads>::kThreads, 1)
     __syncwarp();
   }
   sampled.Keep(memory.logits);
-  AddFetched(w, place.item, fetched);
+  AddBytes(w.report.fetched, place.item, fetched);
   KeepSamples<kHeads, kWarps>(a, place, shared.warps);
 }
 
-// What logits of each head are relative to. Warp by warp; barrier afterwards.
+// What logits of each head are relative to. By the first warps; barrier afterwards.
 template <int kHeads, int kWarps>
 __device__ __forceinline__ void FindReferences(const Arguments& a, const CtaPlace& place,
                                                const PlanesLengths& lengths, float* reference) {
@@ -236,22 +266,53 @@ __device__ __forceinline__ void FindReferences(const Arguments& a, const CtaPlac
   }
 }
 
-// Rotates the sums of the item back, in place. By all threads, with a barrier at both ends.
-template <int kDim, int kThreads>
-__device__ __forceinline__ void RotateBack(float (*o)[kDim], int group) {
-#pragma unroll 1
-  for (int stride = 1; stride < kDim; stride *= 2) {
-    __syncthreads();
-    for (int i = threadIdx.x; i < group * (kDim / 2); i += kThreads) {
-      const int pair = i % (kDim / 2), c = pair / stride * 2 * stride + pair % stride;
-      float* const row = o[i / (kDim / 2)];
-      const float a = row[c], b = row[c + stride];
-      row[c] = a + b;
-      row[c + stride] = a - b;
+// Rotates a row back, of which a lane has kEach neighbouring channels. By a warp.
+template <int kEach>
+__device__ __forceinline__ void RotateBack(float (&x)[kEach]) {
+#pragma unroll
+  for (int stride = 1; stride < kEach; stride *= 2) {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      if ((i & stride) != 0) continue;
+      const float a = x[i], b = x[i + stride];
+      x[i] = a + b;
+      x[i + stride] = a - b;
     }
   }
-  __syncthreads();
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const bool is_second = (threadIdx.x & step) != 0;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const float other = __shfl_xor_sync(kAllLanes, x[i], step);
+      x[i] = is_second ? other - x[i] : x[i] + other;
+    }
+  }
 }
+
+// A head's sums in shared memory to the output. By a warp.
+template <int kDim>
+__device__ __forceinline__ void StoreHead(const Arguments& a, int64_t row, float m, float l,
+                                          float (&o)[kDim]) {
+  const AttendPlanesBatch& w = a.work;
+  constexpr int kEach = kDim / 32;
+  float* const own = o + threadIdx.x % 32 * kEach;
+  float x[kEach];
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) x[i] = own[i];
+  RotateBack(x);
+  const float size = rsqrtf(static_cast<float>(kDim));
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) own[i] = x[i] * size;
+  __syncwarp();
+  for (int column = threadIdx.x % 32; column < kDim / 4; column += 32) {
+    StoreResult(w.with, w.to, w.partial, a.rows(), row, kDim, column,
+                {m, l, reinterpret_cast<const float4*>(o)[column]});
+  }
+}
+
+constexpr int kPartsAtOnce =
+    17;  // of an item: 33 where a GPU has 132 SMs, 8 items and two CTAs each
 
 // The item's sums, of all its CTAs in the last of them, to the output.
 template <int kDim, int kHeads, typename Warp, typename Shape>
@@ -267,7 +328,7 @@ __device__ __forceinline__ void Finish(const Arguments& a, const CtaPlace& place
                         w.counters + place.item};
   if (threadIdx.x == 0) shared.is_last = gridDim.x == 1;
   __syncthreads();
-  FinishItem<Shape::kThreads, kDim>(
+  FinishItem<Shape::kThreads, kDim, kPartsAtOnce>(
       item,
       [&](int head, int column) {
         WeightedRow sum;
@@ -287,23 +348,37 @@ __device__ __forceinline__ void Finish(const Arguments& a, const CtaPlace& place
       },
       reinterpret_cast<WeightedRow*>(shared.warps), shared.is_last);
   if (!shared.is_last) return;
-  RotateBack<kDim, Shape::kThreads>(shared.o, w.group);
-  const float size = rsqrtf(static_cast<float>(kDim));
-  for (int i = threadIdx.x; i < w.group * (kDim / 4); i += Shape::kThreads) {
-    const int head = i / (kDim / 4), column = i % (kDim / 4);
-    const float4 o = reinterpret_cast<const float4*>(shared.o[head])[column];
-    StoreResult(w.with, w.to, w.partial, a.rows(), place.first_row + head, kDim, column,
-                {shared.m[head], shared.l[head], {o.x * size, o.y * size, o.z * size, o.w * size}});
+  __syncthreads();
+  for (int head = threadIdx.x / 32; head < w.group; head += Shape::kWarps) {
+    StoreHead<kDim>(a, place.first_row + head, shared.m[head], shared.l[head], shared.o[head]);
   }
 }
 
-// Grid (ctas, kv_heads, batch).
-template <int kDim, int kHeads>
-__global__ void __launch_bounds__(CtaShape<kDim, kHeads>::kThreads, 1)
+// A warp's memory of AttendKernel.
+template <int kDim, int kHeads, bool kHot>
+using WarpMemoryOf =
+    std::conditional_t<kHot, HotWarpMemory<kDim, kHeads>, WarpMemory<kDim, kHeads>>;
+
+// Copies of a warp's lower rows, if it has any.
+template <bool kHot, typename Memory>
+__device__ __forceinline__ auto HotRowsOf(const AttendPlanesBatch& w, const CtaPlace& place,
+                                          int row_bytes, Memory& memory) {
+  if constexpr (kHot) {
+    return HotRowSet(w.hot, place.sequence, place.head, row_bytes, &memory.hot);
+  } else {
+    return NoHotRows{};
+  }
+}
+
+// Grid (ctas, kv_heads, batch). kHot: AttendPlanesBatch::hot has copies.
+template <int kDim, int kHeads, bool kHot>
+__global__ void __launch_bounds__(CtaShape<kDim, kHeads>::kThreads,
+                                  CtaShape<kDim, kHeads>::kCtasOfSm)
     AttendKernel(const __grid_constant__ Arguments a) {
   constexpr int kWarps = CtaShape<kDim, kHeads>::kWarps;
   extern __shared__ uint4 dynamic[];
-  auto& shared = *reinterpret_cast<CtaMemory<kDim, kHeads>*>(dynamic);
+  auto& shared =
+      *reinterpret_cast<CtaMemory<kDim, kHeads, WarpMemoryOf<kDim, kHeads, kHot>>*>(dynamic);
   const AttendPlanesBatch& w = a.work;
   if (!w.ahead) WaitForPrevious();
   const auto place = CtaPlace::Of<kWarps>(w);
@@ -313,20 +388,28 @@ __global__ void __launch_bounds__(CtaShape<kDim, kHeads>::kThreads, 1)
   rule.read_from = a.read_from;
   rule.form = {item.has_last_plane, item.row_bytes};
   const PlanesVisits visits = PlanesVisits::Of(rule.lengths);
-  PlanesWarp<kDim, kHeads> warp(item, visits, &shared.warps[threadIdx.x / 32], place.warp,
-                                place.warps);
+  auto& memory = shared.warps[threadIdx.x / 32];
+  auto hot = HotRowsOf<kHot>(w, place, item.row_bytes, memory);
+  PlanesWarp<kDim, kHeads, decltype(hot)> warp(item, visits, &memory, place.warp, place.warps);
   if (w.ahead) WaitForPrevious();
-  rule.factors = LoadQuery<kDim>(a, place, shared.query);
+  // Warps that have no reference to find.
+  constexpr int kCopiers = kWarps > kHeads ? kWarps - kHeads : kWarps;
+  const int copier = static_cast<int>(threadIdx.x) - (kWarps - kCopiers) * 32;
+  if (copier >= 0) {
+    KeptQuery<kDim>::Load(a, place.item, shared.query, copier, kCopiers * 32);
+  }
   FindReferences<kHeads, kWarps>(a, place, rule.lengths, shared.reference);
   if (threadIdx.x < 2) shared.ones[threadIdx.x] = {0x3C003C00, 0x3C003C00, 0x3C003C00, 0x3C003C00};
   __syncthreads();
+  rule.factors = shared.query.Factors();
   for (int head = 0; head < 2; ++head) {
     rule.of_logit[head] = 1 / rule.factors.code[head];
     rule.reference[head] = shared.reference[(threadIdx.x % 4 * 2 + head) % kHeads];
   }
-  warp.Run(shared.query, rule, ItemReport::Of(w.report, place.item), shared.ones);
+  warp.Run(shared.query, rule, ItemReport::Of(w.report, place.item), shared.ones, hot);
   warp.Store(rule);
-  AddFetched(w, place.item, warp.fetched());
+  AddBytes(w.report.fetched, place.item, warp.fetched());
+  if constexpr (kHot) AddBytes(w.report.hot, place.item, hot.hits());
   __syncthreads();
   LetNextStart();
   Finish(a, place, shared);
@@ -348,15 +431,16 @@ __global__ void __launch_bounds__(FullShape<kDim>::kThreads, 1)
   FullGroups<kDim, kHeads> full(item, &shared.warps[threadIdx.x / 32], place.warp, place.warps,
                                 groups);
   if (w.ahead) WaitForPrevious();
-  const LaneFactors factors = LoadQuery<kDim>(a, place, shared.query);
+  LoadQuery<kDim>(a, place, shared.query);
   if (threadIdx.x < 2) shared.ones[threadIdx.x] = {0x3C003C00, 0x3C003C00, 0x3C003C00, 0x3C003C00};
   __syncthreads();
-  full.Run(shared.query, factors, shared.ones);
+  full.Run(shared.query, shared.query.Factors(), shared.ones);
   full.Store();
   const auto report = ItemReport::Of(w.report, place.item);
   for (int group = place.warp; group < groups; group += place.warps) {
     report.Write(group, 0xFF, 0xF);
-    AddFetched(w, place.item, GroupShape<kDim>::kUpperBytes + kGroupTokens * item.row_bytes);
+    AddBytes(w.report.fetched, place.item,
+             GroupShape<kDim>::kUpperBytes + kGroupTokens * item.row_bytes);
   }
   __syncthreads();
   LetNextStart();
@@ -365,25 +449,27 @@ __global__ void __launch_bounds__(FullShape<kDim>::kThreads, 1)
 
 constexpr int kMostCtas = 1024;  // that share an item
 
-// CTAs that share an item: all that run at once.
-int32_t CtasOf(const AttendPlanesBatch& w) {
+// CTAs that share an item: all that run at once, `ctas_of_sm` on an SM.
+int32_t CtasOf(const AttendPlanesBatch& w, int ctas_of_sm) {
   const int64_t groups = int64_t{w.planes.block_stride} * w.planes.block_groups;
-  return SplitsOfWave(1, w.batch * w.planes.kv_heads,
+  return SplitsOfWave(ctas_of_sm, w.batch * w.planes.kv_heads,
                       static_cast<int>(std::clamp<int64_t>(groups / 4, 1, kMostCtas)));
 }
 
-Arguments ArgumentsOf(const AttendPlanesBatch& w) {
+Arguments ArgumentsOf(const AttendPlanesBatch& w, int ctas) {
   Arguments a{};
   a.work = w;
   a.scale = w.scale * kLog2E;
   const auto fine = static_cast<float>(w.rule.fine_above);
   a.relative = std::log2(fine) - kFineFrom;
   a.read_from = kFineFrom + std::log2(static_cast<float>(w.rule.skip_below) / fine);
-  const int64_t rows = CtasOf(w) * a.rows();
+  const int64_t rows = ctas * a.rows();
   a.samples = static_cast<float4*>(w.workspace);
   a.splits.o = reinterpret_cast<float*>(a.samples + rows);
   a.splits.m = a.splits.o + rows * w.planes.format.dim;
   a.splits.l = a.splits.m + rows;
+  const auto after = reinterpret_cast<uint64_t>(a.splits.l + rows);
+  a.queries = reinterpret_cast<uint4*>((after + 15) / 16 * 16);
   return a;
 }
 
@@ -393,16 +479,17 @@ bool IsValid(const AttendPlanesBatch& w) {
          w.group >= 1 && w.group <= 8 && w.q_stride % 8 == 0 && w.scale > 0 &&
          (r.fine_above > 0 || (r.fine_above == 0 && r.share >= 1)) && r.run == 1 && r.sample >= 1 &&
          r.sinks >= 0 && r.recent >= 1 && r.skip_below >= 0 && w.with.parts >= 1 &&
+         (w.hot.sequences == nullptr || (w.hot.rows >= 1 && w.hot.rows <= 32)) &&
          w.report.stride % kGroupTokens == 0 && (w.to.rows != nullptr || w.partial.o != nullptr);
 }
 
 // Launches one of the op's kernels, which takes shared memory of this type.
 template <typename Shared>
-int LaunchOne(void (*kernel)(Arguments), const Arguments& a, int threads, Stream stream) {
+int LaunchOne(void (*kernel)(Arguments), const Arguments& a, int ctas, int threads, Stream stream) {
   constexpr int kBytes = static_cast<int>(sizeof(Shared));
   static_assert(kBytes <= 227 * 1024);
   if (const int error = AllowShared(kernel, kBytes); error != 0) return error;
-  const dim3 grid(CtasOf(a.work), a.work.planes.kv_heads, a.work.batch);
+  const dim3 grid(ctas, a.work.planes.kv_heads, a.work.batch);
   return LaunchDependent(kernel, grid, threads, kBytes, stream, a);
 }
 
@@ -410,15 +497,23 @@ template <int kDim, int kHeads>
 int Launch(const AttendPlanesBatch& w, Stream stream) {
   constexpr int kThreads = CtaShape<kDim, kHeads>::kThreads;
   using OfWarps = CtaMemory<kDim, kHeads>;
-  const Arguments a = ArgumentsOf(w);
+  constexpr int kCtasOfSm = CtaShape<kDim, kHeads>::kCtasOfSm;
   if (w.rule.fine_above == 0) {
     using Shape = FullShape<kDim>;
     using OfFull = CtaMemory<kDim, kHeads, FullMemory<kDim, kHeads>, Shape>;
-    return LaunchOne<OfFull>(FullKernel<kDim, kHeads>, a, Shape::kThreads, stream);
+    const int ctas = CtasOf(w, Shape::kCtasOfSm);
+    return LaunchOne<OfFull>(FullKernel<kDim, kHeads>, ArgumentsOf(w, ctas), ctas, Shape::kThreads,
+                             stream);
   }
-  const int error = LaunchOne<OfWarps>(SampleKernel<kDim, kHeads>, a, kThreads, stream);
+  const int ctas = CtasOf(w, kCtasOfSm);
+  const Arguments a = ArgumentsOf(w, ctas);
+  const int error = LaunchOne<OfWarps>(SampleKernel<kDim, kHeads>, a, ctas, kThreads, stream);
   if (error != 0) return error;
-  return LaunchOne<OfWarps>(AttendKernel<kDim, kHeads>, a, kThreads, stream);
+  if (w.hot.sequences != nullptr) {
+    using OfHotWarps = CtaMemory<kDim, kHeads, HotWarpMemory<kDim, kHeads>>;
+    return LaunchOne<OfHotWarps>(AttendKernel<kDim, kHeads, true>, a, ctas, kThreads, stream);
+  }
+  return LaunchOne<OfWarps>(AttendKernel<kDim, kHeads, false>, a, ctas, kThreads, stream);
 }
 
 template <int kDim>
@@ -430,9 +525,10 @@ int Launch(const AttendPlanesBatch& w, Stream stream) {
 
 int64_t AttendPlanesWorkspaceBytes(const AttendPlanesBatch& w) {
   const int64_t items = int64_t{w.batch} * w.planes.kv_heads;
-  const int64_t ctas = std::max<int64_t>(items, SplitsOfWave(1, 1, kMostCtas));
-  const int64_t of_row = w.planes.format.dim + 6;  // floats: a sample, m, l, o
-  return ctas * w.group * of_row * int64_t{sizeof(float)};
+  const int64_t ctas = std::max<int64_t>(items, SplitsOfWave(2, 1, kMostCtas));
+  const int64_t of_row = w.planes.format.dim + 6;         // floats: a sample, m, l, o
+  const int64_t of_item = w.planes.format.dim * 32 + 32;  // a SharedQuery
+  return ctas * w.group * of_row * int64_t{sizeof(float)} + 16 + items * of_item;
 }
 
 int AttendPlanesCuda(const AttendPlanesBatch& w, Stream stream) {

@@ -26,12 +26,27 @@
 
 namespace kvstrata::cuda {
 
+// Copies on the GPU of lower rows that were fine lately, for lower runs that lie on the host. Each
+// group has `rows` of them, with a tag each; the op keeps both. Sinks, the window and sequences of
+// which all is fine are read past them.
+struct HotSequence {
+  uint64_t tags = 0;    // device [heads][groups][rows], a byte each, at first 0; 0: there are none
+  uint64_t copies = 0;  // device [heads][groups][rows][bytes of a lower row], 16-byte aligned
+  int64_t groups = 0;   // that there is room for; those behind them have none
+};
+struct HotRows {
+  const HotSequence* sequences = nullptr;  // device [batch]; null: no sequence has any
+  int32_t rows = 0;                        // 1..32
+  int32_t first_head = 0;                  // the layer's
+};
+
 // What was chosen and what that cost. Null: not wanted.
 struct PlanesReport {
   uint8_t* fine = nullptr;      // device [batch][kv_heads][stride], of sealed tokens: 1 if fine
   uint8_t* strips = nullptr;    // device [batch][kv_heads][stride / 16]: 1 if not left out
   int64_t stride = 0;           // a multiple of 64, at least as many as there are sealed tokens
   uint64_t* fetched = nullptr;  // device [batch][kv_heads], bytes; added to by both kernels
+  uint64_t* hot = nullptr;      // the same, of them those that HotRows had
 };
 
 struct AttendPlanesBatch {
@@ -47,10 +62,10 @@ struct AttendPlanesBatch {
   int64_t q_stride = 0;  // elements from a sequence's queries to the next's; a multiple of 8
   float scale = 1.0f;    // factor of the logits, > 0
   bool ahead = false;    // launch.cuh; of tables, lengths and groups
-
-  Partials with;       // raw rows', at least one part: compared with, and merged into the output
-  AttentionOutput to;  // to.rows null: `partial` is written instead
-  Partials partial;    // 1 part: sealed tokens', rotated back
+  HotRows hot;           // with fine_above
+  Partials with;         // raw rows', at least one part: compared with, and merged into the output
+  AttentionOutput to;    // to.rows null: `partial` is written instead
+  Partials partial;      // 1 part: sealed tokens', rotated back
   PlanesReport report;
   uint32_t* counters = nullptr;  // device [batch * kv_heads], zero; left zero
   void* workspace = nullptr;     // device, AttendPlanesWorkspaceBytes, 16-byte aligned

@@ -78,7 +78,7 @@ class Attention {
   double LogNormaliser(int32_t g) const {
     Vector terms = {w_.raw_m[g] + std::log(static_cast<double>(w_.raw_l[g]))}, sampled;
     const int32_t chosen = (w_.rule.sample - 1) / 2;
-    for (int32_t t = 0; t < w_.rows.tokens(); ++t) {
+    for (int32_t t = start_; t < w_.rows.tokens(); ++t) {
       if (!IsCandidate(t)) {
         terms.push_back(Logit(g, RowOf(PlanesSide::kKeys, t, w_.rows.format.planes())));
       } else if (t / w_.rows.format.tokens % w_.rule.sample == chosen) {

@@ -209,13 +209,13 @@ class Choice {
   int32_t count() const { return range_.stop - range_.start; }
   bool IsAbove() const { return w_.rule.fine_above > 0; }
 
-  // Fine logits of what is always fine.
+  // Fine logits of what is always fine, but for sinks.
   void ScoreAlways() {
-    const int32_t n = w_.rows.tokens() - count();
+    const int32_t n = w_.rows.tokens() - range_.stop;
     always_.assign(limits_.size(), std::vector<float>(Index(n)));
     std::vector<float> one(limits_.size());
     for (int32_t i = 0; i < n; ++i) {
-      pass_.ScoreFine(i < range_.start ? i : i + count(), one.data(), 1);
+      pass_.ScoreFine(range_.stop + i, one.data(), 1);
       for (size_t h = 0; h < one.size(); ++h) always_[h][Index(i)] = one[h];
     }
   }
@@ -249,7 +249,9 @@ class Choice {
 
   // Rules 3 to 5: what head h's limits are in logits.
   void SetLimits(int h, const Sum& sample) {
-    const auto log_of = [](const Sum& s) { return double{s.top} + std::log(s.sum); };
+    const auto log_of = [](const Sum& s) {
+      return s.n == 0 ? -std::numeric_limits<double>::infinity() : s.top + std::log(s.sum);
+    };
     // The largest of the sample counts once.
     const double rest = std::max(sample.sum - 1, 0.0) * count() / static_cast<double>(sample.n);
     const double terms[] = {w_.raw_m[h] + std::log(static_cast<double>(w_.raw_l[h])),

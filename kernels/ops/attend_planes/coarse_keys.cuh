@@ -14,6 +14,12 @@
 
 namespace kvstrata::cuda {
 
+// What makes logits, times log2(e), of a lane's two heads: those of columns 2t and 2t + 1.
+struct LaneFactors {
+  float base[2];  // for sums over plain queries
+  float code[2];  // for sums over codes
+};
+
 // The queries of a KV head as right-hand fragments, for all warps of a CTA: four registers of a
 // lane together, those of two words of codes.
 template <int kDim>
@@ -22,10 +28,13 @@ struct SharedQuery {
   // Divided by a power of two so that none is above 1: first pairs of both words, then second ones.
   uint4 plain[kQuads][32];
   uint4 scaled[kQuads][32];  // times 64 / 4^m
+  float base[8];             // of each column, as LaneFactors has it
 
-  __device__ void Store(const LaneQueryPairs<kDim, 2>& query) {
+  // By one warp. scale: of logits, times log2(e).
+  __device__ void Store(const LaneQueryPairs<kDim, 2>& query, float scale) {
     constexpr int kWords = GroupShape<kDim>::kWords;
     const int lane = threadIdx.x % 32;
+    if (lane % 4 == 0) base[lane / 4] = scale * query.unit;
 #pragma unroll
     for (int quad = 0; quad < kQuads; ++quad) {
       uint32_t x[4], y[4];
@@ -39,6 +48,11 @@ struct SharedQuery {
       plain[quad][lane] = {x[0], x[2], x[1], x[3]};
       scaled[quad][lane] = {y[0], y[1], y[2], y[3]};
     }
+  }
+
+  __device__ LaneFactors Factors() const {
+    const float* const of_lane = base + 2 * (threadIdx.x % 4);
+    return {{of_lane[0], of_lane[1]}, {of_lane[0] * 0x1p24f, of_lane[1] * 0x1p24f}};
   }
 };
 
@@ -70,12 +84,6 @@ __device__ __forceinline__ void FoldSteps(const char* steps, const SharedQuery<k
   }
 }
 
-// What makes logits, times log2(e), of a lane's two heads: those of columns 2t and 2t + 1.
-struct LaneFactors {
-  float base[2];  // for sums over plain queries
-  float code[2];  // for sums over codes
-};
-
 // A lane's sums: of its tokens 4 chunk + i of L for heads 2t and 2t + 1 c[L][i / 2][2 (i % 2)] and
 // the number after it; over channels, query times minima and query times steps.
 struct GroupSums {
@@ -99,15 +107,16 @@ __device__ __forceinline__ void MultiplyField(float (&c)[4], uint32_t a, uint32_
                       BitsOf(query[1]));
 }
 
-// Sums over channels of query times what a group has of each, minima or steps. Registers that were
-// loaded together are a left-hand fragment as they are, the same for all g: rows g count in
-// products with the first pairs of words, rows g + 8 in those with the second.
+// Sums over channels of query times minima and query times steps. Registers that were loaded
+// together are a left-hand fragment as they are: rows g count in products with the first pairs of
+// words, rows g + 8 in those with the second. Even rows are minima, odd ones steps.
 template <int kDim>
-__device__ __forceinline__ void SumOverChannels(const char* halves, const SharedQuery<kDim>& query,
-                                                float (&sums)[2]) {
+__device__ __forceinline__ void SumOverChannels(const char* minima, const char* steps,
+                                                const SharedQuery<kDim>& query, GroupSums& sums) {
   constexpr int kWords = GroupShape<kDim>::kWords;
+  const bool has_minima = threadIdx.x / 4 % 2 == 0;
   LanePairs<kDim, 2> x;
-  x.Load(halves, threadIdx.x % 4);
+  x.Load(has_minima ? minima : steps, threadIdx.x % 4);
   float c[2][4] = {};
 #pragma unroll
   for (int quad = 0; quad < SharedQuery<kDim>::kQuads; ++quad) {
@@ -120,8 +129,13 @@ __device__ __forceinline__ void SumOverChannels(const char* halves, const Shared
     MmaM16N8K16<__half>(c[1], BitsOf(a[0]), BitsOf(a[1]), BitsOf(b[0]), BitsOf(b[1]), four.z,
                         four.w);
   }
-  sums[0] = c[0][0] + c[1][2];
-  sums[1] = c[0][1] + c[1][3];
+#pragma unroll
+  for (int head = 0; head < 2; ++head) {
+    const float own = c[0][head] + c[1][2 + head];
+    const float other = __shfl_xor_sync(kAllLanes, own, 4);
+    sums.minima[head] = has_minima ? own : other;
+    sums.steps[head] = has_minima ? other : own;
+  }
 }
 
 // A group, of which the warp has [2 u + L][lane] of the codes and the scales in shared memory.
@@ -134,8 +148,7 @@ __device__ __forceinline__ void ScoreKeys(const uint4 (*codes)[32], const char* 
   uint4 words[2][Shape::kWords];
 #pragma unroll
   for (int i = 0; i < 2 * Shape::kWords; ++i) words[i % 2][i / 2] = codes[i][lane];
-  SumOverChannels(minima, query, sums.minima);
-  SumOverChannels(steps, query, sums.steps);
+  SumOverChannels(minima, steps, query, sums);
   LanePairs<kDim, 2> folded;
   FoldSteps(steps, query, folded);
 #pragma unroll

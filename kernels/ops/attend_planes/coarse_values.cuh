@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sums of weighted values of groups of 64 tokens by a whole warp: plane 0 of their strips on tensor
-// cores, codes as in coarse_keys.cuh, channels as rows.
+// cores, codes as in coarse_keys.cuh, channels as rows; and lower digits of some.
 #ifndef KVSTRATA_KERNELS_OPS_ATTEND_PLANES_COARSE_VALUES_CUH_
 #define KVSTRATA_KERNELS_OPS_ATTEND_PLANES_COARSE_VALUES_CUH_
 
 #include "kernels/cuda/warps/fragments.cuh"
-#include "kernels/ops/attend_planes/coarse_keys.cuh"
+#include "kernels/cuda/warps/mma_m16n8k8.cuh"
+#include "kernels/ops/attend_planes/fine_rows.cuh"
 
 namespace kvstrata::cuda {
 
@@ -49,7 +50,40 @@ struct StripWeights {
     }
     return out;
   }
+  // In memory: of one token, for heads 2t and 2t + 1.
+  template <int kDim, int kHeads>
+  __device__ __forceinline__ static void Put(WarpMemory<kDim, kHeads>& memory, int token,
+                                             uint32_t weights) {
+    const int t = threadIdx.x % 4, in_strip = token % kStripTokens;
+    if (2 * t >= kHeads) return;
+#pragma unroll
+    for (int head = 0; head < 2; ++head) {
+      uint4& four = memory.weights[in_strip / 2 % 2][4 * (2 * t + head) + token / kStripTokens];
+      reinterpret_cast<uint16_t*>(&four)[in_strip / 4 * 2 + in_strip % 2] =
+          static_cast<uint16_t>(weights >> 16 * head);
+    }
+  }
+  // In memory: times the factor of the lane's own head.
+  template <int kDim, int kHeads>
+  __device__ __forceinline__ static void Scale(WarpMemory<kDim, kHeads>& memory, float factor) {
+    const __half2 of_both = __float2half2_rn(factor);
+    StripWeights x = Load(memory);
+    for (int i = 0; i < 8; ++i)
+      x.at[i / 4][i % 4] = BitsOf(__hmul2(HalvesOf(x.at[i / 4][i % 4]), of_both));
+    __syncwarp();
+    x.Store(memory);
+  }
 };
+
+// The largest step of the lane's strip.
+template <int kDim, int kHeads>
+__device__ __forceinline__ float LargestStep(const WarpMemory<kDim, kHeads>& memory) {
+  const uint4* const steps = &memory.value_scales[2 * (threadIdx.x % 4) + kGroupTokens / 8];
+  __half2 top = HalvesOf(steps[0].x);
+#pragma unroll
+  for (int i = 1; i < 8; ++i) top = __hmax2(top, HalvesOf(PartOf(steps[i / 4], i % 4)));
+  return fmaxf(__low2float(top), __high2float(top));
+}
 
 template <int kDim>
 class ValueSums {
@@ -103,28 +137,60 @@ class ValueSums {
     }
   }
 
-  // Adds this, times `factor` of heads 2t and 2t + 1, to a warp's sums o, and returns the sums of
-  // weights in l.
-  // centre: of the cells of codes.
+  // Adds what planes 1 and 2 of fine tokens first .. first + 7 of the list say, whose rows are in
+  // memory; those that are not there weigh 0. weights: of tokens 2t and 2t + 1 of these for head g.
+  // Returns weights times steps.
   template <int kHeads>
-  __device__ __forceinline__ void Store(float (&o)[kHeads][kDim], const float (&factor)[2],
-                                        float (&l)[2], float centre = kCoarseCentre) const {
+  __device__ __forceinline__ float AddLower(const WarpMemory<kDim, kHeads>& memory, int first,
+                                            uint32_t weights, const FineForm& form) {
+    constexpr int kRun = kDim / 16;  // words of a run
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const uint32_t* rows[2];
+    __half steps[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      steps[i] = memory.ValueStep(memory.fine[first + 2 * t + i] % kGroupTokens);
+      rows[i] = reinterpret_cast<const uint32_t*>(memory.Row(2 * t + i, form.row_bytes) +
+                                                  form.row_bytes / 2);
+    }
+    const __half2 stepped = __hmul2(HalvesOf(weights), __halves2half2(steps[0], steps[1]));
+    const uint32_t in_sums = BitsOf(__hmul2(stepped, __float2half2_rn(1.0f / 64)));
+#pragma unroll
+    for (int k = 0; k < GroupShape<kDim>::kPieces; ++k) {
+      const int quad = 8 * k + g, m = quad / kRun, word = quad % kRun;
+      uint32_t x[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const uint32_t plane2 = form.has_last_plane ? rows[i][kRun + m % 2 * kRun + word] : 0;
+        x[i] = LowerCodes(rows[i][word], plane2, m);
+      }
+      const uint32_t low = LowHalves(x[0], x[1]), high = HighHalves(x[0], x[1]);
+      constexpr uint32_t kByte = 0x00FF00FF;
+      MmaM16N8K8(o_[2 * k], low & kByte, high & kByte, in_sums);
+      MmaM16N8K8(o_[2 * k + 1], low >> 8 & kByte, high >> 8 & kByte, in_sums);
+    }
+    return __low2float(stepped) + __high2float(stepped);
+  }
+
+  // To a warp's sums o, and the sums of weights to l. centre: of the cells of codes. more: what is
+  // added to each channel of heads 2t and 2t + 1.
+  template <int kHeads>
+  __device__ __forceinline__ void Store(float (&o)[kHeads][kDim], float centre,
+                                        const float (&more)[2], float (&l)[2]) const {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int head = 0; head < 2; ++head) {
       const float own = of_tokens_[0][head] + of_tokens_[1][2 + head];
       const float minima = __shfl_sync(kAllLanes, own, t);
       const float steps = __shfl_sync(kAllLanes, own, 4 + t);
-      l[head] = factor[head] * __shfl_sync(kAllLanes, own, 8 + t);
-      const float of_all = fmaf(centre, steps, minima);
+      l[head] = __shfl_sync(kAllLanes, own, 8 + t);
+      const float of_all = fmaf(centre, steps, minima) + more[head];
       if (2 * t >= kHeads) continue;
       float* const row = o[2 * t + head];
 #pragma unroll
       for (int tile = 0; tile < kDim / 16; ++tile) {
-        auto* const at = reinterpret_cast<float2*>(row + tile / 2 * 32 + 4 * g + tile % 2 * 2);
-        const float2 before = *at;
-        *at = {fmaf(factor[head], fmaf(kCode, o_[tile][head], of_all), before.x),
-               fmaf(factor[head], fmaf(kCode, o_[tile][2 + head], of_all), before.y)};
+        *reinterpret_cast<float2*>(row + tile / 2 * 32 + 4 * g + tile % 2 * 2) = {
+            fmaf(kCode, o_[tile][head], of_all), fmaf(kCode, o_[tile][2 + head], of_all)};
       }
     }
   }

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Fine tokens of a group, by a whole warp: a list of them, their logits (the coarse ones and what
-// planes 1 and 2 add, eight tokens a product), and what they add to an output.
+// planes 1 and 2 add, eight tokens a product), and the lower digits of their values.
 #ifndef KVSTRATA_KERNELS_OPS_ATTEND_PLANES_FINE_ROWS_CUH_
 #define KVSTRATA_KERNELS_OPS_ATTEND_PLANES_FINE_ROWS_CUH_
 
-#include "kernels/cuda/warps/exp2.cuh"
 #include "kernels/cuda/warps/fragments.cuh"
 #include "kernels/ops/attend_planes/coarse_keys.cuh"
 
@@ -99,116 +98,6 @@ __device__ __forceinline__ uint32_t LowerCodes(uint32_t plane1, uint32_t plane2,
   const uint32_t high = m < 2 ? plane1 << (4 - 2 * m) : plane1 >> (2 * m - 4);
   return (high & 0x30303030u) | (plane2 >> 4 * (m / 2) & 0x0F0F0F0Fu);
 }
-
-// Four channels of a fine value, rotated.
-template <int kDim, typename Memory>
-__device__ __forceinline__ float4 FineValue(const Memory& memory, int token, int row_number,
-                                            int quad, const FineForm& form) {
-  constexpr int kRun = kDim / 16;  // fours of channels in a run
-  const int m = quad / kRun, i = quad % kRun;
-  const auto* const row = reinterpret_cast<const uint32_t*>(memory.Row(row_number, form.row_bytes) +
-                                                            form.row_bytes / 2);
-  uint32_t lower = (row[i] >> 2 * m & 0x03030303u) << 4;
-  if (form.has_last_plane) {
-    lower |= row[kDim / 16 + m % 2 * kRun + i] >> 4 * (m / 2) & 0x0F0F0F0Fu;
-  }
-  const uint4 words = memory.values[quad / 8][quad % 8 * 4 + token / kStripTokens];
-  const int byte = token % 4 == 1 ? 2 : token % 4 == 2 ? 1 : token % 4;
-  const int bit = 8 * byte + token % kStripTokens / 4 * 2;
-  const float step = __half2float(memory.ValueStep(token));
-  const float low = fmaf(step, form.centre(), __half2float(memory.ValueMinimum(token)));
-  float x[4];
-#pragma unroll
-  for (int e = 0; e < 4; ++e) {
-    const int lower_byte = e == 1 ? 2 : e == 2 ? 1 : e;
-    const uint32_t code = (PartOf(words, e) >> bit & 3) << 6 | (lower >> 8 * lower_byte & 0xFF);
-    x[e] = fmaf(step, static_cast<float>(code), low);
-  }
-  return {x[0], x[1], x[2], x[3]};
-}
-
-// What fine tokens add to a warp's sums: values to `o` of its memory, weights here. Relative to
-// 2^raised of each head, since one token may weigh any number of times what the normaliser says.
-template <int kDim, int kHeads>
-class FineSums {
- public:
-  // Tokens first .. first + count - 1 of the list, at most kFineTile.
-  __device__ __forceinline__ void Add(WarpMemory<kDim, kHeads>& memory, int first, int count,
-                                      const FineForm& form, const float (&logits)[2]) {
-    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const bool exists = g < count;
-    const bool beyond = logits[0] - raised_[0] > kRoom || logits[1] - raised_[1] > kRoom;
-    if (__any_sync(kAllLanes, exists && beyond)) Raise(memory, exists, logits);
-    if (exists) {
-      const float2 weights = {Exp2(logits[0] - raised_[0]), Exp2(logits[1] - raised_[1])};
-      l_[0] += weights.x;
-      l_[1] += weights.y;
-      if (2 * t < kHeads) *reinterpret_cast<float2*>(&memory.fine_weights[g][2 * t]) = weights;
-    }
-    __syncwarp();
-#pragma unroll 1
-    for (int i = 0; i < count; ++i) AddValue(memory, i, memory.fine[first + i], form);
-  }
-
-  __device__ const float (&raised() const)[2] { return raised_; }
-  // Over all lanes.
-  __device__ void Weights(float (&l)[2]) const {
-#pragma unroll
-    for (int head = 0; head < 2; ++head) {
-      l[head] = l_[head];
-#pragma unroll
-      for (int step = 4; step < 32; step *= 2) l[head] += __shfl_xor_sync(kAllLanes, l[head], step);
-    }
-  }
-
- private:
-  static constexpr float kRoom = 60;
-  static constexpr int kQuads = kDim / 4;
-
-  __device__ static void AddValue(WarpMemory<kDim, kHeads>& memory, int row, int token,
-                                  const FineForm& form) {
-#pragma unroll
-    for (int i = 0; i < (kQuads + 31) / 32; ++i) {
-      const int quad = threadIdx.x % 32 + 32 * i;
-      if (quad >= kQuads) break;
-      const float4 value = FineValue<kDim>(memory, token, row, quad, form);
-#pragma unroll
-      for (int head = 0; head < kHeads; ++head) {
-        const float weight = memory.fine_weights[row][head];
-        auto& o = reinterpret_cast<float4*>(memory.o[head])[quad];
-        o = {fmaf(weight, value.x, o.x), fmaf(weight, value.y, o.y), fmaf(weight, value.z, o.z),
-             fmaf(weight, value.w, o.w)};
-      }
-    }
-  }
-
-  // To the largest of the logits, where that is larger.
-  __device__ __forceinline__ void Raise(WarpMemory<kDim, kHeads>& memory, bool exists,
-                                        const float (&logits)[2]) {
-    float factor[2];
-#pragma unroll
-    for (int head = 0; head < 2; ++head) {
-      float top = exists ? fmaxf(raised_[head], logits[head]) : raised_[head];
-#pragma unroll
-      for (int step = 4; step < 32; step *= 2) {
-        top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, step));
-      }
-      factor[head] = Exp2(raised_[head] - top);
-      raised_[head] = top;
-      l_[head] *= factor[head];
-    }
-    for (int head = 0; head < kHeads; ++head) {
-      const float of_even = __shfl_sync(kAllLanes, factor[0], head / 2);
-      const float of_odd = __shfl_sync(kAllLanes, factor[1], head / 2);
-      for (int c = threadIdx.x % 32; c < kDim; c += 32) {
-        memory.o[head][c] *= head % 2 == 0 ? of_even : of_odd;
-      }
-    }
-    __syncwarp();
-  }
-
-  float l_[2] = {}, raised_[2] = {};  // this lane's tokens, heads 2t and 2t + 1
-};
 
 }  // namespace kvstrata::cuda
 

@@ -94,12 +94,10 @@ class FullGroups {
   // Sums of the warp to its memory.
   __device__ __forceinline__ void Store() {
     const int lane = threadIdx.x % 32;
-    __syncwarp();
-    for (int i = lane; i < kHeads * kDim; i += 32) memory_.o[i / kDim][i % kDim] = 0;
-    __syncwarp();
-    const float one[2] = {1, 1};
+    const float none[2] = {};
     float l[2];
-    values_.Store(memory_.o, one, l, form_.centre());
+    __syncwarp();
+    values_.Store(memory_.o, form_.centre(), none, l);
     lower_values_.Store(memory_.o);
 #pragma unroll
     for (int head = 0; head < 2; ++head) {
@@ -155,8 +153,7 @@ class FullGroups {
     const char* const minima = reinterpret_cast<const char*>(memory_.scales);
     const char* const steps = minima + 2 * kDim;
     GroupSums sums;
-    SumOverChannels(minima, query, sums.minima);
-    SumOverChannels(steps, query, sums.steps);
+    SumOverChannels(minima, steps, query, sums);
     LanePairs<kDim, 2> folded;
     FoldAll(steps, query, folded);
 #pragma unroll

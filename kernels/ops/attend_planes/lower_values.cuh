@@ -5,7 +5,6 @@
 #define KVSTRATA_KERNELS_OPS_ATTEND_PLANES_LOWER_VALUES_CUH_
 
 #include "kernels/ops/attend_planes/coarse_values.cuh"
-#include "kernels/ops/attend_planes/fine_rows.cuh"
 
 namespace kvstrata::cuda {
 

@@ -42,16 +42,17 @@ struct GroupShape {
 template <int kDim, int kHeads>
 struct WarpMemory {
   using Shape = GroupShape<kDim>;
-  uint4 codes[2][2 * Shape::kWords][32];      // [group % 2][2 u + L][lane]
+  union {
+    uint4 codes[2][2 * Shape::kWords][32];  // [group % 2][2 u + L][lane]
+    float o[kHeads][kDim];                  // at the end: sums of weighted values
+  };
   uint4 scales[4][Shape::kScalePieces];       // [group % 4], minima [kDim], then steps
   uint4 values[Shape::kPieces][32];           // [k][lane]
   uint4 value_scales[kGroupTokens / 4];       // minima [64], then steps; finite at all times
   uint4 rows[kFineTile * kDim * 3 / 2 / 16];  // lower rows of fine tokens
   float logits[kGroupTokens][kHeads];  // all tokens', where some are fine: but for lower digits
-  float fine_weights[kFineTile][kHeads];
-  uint4 weights[2][4 * kHeads];  // coarse ones, of lanes that have a head of their own
-  uint8_t fine[kGroupTokens];    // their numbers in the group
-  float o[kHeads][kDim];         // sums of weighted values
+  uint4 weights[2][4 * kHeads];        // of lanes that have a head of their own
+  uint8_t fine[kGroupTokens];          // numbers of fine tokens in the group
   float m[kHeads], l[kHeads];
 
   __device__ const char* Minima(int slot) const {
@@ -150,8 +151,22 @@ struct PlanesCopier {
     }
   }
 
-  // Rows of fine tokens number first .. first + count - 1, at most kFineTile.
-  __device__ void Rows(int first, int count, uint64_t lower, int row_bytes) const {
+  // Rows of fine tokens number first .. first + count - 1 of a group, at most kFineTile. Hot:
+  // hot_rows.cuh.
+  template <typename Hot>
+  __device__ void Rows(int first, int count, uint64_t lower, int row_bytes, int group,
+                       Hot& hot) const {
+    if constexpr (Hot::kIsOn) {
+#pragma unroll 1
+      for (int row = 0; row < count; ++row) {
+        const int token = to->fine[first + row];
+        const uint64_t from =
+            hot.Find(group, row, token, lower + static_cast<uint32_t>(token * row_bytes));
+        if (16 * lane >= row_bytes) continue;
+        CopyOfSector(&to->rows[row * row_bytes / 16 + lane], from + 16 * lane, policy);
+      }
+      return;
+    }
     constexpr int kLanes = kDim / 8;  // a row's
     const int piece = lane % kLanes;
 #pragma unroll 1

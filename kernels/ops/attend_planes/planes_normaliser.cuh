@@ -73,18 +73,23 @@ struct EdgeOctets {
 };
 static_assert(EdgeOctets::kTokens <= kFineTile);
 
-// What the first kernel reads: groups that are sampled, then groups of octets.
+// What the first kernel reads: groups that are sampled, then groups of the window's octets.
 struct SampleTasks {
   PlanesSample sample;
   EdgeOctets edges;
+  int32_t first_octet;  // of the window, among the edges'
   int32_t count;
 
   __device__ static SampleTasks Of(const PlanesLengths& lengths, const PlanesSample& sample) {
     const EdgeOctets edges = EdgeOctets::Of(lengths);
-    return {sample, edges, lengths.candidates() == 0 ? 0 : sample.count + edges.count};
+    const int32_t first = min(edges.first_end, lengths.stop / EdgeOctets::kTokens);
+    const int32_t tasks = sample.count + edges.count - first;
+    return {sample, edges, first, lengths.candidates() == 0 ? 0 : tasks};
   }
   __device__ bool IsSampled(int32_t task) const { return task < sample.count; }
-  __device__ int32_t OctetOf(int32_t task) const { return edges.OctetOf(task - sample.count); }
+  __device__ int32_t OctetOf(int32_t task) const {
+    return edges.OctetOf(first_octet + task - sample.count);
+  }
   __device__ int32_t GroupOf(int32_t task) const {
     return IsSampled(task) ? sample.first + task * sample.every
                            : OctetOf(task) / EdgeOctets::kOfGroup;

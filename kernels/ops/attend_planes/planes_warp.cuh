@@ -5,10 +5,12 @@
 #define KVSTRATA_KERNELS_OPS_ATTEND_PLANES_PLANES_WARP_CUH_
 
 #include "kernels/ops/attend_planes/group_choice.cuh"
+#include "kernels/ops/attend_planes/hot_rows.cuh"
 
 namespace kvstrata::cuda {
 
-template <int kDim, int kHeads>
+// Hot: NoHotRows, or HotRowSet.
+template <int kDim, int kHeads, typename Hot>
 class PlanesWarp {
  public:
   using Memory = WarpMemory<kDim, kHeads>;
@@ -23,46 +25,53 @@ class PlanesWarp {
         copier_(memory),
         first_visit_(first),
         step_(step) {
+    uint64_t blocks[2];
+    for (int i = 0; i < 2; ++i)
+      blocks[i] = BlockOf(first + i * step);  // both are asked for at once
+    ahead_ = BlockOf(first + 2 * step);
     for (int i = 0; i < 2; ++i) {
       const int visit = first + i * step;
-      if (visit < visits.count) copier_.Keys(i, item.Upper(visits.GroupOf(visit)));
+      if (visit < visits.count) copier_.Keys(i, item.UpperIn(blocks[i], visits.GroupOf(visit)));
       CommitCopies();
     }
     CommitCopies();  // in place of values
     const int lane = threadIdx.x % 32;
-    for (int i = lane; i < kHeads * kDim; i += 32) memory->o[i / kDim][i % kDim] = 0;
     if (lane < kGroupTokens / 4) memory->value_scales[lane] = {0, 0, 0, 0};
     __syncwarp();
   }
 
   // ones: 16 of them, fp16, in shared memory.
   __device__ __forceinline__ void Run(const SharedQuery<kDim>& query, const ItemRule& rule,
-                                      const ItemReport& report, const uint4* ones) {
-    uint64_t ahead = BlockOf(first_visit_ + 2 * step_);
+                                      const ItemReport& report, const uint4* ones, Hot& hot) {
 #pragma unroll 1
     for (int visit = first_visit_, number = 0;; visit += step_, ++number) {
       const bool is_visit = visit < visits_.count;
       GroupSums sums;
       if (is_visit) {
+        if (visits_.IsOctet(visit) || visits_.is_full) {
+          hot.PassBy();
+        } else {
+          hot.AskTags(visits_.GroupOf(visit));
+        }
         WaitForCopies<2>();
         __syncwarp();
         ScoreGroup(memory_, number, query, sums);
         __syncwarp();
         const int later = visit + 2 * step_;
         if (later < visits_.count) {
-          copier_.Keys(number + 2, item_.UpperIn(ahead, visits_.GroupOf(later)));
+          copier_.Keys(number + 2, item_.UpperIn(ahead_, visits_.GroupOf(later)));
         }
-        ahead = BlockOf(later + step_);
+        ahead_ = BlockOf(later + step_);
       }
       CommitCopies();
-      if (strips_ != 0) Finish(query, rule, ones);
+      if (strips_ != 0) Finish(query, rule, ones, hot);
       if (!is_visit) break;
       group_ = visits_.GroupOf(visit);
       slot_ = number % 4;
       if (visits_.IsOctet(visit)) {
-        ChooseOctet(visits_.edges.OctetOf(visit), rule, sums);
+        ChooseOctet(visits_.edges.OctetOf(visit), rule, sums, hot);
       } else {
-        Choose(rule, report, sums);
+        Choose(rule, report, sums, hot);
       }
       CommitCopies();
     }
@@ -71,17 +80,18 @@ class PlanesWarp {
   // Sums of the warp to its memory; afterwards the CTA may read them behind a barrier.
   __device__ __forceinline__ void Store(const ItemRule& rule) {
     const int lane = threadIdx.x % 32;
-    const float(&raised)[2] = fine_.raised();
-    const float factor[2] = {Exp2(-raised[0]), Exp2(-raised[1])};
-    float coarse[2], fine[2];
-    values_.Store(memory_.o, factor, coarse);
-    fine_.Weights(fine);
+    float l[2], more[2], of_fine = fine_steps_;  // of head g
+    for (int step = 1; step < 4; step *= 2) of_fine += __shfl_xor_sync(kAllLanes, of_fine, step);
+    for (int head = 0; head < 2; ++head) {
+      more[head] = (rule.form.centre() - kCoarseCentre) *
+                   __shfl_sync(kAllLanes, of_fine, 4 * (2 * (lane % 4) + head));
+    }
+    values_.Store(memory_.o, kCoarseCentre, more, l);
 #pragma unroll
     for (int head = 0; head < 2; ++head) {
-      const float l = coarse[head] + fine[head];
       if (lane >= kHeads / 2) continue;
-      memory_.m[2 * lane + head] = l == 0 ? -INFINITY : rule.reference[head] + raised[head];
-      memory_.l[2 * lane + head] = l;
+      memory_.m[2 * lane + head] = l[head] == 0 ? -INFINITY : rule.reference[head] + raised_[head];
+      memory_.l[2 * lane + head] = l[head];
     }
   }
 
@@ -137,7 +147,7 @@ class PlanesWarp {
   // Rules 4 and 5: which candidates of the group are fine and which strips are read. Asks for both.
   // Without candidates: all of it is.
   __device__ __forceinline__ void Choose(const ItemRule& rule, const ItemReport& report,
-                                         GroupSums& sums) {
+                                         GroupSums& sums, Hot& hot) {
     float base[2], from[2];
     bool is_read = false, has_fine = false;
 #pragma unroll
@@ -160,35 +170,39 @@ class PlanesWarp {
     strips_ = StripsOf(__ballot_sync(kAllLanes, is_read || (chosen | always) != 0));
     report.Write(group_, chosen | always, strips_);
     if (!visits_.is_full && __all_sync(kAllLanes, always == 0xFF)) strips_ = 0;
-    Ask();
+    Ask(hot);
     if (strips_ != 0) Weigh(rule.factors, base, chosen | always, sums);
   }
 
   // What is always fine of an octet, and nothing else of the group.
   __device__ __forceinline__ void ChooseOctet(int octet, const ItemRule& rule,
-                                              const GroupSums& sums) {
+                                              const GroupSums& sums, Hot& hot) {
     count_ = List(AlwaysOf(rule.lengths) & EdgeOctets::BitsOf(octet), rule, sums);
     strips_ = count_ == 0 ? 0 : 1u << octet % EdgeOctets::kOfGroup / 2;
-    Ask();
+    Ask(hot);
     if (strips_ != 0) StripWeights{}.Store(memory_);
   }
 
-  __device__ __forceinline__ void Ask() {
+  __device__ __forceinline__ void Ask(Hot& hot) {
     fetched_ += Shape::kValueScales;
     if (strips_ == 0) return;
     copier_.Values(strips_, item_.Upper(group_));
     fetched_ += __popc(strips_) * (Shape::kStripBytes + 4 * kStripTokens);
     if (count_ == 0) return;
     __syncwarp();
-    copier_.Rows(0, min(count_, kFineTile), item_.Lower(group_), item_.row_bytes);
+    hot.Begin();
+    copier_.Rows(0, min(count_, kFineTile), item_.Lower(group_), item_.row_bytes, group_, hot);
+    hot.Take(group_, memory_.fine, 0, count_);
     fetched_ += count_ * item_.row_bytes;
   }
 
-  // Coarse weights of the group, 0 of tokens that are `fine` and where strips are left out.
+  // Coarse weights of the group, 0 of tokens that are `fine` and where strips are left out. They
+  // are relative to the reference and what that was raised by.
   __device__ __forceinline__ void Weigh(const LaneFactors& factors, const float (&base)[2],
                                         uint32_t fine, const GroupSums& sums) {
     const bool is_read = strips_ >> (threadIdx.x % 32 / 8) & 1;
-    const float even = is_read ? base[0] : -INFINITY, odd = is_read ? base[1] : -INFINITY;
+    const float even = is_read ? base[0] - raised_[0] : -INFINITY;
+    const float odd = is_read ? base[1] - raised_[1] : -INFINITY;
     uint32_t weights[2][4];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -207,26 +221,88 @@ class PlanesWarp {
 
   // Attends the strips of the group that was chosen from last.
   __device__ __forceinline__ void Finish(const SharedQuery<kDim>& query, const ItemRule& rule,
-                                         const uint4* ones) {
+                                         const uint4* ones, Hot& hot) {
     WaitForCopies<1>();
     __syncwarp();
-    values_.Add(memory_, ones);
+    const float step = LargestStep(memory_);
+    if (__any_sync(kAllLanes, step > Exp2(kMostProduct - limit_))) LowerLimit(step);
 #pragma unroll 1
     for (int first = 0; first < count_; first += kFineTile) {
       const int count = min(count_ - first, kFineTile);
       if (first > 0) {  // more than were asked for
         __syncwarp();
-        copier_.Rows(first, count, item_.Lower(group_), item_.row_bytes);
+        copier_.Rows(first, count, item_.Lower(group_), item_.row_bytes, group_, hot);
         CommitCopies();
+        hot.Take(group_, memory_.fine, first, count_);
         WaitForCopies<0>();
         __syncwarp();
       }
+      hot.Keep(group_, memory_.rows);
       float logits[2];
       FineLogits(memory_, first, rule.form, memory_.Steps(slot_), query, rule.factors, logits);
-      fine_.Add(memory_, first, count, rule.form, logits);
+      AddFine(first, count, rule.form, logits);
     }
     __syncwarp();
+    values_.Add(memory_, ones);
+    __syncwarp();
   }
+
+  // Tokens first .. first + count - 1 of the list, at most kFineTile: their weights join those of
+  // the group.
+  __device__ __forceinline__ void AddFine(int first, int count, const FineForm& form,
+                                          const float (&logits)[2]) {
+    const int g = threadIdx.x % 32 / 4;
+    const bool exists = g < count;
+    const bool beyond = logits[0] - raised_[0] > limit_ || logits[1] - raised_[1] > limit_;
+    if (__any_sync(kAllLanes, exists && beyond)) {
+      const float top[2] = {exists ? logits[0] - limit_ : -INFINITY,
+                            exists ? logits[1] - limit_ : -INFINITY};
+      Raise(top);
+    }
+    uint32_t weights = 0;
+    if (exists) {
+      weights = Element<__half>::Pack(Exp2(logits[0] - raised_[0]), Exp2(logits[1] - raised_[1]));
+      StripWeights::Put(memory_, memory_.fine[first + g], weights);
+    }
+    __syncwarp();
+    fine_steps_ += values_.AddLower(memory_, first, Transpose8x8(weights), form);
+  }
+
+  // So that weights fit fp16 when they are multiplied with a step of any lane.
+  __device__ __forceinline__ void LowerLimit(float step) {
+#pragma unroll
+    for (int i = 1; i < 32; i *= 2) step = fmaxf(step, __shfl_xor_sync(kAllLanes, step, i));
+    const float limit = kMostProduct - ceilf(log2f(step));
+    const float top[2] = {raised_[0] + limit_ - limit, raised_[1] + limit_ - limit};
+    limit_ = limit;
+    Raise(top);
+  }
+
+  // What weights are relative to, to the largest of any lane where that is larger. One token may
+  // weigh any number of times what the normaliser says.
+  __device__ __forceinline__ void Raise(const float (&to)[2]) {
+    float factor[2];
+#pragma unroll
+    for (int head = 0; head < 2; ++head) {
+      float top = fmaxf(raised_[head], to[head]);
+#pragma unroll
+      for (int step = 4; step < 32; step *= 2) {
+        top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, step));
+      }
+      factor[head] = Exp2(raised_[head] - top);
+      raised_[head] = top;
+    }
+    values_.Scale(factor);
+    const int g = threadIdx.x % 32 / 4;
+    const float even = __shfl_sync(kAllLanes, factor[0], g / 2);
+    const float odd = __shfl_sync(kAllLanes, factor[1], g / 2);
+    const float of_head = g % 2 == 0 ? even : odd;
+    fine_steps_ *= of_head;
+    StripWeights::Scale(memory_, of_head);
+    __syncwarp();
+  }
+
+  static constexpr float kMostProduct = 15;  // log2 of a weight times a step
 
   const PlanesItem<kDim>& item_;
   const PlanesVisits& visits_;
@@ -238,7 +314,11 @@ class PlanesWarp {
   uint32_t strips_ = 0;
   int count_ = 0, group_ = 0, slot_ = 0;
   ValueSums<kDim> values_;
-  FineSums<kDim, kHeads> fine_;
+  // What weights are relative to, of the lane's heads, above the reference; the log2 of the
+  // largest.
+  float raised_[2] = {kFineFrom - kMostProduct, kFineFrom - kMostProduct}, limit_ = kMostProduct;
+  float fine_steps_ = 0;  // of head g: fine tokens' weights times their steps
+  uint64_t ahead_ = 0;    // the block of the visit whose keys are asked for next
   uint32_t fetched_ = 0;  // bytes
 };
 

@@ -22,12 +22,12 @@ struct SharedItem {
 // memory.
 inline constexpr int kSumBytes = sizeof(WeightedRow);
 
-// Parts first, first + step, ... of `count`. All loads of six of them are under way at once,
+// Parts first, first + step, ... of `count`. All loads of kAtOnce of them are under way at once,
 // whatever their number.
+template <int kAtOnce>
 __device__ __forceinline__ WeightedRow SumOfParts(const Partials& from, int64_t rows, int64_t row,
                                                   int dim, int c, int32_t first, int32_t step,
                                                   int32_t count) {
-  constexpr int kAtOnce = 6;
   WeightedRow sum;
 #pragma unroll 1
   for (; first < count; first += kAtOnce * step) {
@@ -51,7 +51,7 @@ __device__ __forceinline__ WeightedRow SumOfParts(const Partials& from, int64_t 
 // attended(of_group, c): channels 4 c .. of a row over what this CTA attended. store(row, c, sum):
 // the same over what all have. `sums` is in shared memory (kSumBytes), and what `attended` reads
 // may lie there. By all threads; barrier before.
-template <int kThreads, int kDim, typename Attended, typename Store>
+template <int kThreads, int kDim, int kAtOnce = 6, typename Attended, typename Store>
 __device__ __forceinline__ void FinishItem(const SharedItem& item, Attended attended, Store store,
                                            WeightedRow* sums, bool& is_last) {
   constexpr int kColumns = kDim / 4;
@@ -75,8 +75,8 @@ __device__ __forceinline__ void FinishItem(const SharedItem& item, Attended atte
   const int teams = max(kThreads / columns, 1), team = thread / columns;
   for (int i = thread - team * columns; team < teams && i < columns; i += kThreads) {
     const int64_t row = item.first_row + i / kColumns;
-    const WeightedRow sum =
-        SumOfParts(item.splits, item.rows, row, kDim, i % kColumns, team, teams, item.sharers);
+    const WeightedRow sum = SumOfParts<kAtOnce>(item.splits, item.rows, row, kDim, i % kColumns,
+                                                team, teams, item.sharers);
     if (teams == 1) {
       store(row, i % kColumns, sum);
     } else {

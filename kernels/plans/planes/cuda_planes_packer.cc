@@ -21,9 +21,9 @@ constexpr uint64_t kSpareBytes = uint64_t{64} << 20;
 uint64_t AddressOf(const std::byte* at) { return reinterpret_cast<uint64_t>(at); }
 
 // Header and info; nobody has hashed what follows.
-std::vector<std::byte> FrontOf(const Geometry& geometry, Run tokens, const PlanesInfo& info,
-                               int64_t bytes) {
-  ExtentHeader h = HeaderOf(ExtentKind::kPlanes, geometry, tokens, kExtentUnhashed, bytes);
+std::vector<std::byte> FrontOf(ExtentKind kind, const Geometry& geometry, Run tokens,
+                               const PlanesInfo& info, int64_t bytes) {
+  ExtentHeader h = HeaderOf(kind, geometry, tokens, kExtentUnhashed, bytes);
   std::random_device random;
   h.checksum = uint64_t{random()} << 32 | random();
   std::vector<std::byte> front(kPlanesFrontBytes);
@@ -65,47 +65,56 @@ bool CudaPlanesPacker::Packs(const RecompressInput& input, const Geometry& g,
   return LieOnDevice(ops_, PagesOf(input.view.pages, g.page_tokens, tokens));
 }
 
-Result<ExtentDraft> CudaPlanesPacker::Seal(const RecompressInput& input, const Geometry& geometry,
-                                           const PlanesFormat& format, Run tokens,
-                                           std::span<const PlanesExtent> sources) const {
+Result<std::vector<ExtentDraft>> CudaPlanesPacker::Seal(
+    const RecompressInput& input, const Geometry& geometry, const PlanesFormat& format,
+    std::span<const PlanesPart> parts, Run tokens, std::span<const PlanesExtent> sources) const {
   MutexLock lock(mu_);
-  Result<ExtentDraft> sealed = SealLocked(input, geometry, format, tokens, sources);
+  Result<std::vector<ExtentDraft>> sealed =
+      SealLocked(input, geometry, format, parts, tokens, sources);
   if (!sealed.ok() && sealed.status().code() == Code::kResourceExhausted) {
     short_until_ = Clock::now() + kAfterShortage;
   }
   return sealed;
 }
 
-Result<ExtentDraft> CudaPlanesPacker::SealLocked(const RecompressInput& input, const Geometry& g,
-                                                 const PlanesFormat& format, Run tokens,
-                                                 std::span<const PlanesExtent> sources) const {
+Result<std::vector<ExtentDraft>> CudaPlanesPacker::SealLocked(
+    const RecompressInput& input, const Geometry& g, const PlanesFormat& format,
+    std::span<const PlanesPart> parts, Run tokens, std::span<const PlanesExtent> sources) const {
   if (input.cancelled != nullptr && input.cancelled->load(std::memory_order_relaxed)) {
     return Status(Code::kAborted, "CANCELLED", "recompression was cancelled; nothing has changed");
   }
   KVS_RETURN_IF_ERROR(Check(ops_.use_device(device_), "making the GPU current"));
-  PlanesExtent to = {tokens, format, (tokens.end - tokens.begin) / format.tokens};
-  ExtentWriter places;
-  const PlanesInfo info = ReservePlanes(g, format, to.groups, &places);
-  const auto bytes = static_cast<uint64_t>(places.bytes());
-  KVS_ASSIGN_OR_RETURN(std::shared_ptr<std::byte> extent, extents_->Take(bytes, stream_));
-  to.upper = extent.get() + info.upper;
-  to.lower = extent.get() + info.lower;
+  Target to;
+  to.groups = {tokens, format, (tokens.end - tokens.begin) / format.tokens};
+  for (const PlanesPart& part : parts) KVS_RETURN_IF_ERROR(Take(g, part, &to));
   const auto heads = static_cast<int32_t>(HeadCount(g));
   int64_t done = 0;  // groups
   for (const PlanesExtent& from : sources) {
-    const auto copy = [&](const std::byte* runs, uint64_t at, int64_t run) {
-      return Copy(runs, from.groups * run, extent.get() + at + done * run, to.groups * run, heads);
+    const auto copy = [&](const std::byte* runs, std::byte* at, int64_t run) {
+      return Copy(runs, from.groups * run, at + done * run, to.groups.groups * run, heads);
     };
-    KVS_RETURN_IF_ERROR(copy(from.upper, info.upper, format.upper_bytes()));
-    KVS_RETURN_IF_ERROR(copy(from.lower, info.lower, format.lower_bytes()));
+    KVS_RETURN_IF_ERROR(copy(from.upper, to.upper, format.upper_bytes()));
+    KVS_RETURN_IF_ERROR(copy(from.lower, to.lower, format.lower_bytes()));
     done += from.groups;
   }
   KVS_RETURN_IF_ERROR(
-      Pack(input, g, tokens.begin + static_cast<int32_t>(done) * format.tokens, to));
+      Pack(input, g, tokens.begin + static_cast<int32_t>(done) * format.tokens, to.groups));
   KVS_RETURN_IF_ERROR(Check(ops_.synchronize(stream_), "sealing groups"));
-  ExtentDraft draft = {-1, FrontOf(g, tokens, info, places.bytes()), tokens};
+  return std::move(to.drafts);
+}
+
+Status CudaPlanesPacker::Take(const Geometry& g, const PlanesPart& part, Target* to) const {
+  const PlanesExtent& groups = to->groups;
+  ExtentWriter places;
+  const PlanesInfo info = ReservePlanes(g, groups.format, groups.groups, part, &places);
+  const auto bytes = static_cast<uint64_t>(places.bytes());
+  KVS_ASSIGN_OR_RETURN(std::shared_ptr<std::byte> extent, extents_->Take(bytes, stream_));
+  if (part.upper) to->groups.upper = to->upper = extent.get() + info.upper;
+  if (part.lower) to->groups.lower = to->lower = extent.get() + info.lower;
+  ExtentDraft& draft = to->drafts.emplace_back(
+      ExtentDraft{-1, FrontOf(part.kind, g, groups.tokens, info, places.bytes()), groups.tokens});
   draft.on_device = {std::move(extent), bytes};
-  return draft;
+  return OkStatus();
 }
 
 Status CudaPlanesPacker::Copy(const std::byte* from, int64_t from_stride, std::byte* to,

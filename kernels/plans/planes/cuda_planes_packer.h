@@ -12,6 +12,7 @@
 #include <chrono>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "base/sync.h"
 #include "kernels/codec/codec.h"
@@ -30,19 +31,33 @@ class CudaPlanesPacker final : public GpuPacker {
   bool Packs(const RecompressInput& input, const Geometry& geometry, const PlanesFormat& format,
              Run tokens) const KVS_EXCLUDES(mu_);
 
-  // An extent of `tokens`: the groups of `sources`, which lie on the GPU, then those of raw rows.
-  // ABORTED when cancelled; FAILED_PRECONDITION when raw rows are missing; GPU_MEMORY, CUDA_ERROR.
-  Result<ExtentDraft> Seal(const RecompressInput& input, const Geometry& geometry,
-                           const PlanesFormat& format, Run tokens,
-                           std::span<const PlanesExtent> sources) const KVS_EXCLUDES(mu_);
+  // Extents of `tokens`, one a part: the groups of `sources`, whose addresses the GPU may follow,
+  // then those of raw rows. ABORTED when cancelled; FAILED_PRECONDITION when raw rows are missing;
+  // GPU_MEMORY, CUDA_ERROR.
+  Result<std::vector<ExtentDraft>> Seal(const RecompressInput& input, const Geometry& geometry,
+                                        const PlanesFormat& format,
+                                        std::span<const PlanesPart> parts, Run tokens,
+                                        std::span<const PlanesExtent> sources) const
+      KVS_EXCLUDES(mu_);
 
  private:
   CudaPlanesPacker(const cuda::CudaOps& ops, int device, cuda::Stream stream);
 
   Status Check(int code, const char* what) const { return CudaStatus(ops_, code, what); }
-  Result<ExtentDraft> SealLocked(const RecompressInput& input, const Geometry& geometry,
-                                 const PlanesFormat& format, Run tokens,
-                                 std::span<const PlanesExtent> sources) const KVS_REQUIRES(mu_);
+  // Where groups are written, and the extents that are.
+  struct Target {
+    PlanesExtent groups;
+    std::byte* upper = nullptr;
+    std::byte* lower = nullptr;
+    std::vector<ExtentDraft> drafts;
+  };
+
+  Result<std::vector<ExtentDraft>> SealLocked(const RecompressInput& input,
+                                              const Geometry& geometry, const PlanesFormat& format,
+                                              std::span<const PlanesPart> parts, Run tokens,
+                                              std::span<const PlanesExtent> sources) const
+      KVS_REQUIRES(mu_);
+  Status Take(const Geometry& geometry, const PlanesPart& part, Target* to) const KVS_REQUIRES(mu_);
   // All heads of one array of an extent, to their places in another.
   Status Copy(const std::byte* from, int64_t from_stride, std::byte* to, int64_t to_stride,
               int32_t heads) const;

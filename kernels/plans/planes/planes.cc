@@ -14,13 +14,14 @@ Result<std::unique_ptr<PlanesStorage>> PlanesStorage::Parse(const SequenceView& 
   static std::atomic<uint64_t> parsed{0};
   auto storage = std::make_unique<PlanesStorage>(geometry);
   storage->id_ = parsed.fetch_add(1, std::memory_order_relaxed) + 1;
-  for (int32_t i = 0; i < view.extent_count; ++i) {
-    KVS_ASSIGN_OR_RETURN(const PlanesExtent extent, ReadPlanesExtent(view.extents[i], geometry));
+  std::span extents(view.extents, static_cast<size_t>(view.extent_count));
+  while (!extents.empty()) {
+    KVS_ASSIGN_OR_RETURN(const PlanesExtent extent, ReadPlanesExtent(&extents, geometry));
     if (extent.tokens.begin != storage->end()) {
       return DamagedExtent(extent.tokens,
                            "follows tokens that end at " + std::to_string(storage->end()));
     }
-    if (i > 0 && extent.format != storage->extents_.front().format) {
+    if (storage->end() > 0 && extent.format != storage->extents_.front().format) {
       return DamagedExtent(extent.tokens, "has groups of another form than those before it");
     }
     storage->extents_.push_back(extent);

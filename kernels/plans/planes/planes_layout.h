@@ -1,18 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bytes of a kPlanes extent, and one such extent read back (docs/extents.md). Private to planes.
+// Bytes of kPlanes and kLowerPlanes extents, and groups read back (docs/extents.md). Private to
+// planes.
 //
 //     0    ExtentHeader
 //     64   PlanesInfo
 //     128  upper runs [layers][kv_heads][groups][PlanesFormat::upper_bytes()]
 //          lower runs [layers][kv_heads][groups][PlanesFormat::lower_bytes()]
 //     then 64 zero bytes
+//
+// Where lower runs lie on a tier of their own a kPlanes has none, and a kLowerPlanes of the same
+// tokens, with nothing else, follows it.
 #ifndef KVSTRATA_KERNELS_PLANS_PLANES_PLANES_LAYOUT_H_
 #define KVSTRATA_KERNELS_PLANS_PLANES_PLANES_LAYOUT_H_
 
 #include <cstdint>
+#include <span>
 
 #include "kernels/codec/extent_bytes.h"
 #include "kernels/ops/pack_planes/planes_format.h"
+#include "kernels/plan/plan.h"
 
 namespace kvstrata {
 
@@ -21,12 +27,22 @@ inline constexpr uint64_t kPlanesInfoAt = 64, kPlanesFrontBytes = 128;
 struct PlanesInfo {
   int32_t unit;  // tokens of a group
   int32_t keep;
-  uint64_t upper, lower;  // where the runs begin
+  uint64_t upper, lower;  // where the runs begin; 0: they are not in this extent
   uint64_t reserved[5];
 };
 static_assert(sizeof(PlanesInfo) == 64);
 
-// Whole groups. Runs lie where the extent does; the host may not be able to read them.
+// What of its groups an extent has.
+struct PlanesPart {
+  ExtentKind kind;
+  bool upper, lower;
+
+  Tier TierOf(const Plan& plan) const { return upper ? plan.tier : plan.planes.lower; }
+};
+// Those that hold groups of a plan together, in the order in which a sequence has them.
+std::span<const PlanesPart> PlanesPartsOf(const Plan& plan);
+
+// Whole groups. Runs lie where their extents do; the host may not be able to read them.
 struct PlanesExtent {
   Run tokens;
   PlanesFormat format;
@@ -44,11 +60,14 @@ struct PlanesExtent {
   const std::byte* Upper(int64_t head, int32_t group) const { return upper + UpperAt(head, group); }
   const std::byte* Lower(int64_t head, int32_t group) const { return lower + LowerAt(head, group); }
 };
-Result<PlanesExtent> ReadPlanesExtent(const ExtentView& extent, const Geometry& geometry);
+// The first of `extents`, with the one behind it where that has its lower runs; takes them off.
+// REQUIRES: there is one.
+Result<PlanesExtent> ReadPlanesExtent(std::span<const ExtentView>* extents,
+                                      const Geometry& geometry);
 
 // Places of an extent of so many groups.
 PlanesInfo ReservePlanes(const Geometry& geometry, const PlanesFormat& format, int32_t groups,
-                         ExtentWriter* writer);
+                         const PlanesPart& part, ExtentWriter* writer);
 
 }  // namespace kvstrata
 

@@ -16,11 +16,17 @@ SetResult SetUnit(const OptionValue& value, Plan* plan) {
   return SetResult::kOk;
 }
 
+bool LowerOnHost(const Plan& plan) { return plan.planes.lower == Tier::kHost; }
+
 using Rows = RowsOf<&Plan::planes>;
 constexpr PlanOption kRows[] = {
     Rows::OneOf<&PlanesOptions::keep, 8, 4>("keep"),
     {"unit", SetUnit, [](const Plan& p) { return std::to_string(p.planes.unit); },
      [] { return IntAllowed(kLeastUnit, kMostUnit) + ", a multiple of 16"; }},
+    Rows::Name<&PlanesOptions::lower, kTierNames>("lower").PrintedIf(LowerOnHost),
+    Rows::OneOf<&PlanesOptions::hot, 0, 4, 8, 16, 32>("hot")
+        .When(LowerOnHost, "lower = \"host\"")
+        .PrintedIf(LowerOnHost),
 };
 
 }  // namespace

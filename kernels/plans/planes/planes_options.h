@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "kernels/pages/tier.h"
+
 namespace kvstrata {
 
 struct PlanesOptions {
@@ -15,6 +17,10 @@ struct PlanesOptions {
   double skip_below = 1;
   int32_t run = 1, sample = 16;
   int32_t sinks = 4, recent = 64;
+  // The codec's: where lower runs lie, kDevice: where upper ones do; rows of a group of which a GPU
+  // keeps copies where they lie on the host.
+  Tier lower = Tier::kDevice;
+  int32_t hot = 8;
 
   bool operator==(const PlanesOptions&) const = default;
 };

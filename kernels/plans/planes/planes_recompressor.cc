@@ -25,7 +25,8 @@ class PlanesRecompressor final : public Recompressor {
   PlanesRecompressor(const Plan& plan, const Geometry& geometry, int64_t extent_bytes)
       : plan_(plan),
         geometry_(geometry),
-        format_{geometry.head_dim, plan.planes.unit, plan.planes.keep} {
+        format_{geometry.head_dim, plan.planes.unit, plan.planes.keep},
+        parts_(PlanesPartsOf(plan)) {
     const int64_t group = HeadCount(geometry) * (format_.upper_bytes() + format_.lower_bytes());
     while (most_ < kMostGroups && most_ * kJoined * group <= extent_bytes) most_ *= kJoined;
   }
@@ -45,10 +46,12 @@ class PlanesRecompressor final : public Recompressor {
     const Work work = NextWork(input);
     RecompressOutput output;
     if (work.any()) {
-      KVS_ASSIGN_OR_RETURN(ExtentDraft sealed, Seal(input, work));
-      sealed.tier = plan_.tier;
+      KVS_ASSIGN_OR_RETURN(std::vector<ExtentDraft> sealed, Seal(input, work));
       output.extents = KeepFirst(input.view, work.kept);
-      output.extents.push_back(std::move(sealed));
+      for (size_t i = 0; i < parts_.size(); ++i) {
+        sealed[i].tier = parts_[i].TierOf(plan_);
+        output.extents.push_back(std::move(sealed[i]));
+      }
     } else {
       output.extents = KeepFirst(input.view, input.view.extent_count);
     }
@@ -74,7 +77,7 @@ class PlanesRecompressor final : public Recompressor {
   using Tokens = kvstrata::Run;
   static constexpr int32_t kMostGroups = 1 << 12;
 
-  // The next extent, which takes the place of those from number `kept` on.
+  // The next extents, of the same tokens, which take the place of those from number `kept` on.
   struct Work {
     int32_t kept = 0;
     Tokens tokens;
@@ -89,14 +92,15 @@ class PlanesRecompressor final : public Recompressor {
   Work NextWork(const RecompressInput& input) const {
     if (!ReachesMinimum(input, plan_)) return {};
     const int32_t unit = format_.tokens, groups = input.view.tokens / unit;
+    const auto parts = static_cast<int32_t>(parts_.size());
     Work work;
-    for (int32_t at = 0; at < groups; ++work.kept) {
+    for (int32_t at = 0; at < groups; work.kept += parts) {
       int32_t size = 1;
       while (size < most_ && at % (size * kJoined) == 0 && at + size * kJoined <= groups) {
         size *= kJoined;
       }
       work.tokens = {at * unit, (at + size) * unit};
-      const bool there = work.kept < input.view.extent_count &&
+      const bool there = work.kept + parts <= input.view.extent_count &&
                          input.view.extents[work.kept].tokens == work.tokens;
       if (!there) return work;
       at += size;
@@ -109,7 +113,7 @@ class PlanesRecompressor final : public Recompressor {
     return !released_ && input.prompt_tokens >= 0 && EndOf(input.view) > 0;
   }
 
-  // An extent that is written.
+  // Groups that are written.
   struct Target {
     PlanesExtent extent;
     std::byte* upper;
@@ -125,43 +129,54 @@ class PlanesRecompressor final : public Recompressor {
   // Groups that are sealed already must lie there, too.
   bool PacksInPlace(const RecompressInput& input, const Work& work) const {
     const CudaPlanesPacker* const packer = OnGpu(input);
-    const ExtentView* const extents = input.view.extents;
-    return packer != nullptr &&
-           std::all_of(extents + work.kept, extents + input.view.extent_count,
-                       [](const ExtentView& e) { return e.description != nullptr; }) &&
-           packer->Packs(input, geometry_, format_, {EndOf(input.view), work.tokens.end});
+    if (packer == nullptr) return false;
+    for (int32_t i = work.kept; i < input.view.extent_count; ++i) {
+      const PlanesPart& part = parts_[static_cast<size_t>(i) % parts_.size()];
+      const bool on_device = input.view.extents[i].description != nullptr;
+      if (!on_device && part.TierOf(plan_) == Tier::kDevice) return false;
+    }
+    return packer->Packs(input, geometry_, format_, {EndOf(input.view), work.tokens.end});
   }
 
   // Groups that an extent has are copied, the others packed.
-  Result<ExtentDraft> Seal(const RecompressInput& input, const Work& work) const {
+  Result<std::vector<ExtentDraft>> Seal(const RecompressInput& input, const Work& work) const {
     KVS_ASSIGN_OR_RETURN(const std::vector<PlanesExtent> sources, Sources(input.view, work));
     if (const CudaPlanesPacker* const packer = OnGpu(input); packer != nullptr) {
-      return packer->Seal(input, geometry_, format_, work.tokens, sources);
+      return packer->Seal(input, geometry_, format_, parts_, work.tokens, sources);
     }
     const int32_t end = EndOf(input.view);
     KVS_RETURN_IF_ERROR(CheckRawRows(input, geometry_, {end, work.tokens.end}));
     Target to = {{work.tokens, format_, (work.tokens.end - work.tokens.begin) / format_.tokens},
                  nullptr,
                  nullptr};
-    ExtentWriter writer;
-    const PlanesInfo info = ReservePlanes(geometry_, format_, to.extent.groups, &writer);
-    writer.Allocate();
-    *writer.At<PlanesInfo>(kPlanesInfoAt) = info;
-    to.upper = writer.At<std::byte>(info.upper);
-    to.lower = writer.At<std::byte>(info.lower);
+    std::vector<ExtentWriter> writers(parts_.size());
+    for (size_t i = 0; i < parts_.size(); ++i) {
+      ExtentWriter& writer = writers[i];
+      const PlanesInfo info =
+          ReservePlanes(geometry_, format_, to.extent.groups, parts_[i], &writer);
+      writer.Allocate();
+      *writer.At<PlanesInfo>(kPlanesInfoAt) = info;
+      if (parts_[i].upper) to.upper = writer.At<std::byte>(info.upper);
+      if (parts_[i].lower) to.lower = writer.At<std::byte>(info.lower);
+    }
     KVS_RETURN_IF_ERROR(ForEachHead(input, geometry_, [&](const HeadIndex& head) {
       for (const PlanesExtent& from : sources) Copy(from, head, to);
       Pack(input, head, end, to);
     }));
-    return ExtentDraft{-1, writer.Finish(ExtentKind::kPlanes, geometry_, work.tokens, 0),
-                       work.tokens};
+    std::vector<ExtentDraft> drafts;
+    for (size_t i = 0; i < parts_.size(); ++i) {
+      drafts.push_back(
+          {-1, writers[i].Finish(parts_[i].kind, geometry_, work.tokens, 0), work.tokens});
+    }
+    return drafts;
   }
 
   // The extents whose place the next one takes.
   Result<std::vector<PlanesExtent>> Sources(const SequenceView& view, const Work& work) const {
     std::vector<PlanesExtent> sources;
-    for (int32_t i = work.kept; i < view.extent_count; ++i) {
-      KVS_ASSIGN_OR_RETURN(const PlanesExtent extent, ReadPlanesExtent(view.extents[i], geometry_));
+    std::span rest(view.extents + work.kept, static_cast<size_t>(view.extent_count - work.kept));
+    while (!rest.empty()) {
+      KVS_ASSIGN_OR_RETURN(const PlanesExtent extent, ReadPlanesExtent(&rest, geometry_));
       if (extent.format != format_ || extent.tokens.end > work.tokens.end) {
         return DamagedExtent(extent.tokens, "is none of the plan's");
       }
@@ -198,7 +213,8 @@ class PlanesRecompressor final : public Recompressor {
   const Plan plan_;
   const Geometry geometry_;
   const PlanesFormat format_;
-  int32_t most_ = 1;       // groups of an extent
+  const std::span<const PlanesPart> parts_;  // that a range of groups lies in
+  int32_t most_ = 1;                         // groups of an extent
   bool released_ = false;  // a Run has said since the end of the prompt what may go
 };
 

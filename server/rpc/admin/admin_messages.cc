@@ -24,6 +24,8 @@ std::string_view KindName(ExtentKind kind) {
       return "raw_rows";
     case ExtentKind::kPlanes:
       return "planes";
+    case ExtentKind::kLowerPlanes:
+      return "lower_planes";
   }
   return "unknown";
 }

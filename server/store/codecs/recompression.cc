@@ -73,6 +73,15 @@ RecompressInput InputOf(const Sequence& s) {
   return input;
 }
 
+// Outside of the lock: extents are held. Those on the host for kernels of the job's device.
+Status ReachExtents(const PageMemory& memory, const RecompressJob& job) {
+  for (const ExtentView& extent : job.extents) {
+    if (extent.description != nullptr) continue;
+    KVS_RETURN_IF_ERROR(memory.Reach(PoolId::Device(job.device), extent.data));
+  }
+  return OkStatus();
+}
+
 // Outside of the lock: the page is held.
 Result<std::byte*> StagePage(const PageMemory& memory, const Page& page, RecompressJob* job) {
   if (job->cancelled->load(std::memory_order_relaxed)) {
@@ -247,8 +256,12 @@ Status Recompression::StageRecompression(RecompressJob* job) {
     StoreLock lock(books_.mu);
     kept = holds_.kept(job->hold);
   }
-  const RecompressReads reads = job->recompressor->Reads(job->input);
-  if (reads.in_place) return OkStatus();
+  RecompressReads reads = job->recompressor->Reads(job->input);
+  if (reads.in_place) {
+    if (ReachExtents(books_.memory, *job).ok()) return OkStatus();
+    job->input.gpu_packers = nullptr;
+    reads = job->recompressor->Reads(job->input);
+  }
   job->input.gpu_packers = nullptr;
   const int32_t rows = job->geometry.page_tokens;
   auto next = kept.begin();  // in the order of KeepPages

@@ -244,8 +244,8 @@ Status CudaPacked::AttendItems(CudaFrame* frame, const CudaPart& part, int layer
                       "op attend_packed");
 }
 
-std::unique_ptr<CudaCodec> NewCudaPacked(StepMemory* memory) {
-  return std::make_unique<CudaPacked>(memory);
+std::unique_ptr<CudaCodec> NewCudaPacked(const CudaCodecSource& from) {
+  return std::make_unique<CudaPacked>(from.memory);
 }
 
 }  // namespace kvstrata

@@ -10,18 +10,24 @@
 #include "kernels/step/gpu/frame/cuda_frame.h"
 #include "kernels/step/gpu/frame/cuda_selector_rows.h"
 #include "kernels/step/gpu/frame/cuda_serves.h"
+#include "kernels/step/gpu/memory/cuda_hot_rows.h"
 
 namespace kvstrata {
 namespace {
 
-constexpr int32_t kUnit = 64;       // tokens of a group that op attend_planes takes
-constexpr uint64_t kRunAlign = 32;  // bytes, of addresses that it takes
+constexpr int32_t kUnit = 64;            // tokens of a group that op attend_planes takes
+constexpr uint64_t kRunAlign = 32;       // bytes, of addresses that it takes
+constexpr int32_t kGroupsMultiple = 64;  // in growing
 
 PlanesFormat FormatOf(const Plan& plan, const Geometry& g) {
   return {g.head_dim, plan.planes.unit, plan.planes.keep};
 }
 
 uint64_t AddressOf(const std::byte* at) { return reinterpret_cast<uint64_t>(at); }
+
+bool HasHotRows(const Plan& plan) {
+  return plan.planes.lower == Tier::kHost && plan.planes.hot > 0;
+}
 
 Status CheckPlanesExtent(const PlanesExtent& e, const PlanesFormat& format) {
   if (e.format != format)
@@ -44,14 +50,14 @@ Status CudaPlanesServes(const Plan& plan) {
                       "op attend_planes over groups of other sizes than 64 tokens");
 }
 
-CudaPlanes::CudaPlanes(StepMemory* memory)
+CudaPlanes::CudaPlanes(const CudaCodecSource& from)
     : CudaCodec(true),
-      end_(memory->AddColumn()),
-      none_(memory->AddColumn()),
-      groups_(memory->AddColumn()),
-      tokens_(memory->AddColumn()) {
-  memory->Add(&upper_);
-  memory->Add(&lower_);
+      hot_cache_budget_(from.hot_cache_budget),
+      end_(from.memory->AddColumn()),
+      none_(from.memory->AddColumn()),
+      groups_(from.memory->AddColumn()),
+      tokens_(from.memory->AddColumn()) {
+  for (WordTable* const table : {&upper_, &lower_, &hot_}) from.memory->Add(table);
 }
 
 int32_t CudaPlanes::EndOf(const SequenceState& state) const {
@@ -80,12 +86,11 @@ Status CudaPlanes::Check(const CudaFrame& frame) const {
 }
 
 Status CudaPlanes::Fit(const CudaFrame& frame) {
-  constexpr int32_t kMultiple = 64;  // groups, in growing
   Room room = room_;
   for (int i = 0; i < frame.members(); ++i) {
     if (!Has(frame, i)) continue;
     const int32_t groups = frame.RoomFor(i) / kUnit + 1;
-    Raise(&room.groups, groups, Generous(groups, kMultiple));
+    Raise(&room.groups, groups, Generous(groups, kGroupsMultiple));
     room.members = std::max(room.members, frame.memory().members());
   }
   if (room == room_) return OkStatus();
@@ -103,10 +108,12 @@ Status CudaPlanes::FitTo(const Room& room, const CudaFrame& frame) {
   memory.NoteGrowth();
   KVS_RETURN_IF_ERROR(memory.Fit(&upper_, room.members, room.groups));
   KVS_RETURN_IF_ERROR(memory.Fit(&lower_, room.members, room.groups));
+  KVS_RETURN_IF_ERROR(
+      memory.Fit(&hot_, room.members, sizeof(cuda::HotSequence) / sizeof(uint64_t)));
   const int64_t rows = int64_t{room.members} * g.query_heads;
   KVS_RETURN_IF_ERROR(memory.Fit(&partial_, rows * (g.head_dim + 2) * int64_t{sizeof(float)}));
   KVS_RETURN_IF_ERROR(memory.Fit(
-      &fetched_, int64_t{g.layers} * room.members * g.kv_heads * int64_t{sizeof(uint64_t)}));
+      &fetched_, int64_t{2} * g.layers * room.members * g.kv_heads * int64_t{sizeof(uint64_t)}));
   cuda::AttendPlanesBatch attend;
   attend.planes.format = {g.head_dim, kUnit};
   attend.planes.block_stride = upper_.stride();
@@ -132,6 +139,7 @@ Status CudaPlanes::Stage(CudaFrame* frame) {
     if (stored != nullptr && !Knows(i, *stored)) {
       KVS_RETURN_IF_ERROR(StageMember(frame, i, *stored));
     }
+    if (HasHotRows(frame->plan(i))) KVS_RETURN_IF_ERROR(StageHotRows(frame, i));
   }
   if (!any) return OkStatus();
   return frame->Check(
@@ -160,6 +168,24 @@ Status CudaPlanes::StageMember(CudaFrame* frame, int member, const PlanesStorage
   return OkStatus();
 }
 
+// One that is outgrown is given up for a new one.
+Status CudaPlanes::StageHotRows(CudaFrame* frame, int member) {
+  const Geometry& g = frame->geometry();
+  const Plan& plan = frame->plan(member);
+  std::shared_ptr<CudaHotRows>& hot = frame->state(member).on_gpu.hot_rows;
+  const int32_t groups = EndOf(frame->state(member)) / kUnit;
+  if (hot == nullptr || groups > hot->groups()) {
+    hot.reset();  // releases what the next one takes
+    KVS_ASSIGN_OR_RETURN(
+        hot, CudaHotRows::Create(
+                 frame->ops(),
+                 {int64_t{g.layers} * g.kv_heads, plan.planes.hot, FormatOf(plan, g).row_bytes()},
+                 Generous(groups, kGroupsMultiple), hot_cache_budget_));
+  }
+  const cuda::HotSequence table = hot->table();
+  return frame->memory().Write(&hot_, member, std::as_bytes(std::span(&table, 1)), frame->stream());
+}
+
 bool CudaPlanes::InFull(const CudaFrame& frame, const CudaPart& part, int layer) {
   return !frame.Selects(part, layer) || part.new_tokens > 1;
 }
@@ -184,6 +210,10 @@ cuda::DevicePlanes CudaPlanes::PlanesOf(const CudaFrame& frame, const CudaPart& 
 uint64_t* CudaPlanes::FetchedOf(const CudaFrame& frame, int member, int layer) const {
   return fetched_.as<uint64_t>() +
          (int64_t{layer} * room_.members + member) * frame.geometry().kv_heads;
+}
+
+uint64_t* CudaPlanes::HotOf(const CudaFrame& frame, int member, int layer) const {
+  return FetchedOf(frame, member, frame.geometry().layers + layer);
 }
 
 Status CudaPlanes::Attend(CudaFrame* frame, const CudaPart& part, int layer, const Rows& q,
@@ -212,7 +242,8 @@ Status CudaPlanes::AttendItems(CudaFrame* frame, const CudaPart& part, int layer
   cuda::AttendPlanesBatch w;
   w.planes = PlanesOf(*frame, part, layer);
   w.rule = PlanesRuleOf(part.plan);
-  if (InFull(*frame, part, layer)) w.rule = kAllFine;
+  const bool in_full = InFull(*frame, part, layer);
+  if (in_full) w.rule = kAllFine;
   w.batch = part.count;
   w.group = g.group();
   w.tokens = frame->memory().On(tokens_, part.first);
@@ -225,6 +256,10 @@ Status CudaPlanes::AttendItems(CudaFrame* frame, const CudaPart& part, int layer
   w.with = of_pages;
   w.to = frame->OutputFrom(row, out, lse);
   if (!part.measures) w.report.fetched = FetchedOf(*frame, part.first, layer);
+  if (HasHotRows(part.plan) && !in_full) {
+    w.hot = {hot_.Row<cuda::HotSequence>(part.first), part.plan.planes.hot, layer * g.kv_heads};
+    if (!part.measures) w.report.hot = HotOf(*frame, part.first, layer);
+  }
   w.counters = frame->counters();
   w.workspace = workspace_.as<void>();
   return frame->Check(frame->ops().attend_planes(w, frame->stream()), "op attend_planes");
@@ -232,10 +267,14 @@ Status CudaPlanes::AttendItems(CudaFrame* frame, const CudaPart& part, int layer
 
 Status CudaPlanes::AddReads(const CudaFrame& frame, const CudaPart& part, int member, int layer,
                             StepCost* cost) const {
-  std::vector<uint64_t> fetched(static_cast<size_t>(frame.geometry().kv_heads));
-  KVS_RETURN_IF_ERROR(frame.CopyToHost(fetched.data(), FetchedOf(frame, member, layer),
-                                       fetched.size() * sizeof(uint64_t)));
-  for (const uint64_t bytes : fetched) cost->attend_bytes += bytes;
+  std::vector<uint64_t> fetched(static_cast<size_t>(frame.geometry().kv_heads)), hot(fetched);
+  const auto read = [&](std::vector<uint64_t>& to, const uint64_t* from, uint64_t* sum) {
+    KVS_RETURN_IF_ERROR(frame.CopyToHost(to.data(), from, to.size() * sizeof(uint64_t)));
+    for (const uint64_t bytes : to) *sum += bytes;
+    return OkStatus();
+  };
+  KVS_RETURN_IF_ERROR(read(fetched, FetchedOf(frame, member, layer), &cost->attend_bytes));
+  KVS_RETURN_IF_ERROR(read(hot, HotOf(frame, member, layer), &cost->hot_bytes));
   const bool in_full =
       InFull(frame, part, layer) || AttendsInFull(part.plan, frame.member(member).view.tokens + 1);
   const auto sealed = static_cast<uint64_t>(EndOf(frame.state(member)));
@@ -243,8 +282,8 @@ Status CudaPlanes::AddReads(const CudaFrame& frame, const CudaPart& part, int me
   return OkStatus();
 }
 
-std::unique_ptr<CudaCodec> NewCudaPlanes(StepMemory* memory) {
-  return std::make_unique<CudaPlanes>(memory);
+std::unique_ptr<CudaCodec> NewCudaPlanes(const CudaCodecSource& from) {
+  return std::make_unique<CudaPlanes>(from);
 }
 
 }  // namespace kvstrata

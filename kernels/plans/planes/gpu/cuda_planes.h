@@ -5,24 +5,30 @@
 //
 // One table serves all layers and heads, and a graph stays good while the daemon seals more, as
 // long as sequences have room for their tokens.
-// Threads: as CudaCodec. Cost: 16 bytes a group of 64 tokens and sequence, 8 a layer, KV head and
-// sequence, and some MB.
+// Where lower runs lie in the host's memory, rows that were fine lately are in a cache of the
+// sequence's own (cuda_hot_rows.h).
+// Threads: as CudaCodec. Cost: 16 bytes a group of 64 tokens and sequence, 16 a layer, KV head and
+// sequence, and some MB; hot caches are their sequences'.
 #ifndef KVSTRATA_KERNELS_PLANS_PLANES_GPU_CUDA_PLANES_H_
 #define KVSTRATA_KERNELS_PLANS_PLANES_GPU_CUDA_PLANES_H_
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "kernels/cuda/device_buffer.h"
 #include "kernels/plans/planes/planes.h"
 #include "kernels/step/gpu/frame/cuda_codec.h"
+#include "kernels/step/gpu/memory/hot_cache_budget.h"
 #include "kernels/step/gpu/memory/step_memory.h"
 
 namespace kvstrata {
 
+struct CudaCodecSource;  // cuda_selector_rows.h
+
 class CudaPlanes final : public CudaCodec {
  public:
-  explicit CudaPlanes(StepMemory* memory);
+  explicit CudaPlanes(const CudaCodecSource& from);
 
   int32_t EndOf(const SequenceState& state) const override;
   // Extents hold groups of the plan's form, a power of two of them, as recompressors make them.
@@ -31,8 +37,8 @@ class CudaPlanes final : public CudaCodec {
   Status Stage(CudaFrame* frame) override;
   Status Attend(CudaFrame* frame, const CudaPart& part, int layer, const Rows& q,
                 const MutableRows& out, float* lse) override;
-  // Bytes are those that were fetched. Sealed rows count as coarse ones, or, where all of them are
-  // read by all of their planes, as rows.
+  // Bytes are those that were fetched, those of hot caches apart, too. Sealed rows count as coarse
+  // ones, or, where all of them are read by all of their planes, as rows.
   Status AddReads(const CudaFrame& frame, const CudaPart& part, int member, int layer,
                   StepCost* cost) const override;
 
@@ -49,14 +55,17 @@ class CudaPlanes final : public CudaCodec {
   // Whether the tables on the GPU are those of the member's extents.
   bool Knows(int member, const PlanesStorage& stored) const;
   Status StageMember(CudaFrame* frame, int member, const PlanesStorage& stored);
+  Status StageHotRows(CudaFrame* frame, int member);
   // Whether all members of the part attend the layer in full, whatever their lengths.
   static bool InFull(const CudaFrame& frame, const CudaPart& part, int layer);
   cuda::DevicePlanes PlanesOf(const CudaFrame& frame, const CudaPart& part, int layer) const;
   uint64_t* FetchedOf(const CudaFrame& frame, int member, int layer) const;
+  uint64_t* HotOf(const CudaFrame& frame, int member, int layer) const;
   // One new token of each of the part's members, the first of them row `row` of the batch.
   Status AttendItems(CudaFrame* frame, const CudaPart& part, int layer, int32_t row, const Rows& q,
                      const MutableRows& out, float* lse);
 
+  const std::shared_ptr<HotCacheBudget> hot_cache_budget_;
   // Where sealed rows end, 0, their groups; N, or 0 where the member attends in full.
   const StepMemory::Column end_, none_, groups_, tokens_;
   Room room_;
@@ -64,7 +73,8 @@ class CudaPlanes final : public CudaCodec {
   std::vector<uint64_t> ids_;  // by member, whose the tables are: PlanesStorage::id; 0: nobody's
   DeviceBuffer partial_;       // m, l, o of the raw rows
   DeviceBuffer workspace_;     // for op attend_planes
-  DeviceBuffer fetched_;       // bytes [layers][members][kv_heads], of this step
+  WordTable hot_;              // by member: cuda::HotSequence
+  DeviceBuffer fetched_;       // bytes [2][layers][members][kv_heads] of this step: all, hot ones
 };
 
 }  // namespace kvstrata

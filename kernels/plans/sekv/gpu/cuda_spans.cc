@@ -335,8 +335,8 @@ std::unique_ptr<CudaSelector> NewCudaZoom(const CudaSelectorSource& from) {
   return std::make_unique<CudaZoom>(from.CodecOf<CudaSpans>(CodecKind::kLowRank));
 }
 
-std::unique_ptr<CudaCodec> NewCudaSpans(StepMemory* memory) {
-  return std::make_unique<CudaSpans>(memory);
+std::unique_ptr<CudaCodec> NewCudaSpans(const CudaCodecSource& from) {
+  return std::make_unique<CudaSpans>(from.memory);
 }
 
 }  // namespace kvstrata

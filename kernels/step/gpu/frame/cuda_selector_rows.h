@@ -16,13 +16,20 @@
 
 namespace kvstrata {
 
-class CudaCodec;   // cuda_codec.h
-class StepMemory;  // step_memory.h
+class CudaCodec;       // cuda_codec.h
+class HotCacheBudget;  // hot_cache_budget.h
+class StepMemory;      // step_memory.h
+
+// What codecs of a workspace are made of.
+struct CudaCodecSource {
+  StepMemory* memory;                                // outlives them
+  std::shared_ptr<HotCacheBudget> hot_cache_budget;  // null: as much as the GPU has
+};
 
 // GPU halves of codecs, each in its own file.
-std::unique_ptr<CudaCodec> NewCudaSpans(StepMemory* memory);
-std::unique_ptr<CudaCodec> NewCudaPacked(StepMemory* memory);
-std::unique_ptr<CudaCodec> NewCudaPlanes(StepMemory* memory);
+std::unique_ptr<CudaCodec> NewCudaSpans(const CudaCodecSource& from);
+std::unique_ptr<CudaCodec> NewCudaPacked(const CudaCodecSource& from);
+std::unique_ptr<CudaCodec> NewCudaPlanes(const CudaCodecSource& from);
 
 // What selectors of a workspace are made of, which outlives them.
 struct CudaSelectorSource {
@@ -73,7 +80,7 @@ struct CudaCodecRow {
   // What of its options the ops lack: UNIMPLEMENTED CUDA_PLAN.
   Status (*serves)(const Plan& plan) = ServesAll;
   // Null: pages are attended as they are.
-  std::unique_ptr<CudaCodec> (*make)(StepMemory* memory) = nullptr;
+  std::unique_ptr<CudaCodec> (*make)(const CudaCodecSource& from) = nullptr;
 };
 inline constexpr CudaCodecRow kCudaCodecRows[] = {
     {},

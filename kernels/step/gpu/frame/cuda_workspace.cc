@@ -11,10 +11,10 @@ namespace kvstrata {
 namespace {
 
 // By CodecKind; null: pages are attended as they are.
-std::vector<std::unique_ptr<CudaCodec>> NewCodecs(StepMemory* memory) {
+std::vector<std::unique_ptr<CudaCodec>> NewCodecs(const CudaCodecSource& from) {
   std::vector<std::unique_ptr<CudaCodec>> codecs;
   for (const CudaCodecRow& row : kCudaCodecRows) {
-    codecs.push_back(row.make == nullptr ? nullptr : row.make(memory));
+    codecs.push_back(row.make == nullptr ? nullptr : row.make(from));
   }
   return codecs;
 }
@@ -37,7 +37,7 @@ CudaWorkspace::CudaWorkspace(const cuda::CudaOps& ops, const Geometry& geometry,
       reserve_tokens_(reserve_tokens),
       not_finite_(not_finite),
       memory_(ops),
-      codecs_(NewCodecs(&memory_)),
+      codecs_(NewCodecs({&memory_, hot_cache_budget})),
       selectors_(NewSelectors({&memory_, codecs_})),
       index_(&memory_),
       host_pages_(&memory_, std::move(hot_cache_budget)),

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// HotCacheBudget: how much of a GPU's memory the hot caches (cuda_hot_pages.h) of a session's
-// sequences may take together, so that they leave room for what an engine allocates later.
+// HotCacheBudget: how much of a GPU's memory the hot caches (cuda_hot_pages.h, cuda_hot_rows.h) of
+// a session's sequences may take together, so that they leave room for what an engine allocates
+// later.
 //
 // Threads: any; no lock.
 #ifndef KVSTRATA_KERNELS_STEP_GPU_MEMORY_HOT_CACHE_BUDGET_H_
