@@ -154,8 +154,8 @@ def planes_by_length():
     rows = {row["id"].removeprefix("planes/"): row["accuracy"] for row in result["rows"]}
     groups = [(model, title, length) for model, title in PLANES_MODELS for length in (4096, 8192, 16384, 32768)
               if f"full/{model} {length}" in rows]
-    names = ("fp8", "fp8_by_channel", "turboquant_k8v4", "turboquant_4bit", "strata_10%", "quest_10%", "share_5%", "above_4",
-             "above_2", "above_1")
+    names = ("fp8", "fp8_by_channel", "turboquant_k8v4", "turboquant_4bit", "strata_10%", "quest_10%", "above_2", "above_4",
+             "share_10%_sinks_in", "above_2_sinks_in")
     cell = lambda a: f"{a['kl']:.5f} for {a['of_full_bytes']:.1%}"
     head = ["rule", *(f"{title}, {length // 1024}K, {rows[f'full/{model} {length}']['prompts']} prompts"
                       for model, title, length in groups)]
@@ -258,6 +258,6 @@ def cold():
 
 
 TABLES = {"plans": plans, "answers": answers, "judged": judged, "pages": pages, "planes": planes,
-          "planes-by-length": planes_by_length, "planes-rules": lambda: planes("planes-rules"), "budgets": budgets,
+          "planes-by-length": planes_by_length, "planes-sinks": lambda: planes("planes-sinks"), "budgets": budgets,
           "decode": decode, "linked-h200": lambda: linked("cuda-linked-h200"), "linked-h100": lambda: linked("cuda-linked"),
           "memory": memory, "cold": cold}

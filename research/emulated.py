@@ -12,7 +12,7 @@ known, and a layer computes them at once.
 | `turboquant{keys = 8}` | values in 4 bits, a minimum and a step a token; keys in e4m3, or `keys = 4`: rotated, a norm a token and Lloyd-Max codes of a Gaussian |
 | `planes{}` | docs/spec/planes.md. Beside its options: `tail = 1`: outside of F a value is read by the upper bit of its plane 0 |
 | | `variance = v`: to a coarse logit v / 2 of the variance that rounding adds to it is added, before both limits |
-| | `among`: L_h is of everything (0), of the candidates alone (1), or of all but the sinks (2, the rule) |
+| | `sinks_in = 1`: L_h has the sinks, too; `candidates = 1`: it has nothing but the candidates |
 | `strata{budget}` | docs/spec/bits.md with two bits |
 | `quest{budget}` | docs/spec/beyond.md, "Baselines": pages of 16 by their bounds |
 """
@@ -162,7 +162,7 @@ OPTIONS: dict[str, dict[str, float]] = {
     "full": {}, "fp8": {"by_tensor": 0, "by_channel": 0}, "turboquant": {"keys": 8},
     "strata": {"budget": 2048, "min_tokens": 0}, "quest": {"budget": 2048, "min_tokens": 0},
     "planes": {"keep": 8, "unit": 64, "tail": 2, "share": 0, "fine_above": 2, "skip_below": 1, "run": 1, "sample": 0,
-               "sinks": 4, "recent": 64, "variance": 0, "among": 2}}
+               "sinks": 4, "recent": 64, "variance": 0, "sinks_in": 0, "candidates": 0}}
 
 
 class Steps:
@@ -295,13 +295,10 @@ class Rule:
         rest = (logits.logsumexp(-1) - largest).exp() - 1
         share = among.sum(-1) / sampled.sum(-1)
         counted = largest + torch.log1p(rest.clamp_min(0) * share[:, None])
-        always = fine.masked_fill(among[:, None], -math.inf).logsumexp(-1)
-        if self.among == 1:
-            return torch.where(among.any(-1)[:, None], counted, always)
-        if self.among == 2:  # all but the sinks
-            window = fine.masked_fill((among | (steps.at < self.sinks))[:, None], -math.inf).logsumexp(-1)
-            return torch.where(among.any(-1)[:, None], torch.logaddexp(window, counted), always)
-        return torch.where(among.any(-1)[:, None], torch.logaddexp(always, counted), always)
+        sinks = steps.at < (self.sinks_in == 0) * (-(-self.sinks // self.run) * self.run)
+        always = fine.masked_fill((among | sinks)[:, None], -math.inf).logsumexp(-1)
+        both = counted if self.candidates else torch.logaddexp(always, counted)
+        return torch.where(among.any(-1)[:, None], both, always)
 
 
 def _count(chosen: Tensor) -> Tensor:
@@ -361,7 +358,7 @@ class Rows:
         return tuple(torch.cat(pair, 1) for pair in zip(self._side.boxes(), boxes_of(self._end)))
 
     def squared_steps(self, unit: int) -> Tensor:
-        """Of the keys' codes, by group and channel: [H, groups, d]."""
+        """By group and channel of the keys' codes: [H, groups, d]."""
         return torch.cat([quantise(_by_group(rows, unit), 255, -2)[1][..., 0, :] ** 2
                           for rows in (self._side.forms[RAW], self._end)], 1)
 

@@ -54,15 +54,15 @@ EMULATED = {"fp8": "fp8{}", "fp8_by_tensor": "fp8{by_tensor = 1}", "fp8_by_chann
             "strata_10%": "strata{budget = 10%-68, min_tokens = 0}", "quest_10%": "quest{budget = 10%, min_tokens = 0}"} | {
     name: f"planes{{{options}}}" for name, options in {
         "share_2.5%": "share = 0.025", "share_5%": "share = 0.05", "share_10%": "share = 0.1",
-        "above_4": "fine_above = 4, among = 0", "above_2": "fine_above = 2, among = 0",
-        "above_1": "fine_above = 1, among = 0", "above_2_exact": "fine_above = 2, sample = 1, among = 0",
-        "above_2_no_skip": "fine_above = 2, skip_below = 0, among = 0",
-        "share_5%_tail_1": "share = 0.05, tail = 1", "above_2_tail_1": "fine_above = 2, tail = 1, among = 0",
+        "above_4": "fine_above = 4", "above_2": "fine_above = 2", "above_1": "fine_above = 1",
+        "above_2_exact": "fine_above = 2, sample = 1", "above_2_no_skip": "fine_above = 2, skip_below = 0",
+        "share_5%_tail_1": "share = 0.05, tail = 1", "above_2_tail_1": "fine_above = 2, tail = 1",
         "share_5%_run_8": "share = 0.05, run = 8", "share_10%_run_8": "share = 0.1, run = 8",
-        "share_5%_keep_4": "share = 0.05, keep = 4", "above_2_keep_4": "fine_above = 2, keep = 4, among = 0",
-        "all": "share = 1", "all_keep_4": "share = 1, keep = 4",
-        "share_5%_unit_128": "share = 0.05, unit = 128", "above_2_unit_128": "fine_above = 2, unit = 128, among = 0",
-        "above_2_without_sinks": "fine_above = 2", "above_4_without_sinks": "fine_above = 4"}.items()}
+        "share_5%_keep_4": "share = 0.05, keep = 4", "above_2_keep_4": "fine_above = 2, keep = 4",
+        "all": "share = 1", "all_keep_4": "share = 1, keep = 4", "above_2_sinks_in": "fine_above = 2, sinks_in = 1",
+        "above_8_of_candidates": "fine_above = 8, candidates = 1", "above_3_skip_2": "fine_above = 3, skip_below = 2",
+        "above_4_variance": "fine_above = 4, variance = 1", "above_4_half_variance": "fine_above = 4, variance = 0.5",
+        "share_5%_unit_128": "share = 0.05, unit = 128", "above_2_unit_128": "fine_above = 2, unit = 128"}.items()}
 
 _SHARE = re.compile(r"([\d.]+)%(?:-(\d+))?")
 

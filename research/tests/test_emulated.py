@@ -75,13 +75,13 @@ class Emulated(unittest.TestCase):
         keys, q = keys.transpose(0, 1).contiguous(), queries.unflatten(1, (HEADS, GROUP)).transpose(0, 1)
         steps, form = Steps(PROMPT, STEPS, torch.device("cpu")), Form("planes", 64, 64)
         rows = Rows(Side(keys[:, :PROMPT], [form], Form.keys), keys[:, PROMPT:], steps)
-        error = (rows.dots(form, q) - rows.dots(RAW, q))[..., :512].var((0, 2, 3))  # of sealed groups alone
+        error = (rows.dots(form, q) - rows.dots(RAW, q))[..., :512].var((0, 2, 3))  # sealed groups alone
         said = (q ** 2 @ rows.squared_steps(64)[:, None, :8].transpose(2, 3) * (64 ** 2 - 1) / 12).mean((0, 2, 3))
         self.assertTrue(0.8 < float((error / said).mean()) < 1.25, (SEED, error / said))
 
     def test_variance_makes_fine_what_it_hides(self):
         fine = {}
-        for text in ("planes{sample = 1}", "planes{sample = 1, variance = 1}", "planes{sample = 1, among = 1}"):
+        for text in ("planes{sample = 1, sinks_in = 1}", "planes{sample = 1, sinks_in = 1, variance = 1}", "planes{sample = 1}", "planes{sample = 1, candidates = 1}"):
             keys, values, queries = (torch.from_numpy(x) for x in rows_and_queries())
             by_head, rule, steps = lambda x: x.transpose(0, 1), Rule(text), Steps(PROMPT, STEPS, torch.device("cpu"))
             layer = Layer(by_head(keys[:PROMPT]), by_head(values[:PROMPT]), [rule], steps, D ** -0.5)
