@@ -4,8 +4,8 @@
 //
 // Floor on an H200 (4.2 TB/s), 8 KV heads x 128: 128K tokens are 42 MB of keys, 38 MB of values
 // where no strip is left out, and 25 MB for each percent that is fine: 19 us, half of the strips
-// left out 14 us. Issue: 16,384 groups of 350 instructions by 528 schedulers: 6 us. Where strips are
-// read a group takes 350 more, and up to eight fine tokens of it 370.
+// left out 14 us. Issue: 16,384 groups of 350 instructions by 528 schedulers: 6 us. Where strips
+// are read a group takes 350 more, and up to eight fine tokens of it 370.
 #include <algorithm>
 #include <cmath>
 #include <type_traits>
@@ -311,8 +311,8 @@ __device__ __forceinline__ void StoreHead(const Arguments& a, int64_t row, float
   }
 }
 
-constexpr int kPartsAtOnce =
-    17;  // of an item: 33 where a GPU has 132 SMs, 8 items and two CTAs each
+// An item has 33 parts where a GPU has 132 SMs, 8 items and two CTAs each.
+constexpr int kPartsAtOnce = 17;
 
 // The item's sums, of all its CTAs in the last of them, to the output.
 template <int kDim, int kHeads, typename Warp, typename Shape>

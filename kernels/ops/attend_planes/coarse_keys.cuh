@@ -28,7 +28,7 @@ struct SharedQuery {
   // Divided by a power of two so that none is above 1: first pairs of both words, then second ones.
   uint4 plain[kQuads][32];
   uint4 scaled[kQuads][32];  // times 64 / 4^m
-  float base[8];             // of each column, as LaneFactors has it
+  float base[8];             // each column's, as LaneFactors has it
 
   // By one warp. scale: of logits, times log2(e).
   __device__ void Store(const LaneQueryPairs<kDim, 2>& query, float scale) {

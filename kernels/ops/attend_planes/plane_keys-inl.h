@@ -67,11 +67,11 @@ class GroupQueries {
   // Codes and digits count from their middle on: what rounding loses then weighs least.
   struct Head {
     float base;                   // the logit where all codes are the middle one
-    float digit_base, digit;      // of plane 0: and what a product counts
+    float digit_base, digit;      // plane 0's, and what a product counts
     float products[kHeadDimMax];  // q times steps
     int8_t rounded[kHeadDimMax];  // the same, in the order of the words' bytes
   };
-  static constexpr float kMiddleCode = 127.5f;  // of 0 to 255; kMiddleDigit's cell is around it
+  static constexpr float kMiddleCode = 127.5f;  // codes are 0 to 255; kMiddleDigit's cell is around it
 
   PlanesFormat f() const { return format_(); }
   int heads() const { return static_cast<int>(heads_.size()); }

@@ -51,7 +51,7 @@ struct WarpMemory {
   uint4 value_scales[kGroupTokens / 4];       // minima [64], then steps; finite at all times
   uint4 rows[kFineTile * kDim * 3 / 2 / 16];  // lower rows of fine tokens
   float logits[kGroupTokens][kHeads];  // all tokens', where some are fine: but for lower digits
-  uint4 weights[2][4 * kHeads];        // of lanes that have a head of their own
+  uint4 weights[2][4 * kHeads];        // those lanes' that have a head of their own
   uint8_t fine[kGroupTokens];          // numbers of fine tokens in the group
   float m[kHeads], l[kHeads];
 

@@ -77,7 +77,7 @@ static_assert(EdgeOctets::kTokens <= kFineTile);
 struct SampleTasks {
   PlanesSample sample;
   EdgeOctets edges;
-  int32_t first_octet;  // of the window, among the edges'
+  int32_t first_octet;  // the window's, among the edges'
   int32_t count;
 
   __device__ static SampleTasks Of(const PlanesLengths& lengths, const PlanesSample& sample) {

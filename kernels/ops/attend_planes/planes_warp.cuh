@@ -4,7 +4,7 @@
 #ifndef KVSTRATA_KERNELS_OPS_ATTEND_PLANES_PLANES_WARP_CUH_
 #define KVSTRATA_KERNELS_OPS_ATTEND_PLANES_PLANES_WARP_CUH_
 
-#include "kernels/ops/attend_planes/group_choice.cuh"
+#include "kernels/ops/attend_planes/attended_sums.cuh"
 #include "kernels/ops/attend_planes/hot_rows.cuh"
 
 namespace kvstrata::cuda {
@@ -78,22 +78,7 @@ class PlanesWarp {
   }
 
   // Sums of the warp to its memory; afterwards the CTA may read them behind a barrier.
-  __device__ __forceinline__ void Store(const ItemRule& rule) {
-    const int lane = threadIdx.x % 32;
-    float l[2], more[2], of_fine = fine_steps_;  // of head g
-    for (int step = 1; step < 4; step *= 2) of_fine += __shfl_xor_sync(kAllLanes, of_fine, step);
-    for (int head = 0; head < 2; ++head) {
-      more[head] = (rule.form.centre() - kCoarseCentre) *
-                   __shfl_sync(kAllLanes, of_fine, 4 * (2 * (lane % 4) + head));
-    }
-    values_.Store(memory_.o, kCoarseCentre, more, l);
-#pragma unroll
-    for (int head = 0; head < 2; ++head) {
-      if (lane >= kHeads / 2) continue;
-      memory_.m[2 * lane + head] = l[head] == 0 ? -INFINITY : rule.reference[head] + raised_[head];
-      memory_.l[2 * lane + head] = l[head];
-    }
-  }
+  __device__ __forceinline__ void Store(const ItemRule& rule) { attended_.Store(memory_, rule); }
 
   __device__ uint32_t fetched() const { return fetched_; }
 
@@ -201,8 +186,8 @@ class PlanesWarp {
   __device__ __forceinline__ void Weigh(const LaneFactors& factors, const float (&base)[2],
                                         uint32_t fine, const GroupSums& sums) {
     const bool is_read = strips_ >> (threadIdx.x % 32 / 8) & 1;
-    const float even = is_read ? base[0] - raised_[0] : -INFINITY;
-    const float odd = is_read ? base[1] - raised_[1] : -INFINITY;
+    const float even = is_read ? base[0] - attended_.raised(0) : -INFINITY;
+    const float odd = is_read ? base[1] - attended_.raised(1) : -INFINITY;
     uint32_t weights[2][4];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -224,8 +209,7 @@ class PlanesWarp {
                                          const uint4* ones, Hot& hot) {
     WaitForCopies<1>();
     __syncwarp();
-    const float step = LargestStep(memory_);
-    if (__any_sync(kAllLanes, step > Exp2(kMostProduct - limit_))) LowerLimit(step);
+    attended_.FitSteps(memory_);
 #pragma unroll 1
     for (int first = 0; first < count_; first += kFineTile) {
       const int count = min(count_ - first, kFineTile);
@@ -240,69 +224,12 @@ class PlanesWarp {
       hot.Keep(group_, memory_.rows);
       float logits[2];
       FineLogits(memory_, first, rule.form, memory_.Steps(slot_), query, rule.factors, logits);
-      AddFine(first, count, rule.form, logits);
+      attended_.AddFine(memory_, first, count, rule.form, logits);
     }
     __syncwarp();
-    values_.Add(memory_, ones);
+    attended_.AddStrips(memory_, ones);
     __syncwarp();
   }
-
-  // Tokens first .. first + count - 1 of the list, at most kFineTile: their weights join those of
-  // the group.
-  __device__ __forceinline__ void AddFine(int first, int count, const FineForm& form,
-                                          const float (&logits)[2]) {
-    const int g = threadIdx.x % 32 / 4;
-    const bool exists = g < count;
-    const bool beyond = logits[0] - raised_[0] > limit_ || logits[1] - raised_[1] > limit_;
-    if (__any_sync(kAllLanes, exists && beyond)) {
-      const float top[2] = {exists ? logits[0] - limit_ : -INFINITY,
-                            exists ? logits[1] - limit_ : -INFINITY};
-      Raise(top);
-    }
-    uint32_t weights = 0;
-    if (exists) {
-      weights = Element<__half>::Pack(Exp2(logits[0] - raised_[0]), Exp2(logits[1] - raised_[1]));
-      StripWeights::Put(memory_, memory_.fine[first + g], weights);
-    }
-    __syncwarp();
-    fine_steps_ += values_.AddLower(memory_, first, Transpose8x8(weights), form);
-  }
-
-  // So that weights fit fp16 when they are multiplied with a step of any lane.
-  __device__ __forceinline__ void LowerLimit(float step) {
-#pragma unroll
-    for (int i = 1; i < 32; i *= 2) step = fmaxf(step, __shfl_xor_sync(kAllLanes, step, i));
-    const float limit = kMostProduct - ceilf(log2f(step));
-    const float top[2] = {raised_[0] + limit_ - limit, raised_[1] + limit_ - limit};
-    limit_ = limit;
-    Raise(top);
-  }
-
-  // What weights are relative to, to the largest of any lane where that is larger. One token may
-  // weigh any number of times what the normaliser says.
-  __device__ __forceinline__ void Raise(const float (&to)[2]) {
-    float factor[2];
-#pragma unroll
-    for (int head = 0; head < 2; ++head) {
-      float top = fmaxf(raised_[head], to[head]);
-#pragma unroll
-      for (int step = 4; step < 32; step *= 2) {
-        top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, step));
-      }
-      factor[head] = Exp2(raised_[head] - top);
-      raised_[head] = top;
-    }
-    values_.Scale(factor);
-    const int g = threadIdx.x % 32 / 4;
-    const float even = __shfl_sync(kAllLanes, factor[0], g / 2);
-    const float odd = __shfl_sync(kAllLanes, factor[1], g / 2);
-    const float of_head = g % 2 == 0 ? even : odd;
-    fine_steps_ *= of_head;
-    StripWeights::Scale(memory_, of_head);
-    __syncwarp();
-  }
-
-  static constexpr float kMostProduct = 15;  // log2 of a weight times a step
 
   const PlanesItem<kDim>& item_;
   const PlanesVisits& visits_;
@@ -313,11 +240,7 @@ class PlanesWarp {
   // are listed, and where its scales are.
   uint32_t strips_ = 0;
   int count_ = 0, group_ = 0, slot_ = 0;
-  ValueSums<kDim> values_;
-  // What weights are relative to, of the lane's heads, above the reference; the log2 of the
-  // largest.
-  float raised_[2] = {kFineFrom - kMostProduct, kFineFrom - kMostProduct}, limit_ = kMostProduct;
-  float fine_steps_ = 0;  // of head g: fine tokens' weights times their steps
+  AttendedSums<kDim, kHeads> attended_;
   uint64_t ahead_ = 0;    // the block of the visit whose keys are asked for next
   uint32_t fetched_ = 0;  // bytes
 };

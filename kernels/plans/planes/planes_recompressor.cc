@@ -89,7 +89,7 @@ class PlanesRecompressor final : public Recompressor {
     return view.extent_count == 0 ? 0 : view.extents[view.extent_count - 1].tokens.end;
   }
 
-  // Of a prompt, what it can be held for: whoever opens it again computes the rest, and a group
+  // A prompt's are what it can be held for: whoever opens it again computes the rest, and a group
   // that reaches into that could not be read.
   int32_t SealableTokens(const RecompressInput& input) const {
     const int32_t tokens = input.view.tokens, page = geometry_.page_tokens;
