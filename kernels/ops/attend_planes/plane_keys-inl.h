@@ -71,7 +71,7 @@ class GroupQueries {
     float products[kHeadDimMax];  // q times steps
     int8_t rounded[kHeadDimMax];  // the same, in the order of the words' bytes
   };
-  static constexpr float kMiddleCode = 127.5f;  // codes are 0 to 255; kMiddleDigit's cell is around it
+  static constexpr float kMiddleCode = 127.5f;  // kMiddleDigit's cell is around it
 
   PlanesFormat f() const { return format_(); }
   int heads() const { return static_cast<int>(heads_.size()); }
