@@ -35,24 +35,6 @@ TEST(PlanesExtents, FollowEachOtherLikeDigits) {
                              {0, 1024}, {1024, 1152}, {1152, 1168}, {1168, 1184}, {1184, 1200}}));
 }
 
-// What a prompt that is opened again can be held for: its last token, whose page is computed, and
-// the group that has it are not.
-TEST(PlanesExtents, HoldNoTokenOfAPromptsLastPage) {
-  for (const int32_t page : {16, 64, 128}) {
-    Geometry g = Shape();
-    g.page_tokens = page;
-    const Inputs in(g, 385, kSeed);
-    CodecSequence s(PlanesPlan(), in.g, in);
-    s.Commit(384);
-    s.PrefillDone();
-    s.Settle();
-    EXPECT_EQ(TokensOf(s).back().end, page == 128 ? 256 : 320) << page;
-    s.Commit(385);
-    s.Settle();
-    EXPECT_EQ(TokensOf(s).back().end, 384) << page;
-  }
-}
-
 // As large as an extent may be, and no larger.
 TEST(PlanesExtents, WeighNoMoreThanTheyMay) {
   static const Codec limited = [] {
@@ -63,7 +45,7 @@ TEST(PlanesExtents, WeighNoMoreThanTheyMay) {
     };
     return codec;
   }();
-  const Inputs in(Shape(), 64 * 17 + 1, kSeed);
+  const Inputs in(Shape(), 64 * 17, kSeed);
   CodecSequence s(PlanesPlan(), in.g, in, nullptr, "ref", &limited);
   s.Commit(in.n);
   s.PrefillDone();
@@ -80,10 +62,8 @@ class PlanesStep : public ::testing::TestWithParam<std::string> {
         state_(in_.g, plan_, kSealed, kSealed) {
     rows_.Commit(kSealed);
     rows_.PrefillDone();
-    rows_.Commit(kSealed + 1);  // the prompt's last group waits for it
     rows_.Settle();
     view_ = rows_.View();
-    view_.tokens = kSealed;
     EXPECT_TRUE(state_.PrefillDone(view_, backend_, InlineExecutor()).ok());
     rows_.Commit(kTokens + kNew);
     view_ = rows_.View();

@@ -39,10 +39,10 @@ def toy(random: np.random.Generator) -> Toy:
     return made
 
 
-def prompt(session: kvstrata.Session, toy: Toy, plan: str, tokens: int = PROMPT) -> kvstrata.Sequence:
-    sequence = session.open(toy.register(session), plan, toy.ids[:tokens])
-    if sequence.held < tokens:
-        toy.feed(session, sequence, sequence.held, tokens)
+def prompt(session: kvstrata.Session, toy: Toy, plan: str) -> kvstrata.Sequence:
+    sequence = session.open(toy.register(session), plan, toy.ids[:PROMPT])
+    if sequence.held < PROMPT:
+        toy.feed(session, sequence, sequence.held, PROMPT)
     sequence.prefill_done()
     sequence.settle()
     return sequence
@@ -61,9 +61,9 @@ def step(session: kvstrata.Session, toy: Toy, sequence: kvstrata.Sequence, t: in
     return np.array(out), read
 
 
-def decode(session: kvstrata.Session, toy: Toy, plan: str, steps: int = STEPS, tokens: int = PROMPT) -> np.ndarray:
-    with prompt(session, toy, plan, tokens) as sequence:
-        return np.array([step(session, toy, sequence, t)[0] for t in range(tokens, tokens + steps)])
+def decode(session: kvstrata.Session, toy: Toy, plan: str, steps: int = STEPS) -> np.ndarray:
+    with prompt(session, toy, plan) as sequence:
+        return np.array([step(session, toy, sequence, t)[0] for t in range(PROMPT, PROMPT + steps)])
 
 
 @pytest.mark.parametrize("backend", TOLERANCE)
@@ -100,17 +100,14 @@ def test_everything_fine_is_nearly_full(daemon: Daemon, toy: Toy):
     assert 0 < np.linalg.norm(fine - full) / np.linalg.norm(full) < 0.02
 
 
-@pytest.mark.parametrize(("tokens", "page", "keep_raw"), [
-    (PROMPT, 16, "no"), (PROMPT, 16, "host"), (5 * UNIT, 16, "host"), (5 * UNIT, UNIT, "no")])
-def test_a_prompt_that_is_held_is_the_same_bits(daemon: Daemon, toy: Toy, tokens: int, page: int, keep_raw: str):
-    """One that ends with a group, too."""
-    toy.page_tokens = page
+@pytest.mark.parametrize("keep_raw", ["no", "host"])
+def test_a_prompt_that_is_held_is_the_same_bits(daemon: Daemon, toy: Toy, keep_raw: str):
     plan = text_of(f'share = 0.2, keep_raw = "{keep_raw}"')
     with attach(daemon) as session:
-        first = decode(session, toy, plan, 70, tokens)
-        with session.open(toy.register(session), plan, toy.ids[:tokens]) as sequence:
-            assert sequence.held == (tokens - 1) // page * page
-        assert np.array_equal(decode(session, toy, plan, 70, tokens), first)
+        first = decode(session, toy, plan, 70)
+        with session.open(toy.register(session), plan, toy.ids[:PROMPT]) as sequence:
+            assert sequence.held == PROMPT // 16 * 16
+        assert np.array_equal(decode(session, toy, plan, 70), first)
 
 
 def test_a_fork_goes_on_like_its_parent(daemon: Daemon, toy: Toy):

@@ -30,11 +30,10 @@ class Toy:
         self.k, self.v, self.q = make(kv_heads), make(kv_heads), make(heads)
         self.ids = rng.integers(0, 1 << 30, tokens).astype(np.int32)
         self.digest = f"toy:{rng.integers(1 << 60)}"
-        self.page_tokens = 16
 
     def register(self, session: kvstrata.Session) -> kvstrata.Model:
         return session.register_model("toy", self.digest, layers=self.layers, query_heads=self.heads,
-                                      kv_heads=self.kv_heads, head_dim=DIM, page_tokens=self.page_tokens)
+                                      kv_heads=self.kv_heads, head_dim=DIM, page_tokens=16)
 
     def feed(self, session: kvstrata.Session, sequence: kvstrata.Sequence, first: int, end: int
              ) -> list[np.ndarray]:

@@ -89,17 +89,9 @@ class PlanesRecompressor final : public Recompressor {
     return view.extent_count == 0 ? 0 : view.extents[view.extent_count - 1].tokens.end;
   }
 
-  // Up to a prompt's end those that it can be held for: whoever opens it again computes the rest,
-  // and a group that reaches into that could not be read. Any token may be the prompt's last.
-  int32_t SealableTokens(const RecompressInput& input) const {
-    const int32_t tokens = input.view.tokens, page = geometry_.page_tokens;
-    if (input.prompt_tokens >= 0 && tokens > input.prompt_tokens) return tokens;
-    return std::max((tokens - 1) / page * page, EndOf(input.view));
-  }
-
   Work NextWork(const RecompressInput& input) const {
     if (!ReachesMinimum(input, plan_)) return {};
-    const int32_t unit = format_.tokens, groups = SealableTokens(input) / unit;
+    const int32_t unit = format_.tokens, groups = input.view.tokens / unit;
     const auto parts = static_cast<int32_t>(parts_.size());
     Work work;
     for (int32_t at = 0; at < groups; work.kept += parts) {
