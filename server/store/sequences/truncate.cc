@@ -34,11 +34,17 @@ uint32_t EndOf(const Sequence& s, size_t extents) {
   return extents == 0 ? 0 : static_cast<uint32_t>(s.extents[extents - 1].tokens.end);
 }
 
-// Whether the extents behind those may go: all rows that are left of them lie on pages, too.
+// Whether the extents behind those may go: all rows that are left of them lie on pages, too. Those
+// on a GPU stay, since what an engine keeps of them (cuda_hot_rows.h) is not told.
 bool DropsExtents(const Sequence& s, uint32_t tokens) {
   if (!CodecOf(s.plan).drops_last) return false;
+  const size_t kept = ExtentsWithin(s, tokens);
+  const auto is_on_gpu = [](const Extent& e) { return e.description != nullptr; };
+  if (std::any_of(s.extents.begin() + static_cast<ptrdiff_t>(kept), s.extents.end(), is_on_gpu)) {
+    return false;
+  }
   const uint32_t page = s.page_tokens();
-  const auto begin = s.pages.begin() + EndOf(s, ExtentsWithin(s, tokens)) / page;
+  const auto begin = s.pages.begin() + EndOf(s, kept) / page;
   const auto end = s.pages.begin() + s.PagesFor(tokens);
   return std::find(begin, end, nullptr) == end;
 }
