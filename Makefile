@@ -94,7 +94,7 @@ build: $(BUILD)/build.ninja $(VENV)/.installed
 	@cp $(BUILD)/build.ninja $(BUILD)/steps.ninja
 	@steps=$$(ninja -C $(BUILD) -f steps.ninja -n $(PRODUCT) | grep -c '^\['); \
 	  echo "make build: $$steps steps on $(JOBS) cores," \
-	  "up to $$((steps * 5 / $(JOBS) / 60 + 1)) minutes; CUDA backend: $(if $(CUDA),yes,no (CUDA=1 builds it without a GPU))"
+	  "up to $$((steps * 10 / $(JOBS) / 60 + 1)) minutes; CUDA backend: $(if $(CUDA),yes,no (CUDA=1 builds it without a GPU))"
 	@cmake --build $(BUILD) --parallel $(JOBS) --target $(PRODUCT)
 
 # What is given away has all of it.
