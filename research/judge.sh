@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Of a bundle (judge_bundle.sh): rules of planes judged on one GPU by three models, side by side, for so many seconds.
+# Rules of planes judged from a bundle (judge_bundle.sh) on one GPU by three models, side by side, for so many seconds.
 #
 #   judge.sh SECONDS [PROMPTS [ARGUMENTS-OF-RESEARCH...]]
 # The bundle's parts lie in $WORK (/tmp/judge); a file gemma/all says that Gemma's are. PROMPTS: of each model at most. Lines

@@ -17,8 +17,8 @@ namespace kvstrata::cuda {
 
 class PlacedRuns {
  public:
-  // In blocks [kv_heads][block_groups] of one array, at the places of a block in it; what has an s
-  // of 1 or 2 begins and repeats 2 or 4 times as far away.
+  // In blocks [kv_heads][block_groups] of one array, at the places of a block in it. Where s is 1
+  // or 2 runs begin and repeat 2 or 4 times as far away.
   PlacedRuns(const PlanesInputs& in, const std::vector<int>& places, bool lower, bool on_host) {
     const PlanesShape& s = in.shape();
     const auto blocks = static_cast<int>(places.size()) / s.batch;
