@@ -198,16 +198,42 @@ def test_limits_of_weights(random: np.random.Generator):
         plan = planes.Planes(unit=16, fine_above=4, sample=sample_of, min_tokens=0)
         head = plan.head(q, keys[:, 0], values[:, 0])
         total = plan.log_normaliser(head)
-        choice, (start, stop) = plan.choose(head.coarse, total, n), plan.candidates(n)
-        weights = np.exp(head.coarse - total[:, None]).max(axis=0) * n
+        choice, (start, stop) = plan.choose(head.scores, total, n), plan.candidates(n)
+        weights = np.exp(head.scores - total[:, None]).max(axis=0) * n
         fine = np.isin(np.arange(n), choice.fine)
         assert np.array_equal(fine[start:stop], weights[start:stop] >= 4)
-        low = weights.reshape(-1, 16).max(axis=1) < 1
+        low = weights.reshape(-1, 16).max(axis=1) < 2
         wanted = fine[:len(weights)].reshape(-1, 16).any(axis=1) | ~low
         assert np.array_equal(choice.strips, np.flatnonzero(wanted))
         assert 0 < len(choice.strips) < len(low)
     every = planes.Planes(unit=16, skip_below=0, min_tokens=0).step(q, keys, values)[1][0]
     assert len(every.strips) == len(low)
+
+
+@pytest.mark.parametrize("keep", (8, 4))
+def test_the_variance_is_that_of_digits_that_are_not_read(random: np.random.Generator, keep: int):
+    """A channel that has every code once: the variance is exact."""
+    keys, values = np.full((257, 64), 3.0, np.float32), np.zeros((257, 64), np.float32)
+    keys[:256, 5] = random.permutation(256) / 8
+    head = planes.Planes(keep=keep, unit=256, min_tokens=0).head(random.normal(size=(2, 64)), keys, values)
+    assert np.allclose((head.fine - head.coarse).var(axis=1), head.variance[:, 0], rtol=1e-9)
+    assert np.allclose((head.fine - head.coarse).mean(axis=1), 0, atol=1e-12)
+    assert np.allclose(head.variance, head.variance[:, :1], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("rule", ({"fine_above": 8}, {"share": 0.2}))
+def test_a_token_whose_coarse_logit_is_too_low_is_fine(random: np.random.Generator, rule: dict):
+    """An outlier in the group makes steps so wide that the token's own digits are lost."""
+    q, keys, values = random.normal(size=(2, 64)), *random.normal(size=(2, 641, 1, 64)).astype(np.float32)
+    keys[:, 0, 9], q[:, 9] = random.uniform(-0.1, 0.1, 641), 24
+    keys[330, 0], keys[331, 0, 9] = 0, -14
+    keys[330, 0, 9] = 2  # counts as nearly 0, the middle of a cell of 4
+    plan = planes.Planes(min_tokens=0, **rule)
+    head = plan.head(q, keys[:, 0], values[:, 0])
+    by = lambda scores: 330 in plan.choose(scores, plan.log_normaliser(head), 641).fine
+    assert (head.fine - head.coarse)[0, 330] > 5
+    assert by(head.scores) and not by(head.coarse)
+    assert 330 in plan.step(q, keys, values)[1][0].fine
 
 
 def test_the_normaliser(random: np.random.Generator):

@@ -142,14 +142,21 @@ class Choice(NamedTuple):
 class Head(NamedTuple):
     """One KV head as a step sees it: logits by query head and token, values by token.
 
-    coarse [G, S], fine [G, S]; coarse_values, fine_values [S, d], rotated; raw_logits [G, N - S], raw_values [N - S, d]
+    coarse [G, S], fine [G, S]; variance [G, S]: V_h of the token's group; coarse_values, fine_values [S, d], rotated;
+    raw_logits [G, N - S], raw_values [N - S, d]
     """
     coarse: np.ndarray
     fine: np.ndarray
+    variance: np.ndarray
     coarse_values: np.ndarray
     fine_values: np.ndarray
     raw_logits: np.ndarray
     raw_values: np.ndarray
+
+    @property
+    def scores(self):
+        """[G, S] (rule 2)."""
+        return self.coarse + self.variance / 2
 
 
 class Planes:
@@ -158,7 +165,7 @@ class Planes:
     share, fine_above: the two rules of the fine set; fine_above is None for the first.
     """
 
-    def __init__(self, keep=8, unit=64, share=0.05, fine_above=None, skip_below=1, run=1, sample=None, n_sink=4,
+    def __init__(self, keep=8, unit=64, share=0.05, fine_above=None, skip_below=2, run=1, sample=None, n_sink=4,
                  n_recent=64, min_tokens=4096):
         self.keep, self.unit, self.share, self.fine_above = keep, unit, share, fine_above
         self.skip_below, self.run, self.n_sink, self.n_recent = skip_below, run, n_sink, n_recent
@@ -184,7 +191,10 @@ class Planes:
         read = lambda of, plane: np.concatenate([of(g).read(plane) for g in groups] or [np.zeros((0, d))])
         last = fine_plane(self.keep)
         logits = lambda k: scale * (q @ np.asarray(k, np.float64).T)
+        steps = np.array([g.keys.step for g in groups], np.float64).reshape(-1, d)
+        variance = scale ** 2 * (CELLS[0] ** 2 - CELLS[last] ** 2) / 12 * (q ** 2 @ steps.T ** 2)
         return Head(logits(read(lambda g: g.keys, 0)), logits(read(lambda g: g.keys, last)),
+                    variance.repeat(self.unit, axis=1),
                     read(lambda g: g.values, 0), read(lambda g: g.values, last),
                     logits(keys[edge:]), np.asarray(values[edge:], np.float64))
 
@@ -203,19 +213,19 @@ class Planes:
         rest = np.maximum(np.exp(logits - largest).sum(axis=1, keepdims=True) - 1, 0)
         return log_sum(np.concatenate([always, largest + np.log(1 + rest * ratio)], axis=1))
 
-    def choose(self, coarse, log_normaliser, n):
-        """Choice of one KV head, of logits [G, S] by coarse keys."""
-        edge, (start, stop) = coarse.shape[1], self.candidates(n)
-        weights = np.exp(coarse - log_normaliser[:, None])
+    def choose(self, scores, log_normaliser, n):
+        """Choice of one KV head, of scores [G, S]."""
+        edge, (start, stop) = scores.shape[1], self.candidates(n)
+        weights = np.exp(scores - log_normaliser[:, None])
         always = [np.arange(min(start, n)), np.arange(stop, n)]
         if start >= stop or n < self.min_tokens:
             chosen = np.arange(start, stop)
         elif self.fine_above is not None:
             chosen = start + np.flatnonzero((weights[:, start:stop] >= self.fine_above / n).any(axis=0))
         else:
-            scores = core.softmax(coarse[:, start:stop]).reshape(len(coarse), -1, self.run).sum(axis=(0, 2))
+            mass = core.softmax(scores[:, start:stop]).reshape(len(scores), -1, self.run).sum(axis=(0, 2))
             room = max(self.run, core.ceil_share(self.share, n) - (n - stop + start))
-            chosen = start + core.unit_tokens(core.top_k(scores, room // self.run), self.run, stop - start)
+            chosen = start + core.unit_tokens(core.top_k(mass, room // self.run), self.run, stop - start)
         fine = np.unique(np.concatenate([*always, chosen])).astype(np.int64)
         in_fine = np.isin(np.arange(edge), fine).reshape(-1, STRIP).any(axis=1)
         low = (weights < self.skip_below / n).all(axis=0).reshape(-1, STRIP).all(axis=1)
@@ -237,7 +247,7 @@ class Planes:
         for h in range(keys.shape[1]):
             head = self.head(q[h * group:(h + 1) * group], keys[:, h], values[:, h])
             normalisers.append(self.log_normaliser(head))
-            choices.append(self.choose(head.coarse, normalisers[-1], len(keys)))
+            choices.append(self.choose(head.scores, normalisers[-1], len(keys)))
             out.append(core.output(core.merge(self.partials(head, choices[-1]))))
         return np.concatenate(out), choices, np.concatenate(normalisers)
 
