@@ -399,7 +399,7 @@ void AttendPlanes(benchmark::State& state) { AttendPlanesBy({}, state); }
 // The preset's rule. Logits deviate by 8: some 9 % of the tokens are fine, and four fifths of the
 // strips are read.
 void AttendPlanesAbove(benchmark::State& state) {
-  AttendPlanesBy({.share = 0, .fine_above = 2, .sample = 16}, state);
+  AttendPlanesBy({.share = 0, .fine_above = 8, .sample = 16}, state);
 }
 
 constexpr int kScoreTile = 2048;  // tokens of a work item, as selectors cut them

@@ -11,7 +11,7 @@ known, and a layer computes them at once.
 | `full`, `fp8{}` | all rows in bf16; in e4m3 as they are, as vLLM has them by default. `by_tensor = 1`, `by_channel = 1`: by a scale of all the prompt's keys, or values, or by one a channel |
 | `turboquant{keys = 8}` | values in 4 bits, a minimum and a step a token; keys in e4m3, or `keys = 4`: rotated, a norm a token and Lloyd-Max codes of a Gaussian |
 | `planes{}` | docs/spec/planes.md. Beside its options: `tail = 1`: outside of F a value is read by the upper bit of its plane 0 |
-| | `variance = v`: to a coarse logit v / 2 of the variance that rounding adds to it is added, before both limits |
+| | `variance = v`: a score has v / 2 of the variance that rounding adds to a logit; the page's is 1 |
 | | `sinks_in = 1`: L_h has the sinks, too; `candidates = 1`: it has nothing but the candidates |
 | `strata{budget}` | docs/spec/bits.md with two bits |
 | `quest{budget}` | docs/spec/beyond.md, "Baselines": pages of 16 by their bounds |
@@ -161,8 +161,8 @@ RAW = Form("raw")
 OPTIONS: dict[str, dict[str, float]] = {
     "full": {}, "fp8": {"by_tensor": 0, "by_channel": 0}, "turboquant": {"keys": 8},
     "strata": {"budget": 2048, "min_tokens": 0}, "quest": {"budget": 2048, "min_tokens": 0},
-    "planes": {"keep": 8, "unit": 64, "tail": 2, "share": 0, "fine_above": 2, "skip_below": 1, "run": 1, "sample": 0,
-               "sinks": 4, "recent": 64, "variance": 0, "sinks_in": 0, "candidates": 0}}
+    "planes": {"keep": 8, "unit": 64, "tail": 2, "share": 0, "fine_above": 8, "skip_below": 2, "run": 1, "sample": 0,
+               "sinks": 4, "recent": 64, "variance": 1, "sinks_in": 0, "candidates": 0}}
 
 
 class Steps:
@@ -264,13 +264,11 @@ class Rule:
         start = -(-self.sinks // self.run) * self.run
         stop = torch.minimum(sealed, (n - self.recent) // self.run * self.run).clamp_min(start)
         among = (at >= start) & (at < stop)
-        weights = coarse - self.log_normaliser(steps, coarse, fine, among)[..., None]
-        if self.variance:
-            variance = _by_tokens(q ** 2, keys.squared_steps(self.unit)) * ((64 ** 2 - 1) / 12)
-            weights += self.variance / 2 * variance.repeat_interleave(self.unit, -1)
-        weights = weights.exp().amax(2)
+        variance = _by_tokens(q ** 2, keys.squared_steps(self.unit)) * ((64 ** 2 - self.fine_keys.cell ** 2) / 12)
+        scores = coarse + self.variance / 2 * variance.repeat_interleave(self.unit, -1)
+        weights = (scores - self.log_normaliser(steps, coarse, fine, among)[..., None]).exp().amax(2)
         if self.share:
-            best = self._runs(coarse, among, (torch.ceil(self.share * n.double() - 1e-9).long() - (n - stop + start)).clamp_min(self.run))
+            best = self._runs(scores, among, (torch.ceil(self.share * n.double() - 1e-9).long() - (n - stop + start)).clamp_min(self.run))
         else:
             best = weights >= self.fine_above / n
         chosen = best & among | steps.present & ~among
@@ -282,9 +280,9 @@ class Rule:
         lower = _count(chosen & packed) * {8: 3 * d // 2, 4: d // 2}[self.keep]
         return Read(chosen, coarsely, upper + lower + _count(strips) * (64 + 2 * self.tail * d), torch.zeros_like(upper))
 
-    def _runs(self, coarse: Tensor, among: Tensor, room: Tensor) -> Tensor:
-        scores = _scores(coarse, among).unflatten(-1, (-1, self.run)).sum(-1)
-        return _largest(scores, room // self.run).repeat_interleave(self.run, -1)
+    def _runs(self, scores: Tensor, among: Tensor, room: Tensor) -> Tensor:
+        masses = _scores(scores, among).unflatten(-1, (-1, self.run)).sum(-1)
+        return _largest(masses, room // self.run).repeat_interleave(self.run, -1)
 
     def log_normaliser(self, steps: Steps, coarse: Tensor, fine: Tensor, among: Tensor) -> Tensor:
         """L_h [H, T, G]. among [T, N]: the candidates."""

@@ -81,7 +81,8 @@ class Emulated(unittest.TestCase):
 
     def test_variance_makes_fine_what_it_hides(self):
         fine = {}
-        for text in ("planes{sample = 1, sinks_in = 1}", "planes{sample = 1, sinks_in = 1, variance = 1}", "planes{sample = 1}", "planes{sample = 1, candidates = 1}"):
+        for text in ("planes{sample = 1, sinks_in = 1, variance = 0}", "planes{sample = 1, sinks_in = 1}",
+                     "planes{sample = 1, variance = 0}", "planes{sample = 1, candidates = 1, variance = 0}"):
             keys, values, queries = (torch.from_numpy(x) for x in rows_and_queries())
             by_head, rule, steps = lambda x: x.transpose(0, 1), Rule(text), Steps(PROMPT, STEPS, torch.device("cpu"))
             layer = Layer(by_head(keys[:PROMPT]), by_head(values[:PROMPT]), [rule], steps, D ** -0.5)

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -97,6 +98,23 @@ class PlanesOracle {
     return sum * in_.scale();
   }
 
+  // Rule 2: what scores of a row are above coarse logits, by group.
+  std::vector<double> HalfVariances(size_t item, size_t row) const {
+    const PlanesFormat& f = in_.format();
+    std::vector<double> halves;
+    for (int g = 0; g < in_.Sealed(item) / kGroup; ++g) {
+      double squares = 0;
+      for (int c = 0; c < f.dim; ++c) {
+        F16 step;
+        std::memcpy(&step, in_.Upper(item, g) + StepOffset(f, {PlanesSide::kKeys, 0, c}), 2);
+        const double product = double{in_.scale()} * in_.q()[row * f.dim + c] * ToFloat(step);
+        squares += product * product;
+      }
+      halves.push_back(RoundingVariance(f) / 2 * squares);
+    }
+    return halves;
+  }
+
   // Rule 3.
   double LogNormaliser(size_t item, size_t row) const {
     const PlanesNumbers& n = in_.numbers(item);
@@ -127,9 +145,11 @@ class PlanesOracle {
     for (int g = 0; g < in_.shape().group && in_.Start(item) < in_.Stop(item); ++g) {
       const size_t row = item * in_.shape().group + g;
       const double normaliser = LogNormaliser(item, row);
+      const std::vector<double> halves = HalfVariances(item, row);
       for (int t = 0; t < in_.Sealed(item); ++t) {
-        const double weight =
-            std::exp(Logit(row, in_.numbers(item).coarse_keys, t) - normaliser) * in_.Tokens(item);
+        const double score =
+            Logit(row, in_.numbers(item).coarse_keys, t) + halves[static_cast<size_t>(t / kGroup)];
+        const double weight = std::exp(score - normaliser) * in_.Tokens(item);
         double& largest = weights[static_cast<size_t>(t)];
         if (std::isnan(weight) || weight > largest) largest = weight;
         if (std::isnan(weight)) break;

@@ -197,6 +197,29 @@ TEST_P(AttendPlanes, ReadsNothingElse) {
   EXPECT_GT(left_out, 0);
 }
 
+// A wide step hides what a token's digits add to its logit. The variance of that is in its score.
+TEST_P(AttendPlanes, ATokenWhoseCoarseLogitIsTooLowIsFine) {
+  Random random;
+  SCOPED_TRACE(random.Trace());
+  constexpr int kToken = 330, kChannel = 9;
+  for (int keep : {8, 4}) {
+    const PlanesFormat f{64, 64, keep};
+    Sequence s(random, f, 641, 1, 2);
+    for (int g = 0; g < 2; ++g) s.q[g * f.dim + kChannel] = 24;
+    for (int t = 0; t < 641; ++t) s.keys.Set(t, kChannel, 0.1f * random.Normal());
+    for (int c = 0; c < f.dim; ++c) s.keys.Set(kToken, c, 0);
+    s.keys.Set(kToken, kChannel, 2);  // counts as nearly 0, the middle of a cell of 4
+    s.keys.Set(kToken + 1, kChannel, -14);
+    const PlanesFixture wide(s.keys.rows, s.values.rows, f, 10);
+    s.step.rows = wide.rows;
+    for (const PlanesRule& rule : {PlanesRule{0, 8, 2, 1, 16}, PlanesRule{0.2, 0, 2, 1, 1}}) {
+      const Answer answer = s.step.Attend(rule);
+      EXPECT_EQ(answer.fine[kToken], 1) << keep;
+      EXPECT_LE(answer.Fine(), 200);
+    }
+  }
+}
+
 // And what a rule reads counts: any other byte changes the answer.
 TEST_P(AttendPlanes, ReadsWhatItChooses) {
   Random random;

@@ -67,15 +67,15 @@ constexpr Written kTexts[] = {
      "bits = 2, unit = 64, sinks = 4, recent = 64, max_missed = 0.01, budget = \"all\"}"},
     {"planes",
      "planes{codec = \"planes\", tier = \"device\", min_tokens = 4096, n_dense_layers = 0, "
-     "fine_above = 2.0, skip_below = 1.0, sample = 16, sinks = 4, recent = 64, keep = 8, "
+     "fine_above = 8.0, skip_below = 2.0, sample = 16, sinks = 4, recent = 64, keep = 8, "
      "unit = 64, keep_raw = \"auto\"}"},
     {"planes{keep = 4, unit = 128, share = 0.05}",
      "planes{codec = \"planes\", tier = \"device\", min_tokens = 4096, n_dense_layers = 0, "
-     "share = 0.05, skip_below = 1.0, run = 1, sample = 1, sinks = 4, recent = 64, keep = 4, "
+     "share = 0.05, skip_below = 2.0, run = 1, sample = 1, sinks = 4, recent = 64, keep = 4, "
      "unit = 128, keep_raw = \"auto\"}"},
     {"planes{lower = 'host', hot = 4}",
      "planes{codec = \"planes\", tier = \"device\", min_tokens = 4096, n_dense_layers = 0, "
-     "fine_above = 2.0, skip_below = 1.0, sample = 16, sinks = 4, recent = 64, keep = 8, "
+     "fine_above = 8.0, skip_below = 2.0, sample = 16, sinks = 4, recent = 64, keep = 8, "
      "unit = 64, lower = \"host\", hot = 4, keep_raw = \"auto\"}"},
     {"strata{run = 8}",
      "strata{codec = \"raw\", tier = \"device\", min_tokens = 4096, n_dense_layers = 0, "

@@ -15,10 +15,10 @@
 //
 // Precision: ref sums in double. simd is fp32, and rounds to 8 bits what meets plane 0 in whole
 // numbers: a query times a group's steps (score_bits.h has the bound, with 3 for its B and 64 steps
-// for one), and the weights of up to 64 tokens times their steps, by the largest. Fine keys, and
-// what a fine value adds, are fp32. So simd may decide a near-tie otherwise than ref. With `share`,
-// and with fine_above where `sample` is 1, it takes four bytes a token and query head of memory,
-// and some ten a token.
+// for one), and the weights of up to 64 tokens times their steps, by the largest. Fine keys, what
+// a fine value adds, and variances are fp32. So simd may decide a near-tie otherwise than ref. With
+// `share`, and with fine_above where `sample` is 1, it takes four bytes a token and query head of
+// memory, and some ten a token.
 #ifndef KVSTRATA_KERNELS_OPS_ATTEND_PLANES_ATTEND_PLANES_H_
 #define KVSTRATA_KERNELS_OPS_ATTEND_PLANES_ATTEND_PLANES_H_
 
@@ -39,11 +39,18 @@ struct PlanesRows {
   int32_t strips() const { return tokens() / kStripTokens; }
 };
 
+// Rule 2: the variance that digits which are not read add to a coarse logit, over the sum of the
+// squares of scale * query * step of a group's channels.
+constexpr double RoundingVariance(const PlanesFormat& format) {
+  const double fine_cell = format.keep == 8 ? 1 : 16;
+  return (64.0 * 64.0 - fine_cell * fine_cell) / 12;
+}
+
 // The options of the page, "Options".
 struct PlanesRule {
   double share = 0.05;    // fine tokens among all; 1: everything is fine
   double fine_above = 0;  // over 0: in place of share
-  double skip_below = 1;
+  double skip_below = 2;
   int32_t run = 1;     // divides format.tokens; 1 with fine_above
   int32_t sample = 1;  // at least 1
   int32_t sinks = 4;

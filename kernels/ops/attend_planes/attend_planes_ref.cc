@@ -36,6 +36,7 @@ class Attention {
 
   void Run() {
     FindCoarseLogits();
+    FindVariances();
     std::fill_n(w_.fine, w_.rows.tokens(), uint8_t{1});
     std::fill_n(w_.strips, w_.rows.strips(), uint8_t{1});
     if (start_ < stop_) Choose();
@@ -72,6 +73,27 @@ class Attention {
     }
   }
 
+  // Fills variances_[g][group] for the heads of the first query token, which choose.
+  void FindVariances() {
+    const PlanesFormat& f = w_.rows.format;
+    for (int32_t g = 0; g < w_.group; ++g) {
+      Vector& of_head = variances_.emplace_back();
+      for (int32_t group = 0; group < w_.rows.groups; ++group) {
+        double squares = 0;
+        for (int32_t c = 0; c < f.dim; ++c) {
+          F16 step;
+          std::memcpy(&step, w_.rows.upper[group] + StepOffset(f, {PlanesSide::kKeys, 0, c}), 2);
+          squares += std::pow(double{w_.scale} * w_.q[g * f.dim + c] * ToFloat(step), 2);
+        }
+        of_head.push_back(RoundingVariance(f) * squares);
+      }
+    }
+  }
+  // A token's score for head g (rule 2).
+  double Score(int32_t g, int32_t t) const {
+    return coarse_[g][t] + variances_[g][t / w_.rows.format.tokens] / 2;
+  }
+
   bool IsCandidate(int32_t t) const { return t >= start_ && t < stop_; }
 
   // Rule 3: L_h of head g.
@@ -98,7 +120,7 @@ class Attention {
   double LargestWeight(int32_t t, const Vector& normalisers) const {
     double largest = 0;
     for (int32_t g = 0; g < w_.group; ++g) {
-      const double weight = std::exp(coarse_[g][t] - normalisers[g]) * w_.tokens;
+      const double weight = std::exp(Score(g, t) - normalisers[g]) * w_.tokens;
       if (std::isnan(weight)) return weight;
       largest = std::max(largest, weight);
     }
@@ -124,20 +146,21 @@ class Attention {
   }
   bool IsAbove(int32_t t, const Vector& normalisers) const {
     for (int32_t g = 0; g < w_.group; ++g) {
-      if (std::exp(coarse_[g][t] - normalisers[g]) * w_.tokens >= w_.rule.fine_above) return true;
+      if (std::exp(Score(g, t) - normalisers[g]) * w_.tokens >= w_.rule.fine_above) return true;
     }
     return false;
   }
 
   void TakeShare() {
     const int32_t run = w_.rule.run, always = w_.tokens - (stop_ - start_);
-    Vector scores((stop_ - start_) / run, 0.0);
+    Vector masses((stop_ - start_) / run, 0.0);
     for (int32_t g = 0; g < w_.group; ++g) {
-      const Vector logits(&coarse_[g][start_], &coarse_[g][stop_ - 1] + 1);
-      const double sum = LogSum(logits);
-      for (size_t i = 0; i < logits.size(); ++i) scores[i / run] += std::exp(logits[i] - sum);
+      Vector scores;
+      for (int32_t t = start_; t < stop_; ++t) scores.push_back(Score(g, t));
+      const double sum = LogSum(scores);
+      for (size_t i = 0; i < scores.size(); ++i) masses[i / run] += std::exp(scores[i] - sum);
     }
-    const std::vector<float> rounded(scores.begin(), scores.end());
+    const std::vector<float> rounded(masses.begin(), masses.end());
     const std::vector<int32_t> order =
         RankedRef(rounded.data(), static_cast<int32_t>(rounded.size()));
     const size_t room = std::max(CeilShare(w_.rule.share, w_.tokens) - always, run) / run;
@@ -170,8 +193,9 @@ class Attention {
   bool IsRead(int32_t t) const { return w_.strips[t / kStripTokens] != 0; }
 
   const AttendPlanesWork& w_;
-  const int32_t start_, stop_;  // range of the candidates
-  std::vector<Vector> coarse_;  // [queries * group][tokens]
+  const int32_t start_, stop_;     // range of the candidates
+  std::vector<Vector> coarse_;     // [queries * group][tokens]
+  std::vector<Vector> variances_;  // [group][groups]
 };
 
 }  // namespace

@@ -45,10 +45,12 @@ HWY_INLINE double WeightsOf(const float* x, int n, float top, float* to) {
   return sum;
 }
 
-// Logits of a group's tokens, or of several groups': of head h and token t at [h * head + t].
+// Coarse logits of a group's tokens, of head h and token t at [h * head + t], and what scores are
+// above them.
 struct Logits {
   float* at = nullptr;
   int64_t head = 0;
+  float* half_variances = nullptr;  // [heads]
 };
 
 // All query heads of one query token, over the groups.
@@ -62,7 +64,8 @@ class HeadsPass {
         queries_{{w_.group, format}, {w_.group, format}},
         sums_(w_.group, format),
         q_(static_cast<size_t>(w_.group * f().dim)),
-        logits_(static_cast<size_t>(2 * w_.group * f().tokens)) {
+        logits_(static_cast<size_t>(2 * w_.group * f().tokens)),
+        half_variances_(static_cast<size_t>(2 * w_.group)) {
     const float* const q = w_.q + token * w_.q_token;
     for (size_t i = 0; i < q_.size(); ++i) q_[i] = q[i] * w_.scale;
   }
@@ -70,13 +73,17 @@ class HeadsPass {
 
   // Coarse logits of a group, until the next but one is scored.
   Logits Score(int32_t group) {
-    const Logits out{&logits_[static_cast<size_t>(group % 2 * w_.group * f().tokens)], f().tokens};
+    const auto heads = static_cast<size_t>(group % 2 * w_.group);
+    const Logits out{&logits_[heads * static_cast<size_t>(f().tokens)], f().tokens,
+                     &half_variances_[heads]};
     ScoreTo(group, out);
     return out;
   }
   void ScoreTo(int32_t group, const Logits& out) {
     const std::byte* const next = w_.rows.upper[std::min(group + kAhead, w_.rows.groups - 1)];
-    QueriesFor(group).Score(w_.rows.upper[group], next, out.at, out.head);
+    const GroupQueries<Format>& queries = QueriesFor(group);
+    queries.Score(w_.rows.upper[group], next, out.at, out.head);
+    for (int h = 0; h < w_.group; ++h) out.half_variances[h] = queries.HalfVariance(h);
   }
 
   // Logits by all planes, of a group's tokens t + i whose bit i is set.
@@ -162,8 +169,9 @@ class HeadsPass {
 
   GroupQueries<Format> queries_[2];  // for the group that is scored, and the one before it
   ValueSums<Format> sums_;
-  std::vector<float> q_;       // [heads][dim], with the scale
-  std::vector<float> logits_;  // [2][heads][format.tokens]
+  std::vector<float> q_;               // [heads][dim], with the scale
+  std::vector<float> logits_;          // [2][heads][format.tokens]
+  std::vector<float> half_variances_;  // [2][heads]
 };
 
 // The fine set and the strips of an item, by all heads of its first query token.
@@ -188,7 +196,7 @@ class Choice {
   }
 
  private:
-  // A head's limits: the logits from which on a token is fine, and a strip is read.
+  // A head's limits: the scores from which on a token is fine, and a strip is read.
   struct Limits {
     float fine, read;
   };
@@ -243,7 +251,7 @@ class Choice {
   }
   Sum SumOf(const std::vector<float>& x) { return SumOf(x.data(), x.size()); }
 
-  // Rules 3 to 5: what head h's limits are in logits.
+  // Rules 3 to 5: what head h's limits are in scores.
   void SetLimits(int h, const Sum& sample) {
     const auto log_of = [](const Sum& s) {
       return s.n == 0 ? -std::numeric_limits<double>::infinity() : s.top + std::log(s.sum);
@@ -264,44 +272,53 @@ class Choice {
   void AttendKept(const std::vector<int32_t>& sample) {
     const int64_t tokens = w_.rows.tokens();
     const auto all = std::make_unique_for_overwrite<float[]>(limits_.size() * Index(tokens));
+    std::vector<float> half_variances(limits_.size() * Index(w_.rows.groups));
     const auto of_group = [&](int32_t g) {
-      return Logits{&all[g * w_.rows.format.tokens], tokens};
+      return Logits{&all[g * w_.rows.format.tokens], tokens, &half_variances[Index(g * w_.group)]};
     };
     for (int32_t g = 0; g < w_.rows.groups; ++g) pass_.ScoreTo(g, of_group(g));
     if (!sample.empty()) sampled_.resize(limits_.size());
     for (int32_t g : sample) Gather(g, of_group(g));
-    std::vector<float> scores(IsAbove() ? 0 : Index(count() / w_.rule.run));
+    std::vector<float> masses(IsAbove() ? 0 : Index(count() / w_.rule.run));
     for (int h = 0; h < w_.group; ++h) {
-      const Sum sum = SumOf(&all[h * tokens + range_.start], Index(count()));
-      if (!IsAbove()) AddScores(static_cast<float>(1 / sum.sum), scores);
-      SetLimits(h, sample.empty() ? sum : SumOf(sampled_[Index(h)]));
+      const float* const logits = &all[h * tokens];
+      SetLimits(h, sample.empty() ? SumOf(logits + range_.start, Index(count()))
+                                  : SumOf(sampled_[Index(h)]));
+      if (!IsAbove()) AddMasses(logits, &half_variances[Index(h)], masses);
     }
-    if (!IsAbove()) TakeShare(scores);
+    if (!IsAbove()) TakeShare(masses);
     pass_.Attend([&](int32_t g) HWY_ATTR { return Marked(g, of_group(g)); });
   }
 
-  void TakeShare(const std::vector<float>& scores) {
-    const int32_t run = w_.rule.run, n = static_cast<int32_t>(scores.size());
+  void TakeShare(const std::vector<float>& masses) {
+    const int32_t run = w_.rule.run, n = static_cast<int32_t>(masses.size());
     const int32_t always = w_.tokens - count();
     const int32_t room = std::max(CeilShare(w_.rule.share, w_.tokens) - always, run) / run;
     std::vector<int32_t> taken(Index(std::min(room, n)));
-    TopKSimd({scores.data(), n, room, taken.data()});
+    TopKSimd({masses.data(), n, room, taken.data()});
     std::fill_n(w_.fine + range_.start, n * run, uint8_t{0});
     for (int32_t i : taken) std::fill_n(w_.fine + range_.start + i * run, run, uint8_t{1});
   }
 
-  // Adds each run's weights times `one`.
-  void AddScores(float one, std::vector<float>& scores) const {
-    const int n = static_cast<int>(scores.size());
+  // Adds a head's softmax over the scores of candidates, by runs. logits [tokens]; half_variances:
+  // of group 0, of others [heads] further on.
+  void AddMasses(const float* logits, const float* half_variances, std::vector<float>& masses) {
+    const int32_t size = w_.rows.format.tokens;
+    std::vector<float> scores(Index(count()));
+    for (int32_t t = range_.start; t < range_.stop; ++t) {
+      scores[Index(t - range_.start)] = logits[t] + half_variances[t / size * w_.group];
+    }
+    const auto one = static_cast<float>(1 / SumOf(scores).sum);
+    const int n = static_cast<int>(masses.size());
     const float* weight = weights_.data();
     int i = 0;
     for (; w_.rule.run == 1 && i + kVector <= n; i += kVector, weight += kVector) {
       const VF sum = hn::MulAdd(hn::LoadU(DF(), weight), hn::Set(DF(), one),
-                                hn::LoadU(DF(), &scores[Index(i)]));
-      hn::StoreU(sum, DF(), &scores[Index(i)]);
+                                hn::LoadU(DF(), &masses[Index(i)]));
+      hn::StoreU(sum, DF(), &masses[Index(i)]);
     }
     for (; i < n; ++i) {
-      for (int32_t j = 0; j < w_.rule.run; ++j) scores[Index(i)] += *weight++ * one;
+      for (int32_t j = 0; j < w_.rule.run; ++j) masses[Index(i)] += *weight++ * one;
     }
   }
 
@@ -310,7 +327,7 @@ class Choice {
     const int32_t size = w_.rows.format.tokens;
     for (int32_t t = 0; t < size; t += kStripTokens) {
       const int32_t token = group * size + t;
-      bool is_read = MarkStrip(token, {logits.at + t, logits.head});
+      bool is_read = MarkStrip(token, {logits.at + t, logits.head, logits.half_variances});
       if (token < range_.start || token + kStripTokens > range_.stop) {  // some are always fine
         std::fill(w_.fine + token, w_.fine + std::clamp(range_.start, token, token + kStripTokens),
                   uint8_t{1});
@@ -327,13 +344,14 @@ class Choice {
   HWY_INLINE bool MarkStrip(int32_t token, const Logits& logits) const {
     constexpr int kVectors = kStripTokens / kVector;
     hn::MFromD<DF> fine[kVectors], below[kVectors];
-    const float* x = logits.at;
+    const float *x = logits.at, *half_variance = logits.half_variances;
     for (const Limits& limits : limits_) {
       const VF from = hn::Set(DF(), limits.fine), read = hn::Set(DF(), limits.read);
+      const VF more = hn::Set(DF(), *half_variance++);
 #pragma GCC unroll 4
       for (int i = 0; i < kVectors; ++i) {
-        const VF of_head = hn::LoadU(DF(), x + i * kVector);
-        const auto is_fine = hn::Ge(of_head, from), is_below = hn::Lt(of_head, read);
+        const VF score = hn::Add(hn::LoadU(DF(), x + i * kVector), more);
+        const auto is_fine = hn::Ge(score, from), is_below = hn::Lt(score, read);
         const bool first = x == logits.at;
         fine[i] = first ? is_fine : hn::Or(fine[i], is_fine);
         below[i] = first ? is_below : hn::And(below[i], is_below);

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "hwy/highway.h"
+#include "kernels/ops/attend_planes/attend_planes.h"
 #include "kernels/ops/attend_planes/plane_words-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -46,6 +47,9 @@ class GroupQueries {
     });
   }
 
+  // What a token's score for head h is above its coarse logit.
+  float HalfVariance(int h) const { return HeadsFrom(h)->half_variance; }
+
   // Fine logits of the group's tokens t + i, bit i of `tokens` set: out[h * out_head + i].
   void ScoreFine(const std::byte* upper, const std::byte* lower, int t, uint32_t tokens, float* out,
                  int64_t out_head) const {
@@ -68,6 +72,7 @@ class GroupQueries {
   struct Head {
     float base;                   // the logit where all codes are the middle one
     float digit_base, digit;      // plane 0's, and what a product counts
+    float half_variance;          // rule 2
     float products[kHeadDimMax];  // q times steps
     int8_t rounded[kHeadDimMax];  // the same, in the order of the words' bytes
   };
@@ -87,9 +92,9 @@ class GroupQueries {
     const auto* const steps = minima + f().dim;
     q += first * f().dim;
     Head* const to = HeadsFrom(first);
-    VF base[H], largest[H];
+    VF base[H], largest[H], squares[H];
 #pragma GCC unroll 4
-    for (int h = 0; h < H; ++h) base[h] = largest[h] = hn::Zero(DF());
+    for (int h = 0; h < H; ++h) base[h] = largest[h] = squares[h] = hn::Zero(DF());
     for (int c = 0; c < f().dim; c += kVector) {
       const VF step = LoadFloats(steps + c);
       const VF mean = hn::MulAdd(step, hn::Set(DF(), kMiddleCode), LoadFloats(minima + c));
@@ -98,11 +103,13 @@ class GroupQueries {
         const VF x = hn::LoadU(DF(), q + h * f().dim + c), product = hn::Mul(x, step);
         base[h] = hn::MulAdd(x, mean, base[h]);
         largest[h] = hn::Max(largest[h], hn::Abs(product));
+        squares[h] = hn::MulAdd(product, product, squares[h]);
         hn::StoreU(product, DF(), to[h].products + c);
       }
     }
-    float bases[kN], most[kN], sums[kN];
+    float bases[kN], most[kN], sums[kN], variances[kN];
     Reduce(base, Plus(), bases);
+    Reduce(squares, Plus(), variances);
     Reduce(largest, Larger(), most);
     VF whole[H];
     for (int h = 0; h < H; ++h) {
@@ -111,8 +118,10 @@ class GroupQueries {
       whole[h] = Round(none ? 0.0f : 127.0f / most[h], to[h]);
     }
     Reduce(whole, Plus(), sums);
+    const auto half = static_cast<float>(RoundingVariance(f()) / 2);
     for (int h = 0; h < H; ++h) {
       to[h].base = bases[h];
+      to[h].half_variance = half * variances[h];
       to[h].digit_base = bases[h] - kMiddleDigit * to[h].digit * sums[h];
     }
   }

@@ -12,9 +12,9 @@ namespace kvstrata {
 
 struct PlanesOptions {
   int32_t keep = 8, unit = 64;  // the codec's: bits of a code, tokens of a group
-  double fine_above = 2;        // the weight from which on a token is read finely, times N
+  double fine_above = 8;        // the weight from which on a token is read finely, times N
   double share = 0;             // over 0: of all tokens, those that are, in place of `fine_above`
-  double skip_below = 1;
+  double skip_below = 2;
   int32_t run = 1, sample = 16;
   int32_t sinks = 4, recent = 64;
   // The codec's: where lower runs lie, kDevice: where upper ones do; rows of a group of which a GPU
