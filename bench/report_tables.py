@@ -130,7 +130,7 @@ def pages():
 PLANES_MODELS = (("smollm2", "SmolLM2"), (MODEL, "tuned"), ("gemma-3-270m", "Gemma 3"))
 
 
-def planes(suite="planes"):
+def planes(suite):
     """Each rule of the suite by how far its next tokens are from those of full: of each model, and the mean of models."""
     result = result_of(suite)
     rows = {row["id"].removeprefix(f"{suite}/"): row["accuracy"] for row in result["rows"]}
@@ -140,12 +140,32 @@ def planes(suite="planes"):
         mean = lambda key: sum(a[key] for a in of) / len(of)
         lines.append([f"`{name}`", f"{sum(a['tokens_a_step'] / a['tokens_of_prompt'] for a in of) / len(of):.1%}",
                       f"{mean('of_full_bytes'):.1%}", *(f"{a['kl']:.5f} ± {a['kl_interval']:.5f}" for a in of), f"{mean('kl'):.5f}",
-                      f"{max(a['kl_worst'] for a in of):.3f}",
-                      f"{sum(a['exact_lost'] for a in of)} of {sum(a['exact_under_full'] for a in of)}"])
+                      f"{max(a['kl_worst'] for a in of):.3f}", answers_lost(of)])
     head = ["rule", "read finely", "bytes read",
             *(f"KL, {title}, {rows[f'full/{model}']['prompts']} prompts" for model, title in PLANES_MODELS), "KL, mean of models",
             "worst", "exact answers lost"]
     return [*grid(head, lines), "", note(result)]
+
+
+def answers_lost(of):
+    return f"{sum(a['exact_lost'] for a in of)} of {sum(a['exact_under_full'] for a in of)}"
+
+
+PLANES_RULES = ("above_2", "above_4", "above_4_variance", "above_4_half_variance", "above_8_variance_skip_2", "share_10%")
+PLANES_PARTS = (("all", ""), ("seen before", " seen"), ("new", " new"), ("chosen half", " chosen half"),
+                ("judged half", " judged half"))
+
+
+def planes_parts():
+    """By parts of the prompts of suite `planes`: KL, a mean of models, over that of fp8 and of strata; exact answers lost."""
+    result = result_of("planes")
+    rows = {row["id"].removeprefix("planes/"): row["accuracy"] for row in result["rows"]}
+    of = lambda name, part: [rows[f"{name}/{model}{part}"] for model, _ in PLANES_MODELS if f"{name}/{model}{part}" in rows]
+    kl = lambda name, part: sum(a["kl"] for a in of(name, part))
+    over = lambda name, part: f"{kl(name, part) / kl('fp8', part):.2f}, {kl(name, part) / kl('strata_10%', part):.2f}"
+    head = ["rule", *(f"{title}, {sum(a['prompts'] for a in of('full', part))} prompts" for title, part in PLANES_PARTS)]
+    return [*grid(head, [[f"`{name}`", *(f"{over(name, part)}; {answers_lost(of(name, part))}" for _, part in PLANES_PARTS)]
+                         for name in ("fp8", "strata_10%", *PLANES_RULES)]), "", note(result)]
 
 
 def planes_by_length():
@@ -154,13 +174,11 @@ def planes_by_length():
     rows = {row["id"].removeprefix("planes/"): row["accuracy"] for row in result["rows"]}
     groups = [(model, title, length) for model, title in PLANES_MODELS for length in (4096, 8192, 16384, 32768)
               if f"full/{model} {length}" in rows]
-    names = ("fp8", "fp8_by_channel", "turboquant_k8v4", "turboquant_4bit", "strata_10%", "quest_10%", "above_2", "above_4",
-             "share_10%_sinks_in", "above_2_sinks_in")
     cell = lambda a: f"{a['kl']:.5f} for {a['of_full_bytes']:.1%}"
     head = ["rule", *(f"{title}, {length // 1024}K, {rows[f'full/{model} {length}']['prompts']} prompts"
                       for model, title, length in groups)]
-    return [*grid(head, [[f"`{name}`", *(cell(rows[f"{name}/{model} {length}"]) for model, _, length in groups)] for name in names]),
-            "", note(result)]
+    return [*grid(head, [[f"`{name}`", *(cell(rows[f"{name}/{model} {length}"]) for model, _, length in groups)]
+                         for name in ("fp8", "turboquant_k8v4", "strata_10%", *PLANES_RULES)]), "", note(result)]
 
 
 LOSSES = (0.01, 0.02, 0.05)  # nats a token
@@ -257,7 +275,8 @@ def cold():
     return [*grid(["plan", "pages on the GPU, us", "pages in host memory, us"], cells), "", note(result_of(suite))]
 
 
-TABLES = {"plans": plans, "answers": answers, "judged": judged, "pages": pages, "planes": planes,
-          "planes-by-length": planes_by_length, "planes-sinks": lambda: planes("planes-sinks"), "budgets": budgets,
-          "decode": decode, "linked-h200": lambda: linked("cuda-linked-h200"), "linked-h100": lambda: linked("cuda-linked"),
-          "memory": memory, "cold": cold}
+TABLES = {"plans": plans, "answers": answers, "judged": judged, "pages": pages, "planes": lambda: planes("planes"),
+          "planes-parts": planes_parts, "planes-by-length": planes_by_length,
+          "planes-settings": lambda: planes("planes-settings"), "budgets": budgets, "decode": decode,
+          "linked-h200": lambda: linked("cuda-linked-h200"), "linked-h100": lambda: linked("cuda-linked"), "memory": memory,
+          "cold": cold}

@@ -171,7 +171,7 @@ def report_of(args: argparse.Namespace) -> None:
     if not lines:
         raise SystemExit(f"accuracy: --keep {args.keep} has no line; run with --tasks first")
     chosen = named(args.plan) or plans_of(lines)
-    report.write(lines, chosen, args)
+    report.write(lines, chosen, kept(args.seen) if args.seen else None, args)
     if args.brief:
         print(report.brief(lines, chosen))
 
@@ -202,6 +202,7 @@ def main() -> int:
     parser.add_argument("--report", type=pathlib.Path, metavar="FILE.md")
     parser.add_argument("--json-out", type=pathlib.Path, metavar="FILE.json")
     parser.add_argument("--groups", default=".*", metavar="PATTERN", help="of rows that are written, such as '\\S+( \\d+)?'")
+    parser.add_argument("--seen", type=pathlib.Path, metavar="FILE", help="a --keep: rows of its prompts and of the others")
     parser.add_argument("--brief", action="store_true", help="prints a line a plan of what --keep has")
     parser.add_argument("--suite", default="accuracy", help="of the result file")
     parser.add_argument("--device-name", default="")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import Any
 
 import numpy as np
@@ -92,8 +92,9 @@ def half_of(key: str) -> str:
     return CHOSEN if key.split("/")[-2] in CHOSEN_BY else JUDGED
 
 
-def rows(lines: list[Line], plans: dict[str, str]) -> list[dict[str, Any]]:
-    """A row a plan over each model's prompts, over each length and each group of tasks, and over both halves of its scored ones."""
+def rows(lines: list[Line], plans: dict[str, str], seen: Container[tuple[str, str]] | None = None) -> list[dict[str, Any]]:
+    """A row a plan over each model's prompts, over each length and each group of tasks, and over both halves of its scored ones.
+    seen: models and ids of prompts that settings may have been chosen by: rows over these, and over the others."""
     groups: dict[str, list[Line]] = {}
     for line in lines:
         groups.setdefault(line["model"], []).append(line)
@@ -102,6 +103,8 @@ def rows(lines: list[Line], plans: dict[str, str]) -> list[dict[str, Any]]:
             groups.setdefault(f"{line['model']} {length}", []).append(line)
         if line["scored"]:
             groups.setdefault(f"{line['model']} {half_of(line['id'])}", []).append(line)
+        if seen is not None:
+            groups.setdefault(f"{line['model']} {'seen' if (line['model'], line['id']) in seen else 'new'}", []).append(line)
     found = []
     for name, text in ({FULL: FULL} | plans).items():
         for group, members in groups.items():

@@ -48,21 +48,16 @@ ON_CPUS = {
 # strata at the bytes of quest: its index takes 1/64 of the prompt's rows more (docs/plans.md, "Memory").
 EQUAL_BYTES = {f"strata_at_quest_{p}%": f"strata{{budget = {p - 100 / 64:.2f}%-68, min_tokens = 0}}" for p in BUDGETS}
 
-# Rules of planes, and what they are judged beside (--emulate; emulated.py has the texts).
+# Rules of planes, and what they are judged beside (--emulate; emulated.py has the texts). `variance`: scores have it.
 EMULATED = {"fp8": "fp8{}", "fp8_by_tensor": "fp8{by_tensor = 1}", "fp8_by_channel": "fp8{by_channel = 1}",
             "turboquant_k8v4": "turboquant{keys = 8}", "turboquant_4bit": "turboquant{keys = 4}",
             "strata_10%": "strata{budget = 10%-68, min_tokens = 0}", "quest_10%": "quest{budget = 10%, min_tokens = 0}"} | {
     name: f"planes{{{options}}}" for name, options in {
-        "share_2.5%": "share = 0.025", "share_5%": "share = 0.05", "share_10%": "share = 0.1",
-        "above_4": "fine_above = 4", "above_2": "fine_above = 2", "above_1": "fine_above = 1",
-        "above_2_exact": "fine_above = 2, sample = 1", "above_2_no_skip": "fine_above = 2, skip_below = 0",
-        "share_5%_tail_1": "share = 0.05, tail = 1", "above_2_tail_1": "fine_above = 2, tail = 1",
-        "share_5%_run_8": "share = 0.05, run = 8", "share_10%_run_8": "share = 0.1, run = 8",
-        "share_5%_keep_4": "share = 0.05, keep = 4", "above_2_keep_4": "fine_above = 2, keep = 4",
-        "all": "share = 1", "all_keep_4": "share = 1, keep = 4", "above_2_sinks_in": "fine_above = 2, sinks_in = 1",
-        "above_8_of_candidates": "fine_above = 8, candidates = 1", "above_3_skip_2": "fine_above = 3, skip_below = 2",
-        "above_4_variance": "fine_above = 4, variance = 1", "above_4_half_variance": "fine_above = 4, variance = 0.5",
-        "share_5%_unit_128": "share = 0.05, unit = 128", "above_2_unit_128": "fine_above = 2, unit = 128"}.items()}
+        "share_10%": "share = 0.1, skip_below = 1, variance = 0", "above_2": "fine_above = 2, skip_below = 1, variance = 0",
+        "above_4": "fine_above = 4, skip_below = 1, variance = 0",
+        "above_4_variance": "fine_above = 4, skip_below = 1, variance = 1",
+        "above_4_half_variance": "fine_above = 4, skip_below = 1, variance = 0.5",
+        "above_8_variance_skip_2": "fine_above = 8, skip_below = 2, variance = 1"}.items()}
 
 _SHARE = re.compile(r"([\d.]+)%(?:-(\d+))?")
 

@@ -8,6 +8,7 @@ import json
 import math
 import re
 import statistics
+from collections.abc import Container
 from typing import Any
 
 import figures
@@ -15,9 +16,10 @@ import figures
 HEAD = ["plan", "tokens read", "bytes read", "MB a token", "loss, nats", "KL, nats", "exact", "score of full's"]
 
 
-def write(lines: list[figures.Line], chosen: dict[str, str], args: argparse.Namespace) -> None:
-    """lines: of all models and prompts."""
-    rows = [row for row in figures.rows(lines, chosen) if re.fullmatch(args.groups, row["id"].split("/", 2)[2])]
+def write(lines: list[figures.Line], chosen: dict[str, str], seen: Container[tuple[str, str]] | None,
+          args: argparse.Namespace) -> None:
+    """lines: of all models and prompts; seen: see figures.rows."""
+    rows = [row for row in figures.rows(lines, chosen, seen) if re.fullmatch(args.groups, row["id"].split("/", 2)[2])]
     if args.json_out:
         args.json_out.write_text(json.dumps(result(lines, rows, args), indent=1) + "\n")
     if args.report:

@@ -205,6 +205,11 @@ class Figures(unittest.TestCase):
         del lines[1]["plans"]["quest"]["kl"]
         self.assertNotIn("kl", figures.row("quest", "quest", "all", lines)["accuracy"])
 
+    def test_prompts_that_were_seen_and_others_are_rows_apart(self):
+        lines = [line(f"ruler/4096/vt/{i}", (1.0, 1.0), (1.0, 1.0)) for i in range(3)]
+        counts = lambda *seen: {row["id"].split("/", 2)[2]: row["n"] for row in figures.rows(lines, {}, *seen)}
+        self.assertEqual(counts({("m", "ruler/4096/vt/0"), ("n", "ruler/4096/vt/1")}), counts() | {"m seen": 1, "m new": 2})
+
     def test_full_is_decoded_beside_what_is_missing(self):
         prompt = tasks.Prompt("ruler/4096/vt/0", "", [], "", ["1"])
         known = {("m", prompt.key): line(prompt.key, (1.0, 1.0), (2.0, 0.5))}
