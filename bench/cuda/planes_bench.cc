@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ops attend_planes and pack_planes beside dense attention, timed as replays of CUDA graphs.
 //
-//   planes_bench [--only PREFIX] [--json-out FILE] [--commit HASH] [--date DATE]
+//   planes_bench [--recorded FILE] [--only PREFIX] [--json-out FILE] [--commit HASH] [--date DATE]
 //
 // Llama-3.1-8B: 32 query heads, 8 KV heads x 128, bf16. A graph holds one node a layer, whose
-// layers together read more than the L2 holds. Keys and values are random normal, packed by op
-// pack_planes from the pages that dense attention reads. Queries are random normal times a factor
-// that makes the share of fine tokens what a row says (any of four heads; random logits have no
-// structure that a trained model's have), and times 1 as a control and "in full", where the rule
+// layers together read more than the L2 holds. Keys and values are packed by op pack_planes from
+// the pages that dense attention reads. Keys are such that logits are those of a trained model
+// (recorded_keys.h), by the preset's limits and by limits that make 5 % of the tokens fine; and
+// random normal as a control, with queries times a factor that makes 5 % fine. "In full" the rule
 // says that everything is fine. Dense and planes are timed in turns. "step" is with attend_raw over
 // what is not sealed, "op" without.
 #include <cuda_runtime_api.h>
@@ -18,12 +18,15 @@
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <random>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "bench/cuda/command_line.h"
 #include "bench/cuda/planes_host.h"
+#include "bench/cuda/recorded_keys.h"
 #include "bench/cuda/replay_timing.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/ops/pack_planes/planes_format.h"
@@ -49,9 +52,11 @@ std::vector<T> Zeros(size_t n) {
 // Pages of all layers, and the groups that are packed of them.
 class Cache {
  public:
-  Cache(int batch, int tokens, int layers) : batch_(batch), tokens_(tokens), layers_(layers) {
+  // block: of pages of one layer each, which all pages take in turns.
+  Cache(int batch, int tokens, int layers, const std::vector<BF16>& block)
+      : batch_(batch), tokens_(tokens), layers_(layers) {
     pages_each_ = tokens / kPageTokens;
-    FillPages();
+    FillPages(block);
     const int64_t runs = int64_t{pages_each_} * batch * layers * kKvHeads;
     upper_ = DeviceArray<std::byte>(static_cast<size_t>(runs * kFormat.upper_bytes()));
     lower_ = DeviceArray<std::byte>(static_cast<size_t>(runs * kFormat.lower_bytes()));
@@ -118,14 +123,9 @@ class Cache {
   }
 
  private:
-  // One block of random normal numbers, repeated.
-  void FillPages() {
+  void FillPages(const std::vector<BF16>& block) {
     const int64_t bytes = int64_t{pages_each_} * batch_ * layers_ * kLayerBytes;
     memory_ = DeviceArray<std::byte>(static_cast<size_t>(bytes));
-    std::vector<BF16> block((size_t{61} << 20) / 2);
-    std::mt19937 rng(std::random_device{}());
-    std::normal_distribution<float> normal;
-    for (BF16& x : block) x = FromFloat<BF16>(normal(rng));
     const auto size = static_cast<int64_t>(block.size() * 2);
     for (int64_t at = 0; at < bytes; at += size) {
       Check(cudaMemcpy(memory_.get() + at, block.data(),
@@ -162,13 +162,9 @@ class Attention {
  public:
   explicit Attention(const Cache& cache) : cache_(cache) {
     const auto rows = static_cast<size_t>(cache.batch()) * kKvHeads * kGroup;
-    std::mt19937 rng(std::random_device{}());
-    std::normal_distribution<float> normal;
-    normal_.resize(rows * kDim);
-    for (float& x : normal_) x = normal(rng);
-    q_ = DeviceArray<BF16>(normal_.size());
-    dense_out_ = DeviceArray<float>(normal_.size());
-    out_ = DeviceArray<float>(normal_.size());
+    q_ = DeviceArray<BF16>(rows * kDim);
+    dense_out_ = DeviceArray<float>(rows * kDim);
+    out_ = DeviceArray<float>(rows * kDim);
     raw_ = DeviceArray<float>(rows * (kDim + 2));
     counts_ = DeviceArray<int32_t>(Zeros<int32_t>(static_cast<size_t>(cache.batch())));
     workspace_ = DeviceArray<std::byte>(Zeros<std::byte>(
@@ -183,14 +179,20 @@ class Attention {
     counters_ = DeviceArray<uint32_t>(Zeros<uint32_t>(items));
   }
 
-  void SetFactor(float factor) {
+  // The same for all sequences: [kKvHeads * kGroup][kDim], times `factor`.
+  void SetQueries(const std::vector<float>& of_sequence, float factor = 1) {
     std::vector<BF16> q;
-    for (const float x : normal_) q.push_back(FromFloat<BF16>(factor * x));
+    for (size_t i = 0; i < q_.size(); ++i) {
+      q.push_back(FromFloat<BF16>(factor * of_sequence[i % of_sequence.size()]));
+    }
     q_.Write(q);
   }
-
-  // Everything is fine from here on.
-  void AttendInFull() { is_full_ = true; }
+  // The preset's limits, times `factor`.
+  void SetLimits(double factor) {
+    rule_.fine_above = 8 * factor;
+    rule_.skip_below = 2 * factor;
+  }
+  void AttendInFull() { rule_ = {.sample = 16}, rule_.share = 1; }
 
   AttendRawBatch Dense(int layer) const {
     AttendRawBatch w;
@@ -221,12 +223,7 @@ class Attention {
   AttendPlanesBatch Planes(int layer, bool reports = false) const {
     AttendPlanesBatch w;
     w.planes = cache_.Planes(layer);
-    if (is_full_) {
-      w.rule.share = 1;
-    } else {
-      w.rule.fine_above = 2;
-    }
-    w.rule.sample = 16;
+    w.rule = rule_;
     w.batch = cache_.batch();
     w.group = kGroup;
     w.tokens = cache_.lengths();
@@ -290,8 +287,7 @@ class Attention {
   }
 
   const Cache& cache_;
-  bool is_full_ = false;
-  std::vector<float> normal_;
+  PlanesRule rule_{.fine_above = 8, .skip_below = 2, .sample = 16};
   DeviceArray<BF16> q_;
   DeviceArray<float> dense_out_, out_, raw_;
   DeviceArray<int32_t> counts_;
@@ -301,16 +297,16 @@ class Attention {
   DeviceArray<uint32_t> counters_;
 };
 
-// The factor of queries, above that which makes most tokens fine, for a share of them.
-float FactorFor(Attention& attention, double share) {
-  float low = 1.5f, high = 16;
+// Halves [low, high], where more of a number makes less fine, until `share` of the tokens is.
+template <typename Set>
+double FactorFor(Attention& attention, double share, double low, double high, const Set& set) {
   for (int i = 0; i < 12; ++i) {
-    const float middle = (low + high) / 2;
-    attention.SetFactor(middle);
+    const double middle = std::sqrt(low * high);
+    set(middle);
     (attention.FindShare().fine > share ? low : high) = middle;
   }
-  attention.SetFactor((low + high) / 2);
-  return (low + high) / 2;
+  set(high);
+  return high;
 }
 
 double MedianOf(std::vector<double> us) {
@@ -373,36 +369,69 @@ void TimeRow(const Cache& cache, Attention& attention, const std::string& name, 
                    {"baseline", {{"name", "attend_raw over all rows"}, {"value", d}}}});
 }
 
-void AttendRows(const std::string& name, int batch, int tokens, int layers, ordered_json* rows) {
-  Cache cache(batch, tokens, layers);
+// Random normal keys, values and queries.
+struct RandomKeys {
+  std::vector<BF16> block;
+  std::vector<float> queries;
+
+  RandomKeys() {
+    std::mt19937 rng(std::random_device{}());
+    std::normal_distribution<float> normal;
+    block.resize((size_t{61} << 20) / 2);
+    for (BF16& x : block) x = FromFloat<BF16>(normal(rng));
+    queries.resize(size_t{kKvHeads} * kGroup * kDim);
+    for (float& x : queries) x = normal(rng);
+  }
+};
+
+struct Size {
+  std::string name;
+  int batch, tokens, layers;
+};
+
+void RecordedRows(const Size& size, const RecordedKeys& keys, ordered_json* rows) {
+  Cache cache(size.batch, size.tokens, size.layers, keys.block());
   Check(kvs_cuda_ops()->pack_planes(cache.Pack(), nullptr), "pack_planes");
   Attention attention(cache);
-  for (const auto& [what, share] :
-       {std::pair{", sparse", 0.003}, {", 1 %", 0.01}, {", 5 %", 0.05}}) {
-    TimeRow(cache, attention, name + what, FactorFor(attention, share), rows);
-  }
-  attention.SetFactor(1);
-  TimeRow(cache, attention, name + ", control", 1, rows);
-  attention.AttendInFull();
-  TimeRow(cache, attention, name + ", in full", 1, rows);
+  attention.SetQueries(keys.queries());
+  TimeRow(cache, attention, size.name + ", recorded", 1, rows);
+  const auto limits = [&](double factor) { attention.SetLimits(factor); };
+  const double factor = FactorFor(attention, 0.05, 1.0 / 64, 64, limits);
+  TimeRow(cache, attention, size.name + ", 5 %", factor, rows);
 }
 
-void HostRows(ordered_json* rows) {
-  Cache cache(1, 131072, 4);
+void RandomRows(const Size& size, const RandomKeys& keys, ordered_json* rows) {
+  Cache cache(size.batch, size.tokens, size.layers, keys.block);
   Check(kvs_cuda_ops()->pack_planes(cache.Pack(), nullptr), "pack_planes");
   Attention attention(cache);
-  for (const auto& [what, share] : {std::pair{", 1 %", 0.01}, {", 5 %", 0.05}}) {
-    const float factor = FactorFor(attention, share);
+  const auto factors = [&](double factor) {
+    attention.SetQueries(keys.queries, static_cast<float>(factor));
+  };
+  const double factor = FactorFor(attention, 0.05, 1.5, 16, factors);
+  TimeRow(cache, attention, size.name + ", control", factor, rows);
+  attention.AttendInFull();
+  TimeRow(cache, attention, size.name + ", in full", factor, rows);
+}
+
+void HostRows(const RandomKeys& keys, ordered_json* rows) {
+  Cache cache(1, 131072, 4, keys.block);
+  Check(kvs_cuda_ops()->pack_planes(cache.Pack(), nullptr), "pack_planes");
+  Attention attention(cache);
+  for (const auto& [what, share, limits] : {std::tuple{", 1 %", 0.01, 8.0}, {", 5 %", 0.05, 1.0}}) {
+    attention.SetLimits(limits);
+    const double factor = FactorFor(attention, share, 1.5, 16, [&](double tried) {
+      attention.SetQueries(keys.queries, static_cast<float>(tried));
+    });
     PlanesOnHost on_host(
         {[&](int layer) { return attention.Planes(layer, true); }, cache.layers(), cache.tokens(),
          cache.lower().address(), cache.lower().size(), cache.lower_table().Read()},
-        factor);
+        static_cast<float>(factor));
     on_host.Time(std::string("host, 128K x 1") + what, rows);
   }
 }
 
-void PackRows(ordered_json* rows) {
-  Cache cache(1, 65536 + 1 * kPageTokens, 32);
+void PackRows(const RandomKeys& keys, ordered_json* rows) {
+  Cache cache(1, 65536 + 1 * kPageTokens, 32, keys.block);
   const PackPlanesBatch work = cache.Pack();
   CapturedGraph graph([&](Stream stream) { return kvs_cuda_ops()->pack_planes(work, stream); });
   const double ms = TimeReplays(std::vector<CapturedGraph*>{&graph}, 1, kReplays).median / 1e3;
@@ -441,15 +470,24 @@ int main(int argc, char** argv) {
       {"ceilings", ordered_json::object()},
       {"context",
        {{"notes",
-         "a layer as replays of a graph; 32 query heads, 8 KV heads x 128, bf16; random "
-         "keys; value: op attend_planes, step: with the raw rows; baseline: dense"}}},
+         "a layer as replays of a graph; 32 query heads, 8 KV heads x 128, bf16; keys with "
+         "recorded logits, control and in full: random; value: op attend_planes, step: with the "
+         "raw "
+         "rows; baseline: dense"}}},
       {"rows", ordered_json::array()}};
   ordered_json* const rows = &out["rows"];
-  if (wants("128K x 1")) AttendRows("128K x 1", 1, 131072, 4, rows);
-  if (wants("1M x 1")) AttendRows("1M x 1", 1, 1048576, 1, rows);
-  if (wants("128K x 8")) AttendRows("128K x 8", 8, 131072, 1, rows);
-  if (wants("host")) HostRows(rows);
-  if (wants("pack")) PackRows(rows);
+  const RandomKeys random;
+  const std::string recorded = Option(argc, argv, "--recorded");
+  std::optional<RecordedKeys> keys;
+  if (!recorded.empty()) keys.emplace(recorded, RecordedShape{kKvHeads, kGroup, kDim, kPageTokens});
+  for (const Size& size : {Size{"128K x 1", 1, 131072, 4}, Size{"1M x 1", 1, 1048576, 1},
+                           Size{"128K x 8", 8, 131072, 1}}) {
+    if (!wants(size.name.c_str())) continue;
+    if (keys) RecordedRows(size, *keys, rows);
+    RandomRows(size, random, rows);
+  }
+  if (wants("host")) HostRows(random, rows);
+  if (wants("pack")) PackRows(random, rows);
   if (!file.empty()) std::ofstream(file) << out.dump(1) << "\n";
   return 0;
 }

@@ -282,6 +282,20 @@ TEST(AttendPlanesCuda, TakesLongSequencesAndFetchesLittleMore) {
   EXPECT_GE(fetched, 1.0);
 }
 
+// Sequences of which one has nearly all the work, of more items than a warp has lanes: CTAs are
+// shared out by it, and every item has at least one.
+TEST(AttendPlanesCuda, TakesSequencesOfVeryDifferentLengths) {
+  Rng rng(TestSeed());
+  for (const int heads : {8, 1}) {
+    PlanesShape s;
+    s.batch = 6;
+    s.kv_heads = heads;
+    s.groups_max = 128;
+    s.sharpness = 1.5f;
+    RunAndExpect(s, {70, 8193, 1, 300, 64, 2000}, rng);
+  }
+}
+
 TEST(AttendPlanesCuda, RefusesWhatItDoesNotTake) {
   Rng rng(TestSeed());
   PlanesCase c({}, rng);

@@ -117,7 +117,7 @@ TEST(AttendPlanesHotCuda, WarmCopiesAreAllThatIsRead) {
     for (const int keep : {8, 4}) {
       PlanesShape s = OnHost(dim, 1 + Below(rng, 8));
       s.keep = keep;
-      s.rule.fine_above = 6;
+      s.rule.fine_above = 16;
       PlanesCase c(s, rng);
       c.SetTokens({769, 600});
       ASSERT_EQ(c.Run(), 0);

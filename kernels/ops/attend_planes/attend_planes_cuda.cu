@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The CTAs of an item (a sequence and a KV head) share its groups: warp after warp over all of
-// them, so that what is read at one time lies side by side.
+// them, so that what is read at one time lies side by side. How many CTAs an item has is what its
+// sample says of its work.
 //
 // Floor on an H200 (4.2 TB/s), 8 KV heads x 128: 128K tokens are 42 MB of keys, 38 MB of values
 // where no strip is left out, and 25 MB for each percent that is fine: 19 us, half of the strips
@@ -13,6 +14,7 @@
 #include "kernels/cuda/warps/launch.cuh"
 #include "kernels/ops/attend_planes/attend_planes_cuda.h"
 #include "kernels/ops/attend_planes/full_groups.cuh"
+#include "kernels/ops/attend_planes/planes_shares.cuh"
 #include "kernels/ops/attend_planes/planes_warp.cuh"
 #include "kernels/ops/merge/shared_item.cuh"
 
@@ -33,13 +35,17 @@ struct Arguments {
   float scale;      // with log2(e)
   float relative;   // what a logit loses besides L_h - log2(N), so that 2^6 is fine
   float read_from;  // ItemRule's
-  Partials splits;  // what an item's CTAs leave, in the workspace, as samples
-  float4* samples;  // [ctas][rows]
-  uint4* queries;   // [items], a SharedQuery each
+  // In the workspace: what CTAs leave of attention [CTAs of the grid][group], what the first kernel
+  // leaves of an item.
+  Partials splits;
+  float4* samples;    // [ctas of an item][rows]
+  float* tops;        // [items], SampledTops each
+  float* references;  // [items][8], what logits of heads are relative to, times log2(e)
+  float* costs;       // [items]
+  uint4* queries;     // [items], a SharedQuery each
 
-  __host__ __device__ int64_t rows() const {
-    return int64_t{work.batch} * work.planes.kv_heads * work.group;
-  }
+  __host__ __device__ int32_t items() const { return work.batch * work.planes.kv_heads; }
+  __host__ __device__ int64_t rows() const { return int64_t{items()} * work.group; }
 };
 
 // Where everything is fine.
@@ -61,26 +67,34 @@ struct CtaMemory {
   uint4 ones[2];
   float reference[kHeads];
   float m[kHeads], l[kHeads];
+  int cost;
   bool is_last;
   Warp warps[Shape::kWarps];
 };
 
-// A CTA of a grid (ctas, kv_heads, batch).
+// A CTA's item, and its place among those that share it.
 struct CtaPlace {
   int head, sequence;
   int64_t item, first_row;
+  CtaShare share;
   int warp, warps;  // among all that share the item
 
   template <int kWarps>
-  __device__ static CtaPlace Of(const AttendPlanesBatch& w) {
-    const int head = blockIdx.y, sequence = blockIdx.z;
-    const int64_t item = int64_t{sequence} * w.planes.kv_heads + head;
+  __device__ static CtaPlace Of(const AttendPlanesBatch& w, const CtaShare& share) {
+    const int head = share.item % w.planes.kv_heads, sequence = share.item / w.planes.kv_heads;
     return {head,
             sequence,
-            item,
-            item * w.group,
-            static_cast<int>(blockIdx.x * kWarps + threadIdx.x / 32),
-            static_cast<int>(gridDim.x * kWarps)};
+            share.item,
+            int64_t{share.item} * w.group,
+            share,
+            static_cast<int>(share.cta * kWarps + threadIdx.x / 32),
+            share.ctas * kWarps};
+  }
+  // In a grid (ctas, items).
+  template <int kWarps>
+  __device__ static CtaPlace Of(const AttendPlanesBatch& w) {
+    const auto item = static_cast<int>(blockIdx.y), ctas = static_cast<int>(gridDim.x);
+    return Of<kWarps>(w, {item, static_cast<int>(blockIdx.x), ctas, item * ctas});
   }
 };
 
@@ -144,21 +158,14 @@ __device__ __forceinline__ void AddAlways(const PlanesItem<kDim>& item, int coun
                                           WarpMemory<kDim, kHeads>& memory, const GroupSums& sums,
                                           SampleSums& sampled) {
   const FineForm form{item.has_last_plane, item.row_bytes};
-  const int lane = threadIdx.x % 32, t = lane % 4;
-  if (2 * t < kHeads) {
-    for (int i = 0; i < 8; ++i) {
-      float* const to = &memory.logits[TokenOf(lane, i)][2 * t];
-      for (int head = 0; head < 2; ++head) {
-        to[head] =
-            fmaf(sums.Of(i, head), factors.code[head], sums.Base(factors, head, form.centre()));
-      }
-    }
-  }
+  const float base[2] = {sums.Base(factors, 0, form.centre()),
+                         sums.Base(factors, 1, form.centre())};
+  KeepSums(memory, base, sums);
   __syncwarp();
   float logits[2];
   FineLogits(memory, 0, form, memory.Steps(number % 4), query, factors, logits);
   for (int head = 0; head < 2; ++head) {
-    if (lane / 4 < count) sampled.always[head].Add(logits[head], 1);
+    if (static_cast<int>(threadIdx.x % 32 / 4) < count) sampled.always[head].Add(logits[head], 1);
   }
 }
 
@@ -171,16 +178,46 @@ __device__ __forceinline__ void KeepSamples(const Arguments& a, const CtaPlace& 
   for (int head = threadIdx.x / 32; head < a.work.group; head += kWarps) {
     PowerSum always, sampled;
     if (lane < kWarps) {
-      const float(*const kept)[kHeads] = warps[lane].logits;
+      const float(*const kept)[kHeads] = warps[lane].sums;
       always = {kept[0][head], kept[1][head]};
       sampled = {kept[2][head], kept[3][head]};
     }
     always.AddOverLanes(1);
     sampled.AddOverLanes(1);
     if (lane != 0) continue;
-    a.samples[blockIdx.x * a.rows() + place.first_row + head] = {always.m, always.l, sampled.m,
-                                                                 sampled.l};
+    a.samples[place.share.cta * a.rows() + place.first_row + head] = {always.m, always.l, sampled.m,
+                                                                      sampled.l};
   }
+}
+
+// What logits of each head are relative to. By the first warps; barrier afterwards.
+template <int kHeads, int kWarps>
+__device__ __forceinline__ void FindReferences(const Arguments& a, const CtaPlace& place,
+                                               const PlanesLengths& lengths,
+                                               const PlanesSample& sample, float* reference) {
+  for (int head = threadIdx.x / 32; head < kHeads; head += kWarps) {
+    float of_head = INFINITY;  // a head that is not there weighs nothing
+    if (head < a.work.group) {
+      of_head = LogNormaliser(a.samples, place.share.ctas, a.work.with, a.rows(),
+                              place.first_row + head, lengths, sample) -
+                log2f(static_cast<float>(max(lengths.tokens, 1))) + a.relative;
+    }
+    if (threadIdx.x % 32 != 0) continue;
+    reference[head] = of_head;
+    a.references[8 * place.item + head] = of_head;
+  }
+}
+
+// An estimate of the item's work, where references are known. Barriers around it.
+template <int kHeads>
+__device__ __forceinline__ void AddCosts(const Arguments& a, const CtaPlace& place, int sampled,
+                                         const float* reference, int& cost) {
+  const auto& tops = reinterpret_cast<const SampledTops<kHeads>*>(a.tops)[place.item];
+  int own = 0;
+  for (int i = threadIdx.x; i < SampledTops<kHeads>::Kept(sampled); i += blockDim.x) {
+    own += GroupCost::Of(tops.at[i], reference, a.read_from);
+  }
+  if (own != 0) atomicAdd(&cost, own);
 }
 
 // A warp's, to a count of the item's.
@@ -189,7 +226,25 @@ __device__ __forceinline__ void AddBytes(uint64_t* counts, int64_t item, uint64_
   atomicAdd(reinterpret_cast<unsigned long long*>(counts + item), bytes);
 }
 
-// Grid (ctas, kv_heads, batch), as of AttendKernel.
+// The last of the item's CTAs: what the next kernel has to know of it.
+template <int kDim, int kHeads, int kWarps>
+__device__ __forceinline__ void FinishSample(const Arguments& a, const CtaPlace& place,
+                                             const PlanesLengths& lengths,
+                                             const PlanesSample& sample,
+                                             CtaMemory<kDim, kHeads>& shared) {
+  if (!ArrivesLast(a.work.counters + place.item, place.share.ctas, shared.is_last)) return;
+  if (threadIdx.x == 0) shared.cost = 0;
+  FindReferences<kHeads, kWarps>(a, place, lengths, sample, shared.reference);
+  __syncthreads();
+  AddCosts<kHeads>(a, place, sample.count, shared.reference, shared.cost);
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  const int kept = SampledTops<kHeads>::Kept(sample.count);
+  const float each = kept == 0 ? GroupCost::kInFull : static_cast<float>(shared.cost) / kept;
+  a.costs[place.item] = each * static_cast<float>(max(lengths.groups, 1));
+}
+
+// Grid (ctas, items).
 template <int kDim, int kHeads>
 __global__ void __launch_bounds__(CtaShape<kDim, kHeads>::kThreads,
                                   CtaShape<kDim, kHeads>::kCtasOfSm)
@@ -204,7 +259,8 @@ __global__ void __launch_bounds__(CtaShape<kDim, kHeads>::kThreads,
   auto& memory = shared.warps[threadIdx.x / 32];
   const auto item = PlanesItem<kDim>::Of(w.planes, place.sequence, place.head);
   const PlanesLengths lengths = PlanesLengths::Of(w, place.sequence);
-  const SampleTasks tasks = SampleTasks::Of(lengths, PlanesSample::Of(lengths, w.rule.sample));
+  const PlanesSample sample = PlanesSample::Of(lengths, w.rule.sample);
+  const SampleTasks tasks = SampleTasks::Of(lengths, sample);
   const PlanesCopier<kDim, kHeads> copier(&memory);
   int task = place.warp, number = 0, always = 0;
   if (task < tasks.count) copier.Keys(0, item.Upper(tasks.GroupOf(task)));
@@ -215,10 +271,12 @@ __global__ void __launch_bounds__(CtaShape<kDim, kHeads>::kThreads,
   if (w.ahead) WaitForPrevious();
   LoadQuery<kDim>(a, place, shared.query);
   __syncthreads();
-  if (blockIdx.x == 0) {
+  if (place.share.cta == 0) {
     KeptQuery<kDim>::Store(a, place.item, shared.query, threadIdx.x, kWarps * 32);
   }
   const LaneFactors factors = shared.query.Factors();
+  const FineForm form{item.has_last_plane, item.row_bytes};
+  auto& tops = reinterpret_cast<SampledTops<kHeads>*>(a.tops)[place.item];
   SampleSums sampled;
   uint64_t fetched = 0;
 #pragma unroll 1
@@ -232,7 +290,12 @@ __global__ void __launch_bounds__(CtaShape<kDim, kHeads>::kThreads,
     ScoreGroup(memory, number, shared.query, sums);
     fetched += GroupShape<kDim>::kValueScales;
     if (tasks.IsSampled(task)) {
-      sampled.AddSampled(lengths, group * kGroupTokens, factors, sums);
+      float top[2];
+      sampled.AddSampled(lengths, group * kGroupTokens, factors, sums, top);
+      for (int head = 0; head < 2; ++head) {
+        top[head] = fmaf(form.RoundingOf(factors.base[head]), sums.squares[head], top[head]);
+      }
+      tops.Keep(task, sample.count, top);
     } else {
       if (number > 0) {
         always = AskAlways(item, tasks.OctetOf(task), lengths, memory);
@@ -245,25 +308,10 @@ __global__ void __launch_bounds__(CtaShape<kDim, kHeads>::kThreads,
     }
     __syncwarp();
   }
-  sampled.Keep(memory.logits);
+  sampled.Keep(memory.sums);
   AddBytes(w.report.fetched, place.item, fetched);
   KeepSamples<kHeads, kWarps>(a, place, shared.warps);
-}
-
-// What logits of each head are relative to. By the first warps; barrier afterwards.
-template <int kHeads, int kWarps>
-__device__ __forceinline__ void FindReferences(const Arguments& a, const CtaPlace& place,
-                                               const PlanesLengths& lengths, float* reference) {
-  const PlanesSample sample = PlanesSample::Of(lengths, a.work.rule.sample);
-  for (int head = threadIdx.x / 32; head < kHeads; head += kWarps) {
-    float of_head = INFINITY;  // a head that is not there weighs nothing
-    if (head < a.work.group) {
-      of_head = LogNormaliser(a.samples, gridDim.x, a.work.with, a.rows(), place.first_row + head,
-                              lengths, sample) -
-                log2f(static_cast<float>(max(lengths.tokens, 1))) + a.relative;
-    }
-    if (threadIdx.x % 32 == 0) reference[head] = of_head;
-  }
+  FinishSample<kDim, kHeads, kWarps>(a, place, lengths, sample, shared);
 }
 
 // Rotates a row back, of which a lane has kEach neighbouring channels. By a warp.
@@ -319,14 +367,14 @@ template <int kDim, int kHeads, typename Warp, typename Shape>
 __device__ __forceinline__ void Finish(const Arguments& a, const CtaPlace& place,
                                        CtaMemory<kDim, kHeads, Warp, Shape>& shared) {
   const AttendPlanesBatch& w = a.work;
-  const SharedItem item{a.rows(),
-                        place.first_row,
+  const SharedItem item{w.group,
+                        int64_t{place.share.first} * w.group,
                         w.group,
-                        static_cast<int32_t>(blockIdx.x),
-                        static_cast<int32_t>(gridDim.x),
+                        place.share.cta,
+                        place.share.ctas,
                         a.splits,
                         w.counters + place.item};
-  if (threadIdx.x == 0) shared.is_last = gridDim.x == 1;
+  if (threadIdx.x == 0) shared.is_last = place.share.ctas == 1;
   __syncthreads();
   FinishItem<Shape::kThreads, kDim, kPartsAtOnce>(
       item,
@@ -340,7 +388,7 @@ __device__ __forceinline__ void Finish(const Arguments& a, const CtaPlace& place
         return sum;
       },
       [&](int64_t row, int column, const WeightedRow& sum) {
-        const auto head = static_cast<int>(row - place.first_row);
+        const auto head = static_cast<int>(row - item.first_row);
         reinterpret_cast<float4*>(shared.o[head])[column] = sum.o;
         if (column != 0) return;
         shared.m[head] = sum.m;
@@ -370,7 +418,7 @@ __device__ __forceinline__ auto HotRowsOf(const AttendPlanesBatch& w, const CtaP
   }
 }
 
-// Grid (ctas, kv_heads, batch). kHot: AttendPlanesBatch::hot has copies.
+// Any grid of at least as many CTAs as there are items. kHot: AttendPlanesBatch::hot has copies.
 template <int kDim, int kHeads, bool kHot>
 __global__ void __launch_bounds__(CtaShape<kDim, kHeads>::kThreads,
                                   CtaShape<kDim, kHeads>::kCtasOfSm)
@@ -380,8 +428,13 @@ __global__ void __launch_bounds__(CtaShape<kDim, kHeads>::kThreads,
   auto& shared =
       *reinterpret_cast<CtaMemory<kDim, kHeads, WarpMemoryOf<kDim, kHeads, kHot>>*>(dynamic);
   const AttendPlanesBatch& w = a.work;
-  if (!w.ahead) WaitForPrevious();
-  const auto place = CtaPlace::Of<kWarps>(w);
+  const uint64_t policy = ReadOncePolicy();
+  WaitForPrevious();
+  const auto place = CtaPlace::Of<kWarps>(w, CtaShare::Of(a.costs, a.items()));
+  KeptQuery<kDim>::Load(a, place.item, shared.query, threadIdx.x, kWarps * 32);
+  if (threadIdx.x < kHeads) {
+    shared.reference[threadIdx.x] = __ldcg(a.references + 8 * place.item + threadIdx.x);
+  }
   const auto item = PlanesItem<kDim>::Of(w.planes, place.sequence, place.head);
   ItemRule rule;
   rule.lengths = PlanesLengths::Of(w, place.sequence);
@@ -390,20 +443,13 @@ __global__ void __launch_bounds__(CtaShape<kDim, kHeads>::kThreads,
   const PlanesVisits visits = PlanesVisits::Of(rule.lengths);
   auto& memory = shared.warps[threadIdx.x / 32];
   auto hot = HotRowsOf<kHot>(w, place, item.row_bytes, memory);
-  PlanesWarp<kDim, kHeads, decltype(hot)> warp(item, visits, &memory, place.warp, place.warps);
-  if (w.ahead) WaitForPrevious();
-  // Warps that have no reference to find.
-  constexpr int kCopiers = kWarps > kHeads ? kWarps - kHeads : kWarps;
-  const int copier = static_cast<int>(threadIdx.x) - (kWarps - kCopiers) * 32;
-  if (copier >= 0) {
-    KeptQuery<kDim>::Load(a, place.item, shared.query, copier, kCopiers * 32);
-  }
-  FindReferences<kHeads, kWarps>(a, place, rule.lengths, shared.reference);
+  PlanesWarp<kDim, kHeads, decltype(hot)> warp(item, visits, &memory, place.warp, place.warps,
+                                               policy);
   if (threadIdx.x < 2) shared.ones[threadIdx.x] = {0x3C003C00, 0x3C003C00, 0x3C003C00, 0x3C003C00};
   __syncthreads();
   rule.factors = shared.query.Factors();
   for (int head = 0; head < 2; ++head) {
-    rule.of_logit[head] = 1 / rule.factors.code[head];
+    rule.rounding[head] = rule.form.RoundingOf(rule.factors.base[head]);
     rule.reference[head] = shared.reference[(threadIdx.x % 4 * 2 + head) % kHeads];
   }
   warp.Run(shared.query, rule, ItemReport::Of(w.report, place.item), shared.ones, hot);
@@ -415,7 +461,7 @@ __global__ void __launch_bounds__(CtaShape<kDim, kHeads>::kThreads,
   Finish(a, place, shared);
 }
 
-// Where everything is fine. Grid (ctas, kv_heads, batch).
+// Where everything is fine. Grid (ctas, items).
 template <int kDim, int kHeads>
 __global__ void __launch_bounds__(FullShape<kDim>::kThreads, 1)
     FullKernel(const __grid_constant__ Arguments a) {
@@ -447,13 +493,42 @@ __global__ void __launch_bounds__(FullShape<kDim>::kThreads, 1)
   Finish(a, place, shared);
 }
 
-constexpr int kMostCtas = 1024;  // that share an item
+constexpr int kMostCtas = 1024;
 
-// CTAs that share an item: all that run at once, `ctas_of_sm` on an SM.
+// CTAs of all items: all that run at once, `ctas_of_sm` on an SM, and at least one each.
 int32_t CtasOf(const AttendPlanesBatch& w, int ctas_of_sm) {
   const int64_t groups = int64_t{w.planes.block_stride} * w.planes.block_groups;
-  return SplitsOfWave(ctas_of_sm, w.batch * w.planes.kv_heads,
-                      static_cast<int>(std::clamp<int64_t>(groups / 4, 1, kMostCtas)));
+  const int64_t items = int64_t{w.batch} * w.planes.kv_heads;
+  const int64_t most = items * std::max<int64_t>(groups / 4, 1);
+  const auto wanted = static_cast<int>(std::min<int64_t>(most, kMostCtas));
+  return std::max(static_cast<int>(items), SplitsOfWave(ctas_of_sm, 1, wanted));
+}
+
+// Pieces of a workspace, one after the other.
+struct Workspace {
+  uint64_t next;
+
+  template <typename T>
+  T* Take(int64_t count) {
+    const uint64_t at = (next + 15) / 16 * 16;
+    next = at + static_cast<uint64_t>(count) * sizeof(T);
+    return reinterpret_cast<T*>(at);
+  }
+};
+
+// ctas: of all items. Of the workspace it uses what AttendPlanesWorkspaceBytes counts.
+Workspace Divide(const AttendPlanesBatch& w, int64_t ctas, Arguments& a) {
+  Workspace from{reinterpret_cast<uint64_t>(w.workspace)};
+  const int64_t rows = ctas * w.group, items = int64_t{w.batch} * w.planes.kv_heads;
+  a.splits.o = from.Take<float>(rows * w.planes.format.dim);
+  a.splits.m = from.Take<float>(rows);
+  a.splits.l = from.Take<float>(rows);
+  a.samples = from.Take<float4>(rows);
+  a.tops = from.Take<float>(items * SampledTops<8>::kMost * kGroupStrips * (w.group <= 4 ? 4 : 8));
+  a.references = from.Take<float>(items * 8);
+  a.costs = from.Take<float>(items);
+  a.queries = from.Take<uint4>(items * (w.planes.format.dim * 2 + 2));
+  return from;
 }
 
 Arguments ArgumentsOf(const AttendPlanesBatch& w, int ctas) {
@@ -463,13 +538,7 @@ Arguments ArgumentsOf(const AttendPlanesBatch& w, int ctas) {
   const auto fine = static_cast<float>(w.rule.fine_above);
   a.relative = std::log2(fine) - kFineFrom;
   a.read_from = kFineFrom + std::log2(static_cast<float>(w.rule.skip_below) / fine);
-  const int64_t rows = ctas * a.rows();
-  a.samples = static_cast<float4*>(w.workspace);
-  a.splits.o = reinterpret_cast<float*>(a.samples + rows);
-  a.splits.m = a.splits.o + rows * w.planes.format.dim;
-  a.splits.l = a.splits.m + rows;
-  const auto after = reinterpret_cast<uint64_t>(a.splits.l + rows);
-  a.queries = reinterpret_cast<uint4*>((after + 15) / 16 * 16);
+  Divide(w, ctas, a);
   return a;
 }
 
@@ -485,11 +554,11 @@ bool IsValid(const AttendPlanesBatch& w) {
 
 // Launches one of the op's kernels, which takes shared memory of this type.
 template <typename Shared>
-int LaunchOne(void (*kernel)(Arguments), const Arguments& a, int ctas, int threads, Stream stream) {
+int LaunchOne(void (*kernel)(Arguments), const Arguments& a, dim3 grid, int threads,
+              Stream stream) {
   constexpr int kBytes = static_cast<int>(sizeof(Shared));
   static_assert(kBytes <= 227 * 1024);
   if (const int error = AllowShared(kernel, kBytes); error != 0) return error;
-  const dim3 grid(ctas, a.work.planes.kv_heads, a.work.batch);
   return LaunchDependent(kernel, grid, threads, kBytes, stream, a);
 }
 
@@ -497,17 +566,18 @@ template <int kDim, int kHeads>
 int Launch(const AttendPlanesBatch& w, Stream stream) {
   constexpr int kThreads = CtaShape<kDim, kHeads>::kThreads;
   using OfWarps = CtaMemory<kDim, kHeads>;
-  constexpr int kCtasOfSm = CtaShape<kDim, kHeads>::kCtasOfSm;
+  const int items = w.batch * w.planes.kv_heads;
   if (w.rule.fine_above == 0) {
     using Shape = FullShape<kDim>;
     using OfFull = CtaMemory<kDim, kHeads, FullMemory<kDim, kHeads>, Shape>;
-    const int ctas = CtasOf(w, Shape::kCtasOfSm);
-    return LaunchOne<OfFull>(FullKernel<kDim, kHeads>, ArgumentsOf(w, ctas), ctas, Shape::kThreads,
-                             stream);
+    const int each = CtasOf(w, Shape::kCtasOfSm) / items;
+    return LaunchOne<OfFull>(FullKernel<kDim, kHeads>, ArgumentsOf(w, each * items),
+                             dim3(each, items), Shape::kThreads, stream);
   }
-  const int ctas = CtasOf(w, kCtasOfSm);
+  const int ctas = CtasOf(w, CtaShape<kDim, kHeads>::kCtasOfSm);
   const Arguments a = ArgumentsOf(w, ctas);
-  const int error = LaunchOne<OfWarps>(SampleKernel<kDim, kHeads>, a, ctas, kThreads, stream);
+  const int error = LaunchOne<OfWarps>(SampleKernel<kDim, kHeads>, a, dim3(ctas / items, items),
+                                       kThreads, stream);
   if (error != 0) return error;
   if (w.hot.sequences != nullptr) {
     using OfHotWarps = CtaMemory<kDim, kHeads, HotWarpMemory<kDim, kHeads>>;
@@ -525,10 +595,11 @@ int Launch(const AttendPlanesBatch& w, Stream stream) {
 
 int64_t AttendPlanesWorkspaceBytes(const AttendPlanesBatch& w) {
   const int64_t items = int64_t{w.batch} * w.planes.kv_heads;
+  AttendPlanesBatch at_zero = w;
+  at_zero.workspace = nullptr;
+  Arguments unused{};
   const int64_t ctas = std::max<int64_t>(items, SplitsOfWave(2, 1, kMostCtas));
-  const int64_t of_row = w.planes.format.dim + 6;         // floats: a sample, m, l, o
-  const int64_t of_item = w.planes.format.dim * 32 + 32;  // a SharedQuery
-  return ctas * w.group * of_row * int64_t{sizeof(float)} + 16 + items * of_item;
+  return static_cast<int64_t>(Divide(at_zero, ctas, unused).next);
 }
 
 int AttendPlanesCuda(const AttendPlanesBatch& w, Stream stream) {

@@ -8,6 +8,7 @@
 #ifndef KVSTRATA_KERNELS_OPS_ATTEND_PLANES_COARSE_KEYS_CUH_
 #define KVSTRATA_KERNELS_OPS_ATTEND_PLANES_COARSE_KEYS_CUH_
 
+#include "kernels/cuda/warps/mma_m16n8k8.cuh"
 #include "kernels/ops/attend_planes/planes_item.cuh"
 #include "kernels/ops/merge/merge_row.cuh"
 #include "kernels/ops/score_bits/bits_query.cuh"
@@ -85,10 +86,11 @@ __device__ __forceinline__ void FoldSteps(const char* steps, const SharedQuery<k
 }
 
 // A lane's sums: of its tokens 4 chunk + i of L for heads 2t and 2t + 1 c[L][i / 2][2 (i % 2)] and
-// the number after it; over channels, query times minima and query times steps.
+// the number after it; over channels, query times minima, query times steps, and squares of the
+// latter.
 struct GroupSums {
   float c[2][2][4];
-  float minima[2], steps[2];
+  float minima[2], steps[2], squares[2];
 
   // What is added to `code` times c[..]. centre: of the cells of codes.
   __device__ float Base(const LaneFactors& factors, int head, float centre) const {
@@ -138,6 +140,33 @@ __device__ __forceinline__ void SumOverChannels(const char* minima, const char* 
   }
 }
 
+// Sums of squares of the query times steps: a head's is in the diagonal of the matrix of both times
+// itself. Rows g take the first pairs, rows g + 8 the second ones; what else comes of these
+// products is of no use. Runs m have 4^-m in them.
+template <int kDim>
+__device__ __forceinline__ void SumSquares(const LanePairs<kDim, 2>& folded, GroupSums& sums) {
+  float first[4] = {}, second[4] = {};
+#pragma unroll
+  for (int m = 3; m >= 0; --m) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      first[i] *= 16;
+      second[2 + i] *= 16;
+    }
+#pragma unroll
+    for (int u = 0; u < GroupShape<kDim>::kWords; ++u) {
+      const uint32_t x = BitsOf(folded.at[m][u][0]), y = BitsOf(folded.at[m][u][1]);
+      MmaM16N8K8(first, x, y, x);
+      MmaM16N8K8(second, x, y, y);
+    }
+  }
+  const int t = threadIdx.x % 4;
+#pragma unroll
+  for (int head = 0; head < 2; ++head) {
+    sums.squares[head] = __shfl_sync(kAllLanes, first[head] + second[2 + head], 9 * t + 4 * head);
+  }
+}
+
 // A group, of which the warp has [2 u + L][lane] of the codes and the scales in shared memory.
 template <int kDim>
 __device__ __forceinline__ void ScoreKeys(const uint4 (*codes)[32], const char* minima,
@@ -151,6 +180,7 @@ __device__ __forceinline__ void ScoreKeys(const uint4 (*codes)[32], const char* 
   SumOverChannels(minima, steps, query, sums);
   LanePairs<kDim, 2> folded;
   FoldSteps(steps, query, folded);
+  SumSquares<kDim>(folded, sums);
 #pragma unroll
   for (int i = 0; i < 16; ++i) sums.c[i / 8][i / 4 % 2][i % 4] = 0;
 #pragma unroll

@@ -19,16 +19,34 @@ struct FineForm {
   bool has_last_plane;
   int32_t row_bytes;
   __device__ float centre() const { return has_last_plane ? 0.0f : 7.5f; }  // a cell's
+
+  // Half the variance that the digits below plane 0 add to a logit, times log2(e), over
+  // GroupSums::squares (docs/spec/planes.md, "A step", rule 2). base: LaneFactors'.
+  __device__ float RoundingOf(float base) const {
+    const float digits = has_last_plane ? 341.25f : 320.0f;  // their variance, in steps
+    return base * base * (digits * kLn2 / 2 / 4096);
+  }
 };
 
-// Lists the tokens whose bits are set in `chosen`, the same in lanes of one g. Coarse logits of
-// these become -inf. What all tokens' logits are but for lower digits goes to memory. base: of
-// GroupSums, with the centre of a fine cell. Returns how many are listed.
+// Keeps what logits of fine tokens are made of besides their lower digits. base: of GroupSums, with
+// the centre of a fine cell.
 template <int kDim, int kHeads>
-__device__ __forceinline__ int ListTokens(WarpMemory<kDim, kHeads>& memory, uint32_t chosen,
-                                          const LaneFactors& factors, const float (&base)[2],
-                                          const GroupSums& sums) {
+__device__ __forceinline__ void KeepSums(WarpMemory<kDim, kHeads>& memory, const float (&base)[2],
+                                         const GroupSums& sums) {
   const int lane = threadIdx.x % 32, t = lane % 4;
+  if (2 * t >= kHeads) return;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    *reinterpret_cast<float2*>(&memory.sums[TokenOf(lane, i)][2 * t]) = {sums.Of(i, 0),
+                                                                         sums.Of(i, 1)};
+  }
+  if (lane < 4) *reinterpret_cast<float2*>(&memory.base[2 * t]) = {base[0], base[1]};
+}
+
+// Lists the tokens whose bits are set in `chosen`, the same in lanes of one g. Returns how many.
+template <int kDim, int kHeads>
+__device__ __forceinline__ int ListTokens(WarpMemory<kDim, kHeads>& memory, uint32_t chosen) {
+  const int lane = threadIdx.x % 32;
   const int own = __popc(chosen);
   int upto = own;  // lists of lanes with smaller g, and this one's
 #pragma unroll
@@ -36,18 +54,12 @@ __device__ __forceinline__ int ListTokens(WarpMemory<kDim, kHeads>& memory, uint
     const int before = __shfl_up_sync(kAllLanes, upto, step);
     if (lane >= step) upto += before;
   }
-  uint8_t* to = memory.fine + (upto - own);
-  const uint32_t listed = t == 0 ? chosen : 0;
+  uint8_t* const to = memory.fine + (upto - own);
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const int token = TokenOf(lane, i);
-    if (2 * t < kHeads) {
-      *reinterpret_cast<float2*>(&memory.logits[token][2 * t]) = {
-          fmaf(sums.Of(i, 0), factors.code[0], base[0]),
-          fmaf(sums.Of(i, 1), factors.code[1], base[1])};
-    }
-    if ((listed >> i & 1) != 0) *to = static_cast<uint8_t>(token);
-    to += chosen >> i & 1;
+  for (int each = 0; each < 2; ++each) {
+    const int i = 2 * (lane % 4) + each;
+    if ((chosen >> i & 1) == 0) continue;
+    to[__popc(chosen & ((1u << i) - 1))] = static_cast<uint8_t>(TokenOf(lane, i));
   }
   return __shfl_sync(kAllLanes, upto, 31);
 }
@@ -89,7 +101,9 @@ __device__ __forceinline__ void FineLogits(const WarpMemory<kDim, kHeads>& memor
 #pragma unroll
   for (int head = 0; head < 2; ++head) {
     const float of_rest = fmaf(16, plane1[head], plane2[head]) * (1.0f / 64);
-    logits[head] = fmaf(of_rest, factors.code[head], memory.logits[token][(2 * t + head) % kHeads]);
+    const int of_head = (2 * t + head) % kHeads;
+    logits[head] =
+        fmaf(memory.sums[token][of_head] + of_rest, factors.code[head], memory.base[of_head]);
   }
 }
 

@@ -19,8 +19,8 @@ inline constexpr float kFineFrom = 6;  // log2 of a relative weight
 struct ItemRule {
   PlanesLengths lengths;
   LaneFactors factors;
-  float of_logit[2];   // 1 / factors.code
-  float reference[2];  // what logits, times log2(e), are relative to, of the lane's heads
+  float rounding[2];   // FineForm::RoundingOf, of the lane's heads
+  float reference[2];  // what logits, times log2(e), are relative to
   float read_from;     // log2 of the relative weight from which on a strip is read
   FineForm form;
 };
@@ -34,6 +34,7 @@ struct ItemReport {
         report.fine == nullptr ? nullptr : report.fine + item * report.stride,
         report.strips == nullptr ? nullptr : report.strips + item * (report.stride / kStripTokens)};
   }
+  __device__ bool IsWanted() const { return fine != nullptr || strips != nullptr; }
   // chosen: the lane's tokens (TokenOf).
   __device__ void Write(int group, uint32_t chosen, uint32_t strips_read) const {
     const int lane = threadIdx.x % 32;

@@ -50,9 +50,10 @@ struct WarpMemory {
   uint4 values[Shape::kPieces][32];           // [k][lane]
   uint4 value_scales[kGroupTokens / 4];       // minima [64], then steps; finite at all times
   uint4 rows[kFineTile * kDim * 3 / 2 / 16];  // lower rows of fine tokens
-  float logits[kGroupTokens][kHeads];  // all tokens', where some are fine: but for lower digits
-  uint4 weights[2][4 * kHeads];        // those lanes' that have a head of their own
-  uint8_t fine[kGroupTokens];          // numbers of fine tokens in the group
+  float sums[kGroupTokens][kHeads];           // all tokens' coarse ones, where some are fine
+  float base[kHeads];                         // what their logits are besides, with fine centres
+  uint4 weights[2][4 * kHeads];               // those lanes' that have a head of their own
+  uint8_t fine[kGroupTokens];                 // numbers of fine tokens in the group
   float m[kHeads], l[kHeads];
 
   __device__ const char* Minima(int slot) const {
@@ -95,10 +96,11 @@ struct PlanesItem {
            int64_t{group & in_block} * GroupShape<kDim>::kUpperBytes;
   }
   __device__ uint64_t Upper(int group) const { return UpperIn(UpperBlock(group), group); }
-  __device__ uint64_t Lower(int group) const {
-    return FirstRunIn(lower[group >> shift], lower_offset) +
-           int64_t{group & in_block} * kGroupTokens * row_bytes;
+  __device__ uint64_t LowerBlock(int group) const { return lower[group >> shift]; }
+  __device__ uint64_t LowerIn(uint64_t block, int group) const {
+    return FirstRunIn(block, lower_offset) + int64_t{group & in_block} * kGroupTokens * row_bytes;
   }
+  __device__ uint64_t Lower(int group) const { return LowerIn(LowerBlock(group), group); }
 };
 
 // Codes [2 u + L][lane] and scales of the keys of a group. By a warp; nothing is committed.
@@ -128,8 +130,8 @@ struct PlanesCopier {
   uint64_t policy;
   int lane;
 
-  __device__ PlanesCopier(WarpMemory<kDim, kHeads>* memory)
-      : to(memory), policy(ReadOncePolicy()), lane(threadIdx.x % 32) {}
+  __device__ PlanesCopier(WarpMemory<kDim, kHeads>* memory, uint64_t policy = ReadOncePolicy())
+      : to(memory), policy(policy), lane(threadIdx.x % 32) {}
 
   // number: the group's, of those that the warp takes.
   __device__ void Keys(int number, uint64_t upper) const {

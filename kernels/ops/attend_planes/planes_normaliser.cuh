@@ -96,23 +96,25 @@ struct SampleTasks {
   }
 };
 
-// What the second kernel reads, visit by visit of some warp: octets, then all groups, whose
-// candidates it attends. Without candidates, all of each group at once.
+// What the second kernel reads, visit by visit of some warp: all groups, whose candidates it
+// attends, then octets. Without candidates, all of each group at once.
 struct PlanesVisits {
   EdgeOctets edges;
-  int32_t octets;  // visits of octets
+  int32_t groups;
   int32_t count;
   bool is_full;
 
   __device__ static PlanesVisits Of(const PlanesLengths& lengths) {
     const EdgeOctets edges = EdgeOctets::Of(lengths);
     const bool is_full = lengths.candidates() == 0;
-    const int32_t octets = is_full ? 0 : edges.count;
-    return {edges, octets, octets + lengths.groups, is_full};
+    return {edges, lengths.groups, lengths.groups + (is_full ? 0 : edges.count), is_full};
   }
-  __device__ bool IsOctet(int32_t visit) const { return visit < octets; }
+  __device__ bool IsOctet(int32_t visit) const { return visit >= groups; }
+  __device__ int32_t OctetOf(int32_t visit) const { return edges.OctetOf(visit - groups); }
+  // -1: there is none.
   __device__ int32_t GroupOf(int32_t visit) const {
-    return IsOctet(visit) ? edges.OctetOf(visit) / EdgeOctets::kOfGroup : visit - octets;
+    if (visit < groups) return visit;
+    return visit < count ? OctetOf(visit) / EdgeOctets::kOfGroup : -1;
   }
 };
 
@@ -138,9 +140,9 @@ struct PowerSum {
 struct SampleSums {
   PowerSum always[2], sampled[2];
 
-  // All candidates among a lane's eight tokens.
+  // All candidates among a lane's eight tokens. tops: their largest logit.
   __device__ void AddSampled(const PlanesLengths& lengths, int32_t first_token,
-                             const LaneFactors& factors, GroupSums& sums) {
+                             const LaneFactors& factors, const GroupSums& sums, float (&tops)[2]) {
 #pragma unroll
     for (int head = 0; head < 2; ++head) {
       const float base = sums.Base(factors, head, kCoarseCentre);
@@ -156,6 +158,7 @@ struct SampleSums {
 #pragma unroll
       for (int i = 0; i < 8; ++i) sum += Exp2(logits[i] - shift);
       sampled[head].Add(top, sum);
+      tops[head] = top;
     }
   }
 

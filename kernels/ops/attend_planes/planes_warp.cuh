@@ -18,20 +18,19 @@ class PlanesWarp {
 
   // Visits first, first + step, .. Copies of the first two begin here.
   __device__ PlanesWarp(const PlanesItem<kDim>& item, const PlanesVisits& visits, Memory* memory,
-                        int first, int step)
+                        int first, int step, uint64_t policy)
       : item_(item),
         visits_(visits),
         memory_(*memory),
-        copier_(memory),
+        copier_(memory, policy),
         first_visit_(first),
         step_(step) {
     uint64_t blocks[2];
-    for (int i = 0; i < 2; ++i)
-      blocks[i] = BlockOf(first + i * step);  // both are asked for at once
-    ahead_ = BlockOf(first + 2 * step);
+    for (int i = 0; i < 3; ++i) coming_[i] = visits.GroupOf(first + i * step);
+    for (int i = 0; i < 2; ++i) blocks[i] = BlockOf(coming_[i]);  // both are asked for at once
+    ahead_ = BlockOf(coming_[2]);
     for (int i = 0; i < 2; ++i) {
-      const int visit = first + i * step;
-      if (visit < visits.count) copier_.Keys(i, item.UpperIn(blocks[i], visits.GroupOf(visit)));
+      if (coming_[i] >= 0) copier_.Keys(i, item.UpperIn(blocks[i], coming_[i]));
       CommitCopies();
     }
     CommitCopies();  // in place of values
@@ -45,31 +44,28 @@ class PlanesWarp {
                                       const ItemReport& report, const uint4* ones, Hot& hot) {
 #pragma unroll 1
     for (int visit = first_visit_, number = 0;; visit += step_, ++number) {
-      const bool is_visit = visit < visits_.count;
+      const int group = coming_[0];
       GroupSums sums;
-      if (is_visit) {
+      if (group >= 0) {
         if (visits_.IsOctet(visit) || visits_.is_full) {
           hot.PassBy();
         } else {
-          hot.AskTags(visits_.GroupOf(visit));
+          hot.AskTags(group);
         }
         WaitForCopies<2>();
         __syncwarp();
         ScoreGroup(memory_, number, query, sums);
         __syncwarp();
-        const int later = visit + 2 * step_;
-        if (later < visits_.count) {
-          copier_.Keys(number + 2, item_.UpperIn(ahead_, visits_.GroupOf(later)));
-        }
-        ahead_ = BlockOf(later + step_);
+        AskAhead(visit, number);
       }
       CommitCopies();
       if (strips_ != 0) Finish(query, rule, ones, hot);
-      if (!is_visit) break;
-      group_ = visits_.GroupOf(visit);
+      if (group < 0) break;
+      ++visited_;
+      group_ = group;
       slot_ = number % 4;
       if (visits_.IsOctet(visit)) {
-        ChooseOctet(visits_.edges.OctetOf(visit), rule, sums, hot);
+        ChooseOctet(visits_.OctetOf(visit), rule, sums, hot);
       } else {
         Choose(rule, report, sums, hot);
       }
@@ -80,37 +76,43 @@ class PlanesWarp {
   // Sums of the warp to its memory; afterwards the CTA may read them behind a barrier.
   __device__ __forceinline__ void Store(const ItemRule& rule) { attended_.Store(memory_, rule); }
 
-  __device__ uint32_t fetched() const { return fetched_; }
+  __device__ uint32_t fetched() const { return fetched_ + visited_ * Shape::kValueScales; }
 
  private:
-  __device__ uint64_t BlockOf(int visit) const {
-    return visit < visits_.count ? item_.UpperBlock(visits_.GroupOf(visit)) : 0;
+  // Asks for the keys of the visit after the next one, and for where those of the one after that
+  // lie.
+  __device__ __forceinline__ void AskAhead(int visit, int number) {
+    if (coming_[2] >= 0) copier_.Keys(number + 2, item_.UpperIn(ahead_, coming_[2]));
+    coming_[0] = coming_[1];
+    coming_[1] = coming_[2];
+    coming_[2] = visits_.GroupOf(visit + 3 * step_);
+    ahead_ = BlockOf(coming_[2]);
+  }
+
+  __device__ uint64_t BlockOf(int group) const { return group >= 0 ? item_.UpperBlock(group) : 0; }
+
+  // The group's blocks come from the L2: asked for before they are needed.
+  __device__ __forceinline__ void AskRuns() {
+    upper_ = item_.UpperBlock(group_);
+    lower_ = item_.LowerBlock(group_);
+  }
+
+  __device__ bool HasAlways(const PlanesLengths& lengths) const {
+    const int first = group_ * kGroupTokens;
+    return first < lengths.start || first + kGroupTokens > lengths.stop;
   }
 
   // A bit for each of the lane's tokens that is no candidate.
   __device__ __forceinline__ uint32_t AlwaysOf(const PlanesLengths& lengths) const {
     const int first = group_ * kGroupTokens;
     uint32_t always = 0;
-    if (first >= lengths.start && first + kGroupTokens <= lengths.stop) return 0;
+    if (!HasAlways(lengths)) return 0;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const int token = first + TokenOf(threadIdx.x % 32, i);
       if (!lengths.IsCandidate(token)) always |= 1u << i;
     }
     return always;
-  }
-
-  // A bit for each whose coarse sum is at least `from`, of any head.
-  __device__ __forceinline__ static uint32_t AboveOf(const float (&from)[2],
-                                                     const GroupSums& sums) {
-    uint32_t above = 0;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const bool is_above = (sums.Of(i, 0) >= from[0]) | (sums.Of(i, 1) >= from[1]);
-      above |= is_above ? 1u << i : 0;
-    }
-    above |= __shfl_xor_sync(kAllLanes, above, 1);
-    return above | __shfl_xor_sync(kAllLanes, above, 2);
   }
 
   __device__ __forceinline__ int List(uint32_t chosen, const ItemRule& rule,
@@ -120,7 +122,8 @@ class PlanesWarp {
     for (int head = 0; head < 2; ++head) {
       base[head] = sums.Base(rule.factors, head, rule.form.centre()) - rule.reference[head];
     }
-    return ListTokens(memory_, chosen, rule.factors, base, sums);
+    KeepSums(memory_, base, sums);
+    return ListTokens(memory_, chosen);
   }
 
   // A bit for each strip that has a lane of its keys in `lanes`.
@@ -130,38 +133,64 @@ class PlanesWarp {
   }
 
   // Rules 4 and 5: which candidates of the group are fine and which strips are read. Asks for both.
-  // Without candidates: all of it is.
+  // Without candidates: all of it is. Nothing is of most groups, where that is all there is to do.
   __device__ __forceinline__ void Choose(const ItemRule& rule, const ItemReport& report,
-                                         GroupSums& sums, Hot& hot) {
-    float base[2], from[2];
+                                         const GroupSums& sums, Hot& hot) {
+    float base[2], score[2], top[2];
     bool is_read = false, has_fine = false;
 #pragma unroll
     for (int head = 0; head < 2; ++head) {
       base[head] = sums.Base(rule.factors, head, kCoarseCentre) - rule.reference[head];
-      from[head] = (kFineFrom - base[head]) * rule.of_logit[head];
-      float top = sums.Of(0, head);
+      score[head] = fmaf(rule.rounding[head], sums.squares[head], base[head]);
+      top[head] = sums.Of(0, head);
 #pragma unroll
-      for (int i = 1; i < 8; ++i) top = fmaxf(top, sums.Of(i, head));
-      is_read |= !(fmaf(top, rule.factors.code[head], base[head]) < rule.read_from);
-      has_fine |= top >= from[head];
+      for (int i = 1; i < 8; ++i) top[head] = fmaxf(top[head], sums.Of(i, head));
+      const float best = fmaf(top[head], rule.factors.code[head], score[head]);
+      is_read |= !(best < rule.read_from);
+      has_fine |= best >= kFineFrom;
     }
-    const uint32_t always = AlwaysOf(rule.lengths);
-    uint32_t chosen = visits_.is_full ? always : 0;
-    if (__any_sync(kAllLanes, has_fine) && !visits_.is_full) {
-      chosen = AboveOf(from, sums) & ~always;
-    }
+    uint32_t fine = 0, read = 0;
     count_ = 0;
-    if (__any_sync(kAllLanes, chosen != 0)) count_ = List(chosen, rule, sums);
-    strips_ = StripsOf(__ballot_sync(kAllLanes, is_read || (chosen | always) != 0));
-    report.Write(group_, chosen | always, strips_);
-    if (!visits_.is_full && __all_sync(kAllLanes, always == 0xFF)) strips_ = 0;
-    Ask(hot);
-    if (strips_ != 0) Weigh(rule.factors, base, chosen | always, sums);
+    strips_ = 0;
+    if (__any_sync(kAllLanes, is_read || has_fine) || HasAlways(rule.lengths)) {
+      AskRuns();
+      const uint32_t always = AlwaysOf(rule.lengths);
+      const uint32_t chosen = ChosenOf(rule, always, has_fine, score, sums);
+      if (__any_sync(kAllLanes, chosen != 0)) count_ = List(chosen, rule, sums);
+      fine = chosen | always;
+      read = StripsOf(__ballot_sync(kAllLanes, is_read || fine != 0));
+      // Octets have what is always fine.
+      const bool has_others = visits_.is_full || !__all_sync(kAllLanes, always == 0xFF);
+      strips_ = has_others ? read : 0;
+      Ask(hot);
+      if (strips_ != 0) Weigh(rule.factors, base, fine, sums);
+    }
+    if (report.IsWanted()) report.Write(group_, fine, read);
+  }
+
+  // A bit for each of the lane's tokens whose lower rows are asked for. score: what scores are
+  // besides the coarse sums.
+  __device__ __forceinline__ uint32_t ChosenOf(const ItemRule& rule, uint32_t always, bool has_fine,
+                                               const float (&score)[2],
+                                               const GroupSums& sums) const {
+    if (visits_.is_full) return always;
+    if (!__any_sync(kAllLanes, has_fine)) return 0;
+    uint32_t chosen = 0;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const bool is_fine = (fmaf(sums.Of(i, 0), rule.factors.code[0], score[0]) >= kFineFrom) |
+                           (fmaf(sums.Of(i, 1), rule.factors.code[1], score[1]) >= kFineFrom);
+      chosen |= is_fine ? 1u << i : 0;
+    }
+    chosen |= __shfl_xor_sync(kAllLanes, chosen, 1);
+    chosen |= __shfl_xor_sync(kAllLanes, chosen, 2);
+    return chosen & ~always;
   }
 
   // What is always fine of an octet, and nothing else of the group.
   __device__ __forceinline__ void ChooseOctet(int octet, const ItemRule& rule,
                                               const GroupSums& sums, Hot& hot) {
+    AskRuns();
     count_ = List(AlwaysOf(rule.lengths) & EdgeOctets::BitsOf(octet), rule, sums);
     strips_ = count_ == 0 ? 0 : 1u << octet % EdgeOctets::kOfGroup / 2;
     Ask(hot);
@@ -169,14 +198,14 @@ class PlanesWarp {
   }
 
   __device__ __forceinline__ void Ask(Hot& hot) {
-    fetched_ += Shape::kValueScales;
     if (strips_ == 0) return;
-    copier_.Values(strips_, item_.Upper(group_));
+    copier_.Values(strips_, item_.UpperIn(upper_, group_));
     fetched_ += __popc(strips_) * (Shape::kStripBytes + 4 * kStripTokens);
     if (count_ == 0) return;
     __syncwarp();
     hot.Begin();
-    copier_.Rows(0, min(count_, kFineTile), item_.Lower(group_), item_.row_bytes, group_, hot);
+    lower_ = item_.LowerIn(lower_, group_);
+    copier_.Rows(0, min(count_, kFineTile), lower_, item_.row_bytes, group_, hot);
     hot.Take(group_, memory_.fine, 0, count_);
     fetched_ += count_ * item_.row_bytes;
   }
@@ -215,7 +244,7 @@ class PlanesWarp {
       const int count = min(count_ - first, kFineTile);
       if (first > 0) {  // more than were asked for
         __syncwarp();
-        copier_.Rows(first, count, item_.Lower(group_), item_.row_bytes, group_, hot);
+        copier_.Rows(first, count, lower_, item_.row_bytes, group_, hot);
         CommitCopies();
         hot.Take(group_, memory_.fine, first, count_);
         WaitForCopies<0>();
@@ -240,9 +269,12 @@ class PlanesWarp {
   // are listed, and where its scales are.
   uint32_t strips_ = 0;
   int count_ = 0, group_ = 0, slot_ = 0;
+  uint64_t upper_ = 0, lower_ = 0;  // its blocks; then, where rows are asked for, its lower run
   AttendedSums<kDim, kHeads> attended_;
-  uint64_t ahead_ = 0;    // the block of the visit whose keys are asked for next
-  uint32_t fetched_ = 0;  // bytes
+  int coming_[3];         // groups of this visit and the next ones; -1: there is none
+  uint64_t ahead_ = 0;    // the block of the last of them
+  uint32_t visited_ = 0;  // groups
+  uint32_t fetched_ = 0;  // bytes, but for keys
 };
 
 }  // namespace kvstrata::cuda
