@@ -396,7 +396,7 @@ void AttendPlanesBy(const PlanesRule& rule, benchmark::State& state) {
 
 // 5 % of the tokens are fine.
 void AttendPlanes(benchmark::State& state) { AttendPlanesBy({}, state); }
-// The preset's rule. Logits deviate by 8: some 9 % of the tokens are fine, and four fifths of the
+// The preset's rule. Logits deviate by 8: some 7 % of the tokens are fine, and four fifths of the
 // strips are read.
 void AttendPlanesAbove(benchmark::State& state) {
   AttendPlanesBy({.share = 0, .fine_above = 8, .sample = 16}, state);

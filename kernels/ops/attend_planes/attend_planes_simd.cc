@@ -2,7 +2,7 @@
 // Groups go by one after the other: scored, decided, and attended while the next is scored, for
 // which what is read of them was asked for. With `share`, and with a sample of everything, all
 // logits are kept instead until all are there. Measured beside attend_raw over 32K tokens in one
-// process, least times of a thread on a busy machine, where the preset's rule reads 15.5 % of the
+// process, least times of a thread on a busy machine, where the rule reads 15.5 % of the
 // bytes: 0.30 of its time with AVX-512 and VNNI, 0.38 with AVX2.
 #include "kernels/cpu/simd_target.h"
 
