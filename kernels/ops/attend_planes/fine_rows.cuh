@@ -23,7 +23,7 @@ struct FineForm {
   // Half the variance that the digits below plane 0 add to a logit, times log2(e), over
   // GroupSums::squares (docs/spec/planes.md, "A step", rule 2). base: LaneFactors'.
   __device__ float RoundingOf(float base) const {
-    const float digits = has_last_plane ? 341.25f : 320.0f;  // their variance, in steps
+    const float digits = has_last_plane ? 341.25f : 320.0f;  // RoundingVariance
     return base * base * (digits * kLn2 / 2 / 4096);
   }
 };
