@@ -18,11 +18,6 @@ __device__ __forceinline__ uint64_t ReadOncePolicy() {
   return policy;
 }
 
-// Brings 128 bytes to the L2, which need not be there yet when it returns.
-__device__ __forceinline__ void FetchToL2(uint64_t from) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
-}
-
 // For long runs of bytes: the L2 fetches 256 at a time.
 __device__ __forceinline__ void CopyOfRun(void* to, uint64_t from, uint64_t policy) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::256B [%0], [%1], 16, %2;" ::"r"(

@@ -418,20 +418,6 @@ __device__ __forceinline__ auto HotRowsOf(const AttendPlanesBatch& w, const CtaP
   }
 }
 
-// Keys of the groups that a warp's first two would be if items had equal shares, to the L2: some
-// warp reads each of them soon. Tables and lengths are in the L1 then.
-template <int kDim>
-__device__ __forceinline__ void FetchFirstKeys(const AttendPlanesBatch& w, const CtaPlace& guess) {
-  const auto item = PlanesItem<kDim>::Of(w.planes, guess.sequence, guess.head);
-  const int groups = w.groups[guess.sequence], piece = threadIdx.x % 32;
-  for (int i = 0; i < 2; ++i) {
-    const int group = guess.warp + i * guess.warps;
-    if (group < groups && 128 * piece < GroupShape<kDim>::kValueScales) {
-      FetchToL2(item.Upper(group) + 128 * piece);
-    }
-  }
-}
-
 // Any grid of at least as many CTAs as there are items. kHot: AttendPlanesBatch::hot has copies.
 template <int kDim, int kHeads, bool kHot>
 __global__ void __launch_bounds__(CtaShape<kDim, kHeads>::kThreads,
@@ -443,7 +429,6 @@ __global__ void __launch_bounds__(CtaShape<kDim, kHeads>::kThreads,
       *reinterpret_cast<CtaMemory<kDim, kHeads, WarpMemoryOf<kDim, kHeads, kHot>>*>(dynamic);
   const AttendPlanesBatch& w = a.work;
   const uint64_t policy = ReadOncePolicy();
-  if (w.ahead) FetchFirstKeys<kDim>(w, CtaPlace::Of<kWarps>(w, CtaShare::Equal(a.items())));
   WaitForPrevious();
   const auto place = CtaPlace::Of<kWarps>(w, CtaShare::Of(a.costs, a.items()));
   KeptQuery<kDim>::Load(a, place.item, shared.query, threadIdx.x, kWarps * 32);

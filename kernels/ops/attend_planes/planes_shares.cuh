@@ -57,13 +57,6 @@ struct CtaShare {
   int cta, ctas;  // its number among those of the item
   int first;      // the grid's number of the item's first
 
-  // What it would be if all items had the same costs.
-  __device__ static CtaShare Equal(int items) {
-    const int cta = static_cast<int>(blockIdx.x), each = static_cast<int>(gridDim.x) / items;
-    const int item = min(cta / each, items - 1);
-    return {item, cta - item * each, each, item * each};
-  }
-
   // By a whole warp. costs: [items], at least 1 each. The largest work of a CTA is the least of 32
   // that are tried.
   __device__ static CtaShare Of(const float* costs, int items) {
