@@ -10,8 +10,8 @@ unseen.py. A prompt is computed under full attention, its matrices in bf16; then
 under the rule itself, in fp32. All steps are counted, and of each layer and KV head one is drawn and kept. A line a prompt
 is added to KEEP, and prompts that it has are not run again.
 
---out writes eight of the kept items: one of each eighth of them by its share of fine candidates, drawn so that the means
-are near those of all that was counted, and L_h stays where strips are all of the context. The file:
+--out writes eight of the kept items: one of each eighth of them by its share of fine candidates, of eight prompts, drawn so
+that the means are near those of all that was counted, and L_h stays where strips are all of the context. The file:
 
 | field | what |
 | --- | --- |
@@ -47,10 +47,10 @@ from emulated import RAW, STRIP, Engine, Read, Rows, Rule, Steps  # noqa: E402
 
 HEADS, STRIPS, ITEMS = 4, 256, 8
 LOWEST, LEVEL, LEVELS, FIRST = -6.0, 0.25, 64, "0"
-STEPS = 16     # tokens of a reference answer at most
-TRIES = 1000   # draws of an item's strips, the nearest of which is kept
-LEAST = 1e-3   # is added to shares, for ratios of them
-DRAWS = 20000  # sets of eight items, the nearest of which is written
+STEPS = 16  # tokens of a reference answer at most
+TRIES = 1000  # draws of an item's strips, the nearest of which is kept
+LEAST = 1e-3  # is added to shares, for ratios of them
+DRAWS = 100000  # sets of eight items, the nearest of which is written
 
 Tensor = torch.Tensor
 Item = dict[str, Any]
@@ -188,12 +188,12 @@ def kept(path: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def draws(items: list[Item], seed: int) -> Iterator[list[Item]]:
-    """One of each eighth of the items by `fine`, no two of a prompt's layer."""
+    """One of each eighth of the items by `fine`, no two of a prompt."""
     draw, ranked = random.Random(f"{seed}/items"), sorted(items, key=lambda item: item["fine"])
     cuts = [len(ranked) * i // ITEMS for i in range(ITEMS + 1)]
     for _ in range(DRAWS):
         chosen = [draw.choice(ranked[begin:end]) for begin, end in zip(cuts, cuts[1:])]
-        if len({(item["model"], item["task"], item["layer"]) for item in chosen}) == ITEMS:
+        if len({(item["model"], item["task"]) for item in chosen}) == ITEMS:
             yield chosen
 
 
@@ -209,11 +209,11 @@ def shift_of(item: Item) -> float:
 
 
 def chosen_of(lines: list[dict[str, Any]], seed: int) -> tuple[dict[str, Any], list[Item]]:
-    """The means of all that was counted, and eight items. Errors: SystemExit, fewer than eight were kept."""
+    """The means of all that was counted, and eight items. Errors: SystemExit, fewer than eight prompts were kept."""
     means = {field: statistics.fmean(statistics.fmean(line[field]) for line in lines) for field in ("fine", "strips")}
     items = [item for line in lines for item in line["items"]]
-    if len(items) < ITEMS:
-        raise SystemExit(f"record_logits: --keep has {len(items)} items; {ITEMS} are wanted: record more prompts")
+    if len(lines) < ITEMS:
+        raise SystemExit(f"record_logits: --keep has {len(lines)} prompts; {ITEMS} are wanted: record more")
     shifts = {id(item): shift_of(item) for item in items}
 
     def off(some: list[Item]) -> float:

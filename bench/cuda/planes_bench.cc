@@ -71,6 +71,17 @@ class Cache {
     groups_ = of_each((tokens - 1) / kUnit);
   }
 
+  // keys: of a page, in place of those that the last page of each sequence has.
+  void SetLastKeys(const std::vector<BF16>& keys) {
+    const std::vector<uint64_t> pages = page_table_.Read();
+    for (int i = 0; i < batch_ * layers_; ++i) {
+      const uint64_t page = pages[static_cast<size_t>((i / layers_ + 1) * pages_each_ - 1)];
+      Check(cudaMemcpy(reinterpret_cast<void*>(page + i % layers_ * kLayerBytes), keys.data(),
+                       keys.size() * 2, cudaMemcpyHostToDevice),
+            "last keys");
+    }
+  }
+
   int batch() const { return batch_; }
   int tokens() const { return tokens_; }
   int layers() const { return layers_; }
@@ -389,8 +400,9 @@ struct Size {
   int batch, tokens, layers;
 };
 
-void RecordedRows(const Size& size, const RecordedKeys& keys, ordered_json* rows) {
+void RecordedRows(const Size& size, RecordedKeys& keys, ordered_json* rows) {
   Cache cache(size.batch, size.tokens, size.layers, keys.block());
+  cache.SetLastKeys(keys.LastKeys(size.tokens));
   Check(kvs_cuda_ops()->pack_planes(cache.Pack(), nullptr), "pack_planes");
   Attention attention(cache);
   attention.SetQueries(keys.queries());

@@ -10,6 +10,7 @@
 #ifndef KVSTRATA_BENCH_CUDA_RECORDED_KEYS_H_
 #define KVSTRATA_BENCH_CUDA_RECORDED_KEYS_H_
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -38,6 +39,7 @@ class RecordedKeys {
       const auto& item = items.at(static_cast<size_t>(head) % items.size());
       MakeQueries(head, item.at("half_variance").get<std::vector<double>>());
       MakeKeys(head, item.at("levels").get<std::string>());
+      recent_.push_back(item.at("recent").get<std::vector<double>>());
     }
   }
 
@@ -45,11 +47,34 @@ class RecordedKeys {
   const std::vector<BF16>& block() const { return block_; }
   const std::vector<float>& queries() const { return queries_; }  // [kv_heads * group][dim]
 
+  // Keys of the last page of a context, [kv_head][token][dim].
+  std::vector<BF16> LastKeys(int tokens) {
+    std::vector<BF16> keys;
+    std::vector<float> key(static_cast<size_t>(shape_.dim));
+    for (int head = 0; head < shape_.kv_heads; ++head) {
+      for (int token = 0; token < shape_.page_tokens; ++token) {
+        for (float& x : key) x = normal_(rng_);
+        for (int g = 0; g < shape_.group; ++g) {
+          SetLogit(Query(head, g), LastLogit(head, g, tokens), key.data());
+        }
+        for (const float x : key) keys.push_back(FromFloat<BF16>(x));
+      }
+    }
+    return keys;
+  }
+
  private:
   static constexpr int kPages = 251, kStrip = 16;
-  // Of a normal channel's 64 numbers the step is 4.75 / 255, its square 1 / 2880 in the mean; the
+  // The step of a normal channel's 64 numbers is 4.75 / 255, its square 1 / 2880 in the mean. The
   // variance of digits below plane 0 is 341 steps squared.
   static constexpr double kHalfVariance = 341.25 / 2880 / 2;
+
+  // Other tokens' weights, times N, have the mean 1 - `recent`.
+  double LastLogit(int head, int g, int tokens) const {
+    const auto& of_heads = recent_[static_cast<size_t>(head)];
+    const double recent = std::min(of_heads[static_cast<size_t>(g) % of_heads.size()], 0.9999);
+    return std::log(recent * tokens / shape_.page_tokens);
+  }
 
   float* Query(int head, int g) {
     return &queries_[static_cast<size_t>((head * shape_.group + g) * shape_.dim)];
@@ -112,6 +137,7 @@ class RecordedKeys {
   std::normal_distribution<float> normal_;
   std::vector<float> queries_;
   std::vector<BF16> block_;
+  std::vector<std::vector<double>> recent_;  // [kv_head][group], shares of a head's weight
   int strip_ = 0;
 };
 

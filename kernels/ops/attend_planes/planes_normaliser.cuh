@@ -140,9 +140,10 @@ struct PowerSum {
 struct SampleSums {
   PowerSum always[2], sampled[2];
 
-  // All candidates among a lane's eight tokens. tops: their largest logit.
+  // All candidates among a lane's eight tokens. tops: their largest score.
   __device__ void AddSampled(const PlanesLengths& lengths, int32_t first_token,
-                             const LaneFactors& factors, const GroupSums& sums, float (&tops)[2]) {
+                             const LaneFactors& factors, const FineForm& form,
+                             const GroupSums& sums, float (&tops)[2]) {
 #pragma unroll
     for (int head = 0; head < 2; ++head) {
       const float base = sums.Base(factors, head, kCoarseCentre);
@@ -158,7 +159,7 @@ struct SampleSums {
 #pragma unroll
       for (int i = 0; i < 8; ++i) sum += Exp2(logits[i] - shift);
       sampled[head].Add(top, sum);
-      tops[head] = top;
+      tops[head] = fmaf(form.RoundingOf(factors.base[head]), sums.squares[head], top);
     }
   }
 

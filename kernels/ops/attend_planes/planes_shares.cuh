@@ -14,7 +14,7 @@ struct SampledTops {
   static constexpr int kMost = 128;  // groups
   float at[kMost][kGroupStrips][kHeads];
 
-  // Of sampled groups every so many are kept.
+  // Every so many sampled groups are kept.
   __device__ static int Every(int sampled) { return max((sampled + kMost - 1) / kMost, 1); }
   __device__ static int Kept(int sampled) {
     return (sampled + Every(sampled) - 1) / Every(sampled);

@@ -118,6 +118,16 @@ __device__ __forceinline__ void FinishSample(const PlanesArguments& a, const Cta
   a.costs[place.item] = each * static_cast<float>(max(lengths.groups, 1));
 }
 
+// The query to all warps, and to the next kernel.
+template <int kDim, int kWarps>
+__device__ __forceinline__ void ShareQuery(const PlanesArguments& a, const CtaPlace& place,
+                                           SharedQuery<kDim>& query) {
+  LoadQuery<kDim>(a, place, query);
+  __syncthreads();
+  if (place.share.cta != 0) return;
+  KeptQuery<kDim>::Store(a, place.item, query, threadIdx.x, kWarps * 32);
+}
+
 // Grid (ctas, items).
 template <int kDim, int kHeads>
 __global__ void __launch_bounds__(CtaShape<kDim, kHeads>::kThreads,
@@ -143,11 +153,7 @@ __global__ void __launch_bounds__(CtaShape<kDim, kHeads>::kThreads,
   }
   CommitCopies();
   if (w.ahead) WaitForPrevious();
-  LoadQuery<kDim>(a, place, shared.query);
-  __syncthreads();
-  if (place.share.cta == 0) {
-    KeptQuery<kDim>::Store(a, place.item, shared.query, threadIdx.x, kWarps * 32);
-  }
+  ShareQuery<kDim, kWarps>(a, place, shared.query);
   const LaneFactors factors = shared.query.Factors();
   const FineForm form{item.has_last_plane, item.row_bytes};
   auto& tops = reinterpret_cast<SampledTops<kHeads>*>(a.tops)[place.item];
@@ -162,13 +168,9 @@ __global__ void __launch_bounds__(CtaShape<kDim, kHeads>::kThreads,
     __syncwarp();
     GroupSums sums;
     ScoreGroup(memory, number, shared.query, sums);
-    fetched += GroupShape<kDim>::kValueScales;
     if (tasks.IsSampled(task)) {
       float top[2];
-      sampled.AddSampled(lengths, group * kGroupTokens, factors, sums, top);
-      for (int head = 0; head < 2; ++head) {
-        top[head] = fmaf(form.RoundingOf(factors.base[head]), sums.squares[head], top[head]);
-      }
+      sampled.AddSampled(lengths, group * kGroupTokens, factors, form, sums, top);
       tops.Keep(task, sample.count, top);
     } else {
       if (number > 0) {
@@ -183,7 +185,7 @@ __global__ void __launch_bounds__(CtaShape<kDim, kHeads>::kThreads,
     __syncwarp();
   }
   sampled.Keep(memory.sums);
-  AddBytes(w.report.fetched, place.item, fetched);
+  AddBytes(w.report.fetched, place.item, fetched + number * GroupShape<kDim>::kValueScales);
   KeepSamples<kHeads, kWarps>(a, place, shared.warps);
   FinishSample<kDim, kHeads, kWarps>(a, place, lengths, sample, shared);
 }
