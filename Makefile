@@ -37,9 +37,11 @@ JOBS   := $(shell nproc)
 UNITY  := ON
 CUDA   := $(if $(wildcard /proc/driver/nvidia/version /dev/nvidiactl),1)
 PRODUCT = $(if $(CUDA),product_cuda,product)
-# Without a GPU the backend is compiled to see that it compiles, which one chip's code shows in half of the time.
+# Without a GPU the backend is compiled to see that it compiles, which one chip's code shows in half of the time, and
+# its tests, too.
 CHIPS   = $(if $(CUDA),80-real;90,90-real)
-FOR_CHIPS = @grep -qxF 'KVS_CUDA_ARCHITECTURES:STRING=$(CHIPS)' $(BUILD)/CMakeCache.txt || cmake '-DKVS_CUDA_ARCHITECTURES=$(CHIPS)' $(BUILD)
+FOR_CHIPS = @grep -qxF 'KVS_CUDA_ARCHITECTURES:STRING=$(CHIPS)' $(BUILD)/CMakeCache.txt || \
+  cmake '-DKVS_CUDA_ARCHITECTURES=$(CHIPS)' -DKVS_GPU_TESTS=$(if $(CUDA),ON,OFF) $(BUILD)
 
 # Reports of sanitizers go to files: what a test prints may be thrown away, and a daemon's is.
 REPORTS := $(abspath $(BUILD))/asan/report
