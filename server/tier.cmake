@@ -70,26 +70,13 @@ kvs_library(kvs_redis
   LIBS kvs_base Threads::Threads)
 target_link_libraries(kvs_redis PRIVATE OpenSSL::SSL)
 
-# Each engine as a ValueTier.
+# Each engine as a ValueTier, in a folder of its own.
+file(GLOB KVS_ENGINE_SOURCES RELATIVE ${CMAKE_CURRENT_SOURCE_DIR} CONFIGURE_DEPENDS tier/*/*.cc)
+list(FILTER KVS_ENGINE_SOURCES EXCLUDE REGEX "^tier/(disk|remote)/")
 kvs_library(kvs_value_tiers
   tier/call_threads.cc
   tier/tier_buffers.cc
   tier/disk/disk_value_tier.cc
   tier/remote/known_values.cc
-  tier/redis/redis_calls.cc
-  tier/redis/redis_get.cc
-  tier/redis/redis_ping.cc
-  tier/redis/redis_probe.cc
-  tier/redis/redis_put.cc
-  tier/redis/redis_threads.cc
-  tier/redis/redis_value_tier.cc
-  tier/redis/redis_walk.cc
-  tier/redis/write_health.cc
-  tier/mooncake/agent_memory.cc
-  tier/mooncake/agent_process.cc
-  tier/mooncake/mooncake_agent.cc
-  tier/mooncake/mooncake_get.cc
-  tier/mooncake/mooncake_probe.cc
-  tier/mooncake/mooncake_put.cc
-  tier/mooncake/mooncake_value_tier.cc
+  ${KVS_ENGINE_SOURCES}
   LIBS kvs_memory kvs_telemetry kvs_tier kvs_redis kvs_remote_format Threads::Threads)
