@@ -40,12 +40,18 @@ PRODUCT = $(if $(CUDA),product_cuda,product)
 # Without a GPU the backend is compiled to see that it compiles, which one chip's code shows in half of the time, and
 # its tests, too.
 CHIPS   = $(if $(CUDA),80-real;90,90-real)
-FOR_CHIPS = @grep -qxF 'KVS_CUDA_ARCHITECTURES:STRING=$(CHIPS)' $(BUILD)/CMakeCache.txt || \
-  cmake '-DKVS_CUDA_ARCHITECTURES=$(CHIPS)' -DKVS_GPU_TESTS=$(if $(CUDA),ON,OFF) $(BUILD)
+ON_CHIPS = '-DKVS_CUDA_ARCHITECTURES=$(CHIPS)' -DKVS_GPU_TESTS=$(if $(CUDA),ON,OFF)
+FOR_CHIPS = @grep -qxF 'KVS_CUDA_ARCHITECTURES:STRING=$(CHIPS)' $(BUILD)/CMakeCache.txt || cmake $(ON_CHIPS) $(BUILD)
 
 # Reports of sanitizers go to files: what a test prints may be thrown away, and a daemon's is.
 REPORTS := $(abspath $(BUILD))/asan/report
 SANITIZED := ASAN_OPTIONS=log_path=$(REPORTS) UBSAN_OPTIONS=log_path=$(REPORTS):print_stacktrace=1
+
+define RUN_BYTE_TESTS
+rm -f $(REPORTS).*
+cd $(BUILD)/asan && $(SANITIZED) ctest --parallel $(JOBS) -L bytes --output-on-failure --no-tests=error
+@if ls $(REPORTS).* 2>/dev/null; then cat $(REPORTS).*; exit 1; fi
+endef
 
 .PHONY: demo demo-numpy demo-transformers demo-vllm demo-sglang test test-identity test-research test-transformers test-vllm test-sglang test-mooncake build all bench image image-cuda test-image-cuda install deb test-deb wheel test-wheel bundle test-sanitized asan byte-tests asan-bytes asan-daemon asan-rpc tsan golden tidy format format-check version clean
 
@@ -66,7 +72,7 @@ demo-sglang: build $(SGLANG_VENV)/.installed
 # wait for a server or a disk, so there is one more at a time than cores.
 test:
 	$(MAKE) --jobs=4 all byte-tests $(HF_VENV)/.installed $(BUILD)/tools/promtool $(BUILD)/.image_packages
-	$(MAKE) asan-bytes
+	$(RUN_BYTE_TESTS)
 	cd $(BUILD) && ctest --parallel $(JOBS) -L faults --output-on-failure --no-tests=error
 	cd $(BUILD) && ctest --parallel $$(($(JOBS) + 1)) -LE faults --repeat until-pass:2 --output-on-failure --no-tests=error
 
@@ -126,9 +132,7 @@ byte-tests: $(BUILD)/.packages
 	cmake --build $(BUILD)/asan --parallel $(JOBS) --target sanitized_byte_tests
 
 asan-bytes: byte-tests
-	rm -f $(REPORTS).*
-	cd $(BUILD)/asan && $(SANITIZED) ctest --parallel $(JOBS) -L bytes --output-on-failure --no-tests=error
-	@if ls $(REPORTS).* 2>/dev/null; then cat $(REPORTS).*; exit 1; fi
+	$(RUN_BYTE_TESTS)
 
 # The same over a daemon, against which the end-to-end tests of the plain build run, but those that compare bits of
 # the daemon's kernels with the library's: the two are compiled differently here.
@@ -222,7 +226,7 @@ $(BUILD)/tools/promtool: $(BUILD)/.packages | $(BUILD)/.image_packages
 	docker/fetch_promtool.sh $@
 
 $(BUILD)/build.ninja: $(BUILD)/.packages CMakePresets.json
-	cmake --preset cpu -DCMAKE_UNITY_BUILD=$(UNITY) -DKVS_PYTHON=$(abspath $(VENV))/bin/python \
+	cmake --preset cpu -DCMAKE_UNITY_BUILD=$(UNITY) $(ON_CHIPS) -DKVS_PYTHON=$(abspath $(VENV))/bin/python \
 	  -DKVS_TRANSFORMERS_PYTHON=$(abspath $(HF_VENV))/bin/python
 
 $(VENV)/.installed: $(BUILD)/.packages integrations/requirements.txt
