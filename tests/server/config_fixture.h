@@ -16,6 +16,13 @@
 
 namespace kvstrata::test {
 
+// The configuration if it is without a mistake; else what a start says of them.
+inline Result<Config> LoadConfig(const ConfigSources& sources) {
+  LoadedConfig loaded = ReadConfig(sources);
+  if (!loaded.mistakes.empty()) return Joined(loaded.mistakes);
+  return std::move(loaded.config);
+}
+
 class ConfigTest : public ::testing::Test {
  protected:
   void SetUp() override {
