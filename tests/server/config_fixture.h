@@ -16,13 +16,6 @@
 
 namespace kvstrata::test {
 
-// The configuration if it is without a mistake; else what a start says of them.
-inline Result<Config> LoadConfig(const ConfigSources& sources) {
-  LoadedConfig loaded = ReadConfig(sources);
-  if (!loaded.mistakes.empty()) return Joined(loaded.mistakes);
-  return std::move(loaded.config);
-}
-
 class ConfigTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -43,6 +36,12 @@ class ConfigTest : public ::testing::Test {
   void AddFile(const std::string& name, std::string_view text) {
     std::filesystem::create_directory(directory_ + "/conf.d");
     std::ofstream(directory_ + "/conf.d/" + name) << text;
+  }
+  // The configuration if it is without a mistake; else what a start says of them.
+  static Result<Config> LoadConfig(const ConfigSources& sources) {
+    LoadedConfig loaded = ReadConfig(sources);
+    if (!loaded.mistakes.empty()) return Joined(loaded.mistakes);
+    return std::move(loaded.config);
   }
   Config Load() {
     Result<Config> config = LoadConfig(sources_);
