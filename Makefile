@@ -37,15 +37,23 @@ JOBS   := $(shell nproc)
 UNITY  := ON
 CUDA   := $(if $(wildcard /proc/driver/nvidia/version /dev/nvidiactl),1)
 PRODUCT = $(if $(CUDA),product_cuda,product)
-# Without a GPU the backend is compiled to see that it compiles, which one chip's code shows in half of the time.
+# Without a GPU the backend is compiled to see that it compiles, which one chip's code shows in half of the time, and
+# its tests, too.
 CHIPS   = $(if $(CUDA),80-real;90,90-real)
-FOR_CHIPS = @grep -qxF 'KVS_CUDA_ARCHITECTURES:STRING=$(CHIPS)' $(BUILD)/CMakeCache.txt || cmake '-DKVS_CUDA_ARCHITECTURES=$(CHIPS)' $(BUILD)
+ON_CHIPS = '-DKVS_CUDA_ARCHITECTURES=$(CHIPS)' -DKVS_GPU_TESTS=$(if $(CUDA),ON,OFF)
+FOR_CHIPS = @grep -qxF 'KVS_CUDA_ARCHITECTURES:STRING=$(CHIPS)' $(BUILD)/CMakeCache.txt || cmake $(ON_CHIPS) $(BUILD)
 
 # Reports of sanitizers go to files: what a test prints may be thrown away, and a daemon's is.
 REPORTS := $(abspath $(BUILD))/asan/report
 SANITIZED := ASAN_OPTIONS=log_path=$(REPORTS) UBSAN_OPTIONS=log_path=$(REPORTS):print_stacktrace=1
 
-.PHONY: demo demo-numpy demo-transformers demo-vllm demo-sglang test test-identity test-research test-transformers test-vllm test-sglang test-mooncake build all bench image image-cuda test-image-cuda install deb test-deb wheel test-wheel bundle test-sanitized asan asan-bytes asan-daemon asan-rpc tsan golden tidy format format-check version clean
+define RUN_BYTE_TESTS
+rm -f $(REPORTS).*
+cd $(BUILD)/asan && $(SANITIZED) ctest --parallel $(JOBS) -L bytes --output-on-failure --no-tests=error
+@if ls $(REPORTS).* 2>/dev/null; then cat $(REPORTS).*; exit 1; fi
+endef
+
+.PHONY: demo demo-numpy demo-transformers demo-vllm demo-sglang test test-identity test-research test-transformers test-vllm test-sglang test-mooncake build all bench image image-cuda test-image-cuda install deb test-deb wheel test-wheel bundle test-sanitized asan byte-tests asan-bytes asan-daemon asan-rpc tsan golden tidy format format-check version clean
 
 # Engines load the library and start the daemon; `make build` adds the CLI and the remote library.
 demo: PRODUCT = $(if $(CUDA),product_cuda,kvstratad kvstrata)
@@ -59,12 +67,16 @@ demo-vllm: build $(VLLM_VENV)/.installed
 demo-sglang: build $(SGLANG_VENV)/.installed
 	@$(SGLANG_VENV)/bin/python integrations/demo_sglang.py
 
-# Tests of faults run once: what fails at a rate is a failure. Others run a second time on a busy machine.
-test: all asan-bytes $(BUILD)/.image_packages $(BUILD)/tools/promtool $(HF_VENV)/.installed
+# Downloads and compilers side by side; then tests, which have the machine to themselves.
+# Tests of faults run once: what fails at a rate is a failure. Others run a second time on a busy machine; many of them
+# wait for a server or a disk, so there is one more at a time than cores.
+test:
+	$(MAKE) --jobs=4 all byte-tests $(HF_VENV)/.installed $(BUILD)/tools/promtool $(BUILD)/.image_packages
+	$(RUN_BYTE_TESTS)
 	cd $(BUILD) && ctest --parallel $(JOBS) -L faults --output-on-failure --no-tests=error
-	cd $(BUILD) && ctest --parallel $(JOBS) -LE faults --repeat until-pass:2 --output-on-failure --no-tests=error
+	cd $(BUILD) && ctest --parallel $$(($(JOBS) + 1)) -LE faults --repeat until-pass:2 --output-on-failure --no-tests=error
 
-test-transformers: build $(HF_VENV)/.installed
+test-transformers: build $(HF_VENV)/oldest/.installed
 	$(HF_VENV)/bin/python -m pytest -q -rs tests/transformers $(ARGS)
 	PYTHONPATH=$(HF_VENV)/oldest $(HF_VENV)/bin/python -m pytest -q -rs tests/transformers $(ARGS)
 
@@ -72,7 +84,7 @@ test-transformers: build $(HF_VENV)/.installed
 test-research: build $(HF_VENV)/.installed
 	$(HF_VENV)/bin/python -m pytest -q -rs research/tests $(ARGS)
 
-test-identity: build $(HF_VENV)/.installed
+test-identity: build $(HF_VENV)/oldest/.installed
 	$(HF_VENV)/bin/python -m pytest -q -rs tests/identity $(ARGS)
 	PYTHONPATH=$(HF_VENV)/oldest $(HF_VENV)/bin/python -m pytest -q -rs tests/identity $(ARGS)
 
@@ -115,12 +127,12 @@ asan: $(BUILD)/.packages
 	cd $(BUILD)/asan && $(SANITIZED) ctest --parallel $(JOBS) -L unit -LE 'rpc|faults' --repeat until-pass:2 --output-on-failure --no-tests=error
 	@if ls $(REPORTS).* 2>/dev/null; then cat $(REPORTS).*; exit 1; fi
 
-asan-bytes: $(BUILD)/.packages
+byte-tests: $(BUILD)/.packages
 	cmake --preset asan
 	cmake --build $(BUILD)/asan --parallel $(JOBS) --target sanitized_byte_tests
-	rm -f $(REPORTS).*
-	cd $(BUILD)/asan && $(SANITIZED) ctest --parallel $(JOBS) -L bytes --output-on-failure --no-tests=error
-	@if ls $(REPORTS).* 2>/dev/null; then cat $(REPORTS).*; exit 1; fi
+
+asan-bytes: byte-tests
+	$(RUN_BYTE_TESTS)
 
 # The same over a daemon, against which the end-to-end tests of the plain build run, but those that compare bits of
 # the daemon's kernels with the library's: the two are compiled differently here.
@@ -205,15 +217,16 @@ $(BUILD)/.deb_packages: deploy/debian.apt
 	docker/install_packages.sh deploy/debian.apt
 	mkdir -p $(BUILD) && touch $@
 
-$(BUILD)/.image_packages: docker/image.apt
+# One apt-get at a time.
+$(BUILD)/.image_packages: docker/image.apt $(BUILD)/.packages
 	docker/install_packages.sh docker/image.apt
 	mkdir -p $(BUILD) && touch $@
 
-$(BUILD)/tools/promtool: $(BUILD)/.packages
+$(BUILD)/tools/promtool: $(BUILD)/.packages | $(BUILD)/.image_packages
 	docker/fetch_promtool.sh $@
 
 $(BUILD)/build.ninja: $(BUILD)/.packages CMakePresets.json
-	cmake --preset cpu -DCMAKE_UNITY_BUILD=$(UNITY) -DKVS_PYTHON=$(abspath $(VENV))/bin/python \
+	cmake --preset cpu -DCMAKE_UNITY_BUILD=$(UNITY) $(ON_CHIPS) -DKVS_PYTHON=$(abspath $(VENV))/bin/python \
 	  -DKVS_TRANSFORMERS_PYTHON=$(abspath $(HF_VENV))/bin/python
 
 $(VENV)/.installed: $(BUILD)/.packages integrations/requirements.txt
@@ -221,10 +234,13 @@ $(VENV)/.installed: $(BUILD)/.packages integrations/requirements.txt
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check -r integrations/requirements.txt
 	touch $@
 
-$(HF_VENV)/.installed: $(BUILD)/.packages integrations/requirements-transformers.txt integrations/requirements-transformers-oldest.txt
+$(HF_VENV)/.installed: $(BUILD)/.packages integrations/requirements-transformers.txt
 	$(PYTHON) -m venv $(HF_VENV)
 	$(HF_VENV)/bin/pip install --quiet --disable-pip-version-check -r integrations/requirements-transformers.txt
-	$(HF_VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(HF_VENV)/oldest \
+	touch $@
+
+$(HF_VENV)/oldest/.installed: $(HF_VENV)/.installed integrations/requirements-transformers-oldest.txt
+	$(HF_VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(@D) \
 	  -r integrations/requirements-transformers-oldest.txt
 	touch $@
 

@@ -56,8 +56,7 @@ function(kvs_library name)
 endfunction()
 
 # kvs_test_options(VARIABLE): tests are compiled as fast as can be, since they are half of a build; what
-# they test is compiled as ever. KVS_TEST_ORACLES: those of this folder compute for longer than an
-# optimiser takes.
+# they test is compiled as ever. KVS_TEST_ORACLES: these compute for longer than an optimiser takes.
 function(kvs_test_options variable)
   if(KVS_TEST_ORACLES AND NOT KVS_SANITIZE)
     set(options -O1)
@@ -102,10 +101,11 @@ function(kvs_eigen_sources)
   set_source_files_properties(${ARGN} PROPERTIES COMPILE_OPTIONS "${options}")
 endfunction()
 
-# kvs_test(NAME SOURCES... [EIGEN] [LIBS ...] [LABELS ...]): a GoogleTest program, one ctest.
-# EIGEN: its tests hold results to Eigen's.
+# kvs_test(NAME SOURCES... [EIGEN] [ORACLES] [LIBS ...] [LABELS ...]): a GoogleTest program, one ctest.
+# EIGEN: its tests hold results to Eigen's. ORACLES: they compute for longer than an optimiser takes.
 function(kvs_test name)
-  cmake_parse_arguments(A "EIGEN" "" "LIBS;LABELS" ${ARGN})
+  cmake_parse_arguments(A "EIGEN;ORACLES" "" "LIBS;LABELS" ${ARGN})
+  set(KVS_TEST_ORACLES ${A_ORACLES})
   add_executable(${name} ${A_UNPARSED_ARGUMENTS})
   if(A_EIGEN)
     kvs_eigen_sources(${A_UNPARSED_ARGUMENTS})

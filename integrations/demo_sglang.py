@@ -12,12 +12,9 @@ for as in the tests where it is not installed.
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import importlib.util
 import os
 import pathlib
-import subprocess
 import sys
 import tempfile
 import time
@@ -35,15 +32,7 @@ for name, value in (("SGLANG_USE_CPU_ENGINE", "1"), ("HF_HUB_OFFLINE", "1"), ("P
     os.environ.setdefault(name, value)
 
 import kvstrata  # noqa: E402
-from kvstrata.daemon import Daemon  # noqa: E402
-from kvstrata_numpy import hugging_face  # noqa: E402
-from kvstrata_numpy.download import DownloadError  # noqa: E402
-
-DOCUMENT = "/usr/share/common-licenses/GPL-3"
-QUESTION = "What is this document about, and what does it allow people to do?"
-PLAN = "strata{budget = 256, min_tokens = 0}"
-PROMPT = 2048  # tokens of the document
-ANSWER = 48
+from demo_engine import ANSWER, PLANS, in_processes, leave, prompt_of  # noqa: E402
 
 
 def count_reading(file: str) -> None:
@@ -62,13 +51,6 @@ def count_reading(file: str) -> None:
 
 if __name__ == "__mp_main__":  # SGLang's own processes, which Python starts with this file
     count_reading(os.environ["KVSTRATA_DEMO_READ"])
-
-
-def prompt_of(tokenizer: Any) -> list[int]:
-    document = pathlib.Path(os.environ.get("DOC") or DOCUMENT).read_text(errors="replace")
-    kept = tokenizer.decode(tokenizer(document).input_ids[:PROMPT])
-    turn = [{"role": "user", "content": f"{kept}\n\n{os.environ.get('ASK') or QUESTION}"}]
-    return tokenizer.apply_chat_template(turn, add_generation_prompt=True)["input_ids"]
 
 
 def run(folder: pathlib.Path, plan: str, socket: str) -> None:
@@ -100,25 +82,5 @@ def run(folder: pathlib.Path, plan: str, socket: str) -> None:
         engine.shutdown()
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", nargs=3, help=argparse.SUPPRESS)  # folder, plan, socket: of its processes
-    if of_one := parser.parse_args().run:
-        run(pathlib.Path(of_one[0]), of_one[1], of_one[2])
-        return 0
-    folder = hugging_face.cached()
-    print(f"MODEL is {folder}", flush=True)
-    with contextlib.ExitStack() as stack:
-        socket = os.environ.get("KVSTRATA_SOCKET") or stack.enter_context(Daemon()).socket
-        for plan in ("full", os.environ.get("PLAN") or PLAN):
-            subprocess.run([sys.executable, __file__, "--run", str(folder), plan, socket], check=True)
-    return 0
-
-
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except (DownloadError, OSError, kvstrata.KvstrataError, subprocess.CalledProcessError) as problem:
-        sys.exit(f"demo: {problem}")
-    except KeyboardInterrupt:
-        sys.exit(130)
+    leave(lambda: in_processes(__file__, __doc__, run, PLANS))

@@ -11,8 +11,6 @@ step read.
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import os
 import pathlib
 import sys
@@ -30,15 +28,7 @@ from transformers.generation.streamers import BaseStreamer  # noqa: E402
 
 import kvstrata  # noqa: E402
 import kvstrata_transformers  # noqa: E402
-from kvstrata.daemon import Daemon  # noqa: E402
-from kvstrata_numpy import hugging_face  # noqa: E402
-from kvstrata_numpy.download import DownloadError  # noqa: E402
-
-DOCUMENT = "/usr/share/common-licenses/GPL-3"
-QUESTION = "What is this document about, and what does it allow people to do?"
-PLAN = "strata{budget = 256, min_tokens = 0}"
-PROMPT = 2048  # tokens of the document
-ANSWER = 48
+from demo_engine import ANSWER, PLANS, arguments, leave, model_folder, socket_of_daemon, turn_of  # noqa: E402
 
 
 @dataclass
@@ -84,33 +74,23 @@ def run(model: Any, tokenizer: Any, inputs: dict[str, torch.Tensor]) -> None:
     cache.close()
 
 
-def main() -> int:
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+def main() -> None:
+    arguments(__doc__)
     torch.manual_seed(0)
-    folder = hugging_face.cached()
-    print(f"MODEL is {folder}", flush=True)
+    folder = model_folder()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    document = pathlib.Path(os.environ.get("DOC") or DOCUMENT).read_text(errors="replace")
-    kept = tokenizer.decode(tokenizer(document).input_ids[:PROMPT])
-    turn = [{"role": "user", "content": f"{kept}\n\n{os.environ.get('ASK') or QUESTION}"}]
-    inputs = tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-    with contextlib.ExitStack() as stack:
-        socket = os.environ.get("KVSTRATA_SOCKET") or stack.enter_context(Daemon()).socket
-        for plan in ("full", os.environ.get("PLAN") or PLAN):
+    inputs = tokenizer.apply_chat_template(turn_of(tokenizer), add_generation_prompt=True, return_tensors="pt",
+                                           return_dict=True)
+    with socket_of_daemon() as socket:
+        for plan in PLANS:
             kvstrata_transformers.enable(model, plan, tokenizer=tokenizer, socket=socket)
             for number in ("first", "second"):
                 print(f"{plan}, {number} run, of {inputs['input_ids'].shape[1]} tokens of prompt; what is not held is "
                       "computed, which takes a while on a CPU:", flush=True)
                 run(model, tokenizer, dict(inputs))
         kvstrata_transformers.disable(model)
-    return 0
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except (DownloadError, OSError, kvstrata.KvstrataError) as problem:
-        sys.exit(f"demo: {problem}")
-    except KeyboardInterrupt:
-        sys.exit(130)
+    leave(main)

@@ -11,14 +11,10 @@ comes from the daemon. Shows for each the answer, how much of the prompt was hel
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import os
 import pathlib
-import subprocess
 import sys
 import time
-from typing import Any
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE / name / "src") for name in ("kvstrata", "kvstrata_numpy", "kvstrata_vllm")]
@@ -26,22 +22,7 @@ for name, value in (("VLLM_ENABLE_V1_MULTIPROCESSING", "0"), ("VLLM_CPU_KVCACHE_
                     ("VLLM_NO_USAGE_STATS", "1"), ("VLLM_LOGGING_LEVEL", "WARNING")):
     os.environ.setdefault(name, value)
 
-import kvstrata  # noqa: E402
-from kvstrata.daemon import Daemon  # noqa: E402
-from kvstrata_numpy import hugging_face  # noqa: E402
-from kvstrata_numpy.download import DownloadError  # noqa: E402
-
-DOCUMENT = "/usr/share/common-licenses/GPL-3"
-QUESTION = "What is this document about, and what does it allow people to do?"
-PROMPT = 2048  # tokens of the document
-ANSWER = 48
-
-
-def prompt_of(tokenizer: Any) -> list[int]:
-    document = pathlib.Path(os.environ.get("DOC") or DOCUMENT).read_text(errors="replace")
-    kept = tokenizer.decode(tokenizer(document).input_ids[:PROMPT])
-    turn = [{"role": "user", "content": f"{kept}\n\n{os.environ.get('ASK') or QUESTION}"}]
-    return tokenizer.apply_chat_template(turn, add_generation_prompt=True)["input_ids"]
+from demo_engine import ANSWER, in_processes, leave, prompt_of  # noqa: E402
 
 
 def run(folder: pathlib.Path, number: str, socket: str) -> None:
@@ -61,25 +42,5 @@ def run(folder: pathlib.Path, number: str, socket: str) -> None:
           f"{time.perf_counter() - begin:.2f} s for {len(output.outputs[0].token_ids)} tokens\n", flush=True)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", nargs=3, help=argparse.SUPPRESS)  # folder, number, socket: of its processes
-    if of_one := parser.parse_args().run:
-        run(pathlib.Path(of_one[0]), of_one[1], of_one[2])
-        return 0
-    folder = hugging_face.cached()
-    print(f"MODEL is {folder}", flush=True)
-    with contextlib.ExitStack() as stack:
-        socket = os.environ.get("KVSTRATA_SOCKET") or stack.enter_context(Daemon()).socket
-        for number in ("first", "second"):
-            subprocess.run([sys.executable, __file__, "--run", str(folder), number, socket], check=True)
-    return 0
-
-
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except (DownloadError, OSError, kvstrata.KvstrataError, subprocess.CalledProcessError) as problem:
-        sys.exit(f"demo: {problem}")
-    except KeyboardInterrupt:
-        sys.exit(130)
+    leave(lambda: in_processes(__file__, __doc__, run, ("first", "second")))

@@ -235,9 +235,4 @@ static_assert(std::ranges::is_sorted(kEventRows, {}, &EventKind::name));
 
 std::span<const EventKind> AllEvents() { return kEventRows; }
 
-const EventKind* FindEvent(std::string_view name) {
-  const auto* const at = std::ranges::lower_bound(kEventRows, name, {}, &EventKind::name);
-  return at != std::end(kEventRows) && at->name == name ? at : nullptr;
-}
-
 }  // namespace kvstrata

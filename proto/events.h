@@ -22,9 +22,6 @@ struct EventKind {
 // All, by name.
 std::span<const EventKind> AllEvents();
 
-// Null: there is none of that name. O(log n), no allocation.
-const EventKind* FindEvent(std::string_view name);
-
 }  // namespace kvstrata
 
 #endif  // KVSTRATA_PROTO_EVENTS_H_

@@ -32,11 +32,9 @@ kvs_library(kvs_nodes
   nodes/node_server.cc
   LIBS kvs_rpc kvs_work kvs_store kvs_proto kvs_telemetry)
 
+file(GLOB KVS_DAEMON_TIERS CONFIGURE_DEPENDS daemon/tiers/*.cc)
 kvs_library(kvs_daemon
-  daemon/tiers/local_tier.cc
-  daemon/tiers/remote_mooncake.cc
-  daemon/tiers/remote_redis.cc
-  daemon/tiers/remote_tier.cc
+  ${KVS_DAEMON_TIERS}
   doctor/doctor.cc
   doctor/doctor_checks.cc
   doctor/doctor_disk.cc

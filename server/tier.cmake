@@ -23,22 +23,24 @@ set(KVS_TIER_SOURCES
   disk/files/transfer_queue.cc
   disk/files/uring_queue.cc
   disk/format/checkpoint.cc
-  disk/format/format.cc
   disk/format/segment_table.cc
-  disk/state/segment_marks.cc
   disk/state/tier_files.cc
   disk/state/tier_state.cc
-  disk/checkpoint_files.cc
   disk/disk_check.cc
   disk/disk_resize.cc
   disk/disk_space.cc
   disk/disk_tier.cc
-  disk/tier_start.cc
-  disk/value_reads.cc
   disk/value_writes.cc)
 list(TRANSFORM KVS_TIER_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/tier/)
-set(KVS_TIER_SOURCES ${KVS_TIER_SOURCES} PARENT_SCOPE)  # for the negative controls
-kvs_library(kvs_tier ${KVS_TIER_SOURCES} LIBS kvs_base kvs_checksum Threads::Threads)
+# Those with guards (tier/guard.h), in no object with others: the negative controls link their own instead.
+set(KVS_GUARDED_SOURCES disk/format/format.cc disk/state/segment_marks.cc disk/checkpoint_files.cc disk/tier_start.cc
+  disk/value_reads.cc)
+list(TRANSFORM KVS_GUARDED_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/tier/)
+set(KVS_GUARDED_SOURCES ${KVS_GUARDED_SOURCES} PARENT_SCOPE)
+set_source_files_properties(${KVS_TIER_SOURCES} PROPERTIES UNITY_GROUP unguarded)
+set_source_files_properties(${KVS_GUARDED_SOURCES} PROPERTIES UNITY_GROUP guarded)
+kvs_library(kvs_tier ${KVS_TIER_SOURCES} ${KVS_GUARDED_SOURCES} LIBS kvs_base kvs_checksum Threads::Threads)
+set_target_properties(kvs_tier PROPERTIES UNITY_BUILD_MODE GROUP)
 target_link_libraries(kvs_tier PRIVATE PkgConfig::LIBURING)
 
 # The bytes of values in a remote tier: names, headers, sealing.
@@ -50,7 +52,7 @@ set(KVS_REMOTE_FORMAT_SOURCES
   remote/remote_secret.cc
   remote/stripe_cipher.cc)
 list(TRANSFORM KVS_REMOTE_FORMAT_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/tier/)
-set(KVS_REMOTE_FORMAT_SOURCES ${KVS_REMOTE_FORMAT_SOURCES} PARENT_SCOPE)  # for the negative controls
+set_source_files_properties(tier/remote/remote_format.cc PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)  # it has guards
 kvs_library(kvs_remote_format ${KVS_REMOTE_FORMAT_SOURCES} LIBS kvs_base kvs_checksum)
 target_link_libraries(kvs_remote_format PRIVATE OpenSSL::Crypto)
 
@@ -68,26 +70,13 @@ kvs_library(kvs_redis
   LIBS kvs_base Threads::Threads)
 target_link_libraries(kvs_redis PRIVATE OpenSSL::SSL)
 
-# Each engine as a ValueTier.
+# Each engine as a ValueTier, in a folder of its own.
+file(GLOB KVS_ENGINE_SOURCES RELATIVE ${CMAKE_CURRENT_SOURCE_DIR} CONFIGURE_DEPENDS tier/*/*.cc)
+list(FILTER KVS_ENGINE_SOURCES EXCLUDE REGEX "^tier/(disk|remote)/")
 kvs_library(kvs_value_tiers
   tier/call_threads.cc
   tier/tier_buffers.cc
   tier/disk/disk_value_tier.cc
   tier/remote/known_values.cc
-  tier/redis/redis_calls.cc
-  tier/redis/redis_get.cc
-  tier/redis/redis_ping.cc
-  tier/redis/redis_probe.cc
-  tier/redis/redis_put.cc
-  tier/redis/redis_threads.cc
-  tier/redis/redis_value_tier.cc
-  tier/redis/redis_walk.cc
-  tier/redis/write_health.cc
-  tier/mooncake/agent_memory.cc
-  tier/mooncake/agent_process.cc
-  tier/mooncake/mooncake_agent.cc
-  tier/mooncake/mooncake_get.cc
-  tier/mooncake/mooncake_probe.cc
-  tier/mooncake/mooncake_put.cc
-  tier/mooncake/mooncake_value_tier.cc
+  ${KVS_ENGINE_SOURCES}
   LIBS kvs_memory kvs_telemetry kvs_tier kvs_redis kvs_remote_format Threads::Threads)

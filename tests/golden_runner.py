@@ -96,11 +96,15 @@ class Tally:
         else:
             self.passed += 1
 
-    def add(self, other: Tally) -> None:
-        """Takes over what another one counted, and prints its failures."""
+    def take(self, other: Tally) -> None:
+        """Takes over what another one counted."""
         self.passed += other.passed
         self.failures += other.failures
         self.not_run.update(other.not_run)
+
+    def add(self, other: Tally) -> None:
+        """Takes it over, and prints its failures."""
+        self.take(other)
         for failure in other.failures:
             print(failure, flush=True)
 

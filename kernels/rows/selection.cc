@@ -29,15 +29,6 @@ void Selection::Reset(int32_t n, int group_count) {
   for (auto& list : units) list.clear();
 }
 
-int64_t Selection::RowsPerHead() const {
-  if (runs.empty()) return 0;
-  int64_t rows = 0;
-  for (const auto& list : runs) {
-    for (const Run& run : list) rows += run.end - run.begin;
-  }
-  return (rows + groups() - 1) / groups();
-}
-
 std::vector<Run> Normalize(std::vector<Run> runs) {
   std::erase_if(runs, [](const Run& r) { return r.begin >= r.end; });
   std::ranges::sort(runs, {}, &Run::begin);

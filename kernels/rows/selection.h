@@ -50,8 +50,6 @@ struct Selection {
   void SetFull(int32_t n);
   // `group_count` empty lists over n tokens, not full; reuses memory.
   void Reset(int32_t n, int group_count);
-  // Rows attended, summed over groups and divided by their number, rounded up.
-  int64_t RowsPerHead() const;
 };
 
 // A selection as lists: 1, kv_heads or query_heads groups of heads.

@@ -274,10 +274,4 @@ Status Joined(std::span<const Status> mistakes) {
   return {first.code(), first.reason(), text};
 }
 
-Result<Config> LoadConfig(const ConfigSources& sources) {
-  LoadedConfig loaded = ReadConfig(sources);
-  if (!loaded.mistakes.empty()) return Joined(loaded.mistakes);
-  return std::move(loaded.config);
-}
-
 }  // namespace kvstrata

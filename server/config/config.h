@@ -139,9 +139,6 @@ struct LoadedConfig {
 };
 LoadedConfig ReadConfig(const ConfigSources& sources);
 
-// The configuration if it is without a mistake; else code and reason of the first one and a line
-// for each.
-Result<Config> LoadConfig(const ConfigSources& sources);
 // A mistake that names keys, with the places where they were given before it.
 Status Located(const Status& mistake, const Config& config);
 // The text with control characters as \xNN: one line, whatever a value holds.

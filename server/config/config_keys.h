@@ -17,7 +17,7 @@ namespace kvstrata {
 
 struct ConfigKey {
   std::string_view name;
-  std::string_view fallback;  // empty: LoadConfig fills it in
+  std::string_view fallback;  // empty: ReadConfig fills it in
   std::string_view allowed, description;
   bool (*apply)(std::string_view value, Config* c);  // false: not allowed
   bool text = false;                                 // in a file it must be a string

@@ -32,7 +32,14 @@ class IndexBlocks {
     device_blocks_ = DeviceArray<uint64_t>(addresses);
   }
   DeviceIndex Device(int layer) const {
-    return IndexOfLayer(layout_, layer, device_blocks_.get(), stride_);
+    DeviceIndex out{layout_.kind, layout_.dtype,       device_blocks_.get(),
+                    stride_,      layout_.level_count, {}};
+    for (int i = 0; i < layout_.level_count; ++i) {
+      const IndexLevel& level = layout_.levels[static_cast<size_t>(i)];
+      out.levels[i] = {level.unit_tokens, level.units_per_block,
+                       layout_.RowOffset(i, layer, 0, 0, 0)};
+    }
+    return out;
   }
   // Writes on the host what tokens [from, to) of a sequence complete.
   void Summarize(const PagedBatch& rows, int sequence, int32_t from, int32_t to) {

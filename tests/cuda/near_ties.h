@@ -14,6 +14,7 @@
 #include "kernels/plans/sekv/lowrank.h"
 #include "tests/cuda/bits_votes.h"
 #include "tests/cuda/step_batch_fixture.h"
+#include "tests/kernels/rows_per_head.h"
 
 namespace kvstrata::cuda {
 
@@ -85,7 +86,7 @@ class NearTies {
  private:
   // Near-ties of scores in fp32 are too rare to ask for more; Twins counts them.
   static bool AgreeOnSizes(const Selection& want, const Selection& got) {
-    return want.full == got.full && want.RowsPerHead() == got.RowsPerHead();
+    return want.full == got.full && RowsPerHead(want) == RowsPerHead(got);
   }
   // The two most relevant spans expanded on one side only have one relevance: one took the other's
   // room. What is expanded after them differs because of that.

@@ -86,13 +86,14 @@ class CodecTest : public ::testing::TestWithParam<std::tuple<std::string, std::s
     std::vector<float> scores(static_cast<size_t>(stored.end()));
     ScoreWorks works;
     for (int h = 0; h < g.query_heads; ++h) {
+      ReadRouters(SpansOf(&stored), h);
+      if (SpansOf(&stored) == nullptr && h % g.group() != 0) continue;  // the same rows again
       Attention a(g.head_dim);
       AttendStored(stored, g, s.backend(), q, 0, h, &a);
       AttendStored(stored, g, s.backend(), coarse, q, 0, h, &a);
       works.Clear();
       stored.AddScores({0, h / g.group(), {0, stored.end()}, q, 1, 1, scores.data(), 0}, &works);
       works.Score(s.backend(), InlineExecutor());
-      ReadRouters(SpansOf(&stored), h);
     }
     return true;
   }

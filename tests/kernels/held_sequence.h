@@ -16,6 +16,7 @@
 
 #include "gtest/gtest.h"
 #include "kernels/step/step.h"
+#include "tests/kernels/rows_per_head.h"
 
 namespace kvstrata {
 

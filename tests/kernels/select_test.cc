@@ -327,14 +327,6 @@ TEST(Normalize, IsTheUnion) {
   }
 }
 
-TEST(Selection, RowsPerHeadRoundsUp) {
-  EXPECT_EQ(Selection::Full(7).RowsPerHead(), 7);
-  EXPECT_EQ(Selection::Full(0).RowsPerHead(), 0);
-  Selection s;
-  s.runs = {{{0, 3}}, {{0, 2}, {4, 6}}};
-  EXPECT_EQ(s.RowsPerHead(), 4);
-}
-
 // --- selectors ---
 
 class Select : public EachBackend {

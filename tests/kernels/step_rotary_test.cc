@@ -144,7 +144,7 @@ TEST_P(RotarySteps, PromptChunksOfTokenSelectStandAfterTheirHistory) {
                    compact));
     RunTo(sequence, in, 256, 128, backend());
     const StepResult chunk = RunStep(sequence, in, 64, backend());
-    EXPECT_EQ(chunk.selections[0].RowsPerHead(), 64);
+    EXPECT_EQ(RowsPerHead(chunk.selections[0]), 64);
     ASSERT_NO_FATAL_FAILURE(CheckOutputs(in, chunk, 256, 64, compact, 9));
   }
 }

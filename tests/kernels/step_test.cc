@@ -154,7 +154,7 @@ TEST_P(Steps, EverythingIsAttendedBeforeThePromptIsDone) {
     PrefillDone(sequence, backend());
     const StepResult after = RunStep(sequence, in, 1, backend());
     EXPECT_FALSE(after.selections[1].full) << plan;
-    EXPECT_LT(after.selections[1].RowsPerHead(), 200) << plan;
+    EXPECT_LT(RowsPerHead(after.selections[1]), 200) << plan;
     ASSERT_NO_FATAL_FAILURE(CheckOutputs(in, after, 280, 1));
   }
 }

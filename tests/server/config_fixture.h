@@ -37,6 +37,12 @@ class ConfigTest : public ::testing::Test {
     std::filesystem::create_directory(directory_ + "/conf.d");
     std::ofstream(directory_ + "/conf.d/" + name) << text;
   }
+  // The configuration if it is without a mistake; else what a start says of them.
+  static Result<Config> LoadConfig(const ConfigSources& sources) {
+    LoadedConfig loaded = ReadConfig(sources);
+    if (!loaded.mistakes.empty()) return Joined(loaded.mistakes);
+    return std::move(loaded.config);
+  }
   Config Load() {
     Result<Config> config = LoadConfig(sources_);
     EXPECT_TRUE(config.ok()) << config.status().ToString();

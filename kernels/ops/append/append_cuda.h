@@ -53,17 +53,6 @@ struct DeviceIndex {
   Level levels[3];
 };
 
-// A layer's part of `index`; blocks as above.
-inline DeviceIndex IndexOfLayer(const IndexLayout& index, int layer, const uint64_t* blocks,
-                                int32_t block_stride) {
-  DeviceIndex out{index.kind, index.dtype, blocks, block_stride, index.level_count, {}};
-  for (int i = 0; i < index.level_count; ++i) {
-    const IndexLevel& level = index.levels[static_cast<size_t>(i)];
-    out.levels[i] = {level.unit_tokens, level.units_per_block, index.RowOffset(i, layer, 0, 0, 0)};
-  }
-  return out;
-}
-
 // Where it is noted that a row of sequence b has a NaN or an infinity, as its page holds it: word
 // of[b] becomes 1. None becomes 0: that is the caller's.
 struct NotFiniteWords {

@@ -66,9 +66,6 @@ class RemoteNames {
   HmacKey place_, name_;
 };
 
-// The stripe's number, of what is such a name; nothing of what is none.
-std::optional<uint32_t> StripeOfName(std::string_view name);
-
 inline constexpr size_t kHeaderBytes = 512;
 using Header = std::array<std::byte, kHeaderBytes>;
 using WallTime = std::chrono::system_clock::time_point;

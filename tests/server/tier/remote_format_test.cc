@@ -255,21 +255,6 @@ TEST(RemoteDump, EqualBytesAreSealedInAnotherWayEachTime) {
   EXPECT_EQ(bytes.size(), 2000u);
 }
 
-TEST(RemoteNamesTest, TheStripeOfAName) {
-  const RemoteFormat format = TestFormat(Seal::kNone);
-  EXPECT_EQ(StripeOfName(format.NameOf("k", "p", 0)), 0u);
-  EXPECT_EQ(StripeOfName(format.NameOf("k", "p", 1023)), 1023u);
-  const std::string name = format.NameOf("k", "p", 12);
-  for (size_t i = 0; i < name.size(); ++i) {
-    std::string other = name;
-    other[i] = 'X';
-    EXPECT_EQ(StripeOfName(other), std::nullopt) << other;
-    EXPECT_EQ(StripeOfName(name.substr(0, i)), i == 57 ? std::optional(1u) : std::nullopt);
-  }
-  EXPECT_EQ(StripeOfName(name.substr(0, 56) + "01"), std::nullopt);
-  EXPECT_EQ(StripeOfName(name + "99999999999"), std::nullopt);
-}
-
 // --- the parts
 
 TEST(HmacKeyTest, Rfc4231) {

@@ -81,12 +81,6 @@ IoOutcome TransferQueue::RunOne(std::vector<IoRequest> requests, std::shared_ptr
   return outcome;
 }
 
-size_t TransferQueue::abandoned() {
-  while (!abandoned_.empty() && Collect({})) {
-  }
-  return abandoned_.size();
-}
-
 bool TransferQueue::Collect(Deadline deadline) {
   std::array<IoResult, kCollect> results;
   const size_t n = queue_->Wait(results, deadline);

@@ -53,8 +53,6 @@ class TransferQueue {
   IoOutcome RunOne(std::vector<IoRequest> requests, std::shared_ptr<void> keep, Deadline deadline);
 
   IoQueue& queue() { return *queue_; }
-  // Requests that a device holds beyond their deadline. Looks for answers first.
-  size_t abandoned();
 
  private:
   struct Running {
