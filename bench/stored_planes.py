@@ -11,6 +11,9 @@ the prompt's last token, which nobody holds. Plans take turns. No model computes
 
 first/TIER/32K         ms by planes; the baseline is plan full (must: 1 / .55)
 open/TIER/32K          ms of that until the sequence is open
+first-upper/TIER/32K   ms by planes that open on the upper ones, of which the others are on their way; the same baseline
+open-upper/TIER/32K    ms of that until the sequence is open
+all-upper/TIER/32K     ms until those are here, too: from before the open, with the first token in between
 pack/64K/LAYERS layers seconds of the daemon's CPU time for a prompt, from its end until nothing is due; of 8 layers
 """
 
@@ -36,6 +39,7 @@ import kvstrata
 from kvstrata.daemon import Daemon, find_daemon
 
 PLANES = 'planes{keep_raw = "no"}'
+UPPER = 'planes{keep_raw = "no", open_on = "upper"}'
 MUST = 1 / 0.55
 WITHIN = 600  # seconds, until all is written
 PAGE, PACKED_LAYERS = 32, 8
@@ -92,8 +96,8 @@ def packing(layers: int, tokens: int) -> float:
         return cpu_seconds(daemon.process.pid) - before
 
 
-def first_token(session: kvstrata.Session, plan: str, ids: np.ndarray, layers: int) -> tuple[float, float]:
-    """Milliseconds until the sequence is open, and until its last token has been attended."""
+def first_token(session: kvstrata.Session, plan: str, ids: np.ndarray, layers: int) -> tuple[float, float, float]:
+    """Milliseconds until the sequence is open, until its last token has been attended, and until all of it is here."""
     model, rng = register(session, layers, PAGE), np.random.default_rng(2)
     query = rng.standard_normal((PAGE, model.query_heads, model.head_dim)).astype(np.float32)
     rows = sample_rows(rng, PAGE)
@@ -107,11 +111,13 @@ def first_token(session: kvstrata.Session, plan: str, ids: np.ndarray, layers: i
             step.append(layer, rows[-missing:], rows[-missing:])
             step.attend(layer, query[-missing:])
     end = time.perf_counter()
+    sequence.settle()
+    settled = time.perf_counter()
     sequence.close()
-    return (opened - begin) * 1e3, (end - begin) * 1e3
+    return (opened - begin) * 1e3, (end - begin) * 1e3, (settled - begin) * 1e3
 
 
-def one_time(tier: str, plan: str, ids: np.ndarray, layers: int) -> tuple[float, float]:
+def one_time(tier: str, plan: str, ids: np.ndarray, layers: int) -> tuple[float, float, float]:
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(dir=ROOT / "build"))
         secret = pathlib.Path(folder, "secret")
@@ -127,13 +133,14 @@ def one_time(tier: str, plan: str, ids: np.ndarray, layers: int) -> tuple[float,
 
 
 def measure(tier: str, rounds: int, ids: np.ndarray, layers: int) -> list[dict]:
-    took = {plan: [] for plan in ("full", PLANES)}
+    took = {plan: [] for plan in ("full", PLANES, UPPER)}
     for _ in range(rounds):
         for plan, times in took.items():
             times.append(one_time(tier, plan, ids, layers))
             print(f"{tier}, {plan}: open after {times[-1][0]:.0f} ms, first token after {times[-1][1]:.0f} ms", flush=True)
-    return [row(f"{what}/{tier}/{len(ids) >> 10}K", "ms", [t[i] for t in took[PLANES]], "full", [t[i] for t in took["full"]],
-                MUST) for i, what in enumerate(("open", "first"))]
+    kinds = [("open", PLANES, 0), ("first", PLANES, 1), ("open-upper", UPPER, 0), ("first-upper", UPPER, 1), ("all-upper", UPPER, 2)]
+    return [row(f"{what}/{tier}/{len(ids) >> 10}K", "ms", [t[i] for t in took[plan]], "full", [t[min(i, 1)] for t in took["full"]],
+                MUST) for what, plan, i in kinds]
 
 
 def main() -> None:

@@ -110,10 +110,15 @@ struct PageEntry {
 };
 static_assert(sizeof(PageEntry) == 16);
 
+// Flags of an ExtentEntry: the extent that belongs behind it is on its way from a tier; it will not
+// come, and the sequence answers no step any more.
+inline constexpr uint16_t kExtentRestDue = 1;
+inline constexpr uint16_t kExtentRestLost = 2;
+
 // Where an extent lies (kernels/codec/extent.h says what is in it) and which tokens it is about.
 struct ExtentEntry {
   uint32_t arena;
-  uint16_t flags;  // 0
+  uint16_t flags;
   uint16_t tier;
   uint64_t offset;
   uint64_t bytes;  // size of the extent, its header included

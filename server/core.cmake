@@ -114,6 +114,7 @@ kvs_library(kvs_store
   store/openings/leases.cc
   store/openings/opening_ends.cc
   store/openings/openings.cc
+  store/openings/rest_loads.cc
   store/prompt_values.cc
   store/store.cc
   LIBS kvs_memory kvs_kernels kvs_shm kvs_base Boost::headers)

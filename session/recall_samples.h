@@ -14,7 +14,8 @@
 namespace kvstrata {
 
 // The audits that sample a step, by member, 0: none; empty: none at all. sequences: pointers to the
-// members. shadow(member) has the member measured, false: it cannot, and the sample is lost.
+// members. shadow(member) has the member measured, false: it cannot, and the sample is lost. So it
+// is while what was packed is not all here: what a step misses then is not the plan's.
 // REQUIRES: the members' tables are loaded, their epoch entered.
 template <typename Sequences, typename Shadow>
 std::vector<uint32_t> SampleRecall(const SequenceTables& tables, const StepBatch& batch,
@@ -27,7 +28,8 @@ std::vector<uint32_t> SampleRecall(const SequenceTables& tables, const StepBatch
     if (!request.Samples(batch.member(i).view.tokens) || !batch.Decodes(i)) continue;
     if (s.recall_audit != request.audit) s.recall_dropped = 0;
     s.recall_audit = request.audit;
-    if (!shadow(i)) {
+    const StoredRows* const stored = s.state->stored();
+    if ((stored != nullptr && stored->rest_due()) || !shadow(i)) {
       ++s.recall_dropped;
       continue;
     }

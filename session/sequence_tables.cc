@@ -28,6 +28,14 @@ Status ClosedByKey(uint64_t sequence) {
                                          " was closed by its key, by another session of its user");
 }
 
+Status RestLost(const SessionSequence& s, const shm::ExtentEntry& e) {
+  return {Code::kDataLoss, "REST_LOST",
+          "sequence " + std::to_string(s.id) + " opened on the upper planes of its tokens " +
+              std::to_string(e.begin) + " to " + std::to_string(e.end) +
+              ", and the others did not come from the tier; close it and open it again: what the "
+              "tier has not is computed"};
+}
+
 // Blocks that the store completed are not made again.
 void TakeIndex(SessionSequence* s) {
   SequenceState& state = *s->state;
@@ -49,9 +57,11 @@ Status SequenceTables::LoadExtents(const shm::TableView& view, SessionSequence* 
   s->extents.reserve(view.extents());
   for (uint32_t i = 0; i < view.extents(); ++i) {
     const shm::ExtentEntry& e = *view.extent(i);
+    if ((e.flags & shm::kExtentRestLost) != 0) return RestLost(*s, e);
     KVS_ASSIGN_OR_RETURN(const std::byte* const at,
-                         memory_.Resolve({e.arena, e.flags, e.tier, e.offset}, e.bytes));
+                         memory_.Resolve({e.arena, 0, e.tier, e.offset}, e.bytes));
     s->extents.push_back({at, static_cast<int64_t>(e.bytes), {e.begin, e.end}});
+    s->extents.back().rest_due = (e.flags & shm::kExtentRestDue) != 0;
     if (!memory_.on_gpu() || e.tier != 0) continue;
     const DeviceRead read = [this](std::byte* to, const std::byte* from, uint64_t bytes) {
       return memory_.Read(to, from, bytes);

@@ -84,6 +84,7 @@ constexpr Column kSequenceRecord[] = {
     {"EXTENTS-ON-HOST", "/extent_host_bytes", Bytes},
     {"PAGES-RELEASED", "/absent_pages"},
     {"RECOMPRESSION", "/work_error", OrOk},
+    {"ARRIVING", "/arriving", OrDash},
     {"AGE", "/age_us", Microseconds},
 };
 // A page that was released lies nowhere.

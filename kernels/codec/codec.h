@@ -165,6 +165,9 @@ struct Codec {
   // As ParseParameters; null: it takes none.
   Result<ParametersPtr> (*parameters)(std::span<const std::byte> file, const std::string& name,
                                       const Geometry& geometry, const Plan& plan) = nullptr;
+  // Whether a sequence of the plan opens on the first of every two extents of its prompt, which are
+  // about the same tokens, while a tier brings the second (ExtentView::rest_due); null: never.
+  bool (*rest_waits)(const Plan& plan) = nullptr;
   // Null: it packs on the host alone. As NewGpuPackers.
   Result<std::unique_ptr<GpuPacker>> (*gpu_packer)(const cuda::CudaOps& ops, int device) = nullptr;
   // What the extents of a view hold. DATA_LOSS EXTENT_INVALID.

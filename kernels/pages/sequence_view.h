@@ -21,6 +21,9 @@ struct ExtentView {
   // The extent's description, aligned to 8 bytes, and its size; null: `data` is readable itself.
   const std::byte* description = nullptr;
   int64_t description_bytes = 0;
+  // The extent that belongs behind it is on its way from a tier: only a codec that can do without
+  // it for so long may have one of these (codec.h, rest_waits).
+  bool rest_due = false;
 };
 
 // One sequence at one moment: addresses and counts, valid during the call only.

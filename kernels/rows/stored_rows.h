@@ -77,6 +77,8 @@ class StoredRows {
   // Whether what a selection attends as coarse rows are means that lie here; else they are those of
   // the plan's index.
   bool has_means() const { return has_means_; }
+  // Whether some of it is on its way from a tier: rows are read as far as they are here.
+  bool rest_due() const { return rest_due_; }
 
   // Adds the slices that query heads from `first_head` on read of a selection, and that share a
   // list of it. Positions below `stored_end` <= end() are read here.
@@ -96,7 +98,7 @@ class StoredRows {
   // Appends the positions of a selection's chosen units that are not in its runs.
   virtual void AppendUnits(std::span<const int32_t> units, std::vector<Run>* runs) const = 0;
 
-  // Adds the items that score keys.
+  // Adds the items that score keys. REQUIRES: !rest_due().
   virtual void AddScores(const KeyScores& scores, ScoreWorks* works) const = 0;
 
   // Bytes that scoring the keys of `range` reads in a layer, of all KV heads.
@@ -105,10 +107,12 @@ class StoredRows {
  protected:
   explicit StoredRows(bool has_means) : has_means_(has_means) {}
   void EndAt(int32_t end) { end_ = end; }
+  void NoteRestDue() { rest_due_ = true; }
 
  private:
   const bool has_means_;
   int32_t end_ = 0;
+  bool rest_due_ = false;
 };
 
 }  // namespace kvstrata

@@ -31,6 +31,7 @@ constexpr std::string_view kTexts[] = {
     "attends in full: its selector is full",
     "attends in full: what it always reads and its budget hold all {} tokens; it chooses from {} "
     "on",
+    "the lower planes of {} packed tokens are on their way from a tier: attends their upper planes",
 };  // by Notice
 static_assert(std::size(kTexts) == static_cast<size_t>(Notice::kNotices));
 

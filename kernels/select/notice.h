@@ -33,6 +33,7 @@ enum class Notice : uint8_t {
   kNoThresholds,
   kReadsAll,
   kWithinBudget,
+  kRestDue,
   kNotices  // how many there are
 };
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a sequence says of its plan: the length first, then the prompt, the selector and the codec.
+#include "kernels/select/notice.h"
 #include "kernels/select/why_in_full.h"
 #include "kernels/step/sequence_state.h"
 
@@ -15,10 +16,13 @@ std::string SelectorStatus(const SequenceState& state, const SequenceView& view)
                                                         : on_gpu->StatusText(state.plan(), context);
 }
 
-// What the codec did otherwise than the plan asks.
+// What the codec does or did otherwise than the plan asks.
 std::string CodecStatus(const SequenceState& state, const Codec& codec) {
   const Plan& plan = state.plan();
   const int32_t prompt = state.prompt_tokens(), tokens = state.tokens();
+  if (const StoredRows* const stored = state.stored(); stored != nullptr && stored->rest_due()) {
+    return Say(Notice::kRestDue, {stored->end()});
+  }
   if (!codec.stores() || prompt < 0 || tokens < plan.min_tokens) return "";
   return codec.status({plan, state.geometry(), prompt, tokens, state.stored()});
 }

@@ -106,7 +106,7 @@ struct Store::Parts {
   // and sequences.
   SequenceEntry entry{books, options, catalog, tables, references, allocator, raw_pages};
   OpeningEnds ends{books, catalog, references, prefixes, loads, moves, recompression, entry};
-  Openings openings{books, plans, catalog, prefixes, loads, replication, ends};
+  Openings openings{books, plans, catalog, prefixes, loads, replication, recompression, ends};
   Sequences sequences{books,      options,  answers, catalog,       devices,   tables,  references,
                       watermarks, prefixes, entry,   recompression, raw_pages, recalls, builds};
   Sessions sessions{books, options, answers, catalog, models, references, watermarks, sequences};

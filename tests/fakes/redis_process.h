@@ -46,6 +46,7 @@ class RedisProcess {
     pid_ = -1;
   }
   std::string address() const { return "127.0.0.1:" + std::to_string(port_); }
+  uint16_t port() const { return port_; }
 
  private:
   static sockaddr_in At(uint16_t port) {

@@ -4,6 +4,7 @@
 #include "kernels/ops/attend_planes/attend_planes.h"
 #include "kernels/ops/pack_planes/pack_planes.h"
 #include "kernels/plans/planes/planes_recompressor.h"
+#include "kernels/select/notice.h"
 #include "tests/kernels/codec_fixture.h"
 
 namespace kvstrata {
@@ -56,8 +57,9 @@ TEST(PlanesExtents, WeighNoMoreThanTheyMay) {
 // A sequence of which kSealed tokens are packed, and the others are rows on its pages.
 class PlanesStep : public ::testing::TestWithParam<std::string> {
  protected:
-  PlanesStep()
-      : backend_(**FindBackend(GetParam())),
+  explicit PlanesStep(const Plan& plan = PlanesPlan())
+      : plan_(plan),
+        backend_(**FindBackend(GetParam())),
         rows_(plan_, in_.g, in_, nullptr, GetParam()),
         state_(in_.g, plan_, kSealed, kSealed) {
     rows_.Commit(kSealed);
@@ -73,9 +75,10 @@ class PlanesStep : public ::testing::TestWithParam<std::string> {
     EXPECT_TRUE(parsed.ok()) << parsed.ToString();
   }
 
-  // The outputs of `count` new tokens, [token][head][dim].
-  std::vector<float> Attend(int32_t count) {
-    Step step({{&state_, view_, count}}, backend_, InlineExecutor());
+  // The outputs of `count` new tokens, [token][head][dim]. state: null: state_.
+  std::vector<float> Attend(int32_t count, SequenceState* state = nullptr) {
+    if (state == nullptr) state = &state_;
+    Step step({{state, view_, count}}, backend_, InlineExecutor());
     const auto all = [&](const std::vector<float>& from, int32_t heads) {
       std::vector<float> packed;
       for (int32_t t = kTokens; t < kTokens + count; ++t) {
@@ -127,13 +130,7 @@ class PlanesStep : public ::testing::TestWithParam<std::string> {
     AttendPlanesWork w;
     w.rows = {storage->extents().front().format, upper.data(), lower.data(),
               static_cast<int32_t>(upper.size())};
-    w.rule = {0,
-              plan_.planes.fine_above,
-              plan_.planes.skip_below,
-              1,
-              plan_.planes.sample,
-              plan_.planes.sinks,
-              plan_.planes.recent};
+    w.rule = rule_;
     w.tokens = kTokens + 1;
     w.q = q.data(), w.q_token = int64_t{group} * dim;
     w.queries = count, w.group = group, w.scale = in_.g.logit_scale();
@@ -172,7 +169,14 @@ class PlanesStep : public ::testing::TestWithParam<std::string> {
   }
 
   const Inputs in_{Shape(), kTokens + kNew, kSeed};
-  const Plan plan_ = PlanesPlan();
+  const Plan plan_;
+  PlanesRule rule_ = {0,
+                      plan_.planes.fine_above,
+                      plan_.planes.skip_below,
+                      1,
+                      plan_.planes.sample,
+                      plan_.planes.sinks,
+                      plan_.planes.recent};  // expected
   const Backend& backend_;
   CodecSequence rows_;
   SequenceState state_;
@@ -215,6 +219,73 @@ TEST_P(PlanesStep, BelowMinTokensEverythingIsFine) {
                   DType::kF32});
   EXPECT_TRUE(step.selection(0).full);
   EXPECT_FALSE(step.selection(0).fine.has_value());
+}
+
+Plan OpensOnUpper() {
+  Plan plan = PlanesPlan();
+  plan.stored.keep_raw = KeepRaw::kNo;
+  plan.planes.open_on_upper = true;
+  return plan;
+}
+
+class PlanesArrive : public PlanesStep {
+ protected:
+  PlanesArrive() : PlanesStep(OpensOnUpper()) {
+    const std::span all(whole_.extents, static_cast<size_t>(whole_.extent_count));
+    for (const ExtentView& extent : all) {
+      if (KindOf(extent) == ExtentKind::kPlanes) upper_.push_back(extent);
+    }
+    EXPECT_EQ(2 * upper_.size(), all.size());
+  }
+  // As the table says while lower runs are on their way, or says nothing of it.
+  Status SeeUpper(bool rest_due) {
+    for (ExtentView& extent : upper_) extent.rest_due = rest_due;
+    view_.extents = upper_.data();
+    view_.extent_count = static_cast<int32_t>(upper_.size());
+    ++view_.version;
+    return state_.Refresh(view_);
+  }
+
+  const SequenceView whole_ = view_;
+  std::vector<ExtentView> upper_;
+};
+
+INSTANTIATE_TEST_SUITE_P(, PlanesArrive, ::testing::ValuesIn(BackendNames()),
+                         [](const auto& backend) { return backend.param; });
+
+TEST_P(PlanesArrive, UntilLowerRunsAreHereNothingPackedIsFine) {
+  const std::vector<float> whole = Attend(1);
+  ASSERT_TRUE(SeeUpper(true).ok());
+  EXPECT_EQ(state_.StatusText(view_), Say(Notice::kRestDue, {kSealed}));
+  const std::vector<float> coarse = Attend(1);
+  rule_.fine_above = 1e9, rule_.sinks = 0, rule_.recent = 1;
+  const StepCost cost = cost_;
+  view_ = whole_, view_.version += 2;
+  ASSERT_TRUE(state_.Refresh(view_).ok());
+  ASSERT_NO_FATAL_FAILURE(ExpectOutputs(coarse, 0, 1));
+  EXPECT_EQ(fine_, 0);
+  EXPECT_EQ(static_cast<int64_t>(cost.rows), in_.g.kv_heads * (kTokens + 1 - kSealed));
+  EXPECT_NE(coarse, whole);
+  EXPECT_EQ(Attend(1), whole);
+  EXPECT_EQ(state_.StatusText(view_), "ok");
+}
+
+// Below min_tokens, in dense layers and in a prompt's later chunk: all of it is attended.
+TEST_P(PlanesArrive, InFullNothingIsLeftOut) {
+  Plan plan = plan_;
+  plan.min_tokens = kTokens + 2;
+  ASSERT_TRUE(SeeUpper(true).ok());
+  SequenceState state(in_.g, plan, kTokens, kTokens);
+  ASSERT_TRUE(state.Refresh(view_).ok());
+  ASSERT_TRUE(state.PrefillDone(view_, backend_, InlineExecutor()).ok());
+  const std::vector<float> coarse = Attend(1, &state);
+  rule_.fine_above = 1e9, rule_.skip_below = 0, rule_.sinks = 0, rule_.recent = 1;
+  view_ = whole_;
+  ASSERT_NO_FATAL_FAILURE(ExpectOutputs(coarse, 0, 1));
+}
+
+TEST_P(PlanesArrive, UpperRunsAloneAreDamageUnlessTheTableSaysSo) {
+  EXPECT_EQ(SeeUpper(false).reason(), "EXTENT_INVALID");
 }
 
 }  // namespace

@@ -125,7 +125,8 @@ constexpr std::string_view kValues[] = {"true",      "false",       "2",
                                         "\"max\"",   "\"literal\"", "\"search\"",
                                         "\"fixed\"", "\"head\"",    "\"flat\"",
                                         "\"every\"", "\"always\"",  "\"or\"",
-                                        "\"host\"",  "\"device\"",  "\"no\""};
+                                        "\"host\"",  "\"device\"",  "\"no\"",
+                                        "\"upper\""};
 
 // The lines of one pair: that it is not served at all; of each option the first value that is not;
 // or that it is served.
@@ -146,8 +147,10 @@ void AddLinesOf(std::string_view selector, std::string_view codec, std::set<std:
   for (const OptionTable* table : TablesOf(*plan)) {
     for (const PlanOption& option : table->rows) {
       for (const std::string_view value : kValues) {
-        const std::string text =
+        std::string text =
             "{" + axes + ", " + std::string(option.name) + " = " + std::string(value) + "}";
+        // What is refused beside raw pages.
+        if (!ParsePlan(text).ok()) text.insert(text.size() - 1, ", keep_raw = \"no\"");
         if (option.name == "codec" || !ParsePlan(text).ok()) continue;
         const std::string line = LineOf(pair, text);
         if (line.empty()) continue;

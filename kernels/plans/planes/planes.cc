@@ -3,11 +3,33 @@
 
 #include <algorithm>
 #include <atomic>
+#include <limits>
 #include <string>
 
 #include "base/check.h"
 
 namespace kvstrata {
+
+namespace {
+
+// Where the lower runs of any group might be, until they are here: nothing is read there.
+constexpr int64_t kMostLowerBytes = PlanesFormat{.dim = 256, .tokens = 256}.lower_bytes();
+alignas(64) std::byte no_lower_runs[kMostLowerBytes];
+
+// Until lower runs are here the fine set is raw rows alone (docs/spec/planes.md, rule 8). `rule`:
+// what chooses; null: nothing does, everything is attended.
+PlanesRule CoarseRule(const PlanesRule* rule) {
+  PlanesRule coarse = {.share = 0,
+                       .fine_above = std::numeric_limits<double>::infinity(),
+                       .skip_below = 0,
+                       .sample = 16,
+                       .sinks = 0,
+                       .recent = 1};
+  if (rule != nullptr) coarse.skip_below = rule->skip_below, coarse.sample = rule->sample;
+  return coarse;
+}
+
+}  // namespace
 
 Result<std::unique_ptr<PlanesStorage>> PlanesStorage::Parse(const SequenceView& view,
                                                             const Geometry& geometry) {
@@ -25,6 +47,7 @@ Result<std::unique_ptr<PlanesStorage>> PlanesStorage::Parse(const SequenceView& 
       return DamagedExtent(extent.tokens, "has groups of another form than those before it");
     }
     storage->extents_.push_back(extent);
+    if (extent.lower == nullptr) storage->NoteRestDue();
     storage->EndAt(extent.tokens.end);
   }
   return storage;
@@ -50,17 +73,19 @@ void PlanesStorage::AddSlice(const Selection& selection, const StoredSlice&, std
     w.rule.sinks = end();
     w.tokens = end() + 1;
   }
+  if (rest_due()) w.rule = CoarseRule(selection.fine ? &w.rule : nullptr);
   PlanesWorks& planes = works->planes();
   const size_t first = planes.FirstGroup();
   for (const PlanesExtent& extent : extents_) {
     for (int32_t g = 0; g < extent.groups; ++g) {
-      planes.AddGroup(extent.Upper(head, g), extent.Lower(head, g));
+      planes.AddGroup(extent.Upper(head, g), rest_due() ? no_lower_runs : extent.Lower(head, g));
     }
   }
   planes.Add(w, first, tile.pages, tile.read);
 }
 
 void PlanesStorage::AddScores(const KeyScores& scores, ScoreWorks* works) const {
+  KVS_CHECK(!rest_due());
   const int64_t head = int64_t{scores.layer} * geometry_.kv_heads + scores.kv_head;
   for (const PlanesExtent& extent : extents_) {
     const Run tokens{std::max(extent.tokens.begin, scores.range.begin),
@@ -96,7 +121,7 @@ Result<InspectArray> InspectPlanes(const SelectContext& context, std::string_vie
   int64_t groups = 0, size = 0;
   if (stored != nullptr && stored->end() > 0) {
     const PlanesFormat& f = stored->extents().front().format;
-    groups = stored->end() / f.tokens;
+    groups = upper || !stored->rest_due() ? stored->end() / f.tokens : 0;
     size = upper ? f.upper_bytes() : f.lower_bytes();
   }
   for (int64_t head = 0; groups > 0 && head < heads; ++head) {

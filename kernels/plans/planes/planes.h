@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // PlanesStorage: the reading side of codec planes (docs/spec/planes.md): sealed groups as a
 // sequence's extents hold them. What of it a step reads finely is the selection's rule; without one
-// all of it is.
+// all of it is. While lower runs are on their way from a tier nothing is.
 //
 // Threads: immutable; any. Ownership: points into the extents. Cost of Parse: an extent each.
 #ifndef KVSTRATA_KERNELS_PLANS_PLANES_PLANES_H_

@@ -42,7 +42,7 @@ Result<const std::byte*> ReadLowerExtent(std::span<const ExtentView> behind,
 }  // namespace
 
 std::span<const PlanesPart> PlanesPartsOf(const Plan& plan) {
-  if (plan.planes.lower == Tier::kHost) return kSplit;
+  if (plan.planes.lower == Tier::kHost || plan.planes.open_on_upper) return kSplit;
   return kWhole;
 }
 
@@ -50,6 +50,7 @@ Result<PlanesExtent> ReadPlanesExtent(std::span<const ExtentView>* extents,
                                       const Geometry& geometry) {
   KVS_ASSIGN_OR_RETURN(const ExtentReader reader,
                        ExtentReader::Open(extents->front(), geometry, ExtentKind::kPlanes));
+  const bool rest_due = extents->front().rest_due;
   *extents = extents->subspan(1);
   const Run tokens = reader.tokens();
   KVS_ASSIGN_OR_RETURN(const PlanesInfo info, ReadInfo(reader));
@@ -72,6 +73,7 @@ Result<PlanesExtent> ReadPlanesExtent(std::span<const ExtentView>* extents,
     KVS_ASSIGN_OR_RETURN(planes.lower, ReadLower(reader, info, planes, heads));
     return planes;
   }
+  if (rest_due) return planes;
   KVS_ASSIGN_OR_RETURN(planes.lower, ReadLowerExtent(*extents, geometry, planes, heads));
   *extents = extents->subspan(1);
   return planes;

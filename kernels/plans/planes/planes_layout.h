@@ -8,8 +8,8 @@
 //          lower runs [layers][kv_heads][groups][PlanesFormat::lower_bytes()]
 //     then 64 zero bytes
 //
-// Where lower runs lie on a tier of their own a kPlanes has none, and a kLowerPlanes of the same
-// tokens, with nothing else, follows it.
+// Where lower runs lie on a tier of their own, or may come later than upper ones, a kPlanes has
+// none, and a kLowerPlanes of the same tokens, with nothing else, follows it.
 #ifndef KVSTRATA_KERNELS_PLANS_PLANES_PLANES_LAYOUT_H_
 #define KVSTRATA_KERNELS_PLANS_PLANES_PLANES_LAYOUT_H_
 
@@ -42,7 +42,8 @@ struct PlanesPart {
 // Those that hold groups of a plan together, in the order in which a sequence has them.
 std::span<const PlanesPart> PlanesPartsOf(const Plan& plan);
 
-// Whole groups. Runs lie where their extents do; the host may not be able to read them.
+// Whole groups. Runs lie where their extents do; the host may not be able to read them. `lower` is
+// null while they are on their way (ExtentView::rest_due).
 struct PlanesExtent {
   Run tokens;
   PlanesFormat format;

@@ -18,6 +18,18 @@ SetResult SetUnit(const OptionValue& value, Plan* plan) {
 
 bool LowerOnHost(const Plan& plan) { return plan.planes.lower == Tier::kHost; }
 
+constexpr std::string_view kOpenOnNames[] = {"all", "upper"};
+bool OpensOnUpper(const Plan& plan) { return plan.planes.open_on_upper; }
+
+// Where raw pages stay, they are what a prompt opens on.
+Status CheckOpenOn(const Plan& plan) {
+  if (!OpensOnUpper(plan) || plan.stored.keep_raw == KeepRaw::kNo) return OkStatus();
+  return InvalidArgument(
+      "PLAN_COMBINATION",
+      "open_on = \"upper\" needs keep_raw = \"no\": with another, what is read from "
+      "a tier before a prompt opens is its raw pages");
+}
+
 using Rows = RowsOf<&Plan::planes>;
 constexpr PlanOption kRows[] = {
     Rows::OneOf<&PlanesOptions::keep, 8, 4>("keep"),
@@ -27,10 +39,11 @@ constexpr PlanOption kRows[] = {
     Rows::OneOf<&PlanesOptions::hot, 0, 4, 8, 16, 32>("hot")
         .When(LowerOnHost, "lower = \"host\"")
         .PrintedIf(LowerOnHost),
+    Rows::Name<&PlanesOptions::open_on_upper, kOpenOnNames>("open_on").PrintedIf(OpensOnUpper),
 };
 
 }  // namespace
 
-constinit const OptionTable kPlanesTable = {kRows};
+constinit const OptionTable kPlanesTable = {kRows, CheckOpenOn};
 
 }  // namespace kvstrata

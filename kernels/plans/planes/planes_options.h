@@ -21,6 +21,8 @@ struct PlanesOptions {
   // keeps copies where they lie on the host.
   Tier lower = Tier::kDevice;
   int32_t hot = 8;
+  // A prompt that a tier has opens when its upper runs are here.
+  bool open_on_upper = false;
 
   bool operator==(const PlanesOptions&) const = default;
 };

@@ -237,6 +237,7 @@ constinit const Codec kPlanesCodec = {
     .drops_last = true,
     .recompressor = [](const Plan& plan, const Geometry& geometry,
                        ParametersPtr) { return NewPlanesRecompressor(plan, geometry); },
+    .rest_waits = [](const Plan& plan) { return plan.planes.open_on_upper; },
     .gpu_packer = CudaPlanesPacker::Make,
     .parse = ParseAs<PlanesStorage>,
     .arrays_end = [](const ExtentFront&) -> int64_t { return 0; },  // its numbers are in the front

@@ -153,7 +153,8 @@ void Write(const SequenceInfo& s, v1::Sequence* out) {
   KVS_COPY_FIELDS(out, s, sequence, session, model, model_name, tokens, capacity_tokens, pages,
                   shared_pages, index_blocks, version, device_bytes, host_bytes, prompt_tokens,
                   held_tokens, steps, age_us, extents, extent_device_bytes, extent_host_bytes,
-                  absent_pages, work_error, key, in_full, break_even_tokens, private_pages);
+                  absent_pages, work_error, key, in_full, break_even_tokens, private_pages,
+                  arriving);
   out->set_plan(s.plan.name);
   out->set_plan_text(FormatPlan(s.plan));
 }

@@ -118,6 +118,10 @@ struct CodecState {
   // it did not), which ends with these tokens behind the held ones.
   uint32_t opened_on = 0;
   std::vector<int32_t> promised;
+  // The hold of the load that brings the second of every two extents, which it opened without
+  // (rest_loads.cc); 0: none. Nothing is due before. Not OK: why they do not come.
+  uint64_t rest_load = 0;
+  Status rest_lost;
 
   // The current table as addresses, for RecompressInput.
   std::vector<std::byte*> pages;

@@ -16,6 +16,9 @@
 namespace kvstrata {
 namespace {
 
+// A table that no reader finds, of a sequence that is there (table_reader.h).
+constexpr uint64_t kNoTable = 1;
+
 std::vector<Run> Union(const std::vector<Run>& a, const std::vector<Run>& b) {
   std::vector<Run> all = a;
   all.insert(all.end(), b.begin(), b.end());
@@ -158,6 +161,32 @@ void CodecExtents::KeepArtefact(const Sequence& s) {
                  s.series.Slice(0, s.prompt_tokens)});
   if (!s.model->OfOneSession()) OfferArtefact(codec.prompt_key, OfferedFor::kArtefact);
   prefixes_.OfferKept(s, OfferedFor::kArtefact);
+}
+
+Status CodecExtents::TakeRest(Session* session, Sequence* s, const Artefact& artefact) {
+  KVS_ASSIGN_OR_RETURN(
+      shm::SequenceTable * table,
+      tables_.ReserveTable(session, *s, s->table->page_capacity, artefact.extents.size()));
+  std::vector<Extent> before = std::exchange(s->extents, artefact.extents);
+  for (const Extent& extent : s->extents) references_.RefPage(extent.page);
+  references_.ReleaseExtents(&before);
+  s->codec->rest_load = 0;
+  tables_.Publish(session, s, table);
+  references_.Advance(session->tenant);
+  return OkStatus();
+}
+
+void CodecExtents::LoseRest(Session* session, Sequence* s, const Status& why) {
+  s->codec->rest_lost = why;
+  const Result<shm::SequenceTable*> table =
+      tables_.ReserveTable(session, *s, s->table->page_capacity);
+  if (table.ok()) {
+    tables_.Publish(session, s, *table);
+    references_.Advance(session->tenant);
+  } else {
+    shm::SequenceSlot& slot = session->memory->tables()->slots[s->slot];
+    slot.table_offset.store(kNoTable, std::memory_order_seq_cst);
+  }
 }
 
 void CodecExtents::AttachArtefact(Session* session, Sequence* s) {

@@ -73,6 +73,10 @@ class CodecExtents {
   void KeepArtefact(const Sequence& s) KVS_REQUIRES(store_lock);
   // Offers one that memory has to the tier below.
   void OfferArtefact(const PageKey& key, OfferedFor why) KVS_REQUIRES(store_lock);
+  // For a sequence that opened on every other extent of the artefact: it gets all. TABLES_FULL.
+  Status TakeRest(Session* session, Sequence* s, const Artefact& artefact) KVS_REQUIRES(store_lock);
+  // That it will not get them, which its steps answer from now on.
+  void LoseRest(Session* session, Sequence* s, const Status& why) KVS_REQUIRES(store_lock);
   // The end of a prompt: if its artefact is there, the sequence gets all of it.
   void AttachArtefact(Session* session, Sequence* s) KVS_REQUIRES(store_lock);
 

@@ -45,6 +45,13 @@ Status CheckDrafts(const RecompressOutput& output, size_t extents) {
   return OkStatus();
 }
 
+Status RestLost() {
+  return {
+      Code::kDataLoss, "REST_LOST",
+      "the lower planes that it opened without did not come from the tier; close it and open it "
+      "again"};
+}
+
 Status RunCancelled() {
   return {Code::kAborted, "CANCELLED", "recompression was cancelled; nothing has changed"};
 }
@@ -117,6 +124,7 @@ Recompression::Recompression(Books& books, const StoreOptions& options, Answers&
 bool Recompression::Due(Sequence* s) {
   CodecState& codec = *s->codec;
   if (s->truncate_to) return false;  // what is about to go is not packed
+  if (codec.rest_load != 0) return false;
   if (!s->prefill_done && s->tokens <= codec.awaited_prompt) return false;
   if (codec.recompressor->Due(InputOf(*s))) return true;
   if (!s->prefill_done || codec.prompt_settled) return false;
@@ -385,6 +393,22 @@ Result<RecompressResult> Recompression::PublishRecompression(RecompressJob job,
       [&] { return PublishNow(std::move(job), std::move(next), std::move(output)); });
 }
 
+void Recompression::EndRest(uint64_t session_id, uint64_t load, const Artefact* whole) {
+  answers_.TellAfter([&] {
+    StoreLock lock(books_.mu);
+    const Result<Session*> session = catalog_.FindSession(session_id);
+    if (!session.ok()) return;
+    for (const auto& [id, s] : (*session)->sequences) {
+      if (!s->codec || s->codec->rest_load != load) continue;
+      const Status status =
+          whole == nullptr ? RestLost() : extents_.TakeRest(*session, s.get(), *whole);
+      if (!status.ok()) extents_.LoseRest(*session, s.get(), status);
+      NoteDue(s.get());
+      AnswerWaiters(s.get());
+    }
+  });
+}
+
 // --- settling ------------------------------------------------------------------------------------
 
 void Recompression::AnswerWaiters(Sequence* s, const Status& status) {
@@ -394,6 +418,9 @@ void Recompression::AnswerWaiters(Sequence* s, const Status& status) {
 
 void Recompression::AnswerWaiters(Sequence* s) {
   const CodecState& codec = *s->codec;
+  if (codec.rest_load != 0) {
+    return codec.rest_lost.ok() ? void() : AnswerWaiters(s, codec.rest_lost);
+  }
   if (codec.work == Work::kIdle || sink_ == nullptr) return AnswerWaiters(s, OkStatus());
   if (codec.work == Work::kDue && codec.paused) return AnswerWaiters(s, WorkCancelled(s->id));
   if (codec.work == Work::kDue && codec.failures > 0) AnswerWaiters(s, codec.failed);

@@ -51,10 +51,15 @@ class Recompression {
   void AbandonRecompression(RecompressJob job, const Status& why) KVS_EXCLUDES(store_lock);
   // Offers again what the sink refused and what has waited out a failure. Cheap when there is none.
   void OfferDue() KVS_EXCLUDES(store_lock);
-  // Calls `done` once nothing of the sequence is due, queued or running: at once, in this thread,
-  // or later in a worker's, without any lock; with the error when its last recompression failed.
+  // Calls `done` once nothing of the sequence is due, queued, running or on its way from a tier: at
+  // once, in this thread, or later in a worker's or the tier's, without any lock; with the error
+  // when its last recompression failed, or what was on its way is lost.
   // SEQUENCE_UNKNOWN, ABORTED SEQUENCE_CLOSED, UNAVAILABLE WORK_STOPPED.
   void Settle(uint64_t session, uint64_t sequence, SettleDone done) KVS_EXCLUDES(store_lock);
+
+  // A load has ended of what sequences of that session opened without (CodecState::rest_load). Each
+  // gets all of the artefact; null: it did not come, and they are lost.
+  void EndRest(uint64_t session, uint64_t load, const Artefact* whole) KVS_EXCLUDES(store_lock);
 
   // Null: nobody; waiting settles are answered UNAVAILABLE WORK_STOPPED then.
   void SetSinkLocked(RecompressSink* sink) KVS_REQUIRES(store_lock);

@@ -39,7 +39,7 @@ std::vector<PageKey> PrefixLoads::BeginLoad(Opening* o) {
   {
     StoreLock lock(books_.mu);
     references_.DropLost();
-    artefact = prefixes_.RawFreeBy(s.plan, o->artefact, o->device);
+    artefact = prefixes_.RawFreeBy(s.plan, ArtefactOf(*o));
   }
   const HeldPrefix held = prefixes_.FindAnywhere(o->question(), artefact, o->remote.get());
   const PrefixShape shape(o->keys.size(), s.page_tokens(), s.index);

@@ -5,12 +5,15 @@
 //
 // Bytes are copied outside of the lock, into pages that the opening's load holds. An artefact comes
 // whole or not at all: it is entered when its record and every extent came and were verified, else
-// what came of it is let go and the prompt is recompressed.
+// what came of it is let go and the prompt is recompressed. Where the plan's codec can wait for the
+// second of every two extents (Codec::rest_waits) the open goes on without them, on Opening::upper;
+// pages for them are taken before.
 // Thread-safety: methods that say so are called under the store's lock, all others without it, from
 // any thread. Cost: of copies; the tier reads.
 #ifndef KVSTRATA_SERVER_STORE_LOOKUPS_PREFIX_LOADS_H_
 #define KVSTRATA_SERVER_STORE_LOOKUPS_PREFIX_LOADS_H_
 
+#include <chrono>
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -22,6 +25,7 @@
 
 namespace kvstrata {
 
+struct Artefact;
 class ArtefactLedger;
 struct Books;
 class CodecExtents;
@@ -59,6 +63,14 @@ class PrefixLoads {
   void LoadArtefact(const std::shared_ptr<Opening>& o, PageTier* tier, std::function<void()> then)
       KVS_EXCLUDES(store_lock);
 
+  // The prompt's artefact as the opening has it: in memory, else what of it came; null: none.
+  const Artefact* ArtefactOf(const Opening& o) const KVS_REQUIRES(store_lock);
+  // Reads what `o->upper` lacks to `o->extents`, then calls `done`. False: it is not called.
+  bool LoadRest(const std::shared_ptr<Opening>& o, PageTier* tier, std::function<void()> done)
+      KVS_EXCLUDES(store_lock);
+  // Enters what a tier had, unless somebody was faster. `stored`: the local tier has it.
+  void EnterLoaded(const Artefact& artefact, bool stored) KVS_REQUIRES(store_lock);
+
   // A reference of the load's own, until EndLoad.
   void HoldForLoad(Opening* o, Page* page) KVS_REQUIRES(store_lock);
   // `session`: whose long request this is; null: nobody's.
@@ -76,7 +88,19 @@ class PrefixLoads {
   bool WantsArtefact(const Opening& o, const PageTier& tier) KVS_EXCLUDES(store_lock);
   void LoadExtents(const std::shared_ptr<Opening>& o, PageTier* tier, std::function<void()> then)
       KVS_EXCLUDES(store_lock);
+  bool OpensBeforeRest(const Opening& o) const;
+  // Extents of the record, a few of them. `longer`: as TierLoad's, from now on.
+  struct Part {
+    size_t first, step;
+    std::chrono::seconds longer;
+  };
+  // False: `done` is not called.
+  bool ReadExtents(const std::shared_ptr<Opening>& o, PageTier* tier, const Part& part,
+                   std::function<void()> done) KVS_EXCLUDES(store_lock);
+  // Held by the load; null: there is no room.
+  Page* TakeExtentPage(Opening* o, size_t i) KVS_EXCLUDES(store_lock);
   bool TakeExtent(Opening* o, size_t i, const LoadedValue& value) KVS_EXCLUDES(store_lock);
+  // All came that was asked for.
   void EnterLoadedArtefact(Opening* o, const PageTier& tier) KVS_EXCLUDES(store_lock);
 
   Books& books_;

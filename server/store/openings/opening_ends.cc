@@ -56,7 +56,7 @@ Result<OpenedSequence> OpeningEnds::FinishUnderLock(Opening* o) {
   }
   const LongRequest request(&catalog_, *session);
   Result<OpenedSequence> opened = FinishLocked(*session, o);
-  loads_.EndLoad(*session, o);
+  if (!o->awaits_rest) loads_.EndLoad(*session, o);
   o->times.published = Clock::now();
   if (opened.ok()) opened->times = o->times;
   return opened;
@@ -88,7 +88,7 @@ void OpeningEnds::OfferReused(const Opening& o, const IndexLayout& index,
 Result<OpenedSequence> OpeningEnds::FinishLocked(Session* session, Opening* o) {
   references_.DropLost();
   const std::optional<RawFree> artefact =
-      prefixes_.RawFreeBy(o->sequence->plan, o->artefact, o->device);
+      prefixes_.RawFreeBy(o->sequence->plan, loads_.ArtefactOf(*o));
   const PrefixQuestion question = o->question();
   std::unique_ptr<Sequence> s = std::move(o->sequence);
   const Outside outside(session, s.get());
@@ -99,7 +99,7 @@ Result<OpenedSequence> OpeningEnds::FinishLocked(Session* session, Opening* o) {
   };
   Hit hit = prefixes_.FindPrefix(question, artefact, o->device, hold);
   // Others were let in, and may have evicted it.
-  if (!hit.whole && prefixes_.FindArtefact(o->artefact, o->device) == nullptr) {
+  if (!hit.whole && loads_.ArtefactOf(*o) == nullptr) {
     hit = prefixes_.FindPrefix(question, std::nullopt, o->device, hold);
   }
   LimitHit(*o, *s, &hit);
@@ -120,7 +120,9 @@ Result<OpenedSequence> OpeningEnds::FinishLocked(Session* session, Opening* o) {
   KVS_RETURN_IF_ERROR(entry_.Take(session, s.get(), std::move(hit), *o));
   const uint64_t held = s->held_tokens;
   TakeLeasedPlace(*session->tenant, o, s.get());
+  const bool awaits_rest = s->codec && s->codec->rest_load != 0;
   Result<OpenedSequence> opened = entry_.Enter(session, std::move(s));
+  o->awaits_rest = opened.ok() && awaits_rest;
   if (opened.ok() && !o->limits.only_held) {
     recompression_.NoteDue(catalog_.SequenceOf(opened->sequence));
     moves_.NotePromotion(session, *catalog_.SequenceOf(opened->sequence));

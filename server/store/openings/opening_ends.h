@@ -34,7 +34,8 @@ class OpeningEnds {
         recompression_(recompression),
         entry_(entry) {}
 
-  // Also ends its load, whatever comes of it. Called once. SESSION_UNKNOWN, and as Openings.
+  // Also ends its load, whatever comes of it, unless it says that it `awaits_rest` (rest_loads.cc).
+  // Called once. SESSION_UNKNOWN, and as Openings.
   Result<OpenedSequence> Finish(Opening* o) KVS_EXCLUDES(store_lock);
 
  private:

@@ -121,7 +121,12 @@ void Openings::LoadAndFinish(const std::shared_ptr<Opening>& o, PageTier* tier,
                              const OpenDone& done) {
   loads_.LoadArtefact(o, tier, [this, o, tier, done] {
     try {
-      loads_.LoadPrefix(o, tier, [this, o, done] { ReplicateAndFinish(o, done); });
+      loads_.LoadPrefix(o, tier, [this, o, done] {
+        ReplicateAndFinish(o, [this, o, done](const Result<OpenedSequence>& opened) {
+          done(opened);
+          if (o->awaits_rest) LoadRest(o);
+        });
+      });
     } catch (const std::bad_alloc&) {
       done(ResourceExhausted("MEMORY", "the daemon has no memory to open this sequence"));
     }

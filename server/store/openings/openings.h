@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Openings: how a sequence comes to be: its plan, what the tiers and other devices have of its
-// prompt, then its end (opening_ends.h), which enters it.
+// prompt, then its end (opening_ends.h), which enters it. One whose plan can wait for the second of
+// every two extents of an artefact (Opening::upper) is open before a tier has brought them.
 //
 // Thread-safety: all methods, from any thread. Cost: hashing the tokens, never under the lock; an
 // open works in pieces (books.h).
@@ -23,19 +24,22 @@ struct Books;
 class OpeningEnds;
 class Plans;
 class PrefixLoads;
+class Recompression;
 class Replication;
 class SessionCatalog;
 
 class Openings {
  public:
   Openings(Books& books, Plans& plans, SessionCatalog& catalog, PrefixCatalog& prefixes,
-           PrefixLoads& loads, Replication& replication, OpeningEnds& ends)
+           PrefixLoads& loads, Replication& replication, Recompression& recompression,
+           OpeningEnds& ends)
       : books_(books),
         plans_(plans),
         catalog_(catalog),
         prefixes_(prefixes),
         loads_(loads),
         replication_(replication),
+        recompression_(recompression),
         ends_(ends) {}
 
   // Attaches to the longest held prefix (at most tokens - 1), reserves pages for the rest,
@@ -62,6 +66,11 @@ class Openings {
   // Reads what of it the tier has, then finishes it.
   void LoadAndFinish(const std::shared_ptr<Opening>& o, PageTier* tier, const OpenDone& done)
       KVS_EXCLUDES(store_lock);
+  // Reads what it opened without, and has its sequences get it (rest_loads.cc). REQUIRES:
+  // o->awaits_rest.
+  void LoadRest(const std::shared_ptr<Opening>& o) KVS_EXCLUDES(store_lock);
+  // `stored`: the local tier has it.
+  void EndRest(Opening* o, bool stored) KVS_EXCLUDES(store_lock);
   void ReplicateAndFinish(const std::shared_ptr<Opening>& o, const OpenDone& done)
       KVS_EXCLUDES(store_lock);
 
@@ -71,6 +80,7 @@ class Openings {
   PrefixCatalog& prefixes_;
   PrefixLoads& loads_;
   Replication& replication_;
+  Recompression& recompression_;
   OpeningEnds& ends_;
 };
 

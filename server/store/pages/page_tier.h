@@ -99,6 +99,7 @@ using LoadedValue = std::vector<std::span<const std::byte>>;
 struct TierLoad {
   std::vector<PageKey> keys;
   std::chrono::steady_clock::time_point asked;  // the tier's time for the open counts from here
+  std::chrono::seconds longer{0};               // than the tier gives an open
   // What tiers were found to have of them, by a search; null: nothing.
   std::shared_ptr<const TierFinds> finds;
   // Called from the tier's thread with the values of keys `first` and on; returns whether more is

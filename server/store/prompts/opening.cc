@@ -26,6 +26,7 @@ Result<Opening> BeginOpening(StoreMutex* mu, SessionCatalog* catalog, const Plan
   KVS_ASSIGN_OR_RETURN(s->plan, plans.PlanFor(named, s->model->desc.geometry));
   s->index = IndexOf(s->plan, s->model->desc.geometry);
   o.session = session_id;
+  o.model = s->model;
   o.sequence = std::move(s);
   return o;
 }

@@ -46,6 +46,12 @@ struct Opening {
   // The artefact on its way here: its record, and of its extents those that have come.
   std::optional<ArtefactRecord> record;
   std::vector<Extent> extents;
+  // Where the second of every two extents comes later (rest_loads.cc): the artefact as it is until
+  // then, and pages for those. `awaits_rest`: the sequence has opened on it.
+  std::optional<Artefact> upper;
+  std::vector<Page*> later;
+  bool awaits_rest = false;
+  std::shared_ptr<Model> model;
   PrefixQuestion question() const {
     return {tenant, sequence->plan, sequence->index, sequence->page_tokens(), keys};
   }

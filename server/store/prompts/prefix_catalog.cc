@@ -85,13 +85,11 @@ const Artefact* PrefixCatalog::FindArtefact(const PageKey& key, uint32_t device)
   return found != nullptr && found->MappableFrom(device) ? found : nullptr;
 }
 
-std::optional<RawFree> PrefixCatalog::RawFreeBy(const Plan& plan, const PageKey& artefact,
-                                                uint32_t device) const {
-  const Artefact* found = FindArtefact(artefact, device);
-  if (found == nullptr || !OpensWithoutRaw(plan)) return std::nullopt;
-  const Extent& first = found->extents.front();
+std::optional<RawFree> PrefixCatalog::RawFreeBy(const Plan& plan, const Artefact* artefact) const {
+  if (artefact == nullptr || !OpensWithoutRaw(plan)) return std::nullopt;
+  const Extent& first = artefact->extents.front();
   const Tier where = first.page->arena->tier;
-  return RawFree{found->released, found->extents.back().tokens.end, where};
+  return RawFree{artefact->released, artefact->extents.back().tokens.end, where};
 }
 
 // Kernels of a GPU compute a prompt from its raw pages alone.

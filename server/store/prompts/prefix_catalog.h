@@ -64,6 +64,11 @@ class PrefixCatalog {
   const Artefact* FindArtefact(const PageKey& key, uint32_t device) const KVS_REQUIRES(store_lock);
   // What an artefact in memory, that a session of `device` may map, makes redundant of raw pages.
   std::optional<RawFree> RawFreeBy(const Plan& plan, const PageKey& artefact, uint32_t device) const
+      KVS_REQUIRES(store_lock) {
+    return RawFreeBy(plan, FindArtefact(artefact, device));
+  }
+  // The same of one that need not be entered; null: there is none.
+  std::optional<RawFree> RawFreeBy(const Plan& plan, const Artefact* artefact) const
       KVS_REQUIRES(store_lock);
   // The same of the artefact of a prompt of `tokens`, in memory or in the tier.
   std::optional<RawFree> RawFreeAnywhere(const Plan& plan, const PageKey& artefact, uint32_t device,

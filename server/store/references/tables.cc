@@ -35,10 +35,14 @@ shm::PageEntry Tables::EntryOf(const Sequence& s, const Page* page) {
 }
 
 void Tables::WriteExtents(const Sequence& s, shm::ExtentEntry* entries) {
+  uint16_t flags = 0;
+  if (s.codec && s.codec->rest_load != 0) {
+    flags = s.codec->rest_lost.ok() ? shm::kExtentRestDue : shm::kExtentRestLost;
+  }
   for (size_t i = 0; i < s.extents.size(); ++i) {
     const Extent& e = s.extents[i];
     const Arena& arena = *e.page->arena;
-    entries[i] = {arena.id,       0,       static_cast<uint16_t>(arena.tier),
+    entries[i] = {arena.id,       flags,   static_cast<uint16_t>(arena.tier),
                   e.page->offset, e.bytes, e.tokens.begin,
                   e.tokens.end};
   }

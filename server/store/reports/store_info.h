@@ -56,6 +56,7 @@ struct SequenceInfo {
   uint32_t extents = 0, absent_pages = 0;
   uint64_t extent_device_bytes = 0, extent_host_bytes = 0;
   std::string work_error;  // why its last recompression failed; "" if it published
+  std::string arriving;    // what of it a tier still brings, or why that is lost; "": nothing
   std::string key;         // that its engine gave it; "": none
   std::string in_full;     // why its steps attend everything, as far as is known; "": they choose
   uint32_t break_even_tokens = 0;  // Plans::BreakEven

@@ -8,6 +8,7 @@
 #include <unordered_map>
 
 #include "kernels/codec/codec.h"
+#include "kernels/select/notice.h"
 #include "kernels/select/why_in_full.h"
 #include "server/store/books/books.h"
 #include "server/store/books/plans.h"
@@ -55,6 +56,11 @@ ExtentInfo InfoOfExtent(const Extent& extent) {
   info.tokens = extent.tokens;
   info.references = page.refs;
   return info;
+}
+
+std::string ArrivingTextOf(const Sequence& s) {
+  const Status& lost = s.codec->rest_lost;
+  return lost.ok() ? Say(Notice::kRestDue, {s.extents.back().tokens.end}) : lost.ToString();
 }
 
 // Why its steps attend everything, as far as the daemon knows: sessions have sentences and the
@@ -206,6 +212,7 @@ SequenceInfo Inspection::InfoOf(const Sequence& s) const {
   info.device_bytes += info.extent_device_bytes;
   info.host_bytes += info.extent_host_bytes;
   if (s.codec && !s.codec->failed.ok()) info.work_error = s.codec->failed.ToString();
+  if (s.codec && s.codec->rest_load != 0) info.arriving = ArrivingTextOf(s);
   info.in_full = InFullTextOf(s);
   info.break_even_tokens = plans_.BreakEven(s.plan, s.model->desc.geometry);
   return info;

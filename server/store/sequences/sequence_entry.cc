@@ -67,7 +67,11 @@ SequenceEntry::SequenceEntry(Books& books, const StoreOptions& options, SessionC
 
 void SequenceEntry::OpenOnArtefact(Sequence* s, const Opening& o) {
   const Artefact* artefact = books_.artefacts.Find(o.artefact);
-  KVS_CHECK(artefact != nullptr);
+  if (artefact == nullptr || !artefact->MappableFrom(o.device)) {
+    KVS_CHECK(o.upper.has_value());
+    artefact = &*o.upper;
+    s->codec->rest_load = o.load;
+  }
   s->extents = artefact->extents;
   for (const Extent& extent : s->extents) references_.RefPage(extent.page);
   s->series = artefact->series.Slice(0, s->held_tokens);

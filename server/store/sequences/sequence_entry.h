@@ -31,7 +31,8 @@ class SequenceEntry {
   SequenceEntry(Books& books, const StoreOptions& options, SessionCatalog& catalog, Tables& tables,
                 PageReferences& references, PageAllocator& allocator, RawPages& raw_pages);
 
-  // Gives a sequence that is held without its raw pages the artefact at once.
+  // Gives a sequence that is held without its raw pages the artefact at once, or what of it comes
+  // first (Opening::upper).
   void OpenOnArtefact(Sequence* s, const Opening& o) KVS_REQUIRES(store_lock);
   // Fills `s`, which is nobody's yet, with the hit and with the new pages that the opening asks
   // for; what fails leaves it without any. POOL_EXHAUSTED.

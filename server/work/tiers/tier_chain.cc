@@ -101,6 +101,7 @@ class ChainLoad : public std::enable_shared_from_this<ChainLoad> {
   TierLoad PartOf(size_t row) {
     TierLoad load;
     load.asked = load_.asked;
+    load.longer = load_.longer;
     if (rows_[row]->far()) load.finds = load_.finds;
     for (const size_t i : parts_[row]) load.keys.push_back(load_.keys[i]);
     load.take = [self = shared_from_this(), row](size_t first,

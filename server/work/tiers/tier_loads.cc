@@ -40,7 +40,8 @@ TierLoads::TierLoads(const TierLoadsOptions& options, ValueTier* tier, TierBuffe
 
 bool TierLoads::Add(TierLoad load) {
   const Deadline deadline =
-      load.finds != nullptr ? load.finds->deadline : load.asked + load_timeout_.load();
+      load.longer +
+      (load.finds != nullptr ? load.finds->deadline : load.asked + load_timeout_.load());
   const auto loading = std::make_shared<Loading>(Loading{std::move(load), deadline});
   LoadingPtr round;
   {

@@ -45,6 +45,9 @@ Status CheckPlanesExtent(const PlanesExtent& e, const PlanesFormat& format) {
 }  // namespace
 
 Status CudaPlanesServes(const Plan& plan) {
+  if (plan.planes.open_on_upper) {
+    return PlanUnserved("open_on", "\"upper\"", "op attend_planes over groups without lower runs");
+  }
   if (plan.planes.unit == kUnit) return OkStatus();
   return PlanUnserved("unit", std::to_string(plan.planes.unit),
                       "op attend_planes over groups of other sizes than 64 tokens");
