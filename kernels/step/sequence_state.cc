@@ -81,12 +81,14 @@ SelectContext SequenceState::Context(const SequenceView& view, const Backend* ba
 Status SequenceState::Refresh(const SequenceView& view) {
   if (view.version == parsed_.version && view.version != 0) return OkStatus();
   parsed_ = {};
-  parsed_.version = view.version;
-  if (view.extent_count == 0) return OkStatus();
+  if (view.extent_count == 0 || !codec_->stores()) {
+    parsed_.version = view.version;
+    return OkStatus();
+  }
   const auto pages = view.pages + view.tokens / geometry_.page_tokens;
   parsed_.raw_gone = prompt_tokens_ < 0 && std::find(view.pages, pages, nullptr) != pages;
-  if (!codec_->stores()) return OkStatus();
   KVS_ASSIGN_OR_RETURN(parsed_.stored, codec_->parse(view, geometry_));
+  parsed_.version = view.version;  // what could not be parsed is refused again
   return OkStatus();
 }
 

@@ -286,6 +286,7 @@ TEST_P(PlanesArrive, InFullNothingIsLeftOut) {
 
 TEST_P(PlanesArrive, UpperRunsAloneAreDamageUnlessTheTableSaysSo) {
   EXPECT_EQ(SeeUpper(false).reason(), "EXTENT_INVALID");
+  EXPECT_EQ(state_.Refresh(view_).reason(), "EXTENT_INVALID") << "again, of the same table";
 }
 
 }  // namespace
