@@ -73,9 +73,7 @@ class HeadsPass {
 
   // Coarse logits of a group, until the next but one is scored.
   Logits Score(int32_t group) {
-    const auto heads = static_cast<size_t>(group % 2 * w_.group);
-    const Logits out{&logits_[heads * static_cast<size_t>(f().tokens)], f().tokens,
-                     &half_variances_[heads]};
+    const Logits out = PlaceFor(group);
     ScoreTo(group, out);
     return out;
   }
@@ -154,8 +152,21 @@ class HeadsPass {
     Store();
   }
 
+  // Attends all groups, of which everything is fine: no coarse logit is asked for.
+  void AttendInFull() {
+    Attend([&](int32_t g) {
+      Lines(w_.rows.upper[std::min(g + kAhead, w_.rows.groups - 1)], f().key_codes()).AskForAll();
+      return PlaceFor(g);
+    });
+  }
+
  private:
   PlanesFormat f() const { return format_(); }
+  // Where a group's logits lie until those of the next but one do.
+  Logits PlaceFor(int32_t group) {
+    const auto heads = static_cast<size_t>(group % 2 * w_.group);
+    return {&logits_[heads * static_cast<size_t>(f().tokens)], f().tokens, &half_variances_[heads]};
+  }
   GroupQueries<Format>& QueriesFor(int32_t group) {
     GroupQueries<Format>& queries = queries_[group % 2];
     if (queries.group() != group) queries.Fold(group, w_.rows.upper[group], q_.data());
@@ -185,7 +196,7 @@ class Choice {
   void Attend() {
     std::fill_n(w_.fine, w_.rows.tokens(), uint8_t{1});
     std::fill_n(w_.strips, w_.rows.strips(), uint8_t{1});
-    if (range_.start == range_.stop) return pass_.Attend([&](int32_t g) { return pass_.Score(g); });
+    if (range_.start == range_.stop) return pass_.AttendInFull();
     ScoreAlways();
     const std::vector<int32_t> sample = SampledGroups();
     if (!IsAbove() || sample.empty()) return AttendKept(sample);
@@ -385,8 +396,13 @@ template <typename Format>
 void AttendOf(const AttendPlanesWork& w, const Format& format) {
   HeadsPass first(w, format, 0);
   Choice(w, first).Attend();
+  const PlanesCandidates candidates = CandidatesOf(w);
   for (int32_t token = 1; token < w.queries; ++token) {
     HeadsPass pass(w, format, token);
+    if (candidates.start == candidates.stop) {
+      pass.AttendInFull();
+      continue;
+    }
     pass.Attend([&](int32_t g) { return pass.Score(g); });
   }
 }
