@@ -45,6 +45,12 @@ HWY_INLINE double WeightsOf(const float* x, int n, float top, float* to) {
   return sum;
 }
 
+// Rule 7, or a share of everything: all is fine whatever the logits are.
+bool IsInFull(const AttendPlanesWork& work) {
+  const PlanesCandidates range = CandidatesOf(work);
+  return range.start == range.stop || (work.rule.share >= 1 && work.rule.fine_above <= 0);
+}
+
 // Coarse logits of a group's tokens, of head h and token t at [h * head + t], and what scores are
 // above them.
 struct Logits {
@@ -196,7 +202,7 @@ class Choice {
   void Attend() {
     std::fill_n(w_.fine, w_.rows.tokens(), uint8_t{1});
     std::fill_n(w_.strips, w_.rows.strips(), uint8_t{1});
-    if (range_.start == range_.stop) return pass_.AttendInFull();
+    if (IsInFull(w_)) return pass_.AttendInFull();
     ScoreAlways();
     const std::vector<int32_t> sample = SampledGroups();
     if (!IsAbove() || sample.empty()) return AttendKept(sample);
@@ -396,14 +402,13 @@ template <typename Format>
 void AttendOf(const AttendPlanesWork& w, const Format& format) {
   HeadsPass first(w, format, 0);
   Choice(w, first).Attend();
-  const PlanesCandidates candidates = CandidatesOf(w);
   for (int32_t token = 1; token < w.queries; ++token) {
     HeadsPass pass(w, format, token);
-    if (candidates.start == candidates.stop) {
+    if (IsInFull(w)) {
       pass.AttendInFull();
-      continue;
+    } else {
+      pass.Attend([&](int32_t g) { return pass.Score(g); });
     }
-    pass.Attend([&](int32_t g) { return pass.Score(g); });
   }
 }
 

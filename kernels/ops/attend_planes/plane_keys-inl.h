@@ -71,14 +71,14 @@ class GroupQueries {
     float base;                   // the logit where all codes are MiddleCode
     float digit_base, digit;      // plane 0's, and what a product counts
     float half_variance;          // rule 2
-    float products[kHeadDimMax];  // q times steps
+    alignas(64) float products[kHeadDimMax];  // q times steps
     int8_t rounded[kHeadDimMax];  // the same, in the order of the words' bytes
   };
   // Fine keys that are scored together, for which there are registers.
   static constexpr int kFineKeys = kVector >= 16 ? 4 : 2;
   struct FineKeys {
     int at[kFineKeys];
-    int8_t codes[kFineKeys][kHeadDimMax];
+    alignas(64) int8_t codes[kFineKeys][kHeadDimMax];
   };
 
   PlanesFormat f() const { return format_(); }

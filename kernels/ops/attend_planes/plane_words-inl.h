@@ -241,7 +241,7 @@ class StripDigits {
                                                          1, 5, 9, 13, 3, 7, 11, 15};
     const auto by_token = hn::LoadDup128(d8, kByToken);
     for (int c = 0; c < dim; c += 4 * kVector) {
-      uint32_t fours[4 * kN];  // of four channels, those of each i
+      alignas(64) uint32_t fours[4 * kN];  // of four channels, those of each i
       for (int i = 0; i < 4 * kVector; i += kVector) {
         const VU flipped = hn::Xor(hn::LoadU(DU(), words + c + i), hn::Set(DU(), kFlipDigits));
         const auto turned = hn::TableLookupBytes(hn::BitCast(d8, flipped), by_token);
@@ -256,7 +256,7 @@ class StripDigits {
 
  private:
   int dim_ = 0;
-  uint8_t bytes_[4 * kHeadDimMax];
+  alignas(64) uint8_t bytes_[4 * kHeadDimMax];
 };
 
 // The codes of a token's key or value, of all channels in order. lower: its half of the row.

@@ -262,7 +262,7 @@ class ValueSums {
   // Of one strip: what its fine tokens' values are made of, and these.
   StripDigits digits_;
   int at_[kStripTokens];  // the block's
-  int8_t codes_[kStripTokens][kHeadDimMax];
+  alignas(64) int8_t codes_[kStripTokens][kHeadDimMax];
 };
 
 }  // namespace
