@@ -68,11 +68,11 @@ class GroupQueries {
  private:
   // Codes and digits count from their middle on: what rounding loses then weighs least.
   struct Head {
-    float base;                   // the logit where all codes are MiddleCode
-    float digit_base, digit;      // plane 0's, and what a product counts
-    float half_variance;          // rule 2
+    float base;                               // the logit where all codes are MiddleCode
+    float digit_base, digit;                  // plane 0's, and what a product counts
+    float half_variance;                      // rule 2
     alignas(64) float products[kHeadDimMax];  // q times steps
-    int8_t rounded[kHeadDimMax];  // the same, in the order of the words' bytes
+    int8_t rounded[kHeadDimMax];              // the same, in the order of the words' bytes
   };
   // Fine keys that are scored together, for which there are registers.
   static constexpr int kFineKeys = kVector >= 16 ? 4 : 2;

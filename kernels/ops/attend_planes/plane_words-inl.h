@@ -180,11 +180,10 @@ HWY_INLINE void ForHeads(int heads, const Body& body) {
   if (h < heads) body.template operator()<1>(h);
 }
 
-template <int kLeft, class D, class V>
-HWY_INLINE V Moved(D d, V bits, uint16_t mask) {
-  if constexpr (kLeft > 0) bits = hn::ShiftLeft<kLeft>(bits);
-  if constexpr (kLeft < 0) bits = hn::ShiftRight<-kLeft>(bits);
-  return hn::And(bits, hn::Set(d, mask));
+template <int kLeft, class V>
+HWY_INLINE V ShiftedLeft(V bits) {
+  if constexpr (kLeft < 0) return hn::ShiftRight<-kLeft>(bits);
+  return hn::ShiftLeft<(kLeft > 0 ? kLeft : 0)>(bits);
 }
 
 // Bytes of each four are channels 0, 2, 1, 3.
@@ -198,7 +197,8 @@ struct KeyDigits {
   const int32_t* words;
   int32_t apart;
 
-  // of.template operator()<run>() are the digits of a run's channels from `at` on, in place.
+  // The digits of a run's channels from `at` on, in place among other bits, are what it returns
+  // called by the run.
   template <class D16>
   HWY_INLINE auto At(D16 d16, int at) const {
     const hn::Repartition<int32_t, D16> d32;
@@ -208,7 +208,7 @@ struct KeyDigits {
     const auto flipped = hn::Xor(hn::BitCast(d16, gathered), hn::Set(d16, kFlipDigits & 0xFFFF));
     const auto digits = hn::BitCast(
         d16, hn::TableLookupBytes(hn::BitCast(d8, flipped), hn::LoadDup128(d8, kByteOrder)));
-    return [=]<int kRun>() HWY_ATTR { return Moved<6 - 2 * kRun>(d16, digits, 0xC0C0); };
+    return [=]<int kRun>() HWY_ATTR { return ShiftedLeft<6 - 2 * kRun>(digits); };
   }
 };
 
@@ -228,7 +228,7 @@ class StripDigits {
       const uint8_t* const from = row + at;
       return [=, *this]<int kRun>() HWY_ATTR {
         const auto bytes = hn::BitCast(d16, hn::LoadU(d8, from + kRun * quarter));
-        return hn::And(hn::ShiftLeftSame(bytes, left), hn::Set(d16, 0xC0C0));
+        return hn::ShiftLeftSame(bytes, left);
       };
     }
   };
@@ -275,19 +275,16 @@ HWY_INLINE void UnpackBy(const PlanesFormat& f, const Digits& coarse, const uint
     const auto middle = load(b);
     const auto low = f.keep == 8 ? load(quarter + b) : hn::Zero(d16);
     const auto low2 = f.keep == 8 ? load(2 * quarter + b) : hn::Zero(d16);
-    const auto store = [&](int run, auto high_digits, auto middle_digits,
-                           auto low_digits) HWY_ATTR {
-      const auto code = hn::Or3(high_digits, middle_digits, low_digits);
-      hn::StoreU(hn::BitCast(d8, code), d8, reinterpret_cast<uint8_t*>(codes) + run * quarter + b);
+    const auto store = [&]<int kRun>(auto digits, auto low_digits) HWY_ATTR {
+      const auto upper = hn::OrAnd(hn::And(low_digits, hn::Set(d16, 0x0F0F)),
+                                   ShiftedLeft<4 - 2 * kRun>(middle), hn::Set(d16, 0x3030));
+      const auto code = hn::OrAnd(upper, digits.template operator()<kRun>(), hn::Set(d16, 0xC0C0));
+      hn::StoreU(hn::BitCast(d8, code), d8, reinterpret_cast<uint8_t*>(codes) + kRun * quarter + b);
     };
-    store(0, high.template operator()<0>(), Moved<4>(d16, middle, 0x3030),
-          Moved<0>(d16, low, 0x0F0F));
-    store(1, high.template operator()<1>(), Moved<2>(d16, middle, 0x3030),
-          Moved<0>(d16, low2, 0x0F0F));
-    store(2, high.template operator()<2>(), Moved<0>(d16, middle, 0x3030),
-          Moved<-4>(d16, low, 0x0F0F));
-    store(3, high.template operator()<3>(), Moved<-2>(d16, middle, 0x3030),
-          Moved<-4>(d16, low2, 0x0F0F));
+    store.template operator()<0>(high, low);
+    store.template operator()<1>(high, low2);
+    store.template operator()<2>(high, hn::ShiftRight<4>(low));
+    store.template operator()<3>(high, hn::ShiftRight<4>(low2));
   }
 }
 template <typename Digits>
