@@ -55,28 +55,31 @@ class GroupQueries {
                  int64_t out_head) const {
     const auto* const words = reinterpret_cast<const int32_t*>(WordsOf(upper)) + t;
     const auto* const rows = reinterpret_cast<const uint8_t*>(lower) + t * f().row_bytes();
-    for (; tokens != 0; tokens &= tokens - 1) {
-      const int i = std::countr_zero(tokens);
-      const uint8_t* const row = rows + i * f().row_bytes();
-      uint8_t codes[kHeadDimMax];
-      CodePlanes{words + i, f().tokens, row, f().keep == 8 ? row + f().dim / 4 : nullptr}.Unpack(
-          f().dim, codes);
-      ForHeads(heads(), [&]<int H>(int h) HWY_ATTR {
-        ScoreFineHeads<H>(codes, h, out + h * out_head + i, out_head);
-      });
-    }
+    FineKeys keys;
+    int n = 0;
+    ForBits(tokens, [&](int i) HWY_ATTR {
+      Unpack(f(), KeyDigits{words + i, f().tokens}, rows + i * f().row_bytes(), keys.codes[n]);
+      keys.at[n] = i;
+      if (++n == kFineKeys) ScoreFineKeys<kFineKeys>(keys, 0, out, out_head), n = 0;
+    });
+    for (int i = 0; i < n; ++i) ScoreFineKeys<1>(keys, i, out, out_head);
   }
 
  private:
   // Codes and digits count from their middle on: what rounding loses then weighs least.
   struct Head {
-    float base;                   // the logit where all codes are the middle one
-    float digit_base, digit;      // plane 0's, and what a product counts
-    float half_variance;          // rule 2
-    float products[kHeadDimMax];  // q times steps
-    int8_t rounded[kHeadDimMax];  // the same, in the order of the words' bytes
+    float base;                               // the logit where all codes are MiddleCode
+    float digit_base, digit;                  // plane 0's, and what a product counts
+    float half_variance;                      // rule 2
+    alignas(64) float products[kHeadDimMax];  // q times steps
+    int8_t rounded[kHeadDimMax];              // the same, in the order of the words' bytes
   };
-  static constexpr float kMiddleCode = 127.5f;  // kMiddleDigit's cell is around it
+  // Fine keys that are scored together, for which there are registers.
+  static constexpr int kFineKeys = kVector >= 16 ? 4 : 2;
+  struct FineKeys {
+    int at[kFineKeys];
+    alignas(64) int8_t codes[kFineKeys][kHeadDimMax];
+  };
 
   PlanesFormat f() const { return format_(); }
   int heads() const { return static_cast<int>(heads_.size()); }
@@ -92,12 +95,13 @@ class GroupQueries {
     const auto* const steps = minima + f().dim;
     q += first * f().dim;
     Head* const to = HeadsFrom(first);
+    const VF middle = hn::Set(DF(), MiddleCode(f()));
     VF base[H], largest[H], squares[H];
 #pragma GCC unroll 4
     for (int h = 0; h < H; ++h) base[h] = largest[h] = squares[h] = hn::Zero(DF());
     for (int c = 0; c < f().dim; c += kVector) {
       const VF step = LoadFloats(steps + c);
-      const VF mean = hn::MulAdd(step, hn::Set(DF(), kMiddleCode), LoadFloats(minima + c));
+      const VF mean = hn::MulAdd(step, middle, LoadFloats(minima + c));
 #pragma GCC unroll 4
       for (int h = 0; h < H; ++h) {
         const VF x = hn::LoadU(DF(), q + h * f().dim + c), product = hn::Mul(x, step);
@@ -119,10 +123,11 @@ class GroupQueries {
     }
     Reduce(whole, Plus(), sums);
     const auto half = static_cast<float>(RoundingVariance(f()) / 2);
+    const float middle_digit = (MiddleCode(f()) - kMiddle) / kCell + kMiddleDigit;
     for (int h = 0; h < H; ++h) {
       to[h].base = bases[h];
       to[h].half_variance = half * variances[h];
-      to[h].digit_base = bases[h] - kMiddleDigit * to[h].digit * sums[h];
+      to[h].digit_base = bases[h] - middle_digit * to[h].digit * sums[h];
     }
   }
 
@@ -208,25 +213,42 @@ class GroupQueries {
     }
   }
 
-  template <int H>
-  HWY_INLINE void ScoreFineHeads(const uint8_t* codes, int first, float* out,
-                                 int64_t out_head) const {
-    const Head* const heads = HeadsFrom(first);
-    const VF middle = hn::Set(DF(), kMiddleCode - TailOf(f()));
-    VF dots[H];
+  // Keys [first, first + n).
+  template <int n>
+  HWY_NOINLINE void ScoreFineKeys(const FineKeys& keys, int first, float* out,
+                                  int64_t out_head) const {
+    ForHeads(heads(), [&]<int H>(int h) HWY_ATTR {
+      float sums[n][kN];
+      FineDots<H, n>(keys.codes + first, HeadsFrom(h), sums);
 #pragma GCC unroll 4
-    for (int h = 0; h < H; ++h) dots[h] = hn::Zero(DF());
+      for (int g = 0; g < H; ++g) {
+        float* const to = out + (h + g) * out_head;
+        for (int i = 0; i < n; ++i) to[keys.at[first + i]] = HeadsFrom(h)[g].base + sums[i][g];
+      }
+    });
+  }
+  template <int H, int n>
+  HWY_INLINE void FineDots(const int8_t (*codes)[kHeadDimMax], const Head* heads,
+                           float (&sums)[n][kN]) const {
+    VF dots[n][H];
+#pragma GCC unroll 4
+    for (int i = 0; i < n; ++i) {
+#pragma GCC unroll 4
+      for (int h = 0; h < H; ++h) dots[i][h] = hn::Zero(DF());
+    }
     for (int c = 0; c < f().dim; c += kVector) {
-      const VF code = hn::Sub(hn::ConvertTo(DF(), LoadCodes(codes + c)), middle);
+      VF code[n];
+#pragma GCC unroll 4
+      for (int i = 0; i < n; ++i) code[i] = LoadCodes(codes[i] + c);
 #pragma GCC unroll 4
       for (int h = 0; h < H; ++h) {
-        dots[h] = hn::MulAdd(code, hn::LoadU(DF(), heads[h].products + c), dots[h]);
+        const VF product = hn::LoadU(DF(), heads[h].products + c);
+#pragma GCC unroll 4
+        for (int i = 0; i < n; ++i) dots[i][h] = hn::MulAdd(code[i], product, dots[i][h]);
       }
     }
-    float sums[kN];
-    Reduce(dots, Plus(), sums);
 #pragma GCC unroll 4
-    for (int h = 0; h < H; ++h) out[h * out_head] = heads[h].base + sums[h];
+    for (int i = 0; i < n; ++i) Reduce(dots[i], Plus(), sums[i]);
   }
 
   const Format format_;

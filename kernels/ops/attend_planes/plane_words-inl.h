@@ -53,8 +53,11 @@ struct AnyFormat {
   PlanesFormat operator()() const { return format; }
 };
 
-// What a fine code counts beyond its digits.
-inline float TailOf(const PlanesFormat& f) { return f.keep == 8 ? 0.0f : 7.5f; }
+// Fine codes are unpacked as signed bytes; a byte of 0 counts as so many steps.
+inline constexpr int kSignedCode = 128;
+inline float MiddleCode(const PlanesFormat& f) {
+  return static_cast<float>(kSignedCode) + (f.keep == 8 ? 0.0f : 7.5f);
+}
 
 // Sums of products of unsigned bytes with signed ones, lane by lane. kIsWhole: product and sum stay
 // together, where compilers would add products to each other first, for which there are no
@@ -177,68 +180,124 @@ HWY_INLINE void ForHeads(int heads, const Body& body) {
   if (h < heads) body.template operator()<1>(h);
 }
 
-template <int kLeft, class D, class V>
-HWY_INLINE V Moved(D d, V bits, uint16_t mask) {
-  if constexpr (kLeft > 0) bits = hn::ShiftLeft<kLeft>(bits);
-  if constexpr (kLeft < 0) bits = hn::ShiftRight<-kLeft>(bits);
-  return hn::And(bits, hn::Set(d, mask));
+template <int kLeft, class V>
+HWY_INLINE V ShiftedLeft(V bits) {
+  if constexpr (kLeft < 0) return hn::ShiftRight<-kLeft>(bits);
+  return hn::ShiftLeft<(kLeft > 0 ? kLeft : 0)>(bits);
 }
 
-// Planes of one token's key or value: words of plane 0, which lie `apart` numbers apart, and the
-// others' bytes. coarse: null leaves it out; second: null with keep = 4.
-struct CodePlanes {
-  const int32_t* coarse;
-  int32_t apart;
-  const uint8_t* first;
-  const uint8_t* second;
-
-  // The codes of all channels, in order.
-  HWY_INLINE void Unpack(int dim, uint8_t* codes) const {
-    if (dim == 64) return UnpackBy<16>(dim, codes);  // a plane of two bits is so short
-    UnpackBy<32>(dim, codes);
-  }
-
- private:
-  template <int kBytes>
-  HWY_INLINE void UnpackBy(int dim, uint8_t* codes) const {
-    const hn::CappedTag<uint8_t, kBytes> d8;
-    const hn::Repartition<uint16_t, decltype(d8)> d16;
-    const auto load = [&](const uint8_t* plane, int at) HWY_ATTR {
-      return plane == nullptr ? hn::Zero(d16) : hn::BitCast(d16, hn::LoadU(d8, plane + at));
-    };
-    alignas(16) static constexpr uint8_t kOrder[16] = {0, 2,  1, 3,  4,  6,  5,  7,
+// Bytes of each four are channels 0, 2, 1, 3.
+alignas(16) inline constexpr uint8_t kByteOrder[16] = {0, 2,  1, 3,  4,  6,  5,  7,
                                                        8, 10, 9, 11, 12, 14, 13, 15};
-    const auto order = hn::LoadDup128(d8, kOrder);
-    const hn::Repartition<int32_t, decltype(d8)> d32;
-    const auto gathered = [&](int at) HWY_ATTR {
-      if (coarse == nullptr) return hn::Zero(d16);
-      const auto from = hn::Mul(hn::Iota(d32, 0), hn::Set(d32, apart));
-      return hn::BitCast(d16, hn::GatherIndex(d32, coarse + at / 4 * apart, from));
-    };
-    const int quarter = dim / 4;
-    for (int b = 0; b < quarter; b += static_cast<int>(hn::MaxLanes(d8))) {
-      const auto high = gathered(b), middle = load(first, b);
-      const auto low = load(second, b), low2 = load(second, b + quarter);
-      const auto store = [&](int run, auto digits) HWY_ATTR {
-        const auto in_order = hn::TableLookupBytes(hn::BitCast(d8, digits), order);
-        hn::StoreU(in_order, d8, codes + run * quarter + b);
-      };
-      store(0, hn::Or3(Moved<6>(d16, high, 0xC0C0), Moved<4>(d16, middle, 0x3030),
-                       Moved<0>(d16, low, 0x0F0F)));
-      store(1, hn::Or3(Moved<4>(d16, high, 0xC0C0), Moved<2>(d16, middle, 0x3030),
-                       Moved<0>(d16, low2, 0x0F0F)));
-      store(2, hn::Or3(Moved<2>(d16, high, 0xC0C0), Moved<0>(d16, middle, 0x3030),
-                       Moved<-4>(d16, low, 0x0F0F)));
-      store(3, hn::Or3(Moved<0>(d16, high, 0xC0C0), Moved<-2>(d16, middle, 0x3030),
-                       Moved<-4>(d16, low2, 0x0F0F)));
-    }
+// Flips the upper bit of each digit of two bits: what makes codes signed.
+inline constexpr uint32_t kFlipDigits = 0xAAAAAAAAu;
+
+// Plane 0 of one token's key, whose words lie `apart` numbers apart.
+struct KeyDigits {
+  const int32_t* words;
+  int32_t apart;
+
+  // The digits of a run's channels from `at` on, in place among other bits, are what it returns
+  // called by the run.
+  template <class D16>
+  HWY_INLINE auto At(D16 d16, int at) const {
+    const hn::Repartition<int32_t, D16> d32;
+    const hn::Repartition<uint8_t, D16> d8;
+    const auto from = hn::Mul(hn::Iota(d32, 0), hn::Set(d32, apart));
+    const auto gathered = hn::GatherIndex(d32, words + at / 4 * apart, from);
+    const auto flipped = hn::Xor(hn::BitCast(d16, gathered), hn::Set(d16, kFlipDigits & 0xFFFF));
+    const auto digits = hn::BitCast(
+        d16, hn::TableLookupBytes(hn::BitCast(d8, flipped), hn::LoadDup128(d8, kByteOrder)));
+    return [=]<int kRun>() HWY_ATTR { return ShiftedLeft<6 - 2 * kRun>(digits); };
   }
 };
 
-// A vector of numbers from bytes, at p.
-HWY_INLINE VI LoadCodes(const uint8_t* p) {
-  const hn::Rebind<uint8_t, DF> d8;
-  return hn::PromoteTo(DI(), hn::LoadU(d8, p));
+// Plane 0 of the values of a strip, by tokens: byte c of row i has channel c of tokens i, i + 4, ..
+// from bit 0 on.
+class StripDigits {
+ public:
+  // One token's.
+  struct Token {
+    const uint8_t* row;
+    int left;  // from its digit's place to that of plane 0
+    int quarter;
+
+    template <class D16>
+    HWY_INLINE auto At(D16 d16, int at) const {
+      const hn::Repartition<uint8_t, D16> d8;
+      const uint8_t* const from = row + at;
+      return [=, *this]<int kRun>() HWY_ATTR {
+        const auto bytes = hn::BitCast(d16, hn::LoadU(d8, from + kRun * quarter));
+        return hn::ShiftLeftSame(bytes, left);
+      };
+    }
+  };
+
+  // words [dim]: of the strip.
+  HWY_INLINE void Read(const uint32_t* words, int dim) {
+    dim_ = dim;
+    const hn::Repartition<uint8_t, DU> d8;
+    alignas(16) static constexpr uint8_t kByToken[16] = {0, 4, 8, 12, 2, 6, 10, 14,
+                                                         1, 5, 9, 13, 3, 7, 11, 15};
+    const auto by_token = hn::LoadDup128(d8, kByToken);
+    for (int c = 0; c < dim; c += 4 * kVector) {
+      alignas(64) uint32_t fours[4 * kN];  // of four channels, those of each i
+      for (int i = 0; i < 4 * kVector; i += kVector) {
+        const VU flipped = hn::Xor(hn::LoadU(DU(), words + c + i), hn::Set(DU(), kFlipDigits));
+        const auto turned = hn::TableLookupBytes(hn::BitCast(d8, flipped), by_token);
+        hn::StoreU(hn::BitCast(DU(), turned), DU(), fours + i);
+      }
+      VU rows[4];
+      hn::LoadInterleaved4(DU(), fours, rows[0], rows[1], rows[2], rows[3]);
+      for (int i = 0; i < 4; ++i) hn::StoreU(hn::BitCast(d8, rows[i]), d8, bytes_ + i * dim + c);
+    }
+  }
+  Token Of(int t) const { return {bytes_ + t % 4 * dim_, 6 - t / 4 * 2, dim_ / 4}; }
+
+ private:
+  int dim_ = 0;
+  alignas(64) uint8_t bytes_[4 * kHeadDimMax];
+};
+
+// The codes of a token's key or value, of all channels in order. lower: its half of the row.
+template <int kBytes, typename Digits>
+HWY_INLINE void UnpackBy(const PlanesFormat& f, const Digits& coarse, const uint8_t* lower,
+                         int8_t* codes) {
+  const hn::CappedTag<uint8_t, kBytes> d8;
+  const hn::Repartition<uint16_t, decltype(d8)> d16;
+  const auto order = hn::LoadDup128(d8, kByteOrder);
+  const auto load = [&](int at) HWY_ATTR {
+    return hn::BitCast(d16, hn::TableLookupBytes(hn::LoadU(d8, lower + at), order));
+  };
+  const int quarter = f.dim / 4;
+  for (int b = 0; b < quarter; b += static_cast<int>(hn::MaxLanes(d8))) {
+    const auto high = coarse.At(d16, b);
+    const auto middle = load(b);
+    const auto low = f.keep == 8 ? load(quarter + b) : hn::Zero(d16);
+    const auto low2 = f.keep == 8 ? load(2 * quarter + b) : hn::Zero(d16);
+    const auto store = [&]<int kRun>(auto digits, auto low_digits) HWY_ATTR {
+      const auto upper = hn::OrAnd(hn::And(low_digits, hn::Set(d16, 0x0F0F)),
+                                   ShiftedLeft<4 - 2 * kRun>(middle), hn::Set(d16, 0x3030));
+      const auto code = hn::OrAnd(upper, digits.template operator()<kRun>(), hn::Set(d16, 0xC0C0));
+      hn::StoreU(hn::BitCast(d8, code), d8, reinterpret_cast<uint8_t*>(codes) + kRun * quarter + b);
+    };
+    store.template operator()<0>(high, low);
+    store.template operator()<1>(high, low2);
+    store.template operator()<2>(high, hn::ShiftRight<4>(low));
+    store.template operator()<3>(high, hn::ShiftRight<4>(low2));
+  }
+}
+template <typename Digits>
+HWY_INLINE void Unpack(const PlanesFormat& f, const Digits& coarse, const uint8_t* lower,
+                       int8_t* codes) {
+  if (f.dim == 64) return UnpackBy<16>(f, coarse, lower, codes);  // a plane of two bits is so short
+  UnpackBy<32>(f, coarse, lower, codes);
+}
+
+// A vector of codes as numbers.
+HWY_INLINE VF LoadCodes(const int8_t* p) {
+  const hn::Rebind<int8_t, DF> d8;
+  return hn::ConvertTo(DF(), hn::PromoteTo(DI(), hn::LoadU(d8, p)));
 }
 
 // Flags of a strip as bits.

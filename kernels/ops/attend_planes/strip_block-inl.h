@@ -39,7 +39,7 @@ struct StripScales {
   bool coarse = false;       // there is a token that is not fine
 
   void Read(const StripBlock& block, const PlanesFormat& f) {
-    const VF tail = hn::Set(DF(), TailOf(f)), middle = hn::Set(DF(), kMiddle);
+    const VF fine_middle = hn::Set(DF(), MiddleCode(f)), middle = hn::Set(DF(), kMiddle);
     const VF cell_steps = hn::Set(DF(), kCell);
     coarse = false;
     for (int i = 0; i < block.count; ++i) {
@@ -53,7 +53,8 @@ struct StripScales {
         const auto fine = hn::RebindMask(DF(), BitMask(block.fine[i] >> j));
         hn::StoreU(by, DF(), step + to);
         hn::StoreU(hn::IfThenZeroElse(fine, hn::Mul(by, cell_steps)), DF(), cell + to);
-        hn::StoreU(hn::MulAdd(by, hn::IfThenElse(fine, tail, middle), minimum), DF(), mean + to);
+        hn::StoreU(hn::MulAdd(by, hn::IfThenElse(fine, fine_middle, middle), minimum), DF(),
+                   mean + to);
       }
     }
   }

@@ -57,7 +57,7 @@ class ValueSums {
     float m = -std::numeric_limits<float>::infinity();
     float l[kN] = {}, constant[kN] = {};  // by lane; every channel of the output gets the constant
     float factor;                         // what `whole` counts
-    float weight[kBlockTokens];
+    float steps[kBlockTokens];            // weights times steps
     uint8_t
         whole[kBlockTokens];  // weights times steps; token 4 j + i of a strip: byte 4 j + kOrder[i]
   };
@@ -104,8 +104,9 @@ class ValueSums {
     for (int i = 0; i < block.count; ++i) {
       for (int j = 0; j < kStripTokens; j += kVector) {
         const int to = i * kStripTokens + j;
-        const VF cell = hn::LoadU(DF(), scales_.cell + to),
-                 mean = hn::LoadU(DF(), scales_.mean + to);
+        const VF step = hn::LoadU(DF(), scales_.step + to);
+        const VF cell = hn::LoadU(DF(), scales_.cell + to);
+        const VF mean = hn::LoadU(DF(), scales_.mean + to);
 #pragma GCC unroll 4
         for (int h = 0; h < H; ++h) {
           const VF x = hn::LoadU(DF(), logits + h * head_stride + block.first[i] + j);
@@ -114,7 +115,7 @@ class ValueSums {
           l[h] = hn::Add(l[h], weight);
           constant[h] = hn::MulAdd(weight, mean, constant[h]);
           largest[h] = hn::Max(largest[h], product);
-          hn::StoreU(weight, DF(), heads[h].weight + to);
+          hn::StoreU(hn::Mul(weight, step), DF(), heads[h].steps + to);
           hn::StoreU(product, DF(), products[h] + to);
         }
       }
@@ -206,71 +207,51 @@ class ValueSums {
     }
   }
 
-  // A token's value by all planes, of which plane 0 lies in its strip's words.
-  struct FineValue {
-    int at = 0;  // the block's
-    const uint32_t* words = nullptr;
-    int bit = 0;
-    uint8_t codes[kHeadDimMax];  // without plane 0
-  };
-  static constexpr int kFine = 4;  // at a time: outputs are loaded and stored once for them
-
   HWY_NOINLINE void AddFine(const StripBlock& block) {
-    int n = 0;
+    const auto* const lower = reinterpret_cast<const uint8_t*>(block.lower) + f().row_bytes() / 2;
     for (int i = 0; i < block.count; ++i) {
+      if (block.fine[i] == 0) continue;
+      digits_.Read(WordsOf(block, i), f().dim);
+      int n = 0;
       ForBits(block.fine[i], [&](int t) HWY_ATTR {
-        ReadFine(block, i, t, fine_[n]);
-        if (++n == kFine) AddFineValues<kFine>(fine_), n = 0;
+        Unpack(f(), digits_.Of(t), lower + (block.first[i] + t) * f().row_bytes(), codes_[n]);
+        at_[n++] = i * kStripTokens + t;
       });
+      ForHeads(heads(), [&]<int H>(int h) HWY_ATTR { AddFineHeads<H>(n, h); });
     }
-    if (n >= 2) AddFineValues<2>(fine_ + n - 2);
-    if (n % 2 == 1) AddFineValues<1>(fine_);
   }
 
-  HWY_INLINE void ReadFine(const StripBlock& block, int strip, int t, FineValue& value) const {
-    const auto* const row = reinterpret_cast<const uint8_t*>(block.lower) +
-                            (block.first[strip] + t) * f().row_bytes() + f().row_bytes() / 2;
-    CodePlanes{nullptr, 0, row, f().keep == 8 ? row + f().dim / 4 : nullptr}.Unpack(f().dim,
-                                                                                    value.codes);
-    value.at = strip * kStripTokens + t;
-    value.words = WordsOf(block, strip);
-    value.bit = PlaceInWords(kStripTokens, 2, t).bit;
-  }
-
-  template <int n>
-  HWY_NOINLINE void AddFineValues(const FineValue* values) {
-    ForHeads(heads(), [&]<int H>(int h) HWY_ATTR { AddFineHeads<H, n>(values, h); });
-  }
-
-  // Some values, to the heads [first, first + H).
-  template <int H, int n>
-  HWY_INLINE void AddFineHeads(const FineValue* values, int first) {
-    VF weights[n][H];
-#pragma GCC unroll 4
-    for (int i = 0; i < n; ++i) {
-      const int at = values[i].at;
-#pragma GCC unroll 4
-      for (int h = 0; h < H; ++h) {
-        weights[i][h] = hn::Set(DF(), heads_[Index(first + h)].weight[at] * scales_.step[at]);
-      }
-    }
+  // The first n of the unpacked values, to the heads [first, first + H).
+  template <int H>
+  HWY_INLINE void AddFineHeads(int n, int first) {
+    constexpr int kVectors = 2;
     float* const o = OutputOf(first);
     const int dim = f().dim;
-    for (int c = 0; c < dim; c += kVector) {
-      VF sums[H];
+    for (int c = 0; c < dim; c += kVectors * kVector) {
+      VF sums[H][kVectors];
 #pragma GCC unroll 4
-      for (int h = 0; h < H; ++h) sums[h] = hn::LoadU(DF(), o + h * dim + c);
-#pragma GCC unroll 4
+      for (int h = 0; h < H; ++h) {
+#pragma GCC unroll 2
+        for (int v = 0; v < kVectors; ++v) {
+          sums[h][v] = hn::LoadU(DF(), o + h * dim + c + v * kVector);
+        }
+      }
       for (int i = 0; i < n; ++i) {
-        const VU word = hn::LoadU(DU(), values[i].words + c);
-        const VU digit = hn::And(hn::ShiftRightSame(word, values[i].bit), hn::Set(DU(), 3));
-        const VI high = hn::ShiftLeft<6>(hn::BitCast(DI(), digit));
-        const VF code = hn::ConvertTo(DF(), hn::Or(high, LoadCodes(values[i].codes + c)));
+        const VF code = LoadCodes(codes_[i] + c), code2 = LoadCodes(codes_[i] + c + kVector);
 #pragma GCC unroll 4
-        for (int h = 0; h < H; ++h) sums[h] = hn::MulAdd(code, weights[i][h], sums[h]);
+        for (int h = 0; h < H; ++h) {
+          const VF by = hn::Set(DF(), heads_[Index(first + h)].steps[at_[i]]);
+          sums[h][0] = hn::MulAdd(code, by, sums[h][0]);
+          sums[h][1] = hn::MulAdd(code2, by, sums[h][1]);
+        }
       }
 #pragma GCC unroll 4
-      for (int h = 0; h < H; ++h) hn::StoreU(sums[h], DF(), o + h * dim + c);
+      for (int h = 0; h < H; ++h) {
+#pragma GCC unroll 2
+        for (int v = 0; v < kVectors; ++v) {
+          hn::StoreU(sums[h][v], DF(), o + h * dim + c + v * kVector);
+        }
+      }
     }
   }
 
@@ -278,7 +259,10 @@ class ValueSums {
   std::vector<Head> heads_;
   std::vector<float> o_;  // [heads][dim], rotated
   StripScales scales_;    // the block's
-  FineValue fine_[kFine];
+  // Of one strip: what its fine tokens' values are made of, and these.
+  StripDigits digits_;
+  int at_[kStripTokens];  // the block's
+  alignas(64) int8_t codes_[kStripTokens][kHeadDimMax];
 };
 
 }  // namespace
