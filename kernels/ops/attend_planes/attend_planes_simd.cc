@@ -318,8 +318,8 @@ class Choice {
     for (int32_t i : taken) std::fill_n(w_.fine + range_.start + i * run, run, uint8_t{1});
   }
 
-  // Adds a head's softmax over the scores of candidates, by runs. logits [tokens]; half_variances:
-  // of group 0, of others [heads] further on.
+  // Adds a head's softmax over the scores of candidates, by runs. logits [tokens]. half_variances
+  // are group 0's, those of others lie [heads] further on.
   void AddMasses(const float* logits, const float* half_variances, std::vector<float>& masses) {
     const int32_t size = w_.rows.format.tokens;
     std::vector<float> scores(Index(count()));

@@ -212,53 +212,6 @@ struct KeyDigits {
   }
 };
 
-// Plane 0 of the values of a strip, by tokens: byte c of row i has channel c of tokens i, i + 4, ..
-// from bit 0 on.
-class StripDigits {
- public:
-  // One token's.
-  struct Token {
-    const uint8_t* row;
-    int left;  // from its digit's place to that of plane 0
-    int quarter;
-
-    template <class D16>
-    HWY_INLINE auto At(D16 d16, int at) const {
-      const hn::Repartition<uint8_t, D16> d8;
-      const uint8_t* const from = row + at;
-      return [=, *this]<int kRun>() HWY_ATTR {
-        const auto bytes = hn::BitCast(d16, hn::LoadU(d8, from + kRun * quarter));
-        return hn::ShiftLeftSame(bytes, left);
-      };
-    }
-  };
-
-  // words [dim]: of the strip.
-  HWY_INLINE void Read(const uint32_t* words, int dim) {
-    dim_ = dim;
-    const hn::Repartition<uint8_t, DU> d8;
-    alignas(16) static constexpr uint8_t kByToken[16] = {0, 4, 8, 12, 2, 6, 10, 14,
-                                                         1, 5, 9, 13, 3, 7, 11, 15};
-    const auto by_token = hn::LoadDup128(d8, kByToken);
-    for (int c = 0; c < dim; c += 4 * kVector) {
-      alignas(64) uint32_t fours[4 * kN];  // of four channels, those of each i
-      for (int i = 0; i < 4 * kVector; i += kVector) {
-        const VU flipped = hn::Xor(hn::LoadU(DU(), words + c + i), hn::Set(DU(), kFlipDigits));
-        const auto turned = hn::TableLookupBytes(hn::BitCast(d8, flipped), by_token);
-        hn::StoreU(hn::BitCast(DU(), turned), DU(), fours + i);
-      }
-      VU rows[4];
-      hn::LoadInterleaved4(DU(), fours, rows[0], rows[1], rows[2], rows[3]);
-      for (int i = 0; i < 4; ++i) hn::StoreU(hn::BitCast(d8, rows[i]), d8, bytes_ + i * dim + c);
-    }
-  }
-  Token Of(int t) const { return {bytes_ + t % 4 * dim_, 6 - t / 4 * 2, dim_ / 4}; }
-
- private:
-  int dim_ = 0;
-  alignas(64) uint8_t bytes_[4 * kHeadDimMax];
-};
-
 // The codes of a token's key or value, of all channels in order. lower: its half of the row.
 template <int kBytes, typename Digits>
 HWY_INLINE void UnpackBy(const PlanesFormat& f, const Digits& coarse, const uint8_t* lower,

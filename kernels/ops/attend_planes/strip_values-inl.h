@@ -259,7 +259,7 @@ class ValueSums {
   std::vector<Head> heads_;
   std::vector<float> o_;  // [heads][dim], rotated
   StripScales scales_;    // the block's
-  // Of one strip: what its fine tokens' values are made of, and these.
+  // What a strip's fine tokens' values are made of, and these.
   StripDigits digits_;
   int at_[kStripTokens];  // the block's
   alignas(64) int8_t codes_[kStripTokens][kHeadDimMax];
