@@ -42,8 +42,8 @@ class OpenOnUpperTest : public ::testing::Test {
 
   std::string secret() const { return folder_ + "/secret"; }
   std::string tier(const std::string& node) const { return folder_ + "/" + node; }
-  // A node with a disk of its own; redis: where its remote tier is, "": nowhere. Deadlines are none
-  // of a test's business.
+  // A node with a disk of its own; redis: where its remote tier is, "": nowhere. No test here waits
+  // for a deadline.
   std::unique_ptr<DaemonProcess> Start(const std::string& node,
                                        const std::string& redis = "") const {
     std::vector<std::string> settings = {"disk.path=" + tier(node), "disk.budget_bytes=32MiB",

@@ -17,8 +17,8 @@
 // numbers: a query times a group's steps (score_bits.h has the bound, with 3 for its B and 64 steps
 // for one), and the weights of up to 64 tokens times their steps, by the largest. Fine keys, what
 // a fine value adds, and variances are fp32. So simd may decide a near-tie otherwise than ref. With
-// `share`, and with fine_above where `sample` is 1, it takes four bytes a token and query head of
-// memory, and some ten a token.
+// a `share` below 1, and with fine_above where `sample` is 1, it takes four bytes a token and query
+// head of memory, and some ten a token.
 #ifndef KVSTRATA_KERNELS_OPS_ATTEND_PLANES_ATTEND_PLANES_H_
 #define KVSTRATA_KERNELS_OPS_ATTEND_PLANES_ATTEND_PLANES_H_
 
