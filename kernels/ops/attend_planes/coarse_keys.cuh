@@ -69,10 +69,11 @@ __device__ __forceinline__ __half2 HalvesOf(uint32_t bits) {
 
 // Query times the steps of a group.
 template <int kDim>
-__device__ __forceinline__ void FoldSteps(const char* steps, const SharedQuery<kDim>& query,
+__device__ __forceinline__ void FoldSteps(const KeyScales<kDim>& scales,
+                                          const SharedQuery<kDim>& query,
                                           LanePairs<kDim, 2>& folded) {
   constexpr int kWords = GroupShape<kDim>::kWords;
-  folded.Load(steps, threadIdx.x % 4);
+  folded.Load(scales.Steps(), threadIdx.x % 4);
 #pragma unroll
   for (int quad = 0; quad < SharedQuery<kDim>::kQuads; ++quad) {
     const uint4 four = query.scaled[quad][threadIdx.x % 32];
@@ -113,12 +114,12 @@ __device__ __forceinline__ void MultiplyField(float (&c)[4], uint32_t a, uint32_
 // together are a left-hand fragment as they are: rows g count in products with the first pairs of
 // words, rows g + 8 in those with the second. Even rows are minima, odd ones steps.
 template <int kDim>
-__device__ __forceinline__ void SumOverChannels(const char* minima, const char* steps,
+__device__ __forceinline__ void SumOverChannels(const KeyScales<kDim>& scales,
                                                 const SharedQuery<kDim>& query, GroupSums& sums) {
   constexpr int kWords = GroupShape<kDim>::kWords;
   const bool has_minima = threadIdx.x / 4 % 2 == 0;
   LanePairs<kDim, 2> x;
-  x.Load(has_minima ? minima : steps, threadIdx.x % 4);
+  x.Load(has_minima ? scales.Minima() : scales.Steps(), threadIdx.x % 4);
   float c[2][4] = {};
 #pragma unroll
   for (int quad = 0; quad < SharedQuery<kDim>::kQuads; ++quad) {
@@ -167,19 +168,19 @@ __device__ __forceinline__ void SumSquares(const LanePairs<kDim, 2>& folded, Gro
   }
 }
 
-// A group, of which the warp has [2 u + L][lane] of the codes and the scales in shared memory.
-template <int kDim>
-__device__ __forceinline__ void ScoreKeys(const uint4 (*codes)[32], const char* minima,
-                                          const char* steps, const SharedQuery<kDim>& query,
-                                          GroupSums& sums) {
+// Group `number` of those that the warp takes. Its copies are complete.
+template <int kDim, int kHeads>
+__device__ __forceinline__ void ScoreGroup(const WarpMemory<kDim, kHeads>& memory, int number,
+                                           const SharedQuery<kDim>& query, GroupSums& sums) {
   using Shape = GroupShape<kDim>;
-  const int lane = threadIdx.x % 32;
+  const uint4* const codes = memory.codes[number % 2].Block(threadIdx.x % 4) + KeyPiece();
+  const KeyScales<kDim>& scales = memory.scales[number % 4];
   uint4 words[2][Shape::kWords];
 #pragma unroll
-  for (int i = 0; i < 2 * Shape::kWords; ++i) words[i % 2][i / 2] = codes[i][lane];
-  SumOverChannels(minima, steps, query, sums);
+  for (int i = 0; i < 2 * Shape::kWords; ++i) words[i % 2][i / 2] = codes[16 * (i / 2) + i % 2 * 2];
+  SumOverChannels(scales, query, sums);
   LanePairs<kDim, 2> folded;
-  FoldSteps(steps, query, folded);
+  FoldSteps(scales, query, folded);
   SumSquares<kDim>(folded, sums);
 #pragma unroll
   for (int i = 0; i < 16; ++i) sums.c[i / 8][i / 4 % 2][i % 4] = 0;
@@ -195,14 +196,6 @@ __device__ __forceinline__ void ScoreKeys(const uint4 (*codes)[32], const char* 
       }
     }
   }
-}
-
-// Group `number` of those that the warp takes. Its copies are complete.
-template <int kDim, int kHeads>
-__device__ __forceinline__ void ScoreGroup(const WarpMemory<kDim, kHeads>& memory, int number,
-                                           const SharedQuery<kDim>& query, GroupSums& sums) {
-  ScoreKeys<kDim>(memory.codes[number % 2], memory.Minima(number % 4), memory.Steps(number % 4),
-                  query, sums);
 }
 
 }  // namespace kvstrata::cuda

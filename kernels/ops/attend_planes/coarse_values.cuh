@@ -121,9 +121,10 @@ class ValueSums {
                             weights.at[pair][2 * i], weights.at[pair][2 * i + 1]);
       }
     }
+    const uint4* const values = memory.values.Block(t) + g;
 #pragma unroll
     for (int k = 0; k < GroupShape<kDim>::kPieces; ++k) {
-      const uint4 words = memory.values[k][lane];
+      const uint4 words = values[8 * k];
 #pragma unroll
       for (int m = 0; m < 4; ++m) {
         const uint32_t mask = 0x00030003u << 2 * m;
@@ -150,8 +151,7 @@ class ValueSums {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       steps[i] = memory.ValueStep(memory.fine[first + 2 * t + i] % kGroupTokens);
-      rows[i] = reinterpret_cast<const uint32_t*>(memory.Row(2 * t + i, form.row_bytes) +
-                                                  form.row_bytes / 2);
+      rows[i] = reinterpret_cast<const uint32_t*>(memory.rows[2 * t + i]) + form.row_bytes / 8;
     }
     const __half2 stepped = __hmul2(HalvesOf(weights), __halves2half2(steps[0], steps[1]));
     const uint32_t in_sums = BitsOf(__hmul2(stepped, __float2half2_rn(1.0f / 64)));

@@ -46,61 +46,60 @@ __device__ __forceinline__ void KeepSums(WarpMemory<kDim, kHeads>& memory, const
 // Lists the tokens whose bits are set in `chosen`, the same in lanes of one g. Returns how many.
 template <int kDim, int kHeads>
 __device__ __forceinline__ int ListTokens(WarpMemory<kDim, kHeads>& memory, uint32_t chosen) {
-  const int lane = threadIdx.x % 32;
-  const int own = __popc(chosen);
-  int upto = own;  // lists of lanes with smaller g, and this one's
+  const int lane = threadIdx.x % 32, first = 2 * (lane % 4);  // its own two of its g's tokens
+  int count = 0;
 #pragma unroll
-  for (int step = 4; step < 32; step *= 2) {
-    const int before = __shfl_up_sync(kAllLanes, upto, step);
-    if (lane >= step) upto += before;
+  for (int i = 0; i < 2; ++i) {
+    const bool is_chosen = (chosen >> (first + i) & 1) != 0;
+    const uint32_t lanes = __ballot_sync(kAllLanes, is_chosen);
+    if (is_chosen) {
+      memory.fine[count + __popc(lanes & ((1u << lane) - 1))] =
+          static_cast<uint8_t>(TokenOf(lane, first + i));
+    }
+    count += __popc(lanes);
   }
-  uint8_t* const to = memory.fine + (upto - own);
-#pragma unroll
-  for (int each = 0; each < 2; ++each) {
-    const int i = 2 * (lane % 4) + each;
-    if ((chosen >> i & 1) == 0) continue;
-    to[__popc(chosen & ((1u << i) - 1))] = static_cast<uint8_t>(TokenOf(lane, i));
-  }
-  return __shfl_sync(kAllLanes, upto, 31);
+  return count;
 }
 
-// Fields of four bits of plane 2 in row g, moved to where those of run m are in other planes: the
-// query has 4^-m in it. bytes02, bytes13: words whose half words have those bytes as low ones.
-__device__ __forceinline__ void MultiplyNibbles(float (&c)[4], uint32_t bytes02, uint32_t bytes13,
-                                                uint32_t mask, const __half2 (&query)[2]) {
-  MmaM16N8K16<__half>(c, bytes02 & mask, 0, bytes13 & mask, 0, BitsOf(query[0]), BitsOf(query[1]));
+// Field m of run m of plane 1 in row g, and of four bits of plane 2 in row g + 8, moved to where
+// fields m of other planes are: the query has 4^-m in it. nibbles: the word of plane 2 that has the
+// run, which two share.
+__device__ __forceinline__ void MultiplyLower(float (&c)[4], uint32_t bits, uint32_t nibbles, int m,
+                                              const __half2 (&query)[2]) {
+  const uint32_t mask = 0x00030003u << 2 * m, wide = 0x000F000Fu << 2 * m;
+  const uint32_t low = m % 2 == 0 ? nibbles : nibbles << 2;
+  const uint32_t high = m % 2 == 0 ? nibbles >> 8 : nibbles >> 6;
+  MmaM16N8K16<__half>(c, bits & mask, low & wide, bits >> 8 & mask, high & wide, BitsOf(query[0]),
+                      BitsOf(query[1]));
 }
 
-// Logits of fine token first + g, whose rows are in memory, for heads 2t and 2t + 1. steps: of the
-// group. Of tokens beyond the list they are anything.
+// Logits of fine token first + g, whose rows are in memory, for heads 2t and 2t + 1. scales: of
+// the group. Of tokens beyond the list they are anything.
 template <int kDim, int kHeads>
 __device__ __forceinline__ void FineLogits(const WarpMemory<kDim, kHeads>& memory, int first,
-                                           const FineForm& form, const char* steps,
+                                           const FineForm& form, const KeyScales<kDim>& scales,
                                            const SharedQuery<kDim>& query,
                                            const LaneFactors& factors, float (&logits)[2]) {
   constexpr int kWords = GroupShape<kDim>::kWords;
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   LanePairs<kDim, 2> folded;
-  FoldSteps(steps, query, folded);
-  const auto* const row =
-      reinterpret_cast<const uint32_t*>(memory.Row(g, form.row_bytes)) + kWords * t;
+  FoldSteps(scales, query, folded);
+  const auto* const row = reinterpret_cast<const uint32_t*>(memory.rows[g]) + kWords * t;
   const int token = memory.fine[first + g] % kGroupTokens;
-  float plane1[4] = {}, plane2[4] = {};
+  float even[4] = {}, odd[4] = {};  // runs m
 #pragma unroll
   for (int u = 0; u < kWords; ++u) {
-    const uint32_t word = row[u];
+    const uint32_t plane2[2] = {form.has_last_plane ? row[kDim / 16 + u] : 0,
+                                form.has_last_plane ? row[kDim / 8 + u] : 0};
 #pragma unroll
-    for (int m = 0; m < 4; ++m) MultiplyField(plane1, word, 0, m, folded.at[m][u]);
-    if (!form.has_last_plane) continue;
-    const uint32_t even = row[kDim / 16 + u], odd = row[kDim / 8 + u];  // m = 0, 2; 1, 3
-    MultiplyNibbles(plane2, even, even >> 8, 0x000F000F, folded.at[0][u]);
-    MultiplyNibbles(plane2, even, even >> 8, 0x00F000F0, folded.at[2][u]);
-    MultiplyNibbles(plane2, odd << 2, odd >> 6, 0x003C003C, folded.at[1][u]);
-    MultiplyNibbles(plane2, odd << 2, odd >> 6, 0x03C003C0, folded.at[3][u]);
+    for (int m = 0; m < 4; ++m) {
+      MultiplyLower(m % 2 == 0 ? even : odd, row[u], plane2[m % 2], m, folded.at[m][u]);
+    }
   }
 #pragma unroll
   for (int head = 0; head < 2; ++head) {
-    const float of_rest = fmaf(16, plane1[head], plane2[head]) * (1.0f / 64);
+    const float plane1 = even[head] + odd[head], plane2 = even[2 + head] + odd[2 + head];
+    const float of_rest = fmaf(16, plane1, plane2) * (1.0f / 64);
     const int of_head = (2 * t + head) % kHeads;
     logits[head] =
         fmaf(memory.sums[token][of_head] + of_rest, factors.code[head], memory.base[of_head]);

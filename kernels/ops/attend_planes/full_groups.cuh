@@ -19,9 +19,9 @@ template <int kDim, int kHeads>
 struct FullMemory {
   using Shape = GroupShape<kDim>;
   static constexpr int kRowPieces = kDim * 3 / 4 / 16;  // half a lower row's, 16 bytes each
-  uint4 codes[2 * Shape::kWords][32];
-  uint4 scales[Shape::kScalePieces];  // keys'
-  uint4 values[Shape::kPieces][32];
+  CodeBlocks<kDim> codes;                               // keys'
+  KeyScales<kDim> scales;
+  CodeBlocks<kDim> values;
   uint4 value_scales[kGroupTokens / 4];
   uint4 value_rows[kGroupTokens * kRowPieces];  // [token % 16][token / 16]
   union {
@@ -127,17 +127,15 @@ class FullGroups {
   }
 
   __device__ __forceinline__ void AskKeys() {
-    CopyKeys<kDim>(memory_.codes, memory_.scales, upper_, policy_);
+    CopyKeys(memory_.codes, memory_.scales, upper_, policy_);
     AskRows(memory_.key_rows, lower_, [](int slot) { return TokenOf(4 * (slot % 8), slot / 8); });
   }
 
   __device__ __forceinline__ void AskValues() {
-    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const uint64_t from = upper_ + Shape::kValueCodes + Shape::kStripBytes * t + 16 * g;
-#pragma unroll
-    for (int k = 0; k < Shape::kPieces; ++k) {
-      CopyOfRun(&memory_.values[k][lane], from + 128 * k, policy_);
-    }
+    const int lane = threadIdx.x % 32;
+    memory_.values.Ask(
+        upper_ + Shape::kValueCodes, 0xF,
+        [policy = policy_](uint4* to, uint64_t from) { CopyOfRun(to, from, policy); });
     if (lane < kGroupTokens / 4) {
       CopyOfRun(&memory_.value_scales[lane], upper_ + Shape::kValueScales + 16 * lane, policy_);
     }
@@ -150,18 +148,17 @@ class FullGroups {
                                         float (&logits)[2][8]) const {
     constexpr int kWords = Shape::kWords;
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const char* const minima = reinterpret_cast<const char*>(memory_.scales);
-    const char* const steps = minima + 2 * kDim;
     GroupSums sums;
-    SumOverChannels(minima, steps, query, sums);
+    SumOverChannels(memory_.scales, query, sums);
     LanePairs<kDim, 2> folded;
-    FoldAll(steps, query, folded);
+    FoldAll(memory_.scales, query, folded);
+    const uint4* const codes = memory_.codes.Block(t) + KeyPiece();
 #pragma unroll
     for (int tile = 0; tile < 4; ++tile) {  // tokens 2 tile and 2 tile + 1 of the lane's
       float c[2][4] = {};
 #pragma unroll
       for (int u = 0; u < kWords; ++u) {
-        const uint4 four = memory_.codes[2 * u + tile / 2][lane];
+        const uint4 four = codes[16 * u + tile / 2 * 2];
         uint32_t plane0[2], plane1[2], plane2[2][2];
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
@@ -194,10 +191,11 @@ class FullGroups {
   }
 
   // 64 times query times step: a code of 8 bits counts 2^-24 in products.
-  __device__ __forceinline__ static void FoldAll(const char* steps, const SharedQuery<kDim>& query,
+  __device__ __forceinline__ static void FoldAll(const KeyScales<kDim>& scales,
+                                                 const SharedQuery<kDim>& query,
                                                  LanePairs<kDim, 2>& folded) {
     constexpr int kWords = Shape::kWords;
-    folded.Load(steps, threadIdx.x % 4);
+    folded.Load(scales.Steps(), threadIdx.x % 4);
     const __half2 size = __float2half2_rn(64);
 #pragma unroll
     for (int quad = 0; quad < SharedQuery<kDim>::kQuads; ++quad) {

@@ -20,7 +20,8 @@ struct NoHotRows {
   __device__ void PassBy() {}
   __device__ void Begin() {}
   __device__ void Take(int, const uint8_t*, int, int) {}
-  __device__ void Keep(int, const uint4*) {}
+  template <int kPieces>
+  __device__ void Keep(int, const uint4 (*)[kPieces]) {}
 };
 
 // What of a warp's copies is in its shared memory.
@@ -92,12 +93,12 @@ class HotRowSet {
   }
 
   // They have arrived.
-  __device__ __forceinline__ void Keep(int group, const uint4* rows) {
+  template <int kPieces>
+  __device__ __forceinline__ void Keep(int group, const uint4 (*rows)[kPieces]) {
     for (; taken_ != 0; taken_ &= taken_ - 1) {
       const int row = __ffs(taken_) - 1;
       if (16 * lane_ >= item_.row_bytes) continue;
-      reinterpret_cast<uint4*>(CopyAt(group, item_.places[row]))[lane_] =
-          rows[row * item_.row_bytes / 16 + lane_];
+      reinterpret_cast<uint4*>(CopyAt(group, item_.places[row]))[lane_] = rows[row][lane_];
     }
   }
 

@@ -25,10 +25,11 @@ inline constexpr float kCoarseCentre = 31.5f;  // a cell's of plane 0, in steps
 
 template <int kDim>
 struct GroupShape {
-  static constexpr int kWords = kDim / 64;        // key words of a token that a lane has
-  static constexpr int kPieces = kDim / 32;       // 16-byte pieces of value words that it has
-  static constexpr int kQuads = 2 * kWords;       // four registers each, of a query's fragments
-  static constexpr int kScalePieces = kDim / 4;   // 16 bytes each, of keys' minima and steps
+  static constexpr int kWords = kDim / 64;       // key words of a token that a lane has
+  static constexpr int kPieces = kDim / 32;      // 16-byte pieces of value words that it has
+  static constexpr int kQuads = 2 * kWords;      // four registers each, of a query's fragments
+  static constexpr int kScalePieces = kDim / 4;  // 16 bytes each, of keys' minima and steps
+  static constexpr int kRowPieces = kDim * 3 / 2 / 16 + 1;  // a lower row's, and one for banks
   static constexpr int kKeyCodes = 4 * kDim;      // bytes, here and below: offsets in upper runs
   static constexpr int kValueScales = 20 * kDim;  // minima of 64 tokens, then steps
   static constexpr int kValueCodes = kValueScales + 4 * kGroupTokens;
@@ -38,31 +39,68 @@ struct GroupShape {
   static_assert(kValueScales == kFormat.value_minimum() && kUpperBytes == kFormat.upper_bytes());
 };
 
+// Codes of plane 0 of a group in shared memory, as they lie in a run: four blocks, of what lanes of
+// each t have of keys or of what strips have of values. A block is copied line by line, which takes
+// a cycle for 128 bytes where scattered pieces take one each; what is between blocks keeps lanes of
+// one load in banks of their own.
+template <int kDim>
+struct CodeBlocks {
+  static constexpr int kEach = kDim / 4, kStride = kEach + 2;  // pieces of 16 bytes
+  uint4 pieces[4 * kStride];
+
+  // The first piece of block t.
+  __device__ const uint4* Block(int t) const { return pieces + kStride * t; }
+
+  // blocks: a bit for each that is copied. By a warp; nothing is committed.
+  template <typename Copy>
+  __device__ __forceinline__ void Ask(uint64_t from, uint32_t blocks, const Copy& copy) {
+#pragma unroll
+    for (int i = 0; i < 4 * kEach / 32; ++i) {
+      const int piece = 32 * i + threadIdx.x % 32, block = piece / kEach;
+      if ((blocks >> block & 1) == 0) continue;
+      copy(&pieces[kStride * block + piece % kEach], from + 16 * piece);
+    }
+  }
+};
+
+// Minima and steps of a group's keys in shared memory. Rows of minima and of steps are read at
+// once, from other banks.
+template <int kDim>
+struct KeyScales {
+  static constexpr int kPieces = GroupShape<kDim>::kScalePieces, kShift = 4;
+  uint4 pieces[kPieces + kShift];
+
+  __device__ const char* Minima() const { return reinterpret_cast<const char*>(pieces); }
+  __device__ const char* Steps() const { return Minima() + 2 * kDim + 16 * kShift; }
+
+  __device__ __forceinline__ void Ask(uint64_t upper, uint64_t policy) {
+#pragma unroll
+    for (int i = 0; i < (kPieces + 31) / 32; ++i) {
+      const int piece = 32 * i + threadIdx.x % 32;
+      if (piece >= kPieces) continue;
+      CopyOfRun(&pieces[piece + (piece < kPieces / 2 ? 0 : kShift)], upper + 16 * piece, policy);
+    }
+  }
+};
+
 // A warp's shared memory. kHeads: query heads that it has room for, 4 or 8.
 template <int kDim, int kHeads>
 struct WarpMemory {
   using Shape = GroupShape<kDim>;
   union {
-    uint4 codes[2][2 * Shape::kWords][32];  // [group % 2][2 u + L][lane]
-    float o[kHeads][kDim];                  // at the end: sums of weighted values
+    CodeBlocks<kDim> codes[2];  // [group % 2], keys'
+    float o[kHeads][kDim];      // at the end: sums of weighted values
   };
-  uint4 scales[4][Shape::kScalePieces];       // [group % 4], minima [kDim], then steps
-  uint4 values[Shape::kPieces][32];           // [k][lane]
-  uint4 value_scales[kGroupTokens / 4];       // minima [64], then steps; finite at all times
-  uint4 rows[kFineTile * kDim * 3 / 2 / 16];  // lower rows of fine tokens
-  float sums[kGroupTokens][kHeads];           // all tokens' coarse ones, where some are fine
-  float base[kHeads];                         // what their logits are besides, with fine centres
-  uint4 weights[2][4 * kHeads];               // those lanes' that have a head of their own
-  uint8_t fine[kGroupTokens];                 // numbers of fine tokens in the group
+  KeyScales<kDim> scales[4];  // [group % 4]
+  CodeBlocks<kDim> values;
+  uint4 value_scales[kGroupTokens / 4];      // minima [64], then steps; finite at all times
+  uint4 rows[kFineTile][Shape::kRowPieces];  // lower rows of fine tokens
+  float sums[kGroupTokens][kHeads];          // all tokens' coarse ones, where some are fine
+  float base[kHeads];                        // what their logits are besides, with fine centres
+  uint4 weights[2][4 * kHeads];              // those lanes' that have a head of their own
+  uint8_t fine[kGroupTokens];                // numbers of fine tokens in the group
   float m[kHeads], l[kHeads];
 
-  __device__ const char* Minima(int slot) const {
-    return reinterpret_cast<const char*>(scales[slot]);
-  }
-  __device__ const char* Steps(int slot) const { return Minima(slot) + 2 * kDim; }
-  __device__ const char* Row(int i, int row_bytes) const {
-    return reinterpret_cast<const char*>(rows) + i * row_bytes;
-  }
   __device__ __half ValueMinimum(int token) const {
     return reinterpret_cast<const __half*>(value_scales)[token];
   }
@@ -103,23 +141,19 @@ struct PlanesItem {
   __device__ uint64_t Lower(int group) const { return LowerIn(LowerBlock(group), group); }
 };
 
-// Codes [2 u + L][lane] and scales of the keys of a group. By a warp; nothing is committed.
+// Keys of a group, but for lower digits. By a warp; nothing is committed.
 template <int kDim>
-__device__ __forceinline__ void CopyKeys(uint4 (*codes)[32], uint4* scales, uint64_t upper,
-                                         uint64_t policy) {
-  using Shape = GroupShape<kDim>;
-  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, chunk = 4 * (g / 2) + g % 2;
-  const uint64_t from =
-      upper + Shape::kKeyCodes + 4 * kGroupTokens * Shape::kWords * t + 16 * chunk;
-#pragma unroll
-  for (int i = 0; i < 2 * Shape::kWords; ++i) {
-    CopyOfRun(&codes[i][lane], from + i / 2 * 4 * kGroupTokens + i % 2 * 32, policy);
-  }
-#pragma unroll
-  for (int i = 0; i < (Shape::kScalePieces + 31) / 32; ++i) {
-    const int piece = lane + 32 * i;
-    if (piece < Shape::kScalePieces) CopyOfRun(&scales[piece], upper + 16 * piece, policy);
-  }
+__device__ __forceinline__ void CopyKeys(CodeBlocks<kDim>& codes, KeyScales<kDim>& scales,
+                                         uint64_t upper, uint64_t policy) {
+  codes.Ask(upper + GroupShape<kDim>::kKeyCodes, 0xF,
+            [policy](uint4* to, uint64_t from) { CopyOfRun(to, from, policy); });
+  scales.Ask(upper, policy);
+}
+
+// The place in its block of a lane's words of keys: word u of chunk L is 16 u + 2 L pieces on.
+__device__ __forceinline__ int KeyPiece() {
+  const int g = threadIdx.x % 32 / 4;
+  return 4 * (g / 2) + g % 2;
 }
 
 // Copies of a warp. Nothing is committed here.
@@ -135,19 +169,13 @@ struct PlanesCopier {
 
   // number: the group's, of those that the warp takes.
   __device__ void Keys(int number, uint64_t upper) const {
-    CopyKeys<kDim>(to->codes[number % 2], to->scales[number % 4], upper, policy);
+    CopyKeys(to->codes[number % 2], to->scales[number % 4], upper, policy);
   }
 
   // strips: a bit for each that is read.
   __device__ void Values(uint32_t strips, uint64_t upper) const {
-    const int g = lane / 4, t = lane % 4;
-    if (strips >> t & 1) {
-      const uint64_t from = upper + Shape::kValueCodes + Shape::kStripBytes * t + 16 * g;
-#pragma unroll
-      for (int k = 0; k < Shape::kPieces; ++k) {
-        CopyOfSector(&to->values[k][lane], from + 128 * k, policy);
-      }
-    }
+    to->values.Ask(upper + Shape::kValueCodes, strips,
+                   [policy = policy](uint4* at, uint64_t from) { CopyOfSector(at, from, policy); });
     if (lane < kGroupTokens / 4 && (strips >> (lane % 8 / 2) & 1)) {
       CopyOfSector(&to->value_scales[lane], upper + Shape::kValueScales + 16 * lane, policy);
     }
@@ -165,7 +193,7 @@ struct PlanesCopier {
         const uint64_t from =
             hot.Find(group, row, token, lower + static_cast<uint32_t>(token * row_bytes));
         if (16 * lane >= row_bytes) continue;
-        CopyOfSector(&to->rows[row * row_bytes / 16 + lane], from + 16 * lane, policy);
+        CopyOfSector(&to->rows[row][lane], from + 16 * lane, policy);
       }
       return;
     }
@@ -174,7 +202,7 @@ struct PlanesCopier {
 #pragma unroll 1
     for (int row = lane / kLanes; row < count; row += 32 / kLanes) {
       if (16 * piece >= row_bytes) break;
-      CopyOfSector(&to->rows[row * row_bytes / 16 + piece],
+      CopyOfSector(&to->rows[row][piece],
                    lower + static_cast<uint32_t>(to->fine[first + row] * row_bytes + 16 * piece),
                    policy);
     }

@@ -252,7 +252,7 @@ class PlanesWarp {
       }
       hot.Keep(group_, memory_.rows);
       float logits[2];
-      FineLogits(memory_, first, rule.form, memory_.Steps(slot_), query, rule.factors, logits);
+      FineLogits(memory_, first, rule.form, memory_.scales[slot_], query, rule.factors, logits);
       attended_.AddFine(memory_, first, count, rule.form, logits);
     }
     __syncwarp();

@@ -43,7 +43,7 @@ __device__ __forceinline__ void AddAlways(const PlanesItem<kDim>& item, int coun
   KeepSums(memory, base, sums);
   __syncwarp();
   float logits[2];
-  FineLogits(memory, 0, form, memory.Steps(number % 4), query, factors, logits);
+  FineLogits(memory, 0, form, memory.scales[number % 4], query, factors, logits);
   for (int head = 0; head < 2; ++head) {
     if (static_cast<int>(threadIdx.x % 32 / 4) < count) sampled.always[head].Add(logits[head], 1);
   }
