@@ -102,6 +102,31 @@ struct GroupSums {
   }
 };
 
+// Sums that a lane goes on with, of tokens first() .. first() + kCount - 1 of its own. Of four
+// heads lanes t + 2 have the same sums as lanes t, so each takes half of the tokens.
+template <int kHeads>
+struct OwnSums {
+  static constexpr int kCount = kHeads == 4 ? 4 : 8;
+  float at[kCount][2];  // [token][head 2t or 2t + 1, of kHeads]
+
+  __device__ explicit OwnSums(const GroupSums& sums) {
+    const bool is_second = first() != 0;
+#pragma unroll
+    for (int i = 0; i < 2 * kCount; ++i) {
+      const float low = sums.Of(i / 2, i % 2);
+      at[i / 2][i % 2] = is_second ? sums.Of(8 - kCount + i / 2, i % 2) : low;
+    }
+  }
+  __device__ static int first() { return kHeads == 4 ? threadIdx.x % 4 / 2 * 4 : 0; }
+
+  __device__ float Top(int head) const {
+    float top = at[0][head];
+#pragma unroll
+    for (int i = 1; i < kCount; ++i) top = fmaxf(top, at[i][head]);
+    return top;
+  }
+};
+
 // 16 codes of two tokens, field m of word a in row g and of word b in row g + 8.
 __device__ __forceinline__ void MultiplyField(float (&c)[4], uint32_t a, uint32_t b, int m,
                                               const __half2 (&query)[2]) {

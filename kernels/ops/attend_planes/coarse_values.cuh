@@ -20,16 +20,37 @@ struct StripWeights {
     StripWeights out;
 #pragma unroll
     for (int chunk = 0; chunk < 2; ++chunk) {
-      uint32_t x[4];  // token i of chunks 2L and 2L + 1 of the strip
-#pragma unroll
-      for (int i = 0; i < 4; ++i) x[i] = Transpose8x8(weights[chunk][i]);
+      uint2 pairs[2];
+      Transpose(weights[chunk], pairs);
 #pragma unroll
       for (int pair = 0; pair < 2; ++pair) {
-        out.at[pair][2 * chunk] = LowHalves(x[2 * pair], x[2 * pair + 1]);
-        out.at[pair][2 * chunk + 1] = HighHalves(x[2 * pair], x[2 * pair + 1]);
+        out.at[pair][2 * chunk] = pairs[pair].x;
+        out.at[pair][2 * chunk + 1] = pairs[pair].y;
       }
     }
     return out;
+  }
+
+  // To the warp's memory. weights: of the tokens of OwnSums.
+  template <int kDim>
+  __device__ __forceinline__ static void Store(WarpMemory<kDim, 8>& memory,
+                                               const uint32_t (&weights)[8]) {
+    uint32_t of_chunks[2][4];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) of_chunks[i / 4][i % 4] = weights[i];
+    Of(of_chunks).Store(memory);
+  }
+  // Rows of the transpose are heads of the first chunk, then of the second.
+  template <int kDim>
+  __device__ __forceinline__ static void Store(WarpMemory<kDim, 4>& memory,
+                                               const uint32_t (&weights)[4]) {
+    const int lane = threadIdx.x % 32;
+    uint2 pairs[2];
+    Transpose(weights, pairs);
+#pragma unroll
+    for (int pair = 0; pair < 2; ++pair) {
+      reinterpret_cast<uint2*>(&memory.weights[pair][lane % 16])[lane / 16] = pairs[pair];
+    }
   }
 
   // To the warp's memory and from there, behind a __syncwarp.
@@ -72,6 +93,21 @@ struct StripWeights {
       x.at[i / 4][i % 4] = BitsOf(__hmul2(HalvesOf(x.at[i / 4][i % 4]), of_both));
     __syncwarp();
     x.Store(memory);
+  }
+
+ private:
+  // weights: of tokens 4 chunk .. of each g. Of a row of the transpose: tokens 0, 1 (pair 0) and
+  // 2, 3 of the strip's even chunk, then of its odd one.
+  __device__ __forceinline__ static void Transpose(const uint32_t (&weights)[4],
+                                                   uint2 (&pairs)[2]) {
+    uint32_t x[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[i] = Transpose8x8(weights[i]);
+#pragma unroll
+    for (int pair = 0; pair < 2; ++pair) {
+      pairs[pair] = {LowHalves(x[2 * pair], x[2 * pair + 1]),
+                     HighHalves(x[2 * pair], x[2 * pair + 1])};
+    }
   }
 };
 

@@ -32,15 +32,14 @@ struct FineForm {
 // the centre of a fine cell.
 template <int kDim, int kHeads>
 __device__ __forceinline__ void KeepSums(WarpMemory<kDim, kHeads>& memory, const float (&base)[2],
-                                         const GroupSums& sums) {
-  const int lane = threadIdx.x % 32, t = lane % 4;
-  if (2 * t >= kHeads) return;
+                                         const OwnSums<kHeads>& own) {
+  const int lane = threadIdx.x % 32, head = 2 * (lane % 4) % kHeads;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    *reinterpret_cast<float2*>(&memory.sums[TokenOf(lane, i)][2 * t]) = {sums.Of(i, 0),
-                                                                         sums.Of(i, 1)};
+  for (int i = 0; i < own.kCount; ++i) {
+    *reinterpret_cast<float2*>(&memory.sums[TokenOf(lane, own.first() + i)][head]) = {own.at[i][0],
+                                                                                      own.at[i][1]};
   }
-  if (lane < 4) *reinterpret_cast<float2*>(&memory.base[2 * t]) = {base[0], base[1]};
+  if (lane < kHeads / 2) *reinterpret_cast<float2*>(&memory.base[head]) = {base[0], base[1]};
 }
 
 // Lists the tokens whose bits are set in `chosen`, the same in lanes of one g. Returns how many.

@@ -35,9 +35,10 @@ struct ItemReport {
         report.strips == nullptr ? nullptr : report.strips + item * (report.stride / kStripTokens)};
   }
   __device__ bool IsWanted() const { return fine != nullptr || strips != nullptr; }
-  // chosen: the lane's tokens (TokenOf).
+  // chosen: of the lane's tokens (TokenOf), which lanes of one g have together.
   __device__ void Write(int group, uint32_t chosen, uint32_t strips_read) const {
     const int lane = threadIdx.x % 32;
+    chosen |= __shfl_xor_sync(kAllLanes, chosen, 2);
     const auto flags = [](uint32_t bits) {
       return (bits & 1) | (bits & 2) << 7 | (bits & 4) << 14 | (bits & 8) << 21;
     };

@@ -140,24 +140,27 @@ struct PowerSum {
 struct SampleSums {
   PowerSum always[2], sampled[2];
 
-  // All candidates among a lane's eight tokens. tops: their largest score.
+  // All candidates among a lane's own tokens. tops: their largest score.
+  template <int kHeads>
   __device__ void AddSampled(const PlanesLengths& lengths, int32_t first_token,
                              const LaneFactors& factors, const FineForm& form,
                              const GroupSums& sums, float (&tops)[2]) {
+    const OwnSums<kHeads> own(sums);
 #pragma unroll
     for (int head = 0; head < 2; ++head) {
       const float base = sums.Base(factors, head, kCoarseCentre);
-      float top = -INFINITY, logits[8];
+      float top = -INFINITY, logits[own.kCount];
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const bool is_candidate = lengths.IsCandidate(first_token + TokenOf(threadIdx.x % 32, i));
-        logits[i] = is_candidate ? fmaf(sums.Of(i, head), factors.code[head], base) : -INFINITY;
+      for (int i = 0; i < own.kCount; ++i) {
+        const int token = first_token + TokenOf(threadIdx.x % 32, own.first() + i);
+        logits[i] = lengths.IsCandidate(token) ? fmaf(own.at[i][head], factors.code[head], base)
+                                               : -INFINITY;
         top = fmaxf(top, logits[i]);
       }
       const float shift = top == -INFINITY ? 0 : top;
       float sum = 0;
 #pragma unroll
-      for (int i = 0; i < 8; ++i) sum += Exp2(logits[i] - shift);
+      for (int i = 0; i < own.kCount; ++i) sum += Exp2(logits[i] - shift);
       sampled[head].Add(top, sum);
       tops[head] = fmaf(form.RoundingOf(factors.base[head]), sums.squares[head], top);
     }
@@ -170,7 +173,7 @@ struct SampleSums {
 #pragma unroll
     for (int head = 0; head < 2; ++head) {
       always[head].AddOverLanes(4);
-      sampled[head].AddOverLanes(4);
+      sampled[head].AddOverLanes(kHeads == 4 ? 2 : 4);  // OwnSums
       if (lane >= kHeads / 2) continue;
       kept[0][2 * lane + head] = always[head].m;
       kept[1][2 * lane + head] = always[head].l;

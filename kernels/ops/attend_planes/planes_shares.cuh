@@ -20,11 +20,14 @@ struct SampledTops {
     return (sampled + Every(sampled) - 1) / Every(sampled);
   }
 
-  // Sampled group `task`, by a warp. tops: of a lane's tokens and heads.
+  // Sampled group `task`, by a warp. tops: of a lane's own tokens and heads.
   __device__ void Keep(int task, int sampled, const float (&tops)[2]) {
     const int every = Every(sampled), t = threadIdx.x % 4;
-    const float even = fmaxf(tops[0], __shfl_xor_sync(kAllLanes, tops[0], 4));
-    const float odd = fmaxf(tops[1], __shfl_xor_sync(kAllLanes, tops[1], 4));
+    float even = tops[0], odd = tops[1];
+    for (int step = kHeads == 4 ? 2 : 4; step < 8; step *= 2) {
+      even = fmaxf(even, __shfl_xor_sync(kAllLanes, even, step));
+      odd = fmaxf(odd, __shfl_xor_sync(kAllLanes, odd, step));
+    }
     if (task % every != 0 || threadIdx.x / 4 % 2 != 0 || 2 * t >= kHeads) return;
     float* const to = at[task / every][threadIdx.x % 32 / 8] + 2 * t;
     to[0] = even;

@@ -115,14 +115,14 @@ class PlanesWarp {
     return always;
   }
 
-  __device__ __forceinline__ int List(uint32_t chosen, const ItemRule& rule,
-                                      const GroupSums& sums) {
+  __device__ __forceinline__ int List(uint32_t chosen, const ItemRule& rule, const GroupSums& sums,
+                                      const OwnSums<kHeads>& own) {
     float base[2];
 #pragma unroll
     for (int head = 0; head < 2; ++head) {
       base[head] = sums.Base(rule.factors, head, rule.form.centre()) - rule.reference[head];
     }
-    KeepSums(memory_, base, sums);
+    KeepSums(memory_, base, own);
     return ListTokens(memory_, chosen);
   }
 
@@ -136,16 +136,14 @@ class PlanesWarp {
   // Without candidates: all of it is. Nothing is of most groups, where that is all there is to do.
   __device__ __forceinline__ void Choose(const ItemRule& rule, const ItemReport& report,
                                          const GroupSums& sums, Hot& hot) {
-    float base[2], score[2], top[2];
+    const OwnSums<kHeads> own(sums);
+    float base[2], score[2];
     bool is_read = false, has_fine = false;
 #pragma unroll
     for (int head = 0; head < 2; ++head) {
       base[head] = sums.Base(rule.factors, head, kCoarseCentre) - rule.reference[head];
       score[head] = fmaf(rule.rounding[head], sums.squares[head], base[head]);
-      top[head] = sums.Of(0, head);
-#pragma unroll
-      for (int i = 1; i < 8; ++i) top[head] = fmaxf(top[head], sums.Of(i, head));
-      const float best = fmaf(top[head], rule.factors.code[head], score[head]);
+      const float best = fmaf(own.Top(head), rule.factors.code[head], score[head]);
       is_read |= !(best < rule.read_from);
       has_fine |= best >= kFineFrom;
     }
@@ -155,43 +153,44 @@ class PlanesWarp {
     if (__any_sync(kAllLanes, is_read || has_fine) || HasAlways(rule.lengths)) {
       AskRuns();
       const uint32_t always = AlwaysOf(rule.lengths);
-      const uint32_t chosen = ChosenOf(rule, always, has_fine, score, sums);
-      if (__any_sync(kAllLanes, chosen != 0)) count_ = List(chosen, rule, sums);
+      const uint32_t chosen = ChosenOf(rule, always, has_fine, score, own);
+      if (__any_sync(kAllLanes, chosen != 0)) count_ = List(chosen, rule, sums, own);
       fine = chosen | always;
       read = StripsOf(__ballot_sync(kAllLanes, is_read || fine != 0));
       // Octets have what is always fine.
       const bool has_others = visits_.is_full || !__all_sync(kAllLanes, always == 0xFF);
       strips_ = has_others ? read : 0;
       Ask(hot);
-      if (strips_ != 0) Weigh(rule.factors, base, fine, sums);
+      if (strips_ != 0) Weigh(rule, base, always, own);
     }
     if (report.IsWanted()) report.Write(group_, fine, read);
   }
 
-  // A bit for each of the lane's tokens whose lower rows are asked for. score: what scores are
+  // A bit for each of the lane's own tokens whose lower rows are asked for. score: what scores are
   // besides the coarse sums.
   __device__ __forceinline__ uint32_t ChosenOf(const ItemRule& rule, uint32_t always, bool has_fine,
                                                const float (&score)[2],
-                                               const GroupSums& sums) const {
+                                               const OwnSums<kHeads>& own) const {
     if (visits_.is_full) return always;
     if (!__any_sync(kAllLanes, has_fine)) return 0;
     uint32_t chosen = 0;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const bool is_fine = (fmaf(sums.Of(i, 0), rule.factors.code[0], score[0]) >= kFineFrom) |
-                           (fmaf(sums.Of(i, 1), rule.factors.code[1], score[1]) >= kFineFrom);
+    for (int i = 0; i < own.kCount; ++i) {
+      const bool is_fine = (fmaf(own.at[i][0], rule.factors.code[0], score[0]) >= kFineFrom) |
+                           (fmaf(own.at[i][1], rule.factors.code[1], score[1]) >= kFineFrom);
       chosen |= is_fine ? 1u << i : 0;
     }
     chosen |= __shfl_xor_sync(kAllLanes, chosen, 1);
-    chosen |= __shfl_xor_sync(kAllLanes, chosen, 2);
-    return chosen & ~always;
+    if (kHeads > 4) chosen |= __shfl_xor_sync(kAllLanes, chosen, 2);
+    return chosen << own.first() & ~always;
   }
 
   // What is always fine of an octet, and nothing else of the group.
   __device__ __forceinline__ void ChooseOctet(int octet, const ItemRule& rule,
                                               const GroupSums& sums, Hot& hot) {
     AskRuns();
-    count_ = List(AlwaysOf(rule.lengths) & EdgeOctets::BitsOf(octet), rule, sums);
+    count_ =
+        List(AlwaysOf(rule.lengths) & EdgeOctets::BitsOf(octet), rule, sums, OwnSums<kHeads>(sums));
     strips_ = count_ == 0 ? 0 : 1u << octet % EdgeOctets::kOfGroup / 2;
     Ask(hot);
     if (strips_ != 0) StripWeights{}.Store(memory_);
@@ -210,27 +209,28 @@ class PlanesWarp {
     fetched_ += count_ * item_.row_bytes;
   }
 
-  // Coarse weights of the group, 0 of tokens that are `fine` and where strips are left out. They
-  // are relative to the reference and what that was raised by.
-  __device__ __forceinline__ void Weigh(const LaneFactors& factors, const float (&base)[2],
-                                        uint32_t fine, const GroupSums& sums) {
+  // Coarse weights of the group, 0 of tokens that are `always` fine and where strips are left out;
+  // those of other fine tokens are put in their place when their rows have arrived. They are
+  // relative to the reference and what that was raised by.
+  __device__ __forceinline__ void Weigh(const ItemRule& rule, const float (&base)[2],
+                                        uint32_t always, const OwnSums<kHeads>& own) {
     const bool is_read = strips_ >> (threadIdx.x % 32 / 8) & 1;
     const float even = is_read ? base[0] - attended_.raised(0) : -INFINITY;
     const float odd = is_read ? base[1] - attended_.raised(1) : -INFINITY;
-    uint32_t weights[2][4];
+    uint32_t weights[own.kCount];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      weights[i / 4][i % 4] =
-          Element<__half>::Pack(Exp2(fmaf(sums.Of(i, 0), factors.code[0], even)),
-                                Exp2(fmaf(sums.Of(i, 1), factors.code[1], odd)));
+    for (int i = 0; i < own.kCount; ++i) {
+      weights[i] = Element<__half>::Pack(Exp2(fmaf(own.at[i][0], rule.factors.code[0], even)),
+                                         Exp2(fmaf(own.at[i][1], rule.factors.code[1], odd)));
     }
-    if (__any_sync(kAllLanes, fine != 0)) {
+    if (HasAlways(rule.lengths)) {
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        if ((fine >> i & 1) != 0) weights[i / 4][i % 4] = 0;
+      for (int i = 0; i < own.kCount; ++i) {
+        if ((always >> own.first() >> i & 1) != 0) weights[i] = 0;
       }
     }
-    StripWeights::Of(weights).Store(memory_);
+    __syncwarp();
+    StripWeights::Store(memory_, weights);
   }
 
   // Attends the strips of the group that was chosen from last.

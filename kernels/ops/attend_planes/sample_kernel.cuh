@@ -40,7 +40,7 @@ __device__ __forceinline__ void AddAlways(const PlanesItem<kDim>& item, int coun
   const FineForm form{item.has_last_plane, item.row_bytes};
   const float base[2] = {sums.Base(factors, 0, form.centre()),
                          sums.Base(factors, 1, form.centre())};
-  KeepSums(memory, base, sums);
+  KeepSums(memory, base, OwnSums<kHeads>(sums));
   __syncwarp();
   float logits[2];
   FineLogits(memory, 0, form, memory.scales[number % 4], query, factors, logits);
@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(CtaShape<kDim, kHeads>::kThreads,
     ScoreGroup(memory, number, shared.query, sums);
     if (tasks.IsSampled(task)) {
       float top[2];
-      sampled.AddSampled(lengths, group * kGroupTokens, factors, form, sums, top);
+      sampled.template AddSampled<kHeads>(lengths, group * kGroupTokens, factors, form, sums, top);
       tops.Keep(task, sample.count, top);
     } else {
       if (number > 0) {
