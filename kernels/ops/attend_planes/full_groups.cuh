@@ -121,7 +121,7 @@ class FullGroups {
     constexpr int kUnrolled = kDim == 128 ? 4 : 1;
 #pragma unroll kUnrolled
     for (int slot = lane / kLanes; slot < kGroupTokens; slot += 32 / kLanes) {
-      CopyOfRun(&to[slot * pieces + piece], from + token_of(slot) * item_.row_bytes + 16 * piece,
+      CopyOfSector(&to[slot * pieces + piece], from + token_of(slot) * item_.row_bytes + 16 * piece,
                 policy_);
     }
   }
