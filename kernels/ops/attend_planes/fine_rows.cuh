@@ -36,7 +36,7 @@ __device__ __forceinline__ void KeepSums(WarpMemory<kDim, kHeads>& memory, const
   const int lane = threadIdx.x % 32, head = 2 * (lane % 4) % kHeads;
 #pragma unroll
   for (int i = 0; i < own.kCount; ++i) {
-    *reinterpret_cast<float2*>(&memory.sums[TokenOf(lane, own.first() + i)][head]) = {own.at[i][0],
+    *reinterpret_cast<float2*>(memory.Sums(TokenOf(lane, own.first() + i)) + head) = {own.at[i][0],
                                                                                       own.at[i][1]};
   }
   if (lane < kHeads / 2) *reinterpret_cast<float2*>(&memory.base[head]) = {base[0], base[1]};
@@ -101,7 +101,7 @@ __device__ __forceinline__ void FineLogits(const WarpMemory<kDim, kHeads>& memor
     const float of_rest = fmaf(16, plane1, plane2) * (1.0f / 64);
     const int of_head = (2 * t + head) % kHeads;
     logits[head] =
-        fmaf(memory.sums[token][of_head] + of_rest, factors.code[head], memory.base[of_head]);
+        fmaf(memory.Sums(token)[of_head] + of_rest, factors.code[head], memory.base[of_head]);
   }
 }
 

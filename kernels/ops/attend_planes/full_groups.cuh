@@ -122,7 +122,7 @@ class FullGroups {
 #pragma unroll kUnrolled
     for (int slot = lane / kLanes; slot < kGroupTokens; slot += 32 / kLanes) {
       CopyOfSector(&to[slot * pieces + piece], from + token_of(slot) * item_.row_bytes + 16 * piece,
-                policy_);
+                   policy_);
     }
   }
 

@@ -95,12 +95,15 @@ struct WarpMemory {
   CodeBlocks<kDim> values;
   uint4 value_scales[kGroupTokens / 4];      // minima [64], then steps; finite at all times
   uint4 rows[kFineTile][Shape::kRowPieces];  // lower rows of fine tokens
-  float sums[kGroupTokens][kHeads];          // all tokens' coarse ones, where some are fine
-  float base[kHeads];                        // what their logits are besides, with fine centres
-  uint4 weights[2][4 * kHeads];              // those lanes' that have a head of their own
-  uint8_t fine[kGroupTokens];                // numbers of fine tokens in the group
+  // All tokens' coarse sums, where some are fine. Rows of eight tokens lie in banks of their own.
+  float sums[kGroupTokens + kGroupTokens / 8][kHeads];
+  float base[kHeads];            // what their logits are besides, with fine centres
+  uint4 weights[2][4 * kHeads];  // those lanes' that have a head of their own
+  uint8_t fine[kGroupTokens];    // numbers of fine tokens in the group
   float m[kHeads], l[kHeads];
 
+  __device__ float* Sums(int token) { return sums[token + token / 8]; }
+  __device__ const float* Sums(int token) const { return sums[token + token / 8]; }
   __device__ __half ValueMinimum(int token) const {
     return reinterpret_cast<const __half*>(value_scales)[token];
   }

@@ -74,12 +74,17 @@ __device__ __forceinline__ void Finish(const PlanesArguments& a, const CtaPlace&
   FinishItem<Shape::kThreads, kDim, kPartsAtOnce>(
       item,
       [&](int head, int column) {
-        WeightedRow sum;
+        float m[Shape::kWarps], l[Shape::kWarps];
+        float4 o[Shape::kWarps];
+#pragma unroll
         for (int warp = 0; warp < Shape::kWarps; ++warp) {
           const auto& of_warp = shared.warps[warp];
-          sum.Add(of_warp.m[head], of_warp.l[head],
-                  reinterpret_cast<const float4*>(of_warp.o[head])[column]);
+          m[warp] = of_warp.m[head];
+          l[warp] = of_warp.l[head];
+          o[warp] = reinterpret_cast<const float4*>(of_warp.o[head])[column];
         }
+        WeightedRow sum;
+        sum.Add(m, l, o);
         return sum;
       },
       [&](int64_t row, int column, const WeightedRow& sum) {

@@ -37,7 +37,7 @@ struct SampledTops {
 
 // What a group costs a warp: some quarters of what scoring it does, as measured on an H200.
 struct GroupCost {
-  static constexpr int kScored = 4, kRead = 1, kFine = 2;  // fine: up to kFineTile tokens
+  static constexpr int kScored = 4, kRead = 3, kFine = 3;  // fine: up to kFineTile tokens
   static constexpr int kInFull = kScored + kRead + kFine * kGroupTokens / kFineTile;
 
   // reference: of heads.
@@ -66,20 +66,21 @@ struct CtaShare {
     const int total = static_cast<int>(gridDim.x), cta = static_cast<int>(blockIdx.x);
     if (total <= items) return {cta, 0, 1, cta};
     const int lane = threadIdx.x % 32;
-    float sum = 0;
-    for (int i = lane; i < items; i += 32) sum += __ldcg(costs + i);
+    const float first = lane < items ? __ldcg(costs + lane) : 0;  // all there are of most grids
+    float sum = first;
+    for (int i = lane + 32; i < items; i += 32) sum += __ldcg(costs + i);
     for (int step = 1; step < 32; step *= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
     const float times = 1 + static_cast<float>(lane * lane) / 256;
     const float tried = lane == 31 ? 0 : static_cast<float>(total) / (sum * times);
     int needed = 0;
-    for (int first = 0; first < items; first += 32) {
-      const float cost = first + lane < items ? __ldcg(costs + first + lane) : 0;
-      for (int i = 0; i < min(items - first, 32); ++i) {
+    for (int begin = 0; begin < items; begin += 32) {
+      const float cost = CostOf(costs, items, begin, first);
+      for (int i = 0; i < min(items - begin, 32); ++i) {
         needed += CtasOf(__shfl_sync(kAllLanes, cost, i), tried);
       }
     }
     const uint32_t enough = __ballot_sync(kAllLanes, needed <= total);
-    return Find(costs, items, __shfl_sync(kAllLanes, tried, __ffs(enough) - 1));
+    return Find(costs, items, first, __shfl_sync(kAllLanes, tried, __ffs(enough) - 1));
   }
 
  private:
@@ -88,14 +89,22 @@ struct CtaShare {
     return max(static_cast<int>(ceilf(cost * each)), 1);
   }
 
+  // The lane's of 32 items from `begin` on. first: of those from 0 on.
+  __device__ static float CostOf(const float* costs, int items, int begin, float first) {
+    const int item = begin + threadIdx.x % 32;
+    if (begin == 0) return first;
+    return item < items ? __ldcg(costs + item) : 0;
+  }
+
   // What is left over goes to the last item. Results of reductions are known to be a warp's, which
   // a shuffle's are not: addresses that are made of them need no registers of their own.
-  __device__ static CtaShare Find(const float* costs, int items, float each) {
+  __device__ static CtaShare Find(const float* costs, int items, float of_first, float each) {
     const int lane = threadIdx.x % 32, cta = static_cast<int>(blockIdx.x);
     int before = 0;
     CtaShare share{};
     for (int first = 0; first < items; first += 32) {
-      const int own = first + lane < items ? CtasOf(__ldcg(costs + first + lane), each) : 0;
+      const float cost = CostOf(costs, items, first, of_first);
+      const int own = first + lane < items ? CtasOf(cost, each) : 0;
       int upto = own;
       for (int step = 1; step < 32; step *= 2) {
         const int more = __shfl_up_sync(kAllLanes, upto, step);

@@ -28,6 +28,26 @@ struct WeightedRow {
     l = a * l + b * l2;
     o = {a * o.x + b * o2.x, a * o.y + b * o2.y, a * o.z + b * o2.z, a * o.w + b * o2.w};
   }
+
+  // Several at once: their weights do not wait for each other.
+  template <int kCount>
+  __device__ void Add(const float (&ms)[kCount], const float (&ls)[kCount],
+                      const float4 (&os)[kCount]) {
+    float top = m;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) top = fmaxf(top, ms[i]);
+    const float own = WeightOf(m, top);
+    m = top;
+    l *= own;
+    o = {own * o.x, own * o.y, own * o.z, own * o.w};
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const float w = WeightOf(ms[i], top);
+      l = fmaf(w, ls[i], l);
+      o = {fmaf(w, os[i].x, o.x), fmaf(w, os[i].y, o.y), fmaf(w, os[i].z, o.z),
+           fmaf(w, os[i].w, o.w)};
+    }
+  }
 };
 
 // Adds channels 4 * c .. of `row` (of `rows`) of every part, kAtOnce of which are loaded at a time.

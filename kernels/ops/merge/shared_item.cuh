@@ -36,14 +36,11 @@ __device__ __forceinline__ WeightedRow SumOfParts(const Partials& from, int64_t 
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       const int64_t at = min(first + i * step, count - 1) * rows + row;
-      m[i] = from.m[at] * kLog2E;
+      m[i] = first + i * step < count ? from.m[at] * kLog2E : -INFINITY;
       l[i] = from.l[at];
       o[i] = reinterpret_cast<const float4*>(from.o + at * dim)[c];
     }
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      if (first + i * step < count) sum.Add(m[i], l[i], o[i]);
-    }
+    sum.Add(m, l, o);
   }
   return sum;
 }
