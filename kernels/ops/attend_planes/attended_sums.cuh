@@ -71,6 +71,9 @@ class AttendedSums {
 
  private:
   static constexpr float kMostProduct = 15;  // log2 of a weight times a step
+  // So much more than a coarse token a fine one may weigh before sums are scaled; what coarse
+  // weights lose below 2^-14 is nothing beside that.
+  static constexpr float kRoom = 4;
 
   // So that weights fit fp16 when they are multiplied with a step of any lane.
   __device__ __forceinline__ void LowerLimit(Memory& memory, float step) {
@@ -107,7 +110,7 @@ class AttendedSums {
   }
 
   ValueSums<kDim> values_;
-  float raised_[2] = {kFineFrom - kMostProduct, kFineFrom - kMostProduct};
+  float raised_[2] = {kFineFrom + kRoom - kMostProduct, kFineFrom + kRoom - kMostProduct};
   float limit_ = kMostProduct;  // log2 of the largest weight
   float fine_steps_ = 0;        // fine tokens' weights times their steps, for head g
 };

@@ -128,10 +128,13 @@ struct PowerSum {
     m = top;
   }
   __device__ void AddOverLanes(int first_step) {
+    float top = m;
     for (int step = first_step; step < 32; step *= 2) {
-      const float m2 = __shfl_xor_sync(kAllLanes, m, step);
-      Add(m2, __shfl_xor_sync(kAllLanes, l, step));
+      top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, step));
     }
+    l *= WeightOf(m, top);
+    m = top;
+    for (int step = first_step; step < 32; step *= 2) l += __shfl_xor_sync(kAllLanes, l, step);
   }
 };
 
