@@ -201,9 +201,8 @@ class ValueSums {
         x[i] = LowerCodes(rows[i][word], plane2, m);
       }
       const uint32_t low = LowHalves(x[0], x[1]), high = HighHalves(x[0], x[1]);
-      constexpr uint32_t kByte = 0x00FF00FF;
-      MmaM16N8K8(o_[2 * k], low & kByte, high & kByte, in_sums);
-      MmaM16N8K8(o_[2 * k + 1], low >> 8 & kByte, high >> 8 & kByte, in_sums);
+      MmaM16N8K8(o_[2 * k], low & kLowerDigits, high & kLowerDigits, in_sums);
+      MmaM16N8K8(o_[2 * k + 1], low >> 8 & kLowerDigits, high >> 8 & kLowerDigits, in_sums);
     }
     return __low2float(stepped) + __high2float(stepped);
   }

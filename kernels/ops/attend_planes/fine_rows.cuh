@@ -105,11 +105,18 @@ __device__ __forceinline__ void FineLogits(const WarpMemory<kDim, kHeads>& memor
   }
 }
 
-// Four codes of lower digits: bytes of channels 0, 2, 1, 3 of a word of run m.
+// Bits of `a` where `mask` has ones, of `b` where it has none: one instruction.
+__device__ __forceinline__ uint32_t SelectBits(uint32_t mask, uint32_t a, uint32_t b) {
+  return (a & mask) | (b & ~mask);
+}
+
+// Four codes of lower digits, each in the low six bits of a byte, of channels 0, 2, 1, 3 of a word
+// of run m. The two bits above are anything: kLowerDigits leaves them out.
 __device__ __forceinline__ uint32_t LowerCodes(uint32_t plane1, uint32_t plane2, int m) {
   const uint32_t high = m < 2 ? plane1 << (4 - 2 * m) : plane1 >> (2 * m - 4);
-  return (high & 0x30303030u) | (plane2 >> 4 * (m / 2) & 0x0F0F0F0Fu);
+  return SelectBits(0xF0F0F0F0u, high, plane2 >> 4 * (m / 2));
 }
+inline constexpr uint32_t kLowerDigits = 0x003F003F;  // of every second code
 
 }  // namespace kvstrata::cuda
 

@@ -31,11 +31,27 @@ struct FullMemory {
   float m[kHeads], l[kHeads];
 };
 
-// Codes of 8 bits: bytes of channels 0, 2, 1, 3 of a word of run m.
-__device__ __forceinline__ uint32_t WholeCodes(uint32_t plane0, uint32_t lower, int m) {
-  const uint32_t high = m < 3 ? plane0 << (6 - 2 * m) : plane0;
-  return (high & 0xC0C0C0C0u) | lower;
-}
+// Codes of 8 bits of 16 channels: at[m] has bytes of channels 0, 2, 1, 3 of a word of run m.
+struct WholeCodes {
+  uint32_t at[4];
+
+  // Words of plane 2 have runs 0 and 2, and 1 and 3, in nibbles. So have what planes 0 and 1 are
+  // joined to before, which takes two instructions for two runs, as the second join does for one.
+  __device__ __forceinline__ static WholeCodes Of(uint32_t plane0, uint32_t plane1,
+                                                  const uint32_t (&plane2)[2]) {
+    constexpr uint32_t kHighPairs = 0xCCCCCCCCu, kHighNibbles = 0xF0F0F0F0u;
+    const uint32_t even = SelectBits(kHighPairs, plane0 << 2, plane1);
+    const uint32_t odd = SelectBits(kHighPairs, plane0, plane1 >> 2);
+    return {{SelectBits(kHighNibbles, even << 4, plane2[0]),
+             SelectBits(kHighNibbles, odd << 4, plane2[1]),
+             SelectBits(kHighNibbles, even, plane2[0] >> 4),
+             SelectBits(kHighNibbles, odd, plane2[1] >> 4)}};
+  }
+};
+
+// Every second byte of a word as a half word.
+__device__ __forceinline__ uint32_t EvenBytes(uint32_t x) { return x & 0x00FF00FF; }
+__device__ __forceinline__ uint32_t OddBytes(uint32_t x) { return __byte_perm(x, 0, 0x4341); }
 
 template <int kDim, int kHeads>
 class FullGroups {
@@ -159,27 +175,20 @@ class FullGroups {
 #pragma unroll
       for (int u = 0; u < kWords; ++u) {
         const uint4 four = codes[16 * u + tile / 2 * 2];
-        uint32_t plane0[2], plane1[2], plane2[2][2];
+        WholeCodes x[2];
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const auto* const row = reinterpret_cast<const uint32_t*>(memory_.key_rows) +
                                   (8 * (2 * tile + i) + g) * (form_.row_bytes / 8) + kWords * t + u;
-          plane0[i] = PartOf(four, 2 * (tile % 2) + i);
-          plane1[i] = row[0];
-          plane2[0][i] = form_.has_last_plane ? row[kDim / 16] : 0;
-          plane2[1][i] = form_.has_last_plane ? row[kDim / 8] : 0;
+          const uint32_t plane2[2] = {form_.has_last_plane ? row[kDim / 16] : 0,
+                                      form_.has_last_plane ? row[kDim / 8] : 0};
+          x[i] = WholeCodes::Of(PartOf(four, 2 * (tile % 2) + i), row[0], plane2);
         }
 #pragma unroll
         for (int m = 0; m < 4; ++m) {
-          uint32_t x[2];
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            x[i] = WholeCodes(plane0[i], LowerCodes(plane1[i], plane2[m % 2][i], m), m);
-          }
-          constexpr uint32_t kByte = 0x00FF00FF;
-          MmaM16N8K16<__half>(c[m % 2], x[0] & kByte, x[1] & kByte, x[0] >> 8 & kByte,
-                              x[1] >> 8 & kByte, BitsOf(folded.at[m][u][0]),
-                              BitsOf(folded.at[m][u][1]));
+          MmaM16N8K16<__half>(c[m % 2], EvenBytes(x[0].at[m]), EvenBytes(x[1].at[m]),
+                              OddBytes(x[0].at[m]), OddBytes(x[1].at[m]),
+                              BitsOf(folded.at[m][u][0]), BitsOf(folded.at[m][u][1]));
         }
       }
 #pragma unroll

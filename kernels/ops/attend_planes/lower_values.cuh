@@ -40,11 +40,11 @@ class LowerValueSums {
         }
         const uint32_t low01 = LowHalves(x[0], x[1]), high01 = HighHalves(x[0], x[1]);
         const uint32_t low23 = LowHalves(x[2], x[3]), high23 = HighHalves(x[2], x[3]);
-        constexpr uint32_t kByte = 0x00FF00FF;
-        MmaM16N8K16<__half>(o_[2 * k], low01 & kByte, high01 & kByte, low23 & kByte, high23 & kByte,
+        constexpr uint32_t kMask = kLowerDigits;
+        MmaM16N8K16<__half>(o_[2 * k], low01 & kMask, high01 & kMask, low23 & kMask, high23 & kMask,
                             stepped[0], stepped[1]);
-        MmaM16N8K16<__half>(o_[2 * k + 1], low01 >> 8 & kByte, high01 >> 8 & kByte,
-                            low23 >> 8 & kByte, high23 >> 8 & kByte, stepped[0], stepped[1]);
+        MmaM16N8K16<__half>(o_[2 * k + 1], low01 >> 8 & kMask, high01 >> 8 & kMask,
+                            low23 >> 8 & kMask, high23 >> 8 & kMask, stepped[0], stepped[1]);
       }
     }
   }
