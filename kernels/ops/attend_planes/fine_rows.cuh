@@ -5,6 +5,7 @@
 #define KVSTRATA_KERNELS_OPS_ATTEND_PLANES_FINE_ROWS_CUH_
 
 #include "kernels/cuda/warps/fragments.cuh"
+#include "kernels/cuda/warps/select_bits.cuh"
 #include "kernels/ops/attend_planes/coarse_keys.cuh"
 
 namespace kvstrata::cuda {
@@ -103,11 +104,6 @@ __device__ __forceinline__ void FineLogits(const WarpMemory<kDim, kHeads>& memor
     logits[head] =
         fmaf(memory.Sums(token)[of_head] + of_rest, factors.code[head], memory.base[of_head]);
   }
-}
-
-// Bits of `a` where `mask` has ones, of `b` where it has none: one instruction.
-__device__ __forceinline__ uint32_t SelectBits(uint32_t mask, uint32_t a, uint32_t b) {
-  return (a & mask) | (b & ~mask);
 }
 
 // Four codes of lower digits, each in the low six bits of a byte, of channels 0, 2, 1, 3 of a word
