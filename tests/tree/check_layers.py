@@ -93,8 +93,9 @@ ALLOWED = {
 KERNELS = [
     r"kernels/cpu/[^/]+",
     r"kernels/pages/[^/]+",
-    # What a plan is made of: a header for each of its parts, in the folder of the plan that owns it.
-    r"kernels/plan/(?:built_plans|plan_kinds|index_options|stored_options)\.h|kernels/plans/\w+/\w+_options\.h",
+    # What a plan is made of: a header for each of its parts, in the folder of the plan that owns it, and their list.
+    r"kernels/plan/(?:built_plans|plan_kinds|index_options|stored_options)\.h"
+    r"|kernels/plans/(?:plan_list|\w+/\w+_options)\.h",
     r"kernels/cuda/batches/[^/]+",
     r"kernels/cuda/warps/[^/]+",
     r"kernels/ops/.+",
@@ -137,7 +138,7 @@ SYSTEM_FORBIDDEN = [
 OPTIONAL = {"mosaickv", "sekv"}
 PLAN = re.compile(r"kernels/plans/(\w+)/")
 # What lists types of plans, and which.
-TABLES = {"kernels/plan/plan.h": re.compile(r"\w+Options"), "kernels/cuda/cuda_ops.h": re.compile(r"\w+Batch")}
+TABLES = {"kernels/cuda/cuda_ops.h": re.compile(r"\w+Batch")}
 INCLUDE = re.compile(r'^\s*#\s*include\s+(["<])([^">]+)[">]', re.MULTILINE)
 
 
