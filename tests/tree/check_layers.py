@@ -26,6 +26,9 @@ import check_type_names
 # Rooms of server/store from the bottom up: each may include those before it, and none behind it.
 STORE = ["options", "reports", "pages", "requests", "books", "references", "prompts", "space", "codecs", "lookups",
          "sequences", "openings"]
+# Engines of the remote tier: every folder of server/tier but those of the disk and of what they share.
+ENGINES = sorted({folder.name for folder in (pathlib.Path(__file__).parents[2] / "server/tier").iterdir()
+                  if folder.is_dir()} - {"disk", "remote"})
 BELOW_STORE = ["base", "kernels", "proto", "server/memory"]
 # folder -> folders it may include from (itself always). The longest matching folder counts. A folder that is named
 # stands for its rooms, too, but in rows of its own rooms, where it is what lies in no room.
@@ -53,9 +56,9 @@ ALLOWED = {
     "server/tier/disk": ["base", "server/telemetry", "server/tier", "server/tier/disk/files",
                          "server/tier/disk/format", "server/tier/disk/state"],
     "server/tier/remote": ["base", "server/tier"],
-    "server/tier/redis/client": ["base", "server/tier"],
-    "server/tier/redis": ["base", "server/telemetry", "server/tier", "server/tier/redis/client", "server/tier/remote"],
-    "server/tier/mooncake": ["base", "server/memory", "server/telemetry", "server/tier", "server/tier/remote"],
+    **{f"server/tier/{engine}": ["base", "server/memory", "server/telemetry", "server/tier",
+                                 f"server/tier/{engine}/client", "server/tier/remote"] for engine in ENGINES},
+    **{f"server/tier/{engine}/client": ["base", "server/tier"] for engine in ENGINES},
     "server/work": ["base", "kernels", "server/memory", "server/store", "server/telemetry"],
     "server/work/rates": ["base"],
     "server/work/tiers": ["base", "kernels", "server/store", "server/telemetry", "server/tier", "server/work/rates"],

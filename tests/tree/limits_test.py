@@ -452,6 +452,7 @@ class Layers(Tree):
                              ("server/store/pages/a.h", "server/store/store.h"),
                              ("server/tier/a.cc", "server/tier/disk/b.h"),
                              ("server/tier/redis/a.cc", "server/tier/disk/b.h"),
+                             ("server/tier/redis/a.cc", "server/tier/mooncake/b.h"),
                              ("server/rpc/calls/a.cc", "server/rpc/b.h"),
                              ("server/work/tiers/a.cc", "server/tier/redis/b.h")):
             with self.subTest(path):
