@@ -9,7 +9,11 @@ kvs_library(kvs_http
   http/trace_exporter.cc
   LIBS kvs_telemetry Boost::headers Threads::Threads)
 
+# Engines of the remote tier: their keys are the configuration's.
+file(GLOB KVS_REMOTE_ENGINES CONFIGURE_DEPENDS daemon/tiers/remote_*.cc)
+list(FILTER KVS_REMOTE_ENGINES EXCLUDE REGEX "/remote_tier.cc$")
 kvs_library(kvs_config
+  ${KVS_REMOTE_ENGINES}
   config/config.cc
   config/config_files.cc
   config/config_keys.cc

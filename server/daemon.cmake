@@ -32,9 +32,9 @@ kvs_library(kvs_nodes
   nodes/node_server.cc
   LIBS kvs_rpc kvs_work kvs_store kvs_proto kvs_telemetry)
 
-file(GLOB KVS_DAEMON_TIERS CONFIGURE_DEPENDS daemon/tiers/*.cc)
 kvs_library(kvs_daemon
-  ${KVS_DAEMON_TIERS}
+  daemon/tiers/local_tier.cc
+  daemon/tiers/remote_tier.cc
   doctor/doctor.cc
   doctor/doctor_checks.cc
   doctor/doctor_disk.cc

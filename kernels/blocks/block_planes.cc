@@ -23,12 +23,13 @@ Status Unserved(const std::string& what) {
 }
 
 Status Serves(const Plan& plan, const Geometry& g) {
-  const auto& o = plan.planes;
+  const auto& fine = plan.fine;
+  const auto& planes = plan.planes;
   if (plan.codec != CodecKind::kPlanes) return Unserved("plan \"" + plan.name + "\"");
-  if (o.share > 0) return Unserved("share = " + std::to_string(o.share));
-  if (o.run > 1) return Unserved("run = " + std::to_string(o.run));
-  if (o.unit != kUnit) return Unserved("unit = " + std::to_string(o.unit));
-  if (o.lower == Tier::kHost) return Unserved("lower = \"host\"");
+  if (fine.share > 0) return Unserved("share = " + std::to_string(fine.share));
+  if (fine.run > 1) return Unserved("run = " + std::to_string(fine.run));
+  if (planes.unit != kUnit) return Unserved("unit = " + std::to_string(planes.unit));
+  if (planes.lower == Tier::kHost) return Unserved("lower = \"host\"");
   if (g.head_dim > 128) return Unserved("head_dim = " + std::to_string(g.head_dim));
   if (g.group() > kMostGroup) {
     return Unserved(std::to_string(g.group()) + " query heads a KV head");
@@ -60,7 +61,7 @@ Status CheckLimits(const Plan& plan, const BlockPlanesShape& s) {
 }
 
 PlanesRule RuleOf(const Plan& plan, int32_t layer) {
-  const auto& o = plan.planes;
+  const auto& o = plan.fine;
   if (layer < plan.n_dense_layers) return kAllFine;
   return {0, o.fine_above, o.skip_below, 1, o.sample, o.sinks, o.recent};
 }

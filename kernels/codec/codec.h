@@ -198,7 +198,8 @@ Result<std::unique_ptr<StoredRows>> ParseAs(const SequenceView& view, const Geom
 }
 
 // Each in its plan's folder.
-extern const Codec kLowRankCodec, kPackedCodec, kPlanesCodec;
+#define KVS_CODEC(Kind, name, built) extern const Codec k##Kind##Codec;
+KVS_CODECS(KVS_CODEC)
 
 // Null for codec raw.
 std::unique_ptr<Recompressor> NewRecompressor(const Plan& plan, const Geometry& geometry,

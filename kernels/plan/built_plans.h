@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which of the plans that a build may leave out it has: CMake's KVS_PLAN_SEKV and
-// KVS_PLAN_MOSAICKV. Tables of rows have empty ones for what is left out, and its pairs answer
-// UNIMPLEMENTED (plan_axes.h).
+// KVS_PLAN_MOSAICKV. Tables have empty rows for what is left out, which answers UNIMPLEMENTED
+// (plan_axes.h). KVS_OF_NAME(...), by what a line of plans/plan_list.h names: empty without it.
 #ifndef KVSTRATA_KERNELS_PLAN_BUILT_PLANS_H_
 #define KVSTRATA_KERNELS_PLAN_BUILT_PLANS_H_
 
 #include <cstdint>
 
+#define KVS_OF_ALWAYS(...) __VA_ARGS__
 #ifdef KVS_WITHOUT_SEKV
 #define KVS_OF_SEKV(...) \
   {}

@@ -138,7 +138,7 @@ Result<Plan> StartOf(std::string_view preset, const toml::table& options) {
   }
   if (segmenter) choice.segmenter = static_cast<SegmenterKind>(*segmenter);
   KVS_ASSIGN_OR_RETURN(const Combination* combination, Combine(choice));
-  Plan plan = DefaultsOf(*combination);
+  Plan plan = DefaultsOf(choice.selector, *combination);
   plan.name = preset.empty() ? "custom" : preset;
   return plan;
 }
@@ -299,7 +299,7 @@ Names PresetNames() {
   static const std::vector<std::string_view> names = [] {
     std::vector<std::string_view> list;
     for (const PresetRow& row : PresetRows()) {
-      if (IsBuilt(row.selector, CodecKind::kRaw)) list.push_back(row.name);
+      if (row.preset != nullptr) list.push_back(row.name);
     }
     return list;
   }();
@@ -307,9 +307,8 @@ Names PresetNames() {
 }
 
 std::string_view DescribePreset(std::string_view name) {
-  const auto rows = PresetRows();
-  const auto found = std::ranges::find(rows, name, &PresetRow::name);
-  return found == rows.end() ? std::string_view() : found->description;
+  const Result<const PresetRow*> row = FindPreset(name);
+  return row.ok() && (*row)->preset != nullptr ? (*row)->preset->description : "";
 }
 
 }  // namespace kvstrata

@@ -7,10 +7,9 @@
 //     {selector = "cascade", rho = [0.5, 0.2, 0.1]}      a plan of one's own
 // Named plans of the daemon's configuration ([plans.NAME]) are resolved by the daemon before this.
 //
-// Presets: full, window, quest, chess, tokenselect, sentencekv, sekv, mosaickv, strata,
-// planes.
-// Other names answer INVALID_ARGUMENT with the nearest known one ("did you mean"). A combination
-// that cannot work is refused here, with the reason.
+// Presets: `full`, and those of kernels/plans/plan_list.h. Other names answer INVALID_ARGUMENT with
+// the nearest known one ("did you mean"). A combination that cannot work is refused here, with the
+// reason.
 //
 // Defaults are those of docs/spec; each option says its source. A new one is declared, and gets its
 // row of the table (plan_rows.h), in the files of what reads it. Values; thread-safe.
@@ -27,17 +26,6 @@
 #include "kernels/plan/index_options.h"
 #include "kernels/plan/plan_kinds.h"
 #include "kernels/plan/stored_options.h"
-#include "kernels/plans/bits/bits_options.h"
-#include "kernels/plans/chess/cascade_options.h"
-#include "kernels/plans/mosaickv/block_options.h"
-#include "kernels/plans/mosaickv/packed_options.h"
-#include "kernels/plans/planes/planes_options.h"
-#include "kernels/plans/quest/minmax_options.h"
-#include "kernels/plans/sekv/lowrank_options.h"
-#include "kernels/plans/sekv/zoom_options.h"
-#include "kernels/plans/sentencekv/bucket_options.h"
-#include "kernels/plans/tokenselect/vote_options.h"
-#include "kernels/plans/window/window_options.h"
 
 namespace kvstrata {
 
@@ -67,17 +55,10 @@ struct Plan {
   // plan's have their defaults. One word for one thing: `sinks` and `recent` are always attended,
   // `budget` is what is chosen beside them, `index.unit` is what the index keeps together.
   IndexOptions index;
-  WindowOptions window;
-  MinMaxOptions minmax;
-  CascadeOptions cascade;
-  VoteOptions vote;
-  BucketOptions bucket;
-  ZoomOptions zoom;
-  BlockOptions block;
-  BitsOptions bits;
-  LowRankOptions lowrank;
-  PackedOptions packed;
-  PlanesOptions planes;  // for codec planes and selector fine
+#define KVS_PLAN_OPTIONS(preset, Kind, name, built) Kind##Options name;
+#define KVS_CODEC_OPTIONS(Kind, name, built) Kind##Options name;
+  KVS_PLANS(KVS_PLAN_OPTIONS)
+  KVS_CODECS(KVS_CODEC_OPTIONS)
   StoredOptions stored;  // for all codecs but raw
 
   // What selector and codec need; no choice of its own. REQUIRES: they go together.

@@ -6,24 +6,16 @@
 #include <cstdint>
 #include <string_view>
 
-#include "kernels/pages/tier.h"
+#include "kernels/plans/plan_list.h"
 
 namespace kvstrata {
 
 enum class SegmenterKind : uint8_t { kNone, kPage, kHierarchy, kSentence, kSpan, kLoss, kBits };
-enum class SelectorKind : uint8_t {
-  kFull,
-  kWindow,
-  kMinMax,
-  kCascade,
-  kVote,
-  kBucket,
-  kZoom,
-  kBlock,
-  kBits,
-  kFine
-};
-enum class CodecKind : uint8_t { kRaw, kLowRank, kPacked, kPlanes };
+// kFull, kWindow, kMinMax, ...; kRaw, kLowRank, ...
+#define KVS_PLAN_KIND(preset, Kind, name, built) k##Kind,
+#define KVS_CODEC_KIND(Kind, name, built) k##Kind,
+enum class SelectorKind : uint8_t { kFull, KVS_PLANS(KVS_PLAN_KIND) };
+enum class CodecKind : uint8_t { kRaw, KVS_CODECS(KVS_CODEC_KIND) };
 
 std::string_view NameOf(SegmenterKind k);
 std::string_view NameOf(SelectorKind k);

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <numeric>
 
-#include "kernels/plan/built_plans.h"
 #include "kernels/plan/plan_axes.h"
 #include "kernels/plan/plan_rows.h"
 
@@ -85,11 +84,10 @@ Status CheckRotary(const Plan& plan, const Geometry& geometry) {
                              "rest = \"drop\"");
 }
 
-constexpr const OptionTable* kCodecTables[] = {&kNoOptions, KVS_OF_SEKV(&kLowRankTable),
-                                               KVS_OF_MOSAICKV(&kPackedTable),
-                                               &kPlanesTable};  // by CodecKind
-
-const OptionTable* TableOf(SelectorKind k) { return PresetRows()[static_cast<size_t>(k)].options; }
+// Null: not in this build.
+const OptionTable* TableOf(const PresetRow& row) {
+  return row.preset == nullptr ? nullptr : &row.preset->options;
+}
 
 int EditDistance(std::string_view a, std::string_view b) {
   std::vector<int> row(b.size() + 1);
@@ -110,12 +108,9 @@ int EditDistance(std::string_view a, std::string_view b) {
 constinit const OptionTable kNoOptions = {};
 constinit const OptionTable kCommonTable = {kCommonRows, CheckCompact, CheckRotary};
 
-bool IsBuilt(SelectorKind selector, CodecKind codec) {
-  return TableOf(selector) != nullptr && kCodecTables[static_cast<size_t>(codec)] != nullptr;
-}
-
 std::array<const OptionTable*, 4> TablesOf(const Plan& plan) {
-  return {&kCommonTable, TableOf(plan.selector), kCodecTables[static_cast<size_t>(plan.codec)],
+  return {&kCommonTable, TableOf(PresetRows()[static_cast<size_t>(plan.selector)]),
+          CodecNameRows()[static_cast<size_t>(plan.codec)].options,
           plan.codec == CodecKind::kRaw ? &kNoOptions : &kStoredTable};
 }
 
@@ -133,8 +128,8 @@ bool IsOption(std::string_view name) {
     return table != nullptr &&
            std::ranges::any_of(table->rows, [&](const PlanOption& o) { return o.IsCalled(name); });
   };
-  return in(&kCommonTable) || std::ranges::any_of(PresetRows(), in, &PresetRow::options) ||
-         std::ranges::any_of(kCodecTables, in) || in(&kStoredTable);
+  return in(&kCommonTable) || std::ranges::any_of(PresetRows(), in, TableOf) ||
+         std::ranges::any_of(CodecNameRows(), in, &CodecNameRow::options) || in(&kStoredTable);
 }
 
 std::optional<std::string_view> Nearest(std::string_view name,

@@ -86,13 +86,11 @@ struct OptionTable {
   Status (*check_geometry)(const Plan& plan, const Geometry& geometry) = nullptr;
 };
 
-// Those of selectors: plan_axes.cc.
-extern const OptionTable kCommonTable, kNoOptions;                   // plan_options.cc
-extern const OptionTable kLowRankTable, kPackedTable, kPlanesTable;  // plans/PLAN/NAME_options.cc
-extern const OptionTable kStoredTable;                               // plans/codec_rows.cc
-
-// Whether this build has a selector and a codec (built_plans.h).
-bool IsBuilt(SelectorKind selector, CodecKind codec);
+// Those of selectors: plan_axes.h.
+extern const OptionTable kCommonTable, kNoOptions;  // plan_options.cc
+extern const OptionTable kStoredTable;              // plans/codec_rows.cc
+#define KVS_TABLE(Kind, name, built) extern const OptionTable k##Kind##Table;
+KVS_CODECS(KVS_TABLE)  // plans/PLAN/NAME_options.cc
 
 // The tables that a plan reads, in order: common, its selector's, its codec's, kStoredTable.
 std::array<const OptionTable*, 4> TablesOf(const Plan& plan);

@@ -21,7 +21,7 @@
 #include <type_traits>
 
 #include "kernels/pages/tier.h"
-#include "kernels/plan/plan_options.h"
+#include "kernels/plan/plan_axes.h"
 
 namespace kvstrata {
 

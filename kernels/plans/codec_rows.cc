@@ -3,7 +3,6 @@
 
 #include "kernels/codec/codec.h"
 #include "kernels/codec/extent_bytes.h"
-#include "kernels/plan/built_plans.h"
 #include "kernels/plan/plan_needs.h"
 #include "kernels/plan/plan_rows.h"
 
@@ -21,19 +20,15 @@ constexpr PlanOption kRows[] = {
     Rows::Name<&StoredOptions::keep_raw, kKeepRawNames>("keep_raw"),
 };
 
+constexpr Codec kRaw = {};
+#define KVS_CODEC_ROW(Kind, name, built) KVS_OF_##built(&k##Kind##Codec),
+constexpr const Codec* kCodecs[] = {&kRaw, KVS_CODECS(KVS_CODEC_ROW)};  // by CodecKind
+
 }  // namespace
 
 constinit const OptionTable kStoredTable = {kRows};
 
 std::string_view NameOf(KeepRaw k) { return kKeepRawNames[static_cast<size_t>(k)]; }
-
-namespace {
-
-constexpr Codec kRaw = {};
-constexpr const Codec* kCodecs[] = {&kRaw, KVS_OF_SEKV(&kLowRankCodec),
-                                    KVS_OF_MOSAICKV(&kPackedCodec), &kPlanesCodec};  // by CodecKind
-
-}  // namespace
 
 const Codec& CodecOf(const Plan& plan) { return *kCodecs[static_cast<size_t>(plan.codec)]; }
 

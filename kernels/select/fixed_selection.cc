@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/select/fixed_selection.h"
 
-#include "kernels/select/no_inspection.h"
-
 namespace kvstrata {
 namespace {
 
@@ -15,9 +13,6 @@ class FixedSelector final : public Selector {
   }
   std::unique_ptr<Selector> Clone() const override {
     return std::make_unique<FixedSelector>(*this);
-  }
-  Result<InspectArray> Inspect(const SelectContext&, std::string_view name) const override {
-    return NothingToInspect(fixed_.name, name);
   }
 
  private:

@@ -10,7 +10,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <string_view>
 #include <vector>
 
 #include "kernels/select/selection_rule.h"
@@ -28,7 +27,6 @@ struct FixedChoice {
 };
 
 struct FixedSelection {
-  std::string_view name;  // name of the selector
   // Chooses among n tokens, the query's own included, which every choice has.
   FixedChoice (*choose)(const Plan& plan, int32_t n);
   SelectionRule (*rule)(const Plan& plan, int32_t tokens);
@@ -40,20 +38,6 @@ void SelectFixed(const FixedSelection& fixed, const Plan& plan, int32_t n, Selec
 
 // `fixed` outlives it.
 std::unique_ptr<Selector> NewFixedSelector(const FixedSelection& fixed, const Plan& plan);
-
-// The same as the table of selectors takes it.
-template <const FixedSelection& kFixed>
-std::unique_ptr<Selector> MakeFixedSelector(const Plan& plan, const Geometry&) {
-  return NewFixedSelector(kFixed, plan);
-}
-template <const FixedSelection& kFixed>
-SelectionRule FixedRule(const Plan& plan, int32_t tokens) {
-  return kFixed.rule(plan, tokens);
-}
-template <const FixedSelection& kFixed>
-bool FixedInFull(const Plan& plan, int32_t n) {
-  return kFixed.choose(plan, n).everything();
-}
 
 }  // namespace kvstrata
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Selector `full`: everything, always.
+#include "kernels/plan/plan_axes.h"
 #include "kernels/select/selector_rows.h"
 
 namespace kvstrata {
@@ -13,8 +14,13 @@ SelectionRule Rule(const Plan&, int32_t tokens) {
   return rule;
 }
 
+constexpr FixedSelection kFull = {Everything, Rule};
+
 }  // namespace
 
-constinit const FixedSelection kFullSelection = {"full", Everything, Rule};
+constinit const Preset kFullPreset = {
+    .description = "every token, every step: the baseline that the others are measured against",
+    .codecs = kWithoutSummaries};
+constinit const SelectorRow kFullSelector = FixedRow<kFull>(NeedsNothing);
 
 }  // namespace kvstrata

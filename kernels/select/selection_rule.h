@@ -44,6 +44,9 @@ cuda::CandidateRule MinMaxCandidates(const Plan& plan);
 cuda::CandidateRule VoteCandidates(const Plan& plan);
 cuda::CandidateRule BitsCandidates(const Plan& plan);
 
+// Selector bucket's, whatever its codec.
+SelectionRule BucketRule(const Plan& plan, int32_t tokens);
+
 // The votes that a KV head of `group` query heads may leave out, for selector bits with max_missed,
 // on both machines.
 double BitsMissed(const Plan& plan, int32_t group);

@@ -12,9 +12,9 @@ namespace {
 const SelectorRow& RowOf(const Plan& plan) {
   for (const PairRow& pair : kPairRows) {
     const bool is_it = pair.selector == plan.selector && pair.codec == plan.codec;
-    if (is_it && pair.row.make != nullptr) return pair.row;
+    if (is_it && pair.row != nullptr) return *pair.row;
   }
-  return SelectorRows()[static_cast<size_t>(plan.selector)];
+  return *SelectorRows()[static_cast<size_t>(plan.selector)];
 }
 
 }  // namespace

@@ -81,9 +81,11 @@ class Selector {
   // A copy for a forked sequence.
   virtual std::unique_ptr<Selector> Clone() const = 0;
 
-  // NOT_FOUND INSPECT_UNKNOWN lists the names there are.
-  virtual Result<InspectArray> Inspect(const SelectContext& context,
-                                       std::string_view name) const = 0;
+  // NOT_FOUND INSPECT_UNKNOWN lists the names there are; without a text there are none.
+  virtual Result<InspectArray> Inspect(const SelectContext& context, std::string_view name) const {
+    (void)context, (void)name;
+    return NotFound("INSPECT_UNKNOWN", "");
+  }
 };
 
 // REQUIRES: plan came from ParsePlan.

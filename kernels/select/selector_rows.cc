@@ -3,6 +3,6 @@
 
 namespace kvstrata {
 
-std::span<const SelectorRow> SelectorRows() { return kSelectorRows; }
+std::span<const SelectorRow* const> SelectorRows() { return kSelectorRows; }
 
 }  // namespace kvstrata

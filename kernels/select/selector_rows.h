@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of selectors: one row each, with all that is asked of a selector by its kind. What a
-// GPU has of them is in kernels/step/gpu/frame/cuda_selector_rows.h.
+// What is asked of a selector by its kind: a row each, in the selector's own file, and the table of
+// them, which is made from kernels/plans/plan_list.h. What a GPU has of them is in
+// kernels/step/gpu/frame/cuda_selector_rows.h.
 #ifndef KVSTRATA_KERNELS_SELECT_SELECTOR_ROWS_H_
 #define KVSTRATA_KERNELS_SELECT_SELECTOR_ROWS_H_
 
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <type_traits>
 
-#include "kernels/plan/built_plans.h"
 #include "kernels/plan/plan_needs.h"
 #include "kernels/select/fixed_selection.h"
 #include "kernels/select/selection_rule.h"
@@ -24,32 +25,6 @@ struct SelectorRow {
   // Whether a step of n tokens attends all of them, because its budget holds them.
   bool (*in_full)(const Plan& plan, int32_t n);
 };
-
-// Each in the selector's own file.
-extern const FixedSelection kFullSelection, kWindowSelection;
-std::unique_ptr<Selector> NewMinMaxSelector(const Plan& plan, const Geometry& geometry);
-std::unique_ptr<Selector> NewCascadeSelector(const Plan& plan, const Geometry& geometry);
-std::unique_ptr<Selector> NewVoteSelector(const Plan& plan, const Geometry& geometry);
-std::unique_ptr<Selector> NewBucketSelector(const Plan& plan, const Geometry& geometry);
-std::unique_ptr<Selector> NewZoomSelector(const Plan& plan, const Geometry& geometry);
-std::unique_ptr<Selector> NewSpanBucketSelector(const Plan& plan, const Geometry& geometry);
-std::unique_ptr<Selector> NewRawBlockSelector(const Plan& plan, const Geometry& geometry);
-std::unique_ptr<Selector> NewPackedBlockSelector(const Plan& plan, const Geometry& geometry);
-std::unique_ptr<Selector> NewBitsSelector(const Plan& plan, const Geometry& geometry);
-std::unique_ptr<Selector> NewFineSelector(const Plan& plan, const Geometry& geometry);
-uint32_t CascadeNeeds(const Plan& plan);
-SelectionRule MinMaxRule(const Plan& plan, int32_t tokens);
-SelectionRule CascadeRule(const Plan& plan, int32_t tokens);
-SelectionRule VoteRule(const Plan& plan, int32_t tokens);
-SelectionRule BucketRule(const Plan& plan, int32_t tokens);
-SelectionRule ZoomRule(const Plan& plan, int32_t tokens);
-SelectionRule BlockRule(const Plan& plan, int32_t tokens);
-SelectionRule BitsRule(const Plan& plan, int32_t tokens);
-SelectionRule FineRule(const Plan& plan, int32_t tokens);
-bool BucketInFull(const Plan& plan, int32_t n);
-bool ZoomInFull(const Plan& plan, int32_t n);
-bool RawBlocksInFull(const Plan& plan, int32_t n);
-bool FineInFull(const Plan& plan, int32_t n);
 
 inline uint32_t NeedsNothing(const Plan&) { return 0; }
 // A prompt attends everything; selection begins behind it.
@@ -68,40 +43,42 @@ inline bool NeverByBudget(const Plan&, int32_t) { return false; }
 
 template <const FixedSelection& kFixed>
 constexpr SelectorRow FixedRow(uint32_t (*needs)(const Plan& plan) = NeedsPromptsEnd) {
-  return {MakeFixedSelector<kFixed>, needs, FixedRule<kFixed>, FixedInFull<kFixed>};
+  return {[](const Plan& plan, const Geometry&) { return NewFixedSelector(kFixed, plan); }, needs,
+          [](const Plan& plan, int32_t tokens) { return kFixed.rule(plan, tokens); },
+          [](const Plan& plan, int32_t n) { return kFixed.choose(plan, n).everything(); }};
 }
 
-inline constexpr SelectorRow kSelectorRows[] = {
-    FixedRow<kFullSelection>(NeedsNothing),
-    FixedRow<kWindowSelection>(),
-    {NewMinMaxSelector, NeedsPromptsEnd, MinMaxRule, CandidatesInFull<MinMaxCandidates>},
-    {NewCascadeSelector, CascadeNeeds, CascadeRule, NeverByBudget},
-    {NewVoteSelector, NeedsPromptsEnd, VoteRule, CandidatesInFull<VoteCandidates>},
-    {NewBucketSelector, NeedsSentencesAndQueries, BucketRule, BucketInFull},
-    KVS_OF_SEKV({NewZoomSelector, NeedsPromptsEnd, ZoomRule, ZoomInFull}),
-    KVS_OF_MOSAICKV({NewRawBlockSelector, NeedsPromptsEnd, BlockRule, RawBlocksInFull}),
-    {NewBitsSelector, NeedsPromptsEnd, BitsRule, CandidatesInFull<BitsCandidates>},
-    {NewFineSelector, NeedsPromptsEnd, FineRule, FineInFull},
-};  // by SelectorKind
+// By what MakeSelector's T is made of: a plan, and a geometry if it takes one.
+template <typename T>
+std::unique_ptr<Selector> MakeSelector(const Plan& plan, const Geometry& geometry) {
+  if constexpr (std::is_constructible_v<T, const Plan&, const Geometry&>) {
+    return std::make_unique<T>(plan, geometry);
+  } else {
+    return std::make_unique<T>(plan);
+  }
+}
+
+extern const SelectorRow kFullSelector;  // full.cc
+#define KVS_SELECTOR(preset, Kind, name, built) extern const SelectorRow k##Kind##Selector;
+#define KVS_SELECTOR_ROW(preset, Kind, name, built) KVS_OF_##built(&k##Kind##Selector),
+KVS_PLANS(KVS_SELECTOR)
+inline constexpr const SelectorRow* kSelectorRows[] = {&kFullSelector, KVS_PLANS(KVS_SELECTOR_ROW)};
 
 // A selector over a codec that it is written for, instead of its row above.
 struct PairRow {
   SelectorKind selector = SelectorKind::kFull;
   CodecKind codec = CodecKind::kRaw;
-  SelectorRow row = {};  // empty where the build leaves it out
+  const SelectorRow* row = nullptr;  // null where the build leaves it out
 };
+extern const SelectorRow kSpanBucketSelector, kPackedBlockSelector;
 inline constexpr PairRow kPairRows[] = {
-    KVS_OF_SEKV({SelectorKind::kBucket,
-                 CodecKind::kLowRank,
-                 {NewSpanBucketSelector, NeedsSentences, BucketRule, NeverByBudget}}),
-    KVS_OF_MOSAICKV({SelectorKind::kBlock,
-                     CodecKind::kPacked,
-                     {NewPackedBlockSelector, NeedsPromptsEnd, BlockRule, NeverByBudget}}),
+    KVS_OF_SEKV({SelectorKind::kBucket, CodecKind::kLowRank, &kSpanBucketSelector}),
+    KVS_OF_MOSAICKV({SelectorKind::kBlock, CodecKind::kPacked, &kPackedBlockSelector}),
 };
 
-// The rows that are in use: these. Alone in its file, so that a test can be linked with its own
-// (tests/kernels/toy_selector_rows.cc).
-std::span<const SelectorRow> SelectorRows();
+// The rows that are in use, by SelectorKind: these. Alone in its file, so that a test can be linked
+// with its own (tests/kernels/toy_selector_rows.cc).
+std::span<const SelectorRow* const> SelectorRows();
 
 }  // namespace kvstrata
 

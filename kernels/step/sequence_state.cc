@@ -159,13 +159,18 @@ Result<InspectArray> SequenceState::Inspect(const SequenceView& view, const Back
   const SelectContext context = Context(indexed, &backend, &executor);
   Result<InspectArray> array = selector_->Inspect(context, name);
   if (array.ok() || array.status().reason() != "INSPECT_UNKNOWN") return array;
-  std::string others;
+  std::string text = array.status().message();
+  if (text.empty()) {
+    text = "array '" + std::string(name) + "': selector '" + std::string(NameOf(plan_.selector)) +
+           "' keeps no arrays";
+  }
+  std::string_view before = "; its codec keeps ";
   for (const std::string_view known : codec_->arrays) {
     if (name == known) return codec_->inspect(context, name);
-    others.append(others.empty() ? "; its codec keeps " : ", ").append(known);
+    text.append(before).append(known);
+    before = ", ";
   }
-  return NotFound("INSPECT_UNKNOWN", array.status().message() + others +
-                                         "; every plan has entropy, surprisal, boundary");
+  return NotFound("INSPECT_UNKNOWN", text + "; every plan has entropy, surprisal, boundary");
 }
 
 }  // namespace kvstrata

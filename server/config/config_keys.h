@@ -11,7 +11,6 @@
 #include "base/status.h"
 #include "server/config/config.h"
 #include "server/store/options/user_limits.h"
-#include "server/tier/redis/redis_value_tier.h"
 
 namespace kvstrata {
 
@@ -72,8 +71,6 @@ bool TenantKeyReloads(std::string_view key);
 // user of this node stands for); `where` it was given is for the message.
 Status ApplyTenantKey(std::string_view key, std::string_view value, std::string_view where,
                       Config* config);
-// Options by remote.redis; none: without servers.
-RedisTierOptions RedisOptionsOf(const RemoteConfig& config);
 
 }  // namespace kvstrata
 

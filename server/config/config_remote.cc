@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <net/if.h>
-
 #include <algorithm>
 #include <array>
 #include <iterator>
 #include <vector>
 
+#include "base/check.h"
 #include "server/config/config_keys.h"
 #include "server/config/config_numbers.h"
+#include "server/config/remote_engines.h"
 #include "server/store/options/user_name.h"
 #include "server/tier/redis/client/redis_slots.h"
 #include "server/tier/remote/node_announcement.h"
@@ -18,36 +18,9 @@ namespace {
 using std::chrono::microseconds;
 
 constexpr microseconds kMillisecond{1000}, kMinute{60'000'000}, kDay{86'400'000'000};
-constexpr size_t kMostServers = 64, kMostNameBytes = 64, kMostTenants = 1024, kMostTextBytes = 256;
+constexpr size_t kMostNameBytes = 64, kMostTenants = 1024;
 constexpr std::string_view kTenants = "remote.tenants.";
 constexpr std::string_view kName = "name", kReadRate = "read_rate", kWriteRate = "write_rate";
-
-// "HOST:PORT[,HOST:PORT...]", none of them twice.
-bool AreServers(std::string_view text) {
-  std::vector<redis::RedisAddress> servers;
-  for (;;) {
-    const size_t comma = std::min(text.find(','), text.size());
-    const Result<redis::RedisAddress> server = redis::ParseRedisAddress(text.substr(0, comma));
-    if (!server.ok() || std::ranges::find(servers, *server) != servers.end()) return false;
-    servers.push_back(*server);
-    if (servers.size() > kMostServers) return false;
-    if (comma == text.size()) return true;
-    text.remove_prefix(comma + 1);
-  }
-}
-
-// With its port: what others are told is what is written.
-bool IsNodeAddress(std::string_view text) {
-  const Result<redis::RedisAddress> address = redis::ParseRedisAddress(text);
-  return address.ok() && address->ToString() == text && text.size() <= remote::kMaxNodeAddressBytes;
-}
-
-// False: there are some, which are to be looked at.
-bool TakeServers(const char* engine, std::string_view servers, Config* c) {
-  c->remote.servers.erase(engine);
-  if (!servers.empty()) c->remote.servers.emplace(engine, servers);
-  return servers.empty();
-}
 
 bool ParseWrite(std::string_view text, TierWrite* out) {
   if (text == "reused") *out = TierWrite::kReused;
@@ -65,68 +38,18 @@ bool RateIn(std::string_view text, uint64_t* out) {
 
 // A path key's value: absolute, or none.
 bool IsFile(std::string_view text, std::string* out) {
-  *out = text;
-  return text.empty() || text.front() == '/';
+  return Take(text, out) && (text.empty() || text.front() == '/');
 }
 
 constexpr std::string_view kRate = "a size, 1MiB to 1PiB; 0: no limit";
 
-constexpr std::array kRemoteKeys = {
-    ConfigKey{"remote.redis", "", "HOST:PORT[,HOST:PORT...], up to 64; '': no remote tier",
-              "servers of the Redis or Valkey cluster that nodes share pages through; those named "
-              "tell of the others",
-              KVS_READS(TakeServers("redis", v, c) || AreServers(v)), kText},
-    ConfigKey{
-        "remote.mooncake", "", "HOST:PORT; '': no Mooncake Store",
-        "master of the Mooncake Store that nodes share pages through, in place of remote.redis",
-        [](std::string_view v, Config* c) {
-          c->remote.agent.master = v;
-          return TakeServers("mooncake", v, c) || IsNodeAddress(v);
-        },
-        kText},
-    ConfigKey{"remote.mooncake_metadata", "P2PHANDSHAKE",
-              "P2PHANDSHAKE, or a URL of up to 256 characters",
-              "where Mooncake's clients find each other, as its other clients have it",
-              [](std::string_view v, Config* c) {
-                c->remote.agent.metadata = v;
-                return v == "P2PHANDSHAKE" ||
-                       (v.find("://") != std::string_view::npos && v.size() <= kMostTextBytes);
-              },
-              kText},
-    ConfigKey{"remote.mooncake_protocol", "tcp", "tcp, rdma", "how Mooncake moves bytes",
-              [](std::string_view v, Config* c) {
-                c->remote.agent.protocol = v;
-                return v == "tcp" || v == "rdma";
-              },
-              kText},
-    ConfigKey{"remote.mooncake_devices", "",
-              "names with commas, up to 256 characters; '': as Mooncake finds them",
-              "RDMA devices that Mooncake uses",
-              [](std::string_view v, Config* c) {
-                c->remote.agent.devices = v;
-                return v.find(' ') == std::string_view::npos && v.size() <= kMostTextBytes;
-              },
-              kText},
-    ConfigKey{"remote.mooncake_interface", "lo", "a network interface, 1 to 15 characters",
-              "by its IPv4 address the store knows this node",
-              [](std::string_view v, Config* c) {
-                c->remote.agent.interface = v;
-                return !v.empty() && v.size() < IFNAMSIZ;
-              },
-              kText},
-    ConfigKey{"remote.mooncake_python", "/usr/bin/python3", "a file's absolute path",
-              "the Python that has Mooncake's package",
-              KVS_READS(IsFile(v, &c->remote.agent.python) && !v.empty()), kText},
+constexpr std::array kOwnKeys = {
     ConfigKey{"remote.secret_file", "", "a file's absolute path; required with a remote tier",
               "one line of 32 to 512 characters, the same on every node; mode 0600",
               KVS_READS(IsFile(v, &c->remote.secret_file)), kText},
     ConfigKey{"remote.user", "", "up to 64 characters",
               "user of the servers' ACL that the daemon logs in as; '': the default one",
-              [](std::string_view v, Config* c) {
-                c->remote.user = v;
-                return v.size() <= kMostNameBytes;
-              },
-              kText},
+              KVS_READS(Take(v, &c->remote.user) && v.size() <= kMostNameBytes), kText},
     ConfigKey{"remote.password_file", "", "a file's absolute path; '': no password",
               "its first line is the password that the servers ask for",
               KVS_READS(IsFile(v, &c->remote.password_file)), kText},
@@ -146,17 +69,10 @@ constexpr std::array kRemoteKeys = {
               "the key of that certificate", KVS_READS(IsFile(v, &c->remote.tls.key_file)), kText},
     ConfigKey{"remote.seal", "none", "none, gcm",
               "what the servers see of values: their bytes, or AES-256-GCM",
-              [](std::string_view v, Config* c) {
-                c->remote.seal = v;
-                return v == "none" || v == "gcm";
-              },
-              kText},
+              KVS_READS(Take(v, &c->remote.seal) && (v == "none" || v == "gcm")), kText},
     ConfigKey{"remote.tenant", "kvstrata", "1 to 64 characters",
               "name under which nodes share: those with another one find nothing of each other",
-              [](std::string_view v, Config* c) {
-                c->remote.tenant = v;
-                return !v.empty() && v.size() <= kMostNameBytes;
-              },
+              KVS_READS(Take(v, &c->remote.tenant) && !v.empty() && v.size() <= kMostNameBytes),
               kText},
     ConfigKey{"remote.ttl", "7d", "a duration, 1min to 3650d",
               "how long a value stays that nobody puts again; older ones are refused",
@@ -193,10 +109,8 @@ constexpr std::array kRemoteKeys = {
     ConfigKey{"remote.write_rate", "0", kRate, "bytes a second that go there",
               KVS_READS(RateIn(v, &c->remote.pages.writer.rate)), kAny, kReloads},
     ConfigKey{"remote.tenant_read_rate", "0", kRate, "the same for opens of each tenant",
-              [](std::string_view v, Config* c) {
-                return RateIn(v, &c->remote.pages.searches->tenant_read_rates.usual);
-              },
-              kAny, kReloads},
+              KVS_READS(RateIn(v, &c->remote.pages.searches->tenant_read_rates.usual)), kAny,
+              kReloads},
     ConfigKey{"remote.tenant_write_rate", "0", kRate,
               "bytes a second of each tenant's that may go there; what is beyond does not",
               KVS_READS(RateIn(v, &c->remote.pages.writer.tenant_rates.usual)), kAny, kReloads},
@@ -206,11 +120,7 @@ constexpr std::array kRemoteKeys = {
     ConfigKey{"remote.announce", "", "HOST:PORT, an address of this machine; '': not announced",
               "where other nodes ask this one what it has of a prompt, and it listens; needs "
               "remote.tls_cert_file, tls_key_file and tls_ca_file but on loopback",
-              [](std::string_view v, Config* c) {
-                c->remote.announce = v;
-                return v.empty() || IsNodeAddress(v);
-              },
-              kText},
+              KVS_READS(Take(v, &c->remote.announce) && (v.empty() || IsNodeAddress(v))), kText},
 };
 
 bool IsTenantName(std::string_view text) {
@@ -240,9 +150,34 @@ std::string SetTenantRate(const std::string& user, std::string_view text,
   return "";
 }
 
+std::string Named(const std::pair<const std::string, std::string>& engine) {
+  return "remote." + engine.first + " = '" + engine.second + "'";
+}
+
 }  // namespace
 
-std::span<const ConfigKey> RemoteKeys() { return kRemoteKeys; }
+std::span<const ConfigKey> RemoteKeys() {
+  static const std::vector<ConfigKey> keys = [] {
+    std::vector<ConfigKey> all;
+    for (const RemoteEngineRow* const engine : kRemoteEngines) {
+      all.insert(all.end(), engine->keys.begin(), engine->keys.end());
+    }
+    all.insert(all.end(), kOwnKeys.begin(), kOwnKeys.end());
+    return all;
+  }();
+  return keys;
+}
+
+bool TakeServers(std::string_view engine, std::string_view servers, Config* c) {
+  c->remote.servers.erase(std::string(engine));
+  if (!servers.empty()) c->remote.servers.emplace(engine, servers);
+  return servers.empty();
+}
+
+bool IsNodeAddress(std::string_view text) {
+  const Result<redis::RedisAddress> address = redis::ParseRedisAddress(text);
+  return address.ok() && address->ToString() == text && text.size() <= remote::kMaxNodeAddressBytes;
+}
 
 bool IsTenantKey(std::string_view key) { return key.starts_with(kTenants); }
 
@@ -271,20 +206,16 @@ Status ApplyTenantKey(std::string_view key, std::string_view value, std::string_
                          at + " = '" + std::string(value) + "'; allowed: " + allowed);
 }
 
-RedisTierOptions RedisOptionsOf(const RemoteConfig& config) {
-  RedisTierOptions options;
-  const auto servers = config.servers.find("redis");
-  const bool none = servers == config.servers.end();
-  for (std::string_view text = none ? std::string_view() : servers->second; !text.empty();) {
-    const size_t comma = std::min(text.find(','), text.size());
-    options.servers.emplace_back(text.substr(0, comma));
-    text.remove_prefix(std::min(comma + 1, text.size()));
-  }
-  options.user = config.user;
-  options.password_file = config.password_file;
-  options.tls = config.tls;
-  options.ttl = std::chrono::duration_cast<std::chrono::milliseconds>(config.ttl);
-  return options;
+const RemoteEngineRow& RemoteEngineOf(const RemoteConfig& config) {
+  const std::string_view name = config.servers.begin()->first;
+  const auto row = std::ranges::find(kRemoteEngines, name, &RemoteEngineRow::name);
+  KVS_CHECK(row != std::end(kRemoteEngines));
+  return **row;
+}
+
+Status RefusedBeside(const RemoteConfig& config, const std::string& other, const char* why) {
+  return InvalidArgument("REMOTE_ENGINE",
+                         Named(*config.servers.begin()) + " and " + other + ": " + why);
 }
 
 Status CheckRemoteEngine(const RemoteConfig& config) {
@@ -295,28 +226,12 @@ Status CheckRemoteEngine(const RemoteConfig& config) {
                                                   "or leave remote.announce out");
   }
   if (!config.on()) return OkStatus();
-  const auto named = [](const auto& engine) {
-    return "remote." + engine.first + " = '" + engine.second + "'";
-  };
-  const auto refused = [&](const std::string& other, const char* why) {
-    return InvalidArgument("REMOTE_ENGINE",
-                           named(*config.servers.begin()) + " and " + other + ": " + why);
-  };
   if (config.servers.size() > 1) {
-    return refused(named(*std::next(config.servers.begin())),
-                   "there is one remote tier; leave one of them out");
+    return RefusedBeside(config, Named(*std::next(config.servers.begin())),
+                         "there is one remote tier; leave one of them out");
   }
-  if (config.agent.master.empty()) return OkStatus();
-  if (!config.announce.empty()) {
-    return refused("remote.announce = '" + config.announce + "'",
-                   "nodes announce themselves in Redis alone; leave remote.announce out");
-  }
-  if (!config.user.empty() || !config.password_file.empty() || config.tls.on) {
-    return refused("remote.user, remote.password_file or remote.tls",
-                   "Mooncake Store has neither users nor TLS; leave them out, and let a network of "
-                   "its own and remote.seal protect it");
-  }
-  return OkStatus();
+  const RemoteEngineRow& engine = RemoteEngineOf(config);
+  return engine.check == nullptr ? OkStatus() : engine.check(config);
 }
 
 }  // namespace kvstrata

@@ -9,9 +9,9 @@
 #include <cstring>
 #include <string>
 
-#include "server/config/config_keys.h"
 #include "server/config/pool_memory.h"
 #include "server/config/start_memory.h"
+#include "server/daemon/tiers/remote_engine.h"
 #include "server/memory/memory_resource.h"
 #include "server/memory/numa_topology.h"
 #include "server/nodes/node_credentials.h"

@@ -171,12 +171,12 @@ class PlanesStep : public ::testing::TestWithParam<std::string> {
   const Inputs in_{Shape(), kTokens + kNew, kSeed};
   const Plan plan_;
   PlanesRule rule_ = {0,
-                      plan_.planes.fine_above,
-                      plan_.planes.skip_below,
+                      plan_.fine.fine_above,
+                      plan_.fine.skip_below,
                       1,
-                      plan_.planes.sample,
-                      plan_.planes.sinks,
-                      plan_.planes.recent};  // expected
+                      plan_.fine.sample,
+                      plan_.fine.sinks,
+                      plan_.fine.recent};  // expected
   const Backend& backend_;
   CodecSequence rows_;
   SequenceState state_;
@@ -192,7 +192,7 @@ TEST_P(PlanesStep, RawRowsOfSeveralSlicesAreOneNormaliser) {
   static_assert(kTokens - kSealed > kAttendSliceRows);
   ASSERT_NO_FATAL_FAILURE(ExpectOutputs(Attend(1), 0, 1));
   const int64_t raw = in_.g.kv_heads * (kTokens + 1 - kSealed);
-  EXPECT_GT(fine_, in_.g.kv_heads * plan_.planes.sinks);
+  EXPECT_GT(fine_, in_.g.kv_heads * plan_.fine.sinks);
   EXPECT_LT(fine_, in_.g.kv_heads * kSealed / 2);
   if (GetParam() != "ref") return;  // simd may decide near-ties the other way
   EXPECT_EQ(static_cast<int64_t>(cost_.rows), raw + fine_);

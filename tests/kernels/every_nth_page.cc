@@ -26,6 +26,6 @@ SelectionRule Rule(const Plan&, int32_t tokens) {
 
 }  // namespace
 
-constinit const FixedSelection kEveryNthPage = {"every_nth_page", Choose, Rule, kPage};
+constinit const FixedSelection kEveryNthPage = {Choose, Rule, kPage};
 
 }  // namespace kvstrata

@@ -368,15 +368,15 @@ void RandomEnds(Random& r, Plan& p) {
     p.stored.max_loss = StoredOptions().max_loss;  // not of planes
     p.planes = {r.Coin() ? 8 : 4, 16 * r.Int(1, 16)};
     if (r.Coin()) {
-      p.planes.fine_above = 100 * r.Share();
+      p.fine.fine_above = 100 * r.Share();
     } else {
-      p.planes.share = r.Share();
-      p.planes.run = r.Coin() ? 8 : 1;
+      p.fine.share = r.Share();
+      p.fine.run = r.Coin() ? 8 : 1;
     }
-    p.planes.skip_below = r.Share();
-    p.planes.sample = r.Int(1, 1024);
-    p.planes.sinks = r.Int(0, 1 << 29);
-    p.planes.recent = r.Int(1, 1 << 29);
+    p.fine.skip_below = r.Share();
+    p.fine.sample = r.Int(1, 1024);
+    p.fine.sinks = r.Int(0, 1 << 29);
+    p.fine.recent = r.Int(1, 1 << 29);
     if (r.Coin()) p.planes.lower = Tier::kHost, p.planes.hot = r.Coin() ? 0 : 16;
   }
   if (p.selector == SelectorKind::kBlock) {

@@ -96,7 +96,7 @@ class PlanesOracle {
 
   // A step's rule for a sequence of so many tokens.
   PlanesRule RuleOf(int layer, bool in_full, int32_t tokens) const {
-    const auto& o = plan_.planes;
+    const auto& o = plan_.fine;
     PlanesRule rule{0, o.fine_above, o.skip_below, 1, o.sample, o.sinks, o.recent};
     if (in_full || tokens < plan_.min_tokens || layer < plan_.n_dense_layers) rule.recent = 1 << 29;
     return rule;

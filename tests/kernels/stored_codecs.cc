@@ -44,7 +44,7 @@ Plan VotePlan(CodecKind codec) {
 // All rows by all of their planes.
 Plan FinePlan() {
   Plan plan = PlanesPlan();
-  plan.planes.share = 1;
+  plan.fine.share = 1;
   return plan;
 }
 Plan LowerOnHostPlan() {

@@ -11,20 +11,21 @@ namespace kvstrata {
 namespace {
 
 template <typename Row, size_t kCount>
-constexpr std::array<Row, kCount> WithToy(const Row (&rows)[kCount], Row toy) {
-  std::array<Row, kCount> all;
+constexpr std::array<const Row*, kCount> WithToy(const Row* const (&rows)[kCount], const Row& toy) {
+  std::array<const Row*, kCount> all;
   std::ranges::copy(rows, all.begin());
-  all[static_cast<size_t>(SelectorKind::kWindow)] = toy;
+  all[static_cast<size_t>(SelectorKind::kWindow)] = &toy;
   return all;
 }
 
-constexpr auto kRows = WithToy<SelectorRow>(kSelectorRows, FixedRow<kEveryNthPage>());
-constexpr auto kCudaRows = WithToy<CudaSelectorRow>(
-    kCudaSelectorRows, {kOverRaw, "", ServesAll, MakeCudaFixed<kEveryNthPage>});
+constexpr SelectorRow kRow = FixedRow<kEveryNthPage>();
+constexpr CudaSelectorRow kCudaRow = {kOverRaw, "", ServesAll, MakeCudaFixed<kEveryNthPage>};
+constexpr auto kRows = WithToy(kSelectorRows, kRow);
+constexpr auto kCudaRows = WithToy(kCudaSelectorRows, kCudaRow);
 
 }  // namespace
 
-std::span<const SelectorRow> SelectorRows() { return kRows; }
-std::span<const CudaSelectorRow> CudaSelectorRows() { return kCudaRows; }
+std::span<const SelectorRow* const> SelectorRows() { return kRows; }
+std::span<const CudaSelectorRow* const> CudaSelectorRows() { return kCudaRows; }
 
 }  // namespace kvstrata

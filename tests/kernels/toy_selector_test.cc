@@ -82,8 +82,8 @@ TEST(ToySelector, IsOneRowInEachTable) {
   ASSERT_EQ(CudaSelectorRows().size(), std::size(kCudaSelectorRows));
   int rows = 0, cuda_rows = 0;
   for (size_t i = 0; i < std::size(kSelectorRows); ++i) {
-    rows += SelectorRows()[i].make != kSelectorRows[i].make ? 1 : 0;
-    cuda_rows += CudaSelectorRows()[i].make != kCudaSelectorRows[i].make ? 1 : 0;
+    rows += SelectorRows()[i] != kSelectorRows[i] ? 1 : 0;
+    cuda_rows += CudaSelectorRows()[i] != kCudaSelectorRows[i] ? 1 : 0;
   }
   EXPECT_EQ(rows, 1);
   EXPECT_EQ(cuda_rows, 1);

@@ -26,6 +26,9 @@ import check_type_names
 # Rooms of server/store from the bottom up: each may include those before it, and none behind it.
 STORE = ["options", "reports", "pages", "requests", "books", "references", "prompts", "space", "codecs", "lookups",
          "sequences", "openings"]
+# Engines of the remote tier: every folder of server/tier but those of the disk and of what they share.
+ENGINES = sorted({folder.name for folder in (pathlib.Path(__file__).parents[2] / "server/tier").iterdir()
+                  if folder.is_dir()} - {"disk", "remote"})
 BELOW_STORE = ["base", "kernels", "proto", "server/memory"]
 # folder -> folders it may include from (itself always). The longest matching folder counts. A folder that is named
 # stands for its rooms, too, but in rows of its own rooms, where it is what lies in no room.
@@ -53,9 +56,9 @@ ALLOWED = {
     "server/tier/disk": ["base", "server/telemetry", "server/tier", "server/tier/disk/files",
                          "server/tier/disk/format", "server/tier/disk/state"],
     "server/tier/remote": ["base", "server/tier"],
-    "server/tier/redis/client": ["base", "server/tier"],
-    "server/tier/redis": ["base", "server/telemetry", "server/tier", "server/tier/redis/client", "server/tier/remote"],
-    "server/tier/mooncake": ["base", "server/memory", "server/telemetry", "server/tier", "server/tier/remote"],
+    **{f"server/tier/{engine}": ["base", "server/memory", "server/telemetry", "server/tier",
+                                 f"server/tier/{engine}/client", "server/tier/remote"] for engine in ENGINES},
+    **{f"server/tier/{engine}/client": ["base", "server/tier"] for engine in ENGINES},
     "server/work": ["base", "kernels", "server/memory", "server/store", "server/telemetry"],
     "server/work/rates": ["base"],
     "server/work/tiers": ["base", "kernels", "server/store", "server/telemetry", "server/tier", "server/work/rates"],
@@ -93,8 +96,9 @@ ALLOWED = {
 KERNELS = [
     r"kernels/cpu/[^/]+",
     r"kernels/pages/[^/]+",
-    # What a plan is made of: a header for each of its parts, in the folder of the plan that owns it.
-    r"kernels/plan/(?:built_plans|plan_kinds|index_options|stored_options)\.h|kernels/plans/\w+/\w+_options\.h",
+    # What a plan is made of: a header for each of its parts, in the folder of the plan that owns it, and their list.
+    r"kernels/plan/(?:built_plans|plan_kinds|index_options|stored_options)\.h"
+    r"|kernels/plans/(?:plan_list|\w+/\w+_options)\.h",
     r"kernels/cuda/batches/[^/]+",
     r"kernels/cuda/warps/[^/]+",
     r"kernels/ops/.+",
@@ -137,7 +141,7 @@ SYSTEM_FORBIDDEN = [
 OPTIONAL = {"mosaickv", "sekv"}
 PLAN = re.compile(r"kernels/plans/(\w+)/")
 # What lists types of plans, and which.
-TABLES = {"kernels/plan/plan.h": re.compile(r"\w+Options"), "kernels/cuda/cuda_ops.h": re.compile(r"\w+Batch")}
+TABLES = {"kernels/cuda/cuda_ops.h": re.compile(r"\w+Batch")}
 INCLUDE = re.compile(r'^\s*#\s*include\s+(["<])([^">]+)[">]', re.MULTILINE)
 
 

@@ -10,9 +10,7 @@
 
 #include "kernels/ops/take/take.h"
 #include "kernels/plan/plan_rows.h"
-#include "kernels/select/no_inspection.h"
-#include "kernels/select/selection_rule.h"
-#include "kernels/select/selector.h"
+#include "kernels/select/selector_rows.h"
 #include "kernels/select/token_scores.h"
 
 namespace kvstrata {
@@ -25,10 +23,10 @@ constexpr int32_t kTile = 2048;
 
 class BitsSelector final : public Selector {
  public:
-  BitsSelector(const Plan& plan, int32_t group)
+  BitsSelector(const Plan& plan, const Geometry& geometry)
       : rule_(BitsCandidates(plan)),
         most_(plan.bits.budget / plan.bits.run),
-        missed_(BitsMissed(plan, group)) {}
+        missed_(BitsMissed(plan, geometry.group())) {}
 
   void Select(const SelectContext& context, int layer, const float* q, Selection* out) override {
     const int32_t n = context.view.tokens + 1;
@@ -55,9 +53,6 @@ class BitsSelector final : public Selector {
     auto copy = std::make_unique<BitsSelector>(*this);
     copy->scratch_ = {};
     return copy;
-  }
-  Result<InspectArray> Inspect(const SelectContext&, std::string_view name) const override {
-    return NothingToInspect("bits", name);
   }
 
  private:
@@ -296,25 +291,8 @@ Status CheckStoredAfterRotary(const Plan&, const Geometry& geometry) {
                          "with keys_pre_rope = 0, or use plan \"tokenselect\"");
 }
 
-}  // namespace
-
-extern constinit const OptionTable kBitsTable = {kRows, nullptr, CheckStoredAfterRotary};
-
-cuda::CandidateRule BitsCandidates(const Plan& plan) {
-  // With max_missed queries decide how many are taken, and no number of them is all.
-  const int32_t take = plan.bits.max_missed > 0 ? 0 : plan.bits.budget / plan.bits.run;
-  return {plan.bits.run, plan.bits.sinks, plan.bits.recent, take, plan.min_tokens};
-}
-
-// By the estimate 1 % was 1.05 to 1.19 % in truth, on ten documents (bench/notes/missed.md): what
-// is aimed at is less by as much.
-double BitsMissed(const Plan& plan, int32_t group) {
-  constexpr double kAim = 0.85;
-  return kAim * plan.bits.max_missed * group;
-}
-
 // Choosing reads a token's code and its share of the scales, beside a key and a value of 16 bits.
-SelectionRule BitsRule(const Plan& plan, int32_t tokens) {
+SelectionRule Rule(const Plan& plan, int32_t tokens) {
   // What choosing takes on a CPU, in rows that attention reads meanwhile
   // (bench/notes/score_bits.md, "A step"), less what reading is counted as.
   constexpr double kCpuRowsAToken = 0.23;
@@ -337,8 +315,33 @@ SelectionRule BitsRule(const Plan& plan, int32_t tokens) {
   return rule;
 }
 
-std::unique_ptr<Selector> NewBitsSelector(const Plan& plan, const Geometry& geometry) {
-  return std::make_unique<BitsSelector>(plan, geometry.group());
+constexpr auto kCodecs = OverRawAndPacked(
+    SegmenterKind::kBits,
+    "it scores tokens by their keys in few bits, which only segmenter 'bits' keeps");
+
+}  // namespace
+
+cuda::CandidateRule BitsCandidates(const Plan& plan) {
+  // With max_missed queries decide how many are taken, and no number of them is all.
+  const int32_t take = plan.bits.max_missed > 0 ? 0 : plan.bits.budget / plan.bits.run;
+  return {plan.bits.run, plan.bits.sinks, plan.bits.recent, take, plan.min_tokens};
 }
+
+// By the estimate 1 % was 1.05 to 1.19 % in truth, on ten documents (bench/notes/missed.md): what
+// is aimed at is less by as much.
+double BitsMissed(const Plan& plan, int32_t group) {
+  constexpr double kAim = 0.85;
+  return kAim * plan.bits.max_missed * group;
+}
+
+constinit const Preset kBitsPreset = {
+    .description =
+        "kvstrata's own: per layer and KV head, the 2048 tokens with the largest "
+        "weights by keys in two bits",
+    .options = {kRows, nullptr, CheckStoredAfterRotary},
+    .codecs = kCodecs,
+    .unit = 64};
+constinit const SelectorRow kBitsSelector = {MakeSelector<BitsSelector>, NeedsPromptsEnd, Rule,
+                                             CandidatesInFull<BitsCandidates>};
 
 }  // namespace kvstrata

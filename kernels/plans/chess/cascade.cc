@@ -15,8 +15,7 @@
 #include "kernels/plans/chess/cascade_trigger.h"
 #include "kernels/segment/index_rows.h"
 #include "kernels/select/notice.h"
-#include "kernels/select/selection_rule.h"
-#include "kernels/select/selector.h"
+#include "kernels/select/selector_rows.h"
 #include "kernels/select/unit_scores.h"
 
 namespace kvstrata {
@@ -430,18 +429,14 @@ Status CheckCascade(const Plan& plan) {
       "rest = \"drop\" drops it; use rest = \"mean\"");
 }
 
-}  // namespace
-
-extern constinit const OptionTable kCascadeTable = {kRows, CheckCascade};
-
-uint32_t CascadeNeeds(const Plan& plan) {
+uint32_t Needs(const Plan& plan) {
   return kNeedPrefillDone |
          (plan.cascade.trigger == CascadeOptions::Trigger::kEntropy ? uint32_t{kNeedEntropy} : 0);
 }
 
 // It chooses once in hundreds of steps. Until then the pages since the last choice are attended,
 // half of the most on average.
-SelectionRule CascadeRule(const Plan& plan, int32_t tokens) {
+SelectionRule Rule(const Plan& plan, int32_t tokens) {
   const CascadeOptions& own = plan.cascade;
   const double share = own.rho[0] * own.rho[1] * own.rho[2];
   SelectionRule rule;
@@ -457,12 +452,23 @@ SelectionRule CascadeRule(const Plan& plan, int32_t tokens) {
   return rule;
 }
 
+constexpr auto kCodecs = OverRawAndPacked(
+    SegmenterKind::kHierarchy,
+    "it cascades over grids, chunks and pages, whose means only segmenter 'hierarchy' keeps");
+
+}  // namespace
+
+constinit const Preset kCascadePreset = {
+    .description =
+        "CHESS: one page list for all layers and heads, chosen anew when the model is uncertain",
+    .options = {kRows, CheckCascade},
+    .codecs = kCodecs,
+    .unit = 32};
+constinit const SelectorRow kCascadeSelector = {MakeSelector<CascadeSelector>, Needs, Rule,
+                                                NeverByBudget};
+
 CascadeTrigger& CascadeTriggerOf(Selector& selector) {
   return static_cast<CascadeSelector&>(selector).trigger();
-}
-
-std::unique_ptr<Selector> NewCascadeSelector(const Plan& plan, const Geometry& geometry) {
-  return std::make_unique<CascadeSelector>(plan, geometry);
 }
 
 }  // namespace kvstrata

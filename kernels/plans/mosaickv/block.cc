@@ -14,10 +14,8 @@
 #include "kernels/plans/mosaickv/rotated_works.h"
 #include "kernels/rows/score_works.h"
 #include "kernels/segment/index_rows.h"
-#include "kernels/select/no_inspection.h"
 #include "kernels/select/ranking.h"
-#include "kernels/select/selection_rule.h"
-#include "kernels/select/selector.h"
+#include "kernels/select/selector_rows.h"
 #include "kernels/select/unit_scores.h"
 
 namespace kvstrata {
@@ -62,9 +60,6 @@ class RawBlockSelector final : public Selector {
   std::unique_ptr<Selector> Clone() const override {
     return std::make_unique<RawBlockSelector>(plan_);
   }
-  Result<InspectArray> Inspect(const SelectContext&, std::string_view name) const override {
-    return NothingToInspect("block", name);
-  }
 
  private:
   void Pick(const Backend& backend, int head, Run candidates, int32_t k, Selection* out) const {
@@ -106,9 +101,6 @@ class PackedBlockSelector final : public Selector {
 
   std::unique_ptr<Selector> Clone() const override {
     return std::make_unique<PackedBlockSelector>(plan_);
-  }
-  Result<InspectArray> Inspect(const SelectContext&, std::string_view name) const override {
-    return NothingToInspect("block", name);
   }
 
  private:
@@ -217,12 +209,8 @@ constexpr PlanOption kBlockOptions[] = {
     kRestRow.If(OverRaw),
 };
 
-}  // namespace
-
-extern constinit const OptionTable kBlockTable = {kBlockOptions};
-
 // Choosing reads a key a block.
-SelectionRule BlockRule(const Plan& plan, int32_t tokens) {
+SelectionRule Rule(const Plan& plan, int32_t tokens) {
   const bool packed = plan.codec == CodecKind::kPacked;
   SelectionRule rule;
   rule.rows = plan.block.share * tokens;
@@ -233,13 +221,26 @@ SelectionRule BlockRule(const Plan& plan, int32_t tokens) {
   return rule;
 }
 
-bool RawBlocksInFull(const Plan& plan, int32_t n) { return RawBlocks(plan, n).in_full; }
+bool InFull(const Plan& plan, int32_t n) { return RawBlocks(plan, n).in_full; }
 
-std::unique_ptr<Selector> NewRawBlockSelector(const Plan& plan, const Geometry&) {
-  return std::make_unique<RawBlockSelector>(plan);
-}
-std::unique_ptr<Selector> NewPackedBlockSelector(const Plan& plan, const Geometry&) {
-  return std::make_unique<PackedBlockSelector>(plan);
-}
+constexpr Combination kCodecs[] = {
+    {CodecKind::kPacked, SegmenterKind::kLoss,
+     "its blocks over codec 'packed' are those of the packed segments, which segmenter 'loss' "
+     "cuts"},
+    {CodecKind::kRaw, SegmenterKind::kPage,
+     "its blocks over codec 'raw' are pages, whose means only segmenter 'page' keeps"},
+};
+
+}  // namespace
+
+constinit const Preset kBlockPreset = {
+    .description =
+        "MosaicKV: keys and values packed to about a third, a tenth of the blocks attended",
+    .options = {kBlockOptions},
+    .codecs = kCodecs};
+constinit const SelectorRow kBlockSelector = {MakeSelector<RawBlockSelector>, NeedsPromptsEnd, Rule,
+                                              InFull};
+constinit const SelectorRow kPackedBlockSelector = {MakeSelector<PackedBlockSelector>,
+                                                    NeedsPromptsEnd, Rule, NeverByBudget};
 
 }  // namespace kvstrata

@@ -7,9 +7,7 @@
 #include <algorithm>
 
 #include "kernels/segment/index_rows.h"
-#include "kernels/select/no_inspection.h"
-#include "kernels/select/selection_rule.h"
-#include "kernels/select/selector.h"
+#include "kernels/select/selector_rows.h"
 #include "kernels/select/unit_scores.h"
 
 namespace kvstrata {
@@ -43,9 +41,6 @@ class MinMaxSelector final : public Selector {
     auto copy = std::make_unique<MinMaxSelector>(*this);
     copy->scores_ = {};
     return copy;
-  }
-  Result<InspectArray> Inspect(const SelectContext&, std::string_view name) const override {
-    return NothingToInspect("minmax", name);
   }
 
  private:
@@ -92,17 +87,8 @@ constexpr PlanOption kRows[] = {
     kRestRow,
 };
 
-}  // namespace
-
-extern constinit const OptionTable kMinMaxTable = {kRows};
-
-cuda::CandidateRule MinMaxCandidates(const Plan& plan) {
-  const int32_t unit = plan.index.unit;
-  return {unit, plan.minmax.sinks, plan.minmax.recent, plan.minmax.budget / unit, plan.min_tokens};
-}
-
 // Choosing reads two keys a unit. Balancing the heads takes two passes over their scores.
-SelectionRule MinMaxRule(const Plan& plan, int32_t tokens) {
+SelectionRule Rule(const Plan& plan, int32_t tokens) {
   SelectionRule rule;
   rule.always = plan.minmax.sinks + plan.minmax.recent;
   rule.unit_tokens = plan.index.unit;
@@ -114,8 +100,24 @@ SelectionRule MinMaxRule(const Plan& plan, int32_t tokens) {
   return rule;
 }
 
-std::unique_ptr<Selector> NewMinMaxSelector(const Plan& plan, const Geometry&) {
-  return std::make_unique<MinMaxSelector>(plan);
+constexpr auto kCodecs = OverRawAndPacked(
+    SegmenterKind::kPage,
+    "it ranks pages by the element-wise minimum and maximum of their keys, which only segmenter "
+    "'page' keeps");
+
+}  // namespace
+
+cuda::CandidateRule MinMaxCandidates(const Plan& plan) {
+  const int32_t unit = plan.index.unit;
+  return {unit, plan.minmax.sinks, plan.minmax.recent, plan.minmax.budget / unit, plan.min_tokens};
 }
+
+constinit const Preset kMinMaxPreset = {
+    .description =
+        "Quest: per layer and KV head, the pages with the largest possible logit, 2048 tokens",
+    .options = {kRows},
+    .codecs = kCodecs};
+constinit const SelectorRow kMinMaxSelector = {MakeSelector<MinMaxSelector>, NeedsPromptsEnd, Rule,
+                                               CandidatesInFull<MinMaxCandidates>};
 
 }  // namespace kvstrata

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <string>
 
-#include "kernels/plan/plan_kinds.h"
+#include "kernels/pages/tier.h"
 
 namespace kvstrata {
 

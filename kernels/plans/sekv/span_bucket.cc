@@ -7,9 +7,8 @@
 #include <algorithm>
 
 #include "kernels/plans/sekv/span_rows.h"
-#include "kernels/select/no_inspection.h"
 #include "kernels/select/ranking.h"
-#include "kernels/select/selector.h"
+#include "kernels/select/selector_rows.h"
 #include "kernels/select/sentence_queries.h"
 
 namespace kvstrata {
@@ -60,10 +59,6 @@ class SpanBucketSelector final : public Selector, private SelectorHistory {
     return copy;
   }
 
-  Result<InspectArray> Inspect(const SelectContext&, std::string_view name) const override {
-    return NothingToInspect("bucket", name);
-  }
-
  private:
   // Spans by descending similarity while they fit.
   void Choose(const SelectContext& context, int layer, int row,
@@ -95,8 +90,7 @@ class SpanBucketSelector final : public Selector, private SelectorHistory {
 
 }  // namespace
 
-std::unique_ptr<Selector> NewSpanBucketSelector(const Plan& plan, const Geometry& geometry) {
-  return std::make_unique<SpanBucketSelector>(plan, geometry);
-}
+constinit const SelectorRow kSpanBucketSelector = {MakeSelector<SpanBucketSelector>, NeedsSentences,
+                                                   BucketRule, NeverByBudget};
 
 }  // namespace kvstrata

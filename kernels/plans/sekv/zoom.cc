@@ -17,8 +17,7 @@
 #include "kernels/plans/sekv/zoom_budget.h"
 #include "kernels/select/notice.h"
 #include "kernels/select/ranking.h"
-#include "kernels/select/selection_rule.h"
-#include "kernels/select/selector.h"
+#include "kernels/select/selector_rows.h"
 #include "kernels/select/unit_scores.h"
 
 namespace kvstrata {
@@ -198,21 +197,27 @@ constexpr PlanOption kZoomOptions[] = {
     ZoomOption::Number<&ZoomOptions::rows_share, kShare>("rows_share"),
 };
 
-}  // namespace
-
-extern constinit const OptionTable kZoomTable = {kZoomOptions};
-
-SelectionRule ZoomRule(const Plan& plan, int32_t tokens) {
+SelectionRule Rule(const Plan& plan, int32_t tokens) {
   SelectionRule rule;
   rule.rows = plan.zoom.rows_share * tokens;
   if (plan.zoom.rows >= 0) rule.rows = plan.zoom.rows > 0 ? plan.zoom.rows : tokens;
   return rule;
 }
 
-bool ZoomInFull(const Plan& plan, int32_t n) { return ZoomsInFull(plan, n); }
+constexpr Combination kCodecs[] = {{CodecKind::kLowRank, SegmenterKind::kSpan, kSpansOnly}};
 
-std::unique_ptr<Selector> NewZoomSelector(const Plan& plan, const Geometry& geometry) {
-  return std::make_unique<ZoomSelector>(plan, geometry);
-}
+}  // namespace
+
+constinit const Preset kZoomPreset = {
+    .description =
+        "SeKV: per layer and head, spans as one row each, expanded from low-rank "
+        "factors where a query asks for it",
+    .options = {kZoomOptions},
+    .codecs = kCodecs,
+    .why_no_other =
+        "it chooses at which resolution a span is read, and only codec 'lowrank' "
+        "stores spans at two"};
+constinit const SelectorRow kZoomSelector = {MakeSelector<ZoomSelector>, NeedsPromptsEnd, Rule,
+                                             ZoomsInFull};
 
 }  // namespace kvstrata

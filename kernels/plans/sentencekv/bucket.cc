@@ -20,8 +20,7 @@
 #include "kernels/segment/sentence_rule.h"
 #include "kernels/select/max_pool.h"
 #include "kernels/select/ranking.h"
-#include "kernels/select/selection_rule.h"
-#include "kernels/select/selector.h"
+#include "kernels/select/selector_rows.h"
 #include "kernels/select/sentence_queries.h"
 
 namespace kvstrata {
@@ -427,9 +426,13 @@ Status CheckKept(const Plan& plan) {
                                                  "must be smaller");
 }
 
-}  // namespace
+constexpr Combination kCodecs[] = {
+    {CodecKind::kRaw, SegmenterKind::kSentence,
+     "its buckets over codec 'raw' are sentences, which only segmenter 'sentence' finds"},
+    {CodecKind::kLowRank, SegmenterKind::kSpan, kSpansOnly},
+};
 
-extern constinit const OptionTable kBucketTable = {kRows, CheckKept};
+}  // namespace
 
 SelectionRule BucketRule(const Plan& plan, int32_t) {
   SelectionRule rule;
@@ -441,10 +444,16 @@ SelectionRule BucketRule(const Plan& plan, int32_t) {
   return rule;
 }
 
-bool BucketInFull(const Plan& plan, int32_t n) { return BucketsInFull(plan, n); }
-
-std::unique_ptr<Selector> NewBucketSelector(const Plan& plan, const Geometry& geometry) {
-  return std::make_unique<BucketSelector>(plan, geometry);
-}
+constinit const Preset kBucketPreset = {
+    .description =
+        "SentenceKV: per layer and KV head, the important tokens of the sentences "
+        "nearest to the one being written",
+    .options = {kRows, CheckKept},
+    .codecs = kCodecs,
+    .why_no_other =
+        "a bucket is the kept tokens of a sentence, which do not fall on packed "
+        "blocks; its codecs are 'raw' and 'lowrank'"};
+constinit const SelectorRow kBucketSelector = {MakeSelector<BucketSelector>,
+                                               NeedsSentencesAndQueries, BucketRule, BucketsInFull};
 
 }  // namespace kvstrata

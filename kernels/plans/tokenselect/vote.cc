@@ -10,8 +10,7 @@
 #include "kernels/pages/inspect_array.h"
 #include "kernels/plan/plan_rows.h"
 #include "kernels/select/max_pool.h"
-#include "kernels/select/selection_rule.h"
-#include "kernels/select/selector.h"
+#include "kernels/select/selector_rows.h"
 #include "kernels/select/token_scores.h"
 
 namespace kvstrata {
@@ -226,16 +225,8 @@ constexpr PlanOption kRows[] = {
     VoteOption::Int<&VoteOptions::chunk, 1, 65536>("chunk"),
 };
 
-}  // namespace
-
-extern constinit const OptionTable kVoteTable = {kRows};
-
-cuda::CandidateRule VoteCandidates(const Plan& plan) {
-  return {1, plan.vote.sinks, plan.vote.recent, plan.vote.budget, plan.min_tokens};
-}
-
 // One decode step in ten misses its cache, and reads all keys.
-SelectionRule VoteRule(const Plan& plan, int32_t tokens) {
+SelectionRule Rule(const Plan& plan, int32_t tokens) {
   constexpr double kMisses = 0.1;
   SelectionRule rule;
   rule.always = plan.vote.sinks + plan.vote.recent;
@@ -247,8 +238,19 @@ SelectionRule VoteRule(const Plan& plan, int32_t tokens) {
   return rule;
 }
 
-std::unique_ptr<Selector> NewVoteSelector(const Plan& plan, const Geometry& geometry) {
-  return std::make_unique<VoteSelector>(plan, geometry);
+}  // namespace
+
+cuda::CandidateRule VoteCandidates(const Plan& plan) {
+  return {1, plan.vote.sinks, plan.vote.recent, plan.vote.budget, plan.min_tokens};
 }
+
+constinit const Preset kVotePreset = {
+    .description =
+        "TokenSelect: per layer, the 2048 tokens that most heads attend to, kept while "
+        "queries stay alike",
+    .options = {kRows},
+    .codecs = kWithoutSummaries};
+constinit const SelectorRow kVoteSelector = {MakeSelector<VoteSelector>, NeedsPromptsEnd, Rule,
+                                             CandidatesInFull<VoteCandidates>};
 
 }  // namespace kvstrata

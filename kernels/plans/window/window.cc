@@ -28,7 +28,11 @@ constexpr PlanOption kRows[] = {
 
 }  // namespace
 
-extern constinit const OptionTable kWindowTable = {kRows};
-constinit const FixedSelection kWindowSelection = {"window", Choose, Rule};
+constinit const Preset kWindowPreset = {
+    .description = "StreamingLLM: the first 4 and the last 2044 tokens",
+    .options = {kRows},
+    .codecs = kWithoutSummaries};
+extern constinit const FixedSelection kWindowSelection = {Choose, Rule};
+constinit const SelectorRow kWindowSelector = FixedRow<kWindowSelection>();
 
 }  // namespace kvstrata

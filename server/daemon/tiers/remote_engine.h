@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // RemoteEngine: what differs between the engines of a remote tier, beyond that each is a ValueTier:
-// which servers it has, and what is told of them. remote_redis.cc, remote_mooncake.cc.
+// which servers it has, and what is told of them. One file each, listed in config/remote_engines.h.
 //
 // Thread-safety: all methods, from any thread. Blocking: Ping, until its deadline at most.
 #ifndef KVSTRATA_SERVER_DAEMON_TIERS_REMOTE_ENGINE_H_
@@ -15,7 +15,7 @@
 #include "server/config/config.h"
 #include "server/rpc/calls/grpc_options.h"
 #include "server/tier/redis/redis_threads.h"
-#include "server/tier/remote/remote_format.h"
+#include "server/tier/redis/redis_value_tier.h"
 #include "server/tier/value_tier.h"
 
 namespace kvstrata {
@@ -32,14 +32,16 @@ class RemoteEngine {
   virtual std::vector<RemoteServerInfo> Ping(Deadline deadline) = 0;
   // The `address` in Shards and Ping of who has that value; "": not known.
   virtual std::string ServerOf(std::string_view key, std::string_view place) const = 0;
-  // The servers that nodes announce themselves in. UNIMPLEMENTED MOONCAKE_NODES.
-  virtual Result<std::shared_ptr<RedisThreads>> Announcements() const = 0;
+  // The servers that nodes announce themselves in. UNIMPLEMENTED: it keeps no list of nodes.
+  virtual Result<std::shared_ptr<RedisThreads>> Announcements() const {
+    return Unimplemented("REMOTE_ANNOUNCE",
+                         "the remote tier's engine keeps no list of nodes; ask "
+                         "each node for itself, or share through remote.redis");
+  }
 };
 
-// Opens one that remote_tier.cc lists; connects to nothing yet. Errors: those of its ValueTier's
-// Open.
-using OpenRemoteEngine = Result<std::unique_ptr<RemoteEngine>>(const RemoteConfig& config,
-                                                               const remote::RemoteFormat& format);
+// What Redis gets of keys remote.*; without remote.redis no servers.
+RedisTierOptions RedisOptionsOf(const RemoteConfig& config);
 
 }  // namespace kvstrata
 

@@ -1,13 +1,50 @@
 // SPDX-License-Identifier: Apache-2.0
 // Mooncake Store as the engine of the remote tier. Its one server is the master: which store has a
 // value, the master's clients alone know, and ours is the agent.
+#include <net/if.h>
+
 #include <utility>
 
+#include "server/config/config_numbers.h"
+#include "server/config/remote_engines.h"
 #include "server/daemon/tiers/remote_engine.h"
 #include "server/tier/mooncake/mooncake_value_tier.h"
 
 namespace kvstrata {
 namespace {
+
+constexpr size_t kMostTextBytes = 256;
+
+constexpr ConfigKey kMooncakeKeys[] = {
+    ConfigKey{
+        "remote.mooncake", "", "HOST:PORT; '': no Mooncake Store",
+        "master of the Mooncake Store that nodes share pages through, in place of remote.redis",
+        KVS_READS(Take(v, &c->remote.agent.master) &&
+                  (TakeServers("mooncake", v, c) || IsNodeAddress(v))),
+        kText},
+    ConfigKey{"remote.mooncake_metadata", "P2PHANDSHAKE",
+              "P2PHANDSHAKE, or a URL of up to 256 characters",
+              "where Mooncake's clients find each other, as its other clients have it",
+              KVS_READS(Take(v, &c->remote.agent.metadata) &&
+                        (v == "P2PHANDSHAKE" ||
+                         (v.find("://") != std::string_view::npos && v.size() <= kMostTextBytes))),
+              kText},
+    ConfigKey{"remote.mooncake_protocol", "tcp", "tcp, rdma", "how Mooncake moves bytes",
+              KVS_READS(Take(v, &c->remote.agent.protocol) && (v == "tcp" || v == "rdma")), kText},
+    ConfigKey{"remote.mooncake_devices", "",
+              "names with commas, up to 256 characters; '': as Mooncake finds them",
+              "RDMA devices that Mooncake uses",
+              KVS_READS(Take(v, &c->remote.agent.devices) &&
+                        v.find(' ') == std::string_view::npos && v.size() <= kMostTextBytes),
+              kText},
+    ConfigKey{"remote.mooncake_interface", "lo", "a network interface, 1 to 15 characters",
+              "by its IPv4 address the store knows this node",
+              KVS_READS(Take(v, &c->remote.agent.interface) && !v.empty() && v.size() < IFNAMSIZ),
+              kText},
+    ConfigKey{"remote.mooncake_python", "/usr/bin/python3", "a file's absolute path",
+              "the Python that has Mooncake's package",
+              KVS_READS(Take(v, &c->remote.agent.python) && v.starts_with('/')), kText},
+};
 
 RemoteAnswersInfo InfoOf(const MooncakeAnswers& a, uint64_t damaged) {
   return {a.hits, a.absent, a.refused, a.late, a.lost, damaged};
@@ -56,7 +93,18 @@ class MooncakeEngine final : public RemoteEngine {
   const std::unique_ptr<MooncakeValueTier> values_;
 };
 
-}  // namespace
+Status CheckMooncake(const RemoteConfig& config) {
+  if (!config.announce.empty()) {
+    return RefusedBeside(config, "remote.announce = '" + config.announce + "'",
+                         "nodes announce themselves in Redis alone; leave remote.announce out");
+  }
+  if (!config.user.empty() || !config.password_file.empty() || config.tls.on) {
+    return RefusedBeside(config, "remote.user, remote.password_file or remote.tls",
+                         "Mooncake Store has neither users nor TLS; leave them out, and let a "
+                         "network of its own and remote.seal protect it");
+  }
+  return OkStatus();
+}
 
 Result<std::unique_ptr<RemoteEngine>> OpenMooncake(const RemoteConfig& config,
                                                    const remote::RemoteFormat& format) {
@@ -65,5 +113,10 @@ Result<std::unique_ptr<RemoteEngine>> OpenMooncake(const RemoteConfig& config,
   KVS_ASSIGN_OR_RETURN(auto values, MooncakeValueTier::Open(options, format));
   return std::unique_ptr<RemoteEngine>(new MooncakeEngine(config.agent.master, std::move(values)));
 }
+
+}  // namespace
+
+constinit const RemoteEngineRow kMooncakeEngine = {"mooncake", kMooncakeKeys, CheckMooncake,
+                                                   OpenMooncake};
 
 }  // namespace kvstrata

@@ -1,14 +1,46 @@
 // SPDX-License-Identifier: Apache-2.0
 // Redis or Valkey as the engine of the remote tier.
+#include <algorithm>
+#include <ranges>
 #include <utility>
+#include <vector>
 
-#include "server/config/config_keys.h"
+#include "server/config/config_numbers.h"
+#include "server/config/remote_engines.h"
 #include "server/daemon/tiers/remote_engine.h"
 #include "server/telemetry/traffic.h"
 #include "server/tier/redis/redis_value_tier.h"
 
 namespace kvstrata {
 namespace {
+
+constexpr size_t kMostServers = 64;
+
+// "HOST:PORT[,HOST:PORT...]"
+std::vector<std::string> ServersIn(std::string_view text) {
+  std::vector<std::string> servers;
+  for (const auto part : std::views::split(text, ','))
+    servers.emplace_back(part.begin(), part.end());
+  return servers;
+}
+
+// None of them twice.
+bool AreServers(std::string_view text) {
+  std::vector<redis::RedisAddress> servers;
+  for (const std::string& part : ServersIn(text)) {
+    const Result<redis::RedisAddress> server = redis::ParseRedisAddress(part);
+    if (!server.ok() || std::ranges::find(servers, *server) != servers.end()) return false;
+    servers.push_back(*server);
+  }
+  return servers.size() <= kMostServers;
+}
+
+constexpr ConfigKey kRedisKeys[] = {
+    ConfigKey{"remote.redis", "", "HOST:PORT[,HOST:PORT...], up to 64; '': no remote tier",
+              "servers of the Redis or Valkey cluster that nodes share pages through; those named "
+              "tell of the others",
+              KVS_READS(TakeServers("redis", v, c) || AreServers(v)), kText},
+};
 
 RemoteAnswersInfo InfoOf(const redis::RedisAnswers& a) {
   return {a.hits, a.absent, a.refused, a.late, a.lost, a.damaged};
@@ -66,12 +98,25 @@ class RedisEngine final : public RemoteEngine {
   const std::unique_ptr<RedisValueTier> values_;
 };
 
-}  // namespace
-
 Result<std::unique_ptr<RemoteEngine>> OpenRedis(const RemoteConfig& config,
                                                 const remote::RemoteFormat& format) {
   KVS_ASSIGN_OR_RETURN(auto values, RedisValueTier::Open(RedisOptionsOf(config), format));
   return std::unique_ptr<RemoteEngine>(new RedisEngine(std::move(values)));
 }
+
+}  // namespace
+
+RedisTierOptions RedisOptionsOf(const RemoteConfig& config) {
+  RedisTierOptions options;
+  const auto servers = config.servers.find("redis");
+  if (servers != config.servers.end()) options.servers = ServersIn(servers->second);
+  options.user = config.user;
+  options.password_file = config.password_file;
+  options.tls = config.tls;
+  options.ttl = std::chrono::duration_cast<std::chrono::milliseconds>(config.ttl);
+  return options;
+}
+
+constinit const RemoteEngineRow kRedisEngine = {"redis", kRedisKeys, nullptr, OpenRedis};
 
 }  // namespace kvstrata

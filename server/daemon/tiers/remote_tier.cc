@@ -3,18 +3,15 @@
 
 #include <algorithm>
 #include <chrono>
-#include <iterator>
 #include <utility>
 
-#include "base/check.h"
+#include "server/config/remote_engines.h"
 #include "server/sockets/unix_listener.h"
 #include "server/telemetry/log.h"
 #include "server/tier/blocking_calls.h"
 #include "server/tier/remote/remote_secret.h"
 
 namespace kvstrata {
-
-OpenRemoteEngine OpenRedis, OpenMooncake;  // remote_redis.cc, remote_mooncake.cc
 
 namespace {
 
@@ -25,22 +22,6 @@ std::string_view NameOf(TierWrite write) {
 
 std::string_view NameOf(const PageKey& key) {
   return {reinterpret_cast<const char*>(key.data()), key.size()};
-}
-
-// The engines, by the name under which their servers are (RemoteConfig).
-struct EngineRow {
-  std::string_view name;
-  OpenRemoteEngine* open;
-};
-constexpr EngineRow kEngines[] = {
-    {"redis", OpenRedis},
-    {"mooncake", OpenMooncake},
-};
-
-const EngineRow& EngineOf(const RemoteConfig& config) {
-  const auto row = std::ranges::find(kEngines, config.servers.begin()->first, &EngineRow::name);
-  KVS_CHECK(row != std::end(kEngines));
-  return *row;
 }
 
 }  // namespace
@@ -61,7 +42,7 @@ Result<std::unique_ptr<RemoteTier>> RemoteTier::Open(const Config& daemon) {
   options.seal = config.seal == "gcm" ? remote::Seal::kGcm : remote::Seal::kNone;
   options.max_age = std::chrono::duration_cast<std::chrono::seconds>(config.ttl);
   KVS_ASSIGN_OR_RETURN(auto engine,
-                       EngineOf(config).open(config, {secret, config.tenant, options}));
+                       RemoteEngineOf(config).open(config, {secret, config.tenant, options}));
   return std::unique_ptr<RemoteTier>(
       new RemoteTier(config, secret.Fingerprint(options.seal), std::move(engine)));
 }
@@ -71,7 +52,7 @@ void RemoteTier::Use(Store* store, ValueTier* local, TierChain* tiers) {
   row_ = std::make_unique<TierRow>(config_.pages, store, engine_->values(), TierHooks{}, local);
   tiers->Add(row_.get());
   LogEvent(LogLevel::kInfo, "remote_open",
-           {{"engine", EngineOf(config_).name},
+           {{"engine", RemoteEngineOf(config_).name},
             {"servers", std::ranges::count(config_.servers.begin()->second, ',') + 1},
             {"write", NameOf(write_)},
             {"seal", config_.seal},
@@ -163,7 +144,7 @@ void RemoteTier::Offer(GrpcOptions* options) {
 RemoteInfo RemoteTier::Info() const {
   const TierRowCounters c = row_->counters();
   RemoteInfo info;
-  info.engine = EngineOf(config_).name;
+  info.engine = RemoteEngineOf(config_).name;
   info.servers = config_.servers.begin()->second;
   info.illness = illness();
   info.secret_fingerprint = secret_fingerprint_;

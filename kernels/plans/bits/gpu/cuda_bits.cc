@@ -246,9 +246,7 @@ class CudaBits final : public CudaSelector {
   int32_t always_members_ = 0;
 };
 
-}  // namespace
-
-Status CudaBitsServes(const Plan& plan) {
+Status Serves(const Plan& plan) {
   if (plan.index.unit % 32 != 0) {
     return PlanUnserved("unit", std::to_string(plan.index.unit),
                         "op vote over groups that are no multiple of 32 tokens");
@@ -262,8 +260,9 @@ Status CudaBitsServes(const Plan& plan) {
   return OkStatus();
 }
 
-std::unique_ptr<CudaSelector> NewCudaBits(const CudaSelectorSource&) {
-  return std::make_unique<CudaBits>();
-}
+}  // namespace
+
+constinit const CudaSelectorRow kCudaBits = {kOverRaw, "op attend_packed over lists of tokens",
+                                             Serves, MakeCudaSelector<CudaBits>};
 
 }  // namespace kvstrata

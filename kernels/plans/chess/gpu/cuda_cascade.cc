@@ -202,9 +202,7 @@ class CudaCascade final : public CudaSelector {
   std::vector<uint8_t> fired_;  // by member: its trigger fired in this Begin
 };
 
-}  // namespace
-
-Status CudaCascadeServes(const Plan& plan) {
+Status Serves(const Plan& plan) {
   if (plan.cascade.pruning != CascadeOptions::Pruning::kTop) {
     return PlanUnserved("cascade", "\"literal\"", "op cascade by quantiles");
   }
@@ -216,8 +214,9 @@ Status CudaCascadeServes(const Plan& plan) {
   return CudaIndexServes(plan);
 }
 
-std::unique_ptr<CudaSelector> NewCudaCascade(const CudaSelectorSource& from) {
-  return std::make_unique<CudaCascade>(from.memory);
-}
+}  // namespace
+
+constinit const CudaSelectorRow kCudaCascade = {kOverRaw, "op attend_packed over pages", Serves,
+                                                MakeCudaSelector<CudaCascade>};
 
 }  // namespace kvstrata

@@ -150,17 +150,20 @@ class CudaBlock final : public CudaSelector {
   DeviceBuffer scores_, pick_scratch_;
 };
 
-}  // namespace
-
-Status CudaBlockServes(const Plan& plan) {
+Status BlockServes(const Plan& plan) {
   // Op score_packed takes the group's maximum.
   return plan.block.group_softmax
              ? PlanUnserved("group", "\"softmax\"", "op score_packed with a softmax over the group")
              : OkStatus();
 }
 
-std::unique_ptr<CudaSelector> NewCudaBlock(const CudaSelectorSource& from) {
+std::unique_ptr<CudaSelector> NewBlock(const CudaSelectorSource& from) {
   return std::make_unique<CudaBlock>(from.memory, from.CodecOf<CudaPacked>(CodecKind::kPacked));
 }
+
+}  // namespace
+
+constinit const CudaSelectorRow kCudaBlock = {
+    kOverPacked, "the selector's half over ops score and pick", BlockServes, NewBlock};
 
 }  // namespace kvstrata

@@ -84,14 +84,14 @@ Status CheckHeads(const PackedStorage& packed, const Plan& plan, const Geometry&
   return OkStatus();
 }
 
-}  // namespace
-
-Status CudaPackedServes(const Plan& plan) {
+Status PackedServes(const Plan& plan) {
   // Blocks of a layer's heads differ then.
   return plan.packed.search ? PlanUnserved("strategy", "\"search\"",
                                            "op attend_packed over heads with blocks of their own")
                             : OkStatus();
 }
+
+}  // namespace
 
 CudaPacked::CudaPacked(StepMemory* memory)
     : CudaCodec(true),
@@ -244,8 +244,9 @@ Status CudaPacked::AttendItems(CudaFrame* frame, const CudaPart& part, int layer
                       "op attend_packed");
 }
 
-std::unique_ptr<CudaCodec> NewCudaPacked(const CudaCodecSource& from) {
-  return std::make_unique<CudaPacked>(from.memory);
-}
+constinit const CudaCodecRow kCudaPacked = {
+    PackedServes, [](const CudaCodecSource& from) -> std::unique_ptr<CudaCodec> {
+      return std::make_unique<CudaPacked>(from.memory);
+    }};
 
 }  // namespace kvstrata

@@ -22,16 +22,15 @@ class CudaFine final : public CudaSelector {
   }
 };
 
-}  // namespace
-
-Status CudaFineServes(const Plan& plan) {
-  if (plan.planes.share == 0) return OkStatus();
-  return PlanUnserved("share", NumberText(plan.planes.share),
+Status FineServes(const Plan& plan) {
+  if (plan.fine.share == 0) return OkStatus();
+  return PlanUnserved("share", NumberText(plan.fine.share),
                       "op attend_planes by a share of the tokens");
 }
 
-std::unique_ptr<CudaSelector> NewCudaFine(const CudaSelectorSource&) {
-  return std::make_unique<CudaFine>();
-}
+}  // namespace
+
+constinit const CudaSelectorRow kCudaFine = {kOverPlanes, "", FineServes,
+                                             MakeCudaSelector<CudaFine>};
 
 }  // namespace kvstrata

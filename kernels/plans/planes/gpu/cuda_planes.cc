@@ -42,9 +42,7 @@ Status CheckPlanesExtent(const PlanesExtent& e, const PlanesFormat& format) {
   return OkStatus();
 }
 
-}  // namespace
-
-Status CudaPlanesServes(const Plan& plan) {
+Status PlanesServes(const Plan& plan) {
   if (plan.planes.open_on_upper) {
     return PlanUnserved("open_on", "\"upper\"", "op attend_planes over groups without lower runs");
   }
@@ -52,6 +50,8 @@ Status CudaPlanesServes(const Plan& plan) {
   return PlanUnserved("unit", std::to_string(plan.planes.unit),
                       "op attend_planes over groups of other sizes than 64 tokens");
 }
+
+}  // namespace
 
 CudaPlanes::CudaPlanes(const CudaCodecSource& from)
     : CudaCodec(true),
@@ -285,8 +285,9 @@ Status CudaPlanes::AddReads(const CudaFrame& frame, const CudaPart& part, int me
   return OkStatus();
 }
 
-std::unique_ptr<CudaCodec> NewCudaPlanes(const CudaCodecSource& from) {
-  return std::make_unique<CudaPlanes>(from);
-}
+constinit const CudaCodecRow kCudaPlanes = {
+    PlanesServes, [](const CudaCodecSource& from) -> std::unique_ptr<CudaCodec> {
+      return std::make_unique<CudaPlanes>(from);
+    }};
 
 }  // namespace kvstrata

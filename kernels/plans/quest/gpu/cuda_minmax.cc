@@ -98,10 +98,7 @@ class CudaMinMax final : public CudaSelector {
 
 }  // namespace
 
-Status CudaMinMaxServes(const Plan& plan) { return CudaIndexServes(plan); }
-
-std::unique_ptr<CudaSelector> NewCudaMinMax(const CudaSelectorSource&) {
-  return std::make_unique<CudaMinMax>();
-}
+constinit const CudaSelectorRow kCudaMinMax = {kOverRaw, "op attend_packed over pages",
+                                               CudaIndexServes, MakeCudaSelector<CudaMinMax>};
 
 }  // namespace kvstrata

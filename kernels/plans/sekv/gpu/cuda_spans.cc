@@ -331,12 +331,14 @@ class CudaZoom final : public CudaSelector {
 
 }  // namespace
 
-std::unique_ptr<CudaSelector> NewCudaZoom(const CudaSelectorSource& from) {
-  return std::make_unique<CudaZoom>(from.CodecOf<CudaSpans>(CodecKind::kLowRank));
-}
-
-std::unique_ptr<CudaCodec> NewCudaSpans(const CudaCodecSource& from) {
-  return std::make_unique<CudaSpans>(from.memory);
-}
+constinit const CudaSelectorRow kCudaZoom = {
+    kOverLowRank, "", ServesAll,
+    [](const CudaSelectorSource& from) -> std::unique_ptr<CudaSelector> {
+      return std::make_unique<CudaZoom>(from.CodecOf<CudaSpans>(CodecKind::kLowRank));
+    }};
+constinit const CudaCodecRow kCudaLowRank = {
+    ServesAll, [](const CudaCodecSource& from) -> std::unique_ptr<CudaCodec> {
+      return std::make_unique<CudaSpans>(from.memory);
+    }};
 
 }  // namespace kvstrata

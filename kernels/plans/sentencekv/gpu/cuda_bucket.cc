@@ -529,9 +529,7 @@ Result<std::vector<int32_t>> CudaBucket::ReadKept(const CudaFrame& frame, int me
   return ReadKeptOf(frame, member, head);
 }
 
-}  // namespace
-
-Status CudaBucketServes(const Plan& plan) {
+Status Serves(const Plan& plan) {
   if (plan.bucket.keep_rest)
     return PlanUnserved("keep_rest", "true", "op buckets of sentences without kept tokens");
   if (plan.bucket.per_query_head)
@@ -539,8 +537,9 @@ Status CudaBucketServes(const Plan& plan) {
   return OkStatus();
 }
 
-std::unique_ptr<CudaSelector> NewCudaBucket(const CudaSelectorSource& from) {
-  return std::make_unique<CudaBucket>(from.memory);
-}
+}  // namespace
+
+constinit const CudaSelectorRow kCudaBucket = {kOverRaw, "op expand_spans by buckets", Serves,
+                                               MakeCudaSelector<CudaBucket>};
 
 }  // namespace kvstrata

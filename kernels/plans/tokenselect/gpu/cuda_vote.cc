@@ -282,9 +282,7 @@ class CudaVote final : public CudaSelector {
   DeviceBuffer units_;  // int32_t [lists][chunk_list]
 };
 
-}  // namespace
-
-Status CudaVoteServes(const Plan& plan) {
+Status Serves(const Plan& plan) {
   if (plan.vote.max_pool > 1)
     return PlanUnserved("max_pool", std::to_string(plan.vote.max_pool),
                         "op vote with a maximum over neighbours");
@@ -293,8 +291,9 @@ Status CudaVoteServes(const Plan& plan) {
   return OkStatus();
 }
 
-std::unique_ptr<CudaSelector> NewCudaVote(const CudaSelectorSource& from) {
-  return std::make_unique<CudaVote>(from.memory);
-}
+}  // namespace
+
+constinit const CudaSelectorRow kCudaVote = {kOverRaw, "op vote over packed keys", Serves,
+                                             MakeCudaSelector<CudaVote>};
 
 }  // namespace kvstrata

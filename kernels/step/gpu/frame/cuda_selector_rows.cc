@@ -3,6 +3,6 @@
 
 namespace kvstrata {
 
-std::span<const CudaSelectorRow> CudaSelectorRows() { return kCudaSelectorRows; }
+std::span<const CudaSelectorRow* const> CudaSelectorRows() { return kCudaSelectorRows; }
 
 }  // namespace kvstrata

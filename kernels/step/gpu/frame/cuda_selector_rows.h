@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a GPU has of each selector (kernels/select/selector_rows.h): one row each, by SelectorKind.
+// What a GPU has of each selector and codec: a row each, in the file of its GPU half, and the
+// tables of them, which are made from kernels/plans/plan_list.h.
 #ifndef KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_SELECTOR_ROWS_H_
 #define KVSTRATA_KERNELS_STEP_GPU_FRAME_CUDA_SELECTOR_ROWS_H_
 
@@ -7,9 +8,9 @@
 #include <memory>
 #include <span>
 #include <string_view>
+#include <type_traits>
 
 #include "base/status.h"
-#include "kernels/plan/built_plans.h"
 #include "kernels/select/selector_rows.h"
 #include "kernels/step/gpu/frame/cuda_selector.h"
 #include "kernels/step/gpu/frame/cuda_serves.h"
@@ -25,11 +26,6 @@ struct CudaCodecSource {
   StepMemory* memory;                                // outlives them
   std::shared_ptr<HotCacheBudget> hot_cache_budget;  // null: as much as the GPU has
 };
-
-// GPU halves of codecs, each in its own file.
-std::unique_ptr<CudaCodec> NewCudaSpans(const CudaCodecSource& from);
-std::unique_ptr<CudaCodec> NewCudaPacked(const CudaCodecSource& from);
-std::unique_ptr<CudaCodec> NewCudaPlanes(const CudaCodecSource& from);
 
 // What selectors of a workspace are made of, which outlives them.
 struct CudaSelectorSource {
@@ -57,17 +53,17 @@ struct CudaSelectorRow {
   std::unique_ptr<CudaSelector> (*make)(const CudaSelectorSource& from);
 };
 
-// Each in its own file.
-std::unique_ptr<CudaSelector> NewCudaFixed(const FixedSelection& fixed, StepMemory* memory);
-std::unique_ptr<CudaSelector> NewCudaMinMax(const CudaSelectorSource& from);
-std::unique_ptr<CudaSelector> NewCudaCascade(const CudaSelectorSource& from);
-std::unique_ptr<CudaSelector> NewCudaVote(const CudaSelectorSource& from);
-std::unique_ptr<CudaSelector> NewCudaBucket(const CudaSelectorSource& from);
-std::unique_ptr<CudaSelector> NewCudaZoom(const CudaSelectorSource& from);
-std::unique_ptr<CudaSelector> NewCudaBlock(const CudaSelectorSource& from);
-std::unique_ptr<CudaSelector> NewCudaBits(const CudaSelectorSource& from);
-std::unique_ptr<CudaSelector> NewCudaFine(const CudaSelectorSource& from);
+// By what MakeCudaSelector's T is made of: nothing, or the memory of steps.
+template <typename T>
+std::unique_ptr<CudaSelector> MakeCudaSelector(const CudaSelectorSource& from) {
+  if constexpr (std::is_default_constructible_v<T>) {
+    return std::make_unique<T>();
+  } else {
+    return std::make_unique<T>(from.memory);
+  }
+}
 
+std::unique_ptr<CudaSelector> NewCudaFixed(const FixedSelection& fixed, StepMemory* memory);
 template <const FixedSelection& kFixed>
 std::unique_ptr<CudaSelector> MakeCudaFixed(const CudaSelectorSource& from) {
   return NewCudaFixed(kFixed, from.memory);
@@ -78,39 +74,29 @@ inline Status ServesAll(const Plan&) { return OkStatus(); }
 // The GPU's half of a codec.
 struct CudaCodecRow {
   // What of its options the ops lack: UNIMPLEMENTED CUDA_PLAN.
-  Status (*serves)(const Plan& plan) = ServesAll;
-  // Null: pages are attended as they are.
-  std::unique_ptr<CudaCodec> (*make)(const CudaCodecSource& from) = nullptr;
+  Status (*serves)(const Plan& plan);
+  std::unique_ptr<CudaCodec> (*make)(const CudaCodecSource& from);
 };
-inline constexpr CudaCodecRow kCudaCodecRows[] = {
-    {},
-    KVS_OF_SEKV({ServesAll, NewCudaSpans}),
-    KVS_OF_MOSAICKV({CudaPackedServes, NewCudaPacked}),
-    {CudaPlanesServes, NewCudaPlanes},
-};  // by CodecKind
+#define KVS_CUDA_CODEC(Kind, name, built) extern const CudaCodecRow kCuda##Kind;
+#define KVS_CUDA_CODEC_ROW(Kind, name, built) KVS_OF_##built(&kCuda##Kind),
+KVS_CODECS(KVS_CUDA_CODEC)
+// By CodecKind; null: pages are attended as they are, or it is not in this build.
+inline constexpr const CudaCodecRow* kCudaCodecRows[] = {nullptr, KVS_CODECS(KVS_CUDA_CODEC_ROW)};
 
 inline constexpr uint8_t kOverRaw = OverCodec(CodecKind::kRaw);
 inline constexpr uint8_t kOverLowRank = OverCodec(CodecKind::kLowRank);
 inline constexpr uint8_t kOverPacked = OverCodec(CodecKind::kPacked);
 inline constexpr uint8_t kOverPlanes = OverCodec(CodecKind::kPlanes);
 
-inline constexpr CudaSelectorRow kCudaSelectorRows[] = {
-    {kOverRaw | kOverPacked, "", ServesAll, nullptr},  // full
-    {kOverRaw, "op attend_packed over runs of positions", ServesAll,
-     MakeCudaFixed<kWindowSelection>},
-    {kOverRaw, "op attend_packed over pages", CudaMinMaxServes, NewCudaMinMax},
-    {kOverRaw, "op attend_packed over pages", CudaCascadeServes, NewCudaCascade},
-    {kOverRaw, "op vote over packed keys", CudaVoteServes, NewCudaVote},
-    {kOverRaw, "op expand_spans by buckets", CudaBucketServes, NewCudaBucket},
-    KVS_OF_SEKV({kOverLowRank, "", ServesAll, NewCudaZoom}),
-    KVS_OF_MOSAICKV({kOverPacked, "the selector's half over ops score and pick", CudaBlockServes,
-                     NewCudaBlock}),
-    {kOverRaw, "op attend_packed over lists of tokens", CudaBitsServes, NewCudaBits},
-    {kOverPlanes, "", CudaFineServes, NewCudaFine},
-};  // by SelectorKind
+inline constexpr CudaSelectorRow kCudaFull = {kOverRaw | kOverPacked, "", ServesAll, nullptr};
+#define KVS_CUDA_SELECTOR(preset, Kind, name, built) extern const CudaSelectorRow kCuda##Kind;
+#define KVS_CUDA_SELECTOR_ROW(preset, Kind, name, built) KVS_OF_##built(&kCuda##Kind),
+KVS_PLANS(KVS_CUDA_SELECTOR)
+inline constexpr const CudaSelectorRow* kCudaSelectorRows[] = {&kCudaFull,
+                                                               KVS_PLANS(KVS_CUDA_SELECTOR_ROW)};
 
-// The rows that are in use: these. Alone in its file, as SelectorRows.
-std::span<const CudaSelectorRow> CudaSelectorRows();
+// The rows that are in use, by SelectorKind: these. Alone in its file, as SelectorRows.
+std::span<const CudaSelectorRow* const> CudaSelectorRows();
 
 }  // namespace kvstrata
 

@@ -15,7 +15,7 @@ Status ModelUnserved(const std::string& what) {
 }
 
 Status ServesPlan(const Plan& plan) {
-  const CudaSelectorRow& selector = CudaSelectorRows()[static_cast<size_t>(plan.selector)];
+  const CudaSelectorRow& selector = *CudaSelectorRows()[static_cast<size_t>(plan.selector)];
   if ((selector.codecs & OverCodec(plan.codec)) == 0) {
     return PlanUnserved("codec",
                         "\"" + std::string(NameOf(plan.codec)) + "\" under selector \"" +
@@ -23,7 +23,8 @@ Status ServesPlan(const Plan& plan) {
                         selector.missing);
   }
   KVS_RETURN_IF_ERROR(selector.serves(plan));
-  return kCudaCodecRows[static_cast<size_t>(plan.codec)].serves(plan);
+  const CudaCodecRow* const codec = kCudaCodecRows[static_cast<size_t>(plan.codec)];
+  return codec == nullptr ? OkStatus() : codec->serves(plan);
 }
 
 Status ServesModel(const Geometry& geometry) {

@@ -23,16 +23,6 @@ Status CudaServes(const Plan& plan, const Geometry& geometry);
 // CUDA_PLAN of an option. missing: "op pick over ..."
 Status PlanUnserved(std::string_view key, std::string_view value, std::string_view missing);
 
-// What of the plan's options the ops lack, by selector and codec; OK: nothing.
-Status CudaMinMaxServes(const Plan& plan);
-Status CudaCascadeServes(const Plan& plan);
-Status CudaVoteServes(const Plan& plan);
-Status CudaBucketServes(const Plan& plan);
-Status CudaBlockServes(const Plan& plan);
-Status CudaBitsServes(const Plan& plan);
-Status CudaFineServes(const Plan& plan);
-Status CudaPackedServes(const Plan& plan);
-Status CudaPlanesServes(const Plan& plan);
 // For a selector that reads an index: its units, and what becomes of those that are not selected.
 Status CudaIndexServes(const Plan& plan);
 

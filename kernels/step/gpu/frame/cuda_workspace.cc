@@ -13,8 +13,8 @@ namespace {
 // By CodecKind; null: pages are attended as they are.
 std::vector<std::unique_ptr<CudaCodec>> NewCodecs(const CudaCodecSource& from) {
   std::vector<std::unique_ptr<CudaCodec>> codecs;
-  for (const CudaCodecRow& row : kCudaCodecRows) {
-    codecs.push_back(row.make == nullptr ? nullptr : row.make(from));
+  for (const CudaCodecRow* const row : kCudaCodecRows) {
+    codecs.push_back(row == nullptr ? nullptr : row->make(from));
   }
   return codecs;
 }
@@ -22,8 +22,8 @@ std::vector<std::unique_ptr<CudaCodec>> NewCodecs(const CudaCodecSource& from) {
 // By SelectorKind; null: everything is attended.
 std::vector<std::unique_ptr<CudaSelector>> NewSelectors(const CudaSelectorSource& from) {
   std::vector<std::unique_ptr<CudaSelector>> selectors;
-  for (const CudaSelectorRow& row : CudaSelectorRows()) {
-    selectors.push_back(row.make == nullptr ? nullptr : row.make(from));
+  for (const CudaSelectorRow* const row : CudaSelectorRows()) {
+    selectors.push_back(row == nullptr || row->make == nullptr ? nullptr : row->make(from));
   }
   return selectors;
 }
