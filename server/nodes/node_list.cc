@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <future>
 #include <map>
 #include <utility>
 
@@ -172,13 +171,9 @@ void NodeList::Read(const Result<Seats>& seats, const Done& done) {
 // --- this node -----------------------------------------------------------------------------------
 
 Status NodeList::Await(std::unique_ptr<RedisOp> op, std::vector<RespReply>* replies) {
-  std::promise<Status> ended;
-  op->done = [&](RedisOp& own) {
-    *replies = std::move(own.replies);
-    ended.set_value(own.status);
-  };
-  threads_->client().Submit(std::move(op));
-  return ended.get_future().get();
+  RedisOp ended = RedisOps(threads_.get()).Ask(std::move(op));
+  *replies = std::move(ended.replies);
+  return ended.status;
 }
 
 Result<bool> NodeList::Write(uint32_t seat, bool only_if_free) {

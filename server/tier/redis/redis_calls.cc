@@ -82,17 +82,14 @@ std::string MasterOf(const RedisTierParts& parts, std::string_view key, std::str
   return shard == nullptr ? "" : shard->master.ToString();
 }
 
-void UnlinkStripes(const RedisParts& parts, std::string_view key, std::string_view place,
-                   uint32_t stripes, Deadline deadline, std::function<void(const RedisOp&)> after) {
-  const std::string first = parts->format.NameOf(key, place);
+std::unique_ptr<RedisOp> NewUnlink(const RedisTierParts& parts, std::string_view key,
+                                   std::string_view place, uint32_t stripes, Deadline deadline) {
   std::vector<std::string> words = {"UNLINK"};
-  for (uint32_t i = 0; i < stripes; ++i) words.push_back(parts->format.NameOf(key, place, i));
+  for (uint32_t i = 0; i < stripes; ++i) words.push_back(parts.format.NameOf(key, place, i));
   const std::vector<std::string_view> views(words.begin(), words.end());
   RedisRequest request;
   request.Add(views);
-  auto op = NewRedisOp(Lane::kWrite, first, {deadline, {}, nullptr}, std::move(request));
-  op->done = [after = std::move(after)](RedisOp& ended) { after(ended); };
-  parts->threads->client().Submit(std::move(op));
+  return NewRedisOp(Lane::kWrite, words[1], {deadline, {}, nullptr}, std::move(request));
 }
 
 std::vector<std::vector<size_t>> ByShard(const redis::SlotMap* map,

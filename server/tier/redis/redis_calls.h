@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The calls of a RedisValueTier, each in a file of its own, and what they share.
 //
-// A call is cut into ops for the client, whose ends come in the client's thread and are handed to
-// workers at once. A request of a call is settled once; with the last one the call ends.
-// Thread-safety: any thread. Ownership: ops hold the parts and the call's end.
+// A call is cut into ops for the client. Ends of ops of a Get or Probe are handed to workers at
+// once; a request of such a call is settled once, and with the last one the call ends. The others
+// wait for their ops, in their caller's thread or in one for that. Thread-safety: any thread.
+// Ownership: ops hold the parts and the call's end.
 #ifndef KVSTRATA_SERVER_TIER_REDIS_REDIS_CALLS_H_
 #define KVSTRATA_SERVER_TIER_REDIS_REDIS_CALLS_H_
 
@@ -51,7 +52,7 @@ class RedisCallEnd {
   RedisCallEnd(RedisParts parts, TierCall call, size_t requests);
 
   const TierCall& terms() const { return call_; }
-  // One more is settled. In a worker; the last one calls `done`.
+  // One more is settled. The last one calls `done`.
   void Settled(size_t requests = 1);
 
  private:
@@ -79,10 +80,35 @@ void AddHeaderCommand(std::string_view name, redis::RedisRequest* request);
 Status StatusOf(const redis::RedisOp& op, redis::RespReply::Kind wanted);
 // The master that a value belongs to, "host:port"; "": not known.
 std::string MasterOf(const RedisTierParts& parts, std::string_view key, std::string_view place);
-// UNLINK of all stripes, whatever becomes of it; then `after`, in the client's thread.
-void UnlinkStripes(const RedisParts& parts, std::string_view key, std::string_view place,
-                   uint32_t stripes, Deadline deadline,
-                   std::function<void(const redis::RedisOp&)> after);
+// UNLINK of all stripes.
+std::unique_ptr<redis::RedisOp> NewUnlink(const RedisTierParts& parts, std::string_view key,
+                                          std::string_view place, uint32_t stripes,
+                                          Deadline deadline);
+
+// All end with `why`.
+template <typename Request>
+void RefuseAll(RedisTierParts* parts, std::span<Request> requests, const Status& why) {
+  for (Request& request : requests) CountFailure(parts, request.status = why);
+}
+
+inline void RefuseAll(RedisTierParts*, TierWalk* walk, const Status& why) { walk->status = why; }
+
+// Has a thread for such calls make the call, which waits for its ops.
+template <typename Requests>
+void MakeLater(const RedisParts& parts, RedisValueTier* tier, Requests requests, TierCall call,
+               void (RedisValueTier::*make)(Requests, TierCall)) {
+  const auto end = std::make_shared<RedisCallEnd>(parts, std::move(call), 1);
+  const auto run = [tier, requests, make](TierCall terms) {
+    terms.waits = true;
+    terms.done = [] {};  // the queue calls it
+    (tier->*make)(requests, std::move(terms));
+  };
+  const auto refuse = [parts, requests](const Status& why) {
+    RefuseAll(parts.get(), requests, why);
+  };
+  parts->threads->calls().Add(
+      0, {{end->terms().deadline, end->terms().cancel, [end] { end->Settled(); }}, run, refuse});
+}
 
 // For at most 4096 keys of one shard each, the indices of `names`; all in one where shards are not
 // known yet.

@@ -107,10 +107,12 @@ class RedisRead : public std::enable_shared_from_this<RedisRead> {
       parts_->counters.misses += status.code() == Code::kNotFound;
     }
     if (status.code() != Code::kDataLoss) return end_->Settled();
-    UnlinkStripes(parts_, get_.key, get_.place, value_.stripes(), end_->terms().deadline,
-                  [self = shared_from_this()](const RedisOp&) {
-                    self->parts_->threads->Later([self] { self->end_->Settled(); });
-                  });
+    auto unlink =
+        NewUnlink(*parts_, get_.key, get_.place, value_.stripes(), end_->terms().deadline);
+    unlink->done = [self = shared_from_this()](const RedisOp&) {
+      self->parts_->threads->Later([self] { self->end_->Settled(); });
+    };
+    parts_->threads->client().Submit(std::move(unlink));
   }
 
   const RedisParts parts_;

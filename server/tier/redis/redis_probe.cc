@@ -118,6 +118,33 @@ class RedisProbes : public std::enable_shared_from_this<RedisProbes> {
   bool second_ = false;
 };
 
+// The header tells how many stripes there are.
+void ForgetHere(RedisTierParts* parts, std::span<TierForget> keys, const TierCall& call) {
+  RedisOps ops(parts->threads.get(), call.cancel);
+  for (TierForget& forget : keys) {
+    parts->known.Lost(forget.key);
+    const std::string name = parts->format.NameOf(forget.key, forget.place);
+    RedisRequest request;
+    AddHeaderCommand(name, &request);
+    auto op = NewRedisOp(Lane::kProbe, name, call, std::move(request));
+    op->master_only = true;
+    ops.Submit(std::move(op), [&](const RedisOp& told) {
+      forget.status = StatusOf(told, RespReply::Kind::kBulk);
+      if (!forget.status.ok()) return;
+      const auto head = HeadOf(parts->format, forget.key, told.replies.front());
+      const uint32_t stripes = head ? head->stripes : 1;
+      ops.Submit(NewUnlink(*parts, forget.key, forget.place, stripes, call.deadline),
+                 [&forget](const RedisOp& unlinked) {
+                   forget.status = StatusOf(unlinked, RespReply::Kind::kInteger);
+                 });
+    });
+  }
+  while (!ops.empty()) ops.Handle(true);
+  for (const TierForget& forget : keys) {
+    if (!forget.status.ok()) CountFailure(parts, forget.status);
+  }
+}
+
 }  // namespace
 
 void RedisValueTier::Probe(std::span<TierProbe> probes, TierCall call) {
@@ -129,39 +156,14 @@ void RedisValueTier::Probe(std::span<TierProbe> probes, TierCall call) {
   call.done();
 }
 
-// The header tells how many stripes there are.
 void RedisValueTier::Forget(std::span<TierForget> keys, TierCall call) {
-  const RedisParts& parts = parts_;
-  const Status why = WhyNotNow(call);
-  const auto end = std::make_shared<RedisCallEnd>(parts, std::move(call), keys.size() + 1);
-  const auto settle = [parts, end](TierForget* forget, Status status) {
-    forget->status = std::move(status);
-    if (!forget->status.ok()) CountFailure(parts.get(), forget->status);
-    parts->threads->Later([end] { end->Settled(); });
-  };
-  for (TierForget& forget : keys) {
-    if (!why.ok()) {
-      settle(&forget, why);
-      continue;
-    }
-    parts->known.Lost(forget.key);
-    const std::string name = parts->format.NameOf(forget.key, forget.place);
-    RedisRequest request;
-    AddHeaderCommand(name, &request);
-    auto op = NewRedisOp(Lane::kProbe, name, end->terms(), std::move(request));
-    op->master_only = true;
-    op->done = [parts, end, settle, one = &forget](RedisOp& ended) {
-      const Status told = StatusOf(ended, RespReply::Kind::kBulk);
-      if (!told.ok()) return settle(one, told);
-      const auto head = HeadOf(parts->format, one->key, ended.replies.front());
-      UnlinkStripes(parts, one->key, one->place, head ? head->stripes : 1, end->terms().deadline,
-                    [settle, one](const RedisOp& unlinked) {
-                      settle(one, StatusOf(unlinked, RespReply::Kind::kInteger));
-                    });
-    };
-    parts->threads->client().Submit(std::move(op));
+  if (!call.waits) return MakeLater(parts_, this, keys, std::move(call), &RedisValueTier::Forget);
+  if (const Status why = WhyNotNow(call); !why.ok()) {
+    RefuseAll(parts_.get(), keys, why);
+  } else {
+    ForgetHere(parts_.get(), keys, call);
   }
-  parts->threads->Later([end] { end->Settled(); });
+  call.done();
 }
 
 }  // namespace kvstrata

@@ -2,7 +2,6 @@
 #include "server/tier/redis/redis_threads.h"
 
 #include <pthread.h>
-#include <signal.h>
 
 #include <algorithm>
 #include <charconv>
@@ -31,14 +30,6 @@ uint64_t FieldOf(std::string_view info, std::string_view field) {
 constexpr const char* kClientThread = "kvs-redis-io";
 constexpr const char* kWorkThread = "kvs-redis";
 constexpr uint32_t kWorkerPatience = 60;  // a worker calls `done`, which may copy what came
-
-// OpenSSL writes to sockets without MSG_NOSIGNAL.
-void BlockSigpipe() {
-  sigset_t pipe;
-  sigemptyset(&pipe);
-  sigaddset(&pipe, SIGPIPE);
-  (void)pthread_sigmask(SIG_BLOCK, &pipe, nullptr);
-}
 
 }  // namespace
 
@@ -122,17 +113,18 @@ uint64_t RedisSurvey::ended() const {
   return ended_;
 }
 
-RedisThreads::RedisThreads(redis::RedisClientOptions options, uint32_t workers,
+RedisThreads::RedisThreads(redis::RedisClientOptions options,
                            std::chrono::milliseconds survey_interval)
     : client_(std::move(options)),
       survey_(std::make_shared<RedisSurvey>(&client_, survey_interval)) {
   try {
     client_thread_ = std::thread([this] { ServeClient(); });
     pthread_setname_np(client_thread_.native_handle(), kClientThread);
-    for (uint32_t i = 0; i < std::max(workers, 1U); ++i) {
-      workers_.emplace_back([this] { ServeWork(); });
-      pthread_setname_np(workers_.back().native_handle(), kWorkThread);
+    for (std::thread& worker : workers_) {
+      worker = std::thread([this] { ServeWork(); });
+      pthread_setname_np(worker.native_handle(), kWorkThread);
     }
+    callers_.emplace(kWorkThread, 2, &calls_);  // one looks after deadlines
   } catch (const std::system_error&) {
     Stop();  // those that there are
     throw;
@@ -157,6 +149,7 @@ void RedisThreads::Leave() {
 void RedisThreads::Stop() {
   client_.Stop();
   if (client_thread_.joinable()) client_thread_.join();  // its ops have ended, or are with workers
+  callers_.reset();
   {
     MutexLock lock(mu_);
     stopped_ = true;
@@ -173,17 +166,47 @@ void RedisThreads::Later(std::function<void()> work) {
   changed_.notify_one();
 }
 
-void RedisThreads::ServeClient() {
-  BlockSigpipe();
+void RedisThreads::ServeClient() KVS_NO_THREAD_SAFETY_ANALYSIS {
   WarmUpAllocator();
   Heartbeat beat(kClientThread);
-  while (client_.Wait(survey_->due())) {
-    const LoopIteration iteration(&beat);
-    Survive(kClientThread, [this] {
-      client_.Work();
-      survey_->RunIfDue();
-    });
+  std::unique_lock<std::mutex> lock(mu_.native());
+  for (bool goes_on = true; goes_on;) {
+    unserved_.wait(lock,
+                   [this]() KVS_NO_THREAD_SAFETY_ANALYSIS { return !serving_ && Unwaited(); });
+    serving_ = true;
+    lock.unlock();
+    goes_on = client_.Wait(survey_->due());
+    {
+      const LoopIteration iteration(&beat);
+      Work();
+    }
+    lock.lock();
+    serving_ = false;
+    served_.notify_all();
   }
+}
+
+void RedisThreads::Work() {
+  Survive(kClientThread, [this] {
+    client_.Work();
+    survey_->RunIfDue();
+  });
+}
+
+void RedisThreads::ServeOnce(std::unique_lock<std::mutex>* lock, bool waits) {
+  if (serving_ || Unwaited()) {
+    if (!serving_) unserved_.notify_one();
+    if (waits) served_.wait(*lock);
+    return;
+  }
+  serving_ = true;
+  lock->unlock();
+  (void)client_.Wait(waits ? survey_->due() : Deadline{});
+  Work();
+  lock->lock();
+  serving_ = false;
+  served_.notify_all();
+  if (Unwaited()) unserved_.notify_one();
 }
 
 void RedisThreads::ServeWork() {
@@ -206,6 +229,59 @@ void RedisThreads::ServeWork() {
     const LoopIteration iteration(&beat);
     Survive(kWorkThread, work);
   }
+}
+
+RedisOps::RedisOps(RedisThreads* threads, const std::stop_token& cancel)
+    : threads_(*threads), on_cancel_(cancel, Wake{threads}) {
+  MutexLock lock(threads_.mu_);
+  ++threads_.waiting_;
+}
+
+RedisOps::~RedisOps() KVS_NO_THREAD_SAFETY_ANALYSIS {
+  std::unique_lock<std::mutex> lock(threads_.mu_.native());
+  while (!under_way_.empty()) threads_.ServeOnce(&lock, true);
+  --threads_.waiting_;
+  threads_.unserved_.notify_one();
+}
+
+void RedisOps::Submit(std::unique_ptr<redis::RedisOp> op, Handler handler) {
+  List one;
+  one.emplace_back().second = std::move(handler);
+  op->done = [this, it = one.begin()](redis::RedisOp& ended) {
+    it->first.status = std::move(ended.status);
+    it->first.replies = std::move(ended.replies);
+    it->first.answered_by = std::move(ended.answered_by);
+    MutexLock lock(threads_.mu_);
+    --threads_.awaited_;
+    ended_.splice(ended_.end(), under_way_, it);
+    threads_.served_.notify_all();
+  };
+  ++size_;
+  {
+    MutexLock lock(threads_.mu_);
+    ++threads_.awaited_;
+    under_way_.splice(under_way_.end(), one);
+  }
+  threads_.client().Submit(std::move(op));
+}
+
+redis::RedisOp RedisOps::Ask(std::unique_ptr<redis::RedisOp> op) {
+  redis::RedisOp answer;
+  Submit(std::move(op), [&answer](redis::RedisOp& ended) { answer = std::move(ended); });
+  Handle(true);
+  return answer;
+}
+
+void RedisOps::Handle(bool waits) KVS_NO_THREAD_SAFETY_ANALYSIS {
+  List ended;
+  {
+    std::unique_lock<std::mutex> lock(threads_.mu_.native());
+    if (ended_.empty()) threads_.ServeOnce(&lock, waits);
+    while (waits && ended_.empty()) threads_.ServeOnce(&lock, true);
+    ended.swap(ended_);
+  }
+  size_ -= ended.size();
+  for (auto& [op, handler] : ended) handler(op);
 }
 
 }  // namespace kvstrata

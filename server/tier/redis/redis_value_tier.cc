@@ -56,8 +56,7 @@ Status RedisValueTier::Check(const RedisTierOptions& options) {
 Result<std::unique_ptr<RedisValueTier>> RedisValueTier::Open(const RedisTierOptions& options,
                                                              remote::RemoteFormat format) {
   KVS_ASSIGN_OR_RETURN(redis::RedisClientOptions client, ClientOptionsOf(options));
-  auto threads =
-      std::make_shared<RedisThreads>(std::move(client), options.workers, options.survey_interval);
+  auto threads = std::make_shared<RedisThreads>(std::move(client), options.survey_interval);
   return std::unique_ptr<RedisValueTier>(new RedisValueTier(
       std::make_shared<RedisTierParts>(std::move(threads), options, std::move(format))));
 }

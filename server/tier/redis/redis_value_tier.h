@@ -17,9 +17,10 @@
 //
 // Tenants: a tier is one tenant's, by its format; tiers of several share connections and threads.
 // Ownership: as ValueTier. Since a late call closes its connection, buffers are free when it ends.
-// Threads: "kvs-redis-io" moves bytes, `workers` of "kvs-redis" check, seal and call `done`.
-// Thread-safety: all methods, from any thread. Cost: a pass over the bytes of each value besides
-// the sockets; kGcm: a copy of what is on its way out.
+// Threads: a caller who waits for a Put, Forget or Walk carries it out, and moves the bytes unless
+// other calls are under way. "kvs-redis-io" moves all others, and "kvs-redis" check them, call
+// `done` and carry out what nobody waits for. Thread-safety: all methods, from any thread. Cost: a
+// pass over the bytes of each value besides the sockets; kGcm: a copy of what is on its way out.
 //
 // Errors of requests: those of RemoteFormat and RedisClient; NOT_FOUND REDIS_MISS,
 // RESOURCE_EXHAUSTED REDIS_FULL, UNAVAILABLE REDIS_REFUSED (an error of the server's, REDIS_LOGIN
@@ -48,7 +49,6 @@ struct RedisTierOptions {
   std::string password_file;         // its first line; "": none is asked for
   redis::RedisTlsOptions tls;
   uint32_t connections = 2;  // to a server, for probes, reads and writes each
-  uint32_t workers = 2;
   bool replica_reads = true;
   std::chrono::milliseconds ttl{0};  // for what is put; 0: until it is evicted
   std::chrono::milliseconds connect_timeout{1000};

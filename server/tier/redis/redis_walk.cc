@@ -6,7 +6,6 @@
 // the server's cursor (40), with which the same names come again.
 #include <algorithm>
 #include <charconv>
-#include <functional>
 #include <utility>
 #include <vector>
 
@@ -35,42 +34,48 @@ uint64_t HashOf(std::string_view name) {  // FNV-1a, folded
   return (hash >> 48 ^ hash) & 0xFFFF;
 }
 
-class RedisWalk : public std::enable_shared_from_this<RedisWalk> {
+class RedisWalk {
  public:
-  RedisWalk(RedisParts parts, TierWalk* walk, TierCall call)
-      : parts_(std::move(parts)),
+  RedisWalk(RedisTierParts* parts, TierWalk* walk, const TierCall& call)
+      : parts_(*parts),
         walk_(*walk),
-        at_(Place::Of(walk->cursor)),
-        end_(std::make_shared<RedisCallEnd>(parts_, std::move(call), 1)) {}
+        call_(call),
+        ops_(parts->threads.get(), call.cancel),
+        at_(Place::Of(walk->cursor)) {}
 
-  // Asks the shard that is next.
-  void Begin() {
-    const auto map = parts_->threads->client().Topology();
-    if (map == nullptr) {
-      return End(Unavailable("REDIS_DOWN", "no server of the cluster has answered yet"));
-    }
-    if (at_.shard >= map->shards.size()) {
-      walk_.cursor = kWalkEnd;
-      return End(OkStatus());
-    }
-    const std::string most = std::to_string(std::max<size_t>(walk_.most, 1));
-    auto op = NewRedisOp(Lane::kProbe, "", end_->terms(),
+  // Asks the shard that is next, without those that do not answer.
+  Status Run() {
+    for (;; at_ = {at_.shard + 1, 0, 0}) {
+      const auto map = parts_.threads->client().Topology();
+      if (map == nullptr) {
+        return Unavailable("REDIS_DOWN", "no server of the cluster has answered yet");
+      }
+      if (at_.shard >= map->shards.size()) {
+        walk_.cursor = kWalkEnd;
+        return OkStatus();
+      }
+      const std::string most = std::to_string(std::max<size_t>(walk_.most, 1));
+      RedisOp scan = Ask(map->shards[at_.shard].master,
                          RedisRequest({"SCAN", std::to_string(at_.scan), "MATCH",
                                        remote::kFirstStripes, "COUNT", most}));
-    op->at = map->shards[at_.shard].master;
-    op->done = [self = shared_from_this()](RedisOp& ended) { self->Scanned(ended); };
-    parts_->threads->client().Submit(std::move(op));
+      const bool stopped = scan.status.reason() == TierStopped().reason();
+      if (scan.status.code() == Code::kUnavailable && !stopped) continue;
+      KVS_RETURN_IF_ERROR(scan.status);
+      if (scan.replies.front().kind != RespReply::Kind::kError)
+        return Take(scan, map->shards.size());
+    }
   }
 
  private:
+  RedisOp Ask(const redis::RedisAddress& server, RedisRequest request) {
+    auto op = NewRedisOp(Lane::kProbe, "", call_, std::move(request));
+    op->at = server;
+    return ops_.Ask(std::move(op));
+  }
+
   // [cursor, [names]]
-  void Scanned(RedisOp& op) {
-    if (op.status.code() == Code::kUnavailable && op.status.reason() != TierStopped().reason()) {
-      return NextShard();
-    }
-    if (!op.status.ok()) return End(op.status);
-    RespReply& reply = op.replies.front();
-    if (reply.kind == RespReply::Kind::kError) return NextShard();
+  Status Take(RedisOp& scan, size_t shards) {
+    RespReply& reply = scan.replies.front();
     uint64_t next = 0;
     const bool sound = reply.items.size() == 2 && reply.items[1].kind == RespReply::Kind::kList;
     if (sound) {
@@ -78,20 +83,24 @@ class RedisWalk : public std::enable_shared_from_this<RedisWalk> {
       (void)std::from_chars(text.data(), text.data() + text.size(), next);
     }
     if (!sound || next >> 40 != 0) {
-      return End(Unavailable("REDIS_PROTOCOL", "SCAN: no cursor and names"));
+      return Unavailable("REDIS_PROTOCOL", "SCAN: no cursor and names");
     }
-    Choose(&reply.items[1].items, next);
-    if (names_.empty()) return Finish();
+    Place next_place;
     RedisRequest request;
-    for (const std::string& name : names_) AddHeaderCommand(name, &request);
-    auto headers = NewRedisOp(Lane::kProbe, "", end_->terms(), std::move(request));
-    headers->at = op.answered_by;
-    headers->done = [self = shared_from_this()](RedisOp& ended) { self->Came(ended); };
-    parts_->threads->client().Submit(std::move(headers));
+    for (const std::string& name : Choose(&reply.items[1].items, next, &next_place)) {
+      AddHeaderCommand(name, &request);
+    }
+    if (request.commands() != 0) {
+      const RedisOp headers = Ask(scan.answered_by, std::move(request));
+      KVS_RETURN_IF_ERROR(headers.status);
+      Add(headers.replies);
+    }
+    walk_.cursor = next_place.shard >= shards ? kWalkEnd : next_place.cursor();
+    return OkStatus();
   }
 
   // The names that go out now, and where the next call goes on.
-  void Choose(std::vector<RespReply>* found, uint64_t next_scan) {
+  std::vector<std::string> Choose(std::vector<RespReply>* found, uint64_t next_scan, Place* next) {
     std::vector<std::pair<uint64_t, std::string>> named;
     for (RespReply& name : *found) {
       const uint64_t hash = HashOf(name.text);
@@ -100,50 +109,34 @@ class RedisWalk : public std::enable_shared_from_this<RedisWalk> {
     std::ranges::sort(named);
     size_t taken = std::min(std::max<size_t>(walk_.most, 1), named.size());
     while (taken < named.size() && named[taken].first == named[taken - 1].first) ++taken;
-    next_ = at_;
     if (taken < named.size()) {
-      next_.hash = named[taken].first;
+      *next = {at_.shard, named[taken].first, at_.scan};
     } else if (next_scan != 0) {
-      next_ = {at_.shard, 0, next_scan};
+      *next = {at_.shard, 0, next_scan};
     } else {
-      next_ = {at_.shard + 1, 0, 0};
+      *next = {at_.shard + 1, 0, 0};
     }
-    for (size_t i = 0; i < taken; ++i) names_.push_back(std::move(named[i].second));
+    std::vector<std::string> names;
+    for (size_t i = 0; i < taken; ++i) names.push_back(std::move(named[i].second));
+    return names;
   }
 
-  void Came(RedisOp& op) {
-    if (!op.status.ok()) return End(op.status);
-    for (const RespReply& reply : op.replies) {
+  void Add(const std::vector<RespReply>& headers) {
+    for (const RespReply& reply : headers) {
       if (reply.kind != RespReply::Kind::kBulk) continue;
-      Result<remote::RemoteHead> head = parts_->format.Inspect(std::as_bytes(std::span(reply.text)),
-                                                               std::chrono::system_clock::now());
+      Result<remote::RemoteHead> head = parts_.format.Inspect(std::as_bytes(std::span(reply.text)),
+                                                              std::chrono::system_clock::now());
       if (!head.ok() || head->stripe != 0) continue;  // another tenant's, or left meanwhile
       const auto sizes = head->sizes.all();
       walk_.values.push_back({std::move(head->key), {sizes.begin(), sizes.end()}});
     }
-    Finish();
   }
 
-  void NextShard() {
-    at_ = {at_.shard + 1, 0, 0};
-    parts_->threads->Later([self = shared_from_this()] { self->Begin(); });
-  }
-  void Finish() {
-    walk_.cursor = next_.cursor();
-    const auto map = parts_->threads->client().Topology();
-    if (map != nullptr && next_.shard >= map->shards.size()) walk_.cursor = kWalkEnd;
-    End(OkStatus());
-  }
-  void End(Status status) {
-    walk_.status = std::move(status);
-    parts_->threads->Later([end = end_] { end->Settled(); });
-  }
-
-  const RedisParts parts_;
+  RedisTierParts& parts_;
   TierWalk& walk_;
-  Place at_, next_;
-  const RedisEnd end_;
-  std::vector<std::string> names_;
+  const TierCall& call_;
+  RedisOps ops_;
+  Place at_;
 };
 
 }  // namespace
@@ -151,8 +144,11 @@ class RedisWalk : public std::enable_shared_from_this<RedisWalk> {
 void RedisValueTier::Walk(TierWalk* walk, TierCall call) {
   walk->values.clear();
   walk->status = WhyNotNow(call);
-  if (!walk->status.ok()) return call.done();
-  std::make_shared<RedisWalk>(parts_, walk, std::move(call))->Begin();
+  if (walk->status.ok() && !call.waits) {
+    return MakeLater(parts_, this, walk, std::move(call), &RedisValueTier::Walk);
+  }
+  if (walk->status.ok()) walk->status = RedisWalk(parts_.get(), walk, call).Run();
+  call.done();
 }
 
 }  // namespace kvstrata

@@ -56,7 +56,7 @@ class NodeListTest : public ::testing::Test {
     options.retry = milliseconds(20);
     options.fresh = milliseconds(0);
     auto list = std::make_unique<NodeList>(
-        options, Keys(), std::make_shared<RedisThreads>(std::move(client), 1, seconds(60)));
+        options, Keys(), std::make_shared<RedisThreads>(std::move(client), seconds(60)));
     if (!address.empty()) list->Start();
     return list;
   }

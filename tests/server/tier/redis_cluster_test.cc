@@ -3,9 +3,11 @@
 // move. A call ends by its deadline, other shards are not held up, and no byte is wrong.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <fstream>
 #include <future>
 #include <map>
+#include <thread>
 
 #include "server/tier/blocking_calls.h"
 #include "server/tier/redis/write_health.h"
@@ -217,6 +219,45 @@ TEST_F(RedisCluster, AServerThatIsStoppedHoldsUpNobodyElse) {
   EXPECT_EQ(ends["REDIS_LEFT_ALONE"], stopped);
   servers_->Continue(2);
   Until("it serves again", [&] { return GetAll(100)["OK"] == 100; });
+}
+
+// It serves the client as it waits, for the others, too.
+TEST_F(RedisCluster, WhoWaitsForAStoppedServerHoldsUpNobodyElse) {
+  Begin({.masters = 3, .cluster = true});
+  RedisTierOptions patient;  // which asks for nothing of its own meanwhile
+  patient.servers = servers_->addresses();
+  patient.connect_timeout = patient.stall_timeout = std::chrono::minutes(2);
+  patient.refresh_interval = patient.survey_interval = std::chrono::minutes(2);
+  tier_ = std::move(*RedisValueTier::Open(patient, TestFormat()));
+  EXPECT_EQ(PutAll(100), (Ends{{"OK", 100}}));
+  std::vector<TierPut> stopped, others;
+  for (int i = 0; i < 100; ++i) {
+    (ShardOf(i) == 2 ? stopped : others).push_back(PutOf(KeyOf(i), ValueOf(KeyOf(i), 0, kSizes)));
+  }
+  servers_->Stop(2);
+  std::atomic<bool> ended = false;
+  std::thread waiting([&] {
+    std::thread::id ended_in;
+    TierCall call{Soon(), {}, [&] { ended_in = std::this_thread::get_id(); }};
+    call.waits = true;
+    tier_->Put(stopped, call);
+    EXPECT_EQ(ended_in, std::this_thread::get_id());
+    ended = true;
+  });
+  for (int round = 0; round < 20; ++round) {
+    PutAndWait(tier_.get(), others, Soon());
+    for (const TierPut& put : others) {
+      EXPECT_TRUE(put.status.ok()) << put.status.ToString();
+      const AlignedBuffers into(kSizes);
+      TierGet get{put.key, into.buffers(), into.owner(), {}};
+      GetAndWait(tier_.get(), {&get, 1}, Soon());
+      EXPECT_TRUE(get.status.ok()) << get.status.ToString();
+    }
+  }
+  EXPECT_FALSE(ended);
+  servers_->Continue(2);
+  waiting.join();
+  for (const TierPut& put : stopped) EXPECT_TRUE(put.status.ok()) << put.status.ToString();
 }
 
 TEST_F(RedisCluster, ReplicasServeReadsOfAMasterThatIsStopped) {

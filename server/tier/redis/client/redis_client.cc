@@ -129,6 +129,7 @@ void RedisClient::Submit(std::unique_ptr<RedisOp> op) {
   {
     MutexLock lock(mu_);
     if (!stopped_) {
+      ++ops_;
       inbox_.push_back(std::move(op));
       if (inbox_.size() == 1) Ring(*wake_);
       return;
@@ -373,6 +374,7 @@ void RedisClient::Loop::Redirect(RedisOp* op, const Redirection& to) {
 
 void RedisClient::Loop::Finish(RedisOp* op, Status status) {
   timers_.erase({op->wake_, op});
+  --client_.ops_;
   const std::unique_ptr<RedisOp> owned(op);
   op->status = std::move(status);
   op->done(*op);
@@ -458,6 +460,7 @@ RedisServer* RedisClient::Loop::Numbered(uint32_t number) {
 std::unique_ptr<RedisOp> RedisClient::Loop::Question(const RedisAddress& server,
                                                      RedisRequest request) {
   auto op = std::make_unique<RedisOp>();
+  ++client_.ops_;
   op->request = std::make_shared<const RedisRequest>(std::move(request));
   op->at = server;
   op->deadline = now_ + options_.connect_timeout;

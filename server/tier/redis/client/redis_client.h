@@ -9,12 +9,12 @@
 // memory is free; others on it are sent again.
 //
 // Ownership: an op is the client's from Submit until its `done` has returned. Threads: one thread
-// of the owner's serves:
+// of the owner's at a time serves:
 //
 //     while (client.Wait()) client.Work();
 //
-// Submit, Topology, Servers, NoteDamaged, Illness, WakeUp, Stop: any thread. Cost: about 1 us an
-// op, and a system call or two.
+// All else: any thread. Cost: about 1 us an op, and a system call or two. The process ignores
+// SIGPIPE.
 //
 // Status of an op: UNAVAILABLE with REDIS_CONNECT, REDIS_TLS, REDIS_LOGIN, REDIS_CLOSED,
 // REDIS_PROTOCOL, REDIS_SLOW, REDIS_DOWN (no server answers), REDIS_LEFT_ALONE (breaker),
@@ -23,6 +23,7 @@
 #ifndef KVSTRATA_SERVER_TIER_REDIS_CLIENT_REDIS_CLIENT_H_
 #define KVSTRATA_SERVER_TIER_REDIS_CLIENT_REDIS_CLIENT_H_
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <string>
@@ -45,6 +46,8 @@ class RedisClient {
   ~RedisClient();  // after Stop, and Wait that said false
 
   void Submit(std::unique_ptr<RedisOp> op) KVS_EXCLUDES(mu_);
+  // That have not ended, its own questions to servers too.
+  size_t ops() const { return ops_; }
   // Null: not known yet.
   std::shared_ptr<const SlotMap> Topology() const KVS_EXCLUDES(mu_);
   // As of at most 100 ms ago.
@@ -67,6 +70,7 @@ class RedisClient {
   const RedisClientOptions options_;
   const UniqueFd epoll_;
   const std::shared_ptr<UniqueFd> wake_;  // resolvers may outlive this object
+  std::atomic<size_t> ops_ = 0;
 
   mutable Mutex mu_;
   std::vector<std::unique_ptr<RedisOp>> inbox_ KVS_GUARDED_BY(mu_);

@@ -6,8 +6,8 @@
 // failed, or whose exchange took too long, is closed by destroying it: nothing that comes later
 // touches memory of whoever waited.
 //
-// Thread-safety: none; the thread has SIGPIPE blocked. Cost: a Move reads and writes about 1 MiB at
-// most. Errors: those of RedisSocket and RespReader, and UNAVAILABLE REDIS_LOGIN.
+// Thread-safety: none. Cost: a Move reads and writes about 1 MiB at most. Errors: those of
+// RedisSocket and RespReader, and UNAVAILABLE REDIS_LOGIN.
 #ifndef KVSTRATA_SERVER_TIER_REDIS_CLIENT_REDIS_CONNECTION_H_
 #define KVSTRATA_SERVER_TIER_REDIS_CLIENT_REDIS_CONNECTION_H_
 

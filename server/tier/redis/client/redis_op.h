@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // RedisOp: a request of the tier's to whichever server has a slot, until its end; and how a client
-// of servers behaves. Thread-safety: a RedisOp belongs to the client's thread once it is submitted.
+// of servers behaves. Thread-safety: a RedisOp belongs to who serves the client once it is
+// submitted.
 #ifndef KVSTRATA_SERVER_TIER_REDIS_CLIENT_REDIS_OP_H_
 #define KVSTRATA_SERVER_TIER_REDIS_CLIENT_REDIS_OP_H_
 
@@ -47,8 +48,8 @@ struct RedisOp {
   bool to_target = false;
   Time deadline{};
   std::stop_token cancel;
-  // In the client's thread; must not block. OK: `replies` of all commands, which may be errors.
-  // Then nothing of the client's touches `target` or the request's value.
+  // In the thread that serves the client; must not block. OK: `replies` of all commands, which may
+  // be errors. Then nothing of the client's touches `target` or the request's value.
   std::function<void(RedisOp&)> done;
 
   Status status;

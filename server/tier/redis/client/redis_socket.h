@@ -3,7 +3,7 @@
 //
 // With TLS the server's certificate is checked against the authorities that are named and against
 // the server's name, or the address that is called. Thread-safety: RedisTls any thread; a socket
-// one at a time, with SIGPIPE blocked in it (OpenSSL writes without MSG_NOSIGNAL).
+// one at a time. The process ignores SIGPIPE (OpenSSL writes without MSG_NOSIGNAL).
 // Errors: INVALID_ARGUMENT REDIS_TLS (files), UNAVAILABLE REDIS_CONNECT, REDIS_TLS (handshake),
 // REDIS_CLOSED.
 #ifndef KVSTRATA_SERVER_TIER_REDIS_CLIENT_REDIS_SOCKET_H_
