@@ -3,7 +3,6 @@
 // has the rest. It needs no daemon, so it is the same for both transports.
 #include <cstddef>
 #include <memory>
-#include <string>
 #include <utility>
 
 #include "client/abi/abi_call.h"

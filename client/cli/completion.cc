@@ -11,7 +11,6 @@
 #include <sstream>
 #include <vector>
 
-#include "client/cli/help_format.h"
 #include "client/cli/invocation.h"
 #include "client/cli/live_names.h"
 #include "proto/events.h"

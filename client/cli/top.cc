@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <deque>
 #include <iostream>
-#include <iterator>
 #include <memory>
 #include <optional>
 #include <sstream>

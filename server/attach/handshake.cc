@@ -6,7 +6,6 @@
 
 #include <cstring>
 #include <memory>
-#include <span>
 #include <utility>
 
 #include "server/attach/peers/hello.h"

@@ -6,8 +6,6 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <utility>
-#include <vector>
 
 #include "base/check.h"
 #include "base/descriptors.h"

@@ -6,8 +6,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/check.h"
-
 namespace kvstrata {
 
 bool ChunkProcesses::Add(uint32_t process, UniqueFd pidfd) {

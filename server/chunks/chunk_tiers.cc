@@ -8,7 +8,6 @@
 #include <string>
 #include <utility>
 
-#include "base/check.h"
 #include "base/sync.h"
 #include "server/tier/checksum.h"
 

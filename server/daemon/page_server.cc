@@ -3,9 +3,6 @@
 
 #include <sys/socket.h>
 
-#include <string>
-#include <utility>
-
 #include "server/daemon/daemon.h"
 #include "server/telemetry/log.h"
 

@@ -6,7 +6,6 @@
 #ifndef KVSTRATA_SERVER_DAEMON_PAGE_SERVER_H_
 #define KVSTRATA_SERVER_DAEMON_PAGE_SERVER_H_
 
-#include <functional>
 #include <memory>
 #include <string>
 #include <utility>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Between two devices: out of one into memory of the host, from there into the other, by the copies
 // that each knows. Right for any two; what a link between them could gain is not tried.
-#include <algorithm>
 #include <vector>
 
 #include "server/memory/memory_resource.h"

@@ -18,7 +18,6 @@
 #include <span>
 
 #include "base/status.h"
-#include "base/unique_fd.h"
 #include "kernels/cuda/cuda_ops.h"
 
 namespace kvstrata {

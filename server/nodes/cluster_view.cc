@@ -4,12 +4,10 @@
 #include <pthread.h>
 
 #include <algorithm>
-#include <set>
 #include <utility>
 #include <vector>
 
 #include "proto/status_map.h"
-#include "server/nodes/node_server.h"
 #include "server/rpc/calls/prefix_messages.h"
 #include "server/telemetry/thread_top.h"
 #include "server/tier/remote/stripe_cipher.h"

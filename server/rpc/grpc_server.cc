@@ -14,7 +14,6 @@
 #include <cerrno>
 #include <cstring>
 #include <map>
-#include <new>
 #include <optional>
 #include <thread>
 

@@ -4,9 +4,7 @@
 #include <pthread.h>
 
 #include <algorithm>
-#include <chrono>
 #include <optional>
-#include <utility>
 
 #include "server/telemetry/thread_top.h"
 

@@ -5,16 +5,11 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <chrono>
-#include <cstdint>
 #include <new>
 #include <string>
 #include <system_error>
 #include <utility>
-#include <vector>
 
-#include "kernels/backend/backend.h"
-#include "kernels/cpu/executor.h"
 #include "kernels/segment/segmenter.h"
 #include "server/store/codecs/builds.h"
 #include "server/store/codecs/work_requests.h"

@@ -3,7 +3,6 @@
 // frame for which there is no memory.
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <new>
 #include <stdexcept>
 #include <string>

@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cstring>
 #include <string>
-#include <utility>
 
 #include "server/attach/ring/frame_reader.h"
 #include "server/attach/ring/ring_handlers.h"

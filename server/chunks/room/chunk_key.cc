@@ -5,8 +5,6 @@
 
 #include <openssl/sha.h>
 
-#include <string_view>
-
 namespace kvstrata {
 namespace {
 

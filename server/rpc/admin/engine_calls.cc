@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Admin.ListEngineRecalls.
-#include <string>
 
 #include "server/rpc/admin/admin_service.h"
 #include "server/rpc/calls/copy_fields.h"

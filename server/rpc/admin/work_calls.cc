@@ -2,7 +2,6 @@
 // Calls of both services that ask something of the workers (server/store/codecs/work_requests.h).
 #include <chrono>
 #include <memory>
-#include <utility>
 
 #include "kvstrata/v1/admin.grpc.pb.h"
 #include "server/rpc/admin/admin_messages.h"

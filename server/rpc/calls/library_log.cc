@@ -4,7 +4,6 @@
 #include <google/protobuf/stubs/logging.h>
 #include <grpc/support/log.h>
 
-#include <chrono>
 #include <string>
 
 #include "base/sync.h"

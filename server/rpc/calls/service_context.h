@@ -14,7 +14,6 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
-#include <functional>
 #include <memory>
 #include <new>
 #include <stdexcept>

@@ -2,12 +2,9 @@
 #include "server/store/books/books.h"
 
 #include <algorithm>
-#include <string>
 #include <thread>
-#include <utility>
 
 #include "base/check.h"
-#include "server/store/books/sequence.h"
 
 namespace kvstrata {
 

@@ -20,6 +20,7 @@
 #include "base/status.h"
 #include "server/store/books/model_table.h"
 #include "server/store/books/sequence.h"
+#include "server/store/options/store_fwd.h"
 #include "server/store/options/store_lock.h"
 #include "server/store/options/store_options.h"
 #include "server/store/options/user_limits.h"
@@ -47,8 +48,6 @@ struct Books {
   ModelTable models KVS_GUARDED_BY(store_lock);
   StoreCounters counters KVS_GUARDED_BY(store_lock);
 };
-
-class ClusterTenants;
 
 // SessionCatalog: who is there. Tenants, their sessions, the sequences of those by number, and who
 // has a session to itself.
@@ -123,8 +122,6 @@ class SessionCatalog {
 // MODEL_UNKNOWN unless the session registered it.
 Result<const Session::KnownModel*> FindModel(const Session& session, uint64_t id);
 
-class SessionCatalog;
-
 // LongRequest: what grows with a request's tokens works in pieces.
 //
 // A request that takes, publishes or releases a page for every few tokens would keep the store's
@@ -170,10 +167,6 @@ class Outside {
  private:
   Session* const session_;
 };
-
-struct Sequence;
-struct Session;
-struct Tenant;
 
 // Taker: who pages are taken for, where from, and what of others it may have.
 //

@@ -10,9 +10,9 @@
 #include <map>
 #include <memory>
 
-namespace kvstrata {
+#include "server/store/options/store_fwd.h"
 
-struct Model;
+namespace kvstrata {
 
 class ModelTable {
  public:

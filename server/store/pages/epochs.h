@@ -14,8 +14,6 @@
 #include <limits>
 #include <utility>
 
-#include "proto/shm_layout.h"
-
 namespace kvstrata {
 
 inline constexpr uint64_t kNoReader = std::numeric_limits<uint64_t>::max();

@@ -11,8 +11,6 @@
 
 #include <cstdint>
 
-#include "proto/shm_layout.h"
-
 namespace kvstrata {
 
 struct StepTotals {

@@ -14,7 +14,6 @@
 #include "base/status.h"
 #include "kernels/plan/plan.h"
 #include "server/store/pages/prefix_key.h"
-#include "server/store/reports/value_info.h"
 
 namespace kvstrata {
 
