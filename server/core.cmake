@@ -13,7 +13,6 @@ kvs_library(kvs_memory
   memory/cuda_tensor.cc
   memory/emulated_device.cc
   memory/extent_allocator.cc
-  memory/failing_resource.cc
   memory/host_memory.cc
   memory/limiting_resource.cc
   memory/memfd_tensor.cc
@@ -65,7 +64,6 @@ kvs_library(kvs_store
   store/requests/imported_tensors.cc
   store/books/capacity.cc
   store/books/devices.cc
-  store/books/model_table.cc
   store/books/plans.cc
   store/books/segments.cc
   store/books/sequence.cc

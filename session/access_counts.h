@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "kernels/step/step_batch.h"
+#include "proto/shm_layout.h"
 #include "session/session_sequence.h"
 
 namespace kvstrata {

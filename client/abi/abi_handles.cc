@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "client/abi/abi_handles.h"
-
 #include <pthread.h>
 #include <unistd.h>
 
 #include <mutex>
 #include <unordered_map>
 #include <utility>
+
+#include "client/abi/abi_call.h"
 
 namespace kvstrata::client {
 namespace {

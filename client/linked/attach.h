@@ -20,6 +20,7 @@
 #include "base/unique_fd.h"
 #include "client/linked/page_map.h"
 #include "proto/attach_messages.h"
+#include "proto/shm_layout.h"
 
 namespace kvstrata::client {
 

@@ -24,10 +24,8 @@
 #include "base/unique_fd.h"
 #include "server/attach/attach_state.h"
 #include "server/attach/connection_ends.h"
-#include "server/attach/connection_lending.h"
 #include "server/attach/handshake.h"
 #include "server/attach/peers/peer.h"
-#include "server/attach/token_passing.h"
 #include "server/telemetry/thread_top.h"
 
 namespace kvstrata {
@@ -206,9 +204,9 @@ Status StartError(const char* what) {
 }  // namespace
 
 // AttachServer::Loop: the attach server's one thread: it polls the rings and what it watches, and
-// has its parts do what follows. How a connection begins: Admission, handshake.h,
-// token_passing.h; how it ends: connection_ends.h. What others do for it, so that it neither
-// computes for long nor waits for who does: connection_lending.h, Housekeeping.
+// has its parts do what follows. How a connection begins: Admission, handshake.h;
+// how it ends, and what others do for it, so that the loop neither computes for long nor waits for
+// who does: connection_ends.h, Housekeeping.
 class AttachServer::Loop {
  public:
   Loop(const AttachOptions& options, std::unique_ptr<UnixListener> listener, Store* store)

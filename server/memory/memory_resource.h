@@ -13,7 +13,6 @@
 #ifndef KVSTRATA_SERVER_MEMORY_MEMORY_RESOURCE_H_
 #define KVSTRATA_SERVER_MEMORY_MEMORY_RESOURCE_H_
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -123,14 +122,6 @@ Result<CudaDevices> NewCudaDevices(std::span<const std::string> uuids);
 // change that, and keeps it.
 std::unique_ptr<MemoryResource> NewLimitedResource(std::unique_ptr<MemoryResource> upstream,
                                                    const uint64_t* capacity);
-
-// For tests: the first `successes` allocations pass, all later ones fail with MEMORY_EXHAUSTED.
-std::unique_ptr<MemoryResource> NewFailingResource(std::unique_ptr<MemoryResource> upstream,
-                                                   uint64_t successes);
-// For tests: once `lost`, allocations and copies answer DEVICE_FAILED, as after a GPU's sticky
-// error.
-std::unique_ptr<MemoryResource> NewLosableResource(std::unique_ptr<MemoryResource> upstream,
-                                                   std::shared_ptr<const std::atomic<bool>> lost);
 
 }  // namespace kvstrata
 

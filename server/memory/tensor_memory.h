@@ -18,6 +18,7 @@
 #include <span>
 
 #include "base/status.h"
+#include "base/unique_fd.h"
 #include "kernels/cuda/cuda_ops.h"
 
 namespace kvstrata {

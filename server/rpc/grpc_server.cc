@@ -25,7 +25,6 @@
 #include "server/rpc/calls/call_records.h"
 #include "server/rpc/calls/grpc_connections.h"
 #include "server/rpc/calls/library_log.h"
-#include "server/rpc/calls/malformed_requests.h"
 #include "server/rpc/calls/refused_connections.h"
 #include "server/rpc/calls/without_threads.h"
 #include "server/rpc/cluster_service.h"
@@ -77,9 +76,7 @@ class UserServer {
     builder.SetMaxReceiveMessageSize(GrpcServer::kMaxMessageBytes);
     builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxConcurrentCalls);
     builder.SetResourceQuota(quota);
-    InterceptorFactories interceptors = NameMalformedRequests();
-    interceptors.push_back(RecordCalls(context_.user().uid, process_));
-    builder.experimental().SetInterceptorCreators(std::move(interceptors));
+    builder.experimental().SetInterceptorCreators(CallInterceptors(context_.user().uid, process_));
     if (!context_.CheckAdmin().ok()) builder.SetOption(std::make_unique<WithoutThreads>());
     builder.SetSyncServerOption(grpc::ServerBuilder::NUM_CQS, 1);
     builder.SetSyncServerOption(grpc::ServerBuilder::MIN_POLLERS, 1);

@@ -15,6 +15,7 @@
 
 #include "base/status.h"
 #include "base/unique_fd.h"
+#include "proto/shm_layout.h"
 
 namespace kvstrata {
 

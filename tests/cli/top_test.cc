@@ -4,7 +4,7 @@
 
 #include "client/cli/selection_strip.h"
 #include "client/cli/terminal.h"
-#include "client/cli/top_frame.h"
+#include "client/cli/top_view.h"
 
 namespace kvstrata::cli {
 namespace {

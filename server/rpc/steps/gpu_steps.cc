@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "server/rpc/steps/gpu_steps.h"
-
 #include <atomic>
 #include <cstring>
 #include <optional>
@@ -12,9 +10,12 @@
 #include "kernels/step/gpu/cuda_inspect.h"
 #include "kernels/step/gpu/cuda_shadow.h"
 #include "kernels/step/gpu/cuda_step.h"
+#include "server/rpc/steps/step_runner.h"
 
 namespace kvstrata {
 namespace {
+
+constexpr int kGpuStepsOpen = 4;  // steps of a session, at a time
 
 using Clock = std::chrono::steady_clock;
 

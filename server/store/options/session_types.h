@@ -10,6 +10,7 @@
 
 #include "base/unique_fd.h"
 #include "kernels/pages/page_view.h"
+#include "proto/shm_layout.h"
 #include "server/memory/memory_resource.h"
 #include "server/store/options/pool_id.h"
 

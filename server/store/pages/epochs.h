@@ -14,6 +14,8 @@
 #include <limits>
 #include <utility>
 
+#include "proto/shm_layout.h"
+
 namespace kvstrata {
 
 inline constexpr uint64_t kNoReader = std::numeric_limits<uint64_t>::max();

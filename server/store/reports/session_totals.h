@@ -11,6 +11,8 @@
 
 #include <cstdint>
 
+#include "proto/shm_layout.h"
+
 namespace kvstrata {
 
 struct StepTotals {
