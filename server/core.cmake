@@ -60,7 +60,6 @@ kvs_library(kvs_store
   store/pages/prefix_index.cc
   store/pages/prefix_key.cc
   store/pages/series.cc
-  store/requests/answers.cc
   store/requests/imported_tensors.cc
   store/books/capacity.cc
   store/books/devices.cc

@@ -3,7 +3,6 @@
 #include <map>
 
 #include "client/cli/calibrate.h"
-#include "client/cli/replay_session.h"
 #include "client/cli/replay_stream.h"
 
 namespace kvstrata::cli {

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <cstdio>
 
-#include "client/cli/selection_strip.h"
+#include "client/cli/page_grid.h"
 #include "client/cli/terminal.h"
 #include "client/cli/top_view.h"
 

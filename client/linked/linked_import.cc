@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <string>
 
-#include "client/linked/linked_lending.h"
+#include "client/linked/linked_session.h"
 
 namespace kvstrata::client {
 namespace {

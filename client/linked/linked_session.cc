@@ -9,7 +9,6 @@
 #include <cstring>
 #include <thread>
 
-#include "client/linked/linked_lending.h"
 #include "kernels/cuda/device_buffer.h"
 #include "kernels/step/gpu/cuda_inspect.h"
 

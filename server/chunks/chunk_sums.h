@@ -13,7 +13,6 @@
 #include <thread>
 
 #include "base/sync.h"
-#include "server/chunks/room/chunk_inbox.h"
 #include "server/chunks/room/chunk_work.h"
 
 namespace kvstrata {
@@ -23,8 +22,6 @@ class ChunkSums {
   // THREADS (RESOURCE_EXHAUSTED) as std::system_error.
   explicit ChunkSums(std::shared_ptr<ChunkInbox> inbox);
   ~ChunkSums();
-  ChunkSums(const ChunkSums&) = delete;
-  ChunkSums& operator=(const ChunkSums&) = delete;
 
   // REQUIRES: kSum or kVerify.
   void Add(ChunkWork work) KVS_EXCLUDES(mu_);

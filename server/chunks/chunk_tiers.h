@@ -18,7 +18,6 @@
 #include <span>
 #include <vector>
 
-#include "server/chunks/room/chunk_inbox.h"
 #include "server/chunks/room/chunk_work.h"
 #include "server/tier/value_tier.h"
 

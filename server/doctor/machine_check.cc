@@ -11,7 +11,6 @@
 
 #include "server/config/config_keys.h"
 #include "server/config/pool_memory.h"
-#include "server/config/start_memory.h"
 #include "server/memory/memory_resource.h"
 #include "server/memory/numa_topology.h"
 #include "server/nodes/node_credentials.h"

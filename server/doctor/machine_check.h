@@ -15,7 +15,7 @@
 
 namespace kvstrata {
 
-// Errors: of start_memory.h, unix_listener.h, pool_memory.h, numa_topology.h,
+// Errors: of unix_listener.h, pool_memory.h, numa_topology.h,
 // DiskTier::CheckPlace, remote_secret.h, RedisValueTier::Check and node_credentials.h;
 // INVALID_ARGUMENT WORK_CPUS, NOT_FOUND PARAMETERS_DIRECTORY.
 std::vector<Status> CheckMachine(const Config& config);

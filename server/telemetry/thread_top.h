@@ -67,8 +67,6 @@ class Heartbeat {
   // `patience`: how many times as long as a loop that serves clients an iteration may take.
   explicit Heartbeat(std::string_view thread, uint32_t patience = 1);
   ~Heartbeat();
-  Heartbeat(const Heartbeat&) = delete;
-  Heartbeat& operator=(const Heartbeat&) = delete;
 
   // An iteration begins, behind the last one or after a wait.
   void Begin() {

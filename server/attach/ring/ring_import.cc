@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a session that lends its engine's tensors asks (ring_handlers.h).
-#include "server/attach/ring/frame_reader.h"
+#include "server/attach/ring/reply_ring.h"
 #include "server/attach/ring/ring_handlers.h"
 
 namespace kvstrata::ring {

@@ -9,7 +9,7 @@
 #include <system_error>
 #include <utility>
 
-#include "server/attach/ring/frame_reader.h"
+#include "server/attach/ring/reply_ring.h"
 #include "server/attach/ring/ring_session.h"
 
 namespace kvstrata {

@@ -3,7 +3,7 @@
 #include <cstring>
 #include <utility>
 
-#include "server/attach/ring/frame_reader.h"
+#include "server/attach/ring/reply_ring.h"
 #include "server/attach/ring/ring_handlers.h"
 #include "server/sockets/packet.h"
 #include "server/store/codecs/work_requests.h"

@@ -6,6 +6,7 @@
 #ifndef KVSTRATA_SERVER_CHUNKS_ROOM_CHUNK_H_
 #define KVSTRATA_SERVER_CHUNKS_ROOM_CHUNK_H_
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
@@ -52,6 +53,45 @@ struct Chunk {
   ChunkKey key{};
   Checksum sum{};                    // since kShown
   std::vector<EngineHolds> engines;  // that hold it under leases
+};
+
+// What is counted of chunks, for metrics, the status page and `kvstrata tier ls`. Values.
+struct ChunkAmount {
+  uint64_t chunks = 0, bytes = 0;
+};
+
+// Since the daemon's start.
+struct ChunkCounters {
+  uint64_t asked = 0;  // keys; each is a hit, a miss or coming
+  uint64_t hits = 0;
+  uint64_t misses = 0;
+  uint64_t coming = 0;
+  uint64_t arrived = 0;  // keys that were coming, and came
+  uint64_t stored = 0, stored_bytes = 0;
+  uint64_t duplicates = 0;  // stored, and there already
+  uint64_t evicted = 0;
+  uint64_t changed = 0;  // their bytes were other than their sum when they were to be written
+  uint64_t unsaved = 0;  // evicted before they could be written below
+  uint64_t written = 0, written_bytes = 0, write_failures = 0;  // below
+  uint64_t read = 0, read_bytes = 0, read_failures = 0;         // from below
+};
+
+struct ChunkNumbers {
+  uint64_t capacity_bytes = 0;                         // chunks.bytes
+  uint64_t region_bytes = 0;                           // 0: no engine has come yet
+  uint32_t user = 0;                                   // whose region it is
+  uint64_t connections = 0, engines = 0, resting = 0;  // now; of ended schedulers
+  std::array<ChunkAmount, kChunkStates> by_state{};    // now, by ChunkState; of kFree 0
+  ChunkAmount leased;                                  // now
+  uint64_t starved = 0;  // connections that get no credits now, because all room is in use
+  ChunkCounters counters;
+
+  const ChunkAmount& of(ChunkState state) const { return by_state[static_cast<size_t>(state)]; }
+  uint64_t used_bytes() const {
+    uint64_t bytes = 0;
+    for (const ChunkAmount& amount : by_state) bytes += amount.bytes;
+    return bytes;
+  }
 };
 
 }  // namespace kvstrata

@@ -25,7 +25,7 @@
 
 namespace kvstrata {
 
-// Of the calls of user `uid`.
+// For the calls of user `uid`.
 std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>>
 CallInterceptors(uint32_t uid, UserProcess process);
 

@@ -17,7 +17,6 @@
 #include "server/store/options/parameters.h"
 #include "server/store/options/store_fwd.h"
 #include "server/store/options/store_lock.h"
-#include "server/store/requests/page_owner.h"
 #include "server/store/requests/prefix_hit.h"
 
 namespace kvstrata {

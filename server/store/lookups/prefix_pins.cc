@@ -11,7 +11,7 @@
 #include "server/store/prompts/artefact_ledger.h"
 #include "server/store/prompts/held_prefix.h"
 #include "server/store/prompts/prefix_catalog.h"
-#include "server/store/requests/page_owner.h"
+#include "server/store/requests/prefix_hit.h"
 
 namespace kvstrata {
 namespace {
