@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/attach/attach_server.h"
 
-#include <pthread.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -269,11 +268,10 @@ Status AttachServer::Loop::Start() {
   KVS_RETURN_IF_ERROR(state_.queue.Start());
   admission_.Listen();
   try {
-    thread_ = std::thread([this] { Run(); });
+    thread_ = StartThread("kvs-attach", [this] { Run(); });
   } catch (const std::system_error& error) {
     return ResourceExhausted("THREADS", std::string("cannot make a thread: ") + error.what());
   }
-  pthread_setname_np(thread_.native_handle(), "kvs-attach");
   return OkStatus();
 }
 
@@ -300,7 +298,6 @@ AttachCounters AttachServer::Loop::counters() const {
 // --- the loop ------------------------------------------------------------------------------------
 
 void AttachServer::Loop::Run() {
-  WarmUpAllocator();
   while (!stopping_) {
     Survive("kvs-attach", [this] { RunIteration(); });
   }

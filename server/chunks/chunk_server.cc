@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/chunks/chunk_server.h"
 
-#include <pthread.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 
@@ -189,11 +188,10 @@ Status ChunkServer::Loop::Start() {
   board_.Put(none);
   try {
     workers_ = std::make_unique<ChunkWorkers>(options_.tiers, events_.waker());
-    thread_ = std::thread([this] { Run(); });
+    thread_ = StartThread("kvs-chunks", [this] { Run(); });
   } catch (const std::system_error& error) {
     return ResourceExhausted("THREADS", std::string("cannot make a thread: ") + error.what());
   }
-  pthread_setname_np(thread_.native_handle(), "kvs-chunks");
   return OkStatus();
 }
 
@@ -217,7 +215,6 @@ void ChunkServer::Loop::Stop() {
 // -- the loop
 
 void ChunkServer::Loop::Run() {
-  WarmUpAllocator();
   while (!stopping_) {
     Survive("kvs-chunks", [this] { RunIteration(); });
     if (ending_ && !ended_.try_wait()) ended_.count_down();

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/chunks/chunk_sums.h"
 
-#include <pthread.h>
-
 #include <utility>
 
 #include "server/telemetry/thread_top.h"
@@ -10,10 +8,8 @@
 
 namespace kvstrata {
 
-ChunkSums::ChunkSums(std::shared_ptr<ChunkInbox> inbox) : inbox_(std::move(inbox)) {
-  thread_ = std::thread([this] { Run(); });
-  pthread_setname_np(thread_.native_handle(), "kvs-chunk-sums");
-}
+ChunkSums::ChunkSums(std::shared_ptr<ChunkInbox> inbox)
+    : inbox_(std::move(inbox)), thread_(StartThread("kvs-chunk-sums", [this] { Run(); })) {}
 
 ChunkSums::~ChunkSums() {
   {
@@ -42,7 +38,6 @@ bool ChunkSums::Next(ChunkWork* work) KVS_NO_THREAD_SAFETY_ANALYSIS {
 }
 
 void ChunkSums::Run() {
-  WarmUpAllocator();
   ChunkWork work;
   while (Next(&work)) {
     Survive("kvs-chunk-sums", [&] {

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/nodes/cluster_view.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -70,9 +68,9 @@ struct NodeCalls::Call {
 };
 
 NodeCalls::NodeCalls(NodeCredentials credentials, const remote::NodeKeys& keys)
-    : credentials_(std::move(credentials)), keys_(keys), thread_([this] { Serve(); }) {
-  pthread_setname_np(thread_.native_handle(), kNodesThread);
-}
+    : credentials_(std::move(credentials)),
+      keys_(keys),
+      thread_(StartThread(kNodesThread, [this] { Serve(); })) {}
 
 NodeCalls::~NodeCalls() { Stop(); }
 
@@ -151,7 +149,6 @@ Result<v1::LookupPagesResponse> NodeCalls::AnswerOf(const Call& call) const {
 }
 
 void NodeCalls::Serve() {
-  WarmUpAllocator();
   Heartbeat beat(kNodesThread);
   for (;;) {
     void* tag = nullptr;

@@ -6,7 +6,6 @@
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/resource_quota.h>
 #include <poll.h>
-#include <pthread.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -194,8 +193,7 @@ Status GrpcServer::Impl::Start() {
   // none that is made later needs a thread.
   KVS_RETURN_IF_ERROR(StartServerOf(geteuid(), getegid()));
   if (geteuid() != 0) KVS_RETURN_IF_ERROR(StartServerOf(0, 0));
-  accepting_ = std::thread([this] { AcceptLoop(); });
-  pthread_setname_np(accepting_.native_handle(), "kvs-grpc-accept");
+  accepting_ = StartThread("kvs-grpc-accept", [this] { AcceptLoop(); });
   return OkStatus();
 }
 
@@ -243,7 +241,6 @@ Status GrpcServer::Impl::MakeRoomForUser() {
 }
 
 void GrpcServer::Impl::AcceptLoop() {
-  WarmUpAllocator();
   for (bool goes_on = true; goes_on;) {
     Survive("kvs-grpc-accept", [&] { goes_on = AwaitIteration(); });
   }

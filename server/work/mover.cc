@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/work/mover.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <optional>
 
@@ -19,8 +17,7 @@ constexpr uint32_t kMovePatience = 15;
 
 Mover::Mover(const MoverOptions& options, Store* store)
     : bytes_per_second_(options.bytes_per_second), store_(store) {
-  thread_ = std::thread([this] { Run(); });
-  pthread_setname_np(thread_.native_handle(), "kvs-move");
+  thread_ = StartThread("kvs-move", [this] { Run(); });
   store_->moves().SetMoveSink([this] {
     {
       MutexLock lock(mu_);
@@ -55,7 +52,6 @@ bool Mover::AwaitTime(Clock::time_point at) {
 }
 
 void Mover::Run() {
-  WarmUpAllocator();
   Heartbeat beat("kvs-move", kMovePatience);
   while (AwaitWork()) {
     for (auto next = Clock::now();;) {

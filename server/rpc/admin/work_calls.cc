@@ -19,33 +19,25 @@ namespace {
 //
 // The store holds a share until it has answered. Cost: a look at the sequence and a message, at
 // most four a second.
-class RecompressStream final : public SharedStream<RecompressStream, v1::RecompressSequenceRequest,
-                                                   v1::RecompressSequenceResponse> {
+class RecompressStream final
+    : public ProgressStream<RecompressStream, v1::RecompressSequenceRequest,
+                            v1::RecompressSequenceResponse> {
  public:
   RecompressStream(ServiceContext* context, const v1::RecompressSequenceRequest& request)
-      : SharedStream(context), sequence_(request.sequence()) {}
+      : ProgressStream(context), sequence_(request.sequence()) {}
   Status Begin(const v1::RecompressSequenceRequest&);
 
-  void OnWriteDone(bool ok) override;
   void OnCancel() override;
 
  private:
   // Tells how far it is, now and again.
   void Tell() KVS_EXCLUDES(mu_);
-  void Ended(const Status& why) KVS_EXCLUDES(mu_);
   // Unless the sequence is gone.
-  void FillIn() KVS_REQUIRES(mu_);
-  void FinishLocked() KVS_REQUIRES(mu_);
+  void FillIn() override KVS_REQUIRES(mu_);
 
   const uint64_t sequence_;
   uint64_t released_before_ = 0;
-
   std::unique_ptr<grpc::Alarm> next_ KVS_GUARDED_BY(mu_);
-  v1::RecompressSequenceResponse response_ KVS_GUARDED_BY(mu_);
-  bool writing_ KVS_GUARDED_BY(mu_) = false;
-  bool ended_ KVS_GUARDED_BY(mu_) = false;
-  bool finished_ KVS_GUARDED_BY(mu_) = false;
-  Status why_ KVS_GUARDED_BY(mu_);
 };
 
 constexpr std::chrono::milliseconds kWorkInterval{250};
@@ -55,59 +47,31 @@ Status RecompressStream::Begin(const v1::RecompressSequenceRequest&) {
   KVS_ASSIGN_OR_RETURN(const WorkProgress before, requests.Progress(0, sequence_));
   released_before_ = before.released_bytes;
   KVS_RETURN_IF_ERROR(requests.Recompress(
-      0, sequence_, [self = shared_from_this()](const Status& why) { self->Ended(why); }));
+      0, sequence_, [self = shared_from_this()](const Status& why) { self->End(why); }));
   Tell();
   return OkStatus();
 }
 
 void RecompressStream::FillIn() {
   const Result<WorkProgress> progress = context_->store().requests().Progress(0, sequence_);
+  if (ended()) response_.clear_work();
   if (!progress.ok()) return;
   response_.Clear();
-  if (!progress->done) Write(progress->work, response_.mutable_work());
+  if (!progress->done && !ended()) Write(progress->work, response_.mutable_work());
   response_.set_extents(progress->extents);
   response_.set_released_bytes(progress->released_bytes - released_before_);
 }
 
 void RecompressStream::Tell() {
   MutexLock lock(mu_);
-  if (ended_) return;
-  if (!writing_) {
-    FillIn();
-    writing_ = true;
-    StartWrite(&response_);
-  }
+  if (ended()) return;
+  TellLocked();
   TellAt(std::chrono::system_clock::now() + kWorkInterval, &RecompressStream::Tell, &next_);
-}
-
-void RecompressStream::Ended(const Status& why) {
-  MutexLock lock(mu_);
-  ended_ = true;
-  why_ = why;
-  if (!writing_) FinishLocked();
-}
-
-void RecompressStream::FinishLocked() {
-  if (finished_) return;
-  finished_ = writing_ = true;
-  FillIn();
-  response_.clear_work();
-  response_.set_done(why_.ok());
-  StartWriteAndFinish(&response_, grpc::WriteOptions(), ToGrpc(why_));
-}
-
-void RecompressStream::OnWriteDone(bool) {
-  MutexLock lock(mu_);
-  writing_ = false;
-  if (ended_) FinishLocked();
 }
 
 // Nobody listens any more: the work goes on.
 void RecompressStream::OnCancel() {
-  MutexLock lock(mu_);
-  ended_ = true;
-  why_ = {Code::kAborted, "CALL_CANCELLED", "the caller went away; the work goes on"};
-  if (!writing_) FinishLocked();
+  End({Code::kAborted, "CALL_CANCELLED", "the caller went away; the work goes on"});
 }
 
 // Response: a BuildResponse or a BuildSequenceResponse.
