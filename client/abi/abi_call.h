@@ -48,33 +48,30 @@ struct StepHandle {
   std::atomic_flag busy;       // a call is inside
 };
 
-struct BlockAttentionHandle {
-  std::unique_ptr<BlockAttention> attention;
-  pid_t owner = 0;
-};
-
-struct BlockPlanesHandle {
-  std::unique_ptr<BlockPlanes> planes;
+// Attends over an engine's own blocks: a BlockAttention, or BlockPlanes.
+template <typename Attention>
+struct BlocksHandle {
+  std::unique_ptr<Attention> attention;
   pid_t owner = 0;
 };
 
 kvs_session* AddSession(std::unique_ptr<Session> session);
 kvs_step* AddStep(std::shared_ptr<SessionHandle> session, std::unique_ptr<SessionStep> step);
-kvs_block_attention* AddBlockAttention(std::unique_ptr<BlockAttention> attention);
-kvs_block_planes* AddBlockPlanes(std::unique_ptr<BlockPlanes> planes);
+kvs_block_attention* AddBlocks(std::unique_ptr<BlockAttention> attention);
+kvs_block_planes* AddBlocks(std::unique_ptr<BlockPlanes> attention);
 
 // HANDLE_INVALID (INVALID_ARGUMENT); FORKED (FAILED_PRECONDITION) in another process than its own.
 Result<std::shared_ptr<SessionHandle>> FindSession(const kvs_session* handle);
 Result<std::shared_ptr<StepHandle>> FindStep(const kvs_step* handle);
-Result<std::shared_ptr<BlockAttentionHandle>> FindBlockAttention(const kvs_block_attention* handle);
-Result<std::shared_ptr<BlockPlanesHandle>> FindBlockPlanes(const kvs_block_planes* handle);
+Result<std::shared_ptr<BlocksHandle<BlockAttention>>> FindBlocks(const kvs_block_attention* handle);
+Result<std::shared_ptr<BlocksHandle<BlockPlanes>>> FindBlocks(const kvs_block_planes* handle);
 
 // Removes a handle; null when there is none such. A session's steps are removed with it and go
 // first. In a forked child what was removed is abandoned, not ended.
 std::shared_ptr<StepHandle> TakeStep(const kvs_step* handle);
 void EndSession(const kvs_session* handle);
-void EndBlockAttention(const kvs_block_attention* handle);
-void EndBlockPlanes(const kvs_block_planes* handle);
+void EndBlocks(const kvs_block_attention* handle);
+void EndBlocks(const kvs_block_planes* handle);
 
 // Checks of what callers of the C ABI pass. Every failure is INVALID_ARGUMENT (or UNIMPLEMENTED for
 // what the design knows and this build has not), with a message that names the field, its value and
@@ -164,6 +161,16 @@ int WithSession(kvs_session* handle, F body) {
     KVS_RETURN_IF_ERROR(NotNull("session", handle));
     KVS_ASSIGN_OR_RETURN(const std::shared_ptr<SessionHandle> found, FindSession(handle));
     return body(*found->session);
+  });
+}
+
+// `field`: what the function calls its handle.
+template <typename Handle, typename F>
+int WithBlocks(std::string_view field, Handle* handle, F body) {
+  return Guarded([&]() -> Status {
+    KVS_RETURN_IF_ERROR(NotNull(field, handle));
+    KVS_ASSIGN_OR_RETURN(const auto found, FindBlocks(handle));
+    return body(*found->attention);
   });
 }
 

@@ -30,6 +30,12 @@
 namespace kvstrata {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
+constexpr int kMaxAcceptsPerIteration = 16;
+constexpr int kMaxHandshakesPerUser = 64;
+constexpr uint64_t kDescriptorsOfSession = 5;
+
 // Admission: the listener of the attach server, and how a connection begins: accepted, with its
 // peer's credentials from the kernel, before a byte of it is read.
 //
@@ -44,89 +50,79 @@ class Admission {
   void Listen() {
     if (!listening_) Arm(true);
   }
-  void Accept();
+  void Accept() {
+    for (int i = 0; i < kMaxAcceptsPerIteration; ++i) {
+      UniqueFd socket(accept4(listener_->fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+      if (socket) {
+        AdmitSocket(std::move(socket));
+        continue;
+      }
+      if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+        // Spinning here would help nobody; the next tick tries again.
+        uint64_t suppressed = 0;
+        const int error = errno;
+        if (state_->MayLog(&suppressed)) {
+          LogEvent(LogLevel::kError, "accept_failed",
+                   {{"errno", error}, {"why", std::strerror(error)}, {"suppressed", suppressed}});
+        }
+        Arm(false);
+      }
+      return;
+    }
+  }
   void Close() { listener_.reset(); }
 
  private:
-  void Arm(bool on);
-  void AdmitSocket(UniqueFd socket);
+  void Arm(bool on) {
+    if (!on) {
+      state_->events.Unwatch(listener_->fd());
+      listening_ = false;
+    } else if (state_->events.Watch(listener_->fd(), EventPoll::kListener, 0, EPOLLIN)) {
+      listening_ = true;
+    }
+  }
+  void AdmitSocket(UniqueFd socket) {
+    state_->counts.Count(AttachCounts::kAccepted);
+    AttachConnection* const c =
+        state_->connections.Add(PassedFd(std::move(socket), &state_->closer, kNoUser));
+    c->deadline = Clock::now() + state_->hello_timeout.load();
+    Result<Peer> peer = PeerOf(c->socket.get());
+    if (!peer.ok()) return ends_->Refuse(c, peer.status());
+    c->peer = peer.value().identity;
+    c->pidfd = std::move(peer.value().pidfd);
+    c->socket.set_user(c->peer.uid);
+    if (!state_->closer.MayTake(c->peer.uid)) {
+      return ends_->Refuse(
+          c, ResourceExhausted("DESCRIPTORS_STUCK",
+                               "descriptors that clients of user " + std::to_string(c->peer.uid) +
+                                   " passed do not close; end who keeps them open"));
+    }
+    if (!state_->store->user_limits()->IsOperator(c->peer.tenant)) {
+      const Status spare = CheckDescriptors(kDescriptorsOfSession);
+      if (!spare.ok()) return ends_->Refuse(c, spare);
+    }
+    const auto same_user = [c](const auto& entry) {
+      const AttachConnection& other = *entry.second;
+      return other.state == AttachConnection::State::kHandshake && other.peer.uid == c->peer.uid;
+    };
+    if (std::ranges::count_if(state_->connections.all(), same_user) > kMaxHandshakesPerUser) {
+      return ends_->Refuse(c,
+                           ResourceExhausted("TOO_MANY_HANDSHAKES",
+                                             "user " + std::to_string(c->peer.uid) + " has " +
+                                                 std::to_string(kMaxHandshakesPerUser) +
+                                                 " connections that have not said Hello; retry"));
+    }
+    if (!state_->WatchSocket(c) || !state_->WatchPidfd(c)) {
+      ends_->Refuse(c,
+                    ResourceExhausted("EPOLL_LIMIT", "the daemon cannot watch more connections"));
+    }
+  }
 
   AttachState* const state_;
   ConnectionEnds* const ends_;
   std::unique_ptr<UnixListener> listener_;
   bool listening_ = false;
 };
-
-using Clock = std::chrono::steady_clock;
-
-constexpr int kMaxAcceptsPerIteration = 16;
-constexpr int kMaxHandshakesPerUser = 64;
-constexpr uint64_t kDescriptorsOfSession = 5;
-
-void Admission::Arm(bool on) {
-  if (!on) {
-    state_->events.Unwatch(listener_->fd());
-    listening_ = false;
-  } else if (state_->events.Watch(listener_->fd(), EventPoll::kListener, 0, EPOLLIN)) {
-    listening_ = true;
-  }
-}
-
-void Admission::Accept() {
-  for (int i = 0; i < kMaxAcceptsPerIteration; ++i) {
-    UniqueFd socket(accept4(listener_->fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (socket) {
-      AdmitSocket(std::move(socket));
-      continue;
-    }
-    if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
-      // Spinning here would help nobody; the next tick tries again.
-      uint64_t suppressed = 0;
-      const int error = errno;
-      if (state_->MayLog(&suppressed)) {
-        LogEvent(LogLevel::kError, "accept_failed",
-                 {{"errno", error}, {"why", std::strerror(error)}, {"suppressed", suppressed}});
-      }
-      Arm(false);
-    }
-    return;
-  }
-}
-
-void Admission::AdmitSocket(UniqueFd socket) {
-  state_->counts.Count(AttachCounts::kAccepted);
-  AttachConnection* const c =
-      state_->connections.Add(PassedFd(std::move(socket), &state_->closer, kNoUser));
-  c->deadline = Clock::now() + state_->hello_timeout.load();
-  Result<Peer> peer = PeerOf(c->socket.get());
-  if (!peer.ok()) return ends_->Refuse(c, peer.status());
-  c->peer = peer.value().identity;
-  c->pidfd = std::move(peer.value().pidfd);
-  c->socket.set_user(c->peer.uid);
-  if (!state_->closer.MayTake(c->peer.uid)) {
-    return ends_->Refuse(
-        c, ResourceExhausted("DESCRIPTORS_STUCK",
-                             "descriptors that clients of user " + std::to_string(c->peer.uid) +
-                                 " passed do not close; end who keeps them open"));
-  }
-  if (!state_->store->user_limits()->IsOperator(c->peer.tenant)) {
-    const Status spare = CheckDescriptors(kDescriptorsOfSession);
-    if (!spare.ok()) return ends_->Refuse(c, spare);
-  }
-  const auto same_user = [c](const auto& entry) {
-    const AttachConnection& other = *entry.second;
-    return other.state == AttachConnection::State::kHandshake && other.peer.uid == c->peer.uid;
-  };
-  if (std::ranges::count_if(state_->connections.all(), same_user) > kMaxHandshakesPerUser) {
-    return ends_->Refuse(c, ResourceExhausted("TOO_MANY_HANDSHAKES",
-                                              "user " + std::to_string(c->peer.uid) + " has " +
-                                                  std::to_string(kMaxHandshakesPerUser) +
-                                                  " connections that have not said Hello; retry"));
-  }
-  if (!state_->WatchSocket(c) || !state_->WatchPidfd(c)) {
-    ends_->Refuse(c, ResourceExhausted("EPOLL_LIMIT", "the daemon cannot watch more connections"));
-  }
-}
 
 // Housekeeping: what the attach loop sees to at every tick for nobody in particular: memory that
 // may be reclaimed, pins and leases that run out, descriptors that do not close. Housekeeping of
@@ -136,49 +132,45 @@ class Housekeeping {
   explicit Housekeeping(AttachState* state) : state_(state) {}
 
   // Has descriptors closed that wait for it; an event tells of those that do not close.
-  void TickCloser();
+  void TickCloser() {
+    state_->closer.Tick();
+    const ClosingCounters counts = state_->closer.counters();
+    if (counts.late > late_closings_) {
+      LogEvent(LogLevel::kError, "descriptor_close_late",
+               {{"descriptors", counts.late},
+                {"uid", counts.late_user},
+                {"why",
+                 "descriptors that this user's clients passed do not close; they keep a thread "
+                 "each"}});
+    }
+    late_closings_ = counts.late;
+  }
   // Begins a pass over the store, unless one is under way.
-  void KeepHouse();
+  void KeepHouse() {
+    if (under_way_.exchange(true)) return;
+    const auto work = [this] {
+      Survive("kvs-long", [this] {
+        if (state_->store->inspection().Counters().retired_bytes != 0) {
+          state_->counts.Count(AttachCounts::kReclaims);
+          state_->store->references().Reclaim();
+        }
+        state_->store->pins().ExpirePins();
+        state_->store->leases().ExpireLeases(std::chrono::steady_clock::now());
+      });
+      under_way_.store(false);
+    };
+    try {
+      state_->queue.Post(kNoUser, FairQueue::Length::kShort, work);
+    } catch (const std::bad_alloc&) {
+      under_way_.store(false);  // the next tick tries again
+    }
+  }
 
  private:
   AttachState* const state_;
   std::atomic<bool> under_way_{false};  // a pass over the store
   size_t late_closings_ = 0;            // that were told
 };
-
-void Housekeeping::TickCloser() {
-  state_->closer.Tick();
-  const ClosingCounters counts = state_->closer.counters();
-  if (counts.late > late_closings_) {
-    LogEvent(LogLevel::kError, "descriptor_close_late",
-             {{"descriptors", counts.late},
-              {"uid", counts.late_user},
-              {"why",
-               "descriptors that this user's clients passed do not close; they keep a thread "
-               "each"}});
-  }
-  late_closings_ = counts.late;
-}
-
-void Housekeeping::KeepHouse() {
-  if (under_way_.exchange(true)) return;
-  const auto work = [this] {
-    Survive("kvs-long", [this] {
-      if (state_->store->inspection().Counters().retired_bytes != 0) {
-        state_->counts.Count(AttachCounts::kReclaims);
-        state_->store->references().Reclaim();
-      }
-      state_->store->pins().ExpirePins();
-      state_->store->leases().ExpireLeases(std::chrono::steady_clock::now());
-    });
-    under_way_.store(false);
-  };
-  try {
-    state_->queue.Post(kNoUser, FairQueue::Length::kShort, work);
-  } catch (const std::bad_alloc&) {
-    under_way_.store(false);  // the next tick tries again
-  }
-}
 
 using State = AttachConnection::State;
 

@@ -14,6 +14,8 @@
 namespace kvstrata {
 namespace {
 
+constexpr std::chrono::milliseconds kWorkInterval{250};
+
 // RecompressStream: the RecompressSequence call. Asks for the sequence's recompression and tells
 // how far it is until that is over; the call's end leaves the work going on.
 //
@@ -25,54 +27,44 @@ class RecompressStream final
  public:
   RecompressStream(ServiceContext* context, const v1::RecompressSequenceRequest& request)
       : ProgressStream(context), sequence_(request.sequence()) {}
-  Status Begin(const v1::RecompressSequenceRequest&);
+  Status Begin(const v1::RecompressSequenceRequest&) {
+    WorkRequests& requests = context_->store().requests();
+    KVS_ASSIGN_OR_RETURN(const WorkProgress before, requests.Progress(0, sequence_));
+    released_before_ = before.released_bytes;
+    KVS_RETURN_IF_ERROR(requests.Recompress(
+        0, sequence_, [self = shared_from_this()](const Status& why) { self->End(why); }));
+    Tell();
+    return OkStatus();
+  }
 
-  void OnCancel() override;
+  // Nobody listens any more: the work goes on.
+  void OnCancel() override {
+    End({Code::kAborted, "CALL_CANCELLED", "the caller went away; the work goes on"});
+  }
 
  private:
   // Tells how far it is, now and again.
-  void Tell() KVS_EXCLUDES(mu_);
+  void Tell() KVS_EXCLUDES(mu_) {
+    MutexLock lock(mu_);
+    if (ended()) return;
+    TellLocked();
+    TellAt(std::chrono::system_clock::now() + kWorkInterval, &RecompressStream::Tell, &next_);
+  }
   // Unless the sequence is gone.
-  void FillIn() override KVS_REQUIRES(mu_);
+  void FillIn() override KVS_REQUIRES(mu_) {
+    const Result<WorkProgress> progress = context_->store().requests().Progress(0, sequence_);
+    if (ended()) response_.clear_work();
+    if (!progress.ok()) return;
+    response_.Clear();
+    if (!progress->done && !ended()) Write(progress->work, response_.mutable_work());
+    response_.set_extents(progress->extents);
+    response_.set_released_bytes(progress->released_bytes - released_before_);
+  }
 
   const uint64_t sequence_;
   uint64_t released_before_ = 0;
   std::unique_ptr<grpc::Alarm> next_ KVS_GUARDED_BY(mu_);
 };
-
-constexpr std::chrono::milliseconds kWorkInterval{250};
-
-Status RecompressStream::Begin(const v1::RecompressSequenceRequest&) {
-  WorkRequests& requests = context_->store().requests();
-  KVS_ASSIGN_OR_RETURN(const WorkProgress before, requests.Progress(0, sequence_));
-  released_before_ = before.released_bytes;
-  KVS_RETURN_IF_ERROR(requests.Recompress(
-      0, sequence_, [self = shared_from_this()](const Status& why) { self->End(why); }));
-  Tell();
-  return OkStatus();
-}
-
-void RecompressStream::FillIn() {
-  const Result<WorkProgress> progress = context_->store().requests().Progress(0, sequence_);
-  if (ended()) response_.clear_work();
-  if (!progress.ok()) return;
-  response_.Clear();
-  if (!progress->done && !ended()) Write(progress->work, response_.mutable_work());
-  response_.set_extents(progress->extents);
-  response_.set_released_bytes(progress->released_bytes - released_before_);
-}
-
-void RecompressStream::Tell() {
-  MutexLock lock(mu_);
-  if (ended()) return;
-  TellLocked();
-  TellAt(std::chrono::system_clock::now() + kWorkInterval, &RecompressStream::Tell, &next_);
-}
-
-// Nobody listens any more: the work goes on.
-void RecompressStream::OnCancel() {
-  End({Code::kAborted, "CALL_CANCELLED", "the caller went away; the work goes on"});
-}
 
 // Response: a BuildResponse or a BuildSequenceResponse.
 template <typename Response>
