@@ -26,7 +26,6 @@ kvs_library(kvs_web
 
 kvs_library(kvs_nodes
   nodes/cluster_view.cc
-  nodes/node_address.cc
   nodes/node_credentials.cc
   nodes/node_list.cc
   nodes/node_server.cc

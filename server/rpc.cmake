@@ -8,7 +8,7 @@ kvs_library(kvs_rpc
   rpc/steps/work_queue.cc
   rpc/calls/call_records.cc
   rpc/calls/grpc_connections.cc
-  rpc/calls/library_log.cc
+  rpc/calls/grpc_library.cc
   rpc/calls/prefix_messages.cc
   rpc/calls/refused_connections.cc
   rpc/calls/service_context.cc

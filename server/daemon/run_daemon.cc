@@ -25,7 +25,7 @@
 #include "base/status.h"
 #include "server/config/pool_memory.h"
 #include "server/daemon/daemon.h"
-#include "server/doctor/machine_check.h"
+#include "server/doctor/doctor.h"
 #include "server/telemetry/log.h"
 #include "server/telemetry/readiness.h"
 

@@ -15,8 +15,8 @@
 
 #include "base/unique_fd.h"
 #include "server/attach/peers/peer.h"
+#include "server/doctor/doctor.h"
 #include "server/doctor/doctor_checks.h"
-#include "server/doctor/machine_check.h"
 #include "server/sockets/unix_listener.h"
 
 namespace kvstrata::doctor {

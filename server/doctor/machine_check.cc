@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "server/doctor/machine_check.h"
-
 #include <sched.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -11,6 +9,7 @@
 
 #include "server/config/config_keys.h"
 #include "server/config/pool_memory.h"
+#include "server/doctor/doctor.h"
 #include "server/memory/memory_resource.h"
 #include "server/memory/numa_topology.h"
 #include "server/nodes/node_credentials.h"

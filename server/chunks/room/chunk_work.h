@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/sync.h"
-#include "server/chunks/room/chunk_key.h"
+#include "server/chunks/room/chunk.h"
 #include "server/tier/checksum.h"
 
 namespace kvstrata {
