@@ -7,7 +7,6 @@ kvs_library(kvs_attach
   attach/ring/answer_box.cc
   attach/ring/reply_ring.cc
   attach/ring/ring_handlers.cc
-  attach/ring/ring_import.cc
   attach/ring/ring_lookup.cc
   attach/ring/ring_quantum.cc
   attach/ring/ring_sequences.cc

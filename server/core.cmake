@@ -8,14 +8,13 @@ pkg_check_modules(HWLOC REQUIRED IMPORTED_TARGET hwloc)
 
 kvs_library(kvs_memory
   memory/cgroup.cc
-  memory/copy_between.cc
   memory/cuda_device.cc
   memory/cuda_tensor.cc
   memory/emulated_device.cc
   memory/extent_allocator.cc
   memory/host_memory.cc
-  memory/limiting_resource.cc
   memory/memfd_tensor.cc
+  memory/memory_resource.cc
   memory/numa_topology.cc
   memory/sealed_memfd.cc
   LIBS kvs_kernels kvs_base)

@@ -16,7 +16,6 @@ file(READ web/status.html KVS_STATUS_HTML)
 configure_file(web/status_html.cc.in web/status_html.cc @ONLY)
 kvs_library(kvs_web
   web/health.cc
-  web/local_request.cc
   web/metrics.cc
   web/pages.cc
   web/status.cc

@@ -18,7 +18,6 @@ kvs_library(kvs_rpc
   rpc/admin/admin_messages.cc
   rpc/admin/admin_service.cc
   rpc/admin/config_calls.cc
-  rpc/admin/engine_calls.cc
   rpc/admin/quota_calls.cc
   rpc/admin/recall_stream.cc
   rpc/admin/remote_calls.cc

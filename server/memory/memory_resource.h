@@ -5,8 +5,7 @@
 //
 // Implementations: emulated_device.cc (the `device` tier without a GPU), cuda_device.cc (with one),
 // host_memory.cc (`host`).
-// Limits and faults are adaptors around a resource, not flags in it (limiting_resource.cc,
-// failing_resource.cc). Copies between two devices: copy_between.cc.
+// Limits and faults are adaptors around a resource, not flags in it.
 // Ownership: a mapping belongs to whoever allocated it until Free of the same resource.
 // Thread-safety: none needed, the store calls under its lock; but Copy from any thread.
 // Units: bytes. Cost: a few system calls; memory is touched only when used.

@@ -159,7 +159,7 @@ HttpAnswer StatusPage(PageSource* source, const HttpRequest& request);
 HttpAnswer StatusDataPage(PageSource* source, const HttpRequest& request);
 HttpAnswer AuditPage(PageSource* source, const HttpRequest& request);
 
-// local_request.cc: a refusal for what a page of somebody else's in an operator's browser asked: by
+// A refusal for what a page of somebody else's in an operator's browser asked: by
 // a name that leads here (DNS rebinding), or from another site. Nothing: it may be answered.
 std::optional<HttpAnswer> RefuseForeign(const HttpRequest& request);
 
